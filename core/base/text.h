@@ -1,0 +1,30 @@
+#pragma once
+// Small text utilities for messages.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace nrl {
+
+/// Levenshtein distance, used for "did you mean".
+int edit_distance(std::string_view a, std::string_view b);
+
+/// The candidate nearest to `word`: edit distance at most 2 (1 for words under four letters), or the same word with
+/// other separators or case; empty when there is none.
+std::string_view nearest(std::string_view word, std::span<const std::string_view> candidates);
+
+/// "1.5 GiB", "640 MiB", "12 B".
+std::string human_bytes(uint64_t bytes);
+
+/// "1.24 B", "16.9 M", "512".
+std::string human_count(double count);
+
+/// "7h01m", "3m20s", "12s".
+std::string human_duration(double seconds);
+
+/// 1234567 -> "1,234,567".
+std::string grouped(int64_t number);
+
+}  // namespace nrl
