@@ -1,0 +1,26 @@
+#pragma once
+// What the processor can do, found by CPUID at run time.
+
+#include <string>
+#include <string_view>
+
+namespace nrl::cpu {
+
+/// Instruction sets that the kernels are compiled for, weakest first.
+enum class Isa { baseline, avx2, avx512 };
+
+constexpr std::string_view name_of(Isa isa) {
+  constexpr std::string_view names[] = {"baseline", "avx2", "avx512"};
+  return names[static_cast<int>(isa)];
+}
+
+/// The best instruction set of this processor (AVX-512 means F, BW, DQ and VL).
+Isa best_isa();
+
+/// Model name from /proc/cpuinfo, or the architecture.
+std::string processor_name();
+
+/// CPUs in this process's affinity mask.
+int available_cpus();
+
+}  // namespace nrl::cpu

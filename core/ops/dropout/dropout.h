@@ -1,0 +1,21 @@
+#pragma once
+// Dropout whose mask is a function of (seed, stream, global element), so that recomputation and any layout of ranks give
+// the same mask, and the backward pass stores none.
+
+#include "core/ops/exec.h"
+
+namespace nrl::ops {
+
+/// out[n, h] = keep ? x[n, h] / (1 - p) : 0, keep = uniform(PhiloxStream(seed, stream), (first_row + n) * H + h) >= p.
+/// The backward pass is the same op on the gradient. out may alias x.
+struct Dropout {
+  Tensor x;    ///< (N, H) f32 or bf16
+  Tensor out;  ///< (N, H)
+  float p = 0;
+  uint64_t seed = 0;
+  uint64_t stream = 0;    ///< names the place: layer and site hashed with the step
+  int64_t first_row = 0;  ///< global index of row 0
+};
+void dropout(Exec& exec, const Dropout& a);
+
+}  // namespace nrl::ops

@@ -1,0 +1,54 @@
+#pragma once
+// The typed table of kernels that a backend fills. A null entry is an op the backend does not have: coverage is checked
+// before a run (coverage.h), so that nothing fails in the middle of one.
+
+#include "core/device/cpu/features.h"
+#include "core/ops/activation/activation.h"
+#include "core/ops/attention/attention.h"
+#include "core/ops/cross_entropy/cross_entropy.h"
+#include "core/ops/dropout/dropout.h"
+#include "core/ops/embedding/embedding.h"
+#include "core/ops/linear/linear.h"
+#include "core/ops/norm/norm.h"
+#include "core/ops/optimizer/optimizer.h"
+#include "core/ops/rope/rope.h"
+
+namespace nrl::ops {
+
+// clang-format off
+/// X(entry, argument struct): one row per kernel. Everything that lists the ops (table, coverage, tests) uses this.
+#define NRL_KERNELS(X)                              \
+  X(norm_forward, NormForward)                      \
+  X(norm_backward, NormBackward)                    \
+  X(rope, Rope)                                     \
+  X(activation_forward, ActivationForward)          \
+  X(activation_backward, ActivationBackward)        \
+  X(embedding_forward, EmbeddingForward)            \
+  X(embedding_backward, EmbeddingBackward)          \
+  X(linear_forward, LinearForward)                  \
+  X(linear_backward_data, LinearBackwardData)       \
+  X(linear_backward_weight, LinearBackwardWeight)   \
+  X(attention_forward, AttentionForward)            \
+  X(attention_backward, AttentionBackward)          \
+  X(cross_entropy, CrossEntropy)                    \
+  X(dropout, Dropout)                               \
+  X(adamw, AdamW)
+// clang-format on
+
+struct KernelTable {
+#define NRL_ENTRY(entry, Args) void (*entry)(Exec&, const Args&) = nullptr;
+  NRL_KERNELS(NRL_ENTRY)
+#undef NRL_ENTRY
+  double (*sum_of_squares)(Exec&, const Tensor&) = nullptr;
+  void (*add)(Exec&, const Tensor& x, const Tensor& out) = nullptr;
+  void (*convert)(Exec&, const Tensor& x, const Tensor& out) = nullptr;
+  void (*zero)(Exec&, const Tensor& x) = nullptr;
+};
+
+/// The CPU's kernels for an instruction set (which the processor must have).
+const KernelTable& cpu_kernels(cpu::Isa isa);
+
+/// The scalar double-precision reference kernels; linked by tests only.
+const KernelTable& reference_kernels();
+
+}  // namespace nrl::ops

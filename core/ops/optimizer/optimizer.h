@@ -1,0 +1,37 @@
+#pragma once
+// Optimizer updates and the norms and conversions around them, on flat buffers.
+
+#include "core/ops/exec.h"
+
+namespace nrl::ops {
+
+/// AdamW (Loshchilov & Hutter 2019) over n elements in one pass:
+///   g = grad * grad_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+///   p = p - lr * weight_decay * p - lr * (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
+/// which is torch.optim.AdamW's order (decay first, then the step). `grad` is set to zero when zero_grad.
+struct AdamW {
+  Tensor param;   ///< (n) f32 master weights
+  Tensor grad;    ///< (n) f32
+  Tensor exp_avg, exp_avg_sq;  ///< (n) f32
+  Tensor param_low;  ///< optional (n) bf16 copy of the updated weights
+  float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f, weight_decay = 0;
+  float grad_scale = 1;  ///< unscale * clip factor
+  int64_t step = 1;      ///< 1 for the first update
+  bool zero_grad = true;
+};
+void adamw(Exec& exec, const AdamW& a);
+
+/// Sum of squares in double, added in an order that depends only on n: blocks of 16384 elements, then the block sums in
+/// order. Non-finite input gives a non-finite result.
+double sum_of_squares(Exec& exec, const Tensor& x);
+
+/// out[i] += x[i] (f32 or bf16 both), used for residual gradients.
+void add(Exec& exec, const Tensor& x, const Tensor& out);
+
+/// out = x converted between f32 and bf16.
+void convert(Exec& exec, const Tensor& x, const Tensor& out);
+
+/// Sets contiguous memory to zero using all threads.
+void zero(Exec& exec, const Tensor& x);
+
+}  // namespace nrl::ops

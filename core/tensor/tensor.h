@@ -1,0 +1,124 @@
+#pragma once
+// Tensor: a non-owning, trivially copyable view of device or host memory.
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <type_traits>
+
+#include "core/base/dtype.h"
+#include "core/base/error.h"
+
+namespace nrl {
+
+enum class DeviceKind : uint8_t { cpu, cuda };
+
+/// Where memory lives: the kind and, for CUDA, the ordinal.
+struct Device {
+  DeviceKind kind = DeviceKind::cpu;
+  int8_t index = 0;
+  bool operator==(const Device&) const = default;
+};
+
+inline constexpr int max_tensor_rank = 4;
+
+/// A view: pointer, element type, shape and strides (in elements, row-major unless said otherwise). It owns nothing;
+/// the memory belongs to an arena (memory/) and outlives the view. `scale` and `amax` belong to quantised tensors
+/// (one fp32 per scaling block) and are null otherwise. An empty tensor (data == nullptr) means "not given" wherever an
+/// op calls an argument optional.
+struct Tensor {
+  void* data = nullptr;
+  float* scale = nullptr;
+  float* amax = nullptr;
+  std::array<int64_t, max_tensor_rank> shape{};
+  std::array<int64_t, max_tensor_rank> stride{};
+  int8_t rank = 0;
+  DType dtype = DType::f32;
+  Device device{};
+
+  explicit operator bool() const { return data != nullptr; }
+  int64_t dim(int i) const { return shape[static_cast<size_t>(i < 0 ? rank + i : i)]; }
+  int64_t step(int i) const { return stride[static_cast<size_t>(i < 0 ? rank + i : i)]; }
+  int64_t numel() const {
+    int64_t n = 1;
+    for (int i = 0; i < rank; ++i) n *= shape[static_cast<size_t>(i)];
+    return n;
+  }
+  int64_t bytes() const { return numel() * size_of(dtype); }
+  /// True when rows follow each other without gaps.
+  bool contiguous() const {
+    int64_t expected = 1;
+    for (int i = rank - 1; i >= 0; --i) {
+      const auto u = static_cast<size_t>(i);
+      if (shape[u] != 1 && stride[u] != expected) return false;
+      expected *= shape[u];
+    }
+    return true;
+  }
+
+  /// The data as elements of T; the element type is checked.
+  template <class T>
+  T* ptr() const {
+    NRL_CHECK(dtype == dtype_of<std::remove_const_t<T>>::value, "tensor is {}", name_of(dtype));
+    return static_cast<T*>(data);
+  }
+
+  /// Rows [begin, begin + count) of the first dimension.
+  Tensor rows(int64_t begin, int64_t count) const {
+    NRL_CHECK(rank > 0 && begin >= 0 && count >= 0 && begin + count <= shape[0], "rows {}+{} of {}", begin, count, shape[0]);
+    Tensor t = *this;
+    t.data = static_cast<char*>(data) + begin * stride[0] * size_of(dtype);
+    t.shape[0] = count;
+    return t;
+  }
+  /// Columns [begin, begin + count) of the last dimension.
+  Tensor columns(int64_t begin, int64_t count) const {
+    const auto last = static_cast<size_t>(rank - 1);
+    NRL_CHECK(rank > 0 && begin >= 0 && count >= 0 && begin + count <= shape[last]);
+    Tensor t = *this;
+    t.data = static_cast<char*>(data) + begin * stride[last] * size_of(dtype);
+    t.shape[last] = count;
+    return t;
+  }
+  /// (N, heads * d) -> (N, heads, d); rows keep their stride, so a column slice of a wider matrix can be split too.
+  Tensor split_heads(int64_t heads, int64_t d) const {
+    NRL_CHECK(rank == 2 && shape[1] == heads * d && stride[1] == 1);
+    Tensor t = *this;
+    t.rank = 3;
+    t.shape = {shape[0], heads, d};
+    t.stride = {stride[0], d, 1};
+    return t;
+  }
+};
+static_assert(std::is_trivially_copyable_v<Tensor>);
+
+/// A contiguous row-major view of `data`.
+inline Tensor make_tensor(void* data, DType dtype, std::initializer_list<int64_t> shape, Device device = {}) {
+  NRL_CHECK(shape.size() <= max_tensor_rank);
+  Tensor t;
+  t.data = data;
+  t.dtype = dtype;
+  t.device = device;
+  t.rank = static_cast<int8_t>(shape.size());
+  size_t i = 0;
+  for (int64_t n : shape) t.shape[i++] = n;
+  int64_t step = 1;
+  for (size_t j = shape.size(); j-- > 0;) {
+    t.stride[j] = step;
+    step *= t.shape[j];
+  }
+  return t;
+}
+
+/// "f32[4, 128]" for messages.
+std::string describe(const Tensor& t);
+
+/// A part of a logical tensor: `global_shape` cut along dimension 0 or as a flat range, which is how ranks that hold only
+/// a slice say what they hold (checkpoints, initialisation).
+struct ShardRange {
+  int64_t offset = 0;  ///< first element in row-major order of the global tensor
+  int64_t count = 0;   ///< elements
+};
+
+}  // namespace nrl
