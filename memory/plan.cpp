@@ -30,21 +30,25 @@ void MemoryPlan::solve() {
       int64_t offset = 0;
       for (size_t j : placed) {
         const Buffer& other = buffers_[j];
-        const bool together = buffer.lifetime.first <= other.lifetime.last && other.lifetime.first <= buffer.lifetime.last;
+        const bool together =
+            buffer.lifetime.first <= other.lifetime.last && other.lifetime.first <= buffer.lifetime.last;
         if (!together || other.offset + other.bytes <= offset) continue;
         if (other.offset >= offset + buffer.bytes) break;
         offset = other.offset + other.bytes;
       }
       buffer.offset = offset;
       arena = std::max(arena, offset + buffer.bytes);
-      placed.insert(std::upper_bound(placed.begin(), placed.end(), i,
-                                     [&](size_t a, size_t b) { return buffers_[a].offset < buffers_[b].offset; }),
-                    i);
+      placed.insert(
+          std::upper_bound(placed.begin(), placed.end(), i,
+                           [&](size_t a, size_t b) { return buffers_[a].offset < buffers_[b].offset; }),
+          i);
     }
   }
 }
 
-int64_t MemoryPlan::total_bytes() const { return std::accumulate(bytes_.begin(), bytes_.end(), int64_t{0}); }
+int64_t MemoryPlan::total_bytes() const {
+  return std::accumulate(bytes_.begin(), bytes_.end(), int64_t{0});
+}
 
 int64_t MemoryPlan::bytes_without_sharing(Category c) const {
   int64_t sum = 0;
@@ -55,13 +59,15 @@ int64_t MemoryPlan::bytes_without_sharing(Category c) const {
 
 Arenas::Arenas(const MemoryPlan& plan) {
   for (int c = 0; c < category_count; ++c)
-    blocks_[static_cast<size_t>(c)] = cpu::HostMemory(static_cast<size_t>(plan.bytes(static_cast<Category>(c))));
+    blocks_[static_cast<size_t>(c)] =
+        cpu::HostMemory(static_cast<size_t>(plan.bytes(static_cast<Category>(c))));
 }
 
 void* Arenas::at(const MemoryPlan& plan, BufferId id) const {
   const auto& buffer = plan.buffers()[static_cast<size_t>(id)];
   const auto& block = blocks_[static_cast<size_t>(buffer.category)];
-  NRL_CHECK(buffer.offset + buffer.bytes <= static_cast<int64_t>(block.size()), "buffer {} lies outside its arena", buffer.name);
+  NRL_CHECK(buffer.offset + buffer.bytes <= static_cast<int64_t>(block.size()),
+            "buffer {} lies outside its arena", buffer.name);
   return block.data() + buffer.offset;
 }
 

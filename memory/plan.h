@@ -1,7 +1,7 @@
 #pragma once
-// The plan is the allocator: every buffer of a run is declared with its lifetime before anything is allocated, offsets
-// follow from the lifetimes, and one arena per category is then reserved at exactly the planned size. Nothing allocates in
-// the step loop.
+// The plan is the allocator: every buffer of a run is declared with its lifetime before anything is
+// allocated, offsets follow from the lifetimes, and one arena per category is then reserved at exactly the
+// planned size. Nothing allocates in the step loop.
 
 #include <array>
 #include <cstdint>
@@ -16,12 +16,13 @@ namespace nrl::memory {
 enum class Category : uint8_t { weights, gradients, optimizer, activations, workspace, data };
 inline constexpr int category_count = 6;
 constexpr std::string_view name_of(Category c) {
-  constexpr std::string_view names[] = {"weights", "gradients", "optimizer", "activations", "workspace", "data"};
+  constexpr std::string_view names[] = {"weights",     "gradients", "optimizer",
+                                        "activations", "workspace", "data"};
   return names[static_cast<int>(c)];
 }
 
-/// Ticks are positions in the fine order of one step's work (every forward and backward step of every layer). A buffer is
-/// alive from its first to its last tick, both included; `always` buffers are alive all the time.
+/// Ticks are positions in the fine order of one step's work (every forward and backward step of every layer).
+/// A buffer is alive from its first to its last tick, both included; `always` buffers are alive all the time.
 struct Lifetime {
   int first = 0, last = 0;
 };

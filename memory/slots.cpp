@@ -7,7 +7,8 @@
 namespace nrl::memory {
 
 SlotPolicy::SlotPolicy(int layers, std::span<const SlotSpec> slots)
-    : slots_(static_cast<int>(slots.size())), table_(static_cast<size_t>(layers) * slots.size(), Keep::keep) {}
+    : slots_(static_cast<int>(slots.size())),
+      table_(static_cast<size_t>(layers) * slots.size(), Keep::keep) {}
 
 bool SlotPolicy::recompute_module(std::string_view module, std::span<const SlotSpec> slots) {
   bool found = false;
@@ -35,7 +36,8 @@ SlotPlan::SlotPlan(MemoryPlan& plan, const TickMap& ticks, std::span<const SlotS
       const int made = ticks.forward(layer, spec.made);
       const int last = ticks.backward(layer, spec.backward_until);
       if (policy.get(layer, s) == Keep::recompute) {
-        forward_.push_back(plan.add(name, Category::activations, bytes, {made, ticks.forward(layer, spec.forward_until)}));
+        forward_.push_back(
+            plan.add(name, Category::activations, bytes, {made, ticks.forward(layer, spec.forward_until)}));
         backward_.push_back(plan.add(name + " (recomputed)", Category::activations, bytes,
                                      {ticks.backward(layer, spec.backward_from), last}));
       } else {
@@ -45,10 +47,11 @@ SlotPlan::SlotPlan(MemoryPlan& plan, const TickMap& ticks, std::span<const SlotS
       }
     }
     for (const GradientSlotSpec& spec : gradients)
-      gradient_.push_back(spec.width == 0 ? -1
-                                          : plan.add(fmt::format("layer {} {}", layer, spec.name), Category::activations,
-                                                     spec.width * tokens * size_of(spec.dtype),
-                                                     {ticks.backward(layer, spec.made), ticks.backward(layer, spec.until)}));
+      gradient_.push_back(
+          spec.width == 0 ? -1
+                          : plan.add(fmt::format("layer {} {}", layer, spec.name), Category::activations,
+                                     spec.width * tokens * size_of(spec.dtype),
+                                     {ticks.backward(layer, spec.made), ticks.backward(layer, spec.until)}));
   }
 }
 
@@ -56,6 +59,8 @@ BufferId SlotPlan::buffer(int layer, int slot, Phase phase) const {
   return (phase == Phase::forward ? forward_ : backward_)[static_cast<size_t>(layer * slots_ + slot)];
 }
 
-BufferId SlotPlan::gradient(int layer, int slot) const { return gradient_[static_cast<size_t>(layer * gradients_ + slot)]; }
+BufferId SlotPlan::gradient(int layer, int slot) const {
+  return gradient_[static_cast<size_t>(layer * gradients_ + slot)];
+}
 
 }  // namespace nrl::memory

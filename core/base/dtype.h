@@ -30,11 +30,13 @@ constexpr int64_t size_of(DType t) {
 
 /// The spelling used in messages and JSON: "f32", "bf16", ...
 constexpr std::string_view name_of(DType t) {
-  constexpr std::string_view names[] = {"f32", "f16", "bf16", "e4m3", "e5m2", "f64", "i32", "i64", "u16", "u8"};
+  constexpr std::string_view names[] = {"f32", "f16", "bf16", "e4m3", "e5m2",
+                                        "f64", "i32", "i64",  "u16",  "u8"};
   return names[static_cast<int>(t)];
 }
 
-/// bfloat16 as storage: all arithmetic is in float; conversion from float rounds to nearest even, NaN stays NaN.
+/// bfloat16 as storage: all arithmetic is in float; conversion from float rounds to nearest even, NaN stays
+/// NaN.
 struct bf16 {
   uint16_t bits = 0;
   bf16() = default;
@@ -49,18 +51,32 @@ struct bf16 {
 template <class T>
 struct dtype_of;
 template <>
-struct dtype_of<float> { static constexpr DType value = DType::f32; };
+struct dtype_of<float> {
+  static constexpr DType value = DType::f32;
+};
 template <>
-struct dtype_of<bf16> { static constexpr DType value = DType::bf16; };
+struct dtype_of<bf16> {
+  static constexpr DType value = DType::bf16;
+};
 template <>
-struct dtype_of<double> { static constexpr DType value = DType::f64; };
+struct dtype_of<double> {
+  static constexpr DType value = DType::f64;
+};
 template <>
-struct dtype_of<int32_t> { static constexpr DType value = DType::i32; };
+struct dtype_of<int32_t> {
+  static constexpr DType value = DType::i32;
+};
 template <>
-struct dtype_of<int64_t> { static constexpr DType value = DType::i64; };
+struct dtype_of<int64_t> {
+  static constexpr DType value = DType::i64;
+};
 template <>
-struct dtype_of<uint16_t> { static constexpr DType value = DType::u16; };
+struct dtype_of<uint16_t> {
+  static constexpr DType value = DType::u16;
+};
 template <>
-struct dtype_of<uint8_t> { static constexpr DType value = DType::u8; };
+struct dtype_of<uint8_t> {
+  static constexpr DType value = DType::u8;
+};
 
 }  // namespace nrl

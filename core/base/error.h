@@ -27,8 +27,8 @@ enum class Exit : int {
   peer_lost = 80,
 };
 
-/// An error with the exit code it leads to. `what()` is the complete text a user reads: what was wrong, where, and
-/// what to do about it; no prefix such as "error:" and no trailing newline.
+/// An error with the exit code it leads to. `what()` is the complete text a user reads: what was wrong,
+/// where, and what to do about it; no prefix such as "error:" and no trailing newline.
 class Error : public std::runtime_error {
  public:
   Error(Exit code, const std::string& text) : std::runtime_error(text), code_(code) {}
@@ -50,9 +50,10 @@ namespace detail {
 
 }  // namespace nrl
 
-/// Internal invariant: a failure is our bug (exit 70). The rest of the arguments is a format string and its values.
-#define NRL_CHECK(condition, ...)                                                                     \
-  do {                                                                                                \
-    if (!(condition)) [[unlikely]]                                                                    \
-      ::nrl::detail::check_failed(#condition, __FILE__, __LINE__, ::fmt::format("" __VA_ARGS__));     \
+/// Internal invariant: a failure is our bug (exit 70). The rest of the arguments is a format string and its
+/// values.
+#define NRL_CHECK(condition, ...)                                                                 \
+  do {                                                                                            \
+    if (!(condition)) [[unlikely]]                                                                \
+      ::nrl::detail::check_failed(#condition, __FILE__, __LINE__, ::fmt::format("" __VA_ARGS__)); \
   } while (false)

@@ -40,8 +40,12 @@ void line(std::string_view text) {
   if (loggers().rank == 0) loggers().out->info(text);
 }
 
-void warn_text(std::string_view text) { loggers().err->warn("{}warn: {}", loggers().prefix, text); }
+void warn_text(std::string_view text) {
+  loggers().err->warn("{}warn: {}", loggers().prefix, text);
+}
 
-void error_text(std::string_view text) { loggers().err->error("{}error: {}", loggers().prefix, text); }
+void error_text(std::string_view text) {
+  loggers().err->error("{}error: {}", loggers().prefix, text);
+}
 
 }  // namespace nrl::log

@@ -1,6 +1,7 @@
 #pragma once
-// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
-// A value is a pure function of (seed, stream name, element index), so that any rank can make its own part.
+// Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+// SC'11). A value is a pure function of (seed, stream name, element index), so that any rank can make its own
+// part.
 
 #include <array>
 #include <cmath>
@@ -39,7 +40,9 @@ constexpr uint64_t name_hash(std::string_view name) {
 }
 
 /// Uniform in [0, 1) with 24 bits.
-constexpr float uniform_of(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1.0p-24f; }
+constexpr float uniform_of(uint32_t bits) {
+  return static_cast<float>(bits >> 8) * 0x1.0p-24f;
+}
 
 /// The stream of random numbers that belongs to (seed, name); index by element, in any order.
 class PhiloxStream {

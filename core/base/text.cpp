@@ -28,7 +28,8 @@ std::string_view nearest(std::string_view word, std::span<const std::string_view
   auto bare = [](std::string_view s) {
     std::string out;
     for (char c : s)
-      if (c != '_' && c != '-' && c != '.') out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      if (c != '_' && c != '-' && c != '.')
+        out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     return out;
   };
   const std::string bare_word = bare(word);
@@ -37,7 +38,8 @@ std::string_view nearest(std::string_view word, std::span<const std::string_view
   int best_distance = limit + 1;
   for (std::string_view candidate : candidates) {
     if (bare(candidate) == bare_word) return candidate;
-    // Words whose lengths differ by more than the limit cannot be near: hostile input must not cost time here.
+    // Words whose lengths differ by more than the limit cannot be near: hostile input must not cost time
+    // here.
     if (word.size() > candidate.size() + 2 || candidate.size() > word.size() + 2) continue;
     const int distance = edit_distance(word, candidate);
     if (distance < best_distance) {

@@ -11,8 +11,8 @@ namespace nrl {
 /// Levenshtein distance, used for "did you mean".
 int edit_distance(std::string_view a, std::string_view b);
 
-/// The candidate nearest to `word`: edit distance at most 2 (1 for words under four letters), or the same word with
-/// other separators or case; empty when there is none.
+/// The candidate nearest to `word`: edit distance at most 2 (1 for words under four letters), or the same
+/// word with other separators or case; empty when there is none.
 std::string_view nearest(std::string_view word, std::span<const std::string_view> candidates);
 
 /// "1.5 GiB", "640 MiB", "12 B".

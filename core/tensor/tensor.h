@@ -23,10 +23,10 @@ struct Device {
 
 inline constexpr int max_tensor_rank = 4;
 
-/// A view: pointer, element type, shape and strides (in elements, row-major unless said otherwise). It owns nothing;
-/// the memory belongs to an arena (memory/) and outlives the view. `scale` and `amax` belong to quantised tensors
-/// (one fp32 per scaling block) and are null otherwise. An empty tensor (data == nullptr) means "not given" wherever an
-/// op calls an argument optional.
+/// A view: pointer, element type, shape and strides (in elements, row-major unless said otherwise). It owns
+/// nothing; the memory belongs to an arena (memory/) and outlives the view. `scale` and `amax` belong to
+/// quantised tensors (one fp32 per scaling block) and are null otherwise. An empty tensor (data == nullptr)
+/// means "not given" wherever an op calls an argument optional.
 struct Tensor {
   void* data = nullptr;
   float* scale = nullptr;
@@ -66,7 +66,8 @@ struct Tensor {
 
   /// Rows [begin, begin + count) of the first dimension.
   Tensor rows(int64_t begin, int64_t count) const {
-    NRL_CHECK(rank > 0 && begin >= 0 && count >= 0 && begin + count <= shape[0], "rows {}+{} of {}", begin, count, shape[0]);
+    NRL_CHECK(rank > 0 && begin >= 0 && count >= 0 && begin + count <= shape[0], "rows {}+{} of {}", begin,
+              count, shape[0]);
     Tensor t = *this;
     t.data = static_cast<char*>(data) + begin * stride[0] * size_of(dtype);
     t.shape[0] = count;
@@ -81,7 +82,8 @@ struct Tensor {
     t.shape[last] = count;
     return t;
   }
-  /// (N, heads * d) -> (N, heads, d); rows keep their stride, so a column slice of a wider matrix can be split too.
+  /// (N, heads * d) -> (N, heads, d); rows keep their stride, so a column slice of a wider matrix can be
+  /// split too.
   Tensor split_heads(int64_t heads, int64_t d) const {
     NRL_CHECK(rank == 2 && shape[1] == heads * d && stride[1] == 1);
     Tensor t = *this;
@@ -114,8 +116,8 @@ inline Tensor make_tensor(void* data, DType dtype, std::initializer_list<int64_t
 /// "f32[4, 128]" for messages.
 std::string describe(const Tensor& t);
 
-/// A part of a logical tensor: `global_shape` cut along dimension 0 or as a flat range, which is how ranks that hold only
-/// a slice say what they hold (checkpoints, initialisation).
+/// A part of a logical tensor: `global_shape` cut along dimension 0 or as a flat range, which is how ranks
+/// that hold only a slice say what they hold (checkpoints, initialisation).
 struct ShardRange {
   int64_t offset = 0;  ///< first element in row-major order of the global tensor
   int64_t count = 0;   ///< elements

@@ -5,8 +5,8 @@
 
 namespace nrl::cpu {
 
-/// Anonymous, zeroed, page-aligned memory; pages become resident when first touched. Large blocks ask for huge pages.
-/// Move-only owner; fails with exit code 71 when the system refuses.
+/// Anonymous, zeroed, page-aligned memory; pages become resident when first touched. Large blocks ask for
+/// huge pages. Move-only owner; fails with exit code 71 when the system refuses.
 class HostMemory {
  public:
   HostMemory() = default;

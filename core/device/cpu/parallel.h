@@ -1,6 +1,6 @@
 #pragma once
-// Splitting work over the threads of this process. OpenMP's pool is used because oneDNN uses it too: two pools on the
-// same cores would fight.
+// Splitting work over the threads of this process. OpenMP's pool is used because oneDNN uses it too: two
+// pools on the same cores would fight.
 
 #include <omp.h>
 
@@ -9,8 +9,8 @@
 
 namespace nrl::cpu {
 
-/// Calls body(begin, end) on disjoint ranges that cover [0, n), one per thread, each at least `grain` items (fewer threads
-/// are used for small n). The split depends only on n, grain and `threads`, never on timing.
+/// Calls body(begin, end) on disjoint ranges that cover [0, n), one per thread, each at least `grain` items
+/// (fewer threads are used for small n). The split depends only on n, grain and `threads`, never on timing.
 template <class Body>
 void parallel_for(int threads, int64_t n, int64_t grain, const Body& body) {
   if (n <= 0) return;
@@ -19,7 +19,7 @@ void parallel_for(int threads, int64_t n, int64_t grain, const Body& body) {
     body(int64_t{0}, n);
     return;
   }
-#pragma omp parallel num_threads(static_cast<int>(parts))
+#pragma omp parallel num_threads(static_cast <int>(parts))
   {
     const int64_t me = omp_get_thread_num(), count = omp_get_num_threads();
     const int64_t begin = n * me / count, end = n * (me + 1) / count;
@@ -27,8 +27,8 @@ void parallel_for(int threads, int64_t n, int64_t grain, const Body& body) {
   }
 }
 
-/// Calls body(item, thread) for items [0, n), handed out one at a time: for items of unequal cost. An item's result must
-/// not depend on which thread computes it; `thread` selects scratch memory only.
+/// Calls body(item, thread) for items [0, n), handed out one at a time: for items of unequal cost. An item's
+/// result must not depend on which thread computes it; `thread` selects scratch memory only.
 template <class Body>
 void parallel_tasks(int threads, int64_t n, const Body& body) {
   if (threads <= 1 || n <= 1) {

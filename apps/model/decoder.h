@@ -1,0 +1,74 @@
+#pragma once
+// The decoder: embedding, blocks, final norm and the LM head with its loss, for one microbatch at a time, on
+// memory that the plan has laid out.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/model/block.h"
+#include "memory/plan.h"
+
+namespace nrl::model {
+
+struct DecoderOptions {
+  int64_t tokens = 0;        ///< N of a microbatch: sequences * length
+  int64_t max_sequence = 0;  ///< longest sequence
+  precision::Recipe recipe;
+  std::vector<std::string> recompute_modules;  ///< rules of the slot table: "norm", "activation"
+  int threads = 1;
+  uint64_t seed = 0;  ///< dropout
+};
+
+class Decoder {
+ public:
+  /// Declares every buffer of the forward and backward pass in `plan` (not yet solved). `spec` and
+  /// `parameters` outlive the decoder. Fails (78) when a recompute module names no slot of this model.
+  Decoder(const ModelSpec& spec, const ParameterList& parameters, const DecoderOptions& options,
+          memory::MemoryPlan& plan);
+  ~Decoder();
+
+  /// Gives the decoder its memory. `views` are indexed like ParameterList::all; `gradient_ready(p)` is called
+  /// in backward (and by the head) each time parameter p's gradient is complete for the microbatch. The
+  /// exec's workspace is set to the planned one.
+  void bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec,
+            std::vector<ParameterView> views, std::function<void(int)> gradient_ready);
+
+  /// Runs the forward pass and the head. Returns the log-probabilities (N) f32 of the targets (0 where there
+  /// is none), valid until the next call. With `train` the head's gradients are added and backward() must
+  /// follow.
+  Tensor forward(const MicroBatch& mb, bool train);
+  /// The rest of the backward pass of the microbatch that forward(mb, true) ran.
+  void backward(const MicroBatch& mb);
+
+  const memory::SlotPolicy& policy() const { return policy_; }
+  const DecoderOptions& options() const { return options_; }
+  /// Tokens whose logits exist at once.
+  int64_t head_chunk() const { return chunk_; }
+
+ private:
+  void head(const MicroBatch& mb, bool train);
+
+  const ModelSpec& spec_;
+  const ParameterList& parameters_;
+  DecoderOptions options_;
+  std::vector<memory::SlotSpec> slots_;
+  std::vector<memory::GradientSlotSpec> gradient_slots_;
+  memory::SlotPolicy policy_;
+  memory::TickMap ticks_;
+  memory::SlotPlan slot_plan_;
+  int64_t chunk_ = 0;
+  struct {
+    memory::BufferId final_resid, final_norm, stats, logits, log_prob, dresid, dropped, rope, workspace;
+  } buffers_{};
+  size_t workspace_bytes_ = 0;
+
+  struct {
+    Tensor final_resid, final_norm, stats, logits, log_prob, dresid, dropped;
+  } t_;
+  BlockContext context_;
+  std::vector<Block> blocks_;
+};
+
+}  // namespace nrl::model

@@ -1,0 +1,66 @@
+#pragma once
+// What a decoder is: the switches that tell the model families apart. One descriptor drives initialisation,
+// forward, backward, the weight-name map and the FLOP formula.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/ops/activation/activation.h"
+#include "core/ops/norm/norm.h"
+#include "core/ops/rope/rope.h"
+
+namespace nrl::model {
+
+enum class Family : uint8_t { gpt2, llama, mistral, qwen2, qwen3 };
+
+/// The `model_type` of a family in config.json.
+std::string_view name_of(Family f);
+
+struct ModelSpec {
+  Family family = Family::llama;
+  int64_t vocab_size = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
+  int64_t max_positions = 0;
+
+  ops::NormKind norm = ops::NormKind::rms;
+  float norm_eps = 1e-5f;
+  bool norm_bias = false;
+  bool qk_norm = false;  ///< RMSNorm over head_dim of q and k, before RoPE (Qwen3)
+
+  bool qkv_bias = false, o_bias = false, mlp_bias = false;
+  ops::Activation activation = ops::Activation::silu;
+  bool gated = true;
+
+  bool learned_positions = false;
+  bool use_rope = true;
+  ops::RopeSpec rope;
+  int64_t window = 0;  ///< sliding window of attention, 0: none
+
+  bool tied = false;
+  float initializer_range = 0.02f;
+  float residual_dropout = 0, embedding_dropout = 0;
+
+  std::string config_json;  ///< the config.json this came from: written beside the weights, unknown keys kept
+
+  int64_t q_width() const { return heads * head_dim; }
+  int64_t kv_width() const { return kv_heads * head_dim; }
+  int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+  /// Width of the first MLP matrix: gate and up behind each other when gated.
+  int64_t mlp_in_width() const { return gated ? 2 * ffn : ffn; }
+};
+
+/// Reads a config.json (text). `source` names it in messages. Refuses an unknown model_type, missing or
+/// impossible sizes, and any key that changes the mathematics and is not implemented, naming key and value
+/// (exit 78).
+ModelSpec parse_model_config(const std::string& json, const std::string& source);
+
+/// `spec.config_json` completed for Hugging Face: architectures, model_type, every size, torch_dtype and
+/// dtype.
+std::string hugging_face_config(const ModelSpec& spec, std::string_view dtype);
+
+/// Exact model FLOPs of one token in training (3 x forward, causal attention counted exactly, head included,
+/// no recomputation) at sequence length `t`.
+double training_flops_per_token(const ModelSpec& spec, int64_t t);
+
+}  // namespace nrl::model
