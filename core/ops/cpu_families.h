@@ -1,0 +1,40 @@
+#pragma once
+// The families of ops and the functions that put their kernels into the table: one per family and instruction
+// set, defined by the family's cpu.cpp, and one per family in its ref.cpp.
+
+namespace nrl::ops {
+
+struct KernelTable;
+
+// clang-format off
+#if __has_include("core/ops/linear/cpu.cpp")
+#define NRL_OPS_LINEAR(X) X(linear)
+#else
+#define NRL_OPS_LINEAR(X)
+#endif
+#if __has_include("core/ops/attention/cpu.cpp")
+#define NRL_OPS_ATTENTION(X) X(attention)
+#else
+#define NRL_OPS_ATTENTION(X)
+#endif
+#define NRL_OPS_FAMILIES(X) \
+  X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(optimizer) \
+  NRL_OPS_LINEAR(X) NRL_OPS_ATTENTION(X)
+// clang-format on
+
+#define NRL_DECLARE_FILL(family) void fill_##family(KernelTable& table);
+namespace baseline {
+NRL_OPS_FAMILIES(NRL_DECLARE_FILL)
+}
+namespace avx2 {
+NRL_OPS_FAMILIES(NRL_DECLARE_FILL)
+}
+namespace avx512 {
+NRL_OPS_FAMILIES(NRL_DECLARE_FILL)
+}
+namespace reference {
+NRL_OPS_FAMILIES(NRL_DECLARE_FILL)
+}
+#undef NRL_DECLARE_FILL
+
+}  // namespace nrl::ops
