@@ -1,0 +1,194 @@
+#pragma once
+// The safetensors format (https://github.com/huggingface/safetensors): u64 length, JSON header, raw
+// little-endian row-major data. Reading treats the file as hostile; writing never holds more than the
+// caller's own buffers.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/io/atomic_file.h"
+
+namespace nrl {
+
+/// The largest header that the format allows.
+inline constexpr uint64_t kSafetensorsMaxHeader = 100'000'000;
+
+/// The format's spelling of one of our element types: "F32", "BF16", "F8_E4M3", ...
+std::string_view safetensors_name(DType dtype);
+
+/// "[4096, 1024]"; "[]" for a scalar.
+std::string shape_text(const std::vector<int64_t>& shape);
+
+/// Product of the shape times `unit`, or nothing when it overflows int64 or a dimension is negative.
+std::optional<int64_t> checked_product(const std::vector<int64_t>& shape, int64_t unit = 1);
+
+/// One tensor of a file.
+struct TensorInfo {
+  std::string name;
+  std::string dtype_name;      ///< as in the file; may be a type that we cannot compute with (BOOL, C64, ...)
+  std::optional<DType> dtype;  ///< ours, when there is one
+  std::vector<int64_t> shape;  ///< [] for a scalar; dimensions may be 0
+  uint64_t begin = 0, end = 0;  ///< bytes, relative to the start of the data
+
+  uint64_t bytes() const { return end - begin; }
+  int64_t elements() const { return *checked_product(shape); }
+  /// Elements in one step of the first dimension (1 for a scalar).
+  int64_t row_elements() const;
+};
+
+/// One safetensors file open for reading. The constructor checks everything the format promises (header size,
+/// strict JSON, element types, shapes without overflow, offsets contiguous from 0 without gap or overlap,
+/// file size) and throws Error(Exit::data) "path: ..." otherwise; nothing is allocated from an unchecked
+/// number. Reads are pread, and may run in several threads.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::string& path, File::Links links = File::Links::follow);
+
+  const std::string& path() const { return file_.path(); }
+  /// In the order of the data.
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+  const TensorInfo* find(std::string_view name) const;
+  const TensorInfo& at(std::string_view name) const;  ///< Exit::data when absent
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  /// Where the data starts in the file.
+  uint64_t data_offset() const { return data_offset_; }
+
+  /// Reads the whole tensor; `bytes` must be its size.
+  void read(const TensorInfo& tensor, void* dst, size_t bytes) const;
+  /// Reads `bytes` bytes from byte `offset` of the tensor on.
+  void read_bytes(const TensorInfo& tensor, uint64_t offset, void* dst, size_t bytes) const;
+  /// Reads rows [first, first + count) of the first dimension.
+  void read_rows(const TensorInfo& tensor, int64_t first, int64_t count, void* dst) const;
+
+ private:
+  void parse_header(std::string_view json);
+  void check_layout(uint64_t data_bytes);
+
+  File file_;
+  std::vector<TensorInfo> tensors_;
+  std::unordered_map<std::string_view, size_t> by_name_;  // views into tensors_
+  std::map<std::string, std::string> metadata_;
+  uint64_t data_offset_ = 0;
+};
+
+/// A model's tensors, in one file or in shards.
+class SafetensorsSet {
+ public:
+  /// `path` is a .safetensors file, a *.safetensors.index.json, or a directory with `stem`.safetensors or
+  /// `stem`.safetensors.index.json (the plain file wins, as in transformers). Every file is opened and
+  /// checked, every name of the index must be where the index says; file names in the index must be plain
+  /// names.
+  explicit SafetensorsSet(const std::string& path, std::string_view stem = "model");
+
+  struct Entry {
+    const SafetensorsFile* file = nullptr;
+    const TensorInfo* tensor = nullptr;
+  };
+  std::optional<Entry> find(std::string_view name) const;
+  /// Exit::data with the nearest name when absent.
+  Entry at(std::string_view name) const;
+  /// All names, sorted.
+  std::vector<std::string> names() const;
+  const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
+  uint64_t total_bytes() const;
+
+  void read(std::string_view name, void* dst, size_t bytes) const;
+  void read_rows(std::string_view name, int64_t first, int64_t count, void* dst) const;
+
+ private:
+  void add_file(const std::string& path);
+  void open_index(const std::string& path);
+
+  std::string path_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, Entry, std::less<>> by_name_;
+};
+
+/// A tensor to be written.
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;
+};
+
+/// Chunks of a tensor that have a CRC of their own, so that a part of a large tensor can be checked.
+inline constexpr uint64_t kCrcChunkBytes = uint64_t{1} << 20;
+
+/// CRC-32C of one tensor's bytes as they were in memory.
+struct TensorChecksum {
+  uint32_t crc = 0;              ///< of the whole tensor
+  std::vector<uint32_t> chunks;  ///< of each kCrcChunkBytes, the last one shorter; empty for an empty tensor
+};
+
+/// Writes one safetensors file whose tensors are declared first and then filled in any order, whole or by
+/// slices. Every byte must be written exactly once; finish() checks it. The file is created under `path`
+/// itself (O_EXCL): for a file that is to appear in one step, write under a temporary name and rename. One
+/// thread at a time.
+class SafetensorsWriter {
+ public:
+  struct Options {
+    std::map<std::string, std::string> metadata = {{"format", "pt"}};
+    bool refuse_non_finite =
+        false;  ///< a NaN or infinity in f32, f16, bf16 or f64 data is Error(Exit::diverged)
+  };
+  SafetensorsWriter(const std::string& path, std::vector<TensorSpec> tensors);
+  SafetensorsWriter(const std::string& path, std::vector<TensorSpec> tensors, Options options);
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+  ~SafetensorsWriter();
+
+  /// Size of the file such tensors make, without writing it.
+  static uint64_t file_bytes(std::vector<TensorSpec> tensors, const Options& options);
+
+  /// The whole tensor.
+  void write(std::string_view name, const void* data, size_t bytes);
+  /// `bytes` bytes from byte `offset` of the tensor on; both are multiples of the element size.
+  void write_slice(std::string_view name, uint64_t offset, const void* data, size_t bytes);
+  /// Checks that every tensor is complete, fsyncs and closes.
+  void finish();
+
+  // After finish():
+  uint64_t bytes() const { return data_offset_ + data_bytes_; }
+  const TensorChecksum& checksum(std::string_view name) const;
+  uint32_t file_crc() const { return file_crc_; }  ///< of the whole file
+
+ private:
+  struct Piece {
+    uint64_t begin = 0, end = 0;
+    uint32_t crc = 0;
+  };
+  struct Tensor {
+    TensorSpec spec;
+    uint64_t begin = 0, bytes = 0;
+    std::vector<Piece> pieces;  // never across a chunk's end
+    TensorChecksum checksum;
+  };
+  static std::pair<std::string, std::vector<Tensor>> plan(std::vector<TensorSpec> specs,
+                                                          const Options& options);
+  Tensor& at(std::string_view name);
+  void complete(Tensor& tensor);
+
+  std::vector<Tensor> tensors_;  // in the order of the data
+  std::unordered_map<std::string_view, size_t> by_name_;
+  Options options_;
+  File file_;
+  uint64_t data_offset_ = 0, data_bytes_ = 0;
+  uint32_t header_crc_ = 0, file_crc_ = 0;
+  bool finished_ = false;
+};
+
+/// Writes `dir`/`stem`.safetensors.index.json (atomically): weight_map name -> file name, total bytes of all
+/// tensors.
+void write_safetensors_index(const std::string& dir, std::string_view stem,
+                             const std::map<std::string, std::string>& weight_map, uint64_t total_bytes);
+
+}  // namespace nrl
