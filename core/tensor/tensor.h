@@ -12,11 +12,11 @@
 
 namespace nrl {
 
-enum class DeviceKind : uint8_t { cpu, cuda };
+enum class DeviceType : uint8_t { cpu, cuda };
 
 /// Where memory lives: the kind and, for CUDA, the ordinal.
 struct Device {
-  DeviceKind kind = DeviceKind::cpu;
+  DeviceType type = DeviceType::cpu;
   int8_t index = 0;
   bool operator==(const Device&) const = default;
 };
