@@ -1,0 +1,128 @@
+// The whole decoder: its backward pass against finite differences, the CPU kernels against the reference, and every memory
+// option against the run without it.
+
+#include <algorithm>
+#include <set>
+
+#include "tests/catch.h"
+#include "tests/model/tiny_model.h"
+
+using namespace nrl;
+using test::TinyModel;
+
+TEST_CASE("the decoder's gradients are the derivatives of its loss", "[model]") {
+  for (const auto& [name, config] : test::tiny_configs()) {
+    INFO(name);
+    TinyModel m(config, ops::reference_kernels(), 1);
+    m.gradients();
+    const auto analytic = m.gradients_;
+    for (size_t p = 0; p < analytic.size(); ++p) {
+      INFO(m.parameters_.all[p].name);
+      // The element with the largest gradient, and one more.
+      const auto& g = analytic[p];
+      const size_t largest = static_cast<size_t>(
+          std::max_element(g.begin(), g.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }) - g.begin());
+      REQUIRE(g[largest] != 0);
+      for (size_t i : {largest, g.size() / 3}) {
+        float& w = m.weights_[p][i];
+        const float kept = w;
+        const float h = 1.0f / 256;
+        double at[4];
+        const float steps[4] = {-2 * h, -h, h, 2 * h};
+        for (int s = 0; s < 4; ++s) {
+          w = kept + steps[s];
+          at[s] = m.loss();
+        }
+        w = kept;
+        const double numeric = (at[0] - 8 * at[1] + 8 * at[2] - at[3]) / (12 * static_cast<double>(h));
+        // Activations are stored in f32: rounding of about 1e-6 of the loss, divided by h.
+        const double tolerance = 2e-3 * std::abs(static_cast<double>(g[largest])) + 1e-3;
+        INFO("element " << i << " analytic " << g[i] << " numeric " << numeric);
+        REQUIRE(std::abs(numeric - static_cast<double>(g[i])) < tolerance);
+      }
+    }
+  }
+}
+
+TEST_CASE("the CPU kernels compute the same gradients as the reference", "[model]") {
+  for (const auto& [name, config] : test::tiny_configs()) {
+    INFO(name);
+    TinyModel reference(config, ops::reference_kernels(), 1);
+    TinyModel fast(config, ops::cpu_kernels(cpu::best_isa()), 2);
+    REQUIRE(fast.loss() == Approx(reference.loss()).epsilon(1e-5));
+    reference.gradients();
+    fast.gradients();
+    for (size_t p = 0; p < reference.gradients_.size(); ++p) {
+      INFO(reference.parameters_.all[p].name);
+      REQUIRE(test::relative_difference(fast.gradients_[p], reference.gradients_[p]) < 2e-5);
+    }
+  }
+}
+
+TEST_CASE("recomputation changes no bit", "[model]") {
+  for (const auto& [name, config] : test::tiny_configs()) {
+    for (const auto& recipe : {precision::float32, precision::bfloat16}) {
+      INFO(name << " " << name_of(recipe.weights));
+      const auto& kernels = ops::cpu_kernels(cpu::best_isa());
+      TinyModel kept(config, kernels, 2, {}, recipe);
+      TinyModel recomputed(config, kernels, 2, {"norm", "activation"}, recipe);
+      kept.gradients();
+      recomputed.gradients();
+      REQUIRE(kept.gradients_ == recomputed.gradients_);
+      REQUIRE(recomputed.plan_.bytes(memory::Category::activations) < kept.plan_.bytes(memory::Category::activations));
+    }
+  }
+}
+
+TEST_CASE("bf16 storage stays near f32", "[model]") {
+  for (const auto& [name, config] : test::tiny_configs()) {
+    INFO(name);
+    const auto& kernels = ops::cpu_kernels(cpu::best_isa());
+    TinyModel full(config, kernels, 1), half(config, kernels, 1, {}, precision::bfloat16);
+    // 8 bits of mantissa through two layers.
+    REQUIRE(half.loss() == Approx(full.loss()).epsilon(0.03));
+    full.gradients();
+    half.gradients();
+    for (size_t p = 0; p < full.gradients_.size(); ++p) {
+      INFO(full.parameters_.all[p].name);
+      REQUIRE(test::relative_difference(half.gradients_[p], full.gradients_[p]) < 0.15);
+    }
+  }
+}
+
+TEST_CASE("every parameter reports its gradient exactly once", "[model]") {
+  for (const auto& [name, config] : test::tiny_configs()) {
+    INFO(name);
+    TinyModel m(config, ops::cpu_kernels(cpu::best_isa()), 1);
+    m.gradients();
+    std::multiset<int> seen(m.ready_.begin(), m.ready_.end());
+    REQUIRE(seen.size() == m.parameters_.all.size());
+    for (size_t p = 0; p < m.parameters_.all.size(); ++p) REQUIRE(seen.count(static_cast<int>(p)) == 1);
+  }
+}
+
+TEST_CASE("buffers that are alive together do not overlap", "[model][memory]") {
+  TinyModel m(test::tiny_configs()[2].second, ops::cpu_kernels(cpu::best_isa()), 1, {"norm", "activation"});
+  const auto& buffers = m.plan_.buffers();
+  for (size_t i = 0; i < buffers.size(); ++i)
+    for (size_t j = i + 1; j < buffers.size(); ++j) {
+      const auto &a = buffers[i], &b = buffers[j];
+      if (a.category != b.category || a.bytes == 0 || b.bytes == 0) continue;
+      if (a.lifetime.first > b.lifetime.last || b.lifetime.first > a.lifetime.last) continue;
+      INFO(a.name << " and " << b.name);
+      REQUIRE((a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset));
+    }
+}
+
+TEST_CASE("initial values depend on seed, name and element only", "[model]") {
+  const auto spec = model::parse_model_config(test::tiny_configs()[2].second, "test");
+  const auto list = model::make_parameters(spec);
+  const auto& p = list.all[static_cast<size_t>(list.layers[1].qkv)];
+  const auto& part = p.parts[1];
+  std::vector<float> whole(static_cast<size_t>(part.numel())), piece(100);
+  model::initial_values(spec, p, part, 9, 0, part.numel(), whole.data(), 2);
+  model::initial_values(spec, p, part, 9, 37, 100, piece.data(), 1);
+  REQUIRE(std::equal(piece.begin(), piece.end(), whole.begin() + 37));
+  model::initial_values(spec, p, part, 10, 37, 100, piece.data(), 1);
+  REQUIRE_FALSE(std::equal(piece.begin(), piece.end(), whole.begin() + 37));
+}

@@ -1,0 +1,129 @@
+#pragma once
+// A decoder on its own memory plan, for tests.
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/model/decoder.h"
+#include "core/ops/kernel_table.h"
+
+namespace nrl::test {
+
+/// config.json texts of tiny models of every family, with every switch on somewhere.
+inline std::vector<std::pair<std::string, std::string>> tiny_configs() {
+  return {
+      {"gpt2", R"({"model_type":"gpt2","vocab_size":61,"n_embd":24,"n_layer":2,"n_head":3,"n_positions":32,
+                   "resid_pdrop":0,"embd_pdrop":0,"attn_pdrop":0})"},
+      {"gpt2 with dropout", R"({"model_type":"gpt2","vocab_size":61,"n_embd":24,"n_layer":2,"n_head":3,"n_positions":32,
+                   "resid_pdrop":0.2,"embd_pdrop":0.1,"attn_pdrop":0})"},
+      {"llama", R"({"model_type":"llama","vocab_size":67,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":2,
+                   "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64})"},
+      {"llama3 rope, odd head_dim", R"({"model_type":"llama","vocab_size":67,"hidden_size":30,"intermediate_size":44,
+                   "num_hidden_layers":1,"num_attention_heads":2,"num_key_value_heads":1,"head_dim":18,
+                   "max_position_embeddings":64,"attention_bias":true,"mlp_bias":true,"tie_word_embeddings":true,
+                   "rope_scaling":{"rope_type":"llama3","factor":4,"low_freq_factor":1,"high_freq_factor":4,
+                   "original_max_position_embeddings":16}})"},
+      {"mistral", R"({"model_type":"mistral","vocab_size":67,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":2,
+                   "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64,"sliding_window":5})"},
+      {"qwen2", R"({"model_type":"qwen2","vocab_size":67,"hidden_size":32,"intermediate_size":40,"num_hidden_layers":2,
+                   "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64,"tie_word_embeddings":true})"},
+      {"qwen3", R"({"model_type":"qwen3","vocab_size":67,"hidden_size":32,"intermediate_size":40,"num_hidden_layers":2,
+                   "num_attention_heads":4,"num_key_value_heads":2,"head_dim":12,"max_position_embeddings":64})"},
+  };
+}
+
+/// Two sequences of unequal length in one microbatch of 19 tokens.
+class TinyModel {
+ public:
+  TinyModel(const std::string& config, const ops::KernelTable& kernels, int threads, std::vector<std::string> recompute = {},
+            precision::Recipe recipe = precision::float32)
+      : spec_(model::parse_model_config(config, "test")),
+        parameters_(model::make_parameters(spec_)),
+        decoder_(spec_, parameters_, {tokens, 12, recipe, std::move(recompute), threads, 5}, plan_) {
+    plan_.solve();
+    arenas_ = memory::Arenas(plan_);
+    exec_.kernels = &kernels;
+    exec_.threads = threads;
+    std::vector<model::ParameterView> views;
+    for (const model::Parameter& p : parameters_.all) {
+      weights_.emplace_back(static_cast<size_t>(p.numel()));
+      gradients_.emplace_back(static_cast<size_t>(p.numel()));
+      for (const model::Part& part : p.parts)
+        model::initial_values(spec_, p, part, 3, 0, part.numel(), weights_.back().data() + part.offset, 1);
+      // Ones and zeros would hide errors in norms and biases.
+      if (p.shape.size() == 1)
+        for (size_t i = 0; i < weights_.back().size(); ++i) weights_.back()[i] += 0.1f * std::sin(static_cast<float>(i * 7 + views.size()));
+      else
+        for (float& w : weights_.back()) w *= 6;  // larger than usual so that every path carries signal
+      low_.emplace_back(weights_.back().begin(), weights_.back().end());
+      views.push_back({view(recipe.weights, p.shape), view(DType::f32, p.shape)});
+      views.back().weight.data = recipe.weights == DType::f32 ? static_cast<void*>(weights_.back().data()) : low_.back().data();
+      views.back().grad.data = gradients_.back().data();
+    }
+    decoder_.bind(plan_, arenas_, exec_, views, [this](int p) { ready_.push_back(p); });
+    for (int i = 0; i < tokens; ++i) {
+      ids_.push_back(static_cast<int32_t>((i * 37 + 11) % spec_.vocab_size));
+      targets_.push_back(i % 6 == 5 ? -1 : static_cast<int32_t>((i * 13 + 5) % spec_.vocab_size));
+      positions_.push_back(i < 12 ? i : i - 12);
+      weight_.push_back(i % 6 == 5 ? 0.0f : -0.05f - 0.01f * static_cast<float>(i));
+    }
+  }
+
+  /// Sum of weight * log_prob: what the gradients differentiate.
+  double loss() {
+    const Tensor lp = decoder_.forward(batch(), false);
+    double sum = 0;
+    for (int i = 0; i < tokens; ++i) sum += static_cast<double>(weight_[static_cast<size_t>(i)]) * static_cast<double>(lp.ptr<float>()[i]);
+    return sum;
+  }
+  void gradients() {
+    for (auto& g : gradients_) std::fill(g.begin(), g.end(), 0.0f);
+    ready_.clear();
+    decoder_.forward(batch(), true);
+    decoder_.backward(batch());
+  }
+
+  model::MicroBatch batch() {
+    model::MicroBatch b;
+    b.ids = make_tensor(ids_.data(), DType::i32, {tokens});
+    b.target = make_tensor(targets_.data(), DType::i32, {tokens});
+    b.positions = make_tensor(positions_.data(), DType::i32, {tokens});
+    b.cu_seqlens = make_tensor(cu_.data(), DType::i32, {3});
+    b.weight = make_tensor(weight_.data(), DType::f32, {tokens});
+    b.step = 4;
+    return b;
+  }
+
+  static constexpr int tokens = 19;
+  model::ModelSpec spec_;
+  model::ParameterList parameters_;
+  memory::MemoryPlan plan_;
+  model::Decoder decoder_;
+  memory::Arenas arenas_;
+  ops::Exec exec_;
+  std::vector<std::vector<float>> weights_, gradients_;
+  std::vector<std::vector<bf16>> low_;
+  std::vector<int> ready_;
+
+ private:
+  static Tensor view(DType t, const std::vector<int64_t>& shape) {
+    return shape.size() == 1 ? make_tensor(nullptr, t, {shape[0]}) : make_tensor(nullptr, t, {shape[0], shape[1]});
+  }
+  std::vector<int32_t> ids_, targets_, positions_, cu_{0, 12, 19};
+  std::vector<float> weight_;
+};
+
+/// Worst |a - b| over the norm of b.
+inline double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double diff = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    diff += d * d;
+    norm += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+  }
+  return norm == 0 ? std::sqrt(diff) : std::sqrt(diff / norm);
+}
+
+}  // namespace nrl::test
