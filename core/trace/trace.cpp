@@ -16,7 +16,9 @@ namespace detail {
 std::atomic<bool> enabled{false};
 
 int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 namespace {
@@ -48,7 +50,8 @@ void finish(const char* name, int64_t begin) {
   Total& total = r.totals[name];
   ++total.count;
   total.seconds += static_cast<double>(end - begin) * 1e-9;
-  if (r.keep_events) r.events.push_back({name, begin, end, std::hash<std::thread::id>()(std::this_thread::get_id())});
+  if (r.keep_events)
+    r.events.push_back({name, begin, end, std::hash<std::thread::id>()(std::this_thread::get_id())});
 }
 
 }  // namespace detail
@@ -66,8 +69,10 @@ std::vector<Total> totals() {
   detail::Recorder& r = detail::recorder();
   const std::lock_guard lock(r.mutex);
   std::vector<Total> result;
-  for (const auto& [name, total] : r.totals) result.push_back({std::string(name), total.count, total.seconds});
-  std::sort(result.begin(), result.end(), [](const Total& a, const Total& b) { return a.seconds > b.seconds; });
+  for (const auto& [name, total] : r.totals)
+    result.push_back({std::string(name), total.count, total.seconds});
+  std::sort(result.begin(), result.end(),
+            [](const Total& a, const Total& b) { return a.seconds > b.seconds; });
   return result;
 }
 
@@ -82,13 +87,15 @@ void write_chrome_trace(const std::string& path, int process) {
   bool first = true;
   for (const auto& e : r.events) {
     const int thread = threads.try_emplace(e.thread, static_cast<int>(threads.size())).first->second;
-    std::fprintf(f, "%s{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,\"tid\":%d}", first ? "" : ",\n", e.name,
-                 static_cast<double>(e.begin - origin) * 1e-3, static_cast<double>(e.end - e.begin) * 1e-3, process, thread);
+    std::fprintf(f, "%s{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,\"tid\":%d}",
+                 first ? "" : ",\n", e.name, static_cast<double>(e.begin - origin) * 1e-3,
+                 static_cast<double>(e.end - e.begin) * 1e-3, process, thread);
     first = false;
   }
   std::fputs("\n]}\n", f);
   const bool bad = std::ferror(f) != 0;
-  if (std::fclose(f) != 0 || bad) fail(Exit::io, "writing the trace {} failed: {}", path, std::strerror(errno));
+  if (std::fclose(f) != 0 || bad)
+    fail(Exit::io, "writing the trace {} failed: {}", path, std::strerror(errno));
 }
 
 }  // namespace nrl::trace

@@ -1,6 +1,7 @@
 #pragma once
-// Named ranges of the work of this process. Totals per name feed reports (share of matrix products in a step); recorded
-// events become a timeline that Perfetto opens. When nothing is enabled a range costs one load and one branch.
+// Named ranges of the work of this process. Totals per name feed reports (share of matrix products in a
+// step); recorded events become a timeline that Perfetto opens. When nothing is enabled a range costs one
+// load and one branch.
 
 #include <atomic>
 #include <cstdint>
@@ -20,10 +21,12 @@ void finish(const char* name, int64_t begin_ns);
 class Range {
  public:
   explicit Range(const char* name) : name_(name) {
-    if (detail::enabled.load(std::memory_order_relaxed)) [[unlikely]] begin_ = detail::now_ns();
+    if (detail::enabled.load(std::memory_order_relaxed)) [[unlikely]]
+      begin_ = detail::now_ns();
   }
   ~Range() {
-    if (begin_) [[unlikely]] detail::finish(name_, begin_);
+    if (begin_) [[unlikely]]
+      detail::finish(name_, begin_);
   }
   Range(const Range&) = delete;
   Range& operator=(const Range&) = delete;
@@ -46,7 +49,8 @@ struct Total {
 /// Time per name since start(), largest first. Nested ranges count in both.
 std::vector<Total> totals();
 
-/// Writes what `timeline` recorded as Chrome trace events (https://ui.perfetto.dev opens it); `process` is the rank.
+/// Writes what `timeline` recorded as Chrome trace events (https://ui.perfetto.dev opens it); `process` is
+/// the rank.
 void write_chrome_trace(const std::string& path, int process);
 
 }  // namespace nrl::trace
