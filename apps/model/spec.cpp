@@ -22,6 +22,11 @@ constexpr std::pair<std::string_view, ops::Activation> activations[] = {
     {"gelu", ops::Activation::gelu_erf},       {"gelu_new", ops::Activation::gelu_tanh},
     {"gelu_fast", ops::Activation::gelu_tanh}, {"gelu_pytorch_tanh", ops::Activation::gelu_tanh}};
 
+template <class... Args>
+[[noreturn]] void refuse(std::string_view key, fmt::format_string<Args...> text, Args&&... args) {
+  throw ModelConfigError(std::string(key), fmt::format(text, std::forward<Args>(args)...));
+}
+
 template <class T, size_t N>
 T choose(const std::pair<std::string_view, T> (&table)[N], const JsonValue& value, std::string_view key) {
   const std::string& text = value.as_string();
@@ -30,7 +35,7 @@ T choose(const std::pair<std::string_view, T> (&table)[N], const JsonValue& valu
     if (name == text) return result;
     known += (known.empty() ? "" : ", ") + std::string(name);
   }
-  fail(Exit::config, "{}{} '{}' is not supported; supported: {}", value.where(), key, text, known);
+  refuse(key, "{} '{}' is not supported; supported: {}", key, text, known);
 }
 
 // Reads one config.json; errors name key and place.
@@ -40,7 +45,7 @@ class Reader {
 
   int64_t size(std::string_view key, std::string_view other = {}) const {
     const JsonValue* v = given(key, other);
-    if (!v) fail(Exit::config, "{}the model needs '{}'", json_.where(), key);
+    if (!v) refuse("", "the model needs '{}'", key);
     return positive(key, *v);
   }
   int64_t size_or(std::string_view key, int64_t fallback, std::string_view other = {}) const {
@@ -51,8 +56,7 @@ class Reader {
     const JsonValue* v = given(key);
     if (!v) return fallback;
     const double x = v->as_double();
-    if (!(x >= 0) || !std::isfinite(x))
-      fail(Exit::config, "{}{} must be a finite number of at least 0", v->where(), key);
+    if (!(x >= 0) || !std::isfinite(x)) refuse(key, "{} must be a finite number of at least 0", key);
     return x;
   }
   bool flag_or(std::string_view key, bool fallback) const {
@@ -70,7 +74,7 @@ class Reader {
     const JsonValue* v = given(key);
     if (!v) return;
     const bool off = (v->is_bool() && !v->as_bool()) || (v->is_number() && v->as_double() == 0);
-    if (!off) fail(Exit::config, "{}{}: {} is not supported", v->where(), key, what);
+    if (!off) refuse(key, "{}: {} is not supported", key, what);
   }
 
  private:
@@ -80,16 +84,16 @@ class Reader {
     const int64_t most = key == "num_hidden_layers" || key == "n_layer" ? 4096
                          : key == "hidden_size" || key == "n_embd"      ? 1 << 20
                                                                         : 1 << 24;
-    if (n < 1 || n > most)
-      fail(Exit::config, "{}{} must be between 1 and {}, found {}", v.where(), key, most, n);
+    if (n < 1 || n > most) refuse(key, "{} must be between 1 and {}, found {}", key, most, n);
     return n;
   }
   const JsonValue& json_;
 };
 
-void read_rope(const JsonValue& json, const Reader& r, ModelSpec& m) {
+void read_rope(const Reader& r, ModelSpec& m) {
   // Transformers v5 keeps everything in rope_parameters; v4 has rope_theta and rope_scaling.
-  const JsonValue* scaling = r.given("rope_parameters", "rope_scaling");
+  const std::string_view scaling_key = r.given("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const JsonValue* scaling = r.given(scaling_key);
   m.rope.theta = r.number_or("rope_theta", 10000.0);
   double partial = r.number_or("partial_rotary_factor", 1.0);
   m.rope.original_max_position = m.max_positions;
@@ -113,23 +117,21 @@ void read_rope(const JsonValue& json, const Reader& r, ModelSpec& m) {
     m.rope.truncate = s.flag_or("truncate", true);
     m.rope.original_max_position = s.size_or("original_max_position_embeddings", m.max_positions);
     if (m.rope.kind != ops::RopeKind::standard && m.rope.factor < 1)
-      fail(Exit::config, "{}rope_scaling.factor must be at least 1", scaling->where());
+      refuse(scaling_key, "{}.factor must be at least 1", scaling_key);
     // With equal values the two cancel; otherwise they would scale the attention.
     if (s.number_or("mscale", 1.0) != s.number_or("mscale_all_dim", 1.0) &&
         m.rope.kind == ops::RopeKind::yarn)
-      fail(Exit::config, "{}rope_scaling.mscale different from mscale_all_dim is not supported",
-           scaling->where());
+      refuse(scaling_key, "{}.mscale different from mscale_all_dim is not supported", scaling_key);
     if (m.rope.kind == ops::RopeKind::llama3 && m.rope.high_freq_factor <= m.rope.low_freq_factor)
-      fail(Exit::config, "{}rope_scaling.high_freq_factor must be greater than low_freq_factor",
-           scaling->where());
+      refuse(scaling_key, "{}.high_freq_factor must be greater than low_freq_factor", scaling_key);
   }
-  if (m.rope.theta <= 1) fail(Exit::config, "{}rope_theta must be greater than 1", json.where());
+  if (m.rope.theta <= 1) refuse("rope_theta", "rope_theta must be greater than 1");
   m.rope.rotary_dim = static_cast<int64_t>(std::llround(static_cast<double>(m.head_dim) * partial));
   if (m.rope.rotary_dim < 2 || m.rope.rotary_dim % 2 || m.rope.rotary_dim > m.head_dim)
-    fail(Exit::config,
-         "{}head_dim {} x partial_rotary_factor {} gives {} rotary dimensions; an even number of at most "
-         "head_dim is needed",
-         json.where(), m.head_dim, partial, m.rope.rotary_dim);
+    refuse("head_dim",
+           "head_dim {} x partial_rotary_factor {} gives {} rotary dimensions; an even number of at most "
+           "head_dim is needed",
+           m.head_dim, partial, m.rope.rotary_dim);
 }
 
 void read_gpt2(const Reader& r, ModelSpec& m) {
@@ -150,13 +152,14 @@ void read_gpt2(const Reader& r, ModelSpec& m) {
   m.embedding_dropout = static_cast<float>(r.number_or("embd_pdrop", 0.1));
   // Hugging Face's default is 0.1, so a config that leaves it out asks for it.
   if (const double p = r.number_or("attn_pdrop", 0.1); p != 0)
-    fail(Exit::config, "attn_pdrop {}: dropout inside the attention is not supported; set attn_pdrop: 0", p);
+    refuse("attn_pdrop", "attn_pdrop {}: dropout inside the attention is not supported; set attn_pdrop: 0",
+           p);
   r.must_be_off("scale_attn_by_inverse_layer_idx", "scaling the attention by the layer");
   r.must_be_off("reorder_and_upcast_attn", "reordered attention");
   r.must_be_off("add_cross_attention", "cross attention");
 }
 
-void read_llama_like(const JsonValue& json, const Reader& r, ModelSpec& m) {
+void read_llama_like(const Reader& r, ModelSpec& m) {
   m.hidden = r.size("hidden_size");
   m.layers = r.size("num_hidden_layers");
   m.heads = r.size("num_attention_heads");
@@ -176,12 +179,12 @@ void read_llama_like(const JsonValue& json, const Reader& r, ModelSpec& m) {
   if (const JsonValue* v = r.given("sliding_window");
       v && (m.family == Family::mistral || (qwen && r.flag_or("use_sliding_window", false)))) {
     if (qwen && r.size_or("max_window_layers", m.layers) < m.layers)
-      fail(Exit::config, "{}a sliding window in some layers only (max_window_layers) is not supported",
-           json.where());
+      refuse("max_window_layers",
+             "a sliding window in some layers only (max_window_layers) is not supported");
     // Qwen's layers below max_window_layers use full attention: with all of them below there is no window at
     // all.
     if (!qwen) m.window = v->as_int();
-    if (m.window < 0) fail(Exit::config, "{}sliding_window must be positive", v->where());
+    if (m.window < 0) refuse("sliding_window", "sliding_window must be positive");
   }
   r.must_be_off("attention_dropout", "dropout inside the attention");
   r.must_be_off("num_local_experts", "a mixture of experts");
@@ -198,32 +201,31 @@ std::string_view name_of(Family f) {
 
 ModelSpec parse_model_config(const std::string& text, const std::string& source) {
   const JsonValue json = parse_json(text, source);
-  if (!json.is_object()) fail(Exit::config, "{}a model configuration is a JSON object", json.where());
+  if (!json.is_object()) refuse("", "a model configuration is a JSON object");
   const Reader r(json);
   ModelSpec m;
   const JsonValue* type = r.given("model_type");
-  if (!type)
-    fail(Exit::config, "{}the model needs 'model_type': gpt2, llama, mistral, qwen2 or qwen3", json.where());
+  if (!type) refuse("", "the model needs 'model_type': gpt2, llama, mistral, qwen2 or qwen3");
   m.family = choose(families, *type, "model_type");
   m.vocab_size = r.size("vocab_size");
   if (m.family == Family::gpt2) {
     read_gpt2(r, m);
   } else {
-    read_llama_like(json, r, m);
+    read_llama_like(r, m);
   }
   r.must_be_off("quantization_config", "a quantised model");
   if (m.head_dim == 0) {
     if (m.hidden % m.heads)
-      fail(Exit::config, "{}hidden size {} is not divisible by {} attention heads; set head_dim",
-           json.where(), m.hidden, m.heads);
+      refuse("num_attention_heads", "hidden size {} is not divisible by {} attention heads; set head_dim",
+             m.hidden, m.heads);
     m.head_dim = m.hidden / m.heads;
   }
   if (m.heads % m.kv_heads)
-    fail(Exit::config, "{}num_attention_heads {} is not a multiple of num_key_value_heads {}", json.where(),
-         m.heads, m.kv_heads);
-  if (m.use_rope) read_rope(json, r, m);
+    refuse("num_key_value_heads", "num_attention_heads {} is not a multiple of num_key_value_heads {}",
+           m.heads, m.kv_heads);
+  if (m.use_rope) read_rope(r, m);
   for (float p : {m.residual_dropout, m.embedding_dropout})
-    if (p >= 1) fail(Exit::config, "{}a dropout probability of {} leaves nothing", json.where(), p);
+    if (p >= 1) refuse("", "a dropout probability of {} leaves nothing", p);
   m.initializer_range = static_cast<float>(r.number_or("initializer_range", 0.02));
   m.config_json = text;
   return m;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/ops/activation/activation.h"
 #include "core/ops/norm/norm.h"
 #include "core/ops/rope/rope.h"
@@ -48,6 +49,17 @@ struct ModelSpec {
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
   /// Width of the first MLP matrix: gate and up behind each other when gated.
   int64_t mlp_in_width() const { return gated ? 2 * ffn : ffn; }
+};
+
+/// A config.json that cannot be trained; `key` is the key at fault, empty when the whole file is.
+class ModelConfigError : public Error {
+ public:
+  ModelConfigError(std::string key, const std::string& text)
+      : Error(Exit::config, text), key_(std::move(key)) {}
+  const std::string& key() const { return key_; }
+
+ private:
+  std::string key_;
 };
 
 /// Reads a config.json (text). `source` names it in messages. Refuses an unknown model_type, missing or

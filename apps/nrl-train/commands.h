@@ -1,0 +1,69 @@
+#pragma once
+// The subcommands: what the command line gives each of them. main.cpp parses, one file per subcommand does.
+// Every function returns the exit code of the process; errors are thrown as nrl::Error.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace nrl::app {
+
+/// A configuration file and its "key=value" overrides.
+struct ConfigArgs {
+  std::string path;
+  std::vector<std::string> overrides;
+};
+
+struct PlanArgs {
+  ConfigArgs config;
+  int world = 1;  ///< ranks to plan for
+  bool buffers = false;  ///< list every buffer
+};
+
+struct PrepareArgs {
+  std::vector<std::string> input;
+  std::string tokenizer = "bytes";
+  std::string output;
+  std::string jsonl_key = "text";
+  bool append_eod = true;
+  int workers = 0;  ///< 0: all cores
+};
+
+struct DataShowArgs {
+  ConfigArgs config;
+  std::string steps = "1:2";  ///< first:end, counted from 1, end exclusive
+  bool json = false;
+};
+
+struct GenerateArgs {
+  std::string directory;
+  std::string prompt;
+  std::string tokenizer;  ///< empty: the one in the directory
+  int64_t max_tokens = 100;
+  double temperature = 0.8;
+  int64_t top_k = 0;
+  double top_p = 1.0;
+  uint64_t seed = 0;
+  int threads = 0;
+};
+
+struct BenchArgs {
+  std::string what;  ///< gemm, comm
+};
+
+struct CheckpointArgs {
+  std::string directory;
+};
+
+int run_train(const ConfigArgs& args);
+int run_plan(const PlanArgs& args);
+int run_prepare_command(const PrepareArgs& args);
+int run_data_show(const DataShowArgs& args);
+int run_generate(const GenerateArgs& args);
+int run_explain(const std::string& key);
+int run_config_docs();
+int run_doctor();
+int run_bench(const BenchArgs& args);
+int run_checkpoint_verify(const CheckpointArgs& args);
+
+}  // namespace nrl::app

@@ -1,0 +1,139 @@
+// The command line. CLI11 is included here only: it is slow to compile.
+
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <new>
+
+#include "apps/nrl-train/commands.h"
+#include "core/base/error.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+
+namespace nrl::app {
+namespace {
+
+constexpr std::string_view commands[] = {"train", "plan", "prepare", "data", "generate", "explain", "checkpoint", "bench", "doctor"};
+
+// `nrl-train run.yaml ...` means `nrl-train train run.yaml ...`.
+std::vector<std::string> with_default_command(int argc, char** argv) {
+  std::vector<std::string> args(argv + 1, argv + argc);
+  if (args.empty() || args.front().starts_with("-")) return args;
+  for (std::string_view command : commands)
+    if (args.front() == command) return args;
+  const bool looks_like_config = args.front().find_first_of("./") != std::string::npos;
+  if (!looks_like_config) {
+    const std::string_view near = nearest(args.front(), commands);
+    fail(Exit::usage, "'{}' is neither a command nor a configuration file{}; see nrl-train --help", args.front(),
+         near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+  }
+  args.insert(args.begin(), "train");
+  return args;
+}
+
+void add_config(CLI::App* command, ConfigArgs& args) {
+  command->add_option("config", args.path, "YAML file")->required();
+  command->add_option("overrides", args.overrides, "key=value, e.g. policy.optimizer.lr=1e-4");
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Trains transformer language models from a YAML file, alone or under mpirun or srun.\n"
+               "  nrl-train CONFIG.yaml [key=value ...]       trains\n"
+               "  mpirun -n 8 nrl-train CONFIG.yaml           trains on 8 ranks");
+  app.set_version_flag("--version", std::string("nrl-train ") + NRL_VERSION);
+  app.require_subcommand(1);
+  int result = 0;
+
+  ConfigArgs train;
+  CLI::App* c = app.add_subcommand("train", "Train (the default command)");
+  add_config(c, train);
+  c->callback([&] { result = run_train(train); });
+
+  PlanArgs plan;
+  c = app.add_subcommand("plan", "Print batch arithmetic, grid and memory of a run without running it");
+  add_config(c, plan.config);
+  c->add_option("--world", plan.world, "Ranks to plan for")->check(CLI::Range(1, 1 << 20));
+  c->add_flag("--buffers", plan.buffers, "List every planned buffer");
+  c->callback([&] { result = run_plan(plan); });
+
+  PrepareArgs prepare;
+  c = app.add_subcommand("prepare", "Turn text into token files (PREFIX.bin and PREFIX.idx)");
+  c->add_option("--input", prepare.input, "Text files, JSONL files or directories")->required();
+  c->add_option("--tokenizer", prepare.tokenizer, "bytes | sentencepiece:MODEL | train-sentencepiece:SIZE | hf:tokenizer.json");
+  c->add_option("--output", prepare.output, "Prefix of the files to write")->required();
+  c->add_option("--jsonl-key", prepare.jsonl_key, "Field of a JSONL line that holds the text");
+  c->add_flag("--append-eod,!--no-append-eod", prepare.append_eod, "End every document with the end-of-text token (default)");
+  c->add_option("--workers", prepare.workers, "Threads (default: all cores)")->check(CLI::Range(0, 1024));
+  c->callback([&] { result = run_prepare_command(prepare); });
+
+  DataShowArgs show;
+  CLI::App* data = app.add_subcommand("data", "Look at training data");
+  data->require_subcommand(1);
+  c = data->add_subcommand("show", "Print the samples that steps see");
+  add_config(c, show.config);
+  c->add_option("--steps", show.steps, "FIRST:END, counted from 1, END exclusive")->required();
+  c->add_flag("--json", show.json, "One JSON object per sample: step, sample, tokens");
+  c->callback([&] { result = run_data_show(show); });
+
+  GenerateArgs generate;
+  c = app.add_subcommand("generate", "Continue a text with a trained model");
+  c->add_option("directory", generate.directory, "Checkpoint (step-N) or Hugging Face directory")->required();
+  c->add_option("--prompt", generate.prompt, "Text to continue")->required();
+  c->add_option("--tokenizer", generate.tokenizer, "bytes | sentencepiece:MODEL | hf:tokenizer.json (default: the directory's)");
+  c->add_option("--max-tokens", generate.max_tokens, "Tokens to add")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  c->add_option("--temperature", generate.temperature, "0 takes the likeliest token")->check(CLI::Range(0.0, 100.0));
+  c->add_option("--top-k", generate.top_k, "Sample from the K likeliest tokens (0: all)")->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+  c->add_option("--top-p", generate.top_p, "Sample from the likeliest tokens with this total probability")->check(CLI::Range(0.0, 1.0));
+  c->add_option("--seed", generate.seed, "Of the sampling");
+  c->add_option("--threads", generate.threads, "Default: all cores")->check(CLI::Range(0, 1024));
+  c->callback([&] { result = run_generate(generate); });
+
+  std::string key;
+  c = app.add_subcommand("explain", "Say what a configuration key or section means");
+  c->add_option("key", key, "e.g. policy.optimizer.lr; '--markdown' prints the whole reference");
+  bool markdown = false;
+  c->add_flag("--markdown", markdown, "Print docs/configuration.md");
+  c->callback([&] { result = markdown ? run_config_docs() : run_explain(key); });
+
+  CheckpointArgs checkpoint;
+  CLI::App* ck = app.add_subcommand("checkpoint", "Look at checkpoints");
+  ck->require_subcommand(1);
+  c = ck->add_subcommand("verify", "Check every checksum of a checkpoint or of all in a directory");
+  c->add_option("directory", checkpoint.directory, "step-N, or the directory that holds them")->required();
+  c->callback([&] { result = run_checkpoint_verify(checkpoint); });
+
+  BenchArgs bench;
+  c = app.add_subcommand("bench", "Measure this machine: gemm, comm");
+  c->add_option("what", bench.what, "gemm | comm")->required()->check(CLI::IsMember({"gemm", "comm"}));
+  c->callback([&] { result = run_bench(bench); });
+
+  c = app.add_subcommand("doctor", "Say what this build and this machine can do");
+  c->callback([&] { result = run_doctor(); });
+
+  try {
+    std::vector<std::string> args = with_default_command(argc, argv);
+    std::reverse(args.begin(), args.end());  // CLI11 takes them from the back
+    app.parse(args);
+  } catch (const CLI::ParseError& e) {
+    const int code = app.exit(e);
+    return code == 0 ? 0 : static_cast<int>(Exit::usage);
+  }
+  return result;
+}
+
+}  // namespace
+}  // namespace nrl::app
+
+int main(int argc, char** argv) {
+  try {
+    return nrl::app::run(argc, argv);
+  } catch (const nrl::Error& e) {
+    nrl::log::error_text(e.what());
+    return static_cast<int>(e.code());
+  } catch (const std::bad_alloc&) {
+    nrl::log::error_text("out of memory");
+    return static_cast<int>(nrl::Exit::out_of_memory);
+  } catch (const std::exception& e) {
+    nrl::log::error_text(fmt::format("{} (this is a bug in nrl-train)", e.what()));
+    return static_cast<int>(nrl::Exit::internal);
+  }
+}
