@@ -1,0 +1,335 @@
+#include "parallel/comm/communicator.h"
+
+#include "core/base/error.h"
+#include "core/base/log.h"
+#include "parallel/comm/executor.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace nrl::comm {
+
+namespace {
+
+std::atomic<int> g_leaked{0};
+constexpr int kMaxTag = 16383;
+
+bool reducible(DType t) {
+  switch (t) {
+    case DType::f32:
+    case DType::bf16:
+    case DType::f64:
+    case DType::i32:
+    case DType::i64:
+    case DType::u8:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+int leaked_communicators() {
+  return g_leaked.load();
+}
+
+void Handle::wait() {
+  if (!work_) return;
+  const std::shared_ptr<Work> work = std::exchange(work_, nullptr);
+  work->wait();
+}
+
+bool Handle::done() const {
+  return !work_ || work_->finished();
+}
+
+int64_t Call::bytes(int size) const {
+  int64_t elements = 0;
+  switch (op) {
+    case Op::all_gather:
+    case Op::reduce_scatter:
+    case Op::all_to_all:
+      elements = count * size;
+      break;
+    case Op::all_to_all_v:
+      for (int64_t n : send_counts) elements += n;
+      break;
+    case Op::send:
+    case Op::recv:
+      return messages.front().data.bytes();
+    case Op::exchange: {
+      int64_t sum = 0;
+      for (const Message& m : messages)
+        if (m.kind == Message::Kind::send) sum += m.data.bytes();
+      return sum;
+    }
+    default:
+      elements = count;
+  }
+  return elements * size_of(dtype);
+}
+
+Communicator::Communicator(std::string name, int rank, std::vector<int> members, Ledger* ledger)
+    : name_(std::move(name)), rank_(rank), members_(std::move(members)), ledger_(ledger) {
+  NRL_CHECK(rank_ >= 0 && rank_ < size(), "rank {} of {}", rank_, size());
+  if (ledger_) group_ = ledger_->add_group(name_, label());
+}
+
+Communicator::~Communicator() {
+  const int open = outstanding();
+  if (open == 0 || std::uncaught_exceptions() > 0) return;
+  g_leaked.fetch_add(1);
+  log::error_text(fmt::format("{}: {} operations were never waited for (internal error)", label(), open));
+}
+
+std::string Communicator::label() const {
+  std::string out = name_ + "[";
+  for (int i = 0; i < size(); ++i) {
+    if (i == 7 && size() > 8) {
+      out += fmt::format(",...,{}", members_.back());
+      break;
+    }
+    out += fmt::format("{}{}", i ? "," : "", members_[static_cast<size_t>(i)]);
+  }
+  return out + "]";
+}
+
+LedgerTicket Communicator::enroll(const Call& call) {
+  if (!ledger_) return {};
+  return ledger_->enqueue(group_, seq_++, call.op, call.dtype, call.bytes(size()), call.peer);
+}
+
+std::shared_ptr<Work> Communicator::start(Call call, bool blocking) {
+  unwaited_->fetch_add(1, std::memory_order_relaxed);
+  try {
+    return submit(std::move(call), blocking);
+  } catch (...) {
+    unwaited_->fetch_sub(1, std::memory_order_relaxed);
+    throw;
+  }
+}
+
+Call Communicator::make(Op op, DType dtype, const void* in, void* out, int64_t count,
+                        StreamRef stream) const {
+  int64_t bytes = 0;
+  NRL_CHECK(count >= 0 && !__builtin_mul_overflow(count, size_of(dtype) * size(), &bytes),
+            "{} on {}: count {}", name_of(op), label(), count);
+  NRL_CHECK(count == 0 || (in && out), "{} on {}: null buffer for {} elements", name_of(op), label(), count);
+  Call call;
+  call.op = op;
+  call.dtype = dtype;
+  call.in = in;
+  call.out = out;
+  call.count = count;
+  call.stream = stream;
+  return call;
+}
+
+namespace {
+
+void check_reduce(const Communicator& c, Op op, DType t) {
+  NRL_CHECK(reducible(t), "{} on {}: cannot reduce {}", name_of(op), c.label(), name_of(t));
+}
+
+/// `in` and `out` of a blocked collective; `whole` has size() blocks of `part`.
+void check_blocks(const Communicator& c, Op op, ConstView whole, ConstView part) {
+  NRL_CHECK(whole.dtype == part.dtype, "{} on {}: {} and {}", name_of(op), c.label(), name_of(whole.dtype),
+            name_of(part.dtype));
+  NRL_CHECK(part.count >= 0 && whole.count % c.size() == 0 && whole.count / c.size() == part.count,
+            "{} on {}: {} elements are not {} blocks of {}", name_of(op), c.label(), whole.count, c.size(),
+            part.count);
+}
+
+int64_t checked_sum(const Communicator& c, std::span<const int64_t> counts, const char* what) {
+  NRL_CHECK(static_cast<int>(counts.size()) == c.size(), "all_to_all_v on {}: {} {} counts", c.label(),
+            counts.size(), what);
+  int64_t sum = 0;
+  for (int64_t n : counts)
+    NRL_CHECK(n >= 0 && !__builtin_add_overflow(sum, n, &sum), "all_to_all_v on {}: {} count {}", c.label(),
+              what, n);
+  return sum;
+}
+
+/// Every send to oneself needs the matching receive in the same group of messages.
+void check_messages(const Communicator& c, std::span<const Message> messages, bool group) {
+  int own = 0;
+  for (const Message& m : messages) {
+    NRL_CHECK(m.peer >= 0 && m.peer < c.size(), "message on {}: no rank {}", c.label(), m.peer);
+    NRL_CHECK(m.tag >= 0 && m.tag <= kMaxTag, "message on {}: tag {} is not in 0..{}", c.label(), m.tag,
+              kMaxTag);
+    NRL_CHECK(m.data.count >= 0 && (m.data.count == 0 || m.data.data), "message on {}: null buffer",
+              c.label());
+    if (m.peer != c.rank()) continue;
+    NRL_CHECK(group, "message on {}: a rank sends to itself within one exchange only", c.label());
+    own += m.kind == Message::Kind::send ? 1 : -1;
+  }
+  NRL_CHECK(own == 0, "exchange on {}: sends and receives to oneself differ in number", c.label());
+}
+
+Call message_call(Op op, std::vector<Message> messages, StreamRef stream) {
+  Call call;
+  call.op = op;
+  if (!messages.empty()) call.dtype = messages.front().data.dtype;
+  if (op != Op::exchange) call.peer = messages.front().peer;
+  call.messages = std::move(messages);
+  call.stream = stream;
+  return call;
+}
+
+}  // namespace
+
+// Checked calls, shared by the blocking and the asynchronous form of each operation.
+
+Call Communicator::all_reduce_call(View data, Reduce op, StreamRef stream) const {
+  check_reduce(*this, Op::all_reduce, data.dtype);
+  Call call = make(Op::all_reduce, data.dtype, data.data, data.data, data.count, stream);
+  call.reduce = op;
+  return call;
+}
+
+Call Communicator::all_gather_call(ConstView in, View out, StreamRef stream) const {
+  check_blocks(*this, Op::all_gather, out, in);
+  return make(Op::all_gather, in.dtype, in.data, out.data, in.count, stream);
+}
+
+Call Communicator::reduce_scatter_call(ConstView in, View out, Reduce op, StreamRef stream) const {
+  check_reduce(*this, Op::reduce_scatter, in.dtype);
+  check_blocks(*this, Op::reduce_scatter, in, out);
+  Call call = make(Op::reduce_scatter, in.dtype, in.data, out.data, out.count, stream);
+  call.reduce = op;
+  return call;
+}
+
+Call Communicator::all_to_all_call(ConstView in, View out, StreamRef stream) const {
+  check_blocks(*this, Op::all_to_all, in, {in.data, in.count / size(), in.dtype});
+  NRL_CHECK(out.count == in.count && out.dtype == in.dtype, "all_to_all on {}: {} {} and {} {}", label(),
+            in.count, name_of(in.dtype), out.count, name_of(out.dtype));
+  NRL_CHECK(in.count == 0 || in.data != out.data, "all_to_all on {}: not in place", label());
+  return make(Op::all_to_all, in.dtype, in.data, out.data, in.count / size(), stream);
+}
+
+Call Communicator::all_to_all_v_call(ConstView in, std::span<const int64_t> send_counts, View out,
+                                     std::span<const int64_t> recv_counts, StreamRef stream) const {
+  NRL_CHECK(checked_sum(*this, send_counts, "send") == in.count &&
+                checked_sum(*this, recv_counts, "receive") == out.count,
+            "all_to_all_v on {}: the counts do not add up to {} sent and {} received", label(), in.count,
+            out.count);
+  NRL_CHECK(in.dtype == out.dtype, "all_to_all_v on {}: {} and {}", label(), name_of(in.dtype),
+            name_of(out.dtype));
+  const auto at = static_cast<size_t>(rank_);
+  NRL_CHECK(send_counts[at] == recv_counts[at], "all_to_all_v on {}: {} sent to and {} received from oneself",
+            label(), send_counts[at], recv_counts[at]);
+  Call call = make(Op::all_to_all_v, in.dtype, in.data, out.data, 0, stream);
+  call.send_counts.assign(send_counts.begin(), send_counts.end());
+  call.recv_counts.assign(recv_counts.begin(), recv_counts.end());
+  return call;
+}
+
+Call Communicator::broadcast_call(View data, int root, StreamRef stream) const {
+  NRL_CHECK(root >= 0 && root < size(), "broadcast on {}: no rank {}", label(), root);
+  Call call = make(Op::broadcast, data.dtype, data.data, data.data, data.count, stream);
+  call.peer = root;
+  return call;
+}
+
+Call Communicator::exchange_call(Op op, std::vector<Message> messages, StreamRef stream) const {
+  check_messages(*this, messages, op == Op::exchange);
+  return message_call(op, std::move(messages), stream);
+}
+
+Call Communicator::barrier_call(StreamRef stream) const {
+  return make(Op::barrier, DType::u8, nullptr, nullptr, 0, stream);
+}
+
+Handle Communicator::all_reduce_async(View data, Reduce op, StreamRef stream) {
+  return issue(all_reduce_call(data, op, stream), false);
+}
+Handle Communicator::all_gather_async(ConstView in, View out, StreamRef stream) {
+  return issue(all_gather_call(in, out, stream), false);
+}
+Handle Communicator::reduce_scatter_async(ConstView in, View out, Reduce op, StreamRef stream) {
+  return issue(reduce_scatter_call(in, out, op, stream), false);
+}
+Handle Communicator::all_to_all_async(ConstView in, View out, StreamRef stream) {
+  return issue(all_to_all_call(in, out, stream), false);
+}
+Handle Communicator::all_to_all_v_async(ConstView in, std::span<const int64_t> send_counts, View out,
+                                        std::span<const int64_t> recv_counts, StreamRef stream) {
+  return issue(all_to_all_v_call(in, send_counts, out, recv_counts, stream), false);
+}
+Handle Communicator::broadcast_async(View data, int root, StreamRef stream) {
+  return issue(broadcast_call(data, root, stream), false);
+}
+Handle Communicator::send_async(ConstView data, int to, int tag, StreamRef stream) {
+  return issue(exchange_call(Op::send, {Message::send(data, to, tag)}, stream), false);
+}
+Handle Communicator::recv_async(View data, int from, int tag, StreamRef stream) {
+  return issue(exchange_call(Op::recv, {Message::recv(data, from, tag)}, stream), false);
+}
+Handle Communicator::exchange_async(std::vector<Message> messages, StreamRef stream) {
+  return issue(exchange_call(Op::exchange, std::move(messages), stream), false);
+}
+Handle Communicator::barrier_async(StreamRef stream) {
+  return issue(barrier_call(stream), false);
+}
+
+void Communicator::all_reduce(View data, Reduce op) {
+  issue(all_reduce_call(data, op, {}), true).wait();
+}
+void Communicator::all_gather(ConstView in, View out) {
+  issue(all_gather_call(in, out, {}), true).wait();
+}
+void Communicator::reduce_scatter(ConstView in, View out, Reduce op) {
+  issue(reduce_scatter_call(in, out, op, {}), true).wait();
+}
+void Communicator::all_to_all(ConstView in, View out) {
+  issue(all_to_all_call(in, out, {}), true).wait();
+}
+void Communicator::all_to_all_v(ConstView in, std::span<const int64_t> send_counts, View out,
+                                std::span<const int64_t> recv_counts) {
+  issue(all_to_all_v_call(in, send_counts, out, recv_counts, {}), true).wait();
+}
+void Communicator::broadcast(View data, int root) {
+  issue(broadcast_call(data, root, {}), true).wait();
+}
+void Communicator::send(ConstView data, int to, int tag) {
+  issue(exchange_call(Op::send, {Message::send(data, to, tag)}, {}), true).wait();
+}
+void Communicator::recv(View data, int from, int tag) {
+  issue(exchange_call(Op::recv, {Message::recv(data, from, tag)}, {}), true).wait();
+}
+void Communicator::exchange(std::vector<Message> messages) {
+  issue(exchange_call(Op::exchange, std::move(messages), {}), true).wait();
+}
+void Communicator::barrier() {
+  issue(barrier_call({}), true).wait();
+}
+
+std::vector<std::string> Communicator::gather_texts(std::string_view text) {
+  std::vector<int64_t> lengths(members_.size());
+  const std::vector<int64_t> own = {static_cast<int64_t>(text.size())};
+  all_gather(own, lengths);
+  int64_t longest = 0;
+  for (int64_t n : lengths) longest = std::max(longest, n);
+  std::vector<uint8_t> padded(text.begin(), text.end());
+  padded.resize(static_cast<size_t>(longest));
+  std::vector<uint8_t> all(static_cast<size_t>(longest) * members_.size());
+  all_gather(padded, all);
+  std::vector<std::string> out;
+  for (size_t r = 0; r < members_.size(); ++r) {
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(r * static_cast<size_t>(longest));
+    out.emplace_back(begin, begin + lengths[r]);
+  }
+  return out;
+}
+
+void Communicator::broadcast_text(std::string& text, int root) {
+  std::vector<int64_t> length = {static_cast<int64_t>(text.size())};
+  broadcast(length, root);
+  text.resize(static_cast<size_t>(length[0]));
+  broadcast(View(text.data(), length[0], DType::u8), root);
+}
+
+}  // namespace nrl::comm

@@ -1,0 +1,229 @@
+#pragma once
+// Communication among a group of ranks. Backends: self (one rank), mpi (host memory); recording wraps any of
+// them.
+//
+// Ranks of a group must issue the same collectives with the same arguments in the same order; see executor.h
+// for the rule over several groups. Results do not depend on timing, on the backend or on where the ranks
+// run: sums add the ranks' values in rank order.
+
+#include "core/base/dtype.h"
+#include "parallel/comm/ledger.h"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace nrl::comm {
+
+class Work;
+
+/// Sum wraps around for integers; max and min pass NaN on.
+enum class Reduce : uint8_t { sum, max, min };
+
+/// Elements in memory the caller owns; must stay valid and untouched until the operation has been waited for.
+struct ConstView {
+  const void* data = nullptr;
+  int64_t count = 0;
+  DType dtype = DType::u8;
+
+  ConstView() = default;
+  ConstView(const void* p, int64_t n, DType t) : data(p), count(n), dtype(t) {}
+  template <class T, size_t N>
+  ConstView(std::span<T, N> s)
+      : data(s.data()),
+        count(static_cast<int64_t>(s.size())),
+        dtype(dtype_of<std::remove_const_t<T>>::value) {}
+  template <class T>
+  ConstView(const std::vector<T>& v) : ConstView(std::span<const T>(v)) {}
+  int64_t bytes() const { return count * size_of(dtype); }
+};
+
+/// The same, to be written.
+struct View {
+  void* data = nullptr;
+  int64_t count = 0;
+  DType dtype = DType::u8;
+
+  View() = default;
+  View(void* p, int64_t n, DType t) : data(p), count(n), dtype(t) {}
+  template <class T, size_t N>
+  requires(!std::is_const_v<T>) View(std::span<T, N> s)
+      : data(s.data()), count(static_cast<int64_t>(s.size())), dtype(dtype_of<T>::value) {}
+  template <class T>
+  View(std::vector<T>& v) : View(std::span<T>(v)) {}
+  operator ConstView() const { return {data, count, dtype}; }
+  int64_t bytes() const { return count * size_of(dtype); }
+};
+
+/// The device stream that device memory is ordered by: the operation starts after the work already in it, and
+/// work put there after wait() sees the result. Backends for host memory refuse any but the default.
+struct StreamRef {
+  void* native = nullptr;
+};
+
+/// One message of an exchange.
+struct Message {
+  enum class Kind : uint8_t { send, recv };
+  Kind kind;
+  View data;  ///< read only for a send
+  int peer;   ///< rank in the group
+  int tag = 0;
+
+  static Message send(ConstView v, int to, int tag = 0) {
+    return {Kind::send, {const_cast<void*>(v.data), v.count, v.dtype}, to, tag};
+  }
+  static Message recv(View v, int from, int tag = 0) { return {Kind::recv, v, from, tag}; }
+};
+
+/// An operation under way. Each must be waited for exactly once before its communicator is destroyed; a copy
+/// refers to the same operation.
+class [[nodiscard]] Handle {
+ public:
+  Handle() = default;
+  explicit Handle(std::shared_ptr<Work> work) : work_(std::move(work)) {}
+
+  /// Blocks until finished; rethrows the operation's error. Nothing happens for an empty handle; empties this
+  /// one.
+  void wait();
+  /// True when finished (or empty); does not block and does not replace wait().
+  bool done() const;
+  bool empty() const { return work_ == nullptr; }
+
+ private:
+  std::shared_ptr<Work> work_;
+};
+
+/// An operation as backends get it, already checked.
+struct Call {
+  Op op = Op::barrier;
+  Reduce reduce = Reduce::sum;
+  DType dtype = DType::u8;
+  const void* in = nullptr;
+  void* out = nullptr;
+  int64_t count =
+      0;  ///< elements of `out` (all_reduce, reduce_scatter, broadcast), of `in` (all_gather), per pair
+  int peer = -1;                                  ///< root of a broadcast; of a single message the other rank
+  std::vector<int64_t> send_counts, recv_counts;  ///< all_to_all_v
+  std::vector<Message> messages;                  ///< send, recv, exchange
+  StreamRef stream;
+
+  /// Bytes as the ledger counts them, in a group of `size` ranks.
+  int64_t bytes(int size) const;
+};
+
+/// A group of ranks. Methods may be called from one thread at a time. Every operation has a blocking form and
+/// one that returns a Handle at once. Reductions take f32, bf16 (added in fp32, rounded once), f64, i32, i64
+/// and u8; the others move any element type. Wrong arguments are an internal error (exit 70).
+class Communicator {
+ public:
+  /// A normal destruction is collective (all ranks destroy their communicators in the same order), one during
+  /// the unwinding of an exception is not. Operations not waited for are reported and make World::finalize
+  /// fail.
+  virtual ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  /// What the group is for: "world", "dp", "tp-cp".
+  const std::string& name() const { return name_; }
+  /// World ranks of the members, in the order of their ranks here.
+  const std::vector<int>& members() const { return members_; }
+  /// Name and members, "dp[0,2,4,6]" (shortened above 8 members).
+  std::string label() const;
+
+  /// In place.
+  Handle all_reduce_async(View data, Reduce op = Reduce::sum, StreamRef stream = {});
+  /// `out` holds size() blocks of in.count elements in rank order; `in` may be this rank's block of `out`.
+  Handle all_gather_async(ConstView in, View out, StreamRef stream = {});
+  /// `in` holds size() blocks of out.count elements; `out` may be this rank's block of `in`. The other blocks
+  /// of `in` keep their contents.
+  Handle reduce_scatter_async(ConstView in, View out, Reduce op = Reduce::sum, StreamRef stream = {});
+  /// Block r of `in` goes to rank r; block r of `out` comes from it. Not in place.
+  Handle all_to_all_async(ConstView in, View out, StreamRef stream = {});
+  /// The same with blocks of send_counts[r] and recv_counts[r] elements one after the other.
+  Handle all_to_all_v_async(ConstView in, std::span<const int64_t> send_counts, View out,
+                            std::span<const int64_t> recv_counts, StreamRef stream = {});
+  Handle broadcast_async(View data, int root, StreamRef stream = {});
+  /// Messages of a pair of ranks with one tag (0 to 16383) arrive in the order they were sent; the receiver
+  /// must ask for exactly as many bytes as come.
+  Handle send_async(ConstView data, int to, int tag = 0, StreamRef stream = {});
+  Handle recv_async(View data, int from, int tag = 0, StreamRef stream = {});
+  /// Messages that go on at the same time in any order. Only here may a rank write to itself, with both ends
+  /// in the same exchange.
+  Handle exchange_async(std::vector<Message> messages, StreamRef stream = {});
+  Handle barrier_async(StreamRef stream = {});
+
+  void all_reduce(View data, Reduce op = Reduce::sum);
+  void all_gather(ConstView in, View out);
+  void reduce_scatter(ConstView in, View out, Reduce op = Reduce::sum);
+  void all_to_all(ConstView in, View out);
+  void all_to_all_v(ConstView in, std::span<const int64_t> send_counts, View out,
+                    std::span<const int64_t> recv_counts);
+  void broadcast(View data, int root);
+  void send(ConstView data, int to, int tag = 0);
+  void recv(View data, int from, int tag = 0);
+  void exchange(std::vector<Message> messages);
+  void barrier();
+
+  /// Groups of equal color, ordered by (key, rank). Collective; null for ranks with a negative color.
+  virtual std::unique_ptr<Communicator> split(int color, int key, std::string_view name) = 0;
+  /// The group of these ranks, in this order. Called by its members only; null for an empty list.
+  virtual std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) = 0;
+
+  /// Gathers one text of every rank, in rank order. Collective; for start-up and error paths.
+  std::vector<std::string> gather_texts(std::string_view text);
+  /// Replaces `text` by the root's. Collective.
+  void broadcast_text(std::string& text, int root);
+
+  /// Handles not waited for yet.
+  int outstanding() const { return unwaited_->load(std::memory_order_relaxed); }
+  /// Null where nothing is written down.
+  Ledger* ledger() const { return ledger_; }
+
+ protected:
+  Communicator(std::string name, int rank, std::vector<int> members, Ledger* ledger);
+
+  /// Starts a checked call. `blocking`: it is waited for at once.
+  virtual std::shared_ptr<Work> submit(Call call, bool blocking) = 0;
+  /// Writes a call down, in the order of sequence numbers; what Work needs.
+  LedgerTicket enroll(const Call& call);
+  /// Starts a checked call on another communicator (for wrappers), to be waited for there.
+  static std::shared_ptr<Work> submit_to(Communicator& inner, Call call, bool blocking) {
+    return inner.start(std::move(call), blocking);
+  }
+  const std::shared_ptr<std::atomic<int>>& unwaited() const { return unwaited_; }
+
+ private:
+  std::shared_ptr<Work> start(Call call, bool blocking);
+  Handle issue(Call call, bool blocking) { return Handle(start(std::move(call), blocking)); }
+  Call all_reduce_call(View data, Reduce op, StreamRef stream) const;
+  Call all_gather_call(ConstView in, View out, StreamRef stream) const;
+  Call reduce_scatter_call(ConstView in, View out, Reduce op, StreamRef stream) const;
+  Call all_to_all_call(ConstView in, View out, StreamRef stream) const;
+  Call all_to_all_v_call(ConstView in, std::span<const int64_t> send_counts, View out,
+                         std::span<const int64_t> recv_counts, StreamRef stream) const;
+  Call broadcast_call(View data, int root, StreamRef stream) const;
+  Call exchange_call(Op op, std::vector<Message> messages, StreamRef stream) const;
+  Call barrier_call(StreamRef stream) const;
+  Call make(Op op, DType dtype, const void* in, void* out, int64_t count, StreamRef stream) const;
+
+  std::string name_;
+  int rank_;
+  std::vector<int> members_;
+  Ledger* ledger_;
+  uint32_t group_ = 0;
+  uint64_t seq_ = 0;
+  std::shared_ptr<std::atomic<int>> unwaited_ = std::make_shared<std::atomic<int>>(0);
+};
+
+/// Communicators of this process that were destroyed with operations not waited for.
+int leaked_communicators();
+
+}  // namespace nrl::comm

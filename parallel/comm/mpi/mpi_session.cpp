@@ -1,0 +1,155 @@
+#include "parallel/comm/mpi/mpi_session.h"
+
+#include "parallel/comm/mpi/mpi_comm.h"
+#include "parallel/comm/mpi/mpi_internal.h"
+#include "parallel/comm/self/self_comm.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace nrl::comm {
+
+void mpi_check(int rc, const char* what) {
+  if (rc == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(rc, text, &length);
+  int kind = 0;
+  MPI_Error_class(rc, &kind);
+  fail(kind == MPI_ERR_TRUNCATE ? Exit::internal : Exit::peer_lost, "{} failed: {}", what, text);
+}
+
+void wait_all(std::span<MPI_Request> requests, Backoff backoff, const char* what) {
+  while (true) {
+    int over = 0;
+    mpi_check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &over, MPI_STATUSES_IGNORE),
+              what);
+    if (over) return;
+    backoff.pause();
+  }
+}
+
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{1} << 30;
+
+template <class Post>
+void post(const Part& part, std::vector<MPI_Request>& requests, Post post_one) {
+  for (int64_t begin = 0; begin < part.bytes; begin += kMostBytes) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    post_one(part.data + begin, static_cast<int>(std::min(kMostBytes, part.bytes - begin)), &request);
+    requests.push_back(request);
+  }
+}
+
+/// Ranks of this host that outnumber its cores must not spin.
+int spins_for(MPI_Comm local, int local_size) {
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  if (sched_getaffinity(0, sizeof(own), &own) != 0) return 0;
+  std::vector<cpu_set_t> all(static_cast<size_t>(local_size));
+  mpi_check(MPI_Allgather(&own, sizeof(own), MPI_BYTE, all.data(), sizeof(own), MPI_BYTE, local),
+            "MPI_Allgather");
+  cpu_set_t any;
+  CPU_ZERO(&any);
+  for (const cpu_set_t& one : all) CPU_OR(&any, &any, &one);
+  return CPU_COUNT(&any) >= local_size ? 2000 : 0;
+}
+
+}  // namespace
+
+void post_send(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request>& requests) {
+  post(part, requests, [&](std::byte* data, int n, MPI_Request* request) {
+    mpi_check(MPI_Isend(data, n, MPI_BYTE, part.peer, tag, comm, request), "MPI_Isend");
+  });
+}
+
+void post_recv(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request>& requests) {
+  post(part, requests, [&](std::byte* data, int n, MPI_Request* request) {
+    mpi_check(MPI_Irecv(data, n, MPI_BYTE, part.peer, tag, comm, request), "MPI_Irecv");
+  });
+}
+
+MpiSession::MpiSession(const MpiOptions& options, Ledger* ledger) : state_(std::make_shared<MpiState>()) {
+  NRL_CHECK(options.shared_slot_bytes >= 4096 && options.shared_slot_bytes % 64 == 0, "shared_slot_bytes {}",
+            options.shared_slot_bytes);
+  MpiState& s = *state_;
+  s.options = options;
+  s.ledger = ledger;
+  int provided = MPI_THREAD_SINGLE;
+  if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS)
+    fail(Exit::unavailable, "MPI_Init_thread failed; start with mpirun or srun --mpi=pmix");
+  if (provided < MPI_THREAD_SERIALIZED)
+    fail(Exit::unavailable, "the MPI library has no thread support (MPI_THREAD_SERIALIZED is needed)");
+  mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  mpi_check(MPI_Comm_rank(MPI_COMM_WORLD, &s.rank), "MPI_Comm_rank");
+  mpi_check(MPI_Comm_size(MPI_COMM_WORLD, &s.size), "MPI_Comm_size");
+
+  MPI_Comm local = MPI_COMM_NULL;
+  mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, s.rank, MPI_INFO_NULL, &local),
+            "MPI_Comm_split_type");
+  mpi_check(MPI_Comm_rank(local, &s.local_rank), "MPI_Comm_rank");
+  mpi_check(MPI_Comm_size(local, &s.local_size), "MPI_Comm_size");
+  int first = s.rank;
+  mpi_check(MPI_Bcast(&first, 1, MPI_INT, 0, local), "MPI_Bcast");
+  s.spins = spins_for(local, s.local_size);
+  mpi_check(MPI_Comm_free(&local), "MPI_Comm_free");
+
+  s.host_of.resize(static_cast<size_t>(s.size));
+  mpi_check(MPI_Allgather(&first, 1, MPI_INT, s.host_of.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Allgather");
+  constexpr size_t kName = MPI_MAX_PROCESSOR_NAME;
+  char name[kName] = {};
+  int length = 0;
+  mpi_check(MPI_Get_processor_name(name, &length), "MPI_Get_processor_name");
+  std::vector<char> names(kName * static_cast<size_t>(s.size));
+  mpi_check(MPI_Allgather(name, kName, MPI_CHAR, names.data(), kName, MPI_CHAR, MPI_COMM_WORLD),
+            "MPI_Allgather");
+  for (size_t r = 0; r < s.host_of.size(); ++r)
+    s.hosts.emplace_back(names.data() + r * kName, strnlen(names.data() + r * kName, kName));
+}
+
+MpiSession::~MpiSession() = default;
+
+int MpiSession::rank() const {
+  return state_->rank;
+}
+int MpiSession::size() const {
+  return state_->size;
+}
+int MpiSession::local_rank() const {
+  return state_->local_rank;
+}
+int MpiSession::local_size() const {
+  return state_->local_size;
+}
+const std::vector<std::string>& MpiSession::hosts() const {
+  return state_->hosts;
+}
+
+std::unique_ptr<Communicator> MpiSession::make_world() {
+  std::vector<int> members(static_cast<size_t>(state_->size));
+  for (int r = 0; r < state_->size; ++r) members[static_cast<size_t>(r)] = r;
+  MPI_Comm comm = MPI_COMM_NULL;
+  mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
+  return make_mpi(state_, comm, "world", std::move(members));
+}
+
+void MpiSession::mark_failed() {
+  state_->failed = true;
+}
+
+void MpiSession::finish() {
+  if (state_->finished) return;
+  state_->finished = true;
+  mpi_check(MPI_Finalize(), "MPI_Finalize");
+}
+
+void MpiSession::abort(int code) {
+  MPI_Abort(MPI_COMM_WORLD, code);
+  std::_Exit(code);
+}
+
+}  // namespace nrl::comm

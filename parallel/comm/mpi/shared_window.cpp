@@ -1,0 +1,219 @@
+#include "parallel/comm/mpi/shared_window.h"
+
+#include "core/base/log.h"
+#include "parallel/comm/reduce.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace nrl::comm {
+
+namespace {
+
+constexpr int64_t kHead = 4096;  // the arrival counter has a page of its own
+constexpr int64_t kAlign = 16;   // elements at which slices of a chunk start
+constexpr int kDirectRanks = 2;  // up to here each rank reduces whole chunks for itself
+
+int64_t result_bytes(const MpiState& state, int size) {
+  const int64_t slice = (state.options.shared_slot_bytes + size - 1) / size + kAlign * 8;
+  return (slice + 63) / 64 * 64;
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+struct Span {
+  int64_t begin, size;
+};
+
+/// Chunk k of `total` in chunks of `each`.
+Span chunk_of(int64_t k, int64_t each, int64_t total) {
+  const int64_t begin = k * each;
+  return {begin, std::min(each, total - begin)};
+}
+
+/// Rank r's slice of a chunk of n elements.
+Span slice_of(int r, int size, int64_t n) {
+  const int64_t each = ((n + size - 1) / size + kAlign - 1) / kAlign * kAlign;
+  const int64_t begin = std::min(r * each, n);
+  return {begin, std::min(each, n - begin)};
+}
+
+}  // namespace
+
+std::unique_ptr<SharedWindow> SharedWindow::create(MPI_Comm comm, const MpiState& state) {
+  int rank = 0, size = 0;
+  mpi_check(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  mpi_check(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  std::unique_ptr<SharedWindow> out(new SharedWindow(state, rank, size));
+  const int64_t bytes = kHead + 2 * (state.options.shared_slot_bytes + result_bytes(state, size));
+  MPI_Info info = MPI_INFO_NULL;
+  mpi_check(MPI_Info_create(&info), "MPI_Info_create");
+  mpi_check(MPI_Info_set(info, "alloc_shared_noncontig", "true"), "MPI_Info_set");
+  void* base = nullptr;
+  const int rc = MPI_Win_allocate_shared(bytes, 1, info, comm, &base, &out->window_);
+  MPI_Info_free(&info);
+  int good = rc == MPI_SUCCESS;
+  mpi_check(MPI_Allreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, comm), "MPI_Allreduce");
+  if (!good) {
+    if (rank == 0) log::warn("no shared memory of {} bytes per rank: collectives use MPI messages", bytes);
+    return nullptr;
+  }
+  mpi_check(MPI_Win_lock_all(MPI_MODE_NOCHECK, out->window_), "MPI_Win_lock_all");
+  for (int r = 0; r < size; ++r) {
+    MPI_Aint length = 0;
+    int unit = 0;
+    void* segment = nullptr;
+    mpi_check(MPI_Win_shared_query(out->window_, r, &length, &unit, &segment), "MPI_Win_shared_query");
+    out->segments_.push_back(static_cast<std::byte*>(segment));
+  }
+  std::memset(out->segments_[static_cast<size_t>(rank)], 0, static_cast<size_t>(bytes));
+  static_assert(std::atomic<uint64_t>::is_always_lock_free);
+  new (out->segments_[static_cast<size_t>(rank)]) std::atomic<uint64_t>(0);
+  for (std::byte* segment : out->segments_) {
+    out->arrivals_.push_back(std::launder(reinterpret_cast<std::atomic<uint64_t>*>(segment)));
+  }
+  mpi_check(MPI_Win_sync(out->window_), "MPI_Win_sync");
+  mpi_check(MPI_Barrier(comm), "MPI_Barrier");
+  return out;
+}
+
+void SharedWindow::free() {
+  mpi_check(MPI_Win_unlock_all(window_), "MPI_Win_unlock_all");
+  mpi_check(MPI_Win_free(&window_), "MPI_Win_free");
+}
+
+std::byte* SharedWindow::slot(int rank, int64_t parity) const {
+  return segments_[static_cast<size_t>(rank)] + kHead + (parity & 1) * state_.options.shared_slot_bytes;
+}
+
+std::byte* SharedWindow::result(int rank, int64_t parity) const {
+  return segments_[static_cast<size_t>(rank)] + kHead + 2 * state_.options.shared_slot_bytes +
+         (parity & 1) * result_bytes(state_, size_);
+}
+
+void SharedWindow::barrier() {
+  ++arrived_;
+  arrivals_[static_cast<size_t>(rank_)]->store(arrived_, std::memory_order_release);
+  Backoff backoff = state_.backoff();
+  for (int i = 1; i < size_; ++i) {
+    const std::atomic<uint64_t>& other = *arrivals_[static_cast<size_t>((rank_ + i) % size_)];
+    while (other.load(std::memory_order_acquire) < arrived_) backoff.pause();
+  }
+}
+
+template <class CopyIn, class Reduction, class CopyOut>
+void SharedWindow::pipeline(int64_t chunks, int depth, CopyIn copy_in, Reduction reduction,
+                            CopyOut copy_out) {
+  const int64_t last = chunks - 1 + depth;
+  for (int64_t s = 0; s <= last; ++s) {
+    if (s < chunks) copy_in(s, step_);
+    if (s >= 1 && s - 1 < chunks) reduction(s - 1, step_ - 1, step_);
+    if (depth == 2 && s >= 2) copy_out(s - 2, step_ - 1);
+    if (s < last) {
+      barrier();
+      ++step_;
+    }
+  }
+}
+
+void SharedWindow::all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op) {
+  const int64_t width = size_of(dtype);
+  const int64_t each = state_.options.shared_slot_bytes / width;
+  const int64_t chunks = (count + each - 1) / each;
+  std::vector<const void*> parts(static_cast<size_t>(size_));
+  const auto copy_in = [&](int64_t k, int64_t parity) {
+    const Span c = chunk_of(k, each, count);
+    copy_bytes(slot(rank_, parity), data + c.begin * width, c.size * width);
+  };
+  if (size_ <= kDirectRanks) {
+    pipeline(
+        chunks, 1, copy_in,
+        [&](int64_t k, int64_t parity, int64_t) {
+          const Span c = chunk_of(k, each, count);
+          for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = slot(r, parity);
+          parts[static_cast<size_t>(rank_)] = data + c.begin * width;
+          reduce_into(data + c.begin * width, parts, c.size, dtype, op);
+        },
+        [](int64_t, int64_t) {});
+    return;
+  }
+  pipeline(
+      chunks, 2, copy_in,
+      [&](int64_t k, int64_t parity, int64_t to) {
+        const Span s = slice_of(rank_, size_, chunk_of(k, each, count).size);
+        for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = slot(r, parity) + s.begin * width;
+        reduce_into(result(rank_, to), parts, s.size, dtype, op);
+      },
+      [&](int64_t k, int64_t parity) {
+        const Span c = chunk_of(k, each, count);
+        for (int r = 0; r < size_; ++r) {
+          const Span s = slice_of(r, size_, c.size);
+          copy_bytes(data + (c.begin + s.begin) * width, result(r, parity), s.size * width);
+        }
+      });
+}
+
+void SharedWindow::reduce_scatter(const std::byte* in, std::byte* out, int64_t count, DType dtype,
+                                  Reduce op) {
+  const int64_t width = size_of(dtype);
+  // A chunk has the same range of every rank's block.
+  const int64_t each = std::max<int64_t>(1, state_.options.shared_slot_bytes / width / size_);
+  const int64_t chunks = (count + each - 1) / each;
+  std::vector<const void*> parts(static_cast<size_t>(size_));
+  pipeline(
+      chunks, 1,
+      [&](int64_t k, int64_t parity) {
+        const Span c = chunk_of(k, each, count);
+        for (int r = 0; r < size_; ++r) {
+          if (r == rank_) continue;
+          copy_bytes(slot(rank_, parity) + r * each * width, in + (r * count + c.begin) * width,
+                     c.size * width);
+        }
+      },
+      [&](int64_t k, int64_t parity, int64_t) {
+        const Span c = chunk_of(k, each, count);
+        for (int r = 0; r < size_; ++r)
+          parts[static_cast<size_t>(r)] = slot(r, parity) + rank_ * each * width;
+        parts[static_cast<size_t>(rank_)] = in + (rank_ * count + c.begin) * width;
+        reduce_into(out + c.begin * width, parts, c.size, dtype, op);
+      },
+      [](int64_t, int64_t) {});
+}
+
+void SharedWindow::all_gather(const std::byte* in, std::byte* out, int64_t bytes) {
+  const int64_t each = state_.options.shared_slot_bytes;
+  pipeline((bytes + each - 1) / each, 1,
+           [&](int64_t k, int64_t parity) {
+             const Span c = chunk_of(k, each, bytes);
+             copy_bytes(slot(rank_, parity), in + c.begin, c.size);
+           },
+           [&](int64_t k, int64_t parity, int64_t) {
+             const Span c = chunk_of(k, each, bytes);
+             for (int i = 0; i < size_; ++i) {
+               const int r = (rank_ + i) % size_;
+               const std::byte* from = i == 0 ? in + c.begin : slot(r, parity);
+               std::byte* to = out + r * bytes + c.begin;
+               if (to != from) copy_bytes(to, from, c.size);
+             }
+           },
+           [](int64_t, int64_t) {});
+}
+
+void SharedWindow::broadcast(std::byte* data, int64_t bytes, int root) {
+  const int64_t each = state_.options.shared_slot_bytes;
+  pipeline((bytes + each - 1) / each, 1,
+           [&](int64_t k, int64_t parity) {
+             const Span c = chunk_of(k, each, bytes);
+             if (rank_ == root) copy_bytes(slot(root, parity), data + c.begin, c.size);
+           },
+           [&](int64_t k, int64_t parity, int64_t) {
+             const Span c = chunk_of(k, each, bytes);
+             if (rank_ != root) copy_bytes(data + c.begin, slot(root, parity), c.size);
+           },
+           [](int64_t, int64_t) {});
+}
+
+}  // namespace nrl::comm

@@ -1,0 +1,16 @@
+#pragma once
+// Element-wise reduction of several host buffers in a fixed order.
+
+#include "core/base/dtype.h"
+#include "parallel/comm/communicator.h"
+
+#include <cstdint>
+#include <span>
+
+namespace nrl::comm {
+
+/// out[i] = parts[0][i] op parts[1][i] op ... from the left, `count` elements. `out` may be one of the parts.
+/// bf16 is added in fp32 and rounded once. Element types as for Communicator's reductions.
+void reduce_into(void* out, std::span<const void* const> parts, int64_t count, DType dtype, Reduce op);
+
+}  // namespace nrl::comm

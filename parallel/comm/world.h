@@ -1,0 +1,77 @@
+#pragma once
+// The processes of a run: started by mpirun, srun or alone.
+
+#include "core/base/error.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/mpi/mpi_session.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace nrl::comm {
+
+struct WorldOptions {
+  MpiOptions mpi;
+  /// Start MPI also when this is the only process (for tests; it costs 0.4 s).
+  bool always_mpi = false;
+};
+
+/// True when a launcher (mpirun, srun with PMIx or PMI) started more than one process of this run.
+bool launched_with_peers();
+
+/// Lives as long as anything communicates; one per process. The log is not touched: call log::init(rank,
+/// size).
+class World {
+ public:
+  /// MPI is started only if a launcher started several processes; otherwise the world is this process. Fails
+  /// with Exit::unavailable where the launcher's processes do not find each other.
+  static std::unique_ptr<World> init(const WorldOptions& options = {});
+  /// Finalizes, unless an exception is passing by that the ranks have not agreed on: then all ranks are
+  /// aborted with Exit::internal.
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int local_rank() const { return local_rank_; }
+  int local_size() const { return local_size_; }
+  /// Host name of every rank.
+  const std::vector<std::string>& hosts() const { return hosts_; }
+  bool uses_mpi() const { return mpi_ != nullptr; }
+
+  Communicator& comm() { return *comm_; }
+  Ledger& ledger() { return *ledger_; }
+
+  /// Collective end; communicators made from comm() must be gone. Fails with Exit::internal when one of them
+  /// was destroyed with operations never waited for. Nothing on the second call.
+  void finalize();
+  /// Communicators are from now on dropped without collective clean-up.
+  void mark_failed();
+  /// Ends every process of the run at once. Callable from any thread; flushes nothing.
+  [[noreturn]] void abort(Exit code);
+
+ private:
+  World() = default;
+  std::unique_ptr<Ledger> ledger_;
+  std::unique_ptr<MpiSession> mpi_;
+  std::unique_ptr<Communicator> comm_;
+  int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
+  std::vector<std::string> hosts_;
+  bool finalized_ = false;
+};
+
+/// What the ranks agree on at the end of a phase.
+struct Verdict {
+  Exit code = Exit::ok;  ///< the greatest code of all ranks
+  int rank = -1;         ///< first rank with that code; -1 when all are well
+  std::string message;   ///< its message
+};
+
+/// Collective: every rank gives its code (Exit::ok when well) and text and gets the same verdict, so that all
+/// leave with the same code. For points that every rank reaches (start-up, end); a rank that fails inside of
+/// a step calls World::abort, since its peers wait elsewhere.
+Verdict agree_on_error(Communicator& all, Exit code, std::string_view message);
+
+}  // namespace nrl::comm

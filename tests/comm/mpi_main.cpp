@@ -1,0 +1,36 @@
+// Runs the cases on every rank; the exit code is the worst of all ranks.
+#define CATCH_CONFIG_RUNNER
+#include "tests/catch.h"
+#include "tests/comm/world_fixture.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace {
+nrl::comm::World* g_world = nullptr;
+}
+
+nrl::comm::World& test_world() {
+  return *g_world;
+}
+
+int main(int argc, char** argv) {
+  nrl::comm::WorldOptions options;
+  // 0: everything through shared memory; a large number: everything through messages.
+  if (const char* text = std::getenv("NRL_TEST_SHARED_MIN")) options.mpi.shared_min_bytes = std::stoll(text);
+  const auto world = nrl::comm::World::init(options);
+  g_world = world.get();
+  int failures = Catch::Session().run(argc, argv);
+  const auto verdict = nrl::comm::agree_on_error(
+      world->comm(), failures ? nrl::Exit::internal : nrl::Exit::ok, "tests failed on this rank");
+  if (verdict.code != nrl::Exit::ok && world->rank() == 0)
+    std::fprintf(stderr, "first failing rank: %d\n", verdict.rank);
+  try {
+    world->finalize();
+  } catch (const nrl::Error& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return static_cast<int>(e.code());
+  }
+  return static_cast<int>(verdict.code);
+}
