@@ -1,0 +1,36 @@
+#include "core/ops/activation/activation.h"
+
+#include "core/ops/check.h"
+#include "core/ops/kernel_table.h"
+
+namespace nrl::ops {
+namespace {
+
+void check(const char* op, const Tensor& x, const Tensor& narrow, const Tensor& wide, bool gated) {
+  NRL_CHECK(x.data && x.rank == 2 && is_float(x) && dense_rows(x),
+            "{}: x is {}, wanted f32 or bf16 of rank 2", op, describe(x));
+  NRL_CHECK(narrow.data && narrow.rank == 2 && narrow.dtype == x.dtype && dense_rows(narrow) &&
+                narrow.dim(0) == x.dim(0) && x.dim(1) == narrow.dim(1) * (gated ? 2 : 1),
+            "{}: out is {}, x is {}, {}", op, describe(narrow), describe(x), gated ? "gated" : "plain");
+  NRL_CHECK(wide.data && same_shape(wide, x) && wide.dtype == x.dtype && dense_rows(wide),
+            "{}: dx is {}, x is {}", op, describe(wide), describe(x));
+}
+
+}  // namespace
+
+void activation_forward(Exec& exec, const ActivationForward& a) {
+  check("activation_forward", a.x, a.out, a.x, a.gated);
+  NRL_CHECK(same_or_disjoint(a.out, a.gated ? a.x.columns(0, a.out.dim(1)) : a.x),
+            "activation_forward: out overlaps x partly");
+  if (a.out.numel() > 0) exec.kernels->activation_forward(exec, a);
+}
+
+void activation_backward(Exec& exec, const ActivationBackward& a) {
+  check("activation_backward", a.x, a.dout, a.dx, a.gated);
+  NRL_CHECK(same_or_disjoint(a.dx, a.x), "activation_backward: dx overlaps x partly");
+  NRL_CHECK(same_or_disjoint(a.gated ? a.dx.columns(0, a.dout.dim(1)) : a.dx, a.dout),
+            "activation_backward: dx overlaps dout partly");
+  if (a.dout.numel() > 0) exec.kernels->activation_backward(exec, a);
+}
+
+}  // namespace nrl::ops

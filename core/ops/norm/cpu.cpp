@@ -1,0 +1,183 @@
+#include "core/ops/norm/norm.h"
+
+#include "core/device/cpu/parallel.h"
+#include "core/ops/cpu_families.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/rows.h"
+#include "core/ops/simd.h"
+
+namespace nrl::ops::NRL_ISA {
+namespace {
+
+constexpr int64_t grain_elements = 16384;
+
+template <class T>
+float sum_of(const T* x, int64_t d) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (int64_t i = 0; i < d; ++i) s += static_cast<float>(x[i]);
+  return s;
+}
+
+/// Sum of (x - mean)^2.
+template <class T>
+float squares_of(const T* x, int64_t d, float mean) {
+  float s = 0;
+#pragma omp simd reduction(+ : s)
+  for (int64_t i = 0; i < d; ++i) {
+    const float c = static_cast<float>(x[i]) - mean;
+    s += c * c;
+  }
+  return s;
+}
+
+template <class T, class W, NormKind kind>
+void forward(Exec& exec, const NormForward& a) {
+  const int64_t d = a.x.dim(-1), rows = a.x.numel() / d;
+  const RowPointer<const T> x(a.x), residual(a.residual);
+  const RowPointer<T> sum(a.sum), out(a.out);
+  const W* weight = data_of<const W>(a.weight);
+  const W* bias = data_of<const W>(a.bias);
+  float* means = data_of<float>(a.mean);
+  float* rstds = data_of<float>(a.rstd);
+  const float inv_d = 1.0f / static_cast<float>(d), eps = a.eps;
+  cpu::parallel_for(
+      exec.threads, rows, std::max<int64_t>(1, grain_elements / d), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const T* in = x[r];
+          if (const T* other = residual[r]) {
+            T* total = sum[r];
+            const T* first = in;
+#pragma omp simd
+            for (int64_t i = 0; i < d; ++i) {
+              total[i] = static_cast<T>(static_cast<float>(first[i]) + static_cast<float>(other[i]));
+            }
+            in = total;
+          }
+          const float mean = kind == NormKind::layer ? sum_of(in, d) * inv_d : 0.0f;
+          const float rstd = 1.0f / std::sqrt(squares_of(in, d, mean) * inv_d + eps);
+          T* o = out[r];
+          if (kind == NormKind::layer && bias) {
+#pragma omp simd
+            for (int64_t i = 0; i < d; ++i) {
+              o[i] =
+                  static_cast<T>((static_cast<float>(in[i]) - mean) * rstd * static_cast<float>(weight[i]) +
+                                 static_cast<float>(bias[i]));
+            }
+          } else {
+#pragma omp simd
+            for (int64_t i = 0; i < d; ++i) {
+              o[i] =
+                  static_cast<T>((static_cast<float>(in[i]) - mean) * rstd * static_cast<float>(weight[i]));
+            }
+          }
+          if (means) means[r] = mean;
+          if (rstds) rstds[r] = rstd;
+        }
+      });
+}
+
+/// One row: the two means that the gradient needs, and the row's part of the weight gradients.
+template <class T, class W, NormKind kind>
+void backward_row(const T* dout, const T* x, const W* weight, const T* dresidual, T* dx, float* dweight,
+                  float* dbias, int64_t d, float mean, float rstd) {
+  float along = 0, level = 0;  // sum of dy * xhat, sum of dy
+#pragma omp simd reduction(+ : along, level)
+  for (int64_t i = 0; i < d; ++i) {
+    const float dy = static_cast<float>(dout[i]) * static_cast<float>(weight[i]);
+    along += dy * (static_cast<float>(x[i]) - mean);
+    if constexpr (kind == NormKind::layer) level += dy;
+  }
+  const float inv_d = 1.0f / static_cast<float>(d);
+  const float c1 = along * rstd * inv_d, c0 = level * inv_d;
+  auto gradient = [=](float g, float xhat, float w) { return rstd * (g * w - c0 - xhat * c1); };
+  auto sweep = [=](auto with_dweight, auto with_dbias, auto with_dresidual) {
+#pragma omp simd
+    for (int64_t i = 0; i < d; ++i) {
+      const float g = static_cast<float>(dout[i]), xhat = (static_cast<float>(x[i]) - mean) * rstd;
+      if constexpr (with_dweight) dweight[i] += g * xhat;
+      if constexpr (with_dbias) dbias[i] += g;
+      float value = gradient(g, xhat, static_cast<float>(weight[i]));
+      if constexpr (with_dresidual) value += static_cast<float>(dresidual[i]);
+      dx[i] = static_cast<T>(value);
+    }
+  };
+  constexpr std::true_type yes;
+  constexpr std::false_type no;
+  if (dweight && dbias) {
+    dresidual ? sweep(yes, yes, yes) : sweep(yes, yes, no);
+  } else if (dweight) {
+    dresidual ? sweep(yes, no, yes) : sweep(yes, no, no);
+  } else if (dbias) {
+    dresidual ? sweep(no, yes, yes) : sweep(no, yes, no);
+  } else {
+    dresidual ? sweep(no, no, yes) : sweep(no, no, no);
+  }
+}
+
+template <class T, class W, NormKind kind>
+void backward(Exec& exec, const NormBackward& a) {
+  const int64_t d = a.x.dim(-1), rows = a.x.numel() / d;
+  const RowPointer<const T> dout(a.dout), x(a.x), dresidual(a.dresidual);
+  const RowPointer<T> dx(a.dx);
+  const W* weight = data_of<const W>(a.weight);
+  const float* means = data_of<const float>(a.mean);
+  const float* rstds = data_of<const float>(a.rstd);
+  float* dweight = data_of<float>(a.dweight);
+  float* dbias = data_of<float>(a.dbias);
+  // Rows are cut into as many parts as there are threads; each part sums into its own scratch, and the parts
+  // are added in order.
+  float* scratch = reinterpret_cast<float*>(exec.workspace.data);
+  const int64_t parts = std::clamp<int64_t>(rows * d / grain_elements, 1, exec.threads);
+  cpu::parallel_for(static_cast<int>(parts), parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      float* dw = dweight ? scratch + part * 2 * d : nullptr;
+      float* db = dbias ? scratch + part * 2 * d + d : nullptr;
+      if (dw) std::fill(dw, dw + d, 0.0f);
+      if (db) std::fill(db, db + d, 0.0f);
+      for (int64_t r = rows * part / parts, last = rows * (part + 1) / parts; r < last; ++r) {
+        backward_row<T, W, kind>(dout[r], x[r], weight, dresidual[r], dx[r], dw, db, d,
+                                 kind == NormKind::layer ? means[r] : 0.0f, rstds[r]);
+      }
+    }
+  });
+  for (int64_t part = 0; part < parts; ++part) {
+    const float* dw = scratch + part * 2 * d;
+    const float* db = dw + d;
+    for (int64_t i = 0; dweight && i < d; ++i) dweight[i] += dw[i];
+    for (int64_t i = 0; dbias && i < d; ++i) dbias[i] += db[i];
+  }
+}
+
+/// Element types of activations and weights, and the kind, become template arguments.
+template <class Body>
+void with_types(DType x, DType weight, NormKind kind, const Body& body) {
+  for_float_type(x, [&]<class T>() {
+    for_float_type(weight, [&]<class W>() {
+      if (kind == NormKind::rms) {
+        body.template operator()<T, W, NormKind::rms>();
+      } else {
+        body.template operator()<T, W, NormKind::layer>();
+      }
+    });
+  });
+}
+
+void norm_forward_kernel(Exec& exec, const NormForward& a) {
+  with_types(a.x.dtype, a.weight.dtype, a.kind,
+             [&]<class T, class W, NormKind kind>() { forward<T, W, kind>(exec, a); });
+}
+
+void norm_backward_kernel(Exec& exec, const NormBackward& a) {
+  with_types(a.x.dtype, a.weight.dtype, a.kind,
+             [&]<class T, class W, NormKind kind>() { backward<T, W, kind>(exec, a); });
+}
+
+}  // namespace
+
+void fill_norm(KernelTable& table) {
+  table.norm_forward = norm_forward_kernel;
+  table.norm_backward = norm_backward_kernel;
+}
+
+}  // namespace nrl::ops::NRL_ISA

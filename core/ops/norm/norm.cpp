@@ -1,0 +1,79 @@
+#include "core/ops/norm/norm.h"
+
+#include "core/ops/check.h"
+#include "core/ops/kernel_table.h"
+
+namespace nrl::ops {
+namespace {
+
+void check_operand(const char* op, const char* name, const Tensor& t, const Tensor& x) {
+  NRL_CHECK(t.data && same_shape(t, x) && t.dtype == x.dtype && dense_rows(t), "{}: {} is {}, x is {}", op,
+            name, describe(t), describe(x));
+  NRL_CHECK(same_or_disjoint(t, x), "{}: {} overlaps x partly", op, name);
+}
+
+void check_weight(const char* op, const char* name, const Tensor& t, int64_t d) {
+  NRL_CHECK(t.data && is_float(t) && is_vector(t, d, t.dtype), "{}: {} is {}, wanted a vector of {}", op,
+            name, describe(t), d);
+}
+
+void check_statistic(const char* op, const char* name, const Tensor& t, int64_t rows) {
+  NRL_CHECK(is_vector(t, rows, DType::f32), "{}: {} is {}, wanted f32[{}]", op, name, describe(t), rows);
+}
+
+int64_t check_x(const char* op, const Tensor& x) {
+  NRL_CHECK(x.data && is_float(x) && x.rank >= 1 && x.rank <= 3 && dense_rows(x) && x.dim(-1) > 0,
+            "{}: x is {}, wanted f32 or bf16 of rank 1 to 3 with contiguous last dimension", op, describe(x));
+  return x.numel() / x.dim(-1);
+}
+
+}  // namespace
+
+size_t norm_backward_workspace(int64_t d, int threads) {
+  return static_cast<size_t>(threads) * 2 * static_cast<size_t>(d) * sizeof(float);
+}
+
+void norm_forward(Exec& exec, const NormForward& a) {
+  constexpr const char* op = "norm_forward";
+  const int64_t rows = check_x(op, a.x);
+  check_operand(op, "out", a.out, a.x);
+  if (a.residual) {
+    check_operand(op, "residual", a.residual, a.x);
+    check_operand(op, "sum", a.sum, a.x);
+  } else {
+    NRL_CHECK(!a.sum, "{}: sum without residual", op);
+  }
+  check_weight(op, "weight", a.weight, a.x.dim(-1));
+  if (a.bias) check_weight(op, "bias", a.bias, a.x.dim(-1));
+  NRL_CHECK(a.kind == NormKind::layer || (!a.bias && !a.mean), "{}: bias or mean with an RMS norm", op);
+  NRL_CHECK(!a.bias || a.bias.dtype == a.weight.dtype, "{}: weight is {}, bias is {}", op, describe(a.weight),
+            describe(a.bias));
+  if (a.mean) check_statistic(op, "mean", a.mean, rows);
+  if (a.rstd) check_statistic(op, "rstd", a.rstd, rows);
+  if (rows > 0) exec.kernels->norm_forward(exec, a);
+}
+
+void norm_backward(Exec& exec, const NormBackward& a) {
+  constexpr const char* op = "norm_backward";
+  const int64_t rows = check_x(op, a.x), d = a.x.dim(-1);
+  check_operand(op, "dout", a.dout, a.x);
+  check_operand(op, "dx", a.dx, a.x);
+  if (a.dresidual) check_operand(op, "dresidual", a.dresidual, a.x);
+  NRL_CHECK(same_or_disjoint(a.dx, a.dout) && same_or_disjoint(a.dx, a.dresidual),
+            "{}: dx overlaps dout or dresidual partly", op);
+  check_weight(op, "weight", a.weight, d);
+  check_statistic(op, "rstd", a.rstd, rows);
+  if (a.kind == NormKind::layer) {
+    check_statistic(op, "mean", a.mean, rows);
+  } else {
+    NRL_CHECK(!a.mean && !a.dbias, "{}: mean or dbias with an RMS norm", op);
+  }
+  NRL_CHECK(!a.dweight || is_vector(a.dweight, d, DType::f32), "{}: dweight is {}", op, describe(a.dweight));
+  NRL_CHECK(!a.dbias || is_vector(a.dbias, d, DType::f32), "{}: dbias is {}", op, describe(a.dbias));
+  NRL_CHECK(exec.workspace.size >= norm_backward_workspace(d, exec.threads),
+            "{}: workspace of {} bytes, needs {}", op, exec.workspace.size,
+            norm_backward_workspace(d, exec.threads));
+  if (rows > 0) exec.kernels->norm_backward(exec, a);
+}
+
+}  // namespace nrl::ops

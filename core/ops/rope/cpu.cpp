@@ -1,0 +1,46 @@
+#include "core/device/cpu/parallel.h"
+#include "core/ops/cpu_families.h"
+#include "core/ops/element.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/simd.h"
+
+namespace nrl::ops::NRL_ISA {
+namespace {
+
+template <class T>
+void rotate(Exec& exec, const Rope& a) {
+  const int64_t n = a.x.dim(0), heads = a.x.dim(1), half = a.table.dim(1) / 2;
+  const float* table = data_of<const float>(a.table);
+  const int32_t* positions = data_of<const int32_t>(a.positions);
+  const float sign = a.inverse ? -1.0f : 1.0f;
+  const int64_t grain = std::max<int64_t>(1, 16384 / (heads * std::max<int64_t>(2 * half, 1)));
+  cpu::parallel_for(exec.threads, n, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* cosines = table + positions[t] * 2 * half;
+      const float* sines = cosines + half;
+      for (int64_t h = 0; h < heads; ++h) {
+        T* x1 = data_of<T>(a.x) + t * a.x.stride[0] + h * a.x.stride[1];
+        T* x2 = x1 + half;
+#pragma omp simd
+        for (int64_t i = 0; i < half; ++i) {
+          const element::Pair y = element::rope_pair(static_cast<float>(x1[i]), static_cast<float>(x2[i]),
+                                                     cosines[i], sign * sines[i]);
+          x1[i] = static_cast<T>(y.first);
+          x2[i] = static_cast<T>(y.second);
+        }
+      }
+    }
+  });
+}
+
+void rope_kernel(Exec& exec, const Rope& a) {
+  for_float_type(a.x.dtype, [&]<class T>() { rotate<T>(exec, a); });
+}
+
+}  // namespace
+
+void fill_rope(KernelTable& table) {
+  table.rope = rope_kernel;
+}
+
+}  // namespace nrl::ops::NRL_ISA

@@ -1,0 +1,86 @@
+#pragma once
+// Numerics for kernels that the compiler vectorises: everything here is branch-free, so that loops over it
+// become vector code for whichever instruction set the including file is compiled for (NRL_ISA).
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "core/base/dtype.h"
+#include "core/tensor/tensor.h"
+
+#define NRL_INLINE static inline __attribute__((always_inline))
+
+namespace nrl::ops::NRL_ISA {
+
+/// e^x within 1.5 ulp, subnormal results included; infinities and NaN as std::exp. The polynomial is the
+/// minimax fit of (e^r - 1 - r) / r^2 on |r| <= ln(2)/2.
+NRL_INLINE float exp_f32(float x) {
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  const float shifted = x * 1.44269504f + magic;
+  const int32_t n = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(magic);
+  const float nf = shifted - magic;
+  const float r =
+      (x - nf * 0.693359375f) + nf * 2.12194440e-4f;  // ln(2) in two parts, the first exact times n
+  float q = 0.001392617612f;
+  q = q * r + 0.008363173075f;
+  q = q * r + 0.04166655466f;
+  q = q * r + 0.1666657703f;
+  q = q * r + 0.5f;
+  const float y = (q * (r * r) + r) + 1.0f;
+  // 2^n as two factors, because n runs from -150 to 128.
+  const int32_t half = n >> 1;
+  return y * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((n - half + 127) << 23);
+}
+
+/// erf(x) within 2 ulp; minimax fits of erf(x)/x in x^2 below 0.9 and of log(erfc(x)) above.
+NRL_INLINE float erf_f32(float x) {
+  const float a = std::fabs(x);
+  const float z = x * x;
+  float p = 8.529042254e-5f;
+  p = p * z - 0.0008179552031f;
+  p = p * z + 0.005204220038f;
+  p = p * z - 0.02686066227f;
+  p = p * z + 0.1128371801f;
+  p = p * z - 0.3761263519f;
+  p = p * z + 1.128379167f;
+  const float t = a > 4.0f ? 4.0f : a;
+  float l = 1.643063656e-6f;
+  l = l * t - 4.616385863e-5f;
+  l = l * t + 0.0005975857702f;
+  l = l * t - 0.004762625833f;
+  l = l * t + 0.02642763715f;
+  l = l * t - 0.1100871665f;
+  l = l * t - 0.6318239181f;
+  l = l * t - 1.130231055f;
+  l = l * t + 0.0003185396624f;
+  const float large = std::copysign(1.0f - exp_f32(l), x);
+  return a < 0.9f ? x * p : large;
+}
+
+/// What the element bodies (element.h) call on the CPU.
+struct SimdMath {
+  NRL_INLINE float exp(float x) { return exp_f32(x); }
+  NRL_INLINE float erf(float x) { return erf_f32(x); }
+  NRL_INLINE float sqrt(float x) { return std::sqrt(x); }
+};
+
+/// The elements of a tensor without the checked accessor: kernels run behind a front that has checked.
+template <class T>
+NRL_INLINE T* data_of(const Tensor& t) {
+  return static_cast<T*>(t.data);
+}
+
+/// Calls body.operator()<T>() with the element type of an activation tensor.
+template <class Body>
+NRL_INLINE void for_float_type(DType dtype, const Body& body) {
+  if (dtype == DType::bf16) {
+    body.template operator()<bf16>();
+  } else {
+    body.template operator()<float>();
+  }
+}
+
+}  // namespace nrl::ops::NRL_ISA
