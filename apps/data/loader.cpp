@@ -1,0 +1,122 @@
+#include "apps/data/loader.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+#include "core/base/error.h"
+
+namespace nrl::data {
+
+int64_t first_sample(const LoaderOptions& o, int64_t step, int64_t micro_batch) {
+  return o.consumed_samples + step * o.global_batch() + micro_batch * o.micro_batch * o.data_parallel_size +
+         o.data_parallel_rank * o.micro_batch;
+}
+
+BatchLoader::BatchLoader(const TokenDataset& dataset, const LoaderOptions& options)
+    : dataset_(dataset), options_(options), total_(options.accumulation * options.steps) {
+  NRL_CHECK(options.micro_batch > 0 && options.data_parallel_size > 0 && options.accumulation > 0 &&
+            options.data_parallel_rank >= 0 && options.data_parallel_rank < options.data_parallel_size &&
+            options.consumed_samples >= 0 && options.steps >= 0 && options.threads >= 0);
+  const int64_t end = options.consumed_samples + options.steps * options.global_batch();
+  if (end > dataset.samples())
+    fail(Exit::config,
+         "data: {} steps of {} samples after {} consumed ones need {} samples, the dataset has {}",
+         options.steps, options.global_batch(), options.consumed_samples, end, dataset.samples());
+  const int64_t length = dataset.sequence_length();
+  // One slot is in the consumer's hands, the others are read ahead.
+  slots_.resize(options.threads == 0 ? 1
+                                     : static_cast<size_t>(std::max(options.prefetch, options.threads)) + 1);
+  for (Slot& slot : slots_) {
+    slot.batch.samples.resize(static_cast<size_t>(options.micro_batch));
+    slot.batch.tokens.resize(static_cast<size_t>(options.micro_batch * length));
+    slot.batch.targets.resize(static_cast<size_t>(options.micro_batch * length));
+    slot.scratch.resize(static_cast<size_t>(length) + 1);
+  }
+  for (int i = 0; i < options.threads; ++i) threads_.emplace_back([this] { work(); });
+}
+
+BatchLoader::~BatchLoader() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  free_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void BatchLoader::fill(Slot& slot, int64_t number) {
+  MicroBatch& batch = slot.batch;
+  batch.step = number / options_.accumulation;
+  batch.index = number % options_.accumulation;
+  const int64_t first = first_sample(options_, batch.step, batch.index);
+  const auto length = static_cast<ptrdiff_t>(dataset_.sequence_length());
+  for (int64_t k = 0; k < options_.micro_batch; ++k) {
+    batch.samples[static_cast<size_t>(k)] = first + k;
+    dataset_.read(first + k, slot.scratch);
+    std::copy_n(slot.scratch.begin(), length, batch.tokens.begin() + k * length);
+    std::copy_n(slot.scratch.begin() + 1, length, batch.targets.begin() + k * length);
+  }
+}
+
+void BatchLoader::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    const auto slots = static_cast<int64_t>(slots_.size());
+    free_.wait(lock, [&] { return stop_ || claimed_ == total_ || claimed_ < released_ + slots; });
+    if (stop_ || claimed_ == total_) return;
+    const int64_t number = claimed_++;
+    Slot& slot = slots_[static_cast<size_t>(number % slots)];
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      fill(slot, number);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    slot.error = std::move(error);
+    slot.ready = number;
+    ready_.notify_one();
+  }
+}
+
+const MicroBatch& BatchLoader::next() {
+  NRL_CHECK(delivered_ < total_, "micro-batch {} of {}", delivered_, total_);
+  const auto start = std::chrono::steady_clock::now();
+  const int64_t number = delivered_++;
+  Slot& slot = slots_[static_cast<size_t>(number) % slots_.size()];
+  if (threads_.empty()) {
+    fill(slot, number);
+  } else {
+    std::unique_lock lock(mutex_);
+    released_ = number;  // what was delivered before is the threads' again
+    free_.notify_all();
+    ready_.wait(lock, [&] { return slot.ready == number; });
+    if (slot.error) std::rethrow_exception(slot.error);
+  }
+  wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return slot.batch;
+}
+
+void show_samples(const TokenDataset& dataset, int64_t global_batch, int64_t first, int64_t last,
+                  std::ostream& out) {
+  if (first < 0 || first > last || global_batch <= 0 || last > dataset.samples() / global_batch)
+    fail(Exit::usage, "data show: steps {}..{} do not exist, the dataset has {} of {} samples each", first,
+         last, dataset.samples() / std::max<int64_t>(global_batch, 1), global_batch);
+  std::vector<int32_t> tokens(static_cast<size_t>(dataset.sequence_length()) + 1);
+  std::string line;
+  for (int64_t step = first; step < last; ++step) {
+    for (int64_t sample = step * global_batch; sample < (step + 1) * global_batch; ++sample) {
+      dataset.read(sample, tokens);
+      line = fmt::format("{{\"step\":{},\"sample\":{},\"tokens\":[", step, sample);
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        if (i > 0) line += ',';
+        line += std::to_string(tokens[i]);
+      }
+      out << line << "]}\n";
+    }
+  }
+}
+
+}  // namespace nrl::data

@@ -1,0 +1,298 @@
+#include "core/io/indexed_dataset.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "core/base/error.h"
+
+namespace nrl {
+namespace {
+
+constexpr std::array<char, 9> kMagic = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
+constexpr int64_t kHeaderBytes = 34;  // magic 9, version 8, dtype 1, sequences 8, document index entries 8
+constexpr uint8_t kDtypeI32 = 4, kDtypeU16 = 8;
+
+int bytes_of_dtype(uint8_t code, const std::string& path) {
+  switch (code) {
+    case 1:
+    case 2:
+      return 1;
+    case 3:
+    case kDtypeU16:
+      return 2;
+    case kDtypeI32:
+      return 4;
+    case 5:
+      return 8;
+    case 6:
+    case 7:
+      fail(Exit::data, "{}: dtype {}: token ids must be integers, these are floating-point numbers", path,
+           code);
+    default:
+      fail(Exit::data, "{}: dtype {} is unknown (1..8 are known)", path, code);
+  }
+}
+
+/// Widens `out.size()` tokens of type T; returns the number of the first one outside [0, vocab_size), or -1.
+template <class T>
+int64_t widen(const char* raw, std::span<int32_t> out, int64_t vocab_size) {
+  int64_t bad = -1;
+  for (size_t i = 0; i < out.size(); ++i) {
+    T value;
+    std::memcpy(&value, raw + i * sizeof(T), sizeof(T));
+    const bool fits = value >= T{0} && static_cast<uint64_t>(value) < static_cast<uint64_t>(vocab_size);
+    if (!fits && bad < 0) bad = static_cast<int64_t>(i);
+    out[i] = static_cast<int32_t>(value);
+  }
+  return bad;
+}
+
+int64_t one_token(uint8_t dtype, const char* raw) {
+  const auto as = [&](auto zero) {
+    std::memcpy(&zero, raw, sizeof(zero));
+    return static_cast<int64_t>(zero);
+  };
+  switch (dtype) {
+    case 1:
+      return as(uint8_t{});
+    case 2:
+      return as(int8_t{});
+    case 3:
+      return as(int16_t{});
+    case kDtypeU16:
+      return as(uint16_t{});
+    case kDtypeI32:
+      return as(int32_t{});
+    default:
+      return as(int64_t{});
+  }
+}
+
+}  // namespace
+
+IndexedDataset::IndexedDataset(const std::string& prefix)
+    : prefix_(prefix), bin_(File::open_read(prefix + ".bin")) {
+  load_index(File::open_read(prefix + ".idx"), static_cast<int64_t>(bin_.size()));
+}
+
+void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
+  const std::string& path = file.path();
+  const auto bytes = static_cast<int64_t>(file.size());
+  if (bytes < kHeaderBytes)
+    fail(Exit::data, "{}: {} bytes, the header alone has {}: the file is cut or not an index", path, bytes,
+         kHeaderBytes);
+  std::array<char, kHeaderBytes> header;
+  file.pread_all(header.data(), kHeaderBytes, 0);
+  if (!std::equal(kMagic.begin(), kMagic.end(), header.begin()))
+    fail(Exit::data, "{}: magic: does not begin with \"MMIDIDX\", so it is not a Megatron index", path);
+  uint64_t version = 0, sequences = 0, entries = 0;
+  std::memcpy(&version, header.data() + 9, 8);
+  std::memcpy(&dtype_, header.data() + 17, 1);
+  std::memcpy(&sequences, header.data() + 18, 8);
+  std::memcpy(&entries, header.data() + 26, 8);
+  if (version != 1) fail(Exit::data, "{}: version {}: only version 1 is known", path, version);
+  token_bytes_ = bytes_of_dtype(dtype_, path);
+
+  // Bound both counts by the file before anything is computed from them or allocated.
+  const auto body = static_cast<uint64_t>(bytes - kHeaderBytes);
+  if (sequences > body / 12)
+    fail(Exit::data, "{}: sequence count {} needs more than the {} bytes of the file", path, sequences,
+         bytes);
+  if (entries == 0)
+    fail(Exit::data, "{}: document count is 0: the document index must hold at least its end", path);
+  if (entries > body / 8)
+    fail(Exit::data, "{}: document count {} needs more than the {} bytes of the file", path, entries, bytes);
+  const uint64_t expected = 12 * sequences + 8 * entries;
+  const bool has_modes = body == expected + sequences && sequences > 0;
+  if (body != expected && !has_modes)
+    fail(Exit::data, "{}: size {} bytes, but {} sequences and {} document entries make {}", path, bytes,
+         sequences, entries, expected + kHeaderBytes);
+
+  const auto n = static_cast<int64_t>(sequences);
+  int64_t at = kHeaderBytes;
+  lengths_.resize(sequences);
+  file.pread_all(lengths_.data(), 4 * n, at);
+  at += 4 * n;
+  offsets_.resize(sequences + 1);
+  file.pread_all(offsets_.data(), 8 * n, at);
+  at += 8 * n;
+  document_index_.resize(entries);
+  file.pread_all(document_index_.data(), 8 * static_cast<int64_t>(entries), at);
+  at += 8 * static_cast<int64_t>(entries);
+
+  // The stored byte offsets must be what the lengths say; from then on they count tokens.
+  int64_t next = 0;  // below bin_bytes / token_bytes + 2^31: cannot overflow
+  for (int64_t i = 0; i < n; ++i) {
+    if (lengths_[i] < 0) fail(Exit::data, "{}: length of sequence {} is {}", path, i, lengths_[i]);
+    if (offsets_[i] != next * token_bytes_)
+      fail(Exit::data, "{}: offset of sequence {} is byte {}, the lengths before it make {}", path, i,
+           offsets_[i], next * token_bytes_);
+    offsets_[i] = next;
+    next += lengths_[i];
+    if (next > bin_bytes / token_bytes_)
+      fail(Exit::data, "{}: sequence {} ends at byte {}, but {}.bin has {} bytes", path, i,
+           next * token_bytes_, prefix_, bin_bytes);
+  }
+  offsets_[n] = next;
+  if (next * token_bytes_ != bin_bytes)
+    fail(Exit::data, "{}.bin: size {} bytes, but the index counts {} tokens of {} bytes = {}", prefix_,
+         bin_bytes, next, token_bytes_, next * token_bytes_);
+
+  if (document_index_.front() != 0)
+    fail(Exit::data, "{}: document index begins with {}, not with 0", path, document_index_.front());
+  for (size_t d = 1; d < document_index_.size(); ++d)
+    if (document_index_[d] < document_index_[d - 1])
+      fail(Exit::data, "{}: document index falls from {} to {} at entry {}", path, document_index_[d - 1],
+           document_index_[d], d);
+  if (document_index_.back() != n)
+    fail(Exit::data, "{}: document index ends with {}, but there are {} sequences", path,
+         document_index_.back(), n);
+
+  if (has_modes) {
+    std::vector<char> modes(sequences);
+    file.pread_all(modes.data(), n, at);
+    if (std::any_of(modes.begin(), modes.end(), [](char m) { return m != 0; }))
+      fail(Exit::data, "{}: sequence modes: only text (mode 0) is supported, this is a multimodal dataset",
+           path);
+  }
+}
+
+int64_t IndexedDataset::document_of(int64_t sequence) const {
+  const auto after = std::upper_bound(document_index_.begin(), document_index_.end(), sequence);
+  return after - document_index_.begin() - 1;
+}
+
+void IndexedDataset::read(int64_t sequence, int64_t offset, std::span<int32_t> out,
+                          int64_t vocab_size) const {
+  const auto count = static_cast<int64_t>(out.size());
+  NRL_CHECK(sequence >= 0 && sequence < sequences() && offset >= 0 && offset + count <= lengths_[sequence],
+            "tokens {}+{} of sequence {} in {}", offset, count, sequence, prefix_);
+  NRL_CHECK(vocab_size > 0 && vocab_size <= INT32_MAX, "vocab_size {}", vocab_size);
+  const int64_t first = offsets_[sequence] + offset;
+  std::array<char, 65536> raw;
+  const int64_t chunk = static_cast<int64_t>(raw.size()) / token_bytes_;
+  for (int64_t done = 0; done < count; done += chunk) {
+    const int64_t n = std::min(chunk, count - done);
+    bin_.pread_all(raw.data(), static_cast<size_t>(n * token_bytes_),
+                   static_cast<uint64_t>((first + done) * token_bytes_));
+    const auto to = out.subspan(static_cast<size_t>(done), static_cast<size_t>(n));
+    int64_t bad = -1;
+    switch (dtype_) {
+      case 1:
+        bad = widen<uint8_t>(raw.data(), to, vocab_size);
+        break;
+      case 2:
+        bad = widen<int8_t>(raw.data(), to, vocab_size);
+        break;
+      case 3:
+        bad = widen<int16_t>(raw.data(), to, vocab_size);
+        break;
+      case kDtypeU16:
+        bad = widen<uint16_t>(raw.data(), to, vocab_size);
+        break;
+      case kDtypeI32:
+        bad = widen<int32_t>(raw.data(), to, vocab_size);
+        break;
+      default:
+        bad = widen<int64_t>(raw.data(), to, vocab_size);
+    }
+    if (bad >= 0) {
+      const int64_t token = one_token(dtype_, raw.data() + bad * token_bytes_);
+      fail(Exit::data, "{}.bin: token {} at position {} (document {}) is {}", prefix_, token,
+           first + done + bad, document_of(sequence),
+           token < 0 ? std::string("negative") : fmt::format("not below vocab_size {}", vocab_size));
+    }
+  }
+}
+
+IndexedDatasetWriter::IndexedDatasetWriter(const std::string& prefix, int64_t vocab_size)
+    : prefix_(prefix), vocab_size_(vocab_size), wide_(vocab_size >= 65500) {
+  NRL_CHECK(vocab_size > 0 && vocab_size <= INT32_MAX, "vocab_size {}", vocab_size);
+  const std::string nonce = random_nonce();
+  bin_tmp_ = fmt::format("{}.bin.tmp-{}", prefix, nonce);
+  idx_tmp_ = fmt::format("{}.idx.tmp-{}", prefix, nonce);
+  bin_ = File::create(bin_tmp_);
+}
+
+IndexedDatasetWriter::~IndexedDatasetWriter() {
+  if (finished_) return;
+  std::remove(bin_tmp_.c_str());
+  std::remove(idx_tmp_.c_str());
+}
+
+void IndexedDatasetWriter::flush() {
+  bin_.pwrite_all(buffer_.data(), buffer_.size(), written_);
+  written_ += buffer_.size();
+  buffer_.clear();
+}
+
+void IndexedDatasetWriter::add_sequence(std::span<const int32_t> tokens) {
+  NRL_CHECK(tokens.size() <= INT32_MAX, "a sequence of {} tokens", tokens.size());
+  constexpr size_t kChunk = 1 << 18;
+  for (size_t done = 0; done < tokens.size(); done += kChunk) {
+    const auto part = tokens.subspan(done, std::min(kChunk, tokens.size() - done));
+    const size_t at = buffer_.size(), size = wide_ ? 4 : 2;
+    buffer_.resize(at + part.size() * size);
+    for (size_t i = 0; i < part.size(); ++i) {
+      const int32_t id = part[i];
+      NRL_CHECK(id >= 0 && id < vocab_size_, "token {} with vocab_size {}", id, vocab_size_);
+      const auto narrow = static_cast<uint16_t>(id);
+      std::memcpy(buffer_.data() + at + i * size, wide_ ? static_cast<const void*>(&id) : &narrow, size);
+    }
+    if (buffer_.size() >= 4 * kChunk) flush();
+  }
+  lengths_.push_back(static_cast<int32_t>(tokens.size()));
+  tokens_ += static_cast<int64_t>(tokens.size());
+}
+
+void IndexedDatasetWriter::end_document() {
+  document_index_.push_back(static_cast<int64_t>(lengths_.size()));
+}
+
+void IndexedDatasetWriter::write_index() {
+  File file = File::create(idx_tmp_);
+  uint64_t at = 0;
+  const auto put = [&](const void* data, size_t bytes) {
+    file.pwrite_all(data, bytes, at);
+    at += bytes;
+  };
+  std::array<char, kHeaderBytes> header;
+  const uint64_t version = 1, sequences = lengths_.size(), entries = document_index_.size();
+  std::copy(kMagic.begin(), kMagic.end(), header.begin());
+  std::memcpy(header.data() + 9, &version, 8);
+  header[17] = static_cast<char>(wide_ ? kDtypeI32 : kDtypeU16);
+  std::memcpy(header.data() + 18, &sequences, 8);
+  std::memcpy(header.data() + 26, &entries, 8);
+  put(header.data(), header.size());
+  put(lengths_.data(), lengths_.size() * 4);
+  std::vector<int64_t> offsets(lengths_.size());
+  for (size_t i = 1; i < offsets.size(); ++i)
+    offsets[i] = offsets[i - 1] + int64_t{lengths_[i - 1]} * (wide_ ? 4 : 2);
+  put(offsets.data(), offsets.size() * 8);
+  put(document_index_.data(), document_index_.size() * 8);
+  file.sync();
+  file.close();
+}
+
+void IndexedDatasetWriter::finish(const std::function<void()>& before_index) {
+  NRL_CHECK(!finished_ && document_index_.back() == static_cast<int64_t>(lengths_.size()),
+            "the last document was not ended");
+  flush();
+  bin_.sync();
+  bin_.close();
+  write_index();
+  // From here on the index is the commit mark: the old one goes first, the new one comes last.
+  const std::string idx = prefix_ + ".idx";
+  if (std::remove(idx.c_str()) != 0 && errno != ENOENT)
+    fail(Exit::cannot_create, "{}: cannot replace: {}", idx, std::strerror(errno));
+  rename_path(bin_tmp_, prefix_ + ".bin");
+  if (before_index) before_index();
+  rename_path(idx_tmp_, idx);
+  finished_ = true;
+  fsync_directory(parent_path(prefix_));
+}
+
+}  // namespace nrl

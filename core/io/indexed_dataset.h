@@ -1,0 +1,89 @@
+#pragma once
+// Token files in Megatron-LM's indexed format: PREFIX.bin holds the token ids back to back, PREFIX.idx the
+// lengths and offsets of the sequences and which sequences make a document.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/io/atomic_file.h"
+
+namespace nrl {
+
+/// A dataset on disk, open for random access. Everything the index says is checked against the sizes of both
+/// files when it is opened, so that no later read can leave them. Reads are `pread`: any number of threads
+/// may read at once.
+class IndexedDataset {
+ public:
+  /// Opens PREFIX.idx and PREFIX.bin. Throws Error: `no_input` where a file is missing or unreadable, `data`
+  /// where one is malformed (the message names the file and the field).
+  explicit IndexedDataset(const std::string& prefix);
+
+  const std::string& prefix() const { return prefix_; }
+  int64_t sequences() const { return static_cast<int64_t>(lengths_.size()); }
+  int64_t documents() const { return static_cast<int64_t>(document_index_.size()) - 1; }
+  int64_t tokens() const { return offsets_.back(); }
+  /// Bytes of one token on disk: 1, 2, 4 or 8.
+  int token_bytes() const { return token_bytes_; }
+  /// Tokens of every sequence; valid as long as the dataset.
+  std::span<const int32_t> lengths() const { return lengths_; }
+  /// The document that holds this sequence.
+  int64_t document_of(int64_t sequence) const;
+
+  /// Reads out.size() tokens of `sequence` from its token `offset` on; the range must lie inside the
+  /// sequence. Ids that are negative or do not lie below `vocab_size` are an Error (`data`) that names the
+  /// file, the position in it and the document.
+  void read(int64_t sequence, int64_t offset, std::span<int32_t> out, int64_t vocab_size = INT32_MAX) const;
+
+ private:
+  void load_index(const File& file, int64_t bin_bytes);
+
+  std::string prefix_;
+  File bin_;
+  uint8_t dtype_ = 0;
+  int token_bytes_ = 0;
+  std::vector<int32_t> lengths_;         // [sequences]
+  std::vector<int64_t> offsets_;         // [sequences + 1], in tokens
+  std::vector<int64_t> document_index_;  // [documents + 1], sequence numbers
+};
+
+/// Writes a dataset as a stream. Nothing appears under the final names before `finish`; without it (an
+/// exception on the way) the temporary files are removed.
+class IndexedDatasetWriter {
+ public:
+  /// Tokens are stored in 16 bits where `vocab_size` < 65500 (Megatron's rule), else in 32.
+  IndexedDatasetWriter(const std::string& prefix, int64_t vocab_size);
+  ~IndexedDatasetWriter();
+  IndexedDatasetWriter(const IndexedDatasetWriter&) = delete;
+  IndexedDatasetWriter& operator=(const IndexedDatasetWriter&) = delete;
+
+  /// Appends one sequence to the current document. Every id must lie in [0, vocab_size).
+  void add_sequence(std::span<const int32_t> tokens);
+  /// Ends the current document.
+  void end_document();
+  /// Makes the files durable and gives them their names, the index last. `before_index` runs when all data is
+  /// on disk and the old index (if there was one) is gone: companions of the dataset are best renamed there.
+  void finish(const std::function<void()>& before_index = {});
+
+  int64_t tokens() const { return tokens_; }
+  int64_t documents() const { return static_cast<int64_t>(document_index_.size()) - 1; }
+
+ private:
+  void flush();
+  void write_index();
+
+  std::string prefix_, bin_tmp_, idx_tmp_;
+  int64_t vocab_size_;
+  bool wide_, finished_ = false;
+  File bin_;
+  uint64_t written_ = 0;
+  int64_t tokens_ = 0;
+  std::vector<char> buffer_;
+  std::vector<int32_t> lengths_;
+  std::vector<int64_t> document_index_{0};
+};
+
+}  // namespace nrl
