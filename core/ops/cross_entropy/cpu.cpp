@@ -1,0 +1,76 @@
+#include "core/ops/cross_entropy/cross_entropy.h"
+
+#include "core/device/cpu/parallel.h"
+#include "core/ops/cpu_families.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/simd.h"
+
+namespace nrl::ops::NRL_ISA {
+namespace {
+
+/// Sums run in f32 over this many elements and in double over the blocks.
+constexpr int64_t block = 2048;
+
+float maximum(const float* x, int64_t n) {
+  float m = x[0];
+#pragma omp simd reduction(max : m)
+  for (int64_t i = 0; i < n; ++i) m = x[i] > m ? x[i] : m;
+  return m;
+}
+
+/// Sum of exp(x - m); `keep` writes the exponentials over x.
+template <bool keep>
+double exponentials(float* x, int64_t n, float m) {
+  double total = 0;
+  for (int64_t begin = 0; begin < n; begin += block) {
+    const int64_t end = std::min(n, begin + block);
+    float s = 0;
+#pragma omp simd reduction(+ : s)
+    for (int64_t i = begin; i < end; ++i) {
+      const float e = exp_f32(x[i] - m);
+      if constexpr (keep) x[i] = e;
+      s += e;
+    }
+    total += static_cast<double>(s);
+  }
+  return total;
+}
+
+void cross_entropy_kernel(Exec& exec, const CrossEntropy& a) {
+  const int64_t n = a.logits.dim(0), v = a.logits.dim(1);
+  const int32_t* targets = data_of<const int32_t>(a.target);
+  const float* weights = data_of<const float>(a.weight);
+  float* log_probs = data_of<float>(a.log_prob);
+  float* lses = data_of<float>(a.lse);
+  cpu::parallel_for(exec.threads, n, std::max<int64_t>(1, 8192 / v), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      float* x = data_of<float>(a.logits) + r * a.logits.stride[0];
+      const int32_t target = targets[r];
+      const float weight = weights && target >= 0 ? weights[r] : 0.0f;
+      if (target < 0 && !lses) {
+        log_probs[r] = 0.0f;
+      } else {
+        const float m = maximum(x, v), chosen = target >= 0 ? x[target] : 0.0f;
+        const double total = weight != 0.0f ? exponentials<true>(x, v, m) : exponentials<false>(x, v, m);
+        const double lse = static_cast<double>(m) + std::log(total);
+        log_probs[r] = target >= 0 ? static_cast<float>(static_cast<double>(chosen) - lse) : 0.0f;
+        if (lses) lses[r] = static_cast<float>(lse);
+        if (weight != 0.0f) {
+          const float scale = static_cast<float>(-static_cast<double>(weight) / total);
+#pragma omp simd
+          for (int64_t i = 0; i < v; ++i) x[i] *= scale;
+          x[target] += weight;
+        }
+      }
+      if (weights && weight == 0.0f) std::fill(x, x + v, 0.0f);
+    }
+  });
+}
+
+}  // namespace
+
+void fill_cross_entropy(KernelTable& table) {
+  table.cross_entropy = cross_entropy_kernel;
+}
+
+}  // namespace nrl::ops::NRL_ISA

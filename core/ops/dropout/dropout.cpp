@@ -1,0 +1,18 @@
+#include "core/ops/dropout/dropout.h"
+
+#include "core/ops/check.h"
+#include "core/ops/kernel_table.h"
+
+namespace nrl::ops {
+
+void dropout(Exec& exec, const Dropout& a) {
+  NRL_CHECK(a.x.data && a.x.rank == 2 && is_float(a.x) && dense_rows(a.x),
+            "dropout: x is {}, wanted f32 or bf16 (N, H)", describe(a.x));
+  NRL_CHECK(a.out.data && same_shape(a.out, a.x) && a.out.dtype == a.x.dtype && dense_rows(a.out),
+            "dropout: out is {}, x is {}", describe(a.out), describe(a.x));
+  NRL_CHECK(same_or_disjoint(a.out, a.x), "dropout: out overlaps x partly");
+  NRL_CHECK(a.p >= 0.0f && a.p < 1.0f && a.first_row >= 0, "dropout: p {}, first_row {}", a.p, a.first_row);
+  if (a.x.numel() > 0) exec.kernels->dropout(exec, a);
+}
+
+}  // namespace nrl::ops

@@ -1,0 +1,77 @@
+#include "core/ops/embedding/embedding.h"
+
+#include "core/device/cpu/parallel.h"
+#include "core/ops/cpu_families.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/simd.h"
+
+namespace nrl::ops::NRL_ISA {
+namespace {
+
+constexpr int64_t grain_elements = 16384;
+
+template <class W, class T>
+void forward(Exec& exec, const EmbeddingForward& a) {
+  const int64_t n = a.out.dim(0), h = a.out.dim(1);
+  const int32_t* ids = data_of<const int32_t>(a.ids);
+  const int32_t* positions = data_of<const int32_t>(a.positions);
+  cpu::parallel_for(
+      exec.threads, n, std::max<int64_t>(1, grain_elements / h), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          T* out = data_of<T>(a.out) + r * a.out.stride[0];
+          const W* row = data_of<const W>(a.table) + ids[r] * a.table.stride[0];
+          if (a.position_table) {
+            const W* place = data_of<const W>(a.position_table) + positions[r] * a.position_table.stride[0];
+#pragma omp simd
+            for (int64_t i = 0; i < h; ++i) {
+              out[i] = static_cast<T>(static_cast<float>(row[i]) + static_cast<float>(place[i]));
+            }
+          } else {
+#pragma omp simd
+            for (int64_t i = 0; i < h; ++i) out[i] = static_cast<T>(static_cast<float>(row[i]));
+          }
+        }
+      });
+}
+
+/// table[index[r], begin..end) += dout[r, begin..end) for all rows in order.
+template <class T>
+void scatter(const Tensor& table, const Tensor& index, const Tensor& dout, int64_t begin, int64_t end) {
+  const int32_t* ids = data_of<const int32_t>(index);
+  for (int64_t r = 0; r < dout.dim(0); ++r) {
+    float* row = data_of<float>(table) + ids[r] * table.stride[0];
+    const T* g = data_of<const T>(dout) + r * dout.stride[0];
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) row[i] += static_cast<float>(g[i]);
+  }
+}
+
+template <class T>
+void backward(Exec& exec, const EmbeddingBackward& a) {
+  const int64_t n = a.dout.dim(0), h = a.dout.dim(1);
+  constexpr int64_t line = 16;  // columns of one cache line of dtable, so that threads do not share lines
+  const int64_t grain = std::max<int64_t>(4, grain_elements / (n * line));
+  cpu::parallel_for(exec.threads, (h + line - 1) / line, grain, [&](int64_t begin, int64_t end) {
+    scatter<T>(a.dtable, a.ids, a.dout, begin * line, std::min(h, end * line));
+    if (a.dposition_table)
+      scatter<T>(a.dposition_table, a.positions, a.dout, begin * line, std::min(h, end * line));
+  });
+}
+
+void embedding_forward_kernel(Exec& exec, const EmbeddingForward& a) {
+  for_float_type(a.table.dtype,
+                 [&]<class W>() { for_float_type(a.out.dtype, [&]<class T>() { forward<W, T>(exec, a); }); });
+}
+
+void embedding_backward_kernel(Exec& exec, const EmbeddingBackward& a) {
+  for_float_type(a.dout.dtype, [&]<class T>() { backward<T>(exec, a); });
+}
+
+}  // namespace
+
+void fill_embedding(KernelTable& table) {
+  table.embedding_forward = embedding_forward_kernel;
+  table.embedding_backward = embedding_backward_kernel;
+}
+
+}  // namespace nrl::ops::NRL_ISA

@@ -1,0 +1,47 @@
+#include "core/ops/embedding/embedding.h"
+
+#include "core/ops/check.h"
+#include "core/ops/kernel_table.h"
+
+namespace nrl::ops {
+namespace {
+
+bool is_matrix(const Tensor& t) {
+  return t.data && t.rank == 2 && is_float(t) && dense_rows(t);
+}
+
+/// One table (forward or gradient) and the indices that select its rows, against the (N, H) side.
+void check_table(const char* op, const Tensor& table, const Tensor& ids, const Tensor& rows) {
+  NRL_CHECK(is_matrix(rows), "{}: rows are {}, wanted f32 or bf16 (N, H)", op, describe(rows));
+  NRL_CHECK(is_matrix(table) && table.dim(1) == rows.dim(1), "{}: table is {}, rows are {}", op,
+            describe(table), describe(rows));
+  NRL_CHECK(is_vector(ids, rows.dim(0), DType::i32), "{}: ids are {}, rows are {}", op, describe(ids),
+            describe(rows));
+}
+
+}  // namespace
+
+void embedding_forward(Exec& exec, const EmbeddingForward& a) {
+  constexpr const char* op = "embedding_forward";
+  check_table(op, a.table, a.ids, a.out);
+  if (a.position_table) {
+    check_table(op, a.position_table, a.positions, a.out);
+    NRL_CHECK(a.position_table.dtype == a.table.dtype, "{}: table is {}, position_table is {}", op,
+              describe(a.table), describe(a.position_table));
+  }
+  if (a.out.numel() > 0) exec.kernels->embedding_forward(exec, a);
+}
+
+void embedding_backward(Exec& exec, const EmbeddingBackward& a) {
+  constexpr const char* op = "embedding_backward";
+  check_table(op, a.dtable, a.ids, a.dout);
+  NRL_CHECK(a.dtable.dtype == DType::f32, "{}: dtable is {}, wanted f32", op, describe(a.dtable));
+  if (a.dposition_table) {
+    check_table(op, a.dposition_table, a.positions, a.dout);
+    NRL_CHECK(a.dposition_table.dtype == DType::f32, "{}: dposition_table is {}, wanted f32", op,
+              describe(a.dposition_table));
+  }
+  if (a.dout.numel() > 0) exec.kernels->embedding_backward(exec, a);
+}
+
+}  // namespace nrl::ops
