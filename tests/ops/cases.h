@@ -1,123 +1,136 @@
 #pragma once
 // The registry of op cases. A family's <family>_cases.cpp registers cases with NRL_OP_CASES; the program
-// `op_tests` runs them in one of three modes: test (every ISA of this machine against the reference), grad
-// (finite differences of the reference forward against the reference backward, then the CPU backward against
-// that), perf (rates at model shapes).
+// `op_tests` runs them in one of three modes:
+//   test  kernels of every ISA of this machine against the reference, same bits twice
+//   grad  finite differences (4 points, f64) of the reference forward against the reference backward, then
+//   the CPU
+//         backward against the reference backward
+//   perf  rates at model shapes beside the measured copy bandwidth
 
 #include <functional>
+#include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "core/base/philox.h"
-#include "core/ops/exec.h"
 #include "core/ops/kernel_table.h"
 
 namespace nrl::ops_test {
 
-/// Tensors with their memory. f32 or bf16 values come from Philox by (name, element).
+/// A tensor with its memory, 64-byte aligned. `row_gap` > 0 makes the rows of the first dimension that many
+/// elements longer than the shape says; the gap holds a canary.
 class Buffer {
  public:
   Buffer() = default;
-  /// Zeroed contiguous tensor. `row_gap` > 0 makes the rows (of the first dimension) that many elements
-  /// longer than the shape says, so that strides are exercised; the gap is filled with a canary that
-  /// check_canary() verifies.
+  /// Zeroed; f32, bf16, f64 or i32.
   Buffer(DType dtype, std::vector<int64_t> shape, int64_t row_gap = 0);
+  Buffer(const Buffer& other);
+  Buffer& operator=(const Buffer& other);
+
+  /// mean + scale * standard normal of Philox stream `name`, by element: the same values in every dtype up to
+  /// rounding.
   Buffer& normal(std::string_view name, double scale = 1.0, double mean = 0.0);
-  /// Integers in [low, high); i32 only.
-  Buffer& integers(std::string_view name, int32_t low, int32_t high);
+  /// Integers in [low, high).
+  Buffer& integers(std::string_view name, int64_t low, int64_t high);
   Buffer& fill(double value);
 
   const Tensor& tensor() const { return tensor_; }
   operator const Tensor&() const { return tensor_; }
-  /// Values in row-major order, widened.
-  std::vector<double> values() const;
+  int64_t size() const { return tensor_.numel(); }
+  /// Element i in row-major order.
   double get(int64_t i) const;
   void set(int64_t i, double value);
-  int64_t size() const { return tensor_.numel(); }
+  /// The canaries between the rows and behind the last are as they were.
   bool gap_intact() const;
-  /// Same shape, dtype, gap and values, other memory.
-  Buffer clone() const;
-  /// Same shape as f32 with the same values (for comparing bf16 kernels with the reference, for finite
-  /// differences).
-  Buffer as_f32() const;
 
  private:
   int64_t offset(int64_t i) const;
+  void bind();
   std::vector<std::byte> memory_;
   Tensor tensor_;
   int64_t gap_ = 0;
-  friend void copy_values(const Buffer& from, Buffer& to);
-  void rebind();
-
- public:
-  Buffer(const Buffer& other) { *this = other; }
-  Buffer& operator=(const Buffer& other);
 };
 
-/// Relative tolerance for a result of `dtype` that is a sum of `reduction_length` products computed in f32.
-/// The only place where tolerances are decided.
+/// Largest accepted error_of() for a result of `dtype` that sums `reduction_length` products in f32. The only
+/// place where tolerances are decided.
 double tolerance(DType dtype, int64_t reduction_length);
 
-/// max |a - b| / (scale of b), where the scale is the root mean square of b plus |b| of the element: errors
-/// of elements that cancel are judged against the size of the tensor.
-double error_of(const std::vector<double>& got, const std::vector<double>& want);
+/// max over i of |got - want| / (|want[i]| + rms(want)): elements that nearly cancel are judged by the
+/// tensor's size. Infinite when one is finite or NaN where the other is not.
+double error_of(const Buffer& got, const Buffer& want);
 
-/// What a case may call while it runs.
-class Check {
- public:
-  /// Compares with tolerance(dtype of got, reduction_length); records a failure naming `what`.
-  void close(const std::string& what, const Buffer& got, const Buffer& want, int64_t reduction_length);
-  void close(const std::string& what, const std::vector<double>& got, const std::vector<double>& want,
-             double tol);
-  /// Same bits.
-  void same(const std::string& what, const Buffer& a, const Buffer& b);
-  void that(const std::string& what, bool ok);
+bool same_bits(const Buffer& a, const Buffer& b);
 
-  std::string prefix;
-  int failures = 0;
-  int checks = 0;
-  double worst = 0;  ///< largest error / tolerance seen
+/// What a case produced, with the length of the sums behind each element.
+struct Output {
+  std::string name;
+  Buffer value;
+  int64_t reduction_length = 1;
 };
+using Outputs = std::vector<Output>;
 
-/// Runs with a table: `exec` has 2 threads and a generous workspace.
-using Run = std::function<void(ops::Exec& exec)>;
-
-/// mode `test`: called once per ISA; compare kernels of `cpu` with `reference`.
+/// mode `test`: `body` builds its inputs (from Philox, so they are the same each time), runs ops through
+/// their fronts and returns the results. It is called with the reference, then twice per ISA with 2 threads;
+/// `any_threads`: one thread must give the same bits as two.
 struct TestCase {
   std::string name;
-  std::function<void(ops::Exec& cpu, ops::Exec& reference, Check& check)> body;
+  std::function<Outputs(ops::Exec&)> body;
+  bool any_threads = false;
 };
 
-/// mode `grad`: `inputs` (f32) are perturbed one element at a time; `loss(reference)` is a scalar (double) of
-/// the reference forward, `backward(exec)` fills `gradients` (same order as inputs).
+/// A check without reference, called once per ISA with 2 threads; throw Failure (expect()) when it does not
+/// hold.
+struct PropertyCase {
+  std::string name;
+  std::function<void(ops::Exec& cpu)> body;
+};
+struct Failure {
+  std::string text;
+};
+inline void expect(bool ok, const std::string& text) {
+  if (!ok) throw Failure{text};
+}
+
+/// One problem of mode `grad`: `gradients[i]` is filled by `backward` for `inputs[i]`. `loss` is a scalar of
+/// the forward. Kernels are called through exec.kernels-> directly, because the fronts refuse f64.
+struct GradProblem {
+  std::vector<Buffer*> inputs, gradients;
+  std::function<double(ops::Exec&)> loss;
+  std::function<void(ops::Exec&)> backward;
+  int64_t reduction_length = 1;
+  std::shared_ptr<void> keep;  ///< owns the buffers
+};
+/// `make(f64)` for finite differences, `make(f32)` for the CPU kernels.
 struct GradCase {
   std::string name;
-  std::vector<Buffer*> inputs;
-  std::vector<Buffer*> gradients;
-  std::function<double(ops::Exec& reference)> loss;
-  std::function<void(ops::Exec& exec)> backward;
-  std::shared_ptr<void> keep;  ///< owns the buffers
-  double tol = 2e-4;           ///< finite differences against the reference backward
+  std::function<GradProblem(DType)> make;
 };
 
-/// mode `perf`: `run` is timed; bytes or flops of one call.
-struct PerfCase {
-  std::string name;
-  Run run;
+/// mode `perf`: one call of `run` moves `bytes` or does `flops`.
+struct PerfProblem {
+  std::function<void(ops::Exec&)> run;
   double bytes = 0;
   double flops = 0;
-  std::shared_ptr<void> keep;
+};
+struct PerfCase {
+  std::string name;
+  std::function<PerfProblem()> make;  ///< allocates; the lambda `run` owns the memory
 };
 
 struct Registry {
   std::vector<TestCase> tests;
-  std::vector<std::function<GradCase()>> grads;  ///< made when they run, so that memory is not held
-  std::vector<std::function<PerfCase()>> perfs;
+  std::vector<PropertyCase> properties;
+  std::vector<GradCase> grads;
+  std::vector<PerfCase> perfs;
 };
+
+/// sum of a[i] * b[i] in double: the usual loss, with b a fixed random tensor that is also `dout`.
+double dot(const Buffer& a, const Buffer& b);
+
 using Register = void (*)(Registry&);
-std::vector<Register>& registrars();
 struct Registrar {
-  explicit Registrar(Register r) { registrars().push_back(r); }
+  explicit Registrar(Register r);
 };
 
 }  // namespace nrl::ops_test
