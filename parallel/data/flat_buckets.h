@@ -1,0 +1,120 @@
+#pragma once
+// The one layout of parameters, gradients and optimizer state in flat buffers (after Megatron-LM's
+// distributed optimizer). DDP and the ZeRO stages differ only in which of the three buffers a rank keeps
+// whole.
+//
+// Parameters stand in reverse model order, which is about the order in which their gradients become complete;
+// each starts at a multiple of 64 elements. A bucket is closed when it has reached the bucket size; its end
+// is padded so that the data-parallel ranks get equal shards, cut without regard to parameters.
+//
+// What depends on the data-parallel size: nothing, for sizes that divide kShardUnit = 61440 = 2^12 * 3 * 5
+// (all of 2^a 3^b 5^c with b, c <= 1 up to 4096, so 1, 2, 3, 4, 5, 6, 8, 10, 12, ..., 768, 1024), whose
+// shards then start at multiples of 60 elements or more; other sizes lengthen the padding at the end of
+// buckets. The bucket of a parameter and its offset there never depend on it.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace nrl {
+
+/// One parameter tensor of this rank, in model order. A tied parameter is listed once.
+struct ParamSpec {
+  std::string name;
+  int64_t numel = 0;
+  bool decay = true;      ///< takes part in weight decay
+  bool isolated = false;  ///< has a bucket of its own (tied embeddings, reduced by other groups as well)
+};
+
+/// Elements [begin, end).
+struct ElementRange {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+  bool operator==(const ElementRange&) const = default;
+};
+
+struct ParamPlace {
+  int bucket = 0;
+  int64_t offset = 0;  ///< in the bucket
+  int64_t start = 0;   ///< in the flat buffer
+};
+
+struct Bucket {
+  int64_t start = 0;        ///< in the flat buffer
+  int64_t size = 0;         ///< with padding
+  int64_t used = 0;         ///< up to the end of the last parameter
+  std::vector<int> params;  ///< indices into the input, in the order they stand here
+};
+
+/// The part of a parameter that lies in a rank's shard of its bucket.
+struct ShardPiece {
+  int param = 0;
+  ElementRange in_param;
+  int64_t in_flat = 0;   ///< where it starts in the whole flat buffer
+  int64_t in_shard = 0;  ///< where it starts in the rank's shards, laid one bucket after the other
+};
+
+/// A pure description: no memory, the same on all ranks that hold the same parameters.
+class FlatBuckets {
+ public:
+  static constexpr int64_t kParamAlign = 64;
+  static constexpr int64_t kShardUnit = 61440;
+
+  FlatBuckets() = default;
+  /// `bucket_elements`: a bucket is closed when it has at least as many (0: one bucket for all but isolated
+  /// ones). `shards`: the data-parallel size. Fails with Exit::config when the sum overflows, and for an
+  /// empty parameter or a name given twice with Exit::internal.
+  FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements, int shards);
+
+  const std::vector<ParamSpec>& params() const { return params_; }
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  const ParamPlace& place(int param) const { return places_.at(static_cast<size_t>(param)); }
+  /// Index of a name; -1 when there is none.
+  int find(std::string_view name) const;
+  int shards() const { return shards_; }
+
+  /// Elements of a whole flat buffer, padding included.
+  int64_t total() const { return total_; }
+  /// Elements of parameters only.
+  int64_t parameters() const { return parameters_; }
+  /// Elements of one rank's shards together; equal for all ranks.
+  int64_t shard_total() const { return total_ / shards_; }
+  /// The flat range of a bucket.
+  ElementRange range(int bucket) const;
+  /// The flat range of a rank's shard of a bucket.
+  ElementRange shard(int bucket, int shard_rank) const;
+  /// Everything a rank owns, in the order of its shards. Padding belongs to no piece.
+  std::vector<ShardPiece> pieces(int shard_rank) const;
+
+ private:
+  std::vector<ParamSpec> params_;
+  std::vector<ParamPlace> places_;
+  std::vector<Bucket> buckets_;
+  std::vector<int> by_name_;  // indices ordered by name
+  int shards_ = 1;
+  int64_t total_ = 0, parameters_ = 0;
+};
+
+/// Which of the three buffers are kept in shards between steps.
+struct ShardingStrategy {
+  std::string_view name;
+  bool parameters = false;
+  bool gradients = false;
+  bool optimizer_state = false;
+  bool operator==(const ShardingStrategy&) const = default;
+};
+
+namespace sharding {
+inline constexpr ShardingStrategy ddp{"ddp", false, false, false};
+inline constexpr ShardingStrategy optim{"optim", false, false, true};
+inline constexpr ShardingStrategy optim_grads{"optim_grads", false, true, true};
+inline constexpr ShardingStrategy optim_grads_params{"optim_grads_params", true, true, true};
+inline constexpr ShardingStrategy all[] = {ddp, optim, optim_grads, optim_grads_params};
+}  // namespace sharding
+
+/// The strategy of a name, or null.
+const ShardingStrategy* find_sharding(std::string_view name);
+
+}  // namespace nrl

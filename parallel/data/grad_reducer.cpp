@@ -1,0 +1,98 @@
+#include "parallel/data/grad_reducer.h"
+
+#include "core/base/error.h"
+
+namespace nrl {
+
+GradReducer::GradReducer(const FlatBuckets& layout, std::span<float> grads, comm::Communicator& dp,
+                         const ShardingStrategy& strategy, bool overlap)
+    : layout_(layout),
+      grads_(grads),
+      dp_(dp),
+      strategy_(strategy),
+      overlap_(overlap),
+      sums_(layout.buckets().size()),
+      gathers_(layout.buckets().size()) {
+  if (strategy.gradients || strategy.parameters)
+    fail(Exit::config,
+         "data-parallel strategy {} keeps gradients or parameters in shards, which the gradient reducer "
+         "does not do: use ddp or optim",
+         strategy.name);
+  NRL_CHECK(static_cast<int64_t>(grads.size()) == layout.total(), "{} gradients for a layout of {}",
+            grads.size(), layout.total());
+  NRL_CHECK(dp.size() == layout.shards(), "{} has {} ranks, the layout {} shards", dp.label(), dp.size(),
+            layout.shards());
+}
+
+GradReducer::~GradReducer() = default;
+
+void GradReducer::start() {
+  NRL_CHECK(!started_, "a step of the gradient reducer is under way");
+  started_ = true;
+  next_ = 0;
+  seen_.assign(layout_.params().size(), false);
+  missing_.clear();
+  for (const Bucket& b : layout_.buckets()) missing_.push_back(static_cast<int>(b.params.size()));
+}
+
+void GradReducer::ready(int param) {
+  NRL_CHECK(started_, "parameter {} is ready outside of a step", param);
+  NRL_CHECK(param >= 0 && static_cast<size_t>(param) < seen_.size(), "no parameter {}", param);
+  NRL_CHECK(!seen_[static_cast<size_t>(param)], "the gradient of {} was reported twice",
+            layout_.params()[static_cast<size_t>(param)].name);
+  seen_[static_cast<size_t>(param)] = true;
+  --missing_[static_cast<size_t>(layout_.place(param).bucket)];
+  if (overlap_) launch_complete();
+}
+
+void GradReducer::launch_complete() {
+  for (; next_ < missing_.size() && missing_[next_] == 0; ++next_) {
+    if (dp_.size() == 1) continue;
+    const ElementRange whole = layout_.range(static_cast<int>(next_));
+    const auto part = [&](const ElementRange& r) {
+      return grads_.subspan(static_cast<size_t>(r.begin), static_cast<size_t>(r.size()));
+    };
+    sums_[next_] = strategy_.optimizer_state
+                       ? dp_.reduce_scatter_async(comm::View(part(whole)),
+                                                  part(layout_.shard(static_cast<int>(next_), dp_.rank())))
+                       : dp_.all_reduce_async(part(whole));
+  }
+}
+
+void GradReducer::finish() {
+  NRL_CHECK(started_, "no step of the gradient reducer is under way");
+  for (size_t p = 0; p < seen_.size(); ++p)
+    NRL_CHECK(seen_[p], "the gradient of {} was never reported", layout_.params()[p].name);
+  launch_complete();
+  for (comm::Handle& h : sums_) h.wait();
+  started_ = false;
+}
+
+void GradReducer::gather_params(comm::View flat) {
+  start_gather(flat);
+  finish_gather();
+}
+
+void GradReducer::start_gather(comm::View flat) {
+  NRL_CHECK(flat.count == layout_.total(), "{} parameters for a layout of {}", flat.count, layout_.total());
+  if (dp_.size() == 1 || !strategy_.optimizer_state) return;
+  const auto part = [&](const ElementRange& r) {
+    return comm::View(static_cast<std::byte*>(flat.data) + r.begin * size_of(flat.dtype), r.size(),
+                      flat.dtype);
+  };
+  for (int b = static_cast<int>(gathers_.size()) - 1; b >= 0; --b) {
+    comm::Handle& handle = gathers_[static_cast<size_t>(b)];
+    NRL_CHECK(handle.empty(), "bucket {} is being gathered", b);
+    handle = dp_.all_gather_async(part(layout_.shard(b, dp_.rank())), part(layout_.range(b)));
+  }
+}
+
+void GradReducer::wait_gather(int bucket) {
+  gathers_.at(static_cast<size_t>(bucket)).wait();
+}
+
+void GradReducer::finish_gather() {
+  for (size_t b = gathers_.size(); b-- > 0;) gathers_[b].wait();
+}
+
+}  // namespace nrl
