@@ -1,0 +1,259 @@
+#include "core/io/checkpoint_manifest.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "core/base/error.h"
+#include "core/io/atomic_file.h"
+#include "core/io/crc32c.h"
+#include "core/io/safetensors.h"
+
+namespace nrl {
+namespace {
+
+constexpr std::string_view kFormat = "nrl-checkpoint-1";
+constexpr std::string_view kTailStart = "\"crc32c\":\"";
+constexpr std::string_view kTailEnd = "\"}\n";
+constexpr size_t kTailBytes = kTailStart.size() + 8 + kTailEnd.size();
+constexpr size_t kMaxRuns = size_t{4} << 20;
+
+std::string hex(uint32_t crc) {
+  return fmt::format("{:08x}", crc);
+}
+
+bool parse_hex(std::string_view digits, uint32_t& value) {
+  const bool lower = std::all_of(digits.begin(), digits.end(),
+                                 [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+  if (digits.size() != 8 || !lower) return false;
+  std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+  return true;
+}
+
+uint32_t crc_at(const JsonValue& object, std::string_view key) {
+  uint32_t value = 0;
+  if (!parse_hex(object.get_string(key), value)) {
+    fail(Exit::data, "{}\"{}\" must be 8 hexadecimal digits", object.at(key).where(), key);
+  }
+  return value;
+}
+
+DType dtype_from(const JsonValue& value) {
+  for (int i = 0; i <= static_cast<int>(DType::u8); ++i) {
+    if (name_of(static_cast<DType>(i)) == value.as_string()) return static_cast<DType>(i);
+  }
+  fail(Exit::data, "{}unknown dtype \"{}\"", value.where(), value.as_string().substr(0, 40));
+}
+
+std::string plain_name(const JsonValue& value) {
+  if (!is_plain_name(value.as_string())) {
+    fail(Exit::data, "{}\"{}\" is no plain file name", value.where(), value.as_string().substr(0, 200));
+  }
+  return value.as_string();
+}
+
+uint64_t chunk_count(uint64_t bytes) {
+  return bytes / kCrcChunkBytes + (bytes % kCrcChunkBytes != 0 ? 1 : 0);
+}
+
+JsonValue shard_to_json(const CheckpointShard& s) {
+  JsonValue v = JsonValue::object({{"file", s.file},
+                                   {"key", s.key},
+                                   {"offset", s.offset},
+                                   {"count", s.count},
+                                   {"crc32c", hex(s.crc32c)}});
+  if (s.run != s.count) {
+    v.set("run", s.run);
+    v.set("stride", s.stride);
+  }
+  if (s.chunks.size() > 1) {
+    std::string all;
+    for (uint32_t c : s.chunks) all += hex(c);
+    v.set("chunks", all);
+  }
+  return v;
+}
+
+CheckpointShard shard_from_json(const JsonValue& v, DType dtype) {
+  CheckpointShard s;
+  s.file = plain_name(v.at("file"));
+  s.key = v.get_string("key");
+  s.offset = v.get_int("offset");
+  s.count = v.get_int("count");
+  s.run = v.get_int("run", s.count);
+  s.stride = v.get_int("stride", s.count);
+  s.crc32c = crc_at(v, "crc32c");
+  int64_t bytes = 0;
+  if (s.count < 0 || __builtin_mul_overflow(s.count, size_of(dtype), &bytes)) {
+    fail(Exit::data, "{}count {} is out of range", v.where(), s.count);
+  }
+  const uint64_t expected = chunk_count(static_cast<uint64_t>(bytes));
+  const std::string chunks = v.get_string("chunks", "");
+  if (chunks.size() % 8 != 0 || chunks.size() / 8 != (expected > 1 ? expected : 0)) {
+    fail(Exit::data, "{}{} checksums of chunks for {} bytes", v.where(), chunks.size() / 8, bytes);
+  }
+  for (size_t i = 0; i < chunks.size(); i += 8) {
+    uint32_t crc = 0;
+    if (!parse_hex(std::string_view(chunks).substr(i, 8), crc)) {
+      fail(Exit::data, "{}\"chunks\" must be hexadecimal digits", v.where());
+    }
+    s.chunks.push_back(crc);
+  }
+  return s;
+}
+
+// Number of runs of a shard, after checking that all of it lies inside the tensor.
+int64_t count_runs(std::string_view name, const CheckpointShard& s, int64_t elements) {
+  if (s.count == 0) return 0;
+  const bool shape_ok = s.offset >= 0 && s.count > 0 && s.run > 0 && s.count % s.run == 0 &&
+                        (s.run == s.count || s.stride >= s.run);
+  int64_t end = 0;
+  if (!shape_ok || (s.run != s.count && __builtin_mul_overflow(s.count / s.run - 1, s.stride, &end)) ||
+      __builtin_add_overflow(end, s.offset, &end) || __builtin_add_overflow(end, s.run, &end) ||
+      end > elements) {
+    fail(Exit::data,
+         "tensor \"{}\" with {} elements: the piece {} in {} (offset {}, count {}, run {}, stride {}) lies "
+         "outside of it",
+         name, elements, s.key, s.file, s.offset, s.count, s.run, s.stride);
+  }
+  return s.count / s.run;
+}
+
+}  // namespace
+
+std::vector<ShardRun> shard_runs(std::string_view name, const LogicalTensor& tensor) {
+  const auto elements = checked_product(tensor.shape, size_of(tensor.dtype));
+  if (!elements) fail(Exit::data, "tensor \"{}\": the shape {} overflows", name, shape_text(tensor.shape));
+  const int64_t total = *elements / size_of(tensor.dtype);
+  int64_t runs = 0;
+  for (const CheckpointShard& s : tensor.shards) {
+    runs += count_runs(name, s, total);
+    if (runs > static_cast<int64_t>(kMaxRuns)) {
+      fail(Exit::data, "tensor \"{}\" is cut into more than {} runs", name, kMaxRuns);
+    }
+  }
+  std::vector<ShardRun> out;
+  out.reserve(static_cast<size_t>(runs));
+  for (size_t i = 0; i < tensor.shards.size(); ++i) {
+    const CheckpointShard& s = tensor.shards[i];
+    for (int64_t r = 0; s.count > 0 && r < s.count / s.run; ++r) {
+      out.push_back({s.offset + r * s.stride, s.run, static_cast<uint32_t>(i), r * s.run});
+    }
+  }
+  std::sort(out.begin(), out.end(), [](const ShardRun& a, const ShardRun& b) { return a.begin < b.begin; });
+  int64_t expected = 0;
+  for (const ShardRun& r : out) {
+    if (r.begin != expected) {
+      fail(Exit::data, "tensor \"{}\": elements [{}, {}) are stored {}{}", name, std::min(r.begin, expected),
+           std::max(r.begin, expected), r.begin > expected ? "nowhere" : "twice, again in ",
+           r.begin > expected ? "" : tensor.shards[r.shard].file);
+    }
+    expected += r.count;
+  }
+  if (expected != total)
+    fail(Exit::data, "tensor \"{}\": elements [{}, {}) are stored nowhere", name, expected, total);
+  return out;
+}
+
+JsonValue tensor_to_json(const LogicalTensor& tensor) {
+  JsonValue shards = JsonValue::array();
+  for (const CheckpointShard& s : tensor.shards) shards.push_back(shard_to_json(s));
+  return JsonValue::object({{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"shards", shards}});
+}
+
+LogicalTensor tensor_from_json(std::string_view name, const JsonValue& value) {
+  LogicalTensor t;
+  t.dtype = dtype_from(value.at("dtype"));
+  for (const JsonValue& d : value.at("shape").items()) t.shape.push_back(d.as_int());
+  if (t.shape.size() > 32 || !checked_product(t.shape, size_of(t.dtype))) {
+    fail(Exit::data, "{}tensor \"{}\": impossible shape", value.where(), name.substr(0, 200));
+  }
+  for (const JsonValue& s : value.at("shards").items()) t.shards.push_back(shard_from_json(s, t.dtype));
+  return t;
+}
+
+JsonValue file_to_json(const CheckpointFile& file) {
+  return JsonValue::object({{"name", file.name}, {"bytes", file.bytes}, {"crc32c", hex(file.crc32c)}});
+}
+
+CheckpointFile file_from_json(const JsonValue& value) {
+  return {plain_name(value.at("name")), value.get_uint("bytes"), crc_at(value, "crc32c")};
+}
+
+const CheckpointFile* CheckpointManifest::find_file(std::string_view name) const {
+  const auto it =
+      std::find_if(files.begin(), files.end(), [&](const CheckpointFile& f) { return f.name == name; });
+  return it == files.end() ? nullptr : &*it;
+}
+
+std::string CheckpointManifest::to_text() const {
+  constexpr auto refuse = JsonValue::NonFinite::refuse;
+  // One line for each tensor and file, so that people can read and compare manifests.
+  std::string text = fmt::format("{{\"format\":\"{}\",\n\"step\":{},\n\"state\":{},\n\"tensors\":{{", kFormat,
+                                 step, state.dump(0, refuse));
+  bool first = true;
+  for (const auto& [name, tensor] : tensors) {
+    text += fmt::format("{}\n{}:{}", first ? "" : ",", JsonValue(name).dump(), tensor_to_json(tensor).dump());
+    first = false;
+  }
+  text += "\n},\n\"files\":[";
+  first = true;
+  for (const CheckpointFile& f : files) {
+    text += fmt::format("{}\n{}", first ? "" : ",", file_to_json(f).dump());
+    first = false;
+  }
+  text += "\n],\n";
+  const uint32_t crc = crc32c(text.data(), text.size());
+  text.append(kTailStart).append(hex(crc)).append(kTailEnd);
+  return text;
+}
+
+CheckpointManifest CheckpointManifest::from_text(std::string_view text, std::string_view source) {
+  if (text.size() < kTailBytes || !text.ends_with(kTailEnd) ||
+      text.substr(text.size() - kTailBytes, kTailStart.size()) != kTailStart) {
+    fail(Exit::data, "{}: does not end with its checksum: cut off or damaged", source);
+  }
+  const std::string_view body = text.substr(0, text.size() - kTailBytes);
+  uint32_t wanted = 0;
+  const uint32_t actual = crc32c(body.data(), body.size());
+  if (!parse_hex(text.substr(body.size() + kTailStart.size(), 8), wanted) || wanted != actual) {
+    fail(Exit::data, "{}: its CRC-32C is {}, not the {} that it names: damaged", source, hex(actual),
+         text.substr(body.size() + kTailStart.size(), 8));
+  }
+  JsonLimits limits;
+  limits.text_bytes = size_t{1} << 30;
+  limits.string_bytes = size_t{64} << 20;
+  limits.values = 4096 + text.size() / 4;
+  const JsonValue root = parse_json(text, source, limits);
+  if (root.get_string("format") != kFormat) {
+    fail(Exit::data, "{}the format is \"{}\"; this program reads \"{}\"", root.at("format").where(),
+         root.get_string("format").substr(0, 40), kFormat);
+  }
+  CheckpointManifest m;
+  m.step = root.get_int("step");
+  if (m.step < 0) fail(Exit::data, "{}negative step", root.at("step").where());
+  m.state = root.at("state");
+  for (const JsonValue& f : root.at("files").items()) m.files.push_back(file_from_json(f));
+  std::map<std::string_view, const CheckpointFile*> by_name;
+  for (const CheckpointFile& f : m.files) {
+    if (!by_name.emplace(f.name, &f).second) fail(Exit::data, "{}: the file {} occurs twice", source, f.name);
+  }
+  for (const auto& [name, value] : root.at("tensors").members()) {
+    LogicalTensor t = tensor_from_json(name, value);
+    for (const CheckpointShard& s : t.shards) {
+      const auto file = by_name.find(s.file);
+      if (file == by_name.end()) {
+        fail(Exit::data, "{}tensor \"{}\" lies in {}, which is no file of this checkpoint", value.where(),
+             name.substr(0, 200), s.file);
+      }
+      // Whatever is allocated for a tensor later on is bounded by the sizes of files.
+      if (static_cast<uint64_t>(s.count) > file->second->bytes / static_cast<uint64_t>(size_of(t.dtype))) {
+        fail(Exit::data, "{}tensor \"{}\": {} elements cannot lie in the {} bytes of {}", value.where(),
+             name.substr(0, 200), s.count, file->second->bytes, s.file);
+      }
+    }
+    m.tensors.emplace(name, std::move(t));
+  }
+  return m;
+}
+
+}  // namespace nrl

@@ -1,0 +1,219 @@
+#include "core/io/checkpoint_store.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "core/io/crc32c.h"
+
+namespace nrl {
+namespace {
+
+constexpr std::string_view kStep = "step-";
+constexpr uint64_t kMaxManifest = uint64_t{1} << 30;
+
+// `name` is `stem` and 16 hexadecimal digits.
+bool has_nonce(std::string_view name, std::string_view stem) {
+  if (!name.starts_with(stem) || name.size() != stem.size() + 16) return false;
+  return std::all_of(name.begin() + static_cast<std::ptrdiff_t>(stem.size()), name.end(),
+                     [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+}
+
+bool is_leftover(std::string_view name) {
+  if (has_nonce(name, ".trash-") || has_nonce(name, "LATEST.tmp-")) return true;
+  const size_t dot = name.find(".tmp-");
+  return dot != std::string_view::npos && parse_step_directory_name(name.substr(0, dot)) &&
+         has_nonce(name, name.substr(0, dot + 5));
+}
+
+uint32_t crc_of_range(const File& file, uint64_t begin, uint64_t end, uint32_t crc = 0) {
+  std::string buffer(std::min<uint64_t>(end - begin, kCrcChunkBytes), '\0');
+  for (uint64_t at = begin; at < end;) {
+    const uint64_t n = std::min<uint64_t>(buffer.size(), end - at);
+    file.pread_all(buffer.data(), n, at);
+    crc = crc32c(buffer.data(), n, crc);
+    at += n;
+  }
+  return crc;
+}
+
+// Finds the tensors of a damaged file that are not as they were written.
+std::string locate_damage(const std::string& path, const CheckpointFile& entry,
+                          const CheckpointManifest& manifest) {
+  std::string found;
+  try {
+    const SafetensorsFile st(path, File::Links::refuse);
+    const File file = File::open_read(path, File::Links::refuse);
+    for (const auto& [name, tensor] : manifest.tensors) {
+      for (const CheckpointShard& s : tensor.shards) {
+        if (s.file != entry.name) continue;
+        const TensorInfo& info = st.at(s.key);
+        const uint64_t begin = st.data_offset() + info.begin, end = st.data_offset() + info.end;
+        for (uint64_t at = begin; at < end; at += kCrcChunkBytes) {
+          const uint64_t to = std::min(end, at + kCrcChunkBytes);
+          const size_t chunk = (at - begin) / kCrcChunkBytes;
+          const uint32_t wanted = chunk < s.chunks.size() ? s.chunks[chunk] : s.crc32c;
+          if (crc_of_range(file, at, to) == wanted) continue;
+          found += fmt::format("{}tensor \"{}\", bytes {} to {}", found.empty() ? "" : "; ", name, at, to);
+        }
+      }
+    }
+    if (found.empty() && path.ends_with(".safetensors")) {
+      found = fmt::format("the header, bytes 0 to {}", st.data_offset());
+    }
+  } catch (const Error& e) {
+    found = e.what();
+  }
+  return found;
+}
+
+void check_file(const std::string& dir, const CheckpointFile& entry, const CheckpointManifest& manifest,
+                Validation level, std::vector<std::string>& problems) {
+  const std::string path = join_path(dir, entry.name);
+  if (!path_exists(path)) {
+    problems.push_back(fmt::format("{}: missing {}", dir, entry.name));
+    return;
+  }
+  const File file = File::open_read(path, File::Links::refuse);
+  const uint64_t size = file.size();
+  if (size != entry.bytes) {
+    problems.push_back(fmt::format("{}: size {} != {} in {}", path, size, entry.bytes, kManifestName));
+    return;
+  }
+  if (level == Validation::quick) return;
+  const uint32_t crc = crc_of_range(file, 0, size);
+  if (crc == entry.crc32c) return;
+  const std::string where = entry.name.ends_with(".safetensors") ? locate_damage(path, entry, manifest) : "";
+  problems.push_back(fmt::format("{}: damaged: CRC-32C {:08x}, {:08x} in {}{}{}", path, crc, entry.crc32c,
+                                 kManifestName, where.empty() ? "" : ": ", where));
+}
+
+}  // namespace
+
+std::string step_directory_name(int64_t step) {
+  return fmt::format("{}{}", kStep, step);
+}
+
+std::optional<int64_t> parse_step_directory_name(std::string_view name) {
+  if (!name.starts_with(kStep)) return {};
+  const std::string_view digits = name.substr(kStep.size());
+  int64_t step = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (error != std::errc() || step < 0 || name != step_directory_name(step)) return {};
+  return step;
+}
+
+std::vector<std::string> validate_checkpoint(const std::string& path, Validation level) {
+  std::vector<std::string> problems;
+  try {
+    const std::string manifest_path = join_path(path, kManifestName);
+    if (!path_exists(manifest_path)) return {fmt::format("{}: missing {}", path, kManifestName)};
+    const auto manifest = CheckpointManifest::from_text(
+        read_file(manifest_path, kMaxManifest, File::Links::refuse), manifest_path);
+    const size_t end = path.find_last_not_of('/');
+    const std::string trimmed = path.substr(0, end == std::string::npos ? 0 : end + 1);
+    const auto named = parse_step_directory_name(trimmed.substr(trimmed.rfind('/') + 1));
+    if (named && *named != manifest.step) {
+      problems.push_back(fmt::format("{}: {} says step {}, the directory says {}", path, kManifestName,
+                                     manifest.step, *named));
+    }
+    for (const CheckpointFile& f : manifest.files) check_file(path, f, manifest, level, problems);
+    if (level == Validation::full) {
+      for (const auto& [name, tensor] : manifest.tensors) (void)shard_runs(name, tensor);
+    }
+  } catch (const Error& e) {
+    problems.push_back(e.what());
+  }
+  return problems;
+}
+
+namespace {
+
+// Every step-N, newest first, not yet validated.
+std::vector<CheckpointEntry> find_steps(const std::string& store) {
+  std::vector<CheckpointEntry> entries;
+  if (!path_exists(store)) return entries;
+  for (const std::string& name : list_directory(store)) {
+    if (const auto step = parse_step_directory_name(name))
+      entries.push_back({*step, join_path(store, name), {}});
+  }
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
+  return entries;
+}
+
+// What LATEST says; empty text with a reason when it says nothing.
+std::string latest_problem(const std::string& store, const std::string& expected) {
+  const std::string path = join_path(store, "LATEST");
+  if (!path_exists(path)) return fmt::format("{} is missing", path);
+  try {
+    std::string text = read_file(path, 256);
+    while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+    if (text == expected) return {};
+    if (!parse_step_directory_name(text)) return fmt::format("{} does not name a checkpoint", path);
+    if (!path_exists(join_path(store, text)))
+      return fmt::format("{} names {}, which is not there", path, text);
+    return fmt::format("{} names {}", path, text);
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+}  // namespace
+
+std::vector<CheckpointEntry> list_checkpoints(const std::string& store, Validation level) {
+  std::vector<CheckpointEntry> entries = find_steps(store);
+  for (CheckpointEntry& e : entries) e.problems = validate_checkpoint(e.path, level);
+  return entries;
+}
+
+ResumePoint find_resume(const std::string& store, Validation level) {
+  ResumePoint point;
+  for (CheckpointEntry& e : find_steps(store)) {
+    e.problems = validate_checkpoint(e.path, level);
+    if (e.valid()) {
+      point.checkpoint = e;
+      break;
+    }
+    for (const std::string& p : e.problems) point.warnings.push_back("damaged checkpoint not used: " + p);
+  }
+  if (point.checkpoint) {
+    const std::string name = step_directory_name(point.checkpoint->step);
+    if (const std::string problem = latest_problem(store, name); !problem.empty()) {
+      point.warnings.push_back(fmt::format("{}; the newest valid checkpoint is {}", problem, name));
+    }
+  }
+  return point;
+}
+
+std::vector<int64_t> apply_retention(const std::string& store, int keep_newest,
+                                     const std::function<bool(int64_t step)>& pinned) {
+  NRL_CHECK(keep_newest >= 1, "keep_newest {}", keep_newest);
+  int kept = 0;
+  std::vector<int64_t> removed;
+  for (const CheckpointEntry& e : list_checkpoints(store, Validation::quick)) {
+    if (kept < keep_newest) {
+      kept += e.valid() ? 1 : 0;
+      continue;
+    }
+    if (pinned && pinned(e.step)) continue;
+    const std::string trash = join_path(store, ".trash-" + random_nonce());
+    rename_path(e.path, trash);
+    fsync_directory(store);  // before anything in it goes: a crash must not leave half of it under its name
+    remove_tree(trash);
+    removed.push_back(e.step);
+  }
+  return removed;
+}
+
+std::vector<std::string> clean_store(const std::string& store, const RunLock& lock) {
+  NRL_CHECK(path_exists(lock.path()), "the lock {} is gone", lock.path());
+  std::vector<std::string> removed;
+  if (!path_exists(store)) return removed;
+  for (const std::string& name : list_directory(store)) {
+    if (!is_leftover(name)) continue;
+    remove_tree(join_path(store, name));
+    removed.push_back(name);
+  }
+  return removed;
+}
+
+}  // namespace nrl

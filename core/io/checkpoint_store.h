@@ -1,0 +1,156 @@
+#pragma once
+// Checkpoints on disk: a directory `step-N` exists under that name only when all of it is durable.
+//
+//   DIR/step-1200/              committed; a Hugging Face model directory with our files beside it
+//       manifest.json           written last, with its own checksum
+//   DIR/step-2400.tmp-<nonce>/  being written
+//   DIR/.trash-<nonce>/         being removed
+//   DIR/LATEST                  "step-1200": a hint for people; the truth is the newest directory that
+//   validates
+//
+// Order of a commit: every file is written and fsynced; manifest.json is written under another name, fsynced,
+// renamed; the directory is fsynced; the directory is renamed; its parent is fsynced. A crash at any point
+// leaves the checkpoints that were there before, or the new one as well.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/io/checkpoint_manifest.h"
+#include "core/io/run_lock.h"
+#include "core/io/safetensors.h"
+
+namespace nrl {
+
+/// How the writers of one checkpoint talk. The default is a single writer. Both are collective: every rank
+/// calls them in the same order. They must not go through a communicator that a training step is using at the
+/// same time.
+struct RankGroup {
+  int rank = 0;
+  int size = 1;
+  /// The text of rank 0, on every rank.
+  std::function<std::string(const std::string&)> broadcast = [](const std::string& text) { return text; };
+  /// On rank 0: the texts of all ranks, by rank. The result on the other ranks is ignored.
+  std::function<std::vector<std::string>(const std::string&)> gather = [](const std::string& text) {
+    return std::vector<std::string>{text};
+  };
+};
+
+/// A tensor to be stored by one rank, as a piece of a logical tensor.
+struct ShardSpec {
+  std::string key;                    ///< tensor name in the file
+  std::vector<int64_t> stored_shape;  ///< shape in the file
+  std::string logical;                ///< name of the logical tensor
+  DType dtype = DType::f32;           ///< of both
+  std::vector<int64_t> shape;         ///< of the logical tensor
+  int64_t offset = 0;                 ///< see CheckpointShard
+  int64_t run = 0;                    ///< 0: one flat range
+  int64_t stride = 0;
+
+  /// The logical tensor whole, under its own name.
+  static ShardSpec whole(std::string name, DType dtype, std::vector<int64_t> shape);
+  /// Elements [offset, offset + count) of it.
+  static ShardSpec flat(std::string key, std::string logical, DType dtype, std::vector<int64_t> shape,
+                        int64_t offset, int64_t count);
+};
+
+/// Writes one checkpoint together with the other ranks. Between construction and commit nothing throws for an
+/// error of the storage: the first error of a rank is kept, what follows on it is skipped, and commit()
+/// throws the same Error on every rank. So no rank waits for one that has left.
+class CheckpointWriter {
+ public:
+  struct Options {
+    uint64_t reserve_bytes = uint64_t{64} << 20;  ///< disk space to leave free
+    bool refuse_non_finite = false;  ///< a NaN or infinity in any tensor: no checkpoint (Exit::diverged)
+    std::string nonce;               ///< of rank 0, as random_nonce() makes it; empty: a new one
+  };
+  /// Collective. `local_bytes`: what this rank is about to write. Throws on every rank when there is not
+  /// enough space or the directory cannot be made. `store` is created when it is missing.
+  CheckpointWriter(std::string store, int64_t step, uint64_t local_bytes, RankGroup group, Options options);
+  CheckpointWriter(std::string store, int64_t step, uint64_t local_bytes, RankGroup group = {});
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+  /// Without commit, rank 0 removes what there is.
+  ~CheckpointWriter();
+
+  /// Where the files are being written.
+  const std::string& directory() const { return temporary_; }
+  bool failed() const { return error_.has_value(); }
+
+  /// One safetensors file of this rank; file names are unique over all ranks. `fill` writes every declared
+  /// key.
+  void add_tensors(const std::string& file, const std::vector<ShardSpec>& shards,
+                   const std::function<void(SafetensorsWriter&)>& fill);
+  void add_file(const std::string& name, std::string_view text);
+  /// A byte-for-byte copy (tokenizer files).
+  void copy_file(const std::string& name, const std::string& source);
+  /// Runs the caller's own part of the work; what it throws is kept for commit() as well.
+  void guard(const std::function<void()>& work);
+
+  /// Collective; returns the path of the committed directory on every rank. `state` counts on rank 0 only. A
+  /// checkpoint of the same step is replaced. When it throws, nothing is left of the attempt, and older
+  /// checkpoints are untouched.
+  std::string commit(const JsonValue& state);
+
+ private:
+  void record(const std::string& file, const std::vector<ShardSpec>& shards, const SafetensorsWriter& writer);
+  JsonValue report() const;
+  CheckpointManifest merge(const std::vector<std::string>& reports, const JsonValue& state) const;
+  void publish(const CheckpointManifest& manifest);
+
+  std::string store_, temporary_, final_;
+  int64_t step_;
+  RankGroup group_;
+  Options options_;
+  std::optional<Error> error_;
+  std::map<std::string, LogicalTensor> tensors_;
+  std::vector<CheckpointFile> files_;
+  bool done_ = false, renamed_ = false;
+};
+
+/// "step-1200".
+std::string step_directory_name(int64_t step);
+/// The step of such a name; nothing for any other name ("step-01", "step-1.tmp-...").
+std::optional<int64_t> parse_step_directory_name(std::string_view name);
+
+/// quick: the manifest's checksum, its step, names and sizes of files. full: the checksum of every file too.
+enum class Validation { quick, full };
+
+/// What is wrong with the checkpoint directory, one line each: file, tensor, byte range. Empty: valid. Never
+/// throws for damage.
+std::vector<std::string> validate_checkpoint(const std::string& path, Validation level);
+
+struct CheckpointEntry {
+  int64_t step = 0;
+  std::string path;
+  std::vector<std::string> problems;
+  bool valid() const { return problems.empty(); }
+};
+
+/// Every step-N in the store, newest first; empty when the store does not exist.
+std::vector<CheckpointEntry> list_checkpoints(const std::string& store, Validation level);
+
+struct ResumePoint {
+  std::optional<CheckpointEntry> checkpoint;  ///< nothing: start from the beginning
+  std::vector<std::string> warnings;  ///< every damaged newer checkpoint, and a LATEST that tells otherwise
+};
+
+/// The newest valid checkpoint; older ones are not looked at.
+ResumePoint find_resume(const std::string& store, Validation level = Validation::full);
+
+/// Removes checkpoints so that the `keep_newest` (at least 1) newest valid ones stay, and those for which
+/// `pinned` says so. Damaged ones that are newer than the oldest kept one stay too, for a look at them.
+/// Returns the removed steps. Call on one rank, after a commit.
+std::vector<int64_t> apply_retention(const std::string& store, int keep_newest,
+                                     const std::function<bool(int64_t step)>& pinned = {});
+
+/// Removes what crashed runs left in the store (step-N.tmp-*, .trash-*, LATEST.tmp-*). The lock proves that
+/// no other run is writing there. Returns the removed names.
+std::vector<std::string> clean_store(const std::string& store, const RunLock& lock);
+
+}  // namespace nrl

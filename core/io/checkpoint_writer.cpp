@@ -1,0 +1,255 @@
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <set>
+
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/io/checkpoint_store.h"
+#include "core/io/crc32c.h"
+
+namespace nrl {
+namespace {
+
+JsonValue error_to_json(const std::optional<Error>& error) {
+  if (!error) return JsonValue();
+  return JsonValue::object({{"code", static_cast<int>(error->code())}, {"text", error->what()}});
+}
+
+std::optional<Error> error_from_json(const JsonValue& value) {
+  if (value.is_null()) return {};
+  return Error(static_cast<Exit>(value.get_int("code")), value.get_string("text"));
+}
+
+// Runs `work` on rank 0 and gives every rank its result, or throws its error on every rank.
+std::string on_rank_zero(const RankGroup& group, const std::function<std::string()>& work) {
+  JsonValue verdict = JsonValue::object({{"error", nullptr}, {"result", ""}});
+  if (group.rank == 0) {
+    try {
+      verdict.set("result", work());
+    } catch (const Error& e) {
+      verdict.set("error", error_to_json(e));
+    } catch (const std::exception& e) {
+      verdict.set("error", error_to_json(Error(Exit::internal, e.what())));
+    }
+  }
+  const JsonValue shared = parse_json(group.broadcast(verdict.dump()), "the verdict of rank 0");
+  if (const auto error = error_from_json(shared.at("error"))) throw *error;
+  return shared.get_string("result");
+}
+
+void check_space(const std::string& store, uint64_t wanted, uint64_t reserve) {
+  struct statvfs fs;
+  if (::statvfs(store.c_str(), &fs) != 0) {
+    fail(Exit::io, "{}: cannot ask for the free space: {}", store, std::strerror(errno));
+  }
+  const uint64_t have = uint64_t{fs.f_bavail} * fs.f_frsize;
+  const uint64_t need = wanted + wanted / 20 + reserve;
+  if (have < need) {
+    fail(Exit::io, "{}: No space left on device for a checkpoint: need {}, have {}", store, human_bytes(need),
+         human_bytes(have));
+  }
+}
+
+JsonLimits report_limits() {
+  JsonLimits limits;
+  limits.text_bytes = limits.string_bytes = limits.values = size_t{1} << 40;  // our own words
+  return limits;
+}
+
+}  // namespace
+
+ShardSpec ShardSpec::whole(std::string name, DType dtype, std::vector<int64_t> shape) {
+  return {name, shape, name, dtype, shape};
+}
+
+ShardSpec ShardSpec::flat(std::string key, std::string logical, DType dtype, std::vector<int64_t> shape,
+                          int64_t offset, int64_t count) {
+  return {std::move(key), {count}, std::move(logical), dtype, std::move(shape), offset};
+}
+
+CheckpointWriter::CheckpointWriter(std::string store, int64_t step, uint64_t local_bytes, RankGroup group)
+    : CheckpointWriter(std::move(store), step, local_bytes, std::move(group), Options()) {}
+
+CheckpointWriter::CheckpointWriter(std::string store, int64_t step, uint64_t local_bytes, RankGroup group,
+                                   Options options)
+    : store_(std::move(store)), step_(step), group_(std::move(group)), options_(std::move(options)) {
+  NRL_CHECK(step >= 0, "negative step {}", step);
+  const std::vector<std::string> bytes = group_.gather(std::to_string(local_bytes));
+  final_ = join_path(store_, step_directory_name(step));
+  temporary_ = on_rank_zero(group_, [&] {
+    uint64_t total = 0;
+    for (const std::string& b : bytes) total += std::stoull(b);
+    make_directories(store_);
+    check_space(store_, total, options_.reserve_bytes);
+    const std::string nonce = options_.nonce.empty() ? random_nonce() : options_.nonce;
+    NRL_CHECK(nonce.size() == 16, "the nonce \"{}\" must be 16 hexadecimal digits", nonce);
+    const std::string path = fmt::format("{}.tmp-{}", final_, nonce);
+    make_directory(path);
+    fsync_directory(store_);
+    return path;
+  });
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (done_ || group_.rank != 0 || renamed_) return;
+  try {
+    remove_tree(temporary_);
+  } catch (const std::exception& e) {
+    log::warn("{}: what is left of a checkpoint attempt stays until the next start: {}", temporary_,
+              e.what());
+  }
+}
+
+void CheckpointWriter::guard(const std::function<void()>& work) {
+  if (error_) return;
+  try {
+    work();
+  } catch (const Error& e) {
+    error_ = e;
+  } catch (const std::exception& e) {
+    error_ = Error(Exit::internal, e.what());
+  }
+}
+
+void CheckpointWriter::add_tensors(const std::string& file, const std::vector<ShardSpec>& shards,
+                                   const std::function<void(SafetensorsWriter&)>& fill) {
+  guard([&] {
+    NRL_CHECK(is_plain_name(file) && file != kManifestName, "file name \"{}\"", file);
+    std::vector<TensorSpec> specs;
+    for (const ShardSpec& s : shards) specs.push_back({s.key, s.dtype, s.stored_shape});
+    SafetensorsWriter::Options options;
+    options.refuse_non_finite = options_.refuse_non_finite;
+    SafetensorsWriter writer(join_path(temporary_, file), std::move(specs), std::move(options));
+    fill(writer);
+    writer.finish();
+    record(file, shards, writer);
+  });
+}
+
+void CheckpointWriter::record(const std::string& file, const std::vector<ShardSpec>& shards,
+                              const SafetensorsWriter& writer) {
+  files_.push_back({file, writer.bytes(), writer.file_crc()});
+  for (const ShardSpec& s : shards) {
+    const TensorChecksum& sum = writer.checksum(s.key);
+    CheckpointShard shard;
+    shard.file = file;
+    shard.key = s.key;
+    shard.offset = s.offset;
+    shard.count = *checked_product(s.stored_shape);
+    shard.run = s.run == 0 ? shard.count : s.run;
+    shard.stride = s.run == 0 ? shard.count : s.stride;
+    shard.crc32c = sum.crc;
+    if (sum.chunks.size() > 1) shard.chunks = sum.chunks;
+    const auto [it, added] = tensors_.try_emplace(s.logical, LogicalTensor{s.dtype, s.shape, {}});
+    NRL_CHECK(it->second.dtype == s.dtype && it->second.shape == s.shape,
+              "two shapes or dtypes of tensor \"{}\"", s.logical);
+    it->second.shards.push_back(std::move(shard));
+  }
+}
+
+void CheckpointWriter::add_file(const std::string& name, std::string_view text) {
+  guard([&] {
+    NRL_CHECK(is_plain_name(name) && name != kManifestName, "file name \"{}\"", name);
+    File file = File::create(join_path(temporary_, name));
+    file.pwrite_all(text.data(), text.size(), 0);
+    file.sync();
+    file.close();
+    files_.push_back({name, text.size(), crc32c(text.data(), text.size())});
+  });
+}
+
+void CheckpointWriter::copy_file(const std::string& name, const std::string& source) {
+  std::string text;
+  guard([&] { text = read_file(source, uint64_t{1} << 30); });
+  add_file(name, text);
+}
+
+JsonValue CheckpointWriter::report() const {
+  JsonValue files = JsonValue::array(), tensors = JsonValue::object();
+  for (const CheckpointFile& f : files_) files.push_back(file_to_json(f));
+  for (const auto& [name, tensor] : tensors_) tensors.set(name, tensor_to_json(tensor));
+  return JsonValue::object({{"error", error_to_json(error_)}, {"files", files}, {"tensors", tensors}});
+}
+
+CheckpointManifest CheckpointWriter::merge(const std::vector<std::string>& reports,
+                                           const JsonValue& state) const {
+  CheckpointManifest m;
+  m.step = step_;
+  m.state = state;
+  std::set<std::string> names;
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    const JsonValue r =
+        parse_json(reports[rank], fmt::format("the report of rank {}", rank), report_limits());
+    if (const auto error = error_from_json(r.at("error"))) {
+      fail(error->code(), "checkpoint at step {} failed{}: {}", step_,
+           reports.size() > 1 ? fmt::format(" on rank {}", rank) : std::string(), error->what());
+    }
+    for (const JsonValue& f : r.at("files").items()) {
+      m.files.push_back(file_from_json(f));
+      NRL_CHECK(names.insert(m.files.back().name).second, "two ranks wrote {}", m.files.back().name);
+    }
+    for (const auto& [name, value] : r.at("tensors").members()) {
+      LogicalTensor t = tensor_from_json(name, value);
+      const auto [it, added] = m.tensors.try_emplace(name, t);
+      if (added) continue;
+      NRL_CHECK(it->second.dtype == t.dtype && it->second.shape == t.shape,
+                "rank {} has another shape or dtype of tensor \"{}\"", rank, name);
+      it->second.shards.insert(it->second.shards.end(), t.shards.begin(), t.shards.end());
+    }
+  }
+  for (const auto& [name, tensor] : m.tensors) {
+    try {
+      (void)shard_runs(name, tensor);
+    } catch (const Error& e) {
+      fail(Exit::internal, "checkpoint at step {} refused: {}", step_, e.what());
+    }
+  }
+  return m;
+}
+
+void CheckpointWriter::publish(const CheckpointManifest& manifest) {
+  for (const CheckpointFile& f : manifest.files) {
+    const uint64_t size = File::open_read(join_path(temporary_, f.name), File::Links::refuse).size();
+    if (size != f.bytes) {
+      fail(Exit::io, "{}: {} bytes on disk after {} were written", join_path(temporary_, f.name), size,
+           f.bytes);
+    }
+  }
+  // Also makes the entries of all files durable: it fsyncs the directory.
+  write_file_atomic(join_path(temporary_, kManifestName), manifest.to_text());
+  const std::string trash = join_path(store_, ".trash-" + random_nonce());
+  std::string replaced;
+  if (!path_exists(final_)) {
+    rename_path(temporary_, final_);
+  } else if (exchange_paths(temporary_, final_)) {
+    replaced = temporary_;
+  } else {  // not atomic, but the file system offers nothing better
+    rename_path(final_, trash);
+    rename_path(temporary_, final_);
+    replaced = trash;
+  }
+  renamed_ = true;
+  fsync_directory(store_);  // committed
+  try {
+    write_file_atomic(join_path(store_, "LATEST"), step_directory_name(step_) + "\n");
+    if (!replaced.empty()) remove_tree(replaced);
+  } catch (const Error& e) {
+    log::warn("checkpoint at step {} is saved, but: {}", step_, e.what());
+  }
+}
+
+std::string CheckpointWriter::commit(const JsonValue& state) {
+  NRL_CHECK(!done_, "commit was called twice");
+  const std::vector<std::string> reports = group_.gather(report().dump());
+  return on_rank_zero(group_, [&] {
+    publish(merge(reports, state));
+    done_ = true;
+    return final_;
+  });
+}
+
+}  // namespace nrl

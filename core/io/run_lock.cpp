@@ -1,0 +1,158 @@
+#include "core/io/run_lock.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/io/json.h"
+
+namespace nrl {
+namespace {
+
+struct Owner {
+  std::string host, boot_id, since;
+  int64_t pid = 0;
+  int64_t start_ticks = 0;  // of the process, since boot: tells a re-used pid
+
+  JsonValue to_json() const {
+    return JsonValue::object(
+        {{"host", host}, {"pid", pid}, {"boot_id", boot_id}, {"start_ticks", start_ticks}, {"since", since}});
+  }
+};
+
+std::string first_line(const char* path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+// Field 22 of /proc/PID/stat; 0 when there is no such process.
+int64_t start_ticks(int64_t pid) {
+  std::string stat = first_line(fmt::format("/proc/{}/stat", pid).c_str());
+  const size_t name_end = stat.rfind(')');  // the name may hold spaces and parentheses
+  if (name_end == std::string::npos) return 0;
+  size_t at = name_end + 1;
+  for (int field = 3; field < 22 && at != std::string::npos; ++field) at = stat.find(' ', at + 1);
+  return at == std::string::npos ? 0 : std::atoll(stat.c_str() + at);
+}
+
+Owner ourselves() {
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  char since[32] = {};
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  std::strftime(since, sizeof since, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return {host, first_line("/proc/sys/kernel/random/boot_id"), since, ::getpid(), start_ticks(::getpid())};
+}
+
+// An unreadable or half-written lock gives an owner without a name.
+Owner read_owner(const File& file) {
+  Owner owner;
+  try {
+    std::string text(std::min<uint64_t>(file.size(), 4096), '\0');
+    file.pread_all(text.data(), text.size(), 0);
+    const JsonValue v = parse_json(text, file.path());
+    owner.host = v.get_string("host");
+    owner.pid = v.get_int("pid");
+    owner.boot_id = v.get_string("boot_id");
+    owner.start_ticks = v.get_int("start_ticks");
+    owner.since = v.get_string("since");
+  } catch (const Error&) {
+    owner = Owner();
+  }
+  return owner;
+}
+
+std::string describe(const Owner& o) {
+  if (o.host.empty()) return "a run that left no name";
+  return fmt::format("pid {} on {} since {}", o.pid, o.host, o.since);
+}
+
+[[noreturn]] void refuse(const std::string& path, const Owner& o, const std::string& hint) {
+  fail(Exit::cannot_create, "{}: locked by {}: {}", path, describe(o), hint);
+}
+
+}  // namespace
+
+RunLock::RunLock(const std::string& directory, double stale_after_s)
+    : path_(join_path(directory, "run.lock")) {
+  // A try fails only when the owner removed the file between our opening and our locking.
+  for (int i = 0; i < 100; ++i) {
+    if (try_take(stale_after_s)) return;
+  }
+  fail(Exit::cannot_create, "{}: keeps being removed while it is being locked", path_);
+}
+
+bool RunLock::try_take(double stale_after_s) {
+  const int fd = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+  if (fd < 0) fail(Exit::cannot_create, "{}: cannot create: {}", path_, std::strerror(errno));
+  file_ = File(fd, path_);
+  struct flock whole {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  bool kernel_lock = true;
+  if (::fcntl(fd, F_OFD_SETLK, &whole) != 0) {
+    if (errno == EAGAIN || errno == EACCES) {
+      refuse(path_, read_owner(file_), "choose another output directory, or stop that run");
+    }
+    if (errno != ENOLCK && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
+      fail(Exit::io, "{}: cannot lock: {}", path_, std::strerror(errno));
+    }
+    kernel_lock = false;  // the file system has no locks: the owner's name decides alone
+  }
+  struct stat opened, named;
+  if (::fstat(fd, &opened) != 0) fail(Exit::io, "{}: cannot stat: {}", path_, std::strerror(errno));
+  if (::stat(path_.c_str(), &named) != 0 || named.st_ino != opened.st_ino || named.st_dev != opened.st_dev)
+    return false;
+
+  const Owner self = ourselves();
+  if (opened.st_size > 0) {
+    const Owner owner = read_owner(file_);
+    const double age = std::difftime(std::time(nullptr), opened.st_mtime);
+    const bool this_boot = owner.host == self.host && owner.boot_id == self.boot_id;
+    if (this_boot && !kernel_lock && owner.start_ticks != 0 && start_ticks(owner.pid) == owner.start_ticks) {
+      refuse(path_, owner, "choose another output directory, or stop that run");
+    }
+    if (owner.host != self.host && !owner.host.empty() && age < stale_after_s) {
+      refuse(path_, owner,
+             fmt::format(
+                 "its last sign of life is {} old; if that run is dead, start again after {}, or remove the "
+                 "file",
+                 human_duration(age), human_duration(stale_after_s)));
+    }
+    takeover_ = fmt::format("{}: taken over from {}, which did not end in order", path_, describe(owner));
+  }
+  const std::string text = self.to_json().dump(1) + "\n";
+  if (::ftruncate(fd, 0) != 0) fail(Exit::io, "{}: cannot truncate: {}", path_, std::strerror(errno));
+  file_.pwrite_all(text.data(), text.size(), 0);
+  file_.sync();
+  if (!kernel_lock) {
+    // Of several that start at the same instant, the last one to write has it.
+    ::usleep(200'000);
+    const Owner now = read_owner(file_);
+    if (now.host != self.host || now.pid != self.pid) refuse(path_, now, "it started at the same time");
+  }
+  return true;
+}
+
+RunLock::~RunLock() {
+  // Removed while the lock is held, so that nobody else's file can be meant.
+  ::unlink(path_.c_str());
+}
+
+void RunLock::heartbeat() const {
+  ::futimens(file_.fd(), nullptr);
+}
+
+}  // namespace nrl

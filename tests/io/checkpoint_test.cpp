@@ -1,0 +1,298 @@
+#include "core/io/checkpoint_reader.h"
+#include "core/io/checkpoint_store.h"
+#include "core/io/crc32c.h"
+#include "tests/catch.h"
+#include "tests/io/checkpoint_test_util.h"
+
+using namespace nrl;
+using namespace nrl::test;
+
+TEST_CASE("a checkpoint written by 1, 2 or 3 ranks reads the same, whatever range is asked for") {
+  for (int writers : {1, 2, 3}) {
+    for (int64_t big : {700, 600'001}) {
+      CAPTURE(writers, big);
+      const TemporaryDirectory dir;
+      ThreadRanks ranks(writers);
+      const auto errors = ranks.run([&](int rank) {
+        CheckpointWriter writer(dir / "ckpt", 120, 1000, ranks.group(rank));
+        add_model(writer, rank, writers, 5, big);
+        if (writer.commit(JsonValue::object({{"tokens", 12345}})) != dir / "ckpt/step-120") {
+          fail(Exit::internal, "another path");
+        }
+      });
+      for (const Caught& e : errors) REQUIRE(e.text.empty());
+      CHECK(list_directory(dir / "ckpt") == std::vector<std::string>{"LATEST", "step-120"});
+      CHECK(read_file(dir / "ckpt/LATEST", 100) == "step-120\n");
+      CHECK(validate_checkpoint(dir / "ckpt/step-120", Validation::full).empty());
+      REQUIRE(holds_model(dir / "ckpt/step-120", 5, big));
+
+      CheckpointReader reader(dir / "ckpt/step-120");
+      CHECK(reader.manifest().step == 120);
+      CHECK(reader.manifest().state.get_int("tokens") == 12345);
+      CHECK(reader.read_text("config.json") == "{\"hidden_size\": 5}\n");
+      const PhiloxStream random(9, "ranges");
+      uint64_t n = 0;
+      for (const TensorSpec& t : model_tensors(big)) {
+        const std::string wanted = tensor_bytes(t, 5);
+        const int64_t total = *checked_product(t.shape), unit = size_of(t.dtype);
+        for (int i = 0; i < 40; ++i) {
+          const int64_t begin = static_cast<int64_t>(random.bits(n++)) % (total + 1);
+          const int64_t count = static_cast<int64_t>(random.bits(n++)) % (total - begin + 1);
+          std::string got(static_cast<size_t>(count * unit), '\1');
+          reader.read_logical(t.name, begin, count, got.data());
+          REQUIRE(got == wanted.substr(static_cast<size_t>(begin * unit), got.size()));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a checkpoint that does not fit the model is refused with the names") {
+  const TemporaryDirectory dir;
+  const std::string path = save(dir.path(), 1, 1);
+  const CheckpointReader reader(path);
+  std::vector<TensorSpec> wanted = model_tensors();
+  wanted[0].name = "v";
+  wanted[1].shape = {8, 6};
+  const auto caught = error_of([&] { reader.check_names(wanted); });
+  CHECK(caught.code == 65);
+  CHECK(contains(caught.text, "1 missing: v"));
+  CHECK(contains(caught.text, "1 different: columns (bf16 [6, 8] there, bf16 [8, 6] wanted)"));
+  CHECK(contains(caught.text, "1 unexpected: w"));
+  CHECK_FALSE(contains(error_of([&] { reader.check_names(wanted, true); }).text, "unexpected"));
+  CHECK(error_of([&] { CheckpointReader(dir / "step-2"); }).code == 66);
+}
+
+TEST_CASE("an error on one rank reaches every rank, and leaves what was there") {
+  const TemporaryDirectory dir;
+  save(dir.path(), 1, 1);
+  for (int bad : {0, 1, 2}) {
+    ThreadRanks ranks(3);
+    const auto errors = ranks.run([&](int rank) {
+      CheckpointWriter writer(dir.path(), 2, 1000, ranks.group(rank));
+      add_model(writer, rank, 3, 2);
+      writer.guard([&] {
+        if (rank == bad) fail(Exit::io, "the disk of this rank is on fire");
+      });
+      add_model(writer, rank, 3, 2);  // skipped where it failed, a name twice elsewhere
+      writer.commit(JsonValue::object());
+    });
+    for (const Caught& e : errors) {
+      CHECK(e.code != 0);
+      CHECK(e.text == errors[0].text);
+      CHECK(contains(e.text, "checkpoint at step 2 failed on rank"));
+    }
+    if (bad == 0) {
+      CHECK(errors[2].code == 74);
+      CHECK(contains(errors[2].text, "rank 0: the disk of this rank is on fire"));
+    }
+    CHECK(list_directory(dir.path()) == std::vector<std::string>{"LATEST", "step-1"});
+  }
+}
+
+TEST_CASE("a checkpoint must hold every element exactly once") {
+  const TemporaryDirectory dir;
+  const std::vector<float> data(10, 1.0f);
+  const auto attempt = [&](std::vector<std::pair<int64_t, int64_t>> ranges) {
+    return error_of([&] {
+      CheckpointWriter writer(dir.path(), 1, 1000);
+      int n = 0;
+      for (const auto& [offset, count] : ranges) {
+        writer.add_tensors(
+            "f" + std::to_string(n++) + ".safetensors",
+            {ShardSpec::flat("x", "x", DType::f32, {2, 5}, offset, count)},
+            [&](SafetensorsWriter& w) { w.write("x", data.data(), static_cast<size_t>(count) * 4); });
+      }
+      writer.commit(JsonValue::object());
+    });
+  };
+  CHECK(contains(attempt({{0, 9}}).text, "elements [9, 10) are stored nowhere"));
+  CHECK(contains(attempt({{1, 9}}).text, "elements [0, 1) are stored nowhere"));
+  CHECK(contains(attempt({{0, 4}, {5, 5}}).text, "elements [4, 5) are stored nowhere"));
+  CHECK(contains(attempt({{0, 6}, {5, 5}}).text, "elements [5, 6) are stored twice"));
+  CHECK(contains(attempt({{0, 10}, {0, 10}}).text, "twice"));
+  CHECK(contains(attempt({{5, 6}}).text, "outside"));
+  CHECK(list_directory(dir.path()).empty());
+  CHECK(attempt({{4, 6}, {0, 4}}).text.empty());
+}
+
+TEST_CASE("NaN never replaces a good checkpoint, a full disk is told before writing") {
+  const TemporaryDirectory dir;
+  save(dir.path(), 1, 1);
+  CheckpointWriter::Options options;
+  options.refuse_non_finite = true;
+  const float bad[2] = {1, std::numeric_limits<float>::quiet_NaN()};
+  auto caught = error_of([&] {
+    CheckpointWriter writer(dir.path(), 2, 8, {}, options);
+    writer.add_tensors("f.safetensors", {ShardSpec::whole("layer.w", DType::f32, {2})},
+                       [&](SafetensorsWriter& w) { w.write("layer.w", bad, sizeof bad); });
+    CHECK(writer.failed());
+    writer.commit(JsonValue::object());
+  });
+  CHECK(caught.code == 79);
+  CHECK(contains(caught.text, "tensor \"layer.w\" holds a NaN"));
+  caught = error_of([&] { CheckpointWriter(dir.path(), 2, uint64_t{1} << 60); });
+  CHECK(caught.code == 74);
+  CHECK(contains(caught.text, "No space left on device"));
+  // The state must be JSON: a NaN in it is our bug, and no checkpoint either.
+  caught = error_of([&] {
+    CheckpointWriter writer(dir.path(), 2, 8);
+    writer.commit(JsonValue::object({{"loss", std::numeric_limits<double>::infinity()}}));
+  });
+  CHECK(caught.code == 70);
+  CHECK(list_directory(dir.path()) == std::vector<std::string>{"LATEST", "step-1"});
+}
+
+TEST_CASE("every flipped bit is found, and the file named") {
+  const TemporaryDirectory dir;
+  const std::string path = save(dir.path(), 3, 1);
+  const std::vector<std::string> files = list_directory(path);
+  REQUIRE(files == std::vector<std::string>{"config.json", "manifest.json", "optimizer-0.safetensors"});
+  const PhiloxStream random(11, "flips");
+  int named_tensor = 0;
+  for (uint64_t i = 0; i < 200; ++i) {
+    const std::string& file = files[random.bits(3 * i) % files.size()];
+    const std::string good = read_file(join_path(path, file), 1 << 20);
+    std::string bad = good;
+    const size_t at = random.bits(3 * i + 1) % bad.size();
+    bad[at] = static_cast<char>(bad[at] ^ (1 << random.bits(3 * i + 2) % 8));
+    overwrite(join_path(path, file), bad);
+    const auto problems = validate_checkpoint(path, Validation::full);
+    REQUIRE(problems.size() == 1);
+    REQUIRE(contains(problems[0], file));
+    if (contains(problems[0], "tensor \"")) ++named_tensor;
+    // A load refuses damaged data as well; a flip in a file's header may be harmless to it (a space, the
+    // metadata).
+    bool same = false;
+    const int code = error_of([&] { same = holds_model(path, 1); }).code;
+    const bool in_data = contains(problems[0], "tensor \"") || file == "manifest.json";
+    REQUIRE((code == 65 || (same && !in_data)));
+    overwrite(join_path(path, file), good);
+  }
+  CHECK(named_tensor > 20);
+  CHECK(validate_checkpoint(path, Validation::full).empty());
+}
+
+TEST_CASE("resume takes the newest valid checkpoint and names what is wrong with newer ones") {
+  const TemporaryDirectory dir;
+  CHECK_FALSE(find_resume(dir / "none").checkpoint.has_value());
+  for (int64_t step : {1, 2, 10}) save(dir.path(), step, static_cast<uint64_t>(step));
+  auto point = find_resume(dir.path());
+  CHECK(point.checkpoint->step == 10);
+  CHECK(point.warnings.empty());
+
+  const std::string shard = dir / "step-10/optimizer-0.safetensors";
+  const std::string good = read_file(shard, 1 << 20);
+  const auto warning = [&] {
+    const ResumePoint p = find_resume(dir.path(), Validation::quick);
+    REQUIRE(p.checkpoint.has_value());
+    return std::to_string(p.checkpoint->step) + ": " + (p.warnings.empty() ? "" : p.warnings[0]);
+  };
+  overwrite(shard, good.substr(0, good.size() - 1));
+  CHECK(contains(warning(), fmt::format("2: damaged checkpoint not used: {}: size {} != {} in manifest.json",
+                                        shard, good.size() - 1, good.size())));
+  overwrite(shard, "");
+  CHECK(contains(warning(), "size 0 !="));
+  overwrite(shard, good + "x");
+  CHECK(contains(warning(), "2: damaged"));
+  remove_tree(shard);
+  CHECK(contains(warning(), "missing optimizer-0.safetensors"));
+  make_directory(shard);
+  CHECK(contains(warning(), "not a regular file"));
+  remove_tree(shard);
+  overwrite(shard, good);
+  const std::string manifest = read_file(dir / "step-10/manifest.json", 1 << 20);
+  remove_tree(dir / "step-10/manifest.json");
+  CHECK(contains(warning(), "missing manifest.json"));
+  overwrite(dir / "step-10/manifest.json", manifest.substr(0, 100));
+  CHECK(contains(warning(), "cut off or damaged"));
+  overwrite(dir / "step-10/manifest.json", manifest);
+  rename_path(dir / "step-10", dir / "step-30");
+  CHECK(contains(warning(), "manifest.json says step 10, the directory says 30"));
+  rename_path(dir / "step-30", dir / "step-10");
+
+  // LATEST is only a hint (C9).
+  remove_tree(dir / "LATEST");
+  CHECK(contains(warning(),
+                 "10: " + dir.path() + "/LATEST is missing; the newest valid checkpoint is step-10"));
+  for (const char* text : {"", "garbage\n", "../etc\n"}) {
+    overwrite(dir / "LATEST", text);
+    CHECK(contains(warning(), "does not name a checkpoint"));
+  }
+  overwrite(dir / "LATEST", "step-99\n");
+  CHECK(contains(warning(), "names step-99, which is not there"));
+  overwrite(dir / "LATEST", "step-2\n");
+  CHECK(contains(warning(), "10: " + dir.path() + "/LATEST names step-2"));
+  CHECK(list_checkpoints(dir.path(), Validation::full).size() == 3);
+}
+
+TEST_CASE("names of checkpoint directories") {
+  CHECK(parse_step_directory_name("step-0") == 0);
+  CHECK(parse_step_directory_name("step-1200") == 1200);
+  for (const char* name :
+       {"step-", "step-01", "step--1", "step-1.tmp-0", "step-1 ", "Step-1", "step-99999999999999999999"}) {
+    CHECK_FALSE(parse_step_directory_name(name).has_value());
+  }
+}
+
+TEST_CASE("retention keeps the newest valid and the pinned") {
+  const TemporaryDirectory dir;
+  for (int64_t step = 1; step <= 6; ++step) save(dir.path(), step, 1);
+  remove_tree(dir / "step-5/manifest.json");
+  remove_tree(dir / "step-1/manifest.json");
+  CHECK(apply_retention(dir.path(), 2, [](int64_t step) { return step == 2; }) == std::vector<int64_t>{3, 1});
+  CHECK(list_directory(dir.path()) ==
+        std::vector<std::string>{"LATEST", "step-2", "step-4", "step-5", "step-6"});
+  CHECK(apply_retention(dir.path(), 100).empty());
+  CHECK(error_of([&] { apply_retention(dir.path(), 0); }).code == 70);
+  const std::string again = save(dir.path(), 6, 9);  // the same step once more replaces it
+  CHECK(holds_model(again, 9));
+  CHECK(list_directory(dir.path()) ==
+        std::vector<std::string>{"LATEST", "step-2", "step-4", "step-5", "step-6"});
+}
+
+TEST_CASE("cleaning removes only what crashed runs leave") {
+  const TemporaryDirectory dir;
+  save(dir / "c", 1, 1);
+  const std::string nonce = random_nonce();
+  for (const std::string& name : {"step-2.tmp-" + nonce, ".trash-" + nonce, std::string("step-3.tmp-mine"),
+                                  std::string("notes.tmp-") + nonce, std::string(".trash-x")}) {
+    make_directories(dir / ("c/" + name + "/sub"));
+  }
+  overwrite(dir / ("c/LATEST.tmp-" + nonce), "step-1");
+  const RunLock lock(dir.path());
+  CHECK(clean_store(dir / "c", lock) ==
+        std::vector<std::string>{".trash-" + nonce, "LATEST.tmp-" + nonce, "step-2.tmp-" + nonce});
+  CHECK(list_directory(dir / "c") ==
+        std::vector<std::string>{".trash-x", "LATEST", "notes.tmp-" + nonce, "step-1", "step-3.tmp-mine"});
+}
+
+TEST_CASE("manifest: mutated text is read or refused") {
+  const TemporaryDirectory dir;
+  const std::string text = read_file(save(dir.path(), 3, 1) + "/manifest.json", 1 << 20);
+  const std::string path = dir / "step-3";
+  const size_t tail = std::string("\"crc32c\":\"00000000\"}\n").size();
+  const std::string body = text.substr(0, text.size() - tail);
+  int accepted = 0;
+  for (int i = 0; i < fuzz_iterations() / 4; ++i) {
+    // With the right checksum, so that the mutation gets past the first check.
+    const std::string bad = mutated(body, static_cast<uint64_t>(i), 4);
+    const std::string whole = bad + fmt::format("\"crc32c\":\"{:08x}\"}}\n", crc32c(bad.data(), bad.size()));
+    const auto caught = error_of([&] {
+      const auto m = CheckpointManifest::from_text(whole, "m");
+      REQUIRE(CheckpointManifest::from_text(m.to_text(), "m").to_text() == m.to_text());
+      for (const auto& [name, tensor] : m.tensors) shard_runs(name, tensor);
+      ++accepted;
+    });
+    REQUIRE((caught.code == 0 || caught.code == 65));
+    if (caught.code == 0 && i % 8 == 0) {
+      overwrite(path + "/manifest.json", whole);
+      const int code = error_of([&] { holds_model(path, 1); }).code;
+      REQUIRE((code == 0 || code == 65));
+    }
+    REQUIRE(error_of([&] {
+              CheckpointManifest::from_text(mutated(text, static_cast<uint64_t>(i), 5), "m");
+            }).code != 70);
+  }
+  CHECK(accepted > 0);
+}
