@@ -1,0 +1,246 @@
+// op_tests test|grad|perf [part of a case's name]
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "core/device/cpu/memory.h"
+#include "core/device/cpu/parallel.h"
+#include "tests/ops/registry.h"
+
+namespace nrl::ops_test {
+namespace {
+
+int failures = 0;
+
+void report(const std::string& where, const std::string& what) {
+  ++failures;
+  std::printf("FAILED %s: %s\n", where.c_str(), what.c_str());
+}
+
+/// Runs `body`; an exception is a failure of `where`.
+template <class Body>
+void guarded(const std::string& where, const Body& body) {
+  try {
+    body();
+  } catch (const Failure& f) {
+    report(where, f.text);
+  } catch (const std::exception& e) {
+    report(where, e.what());
+  }
+}
+
+/// An execution context with its workspace.
+struct Context {
+  cpu::HostMemory memory{size_t{64} << 20};
+  ops::Exec exec;
+  Context(const ops::KernelTable& kernels, int threads) {
+    exec.kernels = &kernels;
+    exec.threads = threads;
+    exec.workspace = {memory.data(), memory.size()};
+  }
+};
+
+std::vector<cpu::Isa> isas() {
+  std::vector<cpu::Isa> list;
+  for (cpu::Isa isa : {cpu::Isa::baseline, cpu::Isa::avx2, cpu::Isa::avx512}) {
+    if (isa <= cpu::best_isa()) list.push_back(isa);
+  }
+  return list;
+}
+
+bool all_same(const Outputs& a, const Outputs& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Output& x, const Output& y) { return same_bits(x.value, y.value); });
+}
+
+/// Compares one run with the reference; returns the largest error / tolerance.
+double compare(const std::string& where, const Outputs& got, const Outputs& want) {
+  expect(got.size() == want.size(), "another number of outputs than the reference");
+  double worst = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double tol = tolerance(got[i].value.tensor().dtype, got[i].reduction_length);
+    const double error = error_of(got[i].value, want[i].value);
+    worst = std::max(worst, error / tol);
+    if (!(error <= tol)) {
+      report(where, fmt::format("{} is off by {:.3g}, tolerance {:.3g}", got[i].name, error, tol));
+    }
+    if (!got[i].value.gap_intact()) report(where, got[i].name + ": wrote outside its rows");
+  }
+  return worst;
+}
+
+void run_tests(const Registry& registry, std::string_view filter) {
+  Context reference(ops::reference_kernels(), 1);
+  int count = 0;
+  double worst = 0;
+  std::string worst_name;
+  for (const TestCase& test : registry.tests) {
+    if (test.name.find(filter) == std::string::npos) continue;
+    guarded(test.name, [&] {
+      const Outputs want = test.body(reference.exec);
+      for (cpu::Isa isa : isas()) {
+        const std::string where = fmt::format("{} [{}]", test.name, cpu::name_of(isa));
+        Context two(ops::cpu_kernels(isa), 2);
+        const Outputs got = test.body(two.exec);
+        const double relative = compare(where, got, want);
+        if (relative > worst) {
+          worst = relative;
+          worst_name = where;
+        }
+        if (!all_same(got, test.body(two.exec))) report(where, "another run gives other bits");
+        Context one(ops::cpu_kernels(isa), 1);
+        const Outputs single = test.body(one.exec);
+        compare(where + " 1 thread", single, want);
+        if (test.any_threads && !all_same(got, single)) report(where, "one thread gives other bits than two");
+        ++count;
+      }
+    });
+  }
+  for (const PropertyCase& property : registry.properties) {
+    if (property.name.find(filter) == std::string::npos) continue;
+    for (cpu::Isa isa : isas()) {
+      guarded(fmt::format("{} [{}]", property.name, cpu::name_of(isa)), [&] {
+        Context two(ops::cpu_kernels(isa), 2);
+        property.body(two.exec);
+        ++count;
+      });
+    }
+  }
+  std::printf("test: %d runs, worst error / tolerance %.2f (%s)\n", count, worst, worst_name.c_str());
+  if (count == 0) report("test", "no case has that name");
+}
+
+/// Derivative of `loss` by element i of `input`, fourth order.
+double difference(const GradProblem& problem, ops::Exec& exec, Buffer& input, int64_t i) {
+  const double x = input.get(i), h = 1e-3;
+  auto at = [&](double step) {
+    input.set(i, x + step * h);
+    const double value = problem.loss(exec);
+    input.set(i, x);
+    return value;
+  };
+  return (8.0 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12.0 * h);
+}
+
+void run_grads(const Registry& registry, std::string_view filter) {
+  constexpr double difference_tolerance = 1e-8;
+  int count = 0;
+  double worst = 0;
+  for (const GradCase& grad : registry.grads) {
+    if (grad.name.find(filter) == std::string::npos) continue;
+    guarded(grad.name, [&] {
+      Context reference(ops::reference_kernels(), 1);
+      const GradProblem exact = grad.make(DType::f64);
+      expect(!exact.inputs.empty() && exact.inputs.size() == exact.gradients.size(),
+             "one gradient per input");
+      exact.loss(reference.exec);
+      exact.backward(reference.exec);
+      std::vector<Buffer> analytic;
+      for (const Buffer* g : exact.gradients) analytic.push_back(*g);
+      for (size_t k = 0; k < exact.inputs.size(); ++k) {
+        Buffer numeric = analytic[k];
+        for (int64_t i = 0; i < numeric.size(); ++i) {
+          numeric.set(i, difference(exact, reference.exec, *exact.inputs[k], i));
+        }
+        const double error = error_of(analytic[k], numeric);
+        worst = std::max(worst, error);
+        if (!(error <= difference_tolerance)) {
+          report(grad.name,
+                 fmt::format("gradient {} of the reference is off its differences by {:.3g}", k, error));
+        }
+      }
+      for (cpu::Isa isa : isas()) {
+        Context two(ops::cpu_kernels(isa), 2);
+        const GradProblem single = grad.make(DType::f32);
+        single.loss(two.exec);
+        single.backward(two.exec);
+        for (size_t k = 0; k < analytic.size(); ++k) {
+          const double error = error_of(*single.gradients[k], analytic[k]);
+          const double tol = tolerance(DType::f32, single.reduction_length);
+          if (!(error <= tol)) {
+            report(
+                fmt::format("{} [{}]", grad.name, cpu::name_of(isa)),
+                fmt::format("gradient {} is off the reference by {:.3g}, tolerance {:.3g}", k, error, tol));
+          }
+        }
+      }
+      ++count;
+    });
+  }
+  std::printf("grad: %d problems, worst difference %.2g\n", count, worst);
+  if (count == 0) report("grad", "no case has that name");
+}
+
+/// Seconds of one call: the best of several, at least 0.2 s altogether.
+template <class Run>
+double seconds(const Run& run) {
+  using Clock = std::chrono::steady_clock;
+  run();
+  double best = 1e30, total = 0;
+  for (int i = 0; i < 100 && (i < 3 || total < 0.2); ++i) {
+    const auto start = Clock::now();
+    run();
+    const double t = std::chrono::duration<double>(Clock::now() - start).count();
+    best = std::min(best, t);
+    total += t;
+  }
+  return best;
+}
+
+double copy_bandwidth(int threads) {
+  const size_t bytes = size_t{256} << 20;
+  cpu::HostMemory from(bytes), to(bytes);
+  std::memset(from.data(), 1, bytes);
+  const double t = seconds([&] {
+    cpu::parallel_for(threads, static_cast<int64_t>(bytes), 1 << 20, [&](int64_t begin, int64_t end) {
+      std::memcpy(to.data() + begin, from.data() + begin, static_cast<size_t>(end - begin));
+    });
+  });
+  return 2.0 * static_cast<double>(bytes) / t;
+}
+
+void run_perfs(const Registry& registry, std::string_view filter) {
+  const int threads = cpu::available_cpus();
+  const double copy = copy_bandwidth(threads);
+  std::printf("%s, %s, %d threads, copy %.1f GB/s (read + write)\n", cpu::processor_name().c_str(),
+              std::string(cpu::name_of(cpu::best_isa())).c_str(), threads, copy * 1e-9);
+  Context context(ops::cpu_kernels(cpu::best_isa()), threads);
+  for (const PerfCase& perf : registry.perfs) {
+    if (perf.name.find(filter) == std::string::npos) continue;
+    guarded(perf.name, [&] {
+      const PerfProblem problem = perf.make();
+      const double t = seconds([&] { problem.run(context.exec); });
+      std::printf("%-44s %9.3f ms", perf.name.c_str(), t * 1e3);
+      if (problem.bytes > 0)
+        std::printf("  %7.1f GB/s  %4.0f %% of copy", problem.bytes / t * 1e-9,
+                    100.0 * problem.bytes / t / copy);
+      if (problem.flops > 0) std::printf("  %7.1f GFLOP/s", problem.flops / t * 1e-9);
+      std::printf("\n");
+    });
+  }
+}
+
+}  // namespace
+}  // namespace nrl::ops_test
+
+int main(int argc, char** argv) {
+  using namespace nrl::ops_test;
+  const std::string_view mode = argc > 1 ? argv[1] : "", filter = argc > 2 ? argv[2] : "";
+  Registry registry;
+  for (Register r : registrars()) r(registry);
+  if (mode == "test") {
+    run_tests(registry, filter);
+  } else if (mode == "grad") {
+    run_grads(registry, filter);
+  } else if (mode == "perf") {
+    run_perfs(registry, filter);
+  } else {
+    std::fprintf(stderr, "usage: op_tests test|grad|perf [part of a case's name]\n");
+    return 64;
+  }
+  if (failures > 0) std::printf("%d failures\n", failures);
+  return failures == 0 ? 0 : 1;
+}

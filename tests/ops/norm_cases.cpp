@@ -1,0 +1,199 @@
+#include "tests/ops/cases.h"
+
+namespace nrl::ops_test {
+namespace {
+
+using namespace nrl::ops;
+
+struct Shape {
+  std::vector<int64_t> x;
+  int64_t gap = 0;
+  int64_t rows() const {
+    int64_t n = 1;
+    for (size_t i = 0; i + 1 < x.size(); ++i) n *= x[i];
+    return n;
+  }
+};
+
+struct Options {
+  NormKind kind;
+  DType dtype, weight;
+  bool extra;  ///< residual, dresidual, bias
+};
+
+Outputs forward(Exec& e, const Shape& s, const Options& o) {
+  const int64_t d = s.x.back();
+  const Buffer x = Buffer(o.dtype, s.x, s.gap).normal("x", 2.0, 0.5),
+               residual = Buffer(o.dtype, s.x).normal("residual");
+  const Buffer weight = Buffer(o.weight, {d}).normal("weight", 0.3, 1.0),
+               bias = Buffer(o.weight, {d}).normal("bias");
+  Buffer sum(o.dtype, s.x, s.gap), out(o.dtype, s.x, s.gap), mean(DType::f32, {s.rows()}),
+      rstd(DType::f32, {s.rows()});
+  NormForward a{.kind = o.kind, .x = x, .weight = weight, .out = out, .rstd = rstd};
+  if (o.extra) {
+    a.residual = residual;
+    a.sum = sum;
+  }
+  if (o.kind == NormKind::layer) {
+    a.mean = mean;
+    if (o.extra) a.bias = bias;
+  }
+  norm_forward(e, a);
+  return {{"out", out, d}, {"sum", sum}, {"mean", mean, d}, {"rstd", rstd, d}};
+}
+
+Outputs backward(Exec& e, const Shape& s, const Options& o, bool weights, bool alias) {
+  const int64_t d = s.x.back();
+  const bool layer = o.kind == NormKind::layer;
+  const Buffer x = Buffer(o.dtype, s.x, s.gap).normal("x"),
+               weight = Buffer(o.weight, {d}).normal("weight", 0.3, 1.0);
+  Buffer dout = Buffer(o.dtype, s.x, s.gap).normal("dout"), dx(o.dtype, s.x, s.gap);
+  const Buffer dresidual = Buffer(o.dtype, s.x, s.gap).normal("dresidual");
+  const Buffer mean = Buffer(DType::f32, {s.rows()}).normal("mean", 0.1);
+  const Buffer rstd = Buffer(DType::f32, {s.rows()}).normal("rstd", 0.1, 1.0);
+  Buffer dweight = Buffer(DType::f32, {d}).normal("dweight"), dbias = Buffer(DType::f32, {d}).normal("dbias");
+  NormBackward a{
+      .kind = o.kind, .dout = dout, .x = x, .weight = weight, .rstd = rstd, .dx = alias ? dout : dx};
+  if (o.extra) a.dresidual = dresidual;
+  if (layer) a.mean = mean;
+  if (weights) a.dweight = dweight;
+  if (weights && layer) a.dbias = dbias;
+  norm_backward(e, a);
+  return {{"dx", alias ? dout : dx, d}, {"dweight", dweight, s.rows()}, {"dbias", dbias, s.rows()}};
+}
+
+/// inputs x, residual, weight, bias with the loss <out, dout> + <sum, dresidual>.
+struct Problem {
+  Buffer x, residual, weight, bias, dout, dresidual, sum, out, mean, rstd, dx, dweight, dbias;
+};
+
+GradProblem gradient(DType t, NormKind kind, std::vector<int64_t> shape) {
+  const int64_t d = shape.back();
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+  auto p = std::make_shared<Problem>();
+  p->x = Buffer(t, shape, 3).normal("x");
+  p->residual = Buffer(t, shape).normal("residual");
+  p->weight = Buffer(t, {d}).normal("weight", 0.5, 1.0);
+  p->bias = Buffer(t, {d}).normal("bias");
+  p->dout = Buffer(t, shape).normal("dout");
+  p->dresidual = Buffer(t, shape).normal("dresidual");
+  p->sum = p->out = p->dx = Buffer(t, shape, 5);
+  p->mean = p->rstd = Buffer(t, {rows});
+  p->dweight = p->dbias = Buffer(t, {d});
+  const bool layer = kind == NormKind::layer;
+  GradProblem g;
+  g.keep = p;
+  g.reduction_length = std::max(rows, d);
+  g.inputs = {&p->x, &p->residual, &p->weight};
+  g.gradients = {&p->dx, &p->dx, &p->dweight};
+  if (layer) {
+    g.inputs.push_back(&p->bias);
+    g.gradients.push_back(&p->dbias);
+  }
+  g.loss = [p, kind, layer](Exec& e) {
+    NormForward a{.kind = kind,
+                  .x = p->x,
+                  .residual = p->residual,
+                  .sum = p->sum,
+                  .weight = p->weight,
+                  .out = p->out,
+                  .rstd = p->rstd};
+    if (layer) {
+      a.bias = p->bias;
+      a.mean = p->mean;
+    }
+    e.kernels->norm_forward(e, a);
+    return dot(p->out, p->dout) + dot(p->sum, p->dresidual);
+  };
+  g.backward = [p, kind, layer](Exec& e) {
+    NormBackward a{.kind = kind,
+                   .dout = p->dout,
+                   .x = p->sum,
+                   .weight = p->weight,
+                   .rstd = p->rstd,
+                   .dresidual = p->dresidual,
+                   .dx = p->dx,
+                   .dweight = p->dweight};
+    if (layer) {
+      a.mean = p->mean;
+      a.dbias = p->dbias;
+    }
+    e.kernels->norm_backward(e, a);
+  };
+  return g;
+}
+
+}  // namespace
+
+NRL_OP_CASES(norm) {
+  const std::vector<Shape> shapes = {{{1, 1}},        {{3, 7}},         {{5, 31}, 2},
+                                     {{61, 61}},      {{7, 64}, 16},    {{129, 257}},
+                                     {{33, 1024}, 3}, {{5, 3, 64}, 77}, {{31}}};
+  for (NormKind kind : {NormKind::rms, NormKind::layer}) {
+    const std::string kind_name = kind == NormKind::rms ? "rms" : "layer";
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      for (const Shape& shape : shapes) {
+        for (bool extra : {false, true}) {
+          const Options o{kind, dtype, extra ? dtype : DType::f32, extra};
+          const std::string name = fmt::format("norm.{}.{} ({}) {}", kind_name, name_of(dtype),
+                                               fmt::join(shape.x, ","), extra ? "fused" : "plain");
+          registry.tests.push_back({name + " forward", [=](Exec& e) { return forward(e, shape, o); }, true});
+          for (bool weights : {false, true}) {
+            registry.tests.push_back({name + (weights ? " backward" : " backward dx"),
+                                      [=](Exec& e) { return backward(e, shape, o, weights, weights); }});
+          }
+        }
+      }
+    }
+    for (std::vector<int64_t> shape : {std::vector<int64_t>{3, 17}, {2, 3, 8}}) {
+      registry.grads.push_back({fmt::format("norm.{} ({})", kind_name, fmt::join(shape, ",")),
+                                [=](DType t) { return gradient(t, kind, shape); }});
+    }
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      for (auto [n, d] : {std::pair<int64_t, int64_t>{8192, 1024}, {8192 * 16, 64}}) {
+        const double tensor = static_cast<double>(n * d * size_of(dtype));
+        registry.perfs.push_back(
+            {fmt::format("norm_forward.{}.{} residual ({}, {})", kind_name, name_of(dtype), n, d), [=] {
+               auto x = std::make_shared<Buffer>(dtype, std::vector<int64_t>{n, d});
+               auto rest = std::make_shared<std::vector<Buffer>>(3, *x);
+               auto weight = std::make_shared<Buffer>(DType::f32, std::vector<int64_t>{d});
+               auto rstd = std::make_shared<Buffer>(DType::f32, std::vector<int64_t>{n});
+               return PerfProblem{[=](Exec& e) {
+                                    norm_forward(e, {.kind = kind,
+                                                     .x = *x,
+                                                     .residual = (*rest)[0],
+                                                     .sum = (*rest)[1],
+                                                     .weight = *weight,
+                                                     .out = (*rest)[2],
+                                                     .rstd = *rstd});
+                                  },
+                                  4 * tensor};
+             }});
+        registry.perfs.push_back(
+            {fmt::format("norm_backward.{}.{} dresidual ({}, {})", kind_name, name_of(dtype), n, d), [=] {
+               auto x = std::make_shared<Buffer>(dtype, std::vector<int64_t>{n, d});
+               auto rest = std::make_shared<std::vector<Buffer>>(3, *x);
+               auto weight = std::make_shared<Buffer>(DType::f32, std::vector<int64_t>{d});
+               auto dweight = std::make_shared<Buffer>(*weight);
+               auto rstd = std::make_shared<Buffer>(DType::f32, std::vector<int64_t>{n});
+               return PerfProblem{[=](Exec& e) {
+                                    NormBackward a{.kind = kind,
+                                                   .dout = (*rest)[0],
+                                                   .x = *x,
+                                                   .weight = *weight,
+                                                   .rstd = *rstd,
+                                                   .dresidual = (*rest)[1],
+                                                   .dx = (*rest)[2],
+                                                   .dweight = *dweight};
+                                    if (kind == NormKind::layer) a.mean = *rstd;
+                                    norm_backward(e, a);
+                                  },
+                                  4 * tensor};
+             }});
+      }
+    }
+  }
+}
+
+}  // namespace nrl::ops_test

@@ -1,0 +1,191 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/base/philox.h"
+#include "tests/ops/registry.h"
+
+namespace nrl::ops_test {
+namespace {
+
+constexpr size_t alignment = 64;
+constexpr uint8_t canary = 0xA5;
+
+}  // namespace
+
+Buffer::Buffer(DType dtype, std::vector<int64_t> shape, int64_t row_gap) : gap_(row_gap) {
+  tensor_.dtype = dtype;
+  tensor_.rank = static_cast<int8_t>(shape.size());
+  int64_t step = 1;
+  for (int i = tensor_.rank - 1; i >= 0; --i) {
+    const auto u = static_cast<size_t>(i);
+    tensor_.shape[u] = shape[u];
+    if (i == 0 && tensor_.rank > 1) step += gap_;
+    tensor_.stride[u] = step;
+    step *= shape[u];
+  }
+  // The canary behind the last element catches kernels that write whole vectors over the end.
+  const int64_t elements = tensor_.rank > 0 ? tensor_.shape[0] * tensor_.stride[0] : 1;
+  const auto bytes = static_cast<size_t>(elements * size_of(dtype));
+  memory_.assign(bytes + 3 * alignment, std::byte{canary});
+  bind();
+  fill(0);
+}
+
+Buffer::Buffer(const Buffer& other) {
+  *this = other;
+}
+
+Buffer& Buffer::operator=(const Buffer& other) {
+  if (this == &other) return *this;
+  const std::byte* from = static_cast<const std::byte*>(other.tensor_.data);
+  memory_.assign(other.memory_.size(), std::byte{canary});
+  tensor_ = other.tensor_;
+  gap_ = other.gap_;
+  bind();
+  if (from) {
+    const size_t size = memory_.size() - 2 * alignment;
+    std::memcpy(tensor_.data, from, size);
+  }
+  return *this;
+}
+
+void Buffer::bind() {
+  if (memory_.empty()) return;
+  auto address = reinterpret_cast<uintptr_t>(memory_.data());
+  address = (address + alignment - 1) / alignment * alignment;
+  tensor_.data = reinterpret_cast<void*>(address);
+}
+
+int64_t Buffer::offset(int64_t i) const {
+  int64_t at = 0;
+  for (int k = tensor_.rank - 1; k >= 0; --k) {
+    const auto u = static_cast<size_t>(k);
+    at += i % tensor_.shape[u] * tensor_.stride[u];
+    i /= tensor_.shape[u];
+  }
+  return at;
+}
+
+double Buffer::get(int64_t i) const {
+  const int64_t at = offset(i);
+  switch (tensor_.dtype) {
+    case DType::f32:
+      return static_cast<double>(tensor_.ptr<float>()[at]);
+    case DType::bf16:
+      return static_cast<double>(static_cast<float>(tensor_.ptr<bf16>()[at]));
+    case DType::f64:
+      return tensor_.ptr<double>()[at];
+    case DType::i32:
+      return static_cast<double>(tensor_.ptr<int32_t>()[at]);
+    default:
+      NRL_CHECK(false, "Buffer of {}", name_of(tensor_.dtype));
+      return 0;
+  }
+}
+
+void Buffer::set(int64_t i, double value) {
+  const int64_t at = offset(i);
+  switch (tensor_.dtype) {
+    case DType::f32:
+      tensor_.ptr<float>()[at] = static_cast<float>(value);
+      break;
+    case DType::bf16:
+      tensor_.ptr<bf16>()[at] = bf16(static_cast<float>(value));
+      break;
+    case DType::f64:
+      tensor_.ptr<double>()[at] = value;
+      break;
+    case DType::i32:
+      tensor_.ptr<int32_t>()[at] = static_cast<int32_t>(value);
+      break;
+    default:
+      NRL_CHECK(false, "Buffer of {}", name_of(tensor_.dtype));
+  }
+}
+
+Buffer& Buffer::normal(std::string_view name, double scale, double mean) {
+  const PhiloxStream random(1234, name);
+  for (int64_t i = 0; i < size(); ++i) set(i, mean + scale * random.normal(static_cast<uint64_t>(i)));
+  return *this;
+}
+
+Buffer& Buffer::integers(std::string_view name, int64_t low, int64_t high) {
+  const PhiloxStream random(1234, name);
+  for (int64_t i = 0; i < size(); ++i) {
+    const auto draw = static_cast<int64_t>(random.bits(static_cast<uint64_t>(i)));
+    set(i, static_cast<double>(low + draw % (high - low)));
+  }
+  return *this;
+}
+
+Buffer& Buffer::fill(double value) {
+  for (int64_t i = 0; i < size(); ++i) set(i, value);
+  return *this;
+}
+
+bool Buffer::gap_intact() const {
+  if (memory_.empty()) return true;
+  const auto* bytes = static_cast<const uint8_t*>(tensor_.data);
+  auto intact = [&](int64_t from, int64_t to) {
+    return std::all_of(bytes + from, bytes + to, [](uint8_t b) { return b == canary; });
+  };
+  const int64_t rows = tensor_.rank > 0 ? tensor_.shape[0] : 1;
+  const int64_t pitch = (tensor_.rank > 0 ? tensor_.stride[0] : 1) * size_of(tensor_.dtype);
+  const int64_t gap = tensor_.rank > 1 ? gap_ * size_of(tensor_.dtype) : 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    if (!intact((r + 1) * pitch - gap, (r + 1) * pitch)) return false;
+  }
+  return intact(rows * pitch, rows * pitch + static_cast<int64_t>(alignment));
+}
+
+double tolerance(DType dtype, int64_t reduction_length) {
+  // f32: a few roundings per element plus a random walk over the sum; bf16: its rounding (2^-9, and one more
+  // unit where the f32 error moves a value over a rounding boundary) on top.
+  const double f32 = 0x1.0p-24 * (16.0 + 4.0 * std::sqrt(static_cast<double>(reduction_length)));
+  return dtype == DType::bf16 ? 0x1.0p-8 + f32 : f32;
+}
+
+double error_of(const Buffer& got, const Buffer& want) {
+  const int64_t n = want.size();
+  double squares = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const double w = want.get(i);
+    squares += std::isfinite(w) ? w * w : 0.0;
+  }
+  const double rms = n > 0 ? std::sqrt(squares / static_cast<double>(n)) : 0.0;
+  double worst = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const double g = got.get(i), w = want.get(i);
+    if (std::isnan(g) != std::isnan(w) || std::isinf(g) != std::isinf(w)) return INFINITY;
+    if (!std::isfinite(w) || g == w) continue;
+    worst = std::max(worst, std::fabs(g - w) / (std::fabs(w) + rms));
+  }
+  return worst;
+}
+
+bool same_bits(const Buffer& a, const Buffer& b) {
+  if (a.size() != b.size() || a.tensor().dtype != b.tensor().dtype) return false;
+  for (int64_t i = 0; i < a.size(); ++i) {
+    const double x = a.get(i), y = b.get(i);
+    if (std::memcmp(&x, &y, sizeof x) != 0) return false;
+  }
+  return true;
+}
+
+double dot(const Buffer& a, const Buffer& b) {
+  double s = 0;
+  for (int64_t i = 0; i < a.size(); ++i) s += a.get(i) * b.get(i);
+  return s;
+}
+
+std::vector<Register>& registrars() {
+  static std::vector<Register> list;
+  return list;
+}
+
+Registrar::Registrar(Register r) {
+  registrars().push_back(r);
+}
+
+}  // namespace nrl::ops_test
