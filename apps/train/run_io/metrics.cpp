@@ -82,9 +82,11 @@ void MetricsLog::drop_rows_after(int64_t resume_step) {
   int64_t line_number = 0;
   while (begin < size) {
     size_t end = buffer.find('\n', head);
-    // Enough of the file to see the end of the line.
-    while (end == std::string::npos && read < size && buffer.size() - head <= kMaxLine) {
-      buffer.erase(0, head);
+    bool too_long = false;
+    while (end == std::string::npos && read < size) {
+      // Of an endless line only its end matters.
+      too_long = too_long || buffer.size() - head > kMaxLine;
+      buffer.erase(0, too_long ? buffer.size() : head);
       head = 0;
       const size_t had = buffer.size();
       const auto bytes = static_cast<size_t>(std::min<uint64_t>(kReadBytes, size - read));
@@ -95,13 +97,13 @@ void MetricsLog::drop_rows_after(int64_t resume_step) {
     }
     line_number += 1;
     const std::string where = fmt::format("{}:{}", path_, line_number);
-    if (end == std::string::npos || end - head >= kMaxLine) {
-      if (read < size || end != std::string::npos)
-        fail(Exit::data, "{}: the line is longer than {} bytes, so this is not a metrics file; move it away",
-             where, kMaxLine);
+    if (end == std::string::npos) {
       log::warn("{}: dropping an incomplete last line, as a crash leaves it", where);
       break;
     }
+    if (too_long || end - head > kMaxLine)
+      fail(Exit::data, "{}: the line is longer than {} bytes, so this is not a metrics file; move it away",
+           where, kMaxLine);
     const uint64_t next = begin + (end - head) + 1;
     bool keep = false;
     try {

@@ -1,0 +1,114 @@
+#include "apps/train/run_io/statistics.h"
+
+#include <cmath>
+
+#include "apps/train/run_io/timers.h"
+#include "core/base/philox.h"
+#include "tests/catch.h"
+
+using namespace nrl;
+
+TEST_CASE("running statistics are exact inside the window", "[run_io]") {
+  RunningStats stats(100);
+  for (double v : {2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0}) stats.add(v);
+  REQUIRE(stats.count() == 8);
+  REQUIRE(stats.mean() == Approx(5));
+  REQUIRE(stats.stddev() == Approx(2));
+}
+
+TEST_CASE("running statistics forget what is long past", "[run_io]") {
+  RunningStats stats(10);
+  for (int i = 0; i < 50; ++i) stats.add(100 + i % 2);
+  for (int i = 0; i < 200; ++i) stats.add(1 + i % 2);
+  REQUIRE(stats.mean() == Approx(1.5).margin(0.1));
+  REQUIRE(stats.stddev() == Approx(0.5).margin(0.1));
+}
+
+TEST_CASE("outliers are marked with their distance", "[run_io]") {
+  OutlierDetector detector;
+  PhiloxStream stream(3, "noise");
+  int marked = 0;
+  for (uint64_t i = 0; i < 100; ++i) marked += detector.add(10 + stream.normal(i)) != 0;
+  REQUIRE(marked == 0);
+  const double distance = detector.add(30);
+  REQUIRE(distance > 15);
+  REQUIRE(detector.add(-10) < -4);  // one outlier does not hide the next
+  REQUIRE(detector.add(10.5) == 0);
+  REQUIRE(std::isnan(detector.add(INFINITY)));
+  REQUIRE(detector.add(10.5) == 0);  // which left no trace
+}
+
+TEST_CASE("the first values and a constant stream have no outliers", "[run_io]") {
+  OutlierDetector detector;
+  REQUIRE(detector.add(1) == 0);
+  REQUIRE(detector.add(1e6) == 0);
+  OutlierDetector constant;
+  for (int i = 0; i < 200; ++i) REQUIRE(constant.add(0.1) == 0);
+}
+
+TEST_CASE("marks", "[run_io]") {
+  REQUIRE(outlier_mark(0).empty());
+  REQUIRE(outlier_mark(4.21) == "!(+4.2s)");
+  REQUIRE(outlier_mark(-5) == "!(-5.0s)");
+  REQUIRE(outlier_mark(NAN) == "!");
+}
+
+TEST_CASE("the histogram's mean is exact and its quantiles are within half a percent", "[run_io]") {
+  Histogram h;
+  REQUIRE(h.median() == 0);
+  REQUIRE(h.mean() == 0);
+  for (int i = 1; i <= 1001; ++i) h.add(i * 1000.0);
+  REQUIRE(h.count() == 1001);
+  REQUIRE(h.mean() == Approx(501000));
+  REQUIRE(std::abs(h.median() / 501000 - 1) <= 0.005);
+  REQUIRE(std::abs(h.quantile(0.9) / 901000 - 1) <= 0.005);
+  REQUIRE(h.quantile(0) == Approx(1000).epsilon(0.005));
+  REQUIRE(h.quantile(1) == Approx(1001000).epsilon(0.005));
+}
+
+TEST_CASE("the histogram takes the whole range and leaves out what is no positive number", "[run_io]") {
+  Histogram h;
+  for (double v : {0.0, -1.0, double(NAN), double(INFINITY)}) h.add(v);
+  REQUIRE(h.count() == 0);
+  for (double v : {1e-300, 1e-9, 1e15, 1e300}) h.add(v);
+  REQUIRE(h.count() == 4);
+  REQUIRE(h.quantile(0) >= 1e-300);
+  REQUIRE(h.quantile(1) <= 1e300);
+  Histogram one;
+  one.add(412300);
+  REQUIRE(one.median() == 412300);
+}
+
+namespace {
+double fake_time = 0;
+double fake_clock() {
+  return fake_time;
+}
+}  // namespace
+
+TEST_CASE("a second belongs to one section only", "[run_io]") {
+  fake_time = 100;
+  Timers timers(fake_clock);
+  fake_time += 1;  // other
+  {
+    auto compute = timers.time(RunSection::compute);
+    fake_time += 10;
+    const SectionTimes before = timers.times();
+    {
+      auto comm = timers.time(RunSection::comm);
+      fake_time += 3;
+    }
+    fake_time += 10;
+    const SectionTimes during = timers.times() - before;
+    REQUIRE(during[RunSection::compute] == Approx(10));
+    REQUIRE(during[RunSection::comm] == Approx(3));
+  }
+  { auto data = timers.time(RunSection::data); }
+  timers.move(RunSection::compute, RunSection::comm, 2);
+  const SectionTimes times = timers.times();
+  REQUIRE(times[RunSection::compute] == Approx(18));
+  REQUIRE(times[RunSection::comm] == Approx(5));
+  REQUIRE(times[RunSection::data] == 0);
+  REQUIRE(times[RunSection::other] == Approx(1));
+  REQUIRE(times.total() == Approx(24));
+}
