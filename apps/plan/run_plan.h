@@ -1,0 +1,53 @@
+#pragma once
+// Everything a training run will allocate, decided before anything is: the flat layout, the decoder's slots, the batch
+// tensors. `nrl-train plan` prints it; the trainer allocates exactly it.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/model/decoder.h"
+#include "apps/plan/batch.h"
+#include "core/config/load.h"
+#include "memory/plan.h"
+#include "parallel/data/flat_buckets.h"
+
+namespace nrl::plan {
+
+/// A run of elements whose optimizer state this rank holds.
+struct OwnedRange {
+  int parameter = 0;
+  int64_t offset = 0, count = 0;  ///< in the parameter
+  int64_t flat = 0;               ///< first element in the flat buffers
+  int64_t state = 0;              ///< first element in this rank's exp_avg and exp_avg_sq
+};
+
+struct RunPlan {
+  model::ModelSpec spec;
+  model::ParameterList parameters;
+  BatchPlan batch;
+  int64_t sequence_length = 0;
+  int threads = 1;
+  precision::Recipe recipe;
+  std::vector<std::string> recompute_modules;
+  ShardingStrategy sharding;
+  FlatBuckets layout;
+  std::vector<OwnedRange> owned;
+
+  memory::MemoryPlan memory;
+  memory::BufferId weights = -1, master = -1, gradients = -1, exp_avg = -1, exp_avg_sq = -1;
+  std::unique_ptr<BatchTensors> tensors;
+  std::unique_ptr<model::Decoder> decoder;
+
+  /// Elements of this rank's optimizer state.
+  int64_t state_elements() const { return sharding.optimizer_state ? layout.shard_total() : layout.total(); }
+};
+
+/// The solved plan of data-parallel rank `dp_rank` with `threads` threads. The plan lives on the heap because the decoder
+/// refers into it. `config` must have passed validate_for_world().
+std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch, int dp_rank, int threads);
+
+/// Memory by category, for people: "weights 475 MiB  gradients ...  = 2.31 GiB".
+std::string memory_line(const memory::MemoryPlan& plan);
+
+}  // namespace nrl::plan
