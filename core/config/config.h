@@ -1,0 +1,203 @@
+#pragma once
+// The typed configuration. The nesting mirrors the YAML: `policy.optimizer.lr` is
+// `config.policy.optimizer.lr`. The member initialisers are the defaults; meaning, range and spelling of
+// every key are in the option table (schema_*.cpp) and in docs/configuration.md.
+
+#include "core/config/enums.h"
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace nrl {
+
+/// A value or `auto`: the program chooses, and prints what it chose.
+template <class T>
+class AutoOr {
+ public:
+  AutoOr() = default;
+  AutoOr(T value) : value_(std::move(value)) {}
+  bool is_auto() const { return !value_; }
+  /// Precondition: not auto.
+  const T& value() const { return *value_; }
+  T value_or(T chosen) const { return value_ ? *value_ : chosen; }
+  bool operator==(const AutoOr&) const = default;
+
+ private:
+  std::optional<T> value_;
+};
+
+struct ClusterConfig {
+  std::optional<int64_t> num_nodes;   ///< asserted against what MPI finds
+  std::optional<int64_t> world_size;  ///< asserted against the number of ranks
+  bool operator==(const ClusterConfig&) const = default;
+};
+
+struct DistributedConfig {
+  CommBackend backend = CommBackend::automatic;
+  int64_t tensor_parallel_size = 1;
+  int64_t pipeline_parallel_size = 1;
+  int64_t context_parallel_size = 1;
+  int64_t expert_parallel_size = 1;
+  int64_t expert_tensor_parallel_size = 1;
+  AutoOr<int64_t> data_parallel_size;  ///< derived; a given value is checked
+  ShardStrategy shard_strategy = ShardStrategy::ddp;
+  bool overlap_grad_reduce = true;
+  ReduceDType grad_reduce_dtype = ReduceDType::fp32;
+  double bucket_size_mb = 40;  ///< MiB of gradients per bucket
+  bool operator==(const DistributedConfig&) const = default;
+};
+
+struct TokenizerConfig {
+  std::optional<std::string> name;  ///< file or directory; unset: that of policy.model_name, if any
+  bool operator==(const TokenizerConfig&) const = default;
+};
+
+struct AttentionConfig {
+  AttentionType type = AttentionType::automatic;
+  bool memory_efficient = true;
+  bool operator==(const AttentionConfig&) const = default;
+};
+
+struct RecomputeConfig {
+  RecomputeGranularity granularity = RecomputeGranularity::automatic;
+  AutoOr<std::vector<RecomputeModule>> modules;  ///< of granularity selective; auto: norm and activation
+  bool operator==(const RecomputeConfig&) const = default;
+};
+
+struct LrScalingConfig {
+  LrScalingRule rule = LrScalingRule::none;
+  int64_t base_batch_size = 32;
+  bool operator==(const LrScalingConfig&) const = default;
+};
+
+struct OptimizerConfig {
+  OptimizerName name = OptimizerName::adamw;
+  double lr = 3e-4;
+  double weight_decay = 0.1;
+  std::array<double, 2> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  LrScalingConfig lr_scaling;
+  bool operator==(const OptimizerConfig&) const = default;
+};
+
+struct SchedulerConfig {
+  LrDecayStyle lr_decay_style = LrDecayStyle::cosine;
+  int64_t lr_warmup_iters = 0;
+  std::optional<double> warmup_ratio;     ///< of lr_decay_iters; instead of lr_warmup_iters
+  std::optional<int64_t> lr_decay_iters;  ///< unset: all steps of the run
+  std::optional<int64_t> lr_wsd_decay_iters;
+  double min_lr = 0;
+  ScheduleUnit unit = ScheduleUnit::optimizer_steps;
+  bool operator==(const SchedulerConfig&) const = default;
+};
+
+struct PolicyConfig {
+  std::optional<std::string> model_name;  ///< Hugging Face model directory
+  /// The keys given under policy.model as one JSON object text in order of appearance ("{}" when none): what
+  /// is laid over, or stands for, the model's config.json. Types are checked; the meaning belongs to the
+  /// model floor.
+  std::string model_json = "{}";
+  TokenizerConfig tokenizer;
+  Precision precision = Precision::automatic;
+  int64_t train_global_batch_size = 32;                ///< sequences per optimizer step, over all ranks
+  AutoOr<int64_t> train_micro_batch_size;              ///< sequences per forward pass and rank
+  std::optional<int64_t> gradient_accumulation_steps;  ///< checked against global / (micro x dp)
+  int64_t max_total_sequence_length = 1024;
+  std::optional<double> max_grad_norm = 1.0;  ///< unset: no clipping
+  AttentionConfig attention;
+  RecomputeConfig recompute;
+  OptimizerConfig optimizer;
+  SchedulerConfig scheduler;
+  bool operator==(const PolicyConfig&) const = default;
+};
+
+struct PretrainConfig {
+  std::optional<int64_t> max_num_steps;
+  std::optional<int64_t> max_num_epochs;
+  int64_t val_period = 0;              ///< steps between evaluations; 0: none
+  std::optional<int64_t> val_batches;  ///< global batches per evaluation; unset: the whole validation set
+  bool val_at_start = false;
+  bool val_at_end = false;
+  int64_t seed = 42;
+  OnNonfinite on_nonfinite = OnNonfinite::skip;
+  int64_t max_nonfinite_steps = 5;  ///< skipped steps in a row after which the run stops
+  bool operator==(const PretrainConfig&) const = default;
+};
+
+struct DatasetConfig {
+  std::vector<std::string> data_path;          ///< one or several (a blend)
+  std::optional<std::vector<double>> weights;  ///< of the blend, one per path; unset: by size
+  bool operator==(const DatasetConfig&) const = default;
+};
+
+struct DataConfig {
+  DatasetConfig train;
+  DatasetConfig validation;
+  std::optional<std::array<double, 3>> split;  ///< train, validation, test shares of data.train (any scale)
+  std::optional<int64_t> seed;                 ///< unset: pretrain.seed
+  bool shuffle = true;
+  int64_t num_workers = 1;
+  int64_t prefetch_batches = 2;
+  bool pin_memory = false;
+  bool operator==(const DataConfig&) const = default;
+};
+
+struct CheckpointingConfig {
+  bool enabled = true;
+  std::string checkpoint_dir = "results/checkpoints";
+  int64_t save_period = 1000;                ///< optimizer steps; 0: only at the end and when stopped
+  std::optional<int64_t> keep_latest_k = 3;  ///< unset: keep all
+  std::string resume = "auto";               ///< "auto", "never" or a checkpoint directory
+  bool save_optimizer = true;
+  bool operator==(const CheckpointingConfig&) const = default;
+};
+
+struct LoggerConfig {
+  std::string log_dir = "results/logs";
+  int64_t log_interval = 10;
+  Progress progress = Progress::automatic;
+  bool operator==(const LoggerConfig&) const = default;
+};
+
+struct MemoryConfig {
+  OnOom on_oom = OnOom::fail;
+  bool operator==(const MemoryConfig&) const = default;
+};
+
+struct MonitoringConfig {
+  bool enabled = false;
+  bool operator==(const MonitoringConfig&) const = default;
+};
+
+struct ProfilingConfig {
+  bool enabled = false;
+  bool operator==(const ProfilingConfig&) const = default;
+};
+
+struct KernelsConfig {
+  AutoOr<int64_t> num_threads;  ///< per rank
+  IsaChoice isa = IsaChoice::automatic;
+  bool operator==(const KernelsConfig&) const = default;
+};
+
+struct Config {
+  Algorithm algorithm = Algorithm::pretrain;
+  DeviceKind device = DeviceKind::automatic;
+  ClusterConfig cluster;
+  DistributedConfig distributed;
+  PolicyConfig policy;
+  PretrainConfig pretrain;
+  DataConfig data;
+  CheckpointingConfig checkpointing;
+  MemoryConfig memory;
+  LoggerConfig logger;
+  MonitoringConfig monitoring;
+  ProfilingConfig profiling;
+  KernelsConfig kernels;
+  bool operator==(const Config&) const = default;
+};
+
+}  // namespace nrl

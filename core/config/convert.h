@@ -1,0 +1,30 @@
+#pragma once
+// One YAML value to the value of a key. Internal to core/config.
+
+#include "core/config/schema.h"
+#include "core/config/yaml.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace nrl::config_detail {
+
+/// Why a value was refused: text, what stands beside the caret, and what to do.
+struct Refusal {
+  std::string message;
+  std::string label;
+  std::vector<std::string> notes;
+  Pos pos;
+};
+
+struct Converted {
+  std::optional<Value> value;
+  std::optional<Refusal> refusal;
+  std::string translated;  ///< the canonical spelling, where a synonym was given
+};
+
+/// Checks type, range and support of `node` as a value of `key`.
+Converted convert(const Key& key, const Node& node);
+
+}  // namespace nrl::config_detail

@@ -1,0 +1,187 @@
+// What the option table can tell: the resolved configuration, `explain`, and the reference page.
+#include "core/config/load.h"
+#include "core/config/schema.h"
+
+#include "core/base/text.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace nrl {
+namespace config_detail {
+namespace {
+
+/// Calls on_key for every key and on_section for every section below `section`, in table order.
+void walk(const std::string& section, const std::function<void(const std::string&)>& on_section,
+          const std::function<void(const Key&)>& on_key) {
+  const Schema& schema = Schema::get();
+  auto path_of = [&](std::string_view name) {
+    return section.empty() ? std::string(name) : section + "." + std::string(name);
+  };
+  for (const std::string_view name : schema.children(section))
+    if (const Key* key = schema.find(path_of(name))) on_key(*key);
+  for (const std::string_view name : schema.children(section)) {
+    const std::string path = path_of(name);
+    if (!schema.is_own_section(path)) continue;
+    on_section(path);
+    walk(path, on_section, on_key);
+  }
+}
+
+std::string status_text(const Key& key) {
+  if (!key.built) return fmt::format("not supported yet: only {} is accepted", key.default_yaml());
+  if (key.choices.built.empty()) return "supported";
+  std::string names;
+  for (std::string_view name : key.choices.built) names += (names.empty() ? "" : ", ") + std::string(name);
+  return "supported today: " + names;
+}
+
+std::string aliases_text(const Key& key, std::string_view separator) {
+  std::string out;
+  for (const Alias& alias : key.aliases) out += (out.empty() ? "" : std::string(separator)) + alias.path;
+  return out;
+}
+
+std::string explain_key(const Key& key) {
+  std::string out = fmt::format("{}\n  {}\n  value    {}\n", key.path, key.help, key.type_text());
+  if (!key.default_yaml().empty()) out += fmt::format("  default  {}\n", key.default_yaml());
+  if (key.model) out += "  default  depends on model_type\n";
+  if (key.size_ok) out += "  sizes    k, M, B and KiB, MiB, GiB are understood (20k = 20000)\n";
+  if (!key.choices.synonyms.empty()) {
+    std::string synonyms;
+    for (const Synonym& s : key.choices.synonyms)
+      synonyms += fmt::format("{}{} = {}", synonyms.empty() ? "" : ", ", s.spelling, s.name);
+    out += fmt::format("  same     {}\n", synonyms);
+  }
+  if (!key.aliases.empty()) out += fmt::format("  also as  {}\n", aliases_text(key, "\n           "));
+  out += fmt::format("  status   {}\n", status_text(key));
+  return out;
+}
+
+std::string markdown_cell(std::string text) {
+  std::string out;
+  for (const char c : text) out += c == '|' ? "\\|" : std::string(1, c);
+  return out;
+}
+
+std::string explain_section(const std::string& section) {
+  const Schema& schema = Schema::get();
+  std::string out =
+      fmt::format("{}\n  {}\n", section.empty() ? "(top level)" : section, schema.section_help(section));
+  for (const std::string_view name : schema.children(section)) {
+    const std::string path = section.empty() ? std::string(name) : section + "." + std::string(name);
+    if (schema.is_own_section(path)) {
+      out +=
+          fmt::format("  {:<28} section{}\n", std::string(name) + ".",
+                      schema.section_help(path).empty() ? "" : ": " + std::string(schema.section_help(path)));
+    } else if (const Key* key = schema.find(path)) {
+      out += fmt::format("  {:<28} {}{}\n", name, key->help, key->built ? "" : " (not supported yet)");
+    }
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace config_detail
+
+std::string dump_resolved(const ConfigResult& result) {
+  using namespace config_detail;
+  std::string out = "# The configuration in force; the comments say where each value came from.\n";
+  std::vector<std::string> open;  // the sections whose headers stand above
+  auto line = [&](const std::string& path, const std::string& value) {
+    std::vector<std::string> sections;
+    for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', dot + 1))
+      sections.push_back(path.substr(0, dot));
+    for (size_t i = 0; i < sections.size(); ++i)
+      if (i >= open.size() || open[i] != sections[i])
+        out += fmt::format("{:{}}{}:\n", "", 2 * i, sections[i].substr(sections[i].rfind('.') + 1));
+    open = sections;
+    const auto it = result.origins.find(path);
+    const std::string from = it == result.origins.end() ? "default" : it->second.text.substr(0, 200);
+    const std::string text =
+        fmt::format("{:{}}{}: {}", "", 2 * sections.size(), path.substr(path.rfind('.') + 1), value);
+    out += fmt::format("{:<56}  # {}\n", text, from);
+  };
+  auto on_key = [&](const Key& key) {
+    if (key.get) line(key.path, yaml_text(key.get(result.config)));
+  };
+  auto on_section = [&](const std::string& section) {
+    if (section == "policy.model")
+      for (const auto& [path, value] : result.model_values) line(path, value);
+  };
+  walk("", on_section, on_key);
+  return out;
+}
+
+std::string explain(std::string_view name, bool* known) {
+  using namespace config_detail;
+  const Schema& schema = Schema::get();
+  const std::string path = Schema::canonical_prefix(std::string(name));
+  if (known) *known = true;
+  std::string out;
+  if (const Key* key = schema.find(path)) out = explain_key(*key);
+  if (path.empty() || schema.is_own_section(path)) return out + explain_section(path);
+  if (!out.empty()) return out;
+  if (const Schema::Aliased alias = schema.find_alias(path)) {
+    out = fmt::format("{} is understood as {}", path, alias.key->path);
+    if (alias.alias->is_switch())
+      out += fmt::format(" (true: {}; false: {})", alias.alias->if_true.empty() ? "-" : alias.alias->if_true,
+                         alias.alias->if_false.empty() ? "-" : alias.alias->if_false);
+    return out + "\n\n" + explain_key(*alias.key);
+  }
+  if (const Foreign* foreign = schema.find_foreign(path))
+    return fmt::format("{} is not a key of nrl-train: {}\n", path, foreign->advice);
+  if (known) *known = false;
+  std::string near = schema.suggest(path);
+  if (near.empty() && path.find('.') == std::string::npos) {
+    // A bare word: whatever key ends with it.
+    for (const Key& key : schema.keys())
+      if (near.empty() && key.leaf() == path) near = key.path;
+  }
+  return fmt::format("there is no key '{}'{}\n", path.substr(0, 200),
+                     near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+}
+
+std::string config_markdown() {
+  using namespace config_detail;
+  const Schema& schema = Schema::get();
+  std::string out =
+      "# Configuration reference\n\n"
+      "Made from the option table (`core/config/schema_*.cpp`); a test compares this page with it. Any key "
+      "can be given "
+      "on the\ncommand line too: `nrl-train CONFIG.yaml section.key=value`. `nrl-train explain KEY` prints "
+      "one entry.\n\n"
+      "- `defaults: base.yaml` (or a list) inherits from other files, relative to the file; later ones win, "
+      "the file "
+      "itself last.\n"
+      "- `${section.key}` as a whole value stands for the value of that key.\n"
+      "- Integers are decimal. Where *sizes* is noted, k, M, B (1000) and KiB, MiB, GiB (1024) are "
+      "understood.\n"
+      "- Unknown keys, duplicate keys, anchors, aliases and tags are errors. Booleans are `true` and "
+      "`false`.\n"
+      "- Keys *not supported yet* are known, and refused unless they have their default.\n";
+  bool table_open = false;
+  auto on_key = [&](const Key& key) {
+    if (!table_open) out += "\n| key | value | default | meaning |\n|---|---|---|---|\n";
+    table_open = true;
+    std::string meaning = key.help;
+    if (key.size_ok) meaning += " *Sizes.*";
+    if (!key.built) meaning += " **Not supported yet.**";
+    if (key.built && !key.choices.built.empty()) meaning += " " + status_text(key) + ".";
+    if (!key.aliases.empty()) meaning += " Also as `" + aliases_text(key, "`, `") + "`.";
+    const std::string fallback = key.default_yaml();
+    out += fmt::format("| `{}` | {} | {} | {} |\n", key.leaf(), markdown_cell(key.type_text()),
+                       fallback.empty() ? "" : "`" + markdown_cell(fallback) + "`", markdown_cell(meaning));
+  };
+  auto on_section = [&](const std::string& section) {
+    table_open = false;
+    out += fmt::format("\n## {}\n", section);
+    if (const std::string_view help = schema.section_help(section); !help.empty())
+      out += fmt::format("\n{}\n", help);
+  };
+  out += "\n## Top level\n";
+  walk("", on_section, on_key);
+  return out;
+}
+
+}  // namespace nrl

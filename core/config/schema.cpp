@@ -1,0 +1,238 @@
+#include "core/config/schema.h"
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+
+namespace nrl::config_detail {
+namespace {
+
+std::string parent_of(std::string_view path) {
+  const size_t dot = path.rfind('.');
+  return std::string(dot == std::string_view::npos ? "" : path.substr(0, dot));
+}
+
+std::string_view leaf_of(std::string_view path) {
+  const size_t dot = path.rfind('.');
+  return dot == std::string_view::npos ? path : path.substr(dot + 1);
+}
+
+}  // namespace
+
+std::string Key::default_yaml() const {
+  if (get) return yaml_text(get(Config{}));
+  return default_text;
+}
+
+std::string Key::section() const {
+  return parent_of(path);
+}
+std::string Key::leaf() const {
+  return std::string(leaf_of(path));
+}
+
+std::string Key::type_text() const {
+  std::string out;
+  switch (kind) {
+    case Kind::boolean:
+      out = "true or false";
+      break;
+    case Kind::text:
+      out = is_list ? "texts" : "text";
+      break;
+    case Kind::choice:
+      for (std::string_view name : choices.names) {
+        if (name == "auto" && auto_ok) continue;
+        out += (out.empty() ? "" : " | ") + std::string(name);
+      }
+      break;
+    case Kind::integer:
+    case Kind::number: {
+      out = kind == Kind::integer ? "integer" : "number";
+      if (is_list) out += "s";
+      const bool is_int = kind == Kind::integer;
+      const double none_low =
+          is_int ? std::numeric_limits<int32_t>::min() : std::numeric_limits<double>::lowest();
+      const double none_high =
+          is_int ? std::numeric_limits<int32_t>::max() : std::numeric_limits<double>::max();
+      auto text = [&](double v) { return is_int ? std::to_string(static_cast<int64_t>(v)) : number_text(v); };
+      if (min > none_low)
+        out += min_open ? fmt::format(" above {}", text(min)) : fmt::format(" from {}", text(min));
+      if (max < none_high && max < 1e12)
+        out += max_open ? fmt::format(" below {}", text(max)) : fmt::format(" to {}", text(max));
+      break;
+    }
+  }
+  if (is_list) {
+    if (list_length > 0)
+      out = fmt::format("list of {} {}", list_length, out);
+    else
+      out = (kind == Kind::choice ? "list of: " : "list of ") + out;
+    if (comma_ok) out += " (also as \"a,b,c\")";
+    if (list_length == 0) out += ", or one alone";
+  }
+  if (!words.empty()) out += ", or " + words;
+  if (auto_ok) out += ", or auto";
+  if (null_ok) out += ", or null";
+  return out;
+}
+
+KeyBuilder& KeyBuilder::one_of(std::vector<std::string_view> names) {
+  key_->kind = Kind::choice;
+  key_->choices.names = std::move(names);
+  return *this;
+}
+
+Key& Table::add(std::string path) {
+  Key key;
+  key.path = std::move(path);
+  schema_.keys_.push_back(std::move(key));
+  return schema_.keys_.back();
+}
+
+KeyBuilder Table::planned(std::string path, Kind kind, std::string default_text) {
+  Key& key = add(std::move(path));
+  key.kind = kind;
+  key.built = false;
+  key.default_text = std::move(default_text);
+  return KeyBuilder(key);
+}
+
+KeyBuilder Table::model(std::string name, Kind kind) {
+  Key& key = add("policy.model." + name);
+  key.kind = kind;
+  key.model = true;
+  if (kind == Kind::integer) key.max = std::numeric_limits<int32_t>::max();
+  return KeyBuilder(key);
+}
+
+void Table::section(std::string path, std::string help) {
+  schema_.section_help_[std::move(path)] = std::move(help);
+}
+
+void Table::foreign(std::string path, std::string advice) {
+  schema_.foreign_.emplace(path, Foreign{path, std::move(advice)});
+}
+
+Schema::Schema() {
+  Table table(*this);
+  add_top_keys(table);
+  add_distributed_keys(table);
+  add_policy_keys(table);
+  add_data_keys(table);
+  add_run_keys(table);
+  add_other_algorithms(table);
+  add_foreign_keys(table);
+  auto note_sections = [this](const std::string& path, bool own) {
+    std::string child = path;
+    for (std::string section = parent_of(path);; section = parent_of(section)) {
+      if (!section.empty()) {
+        bool& ours = sections_[section];
+        ours = ours || own;
+      }
+      if (own) {
+        std::vector<std::string>& names = children_[section];
+        const std::string name(leaf_of(child));
+        if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+      }
+      if (section.empty()) break;
+      child = section;
+    }
+  };
+  for (size_t i = 0; i < keys_.size(); ++i) {
+    const Key& key = keys_[i];
+    NRL_CHECK(by_path_.emplace(key.path, i).second, "key {} is declared twice", key.path);
+    note_sections(key.path, true);
+    for (size_t a = 0; a < key.aliases.size(); ++a) {
+      NRL_CHECK(by_alias_.emplace(key.aliases[a].path, std::pair(i, a)).second, "alias {} is declared twice",
+                key.aliases[a].path);
+      note_sections(key.aliases[a].path, false);
+    }
+  }
+  for (const auto& [path, foreign] : foreign_) note_sections(path, false);
+  for (const auto& [alias, where] : by_alias_)
+    NRL_CHECK(!by_path_.contains(alias), "alias {} is a key as well", alias);
+}
+
+const Schema& Schema::get() {
+  static const Schema schema;
+  return schema;
+}
+
+const Key* Schema::find(std::string_view path) const {
+  const auto it = by_path_.find(std::string(path));
+  return it == by_path_.end() ? nullptr : &keys_[it->second];
+}
+
+Schema::Aliased Schema::find_alias(std::string_view path) const {
+  const auto it = by_alias_.find(std::string(path));
+  if (it == by_alias_.end()) return {};
+  const Key& key = keys_[it->second.first];
+  return {&key, &key.aliases[it->second.second]};
+}
+
+const Foreign* Schema::find_foreign(std::string_view path) const {
+  const auto it = foreign_.find(std::string(path));
+  return it == foreign_.end() ? nullptr : &it->second;
+}
+
+bool Schema::is_section(std::string_view path) const {
+  return sections_.find(path) != sections_.end();
+}
+
+bool Schema::is_own_section(std::string_view path) const {
+  const auto it = sections_.find(path);
+  return it != sections_.end() && it->second;
+}
+
+std::string_view Schema::section_help(std::string_view path) const {
+  const auto it = section_help_.find(path);
+  return it == section_help_.end() ? std::string_view() : it->second;
+}
+
+std::vector<std::string_view> Schema::children(std::string_view section) const {
+  const auto it = children_.find(section);
+  if (it == children_.end()) return {};
+  return {it->second.begin(), it->second.end()};
+}
+
+std::string Schema::canonical_prefix(std::string path) {
+  static constexpr std::string_view from = "policy.hf_config_overrides";
+  if (path.starts_with(from) && (path.size() == from.size() || path[from.size()] == '.'))
+    path.replace(0, from.size(), "policy.model");
+  return path;
+}
+
+std::string Schema::suggest(std::string_view path) const {
+  const std::string section = parent_of(path);
+  const std::string_view word = leaf_of(path);
+  if (word.size() > 128) return "";
+  const std::string prefix = section.empty() ? "" : section + ".";
+  std::vector<std::string_view> here = children(section);
+  if (const std::string_view near = nearest(word, here); !near.empty()) return prefix + std::string(near);
+  // A foreign spelling of this section.
+  std::vector<std::string_view> names;
+  for (const auto& [alias, where] : by_alias_)
+    if (parent_of(alias) == section) names.push_back(leaf_of(alias));
+  std::sort(names.begin(), names.end());
+  if (const std::string_view near = nearest(word, names); !near.empty())
+    return keys_[by_alias_.at(prefix + std::string(near)).first].path;
+  // The right word in the wrong section, the shortest path first; then a near word anywhere.
+  const Key* best = nullptr;
+  for (const Key& key : keys_)
+    if (leaf_of(key.path) == word && (!best || key.path.size() < best->path.size())) best = &key;
+  if (best) return best->path;
+  for (const auto& [name, own] : sections_)
+    if (own && leaf_of(name) == word) return name;
+  if (word.size() < 4) return "";
+  for (const Key& key : keys_) {
+    const std::string_view leaf = leaf_of(key.path);
+    if (!nearest(word, std::span(&leaf, 1)).empty()) return key.path;
+  }
+  return "";
+}
+
+}  // namespace nrl::config_detail

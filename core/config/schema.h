@@ -1,0 +1,292 @@
+#pragma once
+// The option table: every key once, with everything that is known about it. Internal to core/config.
+// Parser, validator, dump, `explain` and the reference page are all made from it.
+
+#include "core/config/config.h"
+#include "core/config/value.h"
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace nrl::config_detail {
+
+enum class Kind { boolean, integer, number, text, choice };
+
+/// Another spelling of a key. With `if_true`/`if_false` it is a switch that stands for a value of the key (an
+/// empty text: says nothing).
+struct Alias {
+  std::string path;
+  std::string if_true = {};
+  std::string if_false = {};
+  bool is_switch() const { return !if_true.empty() || !if_false.empty(); }
+};
+
+/// A spelling of a choice.
+struct Choices {
+  std::vector<std::string_view> names;
+  std::vector<Synonym> synonyms;
+  std::vector<std::string_view> built;  ///< empty: all of them
+};
+
+struct Key {
+  std::string path;
+  Kind kind = Kind::text;
+  bool is_list = false;  ///< a list of `kind`; one value alone stands for a list of one
+  int list_length = 0;   ///< 0: any
+  bool null_ok = false;
+  bool auto_ok = false;
+  bool size_ok = false;    ///< integers with k, M, KiB, ...
+  bool comma_ok = false;   ///< "969,30,1" stands for a list
+  bool single_ok = false;  ///< a list key that also means something with a single value (eos_token_id)
+  bool power_ok = false;   ///< 2**15
+  bool built = true;
+  bool model = false;  ///< a key of the model's config.json, handed to the model floor as JSON
+  double min = std::numeric_limits<double>::lowest(), max = std::numeric_limits<double>::max();
+  bool min_open = false, max_open = false;
+  std::string words;  ///< further words allowed instead of a number, separated by '|'
+  Choices choices;
+  std::string help;
+  std::vector<Alias> aliases;
+  std::string default_text;  ///< of keys without a member
+  std::function<void(Config&, const Value&)> set;
+  std::function<Value(const Config&)> get;
+
+  /// Canonical YAML of the default; empty for model keys (they have none).
+  std::string default_yaml() const;
+  /// "integer from 1, or auto": what may stand there.
+  std::string type_text() const;
+  std::string section() const;
+  std::string leaf() const;
+};
+
+/// A key or a whole section of another program that has no counterpart; `advice` says what to write.
+struct Foreign {
+  std::string path;
+  std::string advice;
+};
+
+class Schema {
+ public:
+  static const Schema& get();
+
+  const std::vector<Key>& keys() const { return keys_; }
+  const Key* find(std::string_view path) const;
+  /// A key by one of its other spellings.
+  struct Aliased {
+    const Key* key = nullptr;
+    const Alias* alias = nullptr;
+    explicit operator bool() const { return key != nullptr; }
+  };
+  Aliased find_alias(std::string_view path) const;
+  const Foreign* find_foreign(std::string_view path) const;
+  /// Whether keys or spellings of keys begin with `path` + ".".
+  bool is_section(std::string_view path) const;
+  bool is_own_section(std::string_view path) const;
+  std::string_view section_help(std::string_view path) const;
+  /// Names of the keys and sections directly in a section ("" is the top), in table order.
+  std::vector<std::string_view> children(std::string_view section) const;
+  /// `path` with a foreign section prefix replaced: policy.hf_config_overrides.x -> policy.model.x.
+  static std::string canonical_prefix(std::string path);
+  /// The nearest known key for an unknown one: in its own section first, then anywhere. Empty when none is
+  /// near.
+  std::string suggest(std::string_view path) const;
+
+ private:
+  Schema();
+  friend class Table;
+  std::vector<Key> keys_;
+  std::map<std::string, std::string, std::less<>> section_help_;
+  std::unordered_map<std::string, size_t> by_path_;
+  std::unordered_map<std::string, std::pair<size_t, size_t>> by_alias_;
+  std::unordered_map<std::string, Foreign> foreign_;
+  std::map<std::string, bool, std::less<>> sections_;  ///< value: has keys of our own
+  std::map<std::string, std::vector<std::string>, std::less<>> children_;
+};
+
+/// Builds a Key with chained calls.
+class KeyBuilder {
+ public:
+  explicit KeyBuilder(Key& key) : key_(&key) {}
+  KeyBuilder& at_least(double v) { return key_->min = v, *this; }
+  KeyBuilder& above(double v) { return key_->min = v, key_->min_open = true, *this; }
+  KeyBuilder& at_most(double v) { return key_->max = v, *this; }
+  KeyBuilder& below(double v) { return key_->max = v, key_->max_open = true, *this; }
+  KeyBuilder& size() { return key_->size_ok = true, *this; }
+  KeyBuilder& comma() { return key_->comma_ok = true, *this; }
+  KeyBuilder& power() { return key_->power_ok = true, *this; }
+  KeyBuilder& nullable() { return key_->null_ok = true, *this; }
+  KeyBuilder& automatic() { return key_->auto_ok = true, *this; }
+  KeyBuilder& list() { return key_->is_list = true, *this; }
+  KeyBuilder& or_single() { return key_->is_list = key_->single_ok = true, *this; }
+  KeyBuilder& words(std::string w) { return key_->words = std::move(w), *this; }
+  KeyBuilder& one_of(std::vector<std::string_view> names);
+  /// The values that work today; the other ones are refused as not supported yet.
+  KeyBuilder& built(std::vector<std::string_view> names) {
+    return key_->choices.built = std::move(names), *this;
+  }
+  KeyBuilder& not_built() { return key_->built = false, *this; }
+  KeyBuilder& alias(std::string path) { return key_->aliases.push_back({std::move(path)}), *this; }
+  KeyBuilder& on_off(std::string path, std::string if_true, std::string if_false) {
+    key_->aliases.push_back({std::move(path), std::move(if_true), std::move(if_false)});
+    return *this;
+  }
+  KeyBuilder& help(std::string text) { return key_->help = std::move(text), *this; }
+
+ private:
+  Key* key_;
+};
+
+namespace binding {
+
+template <class T>
+struct Traits;
+
+template <Kind K, class T, class Stored>
+struct Scalar {
+  static void describe(Key& key) { key.kind = K; }
+  static T from(const Value& v) { return T(std::get<Stored>(v.v)); }
+  static Value to(const T& v) { return {Stored(v)}; }
+};
+template <>
+struct Traits<bool> : Scalar<Kind::boolean, bool, bool> {};
+template <>
+struct Traits<int64_t> : Scalar<Kind::integer, int64_t, int64_t> {
+  static void describe(Key& key) {
+    key.kind = Kind::integer;
+    key.min = std::numeric_limits<int32_t>::min();
+    key.max = std::numeric_limits<int32_t>::max();
+  }
+};
+template <>
+struct Traits<double> : Scalar<Kind::number, double, double> {};
+template <>
+struct Traits<std::string> : Scalar<Kind::text, std::string, std::string> {};
+
+template <class E>
+requires requires {
+  EnumNames<E>::names;
+}
+struct Traits<E> {
+  static void describe(Key& key) {
+    key.kind = Kind::choice;
+    key.choices.names.assign(std::begin(EnumNames<E>::names), std::end(EnumNames<E>::names));
+    for (const Synonym& s : EnumNames<E>::synonyms)
+      if (!s.spelling.empty()) key.choices.synonyms.push_back(s);
+  }
+  static E from(const Value& v) {
+    const std::string& text = std::get<std::string>(v.v);
+    int i = 0;
+    while (EnumNames<E>::names[i] != text) ++i;
+    return static_cast<E>(i);
+  }
+  static Value to(const E& v) { return {std::string(name_of(v))}; }
+};
+
+template <class T>
+struct Traits<std::vector<T>> {
+  static void describe(Key& key) {
+    Traits<T>::describe(key);
+    key.is_list = true;
+  }
+  static std::vector<T> from(const Value& v) {
+    std::vector<T> out;
+    for (const Value& item : std::get<List>(v.v)) out.push_back(Traits<T>::from(item));
+    return out;
+  }
+  static Value to(const std::vector<T>& v) {
+    List out;
+    for (const T& item : v) out.push_back(Traits<T>::to(item));
+    return {std::move(out)};
+  }
+};
+
+template <class T, size_t N>
+struct Traits<std::array<T, N>> {
+  static void describe(Key& key) {
+    Traits<T>::describe(key);
+    key.is_list = true;
+    key.list_length = static_cast<int>(N);
+  }
+  static std::array<T, N> from(const Value& v) {
+    std::array<T, N> out{};
+    for (size_t i = 0; i < N; ++i) out[i] = Traits<T>::from(std::get<List>(v.v)[i]);
+    return out;
+  }
+  static Value to(const std::array<T, N>& v) { return Traits<std::vector<T>>::to({v.begin(), v.end()}); }
+};
+
+template <class T>
+struct Traits<std::optional<T>> {
+  static void describe(Key& key) {
+    Traits<T>::describe(key);
+    key.null_ok = true;
+  }
+  static std::optional<T> from(const Value& v) {
+    if (std::holds_alternative<Null>(v.v)) return std::nullopt;
+    return Traits<T>::from(v);
+  }
+  static Value to(const std::optional<T>& v) { return v ? Traits<T>::to(*v) : Value{Null{}}; }
+};
+
+template <class T>
+struct Traits<AutoOr<T>> {
+  static void describe(Key& key) {
+    Traits<T>::describe(key);
+    key.auto_ok = true;
+  }
+  static AutoOr<T> from(const Value& v) {
+    if (std::holds_alternative<Auto>(v.v)) return {};
+    return Traits<T>::from(v);
+  }
+  static Value to(const AutoOr<T>& v) { return v.is_auto() ? Value{Auto{}} : Traits<T>::to(v.value()); }
+};
+
+}  // namespace binding
+
+/// What the schema_*.cpp files fill.
+class Table {
+ public:
+  explicit Table(Schema& schema) : schema_(schema) {}
+
+  /// A key bound to a member; type, `auto`, `null` and default come from the member.
+  template <class F>
+  KeyBuilder key(std::string path, F member) {
+    using T = std::remove_cvref_t<decltype(member(std::declval<Config&>()))>;
+    Key& key = add(std::move(path));
+    binding::Traits<T>::describe(key);
+    key.set = [member](Config& c, const Value& v) { member(c) = binding::Traits<T>::from(v); };
+    key.get = [member](const Config& c) { return binding::Traits<T>::to(member(c)); };
+    return KeyBuilder(key);
+  }
+  /// A key that is known, but whose feature does not exist yet: only its default is accepted.
+  KeyBuilder planned(std::string path, Kind kind, std::string default_text);
+  /// A key of the model's config.json.
+  KeyBuilder model(std::string name, Kind kind);
+  void section(std::string path, std::string help);
+  void foreign(std::string path, std::string advice);
+
+ private:
+  Key& add(std::string path);
+  Schema& schema_;
+};
+
+// NRL_KEY(table, a.b): the key "a.b" bound to Config::a.b.
+#define NRL_KEY(table, member) \
+  table.key(                   \
+      #member, [](auto& c) -> auto& { return c.member; })
+
+void add_top_keys(Table& table);
+void add_run_keys(Table& table);
+void add_distributed_keys(Table& table);
+void add_policy_keys(Table& table);
+void add_model_keys(Table& table);
+void add_data_keys(Table& table);
+void add_other_algorithms(Table& table);
+void add_foreign_keys(Table& table);
+
+}  // namespace nrl::config_detail

@@ -1,0 +1,108 @@
+// Keys of the data, the sections of the other algorithms, and spellings of other programs.
+#include "core/config/schema.h"
+
+namespace nrl::config_detail {
+
+void add_data_keys(Table& t) {
+  t.section("data", "What is trained on.");
+  NRL_KEY(t, data.train.data_path)
+      .alias("data.data_path")
+      .alias("data.train_files")
+      .alias("data.train_dataset")
+      .help("Token file prefix (PREFIX.bin and PREFIX.idx), or a list of them: a blend.");
+  NRL_KEY(t, data.train.weights)
+      .above(0)
+      .help("Shares of the blend, one per path, on any scale; null: in proportion to the sizes.");
+  t.planned("data.train.format", Kind::choice, "tokens")
+      .one_of({"tokens", "text", "messages", "instruction", "preference", "rollouts"})
+      .help("What the files hold; `nrl-train prepare` makes token files from text.");
+  NRL_KEY(t, data.validation.data_path)
+      .alias("data.val_files")
+      .alias("data.eval_dataset")
+      .help("The same for evaluation; instead of a share of data.split.");
+  NRL_KEY(t, data.validation.weights).above(0).help("Shares of the validation blend.");
+  NRL_KEY(t, data.split)
+      .comma()
+      .at_least(0)
+      .help(
+          "Shares of data.train for training, validation and test, on any scale (\"969,30,1\"); null: all of "
+          "it "
+          "for training.");
+  NRL_KEY(t, data.seed).at_least(0).help("Seed of the order of the data; null: pretrain.seed.");
+  NRL_KEY(t, data.shuffle).help("Visit the sequences in random order.");
+  NRL_KEY(t, data.num_workers).at_least(0).at_most(256).help("Threads that read ahead; 0: read when needed.");
+  NRL_KEY(t, data.prefetch_batches).at_least(1).at_most(1024).help("Batches read ahead.");
+  NRL_KEY(t, data.pin_memory).not_built().help("Page-locked host buffers (GPU only).");
+  t.planned("data.reset_position_ids", Kind::boolean, "false").help("Positions restart at every document.");
+  t.planned("data.reset_attention_mask", Kind::boolean, "false").help("No attention across documents.");
+  t.planned("data.eod_mask_loss", Kind::boolean, "false").help("No loss at the end of a document.");
+}
+
+void add_other_algorithms(Table& t) {
+  t.section("dpo", "The loop of algorithm dpo.");
+  t.planned("dpo.max_num_epochs", Kind::integer, "1").at_least(1).help("Passes over the data.");
+  t.planned("dpo.max_num_steps", Kind::integer, "150").at_least(1).help("Optimizer steps.");
+  t.planned("dpo.reference_policy_kl_penalty", Kind::number, "0.05")
+      .above(0)
+      .alias("training.beta")
+      .help("beta.");
+  t.planned("dpo.loss_type", Kind::choice, "sigmoid")
+      .one_of({"sigmoid", "ipo", "hinge", "cdpo", "sigmoid_norm"})
+      .alias("training.loss_type")
+      .help("Preference loss.");
+  t.planned("dpo.preference_average_log_probs", Kind::boolean, "false")
+      .help("Mean instead of sum over tokens.");
+  t.planned("dpo.preference_loss_weight", Kind::number, "1")
+      .at_least(0)
+      .help("Weight of the preference loss.");
+  t.planned("dpo.sft_loss_weight", Kind::number, "0")
+      .at_least(0)
+      .help("Weight of the likelihood of the chosen answer.");
+  t.planned("dpo.reference", Kind::choice, "precompute")
+      .one_of({"precompute", "online", "worker_group"})
+      .help("Where reference log-probabilities come from.");
+  t.planned("dpo.val_period", Kind::integer, "25").at_least(0).help("Steps between evaluations.");
+  for (const char* other : {"sft", "rm", "grpo", "distill", "loss_fn"})
+    t.foreign(other, std::string("the section of another algorithm (") + other +
+                         "); this version trains with algorithm: pretrain only");
+}
+
+void add_foreign_keys(Table& t) {
+  t.foreign("include", "use 'defaults: base.yaml' to inherit from another file");
+  t.foreign("training.batch_size",
+            "sequences of all ranks per accumulation slice in the NeMo RL documents; write "
+            "policy.train_global_batch_size = batch_size x gradient_accumulation_steps");
+  t.foreign("model.config", "write the model's keys under policy.model");
+  t.foreign("model.backend", "remove it; there is one implementation");
+  t.foreign("policy.model_parallel",
+            "remove it; distributed.tensor_parallel_size and pipeline_parallel_size say it");
+  t.foreign("training.mixed_precision", "write policy.precision: bfloat16 or float32");
+  t.foreign("policy.mixed_precision", "write policy.precision: bfloat16 or float32");
+  t.foreign("policy.dtensor_cfg.enabled", "remove it; there is one implementation");
+  t.foreign("policy.megatron_cfg.enabled", "remove it; there is one implementation");
+  t.foreign("policy.megatron_cfg.optimizer.adam_beta1", "write policy.optimizer.betas: [beta1, beta2]");
+  t.foreign("policy.megatron_cfg.optimizer.adam_beta2", "write policy.optimizer.betas: [beta1, beta2]");
+  t.foreign("policy.megatron_cfg.scheduler.lr_warmup_init", "the warm-up begins at 0; remove it");
+  t.foreign("policy.optimizer.kwargs.foreach", "a switch of PyTorch; remove it");
+  t.foreign("policy.optimizer.kwargs.fused", "a switch of PyTorch; remove it");
+  t.foreign("policy.generation_batch_size", "there is no generation during training; remove it");
+  t.foreign("policy.generation", "there is no generation during training; remove it");
+  t.foreign("policy.logprob_batch_size", "there is no separate log-probability pass; remove it");
+  t.foreign("policy.make_sequence_length_divisible_by", "lengths are padded as the grid needs; remove it");
+  t.foreign("policy.reward_model_cfg", "belongs to algorithm rm, which is not supported yet");
+  t.foreign("policy.dtensor_cfg.custom_parallel_plan", "Python code cannot be used; remove it");
+  t.foreign("policy.dtensor_cfg.clear_cache_every_n_steps", "memory is planned before the run; remove it");
+  t.foreign("policy.megatron_cfg.empty_unused_memory_level", "memory is planned before the run; remove it");
+  t.foreign("training.custom_loss", "Python code cannot be used; remove it");
+  t.foreign("training.autocast", "write policy.precision: bfloat16 or float32");
+  t.foreign("distributed.strategy", "write distributed.shard_strategy");
+  t.foreign("hardware", "describes a machine for planning; not supported yet, remove it");
+  t.foreign("worker_groups", "separate groups of ranks are not supported yet; remove it");
+  t.foreign("checkpointing.model_save_format", "checkpoints are always safetensors; remove it");
+  t.foreign("checkpointing.save_scheduler", "the position in the schedule is always saved; remove it");
+  t.foreign("checkpointing.save_consolidated", "checkpoints are always Hugging Face directories; remove it");
+  t.foreign("env_vars", "set environment variables in the launcher");
+  t.foreign("policy.hf_config", "write the keys under policy.model");
+}
+
+}  // namespace nrl::config_detail

@@ -1,0 +1,133 @@
+// The keys of a Hugging Face config.json. Only types and ranges are checked here; what they mean, and which
+// of them a model_type has, is the business of the model floor.
+#include "core/config/schema.h"
+
+namespace nrl::config_detail {
+namespace {
+
+void add_rope(Table& t, const std::string& prefix) {
+  t.model(prefix + ".rope_type", Kind::choice)
+      .one_of({"default", "linear", "dynamic", "llama3", "yarn", "longrope"})
+      .alias("policy.model." + prefix + ".type")
+      .help("Kind of rescaling of the rotary frequencies.");
+  t.model(prefix + ".factor", Kind::number).above(0).help("Rescaling factor.");
+  t.model(prefix + ".low_freq_factor", Kind::number)
+      .above(0)
+      .help("llama3: wavelengths above original / this are scaled.");
+  t.model(prefix + ".high_freq_factor", Kind::number)
+      .above(0)
+      .help("llama3: wavelengths below original / this are kept.");
+  t.model(prefix + ".original_max_position_embeddings", Kind::integer)
+      .at_least(1)
+      .help("Context before rescaling.");
+  t.model(prefix + ".attention_factor", Kind::number)
+      .nullable()
+      .above(0)
+      .help("yarn, longrope: scale of cos and sin.");
+  t.model(prefix + ".beta_fast", Kind::number).above(0).help("yarn: upper edge of the ramp.");
+  t.model(prefix + ".beta_slow", Kind::number).above(0).help("yarn: lower edge of the ramp.");
+  t.model(prefix + ".mscale", Kind::number).help("yarn: magnitude scale.");
+  t.model(prefix + ".mscale_all_dim", Kind::number).help("yarn: magnitude scale of all dimensions.");
+  t.model(prefix + ".truncate", Kind::boolean).help("yarn: round the edges of the ramp.");
+  for (const char* which : {"short_factor", "long_factor"})
+    t.model(prefix + "." + which, Kind::number).list().above(0).help("longrope: factor per dimension.");
+}
+
+}  // namespace
+
+void add_model_keys(Table& t) {
+  t.model("model_type", Kind::text).help("Family: llama, gpt2, qwen2, qwen3, mistral, ...");
+  t.model("architectures", Kind::text).list().help("Class name; informative.");
+  t.model("vocab_size", Kind::integer).at_least(1).help("Rows of the embedding.");
+  t.model("hidden_size", Kind::integer).at_least(1).help("Width of the residual stream.");
+  t.model("intermediate_size", Kind::integer).at_least(1).help("Width inside the MLP.");
+  t.model("num_hidden_layers", Kind::integer).at_least(1).help("Layers.");
+  t.model("num_attention_heads", Kind::integer)
+      .at_least(1)
+      .alias("policy.attention_heads")
+      .help("Query heads.");
+  t.model("num_key_value_heads", Kind::integer)
+      .nullable()
+      .at_least(1)
+      .help("Key and value heads (grouped queries).");
+  t.model("head_dim", Kind::integer)
+      .nullable()
+      .at_least(1)
+      .alias("policy.attention_head_dim")
+      .help("Width of a head.");
+  t.model("hidden_act", Kind::text).help("Activation of the MLP: silu, gelu_pytorch_tanh, ...");
+  t.model("hidden_activation", Kind::text).nullable().help("The same under Gemma's name.");
+  t.model("max_position_embeddings", Kind::integer).at_least(1).help("Longest context.");
+  t.model("initializer_range", Kind::number).above(0).help("Standard deviation of the initial weights.");
+  t.model("rms_norm_eps", Kind::number).above(0).help("Added to the mean square.");
+  t.model("layer_norm_epsilon", Kind::number).above(0).help("Added to the variance (GPT-2).");
+  t.model("layer_norm_eps", Kind::number).above(0).help("Added to the variance.");
+  t.model("use_cache", Kind::boolean).help("Of generation; without effect on training.");
+  t.model("tie_word_embeddings", Kind::boolean).help("The output matrix is the embedding.");
+  t.model("rope_theta", Kind::number).above(0).help("Base of the rotary frequencies.");
+  t.model("rope_scaling", Kind::text)
+      .nullable()
+      .help("null: rotary frequencies as they are; else a mapping.");
+  add_rope(t, "rope_scaling");
+  t.model("rope_parameters", Kind::text)
+      .nullable()
+      .help("rope_theta and rope_scaling in one mapping (newer files).");
+  add_rope(t, "rope_parameters");
+  t.model("rope_parameters.rope_theta", Kind::number).above(0).help("Base of the rotary frequencies.");
+  t.model("partial_rotary_factor", Kind::number).above(0).at_most(1).help("Rotated fraction of a head.");
+  t.model("attention_bias", Kind::boolean).help("Biases of the attention matrices.");
+  t.model("mlp_bias", Kind::boolean).help("Biases of the MLP matrices.");
+  t.model("attention_dropout", Kind::number).at_least(0).below(1).help("Dropout of attention weights.");
+  t.model("hidden_dropout", Kind::number).at_least(0).below(1).help("Dropout of the residual stream.");
+  t.model("sliding_window", Kind::integer).nullable().at_least(1).help("Attention reaches back this far.");
+  t.model("use_sliding_window", Kind::boolean).help("Whether sliding_window counts (Qwen).");
+  t.model("max_window_layers", Kind::integer).at_least(0).help("Layers before sliding windows begin (Qwen).");
+  t.model("layer_types", Kind::text).list().nullable().help("Kind of attention of every layer.");
+  t.model("pretraining_tp", Kind::integer).at_least(1).help("Informative.");
+  t.model("bos_token_id", Kind::integer).nullable().or_single().at_least(0).help("Token at the beginning.");
+  t.model("eos_token_id", Kind::integer)
+      .nullable()
+      .or_single()
+      .at_least(0)
+      .help("Token, or tokens, at the end.");
+  t.model("pad_token_id", Kind::integer).nullable().at_least(-1).help("Padding token.");
+  t.model("torch_dtype", Kind::text).help("Type of stored weights; informative (see policy.precision).");
+  t.model("dtype", Kind::text).help("The same under its newer name.");
+  t.model("transformers_version", Kind::text).help("Informative.");
+
+  t.model("n_embd", Kind::integer).at_least(1).help("GPT-2: width.");
+  t.model("n_layer", Kind::integer).at_least(1).help("GPT-2: layers.");
+  t.model("n_head", Kind::integer).at_least(1).help("GPT-2: heads.");
+  t.model("n_inner", Kind::integer)
+      .nullable()
+      .at_least(1)
+      .help("GPT-2: width inside the MLP; null: 4 x n_embd.");
+  t.model("n_positions", Kind::integer).at_least(1).help("GPT-2: longest context.");
+  t.model("n_ctx", Kind::integer).at_least(1).help("GPT-2: the same in older files.");
+  t.model("activation_function", Kind::text).help("GPT-2: activation of the MLP.");
+  t.model("resid_pdrop", Kind::number).at_least(0).below(1).help("GPT-2: dropout of the residual stream.");
+  t.model("embd_pdrop", Kind::number).at_least(0).below(1).help("GPT-2: dropout of the embeddings.");
+  t.model("attn_pdrop", Kind::number).at_least(0).below(1).help("GPT-2: dropout of attention weights.");
+  t.model("scale_attn_weights", Kind::boolean).help("GPT-2: scale by 1/sqrt(head_dim).");
+  t.model("scale_attn_by_inverse_layer_idx", Kind::boolean).help("GPT-2: scale by the layer's number too.");
+  t.model("reorder_and_upcast_attn", Kind::boolean).help("GPT-2: informative.");
+
+  t.model("num_local_experts", Kind::integer).at_least(1).help("Experts (Mixtral).");
+  t.model("num_experts", Kind::integer).at_least(1).help("Experts (Qwen).");
+  t.model("num_experts_per_tok", Kind::integer).at_least(1).help("Experts that see a token.");
+  t.model("moe_intermediate_size", Kind::integer).at_least(1).help("Width inside an expert.");
+  t.model("router_aux_loss_coef", Kind::number).at_least(0).help("Weight of the balancing loss.");
+  t.model("norm_topk_prob", Kind::boolean).help("Normalise the chosen experts' weights.");
+  t.model("decoder_sparse_step", Kind::integer).at_least(1).help("Every how many layers have experts.");
+  t.model("mlp_only_layers", Kind::integer).list().at_least(0).help("Layers without experts.");
+  t.model("query_pre_attn_scalar", Kind::number)
+      .above(0)
+      .help("Gemma: attention scale is this to the power -1/2.");
+  t.model("attn_logit_softcapping", Kind::number)
+      .nullable()
+      .above(0)
+      .help("Gemma 2: cap of attention scores.");
+  t.model("final_logit_softcapping", Kind::number).nullable().above(0).help("Gemma 2: cap of logits.");
+}
+
+}  // namespace nrl::config_detail

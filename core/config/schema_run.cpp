@@ -1,0 +1,261 @@
+// Keys of the run as a whole: algorithm, pretrain, checkpointing, logger, memory, monitoring, profiling,
+// kernels.
+#include "core/config/schema.h"
+
+namespace nrl::config_detail {
+namespace {
+
+constexpr double kManySteps = 1e12;
+
+void add_pretrain(Table& t) {
+  t.section("pretrain", "The loop of algorithm pretrain.");
+  NRL_KEY(t, pretrain.max_num_steps)
+      .at_least(1)
+      .at_most(kManySteps)
+      .size()
+      .alias("training.max_steps")
+      .alias("trainer.max_steps")
+      .alias("policy.megatron_cfg.train_iters")
+      .help("Optimizer steps of the run; null: as many as max_num_epochs gives.");
+  NRL_KEY(t, pretrain.max_num_epochs)
+      .at_least(1)
+      .alias("trainer.total_epochs")
+      .alias("training.num_epochs")
+      .help("Passes over the training data; null: no limit. The run ends at whichever limit comes first.");
+  NRL_KEY(t, pretrain.val_period)
+      .at_least(0)
+      .at_most(kManySteps)
+      .size()
+      .alias("evaluation.eval_steps")
+      .alias("trainer.test_freq")
+      .help("Optimizer steps between evaluations; 0: none.");
+  NRL_KEY(t, pretrain.val_batches)
+      .at_least(1)
+      .help("Global batches of an evaluation; null: the whole validation set.");
+  NRL_KEY(t, pretrain.val_at_start).help("Evaluate before the first step.");
+  NRL_KEY(t, pretrain.val_at_end).help("Evaluate after the last step.");
+  NRL_KEY(t, pretrain.seed)
+      .at_least(0)
+      .alias("training.seed")
+      .help("Seed of initial weights, dropout and, unless data.seed is given, of the order of the data.");
+  NRL_KEY(t, pretrain.on_nonfinite)
+      .help(
+          "On a loss or gradient norm that is NaN or infinite: skip the step (weights and optimizer state "
+          "stay as "
+          "they are) or stop.");
+  NRL_KEY(t, pretrain.max_nonfinite_steps)
+      .at_least(1)
+      .help("With on_nonfinite: skip, this many skipped steps in a row stop the run (exit 79).");
+}
+
+void add_checkpointing(Table& t) {
+  t.section("checkpointing", "Saving and resuming.");
+  NRL_KEY(t, checkpointing.enabled).help("Save checkpoints.");
+  NRL_KEY(t, checkpointing.checkpoint_dir)
+      .alias("checkpointing.save_dir")
+      .help("Folder of the checkpoints; each is a folder step-N that is a Hugging Face model directory too.");
+  NRL_KEY(t, checkpointing.save_period)
+      .at_least(0)
+      .at_most(kManySteps)
+      .size()
+      .alias("checkpointing.save_steps")
+      .alias("trainer.save_freq")
+      .alias("checkpointing.ft_save_period")
+      .help("Optimizer steps between checkpoints; 0: only at the end and when stopped.");
+  NRL_KEY(t, checkpointing.keep_latest_k)
+      .at_least(1)
+      .alias("checkpointing.keep_top_k")
+      .alias("checkpointing.save_total_limit")
+      .alias("trainer.max_ckpt_to_keep")
+      .alias("checkpointing.ft_keep_latest_k")
+      .help("Checkpoints that are kept, the newest ones; null: all.");
+  NRL_KEY(t, checkpointing.resume)
+      .alias("checkpointing.resume_from_checkpoint")
+      .alias("checkpointing.load_checkpoint")
+      .help(
+          "auto: continue from the newest valid checkpoint in checkpoint_dir, if any; never: start afresh; "
+          "or the "
+          "checkpoint directory to start from.");
+  NRL_KEY(t, checkpointing.save_optimizer)
+      .help("Save the optimizer state; without it a checkpoint holds weights and position only.");
+  t.planned("checkpointing.is_async", Kind::boolean, "false")
+      .help("Write checkpoints while training goes on.");
+  t.planned("checkpointing.metric_name", Kind::text, "null")
+      .nullable()
+      .help("Keep the best checkpoints by this metric (\"val:loss\") instead of the newest.");
+  t.planned("checkpointing.higher_is_better", Kind::boolean, "false").help("Direction of metric_name.");
+  t.planned("checkpointing.checkpoint_must_save_by", Kind::text, "null")
+      .nullable()
+      .help("Time (DD:HH:MM:SS) after which to save and stop.");
+  t.planned("checkpointing.save_hf", Kind::choice, "every")
+      .one_of({"every", "last", "never"})
+      .help("Which checkpoints hold the weights under Hugging Face names; today all of them do.");
+}
+
+void add_logger(Table& t) {
+  t.section("logger", "What is printed and recorded.");
+  NRL_KEY(t, logger.log_dir)
+      .alias("logging.log_dir")
+      .help("Folder of config.yaml (resolved) and metrics.jsonl.");
+  NRL_KEY(t, logger.log_interval)
+      .at_least(1)
+      .alias("logging.log_interval")
+      .alias("logging.logging_steps")
+      .help("Optimizer steps between printed lines (metrics.jsonl always has every step).");
+  NRL_KEY(t, logger.progress)
+      .help(
+          "auto: a bar on a terminal, else lines; bar; plain: lines; json: one object a line on standard "
+          "output.");
+  t.planned("logger.tensorboard_enabled", Kind::boolean, "false").help("Write TensorBoard event files.");
+  t.planned("logger.tensorboard.log_dir", Kind::text, "null")
+      .nullable()
+      .help("Folder of the TensorBoard files.");
+  t.planned("logger.wandb_enabled", Kind::boolean, "false").help("Write a Weights & Biases run.");
+  t.planned("logger.wandb.project", Kind::text, "null").nullable().help("Weights & Biases project.");
+  t.planned("logger.wandb.name", Kind::text, "null").nullable().help("Weights & Biases run name.");
+  t.planned("logger.mlflow_enabled", Kind::boolean, "false").help("Report to MLflow.");
+  t.planned("logger.swanlab_enabled", Kind::boolean, "false").help("Report to SwanLab.");
+  t.planned("logger.monitor_gpus", Kind::boolean, "false").help("Sample utilisation and memory of the GPUs.");
+  t.planned("logger.gpu_monitoring.collection_interval", Kind::number, "10")
+      .above(0)
+      .help("Seconds between samples.");
+  t.planned("logger.gpu_monitoring.flush_interval", Kind::number, "10")
+      .above(0)
+      .help("Seconds between writes.");
+}
+
+void add_memory(Table& t) {
+  t.section("memory", "Limits of memory.");
+  NRL_KEY(t, memory.on_oom)
+      .built({"fail"})
+      .help("Out of memory: fail with a breakdown, or halve the micro batch and double the accumulation.");
+  t.planned("memory.max_memory", Kind::number, "0.9")
+      .above(0)
+      .at_most(1)
+      .help("Fraction of the device's memory that a chosen batch size may use.");
+}
+
+void add_monitoring(Table& t) {
+  t.section("monitoring", "Watching the run: NaN, instability, leaks, alerts.");
+  NRL_KEY(t, monitoring.enabled).not_built().help("Evaluate the rules of this section.");
+  t.planned("monitoring.interval", Kind::number, "30")
+      .above(0)
+      .help("Seconds between evaluations of the rules.");
+  t.planned("monitoring.metrics", Kind::text, "[]").list().help("Metrics to watch.");
+  t.planned("monitoring.nan_check", Kind::choice, "loss")
+      .one_of({"off", "loss", "grads", "all"})
+      .help(
+          "Name the first tensor with a NaN; the loss and the gradient norm are always checked "
+          "(pretrain.on_nonfinite).");
+  t.planned("monitoring.stability.window", Kind::integer, "100")
+      .at_least(2)
+      .help("Steps that are looked at.");
+  t.planned("monitoring.stability.cv_threshold", Kind::number, "0.1")
+      .above(0)
+      .help("Coefficient of variation of the loss that counts as unstable.");
+  t.planned("monitoring.stability.spike_factor", Kind::number, "10")
+      .above(1)
+      .help("Largest over smallest loss.");
+  t.planned("monitoring.stability.on_instability", Kind::choice, "off")
+      .one_of({"off", "warn", "skip_step", "rollback"})
+      .help("What to do on instability.");
+  t.planned("monitoring.stability.lr_factor", Kind::number, "0.5")
+      .above(0)
+      .at_most(1)
+      .help("Of lr after a rollback.");
+  t.planned("monitoring.stability.max_recoveries", Kind::integer, "3")
+      .at_least(0)
+      .help("Rollbacks before giving up.");
+  t.planned("monitoring.memory_leak.slope_mb_per_step", Kind::number, "null")
+      .nullable()
+      .above(0)
+      .help("Growth that counts as a leak.");
+  t.planned("monitoring.memory_leak.ratio", Kind::number, "null")
+      .nullable()
+      .above(1)
+      .help("Late over early use.");
+  t.planned("monitoring.memory_leak.step_increase_gb", Kind::number, "null")
+      .nullable()
+      .above(0)
+      .help("Growth within one step.");
+  t.planned("monitoring.memory_leak.min_samples", Kind::integer, "10")
+      .at_least(2)
+      .help("Samples before a verdict.");
+  for (const char* where : {"tensorboard", "dashboard", "prometheus", "grafana"})
+    t.planned(std::string("monitoring.visualization.") + where, Kind::boolean, "false").help("A live view.");
+  t.planned("monitoring.visualization.port", Kind::integer, "8000")
+      .at_least(1)
+      .at_most(65535)
+      .help("Port of the Prometheus endpoint.");
+  t.planned("monitoring.alerting.enabled", Kind::boolean, "false").help("Evaluate the thresholds.");
+  t.planned("monitoring.alerting.email_notifications", Kind::boolean, "false").help("Mail an alert.");
+  t.planned("monitoring.alerting.slack_notifications", Kind::boolean, "false").help("Post an alert.");
+  t.planned("monitoring.alerting.command", Kind::text, "null")
+      .nullable()
+      .help("Command run with every alert.");
+  t.planned("monitoring.alerting.thresholds.loss_increase", Kind::number, "0.1")
+      .above(0)
+      .help("Relative increase.");
+  t.planned("monitoring.alerting.thresholds.gpu_memory", Kind::number, "0.9")
+      .above(0)
+      .at_most(1)
+      .help("Fraction.");
+  t.planned("monitoring.alerting.thresholds.cpu_usage", Kind::number, "0.95")
+      .above(0)
+      .at_most(1)
+      .help("Fraction.");
+  t.planned("monitoring.alerting.thresholds.training_speed", Kind::number, "0.5")
+      .above(0)
+      .at_most(1)
+      .help("Fraction of the baseline.");
+  for (const char* what : {"trend_analysis", "anomaly_detection", "performance_regression"})
+    t.planned(std::string("monitoring.analysis.") + what, Kind::boolean, "false").help("A statistical rule.");
+}
+
+void add_profiling(Table& t) {
+  t.section("profiling", "Traces of chosen steps.");
+  NRL_KEY(t, profiling.enabled).not_built().help("Record a trace.");
+  t.planned("profiling.steps", Kind::text, "null")
+      .nullable()
+      .help("Steps \"first:last\", the last one exclusive.");
+  t.planned("profiling.trace", Kind::choice, "chrome").one_of({"chrome"}).help("Format of the trace.");
+  t.planned("profiling.record_shapes", Kind::boolean, "false").help("Shapes of the operands.");
+  t.planned("profiling.profile_memory", Kind::boolean, "false").help("Memory of every operation.");
+  t.planned("profiling.memory_snapshot", Kind::boolean, "false").help("Every allocation with its lifetime.");
+  t.planned("profiling.nsys.steps", Kind::text, "null")
+      .nullable()
+      .help("Steps between profiler start and stop.");
+  t.planned("profiling.nsys.workers", Kind::text, "[]").list().help("Names of the workers to profile.");
+}
+
+}  // namespace
+
+void add_top_keys(Table& t) {
+  t.section("", "The run.");
+  NRL_KEY(t, algorithm).built({"pretrain"}).alias("training.algorithm").help("What to train for.");
+  NRL_KEY(t, device)
+      .built({"auto", "cpu"})
+      .help("Where to compute; auto takes a GPU when there is one this build can use.");
+}
+
+void add_run_keys(Table& t) {
+  add_pretrain(t);
+  add_checkpointing(t);
+  add_logger(t);
+  t.section("kernels", "How the CPU and the GPU compute.");
+  NRL_KEY(t, kernels.num_threads)
+      .at_least(1)
+      .at_most(4096)
+      .help("Threads of a rank; auto: the cores this rank may use, shared with the other ranks of the node.");
+  NRL_KEY(t, kernels.isa).help("Instruction set of the CPU kernels; auto: the best one the CPU has.");
+  t.planned("kernels.autotune", Kind::boolean, "false")
+      .help("Search for the fastest matrix kernels at the start.");
+  t.planned("kernels.cpu_binding", Kind::text, "none").help("Cores of the threads: auto, none, or a list.");
+  t.planned("kernels.cuda_graph.enabled", Kind::boolean, "false").help("Capture the step as a CUDA graph.");
+  t.planned("kernels.cuda_graph.scope", Kind::text, "null").nullable().help("What is captured.");
+  add_memory(t);
+  add_monitoring(t);
+  add_profiling(t);
+}
+
+}  // namespace nrl::config_detail

@@ -1,0 +1,267 @@
+#include "core/config/validate.h"
+
+#include "core/base/text.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace nrl {
+namespace {
+
+constexpr int64_t kAutoMicroTokens = 8192;
+
+/// Collects problems of a result.
+struct Checker {
+  const ConfigResult& result;
+  Diagnostics& out;
+
+  bool given(std::string_view key) const { return result.origins.contains(std::string(key)); }
+  void error(std::string_view key, std::string message, std::string label = "",
+             std::vector<std::string> notes = {}) {
+    out.push_back(diagnose(result, key, std::move(message), std::move(label), std::move(notes)));
+  }
+  void warning(std::string_view key, std::string message, std::vector<std::string> notes = {}) {
+    out.push_back(diagnose(result, key, std::move(message), "", std::move(notes), Severity::warning));
+  }
+  std::string where(std::string_view key) const {
+    const auto it = result.origins.find(std::string(key));
+    return it == result.origins.end() ? "default" : it->second.text;
+  }
+};
+
+void check_data(Checker& c, const Config& config) {
+  if (config.data.train.data_path.empty())
+    c.error("data.train.data_path", "data.train.data_path must be given", "",
+            {"the prefix of a token file; `nrl-train prepare` makes one from text"});
+  auto weights = [&](const DatasetConfig& set, const std::string& key) {
+    if (set.weights && set.weights->size() != set.data_path.size())
+      c.error(key + ".weights", fmt::format("{}.weights has {} numbers for {} paths", key,
+                                            set.weights->size(), set.data_path.size()));
+    if (std::any_of(set.data_path.begin(), set.data_path.end(),
+                    [](const std::string& s) { return s.empty(); }))
+      c.error(key + ".data_path", key + ".data_path holds an empty path");
+  };
+  weights(config.data.train, "data.train");
+  weights(config.data.validation, "data.validation");
+  if (config.data.split) {
+    const auto& split = *config.data.split;
+    if (split[0] <= 0) c.error("data.split", "data.split leaves nothing for training");
+    if (!config.data.validation.data_path.empty() && split[1] > 0)
+      c.error("data.split", "data.split and data.validation.data_path both give validation data", "",
+              {fmt::format("data.validation.data_path is at {}; use one of them, or a split of \"1,0,0\"",
+                           c.where("data.validation.data_path"))});
+  }
+  const bool validates =
+      config.pretrain.val_period > 0 || config.pretrain.val_at_start || config.pretrain.val_at_end;
+  const bool has_validation =
+      !config.data.validation.data_path.empty() || (config.data.split && (*config.data.split)[1] > 0);
+  if (validates && !has_validation)
+    c.error(config.pretrain.val_period > 0 ? "pretrain.val_period"
+            : config.pretrain.val_at_start ? "pretrain.val_at_start"
+                                           : "pretrain.val_at_end",
+            "evaluation is asked for, but there is no validation data", "",
+            {"give data.validation.data_path, or data.split: \"99,1,0\""});
+}
+
+void check_model(Checker& c, const Config& config) {
+  if (config.policy.model_name && config.policy.model_name->empty())
+    c.error("policy.model_name", "policy.model_name is empty");
+  if (!config.policy.model_name && !c.given("policy.model.model_type"))
+    c.error("policy.model.model_type",
+            "there is no model: give policy.model_name (a Hugging Face directory), or "
+            "policy.model.model_type and its sizes to train from scratch");
+  if (!config.policy.attention.memory_efficient)
+    c.error("policy.attention.memory_efficient", "policy.attention.memory_efficient: false is not supported",
+            "every attention kernel here is memory efficient; remove it");
+}
+
+void check_schedule(Checker& c, const Config& config) {
+  const SchedulerConfig& s = config.policy.scheduler;
+  const PretrainConfig& p = config.pretrain;
+  const double lr = config.policy.optimizer.lr;
+  if (!p.max_num_steps && !p.max_num_epochs)
+    c.error("pretrain.max_num_steps", "pretrain.max_num_steps or pretrain.max_num_epochs must be given");
+  if (s.warmup_ratio && c.given("policy.scheduler.lr_warmup_iters") && s.lr_warmup_iters > 0)
+    c.error("policy.scheduler.warmup_ratio", "the warm-up is given twice", "",
+            {fmt::format("lr_warmup_iters is at {}; use one of them",
+                         c.where("policy.scheduler.lr_warmup_iters"))});
+  const auto horizon = s.lr_decay_iters ? s.lr_decay_iters : p.max_num_steps;
+  const char* horizon_key = s.lr_decay_iters ? "lr_decay_iters" : "max_num_steps";
+  if (horizon && s.lr_warmup_iters > *horizon)
+    c.error("policy.scheduler.lr_warmup_iters", fmt::format("the warm-up ({} steps) is longer than {} ({})",
+                                                            s.lr_warmup_iters, horizon_key, *horizon));
+  if (s.min_lr > lr)
+    c.error("policy.scheduler.min_lr", fmt::format("min_lr {} is above lr {}", s.min_lr, lr), "",
+            {fmt::format("lr is at {}", c.where("policy.optimizer.lr"))});
+  if (s.lr_decay_style == LrDecayStyle::wsd && !s.lr_wsd_decay_iters)
+    c.error("policy.scheduler.lr_decay_style", "WSD needs policy.scheduler.lr_wsd_decay_iters",
+            "the length of the final decay, often 10 to 20 % of the run");
+  if (s.lr_decay_style != LrDecayStyle::wsd && s.lr_wsd_decay_iters)
+    c.error(
+        "policy.scheduler.lr_wsd_decay_iters",
+        fmt::format("lr_wsd_decay_iters has no meaning with lr_decay_style {}", name_of(s.lr_decay_style)));
+  if (s.lr_wsd_decay_iters && horizon && *s.lr_wsd_decay_iters + s.lr_warmup_iters > *horizon)
+    c.error("policy.scheduler.lr_wsd_decay_iters",
+            fmt::format("warm-up ({}) and final decay ({}) are longer than {} ({})", s.lr_warmup_iters,
+                        *s.lr_wsd_decay_iters, horizon_key, *horizon));
+  if (s.lr_decay_iters && p.max_num_steps && *s.lr_decay_iters < *p.max_num_steps &&
+      s.lr_decay_style != LrDecayStyle::constant)
+    c.warning("policy.scheduler.lr_decay_iters",
+              fmt::format("the rate reaches min_lr at step {}, before the last step {}", *s.lr_decay_iters,
+                          *p.max_num_steps));
+}
+
+void check_rest(Checker& c, const Config& config) {
+  const RecomputeConfig& r = config.policy.recompute;
+  if (r.granularity == RecomputeGranularity::none && !r.modules.is_auto() && !r.modules.value().empty())
+    c.error("policy.recompute.modules", "policy.recompute.modules needs granularity: selective", "",
+            {fmt::format("granularity: none is at {}", c.where("policy.recompute.granularity"))});
+  if (config.checkpointing.checkpoint_dir.empty())
+    c.error("checkpointing.checkpoint_dir", "checkpointing.checkpoint_dir is empty");
+  if (config.checkpointing.resume.empty())
+    c.error("checkpointing.resume", "checkpointing.resume is empty: expected auto, never or a directory");
+  if (config.logger.log_dir.empty()) c.error("logger.log_dir", "logger.log_dir is empty");
+}
+
+/// "1, 2, 4" : divisors of n, at most `count` of them, nearest to `near`.
+std::string divisors_near(int64_t n, int64_t near, size_t count = 6) {
+  std::vector<int64_t> all;
+  for (int64_t d = 1; d * d <= n; ++d) {
+    if (n % d != 0) continue;
+    all.push_back(d);
+    if (d * d != n) all.push_back(n / d);
+  }
+  std::sort(all.begin(), all.end(),
+            [&](int64_t a, int64_t b) { return std::abs(a - near) < std::abs(b - near); });
+  if (all.size() > count) all.resize(count);
+  std::sort(all.begin(), all.end());
+  std::string out;
+  for (int64_t d : all) out += (out.empty() ? "" : ", ") + std::to_string(d);
+  return out;
+}
+
+/// The batch keys against a known number of model replicas.
+void check_batch(Checker& c, const Config& config, int64_t dp) {
+  const int64_t global = config.policy.train_global_batch_size;
+  const auto& micro = config.policy.train_micro_batch_size;
+  const auto& steps = config.policy.gradient_accumulation_steps;
+  const int64_t factor = micro.value_or(1);
+  int64_t slice = 0, product = 0;
+  const bool overflow = __builtin_mul_overflow(factor, dp, &slice) ||
+                        __builtin_mul_overflow(slice, steps.value_or(1), &product);
+  if (overflow) {
+    c.error("policy.train_micro_batch_size", "micro batch x data parallel x accumulation is too large");
+    return;
+  }
+  std::string culprit = "policy.train_global_batch_size";
+  std::vector<std::string> notes;
+  const int64_t below = global / product * product, above = below + product;
+  notes.push_back(fmt::format("fits: train_global_batch_size {}{}",
+                              below > 0 ? fmt::format("{} or ", below) : "", above));
+  if (global % dp == 0 && !micro.is_auto() && !steps)
+    notes.push_back(fmt::format("or train_micro_batch_size {}", divisors_near(global / dp, factor)));
+  if (steps && !micro.is_auto()) {
+    if (product != global)
+      c.error(
+          culprit,
+          fmt::format("train_global_batch_size {} is not micro {} x data parallel {} x accumulation {} = {}",
+                      global, factor, dp, *steps, product),
+          "",
+          {fmt::format("fits: train_global_batch_size {}", product),
+           "or remove gradient_accumulation_steps"});
+  } else if (global % product != 0) {
+    c.error(culprit,
+            fmt::format("train_global_batch_size {} is not a multiple of {}data parallel {}{} = {}", global,
+                        micro.is_auto() ? "" : fmt::format("micro {} x ", factor), dp,
+                        steps ? fmt::format(" x accumulation {}", *steps) : "", product),
+            "", std::move(notes));
+  }
+}
+
+int64_t model_ranks(const Config& config) {
+  const DistributedConfig& d = config.distributed;
+  return d.tensor_parallel_size * d.pipeline_parallel_size * d.context_parallel_size;
+}
+
+}  // namespace
+
+namespace config_detail {
+
+void validate(ConfigResult& result) {
+  Checker c{result, result.diagnostics};
+  const Config& config = result.config;
+  check_model(c, config);
+  check_data(c, config);
+  check_schedule(c, config);
+  check_rest(c, config);
+  // With the number of replicas given, the whole arithmetic is known; else what divides for any number of
+  // them.
+  check_batch(c, config, config.distributed.data_parallel_size.value_or(1));
+}
+
+}  // namespace config_detail
+
+Diagnostics validate_for_world(const ConfigResult& result, int world_size, int num_nodes) {
+  Diagnostics out;
+  Checker c{result, out};
+  const Config& config = result.config;
+  const int64_t world = world_size;
+  if (config.cluster.world_size && *config.cluster.world_size != world)
+    c.error("cluster.world_size",
+            fmt::format("cluster.world_size is {}, but {} rank{} started", *config.cluster.world_size, world,
+                        world == 1 ? " was" : "s were"),
+            "", {fmt::format("start it with mpirun -n {}", *config.cluster.world_size)});
+  if (config.cluster.num_nodes && num_nodes > 0 && *config.cluster.num_nodes != num_nodes)
+    c.error("cluster.num_nodes", fmt::format("cluster.num_nodes is {}, but the ranks run on {}",
+                                             *config.cluster.num_nodes, num_nodes));
+  const DistributedConfig& d = config.distributed;
+  const int64_t replica = model_ranks(config);
+  if (world % replica != 0) {
+    c.error(c.given("distributed.pipeline_parallel_size") ? "distributed.pipeline_parallel_size"
+                                                          : "distributed.tensor_parallel_size",
+            fmt::format(
+                "{} ranks do not fit the grid: tensor {} x pipeline {} x context {} = {}, and {} is not a "
+                "multiple of {}",
+                world, d.tensor_parallel_size, d.pipeline_parallel_size, d.context_parallel_size, replica,
+                world, replica),
+            "",
+            {fmt::format("start {} or {} ranks", std::max<int64_t>(1, world / replica) * replica,
+                         (world / replica + 1) * replica)});
+    return out;
+  }
+  const int64_t dp = world / replica;
+  if (!d.data_parallel_size.is_auto() && d.data_parallel_size.value() != dp) {
+    c.error(
+        "distributed.data_parallel_size",
+        fmt::format("data_parallel_size is {}, but {} rank{} / (tensor {} x pipeline {} x context {}) = {}",
+                    d.data_parallel_size.value(), world, world == 1 ? "" : "s", d.tensor_parallel_size,
+                    d.pipeline_parallel_size, d.context_parallel_size, dp),
+        "", {fmt::format("remove it (auto), or start {} ranks", d.data_parallel_size.value() * replica)});
+    return out;
+  }
+  check_batch(c, config, dp);
+  return out;
+}
+
+BatchPlan resolve_batch(const Config& config, int world_size) {
+  BatchPlan plan;
+  plan.data_parallel = world_size / model_ranks(config);
+  plan.global = config.policy.train_global_batch_size;
+  const int64_t per_replica = plan.global / plan.data_parallel;
+  const int64_t sequence = config.policy.max_total_sequence_length;
+  if (!config.policy.train_micro_batch_size.is_auto()) {
+    plan.micro = config.policy.train_micro_batch_size.value();
+  } else if (config.policy.gradient_accumulation_steps) {
+    plan.micro = per_replica / *config.policy.gradient_accumulation_steps;
+  } else {
+    plan.micro = std::clamp<int64_t>(kAutoMicroTokens / sequence, 1, per_replica);
+    while (per_replica % plan.micro != 0) --plan.micro;
+  }
+  plan.accumulation = per_replica / plan.micro;
+  plan.tokens_per_step = plan.global * sequence;
+  NRL_CHECK(plan.micro * plan.accumulation * plan.data_parallel == plan.global,
+            "batch arithmetic was not validated");
+  return plan;
+}
+
+}  // namespace nrl

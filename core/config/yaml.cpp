@@ -1,0 +1,343 @@
+#include "core/config/yaml.h"
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <sstream>
+#include <unordered_map>
+
+namespace nrl::config_detail {
+namespace {
+
+/// Thrown out of the event handler: parsing cannot go on.
+struct Stop {};
+
+/// How far marks of the parsed text lie from the places in the source.
+struct Shift {
+  int columns = 0;
+};
+
+/// Length of the text at `pos` as written: a quoted scalar with its quotes, a plain one as long as its value.
+int written_length(const Source& source, Pos pos, const std::string& value, bool quoted) {
+  const std::string_view line = source.line(pos.line);
+  const size_t begin = static_cast<size_t>(pos.column - 1);
+  if (begin >= line.size()) return 1;
+  if (!quoted) return static_cast<int>(std::max<size_t>(1, std::min(value.size(), line.size() - begin)));
+  const char quote = line[begin];
+  if (quote != '"' && quote != '\'') return 1;
+  for (size_t i = begin + 1; i < line.size(); ++i) {
+    if (quote == '"' && line[i] == '\\')
+      ++i;
+    else if (line[i] == quote)
+      return static_cast<int>(i - begin + 1);
+  }
+  return 1;
+}
+
+/// Builds the tree. yaml-cpp's parser is recursive and reports every level before it descends: refusing the
+/// 65th here bounds its stack too.
+class Builder : public YAML::EventHandler {
+ public:
+  Builder(const Source& source, Shift shift, const std::string& sentinel, Diagnostics& problems)
+      : source_(source), shift_(shift), sentinel_(sentinel), problems_(problems) {}
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    check(mark, "", anchor);
+    Node node;
+    node.pos = pos_of(mark);
+    add(std::move(node));
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+    problem(pos_of(mark), "aliases are not supported",
+            "write the value out, or use 'defaults:' to share settings");
+    Node node;
+    node.pos = pos_of(mark);
+    add(std::move(node));
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    check(mark, tag, anchor);
+    Node node;
+    node.kind = Node::Kind::scalar;
+    node.text = value;
+    node.quoted = tag == "!";
+    node.pos = pos_of(mark);
+    node.pos.length = written_length(source_, node.pos, value, node.quoted);
+    if (node.quoted && value.find(sentinel_) != std::string::npos) unclosed_ = node.pos;
+    if (find_bad_byte(value)) problem(node.pos, "control characters are not supported in values", "");
+    add(std::move(node));
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    open(mark, tag, anchor, Node::Kind::list);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    open(mark, tag, anchor, Node::Kind::map);
+  }
+  void OnMapEnd() override { close(); }
+
+  bool complete() const { return sentinel_seen_; }
+  Node take() { return std::move(root_); }
+  /// The opening quote of the scalar that swallowed the end of the text.
+  std::optional<Pos> unclosed_quote() const { return unclosed_; }
+  /// The innermost flow or block collection still open.
+  std::optional<Pos> open_collection() const {
+    if (stack_.empty()) return std::nullopt;
+    return stack_.back().node.pos;
+  }
+  bool has_root() const { return has_root_; }
+
+  Pos pos_of(const YAML::Mark& mark) const {
+    Pos pos;
+    pos.line = std::max(mark.line, 0) + 1;
+    pos.column = std::max(mark.column - shift_.columns, 0) + 1;
+    return pos;
+  }
+
+ private:
+  struct Level {
+    Node node;
+    bool have_key = false;  ///< of a map: the key of the coming value is there
+    Entry entry;
+    std::unordered_map<std::string, Pos> seen;
+  };
+
+  void problem(Pos pos, std::string message, std::string note) {
+    if (problems_.size() >= 100) throw Stop{};
+    problems_.push_back(
+        make_diagnostic(source_, pos, 0, "", std::move(message), "",
+                        note.empty() ? std::vector<std::string>{} : std::vector{std::move(note)}));
+  }
+
+  void check(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
+    if (anchor != 0)
+      problem(pos_of(mark), "anchors are not supported",
+              "write the value out, or use 'defaults:' to share settings between files");
+    if (!tag.empty() && tag != "?" && tag != "!")
+      problem(pos_of(mark), "tags are not supported", "remove it; the type of every key is known");
+  }
+
+  void open(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, Node::Kind kind) {
+    check(mark, tag, anchor);
+    if (stack_.size() >= static_cast<size_t>(kMaxDepth)) {
+      problem(pos_of(mark), fmt::format("nested deeper than {}", kMaxDepth), "");
+      throw Stop{};
+    }
+    Level level;
+    level.node.kind = kind;
+    level.node.pos = pos_of(mark);
+    stack_.push_back(std::move(level));
+  }
+
+  void close() {
+    Node node = std::move(stack_.back().node);
+    stack_.pop_back();
+    add(std::move(node));
+  }
+
+  void add(Node node) {
+    if (stack_.empty()) {
+      root_ = std::move(node);
+      has_root_ = true;
+      return;
+    }
+    Level& level = stack_.back();
+    if (level.node.kind == Node::Kind::list) {
+      level.node.items.push_back(std::move(node));
+      return;
+    }
+    if (!level.have_key) {
+      level.have_key = true;
+      level.entry = Entry{std::move(node.text), node.pos, {}};
+      if (node.kind != Node::Kind::scalar) problem(node.pos, "a key must be plain text", "");
+      return;
+    }
+    level.have_key = false;
+    Entry entry = std::move(level.entry);
+    if (stack_.size() == 1 && entry.key == sentinel_) {
+      sentinel_seen_ = true;
+      return;
+    }
+    if (entry.key == "<<") {
+      problem(entry.key_pos, "merge keys are not supported", "use 'defaults:' to inherit from another file");
+      return;
+    }
+    const auto [before, fresh] = level.seen.emplace(entry.key, entry.key_pos);
+    if (!fresh) {
+      problem(entry.key_pos, fmt::format("duplicate key '{}'", entry.key),
+              fmt::format("first given at {}", source_.place(before->second)));
+      return;
+    }
+    // The mark of an absent value is where the next token is.
+    if (node.kind == Node::Kind::null) node.pos = entry.key_pos;
+    entry.value = std::move(node);
+    level.node.entries.push_back(std::move(entry));
+  }
+
+  const Source& source_;
+  const Shift shift_;
+  const std::string sentinel_;
+  Diagnostics& problems_;
+  std::vector<Level> stack_;
+  Node root_;
+  bool has_root_ = false;
+  bool sentinel_seen_ = false;
+  std::optional<Pos> unclosed_;
+};
+
+/// Columns by which the top mapping is indented: those of the first line with content.
+size_t top_indent(std::string_view text) {
+  size_t begin = 0;
+  while (begin < text.size()) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = text.substr(begin, end - begin);
+    const size_t first = line.find_first_not_of(' ');
+    if (first != std::string_view::npos && line[first] != '#' && line[first] != '\r' &&
+        !line.starts_with("---") && !line.starts_with("%"))
+      return first;
+    begin = end + 1;
+  }
+  return 0;
+}
+
+/// Where a second document or a document end begins.
+std::optional<Pos> second_document(std::string_view text) {
+  Pos pos;
+  bool content = false;
+  for (size_t begin = 0; begin < text.size(); ++pos.line) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = text.substr(begin, end - begin);
+    if (content && (line.starts_with("---") || line.starts_with("..."))) {
+      pos.length = 3;
+      return pos;
+    }
+    const size_t first = line.find_first_not_of(" \t\r");
+    content = content || (first != std::string_view::npos && line[first] != '#');
+    begin = end + 1;
+  }
+  return std::nullopt;
+}
+
+/// The last place of the text that holds anything.
+Pos last_content(std::string_view text) {
+  Pos pos, last;
+  for (const char c : text) {
+    if (c != ' ' && c != '\t' && c != '\r' && c != '\n') last = pos;
+    if (c == '\n')
+      ++pos.line, pos.column = 1;
+    else
+      ++pos.column;
+  }
+  return last;
+}
+
+bool check_text(const Source& source, Diagnostics& problems) {
+  if (source.text.size() > kMaxBytes) {
+    problems.push_back(make_diagnostic(
+        source, {}, 0, "", fmt::format("{} bytes; a configuration has at most 1 MiB", source.text.size())));
+    return false;
+  }
+  if (const auto bad = find_bad_byte(source.text)) {
+    problems.push_back(make_diagnostic(source, bad->pos, 0, "", "the text contains " + bad->what, "",
+                                       {"a configuration is plain UTF-8 text"}));
+    return false;
+  }
+  return true;
+}
+
+Node parse(const Source& source, std::string text, Shift shift, Diagnostics& problems) {
+  // yaml-cpp stops without a word at an unclosed quote, a lone comma or a second document: a key of our own
+  // at the end of the top mapping shows that it read everything.
+  std::string sentinel = "__end__";
+  while (text.find(sentinel) != std::string::npos) sentinel += '_';
+  const size_t indent = top_indent(text);
+  text += fmt::format("\n{:{}}{}: 0\n", "", indent, sentinel);
+
+  const size_t before = problems.size();
+  Builder builder(source, shift, sentinel, problems);
+  auto add = [&](Pos pos, std::string message, std::vector<std::string> notes = {}) {
+    problems.push_back(make_diagnostic(source, pos, 0, "", std::move(message), "", std::move(notes)));
+  };
+  const Pos end = last_content(source.text);
+  try {
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    parser.HandleNextDocument(builder);
+  } catch (const Stop&) {
+    return {};
+  } catch (const YAML::Exception& e) {
+    Pos pos = builder.pos_of(e.mark);
+    if (builder.unclosed_quote()) {
+      add(*builder.unclosed_quote(), "unclosed quote");
+    } else if (pos.line > end.line || e.mark.line < 0) {
+      // The complaint is about our own last line: something above is still open.
+      const auto open = builder.open_collection();
+      const std::string_view what =
+          open ? source.line(open->line).substr(static_cast<size_t>(open->column - 1)) : "";
+      if (what.starts_with('[') || what.starts_with('{'))
+        add(*open, fmt::format("unclosed '{}'", what[0]));
+      else
+        add(end, "not valid YAML: the text ends in the middle of something",
+            {"every line must be 'key: value'"});
+    } else {
+      add(pos, "not valid YAML: " + e.msg);
+    }
+    return builder.take();
+  }
+  if (problems.size() > before) return builder.take();
+  if (builder.unclosed_quote()) {
+    add(*builder.unclosed_quote(), "unclosed quote");
+  } else if (!builder.complete()) {
+    Node root = builder.take();
+    if (const auto second = second_document(source.text))
+      add(*second, "a configuration is a single document",
+          {"remove this line and what belongs to another document"});
+    else if (builder.has_root() && root.kind != Node::Kind::map)
+      add(root.pos, "the top level must be a mapping: lines of 'key: value'");
+    else if (builder.has_root() &&
+             source.line(root.pos.line).substr(static_cast<size_t>(root.pos.column - 1)).starts_with('{'))
+      add(root.pos, "the top level must be lines of 'key: value', not braces");
+    else
+      add(end, "the text could not be read to its end",
+          {"is a line indented differently from its neighbours?"});
+    return root;
+  }
+  return builder.take();
+}
+
+}  // namespace
+
+Node parse_yaml(const Source& source, Diagnostics& problems) {
+  if (!check_text(source, problems)) return {};
+  return parse(source, source.text, {}, problems);
+}
+
+Node parse_override(const Source& source, Diagnostics& problems) {
+  if (!check_text(source, problems)) return {};
+  const std::string& text = source.text;
+  const size_t equals = text.find('=');
+  const size_t plus = text.starts_with("++") ? 2 : 0;  // NeMo RL's spelling for "add"
+  if (equals == std::string::npos || equals <= plus || text.find('\n') != std::string::npos ||
+      text[0] == '~') {
+    problems.push_back(make_diagnostic(source, {1, 1, static_cast<int>(text.size())}, 0, "",
+                                       "an override is written section.key=value", "",
+                                       {"for example policy.optimizer.lr=3e-4"}));
+    return {};
+  }
+  // "k: value", with marks moved to where the value stands in the override.
+  Node root = parse(source, "k: " + text.substr(equals + 1), {3 - static_cast<int>(equals) - 1}, problems);
+  if (root.entries.size() == 1) {
+    Entry& entry = root.entries[0];
+    entry.key = text.substr(plus, equals - plus);
+    entry.key_pos = {1, static_cast<int>(plus) + 1, static_cast<int>(equals - plus)};
+    if (entry.value.kind == Node::Kind::null) entry.value.pos = entry.key_pos;
+  }
+  return root;
+}
+
+}  // namespace nrl::config_detail
