@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <string_view>
 #include <vector>
@@ -21,8 +20,7 @@ constexpr size_t kReadBytes = size_t{1} << 20;
 constexpr size_t kMaxLine = size_t{1} << 20;  // a longer line was not written by us
 
 double time_or_now(double time) {
-  if (time > 0) return time;
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return time > 0 ? time : wall_seconds();
 }
 
 // The step of a row, or an error that names `where` ("path:line").

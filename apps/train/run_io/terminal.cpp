@@ -6,12 +6,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <chrono>
-#include <cmath>
 #include <cstdlib>
 #include <deque>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "apps/train/run_io/format.h"
 #include "apps/train/run_io/metrics.h"
@@ -27,10 +26,6 @@ constexpr double kRedrawSeconds = 0.2;
 constexpr size_t kSparkValues = 12;
 constexpr int kDefaultColumns = 80;  // a bar that is asked for where there is no terminal
 constexpr std::string_view kEraseLine = "\r\x1b[K";
-
-double wall_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 std::string_view environment(const char* name) {
   const char* value = std::getenv(name);

@@ -7,6 +7,11 @@
 
 namespace nrl {
 
+/// The wall clock: seconds since the epoch.
+inline double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 /// The time shares of the summary. `other` is start-up, logging and whatever no scope covers.
 enum class RunSection { compute, data, comm, eval, checkpoint, other };
 inline constexpr size_t kRunSections = 6;
