@@ -7,11 +7,6 @@ namespace nrl::ops {
 struct KernelTable;
 
 // clang-format off
-#if __has_include("core/ops/linear/cpu.cpp")
-#define NRL_OPS_LINEAR(X) X(linear)
-#else
-#define NRL_OPS_LINEAR(X)
-#endif
 #if __has_include("core/ops/attention/cpu.cpp")
 #define NRL_OPS_ATTENTION(X) X(attention)
 #else
@@ -19,7 +14,7 @@ struct KernelTable;
 #endif
 #define NRL_OPS_FAMILIES(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(optimizer) \
-  NRL_OPS_LINEAR(X) NRL_OPS_ATTENTION(X)
+  X(linear) NRL_OPS_ATTENTION(X)
 // clang-format on
 
 #define NRL_DECLARE_FILL(family) void fill_##family(KernelTable& table);

@@ -1,0 +1,230 @@
+#include <algorithm>
+#include <cstring>
+
+#include "core/device/cpu/parallel.h"
+#include "core/ops/cpu_families.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/linear/gemm.h"
+#include "core/ops/linear/peak.h"
+#include "core/ops/scratch.h"
+#include "core/ops/simd.h"
+
+namespace nrl::ops::NRL_ISA {
+namespace {
+
+constexpr int64_t grain_elements = 16384;
+
+int64_t row_grain(int64_t columns) {
+  return std::max<int64_t>(1, grain_elements / std::max<int64_t>(columns, 1));
+}
+
+/// to (dense, rows of `columns`) = from, or the other way round.
+template <class From, class To>
+void copy_rows(int threads, int64_t rows, int64_t columns, const From* from, int64_t from_ld, To* to,
+               int64_t to_ld) {
+  cpu::parallel_for(threads, rows, row_grain(columns), [=](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const From* x = from + r * from_ld;
+      To* y = to + r * to_ld;
+#pragma omp simd
+      for (int64_t i = 0; i < columns; ++i) y[i] = static_cast<To>(static_cast<float>(x[i]));
+    }
+  });
+}
+
+Tensor block(const Tensor& t, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  return t.rows(row, rows).columns(column, columns);
+}
+
+/// `t` as an f32 operand: itself, or widened into `buffer`.
+Matrix widened(Exec& exec, const Tensor& t, float* buffer) {
+  if (t.dtype == DType::f32) return {data_of<float>(t), t.step(0)};
+  copy_rows(exec.threads, t.dim(0), t.dim(1), data_of<const bf16>(t), t.step(0), buffer, t.dim(1));
+  return {buffer, t.dim(1)};
+}
+
+/// Where a product for `t` goes: `t` itself, or `buffer`, from which finish() rounds it. When the product is
+/// added to what is there (`load`), the buffer starts with that.
+Matrix target(Exec& exec, const Tensor& t, float* buffer, bool load) {
+  if (t.dtype == DType::f32) return {data_of<float>(t), t.step(0)};
+  return load ? widened(exec, t, buffer) : Matrix{buffer, t.dim(1)};
+}
+void finish(Exec& exec, const Tensor& t, const float* buffer) {
+  if (t.dtype == DType::bf16)
+    copy_rows(exec.threads, t.dim(0), t.dim(1), buffer, t.dim(1), data_of<bf16>(t), t.step(0));
+}
+
+/// Tile lengths: everything at once in f32, bounded pieces where an operand must be widened.
+int64_t tile(bool narrow, int64_t n) {
+  return narrow ? std::min(n, widen_tile) : n;
+}
+
+bool any_narrow(const Tensor& a, const Tensor& b, const Tensor& c) {
+  return a.dtype == DType::bf16 || b.dtype == DType::bf16 || c.dtype == DType::bf16;
+}
+
+/// The buffers of one tile: of x rows, of weight rows, and of the result between them.
+struct Buffers {
+  float *rows = nullptr, *weight = nullptr, *between = nullptr;
+  Buffers(Scratch& scratch, bool narrow, int64_t n, int64_t m, int64_t k) {
+    if (!narrow) return;
+    rows = scratch.floats(n * k);
+    weight = scratch.floats(m * k);
+    between = scratch.floats(n * m);
+  }
+};
+
+void activate(Exec& exec, Activation kind, Matrix y, int64_t rows, int64_t columns) {
+  if (kind == Activation::none) return;
+  Tensor t = make_tensor(y.data, DType::f32, {rows, columns});
+  t.stride[0] = y.ld;
+  exec.kernels->activation_forward(exec, {kind, false, t, t});
+}
+
+void forward_kernel(Exec& exec, const LinearForward& a) {
+  const int64_t n = a.x.dim(0), k = a.x.dim(1), m = a.weight.dim(0);
+  const bool narrow = any_narrow(a.x, a.weight, a.out);
+  const int64_t rows = tile(narrow, n), columns = tile(narrow, m);
+  Scratch scratch("linear_forward", exec.workspace);
+  const Buffers buffer(scratch, narrow, rows, columns, k);
+  const float* bias = nullptr;
+  if (a.bias) bias = widened(exec, make_tensor(a.bias.data, a.bias.dtype, {1, m}), scratch.floats(m)).data;
+  for (int64_t j = 0; j < m; j += columns) {
+    const int64_t width = std::min(columns, m - j);
+    const Matrix w = widened(exec, block(a.weight, j, width, 0, k), buffer.weight);
+    for (int64_t i = 0; i < n; i += rows) {
+      const int64_t height = std::min(rows, n - i);
+      const Tensor out = block(a.out, i, height, j, width);
+      const Matrix x = widened(exec, block(a.x, i, height, 0, k), buffer.rows);
+      const Matrix y = target(exec, out, buffer.between, a.accumulate);
+      gemm_forward(height, width, k, x, w, y, bias ? bias + j : nullptr, a.accumulate, exec.threads,
+                   scratch.rest());
+      activate(exec, a.activation, y, height, width);
+      finish(exec, out, buffer.between);
+    }
+  }
+}
+
+void backward_data_kernel(Exec& exec, const LinearBackwardData& a) {
+  const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.weight.dim(1);
+  const bool narrow = any_narrow(a.dout, a.weight, a.dx);
+  const int64_t rows = tile(narrow, n), columns = tile(narrow, m);
+  Scratch scratch("linear_backward_data", exec.workspace);
+  const Buffers buffer(scratch, narrow, rows, columns, k);
+  for (int64_t i = 0; i < n; i += rows) {
+    const int64_t height = std::min(rows, n - i);
+    const Tensor out = block(a.dx, i, height, 0, k);
+    const Matrix dx = target(exec, out, buffer.rows, a.accumulate);
+    if (m == 0 && !a.accumulate)
+      for (int64_t r = 0; r < height; ++r) std::fill_n(dx.data + r * dx.ld, k, 0.0f);
+    for (int64_t j = 0; j < m; j += columns) {
+      const int64_t width = std::min(columns, m - j);
+      const Matrix dy = widened(exec, block(a.dout, i, height, j, width), buffer.between);
+      const Matrix w = widened(exec, block(a.weight, j, width, 0, k), buffer.weight);
+      gemm_backward_data(height, width, k, dy, w, dx, a.accumulate || j > 0, exec.threads);
+    }
+    finish(exec, out, buffer.rows);
+  }
+}
+
+/// sums (m) = or += column sums of t (n, m). A thread owns a range of columns; rows are added in blocks,
+/// whose sums are added in order, so that the result depends on neither threads nor timing and long columns
+/// keep their precision.
+template <class T>
+void column_sums(int threads, const Tensor& t, float* sums, bool accumulate) {
+  constexpr int64_t width = 256, depth = 64;
+  const int64_t n = t.dim(0), m = t.dim(1), ld = t.step(0);
+  const T* data = data_of<const T>(t);
+  cpu::parallel_for(threads, (m + 15) / 16, std::max<int64_t>(1, row_grain(n) / 16),
+                    [=](int64_t begin, int64_t end) {
+                      for (int64_t c = begin * 16; c < std::min(m, end * 16); c += width) {
+                        const int64_t count = std::min({width, m - c, end * 16 - c});
+                        alignas(64) float total[width] = {}, part[width];
+                        for (int64_t r = 0; r < n; r += depth) {
+                          std::memset(part, 0, sizeof part);
+                          for (int64_t i = r; i < std::min(n, r + depth); ++i) {
+                            const T* x = data + i * ld + c;
+#pragma omp simd
+                            for (int64_t j = 0; j < count; ++j) part[j] += static_cast<float>(x[j]);
+                          }
+                          for (int64_t j = 0; j < count; ++j) total[j] += part[j];
+                        }
+                        for (int64_t j = 0; j < count; ++j)
+                          sums[c + j] = accumulate ? sums[c + j] + total[j] : total[j];
+                      }
+                    });
+}
+
+void backward_weight_kernel(Exec& exec, const LinearBackwardWeight& a) {
+  const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);
+  const bool narrow = any_narrow(a.dout, a.x, a.dweight);
+  const int64_t rows = tile(narrow, n), columns = tile(narrow, m);
+  Scratch scratch("linear_backward_weight", exec.workspace);
+  const Buffers buffer(scratch, narrow, rows, columns, k);
+  if (a.dbias)
+    for_float_type(a.dout.dtype, [&]<class T>() {
+      column_sums<T>(exec.threads, a.dout, data_of<float>(a.dbias), a.accumulate);
+    });
+  // An empty dout still has to clear what is overwritten.
+  if (n == 0)
+    gemm_backward_weight(0, m, k, {}, {}, {data_of<float>(a.dweight), a.dweight.step(0)}, a.accumulate, 1);
+  for (int64_t i = 0; i < n; i += rows) {
+    const int64_t height = std::min(rows, n - i);
+    const Matrix x = widened(exec, block(a.x, i, height, 0, k), buffer.rows);
+    for (int64_t j = 0; j < m; j += columns) {
+      const int64_t width = std::min(columns, m - j);
+      const Matrix dy = widened(exec, block(a.dout, i, height, j, width), buffer.between);
+      const Tensor dw = a.dweight.rows(j, width);
+      gemm_backward_weight(height, width, k, dy, x, {data_of<float>(dw), dw.step(0)}, a.accumulate || i > 0,
+                           exec.threads);
+    }
+  }
+}
+
+// --- the arithmetic peak
+// ------------------------------------------------------------------------------------------
+
+#if defined(NRL_ISA_avx512)
+constexpr int lanes = 16;
+constexpr bool fused = true;
+#elif defined(NRL_ISA_avx2)
+constexpr int lanes = 8;
+constexpr bool fused = true;
+#else
+constexpr int lanes = 4;
+constexpr bool fused = false;
+#endif
+typedef float Lanes __attribute__((vector_size(lanes * sizeof(float))));
+
+/// Multiply-adds on registers only. The chains are enough to fill two units of latency 4, few enough for 16
+/// registers.
+double fma_loop(int64_t rounds) {
+  constexpr int chains = 12;
+  Lanes x[chains];
+  Lanes scale = Lanes{} + 0.999999f, shift = Lanes{} + 1e-6f;
+  for (int c = 0; c < chains; ++c) x[c] = Lanes{} + static_cast<float>(c);
+  for (int64_t r = 0; r < rounds; ++r) {
+    asm volatile("" : "+v"(scale), "+v"(shift));  // keeps the compiler from folding rounds
+#pragma GCC unroll 12
+    for (int c = 0; c < chains; ++c) x[c] = x[c] * scale + shift;
+  }
+  float sum = 0;
+  for (int c = 0; c < chains; ++c)
+    for (int l = 0; l < lanes; ++l) sum += x[c][l];
+  asm volatile("" : : "x"(sum));
+  return 2.0 * chains * lanes * static_cast<double>(rounds);
+}
+
+}  // namespace
+
+void fill_linear(KernelTable& table) {
+  table.linear_forward = forward_kernel;
+  table.linear_backward_data = backward_data_kernel;
+  table.linear_backward_weight = backward_weight_kernel;
+}
+
+void fill_fma_probe(FmaProbe& probe) {
+  probe = {fma_loop, lanes, fused};
+}
+
+}  // namespace nrl::ops::NRL_ISA

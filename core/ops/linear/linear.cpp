@@ -1,0 +1,74 @@
+#include "core/ops/linear/linear.h"
+
+#include <algorithm>
+
+#include "core/ops/check.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/linear/gemm.h"
+#include "core/ops/scratch.h"
+
+namespace nrl::ops {
+namespace {
+
+void check_matrix(const char* op, const char* name, const Tensor& t, int64_t rows, int64_t columns,
+                  bool only_f32) {
+  NRL_CHECK((t.data || rows * columns == 0) && t.rank == 2 && t.dim(0) == rows && t.dim(1) == columns &&
+                dense_rows(t) && (rows <= 1 || t.step(0) >= columns) &&
+                (only_f32 ? t.dtype == DType::f32 : is_float(t)),
+            "{}: {} is {}, wanted {}[{}, {}] with contiguous columns", op, name, describe(t),
+            only_f32 ? "f32" : "f32 or bf16 ", rows, columns);
+}
+
+}  // namespace
+
+void linear_forward(Exec& exec, const LinearForward& a) {
+  constexpr const char* op = "linear_forward";
+  NRL_CHECK(a.x.rank == 2 && a.weight.rank == 2, "{}: x is {}, weight is {}", op, describe(a.x),
+            describe(a.weight));
+  const int64_t n = a.x.dim(0), k = a.x.dim(1), m = a.weight.dim(0);
+  check_matrix(op, "x", a.x, n, k, false);
+  check_matrix(op, "weight", a.weight, m, k, false);
+  check_matrix(op, "out", a.out, n, m, false);
+  NRL_CHECK(!a.bias || (is_float(a.bias) && is_vector(a.bias, m, a.bias.dtype)),
+            "{}: bias is {}, wanted [{}]", op, describe(a.bias), m);
+  NRL_CHECK(!a.accumulate || (!a.bias && a.activation == Activation::none),
+            "{}: accumulating excludes a bias and an activation", op);
+  if (n > 0 && m > 0) exec.kernels->linear_forward(exec, a);
+}
+
+void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
+  constexpr const char* op = "linear_backward_data";
+  NRL_CHECK(a.dout.rank == 2 && a.weight.rank == 2, "{}: dout is {}, weight is {}", op, describe(a.dout),
+            describe(a.weight));
+  const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.weight.dim(1);
+  check_matrix(op, "dout", a.dout, n, m, false);
+  check_matrix(op, "weight", a.weight, m, k, false);
+  check_matrix(op, "dx", a.dx, n, k, false);
+  if (n > 0 && k > 0) exec.kernels->linear_backward_data(exec, a);
+}
+
+void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
+  constexpr const char* op = "linear_backward_weight";
+  NRL_CHECK(a.dout.rank == 2 && a.x.rank == 2, "{}: dout is {}, x is {}", op, describe(a.dout),
+            describe(a.x));
+  const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);
+  check_matrix(op, "dout", a.dout, n, m, false);
+  check_matrix(op, "x", a.x, n, k, false);
+  check_matrix(op, "dweight", a.dweight, m, k, true);
+  NRL_CHECK(!a.dbias || is_vector(a.dbias, m, DType::f32), "{}: dbias is {}, wanted f32[{}]", op,
+            describe(a.dbias), m);
+  if (m > 0 && k > 0) exec.kernels->linear_backward_weight(exec, a);
+}
+
+size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads) {
+  if (dtype == DType::f32) return scratch_bytes(m) + gemm_scratch(n, m, k, threads) + scratch_alignment;
+  const int64_t rows = std::min(n, widen_tile), columns = std::min(m, widen_tile);
+  // Tiles at the edges are other shapes to the library, with a scratch size of their own.
+  size_t gemm = 0;
+  for (const int64_t r : {rows, n % widen_tile})
+    for (const int64_t c : {columns, m % widen_tile}) gemm = std::max(gemm, gemm_scratch(r, c, k, threads));
+  return scratch_bytes(rows * k) + scratch_bytes(columns * k) + scratch_bytes(rows * columns) +
+         scratch_bytes(m) + gemm + scratch_alignment;
+}
+
+}  // namespace nrl::ops

@@ -1,0 +1,195 @@
+#include "core/ops/linear/gemm.h"
+#include "core/ops/linear/peak.h"
+#include "tests/ops/cases.h"
+
+namespace nrl::ops_test {
+namespace {
+
+using namespace nrl::ops;
+
+struct Shape {
+  int64_t n, m, k, gap = 0;
+};
+
+/// exec with exactly the workspace that the op asked for, so that a byte too few is found.
+struct ExactWorkspace {
+  explicit ExactWorkspace(Exec e, size_t bytes) : memory(bytes), exec(e) {
+    exec.workspace = {memory.data(), memory.size()};
+  }
+  std::vector<std::byte> memory;
+  Exec exec;
+};
+
+size_t workspace(Exec& e, const Shape& s, DType t) {
+  return linear_workspace(s.n, s.m, s.k, t, e.threads);
+}
+
+Outputs forward(Exec& e, const Shape& s, DType t, Activation activation, bool bias, bool accumulate) {
+  const Buffer x = Buffer(t, {s.n, s.k}, s.gap).normal("x"), w = Buffer(t, {s.m, s.k}, s.gap).normal("w"),
+               b = Buffer(t, {s.m}).normal("b");
+  Buffer out = Buffer(t, {s.n, s.m}, s.gap).normal("out");
+  LinearForward a{.x = x, .weight = w, .out = out, .activation = activation, .accumulate = accumulate};
+  if (bias) a.bias = b;
+  ExactWorkspace exact(e, workspace(e, s, t));
+  linear_forward(exact.exec, a);
+  return {{"out", out, s.k}};
+}
+
+Outputs backward_data(Exec& e, const Shape& s, DType t, bool accumulate) {
+  const Buffer dout = Buffer(t, {s.n, s.m}, s.gap).normal("dout"),
+               w = Buffer(t, {s.m, s.k}, s.gap).normal("w");
+  Buffer dx = Buffer(t, {s.n, s.k}, s.gap).normal("dx");
+  ExactWorkspace exact(e, workspace(e, s, t));
+  linear_backward_data(exact.exec, {dout, w, dx, accumulate});
+  return {{"dx", dx, s.m}};
+}
+
+Outputs backward_weight(Exec& e, const Shape& s, DType t, bool accumulate) {
+  const Buffer dout = Buffer(t, {s.n, s.m}, s.gap).normal("dout"),
+               x = Buffer(t, {s.n, s.k}, s.gap).normal("x");
+  Buffer dw = Buffer(DType::f32, {s.m, s.k}, s.gap).normal("dw"), db = Buffer(DType::f32, {s.m}).normal("db");
+  ExactWorkspace exact(e, workspace(e, s, t));
+  linear_backward_weight(exact.exec, {dout, x, dw, db, accumulate});
+  return {{"dweight", dw, s.n}, {"dbias", db, s.n}};
+}
+
+struct Problem {
+  Buffer x, w, b, dout, out, dx, dw, db;
+};
+
+GradProblem gradient(DType t, const Shape& s) {
+  auto p = std::make_shared<Problem>();
+  p->x = Buffer(t, {s.n, s.k}, 3).normal("x");
+  p->w = Buffer(t, {s.m, s.k}).normal("w");
+  p->b = Buffer(t, {s.m}).normal("b");
+  p->dout = Buffer(t, {s.n, s.m}, 1).normal("dout");
+  p->out = Buffer(t, {s.n, s.m}, 2);
+  p->dx = Buffer(t, {s.n, s.k}, 5);
+  p->dw = Buffer(t, {s.m, s.k});
+  p->db = Buffer(t, {s.m});
+  GradProblem g;
+  g.keep = p;
+  g.reduction_length = std::max({s.n, s.m, s.k});
+  g.inputs = {&p->x, &p->w, &p->b};
+  g.gradients = {&p->dx, &p->dw, &p->db};
+  g.loss = [p](Exec& e) {
+    e.kernels->linear_forward(e, {.x = p->x, .weight = p->w, .bias = p->b, .out = p->out});
+    return dot(p->out, p->dout);
+  };
+  g.backward = [p](Exec& e) {
+    e.kernels->linear_backward_data(e, {p->dout, p->w, p->dx, false});
+    e.kernels->linear_backward_weight(e, {p->dout, p->x, p->dw, p->db, false});
+  };
+  return g;
+}
+
+/// Operands of different types and a tile edge of the widened path: rows and columns beyond widen_tile.
+void mixed_types(Exec& e) {
+  const int64_t n = widen_tile + 3, m = widen_tile + 5, k = 2;
+  const Buffer x = Buffer(DType::f32, {n, k}).normal("x"), w = Buffer(DType::bf16, {m, k}).normal("w"),
+               b = Buffer(DType::f32, {m}).normal("b");
+  Buffer out(DType::f32, {n, m}), want(DType::f32, {n, m});
+  linear_forward(e, {.x = x, .weight = w, .bias = b, .out = out});
+  Exec reference{.kernels = &reference_kernels()};
+  linear_forward(reference, {.x = x, .weight = w, .bias = b, .out = want});
+  expect(error_of(out, want) <= tolerance(DType::f32, k), "an f32 input with a bf16 weight");
+
+  const Buffer dout = Buffer(DType::bf16, {n, m}).normal("dout");
+  Buffer dx(DType::f32, {n, k}), dw(DType::f32, {m, k}), want_dx(DType::f32, {n, k}),
+      want_dw(DType::f32, {m, k});
+  linear_backward_data(e, {dout, w, dx, false});
+  linear_backward_data(reference, {dout, w, want_dx, false});
+  expect(error_of(dx, want_dx) <= tolerance(DType::f32, m), "dx over several tiles");
+  linear_backward_weight(e, {dout, x, dw, {}, false});
+  linear_backward_weight(reference, {dout, x, want_dw, {}, false});
+  expect(error_of(dw, want_dw) <= tolerance(DType::f32, n), "dweight over several tiles");
+}
+
+void rates(Exec& e) {
+  const double fma = measure_fma_peak(e.threads), gemm = measure_gemm_peak(e.threads);
+  expect(fma > 0.5 && fma < 1e6, fmt::format("FMA peak of {} GFLOP/s", fma));
+  expect(gemm > 0.05 && gemm < 1e6, fmt::format("GEMM rate of {} GFLOP/s", gemm));
+}
+
+void wrong_arguments(Exec& e) {
+  const Buffer x(DType::f32, {3, 4}), w(DType::f32, {5, 6}), out(DType::f32, {3, 5});
+  bool refused = false;
+  try {
+    linear_forward(e, {.x = x, .weight = w, .out = out});
+  } catch (const Error& error) {
+    refused = error.code() == Exit::internal;
+  }
+  expect(refused, "x (3, 4) with a weight (5, 6) was not refused");
+}
+
+}  // namespace
+
+NRL_OP_CASES(linear) {
+  const std::vector<Shape> shapes = {
+      {1, 1, 1},     {1, 7, 33, 3},    {5, 64, 20},    {129, 48, 65, 16}, {61, 257, 31, 7},   {513, 33, 24},
+      {8, 16, 1030}, {8, 16, 1030, 2}, {2, 300, 1100}, {1030, 17, 9, 1},  {40, 300, 1056, 0}, {0, 5, 4}};
+  for (DType t : {DType::f32, DType::bf16}) {
+    for (const Shape& s : shapes) {
+      const std::string name = fmt::format("linear.{} ({}, {}, {})+{}", name_of(t), s.n, s.m, s.k, s.gap);
+      for (bool flag : {false, true}) {
+        registry.tests.push_back({fmt::format("{} forward{}", name, flag ? " bias" : ""),
+                                  [=](Exec& e) { return forward(e, s, t, Activation::none, flag, false); }});
+        registry.tests.push_back({fmt::format("{} dgrad{}", name, flag ? " +=" : ""),
+                                  [=](Exec& e) { return backward_data(e, s, t, flag); }});
+        registry.tests.push_back({fmt::format("{} wgrad{}", name, flag ? " +=" : ""),
+                                  [=](Exec& e) { return backward_weight(e, s, t, flag); }});
+      }
+      registry.tests.push_back(
+          {name + " forward +=", [=](Exec& e) { return forward(e, s, t, Activation::none, false, true); }});
+    }
+    for (Activation f : {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf})
+      for (bool bias : {false, true})
+        for (const Shape& s : {Shape{7, 33, 20, 3}, Shape{9, 40, 1024}})
+          registry.tests.push_back({fmt::format("linear.{} activation {} k={}{}", name_of(t),
+                                                static_cast<int>(f), s.k, bias ? " bias" : ""),
+                                    [=](Exec& e) { return forward(e, s, t, f, bias, false); }});
+  }
+  registry.properties.push_back({"linear of mixed types over tiles", mixed_types});
+  registry.properties.push_back({"linear rates", rates});
+  registry.properties.push_back({"linear refuses shapes", wrong_arguments});
+  for (const Shape& s : {Shape{3, 5, 4}, Shape{1, 2, 7}, Shape{6, 1, 3}})
+    registry.grads.push_back(
+        {fmt::format("linear ({}, {}, {})", s.n, s.m, s.k), [=](DType t) { return gradient(t, s); }});
+
+  const std::vector<Shape> models = {{1024, 2304, 768}, {1024, 768, 768}, {1024, 3072, 768},
+                                     {1024, 768, 3072}, {256, 768, 3072}, {512, 50304, 768},
+                                     {4096, 1152, 384}, {4096, 384, 384}, {4096, 2048, 384},
+                                     {4096, 384, 1024}, {1024, 8192, 384}};
+  for (DType t : {DType::f32, DType::bf16})
+    for (const Shape& s : models) {
+      const std::string name = fmt::format("linear.{} ({}, {}, {})", name_of(t), s.n, s.m, s.k);
+      struct Memory {
+        Buffer x, w, y, b, dw, db;
+      };
+      const auto make = [=] {
+        auto p = std::make_shared<Memory>();
+        p->x = Buffer(t, {s.n, s.k}).normal("x");
+        p->w = Buffer(t, {s.m, s.k}).normal("w");
+        p->y = Buffer(t, {s.n, s.m}).normal("y");
+        p->b = Buffer(t, {s.m});
+        p->dw = Buffer(DType::f32, {s.m, s.k});
+        p->db = Buffer(DType::f32, {s.m});
+        return p;
+      };
+      const double flops = linear_flops(s.n, s.m, s.k);
+      const auto add = [&](const std::string& what, auto run) {
+        registry.perfs.push_back({name + what, [=] {
+                                    auto p = make();
+                                    return PerfProblem{[=](Exec& e) { run(e, *p); }, 0, flops};
+                                  }});
+      };
+      add(" forward", [](Exec& e, Memory& p) { linear_forward(e, {.x = p.x, .weight = p.w, .out = p.y}); });
+      add(" forward bias",
+          [](Exec& e, Memory& p) { linear_forward(e, {.x = p.x, .weight = p.w, .bias = p.b, .out = p.y}); });
+      add(" dgrad", [](Exec& e, Memory& p) { linear_backward_data(e, {p.y, p.w, p.x, false}); });
+      add(" wgrad", [](Exec& e, Memory& p) { linear_backward_weight(e, {p.y, p.x, p.dw, {}, true}); });
+      add(" wgrad bias", [](Exec& e, Memory& p) { linear_backward_weight(e, {p.y, p.x, p.dw, p.db, true}); });
+    }
+}
+
+}  // namespace nrl::ops_test
