@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 
 #include "core/base/philox.h"
 #include "tests/ops/registry.h"
@@ -58,6 +59,7 @@ void Buffer::bind() {
 }
 
 int64_t Buffer::offset(int64_t i) const {
+  if (gap_ == 0) return i;
   int64_t at = 0;
   for (int k = tensor_.rank - 1; k >= 0; --k) {
     const auto u = static_cast<size_t>(k);
@@ -105,8 +107,16 @@ void Buffer::set(int64_t i, double value) {
 }
 
 Buffer& Buffer::normal(std::string_view name, double scale, double mean) {
+  // The cases ask for the same streams again and again.
+  static std::map<std::string, std::vector<double>, std::less<>> streams;
+  auto it = streams.find(name);
+  if (it == streams.end()) it = streams.emplace(std::string(name), std::vector<double>()).first;
+  std::vector<double>& drawn = it->second;
   const PhiloxStream random(1234, name);
-  for (int64_t i = 0; i < size(); ++i) set(i, mean + scale * random.normal(static_cast<uint64_t>(i)));
+  for (auto i = static_cast<int64_t>(drawn.size()); i < size(); ++i) {
+    drawn.push_back(random.normal(static_cast<uint64_t>(i)));
+  }
+  for (int64_t i = 0; i < size(); ++i) set(i, mean + scale * drawn[static_cast<size_t>(i)]);
   return *this;
 }
 
@@ -140,10 +150,10 @@ bool Buffer::gap_intact() const {
 }
 
 double tolerance(DType dtype, int64_t reduction_length) {
-  // f32: a few roundings per element plus a random walk over the sum; bf16: its rounding (2^-9, and one more
-  // unit where the f32 error moves a value over a rounding boundary) on top.
+  // f32: a few roundings per element plus a random walk over the sum. bf16: one unit in the last place on
+  // top, because an f32 error may move a value over the boundary at which the two results are rounded apart.
   const double f32 = 0x1.0p-24 * (16.0 + 4.0 * std::sqrt(static_cast<double>(reduction_length)));
-  return dtype == DType::bf16 ? 0x1.0p-8 + f32 : f32;
+  return dtype == DType::bf16 ? 0x1.0p-7 + f32 : f32;
 }
 
 double error_of(const Buffer& got, const Buffer& want) {

@@ -1,0 +1,109 @@
+#include "core/ops/activation/activation.h"
+
+#include "tests/ops/cases.h"
+
+namespace nrl::ops_test {
+namespace {
+
+using namespace nrl::ops;
+
+constexpr std::pair<Activation, const char*> kinds[] = {{Activation::none, "none"},
+                                                        {Activation::silu, "silu"},
+                                                        {Activation::gelu_tanh, "gelu_tanh"},
+                                                        {Activation::gelu_erf, "gelu_erf"}};
+
+struct Problem {
+  Buffer x, out, dout, dx;
+};
+
+GradProblem gradient(DType t, Activation kind, bool gated) {
+  auto p = std::make_shared<Problem>();
+  p->x = Buffer(t, {3, gated ? 14 : 7}).normal("x", 2.0);
+  p->out = p->dx = Buffer(t, {3, 7});
+  p->dx = Buffer(t, {3, gated ? 14 : 7});
+  p->dout = Buffer(t, {3, 7}).normal("dout");
+  GradProblem g;
+  g.inputs = {&p->x};
+  g.gradients = {&p->dx};
+  g.loss = [=](Exec& e) {
+    e.kernels->activation_forward(e, {.kind = kind, .gated = gated, .x = p->x, .out = p->out});
+    return dot(p->out, p->dout);
+  };
+  g.backward = [=](Exec& e) {
+    e.kernels->activation_backward(e,
+                                   {.kind = kind, .gated = gated, .dout = p->dout, .x = p->x, .dx = p->dx});
+  };
+  return g;
+}
+
+}  // namespace
+
+NRL_OP_CASES(activation) {
+  for (const auto& [kind_value, kind_name] : kinds) {
+    const Activation kind = kind_value;
+    for (bool gated : {false, true}) {
+      for (DType dtype : {DType::f32, DType::bf16}) {
+        for (auto [n, f] : {std::pair<int64_t, int64_t>{1, 1}, {7, 31}, {3, 64}, {61, 257}, {1, 20001}}) {
+          const int64_t width = gated ? 2 * f : f;
+          const std::string name = fmt::format("activation.{}{}.{} ({}, {})", kind_name,
+                                               gated ? ".gated" : "", name_of(dtype), n, f);
+          registry.tests.push_back({name + " forward",
+                                    [=](Exec& e) -> Outputs {
+                                      const Buffer x = Buffer(dtype, {n, width}, 3).normal("x", 4.0);
+                                      Buffer out(dtype, {n, f}, 1);
+                                      activation_forward(e,
+                                                         {.kind = kind, .gated = gated, .x = x, .out = out});
+                                      return {{"out", out, 2}};
+                                    },
+                                    true});
+          for (bool alias : {false, true}) {
+            registry.tests.push_back(
+                {name + (alias ? " backward in place" : " backward"),
+                 [=](Exec& e) -> Outputs {
+                   Buffer x = Buffer(dtype, {n, width}, 3).normal("x", 4.0);
+                   const Buffer dout = Buffer(dtype, {n, f}).normal("dout");
+                   Buffer dx = alias ? Buffer(dtype, {1, 1}) : Buffer(dtype, {n, width}, 2);
+                   activation_backward(
+                       e, {.kind = kind, .gated = gated, .dout = dout, .x = x, .dx = alias ? x : dx});
+                   return {{"dx", alias ? x : dx, 16}};
+                 },
+                 true});
+          }
+        }
+        if (kind == Activation::none) continue;
+        const int64_t n = 4096, f = 4096;
+        auto buffers = [=] {
+          return std::make_shared<Problem>(Problem{Buffer(dtype, {n, gated ? 2 * f : f}).fill(1.0),
+                                                   Buffer(dtype, {n, f}), Buffer(dtype, {n, f}),
+                                                   Buffer(dtype, {n, gated ? 2 * f : f})});
+        };
+        const double tensor = static_cast<double>(n * f * size_of(dtype));
+        const std::string suffix =
+            fmt::format("{}{}.{} ({}, {})", kind_name, gated ? ".gated" : "", name_of(dtype), n, f);
+        registry.perfs.push_back({"activation_forward." + suffix, [=] {
+                                    auto p = buffers();
+                                    return PerfProblem{
+                                        [=](Exec& e) {
+                                          activation_forward(
+                                              e, {.kind = kind, .gated = gated, .x = p->x, .out = p->out});
+                                        },
+                                        tensor * (gated ? 3 : 2)};
+                                  }});
+        registry.perfs.push_back(
+            {"activation_backward." + suffix, [=] {
+               auto p = buffers();
+               return PerfProblem{
+                   [=](Exec& e) {
+                     activation_backward(
+                         e, {.kind = kind, .gated = gated, .dout = p->dout, .x = p->x, .dx = p->dx});
+                   },
+                   tensor * (gated ? 5 : 3)};
+             }});
+      }
+      registry.grads.push_back({fmt::format("activation.{}{}", kind_name, gated ? ".gated" : ""),
+                                [=](DType t) { return gradient(t, kind, gated); }});
+    }
+  }
+}
+
+}  // namespace nrl::ops_test

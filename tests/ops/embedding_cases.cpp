@@ -1,0 +1,119 @@
+#include "core/ops/embedding/embedding.h"
+
+#include "tests/ops/cases.h"
+
+namespace nrl::ops_test {
+namespace {
+
+using namespace nrl::ops;
+
+struct Problem {
+  Buffer ids, positions, table, places, out, dout, dtable, dplaces;
+};
+
+GradProblem gradient(DType t) {
+  auto p = std::make_shared<Problem>();
+  p->ids = Buffer(DType::i32, {9}).integers("ids", 0, 5);
+  p->positions = Buffer(DType::i32, {9}).integers("positions", 0, 3);
+  p->table = Buffer(t, {5, 4}).normal("table");
+  p->places = Buffer(t, {3, 4}).normal("places");
+  p->out = Buffer(t, {9, 4});
+  p->dout = Buffer(t, {9, 4}).normal("dout");
+  p->dtable = Buffer(t, {5, 4});
+  p->dplaces = Buffer(t, {3, 4});
+  GradProblem g;
+  g.inputs = {&p->table, &p->places};
+  g.gradients = {&p->dtable, &p->dplaces};
+  g.reduction_length = 9;
+  g.loss = [p](Exec& e) {
+    e.kernels->embedding_forward(e, {.ids = p->ids,
+                                     .table = p->table,
+                                     .position_table = p->places,
+                                     .positions = p->positions,
+                                     .out = p->out});
+    return dot(p->out, p->dout);
+  };
+  g.backward = [p](Exec& e) {
+    e.kernels->embedding_backward(e, {.ids = p->ids,
+                                      .dout = p->dout,
+                                      .dtable = p->dtable,
+                                      .positions = p->positions,
+                                      .dposition_table = p->dplaces});
+  };
+  return g;
+}
+
+}  // namespace
+
+NRL_OP_CASES(embedding) {
+  constexpr int64_t vocabulary = 37, places = 11;
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    for (auto [n, h] : {std::pair<int64_t, int64_t>{1, 1}, {7, 31}, {64, 61}, {301, 257}}) {
+      for (bool positions : {false, true}) {
+        const std::string name =
+            fmt::format("embedding.{} ({}, {}) {}", name_of(dtype), n, h, positions ? "with positions" : "");
+        auto ids = [=] { return Buffer(DType::i32, {n}).integers("ids", 0, vocabulary); };
+        auto where = [=] { return Buffer(DType::i32, {n}).integers("positions", 0, places); };
+        for (DType out_type : {DType::f32, DType::bf16}) {
+          registry.tests.push_back({name + " forward to " + std::string(name_of(out_type)),
+                                    [=](Exec& e) -> Outputs {
+                                      const Buffer i = ids(), w = where();
+                                      const Buffer table = Buffer(dtype, {vocabulary, h}, 3).normal("table");
+                                      const Buffer place = Buffer(dtype, {places, h}).normal("places");
+                                      Buffer out(out_type, {n, h}, 2);
+                                      EmbeddingForward a{.ids = i, .table = table, .out = out};
+                                      if (positions) {
+                                        a.position_table = place;
+                                        a.positions = w;
+                                      }
+                                      embedding_forward(e, a);
+                                      return {{"out", out}};
+                                    },
+                                    true});
+        }
+        registry.tests.push_back({name + " backward",
+                                  [=](Exec& e) -> Outputs {
+                                    const Buffer i = ids(), w = where();
+                                    const Buffer dout = Buffer(dtype, {n, h}, 3).normal("dout");
+                                    Buffer dtable = Buffer(DType::f32, {vocabulary, h}).normal("dtable");
+                                    Buffer dplaces = Buffer(DType::f32, {places, h}).normal("dplaces");
+                                    EmbeddingBackward a{.ids = i, .dout = dout, .dtable = dtable};
+                                    if (positions) {
+                                      a.positions = w;
+                                      a.dposition_table = dplaces;
+                                    }
+                                    embedding_backward(e, a);
+                                    return {{"dtable", dtable, n}, {"dplaces", dplaces, n}};
+                                  },
+                                  true});
+      }
+    }
+    const int64_t n = 8192, h = 1024, v = 32000;
+    auto buffers = [=] {
+      auto p = std::make_shared<Problem>();
+      p->ids = Buffer(DType::i32, {n}).integers("ids", 0, v);
+      p->table = Buffer(dtype, {v, h});
+      p->out = Buffer(dtype, {n, h});
+      p->dtable = Buffer(DType::f32, {v, h});
+      return p;
+    };
+    const double tensor = static_cast<double>(n * h);
+    registry.perfs.push_back(
+        {fmt::format("embedding_forward.{} ({}, {})", name_of(dtype), n, h), [=] {
+           auto p = buffers();
+           return PerfProblem{
+               [=](Exec& e) { embedding_forward(e, {.ids = p->ids, .table = p->table, .out = p->out}); },
+               2 * tensor * static_cast<double>(size_of(dtype))};
+         }});
+    registry.perfs.push_back(
+        {fmt::format("embedding_backward.{} ({}, {})", name_of(dtype), n, h), [=] {
+           auto p = buffers();
+           return PerfProblem{
+               [=](Exec& e) { embedding_backward(e, {.ids = p->ids, .dout = p->out, .dtable = p->dtable}); },
+               tensor * static_cast<double>(size_of(dtype) + 8)};
+         }});
+  }
+  registry.grads.push_back({"embedding", gradient});
+}
+
+}  // namespace nrl::ops_test
