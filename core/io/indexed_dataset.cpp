@@ -288,8 +288,8 @@ void IndexedDatasetWriter::finish(const std::function<void()>& before_index) {
   const std::string idx = prefix_ + ".idx";
   if (std::remove(idx.c_str()) != 0 && errno != ENOENT)
     fail(Exit::cannot_create, "{}: cannot replace: {}", idx, std::strerror(errno));
-  rename_path(bin_tmp_, prefix_ + ".bin");
   if (before_index) before_index();
+  rename_path(bin_tmp_, prefix_ + ".bin");
   rename_path(idx_tmp_, idx);
   finished_ = true;
   fsync_directory(parent_path(prefix_));

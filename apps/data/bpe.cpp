@@ -1,0 +1,207 @@
+#include "apps/data/bpe.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <functional>
+
+#include "apps/data/unicode.h"
+#include "core/base/error.h"
+
+namespace nrl::data {
+namespace {
+
+constexpr int32_t kNoMerge = INT32_MAX;
+constexpr size_t kShortPiece = 48;  // up to here scanning beats a heap
+
+uint64_t mix(uint64_t key) {
+  key ^= key >> 29;
+  key *= 0xBF58476D1CE4E5B9ull;
+  return key ^ key >> 32;
+}
+
+}  // namespace
+
+struct BpeModel::Workspace::State {
+  // Direct-mapped: text repeats words, and a hit costs one comparison.
+  struct Cached {
+    uint8_t bytes = 0, count = 0;
+    char piece[22];
+    int32_t ids[8];
+  };
+  struct Candidate {
+    int32_t rank, left, result;
+    bool operator>(const Candidate& o) const { return rank != o.rank ? rank > o.rank : left > o.left; }
+  };
+  std::vector<Cached> cache{size_t{1} << 15};
+  std::vector<int32_t> ids, ranks, results, previous, next;
+  std::vector<Candidate> heap;
+};
+
+BpeModel::Workspace::Workspace() : state_(std::make_unique<State>()) {}
+BpeModel::Workspace::~Workspace() = default;
+BpeModel::~BpeModel() = default;
+
+BpeModel::BpeModel(const Options& options, std::unordered_map<std::string, int32_t> tokens,
+                   const std::vector<Merge>& merges)
+    : options_(options) {
+  tokens_.reserve(tokens.size());
+  for (auto& [text, id] : tokens) tokens_.emplace(text, id);
+  for (int b = 0; b < 256; ++b)
+    byte_ids_[static_cast<size_t>(b)] =
+        find(options.byte_symbols ? std::string(1, static_cast<char>(b)) : fmt::format("<0x{:02X}>", b));
+  if (!options.byte_symbols && options.byte_fallback &&
+      std::find(byte_ids_.begin(), byte_ids_.end(), -1) != byte_ids_.end())
+    fail(Exit::data, "byte_fallback is set, but not all tokens <0x00>..<0xFF> are there");
+  merges_.resize(std::bit_ceil(2 * merges.size() + 16));
+  for (size_t rank = 0; rank < merges.size(); ++rank) {
+    const uint64_t key =
+        uint64_t{static_cast<uint32_t>(merges[rank].left)} << 32 | static_cast<uint32_t>(merges[rank].right);
+    size_t at = mix(key) & (merges_.size() - 1);
+    while (merges_[at].key != UINT64_MAX && merges_[at].key != key) at = (at + 1) & (merges_.size() - 1);
+    // A pair listed twice: the later one counts, as in a map that is filled in order.
+    merges_[at] = {key, static_cast<int32_t>(rank), merges[rank].result};
+  }
+}
+
+int32_t BpeModel::find(std::string_view token) const {
+  const auto found = tokens_.find(token);
+  return found == tokens_.end() ? -1 : found->second;
+}
+
+const BpeModel::MergeSlot* BpeModel::find_merge(int32_t left, int32_t right) const {
+  const uint64_t key = uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
+  for (size_t at = mix(key) & (merges_.size() - 1);; at = (at + 1) & (merges_.size() - 1)) {
+    if (merges_[at].key == key) return &merges_[at];
+    if (merges_[at].key == UINT64_MAX) return nullptr;
+  }
+}
+
+void BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids) const {
+  ids.clear();
+  bool after_unknown = false;
+  const auto unknown = [&](std::string_view symbol) {
+    if (options_.unknown < 0)
+      fail(Exit::data, "the tokenizer has no token for byte 0x{:02x} and no unknown token",
+           static_cast<uint8_t>(symbol[0]));
+    if (!after_unknown || !options_.fuse_unknown) ids.push_back(options_.unknown);
+    after_unknown = true;
+  };
+  for (size_t at = 0; at < piece.size();) {
+    const size_t begin = at;
+    int32_t id;
+    if (options_.byte_symbols) {
+      id = byte_ids_[static_cast<uint8_t>(piece[at++])];
+    } else {
+      next_character(piece, at);
+      id = find(piece.substr(begin, at - begin));
+    }
+    if (id >= 0) {
+      ids.push_back(id);
+      after_unknown = false;
+    } else if (!options_.byte_symbols && options_.byte_fallback) {
+      for (size_t b = begin; b < at; ++b) ids.push_back(byte_ids_[static_cast<uint8_t>(piece[b])]);
+      after_unknown = false;
+    } else {
+      unknown(piece.substr(begin));
+    }
+  }
+}
+
+void BpeModel::merge_short(std::vector<int32_t>& ids, Workspace& workspace) const {
+  auto& ranks = workspace.state_->ranks;
+  auto& results = workspace.state_->results;
+  ranks.assign(ids.size(), kNoMerge);
+  results.resize(ids.size());
+  const auto look = [&](size_t i) {  // the pair (i, i + 1)
+    const MergeSlot* merge = i + 1 < ids.size() ? find_merge(ids[i], ids[i + 1]) : nullptr;
+    ranks[i] = merge ? merge->rank : kNoMerge;
+    results[i] = merge ? merge->result : 0;
+  };
+  for (size_t i = 0; i + 1 < ids.size(); ++i) look(i);
+  while (true) {
+    const auto best = std::min_element(ranks.begin(), ranks.end());  // the leftmost of equals
+    if (best == ranks.end() || *best == kNoMerge) return;
+    const auto i = best - ranks.begin();
+    ids[static_cast<size_t>(i)] = results[static_cast<size_t>(i)];
+    ids.erase(ids.begin() + i + 1);
+    ranks.erase(ranks.begin() + i + 1);
+    results.erase(results.begin() + i + 1);
+    look(static_cast<size_t>(i));
+    if (i > 0) look(static_cast<size_t>(i) - 1);
+  }
+}
+
+void BpeModel::merge_long(std::vector<int32_t>& ids, Workspace& workspace) const {
+  auto& [cache, own, ranks, results, previous, next, heap] = *workspace.state_;
+  const auto count = static_cast<int32_t>(ids.size());
+  previous.resize(ids.size());
+  next.resize(ids.size());
+  heap.clear();
+  const auto at = [](int32_t i) { return static_cast<size_t>(i); };
+  for (int32_t i = 0; i < count; ++i) {
+    previous[at(i)] = i - 1;
+    next[at(i)] = i + 1;
+    if (i + 1 == count) break;
+    if (const MergeSlot* merge = find_merge(ids[at(i)], ids[at(i + 1)]))
+      heap.push_back({merge->rank, i, merge->result});
+  }
+  const auto after = std::greater<>();
+  std::make_heap(heap.begin(), heap.end(), after);
+  const auto offer = [&](int32_t i) {
+    if (i < 0 || next[at(i)] == count) return;
+    if (const MergeSlot* merge = find_merge(ids[at(i)], ids[at(next[at(i)])])) {
+      heap.push_back({merge->rank, i, merge->result});
+      std::push_heap(heap.begin(), heap.end(), after);
+    }
+  };
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), after);
+    const auto top = heap.back();
+    heap.pop_back();
+    const int32_t right = ids[at(top.left)] < 0 ? count : next[at(top.left)];
+    if (right == count) continue;
+    const MergeSlot* merge = find_merge(ids[at(top.left)], ids[at(right)]);
+    if (merge == nullptr || merge->rank != top.rank) continue;  // one of the two was merged meanwhile
+    ids[at(top.left)] = top.result;
+    ids[at(right)] = -1;
+    next[at(top.left)] = next[at(right)];
+    if (next[at(right)] != count) previous[at(next[at(right)])] = top.left;
+    offer(top.left);
+    offer(previous[at(top.left)]);
+  }
+  std::erase(ids, -1);
+}
+
+void BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace) const {
+  auto& state = *workspace.state_;
+  using Cached = Workspace::State::Cached;
+  Cached* cached = nullptr;
+  if (piece.empty()) return;
+  if (piece.size() <= sizeof(Cached::piece)) {
+    cached = &state.cache[std::hash<std::string_view>()(piece) & (state.cache.size() - 1)];
+    if (cached->bytes == piece.size() && std::memcmp(cached->piece, piece.data(), piece.size()) == 0) {
+      out.insert(out.end(), cached->ids, cached->ids + cached->count);
+      return;
+    }
+  }
+  auto& ids = state.ids;
+  const int32_t whole = options_.ignore_merges ? find(piece) : -1;
+  if (whole >= 0) {
+    ids.assign(1, whole);
+  } else {
+    if (piece.size() > INT32_MAX / 2)
+      fail(Exit::data, "a piece of text of {} bytes is too long", piece.size());
+    symbols_of(piece, ids);
+    ids.size() <= kShortPiece ? merge_short(ids, workspace) : merge_long(ids, workspace);
+  }
+  out.insert(out.end(), ids.begin(), ids.end());
+  if (cached && ids.size() <= std::size(cached->ids)) {
+    cached->bytes = static_cast<uint8_t>(piece.size());
+    cached->count = static_cast<uint8_t>(ids.size());
+    std::memcpy(cached->piece, piece.data(), piece.size());
+    std::copy(ids.begin(), ids.end(), cached->ids);
+  }
+}
+
+}  // namespace nrl::data

@@ -1,0 +1,69 @@
+#pragma once
+// What a Hugging Face tokenizer.json does to text before its model sees it.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apps/data/regex.h"
+
+namespace nrl {
+class JsonValue;
+}
+
+namespace nrl::data {
+
+/// Bytes in the printable alphabet of byte-level BPE (GPT-2): 33-126, 161-172 and 174-255 stand for
+/// themselves, the others in order for U+0100 on.
+std::string byte_level_text(std::string_view bytes);
+/// The inverse; false when a character is not of that alphabet.
+bool byte_level_bytes(std::string_view text, std::string& bytes);
+
+/// The `normalizer` and `pre_tokenizer` entries. Steps without an exact equivalent are refused with Error
+/// (`data`).
+class HfPipeline {
+ public:
+  /// Either may be null or absent (nullptr).
+  HfPipeline(const JsonValue* normalizer, const JsonValue* pre_tokenizer);
+
+  /// True when the model works on bytes.
+  bool byte_level() const { return byte_level_; }
+  /// True when a space is put before the text, so that decoding must take one away.
+  bool adds_space() const;
+
+  /// The normalised text.
+  std::string normalise(std::string_view text) const;
+  bool normalises() const { return !normalizers_.empty(); }
+  /// Calls `piece` for each part that the model encodes by itself. `first`: the text begins the document. The
+  /// view given to `piece` is valid during the call only.
+  void split(std::string_view text, bool first, const std::function<void(std::string_view)>& piece) const;
+
+ private:
+  struct Normalizer {
+    enum class Kind { nfc, prepend, replace } kind;
+    std::string from, to;
+  };
+  struct Splitter {
+    enum class Behavior { isolated, only_gaps, only_matches, merged_with_previous } behavior;
+    Regex pattern;
+  };
+  enum class Space { none, byte_level, metaspace_first, metaspace_always, metaspace_never };
+
+  void add_normalizer(const JsonValue& step);
+  void add_pre_tokenizer(const JsonValue& step, bool only);
+  void split_from(size_t step, std::string_view text,
+                  const std::function<void(std::string_view)>& piece) const;
+
+  std::vector<Normalizer> normalizers_;
+  std::vector<Splitter> splitters_;
+  Space space_ = Space::none;
+  std::string metaspace_;  // what stands for a space
+  bool metaspace_split_ = false;
+  bool byte_level_ = false;
+};
+
+}  // namespace nrl::data

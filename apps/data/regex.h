@@ -1,0 +1,30 @@
+#pragma once
+// Regular expressions over valid UTF-8 with Unicode properties (PCRE2, compiled to machine code where it can
+// be).
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace nrl::data {
+
+/// A compiled pattern. Searching is safe from any number of threads.
+class Regex {
+ public:
+  /// Throws Error (`data`) beginning with `where` if the pattern cannot be compiled.
+  Regex(const std::string& pattern, bool literal, const std::string& where);
+  ~Regex();
+  Regex(Regex&&) noexcept;
+  Regex& operator=(Regex&&) noexcept;
+
+  /// The next match that is not empty, from byte `from` on: sets [begin, end). Throws Error (`data`) if the
+  /// pattern needs more work than is allowed.
+  bool find(std::string_view text, size_t from, size_t& begin, size_t& end) const;
+
+ private:
+  struct Code;
+  std::unique_ptr<Code> code_;
+};
+
+}  // namespace nrl::data

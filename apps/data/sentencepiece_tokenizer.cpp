@@ -1,0 +1,107 @@
+#include <sentencepiece_processor.h>
+#include <sentencepiece_trainer.h>
+
+#include <algorithm>
+
+#include "apps/data/tokenizer.h"
+#include "apps/data/unicode.h"
+#include "core/base/error.h"
+#include "core/io/atomic_file.h"
+
+namespace nrl::data {
+namespace {
+
+constexpr uint64_t kMaxModelBytes = 64ull << 20;
+
+class SentencePieceTokenizer final : public Tokenizer {
+ public:
+  explicit SentencePieceTokenizer(const std::string& path) : model_(read_file(path, kMaxModelBytes)) {
+    const auto status = processor_.LoadFromSerializedProto(model_);
+    if (!status.ok() || processor_.GetPieceSize() <= 0)
+      fail(Exit::data, "{}: not a sentencepiece model: {}", path,
+           status.ok() ? "it has no pieces" : status.message());
+  }
+
+  void encode(std::string_view text, std::vector<int32_t>& out) const override {
+    if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos)
+      fail(Exit::data, "the text is not valid UTF-8 at byte {}", bad);
+    std::vector<int> ids;
+    if (const auto status = processor_.Encode(text, &ids); !status.ok())
+      fail(Exit::data, "sentencepiece cannot encode the text: {}", status.message());
+    out.insert(out.end(), ids.begin(), ids.end());
+  }
+
+  std::string decode(std::span<const int32_t> ids) const override {
+    for (const int32_t id : ids)
+      if (id < 0 || id >= vocab_size())
+        fail(Exit::data, "token {} is not in the vocabulary of {}", id, vocab_size());
+    std::string text;
+    if (const auto status = processor_.Decode(std::vector<int>(ids.begin(), ids.end()), &text); !status.ok())
+      fail(Exit::data, "sentencepiece cannot decode the tokens: {}", status.message());
+    return text;
+  }
+
+  int64_t vocab_size() const override { return processor_.GetPieceSize(); }
+  std::optional<int32_t> bos() const override { return valid(processor_.bos_id()); }
+  std::optional<int32_t> eos() const override { return valid(processor_.eos_id()); }
+  std::string_view kind() const override { return "sentencepiece"; }
+  std::vector<File> files() const override { return {{"tokenizer.model", model_}}; }
+
+ private:
+  static std::optional<int32_t> valid(int id) { return id >= 0 ? std::optional<int32_t>(id) : std::nullopt; }
+
+  std::string model_;
+  sentencepiece::SentencePieceProcessor processor_;
+};
+
+class Lines final : public sentencepiece::SentenceIterator {
+ public:
+  explicit Lines(const std::vector<std::string>& lines) : lines_(lines) {}
+  bool done() const override { return at_ >= lines_.size(); }
+  void Next() override { ++at_; }
+  const std::string& value() const override { return lines_[at_]; }
+  sentencepiece::util::Status status() const override { return {}; }
+
+ private:
+  const std::vector<std::string>& lines_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& path) {
+  return std::make_unique<SentencePieceTokenizer>(path);
+}
+
+std::string train_sentencepiece(const std::vector<std::string>& lines, int64_t size, int threads) {
+  constexpr int64_t kSmallest = 256 + 3 + 1;  // bytes, unknown, begin, end, and one piece
+  if (size < kSmallest || size > 1 << 20)
+    fail(Exit::usage, "train-sentencepiece:{}: the size must lie between {} and {}", size, kSmallest,
+         1 << 20);
+  if (std::all_of(lines.begin(), lines.end(), [](const std::string& line) { return line.empty(); }))
+    fail(Exit::data, "train-sentencepiece: the input has no text to train on");
+  size_t longest = 0;
+  for (const std::string& line : lines) longest = std::max(longest, line.size());
+  // Identity normalisation, no dummy prefix and byte fallback: decode(encode(text)) == text.
+  const std::unordered_map<std::string, std::string> options = {
+      {"model_type", "bpe"},
+      {"vocab_size", std::to_string(size)},
+      {"hard_vocab_limit", "false"},
+      {"character_coverage", "0.9995"},
+      {"byte_fallback", "true"},
+      {"normalization_rule_name", "identity"},
+      {"remove_extra_whitespaces", "false"},
+      {"add_dummy_prefix", "false"},
+      {"split_digits", "true"},
+      {"allow_whitespace_only_pieces", "true"},
+      {"max_sentence_length", std::to_string(longest + 1)},
+      {"num_threads", std::to_string(std::clamp(threads, 1, 128))},
+      {"minloglevel", "2"}};
+  Lines iterator(lines);
+  std::string model;
+  const auto status = sentencepiece::SentencePieceTrainer::Train(options, &iterator, &model);
+  if (!status.ok()) fail(Exit::data, "train-sentencepiece:{}: {}", size, status.message());
+  return model;
+}
+
+}  // namespace nrl::data

@@ -1,0 +1,111 @@
+#include "apps/data/tokenizer.h"
+
+#include "apps/data/hf_pipeline.h"
+#include "core/base/error.h"
+#include "core/io/atomic_file.h"
+#include "core/io/json.h"
+
+namespace nrl::data {
+namespace {
+
+constexpr int32_t kEndOfDocument = 256;
+constexpr std::string_view kEndText = "<|endoftext|>";
+
+class ByteTokenizer final : public Tokenizer {
+ public:
+  void encode(std::string_view text, std::vector<int32_t>& out) const override {
+    const size_t at = out.size();
+    out.resize(at + text.size());
+    for (size_t i = 0; i < text.size(); ++i) out[at + i] = static_cast<uint8_t>(text[i]);
+  }
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::string text;
+    for (const int32_t id : ids) {
+      if (id < 0 || id > kEndOfDocument)
+        fail(Exit::data, "token {} is not in the vocabulary of {}", id, vocab_size());
+      if (id != kEndOfDocument) text += static_cast<char>(id);
+    }
+    return text;
+  }
+  int64_t vocab_size() const override { return kEndOfDocument + 1; }
+  std::optional<int32_t> bos() const override { return std::nullopt; }
+  std::optional<int32_t> eos() const override { return kEndOfDocument; }
+  std::string_view kind() const override { return "bytes"; }
+
+  // The same as a byte-level BPE without merges, for other programs; ours knows it by the second file.
+  std::vector<File> files() const override {
+    JsonValue vocab = JsonValue::object();
+    for (int b = 0; b < 256; ++b) vocab.set(byte_level_text(std::string(1, static_cast<char>(b))), b);
+    const JsonValue byte_level = JsonValue::object(
+        {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}});
+    const JsonValue end = JsonValue::object({{"id", kEndOfDocument},
+                                             {"content", kEndText},
+                                             {"single_word", false},
+                                             {"lstrip", false},
+                                             {"rstrip", false},
+                                             {"normalized", false},
+                                             {"special", true}});
+    const JsonValue model = JsonValue::object({{"type", "BPE"},
+                                               {"dropout", nullptr},
+                                               {"unk_token", nullptr},
+                                               {"continuing_subword_prefix", nullptr},
+                                               {"end_of_word_suffix", nullptr},
+                                               {"fuse_unk", false},
+                                               {"byte_fallback", false},
+                                               {"ignore_merges", false},
+                                               {"vocab", vocab},
+                                               {"merges", JsonValue::array()}});
+    const JsonValue tokenizer = JsonValue::object({{"version", "1.0"},
+                                                   {"truncation", nullptr},
+                                                   {"padding", nullptr},
+                                                   {"added_tokens", JsonValue::array({end})},
+                                                   {"normalizer", nullptr},
+                                                   {"pre_tokenizer", byte_level},
+                                                   {"post_processor", nullptr},
+                                                   {"decoder", byte_level},
+                                                   {"model", model}});
+    const JsonValue config = JsonValue::object({{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                                {"clean_up_tokenization_spaces", false},
+                                                {"eos_token", kEndText},
+                                                {"nrl_tokenizer", "bytes"}});
+    return {{"tokenizer.json", tokenizer.dump(1) + "\n"}, {"tokenizer_config.json", config.dump(1) + "\n"}};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_byte_tokenizer() {
+  return std::make_unique<ByteTokenizer>();
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
+  const auto after = [&](std::string_view prefix) { return spec.substr(prefix.size()); };
+  if (spec == "bytes") return make_byte_tokenizer();
+  if (spec.starts_with("sentencepiece:")) return load_sentencepiece(after("sentencepiece:"));
+  if (spec.starts_with("hf:")) return load_hf_tokenizer(after("hf:"));
+  if (is_directory(spec)) return tokenizer_in(spec);
+  fail(Exit::usage,
+       "tokenizer '{}': expected bytes, sentencepiece:MODEL, hf:tokenizer.json, or a directory that holds a "
+       "tokenizer",
+       spec);
+}
+
+void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory) {
+  for (const Tokenizer::File& file : tokenizer.files())
+    write_file_atomic(join_path(directory, file.name), file.content);
+}
+
+std::unique_ptr<Tokenizer> tokenizer_in(const std::string& directory) {
+  const std::string json = join_path(directory, "tokenizer.json"),
+                    model = join_path(directory, "tokenizer.model");
+  const std::string config = join_path(directory, "tokenizer_config.json");
+  if (path_exists(json)) {
+    if (path_exists(config) && read_json(config).get_string("nrl_tokenizer", "") == "bytes")
+      return make_byte_tokenizer();
+    return load_hf_tokenizer(json);
+  }
+  if (path_exists(model)) return load_sentencepiece(model);
+  fail(Exit::no_input, "{}: no tokenizer.json and no tokenizer.model in it", directory);
+}
+
+}  // namespace nrl::data

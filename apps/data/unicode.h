@@ -1,0 +1,23 @@
+#pragma once
+// UTF-8 and Unicode normalisation form C.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace nrl::data {
+
+/// The place of the first byte that is not part of valid UTF-8 (RFC 3629: no overlong forms, no surrogates),
+/// or npos.
+size_t find_invalid_utf8(std::string_view text);
+
+/// Decodes the character at `at` of valid UTF-8 and moves `at` behind it.
+char32_t next_character(std::string_view text, size_t& at);
+
+/// Appends a character as UTF-8.
+void append_utf8(std::string& out, char32_t c);
+
+/// The text in normalisation form C (UAX #15, Unicode 14); `text` must be valid UTF-8.
+std::string to_nfc(std::string_view text);
+
+}  // namespace nrl::data
