@@ -16,7 +16,7 @@ struct ConfigArgs {
 
 struct PlanArgs {
   ConfigArgs config;
-  int world = 1;  ///< ranks to plan for
+  int world = 1;         ///< ranks to plan for
   bool buffers = false;  ///< list every buffer
 };
 

@@ -12,7 +12,8 @@
 namespace nrl::app {
 namespace {
 
-constexpr std::string_view commands[] = {"train", "plan", "prepare", "data", "generate", "explain", "checkpoint", "bench", "doctor"};
+constexpr std::string_view commands[] = {"train",   "plan",       "prepare", "data",  "generate",
+                                         "explain", "checkpoint", "bench",   "doctor"};
 
 // `nrl-train run.yaml ...` means `nrl-train train run.yaml ...`.
 std::vector<std::string> with_default_command(int argc, char** argv) {
@@ -23,8 +24,8 @@ std::vector<std::string> with_default_command(int argc, char** argv) {
   const bool looks_like_config = args.front().find_first_of("./") != std::string::npos;
   if (!looks_like_config) {
     const std::string_view near = nearest(args.front(), commands);
-    fail(Exit::usage, "'{}' is neither a command nor a configuration file{}; see nrl-train --help", args.front(),
-         near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+    fail(Exit::usage, "'{}' is neither a command nor a configuration file{}; see nrl-train --help",
+         args.front(), near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
   }
   args.insert(args.begin(), "train");
   return args;
@@ -36,9 +37,10 @@ void add_config(CLI::App* command, ConfigArgs& args) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Trains transformer language models from a YAML file, alone or under mpirun or srun.\n"
-               "  nrl-train CONFIG.yaml [key=value ...]       trains\n"
-               "  mpirun -n 8 nrl-train CONFIG.yaml           trains on 8 ranks");
+  CLI::App app(
+      "Trains transformer language models from a YAML file, alone or under mpirun or srun.\n"
+      "  nrl-train CONFIG.yaml [key=value ...]       trains\n"
+      "  mpirun -n 8 nrl-train CONFIG.yaml           trains on 8 ranks");
   app.set_version_flag("--version", std::string("nrl-train ") + NRL_VERSION);
   app.require_subcommand(1);
   int result = 0;
@@ -58,10 +60,12 @@ int run(int argc, char** argv) {
   PrepareArgs prepare;
   c = app.add_subcommand("prepare", "Turn text into token files (PREFIX.bin and PREFIX.idx)");
   c->add_option("--input", prepare.input, "Text files, JSONL files or directories")->required();
-  c->add_option("--tokenizer", prepare.tokenizer, "bytes | sentencepiece:MODEL | train-sentencepiece:SIZE | hf:tokenizer.json");
+  c->add_option("--tokenizer", prepare.tokenizer,
+                "bytes | sentencepiece:MODEL | train-sentencepiece:SIZE | hf:tokenizer.json");
   c->add_option("--output", prepare.output, "Prefix of the files to write")->required();
   c->add_option("--jsonl-key", prepare.jsonl_key, "Field of a JSONL line that holds the text");
-  c->add_flag("--append-eod,!--no-append-eod", prepare.append_eod, "End every document with the end-of-text token (default)");
+  c->add_flag("--append-eod,!--no-append-eod", prepare.append_eod,
+              "End every document with the end-of-text token (default)");
   c->add_option("--workers", prepare.workers, "Threads (default: all cores)")->check(CLI::Range(0, 1024));
   c->callback([&] { result = run_prepare_command(prepare); });
 
@@ -78,11 +82,16 @@ int run(int argc, char** argv) {
   c = app.add_subcommand("generate", "Continue a text with a trained model");
   c->add_option("directory", generate.directory, "Checkpoint (step-N) or Hugging Face directory")->required();
   c->add_option("--prompt", generate.prompt, "Text to continue")->required();
-  c->add_option("--tokenizer", generate.tokenizer, "bytes | sentencepiece:MODEL | hf:tokenizer.json (default: the directory's)");
-  c->add_option("--max-tokens", generate.max_tokens, "Tokens to add")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  c->add_option("--temperature", generate.temperature, "0 takes the likeliest token")->check(CLI::Range(0.0, 100.0));
-  c->add_option("--top-k", generate.top_k, "Sample from the K likeliest tokens (0: all)")->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
-  c->add_option("--top-p", generate.top_p, "Sample from the likeliest tokens with this total probability")->check(CLI::Range(0.0, 1.0));
+  c->add_option("--tokenizer", generate.tokenizer,
+                "bytes | sentencepiece:MODEL | hf:tokenizer.json (default: the directory's)");
+  c->add_option("--max-tokens", generate.max_tokens, "Tokens to add")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  c->add_option("--temperature", generate.temperature, "0 takes the likeliest token")
+      ->check(CLI::Range(0.0, 100.0));
+  c->add_option("--top-k", generate.top_k, "Sample from the K likeliest tokens (0: all)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+  c->add_option("--top-p", generate.top_p, "Sample from the likeliest tokens with this total probability")
+      ->check(CLI::Range(0.0, 1.0));
   c->add_option("--seed", generate.seed, "Of the sampling");
   c->add_option("--threads", generate.threads, "Default: all cores")->check(CLI::Range(0, 1024));
   c->callback([&] { result = run_generate(generate); });

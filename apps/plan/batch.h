@@ -14,9 +14,10 @@ class BatchTensors {
   /// Positions and sequence bounds are the same for every batch and are set here.
   void bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas);
 
-  /// Copies tokens and targets in; every target gets `weight` (dLoss/dlog_prob). `first_sample` is the number of the first
-  /// sample inside the global batch.
-  const model::MicroBatch& fill(const data::MicroBatch& batch, float weight, int64_t first_sample, int64_t step);
+  /// Copies tokens and targets in; every target gets `weight` (dLoss/dlog_prob). `first_sample` is the number
+  /// of the first sample inside the global batch.
+  const model::MicroBatch& fill(const data::MicroBatch& batch, float weight, int64_t first_sample,
+                                int64_t step);
 
  private:
   int64_t sequences_, length_;

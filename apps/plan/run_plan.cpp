@@ -11,7 +11,8 @@ namespace {
 std::vector<std::string> recompute_rules(const RecomputeConfig& config) {
   if (config.granularity == RecomputeGranularity::none) return {};
   // auto: what costs one pass over memory to make again and frees the most (half of a block's activations).
-  if (config.granularity == RecomputeGranularity::automatic || config.modules.is_auto()) return {"norm", "activation"};
+  if (config.granularity == RecomputeGranularity::automatic || config.modules.is_auto())
+    return {"norm", "activation"};
   std::vector<std::string> rules;
   for (RecomputeModule m : config.modules.value()) rules.emplace_back(name_of(m));
   return rules;
@@ -19,7 +20,8 @@ std::vector<std::string> recompute_rules(const RecomputeConfig& config) {
 
 }  // namespace
 
-std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch, int dp_rank, int threads) {
+std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
+                                       int dp_rank, int threads) {
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
@@ -28,20 +30,24 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   p.sequence_length = config.policy.max_total_sequence_length;
   p.threads = threads;
   if (p.spec.learned_positions && p.sequence_length > p.spec.max_positions)
-    fail(Exit::config, "policy.max_total_sequence_length {} is more than the model's {} positions", p.sequence_length, p.spec.max_positions);
+    fail(Exit::config, "policy.max_total_sequence_length {} is more than the model's {} positions",
+         p.sequence_length, p.spec.max_positions);
   p.recipe = config.policy.precision == Precision::bfloat16 ? precision::bfloat16 : precision::float32;
   p.recompute_modules = recompute_rules(config.policy.recompute);
   const ShardingStrategy* sharding = find_sharding(name_of(config.distributed.shard_strategy));
-  NRL_CHECK(sharding && !sharding->gradients, "strategy {} passed the validator", name_of(config.distributed.shard_strategy));
+  NRL_CHECK(sharding && !sharding->gradients, "strategy {} passed the validator",
+            name_of(config.distributed.shard_strategy));
   p.sharding = *sharding;
 
   std::vector<ParamSpec> specs;
-  for (const model::Parameter& parameter : p.parameters.all) specs.push_back({parameter.name, parameter.numel(), parameter.decay, false});
+  for (const model::Parameter& parameter : p.parameters.all)
+    specs.push_back({parameter.name, parameter.numel(), parameter.decay, false});
   const auto bucket_elements = static_cast<int64_t>(config.distributed.bucket_size_mb * (1 << 20) / 4);
   p.layout = FlatBuckets(std::move(specs), bucket_elements, static_cast<int>(batch.data_parallel));
   if (p.sharding.optimizer_state) {
     for (const ShardPiece& piece : p.layout.pieces(dp_rank))
-      p.owned.push_back({piece.param, piece.in_param.begin, piece.in_param.size(), piece.in_flat, piece.in_shard});
+      p.owned.push_back(
+          {piece.param, piece.in_param.begin, piece.in_param.size(), piece.in_flat, piece.in_shard});
   } else {
     for (int i = 0; i < static_cast<int>(p.parameters.all.size()); ++i) {
       const int64_t start = p.layout.place(i).start;
@@ -56,7 +62,11 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   p.exp_avg_sq = p.memory.add("exp_avg_sq", Category::optimizer, state * 4);
   if (p.recipe.master_weights()) p.master = p.memory.add("master weights", Category::optimizer, state * 4);
   p.tensors = std::make_unique<BatchTensors>(p.memory, batch.micro, p.sequence_length);
-  const model::DecoderOptions options{batch.micro * p.sequence_length, p.sequence_length, p.recipe, p.recompute_modules, threads,
+  const model::DecoderOptions options{batch.micro * p.sequence_length,
+                                      p.sequence_length,
+                                      p.recipe,
+                                      p.recompute_modules,
+                                      threads,
                                       static_cast<uint64_t>(config.pretrain.seed)};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   p.memory.solve();
@@ -68,7 +78,8 @@ std::string memory_line(const memory::MemoryPlan& plan) {
   for (int c = 0; c < memory::category_count; ++c) {
     const auto category = static_cast<Category>(c);
     if (plan.bytes(category) > 0)
-      text += fmt::format("{} {}  ", name_of(category), human_bytes(static_cast<uint64_t>(plan.bytes(category))));
+      text +=
+          fmt::format("{} {}  ", name_of(category), human_bytes(static_cast<uint64_t>(plan.bytes(category))));
   }
   return text + "= " + human_bytes(static_cast<uint64_t>(plan.total_bytes()));
 }

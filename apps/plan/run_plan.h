@@ -1,6 +1,6 @@
 #pragma once
-// Everything a training run will allocate, decided before anything is: the flat layout, the decoder's slots, the batch
-// tensors. `nrl-train plan` prints it; the trainer allocates exactly it.
+// Everything a training run will allocate, decided before anything is: the flat layout, the decoder's slots,
+// the batch tensors. `nrl-train plan` prints it; the trainer allocates exactly it.
 
 #include <memory>
 #include <string>
@@ -43,9 +43,10 @@ struct RunPlan {
   int64_t state_elements() const { return sharding.optimizer_state ? layout.shard_total() : layout.total(); }
 };
 
-/// The solved plan of data-parallel rank `dp_rank` with `threads` threads. The plan lives on the heap because the decoder
-/// refers into it. `config` must have passed validate_for_world().
-std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch, int dp_rank, int threads);
+/// The solved plan of data-parallel rank `dp_rank` with `threads` threads. The plan lives on the heap because
+/// the decoder refers into it. `config` must have passed validate_for_world().
+std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
+                                       int dp_rank, int threads);
 
 /// Memory by category, for people: "weights 475 MiB  gradients ...  = 2.31 GiB".
 std::string memory_line(const memory::MemoryPlan& plan);

@@ -15,7 +15,9 @@ using model::ModelSpec;
 using model::Parameter;
 using model::Part;
 
-constexpr std::string_view dtype_text(DType t) { return t == DType::bf16 ? "bfloat16" : "float32"; }
+constexpr std::string_view dtype_text(DType t) {
+  return t == DType::bf16 ? "bfloat16" : "float32";
+}
 
 std::vector<int64_t> disk_shape(const Part& part) {
   if (part.transposed_on_disk) return {part.shape[1], part.shape[0]};
@@ -34,7 +36,8 @@ std::vector<char> transposed(const char* in, int64_t rows, int64_t columns, int6
     for (int64_t c0 = 0; c0 < columns; c0 += block)
       for (int64_t r = r0; r < std::min(rows, r0 + block); ++r)
         for (int64_t c = c0; c < std::min(columns, c0 + block); ++c)
-          std::memcpy(&out[static_cast<size_t>((c * rows + r) * unit)], in + (r * columns + c) * unit, static_cast<size_t>(unit));
+          std::memcpy(&out[static_cast<size_t>((c * rows + r) * unit)], in + (r * columns + c) * unit,
+                      static_cast<size_t>(unit));
   return out;
 }
 
@@ -50,7 +53,8 @@ void for_each_owned_part(const TrainState& s, const Visit& visit) {
   for (const plan::OwnedRange& range : s.owned) {
     const Parameter& p = s.parameters->all[static_cast<size_t>(range.parameter)];
     for (const Part& part : p.parts) {
-      const int64_t begin = std::max(range.offset, part.offset), end = std::min(range.offset + range.count, part.offset + part.numel());
+      const int64_t begin = std::max(range.offset, part.offset),
+                    end = std::min(range.offset + range.count, part.offset + part.numel());
       if (begin < end) visit(part, begin - part.offset, end - begin, range.state + begin - range.offset);
     }
   }
@@ -65,13 +69,15 @@ std::vector<std::pair<std::string, float*>> state_kinds(const TrainState& s) {
 std::vector<StatePiece> state_pieces(const TrainState& s) {
   std::vector<StatePiece> pieces;
   for (const auto& [kind, base] : state_kinds(s))
-    for_each_owned_part(s, [&, kind = kind, base = base](const Part& part, int64_t offset, int64_t count, int64_t at) {
-      const std::string name = kind + part.name;
-      const bool whole = count == part.numel();
-      pieces.push_back({whole ? ShardSpec::whole(name, DType::f32, part.shape)
-                              : ShardSpec::flat(fmt::format("{}@{}", name, offset), name, DType::f32, part.shape, offset, count),
-                        base + at, count});
-    });
+    for_each_owned_part(
+        s, [&, kind = kind, base = base](const Part& part, int64_t offset, int64_t count, int64_t at) {
+          const std::string name = kind + part.name;
+          const bool whole = count == part.numel();
+          pieces.push_back({whole ? ShardSpec::whole(name, DType::f32, part.shape)
+                                  : ShardSpec::flat(fmt::format("{}@{}", name, offset), name, DType::f32,
+                                                    part.shape, offset, count),
+                            base + at, count});
+        });
   return pieces;
 }
 
@@ -131,7 +137,8 @@ void convert_into(const Tensor& weight, const Part& part, const char* raw, DType
 
 }  // namespace
 
-std::string save_checkpoint(const TrainState& s, const Position& position, const SaveOptions& options, const RankGroup& group) {
+std::string save_checkpoint(const TrainState& s, const Position& position, const SaveOptions& options,
+                            const RankGroup& group) {
   const bool first = group.rank == 0;
   std::vector<ShardSpec> model_shards;
   uint64_t bytes = 0;
@@ -162,15 +169,18 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
           }
         }
     });
-    writer.guard([&] { writer.add_file("config.json", hugging_face_config(*s.spec, dtype_text(s.weights.front().dtype))); });
+    writer.guard([&] {
+      writer.add_file("config.json", hugging_face_config(*s.spec, dtype_text(s.weights.front().dtype)));
+    });
     writer.add_file("nrl-train.yaml", options.resolved_config);
-    for (const std::string& path : options.tokenizer_files) writer.copy_file(path.substr(path.rfind('/') + 1), path);
+    for (const std::string& path : options.tokenizer_files)
+      writer.copy_file(path.substr(path.rfind('/') + 1), path);
   }
   if (!pieces.empty()) {
     std::vector<ShardSpec> shards;
     for (const StatePiece& piece : pieces) shards.push_back(piece.shard);
-    writer.add_tensors(fmt::format("optimizer-{:05}-of-{:05}.safetensors", group.rank + 1, group.size), shards,
-                       [&](SafetensorsWriter& file) {
+    writer.add_tensors(fmt::format("optimizer-{:05}-of-{:05}.safetensors", group.rank + 1, group.size),
+                       shards, [&](SafetensorsWriter& file) {
                          for (const StatePiece& piece : pieces)
                            file.write(piece.shard.key, piece.data, static_cast<size_t>(piece.count) * 4);
                        });
@@ -184,7 +194,8 @@ Position load_checkpoint(const std::string& path, const TrainState& s) {
   for (size_t i = 0; i < s.weights.size(); ++i)
     for (const Part& part : s.parameters->all[i].parts) {
       wanted.push_back({part.name, s.weights[i].dtype, disk_shape(part)});
-      for (const auto& kind : state_kinds(s)) wanted.push_back({kind.first + part.name, DType::f32, part.shape});
+      for (const auto& kind : state_kinds(s))
+        wanted.push_back({kind.first + part.name, DType::f32, part.shape});
     }
   reader.check_names(wanted);
   std::vector<char> raw;
@@ -202,9 +213,10 @@ Position load_checkpoint(const std::string& path, const TrainState& s) {
       std::memcpy(out, transposed(raw.data(), part.shape[1], part.shape[0], unit).data(), size);
     }
   for (const auto& [kind, base] : state_kinds(s))
-    for_each_owned_part(s, [&, kind = kind, base = base](const Part& part, int64_t offset, int64_t count, int64_t at) {
-      reader.read_logical(kind + part.name, offset, count, base + at);
-    });
+    for_each_owned_part(
+        s, [&, kind = kind, base = base](const Part& part, int64_t offset, int64_t count, int64_t at) {
+          reader.read_logical(kind + part.name, offset, count, base + at);
+        });
   return position_from(reader.manifest().state);
 }
 
@@ -220,26 +232,35 @@ void load_weights(const std::string& directory, const ModelSpec& spec, const mod
       if (spec.family == model::Family::gpt2 && !files.find(name)) name = name.substr(name.find('.') + 1);
       const auto [file, tensor] = files.at(name);
       if (tensor->shape != disk_shape(part))
-        fail(Exit::data, "{}: {} is {}, the model needs {}", file->path(), name, shape_text(tensor->shape), shape_text(disk_shape(part)));
-      const bool usable = tensor->dtype == DType::f32 || tensor->dtype == DType::bf16 || tensor->dtype == DType::f16;
-      if (!usable) fail(Exit::data, "{}: {} holds {}; F32, BF16 or F16 is needed", file->path(), name, tensor->dtype_name);
+        fail(Exit::data, "{}: {} is {}, the model needs {}", file->path(), name, shape_text(tensor->shape),
+             shape_text(disk_shape(part)));
+      const bool usable =
+          tensor->dtype == DType::f32 || tensor->dtype == DType::bf16 || tensor->dtype == DType::f16;
+      if (!usable)
+        fail(Exit::data, "{}: {} holds {}; F32, BF16 or F16 is needed", file->path(), name,
+             tensor->dtype_name);
       raw.resize(tensor->bytes());
       file->read(*tensor, raw.data(), raw.size());
-      if (part.transposed_on_disk) raw = transposed(raw.data(), part.shape[1], part.shape[0], size_of(*tensor->dtype));
+      if (part.transposed_on_disk)
+        raw = transposed(raw.data(), part.shape[1], part.shape[0], size_of(*tensor->dtype));
       convert_into(weights[i], part, raw.data(), *tensor->dtype);
       ++found;
     }
   std::string unexpected;
   for (const std::string& name : files.names()) {
-    const bool buffer = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with("rotary_emb.inv_freq");
+    const bool buffer = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+                        name.ends_with("rotary_emb.inv_freq");
     const bool tied_head = spec.tied && name == "lm_head.weight";
     bool known = buffer || tied_head;
     for (const Parameter& p : parameters.all)
-      for (const Part& part : p.parts) known = known || part.name == name || (spec.family == model::Family::gpt2 && part.name == "transformer." + name);
+      for (const Part& part : p.parts)
+        known = known || part.name == name ||
+                (spec.family == model::Family::gpt2 && part.name == "transformer." + name);
     if (!known) unexpected += (unexpected.empty() ? "" : ", ") + name;
   }
   if (!unexpected.empty())
-    fail(Exit::data, "{}: tensors that this model does not have: {}; is config.json the right one?", directory, unexpected.substr(0, 400));
+    fail(Exit::data, "{}: tensors that this model does not have: {}; is config.json the right one?",
+         directory, unexpected.substr(0, 400));
 }
 
 }  // namespace nrl::train

@@ -1,10 +1,11 @@
 #pragma once
 // What a training checkpoint holds and how it gets in and out: `step-N/` is a Hugging Face model directory
-// (model.safetensors, config.json, tokenizer files) with the optimizer's state and the run's position beside it.
+// (model.safetensors, config.json, tokenizer files) with the optimizer's state and the run's position beside
+// it.
 //
-// Logical tensors: weights under their Hugging Face names and in their shape on disk; "exp_avg/<name>", "exp_avg_sq/<name>"
-// and, where the layers read bf16, "master/<name>" in our [out, in] order. A rank stores the ranges it owns, so that any
-// number of ranks can read them back.
+// Logical tensors: weights under their Hugging Face names and in their shape on disk; "exp_avg/<name>",
+// "exp_avg_sq/<name>" and, where the layers read bf16, "master/<name>" in our [out, in] order. A rank stores
+// the ranges it owns, so that any number of ranks can read them back.
 
 #include <cstdint>
 #include <string>
@@ -18,15 +19,15 @@ namespace nrl::train {
 
 /// Where a run is. Independent of the number of ranks.
 struct Position {
-  int64_t step = 0;              ///< optimizer steps made, skipped ones included
-  int64_t updates = 0;           ///< updates applied: the optimizer's step count
+  int64_t step = 0;     ///< optimizer steps made, skipped ones included
+  int64_t updates = 0;  ///< updates applied: the optimizer's step count
   int64_t consumed_samples = 0;
   int64_t tokens = 0;
-  int64_t skipped = 0;           ///< steps skipped because their gradients were not finite
+  int64_t skipped = 0;  ///< steps skipped because their gradients were not finite
   int64_t skipped_in_a_row = 0;
-  int64_t dataset_samples = 0;   ///< samples the data order was made for
+  int64_t dataset_samples = 0;  ///< samples the data order was made for
   int64_t global_batch = 0;
-  double best_val_loss = 0;      ///< 0: none yet
+  double best_val_loss = 0;  ///< 0: none yet
   int64_t best_val_step = 0;
 };
 
@@ -34,15 +35,15 @@ struct Position {
 struct TrainState {
   const model::ModelSpec* spec = nullptr;
   const model::ParameterList* parameters = nullptr;
-  std::vector<Tensor> weights;           ///< per parameter, what the layers read
-  std::vector<plan::OwnedRange> owned;   ///< what this rank's optimizer owns
-  float* master = nullptr;               ///< indexed by OwnedRange::state; null when the weights are f32 themselves
+  std::vector<Tensor> weights;          ///< per parameter, what the layers read
+  std::vector<plan::OwnedRange> owned;  ///< what this rank's optimizer owns
+  float* master = nullptr;  ///< indexed by OwnedRange::state; null when the weights are f32 themselves
   float* exp_avg = nullptr;
   float* exp_avg_sq = nullptr;
 };
 
 struct SaveOptions {
-  std::string store;                         ///< checkpointing.checkpoint_dir
+  std::string store;  ///< checkpointing.checkpoint_dir
   bool optimizer = true;
   std::string resolved_config;               ///< YAML text
   std::vector<std::string> tokenizer_files;  ///< copied beside the weights
@@ -52,13 +53,13 @@ struct SaveOptions {
 std::string save_checkpoint(const TrainState& state, const Position& position, const SaveOptions& options,
                             const RankGroup& group);
 
-/// Reads position, weights and this rank's optimizer state. Every rank reads for itself. Fails (65) when the checkpoint is of
-/// another model, or has no optimizer state.
+/// Reads position, weights and this rank's optimizer state. Every rank reads for itself. Fails (65) when the
+/// checkpoint is of another model, or has no optimizer state.
 Position load_checkpoint(const std::string& path, const TrainState& state);
 
-/// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors). Names the missing and the
-/// unexpected tensors.
-void load_weights(const std::string& directory, const model::ModelSpec& spec, const model::ParameterList& parameters,
-                  const std::vector<Tensor>& weights);
+/// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors). Names the
+/// missing and the unexpected tensors.
+void load_weights(const std::string& directory, const model::ModelSpec& spec,
+                  const model::ParameterList& parameters, const std::vector<Tensor>& weights);
 
 }  // namespace nrl::train

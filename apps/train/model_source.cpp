@@ -29,7 +29,8 @@ model::ModelSpec load_model_spec(const ConfigResult& result) {
     text = merged.dump(2);
   } else if (text == "{}") {
     raise(diagnose(result, "policy.model", "there is no model", "",
-                   {"give policy.model_name (a Hugging Face directory) or policy.model with at least model_type, vocab_size "
+                   {"give policy.model_name (a Hugging Face directory) or policy.model with at least "
+                    "model_type, vocab_size "
                     "and the sizes, e.g. {model_type: llama, vocab_size: 8192, hidden_size: 384, ...}"}));
   }
   try {

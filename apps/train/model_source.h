@@ -9,8 +9,8 @@
 
 namespace nrl::train {
 
-/// The model of `policy.model_name` (a Hugging Face directory's config.json with policy.model laid over it) or of
-/// policy.model alone. What is wrong with it is an Error whose text shows the place in the user's file.
+/// The model of `policy.model_name` (a Hugging Face directory's config.json with policy.model laid over it)
+/// or of policy.model alone. What is wrong with it is an Error whose text shows the place in the user's file.
 model::ModelSpec load_model_spec(const ConfigResult& config);
 
 }  // namespace nrl::train

@@ -8,11 +8,14 @@
 namespace nrl::train {
 namespace {
 
-Tensor slice(const Tensor& t, int64_t begin, int64_t count) { return t ? t.rows(begin, count) : Tensor{}; }
+Tensor slice(const Tensor& t, int64_t begin, int64_t count) {
+  return t ? t.rows(begin, count) : Tensor{};
+}
 
 }  // namespace
 
-Optimizer::Optimizer(const plan::RunPlan& plan, const OptimizerConfig& config, const FlatState& state, ops::Exec& exec)
+Optimizer::Optimizer(const plan::RunPlan& plan, const OptimizerConfig& config, const FlatState& state,
+                     ops::Exec& exec)
     : plan_(plan), config_(config), state_(state), exec_(exec) {
   auto owned = plan.owned;
   std::sort(owned.begin(), owned.end(), [](const auto& a, const auto& b) { return a.flat < b.flat; });
@@ -22,7 +25,8 @@ Optimizer::Optimizer(const plan::RunPlan& plan, const OptimizerConfig& config, c
       Run& last = runs_.back();
       const int64_t gap = r.flat - (last.flat + last.count);
       // The padding between parameters is zero and stays zero.
-      if (last.decay == decay && gap < FlatBuckets::kParamAlign && r.state - (last.state + last.count) == gap) {
+      if (last.decay == decay && gap < FlatBuckets::kParamAlign &&
+          r.state - (last.state + last.count) == gap) {
         last.count += gap + r.count;
         continue;
       }
@@ -50,7 +54,8 @@ void Optimizer::step(double lr, double grad_scale, int64_t update) {
   a.eps = static_cast<float>(config_.eps);
   a.grad_scale = static_cast<float>(grad_scale);
   a.step = update;
-  a.zero_grad = !plan_.sharding.optimizer_state;  // a sharded optimizer leaves the parts it does not own: see below
+  a.zero_grad =
+      !plan_.sharding.optimizer_state;  // a sharded optimizer leaves the parts it does not own: see below
   for (const Run& r : runs_) {
     a.weight_decay = r.decay ? static_cast<float>(config_.weight_decay) : 0.0f;
     const Tensor weights = slice(state_.weights, r.flat, r.count);
@@ -64,6 +69,8 @@ void Optimizer::step(double lr, double grad_scale, int64_t update) {
   if (plan_.sharding.optimizer_state) discard_gradients();
 }
 
-void Optimizer::discard_gradients() { ops::zero(exec_, state_.gradients); }
+void Optimizer::discard_gradients() {
+  ops::zero(exec_, state_.gradients);
+}
 
 }  // namespace nrl::train

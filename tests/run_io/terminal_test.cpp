@@ -19,7 +19,7 @@ struct Screen {
   int columns = 0;
   std::string text;
 
-  TerminalOptions options(Progress progress) {
+  TerminalOptions options(ProgressStyle progress) {
     use_utc();
     TerminalOptions o;
     o.progress = progress;
@@ -66,23 +66,23 @@ size_t count(const std::string& text, const std::string& part) {
 
 TEST_CASE("a bar needs a terminal with a width", "[run_io]") {
   Environment term("TERM", "xterm");
-  REQUIRE(resolve_progress(Progress::automatic, 0) == Progress::plain);  // the pseudo-terminal of mpirun
-  REQUIRE(resolve_progress(Progress::automatic, 80) == Progress::bar);
-  REQUIRE(resolve_progress(Progress::json, 80) == Progress::json);
-  REQUIRE(resolve_progress(Progress::bar, 0) == Progress::bar);
+  REQUIRE(resolve_progress(ProgressStyle::automatic, 0) == ProgressStyle::plain);  // the pseudo-terminal of mpirun
+  REQUIRE(resolve_progress(ProgressStyle::automatic, 80) == ProgressStyle::bar);
+  REQUIRE(resolve_progress(ProgressStyle::json, 80) == ProgressStyle::json);
+  REQUIRE(resolve_progress(ProgressStyle::bar, 0) == ProgressStyle::bar);
   Environment dumb("TERM", "dumb");
-  REQUIRE(resolve_progress(Progress::automatic, 80) == Progress::plain);
-  REQUIRE(progress_from("auto") == Progress::automatic);
+  REQUIRE(resolve_progress(ProgressStyle::automatic, 80) == ProgressStyle::plain);
+  REQUIRE(progress_from("auto") == ProgressStyle::automatic);
   REQUIRE_THROWS_AS(progress_from("fancy"), Error);
   REQUIRE(terminal_columns(-1) == 0);
 }
 
 TEST_CASE("plain: the banner, a line every interval, events, the summary", "[run_io]") {
   Screen screen;
-  TerminalOptions options = screen.options(Progress::automatic);
+  TerminalOptions options = screen.options(ProgressStyle::automatic);
   options.log_interval = 20;
   Terminal terminal(std::move(options));
-  REQUIRE(terminal.progress() == Progress::plain);
+  REQUIRE(terminal.progress() == ProgressStyle::plain);
   terminal.banner({"nrl-train 0.1.0", "llama-0007", {{"grid", "1 = dp 1"}, {"model", "llama"}}});
   REQUIRE(screen.take() ==
           "nrl-train 0.1.0          run llama-0007\n"
@@ -115,7 +115,7 @@ TEST_CASE("plain: the banner, a line every interval, events, the summary", "[run
 
 TEST_CASE("plain: a gradient norm far from the others is marked", "[run_io]") {
   Screen screen;
-  Terminal terminal(screen.options(Progress::plain));
+  Terminal terminal(screen.options(ProgressStyle::plain));
   for (int64_t step = 1; step <= 50; ++step) {
     StepFacts f = at_step(step);
     f.grad_norm = 1 + 0.1 * (step % 3);
@@ -129,7 +129,7 @@ TEST_CASE("plain: a gradient norm far from the others is marked", "[run_io]") {
 }
 
 TEST_CASE("other ranks print nothing", "[run_io]") {
-  for (Progress progress : {Progress::plain, Progress::bar, Progress::json}) {
+  for (ProgressStyle progress : {ProgressStyle::plain, ProgressStyle::bar, ProgressStyle::json}) {
     Screen screen;
     TerminalOptions options = screen.options(progress);
     options.active = false;
@@ -147,7 +147,7 @@ TEST_CASE("other ranks print nothing", "[run_io]") {
 TEST_CASE("bar: at most five redraws a second, and the last step always", "[run_io]") {
   Screen screen;
   screen.columns = 100;
-  Terminal terminal(screen.options(Progress::bar));
+  Terminal terminal(screen.options(ProgressStyle::bar));
   for (int64_t step = 1; step <= 100; ++step) {
     terminal.step(at_step(step));
     screen.now += 0.01;
@@ -166,7 +166,7 @@ TEST_CASE("bar: events scroll above it", "[run_io]") {
   Screen screen;
   screen.columns = 60;
   {
-    Terminal terminal(screen.options(Progress::bar));
+    Terminal terminal(screen.options(ProgressStyle::bar));
     terminal.note("before");
     REQUIRE(screen.take() == "03:12:29 before\n");
     terminal.step(at_step(120));
@@ -183,7 +183,7 @@ TEST_CASE("bar: events scroll above it", "[run_io]") {
 
 TEST_CASE("bar: asked for without a terminal it is 80 columns wide", "[run_io]") {
   Screen screen;
-  Terminal terminal(screen.options(Progress::bar));
+  Terminal terminal(screen.options(ProgressStyle::bar));
   terminal.step(at_step(1));
   REQUIRE(screen.take() ==
           "\rtrain  ................   0.0%  1/20000  loss 6.231  gnorm 0.84  412k tok/s\x1b[K");
@@ -195,7 +195,7 @@ TEST_CASE("bar: NO_COLOR is honoured", "[run_io]") {
     Environment no_color("NO_COLOR", value);
     Screen screen;
     screen.columns = 100;
-    TerminalOptions options = screen.options(Progress::bar);
+    TerminalOptions options = screen.options(ProgressStyle::bar);
     options.color = TerminalOptions::Choice::by_environment;
     Terminal terminal(std::move(options));
     terminal.step(at_step(10000));
@@ -210,7 +210,7 @@ TEST_CASE("bar: block characters need a UTF-8 locale", "[run_io]") {
     Environment lc("LC_ALL", all);
     Screen screen;
     screen.columns = 100;
-    TerminalOptions options = screen.options(Progress::bar);
+    TerminalOptions options = screen.options(ProgressStyle::bar);
     options.unicode = TerminalOptions::Choice::by_environment;
     Terminal terminal(std::move(options));
     terminal.step(at_step(10000));
@@ -222,7 +222,7 @@ TEST_CASE("bar: block characters need a UTF-8 locale", "[run_io]") {
 TEST_CASE("json: every line is an object", "[run_io]") {
   Screen screen;
   screen.columns = 100;
-  Terminal terminal(screen.options(Progress::json));
+  Terminal terminal(screen.options(ProgressStyle::json));
   terminal.banner({"nrl-train 0.1.0", "r", {{"grid", "1"}}});
   StepFacts f = at_step(120);
   f.loss = NAN;

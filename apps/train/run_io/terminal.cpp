@@ -65,11 +65,11 @@ JsonValue optional_number(const std::optional<double>& value) {
 
 }  // namespace
 
-Progress progress_from(std::string_view name) {
-  if (name == "auto") return Progress::automatic;
-  if (name == "bar") return Progress::bar;
-  if (name == "plain") return Progress::plain;
-  if (name == "json") return Progress::json;
+ProgressStyle progress_from(std::string_view name) {
+  if (name == "auto") return ProgressStyle::automatic;
+  if (name == "bar") return ProgressStyle::bar;
+  if (name == "plain") return ProgressStyle::plain;
+  if (name == "json") return ProgressStyle::json;
   fail(Exit::usage, "--progress: '{}' is unknown; use one of auto, bar, plain, json", name);
 }
 
@@ -79,14 +79,14 @@ int terminal_columns(int fd) {
   return size.ws_col;
 }
 
-Progress resolve_progress(Progress wanted, int columns) {
-  if (wanted != Progress::automatic) return wanted;
-  return columns > 0 && environment("TERM") != "dumb" ? Progress::bar : Progress::plain;
+ProgressStyle resolve_progress(ProgressStyle wanted, int columns) {
+  if (wanted != ProgressStyle::automatic) return wanted;
+  return columns > 0 && environment("TERM") != "dumb" ? ProgressStyle::bar : ProgressStyle::plain;
 }
 
 struct Terminal::State {
   TerminalOptions options;
-  Progress progress = Progress::plain;
+  ProgressStyle progress = ProgressStyle::plain;
   TextStyle style;
   bool silenced = false;  // standard output failed
 
@@ -157,7 +157,7 @@ Terminal::Terminal(TerminalOptions options) : state_(std::make_unique<State>()) 
   s.progress = resolve_progress(s.options.progress, columns);
   // https://no-color.org: present and not empty.
   const bool color = columns > 0 && environment("NO_COLOR").empty() && environment("TERM") != "dumb";
-  s.style.color = s.progress != Progress::json && decide(s.options.color, color);
+  s.style.color = s.progress != ProgressStyle::json && decide(s.options.color, color);
   s.style.unicode = decide(s.options.unicode, locale_is_utf8());
 }
 
@@ -165,14 +165,14 @@ Terminal::~Terminal() {
   state_->erase_bar();
 }
 
-Progress Terminal::progress() const {
+ProgressStyle Terminal::progress() const {
   return state_->progress;
 }
 
 void Terminal::banner(const RunFacts& facts) {
   State& s = *state_;
   if (!s.options.active) return;
-  if (s.progress == Progress::json) {
+  if (s.progress == ProgressStyle::json) {
     JsonValue row = s.event_json("start");
     row.set("title", facts.title);
     row.set("run", facts.run);
@@ -189,7 +189,7 @@ void Terminal::step(const StepFacts& facts) {
   State& s = *state_;
   if (!s.options.active) return;
   const double now = facts.time > 0 ? facts.time : s.options.clock();
-  if (s.progress == Progress::json) {
+  if (s.progress == ProgressStyle::json) {
     StepFacts dated = facts;
     dated.time = now;
     return s.print_json(step_row(dated));
@@ -198,7 +198,7 @@ void Terminal::step(const StepFacts& facts) {
   const StepMarks marks = {s.loss_outliers.add(facts.loss), s.norm_outliers.add(facts.grad_norm)};
   const bool first = !s.any_step, last = facts.step == facts.max_steps;
   s.any_step = true;
-  if (s.progress == Progress::plain) {
+  if (s.progress == ProgressStyle::plain) {
     if (first || last || facts.skipped || facts.step % s.options.log_interval == 0)
       s.print(step_line(facts, now, marks, s.style) + "\n");
     return;
@@ -218,7 +218,7 @@ void Terminal::eval(const EvalFacts& facts) {
   State& s = *state_;
   if (!s.options.active) return;
   const double now = facts.time > 0 ? facts.time : s.options.clock();
-  if (s.progress == Progress::json) {
+  if (s.progress == ProgressStyle::json) {
     EvalFacts dated = facts;
     dated.time = now;
     return s.print_json(eval_row(dated));
@@ -230,7 +230,7 @@ void Terminal::event(std::string_view kind, int64_t step, std::string_view text)
   State& s = *state_;
   if (!s.options.active) return;
   if (kind == "ckpt") s.checkpoint_step = step;
-  if (s.progress == Progress::json) {
+  if (s.progress == ProgressStyle::json) {
     JsonValue row = s.event_json(kind);
     row.set("step", step);
     row.set("text", text);
@@ -242,7 +242,7 @@ void Terminal::event(std::string_view kind, int64_t step, std::string_view text)
 void Terminal::note(std::string_view text) {
   State& s = *state_;
   if (!s.options.active) return;
-  if (s.progress == Progress::json) {
+  if (s.progress == ProgressStyle::json) {
     JsonValue row = s.event_json("note");
     row.set("text", text);
     return s.print_json(row);
@@ -263,7 +263,7 @@ void Terminal::warn(std::string_view text) {
 void Terminal::summary(const RunSummary& summary) {
   State& s = *state_;
   if (!s.options.active) return;
-  if (s.progress == Progress::json) {
+  if (s.progress == ProgressStyle::json) {
     JsonValue row = s.event_json("summary");
     row.set("outcome", summary.outcome);
     row.set("steps", summary.steps);

@@ -14,21 +14,21 @@ class JsonValue;
 
 /// `plain`: a line every log_interval steps; `bar`: one redrawn line, events scroll above it; `json`: every
 /// line of standard output is one JSON object (steps as in metrics.jsonl, the rest as {"event": ...}).
-enum class Progress { automatic, bar, plain, json };
+enum class ProgressStyle { automatic, bar, plain, json };
 
 /// "auto", "bar", "plain", "json"; Error(Exit::usage) otherwise.
-Progress progress_from(std::string_view name);
+ProgressStyle progress_from(std::string_view name);
 
 /// Columns of the terminal behind `fd`; 0 when it is none, or has no size: isatty() alone is always true
 /// under mpirun, which gives its ranks pseudo-terminals.
 int terminal_columns(int fd);
 
 /// `automatic` becomes `bar` on a terminal (columns > 0, TERM not "dumb") and `plain` otherwise.
-Progress resolve_progress(Progress wanted, int columns);
+ProgressStyle resolve_progress(ProgressStyle wanted, int columns);
 
 struct TerminalOptions {
   bool active = true;  ///< rank 0; elsewhere nothing is printed
-  Progress progress = Progress::automatic;
+  ProgressStyle progress = ProgressStyle::automatic;
   int64_t log_interval = 1;  ///< steps from one plain line to the next
   int64_t max_steps = 0;     ///< sets the width of the step column
 
@@ -55,7 +55,7 @@ class Terminal {
   Terminal& operator=(const Terminal&) = delete;
 
   /// What `automatic` was resolved to.
-  Progress progress() const;
+  ProgressStyle progress() const;
 
   void banner(const RunFacts& facts);
   /// Every step: `plain` prints the first one, every log_interval-th, the last, and skipped ones; `bar`

@@ -1,0 +1,29 @@
+// nrl-train checkpoint verify: every checksum of a checkpoint, or of all in a directory.
+
+#include "apps/nrl-train/commands.h"
+#include "core/base/error.h"
+#include "core/base/log.h"
+#include "core/io/checkpoint_store.h"
+
+namespace nrl::app {
+
+int run_checkpoint_verify(const CheckpointArgs& args) {
+  if (!is_directory(args.directory)) fail(Exit::no_input, "{}: no such directory", args.directory);
+  std::vector<CheckpointEntry> entries;
+  if (path_exists(join_path(args.directory, kManifestName))) {
+    entries.push_back({0, args.directory, validate_checkpoint(args.directory, Validation::full)});
+  } else {
+    entries = list_checkpoints(args.directory, Validation::full);
+  }
+  if (entries.empty())
+    fail(Exit::no_input, "{}: there is no checkpoint here (step-N directories)", args.directory);
+  bool all = true;
+  for (const CheckpointEntry& entry : entries) {
+    log::info("{}  {}", entry.valid() ? "ok     " : "DAMAGED", entry.path);
+    for (const std::string& problem : entry.problems) log::info("         {}", problem);
+    all = all && entry.valid();
+  }
+  return all ? 0 : static_cast<int>(Exit::data);
+}
+
+}  // namespace nrl::app

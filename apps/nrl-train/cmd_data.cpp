@@ -1,0 +1,51 @@
+// nrl-train data show: the samples that steps see.
+
+#include <algorithm>
+#include <charconv>
+#include <iostream>
+
+#include "apps/data/loader.h"
+#include "apps/nrl-train/commands.h"
+#include "apps/train/model_source.h"
+#include "apps/train/session.h"
+
+namespace nrl::app {
+
+int run_data_show(const DataShowArgs& args) {
+  int64_t first = 0, last = 0;
+  const auto colon = args.steps.find(':');
+  auto number = [](std::string_view text, int64_t& out) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+    return error == std::errc() && end == text.data() + text.size();
+  };
+  const std::string_view steps = args.steps;
+  if (colon == std::string::npos || !number(steps.substr(0, colon), first) ||
+      !number(steps.substr(colon + 1), last) || first < 1 || last <= first)
+    fail(Exit::usage,
+         "--steps takes FIRST:END, counted from 1, END exclusive and greater than FIRST; found '{}'",
+         args.steps);
+  ConfigResult result = load_config(args.config.path, args.config.overrides);
+  std::cerr << render(result.diagnostics);
+  if (!result.ok()) return static_cast<int>(result.exit_code());
+  const model::ModelSpec spec = train::load_model_spec(result);
+  const train::TrainData data =
+      train::open_train_data(result.config, spec.vocab_size, result.config.policy.train_global_batch_size);
+  if (last - 1 > std::max<int64_t>(data.max_steps, 1))
+    fail(Exit::usage, "--steps {}: the run has {} steps", args.steps, data.max_steps);
+  const int64_t global = result.config.policy.train_global_batch_size;
+  if (args.json) {
+    data::show_samples(*data.dataset, global, first, last, std::cout);
+  } else {
+    constexpr size_t shown = 12;
+    std::vector<int32_t> tokens(static_cast<size_t>(data.dataset->sequence_length()) + 1);
+    for (int64_t i = (first - 1) * global; i < (last - 1) * global; ++i) {
+      data.dataset->read(i, tokens);
+      std::cout << "step " << i / global + 1 << "  sample " << i << "  " << tokens.size() << " tokens:";
+      for (size_t t = 0; t < std::min(shown, tokens.size()); ++t) std::cout << ' ' << tokens[t];
+      std::cout << (tokens.size() > shown ? " ...\n" : "\n");
+    }
+  }
+  return std::cout.flush() ? 0 : static_cast<int>(Exit::io);
+}
+
+}  // namespace nrl::app

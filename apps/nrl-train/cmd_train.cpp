@@ -1,0 +1,33 @@
+// nrl-train CONFIG.yaml: the training run, and its end on all ranks with the same code.
+
+#include "apps/nrl-train/commands.h"
+#include "apps/train/session.h"
+#include "apps/train/trainer.h"
+#include "core/base/log.h"
+#include "parallel/comm/world.h"
+
+namespace nrl::app {
+
+int run_train(const ConfigArgs& args) {
+  const auto world = comm::World::init();
+  log::init(world->rank(), world->size());
+  try {
+    const ConfigResult config = train::load_config_together(*world, args.path, args.overrides);
+    const Exit code = train::train(*world, config);
+    world->finalize();
+    return static_cast<int>(code);
+  } catch (const train::Leave& leave) {
+    // Every rank is here with the same code.
+    world->mark_failed();
+    world->finalize();
+    return static_cast<int>(leave.code);
+  } catch (const Error& e) {
+    // A failure inside of a step: the other ranks wait elsewhere.
+    log::error_text(e.what());
+    if (world->size() > 1) world->abort(e.code());
+    world->mark_failed();
+    return static_cast<int>(e.code());
+  }
+}
+
+}  // namespace nrl::app

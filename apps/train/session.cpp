@@ -1,0 +1,317 @@
+#include "apps/train/session.h"
+
+#include <omp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "apps/train/model_source.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/device/cpu/features.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/linear/peak.h"
+
+namespace nrl::train {
+
+void together(comm::World& world, const std::function<void()>& work) {
+  Exit code = Exit::ok;
+  std::string message;
+  try {
+    work();
+  } catch (const Error& e) {
+    code = e.code();
+    message = e.what();
+  } catch (const std::bad_alloc&) {
+    code = Exit::out_of_memory;
+    message = "out of memory";
+  } catch (const std::exception& e) {
+    code = Exit::internal;
+    message = fmt::format("{} (this is a bug in nrl-train)", e.what());
+  }
+  const comm::Verdict verdict = comm::agree_on_error(world.comm(), code, message);
+  if (verdict.code == Exit::ok) return;
+  if (world.rank() == verdict.rank) log::error_text(message);
+  throw Leave{verdict.code};
+}
+
+ConfigResult load_config_together(comm::World& world, const std::string& path,
+                                  const std::vector<std::string>& overrides) {
+  ConfigResult result;
+  std::string text;
+  Exit code = Exit::ok;
+  if (world.rank() == 0) {
+    result = load_config(path, overrides);
+    if (result.ok()) {
+      const Diagnostics more = validate_for_world(result, world.size());
+      result.diagnostics.insert(result.diagnostics.end(), more.begin(), more.end());
+    }
+    if (!result.diagnostics.empty()) {
+      const std::string rendered = render(result.diagnostics);
+      if (write(STDERR_FILENO, rendered.data(), rendered.size()) < 0) code = Exit::config;
+    }
+    code = result.exit_code();
+    if (code == Exit::ok) text = dump_resolved(result);
+  }
+  const comm::Verdict verdict = comm::agree_on_error(world.comm(), code, "");
+  if (verdict.code != Exit::ok) throw Leave{verdict.code};
+  world.comm().broadcast_text(text, 0);
+  if (world.rank() != 0) result = load_config_text(text, path);
+  together(world, [&] { NRL_CHECK(result.ok(), "the resolved configuration did not read back"); });
+  return result;
+}
+
+int threads_for(const Config& config, int local_size) {
+  if (!config.kernels.num_threads.is_auto()) return static_cast<int>(config.kernels.num_threads.value());
+  const int mask = cpu::available_cpus(), online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  // A mask smaller than the machine was made for this rank (mpirun binds to cores); otherwise the ranks share
+  // it.
+  return std::max(1, mask * local_size <= online ? mask : mask / local_size);
+}
+
+data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, data::Split part,
+                                     int64_t samples) {
+  const DatasetConfig& own = part == data::Split::validation && !config.data.validation.data_path.empty()
+                                 ? config.data.validation
+                                 : config.data.train;
+  const bool separate = &own == &config.data.validation;
+  data::DatasetOptions o;
+  for (size_t i = 0; i < own.data_path.size(); ++i)
+    o.sources.push_back({own.data_path[i], own.weights ? (*own.weights)[i] : 1.0});
+  if (config.data.split && !separate) {
+    o.split = *config.data.split;
+    o.part = part;
+  } else if (part == data::Split::validation && !separate) {
+    o.sources.clear();
+  }
+  if (!own.weights && own.data_path.size() > 1)  // by size
+    for (auto& source : o.sources)
+      source.weight = static_cast<double>(IndexedDataset(source.prefix).tokens());
+  o.sequence_length = config.policy.max_total_sequence_length;
+  o.samples = samples;
+  o.seed = static_cast<uint32_t>(config.data.seed.value_or(config.pretrain.seed));
+  o.vocab_size = vocab_size;
+  return o;
+}
+
+namespace {
+
+// Samples of one pass over the part of the data.
+int64_t samples_of_one_epoch(const data::DatasetOptions& o) {
+  int64_t tokens = 0;
+  for (const auto& source : o.sources) {
+    const IndexedDataset dataset(source.prefix);
+    const auto [begin, end] = data::split_bounds(o.split, o.part, dataset.sequences());
+    for (int64_t i = begin; i < end; ++i) tokens += dataset.lengths()[static_cast<size_t>(i)];
+  }
+  return std::max<int64_t>((tokens - 1) / o.sequence_length, 0);
+}
+
+cpu::Isa chosen_isa(const Config& config) {
+  const cpu::Isa best = cpu::best_isa();
+  if (config.kernels.isa == IsaChoice::automatic) return best;
+  const auto wanted = static_cast<cpu::Isa>(static_cast<int>(config.kernels.isa) - 1);
+  if (wanted > best)
+    fail(Exit::unavailable, "kernels.isa: {} is not in this processor; the best one it has is {}",
+         cpu::name_of(wanted), cpu::name_of(best));
+  return wanted;
+}
+
+}  // namespace
+
+TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch) {
+  if (c.data.train.data_path.empty())
+    fail(Exit::config, "data.train.data_path is needed: the prefix of token files made by nrl-train prepare");
+  if (!c.pretrain.max_num_steps && !c.pretrain.max_num_epochs)
+    fail(Exit::config, "give pretrain.max_num_steps or pretrain.max_num_epochs");
+  data::DatasetOptions options = dataset_options(c, vocab_size, data::Split::train, 1);
+  TrainData out;
+  out.max_steps = c.pretrain.max_num_steps.value_or(INT64_MAX);
+  if (c.pretrain.max_num_epochs) {
+    const int64_t steps = samples_of_one_epoch(options) * *c.pretrain.max_num_epochs / global_batch;
+    if (steps == 0)
+      fail(Exit::config, "pretrain.max_num_epochs: the data makes fewer samples than one global batch of {}",
+           global_batch);
+    out.max_steps = std::min(out.max_steps, steps);
+  }
+  out.samples = options.samples = std::max<int64_t>(out.max_steps, 1) * global_batch;
+  out.dataset = data::open_token_dataset(options);
+  return out;
+}
+
+Session::Session(comm::World& world, ConfigResult config_result)
+    : world_(world), config_(std::move(config_result)) {
+  const Config& c = config();
+  together(world, [&] {
+    if (c.device == DeviceKind::cuda)
+      fail(Exit::unavailable, "device: cuda, but this build has no CUDA; use device: cpu or auto");
+    exec_.kernels = &ops::cpu_kernels(chosen_isa(c));
+    exec_.threads = threads_for(c, world.local_size());
+    omp_set_num_threads(exec_.threads);
+    plan_ = plan::make_run_plan(c, load_model_spec(config_), resolve_batch(c, world.size()), world.rank(),
+                                exec_.threads);
+    open_data();
+  });
+  grid_ = std::make_unique<ProcessGrid>(GridSizes{}, world.comm());
+  together(world, [&] {
+    const bool writes = c.checkpointing.enabled;
+    if (world.rank() == 0 && writes) {
+      make_directories(c.checkpointing.checkpoint_dir);
+      lock_ = std::make_unique<RunLock>(c.checkpointing.checkpoint_dir);
+      if (!lock_->takeover().empty()) warnings_.push_back(lock_->takeover());
+      clean_store(c.checkpointing.checkpoint_dir, *lock_);
+    }
+    allocate();
+  });
+  initialise();
+  gemm_peak_ = ops::measure_gemm_peak(exec_.threads);
+}
+
+void Session::open_data() {
+  const Config& c = config();
+  const int64_t global = plan_->batch.global;
+  train_ = open_train_data(c, plan_->spec.vocab_size, global);
+  position_.dataset_samples = train_.samples;
+  position_.global_batch = global;
+
+  const bool wanted = c.pretrain.val_period > 0 || c.pretrain.val_at_start || c.pretrain.val_at_end;
+  if (!wanted) return;
+  data::DatasetOptions validation = dataset_options(c, plan_->spec.vocab_size, data::Split::validation, 1);
+  if (validation.sources.empty())
+    fail(Exit::config,
+         "an evaluation is asked for (pretrain.val_*), but there is no validation data; give "
+         "data.validation.data_path or data.split");
+  validation_batches_ =
+      c.pretrain.val_batches ? *c.pretrain.val_batches : samples_of_one_epoch(validation) / global;
+  if (validation_batches_ == 0)
+    fail(Exit::config, "the validation data makes fewer samples than one global batch of {}", global);
+  validation.samples = validation_batches_ * global;
+  validation_ = data::open_token_dataset(validation);
+}
+
+void Session::allocate() {
+  plan::RunPlan& p = *plan_;
+  arenas_ = memory::Arenas(p.memory);
+  const int64_t total = p.layout.total(), state = p.state_elements();
+  auto view = [&](memory::BufferId id, DType dtype, int64_t n) {
+    return id < 0 ? Tensor{} : make_tensor(arenas_.at(p.memory, id), dtype, {n});
+  };
+  flat_ = {view(p.weights, p.recipe.weights, total), view(p.gradients, DType::f32, total),
+           view(p.master, DType::f32, state), view(p.exp_avg, DType::f32, state),
+           view(p.exp_avg_sq, DType::f32, state)};
+  std::vector<model::ParameterView> views;
+  for (size_t i = 0; i < p.parameters.all.size(); ++i) {
+    const auto& shape = p.parameters.all[i].shape;
+    const int64_t start = p.layout.place(static_cast<int>(i)).start;
+    auto at = [&](const Tensor& flat) {
+      char* data = static_cast<char*>(flat.data) + start * size_of(flat.dtype);
+      return shape.size() == 1 ? make_tensor(data, flat.dtype, {shape[0]})
+                               : make_tensor(data, flat.dtype, {shape[0], shape[1]});
+    };
+    views.push_back({at(flat_.weights), at(flat_.gradients)});
+    state_.weights.push_back(views.back().weight);
+  }
+  state_.spec = &p.spec;
+  state_.parameters = &p.parameters;
+  state_.owned = p.owned;
+  state_.master = flat_.master ? flat_.master.ptr<float>() : nullptr;
+  state_.exp_avg = flat_.exp_avg.ptr<float>();
+  state_.exp_avg_sq = flat_.exp_avg_sq.ptr<float>();
+  p.tensors->bind(p.memory, arenas_);
+  p.decoder->bind(p.memory, arenas_, exec_, std::move(views), [this](int parameter) {
+    if (last_microbatch_) reducer_->ready(parameter);
+  });
+  reducer_ = std::make_unique<GradReducer>(
+      p.layout, std::span(flat_.gradients.ptr<float>(), static_cast<size_t>(total)), dp(), p.sharding,
+      config().distributed.overlap_grad_reduce);
+  optimizer_ = std::make_unique<Optimizer>(p, config().policy.optimizer, flat_, exec_);
+}
+
+void Session::initialise() {
+  const Config& c = config();
+  plan::RunPlan& p = *plan_;
+  // Rank 0 chooses the checkpoint; all read it.
+  std::string path;
+  together(world_, [&] {
+    if (world_.rank() != 0 || c.checkpointing.resume == "never") return;
+    if (c.checkpointing.resume != "auto") {
+      path = c.checkpointing.resume;
+      return;
+    }
+    if (!c.checkpointing.enabled) return;
+    ResumePoint found = find_resume(c.checkpointing.checkpoint_dir);
+    warnings_.insert(warnings_.end(), found.warnings.begin(), found.warnings.end());
+    if (found.checkpoint) path = found.checkpoint->path;
+  });
+  world_.comm().broadcast_text(path, 0);
+  together(world_, [&] {
+    if (!path.empty()) {
+      const Position fresh = position_;
+      position_ = load_checkpoint(path, state_);
+      resumed_from_ = path;
+      if (position_.global_batch != fresh.global_batch)
+        warnings_.push_back(fmt::format(
+            "the global batch was {} and is {} now: steps count on, samples go on where they stopped",
+            position_.global_batch, fresh.global_batch));
+      position_.global_batch = fresh.global_batch;
+      position_.dataset_samples = fresh.dataset_samples;
+      return;
+    }
+    if (c.policy.model_name) {
+      load_weights(*c.policy.model_name, p.spec, p.parameters, state_.weights);
+    } else {
+      std::vector<float> values;
+      for (size_t i = 0; i < p.parameters.all.size(); ++i) {
+        const model::Parameter& parameter = p.parameters.all[i];
+        for (const model::Part& part : parameter.parts) {
+          const bool direct = p.recipe.weights == DType::f32;
+          if (!direct) values.resize(static_cast<size_t>(part.numel()));
+          float* out = direct ? state_.weights[i].ptr<float>() + part.offset : values.data();
+          initial_values(p.spec, parameter, part, static_cast<uint64_t>(c.pretrain.seed), 0, part.numel(),
+                         out, exec_.threads);
+          if (direct) continue;
+          Tensor low = make_tensor(state_.weights[i].ptr<bf16>() + part.offset, DType::bf16, {part.numel()});
+          ops::convert(exec_, make_tensor(values.data(), DType::f32, {part.numel()}), low);
+        }
+      }
+    }
+    if (!flat_.master) return;
+    // Masters start from the rounded weights, so that the first step sees what the layers see.
+    for (const plan::OwnedRange& r : p.owned)
+      ops::convert(exec_, flat_.weights.rows(r.flat, r.count), flat_.master.rows(r.state, r.count));
+  });
+}
+
+RankGroup Session::rank_group() {
+  RankGroup group;
+  group.rank = world_.rank();
+  group.size = world_.size();
+  if (world_.size() == 1) return group;
+  group.broadcast = [this](const std::string& text) {
+    std::string copy = text;
+    world_.comm().broadcast_text(copy, 0);
+    return copy;
+  };
+  group.gather = [this](const std::string& text) { return world_.comm().gather_texts(text); };
+  return group;
+}
+
+std::string Session::save() {
+  const Config& c = config();
+  SaveOptions options;
+  options.store = c.checkpointing.checkpoint_dir;
+  options.optimizer = c.checkpointing.save_optimizer;
+  options.resolved_config = dump_resolved(config_);
+  options.tokenizer_files = tokenizer_files_;
+  // Replicated optimizer state is written once.
+  TrainState state = state_;
+  if (!plan_->sharding.optimizer_state && world_.rank() != 0) state.owned.clear();
+  const std::string path = save_checkpoint(state, position_, options, rank_group());
+  if (world_.rank() == 0 && c.checkpointing.keep_latest_k)
+    apply_retention(options.store, static_cast<int>(*c.checkpointing.keep_latest_k));
+  return path;
+}
+
+}  // namespace nrl::train

@@ -1,0 +1,106 @@
+#pragma once
+// A training run on one rank, set up: configuration agreed on, data open, memory laid out, weights in place.
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "apps/data/gpt_dataset.h"
+#include "apps/plan/run_plan.h"
+#include "apps/train/checkpoint.h"
+#include "apps/train/optimizer.h"
+#include "core/io/run_lock.h"
+#include "parallel/comm/world.h"
+#include "parallel/data/grad_reducer.h"
+#include "parallel/grid/grid.h"
+
+namespace nrl::train {
+
+/// Leaving with a code that the ranks have agreed on, after the message was printed once.
+struct Leave {
+  Exit code;
+};
+
+/// Runs `work` on every rank; when it fails anywhere, one message is printed and every rank throws Leave with
+/// the same code.
+void together(comm::World& world, const std::function<void()>& work);
+
+/// Reads the configuration on rank 0 and gives it to all. Bad ones are printed on rank 0 and end in Leave on
+/// all.
+ConfigResult load_config_together(comm::World& world, const std::string& path,
+                                  const std::vector<std::string>& overrides);
+
+/// The processor's share of this rank: cores of its affinity mask over the ranks that share them.
+int threads_for(const Config& config, int local_size);
+
+/// Options of the training or validation part of the configured data; `samples` wanted of it. Empty sources:
+/// not configured.
+data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, data::Split part,
+                                     int64_t samples);
+
+/// The training data of a run: what the trainer reads and `data show` prints.
+struct TrainData {
+  std::unique_ptr<data::TokenDataset> dataset;
+  int64_t samples = 0;    ///< the data order was made for
+  int64_t max_steps = 0;  ///< of the run, from pretrain.max_num_steps and max_num_epochs
+};
+TrainData open_train_data(const Config& config, int64_t vocab_size, int64_t global_batch);
+
+class Session {
+ public:
+  /// Everything up to the first step. Nothing is created on disk before all checks have passed on all ranks.
+  Session(comm::World& world, ConfigResult config);
+
+  comm::World& world() { return world_; }
+  const Config& config() const { return config_.config; }
+  const ConfigResult& config_result() const { return config_; }
+  plan::RunPlan& plan() { return *plan_; }
+  ops::Exec& exec() { return exec_; }
+  Optimizer& optimizer() { return *optimizer_; }
+  GradReducer& reducer() { return *reducer_; }
+  comm::Communicator& dp() { return grid_->dp_cp(); }
+  const data::TokenDataset& train_data() const { return *train_.dataset; }
+  const data::TokenDataset* validation_data() const { return validation_.get(); }
+  Position& position() { return position_; }
+  int64_t max_steps() const { return train_.max_steps; }
+  int64_t validation_batches() const { return validation_batches_; }
+  double gemm_peak() const { return gemm_peak_; }
+  const std::string& resumed_from() const { return resumed_from_; }
+  const std::vector<std::string>& warnings() const { return warnings_; }
+  const FlatState& flat() const { return flat_; }
+  const RunLock* lock() const { return lock_.get(); }
+
+  /// From now on a complete gradient may be sent (the last microbatch of a step).
+  void set_last_microbatch(bool last) { last_microbatch_ = last; }
+
+  /// Collective. Returns the path.
+  std::string save();
+
+ private:
+  void open_data();
+  void allocate();
+  void initialise();
+  RankGroup rank_group();
+
+  comm::World& world_;
+  ConfigResult config_;
+  std::unique_ptr<ProcessGrid> grid_;
+  std::unique_ptr<plan::RunPlan> plan_;
+  TrainData train_;
+  std::unique_ptr<data::TokenDataset> validation_;
+  std::unique_ptr<RunLock> lock_;
+  memory::Arenas arenas_;
+  ops::Exec exec_;
+  FlatState flat_;
+  TrainState state_;
+  std::unique_ptr<GradReducer> reducer_;
+  std::unique_ptr<Optimizer> optimizer_;
+  Position position_;
+  std::string resumed_from_;
+  std::vector<std::string> warnings_, tokenizer_files_;
+  int64_t validation_batches_ = 0;
+  double gemm_peak_ = 0;
+  bool last_microbatch_ = false;
+};
+
+}  // namespace nrl::train

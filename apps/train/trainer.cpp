@@ -1,0 +1,391 @@
+#include "apps/train/trainer.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "apps/data/loader.h"
+#include "apps/train/run_io/lr_schedule.h"
+#include "apps/train/run_io/metrics.h"
+#include "apps/train/run_io/statistics.h"
+#include "apps/train/run_io/stop_signal.h"
+#include "apps/train/run_io/terminal.h"
+#include "apps/train/session.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/device/cpu/features.h"
+#include "parallel/pipeline/schedule.h"
+
+namespace nrl::train {
+namespace {
+
+LrSchedule make_schedule(const PolicyConfig& policy, int64_t max_steps, int64_t global_batch) {
+  const SchedulerConfig& s = policy.scheduler;
+  LrSchedule out;
+  out.decay = lr_decay_from(name_of(s.lr_decay_style));
+  out.lr = scaled_lr(policy.optimizer.lr, lr_scaling_from(name_of(policy.optimizer.lr_scaling.rule)),
+                     global_batch, policy.optimizer.lr_scaling.base_batch_size);
+  out.min_lr = s.min_lr;
+  out.decay_steps = s.lr_decay_iters.value_or(max_steps);
+  out.warmup_steps =
+      s.warmup_ratio
+          ? static_cast<int64_t>(std::llround(*s.warmup_ratio * static_cast<double>(out.decay_steps)))
+          : s.lr_warmup_iters;
+  out.wsd_decay_steps = s.lr_wsd_decay_iters.value_or(0);
+  check(out);
+  return out;
+}
+
+// What one step brought, the same on all ranks.
+struct StepOutcome {
+  double loss = 0, grad_norm = 0, lr = 0;
+  bool skipped = false, stop = false;
+};
+
+class Trainer {
+ public:
+  Trainer(comm::World& world, const ConfigResult& config)
+      : start_(Timers::steady_seconds()),
+        world_(world),
+        session_(world, config),
+        c_(session_.config()),
+        plan_(session_.plan()) {
+    together(world, [&] {
+      schedule_ = make_schedule(c_.policy, std::max<int64_t>(session_.max_steps(), 1), plan_.batch.global);
+      metrics_ = std::make_unique<MetricsLog>(c_.logger.log_dir, session_.position().step, first());
+      if (first())
+        write_file_atomic(join_path(c_.logger.log_dir, "config.yaml"),
+                          dump_resolved(session_.config_result()));
+    });
+    TerminalOptions options;
+    options.active = first();
+    options.progress = progress_from(name_of(c_.logger.progress));
+    options.log_interval = c_.logger.log_interval;
+    options.max_steps = session_.max_steps();
+    terminal_ = std::make_unique<Terminal>(std::move(options));
+  }
+
+  Exit run() {
+    StopSignals signals;
+    banner();
+    Position& at = session_.position();
+    if (session_.max_steps() == 0) {
+      save();
+      return finish("done: the initial checkpoint was written", Exit::ok);
+    }
+    if (at.step >= session_.max_steps())
+      return finish(
+          fmt::format("nothing to do: the checkpoint is at step {} of {}", at.step, session_.max_steps()),
+          Exit::ok);
+    if (c_.pretrain.val_at_start && at.step == 0) evaluate();
+
+    data::LoaderOptions loading;
+    loading.micro_batch = plan_.batch.micro;
+    loading.data_parallel_rank = session_.dp().rank();
+    loading.data_parallel_size = session_.dp().size();
+    loading.accumulation = plan_.batch.accumulation;
+    loading.consumed_samples = at.consumed_samples;
+    loading.steps = session_.max_steps() - at.step;
+    loading.threads = static_cast<int>(c_.data.num_workers);
+    loading.prefetch = static_cast<int>(c_.data.prefetch_batches);
+    data::BatchLoader loader(session_.train_data(), loading);
+
+    first_step_ = at.step;
+    while (at.step < session_.max_steps()) {
+      const StepOutcome outcome = step(loader, loading);
+      if (at.skipped_in_a_row >= c_.pretrain.max_nonfinite_steps ||
+          (outcome.skipped && c_.pretrain.on_nonfinite == OnNonfinite::stop)) {
+        if (first())
+          log::error_text(
+              fmt::format("the gradients were not finite in {} steps in a row, the last one step {}; the "
+                          "weights are those "
+                          "of step {}. Lower policy.optimizer.lr or look at the data of these steps with: "
+                          "nrl-train data show",
+                          at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row));
+        return finish("diverged", Exit::diverged);
+      }
+      const bool last = at.step == session_.max_steps();
+      if ((c_.pretrain.val_period > 0 && at.step % c_.pretrain.val_period == 0) ||
+          (last && c_.pretrain.val_at_end))
+        evaluate();
+      if (outcome.stop) {
+        terminal_->note(fmt::format("stop requested; finished step {}, saving", at.step));
+        if (c_.checkpointing.enabled) save();
+        return finish(fmt::format("stopped after {}/{} steps, {}; exit 75  (resume: run the same command)",
+                                  at.step, session_.max_steps(),
+                                  c_.checkpointing.enabled ? "checkpoint saved"
+                                                           : "no checkpoint: checkpointing.enabled is false"),
+                      Exit::stopped);
+      }
+      if (last || (c_.checkpointing.save_period > 0 && at.step % c_.checkpointing.save_period == 0)) save();
+    }
+    return finish(fmt::format("done: {} steps", at.step), Exit::ok);
+  }
+
+ private:
+  bool first() const { return world_.rank() == 0; }
+
+  void banner() {
+    if (!first()) {
+      return;
+    }
+    const auto& spec = plan_.spec;
+    RunFacts facts;
+    facts.title = fmt::format("nrl-train {}", NRL_VERSION);
+    auto add = [&](const char* label, std::string text) {
+      facts.sections.emplace_back(label, std::move(text));
+    };
+    add("config", session_.config_result().files.empty() ? "-" : session_.config_result().files.back());
+    for (const Translation& t : session_.config_result().translated)
+      add("", fmt::format("{} is read as {}", t.given, t.canonical));
+    add("grid", fmt::format("{} = dp {} x tp 1 x pp 1 x cp 1 x ep 1   {}", world_.size(),
+                            plan_.batch.data_parallel, plan_.sharding.name));
+    add("device", fmt::format("cpu, {} kernels, {} thread{} per rank, {:.0f} GFLOP/s in fp32 matrix products",
+                              cpu::name_of(cpu::best_isa()), plan_.threads, plan_.threads == 1 ? "" : "s",
+                              session_.gemm_peak()));
+    add("model",
+        fmt::format(
+            "{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}", name_of(spec.family),
+            spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.vocab_size,
+            human_count(static_cast<double>(plan_.parameters.total())), spec.tied ? " (tied)" : "",
+            plan_.recipe.master_weights() ? "bf16 storage, fp32 arithmetic and master weights" : "fp32"));
+    add("batch", fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps",
+                             plan_.batch.global, plan_.sequence_length,
+                             grouped(plan_.batch.global * plan_.sequence_length), plan_.batch.micro,
+                             plan_.batch.accumulation, plan_.batch.data_parallel, session_.max_steps()));
+    add("data", session_.train_data().describe());
+    std::string rules;
+    for (const std::string& rule : plan_.recompute_modules) rules += (rules.empty() ? "" : ", ") + rule;
+    add("memory",
+        plan::memory_line(plan_.memory) + (rules.empty() ? "" : fmt::format("   (recomputed: {})", rules)));
+    if (!session_.resumed_from().empty())
+      add("resume", fmt::format("{}, step {}", session_.resumed_from(), session_.position().step));
+    terminal_->banner(facts);
+    for (const std::string& w : session_.warnings()) terminal_->warn(w);
+  }
+
+  StepOutcome step(data::BatchLoader& loader, const data::LoaderOptions& loading) {
+    Position& at = session_.position();
+    const double begin = Timers::steady_seconds();
+    const SectionTimes before = timers_.times();
+    const double exposed_before = exposed_seconds();
+    const int64_t tokens = plan_.batch.global * plan_.sequence_length;
+    const auto weight = static_cast<float>(-1.0 / static_cast<double>(tokens));
+    double log_prob_sum = 0;
+    StepOutcome out;
+    out.lr = learning_rate(schedule_, at.step + 1);
+    const model::MicroBatch* batch = nullptr;
+    auto compute = std::make_unique<Timers::Scope>(timers_, RunSection::compute);
+    for (const pipeline::Action& action : actions_) switch (action.kind) {
+        case pipeline::ActionKind::forward: {
+          const data::MicroBatch* read = nullptr;
+          {
+            const auto scope = timers_.time(RunSection::data);
+            read = &loader.next();
+          }
+          batch = &plan_.tensors->fill(
+              *read, weight, data::first_sample(loading, 0, action.microbatch) - loading.consumed_samples,
+              at.step + 1);
+          session_.set_last_microbatch(action.microbatch + 1 == plan_.batch.accumulation);
+          if (action.microbatch + 1 == plan_.batch.accumulation) session_.reducer().start();
+          const Tensor lp = plan_.decoder->forward(*batch, true);
+          log_prob_sum = std::accumulate(lp.ptr<float>(), lp.ptr<float>() + lp.numel(), log_prob_sum,
+                                         [](double sum, float x) { return sum + static_cast<double>(x); });
+          break;
+        }
+        case pipeline::ActionKind::backward:
+          plan_.decoder->backward(*batch);
+          break;
+        case pipeline::ActionKind::reduce:
+          session_.reducer().finish();
+          break;
+        case pipeline::ActionKind::step:
+          update(out, log_prob_sum);
+          break;
+      }
+    compute.reset();
+    ++at.step;
+    at.consumed_samples += plan_.batch.global;
+    at.tokens += tokens;
+    out.loss = -log_prob_sum / static_cast<double>(tokens);
+    report(out, Timers::steady_seconds() - begin, timers_.times() - before,
+           exposed_seconds() - exposed_before, tokens);
+    return out;
+  }
+
+  // Clips and updates, unless the gradients are not finite; the step's scalars are summed over the ranks
+  // here.
+  void update(StepOutcome& out, double& log_prob_sum) {
+    Position& at = session_.position();
+    out.grad_norm = session_.optimizer().gradient_norm(session_.dp());
+    double scalars[2] = {log_prob_sum, StopSignals::requested() != 0 ? 1.0 : 0.0};
+    session_.dp().all_reduce(std::span(scalars));
+    log_prob_sum = scalars[0];
+    out.stop = scalars[1] > 0;
+    if (!std::isfinite(out.grad_norm) || !std::isfinite(log_prob_sum)) {
+      out.skipped = true;
+      ++at.skipped;
+      ++at.skipped_in_a_row;
+      session_.optimizer().discard_gradients();
+      return;
+    }
+    at.skipped_in_a_row = 0;
+    double scale = 1;
+    if (c_.policy.max_grad_norm) scale = std::min(1.0, *c_.policy.max_grad_norm / (out.grad_norm + 1e-6));
+    session_.optimizer().step(out.lr, scale, ++at.updates);
+    const Tensor& weights = session_.flat().weights;
+    session_.reducer().gather_params(comm::View(weights.data, weights.numel(), weights.dtype));
+  }
+
+  double exposed_seconds() {
+    double sum = 0;
+    for (const auto& total : world_.ledger().totals()) sum += total.exposed_seconds;
+    return sum;
+  }
+
+  void report(const StepOutcome& out, double seconds, const SectionTimes& times, double exposed,
+              int64_t tokens) {
+    const Position& at = session_.position();
+    timers_.move(RunSection::compute, RunSection::comm, exposed);
+    StepFacts facts;
+    facts.step = at.step;
+    facts.max_steps = session_.max_steps();
+    facts.loss = out.loss;
+    facts.lr = out.lr;
+    facts.grad_norm = out.grad_norm;
+    facts.tokens = at.tokens;
+    facts.tokens_per_s = static_cast<double>(tokens) / seconds;
+    facts.mfu = mfu(facts.tokens_per_s);
+    facts.mem_bytes = static_cast<int64_t>(cpu::peak_resident_bytes());
+    facts.step_ms = seconds * 1e3;
+    facts.data_ms = times[RunSection::data] * 1e3;
+    facts.comm_ms = exposed * 1e3;
+    facts.skipped = out.skipped;
+    facts.world_size = world_.size();
+    // The first step of a process pays for page faults and kernel generation.
+    if (at.step > first_step_ + 1) {
+      rates_.add(facts.tokens_per_s);
+      step_seconds_.add(seconds);
+      facts.eta_s = step_seconds_.mean() * static_cast<double>(session_.max_steps() - at.step);
+    }
+    for (int i = 0; i < memory::category_count; ++i) {
+      const auto category = static_cast<memory::Category>(i);
+      facts.memory.emplace_back(memory::name_of(category), plan_.memory.bytes(category));
+    }
+    metrics_->step(facts);
+    terminal_->step(facts);
+    if (at.step == first_step_ + 1 && first())
+      terminal_->event(
+          "start", at.step,
+          fmt::format("first step done {:.2f} s after start", Timers::steady_seconds() - start_));
+    if (session_.lock() && Timers::steady_seconds() - last_heartbeat_ > 10) {
+      session_.lock()->heartbeat();
+      last_heartbeat_ = Timers::steady_seconds();
+    }
+  }
+
+  double mfu(double tokens_per_s) const {
+    return tokens_per_s * training_flops_per_token(plan_.spec, plan_.sequence_length) /
+           (session_.gemm_peak() * 1e9 * world_.size());
+  }
+
+  void evaluate() {
+    const auto scope = timers_.time(RunSection::eval);
+    const double begin = Timers::steady_seconds();
+    data::LoaderOptions loading;
+    loading.micro_batch = plan_.batch.micro;
+    loading.data_parallel_rank = session_.dp().rank();
+    loading.data_parallel_size = session_.dp().size();
+    loading.accumulation = plan_.batch.accumulation;
+    loading.steps = session_.validation_batches();
+    loading.threads = static_cast<int>(c_.data.num_workers);
+    data::BatchLoader loader(*session_.validation_data(), loading);
+    double sum = 0;
+    for (int64_t i = 0; i < loading.steps * loading.accumulation; ++i) {
+      const Tensor lp = plan_.decoder->forward(plan_.tensors->fill(loader.next(), 0, 0, 0), false);
+      for (int64_t t = 0; t < lp.numel(); ++t) sum += static_cast<double>(lp.ptr<float>()[t]);
+    }
+    session_.dp().all_reduce(std::span(&sum, 1));
+    const double loss =
+        -sum / static_cast<double>(loading.steps * plan_.batch.global * plan_.sequence_length);
+    Position& at = session_.position();
+    if (at.best_val_loss == 0 || loss < at.best_val_loss) {
+      at.best_val_loss = loss;
+      at.best_val_step = at.step;
+    }
+    EvalFacts facts;
+    facts.step = at.step;
+    facts.losses = {{"val_loss", loss}};
+    facts.seconds = Timers::steady_seconds() - begin;
+    metrics_->eval(facts);
+    terminal_->eval(facts);
+  }
+
+  void save() {
+    if (!c_.checkpointing.enabled) return;
+    const auto scope = timers_.time(RunSection::checkpoint);
+    const double begin = Timers::steady_seconds();
+    try {
+      checkpoint_ = session_.save();
+      terminal_->event("ckpt", session_.position().step,
+                       fmt::format("{}  {:.1f}s", checkpoint_, Timers::steady_seconds() - begin));
+      failed_saves_ = 0;
+    } catch (const Error& e) {
+      // The same on all ranks. Training is worth more than one checkpoint, but not than all of them.
+      if (++failed_saves_ >= 3 || session_.position().step == session_.max_steps() ||
+          StopSignals::requested())
+        throw;
+      if (first())
+        terminal_->warn(fmt::format("checkpoint at step {} failed: {}; training goes on",
+                                    session_.position().step, e.what()));
+    }
+  }
+
+  Exit finish(std::string outcome, Exit code) {
+    const Position& at = session_.position();
+    RunSummary s;
+    s.outcome = std::move(outcome);
+    s.steps = at.step - first_step_;
+    s.max_steps = session_.max_steps();
+    s.tokens = s.steps * plan_.batch.global * plan_.sequence_length;
+    s.wall_s = Timers::steady_seconds() - start_;
+    s.mean_tokens_per_s = rates_.mean();
+    s.median_tokens_per_s = rates_.median();
+    if (rates_.count() > 0) s.mfu = mfu(rates_.median());
+    if (at.best_val_loss != 0) {
+      s.best_val_loss = at.best_val_loss;
+      s.best_val_step = at.best_val_step;
+    }
+    s.times = timers_.times();
+    s.checkpoint = checkpoint_;
+    if (!checkpoint_.empty() && code == Exit::ok)
+      s.next = {fmt::format("nrl-train generate {} --prompt \"...\"", checkpoint_)};
+    terminal_->summary(s);
+    return code;
+  }
+
+  double start_;
+  comm::World& world_;
+  Session session_;
+  const Config& c_;
+  plan::RunPlan& plan_;
+  LrSchedule schedule_;
+  std::unique_ptr<MetricsLog> metrics_;
+  std::unique_ptr<Terminal> terminal_;
+  Timers timers_;
+  std::vector<pipeline::Action> actions_ =
+      pipeline::single_stage_schedule(static_cast<int>(plan_.batch.accumulation));
+  Histogram rates_, step_seconds_;
+  std::string checkpoint_;
+  int64_t first_step_ = 0;
+  int failed_saves_ = 0;
+  double last_heartbeat_ = 0;
+};
+
+}  // namespace
+
+Exit train(comm::World& world, const ConfigResult& config) {
+  Trainer trainer(world, config);
+  return trainer.run();
+}
+
+}  // namespace nrl::train
