@@ -48,6 +48,12 @@ std::string meant(const Key& key, const std::string& text) {
     return number ? number_text(*number) : "";
   }
   if (const auto size = parse_size(bare)) return std::to_string(*size);
+  // "2.5k"
+  static constexpr std::pair<char, double> units[] = {{'k', 1e3}, {'M', 1e6}, {'B', 1e9}};
+  for (const auto& [suffix, factor] : units)
+    if (bare.ends_with(suffix))
+      if (const auto number = parse_number(std::string_view(bare).substr(0, bare.size() - 1)))
+        bare = number_text(*number * factor);
   if (const auto number = parse_number(bare);
       number && std::abs(*number) < 1e15 && *number == std::floor(*number))
     return std::to_string(static_cast<int64_t>(*number));

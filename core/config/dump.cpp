@@ -29,11 +29,11 @@ void walk(const std::string& section, const std::function<void(const std::string
 }
 
 std::string status_text(const Key& key) {
-  if (!key.built) return fmt::format("not supported yet: only {} is accepted", key.default_yaml());
-  if (key.choices.built.empty()) return "supported";
+  if (!key.built) return fmt::format("Not supported yet: only {} is accepted", key.default_yaml());
+  if (key.choices.built.empty()) return "Supported";
   std::string names;
   for (std::string_view name : key.choices.built) names += (names.empty() ? "" : ", ") + std::string(name);
-  return "supported today: " + names;
+  return "Supported today: " + names;
 }
 
 std::string aliases_text(const Key& key, std::string_view separator) {

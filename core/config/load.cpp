@@ -74,6 +74,7 @@ class Loader {
   }
 
   void finish() {
+    apply_mixed_precision();
     resolve_references();
     std::vector<std::pair<const Key*, Value>> values;
     for (auto& [path, given] : given_) {
@@ -212,7 +213,7 @@ class Loader {
       } else if (is_section) {
         not_a_mapping(where, entry, path, parent_line);
       } else {
-        unknown(where, entry, path, section, parent_line);
+        unknown(where, entry, path, parent_line);
       }
     }
   }
@@ -228,13 +229,15 @@ class Loader {
     for (size_t i = 0; i < names.size() && i < kMaxKeysListed; ++i)
       out += (i ? ", " : "") + std::string(names[i]);
     if (names.size() > kMaxKeysListed)
-      out += fmt::format(", ... ({} more: nrl-train explain {})", names.size() - kMaxKeysListed, section);
+      out += fmt::format(", ... ({} more: nrl-train explain{}{})", names.size() - kMaxKeysListed,
+                         section.empty() ? "" : " ", section);
     return out;
   }
 
-  void unknown(int where, const Entry& entry, const std::string& path, const std::string& section,
-               int parent_line) {
+  void unknown(int where, const Entry& entry, const std::string& path, int parent_line) {
     const Schema& schema = Schema::get();
+    const size_t dot = path.rfind('.');
+    const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);
     const std::string near = schema.suggest(path);
     std::string label;
     std::vector<std::string> notes;
@@ -267,7 +270,10 @@ class Loader {
         return;
       }
       const std::string& meaning = *on ? found.alias->if_true : found.alias->if_false;
-      if (meaning.empty()) return;  // false of one switch among several says nothing
+      if (meaning.empty()) {  // false of one switch among several says nothing
+        if (*on) mixed_precision_ = Given{value, where, parent_line, entry.key_pos, written};
+        return;
+      }
       value.text = meaning;
     }
     result_.translated.push_back({fmt::format("{}: {}", written, text_of(entry.value)),
@@ -308,6 +314,24 @@ class Loader {
     for (size_t i = 0; i < a.items.size(); ++i)
       if (!same(a.items[i], b.items[i])) return false;
     return true;
+  }
+
+  /// `mixed_precision: true` of the seed documents: a 16-bit precision, bfloat16 unless one is named.
+  void apply_mixed_precision() {
+    if (!mixed_precision_) return;
+    Given& mixed = *mixed_precision_;
+    const auto precision = given_.find("policy.precision");
+    if (precision == given_.end()) {
+      mixed.node.text = "bfloat16";
+      result_.translated.push_back(
+          {mixed.written + ": true", "policy.precision: bfloat16", place(mixed.source, mixed.key_pos)});
+      given_["policy.precision"] = mixed;
+    } else if (const std::string& text = precision->second.node.text; text == "float32" || text == "fp32") {
+      problem(mixed.source, mixed.node.pos, mixed.parent_line, "policy.precision",
+              fmt::format("{}: true contradicts precision {}", mixed.written, text), "",
+              {fmt::format("the precision is given as '{}' at {}", precision->second.written,
+                           place(precision->second.source, precision->second.key_pos))});
+    }
   }
 
   /// Replaces values that are exactly "${a.b}" by the value of that key.
@@ -399,6 +423,7 @@ class Loader {
   std::map<std::string, Given> given_;  ///< canonical key -> the value in force
   std::set<std::string> fresh_;         ///< keys given by the layer in work
   std::vector<std::string> chain_;      ///< files whose `defaults:` are being followed
+  std::optional<Given> mixed_precision_;
   std::vector<std::string> unresolved_;
   std::vector<std::string> model_order_;
   std::map<std::string, Value> model_values_;

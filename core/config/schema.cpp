@@ -59,10 +59,11 @@ std::string Key::type_text() const {
       const double none_high =
           is_int ? std::numeric_limits<int32_t>::max() : std::numeric_limits<double>::max();
       auto text = [&](double v) { return is_int ? std::to_string(static_cast<int64_t>(v)) : number_text(v); };
-      if (min > none_low)
-        out += min_open ? fmt::format(" above {}", text(min)) : fmt::format(" from {}", text(min));
-      if (max < none_high && max < 1e12)
-        out += max_open ? fmt::format(" below {}", text(max)) : fmt::format(" to {}", text(max));
+      const bool low = min > none_low, high = max < none_high && max < 1e12;
+      if (low) out += fmt::format(" {} {}", min_open ? "above" : "from", text(min));
+      if (high)
+        out += fmt::format("{} {}", max_open ? (low ? " and below" : " below") : (low ? " to" : " up to"),
+                           text(max));
       break;
     }
   }

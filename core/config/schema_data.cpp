@@ -76,8 +76,6 @@ void add_foreign_keys(Table& t) {
   t.foreign("model.backend", "remove it; there is one implementation");
   t.foreign("policy.model_parallel",
             "remove it; distributed.tensor_parallel_size and pipeline_parallel_size say it");
-  t.foreign("training.mixed_precision", "write policy.precision: bfloat16 or float32");
-  t.foreign("policy.mixed_precision", "write policy.precision: bfloat16 or float32");
   t.foreign("policy.dtensor_cfg.enabled", "remove it; there is one implementation");
   t.foreign("policy.megatron_cfg.enabled", "remove it; there is one implementation");
   t.foreign("policy.megatron_cfg.optimizer.adam_beta1", "write policy.optimizer.betas: [beta1, beta2]");

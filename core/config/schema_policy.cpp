@@ -246,6 +246,8 @@ void add_policy_keys(Table& t) {
       .alias("model.precision")
       .alias("model.torch_dtype")
       .alias("training.precision")
+      .on_off("training.mixed_precision", "", "float32")
+      .on_off("policy.mixed_precision", "", "float32")
       .on_off("training.fp16", "float16", "")
       .on_off("training.bf16", "bfloat16", "")
       .on_off("policy.megatron_cfg.optimizer.bf16", "bfloat16", "")

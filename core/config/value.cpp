@@ -24,7 +24,7 @@ size_t integer_length(std::string_view text) {
 
 /// Texts that may stand in YAML without quotes in a flow list as well.
 bool is_plain(std::string_view text) {
-  if (text.empty() || is_null_text(text) || parse_boolean(text) || text == "auto") return false;
+  if (text.empty() || is_null_text(text) || parse_boolean(text)) return false;
   if (is_digit(text[0]) || text[0] == '-' || text[0] == '.' || text[0] == '+') {
     if (parse_number(text) || parse_size(text)) return false;
     if (text[0] == '-' || text.starts_with("...")) return false;

@@ -174,9 +174,23 @@ class Builder : public YAML::EventHandler {
       return;
     }
     // The mark of an absent value is where the next token is.
-    if (node.kind == Node::Kind::null) node.pos = entry.key_pos;
+    if (node.kind == Node::Kind::null) place_null(node, entry.key_pos);
     entry.value = std::move(node);
     level.node.entries.push_back(std::move(entry));
+  }
+
+  /// A written null is marked where it stands, an absent one at its key.
+  void place_null(Node& node, Pos key) const {
+    const std::string_view line = source_.line(node.pos.line);
+    const size_t at = static_cast<size_t>(node.pos.column - 1);
+    const std::string_view rest = at < line.size() ? line.substr(at) : std::string_view();
+    if (node.pos.line == key.line && node.pos.column > key.column && rest.starts_with('~'))
+      node.pos.length = 1;
+    else if (node.pos.line == key.line && node.pos.column > key.column &&
+             (rest.starts_with("null") || rest.starts_with("Null") || rest.starts_with("NULL")))
+      node.pos.length = 4;
+    else
+      node.pos = key;
   }
 
   const Source& source_;
@@ -189,6 +203,11 @@ class Builder : public YAML::EventHandler {
   bool sentinel_seen_ = false;
   std::optional<Pos> unclosed_;
 };
+
+bool starts_with_tab(std::string_view line) {
+  const size_t first = line.find_first_not_of(' ');
+  return first != std::string_view::npos && line[first] == '\t';
+}
 
 /// Columns by which the top mapping is indented: those of the first line with content.
 size_t top_indent(std::string_view text) {
@@ -284,6 +303,12 @@ Node parse(const Source& source, std::string text, Shift shift, Diagnostics& pro
       else
         add(end, "not valid YAML: the text ends in the middle of something",
             {"every line must be 'key: value'"});
+    } else if (const std::string_view line = source.line(pos.line); starts_with_tab(line)) {
+      pos.column = static_cast<int>(line.find('\t')) + 1;
+      add(pos, "a tab in the indentation", {"YAML is indented with spaces"});
+    } else if (e.msg.starts_with("the referenced anchor is not defined")) {
+      add(pos, "aliases are not supported",
+          {"write the value out, or quote it if it is a text that begins with '*'"});
     } else {
       add(pos, "not valid YAML: " + e.msg);
     }

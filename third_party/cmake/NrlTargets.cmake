@@ -10,7 +10,9 @@ if(NRL_WERROR)
   target_compile_options(nrl_flags INTERFACE -Werror)
 endif()
 if(NRL_SANITIZE)
-  target_compile_options(nrl_flags INTERFACE -fsanitize=${NRL_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  # -Wno-maybe-uninitialized: GCC reports false ones in instrumented code (its manual says so of -fsanitize).
+  target_compile_options(nrl_flags INTERFACE -fsanitize=${NRL_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
+    -Wno-maybe-uninitialized)
   target_link_options(nrl_flags INTERFACE -fsanitize=${NRL_SANITIZE})
 else()
   target_compile_options(nrl_flags INTERFACE $<$<CONFIG:Release>:-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2> -fstack-protector-strong)

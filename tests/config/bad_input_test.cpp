@@ -1,0 +1,304 @@
+#include "tests/catch.h"
+#include "tests/config/helpers.h"
+
+#include <sys/stat.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+using namespace nrl;
+using namespace nrl::test;
+
+namespace {
+
+struct Bad {
+  std::string yaml;
+  int line, column;
+  std::string message;  ///< part of what is printed
+};
+
+std::string repeat(std::string_view piece, int n) {
+  std::string out;
+  for (int i = 0; i < n; ++i) out += piece;
+  return out;
+}
+
+/// The problem at a place, or a test failure that shows what there was instead.
+void require_problem(const Bad& bad) {
+  const auto start = std::chrono::steady_clock::now();
+  const ConfigResult result = load_text(bad.yaml);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const std::string text = render(result.diagnostics);
+  INFO(bad.yaml.substr(0, 200));
+  INFO(text);
+  CHECK(seconds < 5);
+  CHECK(result.exit_code() == Exit::config);
+  bool found = false;
+  for (const Diagnostic& d : result.diagnostics)
+    found = found || (d.line == bad.line && d.column == bad.column && contains(render({d}), bad.message));
+  CHECK(found);
+}
+
+}  // namespace
+
+TEST_CASE("malformed YAML is refused with its place", "[config]") {
+  const Bad cases[] = {
+      {",", 1, 1, "must be a mapping"},
+      {",a", 1, 1, "must be a mapping"},
+      {"policy: {}\n---\n,", 2, 1, "single document"},
+      {"policy: {}\n...\ndata: 1", 2, 1, "single document"},
+      {"a: &a [*a]", 1, 4, "anchors are not supported"},
+      {"&a {k: *a}", 1, 1, "anchors are not supported"},
+      {"policy: &a {*a: 1}", 1, 9, "anchors are not supported"},
+      {"policy:\n  precision: *x", 2, 14, "aliases are not supported"},
+      {"a: !!python/object:os.system 1", 1, 4, "tags are not supported"},
+      {"policy:\n  <<: {precision: float32}", 2, 3, "merge keys are not supported"},
+      {"policy:\n  precision: float32\n  precision: bfloat16\n", 3, 3, "first given at t.yaml:2:3"},
+      {"data: {seed: 1, seed: 1}", 1, 17, "duplicate key 'seed'"},
+      {"policy:\n  model_name: \"abc\n  precision: float32\n", 2, 15, "unclosed quote"},
+      {"policy:\n  model_name: 'abc\n", 2, 15, "unclosed quote"},
+      {"policy:\n  optimizer: {lr: 1\n", 2, 14, "unclosed '{'"},
+      {"data:\n  split: [1, 2\n", 2, 10, "unclosed '['"},
+      {"- 1\n- 2\n", 1, 1, "must be a mapping"},
+      {"{policy: {}}", 1, 1, "not braces"},
+      {"hello", 1, 5, "not valid YAML"},
+      {"a: b: c", 1, 5, "not valid YAML"},
+      {"[1, 2]: 3", 1, 1, "a key must be plain text"},
+      {"policy:\n\tmodel_name: x", 2, 1, "a tab in the indentation"},
+      {"a: 1\nb: \xff\n", 2, 4, "0xff"},
+      {"a: \xc0\xaf", 1, 4, "UTF-8"},
+      {"a: \xed\xa0\x80", 1, 4, "UTF-8"},
+      {std::string("a: 1\0", 5), 1, 5, "NUL"},
+      {"a: \x1b[31m", 1, 4, "control character 0x1b"},
+      {"data:\n  train: {data_path: \"a\\0b\"}", 2, 22, "control characters"},
+  };
+  for (const Bad& bad : cases) require_problem(bad);
+}
+
+TEST_CASE("deep nesting is refused before it costs stack", "[config]") {
+  require_problem({repeat("{a: ", 100000), 1, 253, "nested deeper than 64"});
+  require_problem({repeat("- ", 100000), 1, 129, "nested deeper than 64"});
+  require_problem({repeat("? ", 100000), 1, 129, "nested deeper than 64"});
+  require_problem({"a: " + repeat("[", 65) + repeat("]", 65), 1, 67, "nested deeper than 64"});
+  const ConfigResult brackets = load_text(repeat("[", 100000));
+  CHECK(contains(render(brackets.diagnostics), "nested deeper than 64"));
+}
+
+TEST_CASE("alias bombs do not expand", "[config]") {
+  std::string bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n";
+  for (int i = 1; i < 10; ++i) {
+    const std::string before = "*a" + std::to_string(i - 1);
+    bomb += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [" + repeat(before + ",", 8) + before +
+            "]\n";
+  }
+  require_problem({bomb, 1, 5, "anchors are not supported"});
+}
+
+TEST_CASE("too large a file is refused", "[config]") {
+  require_problem({"# " + std::string((1 << 20) + 10, 'x'), 1, 1, "at most 1 MiB"});
+}
+
+TEST_CASE("a value of the wrong kind is refused where it stands", "[config]") {
+  const Bad cases[] = {
+      {"pretrain:\n  max_num_steps: 010", 2, 18, "did you mean 10?"},
+      {"pretrain:\n  max_num_steps: 0x10", 2, 18, "expected integer"},
+      {"pretrain:\n  max_num_steps: 1_000", 2, 18, "did you mean 1000?"},
+      {"pretrain:\n  max_num_steps: 1e3", 2, 18, "did you mean 1000?"},
+      {"pretrain:\n  max_num_steps: 3.0", 2, 18, "did you mean 3?"},
+      {"pretrain:\n  max_num_steps: 2.5k", 2, 18, "did you mean 2500?"},
+      {"pretrain:\n  max_num_steps: 5 GB", 2, 18, "expected integer"},
+      {"pretrain:\n  max_num_steps: \"10\"", 2, 18, "remove the quotes"},
+      {"pretrain:\n  max_num_steps: 99999999999999999999", 2, 18, "out of range"},
+      {"pretrain:\n  val_batches: 2147483648", 2, 16, "out of range"},
+      {"pretrain:\n  val_batches: 20k", 2, 16, "did you mean 20000?"},
+      {"pretrain:\n  seed: -1", 2, 9, "out of range"},
+      {"pretrain:\n  seed: +1", 2, 9, "did you mean 1?"},
+      {"pretrain:\n  seed: 1:30", 2, 9, "expected integer"},
+      {"pretrain:\n  seed: [1]", 2, 9, "found a list"},
+      {"pretrain:\n  seed:", 2, 3, "found nothing"},
+      {"pretrain:\n  seed: ~", 2, 9, "expected integer"},
+      {"pretrain:\n  val_at_end: yes", 2, 15, "write true or false"},
+      {"pretrain:\n  val_at_end: 1", 2, 15, "expected true or false"},
+      {"pretrain: 3", 1, 11, "expected a mapping"},
+      {"pretrain: [a]", 1, 11, "expected a mapping"},
+      {"pretrain:\n  on_nonfinite: Skip", 2, 17, "did you mean 'skip'?"},
+      {"policy:\n  optimizer: {lr: .nan}", 2, 19, "expected number"},
+      {"policy:\n  optimizer: {lr: .inf}", 2, 19, "expected number"},
+      {"policy:\n  optimizer: {lr: 1e400}", 2, 19, "expected number"},
+      {"policy:\n  optimizer: {lr: .5}", 2, 19, "did you mean 0.5?"},
+      {"policy:\n  optimizer: {lr: 0}", 2, 19, "out of range"},
+      {"policy:\n  optimizer: {betas: [0.9]}", 2, 22, "list of 2 numbers"},
+      {"policy:\n  optimizer: {betas: [0.9, 1.0]}", 2, 28, "out of range"},
+      {"policy:\n  optimizer: {betas: [0.9, x]}", 2, 28, "found 'x'"},
+      {"policy:\n  model: {hidden_size: big}", 2, 24, "found 'big'"},
+      {"policy:\n  model: {rope_scaling: llama3}", 2, 25, "expected a mapping"},
+      {"policy:\n  model_name: ???", 2, 15, "must be given"},
+      {"data:\n  split: \"1,2\"", 2, 10, "list of 3 numbers"},
+      {"data:\n  split: \"1,2,x\"", 2, 10, "found 'x'"},
+      {"data:\n  train: {data_path: [a, {b: c}]}", 2, 26, "found a mapping"},
+      {"kernels: {isa: AVX2}", 1, 16, "did you mean 'avx2'?"},
+      {"pretrain:\n  s\xc3\xa9"
+       "ed: \xc3\xa9",
+       2, 3, "did you mean 'seed'?"},
+  };
+  for (const Bad& bad : cases) require_problem(bad);
+}
+
+TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
+  const Bad cases[] = {
+      {"distributed:\n  tensor_paralel_size: 2", 2, 3, "did you mean 'tensor_parallel_size'?"},
+      {"policy:\n  lr: 1e-3", 2, 3, "did you mean 'policy.optimizer.lr'?"},
+      {"lr: 1e-3", 1, 1, "did you mean 'policy.optimizer.lr'?"},
+      {"optimizer: {lr: 1}", 1, 1, "did you mean 'policy.optimizer'?"},
+      {"Policy: {}", 1, 1, "did you mean 'policy'?"},
+      {"policy:\n  optimizer: {LR: 1}", 2, 15, "did you mean 'lr'?"},
+      {"policy:\n  model: {hiden_size: 1}", 2, 11, "did you mean 'hidden_size'?"},
+      {"pretrain: {qqqqqq: 1}", 1, 12, "keys here: max_num_steps, max_num_epochs"},
+      {"training: {batch_size: 192}", 1, 12, "policy.train_global_batch_size"},
+      {"include: a.yaml", 1, 1, "defaults"},
+      {"grpo: {num_prompts_per_step: 32}", 1, 1, "another algorithm"},
+      {"dpo: {loss_type: sigmoid}", 1, 1, "algorithm dpo"},
+  };
+  for (const Bad& bad : cases) require_problem(bad);
+}
+
+TEST_CASE("features that do not exist yet are refused, their defaults are not", "[config]") {
+  const Bad cases[] = {
+      {"algorithm: dpo", 1, 12, "not supported yet"},
+      {"device: cuda", 1, 9, "supported today: auto, cpu"},
+      {"distributed: {tensor_parallel_size: 2}", 1, 37, "remove it or set it to 1"},
+      {"distributed: {pipeline_parallel_size: 2}", 1, 39, "remove it or set it to 1"},
+      {"distributed: {shard_strategy: fsdp}", 1, 31, "supported today: ddp, optim"},
+      {"distributed: {grad_reduce_dtype: bf16}", 1, 34, "supported today: fp32"},
+      {"policy: {precision: fp16}", 1, 21, "not supported yet"},
+      {"policy: {loss_scaling: 2**15}", 1, 24, "remove it or set it to dynamic"},
+      {"policy: {offload_optimizer: 0.5}", 1, 29, "remove it or set it to false"},
+      {"policy: {lora: {enabled: true}}", 1, 26, "not supported yet"},
+      {"policy: {checkpoint_layers: [0, 4]}", 1, 29, "not supported yet"},
+      {"policy: {sequence_packing: {enabled: true}}", 1, 38, "not supported yet"},
+      {"policy: {fp8_cfg: {enabled: true}}", 1, 29, "not supported yet"},
+      {"policy: {recompute: {granularity: full}}", 1, 35, "supported today: auto, none, selective"},
+      {"policy: {recompute: {modules: [norm, mlp]}}", 1, 38, "supported today: norm, activation"},
+      {"checkpointing: {is_async: true}", 1, 27, "remove it or set it to false"},
+      {"logger: {wandb_enabled: true}", 1, 25, "not supported yet"},
+  };
+  for (const Bad& bad : cases) require_problem(bad);
+  const ConfigResult inert = load_text(kBase +
+                                       "distributed: {tensor_parallel_size: 1, sequence_parallel: auto}\n"
+                                       "checkpointing: {is_async: false}\n"
+                                       "logger: {wandb_enabled: false}\n");
+  INFO(render(inert.diagnostics));
+  CHECK(inert.ok());
+}
+
+TEST_CASE("keys that contradict each other are refused", "[config]") {
+  struct Contradiction {
+    std::vector<std::string> overrides;
+    std::string message;
+  };
+  const Contradiction cases[] = {
+      {{"training.fp16=true", "policy.precision=bogus"}, "expected auto | float32"},
+      {{"policy.train_global_batch_size=10", "policy.train_micro_batch_size=4"}, "not a multiple of micro 4"},
+      {{"policy.train_global_batch_size=12", "policy.train_micro_batch_size=2",
+        "policy.gradient_accumulation_steps=4"},
+       "is not micro 2 x data parallel 1 x accumulation 4 = 8"},
+      {{"policy.optimizer.lr=1e-4", "policy.scheduler.min_lr=1e-3"}, "min_lr 0.001 is above lr 0.0001"},
+      {{"policy.scheduler.lr_decay_style=WSD"}, "WSD needs"},
+      {{"policy.scheduler.lr_wsd_decay_iters=5"}, "has no meaning with lr_decay_style cosine"},
+      {{"policy.scheduler.lr_warmup_iters=5", "policy.scheduler.warmup_ratio=0.1"}, "given twice"},
+      {{"policy.scheduler.lr_warmup_iters=11"}, "longer than max_num_steps (10)"},
+      {{"pretrain.val_period=5"}, "no validation data"},
+      {{"data.validation.data_path=v", "data.split=98,1,1"}, "both give validation data"},
+      {{"data.split=0,1,1"}, "nothing for training"},
+      {{"data.train.weights=[1,2]"}, "2 numbers for 1 paths"},
+      {{"policy.attention.memory_efficient=false"}, "not supported"},
+      {{"policy.recompute.granularity=none", "policy.recompute.modules=[norm]"},
+       "needs granularity: selective"},
+      {{"pretrain.max_num_steps=null"}, "must be given"},
+      {{"data.train.data_path=[]"}, "data.train.data_path must be given"},
+      {{"policy.mixed_precision=true", "policy.precision=float32"}, "contradicts"},
+  };
+  for (const Contradiction& c : cases) {
+    const ConfigResult result = load_base(c.overrides);
+    INFO(c.message);
+    INFO(render(result.diagnostics));
+    CHECK(result.exit_code() == Exit::config);
+    CHECK(contains(render(result.diagnostics), c.message));
+  }
+  require_problem({kBase + "training: {fp16: true, bf16: true}", 7, 24, "given twice with different values"});
+}
+
+TEST_CASE("an error is drawn with its line and a caret under the place", "[config]") {
+  const ConfigResult result = load_text("distributed:\n  tensor_paralel_size: 2\n");
+  CHECK(render(result.diagnostics) ==
+        "error: unknown key 'tensor_paralel_size'\n"
+        "  --> t.yaml:2:3\n"
+        "   |\n"
+        " 1 | distributed:\n"
+        " 2 |   tensor_paralel_size: 2\n"
+        "   |   ^^^^^^^^^^^^^^^^^^^ did you mean 'tensor_parallel_size'?  (distributed.tensor_parallel_size: "
+        "integer "
+        "from 1, default 1)\n"
+        "   = keys here: backend, tensor_parallel_size, pipeline_parallel_size, virtual_pipeline_size, "
+        "context_parallel_size, cp_comm_type, expert_parallel_size, expert_tensor_parallel_size, "
+        "sequence_parallel, "
+        "data_parallel_size, dp_replicate_size, shard_strategy, ... (4 more: nrl-train explain distributed)\n"
+        "\n"
+        "1 error, nothing was started. (exit 78)\n");
+  // Columns and carets count characters, not bytes; a gap to the section's line is shown.
+  const ConfigResult wide = load_text(
+      "logger:\n  log_interval: 1\n  log_dir: \"\xc3\xa9\xc3\xa9\"  # \xc3\xa9\n  progress: fast\n");
+  CHECK(render(wide.diagnostics) ==
+        "error: logger.progress: expected auto | bar | plain | json, found 'fast'\n"
+        "  --> t.yaml:4:13\n"
+        "   |\n"
+        " 1 | logger:\n"
+        "   | ...\n"
+        " 4 |   progress: fast\n"
+        "   |             ^^^^\n"
+        "\n"
+        "1 error, nothing was started. (exit 78)\n");
+  const ConfigResult flow = load_text("logger: {log_dir: \"\xc3\xa9\xc3\xa9\", progress: fast}\n");
+  CHECK(contains(render(flow.diagnostics),
+                 "  --> t.yaml:1:35\n"
+                 "   |\n"
+                 " 1 | logger: {log_dir: \"\xc3\xa9\xc3\xa9\", progress: fast}\n"
+                 "   |                                   ^^^^\n"));
+  const ConfigResult override = load_base({"policy.optimizer.lr=fast"});
+  CHECK(render(override.diagnostics) ==
+        "error: policy.optimizer.lr: expected number above 0 to 1000, found 'fast'\n"
+        "  --> command line: policy.optimizer.lr=fast\n"
+        "   |\n"
+        "   | policy.optimizer.lr=fast\n"
+        "   |                     ^^^^\n"
+        "\n"
+        "1 error, nothing was started. (exit 78)\n");
+}
+
+TEST_CASE("all problems are found at once, in file order", "[config]") {
+  const ConfigResult result =
+      load_text("policy:\n  precisoin: x\n  train_global_batch_size: many\nlogger: {progress: 1}\n");
+  REQUIRE(result.diagnostics.size() == 3);
+  CHECK(result.diagnostics[0].line == 2);
+  CHECK(result.diagnostics[1].line == 3);
+  CHECK(result.diagnostics[2].line == 4);
+  CHECK(contains(render(result.diagnostics), "3 errors, nothing was started. (exit 78)"));
+}
+
+TEST_CASE("files that cannot be read", "[config]") {
+  const auto folder = std::filesystem::temp_directory_path() / ("nrl_config_" + std::to_string(::getpid()));
+  std::filesystem::create_directories(folder);
+  const auto missing = load_config((folder / "none.yaml").string());
+  CHECK(missing.exit_code() == Exit::no_input);
+  CHECK(contains(render(missing.diagnostics), "No such file"));
+  CHECK(contains(render(missing.diagnostics), "(exit 66)"));
+  CHECK(load_config(folder.string()).exit_code() == Exit::no_input);
+  const std::string fifo = (folder / "fifo").string();
+  REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+  CHECK(load_config(fifo).exit_code() == Exit::no_input);  // returns instead of waiting for a writer
+  std::ofstream(folder / "big.yaml") << "# " << std::string((1 << 20) + 1, 'x');
+  CHECK(load_config((folder / "big.yaml").string()).exit_code() == Exit::config);
+  std::filesystem::remove_all(folder);
+}

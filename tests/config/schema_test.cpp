@@ -1,0 +1,108 @@
+#include "core/config/schema.h"
+#include "core/config/convert.h"
+#include "tests/catch.h"
+#include "tests/config/helpers.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+using namespace nrl;
+using namespace nrl::config_detail;
+using namespace nrl::test;
+
+TEST_CASE("every key is fully described, and its default is a value of it", "[config]") {
+  int count = 0;
+  for (const Key& key : Schema::get().keys()) {
+    INFO(key.path);
+    CHECK(key.help.size() > 3);
+    CHECK(key.help.back() == '.');
+    if (!key.get && !key.model) CHECK(!key.built);  // what is supported has a member
+    if (key.kind == Kind::choice) CHECK(!key.choices.names.empty());
+    if (key.model) continue;
+    // An override with the default is accepted, so that a resolved file can be written out and read again.
+    const ConfigResult result =
+        key.path.starts_with("dpo.") ? load_text(kBase) : load_base({key.path + "=" + key.default_yaml()});
+    for (const Diagnostic& d : result.diagnostics) {
+      INFO(render({d}));
+      CHECK((contains(d.message, "must be given")));
+    }
+    ++count;
+  }
+  CHECK(count > 150);
+}
+
+TEST_CASE("every alias leads to its key", "[config]") {
+  for (const Key& key : Schema::get().keys())
+    for (const Alias& alias : key.aliases) {
+      INFO(alias.path);
+      if (key.path.starts_with("dpo.")) continue;
+      const std::string value = alias.is_switch()            ? "true"
+                                : key.default_yaml().empty() ? "1"
+                                                             : key.default_yaml();
+      const ConfigResult result = load_base({alias.path + "=" + value});
+      for (const Diagnostic& d : result.diagnostics) {
+        INFO(render({d}));
+        CHECK(d.key == key.path);
+        CHECK(!contains(d.message, "unknown"));
+      }
+    }
+}
+
+TEST_CASE("explain tells all of a key, and suggests for unknown ones", "[config]") {
+  bool known = false;
+  const std::string lr = explain("policy.optimizer.lr", &known);
+  CHECK(known);
+  CHECK(contains(lr, "Peak learning rate"));
+  CHECK(contains(lr, "default  3e-04"));
+  CHECK(contains(lr, "training.learning_rate"));
+  CHECK(contains(explain("training.bf16", &known), "true: bfloat16"));
+  CHECK(known);
+  CHECK(contains(explain("policy.scheduler", &known), "lr_decay_style"));
+  CHECK(known);
+  CHECK(contains(explain("policy.optimzer.lr", &known), "there is no key"));
+  CHECK(!known);
+  CHECK(contains(explain("policy.learningrate", &known), "there is no key"));
+  CHECK(contains(explain("lr", &known), "did you mean 'policy.optimizer.lr'?"));
+  CHECK(contains(explain("policy.optimizer.lrr", &known), "did you mean 'policy.optimizer.lr'?"));
+  CHECK(contains(explain("policy.lora.enabled", &known), "Not supported yet: only false is accepted"));
+  CHECK(contains(explain("distributed.shard_strategy", &known), "Supported today: ddp, optim"));
+  CHECK(contains(explain("training.batch_size", &known), "train_global_batch_size"));
+  CHECK(contains(explain("", &known), "policy."));
+}
+
+TEST_CASE("the reference page is fresh", "[config]") {
+  const char* path = NRL_SOURCE_DIR "/docs/configuration.md";
+  if (std::getenv("NRL_UPDATE_DOCS")) std::ofstream(path) << config_markdown();
+  std::ifstream in(path);
+  std::stringstream text;
+  text << in.rdbuf();
+  // When it is not: run this test with NRL_UPDATE_DOCS=1.
+  CHECK((text.str() == config_markdown()));
+}
+
+TEST_CASE("the dump says where every value came from", "[config]") {
+  const std::string dump = dump_resolved(load_base({"policy.optimizer.lr=0.001"}));
+  CHECK(contains(dump, "lr: 0.001"));
+  CHECK(contains(dump, "# command line: policy.optimizer.lr=0.001\n"));
+  CHECK(contains(dump, "# t.yaml:4:18\n"));
+  CHECK(contains(dump, "  # default\n"));
+  for (const Key& key : Schema::get().keys())
+    if (key.get) CHECK(contains(dump, key.leaf() + ": "));
+}
+
+TEST_CASE("the number grammar is decimal and strict", "[config]") {
+  for (const char* bad :
+       {"", "-", "+1", "01", "-01", "1_0", "0x1", "1e3", "1.0", " 1", "1 ", "9223372036854775808", "1k"})
+    CHECK(!parse_integer(bad));
+  CHECK(parse_integer("-9223372036854775808") == std::numeric_limits<int64_t>::min());
+  CHECK(parse_integer("0") == 0);
+  CHECK(parse_size("20k") == 20000);
+  CHECK(parse_size("3GiB") == 3221225472);
+  for (const char* bad : {"k", "1K", "1kb", "1 k", "9999999999B", "1.5k", "1kk"}) CHECK(!parse_size(bad));
+  for (const char* bad : {"", ".5", "1.", "1e", "nan", ".nan", "inf", "1e400", "0x1p3", "1,5", "--1", "1e+"})
+    CHECK(!parse_number(bad));
+  CHECK(parse_number("1.5e-3") == 1.5e-3);
+  CHECK(parse_number("-2") == -2.0);
+  for (const double x : {0.1, 1e-300, 3e-4, 123456789.125, -0.0}) CHECK(parse_number(number_text(x)) == x);
+}

@@ -1,0 +1,58 @@
+#include "tests/catch.h"
+#include "tests/config/helpers.h"
+
+using namespace nrl;
+using namespace nrl::test;
+
+namespace {
+std::string complaints(std::vector<std::string> overrides, int world, int nodes = 0) {
+  const ConfigResult result = load_base(std::move(overrides));
+  INFO(render(result.diagnostics));
+  REQUIRE(result.ok());
+  return render(validate_for_world(result, world, nodes));
+}
+}  // namespace
+
+TEST_CASE("the batch is checked against the ranks", "[config]") {
+  CHECK(complaints({}, 1).empty());
+  CHECK(complaints({}, 32).empty());
+  const std::string three = complaints({}, 3);
+  CHECK(contains(three, "train_global_batch_size 32 is not a multiple of data parallel 3 = 3"));
+  CHECK(contains(three, "fits: train_global_batch_size 30 or 33"));
+  const std::string micro = complaints({"policy.train_micro_batch_size=8"}, 8);
+  CHECK(contains(micro, "is not a multiple of micro 8 x data parallel 8 = 64"));
+  CHECK(contains(micro, "or train_micro_batch_size 1, 2, 4"));
+  CHECK(contains(complaints({"policy.train_micro_batch_size=4", "policy.gradient_accumulation_steps=8"}, 2),
+                 "is not micro 4 x data parallel 2 x accumulation 8 = 64"));
+  // The place is that of the key, in the file or on the command line.
+  CHECK(contains(complaints({"policy.train_global_batch_size=10"}, 4),
+                 "--> command line: policy.train_global_batch_size=10"));
+}
+
+TEST_CASE("what the file says of the cluster is checked", "[config]") {
+  CHECK(
+      contains(complaints({"cluster.world_size=4"}, 2), "cluster.world_size is 4, but 2 ranks were started"));
+  CHECK(
+      contains(complaints({"cluster.num_nodes=2"}, 2, 1), "cluster.num_nodes is 2, but the ranks run on 1"));
+  CHECK(complaints({"cluster.num_nodes=2"}, 2).empty());
+  CHECK(
+      contains(complaints({"distributed.data_parallel_size=4"}, 2), "data_parallel_size is 4, but 2 ranks"));
+  CHECK(complaints({"distributed.data_parallel_size=4"}, 4).empty());
+}
+
+TEST_CASE("the batch is resolved", "[config]") {
+  auto plan = [](std::vector<std::string> overrides, int world) {
+    const ConfigResult result = load_base(std::move(overrides));
+    REQUIRE(validate_for_world(result, world).empty());
+    return resolve_batch(result.config, world);
+  };
+  const BatchPlan fixed = plan({"policy.train_micro_batch_size=2"}, 4);
+  CHECK(fixed.data_parallel == 4);
+  CHECK(fixed.micro == 2);
+  CHECK(fixed.accumulation == 4);
+  CHECK(fixed.tokens_per_step == 32 * 1024);
+  CHECK(plan({}, 1).micro == 8);  // 8192 tokens of 1024
+  CHECK(plan({"policy.train_global_batch_size=21"}, 1).micro == 7);
+  CHECK(plan({"policy.max_total_sequence_length=100000"}, 1).micro == 1);
+  CHECK(plan({"policy.gradient_accumulation_steps=2"}, 4).micro == 4);
+}
