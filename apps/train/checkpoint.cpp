@@ -173,8 +173,8 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
       writer.add_file("config.json", hugging_face_config(*s.spec, dtype_text(s.weights.front().dtype)));
     });
     writer.add_file("nrl-train.yaml", options.resolved_config);
-    for (const std::string& path : options.tokenizer_files)
-      writer.copy_file(path.substr(path.rfind('/') + 1), path);
+    for (const data::Tokenizer::File& file : options.tokenizer_files)
+      writer.add_file(file.name, file.content);
   }
   if (!pieces.empty()) {
     std::vector<ShardSpec> shards;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/data/tokenizer.h"
 #include "apps/model/parameters.h"
 #include "apps/plan/run_plan.h"
 #include "core/io/checkpoint_store.h"
@@ -45,8 +46,8 @@ struct TrainState {
 struct SaveOptions {
   std::string store;  ///< checkpointing.checkpoint_dir
   bool optimizer = true;
-  std::string resolved_config;               ///< YAML text
-  std::vector<std::string> tokenizer_files;  ///< copied beside the weights
+  std::string resolved_config;                         ///< YAML text
+  std::vector<data::Tokenizer::File> tokenizer_files;  ///< written beside the weights
 };
 
 /// Collective over `group`. Returns the committed directory. Fails with the same Error on all ranks.

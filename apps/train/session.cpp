@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "apps/data/manifest.h"
 #include "apps/train/model_source.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -121,6 +122,17 @@ cpu::Isa chosen_isa(const Config& config) {
 
 }  // namespace
 
+// The tokenizer that checkpoints carry: the one named, that of the model, or that of the data. None is no
+// error: token files of other programs do not say what made them.
+std::vector<data::Tokenizer::File> tokenizer_files(const Config& c) {
+  if (c.policy.tokenizer.name) return data::make_tokenizer(*c.policy.tokenizer.name)->files();
+  if (c.policy.model_name && path_exists(join_path(*c.policy.model_name, "tokenizer.json")))
+    return data::tokenizer_in(*c.policy.model_name)->files();
+  const std::string& prefix = c.data.train.data_path.front();
+  if (data::read_manifest(prefix)) return data::tokenizer_of_dataset(prefix)->files();
+  return {};
+}
+
 TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch) {
   if (c.data.train.data_path.empty())
     fail(Exit::config, "data.train.data_path is needed: the prefix of token files made by nrl-train prepare");
@@ -153,6 +165,7 @@ Session::Session(comm::World& world, ConfigResult config_result)
     plan_ = plan::make_run_plan(c, load_model_spec(config_), resolve_batch(c, world.size()), world.rank(),
                                 exec_.threads);
     open_data();
+    if (world.rank() == 0 && c.checkpointing.enabled) tokenizer_files_ = tokenizer_files(c);
   });
   grid_ = std::make_unique<ProcessGrid>(GridSizes{}, world.comm());
   together(world, [&] {

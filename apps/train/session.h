@@ -97,7 +97,8 @@ class Session {
   std::unique_ptr<Optimizer> optimizer_;
   Position position_;
   std::string resumed_from_;
-  std::vector<std::string> warnings_, tokenizer_files_;
+  std::vector<std::string> warnings_;
+  std::vector<data::Tokenizer::File> tokenizer_files_;
   int64_t validation_batches_ = 0;
   double gemm_peak_ = 0;
   bool last_microbatch_ = false;

@@ -1,0 +1,250 @@
+#!/usr/bin/env bash
+# One case of the command-line tests: run.sh CASE NRL_TRAIN SOURCE_DIR
+set -euo pipefail
+case_name=$1
+nrl_train=$2
+source_dir=$3
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+
+fail() {
+  echo "FAIL: $*" >&2
+  exit 1
+}
+
+# run RANKS ARGS...: trains on that many ranks; the output goes to out.txt and err.txt.
+run() {
+  local ranks=$1
+  shift
+  if ((ranks == 1)); then
+    "$nrl_train" "$@" >out.txt 2>err.txt
+  else
+    mpirun --oversubscribe --bind-to none -n "$ranks" "$nrl_train" "$@" >out.txt 2>err.txt
+  fi
+}
+
+# expect CODE COMMAND...: the command must leave with this code.
+expect() {
+  local want=$1 got=0
+  shift
+  "$@" || got=$?
+  ((got == want)) || {
+    cat out.txt err.txt >&2 || true
+    fail "exit code $got instead of $want: $*"
+  }
+}
+
+# field FILE NAME: the values of one field of metrics.jsonl, one line a step.
+field() {
+  grep -v val_loss "$1" | sed -E "s/.*\"$2\":([^,}]*).*/\1/"
+}
+
+# same A B TOLERANCE: the losses and gradient norms of two runs agree at every step (relative; 0: to the last digit).
+same() {
+  local name
+  for name in loss grad_norm; do
+    field "$1" "$name" >a.txt
+    field "$2" "$name" >b.txt
+    [[ $(wc -l <a.txt) -gt 0 && $(wc -l <a.txt) -eq $(wc -l <b.txt) ]] || fail "$1 and $2 have different numbers of steps"
+    if [[ $3 == 0 ]]; then
+      cmp -s a.txt b.txt || fail "$name of $1 and $2 differ: $(paste a.txt b.txt | awk '$1 != $2' | head -1)"
+    else
+      paste a.txt b.txt | awk -v tolerance="$3" -v name="$name" '{ d = $1 - $2; if (d < 0) d = -d; m = $2 < 0 ? -$2 : $2
+        if (d > tolerance * m) { print name " differs at line " NR ": " $1 " " $2; exit 1 } }' || fail "$1 and $2 differ"
+    fi
+  done
+}
+
+corpus() {
+  "$nrl_train" prepare --input "$source_dir/README.md" "$source_dir/apps" --tokenizer bytes --output corpus >out.txt 2>err.txt
+}
+
+# config NAME EXTRA...: a tiny Llama with grouped heads on the corpus; logs and checkpoints in NAME.
+config() {
+  cat >"$1.yaml" <<YAML
+algorithm: pretrain
+policy:
+  model: {model_type: llama, vocab_size: 272, hidden_size: 48, intermediate_size: 80, num_hidden_layers: 2,
+          num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 64}
+  train_global_batch_size: 8
+  train_micro_batch_size: 2
+  max_total_sequence_length: 32
+  optimizer: {lr: 3.0e-3}
+  scheduler: {lr_decay_style: cosine, lr_warmup_iters: 2, lr_decay_iters: 10, min_lr: 1.0e-4}
+pretrain: {max_num_steps: 10, seed: 7}
+data: {train: {data_path: corpus}}
+checkpointing: {checkpoint_dir: $1/checkpoints, save_period: 5}
+logger: {log_dir: $1/logs, log_interval: 1}
+YAML
+}
+
+case $case_name in
+  resume)
+    corpus
+    config whole
+    config parts
+    expect 0 run 1 whole.yaml
+    expect 0 run 1 parts.yaml pretrain.max_num_steps=5
+    expect 0 run 1 parts.yaml
+    grep -q 'resume' out.txt || fail "the second run did not say that it resumes"
+    same whole/logs/metrics.jsonl parts/logs/metrics.jsonl 0
+    cmp -s whole/checkpoints/step-10/model.safetensors parts/checkpoints/step-10/model.safetensors || fail "the weights differ"
+    config sharded
+    config sharded_parts
+    expect 0 run 2 sharded.yaml distributed.shard_strategy=optim
+    expect 0 run 2 sharded_parts.yaml distributed.shard_strategy=optim pretrain.max_num_steps=5
+    expect 0 run 2 sharded_parts.yaml distributed.shard_strategy=optim
+    same sharded/logs/metrics.jsonl sharded_parts/logs/metrics.jsonl 0
+    ;;
+  ranks)
+    corpus
+    config one
+    expect 0 run 1 one.yaml
+    for ranks in 2 4; do
+      for strategy in ddp optim; do
+        for overlap in true false; do
+          name=r$ranks-$strategy-$overlap
+          config "$name"
+          expect 0 run $ranks "$name.yaml" distributed.shard_strategy=$strategy distributed.overlap_grad_reduce=$overlap \
+            distributed.bucket_size_mb=0.05
+          same one/logs/metrics.jsonl "$name/logs/metrics.jsonl" 1e-5
+        done
+      done
+    done
+    ;;
+  stop)
+    corpus
+    config whole
+    expect 0 run 1 whole.yaml pretrain.max_num_steps=400 policy.scheduler.lr_decay_iters=400
+    for ranks in 1 2; do
+      config stopped$ranks
+      run $ranks stopped$ranks.yaml pretrain.max_num_steps=400 policy.scheduler.lr_decay_iters=400 &
+      pid=$!
+      for _ in $(seq 200); do
+        [[ $(grep -c loss stopped$ranks/logs/metrics.jsonl 2>/dev/null || true) -gt 3 ]] && break
+        sleep 0.05
+      done
+      # The process itself on one rank; mpirun forwards the signal to its ranks.
+      pkill -USR1 -P $pid || fail "nothing to stop"
+      code=0
+      wait $pid || code=$?
+      ((code == 75)) || fail "stopped with exit code $code instead of 75"
+      ls stopped$ranks/checkpoints | grep -q '^step-' || fail "no checkpoint was saved"
+      expect 0 run $ranks stopped$ranks.yaml pretrain.max_num_steps=400 policy.scheduler.lr_decay_iters=400
+      if ((ranks == 1)); then same whole/logs/metrics.jsonl stopped1/logs/metrics.jsonl 0; fi
+    done
+    ;;
+  bad_config)
+    corpus
+    config bad
+    for ranks in 1 2; do
+      expect 78 run $ranks bad.yaml policy.optimiser.lr=1
+      grep -q "did you mean" err.txt || fail "no suggestion: $(cat err.txt)"
+      sed 's/train_micro_batch_size: 2/train_micro_batch_size: 3/' bad.yaml >micro.yaml
+      expect 78 run $ranks micro.yaml
+      grep -q 'micro.yaml:6:' err.txt || fail "no place: $(cat err.txt)"
+      sed 's/num_attention_heads: 4/num_attention_heads: 5/' bad.yaml >heads.yaml
+      expect 78 run $ranks heads.yaml
+      grep -q 'heads.yaml:4:' err.txt || fail "no place: $(cat err.txt)"
+      [[ $(grep -c '^error\|error:' err.txt) -eq 1 ]] || fail "the message was not printed once: $(cat err.txt)"
+      expect 66 run $ranks bad.yaml data.train.data_path=missing
+      expect 66 run $ranks missing.yaml
+      expect 65 run $ranks bad.yaml policy.model.vocab_size=64
+    done
+    [[ ! -e bad && ! -e micro && ! -e heads ]] || fail "a refused run left something behind"
+    ;;
+  elastic)
+    corpus
+    config one
+    expect 0 run 1 one.yaml
+    config moved
+    expect 0 run 4 moved.yaml distributed.shard_strategy=optim pretrain.max_num_steps=5
+    expect 0 run 2 moved.yaml distributed.shard_strategy=optim pretrain.max_num_steps=8
+    expect 0 run 1 moved.yaml
+    same one/logs/metrics.jsonl moved/logs/metrics.jsonl 1e-5
+    ;;
+  damaged)
+    corpus
+    config d
+    expect 0 run 1 d.yaml
+    printf 'X' | dd of=d/checkpoints/step-10/model.safetensors bs=1 seek=5000 conv=notrunc 2>/dev/null
+    expect 65 run 1 checkpoint verify d/checkpoints
+    grep -q DAMAGED out.txt || fail "verify did not find the damage"
+    expect 0 run 1 d.yaml pretrain.max_num_steps=12
+    grep -q 'step-10' err.txt || fail "the damaged checkpoint was not named: $(cat err.txt)"
+    grep -q 'step-5' out.txt || fail "the run did not go on from step 5"
+    expect 65 run 1 d.yaml checkpointing.resume=nowhere/step-3 || true
+    ;;
+  initial)
+    corpus
+    config i
+    expect 0 run 1 i.yaml pretrain.max_num_steps=0
+    [[ -s i/checkpoints/step-0/model.safetensors && -s i/checkpoints/step-0/config.json ]] || fail "no initial checkpoint"
+    expect 0 run 1 checkpoint verify i/checkpoints/step-0
+    # The same weights as those that training starts from, on any number of ranks.
+    config j
+    expect 0 run 2 j.yaml pretrain.max_num_steps=0
+    cmp -s i/checkpoints/step-0/model.safetensors j/checkpoints/step-0/model.safetensors || fail "initial weights depend on the ranks"
+    # A Hugging Face directory as the start: the same run.
+    config k
+    expect 0 run 1 k.yaml
+    config l
+    sed -i '/model: {/,/max_position/d; s|^policy:|policy:\n  model_name: i/checkpoints/step-0|' l.yaml
+    expect 0 run 1 l.yaml
+    same k/logs/metrics.jsonl l/logs/metrics.jsonl 0
+    ;;
+  options)
+    corpus
+    config base
+    expect 0 run 1 base.yaml
+    config kept
+    expect 0 run 1 kept.yaml policy.recompute.granularity=none
+    same base/logs/metrics.jsonl kept/logs/metrics.jsonl 0
+    config micro
+    expect 0 run 1 micro.yaml policy.train_micro_batch_size=8
+    same base/logs/metrics.jsonl micro/logs/metrics.jsonl 1e-5
+    config isa
+    expect 0 run 1 isa.yaml kernels.isa=baseline kernels.num_threads=1
+    same base/logs/metrics.jsonl isa/logs/metrics.jsonl 1e-4
+    config eval
+    expect 0 run 1 eval.yaml data.split=[9,1,0] pretrain.val_period=5 pretrain.val_batches=2 pretrain.val_at_start=true
+    [[ $(grep -c val_loss eval/logs/metrics.jsonl) -eq 3 ]] || fail "three evaluations were asked for"
+    expect 0 run 1 plan base.yaml --world 2
+    grep -q activations out.txt || fail "plan prints no memory"
+    expect 0 run 1 data show base.yaml --steps 1:3 --json
+    [[ $(wc -l <out.txt) -eq 16 ]] || fail "two steps of eight samples were asked for"
+    ;;
+  generate)
+    corpus
+    config g
+    expect 0 run 1 g.yaml
+    expect 0 run 1 generate g/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --seed 3
+    grep -q 'int main(' out.txt || fail "the prompt is missing: $(cat out.txt)"
+    cp out.txt first.txt
+    expect 0 run 1 generate g/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --seed 3
+    cmp -s out.txt first.txt || fail "the same seed gave another text"
+    expect 0 run 1 generate g/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --temperature 0
+    expect 0 run 1 generate g/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --top-k 1 --seed 9
+    ;;
+  bf16)
+    corpus
+    config full
+    expect 0 run 1 full.yaml
+    config half
+    expect 0 run 1 half.yaml policy.precision=bfloat16
+    same full/logs/metrics.jsonl half/logs/metrics.jsonl 0.05
+    config half_parts
+    expect 0 run 2 half_parts.yaml policy.precision=bfloat16 distributed.shard_strategy=optim pretrain.max_num_steps=5
+    expect 0 run 1 half_parts.yaml policy.precision=bfloat16
+    same half/logs/metrics.jsonl half_parts/logs/metrics.jsonl 0.01
+    ;;
+  diverge)
+    corpus
+    config d
+    expect 79 run 2 d.yaml policy.optimizer.lr=1e30 policy.max_grad_norm=null pretrain.max_num_steps=50
+    grep -q 'not finite' err.txt || fail "no reason given: $(cat err.txt)"
+    ;;
+  *) fail "unknown case $case_name" ;;
+esac
+echo "$case_name: ok"
