@@ -15,7 +15,7 @@ constexpr uint64_t kMaxModelBytes = 64ull << 20;
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:
-  explicit SentencePieceTokenizer(const std::string& path) : model_(read_file(path, kMaxModelBytes)) {
+  SentencePieceTokenizer(std::string model, const std::string& path) : model_(std::move(model)) {
     const auto status = processor_.LoadFromSerializedProto(model_);
     if (!status.ok() || processor_.GetPieceSize() <= 0)
       fail(Exit::data, "{}: not a sentencepiece model: {}", path,
@@ -70,7 +70,11 @@ class Lines final : public sentencepiece::SentenceIterator {
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& path) {
-  return std::make_unique<SentencePieceTokenizer>(path);
+  return make_sentencepiece(read_file(path, kMaxModelBytes), path);
+}
+
+std::unique_ptr<Tokenizer> make_sentencepiece(std::string model, const std::string& name) {
+  return std::make_unique<SentencePieceTokenizer>(std::move(model), name);
 }
 
 std::string train_sentencepiece(const std::vector<std::string>& lines, int64_t size, int threads) {

@@ -49,6 +49,8 @@ class Tokenizer {
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
 /// A sentencepiece model file. Throws Error: `no_input`, `data`.
 std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& path);
+/// The same from the bytes of the file; `name` is for messages.
+std::unique_ptr<Tokenizer> make_sentencepiece(std::string model, const std::string& name);
 /// A Hugging Face tokenizer.json with a BPE model; what it asks for and we cannot do exactly is refused. The
 /// names of the end and beginning tokens come from the tokenizer_config.json beside it, else from the usual
 /// names. Throws Error: `no_input`, `data`.

@@ -1,0 +1,95 @@
+#include "apps/data/manifest.h"
+
+#include "core/base/error.h"
+#include "core/io/atomic_file.h"
+#include "core/io/json.h"
+
+namespace nrl::data {
+namespace {
+
+constexpr const char* kFormat = "nrl-train dataset";
+
+std::string manifest_path(const std::string& prefix) {
+  return prefix + ".dataset.json";
+}
+
+std::string name_of(const std::string& path) {
+  return path.substr(path.rfind('/') + 1);
+}
+
+}  // namespace
+
+std::vector<Tokenizer::File> dataset_companions(const std::string& prefix, const Tokenizer& tokenizer,
+                                                DatasetManifest manifest) {
+  std::vector<Tokenizer::File> files;
+  manifest.tokenizer_kind = tokenizer.kind();
+  manifest.vocab_size = tokenizer.vocab_size();
+  if (tokenizer.kind() != "bytes") {
+    for (auto& [name, content] : tokenizer.files()) {
+      const std::string path = prefix + (name == "tokenizer.model" ? ".model" : "." + name);
+      if (files.empty()) manifest.tokenizer_file = name_of(path);
+      files.push_back({path, content});
+    }
+  }
+  JsonValue json = JsonValue::object({{"format", kFormat},
+                                      {"version", 1},
+                                      {"tokenizer", manifest.tokenizer_kind},
+                                      {"tokenizer_file", manifest.tokenizer_file},
+                                      {"vocab_size", manifest.vocab_size},
+                                      {"eod", manifest.eod ? JsonValue(*manifest.eod) : JsonValue()},
+                                      {"documents", manifest.documents},
+                                      {"tokens", manifest.tokens},
+                                      {"text_bytes", manifest.text_bytes}});
+  files.push_back({manifest_path(prefix), json.dump(1) + "\n"});
+  return files;
+}
+
+std::optional<DatasetManifest> read_manifest(const std::string& prefix) {
+  const std::string path = manifest_path(prefix);
+  if (!path_exists(path)) return std::nullopt;
+  const JsonValue json = read_json(path);
+  if (json.get_string("format") != kFormat)
+    fail(Exit::data, "{}: format: this is not a dataset's manifest", path);
+  if (const int64_t version = json.get_int("version"); version != 1)
+    fail(Exit::data, "{}: version {}: only version 1 is known", path, version);
+  DatasetManifest manifest;
+  manifest.tokenizer_kind = json.get_string("tokenizer");
+  manifest.tokenizer_file = json.get_string("tokenizer_file");
+  if (!manifest.tokenizer_file.empty() && !is_plain_name(manifest.tokenizer_file))
+    fail(Exit::data, "{}: tokenizer_file '{}' must be a file name without folders", path,
+         manifest.tokenizer_file);
+  manifest.vocab_size = json.get_int("vocab_size");
+  if (manifest.vocab_size <= 0 || manifest.vocab_size > INT32_MAX)
+    fail(Exit::data, "{}: vocab_size {} is out of range", path, manifest.vocab_size);
+  if (const int64_t eod = json.get_int("eod", -1); eod >= 0 && eod < manifest.vocab_size)
+    manifest.eod = static_cast<int32_t>(eod);
+  manifest.documents = json.get_int("documents");
+  manifest.tokens = json.get_int("tokens");
+  manifest.text_bytes = json.get_int("text_bytes", 0);
+  return manifest;
+}
+
+std::unique_ptr<Tokenizer> tokenizer_of_dataset(const std::string& prefix) {
+  const auto manifest = read_manifest(prefix);
+  if (!manifest)
+    fail(Exit::no_input,
+         "{}: no such file, so the dataset's tokenizer is not known; 'nrl-train prepare' writes it",
+         manifest_path(prefix));
+  const std::string file = join_path(parent_path(prefix), manifest->tokenizer_file);
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (manifest->tokenizer_kind == "bytes") {
+    tokenizer = make_byte_tokenizer();
+  } else if (manifest->tokenizer_kind == "sentencepiece") {
+    tokenizer = load_sentencepiece(file);
+  } else if (manifest->tokenizer_kind == "hf") {
+    tokenizer = load_hf_tokenizer(file);
+  } else {
+    fail(Exit::data, "{}: tokenizer '{}' is unknown", manifest_path(prefix), manifest->tokenizer_kind);
+  }
+  if (tokenizer->vocab_size() != manifest->vocab_size)
+    fail(Exit::data, "{}: has {} tokens, but the dataset was made with {}: it is another tokenizer", file,
+         tokenizer->vocab_size(), manifest->vocab_size);
+  return tokenizer;
+}
+
+}  // namespace nrl::data

@@ -1,0 +1,301 @@
+#include "apps/data/prepare.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "apps/data/manifest.h"
+#include "apps/data/text_source.h"
+#include "apps/data/tokenizer.h"
+#include "core/base/error.h"
+#include "core/io/atomic_file.h"
+#include "core/io/indexed_dataset.h"
+
+namespace nrl::data {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// A chunk of text on its way to tokens.
+struct Job {
+  TextChunk chunk;
+  bool last_of_file = false;
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> ends;  // of the documents, in `tokens`
+  int64_t text_bytes = 0;
+  ChunkCounts counts;
+  std::exception_ptr error;
+  bool done = false;
+};
+
+/// One thread reads, several tokenize, and the caller takes the results in the order of the input.
+class Pipeline {
+ public:
+  using Work = std::function<void(Job&)>;
+
+  Pipeline(const std::vector<InputFile>& files, int workers, Work work)
+      : files_(files), work_(std::move(work)), most_jobs_(static_cast<size_t>(4 * workers)) {
+    threads_.emplace_back([this] { read(); });
+    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { tokenize(); });
+  }
+  ~Pipeline() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  /// The next result, or null at the end. Rethrows the first error in the order of the input.
+  std::unique_ptr<Job> next() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return order_.empty() ? read_all_ : order_.front()->done; });
+    if (order_.empty()) return nullptr;
+    std::unique_ptr<Job> job = std::move(order_.front());
+    order_.pop_front();
+    bytes_ -= job->chunk.file_bytes;
+    --started_;
+    lock.unlock();
+    changed_.notify_all();
+    if (job->error) std::rethrow_exception(job->error);
+    return job;
+  }
+
+ private:
+  // False when the pipeline is being left.
+  bool push(std::unique_ptr<Job> job) {
+    std::unique_lock lock(mutex_);
+    constexpr int64_t kMostBytes = int64_t{256} << 20;
+    changed_.wait(lock, [&] {
+      return stop_ || order_.empty() ||
+             (order_.size() < most_jobs_ && bytes_ + job->chunk.file_bytes <= kMostBytes);
+    });
+    if (stop_) return false;
+    bytes_ += job->chunk.file_bytes;
+    order_.push_back(std::move(job));
+    lock.unlock();
+    changed_.notify_all();
+    return true;
+  }
+
+  void read() {
+    bool going = true;
+    for (const InputFile& file : files_) {
+      if (!going) return;
+      try {
+        int64_t seen = 0;
+        read_chunks(file, [&](TextChunk&& chunk) {
+          auto job = std::make_unique<Job>();
+          seen += chunk.file_bytes;
+          job->chunk = std::move(chunk);
+          job->last_of_file = seen >= file.bytes;
+          return going = push(std::move(job));
+        });
+      } catch (...) {
+        auto job = std::make_unique<Job>();
+        job->error = std::current_exception();
+        going = push(std::move(job));
+      }
+    }
+    const std::lock_guard lock(mutex_);
+    read_all_ = true;
+    changed_.notify_all();
+  }
+
+  void tokenize() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return stop_ || started_ < order_.size() || read_all_; });
+      if (stop_ || started_ == order_.size()) return;
+      Job& job = *order_[started_++];
+      lock.unlock();
+      std::exception_ptr error = job.error;
+      if (!error) try {
+          work_(job);
+        } catch (...) {
+          error = std::current_exception();
+        }
+      lock.lock();
+      job.error = error;
+      job.done = true;
+      changed_.notify_all();
+    }
+  }
+
+  const std::vector<InputFile>& files_;
+  const Work work_;
+  const size_t most_jobs_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::unique_ptr<Job>>
+      order_;  // read and not yet taken; the first `started_` are with the workers
+  size_t started_ = 0;
+  int64_t bytes_ = 0;
+  bool stop_ = false, read_all_ = false;
+  std::vector<std::thread> threads_;
+};
+
+/// Calls the user's progress function, but not too often.
+class Reporter {
+ public:
+  explicit Reporter(const std::function<void(const PrepareProgress&)>& call) : call_(call) {}
+  void operator()(const PrepareProgress& progress, bool always = false) {
+    const auto now = Clock::now();
+    if (!call_ || (!always && now - last_ < std::chrono::milliseconds(100))) return;
+    last_ = now;
+    call_(progress);
+  }
+
+ private:
+  const std::function<void(const PrepareProgress&)>& call_;
+  Clock::time_point last_{};
+};
+
+// Lines from the beginning of every file, each file in proportion to its size.
+std::vector<std::string> sample_lines(const std::vector<InputFile>& files, const ChunkOptions& options,
+                                      PrepareProgress progress, Reporter& report) {
+  constexpr double kSampleBytes = 16 << 20;
+  constexpr size_t kLongestLine = 4096;
+  std::vector<std::string> lines;
+  progress.phase = PrepareProgress::Phase::sampling;
+  for (const InputFile& file : files) {
+    const double share =
+        static_cast<double>(file.bytes) / static_cast<double>(std::max<int64_t>(progress.bytes, 1));
+    double wanted = std::max(4096.0, kSampleBytes * share);
+    ChunkCounts counts;
+    const auto take = [&](std::string_view text) {
+      while (!text.empty() && wanted > 0) {
+        size_t end = std::min({text.find('\n'), text.size(), kLongestLine});
+        // A line that is cut is cut between two characters.
+        while (end < text.size() && end > 0 && (static_cast<uint8_t>(text[end]) & 0xC0) == 0x80) --end;
+        if (end > 0) lines.emplace_back(text.substr(0, end));
+        wanted -= static_cast<double>(end + 1);
+        text.remove_prefix(end);
+        if (text.starts_with('\n')) text.remove_prefix(1);
+      }
+    };
+    read_chunks(file, [&](TextChunk&& chunk) {
+      for_each_document(chunk, options, counts, take);
+      return wanted > 0;
+    });
+    progress.bytes_done += file.bytes;
+    ++progress.files_done;
+    report(progress);
+  }
+  return lines;
+}
+
+int64_t size_to_train(const std::string& spec) {
+  constexpr std::string_view prefix = "train-sentencepiece:";
+  if (!spec.starts_with(prefix)) return 0;
+  int64_t size = 0;
+  const char* end = spec.data() + spec.size();
+  const auto [stop, error] = std::from_chars(spec.data() + prefix.size(), end, size);
+  if (error != std::errc() || stop != end || size <= 0)
+    fail(Exit::usage, "tokenizer '{}': expected a number of tokens behind the colon", spec);
+  return size;
+}
+
+}  // namespace
+
+PrepareSummary run_prepare(const PrepareOptions& options,
+                           const std::function<void(const PrepareProgress&)>& progress_call) {
+  const auto start = Clock::now();
+  if (options.output.empty()) fail(Exit::usage, "prepare: no output prefix is given");
+  if (options.inputs.empty()) fail(Exit::usage, "prepare: no input is given");
+  const int64_t train_size = size_to_train(options.tokenizer);
+  std::unique_ptr<Tokenizer> tokenizer = train_size > 0 ? nullptr : make_tokenizer(options.tokenizer);
+  const std::vector<InputFile> files = list_inputs(options.inputs, options.output + ".");
+  const int workers = options.workers > 0
+                          ? std::min(options.workers, 256)
+                          : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const ChunkOptions chunk_options{options.jsonl_key, options.skip_bad_lines};
+
+  Reporter report(progress_call);
+  PrepareProgress progress;
+  progress.files = static_cast<int64_t>(files.size());
+  for (const InputFile& file : files) progress.bytes += file.bytes;
+  make_directories(parent_path(options.output));
+
+  if (!tokenizer) {
+    const auto lines = sample_lines(files, chunk_options, progress, report);
+    progress.phase = PrepareProgress::Phase::training_tokenizer;
+    report(progress, true);
+    tokenizer = make_sentencepiece(train_sentencepiece(lines, train_size, workers), options.tokenizer);
+    progress.phase = PrepareProgress::Phase::tokenizing;
+  }
+  if (options.append_eod && !tokenizer->eos())
+    fail(Exit::usage, "the tokenizer {} has no token that ends a document; prepare without appending one",
+         options.tokenizer);
+
+  PrepareSummary summary;
+  IndexedDatasetWriter writer(options.output, tokenizer->vocab_size());
+  {
+    Pipeline pipeline(files, workers, [&](Job& job) {
+      for_each_document(job.chunk, chunk_options, job.counts, [&](std::string_view text) {
+        const size_t begin = job.tokens.size();
+        tokenizer->encode(text, job.tokens);
+        if (job.tokens.size() == begin) return;
+        if (options.append_eod) job.tokens.push_back(*tokenizer->eos());
+        job.ends.push_back(static_cast<int64_t>(job.tokens.size()));
+        job.text_bytes += static_cast<int64_t>(text.size());
+      });
+      job.chunk.text = {};
+    });
+    while (const std::unique_ptr<Job> job = pipeline.next()) {
+      int64_t begin = 0;
+      for (const int64_t end : job->ends) {
+        if (end - begin > INT32_MAX)
+          fail(Exit::data, "{}: a document of {} tokens is too long; split the file", job->chunk.file->path,
+               end - begin);
+        writer.add_sequence(
+            std::span(job->tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
+        writer.end_document();
+        begin = end;
+      }
+      summary.text_bytes += job->text_bytes;
+      summary.binary_files += job->counts.binary_files;
+      summary.bad_lines += job->counts.bad_lines;
+      progress.bytes_done += job->chunk.file_bytes;
+      progress.files_done += job->last_of_file;
+      progress.documents = writer.documents();
+      progress.tokens = writer.tokens();
+      report(progress);
+    }
+  }
+  if (writer.tokens() == 0)
+    fail(Exit::data, "prepare: no text in {} file{} ({} binary, {} bad lines)", files.size(),
+         files.size() == 1 ? "" : "s", summary.binary_files, summary.bad_lines);
+
+  DatasetManifest manifest;
+  if (options.append_eod) manifest.eod = tokenizer->eos();
+  manifest.documents = writer.documents();
+  manifest.tokens = writer.tokens();
+  manifest.text_bytes = summary.text_bytes;
+  std::vector<std::unique_ptr<AtomicFile>> companions;
+  for (const Tokenizer::File& file : dataset_companions(options.output, *tokenizer, manifest)) {
+    companions.push_back(std::make_unique<AtomicFile>(file.name));
+    companions.back()->write(file.content);
+  }
+  writer.finish([&] {
+    for (const auto& file : companions) file->commit();
+  });
+  report(progress, true);
+
+  summary.files = progress.files;
+  summary.documents = manifest.documents;
+  summary.tokens = manifest.tokens;
+  summary.vocab_size = tokenizer->vocab_size();
+  summary.tokenizer = tokenizer->kind();
+  summary.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return summary;
+}
+
+}  // namespace nrl::data
