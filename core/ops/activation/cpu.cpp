@@ -21,7 +21,7 @@ void forward(Exec& exec, const ActivationForward& a) {
                         for (int64_t i = 0; i < f; ++i) {
                           float y = element::activation<SimdMath, kind>(static_cast<float>(x[i])).value;
                           if constexpr (gated) y *= static_cast<float>(x[f + i]);
-                          out[i] = static_cast<T>(y);
+                          store(out[i], y);
                         }
                       }
                     });
@@ -42,10 +42,10 @@ void backward(Exec& exec, const ActivationBackward& a) {
                           if constexpr (gated) {
                             const element::GatedGradient d =
                                 element::gated_gradient<SimdMath, kind>(v, static_cast<float>(x[f + i]), g);
-                            dx[i] = static_cast<T>(d.dgate);
-                            dx[f + i] = static_cast<T>(d.dup);
+                            store(dx[i], d.dgate);
+                            store(dx[f + i], d.dup);
                           } else {
-                            dx[i] = static_cast<T>(g * element::activation<SimdMath, kind>(v).slope);
+                            store(dx[i], g * element::activation<SimdMath, kind>(v).slope);
                           }
                         }
                       }

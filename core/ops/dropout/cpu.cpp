@@ -58,7 +58,7 @@ void run(Exec& exec, const Dropout& a) {
         for (int64_t i = 0; i < count; ++i) {
           const float uniform = static_cast<float>(static_cast<int32_t>(word[i] >> 8)) * 0x1.0p-24f;
           const float y = uniform >= p ? static_cast<float>(x[i]) * scale : 0.0f;
-          out[i] = static_cast<T>(y);
+          store(out[i], y);
         }
         x += count;
         out += count;

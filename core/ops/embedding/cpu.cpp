@@ -24,11 +24,11 @@ void forward(Exec& exec, const EmbeddingForward& a) {
             const W* place = data_of<const W>(a.position_table) + positions[r] * a.position_table.stride[0];
 #pragma omp simd
             for (int64_t i = 0; i < h; ++i) {
-              out[i] = static_cast<T>(static_cast<float>(row[i]) + static_cast<float>(place[i]));
+              store(out[i], static_cast<float>(row[i]) + static_cast<float>(place[i]));
             }
           } else {
 #pragma omp simd
-            for (int64_t i = 0; i < h; ++i) out[i] = static_cast<T>(static_cast<float>(row[i]));
+            for (int64_t i = 0; i < h; ++i) store(out[i], static_cast<float>(row[i]));
           }
         }
       });

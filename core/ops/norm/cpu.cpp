@@ -50,7 +50,7 @@ void forward(Exec& exec, const NormForward& a) {
             const T* first = in;
 #pragma omp simd
             for (int64_t i = 0; i < d; ++i) {
-              total[i] = static_cast<T>(static_cast<float>(first[i]) + static_cast<float>(other[i]));
+              store(total[i], static_cast<float>(first[i]) + static_cast<float>(other[i]));
             }
             in = total;
           }
@@ -60,15 +60,13 @@ void forward(Exec& exec, const NormForward& a) {
           if (kind == NormKind::layer && bias) {
 #pragma omp simd
             for (int64_t i = 0; i < d; ++i) {
-              o[i] =
-                  static_cast<T>((static_cast<float>(in[i]) - mean) * rstd * static_cast<float>(weight[i]) +
-                                 static_cast<float>(bias[i]));
+              store(o[i], (static_cast<float>(in[i]) - mean) * rstd * static_cast<float>(weight[i]) +
+                              static_cast<float>(bias[i]));
             }
           } else {
 #pragma omp simd
             for (int64_t i = 0; i < d; ++i) {
-              o[i] =
-                  static_cast<T>((static_cast<float>(in[i]) - mean) * rstd * static_cast<float>(weight[i]));
+              store(o[i], (static_cast<float>(in[i]) - mean) * rstd * static_cast<float>(weight[i]));
             }
           }
           if (means) means[r] = mean;
@@ -99,7 +97,7 @@ void backward_row(const T* dout, const T* x, const W* weight, const T* dresidual
       if constexpr (with_dbias) dbias[i] += g;
       float value = gradient(g, xhat, static_cast<float>(weight[i]));
       if constexpr (with_dresidual) value += static_cast<float>(dresidual[i]);
-      dx[i] = static_cast<T>(value);
+      store(dx[i], value);
     }
   };
   constexpr std::true_type yes;

@@ -23,7 +23,7 @@ void update(const element::AdamWStep s, float* __restrict p, float* __restrict g
     p[i] = x.param;
     m[i] = x.exp_avg;
     v[i] = x.exp_avg_sq;
-    if constexpr (low) copy[i] = bf16(x.param);
+    if constexpr (low) store(copy[i], x.param);
     if constexpr (zero_grad) g[i] = 0.0f;
   }
 }
@@ -104,7 +104,7 @@ void combine(Exec& exec, const Tensor& x, const Tensor& out) {
         for (int64_t i = begin; i < end; ++i) {
           float value = static_cast<float>(from[i]);
           if constexpr (accumulate) value += static_cast<float>(to[i]);
-          to[i] = static_cast<O>(value);
+          store(to[i], value);
         }
       });
     });

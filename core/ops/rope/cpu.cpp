@@ -25,8 +25,8 @@ void rotate(Exec& exec, const Rope& a) {
         for (int64_t i = 0; i < half; ++i) {
           const element::Pair y = element::rope_pair(static_cast<float>(x1[i]), static_cast<float>(x2[i]),
                                                      cosines[i], sign * sines[i]);
-          x1[i] = static_cast<T>(y.first);
-          x2[i] = static_cast<T>(y.second);
+          store(x1[i], y.first);
+          store(x2[i], y.second);
         }
       }
     }
