@@ -58,7 +58,7 @@ TEST_CASE("a crash at any operation of a save leaves a valid newest checkpoint")
     int points = 0, new_ones = 0;
     for (int n = 1;; ++n) {
       CAPTURE(n);
-      const TemporaryDirectory dir;
+      const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
       save(dir / "c", 5, 1);
       save(dir / "c", 10, 1);
       const pid_t child = ::fork();
@@ -102,7 +102,7 @@ TEST_CASE("a storage error at any operation of a save leaves a valid newest chec
   for (const auto& [error, persistent] : {std::pair{EIO, false}, {ENOSPC, true}, {EINTR, false}}) {
     for (int n = 1;; ++n) {
       CAPTURE(n, error, persistent);
-      const TemporaryDirectory dir;
+      const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
       save(dir / "c", 5, 1);
       save(dir / "c", 10, 1);
       g_left = n;

@@ -13,11 +13,19 @@
 
 namespace nrl::test {
 
-/// A directory that is gone when the test is.
+/// A directory that is gone when the test is. `Where::memory`: on /dev/shm where there is one, for tests that
+/// fsync thousands of times.
 class TemporaryDirectory {
  public:
-  TemporaryDirectory()
-      : path_((std::filesystem::temp_directory_path() / ("nrl-io-" + random_nonce())).string()) {
+  enum class Where { disk, memory };
+  explicit TemporaryDirectory(Where where = Where::disk) {
+    const std::string name = "nrl-io-" + random_nonce();
+    std::error_code failed;
+    if (where == Where::memory) {
+      path_ = "/dev/shm/" + name;
+      if (std::filesystem::create_directory(path_, failed)) return;
+    }
+    path_ = (std::filesystem::temp_directory_path() / name).string();
     std::filesystem::create_directories(path_);
   }
   ~TemporaryDirectory() {
