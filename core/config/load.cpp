@@ -235,6 +235,7 @@ class Loader {
   }
 
   void unknown(int where, const Entry& entry, const std::string& path, int parent_line) {
+    if (problems().size() >= kMaxProblems) return;  // suggestions are not free
     const Schema& schema = Schema::get();
     const size_t dot = path.rfind('.');
     const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);

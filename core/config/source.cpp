@@ -43,8 +43,10 @@ Source::Source(std::string name_, std::string text_, bool is_override_)
 
 std::string_view Source::line(int number) const {
   if (number < 1 || static_cast<size_t>(number) > line_starts.size()) return {};
-  std::string_view rest = std::string_view(text).substr(line_starts[static_cast<size_t>(number) - 1]);
-  rest = rest.substr(0, rest.find('\n'));
+  const size_t index = static_cast<size_t>(number);
+  const size_t begin = line_starts[index - 1];
+  const size_t end = index < line_starts.size() ? line_starts[index] - 1 : text.size();
+  std::string_view rest = std::string_view(text).substr(begin, end - begin);
   if (!rest.empty() && rest.back() == '\r') rest.remove_suffix(1);
   return rest;
 }

@@ -100,6 +100,26 @@ TEST_CASE("too large a file is refused", "[config]") {
   require_problem({"# " + std::string((1 << 20) + 10, 'x'), 1, 1, "at most 1 MiB"});
 }
 
+TEST_CASE("inputs of a megabyte are read in linear time", "[config]") {
+  std::string keys;
+  for (int i = 0; i < 60000; ++i) keys += "polcy" + std::to_string(i) + ": 1\n";
+  const std::string cases[] = {"data: {train: {data_path: [" + repeat("a,", 500000) + "]}}",
+                               keys,
+                               "policy: {" + repeat("x: 1, ", 170000) + "}",
+                               repeat("a: |\n  b\n", 100000),
+                               repeat("[],", 300000),
+                               repeat("{", 500000) + repeat("}", 500000),
+                               repeat("\n", 1000000)};
+  for (const std::string& text : cases) {
+    const auto start = std::chrono::steady_clock::now();
+    const ConfigResult result = load_text(text);
+    CHECK(!result.ok());
+    CHECK(result.diagnostics.size() <= 100);
+    INFO(text.substr(0, 30));
+    CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < 10);
+  }
+}
+
 TEST_CASE("a value of the wrong kind is refused where it stands", "[config]") {
   const Bad cases[] = {
       {"pretrain:\n  max_num_steps: 010", 2, 18, "did you mean 10?"},
