@@ -38,7 +38,7 @@ void Work::block() {
 
 void Work::run_now() {
   if (advance(true)) return;
-  Backoff backoff(nullptr, 1000);
+  Backoff backoff(nullptr, 60);
   while (!advance(false)) backoff.pause();
 }
 
@@ -68,7 +68,7 @@ bool Work::advance(bool first) {
 void Backoff::pause() {
   ++rounds_;
   const bool hurry = waiters_ == nullptr || waiters_->load(std::memory_order_relaxed) > 0;
-  if (rounds_ <= (hurry ? spins_ : std::min(spins_, 100))) {
+  if (rounds_ <= (hurry ? spins_ : std::min(spins_, 20))) {
     relax();
   } else if (rounds_ <= spins_ + (hurry ? 5000 : 20)) {
     sched_yield();
@@ -134,7 +134,7 @@ void Executor::wait(Work& work) {
   while (!work.finished()) {
     if (run_mutex_.try_lock()) {
       std::unique_lock run(run_mutex_, std::adopt_lock);
-      Backoff backoff(nullptr, 1000);
+      Backoff backoff(nullptr, 60);
       while (!work.finished()) {
         if (step()) {
           backoff.reset();
@@ -164,7 +164,7 @@ void Executor::wake_if_needed() {
 
 void Executor::loop() {
   t_waiters = &waiters_;
-  Backoff backoff(&waiters_, 100);
+  Backoff backoff(&waiters_, 60);
   while (true) {
     {
       std::unique_lock lock(queue_mutex_);

@@ -45,64 +45,70 @@ struct Min {
   }
 };
 
+/// How elements are stored and computed with. The vectoriser knows no structs: bf16 is stored as its bits.
 template <class T>
-using Wide = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
-
-inline float widen(bf16 x) {
-  return static_cast<float>(x);
-}
-template <class T>
-T widen(T x) {
-  return x;
-}
+struct Format {
+  using Stored = T;
+  using Wide = T;
+  static T widen(T x) { return x; }
+  static T narrow(T x) { return x; }
+};
+template <>
+struct Format<bf16> {
+  using Stored = uint16_t;
+  using Wide = float;
+  static float widen(uint16_t bits) {
+    bf16 x;
+    x.bits = bits;
+    return static_cast<float>(x);
+  }
+  static uint16_t narrow(float x) { return bf16(x).bits; }
+};
 
 template <class T, class F>
-void reduce_typed(T* out, std::span<const void* const> parts, int64_t count) {
-  using W = Wide<T>;
+void reduce_typed(void* out, std::span<const void* const> parts, int64_t count) {
+  using S = typename Format<T>::Stored;
+  using W = typename Format<T>::Wide;
+  constexpr auto widen = Format<T>::widen;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t n = std::min(kBlock, count - begin);
-    const T* first = static_cast<const T*>(parts[0]) + begin;
-    const T* second = static_cast<const T*>(parts[1]) + begin;
-    T* to = out + begin;
+    const S* first = static_cast<const S*>(parts[0]) + begin;
+    const S* second = static_cast<const S*>(parts[1]) + begin;
+    S* to = static_cast<S*>(out) + begin;
     if (parts.size() == 2) {
 #pragma omp simd
-      for (int64_t i = 0; i < n; ++i) to[i] = T(F::template apply<W>(widen(first[i]), widen(second[i])));
+      for (int64_t i = 0; i < n; ++i)
+        to[i] = Format<T>::narrow(F::template apply<W>(widen(first[i]), widen(second[i])));
       continue;
     }
     W acc[kBlock];
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) acc[i] = F::template apply<W>(widen(first[i]), widen(second[i]));
     for (size_t p = 2; p < parts.size(); ++p) {
-      const T* next = static_cast<const T*>(parts[p]) + begin;
+      const S* next = static_cast<const S*>(parts[p]) + begin;
 #pragma omp simd
       for (int64_t i = 0; i < n; ++i) acc[i] = F::template apply<W>(acc[i], widen(next[i]));
     }
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) to[i] = T(acc[i]);
+    for (int64_t i = 0; i < n; ++i) to[i] = Format<T>::narrow(acc[i]);
   }
 }
 
 template <class T>
 void reduce_op(void* out, std::span<const void* const> parts, int64_t count, Reduce op) {
-  T* to = static_cast<T*>(out);
   switch (op) {
     case Reduce::sum:
-      return reduce_typed<T, Sum>(to, parts, count);
+      return reduce_typed<T, Sum>(out, parts, count);
     case Reduce::max:
-      return reduce_typed<T, Max>(to, parts, count);
+      return reduce_typed<T, Max>(out, parts, count);
     case Reduce::min:
-      return reduce_typed<T, Min>(to, parts, count);
+      return reduce_typed<T, Min>(out, parts, count);
   }
 }
 
-}  // namespace
-
-void reduce_into(void* out, std::span<const void* const> parts, int64_t count, DType dtype, Reduce op) {
-  if (count == 0 || parts.empty()) return;
-  if (parts.size() == 1) {
-    if (out != parts[0]) std::memmove(out, parts[0], static_cast<size_t>(count * size_of(dtype)));
-    return;
-  }
+/// At least two parts.
+inline void reduce_dtype(void* out, std::span<const void* const> parts, int64_t count, DType dtype,
+                         Reduce op) {
   switch (dtype) {
     case DType::f32:
       return reduce_op<float>(out, parts, count, op);
@@ -119,6 +125,40 @@ void reduce_into(void* out, std::span<const void* const> parts, int64_t count, D
     default:
       NRL_CHECK(false, "cannot reduce {}", name_of(dtype));
   }
+}
+
+// The same code for two instruction sets; additions only, so that both give the same bits.
+using Reducer = void (*)(void*, std::span<const void* const>, int64_t, DType, Reduce);
+
+[[gnu::flatten]] void reduce_baseline(void* out, std::span<const void* const> parts, int64_t count,
+                                      DType dtype, Reduce op) {
+  reduce_dtype(out, parts, count, dtype, op);
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx2"), gnu::flatten]] void reduce_avx2(void* out, std::span<const void* const> parts,
+                                                       int64_t count, DType dtype, Reduce op) {
+  reduce_dtype(out, parts, count, dtype, op);
+}
+Reducer choose_reducer() {
+  return __builtin_cpu_supports("avx2") ? reduce_avx2 : reduce_baseline;
+}
+#else
+Reducer choose_reducer() {
+  return reduce_baseline;
+}
+#endif
+
+}  // namespace
+
+void reduce_into(void* out, std::span<const void* const> parts, int64_t count, DType dtype, Reduce op) {
+  if (count == 0 || parts.empty()) return;
+  if (parts.size() == 1) {
+    if (out != parts[0]) std::memmove(out, parts[0], static_cast<size_t>(count * size_of(dtype)));
+    return;
+  }
+  static const Reducer reducer = choose_reducer();
+  reducer(out, parts, count, dtype, op);
 }
 
 }  // namespace nrl::comm

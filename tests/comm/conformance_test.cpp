@@ -3,6 +3,7 @@
 #include "tests/catch.h"
 #include "tests/comm/world_fixture.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -120,7 +121,7 @@ TEMPLATE_TEST_CASE("all_gather, broadcast and all_to_all move bytes", "[comm]", 
       for (int64_t i = 0; i < each; ++i)
         bad += !same(out[static_cast<size_t>(r * each + i)], value<TestType>(r, i));
     REQUIRE(bad == 0);
-    REQUIRE(std::memcmp(out.data(), in_place.data(), out.size() * sizeof(TestType)) == 0);
+    REQUIRE(std::equal(out.begin(), out.end(), in_place.begin(), same<TestType>));
 
     for (int root = 0; root < n; ++root) {
       auto data = input<TestType>(me, each);

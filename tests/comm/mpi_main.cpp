@@ -19,6 +19,8 @@ int main(int argc, char** argv) {
   nrl::comm::WorldOptions options;
   // 0: everything through shared memory; a large number: everything through messages.
   if (const char* text = std::getenv("NRL_TEST_SHARED_MIN")) options.mpi.shared_min_bytes = std::stoll(text);
+  if (const char* text = std::getenv("NRL_TEST_SHARED_SLOT"))
+    options.mpi.shared_slot_bytes = std::stoll(text);
   const auto world = nrl::comm::World::init(options);
   g_world = world.get();
   int failures = Catch::Session().run(argc, argv);

@@ -56,7 +56,7 @@ int spins_for(MPI_Comm local, int local_size) {
   cpu_set_t any;
   CPU_ZERO(&any);
   for (const cpu_set_t& one : all) CPU_OR(&any, &any, &one);
-  return CPU_COUNT(&any) >= local_size ? 2000 : 0;
+  return CPU_COUNT(&any) >= local_size ? 60 : 0;
 }
 
 }  // namespace
