@@ -7,14 +7,9 @@ namespace nrl::ops {
 struct KernelTable;
 
 // clang-format off
-#if __has_include("core/ops/attention/cpu.cpp")
-#define NRL_OPS_ATTENTION(X) X(attention)
-#else
-#define NRL_OPS_ATTENTION(X)
-#endif
 #define NRL_OPS_FAMILIES(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(optimizer) \
-  X(linear) NRL_OPS_ATTENTION(X)
+  X(linear) X(attention)
 // clang-format on
 
 #define NRL_DECLARE_FILL(family) void fill_##family(KernelTable& table);

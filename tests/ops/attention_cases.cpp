@@ -1,0 +1,247 @@
+#include <cmath>
+
+#include "core/ops/attention/attention.h"
+#include "tests/ops/cases.h"
+
+namespace nrl::ops_test {
+namespace {
+
+using namespace nrl::ops;
+
+struct Shape {
+  std::vector<int64_t> queries, keys;  ///< per sequence; no keys: as queries
+  int64_t heads, kv_heads, d;
+  int64_t window = 0;
+  bool causal = true;
+  bool fused = false;  ///< q, k and v are columns of one buffer
+
+  std::string name() const {
+    return fmt::format("({}{}{}) {}/{} D{}{}{}{}", fmt::join(queries, ","), keys.empty() ? "" : " of ",
+                       fmt::join(keys, ","), heads, kv_heads, d,
+                       window ? fmt::format(" window {}", window) : "", causal ? "" : " full",
+                       fused ? " fused" : "");
+  }
+  const std::vector<int64_t>& key_lengths() const { return keys.empty() ? queries : keys; }
+  int64_t longest() const {
+    int64_t n = 0;
+    for (int64_t k : key_lengths()) n = std::max(n, k);
+    return n;
+  }
+};
+
+Buffer boundaries(const std::vector<int64_t>& lengths) {
+  Buffer cu(DType::i32, {static_cast<int64_t>(lengths.size()) + 1});
+  double total = 0;
+  for (size_t s = 0; s < lengths.size(); ++s)
+    cu.set(static_cast<int64_t>(s) + 1, total += static_cast<double>(lengths[s]));
+  return cu;
+}
+
+int64_t total(const std::vector<int64_t>& lengths) {
+  int64_t n = 0;
+  for (int64_t x : lengths) n += x;
+  return n;
+}
+
+/// Everything that a forward and a backward pass touch.
+struct Problem {
+  Shape s;
+  Buffer qkv, q_, k_, v_, out, lse, dout, dqkv, dq_, dk_, dv_, cu_q, cu_k;
+  Tensor q, k, v, dq, dk, dv;
+  float scale;
+
+  Problem(DType t, const Shape& shape, DType lse_type = DType::f32) : s(shape) {
+    const int64_t nq = total(s.queries), nk = total(s.key_lengths()), h = s.heads, g = s.kv_heads, d = s.d;
+    scale = 1.0f / std::sqrt(static_cast<float>(d));
+    cu_q = boundaries(s.queries);
+    cu_k = boundaries(s.key_lengths());
+    if (s.fused) {
+      qkv = Buffer(t, {nq, (h + 2 * g) * d}, 3).normal("qkv");
+      dqkv = Buffer(t, {nq, (h + 2 * g) * d}, 5).fill(7);
+      q = qkv.tensor().columns(0, h * d).split_heads(h, d);
+      k = qkv.tensor().columns(h * d, g * d).split_heads(g, d);
+      v = qkv.tensor().columns((h + g) * d, g * d).split_heads(g, d);
+      dq = dqkv.tensor().columns(0, h * d).split_heads(h, d);
+      dk = dqkv.tensor().columns(h * d, g * d).split_heads(g, d);
+      dv = dqkv.tensor().columns((h + g) * d, g * d).split_heads(g, d);
+    } else {
+      q_ = Buffer(t, {nq, h, d}, 7).normal("q", 1.5);
+      k_ = Buffer(t, {nk, g, d}).normal("k");
+      v_ = Buffer(t, {nk, g, d}, 16).normal("v");
+      dq_ = Buffer(t, {nq, h, d}, 1).fill(7);
+      dk_ = Buffer(t, {nk, g, d}, 2).fill(7);
+      dv_ = Buffer(t, {nk, g, d}).fill(7);
+      q = q_;
+      k = k_;
+      v = v_;
+      dq = dq_;
+      dk = dk_;
+      dv = dv_;
+    }
+    out = Buffer(t, {nq, h, d}, 4).fill(7);
+    lse = Buffer(lse_type, {h, nq}).fill(7);
+    dout = Buffer(t, {nq, h, d}).normal("dout");
+  }
+  Problem(const Problem&) = delete;
+  Problem& operator=(const Problem&) = delete;
+
+  AttentionForward forward() const { return {q, k, v, out, lse, cu_q, cu_k, scale, s.causal, s.window}; }
+  AttentionBackward backward() const {
+    return {dout, q, k, v, out, lse, cu_q, cu_k, dq, dk, dv, scale, s.causal, s.window};
+  }
+  size_t workspace(int threads) const {
+    return attention_workspace(total(s.queries), s.heads, s.kv_heads, s.d, s.longest(), threads);
+  }
+};
+
+/// The workspace is exactly as large as asked for.
+template <class Body>
+void with_workspace(const Exec& e, const Problem& p, const Body& body) {
+  std::vector<std::byte> memory(p.workspace(e.threads));
+  Exec exact = e;
+  exact.workspace = {memory.data(), memory.size()};
+  body(exact);
+}
+
+Outputs forward(Exec& e, const Shape& s, DType t) {
+  Problem p(t, s);
+  with_workspace(e, p, [&](Exec& exact) { attention_forward(exact, p.forward()); });
+  return {{"out", p.out, s.d + s.longest()}, {"lse", p.lse, s.d + s.longest()}};
+}
+
+/// The backward pass reads out and lse of the reference, so that only its own errors count.
+Outputs backward(Exec& e, const Shape& s, DType t) {
+  Problem p(t, s);
+  Exec reference{.kernels = &reference_kernels()};
+  attention_forward(reference, p.forward());
+  with_workspace(e, p, [&](Exec& exact) { attention_backward(exact, p.backward()); });
+  // Errors of the scores, exponentiated, add to those of the sums.
+  const int64_t length = 4 * (s.d + s.longest()) * (s.heads / s.kv_heads);
+  if (s.fused) return {{"dqkv", p.dqkv, length}};
+  return {{"dq", p.dq_, length}, {"dk", p.dk_, length}, {"dv", p.dv_, length}};
+}
+
+GradProblem gradient(DType t, const Shape& s) {
+  auto p = std::make_shared<Problem>(t, s, t);
+  GradProblem g;
+  g.keep = p;
+  g.reduction_length = s.d + s.longest();
+  g.inputs = {&p->q_, &p->k_, &p->v_};
+  g.gradients = {&p->dq_, &p->dk_, &p->dv_};
+  g.loss = [p](Exec& e) {
+    e.kernels->attention_forward(e, p->forward());
+    return dot(p->out, p->dout);
+  };
+  g.backward = [p](Exec& e) { e.kernels->attention_backward(e, p->backward()); };
+  return g;
+}
+
+/// Scores of a thousand and more must neither overflow nor lose the softmax.
+void large_scores(Exec& e) {
+  Problem p(DType::f32, {{70}, {}, 2, 1, 16});
+  p.q_.normal("q", 200.0);
+  Problem want(DType::f32, p.s);
+  want.q_.normal("q", 200.0);
+  Exec reference{.kernels = &reference_kernels()};
+  attention_forward(reference, want.forward());
+  with_workspace(e, p, [&](Exec& exact) { attention_forward(exact, p.forward()); });
+  // The error of a score of size 1000 is an absolute error of the probability.
+  expect(error_of(p.lse, want.lse) < 1e-6 && error_of(p.out, want.out) < 1e-3, "large scores");
+}
+
+/// A NaN in one sequence stays in that sequence, and is not swallowed.
+void nan_stays(Exec& e) {
+  Problem p(DType::f32, {{40, 30}, {}, 1, 1, 16});
+  p.k_.set(41 * 16, NAN);  // second sequence, key 1
+  with_workspace(e, p, [&](Exec& exact) { attention_forward(exact, p.forward()); });
+  for (int64_t i = 0; i < 70; ++i)
+    expect(std::isnan(p.out.get(i * 16)) == (i >= 41), fmt::format("row {} is {}", i, p.out.get(i * 16)));
+}
+
+void wrong_boundaries(Exec& e) {
+  for (double value : {9.0, 7.0, -1.0}) {
+    Problem p(DType::f32, {{4, 4}, {}, 1, 1, 16});
+    p.cu_k.set(value == -1.0 ? 1 : 2, value);
+    bool refused = false;
+    try {
+      with_workspace(e, p, [&](Exec& exact) { attention_forward(exact, p.forward()); });
+    } catch (const Error& error) {
+      refused = error.code() == Exit::internal;
+    }
+    expect(refused, fmt::format("a boundary of {} was accepted", value));
+  }
+}
+
+}  // namespace
+
+NRL_OP_CASES(attention) {
+  const std::vector<Shape> shapes = {
+      {{1}, {}, 1, 1, 1},
+      {{5}, {}, 1, 1, 8},
+      {{64}, {}, 2, 2, 64},
+      {{65}, {}, 2, 1, 20},
+      {{129}, {}, 4, 1, 80},
+      {{200}, {}, 2, 1, 128},
+      {{257}, {}, 3, 3, 64, 0, true, true},
+      {{321}, {}, 1, 1, 33},
+      {{1, 0, 63, 64, 1, 130, 0}, {}, 4, 2, 48, 0, true, true},
+      {{96, 17}, {}, 2, 1, 16, 2},
+      {{300}, {}, 2, 2, 32, 5},
+      {{200}, {}, 2, 1, 64, 64},
+      {{190, 70}, {}, 2, 1, 64, 100},
+      {{300}, {}, 1, 1, 17, 150, true, true},
+      {{70, 130}, {}, 2, 1, 64, 0, false},
+      {{30, 1, 1}, {30, 77, 200}, 4, 2, 64},
+      {{5, 0, 70}, {64, 9, 131}, 4, 4, 32},
+      {{3, 40}, {100, 150}, 2, 1, 64, 33},
+      {{40, 3}, {10, 0}, 2, 2, 16},  // queries that see no key
+      {{40, 3}, {10, 5}, 2, 1, 16, 0, false},
+  };
+  for (DType t : {DType::f32, DType::bf16})
+    for (const Shape& s : shapes) {
+      const std::string name = fmt::format("attention.{} {}", name_of(t), s.name());
+      registry.tests.push_back({name + " forward", [=](Exec& e) { return forward(e, s, t); }, true});
+      registry.tests.push_back({name + " backward", [=](Exec& e) { return backward(e, s, t); }});
+    }
+  for (const Shape& s : {Shape{{5, 1, 0, 3}, {}, 2, 1, 3}, Shape{{7}, {}, 2, 2, 2, 3},
+                         Shape{{2, 3}, {4, 6}, 4, 2, 5}, Shape{{4}, {3}, 1, 1, 4, 0, false}})
+    registry.grads.push_back({"attention " + s.name(), [=](DType t) { return gradient(t, s); }});
+  registry.properties.push_back({"attention of large scores", large_scores});
+  registry.properties.push_back({"attention keeps NaN", nan_stays});
+  registry.properties.push_back({"attention checks boundaries", wrong_boundaries});
+
+  const std::vector<Shape> models = {{{1024}, {}, 12, 12, 64, 0, true, true},
+                                     {{256, 256, 256, 256}, {}, 12, 12, 64, 0, true, true},
+                                     {std::vector<int64_t>(16, 256), {}, 6, 6, 64, 0, true, true},
+                                     {{2048}, {}, 8, 2, 128, 0, true, true},
+                                     {{4096}, {}, 8, 2, 128, 512, true, true}};
+  for (DType t : {DType::f32, DType::bf16})
+    for (const Shape& s : models) {
+      double flops = 0;
+      for (int64_t n : s.queries) {
+        flops += attention_flops(n, s.heads, s.d);
+        if (s.window > 0 && n > s.window) flops -= attention_flops(n - s.window, s.heads, s.d);
+      }
+      const auto make = [=] {
+        auto p = std::make_shared<Problem>(t, s);
+        p->out.normal("out", 0.3);
+        p->lse.fill(8);
+        return p;
+      };
+      const std::string name = s.queries.size() > 1 ? fmt::format("{}x{} {}/{} D{}", s.queries.size(),
+                                                                  s.queries[0], s.heads, s.kv_heads, s.d)
+                                                    : s.name();
+      registry.perfs.push_back(
+          {fmt::format("attention.{} {} forward", name_of(t), name), [=] {
+             auto p = make();
+             return PerfProblem{[p](Exec& e) { attention_forward(e, p->forward()); }, 0, flops};
+           }});
+      registry.perfs.push_back(
+          {fmt::format("attention.{} {} backward", name_of(t), name), [=] {
+             auto p = make();
+             return PerfProblem{[p](Exec& e) { attention_backward(e, p->backward()); }, 0, 2.5 * flops};
+           }});
+    }
+}
+
+}  // namespace nrl::ops_test
