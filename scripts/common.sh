@@ -1,0 +1,46 @@
+# shellcheck shell=bash
+# What the scripts share; sourced, never run.
+
+root_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+say() { printf '\n== %s\n' "$*"; }
+
+# die CODE MESSAGE...
+die() {
+  local code=$1
+  shift
+  printf 'error: %s\n' "$*" >&2
+  exit "$code"
+}
+
+# Cores this process may use. (nproc alone would answer OMP_NUM_THREADS.)
+cores() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
+
+# build PRESET TARGET...: configures and builds; without targets everything. A compile job may take 1.5 GB.
+build() {
+  local preset=$1 jobs by_memory
+  shift
+  jobs=$(cores)
+  by_memory=$(awk '/^MemAvailable:/ { print int($2 / 1536000) }' /proc/meminfo 2>/dev/null || true)
+  if [[ -n $by_memory ]] && ((by_memory < jobs)); then jobs=$((by_memory > 1 ? by_memory : 1)); fi
+  local log=$root_dir/build/$preset/configure.log
+  mkdir -p "$root_dir/build/$preset"
+  if ! (cd "$root_dir" && cmake --preset "$preset") >"$log" 2>&1; then
+    cat "$log" >&2
+    die 69 "cmake could not configure; what it needs is listed above, and scripts/install-deps.sh installs it"
+  fi
+  (cd "$root_dir" && cmake --build --preset "$preset" -j "$jobs" ${1:+--target "$@"})
+}
+
+# What mpirun needs here. Sets the array mpi_run. mpirun counts cores, not hardware threads, hence --oversubscribe; root
+# is refused unless asked for.
+mpi_setup() {
+  local ranks=$1
+  # shellcheck disable=SC2034  # used by the scripts that source this
+  mpi_run=(mpirun --bind-to none --oversubscribe -n "$ranks")
+  if ((EUID == 0)); then
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  fi
+  # Containers often forbid the kernel's direct copy between processes, which Open MPI reports with every message.
+  export OMPI_MCA_btl_vader_single_copy_mechanism=${OMPI_MCA_btl_vader_single_copy_mechanism:-none}
+}

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# From a bare machine to a trained model that writes text, in a few minutes on two cores.
+# usage: scripts/quickstart.sh [FILE-or-DIR]     what to learn from; default: this machine's C and C++ headers
+# A second start uses the prepared text again and trains a new model; after an interruption it goes on where it stopped.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+corpus_limit=$((30 << 20)) # bytes of headers to learn from
+ranks=2
+config=$root_dir/configs/quickstart.yaml
+
+case ${1:-} in
+  -h | --help)
+    sed -n '2,4s/^# //p' "${BASH_SOURCE[0]}"
+    exit 0
+    ;;
+esac
+(($# <= 1)) || die 64 "one file or folder at most; see --help"
+input=
+if (($# == 1)); then
+  [[ -r $1 ]] || die 66 "$1: no such file or folder, or not readable"
+  input=$(realpath "$1")
+fi
+
+"$root_dir/scripts/install-deps.sh"
+say "build"
+build cpu nrl-train
+nrl_train=$root_dir/build/cpu/bin/nrl-train
+cd "$root_dir" # everything below is relative to it, so that the commands we print can be copied
+
+# Copies links of up to corpus_limit bytes of headers into the folder $1, spread over all that there are.
+collect_headers() {
+  local list=$1.list
+  find /usr/include -type f \( -name '*.h' -o -name '*.hh' -o -name '*.hpp' -o -path '*/c++/*' \) -size -400k -size +0 \
+    -printf '%s %p\n' 2>/dev/null | LC_ALL=C sort -k 2 >"$list" || true
+  [[ -s $list ]] || die 66 "there are no headers in /usr/include; name a text file or a folder: scripts/quickstart.sh DIR"
+  # Every k-th file, so that all libraries take part.
+  awk -v limit="$corpus_limit" '{ size[NR] = $1; total += $1; sub(/^[0-9]+ /, ""); path[NR] = $0 }
+    END {
+      k = total > limit ? total / limit : 1
+      for (i = 1; int(i) <= NR; i += k) print path[int(i)]
+    }' "$list" >"$list.chosen"
+  mkdir -p "$1"
+  tr '\n' '\0' <"$list.chosen" | xargs -0 cp -s --parents -f -t "$1"
+}
+
+if [[ -n $input ]]; then
+  name=$(basename "$input" | tr -cs 'A-Za-z0-9._\n-' _)-$(cksum <<<"$input" | cut -d ' ' -f 1)
+else
+  name=headers
+fi
+work=quickstart/$name
+mkdir -p "$work"
+
+if [[ -s $work/corpus.idx && -s $work/corpus.dataset.json ]]; then
+  say "text: $work/corpus.bin is there from an earlier start (delete $work to make it anew)"
+else
+  say "text to tokens"
+  if [[ -z $input ]]; then
+    rm -rf "$work/text"
+    collect_headers "$work/text"
+    input=$work/text
+  fi
+  "$nrl_train" prepare --input "$input" --tokenizer train-sentencepiece:4096 --output "$work/corpus" ||
+    die 65 "the text could not be prepared (see above); it must be UTF-8, and a few hundred KB at least"
+fi
+
+steps=$(awk '$1 == "max_num_steps:" { print $2 }' "$config")
+run=1
+while [[ -d $work/run-$run/checkpoints/step-$steps ]]; do run=$((run + 1)); done
+out=$work/run-$run
+train=("$nrl_train" configs/quickstart.yaml "data.train.data_path=$work/corpus"
+  "checkpointing.checkpoint_dir=$out/checkpoints" "logger.log_dir=$out/logs")
+mpi_setup "$ranks"
+say "training on $ranks MPI ranks: $steps steps into $out"
+if compgen -G "$out/checkpoints/step-*" >/dev/null; then
+  echo "an earlier training in $out was not finished: it goes on from its last checkpoint"
+fi
+status=0
+"${mpi_run[@]}" "${train[@]}" || status=$?
+if ((status == 75)); then
+  echo "stopped, with a checkpoint; start this script again to go on"
+  exit 75
+fi
+((status == 0)) || die "$status" "the training failed (see above)"
+
+say "the loss"
+awk -v mode=chart -f scripts/metrics.awk "$out/logs/metrics.jsonl"
+awk -v mode=column -v key=loss -f scripts/metrics.awk "$out/logs/metrics.jsonl" | awk '
+  { loss[NR] = $1 }
+  END {
+    n = NR < 10 ? NR : 10
+    for (i = NR - n + 1; i <= NR; ++i) last += loss[i] / n
+    printf "first step %.3f, mean of the last %d steps %.3f\n", loss[1], n, last
+    if (last >= loss[1]) { print "the loss did not fall" > "/dev/stderr"; exit 1 }
+  }'
+
+say "what the model writes"
+prompt='#include <'
+if [[ $name != headers ]]; then prompt='The '; fi
+model=$out/checkpoints/step-$steps
+"$nrl_train" generate "$model" --prompt "$prompt" --max-tokens 120 --temperature 0.7 --seed 1
+
+say "what to try next"
+cat <<TEXT
+more text        build/cpu/bin/nrl-train generate $model --prompt "static inline int"
+another run      build/cpu/bin/nrl-train configs/quickstart.yaml data.train.data_path=$work/corpus \\
+                   policy.optimizer.lr=1e-3 checkpointing.checkpoint_dir=$work/mine/checkpoints logger.log_dir=$work/mine/logs
+your own text    scripts/quickstart.sh FILE-or-DIR
+a larger model   configs/llama-17m.yaml; what it needs: build/cpu/bin/nrl-train plan configs/llama-17m.yaml
+any key          build/cpu/bin/nrl-train explain policy.optimizer.lr   (all: docs/configuration.md)
+all tests        scripts/test.sh
+TEXT
