@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# check.sh tree ROOT       checks the sources of the tree
+# check.sh self-test ROOT  plants violations in a tree of its own and expects every one to be found, and nothing else
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+check_tree() {
+  cd "$1"
+  local folders=() folder
+  for folder in core apps parallel memory precision; do
+    if [[ -d $folder ]]; then folders+=("$folder"); fi
+  done
+  # Generated tables (.inc) are checked for includes like everything else.
+  find "${folders[@]}" -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.inc' \) -print0 |
+    LC_ALL=C sort -z | xargs -0 -r awk -f "$here/floors.awk"
+}
+
+# plant FILE LINES...: a file of the planted tree.
+plant() {
+  mkdir -p "$(dirname "$1")"
+  printf '%s\n' "${@:2}" >"$1"
+}
+
+self_test() {
+  local work
+  work=$(mktemp -d)
+  # shellcheck disable=SC2064  # the value of now
+  trap "rm -rf '$work'" EXIT
+  cd "$work"
+  # Allowed: down, in the same folder, in the same row, system headers, heavy ones in .cpp.
+  plant core/tensor/tensor.h '#include <vector>' '#include "core/base/dtype.h"' '#include "core/device/memory.h"'
+  plant core/io/json.cpp '#include <nlohmann/json.hpp>' '#include "core/io/json.h"' '// #include "apps/model/block.h"'
+  plant parallel/data/buckets.cpp '#include "parallel/grid/grid.h"' '#include "parallel/comm/communicator.h"' '#include "memory/plan.h"'
+  plant apps/train/trainer.cpp '#include "apps/plan/run_plan.h"' '#include "apps/data/loader.h"' '#include "apps/model/decoder.h"'
+  plant parallel/comm/mpi/mpi_internal.h '#include <mpi.h>'
+  seq -f '// line %g' 600 >core/base_600 && mkdir -p core/base && mv core/base_600 core/base/long_enough.cpp
+  check_tree . >clean.txt || {
+    cat clean.txt >&2
+    echo "FAIL: something allowed was reported" >&2
+    exit 1
+  }
+
+  plant core/base/up.h '' '#include "core/tensor/tensor.h"'
+  plant core/config/sideways.cpp '#include "core/device/memory.h"'
+  plant core/ops/norm/sideways.cpp '  #  include "core/io/json.h"'
+  plant parallel/comm/only_core.cpp '#include "precision/recipe.h"'
+  plant memory/up.cpp '#include <core/base/error.h>' '#include <parallel/grid/grid.h>'
+  plant apps/plan/up.cpp '#include "apps/nrl-train/commands.h"'
+  plant core/trace/heavy.h '#include <mpi.h>'
+  plant core/tensor/local.cpp '#include "tensor.h"'
+  plant core/misc/new.cpp 'int x;'
+  seq -f '// line %g' 601 >core/io/too_long.cpp
+  plant precision/last.cpp 'int x;'
+  local found=0
+  check_tree . >found.txt || found=$?
+  cut -d ' ' -f 1 found.txt | LC_ALL=C sort >places.txt
+  LC_ALL=C sort >expected.txt <<'TEXT'
+core/base/up.h:2:
+core/config/sideways.cpp:1:
+core/ops/norm/sideways.cpp:1:
+parallel/comm/only_core.cpp:1:
+memory/up.cpp:2:
+apps/plan/up.cpp:1:
+core/trace/heavy.h:1:
+core/tensor/local.cpp:1:
+core/misc/new.cpp:1:
+core/io/too_long.cpp:601:
+TEXT
+  if ((found == 0)) || ! diff expected.txt places.txt; then
+    cat found.txt >&2
+    echo "FAIL: not exactly the planted violations were found (exit $found)" >&2
+    exit 1
+  fi
+}
+
+case ${1:-} in
+  tree) check_tree "$2" ;;
+  self-test) self_test ;;
+  *)
+    echo "usage: check.sh tree|self-test ROOT" >&2
+    exit 64
+    ;;
+esac
