@@ -45,7 +45,7 @@ NRL_INLINE float erf_f32(float x) {
   p = p * z - 0.02686066227f;
   p = p * z + 0.1128371801f;
   p = p * z - 0.3761263519f;
-  p = p * z + 1.128379167f;
+  p = p * z + 0.128379167f;  // the 1 of 1.128... is added exactly below
   const float t = a > 4.0f ? 4.0f : a;
   float l = 1.643063656e-6f;
   l = l * t - 4.616385863e-5f;
@@ -57,7 +57,7 @@ NRL_INLINE float erf_f32(float x) {
   l = l * t - 1.130231055f;
   l = l * t + 0.0003185396624f;
   const float large = std::copysign(1.0f - exp_f32(l), x);
-  return a < 0.9f ? x * p : large;
+  return a < 0.9f ? x * p + x : large;
 }
 
 /// Writes one element with a single rounding. For bf16 the same value as bf16(float); loops that assign a whole bf16

@@ -39,6 +39,16 @@ void philox_chunk(uint64_t first, uint64_t stream, uint64_t seed, uint32_t* out)
 }
 
 template <class T>
+void mask_chunk(const T* x, T* out, const uint32_t* words, int64_t n, float p, float scale) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float uniform = static_cast<float>(static_cast<int32_t>(words[i] >> 8)) * 0x1.0p-24f;
+    const float scaled = static_cast<float>(x[i]) * scale;
+    store(out[i], uniform >= p ? scaled : 0.0f);
+  }
+}
+
+template <class T>
 void run(Exec& exec, const Dropout& a) {
   const int64_t n = a.x.dim(0), h = a.x.dim(1);
   const float scale = 1.0f / (1.0f - a.p), p = a.p;
@@ -53,13 +63,7 @@ void run(Exec& exec, const Dropout& a) {
       while (at < last) {
         const int64_t skip = at % 4, count = std::min(last - at, 4 * chunk_blocks - skip);
         philox_chunk(static_cast<uint64_t>(at / 4), a.stream, a.seed, bits);
-        const uint32_t* word = bits + skip;
-#pragma omp simd
-        for (int64_t i = 0; i < count; ++i) {
-          const float uniform = static_cast<float>(static_cast<int32_t>(word[i] >> 8)) * 0x1.0p-24f;
-          const float y = uniform >= p ? static_cast<float>(x[i]) * scale : 0.0f;
-          store(out[i], y);
-        }
+        mask_chunk(x, out, bits + skip, count, p, scale);
         x += count;
         out += count;
         at += count;
