@@ -41,21 +41,75 @@ void unpack_rows(int64_t rows, int64_t d, int64_t padded, const float* from, flo
   }
 }
 
-/// columns (padded x query_block) = rows (query_block x padded) transposed; `count` rows are there, the
-/// others up to the next whole vector become zero.
-void transpose_rows(int64_t count, int64_t padded, float* rows, float* columns) {
-  const int64_t whole = round_up(count, lanes);
-  std::memset(rows + count * padded, 0, static_cast<size_t>((whole - count) * padded) * sizeof(float));
-  for (int64_t i = 0; i < whole; i += lanes)
+/// A vector of row elements [c, c + lanes), zeros behind d.
+template <class T>
+inline Vec load_edge(const T* row, int64_t c, int64_t d) {
+  alignas(64) float part[lanes] = {};
+  for (int64_t i = c; i < std::min(d, c + lanes); ++i) part[i - c] = static_cast<float>(row[i]);
+  return micro::load(part);
+}
+
+/// A block of `count` queries, as columns (padded x query_block) and, unless it is null, as rows (count x
+/// padded). Columns up to the next whole vector of queries are zero.
+template <class T>
+void pack_block(int64_t count, int64_t d, int64_t padded, const T* from, int64_t step, float* rows,
+                float* columns) {
+  for (int64_t i = 0; i < count; i += lanes)
     for (int64_t c = 0; c < padded; c += lanes) {
       Vec v[lanes];
+      const T* at = from + i * step;
+      if (i + lanes <= count && c + lanes <= d) {
 #pragma GCC unroll 16
-      for (int l = 0; l < lanes; ++l) v[l] = micro::load(rows + (i + l) * padded + c);
+        for (int l = 0; l < lanes; ++l) v[l] = micro::load_loose(at + l * step + c);
+      } else {
+        for (int l = 0; l < lanes; ++l) v[l] = i + l < count ? load_edge(at + l * step, c, d) : Vec{};
+      }
+      if (rows)
+        for (int l = 0; l < std::min<int64_t>(lanes, count - i); ++l)
+          micro::store(rows + (i + l) * padded + c, v[l]);
       micro::transpose(v);
 #pragma GCC unroll 16
       for (int l = 0; l < lanes; ++l) micro::store(columns + (c + l) * query_block + i, v[l]);
     }
 }
+
+/// Rows that will be read or written soon. Heads lie far apart in memory, where the processor does not
+/// foresee them, so they are asked for a few at a time between the tiles of the products.
+class Ahead {
+ public:
+  explicit Ahead(int64_t row_bytes) : row_bytes_(row_bytes) {}
+
+  template <class T>
+  void add(T* at, int64_t step, int64_t rows) {
+    if (rows <= 0 || count_ == max_pieces) return;
+    pieces_[count_++] = {reinterpret_cast<const char*>(at), step * static_cast<int64_t>(sizeof(T)), rows};
+    total_ += rows;
+  }
+  /// Spreads what was added over `steps` calls of step().
+  void spread(int64_t steps) { per_step_ = ceil_div(total_, std::max<int64_t>(steps, 1)); }
+
+  void step() {
+    for (int64_t left = per_step_; left > 0 && current_ < count_;) {
+      Piece& p = pieces_[current_];
+      for (; left > 0 && p.rows > 0; --left, --p.rows, p.at += p.step)
+        for (int64_t b = 0; b < row_bytes_; b += 64) __builtin_prefetch(p.at + b, 0, 2);
+      if (p.rows == 0) ++current_;
+    }
+  }
+  void clear() { count_ = current_ = 0, total_ = 0; }
+
+ private:
+  static constexpr int max_pieces = 12;
+  struct Piece {
+    const char* at;
+    int64_t step, rows;
+  };
+  Piece pieces_[max_pieces];
+  int count_ = 0, current_ = 0;
+  int64_t total_ = 0, per_step_ = 0, row_bytes_;
+};
+/// Tiles of one product of two whole blocks, about.
+constexpr int64_t tiles_per_product = 11;
 
 /// One block of queries against one block of keys.
 struct Block {
@@ -77,29 +131,38 @@ struct Block {
 };
 
 /// s (keys x query_block) = a (keys x padded) * columns: S^T = K Q^T, or dP^T = V dO^T.
-void score_product(const Block& b, int64_t d, int64_t padded, const float* a, const float* columns,
-                   float* s) {
+void score_product(const Block& b, int64_t d, int64_t padded, const float* a, const float* columns, float* s,
+                   Ahead& ahead) {
   if (b.full)
     micro::product<false>(b.keys, b.lane_queries(), a, padded, columns, query_block, s, query_block, false,
-                          [d](int64_t, int64_t) {
+                          [d, &ahead](int64_t, int64_t) {
+                            ahead.step();
                             return Range{0, d};
                           });
   else
-    micro::staircase(b.keys, d, a, padded, columns, query_block, s, query_block,
-                     [&b](int64_t j, int64_t n) { return b.queries_of(j, n); });
+    micro::staircase(b.keys, d, a, padded, columns, query_block, s, query_block, [&](int64_t j, int64_t n) {
+      ahead.step();
+      return b.queries_of(j, n);
+    });
 }
 
 /// out (queries x padded) = or += s^T * rows: O += P V, dQ += dS K.
-void by_query(const Block& b, int64_t padded, const float* s, const float* rows, float* out,
-              bool accumulate) {
+void by_query(const Block& b, int64_t padded, const float* s, const float* rows, float* out, bool accumulate,
+              Ahead& ahead) {
   micro::product<true>(b.queries, padded, s, query_block, rows, padded, out, padded, accumulate,
-                       [&b](int64_t i, int64_t n) { return b.keys_of(i, n); });
+                       [&](int64_t i, int64_t n) {
+                         ahead.step();
+                         return b.keys_of(i, n);
+                       });
 }
 
 /// out (keys x padded) += s * rows: dV += P^T dO, dK += dS^T Q.
-void by_key(const Block& b, int64_t padded, const float* s, const float* rows, float* out) {
+void by_key(const Block& b, int64_t padded, const float* s, const float* rows, float* out, Ahead& ahead) {
   micro::product<false>(b.keys, padded, s, query_block, rows, padded, out, padded, true,
-                        [&b](int64_t j, int64_t n) { return b.queries_of(j, n); });
+                        [&](int64_t j, int64_t n) {
+                          ahead.step();
+                          return b.queries_of(j, n);
+                        });
 }
 
 /// The keys that the lanes from query i on may see, and a test per element.
@@ -189,13 +252,20 @@ struct Span {
         offset(keys - queries) {}
 };
 
+/// The part of `keys` that queries [row, row + count) of a sequence see; whole key blocks at the front.
+template <class Arguments>
+Range visible_keys(const Arguments& a, const Span& span, int64_t row, int64_t count, const Range& keys) {
+  const Mask mask{a.causal, a.window, row + span.offset};
+  return {std::max(keys.begin, mask.key_begin(0) / key_block * key_block), mask.key_end(count - 1, keys.end)};
+}
+
 template <class T>
 struct Forward {
   const AttentionForward& a;
   Sequences sequences;
   Operand<const T> q, k, v;
   Operand<T> out;
-  int64_t heads, kv_heads, group, d, padded, part_count;
+  int64_t heads, kv_heads, group, d, padded, part_count, threads;
   std::byte* memory;
   ForwardBuffers sizes;
 
@@ -212,6 +282,7 @@ struct Forward {
         d(a.q.dim(2)),
         padded(round_up(d, lane_multiple)),
         part_count(parts(exec.threads, sequences.count * kv_heads, sequences.longest)),
+        threads(exec.threads),
         sizes(padded, sequences.longest) {
     memory =
         Scratch("attention_forward", exec.workspace).bytes(static_cast<size_t>(exec.threads) * sizes.bytes());
@@ -232,45 +303,72 @@ struct Forward {
                     {memory + static_cast<size_t>(thread) * sizes.bytes(), sizes.bytes()});
     float* keys = scratch.floats(sizes.packed);
     float* values = scratch.floats(sizes.packed);
-    float* rows_buffer = scratch.floats(sizes.rows);
     float* result = scratch.floats(sizes.rows);
     float* columns = scratch.floats(sizes.columns);
     float* scores = scratch.floats(sizes.scores);
     float* maximum = scratch.floats(sizes.lanes);
     float* sum = scratch.floats(sizes.lanes);
 
-    const Mask whole{a.causal, a.window, begin + span.offset};
-    const int64_t first = std::min(whole.key_begin(0) / key_block * key_block, span.keys);
-    const int64_t last = std::max(first, whole.key_end(end - begin - 1, span.keys));
-    pack_rows(last - first, d, padded, k.at(span.k0 + first, head), k.token, keys);
-    pack_rows(last - first, d, padded, v.at(span.k0 + first, head), v.token, values);
-
-    for (int64_t row = begin; row < end; row += query_block)
+    int64_t first = -1,
+            packed = 0;  // keys [first, packed) are packed; they are when a block first needs them
+    for (int64_t row = begin; row < end; row += query_block) {
+      const int64_t count = std::min(query_block, end - row);
+      const Range seen = visible_keys(a, span, row, count, {0, span.keys});
+      if (first < 0) first = packed = seen.begin;
+      if (packed < seen.end) {
+        pack_rows(seen.end - packed, d, padded, k.at(span.k0 + packed, head), k.token,
+                  keys + (packed - first) * padded);
+        pack_rows(seen.end - packed, d, padded, v.at(span.k0 + packed, head), v.token,
+                  values + (packed - first) * padded);
+        packed = seen.end;
+      }
       for (int64_t h = head * group; h < (head + 1) * group; ++h) {
-        const int64_t count = std::min(query_block, end - row);
-        pack_rows(count, d, padded, q.at(span.q0 + row, h), q.token, rows_buffer);
-        transpose_rows(count, padded, rows_buffer, columns);
+        Ahead ahead(d * static_cast<int64_t>(sizeof(T)));
+        const int64_t next = std::min(row + query_block, end), more = std::min(query_block, end - next);
+        if (h + 1 < (head + 1) * group) {
+          ahead.add(q.at(span.q0 + row, h + 1), q.token, count);
+        } else if (more > 0) {
+          const int64_t keys_end = visible_keys(a, span, next, more, {0, span.keys}).end;
+          ahead.add(q.at(span.q0 + next, head * group), q.token, more);
+          ahead.add(k.at(span.k0 + packed, head), k.token, keys_end - packed);
+          ahead.add(v.at(span.k0 + packed, head), v.token, keys_end - packed);
+        } else {
+          prefetch_task(item + threads, ahead);
+        }
+        ahead.add(out.at(span.q0 + row, h), out.token, count);
+        ahead.spread(2 * tiles_per_product * ceil_div(seen.end - seen.begin, key_block));
+
+        pack_block<T>(count, d, padded, q.at(span.q0 + row, h), q.token, nullptr, columns);
         std::fill_n(maximum, query_block, lowest);
         std::fill_n(sum, query_block, 0.0f);
-        const Mask here{a.causal, a.window, row + span.offset};
         bool accumulate = false;
-        for (int64_t key = std::max(first, here.key_begin(0) / key_block * key_block);
-             key < here.key_end(count - 1, last); key += key_block) {
-          const Block block(count, std::min(key_block, last - key),
+        for (int64_t key = seen.begin; key < seen.end; key += key_block) {
+          const Block block(count, std::min(key_block, seen.end - key),
                             {a.causal, a.window, row + span.offset - key});
-          score_product(block, d, padded, keys + (key - first) * padded, columns, scores);
+          score_product(block, d, padded, keys + (key - first) * padded, columns, scores, ahead);
           for (int64_t i = 0; i < count; i += lanes) {
             const float factor = a.scale * log2_e;
             const Vec rescale = block.full ? softmax_step<false>(block, i, factor, scores, maximum, sum)
                                            : softmax_step<true>(block, i, factor, scores, maximum, sum);
             if (accumulate) rescale_rows(std::min<int64_t>(lanes, count - i), rescale, result + i * padded);
           }
-          by_query(block, padded, scores, values + (key - first) * padded, result, accumulate);
+          by_query(block, padded, scores, values + (key - first) * padded, result, accumulate, ahead);
           accumulate = true;
         }
         if (!accumulate) std::memset(result, 0, static_cast<size_t>(count * padded) * sizeof(float));
         finish(span.q0 + row, count, h, result, maximum, sum);
       }
+    }
+  }
+
+  /// The first rows of another task, which this thread will probably do next.
+  void prefetch_task(int64_t item, Ahead& ahead) const {
+    if (item >= part_count * sequences.count * kv_heads) return;
+    const int64_t head = item % kv_heads;
+    const Span span(sequences, item / kv_heads % sequences.count);
+    ahead.add(q.at(span.q0, head * group), q.token, std::min(query_block, span.queries));
+    ahead.add(k.at(span.k0, head), k.token, std::min(key_block, span.keys));
+    ahead.add(v.at(span.k0, head), v.token, std::min(key_block, span.keys));
   }
 
   void rescale_rows(int64_t count, Vec rescale, float* result) const {
@@ -308,7 +406,7 @@ struct Backward {
   Sequences sequences;
   Operand<const T> dout, q, k, v, out;
   Operand<T> dq, dk, dv;
-  int64_t heads, kv_heads, group, d, padded, part_count;
+  int64_t heads, kv_heads, group, d, padded, part_count, threads;
   std::byte* memory;
   float* partial = nullptr;  ///< (part, token, head, padded) when there are parts
   BackwardBuffers sizes;
@@ -330,6 +428,7 @@ struct Backward {
         d(a.q.dim(2)),
         padded(round_up(d, lane_multiple)),
         part_count(parts(exec.threads, sequences.count * kv_heads, sequences.longest)),
+        threads(exec.threads),
         sizes(padded, sequences.longest) {
     Scratch scratch("attention_backward", exec.workspace);
     memory = scratch.bytes(static_cast<size_t>(exec.threads) * sizes.bytes());
@@ -350,14 +449,6 @@ struct Backward {
     const int64_t rows = round_up(ceil_div(span.keys, part_count), key_block);
     const int64_t begin = std::min(part * rows, span.keys);
     return {begin, std::min(begin + rows, span.keys)};
-  }
-
-  /// The part of `keys` that a block of queries from `row` on sees; whole key blocks at the front.
-  Range visible_keys(const Span& span, int64_t row, const Range& keys) const {
-    const int64_t count = std::min(query_block, span.queries - row);
-    const Mask mask{a.causal, a.window, row + span.offset};
-    return {std::max(keys.begin, mask.key_begin(0) / key_block * key_block),
-            mask.key_end(count - 1, keys.end)};
   }
 
   void task(int64_t item, int64_t thread) const {
@@ -383,39 +474,62 @@ struct Backward {
     float* lse = scratch.floats(sizes.lanes);
     float* delta = scratch.floats(sizes.lanes);
 
-    pack_rows(length, d, padded, k.at(span.k0 + keys.begin, head), k.token, k_rows);
-    pack_rows(length, d, padded, v.at(span.k0 + keys.begin, head), v.token, v_rows);
-    std::memset(dk_rows, 0, static_cast<size_t>(length * padded) * sizeof(float));
-    std::memset(dv_rows, 0, static_cast<size_t>(length * padded) * sizeof(float));
-
+    int64_t packed = keys.begin;  // keys before it are packed and their gradients cleared
+    const auto pack_keys = [&](int64_t until) {
+      if (packed >= until) return;
+      const int64_t at = (packed - keys.begin) * padded;
+      const auto bytes = static_cast<size_t>((until - packed) * padded) * sizeof(float);
+      pack_rows(until - packed, d, padded, k.at(span.k0 + packed, head), k.token, k_rows + at);
+      pack_rows(until - packed, d, padded, v.at(span.k0 + packed, head), v.token, v_rows + at);
+      std::memset(dk_rows + at, 0, bytes);
+      std::memset(dv_rows + at, 0, bytes);
+      packed = until;
+    };
     for (int64_t row = 0; row < span.queries; row += query_block) {
       const int64_t count = std::min(query_block, span.queries - row);
-      const Range seen = visible_keys(span, row, keys);
+      const Range seen = visible_keys(a, span, row, count, keys);
+      if (seen.begin >= seen.end) {
+        for (int64_t h = head * group; part_count == 1 && h < (head + 1) * group; ++h)
+          clear_dq(span.q0 + row, count, h);
+        continue;
+      }
+      pack_keys(seen.end);
       for (int64_t h = head * group; h < (head + 1) * group; ++h) {
-        if (seen.begin >= seen.end) {
-          if (part_count == 1) clear_dq(span.q0 + row, count, h);
-          continue;
+        Ahead ahead(d * static_cast<int64_t>(sizeof(T)));
+        const bool last_head = h + 1 == (head + 1) * group;
+        const int64_t next = last_head ? row + query_block : row,
+                      next_head = last_head ? head * group : h + 1;
+        if (next < span.queries) {
+          const int64_t more = std::min(query_block, span.queries - next);
+          const int64_t keys_end = visible_keys(a, span, next, more, keys).end;
+          prefetch_queries(span.q0 + next, more, next_head, ahead);
+          ahead.add(k.at(span.k0 + packed, head), k.token, keys_end - packed);
+          ahead.add(v.at(span.k0 + packed, head), v.token, keys_end - packed);
+        } else {
+          prefetch_task(item + threads, ahead);
+          ahead.add(dk.at(span.k0 + keys.begin, head), dk.token, length);
+          ahead.add(dv.at(span.k0 + keys.begin, head), dv.token, length);
         }
-        pack_rows(count, d, padded, q.at(span.q0 + row, h), q.token, q_rows);
-        pack_rows(count, d, padded, dout.at(span.q0 + row, h), dout.token, dout_rows);
-        transpose_rows(count, padded, q_rows, q_columns);
-        transpose_rows(count, padded, dout_rows, dout_columns);
+        if (part_count == 1) ahead.add(dq.at(span.q0 + row, h), dq.token, count);
+        ahead.spread(5 * tiles_per_product * ceil_div(seen.end - seen.begin, key_block));
+
+        pack_block(count, d, padded, q.at(span.q0 + row, h), q.token, q_rows, q_columns);
+        pack_block(count, d, padded, dout.at(span.q0 + row, h), dout.token, dout_rows, dout_columns);
         row_constants(span.q0 + row, count, h, dout_rows, lse, delta);
-        float* dq_at = part_count == 1 ? dq_rows : nullptr;
         for (int64_t key = seen.begin; key < seen.end; key += key_block) {
-          const Block block(count, std::min(key_block, keys.end - key),
+          const Block block(count, std::min(key_block, seen.end - key),
                             {a.causal, a.window, row + span.offset - key});
           const int64_t at = (key - keys.begin) * padded;
-          score_product(block, d, padded, k_rows + at, q_columns, p);
-          score_product(block, d, padded, v_rows + at, dout_columns, ds);
+          score_product(block, d, padded, k_rows + at, q_columns, p, ahead);
+          score_product(block, d, padded, v_rows + at, dout_columns, ds, ahead);
           for (int64_t i = 0; i < count; i += lanes)
             block.full ? gradient_step<false>(block, i, p, ds, lse, delta)
                        : gradient_step<true>(block, i, p, ds, lse, delta);
-          by_key(block, padded, p, dout_rows, dv_rows + at);
-          by_key(block, padded, ds, q_rows, dk_rows + at);
-          by_query(block, padded, ds, k_rows + at, dq_rows, key > seen.begin);
+          by_key(block, padded, p, dout_rows, dv_rows + at, ahead);
+          by_key(block, padded, ds, q_rows, dk_rows + at, ahead);
+          by_query(block, padded, ds, k_rows + at, dq_rows, key > seen.begin, ahead);
         }
-        if (dq_at)
+        if (part_count == 1)
           unpack_rows(count, d, padded, dq_rows, a.scale, dq.at(span.q0 + row, h), dq.token);
         else
           for (int64_t r = 0; r < count; ++r)
@@ -423,8 +537,25 @@ struct Backward {
                         static_cast<size_t>(padded) * sizeof(float));
       }
     }
+    pack_keys(keys.end);  // keys that nobody saw have gradient zero
     unpack_rows(length, d, padded, dk_rows, a.scale, dk.at(span.k0 + keys.begin, head), dk.token);
     unpack_rows(length, d, padded, dv_rows, 1.0f, dv.at(span.k0 + keys.begin, head), dv.token);
+  }
+
+  void prefetch_queries(int64_t row, int64_t count, int64_t h, Ahead& ahead) const {
+    ahead.add(q.at(row, h), q.token, count);
+    ahead.add(dout.at(row, h), dout.token, count);
+    ahead.add(out.at(row, h), out.token, count);
+  }
+
+  /// The first rows of another task, which this thread will probably do next.
+  void prefetch_task(int64_t item, Ahead& ahead) const {
+    if (item >= part_count * sequences.count * kv_heads) return;
+    const int64_t head = item % kv_heads;
+    const Span span(sequences, item / kv_heads % sequences.count);
+    prefetch_queries(span.q0, std::min(query_block, span.queries), head * group, ahead);
+    ahead.add(k.at(span.k0, head), k.token, std::min(key_block, span.keys));
+    ahead.add(v.at(span.k0, head), v.token, std::min(key_block, span.keys));
   }
 
   /// P = exp(S - lse) and dS = P (dP - delta), the scale left for the end; p holds S^T and ds dP^T.
@@ -488,7 +619,7 @@ struct Backward {
       const int64_t count = std::min(query_block, span.queries - row);
       float* total = nullptr;
       for (int64_t part = 0; part < part_count; ++part) {
-        const Range seen = visible_keys(span, row, part_keys(span, part));
+        const Range seen = visible_keys(a, span, row, count, part_keys(span, part));
         if (seen.begin >= seen.end) continue;
         if (!total) {
           total = partial_at(part, span.q0 + row, h);

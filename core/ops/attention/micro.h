@@ -128,13 +128,13 @@ NRL_ALWAYS void transpose(Vec (&v)[lanes]) {
 /// Rows of a tile for a width in vectors: as many accumulators as the registers hold.
 constexpr int tile_rows(int vectors) {
 #if defined(NRL_ISA_avx512)
-  constexpr int rows[] = {0, 12, 12, 8, 6};
+  constexpr int rows[] = {0, 16, 8, 8, 6};
 #else
   constexpr int rows[] = {0, 8, 6};
 #endif
   return rows[vectors];
 }
-inline constexpr int max_tile_rows = 12;
+inline constexpr int max_tile_rows = 16;
 
 /// c (rows x vectors) = or += a (rows x [begin, end)) * b. `a` is read element by element: a[i * lda + p], or
 /// with `across` a[p * lda + i]. b and c are aligned.
@@ -230,24 +230,21 @@ void product(int64_t rows, int64_t width, const float* a, int64_t lda, const flo
 }
 
 /// As product() with a read along rows and the whole depth, but rows [i, i + n) get only the columns of
-/// width(i, n), rounded to vectors.
+/// width(i, n), rounded to vectors. Steps of `lanes` rows make squares with the vectors, and leave strips of
+/// every width enough accumulators.
 template <class Width>
 void staircase(int64_t rows, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb,
                float* c, int64_t ldc, const Width& width) {
-  constexpr int full = tile_rows(max_vectors);
-  const auto step = [&]<int count>(int64_t i) {
+  for (int64_t i = 0; i < rows; i += lanes) {
+    const int64_t count = std::min<int64_t>(lanes, rows - i);
     const Range r = width(i, count);
-    const int64_t last = (r.end + lanes - 1) / lanes;
-    for (int64_t v = r.begin / lanes; v < last; v += max_vectors)
-      with_vectors(std::min<int64_t>(max_vectors, last - v), [&]<int vectors>() {
-        tile<count, vectors, false>(0, depth, a + i * lda, lda, b + v * lanes, ldb, c + i * ldc + v * lanes,
-                                    ldc, false);
-      });
-  };
-  int64_t i = 0;
-  for (; rows - i >= full; i += full) step.template operator()<full>(i);
-  for (; rows - i >= 4; i += 4) step.template operator()<4>(i);
-  for (; rows - i >= 1; i += 1) step.template operator()<1>(i);
+    const int64_t first = r.begin / lanes * lanes, last = (r.end + lanes - 1) / lanes * lanes;
+    if (first < last)
+      product<false>(count, last - first, a + i * lda, lda, b + first, ldb, c + i * ldc + first, ldc, false,
+                     [depth](int64_t, int64_t) {
+                       return Range{0, depth};
+                     });
+  }
 }
 
 }  // namespace nrl::ops::NRL_ISA::micro

@@ -44,10 +44,10 @@ struct ForwardBuffers {
         rows(query_block * padded),
         columns(padded * query_block),
         scores(key_block * query_block) {}
-  /// K, V; Q rows (then O), Q columns; S; m, l.
+  /// K, V; O; Q columns; S; m, l.
   size_t bytes() const {
-    return 2 * scratch_bytes(packed) + 2 * scratch_bytes(rows) + scratch_bytes(columns) +
-           scratch_bytes(scores) + 2 * scratch_bytes(lanes);
+    return 2 * scratch_bytes(packed) + scratch_bytes(rows) + scratch_bytes(columns) + scratch_bytes(scores) +
+           2 * scratch_bytes(lanes);
   }
 };
 
