@@ -43,10 +43,12 @@ ConfigResult load_config_together(comm::World& world, const std::string& path,
   ConfigResult result;
   std::string text;
   Exit code = Exit::ok;
+  double nodes = world.local_rank() == 0 ? 1 : 0;  // one rank of each node counts it
+  world.comm().all_reduce(std::span(&nodes, 1));
   if (world.rank() == 0) {
     result = load_config(path, overrides);
     if (result.ok()) {
-      const Diagnostics more = validate_for_world(result, world.size());
+      const Diagnostics more = validate_for_world(result, world.size(), static_cast<int>(nodes));
       result.diagnostics.insert(result.diagnostics.end(), more.begin(), more.end());
     }
     if (!result.diagnostics.empty()) {

@@ -29,7 +29,7 @@ void add_data_keys(Table& t) {
           "it "
           "for training.");
   NRL_KEY(t, data.seed).at_least(0).help("Seed of the order of the data; null: pretrain.seed.");
-  NRL_KEY(t, data.shuffle).help("Visit the sequences in random order.");
+  NRL_KEY(t, data.shuffle).not_built().help("Visit the sequences in random order.");
   NRL_KEY(t, data.num_workers).at_least(0).at_most(256).help("Threads that read ahead; 0: read when needed.");
   NRL_KEY(t, data.prefetch_batches).at_least(1).at_most(1024).help("Batches read ahead.");
   NRL_KEY(t, data.pin_memory).not_built().help("Page-locked host buffers (GPU only).");

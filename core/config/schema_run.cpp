@@ -10,13 +10,15 @@ constexpr double kManySteps = 1e12;
 void add_pretrain(Table& t) {
   t.section("pretrain", "The loop of algorithm pretrain.");
   NRL_KEY(t, pretrain.max_num_steps)
-      .at_least(1)
+      .at_least(0)
       .at_most(kManySteps)
       .size()
       .alias("training.max_steps")
       .alias("trainer.max_steps")
       .alias("policy.megatron_cfg.train_iters")
-      .help("Optimizer steps of the run; null: as many as max_num_epochs gives.");
+      .help(
+          "Optimizer steps of the run; null: as many as max_num_epochs gives; 0: write the initial "
+          "checkpoint and stop.");
   NRL_KEY(t, pretrain.max_num_epochs)
       .at_least(1)
       .alias("trainer.total_epochs")

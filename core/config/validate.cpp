@@ -85,11 +85,12 @@ void check_schedule(Checker& c, const Config& config) {
     c.error("policy.scheduler.warmup_ratio", "the warm-up is given twice", "",
             {fmt::format("lr_warmup_iters is at {}; use one of them",
                          c.where("policy.scheduler.lr_warmup_iters"))});
-  const auto horizon = s.lr_decay_iters ? s.lr_decay_iters : p.max_num_steps;
+  // 0: not known, or of no meaning because only the initial checkpoint is written.
+  const int64_t horizon = p.max_num_steps == 0 ? 0 : s.lr_decay_iters.value_or(p.max_num_steps.value_or(0));
   const char* horizon_key = s.lr_decay_iters ? "lr_decay_iters" : "max_num_steps";
-  if (horizon && s.lr_warmup_iters > *horizon)
+  if (horizon && s.lr_warmup_iters > horizon)
     c.error("policy.scheduler.lr_warmup_iters", fmt::format("the warm-up ({} steps) is longer than {} ({})",
-                                                            s.lr_warmup_iters, horizon_key, *horizon));
+                                                            s.lr_warmup_iters, horizon_key, horizon));
   if (s.min_lr > lr)
     c.error("policy.scheduler.min_lr", fmt::format("min_lr {} is above lr {}", s.min_lr, lr), "",
             {fmt::format("lr is at {}", c.where("policy.optimizer.lr"))});
@@ -100,10 +101,10 @@ void check_schedule(Checker& c, const Config& config) {
     c.error(
         "policy.scheduler.lr_wsd_decay_iters",
         fmt::format("lr_wsd_decay_iters has no meaning with lr_decay_style {}", name_of(s.lr_decay_style)));
-  if (s.lr_wsd_decay_iters && horizon && *s.lr_wsd_decay_iters + s.lr_warmup_iters > *horizon)
+  if (s.lr_wsd_decay_iters && horizon && *s.lr_wsd_decay_iters + s.lr_warmup_iters > horizon)
     c.error("policy.scheduler.lr_wsd_decay_iters",
             fmt::format("warm-up ({}) and final decay ({}) are longer than {} ({})", s.lr_warmup_iters,
-                        *s.lr_wsd_decay_iters, horizon_key, *horizon));
+                        *s.lr_wsd_decay_iters, horizon_key, horizon));
   if (s.lr_decay_iters && p.max_num_steps && *s.lr_decay_iters < *p.max_num_steps &&
       s.lr_decay_style != LrDecayStyle::constant)
     c.warning("policy.scheduler.lr_decay_iters",

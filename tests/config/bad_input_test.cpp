@@ -203,6 +203,7 @@ TEST_CASE("features that do not exist yet are refused, their defaults are not", 
       {"policy: {recompute: {modules: [norm, mlp]}}", 1, 38, "supported today: norm, activation"},
       {"checkpointing: {is_async: true}", 1, 27, "remove it or set it to false"},
       {"logger: {wandb_enabled: true}", 1, 25, "not supported yet"},
+      {"data: {shuffle: false}", 1, 17, "remove it or set it to true"},
   };
   for (const Bad& bad : cases) require_problem(bad);
   const ConfigResult inert = load_text(kBase +

@@ -271,6 +271,11 @@ TEST_CASE("model keys keep their order and their mappings together", "[config]")
   CHECK(contains(d.excerpt, "^^^ at most 4"));
 }
 
+TEST_CASE("a run of no steps needs no schedule", "[config]") {
+  CHECK(load_base({"pretrain.max_num_steps=0", "policy.scheduler.lr_warmup_iters=5"}).ok());
+  CHECK(!load_base({"pretrain.max_num_steps=4", "policy.scheduler.lr_warmup_iters=5"}).ok());
+}
+
 TEST_CASE("warnings do not stop", "[config]") {
   const ConfigResult result = load_base({"policy.scheduler.lr_decay_iters=5"});
   CHECK(result.ok());
