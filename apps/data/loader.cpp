@@ -101,13 +101,13 @@ const MicroBatch& BatchLoader::next() {
 
 void show_samples(const TokenDataset& dataset, int64_t global_batch, int64_t first, int64_t last,
                   std::ostream& out) {
-  if (first < 0 || first > last || global_batch <= 0 || last > dataset.samples() / global_batch)
+  if (first < 1 || first > last || global_batch <= 0 || last - 1 > dataset.samples() / global_batch)
     fail(Exit::usage, "data show: steps {}..{} do not exist, the dataset has {} of {} samples each", first,
-         last, dataset.samples() / std::max<int64_t>(global_batch, 1), global_batch);
+         last - 1, dataset.samples() / std::max<int64_t>(global_batch, 1), global_batch);
   std::vector<int32_t> tokens(static_cast<size_t>(dataset.sequence_length()) + 1);
   std::string line;
   for (int64_t step = first; step < last; ++step) {
-    for (int64_t sample = step * global_batch; sample < (step + 1) * global_batch; ++sample) {
+    for (int64_t sample = (step - 1) * global_batch; sample < step * global_batch; ++sample) {
       dataset.read(sample, tokens);
       line = fmt::format("{{\"step\":{},\"sample\":{},\"tokens\":[", step, sample);
       for (size_t i = 0; i < tokens.size(); ++i) {

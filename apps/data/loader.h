@@ -80,8 +80,8 @@ class BatchLoader {
   std::vector<std::thread> threads_;
 };
 
-/// `data show`: the samples of the steps [first, last) with `global_batch` samples each, one JSON object a
-/// line:
+/// `data show`: the samples of the steps [first, last), counted from 1, with `global_batch` samples each, one
+/// JSON object a line:
 /// {"step":S,"sample":N,"tokens":[T + 1 ids]}.
 void show_samples(const TokenDataset& dataset, int64_t global_batch, int64_t first, int64_t last,
                   std::ostream& out);

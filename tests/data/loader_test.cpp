@@ -165,12 +165,12 @@ TEST_CASE("data show prints the samples of the steps asked for", "[loader]") {
   options.sequence_length = 2;
   const auto dataset = open_token_dataset(options);
   std::ostringstream out;
-  show_samples(*dataset, 2, 1, 2, out);
+  show_samples(*dataset, 2, 2, 3, out);
   Row a(3), b(3);
   dataset->read(2, a);
   dataset->read(3, b);
-  CHECK(out.str() == fmt::format("{{\"step\":1,\"sample\":2,\"tokens\":[{},{},{}]}}\n"
-                                 "{{\"step\":1,\"sample\":3,\"tokens\":[{},{},{}]}}\n",
+  CHECK(out.str() == fmt::format("{{\"step\":2,\"sample\":2,\"tokens\":[{},{},{}]}}\n"
+                                 "{{\"step\":2,\"sample\":3,\"tokens\":[{},{},{}]}}\n",
                                  a[0], a[1], a[2], b[0], b[1], b[2]));
   CHECK(error_of([&] { show_samples(*dataset, 2, 1, 5000, out); }).code == 64);
 }
