@@ -141,6 +141,12 @@ TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
   if (!c.pretrain.max_num_steps && !c.pretrain.max_num_epochs)
     fail(Exit::config, "give pretrain.max_num_steps or pretrain.max_num_epochs");
   data::DatasetOptions options = dataset_options(c, vocab_size, data::Split::train, 1);
+  for (const auto& source : options.sources)
+    if (const auto manifest = data::read_manifest(source.prefix);
+        manifest && manifest->vocab_size > vocab_size)
+      fail(Exit::config,
+           "{} was made with a vocabulary of {}, the model has {}: set policy.model.vocab_size to {} or more",
+           source.prefix, manifest->vocab_size, vocab_size, manifest->vocab_size);
   TrainData out;
   out.max_steps = c.pretrain.max_num_steps.value_or(INT64_MAX);
   if (c.pretrain.max_num_epochs) {

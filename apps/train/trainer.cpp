@@ -50,7 +50,8 @@ class Trainer {
         c_(session_.config()),
         plan_(session_.plan()) {
     together(world, [&] {
-      schedule_ = make_schedule(c_.policy, std::max<int64_t>(session_.max_steps(), 1), plan_.batch.global);
+      if (session_.max_steps() > 0)
+        schedule_ = make_schedule(c_.policy, session_.max_steps(), plan_.batch.global);
       metrics_ = std::make_unique<MetricsLog>(c_.logger.log_dir, session_.position().step, first());
       if (first())
         write_file_atomic(join_path(c_.logger.log_dir, "config.yaml"),
