@@ -158,6 +158,19 @@ void nan_stays(Exec& e) {
     expect(std::isnan(p.out.get(i * 16)) == (i >= 41), fmt::format("row {} is {}", i, p.out.get(i * 16)));
 }
 
+/// A score that overflows to minus infinity has probability zero, not NaN.
+void minus_infinity(Exec& e) {
+  Problem p(DType::f32, {{2}, {}, 1, 1, 16});
+  for (int64_t i = 0; i < 16; ++i) {
+    p.q_.set(16 + i, 1e25);
+    p.k_.set(i, 0);
+    p.k_.set(16 + i, -1e25);
+  }
+  with_workspace(e, p, [&](Exec& exact) { attention_forward(exact, p.forward()); });
+  for (int64_t i = 0; i < 32; ++i)
+    expect(p.out.get(i) == p.v_.get(i % 16), fmt::format("out {} is {}", i, p.out.get(i)));
+}
+
 void wrong_boundaries(Exec& e) {
   for (double value : {9.0, 7.0, -1.0}) {
     Problem p(DType::f32, {{4, 4}, {}, 1, 1, 16});
@@ -208,6 +221,7 @@ NRL_OP_CASES(attention) {
     registry.grads.push_back({"attention " + s.name(), [=](DType t) { return gradient(t, s); }});
   registry.properties.push_back({"attention of large scores", large_scores});
   registry.properties.push_back({"attention keeps NaN", nan_stays});
+  registry.properties.push_back({"attention of a score of minus infinity", minus_infinity});
   registry.properties.push_back({"attention checks boundaries", wrong_boundaries});
 
   const std::vector<Shape> models = {{{1024}, {}, 12, 12, 64, 0, true, true},

@@ -108,8 +108,8 @@ class Ahead {
   int count_ = 0, current_ = 0;
   int64_t total_ = 0, per_step_ = 0, row_bytes_;
 };
-/// Tiles of one product of two whole blocks, about.
-constexpr int64_t tiles_per_product = 11;
+/// Tiles of one product of two blocks, at least (a diagonal block has fewer than a whole one).
+constexpr int64_t tiles_per_product = 7;
 
 /// One block of queries against one block of keys.
 struct Block {
@@ -130,17 +130,17 @@ struct Block {
   }
 };
 
-/// s (keys x query_block) = a (keys x padded) * columns: S^T = K Q^T, or dP^T = V dO^T.
-void score_product(const Block& b, int64_t d, int64_t padded, const float* a, const float* columns, float* s,
+/// s (keys x query_block) = a (keys x d, rows `step` apart) * columns: S^T = K Q^T, or dP^T = V dO^T.
+void score_product(const Block& b, int64_t d, const float* a, int64_t step, const float* columns, float* s,
                    Ahead& ahead) {
   if (b.full)
-    micro::product<false>(b.keys, b.lane_queries(), a, padded, columns, query_block, s, query_block, false,
+    micro::product<false>(b.keys, b.lane_queries(), a, step, columns, query_block, s, query_block, false,
                           [d, &ahead](int64_t, int64_t) {
                             ahead.step();
                             return Range{0, d};
                           });
   else
-    micro::staircase(b.keys, d, a, padded, columns, query_block, s, query_block, [&](int64_t j, int64_t n) {
+    micro::staircase(b.keys, d, a, step, columns, query_block, s, query_block, [&](int64_t j, int64_t n) {
       ahead.step();
       return b.queries_of(j, n);
     });
@@ -345,7 +345,7 @@ struct Forward {
         for (int64_t key = seen.begin; key < seen.end; key += key_block) {
           const Block block(count, std::min(key_block, seen.end - key),
                             {a.causal, a.window, row + span.offset - key});
-          score_product(block, d, padded, keys + (key - first) * padded, columns, scores, ahead);
+          score_product(block, d, keys + (key - first) * padded, padded, columns, scores, ahead);
           for (int64_t i = 0; i < count; i += lanes) {
             const float factor = a.scale * log2_e;
             const Vec rescale = block.full ? softmax_step<false>(block, i, factor, scores, maximum, sum)
@@ -520,8 +520,8 @@ struct Backward {
           const Block block(count, std::min(key_block, seen.end - key),
                             {a.causal, a.window, row + span.offset - key});
           const int64_t at = (key - keys.begin) * padded;
-          score_product(block, d, padded, k_rows + at, q_columns, p, ahead);
-          score_product(block, d, padded, v_rows + at, dout_columns, ds, ahead);
+          score_product(block, d, k_rows + at, padded, q_columns, p, ahead);
+          score_product(block, d, v_rows + at, padded, dout_columns, ds, ahead);
           for (int64_t i = 0; i < count; i += lanes)
             block.full ? gradient_step<false>(block, i, p, ds, lse, delta)
                        : gradient_step<true>(block, i, p, ds, lse, delta);

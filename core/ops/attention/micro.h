@@ -5,6 +5,10 @@
 // Layouts are chosen so that no product needs a transposed copy inside the loop and softmax runs along vector
 // lanes: a block of scores is kept as S^T, [key][query], with queries in lanes.
 
+#if defined(NRL_ISA_avx512)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cstdint>
 
@@ -81,9 +85,15 @@ NRL_ALWAYS IntVec iota() {
 /// stays NaN. Minimax polynomial of 2^f on |f| <= 1/2, relative error 2.6e-9.
 NRL_ALWAYS Vec exp2(Vec x) {
   x = x < -126.0f ? splat(-126.0f) : x;
+#if defined(NRL_ISA_avx512)
+  // The zero-masking forms with a full mask: GCC 12 warns falsely about its own header for the plain ones.
+  const Vec n = _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Vec f = x - n;
+#else
   constexpr float magic = 12582912.0f + 127.0f;  // the low bits of x + magic are round(x) + 127
   const Vec shifted = x + magic;
   const Vec f = x - (shifted - magic);
+#endif
   Vec p = splat(0.0001559467817f);
   p = p * f + 0.00134066439f;
   p = p * f + 0.009617692973f;
@@ -91,7 +101,11 @@ NRL_ALWAYS Vec exp2(Vec x) {
   p = p * f + 0.2402265278f;
   p = p * f + 0.693147215f;
   p = p * f + 1.0f;
+#if defined(NRL_ISA_avx512)
+  return _mm512_maskz_scalef_ps(0xffff, p, n);
+#else
   return p * reinterpret_cast<Vec>(reinterpret_cast<IntVec>(shifted) << 23);
+#endif
 }
 
 /// log2(x) for x >= 2^-126: the exponent bits as a first guess, then two steps of Halley's method on 2^y = x.
