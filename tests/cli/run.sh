@@ -118,10 +118,10 @@ case $case_name in
   stop)
     corpus
     config whole
-    expect 0 run 1 whole.yaml pretrain.max_num_steps=3000 policy.scheduler.lr_decay_iters=3000
+    expect 0 run 1 whole.yaml pretrain.max_num_steps=800 policy.scheduler.lr_decay_iters=800
     for ranks in 1 2; do
       config stopped$ranks
-      run $ranks stopped$ranks.yaml pretrain.max_num_steps=3000 policy.scheduler.lr_decay_iters=3000 &
+      run $ranks stopped$ranks.yaml pretrain.max_num_steps=800 policy.scheduler.lr_decay_iters=800 &
       pid=$!
       for _ in $(seq 200); do
         [[ $(grep -c loss stopped$ranks/logs/metrics.jsonl 2>/dev/null || true) -gt 3 ]] && break
@@ -133,7 +133,7 @@ case $case_name in
       wait $pid || code=$?
       ((code == 75)) || fail "stopped with exit code $code instead of 75"
       ls stopped$ranks/checkpoints | grep -q '^step-' || fail "no checkpoint was saved"
-      expect 0 run $ranks stopped$ranks.yaml pretrain.max_num_steps=3000 policy.scheduler.lr_decay_iters=3000
+      expect 0 run $ranks stopped$ranks.yaml pretrain.max_num_steps=800 policy.scheduler.lr_decay_iters=800
       if ((ranks == 1)); then same whole/logs/metrics.jsonl stopped1/logs/metrics.jsonl 0; fi
     done
     ;;
@@ -244,7 +244,7 @@ case $case_name in
   diverge)
     corpus
     config d
-    expect 79 run 2 d.yaml policy.optimizer.lr=1e30 policy.max_grad_norm=null pretrain.max_num_steps=50
+    expect 79 run 2 d.yaml policy.model.initializer_range=1.0e+25 pretrain.max_num_steps=50
     grep -q 'not finite' err.txt || fail "no reason given: $(cat err.txt)"
     ;;
   *) fail "unknown case $case_name" ;;
