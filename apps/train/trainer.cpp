@@ -13,6 +13,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/device/cpu/features.h"
+#include "core/trace/trace.h"
 #include "parallel/pipeline/schedule.h"
 
 namespace nrl::train {
@@ -67,6 +68,7 @@ class Trainer {
 
   Exit run() {
     StopSignals signals;
+    trace::start(trace::Mode::totals);
     banner();
     Position& at = session_.position();
     if (session_.max_steps() == 0) {
@@ -237,6 +239,14 @@ class Trainer {
     session_.reducer().gather_params(comm::View(weights.data, weights.numel(), weights.dtype));
   }
 
+  // Seconds in the kernels whose names begin so, since the start.
+  static double kernel_seconds(const std::vector<trace::Total>& totals, std::string_view prefix) {
+    double sum = 0;
+    for (const trace::Total& total : totals)
+      if (total.name.starts_with(prefix)) sum += total.seconds;
+    return sum;
+  }
+
   double exposed_seconds() {
     double sum = 0;
     for (const auto& total : world_.ledger().totals()) sum += total.exposed_seconds;
@@ -260,6 +270,12 @@ class Trainer {
     facts.step_ms = seconds * 1e3;
     facts.data_ms = times[RunSection::data] * 1e3;
     facts.comm_ms = exposed * 1e3;
+    const auto kernels = trace::totals();
+    const double gemm = kernel_seconds(kernels, "linear"), attention = kernel_seconds(kernels, "attention");
+    facts.gemm_ms = (gemm - gemm_seconds_) * 1e3;
+    facts.attention_ms = (attention - attention_seconds_) * 1e3;
+    gemm_seconds_ = gemm;
+    attention_seconds_ = attention;
     facts.skipped = out.skipped;
     facts.world_size = world_.size();
     // The first step of a process pays for page faults and kernel generation.
@@ -357,6 +373,7 @@ class Trainer {
       s.best_val_step = at.best_val_step;
     }
     s.times = timers_.times();
+    for (const trace::Total& total : trace::totals()) s.kernels.emplace_back(total.name, total.seconds);
     s.checkpoint = checkpoint_;
     if (!checkpoint_.empty() && code == Exit::ok)
       s.next = {fmt::format("nrl-train generate {} --prompt \"...\"", checkpoint_)};
@@ -379,7 +396,7 @@ class Trainer {
   std::string checkpoint_;
   int64_t first_step_ = 0;
   int failed_saves_ = 0;
-  double last_heartbeat_ = 0;
+  double last_heartbeat_ = 0, gemm_seconds_ = 0, attention_seconds_ = 0;
 };
 
 }  // namespace

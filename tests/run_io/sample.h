@@ -30,6 +30,8 @@ inline StepFacts sample_step() {
   f.step_ms = 1272;
   f.data_ms = 4;
   f.comm_ms = 83;
+  f.gemm_ms = 910;
+  f.attention_ms = 120.5;
   f.eta_s = 7 * 3600 + 60;
   f.memory = {{"params", 2469606195}, {"grads", 2469606195}};
   return f;

@@ -231,6 +231,13 @@ std::string summary_lines(const RunSummary& s) {
     shares += fmt::format("{}{} {}", shares.empty() ? "" : "  ", name,
                           percent(share_of(s.times[section], s.times.total())));
   rows.emplace_back("time", shares);
+  constexpr size_t shown = 6;
+  std::string kernels;
+  const double compute = s.times[RunSection::compute];
+  for (size_t i = 0; i < std::min(shown, s.kernels.size()) && compute > 0; ++i)
+    kernels += fmt::format("{}{} {}", kernels.empty() ? "" : "  ", s.kernels[i].first,
+                           percent(s.kernels[i].second / compute));
+  if (!kernels.empty()) rows.emplace_back("kernels", kernels);
   rows.emplace_back("checkpoint", s.checkpoint.empty() ? "none was written" : s.checkpoint);
   std::string next;
   for (const std::string& command : s.next) next += (next.empty() ? "" : "\n") + command;

@@ -44,6 +44,8 @@ JsonValue step_row(const StepFacts& f) {
                                      {"step_ms", f.step_ms},
                                      {"data_ms", f.data_ms},
                                      {"comm_ms", f.comm_ms},
+                                     {"gemm_ms", f.gemm_ms},
+                                     {"attention_ms", f.attention_ms},
                                      {"skipped", f.skipped}});
   for (const auto& [category, bytes] : f.memory) row.set("mem_" + category + "_bytes", bytes);
   return row;

@@ -2,6 +2,7 @@
 
 #include "core/ops/check.h"
 #include "core/ops/kernel_table.h"
+#include "core/trace/trace.h"
 
 namespace nrl::ops {
 namespace {
@@ -22,6 +23,7 @@ void activation_forward(Exec& exec, const ActivationForward& a) {
   check("activation_forward", a.x, a.out, a.x, a.gated);
   NRL_CHECK(same_or_disjoint(a.out, a.gated ? a.x.columns(0, a.out.dim(1)) : a.x),
             "activation_forward: out overlaps x partly");
+  const trace::Range range("activation_forward");
   if (a.out.numel() > 0) exec.kernels->activation_forward(exec, a);
 }
 
@@ -30,6 +32,7 @@ void activation_backward(Exec& exec, const ActivationBackward& a) {
   NRL_CHECK(same_or_disjoint(a.dx, a.x), "activation_backward: dx overlaps x partly");
   NRL_CHECK(same_or_disjoint(a.gated ? a.dx.columns(0, a.dout.dim(1)) : a.dx, a.dout),
             "activation_backward: dx overlaps dout partly");
+  const trace::Range range("activation_backward");
   if (a.dout.numel() > 0) exec.kernels->activation_backward(exec, a);
 }
 

@@ -3,6 +3,7 @@
 #include "core/ops/attention/plan.h"
 #include "core/ops/check.h"
 #include "core/ops/kernel_table.h"
+#include "core/trace/trace.h"
 
 namespace nrl::ops {
 namespace {
@@ -43,6 +44,7 @@ void attention_forward(Exec& exec, const AttentionForward& a) {
   constexpr const char* op = "attention_forward";
   check(op, a);
   if (a.lse) check_lse(op, a.lse, a.q);
+  const trace::Range range("attention_forward");
   if (a.q.numel() > 0) exec.kernels->attention_forward(exec, a);
 }
 
@@ -54,6 +56,7 @@ void attention_backward(Exec& exec, const AttentionBackward& a) {
   check_heads(op, "dq", a.dq, a.q);
   check_heads(op, "dk", a.dk, a.k);
   check_heads(op, "dv", a.dv, a.v);
+  const trace::Range range("attention_backward");
   if (a.q.numel() > 0 || a.k.numel() > 0) exec.kernels->attention_backward(exec, a);
 }
 

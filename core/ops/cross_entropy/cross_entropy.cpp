@@ -2,6 +2,7 @@
 
 #include "core/ops/check.h"
 #include "core/ops/kernel_table.h"
+#include "core/trace/trace.h"
 
 namespace nrl::ops {
 
@@ -16,6 +17,7 @@ void cross_entropy(Exec& exec, const CrossEntropy& a) {
   NRL_CHECK(!a.weight || is_vector(a.weight, n, DType::f32), "{}: weight is {}", op, describe(a.weight));
   NRL_CHECK(is_vector(a.log_prob, n, DType::f32), "{}: log_prob is {}", op, describe(a.log_prob));
   NRL_CHECK(!a.lse || is_vector(a.lse, n, DType::f32), "{}: lse is {}", op, describe(a.lse));
+  const trace::Range range("cross_entropy");
   if (n > 0) exec.kernels->cross_entropy(exec, a);
 }
 

@@ -2,6 +2,7 @@
 
 #include "core/ops/check.h"
 #include "core/ops/kernel_table.h"
+#include "core/trace/trace.h"
 
 namespace nrl::ops {
 
@@ -12,6 +13,7 @@ void dropout(Exec& exec, const Dropout& a) {
             "dropout: out is {}, x is {}", describe(a.out), describe(a.x));
   NRL_CHECK(same_or_disjoint(a.out, a.x), "dropout: out overlaps x partly");
   NRL_CHECK(a.p >= 0.0f && a.p < 1.0f && a.first_row >= 0, "dropout: p {}, first_row {}", a.p, a.first_row);
+  const trace::Range range("dropout");
   if (a.x.numel() > 0) exec.kernels->dropout(exec, a);
 }
 

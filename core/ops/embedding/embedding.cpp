@@ -2,6 +2,7 @@
 
 #include "core/ops/check.h"
 #include "core/ops/kernel_table.h"
+#include "core/trace/trace.h"
 
 namespace nrl::ops {
 namespace {
@@ -29,6 +30,7 @@ void embedding_forward(Exec& exec, const EmbeddingForward& a) {
     NRL_CHECK(a.position_table.dtype == a.table.dtype, "{}: table is {}, position_table is {}", op,
               describe(a.table), describe(a.position_table));
   }
+  const trace::Range range("embedding_forward");
   if (a.out.numel() > 0) exec.kernels->embedding_forward(exec, a);
 }
 
@@ -41,6 +43,7 @@ void embedding_backward(Exec& exec, const EmbeddingBackward& a) {
     NRL_CHECK(a.dposition_table.dtype == DType::f32, "{}: dposition_table is {}, wanted f32", op,
               describe(a.dposition_table));
   }
+  const trace::Range range("embedding_backward");
   if (a.dout.numel() > 0) exec.kernels->embedding_backward(exec, a);
 }
 

@@ -6,6 +6,7 @@
 #include "core/ops/kernel_table.h"
 #include "core/ops/linear/gemm.h"
 #include "core/ops/scratch.h"
+#include "core/trace/trace.h"
 
 namespace nrl::ops {
 namespace {
@@ -33,6 +34,7 @@ void linear_forward(Exec& exec, const LinearForward& a) {
             "{}: bias is {}, wanted [{}]", op, describe(a.bias), m);
   NRL_CHECK(!a.accumulate || (!a.bias && a.activation == Activation::none),
             "{}: accumulating excludes a bias and an activation", op);
+  const trace::Range range("linear_forward");
   if (n > 0 && m > 0) exec.kernels->linear_forward(exec, a);
 }
 
@@ -44,6 +46,7 @@ void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   check_matrix(op, "dout", a.dout, n, m, false);
   check_matrix(op, "weight", a.weight, m, k, false);
   check_matrix(op, "dx", a.dx, n, k, false);
+  const trace::Range range("linear_backward_data");
   if (n > 0 && k > 0) exec.kernels->linear_backward_data(exec, a);
 }
 
@@ -57,6 +60,7 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
   check_matrix(op, "dweight", a.dweight, m, k, true);
   NRL_CHECK(!a.dbias || is_vector(a.dbias, m, DType::f32), "{}: dbias is {}, wanted f32[{}]", op,
             describe(a.dbias), m);
+  const trace::Range range("linear_backward_weight");
   if (m > 0 && k > 0) exec.kernels->linear_backward_weight(exec, a);
 }
 

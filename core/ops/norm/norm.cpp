@@ -2,6 +2,7 @@
 
 #include "core/ops/check.h"
 #include "core/ops/kernel_table.h"
+#include "core/trace/trace.h"
 
 namespace nrl::ops {
 namespace {
@@ -50,6 +51,7 @@ void norm_forward(Exec& exec, const NormForward& a) {
             describe(a.bias));
   if (a.mean) check_statistic(op, "mean", a.mean, rows);
   if (a.rstd) check_statistic(op, "rstd", a.rstd, rows);
+  const trace::Range range("norm_forward");
   if (rows > 0) exec.kernels->norm_forward(exec, a);
 }
 
@@ -73,6 +75,7 @@ void norm_backward(Exec& exec, const NormBackward& a) {
   NRL_CHECK(exec.workspace.size >= norm_backward_workspace(d, exec.threads),
             "{}: workspace of {} bytes, needs {}", op, exec.workspace.size,
             norm_backward_workspace(d, exec.threads));
+  const trace::Range range("norm_backward");
   if (rows > 0) exec.kernels->norm_backward(exec, a);
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/ops/check.h"
 #include "core/ops/kernel_table.h"
+#include "core/trace/trace.h"
 
 namespace nrl::ops {
 namespace {
@@ -109,6 +110,7 @@ void rope(Exec& exec, const Rope& a) {
             "rope: table is {}, x is {}", describe(a.table), describe(a.x));
   NRL_CHECK(is_vector(a.positions, a.x.dim(0), DType::i32), "rope: positions is {}, x is {}",
             describe(a.positions), describe(a.x));
+  const trace::Range range("rope");
   if (a.x.numel() > 0) exec.kernels->rope(exec, a);
 }
 
