@@ -92,17 +92,17 @@ if $torch; then
   if ((${#torch_run[@]} == 0)); then torch_note="PyTorch is not installed (package python3-torch): no comparison"; fi
 fi
 
-median() { LC_ALL=C sort -g | awk '{ v[NR] = $1 } END { if (NR) printf "%.6g\n", NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
+median() { LC_ALL=C sort -g | awk '{ v[NR] = $1 } END { if (NR) printf "%.9g\n", NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
 
 # Text for the token files: this tree. A byte vocabulary fits every model.
 "$binary" prepare --input apps core parallel --tokenizer bytes --output "$work/corpus" >"$work/prepare.txt"
 
 # Clock ticks of the machine: all, and those that were not idle.
 machine_ticks() { awk '/^cpu / { print $2 + $3 + $4 + $5 + $6 + $7 + $8 + $9, $2 + $3 + $4 + $7 + $8 + $9 }' /proc/stat; }
-# Processor seconds of the children of this shell so far.
+# Sets own_seconds: processor time of the children of this shell so far. (In a subshell it would be the subshell's.)
 child_seconds() {
   times >"$work/times"
-  awk 'NR == 2 { for (i = 1; i <= 2; ++i) { split($i, t, /[ms]/); s += t[1] * 60 + t[2] } print s }' "$work/times"
+  own_seconds=$(awk 'NR == 2 { for (i = 1; i <= 2; ++i) { split($i, t, /[ms]/); s += t[1] * 60 + t[2] } print s }' "$work/times")
 }
 
 # run_ours MODEL BATCH LENGTH: sets step_ms and peak_kib.
@@ -158,7 +158,8 @@ for entry in "${cases[@]}"; do
   model=${BASH_REMATCH[1]} batch=${BASH_REMATCH[2]} length=${BASH_REMATCH[3]}
   rm -f "$work/rounds"
   read -r total_before busy_before < <(machine_ticks)
-  own_before=$(child_seconds)
+  child_seconds
+  own_before=$own_seconds
   for ((round = 1; round <= rounds; ++round)); do
     run_ours "$model" "$batch" "$length"
     row="$step_ms $peak_kib $share"
@@ -173,9 +174,9 @@ for entry in "${cases[@]}"; do
       print "" }' <<<"$row"
   done
   read -r total_after busy_after < <(machine_ticks)
-  own_after=$(child_seconds)
-  others=$(awk -v total=$((total_after - total_before)) -v busy=$((busy_after - busy_before)) -v own="$own_after" -v was="$own_before" \
-    -v hz="$(getconf CLK_TCK)" 'BEGIN { x = total > 0 ? (busy - (own - was) * hz) / total : 0; printf "%.3f", x > 0 ? x : 0 }')
+  child_seconds
+  others=$(awk -v total=$((total_after - total_before)) -v busy=$((busy_after - busy_before)) -v own="$own_seconds" -v was="$own_before" \
+    -v hz="$(getconf CLK_TCK)" 'BEGIN { x = total > 0 ? (busy - (own - was) * hz) / total : 0; if (x < 0) x = 0; printf "%.3f", x }')
   column() { awk -v expression="$1" '{ if (expression == "speed") print $4 / $1; else if (expression == "memory") print $2 / $5
     else print $expression }' "$work/rounds" | median; }
   ours_ms=$(column 1) ours_kib=$(column 2) share=$(column 3)
@@ -193,6 +194,7 @@ for entry in "${cases[@]}"; do
         tms, tkib, speed, memory, others >>json
       peer = tms == "null" ? "– | – | – | – | –" : \
         sprintf("%.0f | %.0f | %.0f | %.2f | %.2f", tokens / tms * 1e3, tms, tkib / 1024, speed, memory)
+      if (others > 0.05) print "  other programs took " int(others * 100 + 0.5) " % of the processor: measure again on a quiet machine"
       printf "| %s %dx%d | %.0f | %.0f | %.0f %% | %.0f | %s | %.0f %% |\n", model, b, t, tokens / ms * 1e3, ms, share * 100, \
         kib / 1024, peer, others * 100 >>markdown
     }'
