@@ -82,7 +82,8 @@ if ((status == 75)); then
   echo "stopped, with a checkpoint; start this script again to go on"
   exit 75
 fi
-((status == 0)) || die "$status" "the training failed (see above)"
+((status == 0)) ||
+  die "$status" "the training ended early (exit $status, see above); this script started again goes on from the last checkpoint"
 
 say "the loss"
 awk -v mode=chart -f scripts/metrics.awk "$out/logs/metrics.jsonl"

@@ -1,5 +1,7 @@
 #include "apps/model/parameters.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <numeric>
@@ -136,9 +138,15 @@ void initial_values(const ModelSpec& spec, const Parameter& parameter, const Par
   double scale = spec.initializer_range;
   if (parameter.init == Init::scaled_normal) scale /= std::sqrt(2.0 * static_cast<double>(spec.layers));
   const PhiloxStream stream(seed, part.name);
-  cpu::parallel_for(threads, count, 4096, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      out[i] = static_cast<float>(scale * stream.normal(static_cast<uint64_t>(offset + i)));
+  const auto first = static_cast<uint64_t>(offset), last = static_cast<uint64_t>(offset + count);
+  const auto blocks = static_cast<int64_t>((last + 3) / 4 - first / 4);
+  cpu::parallel_for(threads, blocks, 1024, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const uint64_t index = first / 4 + static_cast<uint64_t>(b);
+      const std::array<double, 4> values = stream.normals(index);
+      for (uint64_t e = std::max(first, 4 * index); e < std::min(last, 4 * index + 4); ++e)
+        out[e - first] = static_cast<float>(scale * values[e % 4]);
+    }
   });
 }
 

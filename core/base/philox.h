@@ -54,15 +54,20 @@ class PhiloxStream {
   uint32_t bits(uint64_t element) const { return block(element / 4)[element % 4]; }
   float uniform(uint64_t element) const { return uniform_of(bits(element)); }
 
-  /// Standard normal (Box-Muller on pairs of one block): elements 2i and 2i+1 share a pair.
-  double normal(uint64_t element) const {
-    const PhiloxBlock b = block(element / 4);
-    const unsigned pair = (element % 4) / 2 * 2;
-    const double u = (static_cast<double>(b[pair]) + 0.5) * 0x1.0p-32;
-    const double angle = 6.283185307179586 * ((static_cast<double>(b[pair + 1]) + 0.5) * 0x1.0p-32);
-    const double radius = std::sqrt(-2.0 * std::log(u));
-    return radius * (element % 2 == 0 ? std::cos(angle) : std::sin(angle));
+  /// Four standard normal numbers, elements 4 * index .. 4 * index + 3 (Box-Muller on the two pairs of a
+  /// block).
+  std::array<double, 4> normals(uint64_t index) const {
+    const PhiloxBlock b = block(index);
+    std::array<double, 4> out;
+    for (size_t pair = 0; pair < 4; pair += 2) {
+      const double radius = std::sqrt(-2.0 * std::log((static_cast<double>(b[pair]) + 0.5) * 0x1.0p-32));
+      const double angle = 6.283185307179586 * ((static_cast<double>(b[pair + 1]) + 0.5) * 0x1.0p-32);
+      out[pair] = radius * std::cos(angle);
+      out[pair + 1] = radius * std::sin(angle);
+    }
+    return out;
   }
+  double normal(uint64_t element) const { return normals(element / 4)[element % 4]; }
 
  private:
   uint64_t key_, hi_;
