@@ -6,6 +6,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/device/cpu/features.h"
+#include "core/device/cuda/devices.h"
 #include "core/ops/linear/peak.h"
 #include "parallel/comm/world.h"
 
@@ -20,7 +21,13 @@ int run_doctor() {
                                            static_cast<uint64_t>(sysconf(_SC_PAGESIZE))));
   log::info("fp32 peak    {:.0f} GFLOP/s measured with register FMAs, {:.0f} in matrix products",
             ops::measure_fma_peak(threads), ops::measure_gemm_peak(threads));
-  log::info("devices      cpu; CUDA is not part of this build");
+  const cuda::Status cuda = cuda::query();
+  log::info("cuda         {}{}", cuda.built ? "built with toolkit " + cuda.toolkit : "not in this build",
+            cuda.problem.empty() || !cuda.built ? "" : "; " + cuda.problem);
+  for (const cuda::DeviceInfo& d : cuda.devices)
+    log::info("device       {}, compute capability {}.{}, {}, {} multiprocessors", d.name, d.major, d.minor,
+              human_bytes(d.memory), d.multiprocessors);
+  log::info("training     on the CPU; there are no CUDA kernels yet");
   log::info("launcher     {}", comm::launched_with_peers() ? "several processes were started"
                                                            : "this process alone (no MPI needed)");
   return 0;

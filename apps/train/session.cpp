@@ -166,7 +166,7 @@ Session::Session(comm::World& world, ConfigResult config_result)
   const Config& c = config();
   together(world, [&] {
     if (c.device == DeviceKind::cuda)
-      fail(Exit::unavailable, "device: cuda, but this build has no CUDA; use device: cpu or auto");
+      fail(Exit::unavailable, "device: cuda, but there are no CUDA kernels yet; use device: cpu or auto");
     exec_.kernels = &ops::cpu_kernels(chosen_isa(c));
     exec_.threads = threads_for(c, world.local_size());
     omp_set_num_threads(exec_.threads);

@@ -1,0 +1,35 @@
+#include "core/device/cuda/devices.h"
+
+#include <cuda_runtime_api.h>
+
+namespace nrl::cuda {
+namespace {
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+}  // namespace
+
+Status query() {
+  Status status;
+  status.built = true;
+  status.toolkit = version_text(CUDART_VERSION);
+  int version = 0;
+  if (cudaDriverGetVersion(&version) == cudaSuccess && version > 0) status.driver = version_text(version);
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    status.problem =
+        status.driver.empty() ? "there is no NVIDIA driver on this machine" : cudaGetErrorString(error);
+    return status;
+  }
+  if (count == 0) status.problem = "the driver shows no device";
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp p{};
+    if (cudaGetDeviceProperties(&p, i) == cudaSuccess)
+      status.devices.push_back({p.name, p.major, p.minor, p.totalGlobalMem, p.multiProcessorCount});
+  }
+  return status;
+}
+
+}  // namespace nrl::cuda

@@ -1,0 +1,28 @@
+#pragma once
+// What this build and this machine have for CUDA. Two files implement it: devices.cpp with the toolkit,
+// no_cuda.cpp without.
+
+#include <string>
+#include <vector>
+
+namespace nrl::cuda {
+
+struct DeviceInfo {
+  std::string name;
+  int major = 0, minor = 0;  ///< compute capability
+  size_t memory = 0;         ///< bytes
+  int multiprocessors = 0;
+};
+
+struct Status {
+  bool built = false;   ///< compiled with the CUDA toolkit
+  std::string toolkit;  ///< "13.0"; empty without
+  std::string driver;   ///< the CUDA version that the driver supports; empty without a driver
+  std::string problem;  ///< why no device can be used; empty when one can
+  std::vector<DeviceInfo> devices;
+};
+
+/// Asks the CUDA runtime; never fails. Without a driver it says so in `problem`.
+Status query();
+
+}  // namespace nrl::cuda
