@@ -33,7 +33,7 @@ double best_seconds(const std::function<void()>& work) {
 
 // The three products of a linear layer at the shapes of the benchmark models: N tokens, M out, K in.
 void bench_gemm() {
-  const int threads = cpu::available_cpus();
+  const int threads = cpu::available_cores();
   ops::Exec exec;
   exec.kernels = &ops::cpu_kernels(cpu::best_isa());
   exec.threads = threads;

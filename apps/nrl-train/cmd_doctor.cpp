@@ -13,10 +13,10 @@
 namespace nrl::app {
 
 int run_doctor() {
-  const int threads = cpu::available_cpus();
+  const int threads = cpu::available_cores();
   log::info("nrl-train {}", NRL_VERSION);
   log::info("processor    {}", cpu::processor_name());
-  log::info("kernels      {} ({} cpus usable by this process)", name_of(cpu::best_isa()), threads);
+  log::info("kernels      {} ({} cores usable by this process)", name_of(cpu::best_isa()), threads);
   log::info("memory       {}", human_bytes(static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
                                            static_cast<uint64_t>(sysconf(_SC_PAGESIZE))));
   log::info("fp32 peak    {:.0f} GFLOP/s measured with register FMAs, {:.0f} in matrix products",

@@ -77,7 +77,7 @@ int run_generate(const GenerateArgs& args) {
            "the tokenizer gives id {}, the model's vocabulary ends at {}; is it the right tokenizer?", id,
            spec.vocab_size);
 
-  const int threads = args.threads > 0 ? args.threads : cpu::available_cpus();
+  const int threads = args.threads > 0 ? args.threads : cpu::available_cores();
   omp_set_num_threads(threads);
   const model::ParameterList parameters = model::make_parameters(spec);
   std::vector<cpu::HostMemory> memory;

@@ -71,7 +71,8 @@ int threads_for(const Config& config, int local_size) {
   const int mask = cpu::available_cpus(), online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   // A mask smaller than the machine was made for this rank (mpirun binds to cores); otherwise the ranks share
   // it.
-  return std::max(1, mask * local_size <= online ? mask : mask / local_size);
+  const int cores = cpu::available_cores();
+  return std::max(1, mask * local_size <= online ? cores : cores / local_size);
 }
 
 data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, data::Split part,
