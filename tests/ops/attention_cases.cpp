@@ -14,6 +14,7 @@ struct Shape {
   int64_t window = 0;
   bool causal = true;
   bool fused = false;  ///< q, k and v are columns of one buffer
+  int64_t gap = 3;     ///< between the rows of that buffer
 
   std::string name() const {
     return fmt::format("({}{}{}) {}/{} D{}{}{}{}", fmt::join(queries, ","), keys.empty() ? "" : " of ",
@@ -56,8 +57,8 @@ struct Problem {
     cu_q = boundaries(s.queries);
     cu_k = boundaries(s.key_lengths());
     if (s.fused) {
-      qkv = Buffer(t, {nq, (h + 2 * g) * d}, 3).normal("qkv");
-      dqkv = Buffer(t, {nq, (h + 2 * g) * d}, 5).fill(7);
+      qkv = Buffer(t, {nq, (h + 2 * g) * d}, s.gap).normal("qkv");
+      dqkv = Buffer(t, {nq, (h + 2 * g) * d}, s.gap).fill(7);
       q = qkv.tensor().columns(0, h * d).split_heads(h, d);
       k = qkv.tensor().columns(h * d, g * d).split_heads(g, d);
       v = qkv.tensor().columns((h + g) * d, g * d).split_heads(g, d);
@@ -78,7 +79,7 @@ struct Problem {
       dk = dk_;
       dv = dv_;
     }
-    out = Buffer(t, {nq, h, d}, 4).fill(7);
+    out = Buffer(t, {nq, h, d}, s.gap).fill(7);
     lse = Buffer(lse_type, {h, nq}).fill(7);
     dout = Buffer(t, {nq, h, d}).normal("dout");
   }
@@ -224,11 +225,11 @@ NRL_OP_CASES(attention) {
   registry.properties.push_back({"attention of a score of minus infinity", minus_infinity});
   registry.properties.push_back({"attention checks boundaries", wrong_boundaries});
 
-  const std::vector<Shape> models = {{{1024}, {}, 12, 12, 64, 0, true, true},
-                                     {{256, 256, 256, 256}, {}, 12, 12, 64, 0, true, true},
-                                     {std::vector<int64_t>(16, 256), {}, 6, 6, 64, 0, true, true},
-                                     {{2048}, {}, 8, 2, 128, 0, true, true},
-                                     {{4096}, {}, 8, 2, 128, 512, true, true}};
+  const std::vector<Shape> models = {{{1024}, {}, 12, 12, 64, 0, true, true, 0},
+                                     {{256, 256, 256, 256}, {}, 12, 12, 64, 0, true, true, 0},
+                                     {std::vector<int64_t>(16, 256), {}, 6, 6, 64, 0, true, true, 0},
+                                     {{2048}, {}, 8, 2, 128, 0, true, true, 0},
+                                     {{2048}, {}, 8, 2, 128, 512, true, true, 0}};
   for (DType t : {DType::f32, DType::bf16})
     for (const Shape& s : models) {
       double flops = 0;
