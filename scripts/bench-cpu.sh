@@ -105,7 +105,7 @@ child_seconds() {
   own_seconds=$(awk 'NR == 2 { for (i = 1; i <= 2; ++i) { split($i, t, /[ms]/); s += t[1] * 60 + t[2] } print s }' "$work/times")
 }
 
-# run_ours MODEL BATCH LENGTH: sets step_ms and peak_kib.
+# run_ours MODEL BATCH LENGTH: sets step_ms, peak_kib, share (of the matrix peak) and gemm.
 run_ours() {
   local config=configs/$1.yaml log=$work/ours pid value
   rm -rf "$log"
@@ -122,6 +122,8 @@ run_ours() {
   done
   wait "$pid" || { cat "$work/ours.txt" >&2; die 70 "nrl-train failed on $1"; }
   step_ms=$(awk -v mode=column -v key=step_ms -f scripts/metrics.awk "$log/metrics.jsonl" | tail -n "+$((warmup + 1))" | median)
+  # The summary's line of kernel times: how much of the run was matrix products, in percent.
+  gemm=$(awk '$1 == "kernels" { for (i = 2; i < NF; i += 2) if ($i ~ /^linear_/) s += $(i + 1) } END { printf "%.1f", s }' "$work/ours.txt")
   share=$(awk -v mode=column -v key=mfu -f scripts/metrics.awk "$log/metrics.jsonl" | tail -n "+$((warmup + 1))" | median)
 }
 
@@ -149,8 +151,8 @@ markdown=$out/cpu.md
   echo "Medians of $rounds rounds of $steps steps each, the programs in turn. Ratios are medians over the rounds:"
   echo "speed above 1 is faster than PyTorch, memory below 1 is less. Others: processor time of other programs meanwhile."
   echo
-  echo "| model, batch x length | tokens/s | ms/step | share of matrix peak | peak MiB | PyTorch tokens/s | ms/step | peak MiB | speed ratio | memory ratio | others |"
-  echo "|---|---|---|---|---|---|---|---|---|---|---|"
+  echo "| model, batch x length | tokens/s | ms/step | share of matrix peak | time in matrix products | peak MiB | PyTorch tokens/s | ms/step | peak MiB | speed ratio | memory ratio | others |"
+  echo "|---|---|---|---|---|---|---|---|---|---|---|---|"
 } >"$markdown"
 
 for entry in "${cases[@]}"; do
@@ -162,7 +164,7 @@ for entry in "${cases[@]}"; do
   own_before=$own_seconds
   for ((round = 1; round <= rounds; ++round)); do
     run_ours "$model" "$batch" "$length"
-    row="$step_ms $peak_kib $share"
+    row="$step_ms $peak_kib $share $gemm"
     if ((${#torch_run[@]})); then
       run_torch "$model" "$batch" "$length"
       row+=" $step_ms $peak_kib"
@@ -170,32 +172,32 @@ for entry in "${cases[@]}"; do
     echo "$row" >>"$work/rounds"
     awk -v name="$entry" -v round="$round" -v tokens="$((batch * length))" '{
       printf "%-20s round %d: %.0f tokens/s, %.1f ms, %.0f MiB", name, round, tokens / $1 * 1e3, $1, $2 / 1024
-      if (NF > 3) printf "; PyTorch %.0f tokens/s, %.1f ms, %.0f MiB; speed x %.2f", tokens / $4 * 1e3, $4, $5 / 1024, $4 / $1
+      if (NF > 4) printf "; PyTorch %.0f tokens/s, %.1f ms, %.0f MiB; speed x %.2f", tokens / $5 * 1e3, $5, $6 / 1024, $5 / $1
       print "" }' <<<"$row"
   done
   read -r total_after busy_after < <(machine_ticks)
   child_seconds
   others=$(awk -v total=$((total_after - total_before)) -v busy=$((busy_after - busy_before)) -v own="$own_seconds" -v was="$own_before" \
     -v hz="$(getconf CLK_TCK)" 'BEGIN { x = total > 0 ? (busy - (own - was) * hz) / total : 0; if (x < 0) x = 0; printf "%.3f", x }')
-  column() { awk -v expression="$1" '{ if (expression == "speed") print $4 / $1; else if (expression == "memory") print $2 / $5
+  column() { awk -v expression="$1" '{ if (expression == "speed") print $5 / $1; else if (expression == "memory") print $2 / $6
     else print $expression }' "$work/rounds" | median; }
-  ours_ms=$(column 1) ours_kib=$(column 2) share=$(column 3)
+  ours_ms=$(column 1) ours_kib=$(column 2) share=$(column 3) gemm=$(column 4)
   torch_ms=null torch_kib=null speed=null memory=null
   if ((${#torch_run[@]})); then
-    torch_ms=$(column 4) torch_kib=$(column 5) speed=$(column speed) memory=$(column memory)
+    torch_ms=$(column 5) torch_kib=$(column 6) speed=$(column speed) memory=$(column memory)
   fi
-  awk -v entry="$entry" -v model="$model" -v b="$batch" -v t="$length" -v ms="$ours_ms" -v kib="$ours_kib" -v share="$share" \
+  awk -v entry="$entry" -v model="$model" -v b="$batch" -v t="$length" -v ms="$ours_ms" -v kib="$ours_kib" -v share="$share" -v gemm="$gemm" \
     -v tms="$torch_ms" -v tkib="$torch_kib" -v speed="$speed" -v memory="$memory" -v others="$others" -v json="$json" \
     -v markdown="$markdown" 'BEGIN {
       tokens = b * t
-      printf "{\"case\":\"%s\",\"tokens_per_s\":%.2f,\"step_ms\":%s,\"share_of_matrix_peak\":%s,\"peak_rss_kib\":%d,", entry, \
-        tokens / ms * 1e3, ms, share, kib >>json
+      printf "{\"case\":\"%s\",\"tokens_per_s\":%.2f,\"step_ms\":%s,\"share_of_matrix_peak\":%s,\"matrix_time_percent\":%s,\"peak_rss_kib\":%d,", \
+        entry, tokens / ms * 1e3, ms, share, gemm, kib >>json
       printf "\"torch_step_ms\":%s,\"torch_peak_rss_kib\":%s,\"speed_ratio\":%s,\"memory_ratio\":%s,\"other_cpu_share\":%s}\n", \
         tms, tkib, speed, memory, others >>json
       peer = tms == "null" ? "– | – | – | – | –" : \
         sprintf("%.0f | %.0f | %.0f | %.2f | %.2f", tokens / tms * 1e3, tms, tkib / 1024, speed, memory)
       if (others > 0.05) print "  other programs took " int(others * 100 + 0.5) " % of the processor: measure again on a quiet machine"
-      printf "| %s %dx%d | %.0f | %.0f | %.0f %% | %.0f | %s | %.0f %% |\n", model, b, t, tokens / ms * 1e3, ms, share * 100, \
+      printf "| %s %dx%d | %.0f | %.0f | %.0f %% | %.0f %% | %.0f | %s | %.0f %% |\n", model, b, t, tokens / ms * 1e3, ms, share * 100, gemm, \
         kib / 1024, peer, others * 100 >>markdown
     }'
 done
