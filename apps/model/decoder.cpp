@@ -13,11 +13,13 @@ using memory::Keep;
 
 namespace {
 
-// Logits of one chunk stay near the caches and small beside the activations.
-constexpr int64_t logits_budget_bytes = int64_t{48} << 20;
+// 512 tokens at a time: the head's weight gradient is read and written once per chunk, and the matrix products are fastest
+// there; fewer where the vocabulary would make the logits large.
+constexpr int64_t head_tokens = 512;
+constexpr int64_t logits_budget_bytes = int64_t{128} << 20;
 
 int64_t head_chunk_tokens(int64_t tokens, int64_t vocab) {
-  const int64_t fit = std::max<int64_t>(logits_budget_bytes / (vocab * 4), 32);
+  const int64_t fit = std::clamp<int64_t>(logits_budget_bytes / (vocab * 4), 32, head_tokens);
   if (fit >= tokens) return tokens;
   // Equal chunks: a small last one would waste the matrix product.
   const int64_t chunks = (tokens + fit - 1) / fit;
