@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/model/block.h"
@@ -20,6 +21,9 @@ struct DecoderOptions {
   int threads = 1;
   uint64_t seed = 0;  ///< dropout
 };
+
+/// Entries of the kernel table that training this model uses, forward, backward and update.
+std::vector<std::string_view> training_kernels(const ModelSpec& spec, const precision::Recipe& recipe);
 
 class Decoder {
  public:

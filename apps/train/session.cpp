@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "apps/data/manifest.h"
 #include "apps/train/model_source.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/device/cpu/features.h"
+#include "core/ops/coverage.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/linear/peak.h"
 
@@ -136,7 +138,7 @@ std::vector<data::Tokenizer::File> tokenizer_files(const Config& c) {
   return {};
 }
 
-TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch) {
+TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
   if (c.data.train.data_path.empty())
     fail(Exit::config, "data.train.data_path is needed: the prefix of token files made by nrl-train prepare");
   if (!c.pretrain.max_num_steps && !c.pretrain.max_num_epochs)
@@ -149,15 +151,16 @@ TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
            "{} was made with a vocabulary of {}, the model has {}: set policy.model.vocab_size to {} or more",
            source.prefix, manifest->vocab_size, vocab_size, manifest->vocab_size);
   TrainData out;
+  out.epoch_samples = samples_of_one_epoch(options);
   out.max_steps = c.pretrain.max_num_steps.value_or(INT64_MAX);
   if (c.pretrain.max_num_epochs) {
-    const int64_t steps = samples_of_one_epoch(options) * *c.pretrain.max_num_epochs / global_batch;
+    const int64_t steps = out.epoch_samples * *c.pretrain.max_num_epochs / global_batch;
     if (steps == 0)
       fail(Exit::config, "pretrain.max_num_epochs: the data makes fewer samples than one global batch of {}",
            global_batch);
     out.max_steps = std::min(out.max_steps, steps);
   }
-  out.samples = options.samples = std::max<int64_t>(out.max_steps, 1) * global_batch;
+  out.samples = options.samples = std::max({out.max_steps * global_batch, at_least, global_batch});
   out.dataset = data::open_token_dataset(options);
   return out;
 }
@@ -168,11 +171,15 @@ Session::Session(comm::World& world, ConfigResult config_result)
   together(world, [&] {
     if (c.device == DeviceKind::cuda)
       fail(Exit::unavailable, "device: cuda, but there are no CUDA kernels yet; use device: cpu or auto");
-    exec_.kernels = &ops::cpu_kernels(chosen_isa(c));
+    isa_ = chosen_isa(c);
+    exec_.kernels = &ops::cpu_kernels(isa_);
     exec_.threads = threads_for(c, world.local_size());
     omp_set_num_threads(exec_.threads);
     plan_ = plan::make_run_plan(c, load_model_spec(config_), resolve_batch(c, world.size()), world.rank(),
                                 exec_.threads);
+    const auto needed = model::training_kernels(plan_->spec, plan_->recipe);
+    ops::require_kernels(*exec_.kernels, needed, "the CPU");
+    kernels_needed_ = static_cast<int>(needed.size());
     open_data();
     if (world.rank() == 0 && c.checkpointing.enabled) tokenizer_files_ = tokenizer_files(c);
   });
@@ -270,15 +277,9 @@ void Session::initialise() {
   world_.comm().broadcast_text(path, 0);
   together(world_, [&] {
     if (!path.empty()) {
-      const Position fresh = position_;
-      position_ = load_checkpoint(path, state_);
+      const Position saved = load_checkpoint(path, state_);
       resumed_from_ = path;
-      if (position_.global_batch != fresh.global_batch)
-        warnings_.push_back(fmt::format(
-            "the global batch was {} and is {} now: steps count on, samples go on where they stopped",
-            position_.global_batch, fresh.global_batch));
-      position_.global_batch = fresh.global_batch;
-      position_.dataset_samples = fresh.dataset_samples;
+      go_on_from(saved);
       return;
     }
     if (c.policy.model_name) {
@@ -304,6 +305,32 @@ void Session::initialise() {
     for (const plan::OwnedRange& r : p.owned)
       ops::convert(exec_, flat_.weights.rows(r.flat, r.count), flat_.master.rows(r.state, r.count));
   });
+}
+
+void Session::go_on_from(const Position& saved) {
+  const int64_t global = plan_->batch.global;
+  const Position fresh = std::exchange(position_, saved);
+  position_.global_batch = global;
+  position_.dataset_samples = fresh.dataset_samples;
+  if (saved.global_batch != global) {
+    warnings_.push_back(
+        fmt::format("the global batch was {} and is {} now: steps count on, samples go on where they stopped",
+                    saved.global_batch, global));
+    const int64_t needed = saved.consumed_samples + std::max<int64_t>(max_steps() - saved.step, 0) * global;
+    if (needed > train_.samples) {
+      train_ = open_train_data(config(), plan_->spec.vocab_size, global, needed);
+      position_.dataset_samples = train_.samples;
+    }
+  }
+  // Within one epoch the order is the same however many samples are asked for; Megatron's order of several
+  // epochs is not.
+  if (position_.dataset_samples != saved.dataset_samples &&
+      std::max(position_.dataset_samples, saved.dataset_samples) > train_.epoch_samples)
+    warnings_.push_back(
+        fmt::format("the order of the samples was made for {} and is made for {} now, which is more than one "
+                    "epoch of {}: it "
+                    "is not the same order, some samples may come again and others late",
+                    saved.dataset_samples, position_.dataset_samples, train_.epoch_samples));
 }
 
 RankGroup Session::rank_group() {

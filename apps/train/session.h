@@ -9,6 +9,7 @@
 #include "apps/plan/run_plan.h"
 #include "apps/train/checkpoint.h"
 #include "apps/train/optimizer.h"
+#include "core/device/cpu/features.h"
 #include "core/io/run_lock.h"
 #include "parallel/comm/world.h"
 #include "parallel/data/grad_reducer.h"
@@ -41,10 +42,14 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
 /// The training data of a run: what the trainer reads and `data show` prints.
 struct TrainData {
   std::unique_ptr<data::TokenDataset> dataset;
-  int64_t samples = 0;    ///< the data order was made for
-  int64_t max_steps = 0;  ///< of the run, from pretrain.max_num_steps and max_num_epochs
+  int64_t samples = 0;        ///< the data order was made for
+  int64_t epoch_samples = 0;  ///< of one pass over the data
+  int64_t max_steps = 0;      ///< of the run, from pretrain.max_num_steps and max_num_epochs
 };
-TrainData open_train_data(const Config& config, int64_t vocab_size, int64_t global_batch);
+/// `at_least`: samples that are needed whatever max_steps says (a run that goes on after its batch was
+/// changed).
+TrainData open_train_data(const Config& config, int64_t vocab_size, int64_t global_batch,
+                          int64_t at_least = 1);
 
 class Session {
  public:
@@ -65,6 +70,9 @@ class Session {
   int64_t max_steps() const { return train_.max_steps; }
   int64_t validation_batches() const { return validation_batches_; }
   double gemm_peak() const { return gemm_peak_; }
+  cpu::Isa isa() const { return isa_; }
+  /// Kernels that the model and recipe need, all of which the device has.
+  int kernels_needed() const { return kernels_needed_; }
   const std::string& resumed_from() const { return resumed_from_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
   const FlatState& flat() const { return flat_; }
@@ -80,6 +88,8 @@ class Session {
   void open_data();
   void allocate();
   void initialise();
+  /// Fits position and data to a checkpoint of a run with another batch or length; says what that means.
+  void go_on_from(const Position& saved);
   RankGroup rank_group();
 
   comm::World& world_;
@@ -101,6 +111,8 @@ class Session {
   std::vector<data::Tokenizer::File> tokenizer_files_;
   int64_t validation_batches_ = 0;
   double gemm_peak_ = 0;
+  cpu::Isa isa_ = cpu::Isa::baseline;
+  int kernels_needed_ = 0;
   bool last_microbatch_ = false;
 };
 

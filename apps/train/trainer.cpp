@@ -142,9 +142,11 @@ class Trainer {
       add("", fmt::format("{} is read as {}", t.given, t.canonical));
     add("grid", fmt::format("{} = dp {} x tp 1 x pp 1 x cp 1 x ep 1   {}", world_.size(),
                             plan_.batch.data_parallel, plan_.sharding.name));
-    add("device", fmt::format("cpu, {} kernels, {} thread{} per rank, {:.0f} GFLOP/s in fp32 matrix products",
-                              cpu::name_of(cpu::best_isa()), plan_.threads, plan_.threads == 1 ? "" : "s",
-                              session_.gemm_peak()));
+    add("device",
+        fmt::format(
+            "cpu, all {} kernels needed in {}, {} thread{} per rank, {:.0f} GFLOP/s in fp32 matrix products",
+            session_.kernels_needed(), cpu::name_of(session_.isa()), plan_.threads,
+            plan_.threads == 1 ? "" : "s", session_.gemm_peak()));
     add("model",
         fmt::format(
             "{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}", name_of(spec.family),

@@ -10,7 +10,7 @@ import resource
 import time
 
 MODELS = {
-    "gpt2-124m": {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
+    "gpt2-124m": {"model_type": "gpt2", "vocab_size": 50304, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
                   "tie_word_embeddings": True},
     "llama-17m": {"model_type": "llama", "vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024,
                   "num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 6, "max_position_embeddings": 512,

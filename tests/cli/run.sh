@@ -165,6 +165,11 @@ case $case_name in
     expect 0 run 2 moved.yaml distributed.shard_strategy=optim pretrain.max_num_steps=8
     expect 0 run 1 moved.yaml
     same one/logs/metrics.jsonl moved/logs/metrics.jsonl 1e-5
+    # Another batch: the run goes on, and says what that means.
+    config batch
+    expect 0 run 1 batch.yaml pretrain.max_num_steps=5
+    expect 0 run 1 batch.yaml policy.train_global_batch_size=16
+    grep -q 'the global batch was 8 and is 16' err.txt || fail "no warning: $(cat err.txt)"
     ;;
   damaged)
     corpus
