@@ -1,6 +1,8 @@
 // The command line. CLI11 is included here only: it is slow to compile.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <new>
 
@@ -120,6 +122,10 @@ int run(int argc, char** argv) {
 
   try {
     std::vector<std::string> args = with_default_command(argc, argv);
+    if (args.empty()) {
+      std::fputs(app.help().c_str(), stderr);
+      return static_cast<int>(Exit::usage);
+    }
     std::reverse(args.begin(), args.end());  // CLI11 takes them from the back
     app.parse(args);
   } catch (const CLI::ParseError& e) {
