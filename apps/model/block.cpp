@@ -1,7 +1,5 @@
 #include "apps/model/block.h"
 
-#include <cmath>
-
 #include "core/ops/kernel_table.h"
 
 namespace nrl::model {
@@ -95,9 +93,6 @@ void Block::produce(Slot slot, Phase phase, const MicroBatch& mb, const Tensor& 
   // What a slot is made from is, in either phase, where that phase finds it.
   auto& t = phase == Phase::forward ? t_.forward : t_.backward;
   auto at = [&](Slot which) -> const Tensor& { return t[static_cast<size_t>(which)]; };
-  auto heads_of = [&](const Tensor& wide, int64_t first, int64_t heads) {
-    return wide.columns(first, heads * m.head_dim).split_heads(heads, m.head_dim);
-  };
   // The residual sum is made in the forward pass only; a recomputed norm starts from the sum.
   auto norm = [&](Slot x, Slot stats, Slot out, int w, int b, const Tensor& add) {
     const Stats st = split_stats(at(stats), m.norm);
@@ -127,39 +122,39 @@ void Block::produce(Slot slot, Phase phase, const MicroBatch& mb, const Tensor& 
         const int64_t n = raw.dim(0);
         ops::norm_forward(e, {ops::NormKind::rms,
                               m.norm_eps,
-                              heads_of(raw, 0, m.heads),
+                              m.heads_of(raw, 0, m.heads),
                               {},
                               {},
                               weight(p_.q_norm),
                               {},
-                              heads_of(dst, 0, m.heads),
+                              m.heads_of(dst, 0, m.heads),
                               {},
                               make_tensor(stats, DType::f32, {n * m.heads})});
         ops::norm_forward(e, {ops::NormKind::rms,
                               m.norm_eps,
-                              heads_of(raw, m.q_width(), m.kv_heads),
+                              m.heads_of(raw, m.q_width(), m.kv_heads),
                               {},
                               {},
                               weight(p_.k_norm),
                               {},
-                              heads_of(dst, m.q_width(), m.kv_heads),
+                              m.heads_of(dst, m.q_width(), m.kv_heads),
                               {},
                               make_tensor(stats + n * m.heads, DType::f32, {n * m.kv_heads})});
       }
       if (m.use_rope)
-        ops::rope(e, {heads_of(dst, 0, m.heads + m.kv_heads), c_.rope_table, mb.positions, false});
+        ops::rope(e, {m.heads_of(dst, 0, m.heads + m.kv_heads), c_.rope_table, mb.positions, false});
       break;
     }
     case Slot::attn: {
       const Tensor qk = m.qk_norm ? at(Slot::qk) : at(Slot::qkv);
       ops::AttentionForward a;
-      a.q = heads_of(qk, 0, m.heads);
-      a.k = heads_of(qk, m.q_width(), m.kv_heads);
-      a.v = heads_of(at(Slot::qkv), m.q_width() + m.kv_width(), m.kv_heads);
+      a.q = m.heads_of(qk, 0, m.heads);
+      a.k = m.heads_of(qk, m.q_width(), m.kv_heads);
+      a.v = m.heads_of(at(Slot::qkv), m.q_width() + m.kv_width(), m.kv_heads);
       a.out = at(Slot::attn).split_heads(m.heads, m.head_dim);
       a.lse = at(Slot::lse);
       a.cu_q = a.cu_k = mb.cu_seqlens;
-      a.scale = 1.0f / std::sqrt(static_cast<float>(m.head_dim));
+      a.scale = m.attention_scale();
       a.window = m.window;
       ops::attention_forward(e, a);
       break;
@@ -219,9 +214,6 @@ void Block::backward_data(BackwardStep step, const MicroBatch& mb, const Tensor&
                           const Tensor& dropped) {
   ops::Exec& e = *c_.exec;
   const ModelSpec& m = *c_.spec;
-  auto heads_of = [&](const Tensor& wide, int64_t first, int64_t heads) {
-    return wide.columns(first, heads * m.head_dim).split_heads(heads, m.head_dim);
-  };
   switch (step) {
     case B::mlp_out:
       if (m.residual_dropout > 0) drop(dresid, dropped, mlp_site, mb);
@@ -247,16 +239,16 @@ void Block::backward_data(BackwardStep step, const MicroBatch& mb, const Tensor&
       const Tensor dqkv = d(GradSlot::d_qkv);
       ops::AttentionBackward a;
       a.dout = d(GradSlot::d_attn).split_heads(m.heads, m.head_dim);
-      a.q = heads_of(qk, 0, m.heads);
-      a.k = heads_of(qk, m.q_width(), m.kv_heads);
-      a.v = heads_of(in(Slot::qkv), m.q_width() + m.kv_width(), m.kv_heads);
+      a.q = m.heads_of(qk, 0, m.heads);
+      a.k = m.heads_of(qk, m.q_width(), m.kv_heads);
+      a.v = m.heads_of(in(Slot::qkv), m.q_width() + m.kv_width(), m.kv_heads);
       a.out = in(Slot::attn).split_heads(m.heads, m.head_dim);
       a.lse = in(Slot::lse);
       a.cu_q = a.cu_k = mb.cu_seqlens;
-      a.dq = heads_of(dqkv, 0, m.heads);
-      a.dk = heads_of(dqkv, m.q_width(), m.kv_heads);
-      a.dv = heads_of(dqkv, m.q_width() + m.kv_width(), m.kv_heads);
-      a.scale = 1.0f / std::sqrt(static_cast<float>(m.head_dim));
+      a.dq = m.heads_of(dqkv, 0, m.heads);
+      a.dk = m.heads_of(dqkv, m.q_width(), m.kv_heads);
+      a.dv = m.heads_of(dqkv, m.q_width() + m.kv_width(), m.kv_heads);
+      a.scale = m.attention_scale();
       a.window = m.window;
       ops::attention_backward(e, a);
       break;
@@ -264,15 +256,15 @@ void Block::backward_data(BackwardStep step, const MicroBatch& mb, const Tensor&
     case B::rope: {
       const Tensor dqkv = d(GradSlot::d_qkv);
       if (m.use_rope)
-        ops::rope(e, {heads_of(dqkv, 0, m.heads + m.kv_heads), c_.rope_table, mb.positions, true});
+        ops::rope(e, {m.heads_of(dqkv, 0, m.heads + m.kv_heads), c_.rope_table, mb.positions, true});
       if (m.qk_norm) {
         float* stats = in(Slot::qk_stats).ptr<float>();
         const int64_t n = dqkv.dim(0);
         auto back = [&](int64_t first, int64_t heads, int w, float* rstd) {
-          const Tensor dx = heads_of(dqkv, first, heads);
+          const Tensor dx = m.heads_of(dqkv, first, heads);
           ops::norm_backward(e, {ops::NormKind::rms,
                                  dx,
-                                 heads_of(in(Slot::qkv), first, heads),
+                                 m.heads_of(in(Slot::qkv), first, heads),
                                  weight(w),
                                  {},
                                  make_tensor(rstd, DType::f32, {n * heads}),

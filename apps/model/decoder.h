@@ -46,10 +46,7 @@ class Decoder {
   /// The rest of the backward pass of the microbatch that forward(mb, true) ran.
   void backward(const MicroBatch& mb);
 
-  const memory::SlotPolicy& policy() const { return policy_; }
   const DecoderOptions& options() const { return options_; }
-  /// Tokens whose logits exist at once.
-  int64_t head_chunk() const { return chunk_; }
 
  private:
   void head(const MicroBatch& mb, bool train);

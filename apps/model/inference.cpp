@@ -1,7 +1,6 @@
 #include "apps/model/inference.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "core/ops/kernel_table.h"
@@ -94,9 +93,6 @@ void Inference::append_chunk(std::span<const int32_t> tokens) {
   const Tensor ids = ids_.rows(0, n), positions = positions_.rows(0, n), resid = resid_.rows(0, n),
                out = out_.rows(0, n), norm = norm_.rows(0, n), qkv = qkv_.rows(0, n), attn = attn_.rows(0, n),
                mlp = mlp_.rows(0, n), act = act_.rows(0, n);
-  auto heads_of = [&](const Tensor& wide, int64_t first, int64_t heads) {
-    return wide.columns(first, heads * m.head_dim).split_heads(heads, m.head_dim);
-  };
   // resid = x (+ resid), normalised into norm
   auto normalise = [&](const Tensor& x, bool add, int w, int b) {
     ops::norm_forward(exec_, {m.norm,
@@ -117,14 +113,15 @@ void Inference::append_chunk(std::span<const int32_t> tokens) {
     normalise(l ? out : resid, l > 0, p.norm1, p.norm1_bias);
     ops::linear_forward(exec_, {norm, weight(p.qkv), weight(p.qkv_bias), qkv});
     auto qk_norm = [&](int64_t first, int64_t heads, int w) {
-      const Tensor x = heads_of(qkv, first, heads);
+      const Tensor x = m.heads_of(qkv, first, heads);
       ops::norm_forward(exec_, {ops::NormKind::rms, m.norm_eps, x, {}, {}, weight(w), {}, x, {}, {}});
     };
     if (m.qk_norm) {
       qk_norm(0, m.heads, p.q_norm);
       qk_norm(m.q_width(), m.kv_heads, p.k_norm);
     }
-    if (m.use_rope) ops::rope(exec_, {heads_of(qkv, 0, m.heads + m.kv_heads), rope_table_, positions, false});
+    if (m.use_rope)
+      ops::rope(exec_, {m.heads_of(qkv, 0, m.heads + m.kv_heads), rope_table_, positions, false});
     const int64_t row = m.kv_width() * size_of(dtype_);
     for (int64_t i = 0; i < n; ++i) {
       const Tensor k = qkv.rows(i, 1).columns(m.q_width(), m.kv_width()),
@@ -134,12 +131,12 @@ void Inference::append_chunk(std::span<const int32_t> tokens) {
                   static_cast<size_t>(row));
     }
     ops::AttentionForward a;
-    a.q = heads_of(qkv, 0, m.heads);
+    a.q = m.heads_of(qkv, 0, m.heads);
     a.k = keys_[l].rows(0, length_ + n).split_heads(m.kv_heads, m.head_dim);
     a.v = values_[l].rows(0, length_ + n).split_heads(m.kv_heads, m.head_dim);
     a.out = attn.split_heads(m.heads, m.head_dim);
     a.cu_q = cu_q, a.cu_k = cu_k;
-    a.scale = 1.0f / std::sqrt(static_cast<float>(m.head_dim));
+    a.scale = m.attention_scale();
     a.window = m.window;
     ops::attention_forward(exec_, a);
     ops::linear_forward(exec_, {attn, weight(p.o), weight(p.o_bias), out});

@@ -2,6 +2,7 @@
 // What a decoder is: the switches that tell the model families apart. One descriptor drives initialisation,
 // forward, backward, the weight-name map and the FLOP formula.
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -47,6 +48,11 @@ struct ModelSpec {
   int64_t q_width() const { return heads * head_dim; }
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+  float attention_scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
+  /// Columns [first, first + heads * head_dim) of a (N, width) tensor as (N, heads, head_dim).
+  Tensor heads_of(const Tensor& wide, int64_t first, int64_t count) const {
+    return wide.columns(first, count * head_dim).split_heads(count, head_dim);
+  }
   /// Width of the first MLP matrix: gate and up behind each other when gated.
   int64_t mlp_in_width() const { return gated ? 2 * ffn : ffn; }
 };
@@ -63,7 +69,7 @@ class ModelConfigError : public Error {
 };
 
 /// Reads a config.json (text). `source` names it in messages. Refuses an unknown model_type, missing or
-/// impossible sizes, and any key that changes the mathematics and is not implemented, naming key and value
+/// impossible sizes, and any key that changes the mathematics and is not built, naming key and value
 /// (exit 78).
 ModelSpec parse_model_config(const std::string& json, const std::string& source);
 

@@ -190,8 +190,8 @@ class Trainer {
           batch = &plan_.tensors->fill(
               *read, weight, data::first_sample(loading, 0, action.microbatch) - loading.consumed_samples,
               at.step + 1);
-          session_.set_last_microbatch(action.microbatch + 1 == plan_.batch.accumulation);
-          if (action.microbatch + 1 == plan_.batch.accumulation) session_.reducer().start();
+          session_.set_last_microbatch(action.last);
+          if (action.last) session_.reducer().start();
           const Tensor lp = plan_.decoder->forward(*batch, true);
           log_prob_sum = std::accumulate(lp.ptr<float>(), lp.ptr<float>() + lp.numel(), log_prob_sum,
                                          [](double sum, float x) { return sum + static_cast<double>(x); });

@@ -116,11 +116,4 @@ inline Tensor make_tensor(void* data, DType dtype, std::initializer_list<int64_t
 /// "f32[4, 128]" for messages.
 std::string describe(const Tensor& t);
 
-/// A part of a logical tensor: `global_shape` cut along dimension 0 or as a flat range, which is how ranks
-/// that hold only a slice say what they hold (checkpoints, initialisation).
-struct ShardRange {
-  int64_t offset = 0;  ///< first element in row-major order of the global tensor
-  int64_t count = 0;   ///< elements
-};
-
 }  // namespace nrl

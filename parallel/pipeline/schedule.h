@@ -18,7 +18,7 @@ struct Action {
   ActionKind kind;
   int microbatch = 0;
   int chunk = 0;
-  /// backward only: the last one of the step, during which buckets are reduced as their gradients complete
+  /// The last microbatch of the step: its gradients complete the sums, so buckets are reduced while it runs.
   bool last = false;
 };
 
