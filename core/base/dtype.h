@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/base/host_device.h"
+
 namespace nrl {
 
 enum class DType : uint8_t { f32, f16, bf16, e4m3, e5m2, f64, i32, i64, u16, u8 };
@@ -40,12 +42,14 @@ constexpr std::string_view name_of(DType t) {
 struct bf16 {
   uint16_t bits = 0;
   bf16() = default;
-  explicit bf16(float f) {
-    const uint32_t u = std::bit_cast<uint32_t>(f);
+  NRL_HOST_DEVICE explicit bf16(float f) {
+    const uint32_t u = __builtin_bit_cast(uint32_t, f);
     const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     bits = static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? ((u >> 16) | 0x40u) : rounded);
   }
-  operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+  NRL_HOST_DEVICE operator float() const {
+    return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
+  }
 };
 
 template <class T>

@@ -1,7 +1,9 @@
 #pragma once
 // Errors that end the program, and the exit code each of them leaves with.
 
+#ifndef __CUDACC__  // nvcc's front end does not take every version of fmt: no formatted texts in kernel files
 #include <spdlog/fmt/fmt.h>
+#endif
 
 #include <stdexcept>
 #include <string>
@@ -38,11 +40,17 @@ class Error : public std::runtime_error {
   Exit code_;
 };
 
+#ifdef __CUDACC__
+[[noreturn]] inline void fail(Exit code, const char* text) {
+  throw Error(code, text);
+}
+#else
 /// Throws Error(code, formatted text).
 template <class... Args>
 [[noreturn]] void fail(Exit code, fmt::format_string<Args...> text, Args&&... args) {
   throw Error(code, fmt::format(text, std::forward<Args>(args)...));
 }
+#endif
 
 namespace detail {
 [[noreturn]] void check_failed(const char* condition, const char* file, int line, const std::string& text);
@@ -52,8 +60,16 @@ namespace detail {
 
 /// Internal invariant: a failure is our bug (exit 70). The rest of the arguments is a format string and its
 /// values.
+#ifdef __CUDACC__
+#define NRL_CHECK(condition, ...)                                           \
+  do {                                                                      \
+    if (!(condition)) [[unlikely]]                                          \
+      ::nrl::detail::check_failed(#condition, __FILE__, __LINE__, "");      \
+  } while (false)
+#else
 #define NRL_CHECK(condition, ...)                                                                 \
   do {                                                                                            \
     if (!(condition)) [[unlikely]]                                                                \
       ::nrl::detail::check_failed(#condition, __FILE__, __LINE__, ::fmt::format("" __VA_ARGS__)); \
   } while (false)
+#endif

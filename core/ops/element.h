@@ -2,12 +2,7 @@
 // Bodies of element-wise ops, shared by every backend: plain inline functions of values. `Math` supplies exp,
 // erf and sqrt of the backend (SimdMath on the CPU).
 
-#ifdef __CUDACC__
-#define NRL_HOST_DEVICE __host__ __device__
-#else
-#define NRL_HOST_DEVICE
-#endif
-
+#include "core/base/host_device.h"
 #include "core/ops/activation/activation.h"
 
 namespace nrl::ops::element {

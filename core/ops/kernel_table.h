@@ -1,6 +1,6 @@
 #pragma once
-// The typed table of kernels that a backend fills. A null entry is an op the backend does not have: coverage is checked
-// before a run (coverage.h), so that nothing fails in the middle of one.
+// The typed table of kernels that a backend fills. A null entry is an op the backend does not have: coverage
+// is checked before a run (coverage.h), so that nothing fails in the middle of one.
 
 #include "core/device/cpu/features.h"
 #include "core/ops/activation/activation.h"
@@ -11,7 +11,9 @@
 #include "core/ops/linear/linear.h"
 #include "core/ops/norm/norm.h"
 #include "core/ops/optimizer/optimizer.h"
+#include "core/ops/qk/qk_norm_rope.h"
 #include "core/ops/rope/rope.h"
+#include "core/ops/step/step.h"
 
 namespace nrl::ops {
 
@@ -32,7 +34,13 @@ namespace nrl::ops {
   X(attention_backward, AttentionBackward)          \
   X(cross_entropy, CrossEntropy)                    \
   X(dropout, Dropout)                               \
-  X(adamw, AdamW)
+  X(adamw, AdamW)                                   \
+  X(add_sum_of_squares, SumOfSquares)               \
+  X(add_sum, AddSum)                                \
+  X(decide_step, DecideStep)                        \
+  X(column_sums, ColumnSums)                        \
+  X(qk_norm_rope_forward, QkNormRopeForward)        \
+  X(qk_norm_rope_backward, QkNormRopeBackward)
 // clang-format on
 
 struct KernelTable {
@@ -47,6 +55,11 @@ struct KernelTable {
 
 /// The CPU's kernels for an instruction set (which the processor must have).
 const KernelTable& cpu_kernels(cpu::Isa isa);
+
+/// The GPU's kernels (tables of core/ops/<family>/cuda.cu): on CUDA, and the same files compiled for the
+/// simulated device, which tests link. Without CUDA in the build cuda_kernels() is Exit::unavailable.
+const KernelTable& cuda_kernels();
+const KernelTable& sim_kernels();
 
 /// The scalar double-precision reference kernels; linked by tests only.
 const KernelTable& reference_kernels();

@@ -60,9 +60,11 @@ NRL_INLINE float erf_f32(float x) {
   return a < 0.9f ? x * p + x : large;
 }
 
-/// Writes one element with a single rounding. For bf16 the same value as bf16(float); loops that assign a whole bf16
-/// object are not vectorised, loops that assign its bits are.
-NRL_INLINE void store(float& where, float value) { where = value; }
+/// Writes one element with a single rounding. For bf16 the same value as bf16(float); loops that assign a
+/// whole bf16 object are not vectorised, loops that assign its bits are.
+NRL_INLINE void store(float& where, float value) {
+  where = value;
+}
 NRL_INLINE void store(bf16& where, float value) {
   const uint32_t u = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, quiet_nan = (u >> 16) | 0x40u;

@@ -9,6 +9,7 @@
 
 #include "core/device/cpu/memory.h"
 #include "core/device/cpu/parallel.h"
+#include "tests/ops/backend.h"
 #include "tests/ops/registry.h"
 
 namespace nrl::ops_test {
@@ -28,6 +29,8 @@ void guarded(const std::string& where, const Body& body) {
     body();
   } catch (const Failure& f) {
     report(where, f.text);
+  } catch (const MissingKernel& m) {
+    report(where, "there is no kernel " + m.name);
   } catch (const std::exception& e) {
     report(where, e.what());
   }
@@ -35,20 +38,33 @@ void guarded(const std::string& where, const Body& body) {
 
 /// An execution context with its workspace.
 struct Context {
-  cpu::HostMemory memory{size_t{64} << 20};
+  Buffer memory{DType::f32, {int64_t{16} << 20}};
   ops::Exec exec;
   Context(const ops::KernelTable& kernels, int threads) {
     exec.kernels = &kernels;
     exec.threads = threads;
-    exec.workspace = {memory.data(), memory.size()};
+    exec.workspace = {static_cast<std::byte*>(memory.tensor().data),
+                      static_cast<size_t>(memory.tensor().bytes())};
+  }
+  Context(const Backend& backend, int threads)
+      : Context(backend.kernels, backend.gpu ? ops::gpu_partials : threads) {
+    exec.device = backend.device.get();
+    exec.libraries = backend.libraries.get();
+    exec.multiprocessors = backend.device ? backend.device->properties().multiprocessors
+                           : backend.gpu  ? 4
+                                          : 0;
   }
 };
 
-std::vector<cpu::Isa> isas() {
-  std::vector<cpu::Isa> list;
-  for (cpu::Isa isa : {cpu::Isa::baseline, cpu::Isa::avx2, cpu::Isa::avx512}) {
-    if (isa <= cpu::best_isa()) list.push_back(isa);
-  }
+std::vector<Backend> backends() {
+  std::vector<Backend> list = cpu_backends();
+  list.push_back(sim_backend());
+  std::string why_not;
+  for (Backend& cuda : cuda_backends(why_not)) list.push_back(std::move(cuda));
+  if (!why_not.empty()) std::printf("cuda: skipped, %s\n", why_not.c_str());
+  // NRL_TEST_BACKEND=sim: that one only.
+  if (const char* only = std::getenv("NRL_TEST_BACKEND"))
+    std::erase_if(list, [only](const Backend& b) { return b.name != only; });
   return list;
 }
 
@@ -73,8 +89,30 @@ double compare(const std::string& where, const Outputs& got, const Outputs& want
   return worst;
 }
 
+void run_test(const TestCase& test, const Backend& backend, const Outputs& want, double& worst,
+              std::string& worst_name) {
+  const std::string where = fmt::format("{} [{}]", test.name, backend.name);
+  Context two(backend, 2);
+  const Outputs got = test.body(two.exec);
+  backend.finish();
+  const double relative = compare(where, got, want);
+  if (relative > worst) {
+    worst = relative;
+    worst_name = where;
+  }
+  const Outputs again = test.body(two.exec);
+  backend.finish();
+  if (!all_same(got, again)) report(where, "another run gives other bits");
+  if (backend.gpu) return;
+  Context one(backend, 1);
+  const Outputs single = test.body(one.exec);
+  compare(where + " 1 thread", single, want);
+  if (test.any_threads && !all_same(got, single)) report(where, "one thread gives other bits than two");
+}
+
 void run_tests(const Registry& registry, std::string_view filter) {
   Context reference(ops::reference_kernels(), 1);
+  const std::vector<Backend> all = backends();
   int count = 0;
   double worst = 0;
   std::string worst_name;
@@ -82,29 +120,18 @@ void run_tests(const Registry& registry, std::string_view filter) {
     if (test.name.find(filter) == std::string::npos) continue;
     guarded(test.name, [&] {
       const Outputs want = test.body(reference.exec);
-      for (cpu::Isa isa : isas()) {
-        const std::string where = fmt::format("{} [{}]", test.name, cpu::name_of(isa));
-        Context two(ops::cpu_kernels(isa), 2);
-        const Outputs got = test.body(two.exec);
-        const double relative = compare(where, got, want);
-        if (relative > worst) {
-          worst = relative;
-          worst_name = where;
-        }
-        if (!all_same(got, test.body(two.exec))) report(where, "another run gives other bits");
-        Context one(ops::cpu_kernels(isa), 1);
-        const Outputs single = test.body(one.exec);
-        compare(where + " 1 thread", single, want);
-        if (test.any_threads && !all_same(got, single)) report(where, "one thread gives other bits than two");
+      for (const Backend& backend : all) {
+        guarded(fmt::format("{} [{}]", test.name, backend.name),
+                [&] { run_test(test, backend, want, worst, worst_name); });
         ++count;
       }
     });
   }
   for (const PropertyCase& property : registry.properties) {
     if (property.name.find(filter) == std::string::npos) continue;
-    for (cpu::Isa isa : isas()) {
-      guarded(fmt::format("{} [{}]", property.name, cpu::name_of(isa)), [&] {
-        Context two(ops::cpu_kernels(isa), 2);
+    for (const Backend& backend : all) {
+      guarded(fmt::format("{} [{}]", property.name, backend.name), [&] {
+        Context two(backend, 2);
         property.body(two.exec);
         ++count;
       });
@@ -128,6 +155,7 @@ double difference(const GradProblem& problem, ops::Exec& exec, Buffer& input, in
 
 void run_grads(const Registry& registry, std::string_view filter) {
   constexpr double difference_tolerance = 1e-8;
+  const std::vector<Backend> all = backends();
   int count = 0;
   double worst = 0;
   for (const GradCase& grad : registry.grads) {
@@ -153,17 +181,18 @@ void run_grads(const Registry& registry, std::string_view filter) {
                  fmt::format("gradient {} of the reference is off its differences by {:.3g}", k, error));
         }
       }
-      for (cpu::Isa isa : isas()) {
-        Context two(ops::cpu_kernels(isa), 2);
+      for (const Backend& backend : all) {
+        Context two(backend, 2);
         const GradProblem single = grad.make(DType::f32);
         single.loss(two.exec);
         single.backward(two.exec);
+        backend.finish();
         for (size_t k = 0; k < analytic.size(); ++k) {
           const double error = error_of(*single.gradients[k], analytic[k]);
           const double tol = tolerance(DType::f32, single.reduction_length);
           if (!(error <= tol)) {
             report(
-                fmt::format("{} [{}]", grad.name, cpu::name_of(isa)),
+                fmt::format("{} [{}]", grad.name, backend.name),
                 fmt::format("gradient {} is off the reference by {:.3g}, tolerance {:.3g}", k, error, tol));
           }
         }
@@ -212,7 +241,8 @@ void run_perfs(const Registry& registry, std::string_view filter, int threads) {
   const double copy = copy_bandwidth(threads);
   std::printf("%s, %s, %d threads, copy %.1f GB/s (read + write)\n", cpu::processor_name().c_str(),
               std::string(cpu::name_of(cpu::best_isa())).c_str(), threads, copy * 1e-9);
-  Context context(ops::cpu_kernels(cpu::best_isa()), threads);
+  const ops::KernelTable kernels = complete(ops::cpu_kernels(cpu::best_isa()));
+  Context context(kernels, threads);
   for (const PerfCase& perf : registry.perfs) {
     if (perf.name.find(filter) == std::string::npos) continue;
     guarded(perf.name, [&] {

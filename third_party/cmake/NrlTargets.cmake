@@ -4,10 +4,11 @@
 # -Wno-restrict: GCC 12 reports false overlaps inside std::string (GCC bug 105651).
 add_library(nrl_flags INTERFACE)
 target_include_directories(nrl_flags INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_options(nrl_flags INTERFACE -Wall -Wextra -Wpedantic -Wno-unknown-pragmas -Wno-restrict
-  -fno-math-errno -fno-trapping-math)
+target_compile_options(nrl_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wno-unknown-pragmas -Wno-restrict -fno-math-errno -fno-trapping-math>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas>)
 if(NRL_WERROR)
-  target_compile_options(nrl_flags INTERFACE -Werror)
+  target_compile_options(nrl_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
 endif()
 if(NRL_SANITIZE)
   # -Wno-maybe-uninitialized: GCC reports false ones in instrumented code (its manual says so of -fsanitize).
@@ -24,6 +25,12 @@ function(nrl_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC nrl_flags ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
+endfunction()
+
+# Flags of CUDA sources (*.cu) of a library. -Wpedantic would complain about every line marker of nvcc.
+function(nrl_cuda_flags name)
+  target_compile_options(${name} PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -lineinfo -Wno-deprecated-gpu-targets>)
 endfunction()
 
 # nrl_test(NAME SOURCES... LINK libs... [RANKS n...]): a Catch2 program; RANKS runs it under mpirun with n ranks.

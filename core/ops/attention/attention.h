@@ -1,50 +1,64 @@
 #pragma once
-// Causal attention without the T x T matrix (Dao et al. 2022), grouped-query heads, variable-length sequences.
+// Causal attention without the T x T matrix (Dao et al. 2022), grouped-query heads, variable-length
+// sequences.
 //
-// Tokens of all sequences lie behind each other: q (Nq, heads, D), k and v (Nk, kv_heads, D), rows may be strided views of
-// one fused qkv buffer. Sequence s owns rows [cu[s], cu[s+1]). Query head h reads key head h / (heads / kv_heads).
-// D is independent of the hidden size. When a sequence has more keys than queries (decoding), the queries are its last
-// rows: query i of the sequence sees keys up to i + (keys - queries).
+// Tokens of all sequences lie behind each other: q (Nq, heads, D), k and v (Nk, kv_heads, D), rows may be
+// strided views of one fused qkv buffer. Sequence s owns rows [cu[s], cu[s+1]). Query head h reads key head h
+// / (heads / kv_heads). D is independent of the hidden size. When a sequence has more keys than queries
+// (decoding), the queries are its last rows: query i of the sequence sees keys up to i + (keys - queries).
 
 #include "core/ops/exec.h"
 
 namespace nrl::ops {
 
+/// What the host knows of the lengths without reading cu_q and cu_k, which lie in device memory. The CPU
+/// needs none of it; a GPU needs `longest`, and is faster when all sequences are equally long.
+struct SequenceLengths {
+  int64_t longest = 0;  ///< of any sequence, in keys; 0: unknown
+  bool equal = false;   ///< every sequence has exactly `longest` queries and keys
+};
+
 /// out = softmax(scale * q k^T, masked) v; lse = log-sum-exp of the scaled, masked scores (natural log).
 struct AttentionForward {
-  Tensor q;      ///< (Nq, heads, D) f32 or bf16
-  Tensor k;      ///< (Nk, kv_heads, D)
-  Tensor v;      ///< (Nk, kv_heads, D)
-  Tensor out;    ///< (Nq, heads, D)
-  Tensor lse;    ///< (heads, Nq) f32, optional
-  Tensor cu_q;   ///< (S + 1) i32, ascending from 0 to Nq
-  Tensor cu_k;   ///< (S + 1) i32; the same tensor as cu_q in training
+  Tensor q;     ///< (Nq, heads, D) f32 or bf16
+  Tensor k;     ///< (Nk, kv_heads, D)
+  Tensor v;     ///< (Nk, kv_heads, D)
+  Tensor out;   ///< (Nq, heads, D)
+  Tensor lse;   ///< (heads, Nq) f32, optional
+  Tensor cu_q;  ///< (S + 1) i32, ascending from 0 to Nq
+  Tensor cu_k;  ///< (S + 1) i32; the same tensor as cu_q in training
   float scale = 1.0f;
   bool causal = true;
   int64_t window = 0;  ///< > 0: a query sees itself and the window - 1 keys before it
+  SequenceLengths lengths;
 };
 
 struct AttentionBackward {
   Tensor dout;  ///< (Nq, heads, D)
   Tensor q, k, v, out, lse;
   Tensor cu_q, cu_k;
-  Tensor dq;  ///< (Nq, heads, D), overwritten; may alias q's buffer only if it is not read afterwards (it is not safe)
+  Tensor dq;  ///< (Nq, heads, D), overwritten; may alias q's buffer only if it is not read afterwards (it is
+              ///< not safe)
   Tensor dk;  ///< (Nk, kv_heads, D), overwritten
   Tensor dv;  ///< (Nk, kv_heads, D), overwritten
   float scale = 1.0f;
   bool causal = true;
   int64_t window = 0;
+  SequenceLengths lengths;
 };
 
 void attention_forward(Exec& exec, const AttentionForward& a);
 void attention_backward(Exec& exec, const AttentionBackward& a);
 
 /// Scratch bytes of forward and backward; `max_sequence` is the longest sequence (of keys).
-size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, int64_t max_sequence, int threads);
+size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, int64_t max_sequence,
+                           int threads);
 
-/// Forward operations of causal attention over one sequence of length t, exact: 4 * heads * d * t (t + 1) / 2.
+/// Forward operations of causal attention over one sequence of length t, exact: 4 * heads * d * t (t + 1)
+/// / 2.
 constexpr double attention_flops(int64_t t, int64_t heads, int64_t d) {
-  return 2.0 * static_cast<double>(heads) * static_cast<double>(d) * static_cast<double>(t) * static_cast<double>(t + 1);
+  return 2.0 * static_cast<double>(heads) * static_cast<double>(d) * static_cast<double>(t) *
+         static_cast<double>(t + 1);
 }
 
 }  // namespace nrl::ops

@@ -1,6 +1,6 @@
 #pragma once
-// Token log-probabilities and their gradient on a chunk of logits. The LM head runs over chunks of tokens so that the
-// logits of a whole batch never exist (apps/model/lm_head.h).
+// Token log-probabilities and their gradient on a chunk of logits. The LM head runs over chunks of tokens so
+// that the logits of a whole batch never exist (apps/model/lm_head.h).
 
 #include "core/ops/exec.h"
 
@@ -8,14 +8,17 @@ namespace nrl::ops {
 
 /// log_prob[n] = logits[n, target[n]] - lse[n], lse = log-sum-exp over the row (f32, max subtracted).
 /// With `weight` (w[n] = dLoss/dlog_prob[n]) the logits are overwritten by their gradient
-/// w[n] * (onehot(target[n]) - softmax(logits[n])) in the same pass. target < 0 means "no target": log_prob 0, gradient 0.
-/// Rows are independent, so results do not depend on the number of threads.
+/// w[n] * (onehot(target[n]) - softmax(logits[n])) in the same pass. target < 0 means "no target": log_prob
+/// 0, gradient 0. Rows are independent, so results do not depend on the number of threads.
 struct CrossEntropy {
   Tensor logits;    ///< (N, V) f32; overwritten by the gradient if `weight` is given
   Tensor target;    ///< (N) i32
   Tensor weight;    ///< optional (N) f32
   Tensor log_prob;  ///< (N) f32
   Tensor lse;       ///< optional (N) f32
+  /// Optional (N, V): the gradient in bf16 goes here instead of over the logits. It may be the front half of
+  /// each row of the logits' own memory (rows 2V elements apart), which needs no second buffer.
+  Tensor dlogits = {};
 };
 void cross_entropy(Exec& exec, const CrossEntropy& a);
 

@@ -1,13 +1,14 @@
 #pragma once
-// Dropout whose mask is a function of (seed, stream, global element), so that recomputation and any layout of ranks give
-// the same mask, and the backward pass stores none.
+// Dropout whose mask is a function of (seed, stream, global element), so that recomputation and any layout of
+// ranks give the same mask, and the backward pass stores none.
 
 #include "core/ops/exec.h"
 
 namespace nrl::ops {
 
-/// out[n, h] = keep ? x[n, h] / (1 - p) : 0, keep = uniform(PhiloxStream(seed, stream), (first_row + n) * H + h) >= p.
-/// The backward pass is the same op on the gradient. out may alias x.
+/// out[n, h] = keep ? x[n, h] / (1 - p) : 0, keep = uniform(PhiloxStream(seed, stream), (first_row + n) * H +
+/// h) >= p. With `step` the stream is (step[0] << 24) | stream, read on the device, so that a recorded graph
+/// makes new masks. The backward pass is the same op on the gradient. out may alias x.
 struct Dropout {
   Tensor x;    ///< (N, H) f32 or bf16
   Tensor out;  ///< (N, H)
@@ -15,6 +16,7 @@ struct Dropout {
   uint64_t seed = 0;
   uint64_t stream = 0;    ///< names the place: layer and site hashed with the step
   int64_t first_row = 0;  ///< global index of row 0
+  Tensor step = {};       ///< optional (1) i64
 };
 void dropout(Exec& exec, const Dropout& a);
 

@@ -14,8 +14,8 @@ struct EmbeddingForward {
   Tensor out;             ///< (N, H) f32 or bf16
 };
 
-/// dtable[ids[n]] += dout[n]; dposition_table likewise. Threads split the columns, so the order of additions, and with it
-/// the bits, do not depend on the number of threads.
+/// dtable[ids[n]] += dout[n]; dposition_table likewise. Threads split the columns, so the order of additions,
+/// and with it the bits, do not depend on the number of threads.
 struct EmbeddingBackward {
   Tensor ids;
   Tensor dout;             ///< (N, H)

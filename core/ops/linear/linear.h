@@ -1,9 +1,9 @@
 #pragma once
-// Linear layers: y = x W^T + b, and their two backward parts, which are separate calls so that schedules can move the
-// weight gradient away from the critical path.
+// Linear layers: y = x W^T + b, and their two backward parts, which are separate calls so that schedules can
+// move the weight gradient away from the critical path.
 //
-// x (N, K), weight (M, K) = [out, in], y (N, M). Rows may be strided, columns are contiguous. x, weight, y are f32 or bf16;
-// bf16 is storage: the product is accumulated in f32 and rounded once at the end.
+// x (N, K), weight (M, K) = [out, in], y (N, M). Rows may be strided, columns are contiguous. x, weight, y
+// are f32 or bf16; bf16 is storage: the product is accumulated in f32 and rounded once at the end.
 
 #include "core/ops/activation/activation.h"
 #include "core/ops/exec.h"
@@ -12,20 +12,24 @@ namespace nrl::ops {
 
 /// out = act(x W^T + bias), or out += x W^T (accumulate; then neither bias nor activation).
 struct LinearForward {
-  Tensor x;       ///< (N, K)
-  Tensor weight;  ///< (M, K)
-  Tensor bias;    ///< optional (M)
-  Tensor out;     ///< (N, M)
+  Tensor x;                                  ///< (N, K)
+  Tensor weight;                             ///< (M, K)
+  Tensor bias;                               ///< optional (M)
+  Tensor out;                                ///< (N, M)
   Activation activation = Activation::none;  ///< fused into the epilogue; none, silu, gelu_tanh or gelu_erf
   bool accumulate = false;
+  Tensor pre_activation = {};  ///< optional (N, M): x W^T + bias, what the activation is taken of
 };
 
-/// dx = dout W, or dx += dout W.
+/// dx = dout W, or dx += dout W. With an activation (then not accumulate) dx is the gradient in front of it:
+/// (dout W) * act'(pre_activation).
 struct LinearBackwardData {
   Tensor dout;    ///< (N, M)
   Tensor weight;  ///< (M, K)
   Tensor dx;      ///< (N, K)
   bool accumulate = false;
+  Activation activation = Activation::none;
+  Tensor pre_activation = {};  ///< (N, K), with an activation
 };
 
 /// dweight = dout^T x (accumulate: +=), dbias = column sums of dout (accumulate: +=).
@@ -36,6 +40,14 @@ struct LinearBackwardWeight {
   Tensor dbias;    ///< optional (M) f32
   bool accumulate = true;
 };
+
+/// out[m] = or += (accumulate) the sum over rows of x: the gradient of a bias. Deterministic.
+struct ColumnSums {
+  Tensor x;    ///< (N, M) f32 or bf16
+  Tensor out;  ///< (M) f32
+  bool accumulate = true;
+};
+void column_sums(Exec& exec, const ColumnSums& a);
 
 void linear_forward(Exec& exec, const LinearForward& a);
 void linear_backward_data(Exec& exec, const LinearBackwardData& a);

@@ -1,9 +1,9 @@
 #pragma once
 // RMSNorm (Zhang & Sennrich 2019) and LayerNorm (Ba et al. 2016), with the residual addition fused in.
 //
-// Rows are the product of all leading dimensions, the last dimension is normalised; tensors of rank 3 (N, heads, D) may be
-// strided views (QK-norm). Activations (x, out, residual, ...) share one dtype, f32 or bf16; weight and bias are f32 or
-// bf16; statistics and weight gradients are f32. Arithmetic is f32.
+// Rows are the product of all leading dimensions, the last dimension is normalised; tensors of rank 3 (N,
+// heads, D) may be strided views (QK-norm). Activations (x, out, residual, ...) share one dtype, f32 or bf16;
+// weight and bias are f32 or bf16; statistics and weight gradients are f32. Arithmetic is f32.
 
 #include "core/ops/exec.h"
 
@@ -11,27 +11,37 @@ namespace nrl::ops {
 
 enum class NormKind : uint8_t { rms, layer };
 
-/// sum = x + residual (if given, written to `sum`), then
+/// Dropout on the way into the residual stream; the same mask as ops::dropout.
+struct ResidualDropout {
+  float p = 0;
+  uint64_t seed = 0, stream = 0;
+  int64_t first_row = 0;
+  Tensor step;  ///< see Dropout::step
+};
+
+/// sum = dropout(x) + residual (if given, written to `sum`), then
 /// rms:   out = sum * rstd * weight,                rstd = 1 / sqrt(mean(sum^2) + eps)
 /// layer: out = (sum - mean) * rstd * weight + bias, rstd = 1 / sqrt(var(sum) + eps), var with divisor D.
-/// `sum` may alias x or residual. Without residual, x itself is normalised and `sum` is not given. mean/rstd may be
-/// absent (inference). out may alias x only when neither x nor sum is needed later.
+/// `sum` may alias x or residual. Without residual, x itself is normalised and `sum` is not given. mean/rstd
+/// may be absent (inference). out may alias x only when neither x nor sum is needed later.
 struct NormForward {
   NormKind kind = NormKind::rms;
   float eps = 1e-5f;
-  Tensor x;         ///< (..., D)
-  Tensor residual;  ///< optional (..., D)
-  Tensor sum;       ///< (..., D), required with residual
-  Tensor weight;    ///< (D)
-  Tensor bias;      ///< (D), layer only, optional
-  Tensor out;       ///< (..., D)
-  Tensor mean;      ///< (rows) f32, layer only, optional
-  Tensor rstd;      ///< (rows) f32, optional
+  Tensor x;                      ///< (..., D)
+  Tensor residual;               ///< optional (..., D)
+  Tensor sum;                    ///< (..., D), required with residual
+  Tensor weight;                 ///< (D)
+  Tensor bias;                   ///< (D), layer only, optional
+  Tensor out;                    ///< (..., D)
+  Tensor mean;                   ///< (rows) f32, layer only, optional
+  Tensor rstd;                   ///< (rows) f32, optional
+  ResidualDropout dropout = {};  ///< of x; p > 0 needs residual
 };
 
+/// When out.amax is set, max |out| is combined into it (max), for recipes that quantise what follows.
 /// dx = gradient of the norm at x (+ dresidual if given): the gradient of the residual stream in one pass.
-/// dx may alias dout or dresidual. dweight and dbias are accumulated (+=) when given; the sum over rows runs in an order
-/// that depends only on the shape and the number of threads.
+/// dx may alias dout or dresidual. dweight and dbias are accumulated (+=) when given; the sum over rows runs
+/// in an order that depends only on the shape and the number of threads.
 struct NormBackward {
   NormKind kind = NormKind::rms;
   Tensor dout;       ///< (..., D)

@@ -9,21 +9,48 @@ namespace nrl::ops {
 ///   g = grad * grad_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   p = p - lr * weight_decay * p - lr * (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
 /// which is torch.optim.AdamW's order (decay first, then the step). `grad` is set to zero when zero_grad.
+///
+/// With `chunks` one call updates many tensors of flat buffers (multi-tensor): then n is a buffer's own
+/// length. With `scalars` the learning rate, grad_scale and step are read from the device (StepScalar,
+/// step.h), and nothing but zeroing happens in a skipped step.
 struct AdamW {
-  Tensor param;   ///< (n) f32 master weights
-  Tensor grad;    ///< (n) f32
+  Tensor param;                ///< (n) f32 master weights
+  Tensor grad;                 ///< (n) f32
   Tensor exp_avg, exp_avg_sq;  ///< (n) f32
-  Tensor param_low;  ///< optional (n) bf16 copy of the updated weights
+  Tensor param_low;            ///< optional (n) bf16 copy of the updated weights
   float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f, weight_decay = 0;
   float grad_scale = 1;  ///< unscale * clip factor
   int64_t step = 1;      ///< 1 for the first update
   bool zero_grad = true;
+  /// optional (C, 4) i64: first element in the flat buffers (grad, param_low; param too without param_low),
+  /// first element in the state buffers (exp_avg, exp_avg_sq; param too with param_low), elements (at most
+  /// adamw_chunk), and 1 where weight decay applies. Chunks do not overlap.
+  Tensor chunks = {};
+  Tensor scalars = {};  ///< optional (StepScalar::count) f64
 };
+inline constexpr int64_t adamw_chunk = 16384;
 void adamw(Exec& exec, const AdamW& a);
 
-/// Sum of squares in double, added in an order that depends only on n: blocks of 16384 elements, then the block sums in
-/// order. Non-finite input gives a non-finite result.
+/// Sum of squares in double, added in an order that depends only on n: blocks of 16384 elements, then the
+/// block sums in order. Non-finite input gives a non-finite result.
 double sum_of_squares(Exec& exec, const Tensor& x);
+
+/// out[0] = or += (accumulate) the sum of squares of x, without the host reading it. Same order of additions
+/// as sum_of_squares(); `out` is (1) f64.
+struct SumOfSquares {
+  Tensor x;  ///< contiguous f32 or bf16
+  Tensor out;
+  bool accumulate = false;
+};
+void add_sum_of_squares(Exec& exec, const SumOfSquares& a);
+/// Scratch bytes of add_sum_of_squares on a GPU for n elements.
+size_t sum_of_squares_workspace(int64_t n);
+
+/// out[0] += the sum of x in double, in an order that depends only on n. x is (n) f32, `out` (1) f64.
+struct AddSum {
+  Tensor x, out;
+};
+void add_sum(Exec& exec, const AddSum& a);
 
 /// out[i] += x[i] (f32 or bf16 both), used for residual gradients.
 void add(Exec& exec, const Tensor& x, const Tensor& out);

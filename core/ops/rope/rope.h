@@ -1,5 +1,6 @@
 #pragma once
-// Rotary position embedding (Su et al. 2021) in the rotate-half layout of Hugging Face: pairs (i, i + rotary_dim / 2).
+// Rotary position embedding (Su et al. 2021) in the rotate-half layout of Hugging Face: pairs (i, i +
+// rotary_dim / 2).
 
 #include <vector>
 
@@ -22,13 +23,13 @@ struct RopeSpec {
   int64_t original_max_position = 0;                     ///< llama3, yarn, dynamic
 };
 
-/// cos and sin for positions [0, positions), interleaved as (positions, 2, rotary_dim / 2): first the cosines, then the
-/// sines of a position. `sequence_length` matters for `dynamic` only (the length the frequencies are stretched for).
-/// YaRN's attention factor is multiplied in.
+/// cos and sin for positions [0, positions), interleaved as (positions, 2, rotary_dim / 2): first the
+/// cosines, then the sines of a position. `sequence_length` matters for `dynamic` only (the length the
+/// frequencies are stretched for). YaRN's attention factor is multiplied in.
 std::vector<float> rope_table(const RopeSpec& spec, int64_t positions, int64_t sequence_length);
 
-/// Rotates x in place: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; `inverse` applies the transpose, which is the backward
-/// pass (the table's scale factor included). Head dimensions beyond rotary_dim are untouched.
+/// Rotates x in place: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; `inverse` applies the transpose, which is
+/// the backward pass (the table's scale factor included). Head dimensions beyond rotary_dim are untouched.
 struct Rope {
   Tensor x;          ///< (N, heads, D), rows may be strided, in place; f32 or bf16
   Tensor table;      ///< (positions, rotary_dim) f32, from rope_table

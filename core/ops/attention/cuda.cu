@@ -1,0 +1,9 @@
+#include "core/device/kernel/kernel.h"
+#include "core/ops/cpu_families.h"
+#include "core/ops/kernel_table.h"
+
+namespace nrl::ops::NRL_GPU {
+
+void fill_attention(KernelTable&) {}
+
+}  // namespace nrl::ops::NRL_GPU

@@ -1,0 +1,38 @@
+#pragma once
+// The engines behind the GPU's linear and attention ops: libraries on CUDA, host code on the simulated
+// device.
+
+#include <memory>
+#include <string>
+
+#include "core/device/runtime.h"
+
+namespace nrl::ops {
+
+namespace gemm {
+class Engine;
+}
+namespace attention {
+class Engine;
+}
+
+struct LibraryOptions {
+  bool autotune = false;   ///< time the candidates of every new GEMM shape instead of taking the first
+  std::string tune_cache;  ///< file of timed choices, read and extended; empty: none
+};
+
+struct Libraries {
+  Libraries();
+  ~Libraries();
+  std::unique_ptr<gemm::Engine> gemm;            ///< never null
+  std::unique_ptr<attention::Engine> attention;  ///< null: our own kernels do all shapes
+};
+
+/// cuBLASLt and cuDNN on `runtime`, which must outlive them. Exit::unavailable when a library is missing or
+/// refuses the device.
+std::unique_ptr<Libraries> open_cuda_libraries(device::Runtime& runtime, const LibraryOptions& options);
+
+/// The simulated device's: products in host code in stream order. Linked by tests only.
+std::unique_ptr<Libraries> open_sim_libraries(device::Runtime& runtime, const LibraryOptions& options);
+
+}  // namespace nrl::ops

@@ -1,0 +1,42 @@
+#pragma once
+// The scalars of an optimizer step, kept in device memory so that no host waits for them: whether the step is
+// taken, how gradients are clipped, Adam's corrections.
+
+#include "core/ops/exec.h"
+
+namespace nrl::ops {
+
+/// Places in a (StepScalar::count) f64 tensor. Integers are exact up to 2^53.
+struct StepScalar {
+  enum Index : int {
+    // Summed over the data-parallel ranks in one all_reduce of `sums` elements from the first on.
+    squared_norm,  ///< of the gradients
+    log_prob_sum,  ///< of the targets
+    stop,          ///< > 0: a rank was asked to stop
+    sums,
+    // Set by the host before the step.
+    learning_rate = sums,
+    // Carried from step to step (and through checkpoints).
+    updates,           ///< updates applied so far
+    skipped_in_a_row,  ///< steps that were not finite, up to now
+    // Set by decide_step.
+    skip,  ///< 1: this step must not change anything
+    grad_norm,
+    grad_scale,   ///< what gradients are multiplied by: the clip factor
+    correction1,  ///< 1 - beta1^updates, of this update
+    correction2,  ///< 1 - beta2^updates
+    count
+  };
+};
+
+/// From the summed scalars: grad_norm = sqrt(squared_norm); skip unless it and log_prob_sum are finite;
+/// otherwise updates += 1, grad_scale = min(1, max_norm / (grad_norm + 1e-6)), and the corrections. One
+/// thread.
+struct DecideStep {
+  Tensor scalars;       ///< (StepScalar::count) f64
+  double max_norm = 0;  ///< 0: gradients are not clipped
+  double beta1 = 0.9, beta2 = 0.999;
+};
+void decide_step(Exec& exec, const DecideStep& a);
+
+}  // namespace nrl::ops

@@ -1,0 +1,66 @@
+#include "tests/ops/backend.h"
+
+#include "core/device/sim/sim.h"
+
+namespace nrl::ops_test {
+namespace {
+
+template <class Function>
+struct Thrower;
+template <class R, class... A>
+struct Thrower<R (*)(A...)> {
+  // One function per entry: `name` is set before it can be called.
+  template <int entry>
+  static R raise(A...) {
+    throw MissingKernel{names<entry>()};
+  }
+  template <int entry>
+  static std::string& names() {
+    static std::string name;
+    return name;
+  }
+};
+
+template <int entry, class Function>
+void fill_in(Function& kernel, const char* name) {
+  using T = Thrower<Function>;
+  if (kernel) return;
+  T::template names<entry>() = name;
+  kernel = T::template raise<entry>;
+}
+
+}  // namespace
+
+ops::KernelTable complete(const ops::KernelTable& table) {
+  ops::KernelTable t = table;
+#define NRL_COMPLETE(entry, Args) fill_in<__COUNTER__>(t.entry, #entry);
+  NRL_KERNELS(NRL_COMPLETE)
+#undef NRL_COMPLETE
+  fill_in<__COUNTER__>(t.sum_of_squares, "sum_of_squares");
+  fill_in<__COUNTER__>(t.add, "add");
+  fill_in<__COUNTER__>(t.convert, "convert");
+  fill_in<__COUNTER__>(t.zero, "zero");
+  return t;
+}
+
+std::vector<Backend> cpu_backends() {
+  std::vector<Backend> list;
+  for (cpu::Isa isa : {cpu::Isa::baseline, cpu::Isa::avx2, cpu::Isa::avx512}) {
+    if (isa > cpu::best_isa()) continue;
+    Backend b;
+    b.name = cpu::name_of(isa);
+    b.kernels = complete(ops::cpu_kernels(isa));
+    list.push_back(std::move(b));
+  }
+  return list;
+}
+
+Backend sim_backend() {
+  Backend b;
+  b.name = "sim";
+  b.gpu = true;
+  b.kernels = complete(ops::sim_kernels());
+  return b;
+}
+
+}  // namespace nrl::ops_test
