@@ -6,7 +6,7 @@ namespace nrl::ops::reference {
 
 void fill_step(KernelTable& table) {
   table.decide_step = [](Exec&, const DecideStep& a) {
-    step::decide(static_cast<double*>(a.scalars.data), a.max_norm, a.beta1, a.beta2);
+    step::decide(static_cast<double*>(a.scalars.data), a.max_norm, a.beta1, a.beta2, a.max_skipped);
   };
 }
 

@@ -36,6 +36,8 @@ struct DecideStep {
   Tensor scalars;       ///< (StepScalar::count) f64
   double max_norm = 0;  ///< 0: gradients are not clipped
   double beta1 = 0.9, beta2 = 0.999;
+  int64_t max_skipped =
+      0;  ///< > 0: after so many skipped steps in a row all further ones are skipped as well
 };
 void decide_step(Exec& exec, const DecideStep& a);
 
