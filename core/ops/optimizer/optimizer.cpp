@@ -1,7 +1,12 @@
 #include "core/ops/optimizer/optimizer.h"
 
+#include <algorithm>
+
+#include "core/device/runtime.h"
 #include "core/ops/check.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/scratch.h"
+#include "core/ops/step/step.h"
 #include "core/trace/trace.h"
 
 namespace nrl::ops {
@@ -15,22 +20,70 @@ void check_flat(const char* op, const char* name, const Tensor& t) {
 }  // namespace
 
 void adamw(Exec& exec, const AdamW& a) {
-  const int64_t n = a.param.numel();
-  for (const Tensor* t : {&a.param, &a.grad, &a.exp_avg, &a.exp_avg_sq}) {
-    NRL_CHECK(is_vector(*t, n, DType::f32), "adamw: {} where f32[{}] is wanted", describe(*t), n);
-  }
-  NRL_CHECK(!a.param_low || is_vector(a.param_low, n, DType::bf16), "adamw: param_low is {}",
-            describe(a.param_low));
-  NRL_CHECK(a.step >= 1 && a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1 && a.eps >= 0,
-            "adamw: step {}, betas {} {}, eps {}", a.step, a.beta1, a.beta2, a.eps);
+  // Without chunks all buffers are of one length. With chunks those of the state may be another rank's share.
+  const int64_t flat = a.grad.numel(), state = a.chunks ? a.exp_avg.numel() : flat;
+  auto check = [](const char* name, const Tensor& t, int64_t n, DType dtype) {
+    NRL_CHECK(is_vector(t, n, dtype) || (n == 0 && t.numel() == 0), "adamw: {} is {}, wanted {}[{}]", name,
+              describe(t), name_of(dtype), n);
+  };
+  check("grad", a.grad, flat, DType::f32);
+  check("exp_avg", a.exp_avg, state, DType::f32);
+  check("exp_avg_sq", a.exp_avg_sq, state, DType::f32);
+  check("param", a.param, a.param_low ? state : flat, DType::f32);
+  if (a.param_low) check("param_low", a.param_low, flat, DType::bf16);
+  NRL_CHECK(!a.chunks || (a.chunks.rank == 2 && a.chunks.dim(1) == 4 && a.chunks.dtype == DType::i64 &&
+                          a.chunks.contiguous()),
+            "adamw: chunks are {}, wanted i64 (C, 4)", describe(a.chunks));
+  NRL_CHECK(!a.scalars || is_vector(a.scalars, StepScalar::count, DType::f64), "adamw: scalars are {}",
+            describe(a.scalars));
+  NRL_CHECK(
+      (a.scalars || a.step >= 1) && a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1 && a.eps >= 0,
+      "adamw: step {}, betas {} {}, eps {}", a.step, a.beta1, a.beta2, a.eps);
   const trace::Range range("adamw");
-  if (n > 0) exec.kernels->adamw(exec, a);
+  if (a.chunks ? a.chunks.dim(0) > 0 : flat > 0) exec.kernels->adamw(exec, a);
+}
+
+std::vector<int64_t> adamw_chunks(std::span<const AdamWRange> ranges) {
+  std::vector<int64_t> table;
+  for (const AdamWRange& r : ranges) {
+    NRL_CHECK(r.flat >= 0 && r.state >= 0 && r.count >= 0, "adamw_chunks: {} elements at {} and {}", r.count,
+              r.flat, r.state);
+    for (int64_t begin = 0; begin < r.count; begin += adamw_chunk) {
+      const int64_t count = std::min(adamw_chunk, r.count - begin);
+      table.insert(table.end(), {r.flat + begin, r.state + begin, count, r.decay ? 1 : 0});
+    }
+  }
+  return table;
 }
 
 double sum_of_squares(Exec& exec, const Tensor& x) {
   check_flat("sum_of_squares", "x", x);
   const trace::Range range("sum_of_squares");
   return x.numel() > 0 ? exec.kernels->sum_of_squares(exec, x) : 0.0;
+}
+
+void add_sum_of_squares(Exec& exec, const SumOfSquares& a) {
+  check_flat("add_sum_of_squares", "x", a.x);
+  NRL_CHECK(is_vector(a.out, 1, DType::f64), "add_sum_of_squares: out is {}, wanted f64[1]", describe(a.out));
+  const trace::Range range("add_sum_of_squares");
+  if (a.x.numel() > 0) {
+    exec.kernels->add_sum_of_squares(exec, a);
+  } else if (!a.accumulate) {
+    zero(exec, a.out);
+  }
+}
+
+size_t sum_of_squares_workspace(int64_t n) {
+  const int64_t blocks = (n + norm_block - 1) / norm_block;
+  return scratch_bytes(blocks, sizeof(double)) + scratch_bytes(1, sizeof(double)) + scratch_alignment;
+}
+
+void add_sum(Exec& exec, const AddSum& a) {
+  NRL_CHECK(is_vector(a.x, a.x.numel(), DType::f32) || a.x.numel() == 0, "add_sum: x is {}, wanted f32 (n)",
+            describe(a.x));
+  NRL_CHECK(is_vector(a.out, 1, DType::f64), "add_sum: out is {}, wanted f64[1]", describe(a.out));
+  const trace::Range range("add_sum");
+  if (a.x.numel() > 0) exec.kernels->add_sum(exec, a);
 }
 
 void add(Exec& exec, const Tensor& x, const Tensor& out) {
@@ -55,7 +108,12 @@ void zero(Exec& exec, const Tensor& x) {
   NRL_CHECK((x.data || x.numel() == 0) && x.contiguous(), "zero: x is {}, wanted contiguous memory",
             describe(x));
   const trace::Range range("zero");
-  if (x.numel() > 0) exec.kernels->zero(exec, x);
+  if (x.numel() == 0) return;
+  if (exec.device) {
+    exec.device->fill(x.data, 0, static_cast<size_t>(x.bytes()), exec.stream);
+  } else {
+    exec.kernels->zero(exec, x);
+  }
 }
 
 }  // namespace nrl::ops

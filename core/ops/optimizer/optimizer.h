@@ -1,6 +1,9 @@
 #pragma once
 // Optimizer updates and the norms and conversions around them, on flat buffers.
 
+#include <span>
+#include <vector>
+
 #include "core/ops/exec.h"
 
 namespace nrl::ops {
@@ -31,9 +34,23 @@ struct AdamW {
 inline constexpr int64_t adamw_chunk = 16384;
 void adamw(Exec& exec, const AdamW& a);
 
-/// Sum of squares in double, added in an order that depends only on n: blocks of 16384 elements, then the
-/// block sums in order. Non-finite input gives a non-finite result.
+/// Elements that one update covers and that lie behind each other in the flat and in the state buffers.
+struct AdamWRange {
+  int64_t flat = 0;   ///< first element in the flat buffers
+  int64_t state = 0;  ///< first element in the state buffers
+  int64_t count = 0;
+  bool decay = true;  ///< whether AdamW::weight_decay applies
+};
+/// The rows of AdamW::chunks: the ranges, in order, cut into pieces of at most adamw_chunk elements. Ranges
+/// that begin at multiples of 4 elements are the fast case.
+std::vector<int64_t> adamw_chunks(std::span<const AdamWRange> ranges);
+
+/// Sum of squares in double, added in an order that depends only on n: blocks of norm_block elements, then
+/// the block sums in order (on a GPU in a tree over them). Non-finite input gives a non-finite result. The
+/// result is the host's, so that a GPU is waited for; not for use inside of a step. On a GPU it needs
+/// sum_of_squares_workspace(n) bytes.
 double sum_of_squares(Exec& exec, const Tensor& x);
+inline constexpr int64_t norm_block = 16384;
 
 /// out[0] = or += (accumulate) the sum of squares of x, without the host reading it. Same order of additions
 /// as sum_of_squares(); `out` is (1) f64.
@@ -43,7 +60,7 @@ struct SumOfSquares {
   bool accumulate = false;
 };
 void add_sum_of_squares(Exec& exec, const SumOfSquares& a);
-/// Scratch bytes of add_sum_of_squares on a GPU for n elements.
+/// Scratch bytes of add_sum_of_squares and sum_of_squares on a GPU for n elements.
 size_t sum_of_squares_workspace(int64_t n);
 
 /// out[0] += the sum of x in double, in an order that depends only on n. x is (n) f32, `out` (1) f64.
@@ -58,7 +75,7 @@ void add(Exec& exec, const Tensor& x, const Tensor& out);
 /// out = x converted between f32 and bf16.
 void convert(Exec& exec, const Tensor& x, const Tensor& out);
 
-/// Sets contiguous memory to zero using all threads.
+/// Sets contiguous memory to zero using all threads, or by the device itself.
 void zero(Exec& exec, const Tensor& x);
 
 }  // namespace nrl::ops
