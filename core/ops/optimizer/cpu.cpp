@@ -4,15 +4,14 @@
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/cpu_families.h"
-#include "core/ops/element.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/optimizer/adamw_step.h"
 #include "core/ops/simd.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {
 
 constexpr int64_t grain_elements = 16384;
-constexpr int64_t norm_block = 16384;
 
 template <bool low, bool zero_grad>
 void update(const element::AdamWStep s, float* __restrict p, float* __restrict g, float* __restrict m,
@@ -28,30 +27,38 @@ void update(const element::AdamWStep s, float* __restrict p, float* __restrict g
   }
 }
 
+/// The same elements of all buffers: `flat` of grad and param_low, `state` of the others. A skipped step only
+/// zeroes.
+void update_piece(const AdamW& a, const element::AdamWStep& s, bool skip, int64_t flat, int64_t state,
+                  int64_t n) {
+  float* grad = data_of<float>(a.grad) + flat;
+  if (skip) {
+    if (a.zero_grad) std::fill_n(grad, n, 0.0f);
+    return;
+  }
+  bf16* low = a.param_low ? data_of<bf16>(a.param_low) + flat : nullptr;
+  auto* run = low ? (a.zero_grad ? update<true, true> : update<true, false>)
+                  : (a.zero_grad ? update<false, true> : update<false, false>);
+  run(s, data_of<float>(a.param) + (low ? state : flat), grad, data_of<float>(a.exp_avg) + state,
+      data_of<float>(a.exp_avg_sq) + state, low, n);
+}
+
 void adamw_kernel(Exec& exec, const AdamW& a) {
-  const auto lr = static_cast<double>(a.lr);
-  const auto steps = static_cast<double>(a.step);
-  element::AdamWStep s;
-  s.beta1 = a.beta1;
-  s.beta2 = a.beta2;
-  s.one_minus_beta1 = static_cast<float>(1.0 - static_cast<double>(a.beta1));
-  s.one_minus_beta2 = static_cast<float>(1.0 - static_cast<double>(a.beta2));
-  s.decay = static_cast<float>(1.0 - lr * static_cast<double>(a.weight_decay));
-  s.step_size = static_cast<float>(lr / (1.0 - std::pow(static_cast<double>(a.beta1), steps)));
-  s.inv_sqrt_correction2 =
-      static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(static_cast<double>(a.beta2), steps)));
-  s.eps = a.eps;
-  s.grad_scale = a.grad_scale;
-  cpu::parallel_for(exec.threads, a.param.numel(), grain_elements, [&](int64_t begin, int64_t end) {
-    auto part = [&](auto run) {
-      run(s, data_of<float>(a.param) + begin, data_of<float>(a.grad) + begin,
-          data_of<float>(a.exp_avg) + begin, data_of<float>(a.exp_avg_sq) + begin,
-          a.param_low ? data_of<bf16>(a.param_low) + begin : nullptr, end - begin);
-    };
-    if (a.param_low) {
-      a.zero_grad ? part(update<true, true>) : part(update<true, false>);
-    } else {
-      a.zero_grad ? part(update<false, true>) : part(update<false, false>);
+  const AdamWScalars scalars = a.scalars ? adamw_scalars(data_of<const double>(a.scalars)) : adamw_scalars(a);
+  const AdamWRates rates{a.beta1, a.beta2, a.eps, a.weight_decay};
+  const element::AdamWStep decayed = adamw_step(scalars, rates, true);
+  if (!a.chunks) {
+    cpu::parallel_for(exec.threads, a.grad.numel(), grain_elements, [&](int64_t begin, int64_t end) {
+      update_piece(a, decayed, scalars.skip, begin, begin, end - begin);
+    });
+    return;
+  }
+  const element::AdamWStep plain = adamw_step(scalars, rates, false);
+  const int64_t* chunk = data_of<const int64_t>(a.chunks);
+  cpu::parallel_for(exec.threads, a.chunks.dim(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) {
+      const int64_t* row = chunk + 4 * c;
+      update_piece(a, row[3] ? decayed : plain, scalars.skip, row[0], row[1], row[2]);
     }
   });
 }
@@ -92,6 +99,26 @@ double sum_of_squares_kernel(Exec& exec, const Tensor& x) {
   return x.dtype == DType::bf16 ? squares<bf16>(exec, x) : squares<float>(exec, x);
 }
 
+void add_sum_of_squares_kernel(Exec& exec, const SumOfSquares& a) {
+  double* out = data_of<double>(a.out);
+  const double total = sum_of_squares_kernel(exec, a.x);
+  *out = a.accumulate ? *out + total : total;
+}
+
+void add_sum_kernel(Exec&, const AddSum& a) {
+  const float* x = data_of<const float>(a.x);
+  const int64_t n = a.x.numel();
+  double total = 0;
+  for (int64_t begin = 0; begin < n; begin += norm_block) {
+    const int64_t end = std::min(n, begin + norm_block);
+    double s = 0;
+#pragma omp simd reduction(+ : s)
+    for (int64_t i = begin; i < end; ++i) s += static_cast<double>(x[i]);
+    total += s;
+  }
+  *data_of<double>(a.out) += total;
+}
+
 /// out = op(out, x) element by element, for the four combinations of f32 and bf16.
 template <bool accumulate>
 void combine(Exec& exec, const Tensor& x, const Tensor& out) {
@@ -130,6 +157,8 @@ void zero_kernel(Exec& exec, const Tensor& x) {
 void fill_optimizer(KernelTable& table) {
   table.adamw = adamw_kernel;
   table.sum_of_squares = sum_of_squares_kernel;
+  table.add_sum_of_squares = add_sum_of_squares_kernel;
+  table.add_sum = add_sum_kernel;
   table.add = add_kernel;
   table.convert = convert_kernel;
   table.zero = zero_kernel;

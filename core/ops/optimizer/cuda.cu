@@ -1,9 +1,328 @@
 #include "core/device/kernel/kernel.h"
 #include "core/ops/cpu_families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/optimizer/adamw_step.h"
+#include "core/ops/scratch.h"
+#include "core/ops/transfer.h"
 
 namespace nrl::ops::NRL_GPU {
+namespace {
 
-void fill_optimizer(KernelTable&) {}
+using namespace kernel;
+
+constexpr int threads = 256;
+
+// --- AdamW -----------------------------------------------------------------------------------------------
+
+/// A chunk is shared by this many blocks, so that the last wave of blocks is short.
+constexpr int64_t chunk_parts = 4;
+constexpr int64_t part_elements = adamw_chunk / chunk_parts;
+
+struct UpdateArguments {
+  float *param, *grad, *exp_avg, *exp_avg_sq;
+  bf16* low;
+  const int64_t* chunks;  ///< null: the buffers from end to end
+  int64_t n;
+  const double* scalars;  ///< null: `host`
+  AdamWScalars host;
+  AdamWRates rates;
+};
+
+struct alignas(8) FourLow {
+  bf16 e[4];
+};
+
+template <bool low, bool zero_grad>
+__global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
+  NRL_SHARED(element::AdamWStep, constants);
+  NRL_SHARED(int, skipped);
+  const int64_t chunk = blockIdx.x / chunk_parts, begin = blockIdx.x % chunk_parts * part_elements;
+  int64_t flat = chunk * adamw_chunk, state = flat, count = min(adamw_chunk, a.n - flat);
+  bool decay = true;
+  if (a.chunks) {
+    const int64_t* row = a.chunks + 4 * chunk;
+    flat = row[0];
+    state = row[1];
+    count = row[2];
+    decay = row[3] != 0;
+  }
+  const int n = static_cast<int>(min(part_elements, count - begin));
+  if (n <= 0) return;
+  if (threadIdx.x == 0) {
+    const AdamWScalars s = a.scalars ? adamw_scalars(a.scalars) : a.host;
+    constants = adamw_step(s, a.rates, decay);
+    skipped = s.skip;
+  }
+  __syncthreads();
+  const element::AdamWStep s = constants;
+  const bool skip = skipped != 0;
+
+  float* __restrict__ p = a.param + (low ? state : flat) + begin;
+  float* __restrict__ g = a.grad + flat + begin;
+  float* __restrict__ m = a.exp_avg + state + begin;
+  float* __restrict__ v = a.exp_avg_sq + state + begin;
+  bf16* __restrict__ copy = low ? a.low + flat + begin : nullptr;
+  if (skip && !zero_grad) return;
+
+  auto address = [](const void* x) { return reinterpret_cast<uintptr_t>(x); };
+  const bool vectors = ((address(p) | address(g) | address(m) | address(v)) % 16 | address(copy) % 8) == 0;
+  const int whole = vectors ? n / 4 * 4 : 0;
+  for (int i = static_cast<int>(threadIdx.x) * 4; i < whole; i += threads * 4) {
+    if (!skip) {
+      Vec<float> vp = load16(p + i), vm = load16(m + i), vv = load16(v + i);
+      const Vec<float> vg = load16(g + i);
+      FourLow c;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const element::AdamWState x = element::adamw<GpuMath>(s, {vp.e[k], vm.e[k], vv.e[k]}, vg.e[k]);
+        vp.e[k] = x.param;
+        vm.e[k] = x.exp_avg;
+        vv.e[k] = x.exp_avg_sq;
+        if constexpr (low) c.e[k] = bf16(x.param);
+      }
+      store16(p + i, vp);
+      store16(m + i, vm);
+      store16(v + i, vv);
+      if constexpr (low) {
+        uint2 raw;
+        memcpy(&raw, &c, 8);
+        *reinterpret_cast<uint2*>(copy + i) = raw;
+      }
+    }
+    if constexpr (zero_grad) store16(g + i, Vec<float>{});
+  }
+  for (int i = whole + static_cast<int>(threadIdx.x); i < n; i += threads) {
+    if (!skip) {
+      const element::AdamWState x = element::adamw<GpuMath>(s, {p[i], m[i], v[i]}, g[i]);
+      p[i] = x.param;
+      m[i] = x.exp_avg;
+      v[i] = x.exp_avg_sq;
+      if constexpr (low) copy[i] = bf16(x.param);
+    }
+    if constexpr (zero_grad) g[i] = 0.0f;
+  }
+}
+
+void adamw_launch(Exec& exec, const AdamW& a) {
+  UpdateArguments u{};
+  u.param = static_cast<float*>(a.param.data);
+  u.grad = static_cast<float*>(a.grad.data);
+  u.exp_avg = static_cast<float*>(a.exp_avg.data);
+  u.exp_avg_sq = static_cast<float*>(a.exp_avg_sq.data);
+  u.low = static_cast<bf16*>(a.param_low.data);
+  u.chunks = static_cast<const int64_t*>(a.chunks.data);
+  u.n = a.grad.numel();
+  u.scalars = static_cast<const double*>(a.scalars.data);
+  if (!a.scalars) u.host = adamw_scalars(a);
+  u.rates = {a.beta1, a.beta2, a.eps, a.weight_decay};
+  const int64_t chunks = a.chunks ? a.chunks.dim(0) : (u.n + adamw_chunk - 1) / adamw_chunk;
+  const auto blocks = static_cast<unsigned>(chunks * chunk_parts);
+  if (a.param_low && a.zero_grad) {
+    NRL_LAUNCH((update_kernel<true, true>), blocks, threads, 0, exec.stream, u);
+  } else if (a.param_low) {
+    NRL_LAUNCH((update_kernel<true, false>), blocks, threads, 0, exec.stream, u);
+  } else if (a.zero_grad) {
+    NRL_LAUNCH((update_kernel<false, true>), blocks, threads, 0, exec.stream, u);
+  } else {
+    NRL_LAUNCH((update_kernel<false, false>), blocks, threads, 0, exec.stream, u);
+  }
+}
+
+// --- sums in double --------------------------------------------------------------------------------------
+
+/// Sum over the block in thread 0; every thread must call it.
+__device__ __forceinline__ double block_sum_double(double v) {
+  NRL_SHARED(double, part, [32]);
+  const int lane = threadIdx.x % warp, w = threadIdx.x / warp, warps = blockDim.x / warp;
+#pragma unroll
+  for (int o = warp / 2; o; o >>= 1) v += __shfl_xor_sync(all_lanes, v, o);
+  if (lane == 0) part[w] = v;
+  __syncthreads();
+  v = 0.0;
+  if (threadIdx.x == 0)
+    for (int i = 0; i < warps; ++i) v += part[i];
+  __syncthreads();
+  return v;
+}
+
+template <class T>
+__device__ __forceinline__ double square(T x) {
+  const auto v = static_cast<double>(static_cast<float>(x));
+  return v * v;
+}
+
+/// partial[b] = sum of squares of block b of norm_block elements.
+template <class T>
+__global__ void __launch_bounds__(threads)
+    squares_kernel(const T* __restrict__ x, int64_t n, double* partial, int64_t blocks, bool vectors) {
+  constexpr int ahead = 4, size = Vec<T>::size;
+  const int t = static_cast<int>(threadIdx.x);
+  for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
+    const T* from = x + b * norm_block;
+    const int count = static_cast<int>(min(norm_block, n - b * norm_block));
+    const int units = vectors ? count / size : 0;
+    double sum = 0;
+    for (int u = t; u < units; u += ahead * threads) {
+      Vec<T> v[ahead];
+#pragma unroll
+      for (int k = 0; k < ahead; ++k)
+        if (u + k * threads < units) v[k] = load16(from + (u + k * threads) * size);
+#pragma unroll
+      for (int k = 0; k < ahead; ++k) {
+        if (u + k * threads >= units) continue;
+#pragma unroll
+        for (int e = 0; e < size; ++e) sum += square(v[k].e[e]);
+      }
+    }
+    for (int i = units * size + t; i < count; i += threads) sum += square(from[i]);
+    sum = block_sum_double(sum);
+    if (t == 0) partial[b] = sum;
+  }
+}
+
+constexpr int sum_threads = 1024;
+
+/// out[0] = or += the sum of x; one block.
+template <class T>
+__global__ void __launch_bounds__(sum_threads)
+    sum_kernel(const T* __restrict__ x, int64_t n, double* out, bool accumulate) {
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t i = threadIdx.x; i < n; i += sum_threads) sum += static_cast<double>(x[i]);
+  sum = block_sum_double(sum);
+  if (threadIdx.x == 0) *out = accumulate ? *out + sum : sum;
+}
+
+void squares_to(Exec& exec, Scratch& scratch, const Tensor& x, double* out, bool accumulate) {
+  const int64_t n = x.numel(), blocks = (n + norm_block - 1) / norm_block;
+  auto* partial = reinterpret_cast<double*>(scratch.bytes(scratch_bytes(blocks, sizeof(double))));
+  const unsigned grid = grid_for(blocks, 1, exec.multiprocessors);
+  if (x.dtype == DType::bf16) {
+    NRL_LAUNCH((squares_kernel<bf16>), grid, threads, 0, exec.stream, static_cast<const bf16*>(x.data), n,
+               partial, blocks, aligned16(x.data));
+  } else {
+    NRL_LAUNCH((squares_kernel<float>), grid, threads, 0, exec.stream, static_cast<const float*>(x.data), n,
+               partial, blocks, aligned16(x.data));
+  }
+  NRL_LAUNCH((sum_kernel<double>), 1, sum_threads, 0, exec.stream, partial, blocks, out, accumulate);
+}
+
+void add_sum_of_squares_launch(Exec& exec, const SumOfSquares& a) {
+  Scratch scratch("add_sum_of_squares", exec.workspace);
+  squares_to(exec, scratch, a.x, static_cast<double*>(a.out.data), a.accumulate);
+}
+
+double sum_of_squares_host(Exec& exec, const Tensor& x) {
+  Scratch scratch("sum_of_squares", exec.workspace);
+  const Tensor sum = make_tensor(scratch.bytes(sizeof(double)), DType::f64, {1}, x.device);
+  squares_to(exec, scratch, x, static_cast<double*>(sum.data), false);
+  double result = 0;
+  download(exec, sum, &result);
+  return result;
+}
+
+void add_sum_launch(Exec& exec, const AddSum& a) {
+  NRL_LAUNCH((sum_kernel<float>), 1, sum_threads, 0, exec.stream, static_cast<const float*>(a.x.data),
+             a.x.numel(), static_cast<double*>(a.out.data), true);
+}
+
+// --- element by element ----------------------------------------------------------------------------------
+
+/// A unit of work: 8 elements, 16 or 32 bytes of each tensor.
+constexpr int unit = 8;
+
+template <class T>
+__device__ __forceinline__ void load_unit(const T* p, float (&v)[unit]) {
+#pragma unroll
+  for (int part = 0; part < unit / Vec<T>::size; ++part) {
+    const Vec<T> raw = load16(p + part * Vec<T>::size);
+#pragma unroll
+    for (int k = 0; k < Vec<T>::size; ++k) v[part * Vec<T>::size + k] = static_cast<float>(raw.e[k]);
+  }
+}
+template <class T>
+__device__ __forceinline__ void store_unit(T* p, const float (&v)[unit]) {
+#pragma unroll
+  for (int part = 0; part < unit / Vec<T>::size; ++part) {
+    Vec<T> raw;
+#pragma unroll
+    for (int k = 0; k < Vec<T>::size; ++k) raw.e[k] = static_cast<T>(v[part * Vec<T>::size + k]);
+    store16(p + part * Vec<T>::size, raw);
+  }
+}
+
+/// out = x, or out += x. x and out may be the same memory.
+template <bool accumulate, class X, class O>
+__global__ void __launch_bounds__(threads) combine_kernel(const X* x, O* out, int64_t n, bool vectors) {
+  const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x, all = int64_t{gridDim.x} * threads;
+  const int64_t units = vectors ? n / unit : 0;
+  for (int64_t u = thread; u < units; u += 2 * all) {
+    const bool second = u + all < units;
+    float a[unit], b[unit] = {}, ya[unit] = {}, yb[unit] = {};
+    load_unit(x + u * unit, a);
+    if (second) load_unit(x + (u + all) * unit, b);
+    if constexpr (accumulate) {
+      load_unit(out + u * unit, ya);
+      if (second) load_unit(out + (u + all) * unit, yb);
+#pragma unroll
+      for (int k = 0; k < unit; ++k) {
+        a[k] += ya[k];
+        b[k] += yb[k];
+      }
+    }
+    store_unit(out + u * unit, a);
+    if (second) store_unit(out + (u + all) * unit, b);
+  }
+  for (int64_t i = units * unit + thread; i < n; i += all) {
+    float v = static_cast<float>(x[i]);
+    if constexpr (accumulate) v += static_cast<float>(out[i]);
+    out[i] = static_cast<O>(v);
+  }
+}
+
+template <bool accumulate, class X, class O>
+void combine_as(Exec& exec, const Tensor& x, const Tensor& out) {
+  const int64_t n = x.numel();
+  NRL_LAUNCH((combine_kernel<accumulate, X, O>), grid_for(n, threads * unit, exec.multiprocessors), threads,
+             0, exec.stream, static_cast<const X*>(x.data), static_cast<O*>(out.data), n,
+             aligned16(x.data) && aligned16(out.data));
+}
+
+template <bool accumulate>
+void combine(Exec& exec, const Tensor& x, const Tensor& out) {
+  const bool to_low = out.dtype == DType::bf16;
+  if (x.dtype == DType::bf16) {
+    to_low ? combine_as<accumulate, bf16, bf16>(exec, x, out)
+           : combine_as<accumulate, bf16, float>(exec, x, out);
+  } else {
+    to_low ? combine_as<accumulate, float, bf16>(exec, x, out)
+           : combine_as<accumulate, float, float>(exec, x, out);
+  }
+}
+
+/// Where there is no device to ask (the front asks it otherwise).
+__global__ void __launch_bounds__(threads) zero_kernel(unsigned char* p, int64_t bytes, bool vectors) {
+  const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x, all = int64_t{gridDim.x} * threads;
+  const int64_t whole = vectors ? bytes / 16 : 0;
+  for (int64_t i = thread; i < whole; i += all) store16(p + i * 16, Vec<unsigned char>{});
+  for (int64_t i = whole * 16 + thread; i < bytes; i += all) p[i] = 0;
+}
+
+void zero_launch(Exec& exec, const Tensor& x) {
+  NRL_LAUNCH(zero_kernel, grid_for(x.bytes(), threads * 64, exec.multiprocessors), threads, 0, exec.stream,
+             static_cast<unsigned char*>(x.data), x.bytes(), aligned16(x.data));
+}
+
+}  // namespace
+
+void fill_optimizer(KernelTable& table) {
+  table.adamw = adamw_launch;
+  table.sum_of_squares = sum_of_squares_host;
+  table.add_sum_of_squares = add_sum_of_squares_launch;
+  table.add_sum = add_sum_launch;
+  table.add = combine<true>;
+  table.convert = combine<false>;
+  table.zero = zero_launch;
+}
 
 }  // namespace nrl::ops::NRL_GPU

@@ -1,0 +1,52 @@
+#pragma once
+// Where the constants of an AdamW update come from, for every backend.
+
+#include <cmath>
+
+#include "core/ops/element.h"
+#include "core/ops/optimizer/optimizer.h"
+#include "core/ops/step/step.h"
+
+namespace nrl::ops {
+
+/// What changes from step to step.
+struct AdamWScalars {
+  double learning_rate, grad_scale;
+  double correction1, correction2;  ///< 1 - beta1^step, 1 - beta2^step
+  bool skip;
+};
+
+/// Of a call whose scalars are the host's (AdamW::scalars is not given).
+inline AdamWScalars adamw_scalars(const AdamW& a) {
+  const auto steps = static_cast<double>(a.step);
+  return {static_cast<double>(a.lr), static_cast<double>(a.grad_scale),
+          1.0 - std::pow(static_cast<double>(a.beta1), steps),
+          1.0 - std::pow(static_cast<double>(a.beta2), steps), false};
+}
+
+/// From the memory of the device (StepScalar).
+NRL_HOST_DEVICE inline AdamWScalars adamw_scalars(const double* s) {
+  return {s[StepScalar::learning_rate], s[StepScalar::grad_scale], s[StepScalar::correction1],
+          s[StepScalar::correction2], s[StepScalar::skip] != 0.0};
+}
+
+/// What an update is the same for in all steps.
+struct AdamWRates {
+  float beta1, beta2, eps, weight_decay;
+};
+
+NRL_HOST_DEVICE inline element::AdamWStep adamw_step(const AdamWScalars& s, const AdamWRates& r, bool decay) {
+  element::AdamWStep k;
+  k.beta1 = r.beta1;
+  k.beta2 = r.beta2;
+  k.one_minus_beta1 = static_cast<float>(1.0 - static_cast<double>(r.beta1));
+  k.one_minus_beta2 = static_cast<float>(1.0 - static_cast<double>(r.beta2));
+  k.decay = decay ? static_cast<float>(1.0 - s.learning_rate * static_cast<double>(r.weight_decay)) : 1.0f;
+  k.step_size = static_cast<float>(s.learning_rate / s.correction1);
+  k.inv_sqrt_correction2 = static_cast<float>(1.0 / sqrt(s.correction2));
+  k.eps = r.eps;
+  k.grad_scale = static_cast<float>(s.grad_scale);
+  return k;
+}
+
+}  // namespace nrl::ops
