@@ -9,25 +9,25 @@ namespace nrl::ops {
 /// out = rope(norm(x)) for every head of q and k. Without q_weight and k_weight there is no norm, and out is
 /// x.
 struct QkNormRopeForward {
-  Tensor x;           ///< (N, heads + kv_heads, D) f32 or bf16: q's heads, then k's; rows may be strided
-  Tensor out;         ///< the same shape and dtype; disjoint from x with QK-norm, x itself without
-  int64_t heads = 0;  ///< of q
-  Tensor q_weight;    ///< (D), with QK-norm
-  Tensor k_weight;    ///< (D), with QK-norm
+  Tensor x = {};         ///< (N, heads + kv_heads, D) f32 or bf16: q's heads, then k's; rows may be strided
+  Tensor out;            ///< the same shape and dtype; disjoint from x with QK-norm, x itself without
+  int64_t heads = 0;     ///< of q
+  Tensor q_weight = {};  ///< (D), with QK-norm
+  Tensor k_weight = {};  ///< (D), with QK-norm
   float eps = 1e-6f;
-  Tensor rstd;       ///< (N * heads + N * kv_heads) f32, q's then k's; with QK-norm
-  Tensor table;      ///< (positions, rotary_dim) f32, from rope_table; absent: no rotation
-  Tensor positions;  ///< (N) i32
+  Tensor rstd = {};       ///< (N * heads + N * kv_heads) f32, q's then k's; with QK-norm
+  Tensor table = {};      ///< (positions, rotary_dim) f32, from rope_table; absent: no rotation
+  Tensor positions = {};  ///< (N) i32
 };
 
 /// dx = the gradient at x for the gradient dout at out; dq_weight and dk_weight are added to.
 struct QkNormRopeBackward {
-  Tensor dout;  ///< (N, heads + kv_heads, D)
-  Tensor x;     ///< as in the forward; read with QK-norm only
-  Tensor dx;    ///< dout itself
+  Tensor dout;    ///< (N, heads + kv_heads, D)
+  Tensor x = {};  ///< as in the forward; read with QK-norm only
+  Tensor dx;      ///< dout itself
   int64_t heads = 0;
-  Tensor q_weight, k_weight, rstd, table, positions;
-  Tensor dq_weight, dk_weight;  ///< (D) f32, accumulated, with QK-norm
+  Tensor q_weight = {}, k_weight = {}, rstd = {}, table = {}, positions = {};
+  Tensor dq_weight = {}, dk_weight = {};  ///< (D) f32, accumulated, with QK-norm
 };
 
 void qk_norm_rope_forward(Exec& exec, const QkNormRopeForward& a);
