@@ -52,6 +52,10 @@ __device__ __forceinline__ void nrl_cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+// The host compiler's twins of these are in fiber.h.
+#define NRL_SITE_PARAMETER
+#define NRL_CHECK_ALIGNED(p, bytes) static_cast<void>(0)
+
 #else
 #include "core/device/kernel/fiber.h"
 #endif
@@ -69,17 +73,20 @@ struct alignas(16) Vec {
   static constexpr int size = 16 / sizeof(T);
   T e[size];
 };
+/// `p` must be aligned to 16 bytes; the simulated device checks that.
 template <class T>
-__device__ __forceinline__ Vec<T> load16(const T* p) {
+__device__ __forceinline__ Vec<T> load16(const T* p NRL_SITE_PARAMETER) {
+  NRL_CHECK_ALIGNED(p, 16);
   const uint4 raw = *reinterpret_cast<const uint4*>(p);
   Vec<T> v;
-  memcpy(&v, &raw, 16);
+  memcpy(static_cast<void*>(&v), &raw, 16);
   return v;
 }
 template <class T>
-__device__ __forceinline__ void store16(T* p, const Vec<T>& v) {
+__device__ __forceinline__ void store16(T* p, const Vec<T>& v NRL_SITE_PARAMETER) {
+  NRL_CHECK_ALIGNED(p, 16);
   uint4 raw;
-  memcpy(&raw, &v, 16);
+  memcpy(&raw, static_cast<const void*>(&v), 16);
   *reinterpret_cast<uint4*>(p) = raw;
 }
 /// True when `p` may be accessed by load16 and store16.
