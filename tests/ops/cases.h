@@ -23,7 +23,7 @@ namespace nrl::ops_test {
 class Buffer {
  public:
   Buffer() = default;
-  /// Zeroed; f32, bf16, f64 or i32.
+  /// Zeroed; f32, bf16, f64, i32 or i64.
   Buffer(DType dtype, std::vector<int64_t> shape, int64_t row_gap = 0);
   Buffer(const Buffer& other);
   Buffer& operator=(const Buffer& other);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/ops/step/step.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -40,6 +41,129 @@ Outputs squares(Exec& e, int64_t n, DType dtype) {
   return {{"sum", result}};
 }
 
+/// Flat buffers of 41000 elements, of which a rank's state covers parts: long and short runs, at even and at
+/// odd places, one behind the other and not.
+std::vector<AdamWRange> ranges(bool aligned) {
+  if (aligned)
+    return {{0, 0, 17000, true},
+            {17024, 17024, 64, false},
+            {20000, 17088, 16384, true},
+            {40000, 33472, 8, false}};
+  return {
+      {0, 0, 17001, true}, {17001, 17001, 63, false}, {20002, 17064, 16385, true}, {40999, 33449, 1, false}};
+}
+
+Buffer table_of(const std::vector<AdamWRange>& covered) {
+  const std::vector<int64_t> rows = adamw_chunks(covered);
+  Buffer table(DType::i64, {static_cast<int64_t>(rows.size()) / 4, 4});
+  for (size_t i = 0; i < rows.size(); ++i) table.set(static_cast<int64_t>(i), static_cast<double>(rows[i]));
+  return table;
+}
+
+enum class From : uint8_t { host, device, skipped };
+
+Outputs chunked(Exec& e, bool aligned, bool low, bool zero_grad, From from) {
+  constexpr int64_t flat = 41000, held = 34000;
+  const Buffer table = table_of(ranges(aligned));
+  const int64_t state = low ? held : flat;
+  Buffer param = Buffer(DType::f32, {state}).normal("param"),
+         copy = Buffer(DType::bf16, {flat}).normal("copy");
+  Buffer grad = Buffer(DType::f32, {flat}).normal("grad"), scalars(DType::f64, {StepScalar::count});
+  Buffer m = Buffer(DType::f32, {held}).normal("m"), v = Buffer(DType::f32, {held}).fill(0.25);
+  AdamW a{.param = param,
+          .grad = grad,
+          .exp_avg = m,
+          .exp_avg_sq = v,
+          .lr = 1e-2f,
+          .beta2 = 0.95f,
+          .weight_decay = 0.1f,
+          .grad_scale = 0.5f,
+          .step = 3,
+          .zero_grad = zero_grad,
+          .chunks = table};
+  if (low) a.param_low = copy;
+  if (from != From::host) {
+    a.scalars = scalars;
+    scalars.set(StepScalar::learning_rate, 3e-2);
+    scalars.set(StepScalar::grad_scale, 0.75);
+    scalars.set(StepScalar::correction1, 1 - std::pow(0.9, 7));
+    scalars.set(StepScalar::correction2, 1 - std::pow(0.95, 7));
+    scalars.set(StepScalar::skip, from == From::skipped);
+  }
+  adamw(e, a);
+  return {
+      {"param", param, 8}, {"grad", grad}, {"exp_avg", m, 8}, {"exp_avg_sq", v, 8}, {"param_low", copy, 8}};
+}
+
+/// The chunks joined together are the ranges.
+void chunk_table(Exec&) {
+  const std::vector<AdamWRange> covered = ranges(false);
+  const std::vector<int64_t> rows = adamw_chunks(covered);
+  expect(rows.size() % 4 == 0, "rows of four numbers");
+  std::vector<AdamWRange> joined;
+  for (size_t i = 0; i < rows.size(); i += 4) {
+    const AdamWRange r{rows[i], rows[i + 1], rows[i + 2], rows[i + 3] == 1};
+    expect(r.count > 0 && r.count <= adamw_chunk, fmt::format("a chunk of {} elements", r.count));
+    const bool follows = !joined.empty() && joined.back().flat + joined.back().count == r.flat &&
+                         joined.back().state + joined.back().count == r.state &&
+                         joined.back().decay == r.decay;
+    if (follows) {
+      joined.back().count += r.count;
+    } else {
+      joined.push_back(r);
+    }
+  }
+  expect(joined.size() == covered.size(), fmt::format("{} ranges became {}", covered.size(), joined.size()));
+  for (size_t i = 0; i < covered.size(); ++i) {
+    const AdamWRange &got = joined[i], &want = covered[i];
+    expect(got.flat == want.flat && got.state == want.state && got.count == want.count &&
+               got.decay == want.decay,
+           fmt::format("range {} is another one", i));
+  }
+}
+
+/// Sums on the device: the block sums run over several blocks, the result is kept or added to.
+Outputs device_sums(Exec& e, int64_t n, DType dtype, int64_t offset) {
+  const Buffer x = Buffer(dtype, {n + offset}).normal("x"),
+               y = Buffer(DType::f32, {n + offset}).normal("y", 1.0, 0.5);
+  const Tensor part = x.tensor().rows(offset, n);
+  Buffer fresh = Buffer(DType::f64, {1}).fill(NAN), added = Buffer(DType::f64, {1}).fill(3.5), sum = added;
+  std::vector<std::byte> memory(sum_of_squares_workspace(n));
+  Exec exact = e;
+  if (!e.device) exact.workspace = {memory.data(), memory.size()};
+  add_sum_of_squares(exact, {.x = part, .out = fresh});
+  add_sum_of_squares(exact, {.x = part, .out = added, .accumulate = true});
+  add_sum(exact, {.x = y.tensor().rows(offset, n), .out = sum});
+  return {{"fresh", fresh}, {"added", added}, {"sum", sum}};
+}
+
+void empty_sums(Exec& e) {
+  const Tensor none = make_tensor(nullptr, DType::f32, {0});
+  Buffer fresh = Buffer(DType::f64, {1}).fill(2), kept = fresh;
+  add_sum_of_squares(e, {.x = none, .out = fresh});
+  add_sum_of_squares(e, {.x = none, .out = kept, .accumulate = true});
+  add_sum(e, {.x = none, .out = kept});
+  expect(fresh.get(0) == 0 && kept.get(0) == 2, "sums over nothing");
+}
+
+void wrong_arguments(Exec& e) {
+  const Buffer flat(DType::f32, {8}), state(DType::f32, {4}), table(DType::i64, {1, 3});
+  auto refused = [&](const AdamW& a) {
+    try {
+      adamw(e, a);
+    } catch (const Error& error) {
+      return error.code() == Exit::internal;
+    }
+    return false;
+  };
+  expect(refused({.param = flat, .grad = flat, .exp_avg = state, .exp_avg_sq = state}),
+         "a state of another length without chunks");
+  expect(refused({.param = flat, .grad = flat, .exp_avg = flat, .exp_avg_sq = flat, .chunks = table}),
+         "chunks of three numbers");
+  expect(refused({.param = flat, .grad = flat, .exp_avg = flat, .exp_avg_sq = flat, .scalars = state}),
+         "scalars that are not scalars");
+}
+
 void non_finite(Exec& e) {
   Buffer x = Buffer(DType::f32, {100000}).normal("x");
   x.set(77777, INFINITY);
@@ -49,6 +173,9 @@ void non_finite(Exec& e) {
   Buffer low(DType::bf16, {100000});
   convert(e, x, low);
   expect(std::isnan(low.get(5)) && std::isinf(low.get(77777)), "convert loses NaN or infinity");
+  Buffer sum(DType::f64, {1});
+  add_sum_of_squares(e, {.x = low, .out = sum});
+  expect(std::isnan(sum.get(0)), "a NaN is lost on the device");
 }
 
 }  // namespace
@@ -63,6 +190,9 @@ NRL_OP_CASES(optimizer) {
       }
     }
     for (DType from : {DType::f32, DType::bf16}) {
+      for (int64_t offset : {0, 3})
+        registry.tests.push_back({fmt::format("sums on the device.{} ({}) from {}", name_of(from), n, offset),
+                                  [=](Exec& e) { return device_sums(e, n, from, offset); }, true});
       registry.tests.push_back({fmt::format("sum_of_squares.{} ({})", name_of(from), n),
                                 [=](Exec& e) { return squares(e, n, from); }, true});
       for (DType to : {DType::f32, DType::bf16}) {
@@ -80,7 +210,21 @@ NRL_OP_CASES(optimizer) {
       }
     }
   }
+  for (bool aligned : {true, false})
+    for (bool low : {false, true})
+      for (bool zero_grad : {false, true})
+        for (From from : {From::host, From::device, From::skipped})
+          registry.tests.push_back({fmt::format("adamw chunks{}{}{}{}", aligned ? "" : " at odd places",
+                                                low ? " bf16 copy" : "", zero_grad ? " zero" : "",
+                                                from == From::host     ? ""
+                                                : from == From::device ? " scalars on the device"
+                                                                       : " skipped"),
+                                    [=](Exec& e) { return chunked(e, aligned, low, zero_grad, from); },
+                                    true});
   registry.properties.push_back({"optimizer.non_finite", non_finite});
+  registry.properties.push_back({"optimizer.chunk_table", chunk_table});
+  registry.properties.push_back({"optimizer.empty_sums", empty_sums});
+  registry.properties.push_back({"optimizer.wrong_arguments", wrong_arguments});
 
   const int64_t n = int64_t{1} << 24;
   for (bool low : {false, true}) {

@@ -80,6 +80,8 @@ double Buffer::get(int64_t i) const {
       return tensor_.ptr<double>()[at];
     case DType::i32:
       return static_cast<double>(tensor_.ptr<int32_t>()[at]);
+    case DType::i64:
+      return static_cast<double>(tensor_.ptr<int64_t>()[at]);
     default:
       NRL_CHECK(false, "Buffer of {}", name_of(tensor_.dtype));
       return 0;
@@ -100,6 +102,9 @@ void Buffer::set(int64_t i, double value) {
       break;
     case DType::i32:
       tensor_.ptr<int32_t>()[at] = static_cast<int32_t>(value);
+      break;
+    case DType::i64:
+      tensor_.ptr<int64_t>()[at] = static_cast<int64_t>(value);
       break;
     default:
       NRL_CHECK(false, "Buffer of {}", name_of(tensor_.dtype));

@@ -1,0 +1,97 @@
+#include "core/ops/step/step.h"
+
+#include <cmath>
+
+#include "tests/ops/cases.h"
+
+namespace nrl::ops_test {
+namespace {
+
+using namespace nrl::ops;
+
+struct Given {
+  double squared_norm = 4, log_prob_sum = -30, updates = 0, skipped = 0;
+};
+
+Buffer scalars_of(const Given& given) {
+  Buffer s(DType::f64, {StepScalar::count});
+  s.set(StepScalar::squared_norm, given.squared_norm);
+  s.set(StepScalar::log_prob_sum, given.log_prob_sum);
+  s.set(StepScalar::learning_rate, 1e-3);
+  s.set(StepScalar::updates, given.updates);
+  s.set(StepScalar::skipped_in_a_row, given.skipped);
+  s.set(StepScalar::grad_scale, 0.125);
+  return s;
+}
+
+DecideStep decision(const Buffer& scalars, double max_norm, int64_t max_skipped = 0) {
+  return {.scalars = scalars, .max_norm = max_norm, .beta1 = 0.9, .beta2 = 0.95, .max_skipped = max_skipped};
+}
+
+void expect_near(const Buffer& s, StepScalar::Index place, double want, const std::string& what) {
+  const double got = s.get(place);
+  expect(std::fabs(got - want) <= 1e-14 * std::fabs(want),
+         fmt::format("{}: {} is {}, wanted {}", what, static_cast<int>(place), got, want));
+}
+
+void taken(Exec& e) {
+  // Clipped from 2 to 0.5, the eighth update.
+  Buffer s = scalars_of({.updates = 7, .skipped = 2});
+  decide_step(e, decision(s, 0.5));
+  expect_near(s, StepScalar::grad_norm, 2, "norm");
+  expect_near(s, StepScalar::skip, 0, "skip");
+  expect_near(s, StepScalar::updates, 8, "updates");
+  expect_near(s, StepScalar::skipped_in_a_row, 0, "skipped in a row");
+  expect_near(s, StepScalar::grad_scale, 0.5 / (2 + 1e-6), "clip");
+  expect_near(s, StepScalar::correction1, 1 - std::pow(0.9, 8), "correction 1");
+  expect_near(s, StepScalar::correction2, 1 - std::pow(0.95, 8), "correction 2");
+  expect_near(s, StepScalar::learning_rate, 1e-3, "learning rate");
+  for (double max_norm : {0.0, 2.5}) {  // no clipping; a norm that is small enough
+    s = scalars_of({});
+    decide_step(e, decision(s, max_norm));
+    expect_near(s, StepScalar::grad_scale, 1, "not clipped");
+  }
+}
+
+void skipped(Exec& e) {
+  for (const Given& given :
+       {Given{.squared_norm = INFINITY, .updates = 3}, Given{.squared_norm = NAN, .updates = 3},
+        Given{.log_prob_sum = NAN, .updates = 3}, Given{.log_prob_sum = -INFINITY, .updates = 3}}) {
+    Buffer s = scalars_of(given);
+    decide_step(e, decision(s, 1));
+    decide_step(e, decision(s, 1));
+    expect_near(s, StepScalar::skip, 1, "skip");
+    expect_near(s, StepScalar::updates, 3, "updates");
+    expect_near(s, StepScalar::skipped_in_a_row, 2, "skipped in a row");
+    expect_near(s, StepScalar::grad_scale, 0.125, "grad_scale");
+  }
+}
+
+void halted(Exec& e) {
+  Buffer s = scalars_of({.skipped = 2});
+  decide_step(e, decision(s, 1, 3));
+  expect_near(s, StepScalar::skip, 0, "two skipped steps of three");
+  s = scalars_of({.skipped = 3});
+  decide_step(e, decision(s, 1, 3));
+  decide_step(e, decision(s, 1, 3));
+  expect_near(s, StepScalar::skip, 1, "three skipped steps of three");
+  expect_near(s, StepScalar::skipped_in_a_row, 5, "counted on");
+}
+
+}  // namespace
+
+NRL_OP_CASES(step) {
+  registry.properties.push_back({"step.taken", taken});
+  registry.properties.push_back({"step.skipped", skipped});
+  registry.properties.push_back({"step.halted", halted});
+  for (double norm : {0.0, 4.0})
+    registry.tests.push_back({fmt::format("decide_step norm {}", norm),
+                              [=](Exec& e) -> Outputs {
+                                Buffer s = scalars_of({.squared_norm = norm, .updates = 12345});
+                                decide_step(e, decision(s, 1));
+                                return {{"scalars", s}};
+                              },
+                              true});
+}
+
+}  // namespace nrl::ops_test
