@@ -224,6 +224,8 @@ void Block::join() {
 /// After a failure: nothing that is suspended will go on.
 void Block::abandon() {
   sanitizer::acquire(&failed_);
+  for (char& passed : barrier_passed_) sanitizer::acquire(&passed);
+  for (Lane& lane : lanes_) sanitizer::acquire(&lane.mask);
   idle_.clear();
   for (Stack& stack : stacks_) {
     idle_.push_back(&stack);
