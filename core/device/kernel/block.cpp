@@ -18,7 +18,8 @@ size_t stack_bytes() {
 }
 
 bool same(const Site& a, const Site& b) {
-  return a.line() == b.line() && std::strcmp(a.file_name(), b.file_name()) == 0;
+  return a.line() == b.line() &&
+         (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
 }
 
 constinit thread_local Block* active = nullptr;
@@ -72,10 +73,11 @@ Stack* Block::take_stack(const Lane& lane) {
   return stack;
 }
 
-void Block::jump(Stack& from, Stack& to, bool for_good) {
+// After a switch every return is predicted wrong: what lies between a kernel and the switch is inlined.
+[[gnu::always_inline]] inline void Block::jump(Stack& from, Stack& to, bool for_good) {
   if (sanitizer::address())
     __sanitizer_start_switch_fiber(for_good ? nullptr : &from.fake_stack, to.low, to.bytes);
-  switch_context(&from.context, to.context);
+  nrl_switch_context(&from.context, to.context);
   if (sanitizer::address()) __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
 }
 
@@ -92,7 +94,7 @@ void Block::enter() {
   std::abort();
 }
 
-void Block::resume(Stack& stack, Lane* lane) {
+[[gnu::always_inline]] inline void Block::resume(Stack& stack, Lane* lane) {
   current_thread = lane;
   running_ = &stack;
   finished_ = nullptr;
@@ -101,7 +103,7 @@ void Block::resume(Stack& stack, Lane* lane) {
   if (finished_ && !sanitizer::thread()) idle_.push_back(finished_);
 }
 
-void Block::suspend() {
+[[gnu::always_inline]] inline void Block::suspend() {
   here().stack = running_;
   sanitizer::become(scheduler_fiber_);
   jump(*running_, scheduler_, false);
@@ -290,7 +292,7 @@ void Block::open_barrier() {
   }
 }
 
-int Block::barrier(int value, const Site& at) {
+[[gnu::always_inline]] inline int Block::barrier(int value, const Site& at) {
   Lane& me = here();
   if (barrier_count_ > 0 && !same(barrier_site_, at)) {
     fail(fmt::format("divergent __syncthreads: other threads of the block are in the one of {}:{}",
@@ -355,7 +357,8 @@ bool Block::try_complete(const Lane& arrived) {
   return true;
 }
 
-void Block::collective(unsigned mask, const WarpOp& op, void* payload, const Site& at) {
+[[gnu::always_inline]] inline void Block::collective(unsigned mask, const WarpOp& op, void* payload,
+                                                     const Site& at) {
   Lane& me = here();
   if (!(mask >> me.lane & 1))
     fail(fmt::format("{}: lane {} is not in its mask {:08x}", op.name, me.lane, mask), at);

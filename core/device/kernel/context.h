@@ -12,6 +12,6 @@ void* make_context(void* stack, size_t bytes, void (*entry)());
 
 /// Leaves the running flow, whose state is put into *from, and goes on with `to`. Returns when somebody
 /// switches back to *from.
-void switch_context(void** from, void* to);
+extern "C" void nrl_switch_context(void** from, void* to);
 
 }  // namespace nrl::sim

@@ -22,7 +22,7 @@ void* make_context(void* stack, size_t bytes, void (*entry)()) {
   return context;
 }
 
-void switch_context(void** from, void* to) {
+extern "C" void nrl_switch_context(void** from, void* to) {
   ucontext_t here;  // on the stack that is left, which stays as it is until somebody comes back
   *from = &here;
   swapcontext(&here, static_cast<ucontext_t*>(to));

@@ -3,15 +3,15 @@
 #include "core/device/kernel/context.h"
 
 // The state of a suspended flow is its stack pointer: below it lie the six registers that a function must
-// keep, then the address to go on at. x87 and SSE control words are the same everywhere here.
-extern "C" void nrl_sim_switch(void** from, void* to);
+// keep, then the address to go on at: a jump, because a return would be predicted to the wrong stack. x87 and
+// SSE control words are the same everywhere here.
 __asm__(
     ".text\n"
     ".p2align 4\n"
-    ".globl nrl_sim_switch\n"
-    ".hidden nrl_sim_switch\n"
-    ".type nrl_sim_switch, @function\n"
-    "nrl_sim_switch:\n"
+    ".globl nrl_switch_context\n"
+    ".hidden nrl_switch_context\n"
+    ".type nrl_switch_context, @function\n"
+    "nrl_switch_context:\n"
     "  push %rbp\n"
     "  push %rbx\n"
     "  push %r12\n"
@@ -26,8 +26,9 @@ __asm__(
     "  pop %r12\n"
     "  pop %rbx\n"
     "  pop %rbp\n"
-    "  ret\n"
-    ".size nrl_sim_switch, . - nrl_sim_switch\n");
+    "  pop %rcx\n"
+    "  jmp *%rcx\n"
+    ".size nrl_switch_context, . - nrl_switch_context\n");
 
 namespace nrl::sim {
 
@@ -40,10 +41,6 @@ void* make_context(void* stack, size_t bytes, void (*entry)()) {
   *--top = reinterpret_cast<uintptr_t>(entry);
   for (size_t i = 0; i < kept_registers; ++i) *--top = 0;
   return top;
-}
-
-void switch_context(void** from, void* to) {
-  nrl_sim_switch(from, to);
 }
 
 }  // namespace nrl::sim
