@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdio>
+
 namespace nrl::cuda {
 namespace {
 
@@ -10,6 +12,17 @@ std::string version_text(int version) {
 }
 
 }  // namespace
+
+std::string uuid_text(const char* bytes) {
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    char digits[4];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(bytes[i]));
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += digits;
+  }
+  return text;
+}
 
 Status query() {
   Status status;
@@ -27,7 +40,8 @@ Status query() {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp p{};
     if (cudaGetDeviceProperties(&p, i) == cudaSuccess)
-      status.devices.push_back({p.name, p.major, p.minor, p.totalGlobalMem, p.multiProcessorCount});
+      status.devices.push_back({p.name, p.major, p.minor, p.totalGlobalMem, p.multiProcessorCount,
+                                uuid_text(p.uuid.bytes)});
   }
   return status;
 }

@@ -12,6 +12,7 @@ struct DeviceInfo {
   int major = 0, minor = 0;  ///< compute capability
   size_t memory = 0;         ///< bytes
   int multiprocessors = 0;
+  std::string uuid;  ///< "GPU-..."
 };
 
 struct Status {
@@ -24,5 +25,8 @@ struct Status {
 
 /// Asks the CUDA runtime; never fails. Without a driver it says so in `problem`.
 Status query();
+
+/// "GPU-xxxxxxxx-xxxx-..." from the 16 bytes of a device's id.
+std::string uuid_text(const char* bytes);
 
 }  // namespace nrl::cuda

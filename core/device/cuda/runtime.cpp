@@ -1,23 +1,187 @@
+// The CUDA runtime behind device::Runtime. libcuda is never linked: the runtime loads it.
+
 #include "core/device/runtime.h"
 
 #include <cuda_runtime_api.h>
 
 #include "core/base/error.h"
+#include "core/device/cuda/devices.h"
 
 namespace nrl::device {
+namespace {
+
+void check(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return;
+  const bool sticky = error == cudaErrorIllegalAddress || error == cudaErrorLaunchFailure ||
+                      error == cudaErrorMisalignedAddress || error == cudaErrorAssert;
+  fail(
+      Exit::internal, "{}: {} ({}){}", call, cudaGetErrorString(error), cudaGetErrorName(error),
+      sticky ? "; an earlier kernel caused it: CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer tells which" : "");
+}
+#define NRL_CUDA(call) check(call, #call)
+
+cudaStream_t stream_of(StreamHandle handle) {
+  return static_cast<cudaStream_t>(handle);
+}
+cudaEvent_t event_of(EventHandle handle) {
+  return static_cast<cudaEvent_t>(handle);
+}
+
+int attribute(cudaDeviceAttr which, int ordinal) {
+  int value = 0;
+  NRL_CUDA(cudaDeviceGetAttribute(&value, which, ordinal));
+  return value;
+}
+
+class Cuda final : public Runtime {
+ public:
+  explicit Cuda(int ordinal);
+
+  void bind_thread() override { NRL_CUDA(cudaSetDevice(properties_.ordinal)); }
+
+  void* allocate(size_t bytes) override {
+    void* p = nullptr;
+    const cudaError_t error = cudaMalloc(&p, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // this one is not sticky
+      fail(Exit::out_of_memory, "the GPU has {} MiB free, {} MiB are needed", free_memory() >> 20,
+           bytes >> 20);
+    }
+    check(error, "cudaMalloc");
+    return p;
+  }
+  void release(void* p) noexcept override { cudaFree(p); }
+  void* allocate_pinned(size_t bytes) override {
+    void* p = nullptr;
+    const cudaError_t error = cudaHostAlloc(&p, bytes, cudaHostAllocDefault);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      fail(Exit::out_of_memory, "{} MiB of host memory cannot be page-locked", bytes >> 20);
+    }
+    check(error, "cudaHostAlloc");
+    return p;
+  }
+  void release_pinned(void* p) noexcept override { cudaFreeHost(p); }
+  size_t free_memory() override {
+    size_t free = 0, total = 0;
+    NRL_CUDA(cudaMemGetInfo(&free, &total));
+    return free;
+  }
+
+  StreamHandle create_stream(Priority priority) override {
+    int least = 0, greatest = 0;
+    NRL_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    cudaStream_t stream = nullptr;
+    NRL_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                          priority == Priority::high ? greatest : least));
+    return stream;
+  }
+  void destroy_stream(StreamHandle stream) noexcept override { cudaStreamDestroy(stream_of(stream)); }
+  void synchronize(StreamHandle stream) override { NRL_CUDA(cudaStreamSynchronize(stream_of(stream))); }
+  void synchronize() override { NRL_CUDA(cudaDeviceSynchronize()); }
+
+  EventHandle create_event(EventKind kind) override {
+    cudaEvent_t event = nullptr;
+    NRL_CUDA(cudaEventCreateWithFlags(&event,
+                                      kind == EventKind::timed ? cudaEventDefault : cudaEventDisableTiming));
+    return event;
+  }
+  void destroy_event(EventHandle event) noexcept override { cudaEventDestroy(event_of(event)); }
+  void record(EventHandle event, StreamHandle stream) override {
+    NRL_CUDA(cudaEventRecord(event_of(event), stream_of(stream)));
+  }
+  void wait(StreamHandle stream, EventHandle event) override {
+    NRL_CUDA(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
+  }
+  bool done(EventHandle event) override {
+    const cudaError_t state = cudaEventQuery(event_of(event));
+    if (state == cudaErrorNotReady) return false;
+    check(state, "cudaEventQuery");
+    return true;
+  }
+  void synchronize_event(EventHandle event) override { NRL_CUDA(cudaEventSynchronize(event_of(event))); }
+  double elapsed_ms(EventHandle begin, EventHandle end) override {
+    float ms = 0;
+    NRL_CUDA(cudaEventElapsedTime(&ms, event_of(begin), event_of(end)));
+    return static_cast<double>(ms);
+  }
+
+  void copy(void* to, const void* from, size_t bytes, CopyKind kind, StreamHandle stream) override {
+    const cudaMemcpyKind direction = kind == CopyKind::host_to_device   ? cudaMemcpyHostToDevice
+                                     : kind == CopyKind::device_to_host ? cudaMemcpyDeviceToHost
+                                                                        : cudaMemcpyDeviceToDevice;
+    NRL_CUDA(cudaMemcpyAsync(to, from, bytes, direction, stream_of(stream)));
+  }
+  void fill(void* p, uint8_t value, size_t bytes, StreamHandle stream) override {
+    NRL_CUDA(cudaMemsetAsync(p, value, bytes, stream_of(stream)));
+  }
+  void call_host(void (*function)(void*), void* argument, StreamHandle stream) override {
+    NRL_CUDA(cudaLaunchHostFunc(stream_of(stream), function, argument));
+  }
+
+  void begin_capture(StreamHandle stream) override {
+    // Thread-local: other threads (data, communication) may allocate and wait meanwhile.
+    NRL_CUDA(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal));
+  }
+  GraphHandle end_capture(StreamHandle stream) override {
+    cudaGraph_t graph = nullptr;
+    NRL_CUDA(cudaStreamEndCapture(stream_of(stream), &graph));
+    cudaGraphExec_t executable = nullptr;
+    const cudaError_t error = cudaGraphInstantiateWithFlags(&executable, graph, 0);
+    cudaGraphDestroy(graph);
+    check(error, "cudaGraphInstantiateWithFlags");
+    NRL_CUDA(cudaGraphUpload(executable, stream_of(stream)));
+    return executable;
+  }
+  void launch(GraphHandle graph, StreamHandle stream) override {
+    NRL_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)));
+  }
+  void destroy_graph(GraphHandle graph) noexcept override {
+    cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
+  }
+};
+
+Cuda::Cuda(int ordinal) {
+  NRL_CUDA(cudaSetDevice(ordinal));
+  cudaDeviceProp p{};
+  NRL_CUDA(cudaGetDeviceProperties(&p, ordinal));
+  properties_.name = p.name;
+  properties_.ordinal = ordinal;
+  properties_.major = p.major;
+  properties_.minor = p.minor;
+  properties_.multiprocessors = p.multiProcessorCount;
+  properties_.memory = p.totalGlobalMem;
+  properties_.shared_memory_optin = p.sharedMemPerBlockOptin;
+  properties_.l2_cache = static_cast<size_t>(p.l2CacheSize);
+  properties_.uuid = cuda::uuid_text(p.uuid.bytes);
+  // Attributes, because CUDA 13 took the clocks out of cudaDeviceProp. Two transfers per clock, 8 bits a
+  // byte.
+  properties_.memory_bandwidth = 2.0 * 1e3 * attribute(cudaDevAttrMemoryClockRate, ordinal) *
+                                 attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8.0;
+}
+
+}  // namespace
+
+std::unique_ptr<Runtime> open_cuda(int ordinal) {
+  int devices = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess || devices == 0)
+    fail(Exit::unavailable, "there is no GPU to use: {}",
+         error != cudaSuccess ? cudaGetErrorString(error) : "the driver shows none");
+  if (ordinal < 0 || ordinal >= devices)
+    fail(Exit::unavailable, "GPU {} is asked for, this process sees {}", ordinal, devices);
+  return std::make_unique<Cuda>(ordinal);
+}
 
 void check_launch(const char* kernel) {
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess)
-    fail(Exit::internal, "launching {} failed: {}", kernel, cudaGetErrorString(error));
+    fail(Exit::internal, "launching {} failed: {} ({})", kernel, cudaGetErrorString(error),
+         cudaGetErrorName(error));
 }
 
 void allow_shared_memory(const void* kernel, size_t bytes) {
-  if (bytes <= 48 * 1024) return;
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-      error != cudaSuccess)
-    fail(Exit::internal, "a kernel cannot have {} bytes of shared memory: {}", bytes,
-         cudaGetErrorString(error));
+  if (bytes > size_t{48} << 10)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+          "cudaFuncSetAttribute of a kernel's shared memory");
 }
 
 }  // namespace nrl::device
