@@ -1,7 +1,5 @@
 #include "tests/ops/backend.h"
 
-#include "core/device/sim/sim.h"
-
 namespace nrl::ops_test {
 namespace {
 
@@ -41,26 +39,6 @@ ops::KernelTable complete(const ops::KernelTable& table) {
   fill_in<__COUNTER__>(t.convert, "convert");
   fill_in<__COUNTER__>(t.zero, "zero");
   return t;
-}
-
-std::vector<Backend> cpu_backends() {
-  std::vector<Backend> list;
-  for (cpu::Isa isa : {cpu::Isa::baseline, cpu::Isa::avx2, cpu::Isa::avx512}) {
-    if (isa > cpu::best_isa()) continue;
-    Backend b;
-    b.name = cpu::name_of(isa);
-    b.kernels = complete(ops::cpu_kernels(isa));
-    list.push_back(std::move(b));
-  }
-  return list;
-}
-
-Backend sim_backend() {
-  Backend b;
-  b.name = "sim";
-  b.gpu = true;
-  b.kernels = complete(ops::sim_kernels());
-  return b;
 }
 
 }  // namespace nrl::ops_test

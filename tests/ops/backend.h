@@ -17,6 +17,7 @@ struct Backend {
   bool gpu =
       false;  ///< CUDA or the simulated device: one run with ops::gpu_partials instead of 1 and 2 threads
   std::shared_ptr<device::Runtime> device;
+  std::shared_ptr<device::Stream> stream;  ///< null: work runs when it is enqueued
   std::shared_ptr<ops::Libraries> libraries;
   std::function<void()> finish = [] {};  ///< waits until results can be read
 };
@@ -29,11 +30,15 @@ struct MissingKernel {
 /// The table with MissingKernel thrown where it has no kernel.
 ops::KernelTable complete(const ops::KernelTable& table);
 
-/// Every instruction set of this processor.
-std::vector<Backend> cpu_backends();
 /// The kernels of the GPU run on the CPU.
 Backend sim_backend();
-/// The GPU, if this program is built for one and there is one; otherwise `why_not` says the reason.
-std::vector<Backend> cuda_backends(std::string& why_not);
+
+/// What a test program runs on; each has a program_*.cpp of its own.
+struct Program {
+  std::vector<Backend> backends;
+  std::string skipped;  ///< why there are none
+};
+/// `timing`: the backends that mode `perf` is for.
+Program program(bool timing);
 
 }  // namespace nrl::ops_test

@@ -18,15 +18,28 @@
 
 namespace nrl::ops_test {
 
+/// Where the memory of Buffers comes from. A program for GPUs puts in memory that both sides can access, one
+/// with the address sanitizer fences off what lies behind a Buffer. Replaced before the first Buffer is made.
+struct BufferMemory {
+  void* (*allocate)(size_t bytes);  ///< 64-byte aligned
+  void (*release)(void* p);
+  void (*fence)(void* p, size_t bytes) = [](void*, size_t) {};    ///< nobody may access these
+  void (*unfence)(void* p, size_t bytes) = [](void*, size_t) {};  ///< undoes fence()
+};
+BufferMemory& buffer_memory();
+
 /// A tensor with its memory, 64-byte aligned. `row_gap` > 0 makes the rows of the first dimension that many
 /// elements longer than the shape says; the gap holds a canary.
 class Buffer {
  public:
   Buffer() = default;
+  ~Buffer();
   /// Zeroed; f32, bf16, f64, i32 or i64.
   Buffer(DType dtype, std::vector<int64_t> shape, int64_t row_gap = 0);
   Buffer(const Buffer& other);
   Buffer& operator=(const Buffer& other);
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
 
   /// mean + scale * standard normal of Philox stream `name`, by element: the same values in every dtype up to
   /// rounding.
@@ -46,9 +59,10 @@ class Buffer {
 
  private:
   int64_t offset(int64_t i) const;
-  void bind();
-  std::vector<std::byte> memory_;
-  Tensor tensor_;
+  void allocate(size_t bytes);
+  std::byte* tail() const;
+  Tensor tensor_;     ///< its data is what this object owns
+  size_t bytes_ = 0;  ///< of the elements with their gaps; canaries follow
   int64_t gap_ = 0;
 };
 

@@ -1,4 +1,7 @@
-// op_tests test|grad|perf [part of a case's name [threads]]
+// op_tests test|grad|perf|list [part of a case's name [threads]]
+//
+// Environment: NRL_TEST_BACKEND=NAME runs on that backend only; NRL_TEST_SMALL=N leaves out cases whose
+// results have more than N elements. Exit code 77: there is nothing to run on, for the reason printed.
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +12,7 @@
 
 #include "core/device/cpu/memory.h"
 #include "core/device/cpu/parallel.h"
+#include "tests/kernels/uncovered.h"
 #include "tests/ops/backend.h"
 #include "tests/ops/registry.h"
 
@@ -36,19 +40,25 @@ void guarded(const std::string& where, const Body& body) {
   }
 }
 
+/// Scratch memory for every context: one runs at a time. It starts as NaN, and then has what ops left there.
+ops::Workspace scratch() {
+  constexpr size_t bytes = size_t{64} << 20;
+  static void* const memory = std::memset(buffer_memory().allocate(bytes), 0xff, bytes);
+  return {static_cast<std::byte*>(memory), bytes};
+}
+
 /// An execution context with its workspace.
 struct Context {
-  Buffer memory{DType::f32, {int64_t{16} << 20}};
   ops::Exec exec;
   Context(const ops::KernelTable& kernels, int threads) {
     exec.kernels = &kernels;
     exec.threads = threads;
-    exec.workspace = {static_cast<std::byte*>(memory.tensor().data),
-                      static_cast<size_t>(memory.tensor().bytes())};
+    exec.workspace = scratch();
   }
   Context(const Backend& backend, int threads)
       : Context(backend.kernels, backend.gpu ? ops::gpu_partials : threads) {
     exec.device = backend.device.get();
+    exec.stream = backend.stream ? backend.stream->get() : nullptr;
     exec.libraries = backend.libraries.get();
     exec.multiprocessors = backend.device ? backend.device->properties().multiprocessors
                            : backend.gpu  ? 4
@@ -56,16 +66,32 @@ struct Context {
   }
 };
 
-std::vector<Backend> backends() {
-  std::vector<Backend> list = cpu_backends();
-  list.push_back(sim_backend());
-  std::string why_not;
-  for (Backend& cuda : cuda_backends(why_not)) list.push_back(std::move(cuda));
-  if (!why_not.empty()) std::printf("cuda: skipped, %s\n", why_not.c_str());
-  // NRL_TEST_BACKEND=sim: that one only.
-  if (const char* only = std::getenv("NRL_TEST_BACKEND"))
-    std::erase_if(list, [only](const Backend& b) { return b.name != only; });
-  return list;
+constexpr int exit_skipped = 77;
+/// Nothing to run on.
+struct Skipped {
+  std::string why;
+};
+
+std::vector<Backend> backends(bool timing) {
+  Program all = program(timing);
+  if (const char* only = std::getenv("NRL_TEST_BACKEND")) {
+    std::erase_if(all.backends, [only](const Backend& b) { return b.name != only; });
+    if (all.skipped.empty()) all.skipped = fmt::format("there is no backend {}", only);
+  }
+  if (all.backends.empty()) throw Skipped{all.skipped};
+  return std::move(all.backends);
+}
+
+/// Largest number of elements of a case's results.
+int64_t size_limit() {
+  const char* small = std::getenv("NRL_TEST_SMALL");
+  return small ? std::atoll(small) : INT64_MAX;
+}
+
+int64_t elements(const Outputs& outputs) {
+  int64_t n = 0;
+  for (const Output& o : outputs) n += o.value.size();
+  return n;
 }
 
 bool all_same(const Outputs& a, const Outputs& b) {
@@ -111,15 +137,19 @@ void run_test(const TestCase& test, const Backend& backend, const Outputs& want,
 }
 
 void run_tests(const Registry& registry, std::string_view filter) {
+  const std::vector<Backend> all = backends(false);
   Context reference(ops::reference_kernels(), 1);
-  const std::vector<Backend> all = backends();
-  int count = 0;
+  int count = 0, large = 0;
   double worst = 0;
   std::string worst_name;
   for (const TestCase& test : registry.tests) {
     if (test.name.find(filter) == std::string::npos) continue;
     guarded(test.name, [&] {
       const Outputs want = test.body(reference.exec);
+      if (elements(want) > size_limit()) {
+        ++large;
+        return;
+      }
       for (const Backend& backend : all) {
         guarded(fmt::format("{} [{}]", test.name, backend.name),
                 [&] { run_test(test, backend, want, worst, worst_name); });
@@ -138,6 +168,7 @@ void run_tests(const Registry& registry, std::string_view filter) {
     }
   }
   std::printf("test: %d runs, worst error / tolerance %.2f (%s)\n", count, worst, worst_name.c_str());
+  if (large > 0) std::printf("%d cases are larger than NRL_TEST_SMALL\n", large);
   if (count == 0) report("test", "no case has that name");
 }
 
@@ -155,7 +186,7 @@ double difference(const GradProblem& problem, ops::Exec& exec, Buffer& input, in
 
 void run_grads(const Registry& registry, std::string_view filter) {
   constexpr double difference_tolerance = 1e-8;
-  const std::vector<Backend> all = backends();
+  const std::vector<Backend> all = backends(false);
   int count = 0;
   double worst = 0;
   for (const GradCase& grad : registry.grads) {
@@ -204,58 +235,99 @@ void run_grads(const Registry& registry, std::string_view filter) {
   if (count == 0) report("grad", "no case has that name");
 }
 
-/// Seconds of one call: the best of several, at least 0.2 s altogether. One thread is timed by its own clock,
-/// so that other programs on the machine do not count.
+/// Seconds of one call: the best of several, at least 0.2 s altogether. One thread of a CPU is timed by its
+/// own clock, so that other programs on the machine do not count.
 template <class Run>
-double seconds(int threads, const Run& run) {
-  auto now = [threads] {
+double seconds(const Backend& backend, int threads, const Run& run) {
+  auto now = [&backend, threads] {
+    backend.finish();
     timespec t{};
-    clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    clock_gettime(threads == 1 && !backend.gpu ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
     return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
   };
+  // Enough calls of a GPU at a time that waiting for them does not count.
+  const int calls = backend.gpu ? 20 : 1;
   run();
   double best = 1e30, total = 0;
   for (int i = 0; i < 100 && (i < 3 || total < 0.2); ++i) {
     const double start = now();
-    run();
+    for (int k = 0; k < calls; ++k) run();
     const double t = now() - start;
-    best = std::min(best, t);
+    best = std::min(best, t / calls);
     total += t;
   }
   return best;
 }
 
-double copy_bandwidth(int threads) {
+/// Bytes read and written per second by a copy.
+double copy_bandwidth(const Backend& backend, int threads) {
   const size_t bytes = size_t{256} << 20;
-  cpu::HostMemory from(bytes), to(bytes);
-  std::memset(from.data(), 1, bytes);
-  const double t = seconds(threads, [&] {
-    cpu::parallel_for(threads, static_cast<int64_t>(bytes), 1 << 20, [&](int64_t begin, int64_t end) {
-      std::memcpy(to.data() + begin, from.data() + begin, static_cast<size_t>(end - begin));
+  double t = 0;
+  if (backend.gpu) {
+    const device::Memory from(*backend.device, device::Memory::Kind::device, bytes);
+    const device::Memory to(*backend.device, device::Memory::Kind::device, bytes);
+    t = seconds(backend, threads, [&] {
+      backend.device->copy(to.data(), from.data(), bytes, device::CopyKind::device_to_device,
+                           backend.stream->get());
     });
-  });
+  } else {
+    cpu::HostMemory from(bytes), to(bytes);
+    std::memset(from.data(), 1, bytes);
+    t = seconds(backend, threads, [&] {
+      cpu::parallel_for(threads, static_cast<int64_t>(bytes), 1 << 20, [&](int64_t begin, int64_t end) {
+        std::memcpy(to.data() + begin, from.data() + begin, static_cast<size_t>(end - begin));
+      });
+    });
+  }
   return 2.0 * static_cast<double>(bytes) / t;
 }
 
 void run_perfs(const Registry& registry, std::string_view filter, int threads) {
-  const double copy = copy_bandwidth(threads);
-  std::printf("%s, %s, %d threads, copy %.1f GB/s (read + write)\n", cpu::processor_name().c_str(),
-              std::string(cpu::name_of(cpu::best_isa())).c_str(), threads, copy * 1e-9);
-  const ops::KernelTable kernels = complete(ops::cpu_kernels(cpu::best_isa()));
-  Context context(kernels, threads);
-  for (const PerfCase& perf : registry.perfs) {
-    if (perf.name.find(filter) == std::string::npos) continue;
-    guarded(perf.name, [&] {
-      const PerfProblem problem = perf.make();
-      const double t = seconds(threads, [&] { problem.run(context.exec); });
-      std::printf("%-44s %9.3f ms", perf.name.c_str(), t * 1e3);
-      if (problem.bytes > 0)
-        std::printf("  %7.1f GB/s  %4.0f %% of copy", problem.bytes / t * 1e-9,
-                    100.0 * problem.bytes / t / copy);
-      if (problem.flops > 0) std::printf("  %7.1f GFLOP/s", problem.flops / t * 1e-9);
-      std::printf("\n");
-    });
+  for (const Backend& backend : backends(true)) {
+    const double copy = copy_bandwidth(backend, threads);
+    if (backend.gpu) {
+      std::printf("%s, copy %.1f GB/s (read + write)\n", backend.device->properties().name.c_str(),
+                  copy * 1e-9);
+    } else {
+      std::printf("%s, %s, %d threads, copy %.1f GB/s (read + write)\n", cpu::processor_name().c_str(),
+                  backend.name.c_str(), threads, copy * 1e-9);
+    }
+    Context context(backend, threads);
+    for (const PerfCase& perf : registry.perfs) {
+      if (perf.name.find(filter) == std::string::npos) continue;
+      guarded(perf.name, [&] {
+        const PerfProblem problem = perf.make();
+        const double t = seconds(backend, threads, [&] { problem.run(context.exec); });
+        std::printf("%-44s %9.3f ms", perf.name.c_str(), t * 1e3);
+        if (problem.bytes > 0)
+          std::printf("  %7.1f GB/s  %4.0f %% of copy", problem.bytes / t * 1e-9,
+                      100.0 * problem.bytes / t / copy);
+        if (problem.flops > 0) std::printf("  %7.1f GFLOP/s", problem.flops / t * 1e-9);
+        std::printf("\n");
+      });
+    }
   }
+}
+
+void list(const Registry& registry) {
+  for (const auto& test : registry.tests) std::printf("test  %s\n", test.name.c_str());
+  for (const auto& property : registry.properties) std::printf("test  %s\n", property.name.c_str());
+  for (const auto& grad : registry.grads) std::printf("grad  %s\n", grad.name.c_str());
+  for (const auto& perf : registry.perfs) std::printf("perf  %s\n", perf.name.c_str());
+  std::printf("\n%s", uncovered_without_gpu);
+}
+
+/// Runs a mode; the process's exit code.
+template <class Mode>
+int run(const Mode& mode) {
+  try {
+    mode();
+  } catch (const Skipped& s) {
+    std::printf("skipped: %s\n%s", s.why.c_str(), uncovered_without_gpu);
+    return exit_skipped;
+  }
+  if (failures > 0) std::printf("%d failures\n", failures);
+  return failures == 0 ? 0 : 1;
 }
 
 }  // namespace
@@ -266,17 +338,13 @@ int main(int argc, char** argv) {
   const std::string_view mode = argc > 1 ? argv[1] : "", filter = argc > 2 ? argv[2] : "";
   Registry registry;
   for (Register r : registrars()) r(registry);
-  if (mode == "test") {
-    run_tests(registry, filter);
-  } else if (mode == "grad") {
-    run_grads(registry, filter);
-  } else if (mode == "perf") {
+  if (mode == "test") return run([&] { run_tests(registry, filter); });
+  if (mode == "grad") return run([&] { run_grads(registry, filter); });
+  if (mode == "list") return run([&] { list(registry); });
+  if (mode == "perf") {
     const int threads = argc > 3 ? std::atoi(argv[3]) : nrl::cpu::available_cpus();
-    run_perfs(registry, filter, std::max(threads, 1));
-  } else {
-    std::fprintf(stderr, "usage: op_tests test|grad|perf [part of a case's name [threads]]\n");
-    return 64;
+    return run([&] { run_perfs(registry, filter, std::max(threads, 1)); });
   }
-  if (failures > 0) std::printf("%d failures\n", failures);
-  return failures == 0 ? 0 : 1;
+  std::fprintf(stderr, "usage: op_tests test|grad|perf|list [part of a case's name [threads]]\n");
+  return 64;
 }

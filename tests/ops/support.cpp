@@ -2,6 +2,8 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <new>
+#include <utility>
 
 #include "core/base/philox.h"
 #include "tests/ops/registry.h"
@@ -10,9 +12,18 @@ namespace nrl::ops_test {
 namespace {
 
 constexpr size_t alignment = 64;
+constexpr size_t tail_bytes = 128;
 constexpr uint8_t canary = 0xA5;
 
 }  // namespace
+
+BufferMemory& buffer_memory() {
+  static BufferMemory memory{
+      [](size_t bytes) { return ::operator new (bytes, std::align_val_t{alignment}); },
+      [](void* p) { ::operator delete (p, std::align_val_t{alignment}); },
+  };
+  return memory;
+}
 
 Buffer::Buffer(DType dtype, std::vector<int64_t> shape, int64_t row_gap) : gap_(row_gap) {
   tensor_.dtype = dtype;
@@ -25,37 +36,50 @@ Buffer::Buffer(DType dtype, std::vector<int64_t> shape, int64_t row_gap) : gap_(
     tensor_.stride[u] = step;
     step *= shape[u];
   }
-  // The canary behind the last element catches kernels that write whole vectors over the end.
   const int64_t elements = tensor_.rank > 0 ? tensor_.shape[0] * tensor_.stride[0] : 1;
-  const auto bytes = static_cast<size_t>(elements * size_of(dtype));
-  memory_.assign(bytes + 3 * alignment, std::byte{canary});
-  bind();
+  allocate(static_cast<size_t>(elements * size_of(dtype)));
   fill(0);
 }
 
-Buffer::Buffer(const Buffer& other) {
-  *this = other;
+Buffer::~Buffer() {
+  if (!tensor_.data) return;
+  buffer_memory().unfence(tail(), tail_bytes);
+  buffer_memory().release(tensor_.data);
+}
+
+Buffer::Buffer(const Buffer& other) : tensor_(other.tensor_), gap_(other.gap_) {
+  tensor_.data = nullptr;
+  if (!other.tensor_.data) return;
+  allocate(other.bytes_);
+  std::memcpy(tensor_.data, other.tensor_.data, bytes_);
 }
 
 Buffer& Buffer::operator=(const Buffer& other) {
-  if (this == &other) return *this;
-  const std::byte* from = static_cast<const std::byte*>(other.tensor_.data);
-  memory_.assign(other.memory_.size(), std::byte{canary});
-  tensor_ = other.tensor_;
-  gap_ = other.gap_;
-  bind();
-  if (from) {
-    const size_t size = memory_.size() - 2 * alignment;
-    std::memcpy(tensor_.data, from, size);
-  }
+  if (this != &other) *this = Buffer(other);
   return *this;
 }
 
-void Buffer::bind() {
-  if (memory_.empty()) return;
-  auto address = reinterpret_cast<uintptr_t>(memory_.data());
-  address = (address + alignment - 1) / alignment * alignment;
-  tensor_.data = reinterpret_cast<void*>(address);
+Buffer::Buffer(Buffer&& other) noexcept {
+  *this = std::move(other);
+}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(tensor_, other.tensor_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(gap_, other.gap_);
+  return *this;
+}
+
+void Buffer::allocate(size_t bytes) {
+  bytes_ = bytes;
+  tensor_.data = buffer_memory().allocate(bytes + tail_bytes);
+  // The canary behind the last element catches kernels that write whole vectors over the end.
+  std::memset(tensor_.data, canary, bytes + tail_bytes);
+  buffer_memory().fence(tail(), tail_bytes);
+}
+
+std::byte* Buffer::tail() const {
+  return static_cast<std::byte*>(tensor_.data) + bytes_;
 }
 
 int64_t Buffer::offset(int64_t i) const {
@@ -140,7 +164,7 @@ Buffer& Buffer::fill(double value) {
 }
 
 bool Buffer::gap_intact() const {
-  if (memory_.empty()) return true;
+  if (!tensor_.data) return true;
   const auto* bytes = static_cast<const uint8_t*>(tensor_.data);
   auto intact = [&](int64_t from, int64_t to) {
     return std::all_of(bytes + from, bytes + to, [](uint8_t b) { return b == canary; });
@@ -151,7 +175,11 @@ bool Buffer::gap_intact() const {
   for (int64_t r = 0; r < rows; ++r) {
     if (!intact((r + 1) * pitch - gap, (r + 1) * pitch)) return false;
   }
-  return intact(rows * pitch, rows * pitch + static_cast<int64_t>(alignment));
+  const int64_t end = static_cast<int64_t>(bytes_);
+  buffer_memory().unfence(tail(), tail_bytes);
+  const bool good = intact(end, end + static_cast<int64_t>(tail_bytes));
+  buffer_memory().fence(tail(), tail_bytes);
+  return good;
 }
 
 double tolerance(DType dtype, int64_t reduction_length) {

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# ptx_check.sh EXPECTATIONS PTX...: every kernel that an expectation names has the instructions it is written for.
+set -euo pipefail
+expectations=$1
+shift
+
+# File, short name, mangled name of every kernel, then its instructions: one line each, "KERNEL\tNAME\tINSTRUCTION".
+instructions=$(
+  for ptx in "$@"; do
+    family=$(basename "$ptx")
+    family=${family%%.*}
+    awk -v family="$family" '
+      /\.entry/ { match($0, /_Z[A-Za-z0-9_]*/); kernel = substr($0, RSTART, RLENGTH); print family "\t" kernel "\t.entry"; next }
+      /^}/ { kernel = "" }
+      kernel == "" { next }
+      { sub(/^[ \t]+/, ""); sub(/^@!?%p[0-9]+[ \t]+/, ""); sub(/;.*/, "") }
+      /^[a-z]/ { print family "\t" kernel "\t" $1 }
+    ' "$ptx"
+  done | sort -u | c++filt
+)
+
+failures=0 checks=0
+while read -r family name patterns; do
+  [[ -z $family || $family == \#* ]] && continue
+  kernels=$(awk -F '\t' -v family="$family" -v name="$name" '
+    $1 == family && $3 == ".entry" { plain = $2; sub(/^void /, "", plain); sub(/\(anonymous namespace\)/, "", plain); sub(/\(.*/, "", plain); sub(/^.*::::/, "", plain)
+      if (plain ~ "^(" name ")$") print $2 }' <<<"$instructions")
+  if [[ -z $kernels ]]; then
+    echo "FAILED: $family has no kernel $name"
+    failures=$((failures + 1))
+    continue
+  fi
+  while read -r kernel; do
+    for pattern in $patterns; do
+      checks=$((checks + 1))
+      if ! awk -F '\t' -v family="$family" -v kernel="$kernel" -v pattern="$pattern" '
+          $1 == family && $2 == kernel && $3 ~ "^(" pattern ")" { found = 1 } END { exit !found }' <<<"$instructions"; then
+        echo "FAILED: $kernel of $family has no $pattern"
+        failures=$((failures + 1))
+      fi
+    done
+  done <<<"$kernels"
+done <"$expectations"
+echo "$checks instructions looked for, $failures failures"
+((failures == 0 && checks > 0))

@@ -1,0 +1,22 @@
+// op_tests_address and op_tests_thread: the GPU's kernels, compiled with a sanitizer, on the CPU. Nothing
+// else is instrumented.
+
+#include "core/device/kernel/sanitizers.h"
+#include "tests/ops/backend.h"
+#include "tests/ops/cases.h"
+
+namespace nrl::ops_test {
+
+Program program(bool timing) {
+  buffer_memory().fence = [](void* p, size_t bytes) { sim::sanitizer::poison(p, bytes); };
+  buffer_memory().unfence = [](void* p, size_t bytes) { sim::sanitizer::unpoison(p, bytes); };
+  Program program;
+  if (timing) {
+    program.skipped = "instrumented kernels are not timed";
+  } else {
+    program.backends.push_back(sim_backend());
+  }
+  return program;
+}
+
+}  // namespace nrl::ops_test
