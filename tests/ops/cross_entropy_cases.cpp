@@ -1,5 +1,9 @@
 #include "core/ops/cross_entropy/cross_entropy.h"
 
+#include <cmath>
+
+#include "core/ops/cross_entropy/row_plan.h"
+#include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -35,9 +39,129 @@ GradProblem gradient(DType t) {
   return g;
 }
 
+enum class Place : uint8_t { over_logits, apart, front_half };
+
+/// The gradient of (n, v) logits whose rows are `gap` longer, as a matrix of its own.
+Outputs gradient_in(Exec& e, int64_t n, int64_t v, int64_t gap, Place place, double scale = 3.0) {
+  Buffer logits = Buffer(DType::f32, {n, v}, gap).normal("logits", scale), apart(DType::bf16, {n, v}, gap);
+  Buffer target = Buffer(DType::i32, {n}).integers("target", 0, v),
+         weight = Buffer(DType::f32, {n}).normal("weight");
+  Buffer log_prob(DType::f32, {n}), lse(DType::f32, {n});
+  target.set(0, static_cast<double>(v - 1));  // behind the last vector
+  if (n > 3) {
+    target.set(1, -1);
+    weight.set(2, 0.0);
+    target.set(3, 0);
+  }
+  CrossEntropy a{.logits = logits, .target = target, .weight = weight, .log_prob = log_prob, .lse = lse};
+  Tensor front = logits;
+  front.dtype = DType::bf16;
+  front.stride[0] *= 2;
+  if (place != Place::over_logits) a.dlogits = place == Place::apart ? apart.tensor() : front;
+  cross_entropy(e, a);
+  synchronize(e);
+  Outputs outputs{{"log_prob", log_prob, v}, {"lse", lse, v}};
+  if (place == Place::over_logits) outputs.push_back({"dlogits", logits, v});
+  if (place == Place::apart) outputs.push_back({"dlogits", apart, v});
+  if (place == Place::front_half) {
+    Buffer got(DType::bf16, {n, v});
+    for (int64_t r = 0; r < n; ++r)
+      for (int64_t i = 0; i < v; ++i)
+        got.set(r * v + i,
+                static_cast<double>(static_cast<float>(front.ptr<bf16>()[r * front.stride[0] + i])));
+    outputs.push_back({"dlogits", got, v});
+    expect(logits.gap_intact(), "wrote behind the rows");
+  }
+  return outputs;
+}
+
+/// Where it is written does not change the gradient, bf16 rounds it once.
+void same_everywhere(Exec& e) {
+  const Outputs full = gradient_in(e, 5, 4099, 1, Place::over_logits);
+  const Outputs apart = gradient_in(e, 5, 4099, 1, Place::apart);
+  const Outputs front = gradient_in(e, 5, 4099, 1, Place::front_half);
+  Buffer rounded(DType::bf16, {5, 4099});
+  for (int64_t i = 0; i < rounded.size(); ++i) rounded.set(i, full[2].value.get(i));
+  expect(same_bits(apart[2].value, rounded), "bf16 is not the rounded gradient");
+  expect(same_bits(front[2].value, apart[2].value), "the front half of the logits holds another gradient");
+}
+
+/// A row does not know of the others: the same bits alone and among others.
+void rows_are_independent(Exec& e) {
+  const int64_t v = 777;
+  Buffer all = Buffer(DType::f32, {9, v}).normal("logits", 3.0), log_prob(DType::f32, {9});
+  const Buffer target = Buffer(DType::i32, {9}).integers("target", 0, v),
+               weight = Buffer(DType::f32, {9}).fill(-0.5);
+  Buffer one = all, one_log_prob(DType::f32, {9});
+  cross_entropy(e, {.logits = all, .target = target, .weight = weight, .log_prob = log_prob});
+  for (int64_t r = 8; r >= 0; --r)
+    cross_entropy(e, {.logits = one.tensor().rows(r, 1),
+                      .target = target.tensor().rows(r, 1),
+                      .weight = weight.tensor().rows(r, 1),
+                      .log_prob = one_log_prob.tensor().rows(r, 1)});
+  synchronize(e);
+  expect(same_bits(all, one) && same_bits(log_prob, one_log_prob), "a row depends on its neighbours");
+}
+
+/// -infinity excludes a token; what is not a number reaches the result.
+void non_finite(Exec& e) {
+  const int64_t v = 6000;
+  Buffer logits = Buffer(DType::f32, {3, v}).normal("logits"), log_prob(DType::f32, {3});
+  const Buffer target = Buffer(DType::i32, {3}).fill(7), weight = Buffer(DType::f32, {3}).fill(1);
+  for (int64_t i = 8; i < v; ++i) logits.set(i, -INFINITY);
+  logits.set(v + 4000, NAN);
+  logits.set(2 * v + 4000, INFINITY);
+  cross_entropy(e, {.logits = logits, .target = target, .weight = weight, .log_prob = log_prob});
+  synchronize(e);
+  double sum = 0;
+  for (int64_t i = 0; i < 8; ++i) sum += logits.get(i);
+  expect(std::isfinite(log_prob.get(0)) && std::fabs(sum) < 1e-6 && logits.get(4000) == 0,
+         "excluded tokens count");
+  expect(std::isnan(log_prob.get(1)) && std::isnan(logits.get(v)), "a NaN is lost");
+  expect(!std::isfinite(log_prob.get(2)) && std::isnan(logits.get(2 * v)), "an infinity is lost");
+}
+
+void plans(Exec&) {
+  const Exec none;
+  for (int64_t v : {1, 100, 32000, 50257, 57000, 128256, 151936, 262144}) {
+    const RowPlan plan = row_plan(none, v, true);
+    const int64_t bytes = plan.kept * plan.chunk_bytes();
+    expect(bytes <= 225 << 10 && bytes < v * 4 + plan.chunk_bytes(),
+           fmt::format("{}: {} bytes are kept", v, bytes));
+    expect(row_plan(none, v, false).kept == 0, "a forward pass keeps logits");
+  }
+  // Rows of small vocabularies stay whole, and two blocks fit on a multiprocessor.
+  const RowPlan small = row_plan(none, 16384, true);
+  expect(small.kept * small.chunk_bytes() >= 16384 * 4 && 2 * small.kept * small.chunk_bytes() <= 225 << 10,
+         "small rows");
+}
+
 }  // namespace
 
 NRL_OP_CASES(cross_entropy) {
+  for (auto [n, v, gap] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 0},
+                           {4, 3, 1},
+                           {5, 64, 0},
+                           {7, 50, 1},
+                           {5, 2053, 0},
+                           {4, 16384, 8},
+                           {4, 40003, 2}}) {
+    for (Place place : {Place::over_logits, Place::apart, Place::front_half}) {
+      const char* name = place == Place::over_logits ? "over the logits"
+                         : place == Place::apart     ? "apart"
+                                                     : "front half";
+      registry.tests.push_back({fmt::format("cross_entropy ({}, {}) gap {} gradient {}", n, v, gap, name),
+                                [=](Exec& e) { return gradient_in(e, n, v, gap, place); }, true});
+    }
+  }
+  // Longer than what a block keeps, at the size of a real vocabulary; rows at odd addresses.
+  for (auto [v, gap] : {std::pair<int64_t, int64_t>{151936, 0}, {60001, 2}})
+    registry.tests.push_back({fmt::format("cross_entropy (2, {}) gap {} gradient front half", v, gap),
+                              [=](Exec& e) { return gradient_in(e, 2, v, gap, Place::front_half); }, true});
+  registry.properties.push_back({"cross_entropy.same_everywhere", same_everywhere});
+  registry.properties.push_back({"cross_entropy.rows_are_independent", rows_are_independent});
+  registry.properties.push_back({"cross_entropy.non_finite", non_finite});
+  registry.properties.push_back({"cross_entropy.plans", plans});
   for (auto [n, v] : {std::pair<int64_t, int64_t>{1, 1}, {7, 31}, {61, 257}, {3, 5001}, {5, 32003}}) {
     for (double scale : {1.0, 30.0}) {
       for (bool weighted : {false, true}) {

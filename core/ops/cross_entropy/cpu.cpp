@@ -1,5 +1,7 @@
 #include "core/ops/cross_entropy/cross_entropy.h"
 
+#include <cstring>
+
 #include "core/device/cpu/parallel.h"
 #include "core/ops/cpu_families.h"
 #include "core/ops/kernel_table.h"
@@ -36,6 +38,17 @@ double exponentials(float* x, int64_t n, float m) {
   return total;
 }
 
+/// out = bf16(x * scale), which may lie in the front half of x: a block is read before it is written.
+void scale_to_low(const float* x, int64_t n, float scale, bf16* out) {
+  bf16 rounded[block];
+  for (int64_t begin = 0; begin < n; begin += block) {
+    const int64_t count = std::min(n - begin, block);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) store(rounded[i], x[begin + i] * scale);
+    std::memcpy(static_cast<void*>(out + begin), rounded, static_cast<size_t>(count) * sizeof(bf16));
+  }
+}
+
 void cross_entropy_kernel(Exec& exec, const CrossEntropy& a) {
   const int64_t n = a.logits.dim(0), v = a.logits.dim(1);
   const int32_t* targets = data_of<const int32_t>(a.target);
@@ -45,6 +58,7 @@ void cross_entropy_kernel(Exec& exec, const CrossEntropy& a) {
   cpu::parallel_for(exec.threads, n, std::max<int64_t>(1, 8192 / v), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       float* x = data_of<float>(a.logits) + r * a.logits.stride[0];
+      bf16* low = a.dlogits ? data_of<bf16>(a.dlogits) + r * a.dlogits.stride[0] : nullptr;
       const int32_t target = targets[r];
       const float weight = weights && target >= 0 ? weights[r] : 0.0f;
       if (target < 0 && !lses) {
@@ -57,12 +71,18 @@ void cross_entropy_kernel(Exec& exec, const CrossEntropy& a) {
         if (lses) lses[r] = static_cast<float>(lse);
         if (weight != 0.0f) {
           const float scale = static_cast<float>(-static_cast<double>(weight) / total);
+          const float at_target = x[target] * scale + weight;
+          if (low) {
+            scale_to_low(x, v, scale, low);
+            store(low[target], at_target);
+          } else {
 #pragma omp simd
-          for (int64_t i = 0; i < v; ++i) x[i] *= scale;
-          x[target] += weight;
+            for (int64_t i = 0; i < v; ++i) x[i] *= scale;
+            x[target] = at_target;
+          }
         }
       }
-      if (weights && weight == 0.0f) std::fill(x, x + v, 0.0f);
+      if (weights && weight == 0.0f) low ? std::fill(low, low + v, bf16()) : std::fill(x, x + v, 0.0f);
     }
   });
 }

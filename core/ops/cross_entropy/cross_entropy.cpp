@@ -1,6 +1,10 @@
 #include "core/ops/cross_entropy/cross_entropy.h"
 
+#include <algorithm>
+
+#include "core/device/runtime.h"
 #include "core/ops/check.h"
+#include "core/ops/cross_entropy/row_plan.h"
 #include "core/ops/kernel_table.h"
 #include "core/trace/trace.h"
 
@@ -17,8 +21,38 @@ void cross_entropy(Exec& exec, const CrossEntropy& a) {
   NRL_CHECK(!a.weight || is_vector(a.weight, n, DType::f32), "{}: weight is {}", op, describe(a.weight));
   NRL_CHECK(is_vector(a.log_prob, n, DType::f32), "{}: log_prob is {}", op, describe(a.log_prob));
   NRL_CHECK(!a.lse || is_vector(a.lse, n, DType::f32), "{}: lse is {}", op, describe(a.lse));
+  if (a.dlogits) {
+    const Tensor& d = a.dlogits;
+    const bool front_half = d.data == a.logits.data && (n <= 1 || d.step(0) == 2 * a.logits.step(0));
+    NRL_CHECK(a.weight && d.rank == 2 && d.dtype == DType::bf16 && same_shape(d, a.logits) && dense_rows(d) &&
+                  (front_half || same_or_disjoint(d, a.logits)),
+              "{}: dlogits are {}, logits are {}: wanted a bf16 matrix of its own or in the front half of "
+              "the logits' "
+              "rows, with weight",
+              op, describe(d), describe(a.logits));
+  }
   const trace::Range range("cross_entropy");
   if (n > 0) exec.kernels->cross_entropy(exec, a);
+}
+
+RowPlan row_plan(const Exec& exec, int64_t v, bool gradient) {
+  RowPlan plan;
+  plan.threads = v < 2048 ? 128 : 512;
+  if (!gradient) return plan;
+  // Two blocks on a multiprocessor overlap their reading and writing. Rows that both could not keep for the
+  // most part would not stay in the L2 cache either: then one block has all of the shared memory.
+  constexpr int64_t hopper = 227 << 10, reserved = 2 << 10;
+  const int64_t limit =
+      (exec.device ? static_cast<int64_t>(exec.device->properties().shared_memory_optin) : hopper) - reserved;
+  const int64_t row = v * size_of(DType::f32);
+  int64_t budget = limit / 2;
+  if (row > 2 * budget) {
+    plan.threads = 1024;
+    budget = limit;
+  }
+  const int64_t chunks = (row + plan.chunk_bytes() - 1) / plan.chunk_bytes();
+  plan.kept = static_cast<int>(std::clamp<int64_t>(budget / plan.chunk_bytes(), 0, chunks));
+  return plan;
 }
 
 }  // namespace nrl::ops

@@ -16,8 +16,9 @@ struct CrossEntropy {
   Tensor weight;    ///< optional (N) f32
   Tensor log_prob;  ///< (N) f32
   Tensor lse;       ///< optional (N) f32
-  /// Optional (N, V): the gradient in bf16 goes here instead of over the logits. It may be the front half of
-  /// each row of the logits' own memory (rows 2V elements apart), which needs no second buffer.
+  /// Optional (N, V) bf16, with `weight`: the gradient goes here, and the logits are lost all the same. It
+  /// may be the front half of each row of the logits' own memory (same address, rows twice as many elements
+  /// apart), which needs no second buffer.
   Tensor dlogits = {};
 };
 void cross_entropy(Exec& exec, const CrossEntropy& a);

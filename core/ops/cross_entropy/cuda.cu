@@ -1,9 +1,225 @@
 #include "core/device/kernel/kernel.h"
 #include "core/ops/cpu_families.h"
+#include "core/ops/cross_entropy/row_plan.h"
 #include "core/ops/kernel_table.h"
 
 namespace nrl::ops::NRL_GPU {
+namespace {
 
-void fill_cross_entropy(KernelTable&) {}
+using namespace kernel;
+
+constexpr int units = RowPlan::row_units;
+/// Stands for the maximum of no logits; unlike -infinity it can be subtracted from -infinity.
+constexpr float lowest = -3.4028234663852886e38f;
+
+enum class Gradient : uint8_t { none, over_logits, low };
+
+struct Arguments {
+  float* logits;
+  int64_t stride;
+  bf16* low;  ///< Gradient::low
+  int64_t low_stride;
+  int64_t v;
+  const int32_t* target;
+  const float* weight;  ///< null: Gradient::none
+  float *log_prob, *lse;
+  int kept;
+};
+
+/// The running maximum and the sum of exp(x - maximum).
+struct Online {
+  float maximum = lowest, sum = 0.0f;
+
+  template <int n>
+  __device__ __forceinline__ void add(const float (&x)[n]) {
+    float m = maximum;
+#pragma unroll
+    for (int i = 0; i < n; ++i) m = fmaxf(m, x[i]);
+    sum *= GpuMath::exp(maximum - m);
+#pragma unroll
+    for (int i = 0; i < n; ++i) sum += GpuMath::exp(x[i] - m);
+    maximum = m;
+  }
+};
+
+/// A row as its threads see it: a few elements in front of the first 16-byte boundary and behind the last
+/// (the edge, one for each of the first threads), and vectors between them in chunks. Thread t has the
+/// vectors (chunk * units + k) * blockDim.x + t, k < units, of a chunk.
+struct Row {
+  float* x;
+  int front, vectors, chunks, edge;
+
+  __device__ Row(float* row, int64_t v) : x(row) {
+    const auto off = static_cast<unsigned>(reinterpret_cast<uintptr_t>(row) % 16) / 4;
+    front = static_cast<int>(min(v, static_cast<int64_t>((4 - off) % 4)));
+    vectors = static_cast<int>((v - front) / 4);
+    const int per_chunk = units * static_cast<int>(blockDim.x);
+    chunks = (vectors + per_chunk - 1) / per_chunk;
+    const int back = static_cast<int>(v - front - int64_t{4} * vectors), t = static_cast<int>(threadIdx.x);
+    edge = t < front ? t : t < front + back ? t + 4 * vectors : -1;
+  }
+  __device__ int vector(int chunk, int k) const {
+    return (chunk * units + k) * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+  }
+  __device__ float* at(int vector) const { return x + front + int64_t{4} * vector; }
+
+  /// Absent vectors are -infinity, which adds nothing to a sum of exponentials.
+  __device__ __forceinline__ void load(int chunk, float (&out)[4 * units]) const {
+#pragma unroll
+    for (int k = 0; k < units; ++k) {
+      const int i = vector(chunk, k);
+      Vec<float> raw;
+      if (i < vectors) {
+        raw = load16(at(i));
+      } else {
+        raw = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[4 * k + e] = raw.e[e];
+    }
+  }
+};
+
+__device__ __forceinline__ Vec<float> vector_of(const float* x) {
+  return {x[0], x[1], x[2], x[3]};
+}
+
+/// Four elements; `p` is at an 8-byte boundary when `aligned`.
+__device__ __forceinline__ void store_low(bf16* p, const float* g, bool aligned) {
+  if (aligned) {
+    uint2 raw;
+    raw.x = bf16(g[0]).bits | static_cast<unsigned>(bf16(g[1]).bits) << 16;
+    raw.y = bf16(g[2]).bits | static_cast<unsigned>(bf16(g[3]).bits) << 16;
+    *reinterpret_cast<uint2*>(p) = raw;
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) p[e] = bf16(g[e]);
+  }
+}
+
+/// One block per row.
+template <Gradient gradient>
+__global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
+  NRL_DYN_SHARED(Vec<float>, cache);
+  const int64_t r = blockIdx.x;
+  const Row row(a.logits + r * a.stride, a.v);
+  const int first_kept = row.chunks - min(a.kept, row.chunks);
+  auto place = [&](int chunk, int k) { return row.vector(chunk - first_kept, k); };
+  const int target = a.target[r];
+  const float weight = gradient != Gradient::none && target >= 0 ? a.weight[r] : 0.0f;
+  const bool leader = threadIdx.x == 0;
+  const float chosen = leader && target >= 0 ? row.x[target] : 0.0f;
+  float edge = -INFINITY, maximum = 0.0f, sum = 1.0f;
+
+  // From the last chunk to the first. The next one is on its way while a chunk is added.
+  if (target >= 0 || a.lse) {
+    Online online;
+    if (row.edge >= 0) edge = row.x[row.edge];
+    online.add({edge});
+    float x[4 * units];
+    if (row.chunks > 0) row.load(row.chunks - 1, x);
+    for (int c = row.chunks - 1; c >= 0; --c) {
+      float next[4 * units];
+      if (c > 0) row.load(c - 1, next);
+      if (gradient != Gradient::none && c >= first_kept) {
+#pragma unroll
+        for (int k = 0; k < units; ++k) cache[place(c, k)] = vector_of(x + 4 * k);
+      }
+      online.add(x);
+#pragma unroll
+      for (int i = 0; i < 4 * units; ++i) x[i] = c > 0 ? next[i] : 0.0f;
+    }
+    maximum = block_max(online.maximum);
+    sum = block_sum(online.sum * GpuMath::exp(online.maximum - maximum));
+  }
+  if (leader) {
+    const float log_sum = logf(sum);
+    a.log_prob[r] = target >= 0 ? (chosen - maximum) - log_sum : 0.0f;
+    if (a.lse) a.lse[r] = maximum + log_sum;
+  }
+  if constexpr (gradient == Gradient::none) return;
+
+  // From the first chunk to the last. A row of bf16 that lies in the front half of its own logits has its
+  // chunk c over chunks up to c: all threads have read those before anything of it is written.
+  const float scale = -weight / sum;
+  const bool clear = weight == 0.0f;
+  auto slope = [&](float x) { return clear ? 0.0f : GpuMath::exp(x - maximum) * scale; };
+  bf16* low = gradient == Gradient::low ? a.low + r * a.low_stride : nullptr;
+  const bool low_aligned = reinterpret_cast<uintptr_t>(low + row.front) % 8 == 0;
+  auto fetch = [&](int chunk, float(&out)[4 * units]) {
+    if (clear) return;
+    if (chunk < first_kept) return row.load(chunk, out);
+#pragma unroll
+    for (int k = 0; k < units; ++k) {
+      const Vec<float> raw = cache[place(chunk, k)];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[4 * k + e] = raw.e[e];
+    }
+  };
+  float x[4 * units] = {};
+  if (row.chunks > 0) fetch(0, x);
+  for (int c = 0; c < row.chunks; ++c) {
+    float next[4 * units] = {};
+    if (c + 1 < row.chunks) fetch(c + 1, next);
+    if constexpr (gradient == Gradient::low) __syncthreads();
+#pragma unroll
+    for (int k = 0; k < units; ++k) {
+      const int i = row.vector(c, k);
+      float g[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) g[e] = slope(x[4 * k + e]);
+      if (i >= row.vectors) continue;
+      if constexpr (gradient == Gradient::low) {
+        store_low(low + row.front + int64_t{4} * i, g, low_aligned);
+      } else {
+        store16(row.at(i), vector_of(g));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * units; ++i) x[i] = next[i];
+  }
+  __syncthreads();
+  auto put = [&](int64_t i, float g) {
+    if constexpr (gradient == Gradient::low) {
+      low[i] = bf16(g);
+    } else {
+      row.x[i] = g;
+    }
+  };
+  if (row.edge >= 0) put(row.edge, slope(edge) + (row.edge == target ? weight : 0.0f));
+  const bool inside = target >= row.front && target < row.front + int64_t{4} * row.vectors;
+  if (leader && inside) put(target, slope(chosen) + weight);
+}
+
+void cross_entropy_launch(Exec& exec, const CrossEntropy& a) {
+  const int64_t n = a.logits.dim(0), v = a.logits.dim(1);
+  const RowPlan plan = row_plan(exec, v, static_cast<bool>(a.weight));
+  Arguments args{};
+  args.logits = static_cast<float*>(a.logits.data);
+  args.stride = a.logits.stride[0];
+  args.low = static_cast<bf16*>(a.dlogits.data);
+  args.low_stride = a.dlogits.stride[0];
+  args.v = v;
+  args.target = static_cast<const int32_t*>(a.target.data);
+  args.weight = static_cast<const float*>(a.weight.data);
+  args.log_prob = static_cast<float*>(a.log_prob.data);
+  args.lse = static_cast<float*>(a.lse.data);
+  args.kept = plan.kept;
+  const auto blocks = static_cast<unsigned>(n);
+  const auto shared = static_cast<size_t>(plan.kept * plan.chunk_bytes());
+  if (!a.weight) {
+    NRL_LAUNCH(row_kernel<Gradient::none>, blocks, plan.threads, shared, exec.stream, args);
+  } else if (!a.dlogits) {
+    NRL_LAUNCH(row_kernel<Gradient::over_logits>, blocks, plan.threads, shared, exec.stream, args);
+  } else {
+    NRL_LAUNCH(row_kernel<Gradient::low>, blocks, plan.threads, shared, exec.stream, args);
+  }
+}
+
+}  // namespace
+
+void fill_cross_entropy(KernelTable& table) {
+  table.cross_entropy = cross_entropy_launch;
+}
 
 }  // namespace nrl::ops::NRL_GPU

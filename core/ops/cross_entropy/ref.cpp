@@ -15,10 +15,14 @@ void cross_entropy_rows(Exec&, const CrossEntropy& a) {
     if (a.lse) store(a.lse, r, lse);
     if (!a.weight) continue;
     const double weight = target < 0 ? 0.0 : load(a.weight, r);
+    // The gradient may lie over the logits of its row.
+    std::vector<double> gradient(static_cast<size_t>(v));
     for (int64_t i = 0; i < v; ++i) {
       const double probability = std::exp(load(a.logits, r, i) - lse);
-      store(a.logits, r, i, weight * ((i == target ? 1.0 : 0.0) - probability));
+      gradient[static_cast<size_t>(i)] = weight * ((i == target ? 1.0 : 0.0) - probability);
     }
+    const Tensor& out = a.dlogits ? a.dlogits : a.logits;
+    for (int64_t i = 0; i < v; ++i) store(out, r, i, gradient[static_cast<size_t>(i)]);
   }
 }
 
