@@ -1,6 +1,6 @@
 #pragma once
 // Bodies of element-wise ops, shared by every backend: plain inline functions of values. `Math` supplies exp,
-// erf and sqrt of the backend (SimdMath on the CPU).
+// erf, sqrt and reciprocal of the backend (SimdMath on the CPU).
 
 #include "core/base/host_device.h"
 #include "core/ops/activation/activation.h"
@@ -15,13 +15,13 @@ struct ValueAndSlope {
 template <class Math, Activation kind>
 NRL_HOST_DEVICE inline __attribute__((always_inline)) ValueAndSlope activation(float x) {
   if constexpr (kind == Activation::silu) {
-    const float s = 1.0f / (1.0f + Math::exp(-x));
+    const float s = Math::reciprocal(1.0f + Math::exp(-x));
     return {x * s, s + x * s * (1.0f - s)};
   } else if constexpr (kind == Activation::gelu_tanh) {
     // (1 + tanh u) / 2 = sigmoid(2u), which does not cancel for negative x.
     constexpr float c = 1.5957691216057308f;  // 2 sqrt(2 / pi)
     const float x2 = x * x;
-    const float s = 1.0f / (1.0f + Math::exp(-c * x * (1.0f + 0.044715f * x2)));
+    const float s = Math::reciprocal(1.0f + Math::exp(-c * x * (1.0f + 0.044715f * x2)));
     return {x * s, s + x * s * (1.0f - s) * (c * (1.0f + 3.0f * 0.044715f * x2))};
   } else if constexpr (kind == Activation::gelu_erf) {
     const float cdf = 0.5f * (1.0f + Math::erf(x * 0.70710678f));

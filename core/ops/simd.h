@@ -76,6 +76,7 @@ struct SimdMath {
   NRL_INLINE float exp(float x) { return exp_f32(x); }
   NRL_INLINE float erf(float x) { return erf_f32(x); }
   NRL_INLINE float sqrt(float x) { return std::sqrt(x); }
+  NRL_INLINE float reciprocal(float x) { return 1.0f / x; }
 };
 
 /// The elements of a tensor without the checked accessor: kernels run behind a front that has checked.

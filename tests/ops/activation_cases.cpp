@@ -43,14 +43,18 @@ NRL_OP_CASES(activation) {
     const Activation kind = kind_value;
     for (bool gated : {false, true}) {
       for (DType dtype : {DType::f32, DType::bf16}) {
-        for (auto [n, f] : {std::pair<int64_t, int64_t>{1, 1}, {7, 31}, {3, 64}, {61, 257}, {1, 20001}}) {
+        struct Shape {
+          int64_t n, f, x_gap = 3, gap = 1;
+        };
+        for (auto [n, f, x_gap, gap] :
+             {Shape{1, 1}, {7, 31}, {3, 64}, {61, 257}, {1, 20001}, {9, 88, 8, 16}, {2, 8192, 0, 0}}) {
           const int64_t width = gated ? 2 * f : f;
-          const std::string name = fmt::format("activation.{}{}.{} ({}, {})", kind_name,
-                                               gated ? ".gated" : "", name_of(dtype), n, f);
+          const std::string name = fmt::format("activation.{}{}.{} ({}, {}) gaps {} {}", kind_name,
+                                               gated ? ".gated" : "", name_of(dtype), n, f, x_gap, gap);
           registry.tests.push_back({name + " forward",
                                     [=](Exec& e) -> Outputs {
-                                      const Buffer x = Buffer(dtype, {n, width}, 3).normal("x", 4.0);
-                                      Buffer out(dtype, {n, f}, 1);
+                                      const Buffer x = Buffer(dtype, {n, width}, x_gap).normal("x", 4.0);
+                                      Buffer out(dtype, {n, f}, gap);
                                       activation_forward(e,
                                                          {.kind = kind, .gated = gated, .x = x, .out = out});
                                       return {{"out", out, 2}};
@@ -60,9 +64,9 @@ NRL_OP_CASES(activation) {
             registry.tests.push_back(
                 {name + (alias ? " backward in place" : " backward"),
                  [=](Exec& e) -> Outputs {
-                   Buffer x = Buffer(dtype, {n, width}, 3).normal("x", 4.0);
+                   Buffer x = Buffer(dtype, {n, width}, x_gap).normal("x", 4.0);
                    const Buffer dout = Buffer(dtype, {n, f}).normal("dout");
-                   Buffer dx = alias ? Buffer(dtype, {1, 1}) : Buffer(dtype, {n, width}, 2);
+                   Buffer dx = alias ? Buffer(dtype, {1, 1}) : Buffer(dtype, {n, width}, 2 * gap);
                    activation_backward(
                        e, {.kind = kind, .gated = gated, .dout = dout, .x = x, .dx = alias ? x : dx});
                    return {{"dx", alias ? x : dx, 16}};

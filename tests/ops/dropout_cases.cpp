@@ -31,27 +31,58 @@ void rows_can_be_split(Exec& e) {
   expect(std::fabs(rate - 0.7) < 0.06, fmt::format("kept {} of all elements, wanted 0.7", rate));
 }
 
+/// The step names another stream, read from memory.
+void steps_have_their_masks(Exec& e) {
+  const Buffer x = Buffer(DType::bf16, {8, 64}).fill(1.0);
+  auto mask = [&](uint64_t name, int64_t number) {
+    Buffer out(DType::bf16, {8, 64});
+    const Buffer step = Buffer(DType::i64, {1}).fill(static_cast<double>(number));
+    Dropout a{.x = x, .out = out, .p = 0.5f, .seed = seed, .stream = name};
+    if (number >= 0) a.step = step;
+    dropout(e, a);
+    return out;
+  };
+  expect(same_bits(mask(7, 5), mask((uint64_t{5} << 24) | 7, -1)),
+         "the step is not the upper bits of the stream");
+  expect(same_bits(mask(7, 0), mask(7, -1)), "step 0 changes the stream");
+  expect(!same_bits(mask(7, 5), mask(7, 6)), "two steps have one mask");
+}
+
 }  // namespace
 
 NRL_OP_CASES(dropout) {
   for (DType dtype : {DType::f32, DType::bf16}) {
-    for (auto [n, h] : {std::pair<int64_t, int64_t>{1, 1}, {7, 31}, {61, 257}, {3, 1024}, {64, 600}}) {
+    struct Shape {
+      int64_t n, h, x_gap = 3, out_gap = 1;
+    };
+    for (const Shape& s : {Shape{1, 1},
+                           {7, 31},
+                           {61, 257},
+                           {3, 1024},
+                           {64, 600},
+                           {5, 1032, 8, 16},
+                           {70, 24, 0, 0},
+                           {9, 12, 4, 4}}) {
       for (double p : {0.0, 0.1, 0.75}) {
         for (int64_t first_row : {int64_t{0}, int64_t{3}, int64_t{1} << 34}) {
-          registry.tests.push_back(
-              {fmt::format("dropout.{} ({}, {}) p {} from {}", name_of(dtype), n, h, p, first_row),
-               [=](Exec& e) -> Outputs {
-                 const Buffer x = Buffer(dtype, {n, h}, 3).normal("x");
-                 Buffer out(dtype, {n, h}, 1);
-                 dropout(e, {.x = x,
-                             .out = out,
-                             .p = static_cast<float>(p),
-                             .seed = seed,
-                             .stream = stream,
-                             .first_row = first_row});
-                 return {{"out", out}};
-               },
-               true});
+          const bool with_step = first_row == 3;
+          registry.tests.push_back({fmt::format("dropout.{} ({}, {}) gaps {} {} p {} from {}", name_of(dtype),
+                                                s.n, s.h, s.x_gap, s.out_gap, p, first_row),
+                                    [=](Exec& e) -> Outputs {
+                                      const Buffer x = Buffer(dtype, {s.n, s.h}, s.x_gap).normal("x");
+                                      Buffer out(dtype, {s.n, s.h}, s.out_gap);
+                                      const Buffer step = Buffer(DType::i64, {1}).fill(123456);
+                                      Dropout a{.x = x,
+                                                .out = out,
+                                                .p = static_cast<float>(p),
+                                                .seed = seed,
+                                                .stream = with_step ? 0xabcd : stream,
+                                                .first_row = first_row};
+                                      if (with_step) a.step = step;
+                                      dropout(e, a);
+                                      return {{"out", out}};
+                                    },
+                                    true});
         }
       }
     }
@@ -65,6 +96,7 @@ NRL_OP_CASES(dropout) {
          }});
   }
   registry.properties.push_back({"dropout.rows", rows_can_be_split});
+  registry.properties.push_back({"dropout.steps", steps_have_their_masks});
 }
 
 }  // namespace nrl::ops_test

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -60,6 +62,66 @@ Outputs backward(Exec& e, const Shape& s, const Options& o, bool weights, bool a
   if (weights && layer) a.dbias = dbias;
   norm_backward(e, a);
   return {{"dx", alias ? dout : dx, d}, {"dweight", dweight, s.rows()}, {"dbias", dbias, s.rows()}};
+}
+
+/// Dropout of x on the way into the sum; max |out| beside it. `sum` lies in x or in residual, or is its own.
+enum class Sum : uint8_t { own, x, residual };
+
+Outputs dropped(Exec& e, const Shape& s, const Options& o, float p, bool with_step, Sum where) {
+  const int64_t d = s.x.back();
+  Buffer x = Buffer(o.dtype, s.x, s.gap).normal("x", 2.0, 0.5),
+         residual = Buffer(o.dtype, s.x, s.gap).normal("residual"), own(o.dtype, s.x, s.gap),
+         out(o.dtype, s.x, s.gap);
+  const Buffer weight = Buffer(o.weight, {d}).normal("weight", 0.3, 1.0);
+  const Buffer step = Buffer(DType::i64, {1}).fill(77);
+  Buffer amax = Buffer(DType::f32, {1}).fill(0.25), rstd(DType::f32, {s.rows()});
+  Buffer& sum = where == Sum::own ? own : where == Sum::x ? x : residual;
+  Tensor measured = out;
+  measured.amax = amax.tensor().ptr<float>();
+  NormForward a{.kind = o.kind,
+                .x = x,
+                .residual = residual,
+                .sum = sum,
+                .weight = weight,
+                .out = measured,
+                .rstd = rstd};
+  a.dropout = {.p = p, .seed = 11, .stream = 0x1234, .first_row = (int64_t{1} << 33) + 5};
+  if (with_step) a.dropout.step = step;
+  norm_forward(e, a);
+  return {{"out", out, d}, {"sum", sum}, {"rstd", rstd, d}, {"amax", amax, d}};
+}
+
+/// The mask is that of ops::dropout.
+void same_mask(Exec& e) {
+  const int64_t n = 5, d = 64;
+  const Buffer x = Buffer(DType::f32, {n, d}).fill(1.0), zero(DType::f32, {n, d}),
+               weight = Buffer(DType::f32, {d}).fill(1.0), step = Buffer(DType::i64, {1}).fill(3);
+  Buffer mask(DType::f32, {n, d}), sum(DType::f32, {n, d}), out(DType::f32, {n, d});
+  dropout(e, {.x = x, .out = mask, .p = 0.4f, .seed = 5, .stream = 9, .first_row = 2, .step = step});
+  NormForward a{.x = x, .residual = zero, .sum = sum, .weight = weight, .out = out};
+  a.dropout = {.p = 0.4f, .seed = 5, .stream = 9, .first_row = 2, .step = step};
+  norm_forward(e, a);
+  expect(same_bits(mask, sum), "the fused mask is another one");
+}
+
+/// The larger stays, and a NaN is not lost.
+void largest_output(Exec& e) {
+  const int64_t n = 4, d = 16;
+  Buffer x = Buffer(DType::bf16, {n, d}).normal("x"), out(DType::bf16, {n, d});
+  const Buffer weight = Buffer(DType::bf16, {d}).fill(1.0);
+  Buffer amax = Buffer(DType::f32, {1}).fill(100.0);
+  Tensor measured = out;
+  measured.amax = amax.tensor().ptr<float>();
+  norm_forward(e, {.x = x, .weight = weight, .out = measured});
+  expect(amax.get(0) == 100.0, "a larger value is overwritten");
+  amax.fill(0);
+  norm_forward(e, {.x = x, .weight = weight, .out = measured});
+  double peak = 0;
+  for (int64_t i = 0; i < out.size(); ++i) peak = std::max(peak, std::fabs(out.get(i)));
+  expect(amax.get(0) == peak, fmt::format("the largest output is {}, not {}", peak, amax.get(0)));
+  x.set(17, NAN);
+  norm_forward(e, {.x = x, .weight = weight, .out = measured});
+  expect(std::isnan(amax.get(0)), "a NaN is lost");
 }
 
 /// inputs x, residual, weight, bias with the loss <out, dout> + <sum, dresidual>.
@@ -127,9 +189,28 @@ GradProblem gradient(DType t, NormKind kind, std::vector<int64_t> shape) {
 }  // namespace
 
 NRL_OP_CASES(norm) {
-  const std::vector<Shape> shapes = {{{1, 1}},        {{3, 7}},         {{5, 31}, 2},
-                                     {{61, 61}},      {{7, 64}, 16},    {{129, 257}},
-                                     {{33, 1024}, 3}, {{5, 3, 64}, 77}, {{31}}};
+  registry.properties.push_back({"norm.same_mask", same_mask});
+  registry.properties.push_back({"norm.largest_output", largest_output});
+  const std::vector<Shape> shapes = {{{1, 1}},
+                                     {{3, 7}},
+                                     {{5, 31}, 2},
+                                     {{61, 61}},
+                                     {{7, 64}, 16},
+                                     {{129, 257}},
+                                     {{33, 1024}, 3},
+                                     {{5, 3, 64}, 77},
+                                     {{31}},
+                                     // Rows of whole packs: parts of a warp, a warp, several, a block; longer
+                                     // than a block's registers.
+                                     {{13, 8}},
+                                     {{70, 3, 128}, 8},
+                                     {{9, 640}},
+                                     {{10, 1024}, 8},
+                                     {{5, 1536}},
+                                     {{7, 4096}, 16},
+                                     {{3, 8192}},
+                                     {{3, 8200}},
+                                     {{2, 16400}}};
   for (NormKind kind : {NormKind::rms, NormKind::layer}) {
     const std::string kind_name = kind == NormKind::rms ? "rms" : "layer";
     for (DType dtype : {DType::f32, DType::bf16}) {
@@ -142,6 +223,23 @@ NRL_OP_CASES(norm) {
           for (bool weights : {false, true}) {
             registry.tests.push_back({name + (weights ? " backward" : " backward dx"),
                                       [=](Exec& e) { return backward(e, shape, o, weights, weights); }});
+          }
+        }
+      }
+    }
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      for (const Shape& shape : {Shape{{7, 31}, 3}, {{6, 64}}, {{5, 1024}, 8}, {{2, 16400}}}) {
+        for (float p : {0.0f, 0.3f}) {
+          for (Sum where : {Sum::own, Sum::x, Sum::residual}) {
+            const bool step = where == Sum::x;
+            const std::string name =
+                fmt::format("norm.{}.{} ({}) dropout {}{} sum in {}", kind_name, name_of(dtype),
+                            fmt::join(shape.x, ","), p, step ? " with step" : "", static_cast<int>(where));
+            registry.tests.push_back({name,
+                                      [=](Exec& e) {
+                                        return dropped(e, shape, {kind, dtype, dtype, true}, p, step, where);
+                                      },
+                                      true});
           }
         }
       }

@@ -94,13 +94,18 @@ void check_kinds(Exec&) {
 
 NRL_OP_CASES(rope) {
   for (DType dtype : {DType::f32, DType::bf16}) {
-    for (auto [d, rotary] : {std::pair<int64_t, int64_t>{2, 2}, {31, 14}, {64, 64}, {64, 62}, {257, 128}}) {
-      for (auto [n, heads] : {std::pair<int64_t, int64_t>{1, 1}, {7, 3}, {301, 4}}) {
+    struct Head {
+      int64_t d, rotary, gap = 5;
+    };
+    for (auto [d, rotary, gap] :
+         {Head{2, 2}, {31, 14}, {64, 64}, {64, 62}, {257, 128}, {64, 64, 16}, {128, 32, 0}, {88, 48, 8}}) {
+      for (auto [n, heads] : {std::pair<int64_t, int64_t>{1, 1}, {7, 3}, {301, 4}, {5, 9}}) {
         for (bool inverse : {false, true}) {
           registry.tests.push_back(
-              {fmt::format("rope.{} ({}, {}, {}) rotary {} {}", name_of(dtype), n, heads, d, rotary, inverse),
+              {fmt::format("rope.{} ({}, {}, {}) gap {} rotary {} {}", name_of(dtype), n, heads, d, gap,
+                           rotary, inverse),
                [=](Exec& e) -> Outputs {
-                 Buffer x = Buffer(dtype, {n, heads, d}, 5).normal("x");
+                 Buffer x = Buffer(dtype, {n, heads, d}, gap).normal("x");
                  const Buffer table = table_of(DType::f32, {.rotary_dim = rotary}, 50);
                  const Buffer positions = Buffer(DType::i32, {n}).integers("positions", 0, 50);
                  rope(e, {.x = x, .table = table, .positions = positions, .inverse = inverse});

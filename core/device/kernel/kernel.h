@@ -133,6 +133,8 @@ struct GpuMath {
   static __device__ __forceinline__ float exp(float x) { return __expf(x); }
   static __device__ __forceinline__ float erf(float x) { return erff(x); }
   static __device__ __forceinline__ float sqrt(float x) { return sqrtf(x); }
+  /// Within 2 units in the last place; 0 for results below the normal numbers.
+  static __device__ __forceinline__ float reciprocal(float x) { return __fdividef(1.0f, x); }
 };
 
 /// Blocks for `work` units of `per_block`, at most `waves` times the multiprocessors times `resident`.

@@ -1,9 +1,197 @@
-#include "core/device/kernel/kernel.h"
+#include <type_traits>
+
 #include "core/ops/cpu_families.h"
+#include "core/ops/element.h"
+#include "core/ops/gpu_rows.h"
 #include "core/ops/kernel_table.h"
 
 namespace nrl::ops::NRL_GPU {
+namespace {
 
-void fill_activation(KernelTable&) {}
+constexpr int threads = 256;
+
+/// The fast functions are as exact as bf16 needs. f32 has twice the bytes for an element, and time for exact
+/// ones.
+struct ExactMath : kernel::GpuMath {
+  static __device__ __forceinline__ float exp(float x) { return expf(x); }
+  static __device__ __forceinline__ float reciprocal(float x) { return 1.0f / x; }
+};
+template <class T>
+using MathFor = std::conditional_t<sizeof(T) == 4, ExactMath, kernel::GpuMath>;
+
+/// Rows of `width` elements of out or dout; the gate and up of x and dx are `width` apart.
+template <class T>
+struct ActivationArguments {
+  const T *x, *dout;
+  T *out, *dx;
+  int64_t x_step, dout_step, out_step, dx_step;
+  int64_t width;
+  int64_t packs;  ///< of all rows
+  Divider packs_per_row;
+};
+
+/// Where a pack is.
+struct Place {
+  int64_t row, column;
+};
+template <class T>
+__device__ __forceinline__ Place place_of(const ActivationArguments<T>& a, int64_t pack, int per_pack) {
+  const int64_t row = a.packs_per_row.quotient(pack);
+  return {row, (pack - row * a.packs_per_row.divisor()) * per_pack};
+}
+
+template <class T, int E, Activation kind, bool gated>
+__global__ void __launch_bounds__(threads) activation_kernel(ActivationArguments<T> a) {
+  constexpr int unroll = gated ? 2 : 4;  // four packs under way
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * threads * unroll;
+  for (int64_t base = static_cast<int64_t>(blockIdx.x) * threads * unroll + threadIdx.x; base < a.packs;
+       base += stride) {
+    Pack<T, E> x[unroll], up[gated ? unroll : 1];
+    Place at[unroll];
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const int64_t pack = base + u * threads;
+      if (pack >= a.packs) continue;
+      at[u] = place_of(a, pack, E);
+      const T* p = a.x + at[u].row * a.x_step + at[u].column;
+      x[u].load(p);
+      if constexpr (gated) up[u].load(p + a.width);
+    }
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      if (base + u * threads >= a.packs) continue;
+      float v[E], factor[E];
+      x[u].get(v);
+      if constexpr (gated) up[u].get(factor);
+#pragma unroll
+      for (int i = 0; i < E; ++i) {
+        v[i] = element::activation<MathFor<T>, kind>(v[i]).value;
+        if constexpr (gated) v[i] *= factor[i];
+      }
+      x[u].set(v);
+      x[u].store(a.out + at[u].row * a.out_step + at[u].column);
+    }
+  }
+}
+
+template <class T, int E, Activation kind, bool gated>
+__global__ void __launch_bounds__(threads) activation_backward_kernel(ActivationArguments<T> a) {
+  constexpr int unroll = 2;  // four or six packs under way
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * threads * unroll;
+  for (int64_t base = static_cast<int64_t>(blockIdx.x) * threads * unroll + threadIdx.x; base < a.packs;
+       base += stride) {
+    Pack<T, E> x[unroll], dout[unroll], up[gated ? unroll : 1];
+    Place at[unroll];
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const int64_t pack = base + u * threads;
+      if (pack >= a.packs) continue;
+      at[u] = place_of(a, pack, E);
+      const T* p = a.x + at[u].row * a.x_step + at[u].column;
+      x[u].load(p);
+      if constexpr (gated) up[u].load(p + a.width);
+      dout[u].load(a.dout + at[u].row * a.dout_step + at[u].column);
+    }
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      if (base + u * threads >= a.packs) continue;
+      float v[E], g[E], factor[E];
+      x[u].get(v);
+      dout[u].get(g);
+      if constexpr (gated) up[u].get(factor);
+#pragma unroll
+      for (int i = 0; i < E; ++i) {
+        if constexpr (gated) {
+          const element::GatedGradient d = element::gated_gradient<MathFor<T>, kind>(v[i], factor[i], g[i]);
+          v[i] = d.dgate;
+          factor[i] = d.dup;
+        } else {
+          v[i] = g[i] * element::activation<MathFor<T>, kind>(v[i]).slope;
+        }
+      }
+      T* p = a.dx + at[u].row * a.dx_step + at[u].column;
+      x[u].set(v);
+      x[u].store(p);
+      if constexpr (gated) {
+        up[u].set(factor);
+        up[u].store(p + a.width);
+      }
+    }
+  }
+}
+
+/// Calls body.operator()<kind, gated>().
+template <class Body>
+void with_kind(Activation kind, bool gated, const Body& body) {
+  auto with_gate = [&]<Activation fixed>() {
+    gated ? body.template operator()<fixed, true>() : body.template operator()<fixed, false>();
+  };
+  switch (kind) {
+    case Activation::none:
+      return with_gate.template operator()<Activation::none>();
+    case Activation::silu:
+      return with_gate.template operator()<Activation::silu>();
+    case Activation::gelu_tanh:
+      return with_gate.template operator()<Activation::gelu_tanh>();
+    case Activation::gelu_erf:
+      return with_gate.template operator()<Activation::gelu_erf>();
+  }
+}
+
+/// The parts that forward and backward share: rows of `narrow` (out or dout) and of x.
+template <class T>
+ActivationArguments<T> arguments_of(const Tensor& x, const Tensor& narrow, int per_pack) {
+  ActivationArguments<T> a{};
+  a.x = static_cast<const T*>(x.data);
+  a.x_step = x.step(0);
+  a.width = narrow.dim(1);
+  a.packs_per_row = Divider(a.width / per_pack);
+  a.packs = narrow.dim(0) * (a.width / per_pack);
+  return a;
+}
+
+template <class T, int E>
+void forward(Exec& exec, const ActivationForward& f) {
+  ActivationArguments<T> a = arguments_of<T>(f.x, f.out, E);
+  a.out = static_cast<T*>(f.out.data);
+  a.out_step = f.out.step(0);
+  with_kind(f.kind, f.gated, [&]<Activation kind, bool gated>() {
+    const unsigned grid = kernel::grid_for(a.packs, threads * (gated ? 2 : 4), exec.multiprocessors, 16);
+    NRL_LAUNCH((activation_kernel<T, E, kind, gated>), grid, threads, 0, exec.stream, a);
+  });
+}
+
+template <class T, int E>
+void backward(Exec& exec, const ActivationBackward& b) {
+  ActivationArguments<T> a = arguments_of<T>(b.x, b.dout, E);
+  a.dout = static_cast<const T*>(b.dout.data);
+  a.dout_step = b.dout.step(0);
+  a.dx = static_cast<T*>(b.dx.data);
+  a.dx_step = b.dx.step(0);
+  const unsigned grid = kernel::grid_for(a.packs, threads * 2, exec.multiprocessors, 16);
+  with_kind(b.kind, b.gated, [&]<Activation kind, bool gated>() {
+    NRL_LAUNCH((activation_backward_kernel<T, E, kind, gated>), grid, threads, 0, exec.stream, a);
+  });
+}
+
+void activation_forward_launch(Exec& exec, const ActivationForward& a) {
+  // With gated rows the width of out decides: up begins there.
+  const bool packed = packed_rows(a.x) && packed_rows(a.out);
+  for_float_type(a.x.dtype,
+                 [&]<class T>() { packed ? forward<T, per_pack<T>>(exec, a) : forward<T, 1>(exec, a); });
+}
+
+void activation_backward_launch(Exec& exec, const ActivationBackward& a) {
+  const bool packed = packed_rows(a.x) && packed_rows(a.dout) && packed_rows(a.dx);
+  for_float_type(a.x.dtype,
+                 [&]<class T>() { packed ? backward<T, per_pack<T>>(exec, a) : backward<T, 1>(exec, a); });
+}
+
+}  // namespace
+
+void fill_activation(KernelTable& table) {
+  table.activation_forward = activation_forward_launch;
+  table.activation_backward = activation_backward_launch;
+}
 
 }  // namespace nrl::ops::NRL_GPU

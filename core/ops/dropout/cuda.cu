@@ -1,9 +1,80 @@
-#include "core/device/kernel/kernel.h"
 #include "core/ops/cpu_families.h"
+#include "core/ops/dropout/gpu_mask.h"
+#include "core/ops/gpu_rows.h"
 #include "core/ops/kernel_table.h"
 
 namespace nrl::ops::NRL_GPU {
+namespace {
 
-void fill_dropout(KernelTable&) {}
+constexpr int threads = 256;
+
+template <class T>
+struct DropoutArguments {
+  const T* x;
+  T* out;
+  int64_t x_step, out_step, width;
+  int64_t first_element;  ///< global, of row 0
+  int64_t packs;          ///< of all rows
+  Divider packs_per_row;
+  DropoutMask mask;
+};
+
+/// A thread has this many packs under way.
+constexpr int unroll = 2;
+
+template <class T, int E>
+__global__ void __launch_bounds__(threads) dropout_kernel(DropoutArguments<T> a) {
+  const uint64_t stream = a.mask.stream();
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * threads * unroll;
+  for (int64_t base = static_cast<int64_t>(blockIdx.x) * threads * unroll + threadIdx.x; base < a.packs;
+       base += stride) {
+    Pack<T, E> packs[unroll];
+    int64_t row[unroll], column[unroll];
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      const int64_t index = base + u * threads;
+      row[u] = a.packs_per_row.quotient(index);
+      column[u] = (index - row[u] * a.packs_per_row.divisor()) * E;
+      if (index < a.packs) packs[u].load(a.x + row[u] * a.x_step + column[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < unroll; ++u) {
+      if (base + u * threads >= a.packs) break;
+      float v[E];
+      packs[u].get(v);
+      a.mask.apply(stream, a.first_element + row[u] * a.width + column[u], v);
+      packs[u].set(v);
+      packs[u].store(a.out + row[u] * a.out_step + column[u]);
+    }
+  }
+}
+
+template <class T, int E>
+void launch(Exec& exec, const Dropout& d) {
+  DropoutArguments<T> a{};
+  a.x = static_cast<const T*>(d.x.data);
+  a.out = static_cast<T*>(d.out.data);
+  a.x_step = d.x.step(0);
+  a.out_step = d.out.step(0);
+  a.width = d.x.dim(1);
+  a.first_element = d.first_row * a.width;
+  a.packs_per_row = Divider(a.width / E);
+  a.packs = d.x.dim(0) * (a.width / E);
+  a.mask = DropoutMask(d.p, d.seed, d.stream, d.step);
+  const unsigned grid = kernel::grid_for(a.packs, threads * unroll, exec.multiprocessors);
+  NRL_LAUNCH((dropout_kernel<T, E>), grid, threads, 0, exec.stream, a);
+}
+
+void dropout_launch(Exec& exec, const Dropout& d) {
+  const bool packed = packed_rows(d.x) && packed_rows(d.out);
+  for_float_type(d.x.dtype,
+                 [&]<class T>() { packed ? launch<T, per_pack<T>>(exec, d) : launch<T, 1>(exec, d); });
+}
+
+}  // namespace
+
+void fill_dropout(KernelTable& table) {
+  table.dropout = dropout_launch;
+}
 
 }  // namespace nrl::ops::NRL_GPU

@@ -13,6 +13,8 @@ void dropout(Exec& exec, const Dropout& a) {
             "dropout: out is {}, x is {}", describe(a.out), describe(a.x));
   NRL_CHECK(same_or_disjoint(a.out, a.x), "dropout: out overlaps x partly");
   NRL_CHECK(a.p >= 0.0f && a.p < 1.0f && a.first_row >= 0, "dropout: p {}, first_row {}", a.p, a.first_row);
+  NRL_CHECK(!a.step || is_vector(a.step, 1, DType::i64), "dropout: step is {}, wanted i64[1]",
+            describe(a.step));
   const trace::Range range("dropout");
   if (a.x.numel() > 0) exec.kernels->dropout(exec, a);
 }

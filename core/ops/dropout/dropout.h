@@ -2,9 +2,15 @@
 // Dropout whose mask is a function of (seed, stream, global element), so that recomputation and any layout of
 // ranks give the same mask, and the backward pass stores none.
 
+#include "core/base/host_device.h"
 #include "core/ops/exec.h"
 
 namespace nrl::ops {
+
+/// The stream of a step; `step` may be null.
+NRL_HOST_DEVICE inline uint64_t dropout_stream(uint64_t stream, const int64_t* step) {
+  return step ? (static_cast<uint64_t>(*step) << 24) | stream : stream;
+}
 
 /// out[n, h] = keep ? x[n, h] / (1 - p) : 0, keep = uniform(PhiloxStream(seed, stream), (first_row + n) * H +
 /// h) >= p. With `step` the stream is (step[0] << 24) | stream, read on the device, so that a recorded graph

@@ -5,7 +5,7 @@ namespace nrl::ops::reference {
 namespace {
 
 void drop(Exec&, const Dropout& a) {
-  const PhiloxStream random(a.seed, a.stream);
+  const PhiloxStream random(a.seed, dropout_stream(a.stream, static_cast<const int64_t*>(a.step.data)));
   const int64_t h = a.x.dim(1);
   for (int64_t r = 0; r < a.x.dim(0); ++r) {
     for (int64_t i = 0; i < h; ++i) {

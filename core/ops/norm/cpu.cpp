@@ -1,7 +1,10 @@
 #include "core/ops/norm/norm.h"
 
+#include <atomic>
+
 #include "core/device/cpu/parallel.h"
 #include "core/ops/cpu_families.h"
+#include "core/ops/dropout/cpu_mask.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/rows.h"
 #include "core/ops/simd.h"
@@ -31,6 +34,44 @@ float squares_of(const T* x, int64_t d, float mean) {
   return s;
 }
 
+/// total = x (dropped when there is a mask) + other; `first` is the global element at x[0].
+template <class T>
+void add_row(const T* x, const T* other, T* total, int64_t d, const DropoutMask* mask, int64_t first) {
+  if (!mask) {
+#pragma omp simd
+    for (int64_t i = 0; i < d; ++i) store(total[i], static_cast<float>(x[i]) + static_cast<float>(other[i]));
+    return;
+  }
+  const float p = mask->p, scale = mask->scale;
+  mask->for_words(first, d, [=](int64_t at, const uint32_t* words, int64_t count) {
+    const T *from = x + at, *add = other + at;
+    T* to = total + at;
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      store(to[i],
+            DropoutMask::apply(static_cast<float>(from[i]), words[i], p, scale) + static_cast<float>(add[i]));
+    }
+  });
+}
+
+/// The largest |x| as bits, which order as the values do: NaN is above everything and stays.
+template <class T>
+uint32_t peak_of(const T* x, int64_t d) {
+  uint32_t peak = 0;
+#pragma omp simd reduction(max : peak)
+  for (int64_t i = 0; i < d; ++i)
+    peak = std::max(peak, std::bit_cast<uint32_t>(static_cast<float>(x[i])) & 0x7fffffffu);
+  return peak;
+}
+
+void combine_amax(float* amax, uint32_t peak) {
+  std::atomic_ref<float> shared(*amax);
+  float old = shared.load(std::memory_order_relaxed);
+  while (std::bit_cast<uint32_t>(old) < peak &&
+         !shared.compare_exchange_weak(old, std::bit_cast<float>(peak), std::memory_order_relaxed)) {
+  }
+}
+
 template <class T, class W, NormKind kind>
 void forward(Exec& exec, const NormForward& a) {
   const int64_t d = a.x.dim(-1), rows = a.x.numel() / d;
@@ -41,17 +82,16 @@ void forward(Exec& exec, const NormForward& a) {
   float* means = data_of<float>(a.mean);
   float* rstds = data_of<float>(a.rstd);
   const float inv_d = 1.0f / static_cast<float>(d), eps = a.eps;
+  const ResidualDropout& drop = a.dropout;
+  const DropoutMask mask(drop.p, drop.seed, drop.stream, drop.step);
   cpu::parallel_for(
       exec.threads, rows, std::max<int64_t>(1, grain_elements / d), [&](int64_t begin, int64_t end) {
+        uint32_t peak = 0;
         for (int64_t r = begin; r < end; ++r) {
           const T* in = x[r];
           if (const T* other = residual[r]) {
             T* total = sum[r];
-            const T* first = in;
-#pragma omp simd
-            for (int64_t i = 0; i < d; ++i) {
-              store(total[i], static_cast<float>(first[i]) + static_cast<float>(other[i]));
-            }
+            add_row(in, other, total, d, drop.p > 0 ? &mask : nullptr, (drop.first_row + r) * d);
             in = total;
           }
           const float mean = kind == NormKind::layer ? sum_of(in, d) * inv_d : 0.0f;
@@ -71,7 +111,9 @@ void forward(Exec& exec, const NormForward& a) {
           }
           if (means) means[r] = mean;
           if (rstds) rstds[r] = rstd;
+          if (a.out.amax) peak = std::max(peak, peak_of(o, d));
         }
+        if (a.out.amax) combine_amax(a.out.amax, peak);
       });
 }
 

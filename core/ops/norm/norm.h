@@ -23,7 +23,9 @@ struct ResidualDropout {
 /// rms:   out = sum * rstd * weight,                rstd = 1 / sqrt(mean(sum^2) + eps)
 /// layer: out = (sum - mean) * rstd * weight + bias, rstd = 1 / sqrt(var(sum) + eps), var with divisor D.
 /// `sum` may alias x or residual. Without residual, x itself is normalised and `sum` is not given. mean/rstd
-/// may be absent (inference). out may alias x only when neither x nor sum is needed later.
+/// may be absent (inference). out may alias x only when neither x nor sum is needed later. When out.amax is
+/// set, max(|out|) is combined into it (the larger stays; it starts at 0 or above; NaN stays), for recipes
+/// that quantise what follows.
 struct NormForward {
   NormKind kind = NormKind::rms;
   float eps = 1e-5f;
@@ -35,10 +37,9 @@ struct NormForward {
   Tensor out;                    ///< (..., D)
   Tensor mean;                   ///< (rows) f32, layer only, optional
   Tensor rstd;                   ///< (rows) f32, optional
-  ResidualDropout dropout = {};  ///< of x; p > 0 needs residual
+  ResidualDropout dropout = {};  ///< of x; p > 0 needs residual and x of rank 2
 };
 
-/// When out.amax is set, max |out| is combined into it (max), for recipes that quantise what follows.
 /// dx = gradient of the norm at x (+ dresidual if given): the gradient of the residual stream in one pass.
 /// dx may alias dout or dresidual. dweight and dbias are accumulated (+=) when given; the sum over rows runs
 /// in an order that depends only on the shape and the number of threads.

@@ -1,14 +1,22 @@
 #include "core/ops/ref.h"
+#include "core/base/philox.h"
 
 namespace nrl::ops::reference {
 namespace {
 
 void forward(Exec&, const NormForward& a) {
   const int64_t d = a.x.dim(-1);
+  const ResidualDropout& drop = a.dropout;
+  const PhiloxStream random(drop.seed,
+                            dropout_stream(drop.stream, static_cast<const int64_t*>(drop.step.data)));
+  float peak = 0;
   for (int64_t r = 0; r < row_count(a.x); ++r) {
     const Tensor& in = a.residual ? a.sum : a.x;
-    for (int64_t i = 0; a.residual && i < d; ++i)
-      store(a.sum, r, i, load(a.x, r, i) + load(a.residual, r, i));
+    for (int64_t i = 0; a.residual && i < d; ++i) {
+      const bool keep = random.uniform(static_cast<uint64_t>((drop.first_row + r) * d + i)) >= drop.p;
+      const double x = keep ? load(a.x, r, i) / (1.0 - static_cast<double>(drop.p)) : 0.0;
+      store(a.sum, r, i, x + load(a.residual, r, i));
+    }
     double mean = 0, square = 0;
     for (int64_t i = 0; a.kind == NormKind::layer && i < d; ++i)
       mean += load(in, r, i) / static_cast<double>(d);
@@ -17,10 +25,13 @@ void forward(Exec&, const NormForward& a) {
     for (int64_t i = 0; i < d; ++i) {
       store(a.out, r, i,
             (load(in, r, i) - mean) * rstd * load(a.weight, i) + (a.bias ? load(a.bias, i) : 0.0));
+      const auto out = static_cast<float>(std::fabs(load(a.out, r, i)));
+      if (!(out <= peak)) peak = out;
     }
     if (a.mean) store(a.mean, r, mean);
     if (a.rstd) store(a.rstd, r, rstd);
   }
+  if (a.out.amax && !(peak <= *a.out.amax)) *a.out.amax = peak;
 }
 
 void backward(Exec&, const NormBackward& a) {

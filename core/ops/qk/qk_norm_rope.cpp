@@ -43,13 +43,24 @@ void qk_norm_rope_forward(Exec& exec, const QkNormRopeForward& a) {
 void qk_norm_rope_backward(Exec& exec, const QkNormRopeBackward& a) {
   constexpr const char* op = "qk_norm_rope_backward";
   check(op, a, a.x, a.dx);
-  NRL_CHECK(a.dout.data == a.dx.data && same_shape(a.dout, a.dx), "{}: dx is not dout", op);
+  NRL_CHECK(a.dout.data == a.dx.data && same_shape(a.dout, a.dx) && a.dout.dtype == a.dx.dtype &&
+                a.dout.stride == a.dx.stride,
+            "{}: dx is not dout", op);
+  if (a.q_weight) {
+    const int64_t d = a.dx.dim(2);
+    for (const Tensor* w : {&a.dq_weight, &a.dk_weight})
+      NRL_CHECK(!*w || is_vector(*w, d, DType::f32), "{}: the gradient of a weight is {}", op, describe(*w));
+    const size_t needed = qk_norm_rope_workspace(d, exec.threads);
+    NRL_CHECK(exec.workspace.size >= needed, "{}: workspace of {} bytes, needs {}", op, exec.workspace.size,
+              needed);
+  }
   const trace::Range range("qk_norm_rope_backward");
   if (a.dx.numel() > 0) exec.kernels->qk_norm_rope_backward(exec, a);
 }
 
 size_t qk_norm_rope_workspace(int64_t d, int threads) {
-  return 2 * norm_backward_workspace(d, threads);
+  // For every thread or block a vector of q's weight and one of k's: as much as a norm with bias has.
+  return norm_backward_workspace(d, threads);
 }
 
 }  // namespace nrl::ops

@@ -1,9 +1,86 @@
-#include "core/device/kernel/kernel.h"
 #include "core/ops/cpu_families.h"
+#include "core/ops/gpu_rows.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/rope/gpu_rotation.h"
 
 namespace nrl::ops::NRL_GPU {
+namespace {
 
-void fill_rope(KernelTable&) {}
+constexpr int threads = 256;
+/// Heads of a token that a thread turns with the cosines and sines it holds.
+constexpr int heads_per_thread = 4;
+
+template <class T>
+struct RopeArguments {
+  T* x;
+  int64_t token_step, head_step;
+  int heads;
+  Rotation rotation;
+  Divider slots;   ///< threads along half of a head
+  Divider groups;  ///< of heads, of a token
+  int64_t work;    ///< slots * groups * tokens
+};
+
+template <class T, int E>
+__global__ void __launch_bounds__(threads) rope_kernel(RopeArguments<T> a) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * threads;
+  for (int64_t item = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x; item < a.work;
+       item += stride) {
+    const int64_t task = a.slots.quotient(item), token = a.groups.quotient(task);
+    const auto column = static_cast<int>(item - task * a.slots.divisor()) * E;
+    const auto head = static_cast<int>(task - token * a.groups.divisor()) * heads_per_thread;
+    T* x = a.x + token * a.token_step + head * a.head_step + column;
+    Pack<T, E> first[heads_per_thread], second[heads_per_thread];
+#pragma unroll
+    for (int h = 0; h < heads_per_thread; ++h) {
+      if (head + h >= a.heads) continue;
+      first[h].load(x + h * a.head_step);
+      second[h].load(x + h * a.head_step + a.rotation.half);
+    }
+    float cosines[E], sines[E];
+    a.rotation.angles(token, column, cosines, sines);
+#pragma unroll
+    for (int h = 0; h < heads_per_thread; ++h) {
+      if (head + h >= a.heads) continue;
+      float u[E], v[E];
+      first[h].get(u);
+      second[h].get(v);
+      rotate(u, v, cosines, sines);
+      first[h].set(u);
+      second[h].set(v);
+      first[h].store(x + h * a.head_step);
+      second[h].store(x + h * a.head_step + a.rotation.half);
+    }
+  }
+}
+
+template <class T, int E>
+void launch(Exec& exec, const Rope& r) {
+  RopeArguments<T> a{};
+  a.x = static_cast<T*>(r.x.data);
+  a.token_step = r.x.step(0);
+  a.head_step = r.x.step(1);
+  a.heads = static_cast<int>(r.x.dim(1));
+  a.rotation = Rotation(r.table, r.positions, r.inverse);
+  if (a.rotation.half == 0) return;
+  const int64_t slots = a.rotation.half / E, groups = (a.heads + heads_per_thread - 1) / heads_per_thread;
+  a.slots = Divider(slots);
+  a.groups = Divider(groups);
+  a.work = r.x.dim(0) * slots * groups;
+  const unsigned grid = kernel::grid_for(a.work, threads, exec.multiprocessors, 16);
+  NRL_LAUNCH((rope_kernel<T, E>), grid, threads, 0, exec.stream, a);
+}
+
+void rope_launch(Exec& exec, const Rope& r) {
+  for_float_type(r.x.dtype, [&]<class T>() {
+    packed_rotation(r.x, r.table) ? launch<T, per_pack<T>>(exec, r) : launch<T, 1>(exec, r);
+  });
+}
+
+}  // namespace
+
+void fill_rope(KernelTable& table) {
+  table.rope = rope_launch;
+}
 
 }  // namespace nrl::ops::NRL_GPU
