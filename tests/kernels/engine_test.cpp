@@ -326,7 +326,7 @@ __global__ void half_a_warp(float* out) {
 
 __global__ void traps(int* out, unsigned block) {
   if (blockIdx.x == block && threadIdx.x == 3) __trap();
-  out[blockIdx.x] = 1;
+  if (threadIdx.x == 0) out[blockIdx.x] = 1;
 }
 
 __global__ void throws(int* out) {
