@@ -308,6 +308,7 @@ void Communicator::barrier() {
 }
 
 std::vector<std::string> Communicator::gather_texts(std::string_view text) {
+  if (&host() != this) return host().gather_texts(text);
   std::vector<int64_t> lengths(members_.size());
   const std::vector<int64_t> own = {static_cast<int64_t>(text.size())};
   all_gather(own, lengths);
@@ -326,6 +327,7 @@ std::vector<std::string> Communicator::gather_texts(std::string_view text) {
 }
 
 void Communicator::broadcast_text(std::string& text, int root) {
+  if (&host() != this) return host().broadcast_text(text, root);
   std::vector<int64_t> length = {static_cast<int64_t>(text.size())};
   broadcast(length, root);
   text.resize(static_cast<size_t>(length[0]));

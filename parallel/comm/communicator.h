@@ -1,10 +1,10 @@
 #pragma once
-// Communication among a group of ranks. Backends: self (one rank), mpi (host memory); recording wraps any of
-// them.
+// Communication among a group of ranks. Backends: self (one rank), mpi (host memory), staged and nccl (device
+// memory, device_comm.h); recording wraps any of them.
 //
 // Ranks of a group must issue the same collectives with the same arguments in the same order; see executor.h
 // for the rule over several groups. Results do not depend on timing, on the backend or on where the ranks
-// run: sums add the ranks' values in rank order.
+// run: sums add the ranks' values in rank order. nccl alone sums in an order of its own (device_comm.h).
 
 #include "core/base/dtype.h"
 #include "parallel/comm/ledger.h"
@@ -21,6 +21,7 @@
 
 namespace nrl::comm {
 
+class HostTransport;
 class Work;
 
 /// Sum wraps around for integers; max and min pass NaN on.
@@ -61,8 +62,10 @@ struct View {
   int64_t bytes() const { return count * size_of(dtype); }
 };
 
-/// The device stream that device memory is ordered by: the operation starts after the work already in it, and
-/// work put there after wait() sees the result. Backends for host memory refuse any but the default.
+/// The device stream (device::StreamHandle) that device memory is ordered by: the operation starts after the
+/// work already in it, and work put there after wait() sees the result. Without one (null) the memory must be
+/// idle when a device operation is issued, and wait() blocks until the result is there. Backends for host
+/// memory refuse any but null.
 struct StreamRef {
   void* native = nullptr;
 };
@@ -89,7 +92,7 @@ class [[nodiscard]] Handle {
   explicit Handle(std::shared_ptr<Work> work) : work_(std::move(work)) {}
 
   /// Blocks until finished; rethrows the operation's error. Nothing happens for an empty handle; empties this
-  /// one.
+  /// one. For an operation ordered by a stream it is the stream that waits (device_comm.h).
   void wait();
   /// True when finished (or empty); does not block and does not replace wait().
   bool done() const;
@@ -177,10 +180,19 @@ class Communicator {
   /// The group of these ranks, in this order. Called by its members only; null for an empty list.
   virtual std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) = 0;
 
-  /// Gathers one text of every rank, in rank order. Collective; for start-up and error paths.
+  /// Gathers one text of every rank, in rank order. Collective; for start-up and error paths. Texts go
+  /// through host().
   std::vector<std::string> gather_texts(std::string_view text);
   /// Replaces `text` by the root's. Collective.
   void broadcast_text(std::string& text, int root);
+
+  /// The communicator of the same ranks for host memory: this one, or the one beneath one for device memory.
+  virtual Communicator& host() { return *this; }
+  /// Throws the error that came up in the background since (a peer was lost) and that no wait() would show:
+  /// for loops that only replay recorded graphs. Does not block.
+  virtual void check() {}
+  /// For communicators built on this one; null where there is none (one rank).
+  virtual std::shared_ptr<HostTransport> host_transport() { return nullptr; }
 
   /// Handles not waited for yet.
   int outstanding() const { return unwaited_->load(std::memory_order_relaxed); }

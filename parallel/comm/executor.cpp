@@ -32,8 +32,8 @@ void Work::wait() {
 }
 
 void Work::block() {
-  if (executor_ && !finished()) executor_->wait(*this);
-  NRL_CHECK(finished(), "waiting for an operation that nobody carries out");
+  if (executor_ && !over()) executor_->wait(*this);
+  NRL_CHECK(over(), "waiting for an operation that nobody carries out");
 }
 
 void Work::run_now() {
@@ -131,11 +131,11 @@ bool Executor::step() {
 
 void Executor::wait(Work& work) {
   waiters_.fetch_add(1, std::memory_order_relaxed);
-  while (!work.finished()) {
+  while (!work.over()) {
     if (run_mutex_.try_lock()) {
       std::unique_lock run(run_mutex_, std::adopt_lock);
       Backoff backoff(nullptr, 60);
-      while (!work.finished()) {
+      while (!work.over()) {
         if (step()) {
           backoff.reset();
         } else {

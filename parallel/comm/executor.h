@@ -33,7 +33,8 @@ class Work {
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
-  virtual bool finished() const { return progress_.load(std::memory_order_acquire) >= Progress::done; }
+  /// True when the result is there.
+  virtual bool finished() const { return over(); }
   /// Blocks until finished; carries the operation out in this thread where nothing runs in the other.
   /// Rethrows its error. Called once.
   void wait();
@@ -46,8 +47,11 @@ class Work {
   /// True when finished.
   virtual bool poll() { return true; }
 
-  /// Blocks until finished.
+  /// Blocks until carried out; a subclass may wait for more.
   virtual void block();
+  /// True when carried out, well or not.
+  bool over() const { return progress_.load(std::memory_order_acquire) >= Progress::done; }
+  bool failed() const { return progress_.load(std::memory_order_acquire) == Progress::failed; }
 
  private:
   friend class Executor;
@@ -86,7 +90,7 @@ class Executor {
 
   /// Appends an operation. `blocking`: the caller waits for it at once, so that the thread need not be woken.
   void submit(std::shared_ptr<Work> work, bool blocking);
-  /// Returns when `work` is finished. Takes the thread's part where that is idle.
+  /// Returns when `work` is carried out. Takes the thread's part where that is idle.
   void wait(Work& work);
   /// Threads blocked in wait(); null in the callers' own threads. For the Backoff of operations.
   static const std::atomic<int>* current_waiters();

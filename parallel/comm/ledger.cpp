@@ -92,10 +92,10 @@ void Ledger::start(LedgerTicket& ticket) {
   }
 }
 
-void Ledger::finish(const LedgerTicket& ticket, bool failed) {
+void Ledger::finish(const LedgerTicket& ticket, bool failed, int64_t busy_ns) {
   std::lock_guard lock(state_->mutex);
   const int64_t now = now_ns();
-  state_->sums[ticket.total].busy_ns += now - ticket.started_ns;
+  state_->sums[ticket.total].busy_ns += busy_ns >= 0 ? busy_ns : now - ticket.started_ns;
   if (LedgerEntry* entry = state_->find(ticket.id)) {
     entry->ended_ns = now;
     entry->progress = failed ? Progress::failed : Progress::done;

@@ -46,7 +46,7 @@ struct LedgerEntry {
   int32_t peer = -1;  ///< root of a broadcast, the other rank of a send or receive
   int64_t bytes = 0;
   int64_t enqueued_ns = 0, started_ns = 0, ended_ns = 0;
-  int64_t exposed_ns = 0;  ///< time a caller was blocked in wait()
+  int64_t exposed_ns = 0;  ///< time a caller was blocked in wait(); nccl: time its stream was
 };
 
 /// Sums over the operations of one kind in the groups of one name.
@@ -87,7 +87,8 @@ class Ledger {
 
   LedgerTicket enqueue(uint32_t group, uint64_t seq, Op op, DType dtype, int64_t bytes, int32_t peer);
   void start(LedgerTicket& ticket);
-  void finish(const LedgerTicket& ticket, bool failed);
+  /// `busy_ns`: how long it took; negative: since start(). Given where the end is noticed late.
+  void finish(const LedgerTicket& ticket, bool failed, int64_t busy_ns = -1);
   void expose(const LedgerTicket& ticket, int64_t ns);
 
   /// The latest entries, oldest first; at most kCapacity.

@@ -5,12 +5,13 @@
 namespace nrl {
 
 GradReducer::GradReducer(const FlatBuckets& layout, std::span<float> grads, comm::Communicator& dp,
-                         const ShardingStrategy& strategy, bool overlap)
+                         const ShardingStrategy& strategy, bool overlap, comm::StreamRef stream)
     : layout_(layout),
       grads_(grads),
       dp_(dp),
       strategy_(strategy),
       overlap_(overlap),
+      stream_(stream),
       sums_(layout.buckets().size()),
       gathers_(layout.buckets().size()) {
   if (strategy.gradients || strategy.parameters)
@@ -54,8 +55,9 @@ void GradReducer::launch_complete() {
     };
     sums_[next_] = strategy_.optimizer_state
                        ? dp_.reduce_scatter_async(comm::View(part(whole)),
-                                                  part(layout_.shard(static_cast<int>(next_), dp_.rank())))
-                       : dp_.all_reduce_async(part(whole));
+                                                  part(layout_.shard(static_cast<int>(next_), dp_.rank())),
+                                                  comm::Reduce::sum, stream_)
+                       : dp_.all_reduce_async(part(whole), comm::Reduce::sum, stream_);
   }
 }
 
@@ -65,6 +67,7 @@ void GradReducer::finish() {
     NRL_CHECK(seen_[p], "the gradient of {} was never reported", layout_.params()[p].name);
   launch_complete();
   for (comm::Handle& h : sums_) h.wait();
+  dp_.check();
   started_ = false;
 }
 
@@ -83,7 +86,7 @@ void GradReducer::start_gather(comm::View flat) {
   for (int b = static_cast<int>(gathers_.size()) - 1; b >= 0; --b) {
     comm::Handle& handle = gathers_[static_cast<size_t>(b)];
     NRL_CHECK(handle.empty(), "bucket {} is being gathered", b);
-    handle = dp_.all_gather_async(part(layout_.shard(b, dp_.rank())), part(layout_.range(b)));
+    handle = dp_.all_gather_async(part(layout_.shard(b, dp_.rank())), part(layout_.range(b)), stream_);
   }
 }
 

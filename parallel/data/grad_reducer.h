@@ -22,8 +22,13 @@ class GradReducer {
   /// layout has shards. `overlap` false: everything is sent in finish(). Strategies: ddp sums whole buckets
   /// (all_reduce), optim leaves each rank the sum of its shards (reduce_scatter; the rest of `grads` is then
   /// stale). Strategies that keep gradients in shards between microbatches are Exit::config.
+  ///
+  /// With a communicator of device memory `grads` and what is gathered lie on the device and are never
+  /// touched here; `stream` is where gradients are computed and used. ready() then stands for work already in
+  /// it, and finish() and the gathers' waits order what is put there afterwards, without waiting for the
+  /// stream (what the communicator itself blocks for: device_comm.h).
   GradReducer(const FlatBuckets& layout, std::span<float> grads, comm::Communicator& dp,
-              const ShardingStrategy& strategy, bool overlap);
+              const ShardingStrategy& strategy, bool overlap, comm::StreamRef stream = {});
   ~GradReducer();
   GradReducer(const GradReducer&) = delete;
   GradReducer& operator=(const GradReducer&) = delete;
@@ -32,7 +37,8 @@ class GradReducer {
   void start();
   /// The gradient of a parameter is complete. Twice in a step, or outside of one, is an internal error.
   void ready(int param);
-  /// Waits until all sums are there. A parameter that was never ready is an internal error.
+  /// Waits until all sums are there, and fails if the communicator has lost a rank. A parameter that was
+  /// never ready is an internal error.
   void finish();
 
   /// Fills the whole flat buffer (any element type, layout.total() elements) from every rank's shards. For
@@ -53,6 +59,7 @@ class GradReducer {
   comm::Communicator& dp_;
   ShardingStrategy strategy_;
   bool overlap_;
+  comm::StreamRef stream_;
   bool started_ = false;
   size_t next_ = 0;                           // first bucket not sent yet
   std::vector<int> missing_;                  // by bucket: parameters not ready

@@ -1,5 +1,6 @@
 #include "parallel/comm/mpi/mpi_comm.h"
 
+#include "parallel/comm/host_transport.h"
 #include "parallel/comm/mpi/shared_window.h"
 #include "parallel/comm/reduce.h"
 #include "parallel/comm/self/self_comm.h"
@@ -16,7 +17,7 @@ constexpr int64_t kScratchBytes = 8 << 20;
 constexpr int64_t kSmallBytes = 8 << 10;  // below it one gather of everything beats two exchanges of slices
 
 /// The MPI side of a communicator. All methods run in the executor.
-struct MpiGroup {
+struct MpiGroup final : HostTransport {
   std::shared_ptr<MpiState> state;
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0, size = 1;
@@ -58,7 +59,12 @@ struct MpiGroup {
   void reduce_scatter(const std::byte* in, std::byte* out, int64_t count, DType dtype, Reduce op);
   void all_to_all(const Call& call);
   void broadcast(std::byte* data, int64_t bytes, int root);
-  void execute(const Call& call);
+
+  Executor& executor() override { return state->executor; }
+  void execute(const Call& call) override;
+  std::unique_ptr<PendingMessages> post(std::vector<Message> messages) override;
+  Backoff backoff() const override { return state->backoff(); }
+  bool dropped() const override { return state->failed || state->finished; }
 };
 
 void MpiGroup::gather(const std::byte* in, std::byte* out, int64_t bytes) {
@@ -214,33 +220,26 @@ class FunctionWork final : public Work {
   std::function<void()> body_;
 };
 
-class MessageWork final : public Work {
+class MpiMessages final : public PendingMessages {
  public:
-  MessageWork(std::shared_ptr<MpiGroup> group, const LedgerTicket& ticket,
-              std::shared_ptr<std::atomic<int>> unwaited, std::vector<Message> messages)
-      : Work(group->state->ledger, ticket, &group->state->executor, std::move(unwaited)),
-        group_(std::move(group)),
-        messages_(std::move(messages)) {}
-
- private:
-  bool start() override {
-    for (const Message& m : messages_) {
+  MpiMessages(MPI_Comm comm, int rank, std::span<const Message> messages) : rank_(rank) {
+    for (const Message& m : messages) {
       const Part part{static_cast<std::byte*>(m.data.data), m.data.bytes(), m.peer};
       if (m.kind == Message::Kind::recv) {
         const size_t before = requests_.size();
-        post_recv(part, m.tag, group_->comm, requests_);
+        post_recv(part, m.tag, comm, requests_);
         for (size_t i = before; i < requests_.size(); ++i) expected_.push_back({i, part.bytes, m.peer});
       }
     }
-    for (const Message& m : messages_) {
+    for (const Message& m : messages) {
       const Part part{static_cast<std::byte*>(m.data.data), m.data.bytes(), m.peer};
-      if (m.kind == Message::Kind::send) post_send(part, m.tag, group_->comm, requests_);
+      if (m.kind == Message::Kind::send) post_send(part, m.tag, comm, requests_);
     }
-    return poll();
-  }
-  bool poll() override {
-    int over = 0;
     statuses_.resize(requests_.size());
+  }
+
+  bool test() override {
+    int over = 0;
     mpi_check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &over, statuses_.data()),
               "a message between ranks");
     if (!over) return false;
@@ -254,22 +253,45 @@ class MessageWork final : public Work {
         got += n;
         posted += std::min<int64_t>(bytes - posted, int64_t{1} << 30);
       }
-      NRL_CHECK(got == bytes, "rank {} expected {} bytes from rank {} and got {}", group_->rank, bytes, peer,
-                got);
+      NRL_CHECK(got == bytes, "rank {} expected {} bytes from rank {} and got {}", rank_, bytes, peer, got);
     }
     return true;
   }
 
+ private:
   struct Expected {
     size_t request;
     int64_t bytes;
     int peer;
   };
-  std::shared_ptr<MpiGroup> group_;
-  std::vector<Message> messages_;
+  int rank_;
   std::vector<MPI_Request> requests_;
   std::vector<MPI_Status> statuses_;
   std::vector<Expected> expected_;
+};
+
+std::unique_ptr<PendingMessages> MpiGroup::post(std::vector<Message> messages) {
+  return std::make_unique<MpiMessages>(comm, rank, messages);
+}
+
+class MessageWork final : public Work {
+ public:
+  MessageWork(std::shared_ptr<MpiGroup> group, const LedgerTicket& ticket,
+              std::shared_ptr<std::atomic<int>> unwaited, std::vector<Message> messages)
+      : Work(group->state->ledger, ticket, &group->state->executor, std::move(unwaited)),
+        group_(std::move(group)),
+        messages_(std::move(messages)) {}
+
+ private:
+  bool start() override {
+    pending_ = group_->post(std::move(messages_));
+    return poll();
+  }
+  bool poll() override { return pending_->test(); }
+
+  std::shared_ptr<MpiGroup> group_;
+  std::vector<Message> messages_;
+  std::unique_ptr<PendingMessages> pending_;
 };
 
 class MpiCommunicator final : public Communicator {
@@ -315,6 +337,8 @@ class MpiCommunicator final : public Communicator {
     });
     return adopt(comm, name);
   }
+
+  std::shared_ptr<HostTransport> host_transport() override { return group_; }
 
   MPI_Comm raw() const { return group_->comm; }
 

@@ -49,6 +49,12 @@ class RecordingCommunicator final : public Communicator {
   std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) override {
     return wrap(inner_->subgroup(ranks, name));
   }
+  Communicator& host() override {
+    Communicator& beneath = inner_->host();
+    return &beneath == inner_.get() ? *this : beneath;
+  }
+  void check() override { inner_->check(); }
+  std::shared_ptr<HostTransport> host_transport() override { return inner_->host_transport(); }
 
  private:
   std::shared_ptr<Work> submit(Call call, bool blocking) override {
