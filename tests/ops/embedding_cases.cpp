@@ -1,5 +1,8 @@
 #include "core/ops/embedding/embedding.h"
 
+#include <algorithm>
+
+#include "core/base/philox.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -43,12 +46,61 @@ GradProblem gradient(DType t) {
   return g;
 }
 
+enum class Ids : uint8_t { spread, one_hot_token, all_the_same, descending, distinct };
+
+Buffer ids_of(Ids kind, int64_t n, int64_t vocabulary) {
+  Buffer ids = Buffer(DType::i32, {n}).integers("ids", 0, vocabulary);
+  const PhiloxStream random(7, "hot");
+  for (int64_t i = 0; i < n; ++i) {
+    if (kind == Ids::one_hot_token && random.uniform(static_cast<uint64_t>(i)) < 0.3f)
+      ids.set(i, static_cast<double>(vocabulary / 2));
+    if (kind == Ids::all_the_same) ids.set(i, static_cast<double>(vocabulary - 1));
+    if (kind == Ids::descending) ids.set(i, static_cast<double>((n - 1 - i) * vocabulary / n));
+    if (kind == Ids::distinct) ids.set(i, static_cast<double>(i * 7919 % vocabulary));
+  }
+  return ids;
+}
+
+/// Runs of one id of all lengths, ids of several digits, with no byte more of workspace than asked for.
+Outputs runs(Exec& e, Ids kind, DType dtype, int64_t n, int64_t vocabulary, int64_t h, int64_t gap) {
+  const Buffer ids = ids_of(kind, n, vocabulary), dout = Buffer(dtype, {n, h}, gap).normal("dout");
+  Buffer dtable(DType::f32, {vocabulary, h}, gap);
+  for (int64_t r = 0; r < std::min<int64_t>(vocabulary, 50); ++r)
+    for (int64_t i = 0; i < h; ++i) dtable.set(r * h + i, static_cast<double>(r - i));
+  Exec exact = e;
+  const size_t bytes = embedding_backward_workspace(n, h);
+  exact.workspace.size = std::min(bytes, e.workspace.size);
+  embedding_backward(exact, {.ids = ids, .dout = dout, .dtable = dtable});
+  return {{"dtable", dtable, n}};
+}
+
 }  // namespace
 
 NRL_OP_CASES(embedding) {
+  struct Case {
+    Ids kind;
+    int64_t n, vocabulary, h, gap;
+  };
+  for (const Case& c : {Case{Ids::spread, 1100, 600, 8, 0},
+                        {Ids::spread, 513, 70000, 4, 4},
+                        {Ids::spread, 70, 262200, 4, 0},
+                        {Ids::one_hot_token, 1100, 1000, 12, 0},
+                        {Ids::one_hot_token, 300, 11, 5, 0},
+                        {Ids::all_the_same, 1030, 513, 4, 8},
+                        {Ids::all_the_same, 32, 1, 520, 0},
+                        {Ids::descending, 640, 20, 8, 0},
+                        {Ids::descending, 65, 3, 136, 8},
+                        {Ids::distinct, 600, 1000, 4, 0},
+                        {Ids::distinct, 33, 40, 7, 1}})
+    for (DType dtype : {DType::f32, DType::bf16})
+      registry.tests.push_back(
+          {fmt::format("embedding.{} ({}, {}) of {} ids {} gap {} backward", name_of(dtype), c.n, c.h,
+                       c.vocabulary, static_cast<int>(c.kind), c.gap),
+           [=](Exec& e) { return runs(e, c.kind, dtype, c.n, c.vocabulary, c.h, c.gap); }, true});
+
   constexpr int64_t vocabulary = 37, places = 11;
   for (DType dtype : {DType::f32, DType::bf16}) {
-    for (auto [n, h] : {std::pair<int64_t, int64_t>{1, 1}, {7, 31}, {64, 61}, {301, 257}}) {
+    for (auto [n, h] : {std::pair<int64_t, int64_t>{1, 1}, {7, 31}, {64, 61}, {301, 257}, {19, 1040}}) {
       for (bool positions : {false, true}) {
         const std::string name =
             fmt::format("embedding.{} ({}, {}) {}", name_of(dtype), n, h, positions ? "with positions" : "");

@@ -1,6 +1,7 @@
 #include "core/device/kernel/kernel.h"
 #include "core/ops/cpu_families.h"
 #include "core/ops/cross_entropy/row_plan.h"
+#include "core/ops/gpu_rows.h"
 #include "core/ops/kernel_table.h"
 
 namespace nrl::ops::NRL_GPU {
@@ -87,10 +88,7 @@ __device__ __forceinline__ Vec<float> vector_of(const float* x) {
 /// Four elements; `p` is at an 8-byte boundary when `aligned`.
 __device__ __forceinline__ void store_low(bf16* p, const float* g, bool aligned) {
   if (aligned) {
-    uint2 raw;
-    raw.x = bf16(g[0]).bits | static_cast<unsigned>(bf16(g[1]).bits) << 16;
-    raw.y = bf16(g[2]).bits | static_cast<unsigned>(bf16(g[3]).bits) << 16;
-    *reinterpret_cast<uint2*>(p) = raw;
+    *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(g[0], g[1]), pack_bf16(g[2], g[3]));
   } else {
 #pragma unroll
     for (int e = 0; e < 4; ++e) p[e] = bf16(g[e]);

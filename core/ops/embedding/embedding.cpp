@@ -1,7 +1,9 @@
 #include "core/ops/embedding/embedding.h"
 
 #include "core/ops/check.h"
+#include "core/ops/embedding/sorted.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/scratch.h"
 #include "core/trace/trace.h"
 
 namespace nrl::ops {
@@ -45,6 +47,12 @@ void embedding_backward(Exec& exec, const EmbeddingBackward& a) {
   }
   const trace::Range range("embedding_backward");
   if (a.dout.numel() > 0) exec.kernels->embedding_backward(exec, a);
+}
+
+size_t embedding_backward_workspace(int64_t tokens, int64_t hidden) {
+  // Keys and tokens before and after a pass, counts, pieces of sums.
+  return 4 * scratch_bytes(tokens) + scratch_bytes(sorted::digits * sorted::tiles_of(tokens)) +
+         scratch_bytes(2 * sorted::groups_of(tokens) * hidden) + scratch_alignment;
 }
 
 }  // namespace nrl::ops

@@ -14,8 +14,9 @@ struct EmbeddingForward {
   Tensor out;             ///< (N, H) f32 or bf16
 };
 
-/// dtable[ids[n]] += dout[n]; dposition_table likewise. Threads split the columns, so the order of additions,
-/// and with it the bits, do not depend on the number of threads.
+/// dtable[ids[n]] += dout[n]; dposition_table likewise. The order of additions, and with it the bits, depend
+/// on the ids alone: CPU threads split the columns, a GPU sorts the tokens by id (stably) and adds groups of
+/// them.
 struct EmbeddingBackward {
   Tensor ids;
   Tensor dout;             ///< (N, H)
@@ -26,5 +27,8 @@ struct EmbeddingBackward {
 
 void embedding_forward(Exec& exec, const EmbeddingForward& a);
 void embedding_backward(Exec& exec, const EmbeddingBackward& a);
+
+/// Scratch bytes of embedding_backward on a GPU.
+size_t embedding_backward_workspace(int64_t tokens, int64_t hidden);
 
 }  // namespace nrl::ops

@@ -155,6 +155,12 @@ void column_sums(int threads, const Tensor& t, float* sums, bool accumulate) {
                     });
 }
 
+void column_sums_kernel(Exec& exec, const ColumnSums& a) {
+  for_float_type(a.x.dtype, [&]<class T>() {
+    column_sums<T>(exec.threads, a.x, data_of<float>(a.out), a.accumulate);
+  });
+}
+
 void backward_weight_kernel(Exec& exec, const LinearBackwardWeight& a) {
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);
   const bool narrow = any_narrow(a.dout, a.x, a.dweight);
@@ -221,6 +227,7 @@ void fill_linear(KernelTable& table) {
   table.linear_forward = forward_kernel;
   table.linear_backward_data = backward_data_kernel;
   table.linear_backward_weight = backward_weight_kernel;
+  table.column_sums = column_sums_kernel;
 }
 
 void fill_fma_probe(FmaProbe& probe) {

@@ -41,13 +41,16 @@ struct LinearBackwardWeight {
   bool accumulate = true;
 };
 
-/// out[m] = or += (accumulate) the sum over rows of x: the gradient of a bias. Deterministic.
+/// out[m] = or += (accumulate) the sum over rows of x: the gradient of a bias. Rows of x may be strided. The order
+/// of additions depends on the shape, and on a GPU on Exec::threads.
 struct ColumnSums {
   Tensor x;    ///< (N, M) f32 or bf16
   Tensor out;  ///< (M) f32
   bool accumulate = true;
 };
 void column_sums(Exec& exec, const ColumnSums& a);
+/// Scratch bytes of column_sums on a GPU for m columns.
+size_t column_sums_workspace(int64_t m, int threads);
 
 void linear_forward(Exec& exec, const LinearForward& a);
 void linear_backward_data(Exec& exec, const LinearBackwardData& a);

@@ -50,12 +50,21 @@ void backward_weight(Exec&, const LinearBackwardWeight& a) {
   }
 }
 
+void column_sums_of(Exec&, const ColumnSums& a) {
+  for (int64_t j = 0; j < a.x.dim(1); ++j) {
+    double sum = a.accumulate ? load(a.out, j) : 0.0;
+    for (int64_t i = 0; i < a.x.dim(0); ++i) sum += load(a.x, i, j);
+    store(a.out, j, sum);
+  }
+}
+
 }  // namespace
 
 void fill_linear(KernelTable& table) {
   table.linear_forward = forward;
   table.linear_backward_data = backward_data;
   table.linear_backward_weight = backward_weight;
+  table.column_sums = column_sums_of;
 }
 
 }  // namespace nrl::ops::reference

@@ -1,5 +1,6 @@
 #include "core/device/kernel/kernel.h"
 #include "core/ops/cpu_families.h"
+#include "core/ops/gpu_units.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/optimizer/adamw_step.h"
 #include "core/ops/scratch.h"
@@ -26,10 +27,6 @@ struct UpdateArguments {
   const double* scalars;  ///< null: `host`
   AdamWScalars host;
   AdamWRates rates;
-};
-
-struct alignas(8) FourLow {
-  bf16 e[4];
 };
 
 template <bool low, bool zero_grad>
@@ -71,22 +68,19 @@ __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
     if (!skip) {
       Vec<float> vp = load16(p + i), vm = load16(m + i), vv = load16(v + i);
       const Vec<float> vg = load16(g + i);
-      FourLow c;
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const element::AdamWState x = element::adamw<GpuMath>(s, {vp.e[k], vm.e[k], vv.e[k]}, vg.e[k]);
         vp.e[k] = x.param;
         vm.e[k] = x.exp_avg;
         vv.e[k] = x.exp_avg_sq;
-        if constexpr (low) c.e[k] = bf16(x.param);
       }
       store16(p + i, vp);
       store16(m + i, vm);
       store16(v + i, vv);
       if constexpr (low) {
-        uint2 raw;
-        memcpy(&raw, &c, 8);
-        *reinterpret_cast<uint2*>(copy + i) = raw;
+        *reinterpret_cast<uint2*>(copy + i) =
+            make_uint2(pack_bf16(vp.e[0], vp.e[1]), pack_bf16(vp.e[2], vp.e[3]));
       }
     }
     if constexpr (zero_grad) store16(g + i, Vec<float>{});
@@ -228,52 +222,29 @@ void add_sum_launch(Exec& exec, const AddSum& a) {
 
 // --- element by element ----------------------------------------------------------------------------------
 
-/// A unit of work: 8 elements, 16 or 32 bytes of each tensor.
-constexpr int unit = 8;
-
-template <class T>
-__device__ __forceinline__ void load_unit(const T* p, float (&v)[unit]) {
-#pragma unroll
-  for (int part = 0; part < unit / Vec<T>::size; ++part) {
-    const Vec<T> raw = load16(p + part * Vec<T>::size);
-#pragma unroll
-    for (int k = 0; k < Vec<T>::size; ++k) v[part * Vec<T>::size + k] = static_cast<float>(raw.e[k]);
-  }
-}
-template <class T>
-__device__ __forceinline__ void store_unit(T* p, const float (&v)[unit]) {
-#pragma unroll
-  for (int part = 0; part < unit / Vec<T>::size; ++part) {
-    Vec<T> raw;
-#pragma unroll
-    for (int k = 0; k < Vec<T>::size; ++k) raw.e[k] = static_cast<T>(v[part * Vec<T>::size + k]);
-    store16(p + part * Vec<T>::size, raw);
-  }
-}
-
 /// out = x, or out += x. x and out may be the same memory.
 template <bool accumulate, class X, class O>
 __global__ void __launch_bounds__(threads) combine_kernel(const X* x, O* out, int64_t n, bool vectors) {
   const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x, all = int64_t{gridDim.x} * threads;
-  const int64_t units = vectors ? n / unit : 0;
+  const int64_t units = vectors ? n / unit_elements : 0;
   for (int64_t u = thread; u < units; u += 2 * all) {
     const bool second = u + all < units;
-    float a[unit], b[unit] = {}, ya[unit] = {}, yb[unit] = {};
-    load_unit(x + u * unit, a);
-    if (second) load_unit(x + (u + all) * unit, b);
+    float a[unit_elements], b[unit_elements] = {}, ya[unit_elements] = {}, yb[unit_elements] = {};
+    load_unit(x + u * unit_elements, a);
+    if (second) load_unit(x + (u + all) * unit_elements, b);
     if constexpr (accumulate) {
-      load_unit(out + u * unit, ya);
-      if (second) load_unit(out + (u + all) * unit, yb);
+      load_unit(out + u * unit_elements, ya);
+      if (second) load_unit(out + (u + all) * unit_elements, yb);
 #pragma unroll
-      for (int k = 0; k < unit; ++k) {
+      for (int k = 0; k < unit_elements; ++k) {
         a[k] += ya[k];
         b[k] += yb[k];
       }
     }
-    store_unit(out + u * unit, a);
-    if (second) store_unit(out + (u + all) * unit, b);
+    store_unit(out + u * unit_elements, a);
+    if (second) store_unit(out + (u + all) * unit_elements, b);
   }
-  for (int64_t i = units * unit + thread; i < n; i += all) {
+  for (int64_t i = units * unit_elements + thread; i < n; i += all) {
     float v = static_cast<float>(x[i]);
     if constexpr (accumulate) v += static_cast<float>(out[i]);
     out[i] = static_cast<O>(v);
@@ -283,8 +254,8 @@ __global__ void __launch_bounds__(threads) combine_kernel(const X* x, O* out, in
 template <bool accumulate, class X, class O>
 void combine_as(Exec& exec, const Tensor& x, const Tensor& out) {
   const int64_t n = x.numel();
-  NRL_LAUNCH((combine_kernel<accumulate, X, O>), grid_for(n, threads * unit, exec.multiprocessors), threads,
-             0, exec.stream, static_cast<const X*>(x.data), static_cast<O*>(out.data), n,
+  NRL_LAUNCH((combine_kernel<accumulate, X, O>), grid_for(n, threads * unit_elements, exec.multiprocessors),
+             threads, 0, exec.stream, static_cast<const X*>(x.data), static_cast<O*>(out.data), n,
              aligned16(x.data) && aligned16(out.data));
 }
 
