@@ -1,0 +1,72 @@
+#include "parallel/comm/device_comm.h"
+
+#include "core/base/error.h"
+#include "parallel/comm/nccl/nccl_comm.h"
+#include "parallel/comm/self/self_comm.h"
+#include "parallel/comm/staged/staged_comm.h"
+
+#include <map>
+
+namespace nrl::comm {
+
+namespace {
+
+constexpr int kMultiRankVersion = 23000;  // 2.30
+
+/// Two ranks with one device, or nothing.
+std::optional<std::pair<size_t, size_t>> shared_device(std::span<const std::string> devices) {
+  std::map<std::string_view, size_t> first;
+  for (size_t r = 0; r < devices.size(); ++r) {
+    const auto [at, added] = first.try_emplace(devices[r], r);
+    if (!added) return std::pair{at->second, r};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string nccl_obstacle(std::span<const std::string> devices, const NcclSupport& nccl) {
+  if (!nccl.built) return "this build has no NCCL";
+  for (size_t r = 0; r < devices.size(); ++r)
+    if (devices[r] == "simulated") return fmt::format("rank {} has a simulated device", r);
+  const auto shared = shared_device(devices);
+  if (!shared) return "";
+  const std::string who =
+      fmt::format("ranks {} and {} share device {}", shared->first, shared->second, devices[shared->first]);
+  if (nccl.version < kMultiRankVersion)
+    return fmt::format("{}, which NCCL {}.{}.{} cannot do (2.30 can)", who, nccl.version / 10000,
+                       nccl.version / 100 % 100, nccl.version % 100);
+  if (!nccl.multi_rank_gpu)
+    return fmt::format("{}, which NCCL does only with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment", who);
+  return "";
+}
+
+DeviceCommChoice choose_device_comm(std::optional<DeviceCommKind> wanted,
+                                    std::span<const std::string> devices, const NcclSupport& nccl) {
+  if (wanted == DeviceCommKind::staged) return {DeviceCommKind::staged, "as configured"};
+  const std::string obstacle = nccl_obstacle(devices, nccl);
+  if (wanted == DeviceCommKind::nccl) {
+    if (!obstacle.empty())
+      fail(Exit::unavailable,
+           "distributed.backend: nccl cannot be used: {}; set distributed.backend: staged, which sends "
+           "through host memory",
+           obstacle);
+    return {DeviceCommKind::nccl, "as configured"};
+  }
+  if (devices.size() <= 1) return {DeviceCommKind::staged, "there is one rank only"};
+  if (!obstacle.empty()) return {DeviceCommKind::staged, obstacle};
+  if (shared_device(devices))  // possible, but experimental: only where it is asked for
+    return {DeviceCommKind::staged, "ranks share a device"};
+  return {DeviceCommKind::nccl, "every rank has a device of its own"};
+}
+
+std::unique_ptr<Communicator> make_device_communicator(DeviceCommKind kind, Communicator& host,
+                                                       device::Runtime& device,
+                                                       const DeviceCommOptions& options) {
+  NRL_CHECK(&host.host() == &host, "{} is a communicator of device memory already", host.label());
+  if (host.size() == 1) return make_device_self(host, device);
+  NRL_CHECK(host.host_transport(), "{} cannot carry communication of device memory", host.label());
+  return kind == DeviceCommKind::nccl ? make_nccl(host, device, options) : make_staged(host, device, options);
+}
+
+}  // namespace nrl::comm

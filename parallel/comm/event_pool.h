@@ -1,0 +1,65 @@
+#pragma once
+// Events that are used again, so that issuing an operation creates none.
+
+#include "core/device/runtime.h"
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace nrl::comm {
+
+/// Thread-safe; made as a shared pointer, which every event on loan keeps alive.
+class EventPool : public std::enable_shared_from_this<EventPool> {
+ public:
+  EventPool(device::Runtime& runtime, device::EventKind kind) : runtime_(runtime), kind_(kind) {}
+
+  /// An event on loan; goes back when it is destroyed, and must then be done or of no interest any more.
+  class Loan {
+   public:
+    Loan() = default;
+    Loan(std::shared_ptr<EventPool> pool, device::Event event)
+        : pool_(std::move(pool)), event_(std::move(event)) {}
+    ~Loan() {
+      if (pool_) pool_->put(std::move(event_));
+    }
+    Loan(Loan&& o) noexcept : pool_(std::move(o.pool_)), event_(std::move(o.event_)) {}
+    Loan& operator=(Loan&& o) noexcept {
+      std::swap(pool_, o.pool_);
+      std::swap(event_, o.event_);
+      return *this;
+    }
+    explicit operator bool() const { return pool_ != nullptr; }
+    const device::Event* operator->() const { return &event_; }
+
+   private:
+    std::shared_ptr<EventPool> pool_;
+    device::Event event_;
+  };
+
+  Loan take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        device::Event event = std::move(free_.back());
+        free_.pop_back();
+        return {shared_from_this(), std::move(event)};
+      }
+    }
+    return {shared_from_this(), device::Event(runtime_, kind_)};
+  }
+
+ private:
+  void put(device::Event event) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(event));
+  }
+
+  device::Runtime& runtime_;
+  device::EventKind kind_;
+  std::mutex mutex_;
+  std::vector<device::Event> free_;
+};
+
+}  // namespace nrl::comm

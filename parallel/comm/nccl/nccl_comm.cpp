@@ -1,0 +1,297 @@
+#include "parallel/comm/nccl/nccl_comm.h"
+
+#include "core/base/log.h"
+#include "parallel/comm/executor.h"
+#include "parallel/comm/host_transport.h"
+#include "parallel/comm/nccl/nccl_group.h"
+#include "parallel/comm/self/self_comm.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+
+namespace nrl::comm {
+
+namespace {
+
+ncclDataType_t type_of(DType t) {
+  switch (t) {
+    case DType::f32:
+      return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::f64:
+      return ncclFloat64;
+    case DType::i32:
+      return ncclInt32;
+    case DType::i64:
+      return ncclInt64;
+    case DType::u8:
+      return ncclUint8;
+    default:
+      NRL_CHECK(false, "NCCL does not add {}", name_of(t));
+      return ncclUint8;
+  }
+}
+
+ncclRedOp_t reduction_of(Reduce op) {
+  return op == Reduce::sum ? ncclSum : op == Reduce::max ? ncclMax : ncclMin;
+}
+
+/// The calls between ncclGroupStart and ncclGroupEnd; the first error counts, and the group is closed anyway.
+template <class F>
+ncclResult_t grouped(F f) {
+  if (const ncclResult_t result = ncclGroupStart(); result != ncclSuccess) return result;
+  ncclResult_t first = ncclSuccess;
+  f([&](ncclResult_t result) {
+    if (first == ncclSuccess) first = result;
+  });
+  const ncclResult_t end = ncclGroupEnd();
+  return first != ncclSuccess ? first : end;
+}
+
+ncclResult_t blocks(const Call& call, int size, ncclComm_t comm, cudaStream_t stream) {
+  const int64_t width = size_of(call.dtype);
+  return grouped([&](const auto& note) {
+    const auto* in = static_cast<const std::byte*>(call.in);
+    auto* out = static_cast<std::byte*>(call.out);
+    const bool even = call.op == Op::all_to_all;
+    for (int r = 0; r < size; ++r) {
+      const auto at = static_cast<size_t>(r);
+      const int64_t to = width * (even ? call.count : call.send_counts[at]);
+      const int64_t from = width * (even ? call.count : call.recv_counts[at]);
+      if (to > 0) note(ncclSend(in, static_cast<size_t>(to), ncclUint8, r, comm, stream));
+      if (from > 0) note(ncclRecv(out, static_cast<size_t>(from), ncclUint8, r, comm, stream));
+      in += to;
+      out += from;
+    }
+  });
+}
+
+/// NCCL pairs the k-th send to a rank with its k-th receive: both ends go by tag and then by order.
+ncclResult_t messages(const Call& call, ncclComm_t comm, cudaStream_t stream) {
+  std::vector<Message> sorted = call.messages;
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const Message& a, const Message& b) { return a.tag < b.tag; });
+  return grouped([&](const auto& note) {
+    for (const Message& m : sorted) {
+      const auto bytes = static_cast<size_t>(m.data.bytes());
+      if (bytes == 0) continue;
+      note(m.kind == Message::Kind::send ? ncclSend(m.data.data, bytes, ncclUint8, m.peer, comm, stream)
+                                         : ncclRecv(m.data.data, bytes, ncclUint8, m.peer, comm, stream));
+    }
+  });
+}
+
+ncclResult_t put(const Call& call, int size, void* barrier_byte, ncclComm_t comm, cudaStream_t stream) {
+  const auto count = static_cast<size_t>(call.count);
+  const size_t bytes = count * static_cast<size_t>(size_of(call.dtype));
+  switch (call.op) {
+    case Op::all_reduce:
+      if (count == 0) return ncclSuccess;
+      return ncclAllReduce(call.in, call.out, count, type_of(call.dtype), reduction_of(call.reduce), comm,
+                           stream);
+    case Op::reduce_scatter:
+      if (count == 0) return ncclSuccess;
+      return ncclReduceScatter(call.in, call.out, count, type_of(call.dtype), reduction_of(call.reduce), comm,
+                               stream);
+    case Op::all_gather:
+      if (count == 0) return ncclSuccess;
+      return ncclAllGather(call.in, call.out, bytes, ncclUint8, comm, stream);
+    case Op::broadcast:
+      if (count == 0) return ncclSuccess;
+      return ncclBroadcast(call.in, call.out, bytes, ncclUint8, call.peer, comm, stream);
+    case Op::all_to_all:
+    case Op::all_to_all_v:
+      return blocks(call, size, comm, stream);
+    case Op::send:
+    case Op::recv:
+    case Op::exchange:
+      return messages(call, comm, stream);
+    case Op::barrier:
+      return ncclAllReduce(barrier_byte, barrier_byte, 1, ncclUint8, ncclMax, comm, stream);
+    case Op::split:
+      break;
+  }
+  NRL_CHECK(false, "{} is no operation of a group", name_of(call.op));
+  return ncclInternalError;
+}
+
+class NcclWork final : public Work {
+ public:
+  NcclWork(std::shared_ptr<NcclGroup> group, std::shared_ptr<std::atomic<int>> unwaited,
+           device::StreamHandle stream)
+      : Work(nullptr, {}, nullptr, std::move(unwaited)),
+        group_(std::move(group)),
+        stream_(stream),
+        recorded_end_(group_->order_events().take()) {}
+  ~NcclWork() override {
+    if (flight_) flight_->recorded_wait.store(2, std::memory_order_release);  // nothing if it was waited for
+  }
+
+  void launch(std::string what, const LedgerTicket& ticket,
+              const std::function<ncclResult_t(ncclComm_t, device::StreamHandle)>& issue) {
+    flight_ = group_->fly(std::move(what), ticket, stream_, *recorded_end_.operator->(), issue);
+  }
+
+  bool finished() const override { return group_->failed() || !flight_ || flight_->end->done(); }
+
+ private:
+  bool start() override { return true; }
+  void block() override {
+    group_->check();
+    if (!flight_) {  // into the graph
+      recorded_end_->wait_in(stream_);
+      return;
+    }
+    const std::shared_ptr<NcclFlight> flight = std::exchange(flight_, nullptr);
+    if (!stream_) {
+      flight->recorded_wait.store(2, std::memory_order_release);
+      return group_->await(*flight);
+    }
+    flight->waited = group_->timed_events().take();
+    flight->waited->record(stream_);
+    flight->end->wait_in(stream_);
+    flight->recorded_wait.store(1, std::memory_order_release);
+  }
+
+  std::shared_ptr<NcclGroup> group_;
+  device::StreamHandle stream_;
+  EventPool::Loan recorded_end_;
+  std::shared_ptr<NcclFlight> flight_;
+};
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::unique_ptr<Communicator> own, Communicator& host, std::shared_ptr<NcclGroup> group)
+      : Communicator(host.name(), host.rank(), host.members(), host.ledger()),
+        own_(std::move(own)),
+        host_(host),
+        transport_(host.host_transport()),
+        group_(std::move(group)),
+        barrier_byte_(group_->runtime(), device::Memory::Kind::device, 256) {
+    NRL_CHECK(transport_, "{} cannot carry communication of device memory", label());
+  }
+
+  ~NcclCommunicator() override {
+    if (std::uncaught_exceptions() > 0 || transport_->dropped())
+      group_->abandon();
+    else
+      group_->finish();
+  }
+
+  std::unique_ptr<Communicator> split(int color, int key, std::string_view name) override {
+    auto host = host_.split(color, key, name);
+    // Every rank of this group takes part, also one that belongs to no part or stands alone in its own.
+    const bool needed = host && host->size() > 1;
+    group_->check();
+    auto made = [parent = group_->raw(), color = needed ? color : NCCL_SPLIT_NOCOLOR,
+                 at = host ? host->rank() : 0](ncclComm_t* comm) {
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 1;
+      config.splitShare = 0;
+      return ncclCommSplit(parent, color, at, comm, &config);
+    };
+    if (!needed) {
+      nccl_connect(group_->runtime(), group_->options(), label(), world_rank(), std::move(made));
+      return host ? make_device_self(std::move(host), group_->runtime()) : nullptr;
+    }
+    return adopt(std::move(host), std::move(made));
+  }
+
+  std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) override;
+
+  Communicator& host() override { return host_; }
+  void check() override { group_->check(); }
+
+ private:
+  int world_rank() const { return members()[static_cast<size_t>(rank())]; }
+
+  std::unique_ptr<Communicator> adopt(std::unique_ptr<Communicator> host,
+                                      std::function<ncclResult_t(ncclComm_t*)> make) const {
+    const std::string name = host->label();
+    const ncclComm_t comm =
+        nccl_connect(group_->runtime(), group_->options(), name, world_rank(), std::move(make));
+    auto group =
+        std::make_shared<NcclGroup>(group_->runtime(), group_->options(), ledger(), name, world_rank(), comm);
+    Communicator& beneath = *host;
+    return std::make_unique<NcclCommunicator>(std::move(host), beneath, std::move(group));
+  }
+
+  std::shared_ptr<Work> submit(Call call, bool) override {
+    if (call.op == Op::send || call.op == Op::recv)
+      NRL_CHECK(call.messages.front().tag == 0,
+                "{} on {} with tag {}: NCCL tells tags apart within one exchange only", name_of(call.op),
+                label(), call.messages.front().tag);
+    const LedgerTicket ticket = enroll(call);
+    auto work = std::make_shared<NcclWork>(group_, unwaited(), call.stream.native);
+    const std::string what = fmt::format("{} #{} ({} bytes of {})", name_of(call.op), number_++,
+                                         call.bytes(size()), name_of(call.dtype));
+    work->launch(what, ticket, [&](ncclComm_t comm, device::StreamHandle stream) {
+      return put(call, size(), barrier_byte_.data(), comm, static_cast<cudaStream_t>(stream));
+    });
+    return work;
+  }
+
+  std::unique_ptr<Communicator> own_;  // the host communicator where this one owns it
+  Communicator& host_;
+  std::shared_ptr<HostTransport> transport_;
+  std::shared_ptr<NcclGroup> group_;
+  device::Memory barrier_byte_;
+  uint64_t number_ = 0;
+};
+
+/// What connects the ranks of `host`, made by its first rank. Collective.
+std::function<ncclResult_t(ncclComm_t*)> meeting_point(Communicator& host) {
+  ncclUniqueId id{};
+  ncclResult_t result = ncclSuccess;
+  if (host.rank() == 0) result = ncclGetUniqueId(&id);
+  std::vector<int32_t> outcome = {static_cast<int32_t>(result)};
+  host.broadcast(outcome, 0);
+  if (outcome[0] != ncclSuccess)
+    fail(Exit::unavailable, "NCCL cannot start on the first rank of {}: {}", host.label(),
+         nccl_text(static_cast<ncclResult_t>(outcome[0])));
+  host.broadcast(View(id.internal, NCCL_UNIQUE_ID_BYTES, DType::u8), 0);
+  return [id, rank = host.rank(), size = host.size()](ncclComm_t* comm) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 1;
+    return ncclCommInitRankConfig(comm, size, id, rank, &config);
+  };
+}
+
+std::unique_ptr<Communicator> NcclCommunicator::subgroup(std::span<const int> ranks, std::string_view name) {
+  auto host = host_.subgroup(ranks, name);
+  if (!host) return nullptr;
+  if (host->size() == 1) return make_device_self(std::move(host), group_->runtime());
+  // ncclCommSplit would need the ranks that stay away as well.
+  auto make = meeting_point(*host);
+  return adopt(std::move(host), std::move(make));
+}
+
+}  // namespace
+
+NcclSupport nccl_support() {
+  NcclSupport out;
+  out.built = true;
+  if (ncclGetVersion(&out.version) != ncclSuccess) out.version = 0;
+  const char* several = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  out.multi_rank_gpu = several && std::strcmp(several, "1") == 0;
+  return out;
+}
+
+std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime& device,
+                                        const DeviceCommOptions& options) {
+  const std::string obstacle = nccl_obstacle(host.gather_texts(device.properties().uuid), nccl_support());
+  if (!obstacle.empty())
+    fail(Exit::unavailable,
+         "{} cannot use NCCL: {}; set distributed.backend: staged, which sends through host memory",
+         host.label(), obstacle);
+  const int world_rank = host.members()[static_cast<size_t>(host.rank())];
+  const ncclComm_t comm = nccl_connect(device, options, host.label(), world_rank, meeting_point(host));
+  return std::make_unique<NcclCommunicator>(
+      nullptr, host,
+      std::make_shared<NcclGroup>(device, options, host.ledger(), host.label(), world_rank, comm));
+}
+
+}  // namespace nrl::comm

@@ -1,0 +1,18 @@
+#pragma once
+// Private to device_comm: device memory through NCCL. Two files implement it: nccl_comm.cpp with the toolkit,
+// no_nccl.cpp without.
+
+#include "core/device/runtime.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/device_comm.h"
+
+#include <memory>
+
+namespace nrl::comm {
+
+/// Collective over `host`, which has several ranks; `host` and `device` must outlive it. `device` must be a
+/// CUDA device.
+std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime& device,
+                                        const DeviceCommOptions& options);
+
+}  // namespace nrl::comm

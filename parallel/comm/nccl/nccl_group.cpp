@@ -1,0 +1,285 @@
+#include "parallel/comm/nccl/nccl_group.h"
+
+#include "core/base/log.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace nrl::comm {
+
+namespace {
+
+using std::chrono::duration;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLook{20};      // between looks at the operations under way
+constexpr int kLooksPerErrorPoll = 5;  // asking NCCL for errors is dearer
+
+/// Runs `body` in a thread of its own; nothing when it has not returned in time, and then goes on running.
+std::optional<ncclResult_t> within(double seconds, std::function<ncclResult_t()> body) {
+  struct State {
+    std::mutex mutex;
+    std::condition_variable ready;
+    std::optional<ncclResult_t> result;
+  };
+  auto state = std::make_shared<State>();
+  std::thread([state, body = std::move(body)] {
+    const ncclResult_t result = body();
+    const std::lock_guard lock(state->mutex);
+    state->result = result;
+    state->ready.notify_all();
+  }).detach();
+  std::unique_lock lock(state->mutex);
+  state->ready.wait_for(lock, duration<double>(seconds), [&] { return state->result.has_value(); });
+  return state->result;
+}
+
+bool capturing(device::StreamHandle stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (const cudaError_t error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);
+      error != cudaSuccess)
+    fail(Exit::internal, "cudaStreamIsCapturing failed: {}", cudaGetErrorString(error));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+int64_t to_ns(double ms) {
+  return static_cast<int64_t>(std::max(ms, 0.0) * 1e6);
+}
+
+}  // namespace
+
+std::string nccl_text(ncclResult_t result) {
+  std::string out = ncclGetErrorString(result);
+  if (const char* more = ncclGetLastError(nullptr); more && *more) out += fmt::format(" ({})", more);
+  return out;
+}
+
+ncclComm_t nccl_connect(device::Runtime& runtime, const DeviceCommOptions& options, const std::string& label,
+                        int world_rank, std::function<ncclResult_t(ncclComm_t*)> make) {
+  auto made = std::make_shared<ncclComm_t>(nullptr);
+  const int ordinal = runtime.properties().ordinal;
+  const auto result = within(options.nccl_init_timeout_seconds, [made, ordinal, make = std::move(make)] {
+    if (cudaSetDevice(ordinal) != cudaSuccess) return ncclUnhandledCudaError;
+    return make(made.get());
+  });
+  if (!result)
+    fail(Exit::unavailable,
+         "NCCL did not connect {} within {:.0f} s (rank {}): a rank is missing, or they do not reach each "
+         "other (NCCL_SOCKET_IFNAME chooses the network, NCCL_DEBUG=INFO says more); or set "
+         "distributed.backend: staged",
+         label, options.nccl_init_timeout_seconds, world_rank);
+  if (*result != ncclSuccess)
+    fail(Exit::unavailable, "NCCL cannot connect {} (rank {}): {}; or set distributed.backend: staged", label,
+         world_rank, nccl_text(*result));
+  return *made;
+}
+
+NcclGroup::NcclGroup(device::Runtime& runtime, const DeviceCommOptions& options, Ledger* ledger,
+                     std::string label, int world_rank, ncclComm_t comm)
+    : runtime_(runtime),
+      options_(options),
+      ledger_(ledger),
+      label_(std::move(label)),
+      world_rank_(world_rank),
+      order_(std::make_shared<EventPool>(runtime, device::EventKind::order)),
+      timed_(std::make_shared<EventPool>(runtime, device::EventKind::timed)),
+      stream_(runtime, device::Priority::high),
+      comm_(comm),
+      thread_([this] { watch(); }) {}
+
+NcclGroup::~NcclGroup() {
+  stop_watching();
+}
+
+void NcclGroup::stop_watching() {
+  {
+    const std::lock_guard lock(state_mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void NcclGroup::check() const {
+  if (!failed()) return;
+  const std::lock_guard lock(state_mutex_);
+  throw Error(*error_);
+}
+
+void NcclGroup::fail_with(const std::string& text) {
+  {
+    const std::lock_guard lock(state_mutex_);
+    if (error_) return;
+    error_.emplace(Exit::peer_lost, text);
+    for (const auto& f : flights_) {
+      if (f->finished || !ledger_) continue;
+      if (f->seen_start_ns == 0) ledger_->start(f->ticket);
+      ledger_->finish(f->ticket, true);
+    }
+    flights_.clear();
+  }
+  failed_.store(true, std::memory_order_release);
+  // A caller that is blocked inside of NCCL holds the lock and comes out only by the abort.
+  std::unique_lock lock(issue_mutex_, std::defer_lock);
+  for (int i = 0; i < 50 && !lock.try_lock(); ++i) std::this_thread::sleep_for(kLook);
+  if (!aborted_.exchange(true)) ncclCommAbort(comm_);
+}
+
+std::shared_ptr<NcclFlight> NcclGroup::fly(
+    std::string what, const LedgerTicket& ticket, device::StreamHandle stream,
+    const device::Event& end_of_capture,
+    const std::function<ncclResult_t(ncclComm_t, device::StreamHandle)>& issue) {
+  const std::lock_guard lock(issue_mutex_);
+  check();
+  const bool recorded = stream && capturing(stream);
+  if (stream) {
+    // Its state at this call is what the wait refers to: it may be recorded again at once.
+    const EventPool::Loan ready = order_->take();
+    ready->record(stream);
+    ready->wait_in(stream_.get());
+  }
+  auto flight = std::make_shared<NcclFlight>();
+  flight->what = std::move(what);
+  flight->ticket = ticket;
+  if (!recorded) {
+    flight->begin = timed_->take();
+    flight->end = timed_->take();
+    flight->begin->record(stream_.get());
+  }
+  const ncclResult_t result = issue(comm_, stream_.get());
+  if (result != ncclSuccess) {
+    check();  // aborted from the other thread: its error says more
+    const std::string words = nccl_text(result);
+    fail(result == ncclRemoteError || result == ncclSystemError ? Exit::peer_lost : Exit::internal,
+         "{} on {} failed on rank {}: {}", flight->what, label_, world_rank_, words);
+  }
+  if (recorded) {
+    end_of_capture.record(stream_.get());
+    if (ledger_) {
+      ledger_->start(flight->ticket);
+      ledger_->finish(flight->ticket, false, 0);
+    }
+    return nullptr;
+  }
+  flight->end->record(stream_.get());
+  {
+    const std::lock_guard state(state_mutex_);
+    flights_.push_back(flight);
+  }
+  return flight;
+}
+
+void NcclGroup::await(const NcclFlight& flight) {
+  int64_t rounds = 0;
+  while (!failed() && !flight.end->done()) {
+    if (++rounds < 2000)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  check();
+}
+
+bool NcclGroup::look(NcclFlight& f) {
+  if (f.seen_start_ns == 0) {
+    if (!f.begin->done()) return false;
+    f.seen_start_ns = now_ns();
+    if (ledger_) ledger_->start(f.ticket);
+  }
+  if (!f.finished) {
+    if (!f.end->done()) {
+      if (static_cast<double>(now_ns() - f.seen_start_ns) > options_.nccl_timeout_seconds * 1e9)
+        fail_with(
+            fmt::format("{} on {} has run for more than {:.0f} s on rank {}: a rank of the group is lost, "
+                        "hangs or issues "
+                        "other operations",
+                        f.what, label_, options_.nccl_timeout_seconds, world_rank_));
+      return false;
+    }
+    f.finished = true;
+    if (ledger_) ledger_->finish(f.ticket, false, to_ns(runtime_.elapsed_ms(f.begin->get(), f.end->get())));
+  }
+  const int waited = f.recorded_wait.load(std::memory_order_acquire);
+  if (waited == 0 || (waited == 1 && !f.waited->done())) return false;
+  if (waited == 1 && ledger_)
+    ledger_->expose(f.ticket, to_ns(runtime_.elapsed_ms(f.waited->get(), f.end->get())));
+  return true;
+}
+
+void NcclGroup::watch() {
+  try {
+    runtime_.bind_thread();
+    for (int round = 0;; ++round) {
+      std::deque<std::shared_ptr<NcclFlight>> flights;
+      {
+        std::unique_lock lock(state_mutex_);
+        if (wake_.wait_for(lock, kLook, [this] { return stop_; })) return;
+        flights = flights_;
+      }
+      // Errors first: an operation may seem finished because its group was torn down.
+      if (round % kLooksPerErrorPoll == 0) {
+        ncclResult_t state = ncclSuccess;
+        const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
+        if (asked != ncclSuccess) state = asked;
+        if (state != ncclSuccess && state != ncclInProgress) {
+          const std::string words = nccl_text(state);
+          std::string what = "no operation";
+          for (const auto& f : flights)
+            if (!f->finished) {
+              what = f->what;
+              break;
+            }
+          fail_with(
+              fmt::format("{} lost a rank: {} under way on rank {}: {}", label_, what, world_rank_, words));
+          return;
+        }
+      }
+      // In stream order: what stands behind an operation that is not over need not be looked at.
+      std::deque<std::shared_ptr<NcclFlight>> seen;
+      for (const auto& f : flights) {
+        if (look(*f)) seen.push_back(f);
+        if (failed()) return;
+        if (!f->finished) break;
+      }
+      if (seen.empty()) continue;
+      const std::lock_guard lock(state_mutex_);
+      std::erase_if(flights_,
+                    [&](const auto& f) { return std::find(seen.begin(), seen.end(), f) != seen.end(); });
+    }
+  } catch (const std::exception& e) {  // of the device
+    fail_with(fmt::format("watching over {} on rank {} failed: {}", label_, world_rank_, e.what()));
+  }
+}
+
+void NcclGroup::finish() {
+  // What is still in the stream, with the watching thread looking on.
+  try {
+    if (!failed()) {
+      const EventPool::Loan end = order_->take();
+      end->record(stream_.get());
+      while (!failed() && !end->done()) std::this_thread::sleep_for(milliseconds(1));
+    }
+  } catch (const std::exception& e) {
+    log::warn("{}: {}", label_, e.what());
+    abandon();
+    return;
+  }
+  stop_watching();
+  if (aborted_.exchange(true)) return;
+  const int ordinal = runtime_.properties().ordinal;
+  const auto result = within(std::min(options_.nccl_timeout_seconds, 60.0), [comm = comm_, ordinal] {
+    if (cudaSetDevice(ordinal) != cudaSuccess) return ncclUnhandledCudaError;
+    return ncclCommDestroy(comm);
+  });
+  if (!result)
+    log::warn("{}: NCCL did not end on rank {}; the process goes on without", label_, world_rank_);
+  else if (*result != ncclSuccess)
+    log::warn("{}: ending NCCL failed on rank {}: {}", label_, world_rank_, nccl_text(*result));
+}
+
+void NcclGroup::abandon() {
+  stop_watching();
+  if (!aborted_.exchange(true)) ncclCommAbort(comm_);
+}
+
+}  // namespace nrl::comm

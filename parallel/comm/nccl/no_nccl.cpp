@@ -1,0 +1,17 @@
+#include "core/base/error.h"
+#include "parallel/comm/nccl/nccl_comm.h"
+
+namespace nrl::comm {
+
+NcclSupport nccl_support() {
+  return {};
+}
+
+std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime&, const DeviceCommOptions&) {
+  fail(Exit::unavailable,
+       "{}: this build was made without NCCL; set distributed.backend: staged, which sends through host "
+       "memory",
+       host.label());
+}
+
+}  // namespace nrl::comm

@@ -1,0 +1,106 @@
+#include "parallel/comm/staged/staging.h"
+
+#include "core/base/error.h"
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+
+namespace nrl::comm {
+
+Staging::Staging(device::Runtime& runtime, int64_t slot_bytes, int slots)
+    : runtime_(runtime),
+      slot_bytes_(slot_bytes),
+      events_(std::make_shared<EventPool>(runtime, device::EventKind::order)),
+      ends_(std::make_shared<EventPool>(runtime, device::EventKind::order)),
+      out_(runtime, device::Priority::high),
+      in_(runtime, device::Priority::high) {
+  NRL_CHECK(slots >= 2, "staging in {} slots", slots);
+  for (int i = 0; i < slots; ++i)
+    slots_.push_back({device::Memory(runtime, device::Memory::Kind::pinned, static_cast<size_t>(slot_bytes)),
+                      device::Event(runtime), device::Event(runtime)});
+}
+
+Staging::~Staging() {
+  settle();
+}
+
+void Staging::settle() noexcept {
+  for (const device::Stream* stream : {&out_, &in_}) {
+    try {
+      stream->synchronize();
+    } catch (const std::exception&) {  // the device has failed and has been reported
+    }
+  }
+}
+
+void Staging::follow(const device::Event& ready) {
+  ready.wait_in(out_.get());
+  ready.wait_in(in_.get());
+}
+
+void Staging::to_host(void* host, const void* device, int64_t bytes) {
+  if (bytes > 0)
+    runtime_.copy(host, device, static_cast<size_t>(bytes), device::CopyKind::device_to_host, out_.get());
+}
+
+void Staging::to_device(void* device, const void* host, int64_t bytes) {
+  if (bytes > 0)
+    runtime_.copy(device, host, static_cast<size_t>(bytes), device::CopyKind::host_to_device, in_.get());
+}
+
+void Staging::await(const device::Event& event, Backoff backoff) {
+  while (!event.done()) backoff.pause();
+}
+
+void Staging::pipeline(int64_t chunks, const Stage& out, const Stage& meet, const Stage& in,
+                       Backoff backoff) {
+  const auto slot = [&](int64_t k) -> StagingSlot& {
+    return slots_[(next_ + static_cast<size_t>(k)) % slots_.size()];
+  };
+  const auto fill = [&](int64_t k) {
+    StagingSlot& s = slot(k);
+    if (s.used) s.emptied.wait_in(out_.get());
+    out(k, s.memory.data());
+    s.filled.record(out_.get());
+  };
+  if (chunks > 0) fill(0);
+  for (int64_t k = 0; k < chunks; ++k) {
+    if (k + 1 < chunks) fill(k + 1);
+    StagingSlot& s = slot(k);
+    // Also where nothing was copied: it tells that the slot's last use is over.
+    await(s.filled, backoff);
+    meet(k, s.memory.data());
+    in(k, s.memory.data());
+    s.emptied.record(in_.get());
+    s.used = true;
+  }
+  next_ = (next_ + static_cast<size_t>(chunks)) % slots_.size();
+}
+
+std::unique_ptr<Staging::Buffer> Staging::take(int64_t bytes) {
+  const auto wanted = static_cast<size_t>(std::max<int64_t>(bytes, 1));
+  auto best = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const Buffer& b = **it;
+    if (b.memory.size() < wanted || (best != free_.end() && b.memory.size() >= (*best)->memory.size()))
+      continue;
+    if (!b.used || b.free.done()) best = it;
+  }
+  if (best == free_.end()) {
+    const size_t size = std::bit_ceil(std::max<size_t>(wanted, 64 * 1024));
+    return std::make_unique<Buffer>(
+        Buffer{device::Memory(runtime_, device::Memory::Kind::pinned, size), device::Event(runtime_), false});
+  }
+  std::unique_ptr<Buffer> out = std::move(*best);
+  free_.erase(best);
+  return out;
+}
+
+void Staging::give(std::unique_ptr<Buffer> buffer, bool landed) {
+  if (landed) buffer->free.record(in_.get());
+  buffer->used = landed;
+  free_.push_back(std::move(buffer));
+}
+
+}  // namespace nrl::comm
