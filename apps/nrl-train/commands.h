@@ -48,7 +48,13 @@ struct GenerateArgs {
 };
 
 struct BenchArgs {
-  std::string what;  ///< gemm, comm
+  std::string what;             ///< ops, gemm, attention, step, comm
+  ConfigArgs config;            ///< step only
+  std::string device = "auto";  ///< auto, cpu or cuda
+  std::string json;             ///< file to write; empty: none
+  std::string only;             ///< part of the names of what is measured; empty: all
+  int steps = 20;               ///< step: those that are timed
+  bool quick = false;           ///< tiny sizes, timed once: shows that all runs, measures nothing
 };
 
 struct CheckpointArgs {

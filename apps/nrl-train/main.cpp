@@ -113,8 +113,20 @@ int run(int argc, char** argv) {
   c->callback([&] { result = run_checkpoint_verify(checkpoint); });
 
   BenchArgs bench;
-  c = app.add_subcommand("bench", "Measure this machine: gemm, comm");
-  c->add_option("what", bench.what, "gemm | comm")->required()->check(CLI::IsMember({"gemm", "comm"}));
+  c = app.add_subcommand("bench", "Measure this machine, beside its limits");
+  c->add_option("what", bench.what,
+                "ops: kernels bound by memory; gemm: matrix products; attention;\n"
+                "step: training steps of CONFIG on random tokens; comm: communication")
+      ->required()
+      ->check(CLI::IsMember({"ops", "gemm", "attention", "step", "comm"}));
+  c->add_option("config", bench.config.path, "YAML file, for step");
+  c->add_option("overrides", bench.config.overrides, "key=value, for step");
+  c->add_option("--device", bench.device, "auto (default), cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  c->add_option("--json", bench.json, "Write the results to this file");
+  c->add_option("--only", bench.only, "Measure only what has this in its name (ops, gemm, attention)");
+  c->add_option("--steps", bench.steps, "Steps to time (step; default 20)")->check(CLI::Range(1, 100000));
+  c->add_flag("--quick", bench.quick, "Tiny sizes, timed once: shows that all runs, measures nothing");
   c->callback([&] { result = run_bench(bench); });
 
   c = app.add_subcommand("doctor", "Say what this build and this machine can do");

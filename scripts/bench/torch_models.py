@@ -46,6 +46,8 @@ class Spec:
         for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"):
             if config.get(key):
                 raise ValueError(f"{key} must be 0: two programs do not draw the same dropout masks")
+        self.sdpa = False     # attention by F.scaled_dot_product_attention (torch 2), without the matrix of scores
+        self.residual = None  # dtype of the residual stream; None: that of the embedding
 
     def flops_per_token(self, length):
         """Model FLOPs of a token in training: matrix products three times, causal attention counted exactly."""
@@ -60,7 +62,10 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+        if x.dtype != self.weight.dtype and hasattr(F, "rms_norm"):
+            return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight.to(x.dtype)
 
 
 def activation(name, x):
@@ -71,6 +76,7 @@ def activation(name, x):
 
 def rope(x, cos, sin):
     a, b = x.chunk(2, -1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
@@ -97,6 +103,15 @@ class Block(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if not s.gpt2:
             q, k = rope(q, cos, sin), rope(k, cos, sin)
+        if s.sdpa:
+            grouped = {}
+            if s.kv_heads != s.heads:
+                if "enable_gqa" in (F.scaled_dot_product_attention.__doc__ or ""):  # torch 2.5
+                    grouped["enable_gqa"] = True
+                else:
+                    k, v = (z.repeat_interleave(s.heads // s.kv_heads, 1) for z in (k, v))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, **grouped)
+            return self.o(y.transpose(1, 2).reshape(b, t, -1))
         if s.kv_heads != s.heads:
             k, v = (y.repeat_interleave(s.heads // s.kv_heads, 1) for y in (k, v))
         scores = (q * (1.0 / math.sqrt(s.head_dim))) @ k.transpose(-2, -1)
@@ -133,11 +148,11 @@ class Decoder(nn.Module):
     def tables(self, t):
         """Pairs that attention hides, and the cosines and sines of RoPE, for sequences of length t."""
         if t not in self.constants:
-            s, i = self.s, torch.arange(t)
+            s, i = self.s, torch.arange(t, device=self.embedding.weight.device)
             hidden_pairs = i[None, :] > i[:, None]
             if s.window:
                 hidden_pairs |= i[:, None] - i[None, :] >= s.window
-            frequency = 1.0 / s.theta ** (torch.arange(0, s.head_dim, 2).double() / s.head_dim)
+            frequency = 1.0 / s.theta ** (torch.arange(0, s.head_dim, 2, device=i.device).double() / s.head_dim)
             angle = torch.outer(i.double(), frequency)
             self.constants = {t: (hidden_pairs, angle.cos().float(), angle.sin().float())}
         return self.constants[t]
@@ -147,15 +162,17 @@ class Decoder(nn.Module):
         x, t = self.embedding(tokens), tokens.shape[1]
         if self.positions is not None:
             x = x + self.positions.weight[:t]
+        if self.s.residual:
+            x = x.to(self.s.residual)
         for block in self.blocks:
             x = block(x, *self.tables(t))
         return F.cross_entropy(self.head(self.norm(x)).view(-1, self.s.vocab), targets.reshape(-1))
 
-    def optimizer(self, lr, betas, eps, weight_decay):
-        """AdamW, with decay on matrices and embeddings only."""
+    def optimizer(self, lr, betas, eps, weight_decay, fused=False):
+        """AdamW, with decay on matrices and embeddings only; fused: as one CUDA kernel (torch 2)."""
         groups = [{"params": [p for p in self.parameters() if p.dim() > 1], "weight_decay": weight_decay},
                   {"params": [p for p in self.parameters() if p.dim() < 2], "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, foreach=True)
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, **({"fused": True} if fused else {"foreach": True}))
 
 
 def read_safetensors(path):
