@@ -7,6 +7,7 @@
 //         backward against the reference backward
 //   perf  rates at model shapes beside the measured copy bandwidth
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -92,6 +93,14 @@ struct TestCase {
   std::function<Outputs(ops::Exec&)> body;
   bool any_threads = false;
 };
+
+/// The same context with few blocks on a GPU, so that each of them has several rounds of work.
+inline ops::Exec few_blocks(const ops::Exec& e) {
+  ops::Exec few = e;
+  few.threads = std::min(e.threads, 2);
+  few.multiprocessors = std::min(e.multiprocessors, 1);
+  return few;
+}
 
 /// A check without reference, called once per ISA with 2 threads; throw Failure (expect()) when it does not
 /// hold.

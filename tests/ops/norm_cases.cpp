@@ -228,6 +228,19 @@ NRL_OP_CASES(norm) {
       }
     }
     for (DType dtype : {DType::f32, DType::bf16}) {
+      for (const Shape& shape : {Shape{{120, 8}}, {{70, 7}}, {{40, 1048}}, {{18, 9, 64}}}) {
+        const Options o{kind, dtype, dtype, true};
+        const std::string name =
+            fmt::format("norm.{}.{} ({}) few blocks", kind_name, name_of(dtype), fmt::join(shape.x, ","));
+        registry.tests.push_back({name + " forward", [=](Exec& e) {
+                                    Exec few = few_blocks(e);
+                                    return forward(few, shape, o);
+                                  }});
+        registry.tests.push_back({name + " backward", [=](Exec& e) {
+                                    Exec few = few_blocks(e);
+                                    return backward(few, shape, o, true, false);
+                                  }});
+      }
       for (const Shape& shape : {Shape{{7, 31}, 3}, {{6, 64}}, {{5, 1024}, 8}, {{2, 16400}}}) {
         for (float p : {0.0f, 0.3f}) {
           for (Sum where : {Sum::own, Sum::x, Sum::residual}) {
