@@ -4,7 +4,7 @@ set -euo pipefail
 expectations=$1
 shift
 
-# File, short name, mangled name of every kernel, then its instructions: one line each, "KERNEL\tNAME\tINSTRUCTION".
+# Family, kernel, instruction: one line each. "(anonymous namespace)" is @, enumerators are their numbers.
 instructions=$(
   for ptx in "$@"; do
     family=$(basename "$ptx")
@@ -16,14 +16,14 @@ instructions=$(
       { sub(/^[ \t]+/, ""); sub(/^@!?%p[0-9]+[ \t]+/, ""); sub(/;.*/, "") }
       /^[a-z]/ { print family "\t" kernel "\t" $1 }
     ' "$ptx"
-  done | sort -u | c++filt
+  done | sort -u | c++filt | sed -E 's/\(anonymous namespace\)/@/g; s/\([A-Za-z_:@]+\)([0-9]+)/\1/g; s/, /,/g; s/nrl:://g'
 )
 
 failures=0 checks=0
 while read -r family name patterns; do
   [[ -z $family || $family == \#* ]] && continue
   kernels=$(awk -F '\t' -v family="$family" -v name="$name" '
-    $1 == family && $3 == ".entry" { plain = $2; sub(/^void /, "", plain); sub(/\(anonymous namespace\)/, "", plain); sub(/\(.*/, "", plain); sub(/^.*::::/, "", plain)
+    $1 == family && $3 == ".entry" { plain = $2; sub(/^void /, "", plain); sub(/\(.*/, "", plain); sub(/^[^<]*::/, "", plain)
       if (plain ~ "^(" name ")$") print $2 }' <<<"$instructions")
   if [[ -z $kernels ]]; then
     echo "FAILED: $family has no kernel $name"
