@@ -65,4 +65,8 @@ size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int6
   return attention::workspace_bytes(tokens, heads, kv_heads, d, max_sequence, threads);
 }
 
+size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t d) {
+  return static_cast<size_t>(tokens * heads * (d + 2)) * sizeof(float) + (size_t{1} << 20);
+}
+
 }  // namespace nrl::ops
