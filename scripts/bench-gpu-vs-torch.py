@@ -75,7 +75,7 @@ def train(job):
             seconds.append(time.perf_counter() - start)
             first = first or time.time() - begin
     except RuntimeError as error:  # torch.cuda.OutOfMemoryError is one
-        if "out of memory" not in str(error):
+        if "out of memory" not in str(error) and "ALLOC_FAILED" not in str(error):
             raise
         return {"out_of_memory": True}
     used = median(seconds[job["warmup"]:])
@@ -152,7 +152,7 @@ def run_torch(args, ours, compiled):
     micro = ours["micro_batch"]
     while True:
         job["micro_batch"] = micro
-        environment = dict(os.environ)
+        environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **os.environ}
         if args.device == "cpu":
             environment["OMP_NUM_THREADS"] = str(job["threads"])
         with DeviceMemory(args.device) as memory:

@@ -54,7 +54,7 @@ while (($#)); do
       [[ $device =~ ^(cuda|cpu)$ ]] || die 64 "--device takes cuda or cpu"
       shift
       ;;
-    --out) out=${2:?}; shift ;;
+    --out) out=$(realpath -m "${2:?}"); shift ;;
     --budget)
       budget=${2:-}
       [[ $budget =~ ^[1-9][0-9]*$ ]] || die 64 "--budget takes seconds"
@@ -94,18 +94,20 @@ run() {
 }
 on_gpu() { [[ $device == cuda ]]; }
 
+find_mpirun() { command -v mpirun || command -v mpirun.openmpi || command -v orterun; }
+
 # train NAME RANKS key=value...: 20 steps of the quickstart into $work/NAME.
 train() {
   local name=$1 ranks=$2 launch=()
   shift 2
   if ((ranks > 1)); then
     local mpirun
-    mpirun=$(command -v mpirun || command -v mpirun.openmpi || command -v orterun) || skip "there is no mpirun"
+    mpirun=$(find_mpirun) || skip "there is no mpirun"
     mpi_setup "$ranks"
     launch=("$mpirun" "${mpi_run[@]:1}")
   fi
   run "${launch[@]}" "$bin/nrl-train" configs/quickstart.yaml "data.train.data_path=$work/corpus" data.split=null \
-    pretrain.val_period=0 pretrain.max_num_steps=20 policy.scheduler.lr_decay_iters=20 policy.scheduler.lr_warmup_iters=5 \
+    pretrain.val_period=0 pretrain.max_num_steps=20 policy.optimizer.lr=5e-4 policy.scheduler.lr_decay_iters=20 policy.scheduler.lr_warmup_iters=5 \
     checkpointing.enabled=false logger.log_interval=1 logger.progress=plain "logger.log_dir=$work/$name" "${small[@]}" "$@"
 }
 # same A B TOLERANCE [OF_NORMS]: the losses of two trainings.
@@ -120,11 +122,12 @@ same() {
 reference() { [[ -s $work/$1/metrics.jsonl ]] || train "$@"; }
 other_device() { if on_gpu; then echo device=cpu; else echo device=cpu kernels.isa=baseline; fi; }
 
-# Tolerances. Sums in another order differ in their last bits, and 20 steps of AdamW make more of it: between two
-# instruction sets of one CPU losses came out 1e-8 and gradient norms 2e-7 apart in fp32, and 1.5e-5 and 5e-4 in bf16,
-# where a last bit of fp32 now and then decides the rounding to bf16. A GPU adds in a third order and has other exp()
-# and rsqrt(). fp32 is allowed some hundred times the first; bf16 about what lies between bf16 and fp32 on the CPU
-# (9e-4 and 7e-3): the GPU's bf16 is no further from the CPU's than bf16 is from exact.
+# Tolerances (relative, of losses and gradient norms). Sums in another order differ in their last bits, and AdamW makes
+# more of it. Over six corpora, 20 steps on two instruction sets of one CPU came out at most 1e-8 and 5e-8 apart in fp32,
+# and 2e-5 and 1.5e-3 in bf16, where a last bit of fp32 now and then decides the rounding to bf16. (With the learning rate
+# of the quickstart, spikes of the gradient norm made up to 2e-2 of that.) A GPU adds in a third order and has its own
+# exp and rsqrt. fp32 is allowed what is far below any error of a formula; bf16 about what lies between bf16 and fp32 on
+# the CPU (9e-4 and 7e-3): the GPU's bf16 is no further from the CPU's than bf16 is from exact.
 loss32=1e-5 norm32=1e-4 loss16=1e-3 norm16=1e-2
 
 stage_doctor() {
@@ -144,14 +147,14 @@ stage_gradients() {
   note "$(grep '^grad:' "$work/gradients")"
 }
 stage_libraries() {
-  local program code bad=() good=() left_out=() launch
+  local program mpirun code bad=() good=() left_out=() launch
   on_gpu || skip "needs a GPU"
   for program in "$bin"/gpu_*; do
     [[ -x $program && ! $program -ef $bin/gpu_tests ]] || continue
     launch=()
-    if [[ $program == *comm* ]] && command -v mpirun mpirun.openmpi orterun >/dev/null; then
+    if [[ $program == *comm* ]] && mpirun=$(find_mpirun); then
       mpi_setup 2
-      launch=("$(command -v mpirun || command -v mpirun.openmpi || command -v orterun)" "${mpi_run[@]:1}")
+      launch=("$mpirun" "${mpi_run[@]:1}")
     fi
     code=0
     run "${launch[@]}" "$program" || code=$?
@@ -244,7 +247,11 @@ step_note() {
 stage_step-1b() { bench step-1b step configs/bench-llama-1b.yaml && step_note step-1b; }
 stage_step-8b() { bench step-8b step configs/bench-8b-layers.yaml && step_note step-8b; }
 stage_step-1.5b() { bench step-1.5b step configs/bench-gpt2-1.5b.yaml && step_note step-1.5b; }
-stage_ops() { bench ops ops; }
+stage_ops() {
+  bench ops ops
+  note "$(awk '/"barred":true/ { ++all; share = $0; sub(/.*"share_of_copy":/, "", share); if (share + 0 >= 0.85) ++met }
+    END { printf "%d of %d kernels at 85 %% of the copy bandwidth or more", met, all }' "$work/bench-ops.json")"
+}
 stage_gemm() { bench gemm gemm; }
 stage_attention() { bench attention attention; }
 stage_torch() {
@@ -283,7 +290,7 @@ fi
 tests=gpu_tests
 [[ $device == cuda ]] || tests=op_tests
 if [[ $device == cuda ]]; then
-  why=$("$bin/nrl-train" bench ops --device cuda --quick --only nothing 2>&1 >/dev/null) ||
+  why=$(timeout 60 "$bin/nrl-train" bench ops --device cuda --quick --only nothing 2>&1 >/dev/null) ||
     die 69 "there is no GPU to validate on: ${why#error: }
 --device cpu tries the stages out on the CPU"
 fi
@@ -339,20 +346,20 @@ while IFS='|' read -r name limit what <&3; do
   echo "| $name | $status | $took | ${what//|/\\|} | ${text//|/\\|} |" >>"$work/rows.md"
   printf '%s{"stage":"%s","status":"%s","seconds":%d,"limit":%d,"note":%s,"commands":%s}' \
     "$([[ ! -s $work/rows.json ]] || printf ',\n')" "$name" "$status" "$took" "$limit" "$(json_text "$text")" \
-    "$(json_text "$(sed -n 's/^+ //p' "$log")")" >>"$work/rows.json"
+    "$(json_text "$(sed -n 's/^+ //p' "$log" | sed "s#$work#WORK#g")")" >>"$work/rows.json"
   if [[ $status == fail ]]; then
     failed=$((failed + 1))
     { printf '\n### %s\n\n```\n' "$name"; tail -n 40 "$log"; echo '```'; } >>"$work/tails.md"
   fi
 done 3< <(stage_table)
 
-# --- results beside what is to be reached. Only a GPU at full size is judged. A gap in them is no reason to write none.
+# --- results beside what is to be reached, of a GPU at full size only. A gap in them is no reason to write none.
 set +e
 # first FILE KEY: the first value of a key in a JSON file.
 first() { [[ ! -s $1 ]] || awk -v mode=column -v key="$2" -f scripts/metrics.awk "$1" | head -n 1; }
 : >"$work/bars"
 bar() { # NAME BOUND(>= or <=) LIMIT AIM VALUE
-  echo "$1|$2|$3|$4|$5" >>"$work/bars"
+  echo "$1|$2|$3|$4|$(! on_gpu || echo "$5")" >>"$work/bars"
 }
 bar "MFU, Llama 1B at 4096 tokens" '>=' 0.48 0.53 "$(first "$work/bench-step-1b.json" mfu)"
 bar "MFU, layers of Llama 8B at 8192 tokens" '>=' 0.55 0.61 "$(first "$work/bench-step-8b.json" mfu)"
@@ -364,16 +371,15 @@ if [[ -s $work/bench-ops.json ]]; then
 fi
 bar "speed beside torch.compile, 1.9 B parameters" '>=' 1.10 '' "$(first "$work/bench-torch.json" speed_ratio_compiled)"
 bar "memory beside torch.compile, 1.9 B parameters" '<=' 0.7 '' "$(first "$work/bench-torch.json" memory_ratio_compiled)"
-awk -F'|' -v judged="$device" '{
+awk -F'|' '{
   value = $5 == "" || $5 == "null" ? "null" : $5 + 0
-  met = value == "null" || judged != "cuda" ? "null" : (($2 == ">=" ? value >= $3 + 0 : value <= $3 + 0) ? "true" : "false")
+  met = value == "null" ? "null" : (($2 == ">=" ? value >= $3 + 0 : value <= $3 + 0) ? "true" : "false")
   printf "%s{\"bar\":\"%s\",\"bound\":\"%s\",\"limit\":%s,\"aim\":%s,\"value\":%s,\"met\":%s}", (NR > 1 ? ",\n" : ""), $1, $2, $3, \
     ($4 == "" ? "null" : $4), value, met
 }' "$work/bars" >"$work/bars.json"
-awk -F'|' -v judged="$device" '{
+awk -F'|' '{
   value = $5 == "" || $5 == "null" ? "not measured" : sprintf("%.3f", $5)
-  met = value == "not measured" ? "" : judged != "cuda" ? "not judged on a CPU" : \
-    (($2 == ">=" ? $5 + 0 >= $3 + 0 : $5 + 0 <= $3 + 0) ? "yes" : "NO")
+  met = value == "not measured" ? "" : (($2 == ">=" ? $5 + 0 >= $3 + 0 : $5 + 0 <= $3 + 0) ? "yes" : "NO")
   printf "| %s | %s %s%s | %s | %s |\n", $1, $2, $3, ($4 == "" ? "" : " (aim " $4 ")"), value, met
 }' "$work/bars" >"$work/bars.md"
 

@@ -112,7 +112,22 @@ void gemm_case(Machine& machine, const GemmCase& c, DType dtype, double peak, Re
                                 {"backward_weight", rate_json(weight, flops, peak)}}));
 }
 
-void attention_case(Machine& machine, const AttentionCase& c, DType dtype, double peak, Report& report) {
+/// For its life the library's engine is out of the way, and our own kernels take every shape.
+class OwnKernels {
+ public:
+  explicit OwnKernels(ops::Libraries& libraries)
+      : libraries_(libraries), engine_(std::move(libraries.attention)) {}
+  ~OwnKernels() { libraries_.attention = std::move(engine_); }
+  OwnKernels(const OwnKernels&) = delete;
+  OwnKernels& operator=(const OwnKernels&) = delete;
+
+ private:
+  ops::Libraries& libraries_;
+  std::unique_ptr<ops::attention::Engine> engine_;
+};
+
+void attention_case(Machine& machine, const AttentionCase& c, const char* whose, DType dtype, double peak,
+                    Report& report) {
   ops::Exec& e = machine.exec();
   const int64_t n = c.sequences * c.length, width = (c.heads + 2 * c.kv_heads) * c.d;
   machine.need_workspace(ops::attention_workspace(n, c.heads, c.kv_heads, c.d, c.length, e.threads));
@@ -165,10 +180,11 @@ void attention_case(Machine& machine, const AttentionCase& c, DType dtype, doubl
   const double flops = static_cast<double>(c.sequences) * ops::attention_flops(c.length, c.heads, c.d);
   // Forward two products, backward five: the scores are computed again.
   const double backward_flops = 2.5 * flops;
-  log::info("{:<12} {:>4} x {:>5} {:>3}/{:<2} d {:>3}  {} {}", c.name, c.sequences, c.length, c.heads,
+  log::info("{:<12} {:>4} x {:>5} {:>3}/{:<2} d {:>3}  {} {}   {}", c.name, c.sequences, c.length, c.heads,
             c.kv_heads, c.d, rate_text(machine, flops / forward, peak),
-            rate_text(machine, backward_flops / backward, peak));
+            rate_text(machine, backward_flops / backward, peak), whose);
   report.add(JsonValue::object({{"name", c.name},
+                                {"kernels", whose},
                                 {"sequences", c.sequences},
                                 {"length", c.length},
                                 {"heads", c.heads},
@@ -216,9 +232,18 @@ int attention(const BenchArgs& args) {
             peak_text(machine, peak));
   log::info("{:<12} {:>12} {:>6} {:>5}  {:>16} {:>16}   {} (share of peak)", "case", "seqs x length", "heads",
             "dim", "forward", "backward", machine.gpu() ? "TFLOP/s" : "GFLOP/s");
-  return measure_all(
-      args, choose<AttentionCase>(args, machine, quick_attentions, gpu_attentions, cpu_attentions), report,
-      [&](const AttentionCase& c) { attention_case(machine, c, dtype, peak, report); });
+  if (machine.exec().libraries && machine.exec().libraries->attention)
+    log::info("library: with the library, which may leave a shape to our own kernels; own: without it");
+  return measure_all(args,
+                     choose<AttentionCase>(args, machine, quick_attentions, gpu_attentions, cpu_attentions),
+                     report, [&](const AttentionCase& c) {
+                       ops::Libraries* libraries = machine.exec().libraries;
+                       const bool library = libraries && libraries->attention;
+                       attention_case(machine, c, library ? "library" : "own", dtype, peak, report);
+                       if (!library) return;
+                       const OwnKernels own(*libraries);
+                       attention_case(machine, c, "own", dtype, peak, report);
+                     });
 }
 
 }  // namespace nrl::app::bench

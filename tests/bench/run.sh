@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# One case of the benchmarks' tests: run.sh CASE NRL_TRAIN SOURCE_DIR
+set -euo pipefail
+case_name=$1
+nrl_train=$2
+source_dir=$3
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+export TMPDIR=$work OMP_NUM_THREADS=1
+
+fail() {
+  echo "FAIL: $*" >&2
+  exit 1
+}
+# expect CODE COMMAND...: the command must leave with this code.
+expect() {
+  local want=$1 got=0
+  shift
+  "$@" >out.txt 2>err.txt || got=$?
+  ((got == want)) || {
+    cat out.txt err.txt >&2
+    fail "exit code $got instead of $want: $*"
+  }
+}
+# value FILE KEY: the first value of a key.
+value() { awk -v mode=column -v key="$2" -f "$source_dir/scripts/metrics.awk" "$1" | head -n 1; }
+positive() { awk -v x="$(value "$1" "$2")" 'BEGIN { exit !(x > 0) }' || fail "$2 in $1 is not above 0"; }
+
+tiny=(policy.model.hidden_size=32 policy.model.intermediate_size=48 policy.model.num_hidden_layers=1 policy.model.num_attention_heads=2
+  policy.model.num_key_value_heads=1 policy.model.vocab_size=256 policy.train_global_batch_size=2 policy.train_micro_batch_size=1
+  policy.max_total_sequence_length=16)
+
+# all DEVICE: every benchmark writes rows without an error in them.
+all() {
+  local what
+  for what in ops gemm attention; do
+    expect 0 "$nrl_train" bench $what --quick --device "$1" --json $what.json
+    grep -q "\"kind\":\"$1\"" $what.json || fail "$what.json does not name the device"
+    [[ $(grep -c '^{"name"' $what.json) -gt 0 ]] || fail "$what.json has no rows"
+    ! grep -q '"error"' $what.json || fail "$what.json has errors: $(cat err.txt)"
+    positive $what.json seconds
+  done
+  [[ $(grep -c '"barred":true' ops.json) -gt 10 ]] || fail "ops.json lacks kernels"
+  expect 0 "$nrl_train" bench ops --quick --device "$1" --only rope --json one.json
+  [[ $(grep -c '^{"name"' one.json) -lt $(grep -c '^{"name"' ops.json) ]] || fail "--only leaves nothing out"
+  expect 0 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --device "$1" --json step.json
+  for key in step_ms tokens_per_s planned_bytes first_step_s loss_last flops_per_token; do positive step.json $key; done
+  [[ $(value step.json tokens_per_step) == 32 ]] || fail "the overrides were not used"
+  ! compgen -G 'nrl-bench-*' >/dev/null || fail "a temporary folder was left behind"
+}
+
+case $case_name in
+  cpu)
+    all cpu
+    expect 64 "$nrl_train" bench step
+    expect 64 "$nrl_train" bench gemm some.yaml
+    expect 66 "$nrl_train" bench step nowhere.yaml
+    expect 78 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" policy.optimiser.lr=1
+    # Where there is no GPU, the reason and 69; where there is one, it runs.
+    code=0
+    "$nrl_train" bench ops --quick --device cuda --only rope >out.txt 2>err.txt || code=$?
+    case $code in
+      0) ;;
+      69) grep -q -- '--device cuda, but' err.txt || fail "no reason: $(cat err.txt)" ;;
+      *) fail "exit code $code" ;;
+    esac
+    ;;
+  sim)
+    all cuda
+    NRL_SIM_DEVICES=0 expect 69 "$nrl_train" bench ops --quick --device cuda
+    NRL_SIM_DEVICES=0 expect 0 "$nrl_train" bench ops --quick --only rope
+    ;;
+  losses)
+    compare() { awk -v tolerance="$1" -f "$source_dir/scripts/compare-losses.awk" a b; }
+    row() { printf '{"step":%s,"time":1.5,"loss":%s,"grad_norm":%s,"lr":1}\n' "$@"; }
+    { row 1 8.5 1.25; row 2 8.25 1.5; } >a
+    cp a b
+    expect 0 compare 0
+    echo '{"step":2,"val_loss":8.5}' >>b # not a step
+    expect 0 compare 0
+    { row 1 8.5 1.25; row 2 8.2501 1.5; } >b
+    expect 1 compare 0
+    expect 1 compare 1e-6
+    expect 0 compare 1e-4
+    grep -q 'step 2' out.txt || fail "the step is not named"
+    { row 1 8.5 1.25; row 2 8.25 1.6; } >b
+    expect 1 compare 1e-2
+    { row 1 8.5 1.25; row 2 null 1.5; } >b
+    expect 1 compare 1
+    row 1 8.5 1.25 >b
+    expect 1 compare 1
+    { row 1 8.5 1.25; row 3 8.25 1.5; } >b
+    expect 1 compare 1
+    : >b
+    expect 1 compare 1
+    ;;
+  validate)
+    bin=$(dirname "$nrl_train")
+    validate() { bash "$source_dir/scripts/gpu-validate.sh" --device cpu --out results --commit test "$@"; }
+    status() { sed -nE "s/.*\"stage\":\"$1\",\"status\":\"([a-z]*)\".*/\1/p" results/gpu-validate.json; }
+    expect 0 validate --bin "$bin" --stages doctor,losses-fp32,losses-bf16,graph,resume,step-1b,gemm
+    for stage in doctor losses-fp32 losses-bf16 resume step-1b gemm; do
+      [[ $(status $stage) == pass ]] || fail "$stage: $(status $stage)"
+    done
+    [[ $(status graph) == skip ]] || fail "graph is not skipped"
+    grep -q '^## gemm' results/gpu-validate.md || fail "the summary lacks the benchmark"
+    # What fails stops nothing and is shown; what hangs is ended; what the budget has no room for is skipped.
+    mkdir bin
+    cat >bin/nrl-train <<SCRIPT
+#!/bin/sh
+case "\$*" in *attention*) echo planted failure >&2; exit 3 ;; doctor) [ -z "\$NRL_VALIDATE_WORK" ] || sleep \${DOCTOR_SLEEPS:-0} ;; esac
+exec "$nrl_train" "\$@"
+SCRIPT
+    chmod +x bin/nrl-train
+    expect 1 validate --bin bin --stages doctor,gemm,attention
+    [[ $(status attention) == fail && $(status gemm) == pass ]] || fail "the failure is not what it should be"
+    grep -q 'planted failure' results/gpu-validate.md || fail "the end of the log is not shown"
+    expect 1 env DOCTOR_SLEEPS=9 bash "$source_dir/scripts/gpu-validate.sh" --device cpu --out results --bin bin --budget 6 \
+      --stages doctor,gemm
+    [[ $(status doctor) == fail && $(status gemm) == skip ]] || fail "the time limit does not hold"
+    expect 64 validate --bin "$bin" --stages nothing
+    expect 66 validate --bin nowhere
+    ;;
+  *) fail "no case $case_name" ;;
+esac
