@@ -94,11 +94,8 @@ Outputs backward(Exec& e, const Shape& s, DType t, DType weight, bool weights) {
   qk_norm_rope_backward(e, a);
   Outputs outputs{{"dx", p.dx, s.d}};
   if (s.norm) {
-    // The product with x is taken before or after dy is rounded to bf16: as exact as bf16, not as f32.
-    Buffer dq(t, {s.d}), dk(t, {s.d});
-    for (int64_t i = 0; i < s.d; ++i) dq.set(i, p.dq_weight.get(i)), dk.set(i, p.dk_weight.get(i));
-    outputs.push_back({"dq_weight", dq, s.n * s.heads});
-    outputs.push_back({"dk_weight", dk, s.n * s.kv_heads});
+    outputs.push_back({"dq_weight", p.dq_weight, s.n * s.heads});
+    outputs.push_back({"dk_weight", p.dk_weight, s.n * s.kv_heads});
   }
   return outputs;
 }
@@ -154,6 +151,19 @@ NRL_OP_CASES(qk) {
           registry.tests.push_back({name + (weights ? " backward" : " backward dx"),
                                     [=](Exec& e) { return backward(e, s, t, weight, weights); }});
       }
+    }
+  }
+  for (const Shape& s : {Shape{70, 5, 1, 256, 64, 0}, {30, 4, 2, 16, 16, 0}, {40, 3, 1, 9, 4, 0}}) {
+    for (DType t : {DType::f32, DType::bf16}) {
+      const std::string name = fmt::format("qk.{} {} few blocks", name_of(t), s.name());
+      registry.tests.push_back({name + " forward", [=](Exec& e) {
+                                  Exec few = few_blocks(e);
+                                  return forward(few, s, t, t);
+                                }});
+      registry.tests.push_back({name + " backward", [=](Exec& e) {
+                                  Exec few = few_blocks(e);
+                                  return backward(few, s, t, t, true);
+                                }});
     }
   }
   for (const Shape& s :
