@@ -152,6 +152,17 @@ void Executor::wait(Work& work) {
   wake_if_needed();
 }
 
+bool Executor::let_go(double seconds) {
+  const int64_t limit = now_ns() + static_cast<int64_t>(seconds * 1e9);
+  Backoff backoff(nullptr, 60);
+  while (!run_mutex_.try_lock()) {
+    if (now_ns() > limit) return false;
+    backoff.pause();
+  }
+  run_mutex_.unlock();
+  return true;
+}
+
 void Executor::wake_if_needed() {
   bool needed = active_count_.load(std::memory_order_relaxed) > 0;
   {

@@ -92,6 +92,9 @@ class Executor {
   void submit(std::shared_ptr<Work> work, bool blocking);
   /// Returns when `work` is carried out. Takes the thread's part where that is idle.
   void wait(Work& work);
+  /// Returns when no operation that is over is held here any more, so that what they use may go: at once, or
+  /// after the operation being carried out. False when that takes longer than `seconds`.
+  bool let_go(double seconds);
   /// Threads blocked in wait(); null in the callers' own threads. For the Backoff of operations.
   static const std::atomic<int>* current_waiters();
 

@@ -1,6 +1,7 @@
-// Runs the cases on every rank; the exit code is the worst of all ranks.
+// Runs the cases on every rank; the exit code is the worst of all ranks, 77 where there is nothing to run on.
 #define CATCH_CONFIG_RUNNER
 #include "tests/catch.h"
+#include "tests/comm/benches.h"
 #include "tests/comm/world_fixture.h"
 
 #include <cstdio>
@@ -23,7 +24,14 @@ int main(int argc, char** argv) {
     options.mpi.shared_slot_bytes = std::stoll(text);
   const auto world = nrl::comm::World::init(options);
   g_world = world.get();
+  std::string why_not;
+  if (!open_benches(*world, why_not)) {
+    if (world->rank() == 0) std::printf("skipped: %s\n", why_not.c_str());
+    world->finalize();
+    return 77;
+  }
   int failures = Catch::Session().run(argc, argv);
+  benches().clear();
   const auto verdict = nrl::comm::agree_on_error(
       world->comm(), failures ? nrl::Exit::internal : nrl::Exit::ok, "tests failed on this rank");
   if (verdict.code != nrl::Exit::ok && world->rank() == 0)

@@ -6,6 +6,8 @@
 #include "parallel/comm/staged/staging.h"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
 
 namespace nrl::comm {
 
@@ -18,6 +20,7 @@ struct StagedGroup {
   Ledger* ledger = nullptr;
   int rank = 0, size = 1;
   std::string label;
+  std::atomic<bool> cancelled{false};  ///< the device may be gone
 };
 
 /// An operation of the group, ordered by events on both ends.
@@ -51,10 +54,14 @@ class StagedWork : public Work {
   StagedGroup& group() const { return *group_; }
 
   void begin() {
+    NRL_CHECK(!group_->cancelled, "{} on {}: the group is gone", name_of(call_.op), group_->label);
     staging().runtime().bind_thread();
     if (ready_) staging().follow(*ready_.operator->());
   }
   void end() { staging().mark(*finished_.operator->()); }
+  void carry_on() const {
+    if (group_->cancelled) fail(Exit::internal, "{} on {} was given up", name_of(call_.op), group_->label);
+  }
 
  private:
   void block() override {
@@ -82,7 +89,7 @@ class StagedCollective final : public StagedWork {
       carry_out();
       end();
     } catch (...) {
-      staging().settle();
+      if (!group().cancelled) staging().settle();
       throw;
     }
     return true;
@@ -108,6 +115,7 @@ class StagedCollective final : public StagedWork {
     c.count = count;
     c.peer = call().peer;
     transport().execute(c);
+    carry_on();
   }
 
   void carry_out() {
@@ -223,6 +231,7 @@ class StagedCollective final : public StagedWork {
             part.recv_counts.push_back(piece(c.recv_counts[r], k));
           }
           transport().execute(part);
+          carry_on();
         },
         [&](int64_t k, std::byte* host) {
           pieces(c.recv_counts, k, device_out, host + half,
@@ -276,6 +285,7 @@ class StagedMessages final : public StagedWork {
   }
 
   bool poll() override {
+    carry_on();
     staging().runtime().bind_thread();
     bool all = true;
     for (size_t i = 0; i < parts_.size(); ++i) {
@@ -315,6 +325,18 @@ class StagedCommunicator final : public Communicator {
     group_->rank = rank();
     group_->size = size();
     group_->label = label();
+  }
+
+  ~StagedCommunicator() override {
+    Executor& executor = group_->transport->executor();
+    constexpr double kForEver = 1e9, kPatience = 2;
+    if (std::uncaught_exceptions() == 0 && !group_->transport->dropped()) {
+      executor.let_go(kForEver);
+      return;
+    }
+    // Operations may be waiting for ranks that never come; they must not find the device gone.
+    group_->cancelled = true;
+    if (!executor.let_go(kPatience)) new std::shared_ptr<StagedGroup>(group_);
   }
 
   std::unique_ptr<Communicator> split(int color, int key, std::string_view name) override {

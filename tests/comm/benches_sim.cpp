@@ -1,0 +1,34 @@
+// The backends that need no device: host memory, and staged memory of simulated devices that put work off and
+// run it in different orders.
+#include "core/device/sim/sim.h"
+#include "parallel/comm/device_comm.h"
+#include "parallel/comm/recording/recording.h"
+#include "tests/comm/benches.h"
+
+using namespace nrl;
+using namespace nrl::comm;
+
+std::vector<std::unique_ptr<Bench>>& benches() {
+  static std::vector<std::unique_ptr<Bench>> all;
+  return all;
+}
+
+bool open_benches(World& world, std::string&) {
+  benches().push_back(std::make_unique<Bench>("host", world.comm()));
+  const auto add = [&](const std::string& name, uint64_t seed, bool deferred, bool recorded) {
+    device::SimOptions options;
+    options.seed = seed + static_cast<uint64_t>(world.rank()) * 1000;
+    options.deferred = deferred;
+    std::shared_ptr<device::Runtime> runtime = device::open_sim(options);
+    DeviceCommOptions small;
+    small.staged_slot_bytes = 1 << 17;  // so that vectors take several chunks
+    auto comm = make_device_communicator(DeviceCommKind::staged, world.comm(), *runtime, small);
+    if (recorded) comm = make_recording(std::move(comm), std::make_shared<Recorder>(), RecordingMode::check);
+    benches().push_back(std::make_unique<Bench>(name, std::move(comm), std::move(runtime)));
+  };
+  add("staged, seed 1", 1, true, false);
+  add("staged, seed 2", 2, true, false);
+  add("staged, at once", 3, false, false);
+  add("staged, recorded", 4, true, true);
+  return true;
+}

@@ -1,0 +1,317 @@
+// What is particular to communicators of device memory: order against streams, choice of the backend, what is
+// refused.
+#include "parallel/comm/device_comm.h"
+#include "core/base/error.h"
+#include "core/device/sim/sim.h"
+#include "parallel/data/grad_reducer.h"
+#include "tests/catch.h"
+#include "tests/comm/benches.h"
+#include "tests/comm/world_fixture.h"
+
+#include <cstring>
+#include <functional>
+
+using namespace nrl;
+using namespace nrl::comm;
+
+namespace {
+
+Communicator& world() {
+  return test_world().comm();
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// A bench of its own on a simulated device with this seed.
+std::unique_ptr<Bench> staged(uint64_t seed, int64_t slot_bytes = 1 << 16) {
+  device::SimOptions options;
+  options.seed = seed * 7919 + static_cast<uint64_t>(world().rank());
+  std::shared_ptr<device::Runtime> runtime = device::open_sim(options);
+  DeviceCommOptions small;
+  small.staged_slot_bytes = slot_bytes;
+  auto comm = make_device_communicator(DeviceCommKind::staged, world(), *runtime, small);
+  return std::make_unique<Bench>("staged", std::move(comm), std::move(runtime));
+}
+
+/// The error that f ends with.
+Error error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e;
+  }
+  return Error(Exit::ok, "");
+}
+
+constexpr size_t kCount = 40000;
+
+/// One producer, an all_reduce and one consumer; true when the consumer saw the right sum. `ordered` false:
+/// the operation knows nothing of the stream. `waits` false: the consumer's stream does not wait.
+bool right_result(uint64_t seed, bool ordered, bool waits) {
+  const auto bench = staged(seed);
+  device::Runtime& runtime = *bench->runtime();
+  const device::StreamHandle stream = bench->stream().native;
+  const size_t bytes = kCount * sizeof(int32_t);
+  const device::Memory data(runtime, device::Memory::Kind::device, bytes);
+  const device::Memory pinned(runtime, device::Memory::Kind::pinned, bytes);
+  for (int i = 0; i <= 8; ++i)  // the last value is what is summed
+    runtime.fill(data.data(), static_cast<uint8_t>(i == 8 ? 1 : 100 + i), bytes, stream);
+  const View view(data.data(), kCount, DType::i32);
+  Handle h = bench->comm().all_reduce_async(view, Reduce::sum, ordered ? bench->stream() : StreamRef{});
+  const device::Stream other(runtime);
+  if (waits) {
+    h.wait();
+    runtime.copy(pinned.data(), data.data(), bytes, device::CopyKind::device_to_host, stream);
+    bench->idle();
+  } else {  // reads while the operation is under way
+    h.wait();
+    runtime.copy(pinned.data(), data.data(), bytes, device::CopyKind::device_to_host, other.get());
+    other.synchronize();
+  }
+  std::vector<int32_t> got(kCount);
+  std::memcpy(got.data(), pinned.data(), bytes);
+  runtime.synchronize();
+  return got == std::vector<int32_t>(kCount, 0x01010101 * world().size());
+}
+
+int64_t agreed_count(int64_t own) {
+  std::vector<int64_t> sum = {own};
+  world().all_reduce(sum);
+  return sum[0];
+}
+
+}  // namespace
+
+TEST_CASE("staged operations come after the stream's work, and the stream's later work after them",
+          "[device]") {
+  for (uint64_t seed = 1; seed <= 8; ++seed) REQUIRE(right_result(seed, true, true));
+}
+
+TEST_CASE("a missing order on either side shows as a wrong result", "[device]") {
+  if (world().size() == 1) return;  // nothing moves
+  int64_t no_producer_order = 0, no_consumer_order = 0;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    no_producer_order += !right_result(seed, false, true);
+    no_consumer_order += !right_result(seed, true, false);
+  }
+  REQUIRE(agreed_count(no_producer_order) > 0);
+  REQUIRE(agreed_count(no_consumer_order) > 0);
+}
+
+TEST_CASE("operations on device and on host memory share one order", "[device]") {
+  const auto bench = staged(5);
+  const float n = static_cast<float>(world().size());
+  for (int round = 0; round < 10; ++round) {
+    // The host operation is issued while the device's waits for its producer; ranks are not in step.
+    Data<float> data(*bench, 30000, 1.0f);
+    Handle first = bench->comm().all_reduce_async(data, Reduce::sum, bench->stream());
+    std::vector<float> host(1000, 2.0f);
+    if ((round + world().rank()) % 2 == 0) {
+      Handle second = world().all_reduce_async(host);
+      first.wait();
+      second.wait();
+    } else {
+      world().all_reduce(host);
+      first.wait();
+    }
+    REQUIRE(data.read() == std::vector<float>(30000, n));
+    REQUIRE(host == std::vector<float>(1000, 2 * n));
+  }
+}
+
+TEST_CASE("one rank alone orders copies by the stream and touches nothing itself", "[device]") {
+  const auto alone = world().subgroup(std::vector<int>{world().rank()}, "alone");
+  std::shared_ptr<device::Runtime> runtime = device::open_sim({});
+  Bench bench("alone", make_device_communicator(DeviceCommKind::nccl, *alone, *runtime), runtime);
+  // Addresses that nothing can be read from.
+  float* const nowhere = reinterpret_cast<float*>(4096);
+  const std::span<float> data(nowhere, 100);
+  bench.comm().all_reduce_async(View(data), Reduce::sum, bench.stream()).wait();
+  bench.comm().all_gather_async(View(data), View(data), bench.stream()).wait();
+  bench.comm().reduce_scatter_async(View(data), View(data), Reduce::max, bench.stream()).wait();
+  bench.comm().broadcast_async(View(data), 0, bench.stream()).wait();
+  bench.comm().all_reduce(View(data));
+  bench.comm().barrier();
+  Data<float> in(bench, 100, 3.0f), out(bench, 100), third(bench, 100);
+  bench.comm().all_gather_async(in, out, bench.stream()).wait();
+  bench.comm().exchange_async({Message::send(out, 0, 4), Message::recv(third, 0, 4)}, bench.stream()).wait();
+  REQUIRE(third.read() == std::vector<float>(100, 3.0f));
+  REQUIRE(bench.comm().gather_texts("x") == std::vector<std::string>{"x"});
+}
+
+TEST_CASE("texts of a device group go through host memory", "[device]") {
+  const auto bench = staged(6);
+  REQUIRE(&bench->comm().host() == &world());
+  const auto texts = bench->comm().gather_texts("rank " + std::to_string(world().rank()));
+  REQUIRE(texts.size() == static_cast<size_t>(world().size()));
+  REQUIRE(texts.back() == "rank " + std::to_string(world().size() - 1));
+  std::string text = world().rank() == 0 ? "from the root" : "";
+  bench->comm().broadcast_text(text, 0);
+  REQUIRE(text == "from the root");
+  bench->comm().check();
+}
+
+TEST_CASE("staged communication is written into the ledger once", "[device]") {
+  const auto bench = staged(8);
+  const auto group = bench->comm().split(0, world().rank(), "staged-counted");
+  test_world().ledger().reset_totals();
+  Data<float> data(*bench, 50000, 1.0f);
+  group->all_reduce_async(data, Reduce::sum, bench->stream()).wait();
+  bench->idle();
+  int seen = 0;
+  for (const LedgerTotal& t : test_world().ledger().totals()) {
+    if (t.group != "staged-counted") continue;
+    ++seen;
+    REQUIRE(t.count == 1);
+    REQUIRE(t.bytes == 200000);
+    REQUIRE(t.busy_seconds > 0);
+    REQUIRE(t.exposed_seconds > 0);
+  }
+  REQUIRE(seen == 1);
+}
+
+TEST_CASE("a failing staged operation tells its waiter", "[device]") {
+  if (world().size() < 2) return;
+  const auto bench = staged(9);
+  Data<float> data(*bench, 7, 1.0f);
+  if (world().rank() == 0) {
+    bench->comm().send_async(data.part(0, 5), 1, 9, bench->stream()).wait();
+  } else if (world().rank() == 1) {
+    Handle h = bench->comm().recv_async(data, 0, 9, bench->stream());
+    const Error e = error_of([&] { h.wait(); });
+    REQUIRE(e.code() == Exit::internal);
+    REQUIRE(contains(e.what(), "got 20"));
+  }
+}
+
+TEST_CASE("recording staged communication into a graph is refused", "[device]") {
+  if (world().size() == 1) return;
+  device::Runtime* runtime = nullptr;
+  const auto bench = staged(10);
+  runtime = bench->runtime();
+  Data<float> data(*bench, 7, 1.0f);
+  bench->idle();
+  runtime->begin_capture(bench->stream().native);
+  const Error e =
+      error_of([&] { bench->comm().all_reduce_async(data, Reduce::sum, bench->stream()).wait(); });
+  const device::Graph graph(*runtime, runtime->end_capture(bench->stream().native));
+  REQUIRE(contains(e.what(), "cannot be recorded into a graph"));
+  REQUIRE(bench->comm().outstanding() == 0);
+  bench->all_reduce(data);  // goes on
+  REQUIRE(data.read()[6] == static_cast<float>(world().size()));
+}
+
+TEST_CASE("slots must be alike and large enough", "[device]") {
+  if (world().size() == 1) return;
+  const auto runtime = device::open_sim({});
+  DeviceCommOptions options;
+  options.staged_slot_bytes = 64;
+  REQUIRE(error_of([&] {
+            make_device_communicator(DeviceCommKind::staged, world(), *runtime, options);
+          }).code() == Exit::config);
+  options.staged_slot_bytes = 65536 + 64 * world().rank();
+  REQUIRE(error_of([&] {
+            make_device_communicator(DeviceCommKind::staged, world(), *runtime, options);
+          }).code() == Exit::internal);
+}
+
+TEST_CASE("NCCL is refused where it cannot work, naming the way out", "[device]") {
+  if (world().size() == 1) return;
+  const auto runtime = device::open_sim({});
+  const Error e = error_of([&] { make_device_communicator(DeviceCommKind::nccl, world(), *runtime); });
+  REQUIRE(e.code() == Exit::unavailable);
+  REQUIRE(contains(e.what(), "distributed.backend: staged"));
+}
+
+TEST_CASE("the backend of device memory is chosen from devices and library", "[device]") {
+  using Kind = DeviceCommKind;
+  const std::vector<std::string> own = {"GPU-a", "GPU-b", "GPU-c"}, shared = {"GPU-a", "GPU-b", "GPU-a"},
+                                 one = {"GPU-a"}, simulated = {"simulated", "simulated"};
+  const NcclSupport none{}, old{true, 22809, true}, young{true, 23203, false}, allowed{true, 23203, true};
+  const auto choice = [](std::optional<Kind> wanted, const auto& devices, const NcclSupport& nccl) {
+    return choose_device_comm(wanted, devices, nccl);
+  };
+  REQUIRE(choice({}, own, old).kind == Kind::nccl);
+  REQUIRE(choice({}, own, none).kind == Kind::staged);
+  REQUIRE(contains(choice({}, own, none).why, "no NCCL"));
+  REQUIRE(choice({}, one, old).kind == Kind::staged);
+  REQUIRE(choice({}, simulated, allowed).kind == Kind::staged);
+  REQUIRE(choice({}, shared, old).kind == Kind::staged);
+  REQUIRE(contains(choice({}, shared, old).why, "ranks 0 and 2 share device GPU-a"));
+  REQUIRE(contains(choice({}, shared, old).why, "2.28.9"));
+  REQUIRE(contains(choice({}, shared, young).why, "NCCL_MULTI_RANK_GPU_ENABLE=1"));
+  REQUIRE(choice({}, shared, allowed).kind == Kind::staged);  // experimental: only on request
+  REQUIRE(choice(Kind::nccl, shared, allowed).kind == Kind::nccl);
+  REQUIRE(choice(Kind::staged, own, old).kind == Kind::staged);
+  for (const NcclSupport& nccl : {none, old, young}) {
+    const Error e = error_of([&] { choice(Kind::nccl, shared, nccl); });
+    REQUIRE(e.code() == Exit::unavailable);
+    REQUIRE(contains(e.what(), "distributed.backend: staged"));
+  }
+}
+
+TEST_CASE("gradients on a device are reduced to the bits that host memory gets", "[device][reducer]") {
+  const int n = world().size(), me = world().rank();
+  std::vector<ParamSpec> params;
+  for (int i = 0; i < 12; ++i) params.push_back({"p" + std::to_string(i), 1000 + 7919 * i % 30000});
+  const FlatBuckets layout(params, 40000, n);
+  const auto total = static_cast<size_t>(layout.total());
+  std::vector<float> start(total);
+  for (size_t i = 0; i < total; ++i)
+    start[i] = static_cast<float>((i * 31 + static_cast<size_t>(me) * 17) % 257) * 0.37f - 40.0f;
+  for (uint64_t seed = 20; seed < 23; ++seed) {
+    for (const ShardingStrategy& strategy : {sharding::ddp, sharding::optim}) {
+      for (bool overlap : {false, true}) {
+        const auto bench = staged(seed);
+        std::vector<float> expected = start;
+        GradReducer on_host(layout, expected, world(), strategy, overlap);
+        Data<float> grads(*bench, total), weights(*bench, total);
+        const std::span<float> flat(static_cast<float*>(grads.view().data), total);
+        GradReducer on_device(layout, flat, bench->comm(), strategy, overlap, bench->stream());
+        on_device.start();
+        on_host.start();
+        const Data<float> source(*bench, start);
+        for (int p = static_cast<int>(params.size()); p-- > 0;) {
+          // The gradient is produced right before it is reported, by work that has not run.
+          const ParamPlace& place = layout.place(p);
+          bench->runtime()->copy(
+              flat.data() + place.start,
+              static_cast<const float*>(const_cast<Data<float>&>(source).view().data) + place.start,
+              static_cast<size_t>(params[static_cast<size_t>(p)].numel) * sizeof(float),
+              device::CopyKind::device_to_device, bench->stream().native);
+          on_device.ready(p);
+        }
+        for (int p = 0; p < static_cast<int>(params.size()); ++p) on_host.ready(p);
+        on_device.finish();
+        on_host.finish();
+        const auto& got = grads.read();
+        int64_t bad = 0;
+        for (int p = 0; p < static_cast<int>(params.size()); ++p) {
+          const ParamPlace& place = layout.place(p);
+          const ElementRange own = layout.shard(place.bucket, me);
+          for (int64_t i = place.start; i < place.start + params[static_cast<size_t>(p)].numel; ++i) {
+            if (strategy.optimizer_state && (i < own.begin || i >= own.end)) continue;
+            const auto at = static_cast<size_t>(i);
+            bad += std::memcmp(&got[at], &expected[at], sizeof(float)) != 0;
+          }
+        }
+        REQUIRE(bad == 0);
+        if (!strategy.optimizer_state) continue;
+        // Updated shards come back whole.
+        on_host.gather_params(std::span(expected));
+        on_device.start_gather(grads);
+        on_device.wait_gather(0);
+        on_device.finish_gather();
+        const auto& whole = grads.read();
+        for (int p = 0; p < static_cast<int>(params.size()); ++p) {
+          const auto begin = static_cast<size_t>(layout.place(p).start);
+          const auto numel = static_cast<size_t>(params[static_cast<size_t>(p)].numel);
+          bad += std::memcmp(&whole[begin], &expected[begin], numel * sizeof(float)) != 0;
+        }
+        REQUIRE(bad == 0);
+      }
+    }
+  }
+}
