@@ -58,17 +58,28 @@ int64_t MemoryPlan::bytes_without_sharing(Category c) const {
 }
 
 Arenas::Arenas(const MemoryPlan& plan) {
-  for (int c = 0; c < category_count; ++c)
-    blocks_[static_cast<size_t>(c)] =
-        cpu::HostMemory(static_cast<size_t>(plan.bytes(static_cast<Category>(c))));
+  for (size_t c = 0; c < category_count; ++c) {
+    const int64_t bytes = plan.bytes(static_cast<Category>(c));
+    host_[c] = cpu::HostMemory(static_cast<size_t>(bytes));
+    blocks_[c] = {host_[c].data(), bytes};
+  }
+}
+
+Arenas::Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream)
+    : device_(device, device::Memory::Kind::device, static_cast<size_t>(plan.total_bytes())) {
+  std::byte* next = device_.data();
+  for (size_t c = 0; c < category_count; ++c) {
+    blocks_[c] = {next, plan.bytes(static_cast<Category>(c))};
+    next += blocks_[c].size;
+  }
+  if (device_.size() > 0) device.fill(device_.data(), 0, device_.size(), stream);
 }
 
 void* Arenas::at(const MemoryPlan& plan, BufferId id) const {
   const auto& buffer = plan.buffers()[static_cast<size_t>(id)];
   const auto& block = blocks_[static_cast<size_t>(buffer.category)];
-  NRL_CHECK(buffer.offset + buffer.bytes <= static_cast<int64_t>(block.size()),
-            "buffer {} lies outside its arena", buffer.name);
-  return block.data() + buffer.offset;
+  NRL_CHECK(buffer.offset + buffer.bytes <= block.size, "buffer {} lies outside its arena", buffer.name);
+  return block.data + buffer.offset;
 }
 
 }  // namespace nrl::memory

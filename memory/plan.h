@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/device/cpu/memory.h"
+#include "core/device/runtime.h"
 
 namespace nrl::memory {
 
@@ -61,16 +62,26 @@ class MemoryPlan {
   bool solved_ = false;
 };
 
-/// The memory of a solved plan: one block per category, zeroed. Sealed from the start: it cannot grow.
+/// The memory of a solved plan, zeroed: on the host one block per category, on a device one block for all.
+/// Sealed from the start: it cannot grow.
 class Arenas {
  public:
   Arenas() = default;
   explicit Arenas(const MemoryPlan& plan);
+  /// On a device, which must outlive the arenas; zeroed in the order of `stream`. Fails with
+  /// Exit::out_of_memory, naming the sum, when the device has less.
+  Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream);
   /// Address of a planned buffer.
   void* at(const MemoryPlan& plan, BufferId id) const;
 
  private:
-  std::array<cpu::HostMemory, category_count> blocks_;
+  struct Block {
+    std::byte* data = nullptr;
+    int64_t size = 0;
+  };
+  std::array<Block, category_count> blocks_;
+  std::array<cpu::HostMemory, category_count> host_;
+  device::Memory device_;
 };
 
 }  // namespace nrl::memory

@@ -17,6 +17,7 @@ class Engine;
 }
 
 struct LibraryOptions {
+  bool tf32 = false;       ///< f32 products in TF32 (10 bits of mantissa)
   bool autotune = false;   ///< time the candidates of every new GEMM shape instead of taking the first
   std::string tune_cache;  ///< file of timed choices, read and extended; empty: none
 };
@@ -24,6 +25,7 @@ struct LibraryOptions {
 struct Libraries {
   Libraries();
   ~Libraries();
+  bool tf32 = false;                             ///< f32 products in TF32
   std::unique_ptr<gemm::Engine> gemm;            ///< never null
   std::unique_ptr<attention::Engine> attention;  ///< null: our own kernels do all shapes
 };

@@ -1,3 +1,4 @@
+#include "core/device/sim/sim.h"
 #include "tests/ops/backend.h"
 
 namespace nrl::ops_test {
@@ -7,6 +8,9 @@ Backend sim_backend() {
   b.name = "sim";
   b.gpu = true;
   b.kernels = complete(ops::sim_kernels());
+  // Everything runs at once on the buffers' own host memory: no device in the Exec, no stream.
+  static const std::unique_ptr<device::Runtime> runtime = device::open_sim({.deferred = false});
+  b.libraries = ops::open_sim_libraries(*runtime, {});
   return b;
 }
 

@@ -156,9 +156,8 @@ void column_sums(int threads, const Tensor& t, float* sums, bool accumulate) {
 }
 
 void column_sums_kernel(Exec& exec, const ColumnSums& a) {
-  for_float_type(a.x.dtype, [&]<class T>() {
-    column_sums<T>(exec.threads, a.x, data_of<float>(a.out), a.accumulate);
-  });
+  for_float_type(a.x.dtype,
+                 [&]<class T>() { column_sums<T>(exec.threads, a.x, data_of<float>(a.out), a.accumulate); });
 }
 
 void backward_weight_kernel(Exec& exec, const LinearBackwardWeight& a) {

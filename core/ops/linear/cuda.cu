@@ -1,6 +1,7 @@
 #include "core/device/kernel/kernel.h"
 #include "core/ops/cpu_families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/linear/gpu.h"
 #include "core/ops/scratch.h"
 
 namespace nrl::ops::NRL_GPU {
@@ -109,6 +110,9 @@ void column_sums_launch(Exec& exec, const ColumnSums& a) {
 }  // namespace
 
 void fill_linear(KernelTable& table) {
+  table.linear_forward = gpu::linear_forward;
+  table.linear_backward_data = gpu::linear_backward_data;
+  table.linear_backward_weight = gpu::linear_backward_weight;
   table.column_sums = column_sums_launch;
 }
 

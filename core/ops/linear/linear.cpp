@@ -34,8 +34,19 @@ void linear_forward(Exec& exec, const LinearForward& a) {
             "{}: bias is {}, wanted [{}]", op, describe(a.bias), m);
   NRL_CHECK(!a.accumulate || (!a.bias && a.activation == Activation::none),
             "{}: accumulating excludes a bias and an activation", op);
+  NRL_CHECK(!a.pre_activation || (a.activation != Activation::none && a.pre_activation.dtype == a.out.dtype),
+            "{}: pre_activation is {}, out is {}", op, describe(a.pre_activation), describe(a.out));
+  if (a.pre_activation) check_matrix(op, "pre_activation", a.pre_activation, n, m, false);
   const trace::Range range("linear_forward");
-  if (n > 0 && m > 0) exec.kernels->linear_forward(exec, a);
+  if (n == 0 || m == 0) return;
+  if (!a.pre_activation || exec.libraries) return exec.kernels->linear_forward(exec, a);
+  // On the CPU in two passes: what a recomputation makes from pre_activation then has the same bits.
+  LinearForward product = a;
+  product.out = a.pre_activation;
+  product.pre_activation = {};
+  product.activation = Activation::none;
+  exec.kernels->linear_forward(exec, product);
+  exec.kernels->activation_forward(exec, {a.activation, false, a.pre_activation, a.out});
 }
 
 void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
@@ -46,8 +57,18 @@ void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   check_matrix(op, "dout", a.dout, n, m, false);
   check_matrix(op, "weight", a.weight, m, k, false);
   check_matrix(op, "dx", a.dx, n, k, false);
+  NRL_CHECK((a.activation != Activation::none) == static_cast<bool>(a.pre_activation) &&
+                (!a.pre_activation || (!a.accumulate && a.pre_activation.dtype == a.dx.dtype)),
+            "{}: pre_activation is {}, dx is {}", op, describe(a.pre_activation), describe(a.dx));
+  if (a.pre_activation) check_matrix(op, "pre_activation", a.pre_activation, n, k, false);
   const trace::Range range("linear_backward_data");
-  if (n > 0 && k > 0) exec.kernels->linear_backward_data(exec, a);
+  if (n == 0 || k == 0) return;
+  if (!a.pre_activation || exec.libraries) return exec.kernels->linear_backward_data(exec, a);
+  LinearBackwardData product = a;
+  product.pre_activation = {};
+  product.activation = Activation::none;
+  exec.kernels->linear_backward_data(exec, product);
+  exec.kernels->activation_backward(exec, {a.activation, false, a.dx, a.pre_activation, a.dx});
 }
 
 void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {

@@ -41,8 +41,8 @@ struct LinearBackwardWeight {
   bool accumulate = true;
 };
 
-/// out[m] = or += (accumulate) the sum over rows of x: the gradient of a bias. Rows of x may be strided. The order
-/// of additions depends on the shape, and on a GPU on Exec::threads.
+/// out[m] = or += (accumulate) the sum over rows of x: the gradient of a bias. Rows of x may be strided. The
+/// order of additions depends on the shape, and on a GPU on Exec::threads.
 struct ColumnSums {
   Tensor x;    ///< (N, M) f32 or bf16
   Tensor out;  ///< (M) f32
@@ -60,6 +60,9 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a);
 constexpr double linear_flops(int64_t n, int64_t m, int64_t k) {
   return 2.0 * static_cast<double>(n) * static_cast<double>(m) * static_cast<double>(k);
 }
+
+/// Scratch bytes of any of the three and of column_sums on a GPU, for matrices of at most `widest` columns.
+size_t gpu_linear_workspace(int64_t widest, int threads);
 
 /// Scratch bytes that any of the three needs for these sizes (bf16 operands are widened there).
 size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads);

@@ -1,0 +1,81 @@
+#pragma once
+// A matrix product on a GPU, described before it is run: what the hardware and cuBLASLt take is known here,
+// without either. Rules after the cuBLAS 13 documentation of cublasLtMatmul.
+
+#include <cstdint>
+#include <string>
+
+#include "core/base/dtype.h"
+
+namespace nrl::ops::gemm {
+
+/// What happens to the product before it is written. `aux` is a second (rows, cols) matrix.
+enum class Epilogue : uint8_t {
+  none,
+  bias,           ///< + bias[col]
+  gelu,           ///< tanh form
+  gelu_bias,      ///< gelu(product + bias)
+  gelu_aux,       ///< gelu, its argument also written to aux
+  gelu_aux_bias,  ///< both
+  dgelu,          ///< product * gelu'(aux), aux is read
+};
+
+/// Arithmetic of f32 operands.
+enum class Compute : uint8_t { f32, tf32 };
+
+/// Compute capability times ten.
+enum class Architecture : int { sm80 = 80, sm90 = 90, sm100 = 100 };
+
+/// A row-major operand: (rows, inner) for a, (inner, cols) for b, or its transpose.
+struct Operand {
+  DType dtype = DType::bf16;
+  int64_t ld = 0;           ///< elements between stored rows
+  bool transposed = false;  ///< stored as the transpose
+  int alignment = 16;       ///< of the pointer, in bytes
+  bool operator==(const Operand&) const = default;
+};
+
+/// d (rows, cols) = or += (accumulate) op(a) op(b), row-major.
+struct GemmPlan {
+  int64_t rows = 0, cols = 0, inner = 0;
+  Operand a, b;
+  Operand d;  ///< never transposed
+  Epilogue epilogue = Epilogue::none;
+  Operand aux;  ///< with an epilogue that has one
+  DType bias = DType::bf16;
+  bool accumulate = false;
+  Compute compute = Compute::f32;
+  bool fast_accumulation = false;  ///< FP8: fewer bits between tensor-core steps; for forward passes
+
+  bool operator==(const GemmPlan&) const = default;
+  bool fp8() const { return size_of(a.dtype) == 1 || size_of(b.dtype) == 1; }
+  bool has_bias() const {
+    return epilogue == Epilogue::bias || epilogue == Epilogue::gelu_bias ||
+           epilogue == Epilogue::gelu_aux_bias;
+  }
+  bool has_aux() const {
+    return epilogue == Epilogue::gelu_aux || epilogue == Epilogue::gelu_aux_bias ||
+           epilogue == Epilogue::dgelu;
+  }
+  double flops() const {
+    return 2.0 * static_cast<double>(rows) * static_cast<double>(cols) * static_cast<double>(inner);
+  }
+  /// Why cuBLASLt or the hardware would refuse it, in words; empty when it is taken.
+  std::string validate(Architecture architecture) const;
+  /// Short text that tells plans apart: "256x512x128 bf16N bf16T f32 ...".
+  std::string key() const;
+};
+
+/// The same product for a library with column-major matrices: D^T = op(B)^T op(A)^T, so that the operands
+/// change places and keep their memory.
+struct ColumnMajor {
+  int64_t m = 0, n = 0, k = 0;
+  bool transpose_a = false, transpose_b = false;           ///< of the library's a (our b) and b (our a)
+  int64_t a_rows = 0, a_cols = 0, b_rows = 0, b_cols = 0;  ///< as stored
+};
+ColumnMajor column_major(const GemmPlan& plan);
+
+/// cuBLASLt's scratch memory, of every product; 256-byte aligned. What it takes on Hopper.
+inline constexpr size_t workspace_bytes = size_t{32} << 20;
+
+}  // namespace nrl::ops::gemm

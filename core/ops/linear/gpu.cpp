@@ -1,0 +1,131 @@
+#include "core/ops/linear/gpu.h"
+
+#include <algorithm>
+
+#include "core/ops/kernel_table.h"
+#include "core/ops/libraries.h"
+#include "core/ops/linear/gemm_engine.h"
+
+namespace nrl::ops {
+
+size_t gpu_linear_workspace(int64_t widest, int threads) {
+  return std::max(gemm::workspace_bytes, column_sums_workspace(widest, threads));
+}
+
+namespace gpu {
+namespace {
+
+using gemm::Epilogue;
+using gemm::GemmOperands;
+using gemm::GemmPlan;
+using gemm::Operand;
+
+int alignment_of(const void* p) {
+  const auto address = reinterpret_cast<uintptr_t>(p);
+  return static_cast<int>(std::min<uintptr_t>(address & (~address + 1), 256));
+}
+Operand operand(const Tensor& t, bool transposed = false) {
+  return {t.dtype, t.dim(0) > 1 ? t.step(0) : t.dim(1), transposed, alignment_of(t.data)};
+}
+
+// The dtypes are the caller's; a mix that no GPU multiplies is our bug.
+void check(const char* op, const Tensor& a, const Tensor& b) {
+  NRL_CHECK(a.dtype == b.dtype, "{}: {} with {}: a GPU multiplies one type", op, describe(a), describe(b));
+}
+
+GemmPlan product(const Tensor& d, int64_t inner, bool accumulate, gemm::Compute compute, DType inputs) {
+  GemmPlan p;
+  p.rows = d.dim(0);
+  p.cols = d.dim(1);
+  p.inner = inner;
+  p.d = operand(d);
+  p.accumulate = accumulate;
+  if (inputs == DType::f32) p.compute = compute;
+  return p;
+}
+
+gemm::Compute compute_of(const Exec& exec) {
+  return exec.libraries->tf32 ? gemm::Compute::tf32 : gemm::Compute::f32;
+}
+
+void run(Exec& exec, const GemmPlan& plan, const GemmOperands& operands) {
+  exec.libraries->gemm->run(plan, operands, exec.workspace, exec.stream);
+}
+
+}  // namespace
+
+// In row-major terms: y = x W^T, dx = dy W, dW = dy^T x.
+GemmPlan forward_plan(const LinearForward& a, gemm::Compute compute) {
+  GemmPlan p = product(a.out, a.x.dim(1), a.accumulate, compute, a.x.dtype);
+  p.a = operand(a.x);
+  p.b = operand(a.weight, true);
+  return p;
+}
+GemmPlan backward_data_plan(const LinearBackwardData& a, gemm::Compute compute) {
+  GemmPlan p = product(a.dx, a.dout.dim(1), a.accumulate, compute, a.dout.dtype);
+  p.a = operand(a.dout);
+  p.b = operand(a.weight);
+  return p;
+}
+GemmPlan backward_weight_plan(const LinearBackwardWeight& a, gemm::Compute compute) {
+  GemmPlan p = product(a.dweight, a.dout.dim(0), a.accumulate, compute, a.dout.dtype);
+  p.a = operand(a.dout, true);
+  p.b = operand(a.x);
+  return p;
+}
+
+void linear_forward(Exec& exec, const LinearForward& a) {
+  check("linear_forward", a.x, a.weight);
+  GemmPlan plan = forward_plan(a, compute_of(exec));
+  GemmOperands o{.a = a.x.data, .b = a.weight.data, .d = a.out.data, .bias = a.bias.data};
+  if (a.bias) plan.bias = a.bias.dtype;
+  if (a.activation == Activation::gelu_tanh) {
+    GemmPlan fused = plan;
+    if (a.pre_activation) {
+      fused.epilogue = a.bias ? Epilogue::gelu_aux_bias : Epilogue::gelu_aux;
+      fused.aux = operand(a.pre_activation);
+      o.aux = a.pre_activation.data;
+    } else {
+      fused.epilogue = a.bias ? Epilogue::gelu_bias : Epilogue::gelu;
+    }
+    if (exec.libraries->gemm->supports(fused)) return run(exec, fused, o);
+  }
+  plan.epilogue = a.bias ? Epilogue::bias : Epilogue::none;
+  const Tensor& product = a.pre_activation ? a.pre_activation : a.out;
+  plan.d = operand(product);
+  o.d = product.data;
+  run(exec, plan, o);
+  if (a.activation != Activation::none)
+    exec.kernels->activation_forward(exec, {a.activation, false, product, a.out});
+}
+
+void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
+  check("linear_backward_data", a.dout, a.weight);
+  GemmPlan plan = backward_data_plan(a, compute_of(exec));
+  GemmOperands o{.a = a.dout.data, .b = a.weight.data, .d = a.dx.data};
+  if (a.activation == Activation::gelu_tanh) {
+    GemmPlan fused = plan;
+    fused.epilogue = Epilogue::dgelu;
+    fused.aux = operand(a.pre_activation);
+    o.aux = a.pre_activation.data;
+    if (exec.libraries->gemm->supports(fused)) return run(exec, fused, o);
+  }
+  run(exec, plan, o);
+  if (a.activation != Activation::none)
+    exec.kernels->activation_backward(exec, {a.activation, false, a.dx, a.pre_activation, a.dx});
+}
+
+void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
+  check("linear_backward_weight", a.dout, a.x);
+  if (a.dout.dim(0) > 0) {
+    run(exec, backward_weight_plan(a, compute_of(exec)),
+        {.a = a.dout.data, .b = a.x.data, .d = a.dweight.data});
+  } else if (!a.accumulate) {
+    exec.kernels->zero(exec, a.dweight);
+  }
+  // The library's bias-gradient epilogue overwrites; ours are sums over microbatches.
+  if (a.dbias) exec.kernels->column_sums(exec, {a.dout, a.dbias, a.accumulate});
+}
+
+}  // namespace gpu
+}  // namespace nrl::ops

@@ -1,0 +1,18 @@
+#pragma once
+// The linear layers of a GPU on its GEMM engine; the same host code for CUDA and the simulated device.
+
+#include "core/ops/linear/gemm_plan.h"
+#include "core/ops/linear/linear.h"
+
+namespace nrl::ops::gpu {
+
+void linear_forward(Exec& exec, const LinearForward& a);
+void linear_backward_data(Exec& exec, const LinearBackwardData& a);
+void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a);
+
+/// The products of a layer without epilogues; `compute` for f32 operands.
+gemm::GemmPlan forward_plan(const LinearForward& a, gemm::Compute compute);
+gemm::GemmPlan backward_data_plan(const LinearBackwardData& a, gemm::Compute compute);
+gemm::GemmPlan backward_weight_plan(const LinearBackwardWeight& a, gemm::Compute compute);
+
+}  // namespace nrl::ops::gpu
