@@ -2,27 +2,39 @@
 // The simulated device: host memory, kernels on fibers (fiber.h), streams whose work is put off. Tests only.
 //
 // Work enqueued on a stream does not run at once. It runs when something must wait for it (synchronize, done,
-// a full queue), and then in any order that the streams and events allow, chosen at random from a seed: a
-// missing event wait becomes a wrong result. Device memory starts as NaN and is poisoned after its release.
+// a copy of pageable memory, a long queue), one piece at a time, in any order that the streams and events
+// allow, chosen at random from a seed: a missing event wait becomes a wrong result. Under the thread
+// sanitizer a stream is a thread and events order it: there a missing wait is a data race in every order.
+//
+// What CUDA forbids is an error: calls from inside stream work or from a thread that was not bound, stale
+// handles, copies outside of an allocation, everything that breaks a capture. Work that throws makes all
+// later calls throw the same. Device memory starts as NaN and lies between guard pages; blocks of up to 32
+// MiB can be touched only while stream work runs, so that host code which reads device memory dies of
+// SIGSEGV. What is alive when the device closes is reported and ends the program.
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "core/device/runtime.h"
 
 namespace nrl::device {
 
 struct SimOptions {
-  uint64_t seed = 1;                ///< of the order in which streams advance
+  uint64_t seed = 1;                ///< of the order in which streams advance, and of when they do
   bool deferred = true;             ///< false: everything runs when it is enqueued
   size_t memory = size_t{4} << 30;  ///< bytes the device claims to have
   int multiprocessors = 4;          ///< what grid sizes are derived from
+  /// Told of leaks and of errors nobody saw when the device closes; empty: standard error and abort().
+  std::function<void(const std::string&)> on_problem = {};
 };
 
+/// Binds the calling thread. The seed also picks how eager the device is: seeds 1 and 2 (and every fourth
+/// after them) run nothing before they must, 3 sometimes and 4 often runs work as it is enqueued.
 std::unique_ptr<Runtime> open_sim(const SimOptions& options = {});
 
-/// What kernels and the simulated matrix product enqueue: `work` runs in stream order. `stream` null runs it
-/// at once.
+/// What kernels and the simulated matrix product enqueue: `work` runs in stream order, again at every launch
+/// of a graph that records it. It must not wait for other threads. `stream` null runs it at once.
 void sim_enqueue(StreamHandle stream, std::function<void()> work);
 
 }  // namespace nrl::device

@@ -1,0 +1,91 @@
+#include "core/device/sim/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/device/kernel/sanitizers.h"
+
+namespace nrl::sim {
+namespace {
+
+constexpr size_t alignment = 256;
+// Opening and closing costs time by the page.
+constexpr size_t largest_guarded = size_t{32} << 20;
+
+size_t round_up(size_t n, size_t to) {
+  return (n + to - 1) / to * to;
+}
+size_t page() {
+  static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+}  // namespace
+
+Heap::~Heap() {
+  while (!blocks_.empty()) release(const_cast<std::byte*>(blocks_.begin()->first));
+}
+
+void Heap::protect(const Block& block, bool accessible) {
+  if (mprotect(block.map, block.mapped - page(), accessible ? PROT_READ | PROT_WRITE : PROT_NONE) != 0)
+    fail(Exit::internal, "simulated device: mprotect failed: {}", std::strerror(errno));
+}
+
+void* Heap::allocate(size_t bytes) {
+  // The block's end, rounded to its alignment, is where the guard page begins.
+  const size_t body = round_up(bytes == 0 ? 1 : bytes, alignment), pages = round_up(body, page());
+  Block block;
+  block.mapped = pages + page();
+  block.bytes = bytes;
+  block.guarded = guarded_ && pages <= largest_guarded;
+  void* map = mmap(nullptr, block.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (map == MAP_FAILED) fail(Exit::out_of_memory, "the system refused {} of memory", human_bytes(bytes));
+  block.map = static_cast<std::byte*>(map);
+  protect(block, true);
+  std::byte* data = block.map + (pages - body);
+  std::memset(data, 0xFF, body);  // NaN in every float format
+  sanitizer::poison(block.map, static_cast<size_t>(data - block.map));
+  sanitizer::poison(data + bytes, body - bytes);
+  if (block.guarded && opened_ == 0) protect(block, false);
+  blocks_.emplace(data, block);
+  used_ += bytes;
+  return data;
+}
+
+bool Heap::release(void* p) {
+  const auto it = blocks_.find(static_cast<const std::byte*>(p));
+  if (it == blocks_.end()) return false;
+  const Block& block = it->second;
+  sanitizer::unpoison(block.map, block.mapped);  // the addresses may come back for something else
+  munmap(block.map, block.mapped);
+  used_ -= block.bytes;
+  blocks_.erase(it);
+  return true;
+}
+
+bool Heap::contains(const void* p, size_t bytes) const {
+  const auto* first = static_cast<const std::byte*>(p);
+  auto it = blocks_.upper_bound(first);
+  if (it == blocks_.begin()) return false;
+  --it;
+  const size_t offset = static_cast<size_t>(first - it->first);
+  return offset <= it->second.bytes && bytes <= it->second.bytes - offset;
+}
+
+void Heap::open() {
+  if (opened_++ > 0) return;
+  for (const auto& [p, block] : blocks_)
+    if (block.guarded) protect(block, true);
+}
+
+void Heap::close() {
+  if (--opened_ > 0) return;
+  for (const auto& [p, block] : blocks_)
+    if (block.guarded) protect(block, false);
+}
+
+}  // namespace nrl::sim

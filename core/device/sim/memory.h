@@ -1,0 +1,47 @@
+#pragma once
+// The memory of a simulated device. Not thread-safe.
+
+#include <cstddef>
+#include <map>
+
+namespace nrl::sim {
+
+/// Blocks with guard pages behind them, filled with NaN bytes. The addresses of a released block are
+/// unmapped.
+class Heap {
+ public:
+  /// `guarded` blocks can be touched only between open() and close().
+  explicit Heap(bool guarded) : guarded_(guarded) {}
+  ~Heap();
+  Heap(const Heap&) = delete;
+  Heap& operator=(const Heap&) = delete;
+
+  /// Aligned to 256 bytes. Exit::out_of_memory when the host has no more.
+  void* allocate(size_t bytes);
+  /// False when `p` is no block's start.
+  bool release(void* p);
+
+  /// True when [p, p + bytes) lies in one block.
+  bool contains(const void* p, size_t bytes) const;
+  size_t used() const { return used_; }  ///< bytes
+  size_t count() const { return blocks_.size(); }
+
+  void open();
+  void close();
+
+ private:
+  struct Block {
+    std::byte* map = nullptr;
+    size_t mapped = 0;  ///< bytes, with the guard page
+    size_t bytes = 0;
+    bool guarded = false;
+  };
+  static void protect(const Block& block, bool accessible);
+
+  bool guarded_;
+  int opened_ = 0;
+  size_t used_ = 0;
+  std::map<const std::byte*, Block> blocks_;  // by first byte
+};
+
+}  // namespace nrl::sim

@@ -1,0 +1,92 @@
+#pragma once
+// What waits in the streams of a simulated device: pieces of work, events, recorded graphs.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/device/runtime.h"
+
+namespace nrl::sim {
+
+using Closure = std::function<void()>;
+
+/// What one record() of an event stands for.
+struct Point {
+  bool done = false;
+  double time_ms = 0;
+};
+
+/// Recorded work: pieces, and the earlier pieces that each comes after.
+struct Graph {
+  struct Node {
+    Closure work;
+    std::vector<int> after;
+  };
+  std::vector<Node> nodes;
+  std::shared_ptr<Point> last;  ///< end of the last launch: launches of one graph do not overlap
+};
+
+/// A recording under way, or over.
+struct Capture {
+  std::shared_ptr<Graph> graph = std::make_shared<Graph>();
+  std::thread::id thread;        ///< that began it
+  const void* origin = nullptr;  ///< the stream where it began
+  bool active = true;
+  std::string broken;  ///< what made it useless; empty: nothing
+  /// True when every node is one of `tail` or comes before one.
+  bool joined(const std::vector<int>& tail) const;
+};
+
+/// A launch of a graph under way.
+class Replay {
+ public:
+  explicit Replay(std::shared_ptr<const Graph> graph);
+  bool over() const { return left_ == 0; }
+  /// One of the nodes that may run now.
+  int take(std::mt19937_64& random);
+  const Closure& work(int node) const { return graph_->nodes[static_cast<size_t>(node)].work; }
+  void finish(int node);
+
+ private:
+  std::shared_ptr<const Graph> graph_;
+  std::vector<int> missing_;             // predecessors that have not run, by node
+  std::vector<std::vector<int>> after_;  // successors by node
+  std::vector<int> ready_;
+  size_t left_;
+};
+
+struct Item {
+  enum class Kind : uint8_t { work, wait, mark, graph };
+  Kind kind = Kind::work;
+  Closure work;
+  std::shared_ptr<Point> point;    ///< wait, mark
+  std::unique_ptr<Replay> replay;  ///< graph
+  std::unique_ptr<char> issued;    ///< thread sanitizer: what the host did before the call
+};
+
+struct Stream {
+  uint64_t number = 0;
+  std::deque<Item> queue;
+  bool destroyed = false;  ///< goes when its queue is empty
+  std::shared_ptr<Capture> capture;
+  std::vector<int> tail;  ///< nodes that the next recorded one comes after
+  void* fiber = nullptr;  ///< thread sanitizer: the thread that this stream is
+};
+
+struct Event {
+  device::EventKind kind = device::EventKind::order;
+  std::shared_ptr<Point> last;       ///< null: never recorded
+  std::shared_ptr<Capture> capture;  ///< its last record() was recorded here
+  std::vector<int> after;            ///< the nodes it comes after
+};
+
+/// Adds the elements of `more` that `nodes` lacks.
+void merge(std::vector<int>& nodes, const std::vector<int>& more);
+
+}  // namespace nrl::sim
