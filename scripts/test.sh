@@ -1,25 +1,28 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds and runs all tests.
+# Installs what is missing, builds and runs all tests; with the CUDA toolkit also the build for GPUs and its tests.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'TEXT'
-usage: scripts/test.sh [--preset cpu|asan|tsan] [--no-install] [-R REGEX]
-  --preset NAME   cpu (default), asan: address and undefined-behaviour checks, tsan: data races
+usage: scripts/test.sh [--preset cpu|cuda|asan|tsan] [--no-install] [-R REGEX]
+  --preset NAME   cpu: all tests of the build without CUDA; cuda: what the build for GPUs adds (needs nvcc);
+                  asan: address and undefined-behaviour checks; tsan: data races.
+                  Default: cpu, and cuda where nvcc is on PATH.
   --no-install    do not install missing packages
   -R REGEX        only the tests whose name matches
 TEXT
 }
 
-preset=cpu
+presets=(cpu)
+if command -v nvcc >/dev/null; then presets+=(cuda); fi
 install=true
 select=()
 while (($#)); do
   case $1 in
     --preset)
-      preset=${2:-}
-      [[ $preset =~ ^(cpu|asan|tsan)$ ]] || die 64 "--preset takes cpu, asan or tsan; found '$preset'"
+      presets=("${2:-}")
+      [[ ${presets[0]} =~ ^(cpu|cuda|asan|tsan)$ ]] || die 64 "--preset takes cpu, cuda, asan or tsan; found '${presets[0]}'"
       shift
       ;;
     --no-install) install=false ;;
@@ -41,16 +44,25 @@ while (($#)); do
 done
 
 if $install; then "$root_dir/scripts/install-deps.sh"; fi
-say "build ($preset)"
-build "$preset"
-say "tests ($preset)"
 status=0
-(cd "$root_dir/build/$preset" && ctest -j 2 --output-on-failure --no-tests=error "${select[@]}") || status=$?
-log=build/$preset/Testing/Temporary/LastTest.log
-if ((status == 0)); then
-  echo "all tests passed; full output: $log"
-else
-  echo "tests failed (exit $status); full output: $log" >&2
-  echo "one test again: (cd build/$preset && ctest -R NAME --output-on-failure)" >&2
-fi
+for preset in "${presets[@]}"; do
+  # The build for GPUs has the same host code: only what it adds is built and run twice.
+  only=()
+  targets=()
+  if [[ $preset == cuda ]]; then only=(-L cuda) targets=(nrl-train cuda_tests); fi
+  say "build ($preset)"
+  build "$preset" "${targets[@]}"
+  say "tests ($preset)"
+  code=0
+  (cd "$root_dir/build/$preset" &&
+    ctest -j 2 --output-on-failure --no-tests=error "${only[@]}" "${select[@]}") || code=$?
+  log=build/$preset/Testing/Temporary/LastTest.log
+  if ((code == 0)); then
+    echo "all tests passed; full output: $log"
+  else
+    status=$code
+    echo "tests failed (exit $code); full output: $log" >&2
+    echo "one test again: (cd build/$preset && ctest -R NAME --output-on-failure)" >&2
+  fi
+done
 exit "$status"

@@ -40,10 +40,11 @@ std::vector<memory::SlotSpec> make_slots(const ModelSpec& m, const precision::Re
   };
 }
 
-std::vector<memory::GradientSlotSpec> make_gradient_slots(const ModelSpec& m, const precision::Recipe& r) {
+std::vector<memory::GradientSlotSpec> make_gradient_slots(const ModelSpec& m, const precision::Recipe& r,
+                                                          bool fuse_gelu) {
   const DType a = r.activations;
   return {
-      {"d_act", m.ffn, a, s(B::mlp_out), s(B::activation)},
+      {"d_act", m.ffn, a, s(B::mlp_out), s(fuse_gelu ? B::mlp_in : B::activation)},
       {"d_ln2", m.hidden, a, s(B::mlp_in), s(B::norm2)},
       {"d_attn", m.q_width(), a, s(B::o_proj), s(B::attention)},
       {"d_qkv", m.qkv_width(), a, s(B::attention), s(B::qkv)},
@@ -62,16 +63,28 @@ Stats split_stats(const Tensor& t, ops::NormKind kind) {
   return {make_tensor(p, DType::f32, {n}), make_tensor(p + n, DType::f32, {n})};
 }
 
-enum Site { attention_site, mlp_site };
+Tensor flat(const Tensor& t) {
+  return make_tensor(t.data, t.dtype, {t.numel()});
+}
+
+// The mask's name within a step.
+uint64_t dropout_stream(int layer, DropoutSite site) {
+  return (static_cast<uint64_t>(layer + 1) << 4) | static_cast<uint64_t>(site);
+}
 
 }  // namespace
+
+ops::ResidualDropout residual_dropout(const ModelSpec& spec, uint64_t seed, int layer, DropoutSite site,
+                                      const MicroBatch& mb) {
+  return {spec.residual_dropout, seed, dropout_stream(layer, site), mb.first_row, mb.step};
+}
 
 std::vector<memory::SlotSpec> block_slots(const ModelSpec& spec, const precision::Recipe& recipe) {
   return make_slots(spec, recipe);
 }
 std::vector<memory::GradientSlotSpec> block_gradient_slots(const ModelSpec& spec,
-                                                           const precision::Recipe& recipe) {
-  return make_gradient_slots(spec, recipe);
+                                                           const precision::Recipe& recipe, bool fuse_gelu) {
+  return make_gradient_slots(spec, recipe, fuse_gelu);
 }
 
 Tensor Block::weight(int parameter) const {
@@ -81,10 +94,9 @@ Tensor Block::grad(int parameter) const {
   return parameter < 0 ? Tensor{} : c_.parameters[static_cast<size_t>(parameter)].grad;
 }
 
-void Block::drop(const Tensor& x, const Tensor& out, int site, const MicroBatch& mb) const {
-  const auto stream = (static_cast<uint64_t>(mb.step) << 24) | (static_cast<uint64_t>(layer_ + 1) << 4) |
-                      static_cast<uint64_t>(site);
-  ops::dropout(*c_.exec, {x, out, c_.spec->residual_dropout, c_.seed, stream, mb.first_row});
+void Block::drop(const Tensor& x, const Tensor& out, DropoutSite site, const MicroBatch& mb) const {
+  ops::dropout(*c_.exec, {x, out, c_.spec->residual_dropout, c_.seed, dropout_stream(layer_, site),
+                          mb.first_row, mb.step});
 }
 
 void Block::produce(Slot slot, Phase phase, const MicroBatch& mb, const Tensor& residual) {
@@ -94,55 +106,43 @@ void Block::produce(Slot slot, Phase phase, const MicroBatch& mb, const Tensor& 
   auto& t = phase == Phase::forward ? t_.forward : t_.backward;
   auto at = [&](Slot which) -> const Tensor& { return t[static_cast<size_t>(which)]; };
   // The residual sum is made in the forward pass only; a recomputed norm starts from the sum.
-  auto norm = [&](Slot x, Slot stats, Slot out, int w, int b, const Tensor& add) {
+  auto norm = [&](Slot x, Slot stats, Slot out, int w, int b, const Tensor& add, int layer,
+                  DropoutSite site) {
     const Stats st = split_stats(at(stats), m.norm);
     ops::NormForward a{m.norm, m.norm_eps, at(x), {}, {}, weight(w), weight(b), at(out), {}, {}};
     if (phase == Phase::forward) {
       a.mean = st.mean, a.rstd = st.rstd;
-      if (add) a.residual = add, a.sum = at(x);
+      if (add) {
+        a.residual = add, a.sum = at(x);
+        a.dropout = residual_dropout(m, c_.seed, layer, site, mb);
+      }
     }
     ops::norm_forward(e, a);
   };
   switch (slot) {
     case Slot::ln1:
-      norm(Slot::resid1, Slot::stats1, Slot::ln1, p_.norm1, p_.norm1_bias, residual);
+      norm(Slot::resid1, Slot::stats1, Slot::ln1, p_.norm1, p_.norm1_bias, residual, layer_ - 1,
+           DropoutSite::mlp);
       break;
     case Slot::ln2:
-      norm(Slot::resid2, Slot::stats2, Slot::ln2, p_.norm2, p_.norm2_bias, residual);
+      norm(Slot::resid2, Slot::stats2, Slot::ln2, p_.norm2, p_.norm2_bias, residual, layer_,
+           DropoutSite::attention);
       break;
     case Slot::qkv:
       ops::linear_forward(e, {at(Slot::ln1), weight(p_.qkv), weight(p_.qkv_bias), at(Slot::qkv)});
       break;
-    case Slot::qk: {  // QK-norm into its own slot, then RoPE in place; without QK-norm RoPE works on qkv
-                      // itself
-      const Tensor raw = at(Slot::qkv);
-      const Tensor dst = m.qk_norm ? at(Slot::qk) : raw;
+    case Slot::qk: {  // with QK-norm into its own slot, else RoPE works on qkv itself
+      if (!m.qk_norm && !m.use_rope) break;
+      const Tensor raw = m.heads_of(at(Slot::qkv), 0, m.heads + m.kv_heads);
+      ops::QkNormRopeForward a{.x = raw, .out = raw, .heads = m.heads};
       if (m.qk_norm) {
-        float* stats = at(Slot::qk_stats).ptr<float>();
-        const int64_t n = raw.dim(0);
-        ops::norm_forward(e, {ops::NormKind::rms,
-                              m.norm_eps,
-                              m.heads_of(raw, 0, m.heads),
-                              {},
-                              {},
-                              weight(p_.q_norm),
-                              {},
-                              m.heads_of(dst, 0, m.heads),
-                              {},
-                              make_tensor(stats, DType::f32, {n * m.heads})});
-        ops::norm_forward(e, {ops::NormKind::rms,
-                              m.norm_eps,
-                              m.heads_of(raw, m.q_width(), m.kv_heads),
-                              {},
-                              {},
-                              weight(p_.k_norm),
-                              {},
-                              m.heads_of(dst, m.q_width(), m.kv_heads),
-                              {},
-                              make_tensor(stats + n * m.heads, DType::f32, {n * m.kv_heads})});
+        a.out = m.heads_of(at(Slot::qk), 0, m.heads + m.kv_heads);
+        a.q_weight = weight(p_.q_norm), a.k_weight = weight(p_.k_norm);
+        a.eps = m.norm_eps;
+        a.rstd = flat(at(Slot::qk_stats));
       }
-      if (m.use_rope)
-        ops::rope(e, {m.heads_of(dst, 0, m.heads + m.kv_heads), c_.rope_table, mb.positions, false});
+      if (m.use_rope) a.table = c_.rope_table, a.positions = mb.positions;
+      ops::qk_norm_rope_forward(e, a);
       break;
     }
     case Slot::attn: {
@@ -156,18 +156,26 @@ void Block::produce(Slot slot, Phase phase, const MicroBatch& mb, const Tensor& 
       a.cu_q = a.cu_k = mb.cu_seqlens;
       a.scale = m.attention_scale();
       a.window = m.window;
+      a.lengths = mb.lengths;
       ops::attention_forward(e, a);
       break;
     }
-    case Slot::resid2:  // the projection; the sum with resid1 is fused into norm2
+    case Slot::resid2:  // the projection; dropout and the sum with resid1 are fused into norm2
       ops::linear_forward(e, {at(Slot::attn), weight(p_.o), weight(p_.o_bias), at(Slot::resid2)});
-      if (m.residual_dropout > 0) drop(at(Slot::resid2), at(Slot::resid2), attention_site, mb);
       break;
     case Slot::mlp_in:
-      ops::linear_forward(e, {at(Slot::ln2), weight(p_.mlp_in), weight(p_.mlp_in_bias), at(Slot::mlp_in)});
+      if (c_.fuse_gelu)
+        ops::linear_forward(e, {.x = at(Slot::ln2),
+                                .weight = weight(p_.mlp_in),
+                                .bias = weight(p_.mlp_in_bias),
+                                .out = at(Slot::act),
+                                .activation = m.activation,
+                                .pre_activation = at(Slot::mlp_in)});
+      else
+        ops::linear_forward(e, {at(Slot::ln2), weight(p_.mlp_in), weight(p_.mlp_in_bias), at(Slot::mlp_in)});
       break;
     case Slot::act:
-      ops::activation_forward(e, {m.activation, m.gated, at(Slot::mlp_in), at(Slot::act)});
+      if (!c_.fuse_gelu) ops::activation_forward(e, {m.activation, m.gated, at(Slot::mlp_in), at(Slot::act)});
       break;
     default:
       NRL_CHECK(false, "slot {} is written together with another one", static_cast<int>(slot));
@@ -176,7 +184,6 @@ void Block::produce(Slot slot, Phase phase, const MicroBatch& mb, const Tensor& 
 
 void Block::forward(const MicroBatch& mb, const Tensor& previous_resid2, const Tensor& next) {
   using P = Phase;
-  const ModelSpec& m = *c_.spec;
   produce(Slot::ln1, P::forward, mb, previous_resid2);
   produce(Slot::qkv, P::forward, mb, {});
   produce(Slot::qk, P::forward, mb, {});
@@ -187,7 +194,6 @@ void Block::forward(const MicroBatch& mb, const Tensor& previous_resid2, const T
   produce(Slot::act, P::forward, mb, {});
   const Tensor& act = t_.forward[static_cast<size_t>(Slot::act)];
   ops::linear_forward(*c_.exec, {act, weight(p_.mlp_out), weight(p_.mlp_out_bias), next});
-  if (m.residual_dropout > 0) drop(next, next, mlp_site, mb);
 }
 
 Tensor Block::for_backward(Slot slot, const MicroBatch& mb) {
@@ -216,22 +222,26 @@ void Block::backward_data(BackwardStep step, const MicroBatch& mb, const Tensor&
   const ModelSpec& m = *c_.spec;
   switch (step) {
     case B::mlp_out:
-      if (m.residual_dropout > 0) drop(dresid, dropped, mlp_site, mb);
-      ops::linear_backward_data(e,
-                                {projected(dresid, dropped), weight(p_.mlp_out), d(GradSlot::d_act), false});
+      if (m.residual_dropout > 0) drop(dresid, dropped, DropoutSite::mlp, mb);
+      ops::linear_backward_data(e, {.dout = projected(dresid, dropped),
+                                    .weight = weight(p_.mlp_out),
+                                    .dx = d(GradSlot::d_act),
+                                    .activation = c_.fuse_gelu ? m.activation : ops::Activation::none,
+                                    .pre_activation = c_.fuse_gelu ? in(Slot::mlp_in) : Tensor{}});
       break;
-    case B::activation:  // the gradient takes the place of mlp_in, which is dead from here on
-      ops::activation_backward(
-          e, {m.activation, m.gated, d(GradSlot::d_act), in(Slot::mlp_in), in(Slot::mlp_in)});
+    case B::activation:
+      if (!c_.fuse_gelu)
+        ops::activation_backward(e,
+                                 {m.activation, m.gated, d(GradSlot::d_act), in(Slot::mlp_in), d_mlp_in()});
       break;
     case B::mlp_in:
-      ops::linear_backward_data(e, {in(Slot::mlp_in), weight(p_.mlp_in), d(GradSlot::d_ln2), false});
+      ops::linear_backward_data(e, {d_mlp_in(), weight(p_.mlp_in), d(GradSlot::d_ln2), false});
       break;
     case B::norm2:
       backward_norm(d(GradSlot::d_ln2), in(Slot::resid2), in(Slot::stats2), p_.norm2, p_.norm2_bias, dresid);
       break;
     case B::o_proj:
-      if (m.residual_dropout > 0) drop(dresid, dropped, attention_site, mb);
+      if (m.residual_dropout > 0) drop(dresid, dropped, DropoutSite::attention, mb);
       ops::linear_backward_data(e, {projected(dresid, dropped), weight(p_.o), d(GradSlot::d_attn), false});
       break;
     case B::attention: {
@@ -250,32 +260,25 @@ void Block::backward_data(BackwardStep step, const MicroBatch& mb, const Tensor&
       a.dv = m.heads_of(dqkv, m.q_width() + m.kv_width(), m.kv_heads);
       a.scale = m.attention_scale();
       a.window = m.window;
+      a.lengths = mb.lengths;
       ops::attention_backward(e, a);
       break;
     }
     case B::rope: {
-      const Tensor dqkv = d(GradSlot::d_qkv);
-      if (m.use_rope)
-        ops::rope(e, {m.heads_of(dqkv, 0, m.heads + m.kv_heads), c_.rope_table, mb.positions, true});
+      if (!m.qk_norm && !m.use_rope) break;
+      const Tensor dqk = m.heads_of(d(GradSlot::d_qkv), 0, m.heads + m.kv_heads);
+      ops::QkNormRopeBackward a{.dout = dqk, .dx = dqk, .heads = m.heads};
       if (m.qk_norm) {
-        float* stats = in(Slot::qk_stats).ptr<float>();
-        const int64_t n = dqkv.dim(0);
-        auto back = [&](int64_t first, int64_t heads, int w, float* rstd) {
-          const Tensor dx = m.heads_of(dqkv, first, heads);
-          ops::norm_backward(e, {ops::NormKind::rms,
-                                 dx,
-                                 m.heads_of(in(Slot::qkv), first, heads),
-                                 weight(w),
-                                 {},
-                                 make_tensor(rstd, DType::f32, {n * heads}),
-                                 {},
-                                 dx,
-                                 grad(w),
-                                 {}});
-          c_.gradient_ready(w);
-        };
-        back(m.q_width(), m.kv_heads, p_.k_norm, stats + n * m.heads);
-        back(0, m.heads, p_.q_norm, stats);
+        a.x = m.heads_of(in(Slot::qkv), 0, m.heads + m.kv_heads);
+        a.q_weight = weight(p_.q_norm), a.k_weight = weight(p_.k_norm);
+        a.rstd = flat(in(Slot::qk_stats));
+        a.dq_weight = grad(p_.q_norm), a.dk_weight = grad(p_.k_norm);
+      }
+      if (m.use_rope) a.table = c_.rope_table, a.positions = mb.positions;
+      ops::qk_norm_rope_backward(e, a);
+      if (m.qk_norm) {
+        c_.gradient_ready(p_.k_norm);
+        c_.gradient_ready(p_.q_norm);
       }
       break;
     }
@@ -298,7 +301,7 @@ void Block::backward_weight(BackwardStep step, const MicroBatch& mb, const Tenso
                              p_.mlp_out_bias);
       break;
     case B::mlp_in:
-      linear_weight_gradient(in(Slot::mlp_in), for_backward(Slot::ln2, mb), p_.mlp_in, p_.mlp_in_bias);
+      linear_weight_gradient(d_mlp_in(), for_backward(Slot::ln2, mb), p_.mlp_in, p_.mlp_in_bias);
       break;
     case B::o_proj:
       linear_weight_gradient(projected(dresid, dropped), in(Slot::attn), p_.o, p_.o_bias);

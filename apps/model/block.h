@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "apps/model/parameters.h"
+#include "core/ops/attention/attention.h"
 #include "core/ops/exec.h"
+#include "core/ops/norm/norm.h"
 #include "memory/slots.h"
 #include "precision/recipe.h"
 
@@ -66,7 +68,7 @@ enum class BackwardStep : uint8_t {
 
 std::vector<memory::SlotSpec> block_slots(const ModelSpec& spec, const precision::Recipe& recipe);
 std::vector<memory::GradientSlotSpec> block_gradient_slots(const ModelSpec& spec,
-                                                           const precision::Recipe& recipe);
+                                                           const precision::Recipe& recipe, bool fuse_gelu);
 
 /// A parameter as a layer sees it: the weight it reads and the f32 gradient it adds to.
 struct ParameterView {
@@ -81,8 +83,15 @@ struct MicroBatch {
   Tensor cu_seqlens;      ///< (S + 1) i32
   Tensor weight;          ///< (N) f32: dLoss/dlog_prob of each token; what training differentiates
   int64_t first_row = 0;  ///< global index of token 0 in the step's batch (dropout masks)
-  int64_t step = 0;       ///< optimizer step (dropout masks)
+  Tensor step;            ///< (1) i64, the number of the optimizer step (dropout masks)
+  ops::SequenceLengths lengths;
 };
+
+/// Places where residual dropout happens; with the layer they name the mask.
+enum class DropoutSite : uint8_t { attention, mlp };
+/// Dropout on the way into the residual stream, as the norm behind it applies it.
+ops::ResidualDropout residual_dropout(const ModelSpec& spec, uint64_t seed, int layer, DropoutSite site,
+                                      const MicroBatch& mb);
 
 /// Everything a block needs besides its slots.
 struct BlockContext {
@@ -91,6 +100,9 @@ struct BlockContext {
   std::vector<ParameterView> parameters;
   Tensor rope_table;
   uint64_t seed = 0;
+  /// GELU in the epilogues of the matrix products around it, where the device gains by that. The activation
+  /// is then made together with mlp_in, so its slot must be kept.
+  bool fuse_gelu = false;
   /// Called when the gradient of a parameter is complete for this microbatch.
   std::function<void(int parameter)> gradient_ready;
 };
@@ -108,7 +120,7 @@ class Block {
       : c_(context), layer_(layer), p_(parameters), t_(std::move(tensors)) {}
 
   /// Writes the output of the MLP into `next`, the slot resid1 of the layer above (or the final residual):
-  /// the consumer adds resid2() to it in its norm. Likewise resid1 of this layer is summed with
+  /// the consumer drops from it and adds resid2() in its norm. Likewise resid1 of this layer is summed with
   /// `previous_resid2` here, if given.
   void forward(const MicroBatch& mb, const Tensor& previous_resid2, const Tensor& next);
 
@@ -134,6 +146,8 @@ class Block {
   const Tensor& in(Slot slot) const { return t_.backward[static_cast<size_t>(slot)]; }
   const Tensor& d(GradSlot slot) const { return t_.gradient[static_cast<size_t>(slot)]; }
   /// The gradient of a projection's output: behind dropout it is not the residual gradient itself.
+  /// Where the gradient at mlp_in is. Unfused it takes the place of mlp_in, which is dead by then.
+  const Tensor& d_mlp_in() const { return c_.fuse_gelu ? d(GradSlot::d_act) : in(Slot::mlp_in); }
   const Tensor& projected(const Tensor& dresid, const Tensor& dropped) const {
     return c_.spec->residual_dropout > 0 ? dropped : dresid;
   }
@@ -142,7 +156,7 @@ class Block {
   void linear_weight_gradient(const Tensor& dout, const Tensor& x, int weight, int bias);
   void backward_norm(const Tensor& dout, const Tensor& x, const Tensor& stats, int weight, int bias,
                      const Tensor& dresid);
-  void drop(const Tensor& x, const Tensor& out, int site, const MicroBatch& mb) const;
+  void drop(const Tensor& x, const Tensor& out, DropoutSite site, const MicroBatch& mb) const;
 
   const BlockContext& c_;
   int layer_;

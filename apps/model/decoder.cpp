@@ -1,10 +1,10 @@
 #include "apps/model/decoder.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/base/error.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/transfer.h"
 
 namespace nrl::model {
 
@@ -13,21 +13,36 @@ using memory::Keep;
 
 namespace {
 
-// 256 tokens at a time: the head's weight gradient is read and written once per chunk, which larger chunks
-// hardly speed up (512 gained 1 % at a vocabulary of 50304, for 49 MiB); fewer where the vocabulary would
-// make the logits large.
-constexpr int64_t head_tokens = 256;
-constexpr int64_t logits_budget_bytes = int64_t{128} << 20;
+// CPU: 256 tokens at a time: the head's weight gradient is read and written once per chunk, which larger
+// chunks hardly speed up (512 gained 1 % at a vocabulary of 50304, for 49 MiB); fewer where the vocabulary
+// would make the logits large. A GPU needs more rows to fill its multiprocessors and has the memory.
+struct HeadLimits {
+  int64_t tokens, logits_bytes;
+};
+constexpr HeadLimits head_limits(DeviceType device) {
+  return device == DeviceType::cpu ? HeadLimits{256, int64_t{128} << 20} : HeadLimits{4096, int64_t{1} << 30};
+}
 
-int64_t head_chunk_tokens(int64_t tokens, int64_t vocab) {
-  const int64_t fit = std::clamp<int64_t>(logits_budget_bytes / (vocab * 4), 32, head_tokens);
+int64_t head_chunk_tokens(int64_t tokens, int64_t vocab, DeviceType device) {
+  const HeadLimits limits = head_limits(device);
+  const int64_t fit = std::clamp<int64_t>(limits.logits_bytes / (vocab * 4), 32, limits.tokens);
   if (fit >= tokens) return tokens;
   // Equal chunks: a small last one would waste the matrix product.
   const int64_t chunks = (tokens + fit - 1) / fit;
   return (tokens + chunks - 1) / chunks;
 }
 
+size_t needed_gpu_workspace(const ModelSpec& m, const DecoderOptions& o) {
+  const int64_t widest = std::max({m.hidden, m.qkv_width(), m.mlp_in_width(), m.head_dim});
+  return std::max({o.optimizer_workspace, ops::norm_backward_workspace(m.hidden, o.threads),
+                   ops::qk_norm_rope_workspace(m.head_dim, o.threads),
+                   ops::gpu_linear_workspace(widest, o.threads),
+                   ops::embedding_backward_workspace(o.tokens, m.hidden),
+                   ops::attention_gpu_workspace(o.tokens, m.heads, m.head_dim)});
+}
+
 size_t needed_workspace(const ModelSpec& m, const DecoderOptions& o, int64_t chunk) {
+  if (o.device == DeviceType::cuda) return needed_gpu_workspace(m, o);
   const DType dtype = o.recipe.activations;
   size_t bytes = ops::norm_backward_workspace(std::max(m.hidden, m.head_dim), o.threads);
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
@@ -58,13 +73,22 @@ std::vector<std::string_view> training_kernels(const ModelSpec& spec, const prec
                                        "activation_forward",
                                        "activation_backward",
                                        "cross_entropy",
-                                       "sum_of_squares",
+                                       "add_sum",
+                                       "add_sum_of_squares",
+                                       "decide_step",
                                        "adamw",
                                        "zero"};
-  if (spec.use_rope) needed.push_back("rope");
+  if (spec.use_rope || spec.qk_norm) {
+    needed.push_back("qk_norm_rope_forward");
+    needed.push_back("qk_norm_rope_backward");
+  }
   if (spec.residual_dropout > 0 || spec.embedding_dropout > 0) needed.push_back("dropout");
   if (recipe.master_weights()) needed.push_back("convert");
   return needed;
+}
+
+DType logits_gradient_dtype(const precision::Recipe& recipe, DeviceType device) {
+  return device == DeviceType::cpu ? DType::f32 : recipe.activations;
 }
 
 Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, const DecoderOptions& options,
@@ -73,16 +97,21 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, const D
       parameters_(parameters),
       options_(options),
       slots_(block_slots(spec, options.recipe)),
-      gradient_slots_(block_gradient_slots(spec, options.recipe)),
       policy_(static_cast<int>(spec.layers), slots_),
       ticks_{static_cast<int>(spec.layers), static_cast<int>(ForwardStep::count),
              static_cast<int>(BackwardStep::count)},
-      chunk_(head_chunk_tokens(options.tokens, spec.vocab_size)) {
+      chunk_(head_chunk_tokens(options.tokens, spec.vocab_size, options.device)) {
   for (const std::string& module : options.recompute_modules)
     if (!policy_.recompute_module(module, slots_))
       fail(Exit::config,
            "policy.recompute.modules: '{}' names no activation of this model; known: norm, activation",
            module);
+  // A fused activation is rounded from the f32 sum, a recomputed one made from the rounded mlp_in: other
+  // bits.
+  fuse_gelu_ = options.device == DeviceType::cuda && !spec.gated &&
+               spec.activation == ops::Activation::gelu_tanh &&
+               policy_.get(0, static_cast<int>(Slot::act)) == Keep::keep;
+  gradient_slots_ = block_gradient_slots(spec, options.recipe, fuse_gelu_);
   slot_plan_ = memory::SlotPlan(plan, ticks_, slots_, gradient_slots_, policy_, options.tokens);
 
   const int64_t n = options.tokens, row = spec.hidden * size_of(options.recipe.activations);
@@ -124,13 +153,14 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
   context_.spec = &spec_;
   context_.parameters = std::move(views);
   context_.seed = options_.seed;
+  context_.fuse_gelu = fuse_gelu_;
   context_.gradient_ready = std::move(gradient_ready);
   if (spec_.use_rope) {
     const std::vector<float> table =
         ops::rope_table(spec_.rope, options_.max_sequence, options_.max_sequence);
     context_.rope_table =
         make_tensor(at(buffers_.rope), DType::f32, {options_.max_sequence, spec_.rope.rotary_dim});
-    std::memcpy(context_.rope_table.data, table.data(), table.size() * sizeof(float));
+    ops::upload(exec, context_.rope_table, table.data());
   }
 
   blocks_.clear();
@@ -164,8 +194,7 @@ Tensor Decoder::forward(const MicroBatch& mb, bool train) {
   ops::embedding_forward(
       e, {mb.ids, weight(parameters_.embedding), weight(parameters_.positions), mb.positions, first});
   if (spec_.embedding_dropout > 0)
-    ops::dropout(e, {first, first, spec_.embedding_dropout, context_.seed,
-                     static_cast<uint64_t>(mb.step) << 24, mb.first_row});
+    ops::dropout(e, {first, first, spec_.embedding_dropout, context_.seed, 0, mb.first_row, mb.step});
   for (size_t i = 0; i < blocks_.size(); ++i)
     blocks_[i].forward(mb, i ? blocks_[i - 1].resid2() : Tensor{},
                        i + 1 < blocks_.size() ? blocks_[i + 1].resid1() : t_.final_resid);
@@ -183,21 +212,29 @@ void Decoder::head(const MicroBatch& mb, bool train) {
   const Tensor mean = layer_norm ? make_tensor(t_.stats.data, DType::f32, {n}) : Tensor{};
   const Tensor rstd = make_tensor(t_.stats.ptr<float>() + n, DType::f32, {n});
   ops::norm_forward(e, {spec_.norm, spec_.norm_eps, t_.final_resid, blocks_.back().resid2(), t_.final_resid,
-                        weight(p.final_norm), weight(p.final_norm_bias), t_.final_norm, mean, rstd});
+                        weight(p.final_norm), weight(p.final_norm_bias), t_.final_norm, mean, rstd,
+                        residual_dropout(spec_, context_.seed, ticks_.layers - 1, DropoutSite::mlp, mb)});
   for (int64_t begin = 0; begin < n; begin += chunk_) {
     const int64_t count = std::min(chunk_, n - begin);
     const Tensor hidden = t_.final_norm.rows(begin, count), logits = t_.logits.rows(0, count);
+    const DType low = logits_gradient_dtype(options_.recipe, options_.device);
+    Tensor dlogits = logits;
+    if (low != DType::f32) {  // in the front half of each row of the logits
+      dlogits.dtype = low;
+      dlogits.stride[0] = logits.stride[0] * size_of(DType::f32) / size_of(low);
+    }
     ops::linear_forward(e, {hidden, weight(p.head), {}, logits});
     ops::cross_entropy(e, {logits,
                            mb.target.rows(begin, count),
                            train ? mb.weight.rows(begin, count) : Tensor{},
                            t_.log_prob.rows(begin, count),
-                           {}});
+                           {},
+                           train && low != DType::f32 ? dlogits : Tensor{}});
     if (!train) continue;
-    // The logits are their own gradient now; the chunk's hidden states are dead once the weight gradient has
-    // read them.
-    ops::linear_backward_weight(e, {logits, hidden, grad(p.head), {}, true});
-    ops::linear_backward_data(e, {logits, weight(p.head), hidden, false});
+    // The logits have given way to their gradient; the chunk's hidden states are dead once the weight
+    // gradient has read them.
+    ops::linear_backward_weight(e, {dlogits, hidden, grad(p.head), {}, true});
+    ops::linear_backward_data(e, {dlogits, weight(p.head), hidden, false});
   }
   if (!train) return;
   if (p.head != p.embedding) context_.gradient_ready(p.head);
@@ -219,8 +256,7 @@ void Decoder::backward(const MicroBatch& mb) {
   for (size_t i = blocks_.size(); i-- > 0;) blocks_[i].backward(mb, t_.dresid, t_.dropped);
   ops::Exec& e = *context_.exec;
   if (spec_.embedding_dropout > 0)
-    ops::dropout(e, {t_.dresid, t_.dresid, spec_.embedding_dropout, context_.seed,
-                     static_cast<uint64_t>(mb.step) << 24, mb.first_row});
+    ops::dropout(e, {t_.dresid, t_.dresid, spec_.embedding_dropout, context_.seed, 0, mb.first_row, mb.step});
   auto grad = [&](int i) { return i < 0 ? Tensor{} : context_.parameters[static_cast<size_t>(i)].grad; };
   const auto& p = parameters_;
   ops::embedding_backward(e, {mb.ids, t_.dresid, grad(p.embedding), mb.positions, grad(p.positions)});

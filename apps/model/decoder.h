@@ -18,12 +18,18 @@ struct DecoderOptions {
   int64_t max_sequence = 0;  ///< longest sequence
   precision::Recipe recipe;
   std::vector<std::string> recompute_modules;  ///< rules of the slot table: "norm", "activation"
-  int threads = 1;
-  uint64_t seed = 0;  ///< dropout
+  int threads = 1;                             ///< as Exec::threads will be
+  uint64_t seed = 0;                           ///< dropout
+  DeviceType device = DeviceType::cpu;
+  size_t optimizer_workspace = 0;  ///< what the step's end needs on a GPU; it runs while the decoder does not
 };
 
 /// Entries of the kernel table that training this model uses, forward, backward and update.
 std::vector<std::string_view> training_kernels(const ModelSpec& spec, const precision::Recipe& recipe);
+
+/// The number format of the logits' gradient: what the matrix products behind it can take beside the weights.
+/// The CPU widens its operands and keeps f32.
+DType logits_gradient_dtype(const precision::Recipe& recipe, DeviceType device);
 
 class Decoder {
  public:
@@ -60,6 +66,7 @@ class Decoder {
   memory::TickMap ticks_;
   memory::SlotPlan slot_plan_;
   int64_t chunk_ = 0;
+  bool fuse_gelu_ = false;
   struct {
     memory::BufferId final_resid, final_norm, stats, logits, log_prob, dresid, dropped, rope, workspace;
   } buffers_{};

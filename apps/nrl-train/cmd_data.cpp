@@ -1,29 +1,23 @@
 // nrl-train data show: the samples that steps see.
 
 #include <algorithm>
-#include <charconv>
 #include <iostream>
 
 #include "apps/data/loader.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/train/model_source.h"
 #include "apps/train/session.h"
+#include "core/base/text.h"
 
 namespace nrl::app {
 
 int run_data_show(const DataShowArgs& args) {
-  int64_t first = 0, last = 0;
-  const auto colon = args.steps.find(':');
-  auto number = [](std::string_view text, int64_t& out) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
-    return error == std::errc() && end == text.data() + text.size();
-  };
-  const std::string_view steps = args.steps;
-  if (colon == std::string::npos || !number(steps.substr(0, colon), first) ||
-      !number(steps.substr(colon + 1), last) || first < 1 || last <= first)
+  const auto steps = parse_step_range(args.steps);
+  if (!steps)
     fail(Exit::usage,
          "--steps takes FIRST:END, counted from 1, END exclusive and greater than FIRST; found '{}'",
          args.steps);
+  const auto [first, last] = *steps;
   ConfigResult result = load_config(args.config.path, args.config.overrides);
   std::cerr << render(result.diagnostics);
   if (!result.ok()) return static_cast<int>(result.exit_code());

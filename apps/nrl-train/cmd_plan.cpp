@@ -23,12 +23,17 @@ int run_plan(const PlanArgs& args) {
   if (!result.ok()) return static_cast<int>(result.exit_code());
   const Config& c = result.config;
   const BatchPlan batch = resolve_batch(c, args.world);
+  // A GPU's memory can be planned without one.
+  std::string why;
+  const DeviceType device = c.device == DeviceKind::cuda ? DeviceType::cuda : train::choose_device(c, why);
   const auto plan =
-      plan::make_run_plan(c, train::load_model_spec(result), batch, 0, train::threads_for(c, 1));
+      plan::make_run_plan(c, train::load_model_spec(result), batch, 0, device, train::threads_for(c, 1));
   const auto& spec = plan->spec;
   log::info("model    {} parameters, {} layers, {:.4f} GFLOP per token in training at length {}",
             grouped(plan->parameters.total()), spec.layers,
             training_flops_per_token(spec, plan->sequence_length) / 1e9, plan->sequence_length);
+  log::info("device   {}, weights and activations in {}", device == DeviceType::cuda ? "cuda" : "cpu",
+            name_of(plan->recipe.activations));
   log::info("grid     {} = dp {} x tp 1 x pp 1 x cp 1 x ep 1   {}", args.world, batch.data_parallel,
             plan->sharding.name);
   log::info("batch    {} sequences = {} micro x {} accumulate x {} dp = {} tokens per step", batch.global,

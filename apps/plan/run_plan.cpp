@@ -1,6 +1,10 @@
 #include "apps/plan/run_plan.h"
 
+#include <algorithm>
+
 #include "core/base/text.h"
+#include "core/ops/optimizer/optimizer.h"
+#include "core/ops/step/step.h"
 
 namespace nrl::plan {
 
@@ -18,21 +22,50 @@ std::vector<std::string> recompute_rules(const RecomputeConfig& config) {
   return rules;
 }
 
+// What one update covers: ranges that lie behind each other with the same decay together.
+std::vector<int64_t> update_chunks(const RunPlan& p) {
+  auto owned = p.owned;
+  std::sort(owned.begin(), owned.end(), [](const auto& a, const auto& b) { return a.flat < b.flat; });
+  std::vector<ops::AdamWRange> ranges;
+  for (const OwnedRange& r : owned) {
+    const bool decay = p.parameters.all[static_cast<size_t>(r.parameter)].decay;
+    if (!ranges.empty()) {
+      ops::AdamWRange& last = ranges.back();
+      const int64_t gap = r.flat - (last.flat + last.count);
+      // The padding between parameters is zero and stays zero.
+      if (last.decay == decay && gap < FlatBuckets::kParamAlign &&
+          r.state - (last.state + last.count) == gap) {
+        last.count += gap + r.count;
+        continue;
+      }
+    }
+    ranges.push_back({r.flat, r.state, r.count, decay});
+  }
+  return ops::adamw_chunks(ranges);
+}
+
 }  // namespace
 
+precision::Recipe recipe_for(const Config& config, DeviceType device) {
+  if (config.policy.precision == Precision::automatic)
+    return device == DeviceType::cpu ? precision::float32 : precision::bfloat16;
+  return config.policy.precision == Precision::bfloat16 ? precision::bfloat16 : precision::float32;
+}
+
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
-                                       int dp_rank, int threads) {
+                                       int dp_rank, DeviceType device, int threads) {
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
   p.parameters = model::make_parameters(p.spec);
   p.batch = batch;
   p.sequence_length = config.policy.max_total_sequence_length;
-  p.threads = threads;
+  p.device = device;
+  p.threads = device == DeviceType::cpu ? threads : ops::gpu_partials;
   if (p.spec.learned_positions && p.sequence_length > p.spec.max_positions)
     fail(Exit::config, "policy.max_total_sequence_length {} is more than the model's {} positions",
          p.sequence_length, p.spec.max_positions);
-  p.recipe = config.policy.precision == Precision::bfloat16 ? precision::bfloat16 : precision::float32;
+  p.recipe = recipe_for(config, device);
   p.recompute_modules = recompute_rules(config.policy.recompute);
   const ShardingStrategy* sharding = find_sharding(name_of(config.distributed.shard_strategy));
   NRL_CHECK(sharding && !sharding->gradients, "strategy {} passed the validator",
@@ -61,13 +94,21 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   p.exp_avg = p.memory.add("exp_avg", Category::optimizer, state * 4);
   p.exp_avg_sq = p.memory.add("exp_avg_sq", Category::optimizer, state * 4);
   if (p.recipe.master_weights()) p.master = p.memory.add("master weights", Category::optimizer, state * 4);
-  p.tensors = std::make_unique<BatchTensors>(p.memory, batch.micro, p.sequence_length);
+  p.scalars = p.memory.add("step scalars", Category::data, ops::StepScalar::count * 8);
+  p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
+  p.chunk_table = update_chunks(p);
+  p.chunks = p.memory.add("update chunks", Category::data, static_cast<int64_t>(p.chunk_table.size()) * 8);
+  const auto weight = static_cast<float>(-1.0 / static_cast<double>(batch.global * p.sequence_length));
+  p.tensors =
+      std::make_unique<BatchTensors>(p.memory, batch.accumulation, batch.micro, p.sequence_length, weight);
   const model::DecoderOptions options{batch.micro * p.sequence_length,
                                       p.sequence_length,
                                       p.recipe,
                                       p.recompute_modules,
-                                      threads,
-                                      static_cast<uint64_t>(config.pretrain.seed)};
+                                      p.threads,
+                                      static_cast<uint64_t>(config.pretrain.seed),
+                                      device,
+                                      ops::sum_of_squares_workspace(total)};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   p.memory.solve();
   return plan;

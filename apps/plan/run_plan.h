@@ -27,7 +27,8 @@ struct RunPlan {
   model::ParameterList parameters;
   BatchPlan batch;
   int64_t sequence_length = 0;
-  int threads = 1;
+  DeviceType device = DeviceType::cpu;
+  int threads = 1;  ///< Exec::threads
   precision::Recipe recipe;
   std::vector<std::string> recompute_modules;
   ShardingStrategy sharding;
@@ -36,6 +37,8 @@ struct RunPlan {
 
   memory::MemoryPlan memory;
   memory::BufferId weights = -1, master = -1, gradients = -1, exp_avg = -1, exp_avg_sq = -1;
+  memory::BufferId scalars = -1, evaluation = -1, chunks = -1;
+  std::vector<int64_t> chunk_table;  ///< of the optimizer's update: ops::AdamW::chunks
   std::unique_ptr<BatchTensors> tensors;
   std::unique_ptr<model::Decoder> decoder;
 
@@ -43,10 +46,14 @@ struct RunPlan {
   int64_t state_elements() const { return sharding.optimizer_state ? layout.shard_total() : layout.total(); }
 };
 
-/// The solved plan of data-parallel rank `dp_rank` with `threads` threads. The plan lives on the heap because
-/// the decoder refers into it. `config` must have passed validate_for_world().
+/// The solved plan of data-parallel rank `dp_rank` with `threads` CPU threads. The plan lives on the heap
+/// because the decoder refers into it. `config` must have passed validate_for_world(). No device is needed
+/// for the plan of one.
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
-                                       int dp_rank, int threads);
+                                       int dp_rank, DeviceType device, int threads);
+
+/// policy.precision for this device: auto is bf16 on a GPU and f32 on a CPU, where bf16 saves memory only.
+precision::Recipe recipe_for(const Config& config, DeviceType device);
 
 /// Memory by category, for people: "weights 475 MiB  gradients ...  = 2.31 GiB".
 std::string memory_line(const memory::MemoryPlan& plan);

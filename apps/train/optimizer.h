@@ -1,7 +1,6 @@
 #pragma once
-// The optimizer step on the flat buffers: global gradient norm, clipping and AdamW over what this rank owns.
-
-#include <vector>
+// The end of an optimizer step on the flat buffers: global gradient norm, clipping and AdamW over what this
+// rank owns. Everything is enqueued; no host waits for a value.
 
 #include "apps/plan/run_plan.h"
 #include "core/ops/exec.h"
@@ -9,41 +8,38 @@
 
 namespace nrl::train {
 
-/// The flat buffers of a rank, as the optimizer sees them.
+/// The flat buffers of a rank, as the optimizer sees them, in the memory of its device.
 struct FlatState {
   Tensor weights;              ///< (total) what the layers read
   Tensor gradients;            ///< (total) f32
   Tensor master;               ///< (state) f32; empty when the weights are f32
   Tensor exp_avg, exp_avg_sq;  ///< (state) f32
+  Tensor scalars;              ///< (ops::StepScalar::count) f64
+  Tensor chunks;               ///< (C, 4) i64, the plan's chunk_table
 };
 
 class Optimizer {
  public:
-  Optimizer(const plan::RunPlan& plan, const OptimizerConfig& config, const FlatState& state,
-            ops::Exec& exec);
+  Optimizer(const plan::RunPlan& plan, const OptimizerConfig& config, double max_norm, int64_t max_skipped,
+            const FlatState& state, ops::Exec& exec)
+      : plan_(plan),
+        config_(config),
+        max_norm_(max_norm),
+        max_skipped_(max_skipped),
+        state_(state),
+        exec_(exec) {}
 
-  /// L2 norm over all gradients of the model after their reduction; the same on every rank of `dp`. Not
-  /// finite when any gradient is.
-  double gradient_norm(comm::Communicator& dp);
-
-  /// One AdamW update of what this rank owns with gradients scaled by `grad_scale`; `update` counts applied
-  /// updates from 1. Gradients are zero afterwards.
-  void step(double lr, double grad_scale, int64_t update);
-
-  /// Forgets the gradients (a skipped step).
-  void discard_gradients();
+  /// After the gradients' reduction: sums the step's scalars over `dp` (see ops::StepScalar), decides whether
+  /// and how the step is taken, and updates. Gradients are zero afterwards.
+  void step(comm::Communicator& dp);
 
  private:
-  // Ranges that lie behind each other with the same decay are updated in one call.
-  struct Run {
-    int64_t flat, state, count;
-    bool decay;
-  };
   const plan::RunPlan& plan_;
   OptimizerConfig config_;
+  double max_norm_;
+  int64_t max_skipped_;
   FlatState state_;
   ops::Exec& exec_;
-  std::vector<Run> runs_;
 };
 
 }  // namespace nrl::train

@@ -12,10 +12,14 @@
 #include "apps/train/model_source.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
+#include "core/device/choose.h"
 #include "core/device/cpu/features.h"
+#include "core/device/cpu/parallel.h"
 #include "core/ops/coverage.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/linear/peak.h"
+#include "core/ops/transfer.h"
+#include "parallel/comm/device_comm.h"
 
 namespace nrl::train {
 
@@ -165,25 +169,61 @@ TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
   return out;
 }
 
+// The data-parallel group for the memory of the devices.
+void Session::connect_devices() {
+  const Config& c = config();
+  const CommBackend backend = c.distributed.backend;
+  if (device_ == DeviceType::cpu) {
+    together(world_, [&] {
+      if (backend == CommBackend::nccl || backend == CommBackend::staged)
+        fail(Exit::config, "distributed.backend: {} moves GPU memory, and the run is on the CPU: {}",
+             name_of(backend), device_why_);
+    });
+    return;
+  }
+  std::optional<comm::DeviceCommKind> wanted;
+  if (backend == CommBackend::nccl) wanted = comm::DeviceCommKind::nccl;
+  if (backend == CommBackend::staged) wanted = comm::DeviceCommKind::staged;
+  const std::vector<std::string> devices = dp().gather_texts(accelerator_.runtime->properties().uuid);
+  comm::DeviceCommChoice choice;
+  together(world_, [&] {
+    choice = comm::choose_device_comm(wanted, devices, comm::nccl_support());
+    if (dp().size() == 1) return;
+    comm_why_ =
+        fmt::format("{} ({})", choice.kind == comm::DeviceCommKind::nccl ? "nccl" : "staged", choice.why);
+    if (c.policy.cuda_graph && choice.kind == comm::DeviceCommKind::staged)
+      fail(Exit::config,
+           "policy.cuda_graph: true cannot record tensors going through host memory, and the ranks "
+           "use staged: {}",
+           choice.why);
+  });
+  together(world_,
+           [&] { device_dp_ = comm::make_device_communicator(choice.kind, dp(), *accelerator_.runtime); });
+}
+
 Session::Session(comm::World& world, ConfigResult config_result)
     : world_(world), config_(std::move(config_result)) {
   const Config& c = config();
+  together(world, [&] { device_ = choose_device(c, device_why_); });
+  // auto takes a GPU only if every rank has one.
+  double on_gpu = device_ == DeviceType::cuda ? 1 : 0;
+  world.comm().all_reduce(std::span(&on_gpu, 1), comm::Reduce::min);
+  if (on_gpu == 0 && device_ == DeviceType::cuda) {
+    device_ = DeviceType::cpu;
+    device_why_ = "another rank has no GPU";
+  }
+  open_device();
   together(world, [&] {
-    if (c.device == DeviceKind::cuda)
-      fail(Exit::unavailable, "device: cuda, but there are no CUDA kernels yet; use device: cpu or auto");
-    isa_ = chosen_isa(c);
-    exec_.kernels = &ops::cpu_kernels(isa_);
-    exec_.threads = threads_for(c, world.local_size());
-    omp_set_num_threads(exec_.threads);
     plan_ = plan::make_run_plan(c, load_model_spec(config_), resolve_batch(c, world.size()), world.rank(),
-                                exec_.threads);
+                                device_, host_threads_);
     const auto needed = model::training_kernels(plan_->spec, plan_->recipe);
-    ops::require_kernels(*exec_.kernels, needed, "the CPU");
+    ops::require_kernels(*exec_.kernels, needed, device_ == DeviceType::cpu ? "the CPU" : "the GPU");
     kernels_needed_ = static_cast<int>(needed.size());
     open_data();
     if (world.rank() == 0 && c.checkpointing.enabled) tokenizer_files_ = tokenizer_files(c);
   });
   grid_ = std::make_unique<ProcessGrid>(GridSizes{}, world.comm());
+  connect_devices();
   together(world, [&] {
     const bool writes = c.checkpointing.enabled;
     if (world.rank() == 0 && writes) {
@@ -195,7 +235,61 @@ Session::Session(comm::World& world, ConfigResult config_result)
     allocate();
   });
   initialise();
-  gemm_peak_ = ops::measure_gemm_peak(exec_.threads);
+  peak_ = device_ == DeviceType::cpu ? ops::measure_gemm_peak(host_threads_) * 1e9
+                                     : peak_flops(accelerator_.runtime->properties());
+}
+
+DeviceType choose_device(const Config& config, std::string& why) {
+  if (config.device == DeviceKind::cpu) return DeviceType::cpu;
+  std::string why_not;
+  if (!accelerator_backend().devices(why_not).empty()) return DeviceType::cuda;
+  if (config.device == DeviceKind::cuda)
+    fail(Exit::unavailable, "device: cuda, but {}; use device: cpu or auto, or see nrl-train doctor",
+         why_not);
+  why = why_not;
+  return DeviceType::cpu;
+}
+
+void Session::open_device() {
+  const Config& c = config();
+  // Two ranks must not take the same GPU by accident: every rank of a node says which ones it sees.
+  std::string why_not;
+  const auto seen =
+      device_ == DeviceType::cuda ? accelerator_backend().devices(why_not) : std::vector<std::string>{};
+  together(world_, [&] {
+    isa_ = chosen_isa(c);
+    host_threads_ = threads_for(c, world_.local_size());
+    omp_set_num_threads(host_threads_);
+    if (device_ == DeviceType::cpu) {
+      if (c.policy.cuda_graph)
+        fail(Exit::config, "policy.cuda_graph: true needs a GPU, and the run is on the CPU{}{}",
+             device_why_.empty() ? "" : ": ", device_why_);
+      exec_.kernels = &ops::cpu_kernels(isa_);
+      exec_.threads = host_threads_;
+      return;
+    }
+    devices_ = static_cast<int>(seen.size());
+    device_ordinal_ =
+        device::choose_ordinal(world_.local_rank(), world_.local_size(), devices_, c.kernels.share_device);
+    ops::LibraryOptions libraries;
+    libraries.autotune = c.kernels.autotune;
+    libraries.tf32 = c.kernels.tf32;
+    if (libraries.autotune) libraries.tune_cache = join_path(c.logger.log_dir, "gemm_tuning.json");
+    accelerator_ = open_accelerator(device_ordinal_, libraries);
+    exec_ = accelerator_.exec();
+  });
+}
+
+std::string Session::describe_device() const {
+  if (device_ == DeviceType::cpu)
+    return fmt::format(
+        "cpu, all {} kernels needed in {}, {} thread{} per rank, {:.0f} GFLOP/s in fp32 matrix products{}",
+        kernels_needed_, cpu::name_of(isa_), host_threads_, host_threads_ == 1 ? "" : "s", peak_ * 1e-9,
+        device_why_.empty() ? "" : fmt::format("   (auto: {})", device_why_));
+  const device::Properties& d = accelerator_.runtime->properties();
+  return fmt::format("cuda, {} (device {} of {}, {}), all {} kernels needed{}", d.name, device_ordinal_,
+                     devices_, human_bytes(d.memory), kernels_needed_,
+                     comm_why_.empty() ? "" : ", " + comm_why_);
 }
 
 void Session::open_data() {
@@ -222,14 +316,23 @@ void Session::open_data() {
 
 void Session::allocate() {
   plan::RunPlan& p = *plan_;
-  arenas_ = memory::Arenas(p.memory);
+  arenas_ = exec_.device ? memory::Arenas(p.memory, *exec_.device, exec_.stream) : memory::Arenas(p.memory);
   const int64_t total = p.layout.total(), state = p.state_elements();
   auto view = [&](memory::BufferId id, DType dtype, int64_t n) {
     return id < 0 ? Tensor{} : make_tensor(arenas_.at(p.memory, id), dtype, {n});
   };
-  flat_ = {view(p.weights, p.recipe.weights, total), view(p.gradients, DType::f32, total),
-           view(p.master, DType::f32, state), view(p.exp_avg, DType::f32, state),
-           view(p.exp_avg_sq, DType::f32, state)};
+  flat_ = {view(p.weights, p.recipe.weights, total),
+           view(p.gradients, DType::f32, total),
+           view(p.master, DType::f32, state),
+           view(p.exp_avg, DType::f32, state),
+           view(p.exp_avg_sq, DType::f32, state),
+           view(p.scalars, DType::f64, ops::StepScalar::count),
+           {}};
+  const auto chunks = static_cast<int64_t>(p.chunk_table.size()) / 4;
+  flat_.chunks = make_tensor(arenas_.at(p.memory, p.chunks), DType::i64, {chunks, 4});
+  ops::upload(exec_, flat_.chunks, p.chunk_table.data());
+  evaluation_ = view(p.evaluation, DType::f64, 1);
+  scalars_ = StepScalars(flat_.scalars, exec_);
   std::vector<model::ParameterView> views;
   for (size_t i = 0; i < p.parameters.all.size(); ++i) {
     const auto& shape = p.parameters.all[i].shape;
@@ -240,22 +343,61 @@ void Session::allocate() {
                                : make_tensor(data, flat.dtype, {shape[0], shape[1]});
     };
     views.push_back({at(flat_.weights), at(flat_.gradients)});
-    state_.weights.push_back(views.back().weight);
   }
-  state_.spec = &p.spec;
-  state_.parameters = &p.parameters;
-  state_.owned = p.owned;
-  state_.master = flat_.master ? flat_.master.ptr<float>() : nullptr;
-  state_.exp_avg = flat_.exp_avg.ptr<float>();
-  state_.exp_avg_sq = flat_.exp_avg_sq.ptr<float>();
-  p.tensors->bind(p.memory, arenas_);
+  p.tensors->bind(p.memory, arenas_, exec_);
   p.decoder->bind(p.memory, arenas_, exec_, std::move(views), [this](int parameter) {
     if (last_microbatch_) reducer_->ready(parameter);
   });
   reducer_ = std::make_unique<GradReducer>(
-      p.layout, std::span(flat_.gradients.ptr<float>(), static_cast<size_t>(total)), dp(), p.sharding,
-      config().distributed.overlap_grad_reduce);
-  optimizer_ = std::make_unique<Optimizer>(p, config().policy.optimizer, flat_, exec_);
+      p.layout, std::span(flat_.gradients.ptr<float>(), static_cast<size_t>(total)), device_dp(), p.sharding,
+      config().distributed.overlap_grad_reduce, comm::StreamRef{exec_.stream});
+  const PretrainConfig& pretrain = config().pretrain;
+  optimizer_ = std::make_unique<Optimizer>(
+      p, config().policy.optimizer, config().policy.max_grad_norm.value_or(0),
+      pretrain.on_nonfinite == OnNonfinite::stop ? 1 : pretrain.max_nonfinite_steps, flat_, exec_);
+}
+
+TrainState Session::state_of(const FlatState& flat) const {
+  const plan::RunPlan& p = *plan_;
+  TrainState state;
+  state.spec = &p.spec;
+  state.parameters = &p.parameters;
+  state.owned = p.owned;
+  for (size_t i = 0; i < p.parameters.all.size(); ++i) {
+    const auto& shape = p.parameters.all[i].shape;
+    char* data = static_cast<char*>(flat.weights.data) +
+                 p.layout.place(static_cast<int>(i)).start * size_of(flat.weights.dtype);
+    state.weights.push_back(shape.size() == 1 ? make_tensor(data, flat.weights.dtype, {shape[0]})
+                                              : make_tensor(data, flat.weights.dtype, {shape[0], shape[1]}));
+  }
+  state.master = flat.master ? flat.master.ptr<float>() : nullptr;
+  state.exp_avg = flat.exp_avg.ptr<float>();
+  state.exp_avg_sq = flat.exp_avg_sq.ptr<float>();
+  return state;
+}
+
+void Session::with_host_state(HostState what, const std::function<void(const TrainState&)>& work) {
+  if (!exec_.device) {
+    work(state_of(flat_));
+    return;
+  }
+  std::vector<cpu::HostMemory> memory;
+  std::vector<std::pair<Tensor, Tensor>> copies;  // device, host
+  FlatState host = flat_;
+  auto mirror = [&](Tensor& t) {
+    if (!t) return;
+    const Tensor device = t;
+    memory.emplace_back(static_cast<size_t>(t.bytes()));
+    t.data = memory.back().data();
+    copies.emplace_back(device, t);
+    if (what == HostState::saved) ops::download(exec_, device, t.data);
+  };
+  mirror(host.weights);
+  if (what != HostState::weights)
+    for (Tensor* t : {&host.master, &host.exp_avg, &host.exp_avg_sq}) mirror(*t);
+  work(state_of(host));
+  if (what == HostState::saved) return;
+  for (const auto& [device, mirrored] : copies) ops::upload(exec_, device, mirrored.data);
 }
 
 void Session::initialise() {
@@ -277,34 +419,46 @@ void Session::initialise() {
   world_.comm().broadcast_text(path, 0);
   together(world_, [&] {
     if (!path.empty()) {
-      const Position saved = load_checkpoint(path, state_);
+      Position saved;
+      with_host_state(HostState::loaded,
+                      [&](const TrainState& state) { saved = load_checkpoint(path, state); });
       resumed_from_ = path;
       go_on_from(saved);
+      scalars_.restore(saved.updates, saved.skipped_in_a_row);
       return;
     }
-    if (c.policy.model_name) {
-      load_weights(*c.policy.model_name, p.spec, p.parameters, state_.weights);
-    } else {
-      std::vector<float> values;
-      for (size_t i = 0; i < p.parameters.all.size(); ++i) {
-        const model::Parameter& parameter = p.parameters.all[i];
-        for (const model::Part& part : parameter.parts) {
-          const bool direct = p.recipe.weights == DType::f32;
-          if (!direct) values.resize(static_cast<size_t>(part.numel()));
-          float* out = direct ? state_.weights[i].ptr<float>() + part.offset : values.data();
-          initial_values(p.spec, parameter, part, static_cast<uint64_t>(c.pretrain.seed), 0, part.numel(),
-                         out, exec_.threads);
-          if (direct) continue;
-          Tensor low = make_tensor(state_.weights[i].ptr<bf16>() + part.offset, DType::bf16, {part.numel()});
-          ops::convert(exec_, make_tensor(values.data(), DType::f32, {part.numel()}), low);
-        }
-      }
-    }
+    scalars_.restore(0, 0);
+    with_host_state(HostState::weights, [&](const TrainState& state) {
+      if (c.policy.model_name)
+        load_weights(*c.policy.model_name, p.spec, p.parameters, state.weights);
+      else
+        make_initial_weights(state);
+    });
     if (!flat_.master) return;
     // Masters start from the rounded weights, so that the first step sees what the layers see.
     for (const plan::OwnedRange& r : p.owned)
       ops::convert(exec_, flat_.weights.rows(r.flat, r.count), flat_.master.rows(r.state, r.count));
   });
+}
+
+void Session::make_initial_weights(const TrainState& state) const {
+  const plan::RunPlan& p = *plan_;
+  std::vector<float> values;
+  for (size_t i = 0; i < p.parameters.all.size(); ++i) {
+    const model::Parameter& parameter = p.parameters.all[i];
+    for (const model::Part& part : parameter.parts) {
+      const bool direct = p.recipe.weights == DType::f32;
+      if (!direct) values.resize(static_cast<size_t>(part.numel()));
+      float* out = direct ? state.weights[i].ptr<float>() + part.offset : values.data();
+      initial_values(p.spec, parameter, part, static_cast<uint64_t>(config().pretrain.seed), 0, part.numel(),
+                     out, host_threads_);
+      if (direct) continue;
+      bf16* low = state.weights[i].ptr<bf16>() + part.offset;
+      cpu::parallel_for(host_threads_, part.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+        for (int64_t e = begin; e < end; ++e) low[e] = bf16(values[static_cast<size_t>(e)]);
+      });
+    }
+  }
 }
 
 void Session::go_on_from(const Position& saved) {
@@ -354,10 +508,12 @@ std::string Session::save() {
   options.optimizer = c.checkpointing.save_optimizer;
   options.resolved_config = dump_resolved(config_);
   options.tokenizer_files = tokenizer_files_;
-  // Replicated optimizer state is written once.
-  TrainState state = state_;
-  if (!plan_->sharding.optimizer_state && world_.rank() != 0) state.owned.clear();
-  const std::string path = save_checkpoint(state, position_, options, rank_group());
+  std::string path;
+  with_host_state(HostState::saved, [&](TrainState state) {
+    // Replicated optimizer state is written once.
+    if (!plan_->sharding.optimizer_state && world_.rank() != 0) state.owned.clear();
+    path = save_checkpoint(state, position_, options, rank_group());
+  });
   if (world_.rank() == 0 && c.checkpointing.keep_latest_k)
     apply_retention(options.store, static_cast<int>(*c.checkpointing.keep_latest_k));
   return path;

@@ -7,8 +7,10 @@
 
 #include "apps/data/gpt_dataset.h"
 #include "apps/plan/run_plan.h"
+#include "apps/train/accelerator.h"
 #include "apps/train/checkpoint.h"
 #include "apps/train/optimizer.h"
+#include "apps/train/step_scalars.h"
 #include "core/device/cpu/features.h"
 #include "core/io/run_lock.h"
 #include "parallel/comm/world.h"
@@ -30,6 +32,10 @@ void together(comm::World& world, const std::function<void()>& work);
 /// all.
 ConfigResult load_config_together(comm::World& world, const std::string& path,
                                   const std::vector<std::string>& overrides);
+
+/// Which kind of device the run computes on: what `device` says, or for auto a GPU where this process sees
+/// one. `why` tells the reason of a choice. Fails (69) when a GPU is demanded and there is none.
+DeviceType choose_device(const Config& config, std::string& why);
 
 /// The processor's share of this rank: cores of its affinity mask over the ranks that share them.
 int threads_for(const Config& config, int local_size);
@@ -63,14 +69,21 @@ class Session {
   ops::Exec& exec() { return exec_; }
   Optimizer& optimizer() { return *optimizer_; }
   GradReducer& reducer() { return *reducer_; }
+  /// The data-parallel group for host memory, and for the memory that the ops work on.
   comm::Communicator& dp() { return grid_->dp_cp(); }
+  comm::Communicator& device_dp() { return device_dp_ ? *device_dp_ : dp(); }
+  StepScalars& scalars() { return scalars_; }
+  /// Sum of log-probabilities of an evaluation, (1) f64.
+  const Tensor& evaluation() const { return evaluation_; }
   const data::TokenDataset& train_data() const { return *train_.dataset; }
   const data::TokenDataset* validation_data() const { return validation_.get(); }
   Position& position() { return position_; }
   int64_t max_steps() const { return train_.max_steps; }
   int64_t validation_batches() const { return validation_batches_; }
-  double gemm_peak() const { return gemm_peak_; }
-  cpu::Isa isa() const { return isa_; }
+  /// Peak of matrix products in FLOP/s, the denominator of MFU; 0: unknown.
+  double peak() const { return peak_; }
+  /// What the run computes on, for people.
+  std::string describe_device() const;
   /// Kernels that the model and recipe need, all of which the device has.
   int kernels_needed() const { return kernels_needed_; }
   const std::string& resumed_from() const { return resumed_from_; }
@@ -86,23 +99,38 @@ class Session {
 
  private:
   void open_data();
+  void open_device();
+  void connect_devices();
+  void make_initial_weights(const TrainState& state) const;
   void allocate();
   void initialise();
   /// Fits position and data to a checkpoint of a run with another batch or length; says what that means.
   void go_on_from(const Position& saved);
   RankGroup rank_group();
+  /// The state that checkpoints hold, in the memory of `flat`.
+  TrainState state_of(const FlatState& flat) const;
+  enum class HostState : uint8_t {
+    saved,    ///< everything, as it is on the device
+    loaded,   ///< everything, brought to the device afterwards
+    weights,  ///< weights only, brought to the device afterwards
+  };
+  /// Calls work(state) with the state in host memory: itself on a CPU, else a copy.
+  void with_host_state(HostState what, const std::function<void(const TrainState&)>& work);
 
   comm::World& world_;
   ConfigResult config_;
   std::unique_ptr<ProcessGrid> grid_;
+  Accelerator accelerator_;  // outlives everything that uses the device
   std::unique_ptr<plan::RunPlan> plan_;
   TrainData train_;
   std::unique_ptr<data::TokenDataset> validation_;
   std::unique_ptr<RunLock> lock_;
   memory::Arenas arenas_;
+  std::unique_ptr<comm::Communicator> device_dp_;
   ops::Exec exec_;
   FlatState flat_;
-  TrainState state_;
+  Tensor evaluation_;
+  StepScalars scalars_;
   std::unique_ptr<GradReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
   Position position_;
@@ -110,8 +138,11 @@ class Session {
   std::vector<std::string> warnings_;
   std::vector<data::Tokenizer::File> tokenizer_files_;
   int64_t validation_batches_ = 0;
-  double gemm_peak_ = 0;
+  double peak_ = 0;
   cpu::Isa isa_ = cpu::Isa::baseline;
+  DeviceType device_ = DeviceType::cpu;
+  int host_threads_ = 1, device_ordinal_ = 0, devices_ = 0;
+  std::string device_why_, comm_why_;
   int kernels_needed_ = 0;
   bool last_microbatch_ = false;
 };

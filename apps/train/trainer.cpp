@@ -1,7 +1,9 @@
 #include "apps/train/trainer.h"
 
 #include <cmath>
-#include <numeric>
+#include <deque>
+#include <optional>
+#include <utility>
 
 #include "apps/data/loader.h"
 #include "apps/train/run_io/lr_schedule.h"
@@ -12,7 +14,8 @@
 #include "apps/train/session.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
-#include "core/device/cpu/features.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/transfer.h"
 #include "core/trace/trace.h"
 #include "parallel/pipeline/schedule.h"
 
@@ -36,10 +39,12 @@ LrSchedule make_schedule(const PolicyConfig& policy, int64_t max_steps, int64_t 
   return out;
 }
 
-// What one step brought, the same on all ranks.
-struct StepOutcome {
-  double loss = 0, grad_norm = 0, lr = 0;
-  bool skipped = false, stop = false;
+// What the host knows of a step before its results are back.
+struct StepUnderWay {
+  int64_t step = 0;
+  double lr = 0;
+  SectionTimes times;
+  double exposed = 0;
 };
 
 class Trainer {
@@ -68,7 +73,8 @@ class Trainer {
 
   Exit run() {
     StopSignals signals;
-    trace::start(trace::Mode::totals);
+    if (c_.profiling.enabled) profiled_ = parse_step_range(c_.profiling.steps);
+    record(trace::Mode::totals);
     banner();
     Position& at = session_.position();
     if (session_.max_steps() == 0) {
@@ -94,32 +100,22 @@ class Trainer {
 
     first_step_ = at.step;
     while (at.step < session_.max_steps()) {
-      const StepOutcome outcome = step(loader, loading);
-      if (at.skipped_in_a_row >= c_.pretrain.max_nonfinite_steps ||
-          (outcome.skipped && c_.pretrain.on_nonfinite == OnNonfinite::stop)) {
-        if (first())
-          log::error_text(
-              fmt::format("the gradients were not finite in {} steps in a row, the last one step {}; the "
-                          "weights are those "
-                          "of step {}. Lower policy.optimizer.lr or look at the data of these steps with: "
-                          "nrl-train data show",
-                          at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row));
-        return finish("diverged", Exit::diverged);
-      }
+      if (profiled_ && at.step + 1 == profiled_->first) record(trace::Mode::timeline);
+      begin_step(loader, loading);
       const bool last = at.step == session_.max_steps();
-      if ((c_.pretrain.val_period > 0 && at.step % c_.pretrain.val_period == 0) ||
-          (last && c_.pretrain.val_at_end))
-        evaluate();
-      if (outcome.stop) {
-        terminal_->note(fmt::format("stop requested; finished step {}, saving", at.step));
-        if (c_.checkpointing.enabled) save();
-        return finish(fmt::format("stopped after {}/{} steps, {}; exit 75  (resume: run the same command)",
-                                  at.step, session_.max_steps(),
-                                  c_.checkpointing.enabled ? "checkpoint saved"
-                                                           : "no checkpoint: checkpointing.enabled is false"),
-                      Exit::stopped);
-      }
-      if (last || (c_.checkpointing.save_period > 0 && at.step % c_.checkpointing.save_period == 0)) save();
+      const bool recorded =
+          profiled_ && at.step >= profiled_->first && (at.step + 1 == profiled_->end || last);
+      const bool evaluates = (c_.pretrain.val_period > 0 && at.step % c_.pretrain.val_period == 0) ||
+                             (last && c_.pretrain.val_at_end);
+      const bool saves =
+          last || (c_.checkpointing.save_period > 0 && at.step % c_.checkpointing.save_period == 0);
+      // A GPU works on this step while the host prepares the next one; the results come one step late, except
+      // where the host has to look at the weights.
+      if (const auto code = finish_steps(session_.exec().device && !evaluates && !saves && !recorded ? 1 : 0))
+        return *code;
+      if (recorded) write_trace();
+      if (evaluates) evaluate();
+      if (saves) save();
     }
     return finish(fmt::format("done: {} steps", at.step), Exit::ok);
   }
@@ -142,17 +138,15 @@ class Trainer {
       add("", fmt::format("{} is read as {}", t.given, t.canonical));
     add("grid", fmt::format("{} = dp {} x tp 1 x pp 1 x cp 1 x ep 1   {}", world_.size(),
                             plan_.batch.data_parallel, plan_.sharding.name));
-    add("device",
-        fmt::format(
-            "cpu, all {} kernels needed in {}, {} thread{} per rank, {:.0f} GFLOP/s in fp32 matrix products",
-            session_.kernels_needed(), cpu::name_of(session_.isa()), plan_.threads,
-            plan_.threads == 1 ? "" : "s", session_.gemm_peak()));
+    add("device", session_.describe_device() + (c_.policy.cuda_graph ? ", steps as a CUDA graph" : ""));
     add("model",
-        fmt::format(
-            "{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}", name_of(spec.family),
-            spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.vocab_size,
-            human_count(static_cast<double>(plan_.parameters.total())), spec.tied ? " (tied)" : "",
-            plan_.recipe.master_weights() ? "bf16 storage, fp32 arithmetic and master weights" : "fp32"));
+        fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
+                    name_of(spec.family), spec.layers, spec.hidden, spec.heads, spec.kv_heads,
+                    spec.vocab_size, human_count(static_cast<double>(plan_.parameters.total())),
+                    spec.tied ? " (tied)" : "",
+                    !plan_.recipe.master_weights()    ? "fp32"
+                    : plan_.device == DeviceType::cpu ? "bf16 storage, fp32 arithmetic and master weights"
+                                                      : "bf16, fp32 master weights"));
     add("batch", fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps",
                              plan_.batch.global, plan_.sequence_length,
                              grouped(plan_.batch.global * plan_.sequence_length), plan_.batch.micro,
@@ -168,77 +162,141 @@ class Trainer {
     for (const std::string& w : session_.warnings()) terminal_->warn(w);
   }
 
-  StepOutcome step(data::BatchLoader& loader, const data::LoaderOptions& loading) {
+  void record(trace::Mode mode) {
+    trace::start(mode);
+    gemm_seconds_ = attention_seconds_ = 0;
+  }
+
+  void write_trace() {
+    const std::string path = join_path(c_.logger.log_dir, fmt::format("trace-rank-{}.json", world_.rank()));
+    trace::write_chrome_trace(path, world_.rank());
+    terminal_->event("trace", session_.position().step, path);
+    profiled_.reset();
+    record(trace::Mode::totals);
+  }
+
+  // Reads the data of a step and starts all its work.
+  void begin_step(data::BatchLoader& loader, const data::LoaderOptions& loading) {
     Position& at = session_.position();
-    const double begin = Timers::steady_seconds();
+    if (under_way_.empty()) mark_ = Timers::steady_seconds();
+    const auto compute = timers_.time(RunSection::compute);
     const SectionTimes before = timers_.times();
     const double exposed_before = exposed_seconds();
-    const int64_t tokens = plan_.batch.global * plan_.sequence_length;
-    const auto weight = static_cast<float>(-1.0 / static_cast<double>(tokens));
-    double log_prob_sum = 0;
-    StepOutcome out;
-    out.lr = learning_rate(schedule_, at.step + 1);
-    const model::MicroBatch* batch = nullptr;
-    auto compute = std::make_unique<Timers::Scope>(timers_, RunSection::compute);
-    for (const pipeline::Action& action : actions_) switch (action.kind) {
+    {
+      const auto scope = timers_.time(RunSection::data);
+      for (int64_t m = 0; m < plan_.batch.accumulation; ++m) {
+        const int64_t first = data::first_sample(loading, 0, m) - loading.consumed_samples;
+        plan_.tensors->fill(m, loader.next(), first);
+      }
+    }
+    plan_.tensors->commit(at.step + 1);
+    StepUnderWay step;
+    step.step = at.step + 1;
+    step.lr = learning_rate(schedule_, at.step + 1);
+    session_.scalars().begin(step.lr, StopSignals::requested() != 0);
+    if (c_.policy.cuda_graph)
+      run_graph();
+    else
+      run_actions();
+    session_.scalars().finish();
+    ++at.step;
+    at.consumed_samples += plan_.batch.global;
+    at.tokens += plan_.batch.global * plan_.sequence_length;
+    step.times = timers_.times() - before;
+    step.exposed = exposed_seconds() - exposed_before;
+    under_way_.push_back(step);
+  }
+
+  // The work of one step, enqueued (on a CPU: done). Nothing here waits for the device or depends on the
+  // step's number, so that it can be recorded.
+  void run_actions() {
+    for (const pipeline::Action& action : actions_) {
+      const auto microbatch = static_cast<int64_t>(action.microbatch);
+      switch (action.kind) {
         case pipeline::ActionKind::forward: {
-          const data::MicroBatch* read = nullptr;
-          {
-            const auto scope = timers_.time(RunSection::data);
-            read = &loader.next();
-          }
-          batch = &plan_.tensors->fill(
-              *read, weight, data::first_sample(loading, 0, action.microbatch) - loading.consumed_samples,
-              at.step + 1);
           session_.set_last_microbatch(action.last);
           if (action.last) session_.reducer().start();
-          const Tensor lp = plan_.decoder->forward(*batch, true);
-          log_prob_sum = std::accumulate(lp.ptr<float>(), lp.ptr<float>() + lp.numel(), log_prob_sum,
-                                         [](double sum, float x) { return sum + static_cast<double>(x); });
+          const Tensor lp = plan_.decoder->forward(plan_.tensors->microbatch(microbatch), true);
+          ops::add_sum(session_.exec(), {lp, session_.flat().scalars.rows(ops::StepScalar::log_prob_sum, 1)});
           break;
         }
         case pipeline::ActionKind::backward:
-          plan_.decoder->backward(*batch);
+          plan_.decoder->backward(plan_.tensors->microbatch(microbatch));
           break;
         case pipeline::ActionKind::reduce:
           session_.reducer().finish();
           break;
-        case pipeline::ActionKind::step:
-          update(out, log_prob_sum);
+        case pipeline::ActionKind::step: {
+          session_.optimizer().step(session_.device_dp());
+          const Tensor& weights = session_.flat().weights;
+          session_.reducer().gather_params(comm::View(weights.data, weights.numel(), weights.dtype));
           break;
+        }
       }
-    compute.reset();
-    ++at.step;
-    at.consumed_samples += plan_.batch.global;
-    at.tokens += tokens;
-    out.loss = -log_prob_sum / static_cast<double>(tokens);
-    report(out, Timers::steady_seconds() - begin, timers_.times() - before,
-           exposed_seconds() - exposed_before, tokens);
-    return out;
+    }
   }
 
-  // Clips and updates, unless the gradients are not finite; the step's scalars are summed over the ranks
-  // here.
-  void update(StepOutcome& out, double& log_prob_sum) {
-    Position& at = session_.position();
-    out.grad_norm = session_.optimizer().gradient_norm(session_.dp());
-    double scalars[2] = {log_prob_sum, StopSignals::requested() != 0 ? 1.0 : 0.0};
-    session_.dp().all_reduce(std::span(scalars));
-    log_prob_sum = scalars[0];
-    out.stop = scalars[1] > 0;
-    if (!std::isfinite(out.grad_norm) || !std::isfinite(log_prob_sum)) {
-      out.skipped = true;
-      ++at.skipped;
-      ++at.skipped_in_a_row;
-      session_.optimizer().discard_gradients();
+  // The first steps run as they are: libraries choose their kernels then, and load them.
+  void run_graph() {
+    constexpr int64_t eager_steps = 2;
+    ops::Exec& e = session_.exec();
+    if (session_.position().step < first_step_ + eager_steps) {
+      run_actions();
       return;
     }
-    at.skipped_in_a_row = 0;
-    double scale = 1;
-    if (c_.policy.max_grad_norm) scale = std::min(1.0, *c_.policy.max_grad_norm / (out.grad_norm + 1e-6));
-    session_.optimizer().step(out.lr, scale, ++at.updates);
-    const Tensor& weights = session_.flat().weights;
-    session_.reducer().gather_params(comm::View(weights.data, weights.numel(), weights.dtype));
+    if (!graph_) {
+      e.device->begin_capture(e.stream);
+      run_actions();
+      graph_ = device::Graph(*e.device, e.device->end_capture(e.stream));
+    }
+    graph_.launch(e.stream);
+  }
+
+  // Takes the results of steps under way until only `leave` are left; an exit code when the run ends here.
+  std::optional<Exit> finish_steps(int leave) {
+    Position& at = session_.position();
+    bool diverged = false, stop = false;
+    while (static_cast<int>(under_way_.size()) > leave) {
+      StepResult result;
+      {
+        const auto compute = timers_.time(RunSection::compute);
+        result = session_.scalars().collect();
+      }
+      const StepUnderWay step = under_way_.front();
+      under_way_.pop_front();
+      if (diverged) {  // the device made no update any more
+        --at.step;
+        at.consumed_samples -= plan_.batch.global;
+        at.tokens -= plan_.batch.global * plan_.sequence_length;
+        continue;
+      }
+      at.updates = result.updates;
+      at.skipped_in_a_row = result.skipped_in_a_row;
+      at.skipped += result.skipped ? 1 : 0;
+      report(step, result);
+      diverged = at.skipped_in_a_row >= c_.pretrain.max_nonfinite_steps ||
+                 (result.skipped && c_.pretrain.on_nonfinite == OnNonfinite::stop);
+      stop = stop || result.stop;
+      if (diverged || stop) leave = 0;
+    }
+    if (diverged) {
+      if (first())
+        log::error_text(
+            fmt::format("the gradients were not finite in {} steps in a row, the last one step {}; the "
+                        "weights are those "
+                        "of step {}. Lower policy.optimizer.lr or look at the data of these steps with: "
+                        "nrl-train data show",
+                        at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row));
+      return finish("diverged", Exit::diverged);
+    }
+    if (!stop) return std::nullopt;
+    terminal_->note(fmt::format("stop requested; finished step {}, saving", at.step));
+    if (c_.checkpointing.enabled) save();
+    return finish(fmt::format("stopped after {}/{} steps, {}; exit 75  (resume: run the same command)",
+                              at.step, session_.max_steps(),
+                              c_.checkpointing.enabled ? "checkpoint saved"
+                                                       : "no checkpoint: checkpointing.enabled is false"),
+                  Exit::stopped);
   }
 
   // Seconds in the kernels whose names begin so, since the start.
@@ -255,36 +313,37 @@ class Trainer {
     return sum;
   }
 
-  void report(const StepOutcome& out, double seconds, const SectionTimes& times, double exposed,
-              int64_t tokens) {
-    const Position& at = session_.position();
-    timers_.move(RunSection::compute, RunSection::comm, exposed);
+  void report(const StepUnderWay& step, const StepResult& result) {
+    const int64_t tokens = plan_.batch.global * plan_.sequence_length;
+    const double now = Timers::steady_seconds(), seconds = now - std::exchange(mark_, now);
+    timers_.move(RunSection::compute, RunSection::comm, step.exposed);
     StepFacts facts;
-    facts.step = at.step;
+    facts.step = step.step;
     facts.max_steps = session_.max_steps();
-    facts.loss = out.loss;
-    facts.lr = out.lr;
-    facts.grad_norm = out.grad_norm;
-    facts.tokens = at.tokens;
+    facts.loss = -result.log_prob_sum / static_cast<double>(tokens);
+    facts.lr = step.lr;
+    facts.grad_norm = result.grad_norm;
+    facts.tokens = session_.position().tokens - (session_.position().step - step.step) * tokens;
     facts.tokens_per_s = static_cast<double>(tokens) / seconds;
     facts.mfu = mfu(facts.tokens_per_s);
-    facts.mem_bytes = static_cast<int64_t>(cpu::peak_resident_bytes());
+    facts.mem_bytes = session_.exec().device ? plan_.memory.total_bytes()
+                                             : static_cast<int64_t>(cpu::peak_resident_bytes());
     facts.step_ms = seconds * 1e3;
-    facts.data_ms = times[RunSection::data] * 1e3;
-    facts.comm_ms = exposed * 1e3;
+    facts.data_ms = step.times[RunSection::data] * 1e3;
+    facts.comm_ms = step.exposed * 1e3;
     const auto kernels = trace::totals();
     const double gemm = kernel_seconds(kernels, "linear"), attention = kernel_seconds(kernels, "attention");
     facts.gemm_ms = (gemm - gemm_seconds_) * 1e3;
     facts.attention_ms = (attention - attention_seconds_) * 1e3;
     gemm_seconds_ = gemm;
     attention_seconds_ = attention;
-    facts.skipped = out.skipped;
+    facts.skipped = result.skipped;
     facts.world_size = world_.size();
     // The first step of a process pays for page faults and kernel generation.
-    if (at.step > first_step_ + 1) {
+    if (step.step > first_step_ + 1) {
       rates_.add(facts.tokens_per_s);
       step_seconds_.add(seconds);
-      facts.eta_s = step_seconds_.mean() * static_cast<double>(session_.max_steps() - at.step);
+      facts.eta_s = step_seconds_.mean() * static_cast<double>(session_.max_steps() - step.step);
     }
     for (int i = 0; i < memory::category_count; ++i) {
       const auto category = static_cast<memory::Category>(i);
@@ -292,9 +351,9 @@ class Trainer {
     }
     metrics_->step(facts);
     terminal_->step(facts);
-    if (at.step == first_step_ + 1 && first())
+    if (step.step == first_step_ + 1 && first())
       terminal_->event(
-          "start", at.step,
+          "start", step.step,
           fmt::format("first step done {:.2f} s after start", Timers::steady_seconds() - start_));
     if (session_.lock() && Timers::steady_seconds() - last_heartbeat_ > 10) {
       session_.lock()->heartbeat();
@@ -303,8 +362,9 @@ class Trainer {
   }
 
   double mfu(double tokens_per_s) const {
+    if (session_.peak() <= 0) return 0;
     return tokens_per_s * training_flops_per_token(plan_.spec, plan_.sequence_length) /
-           (session_.gemm_peak() * 1e9 * world_.size());
+           (session_.peak() * world_.size());
   }
 
   void evaluate() {
@@ -319,10 +379,15 @@ class Trainer {
     loading.threads = static_cast<int>(c_.data.num_workers);
     data::BatchLoader loader(*session_.validation_data(), loading);
     double sum = 0;
+    ops::Exec& e = session_.exec();
+    const Tensor& total = session_.evaluation();
+    ops::upload(e, total, &sum);
     for (int64_t i = 0; i < loading.steps * loading.accumulation; ++i) {
-      const Tensor lp = plan_.decoder->forward(plan_.tensors->fill(loader.next(), 0, 0, 0), false);
-      for (int64_t t = 0; t < lp.numel(); ++t) sum += static_cast<double>(lp.ptr<float>()[t]);
+      plan_.tensors->fill(0, loader.next(), 0);
+      plan_.tensors->commit(0);
+      ops::add_sum(e, {plan_.decoder->forward(plan_.tensors->microbatch(0), false), total});
     }
+    ops::download(e, total, &sum);
     session_.dp().all_reduce(std::span(&sum, 1));
     const double loss =
         -sum / static_cast<double>(loading.steps * plan_.batch.global * plan_.sequence_length);
@@ -396,6 +461,10 @@ class Trainer {
       pipeline::single_stage_schedule(static_cast<int>(plan_.batch.accumulation));
   Histogram rates_, step_seconds_;
   std::string checkpoint_;
+  std::deque<StepUnderWay> under_way_;
+  device::Graph graph_;
+  std::optional<StepRange> profiled_;
+  double mark_ = 0;  // when the result of the step before came, or the first one under way began
   int64_t first_step_ = 0;
   int failed_saves_ = 0;
   double last_heartbeat_ = 0, gemm_seconds_ = 0, attention_seconds_ = 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <numeric>
 #include <vector>
 
@@ -79,6 +80,20 @@ std::string grouped(int64_t number) {
   std::string digits = std::to_string(number < 0 ? -number : number);
   for (int i = static_cast<int>(digits.size()) - 3; i > 0; i -= 3) digits.insert(static_cast<size_t>(i), ",");
   return number < 0 ? "-" + digits : digits;
+}
+
+std::optional<StepRange> parse_step_range(std::string_view text) {
+  const size_t colon = text.find(':');
+  if (colon == std::string_view::npos) return std::nullopt;
+  StepRange range;
+  auto number = [](std::string_view digits, int64_t& out) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), out);
+    return error == std::errc() && end == digits.data() + digits.size();
+  };
+  if (!number(text.substr(0, colon), range.first) || !number(text.substr(colon + 1), range.end) ||
+      range.first < 1 || range.end <= range.first)
+    return std::nullopt;
+  return range;
 }
 
 }  // namespace nrl

@@ -2,6 +2,7 @@
 // Small text utilities for messages.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +24,13 @@ std::string human_count(double count);
 
 /// "7h01m", "3m20s", "12s".
 std::string human_duration(double seconds);
+
+/// Steps [first, end), counted from 1.
+struct StepRange {
+  int64_t first = 0, end = 0;
+};
+/// "3:5" with 1 <= first < end; nothing for other texts.
+std::optional<StepRange> parse_step_range(std::string_view text);
 
 /// 1234567 -> "1,234,567".
 std::string grouped(int64_t number);

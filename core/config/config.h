@@ -108,6 +108,7 @@ struct PolicyConfig {
   int64_t max_total_sequence_length = 1024;
   std::optional<double> max_grad_norm = 1.0;  ///< unset: no clipping
   AttentionConfig attention;
+  bool cuda_graph = false;
   RecomputeConfig recompute;
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
@@ -174,12 +175,16 @@ struct MonitoringConfig {
 
 struct ProfilingConfig {
   bool enabled = false;
+  std::string steps = "3:5";
   bool operator==(const ProfilingConfig&) const = default;
 };
 
 struct KernelsConfig {
   AutoOr<int64_t> num_threads;  ///< per rank
   IsaChoice isa = IsaChoice::automatic;
+  bool share_device = false;
+  bool autotune = false;
+  bool tf32 = false;
   bool operator==(const KernelsConfig&) const = default;
 };
 

@@ -29,7 +29,7 @@ struct Synonym {
 NRL_ENUM(Algorithm, (pretrain, sft, dpo, rm, grpo, distill),
          ("pretrain", "sft", "dpo", "rm", "grpo", "distill"), ())
 NRL_ENUM(DeviceKind, (automatic, cpu, cuda), ("auto", "cpu", "cuda"), (, {"gpu", "cuda"}))
-NRL_ENUM(CommBackend, (automatic, mpi, nccl), ("auto", "mpi", "nccl"), (, {"ray", "auto"}))
+NRL_ENUM(CommBackend, (automatic, mpi, nccl, staged), ("auto", "mpi", "nccl", "staged"), (, {"ray", "auto"}))
 NRL_ENUM(ShardStrategy, (ddp, optim, optim_grads, optim_grads_params, hsdp),
          ("ddp", "optim", "optim_grads", "optim_grads_params", "hsdp"),
          (, {"no_shard", "ddp"}, {"zero1", "optim"}, {"zero2", "optim_grads"},

@@ -27,10 +27,12 @@ void add_distributed_keys(Table& t) {
 
   t.section("distributed", "How the ranks share the work.");
   NRL_KEY(t, distributed.backend)
-      .built({"auto", "mpi"})
       .help(
-          "Communication; auto: MPI between hosts, NCCL between GPUs. The processes come from mpirun or "
-          "srun.");
+          "Communication of tensors: mpi (host memory), nccl (GPUs), staged (GPU memory through host memory "
+          "and "
+          "MPI; works where NCCL does not, also for several ranks on one GPU); auto: mpi on CPUs, else nccl "
+          "where "
+          "it can be used. The processes come from mpirun or srun.");
   NRL_KEY(t, distributed.tensor_parallel_size)
       .at_least(1)
       .not_built()

@@ -254,8 +254,8 @@ void add_policy_keys(Table& t) {
       .on_off("policy.megatron_cfg.optimizer.fp16", "float16", "")
       .help(
           "Type of weights and activations (master weights and optimizer state are fp32). auto: float32 on a "
-          "CPU "
-          "without bfloat16 matrix units, else bfloat16.");
+          "CPU, "
+          "bfloat16 on a GPU.");
   NRL_KEY(t, policy.train_global_batch_size)
       .at_least(1)
       .size()
@@ -304,6 +304,12 @@ void add_policy_keys(Table& t) {
   NRL_KEY(t, policy.attention.memory_efficient)
       .alias("model.attention.memory_efficient")
       .help("Required to be true by flash_attention, which is always memory efficient.");
+  NRL_KEY(t, policy.cuda_graph)
+      .alias("kernels.cuda_graph.enabled")
+      .help(
+          "GPU: record a whole step once and launch it as one CUDA graph afterwards, which saves the host's "
+          "time "
+          "where kernels are short. Not with distributed.backend staged on several ranks.");
   add_recompute(t);
   t.planned("policy.pin_memory", Kind::boolean, "false").help("Page-locked host buffers for offloading.");
   add_optimizer(t);

@@ -216,10 +216,11 @@ void add_monitoring(Table& t) {
 
 void add_profiling(Table& t) {
   t.section("profiling", "Traces of chosen steps.");
-  NRL_KEY(t, profiling.enabled).not_built().help("Record a trace.");
-  t.planned("profiling.steps", Kind::text, "null")
-      .nullable()
-      .help("Steps \"first:last\", the last one exclusive.");
+  NRL_KEY(t, profiling.enabled)
+      .help(
+          "Record every operation of some steps into LOG_DIR/trace-rank-N.json (https://ui.perfetto.dev "
+          "opens it).");
+  NRL_KEY(t, profiling.steps).help("Which steps: \"FIRST:END\", counted from 1, END exclusive.");
   t.planned("profiling.trace", Kind::choice, "chrome").one_of({"chrome"}).help("Format of the trace.");
   t.planned("profiling.record_shapes", Kind::boolean, "false").help("Shapes of the operands.");
   t.planned("profiling.profile_memory", Kind::boolean, "false").help("Memory of every operation.");
@@ -235,9 +236,7 @@ void add_profiling(Table& t) {
 void add_top_keys(Table& t) {
   t.section("", "The run.");
   NRL_KEY(t, algorithm).built({"pretrain"}).alias("training.algorithm").help("What to train for.");
-  NRL_KEY(t, device)
-      .built({"auto", "cpu"})
-      .help("Where to compute; auto takes a GPU when there is one this build can use.");
+  NRL_KEY(t, device).help("Where to compute; auto takes a GPU when there is one this build can use.");
 }
 
 void add_run_keys(Table& t) {
@@ -250,10 +249,15 @@ void add_run_keys(Table& t) {
       .at_most(4096)
       .help("Threads of a rank; auto: the cores this rank may use, shared with the other ranks of the node.");
   NRL_KEY(t, kernels.isa).help("Instruction set of the CPU kernels; auto: the best one the CPU has.");
-  t.planned("kernels.autotune", Kind::boolean, "false")
-      .help("Search for the fastest matrix kernels at the start.");
+  NRL_KEY(t, kernels.share_device)
+      .help("Let several ranks of a node use one GPU; they take turns, so this is for trying things out.");
+  NRL_KEY(t, kernels.autotune)
+      .help(
+          "GPU: time the matrix kernels of every shape at the start and take the fastest, instead of the one "
+          "the "
+          "library suggests; kept in LOG_DIR/gemm_tuning.json.");
+  NRL_KEY(t, kernels.tf32).help("GPU: matrix products of fp32 operands in TF32 (10 bits of mantissa).");
   t.planned("kernels.cpu_binding", Kind::text, "none").help("Cores of the threads: auto, none, or a list.");
-  t.planned("kernels.cuda_graph.enabled", Kind::boolean, "false").help("Capture the step as a CUDA graph.");
   t.planned("kernels.cuda_graph.scope", Kind::text, "null").nullable().help("What is captured.");
   add_memory(t);
   add_monitoring(t);

@@ -112,11 +112,38 @@ void check_schedule(Checker& c, const Config& config) {
                           *p.max_num_steps));
 }
 
+// Keys that need the one kind of device, where the other is asked for.
+void check_device(Checker& c, const Config& config) {
+  const CommBackend backend = config.distributed.backend;
+  if (config.device == DeviceKind::cpu) {
+    const std::pair<bool, const char*> gpu_only[] = {{config.policy.cuda_graph, "policy.cuda_graph"},
+                                                     {config.kernels.share_device, "kernels.share_device"},
+                                                     {config.kernels.autotune, "kernels.autotune"},
+                                                     {config.kernels.tf32, "kernels.tf32"}};
+    for (const auto& [set, key] : gpu_only)
+      if (set)
+        c.error(key, fmt::format("{}: true needs a GPU", key), "",
+                {fmt::format("device: cpu is at {}", c.where("device"))});
+    if (backend == CommBackend::nccl || backend == CommBackend::staged)
+      c.error("distributed.backend",
+              fmt::format("distributed.backend: {} moves GPU memory", name_of(backend)), "",
+              {fmt::format("device: cpu is at {}; use mpi or auto", c.where("device"))});
+  }
+  if (config.device == DeviceKind::cuda && backend == CommBackend::mpi)
+    c.error("distributed.backend", "distributed.backend: mpi moves host memory only", "",
+            {fmt::format("device: cuda is at {}; use auto, nccl, or staged, which goes through MPI",
+                         c.where("device"))});
+}
+
 void check_rest(Checker& c, const Config& config) {
+  check_device(c, config);
   const RecomputeConfig& r = config.policy.recompute;
   if (r.granularity == RecomputeGranularity::none && !r.modules.is_auto() && !r.modules.value().empty())
     c.error("policy.recompute.modules", "policy.recompute.modules needs granularity: selective", "",
             {fmt::format("granularity: none is at {}", c.where("policy.recompute.granularity"))});
+  if (!parse_step_range(config.profiling.steps))
+    c.error("profiling.steps", fmt::format("profiling.steps is \"{}\"", config.profiling.steps),
+            "\"FIRST:END\", counted from 1, END greater than FIRST, for example \"3:5\"");
   if (config.checkpointing.checkpoint_dir.empty())
     c.error("checkpointing.checkpoint_dir", "checkpointing.checkpoint_dir is empty");
   if (config.checkpointing.resume.empty())
@@ -230,6 +257,9 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size, int n
                          (world / replica + 1) * replica)});
     return out;
   }
+  if (config.policy.cuda_graph && d.backend == CommBackend::staged && world > 1)
+    c.error("policy.cuda_graph", "policy.cuda_graph: true cannot record distributed.backend: staged", "",
+            {"the staged backend works on the host in the middle of a step; use nccl, or no graph"});
   const int64_t dp = world / replica;
   if (!d.data_parallel_size.is_auto() && d.data_parallel_size.value() != dp) {
     c.error(

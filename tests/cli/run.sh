@@ -81,6 +81,9 @@ kernels: {num_threads: 1}
 YAML
 }
 
+# Kernels on fibers are slow.
+short=(pretrain.max_num_steps=6 policy.train_global_batch_size=4 checkpointing.save_period=3)
+
 case $case_name in
   resume)
     corpus
@@ -253,5 +256,79 @@ case $case_name in
     grep -q 'not finite' err.txt || fail "no reason given: $(cat err.txt)"
     ;;
   *) fail "unknown case $case_name" ;;
+  # The cases of nrl-train-sim: the GPU's code on the simulated device.
+  sim_losses)
+    corpus
+    for precision in float32 bfloat16; do
+      # fp32: sums in another order. bf16: the same roundings of the same values but for those sums; 3 significant
+      # digits are what 8 bits of mantissa leave after 6 steps.
+      tolerance=2e-4
+      [[ $precision == float32 ]] || tolerance=2e-2
+      config cpu-$precision
+      expect 0 run 1 cpu-$precision.yaml device=cpu policy.precision=$precision "${short[@]}"
+      for seed in 1 2; do
+        config sim-$precision-$seed
+        NRL_SIM_SEED=$seed expect 0 run 1 sim-$precision-$seed.yaml device=cuda policy.precision=$precision "${short[@]}"
+        same cpu-$precision/logs/metrics.jsonl sim-$precision-$seed/logs/metrics.jsonl $tolerance
+      done
+      same sim-$precision-1/logs/metrics.jsonl sim-$precision-2/logs/metrics.jsonl 0
+    done
+    grep -q 'device *cuda' out.txt || fail "the banner does not name the device"
+    ;;
+  sim_graph)
+    corpus
+    for model in llama gpt2; do
+      extra=()
+      [[ $model == llama ]] || extra=(policy.model.model_type=gpt2 policy.model.resid_pdrop=0.1 policy.model.embd_pdrop=0.1)
+      config eager-$model
+      config graph-$model
+      [[ $model == llama ]] || sed -i 's/intermediate_size: 80, //; s/num_key_value_heads: 2, //' eager-$model.yaml graph-$model.yaml
+      expect 0 run 1 eager-$model.yaml device=cuda "${short[@]}" "${extra[@]}"
+      expect 0 run 1 graph-$model.yaml device=cuda policy.cuda_graph=true "${short[@]}" "${extra[@]}"
+      same eager-$model/logs/metrics.jsonl graph-$model/logs/metrics.jsonl 0
+    done
+    ;;
+  sim_resume)
+    corpus
+    config whole
+    config parts
+    expect 0 run 1 whole.yaml device=cuda "${short[@]}"
+    expect 0 run 1 parts.yaml device=cuda "${short[@]}" pretrain.max_num_steps=3
+    expect 0 run 1 parts.yaml device=cuda "${short[@]}"
+    same whole/logs/metrics.jsonl parts/logs/metrics.jsonl 0
+    cmp -s whole/checkpoints/step-6/model.safetensors parts/checkpoints/step-6/model.safetensors || fail "the weights differ"
+    # A checkpoint of the GPU goes on on the CPU.
+    expect 0 run 1 parts.yaml device=cpu policy.precision=bfloat16 "${short[@]}" pretrain.max_num_steps=7
+    grep -q 'step-6' out.txt || fail "the CPU did not resume from the GPU's checkpoint"
+    ;;
+  sim_ranks)
+    corpus
+    config one
+    expect 0 run 1 one.yaml device=cuda policy.precision=float32 "${short[@]}"
+    for strategy in ddp optim; do
+      config two-$strategy
+      expect 0 run 2 two-$strategy.yaml device=cuda policy.precision=float32 "${short[@]}" distributed.shard_strategy=$strategy \
+        distributed.bucket_size_mb=0.05 policy.train_micro_batch_size=1
+      same one/logs/metrics.jsonl two-$strategy/logs/metrics.jsonl 1e-4
+    done
+    ;;
+  sim_share)
+    corpus
+    config two
+    NRL_SIM_DEVICES=1 expect 69 run 2 two.yaml device=cuda "${short[@]}"
+    grep -q 'kernels.share_device' err.txt || fail "the refusal does not say how to allow it"
+    NRL_SIM_DEVICES=1 expect 0 run 2 two.yaml device=cuda kernels.share_device=true "${short[@]}" pretrain.max_num_steps=1
+    ;;
+  sim_bad)
+    corpus
+    config bad
+    NRL_SIM_DEVICES=0 expect 69 run 1 bad.yaml device=cuda
+    grep -q 'device: cuda' err.txt || fail "the refusal does not name the key"
+    NRL_SIM_DEVICES=0 expect 78 run 1 bad.yaml device=auto policy.cuda_graph=true
+    expect 78 run 2 bad.yaml device=cuda policy.cuda_graph=true distributed.backend=staged
+    [[ ! -e bad ]] || fail "a refused run left files"
+    config diverges
+    expect 79 run 1 diverges.yaml device=cuda policy.model.initializer_range=1.0e+25 pretrain.max_num_steps=30
+    ;;
 esac
 echo "$case_name: ok"

@@ -21,7 +21,8 @@ std::string error_of(const std::string& json) {
 
 TEST_CASE("GPT-2's parameters are counted exactly", "[spec]") {
   const auto m = parse_model_config(
-      R"({"model_type":"gpt2","vocab_size":50257,"n_embd":768,"n_layer":12,"n_head":12,"n_positions":1024,"attn_pdrop":0})", "c");
+      R"({"model_type":"gpt2","vocab_size":50257,"n_embd":768,"n_layer":12,"n_head":12,"n_positions":1024,"attn_pdrop":0})",
+      "c");
   REQUIRE(make_parameters(m).total() == 124439808);
   // The published figures of performance.md: 0.7556 and 0.7981 GFLOP per token at vocabulary 50304.
   auto padded = m;
@@ -33,14 +34,17 @@ TEST_CASE("GPT-2's parameters are counted exactly", "[spec]") {
 TEST_CASE("Llama 3 8B's parameters and FLOPs", "[spec]") {
   const auto m = parse_model_config(
       R"({"model_type":"llama","vocab_size":128256,"hidden_size":4096,"intermediate_size":14336,"num_hidden_layers":32,
-          "num_attention_heads":32,"num_key_value_heads":8,"rope_theta":500000.0,"max_position_embeddings":8192})", "c");
+          "num_attention_heads":32,"num_key_value_heads":8,"rope_theta":500000.0,"max_position_embeddings":8192})",
+      "c");
   REQUIRE(make_parameters(m).total() == 8030261248);
   REQUIRE(training_flops_per_token(m, 8192) / 1e9 == Approx(51.47).epsilon(1e-3));
 }
 
 TEST_CASE("names of Hugging Face files", "[spec]") {
-  const auto m = parse_model_config(R"({"model_type":"qwen3","vocab_size":64,"hidden_size":32,"intermediate_size":48,
-      "num_hidden_layers":1,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":16})", "c");
+  const auto m =
+      parse_model_config(R"({"model_type":"qwen3","vocab_size":64,"hidden_size":32,"intermediate_size":48,
+      "num_hidden_layers":1,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":16})",
+                         "c");
   std::vector<std::string> names;
   for (const auto& p : make_parameters(m).all)
     for (const auto& part : p.parts) names.push_back(part.name);
@@ -49,9 +53,9 @@ TEST_CASE("names of Hugging Face files", "[spec]") {
                        "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight",
                        "model.layers.0.self_attn.v_proj.weight", "model.layers.0.self_attn.q_norm.weight",
                        "model.layers.0.self_attn.k_norm.weight", "model.layers.0.self_attn.o_proj.weight",
-                       "model.layers.0.post_attention_layernorm.weight", "model.layers.0.mlp.gate_proj.weight",
-                       "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight", "model.norm.weight",
-                       "lm_head.weight"});
+                       "model.layers.0.post_attention_layernorm.weight",
+                       "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight",
+                       "model.layers.0.mlp.down_proj.weight", "model.norm.weight", "lm_head.weight"});
 }
 
 TEST_CASE("what changes the mathematics and is not built is refused", "[spec]") {
@@ -60,7 +64,8 @@ TEST_CASE("what changes the mathematics and is not built is refused", "[spec]") 
   REQUIRE(error_of(llama + "}").empty());
   REQUIRE(error_of(llama + R"(,"attention_dropout":0.1})").find("attention_dropout") != std::string::npos);
   REQUIRE(error_of(llama + R"(,"num_key_value_heads":3})").find("multiple") != std::string::npos);
-  REQUIRE(error_of(llama + R"(,"rope_scaling":{"rope_type":"longrope"}})").find("longrope") != std::string::npos);
+  REQUIRE(error_of(llama + R"(,"rope_scaling":{"rope_type":"longrope"}})").find("longrope") !=
+          std::string::npos);
   REQUIRE(error_of(llama + R"(,"hidden_act":"relu"})").find("relu") != std::string::npos);
   REQUIRE(error_of(llama + R"(,"head_dim":7})").find("rotary") != std::string::npos);
   REQUIRE(error_of(R"({"model_type":"mamba"})").find("mamba") != std::string::npos);
@@ -70,8 +75,10 @@ TEST_CASE("what changes the mathematics and is not built is refused", "[spec]") 
 }
 
 TEST_CASE("the written config.json reads back to the same model", "[spec]") {
-  const auto m = parse_model_config(R"({"model_type":"llama","vocab_size":64,"hidden_size":32,"intermediate_size":48,
-      "num_hidden_layers":1,"num_attention_heads":4,"rope_theta":5000.0,"bos_token_id":1})", "c");
+  const auto m =
+      parse_model_config(R"({"model_type":"llama","vocab_size":64,"hidden_size":32,"intermediate_size":48,
+      "num_hidden_layers":1,"num_attention_heads":4,"rope_theta":5000.0,"bos_token_id":1})",
+                         "c");
   const auto again = parse_model_config(hugging_face_config(m, "float32"), "again");
   REQUIRE(again.head_dim == m.head_dim);
   REQUIRE(again.rope.theta == m.rope.theta);

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "apps/model/decoder.h"
+#include "core/device/sim/sim.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/libraries.h"
 
 namespace nrl::test {
 
@@ -16,20 +18,26 @@ inline std::vector<std::pair<std::string, std::string>> tiny_configs() {
   return {
       {"gpt2", R"({"model_type":"gpt2","vocab_size":61,"n_embd":24,"n_layer":2,"n_head":3,"n_positions":32,
                    "resid_pdrop":0,"embd_pdrop":0,"attn_pdrop":0})"},
-      {"gpt2 with dropout", R"({"model_type":"gpt2","vocab_size":61,"n_embd":24,"n_layer":2,"n_head":3,"n_positions":32,
+      {"gpt2 with dropout",
+       R"({"model_type":"gpt2","vocab_size":61,"n_embd":24,"n_layer":2,"n_head":3,"n_positions":32,
                    "resid_pdrop":0.2,"embd_pdrop":0.1,"attn_pdrop":0})"},
-      {"llama", R"({"model_type":"llama","vocab_size":67,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":2,
+      {"llama",
+       R"({"model_type":"llama","vocab_size":67,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":2,
                    "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64})"},
-      {"llama3 rope, odd head_dim", R"({"model_type":"llama","vocab_size":67,"hidden_size":30,"intermediate_size":44,
+      {"llama3 rope, odd head_dim",
+       R"({"model_type":"llama","vocab_size":67,"hidden_size":30,"intermediate_size":44,
                    "num_hidden_layers":1,"num_attention_heads":2,"num_key_value_heads":1,"head_dim":18,
                    "max_position_embeddings":64,"attention_bias":true,"mlp_bias":true,"tie_word_embeddings":true,
                    "rope_scaling":{"rope_type":"llama3","factor":4,"low_freq_factor":1,"high_freq_factor":4,
                    "original_max_position_embeddings":16}})"},
-      {"mistral", R"({"model_type":"mistral","vocab_size":67,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":2,
+      {"mistral",
+       R"({"model_type":"mistral","vocab_size":67,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":2,
                    "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64,"sliding_window":5})"},
-      {"qwen2", R"({"model_type":"qwen2","vocab_size":67,"hidden_size":32,"intermediate_size":40,"num_hidden_layers":2,
+      {"qwen2",
+       R"({"model_type":"qwen2","vocab_size":67,"hidden_size":32,"intermediate_size":40,"num_hidden_layers":2,
                    "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64,"tie_word_embeddings":true})"},
-      {"qwen3", R"({"model_type":"qwen3","vocab_size":67,"hidden_size":32,"intermediate_size":40,"num_hidden_layers":2,
+      {"qwen3",
+       R"({"model_type":"qwen3","vocab_size":67,"hidden_size":32,"intermediate_size":40,"num_hidden_layers":2,
                    "num_attention_heads":4,"num_key_value_heads":2,"head_dim":12,"max_position_embeddings":64})"},
   };
 }
@@ -37,15 +45,23 @@ inline std::vector<std::pair<std::string, std::string>> tiny_configs() {
 /// Two sequences of unequal length in one microbatch of 19 tokens.
 class TinyModel {
  public:
-  TinyModel(const std::string& config, const ops::KernelTable& kernels, int threads, std::vector<std::string> recompute = {},
-            precision::Recipe recipe = precision::float32)
+  TinyModel(const std::string& config, const ops::KernelTable& kernels, int threads,
+            std::vector<std::string> recompute = {}, precision::Recipe recipe = precision::float32,
+            DeviceType device = DeviceType::cpu)
       : spec_(model::parse_model_config(config, "test")),
         parameters_(model::make_parameters(spec_)),
-        decoder_(spec_, parameters_, {tokens, 12, recipe, std::move(recompute), threads, 5}, plan_) {
+        decoder_(spec_, parameters_, {tokens, 12, recipe, std::move(recompute), threads, 5, device, 0},
+                 plan_) {
     plan_.solve();
     arenas_ = memory::Arenas(plan_);
     exec_.kernels = &kernels;
     exec_.threads = threads;
+    if (device == DeviceType::cuda) {  // the GPU's kernels, each run at once on host memory
+      runtime_ = device::open_sim();
+      libraries_ = ops::open_sim_libraries(*runtime_, {});
+      exec_.multiprocessors = runtime_->properties().multiprocessors;
+      exec_.libraries = libraries_.get();
+    }
     std::vector<model::ParameterView> views;
     for (const model::Parameter& p : parameters_.all) {
       weights_.emplace_back(static_cast<size_t>(p.numel()));
@@ -54,12 +70,14 @@ class TinyModel {
         model::initial_values(spec_, p, part, 3, 0, part.numel(), weights_.back().data() + part.offset, 1);
       // Ones and zeros would hide errors in norms and biases.
       if (p.shape.size() == 1)
-        for (size_t i = 0; i < weights_.back().size(); ++i) weights_.back()[i] += 0.1f * std::sin(static_cast<float>(i * 7 + views.size()));
+        for (size_t i = 0; i < weights_.back().size(); ++i)
+          weights_.back()[i] += 0.1f * std::sin(static_cast<float>(i * 7 + views.size()));
       else
         for (float& w : weights_.back()) w *= 6;  // larger than usual so that every path carries signal
       low_.emplace_back(weights_.back().begin(), weights_.back().end());
       views.push_back({view(recipe.weights, p.shape), view(DType::f32, p.shape)});
-      views.back().weight.data = recipe.weights == DType::f32 ? static_cast<void*>(weights_.back().data()) : low_.back().data();
+      views.back().weight.data =
+          recipe.weights == DType::f32 ? static_cast<void*>(weights_.back().data()) : low_.back().data();
       views.back().grad.data = gradients_.back().data();
     }
     decoder_.bind(plan_, arenas_, exec_, views, [this](int p) { ready_.push_back(p); });
@@ -75,7 +93,8 @@ class TinyModel {
   double loss() {
     const Tensor lp = decoder_.forward(batch(), false);
     double sum = 0;
-    for (int i = 0; i < tokens; ++i) sum += static_cast<double>(weight_[static_cast<size_t>(i)]) * static_cast<double>(lp.ptr<float>()[i]);
+    for (int i = 0; i < tokens; ++i)
+      sum += static_cast<double>(weight_[static_cast<size_t>(i)]) * static_cast<double>(lp.ptr<float>()[i]);
     return sum;
   }
   void gradients() {
@@ -92,11 +111,14 @@ class TinyModel {
     b.positions = make_tensor(positions_.data(), DType::i32, {tokens});
     b.cu_seqlens = make_tensor(cu_.data(), DType::i32, {3});
     b.weight = make_tensor(weight_.data(), DType::f32, {tokens});
-    b.step = 4;
+    b.step = make_tensor(&step_, DType::i64, {1});
+    b.lengths = {12, false};
     return b;
   }
 
   static constexpr int tokens = 19;
+  std::unique_ptr<device::Runtime> runtime_;
+  std::unique_ptr<ops::Libraries> libraries_;
   model::ModelSpec spec_;
   model::ParameterList parameters_;
   memory::MemoryPlan plan_;
@@ -109,10 +131,12 @@ class TinyModel {
 
  private:
   static Tensor view(DType t, const std::vector<int64_t>& shape) {
-    return shape.size() == 1 ? make_tensor(nullptr, t, {shape[0]}) : make_tensor(nullptr, t, {shape[0], shape[1]});
+    return shape.size() == 1 ? make_tensor(nullptr, t, {shape[0]})
+                             : make_tensor(nullptr, t, {shape[0], shape[1]});
   }
   std::vector<int32_t> ids_, targets_, positions_, cu_{0, 12, 19};
   std::vector<float> weight_;
+  int64_t step_ = 4;
 };
 
 /// Worst |a - b| over the norm of b.

@@ -9,7 +9,7 @@ Backend sim_backend() {
   b.gpu = true;
   b.kernels = complete(ops::sim_kernels());
   // Everything runs at once on the buffers' own host memory: no device in the Exec, no stream.
-  static const std::unique_ptr<device::Runtime> runtime = device::open_sim({.deferred = false});
+  static const std::unique_ptr<device::Runtime> runtime = device::open_sim();
   b.libraries = ops::open_sim_libraries(*runtime, {});
   return b;
 }

@@ -1,0 +1,39 @@
+#pragma once
+// The GPU of a rank, as the training loop gets it. One file of the program defines accelerator_backend():
+// accelerator_cuda.cpp, or in tests one for the simulated device.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/device/runtime.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/libraries.h"
+
+namespace nrl::train {
+
+struct AcceleratorBackend {
+  /// The devices this process sees, by unique id; when none, `why_not` says the reason.
+  std::vector<std::string> (*devices)(std::string& why_not) = nullptr;
+  std::unique_ptr<device::Runtime> (*open)(int ordinal) = nullptr;
+  const ops::KernelTable& (*kernels)() = nullptr;
+  std::unique_ptr<ops::Libraries> (*libraries)(device::Runtime& runtime,
+                                               const ops::LibraryOptions& options) = nullptr;
+};
+const AcceleratorBackend& accelerator_backend();
+
+/// An open device with what runs on it. Destroyed in the reverse order, after everything that uses it.
+struct Accelerator {
+  std::unique_ptr<device::Runtime> runtime;
+  std::unique_ptr<ops::Libraries> libraries;
+  device::Stream compute;
+
+  /// An Exec on the compute stream without workspace.
+  ops::Exec exec() const;
+};
+Accelerator open_accelerator(int ordinal, const ops::LibraryOptions& options);
+
+/// Dense bf16 matrix products per second by the data sheet; 0 for a device that is not in the table.
+double peak_flops(const device::Properties& device);
+
+}  // namespace nrl::train

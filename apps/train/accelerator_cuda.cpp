@@ -1,0 +1,19 @@
+#include "apps/train/accelerator.h"
+#include "core/device/cuda/devices.h"
+
+namespace nrl::train {
+
+const AcceleratorBackend& accelerator_backend() {
+  static const AcceleratorBackend backend{[](std::string& why_not) {
+                                            const cuda::Status status = cuda::query();
+                                            why_not = status.problem;
+                                            std::vector<std::string> ids;
+                                            for (const cuda::DeviceInfo& d : status.devices)
+                                              ids.push_back(d.uuid);
+                                            return ids;
+                                          },
+                                          device::open_cuda, ops::cuda_kernels, ops::open_cuda_libraries};
+  return backend;
+}
+
+}  // namespace nrl::train

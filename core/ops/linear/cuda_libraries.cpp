@@ -1,0 +1,16 @@
+// The libraries of a GPU.
+
+#include "core/ops/attention/engine.h"
+#include "core/ops/libraries.h"
+#include "core/ops/linear/cublaslt.h"
+
+namespace nrl::ops {
+
+std::unique_ptr<Libraries> open_cuda_libraries(device::Runtime& runtime, const LibraryOptions& options) {
+  auto libraries = std::make_unique<Libraries>();
+  libraries->tf32 = options.tf32;
+  libraries->gemm = gemm::open_cublaslt(runtime, options);
+  return libraries;
+}
+
+}  // namespace nrl::ops
