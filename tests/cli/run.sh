@@ -255,7 +255,6 @@ case $case_name in
     expect 79 run 2 d.yaml policy.model.initializer_range=1.0e+25 pretrain.max_num_steps=50
     grep -q 'not finite' err.txt || fail "no reason given: $(cat err.txt)"
     ;;
-  *) fail "unknown case $case_name" ;;
   # The cases of nrl-train-sim: the GPU's code on the simulated device.
   sim_losses)
     corpus
@@ -279,7 +278,7 @@ case $case_name in
     corpus
     for model in llama gpt2; do
       extra=()
-      [[ $model == llama ]] || extra=(policy.model.model_type=gpt2 policy.model.resid_pdrop=0.1 policy.model.embd_pdrop=0.1)
+      [[ $model == llama ]] || extra=(policy.model.model_type=gpt2 policy.model.attn_pdrop=0 policy.model.resid_pdrop=0.1 policy.model.embd_pdrop=0.1)
       config eager-$model
       config graph-$model
       [[ $model == llama ]] || sed -i 's/intermediate_size: 80, //; s/num_key_value_heads: 2, //' eager-$model.yaml graph-$model.yaml
@@ -330,5 +329,6 @@ case $case_name in
     config diverges
     expect 79 run 1 diverges.yaml device=cuda policy.model.initializer_range=1.0e+25 pretrain.max_num_steps=30
     ;;
+  *) fail "unknown case $case_name" ;;
 esac
 echo "$case_name: ok"
