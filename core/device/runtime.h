@@ -87,6 +87,8 @@ class Runtime {
   /// Everything enqueued on `stream`, and on streams that wait for events recorded in it, is recorded until
   /// end_capture() instead of run. Streams that joined must be joined back by an event before the end.
   virtual void begin_capture(StreamHandle stream) = 0;
+  /// True while work for `stream` is recorded instead of run.
+  virtual bool capturing(StreamHandle stream) = 0;
   virtual GraphHandle end_capture(StreamHandle stream) = 0;
   virtual void launch(GraphHandle graph, StreamHandle stream) = 0;
   virtual void destroy_graph(GraphHandle graph) noexcept = 0;

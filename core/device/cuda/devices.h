@@ -12,18 +12,25 @@ struct DeviceInfo {
   int major = 0, minor = 0;  ///< compute capability
   size_t memory = 0;         ///< bytes
   int multiprocessors = 0;
-  std::string uuid;  ///< "GPU-..."
+  std::string uuid;             ///< "GPU-..."; of a MIG slice the id of its GPU, by older drivers
+  double memory_bandwidth = 0;  ///< bytes/s by the memory's clock and width; 0: the driver does not tell
+  bool ecc = false;             ///< error correction of its memory is on
+  bool mig = false;             ///< a slice of a GPU (multi-instance GPU)
+  bool exclusive = false;       ///< only one process may use it at a time (compute mode)
+  bool prohibited = false;      ///< no process may (compute mode)
+  bool fits = false;            ///< this build has kernels for it
 };
 
 struct Status {
-  bool built = false;   ///< compiled with the CUDA toolkit
-  std::string toolkit;  ///< "13.0"; empty without
-  std::string driver;   ///< the CUDA version that the driver supports; empty without a driver
-  std::string problem;  ///< why no device can be used; empty when one can
+  bool built = false;         ///< compiled with the CUDA toolkit
+  std::string toolkit;        ///< "13.0"; empty without
+  std::string architectures;  ///< what the kernels were compiled for: "9.0a"; empty without
+  std::string driver;         ///< the CUDA version that the driver supports; empty without a driver
+  std::string problem;        ///< why no device can be used, and what to do; empty when one can
   std::vector<DeviceInfo> devices;
 };
 
-/// Asks the CUDA runtime; never fails. Without a driver it says so in `problem`.
+/// Asks the CUDA runtime; never fails and creates no context. Without a driver it says so in `problem`.
 Status query();
 
 /// "GPU-xxxxxxxx-xxxx-..." from the 16 bytes of a device's id.

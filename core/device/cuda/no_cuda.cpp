@@ -6,7 +6,8 @@ namespace nrl::cuda {
 
 Status query() {
   Status status;
-  status.problem = "this build was made without the CUDA toolkit";
+  status.problem =
+      "this build was made without the CUDA toolkit; configure with NRL_CUDA=ON where nvcc is on PATH";
   return status;
 }
 
@@ -15,7 +16,7 @@ Status query() {
 namespace nrl::device {
 
 std::unique_ptr<Runtime> open_cuda(int) {
-  fail(Exit::unavailable, "this build was made without the CUDA toolkit");
+  fail(Exit::unavailable, "there is no GPU to use: {}", cuda::query().problem);
 }
 
 }  // namespace nrl::device

@@ -5,20 +5,61 @@
 #include <cuda_runtime_api.h>
 
 #include "core/base/error.h"
+#include "core/base/text.h"
 #include "core/device/cuda/devices.h"
+#include "core/device/cuda/query_internal.h"
 
 namespace nrl::device {
 namespace {
 
+/// What to do about an error, where that is known.
+const char* advice(cudaError_t error) {
+  switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorHardwareStackError:
+    case cudaErrorAssert:
+      return "; an earlier kernel caused it: CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer tells which";
+    case cudaErrorLaunchTimeout:
+      return "; a kernel ran longer than the display's watchdog allows: use a GPU without a display";
+    case cudaErrorECCUncorrectable:
+      return "; the GPU's memory has an error that cannot be corrected: reset or replace the GPU";
+    case cudaErrorDevicesUnavailable:
+      return "; the GPU is busy, or in an exclusive compute mode and in use by another process";
+    case cudaErrorNoKernelImageForDevice:
+      return "; the build has no kernels for this GPU: see nrl-train doctor";
+    case cudaErrorStreamCaptureUnsupported:
+    case cudaErrorStreamCaptureInvalidated:
+    case cudaErrorStreamCaptureImplicit:
+      return "; something in the step cannot be recorded: policy.cuda_graph: false runs without graphs";
+    default:
+      return "";
+  }
+}
+
 void check(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
-  const bool sticky = error == cudaErrorIllegalAddress || error == cudaErrorLaunchFailure ||
-                      error == cudaErrorMisalignedAddress || error == cudaErrorAssert;
-  fail(
-      Exit::internal, "{}: {} ({}){}", call, cudaGetErrorString(error), cudaGetErrorName(error),
-      sticky ? "; an earlier kernel caused it: CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer tells which" : "");
+  cudaGetLastError();  // or the next launch would be blamed for it
+  fail(Exit::internal, "{}: {} ({}){}", call, cudaGetErrorString(error), cudaGetErrorName(error),
+       advice(error));
 }
 #define NRL_CUDA(call) check(call, #call)
+
+/// Lets this thread make calls that a capture of its own forbids, although they do it no harm.
+class Relaxed {
+ public:
+  Relaxed() { NRL_CUDA(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
 
 cudaStream_t stream_of(StreamHandle handle) {
   return static_cast<cudaStream_t>(handle);
@@ -27,10 +68,9 @@ cudaEvent_t event_of(EventHandle handle) {
   return static_cast<cudaEvent_t>(handle);
 }
 
-int attribute(cudaDeviceAttr which, int ordinal) {
-  int value = 0;
-  NRL_CUDA(cudaDeviceGetAttribute(&value, which, ordinal));
-  return value;
+/// Of calls on the way out: what went wrong before is told by other calls.
+void ignore(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();
 }
 
 class Cuda final : public Runtime {
@@ -44,24 +84,25 @@ class Cuda final : public Runtime {
     const cudaError_t error = cudaMalloc(&p, bytes);
     if (error == cudaErrorMemoryAllocation) {
       cudaGetLastError();  // this one is not sticky
-      fail(Exit::out_of_memory, "the GPU has {} MiB free, {} MiB are needed", free_memory() >> 20,
-           bytes >> 20);
+      fail(Exit::out_of_memory, "the GPU has {} free of {}, {} are needed", human_bytes(free_memory()),
+           human_bytes(properties_.memory), human_bytes(bytes));
     }
     check(error, "cudaMalloc");
     return p;
   }
-  void release(void* p) noexcept override { cudaFree(p); }
+  void release(void* p) noexcept override { ignore(cudaFree(p)); }
   void* allocate_pinned(size_t bytes) override {
     void* p = nullptr;
     const cudaError_t error = cudaHostAlloc(&p, bytes, cudaHostAllocDefault);
     if (error == cudaErrorMemoryAllocation) {
       cudaGetLastError();
-      fail(Exit::out_of_memory, "{} MiB of host memory cannot be page-locked", bytes >> 20);
+      fail(Exit::out_of_memory, "{} of host memory cannot be page-locked; free memory, or raise ulimit -l",
+           human_bytes(bytes));
     }
     check(error, "cudaHostAlloc");
     return p;
   }
-  void release_pinned(void* p) noexcept override { cudaFreeHost(p); }
+  void release_pinned(void* p) noexcept override { ignore(cudaFreeHost(p)); }
   size_t free_memory() override {
     size_t free = 0, total = 0;
     NRL_CUDA(cudaMemGetInfo(&free, &total));
@@ -76,7 +117,7 @@ class Cuda final : public Runtime {
                                           priority == Priority::high ? greatest : least));
     return stream;
   }
-  void destroy_stream(StreamHandle stream) noexcept override { cudaStreamDestroy(stream_of(stream)); }
+  void destroy_stream(StreamHandle stream) noexcept override { ignore(cudaStreamDestroy(stream_of(stream))); }
   void synchronize(StreamHandle stream) override { NRL_CUDA(cudaStreamSynchronize(stream_of(stream))); }
   void synchronize() override { NRL_CUDA(cudaDeviceSynchronize()); }
 
@@ -86,7 +127,7 @@ class Cuda final : public Runtime {
                                       kind == EventKind::timed ? cudaEventDefault : cudaEventDisableTiming));
     return event;
   }
-  void destroy_event(EventHandle event) noexcept override { cudaEventDestroy(event_of(event)); }
+  void destroy_event(EventHandle event) noexcept override { ignore(cudaEventDestroy(event_of(event))); }
   void record(EventHandle event, StreamHandle stream) override {
     NRL_CUDA(cudaEventRecord(event_of(event), stream_of(stream)));
   }
@@ -94,8 +135,12 @@ class Cuda final : public Runtime {
     NRL_CUDA(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
   }
   bool done(EventHandle event) override {
+    const Relaxed relaxed;
     const cudaError_t state = cudaEventQuery(event_of(event));
-    if (state == cudaErrorNotReady) return false;
+    if (state == cudaErrorNotReady) {
+      cudaGetLastError();  // it counts as an error, and would be the next launch's
+      return false;
+    }
     check(state, "cudaEventQuery");
     return true;
   }
@@ -123,21 +168,29 @@ class Cuda final : public Runtime {
     // Thread-local: other threads (data, communication) may allocate and wait meanwhile.
     NRL_CUDA(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal));
   }
+  bool capturing(StreamHandle stream) override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    NRL_CUDA(cudaStreamIsCapturing(stream_of(stream), &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
   GraphHandle end_capture(StreamHandle stream) override {
     cudaGraph_t graph = nullptr;
     NRL_CUDA(cudaStreamEndCapture(stream_of(stream), &graph));
     cudaGraphExec_t executable = nullptr;
     const cudaError_t error = cudaGraphInstantiateWithFlags(&executable, graph, 0);
-    cudaGraphDestroy(graph);
+    ignore(cudaGraphDestroy(graph));
     check(error, "cudaGraphInstantiateWithFlags");
-    NRL_CUDA(cudaGraphUpload(executable, stream_of(stream)));
+    if (const cudaError_t upload = cudaGraphUpload(executable, stream_of(stream)); upload != cudaSuccess) {
+      ignore(cudaGraphExecDestroy(executable));
+      check(upload, "cudaGraphUpload");
+    }
     return executable;
   }
   void launch(GraphHandle graph, StreamHandle stream) override {
     NRL_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)));
   }
   void destroy_graph(GraphHandle graph) noexcept override {
-    cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
+    ignore(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)));
   }
 };
 
@@ -154,28 +207,30 @@ Cuda::Cuda(int ordinal) {
   properties_.shared_memory_optin = p.sharedMemPerBlockOptin;
   properties_.l2_cache = static_cast<size_t>(p.l2CacheSize);
   properties_.uuid = cuda::uuid_text(p.uuid.bytes);
-  // Attributes, because CUDA 13 took the clocks out of cudaDeviceProp. Two transfers per clock, 8 bits a
-  // byte.
-  properties_.memory_bandwidth = 2.0 * 1e3 * attribute(cudaDevAttrMemoryClockRate, ordinal) *
-                                 attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8.0;
+  properties_.memory_bandwidth = cuda::bandwidth_of(ordinal);
 }
 
 }  // namespace
 
 std::unique_ptr<Runtime> open_cuda(int ordinal) {
-  int devices = 0;
-  if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess || devices == 0)
-    fail(Exit::unavailable, "there is no GPU to use: {}",
-         error != cudaSuccess ? cudaGetErrorString(error) : "the driver shows none");
+  const cuda::Status status = cuda::query();
+  if (!status.problem.empty()) fail(Exit::unavailable, "there is no GPU to use: {}", status.problem);
+  const auto devices = static_cast<int>(status.devices.size());
   if (ordinal < 0 || ordinal >= devices)
     fail(Exit::unavailable, "GPU {} is asked for, this process sees {}", ordinal, devices);
+  const cuda::DeviceInfo& d = status.devices[static_cast<size_t>(ordinal)];
+  if (!d.fits || d.prohibited)
+    fail(Exit::unavailable, "GPU {}, {}, cannot be used: {}", ordinal, d.name,
+         d.prohibited ? "it is in compute mode PROHIBITED"
+                      : fmt::format("it has compute capability {}.{}, and this build has kernels for {}",
+                                    d.major, d.minor, status.architectures));
   return std::make_unique<Cuda>(ordinal);
 }
 
 void check_launch(const char* kernel) {
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess)
-    fail(Exit::internal, "launching {} failed: {} ({})", kernel, cudaGetErrorString(error),
-         cudaGetErrorName(error));
+    fail(Exit::internal, "launching {} failed: {} ({}){}", kernel, cudaGetErrorString(error),
+         cudaGetErrorName(error), advice(error));
 }
 
 void allow_shared_memory(const void* kernel, size_t bytes) {

@@ -265,6 +265,11 @@ void Device::begin_capture(StreamHandle handle) {
   captures_.push_back(stream.capture);
 }
 
+bool Device::capturing(StreamHandle handle) {
+  Lock lock = enter("capturing");
+  return stream_of(handle, "capturing").capture != nullptr;
+}
+
 GraphHandle Device::end_capture(StreamHandle handle) {
   Lock lock = enter("end_capture");
   Stream& stream = stream_of(handle, "end_capture");

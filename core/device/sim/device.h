@@ -53,6 +53,7 @@ class Device final : public device::Runtime {
   void fill(void* p, uint8_t value, size_t bytes, device::StreamHandle stream) override;
   void call_host(void (*function)(void*), void* argument, device::StreamHandle stream) override;
   void begin_capture(device::StreamHandle stream) override;
+  bool capturing(device::StreamHandle stream) override;
   device::GraphHandle end_capture(device::StreamHandle stream) override;
   void launch(device::GraphHandle graph, device::StreamHandle stream) override;
   void destroy_graph(device::GraphHandle graph) noexcept override;

@@ -1,0 +1,106 @@
+// The types and numbers below are those of NVML's ABI as its API reference gives them; no NVML header is
+// needed.
+
+#include "core/device/cuda/nvml.h"
+
+#include <dlfcn.h>
+
+#include <utility>
+
+namespace nrl::cuda {
+namespace {
+
+using Status = int;  // 0: success
+using Handle = void*;
+struct MemoryInfo {
+  unsigned long long total, free, used;
+};
+constexpr unsigned temperature_gpu = 0, clock_sm = 1;
+
+constexpr std::pair<unsigned long long, const char*> reasons[] = {
+    {0x2, "the clocks that were set for applications"},
+    {0x4, "power"},
+    {0x8, "a slowdown by the hardware"},
+    {0x20, "temperature"},
+    {0x40, "temperature, by the hardware"},
+    {0x80, "the power brake"},
+};
+
+class Library final : public Nvml {
+ public:
+  explicit Library(void* library) : library_(library) {
+    load(init_, "nvmlInit_v2");
+    load(shutdown_, "nvmlShutdown");
+    load(driver_, "nvmlSystemGetDriverVersion");
+    load(by_uuid_, "nvmlDeviceGetHandleByUUID");
+    load(memory_, "nvmlDeviceGetMemoryInfo");
+    load(power_, "nvmlDeviceGetPowerUsage");
+    load(power_limit_, "nvmlDeviceGetEnforcedPowerLimit");
+    load(clock_, "nvmlDeviceGetClockInfo");
+    load(clock_limit_, "nvmlDeviceGetMaxClockInfo");
+    load(temperature_, "nvmlDeviceGetTemperature");
+    load(throttle_, "nvmlDeviceGetCurrentClocksThrottleReasons");
+    started_ = init_ && init_() == 0;
+  }
+  ~Library() override {
+    if (started_ && shutdown_) shutdown_();
+    dlclose(library_);
+  }
+  bool started() const { return started_; }
+
+  std::string driver_version() const override {
+    char text[96] = "";
+    if (!driver_ || driver_(text, sizeof text) != 0) return "";
+    return text;
+  }
+
+  std::optional<DeviceState> state(const std::string& uuid) const override {
+    Handle device = nullptr;
+    if (!by_uuid_ || by_uuid_(uuid.c_str(), &device) != 0) return {};
+    DeviceState s;
+    if (MemoryInfo m{}; memory_ && memory_(device, &m) == 0) s.memory_used = m.used;
+    if (unsigned v = 0; power_ && power_(device, &v) == 0) s.power = v * 1e-3;
+    if (unsigned v = 0; power_limit_ && power_limit_(device, &v) == 0) s.power_limit = v * 1e-3;
+    if (unsigned v = 0; clock_ && clock_(device, clock_sm, &v) == 0) s.clock = static_cast<int>(v);
+    if (unsigned v = 0; clock_limit_ && clock_limit_(device, clock_sm, &v) == 0)
+      s.clock_limit = static_cast<int>(v);
+    if (unsigned v = 0; temperature_ && temperature_(device, temperature_gpu, &v) == 0)
+      s.temperature = static_cast<int>(v);
+    if (unsigned long long bits = 0; throttle_ && throttle_(device, &bits) == 0)
+      for (const auto& [bit, name] : reasons)
+        if (bits & bit) s.throttled.emplace_back(name);
+    return s;
+  }
+
+ private:
+  template <class F>
+  void load(F*& function, const char* name) {
+    function = reinterpret_cast<F*>(dlsym(library_, name));
+  }
+
+  void* library_;
+  bool started_ = false;
+  Status (*init_)() = nullptr;
+  Status (*shutdown_)() = nullptr;
+  Status (*driver_)(char*, unsigned) = nullptr;
+  Status (*by_uuid_)(const char*, Handle*) = nullptr;
+  Status (*memory_)(Handle, MemoryInfo*) = nullptr;
+  Status (*power_)(Handle, unsigned*) = nullptr;
+  Status (*power_limit_)(Handle, unsigned*) = nullptr;
+  Status (*clock_)(Handle, unsigned, unsigned*) = nullptr;
+  Status (*clock_limit_)(Handle, unsigned, unsigned*) = nullptr;
+  Status (*temperature_)(Handle, unsigned, unsigned*) = nullptr;
+  Status (*throttle_)(Handle, unsigned long long*) = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Nvml> open_nvml(const char* library) {
+  void* loaded = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  if (!loaded) return nullptr;
+  auto nvml = std::make_unique<Library>(loaded);
+  if (!nvml->started()) return nullptr;
+  return nvml;
+}
+
+}  // namespace nrl::cuda

@@ -1,0 +1,38 @@
+#pragma once
+// What the driver's management library (libnvidia-ml) tells of a device beyond the CUDA runtime. It is loaded
+// at run time: where it is absent, or does not answer a question, the fact is absent; nothing here is an
+// error.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace nrl::cuda {
+
+/// The state of a device now. Absent: this device or driver does not tell.
+struct DeviceState {
+  std::optional<uint64_t> memory_used;  ///< bytes, by all processes
+  std::optional<double> power;          ///< W
+  std::optional<double> power_limit;    ///< W
+  std::optional<int> clock;             ///< MHz, of the multiprocessors
+  std::optional<int> clock_limit;       ///< MHz
+  std::optional<int> temperature;       ///< degrees Celsius
+  /// Why the clock is below its limit under load: "power", "temperature", ...; empty: nothing holds it.
+  std::vector<std::string> throttled;
+};
+
+class Nvml {
+ public:
+  virtual ~Nvml() = default;
+  /// "580.95.05"; empty when the library does not tell.
+  virtual std::string driver_version() const = 0;
+  /// `uuid` as in DeviceInfo. Nothing when the library does not know the device.
+  virtual std::optional<DeviceState> state(const std::string& uuid) const = 0;
+};
+
+/// Null when there is no such library, or it does not start.
+std::unique_ptr<Nvml> open_nvml(const char* library = "libnvidia-ml.so.1");
+
+}  // namespace nrl::cuda
