@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cmath>
+
 #include "core/ops/linear/gemm.h"
 #include "core/ops/linear/peak.h"
 #include "tests/ops/cases.h"
@@ -11,18 +14,20 @@ struct Shape {
   int64_t n, m, k, gap = 0;
 };
 
-/// exec with exactly the workspace that the op asked for, so that a byte too few is found.
+/// exec with exactly the workspace that the op asked for, so that a byte too few is found. A GPU's lies in
+/// its memory.
 struct ExactWorkspace {
-  explicit ExactWorkspace(Exec e, size_t bytes) : memory(bytes), exec(e) {
+  ExactWorkspace(Exec e, const Shape& s, DType t) : exec(e) {
+    if (e.libraries) {
+      exec.workspace.size = gpu_linear_workspace(s.m, e.threads);
+      return;
+    }
+    memory.resize(linear_workspace(s.n, s.m, s.k, t, e.threads));
     exec.workspace = {memory.data(), memory.size()};
   }
   std::vector<std::byte> memory;
   Exec exec;
 };
-
-size_t workspace(Exec& e, const Shape& s, DType t) {
-  return linear_workspace(s.n, s.m, s.k, t, e.threads);
-}
 
 Outputs forward(Exec& e, const Shape& s, DType t, Activation activation, bool bias, bool accumulate) {
   const Buffer x = Buffer(t, {s.n, s.k}, s.gap).normal("x"), w = Buffer(t, {s.m, s.k}, s.gap).normal("w"),
@@ -30,7 +35,7 @@ Outputs forward(Exec& e, const Shape& s, DType t, Activation activation, bool bi
   Buffer out = Buffer(t, {s.n, s.m}, s.gap).normal("out");
   LinearForward a{.x = x, .weight = w, .out = out, .activation = activation, .accumulate = accumulate};
   if (bias) a.bias = b;
-  ExactWorkspace exact(e, workspace(e, s, t));
+  ExactWorkspace exact(e, s, t);
   linear_forward(exact.exec, a);
   return {{"out", out, s.k}};
 }
@@ -39,16 +44,34 @@ Outputs backward_data(Exec& e, const Shape& s, DType t, bool accumulate) {
   const Buffer dout = Buffer(t, {s.n, s.m}, s.gap).normal("dout"),
                w = Buffer(t, {s.m, s.k}, s.gap).normal("w");
   Buffer dx = Buffer(t, {s.n, s.k}, s.gap).normal("dx");
-  ExactWorkspace exact(e, workspace(e, s, t));
+  ExactWorkspace exact(e, s, t);
   linear_backward_data(exact.exec, {dout, w, dx, accumulate});
   return {{"dx", dx, s.m}};
+}
+
+/// The activation fused into the products on its both sides, as an MLP has it.
+Outputs fused_activation(Exec& e, const Shape& s, DType t, Activation activation, bool bias) {
+  const Buffer x = Buffer(t, {s.n, s.k}, s.gap).normal("x"),
+               w = Buffer(t, {s.m, s.k}, s.gap).normal("w", 1.0 / std::sqrt(static_cast<double>(s.k))),
+               b = Buffer(t, {s.m}).normal("b"), dout = Buffer(t, {s.n, s.k}, s.gap).normal("dout"),
+               w2 = Buffer(t, {s.k, s.m}, s.gap).normal("w2", 1.0 / std::sqrt(static_cast<double>(s.k)));
+  Buffer pre(t, {s.n, s.m}, s.gap), out(t, {s.n, s.m}, s.gap), dx(t, {s.n, s.m}, s.gap);
+  LinearForward f{.x = x, .weight = w, .out = out, .activation = activation};
+  f.pre_activation = pre;
+  if (bias) f.bias = b;
+  ExactWorkspace exact(e, {s.n, std::max(s.m, s.k), std::max(s.m, s.k)}, t);
+  linear_forward(exact.exec, f);
+  const Buffer given = Buffer(t, {s.n, s.m}, s.gap).normal("given");  // the same on all backends
+  linear_backward_data(
+      exact.exec, {.dout = dout, .weight = w2, .dx = dx, .activation = activation, .pre_activation = given});
+  return {{"pre_activation", pre, s.k}, {"out", out, s.k}, {"dx", dx, s.k}};
 }
 
 Outputs backward_weight(Exec& e, const Shape& s, DType t, bool accumulate) {
   const Buffer dout = Buffer(t, {s.n, s.m}, s.gap).normal("dout"),
                x = Buffer(t, {s.n, s.k}, s.gap).normal("x");
   Buffer dw = Buffer(DType::f32, {s.m, s.k}, s.gap).normal("dw"), db = Buffer(DType::f32, {s.m}).normal("db");
-  ExactWorkspace exact(e, workspace(e, s, t));
+  ExactWorkspace exact(e, s, t);
   linear_backward_weight(exact.exec, {dout, x, dw, db, accumulate});
   return {{"dweight", dw, s.n}, {"dbias", db, s.n}};
 }
@@ -85,6 +108,7 @@ GradProblem gradient(DType t, const Shape& s) {
 
 /// Operands of different types and a tile edge of the widened path: rows and columns beyond widen_tile.
 void mixed_types(Exec& e) {
+  if (e.libraries) return;  // a GPU multiplies one type
   const int64_t n = widen_tile + 3, m = widen_tile + 5, k = 2;
   const Buffer x = Buffer(DType::f32, {n, k}).normal("x"), w = Buffer(DType::bf16, {m, k}).normal("w"),
                b = Buffer(DType::f32, {m}).normal("b");
@@ -149,6 +173,13 @@ NRL_OP_CASES(linear) {
                                                 static_cast<int>(f), s.k, bias ? " bias" : ""),
                                     [=](Exec& e) { return forward(e, s, t, f, bias, false); }});
   }
+  for (DType t : {DType::f32, DType::bf16})
+    for (Activation f : {Activation::silu, Activation::gelu_tanh})
+      for (bool bias : {false, true})
+        for (const Shape& s : {Shape{7, 33, 20, 3}, Shape{16, 32, 24}})
+          registry.tests.push_back({fmt::format("linear.{} fused activation {} ({}, {}, {}){}", name_of(t),
+                                                static_cast<int>(f), s.n, s.m, s.k, bias ? " bias" : ""),
+                                    [=](Exec& e) { return fused_activation(e, s, t, f, bias); }});
   registry.properties.push_back({"linear of mixed types over tiles", mixed_types});
   registry.properties.push_back({"linear rates", rates});
   registry.properties.push_back({"linear refuses shapes", wrong_arguments});
