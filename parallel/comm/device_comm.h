@@ -45,7 +45,8 @@ enum class DeviceCommKind : uint8_t { nccl, staged };
 struct DeviceCommOptions {
   /// staged: pinned memory per slot, equal on all ranks; there are two.
   int64_t staged_slot_bytes = int64_t{8} << 20;
-  /// nccl: longest time for setting a group up, and for one operation from the moment its kernel starts.
+  /// nccl: longest time for setting up a group or a connection of two ranks, and for one operation from the
+  /// moment its kernel starts.
   double nccl_init_timeout_seconds = 300;
   double nccl_timeout_seconds = 600;
 };

@@ -146,7 +146,14 @@ std::shared_ptr<NcclFlight> NcclGroup::fly(
     flight->end = timed_->take();
     flight->begin->record(stream_.get());
   }
+  {
+    const std::lock_guard state(state_mutex_);
+    issuing_ = flight->what;
+  }
+  // The first messages between two ranks connect them, which can hang.
+  issuing_since_.store(now_ns(), std::memory_order_release);
   const ncclResult_t result = issue(comm_, stream_.get());
+  issuing_since_.store(0, std::memory_order_release);
   if (result != ncclSuccess) {
     check();  // aborted from the other thread: its error says more
     const std::string words = nccl_text(result);
@@ -215,6 +222,19 @@ void NcclGroup::watch() {
         std::unique_lock lock(state_mutex_);
         if (wake_.wait_for(lock, kLook, [this] { return stop_; })) return;
         flights = flights_;
+      }
+      const int64_t since = issuing_since_.load(std::memory_order_acquire);
+      if (since > 0 && static_cast<double>(now_ns() - since) > options_.nccl_init_timeout_seconds * 1e9) {
+        std::string what;
+        {
+          const std::lock_guard lock(state_mutex_);
+          what = issuing_;
+        }
+        fail_with(fmt::format(
+            "{} on {} could not be issued within {:.0f} s on rank {}: a rank of the group is lost "
+            "or does not take part",
+            what, label_, options_.nccl_init_timeout_seconds, world_rank_));
+        return;
       }
       // Errors first: an operation may seem finished because its group was torn down.
       if (round % kLooksPerErrorPoll == 0) {

@@ -93,12 +93,14 @@ class NcclGroup {
   device::Stream stream_;
   ncclComm_t comm_ = nullptr;
 
-  std::mutex issue_mutex_;            // held around calls on comm_
-  std::atomic<bool> aborted_{false};  // comm_ is gone
-  mutable std::mutex state_mutex_;    // flights_, error_, stop_
+  std::mutex issue_mutex_;                 // held around calls on comm_
+  std::atomic<bool> aborted_{false};       // comm_ is gone
+  std::atomic<int64_t> issuing_since_{0};  // a caller is inside of NCCL since then; 0: none is
+  mutable std::mutex state_mutex_;         // flights_, error_, issuing_, stop_
   std::condition_variable wake_;
   std::deque<std::shared_ptr<NcclFlight>> flights_;
   std::optional<Error> error_;
+  std::string issuing_;  // what that caller issues
   bool stop_ = false;
   std::atomic<bool> failed_{false};
   std::thread thread_;
