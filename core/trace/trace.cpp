@@ -6,22 +6,25 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/trace/device_timeline.h"
+#include "core/trace/nvtx.h"
 
 namespace nrl::trace {
 namespace detail {
 
-std::atomic<bool> enabled{false};
+std::atomic<unsigned> enabled{nvtx_wanted() ? nvtx_bit : 0};
+
+namespace {
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
-
-namespace {
 
 struct Event {
   const char* name;
@@ -43,26 +46,60 @@ Recorder& recorder() {
 
 }  // namespace
 
-void finish(const char* name, int64_t begin) {
-  const int64_t end = now_ns();
-  Recorder& r = recorder();
-  const std::lock_guard lock(r.mutex);
-  Total& total = r.totals[name];
-  ++total.count;
-  total.seconds += static_cast<double>(end - begin) * 1e-9;
-  if (r.keep_events)
-    r.events.push_back({name, begin, end, std::hash<std::thread::id>()(std::this_thread::get_id())});
+Open begin(const char* name, unsigned bits) {
+  Open open;
+  open.bits = bits;
+  if (bits & nvtx_bit) nvtx_push(name);
+  if (bits & record_bit) {
+    open.device = begin_on_device(name);
+    open.begin_ns = now_ns();
+  }
+  return open;
+}
+
+void finish(const char* name, const Open& open) {
+  if (open.bits & record_bit) {
+    const int64_t end = now_ns();
+    if (open.device >= 0) end_on_device(open.device);
+    Recorder& r = recorder();
+    const std::lock_guard lock(r.mutex);
+    Total& total = r.totals[name];
+    ++total.count;
+    total.seconds += static_cast<double>(end - open.begin_ns) * 1e-9;
+    if (r.keep_events)
+      r.events.push_back(
+          {name, open.begin_ns, end, std::hash<std::thread::id>()(std::this_thread::get_id())});
+  }
+  if (open.bits & nvtx_bit) nvtx_pop();
 }
 
 }  // namespace detail
 
+const char* intern(const std::string& name) {
+  static std::mutex mutex;
+  static std::set<std::string> names;
+  const std::lock_guard lock(mutex);
+  return names.insert(name).first->c_str();
+}
+
 void start(Mode mode) {
   detail::Recorder& r = detail::recorder();
+  detail::forget_device_ranges(mode == Mode::timeline);
   const std::lock_guard lock(r.mutex);
   r.totals.clear();
   r.events.clear();
   r.keep_events = mode == Mode::timeline;
-  detail::enabled.store(mode != Mode::off, std::memory_order_relaxed);
+  if (mode != Mode::off)
+    detail::enabled |= detail::record_bit;
+  else
+    detail::enabled &= ~detail::record_bit;
+}
+
+void emit_nvtx(bool on) {
+  if (on)
+    detail::enabled |= detail::nvtx_bit;
+  else
+    detail::enabled &= ~detail::nvtx_bit;
 }
 
 std::vector<Total> totals() {
@@ -77,21 +114,38 @@ std::vector<Total> totals() {
 }
 
 void write_chrome_trace(const std::string& path, int process) {
+  const std::vector<detail::DeviceEvent> device = detail::device_events();
   detail::Recorder& r = detail::recorder();
   const std::lock_guard lock(r.mutex);
   std::FILE* f = std::fopen(path.c_str(), "w");
   if (!f) fail(Exit::cannot_create, "cannot write the trace {}: {}", path, std::strerror(errno));
-  const int64_t origin = r.events.empty() ? 0 : r.events.front().begin;
-  std::map<size_t, int> threads;
+  int64_t origin = INT64_MAX;
+  for (const auto& e : r.events) origin = std::min(origin, e.begin);
+  for (const auto& e : device) origin = std::min(origin, e.begin);
   std::fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", f);
   bool first = true;
-  for (const auto& e : r.events) {
-    const int thread = threads.try_emplace(e.thread, static_cast<int>(threads.size())).first->second;
+  const auto event = [&](const char* name, int64_t begin, int64_t end, int row) {
     std::fprintf(f, "%s{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,\"tid\":%d}",
-                 first ? "" : ",\n", e.name, static_cast<double>(e.begin - origin) * 1e-3,
-                 static_cast<double>(e.end - e.begin) * 1e-3, process, thread);
+                 first ? "" : ",\n", name, static_cast<double>(begin - origin) * 1e-3,
+                 static_cast<double>(end - begin) * 1e-3, process, row);
     first = false;
+  };
+  std::map<size_t, int> threads;
+  for (const auto& e : r.events)
+    event(e.name, e.begin, e.end,
+          threads.try_emplace(e.thread, static_cast<int>(threads.size())).first->second);
+  constexpr int device_rows = 1000;  // behind the rows of threads
+  std::set<int> rows;
+  for (const auto& e : device) {
+    event(e.name, e.begin, e.end, device_rows + e.row);
+    rows.insert(e.row);
   }
+  for (const int row : rows)
+    std::fprintf(
+        f,
+        "%s{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"device stream "
+        "%d\"}}",
+        ",\n", process, device_rows + row, row);
   std::fputs("\n]}\n", f);
   const bool bad = std::ferror(f) != 0;
   if (std::fclose(f) != 0 || bad)

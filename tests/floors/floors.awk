@@ -4,7 +4,7 @@
 
 BEGIN {
   # Folder, floor and row. Rows of one floor may not use each other; folders of one row may.
-  n = split("core/base 1 base;core/config 2 config;core/device 2 device;core/trace 2 trace;core/tensor 3 tensor;" \
+  n = split("core/base 1 base;core/config 2 config;core/device 2 device;core/trace 3 trace;core/tensor 3 tensor;" \
     "core/ops 4 ops;core/io 4 io;precision 5 precision;memory 6 memory;parallel/comm 7 comm;" \
     "parallel/grid 8 parallel;parallel/data 8 parallel;parallel/tensor 8 parallel;parallel/pipeline 8 parallel;" \
     "parallel/context 8 parallel;parallel/expert 8 parallel;apps/model 9 model;" \

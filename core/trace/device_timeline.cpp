@@ -1,0 +1,244 @@
+#include "core/trace/device_timeline.h"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace nrl::trace {
+namespace {
+
+using device::Event;
+using device::EventKind;
+
+/// A range between its two events. Indices are positions since the attachment, so that they survive that
+/// older ranges are collected.
+struct Timed {
+  const char* name = nullptr;
+  int row = 0;
+  device::StreamHandle stream = nullptr;
+  Event begin, end;
+  bool closed = false, read = false;
+};
+
+/// Events of the device and times of the host that belong together.
+struct Anchor {
+  Event event;
+  int64_t ns = 0;
+};
+
+struct Timeline {
+  std::mutex mutex;
+  device::Runtime* runtime = nullptr;
+  device::StreamHandle stream = nullptr;
+  uint64_t attachment = 0;
+  std::deque<Timed> ranges;
+  int first = 0;  // index of ranges.front()
+  std::vector<Event> spare;
+  std::vector<device::StreamHandle> rows;
+  Anchor anchor;
+  std::map<std::string_view, Total> totals;
+  bool keep_events = false;
+  std::vector<detail::DeviceEvent> events;
+};
+
+Timeline& timeline() {
+  static Timeline t;
+  return t;
+}
+
+/// The attachment that this thread made.
+thread_local uint64_t own_attachment = 0;
+
+Event take_event(Timeline& t) {
+  if (t.spare.empty()) return Event(*t.runtime, EventKind::timed);
+  Event event = std::move(t.spare.back());
+  t.spare.pop_back();
+  return event;
+}
+
+int collect_locked(Timeline& t);
+
+int begin_locked(Timeline& t, const char* name, device::StreamHandle stream) {
+  if (t.runtime->capturing(stream)) return -1;
+  constexpr size_t many = 8192;  // where nobody collects
+  if (t.ranges.size() % many == many - 1) collect_locked(t);
+  auto row = std::find(t.rows.begin(), t.rows.end(), stream);
+  if (row == t.rows.end()) row = t.rows.insert(t.rows.end(), stream);
+  Timed range;
+  range.name = name;
+  range.row = static_cast<int>(row - t.rows.begin());
+  range.stream = stream;
+  range.begin = take_event(t);
+  range.begin.record(stream);
+  t.ranges.push_back(std::move(range));
+  return t.first + static_cast<int>(t.ranges.size()) - 1;
+}
+
+void end_locked(Timeline& t, int index) {
+  // Ranges that outlive a detach_device() or a start() are forgotten.
+  if (index < t.first || index >= t.first + static_cast<int>(t.ranges.size())) return;
+  Timed& range = t.ranges[static_cast<size_t>(index - t.first)];
+  if (t.runtime->capturing(range.stream)) {  // a capture began inside: the range is of no use
+    range.closed = range.read = true;
+    return;
+  }
+  range.end = take_event(t);
+  range.end.record(range.stream);
+  range.closed = true;
+}
+
+void read(Timeline& t, Timed& range) {
+  const double ms = t.runtime->elapsed_ms(range.begin.get(), range.end.get());
+  Total& total = t.totals[range.name];
+  ++total.count;
+  total.seconds += ms * 1e-3;
+  range.read = true;
+  if (!t.keep_events) return;
+  const double after = t.runtime->elapsed_ms(t.anchor.event.get(), range.begin.get());
+  const int64_t begin = t.anchor.ns + static_cast<int64_t>(after * 1e6);
+  t.events.push_back({range.name, begin, begin + static_cast<int64_t>(ms * 1e6), range.row});
+}
+
+int collect_locked(Timeline& t) {
+  int open = 0;
+  for (Timed& range : t.ranges) {
+    if (range.read) continue;
+    // Events of one stream are done in order, those of several are not: all are asked.
+    if (range.closed && range.end.done())
+      read(t, range);
+    else
+      ++open;
+  }
+  while (!t.ranges.empty() && t.ranges.front().read) {
+    Timed& range = t.ranges.front();
+    // Times are floats of milliseconds: the anchor follows, or they would lose digits in a long run.
+    constexpr double far_ms = 1000;
+    if (range.end.get() && t.runtime->elapsed_ms(t.anchor.event.get(), range.begin.get()) > far_ms) {
+      t.anchor.ns +=
+          static_cast<int64_t>(t.runtime->elapsed_ms(t.anchor.event.get(), range.begin.get()) * 1e6);
+      std::swap(t.anchor.event, range.begin);
+    }
+    t.spare.push_back(std::move(range.begin));
+    if (range.end.get()) t.spare.push_back(std::move(range.end));
+    t.ranges.pop_front();
+    ++t.first;
+  }
+  return open;
+}
+
+void forget_locked(Timeline& t) {
+  t.first += static_cast<int>(t.ranges.size());
+  for (Timed& range : t.ranges) {
+    t.spare.push_back(std::move(range.begin));
+    if (range.end.get()) t.spare.push_back(std::move(range.end));
+  }
+  t.ranges.clear();
+}
+
+void detach_locked(Timeline& t) {
+  if (!t.runtime) return;
+  forget_locked(t);
+  t.spare.clear();
+  t.rows.clear();
+  t.anchor = {};
+  t.runtime = nullptr;
+  t.stream = nullptr;
+}
+
+bool recording() {
+  return (detail::enabled.load(std::memory_order_relaxed) & detail::record_bit) != 0;
+}
+
+}  // namespace
+
+void attach_device(device::Runtime& runtime, device::StreamHandle stream) {
+  Timeline& t = timeline();
+  const std::lock_guard lock(t.mutex);
+  detach_locked(t);
+  t.runtime = &runtime;
+  t.stream = stream;
+  own_attachment = ++t.attachment;
+  t.anchor.event = Event(runtime, EventKind::timed);
+  t.anchor.event.record(stream);
+  t.anchor.event.synchronize();
+  t.anchor.ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                    std::chrono::steady_clock::now().time_since_epoch())
+                    .count();
+}
+
+void detach_device() {
+  Timeline& t = timeline();
+  const std::lock_guard lock(t.mutex);
+  if (t.runtime) collect_locked(t);
+  detach_locked(t);
+}
+
+DeviceRange::DeviceRange(const char* name, device::StreamHandle stream) {
+  if (!recording()) return;
+  Timeline& t = timeline();
+  const std::lock_guard lock(t.mutex);
+  if (t.runtime) index_ = begin_locked(t, name, stream);
+}
+
+DeviceRange::~DeviceRange() {
+  if (index_ >= 0) detail::end_on_device(index_);
+}
+
+int collect_device() {
+  Timeline& t = timeline();
+  const std::lock_guard lock(t.mutex);
+  return t.runtime ? collect_locked(t) : 0;
+}
+
+std::vector<Total> device_totals() {
+  Timeline& t = timeline();
+  const std::lock_guard lock(t.mutex);
+  std::vector<Total> result;
+  for (const auto& [name, total] : t.totals)
+    result.push_back({std::string(name), total.count, total.seconds});
+  std::sort(result.begin(), result.end(),
+            [](const Total& a, const Total& b) { return a.seconds > b.seconds; });
+  return result;
+}
+
+namespace detail {
+
+int begin_on_device(const char* name) {
+  if (own_attachment == 0) return -1;
+  Timeline& t = timeline();
+  const std::lock_guard lock(t.mutex);
+  if (!t.runtime || t.attachment != own_attachment) return -1;
+  return begin_locked(t, name, t.stream);
+}
+
+void end_on_device(int index) noexcept {
+  Timeline& t = timeline();
+  const std::lock_guard lock(t.mutex);
+  if (!t.runtime) return;
+  try {
+    end_locked(t, index);
+  } catch (const std::exception&) {  // the device has failed, and every other call says so
+  }
+}
+
+void forget_device_ranges(bool keep_events) {
+  Timeline& t = timeline();
+  const std::lock_guard lock(t.mutex);
+  if (t.runtime) forget_locked(t);
+  t.keep_events = keep_events;
+  t.totals.clear();
+  t.events.clear();
+}
+
+std::vector<DeviceEvent> device_events() {
+  Timeline& t = timeline();
+  const std::lock_guard lock(t.mutex);
+  return t.events;
+}
+
+}  // namespace detail
+}  // namespace nrl::trace

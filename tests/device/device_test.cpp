@@ -1,0 +1,178 @@
+// Which device a rank takes, for which devices kernels are, pinned memory on loan, what the driver tells.
+
+#include <cstring>
+#include <set>
+
+#include "core/base/error.h"
+#include "core/device/choose.h"
+#include "core/device/cuda/architectures.h"
+#include "core/device/cuda/devices.h"
+#include "core/device/cuda/nvml.h"
+#include "core/device/pinned_pool.h"
+#include "core/device/sim/sim.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace nrl;
+using device::choose_ordinal;
+using device::PinnedPool;
+using device::Stream;
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// What all ranks get; -1 for a refusal, whose text must be the same on all.
+std::vector<int> chosen(const std::vector<std::vector<std::string>>& seen, bool share,
+                        std::string* text = nullptr) {
+  std::vector<int> all;
+  std::set<std::string> texts;
+  for (size_t r = 0; r < seen.size(); ++r) {
+    try {
+      all.push_back(choose_ordinal(static_cast<int>(r), seen, share));
+    } catch (const Error& e) {
+      REQUIRE(e.code() == Exit::unavailable);
+      texts.insert(e.what());
+      all.push_back(-1);
+    }
+  }
+  REQUIRE(texts.size() <= 1);
+  if (text) *text = texts.empty() ? "" : *texts.begin();
+  return all;
+}
+
+TEST_CASE("ranks take devices in turns", "[choose]") {
+  using V = std::vector<int>;
+  REQUIRE(choose_ordinal(2, 4, 4, false) == 2);
+  REQUIRE(choose_ordinal(2, 3, 8, false) == 2);
+  REQUIRE(choose_ordinal(5, 8, 4, true) == 1);
+  REQUIRE_THROWS_WITH(choose_ordinal(0, 3, 2, false),
+                      Catch::Contains("3 ranks run on this node, which has 2 GPUs") &&
+                          Catch::Contains("kernels.share_device: true"));
+  // One device per rank, all called 0.
+  REQUIRE(chosen({{"a"}, {"b"}, {"c"}}, false) == V{0, 0, 0});
+  REQUIRE(chosen({{"a", "b"}, {"b", "a"}}, false) == V{0, 0});
+  REQUIRE(chosen({{"a", "b"}, {"a", "c"}}, false) == V{0, 1});
+  std::string text;
+  REQUIRE(chosen({{"a"}, {"a"}, {"b"}}, false, &text) == V{-1, -1, -1});
+  REQUIRE(contains(text, "3 ranks run on this node, which has 2 GPUs;"));
+  REQUIRE(chosen({{"a"}, {"a"}, {"b"}}, true) == V{0, 0, 0});
+  REQUIRE(chosen({{"a"}, {"a", "b"}, {"a", "b"}}, true) == V{0, 1, 0});
+  REQUIRE(chosen({{"a"}, {"a"}, {"b", "c"}}, false, &text) == V{-1, -1, -1});
+  REQUIRE(contains(text, "some ranks see only GPUs that others take"));
+  REQUIRE(chosen({{"a"}, {}}, true, &text) == V{-1, -1});
+  REQUIRE(contains(text, "rank 1 of the 2 ranks on this node sees no GPU"));
+}
+
+TEST_CASE("kernels run where their architecture says", "[devices]") {
+  using cuda::runs_on;
+  REQUIRE(runs_on("90a", 9, 0));
+  REQUIRE_FALSE(runs_on("90a", 10, 0));
+  REQUIRE_FALSE(runs_on("90a", 8, 9));
+  REQUIRE(runs_on("80", 8, 0));
+  REQUIRE(runs_on("80", 8, 9));
+  REQUIRE(runs_on("80", 12, 0));  // compiled from PTX when loaded
+  REQUIRE_FALSE(runs_on("80", 7, 5));
+  REQUIRE(runs_on("80-real", 8, 6));
+  REQUIRE_FALSE(runs_on("80-real", 9, 0));
+  REQUIRE(runs_on("80-virtual", 9, 0));
+  REQUIRE(runs_on("100f", 10, 3));
+  REQUIRE_FALSE(runs_on("100f", 11, 0));
+  REQUIRE_FALSE(runs_on("103f", 10, 0));
+  REQUIRE(runs_on("80;90a,100a", 10, 0));
+  REQUIRE_FALSE(runs_on("", 9, 0));
+  REQUIRE(cuda::architectures_text("80;90a,100f-real") == "8.0, 9.0a, 10.0f");
+}
+
+TEST_CASE("a machine without a usable GPU says why", "[devices]") {
+  const cuda::Status status = cuda::query();
+  if (status.problem.empty()) {
+    REQUIRE_FALSE(status.devices.empty());
+    REQUIRE_FALSE(status.driver.empty());
+    return;
+  }
+  try {
+    device::open_cuda(0);
+    FAIL("opened");
+  } catch (const Error& e) {
+    REQUIRE(e.code() == Exit::unavailable);
+    REQUIRE(contains(e.what(), status.problem));
+  }
+}
+
+TEST_CASE("a device's id is written as the driver's tools write it", "[devices]") {
+  char bytes[16];
+  for (int i = 0; i < 16; ++i) bytes[i] = static_cast<char>(i * 17);
+  REQUIRE(cuda::uuid_text(bytes) == "GPU-00112233-4455-6677-8899-aabbccddeeff");
+}
+
+TEST_CASE("the driver's management library is asked where it is", "[devices]") {
+  REQUIRE(cuda::open_nvml("libno-such-library.so") == nullptr);
+  const auto nvml = cuda::open_nvml(FAKE_NVML);
+  REQUIRE(nvml);
+  REQUIRE(nvml->driver_version() == "580.1");
+  REQUIRE_FALSE(nvml->state("GPU-other"));
+  const auto state = nvml->state("GPU-fake");
+  REQUIRE(state);
+  REQUIRE(state->memory_used == 40u);
+  REQUIRE(*state->power == Approx(123.4));
+  REQUIRE(state->clock == 1980);
+  REQUIRE(state->temperature == 41);
+  REQUIRE_FALSE(state->clock_limit);  // the function fails
+  REQUIRE_FALSE(state->power_limit);  // there is no such function
+  REQUIRE(state->throttled == std::vector<std::string>{"power", "temperature"});
+}
+
+TEST_CASE("pinned memory is on loan again only when its copies are done", "[pool]") {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const auto runtime = device::open_sim({.seed = seed});
+    const Stream a(*runtime), b(*runtime);
+    PinnedPool pool(*runtime);
+    constexpr size_t n = 64;
+    std::vector<device::Memory> targets;
+    for (size_t i = 0; i < n; ++i) targets.emplace_back(*runtime, device::Memory::Kind::device, 8);
+    for (size_t i = 0; i < n; ++i) {
+      PinnedPool::Block block = pool.take(8);
+      std::memset(block.data(), static_cast<int>(i), 8);
+      block.copy_to(targets[i].data(), 0, 8, (i % 2 ? a : b).get());
+    }  // given back at once, copies under way
+    runtime->synchronize();
+    for (size_t i = 0; i < n; ++i) {
+      PinnedPool::Block block = pool.take(8);
+      block.copy_from(targets[i].data(), 0, 8, a.get());
+      block.wait();
+      REQUIRE(block.done());
+      for (size_t k = 0; k < 8; ++k) REQUIRE(static_cast<size_t>(block.data()[k]) == i);
+    }
+  }
+}
+
+TEST_CASE("the pool uses blocks of one size again, and no others", "[pool]") {
+  const auto runtime = device::open_sim();
+  const Stream a(*runtime), b(*runtime);
+  PinnedPool pool(*runtime);
+  const device::Memory target(*runtime, device::Memory::Kind::device, 5000);
+  const std::byte* first = nullptr;
+  {
+    PinnedPool::Block block = pool.take(5000);
+    first = block.data();
+    REQUIRE(block.size() == 5000);
+    REQUIRE(pool.allocated() == 8192);
+    block.copy_to(target.data(), 0, 5000, a.get());
+    block.copy_to(target.data(), 0, 5000, b.get());
+    REQUIRE_THROWS(block.copy_to(target.data(), 4999, 2, a.get()));
+  }
+  REQUIRE(pool.take(100).data() != first);  // another class
+  REQUIRE(pool.allocated() == 8192 + 4096);
+  a.synchronize();
+  b.synchronize();
+  PinnedPool::Block again = pool.take(4097);
+  REQUIRE(again.data() == first);
+  PinnedPool::Block moved = std::move(again);
+  REQUIRE(moved.data() == first);
+  REQUIRE(pool.take(8192).data() != first);  // that one is on loan
+  REQUIRE(pool.allocated() == 2 * 8192 + 4096);
+}
+
+}  // namespace

@@ -1,0 +1,53 @@
+// A library with NVML's ABI and one device, "GPU-fake". It knows no clock limit.
+
+#include <cstdio>
+#include <cstring>
+
+namespace {
+int started = 0;
+int device = 0;
+}  // namespace
+
+extern "C" {
+int nvmlInit_v2() {
+  ++started;
+  return 0;
+}
+int nvmlShutdown() {
+  --started;
+  return 0;
+}
+int nvmlSystemGetDriverVersion(char* text, unsigned size) {
+  std::snprintf(text, size, "580.1");
+  return started == 1 ? 0 : 1;
+}
+int nvmlDeviceGetHandleByUUID(const char* uuid, void** handle) {
+  *handle = &device;
+  return std::strcmp(uuid, "GPU-fake") == 0 ? 0 : 6;
+}
+int nvmlDeviceGetMemoryInfo(void* handle, unsigned long long* total_free_used) {
+  total_free_used[0] = 100;
+  total_free_used[1] = 60;
+  total_free_used[2] = 40;
+  return handle == &device ? 0 : 1;
+}
+int nvmlDeviceGetPowerUsage(void*, unsigned* milliwatts) {
+  *milliwatts = 123400;
+  return 0;
+}
+int nvmlDeviceGetClockInfo(void*, unsigned type, unsigned* mhz) {
+  *mhz = type == 1 ? 1980 : 1;
+  return 0;
+}
+int nvmlDeviceGetMaxClockInfo(void*, unsigned, unsigned*) {
+  return 3;  // not supported
+}
+int nvmlDeviceGetTemperature(void*, unsigned sensor, unsigned* degrees) {
+  *degrees = 41 + sensor;
+  return 0;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(void*, unsigned long long* bits) {
+  *bits = 0x1 | 0x4 | 0x20;  // idle, power, temperature
+  return 0;
+}
+}
