@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
 #include "apps/data/manifest.h"
@@ -254,8 +255,19 @@ void Session::open_device() {
   const Config& c = config();
   // Two ranks must not take the same GPU by accident: every rank of a node says which ones it sees.
   std::string why_not;
-  const auto seen =
+  const std::vector<std::string> mine =
       device_ == DeviceType::cuda ? accelerator_backend().devices(why_not) : std::vector<std::string>{};
+  std::string listed;
+  for (const std::string& id : mine) listed += id + "\n";
+  // What every rank of this node sees, in the order of local ranks.
+  std::vector<std::vector<std::string>> seen;
+  const std::vector<std::string> all = world_.comm().gather_texts(listed);
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (world_.hosts()[r] != world_.hosts()[static_cast<size_t>(world_.rank())]) continue;
+    std::istringstream lines(all[r]);
+    std::vector<std::string>& ids = seen.emplace_back();
+    for (std::string id; std::getline(lines, id);) ids.push_back(id);
+  }
   together(world_, [&] {
     isa_ = chosen_isa(c);
     host_threads_ = threads_for(c, world_.local_size());
@@ -268,9 +280,8 @@ void Session::open_device() {
       exec_.threads = host_threads_;
       return;
     }
-    devices_ = static_cast<int>(seen.size());
-    device_ordinal_ =
-        device::choose_ordinal(world_.local_rank(), world_.local_size(), devices_, c.kernels.share_device);
+    devices_ = static_cast<int>(mine.size());
+    device_ordinal_ = device::choose_ordinal(world_.local_rank(), seen, c.kernels.share_device);
     ops::LibraryOptions libraries;
     libraries.autotune = c.kernels.autotune;
     libraries.tf32 = c.kernels.tf32;
