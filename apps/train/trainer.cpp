@@ -262,6 +262,7 @@ class Trainer {
         const auto compute = timers_.time(RunSection::compute);
         result = session_.scalars().collect();
       }
+      session_.device_dp().check();  // what went wrong in the background, also while graphs are replayed
       const StepUnderWay step = under_way_.front();
       under_way_.pop_front();
       if (diverged) {  // the device made no update any more

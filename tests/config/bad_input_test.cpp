@@ -187,7 +187,6 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
 TEST_CASE("features that do not exist yet are refused, their defaults are not", "[config]") {
   const Bad cases[] = {
       {"algorithm: dpo", 1, 12, "not supported yet"},
-      {"device: cuda", 1, 9, "supported today: auto, cpu"},
       {"distributed: {tensor_parallel_size: 2}", 1, 37, "remove it or set it to 1"},
       {"distributed: {pipeline_parallel_size: 2}", 1, 39, "remove it or set it to 1"},
       {"distributed: {shard_strategy: fsdp}", 1, 31, "supported today: ddp, optim"},
@@ -220,6 +219,11 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
     std::string message;
   };
   const Contradiction cases[] = {
+      {{"device=cpu", "policy.cuda_graph=true"}, "policy.cuda_graph: true needs a GPU"},
+      {{"device=cpu", "kernels.autotune=true"}, "needs a GPU"},
+      {{"device=cpu", "distributed.backend=nccl"}, "moves GPU memory"},
+      {{"device=cuda", "distributed.backend=mpi"}, "moves host memory only"},
+      {{"profiling.enabled=true", "profiling.steps=5:3"}, "profiling.steps is"},
       {{"training.fp16=true", "policy.precision=bogus"}, "expected auto | float32"},
       {{"policy.train_global_batch_size=10", "policy.train_micro_batch_size=4"}, "not a multiple of micro 4"},
       {{"policy.train_global_batch_size=12", "policy.train_micro_batch_size=2",
