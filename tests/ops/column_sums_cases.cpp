@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "core/ops/linear/linear.h"
+#include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -21,6 +24,7 @@ void no_rows(Exec& e) {
   Buffer kept = Buffer(DType::f32, {5}).fill(2), cleared = kept;
   column_sums(e, {.x = none, .out = kept, .accumulate = true});
   column_sums(e, {.x = none, .out = cleared, .accumulate = false});
+  synchronize(e);
   for (int64_t i = 0; i < 5; ++i) expect(kept.get(i) == 2 && cleared.get(i) == 0, "sums over no rows");
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -34,10 +35,15 @@ void expect_near(const Buffer& s, StepScalar::Index place, double want, const st
          fmt::format("{}: {} is {}, wanted {}", what, static_cast<int>(place), got, want));
 }
 
+void decide(Exec& e, const DecideStep& a) {
+  decide_step(e, a);
+  synchronize(e);
+}
+
 void taken(Exec& e) {
   // Clipped from 2 to 0.5, the eighth update.
   Buffer s = scalars_of({.updates = 7, .skipped = 2});
-  decide_step(e, decision(s, 0.5));
+  decide(e, decision(s, 0.5));
   expect_near(s, StepScalar::grad_norm, 2, "norm");
   expect_near(s, StepScalar::skip, 0, "skip");
   expect_near(s, StepScalar::updates, 8, "updates");
@@ -48,7 +54,7 @@ void taken(Exec& e) {
   expect_near(s, StepScalar::learning_rate, 1e-3, "learning rate");
   for (double max_norm : {0.0, 2.5}) {  // no clipping; a norm that is small enough
     s = scalars_of({});
-    decide_step(e, decision(s, max_norm));
+    decide(e, decision(s, max_norm));
     expect_near(s, StepScalar::grad_scale, 1, "not clipped");
   }
 }
@@ -58,8 +64,8 @@ void skipped(Exec& e) {
        {Given{.squared_norm = INFINITY, .updates = 3}, Given{.squared_norm = NAN, .updates = 3},
         Given{.log_prob_sum = NAN, .updates = 3}, Given{.log_prob_sum = -INFINITY, .updates = 3}}) {
     Buffer s = scalars_of(given);
-    decide_step(e, decision(s, 1));
-    decide_step(e, decision(s, 1));
+    decide(e, decision(s, 1));
+    decide(e, decision(s, 1));
     expect_near(s, StepScalar::skip, 1, "skip");
     expect_near(s, StepScalar::updates, 3, "updates");
     expect_near(s, StepScalar::skipped_in_a_row, 2, "skipped in a row");
@@ -69,11 +75,11 @@ void skipped(Exec& e) {
 
 void halted(Exec& e) {
   Buffer s = scalars_of({.skipped = 2});
-  decide_step(e, decision(s, 1, 3));
+  decide(e, decision(s, 1, 3));
   expect_near(s, StepScalar::skip, 0, "two skipped steps of three");
   s = scalars_of({.skipped = 3});
-  decide_step(e, decision(s, 1, 3));
-  decide_step(e, decision(s, 1, 3));
+  decide(e, decision(s, 1, 3));
+  decide(e, decision(s, 1, 3));
   expect_near(s, StepScalar::skip, 1, "three skipped steps of three");
   expect_near(s, StepScalar::skipped_in_a_row, 5, "counted on");
 }
@@ -88,7 +94,7 @@ NRL_OP_CASES(step) {
     registry.tests.push_back({fmt::format("decide_step norm {}", norm),
                               [=](Exec& e) -> Outputs {
                                 Buffer s = scalars_of({.squared_norm = norm, .updates = 12345});
-                                decide_step(e, decision(s, 1));
+                                decide(e, decision(s, 1));
                                 return {{"scalars", s}};
                               },
                               true});
