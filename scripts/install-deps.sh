@@ -9,6 +9,9 @@ tools=(ninja:ninja-build g++:g++ pkg-config:pkg-config ccache:ccache mpirun:open
 libraries=(libopenmpi-dev libyaml-cpp-dev libspdlog-dev libcli11-dev catch2 libdnnl-dev nlohmann-json3-dev
   libhwloc-dev libsentencepiece-dev libpcre2-dev)
 cmake_wanted=3.25
+# cuDNN's C++ headers, for builds with the CUDA toolkit only: in no distribution, but in a Python wheel.
+frontend=nvidia-cudnn-frontend==1.24.0
+frontend_dir=$root_dir/build/third_party/cudnn-frontend
 
 usage() {
   echo "usage: scripts/install-deps.sh [--check]"
@@ -36,6 +39,30 @@ cmake_is_new() {
   [[ -n $found ]] && at_least "$cmake_wanted" "$found"
 }
 
+frontend_is_missing() {
+  command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]] || return 1
+  [[ ! -f $frontend_dir/include/cudnn_frontend.h ]] || return 1
+  ! python3 -c "import importlib.metadata as m, os, sys
+sys.exit(not os.path.exists(m.distribution('nvidia-cudnn-frontend').locate_file('include/cudnn_frontend.h')))" 2>/dev/null
+}
+
+# Into a folder of its own: the system's Python is left alone. The wheel's Python part is not needed.
+install_frontend() {
+  local by_hand="python3 -m pip install --no-deps --target $frontend_dir $frontend"
+  echo "missing: cuDNN's C++ headers ($frontend)"
+  if $check_only; then
+    echo "to install them: $by_hand"
+    return 1
+  fi
+  python3 -m pip --version >/dev/null 2>&1 ||
+    die 69 "cuDNN's C++ headers come as a Python wheel, and there is no pip: install python3-pip, then: $by_hand"
+  rm -rf "$frontend_dir"
+  python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --target "$frontend_dir" "$frontend" ||
+    die 69 "pip could not install cuDNN's C++ headers (see above). To install them: $by_hand"
+  rm -rf "$frontend_dir/cudnn"
+  echo "installed $frontend"
+}
+
 # Fills the array `missing` with package names.
 find_missing() {
   missing=()
@@ -55,9 +82,11 @@ command -v dpkg-query >/dev/null ||
     "${tools[*]#*:}" "${libraries[@]}"
 
 find_missing
+status=0
+if frontend_is_missing; then install_frontend || status=1; fi
 if ((${#missing[@]} == 0)); then
-  echo "all packages are there"
-  exit 0
+  ((status == 0)) && echo "all packages are there"
+  exit "$status"
 fi
 echo "missing packages: ${missing[*]}"
 

@@ -38,7 +38,7 @@ size_t needed_gpu_workspace(const ModelSpec& m, const DecoderOptions& o) {
                    ops::qk_norm_rope_workspace(m.head_dim, o.threads),
                    ops::gpu_linear_workspace(widest, o.threads),
                    ops::embedding_backward_workspace(o.tokens, m.hidden),
-                   ops::attention_gpu_workspace(o.tokens, m.heads, m.head_dim)});
+                   ops::attention_gpu_workspace(o.tokens, m.heads, m.kv_heads, m.head_dim)});
 }
 
 size_t needed_workspace(const ModelSpec& m, const DecoderOptions& o, int64_t chunk) {

@@ -20,6 +20,8 @@ struct LibraryOptions {
   bool tf32 = false;       ///< f32 products in TF32 (10 bits of mantissa)
   bool autotune = false;   ///< time the candidates of every new GEMM shape instead of taking the first
   std::string tune_cache;  ///< file of timed choices, read and extended; empty: none
+  /// Gradients have the same bits in every run, which cuDNN's attention costs much memory (CudnnOptions).
+  bool deterministic = false;
 };
 
 struct Libraries {
@@ -28,6 +30,7 @@ struct Libraries {
   bool tf32 = false;                             ///< f32 products in TF32
   std::unique_ptr<gemm::Engine> gemm;            ///< never null
   std::unique_ptr<attention::Engine> attention;  ///< null: our own kernels do all shapes
+  std::string why_no_attention;                  ///< where `attention` is null
 };
 
 /// cuBLASLt and cuDNN on `runtime`, which must outlive them. Exit::unavailable when a library is missing or

@@ -15,6 +15,7 @@ struct Shape {
   bool causal = true;
   bool fused = false;  ///< q, k and v are columns of one buffer
   int64_t gap = 3;     ///< between the rows of that buffer
+  int64_t slack = 0;   ///< how much longer than the longest sequence the caller says it may be
 
   std::string name() const {
     return fmt::format("({}{}{}) {}/{} D{}{}{}{}", fmt::join(queries, ","), keys.empty() ? "" : " of ",
@@ -35,7 +36,9 @@ SequenceLengths lengths_of(const Shape& s) {
   const auto& keys = s.key_lengths();
   SequenceLengths l;
   l.longest = std::max(s.longest(), *std::max_element(s.queries.begin(), s.queries.end()));
-  l.equal = s.queries == keys && std::count(keys.begin(), keys.end(), l.longest) == std::ssize(keys);
+  l.longest += s.slack;
+  l.equal = s.slack == 0 && s.queries == keys &&
+            std::count(keys.begin(), keys.end(), l.longest) == std::ssize(keys);
   return l;
 }
 
@@ -101,17 +104,20 @@ struct Problem {
   AttentionBackward backward() const {
     return {dout, q, k, v, out, lse, cu_q, cu_k, dq, dk, dv, scale, s.causal, s.window, lengths_of(s)};
   }
-  size_t workspace(int threads) const {
-    return attention_workspace(total(s.queries), s.heads, s.kv_heads, s.d, s.longest(), threads);
+  size_t workspace(const Exec& e) const {
+    const int64_t tokens = total(s.queries);
+    if (e.multiprocessors > 0) return attention_gpu_workspace(tokens, s.heads, s.kv_heads, s.d);
+    return attention_workspace(tokens, s.heads, s.kv_heads, s.d, s.longest(), e.threads);
   }
 };
 
 /// The workspace is exactly as large as asked for.
 template <class Body>
 void with_workspace(const Exec& e, const Problem& p, const Body& body) {
-  std::vector<std::byte> memory(p.workspace(e.threads));
+  const size_t bytes = p.workspace(e);
+  const Buffer memory = Buffer(DType::i32, {static_cast<int64_t>(bytes / sizeof(int32_t))}).fill(-1);
   Exec exact = e;
-  exact.workspace = {memory.data(), memory.size()};
+  exact.workspace = {static_cast<std::byte*>(memory.tensor().data), bytes};
   body(exact);
 }
 
@@ -222,6 +228,9 @@ NRL_OP_CASES(attention) {
       {{3, 40}, {100, 150}, 2, 1, 64, 33},
       {{40, 3}, {10, 0}, 2, 2, 16},  // queries that see no key
       {{40, 3}, {10, 5}, 2, 1, 16, 0, false},
+      {{40, 40, 40}, {}, 4, 2, 32, 0, true, true, 8},  // equally long: one block of memory for a library
+      {{33, 33}, {}, 2, 1, 64, 20, true, true, 8},
+      {{30, 70, 9}, {}, 2, 2, 16, 0, true, true, 8, 100},
   };
   for (DType t : {DType::f32, DType::bf16})
     for (const Shape& s : shapes) {

@@ -30,7 +30,9 @@ Program program(bool timing) {
     b.gpu = true;
     b.device = device::open_cuda(0);
     b.device->bind_thread();
-    b.libraries = ops::open_cuda_libraries(*b.device, {});
+    ops::LibraryOptions options;
+    options.deterministic = true;  // cases are compared bit by bit with a second run
+    b.libraries = ops::open_cuda_libraries(*b.device, options);
     b.kernels = complete(ops::cuda_kernels());
     b.stream = std::make_shared<device::Stream>(*b.device);
     b.finish = [device = b.device] { device->synchronize(); };

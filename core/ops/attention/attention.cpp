@@ -15,7 +15,7 @@ void check_heads(const char* op, const char* name, const Tensor& t, const Tensor
 
 /// What forward and backward have in common.
 template <class Arguments>
-void check(const char* op, const Arguments& a) {
+void check(const char* op, const Exec& exec, const Arguments& a) {
   NRL_CHECK((a.q.data || a.q.numel() == 0) && a.q.rank == 3 && is_float(a.q) && dense_rows(a.q) &&
                 a.q.dim(1) > 0 && a.q.dim(2) > 0,
             "{}: q is {}, wanted f32 or bf16 [tokens, heads, D]", op, describe(a.q));
@@ -30,6 +30,16 @@ void check(const char* op, const Arguments& a) {
               "{}: boundaries are {}, cu_q is {}", op, describe(*cu), describe(a.cu_q));
   NRL_CHECK(a.window >= 0 && (a.window == 0 || a.causal), "{}: a window of {} needs causal attention", op,
             a.window);
+  const SequenceLengths& known = a.lengths;
+  const int64_t rows = (a.cu_q.dim(0) - 1) * known.longest;
+  NRL_CHECK(!known.equal || (known.longest > 0 && a.q.dim(0) == rows && a.k.dim(0) == rows),
+            "{}: {} sequences of equal length {} have not {} queries and {} keys", op, a.cu_q.dim(0) - 1,
+            known.longest, a.q.dim(0), a.k.dim(0));
+  if (exec.multiprocessors == 0) return;
+  NRL_CHECK(known.longest > 0 || (a.q.dim(0) == 0 && a.k.dim(0) == 0),
+            "{}: a GPU must be told the longest sequence", op);
+  NRL_CHECK(a.q.dim(2) <= attention::largest_gpu_d, "{}: a head dimension of {}, a GPU takes {} at most", op,
+            a.q.dim(2), attention::largest_gpu_d);
 }
 
 void check_lse(const char* op, const Tensor& lse, const Tensor& q) {
@@ -42,7 +52,7 @@ void check_lse(const char* op, const Tensor& lse, const Tensor& q) {
 
 void attention_forward(Exec& exec, const AttentionForward& a) {
   constexpr const char* op = "attention_forward";
-  check(op, a);
+  check(op, exec, a);
   if (a.lse) check_lse(op, a.lse, a.q);
   const trace::Range range("attention_forward");
   if (a.q.numel() > 0) exec.kernels->attention_forward(exec, a);
@@ -50,7 +60,7 @@ void attention_forward(Exec& exec, const AttentionForward& a) {
 
 void attention_backward(Exec& exec, const AttentionBackward& a) {
   constexpr const char* op = "attention_backward";
-  check(op, a);
+  check(op, exec, a);
   check_heads(op, "dout", a.dout, a.q);
   check_lse(op, a.lse, a.q);
   check_heads(op, "dq", a.dq, a.q);
@@ -65,8 +75,13 @@ size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int6
   return attention::workspace_bytes(tokens, heads, kv_heads, d, max_sequence, threads);
 }
 
-size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t d) {
-  return static_cast<size_t>(tokens * heads * (d + 2)) * sizeof(float) + (size_t{1} << 20);
+size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d) {
+  // Row sums, and statistics in another order; f32 gradients of q with the row steps of the fused buffer;
+  // with grouped heads f32 gradients of k and v for each query head, and their sums before they are moved.
+  const int64_t sums = 3 * heads, dq = (heads + 2 * kv_heads) * d,
+                per_head = heads != kv_heads ? 2 * heads * d + kv_heads * d : 0;
+  constexpr size_t descriptions = size_t{1} << 20;
+  return static_cast<size_t>(tokens * (sums + dq + per_head)) * sizeof(float) + descriptions;
 }
 
 }  // namespace nrl::ops

@@ -14,7 +14,7 @@ namespace nrl::ops {
 /// What the host knows of the lengths without reading cu_q and cu_k, which lie in device memory. The CPU
 /// needs none of it; a GPU needs `longest`, and is faster when all sequences are equally long.
 struct SequenceLengths {
-  int64_t longest = 0;  ///< of any sequence, the greater of its queries and keys; 0: unknown
+  int64_t longest = 0;  ///< no sequence has more queries or keys; 0: unknown
   bool equal = false;   ///< every sequence has exactly `longest` queries and keys
 };
 
@@ -54,9 +54,9 @@ void attention_backward(Exec& exec, const AttentionBackward& a);
 size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, int64_t max_sequence,
                            int threads);
 
-/// Scratch bytes of forward and backward on any GPU, for our kernels (row sums) and for what libraries
-/// usually want (a gradient of q in f32).
-size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t d);
+/// Scratch bytes of forward and backward on any GPU: what our own kernels and cuDNN want, the latter for
+/// training steps on columns of a fused qkv buffer whose gradients need not be the same bits in every run.
+size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d);
 
 /// Forward operations of causal attention over one sequence of length t, exact: 4 * heads * d * t (t + 1)
 /// / 2.

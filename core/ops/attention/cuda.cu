@@ -1,11 +1,37 @@
+#include "core/ops/attention/engine.h"
 #include "core/ops/attention/gpu_flash.h"
+#include "core/ops/attention/gpu_ragged.h"
 #include "core/ops/cpu_families.h"
+#include "core/ops/libraries.h"
 
 namespace nrl::ops::NRL_GPU {
+namespace {
+
+/// The library, when it takes this problem.
+template <class Attention>
+attention::Engine* engine_for(const Exec& exec, const Attention& a) {
+  attention::Engine* engine = exec.libraries ? exec.libraries->attention.get() : nullptr;
+  if (!engine) return nullptr;
+  const attention::Problem p = attention::problem_of(a);
+  if (!attention::refusal(p).empty() || !engine->refusal(p, exec.workspace.size).empty()) return nullptr;
+  return engine;
+}
+
+void forward(Exec& exec, const AttentionForward& a) {
+  if (attention::Engine* engine = engine_for(exec, a)) return engine->forward(exec, a);
+  flash_forward(exec, a);
+}
+
+void backward(Exec& exec, const AttentionBackward& a) {
+  if (attention::Engine* engine = engine_for(exec, a)) return engine->backward(exec, a);
+  flash_backward(exec, a);
+}
+
+}  // namespace
 
 void fill_attention(KernelTable& table) {
-  table.attention_forward = flash_forward;
-  table.attention_backward = flash_backward;
+  table.attention_forward = forward;
+  table.attention_backward = backward;
 }
 
 }  // namespace nrl::ops::NRL_GPU

@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(flash_threads) flash_dkv_kernel(FlashArguments
 
 template <class T, class Attention>
 FlashArguments<T> flash_arguments(const Attention& a) {
-  NRL_CHECK(a.lengths.longest > 0 && a.q.dim(2) <= 256);
+  NRL_CHECK(a.lengths.longest > 0 && a.q.dim(2) <= 256);  // the front has said so
   FlashArguments<T> f;
   f.q = HeadRows<T>(a.q);
   f.k = HeadRows<T>(a.k);

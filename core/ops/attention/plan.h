@@ -20,6 +20,7 @@ inline constexpr int64_t query_block = 64;
 inline constexpr int64_t key_block = 64;
 inline constexpr int64_t lane_multiple = 16;  ///< D is padded to the widest vector, whichever is used
 inline constexpr int64_t tasks_per_thread = 4;
+inline constexpr int64_t largest_gpu_d = 256;  ///< head dimension of our own kernels on a GPU
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;

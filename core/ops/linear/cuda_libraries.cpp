@@ -10,6 +10,8 @@ std::unique_ptr<Libraries> open_cuda_libraries(device::Runtime& runtime, const L
   auto libraries = std::make_unique<Libraries>();
   libraries->tf32 = options.tf32;
   libraries->gemm = gemm::open_cublaslt(runtime, options);
+  libraries->attention =
+      attention::open_cudnn(runtime, {.deterministic = options.deterministic}, libraries->why_no_attention);
   return libraries;
 }
 

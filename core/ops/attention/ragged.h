@@ -1,0 +1,37 @@
+#pragma once
+// Small kernels around a library of fused attention that wants sequences of unequal length described in its
+// own way. Launchers of core/ops/attention/cuda.cu.
+
+#include <cstdint>
+
+#include "core/base/dtype.h"
+
+namespace nrl::ops::attention {
+
+/// Steps between rows of the tensors that offsets are wanted for.
+inline constexpr int most_row_steps = 8;
+struct RowSteps {
+  int64_t step[most_row_steps] = {};
+  int count = 0;
+};
+
+}  // namespace nrl::ops::attention
+
+namespace nrl::ops::NRL_GPU {
+
+/// From the boundaries `cu` (sequences + 1) on the device, for `room` >= sequences sequences, the last ones
+/// empty: lengths[s] in rows, (room) i32, and for each of `steps` the first element of each sequence and of
+/// what follows the last one, (steps.count, room + 1) i64.
+void ragged_description(void* stream, const int32_t* cu, int64_t sequences, int64_t room,
+                        const attention::RowSteps& steps, int32_t* lengths, int64_t* offsets);
+
+/// to[c, r] = from[r, c] for r < rows, c < columns; `from_step` and `to_step` are elements between rows.
+void transpose_f32(void* stream, const float* from, int64_t from_step, int64_t rows, int64_t columns,
+                   float* to, int64_t to_step);
+
+/// `rows` rows of `width` elements, a multiple of 8, dense in `from`, `to_step` apart in `to`; both aligned
+/// to 16 bytes.
+void spread_rows_bf16(void* stream, const bf16* from, int64_t rows, int64_t width, bf16* to, int64_t to_step,
+                      int multiprocessors);
+
+}  // namespace nrl::ops::NRL_GPU

@@ -1,0 +1,17 @@
+#pragma once
+// An H200 as cuDNN describes devices (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION), from its data sheet.
+
+namespace nrl {
+
+inline constexpr char h200_json[] = R"({
+  "deviceName": "NVIDIA H200", "cudaDeviceId": 0, "deviceVer": 900, "multiProcessorCount": 132,
+  "driverVer": 13000, "maxSharedMemoryPerBlockOptin": 232448, "totalGlobalMem": 150754820096,
+  "maxGridSize": [2147483647, 65535, 65535], "maxBlockSize": [1024, 1024, 64], "regsPerBlock": 65536,
+  "warpSize": 32, "maxSharedMemoryPerBlock": 49152, "reservedSharedMemoryPerBlock": 1024,
+  "maxRegistersPerSM": 65536, "maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048,
+  "pciDeviceId": 0, "isTccDriver": 0, "supportCoopLaunch": 1, "smClockRateKHz": 1980000,
+  "memClockRateKHz": 3201000, "l2CacheSize": 62914560
+})";
+inline constexpr int h200_capability = 90;
+
+}  // namespace nrl

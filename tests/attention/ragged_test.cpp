@@ -1,0 +1,56 @@
+// The small kernels around a library of attention, on the simulated device.
+
+#include <vector>
+
+#include "core/ops/attention/ragged.h"
+#include "tests/catch.h"
+
+namespace nrl::ops {
+namespace {
+
+TEST_CASE("Sequences of unequal length are described with empty ones behind them") {
+  const std::vector<int32_t> cu = {0, 5, 5, 12};
+  attention::RowSteps steps;
+  steps.count = 2;
+  steps.step[0] = 3;
+  steps.step[1] = int64_t{1} << 33;
+  const int64_t room = 300;  // more than one block
+  std::vector<int32_t> lengths(room, -1);
+  std::vector<int64_t> offsets(2 * (room + 1), -1);
+  sim::ragged_description(nullptr, cu.data(), 3, room, steps, lengths.data(), offsets.data());
+  const std::vector<int64_t> begins = {0, 5, 5, 12};
+  for (int64_t s = 0; s <= room; ++s) {
+    const int64_t begin = begins[static_cast<size_t>(s < 3 ? s : 3)];
+    if (s < room) CHECK(lengths[static_cast<size_t>(s)] == (s == 0 ? 5 : s == 2 ? 7 : 0));
+    CHECK(offsets[static_cast<size_t>(s)] == 3 * begin);
+    CHECK(offsets[static_cast<size_t>(room + 1 + s)] == begin << 33);
+  }
+}
+
+TEST_CASE("Statistics are transposed between row steps") {
+  const int64_t rows = 70, columns = 37, from_step = 40, to_step = 75;
+  std::vector<float> from(rows * from_step), to(columns * to_step, -1.0f);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<float>(i);
+  sim::transpose_f32(nullptr, from.data(), from_step, rows, columns, to.data(), to_step);
+  for (int64_t c = 0; c < columns; ++c)
+    for (int64_t r = 0; r < to_step; ++r)
+      REQUIRE(to[static_cast<size_t>(c * to_step + r)] ==
+              (r < rows ? from[static_cast<size_t>(r * from_step + c)] : -1.0f));
+}
+
+TEST_CASE("Dense rows are spread over a wider buffer") {
+  const int64_t rows = 9, width = 24, to_step = 64;
+  std::vector<bf16> from(rows * width + 8), to(rows * to_step + 8);
+  auto aligned = [](std::vector<bf16>& v) {
+    return v.data() + (16 - reinterpret_cast<uintptr_t>(v.data()) % 16) % 16 / sizeof(bf16);
+  };
+  bf16 *source = aligned(from), *target = aligned(to);
+  for (int64_t i = 0; i < rows * width; ++i) source[i].bits = static_cast<uint16_t>(i + 1);
+  sim::spread_rows_bf16(nullptr, source, rows, width, target, to_step, 4);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < (r + 1 < rows ? to_step : width); ++c)
+      REQUIRE(target[r * to_step + c].bits == (c < width ? r * width + c + 1 : 0));
+}
+
+}  // namespace
+}  // namespace nrl::ops
