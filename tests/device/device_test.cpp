@@ -152,7 +152,8 @@ TEST_CASE("the pool uses blocks of one size again, and no others", "[pool]") {
   const auto runtime = device::open_sim();
   const Stream a(*runtime), b(*runtime);
   PinnedPool pool(*runtime);
-  const device::Memory target(*runtime, device::Memory::Kind::device, 5000);
+  const device::Memory target(*runtime, device::Memory::Kind::device, 5000),
+      other(*runtime, device::Memory::Kind::device, 5000);
   const std::byte* first = nullptr;
   {
     PinnedPool::Block block = pool.take(5000);
@@ -160,7 +161,7 @@ TEST_CASE("the pool uses blocks of one size again, and no others", "[pool]") {
     REQUIRE(block.size() == 5000);
     REQUIRE(pool.allocated() == 8192);
     block.copy_to(target.data(), 0, 5000, a.get());
-    block.copy_to(target.data(), 0, 5000, b.get());
+    block.copy_to(other.data(), 0, 5000, b.get());
     REQUIRE_THROWS(block.copy_to(target.data(), 4999, 2, a.get()));
   }
   REQUIRE(pool.take(100).data() != first);  // another class

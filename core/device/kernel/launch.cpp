@@ -1,11 +1,15 @@
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
 #include <exception>
+#include <list>
 #include <mutex>
 #include <optional>
 #include <string_view>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/device/kernel/block.h"
@@ -83,6 +87,25 @@ class Worker {
   bool busy_ = false;
 };
 
+/// Keeps its stacks from launch to launch. To the thread sanitizer a stream is a thread, and kernels of two
+/// streams must not share CUDA threads, which would put them in order.
+Worker& worker_here() {
+  static thread_local Worker only;
+  if (!sanitizer::thread()) return only;
+  static thread_local std::list<std::pair<void*, Worker>> of_streams;  // the latest first
+  constexpr size_t most = 8;
+  void* const stream = sanitizer::current_fiber();
+  auto it =
+      std::find_if(of_streams.begin(), of_streams.end(), [=](const auto& w) { return w.first == stream; });
+  if (it == of_streams.end()) {
+    of_streams.emplace_front(std::piecewise_construct, std::tuple(stream), std::tuple());
+    if (of_streams.size() > most) of_streams.pop_back();
+  } else {
+    of_streams.splice(of_streams.begin(), of_streams, it);
+  }
+  return of_streams.front().second;
+}
+
 }  // namespace
 
 Options options() {
@@ -116,7 +139,7 @@ void check_launch(const Launch& launch, size_t argument_bytes) {
 }
 
 void run_grid(const Launch& launch, void (*body)(void*), void* arguments) {
-  static thread_local Worker here;  // keeps its stacks from launch to launch
+  Worker& here = worker_here();
   const Options chosen_options = options();
   std::vector<uint32_t> blocks(size_t{launch.grid.x} * launch.grid.y * launch.grid.z);
   permute(chosen_options, ~uint64_t{0}, std::span<uint32_t>(blocks));

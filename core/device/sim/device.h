@@ -89,7 +89,7 @@ class Device final : public device::Runtime {
   bool settle(Stream& stream);
   void pass_all();
   bool step(Lock& lock);
-  void run(Lock& lock, Stream& stream, Closure work);
+  void run(Lock& lock, Stream& stream, Closure& work, bool again);
   void advance_until(Lock& lock, const std::function<bool()>& done);
   void drain(Lock& lock) noexcept;
   std::shared_ptr<Point> mark(Lock& lock, Stream& stream);

@@ -15,7 +15,7 @@ bool Capture::joined(const std::vector<int>& tail) const {
   return true;
 }
 
-Replay::Replay(std::shared_ptr<const Graph> graph)
+Replay::Replay(std::shared_ptr<Graph> graph)
     : graph_(std::move(graph)), after_(graph_->nodes.size()), left_(graph_->nodes.size()) {
   for (size_t i = 0; i < graph_->nodes.size(); ++i) {
     const auto& before = graph_->nodes[i].after;

@@ -46,15 +46,15 @@ struct Capture {
 /// A launch of a graph under way.
 class Replay {
  public:
-  explicit Replay(std::shared_ptr<const Graph> graph);
+  explicit Replay(std::shared_ptr<Graph> graph);
   bool over() const { return left_ == 0; }
   /// One of the nodes that may run now.
   int take(std::mt19937_64& random);
-  const Closure& work(int node) const { return graph_->nodes[static_cast<size_t>(node)].work; }
+  Closure& work(int node) const { return graph_->nodes[static_cast<size_t>(node)].work; }
   void finish(int node);
 
  private:
-  std::shared_ptr<const Graph> graph_;
+  std::shared_ptr<Graph> graph_;
   std::vector<int> missing_;             // predecessors that have not run, by node
   std::vector<std::vector<int>> after_;  // successors by node
   std::vector<int> ready_;
