@@ -14,8 +14,10 @@
 #include "apps/train/session.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
+#include "core/ops/coverage.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/transfer.h"
+#include "core/trace/device_timeline.h"
 #include "core/trace/trace.h"
 #include "parallel/pipeline/schedule.h"
 
@@ -162,9 +164,20 @@ class Trainer {
     for (const std::string& w : session_.warnings()) terminal_->warn(w);
   }
 
+  // On a GPU every range costs two events in the stream, so that ranges are timed in profiled steps only.
   void record(trace::Mode mode) {
+    ops::Exec& e = session_.exec();
+    if (e.device && mode != trace::Mode::timeline) {
+      trace::detach_device();
+      mode = trace::Mode::off;
+    }
     trace::start(mode);
+    if (e.device && mode == trace::Mode::timeline) trace::attach_device(*e.device, e.stream);
     gemm_seconds_ = attention_seconds_ = 0;
+  }
+
+  std::vector<trace::Total> kernel_totals() {
+    return session_.exec().device ? trace::device_totals() : trace::totals();
   }
 
   void write_trace() {
@@ -214,19 +227,23 @@ class Trainer {
       const auto microbatch = static_cast<int64_t>(action.microbatch);
       switch (action.kind) {
         case pipeline::ActionKind::forward: {
+          const trace::Range range("forward_pass");
           session_.set_last_microbatch(action.last);
           if (action.last) session_.reducer().start();
           const Tensor lp = plan_.decoder->forward(plan_.tensors->microbatch(microbatch), true);
           ops::add_sum(session_.exec(), {lp, session_.flat().scalars.rows(ops::StepScalar::log_prob_sum, 1)});
           break;
         }
-        case pipeline::ActionKind::backward:
+        case pipeline::ActionKind::backward: {
+          const trace::Range range("backward_pass");
           plan_.decoder->backward(plan_.tensors->microbatch(microbatch));
           break;
+        }
         case pipeline::ActionKind::reduce:
           session_.reducer().finish();
           break;
         case pipeline::ActionKind::step: {
+          const trace::Range range("optimizer_step");
           session_.optimizer().step(session_.device_dp());
           const Tensor& weights = session_.flat().weights;
           session_.reducer().gather_params(comm::View(weights.data, weights.numel(), weights.dtype));
@@ -261,6 +278,7 @@ class Trainer {
       {
         const auto compute = timers_.time(RunSection::compute);
         result = session_.scalars().collect();
+        trace::collect_device();
       }
       session_.device_dp().check();  // what went wrong in the background, also while graphs are replayed
       const StepUnderWay step = under_way_.front();
@@ -300,6 +318,13 @@ class Trainer {
                   Exit::stopped);
   }
 
+  // Other ranges hold kernels within them.
+  bool is_kernel(std::string_view name) {
+    for (const ops::KernelEntry& entry : ops::kernel_entries(*session_.exec().kernels))
+      if (entry.name == name) return true;
+    return false;
+  }
+
   // Seconds in the kernels whose names begin so, since the start.
   static double kernel_seconds(const std::vector<trace::Total>& totals, std::string_view prefix) {
     double sum = 0;
@@ -332,7 +357,7 @@ class Trainer {
     facts.step_ms = seconds * 1e3;
     facts.data_ms = step.times[RunSection::data] * 1e3;
     facts.comm_ms = step.exposed * 1e3;
-    const auto kernels = trace::totals();
+    const auto kernels = kernel_totals();
     const double gemm = kernel_seconds(kernels, "linear"), attention = kernel_seconds(kernels, "attention");
     facts.gemm_ms = (gemm - gemm_seconds_) * 1e3;
     facts.attention_ms = (attention - attention_seconds_) * 1e3;
@@ -441,11 +466,13 @@ class Trainer {
       s.best_val_step = at.best_val_step;
     }
     s.times = timers_.times();
-    for (const trace::Total& total : trace::totals()) s.kernels.emplace_back(total.name, total.seconds);
+    for (const trace::Total& total : kernel_totals())
+      if (is_kernel(total.name)) s.kernels.emplace_back(total.name, total.seconds);
     s.checkpoint = checkpoint_;
     if (!checkpoint_.empty() && code == Exit::ok)
       s.next = {fmt::format("nrl-train generate {} --prompt \"...\"", checkpoint_)};
     terminal_->summary(s);
+    trace::detach_device();
     return code;
   }
 

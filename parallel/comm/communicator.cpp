@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/trace/trace.h"
 #include "parallel/comm/executor.h"
 
 #include <algorithm>
@@ -102,6 +103,7 @@ LedgerTicket Communicator::enroll(const Call& call) {
 }
 
 std::shared_ptr<Work> Communicator::start(Call call, bool blocking) {
+  const trace::Range range(name_of(call.op).data());  // a literal
   unwaited_->fetch_add(1, std::memory_order_relaxed);
   try {
     return submit(std::move(call), blocking);
