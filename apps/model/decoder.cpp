@@ -5,6 +5,7 @@
 #include "core/base/error.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/transfer.h"
+#include "core/trace/trace.h"
 
 namespace nrl::model {
 
@@ -164,6 +165,9 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
   }
 
   blocks_.clear();
+  layer_names_.clear();
+  for (int64_t i = 0; i < spec_.layers; ++i)
+    layer_names_.push_back(trace::intern(fmt::format("layer_{}", i)));
   blocks_.reserve(static_cast<size_t>(spec_.layers));
   for (int layer = 0; layer < ticks_.layers; ++layer) {
     BlockTensors tensors;
@@ -195,9 +199,12 @@ Tensor Decoder::forward(const MicroBatch& mb, bool train) {
       e, {mb.ids, weight(parameters_.embedding), weight(parameters_.positions), mb.positions, first});
   if (spec_.embedding_dropout > 0)
     ops::dropout(e, {first, first, spec_.embedding_dropout, context_.seed, 0, mb.first_row, mb.step});
-  for (size_t i = 0; i < blocks_.size(); ++i)
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const trace::Range range(layer_names_[i]);
     blocks_[i].forward(mb, i ? blocks_[i - 1].resid2() : Tensor{},
                        i + 1 < blocks_.size() ? blocks_[i + 1].resid1() : t_.final_resid);
+  }
+  const trace::Range range("loss_computation");
   head(mb, train);
   return t_.log_prob;
 }
@@ -253,7 +260,10 @@ void Decoder::head(const MicroBatch& mb, bool train) {
 }
 
 void Decoder::backward(const MicroBatch& mb) {
-  for (size_t i = blocks_.size(); i-- > 0;) blocks_[i].backward(mb, t_.dresid, t_.dropped);
+  for (size_t i = blocks_.size(); i-- > 0;) {
+    const trace::Range range(layer_names_[i]);
+    blocks_[i].backward(mb, t_.dresid, t_.dropped);
+  }
   ops::Exec& e = *context_.exec;
   if (spec_.embedding_dropout > 0)
     ops::dropout(e, {t_.dresid, t_.dresid, spec_.embedding_dropout, context_.seed, 0, mb.first_row, mb.step});

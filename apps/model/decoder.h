@@ -77,6 +77,7 @@ class Decoder {
   } t_;
   BlockContext context_;
   std::vector<Block> blocks_;
+  std::vector<const char*> layer_names_;  // for traces
 };
 
 }  // namespace nrl::model
