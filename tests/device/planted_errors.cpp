@@ -105,7 +105,7 @@ const Case cases[] = {
        volatile int sink = fixed ? 0 : *t.values();
        (void)sink;
      },
-     "SEGV", "SEGV"},
+     "SEGV", "DEADLYSIGNAL"},
     {"memory_used_after_its_release",
      [](Bench& t, bool fixed) {
        Memory gone(*t.runtime, Memory::Kind::device, 128);
@@ -114,7 +114,7 @@ const Case cases[] = {
        NRL_LAUNCH((add_one), 1, 32, 0, t.a.get(), p, 32);
        t.a.synchronize();
      },
-     "SEGV", "SEGV"},
+     "use-after-poison", "DEADLYSIGNAL"},
     {"stream_destroyed_before_a_launch",
      [](Bench& t, bool fixed) {
        Stream stream(*t.runtime);

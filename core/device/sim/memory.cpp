@@ -15,6 +15,8 @@ namespace {
 constexpr size_t alignment = 256;
 // Opening and closing costs time by the page.
 constexpr size_t largest_guarded = size_t{32} << 20;
+// Released blocks whose addresses are not used again yet. The system limits mappings, not addresses.
+constexpr size_t most_released = 512;
 
 size_t round_up(size_t n, size_t to) {
   return (n + to - 1) / to * to;
@@ -28,6 +30,12 @@ size_t page() {
 
 Heap::~Heap() {
   while (!blocks_.empty()) release(const_cast<std::byte*>(blocks_.begin()->first));
+  for (const Block& block : released_) unmap(block);
+}
+
+void Heap::unmap(const Block& block) {
+  sanitizer::unpoison(block.map, block.mapped);  // the addresses may come back for something else
+  munmap(block.map, block.mapped);
 }
 
 void Heap::protect(const Block& block, bool accessible) {
@@ -59,11 +67,17 @@ void* Heap::allocate(size_t bytes) {
 bool Heap::release(void* p) {
   const auto it = blocks_.find(static_cast<const std::byte*>(p));
   if (it == blocks_.end()) return false;
-  const Block& block = it->second;
-  sanitizer::unpoison(block.map, block.mapped);  // the addresses may come back for something else
-  munmap(block.map, block.mapped);
-  used_ -= block.bytes;
+  const Block block = it->second;
   blocks_.erase(it);
+  used_ -= block.bytes;
+  protect(block, false);
+  (void)madvise(block.map, block.mapped, MADV_DONTNEED);
+  sanitizer::poison(block.map, block.mapped);
+  released_.push_back(block);
+  if (released_.size() > most_released) {
+    unmap(released_.front());
+    released_.pop_front();
+  }
   return true;
 }
 

@@ -2,12 +2,12 @@
 // The memory of a simulated device. Not thread-safe.
 
 #include <cstddef>
+#include <deque>
 #include <map>
 
 namespace nrl::sim {
 
-/// Blocks with guard pages behind them, filled with NaN bytes. The addresses of a released block are
-/// unmapped.
+/// Blocks with guard pages behind them, filled with NaN bytes. A released block cannot be touched.
 class Heap {
  public:
   /// `guarded` blocks can be touched only between open() and close().
@@ -36,12 +36,14 @@ class Heap {
     size_t bytes = 0;
     bool guarded = false;
   };
+  static void unmap(const Block& block);
   static void protect(const Block& block, bool accessible);
 
   bool guarded_;
   int opened_ = 0;
   size_t used_ = 0;
   std::map<const std::byte*, Block> blocks_;  // by first byte
+  std::deque<Block> released_;                // the longest ago first
 };
 
 }  // namespace nrl::sim
