@@ -1,16 +1,74 @@
 // nrl-train doctor: what this build and this machine can do.
 
+#include <spdlog/fmt/ranges.h>
 #include <unistd.h>
+
+#include <memory>
+#include <optional>
+#include <string>
 
 #include "apps/nrl-train/commands.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cuda/devices.h"
+#include "core/device/cuda/nvml.h"
 #include "core/ops/linear/peak.h"
+#include "parallel/comm/device_comm.h"
 #include "parallel/comm/world.h"
 
 namespace nrl::app {
+
+namespace {
+
+/// "1.2 GiB in use, 75 of 700 W, ...": what the driver tells.
+std::string state_text(const cuda::DeviceState& s) {
+  std::string text;
+  const auto add = [&text](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  if (s.memory_used) add(human_bytes(*s.memory_used) + " in use");
+  if (s.power)
+    add(s.power_limit ? fmt::format("{:.0f} of {:.0f} W", *s.power, *s.power_limit)
+                      : fmt::format("{:.0f} W", *s.power));
+  if (s.clock)
+    add(s.clock_limit ? fmt::format("{} of {} MHz", *s.clock, *s.clock_limit)
+                      : fmt::format("{} MHz", *s.clock));
+  if (s.temperature) add(fmt::format("{} C", *s.temperature));
+  if (!s.throttled.empty()) add(fmt::format("held back by {}", fmt::join(s.throttled, " and ")));
+  return text;
+}
+
+void tell_devices() {
+  const cuda::Status cuda = cuda::query();
+  const std::unique_ptr<cuda::Nvml> nvml = cuda.driver.empty() ? nullptr : cuda::open_nvml();
+  log::info("cuda         {}", cuda.built ? fmt::format("built with toolkit {} for compute capability {}",
+                                                        cuda.toolkit, cuda.architectures)
+                                          : "not in this build");
+  if (!cuda.driver.empty())
+    log::info("driver       {}supports CUDA {}",
+              nvml && !nvml->driver_version().empty() ? nvml->driver_version() + ", " : "", cuda.driver);
+  for (size_t i = 0; i < cuda.devices.size(); ++i) {
+    const cuda::DeviceInfo& d = cuda.devices[i];
+    log::info("device {:<5} {}, {}, compute capability {}.{}, {} multiprocessors{}{}{}", i, d.name,
+              human_bytes(d.memory), d.major, d.minor, d.multiprocessors,
+              d.memory_bandwidth > 0
+                  ? fmt::format(", {:.1f} TB/s by clock and bus", d.memory_bandwidth * 1e-12)
+                  : "",
+              d.ecc ? ", ECC" : "", d.mig ? ", a MIG slice" : "");
+    if (const auto state = nvml ? nvml->state(d.uuid) : std::nullopt)
+      log::info("             {}; {}", d.uuid, state_text(*state));
+    if (!d.fits)
+      log::info("             not usable: this build has no kernels for compute capability {}.{}", d.major,
+                d.minor);
+    if (d.prohibited) log::info("             not usable: compute mode PROHIBITED");
+    if (d.exclusive)
+      log::info("             one process at a time (exclusive compute mode): ranks cannot share it");
+  }
+  log::info("training     {}", cuda.problem.empty()
+                                   ? "device: auto and device: cuda train on the GPU"
+                                   : "on the CPU; device: cuda cannot be used: " + cuda.problem);
+}
+
+}  // namespace
 
 int run_doctor() {
   const int threads = cpu::available_cores();
@@ -21,13 +79,7 @@ int run_doctor() {
                                            static_cast<uint64_t>(sysconf(_SC_PAGESIZE))));
   log::info("fp32 peak    {:.0f} GFLOP/s measured with register FMAs, {:.0f} in matrix products",
             ops::measure_fma_peak(threads), ops::measure_gemm_peak(threads));
-  const cuda::Status cuda = cuda::query();
-  log::info("cuda         {}{}", cuda.built ? "built with toolkit " + cuda.toolkit : "not in this build",
-            cuda.problem.empty() || !cuda.built ? "" : "; " + cuda.problem);
-  for (const cuda::DeviceInfo& d : cuda.devices)
-    log::info("device       {}, compute capability {}.{}, {}, {} multiprocessors", d.name, d.major, d.minor,
-              human_bytes(d.memory), d.multiprocessors);
-  log::info("training     on the CPU; there are no CUDA kernels yet");
+  tell_devices();
   log::info("launcher     {}", comm::launched_with_peers() ? "several processes were started"
                                                            : "this process alone (no MPI needed)");
   return 0;

@@ -16,6 +16,7 @@
 #include "core/device/choose.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/parallel.h"
+#include "core/ops/attention/engine.h"
 #include "core/ops/coverage.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/linear/peak.h"
@@ -234,6 +235,8 @@ Session::Session(comm::World& world, ConfigResult config_result)
       clean_store(c.checkpointing.checkpoint_dir, *lock_);
     }
     allocate();
+    // The library makes its plans now, while no graph is recorded and nothing waits for them.
+    if (device_ == DeviceType::cuda) attention_ = describe_attention();
   });
   initialise();
   peak_ = device_ == DeviceType::cpu ? ops::measure_gemm_peak(host_threads_) * 1e9
@@ -285,10 +288,27 @@ void Session::open_device() {
     ops::LibraryOptions libraries;
     libraries.autotune = c.kernels.autotune;
     libraries.tf32 = c.kernels.tf32;
+    libraries.deterministic = c.kernels.deterministic;
     if (libraries.autotune) libraries.tune_cache = join_path(c.logger.log_dir, "gemm_tuning.json");
     accelerator_ = open_accelerator(device_ordinal_, libraries);
     exec_ = accelerator_.exec();
   });
+}
+
+std::string Session::describe_attention() {
+  const plan::RunPlan& p = *plan_;
+  const model::ModelSpec& m = p.spec;
+  std::string text;
+  for (const auto direction : {ops::attention::Direction::forward, ops::attention::Direction::backward}) {
+    const auto problem = ops::attention::training_problem(
+        direction, p.recipe.activations, p.batch.micro * p.sequence_length, p.batch.micro,
+        {p.sequence_length, true}, m.heads, m.kv_heads, m.head_dim, true, m.window);
+    const std::string choice = ops::attention::describe_choice(accelerator_.libraries->attention.get(),
+                                                               accelerator_.libraries->why_no_attention,
+                                                               problem, exec_.workspace.size);
+    if (text.find(choice) == std::string::npos) text += (text.empty() ? "" : "; backward: ") + choice;
+  }
+  return text;
 }
 
 std::string Session::describe_device() const {

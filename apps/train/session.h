@@ -84,6 +84,8 @@ class Session {
   double peak() const { return peak_; }
   /// What the run computes on, for people.
   std::string describe_device() const;
+  /// Who does attention, and why not the library if it does not; empty on a CPU.
+  const std::string& attention() const { return attention_; }
   /// Kernels that the model and recipe need, all of which the device has.
   int kernels_needed() const { return kernels_needed_; }
   const std::string& resumed_from() const { return resumed_from_; }
@@ -100,6 +102,7 @@ class Session {
  private:
   void open_data();
   void open_device();
+  std::string describe_attention();
   void connect_devices();
   void make_initial_weights(const TrainState& state) const;
   void allocate();
@@ -142,7 +145,7 @@ class Session {
   cpu::Isa isa_ = cpu::Isa::baseline;
   DeviceType device_ = DeviceType::cpu;
   int host_threads_ = 1, device_ordinal_ = 0, devices_ = 0;
-  std::string device_why_, comm_why_;
+  std::string device_why_, comm_why_, attention_;
   int kernels_needed_ = 0;
   bool last_microbatch_ = false;
 };

@@ -141,6 +141,7 @@ class Trainer {
     add("grid", fmt::format("{} = dp {} x tp 1 x pp 1 x cp 1 x ep 1   {}", world_.size(),
                             plan_.batch.data_parallel, plan_.sharding.name));
     add("device", session_.describe_device() + (c_.policy.cuda_graph ? ", steps as a CUDA graph" : ""));
+    if (!session_.attention().empty()) add("attention", session_.attention());
     add("model",
         fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
                     name_of(spec.family), spec.layers, spec.hidden, spec.heads, spec.kv_heads,

@@ -185,6 +185,7 @@ struct KernelsConfig {
   bool share_device = false;
   bool autotune = false;
   bool tf32 = false;
+  bool deterministic = false;
   bool operator==(const KernelsConfig&) const = default;
 };
 

@@ -257,6 +257,11 @@ void add_run_keys(Table& t) {
           "the "
           "library suggests; kept in LOG_DIR/gemm_tuning.json.");
   NRL_KEY(t, kernels.tf32).help("GPU: matrix products of fp32 operands in TF32 (10 bits of mantissa).");
+  NRL_KEY(t, kernels.deterministic)
+      .help(
+          "GPU: the same bits in every run, also from attention's gradients, at a price in memory and time; "
+          "the CPU "
+          "always has them.");
   t.planned("kernels.cpu_binding", Kind::text, "none").help("Cores of the threads: auto, none, or a list.");
   t.planned("kernels.cuda_graph.scope", Kind::text, "null").nullable().help("What is captured.");
   add_memory(t);
