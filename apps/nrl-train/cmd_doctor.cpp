@@ -13,6 +13,7 @@
 #include "core/device/cpu/features.h"
 #include "core/device/cuda/devices.h"
 #include "core/device/cuda/nvml.h"
+#include "core/ops/libraries.h"
 #include "core/ops/linear/peak.h"
 #include "parallel/comm/device_comm.h"
 #include "parallel/comm/world.h"
@@ -63,6 +64,13 @@ void tell_devices() {
     if (d.exclusive)
       log::info("             one process at a time (exclusive compute mode): ranks cannot share it");
   }
+  for (const std::string& library : ops::cuda_library_versions()) log::info("library      {}", library);
+  const comm::NcclSupport nccl = comm::nccl_support();
+  log::info("nccl         {}",
+            !nccl.built ? std::string("not in this build; ranks exchange through host memory")
+                        : fmt::format("{}.{}.{}{}", nccl.version / 10000, nccl.version / 100 % 100,
+                                      nccl.version % 100,
+                                      nccl.multi_rank_gpu ? ", several ranks may share a GPU" : ""));
   log::info("training     {}", cuda.problem.empty()
                                    ? "device: auto and device: cuda train on the GPU"
                                    : "on the CPU; device: cuda cannot be used: " + cuda.problem);

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/device/runtime.h"
 
@@ -36,6 +37,10 @@ struct Libraries {
 /// cuBLASLt and cuDNN on `runtime`, which must outlive them. Exit::unavailable when a library is missing or
 /// refuses the device.
 std::unique_ptr<Libraries> open_cuda_libraries(device::Runtime& runtime, const LibraryOptions& options);
+
+/// "cuBLASLt 13.1.0", "cuDNN 9.19.0": what this process has loaded, which needs no GPU. Empty in a build
+/// without CUDA.
+std::vector<std::string> cuda_library_versions();
 
 /// The simulated device's: products in host code in stream order. Linked by tests only.
 std::unique_ptr<Libraries> open_sim_libraries(device::Runtime& runtime, const LibraryOptions& options);

@@ -13,4 +13,8 @@ std::unique_ptr<Libraries> open_cuda_libraries(device::Runtime&, const LibraryOp
   fail(Exit::unavailable, "this build was made without the CUDA toolkit");
 }
 
+std::vector<std::string> cuda_library_versions() {
+  return {};
+}
+
 }  // namespace nrl::ops
