@@ -149,7 +149,7 @@ stage_gradients() {
 stage_libraries() {
   local program mpirun code bad=() good=() left_out=() launch
   on_gpu || skip "needs a GPU"
-  for program in "$bin"/gpu_*; do
+  for program in "$bin"/gpu_* "$bin"/*_gpu_tests; do
     [[ -x $program && ! $program -ef $bin/gpu_tests ]] || continue
     launch=()
     if [[ $program == *comm* ]] && mpirun=$(find_mpirun); then
@@ -175,22 +175,22 @@ stage_losses-fp32() {
   same "$device-fp32" other-fp32 $loss32 $norm32
 }
 stage_losses-bf16() {
-  reference "$device-bf16" 1 "device=$device" policy.precision=bfloat16
+  reference "$device-bf16" 1 "device=$device" policy.precision=bfloat16 kernels.deterministic=true
   # shellcheck disable=SC2046
   train other-bf16 1 $(other_device) policy.precision=bfloat16
   same "$device-bf16" other-bf16 $loss16 $norm16
 }
 stage_graph() {
   on_gpu || skip "needs a GPU"
-  reference "$device-bf16" 1 "device=$device" policy.precision=bfloat16
-  train graph 1 device=cuda policy.precision=bfloat16 policy.cuda_graph=true
+  reference "$device-bf16" 1 "device=$device" policy.precision=bfloat16 kernels.deterministic=true
+  train graph 1 device=cuda policy.precision=bfloat16 kernels.deterministic=true policy.cuda_graph=true
   same "$device-bf16" graph 0
 }
 stage_resume() {
   local half=(checkpointing.enabled=true "checkpointing.checkpoint_dir=$work/resume-checkpoints")
-  reference "$device-bf16" 1 "device=$device" policy.precision=bfloat16
-  train resume 1 "device=$device" policy.precision=bfloat16 "${half[@]}" pretrain.max_num_steps=10
-  train resume 1 "device=$device" policy.precision=bfloat16 "${half[@]}"
+  reference "$device-bf16" 1 "device=$device" policy.precision=bfloat16 kernels.deterministic=true
+  train resume 1 "device=$device" policy.precision=bfloat16 kernels.deterministic=true "${half[@]}" pretrain.max_num_steps=10
+  train resume 1 "device=$device" policy.precision=bfloat16 kernels.deterministic=true "${half[@]}"
   same "$device-bf16" resume 0
 }
 two_ranks() {

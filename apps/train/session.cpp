@@ -289,7 +289,7 @@ void Session::open_device() {
     libraries.autotune = c.kernels.autotune;
     libraries.tf32 = c.kernels.tf32;
     libraries.deterministic = c.kernels.deterministic;
-    if (libraries.autotune) libraries.tune_cache = join_path(c.logger.log_dir, "gemm_tuning.json");
+    if (libraries.autotune) libraries.tune_cache = join_path(c.logger.log_dir, "gemm_tuning.txt");
     accelerator_ = open_accelerator(device_ordinal_, libraries);
     exec_ = accelerator_.exec();
   });

@@ -255,7 +255,7 @@ void add_run_keys(Table& t) {
       .help(
           "GPU: time the matrix kernels of every shape at the start and take the fastest, instead of the one "
           "the "
-          "library suggests; kept in LOG_DIR/gemm_tuning.json.");
+          "library suggests; kept in LOG_DIR/gemm_tuning.txt.");
   NRL_KEY(t, kernels.tf32).help("GPU: matrix products of fp32 operands in TF32 (10 bits of mantissa).");
   NRL_KEY(t, kernels.deterministic)
       .help(
