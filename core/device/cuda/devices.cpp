@@ -2,8 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstdio>
-
 #include "core/base/error.h"
 #include "core/device/cuda/architectures.h"
 #include "core/device/cuda/query_internal.h"
@@ -34,17 +32,6 @@ std::string why_none(cudaError_t error, const Status& status) {
 }
 
 }  // namespace
-
-std::string uuid_text(const char* bytes) {
-  std::string text = "GPU-";
-  for (int i = 0; i < 16; ++i) {
-    char digits[4];
-    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(bytes[i]));
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += digits;
-  }
-  return text;
-}
 
 int attribute_of(int which, int ordinal) {
   int value = 0;
