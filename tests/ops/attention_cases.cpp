@@ -121,10 +121,22 @@ void with_workspace(const Exec& e, const Problem& p, const Body& body) {
   body(exact);
 }
 
+/// Tensor cores multiply probabilities and gradients of scores that have been rounded to the inputs' type.
+bool rounds_factors(const Exec& e) {
+  return e.multiprocessors > 0;
+}
+
 Outputs forward(Exec& e, const Shape& s, DType t) {
   Problem p(t, s);
   with_workspace(e, p, [&](Exec& exact) { attention_forward(exact, p.forward()); });
-  return {{"out", p.out, s.d + s.longest()}, {"lse", p.lse, s.d + s.longest()}};
+  return {{"out", p.out, s.d + s.longest(), rounds_factors(e)}, {"lse", p.lse, s.d + s.longest()}};
+}
+
+Buffer columns(const Buffer& from, int64_t begin, int64_t count) {
+  const int64_t rows = from.tensor().dim(0), width = from.tensor().dim(1);
+  Buffer to(from.tensor().dtype, {rows, count});
+  for (int64_t i = 0; i < rows * count; ++i) to.set(i, from.get(i / count * width + begin + i % count));
+  return to;
 }
 
 /// The backward pass reads out and lse of the reference, so that only its own errors count.
@@ -135,8 +147,16 @@ Outputs backward(Exec& e, const Shape& s, DType t) {
   with_workspace(e, p, [&](Exec& exact) { attention_backward(exact, p.backward()); });
   // Errors of the scores, exponentiated, add to those of the sums.
   const int64_t length = 4 * (s.d + s.longest()) * (s.heads / s.kv_heads);
-  if (s.fused) return {{"dqkv", p.dqkv, length}};
-  return {{"dq", p.dq_, length}, {"dk", p.dk_, length}, {"dv", p.dv_, length}};
+  const bool rounded = rounds_factors(e);
+  if (s.fused) {
+    // Apart, because each is judged by its own size.
+    expect(p.dqkv.gap_intact(), "dqkv: wrote outside its rows");
+    const int64_t q = s.heads * s.d, kv = s.kv_heads * s.d;
+    return {{"dq", columns(p.dqkv, 0, q), length, rounded},
+            {"dk", columns(p.dqkv, q, kv), length, rounded},
+            {"dv", columns(p.dqkv, q + kv, kv), length, rounded}};
+  }
+  return {{"dq", p.dq_, length, rounded}, {"dk", p.dk_, length, rounded}, {"dv", p.dv_, length, rounded}};
 }
 
 GradProblem gradient(DType t, const Shape& s) {
@@ -231,6 +251,10 @@ NRL_OP_CASES(attention) {
       {{40, 40, 40}, {}, 4, 2, 32, 0, true, true, 8},  // equally long: one block of memory for a library
       {{33, 33}, {}, 2, 1, 64, 20, true, true, 8},
       {{30, 70, 9}, {}, 2, 2, 16, 0, true, true, 8, 100},
+      {{20, 9}, {}, 2, 1, 16, 0, true, true, 8},  // rows that start at 16 bytes, as tensor cores want
+      {{70, 0, 33}, {}, 4, 2, 80, 0, true, true, 8},
+      {{70, 66}, {}, 2, 1, 256, 30, true, true, 8},
+      {{66}, {}, 2, 2, 192, 0, false, true, 0},
   };
   for (DType t : {DType::f32, DType::bf16})
     for (const Shape& s : shapes) {

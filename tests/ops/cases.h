@@ -67,9 +67,9 @@ class Buffer {
   int64_t gap_ = 0;
 };
 
-/// Largest accepted error_of() for a result of `dtype` that sums `reduction_length` products in f32. The only
-/// place where tolerances are decided.
-double tolerance(DType dtype, int64_t reduction_length);
+/// Largest accepted error_of() for a result of `dtype` that sums `reduction_length` products in f32, whose
+/// factors were rounded to `dtype` where `rounded_factors`. The only place where tolerances are decided.
+double tolerance(DType dtype, int64_t reduction_length, bool rounded_factors = false);
 
 /// max over i of |got - want| / (|want[i]| + rms(want)): elements that nearly cancel are judged by the
 /// tensor's size. Infinite when one is finite or NaN where the other is not.
@@ -82,6 +82,7 @@ struct Output {
   std::string name;
   Buffer value;
   int64_t reduction_length = 1;
+  bool rounded_factors = false;  ///< the sums' factors are results themselves, rounded to the tensor's type
 };
 using Outputs = std::vector<Output>;
 

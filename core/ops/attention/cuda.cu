@@ -1,5 +1,5 @@
 #include "core/ops/attention/engine.h"
-#include "core/ops/attention/gpu_flash.h"
+#include "core/ops/attention/gpu_flash_mma.h"
 #include "core/ops/attention/gpu_ragged.h"
 #include "core/ops/cpu_families.h"
 #include "core/ops/libraries.h"
@@ -19,12 +19,14 @@ attention::Engine* engine_for(const Exec& exec, const Attention& a) {
 
 void forward(Exec& exec, const AttentionForward& a) {
   if (attention::Engine* engine = engine_for(exec, a)) return engine->forward(exec, a);
-  flash_forward(exec, a);
+  if (on_tensor_cores(a.q, a.k, a.v, a.out)) return mma_forward(exec, a);
+  a.q.dtype == DType::f32 ? flash_forward_of<float>(exec, a) : flash_forward_of<bf16>(exec, a);
 }
 
 void backward(Exec& exec, const AttentionBackward& a) {
   if (attention::Engine* engine = engine_for(exec, a)) return engine->backward(exec, a);
-  flash_backward(exec, a);
+  if (on_tensor_cores(a.q, a.k, a.v, a.out, a.dout, a.dq, a.dk, a.dv)) return mma_backward(exec, a);
+  a.q.dtype == DType::f32 ? flash_backward_of<float>(exec, a) : flash_backward_of<bf16>(exec, a);
 }
 
 }  // namespace

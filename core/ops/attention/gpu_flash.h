@@ -32,7 +32,7 @@ struct FlashArguments {
   HeadRows<T> q, k, v, out, dout, dq, dk, dv;
   float *lse = nullptr, *delta = nullptr;  ///< (heads, queries)
   const int *cu_q = nullptr, *cu_k = nullptr;
-  int64_t queries = 0, window = 0;
+  int64_t queries = 0, lse_step = 0, window = 0;
   int group = 1, d = 0;
   float scale = 1;
   bool causal = true;
@@ -87,16 +87,27 @@ __device__ __forceinline__ float team_sum(float v) {
   return v;
 }
 
-/// Keys that any query of [q0, q0 + own) sees.
+/// Keys that any query of [q0, q0 + rows) sees, from a multiple of `step` on.
 template <class T>
-__device__ __forceinline__ void key_range(const FlashArguments<T>& a, const Sequence& s, int q0, int& begin,
-                                          int& end) {
+__device__ __forceinline__ void key_range(const FlashArguments<T>& a, const Sequence& s, int q0, int rows,
+                                          int step, int& begin, int& end) {
   begin = 0;
   end = s.keys;
   if (!a.causal) return;
-  const int64_t last = q0 + own - 1 + s.shift + 1, first = q0 + s.shift - a.window + 1;
+  const int64_t last = q0 + rows - 1 + s.shift + 1, first = q0 + s.shift - a.window + 1;
   if (last < end) end = last < 0 ? 0 : static_cast<int>(last);
-  if (a.window > 0 && first > 0) begin = static_cast<int>(first) / tile * tile;
+  if (a.window > 0 && first > 0) begin = static_cast<int>(first) / step * step;
+}
+
+/// Queries that see any key of [k0, k0 + rows), from a multiple of `step` on.
+template <class T>
+__device__ __forceinline__ void query_range(const FlashArguments<T>& a, const Sequence& s, int k0, int rows,
+                                            int step, int64_t& begin, int64_t& end) {
+  begin = 0;
+  end = s.queries;
+  if (!a.causal) return;
+  begin = k0 - s.shift < 0 ? 0 : (k0 - s.shift) / step * step;
+  if (a.window > 0 && k0 + rows - 1 - s.shift + a.window < end) end = k0 + rows - 1 - s.shift + a.window;
 }
 
 /// Per: elements of a row that a thread holds, d <= Per * team.
@@ -114,7 +125,7 @@ __global__ void __launch_bounds__(flash_threads) flash_forward_kernel(FlashArgum
 #pragma unroll
   for (int i = 0; i < Per; ++i) out[i] = 0;
   int begin, end;
-  key_range(a, s, q0, begin, end);
+  key_range(a, s, q0, own, tile, begin, end);
   for (int k0 = begin; k0 < end; k0 += tile) {
     __syncthreads();
     load_tile(k, a.k, s.k_begin, head / a.group, k0, tile, s.keys, a.d);
@@ -152,13 +163,13 @@ __global__ void __launch_bounds__(flash_threads) flash_forward_kernel(FlashArgum
   }
   if (q0 + r >= s.queries) return;
   const int64_t row = s.q_begin + q0 + r;
-  const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+  const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
 #pragma unroll
   for (int i = 0; i < Per; ++i) {
     const int e = lane + i * team;
     if (e < a.d) a.out(row, head)[e] = T(out[i] * inverse);
   }
-  if (lane == 0 && a.lse) a.lse[head * a.queries + row] = sum > 0 ? peak + logf(sum) : -INFINITY;
+  if (lane == 0 && a.lse) a.lse[head * a.lse_step + row] = sum == 0 ? -INFINITY : peak + logf(sum);
 }
 
 /// delta = sum over d of dout * out, one warp per (query, head).
@@ -190,13 +201,13 @@ __global__ void __launch_bounds__(flash_threads) flash_dq_kernel(FlashArguments<
   load_tile(g, a.dout, s.q_begin, head, q0, own, s.queries, a.d);
   const bool real = q0 + r < s.queries;
   const int64_t row = s.q_begin + q0 + r;
-  const float lse = real ? a.lse[head * a.queries + row] : 0.0f,
+  const float lse = real ? a.lse[head * a.lse_step + row] : 0.0f,
               delta = real ? a.delta[head * a.queries + row] : 0.0f;
   float dq[Per];
 #pragma unroll
   for (int i = 0; i < Per; ++i) dq[i] = 0;
   int begin, end;
-  key_range(a, s, q0, begin, end);
+  key_range(a, s, q0, own, tile, begin, end);
   for (int k0 = begin; k0 < end; k0 += tile) {
     __syncthreads();
     load_tile(k, a.k, s.k_begin, head / a.group, k0, tile, s.keys, a.d);
@@ -244,12 +255,8 @@ __global__ void __launch_bounds__(flash_threads) flash_dkv_kernel(FlashArguments
   float dk[Per], dv[Per];
 #pragma unroll
   for (int i = 0; i < Per; ++i) dk[i] = dv[i] = 0;
-  // Queries that see any of these keys.
-  int64_t begin = 0, end = s.queries;
-  if (a.causal) {
-    begin = k0 - s.shift < 0 ? 0 : (k0 - s.shift) / tile * tile;
-    if (a.window > 0 && k0 + own - 1 - s.shift + a.window < end) end = k0 + own - 1 - s.shift + a.window;
-  }
+  int64_t begin, end;
+  query_range(a, s, k0, own, tile, begin, end);
   for (int head = kv_head * a.group; head < (kv_head + 1) * a.group; ++head) {
     for (int64_t first = begin; first < end; first += tile) {
       const int q0 = static_cast<int>(first);
@@ -257,9 +264,9 @@ __global__ void __launch_bounds__(flash_threads) flash_dkv_kernel(FlashArguments
       load_tile(q, a.q, s.q_begin, head, q0, tile, s.queries, a.d);
       load_tile(g, a.dout, s.q_begin, head, q0, tile, s.queries, a.d);
       if (threadIdx.x < tile && q0 + static_cast<int>(threadIdx.x) < s.queries) {
-        const int64_t at = head * a.queries + s.q_begin + q0 + threadIdx.x;
-        lse[threadIdx.x] = a.lse[at];
-        delta[threadIdx.x] = a.delta[at];
+        const int64_t at = s.q_begin + q0 + threadIdx.x;
+        lse[threadIdx.x] = a.lse[head * a.lse_step + at];
+        delta[threadIdx.x] = a.delta[head * a.queries + at];
       }
       __syncthreads();
 #pragma unroll
@@ -308,11 +315,38 @@ FlashArguments<T> flash_arguments(const Attention& a) {
   f.cu_q = static_cast<const int*>(a.cu_q.data);
   f.cu_k = static_cast<const int*>(a.cu_k.data);
   f.queries = a.q.dim(0);
+  f.lse_step = a.lse ? a.lse.stride[0] : 0;
   f.window = a.window;
   f.group = static_cast<int>(a.q.dim(1) / a.k.dim(1));
   f.d = static_cast<int>(a.q.dim(2));
   f.scale = a.scale;
   f.causal = a.causal;
+  return f;
+}
+
+template <class Attention>
+unsigned flash_blocks(const Attention& a, int rows) {
+  return static_cast<unsigned>((a.lengths.longest + rows - 1) / rows);
+}
+template <class Attention>
+unsigned flash_sequences(const Attention& a) {
+  return static_cast<unsigned>(a.cu_q.dim(0) - 1);
+}
+
+/// With delta in the workspace.
+template <class T>
+FlashArguments<T> flash_backward_arguments(Exec& exec, const AttentionBackward& a) {
+  FlashArguments<T> f = flash_arguments<T>(a);
+  f.dout = HeadRows<T>(a.dout);
+  f.dq = HeadRows<T>(a.dq);
+  f.dk = HeadRows<T>(a.dk);
+  f.dv = HeadRows<T>(a.dv);
+  const int heads = static_cast<int>(a.q.dim(1));
+  f.delta = reinterpret_cast<float*>(exec.workspace.data);
+  NRL_CHECK(exec.workspace.size >= static_cast<size_t>(heads * f.queries) * sizeof(float));
+  constexpr int warps = flash_threads / kernel::warp;
+  const auto blocks = static_cast<unsigned>((f.queries * heads + warps - 1) / warps);
+  if (f.queries > 0) NRL_LAUNCH((flash_delta_kernel<T>), blocks, flash_threads, 0, exec.stream, f, heads);
   return f;
 }
 
@@ -328,8 +362,7 @@ void with_row_size(int d, const Run& run) {
 template <class T>
 void flash_forward_of(Exec& exec, const AttentionForward& a) {
   const FlashArguments<T> f = flash_arguments<T>(a);
-  const dim3 grid(static_cast<unsigned>((a.lengths.longest + own - 1) / own),
-                  static_cast<unsigned>(a.q.dim(1)), static_cast<unsigned>(a.cu_q.dim(0) - 1));
+  const dim3 grid(flash_blocks(a, own), static_cast<unsigned>(a.q.dim(1)), flash_sequences(a));
   const size_t shared = sizeof(float) * static_cast<size_t>((own + 2 * tile) * (f.d + 1) + own * tile);
   with_row_size(f.d, [&](auto per) {
     NRL_LAUNCH((flash_forward_kernel<T, decltype(per)::value>), grid, flash_threads, shared, exec.stream, f);
@@ -338,36 +371,16 @@ void flash_forward_of(Exec& exec, const AttentionForward& a) {
 
 template <class T>
 void flash_backward_of(Exec& exec, const AttentionBackward& a) {
-  FlashArguments<T> f = flash_arguments<T>(a);
-  f.dout = HeadRows<T>(a.dout);
-  f.dq = HeadRows<T>(a.dq);
-  f.dk = HeadRows<T>(a.dk);
-  f.dv = HeadRows<T>(a.dv);
-  const int heads = static_cast<int>(a.q.dim(1));
-  f.delta = reinterpret_cast<float*>(exec.workspace.data);
-  NRL_CHECK(exec.workspace.size >= static_cast<size_t>(heads * f.queries) * sizeof(float));
-  const unsigned rows = static_cast<unsigned>((a.lengths.longest + own - 1) / own),
-                 sequences = static_cast<unsigned>(a.cu_q.dim(0) - 1);
-  constexpr int warps = flash_threads / kernel::warp;
+  const FlashArguments<T> f = flash_backward_arguments<T>(exec, a);
+  const auto heads = static_cast<unsigned>(a.q.dim(1)), kv_heads = static_cast<unsigned>(a.k.dim(1));
+  const unsigned blocks = flash_blocks(a, own), sequences = flash_sequences(a);
   const size_t both = static_cast<size_t>((2 * own + 2 * tile) * (f.d + 1));
-  const auto warp_blocks = static_cast<unsigned>((f.queries * heads + warps - 1) / warps);
-  if (f.queries > 0)
-    NRL_LAUNCH((flash_delta_kernel<T>), warp_blocks, flash_threads, 0, exec.stream, f, heads);
   with_row_size(f.d, [&](auto per) {
-    NRL_LAUNCH((flash_dq_kernel<T, decltype(per)::value>),
-               dim3(rows, static_cast<unsigned>(heads), sequences), flash_threads,
+    NRL_LAUNCH((flash_dq_kernel<T, decltype(per)::value>), dim3(blocks, heads, sequences), flash_threads,
                sizeof(float) * (both + own * tile), exec.stream, f);
-    NRL_LAUNCH((flash_dkv_kernel<T, decltype(per)::value>),
-               dim3(rows, static_cast<unsigned>(a.k.dim(1)), sequences), flash_threads,
+    NRL_LAUNCH((flash_dkv_kernel<T, decltype(per)::value>), dim3(blocks, kv_heads, sequences), flash_threads,
                sizeof(float) * (both + 2 * own * tile + 2 * tile), exec.stream, f);
   });
-}
-
-void flash_forward(Exec& exec, const AttentionForward& a) {
-  a.q.dtype == DType::f32 ? flash_forward_of<float>(exec, a) : flash_forward_of<bf16>(exec, a);
-}
-void flash_backward(Exec& exec, const AttentionBackward& a) {
-  a.q.dtype == DType::f32 ? flash_backward_of<float>(exec, a) : flash_backward_of<bf16>(exec, a);
 }
 
 }  // namespace

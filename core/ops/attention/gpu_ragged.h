@@ -16,7 +16,9 @@ __global__ void __launch_bounds__(side_threads)
   if (s > room) return;
   const int64_t begin = cu[s < sequences ? s : sequences];
   if (s < room) lengths[s] = s < sequences ? static_cast<int32_t>(cu[s + 1] - begin) : 0;
-  for (int i = 0; i < steps.count; ++i) offsets[i * (room + 1) + s] = begin * steps.step[i];
+#pragma unroll
+  for (int i = 0; i < attention::most_row_steps; ++i)
+    if (i < steps.count) offsets[i * (room + 1) + s] = begin * steps.step[i];
 }
 
 __global__ void __launch_bounds__(transpose_tile* transpose_rows)
