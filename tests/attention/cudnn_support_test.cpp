@@ -102,6 +102,28 @@ TEST_CASE("Too little workspace is a reason") {
   CHECK(refused.find("workspace") != std::string::npos);
 }
 
+struct Refuser final : Engine {
+  std::string name() const override { return "a library"; }
+  const std::string& refusal(const Problem& p, size_t workspace) override {
+    return workspace < 1000 ? why_not_ : p.window > 0 ? why_not_ : none_;
+  }
+  void forward(Exec&, const AttentionForward&) override {}
+  void backward(Exec&, const AttentionBackward&) override {}
+  std::string why_not_ = "a reason", none_;
+};
+
+TEST_CASE("A library gets what neither our rules nor it refuse") {
+  Refuser engine;
+  Problem p = make(Direction::forward, {2, 64, true}, {4, 2}, 64, true, 0);
+  CHECK(choose(nullptr, p, 1000) == nullptr);
+  CHECK(choose(&engine, p, 1000) == &engine);
+  CHECK(choose(&engine, p, 10) == nullptr);
+  CHECK(describe_choice(&engine, "", p, 1000) == "attention forward: a library");
+  CHECK(describe_choice(&engine, "", p, 10) == "attention forward: our own kernels (a reason)");
+  p.d = 36;
+  CHECK(choose(&engine, p, 1000) == nullptr);
+}
+
 TEST_CASE("The choice names its reason") {
   Problem p = make(Direction::forward, {2, 64, true}, {4, 2}, 64, true, 0);
   p.dtype = DType::f32;

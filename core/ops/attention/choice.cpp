@@ -1,6 +1,6 @@
 // Which attention problems a library gets, and the text that says so.
 
-#include "core/base/error.h"
+#include "core/base/log.h"
 #include "core/ops/attention/engine.h"
 
 namespace nrl::ops::attention {
@@ -48,6 +48,10 @@ Problem common(Direction direction, const Attention& a) {
 
 const char* name_of(Direction d) {
   return d == Direction::forward ? "forward" : "backward";
+}
+
+std::string own_kernels(const Problem& p, const std::string& reason) {
+  return fmt::format("attention {}: our own kernels ({})", name_of(p.direction), reason);
 }
 
 }  // namespace
@@ -101,11 +105,23 @@ std::string refusal(const Problem& p) {
   return "";
 }
 
+Engine* choose(Engine* engine, const Problem& p, size_t workspace) {
+  if (!engine) return nullptr;
+  std::string reason = refusal(p);
+  if (reason.empty()) reason = engine->refusal(p, workspace);
+  if (reason.empty()) return engine;
+  const std::string text = own_kernels(p, reason);
+  if (engine->say_once(text)) log::line(text);
+  return nullptr;
+}
+
 std::string describe_choice(Engine* engine, const std::string& why_none, const Problem& p, size_t workspace) {
   std::string reason = engine ? refusal(p) : why_none;
   if (engine && reason.empty()) reason = engine->refusal(p, workspace);
   if (engine && reason.empty()) return fmt::format("attention {}: {}", name_of(p.direction), engine->name());
-  return fmt::format("attention {}: our own kernels ({})", name_of(p.direction), reason);
+  const std::string text = own_kernels(p, reason);
+  if (engine) engine->say_once(text);
+  return text;
 }
 
 }  // namespace nrl::ops::attention

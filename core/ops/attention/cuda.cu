@@ -10,11 +10,8 @@ namespace {
 /// The library, when it takes this problem.
 template <class Attention>
 attention::Engine* engine_for(const Exec& exec, const Attention& a) {
-  attention::Engine* engine = exec.libraries ? exec.libraries->attention.get() : nullptr;
-  if (!engine) return nullptr;
-  const attention::Problem p = attention::problem_of(a);
-  if (!attention::refusal(p).empty() || !engine->refusal(p, exec.workspace.size).empty()) return nullptr;
-  return engine;
+  if (!exec.libraries) return nullptr;
+  return attention::choose(exec.libraries->attention.get(), attention::problem_of(a), exec.workspace.size);
 }
 
 void forward(Exec& exec, const AttentionForward& a) {

@@ -303,6 +303,7 @@ CudnnSupport find_plans(SizedGraph& graph, const Problem& p, size_t workspace, c
 class Cudnn final : public Engine {
  public:
   Cudnn(device::Runtime& runtime, const CudnnOptions& options) : runtime_(runtime), options_(options) {
+    runtime.bind_thread();
     if (const auto status = fe::detail::create_handle(&handle_); status != CUDNN_STATUS_SUCCESS)
       fail(Exit::unavailable, "cudnnCreate failed on {}: {}", runtime.properties().name,
            fe::detail::get_error_string(status));

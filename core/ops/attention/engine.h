@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "core/ops/attention/attention.h"
@@ -68,10 +69,20 @@ class Engine {
   /// refusal(). Fails with Exit::internal and the library's text.
   virtual void forward(Exec& exec, const AttentionForward& a) = 0;
   virtual void backward(Exec& exec, const AttentionBackward& a) = 0;
+
+  /// True the first time it is called with this text.
+  bool say_once(const std::string& text) { return said_.insert(text).second; }
+
+ private:
+  std::set<std::string> said_;
 };
 
+/// `engine` when it is there and takes the problem; else null, with the reason in the log when it is a new
+/// one.
+Engine* choose(Engine* engine, const Problem& p, size_t workspace);
+
 /// One line for the start of a run: who does the problem, and why not the library if it does not. `engine`
-/// may be null; then `why_none` is the reason.
+/// may be null; then `why_none` is the reason. choose() will not say it again.
 std::string describe_choice(Engine* engine, const std::string& why_none, const Problem& p, size_t workspace);
 
 struct CudnnOptions {
