@@ -110,7 +110,6 @@ StreamHandle Device::create_stream(Priority) {
   check_bound("create_stream");
   auto stream = std::make_unique<Stream>();
   stream->number = ++streams_made_;
-  if (sanitizer::thread()) stream->fiber = __tsan_create_fiber(0);
   Stream* handle = stream.get();
   streams_.push_back(std::move(stream));
   const std::lock_guard names(registry().mutex);

@@ -85,8 +85,6 @@ Device::~Device() {
     const std::lock_guard names(registry().mutex);
     for (const auto& s : streams_) registry().owner.erase(s.get());
   }
-  for (const auto& s : streams_)
-    if (s->fiber) __tsan_destroy_fiber(s->fiber);
   if (problem.empty()) return;
   if (options_.on_problem)
     options_.on_problem(problem);
@@ -141,6 +139,20 @@ Event& Device::event_of(device::EventHandle handle, const char* call) {
 // ---- running
 // -----------------------------------------------------------------------------------------------
 
+/// Tells the thread sanitizer what the item at the front of a queue means.
+void Device::order(Stream& stream) {
+  stream.thread.run(
+      [](void* argument) {
+        auto& s = *static_cast<Stream*>(argument);
+        const Item& item = s.queue.front();
+        if (item.issued) sanitizer::acquire(item.issued.get());
+        if (item.kind == Item::Kind::wait) sanitizer::acquire(item.point.get());
+        if (item.kind == Item::Kind::mark) sanitizer::release(item.point.get());
+        sanitizer::release(&s);
+      },
+      &stream);
+}
+
 /// Passes what needs no work at the front of a queue; true when work that may run is there.
 bool Device::settle(Stream& stream) {
   while (!stream.queue.empty()) {
@@ -149,13 +161,8 @@ bool Device::settle(Stream& stream) {
     if (item.kind == Item::Kind::graph && !item.replay->over()) return true;
     if (item.kind == Item::Kind::wait && !item.point->done) return false;
     if (sanitizer::thread()) {
-      void* host = sanitizer::current_fiber();
-      sanitizer::become(stream.fiber);
-      if (item.issued) sanitizer::acquire(item.issued.get());
-      if (item.kind == Item::Kind::wait) sanitizer::acquire(item.point.get());
-      if (item.kind == Item::Kind::mark) sanitizer::release(item.point.get());
-      sanitizer::release(&stream);
-      sanitizer::become(host);
+      order(stream);
+      if (item.replay && item.replay->last()) sanitizer::acquire(&stream);
     }
     if (item.kind == Item::Kind::mark) {
       item.point->done = true;
@@ -168,33 +175,36 @@ bool Device::settle(Stream& stream) {
 }
 
 /// Runs a closure as the stream, without the mutex. What the closure owns goes as a part of the work, unless
-/// it will run again. Nothing here may be instrumented by the thread sanitizer: two of its threads share the
-/// frame.
-void Device::run(Lock& lock, Stream& stream, Closure& work, bool again) {
+/// it will run again.
+void Device::run(Lock& lock, Stream& stream, Closure* work, bool again) {
+  struct Piece {
+    Closure* work;
+    void *issued, *stream;
+    bool again;
+    std::exception_ptr error;
+  } piece{work, stream.queue.front().issued.get(), &stream, again, nullptr};
   busy_ = true;
-  void* const issued = stream.queue.front().issued.get();
   lock.unlock();
   in_work = true;
-  void* const host = sanitizer::current_fiber();
-  if (sanitizer::thread()) {
-    sanitizer::become(stream.fiber);
-    sanitizer::acquire(issued);
-  }
-  std::exception_ptr error;
-  try {
-    work();
-  } catch (...) {
-    error = std::current_exception();
-  }
-  if (!again) work = nullptr;
-  if (sanitizer::thread()) {
-    sanitizer::release(&stream);
-    sanitizer::become(host);
-  }
+  stream.thread.run(
+      [](void* argument) {
+        auto& p = *static_cast<Piece*>(argument);
+        sanitizer::acquire(p.issued);
+        try {
+          (*p.work)();
+        } catch (...) {
+          p.error = std::current_exception();
+        }
+        if (!p.again) delete p.work;
+        sanitizer::release(p.stream);
+      },
+      &piece);
   in_work = false;
   lock.lock();
   busy_ = false;
-  if (error && !error_) error_ = error;
+  if (!piece.error) return;
+  sanitizer::acquire(&stream);
+  if (!error_) error_ = piece.error;
 }
 
 /// One piece of work of a random stream; false when no stream can run.
@@ -209,7 +219,6 @@ bool Device::step(Lock& lock) {
   }
   std::erase_if(streams_, [this](const auto& s) {
     if (!s->destroyed || !s->queue.empty()) return false;
-    if (s->fiber) __tsan_destroy_fiber(s->fiber);
     if (favourite_ == s.get()) favourite_ = nullptr;
     return true;
   });
@@ -225,12 +234,12 @@ bool Device::step(Lock& lock) {
   Item& item = stream.queue.front();  // stays where it is: others only push behind it
   const Open open(memory_);
   if (item.kind == Item::Kind::work) {
-    run(lock, stream, item.work, false);
+    run(lock, stream, item.work.release(), false);
     stream.queue.pop_front();
     --waiting_;
   } else {
     const int node = item.replay->take(random_);
-    run(lock, stream, item.replay->work(node), true);
+    run(lock, stream, &item.replay->work(node), true);
     item.replay->finish(node);
   }
   if (error_) pass_all();
@@ -297,7 +306,7 @@ void Device::push_work(Lock& lock, Stream& stream, Closure work) {
     return;
   }
   Item item;
-  item.work = std::move(work);
+  item.work = std::make_unique<Closure>(std::move(work));
   push(lock, stream, std::move(item));
 }
 

@@ -86,10 +86,11 @@ class Device final : public device::Runtime {
 
   void push(Lock& lock, Stream& stream, Item item);
   void push_work(Lock& lock, Stream& stream, Closure work);
+  void order(Stream& stream);
   bool settle(Stream& stream);
   void pass_all();
   bool step(Lock& lock);
-  void run(Lock& lock, Stream& stream, Closure& work, bool again);
+  void run(Lock& lock, Stream& stream, Closure* work, bool again);
   void advance_until(Lock& lock, const std::function<bool()>& done);
   void drain(Lock& lock) noexcept;
   std::shared_ptr<Point> mark(Lock& lock, Stream& stream);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/device/runtime.h"
+#include "core/device/sim/stream_thread.h"
 
 namespace nrl::sim {
 
@@ -48,6 +49,8 @@ class Replay {
  public:
   explicit Replay(std::shared_ptr<Graph> graph);
   bool over() const { return left_ == 0; }
+  /// Nobody else has the graph: its memory goes with this.
+  bool last() const { return graph_.use_count() == 1; }
   /// One of the nodes that may run now.
   int take(std::mt19937_64& random);
   Closure& work(int node) const { return graph_->nodes[static_cast<size_t>(node)].work; }
@@ -64,8 +67,9 @@ class Replay {
 struct Item {
   enum class Kind : uint8_t { work, wait, mark, graph };
   Kind kind = Kind::work;
-  Closure work;
-  std::shared_ptr<Point> point;    ///< wait, mark
+  std::unique_ptr<Closure>
+      work;                      ///< its memory goes on the stream, which to the thread sanitizer is a thread
+  std::shared_ptr<Point> point;  ///< wait, mark
   std::unique_ptr<Replay> replay;  ///< graph
   std::unique_ptr<char> issued;    ///< thread sanitizer: what the host did before the call
 };
@@ -76,7 +80,7 @@ struct Stream {
   bool destroyed = false;  ///< goes when its queue is empty
   std::shared_ptr<Capture> capture;
   std::vector<int> tail;  ///< nodes that the next recorded one comes after
-  void* fiber = nullptr;  ///< thread sanitizer: the thread that this stream is
+  StreamThread thread;
 };
 
 struct Event {
