@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/device/sim/sim.h"
 #include "core/ops/attention/cudnn.h"
 #include "tests/attention/h200.h"
 #include "tests/catch.h"
@@ -100,6 +101,15 @@ TEST_CASE("Too little workspace is a reason") {
   const Problem p = make(Direction::backward, {2, 1024, true}, {8, 8}, 128, true, 0);
   const std::string refused = ask(p, 1 << 20).refused;
   CHECK(refused.find("workspace") != std::string::npos);
+}
+
+TEST_CASE("cuDNN opens, or says why it does not") {
+  const auto device = device::open_sim();
+  std::string why;
+  const auto engine = open_cudnn(*device, {}, why);
+  INFO(why);
+  CHECK((engine == nullptr) != why.empty());
+  if (!engine) CHECK(why.find("cudnnCreate") != std::string::npos);  // the library is there, a GPU is not
 }
 
 struct Refuser final : Engine {

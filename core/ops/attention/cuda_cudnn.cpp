@@ -9,7 +9,9 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <bit>
+#include <cctype>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -270,10 +272,11 @@ std::unique_ptr<SizedGraph> build_graph(const Problem& p, const CudnnOptions& op
   return p.direction == Direction::forward ? builder.forward() : builder.backward(options.deterministic);
 }
 
-/// The first lines of what cuDNN says.
+/// The beginning of what cuDNN says, in one line.
 std::string text_of(fe::error_t e) {
   std::string text = e.get_message().substr(0, 400);
   while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.pop_back();
+  std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
 
