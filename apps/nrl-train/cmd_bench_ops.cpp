@@ -37,7 +37,9 @@ class OpCases {
     machine.need_workspace(std::max(
         {ops::norm_backward_workspace(std::max(s_.hidden, s_.head_dim), e_.threads),
          ops::qk_norm_rope_workspace(s_.head_dim, e_.threads), ops::sum_of_squares_workspace(s_.parameters),
-         ops::linear_workspace(s_.tokens, s_.hidden, s_.hidden, a_, e_.threads)}));
+         machine.gpu() ? std::max(ops::gpu_linear_workspace(s_.hidden, e_.threads),
+                                  ops::embedding_backward_workspace(s_.tokens, s_.hidden))
+                       : ops::linear_workspace(s_.tokens, s_.hidden, s_.hidden, a_, e_.threads)}));
     norms();
     heads();
     activations_();

@@ -81,7 +81,8 @@ void gemm_case(Machine& machine, const GemmCase& c, DType dtype, double peak, Re
     Tensor x, w, y, dx, dw;
   };
   ops::Exec& e = machine.exec();
-  machine.need_workspace(ops::linear_workspace(c.n, c.m, c.k, dtype, e.threads));
+  machine.need_workspace(machine.gpu() ? ops::gpu_linear_workspace(std::max(c.m, c.k), e.threads)
+                                       : ops::linear_workspace(c.n, c.m, c.k, dtype, e.threads));
   const int count = machine.sets(static_cast<double>((c.n * c.k + c.m * c.k + c.n * c.m) * size_of(dtype)));
   Tensors memory(machine);
   std::vector<Set> sets;
@@ -130,7 +131,9 @@ void attention_case(Machine& machine, const AttentionCase& c, const char* whose,
                     Report& report) {
   ops::Exec& e = machine.exec();
   const int64_t n = c.sequences * c.length, width = (c.heads + 2 * c.kv_heads) * c.d;
-  machine.need_workspace(ops::attention_workspace(n, c.heads, c.kv_heads, c.d, c.length, e.threads));
+  machine.need_workspace(machine.gpu()
+                             ? ops::attention_gpu_workspace(n, c.heads, c.kv_heads, c.d)
+                             : ops::attention_workspace(n, c.heads, c.kv_heads, c.d, c.length, e.threads));
   struct Set {
     ops::AttentionForward forward;
     ops::AttentionBackward backward;

@@ -348,8 +348,11 @@ void sim_enqueue(StreamHandle stream, std::function<void()> work) {
   // Tests run kernels on device memory of whatever device there is.
   struct OpenAll {
     explicit OpenAll(sim::Registry& r) {
-      const std::lock_guard lock(r.mutex);
-      devices.assign(r.devices.begin(), r.devices.end());
+      {
+        const std::lock_guard lock(r.mutex);
+        devices.assign(r.devices.begin(), r.devices.end());
+      }
+      // A device locks itself before the registry.
       for (sim::Device* d : devices) d->open();
     }
     ~OpenAll() {
