@@ -23,8 +23,8 @@ std::string processor_name();
 /// CPUs in this process's affinity mask.
 int available_cpus();
 
-/// Physical cores among them (hwloc): what compute threads are counted by, since two threads of one core share its vector
-/// units. The same as available_cpus() where the machine does not tell.
+/// Physical cores among them (hwloc): what compute threads are counted by, since two threads of one core
+/// share its vector units. The same as available_cpus() where the machine does not tell.
 int available_cores();
 
 }  // namespace nrl::cpu
