@@ -48,8 +48,8 @@ TEST_CASE("ranks take devices in turns", "[choose]") {
   REQUIRE(choose_ordinal(2, 3, 8, false) == 2);
   REQUIRE(choose_ordinal(5, 8, 4, true) == 1);
   REQUIRE_THROWS_WITH(choose_ordinal(0, 3, 2, false),
-                      Catch::Contains("3 ranks run on this node, which has 2 GPUs") &&
-                          Catch::Contains("kernels.share_device: true"));
+                      ContainsSubstring("3 ranks run on this node, which has 2 GPUs") &&
+                          ContainsSubstring("kernels.share_device: true"));
   // One device per rank, all called 0.
   REQUIRE(chosen({{"a"}, {"b"}, {"c"}}, false) == V{0, 0, 0});
   REQUIRE(chosen({{"a", "b"}, {"b", "a"}}, false) == V{0, 0});
