@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
+#include "core/device/cpu/features.h"
 
 namespace nrl::app {
 namespace {
@@ -151,6 +152,7 @@ int run(int argc, char** argv) {
 }  // namespace nrl::app
 
 int main(int argc, char** argv) {
+  nrl::cpu::silence_hwloc_without_sysfs();
   try {
     return nrl::app::run(argc, argv);
   } catch (const nrl::Error& e) {

@@ -27,4 +27,9 @@ int available_cpus();
 /// share its vector units. The same as available_cpus() where the machine does not tell.
 int available_cores();
 
+/// Must be called before threads start and before MPI_Init. Where /sys is not mounted, as in many containers,
+/// hwloc (ours and Open MPI's) would report that on standard error of every rank; it gets the cores from
+/// CPUID then.
+void silence_hwloc_without_sysfs();
+
 }  // namespace nrl::cpu
