@@ -39,7 +39,8 @@ while (($#)); do
 done
 suite=${1:-}
 case $suite in
-  bookworm) command=${2:-$short_quickstart} ;;
+  # Without precompiled headers, which would hide an include that a file lacks.
+  bookworm) command=${2:-cmake --preset cpu -DNRL_PCH=OFF && $short_quickstart} ;;
   trixie) command=${2:-./scripts/test.sh && $short_quickstart} ;;
   *)
     usage >&2

@@ -23,8 +23,8 @@ endif()
 # OpenMP everywhere, because a precompiled header serves only targets with the same flags.
 target_link_libraries(nrl_flags INTERFACE nrl::openmp)
 
-# The headers that most files include, precompiled once for libraries and once, with Catch2, for tests. A file must still
-# include what it uses: NRL_PCH=OFF builds without.
+# The headers that most files include, precompiled for libraries, for cold ones, and, with Catch2, for tests: GCC takes
+# none with another optimization. A file must still include what it uses: NRL_PCH=OFF builds without.
 set(NRL_PCH_HEADERS <algorithm> <array> <atomic> <chrono> <cstdint> <cstring> <functional> <map> <memory> <mutex>
   <numeric> <optional> <set> <span> <sstream> <string> <string_view> <thread> <unordered_map> <utility> <vector>
   <spdlog/fmt/fmt.h>)
@@ -36,31 +36,36 @@ function(nrl_precompile name)
 endfunction()
 if(NRL_PCH)
   nrl_precompile(nrl_pch)
+  nrl_precompile(nrl_cold_pch)
+  target_compile_options(nrl_cold_pch PRIVATE -O1)
   if(NRL_TESTS)
     nrl_precompile(nrl_test_pch <tests/catch.h>)
     target_link_libraries(nrl_test_pch PRIVATE nrl::catch2)
     set_target_properties(nrl_test_pch PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-    target_compile_options(nrl_test_pch PRIVATE -fPIE)  # as programs are
+    target_compile_options(nrl_test_pch PRIVATE -O1 -fPIE)  # as programs are
   endif()
 endif()
 
-# nrl_use_pch(TARGET nrl_pch|nrl_test_pch)
 function(nrl_use_pch target pch)
   if(NRL_PCH)
     target_precompile_headers(${target} REUSE_FROM ${pch})
   endif()
 endfunction()
 
-# nrl_library(NAME SOURCES... LINK libs... [COLD] [NO_PCH]): one floor. COLD: nothing in it is worth the time that more
-# than -O1 takes to compile. NO_PCH: for flags of its own.
+# Nothing in the target is worth the time that more than -O1 takes to compile.
+function(nrl_cold target)
+  target_compile_options(${target} PRIVATE -O1)
+  nrl_use_pch(${target} nrl_cold_pch)
+endfunction()
+
+# nrl_library(NAME SOURCES... LINK libs... [COLD] [NO_PCH]): one floor. COLD: as nrl_cold. NO_PCH: it has other flags.
 function(nrl_library name)
   cmake_parse_arguments(ARG "COLD;NO_PCH" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC nrl_flags ${ARG_LINK} PRIVATE ${ARG_PRIVATE_LINK})
   if(ARG_COLD)
-    target_compile_options(${name} PRIVATE -O1)
-  endif()
-  if(NOT ARG_NO_PCH)
+    nrl_cold(${name})
+  elseif(NOT ARG_NO_PCH)
     nrl_use_pch(${name} nrl_pch)
   endif()
 endfunction()
