@@ -23,6 +23,10 @@ endif()
 # OpenMP everywhere, because a precompiled header serves only targets with the same flags.
 target_link_libraries(nrl_flags INTERFACE nrl::openmp)
 
+# For code that is not worth the time that more than -O1 takes to compile. At -O1 GCC 14 reports uninitialized parts of
+# std::variant, falsely.
+set(NRL_COLD_OPTIONS $<$<NOT:$<CONFIG:Debug>>:-O1> -Wno-maybe-uninitialized)
+
 # The headers that most files include, precompiled for libraries, for cold ones, and, with Catch2, for tests: GCC takes
 # none with another optimization. A file must still include what it uses: NRL_PCH=OFF builds without.
 set(NRL_PCH_HEADERS <algorithm> <array> <atomic> <chrono> <cstdint> <cstring> <functional> <map> <memory> <mutex>
@@ -37,12 +41,12 @@ endfunction()
 if(NRL_PCH)
   nrl_precompile(nrl_pch)
   nrl_precompile(nrl_cold_pch)
-  target_compile_options(nrl_cold_pch PRIVATE -O1)
+  target_compile_options(nrl_cold_pch PRIVATE ${NRL_COLD_OPTIONS})
   if(NRL_TESTS)
     nrl_precompile(nrl_test_pch <tests/catch.h>)
     target_link_libraries(nrl_test_pch PRIVATE nrl::catch2)
     set_target_properties(nrl_test_pch PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-    target_compile_options(nrl_test_pch PRIVATE -O1 -fPIE)  # as programs are
+    target_compile_options(nrl_test_pch PRIVATE ${NRL_COLD_OPTIONS} -fPIE)  # as programs are
   endif()
 endif()
 
@@ -52,9 +56,7 @@ function(nrl_use_pch target pch)
   endif()
 endfunction()
 
-# Nothing in the target is worth the time that more than -O1 takes to compile. At -O1 GCC 14 reports uninitialized parts
-# of std::variant, falsely.
-set(NRL_COLD_OPTIONS -O1 -Wno-maybe-uninitialized)
+# nrl_cold(TARGET): compiled with NRL_COLD_OPTIONS.
 function(nrl_cold target)
   target_compile_options(${target} PRIVATE ${NRL_COLD_OPTIONS})
   nrl_use_pch(${target} nrl_cold_pch)
