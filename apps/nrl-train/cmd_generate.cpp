@@ -83,11 +83,12 @@ int run_generate(const GenerateArgs& args) {
   std::vector<cpu::HostMemory> memory;
   std::vector<Tensor> weights;
   std::vector<model::ParameterView> views;
+  const DType dtype = train::stored_dtype(args.directory);
   for (const model::Parameter& p : parameters.all) {
-    memory.emplace_back(static_cast<size_t>(p.numel()) * 4);
+    memory.emplace_back(static_cast<size_t>(p.numel() * size_of(dtype)));
     weights.push_back(p.shape.size() == 1
-                          ? make_tensor(memory.back().data(), DType::f32, {p.shape[0]})
-                          : make_tensor(memory.back().data(), DType::f32, {p.shape[0], p.shape[1]}));
+                          ? make_tensor(memory.back().data(), dtype, {p.shape[0]})
+                          : make_tensor(memory.back().data(), dtype, {p.shape[0], p.shape[1]}));
     views.push_back({weights.back(), {}});
   }
   train::load_weights(args.directory, spec, parameters, weights);

@@ -220,6 +220,13 @@ Position load_checkpoint(const std::string& path, const TrainState& s) {
   return position_from(reader.manifest().state);
 }
 
+DType stored_dtype(const std::string& directory) {
+  const SafetensorsSet files(directory);
+  for (const std::string& name : files.names())
+    if (files.at(name).tensor->dtype != DType::bf16) return DType::f32;
+  return DType::bf16;
+}
+
 void load_weights(const std::string& directory, const ModelSpec& spec, const model::ParameterList& parameters,
                   const std::vector<Tensor>& weights) {
   const SafetensorsSet files(directory);

@@ -58,6 +58,9 @@ std::string save_checkpoint(const TrainState& state, const Position& position, c
 /// checkpoint is of another model, or has no optimizer state.
 Position load_checkpoint(const std::string& path, const TrainState& state);
 
+/// The dtype to hold a directory's weights in without loss: bf16 where all of them are stored so, else f32.
+DType stored_dtype(const std::string& directory);
+
 /// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors). Names the
 /// missing and the unexpected tensors.
 void load_weights(const std::string& directory, const model::ModelSpec& spec,

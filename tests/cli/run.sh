@@ -157,6 +157,10 @@ case $case_name in
     cmp -s out.txt first.txt || fail "the same seed gave another text"
     expect 0 run 1 generate g/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --temperature 0
     expect 0 run 1 generate g/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --top-k 1 --seed 9
+    # Weights stored in bf16 stay so in memory.
+    config half
+    expect 0 run 1 half.yaml policy.precision=bfloat16
+    expect 0 run 1 generate half/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --temperature 0
     ;;
   bf16)
     corpus
