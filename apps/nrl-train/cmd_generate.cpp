@@ -57,13 +57,7 @@ int32_t sample(std::span<const float> logits, const GenerateArgs& args, float un
 }  // namespace
 
 int run_generate(const GenerateArgs& args) {
-  const std::string config_path = join_path(args.directory, "config.json");
-  model::ModelSpec spec;
-  try {
-    spec = model::parse_model_config(read_file(config_path, uint64_t{4} << 20), config_path);
-  } catch (const model::ModelConfigError& e) {
-    fail(Exit::data, "{}: {}", config_path, e.what());
-  }
+  const model::ModelSpec spec = train::load_model_directory(args.directory);
   const auto tokenizer =
       args.tokenizer.empty() ? data::tokenizer_in(args.directory) : data::make_tokenizer(args.tokenizer);
   std::vector<int32_t> prompt = tokenizer->encode(args.prompt);

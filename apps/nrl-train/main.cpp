@@ -15,8 +15,8 @@
 namespace nrl::app {
 namespace {
 
-constexpr std::string_view commands[] = {"train",   "plan",       "prepare", "data",  "generate",
-                                         "explain", "checkpoint", "bench",   "doctor"};
+constexpr std::string_view commands[] = {"train",  "plan",    "prepare",    "data",  "generate", "eval",
+                                         "report", "explain", "checkpoint", "bench", "doctor"};
 
 // `nrl-train run.yaml ...` means `nrl-train train run.yaml ...`.
 std::vector<std::string> with_default_command(int argc, char** argv) {
@@ -98,6 +98,30 @@ int run(int argc, char** argv) {
   c->add_option("--seed", generate.seed, "Of the sampling");
   c->add_option("--threads", generate.threads, "Default: all cores")->check(CLI::Range(0, 1024));
   c->callback([&] { result = run_generate(generate); });
+
+  EvalArgs eval;
+  c = app.add_subcommand("eval", "Loss, perplexity and bits per byte of a model on token files");
+  c->add_option("directory", eval.directory, "Checkpoint (step-N) or Hugging Face directory")->required();
+  c->add_option("--data", eval.data, "Prefixes of token files made by nrl-train prepare")->required();
+  c->add_option("--sequence-length", eval.sequence_length,
+                "Tokens of a window (default: as in training, else the model's longest up to 1024)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  c->add_option("--micro-batch", eval.micro_batch, "Windows at once")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
+  c->add_option("--max-tokens", eval.max_tokens, "Evaluate only the first tokens (default: all)")
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 50));
+  c->add_option("--device", eval.device, "auto (default), cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  c->add_option("--threads", eval.threads, "Per rank (default: the rank's share of the cores)")
+      ->check(CLI::Range(1, 1024));
+  c->add_flag("--json", eval.json, "One JSON object per data set");
+  c->callback([&] { result = run_eval(eval); });
+
+  ReportArgs report;
+  c = app.add_subcommand("report", "Draw the loss and other curves of one or more runs");
+  c->add_option("runs", report.runs, "Log directories of runs (logger.log_dir)")->required();
+  c->add_option("--html", report.html, "Write a self-contained page with all curves to this file");
+  c->callback([&] { result = run_report(report); });
 
   std::string key;
   c = app.add_subcommand("explain", "Say what a configuration key or section means");

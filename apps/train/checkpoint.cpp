@@ -220,6 +220,15 @@ Position load_checkpoint(const std::string& path, const TrainState& s) {
   return position_from(reader.manifest().state);
 }
 
+ModelSpec load_model_directory(const std::string& directory) {
+  const std::string path = join_path(directory, "config.json");
+  try {
+    return model::parse_model_config(read_file(path, uint64_t{4} << 20), path);
+  } catch (const model::ModelConfigError& e) {
+    fail(Exit::data, "{}: {}", path, e.what());
+  }
+}
+
 DType stored_dtype(const std::string& directory) {
   const SafetensorsSet files(directory);
   for (const std::string& name : files.names())

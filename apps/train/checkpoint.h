@@ -58,6 +58,10 @@ std::string save_checkpoint(const TrainState& state, const Position& position, c
 /// checkpoint is of another model, or has no optimizer state.
 Position load_checkpoint(const std::string& path, const TrainState& state);
 
+/// The model that a checkpoint's or Hugging Face directory's config.json describes. Exit::data when it is
+/// none we have.
+model::ModelSpec load_model_directory(const std::string& directory);
+
 /// The dtype to hold a directory's weights in without loss: bf16 where all of them are stored so, else f32.
 DType stored_dtype(const std::string& directory);
 
