@@ -14,6 +14,7 @@
 #include "apps/data/tokenizer.h"
 #include "apps/model/parameters.h"
 #include "apps/plan/run_plan.h"
+#include "core/io/checkpoint_reader.h"
 #include "core/io/checkpoint_store.h"
 
 namespace nrl::train {
@@ -47,6 +48,7 @@ struct SaveOptions {
   std::string store;  ///< checkpointing.checkpoint_dir
   bool optimizer = true;
   std::string resolved_config;                         ///< YAML text
+  JsonValue run;                                       ///< record_to_json() of apps/train/resume.h
   std::vector<data::Tokenizer::File> tokenizer_files;  ///< written beside the weights
 };
 
@@ -54,9 +56,12 @@ struct SaveOptions {
 std::string save_checkpoint(const TrainState& state, const Position& position, const SaveOptions& options,
                             const RankGroup& group);
 
-/// Reads position, weights and this rank's optimizer state. Every rank reads for itself. Fails (65) when the
-/// checkpoint is of another model, or has no optimizer state.
-Position load_checkpoint(const std::string& path, const TrainState& state);
+/// The position in the manifest. Fails (65) on counters that are out of range or contradict each other.
+Position read_position(const CheckpointReader& reader);
+
+/// Reads weights and this rank's optimizer state. Every rank reads for itself. Fails (65) when the checkpoint
+/// is of another model, has no optimizer state, or holds NaN or infinity (naming tensor and count).
+void load_checkpoint(CheckpointReader& reader, const TrainState& state);
 
 /// The model that a checkpoint's or Hugging Face directory's config.json describes. Exit::data when it is
 /// none we have.
@@ -66,7 +71,7 @@ model::ModelSpec load_model_directory(const std::string& directory);
 DType stored_dtype(const std::string& directory);
 
 /// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors). Names the
-/// missing and the unexpected tensors.
+/// missing and the unexpected tensors, and those that hold NaN or infinity.
 void load_weights(const std::string& directory, const model::ModelSpec& spec,
                   const model::ParameterList& parameters, const std::vector<Tensor>& weights);
 

@@ -215,6 +215,10 @@ Session::Session(comm::World& world, ConfigResult config_result)
     device_why_ = "another rank has no GPU";
   }
   open_device();
+  Inputs inputs;
+  together(world, [&] { inputs = identify_inputs(c); });
+  const std::vector<std::string> files_of_ranks = world.comm().gather_texts(to_text(inputs.files));
+  together(world, [&] { require_same_files(files_of_ranks, world.hosts()); });
   together(world, [&] {
     plan_ = plan::make_run_plan(c, load_model_spec(config_), resolve_batch(c, world.size()), world.rank(),
                                 device_, host_threads_);
@@ -222,23 +226,18 @@ Session::Session(comm::World& world, ConfigResult config_result)
     ops::require_kernels(*exec_.kernels, needed, device_ == DeviceType::cpu ? "the CPU" : "the GPU");
     kernels_needed_ = static_cast<int>(needed.size());
     open_data();
+    record_ = make_record(c, plan_->spec, plan_->recipe.weights, world.size(), inputs);
     if (world.rank() == 0 && c.checkpointing.enabled) tokenizer_files_ = tokenizer_files(c);
   });
   grid_ = std::make_unique<ProcessGrid>(GridSizes{}, world.comm());
   connect_devices();
   together(world, [&] {
-    const bool writes = c.checkpointing.enabled;
-    if (world.rank() == 0 && writes) {
-      make_directories(c.checkpointing.checkpoint_dir);
-      lock_ = std::make_unique<RunLock>(c.checkpointing.checkpoint_dir);
-      if (!lock_->takeover().empty()) warnings_.push_back(lock_->takeover());
-      clean_store(c.checkpointing.checkpoint_dir, *lock_);
-    }
+    if (world.rank() == 0) lock_directories();
     allocate();
     // The library makes its plans now, while no graph is recorded and nothing waits for them.
     if (device_ == DeviceType::cuda) attention_ = describe_attention();
   });
-  initialise();
+  initialize();
   peak_ = device_ == DeviceType::cpu ? ops::measure_gemm_peak(host_threads_) * 1e9
                                      : peak_flops(accelerator_.runtime->properties());
 }
@@ -431,91 +430,12 @@ void Session::with_host_state(HostState what, const std::function<void(const Tra
   for (const auto& [device, mirrored] : copies) ops::upload(exec_, device, mirrored.data);
 }
 
-void Session::initialise() {
+void Session::lock_directories() {
   const Config& c = config();
-  plan::RunPlan& p = *plan_;
-  // Rank 0 chooses the checkpoint; all read it.
-  std::string path;
-  together(world_, [&] {
-    if (world_.rank() != 0 || c.checkpointing.resume == "never") return;
-    if (c.checkpointing.resume != "auto") {
-      path = c.checkpointing.resume;
-      return;
-    }
-    if (!c.checkpointing.enabled) return;
-    ResumePoint found = find_resume(c.checkpointing.checkpoint_dir);
-    warnings_.insert(warnings_.end(), found.warnings.begin(), found.warnings.end());
-    if (found.checkpoint) path = found.checkpoint->path;
-  });
-  world_.comm().broadcast_text(path, 0);
-  together(world_, [&] {
-    if (!path.empty()) {
-      Position saved;
-      with_host_state(HostState::loaded,
-                      [&](const TrainState& state) { saved = load_checkpoint(path, state); });
-      resumed_from_ = path;
-      go_on_from(saved);
-      scalars_.restore(saved.updates, saved.skipped_in_a_row);
-      return;
-    }
-    scalars_.restore(0, 0);
-    with_host_state(HostState::weights, [&](const TrainState& state) {
-      if (c.policy.model_name)
-        load_weights(*c.policy.model_name, p.spec, p.parameters, state.weights);
-      else
-        make_initial_weights(state);
-    });
-    if (!flat_.master) return;
-    // Masters start from the rounded weights, so that the first step sees what the layers see.
-    for (const plan::OwnedRange& r : p.owned)
-      ops::convert(exec_, flat_.weights.rows(r.flat, r.count), flat_.master.rows(r.state, r.count));
-  });
-}
-
-void Session::make_initial_weights(const TrainState& state) const {
-  const plan::RunPlan& p = *plan_;
-  std::vector<float> values;
-  for (size_t i = 0; i < p.parameters.all.size(); ++i) {
-    const model::Parameter& parameter = p.parameters.all[i];
-    for (const model::Part& part : parameter.parts) {
-      const bool direct = p.recipe.weights == DType::f32;
-      if (!direct) values.resize(static_cast<size_t>(part.numel()));
-      float* out = direct ? state.weights[i].ptr<float>() + part.offset : values.data();
-      initial_values(p.spec, parameter, part, static_cast<uint64_t>(config().pretrain.seed), 0, part.numel(),
-                     out, host_threads_);
-      if (direct) continue;
-      bf16* low = state.weights[i].ptr<bf16>() + part.offset;
-      cpu::parallel_for(host_threads_, part.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
-        for (int64_t e = begin; e < end; ++e) low[e] = bf16(values[static_cast<size_t>(e)]);
-      });
-    }
-  }
-}
-
-void Session::go_on_from(const Position& saved) {
-  const int64_t global = plan_->batch.global;
-  const Position fresh = std::exchange(position_, saved);
-  position_.global_batch = global;
-  position_.dataset_samples = fresh.dataset_samples;
-  if (saved.global_batch != global) {
-    warnings_.push_back(
-        fmt::format("the global batch was {} and is {} now: steps count on, samples go on where they stopped",
-                    saved.global_batch, global));
-    const int64_t needed = saved.consumed_samples + std::max<int64_t>(max_steps() - saved.step, 0) * global;
-    if (needed > train_.samples) {
-      train_ = open_train_data(config(), plan_->spec.vocab_size, global, needed);
-      position_.dataset_samples = train_.samples;
-    }
-  }
-  // Within one epoch the order is the same however many samples are asked for; Megatron's order of several
-  // epochs is not.
-  if (position_.dataset_samples != saved.dataset_samples &&
-      std::max(position_.dataset_samples, saved.dataset_samples) > train_.epoch_samples)
-    warnings_.push_back(
-        fmt::format("the order of the samples was made for {} and is made for {} now, which is more than one "
-                    "epoch of {}: it "
-                    "is not the same order, some samples may come again and others late",
-                    saved.dataset_samples, position_.dataset_samples, train_.epoch_samples));
+  std::vector<std::string> directories{c.logger.log_dir};
+  if (c.checkpointing.enabled) directories.push_back(c.checkpointing.checkpoint_dir);
+  locks_ = std::make_unique<RunLocks>(std::move(directories));
+  warnings_ = locks_->takeovers();
 }
 
 RankGroup Session::rank_group() {
@@ -538,6 +458,7 @@ std::string Session::save() {
   options.store = c.checkpointing.checkpoint_dir;
   options.optimizer = c.checkpointing.save_optimizer;
   options.resolved_config = dump_resolved(config_);
+  options.run = record_to_json(record_);
   options.tokenizer_files = tokenizer_files_;
   std::string path;
   with_host_state(HostState::saved, [&](TrainState state) {

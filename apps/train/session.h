@@ -10,6 +10,7 @@
 #include "apps/train/accelerator.h"
 #include "apps/train/checkpoint.h"
 #include "apps/train/optimizer.h"
+#include "apps/train/resume.h"
 #include "apps/train/step_scalars.h"
 #include "core/device/cpu/features.h"
 #include "core/io/run_lock.h"
@@ -91,7 +92,12 @@ class Session {
   const std::string& resumed_from() const { return resumed_from_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
   const FlatState& flat() const { return flat_; }
-  const RunLock* lock() const { return lock_.get(); }
+  /// What differs from the run that saved the checkpoint resumed from, one line each.
+  const std::vector<std::string>& changes() const { return changes_; }
+  /// Shows other hosts that the run lives; call about every 10 seconds.
+  void heartbeat() const {
+    if (locks_) locks_->heartbeat();
+  }
 
   /// From now on a complete gradient may be sent (the last microbatch of a step).
   void set_last_microbatch(bool last) { last_microbatch_ = last; }
@@ -106,9 +112,12 @@ class Session {
   void connect_devices();
   void make_initial_weights(const TrainState& state) const;
   void allocate();
-  void initialise();
-  /// Fits position and data to a checkpoint of a run with another batch or length; says what that means.
-  void go_on_from(const Position& saved);
+  void lock_directories();
+  void initialize();
+  void start_from_initial_weights();
+  void resume_from(const std::string& path);
+  /// Fits position and data to a checkpoint of a run with another batch or length.
+  void restore_position(const Position& saved);
   RankGroup rank_group();
   /// The state that checkpoints hold, in the memory of `flat`.
   TrainState state_of(const FlatState& flat) const;
@@ -127,7 +136,7 @@ class Session {
   std::unique_ptr<plan::RunPlan> plan_;
   TrainData train_;
   std::unique_ptr<data::TokenDataset> validation_;
-  std::unique_ptr<RunLock> lock_;
+  std::unique_ptr<RunLocks> locks_;  // rank 0
   memory::Arenas arenas_;
   std::unique_ptr<comm::Communicator> device_dp_;
   ops::Exec exec_;
@@ -138,7 +147,8 @@ class Session {
   std::unique_ptr<Optimizer> optimizer_;
   Position position_;
   std::string resumed_from_;
-  std::vector<std::string> warnings_;
+  std::vector<std::string> warnings_, changes_;
+  RunRecord record_;
   std::vector<data::Tokenizer::File> tokenizer_files_;
   int64_t validation_batches_ = 0;
   double peak_ = 0;

@@ -159,6 +159,27 @@ TEST_CASE("one run per directory: a living owner is named, a dead one replaced")
   CHECK(error_of([&] { RunLock lock(dir / "none"); }).code == 73);
 }
 
+TEST_CASE("a run locks all its directories, each once") {
+  const TemporaryDirectory dir;
+  make_directories(dir / "logs");
+  {
+    // One directory by three names, and one inside of it that is made here.
+    const RunLocks locks({dir / "logs", dir / "logs/", dir / "logs/../logs", dir / "logs/deep/er"});
+    CHECK(&locks.of(dir / "logs") == &locks.of(dir / "logs/"));
+    CHECK(path_exists(dir / "logs/deep/er/run.lock"));
+    CHECK(error_of([&] { RunLock lock(dir / "logs"); }).code == 73);
+    // Refused for the logs: the other directory is neither made nor locked.
+    const Caught caught = error_of([&] { RunLocks({dir / "new/one", dir / "logs"}); });
+    CHECK(caught.code == 73);
+    CHECK(contains(caught.text, fmt::format("{}/run.lock: locked by pid {}", dir / "logs", ::getpid())));
+    CHECK_FALSE(path_exists(dir / "new"));
+    const RunLocks other({dir / "new/one", dir / "new"});
+    overwrite(dir / "new/kept", "x");
+  }
+  CHECK(list_directory(dir / "logs").empty());
+  CHECK(list_directory(dir / "new") == std::vector<std::string>{"kept"});
+}
+
 TEST_CASE("a lock of another host counts while its heartbeat is young") {
   const TemporaryDirectory dir;
   const std::string path = dir / "run.lock";
