@@ -230,6 +230,7 @@ Session::Session(comm::World& world, ConfigResult config_result)
     if (world.rank() == 0 && c.checkpointing.enabled) tokenizer_files_ = tokenizer_files(c);
   });
   grid_ = std::make_unique<ProcessGrid>(GridSizes{}, world.comm());
+  dp();  // groups are made on first use, by all ranks: not inside of work that may fail on one of them
   connect_devices();
   together(world, [&] {
     if (world.rank() == 0) lock_directories();
