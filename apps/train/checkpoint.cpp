@@ -210,9 +210,8 @@ Position read_position(const CheckpointReader& reader) {
                           p.consumed_samples >= p.step && p.tokens >= p.consumed_samples;
   if (!consistent)
     fail(Exit::data,
-         "{}: the counters contradict each other: step {} of checkpoint step {}, {} updates, {} skipped, {} "
-         "samples, "
-         "{} tokens",
+         "{}: the counters contradict each other: step {} in step-{}, {} updates, {} skipped, {} samples, {} "
+         "tokens",
          join_path(reader.path(), kManifestName), p.step, reader.manifest().step, p.updates, p.skipped,
          p.consumed_samples, p.tokens);
   return p;

@@ -29,7 +29,7 @@ struct Inputs {
 /// them.
 Inputs identify_inputs(const Config& config);
 
-/// The whole content of one file.
+/// One file, read whole.
 InputFile identify_input(const std::string& path);
 
 /// The files as text, to be gathered from all ranks.

@@ -98,6 +98,43 @@ TEST_CASE("a crash at any operation of a save leaves a valid newest checkpoint")
   }
 }
 
+TEST_CASE("a crash while checkpoints are set aside loses none of them") {
+  for (int n = 1;; ++n) {
+    CAPTURE(n);
+    const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
+    const std::string store = dir / "c";
+    for (int64_t step : {5, 10, 20}) save(store, step, static_cast<uint64_t>(step));
+    const RunLock lock(dir.path());
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      g_left = n;
+      g_error = 0;
+      set_file_op_hook(fault);
+      set_checkpoints_aside(store, 5, lock);
+      ::_exit(0);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE(WIFEXITED(status));
+    set_checkpoints_aside(store, 5, lock);  // the next start
+    clean_store(store, lock);
+    CHECK(find_resume(store).checkpoint->step == 5);
+    for (uint64_t step : {5, 10, 20}) {
+      int copies = 0;
+      for (const char* where : {"", "previous-1/", "previous-2/"}) {
+        const std::string path = fmt::format("{}/{}step-{}", store, where, step);
+        copies += path_exists(path) && holds_model(path, step) ? 1 : 0;
+      }
+      CHECK(copies == 1);
+    }
+    if (WEXITSTATUS(status) == 0) {
+      CHECK(n > 6);
+      break;
+    }
+  }
+}
+
 TEST_CASE("a storage error at any operation of a save leaves a valid newest checkpoint") {
   for (const auto& [error, persistent] : {std::pair{EIO, false}, {ENOSPC, true}, {EINTR, false}}) {
     for (int n = 1;; ++n) {
