@@ -38,12 +38,14 @@ kill_run() {
   wait "$1" 2>/dev/null || true
 }
 
-# kill_during_save NAME RANKS: kills the run by force while a checkpoint is being written.
+# kill_during_save NAME RANKS ARGS...: kills the run by force while a checkpoint is being written, or after step 20 where
+# this shell was too slow to see one.
 kill_during_save() {
   local name=$1 ranks=$2 pid
   run "$ranks" "$name.yaml" "${@:3}" &
   pid=$!
   while kill -0 $pid 2>/dev/null; do
+    [[ ! -e $name/checkpoints/step-20 ]] || break
     # The first save must be complete; then any unfinished one will do.
     if [[ -e $name/checkpoints/LATEST ]] && compgen -G "$name/checkpoints/step-*.tmp-*" >/dev/null; then break; fi
   done
