@@ -11,6 +11,7 @@
 #include "apps/model/inference.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/train/checkpoint.h"
+#include "apps/train/model_source.h"
 #include "apps/train/resume.h"
 #include "core/base/philox.h"
 #include "core/device/cpu/features.h"

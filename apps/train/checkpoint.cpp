@@ -249,16 +249,6 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
         });
 }
 
-ModelSpec load_model_directory(const std::string& directory) {
-  verify_model_directory(directory);
-  const std::string path = join_path(directory, "config.json");
-  try {
-    return model::parse_model_config(read_file(path, uint64_t{4} << 20), path);
-  } catch (const model::ModelConfigError& e) {
-    fail(Exit::data, "{}: {}", path, e.what());
-  }
-}
-
 DType stored_dtype(const std::string& directory) {
   const SafetensorsSet files(directory);
   for (const std::string& name : files.names())

@@ -63,10 +63,6 @@ Position read_position(const CheckpointReader& reader);
 /// is of another model, has no optimizer state, or holds NaN or infinity (naming tensor and count).
 void load_checkpoint(CheckpointReader& reader, const TrainState& state);
 
-/// The model that a checkpoint's or Hugging Face directory's config.json describes. Exit::data when it is
-/// none we have.
-model::ModelSpec load_model_directory(const std::string& directory);
-
 /// The dtype to hold a directory's weights in without loss: bf16 where all of them are stored so, else f32.
 DType stored_dtype(const std::string& directory);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "apps/train/checkpoint.h"
+#include "apps/train/model_source.h"
 #include "apps/train/session.h"
 #include "core/device/choose.h"
 #include "core/device/cpu/features.h"
