@@ -25,6 +25,8 @@ struct PrepareArgs {
   std::string tokenizer = "bytes";
   std::string output;
   std::string jsonl_key = "text";
+  std::string invalid_utf8 = "error";  ///< error, replace or skip
+  std::string on_bad_line = "error";   ///< error or skip
   bool append_eod = true;
   int workers = 0;  ///< 0: all cores
 };

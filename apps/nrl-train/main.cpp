@@ -62,11 +62,19 @@ int run(int argc, char** argv) {
 
   PrepareArgs prepare;
   c = app.add_subcommand("prepare", "Turn text into token files (PREFIX.bin and PREFIX.idx)");
-  c->add_option("--input", prepare.input, "Text files, JSONL files or directories")->required();
+  c->add_option("--input", prepare.input,
+                "Text files, JSON lines (.jsonl, .json), both also as .gz or .zst, or directories")
+      ->required();
   c->add_option("--tokenizer", prepare.tokenizer,
                 "bytes | sentencepiece:MODEL | train-sentencepiece:SIZE | hf:tokenizer.json");
   c->add_option("--output", prepare.output, "Prefix of the files to write")->required();
   c->add_option("--jsonl-key", prepare.jsonl_key, "Field of a JSONL line that holds the text");
+  c->add_option("--invalid-utf8", prepare.invalid_utf8,
+                "A document that is not valid UTF-8: error | replace (U+FFFD) | skip (leave it out)")
+      ->check(CLI::IsMember({"error", "replace", "skip"}));
+  c->add_option("--on-bad-line", prepare.on_bad_line,
+                "A JSONL line without a text: error | skip (leave it out)")
+      ->check(CLI::IsMember({"error", "skip"}));
   c->add_flag("--append-eod,!--no-append-eod", prepare.append_eod,
               "End every document with the end-of-text token (default)");
   c->add_option("--workers", prepare.workers, "Threads (default: all cores)")->check(CLI::Range(0, 1024));
