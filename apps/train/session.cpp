@@ -91,16 +91,14 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
   const bool separate = &own == &config.data.validation;
   data::DatasetOptions o;
   for (size_t i = 0; i < own.data_path.size(); ++i)
-    o.sources.push_back({own.data_path[i], own.weights ? (*own.weights)[i] : 1.0});
+    o.sources.push_back(
+        {own.data_path[i], own.weights ? std::optional((*own.weights)[i]) : std::nullopt, {}});
   if (config.data.split && !separate) {
     o.split = *config.data.split;
     o.part = part;
   } else if (part == data::Split::validation && !separate) {
     o.sources.clear();
   }
-  if (!own.weights && own.data_path.size() > 1)  // by size
-    for (auto& source : o.sources)
-      source.weight = static_cast<double>(IndexedDataset(source.prefix).tokens());
   o.sequence_length = config.policy.max_total_sequence_length;
   o.samples = samples;
   o.seed = static_cast<uint32_t>(config.data.seed.value_or(config.pretrain.seed));
@@ -109,17 +107,6 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
 }
 
 namespace {
-
-// Samples of one pass over the part of the data.
-int64_t samples_of_one_epoch(const data::DatasetOptions& o) {
-  int64_t tokens = 0;
-  for (const auto& source : o.sources) {
-    const IndexedDataset dataset(source.prefix);
-    const auto [begin, end] = data::split_bounds(o.split, o.part, dataset.sequences());
-    for (int64_t i = begin; i < end; ++i) tokens += dataset.lengths()[static_cast<size_t>(i)];
-  }
-  return std::max<int64_t>((tokens - 1) / o.sequence_length, 0);
-}
 
 cpu::Isa chosen_isa(const Config& config) {
   const cpu::Isa best = cpu::best_isa();
@@ -144,7 +131,7 @@ std::vector<data::Tokenizer::File> tokenizer_files(const Config& c) {
   return {};
 }
 
-TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
+TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
   if (c.data.train.data_path.empty())
     fail(Exit::config, "data.train.data_path is needed: the prefix of token files made by nrl-train prepare");
   if (!c.pretrain.max_num_steps && !c.pretrain.max_num_epochs)
@@ -156,8 +143,9 @@ TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
       fail(Exit::config,
            "{} was made with a vocabulary of {}, the model has {}: set policy.model.vocab_size to {} or more",
            source.prefix, manifest->vocab_size, vocab_size, manifest->vocab_size);
+  data::open_sources(options);
   TrainData out;
-  out.epoch_samples = samples_of_one_epoch(options);
+  out.epoch_samples = data::samples_of_one_epoch(options);
   out.max_steps = c.pretrain.max_num_steps.value_or(INT64_MAX);
   if (c.pretrain.max_num_epochs) {
     const int64_t steps = out.epoch_samples * *c.pretrain.max_num_epochs / global_batch;
@@ -167,7 +155,32 @@ TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
     out.max_steps = std::min(out.max_steps, steps);
   }
   out.samples = options.samples = std::max({out.max_steps * global_batch, at_least, global_batch});
-  out.dataset = data::open_token_dataset(options);
+  out.options = std::move(options);
+  return out;
+}
+
+TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
+  TrainData out = plan_train_data(c, vocab_size, global_batch, at_least);
+  out.dataset = data::open_token_dataset(out.options);
+  return out;
+}
+
+std::optional<ValidationData> plan_validation_data(const Config& c, const TrainData& train,
+                                                   int64_t global_batch) {
+  if (c.pretrain.val_period <= 0 && !c.pretrain.val_at_start && !c.pretrain.val_at_end) return std::nullopt;
+  ValidationData out;
+  out.options = dataset_options(c, train.options.vocab_size, data::Split::validation, 1);
+  if (out.options.sources.empty())
+    fail(Exit::config,
+         "an evaluation is asked for (pretrain.val_*), but there is no validation data; give "
+         "data.validation.data_path or data.split");
+  for (auto& source : out.options.sources)
+    for (const auto& open : train.options.sources)
+      if (source.prefix == open.prefix) source.file = open.file;
+  data::open_sources(out.options);
+  out.epoch_samples = data::samples_of_one_epoch(out.options);
+  out.batches = c.pretrain.val_batches.value_or(std::max<int64_t>(out.epoch_samples / global_batch, 1));
+  out.options.samples = out.batches * global_batch;
   return out;
 }
 
@@ -330,19 +343,15 @@ void Session::open_data() {
   position_.dataset_samples = train_.samples;
   position_.global_batch = global;
 
-  const bool wanted = c.pretrain.val_period > 0 || c.pretrain.val_at_start || c.pretrain.val_at_end;
-  if (!wanted) return;
-  data::DatasetOptions validation = dataset_options(c, plan_->spec.vocab_size, data::Split::validation, 1);
-  if (validation.sources.empty())
-    fail(Exit::config,
-         "an evaluation is asked for (pretrain.val_*), but there is no validation data; give "
-         "data.validation.data_path or data.split");
-  validation_batches_ =
-      c.pretrain.val_batches ? *c.pretrain.val_batches : samples_of_one_epoch(validation) / global;
-  if (validation_batches_ == 0)
-    fail(Exit::config, "the validation data makes fewer samples than one global batch of {}", global);
-  validation.samples = validation_batches_ * global;
-  validation_ = data::open_token_dataset(validation);
+  const auto validation = plan_validation_data(c, train_, global);
+  if (!validation) return;
+  validation_batches_ = validation->batches;
+  if (validation->epoch_samples < global)
+    warnings_.push_back(
+        fmt::format("validation data: {} samples of {} tokens, fewer than one global batch of {}: samples "
+                    "repeat within an evaluation",
+                    validation->epoch_samples, validation->options.sequence_length, global));
+  validation_ = data::open_token_dataset(validation->options);
 }
 
 void Session::allocate() {
