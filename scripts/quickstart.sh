@@ -63,13 +63,15 @@ if [[ -s $work/corpus.idx && -s $work/corpus.dataset.json ]]; then
   say "text: $work/corpus.bin is there from an earlier start (delete $work to make it anew)"
 else
   say "text to tokens"
+  invalid=replace # a few bytes of another encoding must not be the end of a first try; they are counted
   if [[ -z $input ]]; then
     rm -rf "$work/text"
     collect_headers "$work/text"
     input=$work/text
+    invalid=skip
   fi
-  "$nrl_train" prepare --input "$input" --tokenizer train-sentencepiece:4096 --output "$work/corpus" ||
-    die 65 "the text could not be prepared (see above); it must be UTF-8, and a few hundred KB at least"
+  "$nrl_train" prepare --input "$input" --tokenizer train-sentencepiece:4096 --invalid-utf8 "$invalid" \
+    --output "$work/corpus" || die $? "the text could not be prepared (see above)"
 fi
 
 run=1
