@@ -50,11 +50,11 @@ Blend plan_blend(const DatasetOptions& options) {
     const OpenFile file = file_of(source);
     epochs.push_back(one_epoch(options, *file));
     if (epochs.back() == 0)
-      fail(
-          Exit::config,
-          "data: {} makes no sample of {} tokens, so it has no share in a blend without weights; expected at "
-          "least one sample. Fix: leave it out, or give weights",
-          source.prefix, options.sequence_length + 1);
+      fail(Exit::config,
+           "data: {} makes no sample of {} tokens{}, so it has no share in a blend without weights; "
+           "expected at least one sample. Fix: leave it out, or give weights",
+           source.prefix, options.sequence_length + 1,
+           options.part == Split::validation ? " for validation" : "");
     weights.push_back(static_cast<double>(epochs.back()));
     available += epochs.back();
   }
@@ -93,10 +93,10 @@ class GptDataset final : public TokenDataset {
 
   std::string describe() const override {
     const GptPlan& plan = index_.plan();
-    return fmt::format("{} ({} tokens, {} documents, {} epoch{}{})", file_->prefix(),
+    return fmt::format("{} ({} tokens, {} document{}, {} epoch{}{})", file_->prefix(),
                        human_count(static_cast<double>(file_->tokens())),
-                       human_count(static_cast<double>(file_->documents())), plan.epochs,
-                       plan.epochs == 1 ? "" : "s",
+                       human_count(static_cast<double>(file_->documents())),
+                       file_->documents() == 1 ? "" : "s", plan.epochs, plan.epochs == 1 ? "" : "s",
                        plan.part.by_tokens ? ", too few documents for data.split: split by tokens" : "");
   }
 

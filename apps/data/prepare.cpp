@@ -63,7 +63,7 @@ class Pipeline {
     std::unique_lock lock(mutex_);
     while (
         !changed_.wait_for(lock, kTick, [&] { return order_.empty() ? read_all_ : order_.front()->done; })) {
-      const int64_t bytes = bytes_under_way();
+      const int64_t bytes = bytes_in_flight();
       lock.unlock();
       waiting(bytes);
       lock.lock();
@@ -80,7 +80,7 @@ class Pipeline {
   }
 
  private:
-  int64_t bytes_under_way() const {
+  int64_t bytes_in_flight() const {
     double bytes = 0;
     for (size_t i = 0; i < started_; ++i) {
       const Job& job = *order_[i];
@@ -294,9 +294,9 @@ PrepareSummary run_prepare(const PrepareOptions& options,
       });
       job.chunk.text = {};
     });
-    const auto waiting = [&](int64_t bytes_under_way) {
+    const auto waiting = [&](int64_t bytes_in_flight) {
       PrepareProgress now = progress;
-      now.bytes_done += bytes_under_way;
+      now.bytes_done += bytes_in_flight;
       report(now);
     };
     while (const std::unique_ptr<Job> job = pipeline.next(waiting)) {

@@ -389,6 +389,18 @@ TEST_CASE("progress has the time left, on a terminal and in plain lines", "[prep
   CHECK(lines[1] == "\r\033[K");
 }
 
+TEST_CASE("a tokenizer is trained on any text, as large as the text allows", "[prepare]") {
+  const TemporaryDirectory dir;
+  for (const std::string text : {"x", "a b\nc", "hello hello hello\n"}) {
+    write_file_atomic(dir / "a.txt", text);
+    const PrepareSummary summary = run_prepare(options_for(dir, {"a.txt"}, "train-sentencepiece:4096"));
+    CHECK(summary.vocab_wanted == 4096);
+    CHECK(summary.vocab_size > 259);
+    CHECK(summary.vocab_size < 300);
+    CHECK(documents_of(dir / "out/data") == std::vector<std::string>{text});
+  }
+}
+
 TEST_CASE("a tokenizer counts what it has encoded of a long text", "[prepare]") {
   const auto tokenizer = make_tokenizer("hf:" + std::string(NRL_TEST_DATA) + "/fixtures/gpt2.json");
   const std::string text = "some words and 123 numbers\n";

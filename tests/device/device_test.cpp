@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/device/choose.h"
+#include "core/device/cpu/memory.h"
 #include "core/device/cuda/architectures.h"
 #include "core/device/cuda/devices.h"
 #include "core/device/cuda/nvml.h"
@@ -177,3 +178,17 @@ TEST_CASE("the pool uses blocks of one size again, and no others", "[pool]") {
 }
 
 }  // namespace
+
+TEST_CASE("host memory gives its end back and keeps its beginning", "[host_memory]") {
+  cpu::HostMemory memory(1 << 20);
+  std::memset(memory.data(), 7, memory.size());
+  for (const size_t bytes : {size_t{300001}, size_t{300000}, size_t{4096}, size_t{1}}) {
+    memory.shrink(bytes);
+    CHECK(memory.size() == bytes);
+    CHECK(memory.data()[bytes - 1] == std::byte{7});
+  }
+  CHECK_THROWS_AS(memory.shrink(2), Error);
+  memory.shrink(0);
+  CHECK(memory.data() == nullptr);
+  CHECK(memory.size() == 0);
+}
