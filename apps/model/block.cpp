@@ -74,9 +74,10 @@ uint64_t dropout_stream(int layer, DropoutSite site) {
 
 }  // namespace
 
-ops::ResidualDropout residual_dropout(const ModelSpec& spec, uint64_t seed, int layer, DropoutSite site,
-                                      const MicroBatch& mb) {
-  return {spec.residual_dropout, seed, dropout_stream(layer, site), mb.first_row, mb.step};
+ops::FusedDropout fused_dropout(const ModelSpec& spec, uint64_t seed, int layer, DropoutSite site,
+                                const MicroBatch& mb) {
+  const float p = site == DropoutSite::probabilities ? spec.attention_dropout : spec.residual_dropout;
+  return {mb.dropout ? p : 0.0f, seed, dropout_stream(layer, site), mb.first_row, mb.step};
 }
 
 std::vector<memory::SlotSpec> block_slots(const ModelSpec& spec, const precision::Recipe& recipe) {
@@ -114,7 +115,7 @@ void Block::produce(Slot slot, Phase phase, const MicroBatch& mb, const Tensor& 
       a.mean = st.mean, a.rstd = st.rstd;
       if (add) {
         a.residual = add, a.sum = at(x);
-        a.dropout = residual_dropout(m, c_.seed, layer, site, mb);
+        a.dropout = fused_dropout(m, c_.seed, layer, site, mb);
       }
     }
     ops::norm_forward(e, a);
@@ -157,6 +158,7 @@ void Block::produce(Slot slot, Phase phase, const MicroBatch& mb, const Tensor& 
       a.scale = m.attention_scale();
       a.window = m.window;
       a.lengths = mb.lengths;
+      a.dropout = fused_dropout(m, c_.seed, layer_, DropoutSite::probabilities, mb);
       ops::attention_forward(e, a);
       break;
     }
@@ -261,6 +263,7 @@ void Block::backward_data(BackwardStep step, const MicroBatch& mb, const Tensor&
       a.scale = m.attention_scale();
       a.window = m.window;
       a.lengths = mb.lengths;
+      a.dropout = fused_dropout(m, c_.seed, layer_, DropoutSite::probabilities, mb);
       ops::attention_backward(e, a);
       break;
     }

@@ -84,14 +84,15 @@ struct MicroBatch {
   Tensor weight;          ///< (N) f32: dLoss/dlog_prob of each token; what training differentiates
   int64_t first_row = 0;  ///< global index of token 0 in the step's batch (dropout masks)
   Tensor step;            ///< (1) i64, the number of the optimizer step (dropout masks)
+  bool dropout = true;    ///< false: nothing is dropped, whatever the model says
   ops::SequenceLengths lengths;
 };
 
-/// Places where residual dropout happens; with the layer they name the mask.
-enum class DropoutSite : uint8_t { attention, mlp };
-/// Dropout on the way into the residual stream, as the norm behind it applies it.
-ops::ResidualDropout residual_dropout(const ModelSpec& spec, uint64_t seed, int layer, DropoutSite site,
-                                      const MicroBatch& mb);
+/// Places of a block where dropout happens; with the layer they name the mask. `attention` and `mlp` lie on
+/// the way into the residual stream, where the norm behind them applies it.
+enum class DropoutSite : uint8_t { attention, mlp, probabilities };
+ops::FusedDropout fused_dropout(const ModelSpec& spec, uint64_t seed, int layer, DropoutSite site,
+                                const MicroBatch& mb);
 
 /// Everything a block needs besides its slots.
 struct BlockContext {

@@ -190,14 +190,16 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
   }
 }
 
-Tensor Decoder::forward(const MicroBatch& mb, bool train) {
+Tensor Decoder::forward(const MicroBatch& batch, bool train) {
+  MicroBatch mb = batch;
+  mb.dropout = mb.dropout && train;
   ops::Exec& e = *context_.exec;
   const auto& views = context_.parameters;
   auto weight = [&](int p) { return p < 0 ? Tensor{} : views[static_cast<size_t>(p)].weight; };
   const Tensor first = blocks_.front().resid1();
   ops::embedding_forward(
       e, {mb.ids, weight(parameters_.embedding), weight(parameters_.positions), mb.positions, first});
-  if (spec_.embedding_dropout > 0)
+  if (mb.dropout && spec_.embedding_dropout > 0)
     ops::dropout(e, {first, first, spec_.embedding_dropout, context_.seed, 0, mb.first_row, mb.step});
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const trace::Range range(layer_names_[i]);
@@ -220,7 +222,7 @@ void Decoder::head(const MicroBatch& mb, bool train) {
   const Tensor rstd = make_tensor(t_.stats.ptr<float>() + n, DType::f32, {n});
   ops::norm_forward(e, {spec_.norm, spec_.norm_eps, t_.final_resid, blocks_.back().resid2(), t_.final_resid,
                         weight(p.final_norm), weight(p.final_norm_bias), t_.final_norm, mean, rstd,
-                        residual_dropout(spec_, context_.seed, ticks_.layers - 1, DropoutSite::mlp, mb)});
+                        fused_dropout(spec_, context_.seed, ticks_.layers - 1, DropoutSite::mlp, mb)});
   for (int64_t begin = 0; begin < n; begin += chunk_) {
     const int64_t count = std::min(chunk_, n - begin);
     const Tensor hidden = t_.final_norm.rows(begin, count), logits = t_.logits.rows(0, count);

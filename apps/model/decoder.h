@@ -47,8 +47,8 @@ class Decoder {
 
   /// Runs the forward pass and the head. Returns the log-probabilities (N) f32 of the targets (0 where there
   /// is none), valid until the next call. With `train` the head's gradients are added and backward() must
-  /// follow.
-  Tensor forward(const MicroBatch& mb, bool train);
+  /// follow; without it nothing is dropped.
+  Tensor forward(const MicroBatch& batch, bool train);
   /// The rest of the backward pass of the microbatch that forward(mb, true) ran.
   void backward(const MicroBatch& mb);
 

@@ -150,10 +150,7 @@ void read_gpt2(const Reader& r, ModelSpec& m) {
   m.tied = r.flag_or("tie_word_embeddings", true);
   m.residual_dropout = static_cast<float>(r.number_or("resid_pdrop", 0.1));
   m.embedding_dropout = static_cast<float>(r.number_or("embd_pdrop", 0.1));
-  // Hugging Face's default is 0.1, so a config that leaves it out asks for it.
-  if (const double p = r.number_or("attn_pdrop", 0.1); p != 0)
-    refuse("attn_pdrop", "attn_pdrop {}: dropout inside the attention is not supported; set attn_pdrop: 0",
-           p);
+  m.attention_dropout = static_cast<float>(r.number_or("attn_pdrop", 0.1));
   r.must_be_off("scale_attn_by_inverse_layer_idx", "scaling the attention by the layer");
   r.must_be_off("reorder_and_upcast_attn", "reordered attention");
   r.must_be_off("add_cross_attention", "cross attention");
@@ -175,6 +172,7 @@ void read_llama_like(const Reader& r, ModelSpec& m) {
   m.mlp_bias = r.flag_or("mlp_bias", false);
   m.qk_norm = m.family == Family::qwen3;
   m.tied = r.flag_or("tie_word_embeddings", false);
+  m.attention_dropout = static_cast<float>(r.number_or("attention_dropout", 0.0));
   const bool qwen = m.family == Family::qwen2 || m.family == Family::qwen3;
   if (const JsonValue* v = r.given("sliding_window");
       v && (m.family == Family::mistral || (qwen && r.flag_or("use_sliding_window", false)))) {
@@ -186,7 +184,6 @@ void read_llama_like(const Reader& r, ModelSpec& m) {
     if (!qwen) m.window = v->as_int();
     if (m.window < 0) refuse("sliding_window", "sliding_window must be positive");
   }
-  r.must_be_off("attention_dropout", "dropout inside the attention");
   r.must_be_off("num_local_experts", "a mixture of experts");
   r.must_be_off("num_experts", "a mixture of experts");
 }
@@ -224,7 +221,7 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
     refuse("num_key_value_heads", "num_attention_heads {} is not a multiple of num_key_value_heads {}",
            m.heads, m.kv_heads);
   if (m.use_rope) read_rope(r, m);
-  for (float p : {m.residual_dropout, m.embedding_dropout})
+  for (float p : {m.residual_dropout, m.embedding_dropout, m.attention_dropout})
     if (p >= 1) refuse("", "a dropout probability of {} leaves nothing", p);
   m.initializer_range = static_cast<float>(r.number_or("initializer_range", 0.02));
   m.config_json = text;

@@ -41,7 +41,7 @@ struct ModelSpec {
 
   bool tied = false;
   float initializer_range = 0.02f;
-  float residual_dropout = 0, embedding_dropout = 0;
+  float residual_dropout = 0, embedding_dropout = 0, attention_dropout = 0;
 
   std::string config_json;  ///< the config.json this came from: written beside the weights, unknown keys kept
 

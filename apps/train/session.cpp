@@ -315,7 +315,7 @@ std::string Session::describe_attention() {
   for (const auto direction : {ops::attention::Direction::forward, ops::attention::Direction::backward}) {
     const auto problem = ops::attention::training_problem(
         direction, p.recipe.activations, p.batch.micro * p.sequence_length, p.batch.micro,
-        {p.sequence_length, true}, m.heads, m.kv_heads, m.head_dim, true, m.window);
+        {p.sequence_length, true}, m.heads, m.kv_heads, m.head_dim, true, m.window, m.attention_dropout > 0);
     const std::string choice = ops::attention::describe_choice(accelerator_.libraries->attention.get(),
                                                                accelerator_.libraries->why_no_attention,
                                                                problem, exec_.workspace.size);

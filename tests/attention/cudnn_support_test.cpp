@@ -112,45 +112,5 @@ TEST_CASE("cuDNN opens, or says why it does not") {
   if (!engine) CHECK(why.find("cudnnCreate") != std::string::npos);  // the library is there, a GPU is not
 }
 
-struct Refuser final : Engine {
-  std::string name() const override { return "a library"; }
-  const std::string& refusal(const Problem& p, size_t workspace) override {
-    return workspace < 1000 ? why_not_ : p.window > 0 ? why_not_ : none_;
-  }
-  void forward(Exec&, const AttentionForward&) override {}
-  void backward(Exec&, const AttentionBackward&) override {}
-  std::string why_not_ = "a reason", none_;
-};
-
-TEST_CASE("A library gets what neither our rules nor it refuse") {
-  Refuser engine;
-  Problem p = make(Direction::forward, {2, 64, true}, {4, 2}, 64, true, 0);
-  CHECK(choose(nullptr, p, 1000) == nullptr);
-  CHECK(choose(&engine, p, 1000) == &engine);
-  CHECK(choose(&engine, p, 10) == nullptr);
-  CHECK(describe_choice(&engine, "", p, 1000) == "attention forward: a library");
-  CHECK(describe_choice(&engine, "", p, 10) == "attention forward: our own kernels (a reason)");
-  p.d = 36;
-  CHECK(choose(&engine, p, 1000) == nullptr);
-}
-
-TEST_CASE("The choice names its reason") {
-  Problem p = make(Direction::forward, {2, 64, true}, {4, 2}, 64, true, 0);
-  p.dtype = DType::f32;
-  CHECK(refusal(p) == "f32 tensors");
-  CHECK(describe_choice(nullptr, "cuDNN cannot be loaded", p, 0) ==
-        "attention forward: our own kernels (cuDNN cannot be loaded)");
-  p.dtype = DType::bf16;
-  CHECK(refusal(p).empty());
-  p.self = false;
-  CHECK_FALSE(refusal(p).empty());
-  p.self = true;
-  p.aligned = false;
-  CHECK_FALSE(refusal(p).empty());
-  p.aligned = true;
-  p.longest = 1;
-  CHECK_FALSE(refusal(p).empty());
-}
-
 }  // namespace
 }  // namespace nrl::ops::attention

@@ -203,7 +203,7 @@ case $case_name in
     corpus
     for model in llama gpt2; do
       extra=()
-      [[ $model == llama ]] || extra=(policy.model.model_type=gpt2 policy.model.attn_pdrop=0 policy.model.resid_pdrop=0.1 policy.model.embd_pdrop=0.1)
+      [[ $model == llama ]] || extra=(policy.model.model_type=gpt2 policy.model.attn_pdrop=0.1 policy.model.resid_pdrop=0.1 policy.model.embd_pdrop=0.1)
       config eager-$model
       config graph-$model
       [[ $model == llama ]] || sed -i 's/intermediate_size: 80, //; s/num_key_value_heads: 2, //' eager-$model.yaml graph-$model.yaml

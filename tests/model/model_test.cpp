@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "tests/catch.h"
 #include "tests/model/tiny_model.h"
@@ -134,6 +135,42 @@ TEST_CASE("bf16 storage stays near f32", "[model]") {
       INFO(full.parameters_.all[p].name);
       REQUIRE(test::relative_difference(half.gradients_[p], full.gradients_[p]) < 0.15);
     }
+  }
+}
+
+TEST_CASE("evaluation drops nothing", "[model][sim]") {
+  const auto config = [](const char* p) {
+    return fmt::format(
+        R"({{"model_type":"gpt2","vocab_size":61,"n_embd":24,"n_layer":2,"n_head":3,"n_positions":32,
+             "resid_pdrop":{0},"embd_pdrop":{0},"attn_pdrop":{0}}})",
+        p);
+  };
+  const auto check = [&](const ops::KernelTable& kernels, int threads, DeviceType device) {
+    TinyModel plain(config("0"), kernels, threads, {}, precision::float32, device);
+    TinyModel dropped(config("0.4"), kernels, threads, {}, precision::float32, device);
+    const double want = plain.loss(false);
+    CHECK(plain.loss(true) == want);
+    CHECK(dropped.loss(false) == want);
+    CHECK(dropped.loss(true) != want);
+    CHECK(dropped.loss(false) == want);
+  };
+  check(ops::reference_kernels(), 1, DeviceType::cpu);
+  check(ops::cpu_kernels(cpu::best_isa()), 2, DeviceType::cpu);
+  check(ops::sim_kernels(), ops::gpu_partials, DeviceType::cuda);
+}
+
+TEST_CASE("each kind of dropout changes the loss, with its own mask", "[model]") {
+  std::vector<double> losses;
+  for (const auto& [attention, residual, embedding] :
+       {std::tuple{0.0, 0.0, 0.0}, {0.3, 0.0, 0.0}, {0.0, 0.3, 0.0}, {0.0, 0.0, 0.3}}) {
+    const std::string config =
+        fmt::format(R"({{"model_type":"gpt2","vocab_size":61,"n_embd":24,"n_layer":2,"n_head":3,
+                         "n_positions":32,"attn_pdrop":{},"resid_pdrop":{},"embd_pdrop":{}}})",
+                    attention, residual, embedding);
+    TinyModel m(config, ops::cpu_kernels(cpu::best_isa()), 1);
+    const double loss = m.loss();
+    for (double other : losses) CHECK(loss != other);
+    losses.push_back(loss);
   }
 }
 

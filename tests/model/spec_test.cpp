@@ -62,7 +62,7 @@ TEST_CASE("what changes the mathematics and is not built is refused", "[spec]") 
   const std::string llama = R"({"model_type":"llama","vocab_size":64,"hidden_size":32,"intermediate_size":48,
       "num_hidden_layers":1,"num_attention_heads":4)";
   REQUIRE(error_of(llama + "}").empty());
-  REQUIRE(error_of(llama + R"(,"attention_dropout":0.1})").find("attention_dropout") != std::string::npos);
+  REQUIRE(error_of(llama + R"(,"attention_dropout":1.0})").find("dropout") != std::string::npos);
   REQUIRE(error_of(llama + R"(,"num_key_value_heads":3})").find("multiple") != std::string::npos);
   REQUIRE(error_of(llama + R"(,"rope_scaling":{"rope_type":"longrope"}})").find("longrope") !=
           std::string::npos);
@@ -72,6 +72,21 @@ TEST_CASE("what changes the mathematics and is not built is refused", "[spec]") 
   REQUIRE(error_of(R"({"model_type":"llama","vocab_size":-3})").find("between") != std::string::npos);
   REQUIRE(error_of("[]").find("object") != std::string::npos);
   REQUIRE(error_of("{").size() > 5);
+}
+
+TEST_CASE("attention dropout is read under the names that Hugging Face has for it", "[spec]") {
+  const std::string gpt2 = R"({"model_type":"gpt2","vocab_size":64,"n_embd":32,"n_layer":1,"n_head":4)";
+  REQUIRE(parse_model_config(gpt2 + "}", "c").attention_dropout == 0.1f);  // what leaving it out means there
+  REQUIRE(parse_model_config(gpt2 + R"(,"attn_pdrop":0.0})", "c").attention_dropout == 0);
+  REQUIRE(parse_model_config(gpt2 + R"(,"attn_pdrop":0.25})", "c").attention_dropout == 0.25f);
+  for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
+    const std::string other =
+        fmt::format(R"({{"model_type":"{}","vocab_size":64,"hidden_size":32,"intermediate_size":48,
+                         "num_hidden_layers":1,"num_attention_heads":4)",
+                    type);
+    REQUIRE(parse_model_config(other + "}", "c").attention_dropout == 0);
+    REQUIRE(parse_model_config(other + R"(,"attention_dropout":0.5})", "c").attention_dropout == 0.5f);
+  }
 }
 
 TEST_CASE("the written config.json reads back to the same model", "[spec]") {

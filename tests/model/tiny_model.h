@@ -20,7 +20,7 @@ inline std::vector<std::pair<std::string, std::string>> tiny_configs() {
                    "resid_pdrop":0,"embd_pdrop":0,"attn_pdrop":0})"},
       {"gpt2 with dropout",
        R"({"model_type":"gpt2","vocab_size":61,"n_embd":24,"n_layer":2,"n_head":3,"n_positions":32,
-                   "resid_pdrop":0.2,"embd_pdrop":0.1,"attn_pdrop":0})"},
+                   "resid_pdrop":0.2,"embd_pdrop":0.1,"attn_pdrop":0.3})"},
       {"llama",
        R"({"model_type":"llama","vocab_size":67,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":2,
                    "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64})"},
@@ -32,7 +32,8 @@ inline std::vector<std::pair<std::string, std::string>> tiny_configs() {
                    "original_max_position_embeddings":16}})"},
       {"mistral",
        R"({"model_type":"mistral","vocab_size":67,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":2,
-                   "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64,"sliding_window":5})"},
+                   "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64,"sliding_window":5,
+                   "attention_dropout":0.2})"},
       {"qwen2",
        R"({"model_type":"qwen2","vocab_size":67,"hidden_size":32,"intermediate_size":40,"num_hidden_layers":2,
                    "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64,"tie_word_embeddings":true})"},
@@ -89,9 +90,9 @@ class TinyModel {
     }
   }
 
-  /// Sum of weight * log_prob: what the gradients differentiate.
-  double loss() {
-    const Tensor lp = decoder_.forward(batch(), false);
+  /// Sum of weight * log_prob: what the gradients differentiate when `train`.
+  double loss(bool train = true) {
+    const Tensor lp = decoder_.forward(batch(), train);
     double sum = 0;
     for (int i = 0; i < tokens; ++i)
       sum += static_cast<double>(weight_[static_cast<size_t>(i)]) * static_cast<double>(lp.ptr<float>()[i]);

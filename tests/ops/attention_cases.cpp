@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "core/ops/attention/attention.h"
+#include "core/ops/attention/keep.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -16,12 +17,13 @@ struct Shape {
   bool fused = false;  ///< q, k and v are columns of one buffer
   int64_t gap = 3;     ///< between the rows of that buffer
   int64_t slack = 0;   ///< how much longer than the longest sequence the caller says it may be
+  float dropout = 0;
 
   std::string name() const {
-    return fmt::format("({}{}{}) {}/{} D{}{}{}{}", fmt::join(queries, ","), keys.empty() ? "" : " of ",
+    return fmt::format("({}{}{}) {}/{} D{}{}{}{}{}", fmt::join(queries, ","), keys.empty() ? "" : " of ",
                        fmt::join(keys, ","), heads, kv_heads, d,
                        window ? fmt::format(" window {}", window) : "", causal ? "" : " full",
-                       fused ? " fused" : "");
+                       fused ? " fused" : "", dropout > 0 ? fmt::format(" dropout {}", dropout) : "");
   }
   const std::vector<int64_t>& key_lengths() const { return keys.empty() ? queries : keys; }
   int64_t longest() const {
@@ -59,15 +61,17 @@ int64_t total(const std::vector<int64_t>& lengths) {
 /// Everything that a forward and a backward pass touch.
 struct Problem {
   Shape s;
-  Buffer qkv, q_, k_, v_, out, lse, dout, dqkv, dq_, dk_, dv_, cu_q, cu_k;
+  Buffer qkv, q_, k_, v_, out, lse, dout, dqkv, dq_, dk_, dv_, cu_q, cu_k, step;
   Tensor q, k, v, dq, dk, dv;
   float scale;
+  int64_t first_row = 1000003;
 
   Problem(DType t, const Shape& shape, DType lse_type = DType::f32) : s(shape) {
     const int64_t nq = total(s.queries), nk = total(s.key_lengths()), h = s.heads, g = s.kv_heads, d = s.d;
     scale = 1.0f / std::sqrt(static_cast<float>(d));
     cu_q = boundaries(s.queries);
     cu_k = boundaries(s.key_lengths());
+    step = Buffer(DType::i64, {1}).fill(4);
     if (s.fused) {
       qkv = Buffer(t, {nq, (h + 2 * g) * d}, s.gap).normal("qkv");
       dqkv = Buffer(t, {nq, (h + 2 * g) * d}, s.gap).fill(7);
@@ -98,11 +102,13 @@ struct Problem {
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 
+  FusedDropout dropout() const { return {s.dropout, 0x123456789abcdefull, 0x2f2, first_row, step}; }
   AttentionForward forward() const {
-    return {q, k, v, out, lse, cu_q, cu_k, scale, s.causal, s.window, lengths_of(s)};
+    return {q, k, v, out, lse, cu_q, cu_k, scale, s.causal, s.window, lengths_of(s), dropout()};
   }
   AttentionBackward backward() const {
-    return {dout, q, k, v, out, lse, cu_q, cu_k, dq, dk, dv, scale, s.causal, s.window, lengths_of(s)};
+    return {dout, q,  k,  v,     out,      lse,      cu_q,          cu_k,
+            dq,   dk, dv, scale, s.causal, s.window, lengths_of(s), dropout()};
   }
   size_t workspace(const Exec& e) const {
     const int64_t tokens = total(s.queries);
@@ -224,6 +230,119 @@ void wrong_boundaries(Exec& e) {
   }
 }
 
+/// Scores of zero and values that are the unit vectors: out[i, h, j] is 1 / (1 - p) / keys where the
+/// probability of key j is kept, else zero.
+struct MaskProblem : Problem {
+  MaskProblem(DType t, int64_t sequences, int64_t heads, float p)
+      : Problem(t, {std::vector<int64_t>(static_cast<size_t>(sequences), 64), {}, heads, heads, 64}) {
+    s.causal = false;
+    s.dropout = p;
+    q_ = Buffer(t, {64 * sequences, heads, 64});  // dense: tensor cores want rows that start at 16 bytes
+    v_ = Buffer(t, {64 * sequences, heads, 64});
+    out = Buffer(t, {64 * sequences, heads, 64});
+    q = q_;
+    v = v_;
+    for (int64_t row = 0; row < 64 * sequences; ++row)
+      for (int64_t h = 0; h < heads; ++h) v_.set((row * heads + h) * 64 + row % 64, 1);
+  }
+  std::vector<bool> mask(Exec& e) {
+    with_workspace(e, *this, [&](Exec& exact) { attention_forward(exact, forward()); });
+    std::vector<bool> kept;
+    for (int64_t i = 0; i < out.size(); ++i) kept.push_back(out.get(i) != 0);
+    return kept;
+  }
+};
+
+/// Every backend keeps the same probabilities, and multiplies them by the same number.
+void mask_of_the_reference(Exec& e) {
+  Exec reference{.kernels = &reference_kernels()};
+  for (DType t : {DType::f32, DType::bf16})
+    for (float p : {0.1f, 0.75f}) {
+      MaskProblem got(t, 2, 2, p), want(t, 2, 2, p);
+      expect(got.mask(e) == want.mask(reference), fmt::format("{} p {}: other mask", name_of(t), p));
+      expect(error_of(got.out, want.out) < (t == DType::f32 ? 1e-6 : 4e-3),
+             fmt::format("{} p {}: other scale", name_of(t), p));
+      for (int64_t i = 0; i < 64 * 2 * 2; ++i)
+        expect(std::fabs(got.lse.get(i) - std::log(64.0)) < 1e-5, "lse is of all scores");
+    }
+}
+
+/// As many are kept as should be, whatever their neighbors in any direction do.
+void mask_is_random(Exec& e) {
+  const int64_t sequences = 2, heads = 3, rows = 64 * sequences, n = rows * heads * 64;
+  const double p = 0.25;
+  MaskProblem problem(DType::f32, sequences, heads, static_cast<float>(p));
+  const std::vector<bool> mask = problem.mask(e);
+  problem.step.fill(5);
+  const std::vector<bool> later = problem.mask(e);
+  const auto within = [&](const char* what, int64_t count, int64_t of, double rate) {
+    const double mean = rate * static_cast<double>(of), sigma = std::sqrt(mean * (1 - rate));
+    expect(std::fabs(static_cast<double>(count) - mean) < 5 * sigma,
+           fmt::format("{}: {} of {}, wanted {} +- {}", what, count, of, mean, sigma));
+  };
+  within("dropped", std::count(mask.begin(), mask.end(), false), n, p);
+  const auto both = [&](const char* what, int64_t step, const std::vector<bool>& other) {
+    int64_t count = 0;
+    for (int64_t i = 0; i + step < n; ++i)
+      count += !mask[static_cast<size_t>(i)] && !other[static_cast<size_t>(i + step)];
+    within(what, count, n - step, p * p);
+  };
+  for (int64_t key = 1; key < 9; ++key) both("dropped with a key near it", key, mask);
+  both("dropped in two heads", 64, mask);
+  both("dropped of two queries", heads * 64, mask);
+  both("dropped of two samples", 64 * heads * 64, mask);
+  both("dropped in two steps", 0, later);
+}
+
+/// A sequence has the same mask alone as among others, at its place in the batch.
+void sequences_can_be_split(Exec& e) {
+  for (DType t : {DType::f32, DType::bf16}) {
+    const Shape shape{.queries = {70, 40}, .keys = {}, .heads = 2, .kv_heads = 2, .d = 16, .dropout = 0.3f};
+    Problem whole(t, shape);
+    with_workspace(e, whole, [&](Exec& exact) { attention_forward(exact, whole.forward()); });
+    int64_t row = 0;
+    for (int64_t n : shape.queries) {
+      Shape one = shape;
+      one.queries = {n};
+      Problem part(t, one);
+      part.q = whole.q.rows(row, n);
+      part.k = whole.k.rows(row, n);
+      part.v = whole.v.rows(row, n);
+      part.first_row += row;
+      with_workspace(e, part, [&](Exec& exact) { attention_forward(exact, part.forward()); });
+      for (int64_t i = 0; i < n * 32; ++i)
+        expect(part.out.get(i) == whole.out.get(row * 32 + i), "the mask depends on the microbatch");
+      row += n;
+    }
+  }
+}
+
+/// p is rounded to multiples of 2^-16 and what is kept is scaled for the rounded p; no p below 1 drops all.
+void probability_is_rounded(Exec&) {
+  using namespace nrl::ops::attention;
+  expect(drop_below(0) == 0 && keep_scale(0) == 1.0f, "p 0");
+  expect(drop_below(0.1f) == 6554 && keep_scale(0.1f) == 65536.0f / 58982.0f, "p 0.1");
+  expect(drop_below(0.5f) == 32768 && keep_scale(0.5f) == 2.0f, "p 0.5");
+  expect(drop_below(0x1.fffffep-1f) == 65535, "p next to 1");
+}
+
+void wrong_dropout(Exec& e) {
+  const auto refused = [&](float p, int64_t first_row) {
+    Problem problem(DType::f32,
+                    {.queries = {4}, .keys = {}, .heads = 1, .kv_heads = 1, .d = 16, .dropout = p});
+    problem.first_row = first_row;
+    try {
+      with_workspace(e, problem, [&](Exec& exact) { attention_forward(exact, problem.forward()); });
+    } catch (const Error& error) {
+      return error.code() == Exit::internal;
+    }
+    return false;
+  };
+  expect(refused(1.0f, 0) && refused(-0.5f, 0) && refused(0.1f, -1) && refused(0.1f, int64_t{1} << 40),
+         "dropout out of range was accepted");
+  expect(!refused(0.1f, (int64_t{1} << 40) - 4), "the last row was refused");
+}
+
 }  // namespace
 
 NRL_OP_CASES(attention) {
@@ -255,6 +374,20 @@ NRL_OP_CASES(attention) {
       {{70, 0, 33}, {}, 4, 2, 80, 0, true, true, 8},
       {{70, 66}, {}, 2, 1, 256, 30, true, true, 8},
       {{66}, {}, 2, 2, 192, 0, false, true, 0},
+      // queries, keys, heads, head dimension, window, causal, fused, gap, slack, dropout
+      {{5}, {}, 1, 1, 8, 0, true, false, 3, 0, 0.5f},
+      {{129}, {}, 4, 1, 80, 0, true, false, 3, 0, 0.1f},
+      {{257}, {}, 3, 3, 64, 0, true, true, 3, 0, 0.1f},
+      {{1, 0, 63, 64, 1, 130, 0}, {}, 4, 2, 48, 0, true, true, 3, 0, 0.2f},
+      {{300}, {}, 2, 2, 32, 5, true, false, 3, 0, 0.5f},
+      {{190, 70}, {}, 2, 1, 64, 100, true, false, 3, 0, 0.1f},
+      {{70, 130}, {}, 2, 1, 64, 0, false, false, 3, 0, 0.3f},
+      {{30, 1, 1}, {30, 77, 200}, 4, 2, 64, 0, true, false, 3, 0, 0.1f},
+      {{40, 3}, {10, 0}, 2, 2, 16, 0, true, false, 3, 0, 0.1f},
+      {{20, 9}, {}, 2, 1, 16, 0, true, true, 8, 0, 0.25f},  // on tensor cores from here on
+      {{70, 0, 33}, {}, 4, 2, 80, 0, true, true, 8, 0, 0.1f},
+      {{70, 66}, {}, 2, 1, 256, 30, true, true, 8, 0, 0.2f},
+      {{66}, {}, 2, 2, 192, 0, false, true, 0, 0, 0.1f},
   };
   for (DType t : {DType::f32, DType::bf16})
     for (const Shape& s : shapes) {
@@ -262,19 +395,27 @@ NRL_OP_CASES(attention) {
       registry.tests.push_back({name + " forward", [=](Exec& e) { return forward(e, s, t); }, true});
       registry.tests.push_back({name + " backward", [=](Exec& e) { return backward(e, s, t); }});
     }
-  for (const Shape& s : {Shape{{5, 1, 0, 3}, {}, 2, 1, 3}, Shape{{7}, {}, 2, 2, 2, 3},
-                         Shape{{2, 3}, {4, 6}, 4, 2, 5}, Shape{{4}, {3}, 1, 1, 4, 0, false}})
+  for (const Shape& s :
+       {Shape{{5, 1, 0, 3}, {}, 2, 1, 3}, Shape{{7}, {}, 2, 2, 2, 3}, Shape{{2, 3}, {4, 6}, 4, 2, 5},
+        Shape{{4}, {3}, 1, 1, 4, 0, false}, Shape{{9, 4}, {}, 4, 2, 3, 0, true, false, 3, 0, 0.3f},
+        Shape{{5}, {18}, 2, 1, 4, 7, true, false, 3, 0, 0.5f}})
     registry.grads.push_back({"attention " + s.name(), [=](DType t) { return gradient(t, s); }});
   registry.properties.push_back({"attention of large scores", large_scores});
   registry.properties.push_back({"attention keeps NaN", nan_stays});
   registry.properties.push_back({"attention of a score of minus infinity", minus_infinity});
   registry.properties.push_back({"attention checks boundaries", wrong_boundaries});
+  registry.properties.push_back({"attention dropout has one mask everywhere", mask_of_the_reference});
+  registry.properties.push_back({"attention dropout is random", mask_is_random});
+  registry.properties.push_back({"attention dropout of split batches", sequences_can_be_split});
+  registry.properties.push_back({"attention dropout rounds p", probability_is_rounded});
+  registry.properties.push_back({"attention checks dropout", wrong_dropout});
 
   const std::vector<Shape> models = {{{1024}, {}, 12, 12, 64, 0, true, true, 0},
                                      {{256, 256, 256, 256}, {}, 12, 12, 64, 0, true, true, 0},
                                      {std::vector<int64_t>(16, 256), {}, 6, 6, 64, 0, true, true, 0},
                                      {{2048}, {}, 8, 2, 128, 0, true, true, 0},
-                                     {{2048}, {}, 8, 2, 128, 512, true, true, 0}};
+                                     {{2048}, {}, 8, 2, 128, 512, true, true, 0},
+                                     {{1024}, {}, 12, 12, 64, 0, true, true, 0, 0, 0.1f}};
   for (DType t : {DType::f32, DType::bf16})
     for (const Shape& s : models) {
       double flops = 0;

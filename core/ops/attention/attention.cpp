@@ -1,5 +1,6 @@
 #include "core/ops/attention/attention.h"
 
+#include "core/ops/attention/keep.h"
 #include "core/ops/attention/plan.h"
 #include "core/ops/check.h"
 #include "core/ops/kernel_table.h"
@@ -35,6 +36,12 @@ void check(const char* op, const Exec& exec, const Arguments& a) {
   NRL_CHECK(!known.equal || (known.longest > 0 && a.q.dim(0) == rows && a.k.dim(0) == rows),
             "{}: {} sequences of equal length {} have not {} queries and {} keys", op, a.cu_q.dim(0) - 1,
             known.longest, a.q.dim(0), a.k.dim(0));
+  check_dropout(op, a.dropout);
+  NRL_CHECK(a.dropout.p == 0.0f ||
+                ((a.dropout.first_row + a.q.dim(0)) * a.q.dim(1) <= int64_t{1} << attention::row_head_bits &&
+                 a.k.dim(0) < int64_t{attention::keys_per_block} << attention::key_block_bits),
+            "{}: dropout of {} from row {}: too many rows for the random numbers", op, describe(a.q),
+            a.dropout.first_row);
   if (exec.multiprocessors == 0) return;
   NRL_CHECK(known.longest > 0 || (a.q.dim(0) == 0 && a.k.dim(0) == 0),
             "{}: a GPU must be told the longest sequence", op);

@@ -7,6 +7,7 @@
 // / (heads / kv_heads). D is independent of the hidden size. When a sequence has more keys than queries
 // (decoding), the queries are its last rows: query i of the sequence sees keys up to i + (keys - queries).
 
+#include "core/ops/dropout/dropout.h"
 #include "core/ops/exec.h"
 
 namespace nrl::ops {
@@ -18,7 +19,10 @@ struct SequenceLengths {
   bool equal = false;   ///< every sequence has exactly `longest` queries and keys
 };
 
-/// out = softmax(scale * q k^T, masked) v; lse = log-sum-exp of the scaled, masked scores (natural log).
+/// out = drop(softmax(scale * q k^T, masked)) v; lse = log-sum-exp of the scaled, masked scores (natural
+/// log). drop(P) is P / (1 - p) where the probability is kept and 0 elsewhere; the mask is a function of
+/// (seed, stream, step, first_row + row of q, head, key within its sequence), see keep.h, with p rounded to a
+/// multiple of 2^-16.
 struct AttentionForward {
   Tensor q;     ///< (Nq, heads, D) f32 or bf16
   Tensor k;     ///< (Nk, kv_heads, D)
@@ -31,6 +35,7 @@ struct AttentionForward {
   bool causal = true;
   int64_t window = 0;  ///< > 0: a query sees itself and the window - 1 keys before it
   SequenceLengths lengths;
+  FusedDropout dropout = {};  ///< of the probabilities; first_row belongs to row 0 of q
 };
 
 struct AttentionBackward {
@@ -45,6 +50,7 @@ struct AttentionBackward {
   bool causal = true;
   int64_t window = 0;
   SequenceLengths lengths;
+  FusedDropout dropout = {};  ///< as in the forward pass
 };
 
 void attention_forward(Exec& exec, const AttentionForward& a);

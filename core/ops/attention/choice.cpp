@@ -36,6 +36,7 @@ Problem common(Direction direction, const Attention& a) {
   p.d = a.q.dim(2);
   p.causal = a.causal;
   p.window = a.window;
+  p.dropout = a.dropout.p > 0;
   p.scale = a.scale;
   p.q = steps_of(a.q);
   p.k = steps_of(a.k);
@@ -72,7 +73,7 @@ Problem problem_of(const AttentionBackward& a) {
 
 Problem training_problem(Direction direction, DType dtype, int64_t tokens, int64_t sequences,
                          const SequenceLengths& lengths, int64_t heads, int64_t kv_heads, int64_t d,
-                         bool causal, int64_t window) {
+                         bool causal, int64_t window, bool dropout) {
   Problem p;
   p.direction = direction;
   p.dtype = dtype;
@@ -85,6 +86,7 @@ Problem training_problem(Direction direction, DType dtype, int64_t tokens, int64
   p.d = d;
   p.causal = causal;
   p.window = window;
+  p.dropout = dropout;
   p.q = p.k = p.v = {(heads + 2 * kv_heads) * d, d};
   p.out = {heads * d, d};
   p.lse_row = tokens;
@@ -102,6 +104,8 @@ std::string refusal(const Problem& p) {
   if (!p.self) return "sequences with other numbers of keys than of queries";
   if (p.longest <= 1) return "sequences of one token";
   if (!p.aligned) return "rows that do not start at 16 bytes";
+  // It counts its random numbers by the position in the microbatch; ours belong to the sample.
+  if (p.dropout) return "attention dropout, which a library would draw anew for every layout of the batch";
   return "";
 }
 

@@ -3,6 +3,7 @@
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/attention/blocks.h"
+#include "core/ops/attention/cpu_keep.h"
 #include "core/ops/cpu_families.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/simd.h"
@@ -44,6 +45,7 @@ struct Forward {
   Operand<const T> q, k, v;
   Operand<T> out;
   int64_t heads, kv_heads, group, d, padded, part_count, threads;
+  KeepMask kept;
   std::byte* memory;
   ForwardBuffers sizes;
 
@@ -61,6 +63,7 @@ struct Forward {
         padded(round_up(d, lane_multiple)),
         part_count(parts(exec.threads, sequences.count * kv_heads, sequences.longest)),
         threads(exec.threads),
+        kept(a.dropout, heads),
         sizes(padded, sequences.longest) {
     memory =
         Scratch("attention_forward", exec.workspace).bytes(static_cast<size_t>(exec.threads) * sizes.bytes());
@@ -129,6 +132,8 @@ struct Forward {
             const Vec rescale = block.full ? softmax_step<false>(block, i, factor, scores, maximum, sum)
                                            : softmax_step<true>(block, i, factor, scores, maximum, sum);
             if (accumulate) rescale_rows(std::min<int64_t>(lanes, count - i), rescale, result + i * padded);
+            if (kept.drops())
+              kept.drop_block(span.q0 + row + i, h, key, block.keys_of(i, lanes), scores + i, query_block);
           }
           by_query(block, padded, scores, values + (key - first) * padded, result, accumulate, ahead);
           accumulate = true;
@@ -173,7 +178,7 @@ struct Forward {
       std::memcpy(lse, logs, static_cast<size_t>(count) * sizeof(float));
     }
     for (int64_t r = 0; r < count; ++r)
-      unpack_rows(1, d, padded, result + r * padded, sum[r] == 0.0f ? 0.0f : 1.0f / sum[r],
+      unpack_rows(1, d, padded, result + r * padded, sum[r] == 0.0f ? 0.0f : kept.scale / sum[r],
                   out.at(row + r, h), 0);
   }
 };
@@ -187,6 +192,7 @@ struct Backward {
   int64_t heads, kv_heads, group, d, padded, part_count, threads;
   std::byte* memory;
   float* partial = nullptr;  ///< (part, token, head, padded) when there are parts
+  KeepMask kept;
   BackwardBuffers sizes;
 
   Backward(Exec& exec, const AttentionBackward& args)
@@ -207,6 +213,7 @@ struct Backward {
         padded(round_up(d, lane_multiple)),
         part_count(parts(exec.threads, sequences.count * kv_heads, sequences.longest)),
         threads(exec.threads),
+        kept(a.dropout, heads),
         sizes(padded, sequences.longest) {
     Scratch scratch("attention_backward", exec.workspace);
     memory = scratch.bytes(static_cast<size_t>(exec.threads) * sizes.bytes());
@@ -300,9 +307,15 @@ struct Backward {
           const int64_t at = (key - keys.begin) * padded;
           score_product(block, d, k_rows + at, padded, q_columns, p, ahead);
           score_product(block, d, v_rows + at, padded, dout_columns, ds, ahead);
-          for (int64_t i = 0; i < count; i += lanes)
-            block.full ? gradient_step<false>(block, i, p, ds, lse, delta)
-                       : gradient_step<true>(block, i, p, ds, lse, delta);
+          const Place place{span.q0 + row, h, key};
+          for (int64_t i = 0; i < count; i += lanes) {
+            if (kept.drops())
+              block.full ? gradient_step<false, true>(block, i, place, p, ds, lse, delta)
+                         : gradient_step<true, true>(block, i, place, p, ds, lse, delta);
+            else
+              block.full ? gradient_step<false, false>(block, i, place, p, ds, lse, delta)
+                         : gradient_step<true, false>(block, i, place, p, ds, lse, delta);
+          }
           by_key(block, padded, p, dout_rows, dv_rows + at, ahead);
           by_key(block, padded, ds, q_rows, dk_rows + at, ahead);
           by_query(block, padded, ds, k_rows + at, dq_rows, key > seen.begin, ahead);
@@ -317,7 +330,7 @@ struct Backward {
     }
     pack_keys(keys.end);  // keys that nobody saw have gradient zero
     unpack_rows(length, d, padded, dk_rows, a.scale, dk.at(span.k0 + keys.begin, head), dk.token);
-    unpack_rows(length, d, padded, dv_rows, 1.0f, dv.at(span.k0 + keys.begin, head), dv.token);
+    unpack_rows(length, d, padded, dv_rows, kept.scale, dv.at(span.k0 + keys.begin, head), dv.token);
   }
 
   void prefetch_queries(int64_t row, int64_t count, int64_t h, Ahead& ahead) const {
@@ -336,28 +349,41 @@ struct Backward {
     ahead.add(v.at(span.k0, head), v.token, std::min(key_block, span.keys));
   }
 
-  /// P = exp(S - lse) and dS = P (dP - delta), the scale left for the end; p holds S^T and ds dP^T.
-  template <bool masked>
-  void gradient_step(const Block& b, int64_t i, float* p, float* ds, const float* lse,
-                     const float* delta) const {
+  /// Where a block lies: its first query among all, the query head, its first key in the sequence.
+  struct Place {
+    int64_t row, head, key;
+  };
+
+  /// P = exp(S - lse) and dS = P (drop(dP) - delta), then drop(P); the scales of scores and of what is kept
+  /// are left for the end but for that of dP. p holds S^T and ds dP^T.
+  template <bool masked, bool dropped>
+  void gradient_step(const Block& b, int64_t i, [[maybe_unused]] const Place& place, float* p, float* ds,
+                     const float* lse, const float* delta) const {
     const float factor = a.scale * log2_e;
     const Vec l = micro::load(lse + i), shift = micro::load(delta + i);
     Range keys{0, b.keys};
     [[maybe_unused]] const LaneMask visible(b, i);
     if constexpr (masked) keys = visible.keys;
-#pragma GCC unroll 4
-    for (int64_t j = keys.begin; j < keys.end; ++j) {
+    const auto step = [&](int64_t j, [[maybe_unused]] micro::IntVec keep) __attribute__((always_inline)) {
       float* p_at = p + j * query_block + i;
       float* ds_at = ds + j * query_block + i;
-      Vec x = micro::exp2(micro::load(p_at) * factor - l);
-      Vec y = x * (micro::load(ds_at) - shift);
+      Vec x = micro::exp2(micro::load(p_at) * factor - l), dp = micro::load(ds_at);
+      if constexpr (dropped) dp = micro::select(keep, dp * kept.scale, Vec{});
+      Vec y = x * (dp - shift);
       if constexpr (masked) {
         const micro::IntVec seen = visible(j);
         x = micro::select(seen, x, Vec{});
         y = micro::select(seen, y, Vec{});
       }
+      if constexpr (dropped) x = micro::select(keep, x, Vec{});
       micro::store(p_at, x);
       micro::store(ds_at, y);
+    };
+    if constexpr (dropped) {
+      kept.for_keys(place.row + i, place.head, place.key, keys, step);
+    } else {
+#pragma GCC unroll 4
+      for (int64_t j = keys.begin; j < keys.end; ++j) step(j, micro::IntVec{});
     }
     if constexpr (masked) {
       clear_margins(b, keys, p + i);

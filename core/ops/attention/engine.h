@@ -38,6 +38,7 @@ struct Problem {
   int64_t heads = 1, kv_heads = 1, d = 0;
   bool causal = true;
   int64_t window = 0;
+  bool dropout = false;  ///< of probabilities
   float scale = 1.0f;
   HeadSteps q, k, v, out, dout, dq, dk, dv;  ///< zero where a direction has no such tensor
   int64_t lse_row = 0;                       ///< step between the heads of lse; 0: not wanted
@@ -51,7 +52,7 @@ Problem problem_of(const AttentionBackward& a);
 /// d, so are dq, dk and dv; out and dout are dense. `lengths.longest` must be set.
 Problem training_problem(Direction direction, DType dtype, int64_t tokens, int64_t sequences,
                          const SequenceLengths& lengths, int64_t heads, int64_t kv_heads, int64_t d,
-                         bool causal = true, int64_t window = 0);
+                         bool causal = true, int64_t window = 0, bool dropout = false);
 
 /// Why a library of fused attention never gets this problem; empty when it may.
 std::string refusal(const Problem& p);

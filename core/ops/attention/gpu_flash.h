@@ -4,6 +4,7 @@
 // Deterministic: every element of dq, dk and dv is summed by one thread in ascending order.
 
 #include "core/device/kernel/kernel.h"
+#include "core/ops/attention/gpu_keep.h"
 #include "core/ops/kernel_table.h"
 
 namespace nrl::ops::NRL_GPU {
@@ -13,6 +14,7 @@ namespace {
 // rows.
 constexpr int own = 16, team = 8, tile = 32, flash_threads = own * team;
 constexpr int scores_per_thread = tile / team;
+constexpr size_t mask_bytes = own * tile / attention::keys_per_block;
 
 /// One of q, k, v, out, ... as rows of heads: element (row, head, i).
 template <class T>
@@ -36,6 +38,7 @@ struct FlashArguments {
   int group = 1, d = 0;
   float scale = 1;
   bool causal = true;
+  KeepMask mask;
 };
 
 /// A sequence's rows, and which keys a query sees: local key j and query i with j <= i + shift.
@@ -110,8 +113,8 @@ __device__ __forceinline__ void query_range(const FlashArguments<T>& a, const Se
   if (a.window > 0 && k0 + rows - 1 - s.shift + a.window < end) end = k0 + rows - 1 - s.shift + a.window;
 }
 
-/// Per: elements of a row that a thread holds, d <= Per * team.
-template <class T, int Per>
+/// Per: elements of a row that a thread holds, d <= Per * team. Dropped: probabilities are.
+template <class T, int Per, bool Dropped>
 __global__ void __launch_bounds__(flash_threads) flash_forward_kernel(FlashArguments<T> a) {
   const Sequence s(a, static_cast<int>(blockIdx.z));
   const int head = static_cast<int>(blockIdx.y), q0 = static_cast<int>(blockIdx.x) * own;
@@ -120,6 +123,7 @@ __global__ void __launch_bounds__(flash_threads) flash_forward_kernel(FlashArgum
   const int pitch = a.d + 1, r = static_cast<int>(threadIdx.x) / team,
             lane = static_cast<int>(threadIdx.x) % team;
   float *q = memory, *k = q + own * pitch, *v = k + tile * pitch, *p = v + tile * pitch;
+  [[maybe_unused]] auto* const mask = reinterpret_cast<unsigned char*>(p + own * tile);
   load_tile(q, a.q, s.q_begin, head, q0, own, s.queries, a.d);
   float peak = -INFINITY, sum = 0, out[Per];
 #pragma unroll
@@ -130,6 +134,7 @@ __global__ void __launch_bounds__(flash_threads) flash_forward_kernel(FlashArgum
     __syncthreads();
     load_tile(k, a.k, s.k_begin, head / a.group, k0, tile, s.keys, a.d);
     load_tile(v, a.v, s.k_begin, head / a.group, k0, tile, s.keys, a.d);
+    if constexpr (Dropped) a.mask.template draw<own, tile>(mask, s.q_begin + q0, head, k0);
     __syncthreads();
     float score[scores_per_thread], top = -INFINITY;
 #pragma unroll
@@ -148,6 +153,8 @@ __global__ void __launch_bounds__(flash_threads) flash_forward_kernel(FlashArgum
       const float e = score[c] == -INFINITY ? 0.0f : __expf(score[c] - highest);
       p[r * tile + lane + c * team] = e;
       part += e;
+      if constexpr (Dropped)
+        if (!kept<tile>(mask, r, lane + c * team)) p[r * tile + lane + c * team] = 0;
     }
     sum = sum * rescale + team_sum(part);
     peak = highest;
@@ -163,7 +170,7 @@ __global__ void __launch_bounds__(flash_threads) flash_forward_kernel(FlashArgum
   }
   if (q0 + r >= s.queries) return;
   const int64_t row = s.q_begin + q0 + r;
-  const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+  const float inverse = sum == 0 ? 0.0f : (Dropped ? a.mask.scale : 1.0f) / sum;
 #pragma unroll
   for (int i = 0; i < Per; ++i) {
     const int e = lane + i * team;
@@ -187,7 +194,7 @@ __global__ void __launch_bounds__(flash_threads) flash_delta_kernel(FlashArgumen
   if (lane == 0) a.delta[head * a.queries + row] = s;
 }
 
-template <class T, int Per>
+template <class T, int Per, bool Dropped>
 __global__ void __launch_bounds__(flash_threads) flash_dq_kernel(FlashArguments<T> a) {
   const Sequence s(a, static_cast<int>(blockIdx.z));
   const int head = static_cast<int>(blockIdx.y), q0 = static_cast<int>(blockIdx.x) * own;
@@ -197,6 +204,7 @@ __global__ void __launch_bounds__(flash_threads) flash_dq_kernel(FlashArguments<
             lane = static_cast<int>(threadIdx.x) % team;
   float *q = memory, *g = q + own * pitch, *k = g + own * pitch, *v = k + tile * pitch,
         *ds = v + tile * pitch;
+  [[maybe_unused]] auto* const mask = reinterpret_cast<unsigned char*>(ds + own * tile);
   load_tile(q, a.q, s.q_begin, head, q0, own, s.queries, a.d);
   load_tile(g, a.dout, s.q_begin, head, q0, own, s.queries, a.d);
   const bool real = q0 + r < s.queries;
@@ -212,6 +220,7 @@ __global__ void __launch_bounds__(flash_threads) flash_dq_kernel(FlashArguments<
     __syncthreads();
     load_tile(k, a.k, s.k_begin, head / a.group, k0, tile, s.keys, a.d);
     load_tile(v, a.v, s.k_begin, head / a.group, k0, tile, s.keys, a.d);
+    if constexpr (Dropped) a.mask.template draw<own, tile>(mask, s.q_begin + q0, head, k0);
     __syncthreads();
 #pragma unroll
     for (int c = 0; c < scores_per_thread; ++c) {
@@ -219,7 +228,9 @@ __global__ void __launch_bounds__(flash_threads) flash_dq_kernel(FlashArguments<
       float x = 0;
       if (visible(a, s, q0 + r, k0 + j)) {
         const float p = __expf(a.scale * dot_rows(q + r * pitch, k + j * pitch, a.d) - lse);
-        x = a.scale * p * (dot_rows(g + r * pitch, v + j * pitch, a.d) - delta);
+        float dp = dot_rows(g + r * pitch, v + j * pitch, a.d);
+        if constexpr (Dropped) dp = kept<tile>(mask, r, j) ? dp * a.mask.scale : 0.0f;
+        x = a.scale * p * (dp - delta);
       }
       ds[r * tile + j] = x;
     }
@@ -240,7 +251,7 @@ __global__ void __launch_bounds__(flash_threads) flash_dq_kernel(FlashArguments<
 }
 
 /// Own rows are keys; goes through the queries of all heads that read them.
-template <class T, int Per>
+template <class T, int Per, bool Dropped>
 __global__ void __launch_bounds__(flash_threads) flash_dkv_kernel(FlashArguments<T> a) {
   const Sequence s(a, static_cast<int>(blockIdx.z));
   const int kv_head = static_cast<int>(blockIdx.y), k0 = static_cast<int>(blockIdx.x) * own;
@@ -250,6 +261,7 @@ __global__ void __launch_bounds__(flash_threads) flash_dkv_kernel(FlashArguments
             lane = static_cast<int>(threadIdx.x) % team;
   float *k = memory, *v = k + own * pitch, *q = v + own * pitch, *g = q + tile * pitch, *p = g + tile * pitch,
         *ds = p + own * tile, *lse = ds + own * tile, *delta = lse + tile;
+  [[maybe_unused]] auto* const mask = reinterpret_cast<unsigned char*>(delta + tile);
   load_tile(k, a.k, s.k_begin, kv_head, k0, own, s.keys, a.d);
   load_tile(v, a.v, s.k_begin, kv_head, k0, own, s.keys, a.d);
   float dk[Per], dv[Per];
@@ -268,6 +280,7 @@ __global__ void __launch_bounds__(flash_threads) flash_dkv_kernel(FlashArguments
         lse[threadIdx.x] = a.lse[head * a.lse_step + at];
         delta[threadIdx.x] = a.delta[head * a.queries + at];
       }
+      if constexpr (Dropped) a.mask.template draw<tile, own>(mask, s.q_begin + q0, head, k0);
       __syncthreads();
 #pragma unroll
       for (int c = 0; c < scores_per_thread; ++c) {
@@ -275,7 +288,15 @@ __global__ void __launch_bounds__(flash_threads) flash_dkv_kernel(FlashArguments
         float prob = 0, x = 0;
         if (visible(a, s, q0 + i, k0 + r)) {
           prob = __expf(a.scale * dot_rows(q + i * pitch, k + r * pitch, a.d) - lse[i]);
-          x = a.scale * prob * (dot_rows(g + i * pitch, v + r * pitch, a.d) - delta[i]);
+          float dp = dot_rows(g + i * pitch, v + r * pitch, a.d);
+          if constexpr (Dropped) {
+            const bool stays = kept<own>(mask, i, r);
+            dp = stays ? dp * a.mask.scale : 0.0f;
+            x = a.scale * prob * (dp - delta[i]);
+            prob = stays ? prob * a.mask.scale : 0.0f;
+          } else {
+            x = a.scale * prob * (dp - delta[i]);
+          }
         }
         p[r * tile + i] = prob;
         ds[r * tile + i] = x;
@@ -321,6 +342,7 @@ FlashArguments<T> flash_arguments(const Attention& a) {
   f.d = static_cast<int>(a.q.dim(2));
   f.scale = a.scale;
   f.causal = a.causal;
+  f.mask = KeepMask(a.dropout, a.q.dim(1));
   return f;
 }
 
@@ -363,9 +385,13 @@ template <class T>
 void flash_forward_of(Exec& exec, const AttentionForward& a) {
   const FlashArguments<T> f = flash_arguments<T>(a);
   const dim3 grid(flash_blocks(a, own), static_cast<unsigned>(a.q.dim(1)), flash_sequences(a));
-  const size_t shared = sizeof(float) * static_cast<size_t>((own + 2 * tile) * (f.d + 1) + own * tile);
+  const size_t shared =
+      sizeof(float) * static_cast<size_t>((own + 2 * tile) * (f.d + 1) + own * tile) + mask_bytes;
   with_row_size(f.d, [&](auto per) {
-    NRL_LAUNCH((flash_forward_kernel<T, decltype(per)::value>), grid, flash_threads, shared, exec.stream, f);
+    with_dropout(f.mask, [&](auto dropped) {
+      NRL_LAUNCH((flash_forward_kernel<T, decltype(per)::value, decltype(dropped)::value>), grid,
+                 flash_threads, shared, exec.stream, f);
+    });
   });
 }
 
@@ -376,10 +402,14 @@ void flash_backward_of(Exec& exec, const AttentionBackward& a) {
   const unsigned blocks = flash_blocks(a, own), sequences = flash_sequences(a);
   const size_t both = static_cast<size_t>((2 * own + 2 * tile) * (f.d + 1));
   with_row_size(f.d, [&](auto per) {
-    NRL_LAUNCH((flash_dq_kernel<T, decltype(per)::value>), dim3(blocks, heads, sequences), flash_threads,
-               sizeof(float) * (both + own * tile), exec.stream, f);
-    NRL_LAUNCH((flash_dkv_kernel<T, decltype(per)::value>), dim3(blocks, kv_heads, sequences), flash_threads,
-               sizeof(float) * (both + 2 * own * tile + 2 * tile), exec.stream, f);
+    with_dropout(f.mask, [&](auto dropped) {
+      NRL_LAUNCH((flash_dq_kernel<T, decltype(per)::value, decltype(dropped)::value>),
+                 dim3(blocks, heads, sequences), flash_threads,
+                 sizeof(float) * (both + own * tile) + mask_bytes, exec.stream, f);
+      NRL_LAUNCH((flash_dkv_kernel<T, decltype(per)::value, decltype(dropped)::value>),
+                 dim3(blocks, kv_heads, sequences), flash_threads,
+                 sizeof(float) * (both + 2 * own * tile + 2 * tile) + mask_bytes, exec.stream, f);
+    });
   });
 }
 

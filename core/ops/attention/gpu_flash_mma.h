@@ -15,6 +15,7 @@ namespace {
 
 constexpr int mma_warps = 4, mma_threads = mma_warps * kernel::warp, mma_rows = mma_warps * 16;
 constexpr int mma_tile = 64;
+constexpr size_t mma_mask_bytes = mma_rows * mma_tile / attention::keys_per_block;
 
 /// Elements between rows in shared memory: 16 bytes more than the row, so that the 32 lanes of a fragment hit
 /// 32 banks.
@@ -104,8 +105,8 @@ __device__ __forceinline__ void store_rows(const HeadRows<bf16>& to, int64_t fir
   }
 }
 
-/// D: the head dimension rounded up.
-template <int D>
+/// D: the head dimension rounded up. Dropped: probabilities are.
+template <int D, bool Dropped>
 __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(FlashArguments<bf16> a) {
   constexpr int pitch = mma_pitch<D>, tiles = mma_tile / 8;
   const Sequence s(a, static_cast<int>(blockIdx.z));
@@ -113,6 +114,7 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(FlashArguments
   if (q0 >= s.queries) return;
   NRL_DYN_SHARED(bf16, memory);
   bf16 *const q = memory, *const k = q + mma_rows * pitch, *const v = k + mma_tile * pitch;
+  [[maybe_unused]] auto* const mask = reinterpret_cast<unsigned char*>(v + mma_tile * pitch);
   const int lane = static_cast<int>(threadIdx.x) % kernel::warp,
             own_row = static_cast<int>(threadIdx.x) / kernel::warp * 16, g = lane / 4, t = lane % 4,
             row = q0 + own_row + g;
@@ -124,6 +126,7 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(FlashArguments
     __syncthreads();
     load_rows<D>(k, a.k, s.k_begin, head / a.group, k0, s.keys, a.d);
     load_rows<D>(v, a.v, s.k_begin, head / a.group, k0, s.keys, a.d);
+    if constexpr (Dropped) a.mask.template draw<mma_rows, mma_tile>(mask, s.q_begin + q0, head, k0);
     __syncthreads();
     float score[tiles][4] = {};
     unsigned fa[4], fb[2];
@@ -156,6 +159,8 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(FlashArguments
         for (int c = 2 * half; c < 2 * half + 2; ++c) {
           score[n][c] = score[n][c] == -INFINITY ? 0.0f : __expf(score[n][c] - highest);
           part += score[n][c];
+          if constexpr (Dropped)
+            if (!kept<mma_tile>(mask, own_row + g + 8 * half, n * 8 + 2 * t + c % 2)) score[n][c] = 0;
         }
       sum[half] = sum[half] * rescale + quad_sum(part);
       peak[half] = highest;
@@ -176,7 +181,8 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(FlashArguments
       }
     }
   }
-  const float inverse[2] = {sum[0] == 0 ? 0.0f : 1.0f / sum[0], sum[1] == 0 ? 0.0f : 1.0f / sum[1]};
+  const float scale = Dropped ? a.mask.scale : 1.0f;
+  const float inverse[2] = {sum[0] == 0 ? 0.0f : scale / sum[0], sum[1] == 0 ? 0.0f : scale / sum[1]};
   store_rows<D / 8>(a.out, s.q_begin, head, row, s.queries, 0, a.d, out, inverse, t);
   if (t != 0 || !a.lse) return;
 #pragma unroll
@@ -206,7 +212,7 @@ __device__ __forceinline__ void two_products(float (*score)[4], float (*grad)[4]
   }
 }
 
-template <int D>
+template <int D, bool Dropped>
 __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(FlashArguments<bf16> a) {
   constexpr int pitch = mma_pitch<D>;
   const Sequence s(a, static_cast<int>(blockIdx.z));
@@ -215,6 +221,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(FlashArguments<bf16
   NRL_DYN_SHARED(bf16, memory);
   bf16 *const q = memory, *const dout = q + mma_rows * pitch, *const k = dout + mma_rows * pitch,
               *const v = k + mma_tile * pitch;
+  [[maybe_unused]] auto* const mask = reinterpret_cast<unsigned char*>(v + mma_tile * pitch);
   const int lane = static_cast<int>(threadIdx.x) % kernel::warp,
             own_row = static_cast<int>(threadIdx.x) / kernel::warp * 16, g = lane / 4, t = lane % 4,
             row = q0 + own_row + g;
@@ -234,6 +241,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(FlashArguments<bf16
     __syncthreads();
     load_rows<D>(k, a.k, s.k_begin, head / a.group, k0, s.keys, a.d);
     load_rows<D>(v, a.v, s.k_begin, head / a.group, k0, s.keys, a.d);
+    if constexpr (Dropped) a.mask.template draw<mma_rows, mma_tile>(mask, s.q_begin + q0, head, k0);
     __syncthreads();
     for (int i = 0; i < mma_tile; i += 16) {
       float score[2][4] = {}, grad[2][4] = {};
@@ -245,6 +253,10 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(FlashArguments<bf16
         for (int c = 0; c < 4; ++c) {
           const bool seen = visible(a, s, row + c / 2 * 8, k0 + i + n * 8 + 2 * t + c % 2);
           const float p = seen ? __expf(a.scale * score[n][c] - lse[c / 2]) : 0.0f;
+          if constexpr (Dropped) {
+            const bool stays = kept<mma_tile>(mask, own_row + g + c / 2 * 8, i + n * 8 + 2 * t + c % 2);
+            grad[n][c] = stays ? grad[n][c] * a.mask.scale : 0.0f;
+          }
           grad[n][c] = seen ? a.scale * p * (grad[n][c] - delta[c / 2]) : 0.0f;
         }
       unsigned fa[4], fb[2];
@@ -263,7 +275,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(FlashArguments<bf16
 
 /// Own rows are keys; goes through the queries of all heads that read them. `Columns` of dk and dv at a time,
 /// so that the sums stay in registers: a block's part is the lowest digit of blockIdx.x.
-template <int D, int Columns>
+template <int D, int Columns, bool Dropped>
 __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(FlashArguments<bf16> a) {
   constexpr int pitch = mma_pitch<D>, parts = D / Columns;
   const Sequence s(a, static_cast<int>(blockIdx.z));
@@ -274,6 +286,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(FlashArguments<bf1
   bf16 *const k = memory, *const v = k + mma_rows * pitch, *const q = v + mma_rows * pitch,
               *const dout = q + mma_tile * pitch;
   float *const lse = reinterpret_cast<float*>(dout + mma_tile * pitch), *const delta = lse + mma_tile;
+  [[maybe_unused]] auto* const mask = reinterpret_cast<unsigned char*>(delta + mma_tile);
   const int lane = static_cast<int>(threadIdx.x) % kernel::warp,
             own_row = static_cast<int>(threadIdx.x) / kernel::warp * 16, g = lane / 4, t = lane % 4,
             row = k0 + own_row + g;
@@ -294,6 +307,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(FlashArguments<bf1
         lse[threadIdx.x] = real ? a.lse[head * a.lse_step + at] : 0.0f;
         delta[threadIdx.x] = real ? a.delta[head * a.queries + at] : 0.0f;
       }
+      if constexpr (Dropped) a.mask.template draw<mma_tile, mma_rows>(mask, s.q_begin + q0, head, k0);
       __syncthreads();
       for (int i = 0; i < mma_tile; i += 16) {
         float score[2][4] = {}, grad[2][4] = {};
@@ -307,6 +321,11 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(FlashArguments<bf1
             const bool seen = visible(a, s, q0 + at, row + c / 2 * 8);
             const float p = seen ? __expf(a.scale * score[n][c] - lse[at]) : 0.0f;
             score[n][c] = p;
+            if constexpr (Dropped) {
+              const bool stays = kept<mma_rows>(mask, at, own_row + g + c / 2 * 8);
+              if (!stays) score[n][c] = 0;
+              grad[n][c] = stays ? grad[n][c] * a.mask.scale : 0.0f;
+            }
             grad[n][c] = seen ? a.scale * p * (grad[n][c] - delta[at]) : 0.0f;
           }
         unsigned fp[4], fs[4], fb[2];
@@ -323,9 +342,10 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(FlashArguments<bf1
       }
     }
   }
-  const float one[2] = {1, 1};
+  const float one[2] = {1, 1}, kept_scale = Dropped ? a.mask.scale : 1.0f,
+              scale[2] = {kept_scale, kept_scale};
   store_rows<Columns / 8>(a.dk, s.k_begin, kv_head, row, s.keys, column, a.d, dk, one, t);
-  store_rows<Columns / 8>(a.dv, s.k_begin, kv_head, row, s.keys, column, a.d, dv, one, t);
+  store_rows<Columns / 8>(a.dv, s.k_begin, kv_head, row, s.keys, column, a.d, dv, scale, t);
 }
 
 /// Calls run(integral_constant) with the head dimension rounded up.
@@ -354,7 +374,10 @@ void mma_forward(Exec& exec, const AttentionForward& a) {
   const dim3 grid(flash_blocks(a, mma_rows), static_cast<unsigned>(a.q.dim(1)), flash_sequences(a));
   with_rounded_d(f.d, [&](auto rounded) {
     constexpr int D = decltype(rounded)::value;
-    NRL_LAUNCH((mma_forward_kernel<D>), grid, mma_threads, mma_shared(3, D), exec.stream, f);
+    with_dropout(f.mask, [&](auto dropped) {
+      NRL_LAUNCH((mma_forward_kernel<D, decltype(dropped)::value>), grid, mma_threads,
+                 mma_shared(3, D) + mma_mask_bytes, exec.stream, f);
+    });
   });
 }
 
@@ -364,10 +387,14 @@ void mma_backward(Exec& exec, const AttentionBackward& a) {
   const unsigned blocks = flash_blocks(a, mma_rows), sequences = flash_sequences(a);
   with_rounded_d(f.d, [&](auto rounded) {
     constexpr int D = decltype(rounded)::value, columns = D < 128 ? D : 128;
-    NRL_LAUNCH((mma_dq_kernel<D>), dim3(blocks, heads, sequences), mma_threads, mma_shared(4, D), exec.stream,
-               f);
-    NRL_LAUNCH((mma_dkv_kernel<D, columns>), dim3(blocks * (D / columns), kv_heads, sequences), mma_threads,
-               mma_shared(4, D) + 2 * mma_tile * sizeof(float), exec.stream, f);
+    with_dropout(f.mask, [&](auto dropped) {
+      constexpr bool Dropped = decltype(dropped)::value;
+      NRL_LAUNCH((mma_dq_kernel<D, Dropped>), dim3(blocks, heads, sequences), mma_threads,
+                 mma_shared(4, D) + mma_mask_bytes, exec.stream, f);
+      NRL_LAUNCH((mma_dkv_kernel<D, columns, Dropped>), dim3(blocks * (D / columns), kv_heads, sequences),
+                 mma_threads, mma_shared(4, D) + 2 * mma_tile * sizeof(float) + mma_mask_bytes, exec.stream,
+                 f);
+    });
   });
 }
 

@@ -19,4 +19,11 @@ void dropout(Exec& exec, const Dropout& a) {
   if (a.x.numel() > 0) exec.kernels->dropout(exec, a);
 }
 
+void check_dropout(const char* op, const FusedDropout& a) {
+  NRL_CHECK(a.p >= 0.0f && a.p < 1.0f && a.first_row >= 0, "{}: dropout p {}, first_row {}", op, a.p,
+            a.first_row);
+  NRL_CHECK(!a.step || is_vector(a.step, 1, DType::i64), "{}: step is {}, wanted i64[1]", op,
+            describe(a.step));
+}
+
 }  // namespace nrl::ops

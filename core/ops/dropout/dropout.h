@@ -26,4 +26,14 @@ struct Dropout {
 };
 void dropout(Exec& exec, const Dropout& a);
 
+/// Dropout inside another op, which says what a row is; the members are those of Dropout. p = 0: none.
+struct FusedDropout {
+  float p = 0;
+  uint64_t seed = 0, stream = 0;
+  int64_t first_row = 0;
+  Tensor step;
+};
+/// Fails when a member is out of range.
+void check_dropout(const char* op, const FusedDropout& a);
+
 }  // namespace nrl::ops

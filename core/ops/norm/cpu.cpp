@@ -82,7 +82,7 @@ void forward(Exec& exec, const NormForward& a) {
   float* means = data_of<float>(a.mean);
   float* rstds = data_of<float>(a.rstd);
   const float inv_d = 1.0f / static_cast<float>(d), eps = a.eps;
-  const ResidualDropout& drop = a.dropout;
+  const FusedDropout& drop = a.dropout;
   const DropoutMask mask(drop.p, drop.seed, drop.stream, drop.step);
   cpu::parallel_for(
       exec.threads, rows, std::max<int64_t>(1, grain_elements / d), [&](int64_t begin, int64_t end) {

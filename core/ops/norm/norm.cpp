@@ -45,13 +45,9 @@ void norm_forward(Exec& exec, const NormForward& a) {
   } else {
     NRL_CHECK(!a.sum, "{}: sum without residual", op);
   }
-  const ResidualDropout& drop = a.dropout;
-  NRL_CHECK(drop.p >= 0.0f && drop.p < 1.0f && drop.first_row >= 0, "{}: dropout p {}, first_row {}", op,
-            drop.p, drop.first_row);
-  NRL_CHECK(drop.p == 0.0f || (a.residual && a.x.rank == 2), "{}: dropout of x {} {} residual", op,
+  check_dropout(op, a.dropout);
+  NRL_CHECK(a.dropout.p == 0.0f || (a.residual && a.x.rank == 2), "{}: dropout of x {} {} residual", op,
             describe(a.x), a.residual ? "with" : "without");
-  NRL_CHECK(!drop.step || is_vector(drop.step, 1, DType::i64), "{}: step is {}, wanted i64[1]", op,
-            describe(drop.step));
   check_weight(op, "weight", a.weight, a.x.dim(-1));
   if (a.bias) check_weight(op, "bias", a.bias, a.x.dim(-1));
   NRL_CHECK(a.kind == NormKind::layer || (!a.bias && !a.mean), "{}: bias or mean with an RMS norm", op);

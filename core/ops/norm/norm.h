@@ -5,19 +5,12 @@
 // heads, D) may be strided views (QK-norm). Activations (x, out, residual, ...) share one dtype, f32 or bf16;
 // weight and bias are f32 or bf16; statistics and weight gradients are f32. Arithmetic is f32.
 
+#include "core/ops/dropout/dropout.h"
 #include "core/ops/exec.h"
 
 namespace nrl::ops {
 
 enum class NormKind : uint8_t { rms, layer };
-
-/// Dropout on the way into the residual stream; the same mask as ops::dropout.
-struct ResidualDropout {
-  float p = 0;
-  uint64_t seed = 0, stream = 0;
-  int64_t first_row = 0;
-  Tensor step;  ///< see Dropout::step
-};
 
 /// sum = dropout(x) + residual (if given, written to `sum`), then
 /// rms:   out = sum * rstd * weight,                rstd = 1 / sqrt(mean(sum^2) + eps)
@@ -29,15 +22,16 @@ struct ResidualDropout {
 struct NormForward {
   NormKind kind = NormKind::rms;
   float eps = 1e-5f;
-  Tensor x;                      ///< (..., D)
-  Tensor residual;               ///< optional (..., D)
-  Tensor sum;                    ///< (..., D), required with residual
-  Tensor weight;                 ///< (D)
-  Tensor bias;                   ///< (D), layer only, optional
-  Tensor out;                    ///< (..., D)
-  Tensor mean;                   ///< (rows) f32, layer only, optional
-  Tensor rstd;                   ///< (rows) f32, optional
-  ResidualDropout dropout = {};  ///< of x; p > 0 needs residual and x of rank 2
+  Tensor x;                   ///< (..., D)
+  Tensor residual;            ///< optional (..., D)
+  Tensor sum;                 ///< (..., D), required with residual
+  Tensor weight;              ///< (D)
+  Tensor bias;                ///< (D), layer only, optional
+  Tensor out;                 ///< (..., D)
+  Tensor mean;                ///< (rows) f32, layer only, optional
+  Tensor rstd;                ///< (rows) f32, optional
+  FusedDropout dropout = {};  ///< of x, on its way into the residual stream, with the mask of ops::dropout;
+                              ///< p > 0 needs residual and x of rank 2
 };
 
 /// dx = gradient of the norm at x (+ dresidual if given): the gradient of the residual stream in one pass.

@@ -6,7 +6,7 @@ namespace {
 
 void forward(Exec&, const NormForward& a) {
   const int64_t d = a.x.dim(-1);
-  const ResidualDropout& drop = a.dropout;
+  const FusedDropout& drop = a.dropout;
   const PhiloxStream random(drop.seed,
                             dropout_stream(drop.stream, static_cast<const int64_t*>(drop.step.data)));
   float peak = 0;

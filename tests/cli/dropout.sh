@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Dropout in training and its absence in evaluation: dropout.sh CASE NRL_TRAIN SOURCE_DIR
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
+
+# gpt2_directory: gpt2/ as Hugging Face serves GPT-2, but narrow and shallow, with random weights. The names of the
+# tensors have no prefix there; blanks take its place, so that the header keeps its length.
+gpt2_directory() {
+  mkdir gpt2
+  cat >gpt2/config.json <<'JSON'
+{
+  "activation_function": "gelu_new",
+  "architectures": [
+    "GPT2LMHeadModel"
+  ],
+  "attn_pdrop": 0.1,
+  "bos_token_id": 50256,
+  "embd_pdrop": 0.1,
+  "eos_token_id": 50256,
+  "initializer_range": 0.02,
+  "layer_norm_epsilon": 1e-05,
+  "model_type": "gpt2",
+  "n_ctx": 1024,
+  "n_embd": 48,
+  "n_head": 4,
+  "n_layer": 2,
+  "n_positions": 1024,
+  "resid_pdrop": 0.1,
+  "summary_activation": null,
+  "summary_first_dropout": 0.1,
+  "summary_proj_to_labels": true,
+  "summary_type": "cls_index",
+  "summary_use_proj": true,
+  "task_specific_params": {
+    "text-generation": {
+      "do_sample": true,
+      "max_length": 50
+    }
+  },
+  "vocab_size": 50257
+}
+JSON
+  config seed
+  sed -i 's|model: {.*|model: {model_type: gpt2, vocab_size: 50257, n_embd: 48, n_layer: 2, n_head: 4, n_positions: 1024}|
+    /num_attention_heads/d' seed.yaml
+  expect 0 run 1 seed.yaml pretrain.max_num_steps=0
+  LC_ALL=C sed 's/"transformer\.\([^"]*\)":/"\1"            :/g' seed/checkpoints/step-0/model.safetensors >gpt2/model.safetensors
+}
+
+# gpt2_config NAME: training that starts from this directory.
+gpt2_config() {
+  config "$1"
+  sed -i '/model: {/,/max_position/d; s/max_num_steps: 10/max_num_steps: 4/; s|^policy:|policy:\n  model_name: gpt2|' "$1.yaml"
+}
+
+no_dropout=(policy.model.attn_pdrop=0 policy.model.resid_pdrop=0 policy.model.embd_pdrop=0)
+
+case $case_name in
+  dropout_gpt2)
+    corpus
+    gpt2_directory
+    gpt2_config one
+    expect 0 run 1 one.yaml
+    gpt2_config two
+    expect 0 run 2 two.yaml
+    same one/logs/metrics.jsonl two/logs/metrics.jsonl 1e-5
+    gpt2_config micro
+    expect 0 run 1 micro.yaml policy.train_micro_batch_size=8
+    same one/logs/metrics.jsonl micro/logs/metrics.jsonl 1e-5
+    gpt2_config kept
+    expect 0 run 1 kept.yaml policy.recompute.granularity=none
+    same one/logs/metrics.jsonl kept/logs/metrics.jsonl 0
+    gpt2_config parts
+    expect 0 run 1 parts.yaml pretrain.max_num_steps=2
+    expect 0 run 1 parts.yaml
+    same one/logs/metrics.jsonl parts/logs/metrics.jsonl 0
+    # The attention's dropout alone makes other losses, already in the first step.
+    gpt2_config off
+    expect 0 run 1 off.yaml policy.model.attn_pdrop=0 pretrain.max_num_steps=1
+    [[ $(field one/logs/metrics.jsonl loss | head -1) != $(field off/logs/metrics.jsonl loss | head -1) ]] ||
+      fail "attn_pdrop does nothing"
+    ;;
+  dropout_eval)
+    corpus
+    evaluation=('data.split=[9,1,0]' pretrain.max_num_steps=2 pretrain.val_period=2 pretrain.val_batches=2 pretrain.val_at_start=true)
+    gpt2=(policy.model.model_type=gpt2 policy.model.attn_pdrop=0.3 policy.model.resid_pdrop=0.3 policy.model.embd_pdrop=0.3)
+    for name in dropped plain; do
+      config $name
+      sed -i 's/intermediate_size: 80, //; s/num_key_value_heads: 2, //' $name.yaml
+    done
+    expect 0 run 1 dropped.yaml "${evaluation[@]}" "${gpt2[@]}"
+    expect 0 run 1 plain.yaml "${evaluation[@]}" "${gpt2[@]}" "${no_dropout[@]}"
+    grep -ho '"val_loss":[^,}]*' dropped/logs/metrics.jsonl | head -1 >a.txt
+    grep -ho '"val_loss":[^,}]*' plain/logs/metrics.jsonl | head -1 >b.txt
+    [[ -s a.txt ]] || fail "there was no evaluation"
+    cmp -s a.txt b.txt || fail "dropout changes the first evaluation: $(cat a.txt b.txt)"
+    [[ $(field dropped/logs/metrics.jsonl loss | head -1) != $(field plain/logs/metrics.jsonl loss | head -1) ]] ||
+      fail "dropout does not change the first step"
+    ;;
+  # Of nrl-train-sim: the masks of a GPU are those of a CPU.
+  sim_dropout)
+    corpus
+    gpt2=(policy.model.model_type=gpt2 policy.model.attn_pdrop=0.2 pretrain.max_num_steps=4 policy.train_global_batch_size=4
+      policy.precision=float32)
+    for device in cpu cuda; do
+      config $device
+      sed -i 's/intermediate_size: 80, //; s/num_key_value_heads: 2, //' $device.yaml
+      expect 0 run 1 $device.yaml device=$device "${gpt2[@]}"
+    done
+    same cpu/logs/metrics.jsonl cuda/logs/metrics.jsonl 2e-4
+    ;;
+  *) fail "unknown case $case_name" ;;
+esac
+echo "$case_name: ok"
