@@ -376,18 +376,19 @@ NRL_OP_CASES(attention) {
       {{66}, {}, 2, 2, 192, 0, false, true, 0},
       // queries, keys, heads, head dimension, window, causal, fused, gap, slack, dropout
       {{5}, {}, 1, 1, 8, 0, true, false, 3, 0, 0.5f},
-      {{129}, {}, 4, 1, 80, 0, true, false, 3, 0, 0.1f},
-      {{257}, {}, 3, 3, 64, 0, true, true, 3, 0, 0.1f},
-      {{1, 0, 63, 64, 1, 130, 0}, {}, 4, 2, 48, 0, true, true, 3, 0, 0.2f},
-      {{300}, {}, 2, 2, 32, 5, true, false, 3, 0, 0.5f},
-      {{190, 70}, {}, 2, 1, 64, 100, true, false, 3, 0, 0.1f},
-      {{70, 130}, {}, 2, 1, 64, 0, false, false, 3, 0, 0.3f},
-      {{30, 1, 1}, {30, 77, 200}, 4, 2, 64, 0, true, false, 3, 0, 0.1f},
+      {{129}, {}, 4, 2, 32, 0, true, false, 3, 0, 0.1f},
+      {{257}, {}, 2, 1, 16, 0, true, true, 3, 0, 0.1f},
+      {{1, 0, 63, 64, 1, 130, 0}, {}, 2, 1, 24, 0, true, true, 3, 0, 0.2f},
+      {{300}, {}, 1, 1, 16, 5, true, false, 3, 0, 0.5f},
+      {{190, 70}, {}, 2, 1, 16, 100, true, false, 3, 0, 0.1f},
+      {{70, 130}, {}, 2, 1, 33, 0, false, false, 3, 0, 0.3f},
+      {{30, 1, 1}, {30, 77, 200}, 4, 2, 32, 0, true, false, 3, 0, 0.1f},
       {{40, 3}, {10, 0}, 2, 2, 16, 0, true, false, 3, 0, 0.1f},
       {{20, 9}, {}, 2, 1, 16, 0, true, true, 8, 0, 0.25f},  // on tensor cores from here on
       {{70, 0, 33}, {}, 4, 2, 80, 0, true, true, 8, 0, 0.1f},
-      {{70, 66}, {}, 2, 1, 256, 30, true, true, 8, 0, 0.2f},
-      {{66}, {}, 2, 2, 192, 0, false, true, 0, 0, 0.1f},
+      {{130}, {}, 1, 1, 64, 0, true, true, 0, 0, 0.1f},
+      {{66}, {}, 2, 1, 256, 30, true, true, 8, 0, 0.2f},
+      {{66}, {}, 1, 1, 192, 0, false, true, 0, 0, 0.1f},
   };
   for (DType t : {DType::f32, DType::bf16})
     for (const Shape& s : shapes) {

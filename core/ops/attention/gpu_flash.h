@@ -151,10 +151,10 @@ __global__ void __launch_bounds__(flash_threads) flash_forward_kernel(FlashArgum
 #pragma unroll
     for (int c = 0; c < scores_per_thread; ++c) {
       const float e = score[c] == -INFINITY ? 0.0f : __expf(score[c] - highest);
-      p[r * tile + lane + c * team] = e;
+      bool stays = true;
+      if constexpr (Dropped) stays = kept<tile>(mask, r, lane + c * team);
+      p[r * tile + lane + c * team] = stays ? e : 0.0f;
       part += e;
-      if constexpr (Dropped)
-        if (!kept<tile>(mask, r, lane + c * team)) p[r * tile + lane + c * team] = 0;
     }
     sum = sum * rescale + team_sum(part);
     peak = highest;
