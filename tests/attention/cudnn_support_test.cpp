@@ -1,7 +1,6 @@
 // Asks cuDNN, without a GPU, whether an H200 has plans for every attention problem that we would send there,
 // and none for what we keep back. The graphs are the engine's own.
 
-
 #include "core/device/sim/sim.h"
 #include "core/ops/attention/cudnn.h"
 #include "tests/attention/h200.h"
