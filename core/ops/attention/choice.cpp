@@ -104,8 +104,8 @@ std::string refusal(const Problem& p) {
   if (!p.self) return "sequences with other numbers of keys than of queries";
   if (p.longest <= 1) return "sequences of one token";
   if (!p.aligned) return "rows that do not start at 16 bytes";
-  // It counts its random numbers by the position in the microbatch; ours belong to the sample.
-  if (p.dropout) return "attention dropout, which a library would draw anew for every layout of the batch";
+  // One seed for a whole call: the mask of a sample would depend on its place in the microbatch.
+  if (p.dropout) return "attention dropout, whose mask must not depend on the microbatch";
   return "";
 }
 
