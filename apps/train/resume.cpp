@@ -56,7 +56,8 @@ constexpr Guarded guarded[] = {{"policy.max_total_sequence_length", ResumeChange
                                {"policy.model.sliding_window", ResumeChange::model},
                                {"policy.model.hidden_act", ResumeChange::model},
                                {"policy.model.resid_pdrop", ResumeChange::model},
-                               {"policy.model.embd_pdrop", ResumeChange::model}};
+                               {"policy.model.embd_pdrop", ResumeChange::model},
+                               {"policy.model.attn_pdrop", ResumeChange::model}};
 
 const Guarded* find_guarded(std::string_view key) {
   const auto it = std::find_if(std::begin(guarded), std::end(guarded), [&](const Guarded& g) {
@@ -74,7 +75,7 @@ void add_model(const model::ModelSpec& spec, RunRecord& record) {
   const auto& [family, vocab_size, hidden, layers, heads, kv_heads, head_dim, ffn, max_positions, norm,
                norm_eps, norm_bias, qk_norm, qkv_bias, o_bias, mlp_bias, activation, gated, learned_positions,
                use_rope, rope, window, tied, initializer_range, residual_dropout, embedding_dropout,
-               config_json] = spec;
+               attention_dropout, config_json] = spec;
   (void)initializer_range;
   (void)config_json;
   add("model_type", name_of(family));
@@ -99,6 +100,7 @@ void add_model(const model::ModelSpec& spec, RunRecord& record) {
   add("tie_word_embeddings", tied);
   add("resid_pdrop", residual_dropout);
   add("embd_pdrop", embedding_dropout);
+  add("attn_pdrop", attention_dropout);
   add("learned_positions", learned_positions ? max_positions : 0);
   if (!use_rope) return;
   const auto& [kind, rotary_dim, theta, factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow,

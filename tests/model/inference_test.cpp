@@ -40,7 +40,6 @@ std::vector<float> logits_after(TinyModel& m, DType dtype, int tokens, int chunk
 
 TEST_CASE("logits of inference are those of the training forward pass", "[model][inference]") {
   for (const auto& [name, config] : test::tiny_configs()) {
-    if (name.find("dropout") != std::string::npos) continue;
     INFO(name);
     TinyModel m(config, ops::cpu_kernels(cpu::best_isa()), 1);
     const model::MicroBatch batch = m.batch();
