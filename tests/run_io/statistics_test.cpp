@@ -1,5 +1,6 @@
 #include "apps/train/run_io/statistics.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "apps/train/run_io/timers.h"
@@ -111,4 +112,37 @@ TEST_CASE("a second belongs to one section only", "[run_io]") {
   REQUIRE(times[RunSection::data] == 0);
   REQUIRE(times[RunSection::other] == Approx(1));
   REQUIRE(times.total() == Approx(24));
+}
+
+TEST_CASE("a peak that is measured takes the best of spaced tries", "[run_io]") {
+  std::vector<double> tries = {90, 120, 80};
+  size_t taken = 0;
+  PeakEstimate peak(100, [&] { return tries.at(taken++); });
+  peak.add_step(50, 0.5);
+  REQUIRE(taken == 0);  // a short run measures once only
+  peak.add_step(50, 1.5);
+  REQUIRE(peak.flops() == 100);
+  peak.add_step(50, 2.5);
+  REQUIRE(taken == 1);
+  peak.add_step(50, 3);
+  REQUIRE(peak.flops() == 120);
+  peak.add_step(50, 9);
+  REQUIRE(peak.flops() == 120);
+  REQUIRE(taken == 3);
+}
+
+TEST_CASE("a step faster than the peak raises it", "[run_io]") {
+  int taken = 0;
+  PeakEstimate peak(100, [&] { return ++taken, 10.0; });
+  for (int i = 0; i <= 20000; ++i) {
+    peak.add_step(90 + i, i);
+    REQUIRE(peak.flops() == std::max(100, 90 + i));  // never more than 100 %
+  }
+  REQUIRE(taken == 8);
+}
+
+TEST_CASE("a peak from a data sheet stays", "[run_io]") {
+  PeakEstimate peak(100);
+  peak.add_step(130, 1e6);
+  REQUIRE(peak.flops() == 100);
 }

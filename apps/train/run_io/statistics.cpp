@@ -50,6 +50,17 @@ std::string outlier_mark(double distance) {
   return distance == 0 ? "" : fmt::format("!({:+.1f}s)", distance);
 }
 
+void PeakEstimate::add_step(double flops, double seconds) {
+  constexpr int most = 8;
+  if (!measure_) return;
+  if (repeats_ < most && seconds >= next_) {
+    flops_ = std::max(flops_, measure_());
+    repeats_ += 1;
+    while (next_ <= seconds) next_ *= 3;
+  }
+  flops_ = std::max(flops_, flops);
+}
+
 Histogram::Histogram() : bins_(kBins, 0) {}
 
 void Histogram::add(double value) {

@@ -2,7 +2,9 @@
 // Statistics over the steps of a run in constant memory.
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace nrl {
@@ -40,6 +42,26 @@ class OutlierDetector {
 
 /// "!(+4.2s)" for an outlier, "!" for a value that is not finite, "" for an ordinary one.
 std::string outlier_mark(double distance);
+
+/// The denominator of MFU where it has to be measured. One measurement on a busy machine may be far too low,
+/// so that it is repeated at growing distances and the best one counts; a step that was faster still shows
+/// that the machine can do more, and its rate becomes the peak.
+class PeakEstimate {
+ public:
+  /// `flops`: FLOP/s of a rank at the start, 0 when unknown. Without `measure` (FLOP/s) it stays as it is.
+  explicit PeakEstimate(double flops = 0, std::function<double()> measure = {})
+      : flops_(flops), measure_(std::move(measure)) {}
+  /// A step reached `flops` FLOP/s, `seconds` after the start. Measures again 1, 3, 9, ... s after the start,
+  /// at most 8 times: a run shorter than a second pays nothing.
+  void add_step(double flops, double seconds);
+  double flops() const { return flops_; }
+
+ private:
+  double flops_;
+  std::function<double()> measure_;
+  int repeats_ = 0;
+  double next_ = 1;
+};
 
 /// A histogram of positive numbers from 1e-9 to 1e15 with bins 1 % wide: the exact mean, and quantiles within
 /// 0.5 % of a value, however many values come. Values outside the range go to the end bins, and what is not

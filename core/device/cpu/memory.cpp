@@ -1,7 +1,6 @@
 #include "core/device/cpu/memory.h"
 
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -47,9 +46,16 @@ void HostMemory::shrink(size_t bytes) {
 }
 
 size_t peak_resident_bytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<size_t>(usage.ru_maxrss) * 1024;
+  // Not getrusage(): its ru_maxrss lives through exec() and so begins with the peak of the program that
+  // started this one.
+  size_t kib = 0;
+  if (FILE* f = std::fopen("/proc/self/status", "r")) {
+    char line[256];
+    while (kib == 0 && std::fgets(line, sizeof line, f) != nullptr)
+      if (std::sscanf(line, "VmHWM: %zu kB", &kib) != 1) kib = 0;
+    std::fclose(f);
+  }
+  return kib > 0 ? kib * 1024 : resident_bytes();
 }
 
 size_t resident_bytes() {

@@ -5,9 +5,9 @@
 
 namespace nrl::ops {
 
-/// Rate in GFLOP/s of f32 matrix products (the library that the linear layers use) with `threads` threads;
-/// takes less than 60 ms. Allocates and frees about 7 MB.
-double measure_gemm_peak(int threads);
+/// Rate in GFLOP/s of f32 matrix products (the library that the linear layers use) with `threads` threads:
+/// the best of those that fit into `seconds`, and of three at least. Allocates and frees about 7 MB.
+double measure_gemm_peak(int threads, double seconds = 0.045);
 
 /// Rate in GFLOP/s of multiply-adds on registers with the best instruction set of this processor on `threads`
 /// threads at once: the f32 peak. Takes about 10 ms.
