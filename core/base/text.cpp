@@ -96,4 +96,8 @@ std::optional<StepRange> parse_step_range(std::string_view text) {
   return range;
 }
 
+std::string counted(int64_t number, std::string_view noun) {
+  return fmt::format("{} {}{}", grouped(number), noun, number == 1 ? "" : "s");
+}
+
 }  // namespace nrl

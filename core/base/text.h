@@ -22,6 +22,9 @@ std::string human_bytes(uint64_t bytes);
 /// "1.24 B", "16.9 M", "512".
 std::string human_count(double count);
 
+/// "1 file", "1,204 files": `noun` in the singular, whose plural ends with s.
+std::string counted(int64_t number, std::string_view noun);
+
 /// "7h01m", "3m20s", "12s".
 std::string human_duration(double seconds);
 

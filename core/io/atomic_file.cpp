@@ -28,7 +28,10 @@ int injected(FileOp op, const std::string& path) {
 }
 
 std::string cause(int error) {
-  return std::strerror(error);
+  // EFBIG alone reads as if the file were the problem.
+  return error == EFBIG
+             ? fmt::format("{} (the limit of ulimit -f, or of the file system)", std::strerror(error))
+             : std::strerror(error);
 }
 
 // rename and friends: our parent directories exist, so what fails here is the storage.

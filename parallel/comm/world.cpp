@@ -1,5 +1,6 @@
 #include "parallel/comm/world.h"
 
+#include "core/base/output.h"
 #include "parallel/comm/self/self_comm.h"
 
 #include <unistd.h>
@@ -83,6 +84,7 @@ void World::finalize() {
 }
 
 void World::abort(Exit code) {
+  output::flush();
   if (mpi_) mpi_->abort(static_cast<int>(code));
   std::_Exit(static_cast<int>(code));
 }

@@ -49,7 +49,8 @@ class World {
   void finalize();
   /// Communicators are from now on dropped without collective clean-up.
   void mark_failed();
-  /// Ends every process of the run at once. Callable from any thread; flushes nothing.
+  /// Ends every process of the run at once. Callable from any thread. What was printed is
+  /// flushed (core/base/output.h).
   [[noreturn]] void abort(Exit code);
 
  private:

@@ -8,65 +8,85 @@
 #include <cstring>
 
 #include "core/base/error.h"
+#include "core/base/output.h"
 
-namespace nrl {
+namespace nrl::stop {
 namespace {
-
-constexpr int kHandled[] = {SIGUSR1, SIGTERM, SIGINT};
-constexpr int kIgnored[] = {SIGPIPE, SIGCONT};
 
 // Read and written by handlers that may run on several threads at once.
 std::atomic<int> first_signal{0};
-std::atomic<int> urgent_signals{0};  // of those whose second one ends the process
+std::atomic<int> urgent_signals{0};  // SIGINT and SIGTERM so far, of those whose second one ends the process
 std::atomic<bool> term_is_urgent{true};
-std::atomic<bool> installed{false};
+std::atomic<int> done_code{-1};  // the exit code when the work is done
+std::atomic<int> leave_code{0};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+extern "C" void on_leave_alarm(int) {
+  ::_exit(leave_code.load());
+}
+
+// Async-signal-safe. Never hangs on a terminal that nobody reads: the alarm ends it.
+[[noreturn]] void leave_at_once(int number) {
+  const int done = done_code.load();
+  leave_code = done >= 0 ? done : 128 + number;
+  struct sigaction action = {};
+  sigemptyset(&action.sa_mask);
+  action.sa_handler = on_leave_alarm;
+  ::sigaction(SIGALRM, &action, nullptr);
+  ::alarm(1);
+  output::flush_in_handler(std::chrono::milliseconds(300));
+  static constexpr char text[] = "second stop signal: leaving at once, nothing is saved\n";
+  if (done < 0) [[maybe_unused]]
+    const ssize_t ignored = ::write(STDERR_FILENO, text, sizeof text - 1);
+  ::_exit(leave_code.load());
+}
 
 extern "C" void on_stop_signal(int number) {
   const int saved_errno = errno;
   int none = 0;
   first_signal.compare_exchange_strong(none, number);
-  if (number == SIGINT || (number == SIGTERM && term_is_urgent.load())) {
-    if (urgent_signals.fetch_add(1) > 0) {
-      static constexpr char text[] = "second stop signal: leaving at once, nothing is saved\n";
-      [[maybe_unused]] const ssize_t ignored = ::write(STDERR_FILENO, text, sizeof text - 1);
-      ::_exit(128 + number);
-    }
-  }
+  const bool urgent = number == SIGINT || (number == SIGTERM && term_is_urgent.load());
+  if (urgent && urgent_signals.fetch_add(1) > 0) leave_at_once(number);
   errno = saved_errno;
 }
 
-void set_action(int number, const struct sigaction* action, struct sigaction* previous) {
-  if (::sigaction(number, action, previous) != 0)
+void set_handler(int number, void (*handler)(int)) {
+  struct sigaction action = {};
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  action.sa_handler = handler;
+  if (::sigaction(number, &action, nullptr) != 0)
     fail(Exit::internal, "cannot set the action of {}: {}", signal_name(number), std::strerror(errno));
+}
+
+bool is_ignored(int number) {
+  struct sigaction now = {};
+  return ::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
 }  // namespace
 
-StopSignals::StopSignals(Term term) {
-  NRL_CHECK(!installed.exchange(true), "stop signals are installed twice");
-  term_is_urgent =
-      term == Term::second_leaves || (term == Term::by_environment && std::getenv("SLURM_JOB_ID") == nullptr);
+void handle_at_start() {
   first_signal = 0;
   urgent_signals = 0;
-  int slot = 0;
-  struct sigaction action = {};
-  sigemptyset(&action.sa_mask);
-  action.sa_flags = SA_RESTART;
-  action.sa_handler = on_stop_signal;
-  for (int number : kHandled) set_action(number, &action, &previous_[slot++]);
-  action.sa_handler = SIG_IGN;
-  for (int number : kIgnored) set_action(number, &action, &previous_[slot++]);
+  done_code = -1;
+  for (int number : {SIGPIPE, SIGXFSZ, SIGCONT}) set_handler(number, SIG_IGN);
+  set_handler(SIGUSR1, on_stop_signal);
+  if (!is_ignored(SIGHUP)) set_handler(SIGHUP, on_stop_signal);
 }
 
-StopSignals::~StopSignals() {
-  int slot = 0;
-  for (int number : kHandled) ::sigaction(number, &previous_[slot++], nullptr);
-  for (int number : kIgnored) ::sigaction(number, &previous_[slot++], nullptr);
-  installed = false;
+void handle_in_steps(Term term) {
+  term_is_urgent =
+      term == Term::second_leaves || (term == Term::by_environment && std::getenv("SLURM_JOB_ID") == nullptr);
+  set_handler(SIGINT, on_stop_signal);
+  set_handler(SIGTERM, on_stop_signal);
 }
 
-int StopSignals::requested() {
+void work_is_done(int exit_code) {
+  done_code = exit_code;
+}
+
+int requested() {
   return first_signal.load();
 }
 
@@ -74,12 +94,16 @@ std::string signal_name(int number) {
   switch (number) {
     case SIGUSR1:
       return "SIGUSR1";
+    case SIGHUP:
+      return "SIGHUP";
     case SIGTERM:
       return "SIGTERM";
     case SIGINT:
       return "SIGINT";
     case SIGPIPE:
       return "SIGPIPE";
+    case SIGXFSZ:
+      return "SIGXFSZ";
     case SIGCONT:
       return "SIGCONT";
     default:
@@ -87,4 +111,4 @@ std::string signal_name(int number) {
   }
 }
 
-}  // namespace nrl
+}  // namespace nrl::stop

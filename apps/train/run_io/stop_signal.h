@@ -1,34 +1,32 @@
 #pragma once
-// Stopping on request: signals become a flag that the step loop reads and all ranks agree on.
+// Stopping on request: signals become a flag that the step loop reads and all ranks agree on. The actions
+// stay until the process ends: a signal that comes during the summary, MPI_Finalize or exit() must not kill
+// it.
 
 #include <csignal>
 #include <string>
 
-namespace nrl {
+namespace nrl::stop {
 
-/// While an object of this class lives, SIGUSR1, SIGTERM and SIGINT set a flag (the first one is remembered)
-/// and SIGPIPE and SIGCONT are ignored; the destructor puts the previous actions back. The second of SIGINT
-/// and SIGTERM ends the process at once with 128 + its number. One exception: Slurm itself sends SIGTERM
-/// twice at a time limit and at a preemption, so inside a Slurm job only SIGINT counts as a second request.
-/// At most one object at a time; the handlers are async-signal-safe and restart interrupted system calls.
-class StopSignals {
- public:
-  enum class Term { by_environment, second_leaves, never_leaves };
-  /// `by_environment`: never_leaves when SLURM_JOB_ID is set.
-  explicit StopSignals(Term term = Term::by_environment);
-  ~StopSignals();
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
+/// For the start of the process. SIGUSR1 and SIGHUP (unless it is ignored, as under nohup) set the flag, any
+/// number of times. SIGPIPE, SIGXFSZ (writes fail with EPIPE, EFBIG) and SIGCONT are ignored. SIGINT and
+/// SIGTERM end the process: there is nothing to save yet.
+void handle_at_start();
 
-  /// The number of the first stop signal since construction, 0 when there was none. Safe on any thread.
-  static int requested();
+enum class Term { by_environment, second_leaves, never_leaves };
+/// For the step loop, after handle_at_start(). SIGINT and SIGTERM set the flag too; the second of them ends
+/// the process at once with 128 + its number. One exception: Slurm itself sends SIGTERM twice at a time limit
+/// and at a preemption, so inside a Slurm job (`by_environment`: SLURM_JOB_ID is set) only SIGINT counts as a
+/// second request.
+void handle_in_steps(Term term = Term::by_environment);
 
- private:
-  static constexpr int kSignals = 5;
-  struct sigaction previous_[kSignals];
-};
+/// The work is done and saved: a second SIGINT or SIGTERM leaves with this exit code from now on.
+void work_is_done(int exit_code);
 
-/// "SIGUSR1", "SIGTERM", "SIGINT"; "signal N" for others.
+/// The number of the first signal that set the flag, 0 when there was none. Safe on any thread.
+int requested();
+
+/// "SIGUSR1", "SIGTERM", ...; "signal N" for others.
 std::string signal_name(int number);
 
-}  // namespace nrl
+}  // namespace nrl::stop
