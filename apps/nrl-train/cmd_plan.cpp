@@ -58,8 +58,7 @@ int run_plan(const PlanArgs& args) {
             training_flops_per_token(spec, plan->sequence_length) / 1e9, plan->sequence_length);
   log::info("device   {}, weights and activations in {}", device == DeviceType::cuda ? "cuda" : "cpu",
             name_of(plan->recipe.activations));
-  log::info("grid     {} = dp {} x tp 1 x pp 1 x cp 1 x ep 1   {}", args.world, batch.data_parallel,
-            plan->sharding.name);
+  log::info("grid     {}", plan::describe_grid(*plan, args.world));
   log::info("batch    {} sequences = {} micro x {} accumulate x {} dp = {} tokens per step", batch.global,
             batch.micro, batch.accumulation, batch.data_parallel, grouped(batch.tokens_per_step));
   log::info("buckets  {} of up to {} MiB, {} elements with padding", plan->layout.buckets().size(),

@@ -39,23 +39,24 @@ int run_prepare_command(const PrepareArgs& args) {
                                                                : data::InvalidUtf8::skip;
   options.text.bad_line = args.on_bad_line == "error" ? data::BadLine::error : data::BadLine::skip;
   options.workers = args.workers;
-  options.stop = [] { return StopSignals::requested() != 0; };
+  stop::handle_at_start();
+  stop::handle_in_steps();
+  options.stop = [] { return stop::requested() != 0; };
 
   data::PrepareReport report(terminal_columns(STDOUT_FILENO), [](std::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   });
-  std::optional<StopSignals> signals(std::in_place);
   data::PrepareSummary s;
   try {
     s = data::run_prepare(options, [&](const data::PrepareProgress& p) { report(p); });
     report.finish();
   } catch (const data::PrepareStopped&) {
-    const int signal = StopSignals::requested();
+    const int signal = stop::requested();
     report.finish();
-    log::info("stopped by {}: nothing was written", signal_name(signal));
+    log::info("stopped by {}: nothing was written", stop::signal_name(signal));
     std::fflush(stdout);
-    signals.reset();
+    std::signal(signal, SIG_DFL);
     std::raise(signal);  // so that the shell sees which one
     return 128 + signal;
   } catch (...) {

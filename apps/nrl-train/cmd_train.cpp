@@ -1,14 +1,18 @@
 // nrl-train CONFIG.yaml: the training run, and its end on all ranks with the same code.
 
 #include "apps/nrl-train/commands.h"
+#include "apps/train/run_io/stop_signal.h"
 #include "apps/train/session.h"
 #include "apps/train/trainer.h"
 #include "core/base/log.h"
+#include "core/base/output.h"
 #include "parallel/comm/world.h"
 
 namespace nrl::app {
 
 int run_train(const ConfigArgs& args) {
+  stop::handle_at_start();
+  output::background();
   const auto world = comm::World::init();
   log::init(world->rank(), world->size());
   try {

@@ -114,6 +114,11 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   return plan;
 }
 
+std::string describe_grid(const RunPlan& plan, int world_size) {
+  if (world_size == 1) return "1 rank";
+  return fmt::format("{} ranks = dp {}  {}", world_size, plan.batch.data_parallel, plan.sharding.name);
+}
+
 std::string memory_line(const memory::MemoryPlan& plan) {
   std::string text;
   for (int c = 0; c < memory::category_count; ++c) {

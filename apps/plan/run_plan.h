@@ -55,6 +55,9 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
 /// policy.precision for this device: auto is bf16 on a GPU and f32 on a CPU, where bf16 saves memory only.
 precision::Recipe recipe_for(const Config& config, DeviceType device);
 
+/// The process grid for people: "8 ranks = dp 8  optim", only with dimensions greater than one.
+std::string describe_grid(const RunPlan& plan, int world_size);
+
 /// Memory by category, for people: "weights 475 MiB  gradients ...  = 2.31 GiB".
 std::string memory_line(const memory::MemoryPlan& plan);
 

@@ -12,6 +12,7 @@
 #include "apps/data/manifest.h"
 #include "apps/train/model_source.h"
 #include "core/base/log.h"
+#include "core/base/output.h"
 #include "core/base/text.h"
 #include "core/device/choose.h"
 #include "core/device/cpu/features.h"
@@ -60,8 +61,7 @@ ConfigResult load_config_together(comm::World& world, const std::string& path,
       result.diagnostics.insert(result.diagnostics.end(), more.begin(), more.end());
     }
     if (!result.diagnostics.empty()) {
-      const std::string rendered = render(result.diagnostics);
-      if (write(STDERR_FILENO, rendered.data(), rendered.size()) < 0) code = Exit::config;
+      output::write(output::Stream::err, render(result.diagnostics));
     }
     code = result.exit_code();
     if (code == Exit::ok) text = dump_resolved(result);
@@ -76,6 +76,7 @@ ConfigResult load_config_together(comm::World& world, const std::string& path,
 
 int threads_for(const Config& config, int local_size) {
   if (!config.kernels.num_threads.is_auto()) return static_cast<int>(config.kernels.num_threads.value());
+  if (const int asked = cpu::omp_num_threads(); asked > 0) return asked;
   const int mask = cpu::available_cpus(), online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   // A mask smaller than the machine was made for this rank (mpirun binds to cores); otherwise the ranks share
   // it.
@@ -216,9 +217,10 @@ void Session::connect_devices() {
            [&] { device_dp_ = comm::make_device_communicator(choice.kind, dp(), *accelerator_.runtime); });
 }
 
-Session::Session(comm::World& world, ConfigResult config_result)
-    : world_(world), config_(std::move(config_result)) {
+Session::Session(comm::World& world, ConfigResult config_result, std::function<void(std::string)> phase)
+    : world_(world), config_(std::move(config_result)), phase_(std::move(phase)) {
   const Config& c = config();
+  phase_("choosing the device");
   together(world, [&] { device_ = choose_device(c, device_why_); });
   // auto takes a GPU only if every rank has one.
   double on_gpu = device_ == DeviceType::cuda ? 1 : 0;
@@ -232,6 +234,7 @@ Session::Session(comm::World& world, ConfigResult config_result)
   together(world, [&] { inputs = identify_inputs(c); });
   const std::vector<std::string> files_of_ranks = world.comm().gather_texts(to_text(inputs.files));
   together(world, [&] { require_same_files(files_of_ranks, world.hosts()); });
+  phase_("planning the memory");
   together(world, [&] {
     plan_ = plan::make_run_plan(c, load_model_spec(config_), resolve_batch(c, world.size()), world.rank(),
                                 device_, host_threads_);
@@ -242,16 +245,19 @@ Session::Session(comm::World& world, ConfigResult config_result)
     record_ = make_record(c, plan_->spec, plan_->recipe.weights, world.size(), inputs);
     if (world.rank() == 0 && c.checkpointing.enabled) tokenizer_files_ = tokenizer_files(c);
   });
+  phase_("connecting the ranks");
   grid_ = std::make_unique<ProcessGrid>(GridSizes{}, world.comm());
   dp();  // groups are made on first use, by all ranks: not inside of work that may fail on one of them
   connect_devices();
   together(world, [&] {
     if (world.rank() == 0) lock_directories();
+    phase_(fmt::format("allocating {}", human_bytes(static_cast<uint64_t>(plan_->memory.total_bytes()))));
     allocate();
     // The library makes its plans now, while no graph is recorded and nothing waits for them.
     if (device_ == DeviceType::cuda) attention_ = describe_attention();
   });
   initialize();
+  phase_("measuring the speed of matrix products");
   peak_ = device_ == DeviceType::cpu ? ops::measure_gemm_peak(host_threads_) * 1e9
                                      : peak_flops(accelerator_.runtime->properties());
 }
@@ -326,10 +332,12 @@ std::string Session::describe_attention() {
 
 std::string Session::describe_device() const {
   if (device_ == DeviceType::cpu)
-    return fmt::format(
-        "cpu, all {} kernels needed in {}, {} thread{} per rank, {:.0f} GFLOP/s in fp32 matrix products{}",
-        kernels_needed_, cpu::name_of(isa_), host_threads_, host_threads_ == 1 ? "" : "s", peak_ * 1e-9,
-        device_why_.empty() ? "" : fmt::format("   (auto: {})", device_why_));
+    return fmt::format("cpu, all {} kernels needed in {}, {} per rank{}", kernels_needed_, cpu::name_of(isa_),
+                       counted(host_threads_, "thread"),
+                       // Only where a GPU's driver is loaded: elsewhere nobody expects one.
+                       !device_why_.empty() && path_exists("/dev/nvidiactl")
+                           ? fmt::format("  (auto: {})", device_why_)
+                           : "");
   const device::Properties& d = accelerator_.runtime->properties();
   return fmt::format("cuda, {} (device {} of {}, {}), all {} kernels needed{}", d.name, device_ordinal_,
                      devices_, human_bytes(d.memory), kernels_needed_,
@@ -338,6 +346,9 @@ std::string Session::describe_device() const {
 
 void Session::open_data() {
   const Config& c = config();
+  if (!c.data.train.data_path.empty())
+    phase_(fmt::format("opening data {}{}", c.data.train.data_path.front(),
+                       c.data.train.data_path.size() > 1 ? ", ..." : ""));
   const int64_t global = plan_->batch.global;
   train_ = open_train_data(c, plan_->spec.vocab_size, global);
   position_.dataset_samples = train_.samples;

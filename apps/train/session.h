@@ -1,6 +1,7 @@
 #pragma once
 // A training run on one rank, set up: configuration agreed on, data open, memory laid out, weights in place.
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,7 +39,8 @@ ConfigResult load_config_together(comm::World& world, const std::string& path,
 /// one. `why` tells the reason of a choice. Fails (69) when a GPU is demanded and there is none.
 DeviceType choose_device(const Config& config, std::string& why);
 
-/// The processor's share of this rank: cores of its affinity mask over the ranks that share them.
+/// Threads of a rank: kernels.num_threads; for auto OMP_NUM_THREADS, or the processor's share of this rank:
+/// cores of its affinity mask over the ranks that share them.
 int threads_for(const Config& config, int local_size);
 
 /// Options of the training or validation part of the configured data; `samples` wanted of it. Empty sources:
@@ -74,7 +76,8 @@ std::optional<ValidationData> plan_validation_data(const Config& config, const T
 class Session {
  public:
   /// Everything up to the first step. Nothing is created on disk before all checks have passed on all ranks.
-  Session(comm::World& world, ConfigResult config);
+  /// `phase` is told what is being done, for people who wait.
+  Session(comm::World& world, ConfigResult config, std::function<void(std::string)> phase);
 
   comm::World& world() { return world_; }
   const Config& config() const { return config_.config; }
@@ -144,6 +147,7 @@ class Session {
 
   comm::World& world_;
   ConfigResult config_;
+  std::function<void(std::string)> phase_;
   std::unique_ptr<ProcessGrid> grid_;
   Accelerator accelerator_;  // outlives everything that uses the device
   std::unique_ptr<plan::RunPlan> plan_;

@@ -38,6 +38,7 @@ void Session::start_from_initial_weights() {
   // One rank of each node, since every node may have a copy of its own.
   if (model && world_.local_rank() == 0) verify_model_directory(*model);
   scalars_.restore(0, 0);
+  phase_(model ? fmt::format("loading weights from {}", *model) : "making the initial weights");
   with_host_state(HostState::weights, [&](const TrainState& state) {
     if (model)
       load_weights(*model, plan_->spec, plan_->parameters, state.weights);
@@ -60,6 +61,7 @@ void Session::resume_from(const std::string& path) {
     const SavedRecord before = read_record(reader, saved.global_batch);
     if (!before.incomplete.empty()) warnings_.push_back(before.incomplete);
     changes_ = compare_records(before.record, record_, config().checkpointing.allow_changes, path);
+    phase_(fmt::format("loading checkpoint {}", path));
     with_host_state(HostState::loaded, [&](const TrainState& state) { load_checkpoint(reader, state); });
     resumed_from_ = path;
     restore_position(saved);

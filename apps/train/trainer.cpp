@@ -6,8 +6,10 @@
 #include <utility>
 
 #include "apps/data/loader.h"
+#include "apps/train/banner.h"
 #include "apps/train/run_io/lr_schedule.h"
 #include "apps/train/run_io/metrics.h"
+#include "apps/train/run_io/start_phases.h"
 #include "apps/train/run_io/statistics.h"
 #include "apps/train/run_io/stop_signal.h"
 #include "apps/train/run_io/terminal.h"
@@ -16,6 +18,7 @@
 #include "core/base/text.h"
 #include "core/ops/coverage.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/linear/peak.h"
 #include "core/ops/transfer.h"
 #include "core/trace/device_timeline.h"
 #include "core/trace/trace.h"
@@ -54,7 +57,11 @@ class Trainer {
   Trainer(comm::World& world, const ConfigResult& config)
       : start_(Timers::steady_seconds()),
         world_(world),
-        session_(world, config),
+        terminal_(terminal_options(config.config)),
+        phases_([this](std::string_view phase, double seconds) {
+          terminal_.note(fmt::format("starting: {} ({:.0f} s so far)", phase, seconds));
+        }),
+        session_(world, config, [this](std::string phase) { begin_phase(std::move(phase)); }),
         c_(session_.config()),
         plan_(session_.plan()) {
     together(world, [&] {
@@ -65,19 +72,25 @@ class Trainer {
         write_file_atomic(join_path(c_.logger.log_dir, "config.yaml"),
                           dump_resolved(session_.config_result()));
     });
-    TerminalOptions options;
-    options.active = first();
-    options.progress = progress_from(name_of(c_.logger.progress));
-    options.log_interval = c_.logger.log_interval;
-    options.max_steps = session_.max_steps();
-    terminal_ = std::make_unique<Terminal>(std::move(options));
+    phases_.end();
+    terminal_.set_max_steps(session_.max_steps());
+    if (session_.exec().device) {
+      peak_ = PeakEstimate(session_.peak());
+    } else {
+      peak_ = PeakEstimate(session_.peak(), [threads = session_.exec().threads] {
+        return ops::measure_gemm_peak(threads, 0.02) * 1e9;
+      });
+    }
   }
 
   Exit run() {
-    StopSignals signals;
+    stop::handle_in_steps();
     if (c_.profiling.enabled) profiled_ = parse_step_range(c_.profiling.steps);
     record(trace::Mode::totals);
-    banner();
+    if (first()) {
+      terminal_.banner(describe_run(session_, peak_.flops()));
+      for (const std::string& w : session_.warnings()) terminal_.warn(w);
+    }
     Position& at = session_.position();
     if (session_.max_steps() == 0) {
       save();
@@ -104,6 +117,7 @@ class Trainer {
     first_updates_ = at.updates;
     while (at.step < session_.max_steps()) {
       if (profiled_ && at.step + 1 == profiled_->first) record(trace::Mode::timeline);
+      if (at.step == first_step_) begin_phase("computing the first step");
       begin_step(loader, loading);
       const bool last = at.step == session_.max_steps();
       const bool recorded =
@@ -126,46 +140,16 @@ class Trainer {
  private:
   bool first() const { return world_.rank() == 0; }
 
-  void banner() {
-    if (!first()) {
-      return;
-    }
-    const auto& spec = plan_.spec;
-    RunFacts facts;
-    facts.title = fmt::format("nrl-train {}", NRL_VERSION);
-    auto add = [&](const char* label, std::string text) {
-      facts.sections.emplace_back(label, std::move(text));
-    };
-    add("config", session_.config_result().files.empty() ? "-" : session_.config_result().files.back());
-    for (const Translation& t : session_.config_result().translated)
-      add("", fmt::format("{} is read as {}", t.given, t.canonical));
-    add("grid", fmt::format("{} = dp {} x tp 1 x pp 1 x cp 1 x ep 1   {}", world_.size(),
-                            plan_.batch.data_parallel, plan_.sharding.name));
-    add("device", session_.describe_device() + (c_.policy.cuda_graph ? ", steps as a CUDA graph" : ""));
-    if (!session_.attention().empty()) add("attention", session_.attention());
-    add("model",
-        fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
-                    name_of(spec.family), spec.layers, spec.hidden, spec.heads, spec.kv_heads,
-                    spec.vocab_size, human_count(static_cast<double>(plan_.parameters.total())),
-                    spec.tied ? " (tied)" : "",
-                    !plan_.recipe.master_weights()    ? "fp32"
-                    : plan_.device == DeviceType::cpu ? "bf16 storage, fp32 arithmetic and master weights"
-                                                      : "bf16, fp32 master weights"));
-    add("batch", fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps",
-                             plan_.batch.global, plan_.sequence_length,
-                             grouped(plan_.batch.global * plan_.sequence_length), plan_.batch.micro,
-                             plan_.batch.accumulation, plan_.batch.data_parallel, session_.max_steps()));
-    add("data", session_.train_data().describe());
-    std::string rules;
-    for (const std::string& rule : plan_.recompute_modules) rules += (rules.empty() ? "" : ", ") + rule;
-    add("memory",
-        plan::memory_line(plan_.memory) + (rules.empty() ? "" : fmt::format("   (recomputed: {})", rules)));
-    if (!session_.resumed_from().empty())
-      add("resume", fmt::format("{}, step {}", session_.resumed_from(), session_.position().step));
-    const char* label = "changed";
-    for (const std::string& change : session_.changes()) add(std::exchange(label, ""), change);
-    terminal_->banner(facts);
-    for (const std::string& w : session_.warnings()) terminal_->warn(w);
+  TerminalOptions terminal_options(const Config& config) const {
+    TerminalOptions options;
+    options.active = first();
+    options.progress = progress_from(name_of(config.logger.progress));
+    options.log_interval = config.logger.log_interval;
+    return options;
+  }
+
+  void begin_phase(std::string phase) {
+    if (first()) phases_.begin(std::move(phase));
   }
 
   // On a GPU every range costs two events in the stream, so that ranges are timed in profiled steps only.
@@ -187,7 +171,7 @@ class Trainer {
   void write_trace() {
     const std::string path = join_path(c_.logger.log_dir, fmt::format("trace-rank-{}.json", world_.rank()));
     trace::write_chrome_trace(path, world_.rank());
-    terminal_->event("trace", session_.position().step, path);
+    terminal_.event("trace", session_.position().step, path);
     profiled_.reset();
     record(trace::Mode::totals);
   }
@@ -210,7 +194,7 @@ class Trainer {
     StepUnderWay step;
     step.step = at.step + 1;
     step.lr = learning_rate(schedule_, at.step + 1);
-    session_.scalars().begin(step.lr, StopSignals::requested() != 0);
+    session_.scalars().begin(step.lr, stop::requested() != 0);
     if (c_.policy.cuda_graph)
       run_graph();
     else
@@ -311,7 +295,7 @@ class Trainer {
       return finish("diverged", Exit::diverged);
     }
     if (!stop) return std::nullopt;
-    terminal_->note(fmt::format("stop requested; finished step {}, saving", at.step));
+    terminal_.note(fmt::format("stop requested; finished step {}, saving", at.step));
     if (c_.checkpointing.enabled) save();
     return finish(fmt::format("stopped after {}/{} steps, {}; exit 75  (resume: run the same command)",
                               at.step, session_.max_steps(),
@@ -356,6 +340,7 @@ class Trainer {
   void report(const StepUnderWay& step, const StepResult& result) {
     const int64_t tokens = plan_.batch.global * plan_.sequence_length;
     const double now = Timers::steady_seconds(), seconds = now - std::exchange(mark_, now);
+    phases_.end();
     timers_.move(RunSection::compute, RunSection::comm, step.exposed);
     StepFacts facts;
     facts.step = step.step;
@@ -365,9 +350,12 @@ class Trainer {
     facts.grad_norm = result.grad_norm;
     facts.tokens = session_.position().tokens - (session_.position().step - step.step) * tokens;
     facts.tokens_per_s = static_cast<double>(tokens) / seconds;
+    // Only rank 0 shows it; the others wait for it in the next step.
+    if (first()) peak_.add_step(rank_flops(facts.tokens_per_s), now - start_);
     facts.mfu = mfu(facts.tokens_per_s);
-    facts.mem_bytes = session_.exec().device ? plan_.memory.total_bytes()
-                                             : static_cast<int64_t>(cpu::peak_resident_bytes());
+    if (first())
+      facts.mem_bytes = session_.exec().device ? plan_.memory.total_bytes()
+                                               : static_cast<int64_t>(cpu::peak_resident_bytes());
     facts.step_ms = seconds * 1e3;
     facts.data_ms = step.times[RunSection::data] * 1e3;
     facts.comm_ms = step.exposed * 1e3;
@@ -390,21 +378,23 @@ class Trainer {
       facts.memory.emplace_back(memory::name_of(category), plan_.memory.bytes(category));
     }
     metrics_->step(facts);
-    terminal_->step(facts);
+    terminal_.step(facts);
     if (step.step == first_step_ + 1 && first())
-      terminal_->event(
-          "start", step.step,
-          fmt::format("first step done {:.2f} s after start", Timers::steady_seconds() - start_));
+      terminal_.event("start", step.step,
+                      fmt::format("first step done {:.2f} s after start", Timers::steady_seconds() - start_));
     if (Timers::steady_seconds() - last_heartbeat_ > 10) {
       session_.heartbeat();
       last_heartbeat_ = Timers::steady_seconds();
     }
   }
 
-  double mfu(double tokens_per_s) const {
-    if (session_.peak() <= 0) return 0;
-    return tokens_per_s * training_flops_per_token(plan_.spec, plan_.sequence_length) /
-           (session_.peak() * world_.size());
+  double rank_flops(double tokens_per_s) const {
+    return tokens_per_s * training_flops_per_token(plan_.spec, plan_.sequence_length) / world_.size();
+  }
+
+  std::optional<double> mfu(double tokens_per_s) const {
+    if (peak_.flops() <= 0) return std::nullopt;
+    return rank_flops(tokens_per_s) / peak_.flops();
   }
 
   void evaluate() {
@@ -441,7 +431,7 @@ class Trainer {
     facts.losses = {{"val_loss", loss}};
     facts.seconds = Timers::steady_seconds() - begin;
     metrics_->eval(facts);
-    terminal_->eval(facts);
+    terminal_.eval(facts);
   }
 
   void save() {
@@ -450,17 +440,16 @@ class Trainer {
     const double begin = Timers::steady_seconds();
     try {
       checkpoint_ = session_.save();
-      terminal_->event("ckpt", session_.position().step,
-                       fmt::format("{}  {:.1f}s", checkpoint_, Timers::steady_seconds() - begin));
+      terminal_.event("ckpt", session_.position().step,
+                      fmt::format("{}  {:.1f}s", checkpoint_, Timers::steady_seconds() - begin));
       failed_saves_ = 0;
     } catch (const Error& e) {
       // The same on all ranks. Training is worth more than one checkpoint, but not than all of them.
-      if (++failed_saves_ >= 3 || session_.position().step == session_.max_steps() ||
-          StopSignals::requested())
+      if (++failed_saves_ >= 3 || session_.position().step == session_.max_steps() || stop::requested())
         throw;
       if (first())
-        terminal_->warn(fmt::format("checkpoint at step {} failed: {}; training goes on",
-                                    session_.position().step, e.what()));
+        terminal_.warn(fmt::format("checkpoint at step {} failed: {}; training goes on",
+                                   session_.position().step, e.what()));
     }
   }
 
@@ -485,23 +474,26 @@ class Trainer {
     s.checkpoint = checkpoint_;
     if (!checkpoint_.empty() && code == Exit::ok)
       s.next = {fmt::format("nrl-train generate {} --prompt \"...\"", checkpoint_)};
-    terminal_->summary(s);
+    terminal_.summary(s);
     trace::detach_device();
+    stop::work_is_done(static_cast<int>(code));
     return code;
   }
 
   double start_;
   comm::World& world_;
+  Terminal terminal_;
+  StartPhases phases_;
   Session session_;
   const Config& c_;
   plan::RunPlan& plan_;
   LrSchedule schedule_;
   std::unique_ptr<MetricsLog> metrics_;
-  std::unique_ptr<Terminal> terminal_;
   Timers timers_;
   std::vector<pipeline::Action> actions_ =
       pipeline::single_stage_schedule(static_cast<int>(plan_.batch.accumulation));
   Histogram rates_, step_seconds_;
+  PeakEstimate peak_;
   std::string checkpoint_;
   std::deque<StepUnderWay> under_way_;
   device::Graph graph_;

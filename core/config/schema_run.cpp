@@ -255,7 +255,9 @@ void add_run_keys(Table& t) {
   NRL_KEY(t, kernels.num_threads)
       .at_least(1)
       .at_most(4096)
-      .help("Threads of a rank; auto: the cores this rank may use, shared with the other ranks of the node.");
+      .help(
+          "Threads of a rank; auto: OMP_NUM_THREADS where it is set, else the cores this rank may use, "
+          "shared with the other ranks of the node.");
   NRL_KEY(t, kernels.isa).help("Instruction set of the CPU kernels; auto: the best one the CPU has.");
   NRL_KEY(t, kernels.share_device)
       .help("Let several ranks of a node use one GPU; they take turns, so this is for trying things out.");

@@ -65,6 +65,25 @@ TEST_CASE("the step line with several ranks, marks, a skipped update and unknown
   REQUIRE(step_line(f, f.time, {NAN, 0}, {.color = true}).find("nan\x1b[31m!\x1b[0m") != std::string::npos);
 }
 
+TEST_CASE("the step line of a terminal keeps the time left", "[run_io]") {
+  use_utc();
+  StepFacts f = sample_step();
+  REQUIRE(step_line(f, f.time, {}, {}, 80) ==
+          "03:12:29 step   120/20000  loss 6.2310  gnorm 0.842  412.3k tok/s  eta 7h01m");
+  REQUIRE(step_line(f, f.time, {}, {}, 40) == "03:12:29 step   120/20000  loss 6.2310  eta 7h01m");
+  REQUIRE(step_line(f, f.time, {}, {}, 500) == step_line(f, f.time, {}, {}));
+  f.world_size = 8;
+  f.skipped = true;
+  for (int columns = 70; columns < 200; ++columns)
+    for (bool color : {false, true}) {
+      const std::string line = step_line(f, f.time, {4.2, NAN}, {.color = color}, columns);
+      CAPTURE(line);
+      REQUIRE(columns_of(line) <= columns);
+      REQUIRE(line.find("eta 7h01m") != std::string::npos);
+      REQUIRE(line.find("skipped") != std::string::npos);
+    }
+}
+
 TEST_CASE("a step without times divides nothing by zero", "[run_io]") {
   use_utc();
   StepFacts f;
@@ -107,7 +126,7 @@ TEST_CASE("the bar", "[run_io]") {
           "train  ███████▍                          23.4%  4680/20000  loss 3.214 █▇▆▅▅▄▄▃▂▂▁▁  gnorm 0.61  "
           "412k tok/s  mfu 47.0%  eta 5h24m  ckpt 4500");
   REQUIRE(bar_line(f, losses, {}, 4500, 80, {}) ==
-          "train  ###.............  23.4%  4680/20000  loss 3.214  gnorm 0.61  412k tok/s");
+          "train  ###.............  23.4%  4680/20000  loss 3.214  412k tok/s  eta 5h24m");
   REQUIRE(bar_line(f, losses, {}, 4500, 24, {}) == "train  ....  23.4%");
   REQUIRE(bar_line(f, losses, {}, 4500, 18, {}) == "23.4%  4680/20000");
   REQUIRE(bar_line(f, losses, {}, 4500, 4, {}) == "23.");
@@ -181,4 +200,19 @@ TEST_CASE("the summary", "[run_io]") {
           "next        nrl-train report runs/a\n"
           "            nrl-train generate runs/a/step-002311\n");
   REQUIRE(summary_lines({}).find("checkpoint  none was written\n") != std::string::npos);
+}
+
+TEST_CASE("long header lines are wrapped under their text", "[run_io]") {
+  REQUIRE(
+      labelled_lines({{"memory", "weights 480 KiB  gradients 480 KiB  optimizer 960 KiB  = 2.24 MiB"}}, 50) ==
+      "memory    weights 480 KiB  gradients 480 KiB\n"
+      "          optimizer 960 KiB  = 2.24 MiB\n");
+  // Words where there are no fields; a long path stays whole.
+  REQUIRE(labelled_lines({{"a", "one two three four five six"}}, 30) ==
+          "a         one two three four\n"
+          "          five six\n");
+  const std::string path(60, 'x');
+  REQUIRE(labelled_lines({{"a", path + " b"}, {"c", ""}}, 40) ==
+          "a         " + path + "\n          b\nc         \n");
+  REQUIRE(labelled_lines({{"a", "b\n\nc"}}) == "a         b\n          \n          c\n");
 }

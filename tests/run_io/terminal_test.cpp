@@ -187,7 +187,25 @@ TEST_CASE("bar: asked for without a terminal it is 80 columns wide", "[run_io]")
   Terminal terminal(screen.options(ProgressStyle::bar));
   terminal.step(at_step(1));
   REQUIRE(screen.take() ==
-          "\rtrain  ................   0.0%  1/20000  loss 6.231  gnorm 0.84  412k tok/s\x1b[K");
+          "\rtrain  ................   0.0%  1/20000  loss 6.231  412k tok/s  eta 7h01m\x1b[K");
+}
+
+TEST_CASE("plain: lines fit the terminal, and are whole where there is none", "[run_io]") {
+  for (int columns : {0, 80}) {
+    Screen screen;
+    screen.columns = columns;
+    Terminal terminal(screen.options(ProgressStyle::plain));
+    terminal.step(at_step(1));
+    const std::string line = screen.take();
+    REQUIRE(line.find("eta 7h01m") != std::string::npos);
+    REQUIRE((line.find("data") != std::string::npos) == (columns == 0));
+    std::string fields;
+    for (int i = 0; i < 20; ++i) fields += "field 123456  ";
+    terminal.banner({"t", "", {{"a", fields}}});
+    const std::string banner = screen.take();
+    for (size_t begin = 0, end; (end = banner.find('\n', begin)) != std::string::npos; begin = end + 1)
+      REQUIRE(end - begin <= (columns == 0 ? 100 : 80));
+  }
 }
 
 TEST_CASE("bar: NO_COLOR is honoured", "[run_io]") {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <ctime>
+#include <utility>
 
 #include "apps/train/run_io/statistics.h"
 #include "core/base/error.h"
@@ -17,10 +18,6 @@ constexpr double kGiB = 1024.0 * 1024 * 1024;
 std::string paint(std::string_view text, const char* code, const TextStyle& style) {
   if (!style.color || text.empty()) return std::string(text);
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
-}
-
-std::string painted_mark(double distance, const TextStyle& style) {
-  return paint(outlier_mark(distance), std::isnan(distance) ? "31" : "33", style);
 }
 
 // Fixed digits for the usual values, few significant ones for those that would not fit their column.
@@ -50,7 +47,7 @@ std::string short_count(double value) {
   return fmt::format("{:.{}f}{}", value, digits, units[unit]);
 }
 
-// A piece of the bar: what is printed, and how many columns it takes without escape sequences.
+// A part of a line: what is printed, and how many columns it takes without escape sequences.
 struct Piece {
   std::string text;
   int width;
@@ -59,6 +56,48 @@ struct Piece {
 Piece ascii(std::string text) {
   const int width = static_cast<int>(text.size());
   return {std::move(text), width};
+}
+
+// `text` and the mark of an outlier.
+Piece marked(std::string text, std::string_view mark, double distance, const TextStyle& style) {
+  const int width = static_cast<int>(text.size() + mark.size());
+  return {text + paint(mark, std::isnan(distance) ? "31" : "33", style), width};
+}
+
+// `rank`: fields with a greater one are left out first, and those with rank 0 never.
+struct Field {
+  Piece piece;
+  int rank = 0;
+  int gap = 2;  // blanks before it
+};
+
+// The fields in their order, without the least important ones that do not fit into `columns` (0: all fit).
+std::string fitted(std::vector<Field> fields, int columns) {
+  std::erase_if(fields, [](const Field& f) { return f.piece.width == 0; });
+  int width = 0;
+  for (const Field& f : fields) width += f.gap + f.piece.width;
+  while (columns > 0 && width > columns) {
+    const auto last = std::ranges::max_element(fields, {}, &Field::rank);
+    if (last == fields.end() || last->rank == 0) break;
+    width -= last->gap + last->piece.width;
+    fields.erase(last);
+  }
+  std::string line;
+  for (const Field& f : fields) line += std::string(static_cast<size_t>(f.gap), ' ') + f.piece.text;
+  return line;
+}
+
+// Where the line ends that is cut from `text` so that it has at most `width` columns, and where the next
+// begins.
+std::pair<size_t, size_t> line_break(std::string_view text, size_t width) {
+  if (text.size() <= width) return {text.size(), text.size()};
+  size_t end = text.rfind("  ", width);
+  if (end == std::string_view::npos || end < width / 3) end = text.rfind(' ', width);
+  if (end == std::string_view::npos || end == 0) end = text.find(' ', width);  // a long path is not cut
+  if (end == std::string_view::npos) return {text.size(), text.size()};
+  const size_t next = std::min(text.find_first_not_of(' ', end), text.size());
+  while (end > 0 && text[end - 1] == ' ') --end;
+  return {end, next};
 }
 
 Piece gauge(double share, int cells, const TextStyle& style) {
@@ -94,22 +133,32 @@ std::string compact_count(double value) {
   return fmt::format("{:.2f}G", value / 1e9);
 }
 
-std::string step_line(const StepFacts& f, double time, const StepMarks& marks, const TextStyle& style) {
-  std::string line = fmt::format(
-      "{} step {:>{}}/{}  loss {}{}  lr {:.2e}  gnorm {}{}  {} tok/s", clock_text(time), f.step,
-      digits_of(f.max_steps), f.max_steps, number(f.loss, 4), painted_mark(marks.loss, style), f.lr,
-      number(f.grad_norm, 3), painted_mark(marks.grad_norm, style), compact_count(f.tokens_per_s));
-  if (f.world_size > 1) line += fmt::format(" ({}/rank)", compact_count(f.tokens_per_s / f.world_size));
-  if (f.mfu) line += fmt::format("  mfu {}", percent(*f.mfu));
+std::string step_line(const StepFacts& f, double time, const StepMarks& marks, const TextStyle& style,
+                      int columns) {
+  std::vector<Field> fields;
+  auto add = [&](int rank, std::string text, int gap = 2) {
+    fields.push_back({ascii(std::move(text)), rank, gap});
+  };
+  auto add_marked = [&](int rank, std::string text, double distance) {
+    fields.push_back({marked(std::move(text), outlier_mark(distance), distance, style), rank});
+  };
+  add(0, fmt::format("{} step {:>{}}/{}", clock_text(time), f.step, digits_of(f.max_steps), f.max_steps), 0);
+  add_marked(0, "loss " + number(f.loss, 4), marks.loss);
+  add(4, fmt::format("lr {:.2e}", f.lr));
+  add_marked(2, "gnorm " + number(f.grad_norm, 3), marks.grad_norm);
+  add(1, compact_count(f.tokens_per_s) + " tok/s");
+  if (f.world_size > 1) add(7, fmt::format("({}/rank)", compact_count(f.tokens_per_s / f.world_size)), 1);
+  if (f.mfu) add(3, "mfu " + percent(*f.mfu));
   if (f.mem_bytes > 0) {
     const auto bytes = static_cast<double>(f.mem_bytes);
-    line += bytes >= kGiB ? fmt::format("  mem {:.1f}G", bytes / kGiB)
-                          : fmt::format("  mem {:.1f}M", bytes / kGiB * 1024);
+    add(6, bytes >= kGiB ? fmt::format("mem {:.1f}G", bytes / kGiB)
+                         : fmt::format("mem {:.1f}M", bytes / kGiB * 1024));
   }
-  line += fmt::format("  {:.3f}s  data {}", f.step_ms / 1e3, percent(share_of(f.data_ms, f.step_ms)));
-  if (f.eta_s >= 0) line += fmt::format("  eta {}", human_duration(f.eta_s));
-  if (f.skipped) line += "  " + paint("skipped", "33", style);
-  return line;
+  add(5, fmt::format("{:.3f}s", f.step_ms / 1e3));
+  add(8, "data " + percent(share_of(f.data_ms, f.step_ms)));
+  if (f.eta_s >= 0) add(0, "eta " + human_duration(f.eta_s));
+  if (f.skipped) fields.push_back({{paint("skipped", "33", style), 7}, 0});
+  return fitted(std::move(fields), columns);
 }
 
 std::string event_line(double time, std::string_view kind, int64_t step, int64_t max_steps,
@@ -166,46 +215,45 @@ std::string bar_line(const StepFacts& f, std::span<const double> losses, const S
     width = static_cast<int>(line.size());
   }
 
-  bool full = false;
-  auto add = [&](int gap, const Piece& piece) {
-    full = full || width + gap + piece.width > budget;
-    if (full || piece.width == 0) return;
-    line += std::string(static_cast<size_t>(gap), ' ') + piece.text;
-    width += gap + piece.width;
+  // Only "!" here: the distance would take too much of the bar.
+  auto value = [&](std::string text, double distance) {
+    return marked(std::move(text), distance == 0 ? "" : "!", distance, style);
   };
-  // A mark's colour takes no columns.
-  auto marked = [&](std::string text, double distance) {
-    if (distance == 0) return ascii(std::move(text));
-    const int plain = static_cast<int>(text.size()) + 1;
-    return Piece{text + paint("!", std::isnan(distance) ? "31" : "33", style), plain};
-  };
-  add(2, ascii(fmt::format("{}/{}", f.step, f.max_steps)));
-  add(2, marked("loss " + number(f.loss, 3), marks.loss));
-  add(1, {sparkline(losses, style), style.unicode ? static_cast<int>(losses.size()) : 0});
-  add(2, marked("gnorm " + number(f.grad_norm, 2), marks.grad_norm));
-  add(2, ascii(short_count(f.tokens_per_s) + " tok/s"));
-  if (f.mfu) add(2, ascii("mfu " + percent(*f.mfu)));
-  if (f.eta_s >= 0) add(2, ascii("eta " + human_duration(f.eta_s)));
-  if (checkpoint_step >= 0) add(2, ascii(fmt::format("ckpt {}", checkpoint_step)));
-  return line;
+  std::vector<Field> fields = {
+      {ascii(fmt::format("{}/{}", f.step, f.max_steps)), 1},
+      {value("loss " + number(f.loss, 3), marks.loss), 2},
+      {{sparkline(losses, style), style.unicode ? static_cast<int>(losses.size()) : 0}, 5, 1},
+      {value("gnorm " + number(f.grad_norm, 2), marks.grad_norm), 6},
+      {ascii(short_count(f.tokens_per_s) + " tok/s"), 4}};
+  if (f.mfu) fields.push_back({ascii("mfu " + percent(*f.mfu)), 7});
+  if (f.eta_s >= 0) fields.push_back({ascii("eta " + human_duration(f.eta_s)), 3});
+  if (checkpoint_step >= 0) fields.push_back({ascii(fmt::format("ckpt {}", checkpoint_step)), 8});
+  return line + fitted(std::move(fields), std::max(1, budget - width));
 }
 
-std::string labelled_lines(const std::vector<std::pair<std::string, std::string>>& rows) {
+std::string labelled_lines(const std::vector<std::pair<std::string, std::string>>& rows, int columns) {
   size_t column = 8;
   for (const auto& row : rows) column = std::max(column, row.first.size());
   column += 2;
+  const auto width = static_cast<size_t>(std::max(columns - static_cast<int>(column), 20));
   std::string out;
   for (const auto& [label, text] : rows) {
-    out += label + std::string(column - label.size(), ' ');
-    size_t begin = 0;
-    for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
-      out += text.substr(begin, end - begin) + "\n" + std::string(column, ' ');
-    out += text.substr(begin) + "\n";
+    std::string start = label;
+    for (size_t begin = 0; begin <= text.size();) {
+      const size_t newline = std::min(text.find('\n', begin), text.size());
+      std::string_view line = std::string_view(text).substr(begin, newline - begin);
+      do {
+        const auto [end, next] = line_break(line, width);
+        out += fmt::format("{:<{}}{}\n", std::exchange(start, ""), column, line.substr(0, end));
+        line.remove_prefix(next);
+      } while (!line.empty());
+      begin = newline + 1;
+    }
   }
   return out;
 }
 
-std::string summary_lines(const RunSummary& s) {
+std::string summary_lines(const RunSummary& s, int columns) {
   std::vector<std::pair<std::string, std::string>> rows;
   rows.emplace_back("steps", s.max_steps > 0 ? fmt::format("{} of {}", grouped(s.steps), grouped(s.max_steps))
                                              : grouped(s.steps));
@@ -242,7 +290,7 @@ std::string summary_lines(const RunSummary& s) {
   std::string next;
   for (const std::string& command : s.next) next += (next.empty() ? "" : "\n") + command;
   if (!next.empty()) rows.emplace_back("next", next);
-  return labelled_lines(rows);
+  return labelled_lines(rows, columns);
 }
 
 }  // namespace nrl

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <cstdlib>
 #include <deque>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "apps/train/run_io/statistics.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/output.h"
 #include "core/io/json.h"
 
 namespace nrl {
@@ -48,15 +48,12 @@ bool decide(TerminalOptions::Choice choice, bool by_environment) {
                                                            : choice == TerminalOptions::Choice::yes;
 }
 
-// Writes to standard output; false when it is gone.
-bool write_stdout(std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t n = ::write(STDOUT_FILENO, text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return false;
-    text.remove_prefix(static_cast<size_t>(n));
-  }
-  return true;
+std::string json_dropped_text(int64_t lines) {
+  return JsonValue::object({{"event", "dropped"}, {"time", wall_seconds()}, {"lines", lines}}).dump() + "\n";
+}
+
+std::string bar_dropped_text(int64_t lines) {
+  return std::string(kEraseLine) + OutputQueue::plain_dropped_text(lines);
 }
 
 JsonValue optional_number(const std::optional<double>& value) {
@@ -88,7 +85,6 @@ struct Terminal::State {
   TerminalOptions options;
   ProgressStyle progress = ProgressStyle::plain;
   TextStyle style;
-  bool silenced = false;  // standard output failed
 
   OutlierDetector loss_outliers, norm_outliers;
   bool any_step = false;
@@ -104,22 +100,25 @@ struct Terminal::State {
   int64_t checkpoint_step = -1;
 
   void write(std::string_view text) {
-    if (silenced || !options.active) return;
+    if (!options.active) return;
     if (options.write) {
       options.write(text);
     } else {
-      silenced = !write_stdout(text);
+      output::write(output::Stream::out, text);
     }
   }
 
-  int columns() const {
-    const int found = options.columns ? options.columns() : terminal_columns(STDOUT_FILENO);
-    return found > 0 ? found : kDefaultColumns;
+  // 0 where standard output is no terminal.
+  int columns() const { return options.columns ? options.columns() : terminal_columns(STDOUT_FILENO); }
+  int header_columns() const {
+    const int found = columns();
+    return found > 0 ? std::min(found, kHeaderColumns) : kHeaderColumns;
   }
 
   std::string bar() const {
     const std::vector<double> values(losses.begin(), losses.end());
-    return bar_line(shown, values, shown_marks, checkpoint_step, columns(), style);
+    const int found = columns();
+    return bar_line(shown, values, shown_marks, checkpoint_step, found > 0 ? found : kDefaultColumns, style);
   }
 
   // Whole lines, above the bar when there is one.
@@ -153,12 +152,15 @@ Terminal::Terminal(TerminalOptions options) : state_(std::make_unique<State>()) 
   s.options = std::move(options);
   s.options.log_interval = std::max<int64_t>(1, s.options.log_interval);
   if (!s.options.clock) s.options.clock = wall_seconds;
-  const int columns = s.options.columns ? s.options.columns() : terminal_columns(STDOUT_FILENO);
+  const int columns = s.columns();
   s.progress = resolve_progress(s.options.progress, columns);
   // https://no-color.org: present and not empty.
   const bool color = columns > 0 && environment("NO_COLOR").empty() && environment("TERM") != "dumb";
   s.style.color = s.progress != ProgressStyle::json && decide(s.options.color, color);
   s.style.unicode = decide(s.options.unicode, locale_is_utf8());
+  if (!s.options.active || s.options.write) return;
+  if (s.progress == ProgressStyle::json) output::set_dropped_text(json_dropped_text);
+  if (s.progress == ProgressStyle::bar) output::set_dropped_text(bar_dropped_text);
 }
 
 Terminal::~Terminal() {
@@ -167,6 +169,10 @@ Terminal::~Terminal() {
 
 ProgressStyle Terminal::progress() const {
   return state_->progress;
+}
+
+void Terminal::set_max_steps(int64_t max_steps) {
+  state_->options.max_steps = max_steps;
 }
 
 void Terminal::banner(const RunFacts& facts) {
@@ -182,7 +188,7 @@ void Terminal::banner(const RunFacts& facts) {
     return s.print_json(row);
   }
   const std::string run = facts.run.empty() ? "" : "          run " + facts.run;
-  s.print(facts.title + run + "\n" + labelled_lines(facts.sections));
+  s.print(facts.title + run + "\n" + labelled_lines(facts.sections, s.header_columns()));
 }
 
 void Terminal::step(const StepFacts& facts) {
@@ -200,7 +206,7 @@ void Terminal::step(const StepFacts& facts) {
   s.any_step = true;
   if (s.progress == ProgressStyle::plain) {
     if (first || last || facts.skipped || facts.step % s.options.log_interval == 0)
-      s.print(step_line(facts, now, marks, s.style) + "\n");
+      s.print(step_line(facts, now, marks, s.style, s.columns()) + "\n");
     return;
   }
   s.remember_loss(facts.loss);
@@ -286,7 +292,8 @@ void Terminal::summary(const RunSummary& summary) {
     return s.print_json(row);
   }
   s.erase_bar();
-  s.print(fmt::format("{} {}\n{}", clock_text(s.options.clock()), summary.outcome, summary_lines(summary)));
+  s.print(fmt::format("{} {}\n{}", clock_text(s.options.clock()), summary.outcome,
+                      summary_lines(summary, s.header_columns())));
 }
 
 }  // namespace nrl

@@ -45,8 +45,8 @@ struct TerminalOptions {
     unicode = Choice::by_environment;
 };
 
-/// Not thread-safe: one thread (the step loop's) calls it. A failing standard output (a closed pipe) silences
-/// it and never stops the run.
+/// Not thread-safe. Writes by way of core/base/output.h: after output::background() a standard output that is
+/// not read or gone (a closed pipe) never holds up the run.
 class Terminal {
  public:
   explicit Terminal(TerminalOptions options = {});
@@ -56,6 +56,9 @@ class Terminal {
 
   /// What `automatic` was resolved to.
   ProgressStyle progress() const;
+
+  /// Where they become known after the construction.
+  void set_max_steps(int64_t max_steps);
 
   void banner(const RunFacts& facts);
   /// Every step: `plain` prints the first one, every log_interval-th, the last, and skipped ones; `bar`

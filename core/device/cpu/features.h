@@ -23,6 +23,9 @@ std::string processor_name();
 /// CPUs in this process's affinity mask.
 int available_cpus();
 
+/// The number of threads that OMP_NUM_THREADS asks for (of a list: the first); 0 when it does not.
+int omp_num_threads();
+
 /// Physical cores among them (hwloc): what compute threads are counted by, since two threads of one core
 /// share its vector units. The same as available_cpus() where the machine does not tell.
 int available_cores();

@@ -2,11 +2,25 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <string_view>
 
 #include "core/device/cpu/features.h"
 
 namespace nrl::cpu {
+
+int omp_num_threads() {
+  const char* value = std::getenv("OMP_NUM_THREADS");
+  if (value == nullptr) return 0;
+  std::string_view text(value);
+  text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+  int threads = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), threads);
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+  return error == std::errc() && threads > 0 && (text.empty() || text.front() == ',') ? threads : 0;
+}
 
 int available_cores() {
   hwloc_topology_t topology;
