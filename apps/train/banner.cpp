@@ -21,8 +21,9 @@ RunFacts describe_run(Session& session, double peak_flops) {
   add("grid", plan::describe_grid(plan, session.world().size()));
   add("device", session.describe_device() + (c.policy.cuda_graph ? ", steps as a CUDA graph" : ""));
   if (!session.exec().device)
-    add("mfu", fmt::format("of {:.0f} GFLOP/s per rank: the best fp32 matmul rate measured so far",
-                           peak_flops * 1e-9));
+    add("mfu", fmt::format(
+                   "of {:.0f} GFLOP/s per rank: best fp32 matmul rate so far, raised by a faster try or step",
+                   peak_flops * 1e-9));
   if (!session.attention().empty()) add("attention", session.attention());
   add("model",
       fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
