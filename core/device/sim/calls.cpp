@@ -33,8 +33,13 @@ void Device::copy(void* to, const void* from, size_t bytes, CopyKind kind, Strea
     break_capture(stream.capture, "a copy of pageable memory was recorded");
     fail(Exit::internal, "simulated device: a copy of pageable memory cannot be recorded");
   }
+  std::vector<Reach::Range> ranges;
+  if (!to_host) ranges.push_back({to, bytes});
+  if (!from_host) ranges.push_back({from, bytes});
+  const Reach reach = Reach::only(std::move(ranges));
   if (!pageable || to_host) {
-    push_work(lock, stream, [=] { std::memcpy(to, from, bytes); });
+    push_work(
+        lock, stream, [=] { std::memcpy(to, from, bytes); }, reach);
     if (!pageable) return;
     const auto end = mark(lock, stream);
     advance_until(lock, [&] { return end->done; });
@@ -42,9 +47,12 @@ void Device::copy(void* to, const void* from, size_t bytes, CopyKind kind, Strea
     return;
   }
   const auto* first = static_cast<const std::byte*>(from);
-  push_work(lock, stream, [to, staged = std::vector<std::byte>(first, first + bytes)] {
-    std::memcpy(to, staged.data(), staged.size());
-  });
+  push_work(
+      lock, stream,
+      [to, staged = std::vector<std::byte>(first, first + bytes)] {
+        std::memcpy(to, staged.data(), staged.size());
+      },
+      reach);
 }
 
 void Device::fill(void* p, uint8_t value, size_t bytes, StreamHandle handle) {
@@ -53,12 +61,14 @@ void Device::fill(void* p, uint8_t value, size_t bytes, StreamHandle handle) {
   if (bytes == 0) return;
   if (!memory_.contains(p, bytes))
     fail(Exit::internal, "simulated device: fill of {} bytes that are no block of this device", bytes);
-  push_work(lock, stream, [=] { std::memset(p, value, bytes); });
+  push_work(
+      lock, stream, [=] { std::memset(p, value, bytes); }, Reach::only({{p, bytes}}));
 }
 
 void Device::call_host(void (*function)(void*), void* argument, StreamHandle handle) {
   Lock lock = enter("call_host");
-  push_work(lock, stream_of(handle, "call_host"), [=] { function(argument); });
+  push_work(
+      lock, stream_of(handle, "call_host"), [=] { function(argument); }, Reach::only({}));
 }
 
 // ---- memory

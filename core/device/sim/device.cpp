@@ -232,15 +232,17 @@ bool Device::step(Lock& lock) {
   --burst_;
   Stream& stream = *favourite_;
   Item& item = stream.queue.front();  // stays where it is: others only push behind it
-  const Open open(memory_);
   if (item.kind == Item::Kind::work) {
+    const Open open(memory_, item.reach);
     run(lock, stream, item.work.release(), false);
     stream.queue.pop_front();
     --waiting_;
   } else {
-    const int node = item.replay->take(random_);
-    run(lock, stream, &item.replay->work(node), true);
-    item.replay->finish(node);
+    const int number = item.replay->take(random_);
+    Graph::Node& node = item.replay->node(number);
+    const Open open(memory_, node.reach);
+    run(lock, stream, &node.work, true);
+    item.replay->finish(number);
   }
   if (error_) pass_all();
   progress_.notify_all();
@@ -298,15 +300,16 @@ void Device::push(Lock& lock, Stream& stream, Item item) {
   if (waiting_ > longest_queue) advance_until(lock, [&] { return waiting_ <= longest_queue / 2; });
 }
 
-void Device::push_work(Lock& lock, Stream& stream, Closure work) {
+void Device::push_work(Lock& lock, Stream& stream, Closure work, Reach reach) {
   if (stream.capture) {
     auto& nodes = stream.capture->graph->nodes;
-    nodes.push_back({std::move(work), stream.tail});
+    nodes.push_back({std::move(work), std::move(reach), stream.tail});
     stream.tail = {static_cast<int>(nodes.size()) - 1};
     return;
   }
   Item item;
   item.work = std::make_unique<Closure>(std::move(work));
+  item.reach = std::move(reach);
   push(lock, stream, std::move(item));
 }
 

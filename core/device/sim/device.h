@@ -72,7 +72,7 @@ class Device final : public device::Runtime {
  private:
   using Lock = std::unique_lock<std::mutex>;
   struct Open {
-    explicit Open(Heap& heap) : heap(heap) { heap.open(); }
+    explicit Open(Heap& heap, const Reach& reach = {}) : heap(heap) { heap.open(reach); }
     ~Open() { heap.close(); }
     Heap& heap;
   };
@@ -85,7 +85,7 @@ class Device final : public device::Runtime {
   Event& event_of(device::EventHandle handle, const char* call);
 
   void push(Lock& lock, Stream& stream, Item item);
-  void push_work(Lock& lock, Stream& stream, Closure work);
+  void push_work(Lock& lock, Stream& stream, Closure work, Reach reach = {});
   void order(Stream& stream);
   bool settle(Stream& stream);
   void pass_all();

@@ -25,6 +25,10 @@ size_t page() {
   static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return bytes;
 }
+void protect_pages(std::byte* begin, size_t bytes, bool accessible) {
+  if (mprotect(begin, bytes, accessible ? PROT_READ | PROT_WRITE : PROT_NONE) != 0)
+    fail(Exit::internal, "simulated device: mprotect failed: {}", std::strerror(errno));
+}
 
 }  // namespace
 
@@ -39,8 +43,15 @@ void Heap::unmap(const Block& block) {
 }
 
 void Heap::protect(const Block& block, bool accessible) {
-  if (mprotect(block.map, block.mapped - page(), accessible ? PROT_READ | PROT_WRITE : PROT_NONE) != 0)
-    fail(Exit::internal, "simulated device: mprotect failed: {}", std::strerror(errno));
+  protect_pages(block.map, block.mapped - page(), accessible);
+}
+
+void Heap::protect(const Reach::Range& range, bool accessible) const {
+  const Block* block = block_of(range.data, range.bytes);
+  if (!block || !block->guarded) return;
+  const size_t offset = static_cast<size_t>(static_cast<const std::byte*>(range.data) - block->map);
+  const size_t begin = offset / page() * page();
+  protect_pages(block->map + begin, round_up(offset + range.bytes, page()) - begin, accessible);
 }
 
 void* Heap::allocate(size_t bytes) {
@@ -58,7 +69,7 @@ void* Heap::allocate(size_t bytes) {
   std::memset(data, 0xFF, body);  // NaN in every float format
   sanitizer::poison(block.map, static_cast<size_t>(data - block.map));
   sanitizer::poison(data + bytes, body - bytes);
-  if (block.guarded && opened_ == 0) protect(block, false);
+  if (block.guarded && !all_open_) protect(block, false);
   blocks_.emplace(data, block);
   used_ += bytes;
   return data;
@@ -81,25 +92,44 @@ bool Heap::release(void* p) {
   return true;
 }
 
-bool Heap::contains(const void* p, size_t bytes) const {
+const Heap::Block* Heap::block_of(const void* p, size_t bytes) const {
   const auto* first = static_cast<const std::byte*>(p);
   auto it = blocks_.upper_bound(first);
-  if (it == blocks_.begin()) return false;
+  if (it == blocks_.begin()) return nullptr;
   --it;
   const size_t offset = static_cast<size_t>(first - it->first);
-  return offset <= it->second.bytes && bytes <= it->second.bytes - offset;
+  return offset <= it->second.bytes && bytes <= it->second.bytes - offset ? &it->second : nullptr;
 }
 
-void Heap::open() {
-  if (opened_++ > 0) return;
-  for (const auto& [p, block] : blocks_)
-    if (block.guarded) protect(block, true);
+bool Heap::contains(const void* p, size_t bytes) const {
+  return block_of(p, bytes) != nullptr;
+}
+
+void Heap::open(const Reach& reach) {
+  ++opened_;
+  if (all_open_) return;
+  if (reach.all) {
+    all_open_ = true;
+    for (const auto& [p, block] : blocks_)
+      if (block.guarded) protect(block, true);
+    return;
+  }
+  for (const Reach::Range& range : reach.ranges) {
+    protect(range, true);
+    open_ranges_.push_back(range);
+  }
 }
 
 void Heap::close() {
   if (--opened_ > 0) return;
-  for (const auto& [p, block] : blocks_)
-    if (block.guarded) protect(block, false);
+  if (all_open_) {
+    for (const auto& [p, block] : blocks_)
+      if (block.guarded) protect(block, false);
+  } else {
+    for (const Reach::Range& range : open_ranges_) protect(range, false);
+  }
+  all_open_ = false;
+  open_ranges_.clear();
 }
 
 }  // namespace nrl::sim

@@ -4,8 +4,22 @@
 #include <cstddef>
 #include <deque>
 #include <map>
+#include <utility>
+#include <vector>
 
 namespace nrl::sim {
+
+/// Device memory that a piece of work touches.
+struct Reach {
+  struct Range {
+    const void* data;
+    size_t bytes;
+  };
+  bool all = true;            ///< any of it: a kernel's pointers are not known
+  std::vector<Range> ranges;  ///< else these
+
+  static Reach only(std::vector<Range> ranges) { return {false, std::move(ranges)}; }
+};
 
 /// Blocks with guard pages behind them, filled with NaN bytes. A released block cannot be touched.
 class Heap {
@@ -26,7 +40,9 @@ class Heap {
   size_t used() const { return used_; }  ///< bytes
   size_t count() const { return blocks_.size(); }
 
-  void open();
+  /// Makes memory accessible until close(); the calls nest. Protection costs time by the page, so a copy
+  /// opens its own pages.
+  void open(const Reach& reach = {});
   void close();
 
  private:
@@ -38,9 +54,13 @@ class Heap {
   };
   static void unmap(const Block& block);
   static void protect(const Block& block, bool accessible);
+  void protect(const Reach::Range& range, bool accessible) const;
+  const Block* block_of(const void* p, size_t bytes) const;
 
   bool guarded_;
   int opened_ = 0;
+  bool all_open_ = false;
+  std::vector<Reach::Range> open_ranges_;
   size_t used_ = 0;
   std::map<const std::byte*, Block> blocks_;  // by first byte
   std::deque<Block> released_;                // the longest ago first

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/device/runtime.h"
+#include "core/device/sim/memory.h"
 #include "core/device/sim/stream_thread.h"
 
 namespace nrl::sim {
@@ -27,6 +28,7 @@ struct Point {
 struct Graph {
   struct Node {
     Closure work;
+    Reach reach;
     std::vector<int> after;
   };
   std::vector<Node> nodes;
@@ -53,7 +55,7 @@ class Replay {
   bool last() const { return graph_.use_count() == 1; }
   /// One of the nodes that may run now.
   int take(std::mt19937_64& random);
-  Closure& work(int node) const { return graph_->nodes[static_cast<size_t>(node)].work; }
+  Graph::Node& node(int number) const { return graph_->nodes[static_cast<size_t>(number)]; }
   void finish(int node);
 
  private:
@@ -69,6 +71,7 @@ struct Item {
   Kind kind = Kind::work;
   std::unique_ptr<Closure>
       work;                      ///< its memory goes on the stream, which to the thread sanitizer is a thread
+  Reach reach;                   ///< work
   std::shared_ptr<Point> point;  ///< wait, mark
   std::unique_ptr<Replay> replay;  ///< graph
   std::unique_ptr<char> issued;    ///< thread sanitizer: what the host did before the call
