@@ -1,8 +1,10 @@
 #include "parallel/comm/executor.h"
 
 #include "core/base/error.h"
+#include "core/base/threads.h"
 
 #include <sched.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,6 +21,17 @@ inline void relax() {
 #else
   std::atomic_signal_fence(std::memory_order_seq_cst);
 #endif
+}
+
+// Longer than the wake-up of a sleeping thread, shorter than a slice of the scheduler.
+constexpr int64_t kYieldNs = 50'000;
+constexpr int64_t kShortestSleepNs = 20'000, kLongestSleepNs = 250'000;
+
+void precise_sleep(int64_t ns) {
+  // The kernel rounds sleeps up by 50 us unless the thread asks for less.
+  thread_local const bool precise = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL) == 0;
+  (void)precise;
+  std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
 }
 
 }  // namespace
@@ -65,16 +78,24 @@ bool Work::advance(bool first) {
   return over;
 }
 
-void Backoff::pause() {
-  ++rounds_;
-  const bool hurry = waiters_ == nullptr || waiters_->load(std::memory_order_relaxed) > 0;
-  if (rounds_ <= (hurry ? spins_ : std::min(spins_, 20))) {
+bool Backoff::spin() {
+  const bool wanted = waiters_ == nullptr || waiters_->load(std::memory_order_relaxed) > 0;
+  if (wanted && rounds_ < spins_) {
+    ++rounds_;
     relax();
-  } else if (rounds_ <= spins_ + (hurry ? 5000 : 20)) {
-    sched_yield();
-  } else {
-    std::this_thread::sleep_for(std::chrono::microseconds(hurry ? 20 : 60));
+    return true;
   }
+  const int64_t now = now_ns();
+  if (begin_ns_ == 0) begin_ns_ = now;
+  waited_ns_ = now - begin_ns_;
+  if (!wanted || waited_ns_ > kYieldNs) return false;
+  sched_yield();
+  return true;
+}
+
+void Backoff::pause() {
+  if (spin()) return;
+  precise_sleep(std::clamp(waited_ns_ / 16, kShortestSleepNs, kLongestSleepNs));
 }
 
 Executor::~Executor() {
@@ -100,7 +121,7 @@ void Executor::submit(std::shared_ptr<Work> work, bool blocking) {
 }
 
 void Executor::ensure_thread() {
-  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  if (!thread_.joinable()) thread_ = start_thread([this] { loop(); });
 }
 
 bool Executor::step() {

@@ -65,19 +65,27 @@ class Work {
   std::exception_ptr error_;
 };
 
-/// Pauses of a thread that polls for something. Spins shortly, then gives the core away, then sleeps, the
-/// sooner the less anybody waits for the outcome.
+/// Pauses of a thread that polls for something. Spins briefly, then yields the core for a while, then sleeps
+/// for a part of what it has waited: a core that somebody else needs is given away, and the wait ends at most
+/// that part late. Where nobody waits for the outcome it sleeps at once.
 class Backoff {
  public:
   /// `waiters`: threads blocked on the outcome (null: the caller itself is). `spins`: rounds before yielding.
   Backoff(const std::atomic<int>* waiters, int spins) : waiters_(waiters), spins_(spins) {}
   void pause();
-  void reset() { rounds_ = 0; }
+  /// The part of pause() that keeps the core or yields it; false when it is time to sleep.
+  bool spin();
+  void reset() {
+    rounds_ = 0;
+    begin_ns_ = 0;
+  }
 
  private:
   const std::atomic<int>* waiters_;
   int spins_;
-  int64_t rounds_ = 0;
+  int rounds_ = 0;
+  int64_t begin_ns_ = 0;   ///< of the yielding; 0: not begun
+  int64_t waited_ns_ = 0;  ///< since then
 };
 
 class Executor {

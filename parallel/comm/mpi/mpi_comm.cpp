@@ -314,6 +314,7 @@ class MpiCommunicator final : public Communicator {
   std::unique_ptr<Communicator> split(int color, int key, std::string_view name) override {
     MPI_Comm comm = MPI_COMM_NULL;
     run([&] {
+      meet(group_->comm, group_->backoff());
       mpi_check(MPI_Comm_split(group_->comm, color < 0 ? MPI_UNDEFINED : color, key, &comm),
                 "MPI_Comm_split");
     });

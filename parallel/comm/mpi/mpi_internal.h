@@ -31,8 +31,12 @@ struct MpiState {
   Backoff backoff() const { return Backoff(Executor::current_waiters(), spins); }
 };
 
-/// Waits for all requests, giving the core away where nothing moves.
+/// Waits for all requests, giving the core away where nothing moves. To be used in place of MPI's own waits.
 void wait_all(std::span<MPI_Request> requests, Backoff backoff, const char* what);
+
+/// Returns when all ranks of `comm` are here. MPI spins in its blocking calls: before one that has no other
+/// form, so that it need not wait.
+void meet(MPI_Comm comm, Backoff backoff);
 
 /// A piece of memory for or from a peer.
 struct Part {

@@ -32,6 +32,12 @@ void wait_all(std::span<MPI_Request> requests, Backoff backoff, const char* what
   }
 }
 
+void meet(MPI_Comm comm, Backoff backoff) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  mpi_check(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
+  wait_all({&request, 1}, backoff, "MPI_Ibarrier");
+}
+
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 30;
@@ -79,6 +85,8 @@ MpiSession::MpiSession(const MpiOptions& options, Ledger* ledger) : state_(std::
   MpiState& s = *state_;
   s.options = options;
   s.ledger = ledger;
+  // What Open MPI waits for by itself, in MPI_Init and MPI_Finalize above all: as with the user's setting.
+  setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
   int provided = MPI_THREAD_SINGLE;
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS)
     fail(Exit::unavailable, "MPI_Init_thread failed; start with mpirun or srun --mpi=pmix");
@@ -88,6 +96,7 @@ MpiSession::MpiSession(const MpiOptions& options, Ledger* ledger) : state_(std::
   mpi_check(MPI_Comm_rank(MPI_COMM_WORLD, &s.rank), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(MPI_COMM_WORLD, &s.size), "MPI_Comm_size");
 
+  meet(MPI_COMM_WORLD, Backoff(nullptr, 0));
   MPI_Comm local = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, s.rank, MPI_INFO_NULL, &local),
             "MPI_Comm_split_type");
@@ -133,6 +142,7 @@ std::unique_ptr<Communicator> MpiSession::make_world() {
   std::vector<int> members(static_cast<size_t>(state_->size));
   for (int r = 0; r < state_->size; ++r) members[static_cast<size_t>(r)] = r;
   MPI_Comm comm = MPI_COMM_NULL;
+  meet(MPI_COMM_WORLD, state_->backoff());
   mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
   return make_mpi(state_, comm, "world", std::move(members));
 }
@@ -144,6 +154,7 @@ void MpiSession::mark_failed() {
 void MpiSession::finish() {
   if (state_->finished) return;
   state_->finished = true;
+  if (!state_->failed) meet(MPI_COMM_WORLD, state_->backoff());
   mpi_check(MPI_Finalize(), "MPI_Finalize");
 }
 

@@ -3,15 +3,21 @@
 #include "core/base/log.h"
 #include "parallel/comm/reduce.h"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <climits>
 #include <cstring>
+#include <ctime>
 #include <new>
 
 namespace nrl::comm {
 
 namespace {
 
-constexpr int64_t kHead = 4096;  // the arrival counter has a page of its own
+constexpr int64_t kHead = 4096;  // Arrivals have a page of their own
 constexpr int64_t kAlign = 16;   // elements at which slices of a chunk start
 constexpr int kDirectRanks = 2;  // up to here each rank reduces whole chunks for itself
 
@@ -22,6 +28,16 @@ int64_t result_bytes(const MpiState& state, int size) {
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+/// Sleeps until `word` differs from `seen`, at most a second. The standard library's atomic waits know only
+/// this process.
+void sleep_on(std::atomic<uint32_t>& word, uint32_t seen) {
+  const timespec limit{1, 0};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+void wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 struct Span {
@@ -53,10 +69,13 @@ std::unique_ptr<SharedWindow> SharedWindow::create(MPI_Comm comm, const MpiState
   mpi_check(MPI_Info_create(&info), "MPI_Info_create");
   mpi_check(MPI_Info_set(info, "alloc_shared_noncontig", "true"), "MPI_Info_set");
   void* base = nullptr;
+  meet(comm, state.backoff());
   const int rc = MPI_Win_allocate_shared(bytes, 1, info, comm, &base, &out->window_);
   MPI_Info_free(&info);
   int good = rc == MPI_SUCCESS;
-  mpi_check(MPI_Allreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, comm), "MPI_Allreduce");
+  MPI_Request request = MPI_REQUEST_NULL;
+  mpi_check(MPI_Iallreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, comm, &request), "MPI_Iallreduce");
+  wait_all({&request, 1}, state.backoff(), "MPI_Iallreduce");
   if (!good) {
     if (rank == 0) log::warn("no shared memory of {} bytes per rank: collectives use MPI messages", bytes);
     return nullptr;
@@ -70,17 +89,19 @@ std::unique_ptr<SharedWindow> SharedWindow::create(MPI_Comm comm, const MpiState
     out->segments_.push_back(static_cast<std::byte*>(segment));
   }
   std::memset(out->segments_[static_cast<size_t>(rank)], 0, static_cast<size_t>(bytes));
-  static_assert(std::atomic<uint64_t>::is_always_lock_free);
-  new (out->segments_[static_cast<size_t>(rank)]) std::atomic<uint64_t>(0);
+  static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
+  new (out->segments_[static_cast<size_t>(rank)]) Arrivals{};
   for (std::byte* segment : out->segments_) {
-    out->arrivals_.push_back(std::launder(reinterpret_cast<std::atomic<uint64_t>*>(segment)));
+    out->arrivals_.push_back(std::launder(reinterpret_cast<Arrivals*>(segment)));
   }
   mpi_check(MPI_Win_sync(out->window_), "MPI_Win_sync");
-  mpi_check(MPI_Barrier(comm), "MPI_Barrier");
+  meet(comm, state.backoff());
+  out->comm_ = comm;
   return out;
 }
 
 void SharedWindow::free() {
+  meet(comm_, state_.backoff());
   mpi_check(MPI_Win_unlock_all(window_), "MPI_Win_unlock_all");
   mpi_check(MPI_Win_free(&window_), "MPI_Win_free");
 }
@@ -96,11 +117,22 @@ std::byte* SharedWindow::result(int rank, int64_t parity) const {
 
 void SharedWindow::barrier() {
   ++arrived_;
-  arrivals_[static_cast<size_t>(rank_)]->store(arrived_, std::memory_order_release);
+  // Both sides write and then read, so that either the sleeper sees the new count or this rank sees the
+  // sleeper.
+  Arrivals& own = *arrivals_[static_cast<size_t>(rank_)];
+  own.count.store(arrived_, std::memory_order_seq_cst);
+  if (own.sleepers.load(std::memory_order_seq_cst) > 0) wake_all(own.count);
   Backoff backoff = state_.backoff();
   for (int i = 1; i < size_; ++i) {
-    const std::atomic<uint64_t>& other = *arrivals_[static_cast<size_t>((rank_ + i) % size_)];
-    while (other.load(std::memory_order_acquire) < arrived_) backoff.pause();
+    Arrivals& other = *arrivals_[static_cast<size_t>((rank_ + i) % size_)];
+    const auto behind = [&](uint32_t count) { return static_cast<int32_t>(count - arrived_) < 0; };
+    while (behind(other.count.load(std::memory_order_acquire))) {
+      if (backoff.spin()) continue;
+      other.sleepers.fetch_add(1, std::memory_order_seq_cst);
+      if (const uint32_t seen = other.count.load(std::memory_order_seq_cst); behind(seen))
+        sleep_on(other.count, seen);
+      other.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    }
   }
 }
 

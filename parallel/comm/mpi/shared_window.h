@@ -10,8 +10,15 @@
 #include "parallel/comm/mpi/mpi_internal.h"
 
 #include <atomic>
+#include <cstdint>
 
 namespace nrl::comm {
+
+/// What a rank tells the others of its barriers; in shared memory.
+struct Arrivals {
+  std::atomic<uint32_t> count;     ///< barriers entered, modulo 2^32; a futex
+  std::atomic<uint32_t> sleepers;  ///< ranks that may sleep on `count`
+};
 
 class SharedWindow {
  public:
@@ -37,10 +44,11 @@ class SharedWindow {
 
   const MpiState& state_;
   int rank_, size_;
+  MPI_Comm comm_ = MPI_COMM_NULL;
   MPI_Win window_ = MPI_WIN_NULL;
   std::vector<std::byte*> segments_;  ///< of every rank, mapped here
-  std::vector<std::atomic<uint64_t>*> arrivals_;
-  uint64_t arrived_ = 0;
+  std::vector<Arrivals*> arrivals_;
+  uint32_t arrived_ = 0;
   int64_t step_ = 0;
 };
 

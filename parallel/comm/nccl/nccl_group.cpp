@@ -1,6 +1,8 @@
 #include "parallel/comm/nccl/nccl_group.h"
 
 #include "core/base/log.h"
+#include "core/base/threads.h"
+#include "parallel/comm/executor.h"
 
 #include <algorithm>
 #include <chrono>
@@ -23,7 +25,7 @@ std::optional<ncclResult_t> within(double seconds, std::function<ncclResult_t()>
     std::optional<ncclResult_t> result;
   };
   auto state = std::make_shared<State>();
-  std::thread([state, body = std::move(body)] {
+  start_thread([state, body = std::move(body)] {
     const ncclResult_t result = body();
     const std::lock_guard lock(state->mutex);
     state->result = result;
@@ -85,7 +87,7 @@ NcclGroup::NcclGroup(device::Runtime& runtime, const DeviceCommOptions& options,
       timed_(std::make_shared<EventPool>(runtime, device::EventKind::timed)),
       stream_(runtime, device::Priority::high),
       comm_(comm),
-      thread_([this] { watch(); }) {}
+      thread_(start_thread([this] { watch(); })) {}
 
 NcclGroup::~NcclGroup() {
   stop_watching();
@@ -177,13 +179,8 @@ std::shared_ptr<NcclFlight> NcclGroup::fly(
 }
 
 void NcclGroup::await(const NcclFlight& flight) {
-  int64_t rounds = 0;
-  while (!failed() && !flight.end->done()) {
-    if (++rounds < 2000)
-      std::this_thread::yield();
-    else
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
+  Backoff backoff(nullptr, 60);
+  while (!failed() && !flight.end->done()) backoff.pause();
   check();
 }
 
