@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/base/threads.h"
 
 namespace nrl::data {
 
@@ -33,10 +34,19 @@ BatchLoader::BatchLoader(const TokenDataset& dataset, const LoaderOptions& optio
     slot.batch.targets.resize(static_cast<size_t>(options.micro_batch * length));
     slot.scratch.resize(static_cast<size_t>(length) + 1);
   }
-  for (int i = 0; i < options.threads; ++i) threads_.emplace_back([this] { work(); });
+  try {
+    for (int i = 0; i < options.threads; ++i) threads_.push_back(start_thread([this] { work(); }));
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 BatchLoader::~BatchLoader() {
+  stop();
+}
+
+void BatchLoader::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;

@@ -67,6 +67,7 @@ class BatchLoader {
 
   void fill(Slot& slot, int64_t number);
   void work();
+  void stop();
 
   const TokenDataset& dataset_;
   LoaderOptions options_;

@@ -16,6 +16,7 @@
 #include "apps/data/manifest.h"
 #include "apps/data/tokenizer.h"
 #include "core/base/error.h"
+#include "core/base/threads.h"
 #include "core/io/atomic_file.h"
 #include "core/io/indexed_dataset.h"
 
@@ -45,17 +46,15 @@ class Pipeline {
 
   Pipeline(const std::vector<InputFile>& files, int workers, Work work)
       : files_(files), work_(std::move(work)), most_jobs_(static_cast<size_t>(4 * workers)) {
-    threads_.emplace_back([this] { read(); });
-    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { tokenize(); });
-  }
-  ~Pipeline() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
+    try {
+      threads_.push_back(start_thread([this] { read(); }));
+      for (int i = 0; i < workers; ++i) threads_.push_back(start_thread([this] { tokenize(); }));
+    } catch (...) {
+      stop();
+      throw;
     }
-    changed_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
   }
+  ~Pipeline() { stop(); }
 
   /// The next result, or null at the end. Rethrows the first error in the order of the input. Calls `waiting`
   /// every tick with the bytes of the files that results still to come have encoded.
@@ -89,6 +88,15 @@ class Pipeline {
       bytes += static_cast<double>(job.chunk.file_bytes) * (job.done ? 1.0 : std::min(share, 1.0));
     }
     return static_cast<int64_t>(bytes);
+  }
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
   }
 
   // False when the pipeline is being left.

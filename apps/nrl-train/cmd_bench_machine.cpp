@@ -1,4 +1,3 @@
-#include <omp.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "core/base/philox.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/parallel.h"
+#include "core/device/cpu/threads.h"
 #include "core/io/atomic_file.h"
 #include "core/ops/transfer.h"
 
@@ -58,7 +58,7 @@ Machine::Machine(const std::string& device, bool quick) : quick_(quick) {
   if (!found) {
     exec_.kernels = &ops::cpu_kernels(cpu::best_isa());
     exec_.threads = cpu::available_cores();
-    omp_set_num_threads(exec_.threads);
+    cpu::use_threads(exec_.threads);
     name_ = fmt::format("{}, {} threads, {}", cpu::processor_name(), exec_.threads,
                         cpu::name_of(cpu::best_isa()));
     cache_bytes_ = processor_cache();

@@ -1,7 +1,5 @@
 // nrl-train generate: continue a text with a trained model.
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -16,6 +14,7 @@
 #include "core/base/philox.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/memory.h"
+#include "core/device/cpu/threads.h"
 #include "core/ops/kernel_table.h"
 
 namespace nrl::app {
@@ -74,7 +73,7 @@ int run_generate(const GenerateArgs& args) {
            spec.vocab_size);
 
   const int threads = args.threads > 0 ? args.threads : cpu::available_cores();
-  omp_set_num_threads(threads);
+  cpu::use_threads(threads);
   const model::ParameterList parameters = model::make_parameters(spec);
   std::vector<cpu::HostMemory> memory;
   std::vector<Tensor> weights;

@@ -6,6 +6,7 @@
 #include "apps/train/trainer.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
+#include "core/base/threads.h"
 #include "parallel/comm/world.h"
 
 namespace nrl::app {
@@ -25,12 +26,13 @@ int run_train(const ConfigArgs& args) {
     world->mark_failed();
     world->finalize();
     return static_cast<int>(leave.code);
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {
     // A failure inside of a step: the other ranks wait elsewhere.
-    log::error_text(e.what());
-    if (world->size() > 1) world->abort(e.code());
+    const Error error = error_from(e);
+    log::error_text(error.what());
+    if (world->size() > 1) world->abort(error.code());
     world->mark_failed();
-    return static_cast<int>(e.code());
+    return static_cast<int>(error.code());
   }
 }
 

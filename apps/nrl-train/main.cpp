@@ -4,13 +4,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <new>
 
 #include "apps/nrl-train/commands.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/device/cpu/features.h"
+#include "core/base/threads.h"
+#include "core/device/cpu/threads.h"
 
 namespace nrl::app {
 namespace {
@@ -185,16 +186,12 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   nrl::cpu::silence_hwloc_without_sysfs();
+  nrl::cpu::limit_openmp_spin(argv);
   try {
     return nrl::app::run(argc, argv);
-  } catch (const nrl::Error& e) {
-    nrl::log::error_text(e.what());
-    return static_cast<int>(e.code());
-  } catch (const std::bad_alloc&) {
-    nrl::log::error_text("out of memory");
-    return static_cast<int>(nrl::Exit::out_of_memory);
   } catch (const std::exception& e) {
-    nrl::log::error_text(fmt::format("{} (this is a bug in nrl-train)", e.what()));
-    return static_cast<int>(nrl::Exit::internal);
+    const nrl::Error error = nrl::error_from(e);
+    nrl::log::error_text(error.what());
+    return static_cast<int>(error.code());
   }
 }

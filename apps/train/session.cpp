@@ -1,6 +1,5 @@
 #include "apps/train/session.h"
 
-#include <omp.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,9 +13,11 @@
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
+#include "core/base/threads.h"
 #include "core/device/choose.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/parallel.h"
+#include "core/device/cpu/threads.h"
 #include "core/ops/attention/engine.h"
 #include "core/ops/coverage.h"
 #include "core/ops/kernel_table.h"
@@ -31,15 +32,10 @@ void together(comm::World& world, const std::function<void()>& work) {
   std::string message;
   try {
     work();
-  } catch (const Error& e) {
-    code = e.code();
-    message = e.what();
-  } catch (const std::bad_alloc&) {
-    code = Exit::out_of_memory;
-    message = "out of memory";
   } catch (const std::exception& e) {
-    code = Exit::internal;
-    message = fmt::format("{} (this is a bug in nrl-train)", e.what());
+    const Error error = error_from(e);
+    code = error.code();
+    message = error.what();
   }
   const comm::Verdict verdict = comm::agree_on_error(world.comm(), code, message);
   if (verdict.code == Exit::ok) return;
@@ -293,7 +289,7 @@ void Session::open_device() {
   together(world_, [&] {
     isa_ = chosen_isa(c);
     host_threads_ = threads_for(c, world_.local_size());
-    omp_set_num_threads(host_threads_);
+    cpu::use_threads(host_threads_);
     if (device_ == DeviceType::cpu) {
       if (c.policy.cuda_graph)
         fail(Exit::config, "policy.cuda_graph: true needs a GPU, and the run is on the CPU{}{}",

@@ -1,0 +1,57 @@
+#include "core/device/cpu/threads.h"
+
+#include <omp.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <latch>
+#include <vector>
+
+#include "core/base/threads.h"
+
+namespace nrl::cpu {
+
+namespace {
+
+// Rounds of GCC's OpenMP, each one pause instruction: enough for the gaps between the parallel regions of a
+// step. Its default of 300,000 is more than 10 ms of a core that somebody else could use.
+constexpr const char* kSpinRounds = "3000";
+
+}  // namespace
+
+void limit_openmp_spin(char** argv) {
+  for (const char* name : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
+    if (std::getenv(name)) return;
+  if (setenv("GOMP_SPINCOUNT", kSpinRounds, 1) != 0) return;
+  // By its name, so that process lists do not show "exe".
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 1);
+  if (length <= 0) return;
+  path[length] = '\0';
+  execv(path, argv);
+  // Where that fails (the file was replaced, no /proc) the program goes on with OpenMP's default.
+}
+
+void use_threads(int threads) {
+  {
+    // All at the same time: a limit counts those that are alive.
+    std::latch release(1);
+    std::vector<std::thread> probes;
+    const auto join = [&] {
+      release.count_down();
+      for (std::thread& t : probes) t.join();
+    };
+    try {
+      for (int i = 1; i < threads; ++i) probes.push_back(start_thread([&] { release.wait(); }));
+    } catch (...) {
+      join();
+      throw;
+    }
+    join();
+  }
+  omp_set_num_threads(threads);
+#pragma omp parallel num_threads(threads)
+  {}
+}
+
+}  // namespace nrl::cpu

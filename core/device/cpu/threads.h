@@ -1,0 +1,16 @@
+#pragma once
+// The OpenMP threads of this process: how they wait, and that they can be had.
+
+namespace nrl::cpu {
+
+/// Makes OpenMP threads that wait for work spin for about 0.1 ms and then sleep, where the environment does
+/// not say how they wait. GCC's OpenMP reads its environment before main, so the program starts itself again
+/// with GOMP_SPINCOUNT set, once; to be called first in main.
+void limit_openmp_spin(char** argv);
+
+/// Sets the number of threads of parallel regions that the calling thread begins, and starts them. Fails with
+/// Exit::out_of_memory and the name of the limit where the system refuses them (OpenMP itself would end the
+/// program).
+void use_threads(int threads);
+
+}  // namespace nrl::cpu
