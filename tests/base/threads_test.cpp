@@ -53,22 +53,23 @@ TEST_CASE("the limits of control groups are found at every level", "[base]") {
 }
 
 TEST_CASE("a refused thread names the limit it met", "[base]") {
-  using Catch::Contains;
   ThreadLimits limits;
   limits.system = 12345;
-  REQUIRE_THAT(describe_thread_refusal(limits), Contains("kernel.threads-max") && Contains("12345"));
+  REQUIRE(describe_thread_refusal(limits).find("kernel.threads-max") != std::string::npos);
+  REQUIRE(describe_thread_refusal(limits).find("12345") != std::string::npos);
   limits.user = 50;
-  REQUIRE_THAT(describe_thread_refusal(limits), Contains("ulimit -u") && Contains("is 50"));
+  REQUIRE(describe_thread_refusal(limits).find("ulimit -u") != std::string::npos);
+  REQUIRE(describe_thread_refusal(limits).find("is 50") != std::string::npos);
   limits.cgroup = 20;
   limits.cgroup_current = 3;
   limits.cgroup_path = "/sys/fs/cgroup/job";
-  REQUIRE_THAT(describe_thread_refusal(limits), Contains("ulimit -u"));
+  REQUIRE(describe_thread_refusal(limits).find("ulimit -u") != std::string::npos);
   limits.cgroup_current = 19;
   REQUIRE_THAT(describe_thread_refusal(limits),
                Contains("/sys/fs/cgroup/job allows 20") && Contains("has 19"));
   limits.cgroup_current = 3;
   limits.user.reset();
-  REQUIRE_THAT(describe_thread_refusal(limits), Contains("pids.max"));
+  REQUIRE(describe_thread_refusal(limits).find("pids.max") != std::string::npos);
 }
 
 TEST_CASE("an exception becomes the error it stands for", "[base]") {

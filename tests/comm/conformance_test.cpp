@@ -94,7 +94,11 @@ void on_all(F f) {
   }
 }
 
-const int64_t kSizes[] = {0, 1, 7, 1000, 300007};
+/// Elements; the largest takes three chunks of shared memory (MpiOptions::shared_slot_bytes) in every type.
+template <class T>
+std::vector<int64_t> sizes() {
+  return {0, 1, 7, 1000, 540011 / static_cast<int64_t>(sizeof(T))};
+}
 
 }  // namespace
 
@@ -102,7 +106,7 @@ TEMPLATE_TEST_CASE("all_reduce gives the sum in rank order, bit for bit", "[comm
                    int32_t, int64_t, uint8_t) {
   on_all([](Bench& bench) {
     for (Reduce op : {Reduce::sum, Reduce::max, Reduce::min}) {
-      for (int64_t n : kSizes) {
+      for (int64_t n : sizes<TestType>()) {
         Data<TestType> data(bench, input<TestType>(world().rank(), n));
         bench.all_reduce(data, op);
         INFO("op " << static_cast<int>(op) << " size " << n);
@@ -117,7 +121,7 @@ TEMPLATE_TEST_CASE("reduce_scatter gives each rank its block", "[comm]", float, 
   on_all([](Bench& bench) {
     const int n = world().size(), me = world().rank();
     for (Reduce op : {Reduce::sum, Reduce::max, Reduce::min}) {
-      for (int64_t each : kSizes) {
+      for (int64_t each : sizes<TestType>()) {
         const std::vector<TestType> before = input<TestType>(me, each * n);
         Data<TestType> in(bench, before), out(bench, static_cast<size_t>(each)), both(bench, before);
         bench.reduce_scatter(in, out, op);
@@ -139,7 +143,7 @@ TEMPLATE_TEST_CASE("all_gather, broadcast and all_to_all move bytes", "[comm]", 
                    uint8_t, uint16_t) {
   on_all([](Bench& bench) {
     const int n = world().size(), me = world().rank();
-    for (int64_t each : kSizes) {
+    for (int64_t each : sizes<TestType>()) {
       INFO("size " << each);
       const auto own = input<TestType>(me, each);
       std::vector<TestType> blank(static_cast<size_t>(each * n));
