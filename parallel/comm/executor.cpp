@@ -23,8 +23,9 @@ inline void relax() {
 #endif
 }
 
-// Longer than the wake-up of a sleeping thread, shorter than a slice of the scheduler.
-constexpr int64_t kYieldNs = 50'000;
+// Longer than the differences between ranks in a step's waits, shorter than a slice of the scheduler.
+constexpr int64_t kYieldNs = 500'000;
+constexpr int64_t kUnwantedYieldNs = 20'000;  // nobody waits for the outcome yet
 constexpr int64_t kShortestSleepNs = 20'000, kLongestSleepNs = 250'000;
 
 void precise_sleep(int64_t ns) {
@@ -80,7 +81,7 @@ bool Work::advance(bool first) {
 
 bool Backoff::spin() {
   const bool wanted = waiters_ == nullptr || waiters_->load(std::memory_order_relaxed) > 0;
-  if (wanted && rounds_ < spins_) {
+  if (rounds_ < (wanted ? spins_ : std::min(spins_, 20))) {
     ++rounds_;
     relax();
     return true;
@@ -88,7 +89,7 @@ bool Backoff::spin() {
   const int64_t now = now_ns();
   if (begin_ns_ == 0) begin_ns_ = now;
   waited_ns_ = now - begin_ns_;
-  if (!wanted || waited_ns_ > kYieldNs) return false;
+  if (waited_ns_ > (wanted ? kYieldNs : kUnwantedYieldNs)) return false;
   sched_yield();
   return true;
 }

@@ -67,7 +67,7 @@ class Work {
 
 /// Pauses of a thread that polls for something. Spins briefly, then yields the core for a while, then sleeps
 /// for a part of what it has waited: a core that somebody else needs is given away, and the wait ends at most
-/// that part late. Where nobody waits for the outcome it sleeps at once.
+/// that part late. Where nobody waits for the outcome it sleeps sooner.
 class Backoff {
  public:
   /// `waiters`: threads blocked on the outcome (null: the caller itself is). `spins`: rounds before yielding.
@@ -75,9 +75,11 @@ class Backoff {
   void pause();
   /// The part of pause() that keeps the core or yields it; false when it is time to sleep.
   bool spin();
+  /// Since the spinning ended.
+  int64_t waited_ns() const { return waited_ns_; }
   void reset() {
     rounds_ = 0;
-    begin_ns_ = 0;
+    begin_ns_ = waited_ns_ = 0;
   }
 
  private:

@@ -19,6 +19,9 @@ namespace {
 
 constexpr int64_t kHead = 4096;  // Arrivals have a page of their own
 constexpr int64_t kAlign = 16;   // elements at which slices of a chunk start
+// A rank that another one wakes tends to land on the core of that one, so that two ranks share a core. Where
+// there is one for each, only long waits are ended by a wake-up, the others by the clock.
+constexpr int64_t kShortWaitNs = 2'000'000;
 constexpr int kDirectRanks = 2;  // up to here each rank reduces whole chunks for itself
 
 int64_t result_bytes(const MpiState& state, int size) {
@@ -127,6 +130,10 @@ void SharedWindow::barrier() {
     Arrivals& other = *arrivals_[static_cast<size_t>((rank_ + i) % size_)];
     const auto behind = [&](uint32_t count) { return static_cast<int32_t>(count - arrived_) < 0; };
     while (behind(other.count.load(std::memory_order_acquire))) {
+      if (state_.spins > 0 && backoff.waited_ns() < kShortWaitNs) {
+        backoff.pause();
+        continue;
+      }
       if (backoff.spin()) continue;
       other.sleepers.fetch_add(1, std::memory_order_seq_cst);
       if (const uint32_t seen = other.count.load(std::memory_order_seq_cst); behind(seen))
