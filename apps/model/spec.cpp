@@ -1,6 +1,8 @@
 #include "apps/model/spec.h"
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <span>
 
 #include "core/base/error.h"
@@ -22,51 +24,105 @@ constexpr std::pair<std::string_view, ops::Activation> activations[] = {
     {"gelu", ops::Activation::gelu_erf},       {"gelu_new", ops::Activation::gelu_tanh},
     {"gelu_fast", ops::Activation::gelu_tanh}, {"gelu_pytorch_tanh", ops::Activation::gelu_tanh}};
 
-template <class... Args>
-[[noreturn]] void refuse(std::string_view key, fmt::format_string<Args...> text, Args&&... args) {
-  throw ModelConfigError(std::string(key), fmt::format(text, std::forward<Args>(args)...));
-}
-
-template <class T, size_t N>
-T choose(const std::pair<std::string_view, T> (&table)[N], const JsonValue& value, std::string_view key) {
-  const std::string& text = value.as_string();
-  std::string known;
-  for (const auto& [name, result] : table) {
-    if (name == text) return result;
-    known += (known.empty() ? "" : ", ") + std::string(name);
+// The problems found so far. Reading goes on behind a problem with a value that can be worked with, so that
+// all independent ones are found; a check of several keys runs only if all of them are good.
+class Problems {
+ public:
+  /// One problem per key: a second one would only repeat the first in other words.
+  void add(std::string key, std::vector<std::string> depends, std::string text) {
+    for (const ModelProblem& p : all_)
+      if (!key.empty() && p.key == key) return;
+    if (!key.empty()) depends.push_back(key);
+    all_.push_back({std::move(key), std::move(text), std::move(depends)});
   }
-  refuse(key, "{} '{}' is not supported; supported: {}", key, text, known);
-}
+  bool good(std::initializer_list<std::string_view> keys) const {
+    for (const ModelProblem& p : all_)
+      for (std::string_view key : keys)
+        if (std::find(p.depends.begin(), p.depends.end(), key) != p.depends.end()) return false;
+    return true;
+  }
+  std::vector<ModelProblem>& all() { return all_; }
 
-// Reads one config.json; errors name key and place.
+ private:
+  std::vector<ModelProblem> all_;
+};
+
+// Reads one object of a config.json.
 class Reader {
  public:
-  explicit Reader(const JsonValue& json) : json_(json) {}
+  Reader(const JsonValue& json, Problems& problems, std::string prefix = "")
+      : json_(json), problems_(problems), prefix_(std::move(prefix)) {}
+
+  template <class... Args>
+  void refuse(std::string_view key, fmt::format_string<Args...> text, Args&&... args) const {
+    problems_.add(path(key), {}, fmt::format(text, std::forward<Args>(args)...));
+  }
+  /// A problem between keys: `key` is the one to look at first.
+  template <class... Args>
+  void conflict(std::string_view key, std::vector<std::string> depends, fmt::format_string<Args...> text,
+                Args&&... args) const {
+    problems_.add(path(key), std::move(depends), fmt::format(text, std::forward<Args>(args)...));
+  }
+  bool good(std::initializer_list<std::string_view> keys) const { return problems_.good(keys); }
 
   int64_t size(std::string_view key, std::string_view other = {}) const {
-    const JsonValue* v = given(key, other);
-    if (!v) refuse("", "the model needs '{}'", key);
-    return positive(key, *v);
+    if (const JsonValue* v = given(key, other)) return positive(name(key, other), *v);
+    missing(key, other);
+    return 1;
   }
   int64_t size_or(std::string_view key, int64_t fallback, std::string_view other = {}) const {
     const JsonValue* v = given(key, other);
-    return v ? positive(key, *v) : fallback;
+    return v ? positive(name(key, other), *v) : fallback;
   }
+  /// A finite number of at least 0.
   double number_or(std::string_view key, double fallback) const {
     const JsonValue* v = given(key);
     if (!v) return fallback;
-    const double x = v->as_double();
-    if (!(x >= 0) || !std::isfinite(x)) refuse(key, "{} must be a finite number of at least 0", key);
-    return x;
+    if (v->is_number() && v->as_double() >= 0 && std::isfinite(v->as_double())) return v->as_double();
+    refuse(key, "{} must be a finite number of at least 0, found {}", path(key), shown(*v));
+    return fallback;
+  }
+  /// The same, and above 0 also after rounding to float.
+  double positive_or(std::string_view key, double fallback) const {
+    const double x = number_or(key, fallback);
+    if (static_cast<float>(x) > 0 && std::isfinite(static_cast<float>(x))) return x;
+    refuse(key, "{} must be a finite number above 0, found {}", path(key), shown(*given(key)));
+    return fallback;
+  }
+  double required(std::string_view key, std::string_view why) const {
+    if (given(key)) return positive_or(key, 1);
+    refuse(key, "{} is missing: {} needs it", path(key), why);
+    return 1;
+  }
+  /// A probability below 1.
+  float dropout_or(std::string_view key, double fallback) const {
+    const double p = number_or(key, fallback);
+    if (p >= 1) refuse(key, "{} must be from 0 to below 1, found {}", path(key), p);
+    return p < 1 ? static_cast<float>(p) : 0.0f;
   }
   bool flag_or(std::string_view key, bool fallback) const {
     const JsonValue* v = given(key);
-    return v ? v->as_bool() : fallback;
+    if (!v || v->is_bool()) return v ? v->as_bool() : fallback;
+    refuse(key, "{} must be true or false, found {}", path(key), shown(*v));
+    return fallback;
+  }
+  template <class T, size_t N>
+  T choice_or(const std::pair<std::string_view, T> (&table)[N], std::string_view key, T fallback,
+              std::string_view other = {}) const {
+    const JsonValue* v = given(key, other);
+    if (!v) return fallback;
+    std::string known;
+    for (const auto& [name, result] : table) {
+      if (v->is_string() && name == v->as_string()) return result;
+      known += (known.empty() ? "" : ", ") + std::string(name);
+    }
+    const std::string_view written = name(key, other);
+    refuse(written, "{} {} is not supported; supported: {}", path(written), shown(*v), known);
+    return fallback;
   }
   /// The value of a key that is present and not null.
   const JsonValue* given(std::string_view key, std::string_view other = {}) const {
-    const JsonValue* v = json_.find(key);
-    if ((!v || v->is_null()) && !other.empty()) v = json_.find(other);
+    const JsonValue* v = json_.find(name(key, other));
     return v && !v->is_null() ? v : nullptr;
   }
   /// Refuses a key that would change the mathematics unless it has the value that changes nothing.
@@ -74,64 +130,116 @@ class Reader {
     const JsonValue* v = given(key);
     if (!v) return;
     const bool off = (v->is_bool() && !v->as_bool()) || (v->is_number() && v->as_double() == 0);
-    if (!off) refuse(key, "{}: {} is not supported", key, what);
+    if (!off) refuse(key, "{}: {} is not supported", path(key), what);
+  }
+  void missing(std::string_view key, std::string_view other = {}) const {
+    std::vector<std::string> depends;
+    if (!other.empty()) depends.push_back(path(other));
+    problems_.add(path(key), std::move(depends), fmt::format("the model needs '{}'", path(key)));
   }
 
  private:
+  std::string path(std::string_view key) const { return prefix_ + std::string(key); }
+  /// The spelling that is present, `key` when none is.
+  std::string_view name(std::string_view key, std::string_view other) const {
+    const auto present = [&](std::string_view k) {
+      const JsonValue* v = k.empty() ? nullptr : json_.find(k);
+      return v && !v->is_null();
+    };
+    return !present(key) && present(other) ? other : key;
+  }
+  static std::string shown(const JsonValue& v) {
+    if (v.is_array() || v.is_object()) return std::string(v.kind());
+    return v.is_string() ? fmt::format("'{}'", clipped(v.as_string(), 60)) : v.dump();
+  }
   int64_t positive(std::string_view key, const JsonValue& v) const {
-    const int64_t n = v.as_int();
-    // The bounds keep every product of sizes far from overflow.
+    // The bounds keep every product of two sizes far from overflow.
     const int64_t most = key == "num_hidden_layers" || key == "n_layer" ? 4096
                          : key == "hidden_size" || key == "n_embd"      ? 1 << 20
                                                                         : 1 << 24;
-    if (n < 1 || n > most) refuse(key, "{} must be between 1 and {}, found {}", key, most, n);
-    return n;
+    if (!v.is_integer()) {
+      refuse(key, "{} must be an integer, found {}", path(key), shown(v));
+    } else if (const double n = v.as_double(); n >= 1 && n <= static_cast<double>(most)) {
+      return v.as_int();
+    } else {
+      refuse(key, "{} must be between 1 and {}, found {}", path(key), most, shown(v));
+    }
+    return 1;
   }
   const JsonValue& json_;
+  Problems& problems_;
+  std::string prefix_;
 };
 
-void read_rope(const Reader& r, ModelSpec& m) {
+// The rescaling of the rotary frequencies. Without the factors that a kind needs, the model would train with
+// other frequencies than those it was made with.
+void read_rope_scaling(const Reader& s, ModelSpec& m, const std::string& prefix) {
+  static constexpr std::pair<std::string_view, ops::RopeKind> kinds[] = {{"default", ops::RopeKind::standard},
+                                                                         {"linear", ops::RopeKind::linear},
+                                                                         {"dynamic", ops::RopeKind::dynamic},
+                                                                         {"llama3", ops::RopeKind::llama3},
+                                                                         {"yarn", ops::RopeKind::yarn}};
+  m.rope.kind = s.choice_or(kinds, "rope_type", ops::RopeKind::standard, "type");
+  if (m.rope.kind == ops::RopeKind::standard && s.given("factor") && !s.given("rope_type", "type"))
+    s.refuse("rope_type", "{}rope_type is missing: a factor alone does not say how to rescale", prefix);
+  m.rope.factor = s.number_or("factor", 1.0);
+  m.rope.low_freq_factor = s.number_or("low_freq_factor", 1.0);
+  m.rope.high_freq_factor = s.number_or("high_freq_factor", 4.0);
+  m.rope.beta_fast = s.number_or("beta_fast", 32.0);
+  m.rope.beta_slow = s.number_or("beta_slow", 1.0);
+  m.rope.attention_factor = s.number_or("attention_factor", 0.0);
+  m.rope.truncate = s.flag_or("truncate", true);
+  m.rope.original_max_position = s.size_or("original_max_position_embeddings", m.max_positions);
+  const bool llama3 = m.rope.kind == ops::RopeKind::llama3;
+  const std::string_view kind = llama3 ? "rope_type llama3" : "rescaling";
+  if (m.rope.kind != ops::RopeKind::standard) s.required("factor", kind);
+  if (llama3) {
+    for (const char* key : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
+      s.required(key, kind);
+  }
+  if (m.rope.kind != ops::RopeKind::standard && s.good({prefix + "factor"}) && m.rope.factor < 1)
+    s.refuse("factor", "{}factor must be at least 1, found {}", prefix, m.rope.factor);
+  // With equal values the two cancel; otherwise they would scale the attention.
+  if (m.rope.kind == ops::RopeKind::yarn && s.number_or("mscale", 1.0) != s.number_or("mscale_all_dim", 1.0))
+    s.conflict("mscale", {prefix + "mscale_all_dim"},
+               "{}mscale different from mscale_all_dim is not supported", prefix);
+  if (llama3 && s.good({prefix + "low_freq_factor", prefix + "high_freq_factor"}) &&
+      m.rope.high_freq_factor <= m.rope.low_freq_factor)
+    s.conflict("high_freq_factor", {prefix + "low_freq_factor"},
+               "{}high_freq_factor {} must be greater than low_freq_factor {}", prefix,
+               m.rope.high_freq_factor, m.rope.low_freq_factor);
+}
+
+void read_rope(const Reader& r, ModelSpec& m, Problems& problems) {
   // Transformers v5 keeps everything in rope_parameters; v4 has rope_theta and rope_scaling.
-  const std::string_view scaling_key = r.given("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const std::string scaling_key = r.given("rope_parameters") ? "rope_parameters" : "rope_scaling";
   const JsonValue* scaling = r.given(scaling_key);
   m.rope.theta = r.number_or("rope_theta", 10000.0);
   double partial = r.number_or("partial_rotary_factor", 1.0);
   m.rope.original_max_position = m.max_positions;
-  if (scaling) {
-    static constexpr std::pair<std::string_view, ops::RopeKind> kinds[] = {
-        {"default", ops::RopeKind::standard},
-        {"linear", ops::RopeKind::linear},
-        {"dynamic", ops::RopeKind::dynamic},
-        {"llama3", ops::RopeKind::llama3},
-        {"yarn", ops::RopeKind::yarn}};
-    const Reader s(*scaling);
-    if (const JsonValue* kind = s.given("rope_type", "type")) m.rope.kind = choose(kinds, *kind, "rope_type");
+  std::string theta_key = "rope_theta", partial_key = "partial_rotary_factor";
+  if (scaling && !scaling->is_object()) {
+    r.refuse(scaling_key, "{} must be an object, found {}", scaling_key, scaling->kind());
+  } else if (scaling) {
+    const std::string prefix = scaling_key + ".";
+    const Reader s(*scaling, problems, prefix);
+    read_rope_scaling(s, m, prefix);
+    if (s.given("rope_theta")) theta_key = prefix + theta_key;
+    if (s.given("partial_rotary_factor")) partial_key = prefix + partial_key;
     m.rope.theta = s.number_or("rope_theta", m.rope.theta);
     partial = s.number_or("partial_rotary_factor", partial);
-    m.rope.factor = s.number_or("factor", 1.0);
-    m.rope.low_freq_factor = s.number_or("low_freq_factor", 1.0);
-    m.rope.high_freq_factor = s.number_or("high_freq_factor", 4.0);
-    m.rope.beta_fast = s.number_or("beta_fast", 32.0);
-    m.rope.beta_slow = s.number_or("beta_slow", 1.0);
-    m.rope.attention_factor = s.number_or("attention_factor", 0.0);
-    m.rope.truncate = s.flag_or("truncate", true);
-    m.rope.original_max_position = s.size_or("original_max_position_embeddings", m.max_positions);
-    if (m.rope.kind != ops::RopeKind::standard && m.rope.factor < 1)
-      refuse(scaling_key, "{}.factor must be at least 1", scaling_key);
-    // With equal values the two cancel; otherwise they would scale the attention.
-    if (s.number_or("mscale", 1.0) != s.number_or("mscale_all_dim", 1.0) &&
-        m.rope.kind == ops::RopeKind::yarn)
-      refuse(scaling_key, "{}.mscale different from mscale_all_dim is not supported", scaling_key);
-    if (m.rope.kind == ops::RopeKind::llama3 && m.rope.high_freq_factor <= m.rope.low_freq_factor)
-      refuse(scaling_key, "{}.high_freq_factor must be greater than low_freq_factor", scaling_key);
   }
-  if (m.rope.theta <= 1) refuse("rope_theta", "rope_theta must be greater than 1");
-  m.rope.rotary_dim = static_cast<int64_t>(std::llround(static_cast<double>(m.head_dim) * partial));
-  if (m.rope.rotary_dim < 2 || m.rope.rotary_dim % 2 || m.rope.rotary_dim > m.head_dim)
-    refuse("head_dim",
-           "head_dim {} x partial_rotary_factor {} gives {} rotary dimensions; an even number of at most "
-           "head_dim is needed",
-           m.head_dim, partial, m.rope.rotary_dim);
+  if (m.rope.theta <= 1 && problems.good({theta_key}))
+    r.refuse(theta_key, "{} must be greater than 1, found {}", theta_key, m.rope.theta);
+  const double rotary = static_cast<double>(m.head_dim) * partial;
+  m.rope.rotary_dim = rotary < 1e9 ? static_cast<int64_t>(std::llround(rotary)) : 0;
+  if (m.rope.rotary_dim >= 2 && m.rope.rotary_dim % 2 == 0 && m.rope.rotary_dim <= m.head_dim) return;
+  std::vector<std::string> depends{partial_key, "hidden_size", "num_attention_heads"};
+  if (problems.good({partial_key, "head_dim", "hidden_size", "num_attention_heads"}))
+    r.conflict(r.given("head_dim") ? "head_dim" : "hidden_size", std::move(depends),
+               "head_dim {} x partial_rotary_factor {} gives {} rotary dimensions; an even number of at most "
+               "head_dim is needed",
+               m.head_dim, partial, m.rope.rotary_dim);
 }
 
 void read_gpt2(const Reader& r, ModelSpec& m) {
@@ -140,17 +248,15 @@ void read_gpt2(const Reader& r, ModelSpec& m) {
   m.heads = m.kv_heads = r.size("n_head", "num_attention_heads");
   m.max_positions = r.size_or("n_positions", 1024, "max_position_embeddings");
   m.ffn = r.size_or("n_inner", 4 * m.hidden, "intermediate_size");
-  m.activation = ops::Activation::gelu_tanh;
-  if (const JsonValue* v = r.given("activation_function", "hidden_act"))
-    m.activation = choose(activations, *v, "activation_function");
+  m.activation = r.choice_or(activations, "activation_function", ops::Activation::gelu_tanh, "hidden_act");
   m.norm = ops::NormKind::layer;
-  m.norm_eps = static_cast<float>(r.number_or("layer_norm_epsilon", 1e-5));
+  m.norm_eps = static_cast<float>(r.positive_or("layer_norm_epsilon", 1e-5));
   m.norm_bias = m.qkv_bias = m.o_bias = m.mlp_bias = m.learned_positions = true;
   m.gated = m.use_rope = false;
   m.tied = r.flag_or("tie_word_embeddings", true);
-  m.residual_dropout = static_cast<float>(r.number_or("resid_pdrop", 0.1));
-  m.embedding_dropout = static_cast<float>(r.number_or("embd_pdrop", 0.1));
-  m.attention_dropout = static_cast<float>(r.number_or("attn_pdrop", 0.1));
+  m.residual_dropout = r.dropout_or("resid_pdrop", 0.1);
+  m.embedding_dropout = r.dropout_or("embd_pdrop", 0.1);
+  m.attention_dropout = r.dropout_or("attn_pdrop", 0.1);
   r.must_be_off("scale_attn_by_inverse_layer_idx", "scaling the attention by the layer");
   r.must_be_off("reorder_and_upcast_attn", "reordered attention");
   r.must_be_off("add_cross_attention", "cross attention");
@@ -164,28 +270,44 @@ void read_llama_like(const Reader& r, ModelSpec& m) {
   m.ffn = r.size("intermediate_size");
   m.max_positions = r.size_or("max_position_embeddings", 2048);
   m.head_dim = r.size_or("head_dim", m.family == Family::qwen3 ? 128 : 0);
-  if (const JsonValue* v = r.given("hidden_act")) m.activation = choose(activations, *v, "hidden_act");
-  m.norm_eps = static_cast<float>(r.number_or("rms_norm_eps", 1e-6));
+  m.activation = r.choice_or(activations, "hidden_act", m.activation);
+  m.norm_eps = static_cast<float>(r.positive_or("rms_norm_eps", 1e-6));
   const bool attention_bias = r.flag_or("attention_bias", false);
   m.qkv_bias = m.family == Family::qwen2 || attention_bias;
   m.o_bias = m.family != Family::qwen2 && attention_bias;
   m.mlp_bias = r.flag_or("mlp_bias", false);
   m.qk_norm = m.family == Family::qwen3;
   m.tied = r.flag_or("tie_word_embeddings", false);
-  m.attention_dropout = static_cast<float>(r.number_or("attention_dropout", 0.0));
+  m.attention_dropout = r.dropout_or("attention_dropout", 0.0);
   const bool qwen = m.family == Family::qwen2 || m.family == Family::qwen3;
-  if (const JsonValue* v = r.given("sliding_window");
-      v && (m.family == Family::mistral || (qwen && r.flag_or("use_sliding_window", false)))) {
-    if (qwen && r.size_or("max_window_layers", m.layers) < m.layers)
-      refuse("max_window_layers",
-             "a sliding window in some layers only (max_window_layers) is not supported");
+  if (r.given("sliding_window") &&
+      (m.family == Family::mistral || (qwen && r.flag_or("use_sliding_window", false)))) {
+    if (qwen && r.size_or("max_window_layers", m.layers) < m.layers &&
+        r.good({"max_window_layers", "num_hidden_layers"}))
+      r.conflict("max_window_layers", {"num_hidden_layers"},
+                 "a sliding window in some layers only (max_window_layers) is not supported");
     // Qwen's layers below max_window_layers use full attention: with all of them below there is no window at
     // all.
-    if (!qwen) m.window = v->as_int();
-    if (m.window < 0) refuse("sliding_window", "sliding_window must be positive");
+    if (!qwen) m.window = r.size_or("sliding_window", 0);
   }
   r.must_be_off("num_local_experts", "a mixture of experts");
   r.must_be_off("num_experts", "a mixture of experts");
+}
+
+// What holds between heads and widths.
+void check_heads(const Reader& r, ModelSpec& m) {
+  const bool gpt2 = m.family == Family::gpt2 && r.given("n_head");
+  const std::string hidden_key = gpt2 ? "n_embd" : "hidden_size",
+                    heads_key = gpt2 ? "n_head" : "num_attention_heads";
+  if (m.head_dim == 0) {
+    if (m.hidden % m.heads && r.good({hidden_key, heads_key}))
+      r.conflict(heads_key, {hidden_key}, "{} {} is not divisible by {} {}{}", hidden_key, m.hidden,
+                 heads_key, m.heads, m.family == Family::gpt2 ? "" : "; set head_dim");
+    m.head_dim = std::max<int64_t>(1, m.hidden / m.heads);
+  }
+  if (m.heads % m.kv_heads && r.good({heads_key, "num_key_value_heads"}))
+    r.conflict("num_key_value_heads", {heads_key},
+               "num_attention_heads {} is not a multiple of num_key_value_heads {}", m.heads, m.kv_heads);
 }
 
 }  // namespace
@@ -196,36 +318,72 @@ std::string_view name_of(Family f) {
   return "?";
 }
 
+ModelConfigError::ModelConfigError(std::vector<ModelProblem> problems)
+    : Error(Exit::config,
+            [&] {
+              std::string text;
+              for (const ModelProblem& p : problems) text += (text.empty() ? "" : "\n") + p.text;
+              return text;
+            }()),
+      problems_(std::move(problems)) {}
+
 ModelSpec parse_model_config(const std::string& text, const std::string& source) {
   const JsonValue json = parse_json(text, source);
-  if (!json.is_object()) refuse("", "a model configuration is a JSON object");
-  const Reader r(json);
+  if (!json.is_object())
+    throw ModelConfigError(std::vector{ModelProblem{"", "a model configuration is a JSON object", {}}});
+  Problems problems;
+  const Reader r(json, problems);
   ModelSpec m;
-  const JsonValue* type = r.given("model_type");
-  if (!type) refuse("", "the model needs 'model_type': gpt2, llama, mistral, qwen2 or qwen3");
-  m.family = choose(families, *type, "model_type");
+  m.family = r.choice_or(families, "model_type", Family::llama);
+  // Which other keys there are depends on the family.
+  if (!r.given("model_type"))
+    problems.add("model_type", {}, "the model needs 'model_type': gpt2, llama, mistral, qwen2 or qwen3");
   m.vocab_size = r.size("vocab_size");
-  if (m.family == Family::gpt2) {
-    read_gpt2(r, m);
-  } else {
-    read_llama_like(r, m);
+  if (problems.good({"model_type"})) {
+    if (m.family == Family::gpt2) {
+      read_gpt2(r, m);
+    } else {
+      read_llama_like(r, m);
+    }
+    check_heads(r, m);
+    if (m.use_rope) read_rope(r, m, problems);
   }
   r.must_be_off("quantization_config", "a quantised model");
-  if (m.head_dim == 0) {
-    if (m.hidden % m.heads)
-      refuse("num_attention_heads", "hidden size {} is not divisible by {} attention heads; set head_dim",
-             m.hidden, m.heads);
-    m.head_dim = m.hidden / m.heads;
+  // The bound keeps every sum of bytes far from overflow, whatever a file says.
+  if (problems.all().empty() && approximate_parameters(m) > 0x1p48) {
+    const ModelSize largest = most_unusual_size(m);
+    const std::string_view key =
+        json.find(largest.key) || largest.gpt2_key.empty() ? largest.key : largest.gpt2_key;
+    problems.add(std::string(key), {},
+                 fmt::format("the model would have {} parameters; {} is {}",
+                             human_count(approximate_parameters(m)), key, largest.value));
   }
-  if (m.heads % m.kv_heads)
-    refuse("num_key_value_heads", "num_attention_heads {} is not a multiple of num_key_value_heads {}",
-           m.heads, m.kv_heads);
-  if (m.use_rope) read_rope(r, m);
-  for (float p : {m.residual_dropout, m.embedding_dropout, m.attention_dropout})
-    if (p >= 1) refuse("", "a dropout probability of {} leaves nothing", p);
   m.initializer_range = static_cast<float>(r.number_or("initializer_range", 0.02));
+  if (!problems.all().empty()) throw ModelConfigError(std::move(problems.all()));
   m.config_json = text;
   return m;
+}
+
+double approximate_parameters(const ModelSpec& m) {
+  const auto n = [](int64_t x) { return static_cast<double>(x); };
+  const double layer = n(m.hidden) * (n(m.heads) + 2 * n(m.kv_heads) + n(m.heads)) * n(m.head_dim) +
+                       n(m.hidden) * n(m.ffn) * (m.gated ? 3 : 2);
+  return n(m.layers) * layer + n(m.vocab_size) * n(m.hidden) * (m.tied ? 1 : 2) +
+         (m.learned_positions ? n(m.max_positions) * n(m.hidden) : 0);
+}
+
+ModelSize most_unusual_size(const ModelSpec& m) {
+  const auto size = [](std::string_view key, std::string_view gpt2_key, int64_t value, double published) {
+    return ModelSize{key, gpt2_key, value, static_cast<double>(value) / published};
+  };
+  const ModelSize sizes[] = {size("vocab_size", "", m.vocab_size, 262144),
+                             size("hidden_size", "n_embd", m.hidden, 16384),
+                             size("num_hidden_layers", "n_layer", m.layers, 128),
+                             size("num_attention_heads", "n_head", m.heads, 128),
+                             size("head_dim", "", m.head_dim, 256),
+                             size("intermediate_size", "n_inner", m.ffn, 65536)};
+  return *std::max_element(std::begin(sizes), std::end(sizes),
+                           [](const ModelSize& a, const ModelSize& b) { return a.ratio < b.ratio; });
 }
 
 std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {

@@ -57,21 +57,39 @@ struct ModelSpec {
   int64_t mlp_in_width() const { return gated ? 2 * ffn : ffn; }
 };
 
-/// A config.json that cannot be trained; `key` is the key at fault, empty when the whole file is.
+/// One thing that is wrong with a config.json.
+struct ModelProblem {
+  std::string key;                   ///< dotted key at fault ("rope_scaling.factor"); empty: the whole file
+  std::string text;                  ///< for people; names the key
+  std::vector<std::string> depends;  ///< all keys whose values led to it, `key` included
+};
+
+/// A config.json that cannot be trained, with every independent problem found; what() has one line for each.
 class ModelConfigError : public Error {
  public:
-  ModelConfigError(std::string key, const std::string& text)
-      : Error(Exit::config, text), key_(std::move(key)) {}
-  const std::string& key() const { return key_; }
+  explicit ModelConfigError(std::vector<ModelProblem> problems);
+  const std::vector<ModelProblem>& problems() const { return problems_; }
 
  private:
-  std::string key_;
+  std::vector<ModelProblem> problems_;
 };
 
 /// Reads a config.json (text). `source` names it in messages. Refuses an unknown model_type, missing or
-/// impossible sizes, and any key that changes the mathematics and is not built, naming key and value
-/// (exit 78).
+/// impossible sizes, and any key that changes the mathematics and is not built, naming key and value:
+/// ModelConfigError (exit 78) with all problems, Error(Exit::data) for text that is not JSON.
 ModelSpec parse_model_config(const std::string& json, const std::string& source);
+
+/// Parameters without biases and norms: what sizes are judged by before any sum of them is made in integers.
+double approximate_parameters(const ModelSpec& spec);
+
+/// A size of the model under its key in config.json, and its other key in GPT-2's (empty: the same).
+struct ModelSize {
+  std::string_view key, gpt2_key;
+  int64_t value = 0;
+  double ratio = 0;  ///< to the largest of published models
+};
+/// The size that exceeds those of published models most: the one to look at when a model is too large.
+ModelSize most_unusual_size(const ModelSpec& spec);
 
 /// `spec.config_json` completed for Hugging Face: architectures, model_type, every size, torch_dtype and
 /// dtype.

@@ -130,13 +130,16 @@ int step(const BenchArgs& args) {
     overrides.push_back(ours);
   if (args.device != "auto") overrides.push_back("device=" + args.device);
   try {
+    // The tokens first: the checks of the configuration look for them.
+    if (const ConfigResult draft = load_config(args.config.path, overrides); draft.ok())
+      write_tokens(folder / "tokens", train::load_model_spec(draft).vocab_size,
+                   steps * resolve_batch(draft.config, 1).tokens_per_step + 1);
     const ConfigResult config = train::load_config_together(*world, args.config.path, overrides);
     const Config& c = config.config;
     std::string why;
     const DeviceType device = train::choose_device(c, why);
     const model::ModelSpec spec = train::load_model_spec(config);
     const BatchPlan batch = resolve_batch(c, 1);
-    write_tokens(folder / "tokens", spec.vocab_size, steps * batch.tokens_per_step + 1);
     if (const Exit code = train::train(*world, config); code != Exit::ok) {
       world->finalize();
       return static_cast<int>(code);

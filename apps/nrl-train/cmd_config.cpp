@@ -4,6 +4,7 @@
 
 #include "apps/nrl-train/commands.h"
 #include "core/base/error.h"
+#include "core/base/text.h"
 #include "core/config/load.h"
 
 namespace nrl::app {
@@ -11,7 +12,7 @@ namespace nrl::app {
 int run_explain(const std::string& key) {
   bool known = true;
   const std::string text = explain(key, &known);
-  std::fputs(text.c_str(), known ? stdout : stderr);
+  std::fputs(printable(text).c_str(), known ? stdout : stderr);
   return known ? 0 : static_cast<int>(Exit::usage);
 }
 

@@ -6,6 +6,7 @@
 #include "apps/data/loader.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/train/model_source.h"
+#include "apps/train/run_check.h"
 #include "apps/train/session.h"
 #include "core/base/text.h"
 
@@ -19,6 +20,7 @@ int run_data_show(const DataShowArgs& args) {
          args.steps);
   const auto [first, last] = *steps;
   ConfigResult result = load_config(args.config.path, args.config.overrides);
+  train::check_run(result, {.world = 0, .memory = false});
   std::cerr << render(result.diagnostics);
   if (!result.ok()) return static_cast<int>(result.exit_code());
   const model::ModelSpec spec = train::load_model_spec(result);

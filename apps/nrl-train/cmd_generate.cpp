@@ -1,5 +1,7 @@
 // nrl-train generate: continue a text with a trained model.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -10,8 +12,9 @@
 #include "apps/nrl-train/commands.h"
 #include "apps/train/checkpoint.h"
 #include "apps/train/model_source.h"
-#include "apps/train/resume.h"
+#include "core/base/log.h"
 #include "core/base/philox.h"
+#include "core/base/text.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/memory.h"
 #include "core/device/cpu/threads.h"
@@ -57,7 +60,11 @@ int32_t sample(std::span<const float> logits, const GenerateArgs& args, float un
 
 }  // namespace
 
-int run_generate(const GenerateArgs& args) {
+int run_generate(const GenerateArgs& command) {
+  GenerateArgs args = command;
+  std::string note;
+  args.directory = train::find_model_directory(args.directory, note);
+  if (!note.empty()) log::warn_text(note);
   const model::ModelSpec spec = train::load_model_directory(args.directory);
   const auto tokenizer =
       args.tokenizer.empty() ? data::tokenizer_in(args.directory) : data::make_tokenizer(args.tokenizer);
@@ -99,8 +106,14 @@ int run_generate(const GenerateArgs& args) {
   model::Inference session(spec, parameters, views, exec, length);
   const PhiloxStream random(args.seed, "generate");
 
-  std::fputs(args.prompt.c_str(), stdout);
-  std::fflush(stdout);
+  // A model can have learned to write control characters: a terminal must not obey them, a file gets them.
+  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  const auto print = [&](std::string_view text) {
+    const std::string shown = terminal ? printable(text) : std::string(text);
+    std::fwrite(shown.data(), 1, shown.size(), stdout);
+    std::fflush(stdout);
+  };
+  print(args.prompt);
   std::vector<int32_t> made, order;
   std::string printed;
   std::span<const float> logits = session.append(prompt);
@@ -121,8 +134,7 @@ int run_generate(const GenerateArgs& args) {
       break;
     }
     if (complete > printed.size()) {
-      std::fwrite(text.data() + printed.size(), 1, complete - printed.size(), stdout);
-      std::fflush(stdout);
+      print(std::string_view(text).substr(printed.size(), complete - printed.size()));
       printed = text.substr(0, complete);
     }
     if (static_cast<int64_t>(made.size()) == args.max_tokens || session.length() == session.max_tokens())

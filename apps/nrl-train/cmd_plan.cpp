@@ -7,6 +7,7 @@
 #include "apps/nrl-train/commands.h"
 #include "apps/plan/run_plan.h"
 #include "apps/train/model_source.h"
+#include "apps/train/run_check.h"
 #include "apps/train/session.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -39,10 +40,7 @@ data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t 
 
 int run_plan(const PlanArgs& args) {
   ConfigResult result = load_config(args.config.path, args.config.overrides);
-  if (result.ok()) {
-    const Diagnostics more = validate_for_world(result, args.world);
-    result.diagnostics.insert(result.diagnostics.end(), more.begin(), more.end());
-  }
+  train::check_run(result, {.world = args.world, .files = false, .memory = false});
   std::fputs(render(result.diagnostics).c_str(), stderr);
   if (!result.ok()) return static_cast<int>(result.exit_code());
   const Config& c = result.config;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace nrl::app {
@@ -78,6 +79,10 @@ struct ReportArgs {
 struct CheckpointArgs {
   std::string directory;
 };
+
+/// What `--help` of a subcommand ends with ("data show" for one of a group): lines to copy. Empty for a name
+/// that is none.
+std::string_view examples_of(std::string_view command);
 
 int run_train(const ConfigArgs& args);
 int run_plan(const PlanArgs& args);

@@ -2,8 +2,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <exception>
+#include <sstream>
 
 #include "apps/nrl-train/commands.h"
 #include "core/base/error.h"
@@ -40,11 +42,34 @@ void add_config(CLI::App* command, ConfigArgs& args) {
   command->add_option("overrides", args.overrides, "key=value, e.g. policy.optimizer.lr=1e-4");
 }
 
+// A number in [low, high]. CLI11's own range lets NaN through.
+CLI::Validator finite_range(double low, double high) {
+  return CLI::Validator(
+      [low, high](std::string& text) -> std::string {
+        double value = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        if (error == std::errc() && end == text.data() + text.size() && value >= low && value <= high)
+          return "";
+        return fmt::format("expected a number from {} to {}, found '{}'", low, high, clipped(text));
+      },
+      fmt::format("NUMBER {} to {}", low, high));
+}
+
+// Every subcommand says `nrl-train` in its usage line and ends with examples.
+void complete_help(CLI::App& app, const std::string& parent) {
+  for (CLI::App* c : app.get_subcommands({})) {
+    const std::string name = parent.empty() ? c->get_name() : parent + " " + c->get_name();
+    c->footer(fmt::format("Examples:\n{}", examples_of(name)));
+    complete_help(*c, name);
+  }
+}
+
 int run(int argc, char** argv) {
   CLI::App app(
       "Trains transformer language models from a YAML file, alone or under mpirun or srun.\n"
       "  nrl-train CONFIG.yaml [key=value ...]       trains\n"
-      "  mpirun -n 8 nrl-train CONFIG.yaml           trains on 8 ranks");
+      "  mpirun -n 8 nrl-train CONFIG.yaml           trains on 8 ranks",
+      "nrl-train");
   app.set_version_flag("--version", std::string("nrl-train ") + NRL_VERSION);
   app.require_subcommand(1);
   int result = 0;
@@ -92,18 +117,21 @@ int run(int argc, char** argv) {
 
   GenerateArgs generate;
   c = app.add_subcommand("generate", "Continue a text with a trained model");
-  c->add_option("directory", generate.directory, "Checkpoint (step-N) or Hugging Face directory")->required();
+  c->add_option(
+       "directory", generate.directory,
+       "Checkpoint (step-N), a directory of checkpoints (the newest one) or a Hugging Face directory")
+      ->required();
   c->add_option("--prompt", generate.prompt, "Text to continue")->required();
   c->add_option("--tokenizer", generate.tokenizer,
                 "bytes | sentencepiece:MODEL | hf:tokenizer.json (default: the directory's)");
   c->add_option("--max-tokens", generate.max_tokens, "Tokens to add")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   c->add_option("--temperature", generate.temperature, "0 takes the likeliest token")
-      ->check(CLI::Range(0.0, 100.0));
+      ->check(finite_range(0, 100));
   c->add_option("--top-k", generate.top_k, "Sample from the K likeliest tokens (0: all)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
   c->add_option("--top-p", generate.top_p, "Sample from the likeliest tokens with this total probability")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(finite_range(0, 1));
   c->add_option("--seed", generate.seed, "Of the sampling");
   c->add_option("--threads", generate.threads, "Default: all cores")->check(CLI::Range(0, 1024));
   c->callback([&] { result = run_generate(generate); });
@@ -134,7 +162,7 @@ int run(int argc, char** argv) {
 
   std::string key;
   c = app.add_subcommand("explain", "Say what a configuration key or section means");
-  c->add_option("key", key, "e.g. policy.optimizer.lr; '--markdown' prints the whole reference");
+  c->add_option("key", key, "A key, a section, what another program calls it, or a word to search for");
   bool markdown = false;
   c->add_flag("--markdown", markdown, "Print docs/configuration.md");
   c->callback([&] { result = markdown ? run_config_docs() : run_explain(key); });
@@ -165,6 +193,7 @@ int run(int argc, char** argv) {
 
   c = app.add_subcommand("doctor", "Say what this build and this machine can do");
   c->callback([&] { result = run_doctor(); });
+  complete_help(app, "");
 
   try {
     std::vector<std::string> args = with_default_command(argc, argv);
@@ -175,7 +204,10 @@ int run(int argc, char** argv) {
     std::reverse(args.begin(), args.end());  // CLI11 takes them from the back
     app.parse(args);
   } catch (const CLI::ParseError& e) {
-    const int code = app.exit(e);
+    std::ostringstream out, problem;  // the message quotes the command line
+    const int code = app.exit(e, out, problem);
+    std::fputs(out.str().c_str(), stdout);
+    std::fputs(message_text(problem.str()).c_str(), stderr);
     return code == 0 ? 0 : static_cast<int>(Exit::usage);
   }
   return result;

@@ -62,9 +62,8 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   p.sequence_length = config.policy.max_total_sequence_length;
   p.device = device;
   p.threads = device == DeviceType::cpu ? threads : ops::gpu_partials;
-  if (p.spec.learned_positions && p.sequence_length > p.spec.max_positions)
-    fail(Exit::config, "policy.max_total_sequence_length {} is more than the model's {} positions",
-         p.sequence_length, p.spec.max_positions);
+  NRL_CHECK(!p.spec.learned_positions || p.sequence_length <= p.spec.max_positions,
+            "the configuration was not checked");
   p.recipe = recipe_for(config, device);
   p.recompute_modules = recompute_rules(config.policy.recompute);
   const ShardingStrategy* sharding = find_sharding(name_of(config.distributed.shard_strategy));

@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "apps/data/manifest.h"
+#include "apps/plan/memory_check.h"
 #include "apps/train/model_source.h"
+#include "apps/train/run_check.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
@@ -52,10 +54,7 @@ ConfigResult load_config_together(comm::World& world, const std::string& path,
   world.comm().all_reduce(std::span(&nodes, 1));
   if (world.rank() == 0) {
     result = load_config(path, overrides);
-    if (result.ok()) {
-      const Diagnostics more = validate_for_world(result, world.size(), static_cast<int>(nodes));
-      result.diagnostics.insert(result.diagnostics.end(), more.begin(), more.end());
-    }
+    check_run(result, {.world = world.size(), .nodes = static_cast<int>(nodes), .local = world.local_size()});
     if (!result.diagnostics.empty()) {
       output::write(output::Stream::err, render(result.diagnostics));
     }
@@ -129,17 +128,7 @@ std::vector<data::Tokenizer::File> tokenizer_files(const Config& c) {
 }
 
 TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
-  if (c.data.train.data_path.empty())
-    fail(Exit::config, "data.train.data_path is needed: the prefix of token files made by nrl-train prepare");
-  if (!c.pretrain.max_num_steps && !c.pretrain.max_num_epochs)
-    fail(Exit::config, "give pretrain.max_num_steps or pretrain.max_num_epochs");
   data::DatasetOptions options = dataset_options(c, vocab_size, data::Split::train, 1);
-  for (const auto& source : options.sources)
-    if (const auto manifest = data::read_manifest(source.prefix);
-        manifest && manifest->vocab_size > vocab_size)
-      fail(Exit::config,
-           "{} was made with a vocabulary of {}, the model has {}: set policy.model.vocab_size to {} or more",
-           source.prefix, manifest->vocab_size, vocab_size, manifest->vocab_size);
   data::open_sources(options);
   TrainData out;
   out.epoch_samples = data::samples_of_one_epoch(options);
@@ -234,6 +223,7 @@ Session::Session(comm::World& world, ConfigResult config_result, std::function<v
   together(world, [&] {
     plan_ = plan::make_run_plan(c, load_model_spec(config_), resolve_batch(c, world.size()), world.rank(),
                                 device_, host_threads_);
+    if (exec_.device) plan::require_memory(config_, *plan_, exec_.device->properties().memory, "the GPU");
     const auto needed = model::training_kernels(plan_->spec, plan_->recipe);
     ops::require_kernels(*exec_.kernels, needed, device_ == DeviceType::cpu ? "the CPU" : "the GPU");
     kernels_needed_ = static_cast<int>(needed.size());

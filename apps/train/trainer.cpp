@@ -34,7 +34,7 @@ LrSchedule make_schedule(const PolicyConfig& policy, int64_t max_steps, int64_t 
   out.lr = scaled_lr(policy.optimizer.lr, lr_scaling_from(name_of(policy.optimizer.lr_scaling.rule)),
                      global_batch, policy.optimizer.lr_scaling.base_batch_size);
   out.min_lr = s.min_lr;
-  out.decay_steps = s.lr_decay_iters.value_or(max_steps);
+  out.decay_steps = decay_end(s, max_steps);
   out.warmup_steps =
       s.warmup_ratio
           ? static_cast<int64_t>(std::llround(*s.warmup_ratio * static_cast<double>(out.decay_steps)))
@@ -90,6 +90,10 @@ class Trainer {
     if (first()) {
       terminal_.banner(describe_run(session_, peak_.flops()));
       for (const std::string& w : session_.warnings()) terminal_.warn(w);
+      // A length given in steps was compared when the configuration was read.
+      if (session_.max_steps() != c_.pretrain.max_num_steps.value_or(0))
+        if (const std::string text = schedule_beyond_run(c_, session_.max_steps()); !text.empty())
+          terminal_.warn(text);
     }
     Position& at = session_.position();
     if (session_.max_steps() == 0) {

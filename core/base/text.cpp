@@ -51,6 +51,123 @@ std::string_view nearest(std::string_view word, std::span<const std::string_view
   return best;
 }
 
+size_t utf8_length(std::string_view text) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const unsigned first = byte(0);
+  if (first < 0x80) return text.empty() ? 0 : 1;
+  size_t length = 0;
+  unsigned low = 0x80, high = 0xbf;  // range of the second byte: no overlong forms, no surrogates
+  if (first >= 0xc2 && first <= 0xdf) {
+    length = 2;
+  } else if (first >= 0xe0 && first <= 0xef) {
+    length = 3;
+    if (first == 0xe0) low = 0xa0;
+    if (first == 0xed) high = 0x9f;
+  } else if (first >= 0xf0 && first <= 0xf4) {
+    length = 4;
+    if (first == 0xf0) low = 0x90;
+    if (first == 0xf4) high = 0x8f;
+  }
+  if (length == 0 || byte(1) < low || byte(1) > high) return 0;
+  for (size_t i = 2; i < length; ++i)
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  return length;
+}
+
+namespace {
+
+constexpr size_t kMaxMessageLine = 1000;
+
+// The code point of a sequence of utf8_length() bytes.
+uint32_t code_point(std::string_view sequence) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(sequence[i]); };
+  if (sequence.size() == 1) return byte(0);
+  uint32_t point = byte(0) & (0xffu >> (sequence.size() + 1));
+  for (size_t i = 1; i < sequence.size(); ++i) point = point << 6 | (byte(i) & 0x3f);
+  return point;
+}
+
+// Characters that steer a terminal or reorder what it shows.
+bool steers(uint32_t c) {
+  return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x061c || c == 0x200e || c == 0x200f ||
+         (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069) || c == 0xfeff ||
+         (c >= 0xfff9 && c <= 0xfffb) || (c >= 0xe0000 && c <= 0xe007f);
+}
+
+// Appends to `out`, and calls `replace` with the bytes of every character that may not stand.
+template <class Replace>
+std::string replaced(std::string_view text, bool keep_lines, Replace replace) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const size_t length = std::max<size_t>(1, utf8_length(text));
+    const std::string_view bytes = text.substr(0, length);
+    const bool valid = utf8_length(text) > 0;
+    const bool kept = keep_lines && (bytes[0] == '\n' || bytes[0] == '\t');
+    if (valid && (kept || !steers(code_point(bytes))))
+      out += bytes;
+    else
+      replace(out, bytes, valid);
+    text.remove_prefix(length);
+  }
+  return out;
+}
+
+void escape(std::string& out, std::string_view bytes, bool valid) {
+  const uint32_t c = valid ? code_point(bytes) : static_cast<unsigned char>(bytes[0]);
+  if (c == '\n')
+    out += "\\n";
+  else if (c == '\t')
+    out += "\\t";
+  else if (c == '\r')
+    out += "\\r";
+  else
+    out += c < 0x100 ? fmt::format("\\x{:02x}", c) : fmt::format("\\u{:04x}", c);
+}
+
+// The largest cut of at most `at` bytes that does not split a character of a valid text.
+size_t cut_before(std::string_view text, size_t at) {
+  while (at > 0 && at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
+  return at;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  return replaced(text, true, escape);
+}
+
+std::string masked(std::string_view text) {
+  return replaced(text, true, [](std::string& out, std::string_view, bool) { out += '?'; });
+}
+
+std::string clipped(std::string_view value, size_t most) {
+  // What lies far behind the cut is not even looked at.
+  std::string out = replaced(value.substr(0, cut_before(value, most + 4)), false, escape);
+  if (out.size() <= most && value.size() <= most) return out;
+  out.resize(cut_before(out, std::min(most, out.size())));
+  return out + "...";
+}
+
+std::string message_text(std::string_view text, std::string_view indent) {
+  std::string out;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    std::string_view line = text.substr(begin, end - begin);
+    if (begin > 0) (out += '\n') += line.empty() ? "" : indent;
+    if (line.size() > kMaxMessageLine) {
+      const size_t head = cut_before(line, kMaxMessageLine * 2 / 3);
+      const size_t tail = cut_before(line, line.size() - kMaxMessageLine / 3);
+      out += printable(line.substr(0, head));
+      out += fmt::format(" ... ({} bytes left out) ... ", tail - head);
+      line.remove_prefix(tail);
+    }
+    out += printable(line);
+    begin = end + 1;
+  }
+  return out;
+}
+
 std::string human_bytes(uint64_t bytes) {
   if (bytes < 1024) return fmt::format("{} B", bytes);
   static constexpr const char* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};

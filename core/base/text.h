@@ -16,6 +16,25 @@ int edit_distance(std::string_view a, std::string_view b);
 /// word with other separators or case; empty when there is none.
 std::string_view nearest(std::string_view word, std::span<const std::string_view> candidates);
 
+/// Length (1 to 4) of the valid UTF-8 sequence at the start of `text`; 0 when it is invalid or empty.
+size_t utf8_length(std::string_view text);
+
+/// `text` with everything that a terminal could obey written out: control characters except newline and tab
+/// (C0, DEL, C1), bytes that are not UTF-8, line separators and bidirectional controls become \x1b, \xff,
+/// \u202e. Every sink of messages applies it, so that callers need not.
+std::string printable(std::string_view text);
+
+/// The same with one '?' per character instead, so that columns stay where they are.
+std::string masked(std::string_view text);
+
+/// A value inside a message: printable, on one line (newlines and tabs escaped), and cut after `most` bytes,
+/// between two characters, with "..." in place of the rest.
+std::string clipped(std::string_view value, size_t most = 200);
+
+/// A whole message as a sink writes it: printable, and every line of more than 1000 bytes without its middle.
+/// `indent` precedes every line but the first, so that a newline in a value cannot pose as another message.
+std::string message_text(std::string_view text, std::string_view indent = "");
+
 /// "1.5 GiB", "640 MiB", "12 B".
 std::string human_bytes(uint64_t bytes);
 

@@ -22,13 +22,7 @@ std::string shown(const Node& node) {
     case Node::Kind::scalar:
       break;
   }
-  std::string text = node.text.substr(0, 60);
-  // Cutting may split a character.
-  while (!text.empty() && text.size() < node.text.size() && (static_cast<unsigned char>(text.back()) & 0x80))
-    text.pop_back();
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return fmt::format("{}'{}{}'", node.quoted ? "the quoted text " : "", text,
-                     text.size() < node.text.size() ? "..." : "");
+  return fmt::format("{}'{}'", node.quoted ? "the quoted text " : "", clipped(node.text, 60));
 }
 
 /// "2k" -> 2000, "1e3" -> 1000, "010" -> 10, "1_000" -> 1000: what an integer was probably meant to be.

@@ -1,8 +1,15 @@
 #include "core/config/diagnostic.h"
 
+#include "core/base/text.h"
+
 #include <algorithm>
 
 namespace nrl {
+namespace {
+
+constexpr size_t kMaxText = 600;  // of a message or a note: they are of one line and may quote any input
+
+}  // namespace
 
 bool has_errors(const Diagnostics& diagnostics) {
   return std::any_of(diagnostics.begin(), diagnostics.end(),
@@ -24,23 +31,32 @@ std::string render(const Diagnostics& diagnostics) {
   int errors = 0;
   for (const Diagnostic& d : diagnostics) {
     errors += d.severity == Severity::error;
-    out += fmt::format("{}: {}\n", d.severity == Severity::error ? "error" : "warning", d.message);
+    out += fmt::format("{}: {}\n", d.severity == Severity::error ? "error" : "warning",
+                       clipped(d.message, kMaxText));
     // The arrow ends where the gutter of the excerpt ends.
     const size_t width = std::max<size_t>(d.line > 0 ? std::to_string(d.line).size() : 0, 2);
     const std::string gutter(width, ' ');
     if (!d.file.empty()) {
-      out += gutter + "--> " + d.file;
+      out += gutter + "--> " + clipped(d.file, kMaxText);
       if (d.line > 0) out += fmt::format(":{}:{}", d.line, d.column);
       out += '\n';
     }
     out += d.excerpt;
-    for (const std::string& note : d.notes) out += fmt::format("{} = {}\n", gutter, note);
+    for (const std::string& note : d.notes) out += fmt::format("{} = {}\n", gutter, clipped(note, kMaxText));
     out += '\n';
   }
   if (errors > 0)
     out += fmt::format("{} error{}, nothing was started. (exit {})\n", errors, errors == 1 ? "" : "s",
                        static_cast<int>(exit_code(diagnostics)));
   return out;
+}
+
+void raise(const Diagnostics& diagnostics) {
+  std::string text = render(diagnostics);
+  if (const auto last = text.rfind('\n', text.size() - 2); last != std::string::npos) text.resize(last);
+  while (text.ends_with('\n')) text.pop_back();
+  if (text.starts_with("error: ")) text.erase(0, 7);
+  throw Error(exit_code(diagnostics), text);
 }
 
 }  // namespace nrl

@@ -33,4 +33,8 @@ Exit exit_code(const Diagnostics& diagnostics);
 /// last line "N errors, nothing was started. (exit 78)". Ends with a newline unless empty.
 std::string render(const Diagnostics& diagnostics);
 
+/// The same as one Error, without "error:" and the last line, for those that are found too late to be listed.
+/// Precondition: there is an error among them.
+[[noreturn]] void raise(const Diagnostics& diagnostics);
+
 }  // namespace nrl

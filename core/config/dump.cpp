@@ -6,7 +6,9 @@
 #include "core/base/text.h"
 
 #include <algorithm>
+#include <cctype>
 #include <functional>
+#include <tuple>
 
 namespace nrl {
 namespace config_detail {
@@ -59,6 +61,62 @@ std::string explain_key(const Key& key) {
   return out;
 }
 
+constexpr size_t kMaxHits = 12;
+
+/// Letters and digits in lower case; everything else, and the joints of "CamelCase", as one space.
+std::string plain_words(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (i > 0 && std::isupper(static_cast<unsigned char>(c)) &&
+        std::islower(static_cast<unsigned char>(text[i - 1])))
+      out += ' ';
+    if (std::isalnum(static_cast<unsigned char>(c)))
+      out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    else if (!out.empty() && out.back() != ' ')
+      out += ' ';
+  }
+  if (out.ends_with(' ')) out.pop_back();
+  return out;
+}
+
+/// How well a key answers a search, best first; 0: not at all.
+int relevance(const Key& key, const std::string& words) {
+  const auto ends_with_words = [&](const std::string& path) {
+    const std::string plain = plain_words(path);
+    return plain == words || plain.ends_with(" " + words);
+  };
+  if (ends_with_words(key.path)) return 5;
+  if (std::any_of(key.aliases.begin(), key.aliases.end(),
+                  [&](const Alias& a) { return ends_with_words(a.path); }))
+    return 4;
+  if (plain_words(key.path).find(words) != std::string::npos) return 3;
+  if (std::any_of(key.aliases.begin(), key.aliases.end(),
+                  [&](const Alias& a) { return plain_words(a.path).find(words) != std::string::npos; }))
+    return 2;
+  return plain_words(key.help).find(words) != std::string::npos ? 1 : 0;
+}
+
+/// The keys that a text is found in: those of the best kind of hit, or all where nothing but a part of a name
+/// or of a meaning fits. Supported ones come first, then shorter ones.
+std::vector<const Key*> search(std::string_view text) {
+  const std::string words = plain_words(text.substr(0, 128));
+  if (words.size() < 2) return {};
+  std::vector<std::pair<int, const Key*>> hits;
+  for (const Key& key : Schema::get().keys())
+    if (const int r = relevance(key, words)) hits.emplace_back(r, &key);
+  std::stable_sort(hits.begin(), hits.end(), [](const auto& a, const auto& b) {
+    const auto order = [](const auto& hit) {
+      return std::tuple(-hit.first, !hit.second->built, hit.second->path.size());
+    };
+    return order(a) < order(b);
+  });
+  std::vector<const Key*> out;
+  for (const auto& [r, key] : hits)
+    if (hits.front().first < 4 || r == hits.front().first) out.push_back(key);
+  return out;
+}
+
 std::string markdown_cell(std::string text) {
   std::string out;
   for (const char c : text) out += c == '|' ? "\\|" : std::string(1, c);
@@ -98,7 +156,7 @@ std::string dump_resolved(const ConfigResult& result) {
         out += fmt::format("{:{}}{}:\n", "", 2 * i, sections[i].substr(sections[i].rfind('.') + 1));
     open = sections;
     const auto it = result.origins.find(path);
-    const std::string from = it == result.origins.end() ? "default" : it->second.text.substr(0, 200);
+    const std::string from = it == result.origins.end() ? "default" : clipped(it->second.text);
     const std::string text =
         fmt::format("{:{}}{}: {}", "", 2 * sections.size(), path.substr(path.rfind('.') + 1), value);
     out += fmt::format("{:<56}  # {}\n", text, from);
@@ -138,15 +196,22 @@ std::string explain(std::string_view name, bool* known) {
   }
   if (const Foreign* foreign = schema.find_foreign(path))
     return fmt::format("{} is not a key of nrl-train: {}\n", path, foreign->advice);
-  if (known) *known = false;
-  std::string near = schema.suggest(path);
-  if (near.empty() && path.find('.') == std::string::npos) {
-    // A bare word: whatever key ends with it.
-    for (const Key& key : schema.keys())
-      if (near.empty() && key.leaf() == path) near = key.path;
+  const std::vector<const Key*> hits = search(path);
+  if (hits.size() == 1)
+    return fmt::format("{} is found in {}\n\n", clipped(path), hits[0]->path) + explain_key(*hits[0]);
+  if (!hits.empty()) {
+    out = fmt::format("there is no key '{}'; it is found in {} keys{}:\n", clipped(path), hits.size(),
+                      hits.size() > kMaxHits ? fmt::format(", the first {} of which are", kMaxHits) : "");
+    for (size_t i = 0; i < hits.size() && i < kMaxHits; ++i)
+      out += fmt::format("  {:<44} {}{}\n", hits[i]->path, hits[i]->help,
+                         hits[i]->built ? "" : " (not supported yet)");
+    return out + fmt::format("nrl-train explain {} tells all of the first one\n", hits[0]->path);
   }
-  return fmt::format("there is no key '{}'{}\n", path.substr(0, 200),
-                     near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+  if (known) *known = false;
+  const std::string near = schema.suggest(path);
+  return fmt::format(
+      "there is no key '{}'{}\n", clipped(path),
+      near.empty() ? "; nrl-train explain lists the sections" : fmt::format("; did you mean '{}'?", near));
 }
 
 std::string config_markdown() {

@@ -47,6 +47,7 @@ class Loader {
       d.exit = e.code();
       d.message = e.what();
       problems().push_back(std::move(d));
+      result_.unsound.insert("");
       return;
     }
     add_text(path, std::move(text));
@@ -56,7 +57,9 @@ class Loader {
   void add_text(const std::string& name, std::string text) {
     const int source = static_cast<int>(sources_->all.size());
     sources_->all.emplace_back(name, std::move(text));
+    const size_t before = problems().size();
     Node root = parse_yaml(sources_->all.back(), problems());
+    if (problems().size() > before) result_.unsound.insert("");
     chain_.push_back(canonical(name));
     for (const Entry& entry : root.entries)
       if (entry.key == "defaults") inherit(source, entry);
@@ -69,7 +72,9 @@ class Loader {
   void add_override(const std::string& text) {
     const int source = static_cast<int>(sources_->all.size());
     sources_->all.emplace_back("command line: " + text, text, true);
+    const size_t before = problems().size();
     Node root = parse_override(sources_->all.back(), problems());
+    if (problems().size() > before) result_.unsound.insert(root.entries.empty() ? "" : root.entries[0].key);
     lay_over(source, root);
   }
 
@@ -92,38 +97,24 @@ class Loader {
         result_.translated.push_back({fmt::format("{}: {}", given.written, given.node.text),
                                       fmt::format("{}: {}", path, converted.translated),
                                       place(given.source, given.node.pos)});
-      Origin& origin = result_.origins[path];
-      origin = {place(given.source, given.node.pos),
-                given.source,
-                given.node.pos.line,
-                given.node.pos.column,
-                given.node.pos.length,
-                given.parent_line};
+      result_.origins[path] = origin_of(given.source, given.node.pos, given.parent_line);
       if (key.set) key.set(result_.config, *converted.value);
       if (key.model) model_values_[path] = std::move(*converted.value);
     }
     collect_model();
     result_.sources = sources_;
-    if (!has_errors(problems())) validate(result_);
-    std::stable_sort(problems().begin(), problems().end(), [this](const Diagnostic& a, const Diagnostic& b) {
-      return std::tuple(rank(a.file), a.line, a.column) < std::tuple(rank(b.file), b.line, b.column);
-    });
+    result_.add(validate(result_));
   }
 
  private:
   Diagnostics& problems() { return result_.diagnostics; }
-
-  size_t rank(const std::string& file) const {
-    for (size_t i = 0; i < sources_->all.size(); ++i)
-      if (sources_->all[i].name == file) return i;
-    return sources_->all.size();
-  }
 
   const Source& source(int i) const { return sources_->all[static_cast<size_t>(i)]; }
   std::string place(int i, Pos pos) const { return source(i).place(pos); }
 
   void problem(int where, Pos pos, int parent_line, std::string key, std::string message,
                std::string label = "", std::vector<std::string> notes = {}) {
+    result_.unsound.insert(key);
     if (problems().size() >= kMaxProblems) return;
     problems().push_back(make_diagnostic(source(where), pos, parent_line, std::move(key), std::move(message),
                                          std::move(label), std::move(notes)));
@@ -141,6 +132,7 @@ class Loader {
     for (const Node& item : items) {
       auto refuse = [&](std::string message, std::vector<std::string> notes = {}) {
         problem(from, item.pos, 0, "defaults", std::move(message), "", std::move(notes));
+        result_.unsound.insert("");
       };
       if (item.kind != Node::Kind::scalar || item.text.empty()) {
         refuse("defaults: expected a file name or a list of file names");
@@ -151,7 +143,8 @@ class Loader {
       const std::string name = path.lexically_normal().string();
       const std::string real = canonical(name);
       if (std::find(chain_.begin(), chain_.end(), real) != chain_.end()) {
-        refuse(fmt::format("'{}' inherits from itself", item.text), {"the chain is " + chain_text(real)});
+        refuse(fmt::format("'{}' inherits from itself", clipped(item.text)),
+               {"the chain is " + chain_text(real)});
       } else if (sources_->all.size() >= static_cast<size_t>(kMaxFiles)) {
         refuse(fmt::format("more than {} files inherited", kMaxFiles));
         return;
@@ -199,7 +192,7 @@ class Loader {
           problem(where, entry.key_pos, parent_line, path, "the section 'dpo' belongs to algorithm dpo", "",
                   {"this version trains with algorithm: pretrain only"});
         else
-          walk(where, entry.value, path, entry.key_pos.line);
+          enter(where, entry, path, parent_line);
       } else if (key) {
         if (is_section &&
             !(entry.value.kind == Node::Kind::scalar && !entry.value.quoted &&
@@ -216,6 +209,15 @@ class Loader {
         unknown(where, entry, path, parent_line);
       }
     }
+  }
+
+  void enter(int where, const Entry& entry, const std::string& path, int parent_line) {
+    if (!source(where).is_override) result_.sections[path] = origin_of(where, entry.key_pos, parent_line);
+    walk(where, entry.value, path, entry.key_pos.line);
+  }
+
+  Origin origin_of(int where, Pos pos, int parent_line) const {
+    return {place(where, pos), where, pos.line, pos.column, pos.length, parent_line};
   }
 
   void not_a_mapping(int where, const Entry& entry, const std::string& path, int parent_line) {
@@ -235,7 +237,10 @@ class Loader {
   }
 
   void unknown(int where, const Entry& entry, const std::string& path, int parent_line) {
-    if (problems().size() >= kMaxProblems) return;  // suggestions are not free
+    if (problems().size() >= kMaxProblems) {  // suggestions are not free
+      result_.unsound.insert("");
+      return;
+    }
     const Schema& schema = Schema::get();
     const size_t dot = path.rfind('.');
     const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);
@@ -243,6 +248,7 @@ class Loader {
     std::string label;
     std::vector<std::string> notes;
     if (!near.empty()) {
+      result_.unsound.insert(near);
       const std::string in_section = section.empty() ? "" : section + ".";
       const std::string shown =
           near.starts_with(in_section) && near.find('.', in_section.size()) == std::string::npos
@@ -254,9 +260,8 @@ class Loader {
                              key->default_yaml().empty() ? "" : ", default " + key->default_yaml());
     }
     if (const std::string keys = keys_of(section); !keys.empty()) notes.push_back("keys here: " + keys);
-    std::string shown = entry.key.substr(0, 80);
-    problem(where, entry.key_pos, parent_line, path, fmt::format("unknown key '{}'", shown), std::move(label),
-            std::move(notes));
+    problem(where, entry.key_pos, parent_line, path, fmt::format("unknown key '{}'", clipped(entry.key, 80)),
+            std::move(label), std::move(notes));
   }
 
   void by_alias(int where, const Schema::Aliased& found, const std::string& written, const Entry& entry,
@@ -284,7 +289,7 @@ class Loader {
   }
 
   static std::string text_of(const Node& node) {
-    if (node.kind == Node::Kind::scalar) return node.text.substr(0, 80);
+    if (node.kind == Node::Kind::scalar) return clipped(node.text, 80);
     return node.kind == Node::Kind::null ? "null" : "...";
   }
 
@@ -355,7 +360,7 @@ class Loader {
         else if (target != given_.end())
           value = target->second.node;
         else if (const Key* key = Schema::get().find(name); !key)
-          complaint = fmt::format("'{}' is not a key", name.substr(0, 80));
+          complaint = fmt::format("'{}' is not a key", clipped(name, 80));
         else if (const std::string text_default = key->default_yaml();
                  text_default.empty() || text_default[0] == '[')
           complaint = fmt::format("'{}' is not given", name);
@@ -446,6 +451,31 @@ ConfigResult load(std::span<const std::string> overrides, Start start) {
 }  // namespace
 }  // namespace config_detail
 
+bool ConfigResult::sound(std::string_view key) const {
+  if (unsound.empty()) return true;
+  const std::string name(key), members = name + ".";
+  const auto inside = unsound.lower_bound(members);
+  if (inside != unsound.end() && inside->starts_with(members)) return false;
+  for (std::string section = name;; section.resize(section.rfind('.'))) {
+    if (unsound.contains(section)) return false;
+    if (section.find('.') == std::string::npos) return !unsound.contains("");
+  }
+}
+
+void ConfigResult::add(const Diagnostics& more) {
+  for (const Diagnostic& d : more)
+    if (d.severity == Severity::error && !d.key.empty()) unsound.insert(d.key);
+  diagnostics.insert(diagnostics.end(), more.begin(), more.end());
+  const auto rank = [this](const std::string& file) {
+    const auto& all = sources->all;
+    return std::find_if(all.begin(), all.end(), [&](const auto& s) { return s.name == file; }) - all.begin();
+  };
+  if (!sources) return;
+  std::stable_sort(diagnostics.begin(), diagnostics.end(), [&](const Diagnostic& a, const Diagnostic& b) {
+    return std::tuple(rank(a.file), a.line, a.column) < std::tuple(rank(b.file), b.line, b.column);
+  });
+}
+
 ConfigResult load_config(const std::string& path, std::span<const std::string> overrides) {
   return config_detail::load(overrides, [&](auto& loader) { loader.add_file(path); });
 }
@@ -458,13 +488,17 @@ ConfigResult load_config_text(std::string_view text, const std::string& name,
 Diagnostic diagnose(const ConfigResult& result, std::string_view key, std::string message, std::string label,
                     std::vector<std::string> notes, Severity severity) {
   using namespace config_detail;
-  const auto origin = result.origins.find(std::string(key));
-  if (origin != result.origins.end() && result.sources) {
-    const Origin& o = origin->second;
+  const auto at = [&](const Origin& o) {
     return make_diagnostic(result.sources->all[static_cast<size_t>(o.source)], {o.line, o.column, o.length},
                            o.parent_line, std::string(key), std::move(message), std::move(label),
                            std::move(notes), severity);
-  }
+  };
+  if (const auto o = result.origins.find(std::string(key)); o != result.origins.end() && result.sources)
+    return at(o->second);
+  // The key is absent: the innermost section that could hold it.
+  for (std::string section(key); result.sources && !section.empty();
+       section.resize(section.find('.') == std::string::npos ? 0 : section.rfind('.')))
+    if (const auto o = result.sections.find(section); o != result.sections.end()) return at(o->second);
   Diagnostic d;
   d.severity = severity;
   d.key = std::string(key);
@@ -472,20 +506,8 @@ Diagnostic diagnose(const ConfigResult& result, std::string_view key, std::strin
   d.notes = std::move(notes);
   if (!label.empty()) d.notes.insert(d.notes.begin(), std::move(label));
   if (!result.files.empty()) {
-    // The key is absent: the nearest section that is there, else the beginning of the run's file.
     d.file = result.files.back();
     d.line = d.column = 1;
-    for (const auto& [path, where] : result.origins) {
-      const std::string section = std::string(key.substr(0, key.find('.'))) + ".";
-      if (!path.starts_with(section) || where.parent_line == 0) continue;
-      if (key.substr(0, key.rfind('.')) != std::string_view(path).substr(0, path.rfind('.'))) continue;
-      const Source& source = result.sources->all[static_cast<size_t>(where.source)];
-      if (source.is_override) continue;
-      d.file = source.name;
-      d.line = where.parent_line;
-      d.column = static_cast<int>(source.line(d.line).find_first_not_of(' ')) + 1;
-      break;
-    }
   }
   return d;
 }

@@ -11,6 +11,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,9 +47,19 @@ struct ConfigResult {
       origins;  ///< canonical key -> where it was given; keys at their default are absent
   /// Keys given under policy.model with their canonical YAML, in order; members of a mapping stand together.
   std::vector<std::pair<std::string, std::string>> model_values;
+  /// Sections that were given -> where their key stands (the last one in the order of the files).
+  std::map<std::string, Origin> sections;
+  /// Keys without a value in force because of an error: those in `diagnostics`, and those that an unknown key
+  /// probably meant. A section stands for all its keys; "" for everything (text that could not be parsed).
+  std::set<std::string> unsound;
   std::vector<std::string> files;  ///< all files read, in the order in which they were laid over each other
   std::shared_ptr<const config_detail::Sources> sources;
 
+  /// Whether the value of the key, or of all keys of the section, is what the user gave. A check between keys
+  /// has to ask for each of them: else it would complain about a default that stands for an error.
+  bool sound(std::string_view key) const;
+  /// Appends problems found later, in file order; the keys of errors are not sound any more.
+  void add(const Diagnostics& more);
   bool ok() const { return !has_errors(diagnostics); }
   Exit exit_code() const { return nrl::exit_code(diagnostics); }
 };
@@ -63,7 +74,8 @@ ConfigResult load_config_text(std::string_view text, const std::string& name,
                               std::span<const std::string> overrides = {});
 
 /// A problem found later about a key of the configuration (for example policy.model.num_attention_heads),
-/// with the place and the excerpt of where the user gave it; without one when the key has its default.
+/// with the place and the excerpt of where the user gave it; when the key has its default, of the innermost
+/// section that would hold it, or of the file's beginning.
 Diagnostic diagnose(const ConfigResult& result, std::string_view key, std::string message,
                     std::string label = "", std::vector<std::string> notes = {},
                     Severity severity = Severity::error);
@@ -76,8 +88,8 @@ std::string dump_resolved(const ConfigResult& result);
 std::string value_text(const Config& config, std::string_view key);
 
 /// Meaning, type, default, allowed values, other spellings and status of a key or of the keys of a section.
-/// Sets
-/// `*known` to false when there is no such key (the text then suggests the nearest).
+/// Any other text is searched for in keys, spellings and meanings: a single hit is explained, several are
+/// listed. Sets `*known` to false when there is none (the text then suggests the nearest).
 std::string explain(std::string_view key, bool* known = nullptr);
 
 /// The reference page docs/configuration.md.
@@ -93,7 +105,16 @@ struct BatchPlan {
   int64_t tokens_per_step = 0;
 };
 
-/// Checks the grid and the batch against the number of ranks (and of nodes, where known). Empty when all fit.
+/// What is done where the schedule of the learning rate is longer than a run of `steps`: a warning's text, or
+/// empty where it fits.
+std::string schedule_beyond_run(const Config& config, int64_t steps);
+
+/// The step at which the decay ends in a run of `steps`: lr_decay_iters, else the last step, but never before
+/// the warm-up and the final decay of WSD are over.
+int64_t decay_end(const SchedulerConfig& scheduler, int64_t steps);
+
+/// Checks the grid and the batch against the number of ranks (and of nodes, where known), as far as the keys
+/// are sound. Empty when all fit.
 Diagnostics validate_for_world(const ConfigResult& result, int world_size, int num_nodes = 0);
 
 /// The batch arithmetic. Precondition: validate_for_world() found no errors. A micro batch of `auto` becomes

@@ -1,5 +1,7 @@
 #include "core/config/source.h"
 
+#include "core/base/text.h"
+
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,7 +13,7 @@
 namespace nrl::config_detail {
 namespace {
 
-constexpr size_t kMaxExcerptLine = 160;
+constexpr size_t kMaxExcerptLine = 160, kMaxLabel = 400;
 
 bool is_continuation(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
@@ -20,17 +22,6 @@ bool is_continuation(char c) {
 int characters(std::string_view text) {
   return static_cast<int>(
       std::count_if(text.begin(), text.end(), [](char c) { return !is_continuation(c); }));
-}
-
-/// What a terminal can print safely: control characters and broken UTF-8 become '?'. Tabs stay.
-std::string printable(std::string_view line) {
-  std::string out(line);
-  if (find_bad_byte(out)) {
-    for (char& c : out)
-      if (c != '\t' && (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) >= 0x7f))
-        c = '?';
-  }
-  return out;
 }
 
 }  // namespace
@@ -81,8 +72,7 @@ Diagnostic make_diagnostic(const Source& source, Pos pos, int parent_line, std::
   size_t end = std::min(line.size(), begin + kMaxExcerptLine);
   while (end < line.size() && is_continuation(line[end])) ++end;
   const std::string head = begin > 0 ? "..." : "";
-  const std::string shown =
-      head + printable(line.substr(begin, end - begin)) + (end < line.size() ? "..." : "");
+  const std::string shown = head + masked(line.substr(begin, end - begin)) + (end < line.size() ? "..." : "");
   std::string pad(head.size(), ' ');
   for (char c : line.substr(begin, offset - begin))
     if (c == '\t')
@@ -100,40 +90,30 @@ Diagnostic make_diagnostic(const Source& source, Pos pos, int parent_line, std::
   };
   numbered("", "");
   if (parent_line > 0 && parent_line < pos.line && !source.is_override) {
-    numbered(std::to_string(parent_line), printable(source.line(parent_line).substr(0, kMaxExcerptLine)));
+    numbered(std::to_string(parent_line), masked(source.line(parent_line).substr(0, kMaxExcerptLine)));
     if (parent_line + 1 < pos.line) numbered("", "...");
   }
   numbered(number, shown);
-  numbered("", pad + std::string(static_cast<size_t>(carets), '^') + (label.empty() ? "" : " " + label));
+  numbered("", pad + std::string(static_cast<size_t>(carets), '^') +
+                   (label.empty() ? "" : " " + clipped(label, kMaxLabel)));
   return d;
 }
 
 std::optional<BadByte> find_bad_byte(std::string_view text) {
   Pos pos;
   for (size_t i = 0; i < text.size();) {
-    const auto byte = [&](size_t k) { return k < text.size() ? static_cast<unsigned char>(text[k]) : 0u; };
-    const unsigned c = byte(i);
-    size_t n = 1;
-    bool good = true;
-    if (c < 0x80) {
-      if (c == 0) return BadByte{pos, "a NUL byte"};
-      if ((c < 0x20 && c != '\t' && c != '\n' && c != '\r') || c == 0x7f)
-        return BadByte{pos, fmt::format("the control character 0x{:02x}", c)};
-    } else {
-      n = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
-      good = c >= 0xC2 && c <= 0xF4;
-      for (size_t k = 1; k < n; ++k) good = good && (byte(i + k) & 0xC0) == 0x80;
-      // Overlong forms, surrogates, and beyond U+10FFFF.
-      if (c == 0xE0) good = good && byte(i + 1) >= 0xA0;
-      if (c == 0xED) good = good && byte(i + 1) < 0xA0;
-      if (c == 0xF0) good = good && byte(i + 1) >= 0x90;
-      if (c == 0xF4) good = good && byte(i + 1) < 0x90;
-      // C1 controls, and the line separators that YAML 1.1 takes for line ends.
-      if (good && c == 0xC2 && byte(i + 1) < 0xA0) return BadByte{pos, "a control character"};
-      if (good && c == 0xE2 && byte(i + 1) == 0x80 && (byte(i + 2) == 0xA8 || byte(i + 2) == 0xA9))
-        return BadByte{pos, "a Unicode line separator"};
-    }
-    if (!good) return BadByte{pos, fmt::format("the byte 0x{:02x}, which is not valid UTF-8", c)};
+    const std::string_view rest = text.substr(i);
+    const unsigned c = static_cast<unsigned char>(rest[0]);
+    const size_t n = utf8_length(rest);
+    if (n == 0) return BadByte{pos, fmt::format("the byte 0x{:02x}, which is not valid UTF-8", c)};
+    if (c == 0) return BadByte{pos, "a NUL byte"};
+    if ((c < 0x20 && c != '\t' && c != '\n' && c != '\r') || c == 0x7f)
+      return BadByte{pos, fmt::format("the control character 0x{:02x}", c)};
+    // C1 controls, and the line separators that YAML 1.1 takes for line ends.
+    if (n == 2 && c == 0xC2 && static_cast<unsigned char>(rest[1]) < 0xA0)
+      return BadByte{pos, "a control character"};
+    if (rest.starts_with("\xe2\x80\xa8") || rest.starts_with("\xe2\x80\xa9"))
+      return BadByte{pos, "a Unicode line separator"};
     i += n;
     if (c == '\n')
       ++pos.line, pos.column = 1;

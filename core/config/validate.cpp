@@ -3,6 +3,7 @@
 #include "core/base/text.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <numeric>
 
 namespace nrl {
@@ -15,12 +16,19 @@ struct Checker {
   const ConfigResult& result;
   Diagnostics& out;
 
+  /// Whether what a check looks at is what the user gave: asked for every key of the check but the one that
+  /// is complained about, which error() and warning() ask for.
+  bool sound(std::initializer_list<std::string_view> keys) const {
+    return std::all_of(keys.begin(), keys.end(), [this](std::string_view k) { return result.sound(k); });
+  }
   bool given(std::string_view key) const { return result.origins.contains(std::string(key)); }
   void error(std::string_view key, std::string message, std::string label = "",
              std::vector<std::string> notes = {}) {
+    if (!result.sound(key)) return;
     out.push_back(diagnose(result, key, std::move(message), std::move(label), std::move(notes)));
   }
   void warning(std::string_view key, std::string message, std::vector<std::string> notes = {}) {
+    if (!result.sound(key)) return;
     out.push_back(diagnose(result, key, std::move(message), "", std::move(notes), Severity::warning));
   }
   std::string where(std::string_view key) const {
@@ -34,7 +42,7 @@ void check_data(Checker& c, const Config& config) {
     c.error("data.train.data_path", "data.train.data_path must be given", "",
             {"the prefix of a token file; `nrl-train prepare` makes one from text"});
   auto weights = [&](const DatasetConfig& set, const std::string& key) {
-    if (set.weights && set.weights->size() != set.data_path.size())
+    if (set.weights && set.weights->size() != set.data_path.size() && c.sound({key + ".data_path"}))
       c.error(key + ".weights", fmt::format("{}.weights has {} numbers for {} paths", key,
                                             set.weights->size(), set.data_path.size()));
     if (std::any_of(set.data_path.begin(), set.data_path.end(),
@@ -46,7 +54,7 @@ void check_data(Checker& c, const Config& config) {
   if (config.data.split) {
     const auto& split = *config.data.split;
     if (split[0] <= 0) c.error("data.split", "data.split leaves nothing for training");
-    if (!config.data.validation.data_path.empty() && split[1] > 0)
+    if (!config.data.validation.data_path.empty() && split[1] > 0 && c.sound({"data.validation.data_path"}))
       c.error("data.split", "data.split and data.validation.data_path both give validation data", "",
               {fmt::format("data.validation.data_path is at {}; use one of them, or a split of \"1,0,0\"",
                            c.where("data.validation.data_path"))});
@@ -55,7 +63,7 @@ void check_data(Checker& c, const Config& config) {
       config.pretrain.val_period > 0 || config.pretrain.val_at_start || config.pretrain.val_at_end;
   const bool has_validation =
       !config.data.validation.data_path.empty() || (config.data.split && (*config.data.split)[1] > 0);
-  if (validates && !has_validation)
+  if (validates && !has_validation && c.sound({"data.split", "data.validation.data_path"}))
     c.error(config.pretrain.val_period > 0 ? "pretrain.val_period"
             : config.pretrain.val_at_start ? "pretrain.val_at_start"
                                            : "pretrain.val_at_end",
@@ -66,55 +74,79 @@ void check_data(Checker& c, const Config& config) {
 void check_model(Checker& c, const Config& config) {
   if (config.policy.model_name && config.policy.model_name->empty())
     c.error("policy.model_name", "policy.model_name is empty");
-  if (!config.policy.model_name && !c.given("policy.model.model_type"))
-    c.error("policy.model.model_type",
-            "there is no model: give policy.model_name (a Hugging Face directory), or "
-            "policy.model.model_type and its sizes to train from scratch");
+  if (!config.policy.model_name && !c.given("policy.model.model_type") && c.sound({"policy.model_name"}))
+    c.error(
+        "policy.model.model_type",
+        "there is no model: neither policy.model_name nor policy.model.model_type is given", "",
+        {"policy.model_name: DIRECTORY starts from a Hugging Face model directory",
+         "policy.model: {model_type: llama, vocab_size: 8192, hidden_size: 384, ...} starts from scratch"});
   if (!config.policy.attention.memory_efficient)
     c.error("policy.attention.memory_efficient", "policy.attention.memory_efficient: false is not supported",
             "every attention kernel here is memory efficient; remove it");
+}
+
+int64_t schedule_minimum(const SchedulerConfig& s) {
+  return s.lr_warmup_iters + (s.lr_decay_style == LrDecayStyle::wsd ? s.lr_wsd_decay_iters.value_or(0) : 0);
 }
 
 void check_schedule(Checker& c, const Config& config) {
   const SchedulerConfig& s = config.policy.scheduler;
   const PretrainConfig& p = config.pretrain;
   const double lr = config.policy.optimizer.lr;
-  if (!p.max_num_steps && !p.max_num_epochs)
-    c.error("pretrain.max_num_steps", "pretrain.max_num_steps or pretrain.max_num_epochs must be given");
-  if (s.warmup_ratio && c.given("policy.scheduler.lr_warmup_iters") && s.lr_warmup_iters > 0)
+  constexpr std::string_view style_key = "policy.scheduler.lr_decay_style",
+                             warmup_key = "policy.scheduler.lr_warmup_iters",
+                             decay_key = "policy.scheduler.lr_decay_iters",
+                             wsd_key = "policy.scheduler.lr_wsd_decay_iters",
+                             steps_key = "pretrain.max_num_steps";
+  if (!p.max_num_steps && !p.max_num_epochs && c.sound({"pretrain.max_num_epochs"}))
+    c.error(steps_key, "pretrain.max_num_steps or pretrain.max_num_epochs must be given", "",
+            {"how long to train; max_num_steps: 0 only writes the initial checkpoint"});
+  // Tokens are counted in 64 bits.
+  if (const double tokens = static_cast<double>(p.max_num_steps.value_or(0)) *
+                            static_cast<double>(config.policy.train_global_batch_size) *
+                            static_cast<double>(config.policy.max_total_sequence_length);
+      tokens > 0x1p62 && c.sound({"policy.train_global_batch_size", "policy.max_total_sequence_length"}))
+    c.error(steps_key, fmt::format("the run would see {:.1e} tokens, more than can be counted", tokens), "",
+            {"that is max_num_steps x train_global_batch_size x max_total_sequence_length"});
+  if (s.warmup_ratio && c.given(warmup_key) && s.lr_warmup_iters > 0 && c.sound({warmup_key}))
     c.error("policy.scheduler.warmup_ratio", "the warm-up is given twice", "",
-            {fmt::format("lr_warmup_iters is at {}; use one of them",
-                         c.where("policy.scheduler.lr_warmup_iters"))});
-  // 0: not known, or of no meaning because only the initial checkpoint is written.
-  const int64_t horizon = p.max_num_steps == 0 ? 0 : s.lr_decay_iters.value_or(p.max_num_steps.value_or(0));
-  const char* horizon_key = s.lr_decay_iters ? "lr_decay_iters" : "max_num_steps";
-  if (horizon && s.lr_warmup_iters > horizon)
-    c.error("policy.scheduler.lr_warmup_iters", fmt::format("the warm-up ({} steps) is longer than {} ({})",
-                                                            s.lr_warmup_iters, horizon_key, horizon));
-  if (s.min_lr > lr)
+            {fmt::format("lr_warmup_iters is at {}; use one of them", c.where(warmup_key))});
+  if (s.min_lr > lr && c.sound({"policy.optimizer.lr"}))
     c.error("policy.scheduler.min_lr", fmt::format("min_lr {} is above lr {}", s.min_lr, lr), "",
             {fmt::format("lr is at {}", c.where("policy.optimizer.lr"))});
-  if (s.lr_decay_style == LrDecayStyle::wsd && !s.lr_wsd_decay_iters)
-    c.error("policy.scheduler.lr_decay_style", "WSD needs policy.scheduler.lr_wsd_decay_iters",
+  if (s.lr_decay_style == LrDecayStyle::wsd && !s.lr_wsd_decay_iters && c.sound({wsd_key}))
+    c.error(style_key, "WSD needs policy.scheduler.lr_wsd_decay_iters",
             "the length of the final decay, often 10 to 20 % of the run");
-  if (s.lr_decay_style != LrDecayStyle::wsd && s.lr_wsd_decay_iters)
-    c.error(
-        "policy.scheduler.lr_wsd_decay_iters",
-        fmt::format("lr_wsd_decay_iters has no meaning with lr_decay_style {}", name_of(s.lr_decay_style)));
-  if (s.lr_wsd_decay_iters && horizon && *s.lr_wsd_decay_iters + s.lr_warmup_iters > horizon)
-    c.error("policy.scheduler.lr_wsd_decay_iters",
-            fmt::format("warm-up ({}) and final decay ({}) are longer than {} ({})", s.lr_warmup_iters,
-                        *s.lr_wsd_decay_iters, horizon_key, horizon));
-  if (s.lr_decay_iters && p.max_num_steps && *s.lr_decay_iters < *p.max_num_steps &&
-      s.lr_decay_style != LrDecayStyle::constant)
-    c.warning("policy.scheduler.lr_decay_iters",
-              fmt::format("the rate reaches min_lr at step {}, before the last step {}", *s.lr_decay_iters,
-                          *p.max_num_steps));
+  if (s.lr_decay_style != LrDecayStyle::wsd && s.lr_wsd_decay_iters && c.sound({style_key}))
+    c.error(wsd_key, fmt::format("lr_wsd_decay_iters has no meaning with lr_decay_style {}",
+                                 name_of(s.lr_decay_style)));
+  if (!c.sound({style_key, warmup_key, decay_key, wsd_key, steps_key})) return;
+  // A decay that ends before it can begin contradicts itself; one that the run does not reach is only
+  // unusual.
+  if (p.max_num_steps == 0) return;
+  if (s.lr_decay_iters && s.lr_decay_style != LrDecayStyle::constant) {
+    if (s.lr_warmup_iters > *s.lr_decay_iters)
+      c.error(warmup_key, fmt::format("the warm-up ({} steps) is longer than lr_decay_iters ({})",
+                                      s.lr_warmup_iters, *s.lr_decay_iters));
+    else if (schedule_minimum(s) > *s.lr_decay_iters)
+      c.error(wsd_key, fmt::format("warm-up ({}) and final decay ({}) are longer than lr_decay_iters ({})",
+                                   s.lr_warmup_iters, s.lr_wsd_decay_iters.value_or(0), *s.lr_decay_iters));
+    else if (p.max_num_steps && *s.lr_decay_iters < *p.max_num_steps)
+      c.warning(decay_key, fmt::format("the rate reaches min_lr at step {}, before the last step {}",
+                                       *s.lr_decay_iters, *p.max_num_steps));
+  }
+  if (p.max_num_steps)
+    if (const std::string text = schedule_beyond_run(config, *p.max_num_steps); !text.empty())
+      c.warning(s.lr_warmup_iters > *p.max_num_steps ? warmup_key
+                : s.lr_decay_iters                   ? decay_key
+                                                     : wsd_key,
+                text, {fmt::format("max_num_steps is at {}", c.where(steps_key))});
 }
 
 // Keys that need the one kind of device, where the other is asked for.
 void check_device(Checker& c, const Config& config) {
   const CommBackend backend = config.distributed.backend;
+  if (!c.sound({"device"})) return;
   if (config.device == DeviceKind::cpu) {
     const std::pair<bool, const char*> gpu_only[] = {{config.policy.cuda_graph, "policy.cuda_graph"},
                                                      {config.kernels.share_device, "kernels.share_device"},
@@ -138,7 +170,8 @@ void check_device(Checker& c, const Config& config) {
 void check_rest(Checker& c, const Config& config) {
   check_device(c, config);
   const RecomputeConfig& r = config.policy.recompute;
-  if (r.granularity == RecomputeGranularity::none && !r.modules.is_auto() && !r.modules.value().empty())
+  if (r.granularity == RecomputeGranularity::none && !r.modules.is_auto() && !r.modules.value().empty() &&
+      c.sound({"policy.recompute.granularity"}))
     c.error("policy.recompute.modules", "policy.recompute.modules needs granularity: selective", "",
             {fmt::format("granularity: none is at {}", c.where("policy.recompute.granularity"))});
   if (!parse_step_range(config.profiling.steps))
@@ -173,6 +206,7 @@ void check_batch(Checker& c, const Config& config, int64_t dp) {
   const int64_t global = config.policy.train_global_batch_size;
   const auto& micro = config.policy.train_micro_batch_size;
   const auto& steps = config.policy.gradient_accumulation_steps;
+  if (!c.sound({"policy.train_micro_batch_size", "policy.gradient_accumulation_steps"})) return;
   const int64_t factor = micro.value_or(1);
   int64_t slice = 0, product = 0;
   const bool overflow = __builtin_mul_overflow(factor, dp, &slice) ||
@@ -213,10 +247,31 @@ int64_t model_ranks(const Config& config) {
 
 }  // namespace
 
+int64_t decay_end(const SchedulerConfig& scheduler, int64_t steps) {
+  return scheduler.lr_decay_iters.value_or(std::max(steps, schedule_minimum(scheduler)));
+}
+
+std::string schedule_beyond_run(const Config& config, int64_t steps) {
+  const SchedulerConfig& s = config.policy.scheduler;
+  if (s.lr_warmup_iters > steps)
+    return fmt::format(
+        "the warm-up ({} steps) is longer than the run ({}): the schedule stays as it is, so that the last "
+        "step "
+        "is made with {} % of lr and there is no decay",
+        s.lr_warmup_iters, steps, 100 * steps / s.lr_warmup_iters);
+  if (s.lr_decay_style != LrDecayStyle::constant && decay_end(s, steps) > steps)
+    return fmt::format(
+        "the schedule ({} steps) is longer than the run ({}): it stays as it is, so that the run ends before "
+        "min_lr is reached",
+        decay_end(s, steps), steps);
+  return "";
+}
+
 namespace config_detail {
 
-void validate(ConfigResult& result) {
-  Checker c{result, result.diagnostics};
+Diagnostics validate(const ConfigResult& result) {
+  Diagnostics out;
+  Checker c{result, out};
   const Config& config = result.config;
   check_model(c, config);
   check_data(c, config);
@@ -224,7 +279,9 @@ void validate(ConfigResult& result) {
   check_rest(c, config);
   // With the number of replicas given, the whole arithmetic is known; else what divides for any number of
   // them.
-  check_batch(c, config, config.distributed.data_parallel_size.value_or(1));
+  if (c.sound({"distributed.data_parallel_size"}))
+    check_batch(c, config, config.distributed.data_parallel_size.value_or(1));
+  return out;
 }
 
 }  // namespace config_detail
@@ -244,6 +301,9 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size, int n
                                              *config.cluster.num_nodes, num_nodes));
   const DistributedConfig& d = config.distributed;
   const int64_t replica = model_ranks(config);
+  if (!c.sound({"distributed.tensor_parallel_size", "distributed.pipeline_parallel_size",
+                "distributed.context_parallel_size"}))
+    return out;
   if (world % replica != 0) {
     c.error(c.given("distributed.pipeline_parallel_size") ? "distributed.pipeline_parallel_size"
                                                           : "distributed.tensor_parallel_size",
@@ -257,10 +317,12 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size, int n
                          (world / replica + 1) * replica)});
     return out;
   }
-  if (config.policy.cuda_graph && d.backend == CommBackend::staged && world > 1)
+  if (config.policy.cuda_graph && d.backend == CommBackend::staged && world > 1 &&
+      c.sound({"distributed.backend"}))
     c.error("policy.cuda_graph", "policy.cuda_graph: true cannot record distributed.backend: staged", "",
             {"the staged backend works on the host in the middle of a step; use nccl, or no graph"});
   const int64_t dp = world / replica;
+  if (!c.sound({"distributed.data_parallel_size"})) return out;
   if (!d.data_parallel_size.is_auto() && d.data_parallel_size.value() != dp) {
     c.error(
         "distributed.data_parallel_size",

@@ -5,8 +5,7 @@
 
 namespace nrl::config_detail {
 
-/// Appends what is wrong between the keys, as far as it does not depend on the number of ranks.
-/// Precondition: every key by itself is good.
-void validate(ConfigResult& result);
+/// What is wrong between the keys that are sound, as far as it does not depend on the number of ranks.
+Diagnostics validate(const ConfigResult& result);
 
 }  // namespace nrl::config_detail

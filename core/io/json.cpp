@@ -4,42 +4,18 @@
 #include <limits>
 
 #include "core/base/error.h"
+#include "core/base/text.h"
 
 namespace nrl {
 namespace {
 
 constexpr size_t kIndexFrom = 12;  // smaller objects are searched linearly
 
-// Length of the valid UTF-8 sequence at the start of `s` (1 to 4), 0 when it is invalid.
-size_t utf8_sequence(std::string_view s) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(s[i]); };
-  const unsigned char first = byte(0);
-  if (first < 0x80) return 1;
-  size_t length = 0;
-  unsigned char low = 0x80, high = 0xbf;  // range of the second byte
-  if (first >= 0xc2 && first <= 0xdf) {
-    length = 2;
-  } else if (first >= 0xe0 && first <= 0xef) {
-    length = 3;
-    if (first == 0xe0) low = 0xa0;
-    if (first == 0xed) high = 0x9f;
-  } else if (first >= 0xf0 && first <= 0xf4) {
-    length = 4;
-    if (first == 0xf0) low = 0x90;
-    if (first == 0xf4) high = 0x8f;
-  }
-  if (length == 0 || s.size() < length || byte(1) < low || byte(1) > high) return 0;
-  for (size_t i = 2; i < length; ++i) {
-    if (byte(i) < 0x80 || byte(i) > 0xbf) return 0;
-  }
-  return length;
-}
-
 void dump_string(std::string& out, std::string_view s) {
   out += '"';
   while (!s.empty()) {
     const char c = s[0];
-    const size_t length = utf8_sequence(s);
+    const size_t length = utf8_length(s);
     if (length == 0) {
       out += "\\ufffd";  // only valid UTF-8 is ever written
     } else if (c == '"' || c == '\\') {

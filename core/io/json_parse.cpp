@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "core/base/text.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"
 
@@ -74,7 +75,7 @@ class Builder {
     const char* start = string_start();
     check_string(k, start);
     if (frames_.back().value.members().find(k) != nullptr) {
-      refuse(start, fmt::format("the key \"{}\" occurs twice in one object", k.substr(0, 200)));
+      refuse(start, fmt::format("the key \"{}\" occurs twice in one object", clipped(k)));
     }
     frames_.back().key = std::move(k);
     return true;
@@ -90,11 +91,8 @@ class Builder {
       if (const size_t colon = what.find(": "); colon != std::string_view::npos)
         what.remove_prefix(colon + 2);
     }
-    std::string clean(what.substr(0, 300));
-    std::replace_if(
-        clean.begin(), clean.end(), [](char c) { return c < 0x20 || c > 0x7e; }, '?');
     const size_t offset = std::min(position > 0 ? position - 1 : 0, text_.size());
-    refuse(text_.data() + offset, clean);
+    refuse(text_.data() + offset, clipped(what, 300));
   }
 
   [[noreturn]] void refuse(const char* at, const std::string& what) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -14,10 +15,19 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "safetensors data is little-endian and read as it is");
 
-constexpr size_t kMaxDimensions = 32;
+using detail::quoted_tensor;
 
-std::string quoted(std::string_view name) {
-  return fmt::format("tensor \"{}\"", name.substr(0, 200));
+// A directory without safetensors: what there is instead.
+std::string other_weights(const std::string& directory) {
+  for (const std::string& name : list_directory(directory))
+    for (std::string_view suffix :
+         {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz", ".onnx"})
+      if (name.ends_with(suffix) && name != "training_args.bin")
+        return fmt::format(
+            "; {} is another format. Fix: save the model again with transformers: "
+            "model.save_pretrained(DIR, safe_serialization=True)",
+            clipped(name));
+  return "";
 }
 // Argument-dependent lookup would take std::quoted.
 std::string quoted(const std::string& name) {
@@ -33,80 +43,47 @@ int64_t TensorInfo::row_elements() const {
 
 SafetensorsFile::SafetensorsFile(const std::string& path, File::Links links)
     : file_(File::open_read(path, links)) {
+  read_header();
+  std::sort(tensors_.begin(), tensors_.end(),
+            [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; });
+  for (size_t i = 1; i < tensors_.size(); ++i)
+    if (tensors_[i - 1].name == tensors_[i].name)
+      fail(Exit::data, "{}: {} occurs twice", path, quoted_tensor(tensors_[i].name));
+  check_layout(file_.size() - data_offset_);
+  by_name_.resize(tensors_.size());
+  std::iota(by_name_.begin(), by_name_.end(), 0u);
+  std::sort(by_name_.begin(), by_name_.end(),
+            [this](uint32_t a, uint32_t b) { return tensors_[a].name < tensors_[b].name; });
+}
+
+void SafetensorsFile::read_header() {
   const uint64_t size = file_.size();
-  if (size < 8) fail(Exit::data, "{}: {} bytes, a safetensors file has at least 8", path, size);
+  std::string head(std::min<uint64_t>(size, 64), '\0');
+  file_.pread_all(head.data(), head.size(), 0);
+  // Those of other formats give impossible lengths, except for JSON.
+  const auto refuse = [&](const std::string& what) {
+    const std::string foreign = detail::foreign_format(head);
+    fail(Exit::data, "{}: {}", path(), foreign.empty() ? what : "not safetensors, but " + foreign);
+  };
+  if (size < 8) refuse(fmt::format("{} bytes, a safetensors file has at least 8", size));
   uint64_t header = 0;
-  file_.pread_all(&header, 8, 0);
-  if (header > kSafetensorsMaxHeader) {
-    fail(Exit::data, "{}: header length {}, more than the format's limit of {}", path, header,
-         kSafetensorsMaxHeader);
-  }
-  if (header > size - 8) {
-    fail(Exit::data, "{}: header length {}, but the file has only {} bytes: not safetensors, or cut off",
-         path, header, size);
-  }
+  std::memcpy(&header, head.data(), 8);
+  if (header > kSafetensorsMaxHeader)
+    refuse(
+        fmt::format("header length {}, more than the format's limit of {}", header, kSafetensorsMaxHeader));
+  if (header > size - 8)
+    refuse(fmt::format("header length {}, but the file has only {} bytes: not safetensors, or cut off",
+                       header, size));
+  // Some archives begin with a possible length.
+  if (const size_t first = head.find_first_not_of(" \t\r\n", 8);
+      first != std::string::npos && head[first] != '{')
+    refuse(fmt::format("byte {} of the header: an object is wanted", first - 7));
   std::string json(header, '\0');
   file_.pread_all(json.data(), header, 8);
   data_offset_ = 8 + header;
-  parse_header(json);
-  check_layout(size - data_offset_);
-  for (size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].name, i);
-}
-
-void SafetensorsFile::parse_header(std::string_view json) {
-  JsonLimits limits;
-  limits.depth = 3;
-  limits.text_bytes = kSafetensorsMaxHeader;
-  limits.values =
-      std::min<size_t>(4096 + json.size() / 4, limits.values);  // a tensor takes > 4 bytes per value
-  const JsonValue root = parse_json(json, path() + " (header)", limits);
-  for (const auto& [name, value] : root.members()) {
-    if (name == "__metadata__") {
-      for (const auto& [key, text] : value.members()) metadata_[key] = text.as_string();
-      continue;
-    }
-    TensorInfo t;
-    t.name = name;
-    t.dtype_name = value.get_string("dtype");
-    const auto* dtype = detail::find_safetensors_dtype(t.dtype_name);
-    if (dtype == nullptr) {
-      fail(Exit::data, "{}{} has the unknown dtype \"{}\"", value.where(), quoted(name),
-           t.dtype_name.substr(0, 40));
-    }
-    t.dtype = dtype->ours;
-    const auto& shape = value.at("shape").items();
-    if (shape.size() > kMaxDimensions) {
-      fail(Exit::data, "{}{} has {} dimensions, more than {}", value.where(), quoted(name), shape.size(),
-           kMaxDimensions);
-    }
-    for (const JsonValue& d : shape) {
-      t.shape.push_back(d.as_int());
-      if (t.shape.back() < 0) fail(Exit::data, "{}{}: negative dimension", d.where(), quoted(name));
-    }
-    const auto& offsets = value.at("data_offsets").items();
-    if (offsets.size() != 2) {
-      fail(Exit::data, "{}{}: data_offsets has {} entries, not 2", value.where(), quoted(name),
-           offsets.size());
-    }
-    t.begin = offsets[0].as_uint();
-    t.end = offsets[1].as_uint();
-    if (value.members().size() != 3) {
-      fail(Exit::data, "{}{} has more than dtype, shape and data_offsets", value.where(), quoted(name));
-    }
-    const std::optional<int64_t> bits = checked_product(t.shape, dtype->bits);
-    if (!bits) {
-      fail(Exit::data, "{}{}: the shape {} overflows", value.where(), quoted(name), shape_text(t.shape));
-    }
-    if (*bits % 8 != 0) {
-      fail(Exit::data, "{}{}: {} of {} do not fill whole bytes", value.where(), quoted(name),
-           shape_text(t.shape), t.dtype_name);
-    }
-    if (t.end < t.begin || t.end - t.begin != static_cast<uint64_t>(*bits) / 8) {
-      fail(Exit::data, "{}{}: data_offsets [{}, {}] are not the {} bytes of {} {}", value.where(),
-           quoted(name), t.begin, t.end, *bits / 8, t.dtype_name, shape_text(t.shape));
-    }
-    tensors_.push_back(std::move(t));
-  }
+  detail::SafetensorsHeader parsed = detail::parse_safetensors_header(json, path());
+  tensors_ = std::move(parsed.tensors);
+  metadata_ = std::move(parsed.metadata);
 }
 
 void SafetensorsFile::check_layout(uint64_t data_bytes) {
@@ -117,11 +94,12 @@ void SafetensorsFile::check_layout(uint64_t data_bytes) {
   for (const TensorInfo& t : tensors_) {
     if (t.begin != expected) {
       fail(Exit::data, "{}: {} starts at byte {} of the data, but the tensors before it end at {}: {}",
-           path(), quoted(t.name), t.begin, expected, t.begin < expected ? "they overlap" : "there is a gap");
+           path(), quoted_tensor(t.name), t.begin, expected,
+           t.begin < expected ? "they overlap" : "there is a gap");
     }
     if (t.end > data_bytes) {
       fail(Exit::data, "{}: {} ends at byte {} of the data, but the file has only {}: it is cut off", path(),
-           quoted(t.name), t.end, data_bytes);
+           quoted_tensor(t.name), t.end, data_bytes);
     }
     expected = t.end;
   }
@@ -131,35 +109,37 @@ void SafetensorsFile::check_layout(uint64_t data_bytes) {
 }
 
 const TensorInfo* SafetensorsFile::find(std::string_view name) const {
-  const auto it = by_name_.find(name);
-  return it == by_name_.end() ? nullptr : &tensors_[it->second];
+  const auto it = std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                                   [this](uint32_t i, std::string_view n) { return tensors_[i].name < n; });
+  return it == by_name_.end() || tensors_[*it].name != name ? nullptr : &tensors_[*it];
 }
 
 const TensorInfo& SafetensorsFile::at(std::string_view name) const {
   const TensorInfo* t = find(name);
-  if (t == nullptr) fail(Exit::data, "{}: there is no {}", path(), quoted(name));
+  if (t == nullptr) fail(Exit::data, "{}: there is no {}", path(), quoted_tensor(name));
   return *t;
 }
 
 void SafetensorsFile::read(const TensorInfo& tensor, void* dst, size_t bytes) const {
-  NRL_CHECK(bytes == tensor.bytes(), "{} has {} bytes, not {}", quoted(tensor.name), tensor.bytes(), bytes);
+  NRL_CHECK(bytes == tensor.bytes(), "{} has {} bytes, not {}", quoted_tensor(tensor.name), tensor.bytes(),
+            bytes);
   read_bytes(tensor, 0, dst, bytes);
 }
 
 void SafetensorsFile::read_bytes(const TensorInfo& tensor, uint64_t offset, void* dst, size_t bytes) const {
   NRL_CHECK(offset <= tensor.bytes() && bytes <= tensor.bytes() - offset, "bytes {}+{} of {} with {} bytes",
-            offset, bytes, quoted(tensor.name), tensor.bytes());
+            offset, bytes, quoted_tensor(tensor.name), tensor.bytes());
   file_.pread_all(dst, bytes, data_offset_ + tensor.begin + offset);
 }
 
 void SafetensorsFile::read_rows(const TensorInfo& tensor, int64_t first, int64_t count, void* dst) const {
   const int64_t rows = tensor.shape.empty() ? 1 : tensor.shape[0];
   NRL_CHECK(first >= 0 && count >= 0 && first <= rows && count <= rows - first, "rows {}+{} of {} {}", first,
-            count, quoted(tensor.name), shape_text(tensor.shape));
+            count, quoted_tensor(tensor.name), shape_text(tensor.shape));
   if (rows == 0) return;
   const uint64_t row_bytes = tensor.bytes() / static_cast<uint64_t>(rows);
   if (tensor.bytes() % static_cast<uint64_t>(rows) != 0) {
-    fail(Exit::data, "{}: rows of {} are no whole bytes", path(), quoted(tensor.name));
+    fail(Exit::data, "{}: rows of {} are no whole bytes", path(), quoted_tensor(tensor.name));
   }
   read_bytes(tensor, row_bytes * static_cast<uint64_t>(first), dst, row_bytes * static_cast<uint64_t>(count));
 }
@@ -171,6 +151,7 @@ SafetensorsSet::SafetensorsSet(const std::string& path, std::string_view stem) :
       open_index(path);
     } else {
       add_file(path);
+      sort_names();
     }
     return;
   }
@@ -178,22 +159,17 @@ SafetensorsSet::SafetensorsSet(const std::string& path, std::string_view stem) :
   const std::string index = join_path(path, fmt::format("{}{}", stem, index_suffix));
   if (path_exists(single)) {
     add_file(single);
+    sort_names();
   } else if (path_exists(index)) {
     open_index(index);
   } else {
-    fail(Exit::no_input, "{}: holds neither {}.safetensors nor {}{}", path, stem, stem, index_suffix);
+    fail(Exit::no_input, "{}: holds neither {}.safetensors nor {}{}{}", path, stem, stem, index_suffix,
+         other_weights(path));
   }
 }
 
 void SafetensorsSet::add_file(const std::string& path) {
   files_.push_back(std::make_unique<SafetensorsFile>(path));
-  const SafetensorsFile* file = files_.back().get();
-  for (const TensorInfo& t : file->tensors()) {
-    const auto [it, added] = by_name_.emplace(t.name, Entry{file, &t});
-    if (!added) {
-      fail(Exit::data, "{}: {} is also in {}", path, quoted(t.name), it->second.file->path());
-    }
-  }
 }
 
 void SafetensorsSet::open_index(const std::string& path) {
@@ -206,7 +182,7 @@ void SafetensorsSet::open_index(const std::string& path) {
     const std::string& file = value.as_string();
     if (!is_plain_name(file)) {
       fail(Exit::data, "{}\"{}\" is no plain file name: the shards must lie beside the index", value.where(),
-           file.substr(0, 200));
+           clipped(file));
     }
     const std::string shard = join_path(parent_path(path), file);
     if (opened.emplace(file, shard).second) {
@@ -214,19 +190,35 @@ void SafetensorsSet::open_index(const std::string& path) {
       add_file(shard);
     }
   }
+  sort_names();
   for (const auto& [name, value] : weight_map) {
     const auto entry = find(name);
     const std::string& shard = opened.at(value.as_string());
     if (!entry || entry->file->path() != shard) {
-      fail(Exit::data, "{}{} is not in {}", value.where(), quoted(name), shard);
+      fail(Exit::data, "{}{} is not in {}", value.where(), quoted_tensor(name), shard);
     }
   }
 }
 
+void SafetensorsSet::sort_names() {
+  size_t count = 0;
+  for (const auto& file : files_) count += file->tensors().size();
+  by_name_.reserve(count);
+  for (const auto& file : files_)
+    for (const TensorInfo& t : file->tensors()) by_name_.push_back({file.get(), &t});
+  std::sort(by_name_.begin(), by_name_.end(),
+            [](const Entry& a, const Entry& b) { return a.tensor->name < b.tensor->name; });
+  for (size_t i = 1; i < by_name_.size(); ++i)
+    if (by_name_[i - 1].tensor->name == by_name_[i].tensor->name)
+      fail(Exit::data, "{}: {} is also in {}", by_name_[i].file->path(),
+           quoted_tensor(by_name_[i].tensor->name), by_name_[i - 1].file->path());
+}
+
 std::optional<SafetensorsSet::Entry> SafetensorsSet::find(std::string_view name) const {
-  const auto it = by_name_.find(name);
-  if (it == by_name_.end()) return {};
-  return it->second;
+  const auto it = std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                                   [](const Entry& e, std::string_view n) { return e.tensor->name < n; });
+  if (it == by_name_.end() || it->tensor->name != name) return {};
+  return *it;
 }
 
 SafetensorsSet::Entry SafetensorsSet::at(std::string_view name) const {
@@ -234,19 +226,19 @@ SafetensorsSet::Entry SafetensorsSet::at(std::string_view name) const {
   const std::vector<std::string> all = names();
   const std::vector<std::string_view> views(all.begin(), all.end());
   const std::string_view near = nearest(name, views);
-  fail(Exit::data, "{}: there is no {}{}", path_, quoted(name),
+  fail(Exit::data, "{}: there is no {}{}", path_, quoted_tensor(name),
        near.empty() ? std::string() : fmt::format(" (did you mean \"{}\"?)", near));
 }
 
 std::vector<std::string> SafetensorsSet::names() const {
   std::vector<std::string> out;
-  for (const auto& [name, entry] : by_name_) out.push_back(name);
+  for (const Entry& entry : by_name_) out.push_back(entry.tensor->name);
   return out;
 }
 
 uint64_t SafetensorsSet::total_bytes() const {
   uint64_t sum = 0;
-  for (const auto& [name, entry] : by_name_) sum += entry.tensor->bytes();
+  for (const Entry& entry : by_name_) sum += entry.tensor->bytes();
   return sum;
 }
 

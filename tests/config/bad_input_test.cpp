@@ -233,7 +233,8 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
       {{"policy.scheduler.lr_decay_style=WSD"}, "WSD needs"},
       {{"policy.scheduler.lr_wsd_decay_iters=5"}, "has no meaning with lr_decay_style cosine"},
       {{"policy.scheduler.lr_warmup_iters=5", "policy.scheduler.warmup_ratio=0.1"}, "given twice"},
-      {{"policy.scheduler.lr_warmup_iters=11"}, "longer than max_num_steps (10)"},
+      {{"policy.scheduler.lr_warmup_iters=11", "policy.scheduler.lr_decay_iters=10"},
+       "longer than lr_decay_iters (10)"},
       {{"pretrain.val_period=5"}, "no validation data"},
       {{"data.validation.data_path=v", "data.split=98,1,1"}, "both give validation data"},
       {{"data.split=0,1,1"}, "nothing for training"},
@@ -256,7 +257,7 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
 }
 
 TEST_CASE("an error is drawn with its line and a caret under the place", "[config]") {
-  const ConfigResult result = load_text("distributed:\n  tensor_paralel_size: 2\n");
+  const ConfigResult result = load_text("distributed:\n  tensor_paralel_size: 2\n" + kBase);
   CHECK(render(result.diagnostics) ==
         "error: unknown key 'tensor_paralel_size'\n"
         "  --> t.yaml:2:3\n"
@@ -274,7 +275,7 @@ TEST_CASE("an error is drawn with its line and a caret under the place", "[confi
         "1 error, nothing was started. (exit 78)\n");
   // Columns and carets count characters, not bytes; a gap to the section's line is shown.
   const ConfigResult wide = load_text(
-      "logger:\n  log_interval: 1\n  log_dir: \"\xc3\xa9\xc3\xa9\"  # \xc3\xa9\n  progress: fast\n");
+      "logger:\n  log_interval: 1\n  log_dir: \"\xc3\xa9\xc3\xa9\"  # \xc3\xa9\n  progress: fast\n" + kBase);
   CHECK(render(wide.diagnostics) ==
         "error: logger.progress: expected auto | bar | plain | json, found 'fast'\n"
         "  --> t.yaml:4:13\n"
@@ -303,13 +304,67 @@ TEST_CASE("an error is drawn with its line and a caret under the place", "[confi
 }
 
 TEST_CASE("all problems are found at once, in file order", "[config]") {
-  const ConfigResult result =
-      load_text("policy:\n  precisoin: x\n  train_global_batch_size: many\nlogger: {progress: 1}\n");
-  REQUIRE(result.diagnostics.size() == 3);
-  CHECK(result.diagnostics[0].line == 2);
-  CHECK(result.diagnostics[1].line == 3);
-  CHECK(result.diagnostics[2].line == 4);
-  CHECK(contains(render(result.diagnostics), "3 errors, nothing was started. (exit 78)"));
+  const ConfigResult result = load_text(
+      "policy:\n"
+      "  precisoin: x\n"
+      "  train_global_batch_size: many\n"
+      "  scheduler: {min_lr: 1}\n"  // a conflict of two good keys
+      "logger: {progress: 1}\n"
+      "data:\n"
+      "  split: 1,0,0\n"  // no data_path
+      "pretrain: {max_num_steps: 5, val_period: 2}\n");
+  INFO(render(result.diagnostics));
+  std::vector<int> lines;
+  for (const Diagnostic& d : result.diagnostics) lines.push_back(d.line);
+  // No model; precisoin; batch; min_lr; progress; data_path at its section; evaluation without data.
+  CHECK(lines == std::vector{1, 2, 3, 4, 5, 6, 8});
+  CHECK(contains(render(result.diagnostics), "7 errors, nothing was started. (exit 78)"));
+  CHECK(!result.sound("policy.train_global_batch_size"));
+  CHECK(!result.sound("policy.precision"));  // probably meant
+  CHECK(!result.sound("policy"));
+  CHECK(result.sound("policy.optimizer"));
+}
+
+TEST_CASE("a problem is not followed by those that it causes", "[config]") {
+  const std::vector<std::string> cases[] = {
+      {"data.train.data_pth=x", "data.train.data_path=[]"},
+      {"policy.optimizer.lr=fast", "policy.scheduler.min_lr=0.1"},
+      {"pretrain.max_num_step=5", "pretrain.max_num_steps=null"},
+      {"policy.scheduler.lr_decay_style=WDS", "policy.scheduler.lr_wsd_decay_iters=5"},
+      {"policy.train_micro_batch_size=x", "policy.train_global_batch_size=7"},
+      {"data.split=1", "pretrain.val_period=5"}};
+  for (const auto& overrides : cases) {
+    const ConfigResult result = load_base(overrides);
+    INFO(render(result.diagnostics));
+    CHECK(result.diagnostics.size() == 1);
+    // The default batch of 32 on 3 ranks is independent, except of the micro batch.
+    CHECK(validate_for_world(result, 3).empty() == overrides[0].starts_with("policy.train_micro"));
+  }
+  // Text that could not be parsed says nothing of what is missing.
+  const ConfigResult broken = load_text("policy: {model: {model_type: llama}\n");
+  CHECK(broken.diagnostics.size() == 1);
+  CHECK(validate_for_world(broken, 3).empty());
+}
+
+TEST_CASE("no input steers the terminal, and no value floods it", "[config]") {
+  const std::string evil = "\xe2\x80\xae\xc2\x9b";  // a bidirectional override, and C1's escape sequence
+  const std::string long_text(5000, 'x');
+  for (const std::string& text : std::vector<std::string>{
+           "\x1b[2J: 1\n" + kBase, kBase + "logger: {log_dir: \"\\e[31m\", progress: \"\\r\\e]0;x\\a\"}\n",
+           kBase + "\xe2\x80\xae" + "key: 1\n", kBase + "logger: {progress: \xe2\x80\xaeoff}\n",
+           "a: \xff\x1b\n", kBase + long_text + ": 1\n", kBase + "logger: {progress: " + long_text + "}\n",
+           kBase + "logger: {log_dir: ${" + long_text + "}}\n"}) {
+    const std::string shown =
+        render(load_config_text(text, "dir\x1b[31m/\nerror: t" + evil + ".yaml").diagnostics);
+    INFO(shown.substr(0, 2000));
+    CHECK(contains(shown, "dir\\x1b[31m/\\nerror: t\\u202e\\x9b.yaml"));
+    CHECK(shown.find_first_of("\x1b\r\a") == std::string::npos);
+    CHECK(!contains(shown, evil.substr(0, 3)));
+    CHECK(!contains(shown, evil.substr(3)));
+    CHECK(shown.size() < 3000);
+  }
+  CHECK(render(load_base({"logger.progress=" + long_text}).diagnostics).size() < 2000);
+  CHECK(render(load_base({long_text}).diagnostics).size() < 2000);
 }
 
 TEST_CASE("files that cannot be read", "[config]") {

@@ -273,7 +273,41 @@ TEST_CASE("model keys keep their order and their mappings together", "[config]")
 
 TEST_CASE("a run of no steps needs no schedule", "[config]") {
   CHECK(load_base({"pretrain.max_num_steps=0", "policy.scheduler.lr_warmup_iters=5"}).ok());
-  CHECK(!load_base({"pretrain.max_num_steps=4", "policy.scheduler.lr_warmup_iters=5"}).ok());
+}
+
+TEST_CASE("a schedule that is longer than the run is kept, and said", "[config]") {
+  struct Case {
+    std::vector<std::string> overrides;
+    std::string warning;
+    int64_t end;  // of the decay
+  };
+  const Case cases[] = {{{"policy.scheduler.lr_warmup_iters=40"},
+                         "the warm-up (40 steps) is longer than the run (10): the schedule stays as it is, "
+                         "so that the last step is "
+                         "made with 25 % of lr and there is no decay",
+                         40},
+                        {{"policy.scheduler.lr_decay_iters=20"},
+                         "the schedule (20 steps) is longer than the run (10): it stays as it is, so that "
+                         "the run ends before min_lr",
+                         20},
+                        {{"policy.scheduler.lr_decay_style=WSD", "policy.scheduler.lr_wsd_decay_iters=8",
+                          "policy.scheduler.lr_warmup_iters=4"},
+                         "the schedule (12 steps) is longer than the run (10)",
+                         12},
+                        {{"policy.scheduler.lr_decay_style=constant", "policy.scheduler.lr_warmup_iters=20"},
+                         "the last step is made with 50 % of lr",
+                         20},
+                        {{"policy.scheduler.lr_warmup_iters=10"}, "", 10}};
+  for (const Case& c : cases) {
+    const ConfigResult result = load_base(c.overrides);
+    const std::string shown = render(result.diagnostics);
+    INFO(shown);
+    CHECK(result.ok());
+    CHECK(result.diagnostics.size() == (c.warning.empty() ? 0u : 1u));
+    CHECK(contains(shown, c.warning));
+    if (!c.warning.empty()) CHECK(contains(shown, "--> command line: policy.scheduler.lr_"));
+    CHECK(decay_end(result.config.policy.scheduler, 10) == c.end);
+  }
 }
 
 TEST_CASE("warnings do not stop", "[config]") {

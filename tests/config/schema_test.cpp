@@ -63,12 +63,38 @@ TEST_CASE("explain tells all of a key, and suggests for unknown ones", "[config]
   CHECK(contains(explain("policy.optimzer.lr", &known), "there is no key"));
   CHECK(!known);
   CHECK(contains(explain("policy.learningrate", &known), "there is no key"));
-  CHECK(contains(explain("lr", &known), "did you mean 'policy.optimizer.lr'?"));
+  CHECK(contains(explain("qqq\x1b[2J", &known), "no key 'qqq\\x1b[2J'"));
+  CHECK(!known);
   CHECK(contains(explain("policy.optimizer.lrr", &known), "did you mean 'policy.optimizer.lr'?"));
   CHECK(contains(explain("policy.lora.enabled", &known), "Not supported yet: only false is accepted"));
   CHECK(contains(explain("distributed.shard_strategy", &known), "Supported today: ddp, optim"));
   CHECK(contains(explain("training.batch_size", &known), "train_global_batch_size"));
   CHECK(contains(explain("", &known), "policy."));
+}
+
+TEST_CASE("explain finds what a word means", "[config]") {
+  struct Search {
+    const char* text;
+    const char* found;
+  };
+  const Search cases[] = {{"lr", "Peak learning rate"},                      // the end of a key
+                          {"learning_rate", "policy.optimizer.lr\n"},        // of another spelling
+                          {"learning rate", "policy.optimizer.lr\n"},        // written as words
+                          {"LearningRate", "policy.optimizer.lr\n"},         // in another style
+                          {"batch_size", "policy.train_global_batch_size"},  // in several keys
+                          {"warmup", "policy.scheduler.lr_warmup_iters"},
+                          {"hub", "there is no key"},
+                          {"square root", "there is no key"},
+                          {"global norm", "policy.max_grad_norm\n  Gradients are scaled"}};
+  for (const Search& c : cases) {
+    const std::string text = explain(c.text);
+    INFO(c.text);
+    INFO(text);
+    CHECK(contains(text, c.found));
+  }
+  bool known = false;
+  CHECK(contains(explain("warmup", &known), "it is found in"));
+  CHECK(known);
 }
 
 TEST_CASE("the reference page is fresh", "[config]") {

@@ -226,12 +226,47 @@ TEST_CASE("safetensors: malformed files are refused with the cause (G1 to G4)") 
                       R"("data_offsets":[0,1]}})",
                       "x"),
           "twice");
+  refused(with_length(R"({"__metadata__":{"a":"1","a":"2"}})"), "twice");
+  refused(with_length(R"({"x":{"dtype":"U8","dtype":"U8","shape":[],"data_offsets":[0,1]}})", "x"), "twice");
+  refused(with_length(R"({"x":{"dtype":"U8","shape":[],"data_offsets":[0,1],"y":1}})", "x"),
+          "more than dtype");
+  refused(with_length(R"({"x":[1]})"), "an array");
+  refused(with_length(R"({"x\u001b[31m":7})"), R"("x\x1b[31m" holds a number)");
   // and what is allowed
   put(path, with_length("  {}  "));
   CHECK(SafetensorsFile(path).tensors().empty());
   put(path, with_length(one("F4", "[2]", "[0,1]"), "d"));
   CHECK_FALSE(SafetensorsFile(path).at("x").dtype.has_value());
   CHECK(error_of([&] { SafetensorsFile(dir / "none"); }).code == 66);
+}
+
+TEST_CASE("safetensors: files of other formats are called by their name") {
+  const TemporaryDirectory dir;
+  using namespace std::string_literals;
+  const std::pair<std::string, std::string> formats[] = {
+      {"PK\3\4\0\0\x08\x08"s + std::string(200, 'x'), "zip archive"},
+      // One whose first eight bytes are a possible length.
+      {"PK\1\0\0\0\0\0"s + std::string(100'000, 'x'), "an object is wanted"},
+      {"\x80\2\x8a\nl\xfc\x9c\x46\xf9 j\xa8P\x19."s, "pickle"},
+      {"GGUF\3\0\0\0\1\0\0\0"s, "GGUF"},
+      {"\x93NUMPY\1\0v\0{'descr'"s, "NumPy"},
+      {"\x89HDF\r\n\x1a\n\0\0"s, "HDF5"},
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"s, "git lfs pull"},
+      {"\n<!DOCTYPE html>\n<html>"s, "HTML page"},
+      {"<HTML><head>"s, "HTML page"},
+      {"{\"error\":\"Repository not found\"}"s, "plain JSON"},
+      {"\x1f\x8b\x08\0\0\0\0\0\0"s, "gzip"}};
+  for (const auto& [bytes, name] : formats) {
+    put(dir / "f", bytes);
+    const auto caught = error_of([&] { SafetensorsFile file(dir / "f"); });
+    CAPTURE(name, caught.text);
+    CHECK(caught.code == 65);
+    CHECK(contains(caught.text, name));
+  }
+  put(dir / "pytorch_model.bin", "PK\3\4");
+  const auto caught = error_of([&] { SafetensorsSet{dir.path()}; });
+  CHECK(caught.code == 66);
+  CHECK(contains(caught.text, "pytorch_model.bin is another format"));
 }
 
 TEST_CASE("safetensors: shards behind an index") {

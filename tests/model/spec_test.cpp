@@ -89,6 +89,58 @@ TEST_CASE("attention dropout is read under the names that Hugging Face has for i
   }
 }
 
+TEST_CASE("every independent problem of a config.json is found at once", "[spec]") {
+  std::vector<ModelProblem> problems;
+  try {
+    parse_model_config(R"({"model_type":"llama","vocab_size":0,"hidden_size":48,"num_hidden_layers":"two",
+        "num_attention_heads":5,"num_key_value_heads":3,"rms_norm_eps":0,"hidden_act":"relu","mlp_bias":1,
+        "initializer_range":-1,"rope_scaling":{"rope_type":"llama3","factor":8}})",
+                       "c");
+  } catch (const ModelConfigError& e) {
+    problems = e.problems();
+  }
+  std::vector<std::string> keys;
+  for (const ModelProblem& p : problems) keys.push_back(p.key);
+  // The heads are complained about once: what else is wrong with them depends on it.
+  REQUIRE(keys == std::vector<std::string>{"vocab_size", "num_hidden_layers", "intermediate_size",
+                                           "hidden_act", "rms_norm_eps", "mlp_bias", "num_attention_heads",
+                                           "rope_scaling.low_freq_factor", "rope_scaling.high_freq_factor",
+                                           "rope_scaling.original_max_position_embeddings",
+                                           "initializer_range"});
+}
+
+TEST_CASE("values that make no model are refused with their key", "[spec]") {
+  const std::string llama = R"({"model_type":"llama","vocab_size":64,"hidden_size":32,"intermediate_size":48,
+      "num_hidden_layers":1,"num_attention_heads":4)";
+  const auto refused = [&](const std::string& member, const std::string& part) {
+    const std::string text = error_of(llama + "," + member + "}");
+    CAPTURE(member, text);
+    REQUIRE(text.find(part) != std::string::npos);
+  };
+  for (const char* eps : {"0", "-1e-6", "1e-60", "1e300", "\"small\""})
+    refused(R"("rms_norm_eps":)" + std::string(eps), "rms_norm_eps must be a finite number");
+  REQUIRE(error_of(R"({"model_type":"gpt2","vocab_size":64,"n_embd":32,"n_layer":1,"n_head":4,"attn_pdrop":0,
+      "layer_norm_epsilon":0})")
+              .find("layer_norm_epsilon") != std::string::npos);
+  const std::string factors =
+      R"("low_freq_factor":1,"high_freq_factor":4,"original_max_position_embeddings":512)";
+  REQUIRE(error_of(llama + R"(,"rope_scaling":{"rope_type":"llama3","factor":8,)" + factors + "}}").empty());
+  refused(R"("rope_scaling":{"rope_type":"llama3",)" + factors + "}", "rope_scaling.factor is missing");
+  refused(R"("rope_scaling":{"type":"llama3","factor":8})", "rope_scaling.low_freq_factor is missing");
+  refused(R"("rope_parameters":{"rope_type":"yarn"})", "rope_parameters.factor is missing");
+  refused(R"("rope_scaling":{"rope_type":"linear","factor":0.5})", "rope_scaling.factor must be at least 1");
+  refused(R"("rope_scaling":{"rope_type":"linear","factor":0})", "rope_scaling.factor");
+  refused(R"("rope_scaling":{"factor":2})", "rope_scaling.rope_type is missing");
+  refused(R"("rope_scaling":"llama3")", "rope_scaling must be an object");
+  refused(R"("rope_theta":1)", "rope_theta must be greater than 1");
+  REQUIRE(error_of(llama + R"(,"hidden_act":")" + std::string(5000, 'x') + "\"}").size() < 300);
+  // Sizes whose product no integer holds.
+  const std::string huge = error_of(R"({"model_type":"llama","vocab_size":64,"hidden_size":1048576,
+      "intermediate_size":16777216,"num_hidden_layers":4096,"num_attention_heads":16777216,"head_dim":16777216})");
+  REQUIRE(huge.find("num_attention_heads") != std::string::npos);
+  REQUIRE(huge.find("parameters") != std::string::npos);
+}
+
 TEST_CASE("the written config.json reads back to the same model", "[spec]") {
   const auto m =
       parse_model_config(R"({"model_type":"llama","vocab_size":64,"hidden_size":32,"intermediate_size":48,

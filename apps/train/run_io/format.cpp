@@ -165,7 +165,8 @@ std::string event_line(double time, std::string_view kind, int64_t step, int64_t
                        std::string_view text) {
   const int width = digits_of(std::max(max_steps, step));
   const auto gap = static_cast<size_t>(width) + 3;  // "/20000  " of a step line
-  return fmt::format("{} {:<4} {:>{}}{}{}", clock_text(time), kind, step, width, std::string(gap, ' '), text);
+  return fmt::format("{} {:<4} {:>{}}{}{}", clock_text(time), kind, step, width, std::string(gap, ' '),
+                     message_text(text));
 }
 
 std::string eval_text(const EvalFacts& facts) {
@@ -237,7 +238,8 @@ std::string labelled_lines(const std::vector<std::pair<std::string, std::string>
   column += 2;
   const auto width = static_cast<size_t>(std::max(columns - static_cast<int>(column), 20));
   std::string out;
-  for (const auto& [label, text] : rows) {
+  for (const auto& [label, given] : rows) {
+    const std::string text = message_text(given);  // may quote any input
     std::string start = label;
     for (size_t begin = 0; begin <= text.size();) {
       const size_t newline = std::min(text.find('\n', begin), text.size());

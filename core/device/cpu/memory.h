@@ -2,6 +2,8 @@
 // Raw host memory.
 
 #include <cstddef>
+#include <string>
+#include <string_view>
 
 namespace nrl::cpu {
 
@@ -25,6 +27,14 @@ class HostMemory {
   std::byte* data_ = nullptr;
   size_t size_ = 0;
 };
+
+/// Memory in bytes that the processes of this machine can have together: what is installed, or the limit of
+/// the control group (container, batch job) where that is lower.
+size_t machine_memory();
+
+/// The lowest memory limit of the control groups that `membership` (the text of /proc/self/cgroup) names
+/// below `root` (/sys/fs/cgroup), of version 1 or 2; SIZE_MAX without one.
+size_t control_group_limit(std::string_view membership, const std::string& root);
 
 /// Peak resident memory of this process in bytes since it was started, and the present one. The first one
 /// costs about 10 us.

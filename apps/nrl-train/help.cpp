@@ -1,0 +1,49 @@
+// The examples in the help of the subcommands.
+
+#include <utility>
+
+#include "apps/nrl-train/commands.h"
+
+namespace nrl::app {
+
+std::string_view examples_of(std::string_view command) {
+  static constexpr std::pair<std::string_view, std::string_view> examples[] = {
+      {"train",
+       "  nrl-train configs/quickstart.yaml\n"
+       "  nrl-train configs/quickstart.yaml policy.optimizer.lr=1e-3 pretrain.max_num_steps=200\n"
+       "  mpirun -n 8 nrl-train configs/gpt2-124m.yaml distributed.shard_strategy=optim"},
+      {"plan",
+       "  nrl-train plan configs/gpt2-124m.yaml --world 8\n"
+       "  nrl-train plan configs/gpt2-124m.yaml device=cuda --buffers"},
+      {"prepare",
+       "  nrl-train prepare --input book.txt --tokenizer bytes --output data/book\n"
+       "  nrl-train prepare --input docs/ --tokenizer train-sentencepiece:8192 --output data/docs\n"
+       "  nrl-train prepare --input web.jsonl --tokenizer hf:gpt2/tokenizer.json --output data/web"},
+      {"data", "  nrl-train data show configs/quickstart.yaml --steps 1:3"},
+      {"data show",
+       "  nrl-train data show configs/quickstart.yaml --steps 1:3\n"
+       "  nrl-train data show configs/quickstart.yaml --steps 500:501 --json"},
+      {"generate",
+       "  nrl-train generate results/quickstart/checkpoints --prompt \"Once upon a time\"\n"
+       "  nrl-train generate results/quickstart/checkpoints/step-500 --prompt \"Once\" --temperature 0\n"
+       "  nrl-train generate ~/models/Llama-3.2-1B --prompt \"The sky is\" --top-p 0.9 --seed 7"},
+      {"explain",
+       "  nrl-train explain policy.optimizer.lr\n"
+       "  nrl-train explain learning_rate          what another program calls it, or a word of its meaning\n"
+       "  nrl-train explain policy.scheduler       all keys of a section"},
+      {"checkpoint", "  nrl-train checkpoint verify results/quickstart/checkpoints"},
+      {"checkpoint verify",
+       "  nrl-train checkpoint verify results/quickstart/checkpoints\n"
+       "  nrl-train checkpoint verify results/quickstart/checkpoints/step-500"},
+      {"bench",
+       "  nrl-train bench gemm\n"
+       "  nrl-train bench step configs/quickstart.yaml --steps 50\n"
+       "  mpirun -n 4 nrl-train bench comm"},
+      {"doctor", "  nrl-train doctor"},
+  };
+  for (const auto& [name, text] : examples)
+    if (name == command) return text;
+  return {};
+}
+
+}  // namespace nrl::app

@@ -1,0 +1,137 @@
+#include "apps/plan/memory_check.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "core/base/text.h"
+
+namespace nrl::plan {
+
+using memory::Category;
+
+namespace {
+
+std::string bytes_text(double bytes) {
+  return bytes < 0x1p60 ? human_bytes(static_cast<uint64_t>(bytes)) : fmt::format("{:.1e} bytes", bytes);
+}
+
+// The loader's ring: tokens and targets of the micro batches that are read ahead.
+double read_ahead_bytes(const Config& config, const BatchPlan& batch) {
+  return static_cast<double>(config.data.prefetch_batches) * static_cast<double>(batch.micro) *
+         static_cast<double>(config.policy.max_total_sequence_length) * 8;
+}
+
+struct Candidate {
+  std::string key;
+  int64_t value = 0;
+  double ratio = 0;  // to a large, but usual value
+};
+
+// The keys that a category grows with.
+std::vector<Candidate> candidates(const ConfigResult& result, const model::ModelSpec& spec,
+                                  const BatchPlan& batch, Category category) {
+  const PolicyConfig& policy = result.config.policy;
+  std::vector<Candidate> out;
+  const auto add = [&](std::string key, int64_t value, double usual) {
+    out.push_back({std::move(key), value, static_cast<double>(value) / usual});
+  };
+  const auto per_step = [&] { add("policy.train_global_batch_size", policy.train_global_batch_size, 4096); };
+  const auto length = [&] {
+    add("policy.max_total_sequence_length", policy.max_total_sequence_length, 8192);
+  };
+  if (category == Category::data) {
+    per_step();
+    length();
+    add("data.prefetch_batches", result.config.data.prefetch_batches, 64);
+    return out;
+  }
+  const model::ModelSize size = model::most_unusual_size(spec);
+  const std::string prefix = "policy.model.";
+  const bool other = !size.gpt2_key.empty() && result.origins.contains(prefix + std::string(size.gpt2_key));
+  out.push_back({prefix + std::string(other ? size.gpt2_key : size.key), size.value, size.ratio});
+  if (category == Category::activations || category == Category::workspace) {
+    length();
+    // Where the micro batch follows from the accumulation, the global batch asks for it.
+    if (policy.train_micro_batch_size.is_auto() && policy.gradient_accumulation_steps)
+      per_step();
+    else
+      add("policy.train_micro_batch_size", batch.micro, 64);
+  }
+  return out;
+}
+
+}  // namespace
+
+CategoryBytes least_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
+                           DeviceType device) {
+  const precision::Recipe recipe = recipe_for(config, device);
+  const auto n = [](int64_t x) { return static_cast<double>(x); };
+  const double parameters = model::approximate_parameters(spec);
+  const double tokens = n(batch.micro) * n(config.policy.max_total_sequence_length);
+  const double element = static_cast<double>(size_of(recipe.activations));
+  const double state = config.distributed.shard_strategy == ShardStrategy::ddp
+                           ? parameters
+                           : parameters / n(batch.data_parallel);
+  CategoryBytes out{};
+  const auto at = [&](Category c) -> double& { return out[static_cast<size_t>(c)]; };
+  at(Category::weights) = parameters * static_cast<double>(size_of(recipe.weights));
+  at(Category::gradients) = parameters * 4;
+  at(Category::optimizer) = state * (recipe.master_weights() ? 12 : 8);
+  // What no policy recomputes: the residual stream, q, k and v, and the input of the activation.
+  at(Category::activations) =
+      n(spec.layers) * tokens * element *
+      (n(spec.hidden) + (n(spec.heads) + 2 * n(spec.kv_heads)) * n(spec.head_dim) + n(spec.mlp_in_width()));
+  at(Category::data) =
+      n(batch.accumulation) * tokens * 8 + (device == DeviceType::cpu ? read_ahead_bytes(config, batch) : 0);
+  return out;
+}
+
+CategoryBytes planned_memory(const Config& config, const RunPlan& plan) {
+  CategoryBytes out{};
+  for (size_t c = 0; c < out.size(); ++c)
+    out[c] = static_cast<double>(plan.memory.bytes(static_cast<Category>(c)));
+  if (plan.device == DeviceType::cpu)
+    out[static_cast<size_t>(Category::data)] += read_ahead_bytes(config, plan.batch);
+  return out;
+}
+
+std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const model::ModelSpec& spec,
+                                          const BatchPlan& batch, const CategoryBytes& need, double capacity,
+                                          std::string_view owner) {
+  const double total = std::accumulate(need.begin(), need.end(), 0.0);
+  if (total <= capacity) return std::nullopt;
+  const auto largest = static_cast<Category>(std::max_element(need.begin(), need.end()) - need.begin());
+  std::vector<Candidate> keys = candidates(result, spec, batch, largest);
+  std::stable_sort(keys.begin(), keys.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.ratio > b.ratio; });
+  std::string categories, lower;
+  for (size_t c = 0; c < need.size(); ++c)
+    if (need[c] > 0)
+      categories += fmt::format("{}{} {}", categories.empty() ? "" : ", ", name_of(static_cast<Category>(c)),
+                                bytes_text(need[c]));
+  for (const Candidate& k : keys)
+    lower += (lower.empty() ? "" : ", ") + fmt::format("{} ({})", k.key, k.value);
+  std::vector<std::string> notes{"needed by a rank: " + categories, "lower " + lower};
+  if (largest == Category::optimizer && batch.data_parallel > 1 &&
+      result.config.distributed.shard_strategy == ShardStrategy::ddp)
+    notes.push_back("or share the optimizer state among the ranks: distributed.shard_strategy: optim");
+  Diagnostic d =
+      diagnose(result, keys.front().key,
+               fmt::format("{}: {} is too large: a rank needs {}, but {} has {} for it", keys.front().key,
+                           keys.front().value, bytes_text(total), owner, bytes_text(capacity)),
+               fmt::format("{}: {}", name_of(largest), bytes_text(need[static_cast<size_t>(largest)])),
+               std::move(notes));
+  d.exit = Exit::out_of_memory;
+  return d;
+}
+
+void require_memory(const ConfigResult& result, const RunPlan& plan, size_t capacity,
+                    std::string_view owner) {
+  if (const auto shortage =
+          memory_shortage(result, plan.spec, plan.batch, planned_memory(result.config, plan),
+                          static_cast<double>(capacity), owner))
+    raise({*shortage});
+}
+
+}  // namespace nrl::plan

@@ -1,0 +1,147 @@
+#include "apps/train/run_check.h"
+
+#include "apps/data/manifest.h"
+#include "apps/plan/memory_check.h"
+#include "apps/train/model_source.h"
+#include "apps/train/session.h"
+#include "core/base/text.h"
+#include "core/device/cpu/memory.h"
+#include "core/io/atomic_file.h"
+
+namespace nrl::train {
+namespace {
+
+Diagnostic missing(const ConfigResult& result, std::string_view key, std::string message,
+                   std::vector<std::string> notes) {
+  Diagnostic d = diagnose(result, key, std::move(message), "", std::move(notes));
+  d.exit = Exit::no_input;
+  return d;
+}
+
+// Token files that are not there.
+void check_data(const ConfigResult& result, const DatasetConfig& set, const std::string& key,
+                Diagnostics& out) {
+  if (!result.sound(key)) return;
+  for (const std::string& prefix : set.data_path) {
+    std::string absent;
+    for (const char* suffix : {".idx", ".bin"})
+      if (!path_exists(prefix + suffix)) absent += (absent.empty() ? "" : " and ") + clipped(prefix) + suffix;
+    if (prefix.empty() || absent.empty()) continue;
+    std::vector<std::string> notes;
+    const bool suffixed = prefix.ends_with(".bin") || prefix.ends_with(".idx");
+    if (suffixed && path_exists(prefix))
+      notes.push_back(
+          fmt::format("give the prefix without the ending: {}", prefix.substr(0, prefix.size() - 4)));
+    else if (path_exists(prefix))
+      notes.push_back(
+          fmt::format("this is text, not a token file: make one with nrl-train prepare --input {} "
+                      "--tokenizer ... --output PREFIX",
+                      clipped(prefix)));
+    else
+      notes.push_back(
+          fmt::format("the prefix of token files, relative to the working directory; make them with "
+                      "nrl-train prepare --input TEXT --tokenizer ... --output {}",
+                      clipped(prefix)));
+    out.push_back(missing(result, key,
+                          fmt::format("{}: {} missing", key,
+                                      absent + (absent.find(" and ") == std::string::npos ? " is" : " are")),
+                          std::move(notes)));
+  }
+}
+
+void check_files(const ConfigResult& result, Diagnostics& found) {
+  const Config& c = result.config;
+  check_data(result, c.data.train, "data.train.data_path", found);
+  check_data(result, c.data.validation, "data.validation.data_path", found);
+  const std::string& resume = c.checkpointing.resume;
+  if (resume != "auto" && resume != "never" && !resume.empty() && !is_directory(resume) &&
+      result.sound("checkpointing.resume"))
+    found.push_back(missing(result, "checkpointing.resume",
+                            fmt::format("checkpointing.resume: there is no directory '{}'", clipped(resume)),
+                            {"give a checkpoint directory (.../step-N), auto or never"}));
+}
+
+// The data and the sequence length against the model.
+void check_against_model(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
+  const Config& c = result.config;
+  constexpr std::string_view length_key = "policy.max_total_sequence_length";
+  if (spec.learned_positions && c.policy.max_total_sequence_length > spec.max_positions &&
+      result.sound(length_key))
+    out.push_back(diagnose(result, length_key,
+                           fmt::format("{} {} is more than the model's {} positions", length_key,
+                                       c.policy.max_total_sequence_length, spec.max_positions)));
+  const std::pair<const DatasetConfig*, const char*> sets[] = {
+      {&c.data.train, "data.train.data_path"}, {&c.data.validation, "data.validation.data_path"}};
+  for (const auto& [set, key] : sets) {
+    if (!result.sound(key)) continue;
+    for (const std::string& prefix : set->data_path) {
+      try {
+        const auto manifest = data::read_manifest(prefix);
+        if (!manifest || manifest->vocab_size <= spec.vocab_size) continue;
+        const bool ours = result.origins.contains("policy.model.vocab_size");
+        out.push_back(diagnose(
+            result, ours ? "policy.model.vocab_size" : key,
+            fmt::format("the data has a vocabulary of {}, the model of {}", manifest->vocab_size,
+                        spec.vocab_size),
+            fmt::format("{} was made with {} tokens", clipped(prefix), manifest->vocab_size),
+            {fmt::format(
+                "set policy.model.vocab_size to {} or more, or prepare the data with the model's tokenizer",
+                manifest->vocab_size)}));
+      } catch (const Error& e) {
+        Diagnostic d = diagnose(result, key, e.what());
+        d.exit = e.code();
+        out.push_back(std::move(d));
+      }
+    }
+  }
+}
+
+// Only for a configuration without problems: the plan is made.
+void check_memory(const ConfigResult& result, const model::ModelSpec& spec, const RunSetting& setting,
+                  Diagnostics& out) {
+  const Config& c = result.config;
+  const BatchPlan batch = resolve_batch(c, setting.world);
+  std::string why;
+  DeviceType device = DeviceType::cpu;
+  try {
+    device = c.device == DeviceKind::cuda && !setting.memory ? DeviceType::cuda : choose_device(c, why);
+  } catch (const Error&) {
+    return;  // no GPU where one is demanded: complained about, with its own code, when it is opened
+  }
+  // A GPU's memory is known when it is open; a PiB is more than any machine has.
+  const bool known = device == DeviceType::cpu && setting.memory;
+  const double capacity = known ? static_cast<double>(cpu::machine_memory()) / setting.local
+                                : static_cast<double>(int64_t{1} << 50);
+  const std::string owner = !known ? "any machine"
+                            : setting.local == 1
+                                ? "this machine"
+                                : fmt::format("this machine (shared by {} ranks)", setting.local);
+  auto shortage =
+      plan::memory_shortage(result, spec, batch, plan::least_memory(c, spec, batch, device), capacity, owner);
+  if (!shortage && known) {
+    const auto planned = plan::make_run_plan(c, spec, batch, 0, device, threads_for(c, setting.local));
+    shortage = plan::memory_shortage(result, spec, batch, plan::planned_memory(c, *planned), capacity, owner);
+  }
+  if (shortage) out.push_back(std::move(*shortage));
+}
+
+}  // namespace
+
+void check_run(ConfigResult& result, const RunSetting& setting) {
+  if (setting.world > 0) result.add(validate_for_world(result, setting.world, setting.nodes));
+  const ModelCheck model = check_model(result);
+  result.add(model.problems);
+  Diagnostics found;
+  if (setting.files) check_files(result, found);
+  result.add(found);
+  if (!model.spec) return;
+  found.clear();
+  check_against_model(result, *model.spec, found);
+  result.add(found);
+  if (!result.ok() || setting.world == 0) return;
+  found.clear();
+  check_memory(result, *model.spec, setting, found);
+  result.add(found);
+}
+
+}  // namespace nrl::train
