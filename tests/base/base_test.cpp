@@ -44,6 +44,34 @@ TEST_CASE("nearest finds typing errors and other separators", "[base]") {
   REQUIRE(nearest("banana", words).empty());
 }
 
+TEST_CASE("what steers a terminal is written out", "[base]") {
+  using namespace std::string_literals;
+  const std::pair<std::string, std::string> cases[] = {
+      {"plain \xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x98\x80\n\ttab",
+       "plain \xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x98\x80\n\ttab"},
+      {"\x1b[31m\r\a\0\x7f"s, "\\x1b[31m\\r\\x07\\x00\\x7f"},
+      {"\xc2\x9b \xe2\x80\xae \xe2\x81\xa6 \xe2\x80\xa8", "\\x9b \\u202e \\u2066 \\u2028"},
+      {"\xff \xc0\xaf \xed\xa0\x80 \xe2\x80", "\\xff \\xc0\\xaf \\xed\\xa0\\x80 \\xe2\\x80"}};
+  for (const auto& [text, shown] : cases) {
+    REQUIRE(printable(text) == shown);
+    REQUIRE(printable(shown) == shown);
+  }
+  REQUIRE(masked("a\x1b\xc3\xa9\xe2\x80\xae\xff.") == "a?\xc3\xa9??.");
+}
+
+TEST_CASE("values are cut between characters, messages in the middle of a line", "[base]") {
+  REQUIRE(clipped("a\nb\tc") == "a\\nb\\tc");
+  REQUIRE(clipped("abcdef", 6) == "abcdef");
+  REQUIRE(clipped("abcdefg", 6) == "abcdef...");
+  REQUIRE(clipped("abcde\xc3\xa9", 6) == "abcde...");
+  REQUIRE(clipped(std::string(1 << 20, '\x1b'), 8) == "\\x1b\\x1b...");
+  REQUIRE(message_text("one\ntwo\n", "  ") == "one\n  two\n");
+  const std::string cut = message_text("short\n" + std::string(400, 'a') + std::string(5000, 'b') + "end");
+  REQUIRE(cut.size() < 1100);
+  REQUIRE(cut.find("bytes left out) ... bbb") != std::string::npos);
+  REQUIRE(cut.ends_with("end"));
+}
+
 TEST_CASE("human units", "[base]") {
   REQUIRE(human_bytes(1536) == "1.50 KiB");
   REQUIRE(human_count(1236000000) == "1.24 B");

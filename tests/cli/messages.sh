@@ -20,7 +20,7 @@ case $case_name in
     sed -i 's/num_attention_heads: 4/num_attention_heads: 5/; s/lr: 3.0e-3/lr: 3.0e-5/; s/train_micro_batch_size: 2/train_micro_batch_size: 8/; s/data_path: corpus/data_path: nowhere/; s/seed: 7/seed: 7, sed: 1/' bad.yaml
     # The shape, the ranks, two keys against each other, a spelling, a missing file: one run tells all.
     expect 78 run 2 bad.yaml
-    for place in 4:32 5:28 9:85 10:39 11:27; do said err.txt "bad.yaml:$place"; done
+    for place in 4:32 5:28 9:87 10:40 11:27; do said err.txt "bad.yaml:$place"; done
     said err.txt '5 errors, nothing was started. (exit 78)'
     [[ $(grep -c '^error' err.txt) -eq 5 ]] || fail "not five errors, or not once: $(cat err.txt)"
     # Files that are missing.
@@ -45,7 +45,7 @@ case $case_name in
       'policy.model.intermediate_size=16777216 policy.model.num_hidden_layers=64' \
       'policy.model.num_hidden_layers=4096 policy.model.hidden_size=16384'; do
       # shellcheck disable=SC2086  # several overrides
-      expect 71 run 2 big.yaml $refused
+      expect 71 run 1 big.yaml $refused
       key=${refused%%=*}
       said err.txt "error: $key"
       said err.txt "command line: $key"
@@ -58,6 +58,9 @@ case $case_name in
     said err.txt 'command line: policy.model.num_attention_heads'
     expect 78 run 1 big.yaml pretrain.max_num_steps=1000000000000 policy.train_global_batch_size=2147483640
     said err.txt 'command line: pretrain.max_num_steps'
+    # The ranks of a machine share its memory.
+    expect 71 run 2 big.yaml policy.train_global_batch_size=2147483640
+    said err.txt 'this machine (shared by 2 ranks) has'
     [[ ! -e big ]] || fail "a refused run left something behind"
     ;;
   short_run)
@@ -66,7 +69,7 @@ case $case_name in
     sed -i 's/lr_warmup_iters: 2, lr_decay_iters: 10/lr_warmup_iters: 50/' short.yaml
     expect 0 run 2 short.yaml
     said err.txt 'warning: the warm-up (50 steps) is longer than the run (10)'
-    said err.txt 'short.yaml:9:57'
+    said err.txt 'short.yaml:9:56'
     # The rate is that of the schedule as it stands: a fifth of the peak at the last step.
     field short/logs/metrics.jsonl lr | tail -1 | awk '{ exit !($1 > 0.000599 && $1 < 0.000601) }' ||
       fail "the schedule was changed: $(field short/logs/metrics.jsonl lr)"
@@ -106,6 +109,14 @@ case $case_name in
     cp out.txt newest.txt
     expect 0 run 1 generate m/checkpoints/step-10 --prompt "int " --max-tokens 4 --temperature 0
     cmp -s out.txt newest.txt || fail "another checkpoint was taken"
+    # A terminal does not obey what is generated, or echoed; a file gets it as it is.
+    expect 0 run 1 generate m/checkpoints --prompt $'\x1b[31mint' --max-tokens 1 --temperature 0
+    said out.txt $'\x1b[31mint'
+    if command -v script >/dev/null; then
+      script -qec "'$nrl_train' generate m/checkpoints --prompt \$'\\x1b[31mint' --max-tokens 1" /dev/null >tty.txt </dev/null
+      said tty.txt '\x1b[31mint'
+      ! grep -q $'\x1b' tty.txt || fail "a control character reached the terminal: $(cat -v tty.txt)"
+    fi
     # Weights in other formats.
     mkdir other
     cp m/checkpoints/step-10/*.json other

@@ -1,6 +1,12 @@
-// Which device a rank takes, for which devices kernels are, pinned memory on loan, what the driver tells.
+// Which device a rank takes, for which devices kernels are, pinned memory on loan, what the driver tells, how
+// much memory the machine has.
 
+#include <unistd.h>
+
+#include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "core/base/error.h"
@@ -191,4 +197,28 @@ TEST_CASE("host memory gives its end back and keeps its beginning", "[host_memor
   memory.shrink(0);
   CHECK(memory.data() == nullptr);
   CHECK(memory.size() == 0);
+}
+
+TEST_CASE("the memory limit of a control group is found", "[cpu]") {
+  const auto root = std::filesystem::temp_directory_path() / ("nrl_cgroup_" + std::to_string(::getpid()));
+  const auto write = [&](const std::string& name, const std::string& text) {
+    std::filesystem::create_directories((root / name).parent_path());
+    std::ofstream(root / name) << text;
+  };
+  write("memory.max", "max\n");
+  write("job/memory.max", "8000000\n");
+  write("job/step/memory.max", "max\n");
+  write("memory/batch/memory.limit_in_bytes", "5000\n");
+  const auto limit = [&](const std::string& membership) {
+    return cpu::control_group_limit(membership, root.string());
+  };
+  CHECK(limit("0::/job/step\n") == 8000000);  // a group above
+  CHECK(limit("0::/job\n") == 8000000);
+  CHECK(limit("0::/\n") == SIZE_MAX);
+  CHECK(limit("0::/elsewhere/in/the/host\n") == SIZE_MAX);
+  CHECK(limit("12:cpuset:/batch\n4:memory,hugetlb:/batch\n0::/job\n") == 5000);
+  CHECK(limit("12:cpuset:/batch\n") == SIZE_MAX);
+  CHECK(limit("nonsense\n:\n\n") == SIZE_MAX);
+  std::filesystem::remove_all(root);
+  CHECK(cpu::machine_memory() > (size_t{1} << 20));
 }
