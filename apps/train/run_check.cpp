@@ -34,7 +34,7 @@ void check_data(const ConfigResult& result, const DatasetConfig& set, const std:
           fmt::format("give the prefix without the ending: {}", prefix.substr(0, prefix.size() - 4)));
     else if (path_exists(prefix))
       notes.push_back(
-          fmt::format("this is text, not a token file: make one with nrl-train prepare --input {} "
+          fmt::format("'{0}' itself is no token file; make one from text with nrl-train prepare --input {0} "
                       "--tokenizer ... --output PREFIX",
                       clipped(prefix)));
     else

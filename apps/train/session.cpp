@@ -52,9 +52,13 @@ ConfigResult load_config_together(comm::World& world, const std::string& path,
   Exit code = Exit::ok;
   double nodes = world.local_rank() == 0 ? 1 : 0;  // one rank of each node counts it
   world.comm().all_reduce(std::span(&nodes, 1));
-  if (world.rank() == 0) {
+  together(world, [&] {
+    if (world.rank() != 0) return;
     result = load_config(path, overrides);
-    check_run(result, {.world = world.size(), .nodes = static_cast<int>(nodes), .local = world.local_size()});
+    check_run(result,
+              {.world = world.size(), .nodes = static_cast<int>(nodes), .local = world.local_size()});
+  });
+  if (world.rank() == 0) {
     if (!result.diagnostics.empty()) {
       output::write(output::Stream::err, render(result.diagnostics));
     }

@@ -31,7 +31,7 @@ case $case_name in
     expect 66 run 2 gone.yaml
     said err.txt 'gone.yaml:11:27'
     said err.txt 'give the prefix without the ending: corpus'
-    said err.txt 'gone.yaml:12:74'
+    said err.txt 'gone.yaml:12:75'
     sed -i '/data:/d' gone.yaml
     expect 78 run 1 gone.yaml
     said err.txt 'data.train.data_path must be given'
@@ -74,9 +74,10 @@ case $case_name in
     field short/logs/metrics.jsonl lr | tail -1 | awk '{ exit !($1 > 0.000599 && $1 < 0.000601) }' ||
       fail "the schedule was changed: $(field short/logs/metrics.jsonl lr)"
     # The same where the length comes from the data.
+    expect 0 run 1 prepare --input "$source_dir/core/base" --tokenizer bytes --output few
     config epoch
     sed -i 's/lr_warmup_iters: 2, lr_decay_iters: 10/lr_warmup_iters: 100000/; s/max_num_steps: 10/max_num_epochs: 1/' epoch.yaml
-    expect 0 run 1 epoch.yaml policy.train_global_batch_size=4096
+    expect 0 run 1 epoch.yaml data.train.data_path=few policy.train_global_batch_size=64
     said err.txt 'the warm-up (100000 steps) is longer than the run'
     ;;
   models)

@@ -1,0 +1,85 @@
+#include "apps/plan/memory_check.h"
+#include "tests/catch.h"
+
+using namespace nrl;
+using namespace nrl::plan;
+using memory::Category;
+
+namespace {
+
+const std::string yaml =
+    "policy:\n"
+    "  model: {model_type: llama}\n"
+    "  train_global_batch_size: 64\n"
+    "pretrain: {max_num_steps: 10}\n"
+    "data: {train: {data_path: corpus}}\n";
+
+const std::string llama =
+    R"({"model_type":"llama","vocab_size":4096,"hidden_size":192,"intermediate_size":512,
+    "num_hidden_layers":4,"num_attention_heads":6,"num_key_value_heads":2,"max_position_embeddings":2048})";
+const std::string gpt2 = R"({"model_type":"gpt2","vocab_size":50304,"n_embd":256,"n_layer":3,"n_head":8,
+    "n_positions":2048,"attn_pdrop":0})";
+
+/// The key that is named when a rank has a byte less than it needs.
+Diagnostic short_of_a_byte(const std::string& model, const std::vector<std::string>& overrides) {
+  const ConfigResult result = load_config_text(yaml, "t.yaml", overrides);
+  INFO(render(result.diagnostics));
+  REQUIRE(result.ok());
+  const model::ModelSpec spec = model::parse_model_config(model, "test");
+  const BatchPlan batch = resolve_batch(result.config, 1);
+  const CategoryBytes need = least_memory(result.config, spec, batch, DeviceType::cpu);
+  double total = 0;
+  for (double bytes : need) total += bytes;
+  REQUIRE(!memory_shortage(result, spec, batch, need, total, "it"));
+  const auto shortage = memory_shortage(result, spec, batch, need, total - 1, "it");
+  REQUIRE(shortage);
+  CHECK(shortage->exit == Exit::out_of_memory);
+  return *shortage;
+}
+
+}  // namespace
+
+TEST_CASE("the bound that is made without a plan is below every plan", "[plan]") {
+  for (const std::string& model : {llama, gpt2})
+    for (const DeviceType device : {DeviceType::cpu, DeviceType::cuda})
+      for (const char* strategy : {"ddp", "optim"})
+        for (const char* recompute : {"auto", "none"})
+          for (const char* precision : {"float32", "bfloat16"}) {
+            const ConfigResult result = load_config_text(
+                yaml, "t.yaml",
+                std::vector<std::string>{std::string("distributed.shard_strategy=") + strategy,
+                                         std::string("policy.recompute.granularity=") + recompute,
+                                         std::string("policy.precision=") + precision});
+            REQUIRE(result.ok());
+            const model::ModelSpec spec = model::parse_model_config(model, "test");
+            const BatchPlan batch = resolve_batch(result.config, 4);
+            const auto planned = make_run_plan(result.config, spec, batch, 0, device, 2);
+            const CategoryBytes least = least_memory(result.config, spec, batch, device),
+                                exact = planned_memory(result.config, *planned);
+            for (size_t c = 0; c < least.size(); ++c) {
+              CAPTURE(strategy, recompute, precision, name_of(static_cast<Category>(c)));
+              CHECK(least[c] <= exact[c]);
+              if (least[c] > 0) CHECK(least[c] > exact[c] / 16);
+            }
+          }
+}
+
+TEST_CASE("what does not fit names the key that asks for most", "[plan]") {
+  CHECK(short_of_a_byte(llama, {"policy.train_global_batch_size=2147483647"}).key ==
+        "policy.train_global_batch_size");
+  CHECK(short_of_a_byte(llama, {"policy.max_total_sequence_length=16777216"}).key ==
+        "policy.max_total_sequence_length");
+  CHECK(short_of_a_byte(llama, {"policy.train_global_batch_size=8192", "policy.train_micro_batch_size=8192"})
+            .key == "policy.train_micro_batch_size");
+  CHECK(
+      short_of_a_byte(llama, {"policy.train_global_batch_size=65536", "policy.gradient_accumulation_steps=1"})
+          .key == "policy.train_global_batch_size");
+  CHECK(short_of_a_byte(llama, {"data.prefetch_batches=1024", "policy.train_micro_batch_size=64",
+                                "policy.model.vocab_size=1", "policy.train_global_batch_size=64"})
+            .key != "policy.train_global_batch_size");
+  std::string wide = gpt2;
+  wide.replace(wide.find("50304"), 5, "9999999");
+  const Diagnostic d = short_of_a_byte(wide, {"policy.model.vocab_size=9999999"});
+  CHECK(d.key == "policy.model.vocab_size");
+  CHECK(d.file == "command line: policy.model.vocab_size=9999999");
+}
