@@ -6,6 +6,7 @@
 #include "apps/data/manifest.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/train/evaluation.h"
+#include "apps/train/model_source.h"
 #include "apps/train/session.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -33,7 +34,6 @@ std::optional<int64_t> text_bytes(const IndexedDataset& data, int64_t tokens) {
 
 int evaluate(comm::World& world, const EvalArgs& args) {
   train::EvaluationOptions options;
-  options.directory = args.directory;
   options.sequence_length = args.sequence_length;
   options.micro_batch = args.micro_batch;
   options.threads = args.threads;
@@ -43,7 +43,9 @@ int evaluate(comm::World& world, const EvalArgs& args) {
     choice.device = args.device == "cuda"  ? DeviceKind::cuda
                     : args.device == "cpu" ? DeviceKind::cpu
                                            : DeviceKind::automatic;
-    std::string why;
+    std::string note, why;
+    options.directory = train::find_model_directory(args.directory, note);
+    if (!note.empty() && world.rank() == 0) log::warn_text(note);
     options.device = train::choose_device(choice, why);
     for (const std::string& prefix : args.data) sets.push_back(std::make_unique<IndexedDataset>(prefix));
   });

@@ -27,6 +27,12 @@ std::string_view examples_of(std::string_view command) {
        "  nrl-train generate results/quickstart/checkpoints --prompt \"Once upon a time\"\n"
        "  nrl-train generate results/quickstart/checkpoints/step-500 --prompt \"Once\" --temperature 0\n"
        "  nrl-train generate ~/models/Llama-3.2-1B --prompt \"The sky is\" --top-p 0.9 --seed 7"},
+      {"eval",
+       "  nrl-train eval results/quickstart/checkpoints --data data/book\n"
+       "  mpirun -n 4 nrl-train eval ~/models/Llama-3.2-1B --data data/book data/web --max-tokens 100000"},
+      {"report",
+       "  nrl-train report results/quickstart/logs\n"
+       "  nrl-train report results/first/logs results/second/logs --html compare.html"},
       {"explain",
        "  nrl-train explain policy.optimizer.lr\n"
        "  nrl-train explain learning_rate          what another program calls it, or a word of its meaning\n"

@@ -52,7 +52,7 @@ CLI::Validator finite_range(double low, double high) {
           return "";
         return fmt::format("expected a number from {} to {}, found '{}'", low, high, clipped(text));
       },
-      fmt::format("NUMBER {} to {}", low, high));
+      fmt::format("FLOAT in [{} - {}]", low, high));
 }
 
 // Every subcommand says `nrl-train` in its usage line and ends with examples.

@@ -94,21 +94,21 @@ bool steers(uint32_t c) {
          (c >= 0xfff9 && c <= 0xfffb) || (c >= 0xe0000 && c <= 0xe007f);
 }
 
-// Appends to `out`, and calls `replace` with the bytes of every character that may not stand.
+// `text` with what replace(out, bytes, valid) appends in place of every character that may not stand.
 template <class Replace>
 std::string replaced(std::string_view text, bool keep_lines, Replace replace) {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
-    const size_t length = std::max<size_t>(1, utf8_length(text));
-    const std::string_view bytes = text.substr(0, length);
-    const bool valid = utf8_length(text) > 0;
+    const size_t length = utf8_length(text);
+    const bool valid = length > 0;
+    const std::string_view bytes = text.substr(0, valid ? length : 1);
     const bool kept = keep_lines && (bytes[0] == '\n' || bytes[0] == '\t');
     if (valid && (kept || !steers(code_point(bytes))))
       out += bytes;
     else
       replace(out, bytes, valid);
-    text.remove_prefix(length);
+    text.remove_prefix(bytes.size());
   }
   return out;
 }

@@ -233,6 +233,11 @@ std::string Schema::suggest(std::string_view path) const {
     const std::string_view leaf = leaf_of(key.path);
     if (!nearest(word, std::span(&leaf, 1)).empty()) return key.path;
   }
+  for (const Key& key : keys_)
+    for (const Alias& alias : key.aliases) {
+      const std::string_view leaf = leaf_of(alias.path);
+      if (!nearest(word, std::span(&leaf, 1)).empty()) return key.path;
+    }
   return "";
 }
 

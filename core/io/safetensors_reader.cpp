@@ -29,10 +29,6 @@ std::string other_weights(const std::string& directory) {
             clipped(name));
   return "";
 }
-// Argument-dependent lookup would take std::quoted.
-std::string quoted(const std::string& name) {
-  return quoted(std::string_view(name));
-}
 
 }  // namespace
 

@@ -250,6 +250,8 @@ case $case_name in
     grep -q 'device: cuda' err.txt || fail "the refusal does not name the key"
     NRL_SIM_DEVICES=0 expect 78 run 1 bad.yaml device=auto policy.cuda_graph=true
     expect 78 run 2 bad.yaml device=cuda policy.cuda_graph=true distributed.backend=staged
+    expect 71 run 1 bad.yaml device=cuda policy.model.vocab_size=4000000
+    grep -q 'policy.model.vocab_size: 4000000 is too large: .* but the GPU has 4.00 GiB' err.txt || fail "no key: $(cat err.txt)"
     [[ ! -e bad ]] || fail "a refused run left files"
     config diverges
     expect 79 run 1 diverges.yaml device=cuda policy.model.initializer_range=1.0e+25 pretrain.max_num_steps=30

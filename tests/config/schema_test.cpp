@@ -83,6 +83,7 @@ TEST_CASE("explain finds what a word means", "[config]") {
                           {"LearningRate", "policy.optimizer.lr\n"},         // in another style
                           {"batch_size", "policy.train_global_batch_size"},  // in several keys
                           {"warmup", "policy.scheduler.lr_warmup_iters"},
+                          {"leaning_rat", "did you mean 'policy.optimizer.lr'?"},  // near to another spelling
                           {"hub", "there is no key"},
                           {"square root", "there is no key"},
                           {"global norm", "policy.max_grad_norm\n  Gradients are scaled"}};
