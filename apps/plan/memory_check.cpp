@@ -58,6 +58,9 @@ std::vector<Candidate> candidates(const ConfigResult& result, const model::Model
     else
       add("policy.train_micro_batch_size", batch.micro, 64);
   }
+  if (const auto& threads = result.config.kernels.num_threads;
+      category == Category::workspace && !threads.is_auto())
+    add("kernels.num_threads", threads.value(), 128);
   return out;
 }
 

@@ -55,8 +55,7 @@ ConfigResult load_config_together(comm::World& world, const std::string& path,
   together(world, [&] {
     if (world.rank() != 0) return;
     result = load_config(path, overrides);
-    check_run(result,
-              {.world = world.size(), .nodes = static_cast<int>(nodes), .local = world.local_size()});
+    check_run(result, {.world = world.size(), .nodes = static_cast<int>(nodes), .local = world.local_size()});
   });
   if (world.rank() == 0) {
     if (!result.diagnostics.empty()) {

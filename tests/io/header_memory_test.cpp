@@ -74,7 +74,7 @@ std::string tensors(size_t bytes, const std::string& shape, const std::string& p
 
 TEST_CASE("a safetensors header takes at most four times its size") {
   const test::TemporaryDirectory dir;
-  constexpr size_t size = size_t{8} << 20;
+  constexpr size_t size = size_t{4} << 20;
   const std::string path = dir / "f";
   const auto check = [&](const char* what, const Measured& m, int code) {
     CAPTURE(what, m.per_byte);
