@@ -28,7 +28,7 @@ struct Job {
   bool last_of_file = false;
   std::vector<int32_t> tokens;
   std::vector<int64_t> ends;  // of the documents, in `tokens`
-  int64_t text_bytes = 0;
+  int64_t text_bytes = 0, bytes_without_token = 0;
   ChunkCounts counts;
   std::exception_ptr error;
   bool done = false;
@@ -241,7 +241,7 @@ PrepareSummary run_prepare(const PrepareOptions& options,
     Pipeline pipeline(files, workers, [&](Job& job) {
       for_each_document(job.chunk, chunk_options, job.counts, [&](std::string_view text) {
         const size_t begin = job.tokens.size();
-        tokenizer->encode(text, job.tokens);
+        job.bytes_without_token += tokenizer->encode(text, job.tokens);
         if (job.tokens.size() == begin) return;
         if (options.append_eod) job.tokens.push_back(*tokenizer->eos());
         job.ends.push_back(static_cast<int64_t>(job.tokens.size()));
@@ -261,6 +261,7 @@ PrepareSummary run_prepare(const PrepareOptions& options,
         begin = end;
       }
       summary.text_bytes += job->text_bytes;
+      summary.bytes_without_token += job->bytes_without_token;
       summary.binary_files += job->counts.binary_files;
       summary.bad_lines += job->counts.bad_lines;
       progress.bytes_done += job->chunk.file_bytes;
@@ -294,6 +295,7 @@ PrepareSummary run_prepare(const PrepareOptions& options,
   summary.tokens = manifest.tokens;
   summary.vocab_size = tokenizer->vocab_size();
   summary.tokenizer = tokenizer->kind();
+  summary.slow_because = tokenizer->slow_because();
   summary.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return summary;
 }

@@ -32,9 +32,11 @@ struct PrepareSummary {
   int64_t binary_files = 0;  ///< skipped: not UTF-8 text
   int64_t bad_lines = 0;     ///< skipped JSON lines
   int64_t documents = 0, tokens = 0;
-  int64_t text_bytes = 0;  ///< of the documents
+  int64_t text_bytes = 0;           ///< of the documents
+  int64_t bytes_without_token = 0;  ///< left out of documents: the tokenizer has no token for them
   int64_t vocab_size = 0;
-  std::string tokenizer;  ///< "bytes", "sentencepiece" or "hf"
+  std::string tokenizer;     ///< "bytes", "sentencepiece" or "hf"
+  std::string slow_because;  ///< Tokenizer::slow_because()
   double seconds = 0;
 };
 

@@ -11,6 +11,9 @@ namespace nrl::data {
 /// or npos.
 size_t find_invalid_utf8(std::string_view text);
 
+/// Throws Error (`data`) naming the first such byte, if there is one.
+void require_utf8(std::string_view text);
+
 /// Decodes the character at `at` of valid UTF-8 and moves `at` behind it.
 char32_t next_character(std::string_view text, size_t& at);
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <span>
 
+#include "apps/model/hf_rope.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/io/json.h"
@@ -223,7 +224,10 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
   if (m.heads % m.kv_heads)
     refuse("num_key_value_heads", "num_attention_heads {} is not a multiple of num_key_value_heads {}",
            m.heads, m.kv_heads);
-  if (m.use_rope) read_rope(r, m);
+  if (m.use_rope) {
+    require_same_rope(json);
+    read_rope(r, m);
+  }
   for (float p : {m.residual_dropout, m.embedding_dropout})
     if (p >= 1) refuse("", "a dropout probability of {} leaves nothing", p);
   m.initializer_range = static_cast<float>(r.number_or("initializer_range", 0.02));
@@ -256,7 +260,7 @@ std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
     json.set("max_position_embeddings", m.max_positions);
     if (!json.contains("hidden_act")) json.set("hidden_act", "silu");
     if (!json.contains("rms_norm_eps")) json.set("rms_norm_eps", 1e-6);
-    if (!json.contains("rope_parameters")) json.set("rope_theta", m.rope.theta);
+    write_rope(json, m);
   }
   json.set("tie_word_embeddings", m.tied);
   if (!json.contains("initializer_range")) json.set("initializer_range", 0.02);

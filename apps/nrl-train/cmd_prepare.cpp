@@ -61,6 +61,11 @@ int run_prepare_command(const PrepareArgs& args) {
       grouped(s.tokens),
       s.tokens > 0 ? static_cast<double>(s.text_bytes) / static_cast<double>(s.tokens) : 0.0, s.vocab_size,
       s.seconds);
+  if (s.bytes_without_token > 0)
+    log::info("{} bytes of text were left out: the tokenizer has no token for them",
+              grouped(s.bytes_without_token));
+  if (!s.slow_because.empty())
+    log::info("the text was encoded by the sentencepiece library, which is slower: {}", s.slow_because);
   if (s.binary_files > 0)
     log::info("{} files were skipped: they are not UTF-8 text", grouped(s.binary_files));
   log::info("wrote {0}.bin and {0}.idx; train on it with data.train.data_path: {0}", args.output);

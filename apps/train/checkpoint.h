@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "apps/data/tokenizer.h"
 #include "apps/model/parameters.h"
 #include "apps/plan/run_plan.h"
+#include "apps/train/hf_files.h"
 #include "core/io/checkpoint_store.h"
 
 namespace nrl::train {
@@ -46,8 +46,8 @@ struct TrainState {
 struct SaveOptions {
   std::string store;  ///< checkpointing.checkpoint_dir
   bool optimizer = true;
-  std::string resolved_config;                         ///< YAML text
-  std::vector<data::Tokenizer::File> tokenizer_files;  ///< written beside the weights
+  std::string resolved_config;  ///< YAML text
+  HfFiles hf;                   ///< written beside the weights
 };
 
 /// Collective over `group`. Returns the committed directory. Fails with the same Error on all ranks.

@@ -133,17 +133,6 @@ cpu::Isa chosen_isa(const Config& config) {
 
 }  // namespace
 
-// The tokenizer that checkpoints carry: the one named, that of the model, or that of the data. None is no
-// error: token files of other programs do not say what made them.
-std::vector<data::Tokenizer::File> tokenizer_files(const Config& c) {
-  if (c.policy.tokenizer.name) return data::make_tokenizer(*c.policy.tokenizer.name)->files();
-  if (c.policy.model_name && path_exists(join_path(*c.policy.model_name, "tokenizer.json")))
-    return data::tokenizer_in(*c.policy.model_name)->files();
-  const std::string& prefix = c.data.train.data_path.front();
-  if (data::read_manifest(prefix)) return data::tokenizer_of_dataset(prefix)->files();
-  return {};
-}
-
 TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
   if (c.data.train.data_path.empty())
     fail(Exit::config, "data.train.data_path is needed: the prefix of token files made by nrl-train prepare");
@@ -222,7 +211,11 @@ Session::Session(comm::World& world, ConfigResult config_result)
     ops::require_kernels(*exec_.kernels, needed, device_ == DeviceType::cpu ? "the CPU" : "the GPU");
     kernels_needed_ = static_cast<int>(needed.size());
     open_data();
-    if (world.rank() == 0 && c.checkpointing.enabled) tokenizer_files_ = tokenizer_files(c);
+    if (world.rank() == 0 && c.checkpointing.enabled) {
+      hf_files_ = collect_hf_files(c);
+      const std::string warning = auto_tokenizer_warning(plan_->spec, hf_files_);
+      if (!warning.empty()) log::warn("{}", warning);
+    }
   });
   grid_ = std::make_unique<ProcessGrid>(GridSizes{}, world.comm());
   connect_devices();
@@ -538,7 +531,7 @@ std::string Session::save() {
   options.store = c.checkpointing.checkpoint_dir;
   options.optimizer = c.checkpointing.save_optimizer;
   options.resolved_config = dump_resolved(config_);
-  options.tokenizer_files = tokenizer_files_;
+  options.hf = hf_files_;
   std::string path;
   with_host_state(HostState::saved, [&](TrainState state) {
     // Replicated optimizer state is written once.

@@ -139,7 +139,7 @@ class Session {
   Position position_;
   std::string resumed_from_;
   std::vector<std::string> warnings_;
-  std::vector<data::Tokenizer::File> tokenizer_files_;
+  HfFiles hf_files_;
   int64_t validation_batches_ = 0;
   double peak_ = 0;
   cpu::Isa isa_ = cpu::Isa::baseline;
