@@ -44,6 +44,17 @@ case $case_name in
     has d/checkpoints/step-1/config.json '"bos_token_id":null,"eos_token_id":null'
     ;;
 
+  # Bytes that a tokenizer has no token for.
+  left_out)
+    cat >tokenizer.json <<'JSON'
+{"normalizer": null, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
+ "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "<eos>": 2}, "merges": []}}
+JSON
+    printf 'ab ba\n' >text.txt
+    expect 0 run 1 prepare --input text.txt --tokenizer hf:tokenizer.json --output left
+    grep -q '^2 bytes of text were left out: the tokenizer has no token for them' out.txt || fail "$(cat out.txt)"
+    ;;
+
   # What a run from a directory carries over.
   hf_carry)
     train_with train-sentencepiece:400 a
