@@ -41,6 +41,8 @@ mpi_setup() {
   if ((EUID == 0)); then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   fi
+  # mpirun's hwloc, as nrl-train's own: containers often have no /sys.
+  [[ -d /sys/devices/system/cpu ]] || export HWLOC_HIDE_ERRORS=${HWLOC_HIDE_ERRORS:-2}
   # Containers often forbid the kernel's direct copy between processes, which Open MPI reports with every message.
   export OMPI_MCA_btl_vader_single_copy_mechanism=${OMPI_MCA_btl_vader_single_copy_mechanism:-none}
 }

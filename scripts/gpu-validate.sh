@@ -400,6 +400,7 @@ smi() { nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,po
 } >"$out/gpu-validate.json"
 {
   echo "# Validation on $([[ $device == cuda ]] && echo a GPU || echo 'the CPU (a trial of the script; nothing here says anything about GPUs)')"
+  # shellcheck disable=SC2016  # the backquotes are Markdown's
   printf '\n%s, commit %s, %d s.\n\n```\n%s\n%s\n```\n' "$date" "$commit" "$SECONDS" "$(facts)" "$(smi)"
   printf '\n| stage | status | s | what | result |\n|---|---|---|---|---|\n'
   cat "$work/rows.md"

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # From a bare machine to a trained model that writes text, in a few minutes on two cores.
-# usage: scripts/quickstart.sh [FILE-or-DIR]     what to learn from; default: this machine's C and C++ headers
+# usage: scripts/quickstart.sh [FILE-or-DIR] [KEY=VALUE...]
+# FILE-or-DIR: what to learn from; default: this machine's C and C++ headers. KEY=VALUE: a key of configs/quickstart.yaml
+# to change, for example pretrain.max_num_steps=200.
 # A second start uses the prepared text again and trains a new model; after an interruption it goes on where it stopped.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -11,16 +13,21 @@ config=$root_dir/configs/quickstart.yaml
 
 case ${1:-} in
   -h | --help)
-    sed -n '2,4s/^# //p' "${BASH_SOURCE[0]}"
+    sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
 esac
-(($# <= 1)) || die 64 "one file or folder at most; see --help"
 input=
-if (($# == 1)); then
+if (($#)) && [[ -e $1 || $1 != *=* ]]; then
   [[ -r $1 ]] || die 66 "$1: no such file or folder, or not readable"
   input=$(realpath "$1")
+  shift
 fi
+steps=$(awk '$1 == "max_num_steps:" { print $2 }' "$config")
+for override in "$@"; do
+  [[ $override == *=* ]] || die 64 "$override: not KEY=VALUE, and one file or folder at most; see --help"
+  if [[ $override == pretrain.max_num_steps=* ]]; then steps=${override#*=}; fi
+done
 
 "$root_dir/scripts/install-deps.sh"
 say "build"
@@ -56,21 +63,22 @@ if [[ -s $work/corpus.idx && -s $work/corpus.dataset.json ]]; then
   say "text: $work/corpus.bin is there from an earlier start (delete $work to make it anew)"
 else
   say "text to tokens"
+  invalid=replace # a few bytes of another encoding must not be the end of a first try; they are counted
   if [[ -z $input ]]; then
     rm -rf "$work/text"
     collect_headers "$work/text"
     input=$work/text
+    invalid=skip
   fi
-  "$nrl_train" prepare --input "$input" --tokenizer train-sentencepiece:4096 --output "$work/corpus" ||
-    die 65 "the text could not be prepared (see above); it must be UTF-8, and a few hundred KB at least"
+  "$nrl_train" prepare --input "$input" --tokenizer train-sentencepiece:4096 --invalid-utf8 "$invalid" \
+    --output "$work/corpus" || die $? "the text could not be prepared (see above)"
 fi
 
-steps=$(awk '$1 == "max_num_steps:" { print $2 }' "$config")
 run=1
 while [[ -d $work/run-$run/checkpoints/step-$steps ]]; do run=$((run + 1)); done
 out=$work/run-$run
 train=("$nrl_train" configs/quickstart.yaml "data.train.data_path=$work/corpus"
-  "checkpointing.checkpoint_dir=$out/checkpoints" "logger.log_dir=$out/logs")
+  "checkpointing.checkpoint_dir=$out/checkpoints" "logger.log_dir=$out/logs" "$@")
 mpi_setup "$ranks"
 say "training on $ranks MPI ranks: $steps steps into $out"
 if compgen -G "$out/checkpoints/step-*" >/dev/null; then

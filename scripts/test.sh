@@ -5,10 +5,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'TEXT'
-usage: scripts/test.sh [--preset cpu|cuda|asan|tsan] [--no-install] [-R REGEX]
+usage: scripts/test.sh [--preset cpu|cuda|asan|tsan] [--fast] [--no-install] [-R REGEX]
   --preset NAME   cpu: all tests of the build without CUDA; cuda: what the build for GPUs adds (needs nvcc);
                   asan: address and undefined-behaviour checks; tsan: data races.
                   Default: cpu, and cuda where nvcc is on PATH.
+  --fast          only the fast half of the tests, and only what it needs is built
   --no-install    do not install missing packages
   -R REGEX        only the tests whose name matches
 TEXT
@@ -18,6 +19,7 @@ presets=(cpu)
 if command -v nvcc >/dev/null; then presets+=(cuda); fi
 install=true
 select=()
+fast=false
 while (($#)); do
   case $1 in
     --preset)
@@ -25,6 +27,7 @@ while (($#)); do
       [[ ${presets[0]} =~ ^(cpu|cuda|asan|tsan)$ ]] || die 64 "--preset takes cpu, cuda, asan or tsan; found '${presets[0]}'"
       shift
       ;;
+    --fast) fast=true ;;
     --no-install) install=false ;;
     -R)
       [[ -n ${2:-} ]] || die 64 "-R takes a regular expression"
@@ -49,9 +52,15 @@ for preset in "${presets[@]}"; do
   # The build for GPUs has the same host code: only what it adds is built and run twice.
   only=()
   targets=()
-  if [[ $preset == cuda ]]; then only=(-L cuda) targets=(nrl-train cuda_tests); fi
+  if [[ $preset == cuda ]]; then
+    only=(-L cuda) targets=(nrl-train cuda_tests)
+  elif $fast; then
+    only=(-L fast) targets=(fast_tests)
+  fi
   say "build ($preset)"
+  started=$SECONDS
   build "$preset" "${targets[@]}"
+  echo "built in $((SECONDS - started)) s"
   say "tests ($preset)"
   code=0
   (cd "$root_dir/build/$preset" &&

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,8 +30,9 @@ class TokenDataset {
 
 struct DatasetOptions {
   struct Source {
-    std::string prefix;  ///< PREFIX.bin and PREFIX.idx
-    double weight = 1;   ///< share of the samples, in any scale
+    std::string prefix;            ///< PREFIX.bin and PREFIX.idx
+    std::optional<double> weight;  ///< share of a blend's samples, in any scale: for all sources, or for none
+    std::shared_ptr<const IndexedDataset> file;  ///< the open files; see open_sources
   };
   std::vector<Source> sources;    ///< one, or several for a blend
   SplitShares split = {1, 0, 0};  ///< shares of every source's sequences
@@ -41,7 +43,27 @@ struct DatasetOptions {
   int64_t vocab_size = 0;  ///< every id must be below
 };
 
-/// Opens the sources and builds their indices in memory. Throws Error: `no_input`, `data`, `config`.
+/// Opens the files of the sources that are not open yet, so that they are read once for all that follows.
+/// Throws Error: `no_input`, `data`.
+void open_sources(DatasetOptions& options);
+
+/// Samples of one pass over the part that `options` draw from, whatever `options.samples` says.
+int64_t samples_of_one_epoch(const DatasetOptions& options);
+
+/// Host memory that the sample order and the indices of the files take in every process.
+struct DatasetMemory {
+  int64_t order = 0;  ///< for `options.samples` samples
+  int64_t peak = 0;   ///< the same while the order is made
+  int64_t files = 0;  ///< lengths and places of the documents
+};
+
+/// What these data sets will take in a process that opens all of them one after another, sharing the files
+/// that several have open; no order is made.
+DatasetMemory plan_dataset_memory(std::span<const DatasetOptions> datasets);
+
+/// Opens the sources and makes the order of their samples in memory. A blend without weights is
+/// Megatron-LM's: one epoch of every source, each in proportion to its samples; where more are wanted, these
+/// numbers are the weights. Throws Error: `no_input`, `data`, `config`.
 std::unique_ptr<TokenDataset> open_token_dataset(const DatasetOptions& options);
 
 }  // namespace nrl::data

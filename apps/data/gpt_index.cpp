@@ -1,6 +1,5 @@
 #include "apps/data/gpt_index.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
@@ -11,42 +10,16 @@ namespace nrl::data {
 namespace {
 
 constexpr int64_t kMaxEntries = int64_t{UINT32_MAX} - 1;  // Megatron changes to 64-bit indices here
+constexpr int64_t kStride = 32;                           // documents from one token count to the next
 
-// The same numbers in the same order for every epoch, then shuffled as one.
-void append_documents(GptIndex& index, std::pair<int64_t, int64_t> bounds, int64_t epochs,
-                      NumpyRandomState& random) {
-  const size_t begin = index.documents.size(), count = static_cast<size_t>(bounds.second - bounds.first);
-  index.documents.resize(begin + count * static_cast<size_t>(epochs));
-  for (size_t at = begin; at < index.documents.size(); at += count)
-    std::iota(index.documents.begin() + static_cast<ptrdiff_t>(at),
-              index.documents.begin() + static_cast<ptrdiff_t>(at + count),
-              static_cast<int32_t>(bounds.first));
-  random.shuffle(std::span(index.documents).subspan(begin));
+template <class T>
+std::span<T> reserve(cpu::HostMemory& memory, int64_t count) {
+  memory = cpu::HostMemory(static_cast<size_t>(count) * sizeof(T));
+  return {reinterpret_cast<T*>(memory.data()), static_cast<size_t>(count)};
 }
 
-void find_starts(GptIndex& index, std::span<const int32_t> lengths, int64_t sequence_length,
-                 int64_t samples) {
-  index.start_document.resize(static_cast<size_t>(samples) + 1);
-  index.start_offset.resize(static_cast<size_t>(samples) + 1);
-  int64_t document = 0;
-  int64_t offset = 0;
-  for (size_t sample = 1; sample <= static_cast<size_t>(samples); ++sample) {
-    int64_t wanted = sequence_length + 1;
-    while (true) {
-      const int64_t left =
-          lengths[static_cast<size_t>(index.documents[static_cast<size_t>(document)])] - offset;
-      if (left >= wanted) {
-        offset += wanted - 1;  // the last token is also the first of the next sample
-        break;
-      }
-      wanted -= left;
-      offset = 0;
-      ++document;
-      NRL_CHECK(document < static_cast<int64_t>(index.documents.size()), "sample {} of {}", sample, samples);
-    }
-    index.start_document[sample] = document;
-    index.start_offset[sample] = static_cast<int32_t>(offset);
-  }
+int64_t counts_for(int64_t documents) {
+  return (documents + kStride - 1) / kStride;
 }
 
 }  // namespace
@@ -69,7 +42,7 @@ SplitShares parse_split(const std::string& text) {
   return shares;
 }
 
-std::pair<int64_t, int64_t> split_bounds(const SplitShares& shares, Split split, int64_t sequences) {
+std::pair<int64_t, int64_t> split_bounds(const SplitShares& shares, Split split, int64_t count) {
   for (const double share : shares)
     if (!std::isfinite(share) || share < 0)
       fail(Exit::config, "split: share {} must be a finite number that is not negative", share);
@@ -81,20 +54,63 @@ std::pair<int64_t, int64_t> split_bounds(const SplitShares& shares, Split split,
     end = begin + shares[static_cast<size_t>(i)] / sum;
   }
   const auto place = [&](double share) {
-    return std::min(static_cast<int64_t>(std::nearbyint(share * static_cast<double>(sequences))), sequences);
+    return std::min(static_cast<int64_t>(std::nearbyint(share * static_cast<double>(count))), count);
   };
   return {place(begin), place(end)};
 }
 
-GptIndex build_gpt_index(std::span<const int32_t> lengths, std::pair<int64_t, int64_t> bounds,
-                         int64_t sequence_length, int64_t samples, uint32_t seed, const std::string& name) {
-  NRL_CHECK(sequence_length > 0 && sequence_length < INT32_MAX && samples >= 0 && bounds.first >= 0 &&
-            bounds.first <= bounds.second && bounds.second <= static_cast<int64_t>(lengths.size()));
-  const int64_t count = bounds.second - bounds.first;
-  if (bounds.second > INT32_MAX) fail(Exit::data, "{}: more than 2^31 sequences are not supported", name);
-  int64_t tokens = 0;
-  for (int64_t i = bounds.first; i < bounds.second; ++i) tokens += lengths[static_cast<size_t>(i)];
-  if (tokens == 0)
+int64_t SplitPart::tokens(std::span<const int32_t> lengths) const {
+  int64_t sum = -skip - drop;
+  for (int64_t i = first; i < last; ++i) sum += lengths[static_cast<size_t>(i)];
+  return sum;
+}
+
+SplitPart split_part(const SplitShares& shares, Split split, std::span<const int32_t> lengths) {
+  const auto whole = [&](Split which) {
+    const auto [first, last] = split_bounds(shares, which, static_cast<int64_t>(lengths.size()));
+    return SplitPart{first, last};
+  };
+  const auto lacks_tokens = [&](Split which) {
+    const SplitPart part = whole(which);
+    return shares[static_cast<size_t>(which)] > 0 &&
+           std::all_of(lengths.begin() + part.first, lengths.begin() + part.last,
+                       [](int32_t length) { return length == 0; });
+  };
+  if (!lacks_tokens(Split::train) && !lacks_tokens(Split::validation)) return whole(split);
+
+  const int64_t tokens = SplitPart{0, static_cast<int64_t>(lengths.size())}.tokens(lengths);
+  const auto [begin, end] = split_bounds(shares, split, tokens);
+  SplitPart part{0, 0, 0, 0, true};
+  if (begin == end) return part;
+  int64_t before = 0;
+  for (int64_t i = 0; before < end; ++i) {
+    const int64_t after = before + lengths[static_cast<size_t>(i)];
+    if (before <= begin && begin < after) part.first = i, part.skip = begin - before;
+    if (before < end && end <= after) part.last = i + 1, part.drop = after - end;
+    before = after;
+  }
+  return part;
+}
+
+int64_t GptPlan::bytes() const {
+  return documents() * 4 + counts_for(documents()) * 8 + kept * 4;
+}
+
+int64_t GptPlan::peak_bytes() const {
+  return bytes() + (total - kept) * 4;
+}
+
+GptPlan plan_gpt_index(std::span<const int32_t> lengths, const SplitPart& part, int64_t sequence_length,
+                       int64_t samples, const std::string& name) {
+  NRL_CHECK(sequence_length > 0 && sequence_length < INT32_MAX && samples >= 0 && part.first >= 0 &&
+            part.first <= part.last && part.last <= static_cast<int64_t>(lengths.size()));
+  const int64_t count = part.last - part.first;
+  if (part.last > INT32_MAX) fail(Exit::data, "{}: more than 2^31 sequences are not supported", name);
+  GptPlan plan;
+  plan.part = part;
+  plan.sequence_length = sequence_length;
+  plan.tokens = part.tokens(lengths);
+  if (plan.tokens == 0)
     fail(Exit::data,
          "{}: the split holds no tokens ({} of {} sequences); give it a larger share or more data", name,
          count, lengths.size());
@@ -102,35 +118,75 @@ GptIndex build_gpt_index(std::span<const int32_t> lengths, std::pair<int64_t, in
   int64_t needed = 0;
   if (__builtin_mul_overflow(samples, sequence_length, &needed) || samples > kMaxEntries)
     fail(Exit::config, "{}: {} samples are more than an index holds", name, samples);
-  GptIndex index;
-  index.epochs = needed / tokens + 1;  // the least e with e * tokens >= needed + 1
-  const int64_t total_samples_bound = index.epochs > INT64_MAX / tokens ? INT64_MAX : index.epochs * tokens;
-  if (index.epochs > kMaxEntries / count || (total_samples_bound - 1) / sequence_length > kMaxEntries)
+  plan.epochs = needed / plan.tokens + 1;  // the least e with e * tokens >= needed + 1
+  const int64_t most_tokens = plan.epochs > INT64_MAX / plan.tokens ? INT64_MAX : plan.epochs * plan.tokens;
+  if (plan.epochs > kMaxEntries / count || (most_tokens - 1) / sequence_length > kMaxEntries)
     fail(Exit::config,
          "{}: {} samples of {} tokens would go {} times through {} tokens in {} sequences: too many", name,
-         samples, sequence_length, index.epochs, tokens, count);
+         samples, sequence_length, plan.epochs, plan.tokens, count);
 
-  const int64_t total = (index.epochs * tokens - 1) / sequence_length;
-  const int64_t before_last = ((index.epochs - 1) * tokens - 1) / sequence_length;
+  plan.total = (plan.epochs * plan.tokens - 1) / sequence_length;
+  plan.kept = samples;
+  const int64_t before_last = ((plan.epochs - 1) * plan.tokens - 1) / sequence_length;
   // A last epoch of which little is used is shuffled by itself, or its documents would be seen more often
   // than others.
-  const double full = static_cast<double>((tokens - 1) / sequence_length);
-  const bool separate = index.epochs > 1 && samples - before_last < static_cast<int64_t>(0.80 * full);
-
-  NumpyRandomState random(seed);
-  append_documents(index, bounds, separate ? index.epochs - 1 : index.epochs, random);
-  if (separate) append_documents(index, bounds, 1, random);
-  find_starts(index, lengths, sequence_length, total);
-  index.shuffle.resize(static_cast<size_t>(total));
-  std::iota(index.shuffle.begin(), index.shuffle.end(), 0u);
-  const auto all = std::span(index.shuffle);
-  const size_t first = separate ? static_cast<size_t>(before_last) : all.size();
-  random.shuffle(all.first(first));
-  random.shuffle(all.subspan(first));
-  return index;
+  const auto full = static_cast<double>((plan.tokens - 1) / sequence_length);
+  plan.separate_last = plan.epochs > 1 && samples - before_last < static_cast<int64_t>(0.80 * full);
+  plan.first_samples = plan.separate_last ? before_last : plan.total;
+  return plan;
 }
 
-std::vector<double> normalised_weights(std::span<const double> weights) {
+GptIndex::GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed)
+    : plan_(plan), lengths_(lengths) {
+  NumpyRandomState random(seed);
+  shuffle_documents(random);
+  count_tokens();
+  // All samples are shuffled, or the order would be another one; those that are not used are dropped then.
+  shuffle_ = reserve<uint32_t>(shuffle_memory_, plan_.total);
+  std::iota(shuffle_.begin(), shuffle_.end(), 0u);
+  const auto first = static_cast<size_t>(plan_.first_samples);
+  random.shuffle(shuffle_.first(first));
+  random.shuffle(shuffle_.subspan(first));
+  shuffle_ = shuffle_.first(static_cast<size_t>(plan_.kept));
+  shuffle_memory_.shrink(shuffle_.size_bytes());
+}
+
+// The same numbers in the same order for every epoch, then shuffled as one; a separate last epoch apart.
+void GptIndex::shuffle_documents(NumpyRandomState& random) {
+  documents_ = reserve<int32_t>(document_memory_, plan_.documents());
+  const auto count = static_cast<size_t>(plan_.part.last - plan_.part.first);
+  for (size_t at = 0; at < documents_.size(); at += count) {
+    const auto epoch = documents_.subspan(at, count);
+    std::iota(epoch.begin(), epoch.end(), static_cast<int32_t>(plan_.part.first));
+  }
+  const size_t together = documents_.size() - (plan_.separate_last ? count : 0);
+  random.shuffle(documents_.first(together));
+  random.shuffle(documents_.subspan(together));
+}
+
+void GptIndex::count_tokens() {
+  tokens_before_ = reserve<int64_t>(count_memory_, counts_for(plan_.documents()));
+  int64_t tokens = 0;
+  for (size_t at = 0; at < documents_.size(); ++at) {
+    if (at % kStride == 0) tokens_before_[at / kStride] = tokens;
+    tokens += plan_.part.length(lengths_, documents_[at]);
+  }
+}
+
+GptIndex::Start GptIndex::find(int64_t token) const {
+  const auto after = std::upper_bound(tokens_before_.begin(), tokens_before_.end(), token);
+  const int64_t block = after - tokens_before_.begin() - 1;
+  int64_t document = block * kStride, offset = token - tokens_before_[static_cast<size_t>(block)];
+  while (true) {
+    NRL_CHECK(document < plan_.documents(), "token {} of {} epochs of {}", token, plan_.epochs, plan_.tokens);
+    const int64_t length = plan_.part.length(lengths_, documents_[static_cast<size_t>(document)]);
+    if (offset < length) return {document, offset};
+    offset -= length;
+    ++document;
+  }
+}
+
+std::vector<double> normalized_weights(std::span<const double> weights) {
   double sum = 0;
   for (const double w : weights) {
     if (!std::isfinite(w) || w <= 0)
@@ -146,24 +202,42 @@ int64_t blend_request(double weight, int64_t samples) {
   return static_cast<int64_t>(std::ceil(std::ceil(static_cast<double>(samples) * weight) * 1.005));
 }
 
-BlendIndex build_blend_index(std::span<const double> weights, int64_t samples) {
-  NRL_CHECK(weights.size() <= INT16_MAX && samples >= 0);
-  BlendIndex index;
-  index.dataset.resize(static_cast<size_t>(samples));
-  index.sample.resize(static_cast<size_t>(samples));
-  std::vector<int64_t> taken(weights.size(), 0);
+// A row of taken_ then costs at most a byte a sample.
+int64_t BlendIndex::stride(size_t datasets) {
+  return std::max<int64_t>(4096, 8 * static_cast<int64_t>(datasets));
+}
+
+int64_t BlendIndex::bytes(size_t datasets, int64_t samples) {
+  const int64_t rows = (samples + stride(datasets) - 1) / stride(datasets);
+  return samples * 2 + rows * static_cast<int64_t>(datasets) * 8;
+}
+
+BlendIndex::BlendIndex(std::span<const double> shares, std::span<const int64_t> available, int64_t samples)
+    : datasets_(shares.size()) {
+  NRL_CHECK(datasets_ <= INT16_MAX && available.size() == datasets_ && samples >= 0 &&
+            std::accumulate(available.begin(), available.end(), int64_t{0}) >= samples);
+  dataset_.reserve(static_cast<size_t>(samples));
+  std::vector<int64_t> taken(datasets_, 0);
   for (int64_t k = 0; k < samples; ++k) {
+    if (k % stride(datasets_) == 0) taken_.insert(taken_.end(), taken.begin(), taken.end());
     const auto scale = static_cast<double>(std::max<int64_t>(k, 1));
-    size_t best = 0;
+    size_t best = datasets_;
     double most = 0;
-    for (size_t d = 0; d < weights.size(); ++d) {
-      const double lag = weights[d] * scale - static_cast<double>(taken[d]);
-      if (d == 0 || lag > most) most = lag, best = d;
+    for (size_t d = 0; d < datasets_; ++d) {
+      const double lag = shares[d] * scale - static_cast<double>(taken[d]);
+      if ((best == datasets_ || lag > most) && taken[d] < available[d]) most = lag, best = d;
     }
-    index.dataset[static_cast<size_t>(k)] = static_cast<int16_t>(best);
-    index.sample[static_cast<size_t>(k)] = taken[best]++;
+    dataset_.push_back(static_cast<uint16_t>(best));
+    ++taken[best];
   }
-  return index;
+}
+
+BlendIndex::Sample BlendIndex::at(int64_t k) const {
+  const int64_t row = k / stride(datasets_);
+  const size_t dataset = dataset_[static_cast<size_t>(k)];
+  const auto first = dataset_.begin() + row * stride(datasets_);
+  return {dataset, taken_[static_cast<size_t>(row) * datasets_ + dataset] +
+                       std::count(first, dataset_.begin() + k, static_cast<uint16_t>(dataset))};
 }
 
 }  // namespace nrl::data

@@ -179,7 +179,9 @@ void HfPipeline::split(std::string_view text, bool first,
   if (space_ == Space::none) {
     split_text(text, piece);
   } else if (space_ == Space::byte_level) {
-    split_text(text.starts_with(' ') ? std::string(text) : " " + std::string(text), piece);
+    std::string spaced(text.starts_with(' ') ? 0 : 1, ' ');
+    spaced.append(text);
+    split_text(spaced, piece);
   } else {
     std::string marked(text);
     replace_all(marked, " ", metaspace_);

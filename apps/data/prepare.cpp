@@ -1,17 +1,19 @@
 #include "apps/data/prepare.h"
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <thread>
 
+#include "apps/data/encode_progress.h"
 #include "apps/data/manifest.h"
-#include "apps/data/text_source.h"
 #include "apps/data/tokenizer.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -21,11 +23,13 @@ namespace nrl::data {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr auto kTick = std::chrono::milliseconds(200);
 
 /// A chunk of text on its way to tokens.
 struct Job {
   TextChunk chunk;
-  bool last_of_file = false;
+  size_t chunk_bytes = 0;            // of text
+  std::atomic<int64_t> encoded = 0;  // of them, so far
   std::vector<int32_t> tokens;
   std::vector<int64_t> ends;  // of the documents, in `tokens`
   int64_t text_bytes = 0, bytes_without_token = 0;
@@ -53,14 +57,21 @@ class Pipeline {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  /// The next result, or null at the end. Rethrows the first error in the order of the input.
-  std::unique_ptr<Job> next() {
+  /// The next result, or null at the end. Rethrows the first error in the order of the input. Calls `waiting`
+  /// every tick with the bytes of the files that results still to come have encoded.
+  std::unique_ptr<Job> next(const std::function<void(int64_t)>& waiting) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return order_.empty() ? read_all_ : order_.front()->done; });
+    while (
+        !changed_.wait_for(lock, kTick, [&] { return order_.empty() ? read_all_ : order_.front()->done; })) {
+      const int64_t bytes = bytes_in_flight();
+      lock.unlock();
+      waiting(bytes);
+      lock.lock();
+    }
     if (order_.empty()) return nullptr;
     std::unique_ptr<Job> job = std::move(order_.front());
     order_.pop_front();
-    bytes_ -= job->chunk.file_bytes;
+    bytes_ -= job->chunk_bytes;
     --started_;
     lock.unlock();
     changed_.notify_all();
@@ -69,16 +80,28 @@ class Pipeline {
   }
 
  private:
+  int64_t bytes_in_flight() const {
+    double bytes = 0;
+    for (size_t i = 0; i < started_; ++i) {
+      const Job& job = *order_[i];
+      const double share = static_cast<double>(job.encoded.load(std::memory_order_relaxed)) /
+                           static_cast<double>(std::max<size_t>(job.chunk_bytes, 1));
+      bytes += static_cast<double>(job.chunk.file_bytes) * (job.done ? 1.0 : std::min(share, 1.0));
+    }
+    return static_cast<int64_t>(bytes);
+  }
+
   // False when the pipeline is being left.
   bool push(std::unique_ptr<Job> job) {
     std::unique_lock lock(mutex_);
-    constexpr int64_t kMostBytes = int64_t{256} << 20;
+    constexpr size_t kMostBytes = size_t{256} << 20;
+    job->chunk_bytes = job->chunk.text.size();
     changed_.wait(lock, [&] {
       return stop_ || order_.empty() ||
-             (order_.size() < most_jobs_ && bytes_ + job->chunk.file_bytes <= kMostBytes);
+             (order_.size() < most_jobs_ && bytes_ + job->chunk_bytes <= kMostBytes);
     });
     if (stop_) return false;
-    bytes_ += job->chunk.file_bytes;
+    bytes_ += job->chunk_bytes;
     order_.push_back(std::move(job));
     lock.unlock();
     changed_.notify_all();
@@ -90,12 +113,9 @@ class Pipeline {
     for (const InputFile& file : files_) {
       if (!going) return;
       try {
-        int64_t seen = 0;
         read_chunks(file, [&](TextChunk&& chunk) {
           auto job = std::make_unique<Job>();
-          seen += chunk.file_bytes;
           job->chunk = std::move(chunk);
-          job->last_of_file = seen >= file.bytes;
           return going = push(std::move(job));
         });
       } catch (...) {
@@ -118,10 +138,12 @@ class Pipeline {
       lock.unlock();
       std::exception_ptr error = job.error;
       if (!error) try {
+          encode_progress = &job.encoded;
           work_(job);
         } catch (...) {
           error = std::current_exception();
         }
+      encode_progress = nullptr;
       lock.lock();
       job.error = error;
       job.done = true;
@@ -137,25 +159,36 @@ class Pipeline {
   std::deque<std::unique_ptr<Job>>
       order_;  // read and not yet taken; the first `started_` are with the workers
   size_t started_ = 0;
-  int64_t bytes_ = 0;
+  size_t bytes_ = 0;  // of their text
   bool stop_ = false, read_all_ = false;
   std::vector<std::thread> threads_;
 };
 
-/// Calls the user's progress function, but not too often.
+/// Tells the caller how far it is, but not too often, and leaves when the caller wants to stop.
 class Reporter {
  public:
-  explicit Reporter(const std::function<void(const PrepareProgress&)>& call) : call_(call) {}
-  void operator()(const PrepareProgress& progress, bool always = false) {
+  using Phase = PrepareProgress::Phase;
+
+  Reporter(const PrepareOptions& options, const std::function<void(const PrepareProgress&)>& call)
+      : stop_(options.stop), call_(call) {}
+  void begin(PrepareProgress& progress, Phase phase) {
+    progress.phase = phase;
+    begin_ = Clock::now();
+    (*this)(progress, true);
+  }
+  void operator()(PrepareProgress progress, bool always = false) {
     const auto now = Clock::now();
-    if (!call_ || (!always && now - last_ < std::chrono::milliseconds(100))) return;
+    if (!always && now - last_ < kTick / 2) return;
+    if (stop_ && stop_()) throw PrepareStopped();
     last_ = now;
-    call_(progress);
+    progress.seconds = std::chrono::duration<double>(now - begin_).count();
+    if (call_) call_(progress);
   }
 
  private:
+  const std::function<bool()>& stop_;
   const std::function<void(const PrepareProgress&)>& call_;
-  Clock::time_point last_{};
+  Clock::time_point begin_ = Clock::now(), last_{};
 };
 
 // Lines from the beginning of every file, each file in proportion to its size.
@@ -164,11 +197,10 @@ std::vector<std::string> sample_lines(const std::vector<InputFile>& files, const
   constexpr double kSampleBytes = 16 << 20;
   constexpr size_t kLongestLine = 4096;
   std::vector<std::string> lines;
-  progress.phase = PrepareProgress::Phase::sampling;
+  const auto all = static_cast<double>(std::max<int64_t>(progress.bytes, 1));
+  report.begin(progress, PrepareProgress::Phase::sampling);
   for (const InputFile& file : files) {
-    const double share =
-        static_cast<double>(file.bytes) / static_cast<double>(std::max<int64_t>(progress.bytes, 1));
-    double wanted = std::max(4096.0, kSampleBytes * share);
+    double wanted = std::max(4096.0, kSampleBytes * static_cast<double>(file.bytes) / all);
     ChunkCounts counts;
     const auto take = [&](std::string_view text) {
       while (!text.empty() && wanted > 0) {
@@ -183,6 +215,7 @@ std::vector<std::string> sample_lines(const std::vector<InputFile>& files, const
     };
     read_chunks(file, [&](TextChunk&& chunk) {
       for_each_document(chunk, options, counts, take);
+      report(progress);
       return wanted > 0;
     });
     progress.bytes_done += file.bytes;
@@ -190,6 +223,16 @@ std::vector<std::string> sample_lines(const std::vector<InputFile>& files, const
     report(progress);
   }
   return lines;
+}
+
+// Training cannot be interrupted: another thread does it, this one reports.
+std::string train_on(const std::vector<std::string>& lines, int64_t size, int workers,
+                     PrepareProgress progress, Reporter& report) {
+  report.begin(progress, PrepareProgress::Phase::training_tokenizer);
+  std::future<std::string> model =
+      std::async(std::launch::async, [&] { return train_sentencepiece(lines, size, workers); });
+  while (model.wait_for(kTick) != std::future_status::ready) report(progress);
+  return model.get();
 }
 
 int64_t size_to_train(const std::string& spec) {
@@ -212,34 +255,36 @@ PrepareSummary run_prepare(const PrepareOptions& options,
   if (options.inputs.empty()) fail(Exit::usage, "prepare: no input is given");
   const int64_t train_size = size_to_train(options.tokenizer);
   std::unique_ptr<Tokenizer> tokenizer = train_size > 0 ? nullptr : make_tokenizer(options.tokenizer);
-  const std::vector<InputFile> files = list_inputs(options.inputs, options.output + ".");
+  const std::vector<InputFile> files =
+      list_inputs(options.inputs, options.output + ".", options.text.jsonl_key);
   const int workers = options.workers > 0
                           ? std::min(options.workers, 256)
                           : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const ChunkOptions chunk_options{options.jsonl_key, options.skip_bad_lines};
 
-  Reporter report(progress_call);
+  PrepareSummary summary;
+  Reporter report(options, progress_call);
   PrepareProgress progress;
   progress.files = static_cast<int64_t>(files.size());
-  for (const InputFile& file : files) progress.bytes += file.bytes;
+  for (const InputFile& file : files) {
+    progress.bytes += file.bytes;
+    if (file.json_as_text) summary.json_as_text.add(file.path);
+  }
   make_directories(parent_path(options.output));
 
   if (!tokenizer) {
-    const auto lines = sample_lines(files, chunk_options, progress, report);
-    progress.phase = PrepareProgress::Phase::training_tokenizer;
-    report(progress, true);
-    tokenizer = make_sentencepiece(train_sentencepiece(lines, train_size, workers), options.tokenizer);
-    progress.phase = PrepareProgress::Phase::tokenizing;
+    const auto lines = sample_lines(files, options.text, progress, report);
+    tokenizer = make_sentencepiece(train_on(lines, train_size, workers, progress, report), options.tokenizer);
+    summary.vocab_wanted = train_size;
   }
   if (options.append_eod && !tokenizer->eos())
     fail(Exit::usage, "the tokenizer {} has no token that ends a document; prepare without appending one",
          options.tokenizer);
 
-  PrepareSummary summary;
+  report.begin(progress, PrepareProgress::Phase::tokenizing);
   IndexedDatasetWriter writer(options.output, tokenizer->vocab_size());
   {
     Pipeline pipeline(files, workers, [&](Job& job) {
-      for_each_document(job.chunk, chunk_options, job.counts, [&](std::string_view text) {
+      for_each_document(job.chunk, options.text, job.counts, [&](std::string_view text) {
         const size_t begin = job.tokens.size();
         job.bytes_without_token += tokenizer->encode(text, job.tokens);
         if (job.tokens.size() == begin) return;
@@ -249,7 +294,12 @@ PrepareSummary run_prepare(const PrepareOptions& options,
       });
       job.chunk.text = {};
     });
-    while (const std::unique_ptr<Job> job = pipeline.next()) {
+    const auto waiting = [&](int64_t bytes_in_flight) {
+      PrepareProgress now = progress;
+      now.bytes_done += bytes_in_flight;
+      report(now);
+    };
+    while (const std::unique_ptr<Job> job = pipeline.next(waiting)) {
       int64_t begin = 0;
       for (const int64_t end : job->ends) {
         if (end - begin > INT32_MAX)
@@ -262,18 +312,19 @@ PrepareSummary run_prepare(const PrepareOptions& options,
       }
       summary.text_bytes += job->text_bytes;
       summary.bytes_without_token += job->bytes_without_token;
-      summary.binary_files += job->counts.binary_files;
-      summary.bad_lines += job->counts.bad_lines;
+      summary.counts.invalid_utf8.add(job->counts.invalid_utf8);
+      summary.counts.bad_lines.add(job->counts.bad_lines);
       progress.bytes_done += job->chunk.file_bytes;
-      progress.files_done += job->last_of_file;
+      progress.files_done += job->chunk.last;
       progress.documents = writer.documents();
       progress.tokens = writer.tokens();
       report(progress);
     }
   }
   if (writer.tokens() == 0)
-    fail(Exit::data, "prepare: no text in {} file{} ({} binary, {} bad lines)", files.size(),
-         files.size() == 1 ? "" : "s", summary.binary_files, summary.bad_lines);
+    fail(Exit::data, "prepare: no text in {} file{} ({} bad lines, {} documents of invalid UTF-8 left out)",
+         files.size(), files.size() == 1 ? "" : "s", summary.counts.bad_lines.count,
+         options.text.invalid_utf8 == InvalidUtf8::skip ? summary.counts.invalid_utf8.count : 0);
 
   DatasetManifest manifest;
   if (options.append_eod) manifest.eod = tokenizer->eos();
@@ -285,10 +336,10 @@ PrepareSummary run_prepare(const PrepareOptions& options,
     companions.push_back(std::make_unique<AtomicFile>(file.name));
     companions.back()->write(file.content);
   }
+  report(progress, true);  // the last chance to stop
   writer.finish([&] {
     for (const auto& file : companions) file->commit();
   });
-  report(progress, true);
 
   summary.files = progress.files;
   summary.documents = manifest.documents;

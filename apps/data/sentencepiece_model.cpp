@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "apps/data/encode_progress.h"
 #include "apps/data/unicode.h"
 #include "core/base/error.h"
 
@@ -252,7 +253,11 @@ void SentencePieceBpe::encode_words(std::string_view text, std::vector<int32_t>&
   while (!text.empty()) {
     size_t end = 0;
     while (text.substr(end).starts_with(kSpace)) end += kSpace.size();
+    const size_t spaces = end / kSpace.size();
     end = std::min(text.find(kSpace, end), text.size());
+    if (encode_progress)
+      encode_progress->fetch_add(static_cast<int64_t>(end - spaces * (kSpace.size() - 1)),
+                                 std::memory_order_relaxed);
     bpe_->encode(text.substr(0, end), out, workspace);
     text.remove_prefix(end);
   }

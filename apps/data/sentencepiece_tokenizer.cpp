@@ -117,7 +117,7 @@ std::string train_sentencepiece(const std::vector<std::string>& lines, int64_t s
       {"add_dummy_prefix", "false"},
       {"split_digits", "true"},
       {"allow_whitespace_only_pieces", "true"},
-      {"max_sentence_length", std::to_string(longest + 1)},
+      {"max_sentence_length", std::to_string(std::max<size_t>(longest + 1, 10))},
       {"num_threads", std::to_string(std::clamp(threads, 1, 128))},
       {"minloglevel", "2"}};
   Lines iterator(lines);

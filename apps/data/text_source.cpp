@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 
 #include "apps/data/unicode.h"
@@ -15,35 +16,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kMaxTextBytes = (uint64_t{1} << 31) - 1;  // a document's tokens are counted in 31 bits
+constexpr int64_t kMaxTextBytes = (int64_t{1} << 31) - 1;  // a document's tokens are counted in 31 bits
+// A compressed document may expand to this many times its size, and to kFreeBytes in any case.
+constexpr int64_t kMostExpansion = 200, kFreeBytes = int64_t{64} << 20;
 constexpr size_t kMaxLineBytes = size_t{64} << 20;
 constexpr size_t kBlockBytes = size_t{1} << 20;
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-InputFile describe(const fs::path& path, bool required) {
-  std::error_code error;
-  const auto bytes = fs::file_size(path, error);
-  if (error) fail(Exit::no_input, "{}: cannot read: {}", path.string(), error.message());
-  return {path.string(), static_cast<int64_t>(bytes), path.extension() == ".jsonl", required};
-}
-
-void list_folder(const fs::path& folder, const std::string& except, std::vector<InputFile>& out) {
-  std::vector<fs::path> paths;
-  try {
-    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-      std::error_code error;
-      if (entry.is_regular_file(error) && !(!except.empty() && entry.path().string().starts_with(except)))
-        paths.push_back(entry.path());
-    }
-  } catch (const fs::filesystem_error& e) {
-    fail(Exit::no_input, "{}: cannot read the folder: {}", folder.string(), e.code().message());
-  }
-  std::sort(paths.begin(), paths.end(),
-            [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
-  for (const fs::path& path : paths) out.push_back(describe(path, false));
-}
-
-// One line of a JSONL file; "" stands for a blank line.
+// One line of a JSONL file; an Error (`data`) begins with `source`.
 std::string text_of_line(std::string_view line, const std::string& source, const std::string& key) {
   static constexpr JsonLimits limits{.depth = 64, .string_bytes = kMaxLineBytes, .text_bytes = kMaxLineBytes};
   try {
@@ -58,71 +39,215 @@ std::string text_of_line(std::string_view line, const std::string& source, const
   }
 }
 
+// Whole texts, or pieces that end with a line. `take(text, offset, last)` returns false to stop.
+void read_lines(TextStream& stream, const InputFile& input,
+                const std::function<bool(std::string&&, int64_t, bool)>& take) {
+  std::string rest;
+  int64_t offset = 0, line = 1;
+  while (true) {
+    const size_t kept = rest.size();
+    rest.resize(kept + kBlockBytes);
+    const size_t count = stream.read(rest.data() + kept, kBlockBytes);
+    rest.resize(kept + count);
+    const bool last = count < kBlockBytes;
+    const size_t end = last ? rest.size() : rest.rfind('\n') + 1;
+    if (end == 0 && !last) {
+      if (rest.size() > kMaxLineBytes)
+        fail(Exit::data, "{}:{}: the line is too long: more than {}; expected one JSON object a line",
+             input.path, line, human_bytes(kMaxLineBytes));
+      continue;
+    }
+    std::string text = rest.substr(0, end);
+    rest.erase(0, end);
+    line += std::count(text.begin(), text.end(), '\n');
+    if (!take(std::move(text), offset, last) || last) return;
+    offset += static_cast<int64_t>(end);
+  }
+}
+
+bool begins_with_json_line(const InputFile& file, const std::string& key) {
+  TextStream stream(file.path, file.compression);
+  bool found = false;
+  try {
+    read_lines(stream, file, [&](std::string&& text, int64_t, bool) {
+      std::string_view line = text;
+      if (line.starts_with(kByteOrderMark)) line.remove_prefix(kByteOrderMark.size());
+      text_of_line(line.substr(0, line.find('\n')), file.path, key);
+      found = true;
+      return false;
+    });
+  } catch (const Error&) {  // damaged files are reported when they are read
+  }
+  return found;
+}
+
+InputFile describe(const fs::path& path, const std::string& jsonl_key) {
+  std::error_code error;
+  const auto bytes = fs::file_size(path, error);
+  if (error) fail(Exit::no_input, "{}: cannot read: {}", path.string(), error.message());
+  InputFile file{path.string(), static_cast<int64_t>(bytes), compression_of(path.string())};
+  const fs::path name = file.compression == Compression::none ? path : path.stem();
+  if (name.extension() == ".parquet")
+    fail(Exit::data,
+         "{0}: Parquet files are not read; expected text or JSON lines. Fix: convert it, for example with "
+         "python3 -c \"import pandas; pandas.read_parquet('{0}').to_json('data.jsonl', orient='records', "
+         "lines=True)\"",
+         file.path);
+  const bool json = name.extension() == ".json";
+  file.jsonl = name.extension() == ".jsonl" || name.extension() == ".ndjson" ||
+               (json && begins_with_json_line(file, jsonl_key));
+  file.json_as_text = json && !file.jsonl;
+  return file;
+}
+
+void list_folder(const fs::path& folder, const fs::path& except, std::vector<fs::path>& out) {
+  std::vector<fs::path> paths;
+  try {
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      std::error_code error;
+      if (entry.is_regular_file(error) &&
+          !fs::absolute(entry.path()).lexically_normal().string().starts_with(except.string()))
+        paths.push_back(entry.path());
+    }
+  } catch (const fs::filesystem_error& e) {
+    fail(Exit::no_input, "{}: cannot read the directory: {}", folder.string(), e.code().message());
+  }
+  std::sort(paths.begin(), paths.end(),
+            [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
+  out.insert(out.end(), paths.begin(), paths.end());
+}
+
+// The first byte that is not text, or npos.
+size_t find_bad_byte(std::string_view text) {
+  return std::min(text.find('\0'), find_invalid_utf8(text));
+}
+
+// Bytes of the maximal subpart of the ill-formed sequence at `at`, or of a NUL (The Unicode Standard, 3.9):
+// the longest beginning of a well-formed sequence, one byte at least.
+size_t subpart_bytes(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : 0; };
+  const uint8_t first = byte(at);
+  const size_t length = first >= 0xF0 && first <= 0xF4 ? 4 : first >= 0xE0 ? 3 : 2;
+  if (first < 0xC2 || first > 0xF4) return 1;
+  const uint8_t low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
+  const uint8_t high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+  if (byte(at + 1) < low || byte(at + 1) > high) return 1;
+  size_t count = 2;
+  while (count < length && (byte(at + count) & 0xC0) == 0x80) ++count;
+  return count;
+}
+
+std::string with_replacements(std::string_view text) {
+  std::string out;
+  for (size_t bad; (bad = find_bad_byte(text)) != std::string_view::npos;) {
+    out += text.substr(0, bad);
+    out += kReplacement;
+    text.remove_prefix(bad + subpart_bytes(text, bad));
+  }
+  return out += text;
+}
+
+/// One document as it stands in the file, on its way through the options.
+struct RawText {
+  const TextChunk& chunk;
+  const ChunkOptions& options;
+  ChunkCounts& counts;
+
+  // The text to use: `text` itself, `storage` with replacements, or nothing when it is left out.
+  std::optional<std::string_view> valid(std::string_view text, int64_t line, std::string& storage) const {
+    const size_t bad = find_bad_byte(text);
+    if (bad == std::string_view::npos) return text;
+    const auto before = text.substr(0, bad);
+    const std::string place =
+        fmt::format("{}:{}: not UTF-8 text: byte 0x{:02x} at byte {} of the {}", chunk.file->path,
+                    line + std::count(before.begin(), before.end(), '\n'), static_cast<uint8_t>(text[bad]),
+                    chunk.offset + (text.data() - chunk.text.data()) + static_cast<ptrdiff_t>(bad),
+                    chunk.file->compression == Compression::none ? "file" : "decompressed text");
+    if (options.invalid_utf8 == InvalidUtf8::error)
+      fail(Exit::data,
+           "{}; expected UTF-8. Fix: convert the file (iconv -f LATIN1 -t UTF-8), or --invalid-utf8 replace "
+           "(U+FFFD in its place) or skip (leave the document out)",
+           place);
+    counts.invalid_utf8.add(place);
+    if (options.invalid_utf8 == InvalidUtf8::skip) return std::nullopt;
+    return storage = with_replacements(text);
+  }
+};
+
 }  // namespace
 
-std::vector<InputFile> list_inputs(const std::vector<std::string>& inputs, const std::string& except) {
-  std::vector<InputFile> files;
+std::vector<InputFile> list_inputs(const std::vector<std::string>& inputs, const std::string& except,
+                                   const std::string& jsonl_key) {
+  const fs::path left_out = fs::absolute(except).lexically_normal();
+  std::vector<fs::path> paths;
   for (const std::string& input : inputs) {
     std::error_code error;
     const auto status = fs::status(input, error);
     if (fs::is_directory(status)) {
-      list_folder(input, except, files);
+      list_folder(input, left_out, paths);
     } else if (fs::is_regular_file(status)) {
-      files.push_back(describe(input, true));
+      paths.emplace_back(input);
     } else {
       fail(Exit::no_input, "{}: {}", input,
-           fs::exists(status) ? "neither a file nor a folder" : "no such file or folder");
+           fs::exists(status) ? "neither a file nor a directory" : "no such file or directory");
     }
   }
+  std::vector<InputFile> files;
+  for (const fs::path& path : paths) files.push_back(describe(path, jsonl_key));
   return files;
 }
 
 void read_chunks(const InputFile& input, const std::function<bool(TextChunk&&)>& take) {
+  TextStream stream(input.path, input.compression);
   if (!input.jsonl) {
-    std::string text = read_file(input.path, kMaxTextBytes);
-    const auto bytes = static_cast<int64_t>(text.size());
-    take({&input, 1, bytes, std::move(text)});
+    const int64_t most = input.compression == Compression::none
+                             ? kMaxTextBytes
+                             : std::min(kMaxTextBytes, std::max(kFreeBytes, input.bytes * kMostExpansion));
+    std::string text;
+    for (size_t count = kBlockBytes; count == kBlockBytes;) {
+      const size_t kept = text.size();
+      text.resize(kept + kBlockBytes);
+      count = stream.read(text.data() + kept, kBlockBytes);
+      text.resize(kept + count);
+      if (static_cast<int64_t>(text.size()) > most)
+        fail(Exit::data,
+             "{}: one document of more than {}{}: too long. Fix: split it, or make JSON lines of it",
+             input.path, human_bytes(static_cast<uint64_t>(most)),
+             input.compression == Compression::none
+                 ? ""
+                 : fmt::format(", out of {} on disk", human_bytes(static_cast<uint64_t>(input.bytes))));
+    }
+    take({&input, 1, 0, stream.file_position(), true, std::move(text)});
     return;
   }
-  const File file = File::open_read(input.path);
-  const uint64_t size = file.size();
-  uint64_t at = 0;
-  int64_t line = 1;
-  std::string rest;
-  while (at < size || !rest.empty()) {
-    const size_t kept = rest.size();
-    const auto count = static_cast<size_t>(std::min<uint64_t>(kBlockBytes, size - at));
-    rest.resize(kept + count);
-    file.pread_all(rest.data() + kept, count, at);
-    at += count;
-    size_t end = at == size ? rest.size() : rest.rfind('\n') + 1;
-    if (end == 0) {
-      if (rest.size() > kMaxLineBytes)
-        fail(Exit::data, "{}:{}: the line is longer than {}", input.path, line, human_bytes(kMaxLineBytes));
-      continue;
-    }
-    TextChunk chunk{&input, line, static_cast<int64_t>(end), rest.substr(0, end)};
+  int64_t line = 1, read = 0;
+  read_lines(stream, input, [&](std::string&& text, int64_t offset, bool last) {
+    TextChunk chunk{&input, line, offset, stream.file_position() - read, last, std::move(text)};
+    read = stream.file_position();
     line += std::count(chunk.text.begin(), chunk.text.end(), '\n');
-    rest.erase(0, end);
-    if (!take(std::move(chunk))) return;
-  }
+    return take(std::move(chunk));
+  });
+}
+
+void Incidents::add(std::string place) {
+  ++count;
+  if (places.size() < kMostPlaces) places.push_back(std::move(place));
+}
+
+void Incidents::add(const Incidents& other) {
+  count += other.count;
+  for (const std::string& place : other.places)
+    if (places.size() < kMostPlaces) places.push_back(place);
 }
 
 void for_each_document(const TextChunk& chunk, const ChunkOptions& options, ChunkCounts& counts,
                        const std::function<void(std::string_view)>& document) {
+  const RawText raw{chunk, options, counts};
+  std::string storage;
   std::string_view text = chunk.text;
-  if (chunk.first_line == 1 && text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  if (chunk.offset == 0 && text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   if (!chunk.file->jsonl) {
-    const size_t nul = text.find('\0');
-    if (const size_t bad = std::min(nul, find_invalid_utf8(text)); bad != std::string_view::npos) {
-      if (chunk.file->required)
-        fail(Exit::data, "{}:{}: not UTF-8 text: byte 0x{:02x} at offset {}", chunk.file->path,
-             1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(bad), '\n'),
-             static_cast<uint8_t>(text[bad]), bad);
-      ++counts.binary_files;
-    } else if (!text.empty()) {
-      document(text);
-    }
+    if (const auto valid = raw.valid(text, 1, storage); valid && !valid->empty()) document(*valid);
     return;
   }
   for (int64_t number = chunk.first_line; !text.empty(); ++number) {
@@ -130,12 +255,15 @@ void for_each_document(const TextChunk& chunk, const ChunkOptions& options, Chun
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const auto valid = raw.valid(line, number, storage);
+    if (!valid) continue;
     std::string content;
     try {
-      content = text_of_line(line, fmt::format("{}:{}", chunk.file->path, number), options.jsonl_key);
-    } catch (const Error&) {
-      if (!options.skip_bad_lines) throw;
-      ++counts.bad_lines;
+      content = text_of_line(*valid, fmt::format("{}:{}", chunk.file->path, number), options.jsonl_key);
+    } catch (const Error& e) {
+      if (options.bad_line == BadLine::error)
+        fail(Exit::data, "{}. Fix: mend the line, or --on-bad-line skip", e.what());
+      counts.bad_lines.add(e.what());
       continue;
     }
     if (!content.empty()) document(content);

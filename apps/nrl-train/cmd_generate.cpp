@@ -11,6 +11,8 @@
 #include "apps/model/inference.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/train/checkpoint.h"
+#include "apps/train/model_source.h"
+#include "apps/train/resume.h"
 #include "core/base/philox.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/memory.h"
@@ -57,13 +59,7 @@ int32_t sample(std::span<const float> logits, const GenerateArgs& args, float un
 }  // namespace
 
 int run_generate(const GenerateArgs& args) {
-  const std::string config_path = join_path(args.directory, "config.json");
-  model::ModelSpec spec;
-  try {
-    spec = model::parse_model_config(read_file(config_path, uint64_t{4} << 20), config_path);
-  } catch (const model::ModelConfigError& e) {
-    fail(Exit::data, "{}: {}", config_path, e.what());
-  }
+  const model::ModelSpec spec = train::load_model_directory(args.directory);
   const auto tokenizer =
       args.tokenizer.empty() ? data::tokenizer_in(args.directory) : data::make_tokenizer(args.tokenizer);
   std::vector<int32_t> prompt = tokenizer->encode(args.prompt);
@@ -83,11 +79,12 @@ int run_generate(const GenerateArgs& args) {
   std::vector<cpu::HostMemory> memory;
   std::vector<Tensor> weights;
   std::vector<model::ParameterView> views;
+  const DType dtype = train::stored_dtype(args.directory);
   for (const model::Parameter& p : parameters.all) {
-    memory.emplace_back(static_cast<size_t>(p.numel()) * 4);
+    memory.emplace_back(static_cast<size_t>(p.numel() * size_of(dtype)));
     weights.push_back(p.shape.size() == 1
-                          ? make_tensor(memory.back().data(), DType::f32, {p.shape[0]})
-                          : make_tensor(memory.back().data(), DType::f32, {p.shape[0], p.shape[1]}));
+                          ? make_tensor(memory.back().data(), dtype, {p.shape[0]})
+                          : make_tensor(memory.back().data(), dtype, {p.shape[0], p.shape[1]}));
     views.push_back({weights.back(), {}});
   }
   train::load_weights(args.directory, spec, parameters, weights);

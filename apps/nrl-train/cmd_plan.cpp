@@ -12,6 +12,30 @@
 #include "core/base/text.h"
 
 namespace nrl::app {
+namespace {
+
+/// Host memory of the sample order. Where it cannot be known, because the data is not on this machine, the
+/// reason is in `unknown`.
+data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t global_batch,
+                              std::string& unknown) {
+  if (config.data.train.data_path.empty()) {
+    unknown = "data.train.data_path is not set";
+    return {};
+  }
+  try {
+    const train::TrainData train = train::plan_train_data(config, vocab_size, global_batch);
+    std::vector<data::DatasetOptions> datasets{train.options};
+    if (const auto validation = train::plan_validation_data(config, train, global_batch))
+      datasets.push_back(validation->options);
+    return data::plan_dataset_memory(datasets);
+  } catch (const Error& e) {
+    if (e.code() != Exit::no_input) throw;
+    unknown = e.what();
+    return {};
+  }
+}
+
+}  // namespace
 
 int run_plan(const PlanArgs& args) {
   ConfigResult result = load_config(args.config.path, args.config.overrides);
@@ -46,13 +70,27 @@ int run_plan(const PlanArgs& args) {
           ? "all slots kept"
           : "recomputes " + fmt::format("{}", fmt::join(plan->recompute_modules, ", ")) + ", keeps the rest");
   log::info("memory   per rank, in bytes");
+  const auto row = [](std::string_view name, int64_t bytes) {
+    log::info("  {:<12} {:>16}   {}", name, grouped(bytes), human_bytes(static_cast<uint64_t>(bytes)));
+  };
+  std::string unknown;
+  const data::DatasetMemory order = plan_data(c, spec.vocab_size, batch.global, unknown);
+  const int64_t order_bytes = order.order + order.files;
+  const bool on_host = device == DeviceType::cpu;
   for (int i = 0; i < memory::category_count; ++i) {
     const auto category = static_cast<memory::Category>(i);
-    log::info("  {:<12} {:>16}   {}", memory::name_of(category), grouped(plan->memory.bytes(category)),
-              human_bytes(static_cast<uint64_t>(plan->memory.bytes(category))));
+    row(memory::name_of(category),
+        plan->memory.bytes(category) + (on_host && category == memory::Category::data ? order_bytes : 0));
   }
-  log::info("  {:<12} {:>16}   {}", "total", grouped(plan->memory.total_bytes()),
-            human_bytes(static_cast<uint64_t>(plan->memory.total_bytes())));
+  row("total", plan->memory.total_bytes() + (on_host ? order_bytes : 0));
+  if (unknown.empty())
+    log::info("data     sample order {}, index of the files {} {}; at most {} while the order is made",
+              human_bytes(static_cast<uint64_t>(order.order)),
+              human_bytes(static_cast<uint64_t>(order.files)),
+              on_host ? "(counted under data)" : "in host memory, not counted above",
+              human_bytes(static_cast<uint64_t>(order.peak + order.files)));
+  else
+    log::info("data     the memory of the sample order is not known: {}", unknown);
   if (args.buffers)
     for (const auto& buffer : plan->memory.buffers())
       if (buffer.bytes > 0)

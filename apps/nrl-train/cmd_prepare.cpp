@@ -1,11 +1,14 @@
-// nrl-train prepare: text to token files, with a progress bar.
+// nrl-train prepare: text to token files, with progress.
 
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
+#include <optional>
 
-#include "apps/data/prepare.h"
+#include "apps/data/prepare_report.h"
 #include "apps/nrl-train/commands.h"
+#include "apps/train/run_io/stop_signal.h"
 #include "apps/train/run_io/terminal.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -13,15 +16,13 @@
 namespace nrl::app {
 namespace {
 
-const char* phase_name(data::PrepareProgress::Phase phase) {
-  switch (phase) {
-    case data::PrepareProgress::Phase::sampling:
-      return "reading a sample";
-    case data::PrepareProgress::Phase::training_tokenizer:
-      return "training the tokenizer";
-    default:
-      return "tokenizing";
-  }
+void warn_of(const data::Incidents& incidents, std::string_view what) {
+  if (incidents.count == 0) return;
+  std::string text = fmt::format("{} {}:", grouped(incidents.count), what);
+  for (const std::string& place : incidents.places) text += "\n  " + place;
+  const int64_t more = incidents.count - static_cast<int64_t>(incidents.places.size());
+  if (more > 0) text += fmt::format("\n  and {} more", grouped(more));
+  log::warn_text(text);
 }
 
 }  // namespace
@@ -32,42 +33,55 @@ int run_prepare_command(const PrepareArgs& args) {
   options.tokenizer = args.tokenizer;
   options.output = args.output;
   options.append_eod = args.append_eod;
-  options.jsonl_key = args.jsonl_key;
+  options.text.jsonl_key = args.jsonl_key;
+  options.text.invalid_utf8 = args.invalid_utf8 == "error"     ? data::InvalidUtf8::error
+                              : args.invalid_utf8 == "replace" ? data::InvalidUtf8::replace
+                                                               : data::InvalidUtf8::skip;
+  options.text.bad_line = args.on_bad_line == "error" ? data::BadLine::error : data::BadLine::skip;
   options.workers = args.workers;
-  const bool bar = terminal_columns(STDOUT_FILENO) > 0;
-  auto last = data::PrepareProgress::Phase::tokenizing;
-  bool any = false;
-  const data::PrepareSummary s = data::run_prepare(options, [&](const data::PrepareProgress& p) {
-    if (bar) {
-      const double share = p.bytes > 0 ? static_cast<double>(p.bytes_done) / static_cast<double>(p.bytes) : 0;
-      constexpr int width = 30;
-      std::string cells(static_cast<size_t>(share * width), '#');
-      cells.resize(width, '.');
-      std::printf("\r\033[K%s [%s] %3.0f%%  %s of %s, %s tokens", phase_name(p.phase), cells.c_str(),
-                  share * 100, human_bytes(static_cast<uint64_t>(p.bytes_done)).c_str(),
-                  human_bytes(static_cast<uint64_t>(p.bytes)).c_str(),
-                  human_count(static_cast<double>(p.tokens)).c_str());
-      std::fflush(stdout);
-    } else if (!any || p.phase != last) {
-      log::info("{} ...", phase_name(p.phase));
-    }
-    any = true;
-    last = p.phase;
+  options.stop = [] { return StopSignals::requested() != 0; };
+
+  data::PrepareReport report(terminal_columns(STDOUT_FILENO), [](std::string_view text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
   });
-  if (bar) std::fputs("\r\033[K", stdout);
+  std::optional<StopSignals> signals(std::in_place);
+  data::PrepareSummary s;
+  try {
+    s = data::run_prepare(options, [&](const data::PrepareProgress& p) { report(p); });
+    report.finish();
+  } catch (const data::PrepareStopped&) {
+    const int signal = StopSignals::requested();
+    report.finish();
+    log::info("stopped by {}: nothing was written", signal_name(signal));
+    std::fflush(stdout);
+    signals.reset();
+    std::raise(signal);  // so that the shell sees which one
+    return 128 + signal;
+  } catch (...) {
+    report.finish();
+    throw;
+  }
   log::info(
-      "{} documents from {} files, {} of text -> {} tokens ({:.2f} bytes each), vocabulary {}, in {:.1f} s",
-      grouped(s.documents), grouped(s.files), human_bytes(static_cast<uint64_t>(s.text_bytes)),
-      grouped(s.tokens),
-      s.tokens > 0 ? static_cast<double>(s.text_bytes) / static_cast<double>(s.tokens) : 0.0, s.vocab_size,
-      s.seconds);
+      "{} document{} from {} file{}, {} of text -> {} tokens ({:.2f} bytes each), vocabulary {}, in {:.1f} s",
+      grouped(s.documents), s.documents == 1 ? "" : "s", grouped(s.files), s.files == 1 ? "" : "s",
+      human_bytes(static_cast<uint64_t>(s.text_bytes)), grouped(s.tokens),
+      static_cast<double>(s.text_bytes) / static_cast<double>(s.tokens), s.vocab_size, s.seconds);
+  if (s.vocab_wanted > s.vocab_size)
+    log::info("the text gives a vocabulary of {} tokens instead of {}: it is too small for more",
+              grouped(s.vocab_size), grouped(s.vocab_wanted));
+  warn_of(s.json_as_text, fmt::format(".json files were read as text, because their first line is not a JSON "
+                                      "object with a text under \"{}\"",
+                                      args.jsonl_key));
+  warn_of(s.counts.invalid_utf8, options.text.invalid_utf8 == data::InvalidUtf8::skip
+                                     ? "documents with invalid UTF-8 were left out"
+                                     : "documents with invalid UTF-8 have U+FFFD in its place");
+  warn_of(s.counts.bad_lines, "bad lines were left out");
   if (s.bytes_without_token > 0)
     log::info("{} bytes of text were left out: the tokenizer has no token for them",
               grouped(s.bytes_without_token));
   if (!s.slow_because.empty())
     log::info("the text was encoded by the sentencepiece library, which is slower: {}", s.slow_because);
-  if (s.binary_files > 0)
-    log::info("{} files were skipped: they are not UTF-8 text", grouped(s.binary_files));
   log::info("wrote {0}.bin and {0}.idx; train on it with data.train.data_path: {0}", args.output);
   return 0;
 }

@@ -25,6 +25,8 @@ struct PrepareArgs {
   std::string tokenizer = "bytes";
   std::string output;
   std::string jsonl_key = "text";
+  std::string invalid_utf8 = "error";  ///< error, replace or skip
+  std::string on_bad_line = "error";   ///< error or skip
   bool append_eod = true;
   int workers = 0;  ///< 0: all cores
 };
@@ -47,6 +49,17 @@ struct GenerateArgs {
   int threads = 0;
 };
 
+struct EvalArgs {
+  std::string directory;
+  std::vector<std::string> data;  ///< prefixes of token files
+  int64_t sequence_length = 0;    ///< 0: that of the training
+  int64_t micro_batch = 4;
+  int64_t max_tokens = 0;  ///< of each data set; 0: all
+  std::string device = "auto";
+  int threads = 0;
+  bool json = false;
+};
+
 struct BenchArgs {
   std::string what;             ///< ops, gemm, attention, step, comm
   ConfigArgs config;            ///< step only
@@ -55,6 +68,11 @@ struct BenchArgs {
   std::string only;             ///< part of the names of what is measured; empty: all
   int steps = 20;               ///< step: those that are timed
   bool quick = false;           ///< tiny sizes, timed once: shows that all runs, measures nothing
+};
+
+struct ReportArgs {
+  std::vector<std::string> runs;  ///< log directories, or metrics.jsonl files
+  std::string html;               ///< page to write; empty: none
 };
 
 struct CheckpointArgs {
@@ -66,9 +84,11 @@ int run_plan(const PlanArgs& args);
 int run_prepare_command(const PrepareArgs& args);
 int run_data_show(const DataShowArgs& args);
 int run_generate(const GenerateArgs& args);
+int run_eval(const EvalArgs& args);
 int run_explain(const std::string& key);
 int run_config_docs();
 int run_doctor();
+int run_report(const ReportArgs& args);
 int run_bench(const BenchArgs& args);
 int run_checkpoint_verify(const CheckpointArgs& args);
 

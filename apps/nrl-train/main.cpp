@@ -10,12 +10,13 @@
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
+#include "core/device/cpu/features.h"
 
 namespace nrl::app {
 namespace {
 
-constexpr std::string_view commands[] = {"train",   "plan",       "prepare", "data",  "generate",
-                                         "explain", "checkpoint", "bench",   "doctor"};
+constexpr std::string_view commands[] = {"train",  "plan",    "prepare",    "data",  "generate", "eval",
+                                         "report", "explain", "checkpoint", "bench", "doctor"};
 
 // `nrl-train run.yaml ...` means `nrl-train train run.yaml ...`.
 std::vector<std::string> with_default_command(int argc, char** argv) {
@@ -61,11 +62,19 @@ int run(int argc, char** argv) {
 
   PrepareArgs prepare;
   c = app.add_subcommand("prepare", "Turn text into token files (PREFIX.bin and PREFIX.idx)");
-  c->add_option("--input", prepare.input, "Text files, JSONL files or directories")->required();
+  c->add_option("--input", prepare.input,
+                "Text files, JSON lines (.jsonl, .json), both also as .gz or .zst, or directories")
+      ->required();
   c->add_option("--tokenizer", prepare.tokenizer,
                 "bytes | sentencepiece:MODEL | train-sentencepiece:SIZE | hf:tokenizer.json");
   c->add_option("--output", prepare.output, "Prefix of the files to write")->required();
   c->add_option("--jsonl-key", prepare.jsonl_key, "Field of a JSONL line that holds the text");
+  c->add_option("--invalid-utf8", prepare.invalid_utf8,
+                "A document that is not valid UTF-8: error | replace (U+FFFD) | skip (leave it out)")
+      ->check(CLI::IsMember({"error", "replace", "skip"}));
+  c->add_option("--on-bad-line", prepare.on_bad_line,
+                "A JSONL line without a text: error | skip (leave it out)")
+      ->check(CLI::IsMember({"error", "skip"}));
   c->add_flag("--append-eod,!--no-append-eod", prepare.append_eod,
               "End every document with the end-of-text token (default)");
   c->add_option("--workers", prepare.workers, "Threads (default: all cores)")->check(CLI::Range(0, 1024));
@@ -97,6 +106,30 @@ int run(int argc, char** argv) {
   c->add_option("--seed", generate.seed, "Of the sampling");
   c->add_option("--threads", generate.threads, "Default: all cores")->check(CLI::Range(0, 1024));
   c->callback([&] { result = run_generate(generate); });
+
+  EvalArgs eval;
+  c = app.add_subcommand("eval", "Loss, perplexity and bits per byte of a model on token files");
+  c->add_option("directory", eval.directory, "Checkpoint (step-N) or Hugging Face directory")->required();
+  c->add_option("--data", eval.data, "Prefixes of token files made by nrl-train prepare")->required();
+  c->add_option("--sequence-length", eval.sequence_length,
+                "Tokens of a window (default: as in training, else the model's longest up to 1024)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  c->add_option("--micro-batch", eval.micro_batch, "Windows at once")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
+  c->add_option("--max-tokens", eval.max_tokens, "Evaluate only the first tokens (default: all)")
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 50));
+  c->add_option("--device", eval.device, "auto (default), cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  c->add_option("--threads", eval.threads, "Per rank (default: the rank's share of the cores)")
+      ->check(CLI::Range(1, 1024));
+  c->add_flag("--json", eval.json, "One JSON object per data set");
+  c->callback([&] { result = run_eval(eval); });
+
+  ReportArgs report;
+  c = app.add_subcommand("report", "Draw the loss and other curves of one or more runs");
+  c->add_option("runs", report.runs, "Log directories of runs (logger.log_dir)")->required();
+  c->add_option("--html", report.html, "Write a self-contained page with all curves to this file");
+  c->callback([&] { result = run_report(report); });
 
   std::string key;
   c = app.add_subcommand("explain", "Say what a configuration key or section means");
@@ -151,6 +184,7 @@ int run(int argc, char** argv) {
 }  // namespace nrl::app
 
 int main(int argc, char** argv) {
+  nrl::cpu::silence_hwloc_without_sysfs();
   try {
     return nrl::app::run(argc, argv);
   } catch (const nrl::Error& e) {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/io/checkpoint_reader.h"
+#include "core/base/finite.h"
 #include "core/io/json.h"
 
 namespace nrl::train {
@@ -94,19 +94,15 @@ JsonValue to_json(const Position& p) {
                             {"best_val_step", p.best_val_step}});
 }
 
-Position position_from(const JsonValue& json) {
-  Position p;
-  p.step = json.get_int("step");
-  p.updates = json.get_int("updates");
-  p.consumed_samples = json.get_int("consumed_samples");
-  p.tokens = json.get_int("tokens");
-  p.skipped = json.get_int("skipped");
-  p.skipped_in_a_row = json.get_int("skipped_in_a_row");
-  p.dataset_samples = json.get_int("dataset_samples");
-  p.global_batch = json.get_int("global_batch");
-  p.best_val_loss = json.get_double("best_val_loss");
-  p.best_val_step = json.get_int("best_val_step");
-  return p;
+// NaN and infinity spread through a model within one step, so they are refused where they are still in one
+// tensor.
+void require_finite(const std::string& where, std::string_view name, DType dtype, const void* data,
+                    int64_t count) {
+  const int64_t bad = count_non_finite(dtype, data, static_cast<size_t>(count * size_of(dtype)));
+  if (bad > 0)
+    fail(Exit::data,
+         "{}: tensor \"{}\" holds {} NaN or infinite values of {} read: these weights cannot be used", where,
+         name, bad, count);
 }
 
 void convert_into(const Tensor& weight, const Part& part, const char* raw, DType from) {
@@ -178,20 +174,52 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
     writer.add_file("nrl-train.yaml", options.resolved_config);
     for (const data::Tokenizer::File& file : options.hf.files) writer.add_file(file.name, file.content);
   }
-  if (!pieces.empty()) {
-    std::vector<ShardSpec> shards;
-    for (const StatePiece& piece : pieces) shards.push_back(piece.shard);
-    writer.add_tensors(fmt::format("optimizer-{:05}-of-{:05}.safetensors", group.rank + 1, group.size),
-                       shards, [&](SafetensorsWriter& file) {
-                         for (const StatePiece& piece : pieces)
-                           file.write(piece.shard.key, piece.data, static_cast<size_t>(piece.count) * 4);
-                       });
-  }
-  return writer.commit(to_json(position));
+  std::vector<ShardSpec> shards;
+  for (const StatePiece& piece : pieces) shards.push_back(piece.shard);
+  writer.add_tensor_set("optimizer", shards, [&](SafetensorsWriter& file) {
+    for (const StatePiece& piece : pieces)
+      file.write(piece.shard.key, piece.data, static_cast<size_t>(piece.count) * 4);
+  });
+  JsonValue state = to_json(position);
+  state.set("run", options.run);
+  return writer.commit(state);
 }
 
-Position load_checkpoint(const std::string& path, const TrainState& s) {
-  CheckpointReader reader(path);
+Position read_position(const CheckpointReader& reader) {
+  const JsonValue& json = reader.manifest().state;
+  // Far above any run, and far enough below 2^63 for sums and products with a batch.
+  constexpr int64_t most_steps = int64_t{1} << 40, most_samples = int64_t{1} << 50;
+  constexpr int64_t most_tokens = int64_t{1} << 62;
+  const auto counter = [&](std::string_view key, int64_t most) {
+    const int64_t n = json.get_int(key);
+    if (n < 0 || n > most)
+      fail(Exit::data, "{}: {} is {}; expected 0 to {}", join_path(reader.path(), kManifestName), key, n,
+           most);
+    return n;
+  };
+  Position p;
+  p.step = counter("step", most_steps);
+  p.updates = counter("updates", p.step);
+  p.skipped = counter("skipped", p.step - p.updates);
+  p.skipped_in_a_row = counter("skipped_in_a_row", p.skipped);
+  p.consumed_samples = counter("consumed_samples", most_samples);
+  p.tokens = counter("tokens", most_tokens);
+  p.dataset_samples = counter("dataset_samples", most_samples);
+  p.global_batch = counter("global_batch", INT32_MAX);
+  p.best_val_step = counter("best_val_step", p.step);
+  p.best_val_loss = json.get_double("best_val_loss");
+  const bool consistent = p.step == reader.manifest().step && p.updates + p.skipped == p.step &&
+                          p.consumed_samples >= p.step && p.tokens >= p.consumed_samples;
+  if (!consistent)
+    fail(Exit::data,
+         "{}: the counters contradict each other: step {} in step-{}, {} updates, {} skipped, {} samples, {} "
+         "tokens",
+         join_path(reader.path(), kManifestName), p.step, reader.manifest().step, p.updates, p.skipped,
+         p.consumed_samples, p.tokens);
+  return p;
+}
+
+void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   std::vector<TensorSpec> wanted;
   for (size_t i = 0; i < s.weights.size(); ++i)
     for (const Part& part : s.parameters->all[i].parts) {
@@ -206,20 +234,28 @@ Position load_checkpoint(const std::string& path, const TrainState& s) {
       const int64_t unit = size_of(s.weights[i].dtype);
       const auto size = static_cast<size_t>(part.numel() * unit);
       char* out = part_data(s.weights[i], part);
-      if (!part.transposed_on_disk) {
+      if (part.transposed_on_disk) {
+        raw.resize(size);
+        reader.read_logical(part.name, raw.data(), size);
+        std::memcpy(out, transposed(raw.data(), part.shape[1], part.shape[0], unit).data(), size);
+      } else {
         reader.read_logical(part.name, out, size);
-        continue;
       }
-      raw.resize(size);
-      reader.read_logical(part.name, raw.data(), size);
-      std::memcpy(out, transposed(raw.data(), part.shape[1], part.shape[0], unit).data(), size);
+      require_finite(reader.path(), part.name, s.weights[i].dtype, out, part.numel());
     }
   for (const auto& [kind, base] : state_kinds(s))
     for_each_owned_part(
         s, [&, kind = kind, base = base](const Part& part, int64_t offset, int64_t count, int64_t at) {
           reader.read_logical(kind + part.name, offset, count, base + at);
+          require_finite(reader.path(), kind + part.name, DType::f32, base + at, count);
         });
-  return position_from(reader.manifest().state);
+}
+
+DType stored_dtype(const std::string& directory) {
+  const SafetensorsSet files(directory);
+  for (const std::string& name : files.names())
+    if (files.at(name).tensor->dtype != DType::bf16) return DType::f32;
+  return DType::bf16;
 }
 
 void load_weights(const std::string& directory, const ModelSpec& spec, const model::ParameterList& parameters,
@@ -246,6 +282,7 @@ void load_weights(const std::string& directory, const ModelSpec& spec, const mod
       if (part.transposed_on_disk)
         raw = transposed(raw.data(), part.shape[1], part.shape[0], size_of(*tensor->dtype));
       convert_into(weights[i], part, raw.data(), *tensor->dtype);
+      require_finite(file->path(), name, weights[i].dtype, part_data(weights[i], part), part.numel());
       ++found;
     }
   std::string unexpected;

@@ -14,6 +14,7 @@
 #include "apps/model/parameters.h"
 #include "apps/plan/run_plan.h"
 #include "apps/train/hf_files.h"
+#include "core/io/checkpoint_reader.h"
 #include "core/io/checkpoint_store.h"
 
 namespace nrl::train {
@@ -47,6 +48,7 @@ struct SaveOptions {
   std::string store;  ///< checkpointing.checkpoint_dir
   bool optimizer = true;
   std::string resolved_config;  ///< YAML text
+  JsonValue run;                ///< record_to_json() of apps/train/resume.h
   HfFiles hf;                   ///< written beside the weights
 };
 
@@ -54,12 +56,18 @@ struct SaveOptions {
 std::string save_checkpoint(const TrainState& state, const Position& position, const SaveOptions& options,
                             const RankGroup& group);
 
-/// Reads position, weights and this rank's optimizer state. Every rank reads for itself. Fails (65) when the
-/// checkpoint is of another model, or has no optimizer state.
-Position load_checkpoint(const std::string& path, const TrainState& state);
+/// The position in the manifest. Fails (65) on counters that are out of range or contradict each other.
+Position read_position(const CheckpointReader& reader);
+
+/// Reads weights and this rank's optimizer state. Every rank reads for itself. Fails (65) when the checkpoint
+/// is of another model, has no optimizer state, or holds NaN or infinity (naming tensor and count).
+void load_checkpoint(CheckpointReader& reader, const TrainState& state);
+
+/// The dtype to hold a directory's weights in without loss: bf16 where all of them are stored so, else f32.
+DType stored_dtype(const std::string& directory);
 
 /// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors). Names the
-/// missing and the unexpected tensors.
+/// missing and the unexpected tensors, and those that hold NaN or infinity.
 void load_weights(const std::string& directory, const model::ModelSpec& spec,
                   const model::ParameterList& parameters, const std::vector<Tensor>& weights);
 

@@ -1,5 +1,6 @@
 #include "apps/train/model_source.h"
 
+#include "apps/train/resume.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"
 
@@ -40,6 +41,16 @@ model::ModelSpec load_model_spec(const ConfigResult& result) {
     const bool ours = result.origins.count(key) > 0;
     if (policy.model_name && !ours) fail(Exit::config, "{}: {}", source, e.what());
     raise(diagnose(result, ours ? key : "policy.model", e.what()));
+  }
+}
+
+model::ModelSpec load_model_directory(const std::string& directory) {
+  verify_model_directory(directory);
+  const std::string path = join_path(directory, "config.json");
+  try {
+    return model::parse_model_config(read_file(path, max_config_bytes), path);
+  } catch (const model::ModelConfigError& e) {
+    fail(Exit::data, "{}: {}", path, e.what());
   }
 }
 

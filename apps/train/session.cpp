@@ -91,16 +91,14 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
   const bool separate = &own == &config.data.validation;
   data::DatasetOptions o;
   for (size_t i = 0; i < own.data_path.size(); ++i)
-    o.sources.push_back({own.data_path[i], own.weights ? (*own.weights)[i] : 1.0});
+    o.sources.push_back(
+        {own.data_path[i], own.weights ? std::optional((*own.weights)[i]) : std::nullopt, {}});
   if (config.data.split && !separate) {
     o.split = *config.data.split;
     o.part = part;
   } else if (part == data::Split::validation && !separate) {
     o.sources.clear();
   }
-  if (!own.weights && own.data_path.size() > 1)  // by size
-    for (auto& source : o.sources)
-      source.weight = static_cast<double>(IndexedDataset(source.prefix).tokens());
   o.sequence_length = config.policy.max_total_sequence_length;
   o.samples = samples;
   o.seed = static_cast<uint32_t>(config.data.seed.value_or(config.pretrain.seed));
@@ -109,17 +107,6 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
 }
 
 namespace {
-
-// Samples of one pass over the part of the data.
-int64_t samples_of_one_epoch(const data::DatasetOptions& o) {
-  int64_t tokens = 0;
-  for (const auto& source : o.sources) {
-    const IndexedDataset dataset(source.prefix);
-    const auto [begin, end] = data::split_bounds(o.split, o.part, dataset.sequences());
-    for (int64_t i = begin; i < end; ++i) tokens += dataset.lengths()[static_cast<size_t>(i)];
-  }
-  return std::max<int64_t>((tokens - 1) / o.sequence_length, 0);
-}
 
 cpu::Isa chosen_isa(const Config& config) {
   const cpu::Isa best = cpu::best_isa();
@@ -133,7 +120,7 @@ cpu::Isa chosen_isa(const Config& config) {
 
 }  // namespace
 
-TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
+TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
   if (c.data.train.data_path.empty())
     fail(Exit::config, "data.train.data_path is needed: the prefix of token files made by nrl-train prepare");
   if (!c.pretrain.max_num_steps && !c.pretrain.max_num_epochs)
@@ -145,8 +132,9 @@ TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
       fail(Exit::config,
            "{} was made with a vocabulary of {}, the model has {}: set policy.model.vocab_size to {} or more",
            source.prefix, manifest->vocab_size, vocab_size, manifest->vocab_size);
+  data::open_sources(options);
   TrainData out;
-  out.epoch_samples = samples_of_one_epoch(options);
+  out.epoch_samples = data::samples_of_one_epoch(options);
   out.max_steps = c.pretrain.max_num_steps.value_or(INT64_MAX);
   if (c.pretrain.max_num_epochs) {
     const int64_t steps = out.epoch_samples * *c.pretrain.max_num_epochs / global_batch;
@@ -156,7 +144,32 @@ TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
     out.max_steps = std::min(out.max_steps, steps);
   }
   out.samples = options.samples = std::max({out.max_steps * global_batch, at_least, global_batch});
-  out.dataset = data::open_token_dataset(options);
+  out.options = std::move(options);
+  return out;
+}
+
+TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
+  TrainData out = plan_train_data(c, vocab_size, global_batch, at_least);
+  out.dataset = data::open_token_dataset(out.options);
+  return out;
+}
+
+std::optional<ValidationData> plan_validation_data(const Config& c, const TrainData& train,
+                                                   int64_t global_batch) {
+  if (c.pretrain.val_period <= 0 && !c.pretrain.val_at_start && !c.pretrain.val_at_end) return std::nullopt;
+  ValidationData out;
+  out.options = dataset_options(c, train.options.vocab_size, data::Split::validation, 1);
+  if (out.options.sources.empty())
+    fail(Exit::config,
+         "an evaluation is asked for (pretrain.val_*), but there is no validation data; give "
+         "data.validation.data_path or data.split");
+  for (auto& source : out.options.sources)
+    for (const auto& open : train.options.sources)
+      if (source.prefix == open.prefix) source.file = open.file;
+  data::open_sources(out.options);
+  out.epoch_samples = data::samples_of_one_epoch(out.options);
+  out.batches = c.pretrain.val_batches.value_or(std::max<int64_t>(out.epoch_samples / global_batch, 1));
+  out.options.samples = out.batches * global_batch;
   return out;
 }
 
@@ -204,6 +217,10 @@ Session::Session(comm::World& world, ConfigResult config_result)
     device_why_ = "another rank has no GPU";
   }
   open_device();
+  Inputs inputs;
+  together(world, [&] { inputs = identify_inputs(c); });
+  const std::vector<std::string> files_of_ranks = world.comm().gather_texts(to_text(inputs.files));
+  together(world, [&] { require_same_files(files_of_ranks, world.hosts()); });
   together(world, [&] {
     plan_ = plan::make_run_plan(c, load_model_spec(config_), resolve_batch(c, world.size()), world.rank(),
                                 device_, host_threads_);
@@ -211,6 +228,7 @@ Session::Session(comm::World& world, ConfigResult config_result)
     ops::require_kernels(*exec_.kernels, needed, device_ == DeviceType::cpu ? "the CPU" : "the GPU");
     kernels_needed_ = static_cast<int>(needed.size());
     open_data();
+    record_ = make_record(c, plan_->spec, plan_->recipe.weights, world.size(), inputs);
     if (world.rank() == 0 && c.checkpointing.enabled) {
       hf_files_ = collect_hf_files(c);
       const std::string warning = auto_tokenizer_warning(plan_->spec, hf_files_);
@@ -218,20 +236,15 @@ Session::Session(comm::World& world, ConfigResult config_result)
     }
   });
   grid_ = std::make_unique<ProcessGrid>(GridSizes{}, world.comm());
+  dp();  // groups are made on first use, by all ranks: not inside of work that may fail on one of them
   connect_devices();
   together(world, [&] {
-    const bool writes = c.checkpointing.enabled;
-    if (world.rank() == 0 && writes) {
-      make_directories(c.checkpointing.checkpoint_dir);
-      lock_ = std::make_unique<RunLock>(c.checkpointing.checkpoint_dir);
-      if (!lock_->takeover().empty()) warnings_.push_back(lock_->takeover());
-      clean_store(c.checkpointing.checkpoint_dir, *lock_);
-    }
+    if (world.rank() == 0) lock_directories();
     allocate();
     // The library makes its plans now, while no graph is recorded and nothing waits for them.
     if (device_ == DeviceType::cuda) attention_ = describe_attention();
   });
-  initialise();
+  initialize();
   peak_ = device_ == DeviceType::cpu ? ops::measure_gemm_peak(host_threads_) * 1e9
                                      : peak_flops(accelerator_.runtime->properties());
 }
@@ -323,19 +336,15 @@ void Session::open_data() {
   position_.dataset_samples = train_.samples;
   position_.global_batch = global;
 
-  const bool wanted = c.pretrain.val_period > 0 || c.pretrain.val_at_start || c.pretrain.val_at_end;
-  if (!wanted) return;
-  data::DatasetOptions validation = dataset_options(c, plan_->spec.vocab_size, data::Split::validation, 1);
-  if (validation.sources.empty())
-    fail(Exit::config,
-         "an evaluation is asked for (pretrain.val_*), but there is no validation data; give "
-         "data.validation.data_path or data.split");
-  validation_batches_ =
-      c.pretrain.val_batches ? *c.pretrain.val_batches : samples_of_one_epoch(validation) / global;
-  if (validation_batches_ == 0)
-    fail(Exit::config, "the validation data makes fewer samples than one global batch of {}", global);
-  validation.samples = validation_batches_ * global;
-  validation_ = data::open_token_dataset(validation);
+  const auto validation = plan_validation_data(c, train_, global);
+  if (!validation) return;
+  validation_batches_ = validation->batches;
+  if (validation->epoch_samples < global)
+    warnings_.push_back(
+        fmt::format("validation data: {} samples of {} tokens, fewer than one global batch of {}: samples "
+                    "repeat within an evaluation",
+                    validation->epoch_samples, validation->options.sequence_length, global));
+  validation_ = data::open_token_dataset(validation->options);
 }
 
 void Session::allocate() {
@@ -424,91 +433,12 @@ void Session::with_host_state(HostState what, const std::function<void(const Tra
   for (const auto& [device, mirrored] : copies) ops::upload(exec_, device, mirrored.data);
 }
 
-void Session::initialise() {
+void Session::lock_directories() {
   const Config& c = config();
-  plan::RunPlan& p = *plan_;
-  // Rank 0 chooses the checkpoint; all read it.
-  std::string path;
-  together(world_, [&] {
-    if (world_.rank() != 0 || c.checkpointing.resume == "never") return;
-    if (c.checkpointing.resume != "auto") {
-      path = c.checkpointing.resume;
-      return;
-    }
-    if (!c.checkpointing.enabled) return;
-    ResumePoint found = find_resume(c.checkpointing.checkpoint_dir);
-    warnings_.insert(warnings_.end(), found.warnings.begin(), found.warnings.end());
-    if (found.checkpoint) path = found.checkpoint->path;
-  });
-  world_.comm().broadcast_text(path, 0);
-  together(world_, [&] {
-    if (!path.empty()) {
-      Position saved;
-      with_host_state(HostState::loaded,
-                      [&](const TrainState& state) { saved = load_checkpoint(path, state); });
-      resumed_from_ = path;
-      go_on_from(saved);
-      scalars_.restore(saved.updates, saved.skipped_in_a_row);
-      return;
-    }
-    scalars_.restore(0, 0);
-    with_host_state(HostState::weights, [&](const TrainState& state) {
-      if (c.policy.model_name)
-        load_weights(*c.policy.model_name, p.spec, p.parameters, state.weights);
-      else
-        make_initial_weights(state);
-    });
-    if (!flat_.master) return;
-    // Masters start from the rounded weights, so that the first step sees what the layers see.
-    for (const plan::OwnedRange& r : p.owned)
-      ops::convert(exec_, flat_.weights.rows(r.flat, r.count), flat_.master.rows(r.state, r.count));
-  });
-}
-
-void Session::make_initial_weights(const TrainState& state) const {
-  const plan::RunPlan& p = *plan_;
-  std::vector<float> values;
-  for (size_t i = 0; i < p.parameters.all.size(); ++i) {
-    const model::Parameter& parameter = p.parameters.all[i];
-    for (const model::Part& part : parameter.parts) {
-      const bool direct = p.recipe.weights == DType::f32;
-      if (!direct) values.resize(static_cast<size_t>(part.numel()));
-      float* out = direct ? state.weights[i].ptr<float>() + part.offset : values.data();
-      initial_values(p.spec, parameter, part, static_cast<uint64_t>(config().pretrain.seed), 0, part.numel(),
-                     out, host_threads_);
-      if (direct) continue;
-      bf16* low = state.weights[i].ptr<bf16>() + part.offset;
-      cpu::parallel_for(host_threads_, part.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
-        for (int64_t e = begin; e < end; ++e) low[e] = bf16(values[static_cast<size_t>(e)]);
-      });
-    }
-  }
-}
-
-void Session::go_on_from(const Position& saved) {
-  const int64_t global = plan_->batch.global;
-  const Position fresh = std::exchange(position_, saved);
-  position_.global_batch = global;
-  position_.dataset_samples = fresh.dataset_samples;
-  if (saved.global_batch != global) {
-    warnings_.push_back(
-        fmt::format("the global batch was {} and is {} now: steps count on, samples go on where they stopped",
-                    saved.global_batch, global));
-    const int64_t needed = saved.consumed_samples + std::max<int64_t>(max_steps() - saved.step, 0) * global;
-    if (needed > train_.samples) {
-      train_ = open_train_data(config(), plan_->spec.vocab_size, global, needed);
-      position_.dataset_samples = train_.samples;
-    }
-  }
-  // Within one epoch the order is the same however many samples are asked for; Megatron's order of several
-  // epochs is not.
-  if (position_.dataset_samples != saved.dataset_samples &&
-      std::max(position_.dataset_samples, saved.dataset_samples) > train_.epoch_samples)
-    warnings_.push_back(
-        fmt::format("the order of the samples was made for {} and is made for {} now, which is more than one "
-                    "epoch of {}: it "
-                    "is not the same order, some samples may come again and others late",
-                    saved.dataset_samples, position_.dataset_samples, train_.epoch_samples));
+  std::vector<std::string> directories{c.logger.log_dir};
+  if (c.checkpointing.enabled) directories.push_back(c.checkpointing.checkpoint_dir);
+  locks_ = std::make_unique<RunLocks>(std::move(directories));
+  warnings_ = locks_->takeovers();
 }
 
 RankGroup Session::rank_group() {
@@ -531,6 +461,7 @@ std::string Session::save() {
   options.store = c.checkpointing.checkpoint_dir;
   options.optimizer = c.checkpointing.save_optimizer;
   options.resolved_config = dump_resolved(config_);
+  options.run = record_to_json(record_);
   options.hf = hf_files_;
   std::string path;
   with_host_state(HostState::saved, [&](TrainState state) {

@@ -10,6 +10,7 @@
 #include "apps/train/accelerator.h"
 #include "apps/train/checkpoint.h"
 #include "apps/train/optimizer.h"
+#include "apps/train/resume.h"
 #include "apps/train/step_scalars.h"
 #include "core/device/cpu/features.h"
 #include "core/io/run_lock.h"
@@ -47,15 +48,28 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
 
 /// The training data of a run: what the trainer reads and `data show` prints.
 struct TrainData {
-  std::unique_ptr<data::TokenDataset> dataset;
-  int64_t samples = 0;        ///< the data order was made for
-  int64_t epoch_samples = 0;  ///< of one pass over the data
-  int64_t max_steps = 0;      ///< of the run, from pretrain.max_num_steps and max_num_epochs
+  data::DatasetOptions options;  ///< with open files
+  int64_t samples = 0;           ///< the data order is made for
+  int64_t epoch_samples = 0;     ///< of one pass over the data
+  int64_t max_steps = 0;         ///< of the run, from pretrain.max_num_steps and max_num_epochs
+  std::unique_ptr<data::TokenDataset> dataset;  ///< null when only planned
 };
-/// `at_least`: samples that are needed whatever max_steps says (a run that goes on after its batch was
-/// changed).
+/// All but the dataset itself. `at_least`: samples that are needed whatever max_steps says (a run that
+/// resumes after its batch was changed).
+TrainData plan_train_data(const Config& config, int64_t vocab_size, int64_t global_batch,
+                          int64_t at_least = 1);
 TrainData open_train_data(const Config& config, int64_t vocab_size, int64_t global_batch,
                           int64_t at_least = 1);
+
+/// The validation data of a run that evaluates.
+struct ValidationData {
+  data::DatasetOptions options;  ///< with open files, those of the training data where they are the same
+  int64_t batches = 0;           ///< global batches of an evaluation
+  int64_t epoch_samples = 0;     ///< of one pass over the data
+};
+/// Nothing when the run does not evaluate.
+std::optional<ValidationData> plan_validation_data(const Config& config, const TrainData& train,
+                                                   int64_t global_batch);
 
 class Session {
  public:
@@ -91,7 +105,12 @@ class Session {
   const std::string& resumed_from() const { return resumed_from_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
   const FlatState& flat() const { return flat_; }
-  const RunLock* lock() const { return lock_.get(); }
+  /// What differs from the run that saved the checkpoint resumed from, one line each.
+  const std::vector<std::string>& changes() const { return changes_; }
+  /// Shows other hosts that the run lives; call about every 10 seconds.
+  void heartbeat() const {
+    if (locks_) locks_->heartbeat();
+  }
 
   /// From now on a complete gradient may be sent (the last microbatch of a step).
   void set_last_microbatch(bool last) { last_microbatch_ = last; }
@@ -106,9 +125,12 @@ class Session {
   void connect_devices();
   void make_initial_weights(const TrainState& state) const;
   void allocate();
-  void initialise();
-  /// Fits position and data to a checkpoint of a run with another batch or length; says what that means.
-  void go_on_from(const Position& saved);
+  void lock_directories();
+  void initialize();
+  void start_from_initial_weights();
+  void resume_from(const std::string& path);
+  /// Fits position and data to a checkpoint of a run with another batch or length.
+  void restore_position(const Position& saved);
   RankGroup rank_group();
   /// The state that checkpoints hold, in the memory of `flat`.
   TrainState state_of(const FlatState& flat) const;
@@ -127,7 +149,7 @@ class Session {
   std::unique_ptr<plan::RunPlan> plan_;
   TrainData train_;
   std::unique_ptr<data::TokenDataset> validation_;
-  std::unique_ptr<RunLock> lock_;
+  std::unique_ptr<RunLocks> locks_;  // rank 0
   memory::Arenas arenas_;
   std::unique_ptr<comm::Communicator> device_dp_;
   ops::Exec exec_;
@@ -138,7 +160,8 @@ class Session {
   std::unique_ptr<Optimizer> optimizer_;
   Position position_;
   std::string resumed_from_;
-  std::vector<std::string> warnings_;
+  std::vector<std::string> warnings_, changes_;
+  RunRecord record_;
   HfFiles hf_files_;
   int64_t validation_batches_ = 0;
   double peak_ = 0;

@@ -101,6 +101,7 @@ class Trainer {
     data::BatchLoader loader(session_.train_data(), loading);
 
     first_step_ = at.step;
+    first_updates_ = at.updates;
     while (at.step < session_.max_steps()) {
       if (profiled_ && at.step + 1 == profiled_->first) record(trace::Mode::timeline);
       begin_step(loader, loading);
@@ -161,6 +162,8 @@ class Trainer {
         plan::memory_line(plan_.memory) + (rules.empty() ? "" : fmt::format("   (recomputed: {})", rules)));
     if (!session_.resumed_from().empty())
       add("resume", fmt::format("{}, step {}", session_.resumed_from(), session_.position().step));
+    const char* label = "changed";
+    for (const std::string& change : session_.changes()) add(std::exchange(label, ""), change);
     terminal_->banner(facts);
     for (const std::string& w : session_.warnings()) terminal_->warn(w);
   }
@@ -301,12 +304,10 @@ class Trainer {
     }
     if (diverged) {
       if (first())
-        log::error_text(
-            fmt::format("the gradients were not finite in {} steps in a row, the last one step {}; the "
-                        "weights are those "
-                        "of step {}. Lower policy.optimizer.lr or look at the data of these steps with: "
-                        "nrl-train data show",
-                        at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row));
+        log::error_text(fmt::format(
+            "non-finite gradients in {} consecutive steps (last: {}); the weights are from step {}. {}. "
+            "Fix: lower policy.optimizer.lr, or look at the data of these steps with: nrl-train data show",
+            at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row, blame_for_divergence()));
       return finish("diverged", Exit::diverged);
     }
     if (!stop) return std::nullopt;
@@ -317,6 +318,18 @@ class Trainer {
                               c_.checkpointing.enabled ? "checkpoint saved"
                                                        : "no checkpoint: checkpointing.enabled is false"),
                   Exit::stopped);
+  }
+
+  // Whether the weights that this process started from can be at fault.
+  std::string blame_for_divergence() {
+    const std::string loaded = !session_.resumed_from().empty() ? session_.resumed_from()
+                               : c_.policy.model_name           ? *c_.policy.model_name
+                                                                : "";
+    const std::string weights = loaded.empty() ? "the initial weights" : "the weights loaded from " + loaded;
+    const int64_t good = session_.position().updates - first_updates_;
+    if (good == 0)
+      return fmt::format("No step has succeeded with {}: they are finite, but were already bad", weights);
+    return fmt::format("{} step{} succeeded since {}, which were good", good, good == 1 ? "" : "s", weights);
   }
 
   // Other ranges hold kernels within them.
@@ -382,8 +395,8 @@ class Trainer {
       terminal_->event(
           "start", step.step,
           fmt::format("first step done {:.2f} s after start", Timers::steady_seconds() - start_));
-    if (session_.lock() && Timers::steady_seconds() - last_heartbeat_ > 10) {
-      session_.lock()->heartbeat();
+    if (Timers::steady_seconds() - last_heartbeat_ > 10) {
+      session_.heartbeat();
       last_heartbeat_ = Timers::steady_seconds();
     }
   }
@@ -494,7 +507,7 @@ class Trainer {
   device::Graph graph_;
   std::optional<StepRange> profiled_;
   double mark_ = 0;  // when the result of the step before came, or the first one under way began
-  int64_t first_step_ = 0;
+  int64_t first_step_ = 0, first_updates_ = 0;
   int failed_saves_ = 0;
   double last_heartbeat_ = 0, gemm_seconds_ = 0, attention_seconds_ = 0;
 };

@@ -61,10 +61,10 @@ namespace detail {
 /// Internal invariant: a failure is our bug (exit 70). The rest of the arguments is a format string and its
 /// values.
 #ifdef __CUDACC__
-#define NRL_CHECK(condition, ...)                                           \
-  do {                                                                      \
-    if (!(condition)) [[unlikely]]                                          \
-      ::nrl::detail::check_failed(#condition, __FILE__, __LINE__, "");      \
+#define NRL_CHECK(condition, ...)                                      \
+  do {                                                                 \
+    if (!(condition)) [[unlikely]]                                     \
+      ::nrl::detail::check_failed(#condition, __FILE__, __LINE__, ""); \
   } while (false)
 #else
 #define NRL_CHECK(condition, ...)                                                                 \

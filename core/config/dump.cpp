@@ -2,6 +2,7 @@
 #include "core/config/load.h"
 #include "core/config/schema.h"
 
+#include "core/base/error.h"
 #include "core/base/text.h"
 
 #include <algorithm>
@@ -111,6 +112,12 @@ std::string dump_resolved(const ConfigResult& result) {
   };
   walk("", on_section, on_key);
   return out;
+}
+
+std::string value_text(const Config& config, std::string_view name) {
+  const config_detail::Key* key = config_detail::Schema::get().find(name);
+  NRL_CHECK(key && key->get, "no key {}", name);
+  return config_detail::yaml_text(key->get(config));
 }
 
 std::string explain(std::string_view name, bool* known) {

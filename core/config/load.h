@@ -71,6 +71,10 @@ Diagnostic diagnose(const ConfigResult& result, std::string_view key, std::strin
 /// The canonical YAML of every key in force, each with a comment that says where its value came from.
 std::string dump_resolved(const ConfigResult& result);
 
+/// The canonical YAML of one key's value, for example "0.0003" for policy.optimizer.lr. `key` must be one of
+/// a section of Config (not policy.model).
+std::string value_text(const Config& config, std::string_view key);
+
 /// Meaning, type, default, allowed values, other spellings and status of a key or of the keys of a section.
 /// Sets
 /// `*known` to false when there is no such key (the text then suggests the nearest).

@@ -12,7 +12,9 @@ void add_data_keys(Table& t) {
       .help("Token file prefix (PREFIX.bin and PREFIX.idx), or a list of them: a blend.");
   NRL_KEY(t, data.train.weights)
       .above(0)
-      .help("Shares of the blend, one per path, on any scale; null: in proportion to the sizes.");
+      .help(
+          "Shares of the blend, one per path, on any scale; null: in proportion to the samples of each "
+          "path.");
   t.planned("data.train.format", Kind::choice, "tokens")
       .one_of({"tokens", "text", "messages", "instruction", "preference", "rollouts"})
       .help("What the files hold; `nrl-train prepare` makes token files from text.");

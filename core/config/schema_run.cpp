@@ -75,9 +75,17 @@ void add_checkpointing(Table& t) {
       .alias("checkpointing.resume_from_checkpoint")
       .alias("checkpointing.load_checkpoint")
       .help(
-          "auto: continue from the newest valid checkpoint in checkpoint_dir, if any; never: start afresh; "
-          "or the "
-          "checkpoint directory to start from.");
+          "auto: resume from the newest valid checkpoint in checkpoint_dir, if any; never: start afresh; or "
+          "the "
+          "checkpoint directory to resume from. Checkpoints in checkpoint_dir that are newer than the one "
+          "resumed "
+          "from (never: all) are moved to checkpoint_dir/previous-N.");
+  NRL_KEY(t, checkpointing.allow_changes)
+      .help(
+          "What may differ from the run that saved the checkpoint, where a resume is refused otherwise: data "
+          "(token "
+          "files, weights of the blend, split), seed (of the data order), sequence_length, model (values of "
+          "config.json that change the mathematics but no shape: RoPE, eps, window, activation, dropout).");
   NRL_KEY(t, checkpointing.save_optimizer)
       .help("Save the optimizer state; without it a checkpoint holds weights and position only.");
   t.planned("checkpointing.is_async", Kind::boolean, "false")

@@ -271,6 +271,12 @@ bool is_directory(const std::string& path) {
   return ::stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+bool same_directory(const std::string& a, const std::string& b) {
+  struct stat x, y;
+  return ::stat(a.c_str(), &x) == 0 && ::stat(b.c_str(), &y) == 0 && S_ISDIR(x.st_mode) &&
+         x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 std::string join_path(std::string_view dir, std::string_view name) {
   std::string path(dir);
   if (!path.empty() && path.back() != '/') path += '/';

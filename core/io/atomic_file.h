@@ -102,6 +102,8 @@ void remove_tree(const std::string& path);
 std::vector<std::string> list_directory(const std::string& path);
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
+/// Whether both paths lead to one existing directory.
+bool same_directory(const std::string& a, const std::string& b);
 
 /// "dir/name"; `dir` may be empty or end with a slash.
 std::string join_path(std::string_view dir, std::string_view name);

@@ -173,7 +173,7 @@ ResumePoint find_resume(const std::string& store, Validation level) {
       point.checkpoint = e;
       break;
     }
-    for (const std::string& p : e.problems) point.warnings.push_back("damaged checkpoint not used: " + p);
+    point.rejected.push_back(std::move(e));
   }
   if (point.checkpoint) {
     const std::string name = step_directory_name(point.checkpoint->step);
@@ -184,17 +184,35 @@ ResumePoint find_resume(const std::string& store, Validation level) {
   return point;
 }
 
+std::string set_checkpoints_aside(const std::string& store, int64_t step, const RunLock& lock) {
+  NRL_CHECK(path_exists(lock.path()), "the lock {} is gone", lock.path());
+  std::vector<std::string> moved, kept;
+  for (const CheckpointEntry& e : find_steps(store))
+    (e.step > step ? moved : kept).push_back(step_directory_name(e.step));
+  if (moved.empty()) return {};
+  std::string aside;
+  for (int k = 1; aside.empty() || path_exists(aside); ++k)
+    aside = join_path(store, fmt::format("previous-{}", k));
+  make_directory(aside);
+  for (const std::string& name : moved) rename_path(join_path(store, name), join_path(aside, name));
+  fsync_directory(aside);
+  const std::string latest = join_path(store, "LATEST");
+  if (kept.empty()) {
+    remove_tree(latest);
+  } else {
+    write_file_atomic(latest, kept.front() + "\n");
+  }
+  fsync_directory(store);
+  return aside;
+}
+
 std::vector<int64_t> apply_retention(const std::string& store, int keep_newest,
                                      const std::function<bool(int64_t step)>& pinned) {
   NRL_CHECK(keep_newest >= 1, "keep_newest {}", keep_newest);
   int kept = 0;
   std::vector<int64_t> removed;
   for (const CheckpointEntry& e : list_checkpoints(store, Validation::quick)) {
-    if (kept < keep_newest) {
-      kept += e.valid() ? 1 : 0;
-      continue;
-    }
-    if (pinned && pinned(e.step)) continue;
+    if (!e.valid() || kept++ < keep_newest || (pinned && pinned(e.step))) continue;
     const std::string trash = join_path(store, ".trash-" + random_nonce());
     rename_path(e.path, trash);
     fsync_directory(store);  // before anything in it goes: a crash must not leave half of it under its name

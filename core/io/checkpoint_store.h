@@ -5,6 +5,7 @@
 //       manifest.json           written last, with its own checksum
 //   DIR/step-2400.tmp-<nonce>/  being written
 //   DIR/.trash-<nonce>/         being removed
+//   DIR/previous-1/step-1200/   of an earlier run that this one did not continue
 //   DIR/LATEST                  "step-1200": a hint for people; the truth is the newest directory that
 //   validates
 //
@@ -86,6 +87,10 @@ class CheckpointWriter {
   /// key.
   void add_tensors(const std::string& file, const std::vector<ShardSpec>& shards,
                    const std::function<void(SafetensorsWriter&)>& fill);
+  /// Collective. One file STEM-00001-of-0000N.safetensors for each of the N ranks that have shards, numbered
+  /// in rank order without gaps.
+  void add_tensor_set(const std::string& stem, const std::vector<ShardSpec>& shards,
+                      const std::function<void(SafetensorsWriter&)>& fill);
   void add_file(const std::string& name, std::string_view text);
   /// A byte-for-byte copy (tokenizer files).
   void copy_file(const std::string& name, const std::string& source);
@@ -136,16 +141,23 @@ struct CheckpointEntry {
 std::vector<CheckpointEntry> list_checkpoints(const std::string& store, Validation level);
 
 struct ResumePoint {
-  std::optional<CheckpointEntry> checkpoint;  ///< nothing: start from the beginning
-  std::vector<std::string> warnings;  ///< every damaged newer checkpoint, and a LATEST that tells otherwise
+  std::optional<CheckpointEntry> checkpoint;
+  std::vector<CheckpointEntry> rejected;  ///< newer than `checkpoint`, with their problems; newest first
+  std::vector<std::string> warnings;      ///< a LATEST that names another one
 };
 
-/// The newest valid checkpoint; older ones are not looked at.
+/// The newest valid checkpoint; older ones are not looked at. No checkpoint and none rejected: the store
+/// holds none.
 ResumePoint find_resume(const std::string& store, Validation level = Validation::full);
 
+/// Moves every checkpoint of a step greater than `step` (-1: all) to STORE/previous-K, K the first free
+/// number from 1, where nothing removes or replaces it. Returns that directory; empty when there was nothing
+/// to move.
+std::string set_checkpoints_aside(const std::string& store, int64_t step, const RunLock& lock);
+
 /// Removes checkpoints so that the `keep_newest` (at least 1) newest valid ones stay, and those for which
-/// `pinned` says so. Damaged ones that are newer than the oldest kept one stay too, for a look at them.
-/// Returns the removed steps. Call on one rank, after a commit.
+/// `pinned` says so. Damaged ones, and those in another format, always stay. Returns the removed steps. Call
+/// on one rank, after a commit.
 std::vector<int64_t> apply_retention(const std::string& store, int keep_newest,
                                      const std::function<bool(int64_t step)>& pinned = {});
 

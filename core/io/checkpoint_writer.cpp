@@ -130,6 +130,17 @@ void CheckpointWriter::add_tensors(const std::string& file, const std::vector<Sh
   });
 }
 
+void CheckpointWriter::add_tensor_set(const std::string& stem, const std::vector<ShardSpec>& shards,
+                                      const std::function<void(SafetensorsWriter&)>& fill) {
+  std::string writes;  // '1' for each rank that has something, in rank order
+  for (const std::string& one : group_.gather(shards.empty() ? "0" : "1")) writes += one;
+  writes = group_.broadcast(writes);
+  if (shards.empty()) return;
+  const auto before = std::count(writes.begin(), writes.begin() + group_.rank, '1');
+  const auto all = std::count(writes.begin(), writes.end(), '1');
+  add_tensors(fmt::format("{}-{:05}-of-{:05}.safetensors", stem, before + 1, all), shards, fill);
+}
+
 void CheckpointWriter::record(const std::string& file, const std::vector<ShardSpec>& shards,
                               const SafetensorsWriter& writer) {
   files_.push_back({file, writer.bytes(), writer.file_crc()});

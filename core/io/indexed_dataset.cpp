@@ -50,6 +50,18 @@ int64_t widen(const char* raw, std::span<int32_t> out, int64_t vocab_size) {
   return bad;
 }
 
+/// Calls `take(i, value)` for `count` numbers of 8 bytes from byte `at` on, block by block.
+template <class Take>
+void read_i64(const File& file, int64_t at, int64_t count, Take&& take) {
+  std::vector<int64_t> block(static_cast<size_t>(std::min<int64_t>(count, 1 << 16)));
+  for (int64_t done = 0; done < count;) {
+    const int64_t n = std::min(static_cast<int64_t>(block.size()), count - done);
+    file.pread_all(block.data(), static_cast<size_t>(8 * n), static_cast<uint64_t>(at + 8 * done));
+    for (int64_t i = 0; i < n; ++i) take(done + i, block[static_cast<size_t>(i)]);
+    done += n;
+  }
+}
+
 int64_t one_token(uint8_t dtype, const char* raw) {
   const auto as = [&](auto zero) {
     std::memcpy(&zero, raw, sizeof(zero));
@@ -116,40 +128,43 @@ void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
   lengths_.resize(sequences);
   file.pread_all(lengths_.data(), 4 * n, at);
   at += 4 * n;
-  offsets_.resize(sequences + 1);
-  file.pread_all(offsets_.data(), 8 * n, at);
-  at += 8 * n;
-  document_index_.resize(entries);
-  file.pread_all(document_index_.data(), 8 * static_cast<int64_t>(entries), at);
-  at += 8 * static_cast<int64_t>(entries);
-
-  // The stored byte offsets must be what the lengths say; from then on they count tokens.
-  int64_t next = 0;  // below bin_bytes / token_bytes + 2^31: cannot overflow
-  for (int64_t i = 0; i < n; ++i) {
-    if (lengths_[i] < 0) fail(Exit::data, "{}: length of sequence {} is {}", path, i, lengths_[i]);
-    if (offsets_[i] != next * token_bytes_)
-      fail(Exit::data, "{}: offset of sequence {} is byte {}, the lengths before it make {}", path, i,
-           offsets_[i], next * token_bytes_);
-    offsets_[i] = next;
-    next += lengths_[i];
-    if (next > bin_bytes / token_bytes_)
+  // The stored byte offsets must be what the lengths say.
+  offsets_.reserve(static_cast<size_t>((n + kStride - 1) / kStride));
+  read_i64(file, at, n, [&](int64_t i, int64_t offset) {
+    const int32_t length = lengths_[static_cast<size_t>(i)];
+    if (length < 0) fail(Exit::data, "{}: length of sequence {} is {}", path, i, length);
+    if (offset != tokens_ * token_bytes_)
+      fail(Exit::data, "{}: offset of sequence {} is byte {}, the lengths before it make {}", path, i, offset,
+           tokens_ * token_bytes_);
+    if (i % kStride == 0) offsets_.push_back(tokens_);
+    tokens_ += length;  // below bin_bytes / token_bytes + 2^31: cannot overflow
+    if (tokens_ > bin_bytes / token_bytes_)
       fail(Exit::data, "{}: sequence {} ends at byte {}, but {}.bin has {} bytes", path, i,
-           next * token_bytes_, prefix_, bin_bytes);
-  }
-  offsets_[n] = next;
-  if (next * token_bytes_ != bin_bytes)
+           tokens_ * token_bytes_, prefix_, bin_bytes);
+  });
+  at += 8 * n;
+  if (tokens_ * token_bytes_ != bin_bytes)
     fail(Exit::data, "{}.bin: size {} bytes, but the index counts {} tokens of {} bytes = {}", prefix_,
-         bin_bytes, next, token_bytes_, next * token_bytes_);
+         bin_bytes, tokens_, token_bytes_, tokens_ * token_bytes_);
 
-  if (document_index_.front() != 0)
-    fail(Exit::data, "{}: document index begins with {}, not with 0", path, document_index_.front());
-  for (size_t d = 1; d < document_index_.size(); ++d)
-    if (document_index_[d] < document_index_[d - 1])
-      fail(Exit::data, "{}: document index falls from {} to {} at entry {}", path, document_index_[d - 1],
-           document_index_[d], d);
-  if (document_index_.back() != n)
-    fail(Exit::data, "{}: document index ends with {}, but there are {} sequences", path,
-         document_index_.back(), n);
+  documents_ = static_cast<int64_t>(entries) - 1;
+  int64_t before = 0;
+  bool one_each = documents_ == n;
+  read_i64(file, at, static_cast<int64_t>(entries), [&](int64_t d, int64_t sequence) {
+    if (d == 0 && sequence != 0)
+      fail(Exit::data, "{}: document index begins with {}, not with 0", path, sequence);
+    if (sequence < before)
+      fail(Exit::data, "{}: document index falls from {} to {} at entry {}", path, before, sequence, d);
+    one_each = one_each && sequence == d;
+    before = sequence;
+  });
+  if (before != n)
+    fail(Exit::data, "{}: document index ends with {}, but there are {} sequences", path, before, n);
+  if (!one_each) {
+    document_index_.resize(entries);
+    file.pread_all(document_index_.data(), 8 * static_cast<int64_t>(entries), at);
+  }
+  at += 8 * static_cast<int64_t>(entries);
 
   if (has_modes) {
     std::vector<char> modes(sequences);
@@ -160,7 +175,14 @@ void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
   }
 }
 
+int64_t IndexedDataset::first_token(int64_t sequence) const {
+  int64_t token = offsets_[static_cast<size_t>(sequence / kStride)];
+  for (int64_t i = sequence / kStride * kStride; i < sequence; ++i) token += lengths_[static_cast<size_t>(i)];
+  return token;
+}
+
 int64_t IndexedDataset::document_of(int64_t sequence) const {
+  if (document_index_.empty()) return sequence;
   const auto after = std::upper_bound(document_index_.begin(), document_index_.end(), sequence);
   return after - document_index_.begin() - 1;
 }
@@ -171,7 +193,7 @@ void IndexedDataset::read(int64_t sequence, int64_t offset, std::span<int32_t> o
   NRL_CHECK(sequence >= 0 && sequence < sequences() && offset >= 0 && offset + count <= lengths_[sequence],
             "tokens {}+{} of sequence {} in {}", offset, count, sequence, prefix_);
   NRL_CHECK(vocab_size > 0 && vocab_size <= INT32_MAX, "vocab_size {}", vocab_size);
-  const int64_t first = offsets_[sequence] + offset;
+  const int64_t first = first_token(sequence) + offset;
   std::array<char, 65536> raw;
   const int64_t chunk = static_cast<int64_t>(raw.size()) / token_bytes_;
   for (int64_t done = 0; done < count; done += chunk) {

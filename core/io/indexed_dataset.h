@@ -24,12 +24,17 @@ class IndexedDataset {
 
   const std::string& prefix() const { return prefix_; }
   int64_t sequences() const { return static_cast<int64_t>(lengths_.size()); }
-  int64_t documents() const { return static_cast<int64_t>(document_index_.size()) - 1; }
-  int64_t tokens() const { return offsets_.back(); }
+  int64_t documents() const { return documents_; }
+  int64_t tokens() const { return tokens_; }
   /// Bytes of one token on disk: 1, 2, 4 or 8.
   int token_bytes() const { return token_bytes_; }
   /// Tokens of every sequence; valid as long as the dataset.
   std::span<const int32_t> lengths() const { return lengths_; }
+  /// Host memory of the index.
+  int64_t memory_bytes() const {
+    return static_cast<int64_t>(lengths_.capacity() * 4 + offsets_.capacity() * 8 +
+                                document_index_.capacity() * 8);
+  }
   /// The document that holds this sequence.
   int64_t document_of(int64_t sequence) const;
 
@@ -40,14 +45,18 @@ class IndexedDataset {
 
  private:
   void load_index(const File& file, int64_t bin_bytes);
+  int64_t first_token(int64_t sequence) const;
+
+  static constexpr int64_t kStride = 32;
 
   std::string prefix_;
   File bin_;
   uint8_t dtype_ = 0;
   int token_bytes_ = 0;
+  int64_t documents_ = 0, tokens_ = 0;
   std::vector<int32_t> lengths_;         // [sequences]
-  std::vector<int64_t> offsets_;         // [sequences + 1], in tokens
-  std::vector<int64_t> document_index_;  // [documents + 1], sequence numbers
+  std::vector<int64_t> offsets_;         // of every kStride-th sequence, in tokens
+  std::vector<int64_t> document_index_;  // [documents + 1] sequence numbers; empty: one sequence a document
 };
 
 /// Writes a dataset as a stream. Nothing appears under the final names before `finish`; without it (an

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
@@ -153,6 +154,55 @@ RunLock::~RunLock() {
 
 void RunLock::heartbeat() const {
   ::futimens(file_.fd(), nullptr);
+}
+
+RunLocks::RunLocks(std::vector<std::string> directories) {
+  // Only a directory that exists can be locked by another run: those first, so that a refusal comes before
+  // anything is made.
+  std::stable_partition(directories.begin(), directories.end(), is_directory);
+  try {
+    for (const std::string& directory : directories) add(directory);
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+RunLocks::~RunLocks() {
+  release();
+}
+
+void RunLocks::add(const std::string& directory) {
+  std::vector<std::string> missing;
+  for (std::string path = directory; !path_exists(path); path = parent_path(path)) missing.push_back(path);
+  made_.insert(made_.end(), missing.rbegin(), missing.rend());
+  make_directories(directory);
+  for (const auto& [locked, lock] : locks_)
+    if (same_directory(locked, directory)) return;
+  locks_.emplace_back(directory, std::make_unique<RunLock>(directory));
+}
+
+void RunLocks::release() {
+  locks_.clear();
+  for (auto path = made_.rbegin(); path != made_.rend(); ++path) ::rmdir(path->c_str());
+  made_.clear();
+}
+
+const RunLock& RunLocks::of(const std::string& directory) const {
+  for (const auto& [locked, lock] : locks_)
+    if (same_directory(locked, directory)) return *lock;
+  fail(Exit::internal, "{} is not locked", directory);
+}
+
+std::vector<std::string> RunLocks::takeovers() const {
+  std::vector<std::string> texts;
+  for (const auto& [directory, lock] : locks_)
+    if (!lock->takeover().empty()) texts.push_back(lock->takeover());
+  return texts;
+}
+
+void RunLocks::heartbeat() const {
+  for (const auto& [directory, lock] : locks_) lock->heartbeat();
 }
 
 }  // namespace nrl

@@ -1,8 +1,11 @@
 #pragma once
-// One run per output directory.
+// One run at a time writes to an output directory.
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/io/atomic_file.h"
 
@@ -33,6 +36,30 @@ class RunLock {
 
   std::string path_, takeover_;
   File file_;
+};
+
+/// The locks of all directories that a run writes to. Directories reached by several names are locked once.
+class RunLocks {
+ public:
+  /// Makes missing directories, and fails as RunLock does; then none is locked and none was made.
+  explicit RunLocks(std::vector<std::string> directories);
+  RunLocks(const RunLocks&) = delete;
+  RunLocks& operator=(const RunLocks&) = delete;
+  /// Also removes those directories it made that are still empty.
+  ~RunLocks();
+
+  /// The lock of one of the directories.
+  const RunLock& of(const std::string& directory) const;
+  /// RunLock::takeover() of each, where there is one.
+  std::vector<std::string> takeovers() const;
+  void heartbeat() const;
+
+ private:
+  void add(const std::string& directory);
+  void release();
+
+  std::vector<std::string> made_;  // parents before children
+  std::vector<std::pair<std::string, std::unique_ptr<RunLock>>> locks_;
 };
 
 }  // namespace nrl

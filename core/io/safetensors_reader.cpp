@@ -19,6 +19,10 @@ constexpr size_t kMaxDimensions = 32;
 std::string quoted(std::string_view name) {
   return fmt::format("tensor \"{}\"", name.substr(0, 200));
 }
+// Argument-dependent lookup would take std::quoted.
+std::string quoted(const std::string& name) {
+  return quoted(std::string_view(name));
+}
 
 }  // namespace
 

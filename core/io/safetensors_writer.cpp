@@ -2,44 +2,13 @@
 #include <cstring>
 
 #include "core/base/error.h"
+#include "core/base/finite.h"
 #include "core/io/crc32c.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "core/io/safetensors_common.h"
 
 namespace nrl {
-namespace {
-
-// True when an element with all exponent bits set (NaN or infinity) is among them. Integers only:
-// -ffinite-math options and rounding play no part.
-template <class Word>
-bool any_exponent_full(const void* data, size_t bytes, Word mask) {
-  const auto* p = static_cast<const char*>(data);
-  unsigned found = 0;
-  for (size_t i = 0; i + sizeof(Word) <= bytes; i += sizeof(Word)) {
-    Word w;
-    std::memcpy(&w, p + i, sizeof w);
-    found |= static_cast<unsigned>(static_cast<Word>(w & mask) == mask);
-  }
-  return found != 0;
-}
-
-bool any_non_finite(DType dtype, const void* data, size_t bytes) {
-  switch (dtype) {
-    case DType::f32:
-      return any_exponent_full<uint32_t>(data, bytes, 0x7f800000u);
-    case DType::bf16:
-      return any_exponent_full<uint16_t>(data, bytes, 0x7f80u);
-    case DType::f16:
-      return any_exponent_full<uint16_t>(data, bytes, 0x7c00u);
-    case DType::f64:
-      return any_exponent_full<uint64_t>(data, bytes, 0x7ff0000000000000ull);
-    default:
-      return false;
-  }
-}
-
-}  // namespace
 
 std::pair<std::string, std::vector<SafetensorsWriter::Tensor>> SafetensorsWriter::plan(
     std::vector<TensorSpec> specs, const Options& options) {
@@ -129,7 +98,7 @@ void SafetensorsWriter::write_slice(std::string_view name, uint64_t offset, cons
   // Chunk by chunk: the CRC leaves the bytes in the cache for the write.
   while (bytes > 0) {
     const size_t n = std::min<uint64_t>(bytes, kCrcChunkBytes - offset % kCrcChunkBytes);
-    if (options_.refuse_non_finite && any_non_finite(t.spec.dtype, p, n)) {
+    if (options_.refuse_non_finite && count_non_finite(t.spec.dtype, p, n) > 0) {
       fail(Exit::diverged, "tensor \"{}\" holds a NaN or an infinity near element {}: not written to {}",
            name, offset / unit, file_.path());
     }

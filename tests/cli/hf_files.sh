@@ -59,6 +59,7 @@ JSON
   hf_carry)
     train_with train-sentencepiece:400 a
     cp -r a/checkpoints/step-1 start
+    rm start/manifest.json  # edited on purpose
     printf '{{ messages }}\n' >start/chat_template.jinja
     printf '{"temperature": 0.6, "eos_token_id": [2, 9]}\n' >start/generation_config.json
     printf '{"eos_token": "</s>", "x": 1}\n' >start/special_tokens_map.json

@@ -93,7 +93,7 @@ case $case_name in
     config batch
     expect 0 run 1 batch.yaml pretrain.max_num_steps=5
     expect 0 run 1 batch.yaml policy.train_global_batch_size=16
-    grep -q 'the global batch was 8 and is 16' err.txt || fail "no warning: $(cat err.txt)"
+    grep -q 'policy.train_global_batch_size: 8 -> 16' out.txt || fail "the change was not listed: $(cat out.txt)"
     ;;
   damaged)
     corpus
@@ -157,6 +157,10 @@ case $case_name in
     cmp -s out.txt first.txt || fail "the same seed gave another text"
     expect 0 run 1 generate g/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --temperature 0
     expect 0 run 1 generate g/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --top-k 1 --seed 9
+    # Weights stored in bf16 stay so in memory.
+    config half
+    expect 0 run 1 half.yaml policy.precision=bfloat16
+    expect 0 run 1 generate half/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --temperature 0
     ;;
   bf16)
     corpus
@@ -174,7 +178,7 @@ case $case_name in
     corpus
     config d
     expect 79 run 2 d.yaml policy.model.initializer_range=1.0e+25 pretrain.max_num_steps=50
-    grep -q 'not finite' err.txt || fail "no reason given: $(cat err.txt)"
+    grep -q 'non-finite' err.txt || fail "no reason given: $(cat err.txt)"
     ;;
   # The cases of nrl-train-sim: the GPU's code on the simulated device.
   sim_losses)

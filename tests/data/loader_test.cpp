@@ -31,7 +31,7 @@ void write_counting(const std::string& prefix, int documents, int32_t base = 0) 
 
 DatasetOptions options_for(const std::vector<std::string>& prefixes, int64_t samples) {
   DatasetOptions options;
-  for (const std::string& prefix : prefixes) options.sources.push_back({prefix, 1.0});
+  for (const std::string& prefix : prefixes) options.sources.push_back({prefix, 1.0, {}});
   options.sequence_length = 16;
   options.samples = samples;
   options.vocab_size = 60000;
@@ -73,22 +73,54 @@ std::vector<Row> rows_of(const TokenDataset& dataset, LoaderOptions options,
 TEST_CASE("an epoch's samples are the shuffled documents, cut with one token of overlap", "[loader]") {
   const TemporaryDirectory dir;
   write_counting(dir / "d", 40);
-  const auto dataset = open_token_dataset(options_for({dir / "d"}, 5));
   const IndexedDataset file(dir / "d");
-  const GptIndex index = build_gpt_index(file.lengths(), {0, 40}, 16, 5, 1234, "d");
+  const int64_t epoch = (file.tokens() - 1) / 16;
+  const auto dataset = open_token_dataset(options_for({dir / "d"}, epoch));
+  const GptIndex index(plan_gpt_index(file.lengths(), {0, 40}, 16, epoch, "d"), file.lengths(), 1234);
   Row stream;
-  for (const int32_t s : index.documents) {
+  for (const int32_t s : index.documents()) {
     Row tokens(static_cast<size_t>(file.lengths()[static_cast<size_t>(s)]));
     file.read(s, 0, tokens);
     stream.insert(stream.end(), tokens.begin(), tokens.end());
   }
-  REQUIRE(dataset->samples() == (file.tokens() - 1) / 16);
+  REQUIRE(dataset->samples() == epoch);
   for (int64_t i = 0; i < dataset->samples(); ++i) {
     Row row(17);
     dataset->read(i, row);
-    const auto at = stream.begin() + index.shuffle[static_cast<size_t>(i)] * 16;
+    const auto at = stream.begin() + index.shuffle()[static_cast<size_t>(i)] * 16;
     CHECK(row == Row(at, at + 17));
   }
+}
+
+TEST_CASE("a single document is split by tokens, and nothing is lost", "[loader]") {
+  const TemporaryDirectory dir;
+  IndexedDatasetWriter writer(dir / "d", 60000);
+  Row all(1000);
+  std::iota(all.begin(), all.end(), 0);
+  writer.add_sequence(all);
+  writer.end_document();
+  writer.finish();
+  auto options = options_for({dir / "d"}, 0);
+  options.split = parse_split("90,10");
+  std::vector<int> seen(1000, 0);
+  for (const Split part : {Split::train, Split::validation}) {
+    options.part = part;
+    options.samples = samples_of_one_epoch(options);
+    CHECK(options.samples == (part == Split::train ? 56 : 6));
+    const auto dataset = open_token_dataset(options);
+    CHECK(contains(dataset->describe(), "split by tokens"));
+    for (int64_t i = 0; i < dataset->samples(); ++i) {
+      Row row(17);
+      dataset->read(i, row);
+      for (size_t t = 0; t < 17; ++t) {
+        CHECK(row[t] == row[0] + static_cast<int32_t>(t));
+        CHECK((row[t] < 900) == (part == Split::train));
+        if (t < 16) ++seen[static_cast<size_t>(row[t])];
+      }
+    }
+  }
+  CHECK(std::accumulate(seen.begin(), seen.end(), 0) == 62 * 16);
+  CHECK(*std::max_element(seen.begin(), seen.end()) == 1);
 }
 
 TEST_CASE("what is read does not depend on ranks, accumulation or threads", "[loader]") {

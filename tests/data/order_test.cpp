@@ -1,18 +1,22 @@
 // Data order against values computed with numpy's RandomState and Megatron-LM's algorithm in Python.
+#include <limits>
 #include <numeric>
+#include <set>
 
-#include "apps/data/gpt_index.h"
+#include "apps/data/gpt_dataset.h"
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"
 
 using namespace nrl;
 using namespace nrl::data;
+using nrl::test::contains;
 using nrl::test::error_of;
+using nrl::test::TemporaryDirectory;
 
 namespace {
 
 template <class T>
-uint64_t hash(const std::vector<T>& values) {
+uint64_t hash(std::span<const T> values) {
   uint64_t h = 0xcbf29ce484222325ull;
   for (const T v : values) h = (h ^ static_cast<uint32_t>(v)) * 0x100000001b3ull;
   return h;
@@ -25,6 +29,91 @@ std::vector<int32_t> uneven_lengths() {
   return lengths;
 }
 
+// The whole index as Megatron-LM stores it: 16 bytes a sample.
+struct ReferenceIndex {
+  int64_t epochs = 0;
+  std::vector<int32_t> documents;
+  std::vector<std::pair<int64_t, int64_t>> starts;  // position in documents, offset
+  std::vector<uint32_t> shuffle;
+};
+
+template <class T>
+void reference_shuffle(std::mt19937& random, std::vector<T>& values, size_t begin, size_t end) {
+  for (size_t i = end - begin; i-- > 1;) {
+    uint32_t mask = static_cast<uint32_t>(i);
+    for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;
+    uint32_t j = 0;
+    do j = static_cast<uint32_t>(random()) & mask;
+    while (j > i);
+    std::swap(values[begin + i], values[begin + j]);
+  }
+}
+
+// gpt_dataset.py and helpers.cpp of Megatron-LM, step by step; `samples` < 0: one epoch (num_samples None).
+ReferenceIndex reference_index(const std::vector<int32_t>& lengths, int64_t first, int64_t last,
+                               int64_t sequence_length, int64_t samples, uint32_t seed) {
+  ReferenceIndex r;
+  const int64_t tokens = std::accumulate(lengths.begin() + first, lengths.begin() + last, int64_t{0});
+  r.epochs = 1;
+  while (samples >= 0 && (r.epochs * tokens - 1) / sequence_length < samples) ++r.epochs;
+  const int64_t before_last = ((r.epochs - 1) * tokens - 1) / sequence_length;
+  const bool separate =
+      r.epochs > 1 &&
+      samples - before_last < static_cast<int64_t>(0.8 * static_cast<double>((tokens - 1) / sequence_length));
+  std::mt19937 random(seed);
+  for (int64_t e = 0; e < r.epochs; ++e)
+    for (int64_t d = first; d < last; ++d) r.documents.push_back(static_cast<int32_t>(d));
+  const size_t together = r.documents.size() - (separate ? static_cast<size_t>(last - first) : 0);
+  reference_shuffle(random, r.documents, 0, together);
+  reference_shuffle(random, r.documents, together, r.documents.size());
+  const int64_t total = (r.epochs * tokens - 1) / sequence_length;
+  r.starts.emplace_back(0, 0);
+  int64_t document = 0, offset = 0;
+  for (int64_t sample = 1; sample <= total; ++sample) {
+    int64_t remaining = sequence_length + 1;
+    while (remaining > 0) {
+      const int64_t length =
+          lengths[static_cast<size_t>(r.documents[static_cast<size_t>(document)])] - offset;
+      remaining -= length;
+      if (remaining <= 0) {
+        offset += remaining + length - 1;
+      } else {
+        ++document;
+        offset = 0;
+      }
+    }
+    r.starts.emplace_back(document, offset);
+  }
+  r.shuffle.resize(static_cast<size_t>(total));
+  std::iota(r.shuffle.begin(), r.shuffle.end(), 0u);
+  const size_t apart = separate ? static_cast<size_t>(before_last) : r.shuffle.size();
+  reference_shuffle(random, r.shuffle, 0, apart);
+  reference_shuffle(random, r.shuffle, apart, r.shuffle.size());
+  return r;
+}
+
+GptIndex make_index(const std::vector<int32_t>& lengths, const SplitPart& part, int64_t sequence_length,
+                    int64_t samples, uint32_t seed) {
+  return GptIndex(plan_gpt_index(lengths, part, sequence_length, samples, "a"), lengths, seed);
+}
+
+void check_equal(const GptIndex& index, const ReferenceIndex& r, const std::vector<int32_t>& lengths) {
+  CHECK(index.plan().epochs == r.epochs);
+  CHECK(index.plan().total == static_cast<int64_t>(r.shuffle.size()));
+  CHECK(std::ranges::equal(index.documents(), r.documents));
+  REQUIRE(index.samples() <= index.plan().total);
+  for (int64_t i = 0; i < index.samples(); ++i) {
+    const auto at = static_cast<size_t>(i);
+    REQUIRE(index.shuffle()[at] == r.shuffle[at]);
+    auto [document, offset] = r.starts[r.shuffle[at]];
+    while (lengths[static_cast<size_t>(r.documents[static_cast<size_t>(document)])] == 0)
+      ++document;  // the first documents may be empty
+    const GptIndex::Start start = index.start(i);
+    REQUIRE(start.document == document);
+    REQUIRE(start.offset == offset);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("shuffle equals numpy's", "[order]") {
@@ -34,7 +123,7 @@ TEST_CASE("shuffle equals numpy's", "[order]") {
   random.shuffle(std::span(x));
   CHECK(std::vector<uint32_t>(x.begin(), x.begin() + 5) ==
         std::vector<uint32_t>{87184, 98871, 1956, 11529, 39495});
-  CHECK(hash(x) == 0xe23f464a9f0ca13cull);
+  CHECK(hash(std::span(std::as_const(x))) == 0xe23f464a9f0ca13cull);
   std::vector<int32_t> y(12);
   std::iota(y.begin(), y.end(), 0);
   random.shuffle(std::span(y));
@@ -58,26 +147,88 @@ TEST_CASE("documents, starts and samples come in Megatron's order", "[order]") {
   };
   const std::vector<int32_t> lengths = uneven_lengths();
   for (const Golden& g : goldens) {
-    const GptIndex index = build_gpt_index(lengths, g.bounds, g.sequence_length, g.samples, g.seed, "test");
-    CHECK(index.epochs == g.epochs);
-    CHECK(index.samples() == g.total);
-    CHECK(hash(index.documents) == g.documents);
+    GptPlan plan =
+        plan_gpt_index(lengths, {g.bounds.first, g.bounds.second}, g.sequence_length, g.samples, "test");
+    CHECK(plan.epochs == g.epochs);
+    CHECK(plan.total == g.total);
+    CHECK(plan.kept == g.samples);
+    plan.kept = plan.total;  // the golden values are of all samples
+    const GptIndex index(plan, lengths, g.seed);
+    CHECK(hash(index.documents()) == g.documents);
     std::vector<int64_t> starts;
-    for (size_t i = 0; i < index.start_document.size(); ++i) {
-      starts.push_back(index.start_document[i]);
-      starts.push_back(index.start_offset[i]);
+    for (int64_t i = 0; i <= g.total; ++i) {
+      const GptIndex::Start start = index.find(i * g.sequence_length);
+      starts.push_back(start.document);
+      starts.push_back(start.offset);
     }
-    CHECK(hash(starts) == g.starts);
-    CHECK(hash(index.shuffle) == g.shuffle);
+    CHECK(hash(std::span(std::as_const(starts))) == g.starts);
+    CHECK(hash(index.shuffle()) == g.shuffle);
   }
+}
+
+TEST_CASE("the order equals the one that is stored whole", "[order]") {
+  std::mt19937 random(5);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<int32_t> lengths(1 + random() % 200);
+    for (int32_t& length : lengths) length = random() % 4 == 0 ? 0 : static_cast<int32_t>(random() % 40);
+    lengths.back() = 7;
+    const auto count = static_cast<int64_t>(lengths.size());
+    const int64_t first = static_cast<int64_t>(random() % lengths.size());
+    const auto sequence_length = static_cast<int64_t>(1 + random() % 50);
+    const auto samples = static_cast<int64_t>(random() % 300);
+    const uint32_t seed = random();
+    check_equal(make_index(lengths, {first, count}, sequence_length, samples, seed),
+                reference_index(lengths, first, count, sequence_length, samples, seed), lengths);
+  }
+}
+
+TEST_CASE("memory of the order: 4 bytes a sample that is used, 4.25 a document and epoch", "[order]") {
+  const std::vector<int32_t> lengths(64000, 10);
+  const GptPlan plan = plan_gpt_index(lengths, {0, 64000}, 16, 1000, "a");
+  CHECK(plan.total == 39999);
+  CHECK(plan.bytes() == 64000 * 4 + 2000 * 8 + 1000 * 4);
+  CHECK(plan.peak_bytes() == plan.bytes() + (39999 - 1000) * 4);
+  const GptIndex index(plan, lengths, 1);
+  CHECK(index.documents().size_bytes() + index.shuffle().size_bytes() + 2000 * 8 ==
+        static_cast<size_t>(plan.bytes()));
 }
 
 TEST_CASE("what an index cannot hold is refused", "[order]") {
   const std::vector<int32_t> lengths{0, 0, 3};
-  CHECK(error_of([&] { build_gpt_index(lengths, {0, 2}, 8, 1, 1, "a"); }).code == 65);
-  CHECK(error_of([&] { build_gpt_index(lengths, {1, 1}, 8, 1, 1, "a"); }).code == 65);
-  CHECK(error_of([&] { build_gpt_index(lengths, {0, 3}, 1 << 20, int64_t{1} << 31, 1, "a"); }).code == 78);
-  CHECK(error_of([&] { build_gpt_index(lengths, {0, 3}, 1 << 30, INT64_MAX / 2, 1, "a"); }).code == 78);
+  const auto code = [&](const SplitPart& part, int64_t sequence_length, int64_t samples) {
+    return error_of([&] { plan_gpt_index(lengths, part, sequence_length, samples, "a"); }).code;
+  };
+  CHECK(code({0, 2}, 8, 1) == 65);
+  CHECK(code({1, 1}, 8, 1) == 65);
+  CHECK(code({0, 3}, 1 << 20, int64_t{1} << 31) == 78);
+  CHECK(code({0, 3}, 1 << 30, INT64_MAX / 2) == 78);
+}
+
+TEST_CASE("too few documents for the shares: the tokens are split", "[order]") {
+  const SplitShares shares = parse_split("95,5");
+  const auto bounds = [&](const std::vector<int32_t>& lengths, Split split, const SplitShares& s) {
+    const SplitPart p = split_part(s, split, lengths);
+    return std::vector<int64_t>{p.first, p.last, p.skip, p.drop, p.tokens(lengths)};
+  };
+  using V = std::vector<int64_t>;
+  // One document.
+  CHECK(bounds({1000}, Split::train, shares) == V{0, 1, 0, 50, 950});
+  CHECK(bounds({1000}, Split::validation, shares) == V{0, 1, 950, 0, 50});
+  CHECK(bounds({1000}, Split::test, shares) == V{0, 0, 0, 0, 0});
+  // A handful: the boundary lies where the tokens say, empty documents do no harm.
+  CHECK(bounds({0, 500, 0, 500, 0}, Split::train, parse_split("1,1")) == V{0, 2, 0, 0, 500});
+  CHECK(bounds({10, 900, 90}, Split::train, shares) == V{0, 3, 0, 50, 950});
+  CHECK(bounds({10, 900, 90}, Split::validation, shares) == V{2, 3, 40, 0, 50});
+  CHECK(bounds({50, 100}, Split::train, parse_split("1,9,90")) == V{0, 1, 0, 48, 2});
+  CHECK(bounds({50, 100}, Split::validation, parse_split("1,9,90")) == V{0, 1, 2, 35, 13});
+  // Enough documents, or no share: whole documents as before.
+  const std::vector<int32_t> twenty(20, 10);
+  CHECK(bounds(twenty, Split::validation, shares) == V{19, 20, 0, 0, 10});
+  CHECK(bounds({1000}, Split::train, parse_split("1")) == V{0, 1, 0, 0, 1000});
+  CHECK(bounds({1000}, Split::validation, parse_split("1")) == V{1, 1, 0, 0, 0});
+  // Test alone may be empty: Megatron-LM trains with such files.
+  CHECK(bounds(std::vector<int32_t>(100, 5), Split::validation, parse_split("969,30,1")) ==
+        V{97, 100, 0, 0, 15});
 }
 
 TEST_CASE("split bounds round as Python does", "[order]") {
@@ -99,14 +250,163 @@ TEST_CASE("split bounds round as Python does", "[order]") {
     CHECK(error_of([&] { parse_split(bad); }).code == 78);
 }
 
+// build_exhaustive_blending_indices of Megatron-LM's helpers.cpp: a blend without weights.
+std::vector<std::pair<size_t, int64_t>> exhaustive_blend(const std::vector<int64_t>& sizes) {
+  const auto total = static_cast<double>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
+  std::vector<int64_t> taken(sizes.size(), 0);
+  std::set<size_t> unspent;
+  for (size_t d = 0; d < sizes.size(); ++d) unspent.insert(d);
+  std::vector<std::pair<size_t, int64_t>> order;
+  while (!unspent.empty()) {
+    const double k = std::max(static_cast<double>(order.size()), 1.0);
+    double most = std::numeric_limits<double>::lowest();
+    size_t best = 0;
+    for (const size_t d : unspent) {
+      const double error = static_cast<double>(sizes[d]) / total * k - static_cast<double>(taken[d]);
+      if (error > most) most = error, best = d;
+    }
+    order.emplace_back(best, taken[best]);
+    if (++taken[best] == sizes[best]) unspent.erase(best);
+  }
+  return order;
+}
+
 TEST_CASE("a blend follows its weights as Megatron's does", "[order]") {
-  const auto shares = normalised_weights(std::vector<double>{5, 3, 2});
-  const BlendIndex a = build_blend_index(shares, 20);
-  CHECK(a.dataset == std::vector<int16_t>{0, 1, 2, 0, 1, 0, 2, 0, 1, 0, 0, 1, 2, 0, 1, 0, 2, 0, 1, 0});
-  CHECK(a.sample == std::vector<int64_t>{0, 0, 0, 1, 1, 2, 1, 3, 2, 4, 5, 3, 2, 6, 4, 7, 3, 8, 5, 9});
+  const auto blend = [](const std::vector<double>& weights, int64_t samples) {
+    const std::vector<int64_t> plenty(weights.size(), samples);
+    return BlendIndex(normalized_weights(weights), plenty, samples);
+  };
+  const auto datasets = [](const BlendIndex& index) {
+    std::vector<size_t> all;
+    for (int64_t k = 0; k < index.samples(); ++k) all.push_back(index.at(k).dataset);
+    return all;
+  };
+  const auto samples = [](const BlendIndex& index) {
+    std::vector<int64_t> all;
+    for (int64_t k = 0; k < index.samples(); ++k) all.push_back(index.at(k).sample);
+    return all;
+  };
+  const BlendIndex a = blend({5, 3, 2}, 20);
+  CHECK(datasets(a) == std::vector<size_t>{0, 1, 2, 0, 1, 0, 2, 0, 1, 0, 0, 1, 2, 0, 1, 0, 2, 0, 1, 0});
+  CHECK(samples(a) == std::vector<int64_t>{0, 0, 0, 1, 1, 2, 1, 3, 2, 4, 5, 3, 2, 6, 4, 7, 3, 8, 5, 9});
   CHECK(blend_request(0.5, 100) == 51);
   CHECK(blend_request(1.0 / 9, 100) == 13);
-  const BlendIndex b = build_blend_index(normalised_weights(std::vector<double>{1, 1, 7}), 20);
-  CHECK(b.dataset == std::vector<int16_t>{2, 0, 2, 2, 1, 2, 2, 2, 2, 0, 2, 2, 2, 1, 2, 2, 2, 2, 0, 2});
-  CHECK(error_of([] { normalised_weights(std::vector<double>{1, 0}); }).code == 78);
+  const BlendIndex b = blend({1, 1, 7}, 20);
+  CHECK(datasets(b) == std::vector<size_t>{2, 0, 2, 2, 1, 2, 2, 2, 2, 0, 2, 2, 2, 1, 2, 2, 2, 2, 0, 2});
+  CHECK(error_of([] { normalized_weights(std::vector<double>{1, 0}); }).code == 78);
+}
+
+TEST_CASE("a blend without weights uses up every dataset as Megatron's does", "[order]") {
+  for (const std::vector<int64_t>& sizes :
+       {std::vector<int64_t>{1, 1}, {7, 1, 30}, {12000, 3, 5001}, std::vector<int64_t>(700, 20)}) {
+    const auto expected = exhaustive_blend(sizes);
+    const std::vector<double> weights(sizes.begin(), sizes.end());
+    const BlendIndex index(normalized_weights(weights), sizes, static_cast<int64_t>(expected.size()));
+    for (size_t k = 0; k < expected.size(); ++k) {
+      const BlendIndex::Sample sample = index.at(static_cast<int64_t>(k));
+      REQUIRE(sample.dataset == expected[k].first);
+      REQUIRE(sample.sample == expected[k].second);
+    }
+  }
+}
+
+TEST_CASE("sources without weights come in Megatron's order", "[order]") {
+  const TemporaryDirectory dir;
+  // Tokens name their file and place. In proportion to tokens, or to documents, the order is another one.
+  const std::vector<std::vector<int32_t>> lengths{
+      {30, 4, 61, 9, 9, 80, 33}, {100, 40, 3, 17, 60}, {200, 1, 70}};
+  DatasetOptions options;
+  for (size_t d = 0; d < lengths.size(); ++d) {
+    const std::string prefix = dir / fmt::format("d{}", d);
+    options.sources.push_back({prefix, {}, {}});
+    IndexedDatasetWriter writer(prefix, 60000);
+    int32_t next = static_cast<int32_t>(d) * 1000;
+    for (const int32_t length : lengths[d]) {
+      std::vector<int32_t> tokens(static_cast<size_t>(length));
+      std::iota(tokens.begin(), tokens.end(), next);
+      next += length;
+      writer.add_sequence(tokens);
+      writer.end_document();
+    }
+    writer.finish();
+  }
+  constexpr int64_t kLength = 8;
+  options.sequence_length = kLength;
+  options.vocab_size = 60000;
+  options.seed = 77;
+  std::vector<int64_t> sizes;
+  std::vector<ReferenceIndex> indices;
+  for (const auto& of : lengths) {
+    indices.push_back(reference_index(of, 0, static_cast<int64_t>(of.size()), kLength, -1, options.seed));
+    sizes.push_back(static_cast<int64_t>(indices.back().shuffle.size()));
+  }
+  const auto order = exhaustive_blend(sizes);
+  CHECK(samples_of_one_epoch(options) == static_cast<int64_t>(order.size()));
+
+  for (const size_t wanted : {size_t{5}, order.size() - 3, order.size()}) {
+    options.samples = static_cast<int64_t>(wanted);
+    const auto dataset = open_token_dataset(options);
+    REQUIRE(dataset->samples() == options.samples);
+    for (size_t k = 0; k < wanted; ++k) {
+      const auto [d, sample] = order[k];
+      std::vector<int32_t> stream;
+      for (const int32_t document : indices[d].documents) {
+        const auto begin = std::accumulate(lengths[d].begin(), lengths[d].begin() + document, int32_t{0});
+        for (int32_t t = 0; t < lengths[d][static_cast<size_t>(document)]; ++t)
+          stream.push_back(static_cast<int32_t>(d) * 1000 + begin + t);
+      }
+      const auto at = stream.begin() + indices[d].shuffle[static_cast<size_t>(sample)] * kLength;
+      std::vector<int32_t> row(kLength + 1);
+      dataset->read(static_cast<int64_t>(k), row);
+      REQUIRE(row == std::vector<int32_t>(at, at + kLength + 1));
+    }
+  }
+
+  // More than one epoch: the sources repeat in the same proportions.
+  options.samples = 3 * static_cast<int64_t>(order.size());
+  const auto dataset = open_token_dataset(options);
+  std::vector<int64_t> drawn(lengths.size());
+  std::vector<int32_t> row(kLength + 1);
+  for (int64_t k = 0; k < options.samples; ++k) {
+    dataset->read(k, row);
+    ++drawn[static_cast<size_t>(row[0] / 1000)];
+  }
+  for (size_t d = 0; d < sizes.size(); ++d) CHECK(std::abs(drawn[d] - 3 * sizes[d]) <= 1);
+
+  // A source that makes no sample is refused by name.
+  options.sequence_length = 250;
+  const auto caught = error_of([&] { open_token_dataset(options); });
+  CHECK(caught.code == 78);
+  CHECK(contains(caught.text, "d0 makes no sample of 251 tokens"));
+}
+
+TEST_CASE("the planned memory is that of the parts", "[order]") {
+  const TemporaryDirectory dir;
+  DatasetOptions options;
+  for (const char* name : {"a", "b"}) {
+    IndexedDatasetWriter writer(dir / name, 100);
+    for (int d = 0; d < 50; ++d) {
+      writer.add_sequence(std::vector<int32_t>(20, 1));
+      writer.end_document();
+    }
+    writer.finish();
+    options.sources.push_back({dir / name, 1.0, {}});
+  }
+  options.sequence_length = 16;
+  options.vocab_size = 100;
+  options.samples = 200;  // 2 epochs of 62 samples each
+  const DatasetMemory blend = plan_dataset_memory(std::span(&options, 1));
+  const GptPlan plan =
+      plan_gpt_index(std::vector<int32_t>(50, 20), {0, 50}, 16, blend_request(0.5, 200), "a");
+  CHECK(plan.epochs == 2);
+  CHECK(blend.order == 2 * plan.bytes() + BlendIndex::bytes(2, 200));
+  CHECK(blend.peak == blend.order + plan.peak_bytes() - plan.bytes());
+  CHECK(blend.files >= 2 * 50 * 4);
+  options.sources.pop_back();
+  options.samples = 30;
+  open_sources(options);
+  std::vector<DatasetOptions> two{options, options};
+  const DatasetMemory memory = plan_dataset_memory(two);
+  CHECK(memory.order == 2 * (50 * 4 + 2 * 8 + 30 * 4));
+  CHECK(memory.files == options.sources[0].file->memory_bytes());
 }

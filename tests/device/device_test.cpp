@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/device/choose.h"
+#include "core/device/cpu/memory.h"
 #include "core/device/cuda/architectures.h"
 #include "core/device/cuda/devices.h"
 #include "core/device/cuda/nvml.h"
@@ -48,8 +49,8 @@ TEST_CASE("ranks take devices in turns", "[choose]") {
   REQUIRE(choose_ordinal(2, 3, 8, false) == 2);
   REQUIRE(choose_ordinal(5, 8, 4, true) == 1);
   REQUIRE_THROWS_WITH(choose_ordinal(0, 3, 2, false),
-                      Catch::Contains("3 ranks run on this node, which has 2 GPUs") &&
-                          Catch::Contains("kernels.share_device: true"));
+                      ContainsSubstring("3 ranks run on this node, which has 2 GPUs") &&
+                          ContainsSubstring("kernels.share_device: true"));
   // One device per rank, all called 0.
   REQUIRE(chosen({{"a"}, {"b"}, {"c"}}, false) == V{0, 0, 0});
   REQUIRE(chosen({{"a", "b"}, {"b", "a"}}, false) == V{0, 0});
@@ -177,3 +178,17 @@ TEST_CASE("the pool uses blocks of one size again, and no others", "[pool]") {
 }
 
 }  // namespace
+
+TEST_CASE("host memory gives its end back and keeps its beginning", "[host_memory]") {
+  cpu::HostMemory memory(1 << 20);
+  std::memset(memory.data(), 7, memory.size());
+  for (const size_t bytes : {size_t{300001}, size_t{300000}, size_t{4096}, size_t{1}}) {
+    memory.shrink(bytes);
+    CHECK(memory.size() == bytes);
+    CHECK(memory.data()[bytes - 1] == std::byte{7});
+  }
+  CHECK_THROWS_AS(memory.shrink(2), Error);
+  memory.shrink(0);
+  CHECK(memory.data() == nullptr);
+  CHECK(memory.size() == 0);
+}

@@ -186,15 +186,17 @@ TEST_CASE("resume takes the newest valid checkpoint and names what is wrong with
   const auto warning = [&] {
     const ResumePoint p = find_resume(dir.path(), Validation::quick);
     REQUIRE(p.checkpoint.has_value());
-    return std::to_string(p.checkpoint->step) + ": " + (p.warnings.empty() ? "" : p.warnings[0]);
+    std::string text = std::to_string(p.checkpoint->step) + ": ";
+    for (const CheckpointEntry& e : p.rejected) text += e.problems.at(0);
+    return text + (p.warnings.empty() ? "" : p.warnings[0]);
   };
   overwrite(shard, good.substr(0, good.size() - 1));
-  CHECK(contains(warning(), fmt::format("2: damaged checkpoint not used: {}: size {} != {} in manifest.json",
-                                        shard, good.size() - 1, good.size())));
+  CHECK(contains(warning(),
+                 fmt::format("2: {}: size {} != {} in manifest.json", shard, good.size() - 1, good.size())));
   overwrite(shard, "");
   CHECK(contains(warning(), "size 0 !="));
   overwrite(shard, good + "x");
-  CHECK(contains(warning(), "2: damaged"));
+  CHECK(contains(warning(), fmt::format("2: {}: size {} !=", shard, good.size() + 1)));
   remove_tree(shard);
   CHECK(contains(warning(), "missing optimizer-0.safetensors"));
   make_directory(shard);
@@ -240,15 +242,72 @@ TEST_CASE("retention keeps the newest valid and the pinned") {
   for (int64_t step = 1; step <= 6; ++step) save(dir.path(), step, 1);
   remove_tree(dir / "step-5/manifest.json");
   remove_tree(dir / "step-1/manifest.json");
-  CHECK(apply_retention(dir.path(), 2, [](int64_t step) { return step == 2; }) == std::vector<int64_t>{3, 1});
-  CHECK(list_directory(dir.path()) ==
-        std::vector<std::string>{"LATEST", "step-2", "step-4", "step-5", "step-6"});
+  CHECK(apply_retention(dir.path(), 2, [](int64_t step) { return step == 2; }) == std::vector<int64_t>{3});
+  const std::vector<std::string> left{"LATEST", "step-1", "step-2", "step-4", "step-5", "step-6"};
+  CHECK(list_directory(dir.path()) == left);  // the damaged ones too
   CHECK(apply_retention(dir.path(), 100).empty());
   CHECK(error_of([&] { apply_retention(dir.path(), 0); }).code == 70);
   const std::string again = save(dir.path(), 6, 9);  // the same step once more replaces it
   CHECK(holds_model(again, 9));
-  CHECK(list_directory(dir.path()) ==
-        std::vector<std::string>{"LATEST", "step-2", "step-4", "step-5", "step-6"});
+  CHECK(list_directory(dir.path()) == left);
+}
+
+TEST_CASE("a store in which no checkpoint is usable is told from an empty one") {
+  const TemporaryDirectory dir;
+  for (int64_t step : {1, 2}) save(dir.path(), step, 1);
+  remove_tree(dir / "step-1/config.json");
+  std::string newer = read_file(dir / "step-2/manifest.json", 1 << 20);
+  newer.replace(newer.find("nrl-checkpoint-1"), 16, "nrl-checkpoint-9");
+  newer.resize(newer.rfind("\"crc32c\":\""));
+  newer += fmt::format("\"crc32c\":\"{:08x}\"}}\n", crc32c(newer.data(), newer.size()));
+  overwrite(dir / "step-2/manifest.json", newer);
+  const ResumePoint point = find_resume(dir.path());
+  CHECK_FALSE(point.checkpoint.has_value());
+  REQUIRE(point.rejected.size() == 2);
+  CHECK(contains(point.rejected[0].problems.at(0), "the format is \"nrl-checkpoint-9\""));
+  CHECK(contains(point.rejected[1].problems.at(0), "missing config.json"));
+}
+
+TEST_CASE("checkpoints set aside keep their content, and nothing touches them again") {
+  const TemporaryDirectory dir;
+  const RunLock lock(dir.path());
+  const std::string store = dir / "c";
+  CHECK(set_checkpoints_aside(store, -1, lock).empty());
+  for (int64_t step : {1, 2, 3}) save(store, step, static_cast<uint64_t>(step));
+  CHECK(set_checkpoints_aside(store, 3, lock).empty());
+  CHECK(set_checkpoints_aside(store, 1, lock) == store + "/previous-1");
+  CHECK(list_directory(store) == std::vector<std::string>{"LATEST", "previous-1", "step-1"});
+  CHECK(find_resume(store).warnings.empty());  // LATEST names step-1
+  CHECK(set_checkpoints_aside(store, -1, lock) == store + "/previous-2");
+  CHECK(list_directory(store) == std::vector<std::string>{"previous-1", "previous-2"});
+  save(store, 3, 9);
+  CHECK(apply_retention(store, 1).empty());
+  CHECK(clean_store(store, lock).empty());
+  for (uint64_t step : {2, 3}) CHECK(holds_model(store + "/previous-1/step-" + std::to_string(step), step));
+  CHECK(holds_model(store + "/previous-2/step-1", 1));
+}
+
+TEST_CASE("the files of a set are numbered by those ranks that write one") {
+  const float value = 1;
+  for (const std::vector<int>& writing : {std::vector<int>{0}, {2}, {0, 2}, {0, 1, 2}, {}}) {
+    const TemporaryDirectory dir;
+    ThreadRanks ranks(3);
+    for (const Caught& caught : ranks.run([&](int rank) {
+           CheckpointWriter writer(dir.path(), 1, 100, ranks.group(rank));
+           std::vector<ShardSpec> shards;
+           if (std::find(writing.begin(), writing.end(), rank) != writing.end())
+             shards.push_back(ShardSpec::whole(std::to_string(rank), DType::f32, {1}));
+           writer.add_tensor_set("optimizer", shards, [&](SafetensorsWriter& w) {
+             w.write(std::to_string(rank), &value, sizeof value);
+           });
+           writer.commit(JsonValue::object());
+         }))
+      CHECK(caught.text.empty());
+    std::vector<std::string> wanted{"manifest.json"};
+    for (size_t i = 1; i <= writing.size(); ++i)
+      wanted.push_back(fmt::format("optimizer-{:05}-of-{:05}.safetensors", i, writing.size()));
+    CHECK(list_directory(dir / "step-1") == wanted);
+  }
 }
 
 TEST_CASE("cleaning removes only what crashed runs leave") {

@@ -98,6 +98,43 @@ TEST_CASE("a crash at any operation of a save leaves a valid newest checkpoint")
   }
 }
 
+TEST_CASE("a crash while checkpoints are set aside loses none of them") {
+  for (int n = 1;; ++n) {
+    CAPTURE(n);
+    const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
+    const std::string store = dir / "c";
+    for (int64_t step : {5, 10, 20}) save(store, step, static_cast<uint64_t>(step));
+    const RunLock lock(dir.path());
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      g_left = n;
+      g_error = 0;
+      set_file_op_hook(fault);
+      set_checkpoints_aside(store, 5, lock);
+      ::_exit(0);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE(WIFEXITED(status));
+    set_checkpoints_aside(store, 5, lock);  // the next start
+    clean_store(store, lock);
+    CHECK(find_resume(store).checkpoint->step == 5);
+    for (uint64_t step : {5, 10, 20}) {
+      int copies = 0;
+      for (const char* where : {"", "previous-1/", "previous-2/"}) {
+        const std::string path = fmt::format("{}/{}step-{}", store, where, step);
+        copies += path_exists(path) && holds_model(path, step) ? 1 : 0;
+      }
+      CHECK(copies == 1);
+    }
+    if (WEXITSTATUS(status) == 0) {
+      CHECK(n > 6);
+      break;
+    }
+  }
+}
+
 TEST_CASE("a storage error at any operation of a save leaves a valid newest checkpoint") {
   for (const auto& [error, persistent] : {std::pair{EIO, false}, {ENOSPC, true}, {EINTR, false}}) {
     for (int n = 1;; ++n) {
@@ -157,6 +194,27 @@ TEST_CASE("one run per directory: a living owner is named, a dead one replaced")
   const RunLock fresh(dir.path());
   CHECK(fresh.takeover().empty());
   CHECK(error_of([&] { RunLock lock(dir / "none"); }).code == 73);
+}
+
+TEST_CASE("a run locks all its directories, each once") {
+  const TemporaryDirectory dir;
+  make_directories(dir / "logs");
+  {
+    // One directory by three names, and one inside of it that is made here.
+    const RunLocks locks({dir / "logs", dir / "logs/", dir / "logs/../logs", dir / "logs/deep/er"});
+    CHECK(&locks.of(dir / "logs") == &locks.of(dir / "logs/"));
+    CHECK(path_exists(dir / "logs/deep/er/run.lock"));
+    CHECK(error_of([&] { RunLock lock(dir / "logs"); }).code == 73);
+    // Refused for the logs: the other directory is neither made nor locked.
+    const Caught caught = error_of([&] { RunLocks({dir / "new/one", dir / "logs"}); });
+    CHECK(caught.code == 73);
+    CHECK(contains(caught.text, fmt::format("{}/run.lock: locked by pid {}", dir / "logs", ::getpid())));
+    CHECK_FALSE(path_exists(dir / "new"));
+    const RunLocks other({dir / "new/one", dir / "new"});
+    overwrite(dir / "new/kept", "x");
+  }
+  CHECK(list_directory(dir / "logs").empty());
+  CHECK(list_directory(dir / "new") == std::vector<std::string>{"kept"});
 }
 
 TEST_CASE("a lock of another host counts while its heartbeat is young") {

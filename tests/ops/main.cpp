@@ -104,7 +104,8 @@ double compare(const std::string& where, const Outputs& got, const Outputs& want
   expect(got.size() == want.size(), "another number of outputs than the reference");
   double worst = 0;
   for (size_t i = 0; i < got.size(); ++i) {
-    const double tol = tolerance(got[i].value.tensor().dtype, got[i].reduction_length, got[i].rounded_factors);
+    const double tol =
+        tolerance(got[i].value.tensor().dtype, got[i].reduction_length, got[i].rounded_factors);
     const double error = error_of(got[i].value, want[i].value);
     worst = std::max(worst, error / tol);
     if (!(error <= tol)) {

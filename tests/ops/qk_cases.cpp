@@ -108,8 +108,8 @@ GradProblem gradient(DType t, const Shape& s) {
   g.inputs = {&p->x};
   g.gradients = {&p->dx};
   if (s.norm) {
-    g.inputs.insert(g.inputs.end(), {&p->q_weight, &p->k_weight});
-    g.gradients.insert(g.gradients.end(), {&p->dq_weight, &p->dk_weight});
+    g.inputs = {&p->x, &p->q_weight, &p->k_weight};
+    g.gradients = {&p->dx, &p->dq_weight, &p->dk_weight};
   }
   g.loss = [p](Exec& e) {
     e.kernels->qk_norm_rope_forward(e, p->forward());

@@ -54,10 +54,11 @@ std::vector<int64_t> steps_in(const std::string& text) {
 }  // namespace
 
 TEST_CASE("a step's row", "[run_io]") {
-  REQUIRE(step_row(sample_step()).dump() ==
-          R"({"step":120,"time":1700017949.25,"loss":6.231,"grad_norm":0.842,"lr":0.000171,)"
-          R"("tokens":62914560,"tokens_per_s":412300.0,"mfu":0.47,"step_ms":1272.0,"data_ms":4.0,)"
-          R"("comm_ms":83.0,"gemm_ms":910.0,"attention_ms":120.5,"skipped":false,"mem_params_bytes":2469606195,"mem_grads_bytes":2469606195})");
+  REQUIRE(
+      step_row(sample_step()).dump() ==
+      R"({"step":120,"time":1700017949.25,"loss":6.231,"grad_norm":0.842,"lr":0.000171,)"
+      R"("tokens":62914560,"tokens_per_s":412300.0,"mfu":0.47,"step_ms":1272.0,"data_ms":4.0,)"
+      R"("comm_ms":83.0,"gemm_ms":910.0,"attention_ms":120.5,"skipped":false,"mem_params_bytes":2469606195,"mem_grads_bytes":2469606195})");
   StepFacts f = sample_step();
   f.mfu.reset();
   f.loss = NAN;

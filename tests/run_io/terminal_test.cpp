@@ -66,7 +66,8 @@ size_t count(const std::string& text, const std::string& part) {
 
 TEST_CASE("a bar needs a terminal with a width", "[run_io]") {
   Environment term("TERM", "xterm");
-  REQUIRE(resolve_progress(ProgressStyle::automatic, 0) == ProgressStyle::plain);  // the pseudo-terminal of mpirun
+  // The pseudo-terminal of mpirun has no width.
+  REQUIRE(resolve_progress(ProgressStyle::automatic, 0) == ProgressStyle::plain);
   REQUIRE(resolve_progress(ProgressStyle::automatic, 80) == ProgressStyle::bar);
   REQUIRE(resolve_progress(ProgressStyle::json, 80) == ProgressStyle::json);
   REQUIRE(resolve_progress(ProgressStyle::bar, 0) == ProgressStyle::bar);

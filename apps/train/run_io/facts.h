@@ -21,7 +21,7 @@ struct StepFacts {
   std::optional<double> mfu = {};                ///< 0 to 1; absent where the peak is unknown
   int64_t mem_bytes = 0;                         ///< peak of the rank that needs most; 0 = not shown
   double step_ms = 0, data_ms = 0, comm_ms = 0;  ///< comm: exposed only
-  double gemm_ms = 0, attention_ms = 0;  ///< inside the step: linear layers, attention
+  double gemm_ms = 0, attention_ms = 0;          ///< inside the step: linear layers, attention
   double eta_s = -1;                             ///< negative = unknown
   bool skipped = false;                          ///< the update was not applied (gradients not finite)
   int world_size = 1;

@@ -23,8 +23,13 @@ std::string processor_name();
 /// CPUs in this process's affinity mask.
 int available_cpus();
 
-/// Physical cores among them (hwloc): what compute threads are counted by, since two threads of one core share its vector
-/// units. The same as available_cpus() where the machine does not tell.
+/// Physical cores among them (hwloc): what compute threads are counted by, since two threads of one core
+/// share its vector units. The same as available_cpus() where the machine does not tell.
 int available_cores();
+
+/// Must be called before threads start and before MPI_Init. Where /sys is not mounted, as in many containers,
+/// hwloc (ours and Open MPI's) would report that on standard error of every rank; it gets the cores from
+/// CPUID then.
+void silence_hwloc_without_sysfs();
 
 }  // namespace nrl::cpu

@@ -34,6 +34,18 @@ HostMemory& HostMemory::operator=(HostMemory&& other) noexcept {
   return *this;
 }
 
+void HostMemory::shrink(size_t bytes) {
+  NRL_CHECK(bytes <= size_, "{} of {} bytes", bytes, size_);
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t keep = (bytes + page - 1) / page * page;
+  if (keep == 0) {
+    *this = HostMemory();
+  } else {
+    if (keep < size_) munmap(data_ + keep, size_ - keep);
+    size_ = bytes;
+  }
+}
+
 size_t peak_resident_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);

@@ -15,6 +15,9 @@ class HostMemory {
   HostMemory(HostMemory&& other) noexcept;
   HostMemory& operator=(HostMemory&& other) noexcept;
 
+  /// Gives the pages behind the first `bytes` (at most size()) back to the system.
+  void shrink(size_t bytes);
+
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
 

@@ -1,6 +1,8 @@
 #include <hwloc.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "core/device/cpu/features.h"
 
@@ -23,6 +25,10 @@ int available_cores() {
   }
   hwloc_topology_destroy(topology);
   return cores > 0 ? cores : std::max(available_cpus(), 1);
+}
+
+void silence_hwloc_without_sysfs() {
+  if (access("/sys/devices/system/cpu", F_OK) != 0) setenv("HWLOC_HIDE_ERRORS", "2", /*overwrite=*/0);
 }
 
 }  // namespace nrl::cpu

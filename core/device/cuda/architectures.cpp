@@ -26,7 +26,7 @@ std::vector<Architecture> parse(std::string_view text) {
     a.major = number / 10;
     a.minor = number % 10;
     if (word.starts_with('a') || word.starts_with('f')) {
-      a.suffix = word.substr(0, 1);
+      a.suffix = word.front();
       word.remove_prefix(1);
     }
     a.ptx = word != "-real";

@@ -14,6 +14,18 @@ namespace {
 
 constexpr int64_t grain_elements = 16384;
 
+#if defined(NRL_ISA_avx512)
+constexpr int lanes = 16;
+constexpr bool fused = true;
+#elif defined(NRL_ISA_avx2)
+constexpr int lanes = 8;
+constexpr bool fused = true;
+#else
+constexpr int lanes = 4;
+constexpr bool fused = false;
+#endif
+typedef float Lanes __attribute__((vector_size(lanes * sizeof(float))));
+
 int64_t row_grain(int64_t columns) {
   return std::max<int64_t>(1, grain_elements / std::max<int64_t>(columns, 1));
 }
@@ -81,6 +93,55 @@ void activate(Exec& exec, Activation kind, Matrix y, int64_t rows, int64_t colum
   exec.kernels->activation_forward(exec, {kind, false, t, t});
 }
 
+NRL_INLINE Lanes load(const float* p) {
+  Lanes v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+NRL_INLINE Lanes load(const bf16* p) {
+  typedef uint16_t Halves __attribute__((vector_size(lanes * sizeof(uint16_t))));
+  typedef uint32_t Words __attribute__((vector_size(lanes * sizeof(uint32_t))));
+  Halves v;
+  std::memcpy(&v, p, sizeof v);
+  return reinterpret_cast<Lanes>(__builtin_convertvector(v, Words) << 16);
+}
+
+/// y[j] = (accumulate: +=) x . w[j] for `Rows` rows j of the weight.
+template <int Rows, class W>
+void dot_rows(const float* x, const W* w, int64_t ld, int64_t k, const float* bias, bool accumulate,
+              float* y) {
+  Lanes sum[Rows] = {};
+  int64_t i = 0;
+  for (; i + lanes <= k; i += lanes) {
+    const Lanes part = load(x + i);
+    for (int r = 0; r < Rows; ++r) sum[r] += part * load(w + r * ld + i);
+  }
+  for (int r = 0; r < Rows; ++r) {
+    float total = 0;
+    for (int l = 0; l < lanes; ++l) total += sum[r][l];
+    for (int64_t tail = i; tail < k; ++tail) total += x[tail] * static_cast<float>(w[r * ld + tail]);
+    y[r] = total + (accumulate ? y[r] : bias ? bias[r] : 0.0f);
+  }
+}
+
+/// The product for one row of x, as in generation: bound by reading the weight, which is read once and in its
+/// own type.
+void one_row(Exec& exec, const float* x, const Tensor& weight, const float* bias, bool accumulate, float* y) {
+  for_float_type(weight.dtype, [&]<class W>() {
+    const W* w = data_of<const W>(weight);
+    const int64_t k = weight.dim(1), ld = weight.step(0);
+    cpu::parallel_for(exec.threads, weight.dim(0), row_grain(k), [=](int64_t begin, int64_t end) {
+      constexpr int together = 8;  // chains of additions, enough to hide their latency
+      auto rows = [&]<int count>(int64_t j) {
+        dot_rows<count>(x, w + j * ld, ld, k, bias ? bias + j : nullptr, accumulate, y + j);
+      };
+      int64_t j = begin;
+      for (; j + together <= end; j += together) rows.template operator()<together>(j);
+      for (; j < end; ++j) rows.template operator()<1>(j);
+    });
+  });
+}
+
 void forward_kernel(Exec& exec, const LinearForward& a) {
   const int64_t n = a.x.dim(0), k = a.x.dim(1), m = a.weight.dim(0);
   const bool narrow = any_narrow(a.x, a.weight, a.out);
@@ -91,14 +152,18 @@ void forward_kernel(Exec& exec, const LinearForward& a) {
   if (a.bias) bias = widened(exec, make_tensor(a.bias.data, a.bias.dtype, {1, m}), scratch.floats(m)).data;
   for (int64_t j = 0; j < m; j += columns) {
     const int64_t width = std::min(columns, m - j);
-    const Matrix w = widened(exec, block(a.weight, j, width, 0, k), buffer.weight);
+    const Tensor weight = block(a.weight, j, width, 0, k);
+    const Matrix w = n == 1 ? Matrix{} : widened(exec, weight, buffer.weight);
     for (int64_t i = 0; i < n; i += rows) {
       const int64_t height = std::min(rows, n - i);
       const Tensor out = block(a.out, i, height, j, width);
       const Matrix x = widened(exec, block(a.x, i, height, 0, k), buffer.rows);
       const Matrix y = target(exec, out, buffer.between, a.accumulate);
-      gemm_forward(height, width, k, x, w, y, bias ? bias + j : nullptr, a.accumulate, exec.threads,
-                   scratch.rest());
+      const float* b = bias ? bias + j : nullptr;
+      if (n == 1)
+        one_row(exec, x.data, weight, b, a.accumulate, y.data);
+      else
+        gemm_forward(height, width, k, x, w, y, b, a.accumulate, exec.threads, scratch.rest());
       activate(exec, a.activation, y, height, width);
       finish(exec, out, buffer.between);
     }
@@ -187,19 +252,6 @@ void backward_weight_kernel(Exec& exec, const LinearBackwardWeight& a) {
 }
 
 // --- the arithmetic peak
-// ------------------------------------------------------------------------------------------
-
-#if defined(NRL_ISA_avx512)
-constexpr int lanes = 16;
-constexpr bool fused = true;
-#elif defined(NRL_ISA_avx2)
-constexpr int lanes = 8;
-constexpr bool fused = true;
-#else
-constexpr int lanes = 4;
-constexpr bool fused = false;
-#endif
-typedef float Lanes __attribute__((vector_size(lanes * sizeof(float))));
 
 /// Multiply-adds on registers only. The chains are enough to fill two units of latency 4, few enough for 16
 /// registers.

@@ -1,0 +1,103 @@
+// nrl-train eval: loss, perplexity and bits per byte of a trained model on token files.
+
+#include <chrono>
+#include <cmath>
+
+#include "apps/data/manifest.h"
+#include "apps/nrl-train/commands.h"
+#include "apps/train/evaluation.h"
+#include "apps/train/session.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/io/json.h"
+
+namespace nrl::app {
+namespace {
+
+// Bytes of the text of the first `tokens` tokens; nothing where the data does not name its tokenizer.
+std::optional<int64_t> text_bytes(const IndexedDataset& data, int64_t tokens) {
+  const auto manifest = data::read_manifest(data.prefix());
+  if (!manifest) return std::nullopt;
+  if (tokens == data.tokens() && manifest->text_bytes > 0) return manifest->text_bytes;
+  const auto tokenizer = data::tokenizer_of_dataset(data.prefix());
+  int64_t bytes = 0;
+  std::vector<int32_t> ids;
+  for (int64_t s = 0; s < data.sequences() && tokens > 0; ++s) {
+    ids.resize(static_cast<size_t>(std::min<int64_t>(tokens, data.lengths()[static_cast<size_t>(s)])));
+    data.read(s, 0, ids);
+    bytes += static_cast<int64_t>(tokenizer->decode(ids).size());
+    tokens -= static_cast<int64_t>(ids.size());
+  }
+  return bytes;
+}
+
+int evaluate(comm::World& world, const EvalArgs& args) {
+  train::EvaluationOptions options;
+  options.directory = args.directory;
+  options.sequence_length = args.sequence_length;
+  options.micro_batch = args.micro_batch;
+  options.threads = args.threads;
+  std::vector<std::unique_ptr<IndexedDataset>> sets;
+  train::together(world, [&] {
+    Config choice;
+    choice.device = args.device == "cuda"  ? DeviceKind::cuda
+                    : args.device == "cpu" ? DeviceKind::cpu
+                                           : DeviceKind::automatic;
+    std::string why;
+    options.device = train::choose_device(choice, why);
+    for (const std::string& prefix : args.data) sets.push_back(std::make_unique<IndexedDataset>(prefix));
+  });
+  train::Evaluator evaluator(world, options);
+  if (!args.json)
+    log::info("model       {}, {} parameters in {}, windows of {} tokens", name_of(evaluator.spec().family),
+              human_count(static_cast<double>(evaluator.parameters())), name_of(evaluator.dtype()),
+              evaluator.sequence_length());
+  for (const auto& data : sets) {
+    const auto begin = std::chrono::steady_clock::now();
+    const train::EvaluationSums sums = evaluator.run(*data, args.max_tokens);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    std::optional<int64_t> bytes;
+    train::together(world, [&] {
+      if (world.rank() == 0) bytes = text_bytes(*data, sums.tokens + 1);
+    });
+    std::optional<double> bits;
+    if (bytes && *bytes > 0) bits = sums.negative_log_prob / std::log(2.0) / static_cast<double>(*bytes);
+    if (args.json) {
+      const JsonValue row = JsonValue::object({{"data", data->prefix()},
+                                               {"tokens", sums.tokens},
+                                               {"loss", sums.loss()},
+                                               {"perplexity", std::exp(sums.loss())},
+                                               {"bits_per_byte", bits ? JsonValue(*bits) : JsonValue()},
+                                               {"seconds", seconds}});
+      log::line(row.dump());
+      continue;
+    }
+    log::info("data        {}", data->prefix());
+    log::info("tokens      {} predicted, {}/s", grouped(sums.tokens),
+              human_count(static_cast<double>(sums.tokens) / seconds));
+    log::info("loss        {:.4f} per token", sums.loss());
+    log::info("perplexity  {:.2f}", std::exp(sums.loss()));
+    log::info("bits/byte   {}",
+              bits ? fmt::format("{:.4f}", *bits)
+                   : "unknown: the data does not name its tokenizer (no PREFIX.dataset.json)");
+  }
+  return 0;
+}
+
+}  // namespace
+
+int run_eval(const EvalArgs& args) {
+  const auto world = comm::World::init();
+  log::init(world->rank(), world->size());
+  try {
+    const int code = evaluate(*world, args);
+    world->finalize();
+    return code;
+  } catch (const train::Leave& leave) {
+    world->mark_failed();
+    world->finalize();
+    return static_cast<int>(leave.code);
+  }
+}
+
+}  // namespace nrl::app

@@ -1,0 +1,32 @@
+// nrl-train report: the curves of one or more runs, in the terminal and as a page.
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "apps/nrl-train/commands.h"
+#include "apps/train/run_io/chart.h"
+#include "core/base/error.h"
+#include "core/base/log.h"
+#include "core/io/atomic_file.h"
+
+namespace nrl::app {
+
+int run_report(const ReportArgs& args) {
+  std::vector<RunHistory> runs;
+  for (const std::string& path : args.runs) runs.push_back(load_history(path));
+  winsize window{};
+  const int columns =
+      ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0 ? window.ws_col : 80;
+  const std::string chart = text_chart(runs, &RunHistory::loss, std::clamp(columns - 16, 20, 120), 14);
+  std::fputs((chart + (chart.empty() ? "" : "\n") + text_table(runs)).c_str(), stdout);
+  if (!args.html.empty()) {
+    write_file_atomic(args.html, html_report(runs));
+    log::info("page    {}", args.html);
+  }
+  return 0;
+}
+
+}  // namespace nrl::app

@@ -1,0 +1,294 @@
+#include "apps/train/resume.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string_view>
+
+#include "core/base/error.h"
+#include "core/config/load.h"
+#include "core/io/checkpoint_store.h"
+
+namespace nrl::train {
+namespace {
+
+constexpr int64_t kRecordVersion = 1;
+constexpr size_t kListed = 10;
+
+// Settings that may change from one run to the next.
+constexpr std::string_view free_settings[] = {"policy.train_global_batch_size",
+                                              "policy.max_grad_norm",
+                                              "policy.optimizer.name",
+                                              "policy.optimizer.lr",
+                                              "policy.optimizer.weight_decay",
+                                              "policy.optimizer.betas",
+                                              "policy.optimizer.eps",
+                                              "policy.optimizer.lr_scaling.rule",
+                                              "policy.optimizer.lr_scaling.base_batch_size",
+                                              "policy.scheduler.lr_decay_style",
+                                              "policy.scheduler.lr_warmup_iters",
+                                              "policy.scheduler.warmup_ratio",
+                                              "policy.scheduler.lr_decay_iters",
+                                              "policy.scheduler.lr_wsd_decay_iters",
+                                              "policy.scheduler.min_lr",
+                                              "policy.scheduler.unit",
+                                              "pretrain.max_num_steps",
+                                              "pretrain.max_num_epochs",
+                                              "pretrain.seed",
+                                              "distributed.grad_reduce_dtype",
+                                              "kernels.tf32"};
+
+// Settings and facts that decide about more than the steps to come.
+struct Guarded {
+  std::string_view key;  // a prefix when it ends with '['
+  ResumeChange allowed_by;
+};
+constexpr Guarded guarded[] = {{"policy.max_total_sequence_length", ResumeChange::sequence_length},
+                               {"data.seed", ResumeChange::seed},
+                               {"data.split", ResumeChange::data},
+                               {"data.train.weights", ResumeChange::data},
+                               {"data.train.content[", ResumeChange::data},
+                               {"policy.model.rope_type", ResumeChange::model},
+                               {"policy.model.rope_theta", ResumeChange::model},
+                               {"policy.model.rope_scaling", ResumeChange::model},
+                               {"policy.model.partial_rotary_factor", ResumeChange::model},
+                               {"policy.model.norm_eps", ResumeChange::model},
+                               {"policy.model.sliding_window", ResumeChange::model},
+                               {"policy.model.hidden_act", ResumeChange::model},
+                               {"policy.model.resid_pdrop", ResumeChange::model},
+                               {"policy.model.embd_pdrop", ResumeChange::model}};
+
+const Guarded* find_guarded(std::string_view key) {
+  const auto it = std::find_if(std::begin(guarded), std::end(guarded), [&](const Guarded& g) {
+    return g.key.ends_with('[') ? key.starts_with(g.key) : key == g.key;
+  });
+  return it == std::end(guarded) ? nullptr : it;
+}
+
+// The bindings name every member, so that one added to ModelSpec or RopeSpec does not compile before it was
+// decided whether it belongs here.
+void add_model(const model::ModelSpec& spec, RunRecord& record) {
+  auto add = [&](std::string_view key, const auto& value) {
+    record[fmt::format("policy.model.{}", key)] = fmt::format("{}", value);
+  };
+  const auto& [family, vocab_size, hidden, layers, heads, kv_heads, head_dim, ffn, max_positions, norm,
+               norm_eps, norm_bias, qk_norm, qkv_bias, o_bias, mlp_bias, activation, gated, learned_positions,
+               use_rope, rope, window, tied, initializer_range, residual_dropout, embedding_dropout,
+               config_json] = spec;
+  (void)initializer_range;
+  (void)config_json;
+  add("model_type", name_of(family));
+  add("vocab_size", vocab_size);
+  add("hidden_size", hidden);
+  add("num_hidden_layers", layers);
+  add("num_attention_heads", heads);
+  add("num_key_value_heads", kv_heads);
+  add("head_dim", head_dim);
+  add("intermediate_size", ffn);
+  add("norm", norm == ops::NormKind::rms ? "rms" : "layer");
+  add("norm_eps", norm_eps);
+  add("norm_bias", norm_bias);
+  add("qk_norm", qk_norm);
+  add("qkv_bias", qkv_bias);
+  add("o_bias", o_bias);
+  add("mlp_bias", mlp_bias);
+  constexpr std::string_view activations[] = {"none", "silu", "gelu_new", "gelu"};
+  add("hidden_act", activations[static_cast<int>(activation)]);
+  add("gated", gated);
+  add("sliding_window", window);
+  add("tie_word_embeddings", tied);
+  add("resid_pdrop", residual_dropout);
+  add("embd_pdrop", embedding_dropout);
+  add("learned_positions", learned_positions ? max_positions : 0);
+  if (!use_rope) return;
+  const auto& [kind, rotary_dim, theta, factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow,
+               attention_factor, truncate, original_max_position] = rope;
+  constexpr std::string_view kinds[] = {"default", "linear", "dynamic", "llama3", "yarn"};
+  add("rope_type", kinds[static_cast<int>(kind)]);
+  add("rope_theta", theta);
+  add("partial_rotary_factor", static_cast<double>(rotary_dim) / static_cast<double>(head_dim));
+  if (kind != ops::RopeKind::standard)
+    add("rope_scaling",
+        fmt::format("factor {}, low_freq_factor {}, high_freq_factor {}, beta_fast {}, beta_slow {}, "
+                    "attention_factor {}, truncate {}, original_max_position_embeddings {}",
+                    factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, attention_factor,
+                    truncate, original_max_position));
+}
+
+void add_sources(std::string_view section, const std::vector<DataSource>& sources, RunRecord& record) {
+  for (size_t i = 0; i < sources.size(); ++i) {
+    record[fmt::format("{}.data_path[{}]", section, i)] = sources[i].prefix;
+    record[fmt::format("{}.content[{}]", section, i)] = sources[i].content;
+  }
+}
+
+std::string listed(const std::vector<std::string>& lines) {
+  std::string text;
+  for (size_t i = 0; i < std::min(lines.size(), kListed); ++i) text += "\n  " + lines[i];
+  if (lines.size() > kListed) text += fmt::format("\n  and {} more", lines.size() - kListed);
+  return text;
+}
+
+// What a difference means for the run, where it does not go without saying.
+std::string_view consequence(std::string_view key, bool same_content) {
+  if (same_content) return " (same content)";
+  if (key == "policy.train_global_batch_size") return " (step count and data position are preserved)";
+  if (key == "policy.max_total_sequence_length") return " (the data position stays the number of samples)";
+  const Guarded* g = find_guarded(key);
+  if (g && (g->allowed_by == ResumeChange::data || g->allowed_by == ResumeChange::seed))
+    return " (other sample order: samples may repeat or be missed)";
+  return "";
+}
+
+}  // namespace
+
+CheckpointChoice choose_checkpoint(const CheckpointingConfig& c) {
+  if (c.resume == "never" || (c.resume == "auto" && !c.enabled)) return {};
+  if (c.resume != "auto") {
+    if (!is_directory(c.resume))
+      fail(Exit::no_input, "checkpointing.resume: {}: there is no such checkpoint", c.resume);
+    const std::vector<std::string> problems = validate_checkpoint(c.resume, Validation::full);
+    if (!problems.empty())
+      fail(Exit::data,
+           "the checkpoint {} cannot be resumed:{}\nFix: name another one with checkpointing.resume",
+           c.resume, listed(problems));
+    return {c.resume, {}};
+  }
+  const ResumePoint point = find_resume(c.checkpoint_dir);
+  std::vector<std::string> reasons;
+  for (const CheckpointEntry& e : point.rejected)
+    reasons.push_back(fmt::format("{}", fmt::join(e.problems, "; ")));
+  if (!point.checkpoint && !reasons.empty())
+    fail(Exit::data,
+         "none of the {} checkpoints in {} can be resumed:{}\nFix: restore one of them, or train from the "
+         "beginning with checkpointing.resume=never, which moves them to {}",
+         reasons.size(), c.checkpoint_dir, listed(reasons), join_path(c.checkpoint_dir, "previous-N"));
+  CheckpointChoice choice;
+  for (const std::string& reason : reasons) choice.warnings.push_back("checkpoint not used: " + reason);
+  choice.warnings.insert(choice.warnings.end(), point.warnings.begin(), point.warnings.end());
+  if (point.checkpoint) choice.path = point.checkpoint->path;
+  return choice;
+}
+
+std::string set_other_checkpoints_aside(const CheckpointingConfig& c, const std::string& resumed_from,
+                                        const RunLock& lock) {
+  int64_t newest = -1;
+  if (!resumed_from.empty() && same_directory(parent_path(resumed_from), c.checkpoint_dir)) {
+    const size_t end = resumed_from.find_last_not_of('/');
+    const std::string name = resumed_from.substr(0, end + 1);
+    newest = parse_step_directory_name(name.substr(name.rfind('/') + 1)).value_or(-1);
+  }
+  const std::string aside = set_checkpoints_aside(c.checkpoint_dir, newest, lock);
+  if (aside.empty()) return {};
+  return fmt::format(
+      "checkpoints that this run does not continue were moved to {}; remove it when they are "
+      "not needed any more",
+      aside);
+}
+
+void verify_model_directory(const std::string& directory) {
+  if (!path_exists(join_path(directory, kManifestName))) return;
+  const std::vector<std::string> problems = validate_checkpoint(directory, Validation::full);
+  if (problems.empty()) return;
+  fail(Exit::data,
+       "the checkpoint {} is not as it was saved:{}\nFix: use another checkpoint; a directory that was "
+       "edited on "
+       "purpose is a plain Hugging Face model once {} is removed",
+       directory, listed(problems), kManifestName);
+}
+
+RunRecord make_record(const Config& config, const model::ModelSpec& spec, DType weights, int ranks,
+                      const Inputs& inputs) {
+  RunRecord record;
+  for (const std::string_view key : free_settings) record[std::string(key)] = value_text(config, key);
+  for (const std::string_view key : {"policy.max_total_sequence_length", "data.split", "data.train.weights"})
+    record[std::string(key)] = value_text(config, key);
+  record["data.seed"] = std::to_string(config.data.seed.value_or(config.pretrain.seed));
+  record["policy.precision"] = name_of(weights);
+  record["ranks"] = std::to_string(ranks);
+  add_sources("data.train", inputs.train, record);
+  add_sources("data.validation", inputs.validation, record);
+  add_model(spec, record);
+  return record;
+}
+
+JsonValue record_to_json(const RunRecord& record) {
+  JsonObject facts;
+  for (const auto& [key, value] : record) facts.set(key, value);
+  return JsonValue::object({{"version", kRecordVersion}, {"facts", std::move(facts)}});
+}
+
+SavedRecord read_record(const CheckpointReader& reader, int64_t global_batch) {
+  SavedRecord saved;
+  if (const JsonValue* run = reader.manifest().state.find("run")) {
+    if (run->get_int("version") == kRecordVersion) {
+      for (const auto& [key, value] : run->at("facts").members()) saved.record[key] = value.as_string();
+      return saved;
+    }
+    saved.incomplete = "another version recorded what it was saved with";
+  } else {
+    saved.incomplete = "it does not record what it was saved with";
+  }
+  saved.incomplete = fmt::format("{}: {}; data, seed, sequence length and settings could not be compared",
+                                 reader.path(), saved.incomplete);
+  saved.record["policy.train_global_batch_size"] = std::to_string(global_batch);
+  add_model(
+      model::parse_model_config(reader.read_text("config.json"), join_path(reader.path(), "config.json")),
+      saved.record);
+  return saved;
+}
+
+std::vector<std::string> compare_records(const RunRecord& saved, const RunRecord& now,
+                                         std::span<const ResumeChange> allowed,
+                                         const std::string& checkpoint) {
+  std::set<std::string> keys;
+  for (const RunRecord* record : {&saved, &now})
+    for (const auto& [key, value] : *record) keys.insert(key);
+  const auto find = [](const RunRecord& record, const std::string& key) -> std::optional<std::string> {
+    const auto it = record.find(key);
+    return it == record.end() ? std::nullopt : std::optional(it->second);
+  };
+  const bool has_data = saved.contains("data.train.content[0]");
+  std::vector<std::string> changed, refused;
+  std::set<ResumeChange> wanted;
+  bool fixed = false;
+  for (const std::string& key : keys) {
+    const auto before = find(saved, key), after = find(now, key);
+    if (before == after) continue;
+    // A list may have got longer or shorter; what only one version of the program records cannot be compared.
+    const bool item = key.ends_with(']');
+    if ((!before || !after) && !(item && has_data) && key != "policy.model.rope_scaling") continue;
+    std::string line = fmt::format("{}: {} -> {}", key, before.value_or("none"), after.value_or("none"));
+    const Guarded* g = find_guarded(key);
+    const bool structural = !g && (key.starts_with("policy.model.") || key == "policy.precision");
+    if (structural || (g && std::find(allowed.begin(), allowed.end(), g->allowed_by) == allowed.end())) {
+      if (g) wanted.insert(g->allowed_by);
+      fixed = fixed || structural;
+      refused.push_back(std::move(line));
+    } else {
+      const size_t path = key.find(".data_path[");
+      const std::string content =
+          path == key.npos ? "" : key.substr(0, path) + ".content" + key.substr(path + 10);
+      const bool same_content = saved.contains(content) && find(saved, content) == find(now, content);
+      changed.push_back(line.append(consequence(key, same_content)));
+    }
+  }
+  if (refused.empty()) return changed;
+  std::string fix;
+  if (fixed) {
+    fix =
+        "set these back; to train another model from these weights, give the checkpoint as policy.model_name";
+  } else {
+    std::string names;
+    for (const ResumeChange all : allowed) wanted.insert(all);
+    for (const ResumeChange change : wanted) names.append(names.empty() ? "" : ", ").append(name_of(change));
+    fix = fmt::format("set these back, or allow the change with checkpointing.allow_changes=[{}]", names);
+  }
+  fail(Exit::config,
+       "the checkpoint {} was saved with other values than this run has:{}\nFix: {}; "
+       "checkpointing.resume=never "
+       "starts from the beginning",
+       checkpoint, listed(refused), fix);
+}
+
+}  // namespace nrl::train

@@ -1,0 +1,27 @@
+#pragma once
+// Telling whether a file still has the content it had, without reading all of a large one.
+
+#include <cstdint>
+#include <string>
+
+namespace nrl {
+
+/// Size and CRC-32C of a file.
+struct FileIdentity {
+  uint64_t bytes = 0;
+  uint32_t crc32c = 0;
+
+  /// "1234 bytes, CRC-32C 1a2b3c4d".
+  std::string text() const;
+  bool operator==(const FileIdentity&) const = default;
+};
+
+/// The checksum covers every byte. Error: `no_input` when the file cannot be opened, `io` when it cannot be
+/// read.
+FileIdentity identify_file(const std::string& path);
+
+/// The checksum covers 64 blocks of 64 KiB at equal distances, the first and the last one included, and all
+/// of a file up to 4 MiB. A change elsewhere that keeps the size is not noticed.
+FileIdentity identify_file_by_samples(const std::string& path);
+
+}  // namespace nrl

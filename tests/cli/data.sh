@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Text to tokens to training: input files of all kinds, data sets of one document, the memory of the sample order.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
+
+case $case_name in
+  one_document)
+    cat "$source_dir"/core/io/*.h >all.txt
+    head -c 20000 all.txt >text.txt
+    expect 0 run 1 prepare --input text.txt --tokenizer train-sentencepiece:4096 --output corpus
+    grep -q '^1 document from 1 file, 19.5 KiB' out.txt || fail "not one document: $(cat out.txt)"
+    grep -q 'instead of 4,096: it is too small for more' out.txt || fail "no word about the vocabulary: $(cat out.txt)"
+    run_one() {
+      expect 0 run "$1" "$source_dir/configs/quickstart.yaml" data.train.data_path=corpus pretrain.max_num_steps=4 \
+        pretrain.val_period=2 policy.scheduler.lr_warmup_iters=1 policy.train_global_batch_size=4 \
+        policy.model.num_hidden_layers=1 policy.max_total_sequence_length=64 \
+        checkpointing.checkpoint_dir="$2/checkpoints" logger.log_dir="$2/logs" "${@:3}"
+      [[ $(grep -c val_loss "$2/logs/metrics.jsonl") -eq 2 ]] || fail "two evaluations were asked for"
+    }
+    run_one 1 one
+    run_one 2 two
+    same one/logs/metrics.jsonl two/logs/metrics.jsonl 1e-4
+    grep -q 'split by tokens' out.txt || fail "no word about the split: $(cat out.txt)"
+    # Less validation data than a global batch: all of it, in one batch.
+    run_one 1 few pretrain.val_batches=null policy.train_global_batch_size=16
+    grep -q 'fewer than one global batch of 16' out.txt err.txt || fail "no word about repeated samples"
+    ;;
+  blend)
+    # Without weights; tests/data compares the order with that of Megatron-LM.
+    expect 0 run 1 prepare --input "$source_dir/core" --output a
+    expect 0 run 1 prepare --input "$source_dir/apps" --output b
+    config blend
+    expect 0 run 1 blend.yaml 'data.train.data_path=[a, b]' pretrain.max_num_steps=2 checkpointing.save_period=2
+    grep -q '2 sources: ' out.txt || fail "the sources are not named: $(cat out.txt)"
+    printf 'x' >tiny.txt
+    expect 0 run 1 prepare --input tiny.txt --output tiny
+    expect 78 run 1 blend.yaml 'data.train.data_path=[a, tiny]'
+    grep -q 'tiny makes no sample of 33 tokens' err.txt || fail "the empty source is not named: $(cat err.txt)"
+    ;;
+  prepare_input)
+    mkdir out
+    empty() { [[ -z $(ls -A out) ]] || fail "files are left: $(ls out)"; }
+    printf 'one\ntwo \xe9\n' >bad.txt
+    expect 65 run 1 prepare --input bad.txt --output out/x
+    grep -q 'bad.txt:2: not UTF-8 text: byte 0xe9 at byte 8 of the file' err.txt || fail "no place: $(cat err.txt)"
+    empty
+    expect 64 run 1 prepare --input bad.txt --output out/x --invalid-utf8 maybe
+    expect 65 run 1 prepare --input bad.txt --output out/x --invalid-utf8 skip
+    empty
+    expect 0 run 1 prepare --input bad.txt --output out/x --invalid-utf8 replace
+    grep -q '1 documents with invalid UTF-8 have U+FFFD in its place:' err.txt || fail "not counted: $(cat err.txt)"
+    [[ $(stat -c %s out/x.bin) -eq $((2 * (8 + 3 + 1 + 1))) ]] || fail "not one U+FFFD"
+    rm out/*
+
+    mkdir in
+    printf '{"text": "one"}\n{"text": 2}\n' | gzip >in/a.jsonl.gz
+    printf '{"text": "three"}\n' | gzip >>in/a.jsonl.gz
+    printf 'four' >in/b.txt
+    expect 65 run 1 prepare --input in --output out/x
+    grep -q 'in/a.jsonl.gz:2:' err.txt || fail "no line: $(cat err.txt)"
+    grep -q -- '--on-bad-line skip' err.txt || fail "no way out: $(cat err.txt)"
+    empty
+    expect 0 run 1 prepare --input in --output out/x --on-bad-line skip
+    grep -q '^3 documents from 2 files' out.txt || fail "not three documents: $(cat out.txt)"
+    grep -q '^tokenizing ...' out.txt || fail "no progress without a terminal: $(cat out.txt)"
+    grep -A1 '1 bad lines were left out:' err.txt | grep -q 'in/a.jsonl.gz:2:' || fail "not counted: $(cat err.txt)"
+    rm out/*
+    head -c 30 in/a.jsonl.gz >in/c.txt.gz
+    expect 65 run 1 prepare --input in/c.txt.gz --output out/x
+    grep -q 'in/c.txt.gz: cut: its gzip data ends at byte 30' err.txt || fail "cut file not named: $(cat err.txt)"
+    empty
+    printf 'PAR1' >in/d.parquet
+    expect 65 run 1 prepare --input in --output out/x
+    grep -q 'in/d.parquet: Parquet files are not read' err.txt || fail "not named: $(cat err.txt)"
+    empty
+    ;;
+  prepare_stop)
+    mkdir out
+    awk 'BEGIN { for (i = 0; i < 2000000; ++i) print "{\"text\": \"some words to encode, and 123 numbers\"}" }' >big.jsonl
+    "$nrl_train" prepare --input big.jsonl --tokenizer "hf:$source_dir/tests/data/fixtures/gpt2.json" --workers 1 \
+      --output out/x >out.txt 2>err.txt &
+    until grep -q tokenizing out.txt; do
+      kill -0 $! || fail "it ended: $(cat err.txt)"
+      sleep 0.02
+    done
+    kill -TERM $!
+    expect 143 wait $!
+    grep -q 'stopped by SIGTERM: nothing was written' out.txt || fail "no word: $(cat out.txt)"
+    [[ -z $(ls -A out) ]] || fail "files are left: $(ls out)"
+    ;;
+  plan_data)
+    corpus
+    config plan
+    expect 0 run 1 plan plan.yaml data.train.data_path=missing
+    grep -q 'the memory of the sample order is not known: missing.bin' out.txt || fail "no reason: $(cat out.txt)"
+    data_bytes() { awk '$1 == "data" { gsub(",", "", $2); print $2; exit }' out.txt; }
+    without=$(data_bytes)
+    expect 0 run 1 plan plan.yaml pretrain.max_num_steps=1
+    few=$(data_bytes)
+    expect 0 run 1 plan plan.yaml pretrain.max_num_steps=100001 policy.scheduler.lr_decay_iters=100
+    many=$(data_bytes)
+    ((without < few)) || fail "the order takes no memory: $without, $few"
+    # Four bytes a sample, and the documents of more epochs.
+    ((many - few >= 4 * 8 * 100000)) || fail "$few bytes for 8 samples, $many for 800,008"
+    grep -q 'data  *sample order .* (counted under data)' out.txt || fail "no line about the order: $(cat out.txt)"
+    ;;
+  *) fail "unknown case $case_name" ;;
+esac
+echo "$case_name: ok"
