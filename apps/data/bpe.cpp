@@ -1,6 +1,7 @@
 #include "apps/data/bpe.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <functional>
@@ -18,6 +19,11 @@ uint64_t mix(uint64_t key) {
   key ^= key >> 29;
   key *= 0xBF58476D1CE4E5B9ull;
   return key ^ key >> 32;
+}
+
+uint64_t next_number() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
 }
 
 }  // namespace
@@ -44,23 +50,20 @@ BpeModel::~BpeModel() = default;
 
 BpeModel::BpeModel(const Options& options, std::unordered_map<std::string, int32_t> tokens,
                    const std::vector<Merge>& merges)
-    : options_(options) {
+    : number_(next_number()), options_(options) {
   tokens_.reserve(tokens.size());
   for (auto& [text, id] : tokens) tokens_.emplace(text, id);
   for (int b = 0; b < 256; ++b)
     byte_ids_[static_cast<size_t>(b)] =
         find(options.byte_symbols ? std::string(1, static_cast<char>(b)) : fmt::format("<0x{:02X}>", b));
-  if (!options.byte_symbols && options.byte_fallback &&
-      std::find(byte_ids_.begin(), byte_ids_.end(), -1) != byte_ids_.end())
-    fail(Exit::data, "byte_fallback is set, but not all tokens <0x00>..<0xFF> are there");
   merges_.resize(std::bit_ceil(2 * merges.size() + 16));
-  for (size_t rank = 0; rank < merges.size(); ++rank) {
+  for (const Merge& merge : merges) {
     const uint64_t key =
-        uint64_t{static_cast<uint32_t>(merges[rank].left)} << 32 | static_cast<uint32_t>(merges[rank].right);
+        uint64_t{static_cast<uint32_t>(merge.left)} << 32 | static_cast<uint32_t>(merge.right);
     size_t at = mix(key) & (merges_.size() - 1);
     while (merges_[at].key != UINT64_MAX && merges_[at].key != key) at = (at + 1) & (merges_.size() - 1);
     // A pair listed twice: the later one counts, as in a map that is filled in order.
-    merges_[at] = {key, static_cast<int32_t>(rank), merges[rank].result};
+    merges_[at] = {key, merge.rank, merge.result};
   }
 }
 
@@ -77,15 +80,24 @@ const BpeModel::MergeSlot* BpeModel::find_merge(int32_t left, int32_t right) con
   }
 }
 
-void BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids) const {
+BpeModel::Workspace& BpeModel::workspace() const {
+  thread_local uint64_t owner = 0;
+  thread_local std::unique_ptr<Workspace> workspace;
+  if (owner != number_) {
+    workspace = std::make_unique<Workspace>();
+    owner = number_;
+  }
+  return *workspace;
+}
+
+int64_t BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids) const {
   ids.clear();
-  bool after_unknown = false;
-  const auto unknown = [&](std::string_view symbol) {
-    if (options_.unknown < 0)
-      fail(Exit::data, "the tokenizer has no token for byte 0x{:02x} and no unknown token",
-           static_cast<uint8_t>(symbol[0]));
-    if (!after_unknown || !options_.fuse_unknown) ids.push_back(options_.unknown);
-    after_unknown = true;
+  int64_t left_out = 0;
+  // An unknown token waits for its neighbors; as in Hugging Face's BPE, byte tokens do not end the wait.
+  bool waiting = false;
+  const auto write_waiting = [&] {
+    if (waiting) ids.push_back(options_.unknown);
+    waiting = false;
   };
   for (size_t at = 0; at < piece.size();) {
     const size_t begin = at;
@@ -96,16 +108,23 @@ void BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids) con
       next_character(piece, at);
       id = find(piece.substr(begin, at - begin));
     }
+    const std::string_view symbol = piece.substr(begin, at - begin);
+    const auto byte_id = [&](char byte) { return byte_ids_[static_cast<uint8_t>(byte)]; };
     if (id >= 0) {
+      write_waiting();
       ids.push_back(id);
-      after_unknown = false;
-    } else if (!options_.byte_symbols && options_.byte_fallback) {
-      for (size_t b = begin; b < at; ++b) ids.push_back(byte_ids_[static_cast<uint8_t>(piece[b])]);
-      after_unknown = false;
+    } else if (!options_.byte_symbols && options_.byte_fallback &&
+               std::all_of(symbol.begin(), symbol.end(), [&](char b) { return byte_id(b) >= 0; })) {
+      for (const char b : symbol) ids.push_back(byte_id(b));
+    } else if (options_.unknown >= 0) {
+      if (!options_.fuse_unknown) write_waiting();
+      waiting = true;
     } else {
-      unknown(piece.substr(begin));
+      left_out += static_cast<int64_t>(symbol.size());
     }
   }
+  write_waiting();
+  return left_out;
 }
 
 void BpeModel::merge_short(std::vector<int32_t>& ids, Workspace& workspace) const {
@@ -173,16 +192,17 @@ void BpeModel::merge_long(std::vector<int32_t>& ids, Workspace& workspace) const
   std::erase(ids, -1);
 }
 
-void BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace) const {
+int64_t BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace) const {
   auto& state = *workspace.state_;
   using Cached = Workspace::State::Cached;
   Cached* cached = nullptr;
-  if (piece.empty()) return;
+  int64_t left_out = 0;
+  if (piece.empty()) return 0;
   if (piece.size() <= sizeof(Cached::piece)) {
     cached = &state.cache[std::hash<std::string_view>()(piece) & (state.cache.size() - 1)];
     if (cached->bytes == piece.size() && std::memcmp(cached->piece, piece.data(), piece.size()) == 0) {
       out.insert(out.end(), cached->ids, cached->ids + cached->count);
-      return;
+      return 0;
     }
   }
   auto& ids = state.ids;
@@ -192,16 +212,17 @@ void BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Workspa
   } else {
     if (piece.size() > INT32_MAX / 2)
       fail(Exit::data, "a piece of text of {} bytes is too long", piece.size());
-    symbols_of(piece, ids);
+    left_out = symbols_of(piece, ids);
     ids.size() <= kShortPiece ? merge_short(ids, workspace) : merge_long(ids, workspace);
   }
   out.insert(out.end(), ids.begin(), ids.end());
-  if (cached && ids.size() <= std::size(cached->ids)) {
+  if (cached && left_out == 0 && ids.size() <= std::size(cached->ids)) {
     cached->bytes = static_cast<uint8_t>(piece.size());
     cached->count = static_cast<uint8_t>(ids.size());
     std::memcpy(cached->piece, piece.data(), piece.size());
     std::copy(ids.begin(), ids.end(), cached->ids);
   }
+  return left_out;
 }
 
 }  // namespace nrl::data

@@ -18,14 +18,16 @@ namespace nrl::data {
 class BpeModel {
  public:
   struct Merge {
-    int32_t left, right, result;  ///< ids; the place in the list is the rank
+    int32_t left, right, result;  ///< ids
+    int32_t rank;                 ///< lower ones first; of equal ones the leftmost pair
   };
   struct Options {
-    bool byte_symbols = true;    ///< start from single bytes (byte-level BPE), else from characters
-    bool byte_fallback = false;  ///< a character without a token becomes its bytes' `<0xNN>` tokens
+    bool byte_symbols = true;  ///< start from single bytes (byte-level BPE), else from characters
+    bool byte_fallback =
+        false;  ///< a character without a token becomes its bytes' `<0xNN>` tokens, if all exist
     bool ignore_merges = false;  ///< a piece that is a token stays whole, whatever the merges
     bool fuse_unknown = false;   ///< neighbouring unknown characters make one unknown token
-    int32_t unknown = -1;        ///< id for a symbol that has no token; -1: such text is refused
+    int32_t unknown = -1;        ///< id for a symbol that has no token; -1: it is left out
   };
   /// `tokens` maps the text of a token (raw bytes for byte-level BPE) to its id.
   BpeModel(const Options& options, std::unordered_map<std::string, int32_t> tokens,
@@ -44,9 +46,12 @@ class BpeModel {
     std::unique_ptr<State> state_;
   };
 
-  /// Appends the ids of one piece. Throws Error (`data`) where a symbol has no token and there is no unknown
-  /// token.
-  void encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace) const;
+  /// The calling thread's workspace for this model.
+  Workspace& workspace() const;
+
+  /// Appends the ids of one piece and returns how many of its bytes were left out: they have no token, and
+  /// there is no unknown token. Throws Error (`data`) on a piece of more than 1 GiB.
+  int64_t encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace) const;
 
   /// Id of a token, or -1.
   int32_t find(std::string_view token) const;
@@ -58,7 +63,7 @@ class BpeModel {
   };
 
   const MergeSlot* find_merge(int32_t left, int32_t right) const;
-  void symbols_of(std::string_view piece, std::vector<int32_t>& ids) const;
+  int64_t symbols_of(std::string_view piece, std::vector<int32_t>& ids) const;
   void merge_short(std::vector<int32_t>& ids, Workspace& workspace) const;
   void merge_long(std::vector<int32_t>& ids, Workspace& workspace) const;
 
@@ -67,6 +72,7 @@ class BpeModel {
     size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
   };
 
+  const uint64_t number_;  // tells the models apart in the workspaces of threads
   Options options_;
   std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> tokens_;
   std::array<int32_t, 256> byte_ids_;

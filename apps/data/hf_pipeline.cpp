@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "apps/data/oniguruma.h"
 #include "apps/data/unicode.h"
 #include "core/base/error.h"
 #include "core/io/json.h"
@@ -114,7 +115,9 @@ void HfPipeline::add_pre_tokenizer(const JsonValue& step, bool only) {
     if (step.get_bool("use_regex", true))
       splitters_.push_back({Behavior::isolated, Regex(kGpt2Pattern, false, step.where())});
   } else if (type == "Digits") {
-    const char* pattern = step.get_bool("individual_digits", false) ? R"(\p{N})" : R"(\p{N}+)";
+    // The Rust library of tokenizers knows digits of Unicode 17.0 already.
+    const std::string digit = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]";
+    const std::string pattern = step.get_bool("individual_digits", false) ? digit : digit + "+";
     splitters_.push_back({Behavior::isolated, Regex(pattern, false, step.where())});
   } else if (type == "Split") {
     const JsonValue& pattern = step.at("pattern");
@@ -174,9 +177,11 @@ void HfPipeline::split(std::string_view text, bool first,
                        const std::function<void(std::string_view)>& piece) const {
   if (text.empty()) return;
   if (space_ == Space::none) {
-    split_from(0, text, piece);
+    split_text(text, piece);
   } else if (space_ == Space::byte_level) {
-    split_from(0, text.starts_with(' ') ? std::string(text) : " " + std::string(text), piece);
+    std::string spaced(text.starts_with(' ') ? 0 : 1, ' ');
+    spaced.append(text);
+    split_text(spaced, piece);
   } else {
     std::string marked(text);
     replace_all(marked, " ", metaspace_);
@@ -186,7 +191,15 @@ void HfPipeline::split(std::string_view text, bool first,
   }
 }
 
-void HfPipeline::split_from(size_t step, std::string_view text,
+void HfPipeline::split_text(std::string_view text, const std::function<void(std::string_view)>& piece) const {
+  std::string replaced;
+  const bool any = std::any_of(splitters_.begin(), splitters_.end(),
+                               [](const Splitter& s) { return s.pattern.has_classes(); }) &&
+                   replace_new_characters(text, replaced);
+  split_from(0, text, any ? std::string_view(replaced) : text, piece);
+}
+
+void HfPipeline::split_from(size_t step, std::string_view text, std::string_view classified,
                             const std::function<void(std::string_view)>& piece) const {
   using Behavior = Splitter::Behavior;
   if (step == splitters_.size()) {
@@ -195,10 +208,12 @@ void HfPipeline::split_from(size_t step, std::string_view text,
   }
   const Splitter& splitter = splitters_[step];
   const auto part = [&](size_t from, size_t to) {
-    if (from < to) split_from(step + 1, text.substr(from, to - from), piece);
+    if (from < to)
+      split_from(step + 1, text.substr(from, to - from), classified.substr(from, to - from), piece);
   };
+  const std::string_view subject = splitter.pattern.has_classes() ? classified : text;
   size_t done = 0, begin = 0, end = 0;
-  while (done < text.size() && splitter.pattern.find(text, done, begin, end) && begin >= done) {
+  while (done < text.size() && splitter.pattern.find(subject, done, begin, end) && begin >= done) {
     switch (splitter.behavior) {
       case Behavior::isolated:
         part(done, begin);

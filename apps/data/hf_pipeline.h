@@ -55,7 +55,9 @@ class HfPipeline {
 
   void add_normalizer(const JsonValue& step);
   void add_pre_tokenizer(const JsonValue& step, bool only);
-  void split_from(size_t step, std::string_view text,
+  void split_text(std::string_view text, const std::function<void(std::string_view)>& piece) const;
+  // `classified` is `text` as the classes of patterns see it, byte for byte.
+  void split_from(size_t step, std::string_view text, std::string_view classified,
                   const std::function<void(std::string_view)>& piece) const;
 
   std::vector<Normalizer> normalizers_;

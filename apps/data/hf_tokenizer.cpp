@@ -2,10 +2,10 @@
 // their kin.
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cstdlib>
+#include <map>
 
+#include "apps/data/added_tokens.h"
 #include "apps/data/bpe.h"
 #include "apps/data/encode_progress.h"
 #include "apps/data/hf_pipeline.h"
@@ -20,71 +20,6 @@ namespace {
 
 constexpr uint64_t kMaxFileBytes = 64ull << 20;
 
-struct AddedToken {
-  std::string content;
-  int32_t id = 0;
-  bool strip_left = false, strip_right = false;
-};
-
-bool is_space(char32_t c) {
-  return c == ' ' || (c >= 9 && c <= 13) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-         c == 0x3000;
-}
-
-/// Finds the leftmost token of a list in a text, the longest of those that begin there.
-class AddedTokens {
- public:
-  void add(AddedToken token) {
-    auto& list = by_first_[static_cast<uint8_t>(token.content[0])];
-    const auto shorter = [&](const AddedToken& o) { return o.content.size() < token.content.size(); };
-    list.insert(std::find_if(list.begin(), list.end(), shorter), std::move(token));
-    any_ = true;
-  }
-
-  /// Calls gap(begin, end) for the text between tokens, empty or not, and token(id) for the tokens.
-  template <class Gap, class Found>
-  void split(std::string_view text, Gap&& gap, Found&& found) const {
-    size_t done = 0;
-    for (size_t at = 0; any_ && at < text.size();) {
-      const auto& list = by_first_[static_cast<uint8_t>(text[at])];
-      const auto match = std::find_if(list.begin(), list.end(), [&](const AddedToken& t) {
-        return text.substr(at).starts_with(t.content);
-      });
-      if (match == list.end()) {
-        ++at;
-        continue;
-      }
-      size_t begin = at, end = at + match->content.size();
-      if (match->strip_left) begin = space_before(text, done, begin);
-      if (match->strip_right) end = space_after(text, end);
-      gap(done, begin);
-      found(match->id);
-      done = at = end;
-    }
-    gap(done, text.size());
-  }
-
- private:
-  static size_t space_after(std::string_view text, size_t at) {
-    for (size_t next = at; next < text.size() && is_space(next_character(text, next));) at = next;
-    return at;
-  }
-  static size_t space_before(std::string_view text, size_t limit, size_t at) {
-    while (at > limit) {
-      size_t begin = at - 1;
-      while (begin > limit && (static_cast<uint8_t>(text[begin]) & 0xC0) == 0x80) --begin;
-      size_t cursor = begin;
-      if (!is_space(next_character(text, cursor))) break;
-      at = begin;
-    }
-    return at;
-  }
-
-  std::array<std::vector<AddedToken>, 256> by_first_;
-  bool any_ = false;
-};
-
 class HfTokenizer final : public Tokenizer {
  public:
   explicit HfTokenizer(const std::string& path) : text_(read_file(path, kMaxFileBytes)) {
@@ -96,13 +31,12 @@ class HfTokenizer final : public Tokenizer {
     read_names(path);
   }
 
-  void encode(std::string_view text, std::vector<int32_t>& out) const override {
-    if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos)
-      fail(Exit::data, "the text is not valid UTF-8 at byte {}", bad);
-    thread_local Cache cache;
-    if (cache.owner != id_) cache = {id_, std::make_unique<BpeModel::Workspace>()};
+  int64_t encode(std::string_view text, std::vector<int32_t>& out) const override {
+    require_utf8(text);
+    BpeModel::Workspace& workspace = bpe_->workspace();
+    int64_t left_out = 0;
     const std::function<void(std::string_view)> model = [&](std::string_view piece) {
-      bpe_->encode(piece, out, *cache.workspace);
+      left_out += bpe_->encode(piece, out, workspace);
       if (encode_progress)
         encode_progress->fetch_add(static_cast<int64_t>(piece.size()), std::memory_order_relaxed);
     };
@@ -121,6 +55,7 @@ class HfTokenizer final : public Tokenizer {
               push);
         },
         push);
+    return left_out;
   }
 
   std::string decode(std::span<const int32_t> ids) const override {
@@ -143,7 +78,21 @@ class HfTokenizer final : public Tokenizer {
   std::string_view kind() const override { return "hf"; }
   std::vector<File> files() const override {
     std::vector<File> all{{"tokenizer.json", text_}};
-    if (!config_text_.empty()) all.push_back({"tokenizer_config.json", config_text_});
+    all.insert(all.end(), siblings_.begin(), siblings_.end());
+    const auto missing = [&](std::string_view name) {
+      return std::none_of(all.begin(), all.end(), [&](const File& file) { return file.name == name; });
+    };
+    JsonValue names = JsonValue::object();
+    for (const auto& [key, token] : names_) names.set(key, token);
+    if (missing("special_tokens_map.json"))
+      all.push_back({"special_tokens_map.json", names.dump(1) + "\n", true});
+    if (missing("tokenizer_config.json")) {
+      // Without it transformers takes the tokenizer class of the model's family, and that class's normalizer
+      // and pre-tokenizer in place of those of tokenizer.json.
+      names.set("tokenizer_class", "PreTrainedTokenizerFast");
+      names.set("clean_up_tokenization_spaces", false);
+      all.push_back({"tokenizer_config.json", names.dump(1) + "\n", true});
+    }
     return all;
   }
 
@@ -151,10 +100,6 @@ class HfTokenizer final : public Tokenizer {
   struct Token {
     std::string text;  // decoded
     bool special = false;
-  };
-  struct Cache {
-    uint64_t owner = 0;
-    std::unique_ptr<BpeModel::Workspace> workspace;
   };
 
   Token& token_at(int32_t id) {
@@ -258,7 +203,7 @@ class HfTokenizer final : public Tokenizer {
           fail(Exit::data, "{}a merge needs the token '{}', which is missing", entry.where(), token);
         return found->second;
       };
-      merges.push_back({id_of(left), id_of(right), id_of(left + right)});
+      merges.push_back({id_of(left), id_of(right), id_of(left + right), static_cast<int32_t>(merges.size())});
     }
     std::unordered_map<std::string, int32_t> symbols;
     std::string bytes;
@@ -278,39 +223,41 @@ class HfTokenizer final : public Tokenizer {
     return std::nullopt;
   }
 
-  // The names of the end and the beginning token.
+  // Reads the files that belong to the tokenizer.json, and the names of the special tokens.
   void read_names(const std::string& path) {
     constexpr std::string_view suffix = "tokenizer.json";
     if (path.ends_with(suffix)) {
-      const std::string config = path.substr(0, path.size() - suffix.size()) + "tokenizer_config.json";
-      if (path_exists(config)) config_text_ = read_file(config, kMaxFileBytes);
-      if (!config_text_.empty()) {
-        const JsonValue root = parse_json(config_text_, config);
-        const auto named = [&](const char* key) -> std::optional<int32_t> {
-          const JsonValue* value = root.find(key);
-          if (value && value->is_object()) value = value->find("content");
-          return value && !value->is_null() ? id_of_name(value->as_string()) : std::nullopt;
-        };
-        eos_ = named("eos_token");
-        bos_ = named("bos_token");
-      }
+      const std::string stem = path.substr(0, path.size() - suffix.size());
+      for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"})
+        if (path_exists(stem + name)) siblings_.push_back({name, read_file(stem + name, kMaxFileBytes)});
+      if (!siblings_.empty() && siblings_[0].name == "tokenizer_config.json")
+        read_config(parse_json(siblings_[0].content, stem + siblings_[0].name));
     }
-    const auto first_of = [&](std::initializer_list<const char*> names) -> std::optional<int32_t> {
-      for (const char* name : names)
-        if (const auto id = id_of_name(name)) return id;
-      return std::nullopt;
+    const auto find_named = [&](const char* key, std::initializer_list<const char*> usual) {
+      std::optional<int32_t> id;
+      if (const auto name = names_.find(key); name != names_.end()) id = id_of_name(name->second);
+      for (const char* name : usual) {
+        if (id) break;
+        if ((id = id_of_name(name))) names_[key] = name;
+      }
+      return id;
     };
-    if (!eos_) eos_ = first_of({"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"});
-    if (!bos_) bos_ = first_of({"<|begin_of_text|>", "<s>", "<bos>"});
+    bos_ = find_named("bos_token", {"<|begin_of_text|>", "<s>", "<bos>"});
+    eos_ = find_named("eos_token", {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"});
   }
 
-  static uint64_t next_id() {
-    static std::atomic<uint64_t> last{0};
-    return ++last;
+  void read_config(const JsonValue& config) {
+    for (const char* key :
+         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+      const JsonValue* value = config.find(key);
+      if (value && value->is_object()) value = value->find("content");
+      if (value && !value->is_null()) names_[key] = value->as_string();
+    }
   }
 
-  const uint64_t id_ = next_id();  // tells the per-thread caches apart
-  std::string text_, config_text_;
+  std::string text_;
+  std::vector<File> siblings_;                // tokenizer_config.json and others that lay beside
+  std::map<std::string, std::string> names_;  // "eos_token" and so on
   std::unique_ptr<HfPipeline> pipeline_;
   std::unique_ptr<BpeModel> bpe_;
   AddedTokens raw_added_, normalised_added_;

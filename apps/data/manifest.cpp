@@ -24,12 +24,11 @@ std::vector<Tokenizer::File> dataset_companions(const std::string& prefix, const
   std::vector<Tokenizer::File> files;
   manifest.tokenizer_kind = tokenizer.kind();
   manifest.vocab_size = tokenizer.vocab_size();
-  if (tokenizer.kind() != "bytes") {
-    for (auto& [name, content] : tokenizer.files()) {
-      const std::string path = prefix + (name == "tokenizer.model" ? ".model" : "." + name);
-      if (files.empty()) manifest.tokenizer_file = name_of(path);
-      files.push_back({path, content});
-    }
+  for (const auto& [name, content, derived] : tokenizer.files()) {
+    if (derived) continue;
+    const std::string path = prefix + (name == "tokenizer.model" ? ".model" : "." + name);
+    if (files.empty()) manifest.tokenizer_file = name_of(path);
+    files.push_back({path, content});
   }
   JsonValue json = JsonValue::object({{"format", kFormat},
                                       {"version", 1},

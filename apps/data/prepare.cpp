@@ -33,7 +33,7 @@ struct Job {
   std::atomic<int64_t> encoded = 0;  // of them, so far
   std::vector<int32_t> tokens;
   std::vector<int64_t> ends;  // of the documents, in `tokens`
-  int64_t text_bytes = 0;
+  int64_t text_bytes = 0, bytes_without_token = 0;
   ChunkCounts counts;
   std::exception_ptr error;
   bool done = false;
@@ -294,7 +294,7 @@ PrepareSummary run_prepare(const PrepareOptions& options,
     Pipeline pipeline(files, workers, [&](Job& job) {
       for_each_document(job.chunk, options.text, job.counts, [&](std::string_view text) {
         const size_t begin = job.tokens.size();
-        tokenizer->encode(text, job.tokens);
+        job.bytes_without_token += tokenizer->encode(text, job.tokens);
         if (job.tokens.size() == begin) return;
         if (options.append_eod) job.tokens.push_back(*tokenizer->eos());
         job.ends.push_back(static_cast<int64_t>(job.tokens.size()));
@@ -319,6 +319,7 @@ PrepareSummary run_prepare(const PrepareOptions& options,
         begin = end;
       }
       summary.text_bytes += job->text_bytes;
+      summary.bytes_without_token += job->bytes_without_token;
       summary.counts.invalid_utf8.add(job->counts.invalid_utf8);
       summary.counts.bad_lines.add(job->counts.bad_lines);
       progress.bytes_done += job->chunk.file_bytes;
@@ -353,6 +354,7 @@ PrepareSummary run_prepare(const PrepareOptions& options,
   summary.tokens = manifest.tokens;
   summary.vocab_size = tokenizer->vocab_size();
   summary.tokenizer = tokenizer->kind();
+  summary.slow_because = tokenizer->slow_because();
   summary.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return summary;
 }

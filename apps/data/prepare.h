@@ -38,10 +38,12 @@ struct PrepareSummary {
   ChunkCounts counts;      ///< of what was replaced or left out
   Incidents json_as_text;  ///< .json files that hold no JSON lines
   int64_t documents = 0, tokens = 0;
-  int64_t text_bytes = 0;  ///< of the documents
+  int64_t text_bytes = 0;           ///< of the documents
+  int64_t bytes_without_token = 0;  ///< left out of documents: the tokenizer has no token for them
   int64_t vocab_size = 0;
   int64_t vocab_wanted = 0;  ///< of a tokenizer that was trained, else 0
   std::string tokenizer;     ///< "bytes", "sentencepiece" or "hf"
+  std::string slow_because;  ///< Tokenizer::slow_because()
   double seconds = 0;
 };
 

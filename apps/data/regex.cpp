@@ -7,6 +7,7 @@
 #include <array>
 #include <new>
 
+#include "apps/data/oniguruma.h"
 #include "apps/data/unicode.h"
 #include "core/base/error.h"
 
@@ -40,7 +41,7 @@ struct Searcher {
 
 struct Regex::Code {
   pcre2_code* code = nullptr;
-  bool compiled = false;
+  bool compiled = false, has_classes = false;
   ~Code() { pcre2_code_free(code); }
 };
 
@@ -48,18 +49,25 @@ Regex::Regex(const std::string& pattern, bool literal, const std::string& where)
     : code_(std::make_unique<Code>()) {
   int error = 0;
   PCRE2_SIZE at = 0;
-  const uint32_t options = PCRE2_UTF | (literal ? PCRE2_LITERAL : PCRE2_UCP);
-  code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error,
+  const OnigurumaPattern own = literal ? OnigurumaPattern{pattern, false} : from_oniguruma(pattern, where);
+  // In Ruby's syntax ^ and $ match at every line.
+  const uint32_t options = PCRE2_UTF | (literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_MULTILINE);
+  code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.pcre.data()), own.pcre.size(), options, &error,
                               &at, nullptr);
   if (code_->code == nullptr)
     fail(Exit::data, "{}the pattern '{}' cannot be used: {} at its byte {}", where, pattern,
          message_of(error), at);
+  code_->has_classes = own.has_classes;
   code_->compiled = pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE) == 0;
 }
 
 Regex::~Regex() = default;
 Regex::Regex(Regex&&) noexcept = default;
 Regex& Regex::operator=(Regex&&) noexcept = default;
+
+bool Regex::has_classes() const {
+  return code_->has_classes;
+}
 
 bool Regex::find(std::string_view text, size_t from, size_t& begin, size_t& end) const {
   thread_local const Searcher searcher;

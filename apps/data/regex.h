@@ -12,11 +12,15 @@ namespace nrl::data {
 /// A compiled pattern. Searching is safe from any number of threads.
 class Regex {
  public:
-  /// Throws Error (`data`) beginning with `where` if the pattern cannot be compiled.
+  /// A pattern of Oniguruma, or the text itself. Throws Error (`data`) beginning with `where` if it cannot be
+  /// used.
   Regex(const std::string& pattern, bool literal, const std::string& where);
   ~Regex();
   Regex(Regex&&) noexcept;
   Regex& operator=(Regex&&) noexcept;
+
+  /// True when find() needs the text of replace_new_characters() to know all characters of Unicode 16.0.
+  bool has_classes() const;
 
   /// The next match that is not empty, from byte `from` on: sets [begin, end). Throws Error (`data`) if the
   /// pattern needs more work than is allowed.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "apps/data/sentencepiece_model.h"
 #include "apps/data/tokenizer.h"
 #include "apps/data/unicode.h"
 #include "core/base/error.h"
@@ -20,15 +21,25 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (!status.ok() || processor_.GetPieceSize() <= 0)
       fail(Exit::data, "{}: not a sentencepiece model: {}", path,
            status.ok() ? "it has no pieces" : status.message());
+    const auto parsed = SentencePieceModel::parse(model_);
+    if (!parsed || static_cast<int>(parsed->pieces.size()) != processor_.GetPieceSize())
+      fail(Exit::data, "{}: not a sentencepiece model: its pieces cannot be read", path);
+    fields_ = *parsed;
+    obstacle_ = SentencePieceBpe::obstacle(fields_);
+    if (obstacle_.empty()) bpe_ = std::make_unique<SentencePieceBpe>(fields_);
   }
 
-  void encode(std::string_view text, std::vector<int32_t>& out) const override {
-    if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos)
-      fail(Exit::data, "the text is not valid UTF-8 at byte {}", bad);
+  int64_t encode(std::string_view text, std::vector<int32_t>& out) const override {
+    require_utf8(text);
+    if (bpe_) {
+      bpe_->encode(text, out);
+      return 0;
+    }
     std::vector<int> ids;
     if (const auto status = processor_.Encode(text, &ids); !status.ok())
       fail(Exit::data, "sentencepiece cannot encode the text: {}", status.message());
     out.insert(out.end(), ids.begin(), ids.end());
+    return 0;
   }
 
   std::string decode(std::span<const int32_t> ids) const override {
@@ -45,12 +56,20 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::optional<int32_t> bos() const override { return valid(processor_.bos_id()); }
   std::optional<int32_t> eos() const override { return valid(processor_.eos_id()); }
   std::string_view kind() const override { return "sentencepiece"; }
-  std::vector<File> files() const override { return {{"tokenizer.model", model_}}; }
+  std::string slow_because() const override { return obstacle_; }
+  std::vector<File> files() const override {
+    std::vector<File> all = sentencepiece_companions(fields_, model_, bos().value_or(-1), eos().value_or(-1));
+    all.insert(all.begin(), {"tokenizer.model", model_});
+    return all;
+  }
 
  private:
   static std::optional<int32_t> valid(int id) { return id >= 0 ? std::optional<int32_t>(id) : std::nullopt; }
 
   std::string model_;
+  SentencePieceModel fields_;
+  std::string obstacle_;
+  std::unique_ptr<SentencePieceBpe> bpe_;  // null where there is an obstacle
   sentencepiece::SentencePieceProcessor processor_;
 };
 

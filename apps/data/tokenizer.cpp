@@ -13,10 +13,11 @@ constexpr std::string_view kEndText = "<|endoftext|>";
 
 class ByteTokenizer final : public Tokenizer {
  public:
-  void encode(std::string_view text, std::vector<int32_t>& out) const override {
+  int64_t encode(std::string_view text, std::vector<int32_t>& out) const override {
     const size_t at = out.size();
     out.resize(at + text.size());
     for (size_t i = 0; i < text.size(); ++i) out[at + i] = static_cast<uint8_t>(text[i]);
+    return 0;
   }
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;
@@ -68,7 +69,10 @@ class ByteTokenizer final : public Tokenizer {
                                                 {"clean_up_tokenization_spaces", false},
                                                 {"eos_token", kEndText},
                                                 {"nrl_tokenizer", "bytes"}});
-    return {{"tokenizer.json", tokenizer.dump(1) + "\n"}, {"tokenizer_config.json", config.dump(1) + "\n"}};
+    const JsonValue special = JsonValue::object({{"eos_token", kEndText}});
+    return {{"tokenizer.json", tokenizer.dump(1) + "\n", true},
+            {"tokenizer_config.json", config.dump(1) + "\n", true},
+            {"special_tokens_map.json", special.dump(1) + "\n", true}};
   }
 };
 
@@ -99,11 +103,12 @@ std::unique_ptr<Tokenizer> tokenizer_in(const std::string& directory) {
   const std::string json = join_path(directory, "tokenizer.json"),
                     model = join_path(directory, "tokenizer.model");
   const std::string config = join_path(directory, "tokenizer_config.json");
-  if (path_exists(json)) {
-    if (path_exists(config) && read_json(config).get_string("nrl_tokenizer", "") == "bytes")
-      return make_byte_tokenizer();
-    return load_hf_tokenizer(json);
-  }
+  // What this program derived from another file is not read back.
+  const std::string derived_from =
+      path_exists(config) ? read_json(config).get_string("nrl_tokenizer", "") : std::string();
+  if (derived_from == "bytes" && path_exists(json)) return make_byte_tokenizer();
+  if (derived_from == "sentencepiece" && path_exists(model)) return load_sentencepiece(model);
+  if (path_exists(json)) return load_hf_tokenizer(json);
   if (path_exists(model)) return load_sentencepiece(model);
   fail(Exit::no_input, "{}: no tokenizer.json and no tokenizer.model in it", directory);
 }

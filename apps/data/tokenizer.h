@@ -16,9 +16,10 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  /// Appends the ids of `text`. No beginning or end token is added. Throws Error (`data`) where the text is
-  /// not valid UTF-8 (except for `bytes`, which takes everything) or has no tokens.
-  virtual void encode(std::string_view text, std::vector<int32_t>& out) const = 0;
+  /// Appends the ids of `text`. No beginning or end token is added. Returns the number of bytes that were
+  /// left out because the vocabulary has neither a token for them nor an unknown token. Throws Error (`data`)
+  /// where the text is not valid UTF-8 (except for `bytes`, which takes everything).
+  virtual int64_t encode(std::string_view text, std::vector<int32_t>& out) const = 0;
   std::vector<int32_t> encode(std::string_view text) const {
     std::vector<int32_t> ids;
     encode(text, ids);
@@ -37,11 +38,16 @@ class Tokenizer {
   /// "bytes", "sentencepiece" or "hf".
   virtual std::string_view kind() const = 0;
 
+  /// Why text is encoded by a slower method than this kind of tokenizer usually needs; empty: it is not.
+  virtual std::string slow_because() const { return {}; }
+
   struct File {
     std::string name;  ///< in a model directory: "tokenizer.json", "tokenizer.model", ...
     std::string content;
+    bool derived = false;  ///< for other programs; made from the other files
   };
-  /// What a model directory needs to carry this tokenizer, readable by other programs too.
+  /// What a model directory needs to carry this tokenizer, readable by other programs too. The first file is
+  /// the one to load.
   virtual std::vector<File> files() const = 0;
 };
 

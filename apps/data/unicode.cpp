@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/base/error.h"
+
 namespace nrl::data {
 namespace {
 
@@ -180,6 +182,11 @@ size_t find_invalid_utf8(std::string_view text) {
     }
   }
   return std::string_view::npos;
+}
+
+void require_utf8(std::string_view text) {
+  if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos)
+    fail(Exit::data, "the text is not valid UTF-8 at byte {}", bad);
 }
 
 char32_t next_character(std::string_view text, size_t& at) {

@@ -11,13 +11,17 @@ namespace nrl::data {
 /// or npos.
 size_t find_invalid_utf8(std::string_view text);
 
+/// Throws Error (`data`) naming the first such byte, if there is one.
+void require_utf8(std::string_view text);
+
 /// Decodes the character at `at` of valid UTF-8 and moves `at` behind it.
 char32_t next_character(std::string_view text, size_t& at);
 
 /// Appends a character as UTF-8.
 void append_utf8(std::string& out, char32_t c);
 
-/// The text in normalisation form C (UAX #15, Unicode 14); `text` must be valid UTF-8.
+/// The text in normalization form C (UAX #15) as Hugging Face's tokenizers make it: characters newer than
+/// Unicode 9.0 stay as they are. `text` must be valid UTF-8.
 std::string to_nfc(std::string_view text);
 
 }  // namespace nrl::data

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <span>
 
+#include "apps/model/hf_rope.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/io/json.h"
@@ -347,6 +348,9 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
     }
     check_heads(r, m);
     if (m.use_rope) read_rope(r, m, problems);
+    if (m.use_rope && problems.all().empty())
+      if (auto conflict = rope_conflict(json))
+        problems.add(std::move(conflict->key), std::move(conflict->depends), std::move(conflict->text));
   }
   r.must_be_off("quantization_config", "a quantised model");
   // The bound keeps every sum of bytes far from overflow, whatever a file says.
@@ -411,7 +415,7 @@ std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
     json.set("max_position_embeddings", m.max_positions);
     if (!json.contains("hidden_act")) json.set("hidden_act", "silu");
     if (!json.contains("rms_norm_eps")) json.set("rms_norm_eps", 1e-6);
-    if (!json.contains("rope_parameters")) json.set("rope_theta", m.rope.theta);
+    write_rope(json, m);
   }
   json.set("tie_word_embeddings", m.tied);
   if (!json.contains("initializer_range")) json.set("initializer_range", 0.02);

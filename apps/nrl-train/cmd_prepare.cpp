@@ -78,6 +78,11 @@ int run_prepare_command(const PrepareArgs& args) {
                                      ? "documents with invalid UTF-8 were left out"
                                      : "documents with invalid UTF-8 have U+FFFD in its place");
   warn_of(s.counts.bad_lines, "bad lines were left out");
+  if (s.bytes_without_token > 0)
+    log::info("{} bytes of text were left out: the tokenizer has no token for them",
+              grouped(s.bytes_without_token));
+  if (!s.slow_because.empty())
+    log::info("the text was encoded by the sentencepiece library, which is slower: {}", s.slow_because);
   log::info("wrote {0}.bin and {0}.idx; train on it with data.train.data_path: {0}", args.output);
   return 0;
 }

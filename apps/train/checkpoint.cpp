@@ -166,11 +166,13 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
         }
     });
     writer.guard([&] {
-      writer.add_file("config.json", hugging_face_config(*s.spec, dtype_text(s.weights.front().dtype)));
+      const std::string config = hf_config_json(*s.spec, dtype_text(s.weights.front().dtype), options.hf);
+      writer.add_file("config.json", config);
+      if (const std::string text = hf_generation_config(config, options.hf); !text.empty())
+        writer.add_file("generation_config.json", text);
     });
     writer.add_file("nrl-train.yaml", options.resolved_config);
-    for (const data::Tokenizer::File& file : options.tokenizer_files)
-      writer.add_file(file.name, file.content);
+    for (const data::Tokenizer::File& file : options.hf.files) writer.add_file(file.name, file.content);
   }
   std::vector<ShardSpec> shards;
   for (const StatePiece& piece : pieces) shards.push_back(piece.shard);

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "apps/data/tokenizer.h"
 #include "apps/model/parameters.h"
 #include "apps/plan/run_plan.h"
+#include "apps/train/hf_files.h"
 #include "core/io/checkpoint_reader.h"
 #include "core/io/checkpoint_store.h"
 
@@ -47,9 +47,9 @@ struct TrainState {
 struct SaveOptions {
   std::string store;  ///< checkpointing.checkpoint_dir
   bool optimizer = true;
-  std::string resolved_config;                         ///< YAML text
-  JsonValue run;                                       ///< record_to_json() of apps/train/resume.h
-  std::vector<data::Tokenizer::File> tokenizer_files;  ///< written beside the weights
+  std::string resolved_config;  ///< YAML text
+  JsonValue run;                ///< record_to_json() of apps/train/resume.h
+  HfFiles hf;                   ///< written beside the weights
 };
 
 /// Collective over `group`. Returns the committed directory. Fails with the same Error on all ranks.

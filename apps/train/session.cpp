@@ -119,17 +119,6 @@ cpu::Isa chosen_isa(const Config& config) {
 
 }  // namespace
 
-// The tokenizer that checkpoints carry: the one named, that of the model, or that of the data. None is no
-// error: token files of other programs do not say what made them.
-std::vector<data::Tokenizer::File> tokenizer_files(const Config& c) {
-  if (c.policy.tokenizer.name) return data::make_tokenizer(*c.policy.tokenizer.name)->files();
-  if (c.policy.model_name && path_exists(join_path(*c.policy.model_name, "tokenizer.json")))
-    return data::tokenizer_in(*c.policy.model_name)->files();
-  const std::string& prefix = c.data.train.data_path.front();
-  if (data::read_manifest(prefix)) return data::tokenizer_of_dataset(prefix)->files();
-  return {};
-}
-
 TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
   data::DatasetOptions options = dataset_options(c, vocab_size, data::Split::train, 1);
   data::open_sources(options);
@@ -232,7 +221,11 @@ Session::Session(comm::World& world, ConfigResult config_result, std::function<v
     kernels_needed_ = static_cast<int>(needed.size());
     open_data();
     record_ = make_record(c, plan_->spec, plan_->recipe.weights, world.size(), inputs);
-    if (world.rank() == 0 && c.checkpointing.enabled) tokenizer_files_ = tokenizer_files(c);
+    if (world.rank() == 0 && c.checkpointing.enabled) {
+      hf_files_ = collect_hf_files(c);
+      const std::string warning = auto_tokenizer_warning(plan_->spec, hf_files_);
+      if (!warning.empty()) log::warn("{}", warning);
+    }
   });
   phase_("connecting the ranks");
   grid_ = std::make_unique<ProcessGrid>(GridSizes{}, world.comm());
@@ -469,7 +462,7 @@ std::string Session::save() {
   options.optimizer = c.checkpointing.save_optimizer;
   options.resolved_config = dump_resolved(config_);
   options.run = record_to_json(record_);
-  options.tokenizer_files = tokenizer_files_;
+  options.hf = hf_files_;
   std::string path;
   with_host_state(HostState::saved, [&](TrainState state) {
     // Replicated optimizer state is written once.

@@ -166,7 +166,7 @@ class Session {
   std::string resumed_from_;
   std::vector<std::string> warnings_, changes_;
   RunRecord record_;
-  std::vector<data::Tokenizer::File> tokenizer_files_;
+  HfFiles hf_files_;
   int64_t validation_batches_ = 0;
   double peak_ = 0;
   cpu::Isa isa_ = cpu::Isa::baseline;

@@ -115,6 +115,54 @@ TEST_CASE("special tokens and names of a tokenizer.json", "[tokenizer]") {
   CHECK(error_of([&] { gpt2->decode(Ids{-1}); }).code == 65);
 }
 
+TEST_CASE("what has no token is left out and counted, or is unknown", "[tokenizer]") {
+  const TemporaryDirectory dir;
+  const auto load = [&](const std::string& options, const std::string& vocab,
+                        const std::string& pre_tokenizer) {
+    write_file_atomic(dir / "t.json", R"({"normalizer":null,"pre_tokenizer":)" + pre_tokenizer +
+                                          R"(,"model":{"type":"BPE",)" + options +
+                                          R"("vocab":{"a":0,"b":1,"ab":2)" + vocab +
+                                          R"(},"merges":["a b"]}})");
+    return load_hf_tokenizer(dir / "t.json");
+  };
+  // The ids are those of Hugging Face's tokenizers 0.23.
+  const auto bytes = load("", "", R"({"type":"ByteLevel","add_prefix_space":false,"use_regex":false})");
+  Ids ids;
+  CHECK(bytes->encode("aXb", ids) == 1);
+  CHECK(ids == Ids{2});
+  CHECK(bytes->encode("X\u00e9", ids) == 3);
+  CHECK(bytes->encode("aXb", ids) == 1);  // not from the cache
+  CHECK(ids == Ids{2, 2});
+  for (const bool fuse : {false, true}) {
+    const auto fallback = load(fmt::format(R"("unk_token":"?","byte_fallback":true,"fuse_unk":{},)", fuse),
+                               R"(,"?":3,"<0xC3>":4,"<0xA9>":5)", "null");
+    CHECK(fallback->encode("aXYb") == (fuse ? Ids{0, 3, 1} : Ids{0, 3, 3, 1}));
+    CHECK(fallback->encode("aX\u00e9b") == Ids{0, 4, 5, 3, 1});
+    CHECK(fallback->encode("X\u00e9Yab") == (fuse ? Ids{4, 5, 3, 2} : Ids{4, 5, 3, 3, 2}));
+  }
+}
+
+TEST_CASE("a tokenizer.json brings the files that lay beside it", "[tokenizer]") {
+  const TemporaryDirectory dir;
+  const auto names = [](const Tokenizer& tokenizer) {
+    std::string all;
+    for (const auto& file : tokenizer.files()) all += file.name + (file.derived ? "* " : " ");
+    return all;
+  };
+  write_file_atomic(dir / "tokenizer.json", read_file(fixture("gpt2.json"), 1 << 20));
+  const auto bare = load_hf_tokenizer(dir / "tokenizer.json");
+  CHECK(names(*bare) == "tokenizer.json special_tokens_map.json* tokenizer_config.json* ");
+  const JsonValue config = parse_json(bare->files()[2].content, "c");
+  CHECK(config.get_string("tokenizer_class") == "PreTrainedTokenizerFast");
+  CHECK(config.get_string("eos_token") == "<|endoftext|>");
+  write_file_atomic(dir / "tokenizer_config.json", R"({"eos_token":{"content":"<tool>"},"bos_token":null})");
+  write_file_atomic(dir / "chat_template.jinja", "{{ messages }}");
+  const auto full = load_hf_tokenizer(dir / "tokenizer.json");
+  CHECK(names(*full) == "tokenizer.json tokenizer_config.json chat_template.jinja special_tokens_map.json* ");
+  CHECK(full->eos() == 340);
+  CHECK(full->files()[3].content.find("\"eos_token\": \"<tool>\"") != std::string::npos);
+}
+
 TEST_CASE("long pieces are merged as short ones are", "[tokenizer]") {
   // Over 48 symbols a heap takes over from scanning: the ids of a repeated word must not change.
   const auto tokenizer = load_hf_tokenizer(fixture("gpt2.json"));

@@ -3,6 +3,7 @@
 #include "apps/model/parameters.h"
 #include "apps/model/spec.h"
 #include "core/base/error.h"
+#include "core/io/json.h"
 #include "tests/catch.h"
 
 using namespace nrl;
@@ -151,4 +152,40 @@ TEST_CASE("the written config.json reads back to the same model", "[spec]") {
   REQUIRE(again.rope.theta == m.rope.theta);
   REQUIRE(again.norm_eps == m.norm_eps);
   REQUIRE(again.config_json.find("bos_token_id") != std::string::npos);
+}
+
+TEST_CASE("a written config.json has both dialects of rotary positions", "[spec]") {
+  const std::string start = R"({"model_type":"llama","vocab_size":64,"hidden_size":32,"intermediate_size":48,
+      "num_hidden_layers":1,"num_attention_heads":4,)";
+  const auto written = [&](const std::string& rope) {
+    return parse_json(hugging_face_config(parse_model_config(start + rope + "}", "c"), "float32"), "written");
+  };
+  for (const char* rope :
+       {R"("rope_parameters":{"rope_type":"llama3","rope_theta":5e5,"factor":8.0,"low_freq_factor":1.0,
+           "high_freq_factor":4.0,"original_max_position_embeddings":1024})",
+        R"("rope_theta":5e5,"rope_scaling":{"type":"llama3","factor":8.0,"low_freq_factor":1.0,
+           "high_freq_factor":4.0,"original_max_position_embeddings":1024})"}) {
+    const JsonValue json = written(rope);
+    CHECK(json.get_double("rope_theta") == 5e5);
+    CHECK(json.at("rope_parameters").get_double("rope_theta") == 5e5);
+    for (const char* dialect : {"rope_scaling", "rope_parameters"}) {
+      CHECK(json.at(dialect).get_string("rope_type") == "llama3");
+      CHECK(json.at(dialect).get_double("factor") == 8);
+      CHECK(json.at(dialect).get_int("original_max_position_embeddings") == 1024);
+      CHECK_FALSE(json.at(dialect).contains("type"));
+    }
+    CHECK_FALSE(json.at("rope_scaling").contains("rope_theta"));
+    CHECK(parse_model_config(json.dump(), "again").rope.kind == ops::RopeKind::llama3);
+  }
+  const JsonValue plain = written(R"("rope_theta":7000.0,"partial_rotary_factor":0.5)");
+  CHECK(plain.at("rope_scaling").is_null());
+  CHECK(plain.at("rope_parameters").get_string("rope_type") == "default");
+  CHECK(plain.at("rope_parameters").get_double("partial_rotary_factor") == 0.5);
+  CHECK(plain.get_double("partial_rotary_factor") == 0.5);
+  // An override of one dialect beside a file's other one.
+  CHECK(error_of(start + R"("rope_theta":5e5,"rope_parameters":{"rope_theta":1e4}})").find("differ") !=
+        std::string::npos);
+  CHECK(error_of(start +
+                 R"("rope_scaling":{"rope_type":"linear","factor":2},"rope_parameters":{"rope_theta":1e4}})")
+            .find("differ") != std::string::npos);
 }

@@ -1,0 +1,82 @@
+#pragma once
+// Tokens that are found in text before the model sees the rest.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apps/data/unicode.h"
+
+namespace nrl::data {
+
+struct AddedToken {
+  std::string content;
+  int32_t id = 0;
+  bool strip_left = false, strip_right = false;
+};
+
+/// White_Space of the Unicode Character Database.
+inline bool is_space(char32_t c) {
+  return c == ' ' || (c >= 9 && c <= 13) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
+}
+
+/// Finds the leftmost token of a list in valid UTF-8 text, the longest of those that begin there.
+class AddedTokens {
+ public:
+  void add(AddedToken token) {
+    auto& list = by_first_[static_cast<uint8_t>(token.content[0])];
+    const auto shorter = [&](const AddedToken& o) { return o.content.size() < token.content.size(); };
+    list.insert(std::find_if(list.begin(), list.end(), shorter), std::move(token));
+    any_ = true;
+  }
+
+  /// Calls gap(begin, end) for the text between tokens, empty or not, and token(id) for the tokens.
+  template <class Gap, class Found>
+  void split(std::string_view text, Gap&& gap, Found&& found) const {
+    size_t done = 0;
+    for (size_t at = 0; any_ && at < text.size();) {
+      const auto& list = by_first_[static_cast<uint8_t>(text[at])];
+      const auto match = std::find_if(list.begin(), list.end(), [&](const AddedToken& t) {
+        return text.substr(at).starts_with(t.content);
+      });
+      if (match == list.end()) {
+        ++at;
+        continue;
+      }
+      size_t begin = at, end = at + match->content.size();
+      if (match->strip_left) begin = space_before(text, done, begin);
+      if (match->strip_right) end = space_after(text, end);
+      gap(done, begin);
+      found(match->id);
+      done = at = end;
+    }
+    gap(done, text.size());
+  }
+
+ private:
+  static size_t space_after(std::string_view text, size_t at) {
+    for (size_t next = at; next < text.size() && is_space(next_character(text, next));) at = next;
+    return at;
+  }
+  static size_t space_before(std::string_view text, size_t limit, size_t at) {
+    while (at > limit) {
+      size_t begin = at - 1;
+      while (begin > limit && (static_cast<uint8_t>(text[begin]) & 0xC0) == 0x80) --begin;
+      size_t cursor = begin;
+      if (!is_space(next_character(text, cursor))) break;
+      at = begin;
+    }
+    return at;
+  }
+
+  std::array<std::vector<AddedToken>, 256> by_first_;
+  bool any_ = false;
+};
+
+}  // namespace nrl::data

@@ -1,0 +1,278 @@
+#include "apps/data/sentencepiece_model.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "apps/data/encode_progress.h"
+#include "apps/data/unicode.h"
+#include "core/base/error.h"
+
+namespace nrl::data {
+namespace {
+
+using Model = SentencePieceModel;
+using Type = Model::PieceType;
+
+constexpr std::string_view kSpace = "\u2581";  // stands for a space
+
+// The wire format of protocol buffers; `ok` turns false at the first malformed byte.
+class WireReader {
+ public:
+  explicit WireReader(std::string_view bytes) : rest_(bytes) {}
+
+  bool ok() const { return ok_; }
+  /// Moves to the next field; false at the end.
+  bool next() {
+    if (!ok_ || rest_.empty()) return false;
+    const uint64_t tag = varint();
+    field = tag >> 3;
+    text = {};
+    value = 0;
+    switch (tag & 7) {
+      case 0:
+        value = varint();
+        break;
+      case 1:
+        take(8);
+        break;
+      case 2:
+        text = take(varint());
+        break;
+      case 5:
+        if (const std::string_view four = take(4); ok_) {
+          uint32_t bits;
+          std::memcpy(&bits, four.data(), 4);
+          value = bits;
+        }
+        break;
+      default:
+        ok_ = false;
+    }
+    return ok_;
+  }
+
+  uint64_t field = 0, value = 0;
+  std::string_view text;
+
+ private:
+  uint64_t varint() {
+    uint64_t result = 0;
+    for (int shift = 0; shift < 64 && !rest_.empty(); shift += 7) {
+      const auto byte = static_cast<uint8_t>(rest_[0]);
+      rest_.remove_prefix(1);
+      result |= uint64_t{byte & 0x7Fu} << shift;
+      if (byte < 0x80) return result;
+    }
+    ok_ = false;
+    return 0;
+  }
+  std::string_view take(uint64_t count) {
+    if (count > rest_.size()) {
+      ok_ = false;
+      return {};
+    }
+    const std::string_view part = rest_.substr(0, count);
+    rest_.remove_prefix(count);
+    return part;
+  }
+
+  std::string_view rest_;
+  bool ok_ = true;
+};
+
+bool read_piece(std::string_view bytes, Model::Piece& piece) {
+  WireReader r(bytes);
+  while (r.next()) {
+    if (r.field == 1) piece.text = r.text;
+    if (r.field == 2) piece.score = std::bit_cast<float>(static_cast<uint32_t>(r.value));
+    if (r.field == 3) {
+      if (r.value < 1 || r.value > 6) return false;
+      piece.type = static_cast<Type>(r.value);
+    }
+  }
+  return r.ok();
+}
+
+bool read_trainer(std::string_view bytes, Model& model) {
+  WireReader r(bytes);
+  while (r.next()) {
+    if (r.field == 3) {
+      if (r.value < 1 || r.value > 4) return false;
+      model.algorithm = static_cast<Model::Algorithm>(r.value);
+    }
+    if (r.field == 24) model.whitespace_as_suffix = r.value != 0;
+    if (r.field == 35) model.byte_fallback = r.value != 0;
+  }
+  return r.ok();
+}
+
+bool read_normalizer(std::string_view bytes, Model& model) {
+  WireReader r(bytes);
+  while (r.next()) {
+    if (r.field == 2) model.has_charsmap = !r.text.empty();
+    if (r.field == 3) model.add_dummy_prefix = r.value != 0;
+    if (r.field == 4) model.remove_extra_whitespaces = r.value != 0;
+    if (r.field == 5) model.escape_whitespaces = r.value != 0;
+  }
+  return r.ok();
+}
+
+size_t first_character_size(std::string_view text) {
+  size_t at = 0;
+  next_character(text, at);
+  return at;
+}
+
+std::unordered_map<std::string_view, int32_t> normal_pieces(const Model& model) {
+  std::unordered_map<std::string_view, int32_t> ids;
+  for (size_t id = 0; id < model.pieces.size(); ++id)
+    if (model.pieces[id].type == Type::normal) ids.emplace(model.pieces[id].text, static_cast<int32_t>(id));
+  return ids;
+}
+
+}  // namespace
+
+std::optional<Model> Model::parse(std::string_view bytes) {
+  Model model;
+  WireReader r(bytes);
+  while (r.next()) {
+    bool good = true;
+    if (r.field == 1) good = read_piece(r.text, model.pieces.emplace_back());
+    if (r.field == 2) good = read_trainer(r.text, model);
+    if (r.field == 3) good = read_normalizer(r.text, model);
+    if (!good) return std::nullopt;
+  }
+  if (!r.ok()) return std::nullopt;
+  return model;
+}
+
+std::vector<BpeModel::Merge> sentencepiece_merges(const Model& model) {
+  const auto ids = normal_pieces(model);
+  std::vector<int32_t> order;
+  for (const auto& [text, id] : ids) order.push_back(id);
+  const auto score = [&](int32_t id) { return model.pieces[static_cast<size_t>(id)].score; };
+  std::sort(order.begin(), order.end(),
+            [&](int32_t a, int32_t b) { return score(a) != score(b) ? score(a) > score(b) : a < b; });
+  std::vector<BpeModel::Merge> merges;
+  for (size_t rank = 0; rank < order.size(); ++rank) {
+    const std::string_view text = model.pieces[static_cast<size_t>(order[rank])].text;
+    for (size_t at = 0; next_character(text, at), at < text.size();) {
+      const auto left = ids.find(text.substr(0, at)), right = ids.find(text.substr(at));
+      if (left != ids.end() && right != ids.end())
+        merges.push_back({left->second, right->second, order[rank], static_cast<int32_t>(rank)});
+    }
+  }
+  return merges;
+}
+
+std::string SentencePieceBpe::obstacle(const Model& model) {
+  if (model.algorithm != Model::Algorithm::bpe) return "it is not a BPE model";
+  if (model.has_charsmap) return "its normalizer rewrites characters";
+  if (!model.escape_whitespaces || model.whitespace_as_suffix)
+    return "it does not write spaces in front of words";
+  const auto normal = normal_pieces(model);
+  std::unordered_set<float> scores;
+  std::unordered_set<std::string_view> bytes;
+  int unknown = 0;
+  for (const Model::Piece& piece : model.pieces) {
+    if (piece.text.empty() || find_invalid_utf8(piece.text) != std::string_view::npos)
+      return "a piece is not text";
+    if (piece.type == Type::unused) return "it has unused pieces";
+    if (piece.type == Type::byte) bytes.insert(piece.text);
+    unknown += piece.type == Type::unknown;
+    const bool single = first_character_size(piece.text) == piece.text.size();
+    if (piece.type == Type::user_defined && piece.text.find(' ') != std::string::npos)
+      return "a user-defined piece has a space";
+    if (single && piece.type != Type::normal && piece.type != Type::user_defined)
+      return fmt::format("its piece '{}' is one character and not normal", piece.text);
+    if (single || piece.type != Type::normal) continue;
+    // Equal scores are decided by position, which a ranked list of merges does not know.
+    if (!scores.insert(piece.score).second) return fmt::format("two pieces have the score {}", piece.score);
+    for (size_t at = 0; at < piece.text.size();) {
+      const size_t begin = at;
+      next_character(piece.text, at);
+      if (normal.count(std::string_view(piece.text).substr(begin, at - begin)) == 0)
+        return fmt::format("a character of the piece '{}' is no piece", piece.text);
+    }
+  }
+  if (unknown != 1) return "it has no unknown piece";
+  if (model.byte_fallback && bytes.size() != 256) return "not all bytes have pieces";
+  return {};
+}
+
+SentencePieceBpe::SentencePieceBpe(const Model& model)
+    : dummy_prefix_(model.add_dummy_prefix), collapse_spaces_(model.remove_extra_whitespaces) {
+  std::unordered_map<std::string, int32_t> tokens;
+  for (size_t i = 0; i < model.pieces.size(); ++i) {
+    const Model::Piece& piece = model.pieces[i];
+    const auto id = static_cast<int32_t>(i);
+    if (piece.type == Type::user_defined) user_defined_.add({piece.text, id});
+    if (piece.type == Type::unknown) unknown_ = id;
+    if (piece.type == Type::normal || piece.type == Type::byte) tokens.emplace(piece.text, id);
+    // With a space only at the beginning of pieces no merge crosses the beginning of a word.
+    if (piece.type != Type::normal) continue;
+    std::string_view text = piece.text;
+    while (text.starts_with(kSpace)) text.remove_prefix(kSpace.size());
+    if (text.find(kSpace) != std::string_view::npos) split_words_ = false;
+  }
+  BpeModel::Options options;
+  options.byte_symbols = false;
+  options.byte_fallback = model.byte_fallback;
+  options.unknown = unknown_;
+  bpe_ = std::make_unique<BpeModel>(options, std::move(tokens), sentencepiece_merges(model));
+}
+
+std::string SentencePieceBpe::normalize(std::string_view text) const {
+  if (collapse_spaces_)
+    while (text.starts_with(' ')) text.remove_prefix(1);
+  std::string out;
+  if (text.empty()) return out;
+  out.reserve(text.size() + text.size() / 2 + kSpace.size());
+  if (dummy_prefix_) out += kSpace;
+  for (size_t at = 0; at < text.size();) {
+    const size_t space = std::min(text.find(' ', at), text.size());
+    out += text.substr(at, space - at);
+    if (space == text.size()) break;
+    out += kSpace;
+    at = space + 1;
+    while (collapse_spaces_ && at < text.size() && text[at] == ' ') ++at;
+  }
+  while (collapse_spaces_ && out.ends_with(kSpace)) out.resize(out.size() - kSpace.size());
+  return out;
+}
+
+void SentencePieceBpe::encode_words(std::string_view text, std::vector<int32_t>& out) const {
+  BpeModel::Workspace& workspace = bpe_->workspace();
+  if (!split_words_) {
+    bpe_->encode(text, out, workspace);
+    return;
+  }
+  while (!text.empty()) {
+    size_t end = 0;
+    while (text.substr(end).starts_with(kSpace)) end += kSpace.size();
+    const size_t spaces = end / kSpace.size();
+    end = std::min(text.find(kSpace, end), text.size());
+    if (encode_progress)
+      encode_progress->fetch_add(static_cast<int64_t>(end - spaces * (kSpace.size() - 1)),
+                                 std::memory_order_relaxed);
+    bpe_->encode(text.substr(0, end), out, workspace);
+    text.remove_prefix(end);
+  }
+}
+
+void SentencePieceBpe::encode(std::string_view text, std::vector<int32_t>& out) const {
+  const std::string normal = normalize(text);
+  const std::string_view all = normal;
+  const size_t begin = out.size();
+  user_defined_.split(
+      all, [&](size_t from, size_t to) { encode_words(all.substr(from, to - from), out); },
+      [&](int32_t id) { out.push_back(id); });
+  // A run of unknown characters is one unknown piece.
+  const auto both_unknown = [&](int32_t a, int32_t b) { return a == unknown_ && b == unknown_; };
+  out.erase(std::unique(out.begin() + static_cast<ptrdiff_t>(begin), out.end(), both_unknown), out.end());
+}
+
+}  // namespace nrl::data

@@ -1,0 +1,73 @@
+#pragma once
+// The fields of a sentencepiece model file (protocol buffer `ModelProto`) that decide how text becomes
+// pieces.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/data/added_tokens.h"
+#include "apps/data/bpe.h"
+#include "apps/data/tokenizer.h"
+
+namespace nrl::data {
+
+struct SentencePieceModel {
+  enum class PieceType : uint8_t { normal = 1, unknown, control, user_defined, unused, byte };
+  enum class Algorithm : uint8_t { unigram = 1, bpe, word, character };
+  struct Piece {
+    std::string text;
+    float score = 0;
+    PieceType type = PieceType::normal;
+  };
+  std::vector<Piece> pieces;  ///< by id
+  Algorithm algorithm = Algorithm::unigram;
+  bool byte_fallback = false;
+  bool whitespace_as_suffix = false;
+  bool has_charsmap = false;  ///< rewrites characters, e.g. nmt_nfkc
+  bool add_dummy_prefix = true;
+  bool remove_extra_whitespaces = true;
+  bool escape_whitespaces = true;
+
+  /// Reads the bytes of a model file; nothing where they are not a protocol buffer of this shape.
+  static std::optional<SentencePieceModel> parse(std::string_view bytes);
+};
+
+/// A sentencepiece BPE model as ranked merges over words: the ids of the sentencepiece library, several times
+/// faster. Immutable; any number of threads may encode.
+class SentencePieceBpe {
+ public:
+  /// Why a model cannot be encoded exactly this way, e.g. "its normalizer rewrites characters"; empty if it
+  /// can.
+  static std::string obstacle(const SentencePieceModel& model);
+
+  /// `model` must have no obstacle.
+  explicit SentencePieceBpe(const SentencePieceModel& model);
+
+  /// Appends the ids of valid UTF-8.
+  void encode(std::string_view text, std::vector<int32_t>& out) const;
+
+ private:
+  std::string normalize(std::string_view text) const;
+  void encode_words(std::string_view text, std::vector<int32_t>& out) const;
+
+  bool dummy_prefix_, collapse_spaces_, split_words_ = true;
+  int32_t unknown_ = 0;
+  AddedTokens user_defined_;
+  std::unique_ptr<BpeModel> bpe_;
+};
+
+/// The merges of a BPE model, best first: every split of a normal piece into two normal pieces. Splits of one
+/// piece have equal rank.
+std::vector<BpeModel::Merge> sentencepiece_merges(const SentencePieceModel& model);
+
+/// What other programs need beside tokenizer.model to get the ids of the sentencepiece library:
+/// tokenizer.json for a model without an obstacle, else the file names and the class with which transformers
+/// calls that library. All are derived from the model. `bos` and `eos` may be -1.
+std::vector<Tokenizer::File> sentencepiece_companions(const SentencePieceModel& model,
+                                                      const std::string& bytes, int32_t bos, int32_t eos);
+
+}  // namespace nrl::data

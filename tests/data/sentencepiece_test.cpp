@@ -1,0 +1,198 @@
+// Our encoding of sentencepiece models against the sentencepiece library.
+
+#include <sentencepiece_processor.h>
+#include <sentencepiece_trainer.h>
+
+#include "apps/data/sentencepiece_model.h"
+#include "apps/data/tokenizer.h"
+#include "core/io/json.h"
+#include "tests/catch.h"
+#include "tests/data/hostile_text.h"
+#include "tests/io/io_test_util.h"
+
+using namespace nrl;
+using namespace nrl::data;
+using namespace nrl::test;
+
+namespace {
+
+using Ids = std::vector<int32_t>;
+using Options = std::unordered_map<std::string, std::string>;
+
+class Sentences final : public sentencepiece::SentenceIterator {
+ public:
+  Sentences() {
+    for (int i = 0; i < 120; ++i) {
+      lines_.push_back(fmt::format("  for (int i{} = 0; i < {}; ++i) total += value[i];", i, i * 37));
+      lines_.push_back(fmt::format("the {} other  caf\u00e9 and the mother, naively {}", i, i + 1000));
+      std::string periodic;
+      for (int k = 0; k < 40; ++k) periodic += "ab "[(i * 7919 + k * k * (i + 3)) % 5 % 3];
+      lines_.push_back(periodic);
+    }
+  }
+  bool done() const override { return at_ == lines_.size(); }
+  void Next() override { ++at_; }
+  const std::string& value() const override { return lines_[at_]; }
+  sentencepiece::util::Status status() const override { return {}; }
+
+ private:
+  std::vector<std::string> lines_;
+  size_t at_ = 0;
+};
+
+std::string train(const Options& extra) {
+  Options options = {{"model_type", "bpe"},
+                     {"vocab_size", "500"},
+                     {"hard_vocab_limit", "false"},
+                     {"normalization_rule_name", "identity"},
+                     {"remove_extra_whitespaces", "false"},
+                     {"minloglevel", "2"}};
+  for (const auto& [key, value] : extra) options[key] = value;
+  Sentences sentences;
+  std::string model;
+  const auto status = sentencepiece::SentencePieceTrainer::Train(options, &sentences, &model);
+  INFO(status.message());
+  REQUIRE(status.ok());
+  return model;
+}
+
+struct Kind {
+  const char* name;
+  Options options;
+  const char* obstacle;  // to encoding it ourselves; empty: none
+  bool json;             // a tokenizer.json says the same
+};
+
+const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> all = {
+      {"llama", {{"byte_fallback", "true"}}, "", true},
+      {"no prefix",
+       {{"byte_fallback", "true"},
+        {"add_dummy_prefix", "false"},
+        {"split_digits", "true"},
+        {"allow_whitespace_only_pieces", "true"}},
+       "",
+       true},
+      {"no byte fallback", {}, "", true},
+      {"collapsed spaces", {{"remove_extra_whitespaces", "true"}}, "", true},
+      {"pieces across words",
+       {{"split_by_whitespace", "false"}, {"vocab_size", "900"}, {"allow_whitespace_only_pieces", "true"}},
+       "",
+       true},
+      {"user-defined and control pieces",
+       {{"byte_fallback", "true"},
+        {"user_defined_symbols", "<ud>,for,\u2581\u2581,ab,int,\n,e\u0301"},
+        {"control_symbols", "<ctl>,the"}},
+       "",
+       false},
+      {"nmt_nfkc", {{"normalization_rule_name", "nmt_nfkc"}}, "its normalizer rewrites characters", false},
+      {"suffix",
+       {{"treat_whitespace_as_suffix", "true"}},
+       "it does not write spaces in front of words",
+       false},
+      {"unigram", {{"model_type", "unigram"}, {"vocab_size", "300"}}, "it is not a BPE model", false}};
+  return all;
+}
+
+std::string content(const std::vector<Tokenizer::File>& files, const std::string& name) {
+  for (const auto& file : files)
+    if (file.name == name) return file.content;
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("sentencepiece models are encoded as the library does", "[tokenizer][sentencepiece]") {
+  const auto documents = hostile_documents(1500);
+  for (const Kind& kind : kinds()) {
+    INFO(kind.name);
+    const std::string bytes = train(kind.options);
+    sentencepiece::SentencePieceProcessor library;
+    REQUIRE(library.LoadFromSerializedProto(bytes).ok());
+    const auto tokenizer = make_sentencepiece(bytes, "test");
+    CHECK(tokenizer->slow_because() == kind.obstacle);
+    Ids expected;
+    for (const std::string& text : documents) {
+      REQUIRE(library.Encode(text, &expected).ok());
+      if (const Ids ids = tokenizer->encode(text); ids != expected) {
+        CAPTURE(text);
+        CHECK(ids == expected);
+        break;
+      }
+    }
+  }
+}
+
+TEST_CASE("a model directory of a sentencepiece model has what transformers needs",
+          "[tokenizer][sentencepiece]") {
+  const auto documents = hostile_documents(400);
+  for (const Kind& kind : kinds()) {
+    INFO(kind.name);
+    const auto tokenizer = make_sentencepiece(train(kind.options), "test");
+    const auto files = tokenizer->files();
+    CHECK(files.front().name == "tokenizer.model");
+    const JsonValue config = parse_json(content(files, "tokenizer_config.json"), "tokenizer_config.json");
+    CHECK(config.get_string("eos_token") == "</s>");
+    CHECK(config.get_string("tokenizer_class") ==
+          (kind.json ? "PreTrainedTokenizerFast" : "BertGenerationTokenizer"));
+    CHECK(content(files, "tokenizer.json").empty() != kind.json);
+    CHECK((content(files, "spiece.model") == files.front().content) != kind.json);
+    const TemporaryDirectory dir;
+    save_tokenizer(*tokenizer, dir.path());
+    CHECK(tokenizer_in(dir.path())->kind() == "sentencepiece");
+    // Our reader of tokenizer.json has no regular expressions in normalizers.
+    if (!kind.json || std::string(kind.name) == "collapsed spaces") continue;
+    const auto hf = load_hf_tokenizer(dir / "tokenizer.json");
+    CHECK(hf->vocab_size() == tokenizer->vocab_size());
+    CHECK(hf->eos() == tokenizer->eos());
+    for (const std::string& text : documents) {
+      // There control pieces are found in text; for the library they are names only.
+      if (text.find("s>") != std::string::npos || text.find("<unk>") != std::string::npos) continue;
+      CAPTURE(text);
+      REQUIRE(hf->encode(text) == tokenizer->encode(text));
+    }
+  }
+}
+
+TEST_CASE("no mutation of a sentencepiece model does harm", "[tokenizer][sentencepiece][fuzz]") {
+  const std::string bytes = train({{"byte_fallback", "true"}, {"user_defined_symbols", "<ud>"}});
+  int parsed = 0;
+  for (int i = 0; i < fuzz_iterations() / 40; ++i) {
+    const auto model = SentencePieceModel::parse(mutated(bytes, static_cast<uint64_t>(i)));
+    if (!model || !SentencePieceBpe::obstacle(*model).empty()) continue;
+    ++parsed;
+    Ids ids;
+    SentencePieceBpe(*model).encode("int main() \u4e2d 123 <ud>", ids);
+    sentencepiece_companions(*model, bytes, -1, -1);
+  }
+  CHECK(parsed > 0);
+}
+
+TEST_CASE("models that a list of merges cannot describe have an obstacle", "[tokenizer][sentencepiece]") {
+  using Model = SentencePieceModel;
+  const auto parsed = Model::parse(train({{"byte_fallback", "true"}}));
+  REQUIRE(parsed);
+  REQUIRE(SentencePieceBpe::obstacle(*parsed).empty());
+  const auto obstacle = [&](const std::function<void(Model&)>& change) {
+    Model model = *parsed;
+    change(model);
+    return SentencePieceBpe::obstacle(model);
+  };
+  const auto longer = [](Model& m) -> Model::Piece& {
+    return *std::find_if(m.pieces.rbegin(), m.pieces.rend(), [](const auto& p) { return p.text == "the"; });
+  };
+  CHECK(obstacle([&](Model& m) { longer(m).score = m.pieces[260].score; }).find("score") !=
+        std::string::npos);
+  CHECK(obstacle([&](Model& m) { longer(m).text = "t\u4e2d"; }).find("no piece") != std::string::npos);
+  CHECK(obstacle([&](Model& m) { longer(m).type = Model::PieceType::unused; }) == "it has unused pieces");
+  CHECK(obstacle([&](Model& m) {
+          longer(m) = {"x y", 0, Model::PieceType::user_defined};
+        }) == "a user-defined piece has a space");
+  CHECK(obstacle([&](Model& m) {
+          m.pieces.push_back({"\u4e2d", 0, Model::PieceType::control});
+        }).find("one character") != std::string::npos);
+  CHECK(obstacle([&](Model& m) { m.pieces[5].type = Model::PieceType::control; }) ==
+        "not all bytes have pieces");
+  CHECK(obstacle([&](Model& m) { m.pieces[0].type = Model::PieceType::control; }) ==
+        "it has no unknown piece");
+}
