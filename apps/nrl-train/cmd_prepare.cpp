@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <csignal>
 #include <cstdio>
 #include <optional>
 
@@ -56,9 +55,7 @@ int run_prepare_command(const PrepareArgs& args) {
     report.finish();
     log::info("stopped by {}: nothing was written", stop::signal_name(signal));
     std::fflush(stdout);
-    std::signal(signal, SIG_DFL);
-    std::raise(signal);  // so that the shell sees which one
-    return 128 + signal;
+    stop::end_by(signal);
   } catch (...) {
     report.finish();
     throw;

@@ -438,7 +438,7 @@ void Session::lock_directories() {
   std::vector<std::string> directories{c.logger.log_dir};
   if (c.checkpointing.enabled) directories.push_back(c.checkpointing.checkpoint_dir);
   locks_ = std::make_unique<RunLocks>(std::move(directories));
-  warnings_ = locks_->takeovers();
+  for (const std::string& takeover : locks_->takeovers()) warnings_.push_back(takeover);
 }
 
 RankGroup Session::rank_group() {

@@ -19,7 +19,7 @@ case $case_name in
     run_one 1 one
     run_one 2 two
     same one/logs/metrics.jsonl two/logs/metrics.jsonl 1e-4
-    grep -q 'split by tokens' out.txt || fail "no word about the split: $(cat out.txt)"
+    tr -s ' \n' ' ' <out.txt | grep -q 'split by tokens' || fail "no word about the split: $(cat out.txt)"
     # Less validation data than a global batch: all of it, in one batch.
     run_one 1 few pretrain.val_batches=null policy.train_global_batch_size=16
     grep -q 'fewer than one global batch of 16' out.txt err.txt || fail "no word about repeated samples"

@@ -100,10 +100,10 @@ case $case_name in
     mkdir broken
     sed 's/"rms_norm_eps": [^,]*/"rms_norm_eps": 0/; s/"num_hidden_layers": 2/"num_hidden_layers": 0/' \
       m/checkpoints/step-10/config.json >broken/config.json
-    expect 78 run 1 hub.yaml policy.model_name=broken policy.model.rope_scaling.rope_type=llama3
+    expect 78 run 1 hub.yaml policy.model_name=broken policy.model.rope_parameters.rope_type=llama3
     said err.txt 'broken/config.json: rms_norm_eps must be a finite number above 0, found 0'
     said err.txt 'broken/config.json: num_hidden_layers must be between 1 and 4096, found 0'
-    said err.txt 'rope_scaling.factor is missing'
+    said err.txt 'rope_parameters.factor is missing'
     # The newest checkpoint of a directory.
     expect 0 run 1 generate m/checkpoints --prompt "int " --max-tokens 4 --temperature 0
     said err.txt 'm/checkpoints/step-10'

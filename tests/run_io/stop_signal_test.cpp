@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <thread>
 
 #include "core/base/output.h"
 #include "tests/catch.h"
@@ -40,6 +41,18 @@ int in_child(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+// To the process, as mpirun and a terminal do; the thread for signals takes it.
+void send(int number) {
+  ::kill(::getpid(), number);
+  ::usleep(50'000);
+}
+
+// For processes that a signal should have ended by now.
+int still_here() {
+  ::sleep(10);
+  return 1;
+}
+
 }  // namespace
 
 TEST_CASE("a signal sets the flag and the first one is remembered", "[run_io]") {
@@ -47,9 +60,9 @@ TEST_CASE("a signal sets the flag and the first one is remembered", "[run_io]") 
             stop::handle_at_start();
             stop::handle_in_steps();
             if (stop::requested() != 0) return 1;
-            ::raise(SIGUSR1);
+            send(SIGUSR1);
             if (stop::requested() != SIGUSR1) return 2;
-            ::raise(SIGTERM);
+            send(SIGTERM);
             return stop::requested() == SIGUSR1 ? 0 : 3;
           }) == 0);
 }
@@ -58,15 +71,15 @@ TEST_CASE("at the start SIGINT and SIGTERM end the process, others ask for a sto
   for (int number : {SIGUSR1, SIGHUP})
     REQUIRE(in_child([=] {
               stop::handle_at_start();
-              ::raise(number);
+              send(number);
               stop::handle_in_steps();
               return stop::requested() == number ? 0 : 1;
             }) == 0);
   for (int number : {SIGINT, SIGTERM})
     REQUIRE(in_child([=] {
               stop::handle_at_start();
-              ::raise(number);
-              return 1;
+              send(number);
+              return still_here();
             }) == 128 + number);
 }
 
@@ -74,14 +87,14 @@ TEST_CASE("SIGHUP asks for a stop unless the process was started under nohup", "
   REQUIRE(in_child([] {
             stop::handle_at_start();
             stop::handle_in_steps();
-            for (int i = 0; i < 3; ++i) ::raise(SIGHUP);  // the kernel and the shell may both send it
+            for (int i = 0; i < 3; ++i) send(SIGHUP);  // the kernel and the shell may both send it
             return stop::requested() == SIGHUP ? 0 : 1;
           }) == 0);
   REQUIRE(in_child([] {
             ::signal(SIGHUP, SIG_IGN);
             stop::handle_at_start();
             stop::handle_in_steps();
-            ::raise(SIGHUP);
+            send(SIGHUP);
             return stop::requested() == 0 ? 0 : 1;
           }) == 0);
 }
@@ -90,24 +103,24 @@ TEST_CASE("the second SIGINT or SIGTERM leaves at once", "[run_io]") {
   REQUIRE(in_child([] {
             stop::handle_at_start();
             stop::handle_in_steps(stop::Term::second_leaves);
-            ::raise(SIGTERM);
-            ::raise(SIGTERM);
-            return 1;
+            send(SIGTERM);
+            send(SIGTERM);
+            return still_here();
           }) == 128 + SIGTERM);
   REQUIRE(in_child([] {
             stop::handle_at_start();
             stop::handle_in_steps(stop::Term::second_leaves);
-            ::raise(SIGTERM);
-            ::raise(SIGINT);
-            return 1;
+            send(SIGTERM);
+            send(SIGINT);
+            return still_here();
           }) == 128 + SIGINT);
   // Any number of SIGUSR1, and one SIGTERM after it, leave the time to save.
   REQUIRE(in_child([] {
             stop::handle_at_start();
             stop::handle_in_steps(stop::Term::second_leaves);
-            ::raise(SIGUSR1);
-            ::raise(SIGUSR1);
-            ::raise(SIGTERM);
+            send(SIGUSR1);
+            send(SIGUSR1);
+            send(SIGTERM);
             return stop::requested() == SIGUSR1 ? 0 : 1;
           }) == 0);
 }
@@ -116,11 +129,11 @@ TEST_CASE("after the work is done a second signal leaves with its exit code", "[
   REQUIRE(in_child([] {
             stop::handle_at_start();
             stop::handle_in_steps(stop::Term::second_leaves);
-            ::raise(SIGTERM);
+            send(SIGTERM);
             stop::work_is_done(75);
-            for (int i = 0; i < 10; ++i) ::raise(SIGUSR1);
-            ::raise(SIGTERM);
-            return 1;
+            for (int i = 0; i < 10; ++i) send(SIGUSR1);
+            send(SIGTERM);
+            return still_here();
           }) == 75);
 }
 
@@ -134,9 +147,9 @@ TEST_CASE("a second signal leaves also when nobody reads the terminal", "[run_io
             stop::handle_at_start();
             stop::handle_in_steps(stop::Term::second_leaves);
             output::write(output::Stream::err, std::string(10'000, 'x'));
-            ::raise(SIGINT);
-            ::raise(SIGINT);
-            return 2;
+            send(SIGINT);
+            send(SIGINT);
+            return still_here();
           }) == 128 + SIGINT);
 }
 
@@ -145,27 +158,27 @@ TEST_CASE("inside Slurm a repeated SIGTERM is the scheduler's own", "[run_io]") 
             ::setenv("SLURM_JOB_ID", "4711", 1);
             stop::handle_at_start();
             stop::handle_in_steps();
-            ::raise(SIGTERM);
-            ::raise(SIGTERM);
-            ::raise(SIGINT);
+            send(SIGTERM);
+            send(SIGTERM);
+            send(SIGINT);
             if (stop::requested() != SIGTERM) return 1;
-            ::raise(SIGINT);
-            return 2;
+            send(SIGINT);
+            return still_here();
           }) == 128 + SIGINT);
   REQUIRE(in_child([] {
             ::unsetenv("SLURM_JOB_ID");
             stop::handle_at_start();
             stop::handle_in_steps();
-            ::raise(SIGTERM);
-            ::raise(SIGTERM);
-            return 1;
+            send(SIGTERM);
+            send(SIGTERM);
+            return still_here();
           }) == 128 + SIGTERM);
 }
 
 TEST_CASE("a closed pipe and a file size limit are errors of the write, and SIGCONT is nothing", "[run_io]") {
   REQUIRE(in_child([] {
             stop::handle_at_start();
-            ::raise(SIGCONT);
+            send(SIGCONT);
             int ends[2];
             if (::pipe(ends) != 0) return 1;
             ::close(ends[0]);
@@ -178,13 +191,31 @@ TEST_CASE("a closed pipe and a file size limit are errors of the write, and SIGC
           }) == 0);
 }
 
-TEST_CASE("an interrupted call goes on and errno is kept", "[run_io]") {
+TEST_CASE("signals reach a thread of their own and interrupt no other", "[run_io]") {
   REQUIRE(in_child([] {
             stop::handle_at_start();
-            errno = ENOENT;
-            ::raise(SIGUSR1);
-            return errno == ENOENT ? 0 : 1;
+            const auto all_blocked = [] {
+              sigset_t blocked;
+              ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+              for (int number : {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGALRM})
+                if (sigismember(&blocked, number) != 1) return false;
+              return true;
+            };
+            bool inherited = false;
+            std::thread([&] { inherited = all_blocked(); }).join();
+            if (!all_blocked() || !inherited) return 1;
+            send(SIGUSR1);
+            return stop::requested() == SIGUSR1 ? 0 : 2;
           }) == 0);
+}
+
+TEST_CASE("a process can end by a signal that it handled", "[run_io]") {
+  REQUIRE(in_child([]() -> int {
+            stop::handle_at_start();
+            stop::handle_in_steps();
+            send(SIGTERM);
+            stop::end_by(SIGTERM);
+          }) == 128 + SIGTERM);
 }
 
 TEST_CASE("signals have names", "[run_io]") {

@@ -1,5 +1,6 @@
 #include "apps/train/run_io/start_phases.h"
 
+#include <system_error>
 #include <utility>
 
 namespace nrl {
@@ -14,7 +15,12 @@ void StartPhases::begin(std::string phase) {
     begun_ = Clock::now();
     ended_ = false;
   }
-  if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
+  if (thread_.joinable()) return;
+  try {
+    thread_ = std::thread([this] { watch(); });
+  } catch (const std::system_error&) {
+    // Nothing is printed where the process may have no other thread.
+  }
 }
 
 void StartPhases::end() {

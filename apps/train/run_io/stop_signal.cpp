@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <system_error>
+#include <thread>
 
 #include "core/base/error.h"
 #include "core/base/output.h"
@@ -50,6 +52,26 @@ extern "C" void on_stop_signal(int number) {
   errno = saved_errno;
 }
 
+// Signals must not interrupt threads that compute: dnnl_sgemm of oneDNN 2.6 keeps data below the stack
+// pointer, where a handler's frame overwrites it, and the heap is damaged. A thread of its own therefore
+// takes the signals, and all others, which inherit the mask of the calling thread, block them. Where the
+// system refuses the thread they stay as they are.
+void deliver_to_own_thread() {
+  static std::atomic<pid_t> process{0};  // a fork() does not copy the thread
+  if (process.exchange(::getpid()) == ::getpid()) return;
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (int number : {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGALRM}) sigaddset(&signals, number);
+  try {
+    std::thread([signals] {
+      ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+      for (;;) ::pause();
+    }).detach();
+    ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  } catch (const std::system_error&) {
+  }
+}
+
 void set_handler(int number, void (*handler)(int)) {
   struct sigaction action = {};
   sigemptyset(&action.sa_mask);
@@ -70,6 +92,7 @@ void handle_at_start() {
   first_signal = 0;
   urgent_signals = 0;
   done_code = -1;
+  deliver_to_own_thread();
   for (int number : {SIGPIPE, SIGXFSZ, SIGCONT}) set_handler(number, SIG_IGN);
   set_handler(SIGUSR1, on_stop_signal);
   if (!is_ignored(SIGHUP)) set_handler(SIGHUP, on_stop_signal);
@@ -84,6 +107,12 @@ void handle_in_steps(Term term) {
 
 void work_is_done(int exit_code) {
   done_code = exit_code;
+}
+
+void end_by(int number) {
+  set_handler(number, SIG_DFL);
+  ::kill(::getpid(), number);
+  for (;;) ::pause();
 }
 
 int requested() {

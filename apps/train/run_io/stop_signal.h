@@ -8,9 +8,10 @@
 
 namespace nrl::stop {
 
-/// For the start of the process. SIGUSR1 and SIGHUP (unless it is ignored, as under nohup) set the flag, any
-/// number of times. SIGPIPE, SIGXFSZ (writes fail with EPIPE, EFBIG) and SIGCONT are ignored. SIGINT and
-/// SIGTERM end the process: there is nothing to save yet.
+/// For the start of the process, before other threads are started: from now on a thread of its own takes the
+/// signals and no other one is interrupted. SIGUSR1 and SIGHUP (unless it is ignored, as under nohup) set the
+/// flag, any number of times. SIGPIPE, SIGXFSZ (writes fail with EPIPE, EFBIG) and SIGCONT are ignored.
+/// SIGINT and SIGTERM end the process: there is nothing to save yet.
 void handle_at_start();
 
 enum class Term { by_environment, second_leaves, never_leaves };
@@ -22,6 +23,9 @@ void handle_in_steps(Term term = Term::by_environment);
 
 /// The work is done and saved: a second SIGINT or SIGTERM leaves with this exit code from now on.
 void work_is_done(int exit_code);
+
+/// Ends the process by this signal, so that a shell sees which one it was.
+[[noreturn]] void end_by(int number);
 
 /// The number of the first signal that set the flag, 0 when there was none. Safe on any thread.
 int requested();
