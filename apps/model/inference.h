@@ -22,6 +22,8 @@ class Inference {
   /// the last one, valid until the next call.
   std::span<const float> append(std::span<const int32_t> tokens);
 
+  /// Forgets all tokens; the next append() begins a sequence.
+  void reset() { length_ = 0; }
   int64_t length() const { return length_; }
   int64_t max_tokens() const { return max_tokens_; }
 

@@ -83,6 +83,14 @@ HfFiles collect_hf_files(const Config& c) {
   return hf;
 }
 
+std::unique_ptr<Tokenizer> tokenizer_of_run(const Config& c) {
+  if (c.policy.tokenizer.name) return data::make_tokenizer(*c.policy.tokenizer.name);
+  if (c.policy.model_name && has_tokenizer(*c.policy.model_name))
+    return data::tokenizer_in(*c.policy.model_name);
+  const std::string& prefix = c.data.train.data_path.front();
+  return data::read_manifest(prefix) ? data::tokenizer_of_dataset(prefix) : nullptr;
+}
+
 std::string hf_config_json(const model::ModelSpec& spec, std::string_view dtype, const HfFiles& hf) {
   JsonValue json = parse_json(model::hugging_face_config(spec, dtype), "config.json");
   const auto set = [&](const char* key, std::optional<int32_t> id) {

@@ -26,6 +26,9 @@ struct HfFiles {
 /// cannot be read.
 HfFiles collect_hf_files(const Config& config);
 
+/// The tokenizer of a run, by the same rule; null where it is not known.
+std::unique_ptr<data::Tokenizer> tokenizer_of_run(const Config& config);
+
 /// The config.json of a checkpoint with weights of `dtype` ("float32", "bfloat16"): the model's, with
 /// bos_token_id and eos_token_id, null where there is no such token.
 std::string hf_config_json(const model::ModelSpec& spec, std::string_view dtype, const HfFiles& hf);

@@ -108,6 +108,10 @@ class Session {
   const std::string& resumed_from() const { return resumed_from_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
   const FlatState& flat() const { return flat_; }
+  /// Every parameter's weights, where the ops have them; indexed like ParameterList::all.
+  std::vector<Tensor> weights() const { return state_of(flat_).weights; }
+  /// CPU threads of this rank.
+  int host_threads() const { return host_threads_; }
   /// What differs from the run that saved the checkpoint resumed from, one line each.
   const std::vector<std::string>& changes() const { return changes_; }
   /// Shows other hosts that the run lives; call about every 10 seconds.

@@ -14,6 +14,7 @@
 #include "apps/train/run_io/stop_signal.h"
 #include "apps/train/run_io/terminal.h"
 #include "apps/train/session.h"
+#include "apps/train/text_samples.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/ops/coverage.h"
@@ -67,6 +68,7 @@ class Trainer {
     together(world, [&] {
       if (session_.max_steps() > 0)
         schedule_ = make_schedule(c_.policy, session_.max_steps(), plan_.batch.global);
+      if (c_.logger.sample_period > 0 && first()) samples_ = std::make_unique<TextSamples>(session_);
       metrics_ = std::make_unique<MetricsLog>(c_.logger.log_dir, session_.position().step, first());
       if (first())
         write_file_atomic(join_path(c_.logger.log_dir, "config.yaml"),
@@ -130,12 +132,14 @@ class Trainer {
                              (last && c_.pretrain.val_at_end);
       const bool saves =
           last || (c_.checkpointing.save_period > 0 && at.step % c_.checkpointing.save_period == 0);
+      const bool samples = c_.logger.sample_period > 0 && (last || at.step % c_.logger.sample_period == 0);
       // A GPU works on this step while the host prepares the next one; the results come one step late, except
       // where the host has to look at the weights.
-      if (const auto code = finish_steps(session_.exec().device && !evaluates && !saves && !recorded ? 1 : 0))
-        return *code;
+      const bool looks = evaluates || saves || recorded || samples;
+      if (const auto code = finish_steps(session_.exec().device && !looks ? 1 : 0)) return *code;
       if (recorded) write_trace();
       if (evaluates) evaluate();
+      if (samples) sample_text();
       if (saves) save();
     }
     return finish(fmt::format("done: {} steps", at.step), Exit::ok);
@@ -401,6 +405,14 @@ class Trainer {
     return rank_flops(tokens_per_s) / peak_.flops();
   }
 
+  void sample_text() {
+    if (!samples_) return;
+    const std::string text = samples_->sample();
+    const int64_t step = session_.position().step;
+    metrics_->append(JsonValue::object({{"step", step}, {"text", printable(text)}}));
+    terminal_.event("text", step, clipped(text, 1000));
+  }
+
   void evaluate() {
     const auto scope = timers_.time(RunSection::eval);
     const double begin = Timers::steady_seconds();
@@ -493,6 +505,7 @@ class Trainer {
   plan::RunPlan& plan_;
   LrSchedule schedule_;
   std::unique_ptr<MetricsLog> metrics_;
+  std::unique_ptr<TextSamples> samples_;  // of rank 0, when asked for
   Timers timers_;
   std::vector<pipeline::Action> actions_ =
       pipeline::single_stage_schedule(static_cast<int>(plan_.batch.accumulation));

@@ -161,6 +161,10 @@ struct LoggerConfig {
   std::string log_dir = "results/logs";
   int64_t log_interval = 10;
   Progress progress = Progress::automatic;
+  int64_t sample_period = 0;
+  std::string sample_prompt;
+  int64_t sample_tokens = 64;
+  double sample_temperature = 0.8;
   bool operator==(const LoggerConfig&) const = default;
 };
 

@@ -116,6 +116,19 @@ void add_logger(Table& t) {
       .help(
           "auto: a bar on a terminal, else lines; bar; plain: lines; json: one object a line on standard "
           "output.");
+  NRL_KEY(t, logger.sample_period)
+      .at_least(0)
+      .help(
+          "Optimizer steps between samples of text from the model, and one after the last step; they are "
+          "printed "
+          "and written to metrics.jsonl. 0: none. Rank 0 makes them on its CPU while the others wait.");
+  NRL_KEY(t, logger.sample_prompt)
+      .help("Text that the samples continue; empty: the tokenizer's first token.");
+  NRL_KEY(t, logger.sample_tokens).at_least(1).at_most(1 << 16).help("Tokens of a sample.");
+  NRL_KEY(t, logger.sample_temperature)
+      .at_least(0)
+      .at_most(100)
+      .help("Temperature of the samples; 0 takes the likeliest token.");
   t.planned("logger.tensorboard_enabled", Kind::boolean, "false").help("Write TensorBoard event files.");
   t.planned("logger.tensorboard.log_dir", Kind::text, "null")
       .nullable()

@@ -57,6 +57,27 @@ case $case_name in
     expect 66 run 1 report nowhere
     expect 73 run 1 report a/logs --html nowhere/report.html
     ;;
+  samples)
+    corpus
+    config plain
+    config talking
+    expect 0 run 2 plain.yaml
+    expect 0 run 2 talking.yaml logger.sample_period=4 "logger.sample_prompt=int main(" logger.sample_tokens=12
+    [[ $(grep -c ' text .*int main(' out.txt) -eq 3 ]] || fail "samples of steps 4, 8 and 10: $(cat out.txt)"
+    [[ $(grep -c '"text":"int main(' talking/logs/metrics.jsonl) -eq 3 ]] || fail "metrics.jsonl lacks the samples"
+    grep -v '"text"' talking/logs/metrics.jsonl >without.jsonl
+    same plain/logs/metrics.jsonl without.jsonl 0
+    cmp -s plain/checkpoints/step-10/model.safetensors talking/checkpoints/step-10/model.safetensors ||
+      fail "samples changed the training"
+    expect 0 run 1 report talking/logs
+    # Token files of another program do not say what their tokens mean.
+    cp corpus.bin other.bin
+    cp corpus.idx other.idx
+    expect 78 run 2 plain.yaml data.train.data_path=other checkpointing.enabled=false logger.sample_period=4
+    grep -q 'logger.sample_period' err.txt || fail "the key is not named: $(cat err.txt)"
+    expect 0 run 1 talking.yaml data.train.data_path=other checkpointing.enabled=false logger.log_dir=named \
+      logger.sample_period=4 policy.tokenizer.name=bytes pretrain.max_num_steps=4
+    ;;
   sim_eval)
     corpus
     config e
@@ -67,6 +88,15 @@ case $case_name in
     done
     awk -v a="$(number cpu.txt loss)" -v b="$(number cuda.txt loss)" 'BEGIN { d = a - b; exit !(d < 1e-4 && d > -1e-4) }' ||
       fail "the loss on the CPU and the GPU differ: $(cat cpu.txt cuda.txt)"
+    # Weights of the device are sampled from a copy: the same text as from the checkpoint.
+    expect 0 run 1 e.yaml device=cuda policy.precision=float32 pretrain.max_num_steps=4 logger.sample_period=4 \
+      "logger.sample_prompt=int " logger.sample_tokens=16 logger.sample_temperature=0
+    sed -E -n 's/.*"text":"(.*)"\}$/\1/p' e/logs/metrics.jsonl >sampled.txt
+    expect 0 run 1 generate e/checkpoints/step-4 --prompt "int " --max-tokens 16 --temperature 0
+    [[ -s sampled.txt ]] || fail "no sample of the device's weights"
+    head -c 8 sampled.txt >a.txt
+    head -c 8 out.txt >b.txt
+    cmp -s a.txt b.txt || fail "sampled $(cat sampled.txt), generated $(cat out.txt)"
     ;;
   *) fail "unknown case $case_name" ;;
 esac

@@ -1,0 +1,41 @@
+#include "apps/train/text_samples.h"
+
+#include "apps/train/hf_files.h"
+#include "core/ops/transfer.h"
+
+namespace nrl::train {
+
+TextSamples::TextSamples(Session& session) : session_(session) {
+  const Config& c = session.config();
+  tokenizer_ = tokenizer_of_run(c);
+  if (!tokenizer_)
+    fail(Exit::config,
+         "logger.sample_period: the tokenizer of this run is not known, because neither the data nor the "
+         "model "
+         "names one; set policy.tokenizer.name, or logger.sample_period=0");
+  weights_ = session.weights();
+  if (session.exec().device)
+    for (Tensor& weight : weights_) {
+      copies_.emplace_back(static_cast<size_t>(weight.bytes()));
+      weight.data = copies_.back().data();
+    }
+  generator_ =
+      std::make_unique<TextGenerator>(session.plan().spec, session.plan().parameters, weights_, *tokenizer_,
+                                      c.logger.sample_prompt, c.logger.sample_tokens, session.host_threads());
+}
+
+std::string TextSamples::sample() {
+  const Config& c = session_.config();
+  if (session_.exec().device) {
+    const std::vector<Tensor> device = session_.weights();
+    for (size_t i = 0; i < device.size(); ++i) ops::download(session_.exec(), device[i], weights_[i].data);
+  }
+  std::string text = c.logger.sample_prompt;
+  SamplingOptions options;
+  options.temperature = c.logger.sample_temperature;
+  options.seed = static_cast<uint64_t>(c.pretrain.seed);
+  generator_->run(options, [&](std::string_view piece) { text += piece; });
+  return text;
+}
+
+}  // namespace nrl::train
