@@ -121,18 +121,18 @@ run_ours() {
     sleep 0.05
   done
   wait "$pid" || { cat "$work/ours.txt" >&2; die 70 "nrl-train failed on $1"; }
-  step_ms=$(awk -v mode=column -v key=step_ms -f scripts/metrics.awk "$log/metrics.jsonl" | tail -n "+$((warmup + 1))" | median)
+  step_ms=$(awk -v key=step_ms -f scripts/metrics.awk "$log/metrics.jsonl" | tail -n "+$((warmup + 1))" | median)
   # The summary's line of kernel times: how much of the run was matrix products, in percent.
   gemm=$(awk '$1 == "kernels" { for (i = 2; i < NF; i += 2) if ($i ~ /^linear_/) s += $(i + 1) } END { printf "%.1f", s }' "$work/ours.txt")
-  share=$(awk -v mode=column -v key=mfu -f scripts/metrics.awk "$log/metrics.jsonl" | tail -n "+$((warmup + 1))" | median)
+  share=$(awk -v key=mfu -f scripts/metrics.awk "$log/metrics.jsonl" | tail -n "+$((warmup + 1))" | median)
 }
 
 # run_torch MODEL BATCH LENGTH: sets step_ms and peak_kib.
 run_torch() {
   "${torch_run[@]}" --model "$1" --batch "$2" --seq "$3" --steps "$steps" --warmup "$warmup" --threads "$threads" \
     >"$work/torch.json" || die 70 "scripts/bench/torch_train.py failed on $1"
-  step_ms=$(awk -v mode=column -v key=step_ms -f scripts/metrics.awk "$work/torch.json")
-  peak_kib=$(awk -v mode=column -v key=peak_rss_kib -f scripts/metrics.awk "$work/torch.json")
+  step_ms=$(awk -v key=step_ms -f scripts/metrics.awk "$work/torch.json")
+  peak_kib=$(awk -v key=peak_rss_kib -f scripts/metrics.awk "$work/torch.json")
 }
 
 doctor=$("$binary" doctor)

@@ -356,7 +356,7 @@ done 3< <(stage_table)
 # --- results beside what is to be reached, of a GPU at full size only. A gap in them is no reason to write none.
 set +e
 # first FILE KEY: the first value of a key in a JSON file.
-first() { [[ ! -s $1 ]] || awk -v mode=column -v key="$2" -f scripts/metrics.awk "$1" | head -n 1; }
+first() { [[ ! -s $1 ]] || awk -v key="$2" -f scripts/metrics.awk "$1" | head -n 1; }
 : >"$work/bars"
 bar() { # NAME BOUND(>= or <=) LIMIT AIM VALUE
   echo "$1|$2|$3|$4|$(! on_gpu || echo "$5")" >>"$work/bars"

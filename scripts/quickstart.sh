@@ -94,13 +94,12 @@ fi
   die "$status" "the training ended early (exit $status, see above); this script started again goes on from the last checkpoint"
 
 say "the loss"
-awk -v mode=chart -f scripts/metrics.awk "$out/logs/metrics.jsonl"
-awk -v mode=column -v key=loss -f scripts/metrics.awk "$out/logs/metrics.jsonl" | awk '
+"$nrl_train" report "$out/logs" --html "$out/report.html"
+awk -v key=loss -f scripts/metrics.awk "$out/logs/metrics.jsonl" | awk '
   { loss[NR] = $1 }
   END {
     n = NR < 10 ? NR : 10
     for (i = NR - n + 1; i <= NR; ++i) last += loss[i] / n
-    printf "first step %.3f, mean of the last %d steps %.3f\n", loss[1], n, last
     if (last >= loss[1]) { print "the loss did not fall" > "/dev/stderr"; exit 1 }
   }'
 

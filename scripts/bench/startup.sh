@@ -33,7 +33,7 @@ measure() {
     begin=$(date +%s.%N)
     "$@" tiny.yaml >out.txt 2>&1 || { cat out.txt >&2; die 70 "nrl-train failed"; }
     end=$(date +%s.%N)
-    row=$(awk -v mode=column -v key=time -f "$root_dir/scripts/metrics.awk" logs/metrics.jsonl)
+    row=$(awk -v key=time -f "$root_dir/scripts/metrics.awk" logs/metrics.jsonl)
     awk -v a="$begin" -v b="$row" -v c="$end" 'BEGIN { printf "%.3f %.3f\n", b - a, c - a }'
   done | LC_ALL=C sort -g | awk -v name="$name" '{ v[NR] = $1; e[NR] = $2 }
     END { printf "%-14s first step done after %.2f s (best %.2f), program ended after %.2f s\n", name, v[int((NR + 1) / 2)], v[1], e[int((NR + 1) / 2)] }'

@@ -24,7 +24,7 @@ expect() {
   }
 }
 # value FILE KEY: the first value of a key.
-value() { awk -v mode=column -v key="$2" -f "$source_dir/scripts/metrics.awk" "$1" | head -n 1; }
+value() { awk -v key="$2" -f "$source_dir/scripts/metrics.awk" "$1" | head -n 1; }
 positive() { awk -v x="$(value "$1" "$2")" 'BEGIN { exit !(x > 0) }' || fail "$2 in $1 is not above 0"; }
 
 tiny=(policy.model.hidden_size=32 policy.model.intermediate_size=48 policy.model.num_hidden_layers=1 policy.model.num_attention_heads=2
