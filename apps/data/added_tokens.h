@@ -30,6 +30,7 @@ inline bool is_space(char32_t c) {
 class AddedTokens {
  public:
   void add(AddedToken token) {
+    if (token.content.empty()) return;  // what normalizes to nothing is in no text
     auto& list = by_first_[static_cast<uint8_t>(token.content[0])];
     const auto shorter = [&](const AddedToken& o) { return o.content.size() < token.content.size(); };
     list.insert(std::find_if(list.begin(), list.end(), shorter), std::move(token));

@@ -63,6 +63,8 @@ Blend plan_blend(const DatasetOptions& options) {
     blend.requests.clear();
     for (const double share : blend.shares) blend.requests.push_back(blend_request(share, options.samples));
   }
+  // The limits of each source, before any order is made.
+  for (size_t d = 0; d < sources.size(); ++d) plan_for(options, *file_of(sources[d]), blend.requests[d]);
   return blend;
 }
 

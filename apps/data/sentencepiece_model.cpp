@@ -168,6 +168,9 @@ std::vector<BpeModel::Merge> sentencepiece_merges(const Model& model) {
   return merges;
 }
 
+// Merges are looked for at every place inside of a piece.
+constexpr size_t kMaxPieceBytes = 4096;
+
 std::string SentencePieceBpe::obstacle(const Model& model) {
   if (model.algorithm != Model::Algorithm::bpe) return "it is not a BPE model";
   if (model.has_charsmap) return "its normalizer rewrites characters";
@@ -180,6 +183,8 @@ std::string SentencePieceBpe::obstacle(const Model& model) {
   for (const Model::Piece& piece : model.pieces) {
     if (piece.text.empty() || find_invalid_utf8(piece.text) != std::string_view::npos)
       return "a piece is not text";
+    if (!std::isfinite(piece.score)) return "a piece has no finite score";
+    if (piece.text.size() > kMaxPieceBytes) return "a piece is very long";
     if (piece.type == Type::unused) return "it has unused pieces";
     if (piece.type == Type::byte) bytes.insert(piece.text);
     unknown += piece.type == Type::unknown;

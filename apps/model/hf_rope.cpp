@@ -29,29 +29,45 @@ void write_rope(JsonValue& config, const ModelSpec& m) {
 }
 
 std::optional<ModelProblem> rope_conflict(const JsonValue& config) {
-  const auto object = [&](const char* key) {
-    const JsonValue* value = config.find(key);
-    return value && value->is_object() ? value : nullptr;
+  const auto value = [](const JsonValue& object, std::string_view key) {
+    const JsonValue* v = object.find(key);
+    return v && !v->is_null() ? v : nullptr;
   };
-  const JsonValue *parameters = object("rope_parameters"), *scaling = object("rope_scaling");
-  if (!parameters) return std::nullopt;
-  const auto conflict = [](const char* key, const std::string& old, const std::string& now) {
-    return ModelProblem{
-        key,
-        fmt::format("{} {} and rope_parameters with {} differ. Fix: set both, or only one", key, old, now),
-        {"rope_parameters"}};
+  const auto differ = [](const JsonValue* a, const JsonValue* b) {
+    if (!a || !b) return a != b;
+    return a->is_number() && b->is_number() ? a->as_double() != b->as_double() : a->dump() != b->dump();
   };
-  const JsonValue* theta = config.find("rope_theta");
-  if (theta && theta->is_number() &&
-      theta->as_double() != parameters->get_double("rope_theta", theta->as_double()))
-    return conflict("rope_theta", theta->dump(), parameters->at("rope_theta").dump());
-  if (!scaling) return std::nullopt;
-  const auto summary = [](const JsonValue& rope) {
-    return fmt::format("{} x {}", rope.get_string("rope_type", rope.get_string("type", "default")),
-                       rope.get_double("factor", 1.0));
+  const auto conflict = [](const std::string& key, const JsonValue* now, const JsonValue* other) {
+    return ModelProblem{key,
+                        fmt::format("{} {} and rope_parameters with {} differ. Fix: set both, or only one",
+                                    key, now ? now->dump() : "not set", other ? other->dump() : "not set"),
+                        {key, "rope_parameters"}};
   };
-  if (summary(*scaling) != summary(*parameters))
-    return conflict("rope_scaling", summary(*scaling), summary(*parameters));
+  const JsonValue* parameters = value(config, "rope_parameters");
+  if (!parameters || !parameters->is_object()) return std::nullopt;
+  for (const char* key : {"rope_theta", "partial_rotary_factor"})
+    if (const JsonValue* now = value(config, key), *other = value(*parameters, key);
+        now && other && differ(now, other))
+      return conflict(key, now, other);
+  const JsonValue* given = config.find("rope_scaling");
+  if (!given) return std::nullopt;
+  if (!given->is_null() && !given->is_object())
+    return ModelProblem{"rope_scaling", "rope_scaling must be an object", {"rope_scaling"}};
+  const JsonValue scaling = given->is_object() ? *given : JsonValue::object();
+  const JsonValue standard("default");
+  const auto type = [&](const JsonValue& rope) {
+    for (const char* key : {"rope_type", "type"})
+      if (const JsonValue* v = value(rope, key)) return v;
+    return &standard;
+  };
+  if (differ(type(scaling), type(*parameters)))
+    return conflict("rope_scaling.rope_type", type(scaling), type(*parameters));
+  if (!given->is_object()) return std::nullopt;
+  for (const char* key :
+       {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast",
+        "beta_slow", "attention_factor", "truncate", "mscale", "mscale_all_dim"})
+    if (const JsonValue* now = value(scaling, key), *other = value(*parameters, key); differ(now, other))
+      return conflict(fmt::format("rope_scaling.{}", key), now, other);
   return std::nullopt;
 }
 

@@ -16,8 +16,9 @@ namespace nrl::model {
 /// rope_scaling are kept.
 void write_rope(JsonValue& config, const ModelSpec& spec);
 
-/// A problem where a config.json has both dialects and they differ in theta, kind or factor: one of them
-/// would be ignored, for instance an override of rope_theta beside the rope_parameters of a file.
+/// A problem where a config.json has both dialects and they differ: one of them would be ignored, for
+/// instance an override of rope_theta beside the rope_parameters of a file. A rope_scaling of null means no
+/// scaling.
 std::optional<ModelProblem> rope_conflict(const JsonValue& config);
 
 }  // namespace nrl::model

@@ -13,6 +13,7 @@
 #include "apps/nrl-train/cmd_bench.h"
 #include "apps/plan/run_plan.h"
 #include "apps/train/model_source.h"
+#include "apps/train/run_io/stop_signal.h"
 #include "apps/train/run_io/timers.h"
 #include "apps/train/session.h"
 #include "apps/train/trainer.h"
@@ -116,6 +117,7 @@ int step(const BenchArgs& args) {
   if (comm::launched_with_peers())
     fail(Exit::usage, "bench step measures one rank; on several, train and read LOG_DIR/metrics.jsonl");
   const double start = process_start();
+  stop::handle_at_start();
   const auto world = comm::World::init();
   log::init(world->rank(), world->size());
   const TemporaryFolder folder;
@@ -126,7 +128,8 @@ int step(const BenchArgs& args) {
         "logger.log_dir=" + (folder / "logs"), std::string("checkpointing.enabled=false"),
         fmt::format("pretrain.max_num_steps={}", steps), std::string("pretrain.max_num_epochs=null"),
         std::string("pretrain.val_period=0"), std::string("pretrain.val_at_start=false"),
-        std::string("pretrain.val_at_end=false"), std::string("logger.progress=plain")})
+        std::string("pretrain.val_at_end=false"), std::string("logger.progress=plain"),
+        std::string("logger.sample_period=0")})
     overrides.push_back(ours);
   if (args.device != "auto") overrides.push_back("device=" + args.device);
   try {

@@ -9,7 +9,9 @@
 #include "apps/train/model_source.h"
 #include "apps/train/session.h"
 #include "core/base/log.h"
+#include "core/base/output.h"
 #include "core/base/text.h"
+#include "core/base/threads.h"
 #include "core/io/json.h"
 
 namespace nrl::app {
@@ -71,7 +73,7 @@ int evaluate(comm::World& world, const EvalArgs& args) {
                                                {"perplexity", std::exp(sums.loss())},
                                                {"bits_per_byte", bits ? JsonValue(*bits) : JsonValue()},
                                                {"seconds", seconds}});
-      log::line(row.dump());
+      if (world.rank() == 0) output::write(output::Stream::out, row.dump() + "\n");
       continue;
     }
     log::info("data        {}", data->prefix());
@@ -99,6 +101,13 @@ int run_eval(const EvalArgs& args) {
     world->mark_failed();
     world->finalize();
     return static_cast<int>(leave.code);
+  } catch (const std::exception& e) {
+    // The other ranks wait elsewhere.
+    const Error error = error_from(e);
+    log::error_text(error.what());
+    if (world->size() > 1) world->abort(error.code());
+    world->mark_failed();
+    return static_cast<int>(error.code());
   }
 }
 

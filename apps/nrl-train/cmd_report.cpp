@@ -1,6 +1,5 @@
 // nrl-train report: the curves of one or more runs, in the terminal and as a page.
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 
 #include "apps/nrl-train/commands.h"
 #include "apps/train/run_io/chart.h"
+#include "apps/train/run_io/terminal.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/io/atomic_file.h"
@@ -17,9 +17,7 @@ namespace nrl::app {
 int run_report(const ReportArgs& args) {
   std::vector<RunHistory> runs;
   for (const std::string& path : args.runs) runs.push_back(load_history(path));
-  winsize window{};
-  const int columns =
-      ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0 ? window.ws_col : 80;
+  const int terminal = terminal_columns(STDOUT_FILENO), columns = terminal > 0 ? terminal : 80;
   const std::string chart = text_chart(runs, &RunHistory::loss, std::clamp(columns - 16, 20, 120), 14);
   std::fputs((chart + (chart.empty() ? "" : "\n") + text_table(runs)).c_str(), stdout);
   if (!args.html.empty()) {

@@ -11,8 +11,8 @@
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
-#include "core/device/cpu/features.h"
 #include "core/base/threads.h"
+#include "core/device/cpu/features.h"
 #include "core/device/cpu/threads.h"
 
 namespace nrl::app {
@@ -138,7 +138,9 @@ int run(int argc, char** argv) {
 
   EvalArgs eval;
   c = app.add_subcommand("eval", "Loss, perplexity and bits per byte of a model on token files");
-  c->add_option("directory", eval.directory, "Checkpoint (step-N) or Hugging Face directory")->required();
+  c->add_option("directory", eval.directory,
+                "Checkpoint (step-N), a directory of them (the newest) or Hugging Face directory")
+      ->required();
   c->add_option("--data", eval.data, "Prefixes of token files made by nrl-train prepare")->required();
   c->add_option("--sequence-length", eval.sequence_length,
                 "Tokens of a window (default: as in training, else the model's longest up to 1024)")

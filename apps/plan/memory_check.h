@@ -14,7 +14,7 @@ namespace nrl::plan {
 using CategoryBytes = std::array<double, memory::category_count>;
 
 /// A lower bound of what a rank needs, from the sizes alone and in floating point: for configurations whose
-/// plan could not even be made. `read_ahead` batches of the data loader are counted with the data.
+/// plan could not even be made. The batches that the data loader reads ahead are counted with the data.
 CategoryBytes least_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
                            DeviceType device);
 /// What the plan of a rank takes, the data loader's buffers included where they share its memory.

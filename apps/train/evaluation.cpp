@@ -1,7 +1,5 @@
 #include "apps/train/evaluation.h"
 
-#include <omp.h>
-
 #include <algorithm>
 
 #include "apps/train/checkpoint.h"
@@ -9,6 +7,7 @@
 #include "apps/train/session.h"
 #include "core/device/choose.h"
 #include "core/device/cpu/features.h"
+#include "core/device/cpu/threads.h"
 #include "core/ops/step/step.h"
 #include "core/ops/transfer.h"
 
@@ -55,10 +54,14 @@ class TokenStream {
 
 Evaluator::Evaluator(comm::World& world, const EvaluationOptions& options)
     : world_(world), options_(options) {
-  together(world, [&] { load(); });
+  std::string why_not;
+  const auto seen =
+      devices_of_node(world, options.device == DeviceType::cuda ? accelerator_backend().devices(why_not)
+                                                                : std::vector<std::string>{});
+  together(world, [&] { load(seen); });
 }
 
-void Evaluator::load() {
+void Evaluator::load(const std::vector<std::vector<std::string>>& seen) {
   const std::string& directory = options_.directory;
   spec_ = load_model_directory(directory);
   parameters_ = model::make_parameters(spec_);
@@ -70,17 +73,14 @@ void Evaluator::load() {
     fail(Exit::usage, "--sequence-length {}: this model has {} positions", length, spec_.max_positions);
 
   if (options_.device == DeviceType::cuda) {
-    std::string why;
-    const auto devices = static_cast<int>(accelerator_backend().devices(why).size());
-    accelerator_ = open_accelerator(
-        device::choose_ordinal(world_.local_rank(), world_.local_size(), devices, false), {});
+    accelerator_ = open_accelerator(device::choose_ordinal(world_.local_rank(), seen, false), {});
     exec_ = accelerator_.exec();
   } else {
     exec_.kernels = &ops::cpu_kernels(cpu::best_isa());
     Config threads;
     if (options_.threads > 0) threads.kernels.num_threads = options_.threads;
     exec_.threads = threads_for(threads, world_.local_size());
-    omp_set_num_threads(exec_.threads);
+    cpu::use_threads(exec_.threads);
   }
   recipe_ = stored_dtype(directory) == DType::bf16 ? precision::bfloat16 : precision::float32;
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "apps/model/decoder.h"
 #include "apps/plan/batch.h"
@@ -46,7 +47,7 @@ class Evaluator {
   int64_t parameters() const { return parameters_.total(); }
 
  private:
-  void load();
+  void load(const std::vector<std::vector<std::string>>& seen);
 
   comm::World& world_;
   EvaluationOptions options_;

@@ -255,23 +255,28 @@ DeviceType choose_device(const Config& config, std::string& why) {
   return DeviceType::cpu;
 }
 
+std::vector<std::vector<std::string>> devices_of_node(comm::World& world,
+                                                      const std::vector<std::string>& mine) {
+  std::string listed;
+  for (const std::string& id : mine) listed += id + "\n";
+  std::vector<std::vector<std::string>> seen;
+  const std::vector<std::string> all = world.comm().gather_texts(listed);
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (world.hosts()[r] != world.hosts()[static_cast<size_t>(world.rank())]) continue;
+    std::istringstream lines(all[r]);
+    std::vector<std::string>& ids = seen.emplace_back();
+    for (std::string id; std::getline(lines, id);) ids.push_back(id);
+  }
+  return seen;
+}
+
 void Session::open_device() {
   const Config& c = config();
   // Two ranks must not take the same GPU by accident: every rank of a node says which ones it sees.
   std::string why_not;
   const std::vector<std::string> mine =
       device_ == DeviceType::cuda ? accelerator_backend().devices(why_not) : std::vector<std::string>{};
-  std::string listed;
-  for (const std::string& id : mine) listed += id + "\n";
-  // What every rank of this node sees, in the order of local ranks.
-  std::vector<std::vector<std::string>> seen;
-  const std::vector<std::string> all = world_.comm().gather_texts(listed);
-  for (size_t r = 0; r < all.size(); ++r) {
-    if (world_.hosts()[r] != world_.hosts()[static_cast<size_t>(world_.rank())]) continue;
-    std::istringstream lines(all[r]);
-    std::vector<std::string>& ids = seen.emplace_back();
-    for (std::string id; std::getline(lines, id);) ids.push_back(id);
-  }
+  const auto seen = devices_of_node(world_, mine);
   together(world_, [&] {
     isa_ = chosen_isa(c);
     host_threads_ = threads_for(c, world_.local_size());
@@ -425,9 +430,27 @@ void Session::with_host_state(HostState what, const std::function<void(const Tra
     copies.emplace_back(device, t);
     if (what == HostState::saved) ops::download(exec_, device, t.data);
   };
-  mirror(host.weights);
-  if (what != HostState::weights)
-    for (Tensor* t : {&host.master, &host.exp_avg, &host.exp_avg_sq}) mirror(*t);
+  const auto mirror_all = [&] {
+    mirror(host.weights);
+    if (what != HostState::weights)
+      for (Tensor* t : {&host.master, &host.exp_avg, &host.exp_avg_sq}) mirror(*t);
+  };
+  if (what == HostState::saved) {
+    // Saving is collective: all ranks must have their copy before any of them begins.
+    Exit code = Exit::ok;
+    std::string message;
+    try {
+      mirror_all();
+    } catch (const std::exception& e) {
+      const Error error = error_from(e);
+      code = error.code();
+      message = error.what();
+    }
+    const comm::Verdict verdict = comm::agree_on_error(world_.comm(), code, message);
+    if (verdict.code != Exit::ok) throw Error(verdict.code, verdict.message);
+  } else {
+    mirror_all();
+  }
   work(state_of(host));
   if (what == HostState::saved) return;
   for (const auto& [device, mirrored] : copies) ops::upload(exec_, device, mirrored.data);
@@ -469,8 +492,13 @@ std::string Session::save() {
     if (!plan_->sharding.optimizer_state && world_.rank() != 0) state.owned.clear();
     path = save_checkpoint(state, position_, options, rank_group());
   });
-  if (world_.rank() == 0 && c.checkpointing.keep_latest_k)
-    apply_retention(options.store, static_cast<int>(*c.checkpointing.keep_latest_k));
+  if (world_.rank() == 0 && c.checkpointing.keep_latest_k) {
+    try {
+      apply_retention(options.store, static_cast<int>(*c.checkpointing.keep_latest_k));
+    } catch (const Error& e) {
+      log::warn("{} is saved, but older checkpoints were not removed: {}", path, e.what());
+    }
+  }
   return path;
 }
 

@@ -43,6 +43,11 @@ DeviceType choose_device(const Config& config, std::string& why);
 /// cores of its affinity mask over the ranks that share them.
 int threads_for(const Config& config, int local_size);
 
+/// Collective. What every rank of this node sees, in the order of local ranks; `mine` are the unique ids of
+/// this rank's devices.
+std::vector<std::vector<std::string>> devices_of_node(comm::World& world,
+                                                      const std::vector<std::string>& mine);
+
 /// Options of the training or validation part of the configured data; `samples` wanted of it. Empty sources:
 /// not configured.
 data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, data::Split part,

@@ -19,9 +19,14 @@ TextSamples::TextSamples(Session& session) : session_(session) {
       copies_.emplace_back(static_cast<size_t>(weight.bytes()));
       weight.data = copies_.back().data();
     }
-  generator_ =
-      std::make_unique<TextGenerator>(session.plan().spec, session.plan().parameters, weights_, *tokenizer_,
-                                      c.logger.sample_prompt, c.logger.sample_tokens, session.host_threads());
+  try {
+    generator_ = std::make_unique<TextGenerator>(session.plan().spec, session.plan().parameters, weights_,
+                                                 *tokenizer_, c.logger.sample_prompt, c.logger.sample_tokens,
+                                                 session.host_threads());
+  } catch (const Error& e) {
+    if (e.code() == Exit::usage) fail(Exit::config, "logger.sample_prompt: {}", e.what());
+    throw;
+  }
 }
 
 std::string TextSamples::sample() {

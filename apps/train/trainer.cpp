@@ -98,6 +98,8 @@ class Trainer {
           terminal_.warn(text);
     }
     Position& at = session_.position();
+    first_step_ = at.step;
+    first_updates_ = at.updates;
     if (session_.max_steps() == 0) {
       save();
       return finish("done: the initial checkpoint was written", Exit::ok);
@@ -119,8 +121,6 @@ class Trainer {
     loading.prefetch = static_cast<int>(c_.data.prefetch_batches);
     data::BatchLoader loader(session_.train_data(), loading);
 
-    first_step_ = at.step;
-    first_updates_ = at.updates;
     while (at.step < session_.max_steps()) {
       if (profiled_ && at.step + 1 == profiled_->first) record(trace::Mode::timeline);
       if (at.step == first_step_) begin_phase("computing the first step");
@@ -302,7 +302,8 @@ class Trainer {
             at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row, blame_for_divergence()));
       return finish("diverged", Exit::diverged);
     }
-    if (!stop) return std::nullopt;
+    // A run that is at its end ends as it would have.
+    if (!stop || at.step >= session_.max_steps()) return std::nullopt;
     terminal_.note(fmt::format("stop requested; finished step {}, saving", at.step));
     if (c_.checkpointing.enabled) save();
     return finish(fmt::format("stopped after {}/{} steps, {}; exit 75  (resume: run the same command)",
@@ -385,7 +386,7 @@ class Trainer {
       const auto category = static_cast<memory::Category>(i);
       facts.memory.emplace_back(memory::name_of(category), plan_.memory.bytes(category));
     }
-    metrics_->step(facts);
+    log_row([&] { metrics_->step(facts); });
     terminal_.step(facts);
     if (step.step == first_step_ + 1 && first())
       terminal_.event("start", step.step,
@@ -405,12 +406,30 @@ class Trainer {
     return rank_flops(tokens_per_s) / peak_.flops();
   }
 
+  // A row that cannot be written ends the log, not the run.
+  template <class Write>
+  void log_row(const Write& write) {
+    try {
+      write();
+    } catch (const Error& e) {
+      terminal_.warn(e.what());
+    }
+  }
+
+  // Evaluations and samples run the kernels of steps; their time belongs to no step.
+  void skip_kernel_times() {
+    const auto kernels = kernel_totals();
+    gemm_seconds_ = kernel_seconds(kernels, "linear");
+    attention_seconds_ = kernel_seconds(kernels, "attention");
+  }
+
   void sample_text() {
     if (!samples_) return;
     const std::string text = samples_->sample();
     const int64_t step = session_.position().step;
-    metrics_->append(JsonValue::object({{"step", step}, {"text", printable(text)}}));
+    log_row([&] { metrics_->append(JsonValue::object({{"step", step}, {"text", printable(text)}})); });
     terminal_.event("text", step, clipped(text, 1000));
+    skip_kernel_times();
   }
 
   void evaluate() {
@@ -446,8 +465,9 @@ class Trainer {
     facts.step = at.step;
     facts.losses = {{"val_loss", loss}};
     facts.seconds = Timers::steady_seconds() - begin;
-    metrics_->eval(facts);
+    log_row([&] { metrics_->eval(facts); });
     terminal_.eval(facts);
+    skip_kernel_times();
   }
 
   void save() {

@@ -258,6 +258,7 @@ void add_policy_keys(Table& t) {
           "bfloat16 on a GPU.");
   NRL_KEY(t, policy.train_global_batch_size)
       .at_least(1)
+      .at_most(1LL << 40)
       .size()
       .alias("data.train_batch_size")
       .help("Sequences per optimizer step, over all ranks.");

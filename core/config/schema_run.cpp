@@ -124,7 +124,7 @@ void add_logger(Table& t) {
           "and written to metrics.jsonl. 0: none. Rank 0 makes them on its CPU while the others wait.");
   NRL_KEY(t, logger.sample_prompt)
       .help("Text that the samples continue; empty: the tokenizer's first token.");
-  NRL_KEY(t, logger.sample_tokens).at_least(1).at_most(1 << 16).help("Tokens of a sample.");
+  NRL_KEY(t, logger.sample_tokens).at_least(1).at_most(4096).help("Tokens of a sample.");
   NRL_KEY(t, logger.sample_temperature)
       .at_least(0)
       .at_most(100)

@@ -102,7 +102,7 @@ void check_schedule(Checker& c, const Config& config) {
     c.error(steps_key, "pretrain.max_num_steps or pretrain.max_num_epochs must be given", "",
             {"how long to train; max_num_steps: 0 only writes the initial checkpoint"});
   // Tokens are counted in 64 bits.
-  if (const double tokens = static_cast<double>(p.max_num_steps.value_or(0)) *
+  if (const double tokens = static_cast<double>(std::max<int64_t>(p.max_num_steps.value_or(1), 1)) *
                             static_cast<double>(config.policy.train_global_batch_size) *
                             static_cast<double>(config.policy.max_total_sequence_length);
       tokens > 0x1p62 && c.sound({"policy.train_global_batch_size", "policy.max_total_sequence_length"}))

@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <functional>
 #include <sstream>
+#include <thread>
 
 #include "tests/catch.h"
 

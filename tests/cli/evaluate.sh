@@ -90,9 +90,9 @@ case $case_name in
       fail "the loss on the CPU and the GPU differ: $(cat cpu.txt cuda.txt)"
     # Weights of the device are sampled from a copy: the same text as from the checkpoint.
     expect 0 run 1 e.yaml device=cuda policy.precision=float32 pretrain.max_num_steps=4 logger.sample_period=4 \
-      "logger.sample_prompt=int " logger.sample_tokens=16 logger.sample_temperature=0
+      logger.sample_prompt=int_x logger.sample_tokens=16 logger.sample_temperature=0
     sed -E -n 's/.*"text":"(.*)"\}$/\1/p' e/logs/metrics.jsonl >sampled.txt
-    expect 0 run 1 generate e/checkpoints/step-4 --prompt "int " --max-tokens 16 --temperature 0
+    expect 0 run 1 generate e/checkpoints/step-4 --prompt int_x --max-tokens 16 --temperature 0
     [[ -s sampled.txt ]] || fail "no sample of the device's weights"
     head -c 8 sampled.txt >a.txt
     head -c 8 out.txt >b.txt

@@ -38,6 +38,10 @@ case $case_name in
     requeued || fail "a stopped run is not requeued"
     SLURM_RESTART_COUNT=3 NRL_MAX_REQUEUES=3 expect 75 batch 75
     ! requeued || fail "NRL_MAX_REQUEUES is not respected"
+    printf '#!/bin/sh\nexit 1\n' >bin/scontrol
+    expect 75 batch 75
+    grep -q 'did not requeue' err.txt || fail "a refused requeue is not told: $(cat err.txt)"
+    printf '#!/bin/sh\necho "scontrol $*" >>calls.txt\n' >bin/scontrol
     expect 64 batch
     # With the program itself: stopped at a limit, started again by the same command, done.
     export NRL_TRAIN=$nrl_train

@@ -177,6 +177,20 @@ TEST_CASE("a written config.json has both dialects of rotary positions", "[spec]
     CHECK_FALSE(json.at("rope_scaling").contains("rope_theta"));
     CHECK(parse_model_config(json.dump(), "again").rope.kind == ops::RopeKind::llama3);
   }
+  // An override that would be ignored beside the file's rope_parameters.
+  for (
+      const char* rope :
+      {R"("rope_scaling":null,"rope_parameters":{"rope_type":"linear","factor":2.0})",
+       R"("rope_scaling":{"rope_type":"yarn","factor":2,"beta_fast":16},"rope_parameters":{"rope_type":"yarn","factor":2.0})",
+       R"("partial_rotary_factor":0.5,"rope_parameters":{"partial_rotary_factor":1.0})"}) {
+    INFO(rope);
+    CHECK(error_of(start + rope + "}").find("differ") != std::string::npos);
+  }
+  CHECK(
+      error_of(
+          start +
+          R"("rope_scaling":{"type":"linear","factor":2},"rope_parameters":{"rope_type":"linear","factor":2.0}})")
+          .empty());
   const JsonValue plain = written(R"("rope_theta":7000.0,"partial_rotary_factor":0.5)");
   CHECK(plain.at("rope_scaling").is_null());
   CHECK(plain.at("rope_parameters").get_string("rope_type") == "default");

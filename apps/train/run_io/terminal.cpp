@@ -67,7 +67,7 @@ ProgressStyle progress_from(std::string_view name) {
   if (name == "bar") return ProgressStyle::bar;
   if (name == "plain") return ProgressStyle::plain;
   if (name == "json") return ProgressStyle::json;
-  fail(Exit::usage, "--progress: '{}' is unknown; use one of auto, bar, plain, json", name);
+  fail(Exit::usage, "logger.progress: '{}' is unknown; use one of auto, bar, plain, json", name);
 }
 
 int terminal_columns(int fd) {

@@ -375,8 +375,9 @@ void mma_forward(Exec& exec, const AttentionForward& a) {
   with_rounded_d(f.d, [&](auto rounded) {
     constexpr int D = decltype(rounded)::value;
     with_dropout(f.mask, [&](auto dropped) {
-      NRL_LAUNCH((mma_forward_kernel<D, decltype(dropped)::value>), grid, mma_threads,
-                 mma_shared(3, D) + mma_mask_bytes, exec.stream, f);
+      constexpr bool Dropped = decltype(dropped)::value;
+      NRL_LAUNCH((mma_forward_kernel<D, Dropped>), grid, mma_threads,
+                 mma_shared(3, D) + (Dropped ? mma_mask_bytes : 0), exec.stream, f);
     });
   });
 }
@@ -390,10 +391,11 @@ void mma_backward(Exec& exec, const AttentionBackward& a) {
     with_dropout(f.mask, [&](auto dropped) {
       constexpr bool Dropped = decltype(dropped)::value;
       NRL_LAUNCH((mma_dq_kernel<D, Dropped>), dim3(blocks, heads, sequences), mma_threads,
-                 mma_shared(4, D) + mma_mask_bytes, exec.stream, f);
+                 mma_shared(4, D) + (Dropped ? mma_mask_bytes : 0), exec.stream, f);
       NRL_LAUNCH((mma_dkv_kernel<D, columns, Dropped>), dim3(blocks * (D / columns), kv_heads, sequences),
-                 mma_threads, mma_shared(4, D) + 2 * mma_tile * sizeof(float) + mma_mask_bytes, exec.stream,
-                 f);
+                 mma_threads,
+                 mma_shared(4, D) + 2 * mma_tile * sizeof(float) + (Dropped ? mma_mask_bytes : 0),
+                 exec.stream, f);
     });
   });
 }
