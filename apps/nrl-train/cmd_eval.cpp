@@ -11,7 +11,6 @@
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
-#include "core/base/threads.h"
 #include "core/io/json.h"
 
 namespace nrl::app {
@@ -91,24 +90,7 @@ int evaluate(comm::World& world, const EvalArgs& args) {
 }  // namespace
 
 int run_eval(const EvalArgs& args) {
-  const auto world = comm::World::init();
-  log::init(world->rank(), world->size());
-  try {
-    const int code = evaluate(*world, args);
-    world->finalize();
-    return code;
-  } catch (const train::Leave& leave) {
-    world->mark_failed();
-    world->finalize();
-    return static_cast<int>(leave.code);
-  } catch (const std::exception& e) {
-    // The other ranks wait elsewhere.
-    const Error error = error_from(e);
-    log::error_text(error.what());
-    if (world->size() > 1) world->abort(error.code());
-    world->mark_failed();
-    return static_cast<int>(error.code());
-  }
+  return run_in_world([&](comm::World& world) { return evaluate(world, args); });
 }
 
 }  // namespace nrl::app

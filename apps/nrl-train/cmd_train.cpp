@@ -11,29 +11,35 @@
 
 namespace nrl::app {
 
-int run_train(const ConfigArgs& args) {
-  stop::handle_at_start();
-  output::background();
+int run_in_world(const std::function<int(comm::World&)>& body) {
   const auto world = comm::World::init();
   log::init(world->rank(), world->size());
   try {
-    const ConfigResult config = train::load_config_together(*world, args.path, args.overrides);
-    const Exit code = train::train(*world, config);
+    const int code = body(*world);
     world->finalize();
-    return static_cast<int>(code);
+    return code;
   } catch (const train::Leave& leave) {
     // Every rank is here with the same code.
     world->mark_failed();
     world->finalize();
     return static_cast<int>(leave.code);
   } catch (const std::exception& e) {
-    // A failure inside of a step: the other ranks wait elsewhere.
+    // The other ranks wait elsewhere.
     const Error error = error_from(e);
     log::error_text(error.what());
     if (world->size() > 1) world->abort(error.code());
     world->mark_failed();
     return static_cast<int>(error.code());
   }
+}
+
+int run_train(const ConfigArgs& args) {
+  stop::handle_at_start();
+  output::background();
+  return run_in_world([&](comm::World& world) {
+    const ConfigResult config = train::load_config_together(world, args.path, args.overrides);
+    return static_cast<int>(train::train(world, config));
+  });
 }
 
 }  // namespace nrl::app

@@ -3,9 +3,14 @@
 // Every function returns the exit code of the process; errors are thrown as nrl::Error.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+namespace nrl::comm {
+class World;
+}
 
 namespace nrl::app {
 
@@ -83,6 +88,10 @@ struct CheckpointArgs {
 /// What `--help` of a subcommand ends with ("data show" for one of a group): lines to copy. Empty for a name
 /// that is none.
 std::string_view examples_of(std::string_view command);
+
+/// Runs `body` on the processes of this run and ends it: the result is the exit code, and so is an error,
+/// which is the same on all ranks or ends them all.
+int run_in_world(const std::function<int(comm::World&)>& body);
 
 int run_train(const ConfigArgs& args);
 int run_plan(const PlanArgs& args);

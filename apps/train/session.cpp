@@ -29,7 +29,10 @@
 
 namespace nrl::train {
 
-void together(comm::World& world, const std::function<void()>& work) {
+namespace {
+
+// Runs `work` on every rank and agrees on the outcome.
+comm::Verdict attempt(comm::World& world, const std::function<void()>& work) {
   Exit code = Exit::ok;
   std::string message;
   try {
@@ -39,9 +42,15 @@ void together(comm::World& world, const std::function<void()>& work) {
     code = error.code();
     message = error.what();
   }
-  const comm::Verdict verdict = comm::agree_on_error(world.comm(), code, message);
+  return comm::agree_on_error(world.comm(), code, message);
+}
+
+}  // namespace
+
+void together(comm::World& world, const std::function<void()>& work) {
+  const comm::Verdict verdict = attempt(world, work);
   if (verdict.code == Exit::ok) return;
-  if (world.rank() == verdict.rank) log::error_text(message);
+  if (world.rank() == verdict.rank) log::error_text(verdict.message);
   throw Leave{verdict.code};
 }
 
@@ -437,16 +446,7 @@ void Session::with_host_state(HostState what, const std::function<void(const Tra
   };
   if (what == HostState::saved) {
     // Saving is collective: all ranks must have their copy before any of them begins.
-    Exit code = Exit::ok;
-    std::string message;
-    try {
-      mirror_all();
-    } catch (const std::exception& e) {
-      const Error error = error_from(e);
-      code = error.code();
-      message = error.what();
-    }
-    const comm::Verdict verdict = comm::agree_on_error(world_.comm(), code, message);
+    const comm::Verdict verdict = attempt(world_, mirror_all);
     if (verdict.code != Exit::ok) throw Error(verdict.code, verdict.message);
   } else {
     mirror_all();
