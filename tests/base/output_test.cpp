@@ -10,7 +10,9 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <functional>
+#include <iostream>
 #include <sstream>
 #include <thread>
 
@@ -74,6 +76,8 @@ std::string line(int i) {
 // Runs `body` in a child process with both streams in a pipe: what it printed, and its wait status.
 std::pair<std::string, int> printed_by_child(const std::function<void()>& body) {
   Pipe pipe;
+  std::cout.flush();  // or the child would print what Catch2 3 has buffered
+  std::fflush(nullptr);
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {

@@ -55,14 +55,21 @@ case $case_name in
       grep -q 'exit 75' out.txt || fail "$signal: no last line: $(cat out.txt)"
       grep -q '^checkpoint  *'"$signal"/checkpoints out.txt || fail "$signal: no summary: $(cat out.txt)"
     done
-    config nohup
-    nohup "$nrl_train" nohup.yaml "${endless[@]}" >out.txt 2>err.txt &
-    pid=$!
-    started nohup
-    kill -HUP $pid
-    started nohup $(($(wc -l <nohup/logs/metrics.jsonl) + 20))
-    kill -USR1 $pid
-    stopped $pid 75 nohup
+    # Also where a library takes SIGHUP before main(), as UCX does.
+    printf '#include <csignal>\nextern "C" void on_hup(int) {}\nstatic const auto before = std::signal(SIGHUP, on_hup);\n' >hup.cpp
+    c++ -shared -fPIC hup.cpp -o hup.so
+    for preload in '' "$work/hup.so"; do
+      config nohup
+      rm -rf nohup
+      LD_PRELOAD=$preload ASAN_OPTIONS=${ASAN_OPTIONS:-}:verify_asan_link_order=0 \
+        nohup "$nrl_train" nohup.yaml "${endless[@]}" >out.txt 2>err.txt &
+      pid=$!
+      started nohup
+      kill -HUP $pid
+      started nohup $(($(wc -l <nohup/logs/metrics.jsonl) + 20))
+      kill -USR1 $pid
+      stopped $pid 75 nohup
+    done
     ;;
   stop_signals_ranks)
     corpus

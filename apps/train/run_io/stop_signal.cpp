@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/base/inherited_signals.h"
 #include "core/base/output.h"
 
 namespace nrl::stop {
@@ -81,9 +82,10 @@ void set_handler(int number, void (*handler)(int)) {
     fail(Exit::internal, "cannot set the action of {}: {}", signal_name(number), std::strerror(errno));
 }
 
-bool is_ignored(int number) {
+bool hangup_is_ignored() {
   struct sigaction now = {};
-  return ::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+  if (::sigaction(SIGHUP, nullptr, &now) != 0 || now.sa_handler == SIG_IGN) return true;
+  return now.sa_handler != SIG_DFL && hangup_was_ignored();  // a library's handler hides it
 }
 
 }  // namespace
@@ -95,7 +97,7 @@ void handle_at_start() {
   deliver_to_own_thread();
   for (int number : {SIGPIPE, SIGXFSZ, SIGCONT}) set_handler(number, SIG_IGN);
   set_handler(SIGUSR1, on_stop_signal);
-  if (!is_ignored(SIGHUP)) set_handler(SIGHUP, on_stop_signal);
+  set_handler(SIGHUP, hangup_is_ignored() ? SIG_IGN : on_stop_signal);
 }
 
 void handle_in_steps(Term term) {

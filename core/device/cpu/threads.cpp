@@ -7,6 +7,7 @@
 #include <latch>
 #include <vector>
 
+#include "core/base/inherited_signals.h"
 #include "core/base/threads.h"
 
 namespace nrl::cpu {
@@ -28,6 +29,7 @@ void limit_openmp_spin(char** argv) {
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 1);
   if (length <= 0) return;
   path[length] = '\0';
+  restore_ignored_hangup();
   execv(path, argv);
   // Where that fails (the file was replaced, no /proc) the program goes on with OpenMP's default.
 }
