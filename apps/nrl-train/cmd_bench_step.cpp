@@ -109,17 +109,8 @@ Steps read_steps(const std::string& path, int64_t wanted) {
   return steps;
 }
 
-}  // namespace
-
-int step(const BenchArgs& args) {
-  if (args.config.path.empty())
-    fail(Exit::usage, "bench step takes a configuration, e.g. nrl-train bench step configs/bench-tiny.yaml");
-  if (comm::launched_with_peers())
-    fail(Exit::usage, "bench step measures one rank; on several, train and read LOG_DIR/metrics.jsonl");
-  const double start = process_start();
-  stop::handle_at_start();
-  const auto world = comm::World::init();
-  log::init(world->rank(), world->size());
+// Trains on random tokens; `start` is when the process was started.
+int measure(comm::World& world, const BenchArgs& args, double start) {
   const TemporaryFolder folder;
   const int64_t timed = args.quick ? 2 : args.steps, steps = warmup_steps + timed;
   std::vector<std::string> overrides = args.config.overrides;
@@ -132,67 +123,69 @@ int step(const BenchArgs& args) {
         std::string("logger.sample_period=0")})
     overrides.push_back(ours);
   if (args.device != "auto") overrides.push_back("device=" + args.device);
-  try {
-    // The tokens first: the checks of the configuration look for them.
-    if (const ConfigResult draft = load_config(args.config.path, overrides); draft.ok())
-      write_tokens(folder / "tokens", train::load_model_spec(draft).vocab_size,
-                   steps * resolve_batch(draft.config, 1).tokens_per_step + 1);
-    const ConfigResult config = train::load_config_together(*world, args.config.path, overrides);
-    const Config& c = config.config;
-    std::string why;
-    const DeviceType device = train::choose_device(c, why);
-    const model::ModelSpec spec = train::load_model_spec(config);
-    const BatchPlan batch = resolve_batch(c, 1);
-    if (const Exit code = train::train(*world, config); code != Exit::ok) {
-      world->finalize();
-      return static_cast<int>(code);
-    }
-    const Steps run = read_steps((folder / "logs") + "/metrics.jsonl", steps);
-    const double step_ms = run.median("step_ms"), first = run.rows.front().get_double("time") - start;
-    const double tokens_per_s = static_cast<double>(batch.tokens_per_step) / step_ms * 1e3;
-    const double mfu = run.median("mfu");
-    int64_t planned = 0;
-    for (int i = 0; i < memory::category_count; ++i)
-      planned += run.rows.front().get_int(
-          fmt::format("mem_{}_bytes", memory::name_of(static_cast<memory::Category>(i))));
-    const char* precision = plan::recipe_for(c, device).activations == DType::bf16 ? "bfloat16" : "float32";
+  // The tokens first: the checks of the configuration look for them.
+  if (const ConfigResult draft = load_config(args.config.path, overrides); draft.ok())
+    write_tokens(folder / "tokens", train::load_model_spec(draft).vocab_size,
+                 steps * resolve_batch(draft.config, 1).tokens_per_step + 1);
+  const ConfigResult config = train::load_config_together(world, args.config.path, overrides);
+  const Config& c = config.config;
+  std::string why;
+  const DeviceType device = train::choose_device(c, why);
+  const model::ModelSpec spec = train::load_model_spec(config);
+  const BatchPlan batch = resolve_batch(c, 1);
+  if (const Exit code = train::train(world, config); code != Exit::ok) return static_cast<int>(code);
+  const Steps run = read_steps((folder / "logs") + "/metrics.jsonl", steps);
+  const double step_ms = run.median("step_ms"), first = run.rows.front().get_double("time") - start;
+  const double tokens_per_s = static_cast<double>(batch.tokens_per_step) / step_ms * 1e3;
+  const double mfu = run.median("mfu");
+  int64_t planned = 0;
+  for (int i = 0; i < memory::category_count; ++i)
+    planned += run.rows.front().get_int(
+        fmt::format("mem_{}_bytes", memory::name_of(static_cast<memory::Category>(i))));
+  const char* precision = plan::recipe_for(c, device).activations == DType::bf16 ? "bfloat16" : "float32";
 
-    Report report(args, Machine(device == DeviceType::cuda ? "cuda" : "cpu", true).describe());
-    report.set("config", args.config.path);
-    report.set("sequences", batch.global);
-    report.set("micro_batch", batch.micro);
-    report.set("length", c.policy.max_total_sequence_length);
-    report.set("tokens_per_step", batch.tokens_per_step);
-    report.set("precision", precision);
-    report.set("cuda_graph", c.policy.cuda_graph);
-    report.set("timed_steps", timed);
-    report.set("step_ms", step_ms);
-    report.set("tokens_per_s", tokens_per_s);
-    report.set("mfu", mfu > 0 ? JsonValue(mfu) : JsonValue());
-    report.set("flops_per_token", model::training_flops_per_token(spec, c.policy.max_total_sequence_length));
-    report.set("planned_bytes", planned);
-    report.set("peak_resident_bytes", cpu::peak_resident_bytes());
-    report.set("first_step_s", first);
-    report.set("loss_first", run.rows.front().get_double("loss"));
-    report.set("loss_last", run.rows.back().get_double("loss"));
-    report.set("model", parse_json(model::hugging_face_config(spec, precision), "model"));
-    for (const JsonValue& row : run.rows) report.add(row);
-    log::info("");
-    log::info("step        {:.2f} ms (median of {})", step_ms, timed);
-    log::info("speed       {} tokens/s{}", grouped(std::llround(tokens_per_s)),
-              mfu > 0 ? fmt::format(", mfu {:.1f} %", mfu * 100) : "");
-    log::info("memory      {} planned{}", human_bytes(static_cast<uint64_t>(planned)),
-              device == DeviceType::cuda
-                  ? ""
-                  : fmt::format(", {} resident", human_bytes(cpu::peak_resident_bytes())));
-    log::info("first step  done {:.2f} s after exec", first);
-    world->finalize();
-    return report.finish();
-  } catch (const train::Leave& leave) {
-    world->mark_failed();
-    world->finalize();
-    return static_cast<int>(leave.code);
-  }
+  Report report(args, Machine(device == DeviceType::cuda ? "cuda" : "cpu", true).describe());
+  report.set("config", args.config.path);
+  report.set("sequences", batch.global);
+  report.set("micro_batch", batch.micro);
+  report.set("length", c.policy.max_total_sequence_length);
+  report.set("tokens_per_step", batch.tokens_per_step);
+  report.set("precision", precision);
+  report.set("cuda_graph", c.policy.cuda_graph);
+  report.set("timed_steps", timed);
+  report.set("step_ms", step_ms);
+  report.set("tokens_per_s", tokens_per_s);
+  report.set("mfu", mfu > 0 ? JsonValue(mfu) : JsonValue());
+  report.set("flops_per_token", model::training_flops_per_token(spec, c.policy.max_total_sequence_length));
+  report.set("planned_bytes", planned);
+  report.set("peak_resident_bytes", cpu::peak_resident_bytes());
+  report.set("first_step_s", first);
+  report.set("loss_first", run.rows.front().get_double("loss"));
+  report.set("loss_last", run.rows.back().get_double("loss"));
+  report.set("model", parse_json(model::hugging_face_config(spec, precision), "model"));
+  for (const JsonValue& row : run.rows) report.add(row);
+  log::info("");
+  log::info("step        {:.2f} ms (median of {})", step_ms, timed);
+  log::info("speed       {} tokens/s{}", grouped(std::llround(tokens_per_s)),
+            mfu > 0 ? fmt::format(", mfu {:.1f} %", mfu * 100) : "");
+  log::info("memory      {} planned{}", human_bytes(static_cast<uint64_t>(planned)),
+            device == DeviceType::cuda
+                ? ""
+                : fmt::format(", {} resident", human_bytes(cpu::peak_resident_bytes())));
+  log::info("first step  done {:.2f} s after exec", first);
+  return report.finish();
+}
+
+}  // namespace
+
+int step(const BenchArgs& args) {
+  if (args.config.path.empty())
+    fail(Exit::usage, "bench step takes a configuration, e.g. nrl-train bench step configs/bench-tiny.yaml");
+  if (comm::launched_with_peers())
+    fail(Exit::usage, "bench step measures one rank; on several, train and read LOG_DIR/metrics.jsonl");
+  const double start = process_start();
+  stop::handle_at_start();
+  return run_in_world([&](comm::World& world) { return measure(world, args, start); });
 }
 
 }  // namespace nrl::app::bench
