@@ -94,10 +94,10 @@ void on_all(F f) {
   }
 }
 
-/// Elements; the largest takes three chunks of shared memory (MpiOptions::shared_slot_bytes) in every type.
+/// Elements; the largest takes at least three chunks of shared memory in every type.
 template <class T>
 std::vector<int64_t> sizes() {
-  return {0, 1, 7, 1000, 540011 / static_cast<int64_t>(sizeof(T))};
+  return {0, 1, 7, 1000, (2 * test_slot_bytes() + 15723) / static_cast<int64_t>(sizeof(T))};
 }
 
 }  // namespace

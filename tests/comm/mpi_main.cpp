@@ -10,10 +10,15 @@
 
 namespace {
 nrl::comm::World* g_world = nullptr;
-}
+int64_t g_slot_bytes = 0;
+}  // namespace
 
 nrl::comm::World& test_world() {
   return *g_world;
+}
+
+int64_t test_slot_bytes() {
+  return g_slot_bytes;
 }
 
 int main(int argc, char** argv) {
@@ -22,6 +27,7 @@ int main(int argc, char** argv) {
   if (const char* text = std::getenv("NRL_TEST_SHARED_MIN")) options.mpi.shared_min_bytes = std::stoll(text);
   if (const char* text = std::getenv("NRL_TEST_SHARED_SLOT"))
     options.mpi.shared_slot_bytes = std::stoll(text);
+  g_slot_bytes = options.mpi.shared_slot_bytes;
   const auto world = nrl::comm::World::init(options);
   g_world = world.get();
   std::string why_not;
