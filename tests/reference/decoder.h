@@ -1,0 +1,77 @@
+#pragma once
+// The decoders of the product once more, in double precision and as plainly as a textbook writes them: one
+// sequence at a time, every activation kept, the backward pass by hand. What the tests compare the product
+// with must not share its code: files are read by core/io, everything else is here.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/reference/tensor.h"
+
+namespace reference {
+
+using Tokens = std::vector<int32_t>;
+
+/// How rotary frequencies are rescaled for longer contexts.
+struct Rope {
+  std::string type = "default";  ///< default, linear, dynamic, llama3, yarn
+  double theta = 10000;
+  size_t rotary_dim = 0;
+  double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
+  double beta_fast = 32, beta_slow = 1, attention_factor = 0;  ///< 0: 0.1 ln(factor) + 1
+  bool truncate = true;
+  double original_max_position = 0;
+};
+
+/// A config.json of Hugging Face.
+struct Config {
+  std::string family;  ///< gpt2, llama, mistral, qwen2, qwen3
+  size_t vocab_size = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
+  size_t positions = 0;  ///< rows of the table of learned positions; RoPE's longest context
+  std::string activation;
+  double norm_eps = 0;
+  bool tied = false, qkv_bias = false, o_bias = false, mlp_bias = false, qk_norm = false;
+  size_t window = 0;  ///< a token sees this many tokens, itself included; 0: all before it
+  double initializer_range = 0.02;
+  Rope rope;
+  bool gpt2() const { return family == "gpt2"; }
+};
+
+/// Reads `directory`/config.json.
+Config read_config(const std::string& directory);
+
+/// Every tensor that a model of this configuration has, as zeros: "embedding.weight" (tokens),
+/// "positions.weight" (GPT-2), "head.weight" (unless tied), "final_norm.weight"; of layer N "layers.N." +
+/// attention_norm, q, k, v, q_norm, k_norm, o, mlp_norm, gate, up, down + ".weight" and, where the family has
+/// one, ".bias". Matrices are (out, in).
+Tensors shapes(const Config& config);
+
+/// Reads the weights of a model directory (model.safetensors or its shards) in f32, bf16 or f16, from the
+/// names of Hugging Face. GPT-2's matrices lie transposed in the file and hold q, k and v in one.
+Tensors read_weights(const Config& config, const std::string& directory);
+
+/// Reads "exp_avg", "exp_avg_sq" or "master" from the optimizer files of a training checkpoint, where
+/// matrices are (out, in) and any tensor may be stored in flat pieces NAME@OFFSET.
+Tensors read_optimizer_state(const Config& config, const std::string& directory, const std::string& kind);
+
+/// Logits (tokens, vocab_size): row t predicts token t + 1. `rope_length` matters for rope type dynamic only:
+/// the length that the frequencies are stretched for (0: that of `tokens`).
+Tensor logits(const Config& config, const Tensors& weights, const Tokens& tokens, size_t rope_length = 0);
+
+/// Sum over t of -log p(targets[t] | tokens[0..t]); a negative target counts nothing.
+double loss(const Config& config, const Tensors& weights, const Tokens& tokens, const Tokens& targets);
+
+/// The same, and adds `scale` times its gradient to `gradients`.
+double loss_and_gradient(const Config& config, const Tensors& weights, const Tokens& tokens,
+                         const Tokens& targets, double scale, Tensors& gradients);
+
+/// `prompt` followed by the `count` likeliest tokens, each chosen from the whole sequence before it; of equal
+/// logits the lower id.
+Tokens greedy(const Config& config, const Tensors& weights, Tokens prompt, size_t count);
+
+/// Cosines and sines of the rotary embedding, (length, rotary_dim): the cosines of a position, then its
+/// sines.
+Tensor rope_table(const Rope& rope, size_t length, size_t rope_length);
+
+}  // namespace reference

@@ -1,0 +1,96 @@
+// The oracle itself: its hand-written backward pass against finite differences of its forward pass.
+
+#include <cstdlib>
+#include <fstream>
+
+#include "tests/catch.h"
+#include "tests/reference/decoder.h"
+
+using namespace reference;
+
+namespace {
+
+Config family(const std::string& name) {
+  Config c;
+  c.family = name;
+  c.vocab_size = 11;
+  c.hidden = 6;
+  c.layers = 2;
+  c.heads = 4;
+  c.kv_heads = 2;
+  c.head_dim = 4;
+  c.ffn = 5;
+  c.positions = 16;
+  c.norm_eps = 1e-3;
+  c.activation = "silu";
+  c.rope.rotary_dim = 4;
+  if (name == "gpt2") {
+    c.kv_heads = 4;
+    c.hidden = 16;
+    c.activation = "gelu_tanh";
+    c.tied = c.qkv_bias = c.o_bias = c.mlp_bias = true;
+  }
+  if (name == "llama") {
+    c.activation = "gelu_erf";
+    c.qkv_bias = c.o_bias = c.mlp_bias = true;
+    c.rope.type = "yarn";
+    c.rope.factor = 4;
+    c.rope.original_max_position = 8;
+  }
+  if (name == "mistral") c.window = 3;
+  if (name == "qwen2") c.tied = c.qkv_bias = true;
+  if (name == "qwen3") {
+    c.qk_norm = true;
+    c.rope.rotary_dim = 2;
+  }
+  return c;
+}
+
+Tensors random_weights(const Config& c) {
+  Tensors all = shapes(c);
+  double x = 0.3;
+  for (auto& [name, t] : all)
+    for (double& value : t.values) {
+      x = 3.9 * x * (1 - x);  // the logistic map: chaotic in (0, 1)
+      value = x - 0.4;
+    }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("the backward pass agrees with finite differences", "[reference]") {
+  const std::string name = GENERATE("gpt2", "llama", "mistral", "qwen2", "qwen3");
+  const Config c = family(name);
+  Tensors w = random_weights(c);
+  const Tokens tokens{3, 7, 7, 0, 10, 1, 5}, targets{7, 7, 0, -1, 1, 5, 2};
+  Tensors gradients = zeros_like(w);
+  const double scale = 0.7;
+  REQUIRE(loss_and_gradient(c, w, tokens, targets, scale, gradients) == Approx(loss(c, w, tokens, targets)));
+  for (auto& [tensor, t] : w) {
+    double largest = 0;
+    for (const double g : gradients.at(tensor).values) largest = std::max(largest, std::abs(g));
+    for (size_t i = 0; i < t.size(); i += 1 + t.size() / 12) {
+      const double h = 1e-5, at = t[i];
+      t[i] = at + h;
+      const double above = loss(c, w, tokens, targets);
+      t[i] = at - h;
+      const double below = loss(c, w, tokens, targets);
+      t[i] = at;
+      INFO(name << " " << tensor << "[" << i << "]");
+      REQUIRE(gradients.at(tensor)[i] ==
+              Approx(scale * (above - below) / (2 * h)).margin(1e-7 + 1e-7 * largest));
+    }
+  }
+}
+
+TEST_CASE("greedy decoding takes the likeliest token each time", "[reference]") {
+  const Config c = family("qwen3");
+  const Tensors w = random_weights(c);
+  const Tokens text = greedy(c, w, {1, 2}, 3);
+  REQUIRE(text.size() == 5);
+  for (size_t t = 2; t < 5; ++t) {
+    const Tensor y = logits(c, w, Tokens(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(t)));
+    for (size_t i = 0; i < c.vocab_size; ++i) REQUIRE(y(t - 1, static_cast<size_t>(text[t])) >= y(t - 1, i));
+  }
+}
