@@ -32,9 +32,12 @@ LrSchedule make_schedule(const PolicyConfig& policy, int64_t max_steps, int64_t 
   const SchedulerConfig& s = policy.scheduler;
   LrSchedule out;
   out.decay = lr_decay_from(name_of(s.lr_decay_style));
-  out.lr = scaled_lr(policy.optimizer.lr, lr_scaling_from(name_of(policy.optimizer.lr_scaling.rule)),
-                     global_batch, policy.optimizer.lr_scaling.base_batch_size);
-  out.min_lr = s.min_lr;
+  const auto scaled = [&](double lr) {
+    return scaled_lr(lr, lr_scaling_from(name_of(policy.optimizer.lr_scaling.rule)), global_batch,
+                     policy.optimizer.lr_scaling.base_batch_size);
+  };
+  out.lr = scaled(policy.optimizer.lr);
+  out.min_lr = scaled(s.min_lr);
   out.decay_steps = decay_end(s, max_steps);
   out.warmup_steps =
       s.warmup_ratio
