@@ -1,4 +1,4 @@
-// nrl-train data show: the samples that steps see.
+// nrl-train data show: the samples that training steps or an evaluation see.
 
 #include <algorithm>
 #include <iostream>
@@ -24,18 +24,29 @@ int run_data_show(const DataShowArgs& args) {
   std::cerr << render(result.diagnostics);
   if (!result.ok()) return static_cast<int>(result.exit_code());
   const model::ModelSpec spec = train::load_model_spec(result);
-  const train::TrainData data =
-      train::open_train_data(result.config, spec.vocab_size, result.config.policy.train_global_batch_size);
-  if (last - 1 > std::max<int64_t>(data.max_steps, 1))
-    fail(Exit::usage, "--steps {}: the run has {} steps", args.steps, data.max_steps);
   const int64_t global = result.config.policy.train_global_batch_size;
+  train::TrainData training = train::plan_train_data(result.config, spec.vocab_size, global);
+  data::DatasetOptions options = training.options;
+  if (args.split == "validation") {
+    const auto validation = train::plan_validation_data(result.config, training, global);
+    if (!validation)
+      fail(Exit::usage,
+           "--split validation: the run does not evaluate. Fix: set pretrain.val_period, val_at_start or "
+           "val_at_end");
+    if (last - 1 > validation->batches)
+      fail(Exit::usage, "--steps {}: an evaluation has {} global batches", args.steps, validation->batches);
+    options = validation->options;
+  } else if (last - 1 > std::max<int64_t>(training.max_steps, 1)) {
+    fail(Exit::usage, "--steps {}: the run has {} steps", args.steps, training.max_steps);
+  }
+  const auto dataset = data::open_token_dataset(options);
   if (args.json) {
-    data::show_samples(*data.dataset, global, first, last, std::cout);
+    data::show_samples(*dataset, global, first, last, std::cout);
   } else {
     constexpr size_t shown = 12;
-    std::vector<int32_t> tokens(static_cast<size_t>(data.dataset->sequence_length()) + 1);
+    std::vector<int32_t> tokens(static_cast<size_t>(dataset->sequence_length()) + 1);
     for (int64_t i = (first - 1) * global; i < (last - 1) * global; ++i) {
-      data.dataset->read(i, tokens);
+      dataset->read(i, tokens);
       std::cout << "step " << i / global + 1 << "  sample " << i << "  " << tokens.size() << " tokens:";
       for (size_t t = 0; t < std::min(shown, tokens.size()); ++t) std::cout << ' ' << tokens[t];
       std::cout << (tokens.size() > shown ? " ...\n" : "\n");

@@ -39,7 +39,8 @@ struct PrepareArgs {
 
 struct DataShowArgs {
   ConfigArgs config;
-  std::string steps = "1:2";  ///< first:end, counted from 1, end exclusive
+  std::string steps = "1:2";    ///< first:end, counted from 1, end exclusive
+  std::string split = "train";  ///< train or validation
   bool json = false;
 };
 

@@ -22,7 +22,8 @@ std::string_view examples_of(std::string_view command) {
       {"data", "  nrl-train data show configs/quickstart.yaml --steps 1:3"},
       {"data show",
        "  nrl-train data show configs/quickstart.yaml --steps 1:3\n"
-       "  nrl-train data show configs/quickstart.yaml --steps 500:501 --json"},
+       "  nrl-train data show configs/quickstart.yaml --steps 500:501 --json\n"
+       "  nrl-train data show configs/quickstart.yaml --split validation --steps 1:2"},
       {"generate",
        "  nrl-train generate results/quickstart/checkpoints --prompt \"Once upon a time\"\n"
        "  nrl-train generate results/quickstart/checkpoints/step-500 --prompt \"Once\" --temperature 0\n"

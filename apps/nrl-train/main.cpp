@@ -112,6 +112,9 @@ int run(int argc, char** argv) {
   c = data->add_subcommand("show", "Print the samples that steps see");
   add_config(c, show.config);
   c->add_option("--steps", show.steps, "FIRST:END, counted from 1, END exclusive")->required();
+  c->add_option("--split", show.split,
+                "train, or validation: the samples of an evaluation, whose global batches count as steps")
+      ->check(CLI::IsMember({"train", "validation"}));
   c->add_flag("--json", show.json, "One JSON object per sample: step, sample, tokens");
   c->callback([&] { result = run_data_show(show); });
 
