@@ -1,0 +1,185 @@
+#!/usr/bin/env bash
+# Runs against the trainer of tests/reference, which does the same in double precision and shares no code:
+# oracle.sh CASE NRL_TRAIN SOURCE_DIR
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
+reference=$(dirname "$nrl_train")/reference_trainer
+
+# settings MODEL OPTIMIZER SCHEDULER DATA [PRETRAIN] [POLICY]: c.yaml, a run of 20 steps.
+settings() {
+  cat >c.yaml <<YAML
+algorithm: pretrain
+policy:
+  model: {$1}
+  train_global_batch_size: 8
+  max_total_sequence_length: 12
+  optimizer: {$2}
+  scheduler: {$3}
+  ${6:-}
+pretrain: {max_num_steps: 20, ${5:-val_period: 10}}
+data: {$4}
+checkpointing: {save_period: 0}
+logger: {log_interval: 20}
+kernels: {num_threads: 1}
+YAML
+}
+
+# in_directory NAME: overrides that put logs and checkpoints there.
+in_directory() {
+  echo "checkpointing.checkpoint_dir=$1 logger.log_dir=$1/logs"
+}
+
+# prepare_reference EVALUATION_BATCHES: what the reference starts from: token files, initial weights, samples.
+prepare_reference() {
+  "$reference" data a 61 60 1
+  "$reference" data b 61 40 2
+  # shellcheck disable=SC2046
+  expect 0 run 1 c.yaml $(in_directory start) pretrain.max_num_steps=0
+  expect 0 run 1 data show c.yaml --steps 1:21 --json
+  cp out.txt samples.jsonl
+  (($1 > 0)) || return 0
+  expect 0 run 1 data show c.yaml --split validation --steps "1:$(($1 + 1))" --json
+  cp out.txt validation.jsonl
+}
+
+# train RANKS NAME ARGS...: a run in NAME.
+train() {
+  local ranks=$1 name=$2
+  shift 2
+  # shellcheck disable=SC2046
+  expect 0 run "$ranks" c.yaml $(in_directory "$name") "$@"
+}
+
+# compare NAME [ARGS...]: the run in NAME against the reference.
+compare() {
+  local name=$1
+  shift
+  "$reference" train c.yaml start/step-0 samples.jsonl validation.jsonl "$name/logs/metrics.jsonl" "$name/step-20" "$@" \
+    >table.txt || {
+    cat table.txt >&2
+    fail "$name differs from the reference"
+  }
+  cat table.txt
+}
+
+llama="model_type: llama, vocab_size: 61, hidden_size: 20, intermediate_size: 28, num_hidden_layers: 2,
+    num_attention_heads: 4, num_key_value_heads: 2, head_dim: 6, max_position_embeddings: 64"
+
+case $case_name in
+  # One rank, 4 microbatches; tied; a decay that ends before the run does; an eps that matters; the whole validation data.
+  oracle_gpt2)
+    settings "model_type: gpt2, vocab_size: 61, n_embd: 18, n_layer: 2, n_head: 3, n_positions: 16, n_inner: 50,
+      resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0, initializer_range: 0.1" \
+      "lr: 1.0e-2, weight_decay: 0.5, betas: [0.8, 0.97], eps: 2.0e-3, lr_scaling: {rule: sqrt, base_batch_size: 32}" \
+      "lr_decay_style: cosine, lr_warmup_iters: 3, lr_decay_iters: 15, min_lr: 1.0e-3" \
+      "train: {data_path: [a, b], weights: [3, 1]}, split: [8, 2, 0]" "val_period: 10, seed: 5" "max_grad_norm: 1.0"
+    prepare_reference 4
+    train 1 run policy.train_micro_batch_size=2
+    compare run
+    ;;
+  # Two ranks, 4 microbatches of one sequence; Llama 3's RoPE; a blend without weights; a decay that ends after the run.
+  oracle_llama)
+    settings "$llama, initializer_range: 0.1, rms_norm_eps: 1.0e-3, rope_theta: 500.0, attention_bias: true, mlp_bias: true,
+      rope_scaling: {rope_type: llama3, factor: 4, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 32}" \
+      "lr: 8.0e-3, weight_decay: 0.4, betas: [0.7, 0.95], eps: 1.0e-5" \
+      "lr_decay_style: linear, warmup_ratio: 0.22, lr_decay_iters: 30, min_lr: 5.0e-4" \
+      "train: {data_path: [a, b]}, split: [8, 2, 0]" "val_period: 7, val_batches: 1, seed: 6" "max_grad_norm: 1.0"
+    prepare_reference 1
+    train 2 run policy.train_micro_batch_size=1 distributed.bucket_size_mb=0.01
+    compare run
+    ;;
+  # Four ranks with sharded optimizer state; a window shorter than the sequence; several epochs of one file, and
+  # validation files of their own.
+  oracle_mistral)
+    settings "model_type: mistral, vocab_size: 61, hidden_size: 24, intermediate_size: 32, num_hidden_layers: 2,
+      num_attention_heads: 4, num_key_value_heads: 1, sliding_window: 5, max_position_embeddings: 64, initializer_range: 0.1" \
+      "lr: 1.6e-2, weight_decay: 0.3, betas: [0.8, 0.95], eps: 1.0e-5, lr_scaling: {rule: linear, base_batch_size: 16}" \
+      "lr_decay_style: WSD, lr_warmup_iters: 4, lr_wsd_decay_iters: 6, min_lr: 1.0e-3" \
+      "train: {data_path: b}, validation: {data_path: [a, b], weights: [1, 1]}, seed: 9" \
+      "val_at_start: true, val_at_end: true, val_batches: 2" "max_grad_norm: 1.2"
+    prepare_reference 2
+    train 4 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim distributed.bucket_size_mb=0.01
+    compare run
+    ;;
+  # Two ranks with sharded optimizer state; biases of q, k and v; tied; stretched RoPE.
+  oracle_qwen2)
+    settings "model_type: qwen2, vocab_size: 61, hidden_size: 24, intermediate_size: 30, num_hidden_layers: 2,
+      num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 64, tie_word_embeddings: true,
+      initializer_range: 0.1, rope_scaling: {rope_type: linear, factor: 2}" \
+      "lr: 8.0e-3, weight_decay: 0.4, betas: [0.85, 0.9], eps: 1.0e-5" \
+      "lr_decay_style: inverse-square-root, lr_warmup_iters: 4, lr_decay_iters: 18, min_lr: 2.0e-3" \
+      "train: {data_path: a}, split: [8, 2, 0]" "val_period: 10, val_batches: 2, seed: 7" "max_grad_norm: 1.2"
+    prepare_reference 2
+    train 2 run policy.train_micro_batch_size=4 distributed.shard_strategy=optim
+    compare run
+    ;;
+  # Four ranks; norms of q and k; then resumed from step 7 on two ranks with sharded optimizer state.
+  oracle_qwen3)
+    settings "model_type: qwen3, vocab_size: 61, hidden_size: 22, intermediate_size: 26, num_hidden_layers: 2,
+      num_attention_heads: 3, num_key_value_heads: 1, head_dim: 10, max_position_embeddings: 64, initializer_range: 0.1" \
+      "lr: 6.0e-3, weight_decay: 0.5, betas: [0.9, 0.8], eps: 1.0e-5" "lr_decay_style: constant, lr_warmup_iters: 5" \
+      "train: {data_path: [a, b], weights: [1, 2]}, split: [7, 2, 1]" "val_period: 5, val_batches: 2, seed: 8" \
+      "max_grad_norm: 1.3"
+    prepare_reference 2
+    train 4 run policy.train_micro_batch_size=1 checkpointing.save_period=7
+    compare run
+    rm -r run/step-14 run/step-20
+    train 2 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim
+    grep -q 'resume .*step-7' out.txt || fail "the run did not resume from step 7: $(cat out.txt)"
+    compare run
+    ;;
+  # bf16 weights and activations with f32 master weights.
+  oracle_bf16)
+    settings "$llama, initializer_range: 0.1" "lr: 8.0e-3, weight_decay: 0.4, betas: [0.8, 0.95], eps: 1.0e-4" \
+      "lr_decay_style: cosine, lr_warmup_iters: 3, min_lr: 5.0e-4" "train: {data_path: a}, split: [8, 2, 0]" \
+      "val_period: 10, val_batches: 2" "precision: bfloat16"
+    prepare_reference 2
+    train 2 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim
+    compare run bf16
+    ;;
+  # Steps with a token whose embedding overflows are skipped, the others are not.
+  oracle_skip)
+    settings "model_type: gpt2, vocab_size: 61, n_embd: 18, n_layer: 1, n_head: 3, n_positions: 16, n_inner: 50,
+      resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0, initializer_range: 0.1, tie_word_embeddings: false" \
+      "lr: 1.0e-2, weight_decay: 0.5, betas: [0.8, 0.97], eps: 2.0e-3" \
+      "lr_decay_style: linear, lr_warmup_iters: 3, min_lr: 1.0e-3" "train: {data_path: a}, split: [8, 2, 0]" \
+      "val_period: 0, seed: 5, max_nonfinite_steps: 20"
+    sed -i 's/train_global_batch_size: 8/train_global_batch_size: 2/' c.yaml
+    prepare_reference 0
+    "$reference" poison start/step-0 17
+    rm start/step-0/manifest.json  # its checksums
+    train 2 run policy.model_name=start/step-0 policy.train_micro_batch_size=1
+    compare run poison 17
+    ;;
+  # The loss of `eval` on ranks and windows at once that divide the windows evenly and that do not.
+  oracle_eval)
+    settings "$llama, initializer_range: 0.3" "lr: 1.0e-3" "lr_decay_style: constant" "train: {data_path: a}" "val_period: 0"
+    "$reference" data a 61 13 3
+    # shellcheck disable=SC2046
+    expect 0 run 1 c.yaml $(in_directory start) pretrain.max_num_steps=0
+    for trial in "1 4 12 0" "1 1 7 0" "2 3 12 0" "4 2 5 0" "4 4 12 100"; do
+      read -r ranks micro length most <<<"$trial"
+      limit=()
+      ((most == 0)) || limit=(--max-tokens "$most")
+      expect 0 run "$ranks" eval start/step-0 --data a --micro-batch "$micro" --sequence-length "$length" --json "${limit[@]}"
+      "$reference" eval start/step-0 a "$length" "$most" out.txt || fail "eval on $ranks ranks differs: $(cat out.txt)"
+    done
+    ;;
+  # Initial weights as random numbers; GPT-2 scales what adds to the residual stream.
+  oracle_initial)
+    for model in "model_type: gpt2, vocab_size: 300, n_embd: 48, n_layer: 3, n_head: 3, n_positions: 64,
+      initializer_range: 0.03, tie_word_embeddings: false" "model_type: qwen3, vocab_size: 300, hidden_size: 48,
+      intermediate_size: 60, num_hidden_layers: 2, num_attention_heads: 3, num_key_value_heads: 1, head_dim: 16,
+      attention_bias: true"; do
+      settings "$model" "lr: 1.0e-3" "lr_decay_style: constant" "train: {data_path: a}" "val_period: 0"
+      "$reference" data a 61 60 3
+      for seed in 1 2; do
+        # shellcheck disable=SC2046
+        expect 0 run 1 c.yaml $(in_directory seed$seed) pretrain.max_num_steps=0 pretrain.seed=$seed
+      done
+      "$reference" initial seed1/step-0 seed2/step-0 || fail "initial weights of $model"
+      rm -r seed1 seed2
+    done
+    ;;
+  *) fail "unknown case $case_name" ;;
+esac
+echo "$case_name: ok"

@@ -1,0 +1,40 @@
+#pragma once
+// Comparisons of numbers of the product with those of the reference; what differs is printed and counted.
+
+#include <cstdio>
+#include <string>
+
+#include "tests/reference/decoder.h"
+
+namespace reference {
+
+/// |a - b| relative to b.
+double relative(double a, double b);
+
+class Comparison {
+ public:
+  /// Counts a difference that is not within the tolerance (NaN included) and remembers the worst one of
+  /// `what`.
+  void check(const std::string& what, const std::string& where, double difference, double tolerance);
+  /// Counts a failure with this text.
+  void require(bool condition, const std::string& text);
+
+  /// Compares tensors one by one. A difference is the largest of a tensor's elements in units of
+  /// `size`, the root mean square of the same tensor there. Tensors in which hardly anything happens (the key
+  /// bias of GPT-2 has no gradient in exact arithmetic) are measured by a hundredth of the mean size of all.
+  void tensors(const std::string& what, const Tensors& product, const Tensors& reference, const Tensors& size,
+               double tolerance);
+
+  /// Prints the worst difference of everything that was compared. Exit code: 0 when nothing failed.
+  int report() const;
+
+ private:
+  struct Worst {
+    double difference = -1, tolerance = 0;
+    std::string where;
+  };
+  std::map<std::string, Worst> worst_;
+  int failures_ = 0;
+};
+
+}  // namespace reference

@@ -1,0 +1,35 @@
+#pragma once
+// Which tokens a run sees: token files, splits, epochs, shuffles and blends as Megatron-LM defines them
+// (megatron/core/datasets), each list made as a whole.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/reference/decoder.h"
+
+namespace reference {
+
+/// The documents of PREFIX.bin and PREFIX.idx.
+std::vector<Tokens> read_token_file(const std::string& prefix);
+
+/// Writes a token file of documents that are partly predictable and of many lengths.
+void write_token_file(const std::string& prefix, int32_t vocab_size, int documents, uint32_t seed);
+
+struct DataSettings {
+  std::vector<std::string> paths;
+  std::vector<double> weights;              ///< of a blend; empty: in proportion to the samples of each path
+  std::array<double, 3> split = {1, 0, 0};  ///< shares for training, validation and test
+  int64_t sequence_length = 0;
+  uint32_t seed = 0;
+};
+
+/// Samples of one pass over a part of the data (0 training, 1 validation).
+int64_t epoch_samples(const DataSettings& data, int part);
+
+/// The first `count` samples of a part, sequence_length + 1 tokens each, in the order in which a run sees
+/// them.
+std::vector<Tokens> make_samples(const DataSettings& data, int part, int64_t count);
+
+}  // namespace reference
