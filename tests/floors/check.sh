@@ -7,7 +7,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 check_tree() {
   cd "$1"
   local folders=() folder
-  for folder in core apps parallel memory precision; do
+  for folder in core apps parallel memory precision tests/reference; do
     if [[ -d $folder ]]; then folders+=("$folder"); fi
   done
   # Generated tables (.inc) are checked for includes like everything else.
@@ -32,6 +32,7 @@ self_test() {
   plant core/io/json.cpp '#include <nlohmann/json.hpp>' '#include "core/io/json.h"' '// #include "apps/model/block.h"'
   plant parallel/data/buckets.cpp '#include "parallel/grid/grid.h"' '#include "parallel/comm/communicator.h"' '#include "memory/plan.h"'
   plant apps/train/trainer.cpp '#include "apps/plan/run_plan.h"' '#include "apps/data/loader.h"' '#include "apps/model/decoder.h"'
+  plant tests/reference/files.cpp '#include "core/io/json.h"' '#include "tests/reference/decoder.h"' '#include <cmath>'
   plant parallel/comm/mpi/mpi_internal.h '#include <mpi.h>'
   seq -f '// line %g' 600 >core/base_600 && mkdir -p core/base && mv core/base_600 core/base/long_enough.cpp
   check_tree . >clean.txt || {
@@ -51,6 +52,8 @@ self_test() {
   plant core/misc/new.cpp 'int x;'
   seq -f '// line %g' 601 >core/io/too_long.cpp
   plant precision/last.cpp 'int x;'
+  plant tests/reference/shared.cpp '#include "core/ops/exec.h"'
+  seq -f '// line %g' 401 >tests/reference/long.cpp
   local found=0
   check_tree . >found.txt || found=$?
   cut -d ' ' -f 1 found.txt | LC_ALL=C sort >places.txt
@@ -65,6 +68,8 @@ core/trace/heavy.h:1:
 core/tensor/local.cpp:1:
 core/misc/new.cpp:1:
 core/io/too_long.cpp:601:
+tests/reference/shared.cpp:1:
+tests/reference/long.cpp:401:
 TEXT
   if ((found == 0)) || ! diff expected.txt places.txt; then
     cat found.txt >&2
