@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "tests/catch.h"
+#include "tests/reference/schedule.h"
 
 using namespace nrl;
 
@@ -71,6 +72,31 @@ TEST_CASE("each shape has its closed form", "[run_io]") {
   root.min_lr = 0;
   REQUIRE(learning_rate(root, 1) == 2e-4);
   REQUIRE(learning_rate(root, 4) == Approx(1e-4));
+}
+
+// To the last bit: the same formula in the same order of operations.
+TEST_CASE("every step of every shape has the reference's rate", "[run_io]") {
+  struct Length {
+    int64_t warmup, end, wsd;
+  };
+  const std::pair<LrDecay, const char*> shapes[] = {{LrDecay::constant, "constant"},
+                                                    {LrDecay::linear, "linear"},
+                                                    {LrDecay::cosine, "cosine"},
+                                                    {LrDecay::wsd, "WSD"},
+                                                    {LrDecay::inverse_square_root, "inverse-square-root"}};
+  const Length lengths[] = {{0, 1, 1},   {0, 50, 50}, {1, 50, 1},  {7, 50, 13},
+                            {7, 20, 13}, {49, 50, 1}, {3, 100, 20}};
+  for (const auto& [decay, style] : shapes)
+    for (const auto& [warmup, end, wsd] : lengths)
+      for (const double min_lr : {0.0, 1e-4, 3e-3}) {
+        const LrSchedule s = {decay, 3e-3, min_lr, warmup, end, wsd};
+        check(s);
+        for (int64_t step = 1; step <= end + 5; ++step) {
+          INFO(style << ", warm-up " << warmup << ", end " << end << ", step " << step);
+          REQUIRE(learning_rate(s, step) ==
+                  reference::learning_rate({style, 3e-3, min_lr, warmup, end, wsd}, step));
+        }
+      }
 }
 
 TEST_CASE("a decay without warm-up begins at the first step", "[run_io]") {
