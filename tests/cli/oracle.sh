@@ -61,14 +61,15 @@ compare() {
   cat table.txt
 }
 
-llama="model_type: llama, vocab_size: 61, hidden_size: 20, intermediate_size: 28, num_hidden_layers: 2,
-    num_attention_heads: 4, num_key_value_heads: 2, head_dim: 6, max_position_embeddings: 64"
+gpt2="model_type: gpt2, vocab_size: 61, n_embd: 18, n_layer: 2, n_head: 3, n_positions: 16, resid_pdrop: 0, embd_pdrop: 0,
+    attn_pdrop: 0, initializer_range: 0.1"
+llama="model_type: llama, vocab_size: 61, hidden_size: 20, intermediate_size: 28, num_hidden_layers: 2, num_attention_heads: 4,
+    num_key_value_heads: 2, head_dim: 6, max_position_embeddings: 64"
 
 case $case_name in
   # One rank, 4 microbatches; tied; a decay that ends before the run does; an eps that matters; the whole validation data.
   oracle_gpt2)
-    settings "model_type: gpt2, vocab_size: 61, n_embd: 18, n_layer: 2, n_head: 3, n_positions: 16, n_inner: 50,
-      resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0, initializer_range: 0.1" \
+    settings "$gpt2, n_inner: 50" \
       "lr: 1.0e-2, weight_decay: 0.5, betas: [0.8, 0.97], eps: 2.0e-3, lr_scaling: {rule: sqrt, base_batch_size: 32}" \
       "lr_decay_style: cosine, lr_warmup_iters: 3, lr_decay_iters: 15, min_lr: 1.0e-3" \
       "train: {data_path: [a, b], weights: [3, 1]}, split: [8, 2, 0]" "val_period: 10, seed: 5" "max_grad_norm: 1.0"
@@ -136,10 +137,34 @@ case $case_name in
     train 2 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim
     compare run bf16
     ;;
+  # What config.json may say besides: every activation, YaRN and dynamic RoPE, partly rotated heads, no window.
+  oracle_variants)
+    llama=${llama//$'\n'/} gpt2=${gpt2//$'\n'/}
+    rope="rope_scaling: {factor: 4, original_max_position_embeddings: 8"
+    while read -r model; do
+      # Two documents, which data.split divides by tokens; an odd batch.
+      settings "$model" "lr: 8.0e-3, weight_decay: 0.4, betas: [0.8, 0.95], eps: 1.0e-4" "lr_decay_style: linear" \
+        "train: {data_path: few}, split: [6, 4, 0], seed: 3" "val_at_end: true, val_batches: 1" "max_grad_norm: null"
+      sed -i 's/batch_size: 8/batch_size: 3/' c.yaml
+      "$reference" data few 61 2 4
+      prepare_reference 1
+      train 1 run policy.train_micro_batch_size=1
+      compare run
+      rm -r start run
+    done <<YAML
+$llama, initializer_range: 0.1, hidden_act: gelu, $rope, rope_type: yarn, beta_fast: 4.0, attention_factor: 1.2}
+$llama, initializer_range: 0.1, hidden_act: gelu_new, partial_rotary_factor: 0.67, $rope, rope_type: dynamic}
+$llama, initializer_range: 0.1, hidden_act: gelu_pytorch_tanh, tie_word_embeddings: true, $rope, rope_type: yarn, truncate: false}
+${llama/llama/mistral}, initializer_range: 0.1, hidden_act: gelu_fast, sliding_window: null
+${llama/llama/qwen2}, initializer_range: 0.1, sliding_window: 3, use_sliding_window: false
+${llama/llama/qwen3}, initializer_range: 0.1, attention_bias: true, rms_norm_eps: 1.0e-2, tie_word_embeddings: true
+$gpt2, activation_function: gelu, layer_norm_epsilon: 1.0e-2, tie_word_embeddings: false
+$gpt2, activation_function: silu
+YAML
+    ;;
   # Steps with a token whose embedding overflows are skipped, the others are not.
   oracle_skip)
-    settings "model_type: gpt2, vocab_size: 61, n_embd: 18, n_layer: 1, n_head: 3, n_positions: 16, n_inner: 50,
-      resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0, initializer_range: 0.1, tie_word_embeddings: false" \
+    settings "$gpt2, tie_word_embeddings: false" \
       "lr: 1.0e-2, weight_decay: 0.5, betas: [0.8, 0.97], eps: 2.0e-3" \
       "lr_decay_style: linear, lr_warmup_iters: 3, min_lr: 1.0e-3" "train: {data_path: a}, split: [8, 2, 0]" \
       "val_period: 0, seed: 5, max_nonfinite_steps: 20"
@@ -152,17 +177,28 @@ case $case_name in
     ;;
   # The loss of `eval` on ranks and windows at once that divide the windows evenly and that do not.
   oracle_eval)
-    settings "$llama, initializer_range: 0.3" "lr: 1.0e-3" "lr_decay_style: constant" "train: {data_path: a}" "val_period: 0"
+    settings "${llama/: 61/: 272}, initializer_range: 0.3" "lr: 1.0e-3" "lr_decay_style: constant" "train: {data_path: a}" \
+      "val_period: 0"
     "$reference" data a 61 13 3
+    printf 'A text of known length, so that bits per byte can be told from the loss.' >text
+    expect 0 run 1 prepare --input text --tokenizer bytes --output t
     # shellcheck disable=SC2046
     expect 0 run 1 c.yaml $(in_directory start) pretrain.max_num_steps=0
-    for trial in "1 4 12 0" "1 1 7 0" "2 3 12 0" "4 2 5 0" "4 4 12 100"; do
-      read -r ranks micro length most <<<"$trial"
-      limit=()
-      ((most == 0)) || limit=(--max-tokens "$most")
-      expect 0 run "$ranks" eval start/step-0 --data a --micro-batch "$micro" --sequence-length "$length" --json "${limit[@]}"
-      "$reference" eval start/step-0 a "$length" "$most" out.txt || fail "eval on $ranks ranks differs: $(cat out.txt)"
+    # RANKS DATA MICRO_BATCH LENGTH MAX_TOKENS BYTES; 12 is the length of the training.
+    for trial in "1 a 4 - - 0" "1 a 1 7 - 0" "2 a 3 12 - 0" "4 a 2 5 - 0" "4 a 4 12 100 0" "2 t 2 10 - 72" "1 t 2 10 31 31"; do
+      read -r ranks data micro length most bytes <<<"$trial"
+      limits=()
+      [[ $length == - ]] || limits+=(--sequence-length "$length")
+      [[ $most == - ]] || limits+=(--max-tokens "$most")
+      expect 0 run "$ranks" eval start/step-0 --data "$data" --micro-batch "$micro" --json "${limits[@]}"
+      "$reference" eval start/step-0 "$data" "${length/-/12}" "${most/-/0}" "$bytes" out.txt ||
+        fail "eval differs ($trial): $(cat out.txt)"
     done
+    expect 64 run 1 data show c.yaml --split validation --steps 1:2
+    grep -q 'the run does not evaluate' err.txt || fail "no reason: $(cat err.txt)"
+    expect 64 run 1 data show c.yaml pretrain.val_at_end=true pretrain.val_batches=2 "data.split=[8,2,0]" --split validation \
+      --steps 2:4
+    grep -q 'an evaluation has 2 global batches' err.txt || fail "no reason: $(cat err.txt)"
     ;;
   # Initial weights as random numbers; GPT-2 scales what adds to the residual stream.
   oracle_initial)

@@ -45,7 +45,7 @@ void Comparison::tensors(const std::string& what, const Tensors& product, const 
       const double d = std::abs(found[i] - expected[i]);
       if (!(d <= largest)) largest = d;
     }
-    check(what, name, largest / std::max(root_mean_square(size.at(name)), 1e-2 * mean), tolerance);
+    check(what, name, largest / std::max(root_mean_square(size.at(name)), 0.1 * mean), tolerance);
   }
 }
 

@@ -21,7 +21,7 @@ class Comparison {
 
   /// Compares tensors one by one. A difference is the largest of a tensor's elements in units of
   /// `size`, the root mean square of the same tensor there. Tensors in which hardly anything happens (the key
-  /// bias of GPT-2 has no gradient in exact arithmetic) are measured by a hundredth of the mean size of all.
+  /// bias of GPT-2 has no gradient in exact arithmetic) are measured by a tenth of the mean size of all.
   void tensors(const std::string& what, const Tensors& product, const Tensors& reference, const Tensors& size,
                double tolerance);
 

@@ -41,25 +41,50 @@ void shuffle(std::mt19937& random, T begin, T end) {
   }
 }
 
-// The documents of one part of a split: the bounds are rounded half to even.
-std::vector<Tokens> part_of(const DataSettings& data, const std::string& path, int part) {
-  const std::vector<Tokens> all = read_token_file(path);
-  const double sum = data.split[0] + data.split[1] + data.split[2];
-  double begin = 0, end = 0;
-  for (int i = 0; i <= part; ++i) {
-    begin = end;
-    end += data.split[static_cast<size_t>(i)] / sum;
-  }
-  const auto bound = [&](double share) {
-    return all.begin() + static_cast<std::ptrdiff_t>(std::nearbyint(share * static_cast<double>(all.size())));
-  };
-  return {bound(begin), bound(end)};
-}
-
 int64_t count_tokens(const std::vector<Tokens>& documents) {
   int64_t tokens = 0;
   for (const Tokens& d : documents) tokens += static_cast<int64_t>(d.size());
   return tokens;
+}
+
+// [begin, end) of a part of `count` things. Bounds are rounded half to even.
+std::pair<int64_t, int64_t> bounds(const std::array<double, 3>& split, int part, int64_t count) {
+  const double sum = split[0] + split[1] + split[2];
+  double begin = 0, end = 0;
+  for (int i = 0; i <= part; ++i) {
+    begin = end;
+    end += split[static_cast<size_t>(i)] / sum;
+  }
+  const auto place = [&](double share) {
+    return static_cast<int64_t>(std::nearbyint(share * static_cast<double>(count)));
+  };
+  return {place(begin), place(end)};
+}
+
+// The documents of one part of a split. Where whole documents would leave training or validation without a
+// token, the tokens are divided instead.
+std::vector<Tokens> part_of(const DataSettings& data, const std::string& path, int part) {
+  const std::vector<Tokens> all = read_token_file(path);
+  const auto documents = [&](int which) {
+    const auto [begin, end] = bounds(data.split, which, static_cast<int64_t>(all.size()));
+    return std::vector<Tokens>(all.begin() + begin, all.begin() + end);
+  };
+  const auto lacks = [&](int which) {
+    return data.split[static_cast<size_t>(which)] > 0 && count_tokens(documents(which)) == 0;
+  };
+  if (!lacks(0) && !lacks(1)) return documents(part);
+  const auto [begin, end] = bounds(data.split, part, count_tokens(all));
+  std::vector<Tokens> pieces;
+  int64_t at = 0;
+  for (const Tokens& document : all) {
+    pieces.emplace_back();
+    for (const int32_t token : document) {
+      if (at >= begin && at < end) pieces.back().push_back(token);
+      ++at;
+    }
+    if (pieces.back().empty()) pieces.pop_back();
+  }
+  return pieces;
 }
 
 // GPTDataset: `count` samples of one path. Documents are shuffled over all epochs, laid behind each other,

@@ -1,9 +1,9 @@
 #include "tests/reference/trainer.h"
 
+#include <yaml-cpp/yaml.h>
+
 #include <algorithm>
 #include <stdexcept>
-
-#include "yaml-cpp/yaml.h"
 
 namespace reference {
 namespace {
