@@ -31,7 +31,7 @@ in_directory() {
 # prepare_reference EVALUATION_BATCHES: what the reference starts from: token files, initial weights, samples.
 prepare_reference() {
   "$reference" data a 61 60 1
-  "$reference" data b 61 40 2
+  "$reference" data b 61 45 5
   # shellcheck disable=SC2046
   expect 0 run 1 c.yaml $(in_directory start) pretrain.max_num_steps=0
   expect 0 run 1 data show c.yaml --steps 1:21 --json
@@ -83,20 +83,21 @@ case $case_name in
       rope_scaling: {rope_type: llama3, factor: 4, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 32}" \
       "lr: 8.0e-3, weight_decay: 0.4, betas: [0.7, 0.95], eps: 1.0e-5" \
       "lr_decay_style: linear, warmup_ratio: 0.22, lr_decay_iters: 30, min_lr: 5.0e-4" \
-      "train: {data_path: [a, b]}, split: [8, 2, 0]" "val_period: 7, val_batches: 1, seed: 6" "max_grad_norm: 1.0"
+      "train: {data_path: [a, b]}, split: [8, 2, 0]" "val_period: 7, val_batches: 1, seed: 6" "max_grad_norm: 1.2"
     prepare_reference 1
     train 2 run policy.train_micro_batch_size=1 distributed.bucket_size_mb=0.01
     compare run
     ;;
-  # Four ranks with sharded optimizer state; a window shorter than the sequence; several epochs of one file, and
-  # validation files of their own.
+  # Four ranks with sharded optimizer state; a window shorter than the sequence; a run of two epochs, and validation
+  # files of their own.
   oracle_mistral)
     settings "model_type: mistral, vocab_size: 61, hidden_size: 24, intermediate_size: 32, num_hidden_layers: 2,
       num_attention_heads: 4, num_key_value_heads: 1, sliding_window: 5, max_position_embeddings: 64, initializer_range: 0.1" \
       "lr: 1.6e-2, weight_decay: 0.3, betas: [0.8, 0.95], eps: 1.0e-5, lr_scaling: {rule: linear, base_batch_size: 16}" \
       "lr_decay_style: WSD, lr_warmup_iters: 4, lr_wsd_decay_iters: 6, min_lr: 1.0e-3" \
       "train: {data_path: b}, validation: {data_path: [a, b], weights: [1, 1]}, seed: 9" \
-      "val_at_start: true, val_at_end: true, val_batches: 2" "max_grad_norm: 1.2"
+      "val_at_start: true, val_at_end: true, val_batches: 2, max_num_epochs: 2" "max_grad_norm: 1.2"
+    sed -i 's/max_num_steps: 20, //' c.yaml
     prepare_reference 2
     train 4 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim distributed.bucket_size_mb=0.01
     compare run

@@ -94,8 +94,7 @@ int compare_training(const Args& args) {
     compare_samples(c, validation_path, validation, run.batch);
   }
 
-  const Tensors start =
-      bf16 ? read_optimizer_state(config, initial, "master") : read_weights(config, initial);
+  const Tensors start = read_weights(config, initial);  // with bf16, f32 master weights start from these
   Trainer trainer(config, run, start);
   if (bf16) trainer.set_rounding(round_to_bf16);
   const auto validation_loss = [&] {

@@ -39,9 +39,18 @@ std::vector<T> list(const YAML::Node& root, const std::string& key) {
 Run read_run(const std::string& path) {
   const YAML::Node yaml = YAML::LoadFile(path);
   Run run;
-  run.steps = get<int64_t>(yaml, "pretrain.max_num_steps", 0);
   run.batch = get<int64_t>(yaml, "policy.train_global_batch_size", 32);
   run.seed = get<int64_t>(yaml, "pretrain.seed", 42);
+  run.train.paths = list<std::string>(yaml, "data.train.data_path");
+  run.train.weights = list<double>(yaml, "data.train.weights");
+  run.train.sequence_length = get<int64_t>(yaml, "policy.max_total_sequence_length", 1024);
+  run.train.seed = static_cast<uint32_t>(get<int64_t>(yaml, "data.seed", run.seed));
+  const auto split = list<double>(yaml, "data.split");
+  for (size_t i = 0; i < split.size(); ++i) run.train.split.at(i) = split[i];
+  run.steps = get<int64_t>(yaml, "pretrain.max_num_steps", INT64_MAX);
+  if (const auto epochs = get<int64_t>(yaml, "pretrain.max_num_epochs", 0); epochs > 0)
+    run.steps = std::min(run.steps, epochs * epoch_samples(run.train, 0) / run.batch);
+
   run.weight_decay = get(yaml, "policy.optimizer.weight_decay", 0.1);
   run.eps = get(yaml, "policy.optimizer.eps", 1e-8);
   if (const auto betas = list<double>(yaml, "policy.optimizer.betas"); !betas.empty())
@@ -65,12 +74,6 @@ Run read_run(const std::string& path) {
   if (const double ratio = get(yaml, scheduler + "warmup_ratio", 0.0); ratio > 0)
     s.warmup = std::lround(ratio * static_cast<double>(s.end));
 
-  run.train.paths = list<std::string>(yaml, "data.train.data_path");
-  run.train.weights = list<double>(yaml, "data.train.weights");
-  run.train.sequence_length = get<int64_t>(yaml, "policy.max_total_sequence_length", 1024);
-  run.train.seed = static_cast<uint32_t>(get<int64_t>(yaml, "data.seed", run.seed));
-  const auto split = list<double>(yaml, "data.split");
-  for (size_t i = 0; i < split.size(); ++i) run.train.split.at(i) = split[i];
   run.validation = run.train;
   if (const auto paths = list<std::string>(yaml, "data.validation.data_path"); !paths.empty()) {
     run.validation.paths = paths;
