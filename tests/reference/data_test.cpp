@@ -1,10 +1,12 @@
 // The order of the samples has the properties that it is for.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "tests/catch.h"
 #include "tests/reference/data.h"
