@@ -88,39 +88,40 @@ case $case_name in
     train 2 run policy.train_micro_batch_size=1 distributed.bucket_size_mb=0.01
     compare run
     ;;
-  # Four ranks with sharded optimizer state; a window shorter than the sequence; a run of two epochs, and validation
+  # Four ranks with sharded optimizer state (a shard has at least 61440 / ranks elements of a bucket, so that these models
+  # must have many); a window shorter than the sequence; a run of two epochs, and validation
   # files of their own.
   oracle_mistral)
-    settings "model_type: mistral, vocab_size: 61, hidden_size: 24, intermediate_size: 32, num_hidden_layers: 2,
-      num_attention_heads: 4, num_key_value_heads: 1, sliding_window: 5, max_position_embeddings: 64, initializer_range: 0.1" \
-      "lr: 1.6e-2, weight_decay: 0.3, betas: [0.8, 0.95], eps: 1.0e-5, lr_scaling: {rule: linear, base_batch_size: 16}" \
+    settings "model_type: mistral, vocab_size: 61, hidden_size: 48, intermediate_size: 72, num_hidden_layers: 3,
+      num_attention_heads: 4, num_key_value_heads: 1, sliding_window: 5, max_position_embeddings: 64, initializer_range: 0.06" \
+      "lr: 1.6e-2, weight_decay: 0.3, betas: [0.8, 0.95], eps: 1.0e-4, lr_scaling: {rule: linear, base_batch_size: 16}" \
       "lr_decay_style: WSD, lr_warmup_iters: 4, lr_wsd_decay_iters: 6, min_lr: 1.0e-3" \
       "train: {data_path: b}, validation: {data_path: [a, b], weights: [1, 1]}, seed: 9" \
-      "val_at_start: true, val_at_end: true, val_batches: 2, max_num_epochs: 2" "max_grad_norm: 1.2"
+      "val_at_start: true, val_at_end: true, val_batches: 2, max_num_epochs: 2" "max_grad_norm: 1.4"
     sed -i 's/max_num_steps: 20, //' c.yaml
     prepare_reference 2
-    train 4 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim distributed.bucket_size_mb=0.01
+    train 4 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim
     compare run
     ;;
-  # Two ranks with sharded optimizer state; biases of q, k and v; tied; stretched RoPE.
+  # Two ranks with sharded optimizer state in two buckets; biases of q, k and v; tied; stretched RoPE.
   oracle_qwen2)
-    settings "model_type: qwen2, vocab_size: 61, hidden_size: 24, intermediate_size: 30, num_hidden_layers: 2,
+    settings "model_type: qwen2, vocab_size: 61, hidden_size: 48, intermediate_size: 115, num_hidden_layers: 3,
       num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 64, tie_word_embeddings: true,
-      initializer_range: 0.1, rope_scaling: {rope_type: linear, factor: 2}" \
-      "lr: 8.0e-3, weight_decay: 0.4, betas: [0.85, 0.9], eps: 1.0e-5" \
+      initializer_range: 0.06, rope_scaling: {rope_type: linear, factor: 2}" \
+      "lr: 8.0e-3, weight_decay: 0.4, betas: [0.85, 0.9], eps: 1.0e-4" \
       "lr_decay_style: inverse-square-root, lr_warmup_iters: 4, lr_decay_iters: 18, min_lr: 2.0e-3" \
-      "train: {data_path: a}, split: [8, 2, 0]" "val_period: 10, val_batches: 2, seed: 7" "max_grad_norm: 1.2"
+      "train: {data_path: a}, split: [8, 2, 0]" "val_period: 10, val_batches: 2, seed: 7" "max_grad_norm: 1.7"
     prepare_reference 2
-    train 2 run policy.train_micro_batch_size=4 distributed.shard_strategy=optim
+    train 2 run policy.train_micro_batch_size=4 distributed.shard_strategy=optim distributed.bucket_size_mb=0.13
     compare run
     ;;
   # Four ranks; norms of q and k; then resumed from step 7 on two ranks with sharded optimizer state.
   oracle_qwen3)
-    settings "model_type: qwen3, vocab_size: 61, hidden_size: 22, intermediate_size: 26, num_hidden_layers: 2,
-      num_attention_heads: 3, num_key_value_heads: 1, head_dim: 10, max_position_embeddings: 64, initializer_range: 0.1" \
-      "lr: 6.0e-3, weight_decay: 0.5, betas: [0.9, 0.8], eps: 1.0e-5" "lr_decay_style: constant, lr_warmup_iters: 5" \
+    settings "model_type: qwen3, vocab_size: 61, hidden_size: 44, intermediate_size: 70, num_hidden_layers: 3,
+      num_attention_heads: 3, num_key_value_heads: 1, head_dim: 10, max_position_embeddings: 64, initializer_range: 0.06" \
+      "lr: 6.0e-3, weight_decay: 0.5, betas: [0.9, 0.8], eps: 1.0e-4" "lr_decay_style: constant, lr_warmup_iters: 5" \
       "train: {data_path: [a, b], weights: [1, 2]}, split: [7, 2, 1]" "val_period: 5, val_batches: 2, seed: 8" \
-      "max_grad_norm: 1.3"
+      "max_grad_norm: 2.0"
     prepare_reference 2
     train 4 run policy.train_micro_batch_size=1 checkpointing.save_period=7
     compare run
@@ -131,9 +132,11 @@ case $case_name in
     ;;
   # bf16 weights and activations with f32 master weights.
   oracle_bf16)
-    settings "$llama, initializer_range: 0.1" "lr: 8.0e-3, weight_decay: 0.4, betas: [0.8, 0.95], eps: 1.0e-4" \
+    settings "model_type: llama, vocab_size: 61, hidden_size: 48, intermediate_size: 100, num_hidden_layers: 2,
+      num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 64, initializer_range: 0.06" \
+      "lr: 8.0e-3, weight_decay: 0.4, betas: [0.8, 0.95], eps: 1.0e-4" \
       "lr_decay_style: cosine, lr_warmup_iters: 3, min_lr: 5.0e-4" "train: {data_path: a}, split: [8, 2, 0]" \
-      "val_period: 10, val_batches: 2" "precision: bfloat16"
+      "val_period: 10, val_batches: 2" "precision: bfloat16"$'\n  max_grad_norm: 1.75'
     prepare_reference 2
     train 2 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim
     compare run bf16

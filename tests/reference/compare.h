@@ -19,9 +19,10 @@ class Comparison {
   /// Counts a failure with this text.
   void require(bool condition, const std::string& text);
 
-  /// Compares tensors one by one. A difference is the largest of a tensor's elements in units of
-  /// `size`, the root mean square of the same tensor there. Tensors in which hardly anything happens (the key
-  /// bias of GPT-2 has no gradient in exact arithmetic) are measured by a tenth of the mean size of all.
+  /// Compares tensors one by one: the root mean square of the differences in units of that of `size`, where
+  /// the same tensor says how large its numbers are, and the largest difference with ten times the tolerance.
+  /// Tensors in which hardly anything happens (the key bias of GPT-2 has no gradient in exact arithmetic) are
+  /// measured by a tenth of the mean of all.
   void tensors(const std::string& what, const Tensors& product, const Tensors& reference, const Tensors& size,
                double tolerance);
 
