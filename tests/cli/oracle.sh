@@ -176,7 +176,7 @@ YAML
     prepare_reference 0
     "$reference" poison start/step-0 17
     rm start/step-0/manifest.json  # its checksums
-    train 2 run policy.model_name=start/step-0 policy.train_micro_batch_size=1
+    train 2 run policy.model_name=start/step-0 policy.train_micro_batch_size=1 distributed.overlap_grad_reduce=false
     compare run poison 17
     ;;
   # The loss of `eval` on ranks and windows at once that divide the windows evenly and that do not.
