@@ -404,7 +404,7 @@ std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
     json.set("n_positions", m.max_positions);
     json.set("n_inner", m.ffn);
     if (!json.contains("activation_function")) json.set("activation_function", "gelu_new");
-    json.set("layer_norm_epsilon", static_cast<double>(m.norm_eps));
+    if (!json.contains("layer_norm_epsilon")) json.set("layer_norm_epsilon", 1e-5);
   } else {
     json.set("hidden_size", m.hidden);
     json.set("num_hidden_layers", m.layers);
