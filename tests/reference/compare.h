@@ -2,6 +2,8 @@
 // Comparisons of numbers of the product with those of the reference; what differs is printed and counted.
 
 #include <cstdio>
+#include <map>
+#include <sstream>
 #include <string>
 
 #include "tests/reference/decoder.h"
@@ -18,6 +20,14 @@ class Comparison {
   void check(const std::string& what, const std::string& where, double difference, double tolerance);
   /// Counts a failure with this text.
   void require(bool condition, const std::string& text);
+  /// The same for two numbers that must be equal.
+  template <class T>
+  void require_equal(const std::string& what, T found, T expected) {
+    std::ostringstream text;
+    text.precision(17);
+    text << what << " is " << found << " instead of " << expected;
+    require(found == expected, text.str());
+  }
 
   /// Compares tensors one by one: the root mean square of the differences in units of that of `size`, where
   /// the same tensor says how large its numbers are, and the largest difference with ten times the tolerance.

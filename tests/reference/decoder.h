@@ -22,6 +22,7 @@ struct Rope {
   double beta_fast = 32, beta_slow = 1, attention_factor = 0;  ///< 0: 0.1 ln(factor) + 1
   bool truncate = true;
   double original_max_position = 0;
+  bool operator==(const Rope&) const = default;
 };
 
 /// A config.json of Hugging Face.
@@ -36,8 +37,11 @@ struct Config {
   double initializer_range = 0.02;
   Rope rope;
   bool gpt2() const { return family == "gpt2"; }
+  bool operator==(const Config&) const = default;
 };
 
+/// The configuration in the text of a config.json.
+Config parse_config(const std::string& json);
 /// Reads `directory`/config.json.
 Config read_config(const std::string& directory);
 

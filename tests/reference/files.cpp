@@ -131,7 +131,11 @@ void cut(const std::vector<double>& values, const Source& source, bool transpose
 }  // namespace
 
 Config read_config(const std::string& directory) {
-  const nrl::JsonValue json = nrl::read_json(directory + "/config.json");
+  return parse_config(nrl::read_json(directory + "/config.json").dump());
+}
+
+Config parse_config(const std::string& text) {
+  const nrl::JsonValue json = nrl::parse_json(text, "config.json");
   Config c;
   c.family = json.get_string("model_type");
   c.vocab_size = size_of(json, "vocab_size", 0);

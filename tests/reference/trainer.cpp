@@ -3,6 +3,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <stdexcept>
 
 namespace reference {
@@ -34,7 +35,29 @@ std::vector<T> list(const YAML::Node& root, const std::string& key) {
   return node.IsSequence() ? node.as<std::vector<T>>() : std::vector<T>{node.as<T>()};
 }
 
+std::string to_json(const YAML::Node& node) {
+  std::string text;
+  if (node.IsMap()) {
+    for (const auto& member : node)
+      text += (text.empty() ? "" : ", ") + to_json(member.first) + ": " + to_json(member.second);
+    return "{" + text + "}";
+  }
+  if (node.IsSequence()) {
+    for (const auto& item : node) text += (text.empty() ? "" : ", ") + to_json(item);
+    return "[" + text + "]";
+  }
+  const auto scalar = node.as<std::string>();
+  char* end = nullptr;
+  std::strtod(scalar.c_str(), &end);
+  const bool plain = *end == '\0' || scalar == "true" || scalar == "false" || scalar == "null";
+  return plain ? scalar : '"' + scalar + '"';
+}
+
 }  // namespace
+
+Config read_model(const std::string& path) {
+  return parse_config(to_json(YAML::LoadFile(path)["policy"]["model"]));
+}
 
 Run read_run(const std::string& path) {
   const YAML::Node yaml = YAML::LoadFile(path);

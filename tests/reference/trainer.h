@@ -23,6 +23,8 @@ struct Run {
 };
 
 Run read_run(const std::string& yaml);
+/// policy.model of the same file: a config.json in YAML.
+Config read_model(const std::string& yaml);
 
 /// Weight decay applies to matrices and embeddings, not to norms and biases.
 bool decays(const std::string& name);
