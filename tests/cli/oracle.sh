@@ -146,7 +146,9 @@ case $case_name in
   # What config.json may say besides: every activation, YaRN and dynamic RoPE, partly rotated heads, no window.
   oracle_variants)
     llama=${llama//$'\n'/} gpt2=${gpt2//$'\n'/}
-    rope="rope_scaling: {factor: 4, original_max_position_embeddings: 8"
+    # With theta 20 and 64 positions, every parameter of YaRN moves one of the three frequencies.
+    yarn="rope_theta: 20.0, rope_scaling: {rope_type: yarn, factor: 4, original_max_position_embeddings: 64"
+    dynamic="rope_scaling: {rope_type: dynamic, factor: 4, original_max_position_embeddings: 8"
     while read -r model; do
       # Two documents, which data.split divides by tokens; an odd batch.
       settings "$model" "lr: 8.0e-3, weight_decay: 0.4, betas: [0.8, 0.95], eps: 1.0e-4" "lr_decay_style: linear" \
@@ -158,9 +160,9 @@ case $case_name in
       compare run
       rm -r start run
     done <<YAML
-$llama, initializer_range: 0.1, hidden_act: gelu, $rope, rope_type: yarn, beta_fast: 4.0, attention_factor: 1.2}
-$llama, initializer_range: 0.1, hidden_act: gelu_new, partial_rotary_factor: 0.67, $rope, rope_type: dynamic}
-$llama, initializer_range: 0.1, hidden_act: gelu_pytorch_tanh, tie_word_embeddings: true, $rope, rope_type: yarn, truncate: false}
+$llama, initializer_range: 0.1, hidden_act: gelu, $yarn, beta_fast: 2.0, beta_slow: 0.5, attention_factor: 1.2}
+$llama, initializer_range: 0.1, hidden_act: gelu_new, partial_rotary_factor: 0.67, $dynamic}
+$llama, initializer_range: 0.1, hidden_act: gelu_pytorch_tanh, tie_word_embeddings: true, $yarn, truncate: false}
 ${llama/llama/mistral}, initializer_range: 0.1, hidden_act: gelu_fast, sliding_window: null
 ${llama/llama/qwen2}, initializer_range: 0.1, sliding_window: 3, use_sliding_window: false
 ${llama/llama/qwen3}, initializer_range: 0.1, attention_bias: true, rms_norm_eps: 1.0e-2, tie_word_embeddings: true
