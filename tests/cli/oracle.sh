@@ -72,7 +72,7 @@ case $case_name in
     settings "$gpt2, n_inner: 50" \
       "lr: 1.0e-2, weight_decay: 0.5, betas: [0.8, 0.97], eps: 2.0e-3, lr_scaling: {rule: sqrt, base_batch_size: 32}" \
       "lr_decay_style: cosine, lr_warmup_iters: 3, lr_decay_iters: 15, min_lr: 1.0e-3" \
-      "train: {data_path: [a, b], weights: [3, 1]}, split: [8, 2, 0]" "val_period: 10, seed: 5" "max_grad_norm: 1.0"
+      "train: {data_path: [a, b], weights: [3, 1]}, split: [7, 2, 1]" "val_period: 10, seed: 5" "max_grad_norm: 1.0"
     prepare_reference 4
     train 1 run policy.train_micro_batch_size=2
     compare run
@@ -117,13 +117,15 @@ case $case_name in
     train 2 run policy.train_micro_batch_size=4 distributed.shard_strategy=optim distributed.bucket_size_mb=0.13
     compare run
     ;;
-  # Four ranks; norms of q and k; then resumed from step 7 on two ranks with sharded optimizer state.
+  # Four ranks; norms of q and k; then resumed from step 7 on two ranks with sharded optimizer state. The validation data
+  # follow another rule, so that the best evaluation lies before the resume.
   oracle_qwen3)
     settings "model_type: qwen3, vocab_size: 61, hidden_size: 44, intermediate_size: 70, num_hidden_layers: 3,
       num_attention_heads: 3, num_key_value_heads: 1, head_dim: 10, max_position_embeddings: 64, initializer_range: 0.06" \
       "lr: 6.0e-3, weight_decay: 0.5, betas: [0.9, 0.8], eps: 1.0e-4" "lr_decay_style: constant, lr_warmup_iters: 5" \
-      "train: {data_path: [a, b], weights: [1, 2]}, split: [7, 2, 1]" "val_period: 5, val_batches: 2, seed: 8" \
+      "train: {data_path: [a, b], weights: [1, 2]}, validation: {data_path: other}" "val_period: 5, val_batches: 2, seed: 8" \
       "max_grad_norm: 2.0"
+    "$reference" data other 13 20 6
     prepare_reference 2
     train 4 run policy.train_micro_batch_size=1 checkpointing.save_period=7
     compare run
