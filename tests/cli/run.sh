@@ -33,7 +33,7 @@ case $case_name in
           name=r$ranks-$strategy-$overlap
           config "$name"
           expect 0 run $ranks "$name.yaml" distributed.shard_strategy=$strategy distributed.overlap_grad_reduce=$overlap \
-            distributed.bucket_size_mb=0.05
+            distributed.bucket_size_mb=0.13
           same one/logs/metrics.jsonl "$name/logs/metrics.jsonl" 1e-5
         done
       done
@@ -232,7 +232,7 @@ case $case_name in
     for strategy in ddp optim; do
       config two-$strategy
       expect 0 run 2 two-$strategy.yaml device=cuda policy.precision=float32 "${short[@]}" distributed.shard_strategy=$strategy \
-        distributed.bucket_size_mb=0.05 policy.train_micro_batch_size=1
+        distributed.bucket_size_mb=0.13 policy.train_micro_batch_size=1
       same one/logs/metrics.jsonl two-$strategy/logs/metrics.jsonl 1e-4
     done
     ;;
