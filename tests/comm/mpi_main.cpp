@@ -1,4 +1,5 @@
 // Runs the cases on every rank; the exit code is the worst of all ranks, 77 where there is nothing to run on.
+// The first failed assertion of a rank ends all of them: its peers may wait for it in a collective.
 #define CATCH_CONFIG_RUNNER
 #include "tests/catch.h"
 #include "tests/comm/benches.h"
@@ -6,11 +7,56 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 
 namespace {
+
 nrl::comm::World* g_world = nullptr;
 int64_t g_slot_bytes = 0;
+
+#if defined(CATCH_VERSION_MAJOR) && CATCH_VERSION_MAJOR >= 3
+using ListenerBase = Catch::EventListenerBase;
+using AssertionEnded = void;
+#else
+using ListenerBase = Catch::TestEventListenerBase;
+using AssertionEnded = bool;
+#endif
+
+class AbortOnFailure : public ListenerBase {
+ public:
+  using ListenerBase::ListenerBase;
+
+  void testCaseStarting(const Catch::TestCaseInfo& info) override { test_case_ = info.name; }
+
+  // Called before the reporter sees the assertion, so everything is told here.
+  AssertionEnded assertionEnded(const Catch::AssertionStats& stats) override {
+    const Catch::AssertionResult& result = stats.assertionResult;
+    // A signal ends this process, and with it all: Catch2 tells of it in the handler, where little is
+    // allowed.
+    const bool signal = result.getResultType() == Catch::ResultWas::FatalErrorCondition;
+    if (g_world->size() > 1 && !result.isOk() && !signal) {
+      std::ostringstream text;
+      text << "\nrank " << g_world->rank() << " of " << g_world->size() << " failed in \"" << test_case_
+           << "\"\n"
+           << result.getSourceInfo() << ": " << result.getExpressionInMacro() << "\n";
+      if (result.hasExpandedExpression())
+        text << "  with expansion: " << result.getExpandedExpression() << "\n";
+      if (!result.getMessage().empty()) text << "  " << result.getMessage() << "\n";
+      for (const Catch::MessageInfo& info : stats.infoMessages) text << "  " << info.message << "\n";
+      std::fflush(stdout);
+      std::fputs(text.str().c_str(), stderr);
+      std::fflush(stderr);
+      g_world->abort(nrl::Exit::internal);
+    }
+    return AssertionEnded(true);
+  }
+
+ private:
+  std::string test_case_;
+};
+CATCH_REGISTER_LISTENER(AbortOnFailure)
+
 }  // namespace
 
 nrl::comm::World& test_world() {
