@@ -213,6 +213,7 @@ void make_directories(const std::string& path) {
   if (error != 0 && !(error == EEXIST && is_directory(path))) {
     fail(Exit::cannot_create, "{}: cannot create the directory: {}", path, cause(error));
   }
+  if (error == 0) fsync_directory(parent);
 }
 
 void rename_path(const std::string& from, const std::string& to) {

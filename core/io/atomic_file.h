@@ -90,7 +90,7 @@ void write_file_atomic(const std::string& path, std::string_view text);
 void fsync_directory(const std::string& path);
 /// Creates one directory (Exit::cannot_create); the parent is not synced.
 void make_directory(const std::string& path);
-/// Creates the directory and its missing parents; one that is there already is fine.
+/// Creates the directory and its missing parents, durably; one that is there already is fine.
 void make_directories(const std::string& path);
 void rename_path(const std::string& from, const std::string& to);
 /// Swaps two existing paths in one step; false where the file system cannot.

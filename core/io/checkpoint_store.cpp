@@ -193,15 +193,16 @@ std::string set_checkpoints_aside(const std::string& store, int64_t step, const 
   std::string aside;
   for (int k = 1; aside.empty() || path_exists(aside); ++k)
     aside = join_path(store, fmt::format("previous-{}", k));
-  make_directory(aside);
-  for (const std::string& name : moved) rename_path(join_path(store, name), join_path(aside, name));
-  fsync_directory(aside);
+  // LATEST first, so that it names a checkpoint that is there whenever a crash comes.
   const std::string latest = join_path(store, "LATEST");
   if (kept.empty()) {
     remove_tree(latest);
   } else {
     write_file_atomic(latest, kept.front() + "\n");
   }
+  make_directory(aside);
+  for (const std::string& name : moved) rename_path(join_path(store, name), join_path(aside, name));
+  fsync_directory(aside);  // their new names before their old ones go
   fsync_directory(store);
   return aside;
 }

@@ -89,7 +89,6 @@ CheckpointWriter::CheckpointWriter(std::string store, int64_t step, uint64_t loc
     NRL_CHECK(nonce.size() == 16, "the nonce \"{}\" must be 16 hexadecimal digits", nonce);
     const std::string path = fmt::format("{}.tmp-{}", final_, nonce);
     make_directory(path);
-    fsync_directory(store_);
     return path;
   });
 }

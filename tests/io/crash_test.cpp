@@ -1,4 +1,5 @@
-// Crashes and storage errors at every single operation of a commit, and the lock of a run.
+// Crashes and storage errors at every single operation of a commit, and the lock of a run. Crashes lose what
+// was not fsynced (durability.h).
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -12,6 +13,7 @@
 #include "core/io/checkpoint_store.h"
 #include "tests/catch.h"
 #include "tests/io/checkpoint_test_util.h"
+#include "tests/io/durability.h"
 
 using namespace nrl;
 using namespace nrl::test;
@@ -19,13 +21,12 @@ using namespace nrl::test;
 namespace {
 
 std::atomic<int> g_left{0};  // operations until the fault
-int g_error = 0;             // errno of the fault; 0: the process ends
+int g_error = 0;             // errno of the fault
 bool g_persistent = false;
 
 int fault(FileOp, const std::string&) {
   const int left = --g_left;
   if (left > 0 || (left < 0 && !g_persistent)) return 0;
-  if (g_error == 0) ::_exit(9);
   return g_error;
 }
 
@@ -39,9 +40,12 @@ void save_and_retain(const std::string& store, int64_t step, uint64_t salt) {
 uint64_t check_store(const std::string& store, int64_t old_step, int64_t new_step) {
   const ResumePoint point = find_resume(store);
   REQUIRE(point.checkpoint.has_value());
+  CHECK(point.rejected.empty());  // never damage under a final name
+  // LATEST may be behind, but names a checkpoint that is there.
   for (const std::string& w : point.warnings) {
     CAPTURE(w);
-    CHECK(contains(w, "LATEST"));  // never damage under a final name
+    CHECK(contains(w, "/LATEST names step-"));
+    CHECK_FALSE(contains(w, "not there"));
   }
   CHECK((point.checkpoint->step == old_step || point.checkpoint->step == new_step));
   if (holds_model(point.checkpoint->path, 1)) return 1;
@@ -50,89 +54,125 @@ uint64_t check_store(const std::string& store, int64_t old_step, int64_t new_ste
   return 2;
 }
 
+// All that a crash may leave of a save over the steps 5 and 10; `record` saves, and promises when that is
+// done.
+void check_save(int64_t new_step, const std::function<void(const std::string& store, Recorder&)>& record) {
+  const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
+  save(dir / "c", 5, 1);
+  save(dir / "c", 10, 1);
+  Recorder recorder(dir.path());
+  record(dir / "c", recorder);
+  recorder.stop();
+  int old_ones = 0, new_ones = 0;
+  recorder.for_each_crash([&](const std::string& left, bool promised, const std::string& what) {
+    CAPTURE(what);
+    const std::string store = join_path(left, "c");
+    const uint64_t found = check_store(store, 10, new_step);
+    if (promised) CHECK(found == 2);
+    ++(found == 2 ? new_ones : old_ones);
+    // The next start cleans up, and the same save works.
+    const RunLock lock(left);
+    clean_store(store, lock);
+    save_and_retain(store, new_step, 2);
+    CHECK(list_directory(store) == std::vector<std::string>{"LATEST", step_directory_name(new_step)});
+    CHECK(check_store(store, new_step, new_step) == 2);
+  });
+  CHECK(old_ones >= 20);
+  CHECK(new_ones >= 20);
+}
+
 }  // namespace
 
 TEST_CASE("a crash at any operation of a save leaves a valid newest checkpoint") {
   for (int64_t new_step : {20, 10}) {  // a new step, and the same step again
     CAPTURE(new_step);
-    int points = 0, new_ones = 0;
-    for (int n = 1;; ++n) {
-      CAPTURE(n);
-      const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
-      save(dir / "c", 5, 1);
-      save(dir / "c", 10, 1);
-      const pid_t child = ::fork();
-      REQUIRE(child >= 0);
-      if (child == 0) {
-        g_left = n;
-        g_error = 0;
-        set_file_op_hook(fault);
-        try {
-          save_and_retain(dir / "c", new_step, 2);
-        } catch (...) {
-          ::_exit(3);
-        }
-        ::_exit(0);
-      }
-      int status = 0;
-      REQUIRE(::waitpid(child, &status, 0) == child);
-      REQUIRE(WIFEXITED(status));
-      const uint64_t found = check_store(dir / "c", 10, new_step);
-      if (WEXITSTATUS(status) == 0) {
-        CHECK(found == 2);
-        break;
-      }
-      REQUIRE(WEXITSTATUS(status) == 9);
-      ++points;
-      new_ones += found == 2 ? 1 : 0;
-      // The next start cleans up, and the same save works.
-      const RunLock lock(dir.path());
-      clean_store(dir / "c", lock);
-      save_and_retain(dir / "c", new_step, 2);
-      CHECK(list_directory(dir / "c") == std::vector<std::string>{"LATEST", step_directory_name(new_step)});
-      CHECK(check_store(dir / "c", new_step, new_step) == 2);
-    }
-    CHECK(points >= 20);
-    CHECK(new_ones >= 4);            // crashes after the commit
-    CHECK(new_ones <= points - 10);  // and before
+    check_save(new_step, [&](const std::string& store, Recorder& recorder) {
+      save(store, new_step, 2);
+      recorder.promise();
+      apply_retention(store, 1);
+    });
   }
 }
 
+TEST_CASE("a crash while several ranks save leaves a valid newest checkpoint") {
+  check_save(20, [](const std::string& store, Recorder& recorder) {
+    ThreadRanks ranks(3);
+    for (const Caught& caught : ranks.run([&](int rank) {
+           CheckpointWriter writer(store, 20, 10000, ranks.group(rank));
+           add_model(writer, rank, 3, 2);
+           writer.commit(JsonValue::object());
+         }))
+      REQUIRE(caught.text.empty());
+    recorder.promise();
+    apply_retention(store, 1);
+  });
+}
+
+TEST_CASE("the first checkpoint survives a crash, with the directories made for it") {
+  const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
+  Recorder recorder(dir.path());
+  save(dir / "runs/one/c", 5, 1);
+  recorder.promise();
+  recorder.stop();
+  recorder.for_each_crash([&](const std::string& left, bool promised, const std::string& what) {
+    CAPTURE(what);
+    const ResumePoint point = find_resume(join_path(left, "runs/one/c"));
+    CHECK(point.rejected.empty());
+    if (promised) REQUIRE(point.checkpoint.has_value());
+    if (point.checkpoint) CHECK(holds_model(point.checkpoint->path, 1));
+  });
+}
+
 TEST_CASE("a crash while checkpoints are set aside loses none of them") {
-  for (int n = 1;; ++n) {
-    CAPTURE(n);
+  for (int64_t step : {5, -1}) {  // all that are newer, and all
+    CAPTURE(step);
     const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
-    const std::string store = dir / "c";
-    for (int64_t step : {5, 10, 20}) save(store, step, static_cast<uint64_t>(step));
+    for (int64_t s : {5, 10, 20}) save(dir / "c", s, static_cast<uint64_t>(s));
     const RunLock lock(dir.path());
-    const pid_t child = ::fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-      g_left = n;
-      g_error = 0;
-      set_file_op_hook(fault);
-      set_checkpoints_aside(store, 5, lock);
-      ::_exit(0);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    REQUIRE(WIFEXITED(status));
-    set_checkpoints_aside(store, 5, lock);  // the next start
-    clean_store(store, lock);
-    CHECK(find_resume(store).checkpoint->step == 5);
-    for (uint64_t step : {5, 10, 20}) {
-      int copies = 0;
-      for (const char* where : {"", "previous-1/", "previous-2/"}) {
-        const std::string path = fmt::format("{}/{}step-{}", store, where, step);
-        copies += path_exists(path) && holds_model(path, step) ? 1 : 0;
+    Recorder recorder(dir / "c");
+    set_checkpoints_aside(dir / "c", step, lock);
+    recorder.promise();
+    recorder.stop();
+    recorder.for_each_crash([&](const std::string& store, bool promised, const std::string& what) {
+      CAPTURE(what);
+      if (promised) CHECK(set_checkpoints_aside(store, step, lock).empty());
+      for (const ResumePoint& point : {find_resume(store), find_resume(join_path(store, "previous-1"))})
+        CHECK(point.rejected.empty());
+      set_checkpoints_aside(store, step, lock);  // the next start
+      clean_store(store, lock);
+      const ResumePoint point = find_resume(store);
+      CHECK(point.checkpoint.has_value() == (step == 5));
+      if (point.checkpoint) CHECK(point.checkpoint->step == 5);
+      CHECK(point.warnings.empty());
+      for (uint64_t s : {5, 10, 20}) {
+        int copies = 0;
+        for (const char* where : {"", "previous-1/", "previous-2/"}) {
+          const std::string path = fmt::format("{}/{}step-{}", store, where, s);
+          copies += path_exists(path) && holds_model(path, s) ? 1 : 0;
+        }
+        CHECK(copies >= 1);
       }
-      CHECK(copies == 1);
-    }
-    if (WEXITSTATUS(status) == 0) {
-      CHECK(n > 6);
-      break;
-    }
+    });
   }
+}
+
+TEST_CASE("a file that is replaced holds the old or the new text after a crash") {
+  const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
+  write_file_atomic(dir / "config.yaml", "old text");
+  Recorder recorder(dir.path());
+  write_file_atomic(dir / "config.yaml", "the new text");
+  recorder.promise();
+  recorder.stop();
+  int old_ones = 0, new_ones = 0;
+  recorder.for_each_crash([&](const std::string& left, bool promised, const std::string& what) {
+    CAPTURE(what);
+    const std::string text = read_file(join_path(left, "config.yaml"), 100);
+    if (text == "old text") ++old_ones;
+    if (text == "the new text") ++new_ones;
+    CHECK((text == "the new text" || (text == "old text" && !promised)));
+  });
+  CHECK(old_ones > 0);
+  CHECK(new_ones > 0);
 }
 
 TEST_CASE("a storage error at any operation of a save leaves a valid newest checkpoint") {
