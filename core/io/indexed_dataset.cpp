@@ -306,15 +306,19 @@ void IndexedDatasetWriter::finish(const std::function<void()>& before_index) {
   bin_.sync();
   bin_.close();
   write_index();
-  // From here on the index is the commit mark: the old one goes first, the new one comes last.
-  const std::string idx = prefix_ + ".idx";
-  if (std::remove(idx.c_str()) != 0 && errno != ENOENT)
+  // From here on the index is the commit mark: the old one goes first, the new one comes last. After a crash
+  // no index may lie beside tokens that are not its own.
+  const std::string idx = prefix_ + ".idx", directory = parent_path(prefix_);
+  if (std::remove(idx.c_str()) == 0)
+    fsync_directory(directory);
+  else if (errno != ENOENT)
     fail(Exit::cannot_create, "{}: cannot replace: {}", idx, std::strerror(errno));
   if (before_index) before_index();
   rename_path(bin_tmp_, prefix_ + ".bin");
+  fsync_directory(directory);
   rename_path(idx_tmp_, idx);
   finished_ = true;
-  fsync_directory(parent_path(prefix_));
+  fsync_directory(directory);
 }
 
 }  // namespace nrl
