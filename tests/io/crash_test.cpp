@@ -202,6 +202,22 @@ TEST_CASE("a storage error at any operation of a save leaves a valid newest chec
   }
 }
 
+namespace {
+int g_lock_syncs = 0;
+int count_lock_syncs(FileOp op, const std::string& path) {
+  g_lock_syncs += op == FileOp::fsync && path.ends_with("/run.lock") ? 1 : 0;
+  return 0;
+}
+}  // namespace
+
+TEST_CASE("the owner's name in a lock is fsynced, for other hosts to read") {
+  const TemporaryDirectory dir;
+  set_file_op_hook(count_lock_syncs);
+  const RunLock lock(dir.path());
+  set_file_op_hook(nullptr);
+  CHECK(g_lock_syncs == 1);
+}
+
 TEST_CASE("one run per directory: a living owner is named, a dead one replaced") {
   const TemporaryDirectory dir;
   int ready[2];

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "tests/catch.h"
+#include "tests/io/durability.h"
 #include "tests/run_io/sample.h"
 
 using namespace nrl;
@@ -175,6 +176,30 @@ TEST_CASE("a broken line in the middle is an error with its place", "[run_io]") 
     }
     REQUIRE(dir.text() == before);
   }
+}
+
+TEST_CASE("a crash takes the last rows at most, and none of those before the resume", "[run_io]") {
+  TempDir dir;
+  std::string old_rows;
+  for (int64_t step = 1; step <= 9; ++step) old_rows += step_row(at_step(step)).dump() + "\n";
+  write_file_atomic(dir.file(), old_rows);
+  test::Recorder recorder(dir.path());
+  MetricsLog log(dir.path(), 6);
+  recorder.promise();
+  for (int64_t step = 7; step <= 8; ++step) log.step(at_step(step));
+  recorder.stop();
+  bool lost = false;
+  recorder.for_each_crash([&](const std::string& left, bool promised, const std::string& what) {
+    CAPTURE(what);
+    const MetricsLog again(left, 100);
+    const std::vector<int64_t> steps = steps_in(read_file(again.path(), 1 << 20));
+    const std::vector<int64_t> all{1, 2, 3, 4, 5, 6, 7, 8, 9};
+    const size_t count = steps.size();
+    CHECK(steps == std::vector<int64_t>(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count)));
+    CHECK((promised ? count >= 6 && count <= 8 : count == 9 || count == 6));
+    lost = lost || count == 7;
+  });
+  CHECK(lost);
 }
 
 TEST_CASE("an empty file and other ranks", "[run_io]") {
