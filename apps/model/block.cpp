@@ -185,15 +185,19 @@ void Block::produce(Slot slot, Phase phase, const MicroBatch& mb, const Tensor& 
 }
 
 void Block::forward(const MicroBatch& mb, const Tensor& previous_resid2, const Tensor& next) {
-  using P = Phase;
-  produce(Slot::ln1, P::forward, mb, previous_resid2);
-  produce(Slot::qkv, P::forward, mb, {});
-  produce(Slot::qk, P::forward, mb, {});
-  produce(Slot::attn, P::forward, mb, {});
-  produce(Slot::resid2, P::forward, mb, {});
-  produce(Slot::ln2, P::forward, mb, resid1());
-  produce(Slot::mlp_in, P::forward, mb, {});
-  produce(Slot::act, P::forward, mb, {});
+  const auto make = [&](ForwardStep step, Slot slot, const Tensor& residual = {}) {
+    c_.enter(c_.ticks.forward(layer_, s(step)));
+    produce(slot, Phase::forward, mb, residual);
+  };
+  make(F::norm1, Slot::ln1, previous_resid2);
+  make(F::qkv, Slot::qkv);
+  make(F::rope, Slot::qk);
+  make(F::attention, Slot::attn);
+  make(F::o_proj, Slot::resid2);
+  make(F::norm2, Slot::ln2, resid1());
+  make(F::mlp_in, Slot::mlp_in);
+  make(F::activation, Slot::act);
+  c_.enter(c_.ticks.forward(layer_, s(F::mlp_out)));
   const Tensor& act = t_.forward[static_cast<size_t>(Slot::act)];
   ops::linear_forward(*c_.exec, {act, weight(p_.mlp_out), weight(p_.mlp_out_bias), next});
 }
@@ -320,6 +324,7 @@ void Block::backward_weight(BackwardStep step, const MicroBatch& mb, const Tenso
 void Block::backward(const MicroBatch& mb, const Tensor& dresid, const Tensor& dropped) {
   for (int i = 0; i < static_cast<int>(B::count); ++i) {
     const auto step = static_cast<BackwardStep>(i);
+    c_.enter(c_.ticks.backward(layer_, i));
     backward_data(step, mb, dresid, dropped);
     backward_weight(step, mb, dresid, dropped);
   }

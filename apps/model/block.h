@@ -106,6 +106,11 @@ struct BlockContext {
   bool fuse_gelu = false;
   /// Called when the gradient of a parameter is complete for this microbatch.
   std::function<void(int parameter)> gradient_ready;
+  memory::TickMap ticks;
+  std::function<void(int tick)> at_tick;  ///< see Decoder::watch_ticks
+  void enter(int tick) const {
+    if (at_tick) at_tick(tick);
+  }
 };
 
 /// Tensors of a block's slots in one phase, looked up by the decoder.

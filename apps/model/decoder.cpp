@@ -112,6 +112,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, const D
   fuse_gelu_ = options.device == DeviceType::cuda && !spec.gated &&
                spec.activation == ops::Activation::gelu_tanh &&
                policy_.get(0, static_cast<int>(Slot::act)) == Keep::keep;
+  if (fuse_gelu_) slots_[static_cast<size_t>(Slot::act)].made = static_cast<int>(ForwardStep::mlp_in);
   gradient_slots_ = block_gradient_slots(spec, options.recipe, fuse_gelu_);
   slot_plan_ = memory::SlotPlan(plan, ticks_, slots_, gradient_slots_, policy_, options.tokens);
 
@@ -156,6 +157,7 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
   context_.seed = options_.seed;
   context_.fuse_gelu = fuse_gelu_;
   context_.gradient_ready = std::move(gradient_ready);
+  context_.ticks = ticks_;
   if (spec_.use_rope) {
     const std::vector<float> table =
         ops::rope_table(spec_.rope, options_.max_sequence, options_.max_sequence);
@@ -197,6 +199,7 @@ Tensor Decoder::forward(const MicroBatch& batch, bool train) {
   const auto& views = context_.parameters;
   auto weight = [&](int p) { return p < 0 ? Tensor{} : views[static_cast<size_t>(p)].weight; };
   const Tensor first = blocks_.front().resid1();
+  context_.enter(ticks_.embedding());
   ops::embedding_forward(
       e, {mb.ids, weight(parameters_.embedding), weight(parameters_.positions), mb.positions, first});
   if (mb.dropout && spec_.embedding_dropout > 0)
@@ -207,6 +210,7 @@ Tensor Decoder::forward(const MicroBatch& batch, bool train) {
                        i + 1 < blocks_.size() ? blocks_[i + 1].resid1() : t_.final_resid);
   }
   const trace::Range range("loss_computation");
+  context_.enter(ticks_.head());
   head(mb, train);
   return t_.log_prob;
 }
@@ -266,6 +270,7 @@ void Decoder::backward(const MicroBatch& mb) {
     const trace::Range range(layer_names_[i]);
     blocks_[i].backward(mb, t_.dresid, t_.dropped);
   }
+  context_.enter(ticks_.embedding_backward());
   ops::Exec& e = *context_.exec;
   if (spec_.embedding_dropout > 0)
     ops::dropout(e, {t_.dresid, t_.dresid, spec_.embedding_dropout, context_.seed, 0, mb.first_row, mb.step});

@@ -52,6 +52,9 @@ class Decoder {
   /// The rest of the backward pass of the microbatch that forward(mb, true) ran.
   void backward(const MicroBatch& mb);
 
+  /// For tests: `at_tick` is called when the work of each tick begins, the clock of the planned lifetimes.
+  void watch_ticks(std::function<void(int tick)> at_tick) { context_.at_tick = std::move(at_tick); }
+
   const DecoderOptions& options() const { return options_; }
 
  private:
