@@ -56,6 +56,10 @@ TEST_CASE("the history of a run is read back", "[report]") {
   REQUIRE(run.loss.tail_mean(2) == 3.375);
   REQUIRE(run.val_loss.points.size() == 1);
   REQUIRE(run.val_loss.points[0].value == 4.5);
+  REQUIRE(run.rows == 6);
+  REQUIRE(run.lr.last() == 0.001);
+  REQUIRE(run.grad_norm.last() == 1.5);
+  REQUIRE(run.grad_norm.points.size() == 4);  // the skipped step too
   REQUIRE(run.last_step == 4);
   REQUIRE(run.tokens == 400);
   REQUIRE(run.skipped == 1);
@@ -87,8 +91,16 @@ TEST_CASE("buckets hold the mean and the extremes of their steps", "[report]") {
   REQUIRE(buckets.size() == 10);
   REQUIRE(buckets[0].mean == Approx(5.5));
   REQUIRE(buckets[0].min == 1);
+  REQUIRE(buckets[0].max == 10);
+  REQUIRE(buckets[9].step == Approx(95.5));
+  REQUIRE(buckets[9].min == 91);
   REQUIRE(buckets[9].max == 100);
   REQUIRE(bucketed(curve, 1, 100, 1000).size() == 100);
+  const auto middle = bucketed(curve, 41, 60, 2);  // nothing from outside of the range
+  REQUIRE(middle.size() == 2);
+  REQUIRE(middle[0].mean == Approx(45.5));
+  REQUIRE(middle[1].max == 60);
+  REQUIRE(Curve{"x", "x", {{1, 5}, {2, 1}, {3, 2}}}.median() == 2);
 }
 
 TEST_CASE("ticks are round and inside their range", "[report]") {

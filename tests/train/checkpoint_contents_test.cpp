@@ -246,6 +246,8 @@ TEST_CASE("a checkpoint holds what transformers reads, and the optimizer state o
       const FakeState fake(config, 0, 1, dtype, true);
       const auto expected = expected_tensors(family, fake.spec_);
 
+      CHECK(contains(read_file(step + "/config.json", 10000),
+                     dtype == DType::f32 ? "\"torch_dtype\": \"float32\"" : "\"torch_dtype\": \"bfloat16\""));
       const auto weights = read_safetensors(step + "/model.safetensors");
       CHECK(weights.size() == expected.size());
       std::map<std::string, std::pair<size_t, int64_t>> place;  // parameter and first element
@@ -266,7 +268,7 @@ TEST_CASE("a checkpoint holds what transformers reads, and the optimizer state o
                         column = e.conv1d ? i / e.rows : i % columns;
           want += FakeState::weight_bytes(p, (e.first_row + row) * columns + column, dtype);
         }
-        CHECK(stored.bytes == want);
+        CHECK((stored.bytes == want));  // no dump of binary data
       }
 
       // The pieces of all ranks, by name and first element.
@@ -313,7 +315,7 @@ TEST_CASE("any number of ranks reads the exact state that any other number saved
         FakeState got(config, rank, readers, dtype, false);
         CheckpointReader reader(step);
         load_checkpoint(reader, got.state_);
-        CHECK(got.memory_ == want.memory_);
+        CHECK((got.memory_ == want.memory_));
         for (int kind = 0; kind < (dtype == DType::bf16 ? 3 : 2); ++kind)
           CHECK(got.kinds_[kind] == want.kinds_[kind]);
       }

@@ -152,7 +152,8 @@ TEST_CASE("a resumed run makes the same steps as one that was not stopped") {
   for (const std::string precision : {"float32", "bfloat16"}) {
     CAPTURE(precision);
     const Runs runs;
-    const std::vector<std::string> more{"policy.precision=" + precision};
+    const std::vector<std::string> more{"policy.precision=" + precision,
+                                        "policy.model.attention_dropout=0.2"};
     REQUIRE(runs.train("whole", more) == Exit::ok);
     runs.copy("whole", "parts", 2);
     REQUIRE(runs.train("parts", more) == Exit::ok);
@@ -176,7 +177,7 @@ TEST_CASE("every counter of a checkpoint is restored") {
     state.set("skipped_in_a_row", 1);
     state.set("consumed_samples", 12);
     state.set("tokens", 1000);
-    state.set("dataset_samples", 99);
+    state.set("dataset_samples", 999);
     state.set("global_batch", 6);
     state.set("best_val_loss", 0.5);
     state.set("best_val_step", 1);
@@ -195,6 +196,11 @@ TEST_CASE("every counter of a checkpoint is restored") {
     // Of this run, not of the one before: 12 samples and two steps of 4.
     CHECK(p.global_batch == batch);
     CHECK(p.dataset_samples == 20);
+    // 40 documents of 50 tokens make 124 samples of 16.
+    CHECK(session.changes() ==
+          std::vector<std::string>{
+              "sample order: made for 999 samples -> for 20, more than one epoch of 124 (samples may "
+              "repeat or be missed)"});
   });
   REQUIRE(runs.train("edited") == Exit::ok);
   const auto whole = runs.rows("whole", "loss"), edited = runs.rows("edited", "loss");
@@ -224,6 +230,23 @@ TEST_CASE("every counter of a checkpoint is restored") {
   CHECK(loss("samples", 0) != whole.at(2).get_double("loss"));
   CHECK(loss("updates", 0) == whole.at(2).get_double("loss"));
   CHECK(loss("updates", 1) != whole.at(3).get_double("loss"));
+}
+
+TEST_CASE("a resumed run tells what has changed, and refuses what was not allowed") {
+  const Runs runs;
+  REQUIRE(runs.train("whole") == Exit::ok);
+  const auto changes = [&](const std::vector<std::string>& overrides) {
+    std::vector<std::string> lines;
+    runs.begin("whole", overrides, [&](Session& session) { lines = session.changes(); });
+    return lines;
+  };
+  CHECK(changes({}).empty());
+  CHECK(changes({"policy.optimizer.lr=0.5"}) ==
+        std::vector<std::string>{"policy.optimizer.lr: 0.003 -> 0.5"});
+  CHECK(runs.train("whole", {"data.seed=8"}) == Exit::config);
+  CHECK(runs.train("whole", {"data.seed=8", "checkpointing.allow_changes=[model]"}) == Exit::config);
+  CHECK(changes({"data.seed=8", "checkpointing.allow_changes=[seed]"}).size() == 1);
+  CHECK(list_directory(runs.store("whole")) == std::vector<std::string>{"LATEST", "step-2", "step-4"});
 }
 
 TEST_CASE("the best evaluation is the lowest loss, over resumes too") {
