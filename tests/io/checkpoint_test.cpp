@@ -173,6 +173,42 @@ TEST_CASE("every flipped bit is found, and the file named") {
   CHECK(validate_checkpoint(path, Validation::full).empty());
 }
 
+TEST_CASE("damage anywhere in a tensor of several checksums is found, named, and read around") {
+  const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
+  constexpr int64_t big = 600'001;  // f32: 2.4 MB, three checksums
+  CheckpointWriter writer(dir.path(), 3, 1000);
+  add_model(writer, 0, 1, 1, big);
+  const std::string path = writer.commit(JsonValue::object()), file = path + "/optimizer-0.safetensors";
+  const std::string good = read_file(file, 1 << 23);
+  const std::string wanted = tensor_bytes(model_tensors(big)[2], 1);
+  const size_t start = good.find(wanted);
+  REQUIRE(start != std::string::npos);
+  const auto read = [&](int64_t first, int64_t count) {
+    return error_of([&] {
+      std::string got(static_cast<size_t>(count) * 4, '\0');
+      CheckpointReader(path).read_logical("big", first, count, got.data());
+      REQUIRE((got == wanted.substr(static_cast<size_t>(first) * 4, got.size())));
+    });
+  };
+  constexpr size_t chunk = 1 << 20;
+  for (const size_t at : {size_t{0}, chunk - 1, chunk, 2 * chunk - 1, 2 * chunk, wanted.size() - 1}) {
+    CAPTURE(at);
+    std::string bad = good;
+    bad[start + at] = static_cast<char>(bad[start + at] ^ 0x10);
+    overwrite(file, bad);
+    const size_t begin = start + at / chunk * chunk, end = std::min(begin + chunk, start + wanted.size());
+    const auto problems = validate_checkpoint(path, Validation::full);
+    REQUIRE(problems.size() == 1);
+    CHECK(contains(problems[0], fmt::format("tensor \"big\", bytes {} to {}", begin, end)));
+    CHECK(validate_checkpoint(path, Validation::quick).empty());
+    const auto element = static_cast<int64_t>(at / 4);
+    CHECK(contains(read(element, 1).text, fmt::format("tensor \"big\", bytes {} to {}", begin, end)));
+    CHECK(read(0, big).code == 65);
+    const auto other = static_cast<int64_t>(at / chunk == 0 ? chunk / 4 : 0);  // in another chunk
+    CHECK(read(other, 1000).code == 0);
+  }
+}
+
 TEST_CASE("resume takes the newest valid checkpoint and names what is wrong with newer ones") {
   const TemporaryDirectory dir;
   CHECK_FALSE(find_resume(dir / "none").checkpoint.has_value());

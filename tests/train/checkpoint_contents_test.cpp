@@ -135,6 +135,16 @@ std::vector<Expected> expected_tensors(const std::string& family, const model::M
   return all;
 }
 
+// CRC-32C bit by bit (RFC 3720, appendix B.4; polynomial 0x1EDC6F41 reflected).
+std::string crc32c_of(const std::string& bytes) {
+  uint32_t crc = ~0u;
+  for (const char byte : bytes) {
+    crc ^= static_cast<uint8_t>(byte);
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+  }
+  return fmt::format("{:08x}", ~crc);
+}
+
 // The state of one rank of a model in which every number differs from every other: element e of parameter p
 // is 4096 p + e in the weights (bf16: that many bits), and a fraction more in each kind of optimizer state.
 class FakeState {
@@ -330,6 +340,15 @@ TEST_CASE("position, configuration and tokenizer files are in the checkpoint as 
       manifest,
       R"("state":{"step":7,"updates":5,"consumed_samples":60,"tokens":1920,"skipped":2,"skipped_in_a_row":1,)"
       R"("dataset_samples":96,"global_batch":12,"best_val_loss":3.25,"best_val_step":4,"run":{"version":1}})"));
+  // Every file with its size and checksum, and the manifest's own over all before its last line.
+  for (const std::string& name : list_directory(step)) {
+    const std::string bytes = read_file(step + "/" + name, 1 << 20);
+    if (name != "manifest.json")
+      CHECK(contains(manifest, fmt::format(R"({{"name":"{}","bytes":{},"crc32c":"{}"}})", name, bytes.size(),
+                                           crc32c_of(bytes))));
+  }
+  const size_t tail = manifest.rfind("\"crc32c\"");
+  CHECK(manifest.substr(tail) == fmt::format("\"crc32c\":\"{}\"}}\n", crc32c_of(manifest.substr(0, tail))));
   const Position read = read_position(CheckpointReader(step));
   CHECK(read.step == 7);
   CHECK(read.updates == 5);
