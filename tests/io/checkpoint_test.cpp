@@ -143,6 +143,23 @@ TEST_CASE("NaN never replaces a good checkpoint, a full disk is told before writ
   CHECK(list_directory(dir.path()) == std::vector<std::string>{"LATEST", "step-1"});
 }
 
+TEST_CASE("a file that is not as long on disk as it was written is no checkpoint") {
+  const TemporaryDirectory dir;
+  save(dir.path(), 1, 1);
+  for (const bool longer : {false, true}) {
+    const Caught caught = error_of([&] {
+      CheckpointWriter writer(dir.path(), 2, 100);
+      writer.add_file("config.json", "{\"a\": 1}");
+      overwrite(writer.directory() + "/config.json", longer ? "{\"a\": 1} " : "{\"a\":");
+      writer.commit(JsonValue::object());
+    });
+    CHECK(caught.code == 74);
+    CHECK(contains(caught.text,
+                   fmt::format("config.json: {} bytes on disk after 8 were written", longer ? 9 : 5)));
+    CHECK(list_directory(dir.path()) == std::vector<std::string>{"LATEST", "step-1"});
+  }
+}
+
 TEST_CASE("every flipped bit is found, and the file named") {
   const TemporaryDirectory dir;
   const std::string path = save(dir.path(), 3, 1);
