@@ -1,6 +1,7 @@
 #include "core/io/file_identity.h"
 
 #include "core/base/finite.h"
+#include "core/io/crc32c.h"
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"
 
@@ -40,6 +41,21 @@ TEST_CASE("the identity of a file changes with its size and its content") {
   }
   write_text(path, text + "a");
   CHECK(identify_file_by_samples(path) != sampled);
+}
+
+// What checkpoints have recorded must stay comparable.
+TEST_CASE("the sampled identity is of 64 blocks of 64 KiB at equal distances") {
+  const TemporaryDirectory dir;
+  std::string text((size_t{9} << 20) + 12345, '\0');
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 2654435761u >> 13);
+  write_text(dir / "f", text);
+  std::string blocks;
+  for (uint64_t i = 0; i < 64; ++i) blocks += text.substr((text.size() - 65536) * i / 63, 65536);
+  CHECK(identify_file_by_samples(dir / "f") ==
+        FileIdentity{text.size(), crc32c(blocks.data(), blocks.size())});
+  text.resize(size_t{4} << 20);  // all of it
+  write_text(dir / "f", text);
+  CHECK(identify_file_by_samples(dir / "f") == FileIdentity{text.size(), crc32c(text.data(), text.size())});
 }
 
 TEST_CASE("NaN and infinity are counted in every floating-point type") {

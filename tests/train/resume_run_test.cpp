@@ -144,6 +144,14 @@ void scale(std::string& bytes, float factor) {
   }
 }
 
+// Fails the saves of these steps.
+std::vector<std::string> g_failing;
+int fail_saves(FileOp op, const std::string& path) {
+  for (const std::string& step : g_failing)
+    if (op == FileOp::make_directory && contains(path, "/" + step + ".tmp-")) return EIO;
+  return 0;
+}
+
 constexpr const char* optimizer_file = "optimizer-00001-of-00001.safetensors";
 
 }  // namespace
@@ -358,6 +366,36 @@ TEST_CASE("one changed byte in any file of the newest checkpoint, and the one be
         std::vector<std::string>{"step-4"});
 }
 
+TEST_CASE("a run survives two saves that fail in a row, but not a third, nor its last one") {
+  struct Case {
+    std::vector<std::string> failing;
+    Exit code;
+    std::vector<std::string> saved;
+  };
+  const Case cases[] = {
+      {{"step-1", "step-2"}, Exit::ok, {"LATEST", "step-3", "step-4", "step-5"}},
+      {{"step-1", "step-2", "step-4"}, Exit::ok, {"LATEST", "step-3", "step-5"}},
+      {{"step-1", "step-2", "step-3"}, Exit::cannot_create, {}},
+      {{"step-5"}, Exit::cannot_create, {"LATEST", "step-1", "step-2", "step-3", "step-4"}}};
+  for (const Case& c : cases) {
+    CAPTURE(c.failing);
+    const Runs runs;
+    g_failing = c.failing;
+    set_file_op_hook(fail_saves);
+    Exit code = Exit::ok;
+    try {
+      code = runs.train("run", {"pretrain.max_num_steps=5", "checkpointing.save_period=1",
+                                "checkpointing.keep_latest_k=9"});
+    } catch (const Error& e) {
+      code = e.code();
+    }
+    set_file_op_hook(nullptr);
+    CHECK(code == c.code);
+    const bool any = path_exists(runs.store("run"));
+    CHECK((any ? list_directory(runs.store("run")) : std::vector<std::string>{}) == c.saved);
+  }
+}
+
 TEST_CASE("checkpointing.resume chooses where a run starts") {
   const Runs runs;
   REQUIRE(runs.train("whole") == Exit::ok);
@@ -371,6 +409,12 @@ TEST_CASE("checkpointing.resume chooses where a run starts") {
   };
   CHECK(started_from("empty", {}) == "");
   CHECK(started_from("whole", {}) == runs.step("whole", 4));
+  // Without checkpoints of its own a run begins anew, unless it is told where to begin.
+  const std::string off = "checkpointing.enabled=false";
+  CHECK(started_from("whole", {off}) == "");
+  CHECK(started_from("whole", {off, "checkpointing.resume=" + runs.step("whole", 2)}) ==
+        runs.step("whole", 2));
+  CHECK(list_directory(runs.store("whole")) == std::vector<std::string>{"LATEST", "step-2", "step-4"});
   // Of another directory: everything in this one is set aside.
   for (const int64_t n : {2, 4}) runs.copy("whole", "other", n);
   CHECK(started_from("other", {"checkpointing.resume=" + runs.step("whole", 2)}) == runs.step("whole", 2));
