@@ -126,12 +126,26 @@ class Reader {
     const JsonValue* v = json_.find(name(key, other));
     return v && !v->is_null() ? v : nullptr;
   }
+  /// Whether the key is there, if only as null.
+  bool present(std::string_view key) const { return json_.find(key) != nullptr; }
+  /// Refuses two spellings of one key with different values: one of them would be ignored.
+  void must_agree(std::string_view key, std::string_view other) const {
+    const JsonValue *a = given(key), *b = given(other);
+    if (a && b && a->dump() != b->dump())
+      conflict(key, {path(other)}, "{} {} and {} {} differ. Fix: set only one", path(key), shown(*a),
+               path(other), shown(*b));
+  }
   /// Refuses a key that would change the mathematics unless it has the value that changes nothing.
   void must_be_off(std::string_view key, std::string_view what) const {
     const JsonValue* v = given(key);
     if (!v) return;
     const bool off = (v->is_bool() && !v->as_bool()) || (v->is_number() && v->as_double() == 0);
     if (!off) refuse(key, "{}: {} is not supported", path(key), what);
+  }
+  /// Refuses keys that have no meaning for the family, which the user may think they have.
+  void must_be_absent(std::initializer_list<std::string_view> keys, std::string_view why) const {
+    for (std::string_view key : keys)
+      if (given(key)) refuse(key, "{} {}", path(key), why);
   }
   void missing(std::string_view key, std::string_view other = {}) const {
     std::vector<std::string> depends;
@@ -190,7 +204,9 @@ void read_rope_scaling(const Reader& s, ModelSpec& m, const std::string& prefix)
   m.rope.beta_slow = s.number_or("beta_slow", 1.0);
   m.rope.attention_factor = s.number_or("attention_factor", 0.0);
   m.rope.truncate = s.flag_or("truncate", true);
-  m.rope.original_max_position = s.size_or("original_max_position_embeddings", m.max_positions);
+  // The dynamic kind stretches from max_position_embeddings, whatever else is there.
+  const int64_t original = s.size_or("original_max_position_embeddings", m.max_positions);
+  if (m.rope.kind != ops::RopeKind::dynamic) m.rope.original_max_position = original;
   const bool llama3 = m.rope.kind == ops::RopeKind::llama3;
   const std::string_view kind = llama3 ? "rope_type llama3" : "rescaling";
   if (m.rope.kind != ops::RopeKind::standard) s.required("factor", kind);
@@ -200,10 +216,13 @@ void read_rope_scaling(const Reader& s, ModelSpec& m, const std::string& prefix)
   }
   if (m.rope.kind != ops::RopeKind::standard && s.good({prefix + "factor"}) && m.rope.factor < 1)
     s.refuse("factor", "{}factor must be at least 1, found {}", prefix, m.rope.factor);
-  // With equal values the two cancel; otherwise they would scale the attention.
-  if (m.rope.kind == ops::RopeKind::yarn && s.number_or("mscale", 1.0) != s.number_or("mscale_all_dim", 1.0))
-    s.conflict("mscale", {prefix + "mscale_all_dim"},
-               "{}mscale different from mscale_all_dim is not supported", prefix);
+  // Both together replace the attention factor that is derived from `factor`; one alone has no effect.
+  const double mscale = s.number_or("mscale", 0), mscale_all_dim = s.number_or("mscale_all_dim", 0);
+  if (m.rope.kind == ops::RopeKind::yarn && m.rope.attention_factor == 0 && mscale > 0 &&
+      mscale_all_dim > 0) {
+    const double growth = 0.1 * std::log(std::max(m.rope.factor, 1.0));
+    m.rope.attention_factor = (mscale * growth + 1) / (mscale_all_dim * growth + 1);
+  }
   if (llama3 && s.good({prefix + "low_freq_factor", prefix + "high_freq_factor"}) &&
       m.rope.high_freq_factor <= m.rope.low_freq_factor)
     s.conflict("high_freq_factor", {prefix + "low_freq_factor"},
@@ -215,6 +234,8 @@ void read_rope(const Reader& r, ModelSpec& m, Problems& problems) {
   // Transformers v5 keeps everything in rope_parameters; v4 has rope_theta and rope_scaling.
   const std::string scaling_key = r.given("rope_parameters") ? "rope_parameters" : "rope_scaling";
   const JsonValue* scaling = r.given(scaling_key);
+  r.must_be_absent({"original_max_position_embeddings"},
+                   "belongs into rope_scaling (transformers 4) or rope_parameters (transformers 5)");
   m.rope.theta = r.number_or("rope_theta", 10000.0);
   double partial = r.number_or("partial_rotary_factor", 1.0);
   m.rope.original_max_position = m.max_positions;
@@ -224,6 +245,10 @@ void read_rope(const Reader& r, ModelSpec& m, Problems& problems) {
   } else if (scaling) {
     const std::string prefix = scaling_key + ".";
     const Reader s(*scaling, problems, prefix);
+    for (const JsonMember& member : scaling->members())
+      if (member.value.is_object())
+        s.refuse(member.key, "{}{}: rotary positions of their own for some layers are not supported", prefix,
+                 member.key);
     read_rope_scaling(s, m, prefix);
     if (s.given("rope_theta")) theta_key = prefix + theta_key;
     if (s.given("partial_rotary_factor")) partial_key = prefix + partial_key;
@@ -244,6 +269,12 @@ void read_rope(const Reader& r, ModelSpec& m, Problems& problems) {
 }
 
 void read_gpt2(const Reader& r, ModelSpec& m) {
+  r.must_agree("n_embd", "hidden_size");
+  r.must_agree("n_layer", "num_hidden_layers");
+  r.must_agree("n_head", "num_attention_heads");
+  r.must_agree("n_positions", "max_position_embeddings");
+  r.must_agree("n_inner", "intermediate_size");
+  r.must_agree("activation_function", "hidden_act");
   m.hidden = r.size("n_embd", "hidden_size");
   m.layers = r.size("n_layer", "num_hidden_layers");
   m.heads = m.kv_heads = r.size("n_head", "num_attention_heads");
@@ -258,9 +289,35 @@ void read_gpt2(const Reader& r, ModelSpec& m) {
   m.residual_dropout = r.dropout_or("resid_pdrop", 0.1);
   m.embedding_dropout = r.dropout_or("embd_pdrop", 0.1);
   m.attention_dropout = r.dropout_or("attn_pdrop", 0.1);
+  if (!r.flag_or("scale_attn_weights", true))
+    r.refuse("scale_attn_weights", "scale_attn_weights: attention that is not scaled is not supported");
   r.must_be_off("scale_attn_by_inverse_layer_idx", "scaling the attention by the layer");
   r.must_be_off("reorder_and_upcast_attn", "reordered attention");
   r.must_be_off("add_cross_attention", "cross attention");
+}
+
+// How far attention sees. Mistral: every layer has the window. Qwen: with use_sliding_window, the layers from
+// max_window_layers on.
+void read_window(const Reader& r, ModelSpec& m) {
+  constexpr int64_t missing = 4096;  // what transformers takes where the key is missing; null is no window
+  const bool null = r.present("sliding_window") && !r.given("sliding_window");
+  if (m.family == Family::mistral && !null) m.window = r.size_or("sliding_window", missing);
+  const bool qwen = m.family == Family::qwen2 || m.family == Family::qwen3;
+  if (qwen && !null && r.flag_or("use_sliding_window", false) &&
+      r.size_or("max_window_layers", 28) < m.layers && r.good({"max_window_layers", "num_hidden_layers"}))
+    r.conflict("max_window_layers", {"num_hidden_layers"},
+               "a sliding window in some layers only (max_window_layers) is not supported");
+  const std::string_view kind = m.window > 0 ? "sliding_attention" : "full_attention";
+  const JsonValue* types = r.given("layer_types");
+  if (!types || !r.good({"num_hidden_layers"})) return;
+  bool as_expected = types->is_array() && static_cast<int64_t>(types->items().size()) == m.layers;
+  if (as_expected)
+    for (const JsonValue& type : types->items()) as_expected &= type.is_string() && type.as_string() == kind;
+  if (!as_expected)
+    r.refuse("layer_types",
+             "layer_types must name {} for each of the {} layers: other kinds, and layers of several "
+             "kinds, are not supported",
+             kind, m.layers);
 }
 
 void read_llama_like(const Reader& r, ModelSpec& m) {
@@ -269,28 +326,23 @@ void read_llama_like(const Reader& r, ModelSpec& m) {
   m.heads = r.size("num_attention_heads");
   m.kv_heads = r.size_or("num_key_value_heads", m.heads);
   m.ffn = r.size("intermediate_size");
-  m.max_positions = r.size_or("max_position_embeddings", 2048);
+  const int64_t longest = m.family == Family::llama ? 2048 : m.family == Family::mistral ? 131072 : 32768;
+  m.max_positions = r.size_or("max_position_embeddings", longest);
   m.head_dim = r.size_or("head_dim", m.family == Family::qwen3 ? 128 : 0);
   m.activation = r.choice_or(activations, "hidden_act", m.activation);
   m.norm_eps = static_cast<float>(r.positive_or("rms_norm_eps", 1e-6));
   const bool attention_bias = r.flag_or("attention_bias", false);
   m.qkv_bias = m.family == Family::qwen2 || attention_bias;
   m.o_bias = m.family != Family::qwen2 && attention_bias;
+  // Files of the other families would not be read with these biases elsewhere.
+  if (m.family != Family::llama) r.must_be_off("mlp_bias", "a bias in the MLP of this model_type");
+  if (m.family == Family::mistral)
+    r.must_be_off("attention_bias", "a bias in the attention of this model_type");
   m.mlp_bias = r.flag_or("mlp_bias", false);
   m.qk_norm = m.family == Family::qwen3;
   m.tied = r.flag_or("tie_word_embeddings", false);
   m.attention_dropout = r.dropout_or("attention_dropout", 0.0);
-  const bool qwen = m.family == Family::qwen2 || m.family == Family::qwen3;
-  if (r.given("sliding_window") &&
-      (m.family == Family::mistral || (qwen && r.flag_or("use_sliding_window", false)))) {
-    if (qwen && r.size_or("max_window_layers", m.layers) < m.layers &&
-        r.good({"max_window_layers", "num_hidden_layers"}))
-      r.conflict("max_window_layers", {"num_hidden_layers"},
-                 "a sliding window in some layers only (max_window_layers) is not supported");
-    // Qwen's layers below max_window_layers use full attention: with all of them below there is no window at
-    // all.
-    if (!qwen) m.window = r.size_or("sliding_window", 0);
-  }
+  read_window(r, m);
   r.must_be_off("num_local_experts", "a mixture of experts");
   r.must_be_off("num_experts", "a mixture of experts");
 }
@@ -353,6 +405,10 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
         problems.add(std::move(conflict->key), std::move(conflict->depends), std::move(conflict->text));
   }
   r.must_be_off("quantization_config", "a quantised model");
+  if (problems.good({"model_type"}))
+    r.must_be_absent({"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
+                      "hidden_activation", "hidden_dropout", "layer_norm_eps"},
+                     "is a key of other model types");
   // The bound keeps every sum of bytes far from overflow, whatever a file says.
   if (problems.all().empty() && approximate_parameters(m) > 0x1p48) {
     const ModelSize largest = most_unusual_size(m);
@@ -403,7 +459,10 @@ std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
     json.set("n_head", m.heads);
     json.set("n_positions", m.max_positions);
     json.set("n_inner", m.ffn);
-    if (!json.contains("activation_function")) json.set("activation_function", "gelu_new");
+    if (const JsonValue* act = json.find("activation_function"); !act || act->is_null()) {
+      const JsonValue* other = json.find("hidden_act");
+      json.set("activation_function", other && !other->is_null() ? *other : JsonValue("gelu_new"));
+    }
     if (!json.contains("layer_norm_epsilon")) json.set("layer_norm_epsilon", 1e-5);
   } else {
     json.set("hidden_size", m.hidden);

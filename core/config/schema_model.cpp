@@ -79,7 +79,10 @@ void add_model_keys(Table& t) {
   t.model("mlp_bias", Kind::boolean).help("Biases of the MLP matrices.");
   t.model("attention_dropout", Kind::number).at_least(0).below(1).help("Dropout of attention weights.");
   t.model("hidden_dropout", Kind::number).at_least(0).below(1).help("Dropout of the residual stream.");
-  t.model("sliding_window", Kind::integer).nullable().at_least(1).help("Attention reaches back this far.");
+  t.model("sliding_window", Kind::integer)
+      .nullable()
+      .at_least(1)
+      .help("Attention reaches back this far; null: no window. Missing: 4096 in mistral.");
   t.model("use_sliding_window", Kind::boolean).help("Whether sliding_window counts (Qwen).");
   t.model("max_window_layers", Kind::integer).at_least(0).help("Layers before sliding windows begin (Qwen).");
   t.model("layer_types", Kind::text).list().nullable().help("Kind of attention of every layer.");

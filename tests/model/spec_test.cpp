@@ -203,3 +203,61 @@ TEST_CASE("a written config.json has both dialects of rotary positions", "[spec]
                  R"("rope_scaling":{"rope_type":"linear","factor":2},"rope_parameters":{"rope_theta":1e4}})")
             .find("differ") != std::string::npos);
 }
+
+// Where transformers (4 and 5) would compute other logits because of a key.
+TEST_CASE("keys that are not built are refused by their names", "[spec]") {
+  const auto refused = [](const std::string& family, const std::string& member) {
+    const std::string sizes =
+        family == "gpt2"
+            ? R"("n_embd":32,"n_layer":2,"n_head":4)"
+            : R"("hidden_size":32,"intermediate_size":48,"num_hidden_layers":2,"num_attention_heads":4,
+                              "num_key_value_heads":4)";
+    const std::string start = R"({"model_type":")" + family + R"(","vocab_size":64,)" + sizes;
+    REQUIRE(error_of(start + "}").empty());
+    const std::string key = member.substr(1, member.find('"', 1) - 1),
+                      text = error_of(start + "," + member + "}");
+    CAPTURE(family, member, text);
+    CHECK(text.find(key) != std::string::npos);
+  };
+  for (const char* member :
+       {R"("scale_attn_weights":false)", R"("scale_attn_by_inverse_layer_idx":true)",
+        R"("reorder_and_upcast_attn":true)", R"("add_cross_attention":true)",
+        R"("activation_function":"relu")", R"("activation_function":"quick_gelu")", R"("hidden_size":64)",
+        R"("num_hidden_layers":3)", R"("num_attention_heads":2)",
+        R"("n_positions":8,"max_position_embeddings":16)", R"("n_inner":8,"intermediate_size":16)",
+        R"("activation_function":"gelu","hidden_act":"gelu_new")"})
+    refused("gpt2", member);
+  for (const char* member :
+       {R"("hidden_act":"relu")", R"("hidden_act":"relu2")", R"("num_local_experts":8)",
+        R"("quantization_config":{"bits":4})", R"("attn_logit_softcapping":50.0)",
+        R"("final_logit_softcapping":30.0)", R"("query_pre_attn_scalar":256)",
+        R"("hidden_activation":"gelu")", R"("hidden_dropout":0.1)", R"("layer_norm_eps":1e-5)",
+        R"("original_max_position_embeddings":16)", R"("layer_types":["full_attention","sliding_attention"])",
+        R"("layer_types":["full_attention"])", R"("layer_types":"full_attention")",
+        R"("rope_scaling":{"rope_type":"longrope","factor":2.0})", R"("rope_scaling":{"type":"mrope"})",
+        R"("rope_parameters":{"full_attention":{"rope_theta":1e4}})"})
+    refused("llama", member);
+  for (const char* member :
+       {R"("attention_bias":true)", R"("mlp_bias":true)", R"("sliding_window":0)", R"("sliding_window":-1)",
+        R"("layer_types":["full_attention","full_attention"])"})
+    refused("mistral", member);
+  for (const char* family : {"qwen2", "qwen3"})
+    for (
+        const char* member :
+        {R"("max_window_layers":1,"use_sliding_window":true,"sliding_window":8)",
+         R"("max_window_layers":1,"use_sliding_window":true)",
+         R"("max_window_layers":0,"use_sliding_window":true,"sliding_window":8)",
+         R"("layer_types":["sliding_attention","sliding_attention"],"use_sliding_window":true,"sliding_window":8)",
+         R"("mlp_bias":true)", R"("num_experts":8)"})
+      refused(family, member);
+}
+
+// Too long for a fixture of logits: transformers has a window of 4096 where a file of mistral names none.
+TEST_CASE("a missing window of mistral is 4096 tokens, null is none", "[spec]") {
+  const std::string mistral =
+      R"({"model_type":"mistral","vocab_size":64,"hidden_size":32,"intermediate_size":48,
+      "num_hidden_layers":1,"num_attention_heads":4)";
+  CHECK(parse_model_config(mistral + "}", "c").window == 4096);
+  CHECK(parse_model_config(mistral + R"(,"sliding_window":null})", "c").window == 0);
+  CHECK(parse_model_config(mistral + R"(,"sliding_window":7})", "c").window == 7);
+}
