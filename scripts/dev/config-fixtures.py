@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Writes tests/model/fixtures: config.json files with the logits that transformers computes from them.
+
+tests/model/config_fixtures_test.cpp reads each config.json, fills the weights with weight() below, and compares. Needs
+`pip install torch numpy transformers`. Run it once with transformers 4 and once with transformers 5:
+
+    scripts/dev/config-fixtures.py            # adds what this version writes; compares what the other one has written
+    scripts/dev/config-fixtures.py --check    # only compares
+
+A case is a config.json as model authors publish it, or, where `save` is set, what save_pretrained() makes of it: each
+major version of transformers writes other keys. Exits with 1 where logits differ from those of a file that is there.
+"""
+import argparse
+import json
+import os
+import sys
+import tempfile
+
+import numpy
+import torch
+import transformers
+
+TOKENS = [3, 17, 8, 26, 0, 11, 5, 22, 14, 9, 1, 28, 19, 6, 24, 13]
+POSITIONS = [0, 6, 15]  # logits of these are kept
+
+GPT2 = {"model_type": "gpt2", "vocab_size": 29, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 20}
+SIZES = {"vocab_size": 29, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 64}
+LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def of(family, *without, **keys):
+    config = {"model_type": family, **SIZES, **keys}
+    return {key: value for key, value in config.items() if key not in without}
+
+
+# As published: what is left out has the value that the family's class has for it.
+PUBLISHED = {
+    "gpt2": {**GPT2, "n_ctx": 20},
+    "gpt2-untied": {**GPT2, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-3, "n_inner": 40},
+    "gpt2-gelu": {**GPT2, "activation_function": "gelu", "n_inner": None, "layer_norm_epsilon": 1e-6},
+    "gpt2-silu": {**GPT2, "activation_function": "silu"},
+    "gpt2-gelu-fast": {**GPT2, "activation_function": "gelu_fast"},
+    "gpt2-other-names": {"model_type": "gpt2", "vocab_size": 29, "hidden_size": 24, "num_hidden_layers": 1,
+                         "num_attention_heads": 3, "max_position_embeddings": 20},
+    "llama": of("llama"),
+    "llama-all-heads": of("llama", "num_key_value_heads", rope_theta=500.0, rms_norm_eps=1e-5),
+    "llama-one-head": of("llama", num_key_value_heads=1, head_dim=10, hidden_act="gelu"),
+    "llama-null-heads": of("llama", num_key_value_heads=None, head_dim=None, rope_scaling=None, hidden_act="gelu_new"),
+    "llama-biases": of("llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True, sliding_window=3),
+    "llama-attention-bias": of("llama", attention_bias=True, hidden_act="gelu_pytorch_tanh"),
+    "llama-mlp-bias": of("llama", mlp_bias=True, hidden_act="swish", rms_norm_eps=1e-3),
+    "llama-type-linear": of("llama", rope_scaling={"type": "linear", "factor": 2.5}),
+    "llama-type-dynamic": of("llama", max_position_embeddings=8, rope_scaling={"type": "dynamic", "factor": 2.0}),
+    "llama-dynamic-within": of("llama", rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+    "llama-type-yarn": of("llama", rope_scaling={"type": "yarn", **YARN}),
+    "llama-yarn-mscale": of("llama", rope_scaling={"rope_type": "yarn", "mscale": 0.8, "mscale_all_dim": 0.5, **YARN}),
+    "llama-yarn-equal-mscale": of("llama", rope_scaling={"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0,
+                                                         **YARN}),
+    "llama-yarn-one-mscale": of("llama", rope_scaling={"rope_type": "yarn", "mscale": 0.5, **YARN}),
+    "llama-yarn-no-original": of("llama", rope_theta=20.0, max_position_embeddings=16,
+                                 rope_scaling={"rope_type": "yarn", "factor": 4.0}),
+    "mistral": of("mistral", sliding_window=5),
+    "mistral-full": of("mistral", sliding_window=None, head_dim=8, rms_norm_eps=1e-5, rope_theta=1e6),
+    "mistral-tied": of("mistral", "max_position_embeddings", sliding_window=16, tie_word_embeddings=True),
+    "qwen2": of("qwen2", sliding_window=3, max_window_layers=1, rope_theta=1e6),
+    "qwen2-window-unused": of("qwen2", use_sliding_window=True, sliding_window=3, max_window_layers=2),
+    "qwen2-window-default": of("qwen2", use_sliding_window=True, sliding_window=3),
+    "qwen2-no-original": of("qwen2", "max_position_embeddings", attention_bias=False,
+                            rope_scaling={"type": "yarn", "factor": 4.0, "beta_fast": 2000, "beta_slow": 100}),
+    "qwen2-tied": of("qwen2", tie_word_embeddings=True, head_dim=10, layer_types=["full_attention"] * 2),
+    "qwen3": of("qwen3", num_attention_heads=2, num_key_value_heads=1),
+    "qwen3-bias": of("qwen3", head_dim=8, attention_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-3),
+}
+# As save_pretrained() writes them.
+SAVED = {
+    "gpt2": {**GPT2, "activation_function": "gelu_pytorch_tanh", "n_inner": 36},
+    "gpt2-untied": {**GPT2, "tie_word_embeddings": False},
+    "llama-linear": of("llama", rope_theta=300.0, rope_scaling={"rope_type": "linear", "factor": 3.0}, head_dim=8),
+    "llama-dynamic": of("llama", max_position_embeddings=10, rope_scaling={"rope_type": "dynamic", "factor": 4.0}),
+    "llama-llama3": of("llama", rope_theta=900.0, rope_scaling={"rope_type": "llama3", **LLAMA3}, mlp_bias=True,
+                       tie_word_embeddings=True),
+    "llama-yarn": of("llama", rope_scaling={"rope_type": "yarn", "attention_factor": 1.3, "beta_fast": 4.0,
+                                            "beta_slow": 0.3, "truncate": False, **YARN}, attention_bias=True),
+    "mistral": of("mistral", sliding_window=4, rope_theta=1e5),
+    "mistral-full": of("mistral", sliding_window=None),
+    "qwen2": of("qwen2", tie_word_embeddings=True, rope_theta=1e6),
+    "qwen2-yarn": of("qwen2", rope_scaling={"rope_type": "yarn", **YARN}),
+    "qwen3": of("qwen3", head_dim=8, tie_word_embeddings=True, rope_theta=1e6),
+    "qwen3-bias": of("qwen3", head_dim=8, attention_bias=True),
+}
+
+
+def weight(name, shape):
+    """The values of a tensor, exact in fp32: a hash of its name and of the index in row-major order, in [-1, 1)."""
+    seed = 0xCBF29CE484222325
+    for byte in name.encode():
+        seed = (seed ^ byte) * 0x100000001B3 & (1 << 64) - 1
+    with numpy.errstate(over="ignore"):
+        x = numpy.uint64(seed) + numpy.arange(numpy.prod(shape), dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ x >> numpy.uint64(30)) * numpy.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ x >> numpy.uint64(27)) * numpy.uint64(0x94D049BB133111EB)
+        x ^= x >> numpy.uint64(31)
+    u = (x >> numpy.uint64(40)).astype(numpy.float64) / 2**23 - 1
+    if len(shape) == 1:
+        u = u / 4 if name.endswith("bias") else 1 + u / 4  # biases; weights of norms
+    elif "embed_tokens" in name or "wte" in name or "wpe" in name:
+        u = u / 64  # small, so that the epsilon of the first norm matters
+    elif "lm_head" not in name:
+        u = u / 2
+    return torch.from_numpy(u.reshape(shape).astype(numpy.float32))
+
+
+def computed(config):
+    """The names and shapes of the tensors of that config.json, and its logits in double precision."""
+    with tempfile.TemporaryDirectory() as directory:
+        with open(os.path.join(directory, "config.json"), "w") as f:
+            json.dump(config, f)
+        read = transformers.AutoConfig.from_pretrained(directory)
+    model = transformers.AutoModelForCausalLM.from_config(read, attn_implementation="eager").eval()
+    tensors = {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # a tied head is not among them
+            parameter.copy_(weight(name, list(parameter.shape)))
+            tensors[name] = list(parameter.shape)
+        logits = model.double()(torch.tensor([TOKENS]), use_cache=False).logits[0]
+    return tensors, [[float(f"{x:.9g}") for x in logits[p].tolist()] for p in POSITIONS]
+
+
+def saved(config):
+    """The config.json that save_pretrained() writes."""
+    config = dict(config)
+    made = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
+    with tempfile.TemporaryDirectory() as directory:
+        made.save_pretrained(directory)
+        with open(os.path.join(directory, "config.json")) as f:
+            return json.load(f)
+
+
+def text_of(fixture):
+    """JSON with one line for each tensor, and one for the logits of a position."""
+    lines = ['  "config": ' + json.dumps(fixture["config"], indent=2).replace("\n", "\n  "),
+             '  "tokens": ' + json.dumps(fixture["tokens"]), '  "positions": ' + json.dumps(fixture["positions"]),
+             '  "tensors": {\n' + ",\n".join(f'    "{n}": {s}' for n, s in fixture["tensors"].items()) + "\n  }",
+             '  "logits": [\n' + ",\n".join("    " + json.dumps(row) for row in fixture["logits"]) + "\n  ]"]
+    return '{\n  "transformers": "' + fixture["transformers"] + '",\n' + ",\n".join(lines) + "\n}\n"
+
+
+def main():
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", default=os.path.join(root, "tests", "model", "fixtures"))
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    major = transformers.__version__.split(".")[0]
+    cases = {name: config for name, config in PUBLISHED.items()}
+    cases.update({f"saved{major}-{name}": saved(config) for name, config in SAVED.items()})
+    status = 0
+    for name, config in cases.items():
+        path = os.path.join(args.output, name + ".json")
+        tensors, logits = computed(config)
+        if os.path.exists(path):
+            with open(path) as f:
+                there = json.load(f)
+            a, b = numpy.array(there["logits"]), numpy.array(logits)
+            difference = abs(a - b).max() / abs(b).max() if a.shape == b.shape else float("inf")
+            if difference > 1e-6 or there["tensors"] != tensors or (name in PUBLISHED and there["config"] != config):
+                print(f"{name}: differs from transformers {there['transformers']}: logits by {difference:.1e}")
+                status = 1
+        elif not args.check:
+            with open(path, "w") as f:
+                f.write(text_of({"transformers": transformers.__version__, "config": config, "tokens": TOKENS,
+                                 "positions": POSITIONS, "tensors": tensors, "logits": logits}))
+    print(f"transformers {transformers.__version__}: {len(cases)} cases")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

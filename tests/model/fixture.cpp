@@ -1,0 +1,115 @@
+#include "tests/model/fixture.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "apps/train/checkpoint.h"
+#include "apps/train/model_source.h"
+#include "core/base/dtype.h"
+#include "core/device/cpu/features.h"
+#include "core/io/safetensors.h"
+#include "core/ops/kernel_table.h"
+
+namespace nrl::test {
+namespace {
+
+const std::string directory = std::string(NRL_TEST_DATA) + "/fixtures/";
+
+template <class T, class F>
+std::vector<T> read_list(const JsonValue& list, F&& read) {
+  std::vector<T> out;
+  for (const JsonValue& item : list.items()) out.push_back(read(item));
+  return out;
+}
+int64_t integer(const JsonValue& v) {
+  return v.as_int();
+}
+
+}  // namespace
+
+Fixture read_fixture(const std::string& name) {
+  const JsonValue json = read_json(directory + name + ".json");
+  Fixture f{name, json.at("config"), {}, {}, {}, {}};
+  for (const JsonMember& tensor : json.at("tensors").members())
+    f.tensors.emplace_back(tensor.key, read_list<int64_t>(tensor.value, integer));
+  f.tokens = read_list<int32_t>(json.at("tokens"), integer);
+  f.positions = read_list<size_t>(json.at("positions"), integer);
+  f.logits = read_list<std::vector<double>>(json.at("logits"), [](const JsonValue& row) {
+    return read_list<double>(row, [](const JsonValue& x) { return x.as_double(); });
+  });
+  return f;
+}
+
+std::vector<Fixture> all_fixtures() {
+  std::vector<Fixture> all;
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    all.push_back(read_fixture(entry.path().stem().string()));
+  std::sort(all.begin(), all.end(), [](const Fixture& a, const Fixture& b) { return a.name < b.name; });
+  return all;
+}
+
+std::vector<float> weight_values(const std::string& name, const std::vector<int64_t>& shape) {
+  uint64_t seed = 0xCBF29CE484222325;  // FNV-1a
+  for (const unsigned char byte : name) seed = (seed ^ byte) * 0x100000001B3;
+  size_t count = 1;
+  for (int64_t n : shape) count *= static_cast<size_t>(n);
+  const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) {
+    uint64_t x = seed + i * 0x9E3779B97F4A7C15;  // SplitMix64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+    x ^= x >> 31;
+    double u = std::ldexp(static_cast<double>(x >> 40), -23) - 1;
+    if (shape.size() == 1) {
+      u = has("bias") ? u / 4 : 1 + u / 4;
+    } else if (has("embed_tokens") || has("wte") || has("wpe")) {
+      u /= 64;
+    } else if (!has("lm_head")) {
+      u /= 2;
+    }
+    values[i] = static_cast<float>(u);
+  }
+  return values;
+}
+
+void write_model(const std::string& to, const JsonValue& config, const TensorShapes& tensors, DType dtype) {
+  std::filesystem::create_directories(to);
+  write_file_atomic(to + "/config.json", config.dump(2));
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, shape] : tensors) specs.push_back({name, dtype, shape});
+  std::filesystem::remove(to + "/model.safetensors");
+  SafetensorsWriter writer(to + "/model.safetensors", specs);
+  for (const auto& [name, shape] : tensors) {
+    const std::vector<float> values = weight_values(name, shape);
+    const std::vector<bf16> rounded(values.begin(), values.end());
+    if (dtype == DType::bf16)
+      writer.write(name, rounded.data(), rounded.size() * sizeof(bf16));
+    else
+      writer.write(name, values.data(), values.size() * sizeof(float));
+  }
+  writer.finish();
+}
+
+LoadedModel::LoadedModel(const std::string& from)
+    : spec(train::load_model_directory(from)), parameters(model::make_parameters(spec)) {
+  const DType dtype = train::stored_dtype(from);
+  for (const model::Parameter& p : parameters.all) {
+    memory_.emplace_back(static_cast<size_t>(p.numel() * size_of(dtype)));
+    weights.push_back(p.shape.size() == 1
+                          ? make_tensor(memory_.back().data(), dtype, {p.shape[0]})
+                          : make_tensor(memory_.back().data(), dtype, {p.shape[0], p.shape[1]}));
+  }
+  train::load_weights(from, spec, parameters, weights);
+}
+
+model::Inference LoadedModel::inference(int64_t max_tokens, int threads) {
+  exec_.kernels = &ops::cpu_kernels(cpu::best_isa());
+  exec_.threads = threads;
+  std::vector<model::ParameterView> views;
+  for (const Tensor& weight : weights) views.push_back({weight, {}});
+  return {spec, parameters, std::move(views), exec_, max_tokens};
+}
+
+}  // namespace nrl::test
