@@ -1,4 +1,5 @@
-// Inference with a cache against the decoder's forward pass: in chunks, token by token, and in bf16.
+// Inference with a cache against the decoder in double precision of tests/reference: every position, in
+// chunks of many sizes, within sliding windows, and in bf16.
 
 #include "apps/model/inference.h"
 
@@ -6,72 +7,154 @@
 #include <cmath>
 
 #include "tests/catch.h"
-#include "tests/model/tiny_model.h"
+#include "tests/io/io_test_util.h"
+#include "tests/model/fixture.h"
+#include "tests/reference/decoder.h"
 
 using namespace nrl;
-using test::TinyModel;
 
 namespace {
 
-constexpr int length = 12;  // of the first sequence of TinyModel
+using Chunks = std::vector<size_t>;
 
-model::Inference open(TinyModel& m, DType dtype) {
-  std::vector<model::ParameterView> views;
-  for (size_t i = 0; i < m.parameters_.all.size(); ++i) {
-    const auto& shape = m.parameters_.all[i].shape;
-    void* data = dtype == DType::f32 ? static_cast<void*>(m.weights_[i].data()) : m.low_[i].data();
-    views.push_back({shape.size() == 1 ? make_tensor(data, dtype, {shape[0]})
-                                       : make_tensor(data, dtype, {shape[0], shape[1]}),
-                     {}});
+constexpr size_t long_sequence = 150;  // the prompt goes through the model in pieces of 128 tokens
+
+std::vector<int32_t> tokens_of(size_t count, size_t seed = 0) {
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < count; ++i)
+    tokens.push_back(static_cast<int32_t>((i * i + 7 * i + 3 + seed * 5) % 29));
+  return tokens;
+}
+
+/// Pieces of `size` that make up `total`; the last one may be shorter.
+Chunks pieces(size_t size, size_t total) {
+  Chunks sizes(total / size, size);
+  if (total % size) sizes.push_back(total % size);
+  return sizes;
+}
+
+/// A model directory and both ways to compute its logits.
+class BothModels {
+ public:
+  BothModels(const std::string& fixture, const std::vector<std::pair<std::string, JsonValue>>& changes = {},
+             DType dtype = DType::f32) {
+    test::Fixture f = test::read_fixture(fixture);
+    for (const auto& [key, value] : changes) f.config.set(key, value);
+    test::write_model(directory_.path(), f.config, f.tensors, dtype);
+    product_ = std::make_unique<test::LoadedModel>(directory_.path());
+    config_ = reference::read_config(directory_.path());
+    weights_ = reference::read_weights(config_, directory_.path());
   }
-  return {m.spec_, m.parameters_, std::move(views), m.exec_, length};
+
+  reference::Tensor want(const std::vector<int32_t>& tokens, size_t rope_length = 0) const {
+    return reference::logits(config_, weights_, tokens, rope_length);
+  }
+  model::Inference inference(size_t max_tokens, int threads = 1) {
+    return product_->inference(static_cast<int64_t>(max_tokens), threads);
+  }
+
+ private:
+  test::TemporaryDirectory directory_{test::TemporaryDirectory::Where::memory};
+  std::unique_ptr<test::LoadedModel> product_;
+  reference::Config config_;
+  reference::Tensors weights_;
+};
+
+/// Appends the tokens in these chunks. The logits after each chunk against their row of `want`: the greatest
+/// difference relative to the greatest logit of all.
+double difference(model::Inference& session, const std::vector<int32_t>& tokens, const Chunks& chunks,
+                  const reference::Tensor& want) {
+  double largest = 0, worst = 0;
+  for (size_t i = 0; i < want.size(); ++i) largest = std::max(largest, std::abs(want[i]));
+  size_t done = 0;
+  for (size_t count : chunks) {
+    const auto logits = session.append(std::span(tokens).subspan(done, count));
+    done += count;
+    REQUIRE(session.length() == static_cast<int64_t>(done));
+    REQUIRE(logits.size() == want.columns);
+    for (size_t v = 0; v < logits.size(); ++v)
+      worst = std::max(worst, std::abs(static_cast<double>(logits[v]) - want(done - 1, v)));
+  }
+  REQUIRE(done == tokens.size());
+  return worst / largest;
 }
 
-std::vector<float> logits_after(TinyModel& m, DType dtype, int tokens, int chunk) {
-  const auto* ids = m.batch().ids.ptr<int32_t>();
-  model::Inference session = open(m, dtype);
-  std::span<const float> logits;
-  for (int i = 0; i < tokens; i += chunk)
-    logits = session.append(std::span(ids + i, static_cast<size_t>(std::min(chunk, tokens - i))));
-  return {logits.begin(), logits.end()};
-}
+// Sums in fp32, and angles of rotary positions that are rounded to fp32.
+constexpr double tolerance = 5e-5;
 
 }  // namespace
 
-TEST_CASE("logits of inference are those of the training forward pass", "[model][inference]") {
-  for (const auto& [name, config] : test::tiny_configs()) {
+TEST_CASE("logits of inference, token by token and in chunks", "[model][inference]") {
+  for (const char* name : {"gpt2-untied", "gpt2-gelu", "llama-biases", "saved5-llama-llama3",
+                           "llama-type-yarn", "mistral", "saved4-qwen2", "qwen3-bias"}) {
     INFO(name);
-    TinyModel m(config, ops::cpu_kernels(cpu::best_isa()), 1);
-    const model::MicroBatch batch = m.batch();
-    const Tensor log_prob = m.decoder_.forward(batch, false);
-    const std::vector<float> want(log_prob.ptr<float>(), log_prob.ptr<float>() + length);
-    for (int t = 1; t <= length; ++t) {
-      const int target = batch.target.ptr<int32_t>()[t - 1];
-      if (target < 0) continue;
-      for (int chunk : {1, 3, length}) {
-        INFO("after " << t << " tokens in chunks of " << chunk);
-        const std::vector<float> logits = logits_after(m, DType::f32, t, chunk);
-        double sum = 0;
-        for (float x : logits) sum += std::exp(static_cast<double>(x));
-        const double got = static_cast<double>(logits[static_cast<size_t>(target)]) - std::log(sum);
-        // fp32 sums in another order.
-        REQUIRE(got ==
-                Approx(static_cast<double>(want[static_cast<size_t>(t - 1)])).epsilon(1e-4).margin(1e-4));
-      }
+    BothModels m(name);
+    const size_t length = std::string(name).starts_with("gpt2") ? 20 : long_sequence;
+    const std::vector<int32_t> tokens = tokens_of(length);
+    const reference::Tensor want = m.want(tokens);
+    for (size_t chunk :
+         {size_t{1}, size_t{2}, size_t{3}, size_t{7}, size_t{64}, size_t{128}, size_t{129}, length}) {
+      if (chunk > length) continue;
+      INFO("chunks of " << chunk);
+      model::Inference session = m.inference(length, chunk % 2 ? 1 : 2);
+      CHECK(difference(session, tokens, pieces(chunk, length), want) < tolerance);
+    }
+    INFO("a prompt and single tokens");
+    Chunks chunks{length - 12};
+    chunks.resize(13, 1);
+    model::Inference session = m.inference(length);
+    CHECK(difference(session, tokens, chunks, want) < tolerance);
+  }
+}
+
+TEST_CASE("inference within sliding windows shorter and longer than the sequence", "[model][inference]") {
+  const std::vector<int32_t> tokens = tokens_of(long_sequence);
+  for (int window : {1, 2, 16, 127, 128, 129, 149, 150, 151, 4096}) {
+    BothModels m("mistral", {{"sliding_window", window}});
+    const reference::Tensor want = m.want(tokens);
+    for (size_t chunk : {size_t{1}, size_t{60}, long_sequence}) {
+      INFO("window " << window << ", chunks of " << chunk);
+      model::Inference session = m.inference(long_sequence);
+      CHECK(difference(session, tokens, pieces(chunk, long_sequence), want) < tolerance);
     }
   }
 }
 
-TEST_CASE("bf16 weights give the logits of fp32 up to the rounding of activations", "[model][inference]") {
-  for (const auto& [name, config] : test::tiny_configs()) {
+TEST_CASE("a sequence after reset() sees nothing of the one before", "[model][inference]") {
+  for (const char* name : {"gpt2", "llama", "mistral"}) {
     INFO(name);
-    TinyModel m(config, ops::cpu_kernels(cpu::best_isa()), 1);
-    const std::vector<float> full = logits_after(m, DType::f32, length, 1);
-    for (int chunk : {1, length}) {
-      const std::vector<float> half = logits_after(m, DType::bf16, length, chunk);
-      // 8 bits of mantissa, rounded about ten times per layer.
-      REQUIRE(test::relative_difference(half, full) < 0.05);
-      REQUIRE(test::relative_difference(half, full) > 1e-5);
+    BothModels m(name);
+    model::Inference session = m.inference(20);
+    for (size_t length : {size_t{20}, size_t{9}, size_t{14}}) {
+      const std::vector<int32_t> tokens = tokens_of(length, length);
+      session.reset();
+      CHECK(difference(session, tokens, pieces(4, length), m.want(tokens)) < tolerance);
+    }
+  }
+}
+
+TEST_CASE("rope type dynamic is stretched for the longest sequence of a session", "[model][inference]") {
+  BothModels m("llama-type-dynamic");  // 8 positions
+  const std::vector<int32_t> tokens = tokens_of(12);
+  for (size_t longest : {size_t{12}, size_t{40}}) {
+    model::Inference session = m.inference(longest);
+    CHECK(difference(session, tokens, pieces(5, 12), m.want(tokens, longest)) < tolerance);
+  }
+}
+
+TEST_CASE("inference with weights and activations in bf16", "[model][inference]") {
+  for (const char* name : {"gpt2-untied", "llama-biases", "mistral", "saved4-qwen2", "qwen3-bias"}) {
+    INFO(name);
+    BothModels m(name, {}, DType::bf16);
+    const std::vector<int32_t> tokens = tokens_of(20);
+    const reference::Tensor want = m.want(tokens);
+    for (size_t chunk : {size_t{1}, size_t{6}, size_t{20}}) {
+      INFO("chunks of " << chunk);
+      model::Inference session = m.inference(20);
+      // The weights are the same in both. Activations are rounded to 8 bits (2^-9 = 0.002) about ten times in
+      // each of two layers.
+      const double d = difference(session, tokens, pieces(chunk, 20), want);
+      CHECK(d < 0.03);
     }
   }
 }
