@@ -6,24 +6,11 @@
 
 #include "core/base/error.h"
 #include "core/base/philox.h"
+#include "core/base/text.h"
 #include "core/device/cpu/features.h"
 #include "core/ops/kernel_table.h"
 
 namespace nrl::train {
-namespace {
-
-// Bytes of `text` before a character whose last bytes are still to come.
-size_t complete_bytes(std::string_view text) {
-  for (size_t back = 1; back <= std::min<size_t>(4, text.size()); ++back) {
-    const auto c = static_cast<unsigned char>(text[text.size() - back]);
-    if ((c & 0xC0) == 0x80) continue;
-    const size_t need = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : c >= 0xC0 ? 2 : 1;
-    return need > back ? text.size() - back : text.size();
-  }
-  return text.size();
-}
-
-}  // namespace
 
 int32_t sample_token(std::span<const float> logits, const SamplingOptions& options, float uniform,
                      std::vector<int32_t>& order) {
@@ -59,6 +46,20 @@ int32_t sample_token(std::span<const float> logits, const SamplingOptions& optio
   return order.back();
 }
 
+TextStream::TextStream(const data::Tokenizer& tokenizer, std::vector<int32_t> prompt)
+    : tokenizer_(tokenizer), ids_(std::move(prompt)), shown_(tokenizer.decode(ids_).size()) {}
+
+std::string TextStream::append(int32_t id) {
+  ids_.push_back(id);
+  // Decoded as a whole: a character may take several tokens, and a space before a token may depend on others.
+  const std::string text = tokenizer_.decode(ids_);
+  const size_t complete = complete_utf8(text);
+  if (complete <= shown_) return {};
+  std::string piece = text.substr(shown_, complete - shown_);
+  shown_ = complete;
+  return piece;
+}
+
 TextGenerator::TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                              const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer,
                              std::string_view prompt, int64_t max_tokens, int threads)
@@ -86,24 +87,18 @@ TextGenerator::TextGenerator(const model::ModelSpec& spec, const model::Paramete
 
 void TextGenerator::run(const SamplingOptions& options, const std::function<void(std::string_view)>& print) {
   const PhiloxStream random(options.seed, "generate");
-  std::vector<int32_t> made, order;
-  size_t printed = 0;
+  TextStream text(tokenizer_, prompt_);
+  std::vector<int32_t> order;
   inference_->reset();
   std::span<const float> logits = inference_->append(prompt_);
-  while (true) {
+  for (int64_t made = 0; made < max_tokens_; ++made) {
     // Ids that the model has and the tokenizer does not (a padded vocabulary) are never chosen.
     const auto usable = std::min<size_t>(logits.size(), static_cast<size_t>(tokenizer_.vocab_size()));
-    const int32_t next = sample_token(logits.first(usable), options, random.uniform(made.size()), order);
+    const int32_t next =
+        sample_token(logits.first(usable), options, random.uniform(static_cast<uint64_t>(made)), order);
     if (tokenizer_.eos() == next) return;
-    made.push_back(next);
-    // Text is decoded as a whole: a character may take several tokens.
-    const std::string text = tokenizer_.decode(made);
-    if (const size_t complete = complete_bytes(text); complete > printed) {
-      print(std::string_view(text).substr(printed, complete - printed));
-      printed = complete;
-    }
-    if (static_cast<int64_t>(made.size()) == max_tokens_ || inference_->length() == inference_->max_tokens())
-      return;
+    if (const std::string piece = text.append(next); !piece.empty()) print(piece);
+    if (made + 1 == max_tokens_ || inference_->length() == inference_->max_tokens()) return;
     logits = inference_->append(std::span(&next, 1));
   }
 }

@@ -24,6 +24,20 @@ struct SamplingOptions {
 int32_t sample_token(std::span<const float> logits, const SamplingOptions& options, float uniform,
                      std::vector<int32_t>& order);
 
+/// The text of a growing sequence of tokens, in pieces that end with a whole character.
+class TextStream {
+ public:
+  /// `prompt` is what the text continues; its own text counts as shown.
+  TextStream(const data::Tokenizer& tokenizer, std::vector<int32_t> prompt);
+  /// What `id` adds; empty while a character's last bytes are missing.
+  std::string append(int32_t id);
+
+ private:
+  const data::Tokenizer& tokenizer_;
+  std::vector<int32_t> ids_;
+  size_t shown_;  ///< bytes of the text
+};
+
 /// Continues one prompt, any number of times, on the CPU. Memory is allocated once.
 class TextGenerator {
  public:

@@ -74,6 +74,16 @@ size_t utf8_length(std::string_view text) {
   return length;
 }
 
+size_t complete_utf8(std::string_view text) {
+  for (size_t back = 1; back <= std::min<size_t>(4, text.size()); ++back) {
+    const auto c = static_cast<unsigned char>(text[text.size() - back]);
+    if ((c & 0xC0) == 0x80) continue;
+    const size_t need = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : c >= 0xC0 ? 2 : 1;
+    return need > back ? text.size() - back : text.size();
+  }
+  return text.size();
+}
+
 namespace {
 
 constexpr size_t kMaxMessageLine = 1000;

@@ -19,6 +19,9 @@ std::string_view nearest(std::string_view word, std::span<const std::string_view
 /// Length (1 to 4) of the valid UTF-8 sequence at the start of `text`; 0 when it is invalid or empty.
 size_t utf8_length(std::string_view text);
 
+/// Bytes of `text` before a UTF-8 sequence at its end whose last bytes are missing; all where there is none.
+size_t complete_utf8(std::string_view text);
+
 /// `text` with everything that a terminal could obey written out: control characters except newline and tab
 /// (C0, DEL, C1), bytes that are not UTF-8, line separators and bidirectional controls become \x1b, \xff,
 /// \u202e. Every sink of messages applies it, so that callers need not.
