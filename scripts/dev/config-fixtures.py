@@ -53,6 +53,8 @@ PUBLISHED = {
     "llama-mlp-bias": of("llama", mlp_bias=True, hidden_act="swish", rms_norm_eps=1e-3),
     "llama-type-linear": of("llama", rope_scaling={"type": "linear", "factor": 2.5}),
     "llama-type-dynamic": of("llama", max_position_embeddings=8, rope_scaling={"type": "dynamic", "factor": 2.0}),
+    "llama-dynamic-original": of("llama", max_position_embeddings=8, rope_scaling={
+        "rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 4}),
     "llama-dynamic-within": of("llama", rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
     "llama-type-yarn": of("llama", rope_scaling={"type": "yarn", **YARN}),
     "llama-yarn-mscale": of("llama", rope_scaling={"rope_type": "yarn", "mscale": 0.8, "mscale_all_dim": 0.5, **YARN}),
@@ -61,15 +63,22 @@ PUBLISHED = {
     "llama-yarn-one-mscale": of("llama", rope_scaling={"rope_type": "yarn", "mscale": 0.5, **YARN}),
     "llama-yarn-no-original": of("llama", rope_theta=20.0, max_position_embeddings=16,
                                  rope_scaling={"rope_type": "yarn", "factor": 4.0}),
+    "llama-yarn-no-positions": of("llama", "max_position_embeddings", rope_scaling={
+        "rope_type": "yarn", "factor": 4.0, "truncate": False}),
+    "llama-yarn-default-ramp": of("llama", max_position_embeddings=16384, rope_scaling={
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "truncate": False}),
     "mistral": of("mistral", sliding_window=5),
     "mistral-full": of("mistral", sliding_window=None, head_dim=8, rms_norm_eps=1e-5, rope_theta=1e6),
     "mistral-tied": of("mistral", "max_position_embeddings", sliding_window=16, tie_word_embeddings=True),
+    "mistral-no-positions": of("mistral", "max_position_embeddings", sliding_window=None, head_dim=6, rope_scaling={
+        "type": "yarn", "factor": 4.0, "truncate": False}),
     "qwen2": of("qwen2", sliding_window=3, max_window_layers=1, rope_theta=1e6),
     "qwen2-window-unused": of("qwen2", use_sliding_window=True, sliding_window=3, max_window_layers=2),
     "qwen2-window-default": of("qwen2", use_sliding_window=True, sliding_window=3),
     "qwen2-no-original": of("qwen2", "max_position_embeddings", attention_bias=False,
-                            rope_scaling={"type": "yarn", "factor": 4.0, "beta_fast": 2000, "beta_slow": 100}),
-    "qwen2-tied": of("qwen2", tie_word_embeddings=True, head_dim=10, layer_types=["full_attention"] * 2),
+                            rope_scaling={"type": "yarn", "factor": 4.0, "truncate": False}),
+    "qwen2-tied": of("qwen2", tie_word_embeddings=True, attention_bias=True, head_dim=10,
+                     layer_types=["full_attention"] * 2),
     "qwen3": of("qwen3", num_attention_heads=2, num_key_value_heads=1),
     "qwen3-bias": of("qwen3", head_dim=8, attention_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-3),
 }

@@ -72,6 +72,7 @@ double difference(model::Inference& session, const std::vector<int32_t>& tokens,
     done += count;
     REQUIRE(session.length() == static_cast<int64_t>(done));
     REQUIRE(logits.size() == want.columns);
+    if (!std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); })) return INFINITY;
     for (size_t v = 0; v < logits.size(); ++v)
       worst = std::max(worst, std::abs(static_cast<double>(logits[v]) - want(done - 1, v)));
   }
@@ -80,7 +81,7 @@ double difference(model::Inference& session, const std::vector<int32_t>& tokens,
 }
 
 // Sums in fp32, and angles of rotary positions that are rounded to fp32.
-constexpr double tolerance = 5e-5;
+constexpr double tolerance = 3e-5;
 
 }  // namespace
 
