@@ -163,7 +163,7 @@ case $case_name in
       rm -r start run
     done <<YAML
 $llama, initializer_range: 0.1, hidden_act: gelu, $yarn, beta_fast: 2.0, beta_slow: 0.5, attention_factor: 1.2}
-$llama, initializer_range: 0.1, hidden_act: gelu_new, partial_rotary_factor: 0.67, $dynamic}
+${llama/: 64/: 8}, initializer_range: 0.1, hidden_act: gelu_new, partial_rotary_factor: 0.67, $dynamic}
 $llama, initializer_range: 0.1, hidden_act: gelu_pytorch_tanh, tie_word_embeddings: true, $yarn, truncate: false}
 ${llama/llama/mistral}, initializer_range: 0.1, hidden_act: gelu_fast, sliding_window: null
 ${llama/llama/qwen2}, initializer_range: 0.1, sliding_window: 3, use_sliding_window: false

@@ -146,22 +146,6 @@ case $case_name in
     expect 0 run 1 data show base.yaml --steps 1:3 --json
     [[ $(wc -l <out.txt) -eq 16 ]] || fail "two steps of eight samples were asked for"
     ;;
-  generate)
-    corpus
-    config g
-    expect 0 run 1 g.yaml
-    expect 0 run 1 generate g/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --seed 3
-    grep -q 'int main(' out.txt || fail "the prompt is missing: $(cat out.txt)"
-    cp out.txt first.txt
-    expect 0 run 1 generate g/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --seed 3
-    cmp -s out.txt first.txt || fail "the same seed gave another text"
-    expect 0 run 1 generate g/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --temperature 0
-    expect 0 run 1 generate g/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --top-k 1 --seed 9
-    # Weights stored in bf16 stay so in memory.
-    config half
-    expect 0 run 1 half.yaml policy.precision=bfloat16
-    expect 0 run 1 generate half/checkpoints/step-10 --prompt "int main(" --max-tokens 20 --temperature 0
-    ;;
   bf16)
     corpus
     config full

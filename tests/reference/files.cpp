@@ -41,7 +41,11 @@ Rope read_rope(const nrl::JsonValue& json, const Config& c) {
     r.beta_slow = s->get_double("beta_slow", r.beta_slow);
     r.attention_factor = s->get_double("attention_factor", r.attention_factor);
     r.truncate = s->get_bool("truncate", r.truncate);
-    r.original_max_position = s->get_double("original_max_position_embeddings", r.original_max_position);
+    if (r.type != "dynamic")  // stretches from max_position_embeddings
+      r.original_max_position = s->get_double("original_max_position_embeddings", r.original_max_position);
+    const double mscale = s->get_double("mscale", 0), all_dim = s->get_double("mscale_all_dim", 0);
+    if (r.attention_factor == 0 && mscale > 0 && all_dim > 0)
+      r.attention_factor = (0.1 * mscale * std::log(r.factor) + 1) / (0.1 * all_dim * std::log(r.factor) + 1);
   }
   r.rotary_dim = static_cast<size_t>(std::lround(static_cast<double>(c.head_dim) * rotated));
   return r;
@@ -168,7 +172,8 @@ Config parse_config(const std::string& text) {
   c.o_bias = c.family != "qwen2" && attention_bias;
   c.mlp_bias = json.get_bool("mlp_bias", false);
   c.qk_norm = c.family == "qwen3";
-  if (c.family == "mistral") c.window = size_of(json, "sliding_window", 0);
+  if (c.family == "mistral" && !(json.find("sliding_window") && json.at("sliding_window").is_null()))
+    c.window = size_of(json, "sliding_window", 4096);
   c.rope = read_rope(json, c);
   return c;
 }

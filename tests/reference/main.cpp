@@ -24,6 +24,8 @@ const char* const usage =
     "reference_trainer eval MODEL PREFIX LENGTH MAX_TOKENS BYTES RESULT\n"
     "    compares RESULT (`eval --json`) with the loss on windows of LENGTH tokens of the first MAX_TOKENS\n"
     "    (0: all), which are BYTES of text (0: not known)\n"
+    "reference_trainer greedy MODEL PROMPT COUNT     PROMPT and its likeliest continuation, in bytes as "
+    "tokens\n"
     "reference_trainer initial MODEL OTHER     initial weights, and those of another seed\n"
     "reference_trainer data PREFIX VOCAB DOCUMENTS SEED     writes a token file\n"
     "reference_trainer poison MODEL TOKEN     makes the token's embedding overflow float\n";
@@ -60,6 +62,46 @@ int compare_evaluation(const Args& args) {
   return c.report();
 }
 
+// What `generate --temperature 0` prints with the byte tokenizer: COUNT tokens, or up to the end token.
+int print_greedy(const Args& args) {
+  constexpr size_t ids = 257;  // of the tokenizer, the last ends a document; the model may have more
+  Config config = read_config(args.at(0));
+  Tensors weights = read_weights(config, args.at(0));
+  for (const char* name : {"embedding.weight", "head.weight"})
+    if (weights.count(name)) {
+      weights[name].rows = ids;
+      weights[name].values.resize(ids * config.hidden);
+    }
+  config.vocab_size = ids;
+  Tokens tokens;
+  std::string text;
+  for (const char c : args.at(1)) tokens.push_back(static_cast<unsigned char>(c));
+  const size_t prompt = tokens.size();
+  tokens = greedy(config, weights, tokens, std::stoul(args.at(2)));
+  // Where two tokens are nearly as likely, rounding could choose the other one.
+  const Tensor y = logits(config, weights, Tokens(tokens.begin(), tokens.end() - 1));
+  double gap = INFINITY;
+  for (size_t t = prompt; t < tokens.size(); ++t)
+    for (size_t i = 0; i < ids; ++i) {
+      const auto chosen = static_cast<size_t>(tokens[t]);
+      if (i != chosen) gap = std::min(gap, y(t - 1, chosen) - y(t - 1, i));
+    }
+  std::fprintf(stderr, "the likeliest token is ahead by at least %.1e\n", gap);
+  for (const int32_t token : tokens) {
+    if (token == ids - 1) break;
+    text += static_cast<char>(token);
+  }
+  // A UTF-8 character whose last bytes are missing is not shown.
+  size_t lead = text.size() - 1;
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  while (lead > 0 && byte(lead) >> 6 == 2) --lead;
+  const size_t length = byte(lead) >= 0xf0 ? 4 : byte(lead) >= 0xe0 ? 3 : byte(lead) >= 0xc0 ? 2 : 1;
+  if (length > text.size() - lead) text.resize(lead);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::putchar('\n');
+  return 0;
+}
+
 int run_command(const Args& args) {
   const std::string command = args.at(0);
   const Args rest(args.begin() + 1, args.end());
@@ -69,6 +111,7 @@ int run_command(const Args& args) {
                         option == "bf16", option == "poison" ? std::stoi(rest.at(7)) : -1});
   }
   if (command == "eval") return compare_evaluation(rest);
+  if (command == "greedy") return print_greedy(rest);
   if (command == "initial") return compare_initial_weights(rest.at(0), rest.at(1));
   if (command == "poison") return poison_embedding(rest.at(0), std::stoi(rest.at(1)));
   if (command != "data") throw std::out_of_range(command);
