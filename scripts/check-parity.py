@@ -1,36 +1,36 @@
 #!/usr/bin/env python3
-"""Trains the same model on the same samples in plain PyTorch and compares the losses step by step.
+"""Trains the same models on the same samples in plain PyTorch, in double precision, and compares step by step.
 
-A developer's check of the mathematics; needs python3-torch (1.13 or later), fp32 and no dropout. The whole recipe:
+Needs python3-torch (1.13 or later); no dropout, and lr_decay_style: cosine. scripts/check-parity.sh does the whole recipe:
+in a directory RUN
 
-  nrl-train CONFIG pretrain.max_num_steps=0  checkpointing.checkpoint_dir=p/start logger.log_dir=p/start-logs
-  nrl-train CONFIG pretrain.max_num_steps=20 checkpointing.checkpoint_dir=p/run   logger.log_dir=p/logs
-  nrl-train data show CONFIG pretrain.max_num_steps=20 --steps 1:21 --json > p/samples.jsonl
-  scripts/check-parity.py --start p/start/step-0 --samples p/samples.jsonl --metrics p/logs/metrics.jsonl
+  nrl-train CONFIG pretrain.max_num_steps=0  checkpointing.checkpoint_dir=RUN/start ...
+  nrl-train CONFIG logger.log_dir=RUN/logs ...
+  nrl-train data show CONFIG --steps 1:21 --json > RUN/samples.jsonl
 
-scripts/check-parity.sh does all of it. Learning rates are taken from metrics.jsonl, so that only the optimizer's
-other numbers are given here. Exit 1 when a loss or a gradient norm differs by more than the tolerance.
+Exit 1 when a loss, a gradient norm or a learning rate differs by more than the tolerance.
 """
 import argparse
 import collections
 import json
+import math
 import os
 import sys
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--start", required=True, help="checkpoint of step 0")
-parser.add_argument("--samples", required=True, help="output of nrl-train data show --json")
-parser.add_argument("--metrics", required=True, help="metrics.jsonl of the run")
-parser.add_argument("--betas", type=float, nargs=2, default=[0.9, 0.95])
-parser.add_argument("--eps", type=float, default=1e-8)
-parser.add_argument("--weight-decay", type=float, default=0.1)
-parser.add_argument("--clip", type=float, default=1.0, help="0: no clipping")
-parser.add_argument("--micro-batch", type=int, default=8, help="sequences at once here; changes memory, not numbers")
-parser.add_argument("--tolerance", type=float, default=1e-4, help="greatest relative difference of a loss")
-parser.add_argument("--norm-tolerance", type=float, default=2e-2,
-                    help="greatest relative difference of a gradient norm; a step whose gradient is a spike amplifies the "
-                         "rounding of all steps before it, so this is wider")
-parser.add_argument("--threads", type=int, default=0)
+parser.add_argument("runs", metavar="RUN", nargs="+", help="start/step-0, samples.jsonl and logs/metrics.jsonl")
+parser.add_argument("--lr", type=float, required=True)
+parser.add_argument("--min-lr", type=float, required=True)
+parser.add_argument("--warmup", type=int, required=True, help="lr_warmup_iters")
+parser.add_argument("--decay", type=int, required=True, help="lr_decay_iters")
+parser.add_argument("--betas", type=float, nargs=2, required=True)
+parser.add_argument("--eps", type=float, required=True)
+parser.add_argument("--weight-decay", type=float, required=True)
+parser.add_argument("--clip", type=float, required=True, help="max_grad_norm")
+parser.add_argument("--tolerance", type=float, default=1e-6, help="greatest relative difference of a loss")
+parser.add_argument("--norm-tolerance", type=float, default=1e-4,
+                    help="greatest relative difference of a gradient norm")
+parser.add_argument("--threads", type=int, default=1)
 args = parser.parse_args()
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "bench"))
@@ -38,45 +38,59 @@ import torch  # noqa: E402
 
 import torch_models  # noqa: E402
 
-if args.threads:
-    torch.set_num_threads(args.threads)
 
-samples = collections.OrderedDict()
-with open(args.samples) as f:
-    for line in f:
-        row = json.loads(line)
+def learning_rate(step):
+    """Of the optimizer's step 1, 2, ...: a linear warm-up that reaches lr, then half a cosine wave that reaches min_lr."""
+    if step <= args.warmup:
+        return args.lr * step / args.warmup
+    done = min(1.0, (step - args.warmup) / (args.decay - args.warmup))
+    return args.min_lr + (args.lr - args.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+def read_lines(path):
+    with open(path) as f:
+        return [json.loads(line) for line in f]
+
+
+def compare(run):
+    samples = collections.OrderedDict()
+    for row in read_lines(os.path.join(run, "samples.jsonl")):
         samples.setdefault(row["step"], []).append(row["tokens"])
-with open(args.metrics) as f:
-    rows = {row["step"]: row for row in map(json.loads, f) if "loss" in row}
-if not samples or list(samples) != list(range(1, len(samples) + 1)):
-    sys.exit(f"{args.samples}: the steps must be 1, 2, ...; found {list(samples)[:5]} ...")
-missing = [step for step in samples if step not in rows]
-if missing:
-    sys.exit(f"{args.metrics}: step {missing[0]} is missing")
+    rows = {row["step"]: row for row in read_lines(os.path.join(run, "logs", "metrics.jsonl")) if "loss" in row}
+    steps = list(range(1, len(samples) + 1))
+    if not samples or list(samples) != steps or sorted(rows) != steps:
+        sys.exit(f"{run}: the steps must be 1, 2, ...: samples of {list(samples)}, metrics of {sorted(rows)}")
 
-model = torch_models.load(args.start)
-optimizer = model.optimizer(lr=0.0, betas=tuple(args.betas), eps=args.eps, weight_decay=args.weight_decay)
-worst = {"loss": 0.0, "grad_norm": 0.0}
-print(f"{'step':>4} {'loss':>12} {'torch':>12} {'relative':>9}   {'norm':>10} {'torch':>10} {'relative':>9}")
-for step, sequences in samples.items():
-    row, data = rows[step], torch.tensor(sequences)
-    for group in optimizer.param_groups:
-        group["lr"] = row["lr"]
-    optimizer.zero_grad(set_to_none=True)
-    loss = 0.0
-    for part in data.split(args.micro_batch):
-        share = len(part) / len(data)
-        mean = model.loss(part[:, :-1], part[:, 1:])
-        (mean * share).backward()
-        loss += float(mean.detach().double()) * share
-    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or float("inf")))
-    optimizer.step()
-    differences = {"loss": abs(row["loss"] - loss) / abs(loss), "grad_norm": abs(row["grad_norm"] - norm) / norm}
-    for key, value in differences.items():
-        worst[key] = max(worst[key], value if value == value else float("inf"))
-    print(f"{step:4d} {row['loss']:12.7f} {loss:12.7f} {differences['loss']:9.1e}   "
-          f"{row['grad_norm']:10.6f} {norm:10.6f} {differences['grad_norm']:9.1e}")
-good = worst["loss"] <= args.tolerance and worst["grad_norm"] <= args.norm_tolerance
-print(f"{model.s.family}: worst relative difference of {len(samples)} steps: loss {worst['loss']:.2e}, "
-      f"gradient norm {worst['grad_norm']:.2e}: {'the same' if good else 'DIFFERENT'}")
-sys.exit(0 if good else 1)
+    model = torch_models.load(os.path.join(run, "start", "step-0")).double()
+    optimizer = model.optimizer(lr=0.0, betas=tuple(args.betas), eps=args.eps, weight_decay=args.weight_decay)
+    worst = {"loss": 0.0, "grad_norm": 0.0, "lr": 0.0}
+    clipped = 0
+    print(f"{'step':>4} {'loss':>12} {'torch':>12} {'relative':>9}   {'norm':>10} {'torch':>10} {'relative':>9}   lr")
+    for step, sequences in samples.items():
+        row, data = rows[step], torch.tensor(sequences)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step)
+        optimizer.zero_grad(set_to_none=True)
+        loss = model.loss(data[:, :-1], data[:, 1:])
+        loss.backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip))
+        optimizer.step()
+        torch_row = {"loss": float(loss.detach()), "grad_norm": norm, "lr": learning_rate(step)}
+        difference = {key: abs(row[key] - value) / value for key, value in torch_row.items()}
+        for key, value in difference.items():
+            worst[key] = max(worst[key], value if value == value else math.inf)
+        clipped += norm > args.clip
+        print(f"{step:4d} {row['loss']:12.7f} {float(loss):12.7f} {difference['loss']:9.1e}   "
+              f"{row['grad_norm']:10.6f} {norm:10.6f} {difference['grad_norm']:9.1e}   {row['lr']:.6e}")
+    good = worst["loss"] <= args.tolerance and worst["grad_norm"] <= args.norm_tolerance and worst["lr"] <= 1e-12
+    print(f"{model.s.family}: worst relative difference of {len(samples)} steps: loss {worst['loss']:.2e}, "
+          f"gradient norm {worst['grad_norm']:.2e}, learning rate {worst['lr']:.1e}; {clipped} steps clipped: "
+          f"{'the same' if good else 'DIFFERENT'}")
+    if not 0 < clipped < len(samples):
+        print("a comparison needs steps that clip and steps that do not")
+        return False
+    return good
+
+
+torch.set_num_threads(args.threads)
+sys.exit(0 if all([compare(run) for run in args.runs]) else 1)

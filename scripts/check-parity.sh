@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains a small model of every family here and in plain PyTorch, from the same weights on the same samples, and compares
-# losses and gradient norms of 20 steps (scripts/check-parity.py). Needs python3-torch.
+# losses, gradient norms and learning rates of 20 steps (scripts/check-parity.py). Exits with 77 where there is no
+# python3-torch.
 # usage: scripts/check-parity.sh [BINARY [FAMILY]...]      families: gpt2 llama mistral qwen2 qwen3 (default: all)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -13,22 +14,29 @@ python=
 for candidate in python3 /usr/bin/python3; do
   if "$candidate" -c 'import torch' 2>/dev/null; then python=$candidate && break; fi
 done
-[[ -n $python ]] || die 69 "PyTorch is not installed (package python3-torch)"
+if [[ -z $python ]]; then
+  echo "skipped: PyTorch is not installed (package python3-torch)"
+  exit 77
+fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-"$binary" prepare --input "$root_dir/apps" "$root_dir/core" --tokenizer bytes --output corpus >prepare.txt
+"$binary" prepare --input "$root_dir/core/base" --tokenizer bytes --output corpus >prepare.txt
+
+# No two values are the defaults of both programs. The learning rate stays below what makes spikes of the gradient: a spike
+# amplifies the rounding of all steps before it.
+lr=2.0e-3 min_lr=3.0e-4 warmup=5 decay=18 betas=(0.85 0.97) eps=1.0e-5 weight_decay=0.3 clip=1.4
 
 # The model section of a family: small, with grouped heads, an odd width, and everything else that tells it apart.
 model_of() {
-  local sizes='vocab_size: 272, hidden_size: 96, intermediate_size: 176, num_hidden_layers: 3, num_attention_heads: 6, num_key_value_heads: 2, max_position_embeddings: 64'
+  local sizes='vocab_size: 272, hidden_size: 48, intermediate_size: 88, num_hidden_layers: 2, num_attention_heads: 6, num_key_value_heads: 2, max_position_embeddings: 32'
   case $1 in
-    gpt2) echo '{model_type: gpt2, vocab_size: 272, n_embd: 96, n_layer: 3, n_head: 6, n_positions: 64, activation_function: gelu_new, resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}' ;;
+    gpt2) echo '{model_type: gpt2, vocab_size: 272, n_embd: 48, n_layer: 2, n_head: 6, n_positions: 32, activation_function: gelu_new, resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}' ;;
     llama) echo "{model_type: llama, $sizes, rms_norm_eps: 1.0e-5, tie_word_embeddings: false}" ;;
-    mistral) echo "{model_type: mistral, $sizes, sliding_window: 24, tie_word_embeddings: false}" ;;
+    mistral) echo "{model_type: mistral, $sizes, sliding_window: 12, tie_word_embeddings: false}" ;;
     qwen2) echo "{model_type: qwen2, $sizes, rope_theta: 1000000.0, tie_word_embeddings: true}" ;;
-    qwen3) echo "{model_type: qwen3, $sizes, head_dim: 32, rope_theta: 1000000.0, tie_word_embeddings: true}" ;;
+    qwen3) echo "{model_type: qwen3, $sizes, head_dim: 16, rope_theta: 1000000.0, tie_word_embeddings: true}" ;;
     *) die 64 "unknown family $1" ;;
   esac
 }
@@ -41,33 +49,31 @@ run() {
   }
 }
 
-status=0
 for family in "${families[@]}"; do
+  model=$(model_of "$family")
   cat >"$family.yaml" <<YAML
 policy:
-  model: $(model_of "$family")
+  model: $model
   precision: float32
   train_global_batch_size: 8
   train_micro_batch_size: 4
-  max_total_sequence_length: 64
-  max_grad_norm: 1.0
-  optimizer: {lr: 3.0e-3, weight_decay: 0.1, betas: [0.9, 0.95], eps: 1.0e-8}
-  scheduler: {lr_decay_style: cosine, lr_warmup_iters: 5, lr_decay_iters: 20, min_lr: 3.0e-4}
+  max_total_sequence_length: 32
+  max_grad_norm: $clip
+  optimizer: {lr: $lr, weight_decay: $weight_decay, betas: [${betas[0]}, ${betas[1]}], eps: $eps}
+  scheduler: {lr_decay_style: cosine, lr_warmup_iters: $warmup, lr_decay_iters: $decay, min_lr: $min_lr}
 pretrain: {max_num_steps: 20, seed: 11}
 data: {train: {data_path: corpus}}
 checkpointing: {checkpoint_dir: $family/run}
 logger: {log_dir: $family/logs, log_interval: 10}
+kernels: {num_threads: 1}
 YAML
   run "$family.yaml" pretrain.max_num_steps=0 "checkpointing.checkpoint_dir=$family/start" \
-    "logger.log_dir=$family/start-logs" policy.scheduler.lr_warmup_iters=0
+    "logger.log_dir=$family/start-logs"
   run "$family.yaml"
-  "$binary" data show "$family.yaml" --steps 1:21 --json >"$family.jsonl"
-  "$python" "$root_dir/scripts/check-parity.py" --start "$family/start/step-0" --samples "$family.jsonl" \
-    --metrics "$family/logs/metrics.jsonl" >"$family.parity" || {
-    status=1
-    cat "$family.parity"
-    continue
-  }
-  tail -n 1 "$family.parity"
+  "$binary" data show "$family.yaml" --steps 1:21 --json >"$family/samples.jsonl" 2>out.txt
 done
+status=0
+PYTHONDONTWRITEBYTECODE=1 "$python" "$root_dir/scripts/check-parity.py" --lr $lr --min-lr $min_lr --warmup $warmup --decay $decay \
+  --betas "${betas[@]}" --eps $eps --weight-decay $weight_decay --clip $clip "${families[@]}" >table.txt || status=1
+if ((status == 0)); then grep ': worst' table.txt; else cat table.txt; fi
 exit "$status"

@@ -91,7 +91,7 @@ void TextGenerator::run(const SamplingOptions& options, const std::function<void
   std::vector<int32_t> order;
   inference_->reset();
   std::span<const float> logits = inference_->append(prompt_);
-  for (int64_t made = 0; made < max_tokens_; ++made) {
+  for (int64_t made = 0;; ++made) {
     // Ids that the model has and the tokenizer does not (a padded vocabulary) are never chosen.
     const auto usable = std::min<size_t>(logits.size(), static_cast<size_t>(tokenizer_.vocab_size()));
     const int32_t next =
