@@ -1,7 +1,9 @@
 #include "tests/model/fixture.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 
 #include "apps/train/checkpoint.h"
@@ -74,22 +76,44 @@ std::vector<float> weight_values(const std::string& name, const std::vector<int6
   return values;
 }
 
-void write_model(const std::string& to, const JsonValue& config, const TensorShapes& tensors, DType dtype) {
+StoredTensor stored(const std::string& name, const std::vector<int64_t>& shape, DType dtype) {
+  StoredTensor t{name, dtype, shape, {}};
+  for (float value : weight_values(name, shape)) {
+    const auto bits = std::bit_cast<uint32_t>(value);
+    char bytes[4] = {};
+    if (dtype == DType::f32) {
+      std::memcpy(bytes, &value, 4);
+    } else {
+      const bf16 rounded(value);
+      // Sign, five bits of the exponent, ten of the mantissa; what is too small for them is 0.
+      const uint32_t exponent = bits >> 23 & 255;
+      const auto half = static_cast<uint16_t>(
+          (bits >> 16 & 0x8000) | (exponent > 112 ? ((exponent - 112) << 10) | (bits >> 13 & 1023) : 0));
+      if (dtype == DType::bf16)
+        std::memcpy(bytes, &rounded, 2);
+      else
+        std::memcpy(bytes, &half, 2);
+    }
+    t.bytes.append(bytes, static_cast<size_t>(size_of(dtype)));
+  }
+  return t;
+}
+
+void write_model(const std::string& to, const JsonValue& config, const std::vector<StoredTensor>& tensors) {
   std::filesystem::create_directories(to);
   write_file_atomic(to + "/config.json", config.dump(2));
-  std::vector<TensorSpec> specs;
-  for (const auto& [name, shape] : tensors) specs.push_back({name, dtype, shape});
   std::filesystem::remove(to + "/model.safetensors");
+  std::vector<TensorSpec> specs;
+  for (const StoredTensor& t : tensors) specs.push_back({t.name, t.dtype, t.shape});
   SafetensorsWriter writer(to + "/model.safetensors", specs);
-  for (const auto& [name, shape] : tensors) {
-    const std::vector<float> values = weight_values(name, shape);
-    const std::vector<bf16> rounded(values.begin(), values.end());
-    if (dtype == DType::bf16)
-      writer.write(name, rounded.data(), rounded.size() * sizeof(bf16));
-    else
-      writer.write(name, values.data(), values.size() * sizeof(float));
-  }
+  for (const StoredTensor& t : tensors) writer.write(t.name, t.bytes.data(), t.bytes.size());
   writer.finish();
+}
+
+void write_model(const std::string& to, const JsonValue& config, const TensorShapes& shapes, DType dtype) {
+  std::vector<StoredTensor> tensors;
+  for (const auto& [name, shape] : shapes) tensors.push_back(stored(name, shape, dtype));
+  write_model(to, config, tensors);
 }
 
 LoadedModel::LoadedModel(const std::string& from)

@@ -31,7 +31,19 @@ Fixture read_fixture(const std::string& name);
 /// weight() of scripts/dev/config-fixtures.py.
 std::vector<float> weight_values(const std::string& name, const std::vector<int64_t>& shape);
 
+/// A tensor in a file.
+struct StoredTensor {
+  std::string name;
+  DType dtype;
+  std::vector<int64_t> shape;
+  std::string bytes;
+};
+/// weight_values() of `name` in f32, bf16, or f16 (cut off, not rounded).
+StoredTensor stored(const std::string& name, const std::vector<int64_t>& shape, DType dtype = DType::f32);
+
 /// Writes config.json and model.safetensors into `directory`.
+void write_model(const std::string& directory, const JsonValue& config,
+                 const std::vector<StoredTensor>& tensors);
 void write_model(const std::string& directory, const JsonValue& config, const TensorShapes& tensors,
                  DType dtype = DType::f32);
 
