@@ -261,3 +261,19 @@ TEST_CASE("a missing window of mistral is 4096 tokens, null is none", "[spec]") 
   CHECK(parse_model_config(mistral + R"(,"sliding_window":null})", "c").window == 0);
   CHECK(parse_model_config(mistral + R"(,"sliding_window":7})", "c").window == 7);
 }
+
+TEST_CASE("dropout of GPT-2 and the width of initial weights", "[spec]") {
+  const std::string gpt2 = R"({"model_type":"gpt2","vocab_size":64,"n_embd":32,"n_layer":1,"n_head":4)";
+  const ModelSpec missing = parse_model_config(gpt2 + "}", "c");
+  CHECK(missing.residual_dropout == 0.1f);
+  CHECK(missing.embedding_dropout == 0.1f);
+  CHECK(missing.attention_dropout == 0.1f);
+  CHECK(missing.initializer_range == 0.02f);
+  CHECK(missing.max_positions == 1024);
+  const ModelSpec given = parse_model_config(
+      gpt2 + R"(,"resid_pdrop":0.25,"embd_pdrop":0.5,"attn_pdrop":0.75,"initializer_range":0.5})", "c");
+  CHECK(given.residual_dropout == 0.25f);
+  CHECK(given.embedding_dropout == 0.5f);
+  CHECK(given.attention_dropout == 0.75f);
+  CHECK(given.initializer_range == 0.5f);
+}
