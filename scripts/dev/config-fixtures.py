@@ -6,6 +6,7 @@ tests/model/config_fixtures_test.cpp reads each config.json, fills the weights w
 
     scripts/dev/config-fixtures.py            # adds what this version writes; compares what the other one has written
     scripts/dev/config-fixtures.py --check    # only compares
+    scripts/dev/config-fixtures.py --check --written build/cpu/bin/nrl-train    # also the config.json of checkpoints
 
 A case is a config.json as model authors publish it, or, where `save` is set, what save_pretrained() makes of it: each
 major version of transformers writes other keys. Exits with 1 where logits differ from those of a file that is there.
@@ -13,6 +14,7 @@ major version of transformers writes other keys. Exits with 1 where logits diffe
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 
@@ -147,6 +149,22 @@ def saved(config):
             return json.load(f)
 
 
+def written(program, config):
+    """The config.json that nrl-train writes for a model of that one, with the initial weights."""
+    with tempfile.TemporaryDirectory() as directory:
+        reference = os.path.join(os.path.dirname(program), "reference_trainer")
+        subprocess.run([reference, "data", "tokens", str(config["vocab_size"]), "8", "1"], cwd=directory, check=True)
+        with open(os.path.join(directory, "run.yaml"), "w") as f:
+            f.write(f"policy:\n  model: {json.dumps(config)}\n  train_global_batch_size: 1\n"
+                    "  max_total_sequence_length: 8\n  precision: float32\npretrain: {max_num_steps: 0}\n"
+                    "data: {train: {data_path: tokens}}\ncheckpointing: {checkpoint_dir: c}\nlogger: {log_dir: l}\n")
+        result = subprocess.run([program, "run.yaml"], cwd=directory, capture_output=True, text=True)
+        if result.returncode != 0:
+            sys.exit(f"{json.dumps(config)}: {result.stderr}")
+        with open(os.path.join(directory, "c", "step-0", "config.json")) as f:
+            return json.load(f)
+
+
 def text_of(fixture):
     """JSON with one line for each tensor, and one for the logits of a position."""
     lines = ['  "config": ' + json.dumps(fixture["config"], indent=2).replace("\n", "\n  "),
@@ -161,6 +179,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", default=os.path.join(root, "tests", "model", "fixtures"))
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--written", metavar="NRL_TRAIN", type=os.path.realpath)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     major = transformers.__version__.split(".")[0]
@@ -170,6 +189,11 @@ def main():
     for name, config in cases.items():
         path = os.path.join(args.output, name + ".json")
         tensors, logits = computed(config)
+        if args.written and name in PUBLISHED:
+            a, b = numpy.array(logits), numpy.array(computed(written(args.written, config))[1])
+            if abs(a - b).max() > 1e-6 * abs(a).max():
+                print(f"{name}: transformers reads another model from the config.json of its checkpoint")
+                status = 1
         if os.path.exists(path):
             with open(path) as f:
                 there = json.load(f)
