@@ -21,9 +21,11 @@ sampled() {
 
 case $case_name in
   generate)
-    corpus
-    # A window shorter than the text; more text than max_position_embeddings. With this seed no token is nearly as likely
-    # as the likeliest, so that rounding changes no choice (the reference says by how much).
+    # With this text and seed no token is nearly as likely as the likeliest, so that rounding changes no choice (the
+    # reference says by how much).
+    awk 'BEGIN { for (i = 0; i < 3000; ++i) print "int main(" i * i % 997 ") { return " i "; }" }' >text.txt
+    expect 0 run 1 prepare --input text.txt --tokenizer bytes --output corpus
+    # A window shorter than the generated text; more text than max_position_embeddings.
     varied="policy.model.initializer_range=0.3 pretrain.seed=9"
     config g
     # shellcheck disable=SC2086
