@@ -278,6 +278,11 @@ TEST_CASE("text follows its prompt as if both were one", "[generate]") {
   const auto llama2 =
       data::make_tokenizer("hf:" + std::string(NRL_TEST_DATA) + "/../data/fixtures/llama2.json");
   CHECK(continued(*llama2, "the", " other i") == " other i");
+  // Special tokens have no text.
+  REQUIRE(llama2->eos());
+  train::TextStream stream(*llama2, llama2->encode("the"));
+  CHECK(stream.append(*llama2->eos()).empty());
+  CHECK(stream.append(llama2->encode("the").at(0)) == " the");
   // Characters that are not in the vocabulary come as bytes.
   const auto sentencepiece = data::make_sentencepiece(
       data::train_sentencepiece(std::vector<std::string>(50, "the cat sat on the mat with the other cat"),
