@@ -262,6 +262,17 @@ TEST_CASE("a missing window of mistral is 4096 tokens, null is none", "[spec]") 
   CHECK(parse_model_config(mistral + R"(,"sliding_window":7})", "c").window == 7);
 }
 
+TEST_CASE("GPT-2's activation under another name is written under its own", "[spec]") {
+  const std::string gpt2 = R"({"model_type":"gpt2","vocab_size":64,"n_embd":32,"n_layer":1,"n_head":4)";
+  const auto written = [&](const std::string& member) {
+    const ModelSpec spec = parse_model_config(gpt2 + member + "}", "c");
+    return parse_json(hugging_face_config(spec, "float32"), "written").get_string("activation_function");
+  };
+  CHECK(written("") == "gelu_new");
+  CHECK(written(R"(,"hidden_act":"gelu")") == "gelu");
+  CHECK(written(R"(,"activation_function":"silu")") == "silu");
+}
+
 TEST_CASE("dropout of GPT-2 and the width of initial weights", "[spec]") {
   const std::string gpt2 = R"({"model_type":"gpt2","vocab_size":64,"n_embd":32,"n_layer":1,"n_head":4)";
   const ModelSpec missing = parse_model_config(gpt2 + "}", "c");
