@@ -81,14 +81,14 @@ TEST_CASE("every event of a run comes at its step, and a resumed run continues t
       bench.run("run", with({"pretrain.max_num_steps=11", "profiling.enabled=true", "profiling.steps=4:7"}));
   INFO(first.err);
   REQUIRE(first.code == Exit::ok);
-  // Lines of steps: the first, every sixth, the last. Within a step: its line, trace, evaluation, sample, save.
-  CHECK(events(first.out) ==
-        Names{"eval 0", "step 1", "start 1", "ckpt 3", "eval 4", "text 5", "step 6", "trace 6", "ckpt 6",
-              "eval 8", "ckpt 9", "text 10", "step 11", "eval 11", "text 11", "ckpt 11"});
+  // Lines of steps: the first, every sixth, the last. Within a step: its line, trace, evaluation, sample,
+  // save.
+  CHECK(events(first.out) == Names{"eval 0", "step 1", "start 1", "ckpt 3", "eval 4", "text 5", "step 6",
+                                   "trace 6", "ckpt 6", "eval 8", "ckpt 9", "text 10", "step 11", "eval 11",
+                                   "text 11", "ckpt 11"});
   CHECK(contains(first.out, "done: 11 steps"));
-  CHECK(kinds(bench.rows("run")) ==
-        Names{"0 val", "1", "2", "3", "4", "4 val", "5", "5 text", "6", "7", "8", "8 val", "9", "10",
-              "10 text", "11", "11 val", "11 text"});
+  CHECK(kinds(bench.rows("run")) == Names{"0 val", "1", "2", "3", "4", "4 val", "5", "5 text", "6", "7", "8",
+                                          "8 val", "9", "10", "10 text", "11", "11 val", "11 text"});
   for (const JsonValue& row : bench.steps("run")) {
     CHECK(row.get_int("tokens") == row.get_int("step") * 32);
     CHECK_FALSE(row.get_bool("skipped"));
@@ -114,8 +114,8 @@ TEST_CASE("every event of a run comes at its step, and a resumed run continues t
   const Finished second = bench.run("run", with({"pretrain.max_num_steps=14"}));
   INFO(second.err);
   REQUIRE(second.code == Exit::ok);
-  CHECK(events(second.out) == Names{"step 12", "start 12", "eval 12", "ckpt 12", "step 14", "eval 14",
-                                    "text 14", "ckpt 14"});
+  CHECK(events(second.out) ==
+        Names{"step 12", "start 12", "eval 12", "ckpt 12", "step 14", "eval 14", "text 14", "ckpt 14"});
   CHECK(bench.step_numbers("run") == Numbers{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14});
   CHECK(bench.steps("run").back().get_int("tokens") == 14 * 32);
   CHECK(bench.checkpoints("run") == Names{"LATEST", "step-12", "step-14"});
@@ -127,7 +127,8 @@ TEST_CASE("every event of a run comes at its step, and a resumed run continues t
 
   // Back to an older checkpoint: its rows are made again, once; what is newer is set aside.
   const Finished third = bench.run(
-      "run", with({"pretrain.max_num_steps=13", "checkpointing.resume=" + bench / "run/checkpoints/step-12"}));
+      "run",
+      with({"pretrain.max_num_steps=13", "checkpointing.resume=" + bench / "run/checkpoints/step-12"}));
   INFO(third.err);
   REQUIRE(third.code == Exit::ok);
   CHECK(events(third.out) == Names{"step 13", "start 13", "eval 13", "text 13", "ckpt 13"});
@@ -169,9 +170,9 @@ TEST_CASE("the last step follows from steps, epochs and the size of the data") {
   bench.write_tokens("samples23", Workbench::random_tokens(185, 3));
   bench.write_tokens("samples22", Workbench::random_tokens(184, 3));
   const auto last = [&](const std::string& data, const std::string& epochs, const std::string& steps) {
-    const Finished run = bench.run("run", {"data.train.data_path=" + bench / data,
-                                           "pretrain.max_num_epochs=" + epochs, "pretrain.max_num_steps=" + steps,
-                                           "checkpointing.resume=never"});
+    const Finished run =
+        bench.run("run", {"data.train.data_path=" + bench / data, "pretrain.max_num_epochs=" + epochs,
+                          "pretrain.max_num_steps=" + steps, "checkpointing.resume=never"});
     INFO(run.err);
     REQUIRE(run.code == Exit::ok);
     const Numbers numbers = bench.step_numbers("run");

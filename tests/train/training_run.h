@@ -3,6 +3,7 @@
 // a run leaves behind.
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -110,10 +111,11 @@ class Workbench {
     std::erase_if(out, [](const JsonValue& row) { return !row.contains("loss"); });
     return out;
   }
-  /// A field of the rows of training steps.
+  /// A field of the rows of training steps; NaN where it is null.
   std::vector<double> values(const std::string& name, std::string_view field) const {
     std::vector<double> out;
-    for (const JsonValue& row : steps(name)) out.push_back(row.get_double(field));
+    for (const JsonValue& row : steps(name))
+      out.push_back(row.at(field).is_null() ? std::nan("") : row.get_double(field));
     return out;
   }
   std::vector<int64_t> step_numbers(const std::string& name) const {
