@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <set>
 #include <span>
 
 #include "apps/model/hf_rope.h"
@@ -44,8 +45,13 @@ class Problems {
   }
   std::vector<ModelProblem>& all() { return all_; }
 
+  /// The keys that this model's family looks at.
+  void note_read(std::string key) { read_.insert(std::move(key)); }
+  bool was_read(const std::string& key) const { return read_.contains(key); }
+
  private:
   std::vector<ModelProblem> all_;
+  std::set<std::string> read_;
 };
 
 // Reads one object of a config.json.
@@ -123,6 +129,8 @@ class Reader {
   }
   /// The value of a key that is present and not null.
   const JsonValue* given(std::string_view key, std::string_view other = {}) const {
+    problems_.note_read(path(key));
+    if (!other.empty()) problems_.note_read(path(other));
     const JsonValue* v = json_.find(name(key, other));
     return v && !v->is_null() ? v : nullptr;
   }
@@ -135,6 +143,9 @@ class Reader {
       conflict(key, {path(other)}, "{} {} and {} {} differ. Fix: set only one", path(key), shown(*a),
                path(other), shown(*b));
   }
+  void note_read(std::initializer_list<std::string_view> keys) const {
+    for (std::string_view key : keys) problems_.note_read(path(key));
+  }
   /// Refuses a key that would change the mathematics unless it has the value that changes nothing.
   void must_be_off(std::string_view key, std::string_view what) const {
     const JsonValue* v = given(key);
@@ -146,6 +157,9 @@ class Reader {
   void must_be_absent(std::initializer_list<std::string_view> keys, std::string_view why) const {
     for (std::string_view key : keys)
       if (given(key)) refuse(key, "{} {}", path(key), why);
+  }
+  void must_be_on(std::string_view key, std::string_view what) const {
+    if (!flag_or(key, true)) refuse(key, "{}: {} is not supported", path(key), what);
   }
   void missing(std::string_view key, std::string_view other = {}) const {
     std::vector<std::string> depends;
@@ -279,6 +293,9 @@ void read_gpt2(const Reader& r, ModelSpec& m) {
   m.layers = r.size("n_layer", "num_hidden_layers");
   m.heads = m.kv_heads = r.size("n_head", "num_attention_heads");
   m.max_positions = r.size_or("n_positions", 1024, "max_position_embeddings");
+  if (r.size_or("n_ctx", m.max_positions) != m.max_positions)
+    r.conflict("n_ctx", {"n_positions", "max_position_embeddings"}, "n_ctx must be n_positions ({})",
+               m.max_positions);
   m.ffn = r.size_or("n_inner", 4 * m.hidden, "intermediate_size");
   m.activation = r.choice_or(activations, "activation_function", ops::Activation::gelu_tanh, "hidden_act");
   m.norm = ops::NormKind::layer;
@@ -289,8 +306,7 @@ void read_gpt2(const Reader& r, ModelSpec& m) {
   m.residual_dropout = r.dropout_or("resid_pdrop", 0.1);
   m.embedding_dropout = r.dropout_or("embd_pdrop", 0.1);
   m.attention_dropout = r.dropout_or("attn_pdrop", 0.1);
-  if (!r.flag_or("scale_attn_weights", true))
-    r.refuse("scale_attn_weights", "scale_attn_weights: attention that is not scaled is not supported");
+  r.must_be_on("scale_attn_weights", "attention without the factor 1/sqrt(head_dim)");
   r.must_be_off("scale_attn_by_inverse_layer_idx", "scaling the attention by the layer");
   r.must_be_off("reorder_and_upcast_attn", "reordered attention");
   r.must_be_off("add_cross_attention", "cross attention");
@@ -303,6 +319,7 @@ void read_window(const Reader& r, ModelSpec& m) {
   const bool null = r.present("sliding_window") && !r.given("sliding_window");
   if (m.family == Family::mistral && !null) m.window = r.size_or("sliding_window", missing);
   const bool qwen = m.family == Family::qwen2 || m.family == Family::qwen3;
+  if (qwen) r.note_read({"sliding_window", "max_window_layers"});  // use_sliding_window decides over both
   if (qwen && !null && r.flag_or("use_sliding_window", false) &&
       r.size_or("max_window_layers", 28) < m.layers && r.good({"max_window_layers", "num_hidden_layers"}))
     r.conflict("max_window_layers", {"num_hidden_layers"},
@@ -345,6 +362,32 @@ void read_llama_like(const Reader& r, ModelSpec& m) {
   read_window(r, m);
   r.must_be_off("num_local_experts", "a mixture of experts");
   r.must_be_off("num_experts", "a mixture of experts");
+}
+
+// Whether a value asks for nothing.
+bool is_neutral(const JsonValue& v) {
+  return v.is_null() || (v.is_bool() && !v.as_bool()) || (v.is_number() && v.as_double() == 0) ||
+         (v.is_array() && v.items().empty());
+}
+
+// The keys of `json` that nothing has read although they ask for something.
+std::vector<std::string> unread_keys(const JsonValue& json, const Problems& problems) {
+  static constexpr std::string_view informative[] = {"architectures",        "use_cache",    "pretraining_tp",
+                                                     "transformers_version", "torch_dtype",  "dtype",
+                                                     "bos_token_id",         "eos_token_id", "pad_token_id"};
+  std::vector<std::string> unread;
+  for (const JsonMember& member : json.members()) {
+    if (std::ranges::find(informative, member.key) != std::end(informative)) continue;
+    if (!member.value.is_object()) {
+      if (!is_neutral(member.value) && !problems.was_read(member.key)) unread.push_back(member.key);
+      continue;
+    }
+    for (const JsonMember& inner : member.value.members())  // both spellings of a rotary scaling agree
+      if (!is_neutral(inner.value) && !problems.was_read("rope_scaling." + inner.key) &&
+          !problems.was_read("rope_parameters." + inner.key))
+        unread.push_back(member.key + "." + inner.key);
+  }
+  return unread;
 }
 
 // What holds between heads and widths.
@@ -421,6 +464,7 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
   m.initializer_range = static_cast<float>(r.number_or("initializer_range", 0.02));
   if (!problems.all().empty()) throw ModelConfigError(std::move(problems.all()));
   m.config_json = text;
+  m.unread_keys = unread_keys(json, problems);
   return m;
 }
 

@@ -108,6 +108,14 @@ ModelCheck check_model(const ConfigResult& result) {
   }
   try {
     out.spec = model::parse_model_config(text, source);
+    // A config.json may hold keys of any program; one that the user gives must mean something.
+    for (const std::string& key : out.spec->unread_keys)
+      if (result.origins.contains("policy.model." + key))
+        out.problems.push_back(diagnose(result, "policy.model." + key,
+                                        fmt::format("policy.model.{} has no effect in model_type {}", key,
+                                                    model::name_of(out.spec->family)),
+                                        "remove it"));
+    if (!out.problems.empty()) out.spec.reset();
   } catch (const model::ModelConfigError& e) {
     for (const model::ModelProblem& problem : e.problems())
       if (auto d = at_model_key(result, problem, source)) out.problems.push_back(std::move(*d));

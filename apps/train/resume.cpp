@@ -75,8 +75,9 @@ void add_model(const model::ModelSpec& spec, RunRecord& record) {
   const auto& [family, vocab_size, hidden, layers, heads, kv_heads, head_dim, ffn, max_positions, norm,
                norm_eps, norm_bias, qk_norm, qkv_bias, o_bias, mlp_bias, activation, gated, learned_positions,
                use_rope, rope, window, tied, initializer_range, residual_dropout, embedding_dropout,
-               attention_dropout, config_json] = spec;
+               attention_dropout, unread_keys, config_json] = spec;
   (void)initializer_range;
+  (void)unread_keys;
   (void)config_json;
   add("model_type", name_of(family));
   add("vocab_size", vocab_size);
