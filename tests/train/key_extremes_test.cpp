@@ -1,0 +1,84 @@
+// Every key at the ends of its range through all that is checked and planned before a run starts: accepted, or
+// refused with a reason at a key. Under the sanitizers of CI this also finds sums and products that overflow.
+
+#include "apps/plan/run_plan.h"
+#include "apps/train/model_source.h"
+#include "apps/train/run_check.h"
+#include "tests/catch.h"
+#include "tests/config/key_ends.h"
+#include "tests/train/training_run.h"
+
+using namespace nrl;
+using namespace nrl::test;
+
+namespace {
+
+const std::pair<const char*, const char*> models[] = {
+    {"gpt2",
+     "{model_type: gpt2, vocab_size: 272, n_embd: 16, n_layer: 2, n_head: 4, n_positions: 64, attn_pdrop: 0}"},
+    {"qwen3",
+     "{model_type: qwen3, vocab_size: 272, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
+     "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64}"},
+    {"mistral",
+     "{model_type: mistral, vocab_size: 272, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
+     "num_attention_heads: 4, max_position_embeddings: 64, sliding_window: 4, "
+     "rope_scaling: {rope_type: yarn, factor: 2}}"}};
+
+void check_sizes(const plan::RunPlan& plan) {
+  CHECK(plan.parameters.total() > 0);
+  CHECK(plan.memory.total_bytes() > 0);
+  for (const auto& buffer : plan.memory.buffers()) CHECK(buffer.bytes >= 0);
+  CHECK(plan.batch.micro >= 1);
+  CHECK(plan.batch.accumulation >= 1);
+  CHECK(plan.batch.micro * plan.batch.accumulation == plan.batch.global);
+  CHECK(plan.batch.tokens_per_step == plan.batch.global * plan.sequence_length);
+}
+
+/// Whether the configuration would start; its problems are checked to have a code, a key and a text.
+bool starts(const Workbench& bench, const std::vector<std::string>& overrides) {
+  ConfigResult result = load_config_text(bench.yaml("run"), "run.yaml", overrides);
+  train::check_run(result, {.world = 1, .nodes = 1, .local = 1});
+  INFO(render(result.diagnostics));
+  for (const Diagnostic& d : result.diagnostics) {
+    if (d.severity == Severity::warning) continue;
+    CHECK((d.exit == Exit::config || d.exit == Exit::no_input || d.exit == Exit::out_of_memory));
+    CHECK(config_detail::Schema::get().find(d.key));
+    CHECK(d.message.size() > 20);
+  }
+  if (!result.ok()) return false;
+  const Config& c = result.config;
+  const BatchPlan batch = resolve_batch(c, 1);
+  const auto plan = plan::make_run_plan(c, train::load_model_spec(result), batch, 0, DeviceType::cpu, 1);
+  check_sizes(*plan);
+  try {
+    const train::TrainData data = train::plan_train_data(c, 272, batch.global);
+    CHECK(data.samples >= batch.global);
+    CHECK(data.max_steps >= 0);
+    train::plan_validation_data(c, data, batch.global);
+  } catch (const Error& e) {
+    CHECK(e.code() == Exit::config);
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("every key at the ends of its range is accepted or refused before a run starts") {
+  Workbench bench;
+  for (const auto& [family, model] : models) {
+    bench.model = model;
+    CAPTURE(family);
+    REQUIRE(starts(bench, {}));
+    int started = 0, tried = 0;
+    for (const auto& key : config_detail::Schema::get().keys()) {
+      if (!key.built) continue;
+      for (const std::string& value : ends_of(key).inside) {
+        CAPTURE(key.path, value);
+        ++tried;
+        started += starts(bench, {key.path + "=" + value});
+      }
+    }
+    CHECK(tried > 250);
+    CHECK(started > tried / 2);  // else the test tries one refusal again and again
+  }
+}
