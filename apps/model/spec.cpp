@@ -101,11 +101,12 @@ class Reader {
     refuse(key, "{} is missing: {} needs it", path(key), why);
     return 1;
   }
-  /// A probability below 1.
+  /// A probability below 1, also after rounding to float.
   float dropout_or(std::string_view key, double fallback) const {
     const double p = number_or(key, fallback);
-    if (p >= 1) refuse(key, "{} must be from 0 to below 1, found {}", path(key), p);
-    return p < 1 ? static_cast<float>(p) : 0.0f;
+    if (static_cast<float>(p) < 1) return static_cast<float>(p);
+    refuse(key, "{} must be from 0 to below 1, found {}", path(key), p);
+    return 0;
   }
   bool flag_or(std::string_view key, bool fallback) const {
     const JsonValue* v = given(key);
@@ -214,9 +215,9 @@ void read_rope_scaling(const Reader& s, ModelSpec& m, const std::string& prefix)
   m.rope.factor = s.number_or("factor", 1.0);
   m.rope.low_freq_factor = s.number_or("low_freq_factor", 1.0);
   m.rope.high_freq_factor = s.number_or("high_freq_factor", 4.0);
-  m.rope.beta_fast = s.number_or("beta_fast", 32.0);
-  m.rope.beta_slow = s.number_or("beta_slow", 1.0);
-  m.rope.attention_factor = s.number_or("attention_factor", 0.0);
+  m.rope.beta_fast = s.positive_or("beta_fast", 32.0);
+  m.rope.beta_slow = s.positive_or("beta_slow", 1.0);
+  m.rope.attention_factor = s.given("attention_factor") ? s.positive_or("attention_factor", 1.0) : 0.0;
   m.rope.truncate = s.flag_or("truncate", true);
   // The dynamic kind stretches from max_position_embeddings, whatever else is there.
   const int64_t original = s.size_or("original_max_position_embeddings", m.max_positions);
@@ -462,6 +463,7 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
                              human_count(approximate_parameters(m)), key, largest.value));
   }
   m.initializer_range = static_cast<float>(r.number_or("initializer_range", 0.02));
+  if (!std::isfinite(m.initializer_range)) r.refuse("initializer_range", "initializer_range is too large");
   if (!problems.all().empty()) throw ModelConfigError(std::move(problems.all()));
   m.config_json = text;
   m.unread_keys = unread_keys(json, problems);

@@ -3,6 +3,7 @@
 #include "core/base/text.h"
 
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <numeric>
 
@@ -54,6 +55,8 @@ void check_data(Checker& c, const Config& config) {
   if (config.data.split) {
     const auto& split = *config.data.split;
     if (split[0] <= 0) c.error("data.split", "data.split leaves nothing for training");
+    if (!std::isfinite(split[0] + split[1] + split[2]))
+      c.error("data.split", "data.split: the sum of the shares is too large");
     if (!config.data.validation.data_path.empty() && split[1] > 0 && c.sound({"data.validation.data_path"}))
       c.error("data.split", "data.split and data.validation.data_path both give validation data", "",
               {fmt::format("data.validation.data_path is at {}; use one of them, or a split of \"1,0,0\"",
@@ -80,9 +83,20 @@ void check_model(Checker& c, const Config& config) {
         "there is no model: neither policy.model_name nor policy.model.model_type is given", "",
         {"policy.model_name: DIRECTORY starts from a Hugging Face model directory",
          "policy.model: {model_type: llama, vocab_size: 8192, hidden_size: 384, ...} starts from scratch"});
+  if (config.policy.tokenizer.name && config.policy.tokenizer.name->empty())
+    c.error("policy.tokenizer.name", "policy.tokenizer.name is empty");
   if (!config.policy.attention.memory_efficient)
     c.error("policy.attention.memory_efficient", "policy.attention.memory_efficient: false is not supported",
             "every attention kernel here is memory efficient; remove it");
+}
+
+// The update computes in float.
+void check_optimizer(Checker& c, const OptimizerConfig& optimizer) {
+  for (double beta : optimizer.betas)
+    if (static_cast<float>(beta) >= 1)
+      c.error("policy.optimizer.betas", fmt::format("policy.optimizer.betas: {} is 1 in float", beta));
+  if (static_cast<float>(optimizer.eps) == 0)
+    c.error("policy.optimizer.eps", fmt::format("policy.optimizer.eps: {} is 0 in float", optimizer.eps));
 }
 
 int64_t schedule_minimum(const SchedulerConfig& s) {
@@ -275,6 +289,7 @@ Diagnostics validate(const ConfigResult& result) {
   const Config& config = result.config;
   check_model(c, config);
   check_data(c, config);
+  check_optimizer(c, config.policy.optimizer);
   check_schedule(c, config);
   check_rest(c, config);
   // With the number of replicas given, the whole arithmetic is known; else what divides for any number of
