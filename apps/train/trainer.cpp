@@ -460,7 +460,7 @@ class Trainer {
     const double loss =
         -sum / static_cast<double>(loading.steps * plan_.batch.global * plan_.sequence_length);
     Position& at = session_.position();
-    if (at.best_val_loss == 0 || loss < at.best_val_loss) {
+    if (std::isfinite(loss) && (at.best_val_loss == 0 || loss < at.best_val_loss)) {
       at.best_val_loss = loss;
       at.best_val_step = at.step;
     }
