@@ -143,7 +143,7 @@ class Workbench {
   }
 
  private:
-  TemporaryDirectory directory_;
+  TemporaryDirectory directory_{TemporaryDirectory::Where::memory};
 };
 
 }  // namespace nrl::test
