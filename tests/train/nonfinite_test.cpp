@@ -218,3 +218,17 @@ TEST_CASE("the learning rate belongs to the step, also behind skipped ones, and 
     CHECK(rates[static_cast<size_t>(step - 1)] ==
           Approx(1e-2 * std::min(1.0, static_cast<double>(step) / 10)).epsilon(1e-12));
 }
+
+TEST_CASE("an evaluation that is not finite is no best one, and does not stop the run from saving") {
+  const Poisoned bench;
+  bench.poison_steps("bad", {2});
+  const Finished run = bench.train(
+      "run", "corpus",
+      {"pretrain.val_at_end=true", "data.validation.data_path=" + bench / "bad", "pretrain.max_num_steps=3"});
+  INFO(run.err);
+  CHECK(run.code == Exit::ok);
+  CHECK(bench.rows("run").back().at("val_loss").is_null());
+  check_counters(bench.position("run", 3), 3, 0, 0);
+  CHECK(bench.position("run", 3).get_double("best_val_loss") == 0);
+  CHECK(bench.position("run", 3).get_int("best_val_step") == 0);
+}

@@ -1,0 +1,170 @@
+// Every key has an effect: two values of it give different rows, plans, files, lines or verdicts. A key of
+// the schema without an entry in key_effects.h fails here.
+
+#include "tests/train/key_effects.h"
+
+#include <map>
+#include <set>
+
+#include "apps/plan/run_plan.h"
+#include "apps/train/model_source.h"
+#include "core/config/schema.h"
+#include "tests/catch.h"
+#include "tests/train/training_run.h"
+
+using namespace nrl;
+using namespace nrl::test;
+
+namespace {
+
+const std::map<std::string, std::string> models{
+    {"gpt2",
+     "{model_type: gpt2, vocab_size: 272, n_embd: 16, n_layer: 2, n_head: 4, n_positions: 64, attn_pdrop: 0, "
+     "resid_pdrop: 0, embd_pdrop: 0, initializer_range: 0.2}"},
+    {"llama",
+     "{model_type: llama, vocab_size: 272, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
+     "num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 64, initializer_range: 0.2}"},
+    {"mistral",
+     "{model_type: mistral, vocab_size: 272, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
+     "num_attention_heads: 4, max_position_embeddings: 64, initializer_range: 0.2}"},
+    {"qwen3",
+     "{model_type: qwen3, vocab_size: 272, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
+     "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64, "
+     "rope_theta: 100, initializer_range: 0.2}"}};
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+class EffectBench : public Workbench {
+ public:
+  EffectBench() { write_tokens("other", random_tokens(2000, 9)); }
+
+  std::string observe(Observed what, const std::vector<std::string>& overrides) {
+    if (what == Observed::plan) return plan(overrides);
+    std::filesystem::remove_all(*this / "run");
+    const Finished finished = run("run", overrides);
+    if (what == Observed::exit || what == Observed::refused)
+      return finished.code == Exit::ok ? "runs" : "refused";
+    INFO(finished.err);
+    REQUIRE(finished.code == Exit::ok);
+    switch (what) {
+      case Observed::rows:
+        return rows_text();
+      case Observed::files:
+        return files();
+      case Observed::config:
+        return read("run/checkpoints/step-4/config.json");
+      case Observed::lines:
+        return lines(finished.out);
+      default:
+        return finished.out.substr(finished.out.find("\ndevice "), 60);
+    }
+  }
+
+ private:
+  std::string rows_text() const {
+    std::string text;
+    for (const JsonValue& row : rows("run")) {
+      for (const char* field : {"step", "loss", "grad_norm", "lr", "val_loss", "text"})
+        if (const JsonValue* value = row.find(field)) text += value->dump() + " ";
+      text += "\n";
+    }
+    return text;
+  }
+  std::string files() const {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(*this / "run"))
+      names.insert(entry.path());
+    std::string text;
+    for (const std::string& name : names) text += name + "\n";
+    return text;
+  }
+  static std::string lines(const std::string& out) {
+    std::string text;
+    for (char c : out)
+      if (c < '0' || c > '9') text += c;
+    return text;
+  }
+  std::string plan(const std::vector<std::string>& overrides) const {
+    const ConfigResult result = load_config_text(yaml("run"), "run.yaml", overrides);
+    INFO(render(result.diagnostics));
+    REQUIRE(result.ok());
+    const auto p = plan::make_run_plan(result.config, train::load_model_spec(result),
+                                       resolve_batch(result.config, 2), 0, DeviceType::cpu, 1);
+    std::string text =
+        fmt::format("{} {} {} {} {} {} {}", p->batch.global, p->batch.micro, p->batch.accumulation,
+                    p->sequence_length, p->parameters.total(), p->spec.ffn, p->layout.buckets().size());
+    for (int i = 0; i < memory::category_count; ++i)
+      text += fmt::format(" {}", p->memory.bytes(static_cast<memory::Category>(i)));
+    return text;
+  }
+};
+
+struct Named {
+  std::string key;
+  const Effect* effect;
+  std::string section = {};  ///< of a rotary scaling
+};
+
+std::vector<Named> all_effects() {
+  std::vector<Named> all;
+  for (const Effect& e : effects) all.push_back({e.key, &e});
+  for (const Effect& e : model_effects) all.push_back({std::string("policy.model.") + e.key, &e});
+  for (const std::string section : {"policy.model.rope_scaling", "policy.model.rope_parameters"})
+    for (const Effect& e : rope_effects) all.push_back({section + "." + e.key, &e, section});
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("every key has an entry in the table of effects, and every entry is a key") {
+  std::map<std::string, int> entries;
+  for (const Named& named : all_effects()) ++entries[named.key];
+  for (const auto& key : config_detail::Schema::get().keys()) {
+    CAPTURE(key.path);
+    const auto& choices = key.choices;
+    const bool single = choices.built.size() == 1;  // nothing else is accepted
+    CHECK(entries[key.path] == (key.built && !single ? 1 : 0));
+    entries.erase(key.path);
+  }
+  for (const auto& [key, count] : entries) {
+    CAPTURE(key);
+    CHECK(count == 0);
+  }
+}
+
+TEST_CASE("every key changes what its entry in the table of effects says") {
+  EffectBench bench;
+  for (const auto& [key, effect, section] : all_effects()) {
+    CAPTURE(key, effect->a, effect->b, effect->context);
+    if (effect->observed == Observed::nothing) continue;
+    if (effect->observed == Observed::elsewhere) {
+      const std::string test = read_file(std::string(NRL_SOURCE_DIR "/tests/") + effect->b, 1 << 20);
+      CHECK(contains(test, effect->a));
+      continue;
+    }
+    std::istringstream context(effect->context);
+    std::string word;
+    context >> word;
+    bench.model = models.at(word);
+    std::vector<std::string> overrides;
+    while (context >> word) {
+      if (word.starts_with("@.")) word = section + word.substr(1);
+      if (word.starts_with("=")) word = "policy.model." + word.substr(1);
+      overrides.push_back(replaced(word, "DIR", bench.path()));
+    }
+    const auto with = [&](const std::string& value) {
+      std::vector<std::string> all = overrides;
+      all.push_back(key + "=" + replaced(value, "DIR", bench.path()));
+      return bench.observe(effect->observed, all);
+    };
+    const std::string a = with(effect->a), b = with(effect->b);
+    if (effect->observed == Observed::refused)
+      CHECK(a + b == "refusedrefused");
+    else
+      CHECK(a != b);
+  }
+}
