@@ -15,8 +15,7 @@ namespace {
 std::vector<std::string> recompute_rules(const RecomputeConfig& config) {
   if (config.granularity == RecomputeGranularity::none) return {};
   // auto: what costs one pass over memory to make again and frees the most (half of a block's activations).
-  if (config.granularity == RecomputeGranularity::automatic || config.modules.is_auto())
-    return {"norm", "activation"};
+  if (config.modules.is_auto()) return {"norm", "activation"};
   std::vector<std::string> rules;
   for (RecomputeModule m : config.modules.value()) rules.emplace_back(name_of(m));
   return rules;
