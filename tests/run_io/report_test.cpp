@@ -128,6 +128,28 @@ TEST_CASE("the chart of a falling loss falls", "[report]") {
   REQUIRE(text_table(runs).find("9.8000") != std::string::npos);
 }
 
+TEST_CASE("the table has the figures of the rows", "[report]") {
+  Directory d;
+  // Losses 6.5, 6.0, ..., 0.5 at the steps 100, 200, ..., 1200: the last ten begin at step 300.
+  std::string text;
+  for (int i = 1; i <= 12; ++i) {
+    std::string line = row(100 * i, std::to_string(7 - i * 0.5));
+    line.replace(line.find(":2000,") + 1, 4,
+                 std::to_string(1000 * ((i * 5) % 13)));  // 5000, 10000, 2000, ...
+    text += line;
+  }
+  for (const auto& [step, loss] : {std::pair{400, 5.25}, {800, 4.125}, {1200, 4.5}})
+    text += "{\"step\":" + std::to_string(step) + ",\"val_loss\":" + std::to_string(loss) + "}\n";
+  d.write(text);
+  RunHistory run = load_history(d.path);
+  run.name = "run";
+  // Mean of 5.5, 5, ..., 1 is 3.25; the upper median of 1000, 2000, ..., 12000 is 7000; 1200 steps of 100
+  // tokens.
+  CHECK(text_table(std::vector<RunHistory>{run}) ==
+        "run  steps  tokens  first loss  last 10 steps  best val loss  median tokens/s\n"
+        "run  1,200   120 k      6.5000         3.2500  4.1250 at 800             7.0k\n");
+}
+
 TEST_CASE("the page needs no other file and escapes names", "[report]") {
   Directory d;
   std::filesystem::create_directory(d.path + "/<b>&\"run");
