@@ -96,6 +96,25 @@ case $case_name in
     [[ $(field dropped/logs/metrics.jsonl loss | head -1) != $(field plain/logs/metrics.jsonl loss | head -1) ]] ||
       fail "dropout does not change the first step"
     ;;
+  dropout_ranks)
+    # The masks belong to the rows of the global batch: ranks and microbatches only change the order of sums.
+    corpus
+    for kind in resid_pdrop embd_pdrop attn_pdrop all; do
+      gpt2=(policy.model.model_type=gpt2 pretrain.max_num_steps=4)
+      for key in resid_pdrop embd_pdrop attn_pdrop; do
+        if [[ $kind == "$key" || $kind == all ]]; then gpt2+=("policy.model.$key=0.3"); else gpt2+=("policy.model.$key=0"); fi
+      done
+      config $kind-1
+      config $kind-4
+      sed -i 's/intermediate_size: 80, //; s/num_key_value_heads: 2, //' $kind-1.yaml $kind-4.yaml
+      expect 0 run 1 $kind-1.yaml "${gpt2[@]}"
+      expect 0 run 4 $kind-4.yaml "${gpt2[@]}" policy.train_micro_batch_size=1
+      same $kind-1/logs/metrics.jsonl $kind-4/logs/metrics.jsonl 5e-6
+    done
+    sed 's|all-4/|all-2/|g' all-4.yaml >all-2.yaml
+    expect 0 run 2 all-2.yaml "${gpt2[@]}" policy.train_micro_batch_size=4 distributed.shard_strategy=optim
+    same all-1/logs/metrics.jsonl all-2/logs/metrics.jsonl 5e-6
+    ;;
   # Of nrl-train-sim: the masks of a GPU are those of a CPU.
   sim_dropout)
     corpus
