@@ -56,8 +56,15 @@ case $case_name in
       code=0
       wait $pid || code=$?
       ((code == 75)) || fail "stopped with exit code $code instead of 75"
-      compgen -G "stopped$ranks/checkpoints/step-*" >/dev/null || fail "no checkpoint was saved"
+      # The step that was last reported is the one that was saved, and the next run begins behind it.
+      last=$(field stopped$ranks/logs/metrics.jsonl step | tail -1)
+      ((last < 800)) || fail "the run was at its end before it could be stopped"
+      [[ $(<stopped$ranks/checkpoints/LATEST) == "step-$last" && -d stopped$ranks/checkpoints/step-$last ]] || fail "step $last was not saved: $(ls stopped$ranks/checkpoints)"
+      grep -q "stop requested; finished step $last, saving" out.txt || fail "the step is not named: $(tail -3 out.txt)"
+      grep -q "stopped after $last/800 steps, checkpoint saved; exit 75" out.txt || fail "another step: $(tail -20 out.txt)"
       expect 0 run $ranks stopped$ranks.yaml pretrain.max_num_steps=800 policy.scheduler.lr_decay_iters=800
+      [[ $(sed -n 's|.* step *\([0-9]*\)/800 .*|\1|p' out.txt | head -1) == $((last + 1)) ]] || fail "did not resume at step $((last + 1)): $(head -30 out.txt)"
+      [[ $(field stopped$ranks/logs/metrics.jsonl step) == "$(seq 800)" ]] || fail "the steps are not 1 to 800, each once"
       if ((ranks == 1)); then same whole/logs/metrics.jsonl stopped1/logs/metrics.jsonl 0; fi
     done
     ;;
