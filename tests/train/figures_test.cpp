@@ -142,6 +142,18 @@ TEST_CASE("rows, events and summary of a run agree") {
   CHECK(in_steps + seconds("eval_s") + seconds("checkpoint_s") + seconds("other_s") <= seconds("wall_s"));
 }
 
+TEST_CASE("a resumed run leaves its own first step out of its mean rate") {
+  const Workbench bench;
+  REQUIRE(bench.run("run", {"pretrain.max_num_steps=2"}).code == Exit::ok);
+  const Finished run = bench.run("run", {"pretrain.max_num_steps=5", "logger.progress=json"});
+  REQUIRE(run.code == Exit::ok);
+  const std::vector<double> rates = bench.values("run", "tokens_per_s");
+  const JsonValue summary = event(json_lines(run.out), "summary");
+  CHECK(summary.get_double("mean_tokens_per_s") == Approx((rates[3] + rates[4]) / 2).epsilon(1e-9));
+  CHECK(summary.get_int("steps") == 3);
+  CHECK(summary.get_int("tokens") == 3 * 4 * 8);
+}
+
 TEST_CASE("mfu is tokens/s times operations over the peak of the banner") {
   Workbench bench;
   const auto check = [&](double flops) {
