@@ -73,11 +73,13 @@ class Reader {
   bool good(std::initializer_list<std::string_view> keys) const { return problems_.good(keys); }
 
   int64_t size(std::string_view key, std::string_view other = {}) const {
+    agree(key, other);
     if (const JsonValue* v = given(key, other)) return positive(name(key, other), *v);
     missing(key, other);
     return 1;
   }
   int64_t size_or(std::string_view key, int64_t fallback, std::string_view other = {}) const {
+    agree(key, other);
     const JsonValue* v = given(key, other);
     return v ? positive(name(key, other), *v) : fallback;
   }
@@ -161,6 +163,13 @@ class Reader {
   }
   void must_be_on(std::string_view key, std::string_view what) const {
     if (!flag_or(key, true)) refuse(key, "{}: {} is not supported", path(key), what);
+  }
+  /// Refuses two spellings of a key with different values.
+  void agree(std::string_view key, std::string_view other) const {
+    const JsonValue *a = given(key), *b = other.empty() ? nullptr : given(other);
+    if (a && b && a->dump() != b->dump())
+      conflict(other, {path(key)}, "{} {} is another spelling of {}, which is {}; set one of them",
+               path(other), shown(*b), path(key), shown(*a));
   }
   void missing(std::string_view key, std::string_view other = {}) const {
     std::vector<std::string> depends;
@@ -298,6 +307,7 @@ void read_gpt2(const Reader& r, ModelSpec& m) {
     r.conflict("n_ctx", {"n_positions", "max_position_embeddings"}, "n_ctx must be n_positions ({})",
                m.max_positions);
   m.ffn = r.size_or("n_inner", 4 * m.hidden, "intermediate_size");
+  r.agree("activation_function", "hidden_act");
   m.activation = r.choice_or(activations, "activation_function", ops::Activation::gelu_tanh, "hidden_act");
   m.norm = ops::NormKind::layer;
   m.norm_eps = static_cast<float>(r.positive_or("layer_norm_epsilon", 1e-5));

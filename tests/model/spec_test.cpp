@@ -71,6 +71,16 @@ TEST_CASE("what changes the mathematics and is not built is refused", "[spec]") 
   REQUIRE(error_of(llama + R"(,"head_dim":7})").find("rotary") != std::string::npos);
   REQUIRE(error_of(R"({"model_type":"mamba"})").find("mamba") != std::string::npos);
   REQUIRE(error_of(R"({"model_type":"llama","vocab_size":-3})").find("between") != std::string::npos);
+  // Two spellings of one key, which would otherwise hide each other.
+  const std::string gpt2 = R"({"model_type":"gpt2","vocab_size":64,"n_embd":32,"n_layer":1,"n_head":4)";
+  REQUIRE(error_of(gpt2 + R"(,"hidden_size":32,"hidden_act":"gelu"})").empty());
+  REQUIRE(error_of(gpt2 + R"(,"hidden_size":64})").find("hidden_size 64 is another spelling of n_embd") !=
+          std::string::npos);
+  REQUIRE(error_of(gpt2 + R"(,"activation_function":"gelu_new","hidden_act":"gelu"})").find("hidden_act") !=
+          std::string::npos);
+  REQUIRE(error_of(gpt2 + R"(,"scale_attn_weights":true,"n_ctx":1024})").empty());
+  REQUIRE(error_of(gpt2 + R"(,"scale_attn_weights":false})").find("scale_attn_weights") != std::string::npos);
+  REQUIRE(error_of(gpt2 + R"(,"n_ctx":512})").find("n_ctx") != std::string::npos);
   REQUIRE(error_of("[]").find("object") != std::string::npos);
   REQUIRE(error_of("{").size() > 5);
 }
