@@ -101,8 +101,9 @@ class Poisoned : public Workbench {
 
   Finished train(const std::string& name, const std::string& data, std::vector<std::string> keys) const {
     keys.insert(keys.begin(), {start_, "data.train.data_path=" + *this / data, "pretrain.max_num_steps=12"});
-    return run(name, keys);
+    return launcher.empty() ? run(name, keys) : run_ranks(launcher, name, keys);
   }
+  std::string launcher;  ///< empty: one rank, in this process
 
   Numbers skipped(const std::string& name) const {
     Numbers found;
@@ -196,6 +197,28 @@ TEST_CASE("skipped steps change nothing but the position, and so many in a row e
   CHECK(contains(rest.err, "No step has succeeded with the weights loaded from"));
   CHECK(bench.skipped("parts") == Numbers{2, 4, 5, 7, 8, 9});
   CHECK(bench.step_numbers("parts") == Numbers{1, 2, 3, 4, 5, 6, 7, 8, 9});
+}
+
+TEST_CASE("all ranks skip a step that one of them cannot compute, and end together") {
+  Poisoned bench;
+  bench.poison_steps("bad", {2, 4, 5, 7, 8, 9});
+  CHECK(bench.train("one", "bad", {"pretrain.max_nonfinite_steps=3"}).code == Exit::diverged);
+  const auto one = bench.values("one", "loss");
+  bench.launcher = NRL_TWO_RANKS;
+  for (const char* strategy : {"ddp", "optim"}) {
+    CAPTURE(strategy);
+    const Finished run = bench.train(strategy, "bad",
+                                     {"pretrain.max_nonfinite_steps=3", "checkpointing.save_period=5",
+                                      fmt::format("distributed.shard_strategy={}", strategy)});
+    INFO(run.err);
+    CHECK(run.code == Exit::diverged);
+    CHECK(contains(run.err, "in 3 consecutive steps (last: 9)"));
+    CHECK(bench.step_numbers(strategy) == Numbers{1, 2, 3, 4, 5, 6, 7, 8, 9});
+    CHECK(bench.skipped(strategy) == Numbers{2, 4, 5, 7, 8, 9});
+    check_counters(bench.position(strategy, 5), 5, 3, 2);
+    const auto losses = bench.values(strategy, "loss");
+    for (size_t step : {1, 3, 6}) CHECK(losses[step - 1] == Approx(one[step - 1]).epsilon(1e-5));
+  }
 }
 
 TEST_CASE("the learning rate belongs to the step, also behind skipped ones, and the limit is exact") {

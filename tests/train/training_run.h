@@ -2,8 +2,11 @@
 // Runs of the trainer inside the test program: token files made by hand, a configuration, and everything that
 // a run leaves behind.
 
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -15,6 +18,7 @@
 #include "core/base/philox.h"
 #include "core/io/indexed_dataset.h"
 #include "core/io/json.h"
+#include "tests/catch.h"
 #include "tests/io/io_test_util.h"
 #include "tests/train/captured_output.h"
 
@@ -96,6 +100,19 @@ class Workbench {
     finished.out = read("out.txt");
     finished.err = read("err.txt");
     return finished;
+  }
+
+  /// The same with the binary under mpirun. `launcher`: the command up to the configuration.
+  Finished run_ranks(const std::string& launcher, const std::string& name,
+                     const std::vector<std::string>& overrides) const {
+    const std::string file = directory_ / (name + ".yaml");
+    std::ofstream(file) << yaml(name);
+    std::string command = launcher + " " + file;
+    for (const std::string& assignment : overrides) command += " '" + assignment + "'";
+    command += " >" + directory_ / "out.txt" + " 2>" + directory_ / "err.txt";
+    const int status = std::system(command.c_str());
+    REQUIRE(WIFEXITED(status));
+    return {static_cast<Exit>(WEXITSTATUS(status)), read("out.txt"), read("err.txt")};
   }
 
   /// Every row of a run's metrics.jsonl.
