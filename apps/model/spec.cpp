@@ -54,6 +54,12 @@ class Problems {
   std::set<std::string> read_;
 };
 
+// Whether a value asks for nothing.
+bool is_neutral(const JsonValue& v) {
+  return v.is_null() || (v.is_bool() && !v.as_bool()) || (v.is_number() && v.as_double() == 0) ||
+         (v.is_array() && v.items().empty());
+}
+
 // Reads one object of a config.json.
 class Reader {
  public:
@@ -139,13 +145,6 @@ class Reader {
   }
   /// Whether the key is there, if only as null.
   bool present(std::string_view key) const { return json_.find(key) != nullptr; }
-  /// Refuses two spellings of one key with different values: one of them would be ignored.
-  void must_agree(std::string_view key, std::string_view other) const {
-    const JsonValue *a = given(key), *b = given(other);
-    if (a && b && a->dump() != b->dump())
-      conflict(key, {path(other)}, "{} {} and {} {} differ. Fix: set only one", path(key), shown(*a),
-               path(other), shown(*b));
-  }
   void note_read(std::initializer_list<std::string_view> keys) const {
     for (std::string_view key : keys) problems_.note_read(path(key));
   }
@@ -156,10 +155,10 @@ class Reader {
     const bool off = (v->is_bool() && !v->as_bool()) || (v->is_number() && v->as_double() == 0);
     if (!off) refuse(key, "{}: {} is not supported", path(key), what);
   }
-  /// Refuses keys that have no meaning for the family, which the user may think they have.
+  /// Refuses keys that have no meaning for the family and ask for something.
   void must_be_absent(std::initializer_list<std::string_view> keys, std::string_view why) const {
     for (std::string_view key : keys)
-      if (given(key)) refuse(key, "{} {}", path(key), why);
+      if (const JsonValue* v = given(key); v && !is_neutral(*v)) refuse(key, "{} {}", path(key), why);
   }
   void must_be_on(std::string_view key, std::string_view what) const {
     if (!flag_or(key, true)) refuse(key, "{}: {} is not supported", path(key), what);
@@ -293,12 +292,6 @@ void read_rope(const Reader& r, ModelSpec& m, Problems& problems) {
 }
 
 void read_gpt2(const Reader& r, ModelSpec& m) {
-  r.must_agree("n_embd", "hidden_size");
-  r.must_agree("n_layer", "num_hidden_layers");
-  r.must_agree("n_head", "num_attention_heads");
-  r.must_agree("n_positions", "max_position_embeddings");
-  r.must_agree("n_inner", "intermediate_size");
-  r.must_agree("activation_function", "hidden_act");
   m.hidden = r.size("n_embd", "hidden_size");
   m.layers = r.size("n_layer", "num_hidden_layers");
   m.heads = m.kv_heads = r.size("n_head", "num_attention_heads");
@@ -373,12 +366,6 @@ void read_llama_like(const Reader& r, ModelSpec& m) {
   read_window(r, m);
   r.must_be_off("num_local_experts", "a mixture of experts");
   r.must_be_off("num_experts", "a mixture of experts");
-}
-
-// Whether a value asks for nothing.
-bool is_neutral(const JsonValue& v) {
-  return v.is_null() || (v.is_bool() && !v.as_bool()) || (v.is_number() && v.as_double() == 0) ||
-         (v.is_array() && v.items().empty());
 }
 
 // The keys of `json` that nothing has read although they ask for something.
