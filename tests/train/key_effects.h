@@ -43,8 +43,8 @@ inline const Effect rope_effects[] = {
     {"beta_fast", Observed::rows, "8", "1.5", "qwen3 @.rope_type=yarn @.factor=2"},
     {"beta_slow", Observed::rows, "1", "0.25", "qwen3 @.rope_type=yarn @.factor=2"},
     {"truncate", Observed::rows, "true", "false", "qwen3 @.rope_type=yarn @.factor=2"},
-    {"mscale", Observed::exit, "1", "2", "qwen3 @.rope_type=yarn @.factor=2"},
-    {"mscale_all_dim", Observed::exit, "1", "2", "qwen3 @.rope_type=yarn @.factor=2"},
+    {"mscale", Observed::rows, "1", "2", "qwen3 @.rope_type=yarn @.factor=2 @.mscale_all_dim=1"},
+    {"mscale_all_dim", Observed::rows, "1", "2", "qwen3 @.rope_type=yarn @.factor=2 @.mscale=1"},
     {"short_factor", Observed::exit, "[]", "[1]", "qwen3 @.rope_type=yarn @.factor=2"},
     {"long_factor", Observed::exit, "[]", "[1]", "qwen3 @.rope_type=yarn @.factor=2"},
 };
