@@ -231,6 +231,10 @@ TEST_CASE("a whole value may refer to another key", "[config]") {
   CHECK(config.data.seed == 42);
   CHECK(!config.policy.tokenizer.name);
   require_round_trip(result);
+  const Config chain = load_good(load_base({"checkpointing.checkpoint_dir=${logger.log_dir}",
+                                            "logger.log_dir=${policy.tokenizer.name}",
+                                            "policy.tokenizer.name=bytes"}));
+  CHECK(chain.checkpointing.checkpoint_dir == "bytes");
   CHECK(contains(render(load_base({"logger.log_dir=x/${data.seed}"}).diagnostics), "only a whole value"));
   CHECK(contains(render(load_base({"logger.log_dir=${no.such}"}).diagnostics), "'no.such' is not a key"));
   CHECK(contains(render(load_base({"logger.log_dir=${checkpointing.checkpoint_dir}",
