@@ -231,9 +231,9 @@ TEST_CASE("a whole value may refer to another key", "[config]") {
   CHECK(config.data.seed == 42);
   CHECK(!config.policy.tokenizer.name);
   require_round_trip(result);
-  const Config chain = load_good(load_base({"checkpointing.checkpoint_dir=${logger.log_dir}",
-                                            "logger.log_dir=${policy.tokenizer.name}",
-                                            "policy.tokenizer.name=bytes"}));
+  const Config chain =
+      load_good(load_base({"checkpointing.checkpoint_dir=${logger.log_dir}",
+                           "logger.log_dir=${policy.tokenizer.name}", "policy.tokenizer.name=bytes"}));
   CHECK(chain.checkpointing.checkpoint_dir == "bytes");
   CHECK(contains(render(load_base({"logger.log_dir=x/${data.seed}"}).diagnostics), "only a whole value"));
   CHECK(contains(render(load_base({"logger.log_dir=${no.such}"}).diagnostics), "'no.such' is not a key"));
@@ -301,7 +301,11 @@ TEST_CASE("a schedule that is longer than the run is kept, and said", "[config]"
                         {{"policy.scheduler.lr_decay_style=constant", "policy.scheduler.lr_warmup_iters=20"},
                          "the last step is made with 50 % of lr",
                          20},
-                        {{"policy.scheduler.lr_warmup_iters=10"}, "", 10}};
+                        {{"policy.scheduler.lr_warmup_iters=10"}, "", 10},
+                        {{"policy.scheduler.lr_decay_style=WSD", "policy.scheduler.lr_wsd_decay_iters=6",
+                          "policy.scheduler.lr_warmup_iters=4", "policy.scheduler.lr_decay_iters=10"},
+                         "",
+                         10}};
   for (const Case& c : cases) {
     const ConfigResult result = load_base(c.overrides);
     const std::string shown = render(result.diagnostics);

@@ -305,6 +305,10 @@ TEST_CASE("safetensors: shards behind an index") {
   }
   CHECK(contains(with_index(R"({"weight_map":{"a":"none.safetensors"}})").text, "missing shard"));
   CHECK(contains(with_index(R"({"weight_map":{"b":"model-00001-of-00002.safetensors"}})").text, "is not in"));
+  CHECK(contains(with_index(R"({"weight_map":{"a":"model-00002-of-00002.safetensors",)"
+                            R"("b":"model-00001-of-00002.safetensors"}})")
+                     .text,
+                 "is not in"));
   CHECK(with_index("{}").code == 65);
   CHECK(with_index(R"({"weight_map":[]})").code == 65);
   remove_tree(index);
