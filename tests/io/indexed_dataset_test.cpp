@@ -1,5 +1,6 @@
 #include "core/io/indexed_dataset.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "tests/catch.h"
@@ -48,7 +49,42 @@ TEST_CASE("a token file comes back as it was written", "[indexed]") {
     CHECK(bad.code == 65);
     CHECK(bad.text == fmt::format("{}.bin: token {} at position 4 (document 1) is not below vocab_size 100",
                                   prefix, top));
+    CHECK(error_of([&] { data.read(2, 0, two, top); }).code == 65);
+    CHECK(error_of([&] { data.read(2, 0, two, top + 1); }).code == 0);
     CHECK(error_of([&] { data.read(2, 1, two); }).code == 70);
+  }
+}
+
+TEST_CASE("token files larger than the blocks in which they are read and written", "[indexed]") {
+  const TemporaryDirectory dir;
+  for (int64_t vocab : {60000, 100000}) {
+    const auto token = [vocab](size_t i) {
+      return static_cast<int32_t>((i * 7919) % static_cast<size_t>(vocab));
+    };
+    std::vector<int32_t> all(300007);
+    for (size_t i = 0; i < all.size(); ++i) all[i] = token(i);
+    const std::string prefix = dir / fmt::format("v{}", vocab);
+    IndexedDatasetWriter writer(prefix, vocab);
+    writer.add_sequence(std::span(all).first(200000));
+    writer.end_document();
+    for (size_t i = 200000; i < all.size(); ++i) {
+      writer.add_sequence(std::span(all).subspan(i, 1));
+      writer.end_document();
+    }
+    writer.finish();
+    const IndexedDataset data(prefix);
+    REQUIRE(data.sequences() == 100008);
+    CHECK(data.documents() == 100008);
+    std::vector<int32_t> read(199990);
+    data.read(0, 10, read);
+    CHECK(std::equal(read.begin(), read.end(), all.begin() + 10));
+    read.resize(1);
+    int64_t wrong = 0;
+    for (int64_t i = 1; i < data.sequences(); ++i) {
+      data.read(i, 0, read);
+      wrong += read[0] != all[static_cast<size_t>(199999 + i)] || data.document_of(i) != i;
+    }
+    CHECK(wrong == 0);
   }
 }
 
