@@ -197,12 +197,13 @@ std::string set_checkpoints_aside(const std::string& store, int64_t step, const 
   const std::string latest = join_path(store, "LATEST");
   if (kept.empty()) {
     remove_tree(latest);
+    fsync_directory(store);
   } else {
     write_file_atomic(latest, kept.front() + "\n");
   }
   make_directory(aside);
   for (const std::string& name : moved) rename_path(join_path(store, name), join_path(aside, name));
-  fsync_directory(aside);  // their new names before their old ones go
+  fsync_directory(aside);  // the new names must be durable before the old ones disappear
   fsync_directory(store);
   return aside;
 }

@@ -136,6 +136,10 @@ TEST_CASE("a crash while checkpoints are set aside loses none of them") {
       if (promised) CHECK(set_checkpoints_aside(store, step, lock).empty());
       for (const ResumePoint& point : {find_resume(store), find_resume(join_path(store, "previous-1"))})
         CHECK(point.rejected.empty());
+      if (const std::string latest = join_path(store, "LATEST"); path_exists(latest)) {
+        const std::string name = read_file(latest, 100);
+        CHECK(path_exists(join_path(store, name.substr(0, name.find('\n')))));
+      }
       set_checkpoints_aside(store, step, lock);  // the next start
       clean_store(store, lock);
       const ResumePoint point = find_resume(store);
