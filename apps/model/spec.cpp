@@ -54,7 +54,7 @@ class Problems {
   std::set<std::string> read_;
 };
 
-// Whether a value asks for nothing.
+// Whether a value switches nothing on.
 bool is_neutral(const JsonValue& v) {
   return v.is_null() || (v.is_bool() && !v.as_bool()) || (v.is_number() && v.as_double() == 0) ||
          (v.is_array() && v.items().empty());
@@ -143,22 +143,15 @@ class Reader {
     const JsonValue* v = json_.find(name(key, other));
     return v && !v->is_null() ? v : nullptr;
   }
-  /// Whether the key is there, if only as null.
-  bool present(std::string_view key) const { return json_.find(key) != nullptr; }
+  /// The value as it stands, null too, without noting the key as read.
+  const JsonValue* find(std::string_view key) const { return json_.find(key); }
   void note_read(std::initializer_list<std::string_view> keys) const {
     for (std::string_view key : keys) problems_.note_read(path(key));
   }
   /// Refuses a key that would change the mathematics unless it has the value that changes nothing.
   void must_be_off(std::string_view key, std::string_view what) const {
-    const JsonValue* v = given(key);
-    if (!v) return;
-    const bool off = (v->is_bool() && !v->as_bool()) || (v->is_number() && v->as_double() == 0);
-    if (!off) refuse(key, "{}: {} is not supported", path(key), what);
-  }
-  /// Refuses keys that have no meaning for the family and ask for something.
-  void must_be_absent(std::initializer_list<std::string_view> keys, std::string_view why) const {
-    for (std::string_view key : keys)
-      if (const JsonValue* v = given(key); v && !is_neutral(*v)) refuse(key, "{} {}", path(key), why);
+    if (const JsonValue* v = given(key); v && !is_neutral(*v))
+      refuse(key, "{}: {} is not supported", path(key), what);
   }
   void must_be_on(std::string_view key, std::string_view what) const {
     if (!flag_or(key, true)) refuse(key, "{}: {} is not supported", path(key), what);
@@ -167,7 +160,7 @@ class Reader {
   void agree(std::string_view key, std::string_view other) const {
     const JsonValue *a = given(key), *b = other.empty() ? nullptr : given(other);
     if (a && b && a->dump() != b->dump())
-      conflict(other, {path(key)}, "{} {} is another spelling of {}, which is {}; set one of them",
+      conflict(other, {path(key)}, "{} {} and {} {} differ, but name the same size. Fix: set one of them",
                path(other), shown(*b), path(key), shown(*a));
   }
   void missing(std::string_view key, std::string_view other = {}) const {
@@ -257,8 +250,6 @@ void read_rope(const Reader& r, ModelSpec& m, Problems& problems) {
   // Transformers v5 keeps everything in rope_parameters; v4 has rope_theta and rope_scaling.
   const std::string scaling_key = r.given("rope_parameters") ? "rope_parameters" : "rope_scaling";
   const JsonValue* scaling = r.given(scaling_key);
-  r.must_be_absent({"original_max_position_embeddings"},
-                   "belongs into rope_scaling (transformers 4) or rope_parameters (transformers 5)");
   m.rope.theta = r.number_or("rope_theta", 10000.0);
   double partial = r.number_or("partial_rotary_factor", 1.0);
   m.rope.original_max_position = m.max_positions;
@@ -273,6 +264,13 @@ void read_rope(const Reader& r, ModelSpec& m, Problems& problems) {
         s.refuse(member.key, "{}{}: rotary positions of their own for some layers are not supported", prefix,
                  member.key);
     read_rope_scaling(s, m, prefix);
+    // Beside the scaling, transformers 5 prefers it and transformers 4 ignores it.
+    constexpr std::string_view original_key = "original_max_position_embeddings";
+    const bool uses_original = m.rope.kind == ops::RopeKind::llama3 || m.rope.kind == ops::RopeKind::yarn;
+    if (uses_original && s.good({prefix + std::string(original_key)}) &&
+        r.size_or(original_key, m.rope.original_max_position) != m.rope.original_max_position)
+      r.refuse(original_key, "{} {} is not that of {}, {}. Fix: set it only in {}", original_key,
+               r.find(original_key)->dump(), scaling_key, m.rope.original_max_position, scaling_key);
     if (s.given("rope_theta")) theta_key = prefix + theta_key;
     if (s.given("partial_rotary_factor")) partial_key = prefix + partial_key;
     m.rope.theta = s.number_or("rope_theta", m.rope.theta);
@@ -296,12 +294,12 @@ void read_gpt2(const Reader& r, ModelSpec& m) {
   m.layers = r.size("n_layer", "num_hidden_layers");
   m.heads = m.kv_heads = r.size("n_head", "num_attention_heads");
   m.max_positions = r.size_or("n_positions", 1024, "max_position_embeddings");
-  if (r.size_or("n_ctx", m.max_positions) != m.max_positions)
-    r.conflict("n_ctx", {"n_positions", "max_position_embeddings"}, "n_ctx must be n_positions ({})",
-               m.max_positions);
-  m.ffn = r.size_or("n_inner", 4 * m.hidden, "intermediate_size");
-  r.agree("activation_function", "hidden_act");
-  m.activation = r.choice_or(activations, "activation_function", ops::Activation::gelu_tanh, "hidden_act");
+  // Of older files; transformers ignores it, whatever it says.
+  if (const JsonValue* n_ctx = r.find("n_ctx"))
+    if (n_ctx->is_number() && n_ctx->as_double() == static_cast<double>(m.max_positions))
+      r.note_read({"n_ctx"});
+  m.ffn = r.size_or("n_inner", 4 * m.hidden);
+  m.activation = r.choice_or(activations, "activation_function", ops::Activation::gelu_tanh);
   m.norm = ops::NormKind::layer;
   m.norm_eps = static_cast<float>(r.positive_or("layer_norm_epsilon", 1e-5));
   m.norm_bias = m.qkv_bias = m.o_bias = m.mlp_bias = m.learned_positions = true;
@@ -320,7 +318,7 @@ void read_gpt2(const Reader& r, ModelSpec& m) {
 // max_window_layers on.
 void read_window(const Reader& r, ModelSpec& m) {
   constexpr int64_t missing = 4096;  // what transformers takes where the key is missing; null is no window
-  const bool null = r.present("sliding_window") && !r.given("sliding_window");
+  const bool null = r.find("sliding_window") && !r.given("sliding_window");
   if (m.family == Family::mistral && !null) m.window = r.size_or("sliding_window", missing);
   const bool qwen = m.family == Family::qwen2 || m.family == Family::qwen3;
   if (qwen) r.note_read({"sliding_window", "max_window_layers"});  // use_sliding_window decides over both
@@ -368,7 +366,7 @@ void read_llama_like(const Reader& r, ModelSpec& m) {
   r.must_be_off("num_experts", "a mixture of experts");
 }
 
-// The keys of `json` that nothing has read although they ask for something.
+// The keys of `json` that nothing has read although they switch something on.
 std::vector<std::string> unread_keys(const JsonValue& json, const Problems& problems) {
   static constexpr std::string_view informative[] = {"architectures",        "use_cache",    "pretraining_tp",
                                                      "transformers_version", "torch_dtype",  "dtype",
@@ -446,10 +444,6 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
         problems.add(std::move(conflict->key), std::move(conflict->depends), std::move(conflict->text));
   }
   r.must_be_off("quantization_config", "a quantised model");
-  if (problems.good({"model_type"}))
-    r.must_be_absent({"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
-                      "hidden_activation", "hidden_dropout", "layer_norm_eps"},
-                     "is a key of other model types");
   // The bound keeps every sum of bytes far from overflow, whatever a file says.
   if (problems.all().empty() && approximate_parameters(m) > 0x1p48) {
     const ModelSize largest = most_unusual_size(m);
@@ -460,7 +454,8 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
                              human_count(approximate_parameters(m)), key, largest.value));
   }
   m.initializer_range = static_cast<float>(r.number_or("initializer_range", 0.02));
-  if (!std::isfinite(m.initializer_range)) r.refuse("initializer_range", "initializer_range is too large");
+  if (!std::isfinite(m.initializer_range))
+    r.refuse("initializer_range", "initializer_range is infinite in fp32");
   if (!problems.all().empty()) throw ModelConfigError(std::move(problems.all()));
   m.config_json = text;
   m.unread_keys = unread_keys(json, problems);
@@ -493,6 +488,9 @@ std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
   static constexpr std::string_view classes[] = {"GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM",
                                                  "Qwen2ForCausalLM", "Qwen3ForCausalLM"};
   JsonValue json = parse_json(m.config_json, "config.json");
+  const auto set_default = [&](const char* key, JsonValue value) {
+    if (const JsonValue* v = json.find(key); !v || v->is_null()) json.set(key, std::move(value));
+  };
   json.set("architectures", JsonValue::array({classes[static_cast<int>(m.family)]}));
   json.set("model_type", name_of(m.family));
   json.set("vocab_size", m.vocab_size);
@@ -502,11 +500,8 @@ std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
     json.set("n_head", m.heads);
     json.set("n_positions", m.max_positions);
     json.set("n_inner", m.ffn);
-    if (const JsonValue* act = json.find("activation_function"); !act || act->is_null()) {
-      const JsonValue* other = json.find("hidden_act");
-      json.set("activation_function", other && !other->is_null() ? *other : JsonValue("gelu_new"));
-    }
-    if (!json.contains("layer_norm_epsilon")) json.set("layer_norm_epsilon", 1e-5);
+    set_default("activation_function", "gelu_new");
+    set_default("layer_norm_epsilon", 1e-5);
   } else {
     json.set("hidden_size", m.hidden);
     json.set("num_hidden_layers", m.layers);
@@ -515,12 +510,12 @@ std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
     json.set("head_dim", m.head_dim);
     json.set("intermediate_size", m.ffn);
     json.set("max_position_embeddings", m.max_positions);
-    if (!json.contains("hidden_act")) json.set("hidden_act", "silu");
-    if (!json.contains("rms_norm_eps")) json.set("rms_norm_eps", 1e-6);
+    set_default("hidden_act", "silu");
+    set_default("rms_norm_eps", 1e-6);
     write_rope(json, m);
   }
   json.set("tie_word_embeddings", m.tied);
-  if (!json.contains("initializer_range")) json.set("initializer_range", 0.02);
+  set_default("initializer_range", 0.02);
   json.set("torch_dtype", dtype);
   json.set("dtype", dtype);
   return json.dump(2) + "\n";

@@ -43,7 +43,7 @@ struct ModelSpec {
   float initializer_range = 0.02f;
   float residual_dropout = 0, embedding_dropout = 0, attention_dropout = 0;
 
-  std::vector<std::string> unread_keys;  ///< in config.json, asking for something, without effect here
+  std::vector<std::string> unread_keys;  ///< keys of config.json that ask for what this family ignores
   std::string config_json;  ///< the config.json this came from: written beside the weights, unknown keys kept
 
   int64_t q_width() const { return heads * head_dim; }

@@ -73,14 +73,11 @@ TEST_CASE("what changes the mathematics and is not built is refused", "[spec]") 
   REQUIRE(error_of(R"({"model_type":"llama","vocab_size":-3})").find("between") != std::string::npos);
   // Two spellings of one key, which would otherwise hide each other.
   const std::string gpt2 = R"({"model_type":"gpt2","vocab_size":64,"n_embd":32,"n_layer":1,"n_head":4)";
-  REQUIRE(error_of(gpt2 + R"(,"hidden_size":32,"hidden_act":"gelu"})").empty());
-  REQUIRE(error_of(gpt2 + R"(,"hidden_size":64})").find("hidden_size 64 is another spelling of n_embd") !=
+  REQUIRE(error_of(gpt2 + R"(,"hidden_size":32})").empty());
+  REQUIRE(error_of(gpt2 + R"(,"hidden_size":64})").find("hidden_size 64 and n_embd 32 differ") !=
           std::string::npos);
-  REQUIRE(error_of(gpt2 + R"(,"activation_function":"gelu_new","hidden_act":"gelu"})").find("hidden_act") !=
-          std::string::npos);
-  REQUIRE(error_of(gpt2 + R"(,"scale_attn_weights":true,"n_ctx":1024})").empty());
+  REQUIRE(error_of(gpt2 + R"(,"scale_attn_weights":true})").empty());
   REQUIRE(error_of(gpt2 + R"(,"scale_attn_weights":false})").find("scale_attn_weights") != std::string::npos);
-  REQUIRE(error_of(gpt2 + R"(,"n_ctx":512})").find("n_ctx") != std::string::npos);
   REQUIRE(error_of("[]").find("object") != std::string::npos);
   REQUIRE(error_of("{").size() > 5);
 }
@@ -229,23 +226,22 @@ TEST_CASE("keys that are not built are refused by their names", "[spec]") {
     CAPTURE(family, member, text);
     CHECK(text.find(key) != std::string::npos);
   };
-  for (const char* member :
-       {R"("scale_attn_weights":false)", R"("scale_attn_by_inverse_layer_idx":true)",
-        R"("reorder_and_upcast_attn":true)", R"("add_cross_attention":true)",
-        R"("activation_function":"relu")", R"("activation_function":"quick_gelu")", R"("hidden_size":64)",
-        R"("num_hidden_layers":3)", R"("num_attention_heads":2)",
-        R"("n_positions":8,"max_position_embeddings":16)", R"("n_inner":8,"intermediate_size":16)",
-        R"("activation_function":"gelu","hidden_act":"gelu_new")"})
+  for (const char* member : {R"("scale_attn_weights":false)", R"("scale_attn_by_inverse_layer_idx":true)",
+                             R"("reorder_and_upcast_attn":true)", R"("add_cross_attention":true)",
+                             R"("activation_function":"relu")", R"("activation_function":"quick_gelu")",
+                             R"("hidden_size":64)", R"("num_hidden_layers":3)", R"("num_attention_heads":2)",
+                             R"("n_positions":8,"max_position_embeddings":16)"})
     refused("gpt2", member);
-  for (const char* member :
-       {R"("hidden_act":"relu")", R"("hidden_act":"relu2")", R"("num_local_experts":8)",
-        R"("quantization_config":{"bits":4})", R"("attn_logit_softcapping":50.0)",
-        R"("final_logit_softcapping":30.0)", R"("query_pre_attn_scalar":256)",
-        R"("hidden_activation":"gelu")", R"("hidden_dropout":0.1)", R"("layer_norm_eps":1e-5)",
-        R"("original_max_position_embeddings":16)", R"("layer_types":["full_attention","sliding_attention"])",
-        R"("layer_types":["full_attention"])", R"("layer_types":"full_attention")",
-        R"("rope_scaling":{"rope_type":"longrope","factor":2.0})", R"("rope_scaling":{"type":"mrope"})",
-        R"("rope_parameters":{"full_attention":{"rope_theta":1e4}})"})
+  for (
+      const char* member :
+      {R"("hidden_act":"relu")", R"("hidden_act":"relu2")", R"("num_local_experts":8)",
+       R"("quantization_config":{"bits":4})",
+       R"("original_max_position_embeddings":16,"rope_scaling":{"rope_type":"yarn","factor":2.0})",
+       R"("original_max_position_embeddings":16,"rope_parameters":{"rope_type":"llama3","factor":2.0,"low_freq_factor":1,
+           "high_freq_factor":4,"original_max_position_embeddings":32})",
+       R"("layer_types":["full_attention","sliding_attention"])", R"("layer_types":["full_attention"])",
+       R"("layer_types":"full_attention")", R"("rope_scaling":{"rope_type":"longrope","factor":2.0})",
+       R"("rope_scaling":{"type":"mrope"})", R"("rope_parameters":{"full_attention":{"rope_theta":1e4}})"})
     refused("llama", member);
   for (const char* member :
        {R"("attention_bias":true)", R"("mlp_bias":true)", R"("sliding_window":0)", R"("sliding_window":-1)",
@@ -262,6 +258,115 @@ TEST_CASE("keys that are not built are refused by their names", "[spec]") {
       refused(family, member);
 }
 
+// As they are published: transformers computes with none of these keys but those of the sizes, eps, rotary
+// positions and windows.
+TEST_CASE("the config.json of published models is read", "[spec]") {
+  struct Published {
+    const char* text;
+    int64_t head_dim, ffn, window;
+  };
+  const Published models[] = {
+      // gpt2
+      {R"({"activation_function":"gelu_new","architectures":["GPT2LMHeadModel"],"attn_pdrop":0.1,"bos_token_id":50256,
+           "embd_pdrop":0.1,"eos_token_id":50256,"initializer_range":0.02,"layer_norm_epsilon":1e-05,"model_type":"gpt2",
+           "n_ctx":1024,"n_embd":768,"n_head":12,"n_layer":12,"n_positions":1024,"resid_pdrop":0.1,
+           "summary_activation":null,"summary_first_dropout":0.1,"summary_proj_to_labels":true,"summary_type":"cls_index",
+           "summary_use_proj":true,"task_specific_params":{"text-generation":{"do_sample":true,"max_length":50}},
+           "vocab_size":50257})",
+       64, 3072, 0},
+      // A small one for tests of other programs, with keys of BERT.
+      {R"({"activation_function":"gelu_new","attention_probs_dropout_prob":0.1,"attn_pdrop":0.1,"embd_pdrop":0.1,
+           "gradient_checkpointing":false,"hidden_act":"gelu","hidden_dropout_prob":0.1,"hidden_dropout":0.1,
+           "initializer_range":0.02,"intermediate_size":37,"layer_norm_eps":1e-12,"layer_norm_epsilon":1e-05,
+           "model_type":"gpt2","n_ctx":1024,"n_embd":32,"n_head":4,"n_inner":null,"n_layer":5,"n_positions":512,
+           "resid_pdrop":0.1,"scale_attn_weights":true,"type_vocab_size":16,"use_cache":true,"vocab_size":1000})",
+       8, 128, 0},
+      // Llama 2, in the first form that it was published in
+      {R"({"architectures":["LlamaForCausalLM"],"bos_token_id":1,"eos_token_id":2,"hidden_act":"silu","hidden_size":4096,
+           "initializer_range":0.02,"intermediate_size":11008,"max_length":4096,"max_position_embeddings":2048,
+           "model_type":"llama","num_attention_heads":32,"num_hidden_layers":32,"num_key_value_heads":32,"pad_token_id":0,
+           "pretraining_tp":1,"rms_norm_eps":1e-05,"rope_scaling":null,"tie_word_embeddings":false,
+           "torch_dtype":"float16","transformers_version":"4.31.0.dev0","use_cache":true,"vocab_size":32000})",
+       128, 11008, 0},
+      // Llama 3.2
+      {R"({"architectures":["LlamaForCausalLM"],"attention_bias":false,"attention_dropout":0.0,"bos_token_id":128000,
+           "eos_token_id":[128001,128008,128009],"head_dim":64,"hidden_act":"silu","hidden_size":2048,
+           "initializer_range":0.02,"intermediate_size":8192,"max_position_embeddings":131072,"mlp_bias":false,
+           "model_type":"llama","num_attention_heads":32,"num_hidden_layers":16,"num_key_value_heads":8,"pretraining_tp":1,
+           "rms_norm_eps":1e-05,"rope_scaling":{"factor":32.0,"high_freq_factor":4.0,"low_freq_factor":1.0,
+           "original_max_position_embeddings":8192,"rope_type":"llama3"},"rope_theta":500000.0,
+           "tie_word_embeddings":true,"torch_dtype":"bfloat16","use_cache":true,"vocab_size":128256})",
+       64, 8192, 0},
+      // SmolLM2
+      {R"({"architectures":["LlamaForCausalLM"],"attention_bias":false,"bos_token_id":1,"hidden_act":"silu",
+           "hidden_size":576,"initializer_range":0.041666666666666664,"intermediate_size":1536,"is_llama_config":true,
+           "max_position_embeddings":8192,"mlp_bias":false,"model_type":"llama","num_attention_heads":9,
+           "num_hidden_layers":30,"num_key_value_heads":3,"pad_token_id":2,"pretraining_tp":1,"rms_norm_eps":1e-05,
+           "rope_interleaved":false,"rope_scaling":null,"rope_theta":100000,"tie_word_embeddings":true,
+           "transformers.js_config":{"kv_cache_dtype":{"q4f16":"float16"}},"use_cache":true,"vocab_size":49152})",
+       64, 1536, 0},
+      // Mistral 7B v0.1 and v0.3
+      {R"({"architectures":["MistralForCausalLM"],"hidden_act":"silu","hidden_size":4096,"intermediate_size":14336,
+           "max_position_embeddings":32768,"model_type":"mistral","num_attention_heads":32,"num_hidden_layers":32,
+           "num_key_value_heads":8,"rms_norm_eps":1e-05,"rope_theta":10000.0,"sliding_window":4096,
+           "tie_word_embeddings":false,"vocab_size":32000})",
+       128, 14336, 4096},
+      {R"({"architectures":["MistralForCausalLM"],"attention_dropout":0.0,"hidden_act":"silu","hidden_size":4096,
+           "intermediate_size":14336,"max_position_embeddings":32768,"model_type":"mistral","num_attention_heads":32,
+           "num_hidden_layers":32,"num_key_value_heads":8,"rms_norm_eps":1e-05,"rope_theta":1000000.0,
+           "sliding_window":null,"tie_word_embeddings":false,"vocab_size":32768})",
+       128, 14336, 0},
+      // Qwen2.5 and Qwen3
+      {R"({"architectures":["Qwen2ForCausalLM"],"attention_dropout":0.0,"hidden_act":"silu","hidden_size":896,
+           "intermediate_size":4864,"max_position_embeddings":32768,"max_window_layers":24,"model_type":"qwen2",
+           "num_attention_heads":14,"num_hidden_layers":24,"num_key_value_heads":2,"rms_norm_eps":1e-06,
+           "rope_theta":1000000.0,"sliding_window":32768,"tie_word_embeddings":true,"use_mrope":false,
+           "use_sliding_window":false,"vocab_size":151936})",
+       64, 4864, 0},
+      {R"({"architectures":["Qwen3ForCausalLM"],"attention_bias":false,"attention_dropout":0.0,"head_dim":128,
+           "hidden_act":"silu","hidden_size":1024,"intermediate_size":3072,"max_position_embeddings":40960,
+           "max_window_layers":28,"model_type":"qwen3","num_attention_heads":16,"num_hidden_layers":28,
+           "num_key_value_heads":8,"rms_norm_eps":1e-06,"rope_scaling":null,"rope_theta":1000000,"sliding_window":null,
+           "tie_word_embeddings":true,"use_sliding_window":false,"vocab_size":151936})",
+       128, 3072, 0}};
+  for (const Published& model : models) {
+    CAPTURE(model.text);
+    REQUIRE(error_of(model.text) == "");
+    const ModelSpec spec = parse_model_config(model.text, "c");
+    CHECK(spec.head_dim == model.head_dim);
+    CHECK(spec.ffn == model.ffn);
+    CHECK(spec.window == model.window);
+  }
+  CHECK(parse_model_config(models[1].text, "c").activation == ops::Activation::gelu_tanh);
+}
+
+// Refused where a user gives them (check_model), and harmless in a file.
+TEST_CASE("keys without effect in the model's family are listed", "[spec]") {
+  const auto unread = [](const std::string& family, const std::string& member) {
+    const std::string sizes = family == "gpt2" ? R"("n_embd":32,"n_layer":2,"n_head":4,"n_positions":64)"
+                                               : R"("hidden_size":32,"intermediate_size":48,)"
+                                                 R"("num_hidden_layers":2,"num_attention_heads":4)";
+    const std::string text =
+        R"({"model_type":")" + family + R"(","vocab_size":64,)" + sizes + "," + member + "}";
+    CAPTURE(text);
+    REQUIRE(error_of(text) == "");
+    return parse_model_config(text, "c").unread_keys;
+  };
+  const auto key_of = [](const std::string& member) { return member.substr(1, member.find('"', 1) - 1); };
+  for (const std::string member :
+       {R"("n_ctx":32)", R"("hidden_act":"gelu")", R"("intermediate_size":16)", R"("attention_dropout":0.1)",
+        R"("hidden_dropout":0.1)", R"("layer_norm_eps":1e-5)", R"("sliding_window":4)"})
+    CHECK(unread("gpt2", member) == std::vector{key_of(member)});
+  for (const std::string member :
+       {R"("hidden_dropout":0.1)", R"("layer_norm_eps":1e-5)", R"("hidden_activation":"gelu")",
+        R"("attn_logit_softcapping":50.0)", R"("final_logit_softcapping":30.0)",
+        R"("query_pre_attn_scalar":256)", R"("n_embd":16)", R"("original_max_position_embeddings":16)"})
+    CHECK(unread("llama", member) == std::vector{key_of(member)});
+  for (const char* member :
+       {R"("n_ctx":64)", R"("hidden_dropout":0)", R"("use_cache":true)", R"("n_inner":null)"})
+    CHECK(unread("gpt2", member).empty());
+}
+
 // Too long for a fixture of logits: transformers has a window of 4096 where a file of mistral names none.
 TEST_CASE("a missing window of mistral is 4096 tokens, null is none", "[spec]") {
   const std::string mistral =
@@ -272,15 +377,27 @@ TEST_CASE("a missing window of mistral is 4096 tokens, null is none", "[spec]") 
   CHECK(parse_model_config(mistral + R"(,"sliding_window":7})", "c").window == 7);
 }
 
-TEST_CASE("GPT-2's activation under another name is written under its own", "[spec]") {
-  const std::string gpt2 = R"({"model_type":"gpt2","vocab_size":64,"n_embd":32,"n_layer":1,"n_head":4)";
-  const auto written = [&](const std::string& member) {
-    const ModelSpec spec = parse_model_config(gpt2 + member + "}", "c");
-    return parse_json(hugging_face_config(spec, "float32"), "written").get_string("activation_function");
+TEST_CASE("defaults are written where config.json has no value or null", "[spec]") {
+  const auto written = [](const std::string& start, const std::string& member) {
+    const ModelSpec spec = parse_model_config(start + member + "}", "c");
+    return parse_json(hugging_face_config(spec, "float32"), "written");
   };
-  CHECK(written("") == "gelu_new");
-  CHECK(written(R"(,"hidden_act":"gelu")") == "gelu");
-  CHECK(written(R"(,"activation_function":"silu")") == "silu");
+  const std::string gpt2 = R"({"model_type":"gpt2","vocab_size":64,"n_embd":32,"n_layer":1,"n_head":4)";
+  for (const char* member :
+       {"", R"(,"activation_function":null,"layer_norm_epsilon":null,"initializer_range":null)"}) {
+    const JsonValue json = written(gpt2, member);
+    CHECK(json.get_string("activation_function") == "gelu_new");
+    CHECK(json.get_double("layer_norm_epsilon") == 1e-5);
+    CHECK(json.get_double("initializer_range") == 0.02);
+  }
+  CHECK(written(gpt2, R"(,"activation_function":"silu")").get_string("activation_function") == "silu");
+  const std::string llama = R"({"model_type":"llama","vocab_size":64,"hidden_size":32,"intermediate_size":48,
+      "num_hidden_layers":1,"num_attention_heads":4)";
+  for (const char* member : {"", R"(,"hidden_act":null,"rms_norm_eps":null)"}) {
+    const JsonValue json = written(llama, member);
+    CHECK(json.get_string("hidden_act") == "silu");
+    CHECK(json.get_double("rms_norm_eps") == 1e-6);
+  }
 }
 
 TEST_CASE("dropout of GPT-2 and the width of initial weights", "[spec]") {
