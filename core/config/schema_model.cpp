@@ -113,7 +113,7 @@ void add_model_keys(Table& t) {
   t.model("attn_pdrop", Kind::number).at_least(0).below(1).help("GPT-2: dropout of attention weights.");
   t.model("scale_attn_weights", Kind::boolean).help("GPT-2: scale by 1/sqrt(head_dim).");
   t.model("scale_attn_by_inverse_layer_idx", Kind::boolean).help("GPT-2: scale by the layer's number too.");
-  t.model("reorder_and_upcast_attn", Kind::boolean).help("GPT-2: informative.");
+  t.model("reorder_and_upcast_attn", Kind::boolean).help("GPT-2: only false is supported.");
 
   t.model("num_local_experts", Kind::integer).at_least(1).help("Experts (Mixtral).");
   t.model("num_experts", Kind::integer).at_least(1).help("Experts (Qwen).");

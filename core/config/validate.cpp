@@ -56,7 +56,7 @@ void check_data(Checker& c, const Config& config) {
     const auto& split = *config.data.split;
     if (split[0] <= 0) c.error("data.split", "data.split leaves nothing for training");
     if (!std::isfinite(split[0] + split[1] + split[2]))
-      c.error("data.split", "data.split: the sum of the shares is too large");
+      c.error("data.split", "data.split: the shares add up to infinity; give smaller numbers");
     if (!config.data.validation.data_path.empty() && split[1] > 0 && c.sound({"data.validation.data_path"}))
       c.error("data.split", "data.split and data.validation.data_path both give validation data", "",
               {fmt::format("data.validation.data_path is at {}; use one of them, or a split of \"1,0,0\"",
@@ -90,13 +90,15 @@ void check_model(Checker& c, const Config& config) {
             "every attention kernel here is memory efficient; remove it");
 }
 
-// The update computes in float.
+// The update computes in fp32.
 void check_optimizer(Checker& c, const OptimizerConfig& optimizer) {
   for (double beta : optimizer.betas)
     if (static_cast<float>(beta) >= 1)
-      c.error("policy.optimizer.betas", fmt::format("policy.optimizer.betas: {} is 1 in float", beta));
+      c.error("policy.optimizer.betas",
+              fmt::format("policy.optimizer.betas: {} rounds to 1 in fp32; must stay below 1", beta));
   if (static_cast<float>(optimizer.eps) == 0)
-    c.error("policy.optimizer.eps", fmt::format("policy.optimizer.eps: {} is 0 in float", optimizer.eps));
+    c.error("policy.optimizer.eps",
+            fmt::format("policy.optimizer.eps: {} rounds to 0 in fp32; must stay above 0", optimizer.eps));
 }
 
 int64_t schedule_minimum(const SchedulerConfig& s) {
