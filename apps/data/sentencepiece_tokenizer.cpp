@@ -47,20 +47,20 @@ class SentencePieceTokenizer final : public Tokenizer {
     for (const int32_t id : ids)
       if (id < 0 || id >= vocab_size())
         fail(Exit::data, "token {} is not in the vocabulary of {}", id, vocab_size());
-    // The library puts U+FFFD in place of bytes that make no character. At the end, the others may be to
-    // come.
-    std::string last;  // the text of the byte tokens at the end
-    while (last.size() < std::min<size_t>(3, ids.size())) {
-      const int32_t id = ids[ids.size() - 1 - last.size()];
+    // The library decodes an incomplete UTF-8 sequence as U+FFFD. At the end of the ids, the missing bytes
+    // may still follow: there the bytes are returned as they are.
+    std::string tail;  // of the byte tokens at the end
+    while (tail.size() < std::min<size_t>(3, ids.size())) {
+      const int32_t id = ids[ids.size() - 1 - tail.size()];
       if (!processor_.IsByte(id)) break;
-      last.insert(0, 1, static_cast<char>(std::stoi(processor_.IdToPiece(id).substr(3, 2), nullptr, 16)));
+      tail.insert(0, 1, static_cast<char>(std::stoi(processor_.IdToPiece(id).substr(3, 2), nullptr, 16)));
     }
-    const std::string begun = last.substr(complete_utf8(last));
-    const std::vector<int> whole(ids.begin(), ids.end() - static_cast<std::ptrdiff_t>(begun.size()));
+    const std::string incomplete = tail.substr(complete_utf8(tail));
+    const std::vector<int> complete(ids.begin(), ids.end() - static_cast<std::ptrdiff_t>(incomplete.size()));
     std::string text;
-    if (const auto status = processor_.Decode(whole, &text); !status.ok())
+    if (const auto status = processor_.Decode(complete, &text); !status.ok())
       fail(Exit::data, "sentencepiece cannot decode the tokens: {}", status.message());
-    return text + begun;
+    return text + incomplete;
   }
 
   int64_t vocab_size() const override { return processor_.GetPieceSize(); }

@@ -19,7 +19,7 @@ std::string_view nearest(std::string_view word, std::span<const std::string_view
 /// Length (1 to 4) of the valid UTF-8 sequence at the start of `text`; 0 when it is invalid or empty.
 size_t utf8_length(std::string_view text);
 
-/// Bytes of `text` before a UTF-8 sequence at its end whose last bytes are missing; all where there is none.
+/// Length of `text` without an incomplete UTF-8 sequence at its end.
 size_t complete_utf8(std::string_view text);
 
 /// `text` with everything that a terminal could obey written out: control characters except newline and tab

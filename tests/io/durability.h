@@ -3,13 +3,10 @@
 // core/io/atomic_file.h while code writes to it; for_each_crash() then builds on disk what a crash at each
 // recorded point may leave:
 //
-// - Bytes of a file that were not fsynced may be lost: the file is empty, cut, or holds garbage of full
-// length.
-// - An entry of a directory (from a create, rename or remove) is certain once that directory was fsynced, and
-// only that
-//   directory's side of it. Other operations may have reached the disk on their own, each as a whole, in any
-//   order but that operations on one name keep theirs, and that a new directory is there before what is put
-//   into it.
+// - Bytes of a file that were not fsynced may be lost: the file is empty, cut, or garbage of full length.
+// - An entry of a directory (from a create, rename or remove) is durable once that directory was fsynced; of
+//   a rename, only that directory's side. Other operations may have reached the disk, each as a whole and in
+//   any order, but operations on one name keep theirs, and a new directory comes before its entries.
 
 #include <cstdint>
 #include <functional>
