@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
-#include <set>
-#include <span>
 
+#include "apps/model/config_reader.h"
 #include "apps/model/hf_rope.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -26,185 +24,9 @@ constexpr std::pair<std::string_view, ops::Activation> activations[] = {
     {"gelu", ops::Activation::gelu_erf},       {"gelu_new", ops::Activation::gelu_tanh},
     {"gelu_fast", ops::Activation::gelu_tanh}, {"gelu_pytorch_tanh", ops::Activation::gelu_tanh}};
 
-// The problems found so far. Reading goes on behind a problem with a value that can be worked with, so that
-// all independent ones are found; a check of several keys runs only if all of them are good.
-class Problems {
- public:
-  /// One problem per key: a second one would only repeat the first in other words.
-  void add(std::string key, std::vector<std::string> depends, std::string text) {
-    for (const ModelProblem& p : all_)
-      if (!key.empty() && p.key == key) return;
-    if (!key.empty()) depends.push_back(key);
-    all_.push_back({std::move(key), std::move(text), std::move(depends)});
-  }
-  bool good(std::initializer_list<std::string_view> keys) const {
-    for (const ModelProblem& p : all_)
-      for (std::string_view key : keys)
-        if (std::find(p.depends.begin(), p.depends.end(), key) != p.depends.end()) return false;
-    return true;
-  }
-  std::vector<ModelProblem>& all() { return all_; }
-
-  /// The keys that this model's family looks at.
-  void note_read(std::string key) { read_.insert(std::move(key)); }
-  bool was_read(const std::string& key) const { return read_.contains(key); }
-
- private:
-  std::vector<ModelProblem> all_;
-  std::set<std::string> read_;
-};
-
-// Whether a value switches nothing on.
-bool is_neutral(const JsonValue& v) {
-  return v.is_null() || (v.is_bool() && !v.as_bool()) || (v.is_number() && v.as_double() == 0) ||
-         (v.is_array() && v.items().empty());
-}
-
-// Reads one object of a config.json.
-class Reader {
- public:
-  Reader(const JsonValue& json, Problems& problems, std::string prefix = "")
-      : json_(json), problems_(problems), prefix_(std::move(prefix)) {}
-
-  template <class... Args>
-  void refuse(std::string_view key, fmt::format_string<Args...> text, Args&&... args) const {
-    problems_.add(path(key), {}, fmt::format(text, std::forward<Args>(args)...));
-  }
-  /// A problem between keys: `key` is the one to look at first.
-  template <class... Args>
-  void conflict(std::string_view key, std::vector<std::string> depends, fmt::format_string<Args...> text,
-                Args&&... args) const {
-    problems_.add(path(key), std::move(depends), fmt::format(text, std::forward<Args>(args)...));
-  }
-  bool good(std::initializer_list<std::string_view> keys) const { return problems_.good(keys); }
-
-  int64_t size(std::string_view key, std::string_view other = {}) const {
-    agree(key, other);
-    if (const JsonValue* v = given(key, other)) return positive(name(key, other), *v);
-    missing(key, other);
-    return 1;
-  }
-  int64_t size_or(std::string_view key, int64_t fallback, std::string_view other = {}) const {
-    agree(key, other);
-    const JsonValue* v = given(key, other);
-    return v ? positive(name(key, other), *v) : fallback;
-  }
-  /// A finite number of at least 0.
-  double number_or(std::string_view key, double fallback) const {
-    const JsonValue* v = given(key);
-    if (!v) return fallback;
-    if (v->is_number() && v->as_double() >= 0 && std::isfinite(v->as_double())) return v->as_double();
-    refuse(key, "{} must be a finite number of at least 0, found {}", path(key), shown(*v));
-    return fallback;
-  }
-  /// The same, and above 0 also after rounding to float.
-  double positive_or(std::string_view key, double fallback) const {
-    const double x = number_or(key, fallback);
-    if (static_cast<float>(x) > 0 && std::isfinite(static_cast<float>(x))) return x;
-    refuse(key, "{} must be a finite number above 0, found {}", path(key), shown(*given(key)));
-    return fallback;
-  }
-  double required(std::string_view key, std::string_view why) const {
-    if (given(key)) return positive_or(key, 1);
-    refuse(key, "{} is missing: {} needs it", path(key), why);
-    return 1;
-  }
-  /// A probability below 1, also after rounding to float.
-  float dropout_or(std::string_view key, double fallback) const {
-    const double p = number_or(key, fallback);
-    if (static_cast<float>(p) < 1) return static_cast<float>(p);
-    refuse(key, "{} must be from 0 to below 1, found {}", path(key), p);
-    return 0;
-  }
-  bool flag_or(std::string_view key, bool fallback) const {
-    const JsonValue* v = given(key);
-    if (!v || v->is_bool()) return v ? v->as_bool() : fallback;
-    refuse(key, "{} must be true or false, found {}", path(key), shown(*v));
-    return fallback;
-  }
-  template <class T, size_t N>
-  T choice_or(const std::pair<std::string_view, T> (&table)[N], std::string_view key, T fallback,
-              std::string_view other = {}) const {
-    const JsonValue* v = given(key, other);
-    if (!v) return fallback;
-    std::string known;
-    for (const auto& [name, result] : table) {
-      if (v->is_string() && name == v->as_string()) return result;
-      known += (known.empty() ? "" : ", ") + std::string(name);
-    }
-    const std::string_view written = name(key, other);
-    refuse(written, "{} {} is not supported; supported: {}", path(written), shown(*v), known);
-    return fallback;
-  }
-  /// The value of a key that is present and not null.
-  const JsonValue* given(std::string_view key, std::string_view other = {}) const {
-    problems_.note_read(path(key));
-    if (!other.empty()) problems_.note_read(path(other));
-    const JsonValue* v = json_.find(name(key, other));
-    return v && !v->is_null() ? v : nullptr;
-  }
-  /// The value as it stands, null too, without noting the key as read.
-  const JsonValue* find(std::string_view key) const { return json_.find(key); }
-  void note_read(std::initializer_list<std::string_view> keys) const {
-    for (std::string_view key : keys) problems_.note_read(path(key));
-  }
-  /// Refuses a key that would change the mathematics unless it has the value that changes nothing.
-  void must_be_off(std::string_view key, std::string_view what) const {
-    if (const JsonValue* v = given(key); v && !is_neutral(*v))
-      refuse(key, "{}: {} is not supported", path(key), what);
-  }
-  void must_be_on(std::string_view key, std::string_view what) const {
-    if (!flag_or(key, true)) refuse(key, "{}: {} is not supported", path(key), what);
-  }
-  /// Refuses two spellings of a key with different values.
-  void agree(std::string_view key, std::string_view other) const {
-    const JsonValue *a = given(key), *b = other.empty() ? nullptr : given(other);
-    if (a && b && a->dump() != b->dump())
-      conflict(other, {path(key)}, "{} {} and {} {} differ, but name the same size. Fix: set one of them",
-               path(other), shown(*b), path(key), shown(*a));
-  }
-  void missing(std::string_view key, std::string_view other = {}) const {
-    std::vector<std::string> depends;
-    if (!other.empty()) depends.push_back(path(other));
-    problems_.add(path(key), std::move(depends), fmt::format("the model needs '{}'", path(key)));
-  }
-
- private:
-  std::string path(std::string_view key) const { return prefix_ + std::string(key); }
-  /// The spelling that is present, `key` when none is.
-  std::string_view name(std::string_view key, std::string_view other) const {
-    const auto present = [&](std::string_view k) {
-      const JsonValue* v = k.empty() ? nullptr : json_.find(k);
-      return v && !v->is_null();
-    };
-    return !present(key) && present(other) ? other : key;
-  }
-  static std::string shown(const JsonValue& v) {
-    if (v.is_array() || v.is_object()) return std::string(v.kind());
-    return v.is_string() ? fmt::format("'{}'", clipped(v.as_string(), 60)) : v.dump();
-  }
-  int64_t positive(std::string_view key, const JsonValue& v) const {
-    // The bounds keep every product of two sizes far from overflow.
-    const int64_t most = key == "num_hidden_layers" || key == "n_layer" ? 4096
-                         : key == "hidden_size" || key == "n_embd"      ? 1 << 20
-                                                                        : 1 << 24;
-    if (!v.is_integer()) {
-      refuse(key, "{} must be an integer, found {}", path(key), shown(v));
-    } else if (const double n = v.as_double(); n >= 1 && n <= static_cast<double>(most)) {
-      return v.as_int();
-    } else {
-      refuse(key, "{} must be between 1 and {}, found {}", path(key), most, shown(v));
-    }
-    return 1;
-  }
-  const JsonValue& json_;
-  Problems& problems_;
-  std::string prefix_;
-};
-
 // The rescaling of the rotary frequencies. Without the factors that a kind needs, the model would train with
 // other frequencies than those it was made with.
-void read_rope_scaling(const Reader& s, ModelSpec& m, const std::string& prefix) {
+void read_rope_scaling(const ConfigReader& s, ModelSpec& m, const std::string& prefix) {
   static constexpr std::pair<std::string_view, ops::RopeKind> kinds[] = {{"default", ops::RopeKind::standard},
                                                                          {"linear", ops::RopeKind::linear},
                                                                          {"dynamic", ops::RopeKind::dynamic},
@@ -246,7 +68,7 @@ void read_rope_scaling(const Reader& s, ModelSpec& m, const std::string& prefix)
                m.rope.high_freq_factor, m.rope.low_freq_factor);
 }
 
-void read_rope(const Reader& r, ModelSpec& m, Problems& problems) {
+void read_rope(const ConfigReader& r, ModelSpec& m, ConfigProblems& problems) {
   // Transformers v5 keeps everything in rope_parameters; v4 has rope_theta and rope_scaling.
   const std::string scaling_key = r.given("rope_parameters") ? "rope_parameters" : "rope_scaling";
   const JsonValue* scaling = r.given(scaling_key);
@@ -258,7 +80,7 @@ void read_rope(const Reader& r, ModelSpec& m, Problems& problems) {
     r.refuse(scaling_key, "{} must be an object, found {}", scaling_key, scaling->kind());
   } else if (scaling) {
     const std::string prefix = scaling_key + ".";
-    const Reader s(*scaling, problems, prefix);
+    const ConfigReader s(*scaling, problems, prefix);
     for (const JsonMember& member : scaling->members())
       if (member.value.is_object())
         s.refuse(member.key, "{}{}: rotary positions of their own for some layers are not supported", prefix,
@@ -289,7 +111,7 @@ void read_rope(const Reader& r, ModelSpec& m, Problems& problems) {
                m.head_dim, partial, m.rope.rotary_dim);
 }
 
-void read_gpt2(const Reader& r, ModelSpec& m) {
+void read_gpt2(const ConfigReader& r, ModelSpec& m) {
   m.hidden = r.size("n_embd", "hidden_size");
   m.layers = r.size("n_layer", "num_hidden_layers");
   m.heads = m.kv_heads = r.size("n_head", "num_attention_heads");
@@ -316,7 +138,7 @@ void read_gpt2(const Reader& r, ModelSpec& m) {
 
 // How far attention sees. Mistral: every layer has the window. Qwen: with use_sliding_window, the layers from
 // max_window_layers on.
-void read_window(const Reader& r, ModelSpec& m) {
+void read_window(const ConfigReader& r, ModelSpec& m) {
   constexpr int64_t missing = 4096;  // what transformers takes where the key is missing; null is no window
   const bool null = r.find("sliding_window") && !r.given("sliding_window");
   if (m.family == Family::mistral && !null) m.window = r.size_or("sliding_window", missing);
@@ -339,7 +161,7 @@ void read_window(const Reader& r, ModelSpec& m) {
              kind, m.layers);
 }
 
-void read_llama_like(const Reader& r, ModelSpec& m) {
+void read_llama_like(const ConfigReader& r, ModelSpec& m) {
   m.hidden = r.size("hidden_size");
   m.layers = r.size("num_hidden_layers");
   m.heads = r.size("num_attention_heads");
@@ -366,28 +188,8 @@ void read_llama_like(const Reader& r, ModelSpec& m) {
   r.must_be_off("num_experts", "a mixture of experts");
 }
 
-// The keys of `json` that nothing has read although they switch something on.
-std::vector<std::string> unread_keys(const JsonValue& json, const Problems& problems) {
-  static constexpr std::string_view informative[] = {"architectures",        "use_cache",    "pretraining_tp",
-                                                     "transformers_version", "torch_dtype",  "dtype",
-                                                     "bos_token_id",         "eos_token_id", "pad_token_id"};
-  std::vector<std::string> unread;
-  for (const JsonMember& member : json.members()) {
-    if (std::ranges::find(informative, member.key) != std::end(informative)) continue;
-    if (!member.value.is_object()) {
-      if (!is_neutral(member.value) && !problems.was_read(member.key)) unread.push_back(member.key);
-      continue;
-    }
-    for (const JsonMember& inner : member.value.members())  // both spellings of a rotary scaling agree
-      if (!is_neutral(inner.value) && !problems.was_read("rope_scaling." + inner.key) &&
-          !problems.was_read("rope_parameters." + inner.key))
-        unread.push_back(member.key + "." + inner.key);
-  }
-  return unread;
-}
-
 // What holds between heads and widths.
-void check_heads(const Reader& r, ModelSpec& m) {
+void check_heads(const ConfigReader& r, ModelSpec& m) {
   const bool gpt2 = m.family == Family::gpt2 && r.given("n_head");
   const std::string hidden_key = gpt2 ? "n_embd" : "hidden_size",
                     heads_key = gpt2 ? "n_head" : "num_attention_heads";
@@ -423,8 +225,8 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
   const JsonValue json = parse_json(text, source);
   if (!json.is_object())
     throw ModelConfigError(std::vector{ModelProblem{"", "a model configuration is a JSON object", {}}});
-  Problems problems;
-  const Reader r(json, problems);
+  ConfigProblems problems;
+  const ConfigReader r(json, problems);
   ModelSpec m;
   m.family = r.choice_or(families, "model_type", Family::llama);
   // Which other keys there are depends on the family.
