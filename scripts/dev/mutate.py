@@ -304,14 +304,15 @@ def main():
     build(args.jobs)
     tests = measure_reach(read_tests(args.exclude), args.jobs)
 
-    # The test that noticed a mutant last time is tried first.
+    # What noticed the mutant last time is tried first, then what noticed others of its area, then what is fast.
     history_path = BUILD / "noticed.json"
     history = json.loads(history_path.read_text()) if history_path.is_file() else {}
+    by_area = collections.Counter((m.area, history[m.name]) for m in mutants if m.name in history)
 
     def noticed_by(m):
         """The first test that fails under the mutant; none: it survived."""
         reaching = sorted((t for t in tests if m.id in t.reached),
-                          key=lambda t: (t.name != history.get(m.name), t.seconds))
+                          key=lambda t: (t.name != history.get(m.name), -by_area[m.area, t.name], t.seconds))
         for test in reaching:
             if not run_test(test, {"NRL_MUTANT": str(m.id)}, 30 + 4 * test.seconds):
                 return test.name, len(reaching)
@@ -327,6 +328,7 @@ def main():
             if test:
                 killed[m.area] += 1
                 history[m.name] = test
+                by_area[m.area, test] += 1
                 print(f"noticed   {m.area:<11} {m.name:<40} {test}", flush=True)
             else:
                 survivors.append((m, reaching))
