@@ -1,0 +1,6 @@
+// Stands in for core/ops/linear/peak.cpp in programs that make many runs: each would measure for 45 ms.
+#include "core/ops/linear/peak.h"
+
+double nrl::ops::measure_gemm_peak(int, double) {
+  return 40;
+}
