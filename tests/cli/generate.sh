@@ -12,7 +12,7 @@ text() {
   cp out.txt "$file"
 }
 
-# sampled FILE STEP: the text of that step in metrics.jsonl, with its escapes undone.
+# sampled FILE STEP: the text of that step in metrics.jsonl, without JSON's escapes and those of single bytes (\xNN).
 sampled() {
   local line
   line=$(sed -n "s/.*\"step\":$2,\"text\":\"\(.*\)\"}\$/\1/p" "$1" | sed 's/\\"/"/g; s/\\\\/\\/g')

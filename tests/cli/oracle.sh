@@ -90,8 +90,7 @@ case $case_name in
     compare run
     ;;
   # Four ranks with sharded optimizer state (a shard has at least 61440 / ranks elements of a bucket, so that these models
-  # must have many); a window shorter than the sequence; a run of two epochs, and validation
-  # files of their own.
+  # must have many); a window shorter than the sequence; a run of two epochs, and validation files of its own.
   oracle_mistral)
     settings "model_type: mistral, vocab_size: 61, hidden_size: 48, intermediate_size: 72, num_hidden_layers: 3,
       num_attention_heads: 4, num_key_value_heads: 1, sliding_window: 5, max_position_embeddings: 64, initializer_range: 0.06" \

@@ -56,7 +56,7 @@ case $case_name in
       code=0
       wait $pid || code=$?
       ((code == 75)) || fail "stopped with exit code $code instead of 75"
-      # The step that was last reported is the one that was saved, and the next run begins behind it.
+      # The step that was last reported is the one that was saved, and the next run begins after it.
       last=$(field stopped$ranks/logs/metrics.jsonl step | tail -1)
       ((last < 800)) || fail "the run was at its end before it could be stopped"
       [[ $(<stopped$ranks/checkpoints/LATEST) == "step-$last" && -d stopped$ranks/checkpoints/step-$last ]] || fail "step $last was not saved: $(ls stopped$ranks/checkpoints)"

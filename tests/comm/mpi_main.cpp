@@ -32,8 +32,7 @@ class AbortOnFailure : public ListenerBase {
   // Called before the reporter sees the assertion, so everything is told here.
   AssertionEnded assertionEnded(const Catch::AssertionStats& stats) override {
     const Catch::AssertionResult& result = stats.assertionResult;
-    // A signal ends this process, and with it all: Catch2 tells of it in the handler, where little is
-    // allowed.
+    // A signal ends this process and with it all: Catch2 tells of it in the handler, where little is safe.
     const bool signal = result.getResultType() == Catch::ResultWas::FatalErrorCondition;
     if (g_world->size() > 1 && !result.isOk() && !signal) {
       std::ostringstream text;

@@ -3,7 +3,10 @@
 
 #include "core/config/schema.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 

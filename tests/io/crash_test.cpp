@@ -49,8 +49,7 @@ uint64_t check_store(const std::string& store, int64_t old_step, int64_t new_ste
   return 2;
 }
 
-// All that a crash may leave of a save over the steps 5 and 10; `record` saves, and promises when that is
-// done.
+// All that a crash may leave of a save over the steps 5 and 10; `record` saves and then promises.
 void check_save(int64_t new_step, const std::function<void(const std::string& store, Recorder&)>& record) {
   const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
   save(dir / "c", 5, 1);

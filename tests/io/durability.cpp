@@ -93,7 +93,7 @@ class CrashStates {
     states(everything, "all entries");
     take(build(everything, Lost::half), "all entries, unsynced data cut");
     take(build(everything, Lost::nothing), "nothing lost");
-    // One operation alone ahead of all others, or behind all others.
+    // One operation alone before all others, or after all others.
     for (size_t i = 0; i < m; ++i) {
       if (operations_[i].empty()) continue;
       std::vector<bool> alone = nothing, without = everything;

@@ -4,9 +4,10 @@
 // recorded point may leave:
 //
 // - Bytes of a file that were not fsynced may be lost: the file is empty, cut, or garbage of full length.
-// - An entry of a directory (from a create, rename or remove) is durable once that directory was fsynced; of
-//   a rename, only that directory's side. Other operations may have reached the disk, each as a whole and in
-//   any order, but operations on one name keep theirs, and a new directory comes before its entries.
+// - An entry of a directory (from a create, rename or remove) is certain once that directory was fsynced; a
+//   rename between directories needs both.
+// - Other operations may have reached the disk, each as a whole and in any order, except that operations on
+//   one name keep their order and that a new directory precedes its entries.
 
 #include <cstdint>
 #include <functional>

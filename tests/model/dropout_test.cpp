@@ -44,7 +44,7 @@ class Probe : public TinyModel {
     }
   }
 
-  /// The gradient of every bias behind dropout, token by token, and of the values' bias, by place.
+  /// The gradient of every bias before dropout, token by token, and of the values' bias, by place.
   std::map<std::string, Mask> gradients_at(const Draw& draw) {
     std::map<std::string, Mask> found;
     for (int token = 0; token < tokens; ++token) {
@@ -149,7 +149,7 @@ TEST_CASE("every place drops with its own rate and scales by 1 / (1 - p)", "[mod
   }
   for (const auto& [place, mask] : ratios(config(0, residual, 0), {})) {
     CAPTURE(place);
-    // What flows into the values is dropped behind them.
+    // What flows into the values is dropped after them.
     if (!is_attention(place)) check_mask(mask, place == "embedding" ? 0 : residual);
   }
   for (const auto& [place, mask] : ratios(config(0, 0, attention), {})) {
@@ -178,16 +178,16 @@ TEST_CASE("no two places share a mask", "[model][dropout]") {
 TEST_CASE("masks depend on the step and on the row in the global batch alone", "[model][dropout]") {
   const std::string dropped = config(0.5, 0.5, 0.5);
   const auto masks = ratios(dropped, {.step = 1}), next = ratios(dropped, {.step = 2}),
-             again = ratios(dropped, {.step = 1}), behind = ratios(dropped, {.step = 1, .first_row = 12});
+             again = ratios(dropped, {.step = 1}), later = ratios(dropped, {.step = 1, .first_row = 12});
   for (const auto& [place, mask] : masks) {
     CAPTURE(place);
     CHECK(again.at(place) == mask);
     CHECK(next.at(place) != mask);
-    CHECK(behind.at(place) != mask);
+    CHECK(later.at(place) != mask);
     if (!is_attention(place)) CHECK(agreement(mask, next.at(place)) == Approx(0.5).margin(0.06));
     // Rows 12 to 18 are the second sequence here, and the first one where the micro-batch begins at row 12.
     for (int64_t e = 0; e < 7 * hidden; ++e)
-      CHECK(behind.at(place)[static_cast<size_t>(e)] ==
+      CHECK(later.at(place)[static_cast<size_t>(e)] ==
             Approx(mask[static_cast<size_t>(12 * hidden + e)]).margin(1e-4));
   }
 }

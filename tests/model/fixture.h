@@ -15,8 +15,7 @@ namespace nrl::test {
 
 using TensorShapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
 
-/// A config.json, the tensors of its model as Hugging Face files name and shape them, and logits by
-/// transformers.
+/// A config.json, names and shapes of the tensors in its Hugging Face file, and logits by transformers.
 struct Fixture {
   std::string name;
   JsonValue config;

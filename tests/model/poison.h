@@ -1,6 +1,5 @@
 #pragma once
-// Fills planned buffers with NaN outside of their lives, so that a read there shows in the loss or in a
-// gradient.
+// Fills planned buffers with NaN outside of their lives: a read there shows in the loss or in a gradient.
 
 #include <algorithm>
 #include <cstring>
@@ -21,8 +20,7 @@ class Poison {
     }
   }
 
-  /// The work of a tick begins: what died since the tick before is gone, what begins to live holds nothing
-  /// yet.
+  /// A tick begins: buffers that died since the tick before, and those that begin to live, are filled.
   void enter(int tick) {
     for (size_t i = 0; i < buffers_.size(); ++i) {
       const memory::Lifetime life = buffers_[i].lifetime;

@@ -6,7 +6,7 @@
 #include <sstream>
 #include <string>
 
-#include "tests/reference/decoder.h"
+#include "tests/reference/tensor.h"
 
 namespace reference {
 
@@ -15,8 +15,7 @@ double relative(double a, double b);
 
 class Comparison {
  public:
-  /// Counts a difference that is not within the tolerance (NaN included) and remembers the worst one of
-  /// `what`.
+  /// Counts a difference beyond the tolerance (NaN included) and remembers the worst one of `what`.
   void check(const std::string& what, const std::string& where, double difference, double tolerance);
   /// Counts a failure with this text.
   void require(bool condition, const std::string& text);

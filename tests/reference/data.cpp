@@ -19,8 +19,9 @@ std::string read_file(const std::string& path) {
 
 // Little-endian integer of `bytes` bytes at `offset`.
 uint64_t integer_at(const std::string& data, size_t offset, size_t bytes) {
+  if (offset + bytes > data.size()) throw std::runtime_error("a token file is too short");
   uint64_t value = 0;
-  for (size_t i = bytes; i-- > 0;) value = value << 8 | static_cast<unsigned char>(data.at(offset + i));
+  for (size_t i = bytes; i-- > 0;) value = value << 8 | static_cast<unsigned char>(data[offset + i]);
   return value;
 }
 
@@ -87,7 +88,7 @@ std::vector<Tokens> part_of(const DataSettings& data, const std::string& path, i
   return pieces;
 }
 
-// GPTDataset: `count` samples of one path. Documents are shuffled over all epochs, laid behind each other,
+// GPTDataset: `count` samples of one path. Documents are shuffled over all epochs, laid end to end,
 // cut into samples that share a token with their neighbor, and the samples are shuffled. A last epoch of
 // which less than 80 % is needed is shuffled by itself, documents and samples.
 std::vector<Tokens> gpt_dataset(const DataSettings& data, const std::string& path, int part, int64_t count) {

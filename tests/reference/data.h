@@ -28,8 +28,7 @@ struct DataSettings {
 /// Samples of one pass over a part of the data (0 training, 1 validation).
 int64_t epoch_samples(const DataSettings& data, int part);
 
-/// The first `count` samples of a part, sequence_length + 1 tokens each, in the order in which a run sees
-/// them.
+/// The first `count` samples of a part in the order of a run, sequence_length + 1 tokens each.
 std::vector<Tokens> make_samples(const DataSettings& data, int part, int64_t count);
 
 }  // namespace reference

@@ -15,8 +15,7 @@ using namespace reference;
 
 namespace {
 
-// Two files of 50 and 30 documents with tokens of a large vocabulary, so that a piece of text tells where it
-// is from.
+// Two files of 50 and 30 documents. The vocabulary is large, so that a piece of text tells where it is from.
 class Files {
  public:
   Files() {

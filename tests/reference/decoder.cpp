@@ -100,8 +100,8 @@ size_t first_visible(const Config& c, size_t t) {
 }
 
 struct Attention {
-  std::vector<Tensor>
-      p;       // per query head, (tokens, tokens): softmax(q k^T / sqrt(head_dim)) of visible tokens
+  // softmax(q k^T / sqrt(head_dim)) of the visible tokens, (tokens, tokens) for each query head
+  std::vector<Tensor> p;
   Tensor out;  // (tokens, heads * head_dim)
 };
 

@@ -74,8 +74,7 @@ double loss_and_gradient(const Config& config, const Tensors& weights, const Tok
 /// logits the lower id.
 Tokens greedy(const Config& config, const Tensors& weights, Tokens prompt, size_t count);
 
-/// Cosines and sines of the rotary embedding, (length, rotary_dim): the cosines of a position, then its
-/// sines.
+/// The rotary embedding's table (length, rotary_dim): in each row the cosines of a position, then its sines.
 Tensor rope_table(const Rope& rope, size_t length, size_t rope_length);
 
 }  // namespace reference

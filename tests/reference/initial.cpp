@@ -1,11 +1,13 @@
 #include "tests/reference/initial.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <stdexcept>
 
 #include "core/io/safetensors.h"
 #include "tests/reference/compare.h"
+#include "tests/reference/decoder.h"
 
 namespace reference {
 namespace {

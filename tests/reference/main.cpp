@@ -1,5 +1,4 @@
-// Compares what a run of nrl-train left behind with a run of its own: reference_trainer COMMAND ARGS... (see
-// usage).
+// reference_trainer COMMAND ARGS...: compares files that nrl-train wrote with the reference (see usage).
 
 #include <algorithm>
 #include <cmath>
@@ -17,10 +16,9 @@ using Args = std::vector<std::string>;
 
 const char* const usage =
     "reference_trainer train CONFIG.yaml INITIAL SAMPLES VALIDATION METRICS LAST [bf16] [poison TOKEN]\n"
-    "    trains CONFIG from the model directory INITIAL and compares: SAMPLES, VALIDATION (`data show "
-    "--json` of all\n"
-    "    steps; - for none), METRICS (metrics.jsonl) and LAST (the last checkpoint). Steps with TOKEN are "
-    "skipped.\n"
+    "    trains CONFIG from the model directory INITIAL and compares: SAMPLES and VALIDATION (`data show\n"
+    "    --json` of all steps and of an evaluation), METRICS (metrics.jsonl), LAST (the last checkpoint).\n"
+    "    Steps with TOKEN are skipped.\n"
     "reference_trainer eval MODEL PREFIX LENGTH MAX_TOKENS BYTES RESULT\n"
     "    compares RESULT (`eval --json`) with the loss on windows of LENGTH tokens of the first MAX_TOKENS\n"
     "    (0: all), which are BYTES of text (0: not known)\n"

@@ -1,5 +1,4 @@
-// Rotary position embedding (Su et al. 2021) and the rescalings of its frequencies that config.json files
-// name.
+// Rotary position embedding (Su et al. 2021) and the rescalings of its frequencies in config.json files.
 
 #include <algorithm>
 #include <numbers>

@@ -2,8 +2,6 @@
 // A training run in double precision on one processor: AdamW on whole batches.
 
 #include <functional>
-#include <map>
-#include <optional>
 
 #include "tests/reference/data.h"
 #include "tests/reference/schedule.h"

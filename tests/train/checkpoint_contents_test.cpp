@@ -59,8 +59,7 @@ struct Expected {
   bool conv1d = false;
 };
 
-// modeling_gpt2.py, modeling_llama.py, modeling_mistral.py, modeling_qwen2.py and modeling_qwen3.py of
-// transformers.
+// As in modeling_{gpt2,llama,mistral,qwen2,qwen3}.py of transformers.
 std::vector<Expected> expected_tensors(const std::string& family, const model::ModelSpec& m) {
   const int64_t h = m.hidden, v = m.vocab_size, f = m.ffn, q = m.heads * m.head_dim,
                 kv = m.kv_heads * m.head_dim;

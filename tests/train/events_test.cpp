@@ -81,8 +81,7 @@ TEST_CASE("every event of a run comes at its step, and a resumed run continues t
       bench.run("run", with({"pretrain.max_num_steps=11", "profiling.enabled=true", "profiling.steps=4:7"}));
   INFO(first.err);
   REQUIRE(first.code == Exit::ok);
-  // Lines of steps: the first, every sixth, the last. Within a step: its line, trace, evaluation, sample,
-  // save.
+  // Lines of steps: the first, every sixth, the last. A step has its line, trace, evaluation, sample, save.
   CHECK(events(first.out) == Names{"eval 0", "step 1", "start 1", "ckpt 3", "eval 4", "text 5", "step 6",
                                    "trace 6", "ckpt 6", "eval 8", "ckpt 9", "text 10", "step 11", "eval 11",
                                    "text 11", "ckpt 11"});

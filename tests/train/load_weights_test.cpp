@@ -197,7 +197,7 @@ TEST_CASE("half precision is read exactly, and rounded to nearest even where it 
   }
   CHECK(stored_dtype(dir.path()) == DType::f32);
 
-  // f32 to bf16: half a unit goes to the even neighbour.
+  // f32 to bf16: half a unit goes to the even neighbor.
   Written single{"F32", {4096, 16}, std::string(4096 * 16 * 4, '\0')};
   const uint32_t given[] = {0x3f808000, 0x3f818000, 0x3f808001, 0x3f807fff,
                             0xbf818000, 0x3f80ffff, 0x00000001};

@@ -1,5 +1,4 @@
-// Steps that are not finite: which ones are skipped, that they change nothing, and at which step a run gives
-// up.
+// Steps that are not finite: which are skipped, that they change nothing, and at which step a run gives up.
 //
 // Token `poison` makes every loss that predicts it infinite: its row of the output matrix is so negative that
 // the logit overflows to -inf. Steps without it are ordinary ones, since its probability is 0 there. So the
@@ -47,7 +46,7 @@ class Poisoned : public Workbench {
     REQUIRE(run("start", {"pretrain.max_num_steps=0"}).code == Exit::ok);
     const std::string start = *this / "start/checkpoints/step-0";
     std::filesystem::remove(start + "/manifest.json");
-    // The first two elements behind the last norm are always 2: the logit of `poison` is at most -1.2e39.
+    // The first two elements after the last norm are always 2: the logit of `poison` is at most -1.2e39.
     set_elements(start + "/model.safetensors", "transformer.ln_f.weight", 0, {0, 0});
     set_elements(start + "/model.safetensors", "transformer.ln_f.bias", 0, {2, 2});
     set_elements(start + "/model.safetensors", "lm_head.weight", poison * 16, {-3e38f, -3e38f});
@@ -56,7 +55,7 @@ class Poisoned : public Workbench {
   }
 
   /// Windows of T tokens, each with the content of window `content(i)`, and `poison` in those named. Every
-  /// window starts with token 0, so that no sample sees the window behind it.
+  /// window starts with token 0, so that no sample sees the window after it.
   void write(const std::string& name, const std::function<int64_t(int64_t)>& content,
              const std::set<int64_t>& poisoned) const {
     std::vector<int32_t> tokens;
@@ -221,7 +220,7 @@ TEST_CASE("all ranks skip a step that one of them cannot compute, and end togeth
   }
 }
 
-TEST_CASE("the learning rate belongs to the step, also behind skipped ones, and the limit is exact") {
+TEST_CASE("the learning rate belongs to the step, also after skipped ones, and the limit is exact") {
   const Poisoned bench;
   bench.poison_steps("bad", {2, 4, 5, 7, 8, 9});
   const auto last_step = [&](std::vector<std::string> keys) {

@@ -357,7 +357,7 @@ TEST_CASE("one changed byte in any file of the newest checkpoint, and the one be
       CHECK(contains(caught.text, path));
       CHECK(error_of([&] { verify_model_directory(runs.step(name, 4)); }).code == 65);
     }
-  // The run goes on from there, and keeps what was damaged.
+  // The run resumes from there and keeps what was damaged.
   runs.begin("model.safetensors-1", {}, [&](Session& session) {
     CHECK(session.resumed_from() == runs.step("model.safetensors-1", 2));
     CHECK(session.position().step == 2);
