@@ -12,8 +12,7 @@ using namespace nrl;
 
 namespace {
 
-/// Greatest difference between the logits of the model in `directory` and those of the fixture, over the
-/// greatest logit.
+/// Greatest difference of the logits of the model in `directory` from the fixture's, over the greatest logit.
 double difference(const std::string& directory, const test::Fixture& f) {
   test::LoadedModel m(directory);
   model::Inference session = m.inference(static_cast<int64_t>(f.tokens.size()));

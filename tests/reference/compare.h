@@ -28,10 +28,10 @@ class Comparison {
     require(found == expected, text.str());
   }
 
-  /// Compares tensors one by one: the root mean square of the differences in units of that of `size`, where
-  /// the same tensor says how large its numbers are, and the largest difference with ten times the tolerance.
-  /// Tensors in which hardly anything happens (the key bias of GPT-2 has no gradient in exact arithmetic) are
-  /// measured by a tenth of the mean of all.
+  /// Compares tensors one by one: the root mean square of the difference over that of the tensor of this name
+  /// in `size`, and the largest difference in the same unit with ten times the tolerance. Tensors in which
+  /// hardly anything happens (the key bias of GPT-2 has no gradient in exact arithmetic) are measured by a
+  /// tenth of the mean of all.
   void tensors(const std::string& what, const Tensors& product, const Tensors& reference, const Tensors& size,
                double tolerance);
 

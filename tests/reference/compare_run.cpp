@@ -13,8 +13,7 @@ namespace {
 
 // What a float32 run may differ by: its sums have a relative error of about 1e-7, Adam's division by sqrt(v)
 // passes it on to the weights, and 20 steps let it grow to 1e-5 there. bf16 keeps 8 bits of each activation
-// (relative error 2^-9): the loss and the norm average over many, but the mean update of a tensor is off by
-// some percent.
+// (relative error 2^-9): that averages out in loss and norm, but the update of a tensor is off by percents.
 struct Tolerances {
   double loss = 1e-6, grad_norm = 1e-5, weights = 1e-4, state = 1e-4;
 };

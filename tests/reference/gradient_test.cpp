@@ -1,4 +1,4 @@
-// The oracle itself: its hand-written backward pass against finite differences of its forward pass.
+// The reference itself: its hand-written backward pass against finite differences of its forward pass.
 
 #include <algorithm>
 #include <cmath>
