@@ -250,6 +250,7 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
       {{"pretrain.max_num_steps=null"}, "must be given"},
       {{"data.train.data_path=[]"}, "data.train.data_path must be given"},
       {{"policy.mixed_precision=true", "policy.precision=float32"}, "contradicts"},
+      {{"policy.mixed_precision=true", "policy.precision=fp32"}, "contradicts"},
   };
   for (const Contradiction& c : cases) {
     const ConfigResult result = load_base(c.overrides);

@@ -33,10 +33,15 @@ TEST_CASE("what the file says of the cluster is checked", "[config]") {
   CHECK(
       contains(complaints({"cluster.world_size=4"}, 2), "cluster.world_size is 4, but 2 ranks were started"));
   CHECK(
+      contains(complaints({"cluster.world_size=2"}, 4), "cluster.world_size is 2, but 4 ranks were started"));
+  CHECK(complaints({"cluster.world_size=4"}, 4).empty());
+  CHECK(
       contains(complaints({"cluster.num_nodes=2"}, 2, 1), "cluster.num_nodes is 2, but the ranks run on 1"));
   CHECK(complaints({"cluster.num_nodes=2"}, 2).empty());
   CHECK(
       contains(complaints({"distributed.data_parallel_size=4"}, 2), "data_parallel_size is 4, but 2 ranks"));
+  CHECK(
+      contains(complaints({"distributed.data_parallel_size=2"}, 4), "data_parallel_size is 2, but 4 ranks"));
   CHECK(complaints({"distributed.data_parallel_size=4"}, 4).empty());
 }
 

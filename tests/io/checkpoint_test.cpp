@@ -328,16 +328,17 @@ TEST_CASE("checkpoints set aside keep their content, and nothing touches them ag
   CHECK(set_checkpoints_aside(store, -1, lock).empty());
   for (int64_t step : {1, 2, 3}) save(store, step, static_cast<uint64_t>(step));
   CHECK(set_checkpoints_aside(store, 3, lock).empty());
-  CHECK(set_checkpoints_aside(store, 1, lock) == store + "/previous-1");
-  CHECK(list_directory(store) == std::vector<std::string>{"LATEST", "previous-1", "step-1"});
-  CHECK(find_resume(store).warnings.empty());  // LATEST names step-1
+  CHECK(set_checkpoints_aside(store, 2, lock) == store + "/previous-1");
+  CHECK(list_directory(store) == std::vector<std::string>{"LATEST", "previous-1", "step-1", "step-2"});
+  CHECK(read_file(store + "/LATEST", 100) == "step-2\n");
+  CHECK(find_resume(store).warnings.empty());
   CHECK(set_checkpoints_aside(store, -1, lock) == store + "/previous-2");
   CHECK(list_directory(store) == std::vector<std::string>{"previous-1", "previous-2"});
   save(store, 3, 9);
   CHECK(apply_retention(store, 1).empty());
   CHECK(clean_store(store, lock).empty());
-  for (uint64_t step : {2, 3}) CHECK(holds_model(store + "/previous-1/step-" + std::to_string(step), step));
-  CHECK(holds_model(store + "/previous-2/step-1", 1));
+  CHECK(holds_model(store + "/previous-1/step-3", 3));
+  for (uint64_t step : {1, 2}) CHECK(holds_model(store + "/previous-2/step-" + std::to_string(step), step));
 }
 
 TEST_CASE("the files of a set are numbered by those ranks that write one") {

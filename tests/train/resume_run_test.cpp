@@ -210,6 +210,11 @@ TEST_CASE("every counter of a checkpoint is restored") {
               "sample order: made for 999 samples -> for 20, more than one epoch of 124 (samples may "
               "repeat or be missed)"});
   });
+  runs.copy("whole", "longer", 2, [](JsonValue& state) { state.set("dataset_samples", 100); });
+  runs.begin("longer", {}, [&](Session& session) {
+    CHECK(session.position().dataset_samples == 16);
+    CHECK(session.changes().empty());
+  });
   REQUIRE(runs.train("edited") == Exit::ok);
   const auto whole = runs.rows("whole", "loss"), edited = runs.rows("edited", "loss");
   CHECK(edited.at(0).get_int("tokens") == 1000 + batch * length);
