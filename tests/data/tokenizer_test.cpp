@@ -142,6 +142,35 @@ TEST_CASE("what has no token is left out and counted, or is unknown", "[tokenize
   }
 }
 
+TEST_CASE("Metaspace marks the first part, every part or none", "[tokenizer]") {
+  struct Golden {  // ids of Hugging Face's tokenizers 0.23
+    const char* scheme;
+    bool split;
+    Ids first, second;
+  };
+  const Golden goldens[] = {{"first", true, {5, 4, 7, 2, 3, 4}, {5, 7, 4, 7, 1}},
+                            {"first", false, {4, 8, 0, 7, 0, 8, 4}, {5, 7, 4, 7, 1}},
+                            {"always", true, {5, 4, 7, 5, 3, 4}, {5, 7, 4, 7, 3, 1}},
+                            {"always", false, {4, 8, 0, 7, 4, 8, 4}, {5, 7, 4, 7, 3, 1}},
+                            {"never", true, {2, 4, 7, 2, 3, 4}, {5, 7, 4, 7, 1}},
+                            {"never", false, {0, 8, 0, 7, 0, 8, 4}, {5, 7, 4, 7, 1}}};
+  const TemporaryDirectory dir;
+  for (const Golden& golden : goldens) {
+    CAPTURE(golden.scheme, golden.split);
+    write_file_atomic(
+        dir / "t.json",
+        fmt::format(R"({{"normalizer":null,"added_tokens":[{{"id":7,"content":"<x>","special":true}}],)"
+                    R"("pre_tokenizer":{{"type":"Metaspace","replacement":"\u2581","prepend_scheme":"{}",)"
+                    R"("split":{}}},"model":{{"type":"BPE","unk_token":"?","vocab":{{"a":0,"b":1,"ab":2,)"
+                    R"("\u2581":3,"\u2581a":4,"\u2581ab":5,"?":6,"<x>":7,"b\u2581":8}},)"
+                    R"("merges":["b \u2581","a b","\u2581 ab","\u2581 a"]}}}})",
+                    golden.scheme, golden.split));
+    const auto tokenizer = load_hf_tokenizer(dir / "t.json");
+    CHECK(tokenizer->encode("ab a<x>ab  a") == golden.first);
+    CHECK(tokenizer->encode(" ab<x> a<x>b") == golden.second);
+  }
+}
+
 TEST_CASE("a tokenizer.json brings the files that lay beside it", "[tokenizer]") {
   const TemporaryDirectory dir;
   const auto names = [](const Tokenizer& tokenizer) {
