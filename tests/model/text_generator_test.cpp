@@ -181,6 +181,9 @@ TEST_CASE("an empty prompt begins with the beginning token, else with the end to
   CHECK(m.text("", 5, likeliest) == until_end(m.tokenizer.decode(m.greedy("H", 5))));
   m.tokenizer.beginning = 4;
   CHECK(m.text("", 5, likeliest) == until_end(m.tokenizer.decode(m.greedy("E", 5))));
+  // Other prompts stay as they are.
+  for (const char* prompt : {"A", "CQ", "FIBKY"})
+    CHECK(m.text(prompt, 5, likeliest) == until_end(m.tokenizer.decode(m.greedy(prompt, 5))));
 }
 
 TEST_CASE("a seed decides the text", "[generate]") {
