@@ -230,6 +230,8 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
         "policy.gradient_accumulation_steps=4"},
        "is not micro 2 x data parallel 1 x accumulation 4 = 8"},
       {{"policy.optimizer.lr=1e-4", "policy.scheduler.min_lr=1e-3"}, "min_lr 0.001 is above lr 0.0001"},
+      {{"policy.optimizer.eps=1e-60"}, "policy.optimizer.eps"},
+      {{"policy.optimizer.betas=[0.9, 0.99999999999]"}, "policy.optimizer.betas"},
       {{"policy.scheduler.lr_decay_style=WSD"}, "WSD needs"},
       {{"policy.scheduler.lr_wsd_decay_iters=5"}, "has no meaning with lr_decay_style cosine"},
       {{"policy.scheduler.lr_warmup_iters=5", "policy.scheduler.warmup_ratio=0.1"}, "given twice"},
