@@ -72,6 +72,7 @@ int main(int argc, char** argv) {
   if (const char* text = std::getenv("NRL_TEST_SHARED_MIN")) options.mpi.shared_min_bytes = std::stoll(text);
   if (const char* text = std::getenv("NRL_TEST_SHARED_SLOT"))
     options.mpi.shared_slot_bytes = std::stoll(text);
+  if (const char* text = std::getenv("NRL_TEST_SCRATCH")) options.mpi.scratch_bytes = std::stoll(text);
   g_slot_bytes = options.mpi.shared_slot_bytes;
   const auto world = nrl::comm::World::init(options);
   g_world = world.get();

@@ -13,7 +13,6 @@ namespace nrl::comm {
 
 namespace {
 
-constexpr int64_t kScratchBytes = 8 << 20;
 constexpr int64_t kSmallBytes = 8 << 10;  // below it one gather of everything beats two exchanges of slices
 
 /// The MPI side of a communicator. All methods run in the executor.
@@ -97,7 +96,7 @@ void MpiGroup::all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op
     return;
   }
   // Each rank collects its slice of a chunk from all, reduces it in rank order and hands it out.
-  const int64_t slice = std::max<int64_t>(kScratchBytes / size / width, 1);
+  const int64_t slice = std::max<int64_t>(state->options.scratch_bytes / size / width, 1);
   std::byte* buffer = scratch_of(size * slice * width);
   for (int64_t begin = 0; begin < count; begin += slice * size) {
     const int64_t n = std::min(slice * size, count - begin);
@@ -123,7 +122,7 @@ void MpiGroup::all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op
 void MpiGroup::reduce_scatter(const std::byte* in, std::byte* out, int64_t count, DType dtype, Reduce op) {
   const int64_t width = size_of(dtype);
   std::vector<const void*> parts(static_cast<size_t>(size));
-  const int64_t each = std::max<int64_t>(kScratchBytes / size / width, 1);
+  const int64_t each = std::max<int64_t>(state->options.scratch_bytes / size / width, 1);
   std::byte* buffer = scratch_of(size * std::min(each, count) * width);
   for (int64_t begin = 0; begin < count; begin += each) {
     const int64_t n = std::min(each, count - begin);

@@ -15,6 +15,8 @@ struct MpiOptions {
   int64_t shared_min_bytes = 0;
   /// Staging memory of a group is size() times four of these at most.
   int64_t shared_slot_bytes = 256 * 1024;
+  /// Buffer of a group for reductions through messages; longer vectors are reduced in several chunks.
+  int64_t scratch_bytes = 8 << 20;
 };
 
 struct MpiState;
