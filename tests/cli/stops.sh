@@ -85,6 +85,18 @@ case $case_name in
     stopped $pid 75 ranks
     grep -q 'exit 75' out.txt || fail "no last line: $(cat out.txt)"
     ;;
+  stop_one_rank)
+    corpus
+    config ranks
+    mpirun --oversubscribe --bind-to none -n 2 "$nrl_train" ranks.yaml "${endless[@]}" >out.txt 2>err.txt &
+    pid=$!
+    started ranks
+    for rank in $(pgrep -P $pid); do
+      if grep -qz '^OMPI_COMM_WORLD_RANK=1$' "/proc/$rank/environ"; then kill -USR1 "$rank"; fi
+    done
+    stopped $pid 75 ranks
+    grep -q 'exit 75' out.txt || fail "no last line: $(cat out.txt)"
+    ;;
   unread)
     corpus
     full_pipe
