@@ -38,6 +38,11 @@ case $case_name in
         done
       done
     done
+    # The summary has the time that ranks waited for each other as the steps have it, and not as computation.
+    waited=$(field "$name/logs/metrics.jsonl" comm_ms | awk '{ sum += $1 } END { print int(sum) }')
+    ((waited >= 5)) || fail "four ranks on a machine waited for each other $waited ms only"
+    grep -q 'exposed comm' out.txt || fail "no time in the summary: $(cat out.txt)"
+    ! grep -q 'exposed comm 0.0%' out.txt || fail "$waited ms of communication are missing in: $(cat out.txt)"
     ;;
   stop)
     corpus
