@@ -30,6 +30,15 @@ stopped() {
   compgen -G "$3/checkpoints/step-*" >/dev/null || fail "$3: no checkpoint was saved"
 }
 
+# two_ranks: a run that is making steps; pid is mpirun.
+two_ranks() {
+  corpus
+  config ranks
+  mpirun --oversubscribe --bind-to none -n 2 "$nrl_train" ranks.yaml "${endless[@]}" >out.txt 2>err.txt &
+  pid=$!
+  started ranks
+}
+
 # A pipe that is open on descriptor 9, full, and read by nobody.
 full_pipe() {
   mkfifo full
@@ -72,11 +81,7 @@ case $case_name in
     done
     ;;
   stop_signals_ranks)
-    corpus
-    config ranks
-    mpirun --oversubscribe --bind-to none -n 2 "$nrl_train" ranks.yaml "${endless[@]}" >out.txt 2>err.txt &
-    pid=$!
-    started ranks
+    two_ranks
     # The ranks themselves: mpirun is killed by a signal that comes at its very end.
     for _ in $(seq 300); do
       pkill -USR1 -P $pid 2>/dev/null || break
@@ -86,11 +91,7 @@ case $case_name in
     grep -q 'exit 75' out.txt || fail "no last line: $(cat out.txt)"
     ;;
   stop_one_rank)
-    corpus
-    config ranks
-    mpirun --oversubscribe --bind-to none -n 2 "$nrl_train" ranks.yaml "${endless[@]}" >out.txt 2>err.txt &
-    pid=$!
-    started ranks
+    two_ranks
     for rank in $(pgrep -P $pid); do
       if grep -qz '^OMPI_COMM_WORLD_RANK=1$' "/proc/$rank/environ"; then kill -USR1 "$rank"; fi
     done
