@@ -29,13 +29,6 @@ std::string compact(double value) {
   return value < 999.95e3 ? fmt::format("{:.1f}k", value / 1e3) : fmt::format("{:.2f}M", value / 1e6);
 }
 
-std::vector<JsonValue> json_lines(const std::string& text) {
-  std::vector<JsonValue> rows;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) rows.push_back(parse_json(line, "stdout"));
-  return rows;
-}
-
 const JsonValue& event(const std::vector<JsonValue>& rows, std::string_view name) {
   for (const JsonValue& row : rows)
     if (row.get_string("event", "") == name) return row;
@@ -96,7 +89,7 @@ TEST_CASE("rows, events and summary of a run agree") {
     sum += rate;
   }
 
-  const std::vector<JsonValue> lines = json_lines(run.out);
+  const std::vector<JsonValue> lines = json_lines(run.out, "stdout");
   // What is printed of a step or an evaluation is its row, but for the time.
   size_t seen = 0;
   const Rows all = bench.rows("run");
@@ -146,7 +139,7 @@ TEST_CASE("a resumed run leaves its own first step out of its mean rate") {
   const Finished run = bench.run("run", {"pretrain.max_num_steps=5", "logger.progress=json"});
   REQUIRE(run.code == Exit::ok);
   const std::vector<double> rates = bench.values("run", "tokens_per_s");
-  const JsonValue summary = event(json_lines(run.out), "summary");
+  const JsonValue summary = event(json_lines(run.out, "stdout"), "summary");
   CHECK(summary.get_double("mean_tokens_per_s") == Approx((rates[3] + rates[4]) / 2).epsilon(1e-9));
   CHECK(summary.get_int("steps") == 3);
   CHECK(summary.get_int("tokens") == 3 * 4 * 8);
@@ -159,7 +152,7 @@ TEST_CASE("mfu is tokens/s times operations over the peak of the banner") {
         bench.run("run", {"pretrain.max_num_steps=1", "logger.progress=json",
                           "policy.max_total_sequence_length=64", "checkpointing.enabled=false"});
     REQUIRE(run.code == Exit::ok);
-    const std::vector<JsonValue> lines = json_lines(run.out);
+    const std::vector<JsonValue> lines = json_lines(run.out, "stdout");
     // As fixed_peak.cpp says.
     CHECK(event(lines, "start").at("sections").get_string("mfu").starts_with("of 40 GFLOP/s per rank"));
     const JsonValue row = bench.steps("run").front();

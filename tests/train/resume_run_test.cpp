@@ -8,6 +8,7 @@
 #include "core/io/indexed_dataset.h"
 #include "tests/catch.h"
 #include "tests/io/checkpoint_test_util.h"
+#include "tests/train/json_lines.h"
 
 using namespace nrl;
 using namespace nrl::test;
@@ -80,12 +81,9 @@ device: cpu
   }
 
   std::vector<JsonValue> rows(const std::string& name, const char* key) const {
-    std::vector<JsonValue> out;
-    std::istringstream file(read_file(dir_ / (name + "/logs/metrics.jsonl"), 1 << 20));
-    for (std::string line; std::getline(file, line);) {
-      const JsonValue row = parse_json(line, "metrics");
-      if (row.contains(key)) out.push_back(row);
-    }
+    const std::string path = name + "/logs/metrics.jsonl";
+    std::vector<JsonValue> out = json_lines(read_file(dir_ / path, 1 << 20), path);
+    std::erase_if(out, [key](const JsonValue& row) { return !row.contains(key); });
     return out;
   }
 

@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -21,6 +20,7 @@
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"
 #include "tests/train/captured_output.h"
+#include "tests/train/json_lines.h"
 
 namespace nrl::test {
 
@@ -117,10 +117,8 @@ class Workbench {
 
   /// Every row of a run's metrics.jsonl.
   Rows rows(const std::string& name) const {
-    std::ifstream in(directory_ / (name + "/logs/metrics.jsonl"));
-    Rows out;
-    for (std::string line; std::getline(in, line);) out.push_back(parse_json(line, "metrics.jsonl"));
-    return out;
+    const std::string path = name + "/logs/metrics.jsonl";
+    return std::filesystem::exists(directory_ / path) ? json_lines(read(path), path) : Rows{};
   }
   /// Those of training steps.
   Rows steps(const std::string& name) const {
