@@ -2,82 +2,137 @@
 
 #include <algorithm>
 #include <numeric>
+#include <queue>
 
 #include "core/base/error.h"
 
 namespace nrl::memory {
+namespace {
 
-BufferId MemoryPlan::add(std::string name, Category category, int64_t bytes, Lifetime lifetime) {
-  NRL_CHECK(!solved_ && bytes >= 0 && lifetime.first <= lifetime.last, "buffer {}", name);
+/// Which buffers are alive together, found by walking through the ticks once.
+class Overlaps {
+ public:
+  Overlaps(const std::vector<MemoryPlan::Buffer>& buffers, const std::vector<size_t>& which)
+      : words_((which.size() + 63) / 64), bits_(which.size() * words_), alive_(words_) {
+    struct Begin {
+      Lifetime life;
+      size_t buffer;
+    };
+    std::vector<Begin> begins;
+    for (size_t i = 0; i < which.size(); ++i)
+      for (const Lifetime& life : buffers[which[i]].lifetimes) begins.push_back({life, i});
+    std::sort(begins.begin(), begins.end(),
+              [](const Begin& a, const Begin& b) { return a.life.first < b.life.first; });
+    const auto dies_later = [](const Begin& a, const Begin& b) { return a.life.last > b.life.last; };
+    std::priority_queue<Begin, std::vector<Begin>, decltype(dies_later)> living(dies_later);
+    for (const Begin& next : begins) {
+      for (; !living.empty() && living.top().life.last < next.life.first; living.pop())
+        alive_[living.top().buffer / 64] &= ~bit(living.top().buffer);
+      for (size_t w = 0; w < words_; ++w) bits_[next.buffer * words_ + w] |= alive_[w];
+      alive_[next.buffer / 64] |= bit(next.buffer);
+      living.push(next);
+    }
+  }
+  bool together(size_t a, size_t b) const { return saw(a, b) || saw(b, a); }
+
+ private:
+  static uint64_t bit(size_t i) { return uint64_t{1} << (i % 64); }
+  bool saw(size_t a, size_t b) const { return (bits_[a * words_ + b / 64] & bit(b)) != 0; }
+
+  size_t words_;
+  std::vector<uint64_t> bits_, alive_;
+};
+
+}  // namespace
+
+BufferId MemoryPlan::add(std::string name, Category category, int64_t bytes, Tier tier) {
+  NRL_CHECK(!solved_ && bytes >= 0, "buffer {}", name);
   const int64_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  buffers_.push_back({std::move(name), category, rounded, 0, lifetime});
+  buffers_.push_back({std::move(name), category, tier, rounded, 0, {}});
   return static_cast<BufferId>(buffers_.size()) - 1;
+}
+
+BufferId MemoryPlan::add(std::string name, Category category, int64_t bytes, std::vector<Lifetime> lifetimes,
+                         Tier tier) {
+  NRL_CHECK(!lifetimes.empty(), "buffer {} is never alive", name);
+  for (size_t i = 0; i < lifetimes.size(); ++i)
+    NRL_CHECK(
+        lifetimes[i].first <= lifetimes[i].last && (i == 0 || lifetimes[i - 1].last < lifetimes[i].first),
+        "buffer {} has lifetimes out of order", name);
+  const BufferId id = add(std::move(name), category, bytes, tier);
+  buffers_.back().lifetimes = std::move(lifetimes);
+  return id;
 }
 
 void MemoryPlan::solve() {
   NRL_CHECK(!solved_);
   solved_ = true;
-  for (int c = 0; c < category_count; ++c) {
-    std::vector<size_t> order;
-    for (size_t i = 0; i < buffers_.size(); ++i)
-      if (static_cast<int>(buffers_[i].category) == c && buffers_[i].bytes > 0) order.push_back(i);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return buffers_[a].bytes > buffers_[b].bytes; });
-    std::vector<size_t> placed;  // by offset
-    int64_t& arena = bytes_[static_cast<size_t>(c)];
-    for (size_t i : order) {
-      Buffer& buffer = buffers_[i];
-      int64_t offset = 0;
-      for (size_t j : placed) {
-        const Buffer& other = buffers_[j];
-        const bool together =
-            buffer.lifetime.first <= other.lifetime.last && other.lifetime.first <= buffer.lifetime.last;
-        if (!together || other.offset + other.bytes <= offset) continue;
-        if (other.offset >= offset + buffer.bytes) break;
-        offset = other.offset + other.bytes;
-      }
-      buffer.offset = offset;
-      arena = std::max(arena, offset + buffer.bytes);
-      placed.insert(
-          std::upper_bound(placed.begin(), placed.end(), i,
-                           [&](size_t a, size_t b) { return buffers_[a].offset < buffers_[b].offset; }),
-          i);
+  for (int t = 0; t < tier_count; ++t) place(static_cast<Tier>(t));
+  int64_t shared = total_bytes();
+  for (const Buffer& b : buffers_)
+    if (b.always() && b.tier == Tier::device) {
+      labeled_[static_cast<size_t>(b.category)] += b.bytes;
+      shared -= b.bytes;
+    }
+  labeled_[static_cast<size_t>(Category::activations)] += shared;
+}
+
+void MemoryPlan::place(Tier tier) {
+  int64_t& arena = arena_[static_cast<size_t>(tier)];
+  std::vector<size_t> order;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    Buffer& buffer = buffers_[i];
+    if (buffer.tier != tier || buffer.bytes == 0) continue;
+    if (buffer.always()) {
+      buffer.offset = arena;
+      arena += buffer.bytes;
+    } else {
+      order.push_back(i);
     }
   }
-}
-
-int64_t MemoryPlan::total_bytes() const {
-  return std::accumulate(bytes_.begin(), bytes_.end(), int64_t{0});
-}
-
-int64_t MemoryPlan::bytes_without_sharing(Category c) const {
-  int64_t sum = 0;
-  for (const Buffer& b : buffers_)
-    if (b.category == c) sum += b.bytes;
-  return sum;
-}
-
-Arenas::Arenas(const MemoryPlan& plan) {
-  for (size_t c = 0; c < category_count; ++c) {
-    const int64_t bytes = plan.bytes(static_cast<Category>(c));
-    host_[c] = cpu::HostMemory(static_cast<size_t>(bytes));
-    blocks_[c] = {host_[c].data(), bytes};
+  const int64_t base = arena;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return buffers_[a].bytes > buffers_[b].bytes; });
+  const Overlaps overlaps(buffers_, order);
+  std::vector<size_t> placed;  // positions in `order`, by offset
+  for (size_t i = 0; i < order.size(); ++i) {
+    Buffer& buffer = buffers_[order[i]];
+    int64_t offset = base;
+    for (size_t j : placed) {
+      const Buffer& other = buffers_[order[j]];
+      if (!overlaps.together(i, j) || other.offset + other.bytes <= offset) continue;
+      if (other.offset >= offset + buffer.bytes) break;
+      offset = other.offset + other.bytes;
+    }
+    buffer.offset = offset;
+    arena = std::max(arena, offset + buffer.bytes);
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), i,
+                                   [&](size_t a, size_t b) {
+                                     return buffers_[order[a]].offset < buffers_[order[b]].offset;
+                                   }),
+                  i);
   }
 }
 
-Arenas::Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream)
-    : device_(device, device::Memory::Kind::device, static_cast<size_t>(plan.total_bytes())) {
-  std::byte* next = device_.data();
-  for (size_t c = 0; c < category_count; ++c) {
-    blocks_[c] = {next, plan.bytes(static_cast<Category>(c))};
-    next += blocks_[c].size;
+Arenas::Arenas(const MemoryPlan& plan) : host_(static_cast<size_t>(plan.bytes(Tier::device))) {
+  NRL_CHECK(plan.bytes(Tier::pinned) == 0, "a plan for a CPU has pinned memory");
+  blocks_[static_cast<size_t>(Tier::device)] = {host_.data(), plan.bytes(Tier::device)};
+}
+
+Arenas::Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream) {
+  using Kind = device::Memory::Kind;
+  for (const auto& [tier, kind] : {std::pair(Tier::device, Kind::device), {Tier::pinned, Kind::pinned}}) {
+    const auto t = static_cast<size_t>(tier);
+    device_[t] = device::Memory(device, kind, static_cast<size_t>(plan.bytes(tier)));
+    blocks_[t] = {device_[t].data(), plan.bytes(tier)};
   }
-  if (device_.size() > 0) device.fill(device_.data(), 0, device_.size(), stream);
+  const Block& block = blocks_[static_cast<size_t>(Tier::device)];
+  if (block.size > 0) device.fill(block.data, 0, static_cast<size_t>(block.size), stream);
 }
 
 void* Arenas::at(const MemoryPlan& plan, BufferId id) const {
   const auto& buffer = plan.buffers()[static_cast<size_t>(id)];
-  const auto& block = blocks_[static_cast<size_t>(buffer.category)];
+  const auto& block = blocks_[static_cast<size_t>(buffer.tier)];
   NRL_CHECK(buffer.offset + buffer.bytes <= block.size, "buffer {} lies outside its arena", buffer.name);
   return block.data + buffer.offset;
 }

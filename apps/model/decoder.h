@@ -1,6 +1,6 @@
 #pragma once
-// The decoder: embedding, blocks, final norm and the LM head with its loss, for one microbatch at a time, on
-// memory that the plan has laid out.
+// The decoder of one rank: its layers in chunks, the memory they need, and what runs through them. A dry run
+// of the schedules declares the memory; bind() gives it.
 
 #include <functional>
 #include <memory>
@@ -8,8 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/model/block.h"
+#include "apps/model/stage.h"
 #include "memory/plan.h"
+#include "precision/recipe.h"
 
 namespace nrl::model {
 
@@ -17,7 +18,7 @@ struct DecoderOptions {
   int64_t tokens = 0;        ///< N of a microbatch: sequences * length
   int64_t max_sequence = 0;  ///< longest sequence
   precision::Recipe recipe;
-  std::vector<std::string> recompute_modules;  ///< rules of the slot table: "norm", "activation"
+  std::vector<std::string> recompute_modules;  ///< rules of slots: "norm", "activation"
   int threads = 1;                             ///< as Exec::threads will be
   uint64_t seed = 0;                           ///< dropout
   DeviceType device = DeviceType::cpu;
@@ -53,34 +54,21 @@ class Decoder {
   void backward(const MicroBatch& mb);
 
   /// For tests: `at_tick` is called when the work of each tick begins, the clock of the planned lifetimes.
-  void watch_ticks(std::function<void(int tick)> at_tick) { context_.at_tick = std::move(at_tick); }
+  void watch_ticks(std::function<void(int tick)> at_tick) { stage_->watch_ticks(std::move(at_tick)); }
 
   const DecoderOptions& options() const { return options_; }
 
  private:
-  void head(const MicroBatch& mb, bool train);
-
   const ModelSpec& spec_;
-  const ParameterList& parameters_;
   DecoderOptions options_;
-  std::vector<memory::SlotSpec> slots_;
-  std::vector<memory::GradientSlotSpec> gradient_slots_;
-  memory::SlotPolicy policy_;
-  memory::TickMap ticks_;
-  memory::SlotPlan slot_plan_;
-  int64_t chunk_ = 0;
-  bool fuse_gelu_ = false;
+  LayerContext context_;
+  std::unique_ptr<Stage> stage_;
+  int training_ = 0, evaluation_ = 0;    // programs of the stage
+  std::vector<memory::BufferId> slots_;  // by number in the dry run
   struct {
-    memory::BufferId final_resid, final_norm, stats, logits, log_prob, dresid, dropped, rope, workspace;
+    memory::BufferId log_prob, rope, workspace;
   } buffers_{};
   size_t workspace_bytes_ = 0;
-
-  struct {
-    Tensor final_resid, final_norm, stats, logits, log_prob, dresid, dropped;
-  } t_;
-  BlockContext context_;
-  std::vector<Block> blocks_;
-  std::vector<const char*> layer_names_;  // for traces
 };
 
 }  // namespace nrl::model

@@ -3,7 +3,7 @@
 // the loader and brought to the device in one copy.
 
 #include "apps/data/loader.h"
-#include "apps/model/block.h"
+#include "apps/model/micro_batch.h"
 #include "core/device/runtime.h"
 #include "memory/plan.h"
 

@@ -80,6 +80,13 @@ class Runtime {
 
   /// Asynchronous; `host` memory must be pinned to be so and stay untouched until the stream has passed.
   virtual void copy(void* to, const void* from, size_t bytes, CopyKind kind, StreamHandle stream) = 0;
+  /// Rows of `bytes` each on the device, whose starts are the pitches (in bytes) apart.
+  virtual void copy_rows(void* to, int64_t to_pitch, const void* from, int64_t from_pitch, size_t bytes,
+                         int64_t rows, StreamHandle stream) {
+    for (int64_t r = 0; r < rows; ++r)
+      copy(static_cast<char*>(to) + r * to_pitch, static_cast<const char*>(from) + r * from_pitch, bytes,
+           CopyKind::device_to_device, stream);
+  }
   virtual void fill(void* p, uint8_t value, size_t bytes, StreamHandle stream) = 0;
   /// Runs `function(argument)` on a host thread in stream order; it must not call the runtime.
   virtual void call_host(void (*function)(void*), void* argument, StreamHandle stream) = 0;

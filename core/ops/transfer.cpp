@@ -30,6 +30,23 @@ void download(Exec& exec, const Tensor& from, void* to) {
   exec.device->synchronize(exec.stream);
 }
 
+void copy(Exec& exec, const Tensor& from, const Tensor& to) {
+  NRL_CHECK(from.rank == 2 && to.rank == 2 && from.dtype == to.dtype && from.shape == to.shape &&
+                from.step(1) == 1 && to.step(1) == 1,
+            "copy: from {} to {}", describe(from), describe(to));
+  const int64_t size = size_of(from.dtype), rows = from.dim(0);
+  const auto bytes = static_cast<size_t>(from.dim(1) * size);
+  if (rows == 0 || bytes == 0) return;
+  if (exec.device) {
+    exec.device->copy_rows(to.data, to.step(0) * size, from.data, from.step(0) * size, bytes, rows,
+                           exec.stream);
+    return;
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    std::memcpy(static_cast<char*>(to.data) + r * to.step(0) * size,
+                static_cast<const char*>(from.data) + r * from.step(0) * size, bytes);
+}
+
 void synchronize(Exec& exec) {
   if (exec.device) exec.device->synchronize(exec.stream);
 }

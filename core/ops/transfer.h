@@ -10,6 +10,8 @@ namespace nrl::ops {
 void upload(Exec& exec, const Tensor& to, const void* from);
 /// The bytes at `to` (host) = `from`, after all ops enqueued before. Blocks.
 void download(Exec& exec, const Tensor& from, void* to);
+/// to = from, both (N, W) of one dtype in the memory of the exec; rows may be strided.
+void copy(Exec& exec, const Tensor& from, const Tensor& to);
 /// Blocks until all ops enqueued before are done. Nothing on the CPU.
 void synchronize(Exec& exec);
 

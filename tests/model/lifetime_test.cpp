@@ -78,23 +78,25 @@ TEST_CASE("no buffer is read outside of its planned life on a GPU", "[model][mem
 TEST_CASE("a lifetime that ends early or begins late is noticed", "[model][memory]") {
   const std::string config = test::tiny_configs()[2].second;
   const ops::KernelTable& kernels = ops::cpu_kernels(cpu::best_isa());
-  TinyModel plain(config, kernels, 1, {"norm"});
+  TinyModel plain(config, kernels, 1, {"activation"});
   const Trained want = train(plain);
   std::vector<std::string> unnoticed;
   for (size_t i = 0; i < plain.plan_.buffers().size(); ++i) {
     const auto& buffer = plain.plan_.buffers()[i];
-    if (buffer.lifetime.first == memory::always.first || buffer.bytes == 0) continue;
-    if (buffer.lifetime.first == buffer.lifetime.last) continue;
-    for (const bool late : {false, true}) {
-      TinyModel m(config, kernels, 1, {"norm"});
-      Poison poison(m.plan_, m.arenas_);
-      memory::Lifetime& life = poison.buffers()[i].lifetime;
-      if (late)
-        ++life.first;
-      else
-        --life.last;
-      if (train_poisoned(m, poison) == want)
-        unnoticed.push_back(fmt::format("{} {}", buffer.name, late ? "late" : "early"));
+    if (buffer.always() || buffer.bytes == 0) continue;
+    for (size_t k = 0; k < buffer.lifetimes.size(); ++k) {
+      if (buffer.lifetimes[k].first == buffer.lifetimes[k].last) continue;
+      for (const bool late : {false, true}) {
+        TinyModel m(config, kernels, 1, {"activation"});
+        Poison poison(m.plan_, m.arenas_);
+        memory::Lifetime& life = poison.buffers()[i].lifetimes[k];
+        if (late)
+          ++life.first;
+        else
+          --life.last;
+        if (train_poisoned(m, poison) == want)
+          unnoticed.push_back(fmt::format("{} {} {}", buffer.name, k, late ? "late" : "early"));
+      }
     }
   }
   CHECK(unnoticed == std::vector<std::string>{});

@@ -96,13 +96,7 @@ TEST_CASE("recomputation changes no bit on a GPU", "[model][sim]") {
                          precision::bfloat16, DeviceType::cuda);
     kept.gradients();
     recomputed.gradients();
-    // Fused GELU takes the activation of the unrounded sum; what is recomputed has the rounded one.
-    const bool fused = kept.spec_.activation == ops::Activation::gelu_tanh && !kept.spec_.gated;
-    if (fused)
-      for (size_t p = 0; p < kept.gradients_.size(); ++p)
-        REQUIRE(test::relative_difference(kept.gradients_[p], recomputed.gradients_[p]) < 0.05);
-    else
-      REQUIRE(kept.gradients_ == recomputed.gradients_);
+    REQUIRE(kept.gradients_ == recomputed.gradients_);
   }
 }
 
@@ -191,8 +185,11 @@ TEST_CASE("buffers that are alive together do not overlap", "[model][memory]") {
   for (size_t i = 0; i < buffers.size(); ++i)
     for (size_t j = i + 1; j < buffers.size(); ++j) {
       const auto &a = buffers[i], &b = buffers[j];
-      if (a.category != b.category || a.bytes == 0 || b.bytes == 0) continue;
-      if (a.lifetime.first > b.lifetime.last || b.lifetime.first > a.lifetime.last) continue;
+      if (a.tier != b.tier || a.bytes == 0 || b.bytes == 0) continue;
+      bool together = a.always() || b.always();
+      for (const auto& x : a.lifetimes)
+        for (const auto& y : b.lifetimes) together = together || (x.first <= y.last && y.first <= x.last);
+      if (!together) continue;
       INFO(a.name << " and " << b.name);
       REQUIRE((a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset));
     }

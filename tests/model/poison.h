@@ -16,18 +16,22 @@ class Poison {
   Poison(const memory::MemoryPlan& plan, const memory::Arenas& arenas) : buffers_(plan.buffers()) {
     for (size_t i = 0; i < buffers_.size(); ++i) {
       data_.push_back(static_cast<std::byte*>(arenas.at(plan, static_cast<memory::BufferId>(i))));
-      if (buffers_[i].lifetime.first != memory::always.first) fill(i);
+      if (!buffers_[i].always()) fill(i);
     }
   }
 
   /// A tick begins: buffers that died since the tick before, and those that begin to live, are filled.
   void enter(int tick) {
     for (size_t i = 0; i < buffers_.size(); ++i) {
-      const memory::Lifetime life = buffers_[i].lifetime;
-      const bool alive = life.first <= tick && tick <= life.last;
-      const bool was_alive = life.first <= last_tick_ && last_tick_ <= life.last;
-      const bool workspace = buffers_[i].category == memory::Category::workspace;
-      if (workspace || (alive ? life.first == tick : was_alive)) fill(i);
+      const Buffer& b = buffers_[i];
+      bool alive = b.always(), was_alive = alive, begins = false;
+      for (const memory::Lifetime& life : b.lifetimes) {
+        alive = alive || (life.first <= tick && tick <= life.last);
+        was_alive = was_alive || (life.first <= last_tick_ && last_tick_ <= life.last);
+        begins = begins || life.first == tick;
+      }
+      const bool workspace = b.category == memory::Category::workspace;
+      if (workspace || (alive ? begins : was_alive)) fill(i);
     }
     last_tick_ = tick;
   }

@@ -157,6 +157,12 @@ class Cuda final : public Runtime {
                                                                         : cudaMemcpyDeviceToDevice;
     NRL_CUDA(cudaMemcpyAsync(to, from, bytes, direction, stream_of(stream)));
   }
+  void copy_rows(void* to, int64_t to_pitch, const void* from, int64_t from_pitch, size_t bytes, int64_t rows,
+                 StreamHandle stream) override {
+    NRL_CUDA(cudaMemcpy2DAsync(to, static_cast<size_t>(to_pitch), from, static_cast<size_t>(from_pitch),
+                               bytes, static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
+                               stream_of(stream)));
+  }
   void fill(void* p, uint8_t value, size_t bytes, StreamHandle stream) override {
     NRL_CUDA(cudaMemsetAsync(p, value, bytes, stream_of(stream)));
   }

@@ -24,32 +24,31 @@ struct SequenceLengths {
 /// (seed, stream, step, first_row + row of q, head, key within its sequence), see keep.h, with p rounded to a
 /// multiple of 2^-16.
 struct AttentionForward {
-  Tensor q;     ///< (Nq, heads, D) f32 or bf16
-  Tensor k;     ///< (Nk, kv_heads, D)
-  Tensor v;     ///< (Nk, kv_heads, D)
-  Tensor out;   ///< (Nq, heads, D)
-  Tensor lse;   ///< (heads, Nq) f32, optional
-  Tensor cu_q;  ///< (S + 1) i32, ascending from 0 to Nq
-  Tensor cu_k;  ///< (S + 1) i32; the same tensor as cu_q in training
+  Tensor q;         ///< (Nq, heads, D) f32 or bf16
+  Tensor k;         ///< (Nk, kv_heads, D)
+  Tensor v;         ///< (Nk, kv_heads, D)
+  Tensor out;       ///< (Nq, heads, D)
+  Tensor lse = {};  ///< (heads, Nq) f32, optional
+  Tensor cu_q;      ///< (S + 1) i32, ascending from 0 to Nq
+  Tensor cu_k;      ///< (S + 1) i32; the same tensor as cu_q in training
   float scale = 1.0f;
   bool causal = true;
   int64_t window = 0;  ///< > 0: a query sees itself and the window - 1 keys before it
-  SequenceLengths lengths;
+  SequenceLengths lengths = {};
   FusedDropout dropout = {};  ///< of the probabilities; first_row belongs to row 0 of q
 };
 
 struct AttentionBackward {
-  Tensor dout;  ///< (Nq, heads, D)
-  Tensor q, k, v, out, lse;
-  Tensor cu_q, cu_k;
-  Tensor dq;  ///< (Nq, heads, D), overwritten; may alias q's buffer only if it is not read afterwards (it is
-              ///< not safe)
-  Tensor dk;  ///< (Nk, kv_heads, D), overwritten
-  Tensor dv;  ///< (Nk, kv_heads, D), overwritten
+  Tensor dout;               ///< (Nq, heads, D)
+  Tensor q, k, v, out, lse;  ///< as in the forward pass
+  Tensor cu_q, cu_k;         ///< as in the forward pass
+  Tensor dq;                 ///< (Nq, heads, D), overwritten; must not alias q, k or v
+  Tensor dk;                 ///< (Nk, kv_heads, D), overwritten
+  Tensor dv;                 ///< (Nk, kv_heads, D), overwritten
   float scale = 1.0f;
   bool causal = true;
   int64_t window = 0;
-  SequenceLengths lengths;
+  SequenceLengths lengths = {};
   FusedDropout dropout = {};  ///< as in the forward pass
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 // Token log-probabilities and their gradient on a chunk of logits. The LM head runs over chunks of tokens so
-// that the logits of a whole batch never exist (apps/model/lm_head.h).
+// that the logits of a whole batch never exist (apps/model/head.h).
 
 #include "core/ops/exec.h"
 
@@ -11,11 +11,11 @@ namespace nrl::ops {
 /// w[n] * (onehot(target[n]) - softmax(logits[n])) in the same pass. target < 0 means "no target": log_prob
 /// 0, gradient 0. Rows are independent, so results do not depend on the number of threads.
 struct CrossEntropy {
-  Tensor logits;    ///< (N, V) f32; overwritten by the gradient if `weight` is given
-  Tensor target;    ///< (N) i32
-  Tensor weight;    ///< optional (N) f32
-  Tensor log_prob;  ///< (N) f32
-  Tensor lse;       ///< optional (N) f32
+  Tensor logits;       ///< (N, V) f32; overwritten by the gradient if `weight` is given
+  Tensor target;       ///< (N) i32
+  Tensor weight = {};  ///< optional (N) f32
+  Tensor log_prob;     ///< (N) f32
+  Tensor lse = {};     ///< optional (N) f32
   /// Optional (N, V) bf16, with `weight`: the gradient goes here, and the logits are lost all the same. It
   /// may be the front half of each row of the logits' own memory (same address, rows twice as many elements
   /// apart), which needs no second buffer.

@@ -7,10 +7,18 @@ namespace nrl::ops::NRL_ISA {
 namespace {
 
 template <class T>
-void mask_chunk(const T* x, T* out, const uint32_t* words, int64_t n, float p, float scale) {
+void mask_chunk(const T* x, const T* residual, T* out, const uint32_t* words, int64_t n, float p,
+                float scale) {
+  if (!residual) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i)
+      store(out[i], DropoutMask::apply(static_cast<float>(x[i]), words[i], p, scale));
+    return;
+  }
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i)
-    store(out[i], DropoutMask::apply(static_cast<float>(x[i]), words[i], p, scale));
+    store(out[i],
+          DropoutMask::apply(static_cast<float>(x[i]), words[i], p, scale) + static_cast<float>(residual[i]));
 }
 
 template <class T>
@@ -20,9 +28,10 @@ void run(Exec& exec, const Dropout& a) {
   cpu::parallel_for(exec.threads, n, std::max<int64_t>(1, 8192 / h), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const T* x = data_of<const T>(a.x) + r * a.x.stride[0];
+      const T* residual = a.residual ? data_of<const T>(a.residual) + r * a.residual.stride[0] : nullptr;
       T* out = data_of<T>(a.out) + r * a.out.stride[0];
       mask.for_words((a.first_row + r) * h, h, [&](int64_t i, const uint32_t* words, int64_t count) {
-        mask_chunk(x + i, out + i, words, count, mask.p, mask.scale);
+        mask_chunk(x + i, residual ? residual + i : nullptr, out + i, words, count, mask.p, mask.scale);
       });
     }
   });

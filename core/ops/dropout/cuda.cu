@@ -10,9 +10,9 @@ constexpr int threads = 256;
 
 template <class T>
 struct DropoutArguments {
-  const T* x;
+  const T *x, *residual;  ///< residual may be null
   T* out;
-  int64_t x_step, out_step, width;
+  int64_t x_step, residual_step, out_step, width;
   int64_t first_element;  ///< global, of row 0
   int64_t packs;          ///< of all rows
   Divider packs_per_row;
@@ -28,14 +28,16 @@ __global__ void __launch_bounds__(threads) dropout_kernel(DropoutArguments<T> a)
   const int64_t stride = static_cast<int64_t>(gridDim.x) * threads * unroll;
   for (int64_t base = static_cast<int64_t>(blockIdx.x) * threads * unroll + threadIdx.x; base < a.packs;
        base += stride) {
-    Pack<T, E> packs[unroll];
+    Pack<T, E> packs[unroll], residuals[unroll];
     int64_t row[unroll], column[unroll];
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
       const int64_t index = base + u * threads;
       row[u] = a.packs_per_row.quotient(index);
       column[u] = (index - row[u] * a.packs_per_row.divisor()) * E;
-      if (index < a.packs) packs[u].load(a.x + row[u] * a.x_step + column[u]);
+      if (index >= a.packs) continue;
+      packs[u].load(a.x + row[u] * a.x_step + column[u]);
+      if (a.residual) residuals[u].load(a.residual + row[u] * a.residual_step + column[u]);
     }
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
@@ -43,6 +45,12 @@ __global__ void __launch_bounds__(threads) dropout_kernel(DropoutArguments<T> a)
       float v[E];
       packs[u].get(v);
       a.mask.apply(stream, a.first_element + row[u] * a.width + column[u], v);
+      if (a.residual) {
+        float added[E];
+        residuals[u].get(added);
+#pragma unroll
+        for (int e = 0; e < E; ++e) v[e] += added[e];
+      }
       packs[u].set(v);
       packs[u].store(a.out + row[u] * a.out_step + column[u]);
     }
@@ -53,6 +61,8 @@ template <class T, int E>
 void launch(Exec& exec, const Dropout& d) {
   DropoutArguments<T> a{};
   a.x = static_cast<const T*>(d.x.data);
+  a.residual = static_cast<const T*>(d.residual.data);
+  a.residual_step = d.residual ? d.residual.step(0) : 0;
   a.out = static_cast<T*>(d.out.data);
   a.x_step = d.x.step(0);
   a.out_step = d.out.step(0);
@@ -66,7 +76,7 @@ void launch(Exec& exec, const Dropout& d) {
 }
 
 void dropout_launch(Exec& exec, const Dropout& d) {
-  const bool packed = packed_rows(d.x) && packed_rows(d.out);
+  const bool packed = packed_rows(d.x) && packed_rows(d.residual) && packed_rows(d.out);
   for_float_type(d.x.dtype,
                  [&]<class T>() { packed ? launch<T, per_pack<T>>(exec, d) : launch<T, 1>(exec, d); });
 }

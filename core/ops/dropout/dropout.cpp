@@ -12,6 +12,11 @@ void dropout(Exec& exec, const Dropout& a) {
   NRL_CHECK(a.out.data && same_shape(a.out, a.x) && a.out.dtype == a.x.dtype && dense_rows(a.out),
             "dropout: out is {}, x is {}", describe(a.out), describe(a.x));
   NRL_CHECK(same_or_disjoint(a.out, a.x), "dropout: out overlaps x partly");
+  if (a.residual) {
+    NRL_CHECK(same_shape(a.residual, a.x) && a.residual.dtype == a.x.dtype && dense_rows(a.residual),
+              "dropout: residual is {}, x is {}", describe(a.residual), describe(a.x));
+    NRL_CHECK(same_or_disjoint(a.out, a.residual), "dropout: out overlaps residual partly");
+  }
   NRL_CHECK(a.p >= 0.0f && a.p < 1.0f && a.first_row >= 0, "dropout: p {}, first_row {}", a.p, a.first_row);
   NRL_CHECK(!a.step || is_vector(a.step, 1, DType::i64), "dropout: step is {}, wanted i64[1]",
             describe(a.step));

@@ -13,14 +13,16 @@ NRL_HOST_DEVICE inline uint64_t dropout_stream(uint64_t stream, const int64_t* s
 }
 
 /// out[n, h] = keep ? x[n, h] / (1 - p) : 0, keep = uniform(PhiloxStream(seed, stream), (first_row + n) * H +
-/// h) >= p. With `step` the stream is (step[0] << 24) | stream, read on the device, so that a recorded graph
-/// makes new masks. The backward pass is the same op on the gradient. out may alias x.
+/// h) >= p; then out += residual[n, h], rounded once. With `step` the stream is (step[0] << 24) | stream,
+/// read on the device, so that a recorded graph makes new masks. The backward pass is the same op on the
+/// gradient. out may alias x or residual.
 struct Dropout {
-  Tensor x;    ///< (N, H) f32 or bf16
-  Tensor out;  ///< (N, H)
+  Tensor x;              ///< (N, H) f32 or bf16
+  Tensor residual = {};  ///< optional (N, H), added to what was dropped
+  Tensor out;            ///< (N, H)
   float p = 0;
   uint64_t seed = 0;
-  uint64_t stream = 0;    ///< names the place: layer and site hashed with the step
+  uint64_t stream = 0;    ///< names the place: (layer + 1) << 4 | site
   int64_t first_row = 0;  ///< global index of row 0
   Tensor step = {};       ///< optional (1) i64
 };
@@ -31,7 +33,7 @@ struct FusedDropout {
   float p = 0;
   uint64_t seed = 0, stream = 0;
   int64_t first_row = 0;
-  Tensor step;
+  Tensor step = {};
 };
 /// Fails when a member is out of range.
 void check_dropout(const char* op, const FusedDropout& a);

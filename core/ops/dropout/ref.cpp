@@ -10,7 +10,8 @@ void drop(Exec&, const Dropout& a) {
   for (int64_t r = 0; r < a.x.dim(0); ++r) {
     for (int64_t i = 0; i < h; ++i) {
       const bool keep = random.uniform(static_cast<uint64_t>((a.first_row + r) * h + i)) >= a.p;
-      store(a.out, r, i, keep ? load(a.x, r, i) / (1.0 - static_cast<double>(a.p)) : 0.0);
+      const double dropped = keep ? load(a.x, r, i) / (1.0 - static_cast<double>(a.p)) : 0.0;
+      store(a.out, r, i, dropped + (a.residual ? load(a.residual, r, i) : 0.0));
     }
   }
 }

@@ -7,11 +7,11 @@ namespace nrl::ops {
 
 /// out[n] = table[ids[n]] (+ position_table[positions[n]]).
 struct EmbeddingForward {
-  Tensor ids;             ///< (N) i32, each in [0, V): the caller has checked
-  Tensor table;           ///< (V, H) f32 or bf16
-  Tensor position_table;  ///< optional (P, H)
-  Tensor positions;       ///< (N) i32, with position_table
-  Tensor out;             ///< (N, H) f32 or bf16
+  Tensor ids;                  ///< (N) i32, each in [0, V): the caller has checked
+  Tensor table;                ///< (V, H) f32 or bf16
+  Tensor position_table = {};  ///< optional (P, H)
+  Tensor positions = {};       ///< (N) i32, with position_table
+  Tensor out;                  ///< (N, H) f32 or bf16
 };
 
 /// dtable[ids[n]] += dout[n]; dposition_table likewise. The order of additions, and with it the bits, depend
@@ -19,10 +19,10 @@ struct EmbeddingForward {
 /// them.
 struct EmbeddingBackward {
   Tensor ids;
-  Tensor dout;             ///< (N, H)
-  Tensor dtable;           ///< (V, H) f32, accumulated
-  Tensor positions;        ///< with dposition_table
-  Tensor dposition_table;  ///< optional (P, H) f32, accumulated
+  Tensor dout;                  ///< (N, H)
+  Tensor dtable;                ///< (V, H) f32, accumulated
+  Tensor positions = {};        ///< with dposition_table
+  Tensor dposition_table = {};  ///< optional (P, H) f32, accumulated
 };
 
 void embedding_forward(Exec& exec, const EmbeddingForward& a);

@@ -14,7 +14,7 @@ namespace nrl::ops {
 struct LinearForward {
   Tensor x;                                  ///< (N, K)
   Tensor weight;                             ///< (M, K)
-  Tensor bias;                               ///< optional (M)
+  Tensor bias = {};                          ///< optional (M)
   Tensor out;                                ///< (N, M)
   Activation activation = Activation::none;  ///< fused into the epilogue; none, silu, gelu_tanh or gelu_erf
   bool accumulate = false;
@@ -34,10 +34,10 @@ struct LinearBackwardData {
 
 /// dweight = dout^T x (accumulate: +=), dbias = column sums of dout (accumulate: +=).
 struct LinearBackwardWeight {
-  Tensor dout;     ///< (N, M)
-  Tensor x;        ///< (N, K)
-  Tensor dweight;  ///< (M, K) f32
-  Tensor dbias;    ///< optional (M) f32
+  Tensor dout;        ///< (N, M)
+  Tensor x;           ///< (N, K)
+  Tensor dweight;     ///< (M, K) f32
+  Tensor dbias = {};  ///< optional (M) f32
   bool accumulate = true;
 };
 

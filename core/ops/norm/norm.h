@@ -23,13 +23,13 @@ struct NormForward {
   NormKind kind = NormKind::rms;
   float eps = 1e-5f;
   Tensor x;                   ///< (..., D)
-  Tensor residual;            ///< optional (..., D)
-  Tensor sum;                 ///< (..., D), required with residual
+  Tensor residual = {};       ///< optional (..., D)
+  Tensor sum = {};            ///< (..., D), required with residual
   Tensor weight;              ///< (D)
-  Tensor bias;                ///< (D), layer only, optional
+  Tensor bias = {};           ///< (D), layer only, optional
   Tensor out;                 ///< (..., D)
-  Tensor mean;                ///< (rows) f32, layer only, optional
-  Tensor rstd;                ///< (rows) f32, optional
+  Tensor mean = {};           ///< (rows) f32, layer only, optional
+  Tensor rstd = {};           ///< (rows) f32, optional
   FusedDropout dropout = {};  ///< of x, on its way into the residual stream, with the mask of ops::dropout;
                               ///< p > 0 needs residual and x of rank 2
 };
@@ -39,15 +39,15 @@ struct NormForward {
 /// in an order that depends only on the shape and the number of threads.
 struct NormBackward {
   NormKind kind = NormKind::rms;
-  Tensor dout;       ///< (..., D)
-  Tensor x;          ///< (..., D), what was normalised (`sum` of the forward when a residual was fused)
-  Tensor weight;     ///< (D)
-  Tensor mean;       ///< (rows) f32, layer only
-  Tensor rstd;       ///< (rows) f32
-  Tensor dresidual;  ///< optional (..., D)
-  Tensor dx;         ///< (..., D)
-  Tensor dweight;    ///< optional (D) f32
-  Tensor dbias;      ///< optional (D) f32, layer only
+  Tensor dout;            ///< (..., D)
+  Tensor x;               ///< (..., D), what was normalised (`sum` of the forward when a residual was fused)
+  Tensor weight;          ///< (D)
+  Tensor mean = {};       ///< (rows) f32, layer only
+  Tensor rstd;            ///< (rows) f32
+  Tensor dresidual = {};  ///< optional (..., D)
+  Tensor dx;              ///< (..., D)
+  Tensor dweight = {};    ///< optional (D) f32
+  Tensor dbias = {};      ///< optional (D) f32, layer only
 };
 
 void norm_forward(Exec& exec, const NormForward& a);

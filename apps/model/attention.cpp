@@ -1,0 +1,203 @@
+#include "apps/model/sublayers.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/transfer.h"
+
+namespace nrl::model {
+
+using memory::evaluation;
+using memory::generation;
+using memory::recompute;
+using memory::training;
+
+namespace {
+
+Tensor flat(const Tensor& t) {
+  return make_tensor(t.data, t.dtype, {t.numel()});
+}
+
+}  // namespace
+
+Attention::Attention(const ModelSpec& m, DType dtype, const AddSlot& add, int layer, const LayerParameters& p,
+                     Stream in, Slot d_out, Slot d_x)
+    : spec_(m),
+      p_(p),
+      layer_(layer),
+      norm_(m, dtype, add, in, p.norm1, p.norm1_bias),
+      d_out_(d_out),
+      d_x_(d_x) {
+  qkv_ = add({.name = "qkv", .width = m.qkv_width(), .dtype = dtype});
+  if (m.qk_norm) {
+    qk_ = add({.name = "qk", .width = m.q_width() + m.kv_width(), .dtype = dtype});
+    qk_stats_ = add({.name = "qk statistics", .width = m.heads + m.kv_heads});
+  } else if (m.use_rope) {
+    qk_ = add({.name = "rotated qkv", .width = m.qkv_width(), .dtype = dtype});
+  }
+  keys_ = qk_ ? qk_ : qkv_;
+  values_ = m.qk_norm ? qkv_ : keys_;
+  attn_ = add({.name = "attention", .width = m.q_width(), .dtype = dtype});
+  lse_ = add({.name = "lse", .width = m.heads});
+  out_ = add({.name = "projection", .width = m.hidden, .dtype = dtype});
+  if (m.residual_dropout > 0) d_proj_ = add({.name = "d_projection", .width = m.hidden, .dtype = dtype});
+  d_attn_ = add({.name = "d_attention", .width = m.q_width(), .dtype = dtype});
+  d_qkv_ = add({.name = "d_qkv", .width = m.qkv_width(), .dtype = dtype});
+  d_norm_ = add({.name = "d_norm1", .width = m.hidden, .dtype = dtype});
+}
+
+void Attention::forward(Run& r) {
+  norm_.forward(r);
+  r.step("qkv", reads(norm_.out), writes(qkv_), [&] {
+    ops::linear_forward(
+        r.exec(),
+        {.x = r[norm_.out], .weight = r.weight(p_.qkv), .bias = r.weight(p_.qkv_bias), .out = r[qkv_]});
+  });
+  if (spec_.qk_norm)
+    r.step("qk_norm_rope", reads(qkv_), writes(qk_, qk_stats_), [&] { rotate(r); });
+  else if (spec_.use_rope)
+    r.step("rope", reads(qkv_), writes(over(qk_, qkv_)), [&] { rotate(r); });
+  r.step(training | evaluation | recompute, "attention", reads(keys_, values_), writes(attn_, lse_),
+         [&] { attend(r); });
+  r.step(generation, "cached_attention", reads(keys_, values_), writes(attn_), [&] { attend_to_cache(r); });
+  r.step("o_proj", reads(attn_), writes(out_), [&] {
+    ops::linear_forward(
+        r.exec(), {.x = r[attn_], .weight = r.weight(p_.o), .bias = r.weight(p_.o_bias), .out = r[out_]});
+  });
+}
+
+void Attention::backward(Run& r) {
+  const Slot d_proj = d_proj_ ? d_proj_ : d_out_;
+  if (d_proj_)
+    r.dgrad("projection_dropout", reads(d_out_), writes(d_proj_), [&] {
+      r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::attention);
+    });
+  r.dgrad("o_proj", reads(d_proj), writes(d_attn_), [&] {
+    ops::linear_backward_data(r.exec(), {.dout = r[d_proj], .weight = r.weight(p_.o), .dx = r[d_attn_]});
+  });
+  r.wgrad("o_proj", reads(d_proj, attn_), [&] {
+    ops::linear_backward_weight(
+        r.exec(), {.dout = r[d_proj], .x = r[attn_], .dweight = r.grad(p_.o), .dbias = r.grad(p_.o_bias)});
+    r.gradient_ready({p_.o, p_.o_bias});
+  });
+  r.dgrad("attention", reads(d_attn_, keys_, values_, attn_, lse_), writes(d_qkv_),
+          [&] { attend_backward(r); });
+  if (spec_.qk_norm)
+    r.dgrad("qk_norm_rope", reads(d_qkv_, qkv_, qk_stats_), writes(d_qkv_), [&] { rotate_backward(r); });
+  else if (spec_.use_rope)
+    r.dgrad("rope", reads(d_qkv_), writes(d_qkv_), [&] { rotate_backward(r); });
+  r.dgrad("qkv", reads(d_qkv_), writes(d_norm_), [&] {
+    ops::linear_backward_data(r.exec(), {.dout = r[d_qkv_], .weight = r.weight(p_.qkv), .dx = r[d_norm_]});
+  });
+  r.wgrad("qkv", reads(d_qkv_, norm_.out), [&] {
+    ops::linear_backward_weight(
+        r.exec(),
+        {.dout = r[d_qkv_], .x = r[norm_.out], .dweight = r.grad(p_.qkv), .dbias = r.grad(p_.qkv_bias)});
+    r.gradient_ready({p_.qkv, p_.qkv_bias});
+  });
+  norm_.backward(r, d_norm_, d_out_, d_x_);
+}
+
+void Attention::rotate(Run& r) const {
+  const ModelSpec& m = spec_;
+  const int64_t heads = m.heads + m.kv_heads;
+  const Tensor qkv = r[qkv_], qk = r[qk_];
+  ops::QkNormRopeForward a{.x = m.heads_of(qkv, 0, heads), .out = m.heads_of(qk, 0, heads), .heads = m.heads};
+  if (m.qk_norm) {
+    a.q_weight = r.weight(p_.q_norm), a.k_weight = r.weight(p_.k_norm);
+    a.eps = m.norm_eps;
+    a.rstd = flat(r[qk_stats_]);
+  } else {
+    if (qk.data != qkv.data) ops::copy(r.exec(), qkv, qk);
+    a.x = a.out;
+  }
+  if (m.use_rope) a.table = r.context().rope_table, a.positions = r.batch().positions;
+  ops::qk_norm_rope_forward(r.exec(), a);
+}
+
+void Attention::rotate_backward(Run& r) const {
+  const ModelSpec& m = spec_;
+  const int64_t heads = m.heads + m.kv_heads;
+  const Tensor d_qk = m.heads_of(r[d_qkv_], 0, heads);
+  ops::QkNormRopeBackward a{.dout = d_qk, .dx = d_qk, .heads = m.heads};
+  if (m.qk_norm) {
+    a.x = m.heads_of(r[qkv_], 0, heads);
+    a.q_weight = r.weight(p_.q_norm), a.k_weight = r.weight(p_.k_norm);
+    a.rstd = flat(r[qk_stats_]);
+    a.dq_weight = r.grad(p_.q_norm), a.dk_weight = r.grad(p_.k_norm);
+  }
+  if (m.use_rope) a.table = r.context().rope_table, a.positions = r.batch().positions;
+  ops::qk_norm_rope_backward(r.exec(), a);
+  r.gradient_ready({p_.k_norm, p_.q_norm});
+}
+
+Attention::Heads Attention::heads(const Run& r) const {
+  const ModelSpec& m = spec_;
+  const Tensor qk = r[keys_];
+  return {.q = m.heads_of(qk, 0, m.heads),
+          .k = m.heads_of(qk, m.q_width(), m.kv_heads),
+          .v = m.heads_of(r[values_], m.q_width() + m.kv_width(), m.kv_heads)};
+}
+
+Tensor Attention::lse(const Run& r) const {
+  const Tensor t = r[lse_];
+  return make_tensor(t.data, t.dtype, {t.dim(1), t.dim(0)});
+}
+
+void Attention::attend(Run& r) const {
+  const Heads h = heads(r);
+  const MicroBatch& mb = r.batch();
+  ops::attention_forward(r.exec(),
+                         {.q = h.q,
+                          .k = h.k,
+                          .v = h.v,
+                          .out = r[attn_].split_heads(spec_.heads, spec_.head_dim),
+                          .lse = lse(r),
+                          .cu_q = mb.cu_seqlens,
+                          .cu_k = mb.cu_seqlens,
+                          .scale = spec_.attention_scale(),
+                          .window = spec_.window,
+                          .lengths = mb.lengths,
+                          .dropout = r.dropout(spec_.attention_dropout, layer_, DropoutSite::probabilities)});
+}
+
+void Attention::attend_to_cache(Run& r) const {
+  const ModelSpec& m = spec_;
+  const KeyValueCache& cache = *r.batch().cache;
+  const KeyValueCache::Layer& kept = cache.layers[static_cast<size_t>(layer_)];
+  const int64_t tokens = r[attn_].dim(0), length = cache.length + tokens;
+  ops::copy(r.exec(), r[keys_].columns(m.q_width(), m.kv_width()), kept.keys.rows(cache.length, tokens));
+  ops::copy(r.exec(), r[values_].columns(m.q_width() + m.kv_width(), m.kv_width()),
+            kept.values.rows(cache.length, tokens));
+  ops::attention_forward(r.exec(), {.q = heads(r).q,
+                                    .k = kept.keys.rows(0, length).split_heads(m.kv_heads, m.head_dim),
+                                    .v = kept.values.rows(0, length).split_heads(m.kv_heads, m.head_dim),
+                                    .out = r[attn_].split_heads(m.heads, m.head_dim),
+                                    .cu_q = r.batch().cu_seqlens,
+                                    .cu_k = cache.cu_keys,
+                                    .scale = m.attention_scale(),
+                                    .window = m.window,
+                                    .lengths = r.batch().lengths});
+}
+
+void Attention::attend_backward(Run& r) const {
+  const ModelSpec& m = spec_;
+  const Heads h = heads(r);
+  const MicroBatch& mb = r.batch();
+  const Tensor d_qkv = r[d_qkv_];
+  ops::attention_backward(r.exec(),
+                          {.dout = r[d_attn_].split_heads(m.heads, m.head_dim),
+                           .q = h.q,
+                           .k = h.k,
+                           .v = h.v,
+                           .out = r[attn_].split_heads(m.heads, m.head_dim),
+                           .lse = lse(r),
+                           .cu_q = mb.cu_seqlens,
+                           .cu_k = mb.cu_seqlens,
+                           .dq = m.heads_of(d_qkv, 0, m.heads),
+                           .dk = m.heads_of(d_qkv, m.q_width(), m.kv_heads),
+                           .dv = m.heads_of(d_qkv, m.q_width() + m.kv_width(), m.kv_heads),
+                           .scale = m.attention_scale(),
+                           .window = m.window,
+                           .lengths = mb.lengths,
+                           .dropout = r.dropout(m.attention_dropout, layer_, DropoutSite::probabilities)});
+}
+
+}  // namespace nrl::model

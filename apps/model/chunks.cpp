@@ -1,0 +1,55 @@
+#include "apps/model/chunks.h"
+
+#include "apps/model/layers.h"
+#include "core/base/error.h"
+
+namespace nrl::model {
+namespace {
+
+std::unique_ptr<Layer> make_block(const LayerContext& context, int layer, const LayerParameters& parameters,
+                                  const ChunkOptions& options) {
+  const ModelSpec& m = *context.spec;
+  // The policy has no say in it: with and without recomputation the same bits.
+  const bool fuse_gelu =
+      options.device == DeviceType::cuda && !m.gated && m.activation == ops::Activation::gelu_tanh;
+  auto block = std::make_unique<Block>(context, layer, parameters, options.dtype, fuse_gelu);
+  memory::SlotSet recomputed = 0;
+  for (const std::string& module : options.recompute_modules) {
+    const memory::SlotSet slots = block->table().with_rule(module);
+    if (slots == 0)
+      fail(Exit::config,
+           "policy.recompute.modules: '{}' names no activation of this model; known: norm, activation",
+           module);
+    recomputed |= slots;
+  }
+  block->recompute(recomputed);
+  return block;
+}
+
+}  // namespace
+
+std::vector<Chunk> decoder_chunks(const LayerContext& context, const ParameterList& parameters,
+                                  const ChunkOptions& options) {
+  const auto layers = static_cast<int>(context.spec->layers);
+  NRL_CHECK(options.chunks >= 1 && options.chunks <= layers, "{} chunks of {} layers", options.chunks,
+            layers);
+  std::vector<Chunk> chunks;
+  for (int c = 0; c < options.chunks; ++c) {
+    Chunk& chunk = chunks.emplace_back();
+    const int begin = layers * c / options.chunks, end = layers * (c + 1) / options.chunks;
+    if (c == 0)
+      chunk.push_back(std::make_unique<Embedding>(context, parameters, options.dtype));
+    else
+      chunk.push_back(std::make_unique<ChunkBegin>(context, options.dtype));
+    for (int l = begin; l < end; ++l)
+      chunk.push_back(make_block(context, l, parameters.layers[static_cast<size_t>(l)], options));
+    if (c + 1 == options.chunks)
+      chunk.push_back(std::make_unique<Head>(context, parameters, options.dtype, options.logits_gradient,
+                                             options.head_chunk_tokens));
+    else
+      chunk.push_back(std::make_unique<ChunkEnd>(context, end - 1, options.dtype));
+  }
+  return chunks;
+}
+
+}  // namespace nrl::model

@@ -1,0 +1,170 @@
+#include "apps/model/layers.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "core/ops/kernel_table.h"
+#include "core/ops/transfer.h"
+
+namespace nrl::model {
+
+using memory::evaluation;
+using memory::generation;
+using memory::training;
+
+Embedding::Embedding(const LayerContext& c, const ParameterList& parameters, DType dtype)
+    : Layer("embedding", c),
+      table_of_tokens_(parameters.embedding),
+      table_of_positions_(parameters.positions) {
+  const int64_t hidden = c.spec->hidden;
+  ports_.out = slot({.name = "embedding", .width = hidden, .dtype = dtype});
+  ports_.d_out = slot({.name = "d_out", .width = hidden, .dtype = dtype, .port = true});
+  if (c.spec->embedding_dropout > 0)
+    d_dropped_ = slot({.name = "d_embedding", .width = hidden, .dtype = dtype});
+  describe();
+}
+
+void Embedding::forward(Run& r) {
+  const auto embed = [&](float dropout) {
+    const MicroBatch& mb = r.batch();
+    const Tensor out = r[ports_.out];
+    ops::embedding_forward(r.exec(), {.ids = mb.ids,
+                                      .table = r.weight(table_of_tokens_),
+                                      .position_table = r.weight(table_of_positions_),
+                                      .positions = mb.positions,
+                                      .out = out});
+    if (dropout > 0) r.drop(out, {}, out, dropout, -1, DropoutSite::attention);
+  };
+  r.step(training, "embedding", reads(), writes(ports_.out), [&] { embed(r.spec().embedding_dropout); });
+  r.step(evaluation | generation, "embedding", reads(), writes(ports_.out), [&] { embed(0); });
+}
+
+void Embedding::backward(Run& r) {
+  const Slot d_out = d_dropped_ ? d_dropped_ : ports_.d_out;
+  if (d_dropped_)
+    r.dgrad("embedding_dropout", reads(ports_.d_out), writes(over(d_dropped_, ports_.d_out)), [&] {
+      r.drop(r[ports_.d_out], {}, r[d_dropped_], r.spec().embedding_dropout, -1, DropoutSite::attention);
+    });
+  r.wgrad("embedding", reads(d_out), [&] {
+    ops::embedding_backward(r.exec(), {.ids = r.batch().ids,
+                                       .dout = r[d_out],
+                                       .dtable = r.grad(table_of_tokens_),
+                                       .positions = r.batch().positions,
+                                       .dposition_table = r.grad(table_of_positions_)});
+    r.gradient_ready({table_of_tokens_, table_of_positions_});
+  });
+}
+
+Block::Block(const LayerContext& c, int layer, const LayerParameters& p, DType dtype, bool fuse_gelu)
+    : Layer(fmt::format("layer_{}", layer), c), add_([this](const memory::SlotSpec& s) { return slot(s); }) {
+  const ModelSpec& m = *c.spec;
+  ports_.x = slot({.name = "x", .width = m.hidden, .dtype = dtype, .port = true});
+  ports_.residual = slot({.name = "residual in", .width = m.hidden, .dtype = dtype, .port = true});
+  ports_.d_out = slot({.name = "d_out", .width = m.hidden, .dtype = dtype, .port = true});
+  d_middle_ = slot({.name = "d_residual", .width = m.hidden, .dtype = dtype});
+  ports_.d_x = slot({.name = "d_x", .width = m.hidden, .dtype = dtype});
+  const Stream in{ports_.x, ports_.residual, layer - 1, DropoutSite::mlp};
+  attention_.emplace(m, dtype, add_, layer, p, in, d_middle_, ports_.d_x);
+  mlp_.emplace(m, dtype, add_, layer, p, attention_->stream(), fuse_gelu, ports_.d_out, d_middle_);
+  ports_.out = mlp_->stream().x;
+  ports_.sum = mlp_->stream().residual;
+  describe();
+}
+
+void Block::forward(Run& r) {
+  attention_->forward(r);
+  mlp_->forward(r);
+}
+
+void Block::backward(Run& r) {
+  mlp_->backward(r);
+  attention_->backward(r);
+}
+
+Head::Head(const LayerContext& c, const ParameterList& parameters, DType dtype, DType logits_gradient,
+           int64_t chunk_tokens)
+    : Layer("loss_computation", c),
+      weight_(parameters.head),
+      tied_(parameters.head == parameters.embedding),
+      logits_gradient_(logits_gradient),
+      chunk_tokens_(chunk_tokens) {
+  const ModelSpec& m = *c.spec;
+  ports_.x = slot({.name = "x", .width = m.hidden, .dtype = dtype, .port = true});
+  ports_.residual = slot({.name = "residual in", .width = m.hidden, .dtype = dtype, .port = true});
+  ports_.d_x = slot({.name = "d_x", .width = m.hidden, .dtype = dtype});
+  const Stream in{ports_.x, ports_.residual, static_cast<int>(m.layers) - 1, DropoutSite::mlp};
+  norm_.emplace(
+      m, dtype, [this](const memory::SlotSpec& s) { return slot(s); }, in, parameters.final_norm,
+      parameters.final_norm_bias);
+  logits_ = slot({.name = "logits of a chunk", .width = m.vocab_size, .rows = head_chunk_rows});
+  d_norm_ = slot({.name = "d_norm", .width = m.hidden, .dtype = dtype});
+  describe();
+}
+
+void Head::forward(Run& r) {
+  const Slot hidden = norm_->out;
+  norm_->forward(r);
+  r.step(training, "loss", reads(hidden), writes(logits_, over(d_norm_, hidden)), [&] { chunks(r, true); });
+  r.step(evaluation, "log_probs", reads(hidden), writes(logits_), [&] { chunks(r, false); });
+  r.step(generation, "logits", reads(hidden), writes(), [&] {
+    const Tensor all = r[hidden];
+    ops::linear_forward(
+        r.exec(),
+        {.x = all.rows(all.dim(0) - 1, 1), .weight = r.weight(weight_), .out = r.context().next_logits});
+  });
+}
+
+void Head::backward(Run& r) {
+  norm_->backward(r, d_norm_, {}, ports_.d_x);
+}
+
+void Head::chunks(Run& r, bool train) const {
+  const MicroBatch& mb = r.batch();
+  const Tensor hidden = r[norm_->out], all_logits = r[logits_];
+  const int64_t n = hidden.dim(0);
+  for (int64_t begin = 0; begin < n; begin += chunk_tokens_) {
+    const int64_t count = std::min(chunk_tokens_, n - begin);
+    const Tensor x = hidden.rows(begin, count), logits = all_logits.rows(0, count);
+    Tensor d_logits = logits;
+    if (logits_gradient_ != DType::f32) {  // in the front half of each row of the logits
+      d_logits.dtype = logits_gradient_;
+      d_logits.stride[0] = logits.stride[0] * size_of(DType::f32) / size_of(logits_gradient_);
+    }
+    ops::linear_forward(r.exec(), {.x = x, .weight = r.weight(weight_), .out = logits});
+    ops::cross_entropy(r.exec(), {.logits = logits,
+                                  .target = mb.target.rows(begin, count),
+                                  .weight = train ? mb.weight.rows(begin, count) : Tensor{},
+                                  .log_prob = r.context().log_prob.rows(begin, count),
+                                  .dlogits = train && logits_gradient_ != DType::f32 ? d_logits : Tensor{}});
+    if (!train) continue;
+    // The logits have given way to their gradient, and the weight gradient has read the hidden states before
+    // their own gradient may take their place.
+    ops::linear_backward_weight(r.exec(), {.dout = d_logits, .x = x, .dweight = r.grad(weight_)});
+    ops::linear_backward_data(
+        r.exec(), {.dout = d_logits, .weight = r.weight(weight_), .dx = r[d_norm_].rows(begin, count)});
+  }
+  if (train && !tied_) r.gradient_ready({weight_});
+}
+
+ChunkBegin::ChunkBegin(const LayerContext& c, DType dtype) : Layer("chunk_begin", c) {
+  ports_.out = slot({.name = "received", .width = c.spec->hidden, .dtype = dtype});
+  ports_.d_out = slot({.name = "d_out", .width = c.spec->hidden, .dtype = dtype, .port = true});
+  describe();
+}
+
+ChunkEnd::ChunkEnd(const LayerContext& c, int layer, DType dtype) : Layer("chunk_end", c), layer_(layer) {
+  const int64_t hidden = c.spec->hidden;
+  ports_.x = slot({.name = "x", .width = hidden, .dtype = dtype, .port = true});
+  ports_.residual = slot({.name = "residual in", .width = hidden, .dtype = dtype, .port = true});
+  ports_.out = slot({.name = "sent", .width = hidden, .dtype = dtype});
+  ports_.d_x = slot({.name = "received gradient", .width = hidden, .dtype = dtype});
+  describe();
+}
+
+void ChunkEnd::forward(Run& r) {
+  r.step("add_residual", reads(ports_.x, ports_.residual), writes(over(ports_.out, ports_.x)), [&] {
+    r.drop(r[ports_.x], r[ports_.residual], r[ports_.out], r.spec().residual_dropout, layer_,
+           DropoutSite::mlp);
+  });
+}
+
+}  // namespace nrl::model

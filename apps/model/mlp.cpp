@@ -1,0 +1,155 @@
+#include "apps/model/sublayers.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/transfer.h"
+
+namespace nrl::model {
+
+PreNorm::PreNorm(const ModelSpec& m, DType dtype, const AddSlot& add, Stream in, int weight, int bias)
+    : in_(in), weight_(weight), bias_(bias) {
+  sum = add({.name = "residual", .width = m.hidden, .dtype = dtype});
+  stats_ = add({.name = "norm statistics", .width = m.norm == ops::NormKind::layer ? 2 : 1});
+  out = add({.name = "norm", .width = m.hidden, .dtype = dtype, .rules = "norm"});
+}
+
+PreNorm::Statistics PreNorm::statistics(const Run& r) const {
+  const Tensor t = r[stats_];
+  const int64_t n = t.dim(0);
+  float* p = t.ptr<float>();
+  if (t.dim(1) == 1) return {{}, make_tensor(p, DType::f32, {n})};
+  return {make_tensor(p, DType::f32, {n}), make_tensor(p + n, DType::f32, {n})};
+}
+
+void PreNorm::forward(Run& r) {
+  const ModelSpec& m = r.spec();
+  const auto norm = [&](const Tensor& x, const Tensor& residual, const ops::FusedDropout& dropout) {
+    const Statistics s = statistics(r);
+    ops::norm_forward(r.exec(), {.kind = m.norm,
+                                 .eps = m.norm_eps,
+                                 .x = x,
+                                 .residual = residual,
+                                 .sum = residual ? r[sum] : Tensor{},
+                                 .weight = r.weight(weight_),
+                                 .bias = r.weight(bias_),
+                                 .out = r[out],
+                                 .mean = s.mean,
+                                 .rstd = s.rstd,
+                                 .dropout = dropout});
+  };
+  r.step("norm", reads(in_.x, in_.residual), writes(over(sum, in_.x), stats_, out), [&] {
+    if (r[in_.residual]) {
+      norm(r[in_.x], r[in_.residual], r.dropout(m.residual_dropout, in_.layer, in_.site));
+      return;
+    }
+    if (r[sum].data != r[in_.x].data) ops::copy(r.exec(), r[in_.x], r[sum]);
+    norm(r[sum], {}, {});
+  });
+  // Made again from the sum, where that was kept.
+  r.step(memory::recompute, "norm", reads(sum), writes(stats_, out), [&] { norm(r[sum], {}, {}); });
+}
+
+void PreNorm::backward(Run& r, Slot d_out, Slot d_residual, Slot d_x) {
+  r.dgrad("norm", reads(d_out, sum, stats_, d_residual), writes(over(d_x, d_residual ? d_residual : d_out)),
+          [&] {
+            const Statistics s = statistics(r);
+            ops::norm_backward(r.exec(), {.kind = r.spec().norm,
+                                          .dout = r[d_out],
+                                          .x = r[sum],
+                                          .weight = r.weight(weight_),
+                                          .mean = s.mean,
+                                          .rstd = s.rstd,
+                                          .dresidual = r[d_residual],
+                                          .dx = r[d_x],
+                                          .dweight = r.grad(weight_),
+                                          .dbias = r.grad(bias_)});
+            r.gradient_ready({weight_, bias_});
+          });
+}
+
+Mlp::Mlp(const ModelSpec& m, DType dtype, const AddSlot& add, int layer, const LayerParameters& p, Stream in,
+         bool fuse_gelu, Slot d_out, Slot d_x)
+    : spec_(m),
+      p_(p),
+      layer_(layer),
+      fuse_gelu_(fuse_gelu),
+      norm_(m, dtype, add, in, p.norm2, p.norm2_bias),
+      d_out_(d_out),
+      d_x_(d_x) {
+  in_ = add({.name = "mlp_in", .width = m.mlp_in_width(), .dtype = dtype});
+  act_ = add({.name = "activation", .width = m.ffn, .dtype = dtype, .rules = "activation"});
+  out_ = add({.name = "mlp_out", .width = m.hidden, .dtype = dtype});
+  if (m.residual_dropout > 0) d_proj_ = add({.name = "d_mlp_out", .width = m.hidden, .dtype = dtype});
+  if (!fuse_gelu) d_act_ = add({.name = "d_activation", .width = m.ffn, .dtype = dtype});
+  d_in_ = add({.name = "d_mlp_in", .width = m.mlp_in_width(), .dtype = dtype});
+  d_norm_ = add({.name = "d_norm2", .width = m.hidden, .dtype = dtype});
+}
+
+void Mlp::forward(Run& r) {
+  norm_.forward(r);
+  const auto first = [&](const Tensor& out, ops::Activation activation, const Tensor& pre_activation) {
+    ops::linear_forward(r.exec(), {.x = r[norm_.out],
+                                   .weight = r.weight(p_.mlp_in),
+                                   .bias = r.weight(p_.mlp_in_bias),
+                                   .out = out,
+                                   .activation = activation,
+                                   .pre_activation = pre_activation});
+  };
+  if (fuse_gelu_) {
+    r.step("mlp_in_gelu", reads(norm_.out), writes(in_, act_),
+           [&] { first(r[act_], spec_.activation, r[in_]); });
+  } else {
+    r.step("mlp_in", reads(norm_.out), writes(in_), [&] { first(r[in_], ops::Activation::none, {}); });
+    r.step("activation", reads(in_), writes(act_), [&] {
+      ops::activation_forward(r.exec(),
+                              {.kind = spec_.activation, .gated = spec_.gated, .x = r[in_], .out = r[act_]});
+    });
+  }
+  r.step("mlp_out", reads(act_), writes(out_), [&] {
+    ops::linear_forward(
+        r.exec(),
+        {.x = r[act_], .weight = r.weight(p_.mlp_out), .bias = r.weight(p_.mlp_out_bias), .out = r[out_]});
+  });
+}
+
+void Mlp::backward(Run& r) {
+  const Slot d_proj = d_proj_ ? d_proj_ : d_out_;
+  if (d_proj_)
+    r.dgrad("mlp_dropout", reads(d_out_), writes(d_proj_),
+            [&] { r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::mlp); });
+  if (fuse_gelu_)
+    r.dgrad("mlp_out_gelu", reads(d_proj, in_), writes(d_in_), [&] {
+      ops::linear_backward_data(r.exec(), {.dout = r[d_proj],
+                                           .weight = r.weight(p_.mlp_out),
+                                           .dx = r[d_in_],
+                                           .activation = spec_.activation,
+                                           .pre_activation = r[in_]});
+    });
+  else
+    r.dgrad("mlp_out", reads(d_proj), writes(d_act_), [&] {
+      ops::linear_backward_data(r.exec(),
+                                {.dout = r[d_proj], .weight = r.weight(p_.mlp_out), .dx = r[d_act_]});
+    });
+  r.wgrad("mlp_out", reads(d_proj, act_), [&] {
+    ops::linear_backward_weight(
+        r.exec(),
+        {.dout = r[d_proj], .x = r[act_], .dweight = r.grad(p_.mlp_out), .dbias = r.grad(p_.mlp_out_bias)});
+    r.gradient_ready({p_.mlp_out, p_.mlp_out_bias});
+  });
+  if (!fuse_gelu_)
+    r.dgrad("activation", reads(d_act_, in_), writes(over(d_in_, in_)), [&] {
+      ops::activation_backward(
+          r.exec(),
+          {.kind = spec_.activation, .gated = spec_.gated, .dout = r[d_act_], .x = r[in_], .dx = r[d_in_]});
+    });
+  r.dgrad("mlp_in", reads(d_in_), writes(d_norm_), [&] {
+    ops::linear_backward_data(r.exec(), {.dout = r[d_in_], .weight = r.weight(p_.mlp_in), .dx = r[d_norm_]});
+  });
+  r.wgrad("mlp_in", reads(d_in_, norm_.out), [&] {
+    ops::linear_backward_weight(
+        r.exec(),
+        {.dout = r[d_in_], .x = r[norm_.out], .dweight = r.grad(p_.mlp_in), .dbias = r.grad(p_.mlp_in_bias)});
+    r.gradient_ready({p_.mlp_in, p_.mlp_in_bias});
+  });
+  norm_.backward(r, d_norm_, d_out_, d_x_);
+}
+
+}  // namespace nrl::model

@@ -1,0 +1,54 @@
+#include "apps/model/workspace.h"
+
+#include <algorithm>
+
+#include "core/ops/kernel_table.h"
+
+namespace nrl::model {
+namespace {
+
+size_t needed_gpu_workspace(const ModelSpec& m, const DecoderOptions& o) {
+  const int64_t widest = std::max({m.hidden, m.qkv_width(), m.mlp_in_width(), m.head_dim});
+  return std::max({o.optimizer_workspace, ops::norm_backward_workspace(m.hidden, o.threads),
+                   ops::qk_norm_rope_workspace(m.head_dim, o.threads),
+                   ops::gpu_linear_workspace(widest, o.threads),
+                   ops::embedding_backward_workspace(o.tokens, m.hidden),
+                   ops::attention_gpu_workspace(o.tokens, m.heads, m.kv_heads, m.head_dim)});
+}
+
+}  // namespace
+
+size_t training_workspace(const ModelSpec& m, const DecoderOptions& o, int64_t chunk) {
+  if (o.device == DeviceType::cuda) return needed_gpu_workspace(m, o);
+  const DType dtype = o.recipe.activations;
+  size_t bytes = ops::norm_backward_workspace(std::max(m.hidden, m.head_dim), o.threads);
+  auto linear = [&](int64_t n, int64_t out, int64_t in) {
+    bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, o.threads));
+  };
+  linear(o.tokens, m.qkv_width(), m.hidden);
+  linear(o.tokens, m.hidden, m.q_width());
+  linear(o.tokens, m.mlp_in_width(), m.hidden);
+  linear(o.tokens, m.hidden, m.ffn);
+  linear(chunk, m.vocab_size, m.hidden);
+  if (o.tokens % chunk) linear(o.tokens % chunk, m.vocab_size, m.hidden);
+  return std::max(
+      bytes, ops::attention_workspace(o.tokens, m.heads, m.kv_heads, m.head_dim, o.max_sequence, o.threads));
+}
+
+size_t generation_workspace(const ModelSpec& m, DType dtype, int64_t tokens, int64_t max_tokens,
+                            DeviceType device, int threads) {
+  if (device == DeviceType::cuda)
+    return ops::attention_gpu_workspace(max_tokens, m.heads, m.kv_heads, m.head_dim);
+  size_t bytes = ops::attention_workspace(tokens, m.heads, m.kv_heads, m.head_dim, max_tokens, threads);
+  auto linear = [&](int64_t n, int64_t out, int64_t in) {
+    bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, threads));
+  };
+  linear(tokens, m.qkv_width(), m.hidden);
+  linear(tokens, m.hidden, m.q_width());
+  linear(tokens, m.mlp_in_width(), m.hidden);
+  linear(tokens, m.hidden, m.ffn);
+  linear(1, m.vocab_size, m.hidden);
+  return bytes;
+}
+
+}  // namespace nrl::model

@@ -1,0 +1,94 @@
+#include "memory/layer_table.h"
+
+#include <bit>
+
+#include "core/base/error.h"
+
+namespace nrl::memory {
+namespace {
+
+bool has_word(std::string_view words, std::string_view word) {
+  while (!words.empty()) {
+    const size_t space = words.find(' ');
+    if (words.substr(0, space) == word) return true;
+    words = space == std::string_view::npos ? "" : words.substr(space + 1);
+  }
+  return false;
+}
+
+bool recomputes(const Step& step) {
+  return step.pass == Pass::forward && (step.modes & recompute) != 0;
+}
+
+}  // namespace
+
+Slot LayerTable::add(const SlotSpec& spec) {
+  NRL_CHECK(slots_.size() < max_slots, "a layer has more than {} slots", max_slots);
+  const Slot slot{static_cast<int8_t>(slots_.size())};
+  slots_.push_back(spec);
+  if (spec.port) ports_ |= slot.bit();
+  return slot;
+}
+
+void LayerTable::add(const Step& step) {
+  NRL_CHECK(steps_.size() < max_steps, "a layer has more than {} steps", max_steps);
+  NRL_CHECK((step.reads & ~(written_ | ports_)) == 0, "step {} reads a slot that nothing wrote before it",
+            step.name);
+  NRL_CHECK((step.writes & ports_) == 0, "step {} writes a slot of another layer", step.name);
+  if (step.pass == Pass::forward) {
+    NRL_CHECK(forward_steps_ == static_cast<int>(steps_.size()), "forward step {} follows backward steps",
+              step.name);
+    ++forward_steps_;
+  }
+  written_ |= step.writes;
+  steps_.push_back(step);
+}
+
+SlotSet LayerTable::recomputable() const {
+  SlotSet able = 0;
+  for (const Step& step : steps_)
+    if (recomputes(step) && (step.reads & ports_) == 0) able |= step.writes;
+  return able;
+}
+
+SlotSet LayerTable::with_rule(std::string_view rule) const {
+  SlotSet set = 0;
+  for (size_t s = 0; s < slots_.size(); ++s)
+    if (has_word(slots_[s].rules, rule)) set |= SlotSet{1} << s;
+  return set & recomputable();
+}
+
+LayerPolicy::LayerPolicy(const LayerTable& table, SlotSet recomputed)
+    : table_(&table), recomputed_(recomputed) {
+  NRL_CHECK((recomputed & ~table.recomputable()) == 0,
+            "a slot that cannot be made again is to be recomputed");
+  producer_.fill(-1);
+  // Where several steps can make a slot, the last one whose inputs are all kept (a step that is written for
+  // recomputation starts from what the one before it made), else the first one.
+  const auto& steps = table.steps();
+  for (size_t s = 0; s < table.slots().size(); ++s) {
+    const SlotSet bit = SlotSet{1} << s;
+    if ((recomputed & bit) == 0) continue;
+    for (int i = 0; i < table.forward_steps(); ++i) {
+      const Step& step = steps[static_cast<size_t>(i)];
+      if (!recomputes(step) || (step.writes & bit) == 0 || (step.reads & table.ports()) != 0) continue;
+      if (producer_[s] < 0 || (step.reads & recomputed) == 0) producer_[s] = static_cast<int8_t>(i);
+    }
+  }
+}
+
+uint64_t LayerPolicy::steps_for(SlotSet wanted, SlotSet& made) const {
+  uint64_t chosen = 0;
+  SlotSet todo = wanted & recomputed_ & ~made;
+  while (todo != 0) {
+    const auto slot = static_cast<size_t>(std::countr_zero(todo));
+    const auto index = static_cast<size_t>(producer_[slot]);
+    const Step& step = table_->steps()[index];
+    chosen |= uint64_t{1} << index;
+    made |= step.writes & recomputed_;
+    todo = (todo | (step.reads & recomputed_)) & ~made;
+  }
+  return chosen;
+}
+
+}  // namespace nrl::memory

@@ -1,0 +1,87 @@
+#include "memory/liveness.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "core/base/error.h"
+
+namespace nrl::memory {
+namespace {
+
+/// Both lists as one, if they meet at these ticks only, where an interval of `input` ends and one of `output`
+/// begins.
+std::optional<std::vector<Lifetime>> joined(const std::vector<Lifetime>& input,
+                                            const std::vector<Lifetime>& output,
+                                            const std::vector<int>& ticks) {
+  std::vector<Lifetime> merged;
+  std::merge(input.begin(), input.end(), output.begin(), output.end(), std::back_inserter(merged),
+             [](const Lifetime& a, const Lifetime& b) {
+               return a.first != b.first ? a.first < b.first : a.last < b.last;
+             });
+  std::vector<Lifetime> result;
+  size_t met = 0;
+  for (const Lifetime& life : merged) {
+    if (!result.empty() && life.first <= result.back().last) {
+      const int tick = result.back().last;
+      if (life.first != tick || !std::binary_search(ticks.begin(), ticks.end(), tick)) return std::nullopt;
+      result.back().last = life.last;
+      ++met;
+    } else {
+      result.push_back(life);
+    }
+  }
+  if (met != ticks.size()) return std::nullopt;
+  return result;
+}
+
+}  // namespace
+
+int Liveness::add(std::string name, int64_t bytes, Category category, Tier tier) {
+  buffers_.push_back({std::move(name), bytes, category, tier, {}});
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+void Liveness::use(int buffer, int tick, bool begins) {
+  Buffer& b = buffers_[static_cast<size_t>(buffer)];
+  if (begins && (b.lifetimes.empty() || b.lifetimes.back().last < tick)) {
+    b.lifetimes.push_back({tick, tick});
+    return;
+  }
+  NRL_CHECK(!b.lifetimes.empty(), "{} is read before anything wrote it", b.name);
+  NRL_CHECK(tick >= b.lifetimes.back().last, "{}: ticks descend", b.name);
+  b.lifetimes.back().last = tick;
+}
+
+void Liveness::may_take_over(int output, int input, int tick) {
+  takeovers_[{output, input}].push_back(tick);
+}
+
+std::vector<BufferId> Liveness::declare(MemoryPlan& plan) const {
+  std::vector<int> shared(buffers_.size());  // the buffer whose memory each one has
+  std::iota(shared.begin(), shared.end(), 0);
+  const auto root = [&](int i) {
+    while (shared[static_cast<size_t>(i)] != i) i = shared[static_cast<size_t>(i)];
+    return i;
+  };
+  std::vector<std::vector<Lifetime>> lives;
+  for (const Buffer& b : buffers_) lives.push_back(b.lifetimes);
+  for (const auto& [pair, ticks] : takeovers_) {
+    const int output = root(pair.first), input = root(pair.second);
+    const Buffer &out = buffers_[static_cast<size_t>(output)], &in = buffers_[static_cast<size_t>(input)];
+    if (output == input || out.bytes != in.bytes || out.tier != in.tier) continue;
+    auto life = joined(lives[static_cast<size_t>(input)], lives[static_cast<size_t>(output)], ticks);
+    if (!life) continue;
+    lives[static_cast<size_t>(input)] = std::move(*life);
+    shared[static_cast<size_t>(output)] = input;
+  }
+  std::vector<BufferId> ids(buffers_.size(), -1);
+  for (size_t i = 0; i < buffers_.size(); ++i)
+    if (shared[i] == static_cast<int>(i) && !lives[i].empty())
+      ids[i] =
+          plan.add(buffers_[i].name, buffers_[i].category, buffers_[i].bytes, lives[i], buffers_[i].tier);
+  for (size_t i = 0; i < buffers_.size(); ++i) ids[i] = ids[static_cast<size_t>(root(static_cast<int>(i)))];
+  return ids;
+}
+
+}  // namespace nrl::memory
