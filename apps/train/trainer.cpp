@@ -222,7 +222,7 @@ class Trainer {
   // The work of one step, enqueued (on a CPU: done). Nothing here waits for the device or depends on the
   // step's number, so that it can be recorded.
   void run_actions() {
-    for (const pipeline::Action& action : actions_) {
+    for (const pipeline::Action& action : actions_.actions) {
       const auto microbatch = static_cast<int64_t>(action.microbatch);
       switch (action.kind) {
         case pipeline::ActionKind::forward: {
@@ -238,7 +238,7 @@ class Trainer {
           plan_.decoder->backward(plan_.tensors->microbatch(microbatch));
           break;
         }
-        case pipeline::ActionKind::reduce:
+        case pipeline::ActionKind::finish_reduce:
           session_.reducer().finish();
           break;
         case pipeline::ActionKind::step: {
@@ -248,6 +248,8 @@ class Trainer {
           session_.reducer().gather_params(comm::View(weights.data, weights.numel(), weights.dtype));
           break;
         }
+        default:
+          NRL_CHECK(false, "{} in the schedule of one stage", pipeline::describe(action));
       }
     }
   }
@@ -530,8 +532,8 @@ class Trainer {
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<TextSamples> samples_;  // of rank 0, when asked for
   Timers timers_;
-  std::vector<pipeline::Action> actions_ =
-      pipeline::single_stage_schedule(static_cast<int>(plan_.batch.accumulation));
+  const pipeline::Schedule actions_ =
+      pipeline::make_schedule({.microbatches = static_cast<int>(plan_.batch.accumulation)}, 0);
   Histogram rates_, step_seconds_;
   PeakEstimate peak_;
   std::string checkpoint_;

@@ -1,17 +1,159 @@
 #include "parallel/pipeline/schedule.h"
 
+#include "core/base/error.h"
+
+#include <algorithm>
+#include <utility>
+
 namespace nrl::pipeline {
 
-std::vector<Action> single_stage_schedule(int microbatches) {
-  std::vector<Action> actions;
-  for (int m = 0; m < microbatches; ++m) {
-    const bool last = m + 1 == microbatches;
-    actions.push_back({ActionKind::forward, m, 0, last});
-    actions.push_back({ActionKind::backward, m, 0, last});
+namespace {
+
+using Kind = ActionKind;
+using Computation = std::vector<Action>;
+
+Computation single(const ScheduleOptions& o, int) {
+  Computation out;
+  for (int m = 0; m < o.microbatches; ++m) {
+    for (int c = 0; c < o.chunks_per_stage; ++c) out.push_back({Kind::forward, c, m});
+    for (int c = o.chunks_per_stage - 1; c >= 0; --c) out.push_back({Kind::backward, c, m});
   }
-  actions.push_back({ActionKind::reduce});
-  actions.push_back({ActionKind::step});
-  return actions;
+  return out;
+}
+
+/// Groups of microbatches that go through the chunks of a stage one after the other. A group has at least P
+/// microbatches (where there are so many), so that its first one has passed the other stages when the next
+/// chunk starts; the remainder of N / P is spread evenly.
+int groups(const ScheduleOptions& o) {
+  return std::max(1, o.microbatches / o.stages);
+}
+
+/// (chunk, microbatch) in the order of the forward passes.
+std::vector<std::pair<int, int>> grouped(const ScheduleOptions& o) {
+  std::vector<std::pair<int, int>> out;
+  const int size = o.microbatches / groups(o), larger = o.microbatches % groups(o);
+  for (int g = 0, begin = 0, end = 0; g < groups(o); ++g, begin = end) {
+    end = begin + size + (g < larger ? 1 : 0);
+    for (int c = 0; c < o.chunks_per_stage; ++c)
+      for (int m = begin; m < end; ++m) out.emplace_back(c, m);
+  }
+  return out;
+}
+
+Computation forward_only(const ScheduleOptions& o, int) {
+  Computation out;
+  for (const auto& [c, m] : grouped(o)) out.push_back({Kind::forward, c, m});
+  return out;
+}
+
+/// `warm_up` forward passes, then one forward and one backward pass in turn.
+Computation one_f_one_b(const ScheduleOptions& o, int stage) {
+  const int warm_up = std::min(o.stages - 1 - stage, o.microbatches);
+  Computation out;
+  for (int m = 0; m < warm_up; ++m) out.push_back({Kind::forward, 0, m});
+  for (int m = 0; m < o.microbatches; ++m) {
+    if (m + warm_up < o.microbatches) out.push_back({Kind::forward, 0, m + warm_up});
+    out.push_back({Kind::backward, 0, m});
+  }
+  return out;
+}
+
+/// Megatron-LM's interleaved 1F1B; groups of P microbatches and more make any N possible.
+Computation interleaved(const ScheduleOptions& o, int stage) {
+  const auto order = grouped(o);
+  const int total = static_cast<int>(order.size());
+  const int largest_group = (o.microbatches + groups(o) - 1) / groups(o);
+  const int warm_up = std::min(total, 2 * (o.stages - 1 - stage) + (o.chunks_per_stage - 1) * largest_group);
+  Computation out;
+  for (int k = 0; k < total + warm_up; ++k) {
+    if (k < total) {
+      const auto [c, m] = order[static_cast<size_t>(k)];
+      out.push_back({Kind::forward, c, m});
+    }
+    if (k >= warm_up) {
+      const auto [c, m] = order[static_cast<size_t>(k - warm_up)];
+      out.push_back({Kind::backward, o.chunks_per_stage - 1 - c, m});
+    }
+  }
+  return out;
+}
+
+/// ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism): 1F1B whose stage p runs the weight part p
+/// microbatches late. Every stage then has up to P microbatches in flight, and the late parts fill the
+/// cool-down.
+Computation zb_h1(const ScheduleOptions& o, int stage) {
+  Computation out;
+  for (const Action& a : one_f_one_b(o, stage)) {
+    out.push_back(a);
+    if (a.kind == Kind::forward) continue;
+    out.back().kind = Kind::backward_data;
+    if (a.microbatch >= stage) out.push_back({Kind::backward_weight, 0, a.microbatch - stage});
+  }
+  for (int m = std::max(0, o.microbatches - stage); m < o.microbatches; ++m)
+    out.push_back({Kind::backward_weight, 0, m});
+  return out;
+}
+
+struct Generator {
+  ScheduleKind kind;
+  std::string_view name;
+  Computation (*computation)(const ScheduleOptions&, int stage);
+  /// Why these sizes are not supported; empty: they are.
+  std::string_view (*refusal)(const ScheduleOptions&);
+};
+
+std::string_view one_chunk(const ScheduleOptions& o) {
+  return o.chunks_per_stage > 1 ? "it runs one chunk per stage. Fix: use interleaved" : "";
+}
+
+constexpr Generator generators[] = {
+    {ScheduleKind::single, "single", single,
+     [](const ScheduleOptions& o) -> std::string_view {
+       return o.stages > 1 ? "it runs one stage. Fix: use 1f1b" : "";
+     }},
+    {ScheduleKind::forward_only, "forward_only", forward_only,
+     [](const ScheduleOptions&) -> std::string_view { return ""; }},
+    {ScheduleKind::one_f_one_b, "1f1b", one_f_one_b, one_chunk},
+    {ScheduleKind::interleaved, "interleaved", interleaved,
+     [](const ScheduleOptions& o) -> std::string_view {
+       if (o.stages < 2 || o.chunks_per_stage < 2)
+         return "it needs two stages and two chunks per stage. Fix: use 1f1b";
+       return "";
+     }},
+    {ScheduleKind::zb_h1, "zb_h1", zb_h1, one_chunk},
+};
+
+const Generator& generator(ScheduleKind kind) {
+  for (const Generator& g : generators)
+    if (g.kind == kind) return g;
+  NRL_CHECK(false, "no generator of schedule {}", static_cast<int>(kind));
+  return generators[0];
+}
+
+}  // namespace
+
+Schedule make_schedule(const ScheduleOptions& o, int stage) {
+  NRL_CHECK(o.stages > 0 && o.chunks_per_stage > 0 && o.microbatches > 0 && stage >= 0 && stage < o.stages,
+            "{} stages of {} chunks, {} microbatches, stage {}", o.stages, o.chunks_per_stage, o.microbatches,
+            stage);
+  const Generator& g = generator(o.kind);
+  if (const std::string_view why = g.refusal(o); !why.empty())
+    fail(Exit::config, "schedule {} does not support {} stages of {} chunks with {} microbatches: {}", g.name,
+         o.stages, o.chunks_per_stage, o.microbatches, why);
+  return complete_schedule(g.computation(o, stage), o, stage);
+}
+
+std::string_view name(ScheduleKind kind) {
+  return generator(kind).name;
+}
+
+std::string describe(const Action& action) {
+  static constexpr std::string_view names[] = {
+      "forward",      "backward",        "backward_data", "backward_weight",
+      "send_forward", "receive_forward", "send_backward", "receive_backward",
+      "finish_send",  "finish_reduce",   "step"};
+  return fmt::format("{}(chunk {}, microbatch {})", names[static_cast<size_t>(action.kind)], action.chunk,
+                     action.microbatch);
 }
 
 }  // namespace nrl::pipeline

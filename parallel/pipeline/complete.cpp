@@ -1,0 +1,116 @@
+#include "parallel/pipeline/schedule.h"
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+namespace nrl::pipeline {
+
+namespace {
+
+using Kind = ActionKind;
+
+/// Adds to a stage's computation what every schedule needs.
+class Completion {
+ public:
+  Completion(std::span<const Action> computation, const ScheduleOptions& options, int stage)
+      : options_(options),
+        stage_(stage),
+        training_(std::any_of(computation.begin(), computation.end(),
+                              [](const Action& a) { return a.kind != Kind::forward; })) {
+    pending_[0].resize(static_cast<size_t>(options.chunks_per_stage));
+    pending_[1].resize(static_cast<size_t>(options.chunks_per_stage));
+    for (int chunk = 0; chunk < options.chunks_per_stage; ++chunk)
+      schedule_.stashes.push_back(count_stashes(computation, chunk));
+    for (const Action& action : computation) add(action);
+    for (int chunk = 0; chunk < options.chunks_per_stage; ++chunk)
+      for (const Kind send : {Kind::send_forward, Kind::send_backward})
+        finish_sends(send, chunk, options.microbatches);
+    if (!training_) return;
+    schedule_.actions.push_back({Kind::finish_reduce});
+    schedule_.actions.push_back({Kind::step});
+  }
+
+  Schedule take() { return std::move(schedule_); }
+
+ private:
+  bool first(int chunk) const { return chunk == 0 && stage_ == 0; }
+  bool last(int chunk) const {
+    return chunk + 1 == options_.chunks_per_stage && stage_ + 1 == options_.stages;
+  }
+  bool sends() const { return options_.stages > 1; }
+
+  int count_stashes(std::span<const Action> computation, int chunk) const {
+    // In evaluation, the output of one microbatch is sent while the next one is computed.
+    if (!training_) return std::min(options_.microbatches, sends() && !last(chunk) ? 2 : 1);
+    int live = 0, peak = 0;
+    for (const Action& a : computation) {
+      if (a.chunk != chunk) continue;
+      if (a.kind == Kind::forward) peak = std::max(peak, ++live);
+      if (a.kind == Kind::backward || a.kind == Kind::backward_weight) --live;
+    }
+    return peak;
+  }
+
+  void add(Action a) {
+    const int stashes = schedule_.stashes[static_cast<size_t>(a.chunk)];
+    const bool last_microbatch = training_ && a.microbatch + 1 == options_.microbatches;
+    a.stash = a.microbatch % stashes;
+    switch (a.kind) {
+      case Kind::forward:
+        finish_sends(Kind::send_forward, a.chunk, a.microbatch - stashes);
+        if (!first(a.chunk)) add(Kind::receive_forward, a);
+        a.last = last_microbatch && last(a.chunk);
+        schedule_.actions.push_back(a);
+        if (sends() && !last(a.chunk)) send(Kind::send_forward, a);
+        break;
+      case Kind::backward:
+      case Kind::backward_data:
+        if (!last(a.chunk)) add(Kind::receive_backward, a);
+        // The next chunk has sent this gradient, so it has received the activations: nothing waits here.
+        finish_sends(Kind::send_forward, a.chunk, a.microbatch);
+        finish_sends(Kind::send_backward, a.chunk, a.microbatch - stashes);
+        a.last = last_microbatch && a.kind == Kind::backward;
+        schedule_.actions.push_back(a);
+        if (sends() && !first(a.chunk)) send(Kind::send_backward, a);
+        break;
+      default:
+        a.last = last_microbatch;
+        schedule_.actions.push_back(a);
+    }
+  }
+
+  void add(Kind kind, const Action& of) {
+    schedule_.actions.push_back({kind, of.chunk, of.microbatch, of.stash});
+  }
+
+  void send(Kind kind, const Action& of) {
+    add(kind, of);
+    pending(kind, of.chunk).push_back(schedule_.actions.back());
+  }
+
+  /// Completes the sends of microbatches up to `newest`.
+  void finish_sends(Kind kind, int chunk, int newest) {
+    for (auto& sent = pending(kind, chunk); !sent.empty() && sent.front().microbatch <= newest;
+         sent.pop_front())
+      add(Kind::finish_send, sent.front());
+  }
+
+  std::deque<Action>& pending(Kind send, int chunk) {
+    return pending_[send == Kind::send_forward ? 0 : 1][static_cast<size_t>(chunk)];
+  }
+
+  const ScheduleOptions& options_;
+  const int stage_;
+  const bool training_;
+  Schedule schedule_;
+  std::vector<std::deque<Action>> pending_[2];  // unfinished sends per chunk, oldest first
+};
+
+}  // namespace
+
+Schedule complete_schedule(std::span<const Action> computation, const ScheduleOptions& options, int stage) {
+  return Completion(computation, options, stage).take();
+}
+
+}  // namespace nrl::pipeline

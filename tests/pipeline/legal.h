@@ -1,0 +1,165 @@
+#pragma once
+// The rules of schedule.h, checked on the lists themselves, and the sizes that the tests go through.
+
+#include "parallel/pipeline/simulate.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace nrl::pipeline {
+
+inline const ScheduleKind all_kinds[] = {ScheduleKind::single, ScheduleKind::forward_only,
+                                         ScheduleKind::one_f_one_b, ScheduleKind::interleaved,
+                                         ScheduleKind::zb_h1};
+
+inline bool supported(const ScheduleOptions& o) {
+  switch (o.kind) {
+    case ScheduleKind::single:
+      return o.stages == 1;
+    case ScheduleKind::forward_only:
+      return true;
+    case ScheduleKind::interleaved:
+      return o.stages > 1 && o.chunks_per_stage > 1;
+    default:
+      return o.chunks_per_stage == 1;
+  }
+}
+
+/// All supported sizes up to 6 stages of 4 chunks and 13 microbatches: multiples of P, fewer than P, and
+/// others.
+inline std::vector<ScheduleOptions> sizes(ScheduleKind kind) {
+  std::vector<ScheduleOptions> out;
+  for (int p = 1; p <= 6; ++p)
+    for (int v = 1; v <= 4; ++v)
+      for (int n = 1; n <= 13; ++n)
+        if (const ScheduleOptions o{kind, p, v, n}; supported(o)) out.push_back(o);
+  return out;
+}
+
+inline std::vector<Schedule> all_stages(const ScheduleOptions& o) {
+  std::vector<Schedule> out;
+  for (int stage = 0; stage < o.stages; ++stage) out.push_back(make_schedule(o, stage));
+  return out;
+}
+
+inline std::string text(const ScheduleOptions& o) {
+  return fmt::format("{} P={} V={} N={}", name(o.kind), o.stages, o.chunks_per_stage, o.microbatches);
+}
+
+/// The first rule that the stage's list violates; empty: none. Of a merged list, `o` is {.stages = 1} with
+/// all chunks.
+inline std::string violation(const Schedule& s, const ScheduleOptions& o, int stage, bool training) {
+  using Kind = ActionKind;
+  using Buffer = std::pair<int /*chunk*/, int /*stash*/>;
+  const bool messages = o.stages > 1;
+  std::map<std::pair<Kind, int>, int> next;  // per kind and chunk: the microbatch whose turn it is
+  std::map<Buffer, int> activations;         // microbatch in each stash
+  std::map<Buffer, int> output, gradient;    // under way from the chunk's buffers
+  std::set<std::pair<int, int>> received, received_gradient, split;
+  size_t steps = 0;
+  if (static_cast<int>(s.stashes.size()) != o.chunks_per_stage) return "a stash count per chunk";
+  for (size_t i = 0; i < s.actions.size(); ++i) {
+    const Action& a = s.actions[i];
+    const auto wrong = [&](const char* rule) { return fmt::format("{} of {}: {}", i, describe(a), rule); };
+    if (a.kind == Kind::finish_reduce || a.kind == Kind::step) {
+      if (!training || i + 2 - (a.kind == Kind::step ? 1 : 0) != s.actions.size())
+        return wrong("only at the end");
+      ++steps;
+      continue;
+    }
+    if (a.chunk < 0 || a.chunk >= o.chunks_per_stage || a.microbatch < 0 || a.microbatch >= o.microbatches)
+      return wrong("exists");
+    const int m = a.microbatch;
+    const Buffer buffer{a.chunk, a.stash};
+    const std::pair<int, int> item{a.chunk, m};
+    const bool first = stage == 0 && a.chunk == 0;
+    const bool last = stage + 1 == o.stages && a.chunk + 1 == o.chunks_per_stage;
+    const bool last_microbatch = training && m + 1 == o.microbatches;
+    const auto done = [&](Kind kind) { return next[{kind, a.chunk}] > m; };
+    const auto occupy = [&] { return activations.emplace(buffer, m).first->second == m; };
+    if (a.stash != m % s.stashes[static_cast<size_t>(a.chunk)]) return wrong("stash = microbatch % stashes");
+    // finish_send stands for two kinds; everything else comes once, in order of microbatches.
+    if (a.kind != Kind::finish_send && next[{a.kind, a.chunk}]++ != m)
+      return wrong("once, in order of microbatches");
+    bool contributes = false;
+    switch (a.kind) {
+      case Kind::receive_forward:
+        if (first) return wrong("nothing to receive");
+        if (!occupy()) return wrong("the stash is in use");
+        received.insert(item);
+        break;
+      case Kind::forward:
+        if (!first && received.count(item) == 0) return wrong("no input");
+        if (!occupy()) return wrong("the stash is in use");
+        if (output.count(buffer) != 0) return wrong("overwrites an output that is being sent");
+        if (!training && (last || !messages)) activations.erase(buffer);
+        contributes = last;
+        break;
+      case Kind::send_forward:
+        if (last || !messages || !done(Kind::forward)) return wrong("nothing to send");
+        output[buffer] = m;
+        break;
+      case Kind::receive_backward:
+        if (last || !done(Kind::forward)) return wrong("nothing to receive");
+        received_gradient.insert(item);
+        break;
+      case Kind::backward:
+      case Kind::backward_data:
+        if (!training || !done(Kind::forward)) return wrong("before its forward");
+        if (!last && received_gradient.count(item) == 0) return wrong("no gradient");
+        if (gradient.count(buffer) != 0) return wrong("overwrites a gradient that is being sent");
+        if (output.count(buffer) != 0) return wrong("the output is being sent");
+        if (a.kind == Kind::backward)
+          activations.erase(buffer);
+        else
+          split.insert(item);
+        contributes = a.kind == Kind::backward;
+        break;
+      case Kind::backward_weight:
+        if (split.erase(item) == 0) return wrong("before its data part");
+        activations.erase(buffer);
+        contributes = true;
+        break;
+      case Kind::send_backward:
+        if (first || !messages || !(done(Kind::backward) || done(Kind::backward_data)))
+          return wrong("nothing to send");
+        gradient[buffer] = m;
+        break;
+      case Kind::finish_send:
+        if (const auto sent = output.find(buffer); sent != output.end() && sent->second == m)
+          output.erase(sent);
+        else if (const auto back = gradient.find(buffer); back != gradient.end() && back->second == m)
+          gradient.erase(back);
+        else
+          return wrong("no unfinished send");
+        if (!training) activations.erase(buffer);
+        break;
+      case Kind::finish_reduce:
+      case Kind::step:
+        break;
+    }
+    if (a.last != (contributes && last_microbatch)) return wrong("last");
+  }
+  if (steps != (training ? 2U : 0U)) return "one reduction and one step, when training";
+  if (!activations.empty() || !output.empty() || !gradient.empty() || !split.empty())
+    return "something is left over";
+  for (int c = 0; c < o.chunks_per_stage; ++c) {
+    const auto count = [&](Kind kind) { return next[{kind, c}]; };
+    const bool first = stage == 0 && c == 0, last = stage + 1 == o.stages && c + 1 == o.chunks_per_stage;
+    const int n = o.microbatches, back = training ? n : 0;
+    if (count(Kind::forward) != n || count(Kind::backward) + count(Kind::backward_data) != back ||
+        count(Kind::receive_forward) != (first ? 0 : n) ||
+        count(Kind::receive_backward) != (last ? 0 : back) ||
+        count(Kind::send_forward) != (last || !messages ? 0 : n) ||
+        count(Kind::send_backward) != (first || !messages ? 0 : back))
+      return fmt::format("chunk {}: not everything for every microbatch", c);
+  }
+  return "";
+}
+
+}  // namespace nrl::pipeline

@@ -1,0 +1,129 @@
+#include "core/base/error.h"
+#include "tests/catch.h"
+#include "tests/pipeline/legal.h"
+
+#include <algorithm>
+
+using namespace nrl;
+using namespace nrl::pipeline;
+
+namespace {
+
+/// A schedule of its own takes this function, an enumerator and a row of the table: here GPipe.
+std::vector<Action> gpipe(const ScheduleOptions& o) {
+  std::vector<Action> out;
+  for (int m = 0; m < o.microbatches; ++m) out.push_back({ActionKind::forward, 0, m});
+  for (int m = 0; m < o.microbatches; ++m) out.push_back({ActionKind::backward, 0, m});
+  return out;
+}
+
+std::vector<int> all_stashes(const std::vector<Schedule>& stages) {
+  std::vector<int> out;
+  for (const Schedule& s : stages) out.insert(out.end(), s.stashes.begin(), s.stashes.end());
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("schedules obey the rules for all sizes", "[schedule]") {
+  for (const ScheduleKind kind : all_kinds)
+    for (const ScheduleOptions& o : sizes(kind))
+      for (int stage = 0; stage < o.stages; ++stage) {
+        INFO(text(o) << " stage " << stage);
+        const std::string wrong =
+            violation(make_schedule(o, stage), o, stage, kind != ScheduleKind::forward_only);
+        if (!wrong.empty()) FAIL(wrong);
+      }
+}
+
+TEST_CASE("one stage runs each microbatch's backward after its forward", "[schedule]") {
+  const Schedule s = make_schedule({.microbatches = 2}, 0);
+  CHECK(s.actions == std::vector<Action>{{ActionKind::forward, 0, 0, 0},
+                                         {ActionKind::backward, 0, 0, 0},
+                                         {ActionKind::forward, 0, 1, 0, true},
+                                         {ActionKind::backward, 0, 1, 0, true},
+                                         {ActionKind::finish_reduce},
+                                         {ActionKind::step}});
+  CHECK(s.stashes == std::vector<int>{1});
+  // Chunks of one rank hand over by copies.
+  CHECK(make_schedule({.chunks_per_stage = 2}, 0).actions ==
+        std::vector<Action>{{ActionKind::forward, 0},
+                            {ActionKind::receive_forward, 1},
+                            {ActionKind::forward, 1, 0, 0, true},
+                            {ActionKind::backward, 1, 0, 0, true},
+                            {ActionKind::receive_backward, 0},
+                            {ActionKind::backward, 0, 0, 0, true},
+                            {ActionKind::finish_reduce},
+                            {ActionKind::step}});
+}
+
+TEST_CASE("1f1b keeps min(N, P - p) stashes, zb_h1 never more than min(N, P)", "[schedule]") {
+  for (const ScheduleOptions& o : sizes(ScheduleKind::one_f_one_b)) {
+    INFO(text(o));
+    std::vector<int> expected;
+    for (int stage = 0; stage < o.stages; ++stage)
+      expected.push_back(std::min(o.microbatches, o.stages - stage));
+    CHECK(all_stashes(all_stages(o)) == expected);
+  }
+  for (const ScheduleOptions& o : sizes(ScheduleKind::zb_h1)) {
+    INFO(text(o));
+    for (const int stashes : all_stashes(all_stages(o))) CHECK(stashes <= std::min(o.microbatches, o.stages));
+  }
+}
+
+TEST_CASE("interleaved 1f1b keeps Megatron-LM's number of stashes", "[schedule]") {
+  // The first stage has its warm-up and one more in flight, over all its chunks.
+  for (const ScheduleOptions& o : sizes(ScheduleKind::interleaved)) {
+    if (o.microbatches % o.stages != 0 || o.microbatches < 2 * o.stages) continue;
+    INFO(text(o));
+    for (int stage = 0; stage < o.stages; ++stage) {
+      const Schedule s = make_schedule(o, stage);
+      int live = 0, peak = 0;
+      for (const Action& a : s.actions) {
+        if (a.kind == ActionKind::forward) peak = std::max(peak, ++live);
+        if (a.kind == ActionKind::backward) --live;
+      }
+      CHECK(peak == 2 * (o.stages - 1 - stage) + (o.chunks_per_stage - 1) * o.stages + 1);
+    }
+  }
+}
+
+TEST_CASE("evaluation sends one microbatch while it computes the next", "[schedule]") {
+  CHECK(all_stashes(all_stages({ScheduleKind::forward_only, 3, 1, 8})) == std::vector<int>{2, 2, 1});
+  CHECK(all_stashes(all_stages({ScheduleKind::forward_only, 3, 1, 1})) == std::vector<int>{1, 1, 1});
+  CHECK(all_stashes(all_stages({ScheduleKind::forward_only, 2, 2, 8})) == std::vector<int>{2, 2, 2, 1});
+  CHECK(all_stashes(all_stages({ScheduleKind::forward_only, 1, 2, 8})) == std::vector<int>{1, 1});
+}
+
+TEST_CASE("sizes that a schedule does not support are refused with the reason", "[schedule]") {
+  for (const ScheduleKind kind : all_kinds)
+    for (int p = 1; p <= 3; ++p)
+      for (int v = 1; v <= 3; ++v) {
+        const ScheduleOptions o{kind, p, v, 4};
+        if (supported(o)) continue;
+        INFO(text(o));
+        try {
+          make_schedule(o, 0);
+          FAIL("not refused");
+        } catch (const Error& error) {
+          CHECK(error.code() == Exit::config);
+          CHECK_THAT(std::string(error.what()), ContainsSubstring("Fix: use"));
+        }
+      }
+}
+
+TEST_CASE("a schedule is added by its order of computation alone", "[schedule]") {
+  for (const ScheduleOptions& o : sizes(ScheduleKind::one_f_one_b)) {
+    INFO("gpipe " << text(o));
+    std::vector<Schedule> stages;
+    for (int stage = 0; stage < o.stages; ++stage) {
+      stages.push_back(complete_schedule(gpipe(o), o, stage));
+      const std::string wrong = violation(stages.back(), o, stage, true);
+      if (!wrong.empty()) FAIL(wrong);
+      CHECK(stages.back().stashes == std::vector<int>{o.microbatches});
+    }
+    const Simulation s = simulate(stages, Costs{{}});
+    CHECK(s.deadlock == "");
+    CHECK(s.makespan == 3 * (o.microbatches + o.stages - 1));
+  }
+}
