@@ -13,20 +13,26 @@ std::unique_ptr<Layer> make_block(const LayerContext& context, int layer, const 
   const bool fuse_gelu =
       options.device == DeviceType::cuda && !m.gated && m.activation == ops::Activation::gelu_tanh;
   auto block = std::make_unique<Block>(context, layer, parameters, options.dtype, fuse_gelu);
-  memory::SlotSet recomputed = 0;
-  for (const std::string& module : options.recompute_modules) {
-    const memory::SlotSet slots = block->table().with_rule(module);
-    if (slots == 0)
-      fail(Exit::config,
-           "policy.recompute.modules: '{}' names no activation of this model; known: norm, activation",
-           module);
-    recomputed |= slots;
-  }
-  block->recompute(recomputed);
+  if (options.recompute) block->recompute(options.recompute(layer, block->table()));
   return block;
 }
 
 }  // namespace
+
+RecomputePolicy recompute_modules(std::vector<std::string> modules) {
+  return [modules = std::move(modules)](int, const memory::LayerTable& table) {
+    memory::SlotSet recomputed = 0;
+    for (const std::string& module : modules) {
+      const memory::SlotSet slots = table.with_rule(module);
+      if (slots == 0)
+        fail(Exit::config,
+             "policy.recompute.modules: '{}' names no activation of this model; known: norm, activation",
+             module);
+      recomputed |= slots;
+    }
+    return recomputed;
+  };
+}
 
 std::vector<Chunk> decoder_chunks(const LayerContext& context, const ParameterList& parameters,
                                   const ChunkOptions& options) {

@@ -65,34 +65,40 @@ DType logits_gradient_dtype(const precision::Recipe& recipe, DeviceType device) 
   return device == DeviceType::cpu ? DType::f32 : recipe.activations;
 }
 
-Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, const DecoderOptions& options,
+Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, DecoderOptions options,
                  memory::MemoryPlan& plan)
-    : spec_(spec), options_(options) {
+    : spec_(spec), options_(std::move(options)) {
   context_.spec = &spec_;
-  context_.seed = options.seed;
-  const int64_t n = options.tokens;
-  const int64_t chunk = head_chunk_tokens(n, spec.vocab_size, options.device);
+  context_.seed = options_.seed;
+  const int64_t n = options_.tokens;
+  const int64_t chunk = head_chunk_tokens(n, spec.vocab_size, options_.device);
+  const auto chunks = std::max<size_t>(options_.training.stashes.size(), 1);
   stage_ = std::make_unique<Stage>(
       decoder_chunks(context_, parameters,
-                     {.dtype = options.recipe.activations,
-                      .logits_gradient = logits_gradient_dtype(options.recipe, options.device),
-                      .device = options.device,
+                     {.dtype = options_.recipe.activations,
+                      .logits_gradient = logits_gradient_dtype(options_.recipe, options_.device),
+                      .device = options_.device,
                       .head_chunk_tokens = chunk,
-                      .recompute_modules = options.recompute_modules}),
+                      .chunks = static_cast<int>(chunks),
+                      .recompute = options_.recompute}),
       std::array<int64_t, row_domains>{n, chunk});
-  training_ = stage_->add_program(memory::training, {1});
-  evaluation_ = stage_->add_program(memory::evaluation, {1});
   memory::Liveness liveness;
   stage_->record(&liveness);
-  const MicroBatch none;
-  forward(none, true);
-  backward(none);
-  forward(none, false);
+  const auto record = [&](memory::Mode mode, const pipeline::Schedule& schedule) {
+    const int program = stage_->add_program(mode, schedule.stashes);
+    const std::vector<MicroBatch> batches(schedule.actions.size());
+    execute(schedule, *stage_, program, batches, {});
+    return program;
+  };
+  if (!options_.training.actions.empty()) training_program_ = record(memory::training, options_.training);
+  evaluation_ = pipeline::make_schedule(
+      {.kind = pipeline::ScheduleKind::forward_only, .chunks_per_stage = static_cast<int>(chunks)}, 0);
+  evaluation_program_ = record(memory::evaluation, evaluation_);
   slots_ = liveness.declare(plan);
   buffers_.log_prob = plan.add("log-probabilities", Category::data, n * 4);
   buffers_.rope = plan.add("rope table", Category::data,
-                           spec.use_rope ? options.max_sequence * spec.rope.rotary_dim * 4 : 0);
-  workspace_bytes_ = training_workspace(spec, options, chunk);
+                           spec.use_rope ? options_.max_sequence * spec.rope.rotary_dim * 4 : 0);
+  workspace_bytes_ = training_workspace(spec, options_, chunk);
   buffers_.workspace = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace_bytes_));
 }
 
@@ -116,14 +122,12 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
   stage_->bind(plan, slots_, arenas);
 }
 
-Tensor Decoder::forward(const MicroBatch& batch, bool train) {
-  stage_->begin(train ? training_ : evaluation_);
-  stage_->forward(0, 0, batch);
-  return context_.log_prob;
+void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks) {
+  execute(options_.training, *stage_, training_program_, batches, hooks);
 }
 
-void Decoder::backward(const MicroBatch& batch) {
-  stage_->backward(0, 0, batch, true, true);
+void Decoder::evaluate(const MicroBatch& batch) {
+  execute(evaluation_, *stage_, evaluation_program_, {&batch, 1}, {});
 }
 
 }  // namespace nrl::model

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/model/stage.h"
+#include "apps/model/interpreter.h"
 #include "memory/plan.h"
 #include "precision/recipe.h"
 
@@ -18,11 +18,13 @@ struct DecoderOptions {
   int64_t tokens = 0;        ///< N of a microbatch: sequences * length
   int64_t max_sequence = 0;  ///< longest sequence
   precision::Recipe recipe;
-  std::vector<std::string> recompute_modules;  ///< rules of slots: "norm", "activation"
-  int threads = 1;                             ///< as Exec::threads will be
-  uint64_t seed = 0;                           ///< dropout
+  RecomputePolicy recompute = {};  ///< none: activations are kept
+  int threads = 1;                 ///< as Exec::threads will be
+  uint64_t seed = 0;               ///< dropout
   DeviceType device = DeviceType::cpu;
   size_t optimizer_workspace = 0;  ///< what the step's end needs on a GPU; it runs while the decoder does not
+  /// Of one optimizer step, with all chunks of the model on this rank. Empty: nothing is trained.
+  pipeline::Schedule training = {};
 };
 
 /// Entries of the kernel table that training this model uses, forward, backward and update.
@@ -35,23 +37,22 @@ DType logits_gradient_dtype(const precision::Recipe& recipe, DeviceType device);
 class Decoder {
  public:
   /// Declares every buffer of the forward and backward pass in `plan` (not yet solved). `spec` and
-  /// `parameters` outlive the decoder. Fails (78) when a recompute module names no slot of this model.
-  Decoder(const ModelSpec& spec, const ParameterList& parameters, const DecoderOptions& options,
+  /// `parameters` outlive the decoder.
+  Decoder(const ModelSpec& spec, const ParameterList& parameters, DecoderOptions options,
           memory::MemoryPlan& plan);
   ~Decoder();
 
   /// Gives the decoder its memory. `views` are indexed like ParameterList::all; `gradient_ready(p)` is called
-  /// in backward (and by the head) each time parameter p's gradient is complete for the microbatch. The
-  /// exec's workspace is set to the planned one.
+  /// when parameter p's gradient is complete for the step. The exec's workspace is set to the planned one.
   void bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec,
             std::vector<ParameterView> views, std::function<void(int)> gradient_ready);
 
-  /// Runs the forward pass and the head. Returns the log-probabilities (N) f32 of the targets (0 where there
-  /// is none), valid until the next call. With `train` the head's gradients are added and backward() must
-  /// follow; without it nothing is dropped.
-  Tensor forward(const MicroBatch& batch, bool train);
-  /// The rest of the backward pass of the microbatch that forward(mb, true) ran.
-  void backward(const MicroBatch& mb);
+  /// One optimizer step, by the schedule. Gradients are added to.
+  void train(std::span<const MicroBatch> batches, const StepHooks& hooks);
+  /// A forward pass that no backward pass follows; nothing is dropped.
+  void evaluate(const MicroBatch& batch);
+  /// The log-probabilities (N) f32 of the last microbatch's targets (0 where there is none).
+  const Tensor& log_prob() const { return context_.log_prob; }
 
   /// For tests: `at_tick` is called when the work of each tick begins, the clock of the planned lifetimes.
   void watch_ticks(std::function<void(int tick)> at_tick) { stage_->watch_ticks(std::move(at_tick)); }
@@ -63,7 +64,8 @@ class Decoder {
   DecoderOptions options_;
   LayerContext context_;
   std::unique_ptr<Stage> stage_;
-  int training_ = 0, evaluation_ = 0;    // programs of the stage
+  pipeline::Schedule evaluation_;  // of one microbatch
+  int training_program_ = 0, evaluation_program_ = 0;
   std::vector<memory::BufferId> slots_;  // by number in the dry run
   struct {
     memory::BufferId log_prob, rope, workspace;

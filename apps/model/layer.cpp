@@ -47,6 +47,7 @@ Tensor Run::grad(int parameter) const {
 }
 
 void Run::gradient_ready(std::initializer_list<int> parameters) const {
+  if (!last_ || !context_->gradient_ready) return;
   for (int p : parameters)
     if (p >= 0) context_->gradient_ready(p);
 }

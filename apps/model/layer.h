@@ -45,7 +45,7 @@ struct LayerContext {
   uint64_t seed = 0;   ///< of dropout
   Tensor log_prob;     ///< (N) f32: what the head writes in training and evaluation
   Tensor next_logits;  ///< (1, V) f32: what the head writes in generation
-  /// Called when the gradient of a parameter is complete for this microbatch.
+  /// Called when the gradient of a parameter is complete for the step.
   std::function<void(int parameter)> gradient_ready;
 };
 
@@ -126,7 +126,7 @@ class Run {
   /// Empty for parameter -1.
   Tensor weight(int parameter) const;
   Tensor grad(int parameter) const;
-  /// The gradients of these parameters are complete for the microbatch.
+  /// The microbatch has added to the gradients of these parameters.
   void gradient_ready(std::initializer_list<int> parameters) const;
   /// Nothing is dropped where no backward pass follows.
   ops::FusedDropout dropout(float p, int layer, DropoutSite site) const;
@@ -160,6 +160,7 @@ class Run {
   int cursor_ = 0;  ///< number of the next step in the table
   memory::Modes mode_ = 0;
   bool data_ = false, weight_ = false;  ///< backward passes: which parts run
+  bool last_ = false;                   ///< gradients of weights are complete with this microbatch
   uint64_t only_ = 0;                   ///< recompute: the forward steps that run
   memory::SlotSet again_ = 0;           ///< slots that are looked for in their recomputed place
   memory::SlotSet touched_ = 0;         ///< slots of the step that runs

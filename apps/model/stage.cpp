@@ -100,8 +100,9 @@ void Stage::enter_layer(Run& r, int index) {
   r.context_ = &r.layer_->context();
 }
 
-void Stage::forward(int chunk, int stash, const MicroBatch& batch) {
+void Stage::forward(int chunk, int stash, const MicroBatch& batch, bool last) {
   Run r = run_of(chunk, stash, batch);
+  r.last_ = last;
   const Chunk& layers = chunks_[static_cast<size_t>(chunk)];
   for (size_t l = 0; l < layers.size(); ++l) {
     const trace::Range range(trace_names_[static_cast<size_t>(chunk)][l]);
@@ -112,10 +113,11 @@ void Stage::forward(int chunk, int stash, const MicroBatch& batch) {
   }
 }
 
-void Stage::backward(int chunk, int stash, const MicroBatch& batch, bool data, bool weight) {
+void Stage::backward(int chunk, int stash, const MicroBatch& batch, Parts parts) {
   Run r = run_of(chunk, stash, batch);
-  r.data_ = data;
-  r.weight_ = weight;
+  r.data_ = parts.data;
+  r.weight_ = parts.weight;
+  r.last_ = parts.last;
   const Chunk& layers = chunks_[static_cast<size_t>(chunk)];
   for (size_t l = layers.size(); l-- > 0;) {
     const trace::Range range(trace_names_[static_cast<size_t>(chunk)][l]);

@@ -43,10 +43,16 @@ class Stage {
   void bind(const memory::MemoryPlan& plan, const std::vector<memory::BufferId>& ids,
             const memory::Arenas& arenas);
 
-  /// One microbatch through the chunk. The batch must be the same in its backward passes.
-  void forward(int chunk, int stash, const MicroBatch& batch);
-  /// The data part (gradients of activations), the weight part, or both, layer by layer.
-  void backward(int chunk, int stash, const MicroBatch& batch, bool data, bool weight);
+  bool recording() const { return liveness_ != nullptr; }
+  /// One microbatch through the chunk. The batch must be the same in its backward passes. `last`: with this
+  /// microbatch the head's gradients are complete.
+  void forward(int chunk, int stash, const MicroBatch& batch, bool last);
+  struct Parts {
+    bool data = true;    ///< gradients of activations
+    bool weight = true;  ///< gradients of weights; with `data` layer by layer
+    bool last = false;   ///< gradients of weights are complete with this microbatch
+  };
+  void backward(int chunk, int stash, const MicroBatch& batch, Parts parts);
   /// The chunk's input from the output of the chunk before, whose microbatch lies in `from_stash`.
   void receive_forward(int chunk, int stash, int from_stash);
   /// The gradient of the chunk's output from the chunk behind.

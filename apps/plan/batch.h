@@ -26,7 +26,7 @@ class BatchTensors {
   /// used again two commits later, not before the copy is done.
   void commit(int64_t step);
   /// What the decoder runs on. The addresses do not change from step to step.
-  const model::MicroBatch& microbatch(int64_t i) const { return tensors_[static_cast<size_t>(i)]; }
+  const std::vector<model::MicroBatch>& microbatches() const { return tensors_; }
 
  private:
   int64_t tokens() const { return sequences_ * length_; }

@@ -99,14 +99,16 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   const auto weight = static_cast<float>(-1.0 / static_cast<double>(batch.global * p.sequence_length));
   p.tensors =
       std::make_unique<BatchTensors>(p.memory, batch.accumulation, batch.micro, p.sequence_length, weight);
-  const model::DecoderOptions options{batch.micro * p.sequence_length,
-                                      p.sequence_length,
-                                      p.recipe,
-                                      p.recompute_modules,
-                                      p.threads,
-                                      static_cast<uint64_t>(config.pretrain.seed),
-                                      device,
-                                      ops::sum_of_squares_workspace(total)};
+  const model::DecoderOptions options{
+      batch.micro * p.sequence_length,
+      p.sequence_length,
+      p.recipe,
+      model::recompute_modules(p.recompute_modules),
+      p.threads,
+      static_cast<uint64_t>(config.pretrain.seed),
+      device,
+      ops::sum_of_squares_workspace(total),
+      pipeline::make_schedule({.microbatches = static_cast<int>(batch.accumulation)}, 0)};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   p.memory.solve();
   return plan;

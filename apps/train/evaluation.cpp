@@ -93,7 +93,6 @@ void Evaluator::load(const std::vector<std::vector<std::string>>& seen) {
   decoder.tokens = options_.micro_batch * length;
   decoder.max_sequence = length;
   decoder.recipe = recipe_;
-  decoder.recompute_modules = {"norm", "activation"};
   decoder.threads = exec_.threads;
   decoder.device = options_.device;
   decoder_ = std::make_unique<model::Decoder>(spec_, parameters_, decoder, memory_);
@@ -144,7 +143,8 @@ EvaluationSums Evaluator::run(const IndexedDataset& data, int64_t max_tokens) {
       }
       tensors_->fill(0, batch, 0);
       tensors_->commit(0);
-      ops::add_sum(exec_, {decoder_->forward(tensors_->microbatch(0), false), sum_});
+      decoder_->evaluate(tensors_->microbatches().front());
+      ops::add_sum(exec_, {decoder_->log_prob(), sum_});
     }
     ops::download(exec_, sum_, &sum);
   });

@@ -392,9 +392,8 @@ void Session::allocate() {
     views.push_back({at(flat_.weights), at(flat_.gradients)});
   }
   p.tensors->bind(p.memory, arenas_, exec_);
-  p.decoder->bind(p.memory, arenas_, exec_, std::move(views), [this](int parameter) {
-    if (last_microbatch_) reducer_->ready(parameter);
-  });
+  p.decoder->bind(p.memory, arenas_, exec_, std::move(views),
+                  [this](int parameter) { reducer_->ready(parameter); });
   reducer_ = std::make_unique<GradReducer>(
       p.layout, std::span(flat_.gradients.ptr<float>(), static_cast<size_t>(total)), device_dp(), p.sharding,
       config().distributed.overlap_grad_reduce, comm::StreamRef{exec_.stream});

@@ -124,9 +124,6 @@ class Session {
     if (locks_) locks_->heartbeat();
   }
 
-  /// From now on a complete gradient may be sent (the last microbatch of a step).
-  void set_last_microbatch(bool last) { last_microbatch_ = last; }
-
   /// Collective. Returns the path.
   std::string save();
 
@@ -183,7 +180,6 @@ class Session {
   int host_threads_ = 1, device_ordinal_ = 0, devices_ = 0;
   std::string device_why_, comm_why_, attention_;
   int kernels_needed_ = 0;
-  bool last_microbatch_ = false;
 };
 
 }  // namespace nrl::train

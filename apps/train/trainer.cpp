@@ -23,7 +23,6 @@
 #include "core/ops/transfer.h"
 #include "core/trace/device_timeline.h"
 #include "core/trace/trace.h"
-#include "parallel/pipeline/schedule.h"
 
 namespace nrl::train {
 namespace {
@@ -222,36 +221,23 @@ class Trainer {
   // The work of one step, enqueued (on a CPU: done). Nothing here waits for the device or depends on the
   // step's number, so that it can be recorded.
   void run_actions() {
-    for (const pipeline::Action& action : actions_.actions) {
-      const auto microbatch = static_cast<int64_t>(action.microbatch);
-      switch (action.kind) {
-        case pipeline::ActionKind::forward: {
-          const trace::Range range("forward_pass");
-          session_.set_last_microbatch(action.last);
-          if (action.last) session_.reducer().start();
-          const Tensor lp = plan_.decoder->forward(plan_.tensors->microbatch(microbatch), true);
-          ops::add_sum(session_.exec(), {lp, session_.flat().scalars.rows(ops::StepScalar::log_prob_sum, 1)});
-          break;
-        }
-        case pipeline::ActionKind::backward: {
-          const trace::Range range("backward_pass");
-          plan_.decoder->backward(plan_.tensors->microbatch(microbatch));
-          break;
-        }
-        case pipeline::ActionKind::finish_reduce:
-          session_.reducer().finish();
-          break;
-        case pipeline::ActionKind::step: {
-          const trace::Range range("optimizer_step");
-          session_.optimizer().step(session_.device_dp());
-          const Tensor& weights = session_.flat().weights;
-          session_.reducer().gather_params(comm::View(weights.data, weights.numel(), weights.dtype));
-          break;
-        }
-        default:
-          NRL_CHECK(false, "{} in the schedule of one stage", pipeline::describe(action));
-      }
-    }
+    ops::Exec& e = session_.exec();
+    const model::StepHooks hooks{
+        .scored =
+            [&](int) {
+              const Tensor sum = session_.flat().scalars.rows(ops::StepScalar::log_prob_sum, 1);
+              ops::add_sum(e, {plan_.decoder->log_prob(), sum});
+            },
+        .finish_reduce = [&] { session_.reducer().finish(); },
+        .step =
+            [&] {
+              session_.optimizer().step(session_.device_dp());
+              const Tensor& weights = session_.flat().weights;
+              session_.reducer().gather_params(comm::View(weights.data, weights.numel(), weights.dtype));
+            },
+    };
+    session_.reducer().start();
+    plan_.decoder->train(plan_.tensors->microbatches(), hooks);
   }
 
   // The first steps run as they are: libraries choose their kernels then, and load them.
@@ -455,7 +441,8 @@ class Trainer {
     for (int64_t i = 0; i < loading.steps * loading.accumulation; ++i) {
       plan_.tensors->fill(0, loader.next(), 0);
       plan_.tensors->commit(0);
-      ops::add_sum(e, {plan_.decoder->forward(plan_.tensors->microbatch(0), false), total});
+      plan_.decoder->evaluate(plan_.tensors->microbatches().front());
+      ops::add_sum(e, {plan_.decoder->log_prob(), total});
     }
     ops::download(e, total, &sum);
     session_.dp().all_reduce(std::span(&sum, 1));
@@ -532,8 +519,6 @@ class Trainer {
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<TextSamples> samples_;  // of rank 0, when asked for
   Timers timers_;
-  const pipeline::Schedule actions_ =
-      pipeline::make_schedule({.microbatches = static_cast<int>(plan_.batch.accumulation)}, 0);
   Histogram rates_, step_seconds_;
   PeakEstimate peak_;
   std::string checkpoint_;

@@ -58,8 +58,7 @@ class Probe : public TinyModel {
       b.step = make_tensor(&step, DType::i64, {1});
       b.first_row = draw.first_row;
       for (auto& g : gradients_) std::fill(g.begin(), g.end(), 0.0f);
-      decoder_.forward(b, true);
-      decoder_.backward(b);
+      decoder_.train({&b, 1}, {});
       const int64_t position = token < 12 ? token : token - 12;
       for (size_t i = 0; i < gradients_.size(); ++i) {
         const std::string& name = parameters_.all[i].parts.front().name;

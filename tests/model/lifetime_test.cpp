@@ -22,10 +22,8 @@ Trained train(TinyModel& m) {
   Trained result;
   for (int step = 0; step < 2; ++step) {
     for (auto& g : m.gradients_) std::fill(g.begin(), g.end(), 0.0f);
-    for (int microbatch = 0; microbatch < 2; ++microbatch) {
-      result.losses.push_back(m.loss());
-      m.decoder_.backward(m.batch());
-    }
+    m.decoder_.train(std::vector(2, m.batch()),
+                     {.scored = [&](int) { result.losses.push_back(m.loss_of_last()); }});
     for (size_t p = 0; p < m.weights_.size(); ++p)
       for (size_t i = 0; i < m.weights_[p].size(); ++i) {
         m.weights_[p][i] -= 0.01f * m.gradients_[p][i];
@@ -46,8 +44,8 @@ Trained train_poisoned(TinyModel& m, Poison& poison) {
 void check(const std::string& config, const ops::KernelTable& kernels, int threads, precision::Recipe recipe,
            DeviceType device, const std::vector<std::string>& recompute) {
   CAPTURE(recompute);
-  TinyModel plain(config, kernels, threads, recompute, recipe, device);
-  TinyModel poisoned(config, kernels, threads, recompute, recipe, device);
+  TinyModel plain(config, kernels, threads, recompute, recipe, device, 2);
+  TinyModel poisoned(config, kernels, threads, recompute, recipe, device, 2);
   Poison poison(poisoned.plan_, poisoned.arenas_);
   const Trained want = train(plain);
   REQUIRE(std::isfinite(want.losses.back()));
@@ -78,7 +76,7 @@ TEST_CASE("no buffer is read outside of its planned life on a GPU", "[model][mem
 TEST_CASE("a lifetime that ends early or begins late is noticed", "[model][memory]") {
   const std::string config = test::tiny_configs()[2].second;
   const ops::KernelTable& kernels = ops::cpu_kernels(cpu::best_isa());
-  TinyModel plain(config, kernels, 1, {"activation"});
+  TinyModel plain(config, kernels, 1, {"activation"}, precision::float32, DeviceType::cpu, 2);
   const Trained want = train(plain);
   std::vector<std::string> unnoticed;
   for (size_t i = 0; i < plain.plan_.buffers().size(); ++i) {
@@ -87,7 +85,7 @@ TEST_CASE("a lifetime that ends early or begins late is noticed", "[model][memor
     for (size_t k = 0; k < buffer.lifetimes.size(); ++k) {
       if (buffer.lifetimes[k].first == buffer.lifetimes[k].last) continue;
       for (const bool late : {false, true}) {
-        TinyModel m(config, kernels, 1, {"activation"});
+        TinyModel m(config, kernels, 1, {"activation"}, precision::float32, DeviceType::cpu, 2);
         Poison poison(m.plan_, m.arenas_);
         memory::Lifetime& life = poison.buffers()[i].lifetimes[k];
         if (late)

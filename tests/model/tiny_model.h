@@ -48,10 +48,18 @@ class TinyModel {
  public:
   TinyModel(const std::string& config, const ops::KernelTable& kernels, int threads,
             std::vector<std::string> recompute = {}, precision::Recipe recipe = precision::float32,
-            DeviceType device = DeviceType::cpu)
+            DeviceType device = DeviceType::cpu, int microbatches = 1)
       : spec_(model::parse_model_config(config, "test")),
         parameters_(model::make_parameters(spec_)),
-        decoder_(spec_, parameters_, {tokens, 12, recipe, std::move(recompute), threads, 5, device, 0},
+        decoder_(spec_, parameters_,
+                 {.tokens = tokens,
+                  .max_sequence = 12,
+                  .recipe = recipe,
+                  .recompute = model::recompute_modules(std::move(recompute)),
+                  .threads = threads,
+                  .seed = 5,
+                  .device = device,
+                  .training = pipeline::make_schedule({.microbatches = microbatches}, 0)},
                  plan_) {
     plan_.solve();
     arenas_ = memory::Arenas(plan_);
@@ -92,17 +100,23 @@ class TinyModel {
 
   /// Sum of weight * log_prob: what the gradients differentiate when `train`.
   double loss(bool train = true) {
-    const Tensor lp = decoder_.forward(batch(), train);
+    if (train)
+      decoder_.train(std::vector{batch()}, {});
+    else
+      decoder_.evaluate(batch());
+    return loss_of_last();
+  }
+  double loss_of_last() const {
     double sum = 0;
     for (int i = 0; i < tokens; ++i)
-      sum += static_cast<double>(weight_[static_cast<size_t>(i)]) * static_cast<double>(lp.ptr<float>()[i]);
+      sum += static_cast<double>(weight_[static_cast<size_t>(i)]) *
+             static_cast<double>(decoder_.log_prob().ptr<float>()[i]);
     return sum;
   }
   void gradients() {
     for (auto& g : gradients_) std::fill(g.begin(), g.end(), 0.0f);
     ready_.clear();
-    decoder_.forward(batch(), true);
-    decoder_.backward(batch());
+    decoder_.train(std::vector{batch()}, {});
   }
 
   model::MicroBatch batch() {

@@ -1,0 +1,63 @@
+#include "apps/model/interpreter.h"
+
+#include "core/trace/trace.h"
+
+namespace nrl::model {
+
+using pipeline::Action;
+using pipeline::ActionKind;
+
+void execute(const pipeline::Schedule& schedule, Stage& stage, int program,
+             std::span<const MicroBatch> batches, const StepHooks& hooks) {
+  const auto stash_of = [&](int chunk, const Action& a) {
+    return a.microbatch % schedule.stashes[static_cast<size_t>(chunk)];
+  };
+  const auto call = [&](const std::function<void()>& hook) {
+    if (hook && !stage.recording()) hook();
+  };
+  stage.begin(program);
+  for (const Action& a : schedule.actions) {
+    const auto batch = [&]() -> const MicroBatch& { return batches[static_cast<size_t>(a.microbatch)]; };
+    const auto backward = [&](bool data, bool weight) {
+      const trace::Range range("backward_pass");
+      stage.backward(a.chunk, a.stash, batch(), {.data = data, .weight = weight, .last = a.last});
+    };
+    switch (a.kind) {
+      case ActionKind::forward: {
+        const trace::Range range("forward_pass");
+        stage.forward(a.chunk, a.stash, batch(), a.last);
+        if (a.chunk + 1 == stage.chunks() && hooks.scored && !stage.recording()) hooks.scored(a.microbatch);
+        break;
+      }
+      case ActionKind::backward:
+        backward(true, true);
+        break;
+      case ActionKind::backward_data:
+        backward(true, false);
+        break;
+      case ActionKind::backward_weight:
+        backward(false, true);
+        break;
+      case ActionKind::receive_forward:
+        stage.receive_forward(a.chunk, a.stash, stash_of(a.chunk - 1, a));
+        break;
+      case ActionKind::receive_backward:
+        stage.receive_backward(a.chunk, a.stash, stash_of(a.chunk + 1, a));
+        break;
+      case ActionKind::finish_reduce:
+        call(hooks.finish_reduce);
+        break;
+      case ActionKind::step: {
+        const trace::Range range("optimizer_step");
+        call(hooks.step);
+        break;
+      }
+      case ActionKind::send_forward:
+      case ActionKind::send_backward:
+      case ActionKind::finish_send:
+        NRL_CHECK(false, "{} on the only rank of the model", pipeline::describe(a));
+    }
+  }
+}
+
+}  // namespace nrl::model
