@@ -66,13 +66,19 @@ class Completion {
         break;
       case Kind::backward:
       case Kind::backward_data:
-        if (!last(a.chunk)) add(Kind::receive_backward, a);
+        if (sends() && !last(a.chunk)) add(Kind::receive_backward, a);
         // The next chunk has sent this gradient, so it has received the activations: nothing waits here.
         finish_sends(Kind::send_forward, a.chunk, a.microbatch);
         finish_sends(Kind::send_backward, a.chunk, a.microbatch - stashes);
-        a.last = last_microbatch && a.kind == Kind::backward;
+        a.last = last_microbatch;
         schedule_.actions.push_back(a);
         if (sends() && !first(a.chunk)) send(Kind::send_backward, a);
+        // On one rank nothing keeps what this stash's next microbatch would overwrite: it is handed over now.
+        if (!sends() && !first(a.chunk)) {
+          const int before = a.chunk - 1;
+          add(Kind::receive_backward, {Kind::backward, before, a.microbatch,
+                                       a.microbatch % schedule_.stashes[static_cast<size_t>(before)]});
+        }
         break;
       default:
         a.last = last_microbatch;

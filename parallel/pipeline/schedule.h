@@ -43,8 +43,8 @@ struct Action {
   /// receive_forward (first chunk: forward) to backward or backward_weight; in evaluation, to forward or its
   /// finish_send.
   int stash = 0;
-  /// The last contribution of this chunk to its weight gradients in this optimizer step: backward or
-  /// backward_weight of the last microbatch, and the forward of the model's last chunk before it (head).
+  /// The last microbatch: every weight gradient that this action adds to is complete for the optimizer step.
+  /// Norms add to theirs in the data part, the head in the forward pass of the model's last chunk.
   bool last = false;
 
   bool operator==(const Action&) const = default;

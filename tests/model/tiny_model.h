@@ -1,6 +1,7 @@
 #pragma once
 // A decoder on its own memory plan, for tests.
 
+#include <array>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -43,29 +44,43 @@ inline std::vector<std::pair<std::string, std::string>> tiny_configs() {
   };
 }
 
-/// Two sequences of unequal length in one microbatch of 19 tokens.
+struct TinyOptions {
+  precision::Recipe recipe = precision::float32;
+  DeviceType device = DeviceType::cpu;
+  model::RecomputePolicy recompute = {};
+  pipeline::Schedule schedule = pipeline::make_schedule({}, 0);
+};
+
+/// Microbatches of two sequences of unequal length, 19 tokens together.
 class TinyModel {
  public:
   TinyModel(const std::string& config, const ops::KernelTable& kernels, int threads,
             std::vector<std::string> recompute = {}, precision::Recipe recipe = precision::float32,
             DeviceType device = DeviceType::cpu, int microbatches = 1)
+      : TinyModel(config, kernels, threads,
+                  TinyOptions{.recipe = recipe,
+                              .device = device,
+                              .recompute = model::recompute_modules(std::move(recompute)),
+                              .schedule = pipeline::make_schedule({.microbatches = microbatches}, 0)}) {}
+
+  TinyModel(const std::string& config, const ops::KernelTable& kernels, int threads, TinyOptions options)
       : spec_(model::parse_model_config(config, "test")),
         parameters_(model::make_parameters(spec_)),
         decoder_(spec_, parameters_,
                  {.tokens = tokens,
                   .max_sequence = 12,
-                  .recipe = recipe,
-                  .recompute = model::recompute_modules(std::move(recompute)),
+                  .recipe = options.recipe,
+                  .recompute = std::move(options.recompute),
                   .threads = threads,
                   .seed = 5,
-                  .device = device,
-                  .training = pipeline::make_schedule({.microbatches = microbatches}, 0)},
+                  .device = options.device,
+                  .training = std::move(options.schedule)},
                  plan_) {
     plan_.solve();
     arenas_ = memory::Arenas(plan_);
     exec_.kernels = &kernels;
     exec_.threads = threads;
-    if (device == DeviceType::cuda) {  // the GPU's kernels, each run at once on host memory
+    if (options.device == DeviceType::cuda) {  // the GPU's kernels, each run at once on host memory
       runtime_ = device::open_sim();
       libraries_ = ops::open_sim_libraries(*runtime_, {});
       exec_.multiprocessors = runtime_->properties().multiprocessors;
@@ -84,9 +99,10 @@ class TinyModel {
       else
         for (float& w : weights_.back()) w *= 6;  // larger than usual so that every path carries signal
       low_.emplace_back(weights_.back().begin(), weights_.back().end());
-      views.push_back({view(recipe.weights, p.shape), view(DType::f32, p.shape)});
-      views.back().weight.data =
-          recipe.weights == DType::f32 ? static_cast<void*>(weights_.back().data()) : low_.back().data();
+      views.push_back({view(options.recipe.weights, p.shape), view(DType::f32, p.shape)});
+      views.back().weight.data = options.recipe.weights == DType::f32
+                                     ? static_cast<void*>(weights_.back().data())
+                                     : low_.back().data();
       views.back().grad.data = gradients_.back().data();
     }
     decoder_.bind(plan_, arenas_, exec_, views, [this](int p) { ready_.push_back(p); });
@@ -106,11 +122,12 @@ class TinyModel {
       decoder_.evaluate(batch());
     return loss_of_last();
   }
-  double loss_of_last() const {
+  double loss_of_last() const { return weighted(decoder_.log_prob()); }
+  double weighted(const Tensor& log_prob) const {
     double sum = 0;
     for (int i = 0; i < tokens; ++i)
       sum += static_cast<double>(weight_[static_cast<size_t>(i)]) *
-             static_cast<double>(decoder_.log_prob().ptr<float>()[i]);
+             static_cast<double>(log_prob.ptr<float>()[i]);
     return sum;
   }
   void gradients() {
@@ -119,6 +136,20 @@ class TinyModel {
     decoder_.train(std::vector{batch()}, {});
   }
 
+  /// Every microbatch has tokens and dropout masks of its own.
+  std::vector<model::MicroBatch> batches(int count) {
+    std::vector<model::MicroBatch> all;
+    more_ids_.resize(static_cast<size_t>(count));
+    for (int m = 0; m < count; ++m) {
+      auto& ids = more_ids_[static_cast<size_t>(m)];
+      for (int i = 0; i < tokens; ++i)
+        ids[static_cast<size_t>(i)] = static_cast<int32_t>((i * 37 + m * 5 + 11) % spec_.vocab_size);
+      all.push_back(batch());
+      all.back().ids.data = ids.data();
+      all.back().first_row = m * tokens;
+    }
+    return all;
+  }
   model::MicroBatch batch() {
     model::MicroBatch b;
     b.ids = make_tensor(ids_.data(), DType::i32, {tokens});
@@ -151,6 +182,7 @@ class TinyModel {
   }
   std::vector<int32_t> ids_, targets_, positions_, cu_{0, 12, 19};
   std::vector<float> weight_;
+  std::vector<std::array<int32_t, tokens>> more_ids_;
   int64_t step_ = 4;
 };
 

@@ -59,7 +59,8 @@ inline std::string violation(const Schedule& s, const ScheduleOptions& o, int st
   const bool messages = o.stages > 1;
   std::map<std::pair<Kind, int>, int> next;  // per kind and chunk: the microbatch whose turn it is
   std::map<Buffer, int> activations;         // microbatch in each stash
-  std::map<Buffer, int> output, gradient;    // under way from the chunk's buffers
+  std::map<Buffer, int> output, gradient;    // in flight from the chunk's buffers
+  std::map<Buffer, int> newest_gradient;     // of the chunk's input, in each stash
   std::set<std::pair<int, int>> received, received_gradient, split;
   size_t steps = 0;
   if (static_cast<int>(s.stashes.size()) != o.chunks_per_stage) return "a stash count per chunk";
@@ -106,6 +107,9 @@ inline std::string violation(const Schedule& s, const ScheduleOptions& o, int st
         break;
       case Kind::receive_backward:
         if (last || !done(Kind::forward)) return wrong("nothing to receive");
+        if (const Buffer from{a.chunk + 1, m % s.stashes.at(static_cast<size_t>(a.chunk + !messages))};
+            !messages && newest_gradient[from] != m)
+          return wrong("the gradient was overwritten before it was handed over");
         received_gradient.insert(item);
         break;
       case Kind::backward:
@@ -118,7 +122,8 @@ inline std::string violation(const Schedule& s, const ScheduleOptions& o, int st
           activations.erase(buffer);
         else
           split.insert(item);
-        contributes = a.kind == Kind::backward;
+        newest_gradient[buffer] = m;
+        contributes = true;
         break;
       case Kind::backward_weight:
         if (split.erase(item) == 0) return wrong("before its data part");
