@@ -7,11 +7,14 @@
 namespace nrl::model {
 namespace {
 
+int64_t widest_projection(const ModelSpec& m) {
+  return std::max({m.hidden, m.qkv_width(), m.mlp_in_width(), m.head_dim});
+}
+
 size_t needed_gpu_workspace(const ModelSpec& m, const DecoderOptions& o) {
-  const int64_t widest = std::max({m.hidden, m.qkv_width(), m.mlp_in_width(), m.head_dim});
   return std::max({o.optimizer_workspace, ops::norm_backward_workspace(m.hidden, o.threads),
                    ops::qk_norm_rope_workspace(m.head_dim, o.threads),
-                   ops::gpu_linear_workspace(widest, o.threads),
+                   ops::gpu_linear_workspace(widest_projection(m), o.threads),
                    ops::embedding_backward_workspace(o.tokens, m.hidden),
                    ops::attention_gpu_workspace(o.tokens, m.heads, m.kv_heads, m.head_dim)});
 }
@@ -38,7 +41,8 @@ size_t training_workspace(const ModelSpec& m, const DecoderOptions& o, int64_t c
 size_t generation_workspace(const ModelSpec& m, DType dtype, int64_t tokens, int64_t max_tokens,
                             DeviceType device, int threads) {
   if (device == DeviceType::cuda)
-    return ops::attention_gpu_workspace(max_tokens, m.heads, m.kv_heads, m.head_dim);
+    return std::max(ops::gpu_linear_workspace(widest_projection(m), threads),
+                    ops::attention_gpu_workspace(max_tokens, m.heads, m.kv_heads, m.head_dim));
   size_t bytes = ops::attention_workspace(tokens, m.heads, m.kv_heads, m.head_dim, max_tokens, threads);
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
     bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, threads));
