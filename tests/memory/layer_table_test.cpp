@@ -1,0 +1,78 @@
+// What a recomputation runs, from the table alone.
+#include "memory/layer_table.h"
+
+#include "core/base/error.h"
+#include "tests/catch.h"
+
+using namespace nrl::memory;
+
+namespace {
+
+// in (port) -> sum, norm; norm -> up; up -> act; act -> out. `sum` can also make `norm` again.
+struct Table : LayerTable {
+  Slot in = add(SlotSpec{.name = "in", .width = 1, .port = true});
+  Slot sum = add(SlotSpec{.name = "sum", .width = 1});
+  Slot norm = add(SlotSpec{.name = "norm", .width = 1, .rules = "norm all"});
+  Slot up = add(SlotSpec{.name = "up", .width = 1, .rules = "all"});
+  Slot act = add(SlotSpec{.name = "act", .width = 1, .rules = "activation all"});
+  Slot out = add(SlotSpec{.name = "out", .width = 1});
+  Slot d_out = add(SlotSpec{.name = "d_out", .width = 1, .port = true});
+  Slot d_act = add(SlotSpec{.name = "d_act", .width = 1});
+  using LayerTable::add;
+
+  Table() {
+    step("norm", in.bit(), sum.bit() | norm.bit());
+    step("norm again", sum.bit(), norm.bit(), recompute);
+    step("up", norm.bit(), up.bit());
+    step("act", up.bit(), act.bit());
+    step("out", act.bit(), out.bit());
+    add(Step{.name = "d_out", .pass = Pass::data, .reads = d_out.bit() | act.bit(), .writes = d_act.bit()});
+  }
+  void step(const char* name, SlotSet reads, SlotSet writes, Modes modes = every_mode) {
+    add(Step{.name = name, .modes = modes, .reads = reads, .writes = writes});
+  }
+};
+
+constexpr uint64_t steps(std::initializer_list<int> list) {
+  uint64_t bits = 0;
+  for (int s : list) bits |= uint64_t{1} << s;
+  return bits;
+}
+
+}  // namespace
+
+TEST_CASE("what is made from another layer's slots cannot be recomputed", "[memory]") {
+  const Table t;
+  CHECK(t.recomputable() == (t.norm.bit() | t.up.bit() | t.act.bit() | t.out.bit()));
+  CHECK_THROWS_AS(LayerPolicy(t, t.sum.bit()), nrl::Error);
+  CHECK(t.with_rule("norm") == t.norm.bit());
+  CHECK(t.with_rule("all") == (t.norm.bit() | t.up.bit() | t.act.bit()));
+  CHECK(t.with_rule("al") == 0);
+}
+
+TEST_CASE("a recomputation runs the steps it needs, once", "[memory]") {
+  const Table t;
+  SlotSet made = 0;
+  const LayerPolicy alone(t, t.act.bit());
+  CHECK(alone.steps_for(t.act.bit() | t.up.bit(), made) == steps({3}));
+  CHECK(made == t.act.bit());
+  CHECK(alone.steps_for(t.act.bit(), made) == 0);
+
+  made = 0;
+  const LayerPolicy chain(t, t.norm.bit() | t.up.bit() | t.act.bit());
+  CHECK(chain.steps_for(t.up.bit(), made) == steps({1, 2}));
+  CHECK(made == (t.norm.bit() | t.up.bit()));
+  CHECK(chain.steps_for(t.act.bit(), made) == steps({3}));
+}
+
+TEST_CASE("steps that do not fit the table are errors", "[memory]") {
+  Table t;
+  CHECK_THROWS_WITH(t.step("late", 0, t.out.bit()), ContainsSubstring("follows backward steps"));
+  LayerTable other;
+  const Slot a = other.add(SlotSpec{.name = "a", .width = 1});
+  const Slot port = other.add(SlotSpec{.name = "port", .width = 1, .port = true});
+  CHECK_THROWS_WITH(other.add(Step{.name = "s", .reads = a.bit()}), ContainsSubstring("nothing wrote"));
+  CHECK_THROWS_WITH(other.add(Step{.name = "s", .writes = port.bit()}), ContainsSubstring("another layer"));
+  for (size_t s = 2; s < max_slots; ++s) other.add(SlotSpec{.name = "s", .width = 1});
+  CHECK_THROWS_WITH(other.add(SlotSpec{.name = "s", .width = 1}), ContainsSubstring("more than 64 slots"));
+}

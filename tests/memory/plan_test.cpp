@@ -1,0 +1,129 @@
+// Offsets from lifetimes, and lifetimes from recorded uses.
+#include <random>
+
+#include "core/base/error.h"
+#include "memory/liveness.h"
+#include "tests/catch.h"
+
+using namespace nrl::memory;
+
+namespace {
+
+bool overlap(const MemoryPlan::Buffer& a, const MemoryPlan::Buffer& b) {
+  return a.tier == b.tier && a.bytes > 0 && b.bytes > 0 && a.offset < b.offset + b.bytes &&
+         b.offset < a.offset + a.bytes;
+}
+
+bool together(const MemoryPlan::Buffer& a, const MemoryPlan::Buffer& b) {
+  if (a.always() || b.always()) return true;
+  for (const Lifetime& x : a.lifetimes)
+    for (const Lifetime& y : b.lifetimes)
+      if (x.first <= y.last && y.first <= x.last) return true;
+  return false;
+}
+
+const MemoryPlan::Buffer& of(const MemoryPlan& plan, BufferId id) {
+  return plan.buffers()[static_cast<size_t>(id)];
+}
+
+}  // namespace
+
+TEST_CASE("buffers share memory where no interval of theirs meets", "[memory]") {
+  MemoryPlan plan;
+  const auto weights = plan.add("weights", Category::weights, 1000);
+  const auto a = plan.add("a", Category::activations, 512, {{0, 3}, {8, 9}});
+  const auto b = plan.add("b", Category::activations, 512, {{4, 7}});
+  const auto c = plan.add("c", Category::activations, 512, {{3, 4}});
+  const auto pinned = plan.add("pinned", Category::data, 300, Tier::pinned);
+  plan.solve();
+  CHECK(plan.offset(weights) == 0);
+  CHECK(plan.offset(a) == plan.offset(b));
+  CHECK(plan.offset(c) == plan.offset(a) + 512);
+  CHECK(plan.bytes(Tier::device) == 1024 + 2 * 512);
+  CHECK(plan.bytes(Category::weights) == 1024);
+  CHECK(plan.bytes(Category::activations) == 2 * 512);
+  CHECK(plan.bytes(Category::data) == 0);
+  CHECK(plan.bytes(Tier::pinned) == 512);
+  CHECK(plan.offset(pinned) == 0);
+}
+
+TEST_CASE("buffers of random lives never overlap while they live together", "[memory]") {
+  std::mt19937 random(1);
+  for (int round = 0; round < 30; ++round) {
+    MemoryPlan plan;
+    for (int i = 0; i < 70; ++i) {
+      std::vector<Lifetime> lives;
+      int tick = static_cast<int>(random() % 20);
+      for (unsigned k = random() % 4; k > 0; --k) {
+        const int last = tick + static_cast<int>(random() % 5);
+        lives.push_back({tick, last});
+        tick = last + 1 + static_cast<int>(random() % 7);
+      }
+      const auto bytes = static_cast<int64_t>(random() % 2000);
+      if (lives.empty())
+        plan.add("b", Category::data, bytes);
+      else
+        plan.add("b", Category::activations, bytes, lives);
+    }
+    plan.solve();
+    int64_t labeled = 0;
+    for (int c = 0; c < category_count; ++c) labeled += plan.bytes(static_cast<Category>(c));
+    CHECK(labeled == plan.total_bytes());
+    const auto& all = plan.buffers();
+    for (size_t i = 0; i < all.size(); ++i) {
+      CHECK(all[i].offset % MemoryPlan::alignment == 0);
+      CHECK(all[i].offset + all[i].bytes <= plan.total_bytes());
+      for (size_t j = 0; j < i; ++j)
+        if (together(all[i], all[j])) CHECK_FALSE(overlap(all[i], all[j]));
+    }
+  }
+}
+
+TEST_CASE("an output takes over an input that is used for the last time", "[memory]") {
+  MemoryPlan plan;
+  Liveness l;
+  const int x = l.add("x", 512, Category::activations), y = l.add("y", 512, Category::activations),
+            z = l.add("z", 512, Category::activations), w = l.add("w", 1024, Category::activations);
+  for (const int start : {0, 10}) {  // twice the same, as for two microbatches
+    l.use(x, start, true);
+    l.use(x, start + 1, false);
+    l.use(y, start + 1, true);
+    l.may_take_over(y, x, start + 1);
+    l.use(y, start + 2, false);
+    l.use(z, start + 2, true);
+    l.may_take_over(z, y, start + 2);
+    l.use(z, start + 3, false);
+    l.use(w, start + 3, true);
+    l.may_take_over(w, z, start + 3);  // another size
+  }
+  const auto ids = l.declare(plan);
+  CHECK(ids[0] == ids[1]);
+  CHECK(ids[1] == ids[2]);
+  CHECK(ids[3] != ids[2]);
+  CHECK(of(plan, ids[0]).lifetimes == std::vector<Lifetime>{{0, 3}, {10, 13}});
+  CHECK(of(plan, ids[3]).lifetimes == std::vector<Lifetime>{{3, 3}, {13, 13}});
+}
+
+TEST_CASE("an input that is read again is not taken over", "[memory]") {
+  MemoryPlan plan;
+  Liveness l;
+  const int x = l.add("x", 512, Category::activations), y = l.add("y", 512, Category::activations);
+  for (const int start : {0, 10}) {
+    l.use(x, start, true);
+    l.use(x, start + 1, false);
+    l.use(y, start + 1, true);
+    l.may_take_over(y, x, start + 1);
+    if (start == 10) l.use(x, start + 2, false);  // in the second round only
+    l.use(y, start + 3, false);
+  }
+  const auto ids = l.declare(plan);
+  REQUIRE(ids[0] != ids[1]);
+  CHECK(of(plan, ids[0]).lifetimes == std::vector<Lifetime>{{0, 1}, {10, 12}});
+  CHECK(of(plan, ids[1]).lifetimes == std::vector<Lifetime>{{1, 3}, {11, 13}});
+}
+
+TEST_CASE("a buffer that is read before it is written is an error", "[memory]") {
+  Liveness l;
+  const int x = l.add("x", 1, Category::activations);
+  REQUIRE_THROWS_WITH(l.use(x, 3, false), ContainsSubstring("x is read before anything wrote it"));
+}
