@@ -15,7 +15,7 @@
 #include "core/device/cuda/nvml.h"
 #include "core/ops/libraries.h"
 #include "core/ops/linear/peak.h"
-#include "parallel/comm/device_comm.h"
+#include "parallel/comm/device_options.h"
 #include "parallel/comm/world.h"
 
 namespace nrl::app {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <sstream>
@@ -25,7 +26,6 @@
 #include "core/ops/kernel_table.h"
 #include "core/ops/linear/peak.h"
 #include "core/ops/transfer.h"
-#include "parallel/comm/device_comm.h"
 
 namespace nrl::train {
 
@@ -171,8 +171,8 @@ std::optional<ValidationData> plan_validation_data(const Config& c, const TrainD
   return out;
 }
 
-// The data-parallel group for the memory of the devices.
-void Session::connect_devices() {
+// What carries the tensors of the devices; nothing on a CPU.
+std::optional<DeviceGroups> Session::device_groups() {
   const Config& c = config();
   const CommBackend backend = c.distributed.backend;
   if (device_ == DeviceType::cpu) {
@@ -181,16 +181,17 @@ void Session::connect_devices() {
         fail(Exit::config, "distributed.backend: {} moves GPU memory, and the run is on the CPU: {}",
              name_of(backend), device_why_);
     });
-    return;
+    return std::nullopt;
   }
   std::optional<comm::DeviceCommKind> wanted;
   if (backend == CommBackend::nccl) wanted = comm::DeviceCommKind::nccl;
   if (backend == CommBackend::staged) wanted = comm::DeviceCommKind::staged;
-  const std::vector<std::string> devices = dp().gather_texts(accelerator_.runtime->properties().uuid);
+  const std::vector<std::string> devices =
+      world_.comm().gather_texts(accelerator_.runtime->properties().uuid);
   comm::DeviceCommChoice choice;
   together(world_, [&] {
     choice = comm::choose_device_comm(wanted, devices, comm::nccl_support());
-    if (dp().size() == 1) return;
+    if (world_.size() == 1) return;
     comm_why_ =
         fmt::format("{} ({})", choice.kind == comm::DeviceCommKind::nccl ? "nccl" : "staged", choice.why);
     if (c.policy.cuda_graph && choice.kind == comm::DeviceCommKind::staged)
@@ -199,8 +200,7 @@ void Session::connect_devices() {
            "use staged: {}",
            choice.why);
   });
-  together(world_,
-           [&] { device_dp_ = comm::make_device_communicator(choice.kind, dp(), *accelerator_.runtime); });
+  return DeviceGroups{choice.kind, accelerator_.runtime.get()};
 }
 
 Session::Session(comm::World& world, ConfigResult config_result, std::function<void(std::string)> phase)
@@ -237,9 +237,11 @@ Session::Session(comm::World& world, ConfigResult config_result, std::function<v
     }
   });
   phase_("connecting the ranks");
-  grid_ = std::make_unique<ProcessGrid>(GridSizes{}, world.comm());
-  dp();  // groups are made on first use, by all ranks: not inside of work that may fail on one of them
-  connect_devices();
+  const std::optional<DeviceGroups> devices = device_groups();
+  const ProcessGrid grid(GridSizes{}, world.size(), world.rank());
+  together(world, [&] {  // fails on all ranks or on none
+    groups_ = std::make_unique<Groups>(grid, world.comm(), std::array{group::dp_cp}, devices);
+  });
   together(world, [&] {
     if (world.rank() == 0) lock_directories();
     phase_(fmt::format("allocating {}", human_bytes(static_cast<uint64_t>(plan_->memory.total_bytes()))));

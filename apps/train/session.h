@@ -17,7 +17,7 @@
 #include "core/io/run_lock.h"
 #include "parallel/comm/world.h"
 #include "parallel/data/grad_reducer.h"
-#include "parallel/grid/grid.h"
+#include "parallel/grid/groups.h"
 
 namespace nrl::train {
 
@@ -92,8 +92,8 @@ class Session {
   Optimizer& optimizer() { return *optimizer_; }
   GradReducer& reducer() { return *reducer_; }
   /// The data-parallel group for host memory, and for the memory that the ops work on.
-  comm::Communicator& dp() { return grid_->dp_cp(); }
-  comm::Communicator& device_dp() { return device_dp_ ? *device_dp_ : dp(); }
+  comm::Communicator& dp() { return groups_->host(group::dp_cp); }
+  comm::Communicator& device_dp() { return (*groups_)[group::dp_cp]; }
   StepScalars& scalars() { return scalars_; }
   /// Sum of log-probabilities of an evaluation, (1) f64.
   const Tensor& evaluation() const { return evaluation_; }
@@ -131,7 +131,7 @@ class Session {
   void open_data();
   void open_device();
   std::string describe_attention();
-  void connect_devices();
+  std::optional<DeviceGroups> device_groups();
   void make_initial_weights(const TrainState& state) const;
   void allocate();
   void lock_directories();
@@ -154,14 +154,13 @@ class Session {
   comm::World& world_;
   ConfigResult config_;
   std::function<void(std::string)> phase_;
-  std::unique_ptr<ProcessGrid> grid_;
   Accelerator accelerator_;  // outlives everything that uses the device
   std::unique_ptr<plan::RunPlan> plan_;
   TrainData train_;
   std::unique_ptr<data::TokenDataset> validation_;
   std::unique_ptr<RunLocks> locks_;  // rank 0
   memory::Arenas arenas_;
-  std::unique_ptr<comm::Communicator> device_dp_;
+  std::unique_ptr<Groups> groups_;
   ops::Exec exec_;
   FlatState flat_;
   Tensor evaluation_;

@@ -1,10 +1,10 @@
 #pragma once
 // Communication among a group of ranks. Backends: self (one rank), mpi (host memory), staged and nccl (device
-// memory, device_comm.h); recording wraps any of them.
+// memory, make_device.h); recording wraps any of them.
 //
 // Ranks of a group must issue the same collectives with the same arguments in the same order; see executor.h
 // for the rule over several groups. Results do not depend on timing, on the backend or on where the ranks
-// run: sums add the ranks' values in rank order. nccl alone sums in an order of its own (device_comm.h).
+// run: sums add the ranks' values in rank order. nccl alone sums in an order of its own (make_device.h).
 
 #include "core/base/dtype.h"
 #include "parallel/comm/ledger.h"
@@ -92,7 +92,7 @@ class [[nodiscard]] Handle {
   explicit Handle(std::shared_ptr<Work> work) : work_(std::move(work)) {}
 
   /// Blocks until finished; rethrows the operation's error. Nothing happens for an empty handle; empties this
-  /// one. For an operation ordered by a stream it is the stream that waits (device_comm.h).
+  /// one. For an operation ordered by a stream it is the stream that waits (make_device.h).
   void wait();
   /// True when finished (or empty); does not block and does not replace wait().
   bool done() const;

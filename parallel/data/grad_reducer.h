@@ -26,7 +26,7 @@ class GradReducer {
   /// With a communicator of device memory `grads` and what is gathered lie on the device and are never
   /// touched here; `stream` is where gradients are computed and used. ready() then stands for work already in
   /// it, and finish() and the gathers' waits order what is put there afterwards, without waiting for the
-  /// stream (what the communicator itself blocks for: device_comm.h).
+  /// stream (what the communicator itself blocks for: make_device.h).
   GradReducer(const FlatBuckets& layout, std::span<float> grads, comm::Communicator& dp,
               const ShardingStrategy& strategy, bool overlap, comm::StreamRef stream = {});
   ~GradReducer();

@@ -100,49 +100,34 @@ std::vector<std::vector<int>> RankGrid::groups(AxisSet axes) const {
   return out;
 }
 
-ProcessGrid::ProcessGrid(const GridSizes& sizes, comm::Communicator& world) : world_(world) {
+std::string name_of(const GroupId& id) {
+  constexpr std::array<const char*, kAxes> dense = {"tp", "cp", "ep", "dp", "pp"};
+  constexpr std::array<const char*, kAxes> expert = {"etp", "cp", "ep", "edp", "pp"};
+  std::string out;
+  for (size_t i = 0; i < kAxes; ++i)
+    if (id.axes.has(kOrder[i]))
+      out += (out.empty() ? "" : "-") + std::string((id.expert ? expert : dense)[i]);
+  if (id.ends) out += " ends";
+  if (id.lane > 0) out += fmt::format(" lane {}", id.lane);
+  return out;
+}
+
+ProcessGrid::ProcessGrid(const GridSizes& sizes, int ranks, int rank) : rank_(rank) {
   const int etp = sizes.etp == 0 ? sizes.tp : sizes.etp;
   const int dense = product_of({{"tp", sizes.tp}, {"cp", sizes.cp}, {"pp", sizes.pp}});
   const int expert = product_of({{"etp", etp}, {"ep", sizes.ep}, {"pp", sizes.pp}});
-  dense_ = RankGrid({sizes.tp, sizes.cp, 1, left_over(world.size(), dense, "tp x cp x pp"), sizes.pp});
-  expert_ = RankGrid({etp, 1, sizes.ep, left_over(world.size(), expert, "etp x ep x pp"), sizes.pp});
-  dense_point_ = dense_.coordinates(world.rank());
-  expert_point_ = expert_.coordinates(world.rank());
-  NRL_CHECK(dense_point_.pp == expert_point_.pp, "the grids disagree on the pipeline stage of rank {}",
-            world.rank());
+  dense_ = RankGrid({sizes.tp, sizes.cp, 1, left_over(ranks, dense, "tp x cp x pp"), sizes.pp});
+  expert_ = RankGrid({etp, 1, sizes.ep, left_over(ranks, expert, "etp x ep x pp"), sizes.pp});
+  dense_point_ = dense_.coordinates(rank);
+  expert_point_ = expert_.coordinates(rank);
+  NRL_CHECK(dense_point_.pp == expert_point_.pp, "the grids disagree on the pipeline stage of rank {}", rank);
 }
 
-ProcessGrid::~ProcessGrid() {
-  // Members made their common groups in one order; they take them apart in the same.
-  for (auto& entry : made_) entry.second.reset();
-}
-
-comm::Communicator& ProcessGrid::dense_group(AxisSet axes, std::string_view name) {
-  return make(dense_.group_of(rank(), axes), name);
-}
-
-comm::Communicator& ProcessGrid::expert_group(AxisSet axes, std::string_view name) {
-  return make(expert_.group_of(rank(), axes), name);
-}
-
-comm::Communicator& ProcessGrid::embedding() {
-  NRL_CHECK(in_embedding(), "rank {} holds no embedding", rank());
-  const std::vector<int> stages = dense_.group_of(rank(), Axis::pp);
-  if (stages.size() == 1) return make(stages, "embedding");
-  return make({stages.front(), stages.back()}, "embedding");
-}
-
-comm::Communicator& ProcessGrid::make(const std::vector<int>& ranks, std::string_view name) {
-  const auto found = std::find_if(made_.begin(), made_.end(), [&](const auto& e) { return e.first == name; });
-  if (found != made_.end()) return *found->second;
-  made_.emplace_back(std::string(name), world_.subgroup(ranks, name));
-  return *made_.back().second;
-}
-
-std::vector<std::string> ProcessGrid::made() const {
-  std::vector<std::string> out;
-  for (const auto& entry : made_) out.push_back(entry.second->label());
-  return out;
+std::vector<int> ProcessGrid::members(const GroupId& id) const {
+  std::vector<int> all = (id.expert ? expert_ : dense_).group_of(rank_, id.axes);
+  if (!id.ends || all.size() <= 2) return all;
+  if (rank_ != all.front() && rank_ != all.back()) return {};
+  return {all.front(), all.back()};
 }
 
 std::string ProcessGrid::describe() const {

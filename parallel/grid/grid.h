@@ -3,14 +3,8 @@
 // rank order tp-cp-ep-dp-pp, leftmost fastest), twice over the same ranks: for dense and for expert
 // parameters.
 
-#include "parallel/comm/communicator.h"
-
 #include <array>
-#include <map>
-#include <memory>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 namespace nrl {
@@ -73,19 +67,49 @@ struct GridSizes {
   int etp = 0;  ///< tensor-parallel size of experts; 0: as tp
 };
 
-/// The grid as one rank sees it, with communicators that are made when first asked for.
-///
-/// Making one is collective over its members only; all of them must ask for the same groups in the same
-/// order. Communicators live until the grid is destroyed (collectively).
+/// Which ranks form a group: those that differ only in `axes`. Groups (groups.h) makes the communicators.
+struct GroupId {
+  AxisSet axes;
+  /// Axes of the expert grid (etp, ep, edp, pp) instead of the dense one (tp, cp, dp, pp).
+  bool expert = false;
+  /// Only the first and the last rank along `axes`; the ranks between have no such group.
+  bool ends = false;
+  /// Groups of equal members share a communicator unless their lanes differ. Operations of one communicator
+  /// run one after another, so a second lane lets, for example, a gather overlap a reduce-scatter.
+  int lane = 0;
+
+  constexpr bool operator==(const GroupId&) const = default;
+};
+
+namespace group {
+inline constexpr GroupId tp{.axes = Axis::tp}, cp{.axes = Axis::cp}, dp{.axes = Axis::dp},
+    pp{.axes = Axis::pp};
+/// Gradient reduction and sharding of dense parameters.
+inline constexpr GroupId dp_cp{.axes = Axis::dp | Axis::cp};
+inline constexpr GroupId tp_cp{.axes = Axis::tp | Axis::cp};
+/// FP8 amax.
+inline constexpr GroupId tp_dp_cp{.axes = Axis::tp | Axis::cp | Axis::dp};
+/// One copy of the model: gradient norm, overflow flags.
+inline constexpr GroupId tp_pp{.axes = Axis::tp | Axis::pp};
+inline constexpr GroupId etp{.axes = Axis::tp, .expert = true}, ep{.axes = Axis::ep, .expert = true},
+    edp{.axes = Axis::dp, .expert = true};
+inline constexpr GroupId etp_ep{.axes = Axis::tp | Axis::ep, .expert = true};
+inline constexpr GroupId etp_ep_pp{.axes = Axis::tp | Axis::ep | Axis::pp, .expert = true};
+/// First and last pipeline stage, which share tied embeddings.
+inline constexpr GroupId embedding{.axes = Axis::pp, .ends = true};
+}  // namespace group
+
+/// "dp-cp", "etp-ep", "pp ends", "dp lane 1": for labels and messages.
+std::string name_of(const GroupId& id);
+
+/// Both grids as one rank sees them. Pure arithmetic: known before any rank is connected.
 class ProcessGrid {
  public:
-  /// `world` must outlive the grid. Sizes that do not divide the number of ranks are Exit::config.
-  ProcessGrid(const GridSizes& sizes, comm::Communicator& world);
-  ~ProcessGrid();
-  ProcessGrid(const ProcessGrid&) = delete;
-  ProcessGrid& operator=(const ProcessGrid&) = delete;
+  /// Sizes that do not divide `ranks` are Exit::config.
+  ProcessGrid(const GridSizes& sizes, int ranks, int rank);
 
-  int rank() const { return world_.rank(); }
+  int rank() const { return rank_; }
+  int ranks() const { return dense_.ranks(); }
   /// tp, cp, dp, pp of this rank; the ep axis has size 1.
   const GridPoint& dense_point() const { return dense_point_; }
   /// etp (as tp), ep, edp (as dp), pp of this rank; the cp axis has size 1.
@@ -93,42 +117,15 @@ class ProcessGrid {
   const RankGrid& dense() const { return dense_; }
   const RankGrid& expert() const { return expert_; }
 
-  comm::Communicator& world() { return world_; }
-  comm::Communicator& tp() { return dense_group(Axis::tp, "tp"); }
-  comm::Communicator& cp() { return dense_group(Axis::cp, "cp"); }
-  comm::Communicator& dp() { return dense_group(Axis::dp, "dp"); }
-  comm::Communicator& pp() { return dense_group(Axis::pp, "pp"); }
-  /// Gradient reduction and sharding of dense parameters.
-  comm::Communicator& dp_cp() { return dense_group(Axis::dp | Axis::cp, "dp-cp"); }
-  comm::Communicator& tp_cp() { return dense_group(Axis::tp | Axis::cp, "tp-cp"); }
-  /// FP8 amax.
-  comm::Communicator& tp_dp_cp() { return dense_group(Axis::tp | Axis::cp | Axis::dp, "tp-dp-cp"); }
-  /// One copy of the model: gradient norm, overflow flags.
-  comm::Communicator& tp_pp() { return dense_group(Axis::tp | Axis::pp, "tp-pp"); }
-  comm::Communicator& etp() { return expert_group(Axis::tp, "etp"); }
-  comm::Communicator& ep() { return expert_group(Axis::ep, "ep"); }
-  comm::Communicator& etp_ep() { return expert_group(Axis::tp | Axis::ep, "etp-ep"); }
-  comm::Communicator& edp() { return expert_group(Axis::dp, "edp"); }
-  comm::Communicator& etp_ep_pp() { return expert_group(Axis::tp | Axis::ep | Axis::pp, "etp-ep-pp"); }
-  /// First and last pipeline stage, which share tied embeddings. For members only (in_embedding()).
-  comm::Communicator& embedding();
-  bool in_embedding() const { return dense_point_.pp == 0 || dense_point_.pp == dense_.sizes().pp - 1; }
-
-  /// Groups that were made so far, by label.
-  std::vector<std::string> made() const;
+  /// World ranks of this rank's group, in group order; empty when it is no member (GroupId::ends).
+  std::vector<int> members(const GroupId& id) const;
   /// A few lines for the log: sizes, this rank's place, and the ranks of its groups above size 1.
   std::string describe() const;
 
  private:
-  comm::Communicator& dense_group(AxisSet axes, std::string_view name);
-  comm::Communicator& expert_group(AxisSet axes, std::string_view name);
-  comm::Communicator& make(const std::vector<int>& ranks, std::string_view name);
-
-  comm::Communicator& world_;
+  int rank_;
   RankGrid dense_, expert_;
   GridPoint dense_point_, expert_point_;
-  // By name, in the order they were made: destroyed in that order on every member.
-  std::vector<std::pair<std::string, std::unique_ptr<comm::Communicator>>> made_;
 };
 
 }  // namespace nrl

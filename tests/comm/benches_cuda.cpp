@@ -2,7 +2,7 @@
 #include "core/base/error.h"
 #include "core/device/choose.h"
 #include "core/device/cuda/devices.h"
-#include "parallel/comm/device_comm.h"
+#include "parallel/comm/make_device.h"
 #include "parallel/comm/recording/recording.h"
 #include "tests/comm/benches.h"
 
@@ -39,7 +39,7 @@ bool open_benches(World& world, std::string& why_not) {
                      std::make_shared<Recorder>(), RecordingMode::check),
       runtime));
   const auto devices = world.comm().gather_texts(runtime->properties().uuid);
-  if (const std::string obstacle = nccl_obstacle(devices, nccl_support()); !obstacle.empty()) {
+  if (const std::string obstacle = nccl_unsupported_reason(devices, nccl_support()); !obstacle.empty()) {
     if (world.rank() == 0) std::printf("nccl is left out: %s\n", obstacle.c_str());
     return true;
   }

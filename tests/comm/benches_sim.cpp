@@ -1,7 +1,7 @@
 // The backends that need no device: host memory, and staged memory of simulated devices that put work off and
 // run it in different orders.
 #include "core/device/sim/sim.h"
-#include "parallel/comm/device_comm.h"
+#include "parallel/comm/make_device.h"
 #include "parallel/comm/recording/recording.h"
 #include "tests/comm/benches.h"
 

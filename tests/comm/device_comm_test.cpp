@@ -1,6 +1,6 @@
 // What is particular to communicators of device memory: order against streams, choice of the backend, what is
 // refused.
-#include "parallel/comm/device_comm.h"
+#include "parallel/comm/make_device.h"
 #include "core/base/error.h"
 #include "core/device/sim/sim.h"
 #include "parallel/data/grad_reducer.h"

@@ -1,7 +1,6 @@
 #include "parallel/grid/grid.h"
 #include "core/base/error.h"
 #include "tests/catch.h"
-#include "tests/comm/world_fixture.h"
 
 #include <set>
 
@@ -58,33 +57,31 @@ TEST_CASE("rank order is tp-cp-ep-dp-pp", "[grid]") {
   REQUIRE(experts.group_of(6, Axis::dp) == std::vector<int>{2, 6});
 }
 
-TEST_CASE("the process grid makes only the groups asked for", "[grid]") {
-  auto& world = test_world().comm();
-  const int n = world.size();
-  GridSizes sizes;
-  if (n % 2 == 0) sizes.tp = sizes.ep = 2, sizes.etp = 1;
-  ProcessGrid grid(sizes, world);
-  REQUIRE(grid.made().empty());
-  REQUIRE(grid.dense().sizes().dp * sizes.tp == n);
-  std::vector<int32_t> ranks = {world.rank()};
-  grid.dp().all_reduce(ranks);
-  int expected = 0;
-  for (int r : grid.dense().group_of(world.rank(), Axis::dp)) expected += r;
-  REQUIRE(ranks[0] == expected);
-  REQUIRE(&grid.dp() == &grid.dp());
-  REQUIRE(grid.made().size() == 1);
-  REQUIRE(grid.tp().size() == sizes.tp);
-  REQUIRE(grid.ep().size() == sizes.ep);
-  REQUIRE(grid.embedding().size() == 1);
-  REQUIRE(grid.made().size() == 4);
-  REQUIRE(grid.describe().find("tp " + std::to_string(sizes.tp)) != std::string::npos);
+TEST_CASE("a process grid knows every group's members before anything is connected", "[grid]") {
+  // 8 ranks: tp 2, dp 2, pp 2; experts: etp 1, ep 2, edp 2, pp 2. Rank 5 is tp 1, dp 0, pp 1.
+  const ProcessGrid grid({.tp = 2, .pp = 2, .ep = 2, .etp = 1}, 8, 5);
+  REQUIRE(grid.dense_point() == GridPoint{1, 0, 0, 0, 1});
+  REQUIRE(grid.members(group::tp) == std::vector<int>{4, 5});
+  REQUIRE(grid.members(group::dp_cp) == std::vector<int>{5, 7});
+  REQUIRE(grid.members(group::edp) == std::vector<int>{5, 7});
+  REQUIRE(grid.members(group::ep) == std::vector<int>{4, 5});
+  REQUIRE(grid.members(group::tp_pp) == std::vector<int>{0, 1, 4, 5});
+  REQUIRE(grid.members(group::embedding) == std::vector<int>{1, 5});
+  REQUIRE(grid.describe().find("tp 2") != std::string::npos);
+  // Only the outer stages hold embeddings.
+  for (int stage = 0; stage < 4; ++stage) {
+    const ProcessGrid deep({.pp = 4}, 4, stage);
+    const bool outer = stage == 0 || stage == 3;
+    REQUIRE(deep.members(group::embedding) == (outer ? std::vector<int>{0, 3} : std::vector<int>{}));
+  }
+  REQUIRE(name_of(group::etp_ep) == "etp-ep");
+  REQUIRE(name_of(group::embedding) == "pp ends");
+  REQUIRE(name_of({.axes = Axis::dp, .lane = 1}) == "dp lane 1");
 }
 
 TEST_CASE("sizes that do not fit are a configuration error", "[grid]") {
-  GridSizes sizes;
-  sizes.tp = test_world().size() + 1;
   try {
-    ProcessGrid grid(sizes, test_world().comm());
+    ProcessGrid grid({.tp = 4}, 6, 0);
     FAIL();
   } catch (const Error& e) {
     REQUIRE(e.code() == Exit::config);

@@ -282,7 +282,7 @@ NcclSupport nccl_support() {
 
 std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime& device,
                                         const DeviceCommOptions& options) {
-  const std::string obstacle = nccl_obstacle(host.gather_texts(device.properties().uuid), nccl_support());
+  const std::string obstacle = nccl_unsupported_reason(host.gather_texts(device.properties().uuid), nccl_support());
   if (!obstacle.empty())
     fail(Exit::unavailable,
          "{} cannot use NCCL: {}; set distributed.backend: staged, which sends through host memory",

@@ -4,7 +4,7 @@
 
 #include "core/base/error.h"
 #include "core/device/runtime.h"
-#include "parallel/comm/device_comm.h"
+#include "parallel/comm/device_options.h"
 #include "parallel/comm/event_pool.h"
 
 #include <nccl.h>

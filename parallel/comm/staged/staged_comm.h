@@ -3,7 +3,7 @@
 
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/device_comm.h"
+#include "parallel/comm/device_options.h"
 
 #include <memory>
 

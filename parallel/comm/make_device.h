@@ -30,34 +30,11 @@
 
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/device_options.h"
 
-#include <cstdint>
 #include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
 
 namespace nrl::comm {
-
-enum class DeviceCommKind : uint8_t { nccl, staged };
-
-struct DeviceCommOptions {
-  /// staged: pinned memory per slot, equal on all ranks; there are two.
-  int64_t staged_slot_bytes = int64_t{8} << 20;
-  /// nccl: longest time for setting up a group or a connection of two ranks, and for one operation from the
-  /// moment its kernel starts.
-  double nccl_init_timeout_seconds = 300;
-  double nccl_timeout_seconds = 600;
-};
-
-/// The NCCL library of this build and process.
-struct NcclSupport {
-  bool built = false;
-  int version = 0;              ///< of the library at run time, 23203 for 2.32.3
-  bool multi_rank_gpu = false;  ///< NCCL_MULTI_RANK_GPU_ENABLE=1 is set
-};
-NcclSupport nccl_support();
 
 /// The members of `host` as a group for memory of `device`. Collective over `host`; `host` and `device` must
 /// outlive it, and no operation on `host` may be lost meanwhile. Every group made, by split() and subgroup()
@@ -69,19 +46,5 @@ NcclSupport nccl_support();
 std::unique_ptr<Communicator> make_device_communicator(DeviceCommKind kind, Communicator& host,
                                                        device::Runtime& device,
                                                        const DeviceCommOptions& options = {});
-
-struct DeviceCommChoice {
-  DeviceCommKind kind = DeviceCommKind::staged;
-  std::string why;  ///< for the user, "every rank has a device of its own"
-};
-
-/// What a group should use. `wanted`: as configured, nothing for auto: nccl when it is built in, there are
-/// several ranks and each has a device of its own, otherwise staged. `devices`: Properties::uuid of every
-/// rank's device. A wish that cannot be met is Exit::unavailable.
-DeviceCommChoice choose_device_comm(std::optional<DeviceCommKind> wanted,
-                                    std::span<const std::string> devices, const NcclSupport& nccl);
-
-/// Why NCCL cannot connect ranks on these devices; empty when it can.
-std::string nccl_obstacle(std::span<const std::string> devices, const NcclSupport& nccl);
 
 }  // namespace nrl::comm

@@ -1,11 +1,10 @@
-#include "parallel/comm/device_comm.h"
+#include "parallel/comm/device_options.h"
 
 #include "core/base/error.h"
-#include "parallel/comm/nccl/nccl_comm.h"
-#include "parallel/comm/self/self_comm.h"
-#include "parallel/comm/staged/staged_comm.h"
 
 #include <map>
+#include <string_view>
+#include <utility>
 
 namespace nrl::comm {
 
@@ -25,7 +24,7 @@ std::optional<std::pair<size_t, size_t>> shared_device(std::span<const std::stri
 
 }  // namespace
 
-std::string nccl_obstacle(std::span<const std::string> devices, const NcclSupport& nccl) {
+std::string nccl_unsupported_reason(std::span<const std::string> devices, const NcclSupport& nccl) {
   if (!nccl.built) return "this build has no NCCL";
   for (size_t r = 0; r < devices.size(); ++r)
     if (devices[r] == "simulated") return fmt::format("rank {} has a simulated device", r);
@@ -41,32 +40,23 @@ std::string nccl_obstacle(std::span<const std::string> devices, const NcclSuppor
   return "";
 }
 
-DeviceCommChoice choose_device_comm(std::optional<DeviceCommKind> wanted,
+DeviceCommChoice choose_device_comm(std::optional<DeviceCommKind> requested,
                                     std::span<const std::string> devices, const NcclSupport& nccl) {
-  if (wanted == DeviceCommKind::staged) return {DeviceCommKind::staged, "as configured"};
-  const std::string obstacle = nccl_obstacle(devices, nccl);
-  if (wanted == DeviceCommKind::nccl) {
-    if (!obstacle.empty())
+  if (requested == DeviceCommKind::staged) return {DeviceCommKind::staged, "as configured"};
+  const std::string reason = nccl_unsupported_reason(devices, nccl);
+  if (requested == DeviceCommKind::nccl) {
+    if (!reason.empty())
       fail(Exit::unavailable,
            "distributed.backend: nccl cannot be used: {}; set distributed.backend: staged, which sends "
            "through host memory",
-           obstacle);
+           reason);
     return {DeviceCommKind::nccl, "as configured"};
   }
   if (devices.size() <= 1) return {DeviceCommKind::staged, "there is one rank only"};
-  if (!obstacle.empty()) return {DeviceCommKind::staged, obstacle};
+  if (!reason.empty()) return {DeviceCommKind::staged, reason};
   if (shared_device(devices))  // possible, but experimental: only where it is asked for
     return {DeviceCommKind::staged, "ranks share a device"};
   return {DeviceCommKind::nccl, "every rank has a device of its own"};
-}
-
-std::unique_ptr<Communicator> make_device_communicator(DeviceCommKind kind, Communicator& host,
-                                                       device::Runtime& device,
-                                                       const DeviceCommOptions& options) {
-  NRL_CHECK(&host.host() == &host, "{} is a communicator of device memory already", host.label());
-  if (host.size() == 1) return make_device_self(host, device);
-  NRL_CHECK(host.host_transport(), "{} cannot carry communication of device memory", host.label());
-  return kind == DeviceCommKind::nccl ? make_nccl(host, device, options) : make_staged(host, device, options);
 }
 
 }  // namespace nrl::comm

@@ -1,0 +1,128 @@
+#include "parallel/grid/groups.h"
+
+#include "core/base/error.h"
+#include "parallel/comm/make_device.h"
+#include "parallel/comm/world.h"
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <tuple>
+
+namespace nrl {
+
+namespace {
+
+/// Sorted, without repetition.
+std::vector<GroupId> canonical(std::span<const GroupId> ids) {
+  const auto key = [](const GroupId& id) { return std::tuple(id.lane, id.expert, id.ends, id.axes.bits()); };
+  std::vector<GroupId> out(ids.begin(), ids.end());
+  std::sort(out.begin(), out.end(), [&](const GroupId& a, const GroupId& b) { return key(a) < key(b); });
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+void require_same_groups(comm::Communicator& world, const std::vector<GroupId>& ids) {
+  std::string own;
+  for (const GroupId& id : ids) own += (own.empty() ? "" : ", ") + name_of(id);
+  const std::vector<std::string> all = world.gather_texts(own);
+  for (size_t r = 1; r < all.size(); ++r)
+    if (all[r] != all[0])
+      fail(Exit::internal, "ranks ask for different groups: rank 0 for {}; rank {} for {}", all[0], r,
+           all[r]);
+}
+
+/// Runs `body` and throws the first error of any rank on all of them.
+void on_all_ranks(comm::Communicator& world, const std::function<void()>& body) {
+  Error own(Exit::ok, "");
+  try {
+    body();
+  } catch (const Error& e) {
+    own = e;
+  } catch (const std::exception& e) {
+    own = Error(Exit::internal, e.what());
+  }
+  const comm::Verdict verdict = comm::agree_on_error(world, own.code(), own.what());
+  if (verdict.code != Exit::ok) throw Error(verdict.code, verdict.message);
+}
+
+}  // namespace
+
+Groups::Groups(const ProcessGrid& grid, comm::Communicator& world, std::span<const GroupId> ids,
+               const std::optional<DeviceGroups>& device) {
+  NRL_CHECK(world.size() == grid.ranks() && world.rank() == grid.rank(),
+            "{} is not the grid of rank {} of {}", world.label(), grid.rank(), grid.ranks());
+  const std::vector<GroupId> all = canonical(ids);
+  require_same_groups(world, all);
+  // Groups are made by their members alone. No rank can wait in a circle: all go through one order.
+  for (const GroupId& id : all) {
+    std::vector<int> members = grid.members(id);
+    if (members.empty()) {
+      entries_.push_back({id, -1});
+      continue;
+    }
+    const auto same = std::find_if(made_.begin(), made_.end(),
+                                   [&](const Made& m) { return m.members == members && m.lane == id.lane; });
+    entries_.push_back({id, static_cast<int>(same - made_.begin())});
+    if (same != made_.end()) continue;
+    auto host = world.subgroup(members, name_of(id));
+    made_.push_back({std::move(members), id.lane, std::move(host), nullptr});
+  }
+  if (!device) return;
+  for (const Entry& entry : entries_) {
+    on_all_ranks(world, [&] {
+      if (entry.made < 0) return;
+      Made& m = made_[static_cast<size_t>(entry.made)];
+      if (m.device) return;
+      m.device = comm::make_device_communicator(device->kind, *m.host, *device->runtime, device->options);
+    });
+  }
+}
+
+Groups::~Groups() {
+  // In the order they were made, which is the same on all members.
+  for (Made& m : made_) {
+    m.device.reset();
+    m.host.reset();
+  }
+}
+
+const Groups::Entry& Groups::find(const GroupId& id) const {
+  const auto at = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.id == id; });
+  NRL_CHECK(at != entries_.end(), "group {} was not asked for at start", name_of(id));
+  return *at;
+}
+
+const Groups::Made& Groups::made(const GroupId& id) const {
+  const int at = find(id).made;
+  NRL_CHECK(at >= 0, "this rank is no member of group {}", name_of(id));
+  return made_[static_cast<size_t>(at)];
+}
+
+comm::Communicator& Groups::operator[](const GroupId& id) const {
+  const Made& m = made(id);
+  return m.device ? *m.device : *m.host;
+}
+
+comm::Communicator& Groups::host(const GroupId& id) const {
+  return *made(id).host;
+}
+
+bool Groups::member(const GroupId& id) const {
+  return find(id).made >= 0;
+}
+
+std::vector<std::string> Groups::labels() const {
+  std::vector<std::string> out;
+  for (const Made& m : made_) out.push_back(m.host->label());
+  return out;
+}
+
+void Groups::check() const {
+  for (const Made& m : made_) {
+    m.host->check();
+    if (m.device) m.device->check();
+  }
+}
+
+}  // namespace nrl
