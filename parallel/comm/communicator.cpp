@@ -14,7 +14,6 @@ namespace nrl::comm {
 namespace {
 
 std::atomic<int> g_leaked{0};
-constexpr int kMaxTag = 16383;
 
 bool reducible(DType t) {
   switch (t) {
@@ -113,8 +112,7 @@ std::shared_ptr<Work> Communicator::start(Call call, bool blocking) {
   }
 }
 
-Call Communicator::make(Op op, DType dtype, const void* in, void* out, int64_t count,
-                        StreamRef stream) const {
+Call Communicator::make(Op op, DType dtype, const void* in, void* out, int64_t count) const {
   int64_t bytes = 0;
   NRL_CHECK(count >= 0 && !__builtin_mul_overflow(count, size_of(dtype) * size(), &bytes),
             "{} on {}: count {}", name_of(op), label(), count);
@@ -125,7 +123,6 @@ Call Communicator::make(Op op, DType dtype, const void* in, void* out, int64_t c
   call.in = in;
   call.out = out;
   call.count = count;
-  call.stream = stream;
   return call;
 }
 
@@ -170,50 +167,44 @@ void check_messages(const Communicator& c, std::span<const Message> messages, bo
   NRL_CHECK(own == 0, "exchange on {}: sends and receives to oneself differ in number", c.label());
 }
 
-Call message_call(Op op, std::vector<Message> messages, StreamRef stream) {
-  Call call;
-  call.op = op;
-  if (!messages.empty()) call.dtype = messages.front().data.dtype;
-  if (op != Op::exchange) call.peer = messages.front().peer;
-  call.messages = std::move(messages);
-  call.stream = stream;
-  return call;
-}
-
 }  // namespace
 
-// Checked calls, shared by the blocking and the asynchronous form of each operation.
+Handle Communicator::issue(Call call, const After& after) {
+  call.stream = after.stream;
+  call.previous = after.previous;
+  return Handle(start(std::move(call), blocking_));
+}
 
-Call Communicator::all_reduce_call(View data, Reduce op, StreamRef stream) const {
+Handle Communicator::all_reduce_async(View data, Reduce op, const After& after) {
   check_reduce(*this, Op::all_reduce, data.dtype);
-  Call call = make(Op::all_reduce, data.dtype, data.data, data.data, data.count, stream);
+  Call call = make(Op::all_reduce, data.dtype, data.data, data.data, data.count);
   call.reduce = op;
-  return call;
+  return issue(std::move(call), after);
 }
 
-Call Communicator::all_gather_call(ConstView in, View out, StreamRef stream) const {
+Handle Communicator::all_gather_async(ConstView in, View out, const After& after) {
   check_blocks(*this, Op::all_gather, out, in);
-  return make(Op::all_gather, in.dtype, in.data, out.data, in.count, stream);
+  return issue(make(Op::all_gather, in.dtype, in.data, out.data, in.count), after);
 }
 
-Call Communicator::reduce_scatter_call(ConstView in, View out, Reduce op, StreamRef stream) const {
+Handle Communicator::reduce_scatter_async(ConstView in, View out, Reduce op, const After& after) {
   check_reduce(*this, Op::reduce_scatter, in.dtype);
   check_blocks(*this, Op::reduce_scatter, in, out);
-  Call call = make(Op::reduce_scatter, in.dtype, in.data, out.data, out.count, stream);
+  Call call = make(Op::reduce_scatter, in.dtype, in.data, out.data, out.count);
   call.reduce = op;
-  return call;
+  return issue(std::move(call), after);
 }
 
-Call Communicator::all_to_all_call(ConstView in, View out, StreamRef stream) const {
+Handle Communicator::all_to_all_async(ConstView in, View out, const After& after) {
   check_blocks(*this, Op::all_to_all, in, {in.data, in.count / size(), in.dtype});
   NRL_CHECK(out.count == in.count && out.dtype == in.dtype, "all_to_all on {}: {} {} and {} {}", label(),
             in.count, name_of(in.dtype), out.count, name_of(out.dtype));
   NRL_CHECK(in.count == 0 || in.data != out.data, "all_to_all on {}: not in place", label());
-  return make(Op::all_to_all, in.dtype, in.data, out.data, in.count / size(), stream);
+  return issue(make(Op::all_to_all, in.dtype, in.data, out.data, in.count / size()), after);
 }
 
-Call Communicator::all_to_all_v_call(ConstView in, std::span<const int64_t> send_counts, View out,
-                                     std::span<const int64_t> recv_counts, StreamRef stream) const {
+Handle Communicator::all_to_all_v_async(ConstView in, std::span<const int64_t> send_counts, View out,
+                                        std::span<const int64_t> recv_counts, const After& after) {
   NRL_CHECK(checked_sum(*this, send_counts, "send") == in.count &&
                 checked_sum(*this, recv_counts, "receive") == out.count,
             "all_to_all_v on {}: the counts do not add up to {} sent and {} received", label(), in.count,
@@ -223,90 +214,41 @@ Call Communicator::all_to_all_v_call(ConstView in, std::span<const int64_t> send
   const auto at = static_cast<size_t>(rank_);
   NRL_CHECK(send_counts[at] == recv_counts[at], "all_to_all_v on {}: {} sent to and {} received from oneself",
             label(), send_counts[at], recv_counts[at]);
-  Call call = make(Op::all_to_all_v, in.dtype, in.data, out.data, 0, stream);
+  Call call = make(Op::all_to_all_v, in.dtype, in.data, out.data, 0);
   call.send_counts.assign(send_counts.begin(), send_counts.end());
   call.recv_counts.assign(recv_counts.begin(), recv_counts.end());
-  return call;
+  return issue(std::move(call), after);
 }
 
-Call Communicator::broadcast_call(View data, int root, StreamRef stream) const {
+Handle Communicator::broadcast_async(View data, int root, const After& after) {
   NRL_CHECK(root >= 0 && root < size(), "broadcast on {}: no rank {}", label(), root);
-  Call call = make(Op::broadcast, data.dtype, data.data, data.data, data.count, stream);
+  Call call = make(Op::broadcast, data.dtype, data.data, data.data, data.count);
   call.peer = root;
-  return call;
+  return issue(std::move(call), after);
 }
 
-Call Communicator::exchange_call(Op op, std::vector<Message> messages, StreamRef stream) const {
+Handle Communicator::message(Op op, std::vector<Message> messages, const After& after) {
   check_messages(*this, messages, op == Op::exchange);
-  return message_call(op, std::move(messages), stream);
+  Call call;
+  call.op = op;
+  if (!messages.empty()) call.dtype = messages.front().data.dtype;
+  if (op != Op::exchange) call.peer = messages.front().peer;
+  call.messages = std::move(messages);
+  return issue(std::move(call), after);
 }
 
-Call Communicator::barrier_call(StreamRef stream) const {
-  return make(Op::barrier, DType::u8, nullptr, nullptr, 0, stream);
+Handle Communicator::send_async(ConstView data, int to, int tag, const After& after) {
+  return message(Op::send, {Message::send(data, to, tag)}, after);
+}
+Handle Communicator::recv_async(View data, int from, int tag, const After& after) {
+  return message(Op::recv, {Message::recv(data, from, tag)}, after);
+}
+Handle Communicator::exchange_async(std::vector<Message> messages, const After& after) {
+  return message(Op::exchange, std::move(messages), after);
 }
 
-Handle Communicator::all_reduce_async(View data, Reduce op, StreamRef stream) {
-  return issue(all_reduce_call(data, op, stream), false);
-}
-Handle Communicator::all_gather_async(ConstView in, View out, StreamRef stream) {
-  return issue(all_gather_call(in, out, stream), false);
-}
-Handle Communicator::reduce_scatter_async(ConstView in, View out, Reduce op, StreamRef stream) {
-  return issue(reduce_scatter_call(in, out, op, stream), false);
-}
-Handle Communicator::all_to_all_async(ConstView in, View out, StreamRef stream) {
-  return issue(all_to_all_call(in, out, stream), false);
-}
-Handle Communicator::all_to_all_v_async(ConstView in, std::span<const int64_t> send_counts, View out,
-                                        std::span<const int64_t> recv_counts, StreamRef stream) {
-  return issue(all_to_all_v_call(in, send_counts, out, recv_counts, stream), false);
-}
-Handle Communicator::broadcast_async(View data, int root, StreamRef stream) {
-  return issue(broadcast_call(data, root, stream), false);
-}
-Handle Communicator::send_async(ConstView data, int to, int tag, StreamRef stream) {
-  return issue(exchange_call(Op::send, {Message::send(data, to, tag)}, stream), false);
-}
-Handle Communicator::recv_async(View data, int from, int tag, StreamRef stream) {
-  return issue(exchange_call(Op::recv, {Message::recv(data, from, tag)}, stream), false);
-}
-Handle Communicator::exchange_async(std::vector<Message> messages, StreamRef stream) {
-  return issue(exchange_call(Op::exchange, std::move(messages), stream), false);
-}
-Handle Communicator::barrier_async(StreamRef stream) {
-  return issue(barrier_call(stream), false);
-}
-
-void Communicator::all_reduce(View data, Reduce op) {
-  issue(all_reduce_call(data, op, {}), true).wait();
-}
-void Communicator::all_gather(ConstView in, View out) {
-  issue(all_gather_call(in, out, {}), true).wait();
-}
-void Communicator::reduce_scatter(ConstView in, View out, Reduce op) {
-  issue(reduce_scatter_call(in, out, op, {}), true).wait();
-}
-void Communicator::all_to_all(ConstView in, View out) {
-  issue(all_to_all_call(in, out, {}), true).wait();
-}
-void Communicator::all_to_all_v(ConstView in, std::span<const int64_t> send_counts, View out,
-                                std::span<const int64_t> recv_counts) {
-  issue(all_to_all_v_call(in, send_counts, out, recv_counts, {}), true).wait();
-}
-void Communicator::broadcast(View data, int root) {
-  issue(broadcast_call(data, root, {}), true).wait();
-}
-void Communicator::send(ConstView data, int to, int tag) {
-  issue(exchange_call(Op::send, {Message::send(data, to, tag)}, {}), true).wait();
-}
-void Communicator::recv(View data, int from, int tag) {
-  issue(exchange_call(Op::recv, {Message::recv(data, from, tag)}, {}), true).wait();
-}
-void Communicator::exchange(std::vector<Message> messages) {
-  issue(exchange_call(Op::exchange, std::move(messages), {}), true).wait();
-}
-void Communicator::barrier() {
-  issue(barrier_call({}), true).wait();
+Handle Communicator::barrier_async(const After& after) {
+  return issue(make(Op::barrier, DType::u8, nullptr, nullptr, 0), after);
 }
 
 std::vector<std::string> Communicator::gather_texts(std::string_view text) {

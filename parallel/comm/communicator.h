@@ -2,8 +2,8 @@
 // Communication among a group of ranks. Backends: self (one rank), mpi (host memory), staged and nccl (device
 // memory, make_device.h); recording wraps any of them.
 //
-// Ranks of a group must issue the same collectives with the same arguments in the same order; see executor.h
-// for the rule over several groups. Results do not depend on timing, on the backend or on where the ranks
+// Ranks of a group must issue the same collectives with the same arguments in the same order; executor.h has
+// the order rule. Results do not depend on timing, on the backend or on where the ranks
 // run: sums add the ranks' values in rank order. nccl alone sums in an order of its own (make_device.h).
 
 #include "core/base/dtype.h"
@@ -23,6 +23,9 @@ namespace nrl::comm {
 
 class HostTransport;
 class Work;
+
+/// Greatest tag of a message.
+inline constexpr int kMaxTag = 8191;
 
 /// Sum wraps around for integers; max and min pass NaN on.
 enum class Reduce : uint8_t { sum, max, min };
@@ -84,7 +87,7 @@ struct Message {
   static Message recv(View v, int from, int tag = 0) { return {Kind::recv, v, from, tag}; }
 };
 
-/// An operation under way. Each must be waited for exactly once before its communicator is destroyed; a copy
+/// An operation in flight. Each must be waited for exactly once before its communicator is destroyed; a copy
 /// refers to the same operation.
 class [[nodiscard]] Handle {
  public:
@@ -99,7 +102,27 @@ class [[nodiscard]] Handle {
   bool empty() const { return work_ == nullptr; }
 
  private:
+  friend struct After;
   std::shared_ptr<Work> work_;
+};
+
+/// What an asynchronous operation comes after: the work already in a device stream, another operation, or
+/// both. The host waits for neither, so that steps can be chained:
+///
+///   Handle sum = shard.reduce_scatter_async(gradients, own, Reduce::sum, stream);
+///   Handle all = replicas.all_reduce_async(own, Reduce::sum, {stream, sum});
+///
+/// The other operation may be of any group of this process; each of the two must still be waited for. When it
+/// fails, this one fails with the same error. nccl operations may only come after operations that are over
+/// for the host: those of nccl groups always are.
+struct After {
+  After() = default;
+  After(StreamRef ordered_by) : stream(ordered_by) {}
+  After(const Handle& operation) : previous(operation.work_) {}
+  After(StreamRef ordered_by, const Handle& operation) : stream(ordered_by), previous(operation.work_) {}
+
+  StreamRef stream;
+  std::shared_ptr<Work> previous;  ///< null: none
 };
 
 /// An operation as backends get it, already checked.
@@ -115,6 +138,7 @@ struct Call {
   std::vector<int64_t> send_counts, recv_counts;  ///< all_to_all_v
   std::vector<Message> messages;                  ///< send, recv, exchange
   StreamRef stream;
+  std::shared_ptr<Work> previous;  ///< null: none
 
   /// Bytes as the ledger counts them, in a group of `size` ranks.
   int64_t bytes(int size) const;
@@ -142,38 +166,60 @@ class Communicator {
   std::string label() const;
 
   /// In place.
-  Handle all_reduce_async(View data, Reduce op = Reduce::sum, StreamRef stream = {});
+  Handle all_reduce_async(View data, Reduce op = Reduce::sum, const After& after = {});
   /// `out` holds size() blocks of in.count elements in rank order; `in` may be this rank's block of `out`.
-  Handle all_gather_async(ConstView in, View out, StreamRef stream = {});
+  Handle all_gather_async(ConstView in, View out, const After& after = {});
   /// `in` holds size() blocks of out.count elements; `out` may be this rank's block of `in`. The other blocks
   /// of `in` keep their contents.
-  Handle reduce_scatter_async(ConstView in, View out, Reduce op = Reduce::sum, StreamRef stream = {});
+  Handle reduce_scatter_async(ConstView in, View out, Reduce op = Reduce::sum, const After& after = {});
   /// Block r of `in` goes to rank r; block r of `out` comes from it. Not in place.
-  Handle all_to_all_async(ConstView in, View out, StreamRef stream = {});
+  Handle all_to_all_async(ConstView in, View out, const After& after = {});
   /// The same with blocks of send_counts[r] and recv_counts[r] elements one after the other.
   Handle all_to_all_v_async(ConstView in, std::span<const int64_t> send_counts, View out,
-                            std::span<const int64_t> recv_counts, StreamRef stream = {});
-  Handle broadcast_async(View data, int root, StreamRef stream = {});
-  /// Messages of a pair of ranks with one tag (0 to 16383) arrive in the order they were sent; the receiver
-  /// must ask for exactly as many bytes as come.
-  Handle send_async(ConstView data, int to, int tag = 0, StreamRef stream = {});
-  Handle recv_async(View data, int from, int tag = 0, StreamRef stream = {});
+                            std::span<const int64_t> recv_counts, const After& after = {});
+  Handle broadcast_async(View data, int root, const After& after = {});
+  /// Messages of a pair of ranks with one tag (0 to kMaxTag) arrive in the order they were sent; the receiver
+  /// must ask for exactly as many bytes as come. Pipelines use Channel (channel.h), which is the same on all
+  /// backends.
+  Handle send_async(ConstView data, int to, int tag = 0, const After& after = {});
+  Handle recv_async(View data, int from, int tag = 0, const After& after = {});
   /// Messages that go on at the same time in any order. Only here may a rank write to itself, with both ends
   /// in the same exchange.
-  Handle exchange_async(std::vector<Message> messages, StreamRef stream = {});
-  Handle barrier_async(StreamRef stream = {});
+  Handle exchange_async(std::vector<Message> messages, const After& after = {});
+  Handle barrier_async(const After& after = {});
 
-  void all_reduce(View data, Reduce op = Reduce::sum);
-  void all_gather(ConstView in, View out);
-  void reduce_scatter(ConstView in, View out, Reduce op = Reduce::sum);
-  void all_to_all(ConstView in, View out);
+  // The blocking forms.
+  void all_reduce(View data, Reduce op = Reduce::sum) {
+    block([&] { return all_reduce_async(data, op); });
+  }
+  void all_gather(ConstView in, View out) {
+    block([&] { return all_gather_async(in, out); });
+  }
+  void reduce_scatter(ConstView in, View out, Reduce op = Reduce::sum) {
+    block([&] { return reduce_scatter_async(in, out, op); });
+  }
+  void all_to_all(ConstView in, View out) {
+    block([&] { return all_to_all_async(in, out); });
+  }
   void all_to_all_v(ConstView in, std::span<const int64_t> send_counts, View out,
-                    std::span<const int64_t> recv_counts);
-  void broadcast(View data, int root);
-  void send(ConstView data, int to, int tag = 0);
-  void recv(View data, int from, int tag = 0);
-  void exchange(std::vector<Message> messages);
-  void barrier();
+                    std::span<const int64_t> recv_counts) {
+    block([&] { return all_to_all_v_async(in, send_counts, out, recv_counts); });
+  }
+  void broadcast(View data, int root) {
+    block([&] { return broadcast_async(data, root); });
+  }
+  void send(ConstView data, int to, int tag = 0) {
+    block([&] { return send_async(data, to, tag); });
+  }
+  void recv(View data, int from, int tag = 0) {
+    block([&] { return recv_async(data, from, tag); });
+  }
+  void exchange(std::vector<Message> messages) {
+    block([&] { return exchange_async(std::move(messages)); });
+  }
+  void barrier() {
+    block([&] { return barrier_async(); });
+  }
 
   /// Groups of equal color, ordered by (key, rank). Collective; null for ranks with a negative color.
   virtual std::unique_ptr<Communicator> split(int color, int key, std::string_view name) = 0;
@@ -189,14 +235,17 @@ class Communicator {
   /// The communicator of the same ranks for host memory: this one, or the one beneath one for device memory.
   virtual Communicator& host() { return *this; }
   /// Throws the error that came up in the background since (a peer was lost) and that no wait() would show:
-  /// for loops that only replay recorded graphs. Does not block.
+  /// for loops that only replay captured graphs. Does not block.
   virtual void check() {}
+  /// True when all operations of the group run one after another, messages included (nccl). Two messages that
+  /// depend on each other then need an exchange, or groups of their own (Channel).
+  virtual bool single_fifo() const { return false; }
   /// For communicators built on this one; null where there is none (one rank).
   virtual std::shared_ptr<HostTransport> host_transport() { return nullptr; }
 
   /// Handles not waited for yet.
   int outstanding() const { return unwaited_->load(std::memory_order_relaxed); }
-  /// Null where nothing is written down.
+  /// Null where operations are not logged.
   Ledger* ledger() const { return ledger_; }
 
  protected:
@@ -204,7 +253,7 @@ class Communicator {
 
   /// Starts a checked call. `blocking`: it is waited for at once.
   virtual std::shared_ptr<Work> submit(Call call, bool blocking) = 0;
-  /// Writes a call down, in the order of sequence numbers; what Work needs.
+  /// Logs a call, in the order of sequence numbers; what Work needs.
   LedgerTicket enroll(const Call& call);
   /// Starts a checked call on another communicator (for wrappers), to be waited for there.
   static std::shared_ptr<Work> submit_to(Communicator& inner, Call call, bool blocking) {
@@ -214,17 +263,24 @@ class Communicator {
 
  private:
   std::shared_ptr<Work> start(Call call, bool blocking);
-  Handle issue(Call call, bool blocking) { return Handle(start(std::move(call), blocking)); }
-  Call all_reduce_call(View data, Reduce op, StreamRef stream) const;
-  Call all_gather_call(ConstView in, View out, StreamRef stream) const;
-  Call reduce_scatter_call(ConstView in, View out, Reduce op, StreamRef stream) const;
-  Call all_to_all_call(ConstView in, View out, StreamRef stream) const;
-  Call all_to_all_v_call(ConstView in, std::span<const int64_t> send_counts, View out,
-                         std::span<const int64_t> recv_counts, StreamRef stream) const;
-  Call broadcast_call(View data, int root, StreamRef stream) const;
-  Call exchange_call(Op op, std::vector<Message> messages, StreamRef stream) const;
-  Call barrier_call(StreamRef stream) const;
-  Call make(Op op, DType dtype, const void* in, void* out, int64_t count, StreamRef stream) const;
+  /// Waits at once for the operation that `issue` issues.
+  template <class Issue>
+  void block(Issue issue) {
+    struct Scope {
+      explicit Scope(bool& f) : flag(f) { flag = true; }
+      ~Scope() { flag = false; }
+      bool& flag;
+    };
+    Handle handle;
+    {
+      const Scope scope(blocking_);
+      handle = issue();
+    }
+    handle.wait();
+  }
+  Handle issue(Call call, const After& after);
+  Handle message(Op op, std::vector<Message> messages, const After& after);
+  Call make(Op op, DType dtype, const void* in, void* out, int64_t count) const;
 
   std::string name_;
   int rank_;
@@ -232,6 +288,7 @@ class Communicator {
   Ledger* ledger_;
   uint32_t group_ = 0;
   uint64_t seq_ = 0;
+  bool blocking_ = false;  // what is issued now is waited for at once
   std::shared_ptr<std::atomic<int>> unwaited_ = std::make_shared<std::atomic<int>>(0);
 };
 

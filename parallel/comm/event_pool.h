@@ -10,35 +10,36 @@
 
 namespace nrl::comm {
 
-/// Thread-safe; made as a shared pointer, which every event on loan keeps alive.
+/// Thread-safe; made as a shared pointer, which every event taken from it keeps alive.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   EventPool(device::Runtime& runtime, device::EventKind kind) : runtime_(runtime), kind_(kind) {}
 
-  /// An event on loan; goes back when it is destroyed, and must then be done or of no interest any more.
-  class Loan {
+  /// RAII handle; returns the event to the pool. The event must have completed, or nobody may wait for it.
+  class Pooled {
    public:
-    Loan() = default;
-    Loan(std::shared_ptr<EventPool> pool, device::Event event)
+    Pooled() = default;
+    Pooled(std::shared_ptr<EventPool> pool, device::Event event)
         : pool_(std::move(pool)), event_(std::move(event)) {}
-    ~Loan() {
+    ~Pooled() {
       if (pool_) pool_->put(std::move(event_));
     }
-    Loan(Loan&& o) noexcept : pool_(std::move(o.pool_)), event_(std::move(o.event_)) {}
-    Loan& operator=(Loan&& o) noexcept {
+    Pooled(Pooled&& o) noexcept : pool_(std::move(o.pool_)), event_(std::move(o.event_)) {}
+    Pooled& operator=(Pooled&& o) noexcept {
       std::swap(pool_, o.pool_);
       std::swap(event_, o.event_);
       return *this;
     }
     explicit operator bool() const { return pool_ != nullptr; }
     const device::Event* operator->() const { return &event_; }
+    const device::Event& operator*() const { return event_; }
 
    private:
     std::shared_ptr<EventPool> pool_;
     device::Event event_;
   };
 
-  Loan take() {
+  Pooled take() {
     {
       const std::lock_guard lock(mutex_);
       if (!free_.empty()) {

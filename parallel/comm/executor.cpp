@@ -3,39 +3,35 @@
 #include "core/base/error.h"
 #include "core/base/threads.h"
 
-#include <sched.h>
-#include <sys/prctl.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
+#include <climits>
+#include <ctime>
+#include <utility>
 
 namespace nrl::comm {
 
 namespace {
 
-thread_local const std::atomic<int>* t_waiters = nullptr;
-
-inline void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#else
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-#endif
-}
-
-// Longer than the differences between ranks in a step's waits, shorter than a slice of the scheduler.
-constexpr int64_t kYieldNs = 500'000;
-constexpr int64_t kUnwantedYieldNs = 20'000;  // nobody waits for the outcome yet
-constexpr int64_t kShortestSleepNs = 20'000, kLongestSleepNs = 250'000;
-
-void precise_sleep(int64_t ns) {
-  // The kernel rounds sleeps up by 50 us unless the thread asks for less.
-  thread_local const bool precise = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL) == 0;
-  (void)precise;
-  std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
-}
+// A rank that another one wakes tends to land on the core of that one, so that two ranks share a core. Where
+// there is one for each, only long waits are ended by a wake-up, the others by the clock.
+constexpr int64_t kShortWaitNs = 2'000'000;
 
 }  // namespace
+
+// The standard library's atomic waits know only this process.
+void Bell::ring() {
+  rings.fetch_add(1, std::memory_order_seq_cst);
+  syscall(SYS_futex, &rings, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void Bell::sleep(uint32_t seen) {
+  const timespec limit{1, 0};
+  syscall(SYS_futex, &rings, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
 
 void Work::wait() {
   const int64_t begin = now_ns();
@@ -47,76 +43,63 @@ void Work::wait() {
 
 void Work::block() {
   if (executor_ && !over()) executor_->wait(*this);
-  NRL_CHECK(over(), "waiting for an operation that nobody carries out");
+  NRL_CHECK(over(), "waiting for an operation that no executor carries out");
 }
 
 void Work::run_now() {
-  if (advance(true)) return;
   Backoff backoff(nullptr, 60);
-  while (!advance(false)) backoff.pause();
+  while (advance() != Advance::done) backoff.pause();
 }
 
-bool Work::advance(bool first) {
-  bool over = false;
+Advance Work::advance() {
+  Advance result = Advance::waiting;
   bool failed = false;
   try {
-    if (first) {
+    if (progress_.load(std::memory_order_relaxed) == Progress::queued) {
+      if (previous_) {
+        if (!previous_->carried_out()) return Advance::waiting;
+        if (const std::exception_ptr error = std::exchange(previous_, nullptr)->error())
+          std::rethrow_exception(error);
+      }
       if (ledger_) ledger_->start(ticket_);
       progress_.store(Progress::running, std::memory_order_release);
-      over = start();
+      result = start();
+      if (result == Advance::waiting) result = Advance::moved;
     } else {
-      over = poll();
+      result = poll();
     }
   } catch (...) {
     error_ = std::current_exception();
-    over = failed = true;
+    result = Advance::done;
+    failed = true;
   }
-  if (over) {
+  if (result == Advance::done) {
     if (ledger_) ledger_->finish(ticket_, failed);
     progress_.store(failed ? Progress::failed : Progress::done, std::memory_order_release);
     progress_.notify_all();
   }
-  return over;
-}
-
-bool Backoff::spin() {
-  const bool wanted = waiters_ == nullptr || waiters_->load(std::memory_order_relaxed) > 0;
-  if (rounds_ < (wanted ? spins_ : std::min(spins_, 20))) {
-    ++rounds_;
-    relax();
-    return true;
-  }
-  const int64_t now = now_ns();
-  if (begin_ns_ == 0) begin_ns_ = now;
-  waited_ns_ = now - begin_ns_;
-  if (waited_ns_ > (wanted ? kYieldNs : kUnwantedYieldNs)) return false;
-  sched_yield();
-  return true;
-}
-
-void Backoff::pause() {
-  if (spin()) return;
-  precise_sleep(std::clamp(waited_ns_ / 16, kShortestSleepNs, kLongestSleepNs));
+  return result;
 }
 
 Executor::~Executor() {
   {
-    std::lock_guard lock(queue_mutex_);
+    const std::lock_guard lock(queue_mutex_);
     stop_ = true;
+    if (rung_) rung_->ring();
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
-const std::atomic<int>* Executor::current_waiters() {
-  return t_waiters;
-}
-
-void Executor::submit(std::shared_ptr<Work> work, bool blocking) {
+void Executor::submit(std::shared_ptr<Work> work, Order order, bool blocking) {
+  work->lane_ = order.lane;
+  work->previous_ = std::move(order.previous);
   {
-    std::lock_guard lock(queue_mutex_);
+    const std::lock_guard lock(queue_mutex_);
     queue_.push_back(std::move(work));
+    queued_.store(true, std::memory_order_release);
     if (!blocking) ensure_thread();
+    if (rung_) rung_->ring();
   }
   if (!blocking) wake_.notify_one();
 }
@@ -125,43 +108,88 @@ void Executor::ensure_thread() {
   if (!thread_.joinable()) thread_ = start_thread([this] { loop(); });
 }
 
+bool Executor::admit() {
+  if (!queued_.load(std::memory_order_acquire)) return false;
+  {
+    const std::lock_guard lock(queue_mutex_);
+    arrived_.swap(queue_);
+    queued_.store(false, std::memory_order_relaxed);
+  }
+  for (std::shared_ptr<Work>& work : arrived_) {
+    Lane* lane = work->lane_;
+    if (lane && lane->busy_) {
+      behind_.push_back(std::move(work));
+      continue;
+    }
+    if (lane) lane->busy_ = true;
+    active_.push_back(std::move(work));
+  }
+  arrived_.clear();
+  return true;
+}
+
+void Executor::retire(size_t index) {
+  const std::shared_ptr<Work> work = std::move(active_[index]);
+  active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(index));
+  Lane* lane = work->lane_;
+  if (!lane) return;
+  const auto next = std::find_if(behind_.begin(), behind_.end(),
+                                 [&](const std::shared_ptr<Work>& w) { return w->lane_ == lane; });
+  lane->busy_ = next != behind_.end();
+  if (!lane->busy_) return;
+  active_.push_back(std::move(*next));
+  behind_.erase(next);
+}
+
 bool Executor::step() {
-  bool progress = false;
+  bool moved = admit();
   for (size_t i = 0; i < active_.size();) {
-    if (active_[i]->advance(false)) {
-      active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
-      progress = true;
+    const Advance result = active_[i]->advance();
+    moved |= result != Advance::waiting;
+    if (result == Advance::done) {
+      retire(i);
     } else {
       ++i;
     }
   }
-  std::shared_ptr<Work> next;
-  {
-    std::lock_guard lock(queue_mutex_);
-    if (!queue_.empty()) {
-      next = std::move(queue_.front());
-      queue_.pop_front();
-    }
-  }
-  if (next) {
-    if (!next->advance(true)) active_.push_back(std::move(next));
-    progress = true;
-  }
   active_count_.store(static_cast<int>(active_.size()), std::memory_order_relaxed);
-  return progress;
+  return moved;
+}
+
+bool Executor::sleep_until_rung(const Backoff& backoff) {
+  if (active_.size() != 1 || (spins_ > 0 && backoff.waited_ns() < kShortWaitNs)) return false;
+  const std::shared_ptr<Work> work = active_.front();
+  Bell* bell = work->bell();
+  if (!bell) return false;
+  const uint32_t seen = bell->rings.load(std::memory_order_acquire);
+  bell->sleeping.store(1, std::memory_order_seq_cst);
+  bool stop = false;
+  {
+    const std::lock_guard lock(queue_mutex_);
+    rung_ = bell;
+    stop = stop_;
+  }
+  // What came before the lines above is seen now, what comes after them rings.
+  if (!step() && !stop) bell->sleep(seen);
+  {
+    const std::lock_guard lock(queue_mutex_);
+    rung_ = nullptr;
+  }
+  bell->sleeping.store(0, std::memory_order_relaxed);
+  return true;
 }
 
 void Executor::wait(Work& work) {
   waiters_.fetch_add(1, std::memory_order_relaxed);
   while (!work.over()) {
     if (run_mutex_.try_lock()) {
-      std::unique_lock run(run_mutex_, std::adopt_lock);
-      Backoff backoff(nullptr, 60);
+      const std::unique_lock run(run_mutex_, std::adopt_lock);
+      Backoff backoff(nullptr, spins_);
       while (!work.over()) {
         if (step()) {
           backoff.reset();
-        } else {
-          backoff.pause();
+        } else if (!backoff.spin() && !sleep_until_rung(backoff)) {
+          backoff.sleep();
         }
       }
     } else {
@@ -174,9 +202,9 @@ void Executor::wait(Work& work) {
   wake_if_needed();
 }
 
-bool Executor::let_go(double seconds) {
+bool Executor::release_finished(double seconds) {
   const int64_t limit = now_ns() + static_cast<int64_t>(seconds * 1e9);
-  Backoff backoff(nullptr, 60);
+  Backoff backoff(nullptr, spins_);
   while (!run_mutex_.try_lock()) {
     if (now_ns() > limit) return false;
     backoff.pause();
@@ -188,7 +216,7 @@ bool Executor::let_go(double seconds) {
 void Executor::wake_if_needed() {
   bool needed = active_count_.load(std::memory_order_relaxed) > 0;
   {
-    std::lock_guard lock(queue_mutex_);
+    const std::lock_guard lock(queue_mutex_);
     needed |= !queue_.empty();
     if (needed) ensure_thread();
   }
@@ -196,8 +224,7 @@ void Executor::wake_if_needed() {
 }
 
 void Executor::loop() {
-  t_waiters = &waiters_;
-  Backoff backoff(&waiters_, 60);
+  Backoff backoff(&waiters_, spins_);
   while (true) {
     {
       std::unique_lock lock(queue_mutex_);
@@ -206,17 +233,20 @@ void Executor::loop() {
       });
       if (stop_) return;
     }
-    bool progress = false;
     {
-      std::lock_guard run(run_mutex_);
-      progress = step();
+      const std::lock_guard run(run_mutex_);
+      if (step()) {
+        backoff.reset();
+        continue;
+      }
     }
-    // Paused outside of the lock, so that a waiter can poll in its own rhythm.
-    if (progress) {
-      backoff.reset();
-    } else {
-      backoff.pause();
+    // Outside of the lock, so that a waiter can poll in its own rhythm.
+    if (backoff.spin()) continue;
+    {
+      const std::lock_guard run(run_mutex_);
+      if (sleep_until_rung(backoff)) continue;
     }
+    backoff.sleep();
   }
 }
 

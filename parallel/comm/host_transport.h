@@ -9,7 +9,7 @@
 
 namespace nrl::comm {
 
-/// Messages under way.
+/// Messages in flight.
 class PendingMessages {
  public:
   virtual ~PendingMessages() = default;
@@ -17,20 +17,25 @@ class PendingMessages {
   virtual bool test() = 0;
 };
 
-/// The host side of a group. Everything but executor() and dropped() is called from within operations that
-/// the executor carries out (Work::start and Work::poll) and is not written into the ledger.
+/// Tags of messages of device memory start here, so that they do not meet those of the host group.
+inline constexpr int kDeviceTag = kMaxTag + 1;
+
+/// The host side of a group. execute() and post() are called from within operations that the executor carries
+/// out (Work::start and Work::poll) and are not logged.
 class HostTransport {
  public:
   virtual ~HostTransport() = default;
-  /// Carries out the operations of all groups of the process; what is submitted here keeps the order rule.
+  /// Carries out the operations of all groups of the process.
   virtual Executor& executor() = 0;
-  /// Carries a checked collective on host memory out. all_to_all_v goes pair by pair: ranks that have nothing
-  /// for each other need not call it equally often.
-  virtual void execute(const Call& call) = 0;
+  /// Of the group's collectives, those on device memory included.
+  virtual Lane& lane() = 0;
+  /// Carries out a checked collective on host memory. `call` must outlive the task. all_to_all_v goes pair by
+  /// pair: ranks that have nothing for each other need not call it equally often.
+  virtual Task execute(const Call& call) = 0;
+  /// What peers ring for a collective that waits; null while it must be polled.
+  virtual Bell* bell() = 0;
   /// Starts messages; `messages` need not outlive the call, their data must.
   virtual std::unique_ptr<PendingMessages> post(std::vector<Message> messages) = 0;
-  /// The pause of a thread that polls in an operation.
-  virtual Backoff backoff() const = 0;
   /// True when the run has failed and nothing collective may be done any more.
   virtual bool dropped() const = 0;
 };

@@ -1,6 +1,7 @@
 #include "parallel/grid/groups.h"
 
 #include "core/base/error.h"
+#include "core/base/threads.h"
 #include "parallel/comm/make_device.h"
 #include "parallel/comm/world.h"
 
@@ -37,10 +38,8 @@ void on_all_ranks(comm::Communicator& world, const std::function<void()>& body) 
   Error own(Exit::ok, "");
   try {
     body();
-  } catch (const Error& e) {
-    own = e;
   } catch (const std::exception& e) {
-    own = Error(Exit::internal, e.what());
+    own = error_from(e);
   }
   const comm::Verdict verdict = comm::agree_on_error(world, own.code(), own.what());
   if (verdict.code != Exit::ok) throw Error(verdict.code, verdict.message);

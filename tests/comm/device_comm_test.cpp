@@ -189,7 +189,7 @@ TEST_CASE("a failing staged operation tells its waiter", "[device]") {
   }
 }
 
-TEST_CASE("recording staged communication into a graph is refused", "[device]") {
+TEST_CASE("capturing staged communication into a graph is refused", "[device]") {
   if (world().size() == 1) return;
   device::Runtime* runtime = nullptr;
   const auto bench = staged(10);
@@ -200,7 +200,7 @@ TEST_CASE("recording staged communication into a graph is refused", "[device]") 
   const Error e =
       error_of([&] { bench->comm().all_reduce_async(data, Reduce::sum, bench->stream()).wait(); });
   const device::Graph graph(*runtime, runtime->end_capture(bench->stream().native));
-  REQUIRE(contains(e.what(), "cannot be recorded into a graph"));
+  REQUIRE(contains(e.what(), "cannot be captured into a graph"));
   REQUIRE(bench->comm().outstanding() == 0);
   bench->all_reduce(data);  // goes on
   REQUIRE(data.read()[6] == static_cast<float>(world().size()));

@@ -17,12 +17,12 @@ class TestWork : public Work {
       : Work(ledger, ticket, e, nullptr), order_(order), id_(id), polls_(polls) {}
 
  protected:
-  bool start() override {
+  Advance start() override {
     order_->push_back(id_);  // one at a time: no lock
     if (id_ < 0) fail(Exit::internal, "work {}", id_);
-    return polls_ == 0;
+    return polls_ == 0 ? Advance::done : Advance::waiting;
   }
-  bool poll() override { return --polls_ <= 0; }
+  Advance poll() override { return --polls_ <= 0 ? Advance::done : Advance::waiting; }
 
  private:
   std::vector<int>* order_;
@@ -42,7 +42,7 @@ TEST_CASE("work starts in order, whoever carries it out", "[comm]") {
       const auto ticket = ledger.enqueue(group, static_cast<uint64_t>(i), Op::barrier, DType::u8, 1, -1);
       all.push_back(std::make_shared<TestWork>(&executor, &ledger, ticket, &order, i, i % 3 == 0 ? 2 : 0));
       const bool blocking = i % 5 == 0;
-      executor.submit(all.back(), blocking);
+      executor.submit(all.back(), {}, blocking);
       if (blocking) all.back()->wait();
     }
     for (size_t i = 0; i < all.size(); ++i)
@@ -61,7 +61,7 @@ TEST_CASE("two threads may wait at once", "[comm]") {
   const auto run = [&] {
     for (int i = 0; i < 300; ++i) {
       auto w = std::make_shared<TestWork>(&executor, nullptr, LedgerTicket{}, &order, 1, i % 4);
-      executor.submit(w, i % 2 == 0);
+      executor.submit(w, {}, i % 2 == 0);
       w->wait();
     }
   };
@@ -76,8 +76,8 @@ TEST_CASE("an error reaches the one who waits and spares the rest", "[comm]") {
   std::vector<int> order;
   auto bad = std::make_shared<TestWork>(&executor, nullptr, LedgerTicket{}, &order, -1, 0);
   auto good = std::make_shared<TestWork>(&executor, nullptr, LedgerTicket{}, &order, 2, 0);
-  executor.submit(bad, false);
-  executor.submit(good, false);
+  executor.submit(bad, {}, false);
+  executor.submit(good, {}, false);
   good->wait();
   REQUIRE_THROWS_AS(bad->wait(), Error);
 }
@@ -85,5 +85,5 @@ TEST_CASE("an error reaches the one who waits and spares the rest", "[comm]") {
 TEST_CASE("an executor with work that never ends can be destroyed", "[comm]") {
   std::vector<int> order;
   Executor executor;
-  executor.submit(std::make_shared<TestWork>(&executor, nullptr, LedgerTicket{}, &order, 1, 1 << 30), false);
+  executor.submit(std::make_shared<TestWork>(&executor, nullptr, LedgerTicket{}, &order, 1, 1 << 30), {}, false);
 }

@@ -3,10 +3,18 @@
 
 #include "parallel/comm/mpi/mpi_internal.h"
 
+#include "parallel/comm/communicator.h"
+
+#include <memory>
+#include <string_view>
+
 namespace nrl::comm {
 
-/// Takes `comm` over. A group of one rank becomes a self communicator.
-std::unique_ptr<Communicator> make_mpi(std::shared_ptr<MpiState> state, MPI_Comm comm, std::string_view name,
-                                       std::vector<int> members);
+/// Takes `comm` over; collective, before the executor's first operation. A group of one rank becomes a self
+/// communicator.
+std::unique_ptr<Communicator> make_mpi(std::shared_ptr<MpiState> state, MPI_Comm comm, std::string_view name);
+
+/// What it stands on; MPI_COMM_NULL when it is no MPI group.
+MPI_Comm raw_mpi(Communicator& communicator);
 
 }  // namespace nrl::comm

@@ -1,14 +1,17 @@
 #pragma once
-// Private to the MPI backend: the only header that includes mpi.h.
+// Private to the MPI backend: the only header that includes mpi.h. MPI is called by one thread at a time: by
+// the executor, or before its first operation and after its last one.
 
-#include "core/base/error.h"
 #include "parallel/comm/executor.h"
-#include "parallel/comm/mpi/mpi_session.h"
+#include "parallel/comm/ledger.h"
+#include "parallel/comm/mpi/mpi_options.h"
+#include "parallel/comm/task.h"
 
 #include <mpi.h>
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace nrl::comm {
@@ -22,21 +25,20 @@ struct MpiState {
   Ledger* ledger = nullptr;
   Executor executor;
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
-  int spins = 0;  ///< polls before giving the core away; 0 when ranks outnumber cores
   std::vector<std::string> hosts;
   std::vector<int> host_of;  ///< of a world rank: the first world rank of its host
   bool failed = false;
   bool finished = false;
-
-  Backoff backoff() const { return Backoff(Executor::current_waiters(), spins); }
 };
 
-/// Waits for all requests, giving the core away where nothing moves. To be used in place of MPI's own waits.
-void wait_all(std::span<MPI_Request> requests, Backoff backoff, const char* what);
+/// True when all requests are over, which frees them.
+bool test_all(std::span<MPI_Request> requests, const char* what);
 
-/// Returns when all ranks of `comm` are here. MPI spins in its blocking calls: before one that has no other
-/// form, so that it need not wait.
-void meet(MPI_Comm comm, Backoff backoff);
+/// Returns when all ranks of `comm` are here. MPI spins in its blocking calls, and nothing else makes progress
+/// meanwhile: before one that has no other form, so that it need not wait.
+Task meet(MPI_Comm comm);
+/// Carries a task out here, outside of the executor: before its first operation or after its last.
+void run_now(Task task);
 
 /// A piece of memory for or from a peer.
 struct Part {
@@ -49,7 +51,7 @@ struct Part {
 void post_send(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request>& requests);
 void post_recv(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request>& requests);
 
-/// Tag of the messages inside of collectives, above those of users.
+/// Tag of the messages inside of collectives, above those of users and of device memory.
 inline constexpr int kCollectiveTag = 20000;
 
 }  // namespace nrl::comm

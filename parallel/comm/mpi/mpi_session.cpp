@@ -1,5 +1,6 @@
 #include "parallel/comm/mpi/mpi_session.h"
 
+#include "core/base/error.h"
 #include "parallel/comm/mpi/mpi_comm.h"
 #include "parallel/comm/mpi/mpi_internal.h"
 #include "parallel/comm/self/self_comm.h"
@@ -12,44 +13,7 @@
 
 namespace nrl::comm {
 
-void mpi_check(int rc, const char* what) {
-  if (rc == MPI_SUCCESS) return;
-  char text[MPI_MAX_ERROR_STRING] = {};
-  int length = 0;
-  MPI_Error_string(rc, text, &length);
-  int kind = 0;
-  MPI_Error_class(rc, &kind);
-  fail(kind == MPI_ERR_TRUNCATE ? Exit::internal : Exit::peer_lost, "{} failed: {}", what, text);
-}
-
-void wait_all(std::span<MPI_Request> requests, Backoff backoff, const char* what) {
-  while (true) {
-    int over = 0;
-    mpi_check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &over, MPI_STATUSES_IGNORE),
-              what);
-    if (over) return;
-    backoff.pause();
-  }
-}
-
-void meet(MPI_Comm comm, Backoff backoff) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  mpi_check(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
-  wait_all({&request, 1}, backoff, "MPI_Ibarrier");
-}
-
 namespace {
-
-constexpr int64_t kMostBytes = int64_t{1} << 30;
-
-template <class Post>
-void post(const Part& part, std::vector<MPI_Request>& requests, Post post_one) {
-  for (int64_t begin = 0; begin < part.bytes; begin += kMostBytes) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    post_one(part.data + begin, static_cast<int>(std::min(kMostBytes, part.bytes - begin)), &request);
-    requests.push_back(request);
-  }
-}
 
 /// Ranks of this host that outnumber its cores must not spin.
 int spins_for(MPI_Comm local, int local_size) {
@@ -66,18 +30,6 @@ int spins_for(MPI_Comm local, int local_size) {
 }
 
 }  // namespace
-
-void post_send(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request>& requests) {
-  post(part, requests, [&](std::byte* data, int n, MPI_Request* request) {
-    mpi_check(MPI_Isend(data, n, MPI_BYTE, part.peer, tag, comm, request), "MPI_Isend");
-  });
-}
-
-void post_recv(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request>& requests) {
-  post(part, requests, [&](std::byte* data, int n, MPI_Request* request) {
-    mpi_check(MPI_Irecv(data, n, MPI_BYTE, part.peer, tag, comm, request), "MPI_Irecv");
-  });
-}
 
 MpiSession::MpiSession(const MpiOptions& options, Ledger* ledger) : state_(std::make_shared<MpiState>()) {
   NRL_CHECK(options.shared_slot_bytes >= 4096 && options.shared_slot_bytes % 64 == 0, "shared_slot_bytes {}",
@@ -96,7 +48,7 @@ MpiSession::MpiSession(const MpiOptions& options, Ledger* ledger) : state_(std::
   mpi_check(MPI_Comm_rank(MPI_COMM_WORLD, &s.rank), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(MPI_COMM_WORLD, &s.size), "MPI_Comm_size");
 
-  meet(MPI_COMM_WORLD, Backoff(nullptr, 0));
+  run_now(meet(MPI_COMM_WORLD));
   MPI_Comm local = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, s.rank, MPI_INFO_NULL, &local),
             "MPI_Comm_split_type");
@@ -104,7 +56,7 @@ MpiSession::MpiSession(const MpiOptions& options, Ledger* ledger) : state_(std::
   mpi_check(MPI_Comm_size(local, &s.local_size), "MPI_Comm_size");
   int first = s.rank;
   mpi_check(MPI_Bcast(&first, 1, MPI_INT, 0, local), "MPI_Bcast");
-  s.spins = spins_for(local, s.local_size);
+  s.executor.set_spins(spins_for(local, s.local_size));
   mpi_check(MPI_Comm_free(&local), "MPI_Comm_free");
 
   s.host_of.resize(static_cast<size_t>(s.size));
@@ -139,12 +91,10 @@ const std::vector<std::string>& MpiSession::hosts() const {
 }
 
 std::unique_ptr<Communicator> MpiSession::make_world() {
-  std::vector<int> members(static_cast<size_t>(state_->size));
-  for (int r = 0; r < state_->size; ++r) members[static_cast<size_t>(r)] = r;
   MPI_Comm comm = MPI_COMM_NULL;
-  meet(MPI_COMM_WORLD, state_->backoff());
+  run_now(meet(MPI_COMM_WORLD));
   mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
-  return make_mpi(state_, comm, "world", std::move(members));
+  return make_mpi(state_, comm, "world");
 }
 
 void MpiSession::mark_failed() {
@@ -154,13 +104,23 @@ void MpiSession::mark_failed() {
 void MpiSession::finish() {
   if (state_->finished) return;
   state_->finished = true;
-  if (!state_->failed) meet(MPI_COMM_WORLD, state_->backoff());
+  if (!state_->failed) run_now(meet(MPI_COMM_WORLD));
   mpi_check(MPI_Finalize(), "MPI_Finalize");
 }
 
 void MpiSession::abort(int code) {
   MPI_Abort(MPI_COMM_WORLD, code);
   std::_Exit(code);
+}
+
+bool plain_mpi_all_reduce(Communicator& communicator, std::span<float> data) {
+  const MPI_Comm comm = raw_mpi(communicator);
+  if (comm == MPI_COMM_NULL) return false;
+  NRL_CHECK(data.size() < (size_t{1} << 31), "plain MPI_Allreduce of {} elements", data.size());
+  mpi_check(
+      MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), MPI_FLOAT, MPI_SUM, comm),
+      "MPI_Allreduce");
+  return true;
 }
 
 }  // namespace nrl::comm

@@ -2,6 +2,7 @@
 // The MPI library's life in this process, and the world communicator on top of it.
 
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/mpi/mpi_options.h"
 
 #include <memory>
 #include <string>
@@ -9,20 +10,11 @@
 
 namespace nrl::comm {
 
-struct MpiOptions {
-  /// Collectives among ranks of one host go through shared memory from this many bytes per rank on; below it,
-  /// and among several hosts, through MPI messages. Both give the same bits.
-  int64_t shared_min_bytes = 0;
-  /// Staging memory of a group is size() times four of these at most.
-  int64_t shared_slot_bytes = 256 * 1024;
-  /// Buffer of a group for reductions through messages; longer vectors are reduced in several chunks.
-  int64_t scratch_bytes = 8 << 20;
-};
-
 struct MpiState;
 
-/// One per process. MPI is started with MPI_THREAD_MULTIPLE if it can, MPI_THREAD_SERIALIZED at least; all
-/// operations of all communicators run one at a time (executor.h).
+/// One per process. Only one thread at a time is inside of MPI, carrying on the operations of all communicators
+/// (executor.h), so that MPI_THREAD_SERIALIZED is enough; MPI_THREAD_MULTIPLE is taken where there is one, for
+/// abort().
 class MpiSession {
  public:
   /// Starts MPI; fails with Exit::unavailable. `ledger` may be null and must outlive the session.
@@ -52,7 +44,7 @@ class MpiSession {
 };
 
 /// Plain MPI_Allreduce (fp32, sum, in place) on the group of `communicator`, for comparison in benchmarks;
-/// false when it is not an MPI group. No other operation of the process may be under way.
+/// false when it is not an MPI group. No other operation of the process may be in flight.
 bool plain_mpi_all_reduce(Communicator& communicator, std::span<float> data);
 
 }  // namespace nrl::comm

@@ -1,16 +1,11 @@
 #include "parallel/comm/mpi/shared_window.h"
 
+#include "core/base/error.h"
 #include "core/base/log.h"
 #include "parallel/comm/reduce.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <climits>
 #include <cstring>
-#include <ctime>
 #include <new>
 
 namespace nrl::comm {
@@ -19,28 +14,10 @@ namespace {
 
 constexpr int64_t kHead = 4096;  // Arrivals have a page of their own
 constexpr int64_t kAlign = 16;   // elements at which slices of a chunk start
-// A rank that another one wakes tends to land on the core of that one, so that two ranks share a core. Where
-// there is one for each, only long waits are ended by a wake-up, the others by the clock.
-constexpr int64_t kShortWaitNs = 2'000'000;
 constexpr int kDirectRanks = 2;  // up to here each rank reduces whole chunks for itself
-
-int64_t result_bytes(const MpiState& state, int size) {
-  const int64_t slice = (state.options.shared_slot_bytes + size - 1) / size + kAlign * 8;
-  return (slice + 63) / 64 * 64;
-}
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
-}
-
-/// Sleeps until `word` differs from `seen`, at most a second. The standard library's atomic waits know only
-/// this process.
-void sleep_on(std::atomic<uint32_t>& word, uint32_t seen) {
-  const timespec limit{1, 0};
-  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
-}
-void wake_all(std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 struct Span {
@@ -62,89 +39,91 @@ Span slice_of(int r, int size, int64_t n) {
 
 }  // namespace
 
-std::unique_ptr<SharedWindow> SharedWindow::create(MPI_Comm comm, const MpiState& state) {
+Task SharedWindow::create(MPI_Comm comm, int64_t slot_bytes, std::unique_ptr<SharedWindow>& out) {
   int rank = 0, size = 0;
   mpi_check(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(comm, &size), "MPI_Comm_size");
-  std::unique_ptr<SharedWindow> out(new SharedWindow(state, rank, size));
-  const int64_t bytes = kHead + 2 * (state.options.shared_slot_bytes + result_bytes(state, size));
+  std::unique_ptr<SharedWindow> made(new SharedWindow(slot_bytes, rank, size));
+  const int64_t bytes = kHead + 2 * (slot_bytes + made->result_bytes());
   MPI_Info info = MPI_INFO_NULL;
   mpi_check(MPI_Info_create(&info), "MPI_Info_create");
   mpi_check(MPI_Info_set(info, "alloc_shared_noncontig", "true"), "MPI_Info_set");
   void* base = nullptr;
-  meet(comm, state.backoff());
-  const int rc = MPI_Win_allocate_shared(bytes, 1, info, comm, &base, &out->window_);
+  co_await meet(comm);
+  const int rc = MPI_Win_allocate_shared(bytes, 1, info, comm, &base, &made->window_);
   MPI_Info_free(&info);
   int good = rc == MPI_SUCCESS;
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_check(MPI_Iallreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, comm, &request), "MPI_Iallreduce");
-  wait_all({&request, 1}, state.backoff(), "MPI_Iallreduce");
+  co_await until([&] { return test_all({&request, 1}, "MPI_Iallreduce"); });
   if (!good) {
     if (rank == 0) log::warn("no shared memory of {} bytes per rank: collectives use MPI messages", bytes);
-    return nullptr;
+    co_return;
   }
-  mpi_check(MPI_Win_lock_all(MPI_MODE_NOCHECK, out->window_), "MPI_Win_lock_all");
+  mpi_check(MPI_Win_lock_all(MPI_MODE_NOCHECK, made->window_), "MPI_Win_lock_all");
   for (int r = 0; r < size; ++r) {
     MPI_Aint length = 0;
     int unit = 0;
     void* segment = nullptr;
-    mpi_check(MPI_Win_shared_query(out->window_, r, &length, &unit, &segment), "MPI_Win_shared_query");
-    out->segments_.push_back(static_cast<std::byte*>(segment));
+    mpi_check(MPI_Win_shared_query(made->window_, r, &length, &unit, &segment), "MPI_Win_shared_query");
+    made->segments_.push_back(static_cast<std::byte*>(segment));
   }
-  std::memset(out->segments_[static_cast<size_t>(rank)], 0, static_cast<size_t>(bytes));
   static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
-  new (out->segments_[static_cast<size_t>(rank)]) Arrivals{};
-  for (std::byte* segment : out->segments_) {
-    out->arrivals_.push_back(std::launder(reinterpret_cast<Arrivals*>(segment)));
-  }
-  mpi_check(MPI_Win_sync(out->window_), "MPI_Win_sync");
-  meet(comm, state.backoff());
-  out->comm_ = comm;
-  return out;
+  new (made->segments_[static_cast<size_t>(rank)]) Arrivals{};
+  for (std::byte* segment : made->segments_)
+    made->arrivals_.push_back(std::launder(reinterpret_cast<Arrivals*>(segment)));
+  mpi_check(MPI_Win_sync(made->window_), "MPI_Win_sync");
+  co_await meet(comm);
+  made->comm_ = comm;
+  out = std::move(made);
 }
 
-void SharedWindow::free() {
-  meet(comm_, state_.backoff());
+Task SharedWindow::free() {
+  co_await meet(comm_);
   mpi_check(MPI_Win_unlock_all(window_), "MPI_Win_unlock_all");
   mpi_check(MPI_Win_free(&window_), "MPI_Win_free");
 }
 
+int64_t SharedWindow::result_bytes() const {
+  const int64_t slice = (slot_bytes_ + size_ - 1) / size_ + kAlign * 8;
+  return (slice + 63) / 64 * 64;
+}
+
 std::byte* SharedWindow::slot(int rank, int64_t parity) const {
-  return segments_[static_cast<size_t>(rank)] + kHead + (parity & 1) * state_.options.shared_slot_bytes;
+  return segments_[static_cast<size_t>(rank)] + kHead + (parity & 1) * slot_bytes_;
 }
 
 std::byte* SharedWindow::result(int rank, int64_t parity) const {
-  return segments_[static_cast<size_t>(rank)] + kHead + 2 * state_.options.shared_slot_bytes +
-         (parity & 1) * result_bytes(state_, size_);
+  return segments_[static_cast<size_t>(rank)] + kHead + 2 * slot_bytes_ + (parity & 1) * result_bytes();
 }
 
-void SharedWindow::barrier() {
-  ++arrived_;
-  // Both sides write and then read, so that either the sleeper sees the new count or this rank sees the
-  // sleeper.
-  Arrivals& own = *arrivals_[static_cast<size_t>(rank_)];
-  own.count.store(arrived_, std::memory_order_seq_cst);
-  if (own.sleepers.load(std::memory_order_seq_cst) > 0) wake_all(own.count);
-  Backoff backoff = state_.backoff();
-  for (int i = 1; i < size_; ++i) {
-    Arrivals& other = *arrivals_[static_cast<size_t>((rank_ + i) % size_)];
-    const auto behind = [&](uint32_t count) { return static_cast<int32_t>(count - arrived_) < 0; };
-    while (behind(other.count.load(std::memory_order_acquire))) {
-      if (state_.spins > 0 && backoff.waited_ns() < kShortWaitNs) {
-        backoff.pause();
-        continue;
-      }
-      if (backoff.spin()) continue;
-      other.sleepers.fetch_add(1, std::memory_order_seq_cst);
-      if (const uint32_t seen = other.count.load(std::memory_order_seq_cst); behind(seen))
-        sleep_on(other.count, seen);
-      other.sleepers.fetch_sub(1, std::memory_order_relaxed);
-    }
+void SharedWindow::enter() {
+  ++entered_;
+  seen_ = 0;
+  waiting_ = true;
+  // Both sides write and then read, so that either a sleeper sees the new count or this rank sees the sleeper.
+  arrivals_[static_cast<size_t>(rank_)]->count.store(entered_, std::memory_order_seq_cst);
+  for (int i = 1; i < size_; ++i) arrivals_[static_cast<size_t>((rank_ + i) % size_)]->bell.ring_sleeper();
+}
+
+bool SharedWindow::all_entered() {
+  while (seen_ < size_ - 1) {
+    const Arrivals& other = *arrivals_[static_cast<size_t>((rank_ + seen_ + 1) % size_)];
+    const uint32_t count = other.count.load(std::memory_order_seq_cst);
+    if (static_cast<int32_t>(count - entered_) < 0) return false;
+    ++seen_;
   }
+  waiting_ = false;
+  return true;
+}
+
+Task SharedWindow::barrier() {
+  enter();
+  co_await until([this] { return all_entered(); });
 }
 
 template <class CopyIn, class Reduction, class CopyOut>
-void SharedWindow::pipeline(int64_t chunks, int depth, CopyIn copy_in, Reduction reduction,
+Task SharedWindow::pipeline(int64_t chunks, int depth, CopyIn copy_in, Reduction reduction,
                             CopyOut copy_out) {
   const int64_t last = chunks - 1 + depth;
   for (int64_t s = 0; s <= last; ++s) {
@@ -152,15 +131,16 @@ void SharedWindow::pipeline(int64_t chunks, int depth, CopyIn copy_in, Reduction
     if (s >= 1 && s - 1 < chunks) reduction(s - 1, step_ - 1, step_);
     if (depth == 2 && s >= 2) copy_out(s - 2, step_ - 1);
     if (s < last) {
-      barrier();
+      enter();
+      co_await until([this] { return all_entered(); });
       ++step_;
     }
   }
 }
 
-void SharedWindow::all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op) {
+Task SharedWindow::all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op) {
   const int64_t width = size_of(dtype);
-  const int64_t each = state_.options.shared_slot_bytes / width;
+  const int64_t each = slot_bytes_ / width;
   const int64_t chunks = (count + each - 1) / each;
   std::vector<const void*> parts(static_cast<size_t>(size_));
   const auto copy_in = [&](int64_t k, int64_t parity) {
@@ -168,7 +148,7 @@ void SharedWindow::all_reduce(std::byte* data, int64_t count, DType dtype, Reduc
     copy_bytes(slot(rank_, parity), data + c.begin * width, c.size * width);
   };
   if (size_ <= kDirectRanks) {
-    pipeline(
+    co_await pipeline(
         chunks, 1, copy_in,
         [&](int64_t k, int64_t parity, int64_t) {
           const Span c = chunk_of(k, each, count);
@@ -177,9 +157,9 @@ void SharedWindow::all_reduce(std::byte* data, int64_t count, DType dtype, Reduc
           reduce_into(data + c.begin * width, parts, c.size, dtype, op);
         },
         [](int64_t, int64_t) {});
-    return;
+    co_return;
   }
-  pipeline(
+  co_await pipeline(
       chunks, 2, copy_in,
       [&](int64_t k, int64_t parity, int64_t to) {
         const Span s = slice_of(rank_, size_, chunk_of(k, each, count).size);
@@ -195,14 +175,14 @@ void SharedWindow::all_reduce(std::byte* data, int64_t count, DType dtype, Reduc
       });
 }
 
-void SharedWindow::reduce_scatter(const std::byte* in, std::byte* out, int64_t count, DType dtype,
+Task SharedWindow::reduce_scatter(const std::byte* in, std::byte* out, int64_t count, DType dtype,
                                   Reduce op) {
   const int64_t width = size_of(dtype);
   // A chunk has the same range of every rank's block.
-  const int64_t each = std::max<int64_t>(1, state_.options.shared_slot_bytes / width / size_);
+  const int64_t each = std::max<int64_t>(1, slot_bytes_ / width / size_);
   const int64_t chunks = (count + each - 1) / each;
   std::vector<const void*> parts(static_cast<size_t>(size_));
-  pipeline(
+  co_await pipeline(
       chunks, 1,
       [&](int64_t k, int64_t parity) {
         const Span c = chunk_of(k, each, count);
@@ -222,9 +202,9 @@ void SharedWindow::reduce_scatter(const std::byte* in, std::byte* out, int64_t c
       [](int64_t, int64_t) {});
 }
 
-void SharedWindow::all_gather(const std::byte* in, std::byte* out, int64_t bytes) {
-  const int64_t each = state_.options.shared_slot_bytes;
-  pipeline((bytes + each - 1) / each, 1,
+Task SharedWindow::all_gather(const std::byte* in, std::byte* out, int64_t bytes) {
+  const int64_t each = slot_bytes_;
+  co_await pipeline((bytes + each - 1) / each, 1,
            [&](int64_t k, int64_t parity) {
              const Span c = chunk_of(k, each, bytes);
              copy_bytes(slot(rank_, parity), in + c.begin, c.size);
@@ -241,9 +221,9 @@ void SharedWindow::all_gather(const std::byte* in, std::byte* out, int64_t bytes
            [](int64_t, int64_t) {});
 }
 
-void SharedWindow::broadcast(std::byte* data, int64_t bytes, int root) {
-  const int64_t each = state_.options.shared_slot_bytes;
-  pipeline((bytes + each - 1) / each, 1,
+Task SharedWindow::broadcast(std::byte* data, int64_t bytes, int root) {
+  const int64_t each = slot_bytes_;
+  co_await pipeline((bytes + each - 1) / each, 1,
            [&](int64_t k, int64_t parity) {
              const Span c = chunk_of(k, each, bytes);
              if (rank_ == root) copy_bytes(slot(root, parity), data + c.begin, c.size);

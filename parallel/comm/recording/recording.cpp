@@ -54,6 +54,7 @@ class RecordingCommunicator final : public Communicator {
     return &beneath == inner_.get() ? *this : beneath;
   }
   void check() override { inner_->check(); }
+  bool single_fifo() const override { return inner_->single_fifo(); }
   std::shared_ptr<HostTransport> host_transport() override { return inner_->host_transport(); }
 
  private:
@@ -70,10 +71,14 @@ class RecordingCommunicator final : public Communicator {
     Forward(std::shared_ptr<Work> inner, std::shared_ptr<std::atomic<int>> unwaited)
         : Work(nullptr, {}, nullptr, std::move(unwaited)), inner_(std::move(inner)) {}
     bool finished() const override { return inner_->finished(); }
+    bool carried_out() const override { return inner_->carried_out(); }
+    void order_stream(void* stream) const override { inner_->order_stream(stream); }
+    Executor* executor() const override { return inner_->executor(); }
+    std::exception_ptr error() const override { return inner_->error(); }
 
    private:
     void block() override { inner_->wait(); }
-    bool start() override { return true; }
+    Advance start() override { return Advance::done; }
     std::shared_ptr<Work> inner_;
   };
 

@@ -1,22 +1,16 @@
 #include "parallel/comm/self/self_comm.h"
 
 #include "core/base/error.h"
+#include "parallel/comm/device_work.h"
 #include "parallel/comm/executor.h"
 
 #include <cstring>
-#include <functional>
+#include <exception>
 #include <map>
 
 namespace nrl::comm {
 
 namespace {
-
-/// copy(from, to, bytes) of what stays with this rank; never called for no bytes or for equal addresses.
-using Copier = std::function<void(const void*, void*, int64_t)>;
-
-void copy_host(const void* in, void* out, int64_t bytes) {
-  std::memmove(out, in, static_cast<size_t>(bytes));
-}
 
 /// Messages to oneself: the k-th send of a tag meets the k-th receive of it.
 template <class Copy>
@@ -37,38 +31,87 @@ void deliver(const std::vector<Message>& messages, const Copy& copy) {
   }
 }
 
+/// Carries a call of a group of one rank out. copy(from, to, bytes) is never called for no bytes or for equal
+/// addresses.
+template <class Copy>
+void carry_out(const Call& call, const Copy& copy_some) {
+  const auto copy = [&](const void* in, void* out, int64_t bytes) {
+    if (bytes > 0 && in != out) copy_some(in, out, bytes);
+  };
+  switch (call.op) {
+    case Op::all_gather:
+    case Op::reduce_scatter:
+    case Op::all_to_all:
+      return copy(call.in, call.out, call.count * size_of(call.dtype));
+    case Op::all_to_all_v:
+      return copy(call.in, call.out, call.send_counts[0] * size_of(call.dtype));
+    case Op::exchange:
+      return deliver(call.messages, copy);
+    default:
+      return;
+  }
+}
+
+/// Carries `work` out at once, or in the executor of the operation that it comes after.
+template <class W>
+std::shared_ptr<Work> carry_out_after(std::shared_ptr<Work> previous, std::shared_ptr<W> work, bool blocking) {
+  if (Executor* executor = work->executor()) {
+    executor->submit(work, {nullptr, std::move(previous)}, blocking);
+  } else {
+    if (previous && previous->error()) std::rethrow_exception(previous->error());
+    work->run_now();
+  }
+  return work;
+}
+
+Executor* executor_of(const std::shared_ptr<Work>& previous) {
+  return previous ? previous->executor() : nullptr;
+}
+
 class SelfWork final : public Work {
  public:
-  SelfWork(Ledger* ledger, const LedgerTicket& ticket, std::shared_ptr<std::atomic<int>> unwaited, Call call,
-           Copier copier)
-      : Work(ledger, ticket, nullptr, std::move(unwaited)),
-        call_(std::move(call)),
-        copier_(std::move(copier)) {}
+  SelfWork(Ledger* ledger, const LedgerTicket& ticket, std::shared_ptr<std::atomic<int>> unwaited,
+           const Call& call)
+      : Work(ledger, ticket, executor_of(call.previous), std::move(unwaited)), call_(call) {
+    call_.previous = nullptr;
+  }
 
  private:
-  void copy(const void* in, void* out, int64_t bytes) const {
-    if (bytes > 0 && in != out) copier_(in, out, bytes);
-  }
-  bool start() override {
-    switch (call_.op) {
-      case Op::all_gather:
-      case Op::reduce_scatter:
-      case Op::all_to_all:
-        copy(call_.in, call_.out, call_.count * size_of(call_.dtype));
-        break;
-      case Op::all_to_all_v:
-        copy(call_.in, call_.out, call_.send_counts[0] * size_of(call_.dtype));
-        break;
-      case Op::exchange:
-        deliver(call_.messages, [this](const void* in, void* out, int64_t bytes) { copy(in, out, bytes); });
-        break;
-      default:
-        break;
-    }
-    return true;
+  Advance start() override {
+    carry_out(call_, [](const void* in, void* out, int64_t bytes) {
+      std::memmove(out, in, static_cast<size_t>(bytes));
+    });
+    return Advance::done;
   }
   Call call_;
-  Copier copier_;
+};
+
+/// In the caller's stream, or behind it in the communicator's where another operation must be carried out
+/// first.
+class DeviceSelfWork final : public DeviceWork {
+ public:
+  DeviceSelfWork(Ledger* ledger, const LedgerTicket& ticket, std::shared_ptr<std::atomic<int>> unwaited,
+                 const Call& call, device::Runtime& device, EventPool& events, device::StreamHandle own_stream)
+      : DeviceWork(ledger, ticket, executor_of(call.previous), std::move(unwaited), call, events, events),
+        device_(device),
+        stream_(call.stream.native && !executor() ? call.stream.native : own_stream),
+        call_(call) {
+    call_.previous = nullptr;
+  }
+
+ private:
+  Advance start() override {
+    if (executor()) device_.bind_thread();
+    order_behind({stream_});
+    carry_out(call_, [this](const void* in, void* out, int64_t bytes) {
+      device_.copy(out, in, static_cast<size_t>(bytes), device::CopyKind::device_to_device, stream_);
+    });
+    finish_in(stream_);
+    return Advance::done;
+  }
+  device::Runtime& device_;
+  device::StreamHandle stream_;
+  Call call_;
 };
 
 void check_single(const Communicator& c, std::span<const int> ranks) {
@@ -90,13 +133,11 @@ class SelfCommunicator final : public Communicator {
   }
 
  private:
-  std::shared_ptr<Work> submit(Call call, bool) override {
+  std::shared_ptr<Work> submit(Call call, bool blocking) override {
     NRL_CHECK(call.stream.native == nullptr, "{} on {}: host memory takes no stream", name_of(call.op),
               label());
-    const LedgerTicket ticket = enroll(call);
-    auto work = std::make_shared<SelfWork>(ledger(), ticket, unwaited(), std::move(call), copy_host);
-    work->run_now();
-    return work;
+    auto work = std::make_shared<SelfWork>(ledger(), enroll(call), unwaited(), call);
+    return carry_out_after(std::move(call.previous), std::move(work), blocking);
   }
 };
 
@@ -106,7 +147,13 @@ class DeviceSelfCommunicator final : public Communicator {
       : Communicator(host.name(), 0, host.members(), host.ledger()),
         own_(std::move(own)),
         host_(host),
-        device_(device) {}
+        device_(device),
+        stream_(device),
+        events_(std::make_shared<EventPool>(device, device::EventKind::order)) {}
+
+  ~DeviceSelfCommunicator() override {
+    if (executor_ && std::uncaught_exceptions() == 0) executor_->release_finished(1e9);
+  }
 
   std::unique_ptr<Communicator> split(int color, int key, std::string_view name) override {
     return color < 0 ? nullptr : make_device_self(host_.split(color, key, name), device_);
@@ -119,25 +166,19 @@ class DeviceSelfCommunicator final : public Communicator {
   Communicator& host() override { return host_; }
 
  private:
-  std::shared_ptr<Work> submit(Call call, bool) override {
-    const LedgerTicket ticket = enroll(call);
-    const bool ordered = call.stream.native != nullptr;
-    if (!ordered && !stream_.get()) stream_ = device::Stream(device_);
-    const device::StreamHandle stream = ordered ? call.stream.native : stream_.get();
-    auto work = std::make_shared<SelfWork>(
-        ledger(), ticket, unwaited(), std::move(call),
-        [this, stream, ordered](const void* from, void* to, int64_t bytes) {
-          device_.copy(to, from, static_cast<size_t>(bytes), device::CopyKind::device_to_device, stream);
-          if (!ordered) device_.synchronize(stream);
-        });
-    work->run_now();
-    return work;
+  std::shared_ptr<Work> submit(Call call, bool blocking) override {
+    if (Executor* executor = executor_of(call.previous)) executor_ = executor;
+    auto work = std::make_shared<DeviceSelfWork>(ledger(), enroll(call), unwaited(), call, device_, *events_,
+                                                 stream_.get());
+    return carry_out_after(std::move(call.previous), std::move(work), blocking);
   }
 
   std::unique_ptr<Communicator> own_;  // the host communicator where this one owns it
   Communicator& host_;
   device::Runtime& device_;
-  device::Stream stream_;  // of operations without one
+  device::Stream stream_;  // of operations that cannot use the caller's
+  std::shared_ptr<EventPool> events_;
+  Executor* executor_ = nullptr;  // has carried out an operation of this group
 };
 
 }  // namespace

@@ -8,24 +8,17 @@
 
 namespace nrl::comm {
 
-Staging::Staging(device::Runtime& runtime, int64_t slot_bytes, int slots)
-    : runtime_(runtime),
-      slot_bytes_(slot_bytes),
-      events_(std::make_shared<EventPool>(runtime, device::EventKind::order)),
-      ends_(std::make_shared<EventPool>(runtime, device::EventKind::order)),
-      out_(runtime, device::Priority::high),
-      in_(runtime, device::Priority::high) {
-  NRL_CHECK(slots >= 2, "staging in {} slots", slots);
-  for (int i = 0; i < slots; ++i)
-    slots_.push_back({device::Memory(runtime, device::Memory::Kind::pinned, static_cast<size_t>(slot_bytes)),
-                      device::Event(runtime), device::Event(runtime)});
+void CopyStreams::to_host(void* host, const void* device, int64_t bytes) const {
+  if (bytes > 0)
+    runtime_.copy(host, device, static_cast<size_t>(bytes), device::CopyKind::device_to_host, out_.get());
 }
 
-Staging::~Staging() {
-  settle();
+void CopyStreams::to_device(void* device, const void* host, int64_t bytes) const {
+  if (bytes > 0)
+    runtime_.copy(device, host, static_cast<size_t>(bytes), device::CopyKind::host_to_device, in_.get());
 }
 
-void Staging::settle() noexcept {
+void CopyStreams::settle() const noexcept {
   for (const device::Stream* stream : {&out_, &in_}) {
     try {
       stream->synchronize();
@@ -34,51 +27,39 @@ void Staging::settle() noexcept {
   }
 }
 
-void Staging::follow(const device::Event& ready) {
-  ready.wait_in(out_.get());
-  ready.wait_in(in_.get());
+Staging::Staging(device::Runtime& runtime, int64_t slot_bytes, int slots)
+    : slot_bytes_(slot_bytes), copies_(runtime) {
+  NRL_CHECK(slots >= 2, "staging in {} slots", slots);
+  for (int i = 0; i < slots; ++i)
+    slots_.push_back({device::Memory(runtime, device::Memory::Kind::pinned, static_cast<size_t>(slot_bytes)),
+                      device::Event(runtime), device::Event(runtime)});
 }
 
-void Staging::to_host(void* host, const void* device, int64_t bytes) {
-  if (bytes > 0)
-    runtime_.copy(host, device, static_cast<size_t>(bytes), device::CopyKind::device_to_host, out_.get());
-}
-
-void Staging::to_device(void* device, const void* host, int64_t bytes) {
-  if (bytes > 0)
-    runtime_.copy(device, host, static_cast<size_t>(bytes), device::CopyKind::host_to_device, in_.get());
-}
-
-void Staging::await(const device::Event& event, Backoff backoff) {
-  while (!event.done()) backoff.pause();
-}
-
-void Staging::pipeline(int64_t chunks, const Stage& out, const Stage& meet, const Stage& in,
-                       Backoff backoff) {
-  const auto slot = [&](int64_t k) -> StagingSlot& {
+Task Staging::pipeline(int64_t chunks, Copies out, Exchange exchange, Copies in) {
+  const auto slot = [&](int64_t k) -> Slot& {
     return slots_[(next_ + static_cast<size_t>(k)) % slots_.size()];
   };
   const auto fill = [&](int64_t k) {
-    StagingSlot& s = slot(k);
-    if (s.used) s.emptied.wait_in(out_.get());
+    Slot& s = slot(k);
+    if (s.used) s.emptied.wait_in(copies_.out());
     out(k, s.memory.data());
-    s.filled.record(out_.get());
+    s.filled.record(copies_.out());
   };
   if (chunks > 0) fill(0);
   for (int64_t k = 0; k < chunks; ++k) {
     if (k + 1 < chunks) fill(k + 1);
-    StagingSlot& s = slot(k);
+    Slot& s = slot(k);
     // Also where nothing was copied: it tells that the slot's last use is over.
-    await(s.filled, backoff);
-    meet(k, s.memory.data());
+    co_await until([&] { return s.filled.done(); });
+    co_await exchange(k, s.memory.data());
     in(k, s.memory.data());
-    s.emptied.record(in_.get());
+    s.emptied.record(copies_.in());
     s.used = true;
   }
   next_ = (next_ + static_cast<size_t>(chunks)) % slots_.size();
 }
 
-std::unique_ptr<Staging::Buffer> Staging::take(int64_t bytes) {
+std::unique_ptr<MessageStaging::Buffer> MessageStaging::take(int64_t bytes) {
   const auto wanted = static_cast<size_t>(std::max<int64_t>(bytes, 1));
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it) {
@@ -97,9 +78,9 @@ std::unique_ptr<Staging::Buffer> Staging::take(int64_t bytes) {
   return out;
 }
 
-void Staging::give(std::unique_ptr<Buffer> buffer, bool landed) {
-  if (landed) buffer->free.record(in_.get());
-  buffer->used = landed;
+void MessageStaging::give(std::unique_ptr<Buffer> buffer, bool to_device) {
+  if (to_device) buffer->free.record(copies_.in());
+  buffer->used = to_device;
   free_.push_back(std::move(buffer));
 }
 

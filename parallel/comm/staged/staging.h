@@ -3,7 +3,7 @@
 
 #include "core/device/runtime.h"
 #include "parallel/comm/event_pool.h"
-#include "parallel/comm/executor.h"
+#include "parallel/comm/task.h"
 
 #include <cstdint>
 #include <functional>
@@ -13,42 +13,64 @@
 
 namespace nrl::comm {
 
-/// Pinned memory that one chunk passes through.
-struct StagingSlot {
-  device::Memory memory;
-  device::Event filled;   ///< recorded behind the copies from the device
-  device::Event emptied;  ///< recorded behind the copies to it
-  bool used = false;
+/// One stream for copies in each direction.
+class CopyStreams {
+ public:
+  explicit CopyStreams(device::Runtime& runtime)
+      : runtime_(runtime), out_(runtime, device::Priority::high), in_(runtime, device::Priority::high) {}
+  device::StreamHandle out() const { return out_.get(); }
+  device::StreamHandle in() const { return in_.get(); }
+  void to_host(void* host, const void* device, int64_t bytes) const;
+  void to_device(void* device, const void* host, int64_t bytes) const;
+  /// Blocks until no copy is in flight; for the way out after an error, throws nothing.
+  void settle() const noexcept;
+
+ private:
+  device::Runtime& runtime_;
+  device::Stream out_, in_;  // from and to the device
 };
 
-/// What the staged communicators of a family share. Used within operations of the executor, which runs one at
-/// a time; events(), ends() and abandon() may be called from elsewhere.
+/// What the collectives of a group pass through. Used within operations of the executor.
 class Staging {
  public:
   Staging(device::Runtime& runtime, int64_t slot_bytes, int slots);
-  ~Staging();
+  ~Staging() { copies_.settle(); }
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  device::Runtime& runtime() { return runtime_; }
   int64_t slot_bytes() const { return slot_bytes_; }
-  EventPool& events() { return *events_; }
-  /// For mark() only: such an event may be on loan again before it is done.
-  EventPool& ends() { return *ends_; }
+  const CopyStreams& copies() const { return copies_; }
 
-  /// Puts both copy streams behind an event.
-  void follow(const device::Event& ready);
-  /// Records an event behind all copies to the device so far.
-  void mark(const device::Event& event) { event.record(in_.get()); }
+  using Copies = std::function<void(int64_t k, std::byte* memory)>;
+  using Exchange = std::function<Task(int64_t k, std::byte* memory)>;
+  /// Moves `chunks` chunks: out(k, memory) enqueues the copies from the device, exchange(k, memory) works on
+  /// the chunk in host memory, in(k, memory) enqueues the copies back. While the ranks exchange a chunk, the
+  /// one before it goes to the device and the next one comes from it.
+  Task pipeline(int64_t chunks, Copies out, Exchange exchange, Copies in);
 
-  void to_host(void* host, const void* device, int64_t bytes);
-  void to_device(void* device, const void* host, int64_t bytes);
+ private:
+  /// Pinned memory that one chunk passes through.
+  struct Slot {
+    device::Memory memory;
+    device::Event filled;   ///< recorded behind the copies from the device
+    device::Event emptied;  ///< recorded behind the copies to it
+    bool used = false;
+  };
+  int64_t slot_bytes_;
+  CopyStreams copies_;
+  std::vector<Slot> slots_;
+  size_t next_ = 0;
+};
 
-  /// Moves `chunks` chunks: out(k, memory) puts the copies from the device into the stream, meet(k, memory)
-  /// works on the chunk in host memory, in(k, memory) puts the copies back. While the ranks meet over a
-  /// chunk, the one before it goes to the device and the next one comes from it.
-  using Stage = std::function<void(int64_t k, std::byte* memory)>;
-  void pipeline(int64_t chunks, const Stage& out, const Stage& meet, const Stage& in, Backoff backoff);
+/// What the messages of a group pass through. Used within operations of the executor, but for abandon().
+class MessageStaging {
+ public:
+  explicit MessageStaging(device::Runtime& runtime) : runtime_(runtime), copies_(runtime) {}
+  ~MessageStaging() { copies_.settle(); }
+  MessageStaging(const MessageStaging&) = delete;
+  MessageStaging& operator=(const MessageStaging&) = delete;
+
+  const CopyStreams& copies() const { return copies_; }
 
   /// Pinned memory for one message, used again once `free` is done.
   struct Buffer {
@@ -57,28 +79,17 @@ class Staging {
     bool used = false;
   };
   std::unique_ptr<Buffer> take(int64_t bytes);
-  /// `landed`: copies to the device are under way from it.
-  void give(std::unique_ptr<Buffer> buffer, bool landed);
+  /// `to_device`: copies to the device are in flight from it.
+  void give(std::unique_ptr<Buffer> buffer, bool to_device);
   /// Keeps memory that something may still write to.
   void abandon(std::unique_ptr<Buffer> buffer) {
     const std::lock_guard lock(lost_mutex_);
     lost_.push_back(std::move(buffer));
   }
 
-  /// Records a loaned event behind the copies from the device so far.
-  void mark_out(const device::Event& event) { event.record(out_.get()); }
-  /// Blocks until the event is done.
-  static void await(const device::Event& event, Backoff backoff);
-  /// Blocks until no copy is under way; for the way out after an error, throws nothing.
-  void settle() noexcept;
-
  private:
   device::Runtime& runtime_;
-  int64_t slot_bytes_;
-  std::shared_ptr<EventPool> events_, ends_;
-  device::Stream out_, in_;  // from and to the device
-  std::vector<StagingSlot> slots_;
-  size_t next_ = 0;
+  CopyStreams copies_;
   std::vector<std::unique_ptr<Buffer>> free_;
   std::mutex lost_mutex_;
   std::vector<std::unique_ptr<Buffer>> lost_;
