@@ -20,7 +20,8 @@ void Optimizer::step(comm::Communicator& dp) {
   // Gradients that all ranks have whole give every rank the whole norm already.
   static_assert(S::squared_norm == 0 && S::log_prob_sum == 1);
   const Tensor sums = sharded ? state_.scalars.rows(0, S::sums) : state_.scalars.rows(1, S::sums - 1);
-  dp.all_reduce_async(comm::View(sums.data, sums.numel(), sums.dtype), comm::Reduce::sum, comm::StreamRef{exec_.stream})
+  dp.all_reduce_async(comm::View(sums.data, sums.numel(), sums.dtype), comm::Reduce::sum,
+                      comm::StreamRef{exec_.stream})
       .wait();
   ops::decide_step(exec_, {state_.scalars, max_norm_, config_.betas[0], config_.betas[1], max_skipped_});
 

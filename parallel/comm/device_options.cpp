@@ -10,7 +10,12 @@ namespace nrl::comm {
 
 namespace {
 
-constexpr int kMultiRankVersion = 23000;  // 2.30
+constexpr int kMultiRankVersion = 23000;    // 2.30
+constexpr int kLaunchOrderVersion = 22600;  // 2.26: NCCL_LAUNCH_ORDER_IMPLICIT
+
+std::string version_text(const NcclSupport& nccl) {
+  return fmt::format("{}.{}.{}", nccl.version / 10000, nccl.version / 100 % 100, nccl.version % 100);
+}
 
 /// Two ranks with one device, or nothing.
 std::optional<std::pair<size_t, size_t>> shared_device(std::span<const std::string> devices) {
@@ -33,8 +38,7 @@ std::string nccl_unsupported_reason(std::span<const std::string> devices, const 
   const std::string who =
       fmt::format("ranks {} and {} share device {}", shared->first, shared->second, devices[shared->first]);
   if (nccl.version < kMultiRankVersion)
-    return fmt::format("{}, which NCCL {}.{}.{} cannot do (2.30 can)", who, nccl.version / 10000,
-                       nccl.version / 100 % 100, nccl.version % 100);
+    return fmt::format("{}, which NCCL {} cannot do (2.30 can)", who, version_text(nccl));
   if (!nccl.multi_rank_gpu)
     return fmt::format("{}, which NCCL does only with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment", who);
   return "";
@@ -57,6 +61,12 @@ DeviceCommChoice choose_device_comm(std::optional<DeviceCommKind> requested,
   if (shared_device(devices))  // possible, but experimental: only where it is asked for
     return {DeviceCommKind::staged, "ranks share a device"};
   return {DeviceCommKind::nccl, "every rank has a device of its own"};
+}
+
+std::string nccl_groups_unsupported_reason(int groups, const NcclSupport& nccl) {
+  if (groups <= 1 || nccl.version >= kLaunchOrderVersion) return "";
+  return fmt::format("NCCL {} does not order the launches of several groups, which can deadlock (2.26 does)",
+                     version_text(nccl));
 }
 
 }  // namespace nrl::comm

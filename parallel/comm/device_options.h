@@ -41,4 +41,7 @@ DeviceCommChoice choose_device_comm(std::optional<DeviceCommKind> requested,
 /// Why NCCL cannot connect ranks on these devices; empty when it can.
 std::string nccl_unsupported_reason(std::span<const std::string> devices, const NcclSupport& nccl);
 
+/// Why NCCL cannot have this many groups in one process; empty when it can.
+std::string nccl_groups_unsupported_reason(int groups, const NcclSupport& nccl);
+
 }  // namespace nrl::comm

@@ -134,9 +134,9 @@ class Executor {
   void wake_if_needed();
   void ensure_thread();  // queue_mutex_ held
 
-  std::mutex run_mutex_;                       // held while operations are carried out
-  std::vector<std::shared_ptr<Work>> active_;  // in flight, or waiting for Order::previous
-  std::deque<std::shared_ptr<Work>> behind_;   // waiting for their lane
+  std::mutex run_mutex_;                        // held while operations are carried out
+  std::vector<std::shared_ptr<Work>> active_;   // in flight, or waiting for Order::previous
+  std::deque<std::shared_ptr<Work>> behind_;    // waiting for their lane
   std::vector<std::shared_ptr<Work>> arrived_;  // kept for its memory
   std::atomic<int> active_count_{0};
   int spins_ = 60;
@@ -145,7 +145,7 @@ class Executor {
   std::condition_variable wake_;
   std::vector<std::shared_ptr<Work>> queue_;
   std::atomic<bool> queued_{false};  // queue_ has some
-  Bell* rung_ = nullptr;        // what a thread sleeps on with run_mutex_ held
+  Bell* rung_ = nullptr;             // what a thread sleeps on with run_mutex_ held
   bool stop_ = false;
   std::thread thread_;
   std::atomic<int> waiters_{0};

@@ -31,8 +31,8 @@ class [[nodiscard]] Task {
     promise_type* root = this;  // of the outermost task
     std::exception_ptr error;
     // Of the root only.
-    Coroutine innermost;                 // what resume() carries on
-    bool (*ready)(void*) = nullptr;      // what the innermost task waits for; null: nothing
+    Coroutine innermost;             // what resume() carries on
+    bool (*ready)(void*) = nullptr;  // what the innermost task waits for; null: nothing
     void* condition = nullptr;
 
     Task get_return_object() { return Task(Coroutine::from_promise(*this)); }

@@ -16,6 +16,9 @@ class Bench {
  public:
   /// On host memory.
   Bench(std::string name, nrl::comm::Communicator& comm) : name_(std::move(name)), comm_(&comm) {}
+  /// The same with a communicator of its own.
+  Bench(std::string name, std::unique_ptr<nrl::comm::Communicator> comm)
+      : name_(std::move(name)), own_(std::move(comm)), comm_(own_.get()) {}
   /// On memory of `runtime`, which the bench keeps after the communicator is gone.
   Bench(std::string name, std::unique_ptr<nrl::comm::Communicator> comm,
         std::shared_ptr<nrl::device::Runtime> runtime)
@@ -32,6 +35,8 @@ class Bench {
   nrl::comm::StreamRef stream() const { return {stream_.get()}; }
   /// False for nccl: sums in its own order, messages in the order of issue, NaN lost by max.
   bool strict = true;
+  /// Collectives wait for the other ranks when they are issued (recording that checks).
+  bool blocks = false;
 
   /// Everything put into the stream is done.
   void idle() const {

@@ -38,6 +38,7 @@ bool open_benches(World& world, std::string& why_not) {
       make_recording(make_device_communicator(DeviceCommKind::staged, world.comm(), *runtime, options),
                      std::make_shared<Recorder>(), RecordingMode::check),
       runtime));
+  benches().back()->blocks = true;
   const auto devices = world.comm().gather_texts(runtime->properties().uuid);
   if (const std::string obstacle = nccl_unsupported_reason(devices, nccl_support()); !obstacle.empty()) {
     if (world.rank() == 0) std::printf("nccl is left out: %s\n", obstacle.c_str());

@@ -1,9 +1,10 @@
-// The backends that need no device: host memory, and staged memory of simulated devices that put work off and
-// run it in different orders.
+// The backends that need no device: host memory, the same under the weakest order rule, and staged memory of
+// simulated devices that put work off and run it in different orders.
 #include "core/device/sim/sim.h"
 #include "parallel/comm/make_device.h"
 #include "parallel/comm/recording/recording.h"
 #include "tests/comm/benches.h"
+#include "tests/comm/fifo_comm.h"
 
 using namespace nrl;
 using namespace nrl::comm;
@@ -15,6 +16,12 @@ std::vector<std::unique_ptr<Bench>>& benches() {
 
 bool open_benches(World& world, std::string&) {
   benches().push_back(std::make_unique<Bench>("host", world.comm()));
+  if (world.size() > 1) {
+    auto inner = world.comm().split(0, world.rank(), "fifo");
+    benches().push_back(
+        std::make_unique<Bench>("host, one FIFO", std::make_unique<FifoCommunicator>(std::move(inner))));
+    benches().back()->strict = false;
+  }
   const auto add = [&](const std::string& name, uint64_t seed, bool deferred, bool recorded) {
     device::SimOptions options;
     options.seed = seed + static_cast<uint64_t>(world.rank()) * 1000;
@@ -30,5 +37,6 @@ bool open_benches(World& world, std::string&) {
   add("staged, seed 2", 2, true, false);
   add("staged, at once", 3, false, false);
   add("staged, recorded", 4, true, true);
+  benches().back()->blocks = true;
   return true;
 }

@@ -1,8 +1,8 @@
 // What is particular to communicators of device memory: order against streams, choice of the backend, what is
 // refused.
-#include "parallel/comm/make_device.h"
 #include "core/base/error.h"
 #include "core/device/sim/sim.h"
+#include "parallel/comm/make_device.h"
 #include "parallel/data/grad_reducer.h"
 #include "tests/catch.h"
 #include "tests/comm/benches.h"
@@ -253,6 +253,12 @@ TEST_CASE("the backend of device memory is chosen from devices and library", "[d
     REQUIRE(e.code() == Exit::unavailable);
     REQUIRE(contains(e.what(), "distributed.backend: staged"));
   }
+}
+
+TEST_CASE("several NCCL groups need a library that orders their launches", "[device]") {
+  REQUIRE(nccl_groups_unsupported_reason(1, {true, 22500, false}).empty());
+  REQUIRE(contains(nccl_groups_unsupported_reason(2, {true, 22505, false}), "NCCL 2.25.5"));
+  REQUIRE(nccl_groups_unsupported_reason(2, {true, 22600, false}).empty());
 }
 
 TEST_CASE("gradients on a device are reduced to the bits that host memory gets", "[device][reducer]") {

@@ -85,5 +85,6 @@ TEST_CASE("an error reaches the one who waits and spares the rest", "[comm]") {
 TEST_CASE("an executor with work that never ends can be destroyed", "[comm]") {
   std::vector<int> order;
   Executor executor;
-  executor.submit(std::make_shared<TestWork>(&executor, nullptr, LedgerTicket{}, &order, 1, 1 << 30), {}, false);
+  executor.submit(std::make_shared<TestWork>(&executor, nullptr, LedgerTicket{}, &order, 1, 1 << 30), {},
+                  false);
 }

@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/device/sim/sim.h"
 #include "tests/catch.h"
+#include "tests/comm/time_limit.h"
 #include "tests/comm/world_fixture.h"
 
 #include <algorithm>
@@ -34,6 +35,7 @@ TEST_CASE("groups are made in one order, whatever order a rank asks in", "[grid]
   const ProcessGrid grid(sizes(), world().size(), world().rank());
   std::vector<GroupId> ids = {group::tp, group::pp, group::dp_cp, group::tp_pp, group::embedding, group::edp};
   if (world().rank() % 2 == 1) std::reverse(ids.begin(), ids.end());
+  const TimeLimit limit("groups asked for in several orders");
   const Groups groups(grid, world(), ids);
   for (const GroupId& id : ids) {
     int32_t expected = 0;

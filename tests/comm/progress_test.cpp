@@ -1,11 +1,14 @@
 // Nothing waits for what does not concern it: messages, collectives of several groups, busy devices. Every
 // case here would hang if it did.
 #include "core/base/error.h"
-#include "parallel/comm/communicator.h"
+#include "parallel/comm/make_device.h"
 #include "tests/catch.h"
+#include "tests/comm/benches.h"
+#include "tests/comm/busy_device.h"
 #include "tests/comm/time_limit.h"
 #include "tests/comm/world_fixture.h"
 
+#include <chrono>
 #include <thread>
 
 using namespace nrl;
@@ -77,4 +80,76 @@ TEST_CASE("collectives of different groups do not wait for each other", "[progre
     REQUIRE(x == std::vector<float>(size, static_cast<float>(n)));
     REQUIRE(y == std::vector<float>(size, static_cast<float>(2 * n)));
   }
+}
+
+TEST_CASE("what waits for a busy device holds nothing else up", "[progress]") {
+  const int n = world().size(), me = world().rank();
+  if (n == 1) return;
+  const TimeLimit limit("a busy device");
+  const auto device = std::make_shared<BusyDevice>();
+  const auto other = world().split(0, me, "other");
+  Bench bench(
+      "staged",
+      make_device_communicator(DeviceCommKind::staged, *other, *device, {.staged_slot_bytes = 1 << 14}),
+      device);
+  const int next = (me + 1) % n, last = (me + n - 1) % n;
+  Data<float> sum(bench, 10000, 1.0f), sent(bench, 100, static_cast<float>(me)), got(bench, 100);
+  device->busy = me == 0;
+  Handle collective = bench.comm().all_reduce_async(sum, Reduce::sum, bench.stream());
+  Handle send = bench.comm().send_async(sent, next, 0, bench.stream());
+  Handle receive = bench.comm().recv_async(got, last, 0, bench.stream());
+  // Neither host memory nor another group waits for rank 0's device.
+  std::vector<float> host = {1}, message(1);
+  for (int i = 0; i < 3; ++i) world().all_reduce(host);
+  world().exchange({Message::send(host, next, 5), Message::recv(message, last, 5)});
+  REQUIRE(message[0] == static_cast<float>(n * n * n));
+  device->busy = false;
+  receive.wait();
+  send.wait();
+  collective.wait();
+  REQUIRE(sum.read() == std::vector<float>(10000, static_cast<float>(n)));
+  REQUIRE(got.read() == std::vector<float>(100, static_cast<float>(last)));
+}
+
+TEST_CASE("messages of device memory leave in the order they were issued", "[progress]") {
+  const int n = world().size(), me = world().rank();
+  if (n == 1) return;
+  const TimeLimit limit("order of device messages");
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    const auto device = std::make_shared<BusyDevice>(device::SimOptions{.seed = seed});
+    Bench bench(
+        "staged",
+        make_device_communicator(DeviceCommKind::staged, world(), *device, {.staged_slot_bytes = 1 << 14}),
+        device);
+    const int next = (me + 1) % n, last = (me + n - 1) % n;
+    std::vector<std::unique_ptr<Data<int32_t>>> sent, got;
+    std::vector<Handle> handles;
+    for (int k = 0; k < 8; ++k) {
+      const size_t size = k % 2 ? 3 : 100000;
+      got.push_back(std::make_unique<Data<int32_t>>(bench, size));
+      sent.push_back(std::make_unique<Data<int32_t>>(bench, size, k));
+      handles.push_back(bench.comm().recv_async(*got.back(), last, 0, bench.stream()));
+      handles.push_back(bench.comm().send_async(*sent.back(), next, 0, bench.stream()));
+    }
+    // The host's messages with the same tag are others.
+    std::vector<float> mine = {static_cast<float>(me)}, theirs(1);
+    world().exchange({Message::send(mine, next, 0), Message::recv(theirs, last, 0)});
+    REQUIRE(theirs[0] == static_cast<float>(last));
+    for (Handle& h : handles) h.wait();
+    for (size_t k = 0; k < got.size(); ++k)
+      REQUIRE(got[k]->read() == std::vector<int32_t>(k % 2 ? 3 : 100000, static_cast<int32_t>(k)));
+  }
+}
+
+TEST_CASE("a call that was refused changes nothing for the next one", "[progress]") {
+  const int n = world().size(), me = world().rank();
+  const TimeLimit limit("an operation after a refused one");
+  std::vector<float> a(3), b(4 * static_cast<size_t>(n));
+  REQUIRE_THROWS_AS(world().all_gather(a, b), Error);
+  if (n == 1) return;
+  // Is carried on without anybody waiting, as every asynchronous operation.
+  Handle h = world().exchange_async(
+      {Message::send(a, (me + 1) % n), Message::recv(std::span(b).first(3), (me + n - 1) % n)});
+  while (!h.done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  h.wait();
 }

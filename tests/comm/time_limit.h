@@ -14,7 +14,8 @@ class TimeLimit {
       : thread_([this, what = std::move(what), limit] {
           std::unique_lock lock(mutex_);
           if (over_.wait_for(lock, limit, [this] { return done_; })) return;
-          std::fprintf(stderr, "HANG: %s: not over after %d s\n", what.c_str(), static_cast<int>(limit.count()));
+          std::fprintf(stderr, "HANG: %s: not over after %d s\n", what.c_str(),
+                       static_cast<int>(limit.count()));
           std::_Exit(1);
         }) {}
   ~TimeLimit() {

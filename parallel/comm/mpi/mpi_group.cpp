@@ -218,8 +218,8 @@ Task MpiGroup::broadcast(std::byte* data, int64_t bytes, int root) {
   constexpr int64_t kMost = int64_t{1} << 30;
   for (int64_t begin = 0; begin < bytes; begin += kMost) {
     MPI_Request request = MPI_REQUEST_NULL;
-    mpi_check(MPI_Ibcast(data + begin, static_cast<int>(std::min(kMost, bytes - begin)), MPI_BYTE, root, comm_,
-                         &request),
+    mpi_check(MPI_Ibcast(data + begin, static_cast<int>(std::min(kMost, bytes - begin)), MPI_BYTE, root,
+                         comm_, &request),
               "MPI_Ibcast");
     co_await until([&] { return test_all({&request, 1}, "MPI_Ibcast"); });
   }

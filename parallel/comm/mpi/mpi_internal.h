@@ -34,8 +34,8 @@ struct MpiState {
 /// True when all requests are over, which frees them.
 bool test_all(std::span<MPI_Request> requests, const char* what);
 
-/// Returns when all ranks of `comm` are here. MPI spins in its blocking calls, and nothing else makes progress
-/// meanwhile: before one that has no other form, so that it need not wait.
+/// Returns when all ranks of `comm` are here. MPI spins in its blocking calls, and nothing else makes
+/// progress meanwhile: before one that has no other form, so that it need not wait.
 Task meet(MPI_Comm comm);
 /// Carries a task out here, outside of the executor: before its first operation or after its last.
 void run_now(Task task);

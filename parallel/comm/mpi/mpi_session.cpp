@@ -117,9 +117,8 @@ bool plain_mpi_all_reduce(Communicator& communicator, std::span<float> data) {
   const MPI_Comm comm = raw_mpi(communicator);
   if (comm == MPI_COMM_NULL) return false;
   NRL_CHECK(data.size() < (size_t{1} << 31), "plain MPI_Allreduce of {} elements", data.size());
-  mpi_check(
-      MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), MPI_FLOAT, MPI_SUM, comm),
-      "MPI_Allreduce");
+  mpi_check(MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), MPI_FLOAT, MPI_SUM, comm),
+            "MPI_Allreduce");
   return true;
 }
 

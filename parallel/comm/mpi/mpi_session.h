@@ -12,9 +12,9 @@ namespace nrl::comm {
 
 struct MpiState;
 
-/// One per process. Only one thread at a time is inside of MPI, carrying on the operations of all communicators
-/// (executor.h), so that MPI_THREAD_SERIALIZED is enough; MPI_THREAD_MULTIPLE is taken where there is one, for
-/// abort().
+/// One per process. Only one thread at a time is inside of MPI, carrying on the operations of all
+/// communicators (executor.h), so that MPI_THREAD_SERIALIZED is enough; MPI_THREAD_MULTIPLE is taken where
+/// there is one, for abort().
 class MpiSession {
  public:
   /// Starts MPI; fails with Exit::unavailable. `ledger` may be null and must outlive the session.

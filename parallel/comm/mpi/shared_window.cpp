@@ -101,7 +101,8 @@ void SharedWindow::enter() {
   ++entered_;
   seen_ = 0;
   waiting_ = true;
-  // Both sides write and then read, so that either a sleeper sees the new count or this rank sees the sleeper.
+  // Both sides write and then read, so that either a sleeper sees the new count or this rank sees the
+  // sleeper.
   arrivals_[static_cast<size_t>(rank_)]->count.store(entered_, std::memory_order_seq_cst);
   for (int i = 1; i < size_; ++i) arrivals_[static_cast<size_t>((rank_ + i) % size_)]->bell.ring_sleeper();
 }
@@ -205,34 +206,34 @@ Task SharedWindow::reduce_scatter(const std::byte* in, std::byte* out, int64_t c
 Task SharedWindow::all_gather(const std::byte* in, std::byte* out, int64_t bytes) {
   const int64_t each = slot_bytes_;
   co_await pipeline((bytes + each - 1) / each, 1,
-           [&](int64_t k, int64_t parity) {
-             const Span c = chunk_of(k, each, bytes);
-             copy_bytes(slot(rank_, parity), in + c.begin, c.size);
-           },
-           [&](int64_t k, int64_t parity, int64_t) {
-             const Span c = chunk_of(k, each, bytes);
-             for (int i = 0; i < size_; ++i) {
-               const int r = (rank_ + i) % size_;
-               const std::byte* from = i == 0 ? in + c.begin : slot(r, parity);
-               std::byte* to = out + r * bytes + c.begin;
-               if (to != from) copy_bytes(to, from, c.size);
-             }
-           },
-           [](int64_t, int64_t) {});
+                    [&](int64_t k, int64_t parity) {
+                      const Span c = chunk_of(k, each, bytes);
+                      copy_bytes(slot(rank_, parity), in + c.begin, c.size);
+                    },
+                    [&](int64_t k, int64_t parity, int64_t) {
+                      const Span c = chunk_of(k, each, bytes);
+                      for (int i = 0; i < size_; ++i) {
+                        const int r = (rank_ + i) % size_;
+                        const std::byte* from = i == 0 ? in + c.begin : slot(r, parity);
+                        std::byte* to = out + r * bytes + c.begin;
+                        if (to != from) copy_bytes(to, from, c.size);
+                      }
+                    },
+                    [](int64_t, int64_t) {});
 }
 
 Task SharedWindow::broadcast(std::byte* data, int64_t bytes, int root) {
   const int64_t each = slot_bytes_;
   co_await pipeline((bytes + each - 1) / each, 1,
-           [&](int64_t k, int64_t parity) {
-             const Span c = chunk_of(k, each, bytes);
-             if (rank_ == root) copy_bytes(slot(root, parity), data + c.begin, c.size);
-           },
-           [&](int64_t k, int64_t parity, int64_t) {
-             const Span c = chunk_of(k, each, bytes);
-             if (rank_ != root) copy_bytes(data + c.begin, slot(root, parity), c.size);
-           },
-           [](int64_t, int64_t) {});
+                    [&](int64_t k, int64_t parity) {
+                      const Span c = chunk_of(k, each, bytes);
+                      if (rank_ == root) copy_bytes(slot(root, parity), data + c.begin, c.size);
+                    },
+                    [&](int64_t k, int64_t parity, int64_t) {
+                      const Span c = chunk_of(k, each, bytes);
+                      if (rank_ != root) copy_bytes(data + c.begin, slot(root, parity), c.size);
+                    },
+                    [](int64_t, int64_t) {});
 }
 
 }  // namespace nrl::comm

@@ -125,41 +125,48 @@ class NcclWork final : public Work {
       : Work(nullptr, {}, nullptr, std::move(unwaited)),
         group_(std::move(group)),
         stream_(stream),
-        recorded_end_(group_->order_events().take()) {}
+        end_of_capture_(group_->order_events().take()) {}
   ~NcclWork() override {
-    if (flight_) flight_->recorded_wait.store(2, std::memory_order_release);  // nothing if it was waited for
+    if (operation_ && !waited_) operation_->wait.store(Wait::unmeasured, std::memory_order_release);
   }
 
-  void launch(std::string what, const LedgerTicket& ticket,
-              const std::function<ncclResult_t(ncclComm_t, device::StreamHandle)>& issue) {
-    flight_ = group_->fly(std::move(what), ticket, stream_, *recorded_end_.operator->(), issue);
+  void enqueue(const NcclLabel& label, const LedgerTicket& ticket, const Work* previous,
+               const NcclGroup::Issue& issue) {
+    operation_ = group_->enqueue(label, ticket, stream_, previous, *end_of_capture_, issue);
   }
 
-  bool finished() const override { return group_->failed() || !flight_ || flight_->end->done(); }
+  bool finished() const override { return group_->failed() || !operation_ || operation_->end->done(); }
+  bool carried_out() const override { return true; }
+  void order_stream(void* stream) const override {
+    (operation_ ? operation_->end : end_of_capture_)->wait_in(stream);
+  }
 
  private:
-  bool start() override { return true; }
+  using Wait = NcclOperation::Wait;
+
+  Advance start() override { return Advance::done; }
   void block() override {
     group_->check();
-    if (!flight_) {  // into the graph
-      recorded_end_->wait_in(stream_);
+    if (!operation_) {  // into the graph
+      end_of_capture_->wait_in(stream_);
       return;
     }
-    const std::shared_ptr<NcclFlight> flight = std::exchange(flight_, nullptr);
+    waited_ = true;
     if (!stream_) {
-      flight->recorded_wait.store(2, std::memory_order_release);
-      return group_->await(*flight);
+      operation_->wait.store(Wait::unmeasured, std::memory_order_release);
+      return group_->await(*operation_);
     }
-    flight->waited = group_->timed_events().take();
-    flight->waited->record(stream_);
-    flight->end->wait_in(stream_);
-    flight->recorded_wait.store(1, std::memory_order_release);
+    operation_->waited = group_->timed_events().take();
+    operation_->waited->record(stream_);
+    operation_->end->wait_in(stream_);
+    operation_->wait.store(Wait::recorded, std::memory_order_release);
   }
 
   std::shared_ptr<NcclGroup> group_;
   device::StreamHandle stream_;
-  EventPool::Loan recorded_end_;
-  std::shared_ptr<NcclFlight> flight_;
+  EventPool::Pooled end_of_capture_;
+  std::shared_ptr<NcclOperation> operation_;  // null when captured
+  bool waited_ = false;
 };
 
 class NcclCommunicator final : public Communicator {
@@ -203,6 +210,7 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) override;
 
   Communicator& host() override { return host_; }
+  bool single_fifo() const override { return true; }
   void check() override { group_->check(); }
 
  private:
@@ -224,11 +232,16 @@ class NcclCommunicator final : public Communicator {
       NRL_CHECK(call.messages.front().tag == 0,
                 "{} on {} with tag {}: NCCL tells tags apart within one exchange only", name_of(call.op),
                 label(), call.messages.front().tag);
+    if (call.previous) {
+      NRL_CHECK(call.previous->carried_out(),
+                "{} on {}: an nccl operation may only come after one that is over for the host",
+                name_of(call.op), label());
+      if (const std::exception_ptr error = call.previous->error()) std::rethrow_exception(error);
+    }
     const LedgerTicket ticket = enroll(call);
     auto work = std::make_shared<NcclWork>(group_, unwaited(), call.stream.native);
-    const std::string what = fmt::format("{} #{} ({} bytes of {})", name_of(call.op), number_++,
-                                         call.bytes(size()), name_of(call.dtype));
-    work->launch(what, ticket, [&](ncclComm_t comm, device::StreamHandle stream) {
+    const NcclLabel what{call.op, call.dtype, number_++, call.bytes(size())};
+    work->enqueue(what, ticket, call.previous.get(), [&](ncclComm_t comm, device::StreamHandle stream) {
       return put(call, size(), barrier_byte_.data(), comm, static_cast<cudaStream_t>(stream));
     });
     return work;
@@ -282,7 +295,11 @@ NcclSupport nccl_support() {
 
 std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime& device,
                                         const DeviceCommOptions& options) {
-  const std::string obstacle = nccl_unsupported_reason(host.gather_texts(device.properties().uuid), nccl_support());
+  // Kernels of several groups start on every rank in the order in which the host issued them; without it two
+  // ranks may each run another group's kernel first and wait for the other forever.
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+  const std::string obstacle =
+      nccl_unsupported_reason(host.gather_texts(device.properties().uuid), nccl_support());
   if (!obstacle.empty())
     fail(Exit::unavailable,
          "{} cannot use NCCL: {}; set distributed.backend: staged, which sends through host memory",

@@ -1,5 +1,5 @@
 #pragma once
-// Private to device_comm: device memory through NCCL. Two files implement it: nccl_comm.cpp with the toolkit,
+// Private to make_device: device memory through NCCL. Two files implement it: nccl_comm.cpp with the toolkit,
 // no_nccl.cpp without.
 
 #include "core/device/runtime.h"

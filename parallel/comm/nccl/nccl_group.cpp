@@ -14,8 +14,10 @@ namespace {
 using std::chrono::duration;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook{20};      // between looks at the operations under way
-constexpr int kLooksPerErrorPoll = 5;  // asking NCCL for errors is dearer
+constexpr milliseconds kPoll{20};      // between polls of the operations in flight
+constexpr int kPollsPerErrorPoll = 5;  // asking NCCL for errors is dearer
+
+std::atomic<int> g_groups{0};  // alive in this process
 
 /// Runs `body` in a thread of its own; nothing when it has not returned in time, and then goes on running.
 std::optional<ncclResult_t> within(double seconds, std::function<ncclResult_t()> body) {
@@ -36,19 +38,15 @@ std::optional<ncclResult_t> within(double seconds, std::function<ncclResult_t()>
   return state->result;
 }
 
-bool capturing(device::StreamHandle stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (const cudaError_t error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);
-      error != cudaSuccess)
-    fail(Exit::internal, "cudaStreamIsCapturing failed: {}", cudaGetErrorString(error));
-  return status != cudaStreamCaptureStatusNone;
-}
-
 int64_t to_ns(double ms) {
   return static_cast<int64_t>(std::max(ms, 0.0) * 1e6);
 }
 
 }  // namespace
+
+std::string NcclLabel::text() const {
+  return fmt::format("{} #{} ({} bytes of {})", name_of(op), number, bytes, name_of(dtype));
+}
 
 std::string nccl_text(ncclResult_t result) {
   std::string out = ncclGetErrorString(result);
@@ -58,10 +56,12 @@ std::string nccl_text(ncclResult_t result) {
 
 ncclComm_t nccl_connect(device::Runtime& runtime, const DeviceCommOptions& options, const std::string& label,
                         int world_rank, std::function<ncclResult_t(ncclComm_t*)> make) {
+  const std::string reason = nccl_groups_unsupported_reason(g_groups.load() + 1, nccl_support());
+  if (!reason.empty())
+    fail(Exit::unavailable, "{} cannot use NCCL: {}. Fix: set distributed.backend: staged", label, reason);
   auto made = std::make_shared<ncclComm_t>(nullptr);
-  const int ordinal = runtime.properties().ordinal;
-  const auto result = within(options.nccl_init_timeout_seconds, [made, ordinal, make = std::move(make)] {
-    if (cudaSetDevice(ordinal) != cudaSuccess) return ncclUnhandledCudaError;
+  const auto result = within(options.nccl_init_timeout_seconds, [made, &runtime, make = std::move(make)] {
+    runtime.bind_thread();
     return make(made.get());
   });
   if (!result)
@@ -87,13 +87,16 @@ NcclGroup::NcclGroup(device::Runtime& runtime, const DeviceCommOptions& options,
       timed_(std::make_shared<EventPool>(runtime, device::EventKind::timed)),
       stream_(runtime, device::Priority::high),
       comm_(comm),
-      thread_(start_thread([this] { watch(); })) {}
-
-NcclGroup::~NcclGroup() {
-  stop_watching();
+      thread_(start_thread([this] { watch(); })) {
+  g_groups.fetch_add(1);
 }
 
-void NcclGroup::stop_watching() {
+NcclGroup::~NcclGroup() {
+  stop_watchdog();
+  g_groups.fetch_sub(1);
+}
+
+void NcclGroup::stop_watchdog() {
   {
     const std::lock_guard lock(state_mutex_);
     stop_ = true;
@@ -113,44 +116,44 @@ void NcclGroup::fail_with(const std::string& text) {
     const std::lock_guard lock(state_mutex_);
     if (error_) return;
     error_.emplace(Exit::peer_lost, text);
-    for (const auto& f : flights_) {
+    for (const auto& f : in_flight_) {
       if (f->finished || !ledger_) continue;
       if (f->seen_start_ns == 0) ledger_->start(f->ticket);
       ledger_->finish(f->ticket, true);
     }
-    flights_.clear();
+    in_flight_.clear();
   }
   failed_.store(true, std::memory_order_release);
   // A caller that is blocked inside of NCCL holds the lock and comes out only by the abort.
   std::unique_lock lock(issue_mutex_, std::defer_lock);
-  for (int i = 0; i < 50 && !lock.try_lock(); ++i) std::this_thread::sleep_for(kLook);
+  for (int i = 0; i < 50 && !lock.try_lock(); ++i) std::this_thread::sleep_for(kPoll);
   if (!aborted_.exchange(true)) ncclCommAbort(comm_);
 }
 
-std::shared_ptr<NcclFlight> NcclGroup::fly(
-    std::string what, const LedgerTicket& ticket, device::StreamHandle stream,
-    const device::Event& end_of_capture,
-    const std::function<ncclResult_t(ncclComm_t, device::StreamHandle)>& issue) {
+std::shared_ptr<NcclOperation> NcclGroup::enqueue(const NcclLabel& label, const LedgerTicket& ticket,
+                                                  device::StreamHandle stream, const Work* previous,
+                                                  const device::Event& end_of_capture, const Issue& issue) {
   const std::lock_guard lock(issue_mutex_);
   check();
-  const bool recorded = stream && capturing(stream);
+  const bool captured = stream && runtime_.capturing(stream);
   if (stream) {
     // Its state at this call is what the wait refers to: it may be recorded again at once.
-    const EventPool::Loan ready = order_->take();
+    const EventPool::Pooled ready = order_->take();
     ready->record(stream);
     ready->wait_in(stream_.get());
   }
-  auto flight = std::make_shared<NcclFlight>();
-  flight->what = std::move(what);
-  flight->ticket = ticket;
-  if (!recorded) {
-    flight->begin = timed_->take();
-    flight->end = timed_->take();
-    flight->begin->record(stream_.get());
+  if (previous) previous->order_stream(stream_.get());
+  auto operation = std::make_shared<NcclOperation>();
+  operation->label = label;
+  operation->ticket = ticket;
+  if (!captured) {
+    operation->begin = timed_->take();
+    operation->end = timed_->take();
+    operation->begin->record(stream_.get());
   }
   {
     const std::lock_guard state(state_mutex_);
-    issuing_ = flight->what;
+    issuing_ = label;
   }
   // The first messages between two ranks connect them, which can hang.
   issuing_since_.store(now_ns(), std::memory_order_release);
@@ -160,53 +163,54 @@ std::shared_ptr<NcclFlight> NcclGroup::fly(
     check();  // aborted from the other thread: its error says more
     const std::string words = nccl_text(result);
     fail(result == ncclRemoteError || result == ncclSystemError ? Exit::peer_lost : Exit::internal,
-         "{} on {} failed on rank {}: {}", flight->what, label_, world_rank_, words);
+         "{} on {} failed on rank {}: {}", label.text(), label_, world_rank_, words);
   }
-  if (recorded) {
+  if (captured) {
     end_of_capture.record(stream_.get());
     if (ledger_) {
-      ledger_->start(flight->ticket);
-      ledger_->finish(flight->ticket, false, 0);
+      ledger_->start(operation->ticket);
+      ledger_->finish(operation->ticket, false, 0);
     }
     return nullptr;
   }
-  flight->end->record(stream_.get());
+  operation->end->record(stream_.get());
   {
     const std::lock_guard state(state_mutex_);
-    flights_.push_back(flight);
+    in_flight_.push_back(operation);
   }
-  return flight;
+  return operation;
 }
 
-void NcclGroup::await(const NcclFlight& flight) {
+void NcclGroup::await(const NcclOperation& operation) {
   Backoff backoff(nullptr, 60);
-  while (!failed() && !flight.end->done()) backoff.pause();
+  while (!failed() && !operation.end->done()) backoff.pause();
   check();
 }
 
-bool NcclGroup::look(NcclFlight& f) {
-  if (f.seen_start_ns == 0) {
-    if (!f.begin->done()) return false;
-    f.seen_start_ns = now_ns();
-    if (ledger_) ledger_->start(f.ticket);
+bool NcclGroup::poll(NcclOperation& o) {
+  if (o.seen_start_ns == 0) {
+    if (!o.begin->done()) return false;
+    o.seen_start_ns = now_ns();
+    if (ledger_) ledger_->start(o.ticket);
   }
-  if (!f.finished) {
-    if (!f.end->done()) {
-      if (static_cast<double>(now_ns() - f.seen_start_ns) > options_.nccl_timeout_seconds * 1e9)
+  if (!o.finished) {
+    if (!o.end->done()) {
+      if (static_cast<double>(now_ns() - o.seen_start_ns) > options_.nccl_timeout_seconds * 1e9)
         fail_with(
             fmt::format("{} on {} has run for more than {:.0f} s on rank {}: a rank of the group is lost, "
                         "hangs or issues "
                         "other operations",
-                        f.what, label_, options_.nccl_timeout_seconds, world_rank_));
+                        o.label.text(), label_, options_.nccl_timeout_seconds, world_rank_));
       return false;
     }
-    f.finished = true;
-    if (ledger_) ledger_->finish(f.ticket, false, to_ns(runtime_.elapsed_ms(f.begin->get(), f.end->get())));
+    o.finished = true;
+    if (ledger_) ledger_->finish(o.ticket, false, to_ns(runtime_.elapsed_ms(o.begin->get(), o.end->get())));
   }
-  const int waited = f.recorded_wait.load(std::memory_order_acquire);
-  if (waited == 0 || (waited == 1 && !f.waited->done())) return false;
-  if (waited == 1 && ledger_)
-    ledger_->expose(f.ticket, to_ns(runtime_.elapsed_ms(f.waited->get(), f.end->get())));
+  using Wait = NcclOperation::Wait;
+  const Wait wait = o.wait.load(std::memory_order_acquire);
+  if (wait == Wait::not_yet || (wait == Wait::recorded && !o.waited->done())) return false;
+  if (wait == Wait::recorded && ledger_)
+    ledger_->expose(o.ticket, to_ns(runtime_.elapsed_ms(o.waited->get(), o.end->get())));
   return true;
 }
 
@@ -214,18 +218,18 @@ void NcclGroup::watch() {
   try {
     runtime_.bind_thread();
     for (int round = 0;; ++round) {
-      std::deque<std::shared_ptr<NcclFlight>> flights;
+      std::deque<std::shared_ptr<NcclOperation>> in_flight;
       {
         std::unique_lock lock(state_mutex_);
-        if (wake_.wait_for(lock, kLook, [this] { return stop_; })) return;
-        flights = flights_;
+        if (wake_.wait_for(lock, kPoll, [this] { return stop_; })) return;
+        in_flight = in_flight_;
       }
       const int64_t since = issuing_since_.load(std::memory_order_acquire);
       if (since > 0 && static_cast<double>(now_ns() - since) > options_.nccl_init_timeout_seconds * 1e9) {
         std::string what;
         {
           const std::lock_guard lock(state_mutex_);
-          what = issuing_;
+          what = issuing_.text();
         }
         fail_with(fmt::format(
             "{} on {} could not be issued within {:.0f} s on rank {}: a rank of the group is lost "
@@ -234,45 +238,45 @@ void NcclGroup::watch() {
         return;
       }
       // Errors first: an operation may seem finished because its group was torn down.
-      if (round % kLooksPerErrorPoll == 0) {
+      if (round % kPollsPerErrorPoll == 0) {
         ncclResult_t state = ncclSuccess;
         const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
         if (asked != ncclSuccess) state = asked;
         if (state != ncclSuccess && state != ncclInProgress) {
           const std::string words = nccl_text(state);
           std::string what = "no operation";
-          for (const auto& f : flights)
+          for (const auto& f : in_flight)
             if (!f->finished) {
-              what = f->what;
+              what = f->label.text();
               break;
             }
           fail_with(
-              fmt::format("{} lost a rank: {} under way on rank {}: {}", label_, what, world_rank_, words));
+              fmt::format("{} lost a rank: {} in flight on rank {}: {}", label_, what, world_rank_, words));
           return;
         }
       }
-      // In stream order: what stands behind an operation that is not over need not be looked at.
-      std::deque<std::shared_ptr<NcclFlight>> seen;
-      for (const auto& f : flights) {
-        if (look(*f)) seen.push_back(f);
+      // In stream order: what stands behind an operation that is not over need not be polled.
+      std::deque<std::shared_ptr<NcclOperation>> seen;
+      for (const auto& f : in_flight) {
+        if (poll(*f)) seen.push_back(f);
         if (failed()) return;
         if (!f->finished) break;
       }
       if (seen.empty()) continue;
       const std::lock_guard lock(state_mutex_);
-      std::erase_if(flights_,
+      std::erase_if(in_flight_,
                     [&](const auto& f) { return std::find(seen.begin(), seen.end(), f) != seen.end(); });
     }
   } catch (const std::exception& e) {  // of the device
-    fail_with(fmt::format("watching over {} on rank {} failed: {}", label_, world_rank_, e.what()));
+    fail_with(fmt::format("the watchdog of {} on rank {} failed: {}", label_, world_rank_, e.what()));
   }
 }
 
 void NcclGroup::finish() {
-  // What is still in the stream, with the watching thread looking on.
+  // What is still in the stream, while the watchdog runs.
   try {
     if (!failed()) {
-      const EventPool::Loan end = order_->take();
+      const EventPool::Pooled end = order_->take();
       end->record(stream_.get());
       while (!failed() && !end->done()) std::this_thread::sleep_for(milliseconds(1));
     }
@@ -281,13 +285,13 @@ void NcclGroup::finish() {
     abandon();
     return;
   }
-  stop_watching();
+  stop_watchdog();
   if (aborted_.exchange(true)) return;
-  const int ordinal = runtime_.properties().ordinal;
-  const auto result = within(std::min(options_.nccl_timeout_seconds, 60.0), [comm = comm_, ordinal] {
-    if (cudaSetDevice(ordinal) != cudaSuccess) return ncclUnhandledCudaError;
-    return ncclCommDestroy(comm);
-  });
+  const auto result =
+      within(std::min(options_.nccl_timeout_seconds, 60.0), [comm = comm_, &runtime = runtime_] {
+        runtime.bind_thread();
+        return ncclCommDestroy(comm);
+      });
   if (!result)
     log::warn("{}: NCCL did not end on rank {}; the process goes on without", label_, world_rank_);
   else if (*result != ncclSuccess)
@@ -295,7 +299,7 @@ void NcclGroup::finish() {
 }
 
 void NcclGroup::abandon() {
-  stop_watching();
+  stop_watchdog();
   if (!aborted_.exchange(true)) ncclCommAbort(comm_);
 }
 

@@ -1,11 +1,12 @@
 #pragma once
 // Private to the NCCL backend: the only header that includes nccl.h. One NCCL communicator with its stream
-// and the thread that watches over it.
+// and the watchdog thread.
 
 #include "core/base/error.h"
 #include "core/device/runtime.h"
 #include "parallel/comm/device_options.h"
 #include "parallel/comm/event_pool.h"
+#include "parallel/comm/executor.h"
 
 #include <nccl.h>
 
@@ -21,15 +22,24 @@
 
 namespace nrl::comm {
 
-/// One operation in the group's stream, as the watching thread sees it.
-struct NcclFlight {
-  std::string what;  ///< "all_reduce #12 (4096 f32)"
+/// What messages call an operation: "all_reduce #12 (16384 bytes of f32)".
+struct NcclLabel {
+  Op op = Op::barrier;
+  DType dtype = DType::u8;
+  uint64_t number = 0;
+  int64_t bytes = 0;
+  std::string text() const;
+};
+
+/// One operation in the group's stream, as the watchdog thread sees it.
+struct NcclOperation {
+  NcclLabel label;
   LedgerTicket ticket;
-  EventPool::Loan begin, end;  ///< timed
-  EventPool::Loan waited;      ///< timed; in the caller's stream, where it started to wait
-  std::atomic<int> recorded_wait{
-      0};                     ///< 0: not yet waited for, 1: `waited` is recorded, 2: nothing to measure
-  int64_t seen_start_ns = 0;  ///< 0: not started yet
+  EventPool::Pooled begin, end;  ///< timed
+  EventPool::Pooled waited;      ///< timed; in the caller's stream, where it started to wait
+  enum class Wait : uint8_t { not_yet, recorded, unmeasured };
+  std::atomic<Wait> wait{Wait::not_yet};  ///< recorded: `waited` is
+  int64_t seen_start_ns = 0;              ///< 0: not started yet
   bool finished = false;
 };
 
@@ -37,7 +47,8 @@ struct NcclFlight {
 std::string nccl_text(ncclResult_t result);
 
 /// Runs what makes a communicator in another thread, bound to the device, which must own what it uses. Fails
-/// with Exit::unavailable when it fails or does not return in time (NCCL itself would wait for ever).
+/// with Exit::unavailable when it fails or does not return in time (NCCL itself would wait forever), or where
+/// the library cannot have one more group.
 ncclComm_t nccl_connect(device::Runtime& runtime, const DeviceCommOptions& options, const std::string& label,
                         int world_rank, std::function<ncclResult_t(ncclComm_t*)> make);
 
@@ -57,13 +68,15 @@ class NcclGroup {
   void check() const;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
-  /// Puts operations into the group's stream behind `stream`'s work (null: at once). `issue` runs under the
-  /// group's lock. Null when the operation was recorded into a graph.
-  std::shared_ptr<NcclFlight> fly(std::string what, const LedgerTicket& ticket, device::StreamHandle stream,
-                                  const device::Event& end_of_capture,
-                                  const std::function<ncclResult_t(ncclComm_t, device::StreamHandle)>& issue);
+  /// Enqueues an operation in the group's stream, behind `stream`'s work (null: none) and behind `previous`
+  /// (null: none), which has been carried out. `issue` runs under the group's lock. Null when the operation
+  /// was captured into a graph; `end_of_capture` is then recorded behind it.
+  using Issue = std::function<ncclResult_t(ncclComm_t, device::StreamHandle)>;
+  std::shared_ptr<NcclOperation> enqueue(const NcclLabel& label, const LedgerTicket& ticket,
+                                         device::StreamHandle stream, const Work* previous,
+                                         const device::Event& end_of_capture, const Issue& issue);
   /// Blocks until the operation is over or the group has failed.
-  void await(const NcclFlight& flight);
+  void await(const NcclOperation& operation);
 
   /// Destroys the communicator, together with the other ranks.
   void finish();
@@ -75,14 +88,14 @@ class NcclGroup {
   const std::string& label() const { return label_; }
   EventPool& order_events() { return *order_; }
   EventPool& timed_events() { return *timed_; }
-  /// For ncclCommSplit, under the group's lock in `use`.
+  /// For ncclCommSplit.
   ncclComm_t raw() const { return comm_; }
 
  private:
   void watch();
-  bool look(NcclFlight& flight);  // true when nothing is left to see
+  bool poll(NcclOperation& operation);  // true when nothing is left to see
   void fail_with(const std::string& text);
-  void stop_watching();
+  void stop_watchdog();
 
   device::Runtime& runtime_;
   DeviceCommOptions options_;
@@ -96,11 +109,11 @@ class NcclGroup {
   std::mutex issue_mutex_;                 // held around calls on comm_
   std::atomic<bool> aborted_{false};       // comm_ is gone
   std::atomic<int64_t> issuing_since_{0};  // a caller is inside of NCCL since then; 0: none is
-  mutable std::mutex state_mutex_;         // flights_, error_, issuing_, stop_
+  mutable std::mutex state_mutex_;         // in_flight_, error_, issuing_, stop_
   std::condition_variable wake_;
-  std::deque<std::shared_ptr<NcclFlight>> flights_;
+  std::deque<std::shared_ptr<NcclOperation>> in_flight_;
   std::optional<Error> error_;
-  std::string issuing_;  // what that caller issues
+  NcclLabel issuing_;  // what that caller issues
   bool stop_ = false;
   std::atomic<bool> failed_{false};
   std::thread thread_;

@@ -54,7 +54,8 @@ void carry_out(const Call& call, const Copy& copy_some) {
 
 /// Carries `work` out at once, or in the executor of the operation that it comes after.
 template <class W>
-std::shared_ptr<Work> carry_out_after(std::shared_ptr<Work> previous, std::shared_ptr<W> work, bool blocking) {
+std::shared_ptr<Work> carry_out_after(std::shared_ptr<Work> previous, std::shared_ptr<W> work,
+                                      bool blocking) {
   if (Executor* executor = work->executor()) {
     executor->submit(work, {nullptr, std::move(previous)}, blocking);
   } else {
@@ -91,7 +92,8 @@ class SelfWork final : public Work {
 class DeviceSelfWork final : public DeviceWork {
  public:
   DeviceSelfWork(Ledger* ledger, const LedgerTicket& ticket, std::shared_ptr<std::atomic<int>> unwaited,
-                 const Call& call, device::Runtime& device, EventPool& events, device::StreamHandle own_stream)
+                 const Call& call, device::Runtime& device, EventPool& events,
+                 device::StreamHandle own_stream)
       : DeviceWork(ledger, ticket, executor_of(call.previous), std::move(unwaited), call, events, events),
         device_(device),
         stream_(call.stream.native && !executor() ? call.stream.native : own_stream),

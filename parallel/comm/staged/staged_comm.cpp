@@ -194,8 +194,8 @@ class StagedCollective final : public StagedWork {
         break;
       case Op::barrier:
         co_await staging().pipeline(
-            1, [](int64_t, std::byte*) {}, [this](int64_t, std::byte*) { return on_host(nullptr, nullptr, 0); },
-            [](int64_t, std::byte*) {});
+            1, [](int64_t, std::byte*) {},
+            [this](int64_t, std::byte*) { return on_host(nullptr, nullptr, 0); }, [](int64_t, std::byte*) {});
         break;
       default:
         NRL_CHECK(false, "{} is no collective", name_of(c.op));

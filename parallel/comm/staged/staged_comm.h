@@ -1,5 +1,5 @@
 #pragma once
-// Private to device_comm: device memory through pinned host memory over the host communicator.
+// Private to make_device: device memory through pinned host memory over the host communicator.
 
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"

@@ -1,0 +1,146 @@
+// Channels on every backend, the one with a single FIFO for everything included.
+#include "parallel/comm/channel.h"
+#include "core/base/error.h"
+#include "tests/catch.h"
+#include "tests/comm/benches.h"
+#include "tests/comm/time_limit.h"
+#include "tests/comm/world_fixture.h"
+
+#include <array>
+#include <deque>
+
+using namespace nrl;
+using namespace nrl::comm;
+
+namespace {
+
+template <class F>
+void on_all(F f) {
+  if (test_world().size() == 1) return;
+  for (const auto& bench : benches()) {
+    INFO(bench->name());
+    const TimeLimit limit("channels on " + bench->name());
+    f(*bench);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("messages of a channel come in order, those of channels both ways do not wait for each other",
+          "[channel]") {
+  on_all([](Bench& bench) {
+    const int n = bench.comm().size(), me = bench.comm().rank();
+    const int next = (me + 1) % n, last = (me + n - 1) % n;
+    // A ring, both ways round; ranks name their ends in different orders.
+    std::vector<ChannelEnd> ends = {{next, Direction::send},
+                                    {last, Direction::receive},
+                                    {last, Direction::send},
+                                    {next, Direction::receive}};
+    if (n == 2) ends.resize(2);
+    if (me % 2 == 1) std::swap(ends[0], ends[1]);
+    Channels channels(bench.comm(), ends);
+    for (size_t size : {size_t{5}, size_t{300000}}) {  // below and above the eager limits
+      for (const bool forward : {true, false}) {
+        if (n == 2 && !forward) continue;
+        Channel& to = channels.to(forward ? next : last);
+        Channel& from = channels.from(forward ? last : next);
+        // Every rank asks first and sends afterwards: with one FIFO for both no send would ever start.
+        std::deque<Data<int32_t>> got, sent;
+        std::vector<Handle> handles;
+        for (int k = 0; k < 3; ++k)
+          handles.push_back(
+              from.receive_async(got.emplace_back(bench, size + static_cast<size_t>(k)), bench.stream()));
+        for (int k = 0; k < 3; ++k)
+          handles.push_back(to.send_async(
+              sent.emplace_back(bench, size + static_cast<size_t>(k), 100 * me + k), bench.stream()));
+        for (Handle& h : handles) h.wait();
+        for (int k = 0; k < 3; ++k)
+          REQUIRE(got[static_cast<size_t>(k)].read() ==
+                  std::vector<int32_t>(size + static_cast<size_t>(k), 100 * from.peer() + k));
+      }
+    }
+  });
+}
+
+TEST_CASE("a pipeline of sends and receives that overlap runs through", "[channel]") {
+  // One forward and one backward a step (1F1B), all messages asynchronous, gradients asked for early.
+  on_all([](Bench& bench) {
+    const int n = bench.comm().size(), me = bench.comm().rank(), microbatches = 6;
+    std::vector<ChannelEnd> ends;
+    if (me > 0) ends.insert(ends.end(), {{me - 1, Direction::receive}, {me - 1, Direction::send}});
+    if (me < n - 1) ends.insert(ends.end(), {{me + 1, Direction::send}, {me + 1, Direction::receive}});
+    Channels channels(bench.comm(), ends);
+    Channel* input = me > 0 ? &channels.from(me - 1) : nullptr;
+    Channel* input_gradient = me > 0 ? &channels.to(me - 1) : nullptr;
+    Channel* output = me < n - 1 ? &channels.to(me + 1) : nullptr;
+    Channel* output_gradient = me < n - 1 ? &channels.from(me + 1) : nullptr;
+    constexpr size_t kSize = 40000;
+    std::deque<Data<int32_t>> memory;
+    std::vector<Handle> sent;
+    std::deque<Handle> gradients;
+    std::deque<Data<int32_t>*> expected;
+    int64_t wrong = 0;
+    const auto backward = [&](int k) {
+      if (output_gradient) {
+        gradients.front().wait();
+        gradients.pop_front();
+        wrong += expected.front()->read() != std::vector<int32_t>(kSize, 1000 * (me + 1) + k);
+        expected.pop_front();
+      }
+      if (input_gradient)
+        sent.push_back(
+            input_gradient->send_async(memory.emplace_back(bench, kSize, 1000 * me + k), bench.stream()));
+    };
+    int done = 0;
+    for (int k = 0; k < microbatches; ++k) {
+      if (output_gradient) {
+        expected.push_back(&memory.emplace_back(bench, kSize));
+        gradients.push_back(output_gradient->receive_async(*expected.back(), bench.stream()));
+      }
+      if (input) {
+        Data<int32_t>& x = memory.emplace_back(bench, kSize);
+        input->receive_async(x, bench.stream()).wait();
+        wrong += x.read() != std::vector<int32_t>(kSize, 10 * (me - 1) + k);
+      }
+      if (output)
+        sent.push_back(output->send_async(memory.emplace_back(bench, kSize, 10 * me + k), bench.stream()));
+      if (k >= n - 1 - me) backward(done++);
+    }
+    while (done < microbatches) backward(done++);
+    for (Handle& h : sent) h.wait();
+    REQUIRE(wrong == 0);
+  });
+}
+
+TEST_CASE("channels do not wait for a collective that was issued before", "[channel]") {
+  on_all([](Bench& bench) {
+    if (bench.blocks) return;
+    const int me = bench.comm().rank();
+    std::vector<ChannelEnd> ends;
+    if (me == 0) ends = {{1, Direction::send}};
+    if (me == 1) ends = {{0, Direction::receive}};
+    Channels channels(bench.comm(), ends);
+    Data<int32_t> sum(bench, 1000, 1), message(bench, 1000, me);
+    if (me == 1)
+      channels.from(0).receive_async(message, bench.stream()).wait();  // before its part of the sum
+    Handle h = bench.comm().all_reduce_async(sum, Reduce::sum, bench.stream());
+    if (me == 0) channels.to(1).send_async(message, bench.stream()).wait();
+    h.wait();
+    REQUIRE(sum.read().back() == bench.comm().size());
+    if (me == 1) REQUIRE(message.read().back() == 0);
+  });
+}
+
+TEST_CASE("a channel to oneself, one opened twice and the wrong way round are refused", "[channel]") {
+  Communicator& world = test_world().comm();
+  const auto open = [&](std::vector<ChannelEnd> ends) { return std::make_unique<Channels>(world, ends); };
+  REQUIRE_THROWS_AS(open({{world.rank(), Direction::send}}), Error);
+  REQUIRE_THROWS_AS(open({{world.size(), Direction::send}}), Error);
+  if (world.size() == 1) return;
+  const int peer = (world.rank() + 1) % world.size();
+  REQUIRE_THROWS_AS(open({{peer, Direction::send}, {peer, Direction::send}}), Error);
+  std::vector<float> x(1);
+  REQUIRE_THROWS_AS(open({{peer, Direction::receive}})->from(peer).send_async(x), Error);
+  REQUIRE_THROWS_AS(open({{peer, Direction::send}})->to(peer).receive_async(x), Error);
+  REQUIRE_THROWS_AS(open({{peer, Direction::send}})->from(peer), Error);
+}

@@ -1,0 +1,72 @@
+#pragma once
+// A communicator whose operations run strictly one after another, messages included: the weakest order rule
+// of the backends (nccl), on host memory.
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/executor.h"
+#include "parallel/comm/host_transport.h"
+
+#include <memory>
+#include <utility>
+
+class FifoCommunicator final : public nrl::comm::Communicator {
+ public:
+  explicit FifoCommunicator(std::unique_ptr<Communicator> inner)
+      : Communicator(inner->name(), inner->rank(), inner->members(), nullptr), inner_(std::move(inner)) {}
+
+  std::unique_ptr<Communicator> split(int color, int key, std::string_view name) override {
+    return wrap(inner_->split(color, key, name));
+  }
+  std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) override {
+    return wrap(inner_->subgroup(ranks, name));
+  }
+  bool single_fifo() const override { return true; }
+  std::shared_ptr<nrl::comm::HostTransport> host_transport() override { return inner_->host_transport(); }
+
+ private:
+  using Advance = nrl::comm::Advance;
+  using Call = nrl::comm::Call;
+  using Work = nrl::comm::Work;
+
+  class Step final : public Work {
+   public:
+    Step(nrl::comm::Executor* executor, std::shared_ptr<std::atomic<int>> unwaited,
+         std::shared_ptr<Communicator> inner, Call call)
+        : Work(nullptr, {}, executor, std::move(unwaited)),
+          inner_(std::move(inner)),
+          call_(std::move(call)) {}
+
+   private:
+    Advance start() override {
+      work_ = submit_to(*inner_, std::move(call_), false);
+      return Advance::waiting;
+    }
+    Advance poll() override { return work_->carried_out() ? Advance::done : Advance::waiting; }
+    void block() override {
+      Work::block();
+      work_->wait();
+    }
+    std::shared_ptr<Communicator> inner_;
+    Call call_;
+    std::shared_ptr<Work> work_;
+  };
+
+  static std::shared_ptr<Work> submit_to(Communicator& inner, Call call, bool blocking) {
+    return Communicator::submit_to(inner, std::move(call), blocking);
+  }
+
+  std::shared_ptr<Work> submit(Call call, bool blocking) override {
+    nrl::comm::Executor& executor = inner_->host_transport()->executor();
+    nrl::comm::Executor::Order order{lane_.get(), std::exchange(call.previous, nullptr)};
+    auto work = std::make_shared<Step>(&executor, unwaited(), inner_, std::move(call));
+    executor.submit(work, std::move(order), blocking);
+    return work;
+  }
+
+  static std::unique_ptr<Communicator> wrap(std::unique_ptr<Communicator> inner) {
+    if (!inner || inner->size() == 1) return inner;
+    return std::make_unique<FifoCommunicator>(std::move(inner));
+  }
+
+  std::shared_ptr<Communicator> inner_;
+  std::unique_ptr<nrl::comm::Lane> lane_ = std::make_unique<nrl::comm::Lane>();
+};
