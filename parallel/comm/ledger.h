@@ -1,5 +1,5 @@
 #pragma once
-// Every communication of a process, written down once: totals for reports, a ring of the latest entries for
+// The log of all communication of a process: totals for reports, a ring of the latest entries for
 // the flight recorder and the trace.
 
 #include "core/base/dtype.h"
