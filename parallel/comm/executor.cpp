@@ -207,6 +207,10 @@ bool Executor::release_finished(double seconds) {
   Backoff backoff(nullptr, spins_);
   while (!run_mutex_.try_lock()) {
     if (now_ns() > limit) return false;
+    {
+      const std::lock_guard lock(queue_mutex_);
+      if (rung_) rung_->ring();  // a thread that sleeps holds it
+    }
     backoff.pause();
   }
   run_mutex_.unlock();
