@@ -324,10 +324,14 @@ std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
 }
 
 double training_flops_per_token(const ModelSpec& m, int64_t t) {
+  return training_flops_of_token(m, ops::attention_pairs(t, m.window) / static_cast<double>(t));
+}
+
+double training_flops_of_token(const ModelSpec& m, double keys) {
   const double matrices =
       ops::linear_flops(1, m.qkv_width(), m.hidden) + ops::linear_flops(1, m.hidden, m.q_width()) +
       ops::linear_flops(1, m.mlp_in_width(), m.hidden) + ops::linear_flops(1, m.hidden, m.ffn);
-  const double attention = ops::attention_flops(t, m.heads, m.head_dim) / static_cast<double>(t);
+  const double attention = ops::attention_flops(1, m.heads, m.head_dim) * keys;
   return 3 * (static_cast<double>(m.layers) * (matrices + attention) +
               ops::linear_flops(1, m.vocab_size, m.hidden));
 }

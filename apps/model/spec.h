@@ -96,8 +96,10 @@ ModelSize most_unusual_size(const ModelSpec& spec);
 /// dtype.
 std::string hugging_face_config(const ModelSpec& spec, std::string_view dtype);
 
-/// Exact model FLOPs of one token in training (3 x forward, causal attention counted exactly, head included,
-/// no recomputation) at sequence length `t`.
+/// Exact model FLOPs of one token in training that sees `keys` keys, itself included: 3 x forward, head
+/// included, no recomputation. `keys` may be a mean over tokens (ops::attention_pairs).
+double training_flops_of_token(const ModelSpec& spec, double keys);
+/// The mean over the tokens of one sequence of length `t`, with the model's sliding window.
 double training_flops_per_token(const ModelSpec& spec, int64_t t);
 
 }  // namespace nrl::model

@@ -54,6 +54,24 @@ TEST_CASE("the operations of a token are those of the formula") {
   }
 }
 
+TEST_CASE("a sliding window leaves out the keys that no query sees") {
+  // Two layers of q, k, v, o and three matrices of the MLP, and the head.
+  const double matrices = 6 * (2 * (8 * 8 * 2 + 8 * 4 * 2 + 3 * 8 * 8) + 32 * 8);
+  const auto flops = [](const std::string& window, int64_t t) {
+    const std::string config =
+        R"({"model_type":"mistral","vocab_size":32,"hidden_size":8,"intermediate_size":8,"num_hidden_layers":2,
+            "num_attention_heads":2,"num_key_value_heads":1,"sliding_window":)" +
+        window + "}";
+    return training_flops_per_token(model::parse_model_config(config, "test"), t);
+  };
+  // Six tokens see 1, 2, 3, 3, 3 and 3 keys.
+  CHECK(flops("3", 6) == Approx(matrices + 3 * 2 * 4 * 8 * (1 + 2 + 3 + 3 + 3 + 3) / 6.0).epsilon(1e-12));
+  CHECK(flops("1", 6) == Approx(matrices + 3 * 2 * 4 * 8).epsilon(1e-12));
+  for (int64_t t : {1, 2, 3}) CHECK(flops("3", t) == flops("null", t));
+  // Mistral 7B at twice its window: not as if every token saw all before it.
+  CHECK(flops("4096", 8192) < flops("null", 8192));
+}
+
 TEST_CASE("rows, events and summary of a run agree") {
   const Workbench bench;
   const Finished run =

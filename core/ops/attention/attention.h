@@ -63,11 +63,16 @@ size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int6
 /// training steps on columns of a fused qkv buffer whose gradients need not be the same bits in every run.
 size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d);
 
-/// Forward operations of causal attention over one sequence of length t, exact: 4 * heads * d * t (t + 1)
-/// / 2.
-constexpr double attention_flops(int64_t t, int64_t heads, int64_t d) {
-  return 2.0 * static_cast<double>(heads) * static_cast<double>(d) * static_cast<double>(t) *
-         static_cast<double>(t + 1);
+/// (query, key) pairs that causal attention sees in one sequence of length t, exact. `window` as in
+/// AttentionForward.
+constexpr double attention_pairs(int64_t t, int64_t window) {
+  const auto triangle = [](int64_t n) { return static_cast<double>(n) * static_cast<double>(n + 1) / 2; };
+  return triangle(t) - (window > 0 && t > window ? triangle(t - window) : 0);
+}
+
+/// Forward operations of causal attention over one sequence of length t, exact: 4 * heads * d for each pair.
+constexpr double attention_flops(int64_t t, int64_t heads, int64_t d, int64_t window = 0) {
+  return 4.0 * static_cast<double>(heads) * static_cast<double>(d) * attention_pairs(t, window);
 }
 
 }  // namespace nrl::ops
