@@ -258,6 +258,21 @@ TEST_CASE("keys that are not built are refused by their names", "[spec]") {
       refused(family, member);
 }
 
+// The default of transformers, whatever the number of layers.
+TEST_CASE("without max_window_layers, windows begin at layer 28", "[spec]") {
+  for (const char* family : {"qwen2", "qwen3"}) {
+    CAPTURE(family);
+    const auto text = [&](int layers) {
+      return fmt::format(
+          R"({{"model_type":"{}","vocab_size":64,"hidden_size":32,"intermediate_size":48,"num_attention_heads":4,
+              "num_hidden_layers":{},"use_sliding_window":true,"sliding_window":8}})",
+          family, layers);
+    };
+    CHECK(parse_model_config(text(28), "c").window == 0);
+    CHECK(error_of(text(29)).find("max_window_layers") != std::string::npos);
+  }
+}
+
 // As they are published: transformers computes with none of these keys but those of the sizes, eps, rotary
 // positions and windows.
 TEST_CASE("the config.json of published models is read", "[spec]") {
