@@ -71,7 +71,8 @@ Blend plan_blend(const DatasetOptions& options) {
 class GptDataset final : public TokenDataset {
  public:
   GptDataset(const DatasetOptions& options, OpenFile file, int64_t samples)
-      : file_(std::move(file)),
+      : TokenDataset(options.documents),
+        file_(std::move(file)),
         vocab_size_(options.vocab_size),
         index_(plan_for(options, *file_, samples), file_->lengths(), options.seed) {}
 
@@ -111,7 +112,9 @@ class GptDataset final : public TokenDataset {
 class BlendedDataset final : public TokenDataset {
  public:
   BlendedDataset(const DatasetOptions& options, const Blend& blend)
-      : shares_(blend.shares), index_(blend.shares, blend.requests, options.samples) {
+      : TokenDataset(options.documents),
+        shares_(blend.shares),
+        index_(blend.shares, blend.requests, options.samples) {
     for (size_t d = 0; d < shares_.size(); ++d)
       parts_.push_back(std::make_unique<GptDataset>(options, file_of(options.sources[d]), blend.requests[d]));
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/data/gpt_index.h"
+#include "apps/data/sample.h"
 #include "core/io/indexed_dataset.h"
 
 namespace nrl::data {
@@ -18,7 +19,10 @@ namespace nrl::data {
 /// threads.
 class TokenDataset {
  public:
+  explicit TokenDataset(const DocumentRules& documents) : documents_(documents) {}
   virtual ~TokenDataset() = default;
+  /// For what is made of the samples.
+  const DocumentRules& documents() const { return documents_; }
   virtual int64_t samples() const = 0;
   virtual int64_t sequence_length() const = 0;
   /// Fills out[0 .. sequence_length] with sample i, 0 <= i < samples(). Throws Error (`data`) naming file,
@@ -26,6 +30,9 @@ class TokenDataset {
   virtual void read(int64_t i, std::span<int32_t> out) const = 0;
   /// One line for the log: sources, tokens, epochs.
   virtual std::string describe() const = 0;
+
+ private:
+  DocumentRules documents_;
 };
 
 struct DatasetOptions {
@@ -41,6 +48,7 @@ struct DatasetOptions {
   int64_t samples = 0;            ///< wanted; sources are repeated (epochs) until there are as many
   uint32_t seed = 1234;
   int64_t vocab_size = 0;  ///< every id must be below
+  DocumentRules documents;
 };
 
 /// Opens the files of the sources that are not open yet, so that they are read once for all that follows.

@@ -1,8 +1,9 @@
 #include "apps/data/loader.h"
 
+#include <spdlog/fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
-#include <string>
 
 #include "core/base/error.h"
 #include "core/base/threads.h"
@@ -32,7 +33,9 @@ BatchLoader::BatchLoader(const TokenDataset& dataset, const LoaderOptions& optio
     slot.batch.samples.resize(static_cast<size_t>(options.micro_batch));
     slot.batch.tokens.resize(static_cast<size_t>(options.micro_batch * length));
     slot.batch.targets.resize(static_cast<size_t>(options.micro_batch * length));
-    slot.scratch.resize(static_cast<size_t>(length) + 1);
+    if (dataset.documents().reset_position_ids)
+      slot.batch.positions.resize(static_cast<size_t>(options.micro_batch * length));
+    slot.ids.resize(static_cast<size_t>(length) + 1);
   }
   try {
     for (int i = 0; i < options.threads; ++i) threads_.push_back(start_thread([this] { work(); }));
@@ -61,12 +64,20 @@ void BatchLoader::fill(Slot& slot, int64_t number) {
   batch.index = number % options_.accumulation;
   const int64_t first = first_sample(options_, batch.step, batch.index);
   const auto length = static_cast<ptrdiff_t>(dataset_.sequence_length());
+  const Sample& sample = slot.sample;
+  batch.bounds.clear();
   for (int64_t k = 0; k < options_.micro_batch; ++k) {
+    const auto begin = k * length;
     batch.samples[static_cast<size_t>(k)] = first + k;
-    dataset_.read(first + k, slot.scratch);
-    std::copy_n(slot.scratch.begin(), length, batch.tokens.begin() + k * length);
-    std::copy_n(slot.scratch.begin() + 1, length, batch.targets.begin() + k * length);
+    dataset_.read(first + k, slot.ids);
+    make_sample(slot.ids, dataset_.documents(), slot.sample);
+    std::copy_n(sample.ids.begin(), length, batch.tokens.begin() + begin);
+    std::copy_n(sample.targets.begin(), length, batch.targets.begin() + begin);
+    if (!batch.positions.empty())
+      std::copy_n(sample.positions.begin(), length, batch.positions.begin() + begin);
+    for (const int32_t row : sample.segments) batch.bounds.push_back(static_cast<int32_t>(begin) + row);
   }
+  batch.bounds.push_back(static_cast<int32_t>(options_.micro_batch * length));
 }
 
 void BatchLoader::work() {
@@ -116,15 +127,21 @@ void show_samples(const TokenDataset& dataset, int64_t global_batch, int64_t fir
          last - 1, dataset.samples() / std::max<int64_t>(global_batch, 1), global_batch);
   std::vector<int32_t> tokens(static_cast<size_t>(dataset.sequence_length()) + 1);
   std::string line;
+  const auto list = [&](std::string_view name, const std::vector<int32_t>& values) {
+    line += fmt::format(",\"{}\":[{}]", name, fmt::join(values, ","));
+  };
+  const DocumentRules& rules = dataset.documents();
+  Sample made;
   for (int64_t step = first; step < last; ++step) {
     for (int64_t sample = (step - 1) * global_batch; sample < step * global_batch; ++sample) {
       dataset.read(sample, tokens);
-      line = fmt::format("{{\"step\":{},\"sample\":{},\"tokens\":[", step, sample);
-      for (size_t i = 0; i < tokens.size(); ++i) {
-        if (i > 0) line += ',';
-        line += std::to_string(tokens[i]);
-      }
-      out << line << "]}\n";
+      line = fmt::format("{{\"step\":{},\"sample\":{}", step, sample);
+      list("tokens", tokens);
+      make_sample(tokens, rules, made);
+      if (rules.reset_position_ids) list("positions", made.positions);
+      if (rules.reset_attention_mask) list("segments", made.segments);
+      if (rules.eod_mask_loss) list("no_loss", rows_without_loss(made));
+      out << line << "}\n";
     }
   }
 }

@@ -33,11 +33,13 @@ struct LoaderOptions {
 int64_t first_sample(const LoaderOptions& options, int64_t step, int64_t micro_batch);
 
 struct MicroBatch {
-  int64_t step = 0;              ///< global batch since the loader's start
-  int64_t index = 0;             ///< micro-batch in the step
-  std::vector<int64_t> samples;  ///< [micro_batch]
-  std::vector<int32_t> tokens;   ///< [micro_batch, T]
-  std::vector<int32_t> targets;  ///< [micro_batch, T]: the tokens one place on
+  int64_t step = 0;                ///< global batch since the loader's start
+  int64_t index = 0;               ///< micro-batch in the step
+  std::vector<int64_t> samples;    ///< [micro_batch]
+  std::vector<int32_t> tokens;     ///< [micro_batch, T]
+  std::vector<int32_t> targets;    ///< [micro_batch, T]: the tokens one place on; < 0: no loss
+  std::vector<int32_t> positions;  ///< [micro_batch, T] where documents reset them; else empty: 0 .. T - 1
+  std::vector<int32_t> bounds;  ///< first rows of the sequences that attention keeps apart, and the row count
 };
 
 /// Delivers accumulation * steps micro-batches in order. The order never depends on the number of threads.
@@ -60,7 +62,8 @@ class BatchLoader {
  private:
   struct Slot {
     MicroBatch batch;
-    std::vector<int32_t> scratch;  // [T + 1]
+    std::vector<int32_t> ids;  // [T + 1]
+    Sample sample;
     std::exception_ptr error;
     int64_t ready = -1;  // the micro-batch it holds
   };
@@ -82,8 +85,8 @@ class BatchLoader {
 };
 
 /// `data show`: the samples of the steps [first, last), counted from 1, with `global_batch` samples each, one
-/// JSON object a line:
-/// {"step":S,"sample":N,"tokens":[T + 1 ids]}.
+/// JSON object a line: {"step":S,"sample":N,"tokens":[T + 1 ids]}, and as far as the dataset's rules for
+/// documents ask for them "positions":[T], "segments":[first rows], "no_loss":[rows].
 void show_samples(const TokenDataset& dataset, int64_t global_batch, int64_t first, int64_t last,
                   std::ostream& out);
 

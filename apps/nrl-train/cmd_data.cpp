@@ -45,11 +45,17 @@ int run_data_show(const DataShowArgs& args) {
   } else {
     constexpr size_t shown = 12;
     std::vector<int32_t> tokens(static_cast<size_t>(dataset->sequence_length()) + 1);
+    const data::DocumentRules& rules = dataset->documents();
+    data::Sample sample;
     for (int64_t i = (first - 1) * global; i < (last - 1) * global; ++i) {
       dataset->read(i, tokens);
       std::cout << "step " << i / global + 1 << "  sample " << i << "  " << tokens.size() << " tokens:";
       for (size_t t = 0; t < std::min(shown, tokens.size()); ++t) std::cout << ' ' << tokens[t];
-      std::cout << (tokens.size() > shown ? " ...\n" : "\n");
+      std::cout << (tokens.size() > shown ? " ..." : "");
+      data::make_sample(tokens, rules, sample);
+      if (rules.reset_attention_mask) std::cout << "  segments " << sample.segments.size();
+      if (rules.eod_mask_loss) std::cout << "  without loss " << data::rows_without_loss(sample).size();
+      std::cout << '\n';
     }
   }
   return std::cout.flush() ? 0 : static_cast<int>(Exit::io);

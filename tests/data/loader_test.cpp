@@ -147,6 +147,49 @@ TEST_CASE("what is read does not depend on ranks, accumulation or threads", "[lo
       }
 }
 
+TEST_CASE("samples keep their documents apart, whatever the layout", "[loader]") {
+  const TemporaryDirectory dir;
+  write_counting(dir / "d", 40);
+  auto options = options_for({dir / "d"}, 8 * 3);
+  // Some token of nearly every sample, by the place of the sample alone.
+  options.documents = {true, true, true, 0};
+  const auto every = open_token_dataset(options);
+  Row first(17);
+  every->read(5, first);
+  options.documents.end_token = first[3];
+  const auto dataset = open_token_dataset(options);
+  Sample expected;
+  make_sample(first, options.documents, expected);
+  REQUIRE(expected.segments == Row{0, 4});
+  int64_t cut = 0;
+  for (const int micro_batch : {1, 2, 8})
+    for (const int threads : {0, 2}) {
+      BatchLoader loader(
+          *dataset,
+          {.micro_batch = micro_batch, .accumulation = 8 / micro_batch, .steps = 3, .threads = threads});
+      for (int n = 0; n < 24 / micro_batch; ++n) {
+        const MicroBatch& batch = loader.next();
+        size_t segment = 0;
+        for (size_t k = 0; k < batch.samples.size(); ++k) {
+          Row ids(17);
+          dataset->read(batch.samples[k], ids);
+          make_sample(ids, options.documents, expected);
+          const auto at = static_cast<ptrdiff_t>(16 * k);
+          CHECK(std::equal(expected.ids.begin(), expected.ids.end(), batch.tokens.begin() + at));
+          CHECK(std::equal(expected.targets.begin(), expected.targets.end(), batch.targets.begin() + at));
+          CHECK(
+              std::equal(expected.positions.begin(), expected.positions.end(), batch.positions.begin() + at));
+          for (const int32_t row : expected.segments)
+            CHECK(batch.bounds.at(segment++) == row + 16 * static_cast<int32_t>(k));
+          cut += expected.segments.size() > 1;
+        }
+        CHECK(segment + 1 == batch.bounds.size());
+        CHECK(batch.bounds.back() == 16 * micro_batch);
+      }
+    }
+  CHECK(cut == 6);
+}
+
 TEST_CASE("micro-batches take Megatron's slices", "[loader]") {
   const TemporaryDirectory dir;
   write_counting(dir / "d", 40);
@@ -205,4 +248,9 @@ TEST_CASE("data show prints the samples of the steps asked for", "[loader]") {
                                  "{{\"step\":2,\"sample\":3,\"tokens\":[{},{},{}]}}\n",
                                  a[0], a[1], a[2], b[0], b[1], b[2]));
   CHECK(error_of([&] { show_samples(*dataset, 2, 1, 5000, out); }).code == 64);
+  out.str("");
+  options.documents = {true, true, true, a[0]};
+  show_samples(*open_token_dataset(options), 2, 2, 3, out);
+  CHECK(contains(out.str(), "\"positions\":[0,0],\"segments\":[0,1],\"no_loss\":[0]}\n"));
+  CHECK(contains(out.str(), "\"positions\":[0,1],\"segments\":[0],\"no_loss\":[]}\n"));
 }
