@@ -1,8 +1,11 @@
 #include "apps/plan/batch.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <utility>
 
+#include "core/ops/attention/attention.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::plan {
@@ -11,75 +14,133 @@ using memory::Category;
 
 namespace {
 
-// The input block: the step's number, then ids and targets of each microbatch.
-constexpr int64_t header_bytes = memory::MemoryPlan::alignment;
+constexpr int64_t aligned(int64_t bytes) {
+  constexpr int64_t unit = memory::MemoryPlan::alignment;
+  return (bytes + unit - 1) / unit * unit;
+}
+
+// -1 / tokens in double, rounded once: the same bits for every split of the batch.
+float token_weight(int64_t loss_tokens) {
+  return static_cast<float>(-1.0 / static_cast<double>(loss_tokens));
+}
 
 }  // namespace
 
-BatchTensors::BatchTensors(memory::MemoryPlan& plan, int64_t microbatches, int64_t sequences, int64_t length,
-                           float weight)
-    : microbatches_(microbatches),
-      sequences_(sequences),
-      length_(length),
-      weight_(weight),
-      tensors_(static_cast<size_t>(microbatches)) {
-  input_bytes_ = header_bytes + microbatches * tokens() * 2 * 4;
-  input_ = plan.add("tokens and targets", Category::data, input_bytes_);
-  positions_ = plan.add("positions", Category::data, tokens() * 4);
-  cu_ = plan.add("sequence bounds", Category::data, (sequences + 1) * 4);
-  weights_ = plan.add("token weights", Category::data, tokens() * 4);
+BatchCounts count(const data::MicroBatch& batch, int64_t window) {
+  BatchCounts c;
+  c.tokens = static_cast<int64_t>(batch.tokens.size());
+  c.loss_tokens = std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; });
+  for (size_t s = 0; s + 1 < batch.bounds.size(); ++s)
+    c.pairs += ops::attention_pairs(batch.bounds[s + 1] - batch.bounds[s], window);
+  return c;
+}
+
+BatchCounts operator+(const BatchCounts& a, const BatchCounts& b) {
+  return {a.tokens + b.tokens, a.loss_tokens + b.loss_tokens, a.pairs + b.pairs};
+}
+
+BatchTensors::BatchTensors(memory::MemoryPlan& plan, const BatchShape& shape)
+    : shape_(shape), tensors_(static_cast<size_t>(shape.microbatches)) {
+  const int64_t n = shape.tokens();
+  header_ = aligned(n * 4);
+  block_bytes_ = header_ + aligned(8) + shape.microbatches * input_bytes();
+  block_id_ = plan.add("token weights, tokens and targets", Category::data, block_bytes_);
+  if (!shape.positions) positions_id_ = plan.add("positions", Category::data, n * 4);
+  if (!shape.bounds) bounds_id_ = plan.add("sequence bounds", Category::data, (shape.sequences + 1) * 4);
+}
+
+int64_t BatchTensors::input_bytes() const {
+  const int64_t n = shape_.tokens();
+  return 4 * (2 * n + (shape_.positions ? n : 0) + (shape_.bounds ? n + 1 : 0));
+}
+
+int64_t BatchTensors::room(int64_t sequences) const {
+  const auto power = std::bit_ceil(static_cast<uint64_t>(std::max(sequences, 2 * shape_.sequences)));
+  return std::min(static_cast<int64_t>(power), shape_.tokens());
 }
 
 void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec) {
   exec_ = &exec;
-  block_ = static_cast<std::byte*>(arenas.at(plan, input_));
-  const int64_t n = tokens();
-  std::vector<int32_t> positions(static_cast<size_t>(n)), cu(static_cast<size_t>(sequences_ + 1));
-  for (int64_t i = 0; i < n; ++i) positions[static_cast<size_t>(i)] = static_cast<int32_t>(i % length_);
-  for (int64_t s = 0; s <= sequences_; ++s) cu[static_cast<size_t>(s)] = static_cast<int32_t>(s * length_);
-  const std::vector<float> weights(static_cast<size_t>(n), weight_);
-
+  block_ = static_cast<std::byte*>(arenas.at(plan, block_id_));
+  const int64_t n = shape_.tokens();
   model::MicroBatch common;
-  common.positions = make_tensor(arenas.at(plan, positions_), DType::i32, {n});
-  common.cu_seqlens = make_tensor(arenas.at(plan, cu_), DType::i32, {sequences_ + 1});
-  common.weight = make_tensor(arenas.at(plan, weights_), DType::f32, {n});
-  common.lengths = {length_, true};
-  common.step = make_tensor(block_, DType::i64, {1});
-  ops::upload(exec, common.positions, positions.data());
-  ops::upload(exec, common.cu_seqlens, cu.data());
-  ops::upload(exec, common.weight, weights.data());
-  std::byte* next = block_ + header_bytes;
+  common.weight = make_tensor(block_, DType::f32, {n});
+  common.step = make_tensor(block_ + header_, DType::i64, {1});
+  common.lengths = {shape_.length, !shape_.bounds};
+  if (!shape_.positions) {
+    std::vector<int32_t> positions(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i)
+      positions[static_cast<size_t>(i)] = static_cast<int32_t>(i % shape_.length);
+    common.positions = make_tensor(arenas.at(plan, positions_id_), DType::i32, {n});
+    ops::upload(exec, common.positions, positions.data());
+  }
+  if (!shape_.bounds) {
+    std::vector<int32_t> bounds;
+    for (int64_t s = 0; s <= shape_.sequences; ++s) bounds.push_back(static_cast<int32_t>(s * shape_.length));
+    common.cu_seqlens = make_tensor(arenas.at(plan, bounds_id_), DType::i32, {shape_.sequences + 1});
+    ops::upload(exec, common.cu_seqlens, bounds.data());
+  }
+  std::byte* next = block_ + header_ + aligned(8);
   for (model::MicroBatch& m : tensors_) {
     m = common;
     m.ids = make_tensor(next, DType::i32, {n});
     m.target = make_tensor(next + n * 4, DType::i32, {n});
-    next += n * 8;
+    std::byte* more = next + n * 8;
+    if (shape_.positions) m.positions = make_tensor(std::exchange(more, more + n * 4), DType::i32, {n});
+    if (shape_.bounds) m.cu_seqlens = make_tensor(more, DType::i32, {room(0) + 1});
+    next += input_bytes();
   }
   if (!exec.device) return;
-  pinned_ = device::Memory(*exec.device, device::Memory::Kind::pinned, static_cast<size_t>(2 * input_bytes_));
+  pinned_ = device::Memory(*exec.device, device::Memory::Kind::pinned, static_cast<size_t>(2 * block_bytes_));
   for (device::Event& event : copied_) event = device::Event(*exec.device);
 }
 
 std::byte* BatchTensors::staging() const {
-  return pinned_.data() ? pinned_.data() + turn_ * input_bytes_ : block_;
+  return pinned_.data() ? pinned_.data() + turn_ * block_bytes_ : block_;
 }
 
 void BatchTensors::fill(int64_t microbatch, const data::MicroBatch& batch, int64_t first_sample) {
-  const auto n = static_cast<size_t>(tokens());
-  NRL_CHECK(microbatch >= 0 && microbatch < microbatches_ && batch.tokens.size() == n &&
-            batch.targets.size() == n);
+  const auto n = static_cast<size_t>(shape_.tokens());
+  NRL_CHECK(microbatch == filled_ && microbatch < shape_.microbatches && batch.tokens.size() == n &&
+            batch.targets.size() == n && batch.positions.size() == (shape_.positions ? n : 0));
   if (microbatch == 0 && pinned_.data()) copied_[turn_].synchronize();
-  std::byte* at = staging() + header_bytes + static_cast<size_t>(microbatch) * n * 8;
-  std::memcpy(at, batch.tokens.data(), n * 4);
-  std::memcpy(at + n * 4, batch.targets.data(), n * 4);
-  tensors_[static_cast<size_t>(microbatch)].first_row = first_sample * length_;
+  std::byte* at = staging() + header_ + aligned(8) + microbatch * input_bytes();
+  const auto put = [&](const std::vector<int32_t>& values) {
+    std::memcpy(at, values.data(), values.size() * 4);
+    at += values.size() * 4;
+  };
+  put(batch.tokens);
+  put(batch.targets);
+  put(batch.positions);
+  model::MicroBatch& m = tensors_[static_cast<size_t>(microbatch)];
+  if (shape_.bounds) {
+    const int64_t end = static_cast<int64_t>(n), count = static_cast<int64_t>(batch.bounds.size()) - 1;
+    NRL_CHECK(count >= shape_.sequences && count <= end && batch.bounds.back() == end);
+    m.cu_seqlens = make_tensor(m.cu_seqlens.data, DType::i32, {room(count) + 1});
+    put(batch.bounds);
+    for (int64_t s = count; s < room(count); ++s, at += 4) {
+      const auto empty = static_cast<int32_t>(end);
+      std::memcpy(at, &empty, 4);
+    }
+  }
+  m.first_row = first_sample * shape_.length;
+  ++filled_;
 }
 
-void BatchTensors::commit(int64_t step) {
-  std::memcpy(staging(), &step, sizeof step);
+void BatchTensors::commit(int64_t step, int64_t loss_tokens) {
+  std::byte* host = staging();
+  std::memcpy(host + header_, &step, sizeof step);
+  const bool weigh = loss_tokens > 0 && loss_tokens != weighted_for_;
+  if (weigh) {
+    const float weight = token_weight(loss_tokens);
+    for (int64_t i = 0; i < shape_.tokens(); ++i) std::memcpy(host + i * 4, &weight, 4);
+    weighted_for_ = loss_tokens;
+  }
+  const int64_t begin = weigh ? 0 : header_, end = header_ + aligned(8) + filled_ * input_bytes();
+  filled_ = 0;
   if (!pinned_.data()) return;
-  exec_->device->copy(block_, staging(), static_cast<size_t>(input_bytes_), device::CopyKind::host_to_device,
-                      exec_->stream);
+  exec_->device->copy(block_ + begin, host + begin, static_cast<size_t>(end - begin),
+                      device::CopyKind::host_to_device, exec_->stream);
   copied_[turn_].record(exec_->stream);
   turn_ ^= 1;
 }

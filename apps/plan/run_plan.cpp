@@ -96,9 +96,9 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
   p.chunk_table = update_chunks(p);
   p.chunks = p.memory.add("update chunks", Category::data, static_cast<int64_t>(p.chunk_table.size()) * 8);
-  const auto weight = static_cast<float>(-1.0 / static_cast<double>(batch.global * p.sequence_length));
-  p.tensors =
-      std::make_unique<BatchTensors>(p.memory, batch.accumulation, batch.micro, p.sequence_length, weight);
+  p.tensors = std::make_unique<BatchTensors>(
+      p.memory,
+      BatchShape{.microbatches = batch.accumulation, .sequences = batch.micro, .length = p.sequence_length});
   const model::DecoderOptions options{
       batch.micro * p.sequence_length,
       p.sequence_length,

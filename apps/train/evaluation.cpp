@@ -88,7 +88,8 @@ void Evaluator::load(const std::vector<std::vector<std::string>>& seen) {
   for (const model::Parameter& p : parameters_.all)
     buffers.push_back(memory_.add(p.name, memory::Category::weights, p.numel() * size_of(recipe_.weights)));
   const memory::BufferId sum = memory_.add("evaluation sum", memory::Category::data, 8);
-  tensors_ = std::make_unique<plan::BatchTensors>(memory_, 1, options_.micro_batch, length, 0.0f);
+  tensors_ = std::make_unique<plan::BatchTensors>(
+      memory_, plan::BatchShape{.sequences = options_.micro_batch, .length = length});
   model::DecoderOptions decoder;
   decoder.tokens = options_.micro_batch * length;
   decoder.max_sequence = length;
@@ -142,7 +143,7 @@ EvaluationSums Evaluator::run(const IndexedDataset& data, int64_t max_tokens) {
         std::copy_n(window.begin() + 1, count, batch.targets.begin() + at);
       }
       tensors_->fill(0, batch, 0);
-      tensors_->commit(0);
+      tensors_->commit(0, 0);
       decoder_->evaluate(tensors_->microbatches().front());
       ops::add_sum(exec_, {decoder_->log_prob(), sum_});
     }

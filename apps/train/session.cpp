@@ -315,11 +315,12 @@ void Session::open_device() {
 std::string Session::describe_attention() {
   const plan::RunPlan& p = *plan_;
   const model::ModelSpec& m = p.spec;
+  const model::MicroBatch& mb = p.tensors->microbatch(0);
   std::string text;
   for (const auto direction : {ops::attention::Direction::forward, ops::attention::Direction::backward}) {
     const auto problem = ops::attention::training_problem(
-        direction, p.recipe.activations, p.batch.micro * p.sequence_length, p.batch.micro,
-        {p.sequence_length, true}, m.heads, m.kv_heads, m.head_dim, true, m.window, m.attention_dropout > 0);
+        direction, p.recipe.activations, p.batch.micro * p.sequence_length, mb.cu_seqlens.dim(0) - 1,
+        mb.lengths, m.heads, m.kv_heads, m.head_dim, true, m.window, m.attention_dropout > 0);
     const std::string choice = ops::attention::describe_choice(accelerator_.libraries->attention.get(),
                                                                accelerator_.libraries->why_no_attention,
                                                                problem, exec_.workspace.size);

@@ -53,6 +53,8 @@ struct StepUnderWay {
   double lr = 0;
   SectionTimes times;
   double exposed = 0;
+  int64_t loss_tokens = 0;  // of all ranks
+  double keys = 0;          // that a token of this rank sees on average
 };
 
 class Trainer {
@@ -193,16 +195,21 @@ class Trainer {
     const auto compute = timers_.time(RunSection::compute);
     const SectionTimes before = timers_.times();
     const double exposed_before = exposed_seconds();
+    plan::BatchCounts counts;
     {
       const auto scope = timers_.time(RunSection::data);
       for (int64_t m = 0; m < plan_.batch.accumulation; ++m) {
         const int64_t first = data::first_sample(loading, 0, m) - loading.consumed_samples;
-        plan_.tensors->fill(m, loader.next(), first);
+        const data::MicroBatch& batch = loader.next();
+        plan_.tensors->fill(m, batch, first);
+        counts = counts + plan::count(batch, plan_.spec.window);
       }
     }
-    plan_.tensors->commit(at.step + 1);
     StepUnderWay step;
     step.step = at.step + 1;
+    step.loss_tokens = loss_tokens_of_all(session_.train_data(), counts);
+    step.keys = counts.pairs / static_cast<double>(counts.tokens);
+    plan_.tensors->commit(step.step, step.loss_tokens);
     step.lr = learning_rate(schedule_, at.step + 1);
     session_.scalars().begin(step.lr, stop::requested() != 0);
     if (c_.policy.cuda_graph)
@@ -216,6 +223,14 @@ class Trainer {
     step.times = timers_.times() - before;
     step.exposed = exposed_seconds() - exposed_before;
     under_way_.push_back(step);
+  }
+
+  // Tokens with a loss in the global batch, one at least.
+  int64_t loss_tokens_of_all(const data::TokenDataset& data, const plan::BatchCounts& mine) {
+    if (!data.documents().eod_mask_loss) return plan_.batch.global * plan_.sequence_length;
+    auto sum = static_cast<double>(mine.loss_tokens);
+    session_.dp().all_reduce(std::span(&sum, 1));
+    return std::max<int64_t>(static_cast<int64_t>(sum), 1);
   }
 
   // The work of one step, enqueued (on a CPU: done). Nothing here waits for the device or depends on the
@@ -345,14 +360,14 @@ class Trainer {
     StepFacts facts;
     facts.step = step.step;
     facts.max_steps = session_.max_steps();
-    facts.loss = -result.log_prob_sum / static_cast<double>(tokens);
+    facts.loss = -result.log_prob_sum / static_cast<double>(step.loss_tokens);
     facts.lr = step.lr;
     facts.grad_norm = result.grad_norm;
     facts.tokens = session_.position().tokens - (session_.position().step - step.step) * tokens;
     facts.tokens_per_s = static_cast<double>(tokens) / seconds;
     // Only rank 0 shows it; the others wait for it in the next step.
-    if (first()) peak_.add_step(rank_flops(facts.tokens_per_s), now - start_);
-    facts.mfu = mfu(facts.tokens_per_s);
+    if (first()) peak_.add_step(rank_flops(facts.tokens_per_s, step.keys), now - start_);
+    facts.mfu = mfu(facts.tokens_per_s, step.keys);
     if (first())
       facts.mem_bytes = session_.exec().device ? plan_.memory.total_bytes()
                                                : static_cast<int64_t>(cpu::peak_resident_bytes());
@@ -371,6 +386,7 @@ class Trainer {
     if (step.step > first_step_ + 1) {
       rates_.add(facts.tokens_per_s);
       step_seconds_.add(seconds);
+      mean_keys_ += (step.keys - mean_keys_) / static_cast<double>(rates_.count());
       facts.eta_s = step_seconds_.mean() * static_cast<double>(session_.max_steps() - step.step);
     }
     for (int i = 0; i < memory::category_count; ++i) {
@@ -388,13 +404,14 @@ class Trainer {
     }
   }
 
-  double rank_flops(double tokens_per_s) const {
-    return tokens_per_s * training_flops_per_token(plan_.spec, plan_.sequence_length) / world_.size();
+  // `keys`: that a token sees on average.
+  double rank_flops(double tokens_per_s, double keys) const {
+    return tokens_per_s * training_flops_of_token(plan_.spec, keys) / world_.size();
   }
 
-  std::optional<double> mfu(double tokens_per_s) const {
+  std::optional<double> mfu(double tokens_per_s, double keys) const {
     if (peak_.flops() <= 0) return std::nullopt;
-    return rank_flops(tokens_per_s) / peak_.flops();
+    return rank_flops(tokens_per_s, keys) / peak_.flops();
   }
 
   // A row that cannot be written ends the log, not the run.
@@ -434,20 +451,23 @@ class Trainer {
     loading.steps = session_.validation_batches();
     loading.threads = static_cast<int>(c_.data.num_workers);
     data::BatchLoader loader(*session_.validation_data(), loading);
-    double sum = 0;
+    double sums[2] = {};  // log-probabilities, tokens with a loss
     ops::Exec& e = session_.exec();
     const Tensor& total = session_.evaluation();
-    ops::upload(e, total, &sum);
+    ops::upload(e, total, &sums[0]);
+    plan::BatchCounts counts;
     for (int64_t i = 0; i < loading.steps * loading.accumulation; ++i) {
-      plan_.tensors->fill(0, loader.next(), 0);
-      plan_.tensors->commit(0);
+      const data::MicroBatch& batch = loader.next();
+      plan_.tensors->fill(0, batch, 0);
+      plan_.tensors->commit(0, 0);
+      counts = counts + plan::count(batch, plan_.spec.window);
       plan_.decoder->evaluate(plan_.tensors->microbatches().front());
       ops::add_sum(e, {plan_.decoder->log_prob(), total});
     }
-    ops::download(e, total, &sum);
-    session_.dp().all_reduce(std::span(&sum, 1));
-    const double loss =
-        -sum / static_cast<double>(loading.steps * plan_.batch.global * plan_.sequence_length);
+    ops::download(e, total, &sums[0]);
+    sums[1] = static_cast<double>(counts.loss_tokens);
+    session_.dp().all_reduce(std::span(sums));
+    const double loss = -sums[0] / std::max(sums[1], 1.0);
     Position& at = session_.position();
     if (std::isfinite(loss) && (at.best_val_loss == 0 || loss < at.best_val_loss)) {
       at.best_val_loss = loss;
@@ -491,7 +511,7 @@ class Trainer {
     s.wall_s = Timers::steady_seconds() - start_;
     s.mean_tokens_per_s = rates_.mean();
     s.median_tokens_per_s = rates_.median();
-    if (rates_.count() > 0) s.mfu = mfu(rates_.median());
+    if (rates_.count() > 0) s.mfu = mfu(rates_.median(), mean_keys_);
     if (at.best_val_loss != 0) {
       s.best_val_loss = at.best_val_loss;
       s.best_val_step = at.best_val_step;
@@ -520,6 +540,7 @@ class Trainer {
   std::unique_ptr<TextSamples> samples_;  // of rank 0, when asked for
   Timers timers_;
   Histogram rates_, step_seconds_;
+  double mean_keys_ = 0;  // of the steps in rates_
   PeakEstimate peak_;
   std::string checkpoint_;
   std::deque<StepUnderWay> under_way_;

@@ -1,0 +1,160 @@
+// The inputs of a step on their way to the device: what varies from batch to batch, and no more copied than
+// is used.
+
+#include "apps/plan/batch.h"
+
+#include "core/device/sim/sim.h"
+#include "core/ops/transfer.h"
+#include "tests/catch.h"
+
+using namespace nrl;
+using namespace nrl::plan;
+
+namespace {
+
+using Row = std::vector<int32_t>;
+
+/// Batch tensors on the host, or on the simulated device.
+class Bench {
+ public:
+  Bench(const BatchShape& shape, bool on_device) : tensors_(plan_, shape) {
+    plan_.solve();
+    if (on_device) {
+      runtime_ = device::open_sim();
+      stream_ = device::Stream(*runtime_);
+      exec_.device = runtime_.get();
+      exec_.stream = stream_.get();
+      arenas_ = memory::Arenas(plan_, *runtime_, exec_.stream);
+    } else {
+      arenas_ = memory::Arenas(plan_);
+    }
+    tensors_.bind(plan_, arenas_, exec_);
+  }
+  BatchTensors* operator->() { return &tensors_; }
+  template <class T = int32_t>
+  std::vector<T> read(const Tensor& t) {
+    std::vector<T> values(static_cast<size_t>(t.numel()));
+    ops::download(exec_, t, values.data());
+    return values;
+  }
+
+ private:
+  std::unique_ptr<device::Runtime> runtime_;
+  device::Stream stream_;
+  ops::Exec exec_;
+  memory::MemoryPlan plan_;
+  BatchTensors tensors_;
+  memory::Arenas arenas_;
+};
+
+/// Two samples of four tokens, in segments of `bounds`.
+data::MicroBatch batch(int32_t first, const Row& bounds = {0, 4, 8}) {
+  data::MicroBatch b;
+  for (int32_t i = 0; i < 8; ++i) {
+    b.tokens.push_back(first + i);
+    b.targets.push_back(first + i + 1);
+  }
+  b.bounds = bounds;
+  return b;
+}
+
+constexpr BatchShape plain{.microbatches = 3, .sequences = 2, .length = 4};
+
+}  // namespace
+
+TEST_CASE("every microbatch of a step arrives with its step", "[batch]") {
+  for (const bool on_device : {false, true}) {
+    CAPTURE(on_device);
+    Bench bench(plain, on_device);
+    for (int64_t step = 1; step <= 3; ++step) {
+      for (int32_t m = 0; m < 3; ++m)
+        bench->fill(m, batch(static_cast<int32_t>(step) * 100 + m * 10), 8 + 2 * m);
+      bench->commit(step, 24);
+      for (int32_t m = 0; m < 3; ++m) {
+        const model::MicroBatch& mb = bench->microbatch(m);
+        const data::MicroBatch expected = batch(static_cast<int32_t>(step) * 100 + m * 10);
+        CHECK(bench.read(mb.ids) == expected.tokens);
+        CHECK(bench.read(mb.target) == expected.targets);
+        CHECK(bench.read(mb.positions) == Row{0, 1, 2, 3, 0, 1, 2, 3});
+        CHECK(bench.read(mb.cu_seqlens) == Row{0, 4, 8});
+        CHECK(mb.lengths.equal);
+        CHECK(mb.first_row == 32 + 8 * m);
+        CHECK(bench.read<int64_t>(mb.step) == std::vector<int64_t>{step});
+        CHECK(bench.read<float>(mb.weight) == std::vector<float>(8, -1.0f / 24));
+      }
+    }
+  }
+}
+
+TEST_CASE("weights follow the number of tokens with a loss, and stay where nothing is trained", "[batch]") {
+  for (const bool on_device : {false, true}) {
+    CAPTURE(on_device);
+    Bench bench(plain, on_device);
+    const auto weights_after = [&](int64_t loss_tokens) {
+      bench->fill(0, batch(1), 0);
+      bench->commit(1, loss_tokens);
+      return bench.read<float>(bench->microbatch(2).weight);
+    };
+    for (const int64_t n : {24, 24, 20, 7, 24}) {
+      CAPTURE(n);
+      CHECK(weights_after(n) == std::vector<float>(8, static_cast<float>(-1.0 / static_cast<double>(n))));
+      CHECK(weights_after(0) == std::vector<float>(8, static_cast<float>(-1.0 / static_cast<double>(n))));
+    }
+  }
+}
+
+TEST_CASE("a commit copies the microbatches that were filled, and no others", "[batch][sim]") {
+  Bench bench(plain, true);
+  for (int32_t m = 0; m < 3; ++m) bench->fill(m, batch(10 * m), 0);
+  bench->commit(1, 24);
+  // As an evaluation does: the other pinned block holds nothing of the microbatches 1 and 2.
+  bench->fill(0, batch(500), 0);
+  bench->commit(0, 0);
+  CHECK(bench.read(bench->microbatch(0).ids) == batch(500).tokens);
+  CHECK(bench.read(bench->microbatch(1).ids) == batch(10).tokens);
+  CHECK(bench.read(bench->microbatch(2).target) == batch(20).targets);
+}
+
+TEST_CASE("positions and bounds of each microbatch, in a planned room", "[batch]") {
+  for (const bool on_device : {false, true}) {
+    CAPTURE(on_device);
+    BatchShape shape = plain;
+    shape.positions = shape.bounds = true;
+    Bench bench(shape, on_device);
+    const Row all{0, 1, 2, 3, 4, 5, 6, 7, 8}, some{0, 1, 4, 6, 7, 8}, none{0, 4, 8};
+    const Row positions{0, 0, 1, 2, 0, 1, 0, 0};
+    for (int64_t step = 1; step <= 2; ++step) {
+      int64_t m = 0;
+      for (const Row& bounds : {all, some, none}) {
+        data::MicroBatch b = batch(static_cast<int32_t>(10 * m), bounds);
+        b.positions = positions;
+        b.positions[7] = static_cast<int32_t>(m);
+        bench->fill(m++, b, 0);
+      }
+      bench->commit(step, 24);
+      CHECK(bench.read(bench->microbatch(0).cu_seqlens) == all);
+      // Empty sequences up to a power of two, and twice the samples at least.
+      CHECK(bench.read(bench->microbatch(1).cu_seqlens) == Row{0, 1, 4, 6, 7, 8, 8, 8, 8});
+      CHECK(bench.read(bench->microbatch(2).cu_seqlens) == Row{0, 4, 8, 8, 8});
+      for (m = 0; m < 3; ++m) {
+        CHECK_FALSE(bench->microbatch(m).lengths.equal);
+        CHECK(bench->microbatch(m).lengths.longest == 4);
+        CHECK(bench.read(bench->microbatch(m).positions)[7] == m);
+        CHECK(bench.read(bench->microbatch(m).ids) == batch(static_cast<int32_t>(10 * m)).tokens);
+      }
+    }
+  }
+}
+
+TEST_CASE("the counts of a batch", "[batch]") {
+  data::MicroBatch b = batch(1, {0, 1, 4, 8});
+  b.targets[0] = b.targets[3] = -1;
+  const BatchCounts c = count(b, 0), twice = c + c;
+  CHECK(c.tokens == 8);
+  CHECK(c.loss_tokens == 6);
+  CHECK(c.pairs == 1 + (1 + 2 + 3) + (1 + 2 + 3 + 4));
+  CHECK(count(b, 2).pairs == 1 + (1 + 2 + 2) + (1 + 2 + 2 + 2));
+  CHECK(twice.tokens == 16);
+  CHECK(twice.loss_tokens == 12);
+  CHECK(twice.pairs == 2 * c.pairs);
+}
