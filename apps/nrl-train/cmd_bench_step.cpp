@@ -120,7 +120,8 @@ int measure(comm::World& world, const BenchArgs& args, double start) {
         fmt::format("pretrain.max_num_steps={}", steps), std::string("pretrain.max_num_epochs=null"),
         std::string("pretrain.val_period=0"), std::string("pretrain.val_at_start=false"),
         std::string("pretrain.val_at_end=false"), std::string("logger.progress=plain"),
-        std::string("logger.sample_period=0")})
+        std::string("logger.sample_period=0"), std::string("data.reset_position_ids=false"),
+        std::string("data.reset_attention_mask=false"), std::string("data.eod_mask_loss=false")})
     overrides.push_back(ours);
   if (args.device != "auto") overrides.push_back("device=" + args.device);
   // The tokens first: the checks of the configuration look for them.

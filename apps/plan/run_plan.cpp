@@ -96,19 +96,22 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
   p.chunk_table = update_chunks(p);
   p.chunks = p.memory.add("update chunks", Category::data, static_cast<int64_t>(p.chunk_table.size()) * 8);
-  p.tensors = std::make_unique<BatchTensors>(
-      p.memory,
-      BatchShape{.microbatches = batch.accumulation, .sequences = batch.micro, .length = p.sequence_length});
+  p.tensors =
+      std::make_unique<BatchTensors>(p.memory, BatchShape{.microbatches = batch.accumulation,
+                                                          .sequences = batch.micro,
+                                                          .length = p.sequence_length,
+                                                          .positions = config.data.reset_position_ids,
+                                                          .bounds = config.data.reset_attention_mask});
   const model::DecoderOptions options{
-      batch.micro * p.sequence_length,
-      p.sequence_length,
-      p.recipe,
-      model::recompute_modules(p.recompute_modules),
-      p.threads,
-      static_cast<uint64_t>(config.pretrain.seed),
-      device,
-      ops::sum_of_squares_workspace(total),
-      pipeline::make_schedule({.microbatches = static_cast<int>(batch.accumulation)}, 0)};
+      .tokens = batch.micro * p.sequence_length,
+      .max_sequence = p.sequence_length,
+      .recipe = p.recipe,
+      .recompute = model::recompute_modules(p.recompute_modules),
+      .threads = p.threads,
+      .seed = static_cast<uint64_t>(config.pretrain.seed),
+      .device = device,
+      .optimizer_workspace = ops::sum_of_squares_workspace(total),
+      .training = pipeline::make_schedule({.microbatches = static_cast<int>(batch.accumulation)}, 0)};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   p.memory.solve();
   return plan;

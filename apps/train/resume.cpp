@@ -35,6 +35,9 @@ constexpr std::string_view free_settings[] = {"policy.train_global_batch_size",
                                               "pretrain.max_num_steps",
                                               "pretrain.max_num_epochs",
                                               "pretrain.seed",
+                                              "data.reset_position_ids",
+                                              "data.reset_attention_mask",
+                                              "data.eod_mask_loss",
                                               "distributed.grad_reduce_dtype",
                                               "kernels.tf32"};
 

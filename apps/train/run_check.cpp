@@ -2,6 +2,7 @@
 
 #include "apps/data/manifest.h"
 #include "apps/plan/memory_check.h"
+#include "apps/train/document_rules.h"
 #include "apps/train/model_source.h"
 #include "apps/train/session.h"
 #include "core/base/text.h"
@@ -96,6 +97,23 @@ void check_against_model(const ConfigResult& result, const model::ModelSpec& spe
   }
 }
 
+// The end token of documents that are kept apart.
+void check_documents(const ConfigResult& result, Diagnostics& out) {
+  const DataConfig& c = result.config.data;
+  const char* key = c.reset_attention_mask ? "data.reset_attention_mask"
+                    : c.reset_position_ids ? "data.reset_position_ids"
+                                           : "data.eod_mask_loss";
+  for (const char* needed : {"data.train.data_path", "data.validation.data_path", "policy.tokenizer.name"})
+    if (!result.sound(needed)) return;
+  try {
+    document_rules(result.config);
+  } catch (const Error& e) {
+    Diagnostic d = diagnose(result, key, e.what());
+    d.exit = e.code();
+    out.push_back(std::move(d));
+  }
+}
+
 // Only for a configuration without problems: the plan is made.
 void check_memory(const ConfigResult& result, const model::ModelSpec& spec, const RunSetting& setting,
                   Diagnostics& out) {
@@ -133,6 +151,7 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   result.add(model.problems);
   Diagnostics found;
   if (setting.files) check_files(result, found);
+  check_documents(result, found);
   result.add(found);
   if (!model.spec) return;
   found.clear();

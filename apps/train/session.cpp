@@ -11,6 +11,7 @@
 
 #include "apps/data/manifest.h"
 #include "apps/plan/memory_check.h"
+#include "apps/train/document_rules.h"
 #include "apps/train/model_source.h"
 #include "apps/train/run_check.h"
 #include "core/base/log.h"
@@ -111,6 +112,7 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
   o.samples = samples;
   o.seed = static_cast<uint32_t>(config.data.seed.value_or(config.pretrain.seed));
   o.vocab_size = vocab_size;
+  o.documents = document_rules(config);
   return o;
 }
 
@@ -315,7 +317,7 @@ void Session::open_device() {
 std::string Session::describe_attention() {
   const plan::RunPlan& p = *plan_;
   const model::ModelSpec& m = p.spec;
-  const model::MicroBatch& mb = p.tensors->microbatch(0);
+  const model::MicroBatch& mb = p.tensors->microbatches().front();
   std::string text;
   for (const auto direction : {ops::attention::Direction::forward, ops::attention::Direction::backward}) {
     const auto problem = ops::attention::training_problem(

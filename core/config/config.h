@@ -143,6 +143,7 @@ struct DataConfig {
   int64_t num_workers = 1;
   int64_t prefetch_batches = 2;
   bool pin_memory = false;
+  bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
   bool operator==(const DataConfig&) const = default;
 };
 

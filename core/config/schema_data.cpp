@@ -35,9 +35,14 @@ void add_data_keys(Table& t) {
   NRL_KEY(t, data.num_workers).at_least(0).at_most(256).help("Threads that read ahead; 0: read when needed.");
   NRL_KEY(t, data.prefetch_batches).at_least(1).at_most(1024).help("Batches read ahead.");
   NRL_KEY(t, data.pin_memory).not_built().help("Page-locked host buffers (GPU only).");
-  t.planned("data.reset_position_ids", Kind::boolean, "false").help("Positions restart at every document.");
-  t.planned("data.reset_attention_mask", Kind::boolean, "false").help("No attention across documents.");
-  t.planned("data.eod_mask_loss", Kind::boolean, "false").help("No loss at the end of a document.");
+  NRL_KEY(t, data.reset_position_ids)
+      .help(
+          "Positions restart behind the end token of every document of a sample (docs/data.md), as in "
+          "Megatron-LM.");
+  NRL_KEY(t, data.reset_attention_mask)
+      .help("A token sees its own document only; the end token belongs to the document before it.");
+  NRL_KEY(t, data.eod_mask_loss)
+      .help("No loss where the input is an end token, which would predict how the next document begins.");
 }
 
 void add_other_algorithms(Table& t) {

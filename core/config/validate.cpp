@@ -185,6 +185,13 @@ void check_device(Checker& c, const Config& config) {
 
 void check_rest(Checker& c, const Config& config) {
   check_device(c, config);
+  if (config.policy.cuda_graph && config.data.reset_attention_mask && c.sound({"policy.cuda_graph"}))
+    c.error("data.reset_attention_mask",
+            "data.reset_attention_mask: true changes the number of sequences from step to step, and a CUDA "
+            "graph launches attention for the same number always",
+            "",
+            {fmt::format("set it to false, or policy.cuda_graph, at {}, to false",
+                         c.where("policy.cuda_graph"))});
   const RecomputeConfig& r = config.policy.recompute;
   if (r.granularity == RecomputeGranularity::none && !r.modules.is_auto() && !r.modules.value().empty() &&
       c.sound({"policy.recompute.granularity"}))

@@ -28,10 +28,11 @@ in_directory() {
   echo "checkpointing.checkpoint_dir=$1 logger.log_dir=$1/logs"
 }
 
-# prepare_reference EVALUATION_BATCHES: what the reference starts from: token files, initial weights, samples.
+# prepare_reference EVALUATION_BATCHES [END]: what the reference starts from: token files, whose documents END ends,
+# initial weights, samples.
 prepare_reference() {
-  "$reference" data a 61 60 1
-  "$reference" data b 61 45 5
+  "$reference" data a 61 60 1 "${@:2}"
+  "$reference" data b 61 45 5 "${@:2}"
   # shellcheck disable=SC2046
   expect 0 run 1 c.yaml $(in_directory start) pretrain.max_num_steps=0
   expect 0 run 1 data show c.yaml --steps 1:21 --json
@@ -132,6 +133,28 @@ case $case_name in
     train 2 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim
     grep -q 'resume .*step-7' out.txt || fail "the run did not resume from step 7: $(cat out.txt)"
     compare run
+    ;;
+  # Documents that do not see each other, with positions of their own and no loss at their ends; the end token is that of
+  # the byte tokenizer. A window shorter than some documents; two ranks, whose numbers of tokens with a loss differ.
+  oracle_documents)
+    settings "model_type: mistral, vocab_size: 257, hidden_size: 20, intermediate_size: 28, num_hidden_layers: 2,
+      num_attention_heads: 4, num_key_value_heads: 2, head_dim: 6, sliding_window: 7, max_position_embeddings: 64, initializer_range: 0.1" \
+      "lr: 8.0e-3, weight_decay: 0.4, betas: [0.8, 0.95], eps: 1.0e-5" "lr_decay_style: linear, lr_warmup_iters: 3" \
+      "train: {data_path: [a, b]}, split: [8, 2, 0], reset_position_ids: true, reset_attention_mask: true,
+      eod_mask_loss: true" "val_period: 7, val_batches: 2" $'tokenizer: {name: bytes}\n  max_grad_norm: 1.2'
+    prepare_reference 2 256
+    train 2 run policy.train_micro_batch_size=2
+    compare run
+    # Learned positions, and each of the three keys alone.
+    settings "${gpt2/: 61/: 257}" "lr: 1.0e-2, weight_decay: 0.5, betas: [0.8, 0.97], eps: 2.0e-3" "lr_decay_style: constant" \
+      "train: {data_path: a}, split: [8, 2, 0]" "val_at_end: true, val_batches: 1" $'tokenizer: {name: bytes}\n  max_grad_norm: null'
+    for key in reset_position_ids reset_attention_mask eod_mask_loss; do
+      sed -i "s/^data: {.*train:/data: {$key: true, train:/" c.yaml
+      rm -r start run
+      prepare_reference 1 256
+      train 1 run policy.train_micro_batch_size=4
+      compare run
+    done
     ;;
   # bf16 weights and activations with f32 master weights.
   oracle_bf16)

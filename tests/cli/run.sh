@@ -208,6 +208,34 @@ case $case_name in
       same eager-$model/logs/metrics.jsonl graph-$model/logs/metrics.jsonl 0
     done
     ;;
+  # Documents kept apart: as on the CPU, on any number of ranks, and as a graph where the launches do not change.
+  sim_documents)
+    for i in {1..300}; do echo "{\"text\": \"$((i * i)) is the square of $i$(printf '%*s' $((i % 13)) '')\"}"; done >lines.jsonl
+    expect 0 run 1 prepare --input lines.jsonl --tokenizer bytes --output corpus
+    apart=(data.reset_position_ids=true data.reset_attention_mask=true data.eod_mask_loss=true)
+    for precision in float32 bfloat16; do
+      tolerance=2e-4
+      [[ $precision == float32 ]] || tolerance=2e-2
+      config cpu-$precision
+      config sim-$precision
+      expect 0 run 1 cpu-$precision.yaml device=cpu policy.precision=$precision "${short[@]}" "${apart[@]}"
+      expect 0 run 1 sim-$precision.yaml device=cuda policy.precision=$precision "${short[@]}" "${apart[@]}"
+      same cpu-$precision/logs/metrics.jsonl sim-$precision/logs/metrics.jsonl $tolerance
+    done
+    config two
+    expect 0 run 2 two.yaml device=cuda policy.precision=float32 "${short[@]}" "${apart[@]}" policy.train_micro_batch_size=1
+    same sim-float32/logs/metrics.jsonl two/logs/metrics.jsonl 1e-4
+    config together
+    expect 0 run 1 together.yaml device=cuda policy.precision=float32 "${short[@]}"
+    (same sim-float32/logs/metrics.jsonl together/logs/metrics.jsonl 1e-3) 2>err.txt && fail "the keys change nothing"
+    config eager
+    config graph
+    expect 0 run 1 eager.yaml device=cuda "${short[@]}" "${apart[@]::1}" "${apart[@]:2}"
+    expect 0 run 1 graph.yaml device=cuda policy.cuda_graph=true "${short[@]}" "${apart[@]::1}" "${apart[@]:2}"
+    same eager/logs/metrics.jsonl graph/logs/metrics.jsonl 0
+    expect 78 run 1 graph.yaml device=cuda policy.cuda_graph=true "${apart[@]}"
+    grep -q 'data.reset_attention_mask: true changes the number of sequences' err.txt || fail "no reason: $(cat err.txt)"
+    ;;
   sim_resume)
     corpus
     config whole

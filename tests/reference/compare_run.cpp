@@ -49,10 +49,10 @@ class RunComparison {
         trainer_(model_, run_, start_),
         samples_(make_samples(run_.train, 0, run_.steps * run_.batch)) {
     if (files.bf16) trainer_.set_rounding(round_to_bf16);
-    compare_samples(files.samples, samples_);
+    compare_samples(files.samples, run_.train, samples_);
     if (run_.validation_samples == 0) return;
     validation_ = make_samples(run_.validation, run_.validation_part, run_.validation_samples);
-    compare_samples(files.validation, validation_);
+    compare_samples(files.validation, run_.validation, validation_);
   }
 
   int compare() {
@@ -70,7 +70,8 @@ class RunComparison {
 
  private:
   // `data show` against the samples in our own order.
-  void compare_samples(const std::string& path, const std::vector<Tokens>& samples) {
+  void compare_samples(const std::string& path, const DataSettings& data,
+                       const std::vector<Tokens>& samples) {
     const std::vector<nrl::JsonValue> rows = read_lines(path);
     c_.require_equal(path + ": samples", rows.size(), samples.size());
     for (size_t i = 0; i < std::min(rows.size(), samples.size()); ++i) {
@@ -79,10 +80,34 @@ class RunComparison {
       for (const nrl::JsonValue& token : rows[i].at("tokens").items())
         tokens.push_back(static_cast<int32_t>(token.as_int()));
       c_.require(tokens == samples[i], where + ": other tokens");
+      compare_documents(where, rows[i], data, make_inputs(data, samples[i]));
       const auto number = static_cast<int64_t>(i);
       c_.require_equal(where + ": sample", rows[i].get_int("sample"), number);
       c_.require_equal(where + ": step", rows[i].get_int("step"), number / run_.batch + 1);
     }
+  }
+
+  // The lists of a sample whose documents are kept apart.
+  void compare_documents(const std::string& where, const nrl::JsonValue& row, const DataSettings& data,
+                         const Inputs& in) {
+    std::vector<size_t> segments, no_loss;
+    for (size_t t = 0; t < in.tokens.size(); ++t) {
+      if (in.layout.first[t] == t) segments.push_back(t);
+      if (in.targets[t] < 0) no_loss.push_back(t);
+    }
+    const auto compare = [&](const std::string& name, bool wanted, const std::vector<size_t>& expected) {
+      c_.require_equal(where + ": has " + name, row.contains(name), wanted);
+      if (!wanted || !row.contains(name)) return;
+      std::vector<size_t> found;
+      for (const nrl::JsonValue& value : row.at(name).items())
+        found.push_back(static_cast<size_t>(value.as_int()));
+      c_.require(found == expected, where + ": other " + name);
+    };
+    compare("positions", data.reset_position_ids, in.layout.positions);
+    compare("segments", data.reset_attention_mask, segments);
+    compare("no_loss", data.eod_mask_loss, no_loss);
+    cut_ += segments.size() > 1;
+    masked_ += !no_loss.empty();
   }
 
   void compare_step(const nrl::JsonValue& row) {
@@ -113,7 +138,8 @@ class RunComparison {
   void compare_evaluation(const nrl::JsonValue& row) {
     const Tensors& weights = trainer_.weights();
     const double found = row.get_double("val_loss"),
-                 expected = mean_loss(model_, files_.bf16 ? rounded(weights) : weights, validation_);
+                 expected = mean_loss(model_, files_.bf16 ? rounded(weights) : weights, run_.validation,
+                                      validation_);
     std::printf("%4ld  evaluation: %.9f  %.9f  %9.2e\n", static_cast<long>(step_), found, expected,
                 relative(found, expected));
     const std::string where = "step " + std::to_string(step_);
@@ -128,6 +154,8 @@ class RunComparison {
     c_.require(validation_.empty() || evaluations_ > 0, "the run was not evaluated");
     c_.require(run_.max_grad_norm == 0 || some(clipped_),
                "a comparison needs steps that clip and steps that do not");
+    c_.require(!run_.train.reset_attention_mask || cut_ > 0, "no sample holds two documents");
+    c_.require(!run_.train.eod_mask_loss || masked_ > 0, "every token has a loss");
     c_.require(files_.poison < 0 || some(skipped_),
                "a comparison needs steps that are skipped and steps that are not");
   }
@@ -172,6 +200,7 @@ class RunComparison {
   std::vector<Tokens> validation_;
   Comparison c_;
   int64_t step_ = 0, skipped_ = 0, clipped_ = 0, evaluations_ = 0, best_step_ = 0;
+  int64_t cut_ = 0, masked_ = 0;  // samples in segments, and with tokens without a loss
   double best_loss_ = 0;
 };
 

@@ -179,13 +179,30 @@ std::vector<Tokens> read_token_file(const std::string& prefix) {
   return all;
 }
 
-void write_token_file(const std::string& prefix, int32_t vocab_size, int documents, uint32_t seed) {
+// Every token's distance from every end token before it decides, as in a mask of T x T.
+Inputs make_inputs(const DataSettings& data, const Tokens& sample) {
+  Inputs in{Tokens(sample.begin(), sample.end() - 1), Tokens(sample.begin() + 1, sample.end()), {}};
+  const auto ends = [&](size_t t) { return in.tokens[t] == data.end_token; };
+  for (size_t t = 0; t < in.tokens.size(); ++t) {
+    size_t begin = 0;  // of the document of token t
+    for (size_t s = 0; s < t; ++s)
+      if (ends(s)) begin = s + 1;
+    in.layout.positions.push_back(data.reset_position_ids ? t - begin : t);
+    in.layout.first.push_back(data.reset_attention_mask ? begin : 0);
+    if (data.eod_mask_loss && ends(t)) in.targets[t] = -1;
+  }
+  return in;
+}
+
+void write_token_file(const std::string& prefix, int32_t vocab_size, int documents, uint32_t seed,
+                      int32_t end_token) {
   std::mt19937 random(seed);
   std::string lengths, offsets, tokens, ends;
   append_integer(ends, 0, 8);
   for (int d = 1; d <= documents; ++d) {
-    const uint32_t length = 3 + static_cast<uint32_t>(random()) % 40;
-    append_integer(lengths, length, 4);
+    uint32_t length = 3 + static_cast<uint32_t>(random()) % 40;
+    if (end_token >= 0 && d % 7 == 0) length = 0;
+    append_integer(lengths, length + (end_token >= 0 ? 1 : 0), 4);
     append_integer(offsets, tokens.size(), 8);
     append_integer(ends, static_cast<uint64_t>(d), 8);
     auto token = static_cast<uint32_t>(random());
@@ -193,6 +210,7 @@ void write_token_file(const std::string& prefix, int32_t vocab_size, int documen
       token = (5 * token + 3 + static_cast<uint32_t>(random()) % 4) % static_cast<uint32_t>(vocab_size);
       append_integer(tokens, token, 2);
     }
+    if (end_token >= 0) append_integer(tokens, static_cast<uint64_t>(end_token), 2);
   }
   std::string index("MMIDIDX\0\0", 9);
   append_integer(index, 1, 8);

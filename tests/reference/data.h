@@ -14,8 +14,10 @@ namespace reference {
 /// The documents of PREFIX.bin and PREFIX.idx.
 std::vector<Tokens> read_token_file(const std::string& prefix);
 
-/// Writes a token file of documents that are partly predictable and of many lengths.
-void write_token_file(const std::string& prefix, int32_t vocab_size, int documents, uint32_t seed);
+/// Writes a token file of documents that are partly predictable and of many lengths. With `end_token` that
+/// token ends every document, and every seventh one has no other.
+void write_token_file(const std::string& prefix, int32_t vocab_size, int documents, uint32_t seed,
+                      int32_t end_token = -1);
 
 struct DataSettings {
   std::vector<std::string> paths;
@@ -23,7 +25,17 @@ struct DataSettings {
   std::array<double, 3> split = {1, 0, 0};  ///< shares for training, validation and test
   int64_t sequence_length = 0;
   uint32_t seed = 0;
+  bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
+  int32_t end_token = -1;  ///< ends a document
 };
+
+/// Inputs, targets (negative: no loss) and layout of a sample of sequence_length + 1 tokens, as Megatron-LM's
+/// get_ltor_masks_and_position_ids makes them.
+struct Inputs {
+  Tokens tokens, targets;
+  Layout layout;
+};
+Inputs make_inputs(const DataSettings& data, const Tokens& sample);
 
 /// Samples of one pass over a part of the data (0 training, 1 validation).
 int64_t epoch_samples(const DataSettings& data, int part);

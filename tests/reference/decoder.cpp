@@ -82,21 +82,23 @@ Tensor reshaped(Tensor t, size_t columns) {
 
 // Rotates the pairs (i, i + rotary_dim / 2) of every head by the angles of its position; `direction` -1 is
 // the transpose, for the backward pass.
-void rotate(Tensor& x, const Tensor& table, size_t head_dim, double direction) {
+void rotate(Tensor& x, const Tensor& table, const std::vector<size_t>& positions, size_t head_dim,
+            double direction) {
   const size_t half = table.columns / 2;
   for (size_t t = 0; t < x.rows; ++t)
     for (size_t head = 0; head < x.columns; head += head_dim)
       for (size_t i = 0; i < half; ++i) {
         double &a = x(t, head + i), &b = x(t, head + half + i);
-        const double c = table(t, i), s = direction * table(t, half + i), a0 = a;
+        const size_t at = positions[t];
+        const double c = table(at, i), s = direction * table(at, half + i), a0 = a;
         a = a0 * c - b * s;
         b = b * c + a0 * s;
       }
 }
 
 // First token that token t sees.
-size_t first_visible(const Config& c, size_t t) {
-  return c.window > 0 && t + 1 > c.window ? t + 1 - c.window : 0;
+size_t first_visible(const Config& c, const Layout& layout, size_t t) {
+  return std::max(layout.first[t], c.window > 0 && t + 1 > c.window ? t + 1 - c.window : 0);
 }
 
 struct Attention {
@@ -105,7 +107,8 @@ struct Attention {
   Tensor out;  // (tokens, heads * head_dim)
 };
 
-Attention attention(const Config& c, const Tensor& q, const Tensor& k, const Tensor& v) {
+Attention attention(const Config& c, const Layout& layout, const Tensor& q, const Tensor& k,
+                    const Tensor& v) {
   const size_t n = q.rows, d = c.head_dim, group = c.heads / c.kv_heads;
   Attention a{std::vector<Tensor>(c.heads, Tensor(n, n)), zeros_like(q)};
   const double scale = 1 / std::sqrt(static_cast<double>(d));
@@ -114,12 +117,12 @@ Attention attention(const Config& c, const Tensor& q, const Tensor& k, const Ten
     Tensor& p = a.p[h];
     for (size_t t = 0; t < n; ++t) {
       double largest = -INFINITY, sum = 0;
-      for (size_t s = first_visible(c, t); s <= t; ++s) {
+      for (size_t s = first_visible(c, layout, t); s <= t; ++s) {
         for (size_t i = 0; i < d; ++i) p(t, s) += scale * q(t, q0 + i) * k(s, k0 + i);
         largest = std::max(largest, p(t, s));
       }
-      for (size_t s = first_visible(c, t); s <= t; ++s) sum += p(t, s) = std::exp(p(t, s) - largest);
-      for (size_t s = first_visible(c, t); s <= t; ++s) {
+      for (size_t s = first_visible(c, layout, t); s <= t; ++s) sum += p(t, s) = std::exp(p(t, s) - largest);
+      for (size_t s = first_visible(c, layout, t); s <= t; ++s) {
         p(t, s) /= sum;
         for (size_t i = 0; i < d; ++i) a.out(t, q0 + i) += p(t, s) * v(s, k0 + i);
       }
@@ -129,8 +132,9 @@ Attention attention(const Config& c, const Tensor& q, const Tensor& k, const Ten
 }
 
 // Softmax: dscore = p * (dp - sum(p * dp)).
-void attention_backward(const Config& c, const Tensor& dout, const Attention& a, const Tensor& q,
-                        const Tensor& k, const Tensor& v, Tensor& dq, Tensor& dk, Tensor& dv) {
+void attention_backward(const Config& c, const Layout& layout, const Tensor& dout, const Attention& a,
+                        const Tensor& q, const Tensor& k, const Tensor& v, Tensor& dq, Tensor& dk,
+                        Tensor& dv) {
   const size_t n = q.rows, d = c.head_dim, group = c.heads / c.kv_heads;
   const double scale = 1 / std::sqrt(static_cast<double>(d));
   for (size_t h = 0; h < c.heads; ++h) {
@@ -139,14 +143,14 @@ void attention_backward(const Config& c, const Tensor& dout, const Attention& a,
     for (size_t t = 0; t < n; ++t) {
       std::vector<double> dp(n, 0.0);
       double dot = 0;
-      for (size_t s = first_visible(c, t); s <= t; ++s) {
+      for (size_t s = first_visible(c, layout, t); s <= t; ++s) {
         for (size_t i = 0; i < d; ++i) {
           dp[s] += dout(t, q0 + i) * v(s, k0 + i);
           dv(s, k0 + i) += p(t, s) * dout(t, q0 + i);
         }
         dot += p(t, s) * dp[s];
       }
-      for (size_t s = first_visible(c, t); s <= t; ++s) {
+      for (size_t s = first_visible(c, layout, t); s <= t; ++s) {
         const double dscore = p(t, s) * (dp[s] - dot) * scale;
         for (size_t i = 0; i < d; ++i) {
           dq(t, q0 + i) += dscore * k(s, k0 + i);
@@ -169,8 +173,12 @@ struct Layer {
 
 class Decoder {
  public:
-  Decoder(const Config& config, const Tensors& weights, const Tokens& tokens, size_t rope_length)
-      : c_(config), w_(weights), tokens_(tokens) {
+  Decoder(const Config& config, const Tensors& weights, const Tokens& tokens, size_t rope_length,
+          const Layout& layout = {})
+      : c_(config), w_(weights), tokens_(tokens), layout_(layout) {
+    if (layout.positions.empty())
+      for (size_t t = 0; t < tokens.size(); ++t) layout_.positions.push_back(t);
+    if (layout.first.empty()) layout_.first.assign(tokens.size(), 0);
     if (!c_.gpt2()) rope_ = rope_table(c_.rope, tokens.size(), rope_length > 0 ? rope_length : tokens.size());
     forward();
   }
@@ -185,7 +193,7 @@ class Decoder {
     for (size_t t = 0; t < tokens_.size(); ++t)
       for (size_t i = 0; i < c_.hidden; ++i) {
         g.at("embedding.weight")(static_cast<size_t>(tokens_[t]), i) += dx(t, i);
-        if (c_.gpt2()) g.at("positions.weight")(t, i) += dx(t, i);
+        if (c_.gpt2()) g.at("positions.weight")(layout_.positions[t], i) += dx(t, i);
       }
   }
 
@@ -220,7 +228,7 @@ class Decoder {
     for (size_t t = 0; t < x.rows; ++t)
       for (size_t i = 0; i < c_.hidden; ++i) {
         x(t, i) = w_.at("embedding.weight")(static_cast<size_t>(tokens_[t]), i);
-        if (c_.gpt2()) x(t, i) += w_.at("positions.weight")(t, i);
+        if (c_.gpt2()) x(t, i) += w_.at("positions.weight")(layout_.positions[t], i);
       }
     for (size_t i = 0; i < c_.layers; ++i) layer_forward(i, x);
     final_norm_ = norm("final_norm", x, c_.gpt2());
@@ -242,10 +250,10 @@ class Decoder {
       l.k = reshaped(l.k_norm.y, l.k.columns);
     }
     if (!c_.gpt2()) {
-      rotate(l.q, rope_, c_.head_dim, 1);
-      rotate(l.k, rope_, c_.head_dim, 1);
+      rotate(l.q, rope_, layout_.positions, c_.head_dim, 1);
+      rotate(l.k, rope_, layout_.positions, c_.head_dim, 1);
     }
-    l.attention = attention(c_, l.q, l.k, l.v);
+    l.attention = attention(c_, layout_, l.q, l.k, l.v);
     add(x, linear(at + "o", l.attention.out));
 
     l.norm2 = norm(at + "mlp_norm", x, c_.gpt2());
@@ -282,10 +290,10 @@ class Decoder {
 
     const Tensor dattention = linear_backward(at + "o", dx, l.attention.out);
     Tensor dq = zeros_like(l.q), dk = zeros_like(l.k), dv = zeros_like(l.v);
-    attention_backward(c_, dattention, l.attention, l.q, l.k, l.v, dq, dk, dv);
+    attention_backward(c_, layout_, dattention, l.attention, l.q, l.k, l.v, dq, dk, dv);
     if (!c_.gpt2()) {
-      rotate(dq, rope_, c_.head_dim, -1);
-      rotate(dk, rope_, c_.head_dim, -1);
+      rotate(dq, rope_, layout_.positions, c_.head_dim, -1);
+      rotate(dk, rope_, layout_.positions, c_.head_dim, -1);
     }
     if (c_.qk_norm) {
       dq = reshaped(norm_backward(at + "q_norm", reshaped(dq, c_.head_dim), l.q_norm, false), dq.columns);
@@ -301,6 +309,7 @@ class Decoder {
   const Config& c_;
   const Tensors& w_;
   const Tokens& tokens_;
+  Layout layout_;
   Tensors* g_ = nullptr;
   Tensor rope_;
   std::vector<Layer> layers_;
@@ -324,8 +333,9 @@ Tensor logits(const Config& config, const Tensors& weights, const Tokens& tokens
   return Decoder(config, weights, tokens, rope_length).logits();
 }
 
-double loss(const Config& config, const Tensors& weights, const Tokens& tokens, const Tokens& targets) {
-  const Tensor y = logits(config, weights, tokens);
+double loss(const Config& config, const Tensors& weights, const Tokens& tokens, const Tokens& targets,
+            const Layout& layout) {
+  const Tensor y = Decoder(config, weights, tokens, 0, layout).logits();
   std::vector<double> p;
   double sum = 0;
   for (size_t t = 0; t < y.rows; ++t)
@@ -335,8 +345,8 @@ double loss(const Config& config, const Tensors& weights, const Tokens& tokens, 
 
 // d(-log p[target]) / dlogits = p - onehot(target).
 double loss_and_gradient(const Config& config, const Tensors& weights, const Tokens& tokens,
-                         const Tokens& targets, double scale, Tensors& gradients) {
-  Decoder decoder(config, weights, tokens, 0);
+                         const Tokens& targets, double scale, Tensors& gradients, const Layout& layout) {
+  Decoder decoder(config, weights, tokens, 0, layout);
   Tensor dlogits = zeros_like(decoder.logits());
   std::vector<double> p;
   double sum = 0;

@@ -59,16 +59,23 @@ Tensors read_weights(const Config& config, const std::string& directory);
 /// matrices are (out, in) and any tensor may be stored in flat pieces NAME@OFFSET.
 Tensors read_optimizer_state(const Config& config, const std::string& directory, const std::string& kind);
 
+/// Where the tokens of a sequence stand that holds several documents. Empty lists: one document.
+struct Layout {
+  std::vector<size_t> positions;  ///< of each token
+  std::vector<size_t> first;      ///< of each token: the first token that its document lets it see
+};
+
 /// Logits (tokens, vocab_size): row t predicts token t + 1. `rope_length` matters for rope type dynamic only:
 /// the length that the frequencies are stretched for (0: that of `tokens`).
 Tensor logits(const Config& config, const Tensors& weights, const Tokens& tokens, size_t rope_length = 0);
 
 /// Sum over t of -log p(targets[t] | tokens[0..t]); a negative target counts nothing.
-double loss(const Config& config, const Tensors& weights, const Tokens& tokens, const Tokens& targets);
+double loss(const Config& config, const Tensors& weights, const Tokens& tokens, const Tokens& targets,
+            const Layout& layout = {});
 
 /// The same, and adds `scale` times its gradient to `gradients`.
 double loss_and_gradient(const Config& config, const Tensors& weights, const Tokens& tokens,
-                         const Tokens& targets, double scale, Tensors& gradients);
+                         const Tokens& targets, double scale, Tensors& gradients, const Layout& layout = {});
 
 /// `prompt` followed by the `count` likeliest tokens, each chosen from the whole sequence before it; of equal
 /// logits the lower id.

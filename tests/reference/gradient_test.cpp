@@ -66,16 +66,20 @@ TEST_CASE("the backward pass agrees with finite differences", "[reference]") {
   const Tokens tokens{3, 7, 7, 0, 10, 1, 5}, targets{7, 7, 0, -1, 1, 5, 2};
   Tensors gradients = zeros_like(w);
   const double scale = 0.7;
-  REQUIRE(loss_and_gradient(c, w, tokens, targets, scale, gradients) == Approx(loss(c, w, tokens, targets)));
+  // One document; and three, with positions that begin again in the third one only.
+  const Layout layout =
+      GENERATE(values<Layout>({Layout{}, Layout{{0, 1, 2, 3, 0, 1, 2}, {0, 0, 2, 2, 4, 4, 4}}}));
+  REQUIRE(loss_and_gradient(c, w, tokens, targets, scale, gradients, layout) ==
+          Approx(loss(c, w, tokens, targets, layout)));
   for (auto& [tensor, t] : w) {
     double largest = 0;
     for (const double g : gradients.at(tensor).values) largest = std::max(largest, std::abs(g));
     for (size_t i = 0; i < t.size(); i += 1 + t.size() / 12) {
       const double h = 1e-5, at = t[i];
       t[i] = at + h;
-      const double above = loss(c, w, tokens, targets);
+      const double above = loss(c, w, tokens, targets, layout);
       t[i] = at - h;
-      const double below = loss(c, w, tokens, targets);
+      const double below = loss(c, w, tokens, targets, layout);
       t[i] = at;
       INFO(name << " " << tensor << "[" << i << "]");
       REQUIRE(gradients.at(tensor)[i] ==
@@ -93,4 +97,17 @@ TEST_CASE("greedy decoding takes the likeliest token each time", "[reference]") 
     const Tensor y = logits(c, w, Tokens(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(t)));
     for (size_t i = 0; i < c.vocab_size; ++i) REQUIRE(y(t - 1, static_cast<size_t>(text[t])) >= y(t - 1, i));
   }
+}
+
+TEST_CASE("documents that do not see each other have the loss that they have alone", "[reference]") {
+  const std::string name = GENERATE(as<std::string>{}, "gpt2", "llama", "mistral", "qwen2", "qwen3");
+  Config c = family(name);
+  c.rope.type = "default";
+  const Tensors w = random_weights(c);
+  const Tokens a{3, 7, 7, 0}, b{10, 1, 5}, targets_a{7, 7, 0, 2}, targets_b{1, 5, 2};
+  const Tokens both{3, 7, 7, 0, 10, 1, 5}, targets{7, 7, 0, 2, 1, 5, 2};
+  const double apart = loss(c, w, a, targets_a) + loss(c, w, b, targets_b);
+  REQUIRE(loss(c, w, both, targets, {{0, 1, 2, 3, 0, 1, 2}, {0, 0, 0, 0, 4, 4, 4}}) ==
+          Approx(apart).epsilon(1e-12));
+  REQUIRE(loss(c, w, both, targets) != Approx(apart).epsilon(1e-4));
 }

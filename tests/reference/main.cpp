@@ -25,7 +25,7 @@ const char* const usage =
     "reference_trainer greedy MODEL PROMPT COUNT     PROMPT and its likeliest continuation, in bytes as "
     "tokens\n"
     "reference_trainer initial MODEL OTHER     initial weights, and those of another seed\n"
-    "reference_trainer data PREFIX VOCAB DOCUMENTS SEED     writes a token file\n"
+    "reference_trainer data PREFIX VOCAB DOCUMENTS SEED [END]     writes a token file; END: ends documents\n"
     "reference_trainer poison MODEL TOKEN     makes the token's embedding overflow float\n";
 
 // Every token but the first of the stream is predicted once, from those before it in its window.
@@ -114,7 +114,7 @@ int run_command(const Args& args) {
   if (command == "poison") return poison_embedding(rest.at(0), std::stoi(rest.at(1)));
   if (command != "data") throw std::out_of_range(command);
   write_token_file(rest.at(0), std::stoi(rest.at(1)), std::stoi(rest.at(2)),
-                   static_cast<uint32_t>(std::stoul(rest.at(3))));
+                   static_cast<uint32_t>(std::stoul(rest.at(3))), rest.size() > 4 ? std::stoi(rest[4]) : -1);
   return 0;
 }
 

@@ -68,6 +68,11 @@ Run read_run(const std::string& path) {
   run.train.weights = list<double>(yaml, "data.train.weights");
   run.train.sequence_length = get<int64_t>(yaml, "policy.max_total_sequence_length", 1024);
   run.train.seed = static_cast<uint32_t>(get<int64_t>(yaml, "data.seed", run.seed));
+  run.train.reset_position_ids = get(yaml, "data.reset_position_ids", false);
+  run.train.reset_attention_mask = get(yaml, "data.reset_attention_mask", false);
+  run.train.eod_mask_loss = get(yaml, "data.eod_mask_loss", false);
+  // Of the tokenizers only that of bytes is known here.
+  if (get<std::string>(yaml, "policy.tokenizer.name", "") == "bytes") run.train.end_token = 256;
   const auto split = list<double>(yaml, "data.split");
   for (size_t i = 0; i < split.size(); ++i) run.train.split.at(i) = split[i];
   run.steps = get<int64_t>(yaml, "pretrain.max_num_steps", INT64_MAX);
@@ -124,13 +129,24 @@ double global_norm(const Tensors& tensors) {
   return std::sqrt(sum);
 }
 
-double mean_loss(const Config& config, const Tensors& weights, const std::vector<Tokens>& samples) {
-  double sum = 0, tokens = 0;
+namespace {
+// Tokens with a loss.
+double count_targets(const DataSettings& data, const std::vector<Tokens>& samples) {
+  double count = 0;
+  for (const Tokens& s : samples)
+    for (const int32_t target : make_inputs(data, s).targets) count += target >= 0;
+  return count;
+}
+}  // namespace
+
+double mean_loss(const Config& config, const Tensors& weights, const DataSettings& data,
+                 const std::vector<Tokens>& samples) {
+  double sum = 0;
   for (const Tokens& s : samples) {
-    sum += loss(config, weights, Tokens(s.begin(), s.end() - 1), Tokens(s.begin() + 1, s.end()));
-    tokens += static_cast<double>(s.size() - 1);
+    const Inputs in = make_inputs(data, s);
+    sum += loss(config, weights, in.tokens, in.targets, in.layout);
   }
-  return sum / tokens;
+  return sum / count_targets(data, samples);
 }
 
 Trainer::Trainer(const Config& config, const Run& run, Tensors weights)
@@ -145,14 +161,15 @@ Step Trainer::step(const std::vector<Tokens>& batch) {
   if (round_)
     for (auto& [name, t] : read)
       for (double& x : t.values) x = round_(x);
-  // The loss is the mean over all tokens of the batch, and the gradient is that of the mean.
-  const double tokens = static_cast<double>(batch.size()) * static_cast<double>(run_.train.sequence_length);
+  // The loss is the mean over all tokens of the batch that have one, and the gradient is that of the mean.
+  const double tokens = count_targets(run_.train, batch);
   Tensors gradients = zeros_like(weights_);
   Step result;
-  for (const Tokens& s : batch)
-    result.loss += loss_and_gradient(config_, read, Tokens(s.begin(), s.end() - 1),
-                                     Tokens(s.begin() + 1, s.end()), 1 / tokens, gradients) /
-                   tokens;
+  for (const Tokens& s : batch) {
+    const Inputs in = make_inputs(run_.train, s);
+    result.loss +=
+        loss_and_gradient(config_, read, in.tokens, in.targets, 1 / tokens, gradients, in.layout) / tokens;
+  }
   result.grad_norm = global_norm(gradients);
   result.lr = learning_rate(run_.schedule, ++steps_);
   // As in PyTorch's clip_grad_norm_: 1e-6 keeps the quotient finite.

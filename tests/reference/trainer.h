@@ -30,8 +30,9 @@ bool decays(const std::string& name);
 /// Square root of the sum of the squares of all elements.
 double global_norm(const Tensors& tensors);
 
-/// Mean of -log p over all tokens of the samples.
-double mean_loss(const Config& config, const Tensors& weights, const std::vector<Tokens>& samples);
+/// Mean of -log p over all tokens of the samples that have a loss.
+double mean_loss(const Config& config, const Tensors& weights, const DataSettings& data,
+                 const std::vector<Tokens>& samples);
 
 struct Step {
   double loss = 0, grad_norm = 0, lr = 0;

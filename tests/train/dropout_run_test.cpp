@@ -59,6 +59,24 @@ TEST_CASE("the size of the micro-batches changes no mask") {
   }
 }
 
+TEST_CASE("the size of the micro-batches changes no mask of documents kept apart") {
+  DropoutBench bench;
+  std::vector<int32_t> tokens = bench.random_tokens(2000, 3);
+  for (size_t i = 0; i < tokens.size(); i += 3) tokens[i] = 256;
+  bench.write_tokens("documents", tokens);
+  const auto losses = [&](const std::string& micro) {
+    return bench.losses("all", {"policy.train_micro_batch_size=" + micro, "policy.tokenizer.name=bytes",
+                                "data.train.data_path=" + bench / "documents", "data.reset_position_ids=true",
+                                "data.reset_attention_mask=true", "data.eod_mask_loss=true"});
+  };
+  const std::vector<double> one = losses("1");
+  REQUIRE(one.size() == 4);
+  for (const char* micro : {"2", "4"}) {
+    const std::vector<double> other = losses(micro);
+    for (size_t i = 0; i < 4; ++i) CHECK(other[i] == Approx(one[i]).epsilon(2e-6));
+  }
+}
+
 TEST_CASE("every step and every seed has masks of its own") {
   DropoutBench bench;
   // All samples are the same, and the weights stay: what differs from step to step are the masks.

@@ -181,6 +181,31 @@ TEST_CASE("mfu is tokens/s times operations over the peak of the banner") {
   check(gpt2_flops(2, 16, 64, 272, 64));
 }
 
+TEST_CASE("mfu counts the keys that the documents of a sample see") {
+  const Workbench bench;
+  std::vector<int32_t> tokens = bench.random_tokens(2000, 3);
+  for (size_t i = 3; i < tokens.size(); i += 4) tokens[i] = 256;
+  bench.write_tokens("documents", tokens);
+  const auto check = [&](const std::vector<std::string>& more, double t) {
+    std::vector<std::string> keys{"logger.progress=json", "checkpointing.enabled=false",
+                                  "policy.tokenizer.name=bytes",
+                                  "data.train.data_path=" + bench / "documents"};
+    keys.insert(keys.end(), more.begin(), more.end());
+    const Finished run = bench.run("run", keys);
+    INFO(run.err);
+    REQUIRE(run.code == Exit::ok);
+    const double flops = llama_flops(2, 16, 4, 2, 4, 24, 272, t);
+    for (const JsonValue& row : bench.steps("run"))
+      CHECK(row.get_double("mfu") == Approx(row.get_double("tokens_per_s") * flops / 40e9).epsilon(1e-9));
+    const JsonValue summary = event(json_lines(run.out, "stdout"), "summary");
+    CHECK(summary.get_double("mfu") ==
+          Approx(summary.get_double("median_tokens_per_s") * flops / 40e9).epsilon(1e-6));
+  };
+  check({}, 8);
+  check({"data.reset_position_ids=true", "data.eod_mask_loss=true"}, 8);
+  check({"data.reset_attention_mask=true"}, 4);  // every sample is two documents of 4 tokens
+}
+
 TEST_CASE("the lines on the terminal have the figures of the rows") {
   const Workbench bench;
   const Finished run =

@@ -40,7 +40,12 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 
 class EffectBench : public Workbench {
  public:
-  EffectBench() { write_tokens("other", random_tokens(2000, 9)); }
+  EffectBench() {
+    write_tokens("other", random_tokens(2000, 9));
+    std::vector<int32_t> documents = random_tokens(2000, 8);
+    for (size_t i = 0; i < documents.size(); i += 5) documents[i] = 256;  // the end token of `bytes`
+    write_tokens("documents", documents);
+  }
 
   std::string observe(Observed what, const std::vector<std::string>& overrides) {
     if (what == Observed::plan) return plan(overrides);

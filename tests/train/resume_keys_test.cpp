@@ -89,6 +89,9 @@ TEST_CASE("every setting that may change freely is listed when it does") {
       {"pretrain.max_num_steps=9", "pretrain.max_num_steps: 4 -> 9"},
       {"pretrain.max_num_epochs=2", "pretrain.max_num_epochs: null -> 2"},
       {"pretrain.seed=8", "pretrain.seed: 7 -> 8"},
+      {"data.reset_position_ids=true", "data.reset_position_ids: false -> true"},
+      {"data.reset_attention_mask=true", "data.reset_attention_mask: false -> true"},
+      {"data.eod_mask_loss=true", "data.eod_mask_loss: false -> true"},
       {"kernels.tf32=true", "kernels.tf32: false -> true"},
   };
   const model::ModelSpec spec = model_of("llama");
