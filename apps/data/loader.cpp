@@ -35,6 +35,10 @@ BatchLoader::BatchLoader(const TokenDataset& dataset, const LoaderOptions& optio
     slot.batch.targets.resize(static_cast<size_t>(options.micro_batch * length));
     if (dataset.documents().reset_position_ids)
       slot.batch.positions.resize(static_cast<size_t>(options.micro_batch * length));
+    if (dataset.documents().reset_attention_mask) {
+      slot.batch.bounds.reserve(static_cast<size_t>(options.micro_batch * length) + 1);
+      slot.sample.segments.reserve(static_cast<size_t>(length));
+    }
     slot.ids.resize(static_cast<size_t>(length) + 1);
   }
   try {
@@ -78,6 +82,8 @@ void BatchLoader::fill(Slot& slot, int64_t number) {
     for (const int32_t row : sample.segments) batch.bounds.push_back(static_cast<int32_t>(begin) + row);
   }
   batch.bounds.push_back(static_cast<int32_t>(options_.micro_batch * length));
+  batch.loss_tokens =
+      std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t target) { return target >= 0; });
 }
 
 void BatchLoader::work() {

@@ -40,6 +40,7 @@ struct MicroBatch {
   std::vector<int32_t> targets;    ///< [micro_batch, T]: the tokens one place on; < 0: no loss
   std::vector<int32_t> positions;  ///< [micro_batch, T] where documents reset them; else empty: 0 .. T - 1
   std::vector<int32_t> bounds;  ///< first rows of the sequences that attention keeps apart, and the row count
+  int64_t loss_tokens = 0;      ///< targets that have a loss
 };
 
 /// Delivers accumulation * steps micro-batches in order. The order never depends on the number of threads.

@@ -29,7 +29,7 @@ float token_weight(int64_t loss_tokens) {
 BatchCounts count(const data::MicroBatch& batch, int64_t window) {
   BatchCounts c;
   c.tokens = static_cast<int64_t>(batch.tokens.size());
-  c.loss_tokens = std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; });
+  c.loss_tokens = batch.loss_tokens;
   for (size_t s = 0; s + 1 < batch.bounds.size(); ++s)
     c.pairs += ops::attention_pairs(batch.bounds[s + 1] - batch.bounds[s], window);
   return c;

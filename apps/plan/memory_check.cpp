@@ -16,11 +16,12 @@ std::string bytes_text(double bytes) {
   return bytes < 0x1p60 ? human_bytes(static_cast<uint64_t>(bytes)) : fmt::format("{:.1e} bytes", bytes);
 }
 
-// The loader's ring: tokens, targets and positions of the micro batches that are read ahead.
+// The loader's ring: tokens, targets and, where documents are kept apart, positions and bounds of the micro
+// batches that are read ahead.
 double read_ahead_bytes(const Config& config, const BatchPlan& batch) {
   return static_cast<double>(config.data.prefetch_batches) * static_cast<double>(batch.micro) *
          static_cast<double>(config.policy.max_total_sequence_length) *
-         (config.data.reset_position_ids ? 12 : 8);
+         (8 + (config.data.reset_position_ids ? 4 : 0) + (config.data.reset_attention_mask ? 4 : 0));
 }
 
 struct Candidate {

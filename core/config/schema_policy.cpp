@@ -310,7 +310,8 @@ void add_policy_keys(Table& t) {
       .help(
           "GPU: record a whole step once and launch it as one CUDA graph afterwards, which saves the host's "
           "time "
-          "where kernels are short. Not with distributed.backend staged on several ranks.");
+          "where kernels are short. Not with distributed.backend staged on several ranks, nor with "
+          "data.reset_attention_mask.");
   add_recompute(t);
   t.planned("policy.pin_memory", Kind::boolean, "false").help("Page-locked host buffers for offloading.");
   add_optimizer(t);

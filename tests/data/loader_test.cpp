@@ -184,6 +184,8 @@ TEST_CASE("samples keep their documents apart, whatever the layout", "[loader]")
           cut += expected.segments.size() > 1;
         }
         CHECK(segment + 1 == batch.bounds.size());
+        CHECK(batch.loss_tokens ==
+              16 * micro_batch - std::count(batch.targets.begin(), batch.targets.end(), -1));
         CHECK(batch.bounds.back() == 16 * micro_batch);
       }
     }
