@@ -13,7 +13,7 @@ namespace nrl::plan {
 struct BatchShape {
   int64_t microbatches = 1;
   int64_t sequences = 1;   ///< samples of a microbatch
-  int64_t length = 0;      ///< tokens of a sample
+  int64_t length;          ///< tokens of a sample
   bool positions = false;  ///< every batch has positions of its own, else 0 .. length - 1
   bool bounds = false;     ///< every batch has sequence bounds of its own, else one sequence a sample
   int64_t tokens() const { return sequences * length; }

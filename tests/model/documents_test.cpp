@@ -1,5 +1,5 @@
-// Documents behind each other in a microbatch, kept apart by sequence bounds and positions: each must have
-// the loss and the gradients that it has in other company.
+// Documents packed into a microbatch with sequence bounds and positions of their own: each must have the loss
+// and the gradients that it has beside any other tokens.
 
 #include "tests/catch.h"
 #include "tests/model/tiny_model.h"

@@ -1,5 +1,5 @@
-// The inputs of a step on their way to the device: what varies from batch to batch, and no more copied than
-// is used.
+// The inputs of a step on their way to the device: positions, bounds and weights that vary from batch to
+// batch, and copies of no more than a step or an evaluation uses.
 
 #include "apps/plan/batch.h"
 
