@@ -65,14 +65,14 @@ Packed alone(const Packed& all, const Document& d) {
 }
 
 std::vector<float> log_probs(TinyModel& m, Packed p) {
-  const Tensor lp = m.decoder_.forward(p.batch(m), false);
+  m.decoder_.evaluate(p.batch(m));
+  const Tensor lp = m.decoder_.log_prob();
   return {lp.ptr<float>(), lp.ptr<float>() + TinyModel::tokens};
 }
 
 void add_gradients(TinyModel& m, Packed p) {
   const model::MicroBatch b = p.batch(m);
-  m.decoder_.forward(b, true);
-  m.decoder_.backward(b);
+  m.decoder_.train({&b, 1}, {});
 }
 
 void check(const ops::KernelTable& kernels, int threads, DeviceType device) {

@@ -71,7 +71,7 @@ TEST_CASE("every microbatch of a step arrives with its step", "[batch]") {
         bench->fill(m, batch(static_cast<int32_t>(step) * 100 + m * 10), 8 + 2 * m);
       bench->commit(step, 24);
       for (int32_t m = 0; m < 3; ++m) {
-        const model::MicroBatch& mb = bench->microbatch(m);
+        const model::MicroBatch& mb = bench->microbatches()[m];
         const data::MicroBatch expected = batch(static_cast<int32_t>(step) * 100 + m * 10);
         CHECK(bench.read(mb.ids) == expected.tokens);
         CHECK(bench.read(mb.target) == expected.targets);
@@ -93,7 +93,7 @@ TEST_CASE("weights follow the number of tokens with a loss, and stay where nothi
     const auto weights_after = [&](int64_t loss_tokens) {
       bench->fill(0, batch(1), 0);
       bench->commit(1, loss_tokens);
-      return bench.read<float>(bench->microbatch(2).weight);
+      return bench.read<float>(bench->microbatches()[2].weight);
     };
     for (const int64_t n : {24, 24, 20, 7, 24}) {
       CAPTURE(n);
@@ -110,9 +110,9 @@ TEST_CASE("a commit copies the microbatches that were filled, and no others", "[
   // As an evaluation does: the other pinned block holds nothing of the microbatches 1 and 2.
   bench->fill(0, batch(500), 0);
   bench->commit(0, 0);
-  CHECK(bench.read(bench->microbatch(0).ids) == batch(500).tokens);
-  CHECK(bench.read(bench->microbatch(1).ids) == batch(10).tokens);
-  CHECK(bench.read(bench->microbatch(2).target) == batch(20).targets);
+  CHECK(bench.read(bench->microbatches()[0].ids) == batch(500).tokens);
+  CHECK(bench.read(bench->microbatches()[1].ids) == batch(10).tokens);
+  CHECK(bench.read(bench->microbatches()[2].target) == batch(20).targets);
 }
 
 TEST_CASE("positions and bounds of each microbatch, in a planned room", "[batch]") {
@@ -132,15 +132,15 @@ TEST_CASE("positions and bounds of each microbatch, in a planned room", "[batch]
         bench->fill(m++, b, 0);
       }
       bench->commit(step, 24);
-      CHECK(bench.read(bench->microbatch(0).cu_seqlens) == all);
+      CHECK(bench.read(bench->microbatches()[0].cu_seqlens) == all);
       // Empty sequences up to a power of two, and twice the samples at least.
-      CHECK(bench.read(bench->microbatch(1).cu_seqlens) == Row{0, 1, 4, 6, 7, 8, 8, 8, 8});
-      CHECK(bench.read(bench->microbatch(2).cu_seqlens) == Row{0, 4, 8, 8, 8});
+      CHECK(bench.read(bench->microbatches()[1].cu_seqlens) == Row{0, 1, 4, 6, 7, 8, 8, 8, 8});
+      CHECK(bench.read(bench->microbatches()[2].cu_seqlens) == Row{0, 4, 8, 8, 8});
       for (m = 0; m < 3; ++m) {
-        CHECK_FALSE(bench->microbatch(m).lengths.equal);
-        CHECK(bench->microbatch(m).lengths.longest == 4);
-        CHECK(bench.read(bench->microbatch(m).positions)[7] == m);
-        CHECK(bench.read(bench->microbatch(m).ids) == batch(static_cast<int32_t>(10 * m)).tokens);
+        CHECK_FALSE(bench->microbatches()[m].lengths.equal);
+        CHECK(bench->microbatches()[m].lengths.longest == 4);
+        CHECK(bench.read(bench->microbatches()[m].positions)[7] == m);
+        CHECK(bench.read(bench->microbatches()[m].ids) == batch(static_cast<int32_t>(10 * m)).tokens);
       }
     }
   }
