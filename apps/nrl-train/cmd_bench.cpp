@@ -1,39 +1,57 @@
 // nrl-train bench: what this machine does, beside its limits.
 
-#include "apps/nrl-train/cmd_bench.h"
+#include <time.h>
+#include <unistd.h>
 
-#include <array>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
 
-#include "core/base/log.h"
-#include "parallel/comm/bench.h"
-#include "parallel/comm/world.h"
+#include "apps/nrl-train/commands.h"
+#include "apps/train/launch.h"
+#include "apps/train/report/timers.h"
 
 namespace nrl::app {
 namespace {
 
-int bench_comm(const BenchArgs& args) {
-  if (args.device == "cuda" || !args.json.empty())
-    fail(Exit::usage, "bench comm measures host memory and takes neither --device cuda nor --json");
-  const auto world = comm::World::init();
-  log::init(world->rank(), world->size());
-  if (world->size() == 1) log::info("one rank: start it under mpirun to measure communication");
-  const std::array<int64_t, 7> sizes{1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26};
-  const auto timings = comm::comm_benchmark(world->comm(), sizes);
-  log::line(comm::format_timings(timings));
-  world->finalize();
-  return 0;
+/// Wall-clock time at which this process was started (exec), to a hundredth of a second.
+double process_start() {
+  const std::string stat = [] {
+    std::string text(4096, '\0');
+    FILE* file = std::fopen("/proc/self/stat", "r");
+    if (!file) return std::string();
+    text.resize(std::fread(text.data(), 1, text.size(), file));
+    std::fclose(file);
+    return text;
+  }();
+  // Field 22, counted from behind the name, which may hold anything.
+  std::istringstream fields(stat.substr(std::min(stat.size(), stat.rfind(')') + 1)));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;
+  timespec boot{};
+  clock_gettime(CLOCK_BOOTTIME, &boot);
+  const double since_boot = static_cast<double>(boot.tv_sec) + 1e-9 * static_cast<double>(boot.tv_nsec);
+  const double started = std::strtod(field.c_str(), nullptr) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  return train::wall_seconds() - (since_boot - started);
 }
 
 }  // namespace
 
-int run_bench(const BenchArgs& args) {
-  if (args.what != "step" && (!args.config.path.empty() || !args.config.overrides.empty()))
+int run_bench(const bench::Args& args) {
+  if (args.what != "step" && (!args.config.empty() || !args.overrides.empty()))
     fail(Exit::usage, "bench {} takes no configuration", args.what);
   if (args.what == "ops") return bench::ops(args);
   if (args.what == "gemm") return bench::gemm(args);
   if (args.what == "attention") return bench::attention(args);
-  if (args.what == "step") return bench::step(args);
-  return bench_comm(args);
+  if (args.what == "comm")
+    return train::run_in_world([&](comm::World& world) { return bench::comm(world, args); });
+  if (args.config.empty())
+    fail(Exit::usage, "bench step takes a configuration, e.g. nrl-train bench step configs/bench-tiny.yaml");
+  if (comm::launched_with_peers())
+    fail(Exit::usage, "bench step measures one rank; on several, train and read LOG_DIR/metrics.jsonl");
+  const double start = process_start();
+  return train::run_in_world([&](comm::World& world) { return bench::step(world, args, start); });
 }
 
 }  // namespace nrl::app

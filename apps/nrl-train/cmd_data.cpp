@@ -7,7 +7,7 @@
 #include "apps/nrl-train/commands.h"
 #include "apps/train/model_source.h"
 #include "apps/train/run_check.h"
-#include "apps/train/session.h"
+#include "apps/train/run_data.h"
 #include "core/base/text.h"
 
 namespace nrl::app {

@@ -6,8 +6,8 @@
 #include "apps/data/manifest.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/train/evaluation.h"
+#include "apps/train/launch.h"
 #include "apps/train/model_source.h"
-#include "apps/train/session.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
@@ -39,18 +39,21 @@ int evaluate(comm::World& world, const EvalArgs& args) {
   options.micro_batch = args.micro_batch;
   options.threads = args.threads;
   std::vector<std::unique_ptr<IndexedDataset>> sets;
-  train::together(world, [&] {
-    Config choice;
-    choice.device = args.device == "cuda"  ? DeviceKind::cuda
-                    : args.device == "cpu" ? DeviceKind::cpu
-                                           : DeviceKind::automatic;
-    std::string note, why;
+  train::run_collectively(world, [&] {
+    std::string note;
     options.directory = train::find_model_directory(args.directory, note);
     if (!note.empty() && world.rank() == 0) log::warn_text(note);
-    options.device = train::choose_device(choice, why);
+    const auto wanted = args.device == "cuda"  ? DeviceKind::cuda
+                        : args.device == "cpu" ? DeviceKind::cpu
+                                               : DeviceKind::automatic;
+    const train::DeviceChoice device = train::choose_device(wanted);
+    if (wanted == DeviceKind::cuda && !device.why_no_gpu.empty())
+      fail(Exit::unavailable, "--device cuda, but {}; use --device cpu or auto, or see nrl-train doctor",
+           device.why_no_gpu);
+    options.device = device.type;
     for (const std::string& prefix : args.data) sets.push_back(std::make_unique<IndexedDataset>(prefix));
   });
-  train::Evaluator evaluator(world, options);
+  train::StoredModelEvaluator evaluator(world, options);
   if (!args.json)
     log::info("model       {}, {} parameters in {}, windows of {} tokens", name_of(evaluator.spec().family),
               human_count(static_cast<double>(evaluator.parameters())), name_of(evaluator.dtype()),
@@ -60,7 +63,7 @@ int evaluate(comm::World& world, const EvalArgs& args) {
     const train::EvaluationSums sums = evaluator.run(*data, args.max_tokens);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     std::optional<int64_t> bytes;
-    train::together(world, [&] {
+    train::run_collectively(world, [&] {
       if (world.rank() == 0) bytes = text_bytes(*data, sums.tokens + 1);
     });
     std::optional<double> bits;
@@ -90,7 +93,7 @@ int evaluate(comm::World& world, const EvalArgs& args) {
 }  // namespace
 
 int run_eval(const EvalArgs& args) {
-  return run_in_world([&](comm::World& world) { return evaluate(world, args); });
+  return train::run_in_world([&](comm::World& world) { return evaluate(world, args); });
 }
 
 }  // namespace nrl::app

@@ -7,8 +7,8 @@
 
 #include "apps/data/prepare_report.h"
 #include "apps/nrl-train/commands.h"
-#include "apps/train/run_io/stop_signal.h"
-#include "apps/train/run_io/terminal.h"
+#include "apps/train/report/terminal.h"
+#include "apps/train/stop_signal.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 
@@ -38,11 +38,11 @@ int run_prepare_command(const PrepareArgs& args) {
                                                                : data::InvalidUtf8::skip;
   options.text.bad_line = args.on_bad_line == "error" ? data::BadLine::error : data::BadLine::skip;
   options.workers = args.workers;
-  stop::handle_at_start();
-  stop::handle_in_steps();
-  options.stop = [] { return stop::requested() != 0; };
+  train::stop::handle_at_start();
+  train::stop::handle_in_steps();
+  options.stop = [] { return train::stop::requested() != 0; };
 
-  data::PrepareReport report(terminal_columns(STDOUT_FILENO), [](std::string_view text) {
+  data::PrepareReport report(train::terminal_columns(STDOUT_FILENO), [](std::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   });
@@ -51,11 +51,11 @@ int run_prepare_command(const PrepareArgs& args) {
     s = data::run_prepare(options, [&](const data::PrepareProgress& p) { report(p); });
     report.finish();
   } catch (const data::PrepareStopped&) {
-    const int signal = stop::requested();
+    const int signal = train::stop::requested();
     report.finish();
-    log::info("stopped by {}: nothing was written", stop::signal_name(signal));
+    log::info("stopped by {}: nothing was written", train::stop::signal_name(signal));
     std::fflush(stdout);
-    stop::end_by(signal);
+    train::stop::end_by(signal);
   } catch (...) {
     report.finish();
     throw;

@@ -6,8 +6,8 @@
 #include <cstdio>
 
 #include "apps/nrl-train/commands.h"
-#include "apps/train/run_io/chart.h"
-#include "apps/train/run_io/terminal.h"
+#include "apps/train/report/chart.h"
+#include "apps/train/report/terminal.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/io/atomic_file.h"
@@ -15,13 +15,14 @@
 namespace nrl::app {
 
 int run_report(const ReportArgs& args) {
-  std::vector<RunHistory> runs;
-  for (const std::string& path : args.runs) runs.push_back(load_history(path));
-  const int terminal = terminal_columns(STDOUT_FILENO), columns = terminal > 0 ? terminal : 80;
-  const std::string chart = text_chart(runs, &RunHistory::loss, std::clamp(columns - 16, 20, 120), 14);
-  std::fputs((chart + (chart.empty() ? "" : "\n") + text_table(runs)).c_str(), stdout);
+  std::vector<train::RunHistory> runs;
+  for (const std::string& path : args.runs) runs.push_back(train::load_history(path));
+  const int terminal = train::terminal_columns(STDOUT_FILENO), columns = terminal > 0 ? terminal : 80;
+  const std::string chart =
+      train::text_chart(runs, &train::RunHistory::loss, std::clamp(columns - 16, 20, 120), 14);
+  std::fputs((chart + (chart.empty() ? "" : "\n") + train::text_table(runs)).c_str(), stdout);
   if (!args.html.empty()) {
-    write_file_atomic(args.html, html_report(runs));
+    write_file_atomic(args.html, train::html_report(runs));
     log::info("page    {}", args.html);
   }
   return 0;

@@ -3,14 +3,11 @@
 // Every function returns the exit code of the process; errors are thrown as nrl::Error.
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace nrl::comm {
-class World;
-}
+#include "apps/bench/bench.h"
 
 namespace nrl::app {
 
@@ -67,16 +64,6 @@ struct EvalArgs {
   bool json = false;
 };
 
-struct BenchArgs {
-  std::string what;             ///< ops, gemm, attention, step, comm
-  ConfigArgs config;            ///< step only
-  std::string device = "auto";  ///< auto, cpu or cuda
-  std::string json;             ///< file to write; empty: none
-  std::string only;             ///< part of the names of what is measured; empty: all
-  int steps = 20;               ///< step: those that are timed
-  bool quick = false;           ///< tiny sizes, timed once: shows that all runs, measures nothing
-};
-
 struct ReportArgs {
   std::vector<std::string> runs;  ///< log directories, or metrics.jsonl files
   std::string html;               ///< page to write; empty: none
@@ -90,10 +77,6 @@ struct CheckpointArgs {
 /// that is none.
 std::string_view examples_of(std::string_view command);
 
-/// Runs `body` on the processes of this run and ends it: the result is the exit code, and so is an error,
-/// which is the same on all ranks or ends them all.
-int run_in_world(const std::function<int(comm::World&)>& body);
-
 int run_train(const ConfigArgs& args);
 int run_plan(const PlanArgs& args);
 int run_prepare_command(const PrepareArgs& args);
@@ -104,7 +87,7 @@ int run_explain(const std::string& key);
 int run_config_docs();
 int run_doctor();
 int run_report(const ReportArgs& args);
-int run_bench(const BenchArgs& args);
+int run_bench(const bench::Args& args);
 int run_checkpoint_verify(const CheckpointArgs& args);
 
 }  // namespace nrl::app

@@ -179,15 +179,15 @@ int run(int argc, char** argv) {
   c->add_option("directory", checkpoint.directory, "step-N, or the directory that holds them")->required();
   c->callback([&] { result = run_checkpoint_verify(checkpoint); });
 
-  BenchArgs bench;
+  bench::Args bench;
   c = app.add_subcommand("bench", "Measure this machine, beside its limits");
   c->add_option("what", bench.what,
                 "ops: kernels bound by memory; gemm: matrix products; attention;\n"
                 "step: training steps of CONFIG on random tokens; comm: communication")
       ->required()
       ->check(CLI::IsMember({"ops", "gemm", "attention", "step", "comm"}));
-  c->add_option("config", bench.config.path, "YAML file, for step");
-  c->add_option("overrides", bench.config.overrides, "key=value, for step");
+  c->add_option("config", bench.config, "YAML file, for step");
+  c->add_option("overrides", bench.overrides, "key=value, for step");
   c->add_option("--device", bench.device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   c->add_option("--json", bench.json, "Write the results to this file");

@@ -45,6 +45,13 @@ std::vector<int64_t> update_chunks(const RunPlan& p) {
 
 }  // namespace
 
+Tensor RunPlan::parameter(const Tensor& flat, size_t i) const {
+  const auto& shape = parameters.all[i].shape;
+  char* data = static_cast<char*>(flat.data) + layout.place(static_cast<int>(i)).start * size_of(flat.dtype);
+  return shape.size() == 1 ? make_tensor(data, flat.dtype, {shape[0]})
+                           : make_tensor(data, flat.dtype, {shape[0], shape[1]});
+}
+
 precision::Recipe recipe_for(const Config& config, DeviceType device) {
   if (config.policy.precision == Precision::automatic)
     return device == DeviceType::cpu ? precision::float32 : precision::bfloat16;
@@ -52,7 +59,7 @@ precision::Recipe recipe_for(const Config& config, DeviceType device) {
 }
 
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
-                                       int dp_rank, DeviceType device, int threads) {
+                                       const GridPlace& place, DeviceType device, int threads) {
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
@@ -76,7 +83,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   const auto bucket_elements = static_cast<int64_t>(config.distributed.bucket_size_mb * (1 << 20) / 4);
   p.layout = FlatBuckets(std::move(specs), bucket_elements, static_cast<int>(batch.data_parallel));
   if (p.sharding.optimizer_state) {
-    for (const ShardPiece& piece : p.layout.pieces(dp_rank))
+    for (const ShardPiece& piece : p.layout.pieces(place.shard_rank()))
       p.owned.push_back(
           {piece.param, piece.in_param.begin, piece.in_param.size(), piece.in_flat, piece.in_shard});
   } else {
@@ -115,11 +122,6 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   p.memory.solve();
   return plan;
-}
-
-std::string describe_grid(const RunPlan& plan, int world_size) {
-  if (world_size == 1) return "1 rank";
-  return fmt::format("{} ranks = dp {}  {}", world_size, plan.batch.data_parallel, plan.sharding.name);
 }
 
 std::string memory_line(const memory::MemoryPlan& plan) {

@@ -8,6 +8,7 @@
 
 #include "apps/model/decoder.h"
 #include "apps/plan/batch.h"
+#include "apps/plan/grid_place.h"
 #include "core/config/load.h"
 #include "memory/plan.h"
 #include "parallel/data/flat_buckets.h"
@@ -42,21 +43,20 @@ struct RunPlan {
   std::unique_ptr<BatchTensors> tensors;
   std::unique_ptr<model::Decoder> decoder;
 
+  /// Parameter `i`'s part of a flat buffer, in the parameter's shape.
+  Tensor parameter(const Tensor& flat, size_t i) const;
   /// Elements of this rank's optimizer state.
   int64_t state_elements() const { return sharding.optimizer_state ? layout.shard_total() : layout.total(); }
 };
 
-/// The solved plan of data-parallel rank `dp_rank` with `threads` CPU threads. The plan lives on the heap
-/// because the decoder refers into it. `config` must have passed validate_for_world(). No device is needed
-/// for the plan of one.
+/// The solved plan of the rank at `place` with `threads` CPU threads. The plan lives on the heap because the
+/// decoder refers into it. `config` must have passed validate_for_world(). No device is needed for the plan
+/// of one.
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
-                                       int dp_rank, DeviceType device, int threads);
+                                       const GridPlace& place, DeviceType device, int threads);
 
 /// policy.precision for this device: auto is bf16 on a GPU and f32 on a CPU, where bf16 saves memory only.
 precision::Recipe recipe_for(const Config& config, DeviceType device);
-
-/// The process grid for people: "8 ranks = dp 8  optim", only with dimensions greater than one.
-std::string describe_grid(const RunPlan& plan, int world_size);
 
 /// Memory by category, for people: "weights 475 MiB  gradients ...  = 2.31 GiB".
 std::string memory_line(const memory::MemoryPlan& plan);

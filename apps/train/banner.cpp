@@ -6,25 +6,25 @@
 
 namespace nrl::train {
 
-RunFacts describe_run(Session& session, double peak_flops) {
-  const plan::RunPlan& plan = session.plan();
-  const Config& c = session.config();
+RunFacts describe_run(const Run& run, double peak_flops) {
+  const plan::RunPlan& plan = run.plan();
+  const Config& c = run.config;
   const auto& spec = plan.spec;
   RunFacts facts;
   facts.title = fmt::format("nrl-train {}", NRL_VERSION);
   auto add = [&](const char* label, std::string text) {
     facts.sections.emplace_back(label, std::move(text));
   };
-  add("config", session.config_result().files.empty() ? "-" : session.config_result().files.back());
-  for (const Translation& t : session.config_result().translated)
+  add("config", run.config_result.files.empty() ? "-" : run.config_result.files.back());
+  for (const Translation& t : run.config_result.translated)
     add("", fmt::format("{} is read as {}", t.given, t.canonical));
-  add("grid", plan::describe_grid(plan, session.world().size()));
-  add("device", session.describe_device() + (c.policy.cuda_graph ? ", steps as a CUDA graph" : ""));
-  if (!session.exec().device)
+  add("grid", plan::grid_line(run.placement.place().sizes, plan.sharding.name));
+  add("device", run.placement.describe(run.kernels) + (c.policy.cuda_graph ? ", steps as a CUDA graph" : ""));
+  if (run.placement.device() == DeviceType::cpu)
     add("mfu", fmt::format(
                    "of {:.0f} GFLOP/s per rank: best fp32 matmul rate so far, raised by a faster try or step",
                    peak_flops * 1e-9));
-  if (!session.attention().empty()) add("attention", session.attention());
+  if (!run.attention.empty()) add("attention", run.attention);
   add("model",
       fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
                   name_of(spec.family), spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.vocab_size,
@@ -35,16 +35,16 @@ RunFacts describe_run(Session& session, double peak_flops) {
   add("batch",
       fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps", plan.batch.global,
                   plan.sequence_length, grouped(plan.batch.global * plan.sequence_length), plan.batch.micro,
-                  plan.batch.accumulation, plan.batch.data_parallel, session.max_steps()));
-  add("data", session.train_data().describe());
+                  plan.batch.accumulation, plan.batch.data_parallel, run.max_steps()));
+  add("data", run.train.dataset->describe());
   std::string rules;
   for (const std::string& rule : plan.recompute_modules) rules += (rules.empty() ? "" : ", ") + rule;
   add("memory",
       plan::memory_line(plan.memory) + (rules.empty() ? "" : fmt::format("   (recomputed: {})", rules)));
-  if (!session.resumed_from().empty())
-    add("resume", fmt::format("{}, step {}", session.resumed_from(), session.position().step));
+  if (!run.resumed_from.empty())
+    add("resume", fmt::format("{}, step {}", run.resumed_from, run.position.step));
   const char* label = "changed";
-  for (const std::string& change : session.changes()) add(std::exchange(label, ""), change);
+  for (const std::string& change : run.changes) add(std::exchange(label, ""), change);
   return facts;
 }
 

@@ -2,14 +2,12 @@
 
 #include <algorithm>
 
+#include "apps/plan/forward_plan.h"
 #include "apps/train/checkpoint.h"
+#include "apps/train/launch.h"
 #include "apps/train/model_source.h"
-#include "apps/train/session.h"
-#include "core/device/choose.h"
+#include "apps/train/run_state.h"
 #include "core/device/cpu/features.h"
-#include "core/device/cpu/threads.h"
-#include "core/ops/step/step.h"
-#include "core/ops/transfer.h"
 
 namespace nrl::train {
 namespace {
@@ -52,87 +50,51 @@ class TokenStream {
 
 }  // namespace
 
-Evaluator::Evaluator(comm::World& world, const EvaluationOptions& options)
+StoredModelEvaluator::StoredModelEvaluator(comm::World& world, const EvaluationOptions& options)
     : world_(world), options_(options) {
-  std::string why_not;
-  const auto seen =
-      devices_of_node(world, options.device == DeviceType::cuda ? accelerator_backend().devices(why_not)
-                                                                : std::vector<std::string>{});
-  together(world, [&] { load(seen); });
+  KernelsConfig kernels;
+  if (options_.threads > 0) kernels.num_threads = options_.threads;
+  options_.threads = threads_for(kernels, world.local_size());
+  device_ =
+      open_rank_device(world, {.type = options_.device, .isa = cpu::best_isa(), .threads = options_.threads});
+  run_collectively(world, [&] { load(); });
 }
 
-void Evaluator::load(const std::vector<std::vector<std::string>>& seen) {
+void StoredModelEvaluator::load() {
   const std::string& directory = options_.directory;
-  spec_ = load_model_directory(directory);
-  parameters_ = model::make_parameters(spec_);
+  model::ModelSpec spec = load_model_directory(directory);
   int64_t& length = options_.sequence_length;
   if (length == 0) length = training_length(directory);
   if (length == 0)
-    length = std::min(longest_default, spec_.max_positions > 0 ? spec_.max_positions : longest_default);
-  if (spec_.learned_positions && length > spec_.max_positions)
-    fail(Exit::usage, "--sequence-length {}: this model has {} positions", length, spec_.max_positions);
-
-  if (options_.device == DeviceType::cuda) {
-    accelerator_ = open_accelerator(device::choose_ordinal(world_.local_rank(), seen, false), {});
-    exec_ = accelerator_.exec();
-  } else {
-    exec_.kernels = &ops::cpu_kernels(cpu::best_isa());
-    Config threads;
-    if (options_.threads > 0) threads.kernels.num_threads = options_.threads;
-    exec_.threads = threads_for(threads, world_.local_size());
-    cpu::use_threads(exec_.threads);
-  }
-  recipe_ = stored_dtype(directory) == DType::bf16 ? precision::bfloat16 : precision::float32;
-
-  std::vector<memory::BufferId> buffers;
-  for (const model::Parameter& p : parameters_.all)
-    buffers.push_back(memory_.add(p.name, memory::Category::weights, p.numel() * size_of(recipe_.weights)));
-  const memory::BufferId sum = memory_.add("evaluation sum", memory::Category::data, 8);
-  tensors_ = std::make_unique<plan::BatchTensors>(
-      memory_, plan::BatchShape{.sequences = options_.micro_batch, .length = length});
-  model::DecoderOptions decoder;
-  decoder.tokens = options_.micro_batch * length;
-  decoder.max_sequence = length;
-  decoder.recipe = recipe_;
-  decoder.threads = exec_.threads;
-  decoder.device = options_.device;
-  decoder_ = std::make_unique<model::Decoder>(spec_, parameters_, decoder, memory_);
-  memory_.solve();
-  arenas_ = exec_.device ? memory::Arenas(memory_, *exec_.device, exec_.stream) : memory::Arenas(memory_);
-
-  std::vector<Tensor> weights;
-  std::vector<cpu::HostMemory> staging;
-  std::vector<model::ParameterView> views;
-  for (size_t i = 0; i < parameters_.all.size(); ++i) {
-    const model::Parameter& p = parameters_.all[i];
-    auto view = [&](void* data) {
-      return p.shape.size() == 1 ? make_tensor(data, recipe_.weights, {p.shape[0]})
-                                 : make_tensor(data, recipe_.weights, {p.shape[0], p.shape[1]});
-    };
-    views.push_back({view(arenas_.at(memory_, buffers[i])), {}});
-    if (exec_.device) staging.emplace_back(static_cast<size_t>(views.back().weight.bytes()));
-    weights.push_back(exec_.device ? view(staging.back().data()) : views.back().weight);
-  }
-  load_weights(directory, spec_, parameters_, weights);
-  if (exec_.device)
-    for (size_t i = 0; i < weights.size(); ++i) ops::upload(exec_, views[i].weight, weights[i].data);
-  sum_ = make_tensor(arenas_.at(memory_, sum), DType::f64, {1});
-  tensors_->bind(memory_, arenas_, exec_);
-  decoder_->bind(memory_, arenas_, exec_, std::move(views), [](int) {});
+    length = std::min(longest_default, spec.max_positions > 0 ? spec.max_positions : longest_default);
+  if (spec.learned_positions && length > spec.max_positions)
+    fail(Exit::usage, "--sequence-length {}: this model has {} positions", length, spec.max_positions);
+  const bool bf16 = stored_dtype(directory) == DType::bf16;
+  engine_ = std::make_unique<engine::Engine>(
+      plan::make_forward_plan(std::move(spec), {.micro_batch = options_.micro_batch,
+                                                .sequence_length = length,
+                                                .recipe = bf16 ? precision::bfloat16 : precision::float32,
+                                                .device = options_.device,
+                                                .threads = options_.threads}),
+      device_.exec);
+  const plan::RunPlan& plan = engine_->plan();
+  write_state(*engine_, false, [&](const TrainState& state) {
+    load_weights(directory, plan.spec, plan.parameters, state.weights);
+  });
 }
 
-EvaluationSums Evaluator::run(const IndexedDataset& data, int64_t max_tokens) {
+EvaluationSums StoredModelEvaluator::run(const IndexedDataset& data, int64_t max_tokens) {
   const int64_t length = options_.sequence_length, micro = options_.micro_batch;
   const int64_t total = max_tokens > 0 ? std::min(max_tokens, data.tokens()) : data.tokens();
   double sum = 0;
-  together(world_, [&] {
+  run_collectively(world_, [&] {
     if (total < 2) fail(Exit::data, "{}: {} tokens; two are needed for a loss", data.prefix(), total);
-    const TokenStream stream(data, spec_.vocab_size);
-    const int64_t windows = (total - 1 + length - 1) / length;
-    ops::upload(exec_, sum_, &sum);
+    const TokenStream stream(data, spec().vocab_size);
+    const int64_t windows = (total - 1 + length - 1) / length, stride = world_.size() * micro;
+    int64_t first = world_.rank() * micro;
     std::vector<int32_t> window(static_cast<size_t>(length + 1));
     data::MicroBatch batch;
-    for (int64_t first = world_.rank() * micro; first < windows; first += world_.size() * micro) {
+    const auto next = [&]() -> const data::MicroBatch& {
       batch.tokens.assign(static_cast<size_t>(micro * length), 0);
       batch.targets.assign(static_cast<size_t>(micro * length), -1);  // no target: no loss
       for (int64_t w = first; w < std::min(first + micro, windows); ++w) {
@@ -142,12 +104,11 @@ EvaluationSums Evaluator::run(const IndexedDataset& data, int64_t max_tokens) {
         std::copy_n(window.begin(), count, batch.tokens.begin() + at);
         std::copy_n(window.begin() + 1, count, batch.targets.begin() + at);
       }
-      tensors_->fill(0, batch, 0);
-      tensors_->commit(0, 0);
-      decoder_->evaluate(tensors_->microbatches().front());
-      ops::add_sum(exec_, {decoder_->log_prob(), sum_});
-    }
-    ops::download(exec_, sum_, &sum);
+      first += stride;
+      return batch;
+    };
+    const int64_t batches = first < windows ? (windows - first + stride - 1) / stride : 0;
+    sum = engine_->evaluate(batches, next);
   });
   world_.comm().all_reduce(std::span(&sum, 1));
   return {-sum, total - 1};

@@ -1,15 +1,13 @@
 #pragma once
-// The loss of a trained model on token files: the decoder's forward pass over consecutive windows, shared
-// among the ranks.
+// The loss of a stored model on token files: forward passes over consecutive windows, shared among the ranks.
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "apps/model/decoder.h"
-#include "apps/plan/batch.h"
-#include "apps/train/accelerator.h"
+#include "apps/engine/engine.h"
+#include "apps/train/placement.h"
 #include "core/io/indexed_dataset.h"
 #include "parallel/comm/world.h"
 
@@ -30,10 +28,11 @@ struct EvaluationSums {
   double loss() const { return negative_log_prob / static_cast<double>(tokens); }
 };
 
-class Evaluator {
+class StoredModelEvaluator {
  public:
-  /// Collective: loads the model on every rank, in the dtype it is stored in. Errors are agreed on (Leave).
-  Evaluator(comm::World& world, const EvaluationOptions& options);
+  /// Collective: loads the model on every rank, in the dtype it is stored in. Errors are agreed on
+  /// (AgreedExit).
+  StoredModelEvaluator(comm::World& world, const EvaluationOptions& options);
 
   /// Collective. Reads the documents of `data` as one stream in windows of sequence_length() tokens, as
   /// training does; every token of the first `max_tokens` (0: all) but the stream's first is predicted once,
@@ -41,26 +40,18 @@ class Evaluator {
   /// beyond the rounding of double.
   EvaluationSums run(const IndexedDataset& data, int64_t max_tokens);
 
-  const model::ModelSpec& spec() const { return spec_; }
+  const model::ModelSpec& spec() const { return engine_->plan().spec; }
   int64_t sequence_length() const { return options_.sequence_length; }
-  DType dtype() const { return recipe_.weights; }
-  int64_t parameters() const { return parameters_.total(); }
+  DType dtype() const { return engine_->plan().recipe.weights; }
+  int64_t parameters() const { return engine_->plan().parameters.total(); }
 
  private:
-  void load(const std::vector<std::vector<std::string>>& seen);
+  void load();
 
   comm::World& world_;
   EvaluationOptions options_;
-  Accelerator accelerator_;  // outlives everything that uses the device
-  model::ModelSpec spec_;
-  model::ParameterList parameters_;
-  precision::Recipe recipe_;
-  memory::MemoryPlan memory_;
-  std::unique_ptr<plan::BatchTensors> tensors_;
-  std::unique_ptr<model::Decoder> decoder_;
-  memory::Arenas arenas_;
-  ops::Exec exec_;
-  Tensor sum_;  ///< (1) f64
+  RankDevice device_;  // outlives the engine
+  std::unique_ptr<engine::Engine> engine_;
 };
 
 }  // namespace nrl::train

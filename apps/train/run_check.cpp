@@ -4,7 +4,7 @@
 #include "apps/plan/memory_check.h"
 #include "apps/train/document_rules.h"
 #include "apps/train/model_source.h"
-#include "apps/train/session.h"
+#include "apps/train/placement.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "core/io/atomic_file.h"
@@ -119,13 +119,7 @@ void check_memory(const ConfigResult& result, const model::ModelSpec& spec, cons
                   Diagnostics& out) {
   const Config& c = result.config;
   const BatchPlan batch = resolve_batch(c, setting.world);
-  std::string why;
-  DeviceType device = DeviceType::cpu;
-  try {
-    device = c.device == DeviceKind::cuda && !setting.memory ? DeviceType::cuda : choose_device(c, why);
-  } catch (const Error&) {
-    return;  // no GPU where one is demanded: complained about, with its own code, when it is opened
-  }
+  const DeviceType device = choose_device(c.device).type;
   // A GPU's memory is known when it is open; a PiB is more than any machine has.
   const bool known = device == DeviceType::cpu && setting.memory;
   const double capacity = known ? static_cast<double>(cpu::machine_memory()) / setting.local
@@ -137,7 +131,8 @@ void check_memory(const ConfigResult& result, const model::ModelSpec& spec, cons
   auto shortage =
       plan::memory_shortage(result, spec, batch, plan::least_memory(c, spec, batch, device), capacity, owner);
   if (!shortage && known) {
-    const auto planned = plan::make_run_plan(c, spec, batch, 0, device, threads_for(c, setting.local));
+    const auto planned = plan::make_run_plan(c, spec, batch, plan::grid_place(c, setting.world, 0), device,
+                                             threads_for(c.kernels, setting.local));
     shortage = plan::memory_shortage(result, spec, batch, plan::planned_memory(c, *planned), capacity, owner);
   }
   if (shortage) out.push_back(std::move(*shortage));

@@ -5,24 +5,23 @@
 
 namespace nrl::train {
 
-TextSamples::TextSamples(Session& session) : session_(session) {
-  const Config& c = session.config();
+TextSamples::TextSamples(const Config& c, engine::Engine& engine, int threads) : config_(c), engine_(engine) {
   tokenizer_ = tokenizer_of_run(c);
   if (!tokenizer_)
     fail(Exit::config,
          "logger.sample_period: the tokenizer of this run is not known, because neither the data nor the "
          "model "
          "names one; set policy.tokenizer.name, or logger.sample_period=0");
-  weights_ = session.weights();
-  if (session.exec().device)
+  weights_ = engine.weights();
+  if (engine.exec().device)
     for (Tensor& weight : weights_) {
       copies_.emplace_back(static_cast<size_t>(weight.bytes()));
       weight.data = copies_.back().data();
     }
   try {
-    generator_ = std::make_unique<TextGenerator>(session.plan().spec, session.plan().parameters, weights_,
-                                                 *tokenizer_, c.logger.sample_prompt, c.logger.sample_tokens,
-                                                 session.host_threads());
+    generator_ =
+        std::make_unique<TextGenerator>(engine.plan().spec, engine.plan().parameters, weights_, *tokenizer_,
+                                        c.logger.sample_prompt, c.logger.sample_tokens, threads);
   } catch (const Error& e) {
     if (e.code() == Exit::usage) fail(Exit::config, "logger.sample_prompt: {}", e.what());
     throw;
@@ -30,10 +29,10 @@ TextSamples::TextSamples(Session& session) : session_(session) {
 }
 
 std::string TextSamples::sample() {
-  const Config& c = session_.config();
-  if (session_.exec().device) {
-    const std::vector<Tensor> device = session_.weights();
-    for (size_t i = 0; i < device.size(); ++i) ops::download(session_.exec(), device[i], weights_[i].data);
+  const Config& c = config_;
+  if (engine_.exec().device) {
+    const std::vector<Tensor> device = engine_.weights();
+    for (size_t i = 0; i < device.size(); ++i) ops::download(engine_.exec(), device[i], weights_[i].data);
   }
   std::string text = c.logger.sample_prompt;
   SamplingOptions options;

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/session.h"
+#include "apps/engine/engine.h"
 #include "apps/train/text_generator.h"
 
 namespace nrl::train {
@@ -14,15 +14,16 @@ namespace nrl::train {
 /// it keeps a copy in host memory. Draws from a random stream of its own and changes nothing of the run.
 class TextSamples {
  public:
-  /// Allocates everything. Throws Error (`config`) where no tokenizer of the run is known, and as
-  /// TextGenerator.
-  explicit TextSamples(Session& session);
+  /// Allocates everything; `threads` of the CPU. `config` and `engine` must outlive this. Throws Error
+  /// (`config`) where no tokenizer of the run is known, and as TextGenerator.
+  TextSamples(const Config& config, engine::Engine& engine, int threads);
 
   /// The prompt and its continuation. All work of the device must be done.
   std::string sample();
 
  private:
-  Session& session_;
+  const Config& config_;
+  engine::Engine& engine_;
   std::unique_ptr<data::Tokenizer> tokenizer_;
   std::vector<cpu::HostMemory> copies_;
   std::vector<Tensor> weights_;

@@ -109,13 +109,28 @@ struct BatchPlan {
 /// empty where it fits.
 std::string schedule_beyond_run(const Config& config, int64_t steps);
 
+/// Steps of the warm-up in a schedule that ends at `decay_steps`.
+int64_t warmup_steps(const SchedulerConfig& scheduler, int64_t decay_steps);
+
 /// The step at which the decay ends in a run of `steps`: lr_decay_iters, else the last step, but never before
-/// the warm-up and the final decay of WSD are over.
+/// the warm-up and the final decay of WSD are over, which a validated configuration has room for.
 int64_t decay_end(const SchedulerConfig& scheduler, int64_t steps);
 
 /// Checks the grid and the batch against the number of ranks (and of nodes, where known), as far as the keys
 /// are sound. Empty when all fit.
 Diagnostics validate_for_world(const ConfigResult& result, int world_size, int num_nodes = 0);
+
+/// What the ranks found where they run, agreed on by all of them.
+struct DeviceFacts {
+  bool gpu = false;                        ///< the run computes on GPUs
+  std::string why;                         ///< the reason of that, for people: "no driver is loaded"
+  IsaChoice best_isa = IsaChoice::avx512;  ///< best instruction set that every processor has
+  std::string staged_why = {};  ///< why ranks exchange GPU memory through the host; empty where they do not
+};
+
+/// Checks what depends on the device that a run found, with `device: auto` above all. What is missing is
+/// Exit::unavailable. Warnings name keys without effect.
+Diagnostics validate_for_device(const ConfigResult& result, const DeviceFacts& facts);
 
 /// The batch arithmetic. Precondition: validate_for_world() found no errors. A micro batch of `auto` becomes
 /// global / (dp x gradient_accumulation_steps) when the steps are given, else the largest divisor of global /

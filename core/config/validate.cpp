@@ -101,8 +101,19 @@ void check_optimizer(Checker& c, const OptimizerConfig& optimizer) {
             fmt::format("policy.optimizer.eps: {} rounds to 0 in fp32; must stay above 0", optimizer.eps));
 }
 
-int64_t schedule_minimum(const SchedulerConfig& s) {
-  return s.lr_warmup_iters + (s.lr_decay_style == LrDecayStyle::wsd ? s.lr_wsd_decay_iters.value_or(0) : 0);
+int64_t final_decay(const SchedulerConfig& s) {
+  return s.lr_decay_style == LrDecayStyle::wsd ? s.lr_wsd_decay_iters.value_or(0) : 0;
+}
+
+// A schedule that has room for the warm-up and the final decay: `steps` where that is one.
+int64_t schedule_with_room(const SchedulerConfig& s, int64_t steps) {
+  const int64_t decay = final_decay(s);
+  if (warmup_steps(s, steps) <= steps - decay) return steps;
+  if (!s.warmup_ratio) return s.lr_warmup_iters + decay;
+  // ratio * steps + decay <= steps, with half a step for rounding.
+  constexpr double longest = 0x1p62;
+  return static_cast<int64_t>(
+      std::min(longest, std::ceil((static_cast<double>(decay) + 0.5) / (1 - *s.warmup_ratio))));
 }
 
 void check_schedule(Checker& c, const Config& config) {
@@ -136,17 +147,21 @@ void check_schedule(Checker& c, const Config& config) {
   if (s.lr_decay_style != LrDecayStyle::wsd && s.lr_wsd_decay_iters && c.sound({style_key}))
     c.error(wsd_key, fmt::format("lr_wsd_decay_iters has no meaning with lr_decay_style {}",
                                  name_of(s.lr_decay_style)));
-  if (!c.sound({style_key, warmup_key, decay_key, wsd_key, steps_key})) return;
+  if (s.warmup_ratio == 1.0 && final_decay(s) > 0 && c.sound({style_key, wsd_key}))
+    c.error("policy.scheduler.warmup_ratio", "warmup_ratio 1 leaves no steps for the final decay of WSD");
+  if (!c.sound({style_key, warmup_key, decay_key, wsd_key, steps_key, "policy.scheduler.warmup_ratio"}))
+    return;
   // A decay that ends before it can begin contradicts itself; one that the run does not reach is only
   // unusual.
   if (p.max_num_steps == 0) return;
   if (s.lr_decay_iters && s.lr_decay_style != LrDecayStyle::constant) {
-    if (s.lr_warmup_iters > *s.lr_decay_iters)
-      c.error(warmup_key, fmt::format("the warm-up ({} steps) is longer than lr_decay_iters ({})",
-                                      s.lr_warmup_iters, *s.lr_decay_iters));
-    else if (schedule_minimum(s) > *s.lr_decay_iters)
+    const int64_t warmup = warmup_steps(s, *s.lr_decay_iters);
+    if (warmup > *s.lr_decay_iters)
+      c.error(warmup_key, fmt::format("the warm-up ({} steps) is longer than lr_decay_iters ({})", warmup,
+                                      *s.lr_decay_iters));
+    else if (warmup + final_decay(s) > *s.lr_decay_iters)
       c.error(wsd_key, fmt::format("warm-up ({}) and final decay ({}) are longer than lr_decay_iters ({})",
-                                   s.lr_warmup_iters, s.lr_wsd_decay_iters.value_or(0), *s.lr_decay_iters));
+                                   warmup, final_decay(s), *s.lr_decay_iters));
     else if (p.max_num_steps && *s.lr_decay_iters < *p.max_num_steps)
       c.warning(decay_key, fmt::format("the rate reaches min_lr at step {}, before the last step {}",
                                        *s.lr_decay_iters, *p.max_num_steps));
@@ -159,32 +174,40 @@ void check_schedule(Checker& c, const Config& config) {
                 text, {fmt::format("max_num_steps is at {}", c.where(steps_key))});
 }
 
-// Keys that need the one kind of device, where the other is asked for.
-void check_device(Checker& c, const Config& config) {
+// Keys that need one kind of device on a run that has the other. `why`: the reason of that, as a note.
+void check_device(Checker& c, const Config& config, bool gpu, const std::string& why) {
   const CommBackend backend = config.distributed.backend;
-  if (!c.sound({"device"})) return;
-  if (config.device == DeviceKind::cpu) {
-    const std::pair<bool, const char*> gpu_only[] = {{config.policy.cuda_graph, "policy.cuda_graph"},
-                                                     {config.kernels.share_device, "kernels.share_device"},
-                                                     {config.kernels.autotune, "kernels.autotune"},
-                                                     {config.kernels.tf32, "kernels.tf32"}};
-    for (const auto& [set, key] : gpu_only)
-      if (set)
-        c.error(key, fmt::format("{}: true needs a GPU", key), "",
-                {fmt::format("device: cpu is at {}", c.where("device"))});
-    if (backend == CommBackend::nccl || backend == CommBackend::staged)
-      c.error("distributed.backend",
-              fmt::format("distributed.backend: {} moves GPU memory", name_of(backend)), "",
-              {fmt::format("device: cpu is at {}; use mpi or auto", c.where("device"))});
+  if (gpu) {
+    if (backend == CommBackend::mpi)
+      c.error("distributed.backend", "distributed.backend: mpi moves host memory only", "",
+              {why, "use auto, nccl, or staged, which goes through MPI"});
+    return;
   }
-  if (config.device == DeviceKind::cuda && backend == CommBackend::mpi)
-    c.error("distributed.backend", "distributed.backend: mpi moves host memory only", "",
-            {fmt::format("device: cuda is at {}; use auto, nccl, or staged, which goes through MPI",
-                         c.where("device"))});
+  if (config.policy.cuda_graph)
+    c.error("policy.cuda_graph", "policy.cuda_graph: true needs a GPU", "", {why});
+  // On a GPU these choose how, not what: a configuration for either device may have them.
+  const bool demanded = config.device == DeviceKind::cpu;
+  const std::pair<bool, const char*> gpu_only[] = {{config.kernels.share_device, "kernels.share_device"},
+                                                   {config.kernels.autotune, "kernels.autotune"},
+                                                   {config.kernels.tf32, "kernels.tf32"}};
+  for (const auto& [set, key] : gpu_only)
+    if (set && demanded)
+      c.error(key, fmt::format("{}: true needs a GPU", key), "", {why});
+    else if (set)
+      c.warning(key, fmt::format("{}: true has no effect without a GPU", key), {why});
+  if (backend == CommBackend::nccl || backend == CommBackend::staged)
+    c.error("distributed.backend", fmt::format("distributed.backend: {} moves GPU memory", name_of(backend)),
+            "", {why, "use mpi or auto"});
+}
+
+// `why`: where host-staged communication comes from.
+void check_staged_graph(Checker& c, const Config& config, const std::string& why) {
+  if (config.policy.cuda_graph)
+    c.error("policy.cuda_graph", "policy.cuda_graph: true cannot capture host-staged communication", "",
+            {why, "it works on the host in the middle of a step; use nccl, or no graph"});
 }
 
 void check_rest(Checker& c, const Config& config) {
-  check_device(c, config);
   if (config.policy.cuda_graph && config.data.reset_attention_mask && c.sound({"policy.cuda_graph"}))
     c.error("data.reset_attention_mask",
             "data.reset_attention_mask: true changes the number of sequences from step to step, and a CUDA "
@@ -192,6 +215,9 @@ void check_rest(Checker& c, const Config& config) {
             "",
             {fmt::format("set it to false, or policy.cuda_graph, at {}, to false",
                          c.where("policy.cuda_graph"))});
+  if (config.device != DeviceKind::automatic && c.sound({"device"}))
+    check_device(c, config, config.device == DeviceKind::cuda,
+                 fmt::format("device: {} is at {}", name_of(config.device), c.where("device")));
   const RecomputeConfig& r = config.policy.recompute;
   if (r.granularity == RecomputeGranularity::none && !r.modules.is_auto() && !r.modules.value().empty() &&
       c.sound({"policy.recompute.granularity"}))
@@ -270,8 +296,13 @@ int64_t model_ranks(const Config& config) {
 
 }  // namespace
 
+int64_t warmup_steps(const SchedulerConfig& s, int64_t decay_steps) {
+  return s.warmup_ratio ? std::llround(*s.warmup_ratio * static_cast<double>(decay_steps))
+                        : s.lr_warmup_iters;
+}
+
 int64_t decay_end(const SchedulerConfig& scheduler, int64_t steps) {
-  return scheduler.lr_decay_iters.value_or(std::max(steps, schedule_minimum(scheduler)));
+  return scheduler.lr_decay_iters.value_or(schedule_with_room(scheduler, steps));
 }
 
 std::string schedule_beyond_run(const Config& config, int64_t steps) {
@@ -341,10 +372,9 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size, int n
                          (world / replica + 1) * replica)});
     return out;
   }
-  if (config.policy.cuda_graph && d.backend == CommBackend::staged && world > 1 &&
-      c.sound({"distributed.backend"}))
-    c.error("policy.cuda_graph", "policy.cuda_graph: true cannot record distributed.backend: staged", "",
-            {"the staged backend works on the host in the middle of a step; use nccl, or no graph"});
+  if (d.backend == CommBackend::staged && world > 1 && c.sound({"distributed.backend"}))
+    check_staged_graph(c, config,
+                       fmt::format("distributed.backend: staged is at {}", c.where("distributed.backend")));
   const int64_t dp = world / replica;
   if (!c.sound({"distributed.data_parallel_size"})) return out;
   if (!d.data_parallel_size.is_auto() && d.data_parallel_size.value() != dp) {
@@ -357,6 +387,26 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size, int n
     return out;
   }
   check_batch(c, config, dp);
+  return out;
+}
+
+Diagnostics validate_for_device(const ConfigResult& result, const DeviceFacts& facts) {
+  Diagnostics out;
+  Checker c{result, out};
+  const Config& config = result.config;
+  if (!c.sound({"device"})) return out;
+  if (config.device == DeviceKind::cuda && !facts.gpu)
+    c.error("device", fmt::format("device: cuda, but {}", facts.why), "",
+            {"use device: cpu or auto, or see nrl-train doctor"});
+  if (config.kernels.isa > facts.best_isa)
+    c.error("kernels.isa",
+            fmt::format("kernels.isa: {} is not in the processor of every rank", name_of(config.kernels.isa)),
+            "", {fmt::format("the best that all have is {}; use it or auto", name_of(facts.best_isa))});
+  for (Diagnostic& d : out) d.exit = Exit::unavailable;
+  // What a device of the given kind cannot do was said when the configuration was read.
+  if (config.device == DeviceKind::automatic)
+    check_device(c, config, facts.gpu, "device: auto: " + facts.why);
+  if (!facts.staged_why.empty()) check_staged_graph(c, config, "the ranks use staged: " + facts.staged_why);
   return out;
 }
 

@@ -64,15 +64,15 @@ class World {
 };
 
 /// What the ranks agree on at the end of a phase.
-struct Verdict {
+struct ErrorConsensus {
   Exit code = Exit::ok;  ///< the greatest code of all ranks
   int rank = -1;         ///< first rank with that code; -1 when all are well
   std::string message;   ///< its message
 };
 
-/// Collective: every rank gives its code (Exit::ok when well) and text and gets the same verdict, so that all
-/// leave with the same code. For points that every rank reaches (start-up, end); a rank that fails inside of
-/// a step calls World::abort, since its peers wait elsewhere.
-Verdict agree_on_error(Communicator& all, Exit code, std::string_view message);
+/// Collective: every rank gives its code (Exit::ok when well) and text and gets the same consensus, so that
+/// all leave with the same code. For points that every rank reaches (start-up, end); a rank that fails inside
+/// of a step calls World::abort, since its peers wait elsewhere.
+ErrorConsensus agree_on_error(Communicator& all, Exit code, std::string_view message);
 
 }  // namespace nrl::comm

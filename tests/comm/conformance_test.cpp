@@ -382,7 +382,7 @@ TEST_CASE("texts are gathered and broadcast; ranks agree on the first error", "[
   const auto texts = world().gather_texts(std::string(static_cast<size_t>(me * 3), 'x'));
   for (int r = 0; r < n; ++r) REQUIRE(texts[static_cast<size_t>(r)].size() == static_cast<size_t>(r * 3));
   REQUIRE(agree_on_error(world(), Exit::ok, "unused").code == Exit::ok);
-  const Verdict v =
+  const ErrorConsensus v =
       agree_on_error(world(), me == n - 1 ? Exit::config : Exit::ok, me == n - 1 ? "bad key" : "");
   REQUIRE(v.code == Exit::config);
   REQUIRE(v.rank == n - 1);

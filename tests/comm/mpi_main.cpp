@@ -84,15 +84,15 @@ int main(int argc, char** argv) {
   }
   int failures = Catch::Session().run(argc, argv);
   benches().clear();
-  const auto verdict = nrl::comm::agree_on_error(
+  const auto consensus = nrl::comm::agree_on_error(
       world->comm(), failures ? nrl::Exit::internal : nrl::Exit::ok, "tests failed on this rank");
-  if (verdict.code != nrl::Exit::ok && world->rank() == 0)
-    std::fprintf(stderr, "first failing rank: %d\n", verdict.rank);
+  if (consensus.code != nrl::Exit::ok && world->rank() == 0)
+    std::fprintf(stderr, "first failing rank: %d\n", consensus.rank);
   try {
     world->finalize();
   } catch (const nrl::Error& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return static_cast<int>(e.code());
   }
-  return static_cast<int>(verdict.code);
+  return static_cast<int>(consensus.code);
 }

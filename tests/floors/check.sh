@@ -47,6 +47,7 @@ self_test() {
   plant parallel/comm/only_core.cpp '#include "precision/recipe.h"'
   plant memory/up.cpp '#include <core/base/error.h>' '#include <parallel/grid/grid.h>'
   plant apps/plan/up.cpp '#include "apps/nrl-train/commands.h"'
+  plant apps/engine/up.cpp '#include "apps/train/run.h"'
   plant core/trace/heavy.h '#include <mpi.h>'
   plant core/tensor/local.cpp '#include "tensor.h"'
   plant core/misc/new.cpp 'int x;'
@@ -64,6 +65,7 @@ core/ops/norm/sideways.cpp:1:
 parallel/comm/only_core.cpp:1:
 memory/up.cpp:2:
 apps/plan/up.cpp:1:
+apps/engine/up.cpp:1:
 core/trace/heavy.h:1:
 core/tensor/local.cpp:1:
 core/misc/new.cpp:1:

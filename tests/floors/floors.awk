@@ -9,7 +9,8 @@ BEGIN {
     "core/ops 4 ops;core/io 4 io;precision 5 precision;memory 6 memory;parallel/comm 7 comm;" \
     "parallel/grid 8 parallel;parallel/data 8 parallel;parallel/tensor 8 parallel;parallel/pipeline 8 parallel;" \
     "parallel/context 8 parallel;parallel/expert 8 parallel;apps/model 9 model;" \
-    "apps/data 10 application;apps/train 10 application;apps/plan 10 application;apps/nrl-train 11 command;tests/reference 12 reference", entries, ";")
+    "apps/data 10 application;apps/plan 10 application;apps/engine 11 engine;apps/train 12 training;" \
+    "apps/bench 13 bench;apps/nrl-train 14 command;tests/reference 15 reference", entries, ";")
   for (i = 1; i <= n; ++i) {
     split(entries[i], part, " ")
     floor_of[part[1]] = part[2]

@@ -11,13 +11,13 @@ namespace {
 using namespace nrl::ops;
 
 struct Given {
-  double squared_norm = 4, log_prob_sum = -30, updates = 0, skipped = 0;
+  double squared_norm = 4, metric = -30, updates = 0, skipped = 0;
 };
 
 Buffer scalars_of(const Given& given) {
   Buffer s(DType::f64, {StepScalar::count});
   s.set(StepScalar::squared_norm, given.squared_norm);
-  s.set(StepScalar::log_prob_sum, given.log_prob_sum);
+  s.set(StepScalar::metrics, given.metric);
   s.set(StepScalar::learning_rate, 1e-3);
   s.set(StepScalar::updates, given.updates);
   s.set(StepScalar::skipped_in_a_row, given.skipped);
@@ -62,7 +62,7 @@ void taken(Exec& e) {
 void skipped(Exec& e) {
   for (const Given& given :
        {Given{.squared_norm = INFINITY, .updates = 3}, Given{.squared_norm = NAN, .updates = 3},
-        Given{.log_prob_sum = NAN, .updates = 3}, Given{.log_prob_sum = -INFINITY, .updates = 3}}) {
+        Given{.metric = NAN, .updates = 3}, Given{.metric = -INFINITY, .updates = 3}}) {
     Buffer s = scalars_of(given);
     decide(e, decision(s, 1));
     decide(e, decision(s, 1));

@@ -53,7 +53,8 @@ TEST_CASE("the bound that is made without a plan is below every plan", "[plan]")
             REQUIRE(result.ok());
             const model::ModelSpec spec = model::parse_model_config(model, "test");
             const BatchPlan batch = resolve_batch(result.config, 4);
-            const auto planned = make_run_plan(result.config, spec, batch, 0, device, 2);
+            const auto planned =
+                make_run_plan(result.config, spec, batch, grid_place(result.config, 4, 0), device, 2);
             const CategoryBytes least = least_memory(result.config, spec, batch, device),
                                 exact = planned_memory(result.config, *planned);
             for (size_t c = 0; c < least.size(); ++c) {

@@ -5,6 +5,7 @@
 #include "apps/plan/run_plan.h"
 #include "apps/train/model_source.h"
 #include "apps/train/run_check.h"
+#include "apps/train/run_data.h"
 #include "tests/catch.h"
 #include "tests/config/key_ends.h"
 #include "tests/train/training_run.h"
@@ -53,7 +54,8 @@ bool starts(const Workbench& bench, const std::vector<std::string>& overrides) {
   if (!result.ok()) return false;
   const Config& c = result.config;
   const BatchPlan batch = resolve_batch(c, 1);
-  const auto plan = plan::make_run_plan(c, train::load_model_spec(result), batch, 0, DeviceType::cpu, 1);
+  const auto plan = plan::make_run_plan(c, train::load_model_spec(result), batch, plan::grid_place(c, 1, 0),
+                                        DeviceType::cpu, 1);
   check_sizes(*plan);
   try {
     const train::TrainData data = train::plan_train_data(c, 272, batch.global);

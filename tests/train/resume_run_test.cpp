@@ -3,7 +3,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "apps/train/session.h"
+#include "apps/train/launch.h"
+#include "apps/train/run.h"
 #include "apps/train/trainer.h"
 #include "core/io/indexed_dataset.h"
 #include "tests/catch.h"
@@ -67,17 +68,16 @@ device: cpu
     const auto world = comm::World::init();
     try {
       return train::train(*world, config(name, std::move(overrides)));
-    } catch (const Leave& leave) {
-      return leave.code;
+    } catch (const AgreedExit& agreed) {
+      return agreed.code;
     }
   }
 
   // What a run would begin with.
   void begin(const std::string& name, const std::vector<std::string>& overrides,
-             const std::function<void(Session&)>& look) const {
+             const std::function<void(const Run&)>& look) const {
     const auto world = comm::World::init();
-    Session session(*world, config(name, overrides), [](const std::string&) {});
-    look(session);
+    look(*set_up_run(*world, config(name, overrides), [](const std::string&) {}));
   }
 
   std::vector<JsonValue> rows(const std::string& name, const char* key) const {
@@ -188,9 +188,9 @@ TEST_CASE("every counter of a checkpoint is restored") {
     state.set("best_val_loss", 0.5);
     state.set("best_val_step", 1);
   });
-  runs.begin("edited", {}, [&](Session& session) {
-    CHECK(session.resumed_from() == runs.step("edited", 2));
-    const Position& p = session.position();
+  runs.begin("edited", {}, [&](const Run& run) {
+    CHECK(run.resumed_from == runs.step("edited", 2));
+    const Position& p = run.position;
     CHECK(p.step == 2);
     CHECK(p.updates == 1);
     CHECK(p.skipped == 1);
@@ -203,15 +203,15 @@ TEST_CASE("every counter of a checkpoint is restored") {
     CHECK(p.global_batch == batch);
     CHECK(p.dataset_samples == 20);
     // 40 documents of 50 tokens make 124 samples of 16.
-    CHECK(session.changes() ==
+    CHECK(run.changes ==
           std::vector<std::string>{
               "sample order: made for 999 samples -> for 20, more than one epoch of 124 (samples may "
               "repeat or be missed)"});
   });
   runs.copy("whole", "longer", 2, [](JsonValue& state) { state.set("dataset_samples", 100); });
-  runs.begin("longer", {}, [&](Session& session) {
-    CHECK(session.position().dataset_samples == 16);
-    CHECK(session.changes().empty());
+  runs.begin("longer", {}, [&](const Run& run) {
+    CHECK(run.position.dataset_samples == 16);
+    CHECK(run.changes.empty());
   });
   REQUIRE(runs.train("edited") == Exit::ok);
   const auto whole = runs.rows("whole", "loss"), edited = runs.rows("edited", "loss");
@@ -248,7 +248,7 @@ TEST_CASE("a resumed run tells what has changed, and refuses what was not allowe
   REQUIRE(runs.train("whole") == Exit::ok);
   const auto changes = [&](const std::vector<std::string>& overrides) {
     std::vector<std::string> lines;
-    runs.begin("whole", overrides, [&](Session& session) { lines = session.changes(); });
+    runs.begin("whole", overrides, [&](const Run& run) { lines = run.changes; });
     return lines;
   };
   CHECK(changes({}).empty());
@@ -361,9 +361,9 @@ TEST_CASE("one changed byte in any file of the newest checkpoint, and the one be
       CHECK(error_of([&] { verify_model_directory(runs.step(name, 4)); }).code == 65);
     }
   // The run resumes from there and keeps what was damaged.
-  runs.begin("model.safetensors-1", {}, [&](Session& session) {
-    CHECK(session.resumed_from() == runs.step("model.safetensors-1", 2));
-    CHECK(session.position().step == 2);
+  runs.begin("model.safetensors-1", {}, [&](const Run& run) {
+    CHECK(run.resumed_from == runs.step("model.safetensors-1", 2));
+    CHECK(run.position.step == 2);
   });
   CHECK(list_directory(runs.store("model.safetensors-1") + "/previous-1") ==
         std::vector<std::string>{"step-4"});
@@ -404,9 +404,9 @@ TEST_CASE("checkpointing.resume chooses where a run starts") {
   REQUIRE(runs.train("whole") == Exit::ok);
   const auto started_from = [&](const std::string& name, const std::vector<std::string>& overrides) {
     std::string from;
-    runs.begin(name, overrides, [&](Session& session) {
-      from = session.resumed_from();
-      CHECK(session.position().step == (from.empty() ? 0 : contains(from, "step-2") ? 2 : 4));
+    runs.begin(name, overrides, [&](const Run& run) {
+      from = run.resumed_from;
+      CHECK(run.position.step == (from.empty() ? 0 : contains(from, "step-2") ? 2 : 4));
     });
     return from;
   };

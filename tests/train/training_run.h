@@ -12,7 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/session.h"
+#include "apps/data/gpt_dataset.h"
+#include "apps/model/spec.h"
+#include "apps/train/launch.h"
 #include "apps/train/trainer.h"
 #include "core/base/philox.h"
 #include "core/io/indexed_dataset.h"
@@ -89,9 +91,9 @@ class Workbench {
     const CapturedOutput captured(directory_ / "out.txt", directory_ / "err.txt");
     try {
       const auto world = comm::World::init();
-      finished.code = train::train(*world, train::load_config_together(*world, file, overrides));
-    } catch (const train::Leave& leave) {
-      finished.code = leave.code;
+      finished.code = train::train(*world, train::load_config_collectively(*world, file, overrides));
+    } catch (const train::AgreedExit& agreed) {
+      finished.code = agreed.code;
     } catch (const Error& error) {
       finished.code = error.code();
       std::fprintf(stderr, "%s\n", error.what());

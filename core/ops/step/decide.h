@@ -13,8 +13,7 @@ NRL_HOST_DEVICE inline void decide(double* s, double max_norm, double beta1, dou
   const double norm = sqrt(s[StepScalar::squared_norm]);
   // Not finite: the difference with itself is not zero.
   const bool halted = max_skipped > 0 && s[StepScalar::skipped_in_a_row] >= static_cast<double>(max_skipped);
-  const bool finite =
-      !halted && norm - norm == 0.0 && s[StepScalar::log_prob_sum] - s[StepScalar::log_prob_sum] == 0.0;
+  const bool finite = !halted && norm - norm == 0.0 && s[StepScalar::metrics] - s[StepScalar::metrics] == 0.0;
   s[StepScalar::grad_norm] = norm;
   s[StepScalar::skip] = finite ? 0.0 : 1.0;
   if (!finite) {

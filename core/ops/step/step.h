@@ -8,11 +8,12 @@ namespace nrl::ops {
 
 /// Places in a (StepScalar::count) f64 tensor. Integers are exact up to 2^53.
 struct StepScalar {
+  static constexpr int max_metrics = 4;
   enum Index : int {
     // Summed over the data-parallel ranks in one all_reduce of `sums` elements from the first on.
-    squared_norm,  ///< of the gradients
-    log_prob_sum,  ///< of the targets
-    stop,          ///< > 0: a rank was asked to stop
+    squared_norm,                  ///< of the gradients
+    metrics,                       ///< max_metrics sums that the objective names; the first must be finite
+    stop = metrics + max_metrics,  ///< > 0: a rank was asked to stop
     sums,
     // Set by the host before the step.
     learning_rate = sums,
@@ -29,7 +30,7 @@ struct StepScalar {
   };
 };
 
-/// From the summed scalars: grad_norm = sqrt(squared_norm); skip unless it and log_prob_sum are finite;
+/// From the summed scalars: grad_norm = sqrt(squared_norm); skip unless it and the first metric are finite;
 /// otherwise updates += 1, grad_scale = min(1, max_norm / (grad_norm + 1e-6)), and the corrections. One
 /// thread.
 struct DecideStep {

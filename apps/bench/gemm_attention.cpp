@@ -1,0 +1,252 @@
+// nrl-train bench gemm, bench attention: what is bound by arithmetic, beside the peak.
+
+#include <algorithm>
+#include <array>
+
+#include "apps/bench/machine.h"
+#include "core/base/log.h"
+#include "core/ops/attention/engine.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/linear/peak.h"
+#include "core/ops/transfer.h"
+
+namespace nrl::bench {
+namespace {
+
+/// FLOP/s that shares are of: a GPU's data sheet (bf16), a processor's own multiply-adds (fp32).
+double peak_of(Machine& machine) {
+  return machine.gpu() ? train::peak_flops(machine.exec().device->properties())
+                       : ops::measure_fma_peak(machine.exec().threads) * 1e9;
+}
+
+std::string peak_text(const Machine& machine, double peak) {
+  if (peak <= 0) return "peak unknown";
+  return machine.gpu() ? fmt::format("peak {:.0f} TFLOP/s (data sheet, dense bf16)", peak * 1e-12)
+                       : fmt::format("fp32 peak {:.0f} GFLOP/s (register FMAs)", peak * 1e-9);
+}
+
+// "  612 (62 %)", in units of TFLOP/s on a GPU and GFLOP/s on a processor.
+std::string rate_text(const Machine& machine, double rate, double peak) {
+  const double scaled = rate * (machine.gpu() ? 1e-12 : 1e-9);
+  if (peak <= 0) return fmt::format("{:>8.1f}        ", scaled);
+  return fmt::format("{:>8.1f} ({:>3.0f} %)", scaled, rate / peak * 100);
+}
+
+JsonValue rate_json(double seconds, double flops, double peak) {
+  return JsonValue::object({{"seconds", seconds},
+                            {"flops_per_s", flops / seconds},
+                            {"share_of_peak", peak > 0 ? JsonValue(flops / seconds / peak) : JsonValue()}});
+}
+
+/// Tokens, outputs, inputs of a linear layer.
+struct GemmCase {
+  const char* name;
+  int64_t n, m, k;
+};
+constexpr GemmCase gpu_gemms[] = {
+    {"8b qkv", 8192, 6144, 4096},   {"8b o", 8192, 4096, 4096},         {"8b gate+up", 8192, 28672, 4096},
+    {"8b down", 8192, 4096, 14336}, {"8b head", 2048, 128256, 4096},    {"1b qkv", 16384, 3072, 2048},
+    {"1b o", 16384, 2048, 2048},    {"1b gate+up", 16384, 16384, 2048}, {"1b down", 16384, 2048, 8192},
+    {"xl qkv", 8192, 4800, 1600},   {"xl mlp", 8192, 6400, 1600},       {"square", 8192, 8192, 8192}};
+constexpr GemmCase cpu_gemms[] = {{"124m qkv", 1024, 2304, 768},  {"124m o", 1024, 768, 768},
+                                  {"124m up", 1024, 3072, 768},   {"124m down", 1024, 768, 3072},
+                                  {"124m head", 256, 50304, 768}, {"17m qkv", 4096, 1152, 384},
+                                  {"17m o", 4096, 384, 384},      {"17m gate+up", 4096, 2048, 384},
+                                  {"17m down", 4096, 384, 1024},  {"17m head", 1366, 8192, 384}};
+constexpr GemmCase quick_gemms[] = {{"quick", 48, 32, 64}, {"quick odd", 40, 24, 16}};
+
+/// Sequences of `length` tokens.
+struct AttentionCase {
+  const char* name;
+  int64_t sequences, length, heads, kv_heads, d;
+};
+constexpr AttentionCase gpu_attentions[] = {
+    {"8b t8192", 1, 8192, 32, 8, 128}, {"8b t4096", 2, 4096, 32, 8, 128},
+    {"8b t1024", 8, 1024, 32, 8, 128}, {"1b t4096", 4, 4096, 32, 8, 64},
+    {"xl t1024", 8, 1024, 25, 25, 64}, {"mha t4096", 2, 4096, 32, 32, 128}};
+constexpr AttentionCase cpu_attentions[] = {{"124m t1024", 1, 1024, 12, 12, 64},
+                                            {"124m t256", 4, 256, 12, 12, 64},
+                                            {"17m t256", 16, 256, 6, 6, 64},
+                                            {"gqa t512", 2, 512, 12, 4, 64}};
+constexpr AttentionCase quick_attentions[] = {{"quick", 2, 24, 4, 2, 16}};
+
+template <class Case>
+std::span<const Case> choose(const Args& args, const Machine& machine, std::span<const Case> quick,
+                             std::span<const Case> gpu, std::span<const Case> cpu) {
+  return args.quick ? quick : machine.gpu() ? gpu : cpu;
+}
+
+void gemm_case(Machine& machine, const GemmCase& c, DType dtype, double peak, Report& report) {
+  struct Set {
+    Tensor x, w, y, dx, dw;
+  };
+  ops::Exec& e = machine.exec();
+  machine.need_workspace(machine.gpu() ? ops::gpu_linear_workspace(std::max(c.m, c.k), e.threads)
+                                       : ops::linear_workspace(c.n, c.m, c.k, dtype, e.threads));
+  const int count = machine.sets(static_cast<double>((c.n * c.k + c.m * c.k + c.n * c.m) * size_of(dtype)));
+  Tensors memory(machine);
+  std::vector<Set> sets;
+  for (int i = 0; i < count; ++i)
+    sets.push_back({memory.normal(dtype, {c.n, c.k}), memory.normal(dtype, {c.m, c.k}, 0.02),
+                    memory.normal(dtype, {c.n, c.m}, 0.1), memory.normal(dtype, {c.n, c.k}),
+                    memory.constant(DType::f32, {c.m, c.k}, 0)});
+  auto timed = [&](const std::function<void(const Set&)>& call) {
+    const double t = machine.seconds([&](int i) { call(sets[static_cast<size_t>(i % count)]); }, count);
+    ops::synchronize(e);
+    return t;
+  };
+  const double data = timed([&](const Set& s) { ops::linear_backward_data(e, {s.y, s.w, s.dx, false}); });
+  const double weight = timed([&](const Set& s) {
+    ops::linear_backward_weight(e, {s.y, s.x, s.dw, {}, true});
+  });
+  const double forward = timed([&](const Set& s) { ops::linear_forward(e, {s.x, s.w, {}, s.y}); });
+  const double flops = ops::linear_flops(c.n, c.m, c.k);
+  log::info("{:<12} {:>6} {:>6} {:>6}  {} {} {}", c.name, c.n, c.m, c.k,
+            rate_text(machine, flops / forward, peak), rate_text(machine, flops / data, peak),
+            rate_text(machine, flops / weight, peak));
+  report.add(JsonValue::object({{"name", c.name},
+                                {"n", c.n},
+                                {"m", c.m},
+                                {"k", c.k},
+                                {"forward", rate_json(forward, flops, peak)},
+                                {"backward_data", rate_json(data, flops, peak)},
+                                {"backward_weight", rate_json(weight, flops, peak)}}));
+}
+
+/// For its life the library's engine is out of the way, and our own kernels take every shape.
+class OwnKernels {
+ public:
+  explicit OwnKernels(ops::Libraries& libraries)
+      : libraries_(libraries), engine_(std::move(libraries.attention)) {}
+  ~OwnKernels() { libraries_.attention = std::move(engine_); }
+  OwnKernels(const OwnKernels&) = delete;
+  OwnKernels& operator=(const OwnKernels&) = delete;
+
+ private:
+  ops::Libraries& libraries_;
+  std::unique_ptr<ops::attention::Engine> engine_;
+};
+
+void attention_case(Machine& machine, const AttentionCase& c, const char* whose, DType dtype, double peak,
+                    Report& report) {
+  ops::Exec& e = machine.exec();
+  const int64_t n = c.sequences * c.length, width = (c.heads + 2 * c.kv_heads) * c.d;
+  machine.need_workspace(machine.gpu()
+                             ? ops::attention_gpu_workspace(n, c.heads, c.kv_heads, c.d)
+                             : ops::attention_workspace(n, c.heads, c.kv_heads, c.d, c.length, e.threads));
+  struct Set {
+    ops::AttentionForward forward;
+    ops::AttentionBackward backward;
+  };
+  Tensors memory(machine);
+  auto make = [&] {
+    const Tensor qkv = memory.normal(dtype, {n, width}), dqkv = memory.normal(dtype, {n, width});
+    auto heads = [&c](const Tensor& wide, int64_t first, int64_t count) {
+      return wide.columns(first * c.d, count * c.d).split_heads(count, c.d);
+    };
+    Set s;
+    ops::AttentionForward& f = s.forward;
+    f.q = heads(qkv, 0, c.heads);
+    f.k = heads(qkv, c.heads, c.kv_heads);
+    f.v = heads(qkv, c.heads + c.kv_heads, c.kv_heads);
+    f.out = memory.normal(dtype, {n, c.heads, c.d});
+    f.lse = memory.constant(DType::f32, {c.heads, n}, 0);
+    f.cu_q = f.cu_k = memory.arithmetic(c.sequences + 1, 0, c.length);
+    f.scale = 1.0f / std::sqrt(static_cast<float>(c.d));
+    f.lengths = {c.length, true};
+    ops::AttentionBackward& b = s.backward;
+    b.dout = memory.normal(dtype, {n, c.heads, c.d});
+    b.q = f.q;
+    b.k = f.k;
+    b.v = f.v;
+    b.out = f.out;
+    b.lse = f.lse;
+    b.cu_q = b.cu_k = f.cu_q;
+    b.dq = heads(dqkv, 0, c.heads);
+    b.dk = heads(dqkv, c.heads, c.kv_heads);
+    b.dv = heads(dqkv, c.heads + c.kv_heads, c.kv_heads);
+    b.scale = f.scale;
+    b.lengths = f.lengths;
+    return s;
+  };
+  const int count = machine.sets(static_cast<double>(2 * n * width * size_of(dtype)));
+  std::vector<Set> sets;
+  for (int i = 0; i < count; ++i) {
+    sets.push_back(make());
+    ops::attention_forward(e, sets.back().forward);  // out and lse of every set, for the backward pass
+  }
+  const double forward = machine.seconds(
+      [&](int i) { ops::attention_forward(e, sets[static_cast<size_t>(i % count)].forward); }, count);
+  const double backward = machine.seconds(
+      [&](int i) { ops::attention_backward(e, sets[static_cast<size_t>(i % count)].backward); }, count);
+  ops::synchronize(e);
+  const double flops = static_cast<double>(c.sequences) * ops::attention_flops(c.length, c.heads, c.d);
+  // Forward two products, backward five: the scores are computed again.
+  const double backward_flops = 2.5 * flops;
+  log::info("{:<12} {:>4} x {:>5} {:>3}/{:<2} d {:>3}  {} {}   {}", c.name, c.sequences, c.length, c.heads,
+            c.kv_heads, c.d, rate_text(machine, flops / forward, peak),
+            rate_text(machine, backward_flops / backward, peak), whose);
+  report.add(JsonValue::object({{"name", c.name},
+                                {"kernels", whose},
+                                {"sequences", c.sequences},
+                                {"length", c.length},
+                                {"heads", c.heads},
+                                {"kv_heads", c.kv_heads},
+                                {"head_dim", c.d},
+                                {"forward", rate_json(forward, flops, peak)},
+                                {"backward", rate_json(backward, backward_flops, peak)}}));
+}
+
+template <class Case, class Measure>
+int measure_all(const Args& args, std::span<const Case> cases, Report& report, const Measure& measure) {
+  for (const Case& c : cases) {
+    if (!selected(args, c.name)) continue;
+    try {
+      measure(c);
+    } catch (const Error& error) {
+      report.add_failure(c.name, error.what());
+    }
+  }
+  return report.finish();
+}
+
+}  // namespace
+
+int gemm(const Args& args) {
+  Machine machine(args.device, args.quick);
+  Report report(args, machine.describe());
+  const DType dtype = machine.gpu() ? DType::bf16 : DType::f32;
+  const double peak = peak_of(machine);
+  report.set("peak_flops_per_s", peak);
+  log::info("{}; {}; {}", machine.name(), name_of(dtype), peak_text(machine, peak));
+  log::info("{:<12} {:>6} {:>6} {:>6}  {:>16} {:>16} {:>16}   {} (share of peak)", "layer", "tokens", "out",
+            "in", "forward", "data gradient", "weight gradient", machine.gpu() ? "TFLOP/s" : "GFLOP/s");
+  return measure_all(args, choose<GemmCase>(args, machine, quick_gemms, gpu_gemms, cpu_gemms), report,
+                     [&](const GemmCase& c) { gemm_case(machine, c, dtype, peak, report); });
+}
+
+int attention(const Args& args) {
+  Machine machine(args.device, args.quick);
+  Report report(args, machine.describe());
+  const DType dtype = machine.gpu() ? DType::bf16 : DType::f32;
+  const double peak = peak_of(machine);
+  report.set("peak_flops_per_s", peak);
+  log::info("{}; {}; {}; causal, counted exactly; backward as five products", machine.name(), name_of(dtype),
+            peak_text(machine, peak));
+  log::info("{:<12} {:>12} {:>6} {:>5}  {:>16} {:>16}   {} (share of peak)", "case", "seqs x length", "heads",
+            "dim", "forward", "backward", machine.gpu() ? "TFLOP/s" : "GFLOP/s");
+  if (machine.exec().libraries && machine.exec().libraries->attention)
+    log::info("library: with the library, which may leave a shape to our own kernels; own: without it");
+  return measure_all(args,
+                     choose<AttentionCase>(args, machine, quick_attentions, gpu_attentions, cpu_attentions),
+                     report, [&](const AttentionCase& c) {
+                       ops::Libraries* libraries = machine.exec().libraries;
+                       const bool library = libraries && libraries->attention;
+                       attention_case(machine, c, library ? "library" : "own", dtype, peak, report);
+                       if (!library) return;
+                       const OwnKernels own(*libraries);
+                       attention_case(machine, c, "own", dtype, peak, report);
+                     });
+}
+
+}  // namespace nrl::bench

@@ -1,0 +1,106 @@
+#pragma once
+// What the benchmarks share: the device with memory and a clock, and the report.
+
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "apps/bench/bench.h"
+#include "apps/train/accelerator.h"
+#include "core/device/cpu/memory.h"
+#include "core/io/json.h"
+#include "core/ops/exec.h"
+
+namespace nrl::bench {
+
+/// Name, kind and what tells it apart, of the device of `exec`, for the report.
+JsonValue describe_device(const nrl::ops::Exec& exec);
+
+/// The device that is measured.
+class Machine {
+ public:
+  /// `device`: "auto", "cpu" or "cuda"; Exit::unavailable with the reason where a GPU is demanded and there
+  /// is none. `quick`: every call is timed once.
+  Machine(const std::string& device, bool quick);
+
+  bool gpu() const { return accelerator_.runtime != nullptr; }
+  nrl::ops::Exec& exec() { return exec_; }
+  JsonValue describe() const { return describe_device(exec_); }
+  const std::string& name() const { return name_; }
+
+  /// Makes the exec's workspace at least this large.
+  void need_workspace(size_t bytes);
+
+  /// Working sets of `bytes` to go through in turns, so that the cache holds nothing of the next one.
+  int sets(double bytes) const;
+  /// Seconds of one call of work(i); i counts up, and `sets` is what it repeats after. On a GPU the median
+  /// over rounds that lie between timed events, with enough calls that the host does not matter; on a
+  /// processor the best.
+  double seconds(const std::function<void(int)>& work, int sets);
+  /// Bytes read and written per second by a copy inside of the device's memory. Measured once.
+  double copy_bandwidth();
+
+ private:
+  double round(const std::function<void(int)>& work, int& next, int calls);
+
+  train::Accelerator accelerator_;
+  nrl::ops::Exec exec_;
+  device::Memory device_workspace_;
+  cpu::HostMemory host_workspace_;
+  device::Event begin_, end_;
+  std::string name_;
+  size_t cache_bytes_ = 0;
+  double copy_bandwidth_ = 0;
+  bool quick_;
+};
+
+/// Tensors of one working set in the memory of a machine, which must outlive them.
+class Tensors {
+ public:
+  explicit Tensors(Machine& machine) : machine_(machine) {}
+
+  /// scale * standard normal; f32 or bf16. Values repeat after 2^18 elements.
+  Tensor normal(DType dtype, std::initializer_list<int64_t> shape, double scale = 1);
+  /// i32 in [0, below), no two neighbours related.
+  Tensor integers(std::initializer_list<int64_t> shape, int64_t below);
+  /// (n) i32: first, first + step, ...
+  Tensor arithmetic(int64_t n, int64_t first, int64_t step);
+  Tensor constant(DType dtype, std::initializer_list<int64_t> shape, double value);
+  /// The bytes of `values` as a tensor.
+  Tensor copy_of(DType dtype, std::initializer_list<int64_t> shape, const void* values);
+
+ private:
+  Tensor allocate(DType dtype, std::initializer_list<int64_t> shape);
+  /// Fills with the pattern, again and again.
+  Tensor filled(DType dtype, std::initializer_list<int64_t> shape, const void* pattern, size_t pattern_bytes);
+
+  Machine& machine_;
+  std::vector<device::Memory> device_;
+  std::vector<cpu::HostMemory> host_;
+};
+
+/// One object per measurement, below facts about all of them.
+class Report {
+ public:
+  Report(const Args& args, JsonValue device);
+  void set(std::string key, JsonValue value) { head_.set(std::move(key), std::move(value)); }
+  void add(JsonValue row) { rows_.push_back(std::move(row)); }
+  /// A measurement that failed: said on standard error, and the command ends with Exit::internal.
+  void add_failure(const std::string& name, const std::string& why);
+  /// Writes the file of --json, a row a line. Returns the exit code.
+  int finish();
+
+ private:
+  std::string path_;
+  JsonValue head_;
+  std::vector<JsonValue> rows_;
+  bool failed_ = false;
+};
+
+/// The name contains what --only says.
+inline bool selected(const Args& args, const std::string& name) {
+  return name.find(args.only) != std::string::npos;
+}
+
+}  // namespace nrl::bench

@@ -1,0 +1,338 @@
+// nrl-train bench ops: every memory-bound kernel at model shapes, beside the copy bandwidth of the same run.
+
+#include <algorithm>
+
+#include "apps/bench/machine.h"
+#include "core/base/log.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/transfer.h"
+
+namespace nrl::bench {
+namespace {
+
+/// What the kernels below are expected to reach of the copy bandwidth on a GPU.
+constexpr double bar = 0.85;
+
+/// One call moves `bytes`: every operand read or written once, whatever a kernel does beyond that.
+struct OpCase {
+  std::string name;
+  double bytes = 0;
+  bool barred = false;  ///< held against `bar`
+  bool present = false;
+  std::function<std::function<void()>(Tensors&)> make;
+};
+
+struct Sizes {
+  int64_t tokens, hidden, ffn, heads, kv_heads, head_dim, vocab, logit_rows, parameters;
+};
+// Llama-3-8B with 8192 tokens; a small model on a processor; and sizes for trying out that all runs.
+constexpr Sizes gpu_sizes{8192, 4096, 14336, 32, 8, 128, 128256, 1024, 100'000'000};
+constexpr Sizes cpu_sizes{2048, 1024, 2816, 16, 4, 64, 32000, 128, 8'000'000};
+constexpr Sizes quick_sizes{16, 64, 96, 4, 2, 16, 512, 8, 20'000};
+
+class OpCases {
+ public:
+  OpCases(Machine& machine, const Sizes& sizes, DType activations)
+      : e_(machine.exec()), k_(*machine.exec().kernels), s_(sizes), a_(activations), element_(size_of(a_)) {
+    machine.need_workspace(std::max(
+        {ops::norm_backward_workspace(std::max(s_.hidden, s_.head_dim), e_.threads),
+         ops::qk_norm_rope_workspace(s_.head_dim, e_.threads), ops::sum_of_squares_workspace(s_.parameters),
+         machine.gpu() ? std::max(ops::gpu_linear_workspace(s_.hidden, e_.threads),
+                                  ops::embedding_backward_workspace(s_.tokens, s_.hidden))
+                       : ops::linear_workspace(s_.tokens, s_.hidden, s_.hidden, a_, e_.threads)}));
+    norms();
+    heads();
+    activations_();
+    embeddings();
+    loss();
+    optimizer();
+    rest();
+  }
+
+  std::vector<OpCase> all;
+
+ private:
+  using Run = std::function<void()>;
+
+  double rows(int64_t n, int64_t width, int64_t times) const {
+    return static_cast<double>(n * width * element_ * times);
+  }
+  void add(std::string name, double bytes, bool barred, bool present, std::function<Run(Tensors&)> make) {
+    all.push_back({std::move(name), bytes, barred, present, std::move(make)});
+  }
+
+  void norms() {
+    const int64_t n = s_.tokens, d = s_.hidden;
+    for (const auto kind : {ops::NormKind::rms, ops::NormKind::layer}) {
+      const bool layer = kind == ops::NormKind::layer;
+      const std::string name = layer ? "layer_norm" : "rms_norm";
+      auto forward = [this, kind, layer, n, d](Tensors& m, bool residual) -> Run {
+        ops::NormForward f;
+        f.kind = kind;
+        f.x = m.normal(a_, {n, d});
+        if (residual) {
+          f.residual = m.normal(a_, {n, d});
+          f.sum = m.normal(a_, {n, d});
+        }
+        f.weight = m.constant(a_, {d}, 1);
+        if (layer) f.bias = m.constant(a_, {d}, 0);
+        if (layer) f.mean = m.constant(DType::f32, {n}, 0);
+        f.out = m.normal(a_, {n, d});
+        f.rstd = m.constant(DType::f32, {n}, 1);
+        return [this, f] { ops::norm_forward(e_, f); };
+      };
+      add(name + "_forward", rows(n, d, 2), true, k_.norm_forward,
+          [forward](Tensors& m) { return forward(m, false); });
+      add(name + "_forward_residual", rows(n, d, 4), true, k_.norm_forward,
+          [forward](Tensors& m) { return forward(m, true); });
+      add(name + "_backward", rows(n, d, 4), true, k_.norm_backward,
+          [this, kind, layer, n, d](Tensors& m) -> Run {
+            ops::NormBackward b;
+            b.kind = kind;
+            b.dout = m.normal(a_, {n, d});
+            b.x = m.normal(a_, {n, d});
+            b.weight = m.constant(a_, {d}, 1);
+            if (layer) b.mean = m.constant(DType::f32, {n}, 0);
+            b.rstd = m.constant(DType::f32, {n}, 1);
+            b.dresidual = m.normal(a_, {n, d});
+            b.dx = m.normal(a_, {n, d});
+            b.dweight = m.constant(DType::f32, {d}, 0);
+            if (layer) b.dbias = m.constant(DType::f32, {d}, 0);
+            return [this, b] { ops::norm_backward(e_, b); };
+          });
+    }
+  }
+
+  // The heads of q and k in rows that hold q, k and v.
+  void heads() {
+    const int64_t n = s_.tokens, qk = s_.heads + s_.kv_heads, d = s_.head_dim;
+    auto view = [this, n, qk, d](Tensors& m) {
+      return m.normal(a_, {n, (qk + s_.kv_heads) * d}).columns(0, qk * d).split_heads(qk, d);
+    };
+    auto table = [this, n, d](Tensors& m) {
+      ops::RopeSpec spec;
+      spec.rotary_dim = d;
+      const auto values = ops::rope_table(spec, n, n);
+      return m.copy_of(DType::f32, {n, d}, values.data());
+    };
+    add("rope", rows(n, qk * d, 2), true, k_.rope, [this, view, table, n](Tensors& m) -> Run {
+      const ops::Rope r{view(m), table(m), m.arithmetic(n, 0, 1), false};
+      return [this, r] { ops::rope(e_, r); };
+    });
+    add("qk_norm_rope_forward", rows(n, qk * d, 2), true, k_.qk_norm_rope_forward,
+        [this, view, table, n, qk, d](Tensors& m) -> Run {
+          ops::QkNormRopeForward f;
+          f.x = view(m);
+          f.out = m.normal(a_, {n, qk, d});
+          f.heads = s_.heads;
+          f.q_weight = m.constant(a_, {d}, 1);
+          f.k_weight = m.constant(a_, {d}, 1);
+          f.rstd = m.constant(DType::f32, {n * qk}, 1);
+          f.table = table(m);
+          f.positions = m.arithmetic(n, 0, 1);
+          return [this, f] { ops::qk_norm_rope_forward(e_, f); };
+        });
+    add("qk_norm_rope_backward", rows(n, qk * d, 3), true, k_.qk_norm_rope_backward,
+        [this, view, table, n, qk, d](Tensors& m) -> Run {
+          ops::QkNormRopeBackward b;
+          b.dout = b.dx = m.normal(a_, {n, qk, d}, 1e-3);
+          b.x = view(m);
+          b.heads = s_.heads;
+          b.q_weight = m.constant(a_, {d}, 1);
+          b.k_weight = m.constant(a_, {d}, 1);
+          b.rstd = m.constant(DType::f32, {n * qk}, 1);
+          b.table = table(m);
+          b.positions = m.arithmetic(n, 0, 1);
+          b.dq_weight = m.constant(DType::f32, {d}, 0);
+          b.dk_weight = m.constant(DType::f32, {d}, 0);
+          return [this, b] { ops::qk_norm_rope_backward(e_, b); };
+        });
+  }
+
+  void activations_() {
+    const int64_t n = s_.tokens, f = s_.ffn;
+    const struct {
+      const char* name;
+      ops::Activation kind;
+      bool gated;
+    } kinds[] = {{"swiglu", ops::Activation::silu, true},
+                 {"geglu", ops::Activation::gelu_tanh, true},
+                 {"gelu", ops::Activation::gelu_tanh, false}};
+    for (const auto& kind : kinds) {
+      const int64_t in = kind.gated ? 2 : 1;
+      const ops::Activation function = kind.kind;
+      const bool gated = kind.gated;
+      add(std::string(kind.name) + "_forward", rows(n, f, in + 1), true, k_.activation_forward,
+          [=, this](Tensors& m) -> Run {
+            const ops::ActivationForward a{function, gated, m.normal(a_, {n, in * f}), m.normal(a_, {n, f})};
+            return [this, a] { ops::activation_forward(e_, a); };
+          });
+      add(std::string(kind.name) + "_backward", rows(n, f, 2 * in + 1), true, k_.activation_backward,
+          [=, this](Tensors& m) -> Run {
+            const ops::ActivationBackward a{function, gated, m.normal(a_, {n, f}), m.normal(a_, {n, in * f}),
+                                            m.normal(a_, {n, in * f})};
+            return [this, a] { ops::activation_backward(e_, a); };
+          });
+    }
+  }
+
+  void embeddings() {
+    const int64_t n = s_.tokens, h = s_.hidden, v = s_.vocab;
+    add("embedding_forward", rows(n, h, 2), false, k_.embedding_forward, [=, this](Tensors& m) -> Run {
+      ops::EmbeddingForward f;
+      f.ids = m.integers({n}, v);
+      f.table = m.normal(a_, {v, h});
+      f.out = m.normal(a_, {n, h});
+      return [this, f] { ops::embedding_forward(e_, f); };
+    });
+    add("embedding_backward", rows(n, h, 1) + static_cast<double>(n * h * 8), false, k_.embedding_backward,
+        [=, this](Tensors& m) -> Run {
+          ops::EmbeddingBackward b;
+          b.ids = m.integers({n}, v);
+          b.dout = m.normal(a_, {n, h}, 1e-3);
+          b.dtable = m.constant(DType::f32, {v, h}, 0);
+          return [this, b] { ops::embedding_backward(e_, b); };
+        });
+  }
+
+  void loss() {
+    const int64_t n = s_.logit_rows, v = s_.vocab;
+    const auto elements = static_cast<double>(n * v);
+    auto arguments = [=](Tensors& m) {
+      ops::CrossEntropy c;
+      c.logits = m.normal(DType::f32, {n, v});
+      c.target = m.integers({n}, v);
+      c.log_prob = m.constant(DType::f32, {n}, 0);
+      return c;
+    };
+    add("cross_entropy", 4 * elements, false, k_.cross_entropy, [this, arguments](Tensors& m) -> Run {
+      const ops::CrossEntropy c = arguments(m);
+      return [this, c] { ops::cross_entropy(e_, c); };
+    });
+    // As the head uses it: the gradient in the place of the logits, in the format of the activations.
+    add("cross_entropy_gradient", (4 + static_cast<double>(element_)) * elements, true, k_.cross_entropy,
+        [=, this](Tensors& m) -> Run {
+          ops::CrossEntropy c = arguments(m);
+          c.weight = m.constant(DType::f32, {n}, -1e-3);
+          if (a_ == DType::bf16) {
+            c.dlogits = make_tensor(c.logits.data, DType::bf16, {n, v});
+            c.dlogits.stride[0] = 2 * v;
+          }
+          return [this, c] { ops::cross_entropy(e_, c); };
+        });
+  }
+
+  void optimizer() {
+    const int64_t n = s_.parameters;
+    const bool low = a_ == DType::bf16;
+    // Gradient, weight and both moments read and written, and the weight in bf16 written.
+    add("adamw", static_cast<double>(n) * (low ? 34 : 32), true, k_.adamw, [=, this](Tensors& m) -> Run {
+      ops::AdamW a;
+      a.param = m.normal(DType::f32, {n}, 0.02);
+      a.grad = m.normal(DType::f32, {n}, 1e-3);
+      a.exp_avg = m.normal(DType::f32, {n}, 1e-3);
+      a.exp_avg_sq = m.constant(DType::f32, {n}, 1e-6);
+      if (low) a.param_low = m.normal(DType::bf16, {n}, 0.02);
+      a.weight_decay = 0.1f;
+      const ops::AdamWRange range{0, 0, n, true};
+      const auto chunks = ops::adamw_chunks(std::span(&range, 1));
+      a.chunks = m.copy_of(DType::i64, {static_cast<int64_t>(chunks.size()) / 4, 4}, chunks.data());
+      double scalars[ops::StepScalar::count] = {};
+      scalars[ops::StepScalar::learning_rate] = 1e-5;
+      scalars[ops::StepScalar::updates] = 100;
+      scalars[ops::StepScalar::grad_scale] = 1;
+      scalars[ops::StepScalar::correction1] = scalars[ops::StepScalar::correction2] = 0.9;
+      a.scalars = m.copy_of(DType::f64, {ops::StepScalar::count}, scalars);
+      return [this, a] { ops::adamw(e_, a); };
+    });
+    add("sum_of_squares", static_cast<double>(n) * 4, false, k_.add_sum_of_squares,
+        [=, this](Tensors& m) -> Run {
+          const double zero = 0;
+          ops::SumOfSquares a;
+          a.x = m.normal(DType::f32, {n});
+          a.out = m.copy_of(DType::f64, {1}, &zero);
+          return [this, a] { ops::add_sum_of_squares(e_, a); };
+        });
+  }
+
+  void rest() {
+    const int64_t n = s_.tokens, h = s_.hidden, p = s_.parameters;
+    add("dropout", rows(n, h, 2), false, k_.dropout, [=, this](Tensors& m) -> Run {
+      ops::Dropout d;
+      d.x = m.normal(a_, {n, h});
+      d.out = m.normal(a_, {n, h});
+      d.p = 0.1f;
+      return [this, d] { ops::dropout(e_, d); };
+    });
+    add("add", rows(n, h, 3), false, k_.add, [=, this](Tensors& m) -> Run {
+      const Tensor x = m.normal(a_, {n, h}), out = m.constant(a_, {n, h}, 0);
+      return [this, x, out] { ops::add(e_, x, out); };
+    });
+    add("column_sums", rows(n, h, 1), false, k_.column_sums, [=, this](Tensors& m) -> Run {
+      const ops::ColumnSums c{m.normal(a_, {n, h}), m.constant(DType::f32, {h}, 0), true};
+      return [this, c] { ops::column_sums(e_, c); };
+    });
+    add("convert", static_cast<double>(p) * 6, false, k_.convert, [=, this](Tensors& m) -> Run {
+      const Tensor x = m.normal(DType::f32, {p}), out = m.normal(DType::bf16, {p});
+      return [this, x, out] { ops::convert(e_, x, out); };
+    });
+    add("zero", static_cast<double>(p) * 4, false, k_.zero, [=, this](Tensors& m) -> Run {
+      const Tensor x = m.normal(DType::f32, {p});
+      return [this, x] { ops::zero(e_, x); };
+    });
+  }
+
+  ops::Exec& e_;
+  const ops::KernelTable& k_;
+  Sizes s_;
+  DType a_;
+  int64_t element_;
+};
+
+}  // namespace
+
+int ops(const Args& args) {
+  Machine machine(args.device, args.quick);
+  Report report(args, machine.describe());
+  const double copy = machine.copy_bandwidth();
+  report.set("copy_bytes_per_s", copy);
+  report.set("bar", bar);
+  const DType activations = machine.gpu() ? DType::bf16 : DType::f32;
+  log::info("{}; activations {}; copy {:.1f} GB/s (read + write)", machine.name(), name_of(activations),
+            copy * 1e-9);
+  log::info("{:<28} {:>10} {:>10} {:>8}   bar", "kernel", "us", "GB/s", "of copy");
+  OpCases cases(machine, args.quick ? quick_sizes : machine.gpu() ? gpu_sizes : cpu_sizes, activations);
+  for (const OpCase& c : cases.all) {
+    if (!selected(args, c.name)) continue;
+    if (!c.present) {
+      report.add_failure(c.name, "this device has no such kernel");
+      continue;
+    }
+    try {
+      const int count = machine.sets(c.bytes);
+      Tensors memory(machine);
+      std::vector<std::function<void()>> runs;
+      for (int i = 0; i < count; ++i) runs.push_back(c.make(memory));
+      const double t = machine.seconds([&](int i) { runs[static_cast<size_t>(i % count)](); }, count);
+      ops::synchronize(machine.exec());
+      const double share = c.bytes / t / copy;
+      const bool judged = c.barred && machine.gpu() && !args.quick;
+      log::info("{:<28} {:>10.1f} {:>10.1f} {:>6.1f} %   {}", c.name, t * 1e6, c.bytes / t * 1e-9,
+                share * 100,
+                !judged        ? ""
+                : share >= bar ? "met"
+                               : "below 85 %");
+      report.add(JsonValue::object({{"name", c.name},
+                                    {"seconds", t},
+                                    {"bytes", c.bytes},
+                                    {"bytes_per_s", c.bytes / t},
+                                    {"share_of_copy", share},
+                                    {"barred", c.barred}}));
+    } catch (const Error& error) {
+      report.add_failure(c.name, error.what());
+    }
+  }
+  return report.finish();
+}
+
+}  // namespace nrl::bench

@@ -1,0 +1,167 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "apps/bench/machine.h"
+#include "apps/engine/engine.h"
+#include "apps/plan/memory_check.h"
+#include "apps/train/initial_state.h"
+#include "apps/train/launch.h"
+#include "apps/train/lr_schedule.h"
+#include "apps/train/model_source.h"
+#include "apps/train/report/timers.h"
+#include "core/base/log.h"
+#include "core/base/philox.h"
+#include "core/base/text.h"
+
+namespace nrl::bench {
+namespace {
+
+// Not timed: kernels are chosen and loaded, memory is touched, and a CUDA graph is captured in the third.
+constexpr int warmup_steps = 4;
+
+/// Microbatches of tokens without a pattern.
+class RandomBatches {
+ public:
+  RandomBatches(int64_t tokens, int64_t vocab_size) : vocab_size_(static_cast<uint64_t>(vocab_size)) {
+    batch_.tokens.resize(static_cast<size_t>(tokens));
+    batch_.targets.resize(static_cast<size_t>(tokens));
+  }
+  const data::MicroBatch& next() {
+    for (std::vector<int32_t>* ids : {&batch_.tokens, &batch_.targets})
+      for (size_t i = 0; i < ids->size(); i += 4) {
+        const PhiloxBlock four = stream_.block(block_++);
+        for (size_t k = 0; k < std::min<size_t>(4, ids->size() - i); ++k)
+          (*ids)[i + k] = static_cast<int32_t>(four[k] % vocab_size_);
+      }
+    return batch_;
+  }
+
+ private:
+  uint64_t vocab_size_, block_ = 0;
+  PhiloxStream stream_{3, "bench tokens"};
+  data::MicroBatch batch_;
+};
+
+struct Step {
+  double ms = 0, time = 0, lr = 0;  ///< `time`: wall clock when its results were there
+  engine::StepResult result;
+};
+
+/// Makes `count` steps as training does: on a GPU results are collected one step late.
+std::vector<Step> run_steps(engine::Engine& engine, const train::LrSchedule& schedule, int64_t count) {
+  const plan::RunPlan& plan = engine.plan();
+  RandomBatches batches(plan.batch.micro * plan.sequence_length, plan.spec.vocab_size);
+  engine::LanguageModeling objective;
+  std::vector<Step> steps;
+  double mark = train::Timers::steady_seconds();
+  for (int64_t made = 1; made <= count; ++made) {
+    for (int64_t m = 0; m < plan.batch.accumulation; ++m)
+      engine.fill(m, batches.next(), m * plan.batch.micro);
+    engine.step({.number = made,
+                 .learning_rate = learning_rate(schedule, made),
+                 .loss_tokens = plan.batch.tokens_per_step},
+                objective);
+    const int64_t leave = engine.exec().device && made < count ? 1 : 0;
+    while (static_cast<int64_t>(steps.size()) < made - leave) {
+      Step s;
+      s.lr = learning_rate(schedule, static_cast<int64_t>(steps.size()) + 1);
+      s.result = engine.collect();
+      const double now = train::Timers::steady_seconds();
+      s.ms = (now - std::exchange(mark, now)) * 1e3;
+      s.time = train::wall_seconds();
+      steps.push_back(s);
+    }
+  }
+  return steps;
+}
+
+double median_ms(const std::vector<Step>& steps) {
+  std::vector<double> ms;
+  for (size_t i = warmup_steps; i < steps.size(); ++i) ms.push_back(steps[i].ms);
+  std::sort(ms.begin(), ms.end());
+  const size_t n = ms.size();
+  return n % 2 ? ms[n / 2] : (ms[n / 2 - 1] + ms[n / 2]) / 2;
+}
+
+}  // namespace
+
+int step(nrl::comm::World& world, const Args& args, double process_start) {
+  const int64_t timed = args.quick ? 2 : args.steps, count = warmup_steps + timed;
+  std::vector<std::string> overrides = args.overrides;
+  for (const std::string& ours :
+       {std::string("data.train.data_path=random-tokens"), std::string("data.train.weights=null"),
+        std::string("data.split=null"), fmt::format("pretrain.max_num_steps={}", count),
+        std::string("pretrain.max_num_epochs=null"), std::string("pretrain.val_period=0"),
+        std::string("pretrain.val_at_start=false"), std::string("pretrain.val_at_end=false"),
+        std::string("data.reset_position_ids=false"), std::string("data.reset_attention_mask=false"),
+        std::string("data.eod_mask_loss=false")})
+    overrides.push_back(ours);
+  if (args.device != "auto") overrides.push_back("device=" + args.device);
+  train::RunSetting setting;
+  setting.files = false;  // no data is read
+  const ConfigResult config = train::load_config_collectively(world, args.config, overrides, setting);
+  const Config& c = config.config;
+  train::Placement placement(world, config);
+  auto made = plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1), placement.place(),
+                                  placement.device(), placement.host_threads());
+  const bool gpu = placement.device() == DeviceType::cuda;
+  if (gpu) plan::require_memory(config, *made, placement.exec().device->properties().memory, "the GPU");
+  const int kernels = engine::Engine::require_kernels(*made, placement.exec(), gpu ? "the GPU" : "the CPU");
+  engine::Engine engine(std::move(made), engine::training_options(c), placement.device_shard_group(),
+                        placement.exec());
+  train::load_initial_weights(c, engine, true, placement.host_threads(), [](const std::string&) {});
+  const plan::RunPlan& plan = engine.plan();
+  const BatchPlan& batch = plan.batch;
+  const std::vector<Step> steps =
+      run_steps(engine, train::make_lr_schedule(c.policy, count, batch.global), count);
+
+  const double step_ms = median_ms(steps), first = steps.front().time - process_start;
+  const double tokens = static_cast<double>(batch.tokens_per_step), tokens_per_s = tokens / step_ms * 1e3;
+  const double flops = model::training_flops_per_token(plan.spec, plan.sequence_length);
+  double peak = train::peak_of(placement);
+  if (!gpu) peak = std::max(peak, tokens_per_s * flops);  // a measured one may be too low
+  const double mfu = peak > 0 ? tokens_per_s * flops / peak : 0;
+  const auto loss = [&](const Step& s) { return -s.result.metrics[0] / tokens; };
+  const char* precision = plan.recipe.activations == DType::bf16 ? "bfloat16" : "float32";
+
+  Report report(args, describe_device(engine.exec()));
+  report.set("config", args.config);
+  report.set("sequences", batch.global);
+  report.set("micro_batch", batch.micro);
+  report.set("length", plan.sequence_length);
+  report.set("tokens_per_step", batch.tokens_per_step);
+  report.set("precision", precision);
+  report.set("cuda_graph", c.policy.cuda_graph);
+  report.set("timed_steps", timed);
+  report.set("step_ms", step_ms);
+  report.set("tokens_per_s", tokens_per_s);
+  report.set("mfu", mfu > 0 ? JsonValue(mfu) : JsonValue());
+  report.set("flops_per_token", flops);
+  report.set("planned_bytes", plan.memory.total_bytes());
+  report.set("peak_resident_bytes", cpu::peak_resident_bytes());
+  report.set("first_step_s", first);
+  report.set("loss_first", loss(steps.front()));
+  report.set("loss_last", loss(steps.back()));
+  report.set("model", parse_json(model::hugging_face_config(plan.spec, precision), "model"));
+  for (size_t i = 0; i < steps.size(); ++i)
+    report.add(JsonValue::object({{"step", static_cast<int64_t>(i) + 1},
+                                  {"time", steps[i].time},
+                                  {"loss", loss(steps[i])},
+                                  {"grad_norm", steps[i].result.grad_norm},
+                                  {"lr", steps[i].lr},
+                                  {"skipped", steps[i].result.skipped},
+                                  {"step_ms", steps[i].ms}}));
+  log::info("device      {}", placement.describe(kernels));
+  log::info("model       {} parameters, {} x {} tokens per step, {}", grouped(plan.parameters.total()),
+            batch.global, plan.sequence_length, precision);
+  log::info("step        {:.2f} ms (median of {})", step_ms, timed);
+  log::info("speed       {} tokens/s{}", grouped(std::llround(tokens_per_s)),
+            mfu > 0 ? fmt::format(", mfu {:.1f} %", mfu * 100) : "");
+  log::info("memory      {} planned{}", human_bytes(static_cast<uint64_t>(plan.memory.total_bytes())),
+            gpu ? "" : fmt::format(", {} resident", human_bytes(cpu::peak_resident_bytes())));
+  log::info("first step  done {:.2f} s after exec", first);
+  return report.finish();
+}
+
+}  // namespace nrl::bench

@@ -1,0 +1,22 @@
+#include "apps/engine/objective.h"
+
+#include "core/base/error.h"
+#include "core/ops/optimizer/optimizer.h"
+
+namespace nrl::engine {
+
+void Objective::weights(ops::Exec&, const model::MicroBatch&, const Tensor&) {
+  NRL_CHECK(false, "this objective takes its weights from the batch");
+}
+
+std::span<const std::string_view> LanguageModeling::metrics() const {
+  static constexpr std::string_view names[] = {"log_prob"};
+  return names;
+}
+
+void LanguageModeling::add_metrics(ops::Exec& exec, const model::MicroBatch&, const Tensor& log_prob,
+                                   const Tensor& sums) {
+  ops::add_sum(exec, {log_prob, sums});
+}
+
+}  // namespace nrl::engine

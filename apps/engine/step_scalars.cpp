@@ -1,0 +1,72 @@
+#include "apps/engine/step_scalars.h"
+
+#include <algorithm>
+
+#include "core/ops/transfer.h"
+
+namespace nrl::engine {
+
+using S = ops::StepScalar;
+
+namespace {
+
+constexpr size_t bytes = S::count * sizeof(double);
+constexpr size_t host_values = S::updates;  // the front part, which the host sets
+static_assert(S::learning_rate + 1 == S::updates);
+
+}  // namespace
+
+StepScalars::StepScalars(const Tensor& scalars, ops::Exec& exec) : scalars_(scalars), exec_(&exec) {
+  if (!exec.device) return;
+  pinned_ = device::Memory(*exec.device, device::Memory::Kind::pinned, slots * bytes);
+  for (device::Event& event : back_) event = device::Event(*exec.device);
+}
+
+double* StepScalars::slot(int64_t step) const {
+  if (!exec_->device) return scalars_.ptr<double>();
+  return reinterpret_cast<double*>(pinned_.data() + static_cast<size_t>(step % slots) * bytes);
+}
+
+void StepScalars::restore(int64_t updates, int64_t skipped_in_a_row) {
+  double values[S::count] = {};
+  values[S::updates] = static_cast<double>(updates);
+  values[S::skipped_in_a_row] = static_cast<double>(skipped_in_a_row);
+  ops::upload(*exec_, scalars_, values);
+}
+
+void StepScalars::begin(double learning_rate, bool stop) {
+  NRL_CHECK(in_flight_ < slots, "a third step begins before the first was collected");
+  double* values = slot(begun_);
+  std::fill(values, values + S::sums, 0.0);
+  values[S::stop] = stop ? 1 : 0;
+  values[S::learning_rate] = learning_rate;
+  ++in_flight_;
+  ++begun_;
+  if (exec_->device)
+    exec_->device->copy(scalars_.data, values, host_values * sizeof(double), device::CopyKind::host_to_device,
+                        exec_->stream);
+}
+
+void StepScalars::finish() {
+  if (!exec_->device) return;
+  const int64_t step = begun_ - 1;
+  exec_->device->copy(slot(step), scalars_.data, bytes, device::CopyKind::device_to_host, exec_->stream);
+  back_[step % slots].record(exec_->stream);
+}
+
+StepResult StepScalars::collect() {
+  NRL_CHECK(in_flight_ > 0);
+  const int64_t step = begun_ - in_flight_--;
+  if (exec_->device) back_[step % slots].synchronize();
+  const double* v = slot(step);
+  StepResult r;
+  std::copy_n(v + S::metrics, S::max_metrics, r.metrics.begin());
+  r.grad_norm = v[S::grad_norm];
+  r.updates = static_cast<int64_t>(v[S::updates]);
+  r.skipped_in_a_row = static_cast<int64_t>(v[S::skipped_in_a_row]);
+  r.skipped = v[S::skip] != 0;
+  r.stop = v[S::stop] > 0;
+  return r;
+}
+
+}  // namespace nrl::engine

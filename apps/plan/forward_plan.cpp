@@ -1,0 +1,40 @@
+#include "apps/plan/forward_plan.h"
+
+namespace nrl::plan {
+
+using memory::Category;
+
+std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardPlanOptions& options) {
+  auto plan = std::make_unique<RunPlan>();
+  RunPlan& p = *plan;
+  p.spec = std::move(spec);
+  p.parameters = model::make_parameters(p.spec);
+  p.batch = {.micro = options.micro_batch,
+             .global = options.micro_batch,
+             .tokens_per_step = options.micro_batch * options.sequence_length};
+  p.batch.accumulation = 1;
+  p.sequence_length = options.sequence_length;
+  p.device = options.device;
+  p.threads = options.device == DeviceType::cpu ? options.threads : ops::gpu_partials;
+  p.recipe = options.recipe;
+  p.sharding = sharding::ddp;
+  std::vector<ParamSpec> parameters;
+  for (const model::Parameter& parameter : p.parameters.all)
+    parameters.push_back({parameter.name, parameter.numel(), parameter.decay, false});
+  p.layout = FlatBuckets(std::move(parameters), 0, 1);
+  p.weights = p.memory.add("weights", Category::weights, p.layout.total() * size_of(p.recipe.weights));
+  p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
+  p.tensors = std::make_unique<BatchTensors>(
+      p.memory, BatchShape{.sequences = options.micro_batch, .length = options.sequence_length});
+  model::DecoderOptions decoder;
+  decoder.tokens = options.micro_batch * options.sequence_length;
+  decoder.max_sequence = options.sequence_length;
+  decoder.recipe = p.recipe;
+  decoder.threads = p.threads;
+  decoder.device = options.device;
+  p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, decoder, p.memory);
+  p.memory.solve();
+  return plan;
+}
+
+}  // namespace nrl::plan

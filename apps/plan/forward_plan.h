@@ -1,0 +1,19 @@
+#pragma once
+// What a stored model takes that only runs forward passes: evaluation, reference models.
+
+#include "apps/plan/run_plan.h"
+
+namespace nrl::plan {
+
+struct ForwardPlanOptions {
+  int64_t micro_batch = 1;      ///< sequences at once
+  int64_t sequence_length = 0;  ///< of all of them
+  precision::Recipe recipe;
+  DeviceType device = DeviceType::cpu;
+  int threads = 1;  ///< CPU threads
+};
+
+/// The solved plan: weights, one microbatch and its activations; no gradients and no optimizer state.
+std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardPlanOptions& options);
+
+}  // namespace nrl::plan

@@ -1,0 +1,60 @@
+#include "apps/train/checkpoint_saver.h"
+
+#include <utility>
+
+#include "apps/train/run_state.h"
+#include "core/base/log.h"
+
+namespace nrl::train {
+namespace {
+
+RankGroup rank_group(comm::World& world) {
+  RankGroup group;
+  group.rank = world.rank();
+  group.size = world.size();
+  if (world.size() == 1) return group;
+  group.broadcast = [&world](const std::string& text) {
+    std::string copy = text;
+    world.comm().broadcast_text(copy, 0);
+    return copy;
+  };
+  group.gather = [&world](const std::string& text) { return world.comm().gather_texts(text); };
+  return group;
+}
+
+}  // namespace
+
+CheckpointSaver::CheckpointSaver(comm::World& world, const ConfigResult& config, const RunRecord& record,
+                                 HfFiles hf)
+    : world_(world), config_(config) {
+  const Config& c = config.config;
+  options_.store = c.checkpointing.checkpoint_dir;
+  options_.optimizer = c.checkpointing.save_optimizer;
+  options_.resolved_config = dump_resolved(config);
+  options_.run = record_to_json(record);
+  options_.hf = std::move(hf);
+  if (world.rank() != 0) return;
+  std::vector<std::string> directories{c.logger.log_dir};
+  if (c.checkpointing.enabled) directories.push_back(c.checkpointing.checkpoint_dir);
+  locks_ = std::make_unique<RunLocks>(std::move(directories));
+}
+
+std::string CheckpointSaver::save(engine::Engine& engine, const Position& position) {
+  std::string path;
+  with_state_copy(world_, engine, [&](TrainState state) {
+    // Replicated optimizer state is written once.
+    if (!engine.plan().sharding.optimizer_state && world_.rank() != 0) state.owned.clear();
+    path = save_checkpoint(state, position, options_, rank_group(world_));
+  });
+  const CheckpointingConfig& c = config_.config.checkpointing;
+  if (world_.rank() == 0 && c.keep_latest_k) {
+    try {
+      apply_retention(options_.store, static_cast<int>(*c.keep_latest_k));
+    } catch (const Error& e) {
+      log::warn("{} is saved, but older checkpoints were not removed: {}", path, e.what());
+    }
+  }
+  return path;
+}
+
+}  // namespace nrl::train

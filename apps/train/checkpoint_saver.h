@@ -1,0 +1,41 @@
+#pragma once
+// Saving a run: the directories it writes to, locked, and its checkpoints.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/engine/engine.h"
+#include "apps/train/checkpoint.h"
+#include "apps/train/resume.h"
+#include "core/config/load.h"
+#include "core/io/run_lock.h"
+#include "parallel/comm/world.h"
+
+namespace nrl::train {
+
+class CheckpointSaver {
+ public:
+  /// Rank 0 locks the run's directories until the end; fails as RunLocks. `world` and `config` must outlive
+  /// the saver; `hf` are written beside the weights.
+  CheckpointSaver(comm::World& world, const ConfigResult& config, const RunRecord& record, HfFiles hf);
+
+  /// Of rank 0, else null.
+  const RunLocks* locks() const { return locks_.get(); }
+  /// Shows other hosts that the run lives; call about every 10 seconds.
+  void heartbeat() const {
+    if (locks_) locks_->heartbeat();
+  }
+
+  /// Collective. Saves the engine's state and removes checkpoints that are not to be kept. Returns the path;
+  /// fails with the same Error on all ranks.
+  std::string save(engine::Engine& engine, const Position& position);
+
+ private:
+  comm::World& world_;
+  const ConfigResult& config_;
+  SaveOptions options_;
+  std::unique_ptr<RunLocks> locks_;
+};
+
+}  // namespace nrl::train

@@ -1,0 +1,120 @@
+#include "apps/train/initial_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "apps/train/input_identity.h"
+#include "apps/train/launch.h"
+#include "apps/train/run_state.h"
+#include "core/device/cpu/parallel.h"
+#include "core/io/checkpoint_store.h"
+
+namespace nrl::train {
+namespace {
+
+void make_initial_weights(const plan::RunPlan& p, uint64_t seed, int threads, const TrainState& state) {
+  std::vector<float> values;
+  for (size_t i = 0; i < p.parameters.all.size(); ++i) {
+    const model::Parameter& parameter = p.parameters.all[i];
+    for (const model::Part& part : parameter.parts) {
+      const bool direct = p.recipe.weights == DType::f32;
+      if (!direct) values.resize(static_cast<size_t>(part.numel()));
+      float* out = direct ? state.weights[i].ptr<float>() + part.offset : values.data();
+      initial_values(p.spec, parameter, part, seed, 0, part.numel(), out, threads);
+      if (direct) continue;
+      bf16* low = state.weights[i].ptr<bf16>() + part.offset;
+      cpu::parallel_for(threads, part.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+        for (int64_t e = begin; e < end; ++e) low[e] = bf16(values[static_cast<size_t>(e)]);
+      });
+    }
+  }
+}
+
+// Fits position and data to a checkpoint of a run with another batch or length.
+void restore_position(Run& run, const Position& saved) {
+  const int64_t global = run.plan().batch.global;
+  const Position fresh = std::exchange(run.position, saved);
+  run.position.global_batch = global;
+  run.position.dataset_samples = fresh.dataset_samples;
+  const int64_t needed = saved.consumed_samples + std::max<int64_t>(run.max_steps() - saved.step, 0) * global;
+  if (needed > run.train.samples) {
+    run.train = open_train_data(run.config, run.plan().spec.vocab_size, global, needed);
+    run.position.dataset_samples = run.train.samples;
+  }
+  // Within one epoch the order is the same however many samples are asked for; Megatron's order of several
+  // epochs is not.
+  if (run.position.dataset_samples != saved.dataset_samples &&
+      std::max(run.position.dataset_samples, saved.dataset_samples) > run.train.epoch_samples)
+    run.changes.push_back(fmt::format(
+        "sample order: made for {} samples -> for {}, more than one epoch of {} (samples may repeat or "
+        "be missed)",
+        saved.dataset_samples, run.position.dataset_samples, run.train.epoch_samples));
+}
+
+void resume_from(Run& run, const std::string& path, const PhaseNote& phase) {
+  comm::World& world = run.world;
+  const std::vector<std::string> manifests =
+      world.comm().gather_texts(to_text({identify_input(join_path(path, kManifestName))}));
+  run_collectively(world, [&] { require_same_files(manifests, world.hosts()); });
+  run_collectively(world, [&] {
+    CheckpointReader reader(path);
+    const Position saved = read_position(reader);
+    const SavedRecord before = read_record(reader, saved.global_batch);
+    if (!before.incomplete.empty()) run.warnings.push_back(before.incomplete);
+    run.changes = compare_records(before.record, run.record, run.config.checkpointing.allow_changes, path);
+    phase(fmt::format("loading checkpoint {}", path));
+    write_state(*run.engine, true, [&](const TrainState& state) { load_checkpoint(reader, state); });
+    run.resumed_from = path;
+    restore_position(run, saved);
+    run.engine->restore(saved.updates, saved.skipped_in_a_row);
+  });
+}
+
+}  // namespace
+
+void load_initial_weights(const Config& config, engine::Engine& engine, bool verify, int threads,
+                          const PhaseNote& phase) {
+  const std::optional<std::string>& model = config.policy.model_name;
+  if (model && verify) verify_model_directory(*model);
+  phase(model ? fmt::format("loading weights from {}", *model) : "making the initial weights");
+  const plan::RunPlan& plan = engine.plan();
+  write_state(engine, false, [&](const TrainState& state) {
+    if (model)
+      load_weights(*model, plan.spec, plan.parameters, state.weights);
+    else
+      make_initial_weights(plan, static_cast<uint64_t>(config.pretrain.seed), threads, state);
+  });
+  engine.weights_written();
+}
+
+void initialize(Run& run, const PhaseNote& phase) {
+  comm::World& world = run.world;
+  const CheckpointingConfig& c = run.config.checkpointing;
+  // Rank 0 chooses the checkpoint; all read it.
+  std::string path;
+  run_collectively(world, [&] {
+    if (world.rank() != 0) return;
+    CheckpointChoice choice = choose_checkpoint(c);
+    path = std::move(choice.path);
+    run.warnings.insert(run.warnings.end(), choice.warnings.begin(), choice.warnings.end());
+  });
+  world.comm().broadcast_text(path, 0);
+  if (path.empty())
+    run_collectively(world, [&] {
+      // Every node may have a copy of its own to verify.
+      load_initial_weights(run.config, *run.engine, world.local_rank() == 0, run.placement.host_threads(),
+                           phase);
+    });
+  else
+    resume_from(run, path, phase);
+  // Nothing in the store was touched before it was certain that this run starts.
+  run_collectively(world, [&] {
+    if (world.rank() != 0 || !c.enabled) return;
+    const RunLock& lock = run.saver->locks()->of(c.checkpoint_dir);
+    clean_store(c.checkpoint_dir, lock);
+    const std::string moved = set_other_checkpoints_aside(c, path, lock);
+    if (!moved.empty()) run.warnings.push_back(moved);
+  });
+}
+
+}  // namespace nrl::train

@@ -1,0 +1,81 @@
+#include "apps/train/launch.h"
+
+#include <span>
+
+#include "core/base/log.h"
+#include "core/base/output.h"
+#include "core/base/threads.h"
+
+namespace nrl::train {
+
+int run_in_world(const std::function<int(comm::World&)>& body) {
+  const auto world = comm::World::init();
+  log::init(world->rank(), world->size());
+  try {
+    const int code = body(*world);
+    world->finalize();
+    return code;
+  } catch (const AgreedExit& agreed) {
+    // Every rank is here with the same code.
+    world->mark_failed();
+    world->finalize();
+    return static_cast<int>(agreed.code);
+  } catch (const std::exception& e) {
+    // The other ranks wait elsewhere.
+    const Error error = error_from(e);
+    log::error_text(error.what());
+    if (world->size() > 1) world->abort(error.code());
+    world->mark_failed();
+    return static_cast<int>(error.code());
+  }
+}
+
+comm::ErrorConsensus attempt_collectively(comm::World& world, const std::function<void()>& work) {
+  Exit code = Exit::ok;
+  std::string message;
+  try {
+    work();
+  } catch (const std::exception& e) {
+    const Error error = error_from(e);
+    code = error.code();
+    message = error.what();
+  }
+  return comm::agree_on_error(world.comm(), code, message);
+}
+
+void run_collectively(comm::World& world, const std::function<void()>& work) {
+  const comm::ErrorConsensus consensus = attempt_collectively(world, work);
+  if (consensus.code == Exit::ok) return;
+  if (world.rank() == consensus.rank) log::error_text(consensus.message);
+  throw AgreedExit{consensus.code};
+}
+
+ConfigResult load_config_collectively(comm::World& world, const std::string& path,
+                                      const std::vector<std::string>& overrides, RunSetting setting) {
+  ConfigResult result;
+  std::string text;
+  Exit code = Exit::ok;
+  double nodes = world.local_rank() == 0 ? 1 : 0;  // one rank of each node counts it
+  world.comm().all_reduce(std::span(&nodes, 1));
+  run_collectively(world, [&] {
+    if (world.rank() != 0) return;
+    result = load_config(path, overrides);
+    setting.world = world.size();
+    setting.nodes = static_cast<int>(nodes);
+    setting.local = world.local_size();
+    check_run(result, setting);
+  });
+  if (world.rank() == 0) {
+    if (!result.diagnostics.empty()) output::write(output::Stream::err, render(result.diagnostics));
+    code = result.exit_code();
+    if (code == Exit::ok) text = dump_resolved(result);
+  }
+  const comm::ErrorConsensus consensus = comm::agree_on_error(world.comm(), code, "");
+  if (consensus.code != Exit::ok) throw AgreedExit{consensus.code};
+  world.comm().broadcast_text(text, 0);
+  if (world.rank() != 0) result = load_config_text(text, path);
+  run_collectively(world, [&] { NRL_CHECK(result.ok(), "the resolved configuration did not read back"); });
+  return result;
+}
+
+}  // namespace nrl::train

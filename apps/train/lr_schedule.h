@@ -1,0 +1,37 @@
+#pragma once
+// The learning rate as a pure function of the step, with the shapes of Megatron-LM's parameter scheduler.
+
+#include <cstdint>
+
+#include "core/config/config.h"
+
+namespace nrl::train {
+
+struct LrSchedule {
+  LrDecayStyle decay = LrDecayStyle::constant;
+  double lr = 0;                ///< the highest rate, reached at the end of the warm-up
+  double min_lr = 0;            ///< the rate at decay_steps and after it (not used by `constant`)
+  int64_t warmup_steps = 0;     ///< linear from 0; 0 = none
+  int64_t decay_steps = 0;      ///< the step at which the decay ends, counted from the start of the run
+  int64_t wsd_decay_steps = 0;  ///< `wsd` only: length of the final decay, which ends at decay_steps
+};
+
+/// The schedule of a validated configuration in a run of `max_steps` > 0 with `global_batch` samples a step.
+LrSchedule make_lr_schedule(const PolicyConfig& policy, int64_t max_steps, int64_t global_batch);
+
+/// The rate that update number `step` (from 1) is made with. The decay must not end before
+/// the warm-up, nor WSD's final decay begin before it.
+///   step <= warmup            lr * step / warmup
+///   constant                  lr
+///   step > decay_steps        min_lr
+///   inverse_square_root       max(min_lr, lr * sqrt(max(warmup, 1) / step))
+///   linear, cosine            min_lr + c * (lr - min_lr), c = 1 - r or (1 + cos(pi r)) / 2,
+///                             r = (step - warmup) / (decay_steps - warmup)
+///   wsd                       c = 1 up to decay_steps - wsd_decay_steps, then linear to 0
+double learning_rate(const LrSchedule& schedule, int64_t step);
+
+/// The rate for a global batch given one tuned at `base_batch` (samples): base, base * g / b or
+/// base * sqrt(g / b).
+double scaled_lr(double base, LrScalingRule rule, int64_t global_batch, int64_t base_batch);
+
+}  // namespace nrl::train

@@ -1,0 +1,163 @@
+#include "apps/train/placement.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <span>
+#include <sstream>
+
+#include "apps/train/launch.h"
+#include "core/base/output.h"
+#include "core/base/text.h"
+#include "core/device/choose.h"
+#include "core/device/cpu/threads.h"
+#include "core/io/atomic_file.h"
+#include "core/ops/kernel_table.h"
+
+namespace nrl::train {
+namespace {
+
+cpu::Isa isa_for(IsaChoice wanted) {
+  if (wanted == IsaChoice::automatic) return cpu::best_isa();
+  static_assert(static_cast<int>(IsaChoice::baseline) == static_cast<int>(cpu::Isa::baseline) + 1);
+  return static_cast<cpu::Isa>(static_cast<int>(wanted) - 1);
+}
+
+// What every rank of this node sees, in the order of local ranks; `mine` are the unique ids of this rank's
+// devices.
+std::vector<std::vector<std::string>> devices_of_node(comm::World& world,
+                                                      const std::vector<std::string>& mine) {
+  std::string listed;
+  for (const std::string& id : mine) listed += id + "\n";
+  std::vector<std::vector<std::string>> seen;
+  const std::vector<std::string> all = world.comm().gather_texts(listed);
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (world.hosts()[r] != world.hosts()[static_cast<size_t>(world.rank())]) continue;
+    std::istringstream lines(all[r]);
+    std::vector<std::string>& ids = seen.emplace_back();
+    for (std::string id; std::getline(lines, id);) ids.push_back(id);
+  }
+  return seen;
+}
+
+}  // namespace
+
+DeviceChoice choose_device(DeviceKind wanted) {
+  if (wanted == DeviceKind::cpu) return {};
+  DeviceChoice choice;
+  const bool found = !accelerator_backend().devices(choice.why_no_gpu).empty();
+  if (found) choice.why_no_gpu.clear();
+  if (found || wanted == DeviceKind::cuda) choice.type = DeviceType::cuda;
+  return choice;
+}
+
+int threads_for(const KernelsConfig& config, int local_size) {
+  if (!config.num_threads.is_auto()) return static_cast<int>(config.num_threads.value());
+  if (const int asked = cpu::omp_num_threads(); asked > 0) return asked;
+  const int mask = cpu::available_cpus(), online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  // A mask smaller than the machine was made for this rank (mpirun binds to cores); otherwise the ranks share
+  // it.
+  const int cores = cpu::available_cores();
+  return std::max(1, mask * local_size <= online ? cores : cores / local_size);
+}
+
+RankDevice open_rank_device(comm::World& world, const DeviceRequest& request) {
+  RankDevice out;
+  out.type = request.type;
+  std::string why_not;
+  const std::vector<std::string> mine =
+      out.type == DeviceType::cuda ? accelerator_backend().devices(why_not) : std::vector<std::string>{};
+  const auto seen = devices_of_node(world, mine);
+  run_collectively(world, [&] {
+    cpu::use_threads(request.threads);
+    if (out.type == DeviceType::cpu) {
+      out.exec.kernels = &ops::cpu_kernels(request.isa);
+      out.exec.threads = request.threads;
+      return;
+    }
+    out.visible = static_cast<int>(mine.size());
+    out.ordinal = device::choose_ordinal(world.local_rank(), seen, request.share);
+    out.accelerator = open_accelerator(out.ordinal, request.libraries);
+    out.exec = out.accelerator.exec();
+  });
+  return out;
+}
+
+Placement::Placement(comm::World& world, const ConfigResult& result)
+    : place_(plan::grid_place(result.config, world.size(), world.rank())) {
+  const Config& config = result.config;
+  choose(world, config);
+  const ProcessGrid grid(plan::grid_sizes(config), world.size(), world.rank());
+  NRL_CHECK(grid.dense_point() == place_.at);
+  std::optional<DeviceGroups> devices;
+  if (facts_.gpu) {
+    device_ = open_rank_device(world, request_);
+    std::optional<comm::DeviceCommKind> wanted;
+    if (config.distributed.backend == CommBackend::nccl) wanted = comm::DeviceCommKind::nccl;
+    if (config.distributed.backend == CommBackend::staged) wanted = comm::DeviceCommKind::staged;
+    device::Runtime& runtime = *device_.accelerator.runtime;
+    const std::vector<std::string> uuids = world.comm().gather_texts(runtime.properties().uuid);
+    run_collectively(world, [&] {
+      const comm::DeviceCommChoice choice = comm::choose_device_comm(wanted, uuids, comm::nccl_support());
+      devices = DeviceGroups{choice.kind, &runtime};
+      if (world.size() == 1) return;
+      const bool staged = choice.kind == comm::DeviceCommKind::staged;
+      comm_why_ = fmt::format("{} ({})", staged ? "staged" : "nccl", choice.why);
+      if (staged) facts_.staged_why = choice.why;
+    });
+  }
+  run_collectively(world, [&] {
+    const Diagnostics found = validate_for_device(result, facts_);
+    if (has_errors(found)) raise(found);
+    if (world.rank() == 0 && !found.empty()) output::write(output::Stream::err, render(found));
+  });
+  if (!facts_.gpu) device_ = open_rank_device(world, request_);
+  run_collectively(world, [&] {  // fails on all ranks or on none
+    groups_ = std::make_unique<Groups>(grid, world.comm(), std::array{group::dp_cp}, devices);
+  });
+}
+
+// The device is of one kind on all ranks: auto takes GPUs only if every rank has one.
+void Placement::choose(comm::World& world, const Config& config) {
+  const DeviceChoice choice = choose_device(config.device);
+  const std::vector<std::string> whys = world.comm().gather_texts(choice.why_no_gpu);
+  double worst_isa = static_cast<double>(cpu::best_isa());
+  world.comm().all_reduce(std::span(&worst_isa, 1), comm::Reduce::min);
+  facts_.best_isa = static_cast<IsaChoice>(static_cast<int>(worst_isa) + 1);
+  facts_.gpu = config.device != DeviceKind::cpu;
+  facts_.why = "every rank has a GPU";
+  for (size_t r = whys.size(); r-- > 0;)
+    if (!whys[r].empty()) {
+      facts_.gpu = false;
+      facts_.why = whys.size() == 1 ? whys[r] : fmt::format("rank {}: {}", r, whys[r]);
+    }
+  if (config.device == DeviceKind::automatic && !facts_.gpu) auto_why_ = facts_.why;
+
+  host_threads_ = threads_for(config.kernels, world.local_size());
+  request_.type = facts_.gpu ? DeviceType::cuda : DeviceType::cpu;
+  request_.isa = isa_for(config.kernels.isa);
+  request_.threads = host_threads_;
+  request_.share = config.kernels.share_device;
+  request_.libraries.autotune = config.kernels.autotune;
+  request_.libraries.tf32 = config.kernels.tf32;
+  request_.libraries.deterministic = config.kernels.deterministic;
+  if (config.kernels.autotune)
+    request_.libraries.tune_cache = join_path(config.logger.log_dir, "gemm_tuning.txt");
+}
+
+std::string Placement::describe(int kernels) const {
+  if (device_.type == DeviceType::cpu)
+    return fmt::format(
+        "cpu, all {} kernels needed in {}, {} per rank{}", kernels, cpu::name_of(request_.isa),
+        counted(host_threads_, "thread"),
+        // Only where a GPU's driver is loaded: elsewhere nobody expects one.
+        !auto_why_.empty() && path_exists("/dev/nvidiactl") ? fmt::format("  (auto: {})", auto_why_) : "");
+  const device::Properties& d = device_.accelerator.runtime->properties();
+  return fmt::format("cuda, {} (device {} of {}, {}), all {} kernels needed{}", d.name, device_.ordinal,
+                     device_.visible, human_bytes(d.memory), kernels,
+                     comm_why_.empty() ? "" : ", " + comm_why_);
+}
+
+}  // namespace nrl::train

@@ -1,0 +1,154 @@
+#include "apps/train/plan_report.h"
+
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+
+#include "apps/plan/run_plan.h"
+#include "apps/train/model_source.h"
+#include "apps/train/placement.h"
+#include "apps/train/run_data.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+
+namespace nrl::train {
+namespace {
+
+/// Ranks that need the same memory in every category.
+struct EqualRanks {
+  std::vector<int> ranks;
+  std::unique_ptr<plan::RunPlan> plan;  ///< of the first of them
+};
+
+bool same_memory(const memory::MemoryPlan& a, const memory::MemoryPlan& b) {
+  for (int i = 0; i < memory::category_count; ++i)
+    if (a.bytes(static_cast<memory::Category>(i)) != b.bytes(static_cast<memory::Category>(i))) return false;
+  return true;
+}
+
+// The largest first.
+std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, DeviceType device) {
+  const Config& c = result.config;
+  const model::ModelSpec spec = load_model_spec(result);
+  const BatchPlan batch = resolve_batch(c, world);
+  const int threads = threads_for(c.kernels, 1);
+  std::vector<EqualRanks> out;
+  for (int rank = 0; rank < world; ++rank) {
+    auto plan = plan::make_run_plan(c, spec, batch, plan::grid_place(c, world, rank), device, threads);
+    const auto same = std::find_if(out.begin(), out.end(), [&](const EqualRanks& e) {
+      return same_memory(e.plan->memory, plan->memory);
+    });
+    if (same != out.end())
+      same->ranks.push_back(rank);
+    else
+      out.push_back({{rank}, std::move(plan)});
+  }
+  std::stable_sort(out.begin(), out.end(), [](const EqualRanks& a, const EqualRanks& b) {
+    return a.plan->memory.total_bytes() > b.plan->memory.total_bytes();
+  });
+  return out;
+}
+
+// "rank 3", "ranks 0-2, 5".
+std::string rank_list(const std::vector<int>& ranks) {
+  std::string text;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    text += text.empty() ? "" : ", ";
+    text += end == i + 1 ? std::to_string(ranks[i]) : fmt::format("{}-{}", ranks[i], ranks[end - 1]);
+    i = end;
+  }
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
+/// Host memory of the sample order. Where it cannot be known, because the data is not on this machine, the
+/// reason is in `unknown`.
+data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t global_batch,
+                              std::string& unknown) {
+  if (config.data.train.data_path.empty()) {
+    unknown = "data.train.data_path is not set";
+    return {};
+  }
+  try {
+    TrainData train = plan_train_data(config, vocab_size, global_batch);
+    std::vector<data::DatasetOptions> datasets{train.options};
+    if (const auto validation = plan_validation_data(config, train, global_batch))
+      datasets.push_back(validation->options);
+    return data::plan_dataset_memory(datasets);
+  } catch (const Error& e) {
+    if (e.code() != Exit::no_input) throw;
+    unknown = e.what();
+    return {};
+  }
+}
+
+}  // namespace
+
+void print_plan(const ConfigResult& result, int world, bool buffers) {
+  const Config& c = result.config;
+  const DeviceType device = choose_device(c.device).type;
+  const std::vector<EqualRanks> ranks = plan_ranks(result, world, device);
+  const plan::RunPlan& plan = *ranks.front().plan;
+  const BatchPlan& batch = plan.batch;
+  log::info("model    {} parameters, {} layers, {:.4f} GFLOP per token in training at length {}",
+            grouped(plan.parameters.total()), plan.spec.layers,
+            training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
+  log::info("device   {}, weights and activations in {}", device == DeviceType::cuda ? "cuda" : "cpu",
+            name_of(plan.recipe.activations));
+  log::info("grid     {}", plan::grid_line(plan::grid_place(c, world, 0).sizes, plan.sharding.name));
+  log::info("batch    {} sequences = {} micro x {} accumulate x {} dp = {} tokens per step", batch.global,
+            batch.micro, batch.accumulation, batch.data_parallel, grouped(batch.tokens_per_step));
+  log::info("buckets  {} of up to {} MiB, {} elements with padding", plan.layout.buckets().size(),
+            c.distributed.bucket_size_mb, grouped(plan.layout.total()));
+  log::info(
+      "layers   every layer: {}",
+      plan.recompute_modules.empty()
+          ? "all slots kept"
+          : "recomputes " + fmt::format("{}", fmt::join(plan.recompute_modules, ", ")) + ", keeps the rest");
+  log::info("memory   per rank, in bytes{}",
+            ranks.size() > 1 ? fmt::format("; most on {}", rank_list(ranks.front().ranks)) : "");
+  const auto row = [](std::string_view name, int64_t bytes) {
+    log::info("  {:<12} {:>16}   {}", name, grouped(bytes), human_bytes(static_cast<uint64_t>(bytes)));
+  };
+  std::string unknown;
+  const data::DatasetMemory order = plan_data(c, plan.spec.vocab_size, batch.global, unknown);
+  const int64_t order_bytes = order.order + order.files;
+  const bool on_host = device == DeviceType::cpu;
+  const int64_t counted_order = on_host ? order_bytes : 0;
+  for (int i = 0; i < memory::category_count; ++i) {
+    const auto category = static_cast<memory::Category>(i);
+    row(memory::name_of(category),
+        plan.memory.bytes(category) + (category == memory::Category::data ? counted_order : 0));
+  }
+  row("total", plan.memory.total_bytes() + counted_order);
+  for (size_t i = 1; i < ranks.size(); ++i) {
+    const memory::MemoryPlan& memory = ranks[i].plan->memory;
+    std::string less;
+    for (int k = 0; k < memory::category_count; ++k) {
+      const auto category = static_cast<memory::Category>(k);
+      const int64_t change = memory.bytes(category) - plan.memory.bytes(category);
+      if (change != 0)
+        less += fmt::format("{}{} {}{}", less.empty() ? "" : ", ", memory::name_of(category),
+                            change < 0 ? "-" : "+", grouped(std::abs(change)));
+    }
+    log::info("  {}: total {} ({})", rank_list(ranks[i].ranks), grouped(memory.total_bytes() + counted_order),
+              less);
+  }
+  if (unknown.empty())
+    log::info("data     sample order {}, index of the files {} {}; at most {} while the order is made",
+              human_bytes(static_cast<uint64_t>(order.order)),
+              human_bytes(static_cast<uint64_t>(order.files)),
+              on_host ? "(counted under data)" : "in host memory, not counted above",
+              human_bytes(static_cast<uint64_t>(order.peak + order.files)));
+  else
+    log::info("data     the memory of the sample order is not known: {}", unknown);
+  if (!buffers) return;
+  for (const auto& buffer : plan.memory.buffers())
+    if (buffer.bytes > 0)
+      log::info("  {:<12} {:>14} at {:>14}  {}", memory::name_of(buffer.category), grouped(buffer.bytes),
+                grouped(buffer.offset), buffer.name);
+}
+
+}  // namespace nrl::train

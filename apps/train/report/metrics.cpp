@@ -1,0 +1,163 @@
+#include "apps/train/report/metrics.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/log.h"
+
+namespace nrl::train {
+namespace {
+
+constexpr size_t kReadBytes = size_t{1} << 20;
+constexpr size_t kMaxLine = size_t{1} << 20;  // a longer line was not written by us
+
+double time_or_now(double time) {
+  return time > 0 ? time : wall_seconds();
+}
+
+// The step of a row, or an error that names `where` ("path:line").
+int64_t step_of(std::string_view line, const std::string& where) {
+  JsonLimits limits;
+  limits.text_bytes = kMaxLine;
+  return parse_json(line, where, limits).get_int("step");
+}
+
+}  // namespace
+
+JsonValue step_row(const StepFacts& f) {
+  JsonValue row = JsonValue::object({{"step", f.step},
+                                     {"time", time_or_now(f.time)},
+                                     {"loss", f.loss},
+                                     {"grad_norm", f.grad_norm},
+                                     {"lr", f.lr},
+                                     {"tokens", f.tokens},
+                                     {"tokens_per_s", f.tokens_per_s},
+                                     {"mfu", f.mfu ? JsonValue(*f.mfu) : JsonValue()},
+                                     {"step_ms", f.step_ms},
+                                     {"data_ms", f.data_ms},
+                                     {"comm_ms", f.comm_ms},
+                                     {"gemm_ms", f.gemm_ms},
+                                     {"attention_ms", f.attention_ms},
+                                     {"skipped", f.skipped}});
+  for (const auto& [category, bytes] : f.memory) row.set("mem_" + category + "_bytes", bytes);
+  return row;
+}
+
+JsonValue eval_row(const EvalFacts& f) {
+  JsonValue row = JsonValue::object({{"step", f.step}, {"time", time_or_now(f.time)}});
+  for (const auto& [name, loss] : f.losses) row.set(name, loss);
+  row.set("eval_s", f.seconds);
+  return row;
+}
+
+MetricsLog::MetricsLog(const std::string& log_dir, int64_t resume_step, bool active)
+    : path_(join_path(log_dir, "metrics.jsonl")) {
+  if (!active) return;
+  make_directories(log_dir);
+  if (path_exists(path_)) drop_rows_after(resume_step);
+  const int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (fd < 0) fail(Exit::cannot_create, "cannot open {} for writing: {}", path_, std::strerror(errno));
+  file_ = File(fd, path_);
+}
+
+void MetricsLog::drop_rows_after(int64_t resume_step) {
+  const File old = File::open_read(path_);
+  const uint64_t size = old.size();
+  struct Range {
+    uint64_t begin, end;
+  };
+  std::vector<Range> kept;  // neighbours are merged: few, however long the file is
+
+  std::string buffer;  // the file's bytes [begin - head, read)
+  size_t head = 0;     // where the next line starts in it
+  uint64_t begin = 0, read = 0;
+  int64_t line_number = 0;
+  while (begin < size) {
+    size_t end = buffer.find('\n', head);
+    bool too_long = false;
+    while (end == std::string::npos && read < size) {
+      // Of an endless line only its end matters.
+      too_long = too_long || buffer.size() - head > kMaxLine;
+      buffer.erase(0, too_long ? buffer.size() : head);
+      head = 0;
+      const size_t had = buffer.size();
+      const auto bytes = static_cast<size_t>(std::min<uint64_t>(kReadBytes, size - read));
+      buffer.resize(had + bytes);
+      old.pread_all(buffer.data() + had, bytes, read);
+      read += bytes;
+      end = buffer.find('\n', had);
+    }
+    line_number += 1;
+    const std::string where = fmt::format("{}:{}", path_, line_number);
+    if (end == std::string::npos) {
+      log::warn("{}: dropping an incomplete last line, as a crash leaves it", where);
+      break;
+    }
+    if (too_long || end - head > kMaxLine)
+      fail(Exit::data, "{}: the line is longer than {} bytes, so this is not a metrics file; move it away",
+           where, kMaxLine);
+    const uint64_t next = begin + (end - head) + 1;
+    bool keep = false;
+    try {
+      keep = step_of(std::string_view(buffer).substr(head, end - head), where) <= resume_step;
+      removed_rows_ += keep ? 0 : 1;
+    } catch (const Error& error) {
+      if (next < size) fail(Exit::data, "{}; repair the line or move the file away", error.what());
+      log::warn("{}: dropping a broken last line, as a crash leaves it", where);
+    }
+    if (keep) {
+      if (!kept.empty() && kept.back().end == begin) {
+        kept.back().end = next;
+      } else {
+        kept.push_back({begin, next});
+      }
+    }
+    head = end + 1;
+    begin = next;
+  }
+
+  if (size == 0) return;
+  if (kept.size() == 1 && kept[0].begin == 0 && kept[0].end == size) return;
+  AtomicFile fresh(path_);
+  for (const Range& range : kept) {
+    for (uint64_t at = range.begin; at < range.end; at += kReadBytes) {
+      buffer.resize(static_cast<size_t>(std::min<uint64_t>(kReadBytes, range.end - at)));
+      old.pread_all(buffer.data(), buffer.size(), at);
+      fresh.write(buffer);
+    }
+  }
+  fresh.commit();
+}
+
+void MetricsLog::append(const JsonValue& row) {
+  if (!file_.is_open() || failed_) return;
+  row.get_int("step");  // what drop_rows_after needs
+  const std::string line = row.dump() + "\n";
+  struct stat before = {};
+  const bool known = ::fstat(file_.fd(), &before) == 0;
+  std::string_view rest = line;
+  while (!rest.empty()) {
+    const ssize_t n = ::write(file_.fd(), rest.data(), rest.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      const int cause = errno;
+      failed_ = true;
+      // No half line for the next attempt to stumble over.
+      if (known && rest.size() < line.size()) {
+        [[maybe_unused]] const int ignored = ::ftruncate(file_.fd(), before.st_size);
+      }
+      fail(Exit::io, "cannot write {}: {}; no further metrics are written", path_, std::strerror(cause));
+    }
+    rest.remove_prefix(static_cast<size_t>(n));
+  }
+}
+
+}  // namespace nrl::train

@@ -1,0 +1,106 @@
+#include "apps/train/run.h"
+
+#include <utility>
+
+#include "apps/plan/memory_check.h"
+#include "apps/train/hf_files.h"
+#include "apps/train/initial_state.h"
+#include "apps/train/input_identity.h"
+#include "apps/train/launch.h"
+#include "apps/train/model_source.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/ops/attention/engine.h"
+#include "core/ops/linear/peak.h"
+
+namespace nrl::train {
+namespace {
+
+// Makes the libraries choose, which they should do before a graph is captured or anything waits for them.
+std::string describe_attention(engine::Engine& engine, const ops::Libraries& libraries) {
+  const plan::RunPlan& p = engine.plan();
+  const model::ModelSpec& m = p.spec;
+  const model::MicroBatch& mb = p.tensors->microbatches().front();
+  std::string text;
+  for (const auto direction : {ops::attention::Direction::forward, ops::attention::Direction::backward}) {
+    const auto problem = ops::attention::training_problem(
+        direction, p.recipe.activations, p.batch.micro * p.sequence_length, mb.cu_seqlens.dim(0) - 1,
+        mb.lengths, m.heads, m.kv_heads, m.head_dim, true, m.window, m.attention_dropout > 0);
+    const std::string choice = ops::attention::describe_choice(
+        libraries.attention.get(), libraries.why_no_attention, problem, engine.exec().workspace.size);
+    if (text.find(choice) == std::string::npos) text += (text.empty() ? "" : "; backward: ") + choice;
+  }
+  return text;
+}
+
+void open_data(Run& run, const plan::RunPlan& plan, const PhaseNote& phase) {
+  const Config& c = run.config;
+  if (!c.data.train.data_path.empty())
+    phase(fmt::format("opening data {}{}", c.data.train.data_path.front(),
+                      c.data.train.data_path.size() > 1 ? ", ..." : ""));
+  const int64_t global = plan.batch.global;
+  run.train = open_train_data(c, plan.spec.vocab_size, global);
+  run.position.dataset_samples = run.train.samples;
+  run.position.global_batch = global;
+  run.validation = plan_validation_data(c, run.train, global);
+  if (!run.validation) return;
+  ValidationData& validation = *run.validation;
+  if (validation.epoch_samples < global)
+    run.warnings.push_back(
+        fmt::format("validation data: {} samples of {} tokens, fewer than one global batch of {}: samples "
+                    "repeat within an evaluation",
+                    validation.epoch_samples, validation.options.sequence_length, global));
+  validation.dataset = data::open_token_dataset(validation.options);
+}
+
+}  // namespace
+
+double peak_of(const Placement& placement) {
+  return placement.device() == DeviceType::cpu ? ops::measure_gemm_peak(placement.host_threads()) * 1e9
+                                               : peak_flops(placement.accelerator().runtime->properties());
+}
+
+std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, const PhaseNote& phase) {
+  phase("choosing the device and connecting the ranks");
+  auto owned = std::make_unique<Run>(world, config);
+  Run& run = *owned;
+  const Config& c = run.config;
+  const ops::Exec& exec = run.placement.exec();
+  Inputs inputs;
+  run_collectively(world, [&] { inputs = identify_inputs(c); });
+  const std::vector<std::string> files_of_ranks = world.comm().gather_texts(to_text(inputs.files));
+  run_collectively(world, [&] { require_same_files(files_of_ranks, world.hosts()); });
+  phase("planning the memory");
+  std::unique_ptr<plan::RunPlan> plan;
+  HfFiles hf;
+  run_collectively(world, [&] {
+    const BatchPlan batch = resolve_batch(c, world.size());
+    plan = plan::make_run_plan(c, load_model_spec(run.config_result), batch, run.placement.place(),
+                               run.placement.device(), run.placement.host_threads());
+    if (exec.device)
+      plan::require_memory(run.config_result, *plan, exec.device->properties().memory, "the GPU");
+    run.kernels = engine::Engine::require_kernels(*plan, exec, exec.device ? "the GPU" : "the CPU");
+    open_data(run, *plan, phase);
+    run.record = make_record(c, plan->spec, plan->recipe.weights, world.size(), inputs);
+    if (world.rank() == 0 && c.checkpointing.enabled) {
+      hf = collect_hf_files(c);
+      const std::string warning = auto_tokenizer_warning(plan->spec, hf);
+      if (!warning.empty()) log::warn("{}", warning);
+    }
+  });
+  run_collectively(world, [&] {
+    run.saver = std::make_unique<CheckpointSaver>(world, run.config_result, run.record, std::move(hf));
+    if (const RunLocks* locks = run.saver->locks())
+      for (const std::string& takeover : locks->takeovers()) run.warnings.push_back(takeover);
+    phase(fmt::format("allocating {}", human_bytes(static_cast<uint64_t>(plan->memory.total_bytes()))));
+    run.engine = std::make_unique<engine::Engine>(std::move(plan), engine::training_options(c),
+                                                  run.placement.device_shard_group(), exec);
+    if (exec.device) run.attention = describe_attention(*run.engine, *run.placement.accelerator().libraries);
+  });
+  initialize(run, phase);
+  phase("measuring the speed of matrix products");
+  run.peak = peak_of(run.placement);
+  return owned;
+}
+
+}  // namespace nrl::train

@@ -1,0 +1,91 @@
+#include "apps/train/run_data.h"
+
+#include <algorithm>
+
+#include "apps/train/document_rules.h"
+#include "core/base/error.h"
+
+namespace nrl::train {
+namespace {
+
+// The training or validation part of the configured data; `samples` wanted of it. Empty sources: not
+// configured.
+data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, data::Split part,
+                                     int64_t samples) {
+  const DatasetConfig& own = part == data::Split::validation && !config.data.validation.data_path.empty()
+                                 ? config.data.validation
+                                 : config.data.train;
+  const bool separate = &own == &config.data.validation;
+  data::DatasetOptions o;
+  for (size_t i = 0; i < own.data_path.size(); ++i)
+    o.sources.push_back(
+        {own.data_path[i], own.weights ? std::optional((*own.weights)[i]) : std::nullopt, {}});
+  if (config.data.split && !separate) {
+    o.split = *config.data.split;
+    o.part = part;
+  } else if (part == data::Split::validation && !separate) {
+    o.sources.clear();
+  }
+  o.sequence_length = config.policy.max_total_sequence_length;
+  o.samples = samples;
+  o.seed = static_cast<uint32_t>(config.data.seed.value_or(config.pretrain.seed));
+  o.vocab_size = vocab_size;
+  o.documents = document_rules(config);
+  return o;
+}
+
+}  // namespace
+
+TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
+  data::DatasetOptions options = dataset_options(c, vocab_size, data::Split::train, 1);
+  data::open_sources(options);
+  TrainData out;
+  out.epoch_samples = data::samples_of_one_epoch(options);
+  out.max_steps = c.pretrain.max_num_steps.value_or(INT64_MAX);
+  if (c.pretrain.max_num_epochs) {
+    const int64_t steps = out.epoch_samples * *c.pretrain.max_num_epochs / global_batch;
+    if (steps == 0)
+      fail(Exit::config, "pretrain.max_num_epochs: the data makes fewer samples than one global batch of {}",
+           global_batch);
+    out.max_steps = std::min(out.max_steps, steps);
+  }
+  out.samples = options.samples = std::max({out.max_steps * global_batch, at_least, global_batch});
+  out.options = std::move(options);
+  return out;
+}
+
+TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
+  TrainData out = plan_train_data(c, vocab_size, global_batch, at_least);
+  out.dataset = data::open_token_dataset(out.options);
+  return out;
+}
+
+std::optional<ValidationData> plan_validation_data(const Config& c, const TrainData& train,
+                                                   int64_t global_batch) {
+  if (c.pretrain.val_period <= 0 && !c.pretrain.val_at_start && !c.pretrain.val_at_end) return std::nullopt;
+  ValidationData out;
+  out.options = dataset_options(c, train.options.vocab_size, data::Split::validation, 1);
+  NRL_CHECK(!out.options.sources.empty(), "the configuration was not checked");
+  for (auto& source : out.options.sources)
+    for (const auto& open : train.options.sources)
+      if (source.prefix == open.prefix) source.file = open.file;
+  data::open_sources(out.options);
+  out.epoch_samples = data::samples_of_one_epoch(out.options);
+  out.batches = c.pretrain.val_batches.value_or(std::max<int64_t>(out.epoch_samples / global_batch, 1));
+  out.options.samples = out.batches * global_batch;
+  return out;
+}
+
+data::LoaderOptions make_loader_options(const Config& config, const BatchPlan& batch,
+                                        const plan::GridPlace& place) {
+  data::LoaderOptions loading;
+  loading.micro_batch = batch.micro;
+  loading.data_parallel_rank = place.at.dp;
+  loading.data_parallel_size = place.sizes.dp;
+  loading.accumulation = batch.accumulation;
+  loading.threads = static_cast<int>(config.data.num_workers);
+  loading.prefetch = static_cast<int>(config.data.prefetch_batches);
+  return loading;
+}
+
+}  // namespace nrl::train

@@ -1,0 +1,175 @@
+#include "apps/train/run_report.h"
+
+#include <utility>
+
+#include "apps/train/banner.h"
+#include "core/base/text.h"
+#include "core/device/cpu/memory.h"
+#include "core/io/atomic_file.h"
+#include "core/ops/linear/peak.h"
+
+namespace nrl::train {
+namespace {
+
+PeakEstimate peak_estimate(Run& run) {
+  if (run.engine->exec().device) return PeakEstimate(run.peak);
+  return PeakEstimate(run.peak, [threads = run.engine->exec().threads] {
+    return ops::measure_gemm_peak(threads, 0.02) * 1e9;
+  });
+}
+
+}  // namespace
+
+RunReport::RunReport(Run& run, Terminal& terminal, StartPhases& phases, double start)
+    : run_(run),
+      terminal_(terminal),
+      phases_(phases),
+      metrics_(run.config.logger.log_dir, run.position.step, run.world.rank() == 0),
+      profile_(run),
+      peak_(peak_estimate(run)),
+      start_(start),
+      first_step_(run.position.step) {
+  if (first())
+    write_file_atomic(join_path(run.config.logger.log_dir, "config.yaml"), dump_resolved(run.config_result));
+  terminal_.set_max_steps(run.max_steps());
+}
+
+void RunReport::banner() {
+  if (!first()) return;
+  terminal_.banner(describe_run(run_, peak_.flops()));
+  for (const std::string& w : run_.warnings) terminal_.warn(w);
+  // A length given in steps was compared when the configuration was read.
+  if (run_.max_steps() != run_.config.pretrain.max_num_steps.value_or(0))
+    if (const std::string text = schedule_beyond_run(run_.config, run_.max_steps()); !text.empty())
+      terminal_.warn(text);
+}
+
+void RunReport::first_step() {
+  if (first()) phases_.begin("computing the first step");
+}
+
+int64_t RunReport::tokens_per_step() const {
+  return run_.plan().batch.global * run_.plan().sequence_length;
+}
+
+double RunReport::exposed_seconds() const {
+  double sum = 0;
+  for (const auto& total : run_.world.ledger().totals()) sum += total.exposed_seconds;
+  return sum;
+}
+
+double RunReport::rank_flops(double tokens_per_s, double keys) const {
+  return tokens_per_s * training_flops_of_token(run_.plan().spec, keys) / run_.world.size();
+}
+
+std::optional<double> RunReport::mfu(double tokens_per_s, double keys) const {
+  if (peak_.flops() <= 0) return std::nullopt;
+  return rank_flops(tokens_per_s, keys) / peak_.flops();
+}
+
+// A row that cannot be written ends the log, not the run.
+template <class Write>
+void RunReport::log_row(const Write& write) {
+  try {
+    write();
+  } catch (const Error& e) {
+    terminal_.warn(e.what());
+  }
+}
+
+void RunReport::step(const StepInFlight& step, const engine::StepResult& result) {
+  const int64_t tokens = tokens_per_step();
+  const memory::MemoryPlan& memory = run_.plan().memory;
+  const double now = Timers::steady_seconds(), seconds = now - std::exchange(mark_, now);
+  phases_.end();
+  timers_.move(RunSection::compute, RunSection::comm, step.exposed);
+  StepFacts facts;
+  facts.step = step.step;
+  facts.max_steps = run_.max_steps();
+  facts.loss = -result.metrics[0] / static_cast<double>(step.loss_tokens);
+  facts.lr = step.lr;
+  facts.grad_norm = result.grad_norm;
+  facts.tokens = run_.position.tokens - (run_.position.step - step.step) * tokens;
+  facts.tokens_per_s = static_cast<double>(tokens) / seconds;
+  // Only rank 0 shows it; the others wait for it in the next step.
+  if (first()) peak_.add_step(rank_flops(facts.tokens_per_s, step.keys), now - start_);
+  facts.mfu = mfu(facts.tokens_per_s, step.keys);
+  if (first())
+    facts.mem_bytes =
+        run_.engine->exec().device ? memory.total_bytes() : static_cast<int64_t>(cpu::peak_resident_bytes());
+  facts.step_ms = seconds * 1e3;
+  facts.data_ms = step.times[RunSection::data] * 1e3;
+  facts.comm_ms = step.exposed * 1e3;
+  const StepProfile::KernelSeconds kernels = profile_.take();
+  facts.gemm_ms = kernels.gemm * 1e3;
+  facts.attention_ms = kernels.attention * 1e3;
+  facts.skipped = result.skipped;
+  facts.world_size = run_.world.size();
+  // The first step of a process pays for page faults and kernel generation.
+  if (step.step > first_step_ + 1) {
+    rates_.add(facts.tokens_per_s);
+    step_seconds_.add(seconds);
+    mean_keys_ += (step.keys - mean_keys_) / static_cast<double>(rates_.count());
+    facts.eta_s = step_seconds_.mean() * static_cast<double>(run_.max_steps() - step.step);
+  }
+  for (int i = 0; i < memory::category_count; ++i) {
+    const auto category = static_cast<memory::Category>(i);
+    facts.memory.emplace_back(memory::name_of(category), memory.bytes(category));
+  }
+  log_row([&] { metrics_.step(facts); });
+  terminal_.step(facts);
+  if (step.step == first_step_ + 1 && first())
+    terminal_.event("start", step.step,
+                    fmt::format("first step done {:.2f} s after start", Timers::steady_seconds() - start_));
+}
+
+void RunReport::evaluation(double loss, double seconds) {
+  EvalFacts facts;
+  facts.step = run_.position.step;
+  facts.losses = {{"val_loss", loss}};
+  facts.seconds = seconds;
+  log_row([&] { metrics_.eval(facts); });
+  terminal_.eval(facts);
+  profile_.take();  // evaluations and samples run the kernels of steps; their time belongs to no step
+}
+
+void RunReport::sample(const std::string& text) {
+  const int64_t step = run_.position.step;
+  log_row([&] { metrics_.append(JsonValue::object({{"step", step}, {"text", printable(text)}})); });
+  terminal_.event("text", step, clipped(text, 1000));
+  profile_.take();
+}
+
+void RunReport::checkpoint(const std::string& path, double seconds) {
+  checkpoint_ = path;
+  terminal_.event("ckpt", run_.position.step, fmt::format("{}  {:.1f}s", path, seconds));
+}
+
+void RunReport::trace(const std::string& path) {
+  terminal_.event("trace", run_.position.step, path);
+}
+
+void RunReport::summary(std::string outcome, Exit code) {
+  const Position& at = run_.position;
+  RunSummary s;
+  s.outcome = std::move(outcome);
+  s.steps = at.step - first_step_;
+  s.max_steps = run_.max_steps();
+  s.tokens = s.steps * tokens_per_step();
+  s.wall_s = Timers::steady_seconds() - start_;
+  s.mean_tokens_per_s = rates_.mean();
+  s.median_tokens_per_s = rates_.median();
+  if (rates_.count() > 0) s.mfu = mfu(rates_.median(), mean_keys_);
+  if (at.best_val_loss != 0) {
+    s.best_val_loss = at.best_val_loss;
+    s.best_val_step = at.best_val_step;
+  }
+  s.times = timers_.times();
+  s.kernels = profile_.kernels();
+  s.checkpoint = checkpoint_;
+  if (!checkpoint_.empty() && code == Exit::ok)
+    s.next = {fmt::format("nrl-train generate {} --prompt \"...\"", checkpoint_)};
+  terminal_.summary(s);
+}
+
+}  // namespace nrl::train

@@ -1,0 +1,209 @@
+#include "apps/train/step_loop.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "apps/train/evaluator.h"
+#include "apps/train/stop_signal.h"
+#include "core/base/log.h"
+#include "core/trace/device_timeline.h"
+
+namespace nrl::train {
+
+StepLoop::StepLoop(Run& run, RunReport& report, TextSamples* samples)
+    : run_(run),
+      report_(report),
+      samples_(samples),
+      first_step_(run.position.step),
+      first_updates_(run.position.updates) {
+  if (run.max_steps() > 0)
+    schedule_ = make_lr_schedule(run.config.policy, run.max_steps(), run.plan().batch.global);
+}
+
+Exit StepLoop::run() {
+  const Config& c = run_.config;
+  Position& at = run_.position;
+  const int64_t max_steps = run_.max_steps();
+  report_.banner();
+  if (max_steps == 0) {
+    save();
+    return finish("done: the initial checkpoint was written", Exit::ok);
+  }
+  if (at.step >= max_steps)
+    return finish(fmt::format("nothing to do: the checkpoint is at step {} of {}", at.step, max_steps),
+                  Exit::ok);
+  if (c.pretrain.val_at_start && at.step == 0) evaluate();
+
+  data::LoaderOptions loading = make_loader_options(c, run_.plan().batch, run_.placement.place());
+  loading.consumed_samples = at.consumed_samples;
+  loading.steps = max_steps - at.step;
+  data::BatchLoader loader(*run_.train.dataset, loading);
+  report_.first_step();
+  while (at.step < max_steps) {
+    report_.profile().begin_step(at.step + 1);
+    begin_step(loader, loading);
+    const auto due = [&](int64_t period) { return period > 0 && at.step % period == 0; };
+    const bool last = at.step == max_steps;
+    const bool traced = report_.profile().ends_with(at.step, last);
+    const bool evaluates = due(c.pretrain.val_period) || (last && c.pretrain.val_at_end);
+    const bool saves = last || due(c.checkpointing.save_period);
+    const bool samples = c.logger.sample_period > 0 && (last || due(c.logger.sample_period));
+    // A GPU works on this step while the host prepares the next one; the results come one step late, except
+    // where the host has to look at the weights.
+    const bool looks = evaluates || saves || traced || samples;
+    if (const auto code = finish_steps(run_.engine->exec().device && !looks ? 1 : 0)) return *code;
+    if (traced) report_.trace(report_.profile().write());
+    if (evaluates) evaluate();
+    if (samples && samples_) report_.sample(samples_->sample());
+    if (saves) save();
+  }
+  return finish(fmt::format("done: {} steps", at.step), Exit::ok);
+}
+
+// Reads the data of a step and enqueues all its work.
+void StepLoop::begin_step(data::BatchLoader& loader, const data::LoaderOptions& loading) {
+  Position& at = run_.position;
+  if (in_flight_.empty()) report_.idle_until_now();
+  Timers& timers = report_.timers();
+  const auto compute = timers.time(RunSection::compute);
+  const SectionTimes before = timers.times();
+  const double exposed_before = report_.exposed_seconds();
+  plan::BatchCounts counts;
+  {
+    const auto scope = timers.time(RunSection::data);
+    for (int64_t m = 0; m < loading.accumulation; ++m) {
+      const int64_t first = data::first_sample(loading, 0, m) - loading.consumed_samples;
+      const data::MicroBatch& batch = loader.next();
+      run_.engine->fill(m, batch, first);
+      counts = counts + plan::count(batch, run_.plan().spec.window);
+    }
+  }
+  StepInFlight step;
+  step.step = at.step + 1;
+  step.loss_tokens = loss_tokens_of_all(counts);
+  step.keys = counts.pairs / static_cast<double>(counts.tokens);
+  step.lr = learning_rate(schedule_, step.step);
+  run_.engine->step({.number = step.step,
+                     .learning_rate = step.lr,
+                     .loss_tokens = step.loss_tokens,
+                     .stop = stop::requested() != 0},
+                    objective_);
+  ++at.step;
+  at.consumed_samples += run_.plan().batch.global;
+  at.tokens += report_.tokens_per_step();
+  step.times = timers.times() - before;
+  step.exposed = report_.exposed_seconds() - exposed_before;
+  in_flight_.push_back(step);
+}
+
+// Tokens with a loss in the global batch, one at least.
+int64_t StepLoop::loss_tokens_of_all(const plan::BatchCounts& mine) {
+  if (!run_.train.dataset->documents().eod_mask_loss) return report_.tokens_per_step();
+  auto sum = static_cast<double>(mine.loss_tokens);
+  run_.placement.shard_group().all_reduce(std::span(&sum, 1));
+  return std::max<int64_t>(static_cast<int64_t>(sum), 1);
+}
+
+// Takes the results of steps in flight until only `leave` are left; an exit code when the run ends here.
+std::optional<Exit> StepLoop::finish_steps(int leave) {
+  const PretrainConfig& c = run_.config.pretrain;
+  Position& at = run_.position;
+  bool diverges = false, stops = false;
+  while (static_cast<int>(in_flight_.size()) > leave) {
+    engine::StepResult result;
+    {
+      const auto compute = report_.timers().time(RunSection::compute);
+      result = run_.engine->collect();
+      trace::collect_device();
+    }
+    run_.placement.check_groups();  // also while graphs are replayed
+    const StepInFlight step = in_flight_.front();
+    in_flight_.pop_front();
+    if (diverges) {  // the device made no update any more
+      --at.step;
+      at.consumed_samples -= run_.plan().batch.global;
+      at.tokens -= report_.tokens_per_step();
+      continue;
+    }
+    at.updates = result.updates;
+    at.skipped_in_a_row = result.skipped_in_a_row;
+    at.skipped += result.skipped ? 1 : 0;
+    report_.step(step, result);
+    if (const double now = Timers::steady_seconds(); now - last_heartbeat_ > 10) {
+      run_.saver->heartbeat();
+      last_heartbeat_ = now;
+    }
+    diverges = at.skipped_in_a_row >= c.max_nonfinite_steps ||
+               (result.skipped && c.on_nonfinite == OnNonfinite::stop);
+    stops = stops || result.stop;
+    if (diverges || stops) leave = 0;
+  }
+  if (diverges) return diverged();
+  // A run that is at its end ends as it would have.
+  return stops && at.step < run_.max_steps() ? stopped() : std::nullopt;
+}
+
+Exit StepLoop::diverged() {
+  const Position& at = run_.position;
+  if (run_.world.rank() == 0)
+    log::error_text(fmt::format(
+        "non-finite gradients in {} consecutive steps (last: {}); the weights are from step {}. {}. "
+        "Fix: lower policy.optimizer.lr, or look at the data of these steps with: nrl-train data show",
+        at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row, blame_for_divergence()));
+  return finish("diverged", Exit::diverged);
+}
+
+std::optional<Exit> StepLoop::stopped() {
+  const int64_t step = run_.position.step;
+  const bool saves = run_.config.checkpointing.enabled;
+  report_.note(fmt::format("stop requested; finished step {}, saving", step));
+  save();
+  return finish(fmt::format("stopped after {}/{} steps, {}; exit 75  (resume: run the same command)", step,
+                            run_.max_steps(),
+                            saves ? "checkpoint saved" : "no checkpoint: checkpointing.enabled is false"),
+                Exit::stopped);
+}
+
+// Whether the weights that this process started from can be at fault.
+std::string StepLoop::blame_for_divergence() const {
+  const std::string loaded =
+      !run_.resumed_from.empty() ? run_.resumed_from : run_.config.policy.model_name.value_or("");
+  const std::string weights = loaded.empty() ? "the initial weights" : "the weights loaded from " + loaded;
+  const int64_t good = run_.position.updates - first_updates_;
+  if (good == 0)
+    return fmt::format("No step has succeeded with {}: they are finite, but were already bad", weights);
+  return fmt::format("{} step{} succeeded since {}, which were good", good, good == 1 ? "" : "s", weights);
+}
+
+void StepLoop::evaluate() {
+  const auto scope = report_.timers().time(RunSection::eval);
+  const double begin = Timers::steady_seconds();
+  const double loss = train::evaluate(run_);
+  report_.evaluation(loss, Timers::steady_seconds() - begin);
+}
+
+void StepLoop::save() {
+  if (!run_.config.checkpointing.enabled) return;
+  const auto scope = report_.timers().time(RunSection::checkpoint);
+  const double begin = Timers::steady_seconds();
+  try {
+    const std::string path = run_.saver->save(*run_.engine, run_.position);
+    report_.checkpoint(path, Timers::steady_seconds() - begin);
+    failed_saves_ = 0;
+  } catch (const Error& e) {
+    // The same on all ranks. Training is worth more than one checkpoint, but not than all of them.
+    const int64_t step = run_.position.step;
+    if (++failed_saves_ >= 3 || step == run_.max_steps() || stop::requested()) throw;
+    if (run_.world.rank() == 0)
+      report_.warn(fmt::format("checkpoint at step {} failed: {}; training continues", step, e.what()));
+  }
+}
+
+Exit StepLoop::finish(std::string outcome, Exit code) {
+  report_.summary(std::move(outcome), code);
+  stop::work_is_done(static_cast<int>(code));
+  return code;
+}
+
+}  // namespace nrl::train
