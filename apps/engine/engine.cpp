@@ -122,11 +122,13 @@ void Engine::run_schedule(Objective& objective) {
   model::Decoder& decoder = *plan_->decoder;
   const std::vector<model::MicroBatch>& batches = plan_->tensors->microbatches();
   // The head computes its gradients in the forward pass, so the weights must be there before.
-  if (objective.needs_log_probs_first())
+  if (objective.needs_log_probs_first()) {
     for (const model::MicroBatch& batch : batches) {
       decoder.evaluate(batch);
       objective.weights(exec_, batch, decoder.log_prob());
     }
+    plan_->tensors->weights_overwritten();
+  }
   const auto count = static_cast<int64_t>(objective.metrics().size());
   reducer_->start();
   decoder.train(batches, {

@@ -42,7 +42,7 @@ BatchCounts operator+(const BatchCounts& a, const BatchCounts& b) {
 BatchTensors::BatchTensors(memory::MemoryPlan& plan, const BatchShape& shape)
     : shape_(shape), tensors_(static_cast<size_t>(shape.microbatches)) {
   const int64_t n = shape.tokens();
-  header_ = aligned(n * 4);
+  header_ = aligned(shape.microbatches * n * 4);
   block_bytes_ = header_ + aligned(8) + shape.microbatches * input_bytes();
   block_id_ = plan.add("token weights, tokens and targets", Category::data, block_bytes_);
   if (!shape.positions) positions_id_ = plan.add("positions", Category::data, n * 4);
@@ -64,7 +64,6 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
   block_ = static_cast<std::byte*>(arenas.at(plan, block_id_));
   const int64_t n = shape_.tokens();
   model::MicroBatch common;
-  common.weight = make_tensor(block_, DType::f32, {n});
   common.step = make_tensor(block_ + header_, DType::i64, {1});
   common.lengths = {shape_.length, !shape_.bounds};
   if (!shape_.positions) {
@@ -80,9 +79,10 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
     common.cu_seqlens = make_tensor(arenas.at(plan, bounds_id_), DType::i32, {shape_.sequences + 1});
     ops::upload(exec, common.cu_seqlens, bounds.data());
   }
-  std::byte* next = block_ + header_ + aligned(8);
+  std::byte *next = block_ + header_ + aligned(8), *weights = block_;
   for (model::MicroBatch& m : tensors_) {
     m = common;
+    m.weight = make_tensor(std::exchange(weights, weights + n * 4), DType::f32, {n});
     m.ids = make_tensor(next, DType::i32, {n});
     m.target = make_tensor(next + n * 4, DType::i32, {n});
     std::byte* more = next + n * 8;
@@ -133,7 +133,7 @@ void BatchTensors::commit(int64_t step, int64_t loss_tokens) {
   const bool weigh = loss_tokens > 0 && loss_tokens != weighted_for_;
   if (weigh) {
     const float weight = token_weight(loss_tokens);
-    for (int64_t i = 0; i < shape_.tokens(); ++i) std::memcpy(host + i * 4, &weight, 4);
+    for (int64_t i = 0; i < shape_.microbatches * shape_.tokens(); ++i) std::memcpy(host + i * 4, &weight, 4);
     weighted_for_ = loss_tokens;
   }
   const int64_t begin = weigh ? 0 : header_, end = header_ + aligned(8) + filled_ * input_bytes();

@@ -45,6 +45,8 @@ class BatchTensors {
   /// batch: every token's weight becomes -1 / loss_tokens; 0: nothing is differentiated, weights stay. Host
   /// memory is used again two commits later, not before the copy is done.
   void commit(int64_t step, int64_t loss_tokens);
+  /// Weights were written from outside: the next commit() writes them all.
+  void weights_overwritten() { weighted_for_ = 0; }
   /// What the decoder runs on. The addresses do not change from step to step; where the shape has `bounds`,
   /// the number of sequences does. It is rounded up to a power of two, the last ones empty, so that libraries
   /// need few plans.
@@ -59,7 +61,7 @@ class BatchTensors {
   memory::BufferId block_id_ = -1, positions_id_ = -1, bounds_id_ = -1;
   int64_t block_bytes_ = 0, header_ = 0;  // size of the block; where the step's number lies in it
   std::vector<model::MicroBatch> tensors_;
-  std::byte* block_ = nullptr;  // in the device's memory: weights, step, inputs of each microbatch
+  std::byte* block_ = nullptr;  // in the device's memory: weights of all microbatches, step, inputs of each
   ops::Exec* exec_ = nullptr;
   // Two pinned blocks in turns; `copied_` says when a block may be written again.
   device::Memory pinned_;

@@ -1,0 +1,82 @@
+// The checks of a configuration against the device that a run found.
+#include "tests/catch.h"
+#include "tests/config/helpers.h"
+
+using namespace nrl;
+using namespace nrl::test;
+
+namespace {
+
+const DeviceFacts no_gpu{.gpu = false, .why = "no driver is loaded", .best_isa = IsaChoice::avx2};
+const DeviceFacts one_gpu{.gpu = true, .why = "every rank has a GPU"};
+
+std::string found(const std::vector<std::string>& keys, const DeviceFacts& facts, Exit exit) {
+  std::string text = kBase;
+  for (const std::string& key : keys) text += key + "\n";
+  const ConfigResult result = load_text(text);
+  INFO(render(result.diagnostics));
+  REQUIRE(result.ok());
+  const Diagnostics problems = validate_for_device(result, facts);
+  CAPTURE(render(problems));
+  CHECK(exit_code(problems) == exit);
+  for (const Diagnostic& d : problems) {
+    CHECK(d.file == "t.yaml");
+    CHECK(d.line > 6);  // the keys above
+  }
+  return render(problems);
+}
+
+}  // namespace
+
+TEST_CASE("what a device cannot do is refused where the configuration asks for it", "[config]") {
+  struct Case {
+    std::vector<std::string> keys;
+    DeviceFacts facts;
+    Exit exit;
+    std::vector<std::string> parts;
+  };
+  DeviceFacts staged = one_gpu;
+  staged.staged_why = "NCCL is not in this build";
+  const Case cases[] = {
+      {{"device: cuda"}, no_gpu, Exit::unavailable, {"device: cuda, but no driver is loaded", "t.yaml:7:9"}},
+      {{"kernels: {isa: avx512}"},
+       no_gpu,
+       Exit::unavailable,
+       {"kernels.isa: avx512", "is avx2", "t.yaml:7:16"}},
+      {{"kernels: {cuda_graph: {enabled: true}}"},
+       no_gpu,
+       Exit::config,
+       {"policy.cuda_graph: true needs a GPU", "device: auto: no driver is loaded"}},
+      {{"distributed: {backend: nccl}"}, no_gpu, Exit::config, {"nccl moves GPU memory", "t.yaml:7:24"}},
+      {{"distributed: {backend: mpi}"}, one_gpu, Exit::config, {"mpi moves host memory only"}},
+      {{"kernels: {cuda_graph: {enabled: true}}"},
+       staged,
+       Exit::config,
+       {"cannot capture", "NCCL is not in this build"}},
+      {{"kernels: {tf32: true, autotune: true}"},
+       no_gpu,
+       Exit::ok,
+       {"warning: kernels.autotune: true has no effect", "warning: kernels.tf32: true has no effect"}}};
+  for (const Case& c : cases) {
+    const std::string text = found(c.keys, c.facts, c.exit);
+    for (const std::string& part : c.parts) {
+      CAPTURE(text, part);
+      CHECK(contains(text, part));
+    }
+  }
+}
+
+TEST_CASE("what a device can do is not complained about", "[config]") {
+  CHECK(found({}, no_gpu, Exit::ok).empty());
+  CHECK(found({"device: cpu", "kernels: {isa: avx2}", "distributed: {backend: mpi}"}, no_gpu, Exit::ok)
+            .empty());
+  CHECK(found({"device: cuda", "kernels: {tf32: true}", "distributed: {backend: staged}"}, one_gpu, Exit::ok)
+            .empty());
+}
+
+TEST_CASE("a rule about the device is judged once", "[config]") {
+  // device: cpu and device: cuda are known when the configuration is read.
+  const ConfigResult cpu = load_base({"device=cpu", "policy.cuda_graph=true"});
+  CHECK_FALSE(cpu.ok());
+  CHECK(validate_for_device(cpu, no_gpu).empty());
+}

@@ -1,0 +1,122 @@
+// An engine's numbers depend on nothing but its plan, its options and its batches.
+#include "apps/engine/engine.h"
+
+#include "apps/plan/forward_plan.h"
+#include "apps/train/run_state.h"
+#include "tests/engine/training.h"
+
+using namespace nrl;
+using namespace nrl::test;
+
+namespace {
+
+/// An engine that makes steps, and everything they brought.
+class Learner {
+ public:
+  Learner(train::Placement& placement, const ConfigResult& config)
+      : engine_(make_engine(placement, config)) {}
+
+  void step() {
+    const BatchPlan& batch = engine_->plan().batch;
+    ++step_;
+    for (int64_t m = 0; m < batch.accumulation; ++m)
+      engine_->fill(m, next(static_cast<uint64_t>(step_ * 10 + m)), m * batch.micro);
+    engine_->step({.number = step_, .learning_rate = 1e-2, .loss_tokens = batch.tokens_per_step}, objective_);
+    const engine::StepResult result = engine_->collect();
+    numbers.insert(numbers.end(), {result.metrics[0], result.grad_norm});
+  }
+  void evaluate() {
+    uint64_t seed = 100;
+    numbers.push_back(engine_->evaluate(2, [&]() -> const data::MicroBatch& {
+      batch_ = next(seed++);
+      return batch_;
+    }));
+  }
+  void finish() { weights = bytes_of(*engine_, engine_->state().weights); }
+
+  std::vector<double> numbers;
+  std::vector<char> weights;
+
+ private:
+  data::MicroBatch next(uint64_t seed) const {
+    return random_batch(engine_->plan().batch.micro * engine_->plan().sequence_length, seed);
+  }
+
+  std::unique_ptr<engine::Engine> engine_;
+  engine::LanguageModeling objective_;
+  data::MicroBatch batch_;
+  int64_t step_ = 0;
+};
+
+void teach(Learner& learner) {
+  learner.step();
+  learner.evaluate();
+  learner.step();
+  learner.step();
+  learner.finish();
+}
+
+const std::vector<std::string> other_model{
+    "policy.model.hidden_size=24",        "policy.model.num_hidden_layers=3",
+    "policy.model.num_attention_heads=3", "policy.model.attention_dropout=0.2",
+    "policy.train_micro_batch_size=4",    "policy.precision=bfloat16",
+    "distributed.shard_strategy=optim"};
+
+}  // namespace
+
+TEST_CASE("two engines that take turns compute the bits that each computes alone", "[engine]") {
+  for (const std::string device : {"cpu", "cuda"}) {
+    const ConfigResult first = tiny_config(device);
+    for (const std::vector<std::string>& overrides :
+         {std::vector<std::string>{}, std::vector<std::string>{"pretrain.seed=8"}, other_model}) {
+      CAPTURE(device, overrides);
+      const ConfigResult second = tiny_config(device, overrides);
+      const auto world = comm::World::init();
+      train::Placement placement(*world, first);
+      Learner a_alone(placement, first), b_alone(placement, second);
+      teach(a_alone);
+      teach(b_alone);
+
+      Learner a(placement, first), b(placement, second);
+      for (Learner* learner : {&a, &b}) learner->step();
+      for (Learner* learner : {&b, &a}) learner->evaluate();
+      for (Learner* learner : {&a, &b, &b, &a}) learner->step();
+      a.finish();
+      b.finish();
+      CHECK(a.numbers == a_alone.numbers);
+      CHECK(b.numbers == b_alone.numbers);
+      CHECK(a.weights == a_alone.weights);
+      CHECK(b.weights == b_alone.weights);
+      CHECK((a.numbers == b.numbers) == overrides.empty());
+    }
+  }
+}
+
+TEST_CASE("an engine for forward passes only has the log-probabilities of one that trains", "[engine]") {
+  for (const std::string device : {"cpu", "cuda"}) {
+    CAPTURE(device);
+    const ConfigResult config = tiny_config(device);
+    const auto world = comm::World::init();
+    train::Placement placement(*world, config);
+    const auto training = make_engine(placement, config);
+    const plan::RunPlan& p = training->plan();
+    engine::Engine forward(plan::make_forward_plan(p.spec, {.micro_batch = p.batch.micro,
+                                                            .sequence_length = p.sequence_length,
+                                                            .recipe = p.recipe,
+                                                            .device = p.device,
+                                                            .threads = 1}),
+                           placement.exec());
+    CHECK(forward.plan().memory.bytes(memory::Category::gradients) == 0);
+    CHECK(forward.plan().memory.bytes(memory::Category::optimizer) == 0);
+    train::write_state(forward, false, [&](const train::TrainState& to) {
+      train::with_state_copy(*world, *training, [&](const train::TrainState& from) {
+        for (size_t i = 0; i < to.weights.size(); ++i)
+          std::memcpy(to.weights[i].data, from.weights[i].data, static_cast<size_t>(to.weights[i].bytes()));
+      });
+    });
+    const data::MicroBatch batch = random_batch(2 * T, 5);
+    CHECK(bytes_of(forward, forward.log_probs(batch)) == bytes_of(*training, training->log_probs(batch)));
+    engine::LanguageModeling objective;
+    CHECK_THROWS_AS(forward.step({.number = 1, .learning_rate = 0, .loss_tokens = 1}, objective), Error);
+  }
+}
