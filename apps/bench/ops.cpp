@@ -233,8 +233,8 @@ class OpCases {
       a.exp_avg = m.normal(DType::f32, {n}, 1e-3);
       a.exp_avg_sq = m.constant(DType::f32, {n}, 1e-6);
       if (low) a.param_low = m.normal(DType::bf16, {n}, 0.02);
-      a.weight_decay = 0.1f;
-      const ops::AdamWRange range{0, 0, n, true};
+      a.rates[0].weight_decay = 0.1f;
+      const ops::AdamWRange range{0, 0, n, 0};
       const auto chunks = ops::adamw_chunks(std::span(&range, 1));
       a.chunks = m.copy_of(DType::i64, {static_cast<int64_t>(chunks.size()) / 4, 4}, chunks.data());
       double scalars[ops::StepScalar::count] = {};

@@ -34,7 +34,7 @@ void Optimizer::step(comm::Communicator& dp) {
   a.beta1 = static_cast<float>(config_.betas[0]);
   a.beta2 = static_cast<float>(config_.betas[1]);
   a.eps = static_cast<float>(config_.eps);
-  a.weight_decay = static_cast<float>(config_.weight_decay);
+  a.rates[1].weight_decay = static_cast<float>(config_.weight_decay);
   a.zero_grad = !sharded;
   a.chunks = state_.chunks;
   a.scalars = state_.scalars;

@@ -27,18 +27,18 @@ std::vector<int64_t> update_chunks(const RunPlan& p) {
   std::sort(owned.begin(), owned.end(), [](const auto& a, const auto& b) { return a.flat < b.flat; });
   std::vector<ops::AdamWRange> ranges;
   for (const OwnedRange& r : owned) {
-    const bool decay = p.parameters.all[static_cast<size_t>(r.parameter)].decay;
+    const int rates = p.parameters.all[static_cast<size_t>(r.parameter)].decay ? 1 : 0;
     if (!ranges.empty()) {
       ops::AdamWRange& last = ranges.back();
       const int64_t gap = r.flat - (last.flat + last.count);
       // The padding between parameters is zero and stays zero.
-      if (last.decay == decay && gap < FlatBuckets::kParamAlign &&
+      if (last.rates == rates && gap < FlatBuckets::kParamAlign &&
           r.state - (last.state + last.count) == gap) {
         last.count += gap + r.count;
         continue;
       }
     }
-    ranges.push_back({r.flat, r.state, r.count, decay});
+    ranges.push_back({r.flat, r.state, r.count, rates});
   }
   return ops::adamw_chunks(ranges);
 }
@@ -79,7 +79,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
 
   std::vector<ParamSpec> specs;
   for (const model::Parameter& parameter : p.parameters.all)
-    specs.push_back({parameter.name, parameter.numel(), parameter.decay, false});
+    specs.push_back({parameter.name, parameter.numel()});
   const auto bucket_elements = static_cast<int64_t>(config.distributed.bucket_size_mb * (1 << 20) / 4);
   p.layout = FlatBuckets(std::move(specs), bucket_elements, static_cast<int>(batch.data_parallel));
   if (p.sharding.optimizer_state) {

@@ -36,7 +36,6 @@ FlatBuckets::FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements,
   for (int i = static_cast<int>(params_.size()) - 1; i >= 0; --i) {
     const ParamSpec& p = params_[static_cast<size_t>(i)];
     NRL_CHECK(p.numel > 0, "parameter {} has {} elements", p.name, p.numel);
-    if (p.isolated) close();
     if (buckets_.empty() || buckets_.back().size != 0) {
       buckets_.emplace_back();
       buckets_.back().start = total_;
@@ -47,8 +46,7 @@ FlatBuckets::FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements,
     if (__builtin_add_overflow(offset, p.numel, &b.used))
       fail(Exit::config, "the parameters of one rank overflow the flat buffer");
     b.params.push_back(i);
-    parameters_ += p.numel;
-    if (p.isolated || b.used >= target) close();
+    if (b.used >= target) close();
   }
   close();
 

@@ -24,8 +24,6 @@ namespace nrl {
 struct ParamSpec {
   std::string name;
   int64_t numel = 0;
-  bool decay = true;      ///< takes part in weight decay
-  bool isolated = false;  ///< has a bucket of its own (tied embeddings, reduced by other groups as well)
 };
 
 /// Elements [begin, end).
@@ -63,9 +61,9 @@ class FlatBuckets {
   static constexpr int64_t kShardUnit = 61440;
 
   FlatBuckets() = default;
-  /// `bucket_elements`: a bucket is closed when it has at least as many (0: one bucket for all but isolated
-  /// ones). `shards`: the data-parallel size. Fails with Exit::config when the sum overflows, and for an
-  /// empty parameter or a name given twice with Exit::internal.
+  /// `bucket_elements`: a bucket is closed when it has at least as many (0: one bucket for all). `shards`:
+  /// the data-parallel size. Fails with Exit::config when the sum overflows, and for an empty parameter or a
+  /// name given twice with Exit::internal.
   FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements, int shards);
 
   const std::vector<ParamSpec>& params() const { return params_; }
@@ -77,8 +75,6 @@ class FlatBuckets {
 
   /// Elements of a whole flat buffer, padding included.
   int64_t total() const { return total_; }
-  /// Elements of parameters only.
-  int64_t parameters() const { return parameters_; }
   /// Elements of one rank's shards together; equal for all ranks.
   int64_t shard_total() const { return total_ / shards_; }
   /// The flat range of a bucket.
@@ -94,7 +90,7 @@ class FlatBuckets {
   std::vector<Bucket> buckets_;
   std::vector<int> by_name_;  // indices ordered by name
   int shards_ = 1;
-  int64_t total_ = 0, parameters_ = 0;
+  int64_t total_ = 0;
 };
 
 /// Which of the three buffers are kept in shards between steps.

@@ -12,8 +12,7 @@ GradReducer::GradReducer(const FlatBuckets& layout, std::span<float> grads, comm
       strategy_(strategy),
       overlap_(overlap),
       stream_(stream),
-      sums_(layout.buckets().size()),
-      gathers_(layout.buckets().size()) {
+      sums_(layout.buckets().size()) {
   if (strategy.gradients || strategy.parameters)
     fail(Exit::config,
          "data-parallel strategy {} keeps gradients or parameters in shards, which the gradient reducer "
@@ -72,30 +71,18 @@ void GradReducer::finish() {
 }
 
 void GradReducer::gather_params(comm::View flat) {
-  start_gather(flat);
-  finish_gather();
-}
-
-void GradReducer::start_gather(comm::View flat) {
   NRL_CHECK(flat.count == layout_.total(), "{} parameters for a layout of {}", flat.count, layout_.total());
   if (dp_.size() == 1 || !strategy_.optimizer_state) return;
   const auto part = [&](const ElementRange& r) {
     return comm::View(static_cast<std::byte*>(flat.data) + r.begin * size_of(flat.dtype), r.size(),
                       flat.dtype);
   };
-  for (int b = static_cast<int>(gathers_.size()) - 1; b >= 0; --b) {
-    comm::Handle& handle = gathers_[static_cast<size_t>(b)];
-    NRL_CHECK(handle.empty(), "bucket {} is being gathered", b);
-    handle = dp_.all_gather_async(part(layout_.shard(b, dp_.rank())), part(layout_.range(b)), stream_);
-  }
-}
-
-void GradReducer::wait_gather(int bucket) {
-  gathers_.at(static_cast<size_t>(bucket)).wait();
-}
-
-void GradReducer::finish_gather() {
-  for (size_t b = gathers_.size(); b-- > 0;) gathers_[b].wait();
+  std::vector<comm::Handle> gathers;
+  // In the order of the forward pass.
+  for (int b = static_cast<int>(layout_.buckets().size()) - 1; b >= 0; --b)
+    gathers.push_back(
+        dp_.all_gather_async(part(layout_.shard(b, dp_.rank())), part(layout_.range(b)), stream_));
+  for (comm::Handle& handle : gathers) handle.wait();
 }
 
 }  // namespace nrl

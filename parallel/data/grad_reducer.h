@@ -44,12 +44,6 @@ class GradReducer {
   /// Fills the whole flat buffer (any element type, layout.total() elements) from every rank's shards. For
   /// ddp there is nothing to gather.
   void gather_params(comm::View flat);
-  /// The same in steps, to overlap: buckets are gathered from the last to the first, the order of the forward
-  /// pass.
-  void start_gather(comm::View flat);
-  void wait_gather(int bucket);
-  /// Waits for what start_gather() still has under way.
-  void finish_gather();
 
  private:
   void launch_complete();
@@ -61,10 +55,10 @@ class GradReducer {
   bool overlap_;
   comm::StreamRef stream_;
   bool started_ = false;
-  size_t next_ = 0;                           // first bucket not sent yet
-  std::vector<int> missing_;                  // by bucket: parameters not ready
-  std::vector<bool> seen_;                    // by parameter
-  std::vector<comm::Handle> sums_, gathers_;  // by bucket
+  size_t next_ = 0;                 // first bucket not sent yet
+  std::vector<int> missing_;        // by bucket: parameters not ready
+  std::vector<bool> seen_;          // by parameter
+  std::vector<comm::Handle> sums_;  // by bucket
 };
 
 }  // namespace nrl

@@ -16,7 +16,7 @@ std::vector<ParamSpec> random_params(uint64_t seed, int count, int64_t most) {
   std::vector<ParamSpec> out;
   for (int i = 0; i < count; ++i) {
     const auto bits = stream.bits(static_cast<uint64_t>(i));
-    out.push_back({"p" + std::to_string(i), 1 + bits % most, bits % 3 != 0, bits % 11 == 0});
+    out.push_back({"p" + std::to_string(i), 1 + bits % most});
   }
   return out;
 }
@@ -42,7 +42,6 @@ TEST_CASE("buckets hold every parameter once, aligned, in reverse order", "[buck
           REQUIRE(layout.place(p).offset - at < FlatBuckets::kParamAlign);
           REQUIRE(layout.place(p).start == b.start + layout.place(p).offset);
           at = layout.place(p).offset + params[static_cast<size_t>(p)].numel;
-          if (params[static_cast<size_t>(p)].isolated) REQUIRE(b.params.size() == 1);
           if (p != b.params.back()) REQUIRE(at < 100000);  // would have been closed
         }
         REQUIRE(b.used == at);
@@ -159,7 +158,6 @@ TEST_CASE("updated shards are gathered in any element type", "[reducer]") {
     for (int64_t i = own.begin; i < own.end; ++i)
       flat[static_cast<size_t>(i)] = static_cast<uint16_t>(i * 3 + 1);
   }
-  std::vector<uint16_t> again = flat;
   const auto wrong = [&](const std::vector<uint16_t>& v) {
     int64_t bad = 0;
     for (size_t i = 0; i < v.size(); ++i) bad += v[i] != static_cast<uint16_t>(i * 3 + 1);
@@ -167,10 +165,6 @@ TEST_CASE("updated shards are gathered in any element type", "[reducer]") {
   };
   reducer.gather_params(flat);
   REQUIRE(wrong(flat) == 0);
-  reducer.start_gather(again);
-  reducer.wait_gather(0);
-  reducer.finish_gather();
-  REQUIRE(wrong(again) == 0);
 }
 
 TEST_CASE("gradients reported twice, never or too early are our bug", "[reducer]") {

@@ -23,7 +23,7 @@ Outputs steps(Exec& e, int64_t n, bool low, bool zero_grad) {
             .exp_avg_sq = v,
             .lr = 1e-2f,
             .beta2 = 0.95f,
-            .weight_decay = 0.1f,
+            .rates = {AdamWRates{.weight_decay = 0.1f, .lr_scale = 0.5f}},
             .grad_scale = 0.01f,
             .step = step,
             .zero_grad = zero_grad};
@@ -48,12 +48,8 @@ Outputs squares(Exec& e, int64_t n, DType dtype) {
 /// odd places, one behind the other and not.
 std::vector<AdamWRange> ranges(bool aligned) {
   if (aligned)
-    return {{0, 0, 17000, true},
-            {17024, 17024, 64, false},
-            {20000, 17088, 16384, true},
-            {40000, 33472, 8, false}};
-  return {
-      {0, 0, 17001, true}, {17001, 17001, 63, false}, {20002, 17064, 16385, true}, {40999, 33449, 1, false}};
+    return {{0, 0, 17000, 1}, {17024, 17024, 64, 0}, {20000, 17088, 16384, 2}, {40000, 33472, 8, 0}};
+  return {{0, 0, 17001, 1}, {17001, 17001, 63, 0}, {20002, 17064, 16385, 2}, {40999, 33449, 1, 0}};
 }
 
 Buffer table_of(const std::vector<AdamWRange>& covered) {
@@ -79,7 +75,7 @@ Outputs chunked(Exec& e, bool aligned, bool low, bool zero_grad, From from) {
           .exp_avg_sq = v,
           .lr = 1e-2f,
           .beta2 = 0.95f,
-          .weight_decay = 0.1f,
+          .rates = {AdamWRates{}, {.weight_decay = 0.1f}, {.weight_decay = 0.2f, .lr_scale = 3}},
           .grad_scale = 0.5f,
           .step = 3,
           .zero_grad = zero_grad,
@@ -105,11 +101,11 @@ void chunk_table(Exec&) {
   expect(rows.size() % 4 == 0, "rows of four numbers");
   std::vector<AdamWRange> joined;
   for (size_t i = 0; i < rows.size(); i += 4) {
-    const AdamWRange r{rows[i], rows[i + 1], rows[i + 2], rows[i + 3] == 1};
+    const AdamWRange r{rows[i], rows[i + 1], rows[i + 2], static_cast<int>(rows[i + 3])};
     expect(r.count > 0 && r.count <= adamw_chunk, fmt::format("a chunk of {} elements", r.count));
     const bool follows = !joined.empty() && joined.back().flat + joined.back().count == r.flat &&
                          joined.back().state + joined.back().count == r.state &&
-                         joined.back().decay == r.decay;
+                         joined.back().rates == r.rates;
     if (follows) {
       joined.back().count += r.count;
     } else {
@@ -120,7 +116,7 @@ void chunk_table(Exec&) {
   for (size_t i = 0; i < covered.size(); ++i) {
     const AdamWRange &got = joined[i], &want = covered[i];
     expect(got.flat == want.flat && got.state == want.state && got.count == want.count &&
-               got.decay == want.decay,
+               got.rates == want.rates,
            fmt::format("range {} is another one", i));
   }
 }

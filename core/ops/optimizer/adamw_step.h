@@ -30,19 +30,21 @@ NRL_HOST_DEVICE inline AdamWScalars adamw_scalars(const double* s) {
           s[StepScalar::correction2], s[StepScalar::skip] != 0.0};
 }
 
-/// What an update is the same for in all steps.
-struct AdamWRates {
-  float beta1, beta2, eps, weight_decay;
+/// What is the same in all steps and for all elements.
+struct AdamWConstants {
+  float beta1, beta2, eps;
 };
 
-NRL_HOST_DEVICE inline element::AdamWStep adamw_step(const AdamWScalars& s, const AdamWRates& r, bool decay) {
+NRL_HOST_DEVICE inline element::AdamWStep adamw_step(const AdamWScalars& s, const AdamWConstants& r,
+                                                     const AdamWRates& rates) {
+  const double lr = s.learning_rate * static_cast<double>(rates.lr_scale);
   element::AdamWStep k;
   k.beta1 = r.beta1;
   k.beta2 = r.beta2;
   k.one_minus_beta1 = static_cast<float>(1.0 - static_cast<double>(r.beta1));
   k.one_minus_beta2 = static_cast<float>(1.0 - static_cast<double>(r.beta2));
-  k.decay = decay ? static_cast<float>(1.0 - s.learning_rate * static_cast<double>(r.weight_decay)) : 1.0f;
-  k.step_size = static_cast<float>(s.learning_rate / s.correction1);
+  k.decay = static_cast<float>(1.0 - lr * static_cast<double>(rates.weight_decay));
+  k.step_size = static_cast<float>(lr / s.correction1);
   k.inv_sqrt_correction2 = static_cast<float>(1.0 / sqrt(s.correction2));
   k.eps = r.eps;
   k.grad_scale = static_cast<float>(s.grad_scale);

@@ -45,20 +45,20 @@ void update_piece(const AdamW& a, const element::AdamWStep& s, bool skip, int64_
 
 void adamw_kernel(Exec& exec, const AdamW& a) {
   const AdamWScalars scalars = a.scalars ? adamw_scalars(data_of<const double>(a.scalars)) : adamw_scalars(a);
-  const AdamWRates rates{a.beta1, a.beta2, a.eps, a.weight_decay};
-  const element::AdamWStep decayed = adamw_step(scalars, rates, true);
+  std::array<element::AdamWStep, adamw_rates> steps;
+  for (size_t i = 0; i < steps.size(); ++i)
+    steps[i] = adamw_step(scalars, {a.beta1, a.beta2, a.eps}, a.rates[i]);
   if (!a.chunks) {
     cpu::parallel_for(exec.threads, a.grad.numel(), grain_elements, [&](int64_t begin, int64_t end) {
-      update_piece(a, decayed, scalars.skip, begin, begin, end - begin);
+      update_piece(a, steps[0], scalars.skip, begin, begin, end - begin);
     });
     return;
   }
-  const element::AdamWStep plain = adamw_step(scalars, rates, false);
   const int64_t* chunk = data_of<const int64_t>(a.chunks);
   cpu::parallel_for(exec.threads, a.chunks.dim(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) {
       const int64_t* row = chunk + 4 * c;
-      update_piece(a, row[3] ? decayed : plain, scalars.skip, row[0], row[1], row[2]);
+      update_piece(a, steps[static_cast<size_t>(row[3])], scalars.skip, row[0], row[1], row[2]);
     }
   });
 }

@@ -26,7 +26,8 @@ struct UpdateArguments {
   int64_t n;
   const double* scalars;  ///< null: `host`
   AdamWScalars host;
-  AdamWRates rates;
+  AdamWConstants constants;
+  AdamWRates rates[adamw_rates];
 };
 
 template <bool low, bool zero_grad>
@@ -35,19 +36,19 @@ __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
   NRL_SHARED(int, skipped);
   const int64_t chunk = blockIdx.x / chunk_parts, begin = blockIdx.x % chunk_parts * part_elements;
   int64_t flat = chunk * adamw_chunk, state = flat, count = min(adamw_chunk, a.n - flat);
-  bool decay = true;
+  int64_t rates = 0;
   if (a.chunks) {
     const int64_t* row = a.chunks + 4 * chunk;
     flat = row[0];
     state = row[1];
     count = row[2];
-    decay = row[3] != 0;
+    rates = row[3];
   }
   const int n = static_cast<int>(min(part_elements, count - begin));
   if (n <= 0) return;
   if (threadIdx.x == 0) {
     const AdamWScalars s = a.scalars ? adamw_scalars(a.scalars) : a.host;
-    constants = adamw_step(s, a.rates, decay);
+    constants = adamw_step(s, a.constants, a.rates[rates]);
     skipped = s.skip;
   }
   __syncthreads();
@@ -108,7 +109,8 @@ void adamw_launch(Exec& exec, const AdamW& a) {
   u.n = a.grad.numel();
   u.scalars = static_cast<const double*>(a.scalars.data);
   if (!a.scalars) u.host = adamw_scalars(a);
-  u.rates = {a.beta1, a.beta2, a.eps, a.weight_decay};
+  u.constants = {a.beta1, a.beta2, a.eps};
+  std::copy(a.rates.begin(), a.rates.end(), u.rates);
   const int64_t chunks = a.chunks ? a.chunks.dim(0) : (u.n + adamw_chunk - 1) / adamw_chunk;
   const auto blocks = static_cast<unsigned>(chunks * chunk_parts);
   if (a.param_low && a.zero_grad) {

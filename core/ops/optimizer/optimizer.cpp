@@ -46,11 +46,11 @@ void adamw(Exec& exec, const AdamW& a) {
 std::vector<int64_t> adamw_chunks(std::span<const AdamWRange> ranges) {
   std::vector<int64_t> table;
   for (const AdamWRange& r : ranges) {
-    NRL_CHECK(r.flat >= 0 && r.state >= 0 && r.count >= 0, "adamw_chunks: {} elements at {} and {}", r.count,
-              r.flat, r.state);
+    NRL_CHECK(r.flat >= 0 && r.state >= 0 && r.count >= 0 && r.rates >= 0 && r.rates < adamw_rates,
+              "adamw_chunks: {} elements at {} and {} with rates {}", r.count, r.flat, r.state, r.rates);
     for (int64_t begin = 0; begin < r.count; begin += adamw_chunk) {
       const int64_t count = std::min(adamw_chunk, r.count - begin);
-      table.insert(table.end(), {r.flat + begin, r.state + begin, count, r.decay ? 1 : 0});
+      table.insert(table.end(), {r.flat + begin, r.state + begin, count, r.rates});
     }
   }
   return table;

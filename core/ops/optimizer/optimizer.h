@@ -1,6 +1,7 @@
 #pragma once
 // Optimizer updates and the norms and conversions around them, on flat buffers.
 
+#include <array>
 #include <span>
 #include <vector>
 
@@ -8,10 +9,18 @@
 
 namespace nrl::ops {
 
+/// What may differ between the elements of one update.
+struct AdamWRates {
+  float weight_decay = 0;
+  float lr_scale = 1;
+};
+inline constexpr int adamw_rates = 4;
+
 /// AdamW (Loshchilov & Hutter 2019) over n elements in one pass:
 ///   g = grad * grad_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   p = p - lr * weight_decay * p - lr * (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
-/// which is torch.optim.AdamW's order (decay first, then the step). `grad` is set to zero when zero_grad.
+/// which is torch.optim.AdamW's order (decay first, then the step). lr here is the step's learning rate times
+/// the lr_scale of the elements' rates. `grad` is set to zero when zero_grad.
 ///
 /// With `chunks` one call updates many tensors of flat buffers (multi-tensor): then n is a buffer's own
 /// length. With `scalars` the learning rate, grad_scale and step are read from the device (StepScalar,
@@ -21,13 +30,14 @@ struct AdamW {
   Tensor grad;                 ///< (n) f32
   Tensor exp_avg, exp_avg_sq;  ///< (n) f32
   Tensor param_low;            ///< optional (n) bf16 copy of the updated weights
-  float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f, weight_decay = 0;
-  float grad_scale = 1;  ///< unscale * clip factor
-  int64_t step = 1;      ///< 1 for the first update
+  float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
+  std::array<AdamWRates, adamw_rates> rates = {};  ///< without chunks the first one counts
+  float grad_scale = 1;                            ///< unscale * clip factor
+  int64_t step = 1;                                ///< 1 for the first update
   bool zero_grad = true;
   /// optional (C, 4) i64: first element in the flat buffers (grad, param_low; param too without param_low),
   /// first element in the state buffers (exp_avg, exp_avg_sq; param too with param_low), elements (at most
-  /// adamw_chunk), and 1 where weight decay applies. Chunks do not overlap.
+  /// adamw_chunk), and an index into `rates`. Chunks do not overlap.
   Tensor chunks = {};
   Tensor scalars = {};  ///< optional (StepScalar::count) f64
 };
@@ -39,7 +49,7 @@ struct AdamWRange {
   int64_t flat = 0;   ///< first element in the flat buffers
   int64_t state = 0;  ///< first element in the state buffers
   int64_t count = 0;
-  bool decay = true;  ///< whether AdamW::weight_decay applies
+  int rates = 0;  ///< index into AdamW::rates
 };
 /// The rows of AdamW::chunks: the ranges, in order, cut into pieces of at most adamw_chunk elements. Ranges
 /// that begin at multiples of 4 elements are the fast case.

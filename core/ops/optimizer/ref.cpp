@@ -5,7 +5,7 @@
 namespace nrl::ops::reference {
 namespace {
 
-void update_range(const AdamW& a, int64_t flat, int64_t state, int64_t count, bool decay) {
+void update_range(const AdamW& a, int64_t flat, int64_t state, int64_t count, const AdamWRates& rates) {
   const double b1 = static_cast<double>(a.beta1), b2 = static_cast<double>(a.beta2);
   const double steps = static_cast<double>(a.step);
   double lr = static_cast<double>(a.lr), grad_scale = static_cast<double>(a.grad_scale);
@@ -18,6 +18,7 @@ void update_range(const AdamW& a, int64_t flat, int64_t state, int64_t count, bo
     correction2 = load(a.scalars, StepScalar::correction2);
     skip = load(a.scalars, StepScalar::skip) != 0.0;
   }
+  lr *= static_cast<double>(rates.lr_scale);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t place = a.param_low ? state + i : flat + i;
     if (!skip) {
@@ -25,7 +26,7 @@ void update_range(const AdamW& a, int64_t flat, int64_t state, int64_t count, bo
       const double m = b1 * load(a.exp_avg, state + i) + (1.0 - b1) * g;
       const double v = b2 * load(a.exp_avg_sq, state + i) + (1.0 - b2) * g * g;
       double p = load(a.param, place);
-      if (decay) p -= lr * static_cast<double>(a.weight_decay) * p;
+      p -= lr * static_cast<double>(rates.weight_decay) * p;
       p -= lr * (m / correction1) / (std::sqrt(v / correction2) + static_cast<double>(a.eps));
       store(a.param, place, p);
       store(a.exp_avg, state + i, m);
@@ -37,10 +38,10 @@ void update_range(const AdamW& a, int64_t flat, int64_t state, int64_t count, bo
 }
 
 void update(Exec&, const AdamW& a) {
-  if (!a.chunks) return update_range(a, 0, 0, a.grad.numel(), true);
+  if (!a.chunks) return update_range(a, 0, 0, a.grad.numel(), a.rates[0]);
   const auto* chunk = static_cast<const int64_t*>(a.chunks.data);
   for (int64_t c = 0; c < a.chunks.dim(0); ++c, chunk += 4)
-    update_range(a, chunk[0], chunk[1], chunk[2], chunk[3] != 0);
+    update_range(a, chunk[0], chunk[1], chunk[2], a.rates[static_cast<size_t>(chunk[3])]);
 }
 
 double squares(Exec&, const Tensor& x) {
