@@ -185,6 +185,16 @@ void CheckpointReader::read_logical(std::string_view name, void* dst, size_t byt
   read_logical(name, 0, elements, dst);
 }
 
+void CheckpointReader::read_slice(const TensorSlice& slice) {
+  const LogicalTensor& tensor = at(slice.name);
+  if (tensor.dtype != slice.dtype || tensor.shape != slice.shape)
+    fail(Exit::data, "{}: tensor \"{}\" is {} {}, {} {} is needed", path_, slice.name, name_of(tensor.dtype),
+         shape_text(tensor.shape), name_of(slice.dtype), shape_text(slice.shape));
+  nrl::read_slice(slice, tensor.dtype, [&](int64_t offset, int64_t count, void* out) {
+    read_logical(slice.name, offset, count, out);
+  });
+}
+
 std::string CheckpointReader::read_text(std::string_view file) const {
   const CheckpointFile* entry = manifest_.find_file(file);
   if (entry == nullptr) fail(Exit::data, "{}: there is no file {}", path_, file);

@@ -11,6 +11,7 @@
 
 #include "core/io/checkpoint_manifest.h"
 #include "core/io/safetensors.h"
+#include "core/io/tensor_slice.h"
 
 namespace nrl {
 
@@ -38,6 +39,8 @@ class CheckpointReader {
   void read_logical(std::string_view name, int64_t offset, int64_t count, void* dst);
   /// The whole tensor.
   void read_logical(std::string_view name, void* dst, size_t bytes);
+  /// Fills slice.data, which is of the tensor's own dtype. A tensor of another shape is Exit::data.
+  void read_slice(const TensorSlice& slice);
   /// One of the other files (config.json, position.json), checked.
   std::string read_text(std::string_view file) const;
 

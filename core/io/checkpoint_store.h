@@ -25,12 +25,13 @@
 #include "core/io/checkpoint_manifest.h"
 #include "core/io/run_lock.h"
 #include "core/io/safetensors.h"
+#include "core/io/tensor_slice.h"
 
 namespace nrl {
 
-/// How the writers of one checkpoint talk. The default is a single writer. Both are collective: every rank
-/// calls them in the same order. They must not go through a communicator that a training step is using at the
-/// same time.
+/// How the writers of one checkpoint talk. The default is a single writer. broadcast and gather are
+/// collective: every rank calls them in the same order. They must not go through a communicator that a
+/// training step is using at the same time.
 struct RankGroup {
   int rank = 0;
   int size = 1;
@@ -40,7 +41,13 @@ struct RankGroup {
   std::function<std::vector<std::string>(const std::string&)> gather = [](const std::string& text) {
     return std::vector<std::string>{text};
   };
+  /// One message of `bytes` bytes from a rank to another; both block. Needed only where a tensor is put
+  /// together from the slices of several ranks.
+  std::function<void(int to, const void* data, size_t bytes)> send;
+  std::function<void(int from, void* data, size_t bytes)> receive;
 };
+
+struct SlicePlan;  // slice_plan.h
 
 /// A tensor to be stored by one rank, as a piece of a logical tensor.
 struct ShardSpec {
@@ -91,9 +98,12 @@ class CheckpointWriter {
   /// in rank order without gaps.
   void add_tensor_set(const std::string& stem, const std::vector<ShardSpec>& shards,
                       const std::function<void(SafetensorsWriter&)>& fill);
+  /// Collective. Whole tensors from the slices that the ranks hold, each tensor written by one rank
+  /// (plan_slices() says which): STEM.safetensors where one rank writes all of them, else
+  /// STEM-00001-of-0000N.safetensors and STEM.safetensors.index.json. Slices must cover every element; those
+  /// that several ranks hold must be equal. Memory: a block of kSliceBlockBytes.
+  void add_slices(const std::string& stem, const std::vector<TensorSlice>& slices);
   void add_file(const std::string& name, std::string_view text);
-  /// A byte-for-byte copy (tokenizer files).
-  void copy_file(const std::string& name, const std::string& source);
   /// Runs the caller's own part of the work; what it throws is kept for commit() as well.
   void guard(const std::function<void()>& work);
 
@@ -103,6 +113,7 @@ class CheckpointWriter {
   std::string commit(const JsonValue& state);
 
  private:
+  void write_slices(const SlicePlan& plan, const std::vector<TensorSlice>& slices, SafetensorsWriter* file);
   void record(const std::string& file, const std::vector<ShardSpec>& shards, const SafetensorsWriter& writer);
   JsonValue report() const;
   CheckpointManifest merge(const std::vector<std::string>& reports, const JsonValue& state) const;

@@ -5,11 +5,13 @@
 #include <cerrno>
 #include <cstring>
 #include <set>
+#include <tuple>
 
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/io/checkpoint_store.h"
 #include "core/io/crc32c.h"
+#include "core/io/slice_plan.h"
 
 namespace nrl {
 namespace {
@@ -108,9 +110,9 @@ void CheckpointWriter::guard(const std::function<void()>& work) {
   try {
     work();
   } catch (const Error& e) {
-    error_ = e;
+    if (!error_) error_ = e;  // the first one, of a guard() inside of this one
   } catch (const std::exception& e) {
-    error_ = Error(Exit::internal, e.what());
+    if (!error_) error_ = Error(Exit::internal, e.what());
   }
 }
 
@@ -124,6 +126,7 @@ void CheckpointWriter::add_tensors(const std::string& file, const std::vector<Sh
     options.refuse_non_finite = options_.refuse_non_finite;
     SafetensorsWriter writer(join_path(temporary_, file), std::move(specs), std::move(options));
     fill(writer);
+    if (error_) return;
     writer.finish();
     record(file, shards, writer);
   });
@@ -138,6 +141,104 @@ void CheckpointWriter::add_tensor_set(const std::string& stem, const std::vector
   const auto before = std::count(writes.begin(), writes.begin() + group_.rank, '1');
   const auto all = std::count(writes.begin(), writes.end(), '1');
   add_tensors(fmt::format("{}-{:05}-of-{:05}.safetensors", stem, before + 1, all), shards, fill);
+}
+
+void CheckpointWriter::add_slices(const std::string& stem, const std::vector<TensorSlice>& slices) {
+  const std::vector<std::string> texts = group_.gather(slices_to_text(slices));
+  SlicePlan plan;
+  try {
+    plan = SlicePlan::from_text(on_rank_zero(group_, [&] { return plan_slices(texts).to_text(); }));
+  } catch (const Error& e) {  // the same on every rank
+    if (!error_) error_ = e;
+    return;
+  }
+  const std::vector<int> owners = plan.owners();
+  std::map<int, std::string> files;  // by owner
+  for (size_t i = 0; i < owners.size(); ++i)
+    files[owners[i]] = owners.size() == 1
+                           ? stem + ".safetensors"
+                           : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, owners.size());
+
+  std::vector<ShardSpec> own;
+  for (const SlicePlan::Tensor& t : plan.tensors)
+    if (t.owner == group_.rank) own.push_back(ShardSpec::whole(t.name, t.dtype, t.shape));
+  const auto fill = [&](SafetensorsWriter* file) { write_slices(plan, slices, file); };
+  if (own.empty()) {
+    fill(nullptr);
+  } else {
+    bool filled = false;
+    add_tensors(files[group_.rank], own, [&](SafetensorsWriter& file) {
+      filled = true;
+      fill(&file);
+    });
+    if (!filled) fill(nullptr);  // others wait for what this rank holds, and it for what they send
+  }
+
+  if (owners.size() == 1 || group_.rank != 0) return;
+  std::map<std::string, std::string> weight_map;
+  uint64_t total = 0;
+  for (const SlicePlan::Tensor& t : plan.tensors) {
+    weight_map[t.name] = files[t.owner];
+    total += static_cast<uint64_t>(t.bytes());
+  }
+  add_file(stem + ".safetensors.index.json", safetensors_index(weight_map, total));
+}
+
+// Every rank goes through all blocks of all tensors in the same order, also after an error of its own: the
+// messages stay in step.
+void CheckpointWriter::write_slices(const SlicePlan& plan, const std::vector<TensorSlice>& slices,
+                                    SafetensorsWriter* file) {
+  std::map<std::tuple<std::string_view, int64_t, int64_t>, const TensorSlice*> held;
+  for (const TensorSlice& s : slices) held[{s.name, s.row, s.column}] = &s;
+  std::vector<char> block, message;
+  for (const SlicePlan::Tensor& t : plan.tensors) {
+    const int64_t unit = size_of(t.dtype), width = t.width();
+    const int64_t block_rows = std::min(t.height(), slice_block_rows(width * unit));
+    const bool owner = t.owner == group_.rank;
+    for (int64_t row = 0; row < t.height(); row += block_rows) {
+      const int64_t rows = std::min(block_rows, t.height() - row);
+      const char* complete = nullptr;  // the block where it lies in memory as it is written
+      for (const SlicePlan::Source& s : t.sources) {
+        const bool mine = s.rank == group_.rank;
+        const int64_t begin = std::max(row, s.row), count = std::min(row + rows, s.row + s.rows) - begin;
+        if (count <= 0 || (!owner && !mine)) continue;
+        const TensorSlice* slice = mine ? held.at({t.name, s.row, s.column}) : nullptr;
+        const auto bytes = static_cast<size_t>(count * s.columns * unit);
+        const char* direct = mine && !s.transposed
+                                 ? static_cast<const char*>(slice->data) + (begin - s.row) * s.columns * unit
+                                 : nullptr;
+        if (!owner) {
+          if (!direct) {
+            message.resize(bytes);
+            copy_rows(*slice, begin, count, message.data(), s.columns);
+          }
+          group_.send(t.owner, direct ? direct : message.data(), bytes);
+          continue;
+        }
+        if (direct && s.columns == width && count == rows) {
+          complete = direct;
+          continue;
+        }
+        block.resize(static_cast<size_t>(rows * width * unit));
+        char* const place = block.data() + ((begin - row) * width + s.column) * unit;
+        if (mine) {
+          copy_rows(*slice, begin, count, place, width);
+        } else {
+          message.resize(bytes);
+          group_.receive(s.rank, message.data(), bytes);
+          const TensorSlice dense{t.name,   t.dtype,   t.shape,        begin, count,
+                                  s.column, s.columns, message.data(), false};
+          copy_rows(dense, begin, count, place, width);
+        }
+      }
+      if (!owner || !file) continue;
+      // An error of the storage ends the writing of the file, not the exchange.
+      guard([&] {
+        file->write_slice(t.name, static_cast<uint64_t>(row * width * unit),
+                          complete ? complete : block.data(), static_cast<size_t>(rows * width * unit));
+      });
+    }
+  }
 }
 
 void CheckpointWriter::record(const std::string& file, const std::vector<ShardSpec>& shards,
@@ -170,12 +271,6 @@ void CheckpointWriter::add_file(const std::string& name, std::string_view text) 
     file.close();
     files_.push_back({name, text.size(), crc32c(text.data(), text.size())});
   });
-}
-
-void CheckpointWriter::copy_file(const std::string& name, const std::string& source) {
-  std::string text;
-  guard([&] { text = read_file(source, uint64_t{1} << 30); });
-  add_file(name, text);
 }
 
 JsonValue CheckpointWriter::report() const {

@@ -190,9 +190,7 @@ class SafetensorsWriter {
   bool finished_ = false;
 };
 
-/// Writes `dir`/`stem`.safetensors.index.json (atomically): weight_map name -> file name, total bytes of all
-/// tensors.
-void write_safetensors_index(const std::string& dir, std::string_view stem,
-                             const std::map<std::string, std::string>& weight_map, uint64_t total_bytes);
+/// The text of STEM.safetensors.index.json: weight_map name -> file name, total bytes of all tensors.
+std::string safetensors_index(const std::map<std::string, std::string>& weight_map, uint64_t total_bytes);
 
 }  // namespace nrl

@@ -149,13 +149,12 @@ void SafetensorsWriter::finish() {
   finished_ = true;
 }
 
-void write_safetensors_index(const std::string& dir, std::string_view stem,
-                             const std::map<std::string, std::string>& weight_map, uint64_t total_bytes) {
+std::string safetensors_index(const std::map<std::string, std::string>& weight_map, uint64_t total_bytes) {
   JsonObject map;
   for (const auto& [name, file] : weight_map) map.set(name, file);
   JsonValue root = JsonValue::object({{"metadata", JsonValue::object({{"total_size", total_bytes}})}});
   root.set("weight_map", std::move(map));
-  write_file_atomic(join_path(dir, fmt::format("{}.safetensors.index.json", stem)), root.dump(2) + "\n");
+  return root.dump(2) + "\n";
 }
 
 }  // namespace nrl

@@ -2,8 +2,11 @@
 // Ranks as threads, and a small model whose values are functions of name and element.
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -26,6 +29,19 @@ class ThreadRanks {
     g.size = size_;
     g.broadcast = [this, rank](const std::string& text) { return exchange(rank, text)[0]; };
     g.gather = [this, rank](const std::string& text) { return exchange(rank, text); };
+    g.send = [this, rank](int to, const void* data, size_t bytes) {
+      const std::lock_guard lock(mutex_);
+      mail_[{rank, to}].emplace_back(static_cast<const char*>(data), bytes);
+      changed_.notify_all();
+    };
+    g.receive = [this, rank](int from, void* data, size_t bytes) {
+      std::unique_lock lock(mutex_);
+      std::deque<std::string>& box = mail_[{from, rank}];
+      const bool came = changed_.wait_for(lock, std::chrono::seconds(60), [&] { return !box.empty(); });
+      if (!came || box.front().size() != bytes) fail(Exit::internal, "a message that nobody sent");
+      std::memcpy(data, box.front().data(), bytes);
+      box.pop_front();
+    };
     return g;
   }
 
@@ -62,6 +78,7 @@ class ThreadRanks {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::string> texts_;
+  std::map<std::pair<int, int>, std::deque<std::string>> mail_;  // by sender and receiver
   int size_, inside_ = 0;
   bool leaving_ = false;
 };

@@ -278,10 +278,10 @@ TEST_CASE("safetensors: shards behind an index") {
     w.write(name, data, 8);
     w.finish();
   }
-  write_safetensors_index(
-      dir.path(), "model",
-      {{"a", "model-00001-of-00002.safetensors"}, {"b", "model-00002-of-00002.safetensors"}}, 16);
   const std::string index = dir / "model.safetensors.index.json";
+  write_file_atomic(
+      index, safetensors_index(
+                 {{"a", "model-00001-of-00002.safetensors"}, {"b", "model-00002-of-00002.safetensors"}}, 16));
   CHECK(read_json(index).at("metadata").get_int("total_size") == 16);
   const SafetensorsSet set(dir.path());
   CHECK(set.names() == std::vector<std::string>{"a", "b"});

@@ -106,7 +106,7 @@ device: cpu
       tensors[tensor.shards.at(0).file].push_back(name);
     for (const CheckpointFile& f : reader.manifest().files) {
       if (!tensors.contains(f.name)) {
-        writer.copy_file(f.name, join_path(reader.path(), f.name));
+        writer.add_file(f.name, reader.read_text(f.name));
         continue;
       }
       std::vector<ShardSpec> shards;

@@ -1,0 +1,45 @@
+#pragma once
+// Rectangles of tensors that are stored whole: how a rank that holds a part of a parameter reads and writes
+// the tensor that Hugging Face knows.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/dtype.h"
+
+namespace nrl {
+
+/// Rows [row, row + rows) and columns [column, column + columns) of a stored tensor of rank 1 or 2, in this
+/// rank's memory. A tensor of rank 1 has one column.
+struct TensorSlice {
+  std::string name;
+  DType dtype = DType::f32;    ///< of `data`
+  std::vector<int64_t> shape;  ///< of the stored tensor
+  int64_t row = 0, rows = 0, column = 0, columns = 1;
+  void* data = nullptr;     ///< rows * columns elements without gaps
+  bool transposed = false;  ///< `data` is (columns, rows)
+
+  int64_t width() const { return shape.size() == 2 ? shape[1] : 1; }  ///< columns of the stored tensor
+};
+
+/// Memory for what must be transposed, converted or put together before it can go on: a slice of any size is
+/// handled in blocks of rows of about so many bytes.
+inline constexpr int64_t kSliceBlockBytes = int64_t{4} << 20;
+
+/// Rows of `row_bytes` bytes in a block, at least one.
+int64_t slice_block_rows(int64_t row_bytes);
+
+/// Copies what `slice` has of the rows [row, row + rows) of the stored tensor, all inside of the slice, to
+/// `out`, whose rows are `stride` elements apart.
+void copy_rows(const TensorSlice& slice, int64_t row, int64_t rows, void* out, int64_t stride);
+
+/// Fills slice.data. `read(offset, count, out)` gives `count` elements of the stored tensor, whose type is
+/// `stored`, from element `offset` on in row-major order. Floats are converted: f32, bf16 and f16 to f32 or
+/// bf16.
+void read_slice(const TensorSlice& slice, DType stored,
+                const std::function<void(int64_t offset, int64_t count, void* out)>& read);
+
+}  // namespace nrl
