@@ -1,44 +1,39 @@
 #pragma once
-// The end of an optimizer step on the flat buffers: global gradient norm, clipping and AdamW over what this
-// rank owns. Everything is enqueued; no host waits for a value.
+// The end of an optimizer step over all parameter groups: global gradient norm, clipping and AdamW over what
+// this rank owns. Everything is enqueued; no host waits for a value.
 
-#include "apps/plan/run_plan.h"
+#include "apps/engine/group_tensors.h"
+#include "core/config/config.h"
 #include "core/ops/exec.h"
 #include "parallel/comm/communicator.h"
 
 namespace nrl::engine {
 
-/// The flat buffers of a rank, as the optimizer sees them, in the memory of its device.
-struct FlatState {
-  Tensor weights;              ///< (total) what the layers read
-  Tensor gradients;            ///< (total) f32
-  Tensor master;               ///< (state) f32; empty when the weights are f32
-  Tensor exp_avg, exp_avg_sq;  ///< (state) f32
-  Tensor scalars;              ///< (ops::StepScalar::count) f64
-  Tensor chunks;               ///< (C, 4) i64, the plan's chunk_table
-};
-
 class Optimizer {
  public:
-  Optimizer(const plan::RunPlan& plan, const OptimizerConfig& config, double max_norm, int64_t max_skipped,
-            const FlatState& state, ops::Exec& exec)
-      : plan_(plan),
-        config_(config),
+  /// `scalars`: (ops::StepScalar::count) f64. `max_norm` 0: gradients are not clipped. `max_skipped`: see
+  /// ops::DecideStep. Refers to the groups' memory and to `exec`.
+  Optimizer(const OptimizerConfig& config, double max_norm, int64_t max_skipped,
+            std::vector<GroupTensors> groups, const Tensor& scalars, ops::Exec& exec)
+      : config_(config),
         max_norm_(max_norm),
         max_skipped_(max_skipped),
-        state_(state),
+        groups_(std::move(groups)),
+        scalars_(scalars),
         exec_(exec) {}
 
-  /// After the gradients' reduction: sums the step's scalars over `dp` (see ops::StepScalar), decides whether
-  /// and how the step is taken, and updates. Gradients are zero afterwards.
-  void step(comm::Communicator& dp);
+  /// After the gradients' reduction: sums the step's scalars over `all`, every rank of the run (see
+  /// ops::StepScalar), decides whether and how the step is taken, and updates. Gradients are zero afterwards.
+  void step(comm::Communicator& all);
 
  private:
-  const plan::RunPlan& plan_;
+  void update(const GroupTensors& group);
+
   OptimizerConfig config_;
   double max_norm_;
   int64_t max_skipped_;
-  FlatState state_;
+  std::vector<GroupTensors> groups_;
+  Tensor scalars_;
   ops::Exec& exec_;
 };
 

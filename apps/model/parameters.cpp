@@ -44,21 +44,33 @@ class Builder {
   };
 
   int matrix(const std::string& name, const std::vector<Rows>& parts, int64_t in, Init init, bool conv1d) {
-    Parameter p{name + ".weight", {0, in}, true, init, {}};
-    for (const Rows& part : parts) {
-      p.parts.push_back({part.name + ".weight", {part.rows, in}, p.shape[0] * in, conv1d});
-      p.shape[0] += part.rows;
-    }
-    list_.all.push_back(std::move(p));
-    return static_cast<int>(list_.all.size()) - 1;
+    Parameter p{.name = name + ".weight", .shape = {0, in}, .decay = true, .init = init, .parts = {}};
+    for (const Rows& part : parts)
+      add_part(p, parts, part,
+               {.name = part.name + ".weight", .global = {0, in}, .transposed_on_disk = conv1d});
+    return add(std::move(p));
   }
 
   int vector(const std::string& name, const std::vector<Rows>& parts, Init init) {
-    Parameter p{name, {0}, false, init, {}};
-    for (const Rows& part : parts) {
-      p.parts.push_back({part.name, {part.rows}, p.shape[0], false});
-      p.shape[0] += part.rows;
-    }
+    Parameter p{.name = name, .shape = {0}, .decay = false, .init = init, .parts = {}};
+    for (const Rows& part : parts) add_part(p, parts, part, {.name = part.name, .global = {0}});
+    return add(std::move(p));
+  }
+
+  // Rows of one name are slices of one logical tensor.
+  static void add_part(Parameter& p, const std::vector<Rows>& all, const Rows& rows, Part part) {
+    for (const Rows& other : all)
+      if (other.name == rows.name) part.global[0] += other.rows;
+    for (const Part& before : p.parts)
+      if (before.name == part.name) part.row += before.rows;
+    part.rows = rows.rows;
+    part.columns = part.width();
+    part.offset = p.shape[0] * part.columns;
+    p.shape[0] += part.rows;
+    p.parts.push_back(std::move(part));
+  }
+
+  int add(Parameter p) {
     list_.all.push_back(std::move(p));
     return static_cast<int>(list_.all.size()) - 1;
   }
@@ -85,11 +97,10 @@ class Builder {
       if (with_bias) b = bias(us + name, parts);
     };
     norm("norm1", hf + (gpt2_ ? "ln_1" : "input_layernorm"), l.norm1, l.norm1_bias);
-    std::vector<Rows> qkv{{hf + "attn.c_attn", s.qkv_width()}};
-    if (!gpt2_)
-      qkv = {{hf + "self_attn.q_proj", s.q_width()},
-             {hf + "self_attn.k_proj", s.kv_width()},
-             {hf + "self_attn.v_proj", s.kv_width()}};
+    const auto file_of = [&](const char* own) { return hf + (gpt2_ ? "attn.c_attn" : own); };
+    const std::vector<Rows> qkv{{file_of("self_attn.q_proj"), s.q_width()},
+                                {file_of("self_attn.k_proj"), s.kv_width()},
+                                {file_of("self_attn.v_proj"), s.kv_width()}};
     linear("qkv", qkv, s.hidden, Init::normal, s.qkv_bias, l.qkv, l.qkv_bias);
     if (s.qk_norm) {
       l.q_norm = vector(us + "q_norm.weight", {{hf + "self_attn.q_norm.weight", s.head_dim}}, Init::ones);
@@ -113,9 +124,6 @@ class Builder {
 
 }  // namespace
 
-int64_t Part::numel() const {
-  return product(shape);
-}
 int64_t Parameter::numel() const {
   return product(shape);
 }
@@ -130,7 +138,8 @@ ParameterList make_parameters(const ModelSpec& spec) {
 }
 
 void initial_values(const ModelSpec& spec, const Parameter& parameter, const Part& part, uint64_t seed,
-                    int64_t offset, int64_t count, float* out, int threads) {
+                    float* out, int threads) {
+  const int64_t count = part.numel();
   if (parameter.init == Init::ones || parameter.init == Init::zeros) {
     std::fill(out, out + count, parameter.init == Init::ones ? 1.0f : 0.0f);
     return;
@@ -138,14 +147,22 @@ void initial_values(const ModelSpec& spec, const Parameter& parameter, const Par
   double scale = spec.initializer_range;
   if (parameter.init == Init::scaled_normal) scale /= std::sqrt(2.0 * static_cast<double>(spec.layers));
   const PhiloxStream stream(seed, part.name);
-  const auto first = static_cast<uint64_t>(offset), last = static_cast<uint64_t>(offset + count);
-  const auto blocks = static_cast<int64_t>((last + 3) / 4 - first / 4);
-  cpu::parallel_for(threads, blocks, 1024, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b) {
-      const uint64_t index = first / 4 + static_cast<uint64_t>(b);
-      const std::array<double, 4> values = stream.normals(index);
-      for (uint64_t e = std::max(first, 4 * index); e < std::min(last, 4 * index + 4); ++e)
-        out[e - first] = static_cast<float>(scale * values[e % 4]);
+  // Elements [first, last) of the logical tensor, in blocks of four.
+  const auto fill = [&](uint64_t first, uint64_t last, float* to) {
+    for (uint64_t block = first / 4; 4 * block < last; ++block) {
+      const std::array<double, 4> values = stream.normals(block);
+      for (uint64_t e = std::max(first, 4 * block); e < std::min(last, 4 * block + 4); ++e)
+        to[e - first] = static_cast<float>(scale * values[e % 4]);
+    }
+  };
+  const bool gapless = part.columns == part.width();
+  cpu::parallel_for(threads, count, 4096, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t row_end = (begin / part.columns + 1) * part.columns;
+      const int64_t n = (gapless ? end : std::min(end, row_end)) - begin;
+      const auto first = static_cast<uint64_t>(part.element(begin));
+      fill(first, first + static_cast<uint64_t>(n), out + begin);
+      begin += n;
     }
   });
 }

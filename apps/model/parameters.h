@@ -9,16 +9,28 @@
 
 namespace nrl::model {
 
-/// One tensor as Hugging Face names it: a contiguous block of rows of a (possibly fused) parameter.
+/// A slice of a logical tensor, one that Hugging Face names: rows [row, row + rows) and columns
+/// [column, column + columns) of it lie without gaps in a (possibly fused) parameter. Several parts may be of
+/// one tensor: GPT-2's c_attn is cut into q, k and v.
 struct Part {
-  std::string name;                 ///< e.g. "model.layers.0.self_attn.q_proj.weight"
-  std::vector<int64_t> shape;       ///< as we hold it, [out, in]
+  std::string name;             ///< e.g. "model.layers.0.self_attn.q_proj.weight"
+  std::vector<int64_t> global;  ///< shape of the logical tensor as we hold it, [out, in] or [out]
+  int64_t row = 0, rows = 0;
+  int64_t column = 0, columns = 1;  ///< a vector has one column
   int64_t offset = 0;               ///< first element inside the parameter
   bool transposed_on_disk = false;  ///< GPT-2's Conv1D: [in, out] in files
-  int64_t numel() const;
+  int64_t numel() const { return rows * columns; }
+  int64_t width() const { return global.size() == 2 ? global[1] : 1; }
+  /// Where element `i` of the part is in the logical tensor, in row-major order.
+  int64_t element(int64_t i) const { return (row + i / columns) * width() + column + i % columns; }
 };
 
 enum class Init : uint8_t { normal, scaled_normal, ones, zeros };
+
+/// Which other ranks hold the same elements, besides the data-parallel ones: the tensor-parallel ranks (norms
+/// between split products), or the first and the last stage (tied embeddings). Such elements count once in
+/// the gradient norm and are saved once.
+enum class Copies : uint8_t { none, tp, embedding };
 
 /// One parameter as the layers use it. q, k and v (and gate and up) are one parameter with several parts.
 struct Parameter {
@@ -27,6 +39,10 @@ struct Parameter {
   bool decay = false;          ///< weight decay applies: matrices and embeddings, not biases and norm weights
   Init init = Init::normal;
   std::vector<Part> parts;
+  std::string group =
+      "dense";            ///< parameters of one name have a flat layout and an optimizer call of their own
+  bool trainable = true;  ///< the same in a group; false: no gradient, no optimizer state
+  Copies copies = Copies::none;
   int64_t numel() const;
 };
 
@@ -46,10 +62,10 @@ struct ParameterList {
 
 ParameterList make_parameters(const ModelSpec& spec);
 
-/// Initial values of elements [offset, offset + count) of part `part` in our [out, in] order: a pure function
-/// of (seed, part name, element), so any rank can make any slice. Matrices and embeddings are normal(0,
+/// Initial values of a part, in our [out, in] order: a pure function of (seed, name, element of the logical
+/// tensor), so any rank can make any slice. Matrices and embeddings are normal(0,
 /// initializer_range); GPT-2's residual projections (scaled_normal) are divided by sqrt(2 * layers).
 void initial_values(const ModelSpec& spec, const Parameter& parameter, const Part& part, uint64_t seed,
-                    int64_t offset, int64_t count, float* out, int threads);
+                    float* out, int threads);
 
 }  // namespace nrl::model

@@ -21,36 +21,7 @@ std::vector<std::string> recompute_rules(const RecomputeConfig& config) {
   return rules;
 }
 
-// What one update covers: ranges that lie behind each other with the same decay together.
-std::vector<int64_t> update_chunks(const RunPlan& p) {
-  auto owned = p.owned;
-  std::sort(owned.begin(), owned.end(), [](const auto& a, const auto& b) { return a.flat < b.flat; });
-  std::vector<ops::AdamWRange> ranges;
-  for (const OwnedRange& r : owned) {
-    const int rates = p.parameters.all[static_cast<size_t>(r.parameter)].decay ? 1 : 0;
-    if (!ranges.empty()) {
-      ops::AdamWRange& last = ranges.back();
-      const int64_t gap = r.flat - (last.flat + last.count);
-      // The padding between parameters is zero and stays zero.
-      if (last.rates == rates && gap < FlatBuckets::kParamAlign &&
-          r.state - (last.state + last.count) == gap) {
-        last.count += gap + r.count;
-        continue;
-      }
-    }
-    ranges.push_back({r.flat, r.state, r.count, rates});
-  }
-  return ops::adamw_chunks(ranges);
-}
-
 }  // namespace
-
-Tensor RunPlan::parameter(const Tensor& flat, size_t i) const {
-  const auto& shape = parameters.all[i].shape;
-  char* data = static_cast<char*>(flat.data) + layout.place(static_cast<int>(i)).start * size_of(flat.dtype);
-  return shape.size() == 1 ? make_tensor(data, flat.dtype, {shape[0]})
-                           : make_tensor(data, flat.dtype, {shape[0], shape[1]});
-}
 
 precision::Recipe recipe_for(const Config& config, DeviceType device) {
   if (config.policy.precision == Precision::automatic)
@@ -75,34 +46,19 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   const ShardingStrategy* sharding = find_sharding(name_of(config.distributed.shard_strategy));
   NRL_CHECK(sharding && !sharding->gradients, "strategy {} passed the validator",
             name_of(config.distributed.shard_strategy));
-  p.sharding = *sharding;
+  GroupOptions group;
+  group.strategy = *sharding;
+  group.shards = static_cast<int>(batch.data_parallel);
+  group.shard_rank = place.shard_rank();
+  group.bucket_elements = static_cast<int64_t>(config.distributed.bucket_size_mb * (1 << 20) / 4);
+  group.weight = p.recipe.weights;
+  p.groups = make_param_groups(
+      p.parameters, [&](const std::string&) { return group; }, p.memory);
+  int64_t largest = 0;
+  for (const ParamGroup& g : p.groups) largest = std::max(largest, g.layout.total());
 
-  std::vector<ParamSpec> specs;
-  for (const model::Parameter& parameter : p.parameters.all)
-    specs.push_back({parameter.name, parameter.numel()});
-  const auto bucket_elements = static_cast<int64_t>(config.distributed.bucket_size_mb * (1 << 20) / 4);
-  p.layout = FlatBuckets(std::move(specs), bucket_elements, static_cast<int>(batch.data_parallel));
-  if (p.sharding.optimizer_state) {
-    for (const ShardPiece& piece : p.layout.pieces(place.shard_rank()))
-      p.owned.push_back(
-          {piece.param, piece.in_param.begin, piece.in_param.size(), piece.in_flat, piece.in_shard});
-  } else {
-    for (int i = 0; i < static_cast<int>(p.parameters.all.size()); ++i) {
-      const int64_t start = p.layout.place(i).start;
-      p.owned.push_back({i, 0, p.parameters.all[static_cast<size_t>(i)].numel(), start, start});
-    }
-  }
-
-  const int64_t total = p.layout.total(), state = p.state_elements();
-  p.weights = p.memory.add("weights", Category::weights, total * size_of(p.recipe.weights));
-  p.gradients = p.memory.add("gradients", Category::gradients, total * 4);
-  p.exp_avg = p.memory.add("exp_avg", Category::optimizer, state * 4);
-  p.exp_avg_sq = p.memory.add("exp_avg_sq", Category::optimizer, state * 4);
-  if (p.recipe.master_weights()) p.master = p.memory.add("master weights", Category::optimizer, state * 4);
   p.scalars = p.memory.add("step scalars", Category::data, ops::StepScalar::count * 8);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
-  p.chunk_table = update_chunks(p);
-  p.chunks = p.memory.add("update chunks", Category::data, static_cast<int64_t>(p.chunk_table.size()) * 8);
   p.tensors =
       std::make_unique<BatchTensors>(p.memory, BatchShape{.microbatches = batch.accumulation,
                                                           .sequences = batch.micro,
@@ -117,7 +73,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
       .threads = p.threads,
       .seed = static_cast<uint64_t>(config.pretrain.seed),
       .device = device,
-      .optimizer_workspace = ops::sum_of_squares_workspace(total),
+      .optimizer_workspace = ops::sum_of_squares_workspace(largest),
       .training = pipeline::make_schedule({.microbatches = static_cast<int>(batch.accumulation)}, 0)};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   p.memory.solve();

@@ -9,19 +9,11 @@
 #include "apps/model/decoder.h"
 #include "apps/plan/batch.h"
 #include "apps/plan/grid_place.h"
+#include "apps/plan/param_groups.h"
 #include "core/config/load.h"
 #include "memory/plan.h"
-#include "parallel/data/flat_buckets.h"
 
 namespace nrl::plan {
-
-/// A run of elements whose optimizer state this rank holds.
-struct OwnedRange {
-  int parameter = 0;
-  int64_t offset = 0, count = 0;  ///< in the parameter
-  int64_t flat = 0;               ///< first element in the flat buffers
-  int64_t state = 0;              ///< first element in this rank's exp_avg and exp_avg_sq
-};
 
 struct RunPlan {
   model::ModelSpec spec;
@@ -32,21 +24,12 @@ struct RunPlan {
   int threads = 1;  ///< Exec::threads
   precision::Recipe recipe;
   std::vector<std::string> recompute_modules;
-  ShardingStrategy sharding;
-  FlatBuckets layout;
-  std::vector<OwnedRange> owned;
 
   memory::MemoryPlan memory;
-  memory::BufferId weights = -1, master = -1, gradients = -1, exp_avg = -1, exp_avg_sq = -1;
-  memory::BufferId scalars = -1, evaluation = -1, chunks = -1;
-  std::vector<int64_t> chunk_table;  ///< of the optimizer's update: ops::AdamW::chunks
+  std::vector<ParamGroup> groups;
+  memory::BufferId scalars = -1, evaluation = -1;
   std::unique_ptr<BatchTensors> tensors;
   std::unique_ptr<model::Decoder> decoder;
-
-  /// Parameter `i`'s part of a flat buffer, in the parameter's shape.
-  Tensor parameter(const Tensor& flat, size_t i) const;
-  /// Elements of this rank's optimizer state.
-  int64_t state_elements() const { return sharding.optimizer_state ? layout.shard_total() : layout.total(); }
 };
 
 /// The solved plan of the rank at `place` with `threads` CPU threads. The plan lives on the heap because the

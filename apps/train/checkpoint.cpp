@@ -1,9 +1,8 @@
 #include "apps/train/checkpoint.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
+#include <set>
+#include <utility>
 
 #include "core/base/finite.h"
 #include "core/io/json.h"
@@ -19,65 +18,91 @@ constexpr std::string_view dtype_text(DType t) {
   return t == DType::bf16 ? "bfloat16" : "float32";
 }
 
-std::vector<int64_t> disk_shape(const Part& part) {
-  if (part.transposed_on_disk) return {part.shape[1], part.shape[0]};
-  return part.shape;
+// A part of a weight as it lies in files.
+TensorSlice slice_of(const Part& part, const Tensor& weight) {
+  TensorSlice s;
+  s.name = part.name;
+  s.dtype = weight.dtype;
+  s.shape = part.global;
+  s.row = part.row, s.rows = part.rows;
+  s.column = part.column, s.columns = part.columns;
+  s.data = static_cast<char*>(weight.data) + part.offset * size_of(weight.dtype);
+  if (part.transposed_on_disk) {
+    std::swap(s.shape[0], s.shape[1]);
+    std::swap(s.row, s.column);
+    std::swap(s.rows, s.columns);
+    s.transposed = true;
+  }
+  return s;
 }
-
-char* part_data(const Tensor& weight, const Part& part) {
-  return static_cast<char*>(weight.data) + part.offset * size_of(weight.dtype);
-}
-
-// (rows, columns) -> (columns, rows), elements of `unit` bytes.
-std::vector<char> transposed(const char* in, int64_t rows, int64_t columns, int64_t unit) {
-  std::vector<char> out(static_cast<size_t>(rows * columns * unit));
-  constexpr int64_t block = 32;
-  for (int64_t r0 = 0; r0 < rows; r0 += block)
-    for (int64_t c0 = 0; c0 < columns; c0 += block)
-      for (int64_t r = r0; r < std::min(rows, r0 + block); ++r)
-        for (int64_t c = c0; c < std::min(columns, c0 + block); ++c)
-          std::memcpy(&out[static_cast<size_t>((c * rows + r) * unit)], in + (r * columns + c) * unit,
-                      static_cast<size_t>(unit));
-  return out;
-}
-
-// The optimizer tensors of one rank: one per (kind, part, piece of a part that it owns).
-struct StatePiece {
-  ShardSpec shard;
-  float* data = nullptr;
-  int64_t count = 0;
-};
 
 template <class Visit>
-void for_each_owned_part(const TrainState& s, const Visit& visit) {
-  for (const plan::OwnedRange& range : s.owned) {
-    const Parameter& p = s.parameters->all[static_cast<size_t>(range.parameter)];
-    for (const Part& part : p.parts) {
-      const int64_t begin = std::max(range.offset, part.offset),
-                    end = std::min(range.offset + range.count, part.offset + part.numel());
-      if (begin < end) visit(part, begin - part.offset, end - begin, range.state + begin - range.offset);
-    }
+void for_each_part(const TrainState& s, const Visit& visit) {
+  for (size_t i = 0; i < s.weights.size(); ++i)
+    for (const Part& part : s.parameters->all[i].parts) visit(part, s.weights[i]);
+}
+
+// Elements of a logical tensor of the optimizer's state that lie behind each other in this rank's memory:
+// `count` of them in runs of `run`, `stride` apart in the tensor.
+struct StatePiece {
+  std::string name;
+  std::vector<int64_t> shape;
+  DType dtype = DType::f32;
+  int64_t offset = 0, count = 0, run = 0, stride = 0;
+  char* data = nullptr;
+
+  bool flat() const { return run == count; }
+  ShardSpec shard() const {
+    if (count == *checked_product(shape)) return ShardSpec::whole(name, dtype, shape);
+    ShardSpec s = ShardSpec::flat(fmt::format("{}@{}", name, offset), name, dtype, shape, offset, count);
+    if (!flat()) s.run = run, s.stride = stride;
+    return s;
   }
+};
+
+// Elements [begin, end) of a part: a flat range, or the rest of a row, whole rows and the start of a row.
+void add_pieces(const Part& part, int64_t begin, int64_t end, StatePiece piece,
+                std::vector<StatePiece>& out) {
+  const auto add = [&](int64_t to, int64_t run, int64_t stride) {
+    if (begin >= to) return;
+    piece.offset = part.element(begin);
+    piece.count = to - begin;
+    piece.run = run, piece.stride = stride;
+    StatePiece* last = out.empty() ? nullptr : &out.back();
+    const bool follows = last && last->name == piece.name && last->flat() && piece.flat() &&
+                         last->offset + last->count == piece.offset &&
+                         last->data + last->count * size_of(piece.dtype) == piece.data;
+    if (follows)
+      last->run = last->stride = last->count += piece.count;
+    else
+      out.push_back(piece);
+    piece.data += (to - begin) * size_of(piece.dtype);
+    begin = to;
+  };
+  const auto add_flat = [&](int64_t to) { add(to, to - begin, to - begin); };
+  const int64_t c = part.columns;
+  if (c == part.width()) return add_flat(end);
+  add_flat(std::min(end, (begin + c - 1) / c * c));
+  add(end / c * c, c, part.width());
+  add_flat(end);
 }
 
-std::vector<std::pair<std::string, float*>> state_kinds(const TrainState& s) {
-  std::vector<std::pair<std::string, float*>> kinds{{"exp_avg/", s.exp_avg}, {"exp_avg_sq/", s.exp_avg_sq}};
-  if (s.master) kinds.push_back({"master/", s.master});
-  return kinds;
-}
-
-std::vector<StatePiece> state_pieces(const TrainState& s) {
+// Of what this rank holds: everything, or what it saves.
+std::vector<StatePiece> state_pieces(const TrainState& s, bool counted_only) {
   std::vector<StatePiece> pieces;
-  for (const auto& [kind, base] : state_kinds(s))
-    for_each_owned_part(
-        s, [&, kind = kind, base = base](const Part& part, int64_t offset, int64_t count, int64_t at) {
-          const std::string name = kind + part.name;
-          const bool whole = count == part.numel();
-          pieces.push_back({whole ? ShardSpec::whole(name, DType::f32, part.shape)
-                                  : ShardSpec::flat(fmt::format("{}@{}", name, offset), name, DType::f32,
-                                                    part.shape, offset, count),
-                            base + at, count});
-        });
+  for (const engine::GroupTensors& t : s.groups)
+    for (size_t k = 0; k < t.state.size(); ++k)
+      for (const plan::OwnedRange& range : t.group->owned) {
+        if (counted_only && !range.counted) continue;
+        for (const Part& part : s.parameters->all[static_cast<size_t>(range.parameter)].parts) {
+          const int64_t begin = std::max(range.offset, part.offset),
+                        end = std::min(range.offset + range.count, part.offset + part.numel());
+          StatePiece piece{t.group->state[k].name + "/" + part.name, part.global, t.state[k].dtype};
+          piece.data = static_cast<char*>(t.state[k].data) +
+                       (range.state + begin - range.offset) * size_of(t.state[k].dtype);
+          if (begin < end) add_pieces(part, begin - part.offset, end - part.offset, piece, pieces);
+        }
+      }
   return pieces;
 }
 
@@ -105,66 +130,26 @@ void require_finite(const std::string& where, std::string_view name, DType dtype
          name, bad, count);
 }
 
-void convert_into(const Tensor& weight, const Part& part, const char* raw, DType from) {
-  const int64_t n = part.numel();
-  char* out = part_data(weight, part);
-  if (from == weight.dtype) {
-    std::memcpy(out, raw, static_cast<size_t>(n * size_of(from)));
-    return;
-  }
-  auto value = [&](int64_t i) -> float {
-    if (from == DType::f32) return reinterpret_cast<const float*>(raw)[i];
-    const uint16_t bits = reinterpret_cast<const uint16_t*>(raw)[i];
-    if (from == DType::bf16) return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-    const int exponent = bits >> 10 & 31, mantissa = bits & 1023;  // f16
-    const float magnitude = exponent == 31  ? (mantissa ? NAN : INFINITY)
-                            : exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                                            : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
-    return bits & 0x8000 ? -magnitude : magnitude;
-  };
-  for (int64_t i = 0; i < n; ++i) {
-    if (weight.dtype == DType::f32) {
-      reinterpret_cast<float*>(out)[i] = value(i);
-    } else {
-      reinterpret_cast<bf16*>(out)[i] = bf16(value(i));
-    }
-  }
-}
-
 }  // namespace
 
 std::string save_checkpoint(const TrainState& s, const Position& position, const SaveOptions& options,
                             const RankGroup& group) {
-  const bool first = group.rank == 0;
-  std::vector<ShardSpec> model_shards;
-  uint64_t bytes = 0;
-  if (first)
-    for (size_t i = 0; i < s.weights.size(); ++i)
-      for (const Part& part : s.parameters->all[i].parts) {
-        model_shards.push_back(ShardSpec::whole(part.name, s.weights[i].dtype, disk_shape(part)));
-        bytes += static_cast<uint64_t>(part.numel() * size_of(s.weights[i].dtype));
-      }
+  std::vector<TensorSlice> slices;
+  for_each_part(s, [&](const Part& part, const Tensor& w) { slices.push_back(slice_of(part, w)); });
   std::vector<StatePiece> pieces;
-  if (options.optimizer) pieces = state_pieces(s);
-  for (const StatePiece& piece : pieces) bytes += static_cast<uint64_t>(piece.count) * 4;
+  if (options.optimizer) pieces = state_pieces(s, true);
+  // What this rank answers for, so that the sum over the ranks is the size of the checkpoint.
+  int64_t bytes = 0;
+  for (const engine::GroupTensors& t : s.groups)
+    for (const plan::OwnedRange& range : t.group->owned)
+      if (range.counted) bytes += range.count * size_of(t.group->weight);
+  for (const StatePiece& piece : pieces) bytes += piece.count * size_of(piece.dtype);
 
   CheckpointWriter::Options writing;
   writing.refuse_non_finite = true;
-  CheckpointWriter writer(options.store, position.step, bytes, group, writing);
-  if (first) {
-    writer.add_tensors("model.safetensors", model_shards, [&](SafetensorsWriter& file) {
-      for (size_t i = 0; i < s.weights.size(); ++i)
-        for (const Part& part : s.parameters->all[i].parts) {
-          const char* data = part_data(s.weights[i], part);
-          const int64_t unit = size_of(s.weights[i].dtype);
-          const auto size = static_cast<size_t>(part.numel() * unit);
-          if (part.transposed_on_disk) {
-            file.write(part.name, transposed(data, part.shape[0], part.shape[1], unit).data(), size);
-          } else {
-            file.write(part.name, data, size);
-          }
-        }
-    });
+  CheckpointWriter writer(options.store, position.step, static_cast<uint64_t>(bytes), group, writing);
+  writer.add_slices("model", slices);
+  if (group.rank == 0) {
     writer.guard([&] {
       const std::string config = hf_config_json(*s.spec, dtype_text(s.weights.front().dtype), options.hf);
       writer.add_file("config.json", config);
@@ -175,10 +160,11 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
     for (const data::Tokenizer::File& file : options.hf.files) writer.add_file(file.name, file.content);
   }
   std::vector<ShardSpec> shards;
-  for (const StatePiece& piece : pieces) shards.push_back(piece.shard);
+  for (const StatePiece& piece : pieces) shards.push_back(piece.shard());
   writer.add_tensor_set("optimizer", shards, [&](SafetensorsWriter& file) {
-    for (const StatePiece& piece : pieces)
-      file.write(piece.shard.key, piece.data, static_cast<size_t>(piece.count) * 4);
+    for (size_t i = 0; i < pieces.size(); ++i)
+      file.write(shards[i].key, pieces[i].data,
+                 static_cast<size_t>(pieces[i].count * size_of(pieces[i].dtype)));
   });
   JsonValue state = to_json(position);
   state.set("run", options.run);
@@ -221,34 +207,31 @@ Position read_position(const CheckpointReader& reader) {
 
 void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   std::vector<TensorSpec> wanted;
-  for (size_t i = 0; i < s.weights.size(); ++i)
-    for (const Part& part : s.parameters->all[i].parts) {
-      wanted.push_back({part.name, s.weights[i].dtype, disk_shape(part)});
-      for (const auto& kind : state_kinds(s))
-        wanted.push_back({kind.first + part.name, DType::f32, part.shape});
-    }
+  std::set<std::string> names;
+  const auto want = [&](const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
+    if (names.insert(name).second) wanted.push_back({name, dtype, shape});
+  };
+  for_each_part(s, [&](const Part& part, const Tensor& weight) {
+    want(part.name, weight.dtype, slice_of(part, weight).shape);
+  });
+  for (const engine::GroupTensors& t : s.groups)
+    for (const plan::StateTensor& state : t.group->state)
+      for (const int p : t.group->parameters)
+        for (const Part& part : s.parameters->all[static_cast<size_t>(p)].parts)
+          want(state.name + "/" + part.name, state.dtype, part.global);
   reader.check_names(wanted);
-  std::vector<char> raw;
-  for (size_t i = 0; i < s.weights.size(); ++i)
-    for (const Part& part : s.parameters->all[i].parts) {
-      const int64_t unit = size_of(s.weights[i].dtype);
-      const auto size = static_cast<size_t>(part.numel() * unit);
-      char* out = part_data(s.weights[i], part);
-      if (part.transposed_on_disk) {
-        raw.resize(size);
-        reader.read_logical(part.name, raw.data(), size);
-        std::memcpy(out, transposed(raw.data(), part.shape[1], part.shape[0], unit).data(), size);
-      } else {
-        reader.read_logical(part.name, out, size);
-      }
-      require_finite(reader.path(), part.name, s.weights[i].dtype, out, part.numel());
-    }
-  for (const auto& [kind, base] : state_kinds(s))
-    for_each_owned_part(
-        s, [&, kind = kind, base = base](const Part& part, int64_t offset, int64_t count, int64_t at) {
-          reader.read_logical(kind + part.name, offset, count, base + at);
-          require_finite(reader.path(), kind + part.name, DType::f32, base + at, count);
-        });
+
+  for_each_part(s, [&](const Part& part, const Tensor& weight) {
+    const TensorSlice slice = slice_of(part, weight);
+    reader.read_slice(slice);
+    require_finite(reader.path(), part.name, slice.dtype, slice.data, part.numel());
+  });
+  for (const StatePiece& piece : state_pieces(s, false)) {
+    for (int64_t i = 0; i < piece.count / piece.run; ++i)
+      reader.read_logical(piece.name, piece.offset + i * piece.stride, piece.run,
+                          piece.data + i * piece.run * size_of(piece.dtype));
+    require_finite(reader.path(), piece.name, piece.dtype, piece.data, piece.count);
+  }
 }
 
 DType stored_dtype(const std::string& directory) {
@@ -261,29 +244,28 @@ DType stored_dtype(const std::string& directory) {
 void load_weights(const std::string& directory, const ModelSpec& spec, const model::ParameterList& parameters,
                   const std::vector<Tensor>& weights) {
   const SafetensorsSet files(directory);
-  size_t found = 0;
-  std::vector<char> raw;
   for (size_t i = 0; i < weights.size(); ++i)
     for (const Part& part : parameters.all[i].parts) {
       std::string name = part.name;
       // Published GPT-2 files lack the prefix.
       if (spec.family == model::Family::gpt2 && !files.find(name)) name = name.substr(name.find('.') + 1);
       const auto [file, tensor] = files.at(name);
-      if (tensor->shape != disk_shape(part))
+      const TensorSlice slice = slice_of(part, weights[i]);
+      if (tensor->shape != slice.shape)
         fail(Exit::data, "{}: {} is {}, the model needs {}", file->path(), name, shape_text(tensor->shape),
-             shape_text(disk_shape(part)));
+             shape_text(slice.shape));
       const bool usable =
           tensor->dtype == DType::f32 || tensor->dtype == DType::bf16 || tensor->dtype == DType::f16;
       if (!usable)
         fail(Exit::data, "{}: {} holds {}; F32, BF16 or F16 is needed", file->path(), name,
              tensor->dtype_name);
-      raw.resize(tensor->bytes());
-      file->read(*tensor, raw.data(), raw.size());
-      if (part.transposed_on_disk)
-        raw = transposed(raw.data(), part.shape[1], part.shape[0], size_of(*tensor->dtype));
-      convert_into(weights[i], part, raw.data(), *tensor->dtype);
-      require_finite(file->path(), name, weights[i].dtype, part_data(weights[i], part), part.numel());
-      ++found;
+      const auto unit = static_cast<uint64_t>(size_of(*tensor->dtype));
+      read_slice(slice, *tensor->dtype,
+                 [&, from = file, info = tensor](int64_t offset, int64_t count, void* out) {
+                   from->read_bytes(*info, static_cast<uint64_t>(offset) * unit, out,
+                                    static_cast<size_t>(count) * unit);
+                 });
+      require_finite(file->path(), name, slice.dtype, slice.data, part.numel());
     }
   std::string unexpected;
   for (const std::string& name : files.names()) {

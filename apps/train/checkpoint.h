@@ -3,16 +3,17 @@
 // (model.safetensors, config.json, tokenizer files) with the optimizer's state and the run's position beside
 // it.
 //
-// Logical tensors: weights under their Hugging Face names and in their shape on disk; "exp_avg/<name>",
-// "exp_avg_sq/<name>" and, where the layers read bf16, "master/<name>" in our [out, in] order. A rank stores
-// the ranges it owns, so that any number of ranks can read them back.
+// Logical tensors: weights under their Hugging Face names and in their shape on disk; the optimizer's as
+// "<name of the state>/<name>" ("exp_avg/model.norm.weight") in our [out, in] order. A rank stores the ranges
+// that are counted on it and reads the slices and ranges it needs, so that any number of ranks can read what
+// any other number wrote.
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "apps/engine/group_tensors.h"
 #include "apps/model/parameters.h"
-#include "apps/plan/run_plan.h"
 #include "apps/train/hf_files.h"
 #include "core/io/checkpoint_reader.h"
 #include "core/io/checkpoint_store.h"
@@ -37,11 +38,8 @@ struct Position {
 struct TrainState {
   const model::ModelSpec* spec = nullptr;
   const model::ParameterList* parameters = nullptr;
-  std::vector<Tensor> weights;          ///< per parameter, what the layers read
-  std::vector<plan::OwnedRange> owned;  ///< what this rank's optimizer owns
-  float* master = nullptr;  ///< indexed by OwnedRange::state; null when the weights are f32 themselves
-  float* exp_avg = nullptr;
-  float* exp_avg_sq = nullptr;
+  std::vector<Tensor> weights;               ///< per parameter, what the layers read
+  std::vector<engine::GroupTensors> groups;  ///< their optimizer state; nothing else of them is read
 };
 
 struct SaveOptions {

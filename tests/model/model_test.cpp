@@ -200,11 +200,22 @@ TEST_CASE("initial values depend on seed, name and element only", "[model]") {
   const auto spec = model::parse_model_config(test::tiny_configs()[2].second, "test");
   const auto list = model::make_parameters(spec);
   const auto& p = list.all[static_cast<size_t>(list.layers[1].qkv)];
-  const auto& part = p.parts[1];
-  std::vector<float> whole(static_cast<size_t>(part.numel())), piece(100);
-  model::initial_values(spec, p, part, 9, 0, part.numel(), whole.data(), 2);
-  model::initial_values(spec, p, part, 9, 37, 100, piece.data(), 1);
-  REQUIRE(std::equal(piece.begin(), piece.end(), whole.begin() + 37));
-  model::initial_values(spec, p, part, 10, 37, 100, piece.data(), 1);
-  REQUIRE_FALSE(std::equal(piece.begin(), piece.end(), whole.begin() + 37));
+  const auto& part = p.parts[1];  // k_proj, 16 x 32
+  std::vector<float> whole(static_cast<size_t>(part.numel()));
+  model::initial_values(spec, p, part, 9, whole.data(), 2);
+  for (const auto& [row, rows, column, columns] :
+       {std::array<int64_t, 4>{3, 9, 0, 32}, {0, 16, 5, 7}, {4, 5, 31, 1}, {0, 16, 0, 32}}) {
+    CAPTURE(row, column);
+    model::Part slice = part;
+    slice.row = row, slice.rows = rows, slice.column = column, slice.columns = columns;
+    std::vector<float> piece(static_cast<size_t>(slice.numel()));
+    model::initial_values(spec, p, slice, 9, piece.data(), 1);
+    int bad = 0;
+    for (int64_t i = 0; i < slice.numel(); ++i)
+      bad += piece[static_cast<size_t>(i)] !=
+             whole[static_cast<size_t>((row + i / columns) * 32 + column + i % columns)];
+    REQUIRE(bad == 0);
+    model::initial_values(spec, p, slice, 10, piece.data(), 1);
+    REQUIRE(piece[0] != whole[static_cast<size_t>(row * 32 + column)]);
+  }
 }

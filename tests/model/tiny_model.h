@@ -91,7 +91,7 @@ class TinyModel {
       weights_.emplace_back(static_cast<size_t>(p.numel()));
       gradients_.emplace_back(static_cast<size_t>(p.numel()));
       for (const model::Part& part : p.parts)
-        model::initial_values(spec_, p, part, 3, 0, part.numel(), weights_.back().data() + part.offset, 1);
+        model::initial_values(spec_, p, part, 3, weights_.back().data() + part.offset, 1);
       // Ones and zeros would hide errors in norms and biases.
       if (p.shape.size() == 1)
         for (size_t i = 0; i < weights_.back().size(); ++i)

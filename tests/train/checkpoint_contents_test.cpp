@@ -157,6 +157,7 @@ class FakeState {
       const model::Parameter& parameter = parameters_.all[p];
       const int64_t n = parameter.numel(), begin = n * rank / ranks, end = n * (rank + 1) / ranks;
       REQUIRE(n <= 4096);
+      group_.parameters.push_back(static_cast<int>(p));
       memory_.emplace_back(static_cast<size_t>(n * size_of(dtype)), filled ? '\0' : '\x11');
       state_.weights.push_back(
           parameter.shape.size() == 1
@@ -168,19 +169,22 @@ class FakeState {
           std::memcpy(memory_.back().data() + e * size_of(dtype), bytes.data(), bytes.size());
         }
       if (begin == end) continue;
-      state_.owned.push_back({static_cast<int>(p), begin, end - begin, -1, held});
+      group_.owned.push_back({static_cast<int>(p), begin, end - begin, -1, held});
       held += end - begin;
     }
     for (int kind = 0; kind < 3; ++kind) {
       kinds_[kind].assign(static_cast<size_t>(held), -1.0f);
-      for (const plan::OwnedRange& range : state_.owned)
+      for (const plan::OwnedRange& range : group_.owned)
         for (int64_t e = 0; filled && e < range.count; ++e)
           kinds_[kind][static_cast<size_t>(range.state + e)] =
               optimizer_value(kind, static_cast<size_t>(range.parameter), range.offset + e);
     }
-    state_.exp_avg = kinds_[0].data();
-    state_.exp_avg_sq = kinds_[1].data();
-    if (dtype == DType::bf16) state_.master = kinds_[2].data();
+    group_.weight = dtype;
+    state_.groups = {{.group = &group_, .weights = {}, .gradients = {}, .state = {}, .chunks = {}}};
+    for (int kind = 0; kind < (dtype == DType::bf16 ? 3 : 2); ++kind) {
+      group_.state.push_back({kind == 0 ? "exp_avg" : kind == 1 ? "exp_avg_sq" : "master", DType::f32, -1});
+      state_.groups[0].state.push_back(make_tensor(kinds_[kind].data(), DType::f32, {held}));
+    }
   }
   FakeState(const FakeState&) = delete;
 
@@ -202,6 +206,7 @@ class FakeState {
 
   model::ModelSpec spec_;
   model::ParameterList parameters_;
+  plan::ParamGroup group_;
   TrainState state_;
   std::vector<std::string> memory_;
   std::vector<float> kinds_[3];
@@ -437,7 +442,7 @@ TEST_CASE("NaN in any part of a checkpoint is named when it is read, and not wri
       std::memset(fake.memory_[p].data(), 0xff, 2);
     } else {
       const int kind = name.starts_with("exp_avg/") ? 0 : name.starts_with("exp_avg_sq/") ? 1 : 2;
-      fake.kinds_[kind][static_cast<size_t>(fake.state_.owned[p].state)] = INFINITY;
+      fake.kinds_[kind][static_cast<size_t>(fake.group_.owned[p].state)] = INFINITY;
     }
     const Caught refused = error_of([&] { save_checkpoint(fake.state_, position, options(dir / "c"), {}); });
     CHECK(refused.code == 79);
@@ -450,7 +455,7 @@ TEST_CASE("NaN in any part of a checkpoint is named when it is read, and not wri
       for (const std::string& prefix : prefixes)
         for (const auto& parameter : fake.parameters_.all)
           for (const auto& part : parameter.parts)
-            shards.push_back(ShardSpec::whole(prefix + part.name, dtype, part.shape));
+            shards.push_back(ShardSpec::whole(prefix + part.name, dtype, part.global));
       writer.add_tensors(file, shards, [&](SafetensorsWriter& w) {
         for (const ShardSpec& s : shards) {
           std::string bytes(static_cast<size_t>(*checked_product(s.shape) * size_of(dtype)), '\0');

@@ -1,0 +1,44 @@
+#include "apps/engine/group_reducer.h"
+
+#include "core/base/error.h"
+
+namespace nrl::engine {
+
+GroupReducer::GroupReducer(std::span<const GroupTensors> groups, std::span<comm::Communicator* const> shards,
+                           bool overlap, comm::StreamRef stream) {
+  NRL_CHECK(groups.size() == shards.size(), "{} groups, {} communicators", groups.size(), shards.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const plan::ParamGroup& g = *groups[i].group;
+    if (!g.trainable) continue;
+    const std::span<float> gradients(groups[i].gradients.ptr<float>(), static_cast<size_t>(g.layout.total()));
+    for (size_t p = 0; p < g.parameters.size(); ++p) {
+      const auto parameter = static_cast<size_t>(g.parameters[p]);
+      if (places_.size() <= parameter) places_.resize(parameter + 1);
+      places_[parameter] = {static_cast<int>(groups_.size()), static_cast<int>(p)};
+    }
+    groups_.push_back(
+        {std::make_unique<GradReducer>(g.layout, gradients, *shards[i], g.strategy, overlap, stream),
+         groups[i].weights});
+  }
+}
+
+void GroupReducer::start() {
+  for (Group& g : groups_) g.reducer->start();
+}
+
+void GroupReducer::ready(int parameter) {
+  const auto p = static_cast<size_t>(parameter);
+  NRL_CHECK(p < places_.size() && places_[p].group >= 0, "parameter {} is not trained", parameter);
+  groups_[static_cast<size_t>(places_[p].group)].reducer->ready(places_[p].index);
+}
+
+void GroupReducer::finish() {
+  for (Group& g : groups_) g.reducer->finish();
+}
+
+void GroupReducer::gather() {
+  for (Group& g : groups_)
+    g.reducer->gather_params(comm::View(g.weights.data, g.weights.numel(), g.weights.dtype));
+}
+
+}  // namespace nrl::engine

@@ -1,0 +1,134 @@
+#include "apps/plan/param_groups.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/ops/optimizer/optimizer.h"
+
+namespace nrl::plan {
+namespace {
+
+using memory::Category;
+using model::Copies;
+using model::Parameter;
+
+const Parameter& at(const model::ParameterList& list, int i) {
+  return list.all[static_cast<size_t>(i)];
+}
+
+bool first_copy(const Parameter& p, const GroupOptions& o) {
+  return p.copies == Copies::none || (p.copies == Copies::tp ? o.first_tp : o.first_embedding);
+}
+
+std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::ParameterList& list,
+                                     const GroupOptions& o) {
+  std::vector<OwnedRange> owned;
+  if (g.sharded()) {
+    for (const ShardPiece& piece : g.layout.pieces(o.shard_rank)) {
+      const int p = g.parameters[static_cast<size_t>(piece.param)];
+      owned.push_back({p, piece.in_param.begin, piece.in_param.size(), piece.in_flat, piece.in_shard,
+                       first_copy(at(list, p), o)});
+    }
+    return owned;
+  }
+  for (size_t i = 0; i < g.parameters.size(); ++i) {
+    const Parameter& p = at(list, g.parameters[i]);
+    const int64_t start = g.layout.place(static_cast<int>(i)).start;
+    owned.push_back({g.parameters[i], 0, p.numel(), start, start, o.shard_rank == 0 && first_copy(p, o)});
+  }
+  return owned;
+}
+
+// Whole shards, padding included (it is zero), so that a sum takes few calls; without what another rank
+// counts.
+std::vector<ElementRange> counted_ranges(const ParamGroup& g, const model::ParameterList& list,
+                                         const GroupOptions& o) {
+  std::vector<ElementRange> ranges;
+  if (g.sharded()) {
+    for (int b = 0; b < static_cast<int>(g.layout.buckets().size()); ++b)
+      ranges.push_back(g.layout.shard(b, o.shard_rank));
+  } else if (o.shard_rank == 0) {
+    ranges.push_back({0, g.layout.total()});
+  }
+  for (size_t i = 0; i < g.parameters.size(); ++i) {
+    const Parameter& p = at(list, g.parameters[i]);
+    if (first_copy(p, o)) continue;
+    const int64_t begin = g.layout.place(static_cast<int>(i)).start, end = begin + p.numel();
+    std::vector<ElementRange> rest;
+    for (const ElementRange& r : ranges) {
+      rest.push_back({r.begin, std::min(r.end, begin)});
+      rest.push_back({std::max(r.begin, end), r.end});
+    }
+    std::erase_if(rest, [](const ElementRange& r) { return r.begin >= r.end; });
+    ranges = std::move(rest);
+  }
+  return ranges;
+}
+
+// What one update covers: ranges that lie behind each other with the same rates together.
+std::vector<int64_t> update_chunks(const ParamGroup& g, const model::ParameterList& list) {
+  auto owned = g.owned;
+  std::sort(owned.begin(), owned.end(), [](const auto& a, const auto& b) { return a.flat < b.flat; });
+  std::vector<ops::AdamWRange> ranges;
+  for (const OwnedRange& r : owned) {
+    const int rates = at(list, r.parameter).decay ? 1 : 0;
+    if (!ranges.empty()) {
+      ops::AdamWRange& last = ranges.back();
+      const int64_t gap = r.flat - (last.flat + last.count);
+      // The padding between parameters is zero and stays zero.
+      if (last.rates == rates && gap < FlatBuckets::kParamAlign &&
+          r.state - (last.state + last.count) == gap) {
+        last.count += gap + r.count;
+        continue;
+      }
+    }
+    ranges.push_back({r.flat, r.state, r.count, rates});
+  }
+  return ops::adamw_chunks(ranges);
+}
+
+}  // namespace
+
+std::vector<ParamGroup> make_param_groups(
+    const model::ParameterList& parameters,
+    const std::function<GroupOptions(const std::string& group)>& options, memory::MemoryPlan& memory) {
+  std::vector<ParamGroup> groups;
+  for (size_t i = 0; i < parameters.all.size(); ++i) {
+    const Parameter& p = parameters.all[i];
+    auto g = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.name == p.group; });
+    if (g == groups.end()) {
+      g = groups.emplace(groups.end());
+      g->name = p.group;
+      g->trainable = p.trainable;
+    }
+    NRL_CHECK(g->trainable == p.trainable, "group {}: {} is trainable and others are not, or the reverse",
+              g->name, p.name);
+    g->parameters.push_back(static_cast<int>(i));
+  }
+  for (ParamGroup& g : groups) {
+    const GroupOptions o = options(g.name);
+    std::vector<ParamSpec> specs;
+    for (const int p : g.parameters) specs.push_back({at(parameters, p).name, at(parameters, p).numel()});
+    g.layout = FlatBuckets(std::move(specs), o.bucket_elements, o.shards);
+    g.strategy = o.strategy;
+    g.weight = o.weight;
+    g.lr_scale = o.lr_scale;
+    g.owned = owned_ranges(g, parameters, o);
+    const auto add = [&](const char* what, Category category, int64_t bytes) {
+      return memory.add(g.name + " " + what, category, bytes);
+    };
+    g.weights = add("weights", Category::weights, g.layout.total() * size_of(g.weight));
+    if (!g.trainable) continue;
+    g.counted = counted_ranges(g, parameters, o);
+    g.gradients = add("gradients", Category::gradients, g.layout.total() * 4);
+    std::vector<const char*> state{"exp_avg", "exp_avg_sq"};
+    if (g.weight != DType::f32) state.push_back("master");
+    for (const char* name : state)
+      g.state.push_back({name, DType::f32, add(name, Category::optimizer, g.state_elements() * 4)});
+    g.chunk_table = update_chunks(g, parameters);
+    g.chunks = add("update chunks", Category::data, static_cast<int64_t>(g.chunk_table.size()) * 8);
+  }
+  return groups;
+}
+
+}  // namespace nrl::plan
