@@ -164,7 +164,8 @@ TEST_CASE("every flipped bit is found, and the file named") {
   const TemporaryDirectory dir;
   const std::string path = save(dir.path(), 3, 1);
   const std::vector<std::string> files = list_directory(path);
-  REQUIRE(files == std::vector<std::string>{"config.json", "manifest.json", "optimizer-0.safetensors"});
+  REQUIRE(files == std::vector<std::string>{"config.json", "manifest.json", "model.safetensors",
+                                            "optimizer-0.safetensors"});
   const PhiloxStream random(11, "flips");
   int named_tensor = 0;
   for (uint64_t i = 0; i < 200; ++i) {

@@ -101,15 +101,19 @@ inline std::vector<TensorSpec> model_tensors(int64_t big = 700) {
           {"scalar", DType::i64, {}}, {"empty", DType::f32, {0, 3}},    {"norm", DType::f32, {11}}};
 }
 
-/// Adds this rank's part: "columns" cut by columns, "norm" and "scalar" on rank 0, the others cut into flat
-/// ranges.
+/// Adds this rank's part: "w" as slices of its rows, "columns" cut by columns, "norm" and "scalar" on rank 0,
+/// the others cut into flat ranges.
 inline void add_model(CheckpointWriter& writer, int rank, int size, uint64_t salt, int64_t big = 700) {
   std::vector<ShardSpec> shards;
   std::vector<std::string> data;
   for (const TensorSpec& t : model_tensors(big)) {
     const std::string all = tensor_bytes(t, salt);
     const int64_t n = *checked_product(t.shape), unit = size_of(t.dtype);
-    if (t.name == "columns") {
+    if (t.name == "w") {
+      const int64_t begin = 7 * rank / size, end = 7 * (rank + 1) / size;
+      std::string rows = all.substr(begin * 5 * unit, (end - begin) * 5 * unit);
+      writer.add_slices("model", {{t.name, t.dtype, t.shape, begin, end - begin, 0, 5, rows.data()}});
+    } else if (t.name == "columns") {
       const int64_t c0 = 8 * rank / size, c1 = 8 * (rank + 1) / size;
       ShardSpec s = ShardSpec::flat(t.name, t.name, t.dtype, t.shape, c0, 0);
       s.stored_shape = {6, c1 - c0};
