@@ -39,13 +39,11 @@ std::vector<model::ParameterView> parameter_views(const model::ParameterList& pa
     const plan::ParamGroup& g = *t.group;
     for (size_t i = 0; i < g.parameters.size(); ++i) {
       const auto p = static_cast<size_t>(g.parameters[i]);
-      const auto& shape = parameters.all[p].shape;
       const int64_t start = g.layout.place(static_cast<int>(i)).start;
       const auto in = [&](const Tensor& flat) {
         if (!flat) return Tensor{};
-        char* data = static_cast<char*>(flat.data) + start * size_of(flat.dtype);
-        return shape.size() == 1 ? make_tensor(data, flat.dtype, {shape[0]})
-                                 : make_tensor(data, flat.dtype, {shape[0], shape[1]});
+        return parameters.all[p].view(static_cast<char*>(flat.data) + start * size_of(flat.dtype),
+                                      flat.dtype);
       };
       views[p] = {in(t.weights), in(t.gradients)};
     }

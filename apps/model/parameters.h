@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/model/spec.h"
+#include "core/tensor/tensor.h"
 
 namespace nrl::model {
 
@@ -44,6 +45,11 @@ struct Parameter {
   bool trainable = true;  ///< the same in a group; false: no gradient, no optimizer state
   Copies copies = Copies::none;
   int64_t numel() const;
+  /// A tensor of its shape in `data`.
+  Tensor view(void* data, DType dtype) const {
+    return shape.size() == 1 ? make_tensor(data, dtype, {shape[0]})
+                             : make_tensor(data, dtype, {shape[0], shape[1]});
+  }
 };
 
 /// Indices into the parameter list of one layer; -1 where the model has no such parameter.

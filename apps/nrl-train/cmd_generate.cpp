@@ -33,9 +33,7 @@ int run_generate(const GenerateArgs& args) {
   const DType dtype = train::stored_dtype(directory);
   for (const model::Parameter& p : parameters.all) {
     memory.emplace_back(static_cast<size_t>(p.numel() * size_of(dtype)));
-    weights.push_back(p.shape.size() == 1
-                          ? make_tensor(memory.back().data(), dtype, {p.shape[0]})
-                          : make_tensor(memory.back().data(), dtype, {p.shape[0], p.shape[1]}));
+    weights.push_back(p.view(memory.back().data(), dtype));
   }
   train::load_weights(directory, spec, parameters, weights);
   train::TextGenerator generator(spec, parameters, weights, *tokenizer, args.prompt, args.max_tokens,

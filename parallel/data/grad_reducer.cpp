@@ -14,10 +14,7 @@ GradReducer::GradReducer(const FlatBuckets& layout, std::span<float> grads, comm
       stream_(stream),
       sums_(layout.buckets().size()) {
   if (strategy.gradients || strategy.parameters)
-    fail(Exit::config,
-         "data-parallel strategy {} keeps gradients or parameters in shards, which the gradient reducer "
-         "does not do: use ddp or optim",
-         strategy.name);
+    fail(Exit::config, "shard_strategy {} (ZeRO-2/3) is not supported yet; use ddp or optim", strategy.name);
   NRL_CHECK(static_cast<int64_t>(grads.size()) == layout.total(), "{} gradients for a layout of {}",
             grads.size(), layout.total());
   NRL_CHECK(dp.size() == layout.shards(), "{} has {} ranks, the layout {} shards", dp.label(), dp.size(),

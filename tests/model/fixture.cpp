@@ -121,9 +121,7 @@ LoadedModel::LoadedModel(const std::string& from)
   const DType dtype = train::stored_dtype(from);
   for (const model::Parameter& p : parameters.all) {
     memory_.emplace_back(static_cast<size_t>(p.numel() * size_of(dtype)));
-    weights.push_back(p.shape.size() == 1
-                          ? make_tensor(memory_.back().data(), dtype, {p.shape[0]})
-                          : make_tensor(memory_.back().data(), dtype, {p.shape[0], p.shape[1]}));
+    weights.push_back(p.view(memory_.back().data(), dtype));
   }
   train::load_weights(from, spec, parameters, weights);
 }

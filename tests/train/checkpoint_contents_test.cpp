@@ -159,10 +159,7 @@ class FakeState {
       REQUIRE(n <= 4096);
       group_.parameters.push_back(static_cast<int>(p));
       memory_.emplace_back(static_cast<size_t>(n * size_of(dtype)), filled ? '\0' : '\x11');
-      state_.weights.push_back(
-          parameter.shape.size() == 1
-              ? make_tensor(memory_.back().data(), dtype, {n})
-              : make_tensor(memory_.back().data(), dtype, {parameter.shape[0], parameter.shape[1]}));
+      state_.weights.push_back(parameter.view(memory_.back().data(), dtype));
       if (filled)
         for (int64_t e = 0; e < n; ++e) {
           const std::string bytes = weight_bytes(p, e, dtype);

@@ -53,9 +53,7 @@ struct Model {
       : spec(model::parse_model_config(config, "test")), parameters(model::make_parameters(spec)) {
     for (const model::Parameter& p : parameters.all) {
       memory.emplace_back(static_cast<size_t>(p.numel() * size_of(dtype)), '\0');
-      weights.push_back(p.shape.size() == 1
-                            ? make_tensor(memory.back().data(), dtype, {p.shape[0]})
-                            : make_tensor(memory.back().data(), dtype, {p.shape[0], p.shape[1]}));
+      weights.push_back(p.view(memory.back().data(), dtype));
     }
   }
   void load(const std::string& directory) { load_weights(directory, spec, parameters, weights); }
