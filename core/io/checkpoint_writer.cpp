@@ -110,9 +110,9 @@ void CheckpointWriter::guard(const std::function<void()>& work) {
   try {
     work();
   } catch (const Error& e) {
-    if (!error_) error_ = e;  // the first one, of a guard() inside of this one
+    error_ = e;
   } catch (const std::exception& e) {
-    if (!error_) error_ = Error(Exit::internal, e.what());
+    error_ = Error(Exit::internal, e.what());
   }
 }
 
