@@ -25,13 +25,14 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
                const ops::Exec& exec)
     : plan_(std::move(plan)), options_(options), dp_(&dp), exec_(exec) {
   allocate();
-  scalars_ = StepScalars(flat_.scalars, exec_);
+  step_scalars_ = make_tensor(arenas_.at(plan_->memory, plan_->scalars), DType::f64, {S::count});
+  scalars_ = StepScalars(step_scalars_, exec_);
   bind();
-  reducer_ = std::make_unique<GradReducer>(
-      plan_->layout, std::span(flat_.gradients.ptr<float>(), static_cast<size_t>(flat_.gradients.numel())),
-      dp, plan_->sharding, options.overlap_grad_reduce, comm::StreamRef{exec_.stream});
-  optimizer_ = std::make_unique<Optimizer>(*plan_, options_.optimizer, options_.max_grad_norm,
-                                           options_.max_nonfinite_steps, flat_, exec_);
+  const std::vector<comm::Communicator*> shards(groups_.size(), &dp);
+  reducer_ = std::make_unique<GroupReducer>(groups_, shards, options.overlap_grad_reduce,
+                                            comm::StreamRef{exec_.stream});
+  optimizer_ = std::make_unique<Optimizer>(options_.optimizer, options_.max_grad_norm,
+                                           options_.max_nonfinite_steps, groups_, step_scalars_, exec_);
 }
 
 Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const ops::Exec& exec)
@@ -49,46 +50,24 @@ int Engine::require_kernels(const plan::RunPlan& plan, const ops::Exec& exec, st
 }
 
 void Engine::allocate() {
-  const plan::RunPlan& p = *plan_;
-  arenas_ = exec_.device ? memory::Arenas(p.memory, *exec_.device, exec_.stream) : memory::Arenas(p.memory);
-  const int64_t total = p.layout.total(), state = p.state_elements();
-  const auto view = [&](memory::BufferId id, DType dtype, int64_t n) {
-    return id < 0 ? Tensor{} : make_tensor(arenas_.at(p.memory, id), dtype, {n});
-  };
-  flat_.weights = view(p.weights, p.recipe.weights, total);
-  flat_.gradients = view(p.gradients, DType::f32, total);
-  flat_.master = view(p.master, DType::f32, state);
-  flat_.exp_avg = view(p.exp_avg, DType::f32, state);
-  flat_.exp_avg_sq = view(p.exp_avg_sq, DType::f32, state);
-  flat_.scalars = view(p.scalars, DType::f64, S::count);
-  evaluation_ = view(p.evaluation, DType::f64, 1);
-  if (p.chunks < 0) return;
-  const auto chunks = static_cast<int64_t>(p.chunk_table.size()) / 4;
-  flat_.chunks = make_tensor(arenas_.at(p.memory, p.chunks), DType::i64, {chunks, 4});
-  ops::upload(exec_, flat_.chunks, p.chunk_table.data());
+  const memory::MemoryPlan& memory = plan_->memory;
+  arenas_ = exec_.device ? memory::Arenas(memory, *exec_.device, exec_.stream) : memory::Arenas(memory);
+  groups_ = bind_groups(plan_->groups, memory, arenas_, exec_);
+  evaluation_ = make_tensor(arenas_.at(memory, plan_->evaluation), DType::f64, {1});
 }
 
 void Engine::bind() {
-  plan::RunPlan& p = *plan_;
-  std::vector<model::ParameterView> views;
-  for (size_t i = 0; i < p.parameters.all.size(); ++i)
-    views.push_back({p.parameter(flat_.weights, i), dp_ ? p.parameter(flat_.gradients, i) : Tensor{}});
-  p.tensors->bind(p.memory, arenas_, exec_);
-  p.decoder->bind(p.memory, arenas_, exec_, std::move(views),
-                  [this](int parameter) { reducer_->ready(parameter); });
+  plan_->tensors->bind(plan_->memory, arenas_, exec_);
+  plan_->decoder->bind(plan_->memory, arenas_, exec_, parameter_views(plan_->parameters, groups_),
+                       [this](int parameter) { reducer_->ready(parameter); });
 }
 
 std::vector<Tensor> Engine::weights() const {
-  std::vector<Tensor> out;
-  for (size_t i = 0; i < plan_->parameters.all.size(); ++i) out.push_back(plan_->parameter(flat_.weights, i));
-  return out;
+  return parameter_weights(plan_->parameters, groups_);
 }
 
 void Engine::weights_written() {
-  if (!flat_.master) return;
-  // From the rounded weights, so that the first step sees what the layers see.
-  for (const plan::OwnedRange& r : plan_->owned)
-    ops::convert(exec_, flat_.weights.rows(r.flat, r.count), flat_.master.rows(r.state, r.count));
+  start_masters(exec_, groups_);
 }
 
 void Engine::restore(int64_t updates, int64_t skipped_in_a_row) {
@@ -136,14 +115,13 @@ void Engine::run_schedule(Objective& objective) {
                                  [&](int microbatch) {
                                    objective.add_metrics(exec_, batches[static_cast<size_t>(microbatch)],
                                                          decoder.log_prob(),
-                                                         flat_.scalars.rows(S::metrics, count));
+                                                         step_scalars_.rows(S::metrics, count));
                                  },
                              .finish_reduce = [&] { reducer_->finish(); },
                              .step =
                                  [&] {
                                    optimizer_->step(*dp_);
-                                   reducer_->gather_params(comm::View(
-                                       flat_.weights.data, flat_.weights.numel(), flat_.weights.dtype));
+                                   reducer_->gather();
                                  },
                          });
 }

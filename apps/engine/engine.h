@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "apps/data/loader.h"
+#include "apps/engine/group_reducer.h"
 #include "apps/engine/objective.h"
 #include "apps/engine/optimizer.h"
 #include "apps/engine/step_scalars.h"
 #include "apps/plan/run_plan.h"
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"
-#include "parallel/data/grad_reducer.h"
 
 namespace nrl::engine {
 
@@ -72,8 +72,8 @@ class Engine {
   const plan::RunPlan& plan() const { return *plan_; }
   /// For work on the state between steps.
   ops::Exec& exec() { return exec_; }
-  /// The flat buffers; what another rank's shard holds is not valid.
-  const FlatState& state() const { return flat_; }
+  /// The tensors of the parameter groups; what another rank's shard holds is not valid.
+  const std::vector<GroupTensors>& groups() const { return groups_; }
   /// Weights of every parameter, what the layers read; indexed like ParameterList::all.
   std::vector<Tensor> weights() const;
   /// The weights were written from outside: master copies, where there are any, start from them.
@@ -92,10 +92,11 @@ class Engine {
   comm::Communicator* dp_ = nullptr;  // null: forward passes only
   ops::Exec exec_;
   memory::Arenas arenas_;
-  FlatState flat_;
-  Tensor evaluation_;  // (1) f64
+  std::vector<GroupTensors> groups_;
+  Tensor step_scalars_;  // (ops::StepScalar::count) f64
+  Tensor evaluation_;    // (1) f64
   StepScalars scalars_;
-  std::unique_ptr<GradReducer> reducer_;
+  std::unique_ptr<GroupReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
   device::Graph graph_;
   int64_t steps_ = 0;  // made by this engine

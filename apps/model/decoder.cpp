@@ -98,7 +98,13 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   buffers_.log_prob = plan.add("log-probabilities", Category::data, n * 4);
   buffers_.rope = plan.add("rope table", Category::data,
                            spec.use_rope ? options_.max_sequence * spec.rope.rotary_dim * 4 : 0);
-  workspace_bytes_ = training_workspace(spec, options_, chunk);
+  workspace_bytes_ = training_workspace(spec, {.tokens = n,
+                                               .max_sequence = options_.max_sequence,
+                                               .head_chunk = chunk,
+                                               .dtype = options_.recipe.activations,
+                                               .device = options_.device,
+                                               .threads = options_.threads,
+                                               .optimizer_workspace = options_.optimizer_workspace});
   buffers_.workspace = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace_bytes_));
 }
 

@@ -1,42 +1,8 @@
 #include "apps/model/layer.h"
 
-#include "apps/model/stage.h"
 #include "core/base/error.h"
 
 namespace nrl::model {
-
-using memory::Pass;
-
-bool Run::enter(Pass pass, memory::Modes modes, std::string_view name, Reads reads, const Writes& writes) {
-  if (table_) {
-    table_->add(memory::Step{name, pass, modes, reads.set, writes.set, writes.take_over});
-    return false;
-  }
-  const int step = cursor_++;
-  switch (pass) {
-    case Pass::forward:
-      if ((modes & mode_) == 0) return false;
-      if (mode_ == memory::recompute && ((only_ >> step) & 1) == 0) return false;
-      break;
-    case Pass::data:
-      if (!data_) return false;
-      break;
-    case Pass::weight:
-      if (!weight_) return false;
-      break;
-  }
-  if (pass != Pass::forward) stage_->recompute(*this, reads.set);
-  if (!stage_->tick(*this, layer_->table().steps()[static_cast<size_t>(step)])) return false;
-  touched_ = reads.set | writes.set;
-  return true;
-}
-
-Tensor Run::operator[](Slot slot) const {
-  if (!slot) return {};
-  NRL_CHECK((touched_ & slot.bit()) != 0, "a step of {} touches the slot {}, which it does not name",
-            layer_->name(), layer_->table().slots()[static_cast<size_t>(slot.id)].name);
-  return stage_->tensor(*this, slot);
-}
 
 Tensor Run::weight(int parameter) const {
   return parameter < 0 ? Tensor{} : context_->parameters[static_cast<size_t>(parameter)].weight;

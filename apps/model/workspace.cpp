@@ -11,7 +11,7 @@ int64_t widest_projection(const ModelSpec& m) {
   return std::max({m.hidden, m.qkv_width(), m.mlp_in_width(), m.head_dim});
 }
 
-size_t needed_gpu_workspace(const ModelSpec& m, const DecoderOptions& o) {
+size_t needed_gpu_workspace(const ModelSpec& m, const TrainingSizes& o) {
   return std::max({o.optimizer_workspace, ops::norm_backward_workspace(m.hidden, o.threads),
                    ops::qk_norm_rope_workspace(m.head_dim, o.threads),
                    ops::gpu_linear_workspace(widest_projection(m), o.threads),
@@ -21,9 +21,10 @@ size_t needed_gpu_workspace(const ModelSpec& m, const DecoderOptions& o) {
 
 }  // namespace
 
-size_t training_workspace(const ModelSpec& m, const DecoderOptions& o, int64_t chunk) {
+size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
   if (o.device == DeviceType::cuda) return needed_gpu_workspace(m, o);
-  const DType dtype = o.recipe.activations;
+  const int64_t chunk = o.head_chunk;
+  const DType dtype = o.dtype;
   size_t bytes = ops::norm_backward_workspace(std::max(m.hidden, m.head_dim), o.threads);
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
     bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, o.threads));

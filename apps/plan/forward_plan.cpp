@@ -17,12 +17,11 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
   p.device = options.device;
   p.threads = options.device == DeviceType::cpu ? options.threads : ops::gpu_partials;
   p.recipe = options.recipe;
-  p.sharding = sharding::ddp;
-  std::vector<ParamSpec> parameters;
-  for (const model::Parameter& parameter : p.parameters.all)
-    parameters.push_back({parameter.name, parameter.numel(), parameter.decay, false});
-  p.layout = FlatBuckets(std::move(parameters), 0, 1);
-  p.weights = p.memory.add("weights", Category::weights, p.layout.total() * size_of(p.recipe.weights));
+  for (model::Parameter& parameter : p.parameters.all) parameter.trainable = false;  // weights only
+  p.groups = make_param_groups(
+      p.parameters,
+      [&](const std::string&) { return GroupOptions{.strategy = sharding::ddp, .weight = p.recipe.weights}; },
+      p.memory);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
   p.tensors = std::make_unique<BatchTensors>(
       p.memory, BatchShape{.sequences = options.micro_batch, .length = options.sequence_length});

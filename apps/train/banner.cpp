@@ -18,7 +18,7 @@ RunFacts describe_run(const Run& run, double peak_flops) {
   add("config", run.config_result.files.empty() ? "-" : run.config_result.files.back());
   for (const Translation& t : run.config_result.translated)
     add("", fmt::format("{} is read as {}", t.given, t.canonical));
-  add("grid", plan::grid_line(run.placement.place().sizes, plan.sharding.name));
+  add("grid", plan::grid_line(run.placement.place().sizes, plan.groups.front().strategy.name));
   add("device", run.placement.describe(run.kernels) + (c.policy.cuda_graph ? ", steps as a CUDA graph" : ""));
   if (run.placement.device() == DeviceType::cpu)
     add("mfu", fmt::format(

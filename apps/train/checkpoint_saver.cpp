@@ -2,28 +2,11 @@
 
 #include <utility>
 
+#include "apps/train/rank_group.h"
 #include "apps/train/run_state.h"
 #include "core/base/log.h"
 
 namespace nrl::train {
-namespace {
-
-RankGroup rank_group(comm::World& world) {
-  RankGroup group;
-  group.rank = world.rank();
-  group.size = world.size();
-  if (world.size() == 1) return group;
-  group.broadcast = [&world](const std::string& text) {
-    std::string copy = text;
-    world.comm().broadcast_text(copy, 0);
-    return copy;
-  };
-  group.gather = [&world](const std::string& text) { return world.comm().gather_texts(text); };
-  return group;
-}
-
-}  // namespace
-
 CheckpointSaver::CheckpointSaver(comm::World& world, const ConfigResult& config, const RunRecord& record,
                                  HfFiles hf)
     : world_(world), config_(config) {
@@ -41,10 +24,8 @@ CheckpointSaver::CheckpointSaver(comm::World& world, const ConfigResult& config,
 
 std::string CheckpointSaver::save(engine::Engine& engine, const Position& position) {
   std::string path;
-  with_state_copy(world_, engine, [&](TrainState state) {
-    // Replicated optimizer state is written once.
-    if (!engine.plan().sharding.optimizer_state && world_.rank() != 0) state.owned.clear();
-    path = save_checkpoint(state, position, options_, rank_group(world_));
+  with_state_copy(world_, engine, [&](const TrainState& state) {
+    path = save_checkpoint(state, position, options_, rank_group(world_.comm()));
   });
   const CheckpointingConfig& c = config_.config.checkpointing;
   if (world_.rank() == 0 && c.keep_latest_k) {

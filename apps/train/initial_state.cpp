@@ -20,7 +20,7 @@ void make_initial_weights(const plan::RunPlan& p, uint64_t seed, int threads, co
       const bool direct = p.recipe.weights == DType::f32;
       if (!direct) values.resize(static_cast<size_t>(part.numel()));
       float* out = direct ? state.weights[i].ptr<float>() + part.offset : values.data();
-      initial_values(p.spec, parameter, part, seed, 0, part.numel(), out, threads);
+      initial_values(p.spec, parameter, part, seed, out, threads);
       if (direct) continue;
       bf16* low = state.weights[i].ptr<bf16>() + part.offset;
       cpu::parallel_for(threads, part.numel(), 1 << 16, [&](int64_t begin, int64_t end) {

@@ -12,6 +12,7 @@
 #include "core/device/cpu/features.h"
 #include "core/tensor/tensor.h"
 #include "parallel/comm/world.h"
+#include "parallel/grid/groups.h"
 
 namespace nrl::train {
 

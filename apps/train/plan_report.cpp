@@ -97,11 +97,18 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
             training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
   log::info("device   {}, weights and activations in {}", device == DeviceType::cuda ? "cuda" : "cpu",
             name_of(plan.recipe.activations));
-  log::info("grid     {}", plan::grid_line(plan::grid_place(c, world, 0).sizes, plan.sharding.name));
+  log::info("grid     {}",
+            plan::grid_line(plan::grid_place(c, world, 0).sizes, plan.groups.front().strategy.name));
   log::info("batch    {} sequences = {} micro x {} accumulate x {} dp = {} tokens per step", batch.global,
             batch.micro, batch.accumulation, batch.data_parallel, grouped(batch.tokens_per_step));
-  log::info("buckets  {} of up to {} MiB, {} elements with padding", plan.layout.buckets().size(),
-            c.distributed.bucket_size_mb, grouped(plan.layout.total()));
+  size_t buckets = 0;
+  int64_t elements = 0;
+  for (const plan::ParamGroup& group : plan.groups) {
+    buckets += group.layout.buckets().size();
+    elements += group.layout.total();
+  }
+  log::info("buckets  {} of up to {} MiB, {} elements with padding", buckets, c.distributed.bucket_size_mb,
+            grouped(elements));
   log::info(
       "layers   every layer: {}",
       plan.recompute_modules.empty()

@@ -10,30 +10,27 @@
 namespace nrl::train {
 namespace {
 
-// The state in the memory of `flat`.
-TrainState state_in(const plan::RunPlan& plan, const engine::FlatState& flat) {
+// The state in the memory of `groups`.
+TrainState state_in(const plan::RunPlan& plan, std::vector<engine::GroupTensors> groups) {
   TrainState state;
   state.spec = &plan.spec;
   state.parameters = &plan.parameters;
-  state.owned = plan.owned;
-  for (size_t i = 0; i < plan.parameters.all.size(); ++i)
-    state.weights.push_back(plan.parameter(flat.weights, i));
-  const auto values = [](const Tensor& t) { return t ? t.ptr<float>() : nullptr; };
-  state.master = values(flat.master);
-  state.exp_avg = values(flat.exp_avg);
-  state.exp_avg_sq = values(flat.exp_avg_sq);
+  state.weights = engine::parameter_weights(plan.parameters, groups);
+  state.groups = std::move(groups);
   return state;
 }
 
 // A copy of an engine's buffers in host memory.
 class HostMirror {
  public:
-  explicit HostMirror(engine::Engine& engine) : engine_(engine), flat_(engine.state()) {}
+  explicit HostMirror(engine::Engine& engine) : engine_(engine), groups_(engine.groups()) {}
 
   void allocate(bool optimizer) {
-    mirror(flat_.weights);
-    if (optimizer)
-      for (Tensor* t : {&flat_.master, &flat_.exp_avg, &flat_.exp_avg_sq}) mirror(*t);
+    for (engine::GroupTensors& group : groups_) {
+      mirror(group.weights);
+      if (optimizer)
+        for (Tensor& t : group.state) mirror(t);
+    }
   }
   void download() {
     for (const auto& [device, host] : copies_) ops::download(engine_.exec(), device, host.data);
@@ -41,7 +38,7 @@ class HostMirror {
   void upload() {
     for (const auto& [device, host] : copies_) ops::upload(engine_.exec(), device, host.data);
   }
-  TrainState state() const { return state_in(engine_.plan(), flat_); }
+  TrainState state() const { return state_in(engine_.plan(), groups_); }
 
  private:
   void mirror(Tensor& t) {
@@ -53,7 +50,7 @@ class HostMirror {
   }
 
   engine::Engine& engine_;
-  engine::FlatState flat_;
+  std::vector<engine::GroupTensors> groups_;
   std::vector<cpu::HostMemory> memory_;
   std::vector<std::pair<Tensor, Tensor>> copies_;  // device, host
 };
@@ -63,7 +60,7 @@ class HostMirror {
 void with_state_copy(comm::World& world, engine::Engine& engine,
                      const std::function<void(const TrainState&)>& work) {
   if (!engine.exec().device) {
-    work(state_in(engine.plan(), engine.state()));
+    work(state_in(engine.plan(), engine.groups()));
     return;
   }
   HostMirror mirror(engine);
@@ -77,7 +74,7 @@ void with_state_copy(comm::World& world, engine::Engine& engine,
 
 void write_state(engine::Engine& engine, bool optimizer, const std::function<void(const TrainState&)>& work) {
   if (!engine.exec().device) {
-    work(state_in(engine.plan(), engine.state()));
+    work(state_in(engine.plan(), engine.groups()));
     return;
   }
   HostMirror mirror(engine);

@@ -41,8 +41,8 @@ void on_all_ranks(comm::Communicator& world, const std::function<void()>& body) 
   } catch (const std::exception& e) {
     own = error_from(e);
   }
-  const comm::Verdict verdict = comm::agree_on_error(world, own.code(), own.what());
-  if (verdict.code != Exit::ok) throw Error(verdict.code, verdict.message);
+  const comm::ErrorConsensus consensus = comm::agree_on_error(world, own.code(), own.what());
+  if (consensus.code != Exit::ok) throw Error(consensus.code, consensus.message);
 }
 
 }  // namespace

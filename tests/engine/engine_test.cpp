@@ -32,7 +32,7 @@ class Learner {
       return batch_;
     }));
   }
-  void finish() { weights = bytes_of(*engine_, engine_->state().weights); }
+  void finish() { weights = bytes_of(*engine_, engine_->groups().front().weights); }
 
   std::vector<double> numbers;
   std::vector<char> weights;

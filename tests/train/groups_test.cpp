@@ -4,8 +4,8 @@
 #include <map>
 
 #include "apps/train/checkpoint.h"
-#include "apps/train/group_reducer.h"
-#include "apps/train/optimizer.h"
+#include "apps/engine/group_reducer.h"
+#include "apps/engine/optimizer.h"
 #include "apps/train/rank_group.h"
 #include "core/device/cpu/features.h"
 #include "core/ops/kernel_table.h"
