@@ -38,7 +38,8 @@ struct Bell {
   void sleep(uint32_t seen);
 };
 
-/// Operations of one lane run one after another: the collectives of a group. Must outlive its operations.
+/// Operations of one lane run one after another: the collectives of a group. The operations must keep it
+/// alive: the executor may use it a moment longer than wait() takes.
 class Lane {
   friend class Executor;
   bool busy_ = false;

@@ -30,10 +30,11 @@ class FifoCommunicator final : public nrl::comm::Communicator {
   class Step final : public Work {
    public:
     Step(nrl::comm::Executor* executor, std::shared_ptr<std::atomic<int>> unwaited,
-         std::shared_ptr<Communicator> inner, Call call)
+         std::shared_ptr<Communicator> inner, Call call, std::shared_ptr<nrl::comm::Lane> lane)
         : Work(nullptr, {}, executor, std::move(unwaited)),
           inner_(std::move(inner)),
-          call_(std::move(call)) {}
+          call_(std::move(call)),
+          lane_(std::move(lane)) {}
 
    private:
     Advance start() override {
@@ -47,6 +48,7 @@ class FifoCommunicator final : public nrl::comm::Communicator {
     }
     std::shared_ptr<Communicator> inner_;
     Call call_;
+    std::shared_ptr<nrl::comm::Lane> lane_;
     std::shared_ptr<Work> work_;
   };
 
@@ -57,7 +59,7 @@ class FifoCommunicator final : public nrl::comm::Communicator {
   std::shared_ptr<Work> submit(Call call, bool blocking) override {
     nrl::comm::Executor& executor = inner_->host_transport()->executor();
     nrl::comm::Executor::Order order{lane_.get(), std::exchange(call.previous, nullptr)};
-    auto work = std::make_shared<Step>(&executor, unwaited(), inner_, std::move(call));
+    auto work = std::make_shared<Step>(&executor, unwaited(), inner_, std::move(call), lane_);
     executor.submit(work, std::move(order), blocking);
     return work;
   }
@@ -68,5 +70,5 @@ class FifoCommunicator final : public nrl::comm::Communicator {
   }
 
   std::shared_ptr<Communicator> inner_;
-  std::unique_ptr<nrl::comm::Lane> lane_ = std::make_unique<nrl::comm::Lane>();
+  std::shared_ptr<nrl::comm::Lane> lane_ = std::make_shared<nrl::comm::Lane>();
 };
