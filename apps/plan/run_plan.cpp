@@ -71,7 +71,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
       .recipe = p.recipe,
       .recompute = model::recompute_modules(p.recompute_modules),
       .threads = p.threads,
-      .seed = static_cast<uint64_t>(config.pretrain.seed),
+      .seed = static_cast<uint64_t>(resolved_loop(config).seed),
       .device = device,
       .optimizer_workspace = ops::sum_of_squares_workspace(largest),
       .training = pipeline::make_schedule({.microbatches = static_cast<int>(batch.accumulation)}, 0)};

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace nrl {
@@ -115,7 +116,8 @@ struct PolicyConfig {
   bool operator==(const PolicyConfig&) const = default;
 };
 
-struct PretrainConfig {
+/// The training loop: keys of the section of every algorithm that trains step by step.
+struct LoopConfig {
   std::optional<int64_t> max_num_steps;
   std::optional<int64_t> max_num_epochs;
   int64_t val_period = 0;              ///< steps between evaluations; 0: none
@@ -125,8 +127,10 @@ struct PretrainConfig {
   int64_t seed = 42;
   OnNonfinite on_nonfinite = OnNonfinite::skip;
   int64_t max_nonfinite_steps = 5;  ///< skipped steps in a row after which the run stops
-  bool operator==(const PretrainConfig&) const = default;
+  bool operator==(const LoopConfig&) const = default;
 };
+
+using PretrainConfig = LoopConfig;
 
 struct DatasetConfig {
   std::vector<std::string> data_path;          ///< one or several (a blend)
@@ -211,5 +215,14 @@ struct Config {
   KernelsConfig kernels;
   bool operator==(const Config&) const = default;
 };
+
+/// The loop of the configured algorithm.
+const LoopConfig& resolved_loop(const Config& config);
+
+/// The full name of one of its keys, for messages: "pretrain.max_num_steps" for "max_num_steps".
+std::string loop_key(const Config& config, std::string_view name);
+
+/// The seed of the order of the data: data.seed, or the loop's.
+int64_t data_seed(const Config& config);
 
 }  // namespace nrl

@@ -1,5 +1,7 @@
 #include "core/config/validate.h"
 
+#include "core/config/load.h"
+
 #include "core/base/text.h"
 
 #include <algorithm>
@@ -62,14 +64,14 @@ void check_data(Checker& c, const Config& config) {
               {fmt::format("data.validation.data_path is at {}; use one of them, or a split of \"1,0,0\"",
                            c.where("data.validation.data_path"))});
   }
-  const bool validates =
-      config.pretrain.val_period > 0 || config.pretrain.val_at_start || config.pretrain.val_at_end;
+  const LoopConfig& loop = resolved_loop(config);
+  const bool validates = loop.val_period > 0 || loop.val_at_start || loop.val_at_end;
   const bool has_validation =
       !config.data.validation.data_path.empty() || (config.data.split && (*config.data.split)[1] > 0);
   if (validates && !has_validation && c.sound({"data.split", "data.validation.data_path"}))
-    c.error(config.pretrain.val_period > 0 ? "pretrain.val_period"
-            : config.pretrain.val_at_start ? "pretrain.val_at_start"
-                                           : "pretrain.val_at_end",
+    c.error(loop_key(config, loop.val_period > 0 ? "val_period"
+                             : loop.val_at_start ? "val_at_start"
+                                                 : "val_at_end"),
             "evaluation is asked for, but there is no validation data", "",
             {"give data.validation.data_path, or data.split: \"99,1,0\""});
 }
@@ -118,15 +120,16 @@ int64_t schedule_with_room(const SchedulerConfig& s, int64_t steps) {
 
 void check_schedule(Checker& c, const Config& config) {
   const SchedulerConfig& s = config.policy.scheduler;
-  const PretrainConfig& p = config.pretrain;
+  const LoopConfig& p = resolved_loop(config);
   const double lr = config.policy.optimizer.lr;
   constexpr std::string_view style_key = "policy.scheduler.lr_decay_style",
                              warmup_key = "policy.scheduler.lr_warmup_iters",
                              decay_key = "policy.scheduler.lr_decay_iters",
-                             wsd_key = "policy.scheduler.lr_wsd_decay_iters",
-                             steps_key = "pretrain.max_num_steps";
-  if (!p.max_num_steps && !p.max_num_epochs && c.sound({"pretrain.max_num_epochs"}))
-    c.error(steps_key, "pretrain.max_num_steps or pretrain.max_num_epochs must be given", "",
+                             wsd_key = "policy.scheduler.lr_wsd_decay_iters";
+  const std::string steps_key = loop_key(config, "max_num_steps"),
+                    epochs_key = loop_key(config, "max_num_epochs");
+  if (!p.max_num_steps && !p.max_num_epochs && c.sound({epochs_key}))
+    c.error(steps_key, fmt::format("{} or {} must be given", steps_key, epochs_key), "",
             {"how long to train; max_num_steps: 0 only writes the initial checkpoint"});
   // Tokens are counted in 64 bits.
   if (const double tokens = static_cast<double>(std::max<int64_t>(p.max_num_steps.value_or(1), 1)) *

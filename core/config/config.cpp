@@ -1,0 +1,29 @@
+#include "core/config/config.h"
+
+#include "core/base/error.h"
+
+namespace nrl {
+
+const LoopConfig& resolved_loop(const Config& config) {
+  switch (config.algorithm) {
+    case Algorithm::pretrain:
+      return config.pretrain;
+    case Algorithm::sft:
+    case Algorithm::dpo:
+    case Algorithm::rm:
+    case Algorithm::grpo:
+    case Algorithm::distill:
+      break;
+  }
+  fail(Exit::internal, "algorithm {} has no training loop", name_of(config.algorithm));
+}
+
+std::string loop_key(const Config& config, std::string_view name) {
+  return fmt::format("{}.{}", name_of(config.algorithm), name);
+}
+
+int64_t data_seed(const Config& config) {
+  return config.data.seed.value_or(resolved_loop(config).seed);
+}
+
+}  // namespace nrl
