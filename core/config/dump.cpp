@@ -57,6 +57,11 @@ std::string explain_key(const Key& key) {
     out += fmt::format("  same     {}\n", synonyms);
   }
   if (!key.aliases.empty()) out += fmt::format("  also as  {}\n", aliases_text(key, "\n           "));
+  if (!key.algorithms.empty()) {
+    std::string names;
+    for (const Algorithm a : key.algorithms) names += (names.empty() ? "" : ", ") + std::string(name_of(a));
+    out += fmt::format("  only in  algorithm {}\n", names);
+  }
   out += fmt::format("  status   {}\n", status_text(key));
   return out;
 }
@@ -165,8 +170,8 @@ std::string dump_resolved(const ConfigResult& result) {
     if (key.get) line(key.path, yaml_text(key.get(result.config)));
   };
   auto on_section = [&](const std::string& section) {
-    if (section == "policy.model")
-      for (const auto& [path, value] : result.model_values) line(path, value);
+    for (const auto& [path, value] : result.model_values)
+      if (path.substr(0, path.find(".model.") + 6) == section) line(path, value);
   };
   walk("", on_section, on_key);
   return out;

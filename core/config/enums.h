@@ -7,7 +7,7 @@
 namespace nrl {
 
 /// The spellings of an enumeration: `names[i]` belongs to the enumerator of value i; `synonyms` are other
-/// accepted spellings (seed documents, Megatron, NeMo RL), which are reported as translated.
+/// accepted spellings (older NeMo documentation, Megatron, NeMo RL), which are reported as translated.
 template <class E>
 struct EnumNames;
 

@@ -1,5 +1,5 @@
 // What a loaded configuration answers: which keys are sound, and where a problem with a key is shown.
-#include "core/config/load.h"
+#include "core/config/result.h"
 #include "core/config/source.h"
 
 #include <algorithm>

@@ -34,6 +34,10 @@ std::string Key::leaf() const {
   return std::string(leaf_of(path));
 }
 
+bool Key::belongs_to(Algorithm algorithm) const {
+  return algorithms.empty() || std::find(algorithms.begin(), algorithms.end(), algorithm) != algorithms.end();
+}
+
 std::string Key::type_text() const {
   std::string out;
   switch (kind) {
@@ -94,23 +98,41 @@ Key& Table::add(std::string path) {
   return schema_.keys_.back();
 }
 
-KeyBuilder Table::planned(std::string path, Kind kind, std::string default_text) {
+KeyBuilder& KeyBuilder::on_off(std::string path, std::string if_true, std::string if_false) {
+  if (policy_ != "policy") {
+    if (!path.starts_with("policy.")) return *this;
+    path.replace(0, std::string_view("policy").size(), policy_);
+  }
+  key_->aliases.push_back({std::move(path), std::move(if_true), std::move(if_false)});
+  return *this;
+}
+
+Key& Table::plan(std::string path, Kind kind, std::string default_text) {
   Key& key = add(std::move(path));
   key.kind = kind;
   key.built = false;
   key.default_text = std::move(default_text);
-  return KeyBuilder(key);
+  return key;
 }
 
-KeyBuilder Table::model(std::string name, Kind kind) {
-  Key& key = add("policy.model." + name);
+KeyBuilder Table::planned(std::string path, Kind kind, std::string default_text) {
+  return KeyBuilder(plan(std::move(path), kind, std::move(default_text)));
+}
+
+KeyBuilder PolicyTable::planned(std::string_view path, Kind kind, std::string default_text) {
+  return KeyBuilder(table_.plan(full(path), kind, std::move(default_text)), section_);
+}
+
+KeyBuilder PolicyTable::model(std::string_view name, Kind kind) {
+  Key& key = table_.add(full("model") + "." + std::string(name));
   key.kind = kind;
-  key.model = true;
+  key.model = member_;
   if (kind == Kind::integer) key.max = std::numeric_limits<int32_t>::max();
-  return KeyBuilder(key);
+  return KeyBuilder(key, section_);
 }
 
-void Table::section(std::string path, std::string help) {
+void Table::section(std::string path, std::string help, std::vector<Algorithm> algorithms) {
+  if (!algorithms.empty()) schema_.section_algorithms_[path] = std::move(algorithms);
   schema_.section_help_[std::move(path)] = std::move(help);
 }
 
@@ -118,15 +140,16 @@ void Table::foreign(std::string path, std::string advice) {
   schema_.foreign_.emplace(path, Foreign{path, std::move(advice)});
 }
 
-Schema::Schema() {
+Schema::Schema(const std::function<void(Table&)>& fill) {
   Table table(*this);
-  add_top_keys(table);
-  add_distributed_keys(table);
-  add_policy_keys(table);
-  add_data_keys(table);
-  add_run_keys(table);
-  add_other_algorithms(table);
-  add_foreign_keys(table);
+  fill(table);
+  for (Key& key : keys_)
+    for (std::string section = key.section(); key.algorithms.empty() && !section.empty();
+         section = parent_of(section))
+      if (const auto it = section_algorithms_.find(section); it != section_algorithms_.end()) {
+        key.algorithms = it->second;
+        key.algorithm_section = section;
+      }
   auto note_sections = [this](const std::string& path, bool own) {
     std::string child = path;
     for (std::string section = parent_of(path);; section = parent_of(section)) {
@@ -159,7 +182,15 @@ Schema::Schema() {
 }
 
 const Schema& Schema::get() {
-  static const Schema schema;
+  static const Schema schema([](Table& table) {
+    add_top_keys(table);
+    add_distributed_keys(table);
+    add_policy_keys(table, "policy", &Config::policy);
+    add_data_keys(table);
+    add_run_keys(table);
+    add_other_algorithms(table);
+    add_foreign_keys(table);
+  });
   return schema;
 }
 

@@ -45,7 +45,10 @@ struct Key {
   bool single_ok = false;  ///< a list key that also means something with a single value (eos_token_id)
   bool power_ok = false;   ///< 2**15
   bool built = true;
-  bool model = false;  ///< a key of the model's config.json, handed to the model floor as JSON
+  /// Of a key of a model's config.json, which the model floor gets as JSON: the policy with that model.
+  PolicyConfig Config::*model = nullptr;
+  std::vector<Algorithm> algorithms;  ///< that have this key; empty: all of them
+  std::string algorithm_section;      ///< the section that belongs to these algorithms
   double min = std::numeric_limits<double>::lowest(), max = std::numeric_limits<double>::max();
   bool min_open = false, max_open = false;
   std::string words;  ///< further words allowed instead of a number, separated by '|'
@@ -62,6 +65,7 @@ struct Key {
   std::string type_text() const;
   std::string section() const;
   std::string leaf() const;
+  bool belongs_to(Algorithm algorithm) const;
 };
 
 /// A key or a whole section of another program that has no counterpart; `advice` says what to write.
@@ -70,9 +74,14 @@ struct Foreign {
   std::string advice;
 };
 
+class Table;
+
 class Schema {
  public:
+  /// All keys of the program.
   static const Schema& get();
+  /// The keys that `fill` declares.
+  explicit Schema(const std::function<void(Table&)>& fill);
 
   const std::vector<Key>& keys() const { return keys_; }
   const Key* find(std::string_view path) const;
@@ -97,10 +106,10 @@ class Schema {
   std::string suggest(std::string_view path) const;
 
  private:
-  Schema();
   friend class Table;
   std::vector<Key> keys_;
   std::map<std::string, std::string, std::less<>> section_help_;
+  std::map<std::string, std::vector<Algorithm>> section_algorithms_;
   std::unordered_map<std::string, size_t> by_path_;
   std::unordered_map<std::string, std::pair<size_t, size_t>> by_alias_;
   std::unordered_map<std::string, Foreign> foreign_;
@@ -111,7 +120,9 @@ class Schema {
 /// Builds a Key with chained calls.
 class KeyBuilder {
  public:
-  explicit KeyBuilder(Key& key) : key_(&key) {}
+  /// Other spellings are written as for the section `policy`. In another policy-like section those below
+  /// `policy.` move there, and the other ones, which mean the policy, are left out.
+  explicit KeyBuilder(Key& key, std::string_view policy = "policy") : key_(&key), policy_(policy) {}
   KeyBuilder& at_least(double v) { return key_->min = v, *this; }
   KeyBuilder& above(double v) { return key_->min = v, key_->min_open = true, *this; }
   KeyBuilder& at_most(double v) { return key_->max = v, *this; }
@@ -130,15 +141,13 @@ class KeyBuilder {
     return key_->choices.built = std::move(names), *this;
   }
   KeyBuilder& not_built() { return key_->built = false, *this; }
-  KeyBuilder& alias(std::string path) { return key_->aliases.push_back({std::move(path)}), *this; }
-  KeyBuilder& on_off(std::string path, std::string if_true, std::string if_false) {
-    key_->aliases.push_back({std::move(path), std::move(if_true), std::move(if_false)});
-    return *this;
-  }
+  KeyBuilder& alias(std::string path) { return on_off(std::move(path), "", ""); }
+  KeyBuilder& on_off(std::string path, std::string if_true, std::string if_false);
   KeyBuilder& help(std::string text) { return key_->help = std::move(text), *this; }
 
  private:
   Key* key_;
+  std::string policy_;
 };
 
 namespace binding {
@@ -256,23 +265,54 @@ class Table {
   /// A key bound to a member; type, `auto`, `null` and default come from the member.
   template <class F>
   KeyBuilder key(std::string path, F member) {
+    return KeyBuilder(bind(std::move(path), member));
+  }
+  /// A key that is known, but whose feature does not exist yet: only its default is accepted.
+  KeyBuilder planned(std::string path, Kind kind, std::string default_text);
+  /// With algorithms: all keys of the section are refused when another one is configured.
+  void section(std::string path, std::string help, std::vector<Algorithm> algorithms = {});
+  void foreign(std::string path, std::string advice);
+
+ private:
+  friend class PolicyTable;
+  template <class F>
+  Key& bind(std::string path, F member) {
     using T = std::remove_cvref_t<decltype(member(std::declval<Config&>()))>;
     Key& key = add(std::move(path));
     binding::Traits<T>::describe(key);
     key.set = [member](Config& c, const Value& v) { member(c) = binding::Traits<T>::from(v); };
     key.get = [member](const Config& c) { return binding::Traits<T>::to(member(c)); };
-    return KeyBuilder(key);
+    return key;
   }
-  /// A key that is known, but whose feature does not exist yet: only its default is accepted.
-  KeyBuilder planned(std::string path, Kind kind, std::string default_text);
-  /// A key of the model's config.json.
-  KeyBuilder model(std::string name, Kind kind);
-  void section(std::string path, std::string help);
-  void foreign(std::string path, std::string advice);
-
- private:
+  Key& plan(std::string path, Kind kind, std::string default_text);
   Key& add(std::string path);
   Schema& schema_;
+};
+
+/// The same for the keys of a policy-like section: paths are relative to it, members to its PolicyConfig.
+class PolicyTable {
+ public:
+  PolicyTable(Table& table, std::string section, PolicyConfig Config::*member)
+      : table_(table), section_(std::move(section)), member_(member) {}
+
+  template <class F>
+  KeyBuilder key(std::string_view path, F member) {
+    Key& key = table_.bind(
+        full(path), [ member, policy = member_ ](auto& c) -> auto& { return member(c.*policy); });
+    return KeyBuilder(key, section_);
+  }
+  KeyBuilder planned(std::string_view path, Kind kind, std::string default_text);
+  /// A key of the model's config.json.
+  KeyBuilder model(std::string_view name, Kind kind);
+  void section(std::string_view path, std::string help) { table_.section(full(path), std::move(help)); }
+
+ private:
+  std::string full(std::string_view path) const {
+    return path.empty() ? section_ : section_ + "." + std::string(path);
+  }
+  Table& table_;
+  const std::string section_;
+  PolicyConfig Config::*const member_;
 };
 
 // NRL_KEY(table, a.b): the key "a.b" bound to Config::a.b.
@@ -283,8 +323,9 @@ class Table {
 void add_top_keys(Table& table);
 void add_run_keys(Table& table);
 void add_distributed_keys(Table& table);
-void add_policy_keys(Table& table);
-void add_model_keys(Table& table);
+/// The keys of the policy-like section `section`, which are kept in `member`.
+void add_policy_keys(Table& table, const std::string& section, PolicyConfig Config::*member);
+void add_model_keys(PolicyTable& table);
 void add_data_keys(Table& table);
 void add_other_algorithms(Table& table);
 void add_foreign_keys(Table& table);

@@ -46,7 +46,7 @@ void add_data_keys(Table& t) {
 }
 
 void add_other_algorithms(Table& t) {
-  t.section("dpo", "The loop of algorithm dpo.");
+  t.section("dpo", "The loop of algorithm dpo.", {Algorithm::dpo});
   t.planned("dpo.max_num_epochs", Kind::integer, "1").at_least(1).help("Passes over the data.");
   t.planned("dpo.max_num_steps", Kind::integer, "150").at_least(1).help("Optimizer steps.");
   t.planned("dpo.reference_policy_kl_penalty", Kind::number, "0.05")

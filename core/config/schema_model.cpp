@@ -5,7 +5,7 @@
 namespace nrl::config_detail {
 namespace {
 
-void add_rope(Table& t, const std::string& prefix) {
+void add_rope(PolicyTable& t, const std::string& prefix) {
   t.model(prefix + ".rope_type", Kind::choice)
       .one_of({"default", "linear", "dynamic", "llama3", "yarn", "longrope"})
       .alias("policy.model." + prefix + ".type")
@@ -35,7 +35,7 @@ void add_rope(Table& t, const std::string& prefix) {
 
 }  // namespace
 
-void add_model_keys(Table& t) {
+void add_model_keys(PolicyTable& t) {
   t.model("model_type", Kind::text).help("Family: llama, gpt2, qwen2, qwen3, mistral, ...");
   t.model("architectures", Kind::text).list().help("Class name; informative.");
   t.model("vocab_size", Kind::integer).at_least(1).help("Rows of the embedding.");

@@ -6,8 +6,13 @@ namespace {
 
 constexpr double kManySteps = 1e12;
 
-void add_recompute(Table& t) {
-  t.planned("policy.gradient_checkpointing", Kind::boolean, "false")
+// NRL_POLICY_KEY(table, a.b): the key "a.b" of the section, bound to PolicyConfig::a.b.
+#define NRL_POLICY_KEY(table, member) \
+  table.key(                          \
+      #member, [](auto& c) -> auto& { return c.member; })
+
+void add_recompute(PolicyTable& t) {
+  t.planned("gradient_checkpointing", Kind::boolean, "false")
       .alias("model.gradient_checkpointing")
       .alias("training.gradient_checkpointing")
       .alias("policy.activation_checkpointing")
@@ -15,57 +20,57 @@ void add_recompute(Table& t) {
       .alias("policy.megatron_cfg.activation_checkpointing")
       .alias("distributed.fsdp_config.activation_checkpointing")
       .help("Recompute whole layers in the backward pass; policy.recompute recomputes parts of them.");
-  t.planned("policy.checkpoint_ratio", Kind::number, "null")
+  t.planned("checkpoint_ratio", Kind::number, "null")
       .nullable()
       .above(0)
       .at_most(1)
       .alias("model.checkpoint_ratio")
       .help("Fraction of the layers that are recomputed, evenly spread.");
-  t.planned("policy.checkpoint_every", Kind::integer, "null")
+  t.planned("checkpoint_every", Kind::integer, "null")
       .nullable()
       .at_least(1)
       .help("Keep only the input of every N-th layer.");
-  t.planned("policy.checkpoint_layers", Kind::integer, "null")
+  t.planned("checkpoint_layers", Kind::integer, "null")
       .nullable()
       .list()
       .at_least(0)
       .help("Exactly these layers are recomputed.");
-  t.section("policy.recompute", "Activations that are computed again in the backward pass instead of kept.");
-  NRL_KEY(t, policy.recompute.granularity)
+  t.section("recompute", "Activations that are computed again in the backward pass instead of kept.");
+  NRL_POLICY_KEY(t, recompute.granularity)
       .built({"auto", "none", "selective"})
       .alias("policy.megatron_cfg.recompute_granularity")
       .help("selective: the activations named in modules; none: keep everything; auto: selective.");
-  NRL_KEY(t, policy.recompute.modules)
+  NRL_POLICY_KEY(t, recompute.modules)
       .built({"norm", "activation"})
       .alias("policy.megatron_cfg.recompute_modules")
       .help("What is recomputed; both are nearly free. auto: [norm, activation].");
-  t.planned("policy.recompute.num_layers", Kind::integer, "null")
+  t.planned("recompute.num_layers", Kind::integer, "null")
       .nullable()
       .at_least(1)
       .alias("policy.megatron_cfg.recompute_num_layers")
       .help("Layers that are recomputed.");
-  t.planned("policy.offload_optimizer", Kind::boolean, "false")
+  t.planned("offload_optimizer", Kind::boolean, "false")
       .words("0..1")
       .alias("policy.dtensor_cfg.cpu_offload")
       .alias("policy.megatron_cfg.optimizer.optimizer_cpu_offload")
       .help("Keep the optimizer state in host memory.");
-  t.planned("policy.offload_activations", Kind::boolean, "false")
+  t.planned("offload_activations", Kind::boolean, "false")
       .alias("policy.megatron_cfg.fine_grained_activation_offloading")
       .help("Keep activations in host memory until the backward pass.");
-  t.planned("policy.offload_modules", Kind::text, "[]")
+  t.planned("offload_modules", Kind::text, "[]")
       .list()
       .alias("policy.megatron_cfg.offload_modules")
       .help("Which activations are offloaded.");
 }
 
-void add_optimizer(Table& t) {
-  t.section("policy.optimizer", "The optimizer.");
-  NRL_KEY(t, policy.optimizer.name)
+void add_optimizer(PolicyTable& t) {
+  t.section("optimizer", "The optimizer.");
+  NRL_POLICY_KEY(t, optimizer.name)
       .built({"adamw"})
       .alias("policy.megatron_cfg.optimizer.optimizer")
       .alias("training.optimizer.type")
       .help("adamw: Adam with decoupled weight decay (Loshchilov and Hutter, 2019).");
-  NRL_KEY(t, policy.optimizer.lr)
+  NRL_POLICY_KEY(t, optimizer.lr)
       .above(0)
       .at_most(1000)
       .alias("policy.optimizer.kwargs.lr")
@@ -74,7 +79,7 @@ void add_optimizer(Table& t) {
       .alias("training.optimizer.lr")
       .alias("optim.lr")
       .help("Peak learning rate, before lr_scaling.");
-  NRL_KEY(t, policy.optimizer.weight_decay)
+  NRL_POLICY_KEY(t, optimizer.weight_decay)
       .at_least(0)
       .at_most(1000)
       .alias("policy.optimizer.kwargs.weight_decay")
@@ -82,39 +87,39 @@ void add_optimizer(Table& t) {
       .alias("training.weight_decay")
       .alias("training.optimizer.weight_decay")
       .help("Decay of matrices and embeddings; norms and biases have none.");
-  NRL_KEY(t, policy.optimizer.betas)
+  NRL_POLICY_KEY(t, optimizer.betas)
       .at_least(0)
       .below(1)
       .alias("policy.optimizer.kwargs.betas")
       .alias("optim.betas")
       .help("Decay of the running means of gradient and squared gradient.");
-  NRL_KEY(t, policy.optimizer.eps)
+  NRL_POLICY_KEY(t, optimizer.eps)
       .above(0)
       .at_most(1)
       .alias("policy.optimizer.kwargs.eps")
       .alias("policy.megatron_cfg.optimizer.adam_eps")
       .help("Added to the denominator.");
-  t.planned("policy.optimizer.use_precision_aware_optimizer", Kind::boolean, "false")
+  t.planned("optimizer.use_precision_aware_optimizer", Kind::boolean, "false")
       .alias("policy.megatron_cfg.optimizer.use_precision_aware_optimizer")
       .help("Optimizer state in other types than fp32.");
   for (const char* state : {"exp_avg_dtype", "exp_avg_sq_dtype"})
-    t.planned(std::string("policy.optimizer.") + state, Kind::choice, "fp32")
+    t.planned(std::string("optimizer.") + state, Kind::choice, "fp32")
         .one_of({"fp32", "fp16", "bf16", "fp8"})
         .help("Type of this optimizer state.");
-  NRL_KEY(t, policy.optimizer.lr_scaling.rule)
+  NRL_POLICY_KEY(t, optimizer.lr_scaling.rule)
       .help("Scale lr with the global batch: linear lr x B/base, sqrt lr x sqrt(B/base), none.");
-  NRL_KEY(t, policy.optimizer.lr_scaling.base_batch_size)
+  NRL_POLICY_KEY(t, optimizer.lr_scaling.base_batch_size)
       .at_least(1)
       .help("The batch for which lr was chosen.");
 
-  t.section("policy.scheduler", "The learning rate over the run.");
-  NRL_KEY(t, policy.scheduler.lr_decay_style)
+  t.section("scheduler", "The learning rate over the run.");
+  NRL_POLICY_KEY(t, scheduler.lr_decay_style)
       .alias("policy.megatron_cfg.scheduler.lr_decay_style")
       .alias("training.lr_scheduler")
       .alias("training.scheduler.type")
       .alias("optim.lr_scheduler")
       .help("Shape of the decay from lr to min_lr after the warm-up.");
-  NRL_KEY(t, policy.scheduler.lr_warmup_iters)
+  NRL_POLICY_KEY(t, scheduler.lr_warmup_iters)
       .at_least(0)
       .at_most(kManySteps)
       .size()
@@ -122,36 +127,36 @@ void add_optimizer(Table& t) {
       .alias("training.warmup_steps")
       .alias("training.scheduler.warmup_steps")
       .help("Steps over which the rate rises linearly from 0.");
-  NRL_KEY(t, policy.scheduler.warmup_ratio)
+  NRL_POLICY_KEY(t, scheduler.warmup_ratio)
       .at_least(0)
       .at_most(1)
       .alias("training.warmup_ratio")
       .alias("optim.lr_warmup_steps_ratio")
       .help("The warm-up as a fraction of lr_decay_iters; instead of lr_warmup_iters.");
-  NRL_KEY(t, policy.scheduler.lr_decay_iters)
+  NRL_POLICY_KEY(t, scheduler.lr_decay_iters)
       .at_least(1)
       .at_most(kManySteps)
       .size()
       .alias("policy.megatron_cfg.scheduler.lr_decay_iters")
       .alias("training.scheduler.total_steps")
       .help("Step at which min_lr is reached; null: the last step of the run.");
-  NRL_KEY(t, policy.scheduler.lr_wsd_decay_iters)
+  NRL_POLICY_KEY(t, scheduler.lr_wsd_decay_iters)
       .at_least(1)
       .at_most(kManySteps)
       .size()
       .alias("policy.megatron_cfg.scheduler.lr_wsd_decay_iters")
       .help("Length of the final decay of WSD (warm-up, stable, decay).");
-  NRL_KEY(t, policy.scheduler.min_lr)
+  NRL_POLICY_KEY(t, scheduler.min_lr)
       .at_least(0)
       .at_most(1000)
       .alias("policy.megatron_cfg.optimizer.min_lr")
       .alias("training.scheduler.min_lr")
       .help("The rate at the end; scaled by lr_scaling as lr is.");
-  NRL_KEY(t, policy.scheduler.unit).built({"optimizer_steps"}).help("What the counts of this section count.");
+  NRL_POLICY_KEY(t, scheduler.unit).built({"optimizer_steps"}).help("What the counts of this section count.");
 }
 
-void add_planned_features(Table& t) {
-  t.planned("policy.loss_scaling", Kind::number, "dynamic")
+void add_planned_features(PolicyTable& t) {
+  t.planned("loss_scaling", Kind::number, "dynamic")
       .words("dynamic")
       .power()
       .above(0)
@@ -160,63 +165,63 @@ void add_planned_features(Table& t) {
           "Scale of the loss with float16: dynamic, or a fixed number (2**15 is understood). Other "
           "precisions need "
           "none.");
-  t.section("policy.fp8_cfg", "FP8 matrices.");
-  t.planned("policy.fp8_cfg.enabled", Kind::boolean, "false")
+  t.section("fp8_cfg", "FP8 matrices.");
+  t.planned("fp8_cfg.enabled", Kind::boolean, "false")
       .alias("policy.megatron_cfg.fp8_cfg.enabled")
       .help("Compute matrix products in FP8.");
-  t.planned("policy.fp8_cfg.fp8", Kind::choice, "hybrid")
+  t.planned("fp8_cfg.fp8", Kind::choice, "hybrid")
       .one_of({"hybrid", "e4m3"})
       .alias("policy.megatron_cfg.fp8_cfg.fp8")
       .help("Types of values and gradients.");
-  t.planned("policy.fp8_cfg.fp8_recipe", Kind::choice, "tensorwise")
+  t.planned("fp8_cfg.fp8_recipe", Kind::choice, "tensorwise")
       .one_of({"tensorwise", "delayed", "blockwise", "mxfp8"})
       .alias("policy.megatron_cfg.fp8_cfg.fp8_recipe")
       .help("Granularity of the scales.");
-  t.planned("policy.fp8_cfg.fp8_param", Kind::boolean, "false")
+  t.planned("fp8_cfg.fp8_param", Kind::boolean, "false")
       .alias("policy.megatron_cfg.fp8_cfg.fp8_param")
       .help("Keep parameters in FP8.");
   for (const char* which : {"first", "last"})
-    t.planned(std::string("policy.fp8_cfg.num_") + which + "_layers_in_bf16", Kind::integer, "0")
+    t.planned(std::string("fp8_cfg.num_") + which + "_layers_in_bf16", Kind::integer, "0")
         .at_least(0)
         .help("Layers kept in bfloat16.");
-  t.section("policy.sequence_packing", "Several sequences in one row.");
-  t.planned("policy.sequence_packing.enabled", Kind::boolean, "false").help("Pack sequences.");
-  t.planned("policy.sequence_packing.train_mb_tokens", Kind::integer, "null")
+  t.section("sequence_packing", "Several sequences in one row.");
+  t.planned("sequence_packing.enabled", Kind::boolean, "false").help("Pack sequences.");
+  t.planned("sequence_packing.train_mb_tokens", Kind::integer, "null")
       .nullable()
       .at_least(1)
       .help("Tokens of a packed row.");
-  t.planned("policy.sequence_packing.algorithm", Kind::choice, "modified_first_fit_decreasing")
+  t.planned("sequence_packing.algorithm", Kind::choice, "modified_first_fit_decreasing")
       .one_of({"modified_first_fit_decreasing", "first_fit_decreasing", "first_fit_shuffle", "concatenative"})
       .help("How rows are filled.");
-  t.planned("policy.sequence_packing.sequence_length_round", Kind::integer, "64")
+  t.planned("sequence_packing.sequence_length_round", Kind::integer, "64")
       .at_least(1)
       .help("Lengths are rounded up to a multiple of this.");
-  t.planned("policy.dynamic_batching.enabled", Kind::boolean, "false")
+  t.planned("dynamic_batching.enabled", Kind::boolean, "false")
       .help("Micro batches by tokens, not sequences.");
-  t.planned("policy.dynamic_batching.train_mb_tokens", Kind::integer, "null")
+  t.planned("dynamic_batching.train_mb_tokens", Kind::integer, "null")
       .nullable()
       .at_least(1)
       .help("Tokens of a micro batch.");
-  t.planned("policy.dynamic_batching.sequence_length_round", Kind::integer, "64")
+  t.planned("dynamic_batching.sequence_length_round", Kind::integer, "64")
       .at_least(1)
       .help("Lengths are rounded up to a multiple of this.");
-  t.section("policy.lora", "Low-rank adapters.");
-  t.planned("policy.lora.enabled", Kind::boolean, "false")
+  t.section("lora", "Low-rank adapters.");
+  t.planned("lora.enabled", Kind::boolean, "false")
       .alias("policy.dtensor_cfg.lora_cfg.enabled")
       .help("Train adapters instead of the weights.");
-  t.planned("policy.lora.target_modules", Kind::text, "all-linear")
+  t.planned("lora.target_modules", Kind::text, "all-linear")
       .or_single()
       .alias("policy.dtensor_cfg.lora_cfg.target_modules")
       .help("Matrices that get an adapter.");
-  t.planned("policy.lora.dim", Kind::integer, "8")
+  t.planned("lora.dim", Kind::integer, "8")
       .at_least(1)
       .alias("policy.dtensor_cfg.lora_cfg.dim")
       .help("Rank.");
-  t.planned("policy.lora.alpha", Kind::number, "32")
+  t.planned("lora.alpha", Kind::number, "32")
       .above(0)
       .alias("policy.dtensor_cfg.lora_cfg.alpha")
       .help("Scale is alpha / dim.");
-  t.planned("policy.lora.dropout", Kind::number, "0")
+  t.planned("lora.dropout", Kind::number, "0")
       .at_least(0)
       .below(1)
       .alias("policy.dtensor_cfg.lora_cfg.dropout")
@@ -225,23 +230,24 @@ void add_planned_features(Table& t) {
 
 }  // namespace
 
-void add_policy_keys(Table& t) {
-  t.section("policy", "The model and how it is trained.");
-  NRL_KEY(t, policy.model_name)
+void add_policy_keys(Table& table, const std::string& section, PolicyConfig Config::*member) {
+  PolicyTable t(table, section, member);
+  t.section("", "The model and how it is trained.");
+  NRL_POLICY_KEY(t, model_name)
       .alias("model.name")
       .help("Hugging Face model directory to start from; null: from scratch, described by policy.model.");
   t.section(
-      "policy.model",
+      "model",
       "The model's config.json, under the names of Hugging Face: all of it when training from scratch, or "
       "changes to the one in policy.model_name. Defaults depend on model_type.");
   add_model_keys(t);
-  t.section("policy.tokenizer", "The tokenizer.");
-  NRL_KEY(t, policy.tokenizer.name)
+  t.section("tokenizer", "The tokenizer.");
+  NRL_POLICY_KEY(t, tokenizer.name)
       .help(
           "Tokenizer file or directory; null: the one of policy.model_name. Training on token files needs "
           "none.");
-  t.planned("policy.tokenizer.chat_template", Kind::text, "default").help("Template of conversations.");
-  NRL_KEY(t, policy.precision)
+  t.planned("tokenizer.chat_template", Kind::text, "default").help("Template of conversations.");
+  NRL_POLICY_KEY(t, precision)
       .built({"auto", "float32", "bfloat16"})
       .alias("model.precision")
       .alias("model.torch_dtype")
@@ -256,38 +262,38 @@ void add_policy_keys(Table& t) {
           "Type of weights and activations (master weights and optimizer state are fp32). auto: float32 on a "
           "CPU, "
           "bfloat16 on a GPU.");
-  NRL_KEY(t, policy.train_global_batch_size)
+  NRL_POLICY_KEY(t, train_global_batch_size)
       .at_least(1)
       .at_most(1LL << 40)
       .size()
       .alias("data.train_batch_size")
       .help("Sequences per optimizer step, over all ranks.");
-  NRL_KEY(t, policy.train_micro_batch_size)
+  NRL_POLICY_KEY(t, train_micro_batch_size)
       .at_least(1)
       .alias("data.micro_batch_size_per_gpu")
       .help(
           "Sequences per forward pass and rank; auto: as given by gradient_accumulation_steps, else the "
           "largest "
           "that divides evenly with at most 8192 tokens.");
-  NRL_KEY(t, policy.gradient_accumulation_steps)
+  NRL_POLICY_KEY(t, gradient_accumulation_steps)
       .at_least(1)
       .alias("training.gradient_accumulation_steps")
       .help(
           "Forward passes per optimizer step and rank; null: global / (micro x data_parallel_size). A given "
           "value "
           "is checked.");
-  NRL_KEY(t, policy.max_total_sequence_length)
+  NRL_POLICY_KEY(t, max_total_sequence_length)
       .at_least(1)
       .at_most(1 << 24)
       .size()
       .alias("data.max_length")
       .alias("data.max_input_seq_length")
       .help("Tokens of a training sequence.");
-  t.planned("policy.on_overlong", Kind::choice, "truncate")
+  t.planned("on_overlong", Kind::choice, "truncate")
       .one_of({"truncate", "drop", "error"})
       .alias("data.truncation")
       .help("What happens to examples that are too long.");
-  NRL_KEY(t, policy.max_grad_norm)
+  NRL_POLICY_KEY(t, max_grad_norm)
       .above(0)
       .alias("policy.megatron_cfg.optimizer.clip_grad")
       .alias("training.max_grad_norm")
@@ -295,17 +301,17 @@ void add_policy_keys(Table& t) {
       .alias("training.gradient_clipping")
       .alias("optim.clip_grad")
       .help("Gradients are scaled so that their global norm is at most this; null: not clipped.");
-  t.section("policy.attention", "The attention kernel.");
-  NRL_KEY(t, policy.attention.type)
+  t.section("attention", "The attention kernel.");
+  NRL_POLICY_KEY(t, attention.type)
       .built({"auto", "flash_attention"})
       .alias("model.attention.type")
       .on_off("policy.use_flash_attention", "flash_attention", "unfused")
       .on_off("model.use_flash_attention", "flash_attention", "unfused")
       .help("flash_attention never holds a matrix of sequence x sequence; it is what auto takes.");
-  NRL_KEY(t, policy.attention.memory_efficient)
+  NRL_POLICY_KEY(t, attention.memory_efficient)
       .alias("model.attention.memory_efficient")
       .help("Required to be true by flash_attention, which is always memory efficient.");
-  NRL_KEY(t, policy.cuda_graph)
+  NRL_POLICY_KEY(t, cuda_graph)
       .alias("kernels.cuda_graph.enabled")
       .help(
           "GPU: record a whole step once and launch it as one CUDA graph afterwards, which saves the host's "
@@ -313,7 +319,7 @@ void add_policy_keys(Table& t) {
           "where kernels are short. Not with distributed.backend staged on several ranks, nor with "
           "data.reset_attention_mask.");
   add_recompute(t);
-  t.planned("policy.pin_memory", Kind::boolean, "false").help("Page-locked host buffers for offloading.");
+  t.planned("pin_memory", Kind::boolean, "false").help("Page-locked host buffers for offloading.");
   add_optimizer(t);
   add_planned_features(t);
 }

@@ -8,7 +8,7 @@ namespace {
 constexpr double kManySteps = 1e12;
 
 void add_pretrain(Table& t) {
-  t.section("pretrain", "The loop of algorithm pretrain.");
+  t.section("pretrain", "The loop of algorithm pretrain.", {Algorithm::pretrain});
   NRL_KEY(t, pretrain.max_num_steps)
       .at_least(0)
       .at_most(kManySteps)

@@ -1,7 +1,7 @@
 #pragma once
 // Texts that were read, places in them, and excerpts of them. Internal to core/config.
 
-#include "core/config/load.h"
+#include "core/config/diagnostic.h"
 
 #include <optional>
 #include <string>

@@ -1,7 +1,7 @@
 #pragma once
 // Checks between keys. Internal to core/config.
 
-#include "core/config/load.h"
+#include "core/config/result.h"
 
 namespace nrl::config_detail {
 

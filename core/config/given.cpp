@@ -1,0 +1,166 @@
+#include "core/config/given.h"
+
+#include "core/base/text.h"
+
+#include <algorithm>
+
+namespace nrl::config_detail {
+namespace {
+
+constexpr size_t kMaxKeysListed = 12;
+
+std::string text_of(const Node& node) {
+  if (node.kind == Node::Kind::scalar) return clipped(node.text, 80);
+  return node.kind == Node::Kind::null ? "null" : "...";
+}
+
+bool same(const Node& a, const Node& b) {
+  if (a.kind != b.kind || a.text != b.text || a.items.size() != b.items.size()) return false;
+  for (size_t i = 0; i < a.items.size(); ++i)
+    if (!same(a.items[i], b.items[i])) return false;
+  return true;
+}
+
+}  // namespace
+
+std::string model_head(const std::string& path) {
+  constexpr std::string_view model = ".model.";
+  return path.substr(0, path.find('.', path.find(model) + model.size()));
+}
+
+void GivenKeys::lay_over(int source, const Node& root) {
+  fresh_.clear();
+  walk(source, root, "", 0);
+}
+
+void GivenKeys::walk(int where, const Node& map, const std::string& section, int parent_line) {
+  for (const Entry& entry : map.entries) {
+    const std::string written = section.empty() ? entry.key : section + "." + entry.key;
+    const std::string path = Schema::canonical_prefix(written);
+    const bool is_map = entry.value.kind == Node::Kind::map;
+    if (const Foreign* foreign = schema_.find_foreign(path)) {
+      report_.problem(where, entry.key_pos, parent_line, path,
+                      fmt::format("'{}' is not a key of nrl-train", path), "", {foreign->advice});
+      continue;
+    }
+    const Key* key = schema_.find(path);
+    const Schema::Aliased alias = schema_.find_alias(path);
+    const bool is_section = schema_.is_section(path);
+    if (is_section && (is_map || (entry.value.kind == Node::Kind::null && !key && !alias))) {
+      enter(where, entry, path, parent_line);
+    } else if (key) {
+      if (is_section &&
+          !(entry.value.kind == Node::Kind::scalar && !entry.value.quoted &&
+            is_null_text(entry.value.text)) &&
+          entry.value.kind != Node::Kind::null)
+        not_a_mapping(where, entry, path, parent_line);
+      else
+        give(where, path, written, entry, entry.value, parent_line);
+    } else if (alias) {
+      by_alias(where, alias, written, entry, parent_line);
+    } else if (is_section) {
+      not_a_mapping(where, entry, path, parent_line);
+    } else {
+      unknown(where, entry, path, parent_line);
+    }
+  }
+}
+
+void GivenKeys::enter(int where, const Entry& entry, const std::string& path, int parent_line) {
+  if (!report_.source(where).is_override)
+    report_.result.sections[path] = report_.origin(where, entry.key_pos, parent_line);
+  walk(where, entry.value, path, entry.key_pos.line);
+}
+
+void GivenKeys::not_a_mapping(int where, const Entry& entry, const std::string& path, int parent_line) {
+  report_.problem(where, entry.value.pos, parent_line, path, fmt::format("{}: expected a mapping", path), "",
+                  {"keys here: " + keys_of(path)});
+}
+
+std::string GivenKeys::keys_of(const std::string& section) const {
+  const auto names = schema_.children(section);
+  std::string out;
+  for (size_t i = 0; i < names.size() && i < kMaxKeysListed; ++i)
+    out += (i ? ", " : "") + std::string(names[i]);
+  if (names.size() > kMaxKeysListed)
+    out += fmt::format(", ... ({} more: nrl-train explain{}{})", names.size() - kMaxKeysListed,
+                       section.empty() ? "" : " ", section);
+  return out;
+}
+
+void GivenKeys::unknown(int where, const Entry& entry, const std::string& path, int parent_line) {
+  if (report_.full()) {  // suggestions are not free
+    report_.result.unsound.insert("");
+    return;
+  }
+  const size_t dot = path.rfind('.');
+  const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);
+  const std::string near = schema_.suggest(path);
+  std::string label;
+  std::vector<std::string> notes;
+  if (!near.empty()) {
+    report_.result.unsound.insert(near);
+    const std::string in_section = section.empty() ? "" : section + ".";
+    const std::string shown =
+        near.starts_with(in_section) && near.find('.', in_section.size()) == std::string::npos
+            ? near.substr(in_section.size())
+            : near;
+    label = fmt::format("did you mean '{}'?", shown);
+    if (const Key* key = schema_.find(near))
+      label += fmt::format("  ({}: {}{})", near, key->type_text(),
+                           key->default_yaml().empty() ? "" : ", default " + key->default_yaml());
+  }
+  if (const std::string keys = keys_of(section); !keys.empty()) notes.push_back("keys here: " + keys);
+  report_.problem(where, entry.key_pos, parent_line, path,
+                  fmt::format("unknown key '{}'", clipped(entry.key, 80)), std::move(label),
+                  std::move(notes));
+}
+
+void GivenKeys::by_alias(int where, const Schema::Aliased& found, const std::string& written,
+                         const Entry& entry, int parent_line) {
+  Node value = entry.value;
+  if (found.alias->is_switch()) {
+    const auto on =
+        value.kind == Node::Kind::scalar && !value.quoted ? parse_boolean(value.text) : std::nullopt;
+    if (!on) {
+      report_.problem(where, value.pos, parent_line, found.key->path,
+                      fmt::format("{}: expected true or false", written));
+      return;
+    }
+    const std::string& meaning = *on ? found.alias->if_true : found.alias->if_false;
+    if (meaning.empty()) {  // false of one switch among several says nothing
+      if (*on) mixed_precision = Given{value, where, parent_line, entry.key_pos, written};
+      return;
+    }
+    value.text = meaning;
+  }
+  report_.result.translated.push_back({fmt::format("{}: {}", written, text_of(entry.value)),
+                                       fmt::format("{}: {}", found.key->path, text_of(value)),
+                                       report_.place(where, entry.key_pos)});
+  give(where, found.key->path, written, entry, std::move(value), parent_line);
+}
+
+void GivenKeys::give(int where, const std::string& path, const std::string& written, const Entry& entry,
+                     Node value, int parent_line) {
+  if (!fresh_.insert(path).second) {
+    const Given& before = values.at(path);
+    if (same(before.node, value)) return;
+    report_.problem(
+        where, entry.key_pos, parent_line, path, fmt::format("{} is given twice with different values", path),
+        "",
+        {fmt::format("first as '{}' at {}", before.written, report_.place(before.source, before.key_pos))});
+    return;
+  }
+  if (schema_.find(path)->model) {
+    // A mapping and null in its place drive each other out.
+    const std::string head = model_head(path);
+    std::erase_if(values, [&](const auto& e) {
+      return path == head ? e.first.starts_with(head + ".") : e.first == head;
+    });
+    if (std::find(model_order.begin(), model_order.end(), path) == model_order.end())
+      model_order.push_back(path);
+  }
+  values[path] = Given{std::move(value), where, parent_line, entry.key_pos, written};
+}
+
+}  // namespace nrl::config_detail

@@ -1,0 +1,55 @@
+#pragma once
+// The tree of a text to values of keys: sections, other spellings, unknown keys. Internal to core/config.
+
+#include "core/config/report.h"
+#include "core/config/schema.h"
+#include "core/config/yaml.h"
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace nrl::config_detail {
+
+/// A value that was given for a key, and where.
+struct Given {
+  Node node;
+  int source = 0;
+  int parent_line = 0;
+  Pos key_pos;
+  std::string written;  ///< the path as written
+};
+
+class GivenKeys {
+ public:
+  GivenKeys(const Schema& schema, Report& report) : schema_(schema), report_(report) {}
+
+  /// Takes the values of a text; they win over those of the texts before.
+  void lay_over(int source, const Node& root);
+
+  std::map<std::string, Given> values;   ///< canonical key -> the value in force
+  std::vector<std::string> model_order;  ///< keys of models in the order in which they were given
+  std::optional<Given> mixed_precision;  ///< a switch for 16 bits that does not say which
+
+ private:
+  void walk(int where, const Node& map, const std::string& section, int parent_line);
+  void enter(int where, const Entry& entry, const std::string& path, int parent_line);
+  void not_a_mapping(int where, const Entry& entry, const std::string& path, int parent_line);
+  void unknown(int where, const Entry& entry, const std::string& path, int parent_line);
+  void by_alias(int where, const Schema::Aliased& found, const std::string& written, const Entry& entry,
+                int parent_line);
+  void give(int where, const std::string& path, const std::string& written, const Entry& entry, Node value,
+            int parent_line);
+  std::string keys_of(const std::string& section) const;
+
+  const Schema& schema_;
+  Report& report_;
+  std::set<std::string> fresh_;  // keys given by the text in work
+};
+
+/// The key that a key of a model belongs to: policy.model.rope_scaling.factor -> policy.model.rope_scaling.
+std::string model_head(const std::string& path);
+
+}  // namespace nrl::config_detail

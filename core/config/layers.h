@@ -1,0 +1,33 @@
+#pragma once
+// Files, what they inherit from, and overrides: parsed, one after the other. Internal to core/config.
+
+#include "core/config/report.h"
+#include "core/config/yaml.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace nrl::config_detail {
+
+class Layers {
+ public:
+  /// `lay_over` gets every text's tree, the one that wins last.
+  Layers(Report& report, std::function<void(int source, const Node& root)> lay_over)
+      : report_(report), lay_over_(std::move(lay_over)) {}
+
+  void add_file(const std::string& path);
+  /// Lays a file, and before it what it inherits from, over what is there.
+  void add_text(const std::string& name, std::string text);
+  void add_override(const std::string& text);
+
+ private:
+  void inherit(int from, const Entry& entry);
+  std::string chain_text(const std::string& again) const;
+
+  Report& report_;
+  std::function<void(int, const Node&)> lay_over_;
+  std::vector<std::string> chain_;  // files whose `defaults:` are being followed
+};
+
+}  // namespace nrl::config_detail

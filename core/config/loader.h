@@ -1,0 +1,13 @@
+#pragma once
+// A configuration from texts, by a table of keys. Internal to core/config.
+
+#include "core/config/load.h"
+#include "core/config/schema.h"
+
+namespace nrl::config_detail {
+
+/// load_config_text() with the keys of `schema`, and without the checks between keys.
+ConfigResult load_text(const Schema& schema, std::string_view text, const std::string& name,
+                       std::span<const std::string> overrides = {});
+
+}  // namespace nrl::config_detail

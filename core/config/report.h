@@ -1,0 +1,53 @@
+#pragma once
+// What the parts of the loader find, with places in the sources. Internal to core/config.
+
+#include "core/config/result.h"
+#include "core/config/source.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace nrl::config_detail {
+
+class Report {
+ public:
+  static constexpr size_t kMaxProblems = 100;
+
+  explicit Report(ConfigResult& into) : result(into), sources_(std::make_shared<Sources>()) {
+    sources_->all.reserve(kMaxFiles);  // diagnostics hold no references, but parsing does
+    result.sources = sources_;
+  }
+
+  Diagnostics& problems() { return result.diagnostics; }
+  bool full() const { return result.diagnostics.size() >= kMaxProblems; }
+
+  /// Adds a source; the number of the first one is 0.
+  int add(std::string name, std::string text, bool is_override = false) {
+    sources_->all.emplace_back(std::move(name), std::move(text), is_override);
+    return count() - 1;
+  }
+  int count() const { return static_cast<int>(sources_->all.size()); }
+  const Source& source(int i) const { return sources_->all[static_cast<size_t>(i)]; }
+  std::string place(int i, Pos pos) const { return source(i).place(pos); }
+  Origin origin(int i, Pos pos, int parent_line) const {
+    return {place(i, pos), i, pos.line, pos.column, pos.length, parent_line};
+  }
+
+  /// A problem with a key, which is not sound any more. Beyond kMaxProblems it is not kept.
+  void problem(int where, Pos pos, int parent_line, std::string key, std::string message,
+               std::string label = "", std::vector<std::string> notes = {}) {
+    result.unsound.insert(key);
+    if (full()) return;
+    problems().push_back(make_diagnostic(source(where), pos, parent_line, std::move(key), std::move(message),
+                                         std::move(label), std::move(notes)));
+  }
+
+  ConfigResult& result;
+
+ private:
+  std::shared_ptr<Sources> sources_;
+};
+
+}  // namespace nrl::config_detail
