@@ -1,6 +1,6 @@
 #pragma once
 // The order in which Megatron-LM's GPTDataset and BlendedDataset draw samples from documents
-// (megatron/core/datasets: gpt_dataset.py, helpers.cpp, blended_dataset.py), bit for bit.
+// (megatron/core/datasets: gpt_dataset.py, its C++ helpers, blended_dataset.py), bit for bit.
 
 #include <algorithm>
 #include <array>

@@ -12,7 +12,7 @@
 
 namespace nrl {
 
-/// Process exit codes (sysexits.h where one fits). Every rank of a run leaves with the same one.
+/// Process exit codes (<sysexits.h> where one fits). Every rank of a run leaves with the same one.
 enum class Exit : int {
   ok = 0,
   usage = 64,        ///< the command line is wrong

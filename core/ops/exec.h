@@ -32,7 +32,7 @@ struct Exec {
       nullptr;  ///< filled by cpu_kernels() or a GPU's table; never null when an op runs
   /// CPU: threads an op may use. GPU: gpu_partials, the blocks among which sums over rows are split.
   int threads = 1;
-  Workspace workspace;     ///< at least workspace_bytes() of every op that runs (see each op.h)
+  Workspace workspace;     ///< at least workspace_bytes() of every op that runs (see each op's header)
   void* stream = nullptr;  ///< GPU: the device::StreamHandle that ops are enqueued on; null on the CPU
   device::Runtime* device = nullptr;  ///< GPU: where the tensors live; null on the CPU
   int multiprocessors = 0;            ///< GPU: of the device, for grid sizes

@@ -1,7 +1,10 @@
 # Checks the sources given as arguments (paths relative to the root of the tree) against the floors of
 # docs/architecture.md: an include goes down or stays in its own row; heavy headers stay out of public headers
-# (*_internal.h are private); no source is longer than 600 lines. The reference of the tests reads files with core/io,
-# shares nothing else with the product, and has at most 400 lines in a file. Prints FILE:LINE: what is wrong, and exits with 1 when anything is.
+# (*_internal.h are private); no source is longer than 600 lines; within a row, neither files (a header and its
+# sources count as one) nor folders include each other in a circle; a comment names files that exist. The reference of
+# the tests reads files with core/io, shares nothing else with the product, and has at most 400 lines in a file.
+# The first argument lists all files of the tree, one a line. Prints FILE:LINE: what is wrong, and exits with 1 when
+# anything is.
 
 BEGIN {
   # Folder, floor and row. Rows of one floor may not use each other; folders of one row may.
@@ -17,6 +20,12 @@ BEGIN {
     row_of[part[1]] = part[3]
   }
   max_lines = 600
+  named = 0
+  # Rows that still have circles; they are checked once they are taken off the list.
+  split("trace ops model comm application", list, " ")
+  for (i in list) knotted["files", list[i]]
+  split("device ops comm", list, " ")
+  for (i in list) knotted["folders", list[i]]
   heavy = "^(nlohmann/|yaml-cpp/|CLI/|mpi\\.h$|dnnl|oneapi/dnnl)"
 }
 
@@ -33,13 +42,80 @@ function wrong(text) {
   bad = 1
 }
 
+# Notes that `from` uses `to`, at this line.
+function uses(kind, row, from, to) {
+  if (from == to || (kind, row) in knotted || (kind, from, to) in place_of) return
+  place_of[kind, from, to] = file ":" FNR
+  if (!((kind, from) in degree)) node[kind, row, count[kind, row]++] = from
+  successor[kind, from, degree[kind, from]++] = to
+  rows[row]
+}
+
+# The first node that `v` uses and that is left; "" when there is none.
+function next_left(kind, v, left,    i) {
+  for (i = 0; i < degree[kind, v]; ++i)
+    if (successor[kind, v, i] in left) return successor[kind, v, i]
+  return ""
+}
+
+# Reports circles of a row that share no node.
+function find_circles(kind, row,    i, v, n, left, changed, path, position, text) {
+  for (i = 0; i < count[kind, row]; ++i) left[node[kind, row, i]]
+  while (1) {
+    # What uses nothing that is left is not part of a circle.
+    do {
+      changed = 0
+      for (i = 0; i < count[kind, row]; ++i) {
+        v = node[kind, row, i]
+        if ((v in left) && next_left(kind, v, left) == "") {
+          delete left[v]
+          changed = 1
+        }
+      }
+    } while (changed)
+    i = 0
+    while (i < count[kind, row] && !(node[kind, row, i] in left)) ++i
+    if (i == count[kind, row]) return
+    split("", position)
+    n = 0
+    for (v = node[kind, row, i]; !(v in position); v = next_left(kind, v, left)) {
+      position[v] = n
+      path[n++] = v
+    }
+    text = v
+    for (i = position[v]; i < n; ++i) text = text " -> " (i + 1 < n ? path[i + 1] : v)
+    wrong(place_of[kind, v, position[v] + 1 < n ? path[position[v] + 1] : v] ": circle of " kind ": " text)
+    for (i = position[v]; i < n; ++i) delete left[path[i]]
+  }
+}
+
+# Remembers the files that a comment names: with a folder, or by their names alone. Patterns, and headers
+# between < and >, are left out.
+function read_comment(text,    name, rest, before) {
+  while (match(text, /[A-Za-z0-9_.\/*{}-]+\.(h|cpp|cu|cuh|sh|awk|md)/)) {
+    name = substr(text, RSTART, RLENGTH)
+    before = substr(text, RSTART - 1, 1)
+    rest = substr(text, RSTART + RLENGTH)
+    if (rest !~ /^[A-Za-z0-9_]/ && name !~ /^\/|[*{}]/ && before != "<") {
+      named_at[named] = file ":" FNR
+      named_file[named++] = name
+    }
+    text = rest
+  }
+}
+
 function too_long() {
   most = here == "tests/reference" ? 400 : max_lines
   if (lines > most) wrong(file ":" lines ": the file has " lines " lines, more than " most "; split it")
 }
 
+NR == FNR {
+  for (path = $0; path != ""; path = index(path, "/") ? substr(path, index(path, "/") + 1) : "") exists[path]
+  next
+}
+
 FNR == 1 {
-  too_long()
+  if (file != "") too_long()
   file = FILENAME
   here = folder_of(file)
   if (here == "") wrong(file ":1: this folder has no floor; give it one in tests/floors/floors.awk and docs/architecture.md")
@@ -47,16 +123,29 @@ FNR == 1 {
 
 { lines = FNR }
 
+match($0, /\/\/.*/) { read_comment(substr($0, RSTART + 2)) }
+
 here != "" && /^[ \t]*#[ \t]*include[ \t]*["<]/ {
   target = $0
   sub(/^[^"<]*["<]/, "", target)
   sub(/[">].*/, "", target)
   quoted = $0 ~ /include[ \t]*"/
   there = folder_of(target)
+  if (!quoted) exists[target]  # of a library; comments may name it
   if (here == "tests/reference") {
     if (quoted && target !~ /^(core\/io|tests)\//)
       wrong(file ":" FNR ": the reference may use core/io only, not \"" target "\"")
     next
+  }
+  if (there != "" && row_of[here] == row_of[there] && target in exists) {
+    from = file
+    to = target
+    sub(/\.[a-z]+$/, "", from)
+    sub(/\.[a-z]+$/, "", to)
+    uses("files", row_of[here], from, to)
+    sub(/\/[^\/]*$/, "", from)
+    sub(/\/[^\/]*$/, "", to)
+    uses("folders", row_of[here], from, to)
   }
   if (there == "") {
     if (quoted) wrong(file ":" FNR ": includes \"" target "\"; write the path from the root of the tree")
@@ -76,5 +165,11 @@ here != "" && /^[ \t]*#[ \t]*include[ \t]*["<]/ {
 
 END {
   too_long()
+  for (row in rows) {
+    find_circles("files", row)
+    find_circles("folders", row)
+  }
+  for (i = 0; i < named; ++i)
+    if (!(named_file[i] in exists)) wrong(named_at[i] ": names " named_file[i] ", which does not exist")
   exit bad
 }

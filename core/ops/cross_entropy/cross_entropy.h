@@ -1,6 +1,6 @@
 #pragma once
 // Token log-probabilities and their gradient on a chunk of logits. The LM head runs over chunks of tokens so
-// that the logits of a whole batch never exist (apps/model/head.h).
+// that the logits of a whole batch never exist.
 
 #include "core/ops/exec.h"
 
