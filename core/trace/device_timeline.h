@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/device/runtime.h"
-#include "core/trace/trace.h"
+#include "core/trace/recording.h"
 
 namespace nrl::trace {
 

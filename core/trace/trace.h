@@ -13,11 +13,11 @@
 #include <string_view>
 #include <vector>
 
+#include "core/trace/recording.h"
+
 namespace nrl::trace {
 
 namespace detail {
-inline constexpr unsigned record_bit = 1, nvtx_bit = 2;
-extern std::atomic<unsigned> enabled;  // the bits above
 struct Open {
   int64_t begin_ns = 0;
   unsigned bits = 0;
@@ -60,11 +60,6 @@ void start(Mode mode);
 /// (NVTX_INJECTION64_PATH, as Nsight Systems and Nsight Compute set it).
 void emit_nvtx(bool on);
 
-struct Total {
-  std::string name;
-  int64_t count = 0;
-  double seconds = 0;
-};
 /// Host time per name since start(), largest first. Nested ranges count in both.
 std::vector<Total> totals();
 

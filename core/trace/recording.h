@@ -1,0 +1,21 @@
+#pragma once
+// What the timelines of host and device share: whether ranges are recorded, and their totals.
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace nrl::trace {
+
+namespace detail {
+inline constexpr unsigned record_bit = 1, nvtx_bit = 2;
+extern std::atomic<unsigned> enabled;  // the bits above
+}  // namespace detail
+
+struct Total {
+  std::string name;
+  int64_t count = 0;
+  double seconds = 0;
+};
+
+}  // namespace nrl::trace
