@@ -149,8 +149,9 @@ std::string_view consequence(std::string_view key, bool same_content) {
 }  // namespace
 
 CheckpointChoice choose_checkpoint(const CheckpointingConfig& c) {
-  if (c.resume == "never" || (c.resume == "auto" && !c.enabled)) return {};
-  if (c.resume != "auto") {
+  const ResumeMode mode = c.resume_mode();
+  if (mode == ResumeMode::never || (mode == ResumeMode::automatic && !c.enabled)) return {};
+  if (mode == ResumeMode::directory) {
     if (!is_directory(c.resume))
       fail(Exit::no_input, "checkpointing.resume: {}: there is no such checkpoint", c.resume);
     const std::vector<std::string> problems = validate_checkpoint(c.resume, Validation::full);

@@ -55,7 +55,7 @@ void check_files(const ConfigResult& result, Diagnostics& found) {
   check_data(result, c.data.train, "data.train.data_path", found);
   check_data(result, c.data.validation, "data.validation.data_path", found);
   const std::string& resume = c.checkpointing.resume;
-  if (resume != "auto" && resume != "never" && !resume.empty() && !is_directory(resume) &&
+  if (c.checkpointing.resume_mode() == ResumeMode::directory && !resume.empty() && !is_directory(resume) &&
       result.sound("checkpointing.resume"))
     found.push_back(missing(result, "checkpointing.resume",
                             fmt::format("checkpointing.resume: there is no directory '{}'", clipped(resume)),

@@ -157,7 +157,12 @@ struct CheckpointingConfig {
   int64_t save_period = 1000;                ///< optimizer steps; 0: only at the end and when stopped
   std::optional<int64_t> keep_latest_k = 3;  ///< unset: keep all
   std::string resume = "auto";               ///< "auto", "never" or a checkpoint directory
-  std::vector<ResumeChange> allow_changes;   ///< since the checkpoint that is resumed
+  ResumeMode resume_mode() const {
+    return resume == "auto"    ? ResumeMode::automatic
+           : resume == "never" ? ResumeMode::never
+                               : ResumeMode::directory;
+  }
+  std::vector<ResumeChange> allow_changes;  ///< since the checkpoint that is resumed
   bool save_optimizer = true;
   bool operator==(const CheckpointingConfig&) const = default;
 };

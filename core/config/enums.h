@@ -55,6 +55,8 @@ NRL_ENUM(LrDecayStyle, (constant, linear, cosine, wsd, inverse_square_root),
 NRL_ENUM(ScheduleUnit, (optimizer_steps, samples), ("optimizer_steps", "samples"), ())
 NRL_ENUM(OnNonfinite, (skip, stop), ("skip", "stop"), ())
 NRL_ENUM(ResumeChange, (data, seed, sequence_length, model), ("data", "seed", "sequence_length", "model"), ())
+/// What checkpointing.resume says: one of two words, or a directory.
+enum class ResumeMode { automatic, never, directory };
 NRL_ENUM(OnOom, (fail, reduce_batch), ("fail", "reduce_batch"), ())
 NRL_ENUM(Progress, (automatic, bar, plain, json), ("auto", "bar", "plain", "json"), ())
 NRL_ENUM(IsaChoice, (automatic, baseline, avx2, avx512), ("auto", "baseline", "avx2", "avx512"), ())

@@ -112,10 +112,10 @@ int64_t schedule_with_room(const SchedulerConfig& s, int64_t steps) {
   const int64_t decay = final_decay(s);
   if (warmup_steps(s, steps) <= steps - decay) return steps;
   if (!s.warmup_ratio) return s.lr_warmup_iters + decay;
-  // ratio * steps + decay <= steps, with half a step for rounding.
+  // ratio * steps + decay <= steps, and rounding to an integer keeps that.
   constexpr double longest = 0x1p62;
   return static_cast<int64_t>(
-      std::min(longest, std::ceil((static_cast<double>(decay) + 0.5) / (1 - *s.warmup_ratio))));
+      std::min(longest, std::ceil(static_cast<double>(decay) / (1 - *s.warmup_ratio))));
 }
 
 void check_schedule(Checker& c, const Config& config) {

@@ -34,6 +34,8 @@ class Learner {
   }
   void finish() { weights = bytes_of(*engine_, engine_->groups().front().weights); }
 
+  engine::Engine& engine() { return *engine_; }
+
   std::vector<double> numbers;
   std::vector<char> weights;
 
@@ -77,7 +79,8 @@ TEST_CASE("two engines that take turns compute the bits that each computes alone
       teach(a_alone);
       teach(b_alone);
 
-      Learner a(placement, first), b(placement, second);
+      Learner b(placement, second), a(placement, first);
+      CHECK(a.engine().exec().workspace.data != b.engine().exec().workspace.data);
       for (Learner* learner : {&a, &b}) learner->step();
       for (Learner* learner : {&b, &a}) learner->evaluate();
       for (Learner* learner : {&a, &b, &b, &a}) learner->step();
@@ -116,6 +119,16 @@ TEST_CASE("an engine for forward passes only has the log-probabilities of one th
     });
     const data::MicroBatch batch = random_batch(2 * T, 5);
     CHECK(bytes_of(forward, forward.log_probs(batch)) == bytes_of(*training, training->log_probs(batch)));
+    const std::vector<char> bytes = bytes_of(forward, forward.log_probs(batch));
+    double sum = 0;
+    for (size_t i = 0; i < bytes.size(); i += sizeof(float)) {
+      float value = 0;
+      std::memcpy(&value, bytes.data() + i, sizeof value);
+      sum += value;
+    }
+    for (int64_t count = 1; count <= 3; ++count)
+      CHECK(forward.evaluate(count, [&]() -> const data::MicroBatch& { return batch; }) ==
+            Approx(static_cast<double>(count) * sum).epsilon(1e-9));
     engine::LanguageModeling objective;
     CHECK_THROWS_AS(forward.step({.number = 1, .learning_rate = 0, .loss_tokens = 1}, objective), Error);
   }
