@@ -38,7 +38,7 @@ struct Run {
   std::vector<std::string> warnings;  ///< of the start-up
   int kernels = 0;                    ///< that the model and recipe need
   std::string attention;              ///< which library computes it, and why; empty on a CPU
-  double peak = 0;                    ///< FLOP/s of matrix products, the denominator of MFU; 0: unknown
+  double peak = 0;                    ///< FLOP/s of matmuls, the denominator of MFU; 0: unknown
 
   const plan::RunPlan& plan() const { return engine->plan(); }
   int64_t max_steps() const { return train.max_steps; }
@@ -48,7 +48,7 @@ struct Run {
 /// before all checks have passed on all ranks. `world` must outlive the run.
 std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, const PhaseNote& phase);
 
-/// Floating-point operations per second of one rank's matrix products, the denominator of MFU: measured on a
+/// Floating-point operations per second of one rank's matmuls, the denominator of MFU: measured on a
 /// CPU, by the data sheet on a GPU; 0: unknown.
 double peak_of(const Placement& placement);
 
