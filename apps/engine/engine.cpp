@@ -14,8 +14,8 @@ TrainingOptions training_options(const Config& config) {
   TrainingOptions options;
   options.optimizer = config.policy.optimizer;
   options.max_grad_norm = config.policy.max_grad_norm.value_or(0);
-  options.max_nonfinite_steps =
-      config.pretrain.on_nonfinite == OnNonfinite::stop ? 1 : config.pretrain.max_nonfinite_steps;
+  const LoopConfig& loop = resolved_loop(config);
+  options.max_nonfinite_steps = loop.on_nonfinite == OnNonfinite::stop ? 1 : loop.max_nonfinite_steps;
   options.overlap_grad_reduce = config.distributed.overlap_grad_reduce;
   options.cuda_graph = config.policy.cuda_graph;
   return options;

@@ -82,7 +82,7 @@ void load_initial_weights(const Config& config, engine::Engine& engine, bool ver
     if (model)
       load_weights(*model, plan.spec, plan.parameters, state.weights);
     else
-      make_initial_weights(plan, static_cast<uint64_t>(config.pretrain.seed), threads, state);
+      make_initial_weights(plan, static_cast<uint64_t>(resolved_loop(config).seed), threads, state);
   });
   engine.weights_written();
 }

@@ -28,7 +28,7 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
   }
   o.sequence_length = config.policy.max_total_sequence_length;
   o.samples = samples;
-  o.seed = static_cast<uint32_t>(config.data.seed.value_or(config.pretrain.seed));
+  o.seed = static_cast<uint32_t>(data_seed(config));
   o.vocab_size = vocab_size;
   o.documents = document_rules(config);
   return o;
@@ -39,11 +39,12 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
 TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
   data::DatasetOptions options = dataset_options(c, vocab_size, data::Split::train, 1);
   data::open_sources(options);
+  const LoopConfig& loop = resolved_loop(c);
   TrainData out;
   out.epoch_samples = data::samples_of_one_epoch(options);
-  out.max_steps = c.pretrain.max_num_steps.value_or(INT64_MAX);
-  if (c.pretrain.max_num_epochs) {
-    const int64_t steps = out.epoch_samples * *c.pretrain.max_num_epochs / global_batch;
+  out.max_steps = loop.max_num_steps.value_or(INT64_MAX);
+  if (loop.max_num_epochs) {
+    const int64_t steps = out.epoch_samples * *loop.max_num_epochs / global_batch;
     if (steps == 0)
       fail(Exit::config, "pretrain.max_num_epochs: the data makes fewer samples than one global batch of {}",
            global_batch);
@@ -62,7 +63,8 @@ TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
 
 std::optional<ValidationData> plan_validation_data(const Config& c, const TrainData& train,
                                                    int64_t global_batch) {
-  if (c.pretrain.val_period <= 0 && !c.pretrain.val_at_start && !c.pretrain.val_at_end) return std::nullopt;
+  const LoopConfig& loop = resolved_loop(c);
+  if (loop.val_period <= 0 && !loop.val_at_start && !loop.val_at_end) return std::nullopt;
   ValidationData out;
   out.options = dataset_options(c, train.options.vocab_size, data::Split::validation, 1);
   NRL_CHECK(!out.options.sources.empty(), "the configuration was not checked");
@@ -71,7 +73,7 @@ std::optional<ValidationData> plan_validation_data(const Config& c, const TrainD
       if (source.prefix == open.prefix) source.file = open.file;
   data::open_sources(out.options);
   out.epoch_samples = data::samples_of_one_epoch(out.options);
-  out.batches = c.pretrain.val_batches.value_or(std::max<int64_t>(out.epoch_samples / global_batch, 1));
+  out.batches = loop.val_batches.value_or(std::max<int64_t>(out.epoch_samples / global_batch, 1));
   out.options.samples = out.batches * global_batch;
   return out;
 }

@@ -39,7 +39,7 @@ void RunReport::banner() {
   terminal_.banner(describe_run(run_, peak_.flops()));
   for (const std::string& w : run_.warnings) terminal_.warn(w);
   // A length given in steps was compared when the configuration was read.
-  if (run_.max_steps() != run_.config.pretrain.max_num_steps.value_or(0))
+  if (run_.max_steps() != resolved_loop(run_.config).max_num_steps.value_or(0))
     if (const std::string text = schedule_beyond_run(run_.config, run_.max_steps()); !text.empty())
       terminal_.warn(text);
 }

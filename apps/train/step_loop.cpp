@@ -23,6 +23,7 @@ StepLoop::StepLoop(Run& run, RunReport& report, TextSamples* samples)
 
 Exit StepLoop::run() {
   const Config& c = run_.config;
+  const LoopConfig& loop = resolved_loop(c);
   Position& at = run_.position;
   const int64_t max_steps = run_.max_steps();
   report_.banner();
@@ -33,7 +34,7 @@ Exit StepLoop::run() {
   if (at.step >= max_steps)
     return finish(fmt::format("nothing to do: the checkpoint is at step {} of {}", at.step, max_steps),
                   Exit::ok);
-  if (c.pretrain.val_at_start && at.step == 0) evaluate();
+  if (loop.val_at_start && at.step == 0) evaluate();
 
   data::LoaderOptions loading = make_loader_options(c, run_.plan().batch, run_.placement.place());
   loading.consumed_samples = at.consumed_samples;
@@ -46,7 +47,7 @@ Exit StepLoop::run() {
     const auto due = [&](int64_t period) { return period > 0 && at.step % period == 0; };
     const bool last = at.step == max_steps;
     const bool traced = report_.profile().ends_with(at.step, last);
-    const bool evaluates = due(c.pretrain.val_period) || (last && c.pretrain.val_at_end);
+    const bool evaluates = due(loop.val_period) || (last && loop.val_at_end);
     const bool saves = last || due(c.checkpointing.save_period);
     const bool samples = c.logger.sample_period > 0 && (last || due(c.logger.sample_period));
     // A GPU works on this step while the host prepares the next one; the results come one step late, except
@@ -107,7 +108,7 @@ int64_t StepLoop::loss_tokens_of_all(const plan::BatchCounts& mine) {
 
 // Takes the results of steps in flight until only `leave` are left; an exit code when the run ends here.
 std::optional<Exit> StepLoop::finish_steps(int leave) {
-  const PretrainConfig& c = run_.config.pretrain;
+  const LoopConfig& c = resolved_loop(run_.config);
   Position& at = run_.position;
   bool diverges = false, stops = false;
   while (static_cast<int>(in_flight_.size()) > leave) {

@@ -37,7 +37,7 @@ std::string TextSamples::sample() {
   std::string text = c.logger.sample_prompt;
   SamplingOptions options;
   options.temperature = c.logger.sample_temperature;
-  options.seed = static_cast<uint64_t>(c.pretrain.seed);
+  options.seed = static_cast<uint64_t>(resolved_loop(c).seed);
   generator_->run(options, [&](std::string_view piece) { text += piece; });
   return text;
 }

@@ -24,7 +24,6 @@ struct Packed {
     b.ids = tensor(ids), b.target = tensor(targets), b.positions = tensor(positions);
     b.cu_seqlens = tensor(bounds);
     b.weight = make_tensor(weight.data(), DType::f32, {TinyModel::tokens});
-    b.dropout = false;
     return b;
   }
 };
@@ -77,7 +76,7 @@ void add_gradients(TinyModel& m, Packed p) {
 
 void check(const ops::KernelTable& kernels, int threads, DeviceType device) {
   for (const auto& [name, config] : test::tiny_configs()) {
-    if (name == "gpt2 with dropout") continue;
+    if (name == "gpt2 with dropout" || name == "mistral") continue;  // masks are of other tokens
     INFO(name);
     TinyModel packed(config, kernels, threads, {}, precision::float32, device);
     TinyModel separate(config, kernels, threads, {}, precision::float32, device);
