@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <map>
 
-#include "apps/train/checkpoint.h"
 #include "apps/engine/group_reducer.h"
 #include "apps/engine/optimizer.h"
+#include "apps/train/checkpoint.h"
 #include "apps/train/rank_group.h"
 #include "core/device/cpu/features.h"
 #include "core/ops/kernel_table.h"
@@ -18,6 +18,7 @@
 using namespace nrl;
 using namespace nrl::test;
 using namespace nrl::train;
+using namespace nrl::engine;
 
 namespace {
 
