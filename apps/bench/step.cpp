@@ -2,6 +2,7 @@
 #include <cmath>
 #include <utility>
 
+#include "apps/model/hf_config.h"
 #include "apps/bench/machine.h"
 #include "apps/engine/engine.h"
 #include "apps/plan/memory_check.h"

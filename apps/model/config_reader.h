@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/model/spec.h"
+#include "apps/model/config_problems.h"
 #include "core/io/json.h"
 
 namespace nrl::model {

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "apps/model/config_problems.h"
 #include "apps/model/spec.h"
 
 namespace nrl {

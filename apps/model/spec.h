@@ -17,7 +17,12 @@ namespace nrl::model {
 
 enum class Family : uint8_t { gpt2, llama, mistral, qwen2, qwen3 };
 
-/// The `model_type` of a family in config.json.
+/// The `model_type` of every family in config.json.
+inline constexpr std::pair<std::string_view, Family> families[] = {{"gpt2", Family::gpt2},
+                                                                   {"llama", Family::llama},
+                                                                   {"mistral", Family::mistral},
+                                                                   {"qwen2", Family::qwen2},
+                                                                   {"qwen3", Family::qwen3}};
 std::string_view name_of(Family f);
 
 struct ModelSpec {
@@ -58,28 +63,6 @@ struct ModelSpec {
   int64_t mlp_in_width() const { return gated ? 2 * ffn : ffn; }
 };
 
-/// One thing that is wrong with a config.json.
-struct ModelProblem {
-  std::string key;                   ///< dotted key at fault ("rope_scaling.factor"); empty: the whole file
-  std::string text;                  ///< for people; names the key
-  std::vector<std::string> depends;  ///< all keys whose values led to it, `key` included
-};
-
-/// A config.json that cannot be trained, with every independent problem found; what() has one line for each.
-class ModelConfigError : public Error {
- public:
-  explicit ModelConfigError(std::vector<ModelProblem> problems);
-  const std::vector<ModelProblem>& problems() const { return problems_; }
-
- private:
-  std::vector<ModelProblem> problems_;
-};
-
-/// Reads a config.json (text). `source` names it in messages. Refuses an unknown model_type, missing or
-/// impossible sizes, and any key that changes the mathematics and is not built, naming key and value:
-/// ModelConfigError (exit 78) with all problems, Error(Exit::data) for text that is not JSON.
-ModelSpec parse_model_config(const std::string& json, const std::string& source);
-
 /// Parameters without biases and norms: what sizes are judged by before any sum of them is made in integers.
 double approximate_parameters(const ModelSpec& spec);
 
@@ -91,10 +74,6 @@ struct ModelSize {
 };
 /// The size that exceeds those of published models most: the one to look at when a model is too large.
 ModelSize most_unusual_size(const ModelSpec& spec);
-
-/// `spec.config_json` completed for Hugging Face: architectures, model_type, every size, torch_dtype and
-/// dtype.
-std::string hugging_face_config(const ModelSpec& spec, std::string_view dtype);
 
 /// Exact model FLOPs of one token in training that sees `keys` keys, itself included: 3 x forward, head
 /// included, no recomputation. `keys` may be a mean over tokens (ops::attention_pairs).

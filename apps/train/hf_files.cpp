@@ -1,4 +1,5 @@
 #include "apps/train/hf_files.h"
+#include "apps/model/hf_config.h"
 
 #include <algorithm>
 

@@ -1,4 +1,5 @@
 #include "apps/train/model_source.h"
+#include "apps/model/hf_config.h"
 
 #include <algorithm>
 

@@ -1,7 +1,5 @@
 #include "apps/train/placement.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -15,6 +13,7 @@
 #include "core/device/cpu/threads.h"
 #include "core/io/atomic_file.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/linear/peak.h"
 
 namespace nrl::train {
 namespace {
@@ -43,25 +42,6 @@ std::vector<std::vector<std::string>> devices_of_node(comm::World& world,
 }
 
 }  // namespace
-
-DeviceChoice choose_device(DeviceKind wanted) {
-  if (wanted == DeviceKind::cpu) return {};
-  DeviceChoice choice;
-  const bool found = !accelerator_backend().devices(choice.why_no_gpu).empty();
-  if (found) choice.why_no_gpu.clear();
-  if (found || wanted == DeviceKind::cuda) choice.type = DeviceType::cuda;
-  return choice;
-}
-
-int threads_for(const KernelsConfig& config, int local_size) {
-  if (!config.num_threads.is_auto()) return static_cast<int>(config.num_threads.value());
-  if (const int asked = cpu::omp_num_threads(); asked > 0) return asked;
-  const int mask = cpu::available_cpus(), online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  // A mask smaller than the machine was made for this rank (mpirun binds to cores); otherwise the ranks share
-  // it.
-  const int cores = cpu::available_cores();
-  return std::max(1, mask * local_size <= online ? cores : cores / local_size);
-}
 
 RankDevice open_rank_device(comm::World& world, const DeviceRequest& request) {
   RankDevice out;
@@ -158,6 +138,11 @@ std::string Placement::describe(int kernels) const {
   return fmt::format("cuda, {} (device {} of {}, {}), all {} kernels needed{}", d.name, device_.ordinal,
                      device_.visible, human_bytes(d.memory), kernels,
                      comm_why_.empty() ? "" : ", " + comm_why_);
+}
+
+double peak_of(const Placement& placement) {
+  return placement.device() == DeviceType::cpu ? ops::measure_gemm_peak(placement.host_threads()) * 1e9
+                                               : peak_flops(placement.accelerator().runtime->properties());
 }
 
 }  // namespace nrl::train

@@ -8,6 +8,7 @@
 
 #include "apps/plan/grid_place.h"
 #include "apps/train/accelerator.h"
+#include "apps/train/device_choice.h"
 #include "core/config/load.h"
 #include "core/device/cpu/features.h"
 #include "core/tensor/tensor.h"
@@ -15,17 +16,6 @@
 #include "parallel/grid/groups.h"
 
 namespace nrl::train {
-
-struct DeviceChoice {
-  DeviceType type = DeviceType::cpu;
-  std::string why_no_gpu;  ///< why this process cannot use one; empty where it can or was not to look
-};
-/// What `device` asks for; for auto a GPU where this process sees one.
-DeviceChoice choose_device(DeviceKind wanted);
-
-/// Threads of a rank: kernels.num_threads; for auto OMP_NUM_THREADS, or the processor's share of this rank:
-/// cores of its affinity mask over the ranks that share them.
-int threads_for(const KernelsConfig& config, int local_size);
 
 struct DeviceRequest {
   DeviceType type = DeviceType::cpu;
@@ -81,5 +71,9 @@ class Placement {
   RankDevice device_;
   std::unique_ptr<Groups> groups_;
 };
+
+/// Floating-point operations per second of one rank's matmuls, the denominator of MFU: measured on a
+/// CPU, by the data sheet on a GPU; 0: unknown.
+double peak_of(const Placement& placement);
 
 }  // namespace nrl::train

@@ -1,4 +1,5 @@
 #include "apps/train/resume.h"
+#include "apps/model/hf_config.h"
 
 #include <algorithm>
 #include <optional>

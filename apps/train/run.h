@@ -44,12 +44,4 @@ struct Run {
   int64_t max_steps() const { return train.max_steps; }
 };
 
-/// Everything up to the first step. Collective; errors are agreed on (AgreedExit). Nothing is created on disk
-/// before all checks have passed on all ranks. `world` must outlive the run.
-std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, const PhaseNote& phase);
-
-/// Floating-point operations per second of one rank's matmuls, the denominator of MFU: measured on a
-/// CPU, by the data sheet on a GPU; 0: unknown.
-double peak_of(const Placement& placement);
-
 }  // namespace nrl::train

@@ -2,9 +2,9 @@
 
 #include "apps/data/manifest.h"
 #include "apps/plan/memory_check.h"
+#include "apps/train/device_choice.h"
 #include "apps/train/document_rules.h"
 #include "apps/train/model_source.h"
-#include "apps/train/placement.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "core/io/atomic_file.h"

@@ -1,4 +1,5 @@
 #include "apps/train/trainer.h"
+#include "apps/train/run_setup.h"
 
 #include <optional>
 #include <utility>

@@ -22,7 +22,7 @@ BEGIN {
   max_lines = 600
   named = 0
   # Rows that still have circles; they are checked once they are taken off the list.
-  split("ops model comm application", list, " ")
+  split("ops", list, " ")
   for (i in list) knotted["files", list[i]]
   split("device ops comm", list, " ")
   for (i in list) knotted["folders", list[i]]

@@ -5,6 +5,7 @@
 #include <set>
 #include <tuple>
 
+#include "apps/model/hf_config.h"
 #include "tests/catch.h"
 #include "tests/model/tiny_model.h"
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/model/hf_config.h"
 #include "apps/model/decoder.h"
 #include "core/device/sim/sim.h"
 #include "core/ops/kernel_table.h"

@@ -1,3 +1,4 @@
+#include "apps/model/hf_config.h"
 #include "apps/plan/memory_check.h"
 #include "tests/catch.h"
 

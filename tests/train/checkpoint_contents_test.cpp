@@ -5,6 +5,7 @@
 #include <cstring>
 #include <regex>
 
+#include "apps/model/hf_config.h"
 #include "apps/train/checkpoint.h"
 #include "tests/catch.h"
 #include "tests/io/checkpoint_test_util.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "apps/model/hf_config.h"
 #include "apps/engine/group_reducer.h"
 #include "apps/engine/optimizer.h"
 #include "apps/train/checkpoint.h"

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "apps/model/hf_config.h"
 #include "apps/train/checkpoint.h"
 #include "core/config/load.h"
 #include "tests/catch.h"

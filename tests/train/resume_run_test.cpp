@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "apps/train/launch.h"
-#include "apps/train/run.h"
+#include "apps/train/run_setup.h"
 #include "apps/train/trainer.h"
 #include "core/io/indexed_dataset.h"
 #include "tests/catch.h"

@@ -1,4 +1,5 @@
 // What a checkpoint records of its run, and which changes a resume accepts.
+#include "apps/model/hf_config.h"
 #include "apps/train/resume.h"
 
 #include "apps/train/checkpoint.h"

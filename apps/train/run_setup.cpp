@@ -1,4 +1,4 @@
-#include "apps/train/run.h"
+#include "apps/train/run_setup.h"
 
 #include <utility>
 
@@ -54,11 +54,6 @@ void open_data(Run& run, const plan::RunPlan& plan, const PhaseNote& phase) {
 }
 
 }  // namespace
-
-double peak_of(const Placement& placement) {
-  return placement.device() == DeviceType::cpu ? ops::measure_gemm_peak(placement.host_threads()) * 1e9
-                                               : peak_flops(placement.accelerator().runtime->properties());
-}
 
 std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, const PhaseNote& phase) {
   phase("choosing the device and connecting the ranks");

@@ -1,0 +1,31 @@
+#include "apps/train/device_choice.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "apps/train/accelerator.h"
+#include "core/device/cpu/threads.h"
+
+namespace nrl::train {
+
+DeviceChoice choose_device(DeviceKind wanted) {
+  if (wanted == DeviceKind::cpu) return {};
+  DeviceChoice choice;
+  const bool found = !accelerator_backend().devices(choice.why_no_gpu).empty();
+  if (found) choice.why_no_gpu.clear();
+  if (found || wanted == DeviceKind::cuda) choice.type = DeviceType::cuda;
+  return choice;
+}
+
+int threads_for(const KernelsConfig& config, int local_size) {
+  if (!config.num_threads.is_auto()) return static_cast<int>(config.num_threads.value());
+  if (const int asked = cpu::omp_num_threads(); asked > 0) return asked;
+  const int mask = cpu::available_cpus(), online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  // A mask smaller than the machine was made for this rank (mpirun binds to cores); otherwise the ranks share
+  // it.
+  const int cores = cpu::available_cores();
+  return std::max(1, mask * local_size <= online ? cores : cores / local_size);
+}
+
+}  // namespace nrl::train
