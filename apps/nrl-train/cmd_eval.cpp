@@ -5,6 +5,7 @@
 
 #include "apps/data/manifest.h"
 #include "apps/nrl-train/commands.h"
+#include "apps/train/device_choice.h"
 #include "apps/train/evaluation.h"
 #include "apps/train/launch.h"
 #include "apps/train/model_source.h"
@@ -43,14 +44,7 @@ int evaluate(comm::World& world, const EvalArgs& args) {
     std::string note;
     options.directory = train::find_model_directory(args.directory, note);
     if (!note.empty() && world.rank() == 0) log::warn_text(note);
-    const auto wanted = args.device == "cuda"  ? DeviceKind::cuda
-                        : args.device == "cpu" ? DeviceKind::cpu
-                                               : DeviceKind::automatic;
-    const train::DeviceChoice device = train::choose_device(wanted);
-    if (wanted == DeviceKind::cuda && !device.why_no_gpu.empty())
-      fail(Exit::unavailable, "--device cuda, but {}; use --device cpu or auto, or see nrl-train doctor",
-           device.why_no_gpu);
-    options.device = device.type;
+    options.device = train::device_of_option(args.device);
     for (const std::string& prefix : args.data) sets.push_back(std::make_unique<IndexedDataset>(prefix));
   });
   train::StoredModelEvaluator evaluator(world, options);

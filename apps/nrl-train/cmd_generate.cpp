@@ -7,14 +7,16 @@
 #include "apps/data/tokenizer.h"
 #include "apps/model/parameters.h"
 #include "apps/nrl-train/commands.h"
+#include "apps/train/accelerator.h"
 #include "apps/train/checkpoint.h"
+#include "apps/train/device_choice.h"
 #include "apps/train/model_source.h"
 #include "apps/train/text_generator.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
-#include "core/device/cpu/features.h"
 #include "core/device/cpu/memory.h"
 #include "core/device/cpu/threads.h"
+#include "core/ops/transfer.h"
 
 namespace nrl::app {
 
@@ -36,8 +38,21 @@ int run_generate(const GenerateArgs& args) {
     weights.push_back(p.view(memory.back().data(), dtype));
   }
   train::load_weights(directory, spec, parameters, weights);
-  train::TextGenerator generator(spec, parameters, weights, *tokenizer, args.prompt, args.max_tokens,
-                                 threads);
+  train::Accelerator accelerator;  // outlives everything that uses the device
+  std::vector<device::Memory> on_device;
+  ops::Exec exec = train::cpu_exec(threads);
+  if (train::device_of_option(args.device) == DeviceType::cuda) {
+    accelerator = train::open_accelerator(0, {});
+    exec = accelerator.exec();
+    for (Tensor& weight : weights) {
+      on_device.emplace_back(*exec.device, device::Memory::Kind::device, static_cast<size_t>(weight.bytes()));
+      const void* host = weight.data;
+      weight.data = on_device.back().data();
+      ops::upload(exec, weight, host);
+    }
+    memory.clear();
+  }
+  train::TextGenerator generator(spec, parameters, weights, *tokenizer, args.prompt, args.max_tokens, exec);
 
   // A model can have learned to write control characters: a terminal must not obey them, a file gets them.
   const bool terminal = isatty(STDOUT_FILENO) != 0;

@@ -51,6 +51,7 @@ struct GenerateArgs {
   double top_p = 1.0;
   uint64_t seed = 0;
   int threads = 0;
+  std::string device = "auto";
 };
 
 struct EvalArgs {

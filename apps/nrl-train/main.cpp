@@ -136,6 +136,8 @@ int run(int argc, char** argv) {
   c->add_option("--top-p", generate.top_p, "Sample from the likeliest tokens with this total probability")
       ->check(finite_range(0, 1));
   c->add_option("--seed", generate.seed, "Of the sampling");
+  c->add_option("--device", generate.device, "auto (default), cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   c->add_option("--threads", generate.threads, "Default: all cores")->check(CLI::Range(0, 1024));
   c->callback([&] { result = run_generate(generate); });
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "apps/train/accelerator.h"
+#include "core/base/error.h"
 #include "core/device/cpu/threads.h"
 
 namespace nrl::train {
@@ -16,6 +17,17 @@ DeviceChoice choose_device(DeviceKind wanted) {
   if (found) choice.why_no_gpu.clear();
   if (found || wanted == DeviceKind::cuda) choice.type = DeviceType::cuda;
   return choice;
+}
+
+DeviceType device_of_option(std::string_view option) {
+  const auto wanted = option == "cuda"  ? DeviceKind::cuda
+                      : option == "cpu" ? DeviceKind::cpu
+                                        : DeviceKind::automatic;
+  const DeviceChoice choice = choose_device(wanted);
+  if (wanted == DeviceKind::cuda && !choice.why_no_gpu.empty())
+    fail(Exit::unavailable, "--device cuda, but {}; use --device cpu or auto, or see nrl-train doctor",
+         choice.why_no_gpu);
+  return choice.type;
 }
 
 int threads_for(const KernelsConfig& config, int local_size) {

@@ -60,9 +60,16 @@ std::string TextStream::append(int32_t id) {
   return piece;
 }
 
+ops::Exec cpu_exec(int threads) {
+  ops::Exec exec;
+  exec.kernels = &ops::cpu_kernels(cpu::best_isa());
+  exec.threads = threads;
+  return exec;
+}
+
 TextGenerator::TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                              const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer,
-                             std::string_view prompt, int64_t max_tokens, int threads)
+                             std::string_view prompt, int64_t max_tokens, const ops::Exec& exec)
     : tokenizer_(tokenizer), prompt_(tokenizer.encode(prompt)), max_tokens_(max_tokens) {
   if (prompt_.empty() && tokenizer.bos()) prompt_.push_back(*tokenizer.bos());
   if (prompt_.empty() && tokenizer.eos()) prompt_.push_back(*tokenizer.eos());
@@ -78,11 +85,9 @@ TextGenerator::TextGenerator(const model::ModelSpec& spec, const model::Paramete
   if (static_cast<int64_t>(prompt_.size()) >= length)
     fail(Exit::usage, "the prompt has {} tokens, which leaves no room in the model's {} positions",
          prompt_.size(), spec.max_positions);
-  exec_.kernels = &ops::cpu_kernels(cpu::best_isa());
-  exec_.threads = threads;
   std::vector<model::ParameterView> views;
   for (const Tensor& weight : weights) views.push_back({weight, {}});
-  inference_ = std::make_unique<model::Inference>(spec, parameters, std::move(views), exec_, length);
+  inference_ = std::make_unique<model::Inference>(spec, parameters, std::move(views), exec, length);
 }
 
 void TextGenerator::run(const SamplingOptions& options, const std::function<void(std::string_view)>& print) {

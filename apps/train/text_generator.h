@@ -38,15 +38,16 @@ class TextStream {
   size_t shown_;  ///< bytes of the text
 };
 
-/// Continues one prompt, any number of times, on the CPU. Memory is allocated once.
+/// Continues one prompt, any number of times. Memory is allocated once.
 class TextGenerator {
  public:
-  /// `weights` are indexed like ParameterList::all, in host memory, and are read anew by every run; all
-  /// references must outlive the generator. Throws Error (`usage`, `data`) where the prompt has no tokens,
-  /// does not fit into the model's positions, or the tokenizer has ids that the model does not have.
+  /// `weights` are indexed like ParameterList::all, in the memory of `exec`, and are read anew by every run;
+  /// all references and the device must outlive the generator. Throws Error (`usage`, `data`) where the
+  /// prompt has no tokens, does not fit into the model's positions, or the tokenizer has ids that the model
+  /// does not have.
   TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                 const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer, std::string_view prompt,
-                int64_t max_tokens, int threads);
+                int64_t max_tokens, const ops::Exec& exec);
 
   /// Calls `print` with the pieces of the continuation as soon as their last character is complete.
   void run(const SamplingOptions& options, const std::function<void(std::string_view)>& print);
@@ -55,8 +56,10 @@ class TextGenerator {
   const data::Tokenizer& tokenizer_;
   std::vector<int32_t> prompt_;
   int64_t max_tokens_;
-  ops::Exec exec_;
   std::unique_ptr<model::Inference> inference_;
 };
+
+/// An exec on the CPU with `threads` threads and the best instruction set.
+ops::Exec cpu_exec(int threads);
 
 }  // namespace nrl::train

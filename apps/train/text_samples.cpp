@@ -21,7 +21,7 @@ TextSamples::TextSamples(const Config& c, engine::Engine& engine, int threads) :
   try {
     generator_ =
         std::make_unique<TextGenerator>(engine.plan().spec, engine.plan().parameters, weights_, *tokenizer_,
-                                        c.logger.sample_prompt, c.logger.sample_tokens, threads);
+                                        c.logger.sample_prompt, c.logger.sample_tokens, cpu_exec(threads));
   } catch (const Error& e) {
     if (e.code() == Exit::usage) fail(Exit::config, "logger.sample_prompt: {}", e.what());
     throw;

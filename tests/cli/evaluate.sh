@@ -92,7 +92,11 @@ case $case_name in
     expect 0 run 1 e.yaml device=cuda policy.precision=float32 pretrain.max_num_steps=4 logger.sample_period=4 \
       logger.sample_prompt=int_x logger.sample_tokens=16 logger.sample_temperature=0
     sed -E -n 's/.*"text":"(.*)"\}$/\1/p' e/logs/metrics.jsonl >sampled.txt
-    expect 0 run 1 generate e/checkpoints/step-4 --prompt int_x --max-tokens 16 --temperature 0
+    # Both backends choose the same text.
+    expect 0 run 1 generate e/checkpoints/step-4 --prompt int_x --max-tokens 16 --temperature 0 --device cuda
+    cp out.txt cuda.txt
+    expect 0 run 1 generate e/checkpoints/step-4 --prompt int_x --max-tokens 16 --temperature 0 --device cpu
+    cmp -s out.txt cuda.txt || fail "generated on the CPU $(cat out.txt), on the GPU $(cat cuda.txt)"
     [[ -s sampled.txt ]] || fail "no sample of the device's weights"
     head -c 8 sampled.txt >a.txt
     head -c 8 out.txt >b.txt

@@ -55,7 +55,8 @@ struct Model {
     weights = reference::read_weights(config, directory_.path());
   }
   train::TextGenerator generator(const std::string& prompt, int64_t max_tokens) const {
-    return {loaded->spec, loaded->parameters, loaded->weights, tokenizer, prompt, max_tokens, 1};
+    return {loaded->spec, loaded->parameters, loaded->weights,   tokenizer,
+            prompt,       max_tokens,         train::cpu_exec(1)};
   }
   std::string text(const std::string& prompt, int64_t max_tokens, const SamplingOptions& options) const {
     train::TextGenerator g = generator(prompt, max_tokens);
