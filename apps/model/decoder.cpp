@@ -90,7 +90,10 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
     execute(schedule, *stage_, program, batches, {});
     return program;
   };
-  if (!options_.training.actions.empty()) training_program_ = record(memory::training, options_.training);
+  if (!options_.training.actions.empty()) {
+    const bool whole = options_.recorded.actions.empty();
+    training_program_ = record(memory::training, whole ? options_.training : options_.recorded);
+  }
   evaluation_ = pipeline::make_schedule(
       {.kind = pipeline::ScheduleKind::forward_only, .chunks_per_stage = static_cast<int>(chunks)}, 0);
   evaluation_program_ = record(memory::evaluation, evaluation_);

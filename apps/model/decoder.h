@@ -25,6 +25,9 @@ struct DecoderOptions {
   size_t optimizer_workspace = 0;  ///< what the step's end needs on a GPU; it runs while the decoder does not
   /// Of one optimizer step, with all chunks of the model on this rank. Empty: nothing is trained.
   pipeline::Schedule training = {};
+  /// What the dry run goes through in its place: a shorter list whose microbatches have the same lives.
+  /// Empty: the whole list.
+  pipeline::Schedule recorded = {};
 };
 
 /// Entries of the kernel table that training this model uses, forward, backward and update.

@@ -42,7 +42,7 @@ BatchCounts operator+(const BatchCounts& a, const BatchCounts& b) {
 BatchTensors::BatchTensors(memory::MemoryPlan& plan, const BatchShape& shape)
     : shape_(shape), tensors_(static_cast<size_t>(shape.microbatches)) {
   const int64_t n = shape.tokens();
-  header_ = aligned(shape.microbatches * n * 4);
+  header_ = aligned((shape.weights ? shape.microbatches : 1) * n * 4);
   block_bytes_ = header_ + aligned(8) + shape.microbatches * input_bytes();
   block_id_ = plan.add("token weights, tokens and targets", Category::data, block_bytes_);
   if (!shape.positions) positions_id_ = plan.add("positions", Category::data, n * 4);
@@ -82,7 +82,8 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
   std::byte *next = block_ + header_ + aligned(8), *weights = block_;
   for (model::MicroBatch& m : tensors_) {
     m = common;
-    m.weight = make_tensor(std::exchange(weights, weights + n * 4), DType::f32, {n});
+    m.weight = make_tensor(weights, DType::f32, {n});
+    if (shape_.weights) weights += n * 4;
     m.ids = make_tensor(next, DType::i32, {n});
     m.target = make_tensor(next + n * 4, DType::i32, {n});
     std::byte* more = next + n * 8;
@@ -133,7 +134,8 @@ void BatchTensors::commit(int64_t step, int64_t loss_tokens) {
   const bool weigh = loss_tokens > 0 && loss_tokens != weighted_for_;
   if (weigh) {
     const float weight = token_weight(loss_tokens);
-    for (int64_t i = 0; i < shape_.microbatches * shape_.tokens(); ++i) std::memcpy(host + i * 4, &weight, 4);
+    const int64_t count = (shape_.weights ? shape_.microbatches : 1) * shape_.tokens();
+    for (int64_t i = 0; i < count; ++i) std::memcpy(host + i * 4, &weight, 4);
     weighted_for_ = loss_tokens;
   }
   const int64_t begin = weigh ? 0 : header_, end = header_ + aligned(8) + filled_ * input_bytes();

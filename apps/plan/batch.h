@@ -16,6 +16,7 @@ struct BatchShape {
   int64_t length;          ///< tokens of a sample
   bool positions = false;  ///< every batch has positions of its own, else 0 .. length - 1
   bool bounds = false;     ///< every batch has sequence bounds of its own, else one sequence a sample
+  bool weights = false;    ///< every microbatch has token weights of its own, else all share one tensor
   int64_t tokens() const { return sequences * length; }
 };
 
@@ -46,7 +47,10 @@ class BatchTensors {
   /// memory is used again two commits later, not before the copy is done.
   void commit(int64_t step, int64_t loss_tokens);
   /// Weights were written from outside: the next commit() writes them all.
-  void weights_overwritten() { weighted_for_ = 0; }
+  void weights_overwritten() {
+    NRL_CHECK(shape_.weights, "the microbatches share their weights");
+    weighted_for_ = 0;
+  }
   /// What the decoder runs on. The addresses do not change from step to step; where the shape has `bounds`,
   /// the number of sequences does. It is rounded up to a power of two, the last ones empty, so that libraries
   /// need few plans.
@@ -61,7 +65,7 @@ class BatchTensors {
   memory::BufferId block_id_ = -1, positions_id_ = -1, bounds_id_ = -1;
   int64_t block_bytes_ = 0, header_ = 0;  // size of the block; where the step's number lies in it
   std::vector<model::MicroBatch> tensors_;
-  std::byte* block_ = nullptr;  // in the device's memory: weights of all microbatches, step, inputs of each
+  std::byte* block_ = nullptr;  // in the device's memory: weights, step, inputs of each microbatch
   ops::Exec* exec_ = nullptr;
   // Two pinned blocks in turns; `copied_` says when a block may be written again.
   device::Memory pinned_;

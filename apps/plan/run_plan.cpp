@@ -29,8 +29,21 @@ precision::Recipe recipe_for(const Config& config, DeviceType device) {
   return config.policy.precision == Precision::bfloat16 ? precision::bfloat16 : precision::float32;
 }
 
+GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPlace& place,
+                           DType weight) {
+  const ShardingStrategy* sharding = find_sharding(name_of(config.distributed.shard_strategy));
+  NRL_CHECK(sharding && !sharding->gradients, "strategy {} passed the validator",
+            name_of(config.distributed.shard_strategy));
+  return {.strategy = *sharding,
+          .shards = static_cast<int>(batch.data_parallel),
+          .shard_rank = place.shard_rank(),
+          .bucket_elements = static_cast<int64_t>(config.distributed.bucket_size_mb * (1 << 20) / 4),
+          .weight = weight};
+}
+
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
-                                       const GridPlace& place, DeviceType device, int threads) {
+                                       const GridPlace& place, DeviceType device, int threads,
+                                       bool own_weights) {
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
@@ -43,15 +56,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
             "the configuration was not checked");
   p.recipe = recipe_for(config, device);
   p.recompute_modules = recompute_rules(config.policy.recompute);
-  const ShardingStrategy* sharding = find_sharding(name_of(config.distributed.shard_strategy));
-  NRL_CHECK(sharding && !sharding->gradients, "strategy {} passed the validator",
-            name_of(config.distributed.shard_strategy));
-  GroupOptions group;
-  group.strategy = *sharding;
-  group.shards = static_cast<int>(batch.data_parallel);
-  group.shard_rank = place.shard_rank();
-  group.bucket_elements = static_cast<int64_t>(config.distributed.bucket_size_mb * (1 << 20) / 4);
-  group.weight = p.recipe.weights;
+  const GroupOptions group = group_options(config, batch, place, p.recipe.weights);
   p.groups = make_param_groups(
       p.parameters, [&](const std::string&) { return group; }, p.memory);
   int64_t largest = 0;
@@ -59,12 +64,13 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
 
   p.scalars = p.memory.add("step scalars", Category::data, ops::StepScalar::count * 8);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
-  p.tensors =
-      std::make_unique<BatchTensors>(p.memory, BatchShape{.microbatches = batch.accumulation,
-                                                          .sequences = batch.micro,
-                                                          .length = p.sequence_length,
-                                                          .positions = config.data.reset_position_ids,
-                                                          .bounds = config.data.reset_attention_mask});
+  p.tensors = std::make_unique<BatchTensors>(p.memory, BatchShape{.microbatches = batch.accumulation,
+                                                                  .sequences = batch.micro,
+                                                                  .length = p.sequence_length,
+                                                                  .positions = config.data.reset_position_ids,
+                                                                  .bounds = config.data.reset_attention_mask,
+                                                                  .weights = own_weights});
+  const auto microbatches = static_cast<int>(batch.accumulation);
   const model::DecoderOptions options{
       .tokens = batch.micro * p.sequence_length,
       .max_sequence = p.sequence_length,
@@ -74,7 +80,9 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
       .seed = static_cast<uint64_t>(resolved_loop(config).seed),
       .device = device,
       .optimizer_workspace = ops::sum_of_squares_workspace(largest),
-      .training = pipeline::make_schedule({.microbatches = static_cast<int>(batch.accumulation)}, 0)};
+      .training = pipeline::make_schedule({.microbatches = microbatches}, 0),
+      // From the second one on every microbatch finds and leaves the buffers as the one before.
+      .recorded = pipeline::make_schedule({.microbatches = std::min(microbatches, 2)}, 0)};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   p.memory.solve();
   return plan;

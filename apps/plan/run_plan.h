@@ -34,9 +34,14 @@ struct RunPlan {
 
 /// The solved plan of the rank at `place` with `threads` CPU threads. The plan lives on the heap because the
 /// decoder refers into it. `config` must have passed validate_for_world(). No device is needed for the plan
-/// of one.
+/// of one. `own_weights`: for an objective that computes the weights of tokens (BatchShape::weights).
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
-                                       const GridPlace& place, DeviceType device, int threads);
+                                       const GridPlace& place, DeviceType device, int threads,
+                                       bool own_weights = false);
+
+/// How the rank at `place` holds the parameters of a group.
+GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPlace& place,
+                           DType weight);
 
 /// policy.precision for this device: auto is bf16 on a GPU and f32 on a CPU, where bf16 saves memory only.
 precision::Recipe recipe_for(const Config& config, DeviceType device);

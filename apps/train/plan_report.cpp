@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "apps/plan/run_plan.h"
 #include "apps/train/model_source.h"
@@ -21,31 +22,39 @@ struct EqualRanks {
   std::unique_ptr<plan::RunPlan> plan;  ///< of the first of them
 };
 
-bool same_memory(const memory::MemoryPlan& a, const memory::MemoryPlan& b) {
-  for (int i = 0; i < memory::category_count; ++i)
-    if (a.bytes(static_cast<memory::Category>(i)) != b.bytes(static_cast<memory::Category>(i))) return false;
-  return true;
+using Bytes = std::array<int64_t, memory::category_count>;
+
+// Of the parameters of one rank, the only buffers in which ranks differ.
+Bytes parameter_bytes(const model::ParameterList& parameters, const plan::GroupOptions& options) {
+  memory::MemoryPlan memory;
+  plan::make_param_groups(
+      parameters, [&](const std::string&) { return options; }, memory);
+  memory.solve();
+  Bytes bytes;
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = memory.bytes(static_cast<memory::Category>(i));
+  return bytes;
 }
 
 // The largest first.
 std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, DeviceType device) {
   const Config& c = result.config;
   const model::ModelSpec spec = load_model_spec(result);
+  const model::ParameterList parameters = model::make_parameters(spec);
   const BatchPlan batch = resolve_batch(c, world);
   const int threads = threads_for(c.kernels, 1);
-  std::vector<EqualRanks> out;
+  const DType weight = plan::recipe_for(c, device).weights;
+  std::map<Bytes, EqualRanks> by_bytes;
   for (int rank = 0; rank < world; ++rank) {
-    auto plan = plan::make_run_plan(c, spec, batch, plan::grid_place(c, world, rank), device, threads);
-    const auto same = std::find_if(out.begin(), out.end(), [&](const EqualRanks& e) {
-      return same_memory(e.plan->memory, plan->memory);
-    });
-    if (same != out.end())
-      same->ranks.push_back(rank);
-    else
-      out.push_back({{rank}, std::move(plan)});
+    const plan::GridPlace place = plan::grid_place(c, world, rank);
+    EqualRanks& equal = by_bytes[parameter_bytes(parameters, group_options(c, batch, place, weight))];
+    if (!equal.plan) equal.plan = plan::make_run_plan(c, spec, batch, place, device, threads);
+    equal.ranks.push_back(rank);
   }
+  std::vector<EqualRanks> out;
+  for (auto& [bytes, equal] : by_bytes) out.push_back(std::move(equal));
   std::stable_sort(out.begin(), out.end(), [](const EqualRanks& a, const EqualRanks& b) {
-    return a.plan->memory.total_bytes() > b.plan->memory.total_bytes();
+    const int64_t left = a.plan->memory.total_bytes(), right = b.plan->memory.total_bytes();
+    return left != right ? left > right : a.ranks < b.ranks;
   });
   return out;
 }

@@ -211,7 +211,7 @@ RunRecord make_record(const Config& config, const model::ModelSpec& spec, DType 
   for (const std::string_view key : free_settings) record[std::string(key)] = value_text(config, key);
   for (const std::string_view key : {"policy.max_total_sequence_length", "data.split", "data.train.weights"})
     record[std::string(key)] = value_text(config, key);
-  record["data.seed"] = std::to_string(config.data.seed.value_or(config.pretrain.seed));
+  record["data.seed"] = std::to_string(data_seed(config));
   record["policy.precision"] = name_of(weights);
   record["ranks"] = std::to_string(ranks);
   add_sources("data.train", inputs.train, record);

@@ -159,7 +159,7 @@ std::optional<Exit> StepLoop::stopped() {
   const int64_t step = run_.position.step;
   const bool saves = run_.config.checkpointing.enabled;
   report_.note(fmt::format("stop requested; finished step {}, saving", step));
-  save();
+  save(true);
   return finish(fmt::format("stopped after {}/{} steps, {}; exit 75  (resume: run the same command)", step,
                             run_.max_steps(),
                             saves ? "checkpoint saved" : "no checkpoint: checkpointing.enabled is false"),
@@ -184,7 +184,7 @@ void StepLoop::evaluate() {
   report_.evaluation(loss, Timers::steady_seconds() - begin);
 }
 
-void StepLoop::save() {
+void StepLoop::save(bool stopping) {
   if (!run_.config.checkpointing.enabled) return;
   const auto scope = report_.timers().time(RunSection::checkpoint);
   const double begin = Timers::steady_seconds();
@@ -195,7 +195,7 @@ void StepLoop::save() {
   } catch (const Error& e) {
     // The same on all ranks. Training is worth more than one checkpoint, but not than all of them.
     const int64_t step = run_.position.step;
-    if (++failed_saves_ >= 3 || step == run_.max_steps() || stop::requested()) throw;
+    if (++failed_saves_ >= 3 || step == run_.max_steps() || stopping) throw;
     if (run_.world.rank() == 0)
       report_.warn(fmt::format("checkpoint at step {} failed: {}; training continues", step, e.what()));
   }

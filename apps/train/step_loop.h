@@ -27,7 +27,8 @@ class StepLoop {
   Exit diverged();
   std::optional<Exit> stopped();
   void evaluate();
-  void save();
+  /// `stopping`: all ranks leave after it.
+  void save(bool stopping = false);
   Exit finish(std::string outcome, Exit code);
   std::string blame_for_divergence() const;
 

@@ -214,6 +214,7 @@ bool Executor::release_finished(double seconds) {
     backoff.pause();
   }
   run_mutex_.unlock();
+  wake_if_needed();  // a thread that found the lock taken may have gone to sleep over its work
   return true;
 }
 

@@ -29,16 +29,16 @@ class FifoCommunicator final : public nrl::comm::Communicator {
 
   class Step final : public Work {
    public:
-    Step(nrl::comm::Executor* executor, std::shared_ptr<std::atomic<int>> unwaited,
-         std::shared_ptr<Communicator> inner, Call call, std::shared_ptr<nrl::comm::Lane> lane)
+    Step(nrl::comm::Executor* executor, std::shared_ptr<std::atomic<int>> unwaited, Communicator& inner,
+         Call call, std::shared_ptr<nrl::comm::Lane> lane)
         : Work(nullptr, {}, executor, std::move(unwaited)),
-          inner_(std::move(inner)),
+          inner_(inner),
           call_(std::move(call)),
           lane_(std::move(lane)) {}
 
    private:
     Advance start() override {
-      work_ = submit_to(*inner_, std::move(call_), false);
+      work_ = submit_to(inner_, std::move(call_), false);
       return Advance::waiting;
     }
     Advance poll() override { return work_->carried_out() ? Advance::done : Advance::waiting; }
@@ -46,7 +46,9 @@ class FifoCommunicator final : public nrl::comm::Communicator {
       Work::block();
       work_->wait();
     }
-    std::shared_ptr<Communicator> inner_;
+    // Used at the start only, while the caller has not yet waited. The executor may let go of this object
+    // later than that: it must not be what destroys the communicator, which is collective.
+    Communicator& inner_;
     Call call_;
     std::shared_ptr<nrl::comm::Lane> lane_;
     std::shared_ptr<Work> work_;
@@ -59,7 +61,7 @@ class FifoCommunicator final : public nrl::comm::Communicator {
   std::shared_ptr<Work> submit(Call call, bool blocking) override {
     nrl::comm::Executor& executor = inner_->host_transport()->executor();
     nrl::comm::Executor::Order order{lane_.get(), std::exchange(call.previous, nullptr)};
-    auto work = std::make_shared<Step>(&executor, unwaited(), inner_, std::move(call), lane_);
+    auto work = std::make_shared<Step>(&executor, unwaited(), *inner_, std::move(call), lane_);
     executor.submit(work, std::move(order), blocking);
     return work;
   }
@@ -69,6 +71,6 @@ class FifoCommunicator final : public nrl::comm::Communicator {
     return std::make_unique<FifoCommunicator>(std::move(inner));
   }
 
-  std::shared_ptr<Communicator> inner_;
+  std::unique_ptr<Communicator> inner_;
   std::shared_ptr<nrl::comm::Lane> lane_ = std::make_shared<nrl::comm::Lane>();
 };

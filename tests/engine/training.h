@@ -49,10 +49,10 @@ inline data::MicroBatch random_batch(int64_t tokens, uint64_t seed) {
 /// A new engine with the initial weights of the configuration.
 inline std::unique_ptr<engine::Engine> make_engine(
     train::Placement& placement, const ConfigResult& result,
-    std::optional<engine::TrainingOptions> options = std::nullopt) {
+    std::optional<engine::TrainingOptions> options = std::nullopt, bool own_weights = false) {
   const Config& c = result.config;
   auto plan = plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, 1), placement.place(),
-                                  placement.device(), 1);
+                                  placement.device(), 1, own_weights);
   auto engine =
       std::make_unique<engine::Engine>(std::move(plan), options ? *options : engine::training_options(c),
                                        placement.device_shard_group(), placement.exec());
