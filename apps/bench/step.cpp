@@ -2,9 +2,9 @@
 #include <cmath>
 #include <utility>
 
-#include "apps/model/hf_config.h"
 #include "apps/bench/machine.h"
 #include "apps/engine/engine.h"
+#include "apps/model/hf_config.h"
 #include "apps/plan/memory_check.h"
 #include "apps/train/initial_state.h"
 #include "apps/train/launch.h"

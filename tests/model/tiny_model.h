@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "apps/model/hf_config.h"
 #include "apps/model/decoder.h"
+#include "apps/model/hf_config.h"
 #include "core/device/sim/sim.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"

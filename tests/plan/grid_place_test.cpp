@@ -23,7 +23,8 @@ TEST_CASE("a rank's place follows from the configuration and its number", "[plan
   for (int rank = 0; rank < 24; ++rank) {
     const GridPlace place = grid_place(config, 24, rank);
     CHECK(place.sizes == GridPoint{.tp = 2, .cp = 2, .dp = 3, .pp = 2});
-    CHECK(place.at == GridPoint{.tp = rank % 2, .cp = rank / 2 % 2, .ep = 0, .dp = rank / 4 % 3, .pp = rank / 12});
+    CHECK(place.at ==
+          GridPoint{.tp = rank % 2, .cp = rank / 2 % 2, .ep = 0, .dp = rank / 4 % 3, .pp = rank / 12});
     shards[{place.at.tp, place.at.pp}].insert(place.shard_rank());
   }
   for (const auto& [stage, ranks] : shards) CHECK(ranks == std::set<int>{0, 1, 2, 3, 4, 5});

@@ -1,5 +1,5 @@
-#include "apps/model/hf_config.h"
 #include "apps/plan/memory_check.h"
+#include "apps/model/hf_config.h"
 #include "tests/catch.h"
 
 using namespace nrl;

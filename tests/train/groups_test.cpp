@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <map>
 
-#include "apps/model/hf_config.h"
 #include "apps/engine/group_reducer.h"
 #include "apps/engine/optimizer.h"
+#include "apps/model/hf_config.h"
 #include "apps/train/checkpoint.h"
 #include "apps/train/rank_group.h"
 #include "core/device/cpu/features.h"

@@ -102,9 +102,9 @@ class EffectBench : public Workbench {
     const auto p =
         plan::make_run_plan(result.config, train::load_model_spec(result), resolve_batch(result.config, 2),
                             plan::grid_place(result.config, 2, 0), DeviceType::cpu, 1);
-    std::string text =
-        fmt::format("{} {} {} {} {} {} {}", p->batch.global, p->batch.micro, p->batch.accumulation,
-                    p->sequence_length, p->parameters.total(), p->spec.ffn, p->groups.at(0).layout.buckets().size());
+    std::string text = fmt::format("{} {} {} {} {} {} {}", p->batch.global, p->batch.micro,
+                                   p->batch.accumulation, p->sequence_length, p->parameters.total(),
+                                   p->spec.ffn, p->groups.at(0).layout.buckets().size());
     for (int i = 0; i < memory::category_count; ++i)
       text += fmt::format(" {}", p->memory.bytes(static_cast<memory::Category>(i)));
     return text;

@@ -1,6 +1,6 @@
 // What a checkpoint records of its run, and which changes a resume accepts.
-#include "apps/model/hf_config.h"
 #include "apps/train/resume.h"
+#include "apps/model/hf_config.h"
 
 #include "apps/train/checkpoint.h"
 #include "core/io/checkpoint_store.h"
