@@ -1,9 +1,9 @@
 #include "apps/train/hf_files.h"
-#include "apps/model/hf_config.h"
 
 #include <algorithm>
 
 #include "apps/data/manifest.h"
+#include "apps/model/hf_config.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"

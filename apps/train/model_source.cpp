@@ -1,8 +1,8 @@
 #include "apps/train/model_source.h"
-#include "apps/model/hf_config.h"
 
 #include <algorithm>
 
+#include "apps/model/hf_config.h"
 #include "apps/train/resume.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"

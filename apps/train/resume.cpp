@@ -1,11 +1,11 @@
 #include "apps/train/resume.h"
-#include "apps/model/hf_config.h"
 
 #include <algorithm>
 #include <optional>
 #include <set>
 #include <string_view>
 
+#include "apps/model/hf_config.h"
 #include "core/base/error.h"
 #include "core/config/load.h"
 #include "core/io/checkpoint_store.h"
@@ -282,11 +282,9 @@ std::vector<std::string> compare_records(const RunRecord& saved, const RunRecord
     }
   }
   if (refused.empty()) return changed;
-  std::string fix;
-  if (fixed) {
-    fix =
-        "set these back; to train another model from these weights, give the checkpoint as policy.model_name";
-  } else {
+  std::string fix =
+      "set these back; to train another model from these weights, give the checkpoint as policy.model_name";
+  if (!fixed) {
     std::string names;
     for (const ResumeChange all : allowed) wanted.insert(all);
     for (const ResumeChange change : wanted) names.append(names.empty() ? "" : ", ").append(name_of(change));
@@ -294,8 +292,7 @@ std::vector<std::string> compare_records(const RunRecord& saved, const RunRecord
   }
   fail(Exit::config,
        "the checkpoint {} was saved with other values than this run has:{}\nFix: {}; "
-       "checkpointing.resume=never "
-       "starts from the beginning",
+       "checkpointing.resume=never starts from the beginning",
        checkpoint, listed(refused), fix);
 }
 

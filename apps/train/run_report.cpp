@@ -149,6 +149,16 @@ void RunReport::trace(const std::string& path) {
   terminal_.event("trace", run_.position.step, path);
 }
 
+std::string RunReport::blame_for_divergence(int64_t first_updates) const {
+  const std::string loaded =
+      !run_.resumed_from.empty() ? run_.resumed_from : run_.config.policy.model_name.value_or("");
+  const std::string weights = loaded.empty() ? "the initial weights" : "the weights loaded from " + loaded;
+  const int64_t good = run_.position.updates - first_updates;
+  if (good == 0)
+    return fmt::format("No step has succeeded with {}: they are finite, but were already bad", weights);
+  return fmt::format("{} step{} succeeded since {}, which were good", good, good == 1 ? "" : "s", weights);
+}
+
 void RunReport::summary(std::string outcome, Exit code) {
   const Position& at = run_.position;
   RunSummary s;

@@ -41,6 +41,9 @@ class RunReport {
   void trace(const std::string& path);
   void note(const std::string& text) { terminal_.note(text); }
   void warn(const std::string& text) { terminal_.warn(text); }
+  /// Whether the weights that this process started from can be at fault for a divergence; it began with
+  /// `first_updates` updates.
+  std::string blame_for_divergence(int64_t first_updates) const;
   void summary(std::string outcome, Exit code);
 
   Timers& timers() { return timers_; }

@@ -151,7 +151,8 @@ Exit StepLoop::diverged() {
     log::error_text(fmt::format(
         "non-finite gradients in {} consecutive steps (last: {}); the weights are from step {}. {}. "
         "Fix: lower policy.optimizer.lr, or look at the data of these steps with: nrl-train data show",
-        at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row, blame_for_divergence()));
+        at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row,
+        report_.blame_for_divergence(first_updates_)));
   return finish("diverged", Exit::diverged);
 }
 
@@ -164,17 +165,6 @@ std::optional<Exit> StepLoop::stopped() {
                             run_.max_steps(),
                             saves ? "checkpoint saved" : "no checkpoint: checkpointing.enabled is false"),
                 Exit::stopped);
-}
-
-// Whether the weights that this process started from can be at fault.
-std::string StepLoop::blame_for_divergence() const {
-  const std::string loaded =
-      !run_.resumed_from.empty() ? run_.resumed_from : run_.config.policy.model_name.value_or("");
-  const std::string weights = loaded.empty() ? "the initial weights" : "the weights loaded from " + loaded;
-  const int64_t good = run_.position.updates - first_updates_;
-  if (good == 0)
-    return fmt::format("No step has succeeded with {}: they are finite, but were already bad", weights);
-  return fmt::format("{} step{} succeeded since {}, which were good", good, good == 1 ? "" : "s", weights);
 }
 
 void StepLoop::evaluate() {

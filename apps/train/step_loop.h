@@ -30,7 +30,6 @@ class StepLoop {
   /// `stopping`: all ranks leave after it.
   void save(bool stopping = false);
   Exit finish(std::string outcome, Exit code);
-  std::string blame_for_divergence() const;
 
   Run& run_;
   RunReport& report_;
