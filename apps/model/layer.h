@@ -10,6 +10,7 @@
 // A step that touches a slot which it did not name fails, so that table and code cannot drift apart.
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -190,9 +191,9 @@ class Layer {
   const LayerContext& context() const { return context_; }
   const Ports& ports() const { return ports_; }
   const memory::LayerTable& table() const { return table_; }
-  const memory::LayerPolicy& policy() const { return policies_.front(); }
+  const memory::LayerPolicy& policy() const { return *policy_; }
   /// Which slots backward passes make again; all are kept otherwise.
-  void recompute(memory::SlotSet slots) { policies_.assign(1, memory::LayerPolicy(table_, slots)); }
+  void recompute(memory::SlotSet slots) { policy_.emplace(table_, slots); }
 
  protected:
   Layer(std::string name, const LayerContext& context) : name_(std::move(name)), context_(context) {}
@@ -206,7 +207,7 @@ class Layer {
   std::string name_;
   const LayerContext& context_;
   memory::LayerTable table_;
-  std::vector<memory::LayerPolicy> policies_;  // one
+  std::optional<memory::LayerPolicy> policy_;
 };
 
 }  // namespace nrl::model

@@ -60,8 +60,6 @@ class Stage {
 
   /// For tests: called when the work of each tick begins, the clock of the planned lifetimes.
   void watch_ticks(std::function<void(int tick)> at_tick) { at_tick_ = std::move(at_tick); }
-  /// For tests: the layers of a chunk.
-  const Chunk& layers(int chunk) const { return chunks_[static_cast<size_t>(chunk)]; }
 
  private:
   friend class Run;
