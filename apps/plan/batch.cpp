@@ -107,6 +107,7 @@ void BatchTensors::fill(int64_t microbatch, const data::MicroBatch& batch, int64
   if (microbatch == 0 && pinned_.data()) copied_[turn_].synchronize();
   std::byte* at = staging() + header_ + aligned(8) + microbatch * input_bytes();
   const auto put = [&](const std::vector<int32_t>& values) {
+    if (values.empty()) return;  // no address to copy from
     std::memcpy(at, values.data(), values.size() * 4);
     at += values.size() * 4;
   };
