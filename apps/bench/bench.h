@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/comm/world.h"
+#include "parallel/comm/world/world.h"
 
 namespace nrl::bench {
 

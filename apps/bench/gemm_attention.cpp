@@ -5,9 +5,9 @@
 
 #include "apps/bench/machine.h"
 #include "core/base/log.h"
-#include "core/ops/attention/engine.h"
+#include "core/ops/attention_engine.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/linear/peak.h"
+#include "core/ops/peak.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::bench {
@@ -124,7 +124,7 @@ class OwnKernels {
 
  private:
   ops::Libraries& libraries_;
-  std::unique_ptr<ops::attention::Engine> engine_;
+  std::shared_ptr<ops::attention::Engine> engine_;
 };
 
 void attention_case(Machine& machine, const AttentionCase& c, const char* whose, DType dtype, double peak,

@@ -3,7 +3,7 @@
 #include "apps/model/decoder.h"
 #include "core/ops/coverage.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/optimizer/optimizer.h"
+#include "core/ops/optimizer.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::engine {

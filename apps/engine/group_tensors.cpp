@@ -1,6 +1,6 @@
 #include "apps/engine/group_tensors.h"
 
-#include "core/ops/optimizer/optimizer.h"
+#include "core/ops/optimizer.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::engine {

@@ -1,7 +1,7 @@
 #include "apps/engine/objective.h"
 
 #include "core/base/error.h"
-#include "core/ops/optimizer/optimizer.h"
+#include "core/ops/optimizer.h"
 
 namespace nrl::engine {
 

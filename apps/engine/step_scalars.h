@@ -7,7 +7,7 @@
 
 #include "core/device/runtime.h"
 #include "core/ops/exec.h"
-#include "core/ops/step/step.h"
+#include "core/ops/step.h"
 
 namespace nrl::engine {
 

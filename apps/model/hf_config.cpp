@@ -8,8 +8,8 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/io/json.h"
-#include "core/ops/attention/attention.h"
-#include "core/ops/linear/linear.h"
+#include "core/ops/attention.h"
+#include "core/ops/linear.h"
 
 namespace nrl::model {
 namespace {

@@ -17,7 +17,7 @@
 
 #include "apps/model/micro_batch.h"
 #include "apps/model/parameters.h"
-#include "core/ops/dropout/dropout.h"
+#include "core/ops/dropout.h"
 #include "core/ops/exec.h"
 #include "memory/layer_table.h"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/ops/attention/attention.h"
+#include "core/ops/attention.h"
 #include "core/tensor/tensor.h"
 
 namespace nrl::model {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/ops/attention/attention.h"
-#include "core/ops/linear/linear.h"
+#include "core/ops/attention.h"
+#include "core/ops/linear.h"
 
 namespace nrl::model {
 

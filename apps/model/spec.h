@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/ops/activation/activation.h"
-#include "core/ops/norm/norm.h"
-#include "core/ops/rope/rope.h"
+#include "core/ops/activation.h"
+#include "core/ops/norm.h"
+#include "core/ops/rope.h"
 
 namespace nrl::model {
 

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "apps/model/layer.h"
-#include "core/ops/norm/norm.h"
+#include "core/ops/norm.h"
 
 namespace nrl::model {
 

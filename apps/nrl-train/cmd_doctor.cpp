@@ -14,9 +14,9 @@
 #include "core/device/cuda/devices.h"
 #include "core/device/cuda/nvml.h"
 #include "core/ops/libraries.h"
-#include "core/ops/linear/peak.h"
+#include "core/ops/peak.h"
 #include "parallel/comm/device_options.h"
-#include "parallel/comm/world.h"
+#include "parallel/comm/world/world.h"
 
 namespace nrl::app {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/ops/attention/attention.h"
+#include "core/ops/attention.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::plan {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
-#include "core/ops/optimizer/optimizer.h"
+#include "core/ops/optimizer.h"
 
 namespace nrl::plan {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/base/text.h"
-#include "core/ops/optimizer/optimizer.h"
-#include "core/ops/step/step.h"
+#include "core/ops/optimizer.h"
+#include "core/ops/step.h"
 
 namespace nrl::plan {
 

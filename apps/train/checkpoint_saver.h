@@ -10,7 +10,7 @@
 #include "apps/train/resume.h"
 #include "core/config/load.h"
 #include "core/io/run_lock.h"
-#include "parallel/comm/world.h"
+#include "parallel/comm/world/world.h"
 
 namespace nrl::train {
 

@@ -9,7 +9,7 @@
 #include "apps/engine/engine.h"
 #include "apps/train/placement.h"
 #include "core/io/indexed_dataset.h"
-#include "parallel/comm/world.h"
+#include "parallel/comm/world/world.h"
 
 namespace nrl::train {
 

@@ -7,7 +7,7 @@
 
 #include "apps/train/run_check.h"
 #include "core/config/load.h"
-#include "parallel/comm/world.h"
+#include "parallel/comm/world/world.h"
 
 namespace nrl::train {
 

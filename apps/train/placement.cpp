@@ -13,7 +13,7 @@
 #include "core/device/cpu/threads.h"
 #include "core/io/atomic_file.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/linear/peak.h"
+#include "core/ops/peak.h"
 
 namespace nrl::train {
 namespace {

@@ -12,7 +12,7 @@
 #include "core/config/load.h"
 #include "core/device/cpu/features.h"
 #include "core/tensor/tensor.h"
-#include "parallel/comm/world.h"
+#include "parallel/comm/world/world.h"
 #include "parallel/grid/groups.h"
 
 namespace nrl::train {

@@ -6,7 +6,7 @@
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "core/io/atomic_file.h"
-#include "core/ops/linear/peak.h"
+#include "core/ops/peak.h"
 
 namespace nrl::train {
 namespace {

@@ -10,8 +10,8 @@
 #include "apps/train/model_source.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
-#include "core/ops/attention/engine.h"
-#include "core/ops/linear/peak.h"
+#include "core/ops/attention_engine.h"
+#include "core/ops/peak.h"
 
 namespace nrl::train {
 namespace {

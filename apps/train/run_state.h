@@ -5,7 +5,7 @@
 
 #include "apps/engine/engine.h"
 #include "apps/train/checkpoint.h"
-#include "parallel/comm/world.h"
+#include "parallel/comm/world/world.h"
 
 namespace nrl::train {
 

@@ -2,7 +2,7 @@
 // The step loop.
 
 #include "core/config/load.h"
-#include "parallel/comm/world.h"
+#include "parallel/comm/world/world.h"
 
 namespace nrl::train {
 

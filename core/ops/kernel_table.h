@@ -3,17 +3,17 @@
 // is checked before a run (coverage.h), so that nothing fails in the middle of one.
 
 #include "core/device/cpu/features.h"
-#include "core/ops/activation/activation.h"
-#include "core/ops/attention/attention.h"
-#include "core/ops/cross_entropy/cross_entropy.h"
-#include "core/ops/dropout/dropout.h"
-#include "core/ops/embedding/embedding.h"
-#include "core/ops/linear/linear.h"
-#include "core/ops/norm/norm.h"
-#include "core/ops/optimizer/optimizer.h"
-#include "core/ops/qk/qk_norm_rope.h"
-#include "core/ops/rope/rope.h"
-#include "core/ops/step/step.h"
+#include "core/ops/activation.h"
+#include "core/ops/attention.h"
+#include "core/ops/cross_entropy.h"
+#include "core/ops/dropout.h"
+#include "core/ops/embedding.h"
+#include "core/ops/linear.h"
+#include "core/ops/norm.h"
+#include "core/ops/optimizer.h"
+#include "core/ops/qk_norm_rope.h"
+#include "core/ops/rope.h"
+#include "core/ops/step.h"
 
 namespace nrl::ops {
 

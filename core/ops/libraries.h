@@ -26,11 +26,9 @@ struct LibraryOptions {
 };
 
 struct Libraries {
-  Libraries();
-  ~Libraries();
   bool tf32 = false;                             ///< f32 products in TF32
-  std::unique_ptr<gemm::Engine> gemm;            ///< never null
-  std::unique_ptr<attention::Engine> attention;  ///< null: our own kernels do all shapes
+  std::shared_ptr<gemm::Engine> gemm;            ///< never null
+  std::shared_ptr<attention::Engine> attention;  ///< null: our own kernels do all shapes
   std::string why_no_attention;                  ///< where `attention` is null
 };
 

@@ -2,8 +2,8 @@
 
 #include "core/base/error.h"
 #include "core/base/threads.h"
-#include "parallel/comm/make_device.h"
-#include "parallel/comm/world.h"
+#include "parallel/comm/world/make_device.h"
+#include "parallel/comm/world/world.h"
 
 #include <algorithm>
 #include <exception>

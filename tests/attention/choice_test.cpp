@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "core/ops/attention/engine.h"
+#include "core/ops/attention_engine.h"
 #include "tests/catch.h"
 
 namespace nrl::ops::attention {

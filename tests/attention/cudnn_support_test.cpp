@@ -2,7 +2,7 @@
 // and none for what we keep back. The graphs are the engine's own.
 
 #include "core/device/sim/sim.h"
-#include "core/ops/attention/cudnn.h"
+#include "core/ops/attention/cudnn/support.h"
 #include "tests/attention/h200.h"
 #include "tests/catch.h"
 

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "core/ops/attention/ragged.h"
+#include "core/ops/attention/cudnn/ragged.h"
 #include "tests/catch.h"
 
 namespace nrl::ops {

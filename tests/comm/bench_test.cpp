@@ -1,4 +1,4 @@
-#include "parallel/comm/bench.h"
+#include "parallel/comm/world/bench.h"
 #include "tests/catch.h"
 #include "tests/comm/world_fixture.h"
 

@@ -2,7 +2,7 @@
 // What the conformance suite runs on: a communicator with the memory it works on.
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/world.h"
+#include "parallel/comm/world/world.h"
 
 #include <cstring>
 #include <memory>

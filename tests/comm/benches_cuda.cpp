@@ -2,8 +2,8 @@
 #include "core/base/error.h"
 #include "core/device/choose.h"
 #include "core/device/cuda/devices.h"
-#include "parallel/comm/make_device.h"
 #include "parallel/comm/recording/recording.h"
+#include "parallel/comm/world/make_device.h"
 #include "tests/comm/benches.h"
 
 #include <cstdio>

@@ -1,8 +1,8 @@
 // The backends that need no device: host memory, the same under the weakest order rule, and staged memory of
 // simulated devices that put work off and run it in different orders.
 #include "core/device/sim/sim.h"
-#include "parallel/comm/make_device.h"
 #include "parallel/comm/recording/recording.h"
+#include "parallel/comm/world/make_device.h"
 #include "tests/comm/benches.h"
 #include "tests/comm/fifo_comm.h"
 

@@ -1,6 +1,6 @@
 // On a real device: NCCL under graphs, its errors, its times.
 #include "core/base/error.h"
-#include "parallel/comm/make_device.h"
+#include "parallel/comm/world/make_device.h"
 #include "tests/catch.h"
 #include "tests/comm/benches.h"
 #include "tests/comm/world_fixture.h"

@@ -2,7 +2,7 @@
 // refused.
 #include "core/base/error.h"
 #include "core/device/sim/sim.h"
-#include "parallel/comm/make_device.h"
+#include "parallel/comm/world/make_device.h"
 #include "parallel/data/grad_reducer.h"
 #include "tests/catch.h"
 #include "tests/comm/benches.h"

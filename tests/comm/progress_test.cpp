@@ -1,7 +1,7 @@
 // Nothing waits for what does not concern it: messages, collectives of several groups, busy devices. Every
 // case here would hang if it did.
 #include "core/base/error.h"
-#include "parallel/comm/make_device.h"
+#include "parallel/comm/world/make_device.h"
 #include "tests/catch.h"
 #include "tests/comm/benches.h"
 #include "tests/comm/busy_device.h"

@@ -1,5 +1,5 @@
 #pragma once
-#include "parallel/comm/world.h"
+#include "parallel/comm/world/world.h"
 
 /// The world of the test program, made in main().
 nrl::comm::World& test_world();

@@ -15,7 +15,6 @@
 #include "core/device/cuda/architectures.h"
 #include "core/device/cuda/devices.h"
 #include "core/device/cuda/nvml.h"
-#include "core/device/pinned_pool.h"
 #include "core/device/sim/sim.h"
 #include "tests/catch.h"
 
@@ -23,7 +22,6 @@ namespace {
 
 using namespace nrl;
 using device::choose_ordinal;
-using device::PinnedPool;
 using device::Stream;
 
 bool contains(const std::string& text, const std::string& part) {
@@ -129,58 +127,6 @@ TEST_CASE("the driver's management library is asked where it is", "[devices]") {
   REQUIRE_FALSE(state->clock_limit);  // the function fails
   REQUIRE_FALSE(state->power_limit);  // there is no such function
   REQUIRE(state->throttled == std::vector<std::string>{"power", "temperature"});
-}
-
-TEST_CASE("pinned memory is on loan again only when its copies are done", "[pool]") {
-  for (uint64_t seed = 1; seed <= 20; ++seed) {
-    const auto runtime = device::open_sim({.seed = seed});
-    const Stream a(*runtime), b(*runtime);
-    PinnedPool pool(*runtime);
-    constexpr size_t n = 64;
-    std::vector<device::Memory> targets;
-    for (size_t i = 0; i < n; ++i) targets.emplace_back(*runtime, device::Memory::Kind::device, 8);
-    for (size_t i = 0; i < n; ++i) {
-      PinnedPool::Block block = pool.take(8);
-      std::memset(block.data(), static_cast<int>(i), 8);
-      block.copy_to(targets[i].data(), 0, 8, (i % 2 ? a : b).get());
-    }  // given back at once, copies under way
-    runtime->synchronize();
-    for (size_t i = 0; i < n; ++i) {
-      PinnedPool::Block block = pool.take(8);
-      block.copy_from(targets[i].data(), 0, 8, a.get());
-      block.wait();
-      REQUIRE(block.done());
-      for (size_t k = 0; k < 8; ++k) REQUIRE(static_cast<size_t>(block.data()[k]) == i);
-    }
-  }
-}
-
-TEST_CASE("the pool uses blocks of one size again, and no others", "[pool]") {
-  const auto runtime = device::open_sim();
-  const Stream a(*runtime), b(*runtime);
-  PinnedPool pool(*runtime);
-  const device::Memory target(*runtime, device::Memory::Kind::device, 5000),
-      other(*runtime, device::Memory::Kind::device, 5000);
-  const std::byte* first = nullptr;
-  {
-    PinnedPool::Block block = pool.take(5000);
-    first = block.data();
-    REQUIRE(block.size() == 5000);
-    REQUIRE(pool.allocated() == 8192);
-    block.copy_to(target.data(), 0, 5000, a.get());
-    block.copy_to(other.data(), 0, 5000, b.get());
-    REQUIRE_THROWS(block.copy_to(target.data(), 4999, 2, a.get()));
-  }
-  REQUIRE(pool.take(100).data() != first);  // another class
-  REQUIRE(pool.allocated() == 8192 + 4096);
-  a.synchronize();
-  b.synchronize();
-  PinnedPool::Block again = pool.take(4097);
-  REQUIRE(again.data() == first);
-  PinnedPool::Block moved = std::move(again);
-  REQUIRE(moved.data() == first);
-  REQUIRE(pool.take(8192).data() != first);  // that one is on loan
-  REQUIRE(pool.allocated() == 2 * 8192 + 4096);
 }
 
 }  // namespace

@@ -11,8 +11,7 @@
 #include <string_view>
 
 #include "core/base/error.h"
-#include "core/device/kernel/kernel.h"
-#include "core/device/pinned_pool.h"
+#include "core/device/kernel.h"
 #include "core/device/sim/sim.h"
 
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/device/kernel/kernel.h"
+#include "core/device/kernel.h"
 #include "core/device/sim/sim.h"
 #include "tests/catch.h"
 

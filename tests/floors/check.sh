@@ -41,6 +41,8 @@ self_test() {
   plant apps/model/spec.h '// see apps/train/trainer.cpp, not /cuda.cu'
   plant parallel/grid/grid.h
   plant apps/data/loader.h
+  plant core/ops/linear/linear.cpp '#include "core/ops/linear.h"' '#include "core/ops/shared/check.h"' \
+    '#include "core/ops/gemm/plan.h"' '#include "core/ops/linear/gpu.h"'
   seq -f '// line %g' 600 >core/base_600 && mkdir -p core/base && mv core/base_600 core/base/long_enough.cpp
   check_tree . >clean.txt || {
     cat clean.txt >&2
@@ -51,6 +53,10 @@ self_test() {
   plant core/base/up.h '' '#include "core/tensor/tensor.h"'
   plant core/config/sideways.cpp '#include "core/device/memory.h"'
   plant core/ops/norm/sideways.cpp '  #  include "core/io/json.h"'
+  plant core/ops/norm/inside.cpp '#include "core/ops/linear/gpu.h"'
+  plant core/ops/shared/inside.h '#include "core/ops/gemm/plan.h"'
+  plant core/ops/inside.h '#include "core/ops/shared/check.h"'
+  plant apps/bench/inside.cpp '#include "core/ops/linear.h"' '#include "core/ops/gemm/plan.h"'
   plant parallel/comm/only_core.cpp '#include "precision/recipe.h"'
   plant memory/up.cpp '#include <core/base/error.h>' '#include <parallel/grid/grid.h>'
   plant apps/plan/up.cpp '#include "apps/nrl-train/commands.h"'
@@ -83,6 +89,10 @@ self_test() {
 core/base/up.h:2:
 core/config/sideways.cpp:1:
 core/ops/norm/sideways.cpp:1:
+core/ops/norm/inside.cpp:1:
+core/ops/shared/inside.h:1:
+core/ops/inside.h:1:
+apps/bench/inside.cpp:2:
 parallel/comm/only_core.cpp:1:
 memory/up.cpp:2:
 apps/plan/up.cpp:1:

@@ -1,6 +1,6 @@
 // The hardware's rules, each both ways, and the mapping to column-major matrices.
 
-#include "core/ops/linear/gemm_plan.h"
+#include "core/ops/gemm/plan.h"
 #include "core/ops/linear/gpu.h"
 #include "tests/catch.h"
 

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "core/ops/linear/tune_cache.h"
+#include "core/ops/gemm/tune_cache.h"
 #include "tests/catch.h"
 
 namespace nrl::ops::gemm {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/base/philox.h"
-#include "core/device/kernel/kernel.h"
+#include "core/device/kernel.h"
 #include "tests/catch.h"
 
 namespace {

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/device/kernel/kernel.h"
+#include "core/device/kernel.h"
 
 namespace {
 

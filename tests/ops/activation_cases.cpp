@@ -1,4 +1,4 @@
-#include "core/ops/activation/activation.h"
+#include "core/ops/activation.h"
 
 #include "tests/ops/cases.h"
 

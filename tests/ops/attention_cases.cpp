@@ -1,7 +1,7 @@
 #include <cmath>
 
-#include "core/ops/attention/attention.h"
-#include "core/ops/attention/keep.h"
+#include "core/ops/attention.h"
+#include "core/ops/shared/attention_dropout.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {

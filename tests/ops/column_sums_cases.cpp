@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "core/ops/linear/linear.h"
+#include "core/ops/linear.h"
 #include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
 

@@ -1,4 +1,4 @@
-#include "core/ops/dropout/dropout.h"
+#include "core/ops/dropout.h"
 
 #include <cmath>
 

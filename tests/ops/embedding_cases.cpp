@@ -1,4 +1,4 @@
-#include "core/ops/embedding/embedding.h"
+#include "core/ops/embedding.h"
 
 #include <algorithm>
 

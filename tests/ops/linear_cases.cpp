@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/ops/linear/gemm.h"
-#include "core/ops/linear/peak.h"
+#include "core/ops/gemm/onednn.h"
+#include "core/ops/peak.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {

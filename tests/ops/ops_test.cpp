@@ -2,7 +2,7 @@
 // mathematics.
 
 #define NRL_ISA test_isa
-#include "core/ops/simd.h"
+#include "core/ops/shared/cpu/simd.h"
 
 #include <cmath>
 #include <limits>

@@ -1,9 +1,9 @@
-#include "core/ops/optimizer/optimizer.h"
+#include "core/ops/optimizer.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "core/ops/step/step.h"
+#include "core/ops/step.h"
 #include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
 

@@ -1,7 +1,7 @@
 // op_tests_address and op_tests_thread: the GPU's kernels, compiled with a sanitizer, on the CPU. Nothing
 // else is instrumented.
 
-#include "core/device/kernel/sanitizers.h"
+#include "core/device/sim/engine/sanitizers.h"
 #include "tests/ops/backend.h"
 #include "tests/ops/cases.h"
 

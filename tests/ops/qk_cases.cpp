@@ -1,6 +1,6 @@
-#include "core/ops/qk/qk_norm_rope.h"
+#include "core/ops/qk_norm_rope.h"
 
-#include "core/ops/rope/rope.h"
+#include "core/ops/rope.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {

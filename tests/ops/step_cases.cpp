@@ -1,4 +1,4 @@
-#include "core/ops/step/step.h"
+#include "core/ops/step.h"
 
 #include <cmath>
 

@@ -10,7 +10,7 @@
 #include "apps/train/rank_group.h"
 #include "core/device/cpu/features.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/step/step.h"
+#include "core/ops/step.h"
 #include "tests/catch.h"
 #include "tests/comm/world_fixture.h"
 #include "tests/io/io_test_util.h"

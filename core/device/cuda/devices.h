@@ -33,7 +33,12 @@ struct Status {
 /// Asks the CUDA runtime; never fails and creates no context. Without a driver it says so in `problem`.
 Status query();
 
-/// "GPU-xxxxxxxx-xxxx-..." from the 16 bytes of a device's id.
-std::string uuid_text(const char* bytes);
+// Defined in CUDA builds only.
+
+/// A cudaDeviceAttr of a device; 0 when the driver does not tell.
+int attribute_of(int which, int ordinal);
+
+/// Bytes/s by the memory's clock and width; 0 when the driver does not tell.
+double bandwidth_of(int ordinal);
 
 }  // namespace nrl::cuda

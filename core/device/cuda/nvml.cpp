@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdio>
 #include <utility>
 
 namespace nrl::cuda {
@@ -101,6 +102,17 @@ std::unique_ptr<Nvml> open_nvml(const char* library) {
   auto nvml = std::make_unique<Library>(loaded);
   if (!nvml->started()) return nullptr;
   return nvml;
+}
+
+std::string uuid_text(const char* bytes) {
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    char digits[4];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(bytes[i]));
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += digits;
+  }
+  return text;
 }
 
 }  // namespace nrl::cuda

@@ -35,4 +35,7 @@ class Nvml {
 /// Null when there is no such library, or it does not start.
 std::unique_ptr<Nvml> open_nvml(const char* library = "libnvidia-ml.so.1");
 
+/// "GPU-xxxxxxxx-xxxx-..." from the 16 bytes of a device's id.
+std::string uuid_text(const char* bytes);
+
 }  // namespace nrl::cuda

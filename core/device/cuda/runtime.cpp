@@ -7,7 +7,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/device/cuda/devices.h"
-#include "core/device/cuda/query_internal.h"
+#include "core/device/cuda/nvml.h"
 
 namespace nrl::device {
 namespace {

@@ -5,8 +5,8 @@
 #include <cstdlib>
 
 #include "core/base/error.h"
-#include "core/device/kernel/sanitizers.h"
 #include "core/device/sim/device.h"
+#include "core/device/sim/engine/sanitizers.h"
 
 namespace nrl::sim {
 namespace {

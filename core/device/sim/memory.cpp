@@ -7,7 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/device/kernel/sanitizers.h"
+#include "core/device/sim/engine/sanitizers.h"
 
 namespace nrl::sim {
 namespace {

@@ -17,6 +17,7 @@
 #include <string>
 
 #include "core/device/runtime.h"
+#include "core/device/sim/engine/enqueue.h"
 
 namespace nrl::device {
 
@@ -32,9 +33,5 @@ struct SimOptions {
 /// Binds the calling thread. The seed also picks how eager the device is: seeds 1 and 2 (and every fourth
 /// after them) run nothing before they must, 3 sometimes and 4 often runs work as it is enqueued.
 std::unique_ptr<Runtime> open_sim(const SimOptions& options = {});
-
-/// What kernels and the simulated matrix product enqueue: `work` runs in stream order, again at every launch
-/// of a graph that records it. It must not wait for other threads. `stream` null runs it at once.
-void sim_enqueue(StreamHandle stream, std::function<void()> work);
 
 }  // namespace nrl::device

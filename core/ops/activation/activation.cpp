@@ -1,7 +1,7 @@
-#include "core/ops/activation/activation.h"
+#include "core/ops/activation.h"
 
-#include "core/ops/check.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/shared/check.h"
 #include "core/trace/trace.h"
 
 namespace nrl::ops {

@@ -1,8 +1,8 @@
 #include "core/device/cpu/parallel.h"
-#include "core/ops/cpu_families.h"
-#include "core/ops/element.h"
+#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/simd.h"
+#include "core/ops/shared/cpu/simd.h"
+#include "core/ops/shared/element.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {

@@ -1,9 +1,9 @@
 #include <type_traits>
 
-#include "core/ops/cpu_families.h"
-#include "core/ops/element.h"
-#include "core/ops/gpu_rows.h"
+#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/shared/element.h"
+#include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {
 namespace {

@@ -1,9 +1,9 @@
-#include "core/ops/attention/attention.h"
+#include "core/ops/attention.h"
 
-#include "core/ops/attention/keep.h"
-#include "core/ops/attention/plan.h"
-#include "core/ops/check.h"
+#include "core/ops/attention/cpu/plan.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/shared/attention_dropout.h"
+#include "core/ops/shared/check.h"
 #include "core/trace/trace.h"
 
 namespace nrl::ops {

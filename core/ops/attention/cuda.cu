@@ -1,7 +1,7 @@
-#include "core/ops/attention/engine.h"
-#include "core/ops/attention/gpu_flash_mma.h"
-#include "core/ops/attention/gpu_ragged.h"
-#include "core/ops/cpu_families.h"
+#include "core/ops/attention/cudnn/ragged.cuh"
+#include "core/ops/attention/flash/mma.cuh"
+#include "core/ops/attention_engine.h"
+#include "core/ops/families.h"
 #include "core/ops/libraries.h"
 
 namespace nrl::ops::NRL_GPU {

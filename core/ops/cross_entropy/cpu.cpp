@@ -1,11 +1,11 @@
-#include "core/ops/cross_entropy/cross_entropy.h"
+#include "core/ops/cross_entropy.h"
 
 #include <cstring>
 
 #include "core/device/cpu/parallel.h"
-#include "core/ops/cpu_families.h"
+#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/simd.h"
+#include "core/ops/shared/cpu/simd.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {

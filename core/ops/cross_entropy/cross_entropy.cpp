@@ -1,11 +1,11 @@
-#include "core/ops/cross_entropy/cross_entropy.h"
+#include "core/ops/cross_entropy.h"
 
 #include <algorithm>
 
 #include "core/device/runtime.h"
-#include "core/ops/check.h"
 #include "core/ops/cross_entropy/row_plan.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/shared/check.h"
 #include "core/trace/trace.h"
 
 namespace nrl::ops {

@@ -1,8 +1,8 @@
-#include "core/device/kernel/kernel.h"
-#include "core/ops/cpu_families.h"
+#include "core/device/kernel.h"
 #include "core/ops/cross_entropy/row_plan.h"
-#include "core/ops/gpu_rows.h"
+#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {
 namespace {

@@ -1,7 +1,7 @@
 #include "core/device/cpu/parallel.h"
-#include "core/ops/cpu_families.h"
-#include "core/ops/dropout/cpu_mask.h"
+#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/shared/cpu/dropout_mask.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {

@@ -1,9 +1,9 @@
-#include "core/ops/embedding/embedding.h"
+#include "core/ops/embedding.h"
 
 #include "core/device/cpu/parallel.h"
-#include "core/ops/cpu_families.h"
+#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/simd.h"
+#include "core/ops/shared/cpu/simd.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {

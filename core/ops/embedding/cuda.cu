@@ -1,9 +1,9 @@
-#include "core/device/kernel/kernel.h"
-#include "core/ops/cpu_families.h"
+#include "core/device/kernel.h"
 #include "core/ops/embedding/sorted.h"
-#include "core/ops/gpu_units.h"
+#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/scratch.h"
+#include "core/ops/shared/gpu/units.cuh"
+#include "core/ops/shared/scratch.h"
 
 namespace nrl::ops::NRL_GPU {
 namespace {

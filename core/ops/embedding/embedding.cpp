@@ -1,9 +1,9 @@
-#include "core/ops/embedding/embedding.h"
+#include "core/ops/embedding.h"
 
-#include "core/ops/check.h"
 #include "core/ops/embedding/sorted.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/scratch.h"
+#include "core/ops/shared/check.h"
+#include "core/ops/shared/scratch.h"
 #include "core/trace/trace.h"
 
 namespace nrl::ops {

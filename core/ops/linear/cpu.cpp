@@ -2,12 +2,12 @@
 #include <cstring>
 
 #include "core/device/cpu/parallel.h"
-#include "core/ops/cpu_families.h"
+#include "core/ops/families.h"
+#include "core/ops/gemm/onednn.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/linear/gemm.h"
-#include "core/ops/linear/peak.h"
-#include "core/ops/scratch.h"
-#include "core/ops/simd.h"
+#include "core/ops/peak.h"
+#include "core/ops/shared/cpu/simd.h"
+#include "core/ops/shared/scratch.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {

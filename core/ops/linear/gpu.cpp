@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "core/ops/gemm/engine.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"
-#include "core/ops/linear/gemm_engine.h"
 
 namespace nrl::ops {
 

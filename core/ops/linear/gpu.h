@@ -1,8 +1,8 @@
 #pragma once
 // The linear layers of a GPU on its GEMM engine; the same host code for CUDA and the simulated device.
 
-#include "core/ops/linear/gemm_plan.h"
-#include "core/ops/linear/linear.h"
+#include "core/ops/gemm/plan.h"
+#include "core/ops/linear.h"
 
 namespace nrl::ops::gpu {
 

@@ -1,13 +1,13 @@
-#include "core/ops/norm/norm.h"
+#include "core/ops/norm.h"
 
 #include <atomic>
 
 #include "core/device/cpu/parallel.h"
-#include "core/ops/cpu_families.h"
-#include "core/ops/dropout/cpu_mask.h"
+#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/rows.h"
-#include "core/ops/simd.h"
+#include "core/ops/shared/cpu/dropout_mask.h"
+#include "core/ops/shared/cpu/rows.h"
+#include "core/ops/shared/cpu/simd.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {

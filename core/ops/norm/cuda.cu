@@ -1,6 +1,6 @@
-#include "core/ops/cpu_families.h"
-#include "core/ops/norm/gpu_backward.h"
-#include "core/ops/norm/gpu_forward.h"
+#include "core/ops/families.h"
+#include "core/ops/norm/backward.cuh"
+#include "core/ops/norm/forward.cuh"
 
 namespace nrl::ops::NRL_GPU {
 namespace {

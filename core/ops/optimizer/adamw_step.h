@@ -3,9 +3,9 @@
 
 #include <cmath>
 
-#include "core/ops/element.h"
-#include "core/ops/optimizer/optimizer.h"
-#include "core/ops/step/step.h"
+#include "core/ops/optimizer.h"
+#include "core/ops/shared/element.h"
+#include "core/ops/step.h"
 
 namespace nrl::ops {
 

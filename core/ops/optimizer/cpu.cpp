@@ -1,12 +1,13 @@
-#include "core/ops/optimizer/optimizer.h"
+#include "core/ops/optimizer.h"
 
 #include <cstring>
 
 #include "core/device/cpu/parallel.h"
-#include "core/ops/cpu_families.h"
+#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/optimizer/adamw_step.h"
-#include "core/ops/simd.h"
+#include "core/ops/optimizer/decide_step.h"
+#include "core/ops/shared/cpu/simd.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {
@@ -162,6 +163,9 @@ void fill_optimizer(KernelTable& table) {
   table.add = add_kernel;
   table.convert = convert_kernel;
   table.zero = zero_kernel;
+  table.decide_step = [](Exec&, const DecideStep& a) {
+    step::decide(static_cast<double*>(a.scalars.data), a.max_norm, a.beta1, a.beta2, a.max_skipped);
+  };
 }
 
 }  // namespace nrl::ops::NRL_ISA

@@ -1,9 +1,10 @@
-#include "core/device/kernel/kernel.h"
-#include "core/ops/cpu_families.h"
-#include "core/ops/gpu_units.h"
+#include "core/device/kernel.h"
+#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/optimizer/adamw_step.h"
-#include "core/ops/scratch.h"
+#include "core/ops/optimizer/decide_step.h"
+#include "core/ops/shared/gpu/units.cuh"
+#include "core/ops/shared/scratch.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::ops::NRL_GPU {
@@ -286,6 +287,18 @@ void zero_launch(Exec& exec, const Tensor& x) {
              static_cast<unsigned char*>(x.data), x.bytes(), aligned16(x.data));
 }
 
+// --- The decision ----------------------------------------------------------------------------------------
+
+__global__ void decide_kernel(double* scalars, double max_norm, double beta1, double beta2,
+                              int64_t max_skipped) {
+  step::decide(scalars, max_norm, beta1, beta2, max_skipped);
+}
+
+void decide_launch(Exec& exec, const DecideStep& a) {
+  NRL_LAUNCH(decide_kernel, 1, 1, 0, exec.stream, static_cast<double*>(a.scalars.data), a.max_norm, a.beta1,
+             a.beta2, a.max_skipped);
+}
+
 }  // namespace
 
 void fill_optimizer(KernelTable& table) {
@@ -296,6 +309,7 @@ void fill_optimizer(KernelTable& table) {
   table.add = combine<true>;
   table.convert = combine<false>;
   table.zero = zero_launch;
+  table.decide_step = decide_launch;
 }
 
 }  // namespace nrl::ops::NRL_GPU

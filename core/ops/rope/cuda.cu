@@ -1,7 +1,7 @@
-#include "core/ops/cpu_families.h"
-#include "core/ops/gpu_rows.h"
+#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/rope/gpu_rotation.h"
+#include "core/ops/shared/gpu/rotation.cuh"
+#include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {
 namespace {

@@ -1,10 +1,10 @@
-#include "core/ops/rope/rope.h"
+#include "core/ops/rope.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "core/ops/check.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/shared/check.h"
 #include "core/trace/trace.h"
 
 namespace nrl::ops {

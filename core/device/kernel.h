@@ -1,0 +1,147 @@
+#pragma once
+// The one header that kernel files (*.cu) include besides the contracts of their ops. nvcc compiles them for
+// the GPU; the host compiler compiles the same files with NRL_GPU=sim to run on fibers (fiber.h).
+//
+// Kernels use CUDA's spelling plus: NRL_LAUNCH((kernel<T>), grid, block, shared_bytes, stream, arguments...),
+// NRL_SHARED(float, name, [32]), NRL_DYN_SHARED(float, name). They use only what fiber.h models: no wgmma,
+// TMA, clusters, cooperative groups, cub. Launchers live in namespace nrl::ops::NRL_GPU, which is `cuda` or
+// `sim`.
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+
+namespace nrl::device {
+/// Fails (Exit::internal) naming the kernel when the launch was refused.
+void check_launch(const char* kernel);
+/// Lets a kernel have more than 48 KiB of dynamic shared memory.
+void allow_shared_memory(const void* kernel, size_t bytes);
+}  // namespace nrl::device
+
+#define NRL_LAUNCH(kernel, grid, block, smem, stream, ...)                           \
+  do {                                                                               \
+    ::nrl::device::allow_shared_memory(reinterpret_cast<const void*>(kernel), smem); \
+    kernel<<<grid, block, smem, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__);   \
+    ::nrl::device::check_launch(#kernel);                                            \
+  } while (0)
+#define NRL_SHARED(type, name, ...) __shared__ type name __VA_ARGS__
+#define NRL_DYN_SHARED(type, name)                                   \
+  extern __shared__ __align__(128) unsigned char nrl_dyn_smem_raw[]; \
+  type* name = reinterpret_cast<type*>(nrl_dyn_smem_raw)
+
+__device__ __forceinline__ void nrl_mma_m16n8k16_bf16(float* d, const unsigned* a, const unsigned* b,
+                                                      const float* c) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%11,%12,%13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]),
+        "f"(c[3]));
+}
+__device__ __forceinline__ void nrl_cp_async16(void* dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(dst)),
+               "l"(src)
+               : "memory");
+}
+__device__ __forceinline__ void nrl_cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N>
+__device__ __forceinline__ void nrl_cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// The host compiler's twins of these are in fiber.h.
+#define NRL_SITE_PARAMETER
+#define NRL_CHECK_ALIGNED(p, bytes) static_cast<void>(0)
+
+#else
+#include "core/device/sim/engine/fiber.h"
+#endif
+
+#include "core/base/dtype.h"
+
+namespace nrl::kernel {
+
+inline constexpr int warp = 32;
+inline constexpr unsigned all_lanes = 0xffffffffu;
+
+/// 16 bytes of elements: the unit of global memory access.
+template <class T>
+struct alignas(16) Vec {
+  static constexpr int size = 16 / sizeof(T);
+  T e[size];
+};
+/// `p` must be aligned to 16 bytes; the simulated device checks that.
+template <class T>
+__device__ __forceinline__ Vec<T> load16(const T* p NRL_SITE_PARAMETER) {
+  NRL_CHECK_ALIGNED(p, 16);
+  const uint4 raw = *reinterpret_cast<const uint4*>(p);
+  Vec<T> v;
+  memcpy(static_cast<void*>(&v), &raw, 16);
+  return v;
+}
+template <class T>
+__device__ __forceinline__ void store16(T* p, const Vec<T>& v NRL_SITE_PARAMETER) {
+  NRL_CHECK_ALIGNED(p, 16);
+  uint4 raw;
+  memcpy(&raw, static_cast<const void*>(&v), 16);
+  *reinterpret_cast<uint4*>(p) = raw;
+}
+/// True when `p` may be accessed by load16 and store16.
+inline bool aligned16(const void* p) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0;
+}
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int o = warp / 2; o; o >>= 1) v += __shfl_xor_sync(all_lanes, v, o);
+  return v;
+}
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int o = warp / 2; o; o >>= 1) v = fmaxf(v, __shfl_xor_sync(all_lanes, v, o));
+  return v;
+}
+
+/// Sum over the block, the same value in all threads. Every thread must call it; blockDim.x is a multiple of
+/// 32, the block is one-dimensional.
+__device__ __forceinline__ float block_sum(float v) {
+  NRL_SHARED(float, part, [32]);
+  const int lane = threadIdx.x % warp, w = threadIdx.x / warp, warps = blockDim.x / warp;
+  v = warp_sum(v);
+  if (lane == 0) part[w] = v;
+  __syncthreads();
+  v = warp_sum(lane < warps ? part[lane] : 0.0f);
+  __syncthreads();
+  return v;
+}
+__device__ __forceinline__ float block_max(float v) {
+  NRL_SHARED(float, part, [32]);
+  const int lane = threadIdx.x % warp, w = threadIdx.x / warp, warps = blockDim.x / warp;
+  v = warp_max(v);
+  if (lane == 0) part[w] = v;
+  __syncthreads();
+  v = warp_max(lane < warps ? part[lane] : -INFINITY);
+  __syncthreads();
+  return v;
+}
+
+/// What element-wise bodies (core/ops/shared/element.h) use on the GPU.
+struct GpuMath {
+  static __device__ __forceinline__ float exp(float x) { return __expf(x); }
+  static __device__ __forceinline__ float erf(float x) { return erff(x); }
+  static __device__ __forceinline__ float sqrt(float x) { return sqrtf(x); }
+  /// Within 2 units in the last place; 0 for results below the normal numbers.
+  static __device__ __forceinline__ float reciprocal(float x) { return __fdividef(1.0f, x); }
+};
+
+/// Blocks for `work` units of `per_block`, at most `waves` times the multiprocessors times `resident`.
+inline unsigned grid_for(int64_t work, int64_t per_block, int multiprocessors, int resident = 8) {
+  const int64_t wanted = (work + per_block - 1) / per_block;
+  const int64_t most = static_cast<int64_t>(multiprocessors) * resident;
+  return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
+}
+
+}  // namespace nrl::kernel

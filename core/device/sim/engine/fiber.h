@@ -1,0 +1,244 @@
+#pragma once
+// What kernel files see in place of CUDA when the host compiler compiles them: CUDA's names (cuda_names.h),
+// the built-in variables, barriers, warp operations and the macros of kernel.h, all on the engine (engine.h).
+
+#include <cstring>
+#include <type_traits>
+
+#include "core/device/sim/engine/engine.h"
+
+#define NRL_LAUNCH(kernel, grid, block, smem, stream, ...) \
+  ::nrl::sim::launch(#kernel, stream, kernel, grid, block, smem __VA_OPT__(, ) __VA_ARGS__)
+#define NRL_SHARED(type, name, ...)                                                          \
+  using name##_shared_t = type __VA_ARGS__;                                                  \
+  name##_shared_t& name = *static_cast<name##_shared_t*>([]() -> void* {                     \
+    static char key;                                                                         \
+    return ::nrl::sim::shared_array(&key, sizeof(name##_shared_t), alignof(name##_shared_t), \
+                                    ::nrl::sim::Site::current());                            \
+  }())
+#define NRL_DYN_SHARED(type, name) \
+  type* name = reinterpret_cast<type*>(::nrl::sim::current_block->dynamic_shared)
+// A plain __shared__ would be neither poisoned nor guarded.
+#define __shared__ use_NRL_SHARED_instead
+
+/// The last parameter of a device function that reports its caller's place; nothing under nvcc.
+#define NRL_SITE_PARAMETER , const ::nrl::sim::Site& at = ::nrl::sim::Site::current()
+/// Fails when `p` is not a multiple of `bytes`; in functions that have NRL_SITE_PARAMETER.
+#define NRL_CHECK_ALIGNED(p, bytes) ::nrl::sim::check_aligned(p, bytes, at)
+
+#define threadIdx (::nrl::sim::current_thread->index)
+#define blockIdx (::nrl::sim::current_block->index)
+#define blockDim (::nrl::sim::current_block->dim)
+#define gridDim (::nrl::sim::current_block->grid)
+inline constexpr int warpSize = nrl::sim::warp_size;
+
+namespace nrl::sim {
+
+inline void check_aligned(const void* p, size_t bytes, const Site& at) {
+  if (reinterpret_cast<uintptr_t>(p) % bytes != 0) [[unlikely]] {
+    fail_thread(fmt::format("an access of {} bytes to {}, which is not aligned to them", bytes, p), at);
+  }
+}
+
+template <class T>
+struct Shuffle {
+  T in, out;
+  int source;
+
+  static void apply(void* const* payloads, unsigned lanes) {
+    for (int i = 0; i < warp_size; ++i) {
+      if (!(lanes >> i & 1)) continue;
+      auto* me = static_cast<Shuffle*>(payloads[i]);
+      if (lanes >> me->source & 1) {
+        me->out = static_cast<const Shuffle*>(payloads[me->source])->in;
+      } else {
+        me->source = -1;
+      }
+    }
+  }
+  static constexpr WarpOp op{"a shuffle", &apply};
+};
+
+/// v of lane `source`.
+template <class T>
+T shuffle(unsigned mask, T v, int source, int width, const Site& at) {
+  static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8), "CUDA has no such shuffle");
+  if (width <= 0 || width > warp_size || (width & (width - 1)) != 0) [[unlikely]] {
+    fail_thread(fmt::format("a shuffle of width {}", width), at);
+  }
+  Shuffle<T> payload{v, v, source};
+  collective(mask, Shuffle<T>::op, &payload, at);
+  if (payload.source < 0) [[unlikely]] {
+    fail_thread(fmt::format("a shuffle reads lane {}, which does not take part", source), at);
+  }
+  return payload.out;
+}
+/// The first and last lane of the segment of `width` lanes that the running thread is in.
+inline int first_of_segment(int width) {
+  return current_thread->lane & ~(width - 1);
+}
+inline int last_of_segment(int width) {
+  return current_thread->lane | (width - 1);
+}
+
+struct Vote {
+  bool in;
+  unsigned out;
+
+  static void apply(void* const* payloads, unsigned lanes) {
+    unsigned votes = 0;
+    for (int i = 0; i < warp_size; ++i) {
+      if (lanes >> i & 1 && static_cast<const Vote*>(payloads[i])->in) votes |= 1u << i;
+    }
+    for (int i = 0; i < warp_size; ++i) {
+      if (lanes >> i & 1) static_cast<Vote*>(payloads[i])->out = votes;
+    }
+  }
+  static constexpr WarpOp op{"a vote", &apply};
+};
+inline unsigned vote(unsigned mask, bool in, const Site& at) {
+  Vote payload{in, 0};
+  collective(mask, Vote::op, &payload, at);
+  return payload.out;
+}
+
+struct SyncWarp {
+  static void apply(void* const*, unsigned) {}
+  static constexpr WarpOp op{"__syncwarp", &apply};
+};
+
+/// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 with the fragments of the PTX manual: lane l holds
+/// rows l/4 and l/4 + 8 of A and of C, and column l/4 of B; pairs of columns (of A, C) or rows (of B) are at
+/// 2 * (l % 4) and, in A and B, 8 further.
+struct MatrixTile {
+  const unsigned* a;
+  const unsigned* b;
+  const float* c;
+  float d[4];
+
+  static float element(unsigned pair, int half) {
+    return std::bit_cast<float>(half ? pair & 0xffff0000u : pair << 16);
+  }
+  static void apply(void* const* payloads, unsigned) {
+    float a[16][16], b[16][8];
+    for (int lane = 0; lane < warp_size; ++lane) {
+      const auto* tile = static_cast<const MatrixTile*>(payloads[lane]);
+      const int group = lane / 4, pair = lane % 4 * 2;
+      for (int half = 0; half < 2; ++half) {
+        for (int r = 0; r < 4; ++r) a[group + r % 2 * 8][pair + half + r / 2 * 8] = element(tile->a[r], half);
+        for (int r = 0; r < 2; ++r) b[pair + half + r * 8][group] = element(tile->b[r], half);
+      }
+    }
+    for (int lane = 0; lane < warp_size; ++lane) {
+      auto* tile = static_cast<MatrixTile*>(payloads[lane]);
+      const int group = lane / 4, pair = lane % 4 * 2;
+      for (int i = 0; i < 4; ++i) {
+        float sum = tile->c[i];
+        for (int k = 0; k < 16; ++k) sum += a[group + i / 2 * 8][k] * b[k][pair + i % 2];
+        tile->d[i] = sum;
+      }
+    }
+  }
+  static constexpr WarpOp op{"mma.sync", &apply, true};
+};
+
+/// Carries out this thread's copies of groups before `group`.
+inline void finish_copies(AsyncCopies& copies, int group) {
+  int kept = 0;
+  for (int i = 0; i < copies.count; ++i) {
+    const AsyncCopies::Copy copy = copies.copy[i];
+    if (copy.group < group) {
+      *static_cast<::uint4*>(copy.to) = *static_cast<const ::uint4*>(copy.from);
+    } else {
+      copies.copy[kept++] = copy;
+    }
+  }
+  copies.count = kept;
+}
+
+}  // namespace nrl::sim
+
+// ---- barriers, votes and shuffles under CUDA's names
+// -------------------------------------------------------
+#define NRL_SITE const nrl::sim::Site& at = nrl::sim::Site::current()
+inline void __syncthreads(NRL_SITE) {
+  nrl::sim::barrier(0, at);
+}
+inline int __syncthreads_count(int predicate, NRL_SITE) {
+  return nrl::sim::barrier(predicate != 0, at);
+}
+inline int __syncthreads_or(int predicate, NRL_SITE) {
+  return nrl::sim::barrier(predicate != 0, at) != 0;
+}
+inline int __syncthreads_and(int predicate, NRL_SITE) {
+  return nrl::sim::barrier(predicate == 0, at) == 0;
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu, NRL_SITE) {
+  nrl::sim::collective(mask, nrl::sim::SyncWarp::op, nullptr, at);
+}
+inline void __threadfence() {
+  nrl::sim::fence();
+}
+inline void __threadfence_block() {
+  nrl::sim::fence();
+}
+inline void __trap(NRL_SITE) {
+  nrl::sim::fail_thread("__trap", at);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate, NRL_SITE) {
+  return nrl::sim::vote(mask, predicate != 0, at);
+}
+inline int __any_sync(unsigned mask, int predicate, NRL_SITE) {
+  return nrl::sim::vote(mask, predicate != 0, at) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, NRL_SITE) {
+  return nrl::sim::vote(mask, predicate == 0, at) == 0;
+}
+template <class T>
+T __shfl_sync(unsigned mask, T v, int source, int width = 32, NRL_SITE) {
+  return nrl::sim::shuffle(mask, v, nrl::sim::first_of_segment(width) | (source & (width - 1)), width, at);
+}
+// A source outside the segment of `width` lanes is the lane itself.
+template <class T>
+T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32, NRL_SITE) {
+  const int me = nrl::sim::current_thread->lane, source = me - static_cast<int>(delta);
+  return nrl::sim::shuffle(mask, v, source < nrl::sim::first_of_segment(width) ? me : source, width, at);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32, NRL_SITE) {
+  const int me = nrl::sim::current_thread->lane, source = me + static_cast<int>(delta);
+  return nrl::sim::shuffle(mask, v, source > nrl::sim::last_of_segment(width) ? me : source, width, at);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, NRL_SITE) {
+  const int me = nrl::sim::current_thread->lane, source = me ^ bits;
+  return nrl::sim::shuffle(mask, v, source > nrl::sim::last_of_segment(width) ? me : source, width, at);
+}
+
+// ---- kernel.h's wrappers of PTX
+// ----------------------------------------------------------------------------
+inline void nrl_mma_m16n8k16_bf16(float* d, const unsigned* a, const unsigned* b, const float* c, NRL_SITE) {
+  nrl::sim::MatrixTile tile{a, b, c, {}};
+  nrl::sim::collective(0xffffffffu, nrl::sim::MatrixTile::op, &tile, at);
+  for (int i = 0; i < 4; ++i) d[i] = tile.d[i];
+}
+// The copy happens when it must have: in the wait for its group.
+inline void nrl_cp_async16(void* to, const void* from, NRL_SITE) {
+  nrl::sim::check_aligned(to, 16, at);
+  nrl::sim::check_aligned(from, 16, at);
+  if (!nrl::sim::in_shared_memory(to, 16)) nrl::sim::fail_thread("cp.async to memory that is not shared", at);
+  nrl::sim::AsyncCopies& copies = nrl::sim::async_copies();
+  if (copies.count == nrl::sim::AsyncCopies::capacity) {
+    nrl::sim::fail_thread("more cp.async in flight than the engine holds for one thread", at);
+  }
+  copies.copy[copies.count++] = {to, from, copies.group};
+}
+inline void nrl_cp_async_commit() {
+  ++nrl::sim::async_copies().group;
+}
+template <int N>
+void nrl_cp_async_wait() {
+  nrl::sim::AsyncCopies& copies = nrl::sim::async_copies();
+  nrl::sim::finish_copies(copies, copies.group - N);
+}
+#undef NRL_SITE

@@ -1,0 +1,78 @@
+#pragma once
+// Causal attention without the T x T matrix (Dao et al. 2022), grouped-query heads, variable-length
+// sequences.
+//
+// Tokens of all sequences lie behind each other: q (Nq, heads, D), k and v (Nk, kv_heads, D), rows may be
+// strided views of one fused qkv buffer. Sequence s owns rows [cu[s], cu[s+1]). Query head h reads key head h
+// / (heads / kv_heads). D is independent of the hidden size. When a sequence has more keys than queries
+// (decoding), the queries are its last rows: query i of the sequence sees keys up to i + (keys - queries).
+
+#include "core/ops/dropout.h"
+#include "core/ops/exec.h"
+
+namespace nrl::ops {
+
+/// What the host knows of the lengths without reading cu_q and cu_k, which lie in device memory. The CPU
+/// needs none of it; a GPU needs `longest`, and is faster when all sequences are equally long.
+struct SequenceLengths {
+  int64_t longest = 0;  ///< no sequence has more queries or keys; 0: unknown
+  bool equal = false;   ///< every sequence has exactly `longest` queries and keys
+};
+
+/// out = drop(softmax(scale * q k^T, masked)) v; lse = log-sum-exp of the scaled, masked scores (natural
+/// log). drop(P) is P / (1 - p) where the probability is kept and 0 elsewhere; the mask is a function of
+/// (seed, stream, step, first_row + row of q, head, key within its sequence), see keep.h, with p rounded to a
+/// multiple of 2^-16.
+struct AttentionForward {
+  Tensor q;         ///< (Nq, heads, D) f32 or bf16
+  Tensor k;         ///< (Nk, kv_heads, D)
+  Tensor v;         ///< (Nk, kv_heads, D)
+  Tensor out;       ///< (Nq, heads, D)
+  Tensor lse = {};  ///< (heads, Nq) f32, optional
+  Tensor cu_q;      ///< (S + 1) i32, ascending from 0 to Nq
+  Tensor cu_k;      ///< (S + 1) i32; the same tensor as cu_q in training
+  float scale = 1.0f;
+  bool causal = true;
+  int64_t window = 0;  ///< > 0: a query sees itself and the window - 1 keys before it
+  SequenceLengths lengths = {};
+  FusedDropout dropout = {};  ///< of the probabilities; first_row belongs to row 0 of q
+};
+
+struct AttentionBackward {
+  Tensor dout;               ///< (Nq, heads, D)
+  Tensor q, k, v, out, lse;  ///< as in the forward pass
+  Tensor cu_q, cu_k;         ///< as in the forward pass
+  Tensor dq;                 ///< (Nq, heads, D), overwritten; must not alias q, k or v
+  Tensor dk;                 ///< (Nk, kv_heads, D), overwritten
+  Tensor dv;                 ///< (Nk, kv_heads, D), overwritten
+  float scale = 1.0f;
+  bool causal = true;
+  int64_t window = 0;
+  SequenceLengths lengths = {};
+  FusedDropout dropout = {};  ///< as in the forward pass
+};
+
+void attention_forward(Exec& exec, const AttentionForward& a);
+void attention_backward(Exec& exec, const AttentionBackward& a);
+
+/// Scratch bytes of forward and backward; `max_sequence` is the longest sequence (of keys).
+size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, int64_t max_sequence,
+                           int threads);
+
+/// Scratch bytes of forward and backward on any GPU: what our own kernels and cuDNN want, the latter for
+/// training steps on columns of a fused qkv buffer whose gradients need not be the same bits in every run.
+size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d);
+
+/// (query, key) pairs that causal attention sees in one sequence of length t, exact. `window` as in
+/// AttentionForward.
+constexpr double attention_pairs(int64_t t, int64_t window) {
+  const auto triangle = [](int64_t n) { return static_cast<double>(n) * static_cast<double>(n + 1) / 2; };
+  return triangle(t) - (window > 0 && t > window ? triangle(t - window) : 0);
+}
+
+/// Forward operations of causal attention over one sequence of length t, exact: 4 * heads * d for each pair.
+constexpr double attention_flops(int64_t t, int64_t heads, int64_t d, int64_t window = 0) {
+  return 4.0 * static_cast<double>(heads) * static_cast<double>(d) * attention_pairs(t, window);
+}
+
+}  // namespace nrl::ops

@@ -1,0 +1,124 @@
+#pragma once
+// The mask of attention dropout on the CPU (keep.h), for a vector of queries at a time: scores are kept
+// [key][query] with queries in lanes, and so are the Philox blocks here. Compiled once per instruction set.
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "core/ops/attention/cpu/micro.h"
+#include "core/ops/dropout.h"
+#include "core/ops/shared/attention_dropout.h"
+
+namespace nrl::ops::NRL_ISA {
+
+class KeepMask {
+ public:
+  KeepMask(const FusedDropout& d, int64_t heads)
+      : scale(attention::keep_scale(d.p)),
+        seed_(d.seed),
+        stream_(dropout_stream(d.stream, static_cast<const int64_t*>(d.step.data))),
+        first_row_(d.first_row),
+        heads_(heads),
+        below_(static_cast<int32_t>(attention::drop_below(d.p))) {}
+
+  float scale;  ///< of what is kept
+  bool drops() const { return below_ > 0; }
+
+  /// Calls body(j, keep) for the keys [keys.begin, keys.end) of a block that begins at key `key` of the
+  /// sequence, a multiple of 8. Lane l of `keep` has all bits set when the probability of query `row` + l and
+  /// of this key stays.
+  template <class Body>
+  NRL_ALWAYS void for_keys(int64_t row, int64_t head, int64_t key, const micro::Range& keys,
+                           const Body& body) const {
+    constexpr int width = attention::keys_per_block;
+    const uint64_t first = attention::philox_block_of(first_row_ + row, heads_, head, key / width);
+    const uint64_t lane = static_cast<uint64_t>(heads_) << attention::key_block_bits;
+    const micro::IntVec below = micro::splat_int(below_);
+    WideVec even;
+    for (int l = 0; l < micro::lanes / 2; ++l) even[l] = first + 2 * static_cast<uint64_t>(l) * lane;
+    for (int64_t j = keys.begin / width * width; j < keys.end; j += width) {
+      const WideVec counter = even + static_cast<uint64_t>(j / width);
+      micro::UintVec words[4];
+      philox(counter, counter + lane, words);
+      const auto one = [&](int e) __attribute__((always_inline)) {
+        const micro::UintVec bits = e % 2 ? words[e / 2] >> 16 : words[e / 2] & 0xffffu;
+        body(j + e, reinterpret_cast<micro::IntVec>(bits) >= below);
+      };
+      if (j >= keys.begin && j + width <= keys.end) {
+#pragma GCC unroll 8
+        for (int e = 0; e < width; ++e) one(e);
+      } else {
+        for (int e = 0; e < width; ++e)
+          if (j + e >= keys.begin && j + e < keys.end) one(e);
+      }
+    }
+  }
+
+  /// Clears what is dropped of the probabilities p[j * step ...] of those keys and a vector of queries.
+  void drop_block(int64_t row, int64_t head, int64_t key, const micro::Range& keys, float* p,
+                  int64_t step) const {
+    for_keys(
+        row, head, key, keys, [&](int64_t j, micro::IntVec keep) __attribute__((always_inline)) {
+          float* at = p + j * step;
+          micro::store(at, micro::select(keep, micro::load(at), micro::Vec{}));
+        });
+  }
+
+ private:
+  /// 64-bit elements, of which there are half as many as lanes: those of the even or of the odd ones.
+  typedef uint64_t WideVec __attribute__((vector_size(micro::lanes * 4), may_alias));
+
+  /// The low halves of the elements times m, in 64 bits.
+  NRL_ALWAYS static WideVec multiply_low(WideVec a, uint32_t m) {
+    const WideVec factor = uint64_t{m} - WideVec{};
+#if defined(NRL_ISA_avx512)
+    return reinterpret_cast<WideVec>(
+        _mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(factor)));
+#elif defined(NRL_ISA_avx2)
+    return reinterpret_cast<WideVec>(
+        _mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(factor)));
+#elif defined(__SSE2__)
+    return reinterpret_cast<WideVec>(
+        _mm_mul_epu32(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(factor)));
+#else
+    return (a & 0xffffffffull) * factor;
+#endif
+  }
+
+  /// philox4x32 (core/base/philox.h) of the counters of the even and of the odd lanes, word by word. Only the
+  /// low halves of c0 to c3 count: products read no more, and what is above goes at the end.
+  NRL_ALWAYS void philox(WideVec even, WideVec odd, micro::UintVec (&words)[4]) const {
+    WideVec c[2][4];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      c[half][0] = half ? odd : even;
+      c[half][1] = c[half][0] >> 32;
+      c[half][2] = stream_ - WideVec{};
+      c[half][3] = c[half][2] >> 32;
+    }
+    uint32_t k0 = static_cast<uint32_t>(seed_), k1 = static_cast<uint32_t>(seed_ >> 32);
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; ++round) {
+#pragma GCC unroll 2
+      for (WideVec(&x)[4] : c) {
+        const WideVec p0 = multiply_low(x[0], 0xD2511F53u), p1 = multiply_low(x[2], 0xCD9E8D57u);
+        x[0] = (p1 >> 32) ^ x[1] ^ k0;
+        x[2] = (p0 >> 32) ^ x[3] ^ k1;
+        x[1] = p1;
+        x[3] = p0;
+      }
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+#pragma GCC unroll 4
+    for (int w = 0; w < 4; ++w)
+      words[w] = reinterpret_cast<micro::UintVec>((c[0][w] & 0xffffffffull) | c[1][w] << 32);
+  }
+
+  uint64_t seed_, stream_;
+  int64_t first_row_, heads_;
+  int32_t below_;
+};
+
+}  // namespace nrl::ops::NRL_ISA

@@ -1,0 +1,131 @@
+// Which attention problems a library gets, and the text that says so.
+
+#include "core/base/log.h"
+#include "core/ops/attention_engine.h"
+
+namespace nrl::ops::attention {
+namespace {
+
+constexpr int64_t vector_bytes = 16;
+constexpr int64_t largest_d = 256;  ///< backward on Hopper; forward goes further, but is of no use alone
+constexpr int64_t d_multiple = 8;
+
+HeadSteps steps_of(const Tensor& t) {
+  return {t.stride[0], t.stride[1]};
+}
+
+bool aligned(const Tensor& t) {
+  const int64_t unit = vector_bytes / size_of(t.dtype);
+  return reinterpret_cast<uintptr_t>(t.data) % vector_bytes == 0 && t.stride[0] % unit == 0 &&
+         t.stride[1] % unit == 0;
+}
+
+template <class Attention>
+Problem common(Direction direction, const Attention& a) {
+  Problem p;
+  p.direction = direction;
+  p.dtype = a.q.dtype;
+  p.queries = a.q.dim(0);
+  p.keys = a.k.dim(0);
+  p.sequences = a.cu_q.dim(0) - 1;
+  p.longest = a.lengths.longest;
+  p.equal = a.lengths.equal;
+  p.self = a.lengths.equal || a.cu_q.data == a.cu_k.data;
+  p.heads = a.q.dim(1);
+  p.kv_heads = a.k.dim(1);
+  p.d = a.q.dim(2);
+  p.causal = a.causal;
+  p.window = a.window;
+  p.dropout = a.dropout.p > 0;
+  p.scale = a.scale;
+  p.q = steps_of(a.q);
+  p.k = steps_of(a.k);
+  p.v = steps_of(a.v);
+  p.out = steps_of(a.out);
+  p.lse_row = a.lse ? a.lse.stride[0] : 0;
+  p.aligned = aligned(a.q) && aligned(a.k) && aligned(a.v) && aligned(a.out);
+  return p;
+}
+
+const char* name_of(Direction d) {
+  return d == Direction::forward ? "forward" : "backward";
+}
+
+std::string own_kernels(const Problem& p, const std::string& reason) {
+  return fmt::format("attention {}: our own kernels ({})", name_of(p.direction), reason);
+}
+
+}  // namespace
+
+Problem problem_of(const AttentionForward& a) {
+  return common(Direction::forward, a);
+}
+
+Problem problem_of(const AttentionBackward& a) {
+  Problem p = common(Direction::backward, a);
+  p.dout = steps_of(a.dout);
+  p.dq = steps_of(a.dq);
+  p.dk = steps_of(a.dk);
+  p.dv = steps_of(a.dv);
+  p.aligned = p.aligned && aligned(a.dout) && aligned(a.dq) && aligned(a.dk) && aligned(a.dv);
+  return p;
+}
+
+Problem training_problem(Direction direction, DType dtype, int64_t tokens, int64_t sequences,
+                         const SequenceLengths& lengths, int64_t heads, int64_t kv_heads, int64_t d,
+                         bool causal, int64_t window, bool dropout) {
+  Problem p;
+  p.direction = direction;
+  p.dtype = dtype;
+  p.queries = p.keys = tokens;
+  p.sequences = sequences;
+  p.longest = lengths.longest;
+  p.equal = lengths.equal;
+  p.heads = heads;
+  p.kv_heads = kv_heads;
+  p.d = d;
+  p.causal = causal;
+  p.window = window;
+  p.dropout = dropout;
+  p.q = p.k = p.v = {(heads + 2 * kv_heads) * d, d};
+  p.out = {heads * d, d};
+  p.lse_row = tokens;
+  if (direction == Direction::backward) {
+    p.dout = p.out;
+    p.dq = p.dk = p.dv = p.q;
+  }
+  return p;
+}
+
+std::string refusal(const Problem& p) {
+  if (p.dtype != DType::bf16) return fmt::format("{} tensors", nrl::name_of(p.dtype));
+  if (p.d % d_multiple != 0) return fmt::format("a head dimension of {}, no multiple of {}", p.d, d_multiple);
+  if (p.d > largest_d) return fmt::format("a head dimension of {}, more than {}", p.d, largest_d);
+  if (!p.self) return "sequences with other numbers of keys than of queries";
+  if (p.longest <= 1) return "sequences of one token";
+  if (!p.aligned) return "rows that do not start at 16 bytes";
+  // One seed for a whole call: the mask of a sample would depend on its place in the microbatch.
+  if (p.dropout) return "attention dropout, whose mask must not depend on the microbatch";
+  return "";
+}
+
+Engine* choose(Engine* engine, const Problem& p, size_t workspace) {
+  if (!engine) return nullptr;
+  std::string reason = refusal(p);
+  if (reason.empty()) reason = engine->refusal(p, workspace);
+  if (reason.empty()) return engine;
+  const std::string text = own_kernels(p, reason);
+  if (engine->say_once(text)) log::line(text);
+  return nullptr;
+}
+
+std::string describe_choice(Engine* engine, const std::string& why_none, const Problem& p, size_t workspace) {
+  std::string reason = engine ? refusal(p) : why_none;
+  if (engine && reason.empty()) reason = engine->refusal(p, workspace);
+  if (engine && reason.empty()) return fmt::format("attention {}: {}", name_of(p.direction), engine->name());
+  const std::string text = own_kernels(p, reason);
+  if (engine) engine->say_once(text);
+  return text;
+}
+
+}  // namespace nrl::ops::attention

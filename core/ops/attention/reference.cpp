@@ -1,0 +1,122 @@
+#include "core/ops/shared/reference.h"
+#include "core/base/philox.h"
+#include "core/ops/shared/attention_dropout.h"
+
+namespace nrl::ops::reference {
+namespace {
+
+double at(const Tensor& t, int64_t token, int64_t head, int64_t i) {
+  return load_at(t, token * t.step(0) + head * t.step(1) + i * t.step(2));
+}
+void put(const Tensor& t, int64_t token, int64_t head, int64_t i, double value) {
+  store_at(t, token * t.step(0) + head * t.step(1) + i * t.step(2), value);
+}
+
+/// What dropout multiplies the probability of a query and a key of its sequence by.
+class Keep {
+ public:
+  Keep(const FusedDropout& d, int64_t heads)
+      : random_(d.seed, dropout_stream(d.stream, static_cast<const int64_t*>(d.step.data))),
+        first_row_(d.first_row),
+        heads_(heads),
+        below_(attention::drop_below(d.p)) {}
+  double operator()(int64_t row, int64_t head, int64_t key) const {
+    const auto e = static_cast<size_t>(key % attention::keys_per_block);
+    const PhiloxBlock words = random_.block(
+        attention::philox_block_of(first_row_ + row, heads_, head, key / attention::keys_per_block));
+    const uint32_t bits = words[e / 2] >> 16 * (e % 2) & 0xffff;
+    return bits >= below_ ? 65536.0 / (65536.0 - below_) : 0.0;
+  }
+
+ private:
+  PhiloxStream random_;
+  int64_t first_row_, heads_;
+  uint32_t below_;
+};
+
+/// Calls body(query row, head, key head, first key row of the sequence, first key row seen, end) for every
+/// query of every head.
+template <class Arguments, class Body>
+void for_each_query(const Arguments& a, const Body& body) {
+  const int64_t heads = a.q.dim(1), group = heads / a.k.dim(1);
+  for (int64_t s = 0; s + 1 < a.cu_q.dim(0); ++s) {
+    const int64_t q0 = index(a.cu_q, s), q1 = index(a.cu_q, s + 1), k0 = index(a.cu_k, s),
+                  k1 = index(a.cu_k, s + 1);
+    for (int64_t i = q0; i < q1; ++i) {
+      // The queries are the last rows of the sequence.
+      const int64_t self = k1 - (q1 - i);
+      const int64_t end = a.causal ? std::max(k0, self + 1) : k1;
+      const int64_t begin = a.causal && a.window > 0 ? std::max(k0, self - a.window + 1) : k0;
+      for (int64_t h = 0; h < heads; ++h) body(i, h, h / group, k0, std::min(begin, end), end);
+    }
+  }
+}
+
+template <class Arguments>
+double score(const Arguments& a, int64_t i, int64_t h, int64_t j, int64_t g) {
+  double sum = 0;
+  for (int64_t c = 0; c < a.q.dim(2); ++c) sum += at(a.q, i, h, c) * at(a.k, j, g, c);
+  return sum * static_cast<double>(a.scale);
+}
+
+void forward(Exec&, const AttentionForward& a) {
+  const Keep keep(a.dropout, a.q.dim(1));
+  for_each_query(a, [&](int64_t i, int64_t h, int64_t g, int64_t k0, int64_t begin, int64_t end) {
+    std::vector<double> p;
+    double top = -INFINITY, sum = 0;
+    for (int64_t j = begin; j < end; ++j) {
+      p.push_back(score(a, i, h, j, g));
+      top = std::max(top, p.back());
+    }
+    for (double& x : p) sum += x = std::exp(x - top);
+    for (int64_t j = begin; j < end; ++j) p[static_cast<size_t>(j - begin)] *= keep(i, h, j - k0);
+    for (int64_t c = 0; c < a.q.dim(2); ++c) {
+      double o = 0;
+      for (int64_t j = begin; j < end; ++j) o += p[static_cast<size_t>(j - begin)] * at(a.v, j, g, c);
+      put(a.out, i, h, c, p.empty() ? 0.0 : o / sum);
+    }
+    if (a.lse) store(a.lse, h, i, p.empty() ? -INFINITY : top + std::log(sum));
+  });
+}
+
+void backward(Exec&, const AttentionBackward& a) {
+  const int64_t d = a.q.dim(2);
+  // Sums over queries and heads are kept in double, rounded once.
+  const auto width = static_cast<size_t>(a.k.dim(1) * d);
+  std::vector<double> dk(static_cast<size_t>(a.k.dim(0)) * width), dv(dk.size());
+  const Keep keep(a.dropout, a.q.dim(1));
+  for_each_query(a, [&](int64_t i, int64_t h, int64_t g, int64_t k0, int64_t begin, int64_t end) {
+    double delta = 0;
+    for (int64_t c = 0; c < d; ++c) delta += at(a.dout, i, h, c) * at(a.out, i, h, c);
+    std::vector<double> dq(static_cast<size_t>(d));
+    for (int64_t j = begin; j < end; ++j) {
+      const double p = std::exp(score(a, i, h, j, g) - load(a.lse, h, i)), kept = keep(i, h, j - k0);
+      double dp = 0;
+      for (int64_t c = 0; c < d; ++c) dp += at(a.dout, i, h, c) * at(a.v, j, g, c);
+      const double ds = p * (kept * dp - delta) * static_cast<double>(a.scale);
+      for (int64_t c = 0; c < d; ++c) {
+        const size_t e = static_cast<size_t>(j) * width + static_cast<size_t>(g * d + c);
+        dq[static_cast<size_t>(c)] += ds * at(a.k, j, g, c);
+        dk[e] += ds * at(a.q, i, h, c);
+        dv[e] += kept * p * at(a.dout, i, h, c);
+      }
+    }
+    for (int64_t c = 0; c < d; ++c) put(a.dq, i, h, c, dq[static_cast<size_t>(c)]);
+  });
+  size_t e = 0;
+  for (int64_t j = 0; j < a.k.dim(0); ++j)
+    for (int64_t g = 0; g < a.k.dim(1); ++g)
+      for (int64_t c = 0; c < d; ++c, ++e) {
+        put(a.dk, j, g, c, dk[e]);
+        put(a.dv, j, g, c, dv[e]);
+      }
+}
+
+}  // namespace
+
+void fill_attention(KernelTable& table) {
+  table.attention_forward = forward;
+  table.attention_backward = backward;
+}
+
+}  // namespace nrl::ops::reference

@@ -1,0 +1,18 @@
+#include "core/ops/families.h"
+
+namespace nrl::ops {
+namespace {
+
+NRL_DEFINE_TABLE(baseline_kernels, baseline)
+NRL_DEFINE_TABLE(avx2_kernels, avx2)
+NRL_DEFINE_TABLE(avx512_kernels, avx512)
+
+}  // namespace
+
+const KernelTable& cpu_kernels(cpu::Isa isa) {
+  NRL_CHECK(isa <= cpu::best_isa(), "this processor does not have {}", cpu::name_of(isa));
+  static const KernelTable* const tables[] = {&baseline_kernels(), &avx2_kernels(), &avx512_kernels()};
+  return *tables[static_cast<int>(isa)];
+}
+
+}  // namespace nrl::ops

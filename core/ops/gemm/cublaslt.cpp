@@ -1,0 +1,291 @@
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/log.h"
+#include "core/ops/gemm/engine.h"
+#include "core/ops/gemm/tune_cache.h"
+
+namespace nrl::ops::gemm {
+namespace {
+
+void check(cublasStatus_t status, const char* call, const std::string& what) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    fail(Exit::internal, "{} of {}: {}", call, what, cublasLtGetStatusString(status));
+}
+
+cudaDataType_t type_of(DType t) {
+  switch (t) {
+    case DType::f32:
+      return CUDA_R_32F;
+    case DType::f16:
+      return CUDA_R_16F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    case DType::e4m3:
+      return CUDA_R_8F_E4M3;
+    case DType::e5m2:
+      return CUDA_R_8F_E5M2;
+    default:
+      fail(Exit::internal, "cuBLASLt has no type {}", name_of(t));
+  }
+}
+
+cublasLtEpilogue_t epilogue_of(Epilogue e) {
+  switch (e) {
+    case Epilogue::none:
+      return CUBLASLT_EPILOGUE_DEFAULT;
+    case Epilogue::bias:
+      return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::gelu:
+      return CUBLASLT_EPILOGUE_GELU;
+    case Epilogue::gelu_bias:
+      return CUBLASLT_EPILOGUE_GELU_BIAS;
+    case Epilogue::gelu_aux:
+      return CUBLASLT_EPILOGUE_GELU_AUX;
+    case Epilogue::gelu_aux_bias:
+      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case Epilogue::dgelu:
+      return CUBLASLT_EPILOGUE_DGELU;
+  }
+  return CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+/// Owns one of the library's descriptors.
+template <class T, cublasStatus_t (*destroy)(T)>
+struct Owned {
+  T value = nullptr;
+  Owned() = default;
+  ~Owned() {
+    if (value) destroy(value);
+  }
+  Owned(Owned&& o) noexcept : value(std::exchange(o.value, nullptr)) {}
+  Owned& operator=(Owned&& o) noexcept {
+    std::swap(value, o.value);
+    return *this;
+  }
+};
+using MatmulDesc = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+/// What a plan needs to run, made once.
+struct Prepared {
+  bool supported = false;
+  MatmulDesc matmul;
+  Layout a, b, d;
+  cublasLtMatmulAlgo_t algorithm{};
+};
+
+template <class V>
+void set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, const V& value) {
+  check(cublasLtMatmulDescSetAttribute(desc, attribute, &value, sizeof value),
+        "cublasLtMatmulDescSetAttribute", "a product");
+}
+
+constexpr int candidates = 8, timed_runs = 5;
+
+class CublasLt final : public Engine {
+ public:
+  CublasLt(device::Runtime& runtime, const LibraryOptions& options)
+      : runtime_(runtime),
+        autotune_(options.autotune),
+        cache_(options.tune_cache, fmt::format("nrl-gemm-tuning-1 cublaslt-{} {}", cublasLtGetVersion(),
+                                               runtime.properties().name)) {
+    if (const cublasStatus_t status = cublasLtCreate(&handle_); status != CUBLAS_STATUS_SUCCESS)
+      fail(Exit::unavailable, "cuBLASLt does not work on {}: {}", runtime.properties().name,
+           cublasLtGetStatusString(status));
+    const device::Properties& p = runtime.properties();
+    architecture_ = p.major >= 10  ? Architecture::sm100
+                    : p.major == 9 ? Architecture::sm90
+                                   : Architecture::sm80;
+  }
+  ~CublasLt() override {
+    prepared_.clear();
+    cublasLtDestroy(handle_);
+  }
+
+  bool supports(const GemmPlan& plan) override {
+    return plan.validate(architecture_).empty() && prepare(plan).supported;
+  }
+
+  void run(const GemmPlan& plan, const GemmOperands& o, Workspace workspace,
+           device::StreamHandle stream) override {
+    Prepared& p = prepare(plan);
+    if (!p.supported) {
+      const std::string wrong = plan.validate(architecture_);
+      fail(Exit::internal, "cuBLASLt has no algorithm for the product {}{}{}", plan.key(),
+           wrong.empty() ? "" : ": ", wrong);
+    }
+    NRL_CHECK(workspace.size >= workspace_bytes, "a product has {} bytes of workspace, needs {}",
+              workspace.size, workspace_bytes);
+    launch(p, plan, o, workspace.data, static_cast<cudaStream_t>(stream));
+  }
+
+ private:
+  void launch(Prepared& p, const GemmPlan& plan, const GemmOperands& o, void* workspace,
+              cudaStream_t stream) {
+    if (plan.has_bias()) set(p.matmul.value, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o.bias);
+    if (plan.has_aux()) set(p.matmul.value, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o.aux);
+    if (plan.fp8()) {  // the operands change places, see column_major()
+      set(p.matmul.value, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, o.scale_b);
+      set(p.matmul.value, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, o.scale_a);
+    }
+    const float alpha = 1.0f, beta = plan.accumulate ? 1.0f : 0.0f;
+    check(cublasLtMatmul(handle_, p.matmul.value, &alpha, o.b, p.a.value, o.a, p.b.value, &beta, o.d,
+                         p.d.value, o.d, p.d.value, &p.algorithm, workspace, workspace_bytes, stream),
+          "cublasLtMatmul", plan.key());
+  }
+
+  static void make_layout(Layout& layout, DType type, int64_t rows, int64_t cols, int64_t ld) {
+    check(cublasLtMatrixLayoutCreate(&layout.value, type_of(type), static_cast<uint64_t>(rows),
+                                     static_cast<uint64_t>(cols), ld),
+          "cublasLtMatrixLayoutCreate", fmt::format("{} x {} {}", rows, cols, name_of(type)));
+  }
+
+  Prepared& prepare(const GemmPlan& plan) {
+    const std::string key = plan.key();
+    if (const auto it = prepared_.find(key); it != prepared_.end()) return it->second;
+    Prepared& p = prepared_[key];
+    if (!plan.validate(architecture_).empty()) return p;
+    describe(plan, p);
+    if (const auto kept = cache_.find(key); kept && take(*kept, p)) return p;
+    std::vector<cublasLtMatmulHeuristicResult_t> found = ask(plan, p, autotune_ ? candidates : 1);
+    if (found.empty()) return p;
+    p.supported = true;
+    p.algorithm = found.front().algo;
+    if (!autotune_ || found.size() == 1) return p;
+    if (tune(plan, p, found)) {
+      TuneCache::Algorithm words{};
+      static_assert(sizeof p.algorithm == sizeof words);
+      std::memcpy(words.data(), &p.algorithm, sizeof words);
+      cache_.store(key, words);
+    }
+    return p;
+  }
+
+  void describe(const GemmPlan& plan, Prepared& p) const {
+    const ColumnMajor c = column_major(plan);
+    const cublasComputeType_t compute =
+        plan.compute == Compute::tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    check(cublasLtMatmulDescCreate(&p.matmul.value, compute, CUDA_R_32F), "cublasLtMatmulDescCreate",
+          plan.key());
+    set(p.matmul.value, CUBLASLT_MATMUL_DESC_TRANSA, c.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(p.matmul.value, CUBLASLT_MATMUL_DESC_TRANSB, c.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(p.matmul.value, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(plan.epilogue));
+    if (plan.has_bias()) set(p.matmul.value, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(plan.bias));
+    if (plan.has_aux()) {
+      set(p.matmul.value, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, plan.aux.ld);
+      set(p.matmul.value, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, type_of(plan.aux.dtype));
+    }
+    if (plan.fp8())
+      set(p.matmul.value, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(plan.fast_accumulation));
+    make_layout(p.a, plan.b.dtype, c.a_rows, c.a_cols, plan.b.ld);
+    make_layout(p.b, plan.a.dtype, c.b_rows, c.b_cols, plan.a.ld);
+    make_layout(p.d, plan.d.dtype, c.m, c.n, plan.d.ld);
+  }
+
+  // An algorithm of an earlier run, if this library still takes it.
+  bool take(const TuneCache::Algorithm& words, Prepared& p) const {
+    cublasLtMatmulAlgo_t algorithm;
+    std::memcpy(&algorithm, words.data(), sizeof algorithm);
+    cublasLtMatmulHeuristicResult_t result{};
+    if (cublasLtMatmulAlgoCheck(handle_, p.matmul.value, p.a.value, p.b.value, p.d.value, p.d.value,
+                                &algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
+        result.workspaceSize > workspace_bytes)
+      return false;
+    p.algorithm = algorithm;
+    return p.supported = true;
+  }
+
+  std::vector<cublasLtMatmulHeuristicResult_t> ask(const GemmPlan& plan, const Prepared& p, int count) const {
+    Preference preference;
+    check(cublasLtMatmulPreferenceCreate(&preference.value), "cublasLtMatmulPreferenceCreate", plan.key());
+    auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+      check(cublasLtMatmulPreferenceSetAttribute(preference.value, attribute, &value, sizeof value),
+            "cublasLtMatmulPreferenceSetAttribute", plan.key());
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{workspace_bytes});
+    // Split sums meet in one order only when they are not added by atomic operations.
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+           static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
+                                 CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(plan.b.alignment));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(plan.a.alignment));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(plan.d.alignment));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(plan.d.alignment));
+    std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(count));
+    int found = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle_, p.matmul.value, p.a.value, p.b.value, p.d.value, p.d.value,
+                                       preference.value, count, results.data(), &found);
+    if (status != CUBLAS_STATUS_SUCCESS) found = 0;
+    results.resize(static_cast<size_t>(found));
+    std::erase_if(results, [](const auto& r) { return r.state != CUBLAS_STATUS_SUCCESS; });
+    return results;
+  }
+
+  // Times the candidates on memory of their own; false where there is not enough of it.
+  bool tune(const GemmPlan& plan, Prepared& p, const std::vector<cublasLtMatmulHeuristicResult_t>& found) {
+    using device::Memory;
+    const ColumnMajor c = column_major(plan);
+    auto bytes = [](int64_t rows, int64_t ld, DType t) {
+      return static_cast<size_t>(rows * ld * size_of(t));
+    };
+    const size_t a = bytes(c.b_cols, plan.a.ld, plan.a.dtype), b = bytes(c.a_cols, plan.b.ld, plan.b.dtype),
+                 d = bytes(plan.rows, plan.d.ld, plan.d.dtype),
+                 aux = plan.has_aux() ? bytes(plan.rows, plan.aux.ld, plan.aux.dtype) : 0;
+    const size_t bias = static_cast<size_t>(plan.cols) * 4;
+    const size_t needed = a + b + d + aux + bias + workspace_bytes + (size_t{64} << 20);
+    if (runtime_.free_memory() < needed) return false;
+    const Memory ma(runtime_, Memory::Kind::device, a), mb(runtime_, Memory::Kind::device, b),
+        md(runtime_, Memory::Kind::device, d), maux(runtime_, Memory::Kind::device, aux),
+        rest(runtime_, Memory::Kind::device, bias + workspace_bytes + 1024);
+    const device::Stream stream(runtime_);
+    for (const Memory* m : {&ma, &mb, &md, &maux, &rest})
+      if (m->size() > 0) runtime_.fill(m->data(), 0, m->size(), stream.get());
+    // The factors of FP8 operands are read from the front of `rest`, which is zero.
+    auto* const zero = reinterpret_cast<const float*>(rest.data());
+    const GemmOperands operands{ma.data(), mb.data(), md.data(), rest.data(), maux.data(), zero, zero};
+    const size_t workspace_at = (bias + 255) / 256 * 256 + 256;
+    const device::Event begin(runtime_, device::EventKind::timed), end(runtime_, device::EventKind::timed);
+    double best = 0;
+    cublasLtMatmulAlgo_t fastest = p.algorithm;
+    for (const auto& candidate : found) {
+      p.algorithm = candidate.algo;
+      auto* const s = static_cast<cudaStream_t>(stream.get());
+      launch(p, plan, operands, rest.data() + workspace_at, s);
+      begin.record(stream.get());
+      for (int i = 0; i < timed_runs; ++i) launch(p, plan, operands, rest.data() + workspace_at, s);
+      end.record(stream.get());
+      stream.synchronize();
+      const double ms = runtime_.elapsed_ms(begin.get(), end.get());
+      if (best == 0 || ms < best) {
+        best = ms;
+        fastest = candidate.algo;
+      }
+    }
+    p.algorithm = fastest;
+    return true;
+  }
+
+  device::Runtime& runtime_;
+  bool autotune_;
+  TuneCache cache_;
+  cublasLtHandle_t handle_ = nullptr;
+  Architecture architecture_ = Architecture::sm90;
+  std::map<std::string, Prepared> prepared_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> open_cublaslt(device::Runtime& runtime, const LibraryOptions& options) {
+  return std::make_unique<CublasLt>(runtime, options);
+}
+
+}  // namespace nrl::ops::gemm

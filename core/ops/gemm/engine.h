@@ -1,0 +1,39 @@
+#pragma once
+// What carries out the matrix products of a GPU: cuBLASLt, or host code on the simulated device.
+
+#include <memory>
+
+#include "core/device/runtime.h"
+#include "core/ops/exec.h"
+#include "core/ops/gemm/plan.h"
+#include "core/ops/libraries.h"
+
+namespace nrl::ops::gemm {
+
+/// Device memory of a product. Scales are device pointers to the factor that turns stored FP8 values into
+/// real ones.
+struct GemmOperands {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* d = nullptr;  ///< read as well when the plan accumulates
+  const void* bias = nullptr;
+  void* aux = nullptr;
+  const float* scale_a = nullptr;
+  const float* scale_b = nullptr;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  /// False: there is no such product here, and the caller must do its parts. Remembered per plan.
+  virtual bool supports(const GemmPlan& plan) = 0;
+  /// Enqueues a supported product. `workspace` has at least workspace_bytes. The first call of a plan chooses
+  /// an algorithm, which must not happen while a graph is recorded.
+  virtual void run(const GemmPlan& plan, const GemmOperands& operands, Workspace workspace,
+                   device::StreamHandle stream) = 0;
+};
+
+/// The engine on cuBLASLt (CUDA builds only). Exit::unavailable when the library refuses the device.
+std::unique_ptr<Engine> open_cublaslt(device::Runtime& runtime, const LibraryOptions& options);
+
+}  // namespace nrl::ops::gemm

@@ -1,0 +1,89 @@
+#include "core/ops/peak.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/device/cpu/features.h"
+#include "core/device/cpu/memory.h"
+#include "core/device/cpu/parallel.h"
+#include "core/ops/gemm/onednn.h"
+#include "core/ops/linear.h"
+
+namespace nrl::ops {
+
+namespace baseline {
+void fill_fma_probe(FmaProbe& probe);
+}
+namespace avx2 {
+void fill_fma_probe(FmaProbe& probe);
+}
+namespace avx512 {
+void fill_fma_probe(FmaProbe& probe);
+}
+
+namespace {
+
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+double measure_gemm_peak(int threads, double budget) {
+  constexpr int64_t size = 768;
+  cpu::HostMemory memory(3 * size * size * sizeof(float));
+  float* a = reinterpret_cast<float*>(memory.data());
+  // Small varied values: a product of zeros draws less power and runs at another clock on some processors.
+  for (int64_t i = 0; i < 3 * size * size; ++i) a[i] = static_cast<float>(i % 61) * 0.01f - 0.3f;
+  const Matrix x{a, size}, w{a + size * size, size}, y{a + 2 * size * size, size};
+  const double flops = linear_flops(size, size, size);
+  double best = 0;
+  const double start = seconds();
+  // At least three products, however slow: the first one also makes the library generate its code.
+  for (int i = 0; i < 3 || seconds() - start < budget; ++i) {
+    const double begin = seconds();
+    gemm_forward(size, size, size, x, w, y, nullptr, false, threads, {});
+    best = std::max(best, flops / (seconds() - begin));
+  }
+  return best * 1e-9;
+}
+
+double measure_fma_peak(int threads) {
+  FmaProbe probe;
+  switch (cpu::best_isa()) {
+    case cpu::Isa::avx512:
+      avx512::fill_fma_probe(probe);
+      break;
+    case cpu::Isa::avx2:
+      avx2::fill_fma_probe(probe);
+      break;
+    case cpu::Isa::baseline:
+      baseline::fill_fma_probe(probe);
+      break;
+  }
+  constexpr double budget = 0.010, slice = 0.001;
+  // How many rounds last about one slice.
+  int64_t rounds = 1000;
+  for (;;) {
+    const double begin = seconds();
+    probe.run(rounds);
+    if (seconds() - begin > slice / 2 || rounds > (int64_t{1} << 40)) break;
+    rounds *= 2;
+  }
+  double best = 0;
+  const double start = seconds();
+  while (best == 0 || seconds() - start < budget) {
+    double flops = 0, begin = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : flops)
+    {
+#pragma omp barrier
+#pragma omp master
+      begin = seconds();
+      flops += probe.run(rounds);
+    }
+    best = std::max(best, flops / (seconds() - begin));
+  }
+  return best * 1e-9;
+}
+
+}  // namespace nrl::ops

@@ -1,0 +1,70 @@
+#pragma once
+// Linear layers: y = x W^T + b, and their two backward parts, which are separate calls so that schedules can
+// move the weight gradient away from the critical path.
+//
+// x (N, K), weight (M, K) = [out, in], y (N, M). Rows may be strided, columns are contiguous. x, weight, y
+// are f32 or bf16; bf16 is storage: the product is accumulated in f32 and rounded once at the end.
+
+#include "core/ops/activation.h"
+#include "core/ops/exec.h"
+
+namespace nrl::ops {
+
+/// out = act(x W^T + bias), or out += x W^T (accumulate; then neither bias nor activation).
+struct LinearForward {
+  Tensor x;                                  ///< (N, K)
+  Tensor weight;                             ///< (M, K)
+  Tensor bias = {};                          ///< optional (M)
+  Tensor out;                                ///< (N, M)
+  Activation activation = Activation::none;  ///< fused into the epilogue; none, silu, gelu_tanh or gelu_erf
+  bool accumulate = false;
+  Tensor pre_activation = {};  ///< optional (N, M): x W^T + bias, what the activation is taken of
+};
+
+/// dx = dout W, or dx += dout W. With an activation (then not accumulate) dx is the gradient in front of it:
+/// (dout W) * act'(pre_activation).
+struct LinearBackwardData {
+  Tensor dout;    ///< (N, M)
+  Tensor weight;  ///< (M, K)
+  Tensor dx;      ///< (N, K)
+  bool accumulate = false;
+  Activation activation = Activation::none;
+  Tensor pre_activation = {};  ///< (N, K), with an activation
+};
+
+/// dweight = dout^T x (accumulate: +=), dbias = column sums of dout (accumulate: +=).
+struct LinearBackwardWeight {
+  Tensor dout;        ///< (N, M)
+  Tensor x;           ///< (N, K)
+  Tensor dweight;     ///< (M, K) f32
+  Tensor dbias = {};  ///< optional (M) f32
+  bool accumulate = true;
+};
+
+/// out[m] = or += (accumulate) the sum over rows of x: the gradient of a bias. Rows of x may be strided. The
+/// order of additions depends on the shape, and on a GPU on Exec::threads.
+struct ColumnSums {
+  Tensor x;    ///< (N, M) f32 or bf16
+  Tensor out;  ///< (M) f32
+  bool accumulate = true;
+};
+void column_sums(Exec& exec, const ColumnSums& a);
+/// Scratch bytes of column_sums on a GPU for m columns.
+size_t column_sums_workspace(int64_t m, int threads);
+
+void linear_forward(Exec& exec, const LinearForward& a);
+void linear_backward_data(Exec& exec, const LinearBackwardData& a);
+void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a);
+
+/// Floating-point operations of any of the three.
+constexpr double linear_flops(int64_t n, int64_t m, int64_t k) {
+  return 2.0 * static_cast<double>(n) * static_cast<double>(m) * static_cast<double>(k);
+}
+
+/// Scratch bytes of any of the three and of column_sums on a GPU, for matrices of at most `widest` columns.
+size_t gpu_linear_workspace(int64_t widest, int threads);
+
+/// Scratch bytes that any of the three needs for these sizes (bf16 operands are widened there).
+size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads);
+
+}  // namespace nrl::ops

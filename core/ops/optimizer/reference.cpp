@@ -1,0 +1,91 @@
+#include <cstring>
+
+#include "core/ops/optimizer/decide_step.h"
+#include "core/ops/shared/reference.h"
+
+namespace nrl::ops::reference {
+namespace {
+
+void update_range(const AdamW& a, int64_t flat, int64_t state, int64_t count, const AdamWRates& rates) {
+  const double b1 = static_cast<double>(a.beta1), b2 = static_cast<double>(a.beta2);
+  const double steps = static_cast<double>(a.step);
+  double lr = static_cast<double>(a.lr), grad_scale = static_cast<double>(a.grad_scale);
+  double correction1 = 1.0 - std::pow(b1, steps), correction2 = 1.0 - std::pow(b2, steps);
+  bool skip = false;
+  if (a.scalars) {
+    lr = load(a.scalars, StepScalar::learning_rate);
+    grad_scale = load(a.scalars, StepScalar::grad_scale);
+    correction1 = load(a.scalars, StepScalar::correction1);
+    correction2 = load(a.scalars, StepScalar::correction2);
+    skip = load(a.scalars, StepScalar::skip) != 0.0;
+  }
+  lr *= static_cast<double>(rates.lr_scale);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t place = a.param_low ? state + i : flat + i;
+    if (!skip) {
+      const double g = load(a.grad, flat + i) * grad_scale;
+      const double m = b1 * load(a.exp_avg, state + i) + (1.0 - b1) * g;
+      const double v = b2 * load(a.exp_avg_sq, state + i) + (1.0 - b2) * g * g;
+      double p = load(a.param, place);
+      p -= lr * static_cast<double>(rates.weight_decay) * p;
+      p -= lr * (m / correction1) / (std::sqrt(v / correction2) + static_cast<double>(a.eps));
+      store(a.param, place, p);
+      store(a.exp_avg, state + i, m);
+      store(a.exp_avg_sq, state + i, v);
+      if (a.param_low) store(a.param_low, flat + i, p);
+    }
+    if (a.zero_grad) store(a.grad, flat + i, 0.0);
+  }
+}
+
+void update(Exec&, const AdamW& a) {
+  if (!a.chunks) return update_range(a, 0, 0, a.grad.numel(), a.rates[0]);
+  const auto* chunk = static_cast<const int64_t*>(a.chunks.data);
+  for (int64_t c = 0; c < a.chunks.dim(0); ++c, chunk += 4)
+    update_range(a, chunk[0], chunk[1], chunk[2], a.rates[static_cast<size_t>(chunk[3])]);
+}
+
+double squares(Exec&, const Tensor& x) {
+  double s = 0;
+  for (int64_t i = 0; i < x.numel(); ++i) s += load_at(x, i) * load_at(x, i);
+  return s;
+}
+
+void add_squares(Exec& e, const SumOfSquares& a) {
+  store(a.out, 0, (a.accumulate ? load(a.out, 0) : 0.0) + squares(e, a.x));
+}
+
+void add_sum_to(Exec&, const AddSum& a) {
+  double s = 0;
+  for (int64_t i = 0; i < a.x.numel(); ++i) s += load_at(a.x, i);
+  store(a.out, 0, load(a.out, 0) + s);
+}
+
+void add_to(Exec&, const Tensor& x, const Tensor& out) {
+  for (int64_t i = 0; i < x.numel(); ++i) store_at(out, i, load_at(out, i) + load_at(x, i));
+}
+
+void convert_to(Exec&, const Tensor& x, const Tensor& out) {
+  for (int64_t i = 0; i < x.numel(); ++i) store_at(out, i, load_at(x, i));
+}
+
+void clear(Exec&, const Tensor& x) {
+  std::memset(x.data, 0, static_cast<size_t>(x.bytes()));
+}
+
+}  // namespace
+
+void fill_optimizer(KernelTable& table) {
+  table.adamw = update;
+  table.sum_of_squares = squares;
+  table.add_sum_of_squares = add_squares;
+  table.add_sum = add_sum_to;
+  table.add = add_to;
+  table.convert = convert_to;
+  table.zero = clear;
+  table.decide_step = [](Exec&, const DecideStep& a) {
+    step::decide(static_cast<double*>(a.scalars.data), a.max_norm, a.beta1, a.beta2, a.max_skipped);
+  };
+}
+
+}  // namespace nrl::ops::reference

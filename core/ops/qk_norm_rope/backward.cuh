@@ -1,0 +1,224 @@
+#pragma once
+// Backward kernels of QK-norm with RoPE; included by cuda.cu alone.
+
+#include "core/ops/qk_norm_rope/heads.cuh"
+#include "core/ops/shared/gpu/partials.cuh"
+
+namespace nrl::ops::NRL_GPU {
+namespace {
+
+constexpr int backward_threads = 256, backward_heads = 2;
+
+template <class T>
+struct QkBackwardArguments {
+  const T* x;
+  T* dx;                                       ///< holds dout
+  int64_t x_token, x_head, dx_token, dx_head;  ///< steps
+  int64_t tokens;
+  int d;
+  float inverse_d;
+  FloatVector q_weight, k_weight;
+  const float* rstd;
+  Rotation rotation;  ///< the transpose
+  bool with_weight;   ///< partial sums of dq_weight and dk_weight are wanted
+  Partials partials;
+};
+
+/// As the forward kernel; a block has a fixed share of q's tasks and of k's, and sums over each.
+template <class T>
+__global__ void __launch_bounds__(backward_threads, 2)
+    qk_backward_kernel(QkBackwardArguments<T> a, HeadTasks<backward_heads> tasks, int lanes) {
+  constexpr int E = per_pack<T>;
+  NRL_DYN_SHARED(float, sums);
+  RowGroup group(lanes);
+  const int groups = backward_threads / lanes;
+  const Slot slot = Slot::of<E>(group.lane(), a.d, a.rotation.half);
+  for (int which = 0; which < 2; ++which) {
+    const int64_t all = which == 0 ? tasks.q_tasks : tasks.k_tasks;
+    const int64_t begin = all * blockIdx.x / gridDim.x, end = all * (blockIdx.x + 1) / gridDim.x;
+    const FloatVector& weight = which == 0 ? a.q_weight : a.k_weight;
+    float first_sum[E] = {}, second_sum[E] = {};
+    for (int64_t base = begin; base < end; base += groups) {
+      const int64_t number = base + group.index();
+      HeadTask<backward_heads> task = which == 0 ? tasks.q(number) : tasks.k(number);
+      if (number >= end || !slot.valid) task.valid = 0;
+      const T* x = a.x + task.token * a.x_token + task.head * a.x_head;
+      T* dx = a.dx + task.token * a.dx_token + task.head * a.dx_head;
+      Pack<T, E> first[backward_heads], second[backward_heads], first_x[backward_heads],
+          second_x[backward_heads];
+      float rstd[backward_heads] = {};
+#pragma unroll
+      for (int h = 0; h < backward_heads; ++h) {
+        if (h >= task.valid) continue;
+        first[h].load(dx + h * a.dx_head + slot.first);
+        second[h].load(dx + h * a.dx_head + slot.second);
+        first_x[h].load(x + h * a.x_head + slot.first);
+        second_x[h].load(x + h * a.x_head + slot.second);
+        rstd[h] = a.rstd[tasks.statistic(a.tokens, task.token, task.head + h)];
+      }
+      float cosines[E], sines[E], first_weight[E] = {}, second_weight[E] = {};
+      if (task.valid > 0) {
+        if (slot.turns) a.rotation.angles(task.token, slot.first, cosines, sines);
+        weight.get(slot.first, first_weight);
+        weight.get(slot.second, second_weight);
+      }
+#pragma unroll
+      for (int h = 0; h < backward_heads; ++h) {
+        float u[E], v[E], u_hat[E], v_hat[E], along = 0;
+        first[h].get(u);
+        second[h].get(v);
+        first_x[h].get(u_hat);
+        second_x[h].get(v_hat);
+        if (slot.turns && h < task.valid) rotate(u, v, cosines, sines);
+#pragma unroll
+        for (int i = 0; i < E; ++i) {
+          u_hat[i] *= rstd[h];
+          v_hat[i] *= rstd[h];
+          first_sum[i] += u[i] * u_hat[i];
+          second_sum[i] += v[i] * v_hat[i];
+          u[i] *= first_weight[i];
+          v[i] *= second_weight[i];
+          along += u[i] * u_hat[i] + v[i] * v_hat[i];
+        }
+        along = group.sum(along) * a.inverse_d;
+        if (h >= task.valid) continue;
+#pragma unroll
+        for (int i = 0; i < E; ++i) {
+          u[i] = rstd[h] * (u[i] - u_hat[i] * along);
+          v[i] = rstd[h] * (v[i] - v_hat[i] * along);
+        }
+        first[h].set(u);
+        second[h].set(v);
+        first[h].store(dx + h * a.dx_head + slot.first);
+        second[h].store(dx + h * a.dx_head + slot.second);
+      }
+    }
+    if (!a.with_weight) continue;
+    if (slot.valid) {
+      put_floats(sums + group.index() * a.d + slot.first, first_sum);
+      put_floats(sums + group.index() * a.d + slot.second, second_sum);
+    }
+    write_partial(sums, groups, a.d, a.partials.of(blockIdx.x, which));
+  }
+}
+
+/// Gradient of the norm's output: that of the rotated head turned back. `head` points to dout.
+template <class T>
+__device__ __forceinline__ float turned_back(const T* head, const Rotation& rotation, int64_t token, int i) {
+  const int half = rotation.half;
+  if (i >= 2 * half) return static_cast<float>(head[i]);
+  const int pair = i < half ? i : i - half;
+  float u[1] = {static_cast<float>(head[pair])}, v[1] = {static_cast<float>(head[pair + half])}, cosine[1],
+        sine[1];
+  rotation.angles(token, pair, cosine, sine);
+  rotate(u, v, cosine, sine);
+  return i < half ? u[0] : v[0];
+}
+
+/// The sums over rows alone, for heads of any length and place: a thread has a column. blockIdx.y numbers
+/// blocks of columns, blockIdx.z is 0 for q and 1 for k.
+template <class T>
+__global__ void __launch_bounds__(backward_threads)
+    qk_columns_kernel(QkBackwardArguments<T> a, HeadTasks<1> tasks) {
+  const int which = static_cast<int>(blockIdx.z);
+  const int i = static_cast<int>(blockIdx.y * backward_threads + threadIdx.x);
+  if (i >= a.d) return;
+  const int64_t all = which == 0 ? tasks.q_tasks : tasks.k_tasks;
+  float sum = 0;
+  for (int64_t n = all * blockIdx.x / gridDim.x; n < all * (blockIdx.x + 1) / gridDim.x; ++n) {
+    const HeadTask<1> task = which == 0 ? tasks.q(n) : tasks.k(n);
+    const float rstd = a.rstd[tasks.statistic(a.tokens, task.token, task.head)];
+    const auto x = static_cast<float>(a.x[task.token * a.x_token + task.head * a.x_head + i]);
+    const T* dout = a.dx + task.token * a.dx_token + task.head * a.dx_head;
+    sum += turned_back(dout, a.rotation, task.token, i) * (x * rstd);
+  }
+  a.partials.of(blockIdx.x, which)[i] = sum;
+}
+
+/// dx of heads of any length and place: a warp has one.
+template <class T>
+__global__ void __launch_bounds__(backward_threads)
+    qk_backward_any_kernel(QkBackwardArguments<T> a, HeadTasks<1> tasks) {
+  constexpr int groups = backward_threads / kernel::warp;
+  RowGroup group(kernel::warp);
+  const int half = a.rotation.half;
+  const int64_t all = tasks.q_tasks + tasks.k_tasks;
+  for (int64_t number = static_cast<int64_t>(blockIdx.x) * groups + group.index(); number < all;
+       number += static_cast<int64_t>(gridDim.x) * groups) {
+    const HeadTask<1> task = number < tasks.q_tasks ? tasks.q(number) : tasks.k(number - tasks.q_tasks);
+    const T* x = a.x + task.token * a.x_token + task.head * a.x_head;
+    T* dx = a.dx + task.token * a.dx_token + task.head * a.dx_head;
+    const FloatVector& weight = task.head < tasks.heads ? a.q_weight : a.k_weight;
+    const float rstd = a.rstd[tasks.statistic(a.tokens, task.token, task.head)];
+    auto weight_at = [&](int i) {
+      float w[1];
+      weight.get(i, w);
+      return w[0];
+    };
+    float along = 0;
+    for (int i = group.lane(); i < a.d; i += kernel::warp) {
+      along += turned_back(dx, a.rotation, task.token, i) * weight_at(i) * (static_cast<float>(x[i]) * rstd);
+    }
+    along = group.sum(along) * a.inverse_d;
+    auto gradient = [&](float dy, int i) {
+      return T(rstd * (dy * weight_at(i) - static_cast<float>(x[i]) * rstd * along));
+    };
+    // A thread reads both elements of its pairs before it writes them.
+    for (int i = group.lane(); i < half; i += kernel::warp) {
+      const float u = turned_back(dx, a.rotation, task.token, i),
+                  v = turned_back(dx, a.rotation, task.token, half + i);
+      dx[i] = gradient(u, i);
+      dx[half + i] = gradient(v, half + i);
+    }
+    for (int i = 2 * half + group.lane(); i < a.d; i += kernel::warp)
+      dx[i] = gradient(static_cast<float>(dx[i]), i);
+  }
+}
+
+template <class T>
+void backward(Exec& exec, const QkNormRopeBackward& b) {
+  const int64_t q = b.heads, k = b.dx.dim(1) - b.heads;
+  QkBackwardArguments<T> a{};
+  a.x = static_cast<const T*>(b.x.data);
+  a.dx = static_cast<T*>(b.dx.data);
+  a.x_token = b.x.step(0), a.x_head = b.x.step(1);
+  a.dx_token = b.dx.step(0), a.dx_head = b.dx.step(1);
+  a.tokens = b.dx.dim(0);
+  a.d = static_cast<int>(b.dx.dim(2));
+  a.inverse_d = 1.0f / static_cast<float>(a.d);
+  a.q_weight = FloatVector(b.q_weight);
+  a.k_weight = FloatVector(b.k_weight);
+  a.rstd = static_cast<const float*>(b.rstd.data);
+  a.rotation = Rotation(b.table, b.positions, true);
+  auto *dq = static_cast<float*>(b.dq_weight.data), *dk = static_cast<float*>(b.dk_weight.data);
+  a.with_weight = dq || dk;
+  a.partials = {reinterpret_cast<float*>(exec.workspace.data), a.d};
+  const auto most_blocks = static_cast<int64_t>(exec.threads);
+  const bool packed = packed_heads(b.x, b.table) && packed_heads(b.dx, b.table) &&
+                      kernel::aligned16(b.q_weight.data) && kernel::aligned16(b.k_weight.data);
+  if (packed) {
+    const HeadTasks<backward_heads> tasks(a.tokens, q, k);
+    const int lanes = power_of_two(a.d / (2 * per_pack<T>)), groups = backward_threads / lanes;
+    const int64_t blocks = min(most_blocks, (tasks.q_tasks + groups - 1) / groups);
+    const size_t shared = a.with_weight ? static_cast<size_t>(groups) * a.d * sizeof(float) : 0;
+    NRL_LAUNCH((qk_backward_kernel<T>), static_cast<unsigned>(blocks), backward_threads, shared, exec.stream,
+               a, tasks, lanes);
+    if (a.with_weight) add_partials(exec, a.partials, static_cast<int>(blocks), dq, dk);
+    return;
+  }
+  const HeadTasks<1> tasks(a.tokens, q, k);
+  // The sums first: dx lies in dout.
+  if (a.with_weight) {
+    const int64_t blocks = min(most_blocks, (tasks.q_tasks + 7) / 8);
+    const auto column_blocks = static_cast<unsigned>((a.d + backward_threads - 1) / backward_threads);
+    NRL_LAUNCH((qk_columns_kernel<T>), dim3(static_cast<unsigned>(blocks), column_blocks, 2),
+               backward_threads, 0, exec.stream, a, tasks);
+    add_partials(exec, a.partials, static_cast<int>(blocks), dq, dk);
+  }
+  const unsigned grid = kernel::grid_for(tasks.q_tasks + tasks.k_tasks, backward_threads / kernel::warp,
+                                         exec.multiprocessors, 16);
+  NRL_LAUNCH((qk_backward_any_kernel<T>), grid, backward_threads, 0, exec.stream, a, tasks);
+}
+
+}  // namespace
+}  // namespace nrl::ops::NRL_GPU

@@ -1,0 +1,172 @@
+#include "core/device/cpu/parallel.h"
+#include "core/ops/families.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/shared/cpu/rows.h"
+#include "core/ops/shared/cpu/simd.h"
+#include "core/ops/shared/element.h"
+
+namespace nrl::ops::NRL_ISA {
+namespace {
+
+constexpr int64_t grain_elements = 16384;
+
+/// Of (N, heads + kv_heads, D): which weight a row has and where its statistic is.
+struct Heads {
+  int64_t tokens, q, all;
+  bool is_q(int64_t row) const { return row % all < q; }
+  int64_t statistic(int64_t row) const {
+    const int64_t token = row / all, head = row % all;
+    return head < q ? token * q + head : tokens * q + token * (all - q) + (head - q);
+  }
+};
+
+/// The cosines of a row's token with the sines behind them; null without a table.
+struct Angles {
+  const float* table;
+  const int32_t* positions;
+  int64_t half;
+  Angles(const Tensor& t, const Tensor& p)
+      : table(data_of<const float>(t)), positions(data_of<const int32_t>(p)), half(t ? t.dim(1) / 2 : 0) {}
+  const float* of(int64_t token) const { return table ? table + positions[token] * 2 * half : nullptr; }
+};
+
+template <class T, class W>
+void forward_head(const T* x, const W* weight, const float* cosines, int64_t half, T* out, int64_t d,
+                  float rstd) {
+  const float* sines = cosines + half;
+#pragma omp simd
+  for (int64_t i = 0; i < half; ++i) {
+    const element::Pair y =
+        element::rope_pair(static_cast<float>(x[i]) * (rstd * static_cast<float>(weight[i])),
+                           static_cast<float>(x[half + i]) * (rstd * static_cast<float>(weight[half + i])),
+                           cosines[i], sines[i]);
+    store(out[i], y.first);
+    store(out[half + i], y.second);
+  }
+#pragma omp simd
+  for (int64_t i = 2 * half; i < d; ++i)
+    store(out[i], static_cast<float>(x[i]) * (rstd * static_cast<float>(weight[i])));
+}
+
+template <class T, class W>
+void forward(Exec& exec, const QkNormRopeForward& a) {
+  const int64_t d = a.x.dim(2), rows = a.x.dim(0) * a.x.dim(1);
+  const Heads heads{a.x.dim(0), a.heads, a.x.dim(1)};
+  const Angles angles(a.table, a.positions);
+  const RowPointer<const T> x(a.x);
+  const RowPointer<T> out(a.out);
+  const W *q_weight = data_of<const W>(a.q_weight), *k_weight = data_of<const W>(a.k_weight);
+  float* rstds = data_of<float>(a.rstd);
+  const float inv_d = 1.0f / static_cast<float>(d), eps = a.eps;
+  const int64_t grain = std::max<int64_t>(1, grain_elements / d);
+  cpu::parallel_for(exec.threads, rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* in = x[r];
+      float squares = 0;
+#pragma omp simd reduction(+ : squares)
+      for (int64_t i = 0; i < d; ++i) squares += static_cast<float>(in[i]) * static_cast<float>(in[i]);
+      const float rstd = 1.0f / std::sqrt(squares * inv_d + eps);
+      forward_head(in, heads.is_q(r) ? q_weight : k_weight, angles.of(r / heads.all), angles.half, out[r], d,
+                   rstd);
+      rstds[heads.statistic(r)] = rstd;
+    }
+  });
+}
+
+/// One head in place: the rotation is undone twice, once for the sums and once for dx, rather than rounded.
+template <class T, class W>
+void backward_head(T* dx, const T* x, const W* weight, const float* cosines, int64_t half, float* dweight,
+                   int64_t d, float rstd) {
+  const float* sines = cosines + half;
+  float along = 0;
+#pragma omp simd reduction(+ : along)
+  for (int64_t i = 0; i < half; ++i) {
+    const int64_t j = half + i;
+    const element::Pair dy =
+        element::rope_pair(static_cast<float>(dx[i]), static_cast<float>(dx[j]), cosines[i], -sines[i]);
+    const float u = dy.first * (static_cast<float>(x[i]) * rstd),
+                v = dy.second * (static_cast<float>(x[j]) * rstd);
+    dweight[i] += u;
+    dweight[j] += v;
+    along += u * static_cast<float>(weight[i]) + v * static_cast<float>(weight[j]);
+  }
+#pragma omp simd reduction(+ : along)
+  for (int64_t i = 2 * half; i < d; ++i) {
+    const float u = static_cast<float>(dx[i]) * (static_cast<float>(x[i]) * rstd);
+    dweight[i] += u;
+    along += u * static_cast<float>(weight[i]);
+  }
+  const float c = along / static_cast<float>(d);
+  auto gradient = [=](float dy, int64_t i) {
+    return rstd * (dy * static_cast<float>(weight[i]) - static_cast<float>(x[i]) * rstd * c);
+  };
+#pragma omp simd
+  for (int64_t i = 0; i < half; ++i) {
+    const element::Pair dy = element::rope_pair(static_cast<float>(dx[i]), static_cast<float>(dx[half + i]),
+                                                cosines[i], -sines[i]);
+    store(dx[i], gradient(dy.first, i));
+    store(dx[half + i], gradient(dy.second, half + i));
+  }
+#pragma omp simd
+  for (int64_t i = 2 * half; i < d; ++i) store(dx[i], gradient(static_cast<float>(dx[i]), i));
+}
+
+template <class T, class W>
+void backward(Exec& exec, const QkNormRopeBackward& a) {
+  const int64_t d = a.dx.dim(2), rows = a.dx.dim(0) * a.dx.dim(1);
+  const Heads heads{a.dx.dim(0), a.heads, a.dx.dim(1)};
+  const Angles angles(a.table, a.positions);
+  const RowPointer<const T> x(a.x);
+  const RowPointer<T> dx(a.dx);
+  const W *q_weight = data_of<const W>(a.q_weight), *k_weight = data_of<const W>(a.k_weight);
+  const float* rstds = data_of<const float>(a.rstd);
+  // As in the norms: parts sum into their own scratch, q's vector and k's, and are added in order.
+  float* scratch = reinterpret_cast<float*>(exec.workspace.data);
+  const int64_t parts = std::clamp<int64_t>(rows * d / grain_elements, 1, exec.threads);
+  cpu::parallel_for(static_cast<int>(parts), parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      float* sums = scratch + part * 2 * d;
+      std::fill(sums, sums + 2 * d, 0.0f);
+      for (int64_t r = rows * part / parts, last = rows * (part + 1) / parts; r < last; ++r) {
+        const bool q = heads.is_q(r);
+        backward_head(dx[r], x[r], q ? q_weight : k_weight, angles.of(r / heads.all), angles.half,
+                      q ? sums : sums + d, d, rstds[heads.statistic(r)]);
+      }
+    }
+  });
+  float *dq = data_of<float>(a.dq_weight), *dk = data_of<float>(a.dk_weight);
+  for (int64_t part = 0; part < parts; ++part) {
+    const float* sums = scratch + part * 2 * d;
+    for (int64_t i = 0; dq && i < d; ++i) dq[i] += sums[i];
+    for (int64_t i = 0; dk && i < d; ++i) dk[i] += sums[d + i];
+  }
+}
+
+void qk_forward_kernel(Exec& exec, const QkNormRopeForward& a) {
+  if (a.q_weight) {
+    for_float_type(a.x.dtype, [&]<class T>() {
+      for_float_type(a.q_weight.dtype, [&]<class W>() { forward<T, W>(exec, a); });
+    });
+  } else if (a.table) {
+    exec.kernels->rope(exec, {a.out, a.table, a.positions, false});
+  }
+}
+
+void qk_backward_kernel(Exec& exec, const QkNormRopeBackward& a) {
+  if (a.q_weight) {
+    for_float_type(a.dx.dtype, [&]<class T>() {
+      for_float_type(a.q_weight.dtype, [&]<class W>() { backward<T, W>(exec, a); });
+    });
+  } else if (a.table) {
+    exec.kernels->rope(exec, {a.dx, a.table, a.positions, true});
+  }
+}
+
+}  // namespace
+
+void fill_qk_norm_rope(KernelTable& table) {
+  table.qk_norm_rope_forward = qk_forward_kernel;
+  table.qk_norm_rope_backward = qk_backward_kernel;
+}
+
+}  // namespace nrl::ops::NRL_ISA

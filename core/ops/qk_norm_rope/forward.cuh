@@ -1,0 +1,148 @@
+#pragma once
+// Forward kernels of QK-norm with RoPE; included by cuda.cu alone.
+
+#include "core/ops/qk_norm_rope/heads.cuh"
+
+namespace nrl::ops::NRL_GPU {
+namespace {
+
+constexpr int forward_threads = 256, forward_heads = 4;
+
+template <class T>
+struct QkForwardArguments {
+  const T* x;
+  T* out;
+  int64_t x_token, x_head, out_token, out_head;  ///< steps
+  int64_t tokens;
+  int d;
+  float eps, inverse_d;
+  FloatVector q_weight, k_weight;
+  float* rstd;
+  Rotation rotation;
+};
+
+/// A group of `lanes` threads (a power of two, part of a warp) has a task, each thread a slot of its heads.
+template <class T>
+__global__ void __launch_bounds__(forward_threads, 2)
+    qk_forward_kernel(QkForwardArguments<T> a, HeadTasks<forward_heads> tasks, int lanes) {
+  constexpr int E = per_pack<T>;
+  RowGroup group(lanes);
+  const int groups = forward_threads / lanes;
+  const Slot slot = Slot::of<E>(group.lane(), a.d, a.rotation.half);
+  const int64_t all = tasks.q_tasks + tasks.k_tasks;
+  for (int64_t base = static_cast<int64_t>(blockIdx.x) * groups; base < all;
+       base += static_cast<int64_t>(gridDim.x) * groups) {
+    const int64_t number = base + group.index();
+    HeadTask<forward_heads> task = number < tasks.q_tasks ? tasks.q(number) : tasks.k(number - tasks.q_tasks);
+    if (number >= all || !slot.valid) task.valid = 0;
+    const T* x = a.x + task.token * a.x_token + task.head * a.x_head;
+    Pack<T, E> first[forward_heads], second[forward_heads];
+#pragma unroll
+    for (int h = 0; h < forward_heads; ++h) {
+      if (h >= task.valid) continue;
+      first[h].load(x + h * a.x_head + slot.first);
+      second[h].load(x + h * a.x_head + slot.second);
+    }
+    float cosines[E], sines[E], first_weight[E], second_weight[E];
+    if (task.valid > 0) {
+      if (slot.turns) a.rotation.angles(task.token, slot.first, cosines, sines);
+      const FloatVector& weight = task.head < tasks.heads ? a.q_weight : a.k_weight;
+      weight.get(slot.first, first_weight);
+      weight.get(slot.second, second_weight);
+    }
+    T* out = a.out + task.token * a.out_token + task.head * a.out_head;
+#pragma unroll
+    for (int h = 0; h < forward_heads; ++h) {
+      float u[E], v[E], squares = 0;
+      first[h].get(u);
+      second[h].get(v);
+#pragma unroll
+      for (int i = 0; i < E; ++i) squares += u[i] * u[i] + v[i] * v[i];
+      const float rstd = rsqrtf(group.sum(squares) * a.inverse_d + a.eps);
+      if (h >= task.valid) continue;
+#pragma unroll
+      for (int i = 0; i < E; ++i) {
+        u[i] *= rstd * first_weight[i];
+        v[i] *= rstd * second_weight[i];
+      }
+      if (slot.turns) rotate(u, v, cosines, sines);
+      first[h].set(u);
+      second[h].set(v);
+      first[h].store(out + h * a.out_head + slot.first);
+      second[h].store(out + h * a.out_head + slot.second);
+      if (group.lane() == 0) a.rstd[tasks.statistic(a.tokens, task.token, task.head + h)] = rstd;
+    }
+  }
+}
+
+/// Heads of any length and place: a warp has one.
+template <class T>
+__global__ void __launch_bounds__(forward_threads)
+    qk_forward_any_kernel(QkForwardArguments<T> a, HeadTasks<1> tasks) {
+  constexpr int groups = forward_threads / kernel::warp;
+  RowGroup group(kernel::warp);
+  const int half = a.rotation.half;
+  const int64_t all = tasks.q_tasks + tasks.k_tasks;
+  for (int64_t number = static_cast<int64_t>(blockIdx.x) * groups + group.index(); number < all;
+       number += static_cast<int64_t>(gridDim.x) * groups) {
+    const HeadTask<1> task = number < tasks.q_tasks ? tasks.q(number) : tasks.k(number - tasks.q_tasks);
+    const T* x = a.x + task.token * a.x_token + task.head * a.x_head;
+    T* out = a.out + task.token * a.out_token + task.head * a.out_head;
+    const FloatVector& weight = task.head < tasks.heads ? a.q_weight : a.k_weight;
+    float squares = 0;
+    for (int i = group.lane(); i < a.d; i += kernel::warp) {
+      const auto v = static_cast<float>(x[i]);
+      squares += v * v;
+    }
+    const float rstd = rsqrtf(group.sum(squares) * a.inverse_d + a.eps);
+    auto normed = [&](int i) {
+      float w[1];
+      weight.get(i, w);
+      return static_cast<float>(x[i]) * (rstd * w[0]);
+    };
+    for (int i = group.lane(); i < half; i += kernel::warp) {
+      float u[1] = {normed(i)}, v[1] = {normed(half + i)}, cosine[1], sine[1];
+      a.rotation.angles(task.token, i, cosine, sine);
+      rotate(u, v, cosine, sine);
+      out[i] = T(u[0]);
+      out[half + i] = T(v[0]);
+    }
+    for (int i = 2 * half + group.lane(); i < a.d; i += kernel::warp) out[i] = T(normed(i));
+    if (group.lane() == 0) a.rstd[tasks.statistic(a.tokens, task.token, task.head)] = rstd;
+  }
+}
+
+template <class T>
+void forward(Exec& exec, const QkNormRopeForward& f) {
+  const int64_t q = f.heads, k = f.x.dim(1) - f.heads;
+  QkForwardArguments<T> a{};
+  a.x = static_cast<const T*>(f.x.data);
+  a.out = static_cast<T*>(f.out.data);
+  a.x_token = f.x.step(0), a.x_head = f.x.step(1);
+  a.out_token = f.out.step(0), a.out_head = f.out.step(1);
+  a.tokens = f.x.dim(0);
+  a.d = static_cast<int>(f.x.dim(2));
+  a.eps = f.eps;
+  a.inverse_d = 1.0f / static_cast<float>(a.d);
+  a.q_weight = FloatVector(f.q_weight);
+  a.k_weight = FloatVector(f.k_weight);
+  a.rstd = static_cast<float*>(f.rstd.data);
+  a.rotation = Rotation(f.table, f.positions, false);
+  const bool packed = packed_heads(f.x, f.table) && packed_heads(f.out, f.table) &&
+                      kernel::aligned16(f.q_weight.data) && kernel::aligned16(f.k_weight.data);
+  if (packed) {
+    const HeadTasks<forward_heads> tasks(a.tokens, q, k);
+    const int lanes = power_of_two(a.d / (2 * per_pack<T>));
+    const unsigned grid =
+        kernel::grid_for(tasks.q_tasks + tasks.k_tasks, forward_threads / lanes, exec.multiprocessors, 16);
+    NRL_LAUNCH((qk_forward_kernel<T>), grid, forward_threads, 0, exec.stream, a, tasks, lanes);
+  } else {
+    const HeadTasks<1> tasks(a.tokens, q, k);
+    const unsigned grid = kernel::grid_for(tasks.q_tasks + tasks.k_tasks, forward_threads / kernel::warp,
+                                           exec.multiprocessors, 16);
+    NRL_LAUNCH((qk_forward_any_kernel<T>), grid, forward_threads, 0, exec.stream, a, tasks);
+  }
+}
+
+}  // namespace
+}  // namespace nrl::ops::NRL_GPU

@@ -1,0 +1,66 @@
+#include "core/ops/qk_norm_rope.h"
+
+#include "core/ops/kernel_table.h"
+#include "core/ops/shared/check.h"
+#include "core/trace/trace.h"
+
+namespace nrl::ops {
+namespace {
+
+template <class Arguments>
+void check(const char* op, const Arguments& a, const Tensor& x, const Tensor& out) {
+  NRL_CHECK(
+      out.data && is_float(out) && out.rank == 3 && dense_rows(out) && a.heads > 0 && a.heads < out.dim(1),
+      "{}: {} with {} query heads", op, describe(out), a.heads);
+  const int64_t n = out.dim(0), d = out.dim(2);
+  NRL_CHECK(static_cast<bool>(a.q_weight) == static_cast<bool>(a.k_weight), "{}: one of two norm weights",
+            op);
+  if (a.q_weight) {
+    NRL_CHECK(x.data && same_shape(x, out) && x.dtype == out.dtype && dense_rows(x), "{}: x is {}, out is {}",
+              op, describe(x), describe(out));
+    for (const Tensor* w : {&a.q_weight, &a.k_weight})
+      NRL_CHECK(is_float(*w) && is_vector(*w, d, a.q_weight.dtype), "{}: weight is {}", op, describe(*w));
+    NRL_CHECK(is_vector(a.rstd, n * out.dim(1), DType::f32), "{}: rstd is {}", op, describe(a.rstd));
+  }
+  if (a.table) {
+    NRL_CHECK(a.table.rank == 2 && a.table.dtype == DType::f32 && a.table.contiguous() &&
+                  a.table.dim(1) <= d && a.table.dim(1) % 2 == 0,
+              "{}: table is {}", op, describe(a.table));
+    NRL_CHECK(is_vector(a.positions, n, DType::i32), "{}: positions are {}", op, describe(a.positions));
+  }
+}
+
+}  // namespace
+
+void qk_norm_rope_forward(Exec& exec, const QkNormRopeForward& a) {
+  constexpr const char* op = "qk_norm_rope_forward";
+  check(op, a, a.x, a.out);
+  NRL_CHECK(a.q_weight || a.x.data == a.out.data, "{}: without a norm it works in place", op);
+  const trace::Range range("qk_norm_rope_forward");
+  if (a.out.numel() > 0) exec.kernels->qk_norm_rope_forward(exec, a);
+}
+
+void qk_norm_rope_backward(Exec& exec, const QkNormRopeBackward& a) {
+  constexpr const char* op = "qk_norm_rope_backward";
+  check(op, a, a.x, a.dx);
+  NRL_CHECK(a.dout.data == a.dx.data && same_shape(a.dout, a.dx) && a.dout.dtype == a.dx.dtype &&
+                a.dout.stride == a.dx.stride,
+            "{}: dx is not dout", op);
+  if (a.q_weight) {
+    const int64_t d = a.dx.dim(2);
+    for (const Tensor* w : {&a.dq_weight, &a.dk_weight})
+      NRL_CHECK(!*w || is_vector(*w, d, DType::f32), "{}: the gradient of a weight is {}", op, describe(*w));
+    const size_t needed = qk_norm_rope_workspace(d, exec.threads);
+    NRL_CHECK(exec.workspace.size >= needed, "{}: workspace of {} bytes, needs {}", op, exec.workspace.size,
+              needed);
+  }
+  const trace::Range range("qk_norm_rope_backward");
+  if (a.dx.numel() > 0) exec.kernels->qk_norm_rope_backward(exec, a);
+}
+
+size_t qk_norm_rope_workspace(int64_t d, int threads) {
+  // For every thread or block a vector of q's weight and one of k's: as much as a norm with bias has.
+  return norm_backward_workspace(d, threads);
+}
+
+}  // namespace nrl::ops

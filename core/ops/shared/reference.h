@@ -1,0 +1,79 @@
+#pragma once
+// Element access of the reference kernels: any float type is read as double and rounded once when written.
+// f64 tensors are accepted too, so that finite differences of the reference are exact to double.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "core/ops/families.h"
+#include "core/ops/kernel_table.h"
+
+namespace nrl::ops::reference {
+
+inline double load_at(const Tensor& t, int64_t offset) {
+  switch (t.dtype) {
+    case DType::f64:
+      return static_cast<const double*>(t.data)[offset];
+    case DType::f32:
+      return static_cast<double>(static_cast<const float*>(t.data)[offset]);
+    case DType::bf16:
+      return static_cast<double>(static_cast<float>(static_cast<const bf16*>(t.data)[offset]));
+    case DType::i32:
+      return static_cast<double>(static_cast<const int32_t*>(t.data)[offset]);
+    default:
+      NRL_CHECK(false, "reference kernels do not read {}", name_of(t.dtype));
+      return 0;
+  }
+}
+
+inline void store_at(const Tensor& t, int64_t offset, double value) {
+  switch (t.dtype) {
+    case DType::f64:
+      static_cast<double*>(t.data)[offset] = value;
+      break;
+    case DType::f32:
+      static_cast<float*>(t.data)[offset] = static_cast<float>(value);
+      break;
+    case DType::bf16:
+      static_cast<bf16*>(t.data)[offset] = bf16(static_cast<float>(value));
+      break;
+    default:
+      NRL_CHECK(false, "reference kernels do not write {}", name_of(t.dtype));
+  }
+}
+
+/// Rows are the product of all leading dimensions.
+inline int64_t row_count(const Tensor& t) {
+  return t.numel() / t.dim(-1);
+}
+
+/// Offset of element i of row `row`, for any rank and strides.
+inline int64_t offset_of(const Tensor& t, int64_t row, int64_t i) {
+  int64_t offset = i * t.step(-1);
+  for (int k = t.rank - 2; k >= 0; --k) {
+    offset += row % t.dim(k) * t.step(k);
+    row /= t.dim(k);
+  }
+  return offset;
+}
+
+inline double load(const Tensor& t, int64_t row, int64_t i) {
+  return load_at(t, offset_of(t, row, i));
+}
+inline void store(const Tensor& t, int64_t row, int64_t i, double value) {
+  store_at(t, offset_of(t, row, i), value);
+}
+/// A vector's element; an index of an i32 tensor.
+inline double load(const Tensor& t, int64_t i) {
+  return load_at(t, i * t.step(-1));
+}
+inline void store(const Tensor& t, int64_t i, double value) {
+  store_at(t, i * t.step(-1), value);
+}
+inline int64_t index(const Tensor& t, int64_t i) {
+  return static_cast<int64_t>(load(t, i));
+}
+
+}  // namespace nrl::ops::reference

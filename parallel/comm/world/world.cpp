@@ -1,0 +1,106 @@
+#include "parallel/comm/world/world.h"
+
+#include "core/base/output.h"
+#include "parallel/comm/self/self_comm.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <exception>
+
+namespace nrl::comm {
+
+namespace {
+
+/// Value of a whole-number environment variable; -1 when it is absent or no number.
+long env_number(const char* name) {
+  const char* text = std::getenv(name);
+  if (!text || !*text) return -1;
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  return *end ? -1 : value;
+}
+
+}  // namespace
+
+bool launched_with_peers() {
+  // Launchers that tell the number of processes: mpirun (Open MPI), Hydra and srun's PMI, Slurm's steps.
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const long n = env_number(name);
+    if (n > 1) return true;
+    if (n == 1) return false;
+  }
+  // A bare PMIx server tells only the rank.
+  return std::getenv("PMIX_RANK") != nullptr || std::getenv("PMI_RANK") != nullptr;
+}
+
+std::unique_ptr<World> World::init(const WorldOptions& options) {
+  std::unique_ptr<World> w(new World);
+  w->ledger_ = std::make_unique<Ledger>();
+  if (!options.always_mpi && !launched_with_peers()) {
+    char host[256] = {};
+    gethostname(host, sizeof(host) - 1);
+    w->hosts_ = {host};
+    w->comm_ = make_self("world", 0, w->ledger_.get());
+    return w;
+  }
+  w->mpi_ = std::make_unique<MpiSession>(options.mpi, w->ledger_.get());
+  w->rank_ = w->mpi_->rank();
+  w->size_ = w->mpi_->size();
+  w->local_rank_ = w->mpi_->local_rank();
+  w->local_size_ = w->mpi_->local_size();
+  w->hosts_ = w->mpi_->hosts();
+  const long expected = env_number("SLURM_STEP_NUM_TASKS");
+  if (w->size_ == 1 && env_number("OMPI_COMM_WORLD_SIZE") < 0 && expected > 1) {
+    w->mark_failed();
+    fail(Exit::unavailable,
+         "srun started {} processes that do not find each other: start them with srun --mpi=pmix", expected);
+  }
+  w->comm_ = w->mpi_->make_world();
+  return w;
+}
+
+World::~World() {
+  if (finalized_) return;
+  if (std::uncaught_exceptions() > 0 && mpi_ && size_ > 1) abort(Exit::internal);
+  try {
+    finalize();
+  } catch (const std::exception&) {  // already reported when the communicator was destroyed
+  }
+}
+
+void World::mark_failed() {
+  if (mpi_) mpi_->mark_failed();
+}
+
+void World::finalize() {
+  if (finalized_) return;
+  finalized_ = true;
+  comm_.reset();
+  if (mpi_) mpi_->finish();
+  if (leaked_communicators() > 0)
+    fail(Exit::internal, "{} communicators were destroyed with operations never waited for",
+         leaked_communicators());
+}
+
+void World::abort(Exit code) {
+  output::flush();
+  if (mpi_) mpi_->abort(static_cast<int>(code));
+  std::_Exit(static_cast<int>(code));
+}
+
+ErrorConsensus agree_on_error(Communicator& all, Exit code, std::string_view message) {
+  std::vector<int32_t> worst = {static_cast<int32_t>(code)};
+  all.all_reduce(worst, Reduce::max);
+  ErrorConsensus consensus;
+  consensus.code = static_cast<Exit>(worst[0]);
+  if (consensus.code == Exit::ok) return consensus;
+  std::vector<int32_t> first = {code == consensus.code ? all.rank() : all.size()};
+  all.all_reduce(first, Reduce::min);
+  consensus.rank = first[0];
+  consensus.message = message;
+  all.broadcast_text(consensus.message, consensus.rank);
+  return consensus;
+}
+
+}  // namespace nrl::comm
