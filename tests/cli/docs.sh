@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# The output that README and docs show is what the program prints, but for numbers: docs.sh CASE NRL_TRAIN SOURCE_DIR
+# shellcheck source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
+
+version_line='^    nrl-train [0-9.]+$'
+
+# transcript FILE: the indented block of a document that begins with the version of the program.
+transcript() {
+  awk -v start="$version_line" '!on && $0 ~ start { on = 1 } on && /^[^ ]/ { exit } on { print substr($0, 5) }' "$source_dir/$1"
+}
+
+# compare FILE: shown.txt, a transcript of that file, with out.txt. The comparison must also fail for every line of the
+# transcript that is changed.
+compare() {
+  local result i
+  result=$(awk -f "$source_dir/tests/cli/transcript.awk" shown.txt out.txt) || fail "$1 is out of date: $result"
+  for ((i = 1; i <= $(wc -l <shown.txt); ++i)); do
+    # Not so: "...", rows of a chart, and kernels on a wrapped line.
+    sed -n "${i}p" shown.txt | grep '[a-z]' | grep -qvE '^ +([a-z_]+ [0-9.]+% *)+$' || continue
+    sed "${i}s/[a-z][a-z]*/&x/" shown.txt >changed.txt
+    ! awk -f "$source_dir/tests/cli/transcript.awk" changed.txt out.txt >/dev/null || fail "$1: not compared: $(sed -n "${i}p" changed.txt)"
+  done
+}
+
+case $case_name in
+  transcript_quickstart)
+    # scripts/quickstart.sh as it is, in a tree in which there is nothing to install or to build, and on less text.
+    mkdir -p scripts build/cpu/bin bin headers
+    cp "$source_dir"/scripts/{quickstart.sh,common.sh,metrics.awk} scripts
+    cp -r "$source_dir/configs" .
+    cp -r "$source_dir/core" headers
+    printf '#!/bin/sh\n' | tee scripts/install-deps.sh >bin/cmake
+    chmod +x scripts/install-deps.sh bin/cmake
+    ln -s "$nrl_train" build/cpu/bin/nrl-train
+    PATH=$work/bin:$PATH expect 0 scripts/quickstart.sh headers device=cpu pretrain.max_num_steps=20 pretrain.val_period=20 \
+      policy.scheduler.lr_warmup_iters=5 >all.txt 2>err.txt
+    sed -E 's/headers-[0-9]+/headers/' all.txt >out.txt
+    transcript README.md >shown.txt
+    compare README.md
+    ;;
+  transcript_doctor)
+    expect 0 run 1 doctor
+    transcript docs/gpu.md >shown.txt
+    # The transcript is of a build with all GPU libraries on a machine without a GPU. Elsewhere only the lines that do
+    # not depend on that are compared.
+    if (($(grep -cE '^(cuda .*built with|library .*(cuBLASLt|cuDNN) [0-9]|nccl  *[0-9]|training .*no NVIDIA driver)' out.txt) < 5)); then
+      sed -i -E '/^(cuda|driver|device|library|nccl|training|  ) /d' out.txt shown.txt
+    fi
+    sed -i -E 's/^(processor  *).*/\1NAME/; s/(compute capability ).*/\1N/' out.txt shown.txt
+    compare docs/gpu.md
+    ;;
+  transcript_slurm)
+    # srun with two ranks, and scontrol with a queue that starts nothing.
+    mkdir bin
+    cat >bin/srun <<'RUN'
+#!/bin/sh
+while case $1 in --*) true ;; *) false ;; esac; do shift; done
+echo $$ >srun.pid
+exec mpirun --oversubscribe --bind-to none -n 2 "$@"
+RUN
+    printf '#!/bin/sh\n' >bin/scontrol
+    chmod +x bin/*
+    export PATH=$work/bin:$PATH SLURM_JOB_ID=2 NRL_TRAIN=$nrl_train
+    corpus
+    config run
+    sed -i 's#run/checkpoints#checkpoints#' run.yaml
+    job=("$source_dir/scripts/slurm/train.sbatch" run.yaml policy.scheduler.lr_decay_iters=200000
+      checkpointing.save_period=1000000 logger.log_interval=50)
+    bash "${job[@]}" pretrain.max_num_steps=200000 >out.txt 2>err.txt &
+    until [[ $(grep -c ' eta ' out.txt) -gt 1 ]]; do
+      kill -0 $! 2>/dev/null || fail "the run ended early: $(cat out.txt err.txt)"
+      sleep 0.05
+    done
+    kill -USR1 "$(cat srun.pid)"
+    wait $! || fail "the batch script failed: $(cat out.txt err.txt)"
+    saved=$(printf '%s\n' checkpoints/step-* | sort -V | tail -n 1)
+    # A command that ends soon, which a job does not change: without the list of what changed.
+    bash "${job[@]}" "pretrain.max_num_steps=$((${saved##*-} + 5))" >resumed.txt 2>>err.txt ||
+      fail "it did not resume: $(cat resumed.txt err.txt)"
+    awk '/^[^ ]/ { off = $1 == "changed" } !off' resumed.txt >>out.txt
+    # What Slurm prints is left out.
+    transcript docs/slurm.md | grep -vE '^(srun:|\$ | +(JobState|Requeue)=)' >shown.txt
+    compare docs/slurm.md
+    ;;
+  transcript_stages)
+    awk '/^    doctor  *what / { on = 1 } on && !/^    / { exit } on { print substr($0, 5) }' "$source_dir/docs/gpu.md" >shown.txt
+    expect 0 "$source_dir/scripts/gpu-validate.sh" --stages list >out.txt 2>err.txt
+    diff shown.txt out.txt || fail "docs/gpu.md is out of date: gpu-validate.sh --stages list"
+    ;;
+  docs_names) # keys and options of commands that documents name; and no document has a transcript without a case here
+    cd "$source_dir"
+    mapfile -t documents < <(find . -name build -prune -o -name '*.md' -printf '%P\n' | LC_ALL=C sort)
+    ((${#documents[@]} > 10)) || fail "the documents were not found: ${documents[*]}"
+    grep -lE "$version_line" "${documents[@]}" | diff <(printf '%s\n' README.md docs/gpu.md docs/slurm.md) - ||
+      fail "a transcript that nothing compares, or none"
+    sections=$("$nrl_train" explain | sed -nE 's/^ +([a-z_]+)\. .*/\1/p' | paste -sd '|')
+    grep -ohE "\b($sections)(\.[a-z_0-9]+)+(=|\`)" "${documents[@]}" | tr -d '=`' | LC_ALL=C sort -u >"$work/keys.txt"
+    (($(wc -l <"$work/keys.txt") > 20)) || fail "the keys were not found: $(cat "$work/keys.txt")"
+    while read -r key; do
+      "$nrl_train" explain "$key" >/dev/null || fail "a document names the key $key"
+    done <"$work/keys.txt"
+    grep -ohE 'nrl-train [a-z]+ [^#`|]*--[a-z-]+' "${documents[@]}" | LC_ALL=C sort -u >"$work/commands.txt"
+    while read -ra words; do
+      command=("${words[1]}")
+      if [[ ${words[1]} =~ ^(data|checkpoint|bench)$ ]]; then command+=("${words[2]}"); fi
+      "$nrl_train" "${command[@]}" --help >"$work/help.txt" || fail "a document has the command ${words[*]}"
+      for word in "${words[@]}"; do
+        [[ $word != --* ]] || grep -qE -- "^ +(-[a-z],)?$word( |\$)" "$work/help.txt" || fail "there is no $word: ${words[*]}"
+      done
+    done <"$work/commands.txt"
+    ;;
+  docs_excerpts) # code shown in docs/design.md stands, up to "...", in a file that it names
+    cd "$source_dir"
+    awk -f tests/cli/excerpts.awk docs/design.md || fail "docs/design.md is out of date"
+    awk '/^```cpp/ && !n++ { print; getline; $0 = $0 "x" } { print }' docs/design.md >"$work/changed.md"
+    ! awk -f tests/cli/excerpts.awk "$work/changed.md" >/dev/null || fail "a changed excerpt was not noticed"
+    ;;
+  *) fail "no case $case_name" ;;
+esac
