@@ -54,7 +54,7 @@ int64_t RunReport::tokens_per_step() const {
 
 double RunReport::exposed_seconds() const {
   double sum = 0;
-  for (const auto& total : run_.world.ledger().totals()) sum += total.exposed_seconds;
+  for (const auto& total : run_.world.collective_log().totals()) sum += total.exposed_seconds;
   return sum;
 }
 

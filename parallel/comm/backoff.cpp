@@ -1,6 +1,6 @@
 #include "parallel/comm/backoff.h"
 
-#include "parallel/comm/ledger.h"
+#include "parallel/comm/collective_log.h"
 
 #include <sched.h>
 #include <sys/prctl.h>
@@ -13,9 +13,9 @@ namespace nrl::comm {
 
 namespace {
 
-// Longer than the differences between ranks in a step's waits, shorter than a slice of the scheduler.
+// Longer than the skew between ranks within a step, shorter than a scheduler time slice.
 constexpr int64_t kYieldNs = 500'000;
-constexpr int64_t kUnwantedYieldNs = 20'000;  // no thread waits for the outcome yet
+constexpr int64_t kUnwantedYieldNs = 20'000;  // no thread waits for the operation yet
 constexpr int64_t kShortestSleepNs = 20'000, kLongestSleepNs = 250'000;
 
 inline void relax() {

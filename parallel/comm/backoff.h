@@ -1,26 +1,26 @@
 #pragma once
-// How a thread waits for something that it can only poll.
+// Polling with backoff: spin, yield, sleep.
 
 #include <atomic>
 #include <cstdint>
 
 namespace nrl::comm {
 
-/// Spins briefly, then yields the core for a while, then sleeps for a fraction of the time waited so far: a
-/// core that somebody else needs is given away, and the wait ends at most that fraction late. Where no thread
-/// waits for the outcome it sleeps sooner.
+/// Spins briefly, then yields the core for a while, then sleeps for a fraction of the time waited so far:
+/// other threads get the core, and the wait ends late by at most that fraction. Sleeps sooner while no thread
+/// waits for the result.
 class Backoff {
  public:
-  /// `waiters`: threads blocked on the outcome (null: the caller itself is). `spins`: rounds before yielding.
+  /// `waiters`: threads blocked on the result (null: the caller itself). `spins`: rounds before yielding.
   Backoff(const std::atomic<int>* waiters, int spins) : waiters_(waiters), spins_(spins) {}
   void pause() {
     if (!spin()) sleep();
   }
-  /// The part of pause() that keeps the core or yields it; false when it is time to sleep.
+  /// The spinning and yielding part of pause(); false when it is time to sleep.
   bool spin();
-  /// The other part.
+  /// The sleeping part.
   void sleep() const;
-  /// Since the spinning ended.
+  /// Time since spinning ended.
   int64_t waited_ns() const { return waited_ns_; }
   void reset() {
     rounds_ = 0;

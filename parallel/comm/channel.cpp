@@ -20,7 +20,7 @@ Handle Channel::receive_async(View data, const After& after) {
 }
 
 Channels::Channels(Communicator& group, std::span<const ChannelEnd> ends) : group_(group) {
-  // By (sender, receiver): whatever two ranks wait for each other, a least channel is ready to be made.
+  // All ranks create their channels in (sender, receiver) order, so creation cannot deadlock.
   const auto ranks = [&](const ChannelEnd& end) {
     return end.direction == Direction::send ? std::array{group.rank(), end.peer}
                                             : std::array{end.peer, group.rank()};
@@ -55,7 +55,7 @@ Channel& Channels::find(int peer, Direction direction) {
   const auto at = std::find_if(channels_.begin(), channels_.end(), [&](const Channel& c) {
     return c.peer() == peer && c.direction() == direction;
   });
-  NRL_CHECK(at != channels_.end(), "no channel {} rank {} of {} was asked for",
+  NRL_CHECK(at != channels_.end(), "no channel {} rank {} of {} was requested",
             direction == Direction::send ? "to" : "from", peer, group_.label());
   return *at;
 }

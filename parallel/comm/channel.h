@@ -1,5 +1,5 @@
 #pragma once
-// Messages between neighbors of a pipeline, under the one rule that all backends can keep.
+// Point-to-point messages between pipeline neighbors, with an ordering rule that every backend can keep.
 
 #include "parallel/comm/communicator.h"
 
@@ -12,26 +12,26 @@ namespace nrl::comm {
 
 enum class Direction : uint8_t { send, receive };
 
-/// What a rank asks Channels for: `peer` is a rank of the group, another one than this.
+/// One end of a channel, as requested from Channels. `peer`: another rank of the group.
 struct ChannelEnd {
   int peer;
   Direction direction;
 };
 
-/// One end of a FIFO from one rank to another: the k-th send of the one meets the k-th receive of the other,
-/// which must be of equal size. A message waits for the messages before it in the same channel and for
-/// nothing else: not for other channels, such as the one between the same ranks the other way, and not for
-/// collectives. A schedule that cannot deadlock under this rule cannot deadlock on any backend.
+/// One end of a FIFO from one rank to another: the k-th send matches the k-th receive, which must be of equal
+/// size. A message waits only for earlier messages of the same channel: not for other channels (the reverse
+/// direction between the same ranks included) and not for collectives. A schedule that cannot deadlock under
+/// this rule cannot deadlock on any backend.
 ///
-/// On mpi and staged a channel is a tag, on nccl a communicator of the two ranks.
+/// A channel is a tag on mpi and staged, and a communicator of the two ranks on nccl.
 class Channel {
  public:
   int peer() const { return peer_; }
   Direction direction() const { return direction_; }
 
-  /// For a sending end. Memory, stream and waiting as for Communicator::send_async.
+  /// Sending end only. Memory, stream and waiting as for Communicator::send_async.
   Handle send_async(ConstView data, const After& after = {});
-  /// For a receiving end.
+  /// Receiving end only.
   Handle receive_async(View data, const After& after = {});
 
  private:
@@ -49,15 +49,17 @@ class Channel {
 /// This rank's ends of the channels of a group.
 class Channels {
  public:
-  /// Collective over the two ranks of every channel, which must both name it: all ranks that channels connect
-  /// make one object each. `group` must outlive it and must carry no other messages with the tag kMaxTag.
+  /// Collective over the two ranks of every channel, which must both request it: every rank
+  /// that has a channel creates one object. `group` must outlive it and must carry no other
+  /// messages with the tag kMaxTag.
   Channels(Communicator& group, std::span<const ChannelEnd> ends);
-  /// Collective as the constructor.
+  /// Collective like the constructor.
   ~Channels();
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
 
-  /// The end that sends to `peer`, and the one that receives from it; an internal error where not asked for.
+  /// The end that sends to `peer`, and the one that receives from it. Must have been
+  /// requested (else an internal error).
   Channel& to(int peer) { return find(peer, Direction::send); }
   Channel& from(int peer) { return find(peer, Direction::receive); }
 

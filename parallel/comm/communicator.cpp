@@ -71,17 +71,18 @@ int64_t Call::bytes(int size) const {
   return elements * size_of(dtype);
 }
 
-Communicator::Communicator(std::string name, int rank, std::vector<int> members, Ledger* ledger)
-    : name_(std::move(name)), rank_(rank), members_(std::move(members)), ledger_(ledger) {
+Communicator::Communicator(std::string name, int rank, std::vector<int> members, CollectiveLog* log)
+    : name_(std::move(name)), rank_(rank), members_(std::move(members)), log_(log) {
   NRL_CHECK(rank_ >= 0 && rank_ < size(), "rank {} of {}", rank_, size());
-  if (ledger_) group_ = ledger_->add_group(name_, label());
+  if (log_) group_ = log_->add_group(name_, label());
 }
 
 Communicator::~Communicator() {
   const int open = outstanding();
   if (open == 0 || std::uncaught_exceptions() > 0) return;
   g_leaked.fetch_add(1);
-  log::error_text(fmt::format("{}: {} operations were never waited for (internal error)", label(), open));
+  log::error_text(
+      fmt::format("{}: {} operations were never waited for (this is a bug in nrl-train)", label(), open));
 }
 
 std::string Communicator::label() const {
@@ -96,9 +97,9 @@ std::string Communicator::label() const {
   return out + "]";
 }
 
-LedgerTicket Communicator::enroll(const Call& call) {
-  if (!ledger_) return {};
-  return ledger_->enqueue(group_, seq_++, call.op, call.dtype, call.bytes(size()), call.peer);
+LogTicket Communicator::log_call(const Call& call) {
+  if (!log_) return {};
+  return log_->enqueue(group_, seq_++, call.op, call.dtype, call.bytes(size()), call.peer);
 }
 
 std::shared_ptr<Work> Communicator::start(Call call, bool blocking) {
@@ -132,7 +133,7 @@ void check_reduce(const Communicator& c, Op op, DType t) {
   NRL_CHECK(reducible(t), "{} on {}: cannot reduce {}", name_of(op), c.label(), name_of(t));
 }
 
-/// `in` and `out` of a blocked collective; `whole` has size() blocks of `part`.
+/// Operands of a blocked collective: `whole` must have size() blocks of `part`.
 void check_blocks(const Communicator& c, Op op, ConstView whole, ConstView part) {
   NRL_CHECK(whole.dtype == part.dtype, "{} on {}: {} and {}", name_of(op), c.label(), name_of(whole.dtype),
             name_of(part.dtype));
@@ -151,7 +152,7 @@ int64_t checked_sum(const Communicator& c, std::span<const int64_t> counts, cons
   return sum;
 }
 
-/// Every send to oneself needs the matching receive in the same group of messages.
+/// A send to oneself needs the matching receive in the same exchange.
 void check_messages(const Communicator& c, std::span<const Message> messages, bool group) {
   int own = 0;
   for (const Message& m : messages) {

@@ -3,11 +3,11 @@
 // memory, make_device.h); recording wraps any of them.
 //
 // Ranks of a group must issue the same collectives with the same arguments in the same order; executor.h has
-// the order rule. Results do not depend on timing, on the backend or on where the ranks
-// run: sums add the ranks' values in rank order. nccl alone sums in an order of its own (make_device.h).
+// the order rule. Results do not depend on timing, backend or placement: sums add the ranks' values in rank
+// order. The exception is nccl, which chooses its own order (make_device.h).
 
 #include "core/base/dtype.h"
-#include "parallel/comm/ledger.h"
+#include "parallel/comm/collective_log.h"
 
 #include <atomic>
 #include <cstdint>
@@ -27,10 +27,11 @@ class Work;
 /// Greatest tag of a message.
 inline constexpr int kMaxTag = 8191;
 
-/// Sum wraps around for integers; max and min pass NaN on.
+/// Integer sums wrap around; max and min propagate NaN.
 enum class Reduce : uint8_t { sum, max, min };
 
-/// Elements in memory the caller owns; must stay valid and untouched until the operation has been waited for.
+/// Elements in memory owned by the caller; must stay valid and untouched until the
+/// operation has been waited for.
 struct ConstView {
   const void* data = nullptr;
   int64_t count = 0;
@@ -48,7 +49,7 @@ struct ConstView {
   int64_t bytes() const { return count * size_of(dtype); }
 };
 
-/// The same, to be written.
+/// A writable ConstView.
 struct View {
   void* data = nullptr;
   int64_t count = 0;
@@ -65,10 +66,10 @@ struct View {
   int64_t bytes() const { return count * size_of(dtype); }
 };
 
-/// The device stream (device::StreamHandle) that device memory is ordered by: the operation starts after the
-/// work already in it, and work put there after wait() sees the result. Without one (null) the memory must be
-/// idle when a device operation is issued, and wait() blocks until the result is there. Backends for host
-/// memory refuse any but null.
+/// The device stream (device::StreamHandle) that orders device memory: the operation starts after
+/// the work already in it, and work enqueued after wait() sees the result. Without one (null) the
+/// memory must be idle when a device operation is issued, and wait() blocks until the result is
+/// available. Must be null for host memory.
 struct StreamRef {
   void* native = nullptr;
 };
@@ -94,8 +95,8 @@ class [[nodiscard]] Handle {
   Handle() = default;
   explicit Handle(std::shared_ptr<Work> work) : work_(std::move(work)) {}
 
-  /// Blocks until finished; rethrows the operation's error. Nothing happens for an empty handle; empties this
-  /// one. For an operation ordered by a stream it is the stream that waits (make_device.h).
+  /// Blocks until finished and empties the handle; rethrows the operation's error. No-op for an empty handle.
+  /// An operation ordered by a stream makes the stream wait instead of the host (make_device.h).
   void wait();
   /// True when finished (or empty); does not block and does not replace wait().
   bool done() const;
@@ -106,15 +107,15 @@ class [[nodiscard]] Handle {
   std::shared_ptr<Work> work_;
 };
 
-/// What an asynchronous operation comes after: the work already in a device stream, another operation, or
-/// both. The host waits for neither, so that steps can be chained:
+/// Dependencies of an asynchronous operation: the work already in a device stream, another operation, or
+/// both. The host waits for neither, so operations can be chained:
 ///
 ///   Handle sum = shard.reduce_scatter_async(gradients, own, Reduce::sum, stream);
 ///   Handle all = replicas.all_reduce_async(own, Reduce::sum, {stream, sum});
 ///
-/// The other operation may be of any group of this process; each of the two must still be waited for. When it
-/// fails, this one fails with the same error. nccl operations may only come after operations that are over
-/// for the host: those of nccl groups always are.
+/// The other operation may belong to any group of this process; both must still be waited for. If it fails,
+/// this one fails with the same error. An nccl operation may only depend on operations that the host has
+/// finished issuing; those of nccl groups always are.
 struct After {
   After() = default;
   After(StreamRef ordered_by) : stream(ordered_by) {}
@@ -125,33 +126,32 @@ struct After {
   std::shared_ptr<Work> previous;  ///< null: none
 };
 
-/// An operation as backends get it, already checked.
+/// A checked operation, as passed to backends.
 struct Call {
   Op op = Op::barrier;
   Reduce reduce = Reduce::sum;
   DType dtype = DType::u8;
   const void* in = nullptr;
   void* out = nullptr;
-  int64_t count =
-      0;  ///< elements of `out` (all_reduce, reduce_scatter, broadcast), of `in` (all_gather), per pair
-  int peer = -1;                                  ///< root of a broadcast; of a single message the other rank
+  /// Elements of `out` (all_reduce, reduce_scatter, broadcast), of `in` (all_gather), or per pair.
+  int64_t count = 0;
+  int peer = -1;                                  ///< root of a broadcast; other rank of a single message
   std::vector<int64_t> send_counts, recv_counts;  ///< all_to_all_v
   std::vector<Message> messages;                  ///< send, recv, exchange
   StreamRef stream;
   std::shared_ptr<Work> previous;  ///< null: none
 
-  /// Bytes as the ledger counts them, in a group of `size` ranks.
+  /// Bytes as the collective log counts them, in a group of `size` ranks.
   int64_t bytes(int size) const;
 };
 
-/// A group of ranks. Methods may be called from one thread at a time. Every operation has a blocking form and
-/// one that returns a Handle at once. Reductions take f32, bf16 (added in fp32, rounded once), f64, i32, i64
-/// and u8; the others move any element type. Wrong arguments are an internal error (exit 70).
+/// A group of ranks. Methods must be called by one thread at a time. Every operation has a blocking and an
+/// asynchronous form. Reductions take f32, bf16 (added in fp32, rounded once), f64, i32, i64 and u8; the
+/// others move any element type. Wrong arguments are an internal error (exit 70).
 class Communicator {
  public:
-  /// A normal destruction is collective (all ranks destroy their communicators in the same order), one during
-  /// the unwinding of an exception is not. Operations not waited for are reported and make World::finalize
-  /// fail.
+  /// Collective: all ranks must destroy their communicators in the same order; not collective during stack
+  /// unwinding. Operations that were not waited for are reported and make World::finalize fail.
   virtual ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -178,13 +178,12 @@ class Communicator {
   Handle all_to_all_v_async(ConstView in, std::span<const int64_t> send_counts, View out,
                             std::span<const int64_t> recv_counts, const After& after = {});
   Handle broadcast_async(View data, int root, const After& after = {});
-  /// Messages of a pair of ranks with one tag (0 to kMaxTag) arrive in the order they were sent; the receiver
-  /// must ask for exactly as many bytes as come. Pipelines use Channel (channel.h), which is the same on all
-  /// backends.
+  /// Messages of a pair of ranks with one tag (0 to kMaxTag) arrive in the order they were sent;
+  /// both ends must name the same number of bytes. Pipelines use Channel (channel.h), which
+  /// behaves alike on all backends.
   Handle send_async(ConstView data, int to, int tag = 0, const After& after = {});
   Handle recv_async(View data, int from, int tag = 0, const After& after = {});
-  /// Messages that go on at the same time in any order. Only here may a rank write to itself, with both ends
-  /// in the same exchange.
+  /// Concurrent messages, in no order. Only here may a rank send to itself, with both ends in one exchange.
   Handle exchange_async(std::vector<Message> messages, const After& after = {});
   Handle barrier_async(const After& after = {});
 
@@ -226,35 +225,35 @@ class Communicator {
   /// The group of these ranks, in this order. Called by its members only; null for an empty list.
   virtual std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) = 0;
 
-  /// Gathers one text of every rank, in rank order. Collective; for start-up and error paths. Texts go
-  /// through host().
+  /// Gathers one text of every rank, in rank order. Collective; for start-up and error
+  /// paths. Texts go through host().
   std::vector<std::string> gather_texts(std::string_view text);
   /// Replaces `text` by the root's. Collective.
   void broadcast_text(std::string& text, int root);
 
-  /// The communicator of the same ranks for host memory: this one, or the one beneath one for device memory.
+  /// The communicator of the same ranks for host memory: this one, or the one below a device communicator.
   virtual Communicator& host() { return *this; }
-  /// Throws the error that came up in the background since (a peer was lost) and that no wait() would show:
-  /// for loops that only replay captured graphs. Does not block.
+  /// Throws an asynchronous error (a lost peer) that no wait() would report; for loops that only replay
+  /// captured graphs. Does not block.
   virtual void check() {}
-  /// True when all operations of the group run one after another, messages included (nccl). Two messages that
-  /// depend on each other then need an exchange, or groups of their own (Channel).
+  /// True when all operations of the group run one after another, messages included (nccl). Messages that
+  /// depend on each other then need one exchange or separate groups (Channel).
   virtual bool single_fifo() const { return false; }
-  /// For communicators built on this one; null where there is none (one rank).
+  /// For communicators built on this one; null for a single rank.
   virtual std::shared_ptr<HostTransport> host_transport() { return nullptr; }
 
   /// Handles not waited for yet.
   int outstanding() const { return unwaited_->load(std::memory_order_relaxed); }
-  /// Null where operations are not logged.
-  Ledger* ledger() const { return ledger_; }
+  /// Null when operations are not logged.
+  CollectiveLog* collective_log() const { return log_; }
 
  protected:
-  Communicator(std::string name, int rank, std::vector<int> members, Ledger* ledger);
+  Communicator(std::string name, int rank, std::vector<int> members, CollectiveLog* log);
 
-  /// Starts a checked call. `blocking`: it is waited for at once.
+  /// Starts a checked call. `blocking`: the caller waits for it immediately.
   virtual std::shared_ptr<Work> submit(Call call, bool blocking) = 0;
-  /// Logs a call, in the order of sequence numbers; what Work needs.
-  LedgerTicket enroll(const Call& call);
+  /// Logs a call with the next sequence number; the ticket goes to its Work.
+  LogTicket log_call(const Call& call);
   /// Starts a checked call on another communicator (for wrappers), to be waited for there.
   static std::shared_ptr<Work> submit_to(Communicator& inner, Call call, bool blocking) {
     return inner.start(std::move(call), blocking);
@@ -263,7 +262,7 @@ class Communicator {
 
  private:
   std::shared_ptr<Work> start(Call call, bool blocking);
-  /// Waits at once for the operation that `issue` issues.
+  /// Calls `issue` and waits for the operation it returns.
   template <class Issue>
   void block(Issue issue) {
     struct Scope {
@@ -285,14 +284,14 @@ class Communicator {
   std::string name_;
   int rank_;
   std::vector<int> members_;
-  Ledger* ledger_;
+  CollectiveLog* log_;
   uint32_t group_ = 0;
   uint64_t seq_ = 0;
-  bool blocking_ = false;  // what is issued now is waited for at once
+  bool blocking_ = false;  // inside block(): the caller waits for the operation immediately
   std::shared_ptr<std::atomic<int>> unwaited_ = std::make_shared<std::atomic<int>>(0);
 };
 
-/// Communicators of this process that were destroyed with operations not waited for.
+/// Number of communicators destroyed with operations not waited for, in this process.
 int leaked_communicators();
 
 }  // namespace nrl::comm

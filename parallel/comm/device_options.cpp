@@ -17,7 +17,7 @@ std::string version_text(const NcclSupport& nccl) {
   return fmt::format("{}.{}.{}", nccl.version / 10000, nccl.version / 100 % 100, nccl.version % 100);
 }
 
-/// Two ranks with one device, or nothing.
+/// The first two ranks that share a device; nullopt when none do.
 std::optional<std::pair<size_t, size_t>> shared_device(std::span<const std::string> devices) {
   std::map<std::string_view, size_t> first;
   for (size_t r = 0; r < devices.size(); ++r) {
@@ -51,7 +51,7 @@ DeviceCommChoice choose_device_comm(std::optional<DeviceCommKind> requested,
   if (requested == DeviceCommKind::nccl) {
     if (!reason.empty())
       fail(Exit::unavailable,
-           "distributed.backend: nccl cannot be used: {}; set distributed.backend: staged, which sends "
+           "distributed.backend: nccl cannot be used: {}. Fix: set distributed.backend: staged, which goes "
            "through host memory",
            reason);
     return {DeviceCommKind::nccl, "as configured"};

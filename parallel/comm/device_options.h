@@ -1,5 +1,5 @@
 #pragma once
-// How device memory is communicated: the choice of a backend and its settings. make_device.h makes groups.
+// Choice and settings of the backend for device memory. make_device.h creates the communicators.
 
 #include <cstdint>
 #include <optional>
@@ -11,15 +11,15 @@ namespace nrl::comm {
 enum class DeviceCommKind : uint8_t { nccl, staged };
 
 struct DeviceCommOptions {
-  /// staged: pinned memory per staging slot, equal on all ranks; every group has two slots.
+  /// staged: bytes of one pinned staging buffer ("slot"), equal on all ranks; every group has two.
   int64_t staged_slot_bytes = int64_t{8} << 20;
-  /// nccl: longest time for setting up a group or a connection of two ranks, and for one operation from the
-  /// moment its kernel starts.
+  /// nccl: timeout for setting up a group or a connection between two ranks, and for one operation, counted
+  /// from the start of its kernel.
   double nccl_init_timeout_seconds = 300;
   double nccl_timeout_seconds = 600;
 };
 
-/// The NCCL library of this build and process.
+/// What the NCCL library of this build and process supports.
 struct NcclSupport {
   bool built = false;
   int version = 0;              ///< of the library at run time, 23203 for 2.32.3
@@ -32,9 +32,9 @@ struct DeviceCommChoice {
   std::string why;  ///< for the user, "every rank has a device of its own"
 };
 
-/// What a group should use. `requested`: as configured, nothing for auto: nccl when it is built in, there are
-/// several ranks and each has a device of its own, otherwise staged. `devices`: Properties::uuid of every
-/// rank's device. A request that cannot be met is Exit::unavailable.
+/// Chooses the backend. `requested`: as configured; nullopt (auto) takes nccl when it is built in, there are
+/// several ranks and each has its own device, otherwise staged. `devices`: Properties::uuid of every rank's
+/// device. Fails with Exit::unavailable when the request cannot be met.
 DeviceCommChoice choose_device_comm(std::optional<DeviceCommKind> requested,
                                     std::span<const std::string> devices, const NcclSupport& nccl);
 

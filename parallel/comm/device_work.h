@@ -1,5 +1,5 @@
 #pragma once
-// Private to the backends of device memory: operations that the executor carries out and events order.
+// Private to the device backends: operations that the executor runs and that events order on the device.
 
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"
@@ -12,15 +12,15 @@
 
 namespace nrl::comm {
 
-/// An operation between two events: behind the caller's stream and the operation it comes after, before what
-/// the caller puts into its stream after wait().
+/// An operation between two events: after the caller's stream and the operation it depends on, before work
+/// that the caller enqueues after wait().
 class DeviceWork : public Work {
  public:
   /// Records the state of call.stream, which must not be captured.
-  DeviceWork(Ledger* ledger, const LedgerTicket& ticket, Executor* executor,
+  DeviceWork(CollectiveLog* log, const LogTicket& ticket, Executor* executor,
              std::shared_ptr<std::atomic<int>> unwaited, const Call& call, EventPool& ready,
              EventPool& finished)
-      : Work(ledger, ticket, executor, std::move(unwaited)),
+      : Work(log, ticket, executor, std::move(unwaited)),
         stream_(call.stream.native),
         previous_(call.previous),
         finished_(finished.take()) {
@@ -29,13 +29,13 @@ class DeviceWork : public Work {
     ready_->record(stream_);
   }
 
-  bool finished() const override { return over() && (failed() || finished_->done()); }
+  bool finished() const override { return completed() && (failed() || finished_->done()); }
   void order_stream(void* stream) const override {
     if (!failed()) finished_->wait_in(stream);
   }
 
  protected:
-  /// Puts streams behind everything that this operation comes after. Once.
+  /// Makes the streams wait for everything that this operation depends on. Call once.
   void order_behind(std::initializer_list<device::StreamHandle> streams) {
     for (const device::StreamHandle stream : streams) {
       if (ready_) ready_->wait_in(stream);
@@ -43,7 +43,7 @@ class DeviceWork : public Work {
     }
     previous_ = nullptr;  // long chains must not keep their first operation
   }
-  /// The result is there when `stream` has come so far.
+  /// The result is available when `stream` reaches this point.
   void finish_in(device::StreamHandle stream) { finished_->record(stream); }
 
  private:

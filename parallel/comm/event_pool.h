@@ -1,5 +1,5 @@
 #pragma once
-// Events that are used again, so that issuing an operation creates none.
+// A pool of device events, so that issuing an operation creates none.
 
 #include "core/device/runtime.h"
 
@@ -10,13 +10,13 @@
 
 namespace nrl::comm {
 
-/// Thread-safe; made as a shared pointer, which every event taken from it keeps alive.
+/// Thread-safe. Owned by a shared_ptr; every event taken from it keeps the pool alive.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   EventPool(device::Runtime& runtime, device::EventKind kind) : runtime_(runtime), kind_(kind) {}
 
-  /// RAII handle; returns the event to the pool. The event must have completed, or no thread may wait for it
-  /// any more.
+  /// RAII handle; returns the event to the pool. The event must have completed, or no
+  /// thread may wait for it any more.
   class Pooled {
    public:
     Pooled() = default;

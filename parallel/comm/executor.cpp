@@ -16,19 +16,19 @@ namespace nrl::comm {
 
 namespace {
 
-// A rank that another one wakes tends to land on the core of that one, so that two ranks share a core. Where
-// there is one for each, only long waits are ended by a wake-up, the others by the clock.
+// The scheduler tends to place a woken rank on the waker's core, so that two ranks share it. With a core per
+// rank, only long waits end by a wake-up; short ones end by a timed sleep.
 constexpr int64_t kShortWaitNs = 2'000'000;
 
 }  // namespace
 
-// The standard library's atomic waits know only this process.
-void Bell::ring() {
+// std::atomic::wait works within one process only; ranks share this futex.
+void Doorbell::ring() {
   rings.fetch_add(1, std::memory_order_seq_cst);
   syscall(SYS_futex, &rings, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void Bell::sleep(uint32_t seen) {
+void Doorbell::sleep(uint32_t seen) {
   const timespec limit{1, 0};
   syscall(SYS_futex, &rings, FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
@@ -37,13 +37,13 @@ void Work::wait() {
   const int64_t begin = now_ns();
   if (unwaited_) unwaited_->fetch_sub(1, std::memory_order_relaxed);
   block();
-  if (ledger_) ledger_->expose(ticket_, now_ns() - begin);
+  if (log_) log_->expose(ticket_, now_ns() - begin);
   if (error_) std::rethrow_exception(error_);
 }
 
 void Work::block() {
-  if (executor_ && !over()) executor_->wait(*this);
-  NRL_CHECK(over(), "waiting for an operation that no executor carries out");
+  if (executor_ && !completed()) executor_->wait(*this);
+  NRL_CHECK(completed(), "waiting for an operation that no executor runs");
 }
 
 void Work::run_now() {
@@ -57,14 +57,14 @@ Advance Work::advance() {
   try {
     if (progress_.load(std::memory_order_relaxed) == Progress::queued) {
       if (previous_) {
-        if (!previous_->carried_out()) return Advance::waiting;
+        if (!previous_->host_done()) return Advance::waiting;
         if (const std::exception_ptr error = std::exchange(previous_, nullptr)->error())
           std::rethrow_exception(error);
       }
-      if (ledger_) ledger_->start(ticket_);
+      if (log_) log_->start(ticket_);
       progress_.store(Progress::running, std::memory_order_release);
       result = start();
-      if (result == Advance::waiting) result = Advance::moved;
+      if (result == Advance::waiting) result = Advance::progressed;
     } else {
       result = poll();
     }
@@ -74,7 +74,7 @@ Advance Work::advance() {
     failed = true;
   }
   if (result == Advance::done) {
-    if (ledger_) ledger_->finish(ticket_, failed);
+    if (log_) log_->finish(ticket_, failed);
     progress_.store(failed ? Progress::failed : Progress::done, std::memory_order_release);
     progress_.notify_all();
   }
@@ -159,33 +159,33 @@ bool Executor::step() {
 bool Executor::sleep_until_rung(const Backoff& backoff) {
   if (active_.size() != 1 || (spins_ > 0 && backoff.waited_ns() < kShortWaitNs)) return false;
   const std::shared_ptr<Work> work = active_.front();
-  Bell* bell = work->bell();
-  if (!bell) return false;
-  const uint32_t seen = bell->rings.load(std::memory_order_acquire);
-  bell->sleeping.store(1, std::memory_order_seq_cst);
+  Doorbell* doorbell = work->doorbell();
+  if (!doorbell) return false;
+  const uint32_t seen = doorbell->rings.load(std::memory_order_acquire);
+  doorbell->sleeping.store(1, std::memory_order_seq_cst);
   bool stop = false;
   {
     const std::lock_guard lock(queue_mutex_);
-    rung_ = bell;
+    rung_ = doorbell;
     stop = stop_;
   }
-  // What came before the lines above is seen now, what comes after them rings.
-  if (!step() && !stop) bell->sleep(seen);
+  // Events before the lines above are seen by this step; later ones ring.
+  if (!step() && !stop) doorbell->sleep(seen);
   {
     const std::lock_guard lock(queue_mutex_);
     rung_ = nullptr;
   }
-  bell->sleeping.store(0, std::memory_order_relaxed);
+  doorbell->sleeping.store(0, std::memory_order_relaxed);
   return true;
 }
 
 void Executor::wait(Work& work) {
   waiters_.fetch_add(1, std::memory_order_relaxed);
-  while (!work.over()) {
+  while (!work.completed()) {
     if (run_mutex_.try_lock()) {
       const std::unique_lock run(run_mutex_, std::adopt_lock);
       Backoff backoff(nullptr, spins_);
-      while (!work.over()) {
+      while (!work.completed()) {
         if (step()) {
           backoff.reset();
         } else if (!backoff.spin() && !sleep_until_rung(backoff)) {
@@ -198,7 +198,7 @@ void Executor::wait(Work& work) {
     }
   }
   waiters_.fetch_sub(1, std::memory_order_relaxed);
-  // What others queued while this thread held run_mutex_ falls to the executor's thread.
+  // Operations that other threads queued while this one held run_mutex_ go to the executor's thread.
   wake_if_needed();
 }
 
@@ -209,12 +209,12 @@ bool Executor::release_finished(double seconds) {
     if (now_ns() > limit) return false;
     {
       const std::lock_guard lock(queue_mutex_);
-      if (rung_) rung_->ring();  // a thread that sleeps holds it
+      if (rung_) rung_->ring();  // a sleeping thread holds run_mutex_
     }
     backoff.pause();
   }
   run_mutex_.unlock();
-  wake_if_needed();  // a thread that found the lock taken may have gone to sleep over its work
+  wake_if_needed();  // a thread that failed to get the lock may sleep with work pending
   return true;
 }
 
@@ -245,7 +245,7 @@ void Executor::loop() {
         continue;
       }
     }
-    // Outside of the lock, so that a waiter can poll in its own rhythm.
+    // Without the lock, so that a waiting thread can poll at its own rate.
     if (backoff.spin()) continue;
     {
       const std::lock_guard run(run_mutex_);

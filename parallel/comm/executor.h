@@ -1,14 +1,13 @@
 #pragma once
-// Carries out queued communication: in the thread that waits for it, or in a thread of its own while the
-// others compute.
+// Runs queued communication: in the thread that waits for it, or in its own thread while the others compute.
 //
 // Order rule. Collectives of a group run one after another, in the order they were issued, which must be the
-// same on all of its ranks. Collectives of different groups and messages do not wait for each other: whatever
-// an operation waits for, all others in flight are carried on. An operation issued After another one starts
-// when that one is over. nccl alone is stricter (make_device.h).
+// same on all of its ranks. Collectives of different groups and messages do not wait for each other: while an
+// operation is blocked, the executor makes progress on all others in flight. An operation issued After
+// another one starts when that one has completed. Only nccl is stricter (make_device.h).
 
 #include "parallel/comm/backoff.h"
-#include "parallel/comm/ledger.h"
+#include "parallel/comm/collective_log.h"
 #include "parallel/comm/task.h"
 
 #include <atomic>
@@ -24,12 +23,12 @@ namespace nrl::comm {
 
 class Executor;
 
-/// A futex that ranks of the host ring for a rank that sleeps; lies in shared memory.
-struct Bell {
+/// A futex in shared memory that wakes a sleeping rank of the same host.
+struct Doorbell {
   std::atomic<uint32_t> rings;
-  std::atomic<uint32_t> sleeping;  ///< not 0: the owner may sleep until the next ring
+  std::atomic<uint32_t> sleeping;  ///< nonzero: the owner may sleep until the next ring
 
-  /// For the owner's peers, after they wrote what it may wait for (sequentially consistent).
+  /// Called by the owner's peers after a sequentially consistent write that it may be waiting for.
   void ring_sleeper() {
     if (sleeping.load(std::memory_order_seq_cst) > 0) ring();
   }
@@ -39,67 +38,67 @@ struct Bell {
 };
 
 /// Operations of one lane run one after another: the collectives of a group. The operations must keep it
-/// alive: the executor may use it a moment longer than wait() takes.
+/// alive: the executor may still use it shortly after wait() has returned.
 class Lane {
   friend class Executor;
   bool busy_ = false;
 };
 
-/// One operation in flight. Subclasses say what it does.
+/// One operation in flight. Subclasses implement it.
 class Work {
  public:
-  /// `ledger` may be null (not logged); `executor` null means that the operation is carried out by run_now().
-  Work(Ledger* ledger, const LedgerTicket& ticket, Executor* executor,
+  /// `log` may be null (not logged); `executor` null: the operation is run by run_now().
+  Work(CollectiveLog* log, const LogTicket& ticket, Executor* executor,
        std::shared_ptr<std::atomic<int>> unwaited)
-      : ledger_(ledger), ticket_(ticket), executor_(executor), unwaited_(std::move(unwaited)) {}
+      : log_(log), ticket_(ticket), executor_(executor), unwaited_(std::move(unwaited)) {}
   virtual ~Work() = default;
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
-  /// True when the result is there.
-  virtual bool finished() const { return over(); }
-  /// True when nothing is left for the host to do: an operation that comes after this one may start, on a
-  /// device in a stream that order_stream() put behind it.
-  virtual bool carried_out() const { return over(); }
-  /// Puts a device stream (device::StreamHandle) behind the result. The operation has been carried out.
+  /// True when the result is available.
+  virtual bool finished() const { return completed(); }
+  /// True when the host's part is done: a dependent operation may start, on a device in a stream that
+  /// order_stream() made wait.
+  virtual bool host_done() const { return completed(); }
+  /// Makes a device stream (device::StreamHandle) wait for the result. host_done() must be true.
   virtual void order_stream(void* stream) const { (void)stream; }
-  /// Carries the operation out; null where that happens when it is issued.
+  /// The executor that runs the operation; null when it runs as it is issued.
   virtual Executor* executor() const { return executor_; }
-  /// The error it failed with, once it is over.
-  virtual std::exception_ptr error() const { return over() ? error_ : nullptr; }
+  /// The error it failed with, once it has completed.
+  virtual std::exception_ptr error() const { return completed() ? error_ : nullptr; }
 
-  /// Blocks until finished; carries the operation out in this thread if the executor's thread is idle.
-  /// Rethrows its error. Called once.
+  /// Blocks until finished; runs the operation in this thread if the executor's thread is idle. Rethrows its
+  /// error. Must be called exactly once.
   void wait();
   /// Starts and finishes the operation in the calling thread, outside of any executor.
   void run_now();
 
  protected:
-  /// Called once, in the executor.
+  /// Called once, by the executor.
   virtual Advance start() = 0;
   /// Called until it returns done.
   virtual Advance poll() { return Advance::done; }
-  /// What is rung when the operation may go on, valid until then; null where it must be polled.
-  virtual Bell* bell() { return nullptr; }
+  /// Rung when the operation may proceed, valid until then; null when it must be polled.
+  virtual Doorbell* doorbell() { return nullptr; }
 
-  /// Blocks until carried out; a subclass may wait for more.
+  /// Blocks until completed; a subclass may wait for more.
   virtual void block();
-  /// True when carried out, well or not.
-  bool over() const { return progress_.load(std::memory_order_acquire) >= Progress::done; }
+  /// True when the executor is done with it, successfully or not.
+  bool completed() const { return progress_.load(std::memory_order_acquire) >= Progress::done; }
   bool failed() const { return progress_.load(std::memory_order_acquire) == Progress::failed; }
 
  private:
   friend class Executor;
   Advance advance();  // start() or poll() with its bookkeeping
 
-  Ledger* ledger_;
-  LedgerTicket ticket_;
+  CollectiveLog* log_;
+  LogTicket ticket_;
   Executor* executor_;
   std::shared_ptr<std::atomic<int>> unwaited_;
   std::atomic<Progress> progress_{Progress::queued};
   std::exception_ptr error_;
   Lane* lane_ = nullptr;
-  std::shared_ptr<Work> previous_;  // null once it is over
+  std::shared_ptr<Work> previous_;  // null once it has completed
 };
 
 class Executor {
@@ -110,32 +109,32 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// What an operation must wait for before it starts.
+  /// Dependencies of an operation.
   struct Order {
-    Lane* lane = nullptr;            ///< null: no other of its kind (messages)
+    Lane* lane = nullptr;            ///< null: unordered (messages)
     std::shared_ptr<Work> previous;  ///< null: none
   };
-  /// Appends an operation. `blocking`: the caller waits for it at once, so that the thread need not be woken.
+  /// Appends an operation. `blocking`: the caller waits for it immediately, so the thread is not woken.
   void submit(std::shared_ptr<Work> work, Order order, bool blocking);
-  /// Returns when `work` is carried out. Takes the thread's part where that is idle.
+  /// Returns when `work` has completed. If the executor's thread is idle, the caller runs the operations.
   void wait(Work& work);
-  /// Waits until all operations that are over have been released, so that what they use may go. False when
-  /// that takes longer than `seconds`.
+  /// Waits until all completed operations have been released, so that their resources may be
+  /// destroyed. False after `seconds`.
   bool release_finished(double seconds);
 
-  /// Polls before giving the core away; 0 when ranks outnumber cores. Before the first operation.
+  /// Polls before yielding the core; 0 when ranks outnumber cores. Must be set before the first operation.
   void set_spins(int spins) { spins_ = spins; }
 
  private:
   void loop();
-  bool step();  // run_mutex_ held: one attempt at everything; true when anything moved
+  bool step();  // run_mutex_ held: polls every operation once; true on any progress
   bool admit();
   void retire(size_t index);
-  bool sleep_until_rung(const Backoff& backoff);  // run_mutex_ held; false when nothing would ring
+  bool sleep_until_rung(const Backoff& backoff);  // run_mutex_ held; false without a doorbell
   void wake_if_needed();
   void ensure_thread();  // queue_mutex_ held
 
-  std::mutex run_mutex_;                        // held while operations are carried out
+  std::mutex run_mutex_;                        // held while operations run
   std::vector<std::shared_ptr<Work>> active_;   // in flight, or waiting for Order::previous
   std::deque<std::shared_ptr<Work>> behind_;    // waiting for their lane
   std::vector<std::shared_ptr<Work>> arrived_;  // kept for its memory
@@ -145,8 +144,8 @@ class Executor {
   std::mutex queue_mutex_;
   std::condition_variable wake_;
   std::vector<std::shared_ptr<Work>> queue_;
-  std::atomic<bool> queued_{false};  // queue_ has some
-  Bell* rung_ = nullptr;             // what a thread sleeps on with run_mutex_ held
+  std::atomic<bool> queued_{false};  // queue_ is not empty
+  Doorbell* rung_ = nullptr;         // a thread sleeps on it with run_mutex_ held
   bool stop_ = false;
   std::thread thread_;
   std::atomic<int> waiters_{0};

@@ -10,7 +10,7 @@ namespace nrl::comm {
 
 namespace {
 
-constexpr int64_t kBlock = 2048;  // elements; the accumulator stays in the first-level cache
+constexpr int64_t kBlock = 2048;  // elements; the accumulator stays in the L1 cache
 
 template <class T>
 bool is_nan(T x) {
@@ -45,7 +45,7 @@ struct Min {
   }
 };
 
-/// How elements are stored and computed with. The vectoriser knows no structs: bf16 is stored as its bits.
+/// Storage and compute type of an element. bf16 is loaded as its bits: loops over structs do not vectorize.
 template <class T>
 struct Format {
   using Stored = T;

@@ -1,6 +1,6 @@
 #pragma once
-// Operations written as straight code and carried out piece by piece, so that several can be in flight in one
-// thread.
+// Coroutines for communication: straight-line code that suspends, so that one thread keeps
+// several operations in flight.
 
 #include <coroutine>
 #include <cstdint>
@@ -9,12 +9,11 @@
 
 namespace nrl::comm {
 
-/// What one attempt to carry an operation on came to.
-enum class Advance : uint8_t { waiting, moved, done };
+/// Result of one attempt to make progress on an operation.
+enum class Advance : uint8_t { waiting, progressed, done };
 
-/// A coroutine that `co_await until(condition)` suspends until the condition holds, and that `co_await` of
-/// another task carries that one out first. It starts with the first resume(). Arguments that are references
-/// must outlive it.
+/// A coroutine. `co_await until(condition)` suspends it until the condition holds; `co_await` of another task
+/// runs that task first. Starts with the first resume(). Reference arguments must outlive it.
 ///
 ///   Task all_reduce(...) {
 ///     post(requests);
@@ -31,8 +30,8 @@ class [[nodiscard]] Task {
     promise_type* root = this;  // of the outermost task
     std::exception_ptr error;
     // Of the root only.
-    Coroutine innermost;             // what resume() carries on
-    bool (*ready)(void*) = nullptr;  // what the innermost task waits for; null: nothing
+    Coroutine innermost;             // resumed by resume()
+    bool (*ready)(void*) = nullptr;  // condition of the innermost task; null: none
     void* condition = nullptr;
 
     Task get_return_object() { return Task(Coroutine::from_promise(*this)); }
@@ -52,7 +51,7 @@ class [[nodiscard]] Task {
     if (coroutine_) coroutine_.destroy();
   }
 
-  /// Carries the task on as far as it goes. Throws its error. Must not be called after `done`.
+  /// Runs the task until it suspends or ends. Throws its error. Must not be called after `done`.
   Advance resume() {
     promise_type& root = coroutine_.promise();
     if (root.ready) {
@@ -70,7 +69,7 @@ class [[nodiscard]] Task {
         }
         root.innermost = running.promise().parent;
       } else if (root.ready) {
-        return Advance::moved;
+        return Advance::progressed;
       }
     }
   }
@@ -97,7 +96,7 @@ class [[nodiscard]] Task {
   Coroutine coroutine_;
 };
 
-/// Awaitable: suspends until `condition` returns true; an exception of it is thrown in the task.
+/// Awaitable: suspends until `condition` returns true; its exceptions are rethrown in the task.
 template <class Condition>
 class Until {
  public:

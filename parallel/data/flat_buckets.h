@@ -1,16 +1,15 @@
 #pragma once
-// The one layout of parameters, gradients and optimizer state in flat buffers (after Megatron-LM's
-// distributed optimizer). DDP and the ZeRO stages differ only in which of the three buffers a rank keeps
-// whole.
+// The layout of parameters, gradients and optimizer state in flat buffers (after Megatron-LM's distributed
+// optimizer). DDP and the ZeRO stages differ only in which of the three buffers a rank keeps unsharded.
 //
-// Parameters stand in reverse model order, which is about the order in which their gradients become complete;
-// each starts at a multiple of 64 elements. A bucket is closed when it has reached the bucket size; its end
-// is padded so that the data-parallel ranks get equal shards, cut without regard to parameters.
+// Parameters are in reverse model order, which is about the order in which their gradients become complete;
+// each starts at a multiple of 64 elements. A bucket is closed when it reaches the bucket size and padded so
+// that the data-parallel ranks get equal shards; shard boundaries ignore parameter boundaries.
 //
-// What depends on the data-parallel size: nothing, for sizes that divide kShardUnit = 61440 = 2^12 * 3 * 5
-// (all of 2^a 3^b 5^c with b, c <= 1 up to 4096, so 1, 2, 3, 4, 5, 6, 8, 10, 12, ..., 768, 1024), whose
-// shards then start at multiples of 60 elements or more; other sizes lengthen the padding at the end of
-// buckets. The bucket of a parameter and its offset there never depend on it.
+// The layout does not depend on the data-parallel size if that divides kShardUnit = 61440 = 2^12 * 3 * 5 (all
+// 2^a 3^b 5^c with b, c <= 1 up to 4096: 1, 2, 3, 4, 5, 6, 8, 10, 12, ..., 768, 1024); shards then start at
+// multiples of 60 elements or more. Other sizes lengthen the padding at the end of buckets. A parameter's
+// bucket and its offset there never depend on it.
 
 #include <cstdint>
 #include <span>
@@ -43,7 +42,7 @@ struct Bucket {
   int64_t start = 0;        ///< in the flat buffer
   int64_t size = 0;         ///< with padding
   int64_t used = 0;         ///< up to the end of the last parameter
-  std::vector<int> params;  ///< indices into the input, in the order they stand here
+  std::vector<int> params;  ///< indices into FlatBuckets::params(), in layout order
 };
 
 /// The part of a parameter that lies in a rank's shard of its bucket.
@@ -51,7 +50,7 @@ struct ShardPiece {
   int param = 0;
   ElementRange in_param;
   int64_t in_flat = 0;   ///< where it starts in the whole flat buffer
-  int64_t in_shard = 0;  ///< where it starts in the rank's shards, laid one bucket after the other
+  int64_t in_shard = 0;  ///< where it starts in the rank's shards, concatenated over buckets
 };
 
 /// A pure description: no memory, the same on all ranks that hold the same parameters.
@@ -61,9 +60,9 @@ class FlatBuckets {
   static constexpr int64_t kShardUnit = 61440;
 
   FlatBuckets() = default;
-  /// `bucket_elements`: a bucket is closed when it has at least as many (0: one bucket for all). `shards`:
-  /// the data-parallel size. Fails with Exit::config when the sum overflows, and for an empty parameter or a
-  /// name given twice with Exit::internal.
+  /// `bucket_elements`: a bucket is closed when it has at least this many (0: one bucket). `shards`: the
+  /// data-parallel size. Fails with Exit::config when the total overflows, and with Exit::internal for an
+  /// empty parameter or a duplicate name.
   FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements, int shards);
 
   const std::vector<ParamSpec>& params() const { return params_; }
@@ -81,7 +80,7 @@ class FlatBuckets {
   ElementRange range(int bucket) const;
   /// The flat range of a rank's shard of a bucket.
   ElementRange shard(int bucket, int shard_rank) const;
-  /// Everything a rank owns, in the order of its shards. Padding belongs to no piece.
+  /// All elements that a rank owns, in the order of its shards. Padding belongs to no piece.
   std::vector<ShardPiece> pieces(int shard_rank) const;
 
  private:
@@ -93,7 +92,7 @@ class FlatBuckets {
   int64_t total_ = 0;
 };
 
-/// Which of the three buffers are kept in shards between steps.
+/// Which of the three buffers are sharded between steps.
 struct ShardingStrategy {
   std::string_view name;
   bool parameters = false;

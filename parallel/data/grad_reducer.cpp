@@ -14,7 +14,8 @@ GradReducer::GradReducer(const FlatBuckets& layout, std::span<float> grads, comm
       stream_(stream),
       sums_(layout.buckets().size()) {
   if (strategy.gradients || strategy.parameters)
-    fail(Exit::config, "shard_strategy {} (ZeRO-2/3) is not supported yet; use ddp or optim", strategy.name);
+    fail(Exit::config, "shard_strategy {} (ZeRO-2/3) is not supported yet. Fix: use ddp or optim",
+         strategy.name);
   NRL_CHECK(static_cast<int64_t>(grads.size()) == layout.total(), "{} gradients for a layout of {}",
             grads.size(), layout.total());
   NRL_CHECK(dp.size() == layout.shards(), "{} has {} ranks, the layout {} shards", dp.label(), dp.size(),
@@ -24,7 +25,7 @@ GradReducer::GradReducer(const FlatBuckets& layout, std::span<float> grads, comm
 GradReducer::~GradReducer() = default;
 
 void GradReducer::start() {
-  NRL_CHECK(!started_, "a step of the gradient reducer is under way");
+  NRL_CHECK(!started_, "the gradient reducer was started twice in a step");
   started_ = true;
   next_ = 0;
   seen_.assign(layout_.params().size(), false);
@@ -58,7 +59,7 @@ void GradReducer::launch_complete() {
 }
 
 void GradReducer::finish() {
-  NRL_CHECK(started_, "no step of the gradient reducer is under way");
+  NRL_CHECK(started_, "the gradient reducer was not started");
   for (size_t p = 0; p < seen_.size(); ++p)
     NRL_CHECK(seen_[p], "the gradient of {} was never reported", layout_.params()[p].name);
   launch_complete();

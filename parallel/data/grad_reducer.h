@@ -1,6 +1,6 @@
 #pragma once
-// Sums gradients over the data-parallel ranks bucket by bucket while the backward pass goes on, and gathers
-// updated parameters.
+// Sums gradients over the data-parallel ranks bucket by bucket, overlapped with the backward pass, and
+// gathers updated parameters.
 
 #include "parallel/comm/communicator.h"
 #include "parallel/data/flat_buckets.h"
@@ -10,12 +10,12 @@
 
 namespace nrl {
 
-/// Plain sums, no averaging: the loss is normalised by the global number of tokens.
+/// Plain sums, no averaging: the loss is normalized by the global number of tokens.
 ///
 /// A step: [backward of all microbatches but the last], start(), backward of the last one with a ready() for
-/// each parameter, finish(). Buckets go out in their order in the layout, each as soon as it and those before
-/// it are complete, so that all ranks issue the same sequence. One thread at a time. Objects refer to, and
-/// must not outlive, the layout and the communicator.
+/// each parameter, finish(). Buckets are issued in layout order, each as soon as it and those before it are
+/// complete, so that all ranks issue the same sequence. One thread at a time. The layout and the communicator
+/// must outlive the reducer.
 class GradReducer {
  public:
   /// `grads`: flat fp32 gradients, layout.total() elements, owned by the caller. `dp`: as many ranks as the
@@ -23,26 +23,25 @@ class GradReducer {
   /// (all_reduce), optim leaves each rank the sum of its shards (reduce_scatter; the rest of `grads` is then
   /// stale). Strategies that keep gradients in shards between microbatches are Exit::config.
   ///
-  /// With a communicator of device memory `grads` and what is gathered lie on the device and are never
-  /// touched here; `stream` is where gradients are computed and used. ready() then stands for work already in
-  /// it, and finish() and the gathers' waits order what is put there afterwards, without waiting for the
-  /// stream (what the communicator itself blocks for: make_device.h).
+  /// With a device communicator `grads` and the gathered buffer are device memory; `stream` is where
+  /// gradients are computed and used. ready() then refers to work already in it, and finish() and
+  /// gather_params() order the work enqueued later, without blocking the host on the stream (make_device.h:
+  /// when a communicator blocks).
   GradReducer(const FlatBuckets& layout, std::span<float> grads, comm::Communicator& dp,
               const ShardingStrategy& strategy, bool overlap, comm::StreamRef stream = {});
   ~GradReducer();
   GradReducer(const GradReducer&) = delete;
   GradReducer& operator=(const GradReducer&) = delete;
 
-  /// From here on ready() counts.
+  /// Begins the reduction of a step. Must precede ready().
   void start();
-  /// The gradient of a parameter is complete. Twice in a step, or outside of one, is an internal error.
+  /// The gradient of a parameter is complete. Must be called exactly once per parameter and step.
   void ready(int param);
-  /// Waits until all sums are there, and fails if the communicator has lost a rank. A parameter that was
-  /// never ready is an internal error.
+  /// Waits for all sums; fails if the communicator has lost a rank.
   void finish();
 
-  /// Fills the whole flat buffer (any element type, layout.total() elements) from every rank's shards. For
-  /// ddp there is nothing to gather.
+  /// Fills the whole flat buffer (any element type, layout.total() elements) from every rank's shards. A
+  /// no-op for ddp.
   void gather_params(comm::View flat);
 
  private:

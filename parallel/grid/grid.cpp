@@ -20,12 +20,12 @@ GridPoint to_point(const std::array<int, kAxes>& a) {
   return {a[0], a[1], a[2], a[3], a[4]};
 }
 
-/// The data-parallel size that is left over, or an error that names the numbers.
-int left_over(int world, int product, const char* text) {
+/// The data-parallel size: ranks / product. Exit::config when it does not divide.
+int data_parallel_size(int world, int product, const char* text) {
   if (product <= 0 || world % product != 0)
     fail(Exit::config,
-         "{} ranks cannot be divided by {} = {}: change the parallel sizes or the number of ranks", world,
-         text, product);
+         "{} ranks are not a multiple of {} = {}. Fix: change the parallel sizes or the number of ranks",
+         world, text, product);
   return world / product;
 }
 
@@ -116,8 +116,8 @@ ProcessGrid::ProcessGrid(const GridSizes& sizes, int ranks, int rank) : rank_(ra
   const int etp = sizes.etp == 0 ? sizes.tp : sizes.etp;
   const int dense = product_of({{"tp", sizes.tp}, {"cp", sizes.cp}, {"pp", sizes.pp}});
   const int expert = product_of({{"etp", etp}, {"ep", sizes.ep}, {"pp", sizes.pp}});
-  dense_ = RankGrid({sizes.tp, sizes.cp, 1, left_over(ranks, dense, "tp x cp x pp"), sizes.pp});
-  expert_ = RankGrid({etp, 1, sizes.ep, left_over(ranks, expert, "etp x ep x pp"), sizes.pp});
+  dense_ = RankGrid({sizes.tp, sizes.cp, 1, data_parallel_size(ranks, dense, "tp x cp x pp"), sizes.pp});
+  expert_ = RankGrid({etp, 1, sizes.ep, data_parallel_size(ranks, expert, "etp x ep x pp"), sizes.pp});
   dense_point_ = dense_.coordinates(rank);
   expert_point_ = expert_.coordinates(rank);
   NRL_CHECK(dense_point_.pp == expert_point_.pp, "the grids disagree on the pipeline stage of rank {}", rank);

@@ -1,7 +1,6 @@
 #pragma once
-// Which rank does what: the grid of tensor, context, expert, data and pipeline parallelism (Megatron-LM's
-// rank order tp-cp-ep-dp-pp, leftmost fastest), twice over the same ranks: for dense and for expert
-// parameters.
+// The process grid of tensor, context, expert, data and pipeline parallelism in Megatron-LM's rank order
+// tp-cp-ep-dp-pp, leftmost fastest. Two grids over the same ranks: for dense and for expert parameters.
 
 #include <array>
 #include <string>
@@ -37,7 +36,7 @@ struct GridPoint {
   bool operator==(const GridPoint&) const = default;
 };
 
-/// Pure arithmetic of one grid. rank = sum of index * stride, stride_i = product of the sizes before i.
+/// One grid: rank = sum of index * stride, stride_i = product of the sizes before i.
 class RankGrid {
  public:
   RankGrid() = default;
@@ -67,15 +66,15 @@ struct GridSizes {
   int etp = 0;  ///< tensor-parallel size of experts; 0: as tp
 };
 
-/// Which ranks form a group: those that differ only in `axes`. Groups (groups.h) makes the communicators.
+/// Identifies a group: the ranks that differ only in `axes`. Groups (groups.h) creates the communicators.
 struct GroupId {
   AxisSet axes;
   /// Axes of the expert grid (etp, ep, edp, pp) instead of the dense one (tp, cp, dp, pp).
   bool expert = false;
-  /// Only the first and the last rank along `axes`; the ranks between have no such group.
+  /// Only the first and the last rank along `axes`; the ranks between are not members.
   bool ends = false;
   /// Groups of equal members share a communicator unless their lanes differ. Operations of one communicator
-  /// run one after another, so a second lane lets, for example, a gather overlap a reduce-scatter.
+  /// run one after another; a second lane lets a gather overlap with a reduce-scatter, for example.
   int lane = 0;
 
   constexpr bool operator==(const GroupId&) const = default;
@@ -102,7 +101,7 @@ inline constexpr GroupId embedding{.axes = Axis::pp, .ends = true};
 /// "dp-cp", "etp-ep", "pp ends", "dp lane 1": for labels and messages.
 std::string name_of(const GroupId& id);
 
-/// Both grids as one rank sees them. Pure arithmetic: known before any rank is connected.
+/// Both grids from one rank's view. Pure arithmetic: needs no communication.
 class ProcessGrid {
  public:
   /// Sizes that do not divide `ranks` are Exit::config.
@@ -117,9 +116,9 @@ class ProcessGrid {
   const RankGrid& dense() const { return dense_; }
   const RankGrid& expert() const { return expert_; }
 
-  /// World ranks of this rank's group, in group order; empty when it is no member (GroupId::ends).
+  /// World ranks of this rank's group, in group order; empty when it is not a member (GroupId::ends).
   std::vector<int> members(const GroupId& id) const;
-  /// A few lines for the log: sizes, this rank's place, and the ranks of its groups above size 1.
+  /// A few lines for the log: sizes, this rank's coordinates, and the ranks of its groups above size 1.
   std::string describe() const;
 
  private:

@@ -14,7 +14,7 @@ namespace nrl {
 
 namespace {
 
-/// Sorted, without repetition.
+/// Sorted, without duplicates.
 std::vector<GroupId> canonical(std::span<const GroupId> ids) {
   const auto key = [](const GroupId& id) { return std::tuple(id.lane, id.expert, id.ends, id.axes.bits()); };
   std::vector<GroupId> out(ids.begin(), ids.end());
@@ -29,8 +29,7 @@ void require_same_groups(comm::Communicator& world, const std::vector<GroupId>& 
   const std::vector<std::string> all = world.gather_texts(own);
   for (size_t r = 1; r < all.size(); ++r)
     if (all[r] != all[0])
-      fail(Exit::internal, "ranks ask for different groups: rank 0 for {}; rank {} for {}", all[0], r,
-           all[r]);
+      fail(Exit::internal, "ranks request different groups: rank 0 {}; rank {} {}", all[0], r, all[r]);
 }
 
 /// Runs `body` and throws the first error of any rank on all of them.
@@ -50,10 +49,10 @@ void on_all_ranks(comm::Communicator& world, const std::function<void()>& body) 
 Groups::Groups(const ProcessGrid& grid, comm::Communicator& world, std::span<const GroupId> ids,
                const std::optional<DeviceGroups>& device) {
   NRL_CHECK(world.size() == grid.ranks() && world.rank() == grid.rank(),
-            "{} is not the grid of rank {} of {}", world.label(), grid.rank(), grid.ranks());
+            "{} does not match the grid of rank {} of {}", world.label(), grid.rank(), grid.ranks());
   const std::vector<GroupId> all = canonical(ids);
   require_same_groups(world, all);
-  // Groups are made by their members alone. No rank can wait in a circle: all go through one order.
+  // Groups are created by their members only. One order on all ranks excludes deadlock.
   for (const GroupId& id : all) {
     std::vector<int> members = grid.members(id);
     if (members.empty()) {
@@ -79,7 +78,7 @@ Groups::Groups(const ProcessGrid& grid, comm::Communicator& world, std::span<con
 }
 
 Groups::~Groups() {
-  // In the order they were made, which is the same on all members.
+  // In creation order, which is the same on all members.
   for (Made& m : made_) {
     m.device.reset();
     m.host.reset();
@@ -88,13 +87,13 @@ Groups::~Groups() {
 
 const Groups::Entry& Groups::find(const GroupId& id) const {
   const auto at = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.id == id; });
-  NRL_CHECK(at != entries_.end(), "group {} was not asked for at start", name_of(id));
+  NRL_CHECK(at != entries_.end(), "group {} was not requested at start", name_of(id));
   return *at;
 }
 
 const Groups::Made& Groups::made(const GroupId& id) const {
   const int at = find(id).made;
-  NRL_CHECK(at >= 0, "this rank is no member of group {}", name_of(id));
+  NRL_CHECK(at >= 0, "this rank is not a member of group {}", name_of(id));
   return made_[static_cast<size_t>(at)];
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 using Kind = ActionKind;
 
-/// Adds to a stage's computation what every schedule needs.
+/// Implements complete_schedule().
 class Completion {
  public:
   Completion(std::span<const Action> computation, const ScheduleOptions& options, int stage)
@@ -67,13 +67,13 @@ class Completion {
       case Kind::backward:
       case Kind::backward_data:
         if (sends() && !last(a.chunk)) add(Kind::receive_backward, a);
-        // The next chunk has sent this gradient, so it has received the activations: nothing waits here.
+        // The next chunk has sent this gradient, so it has received the activations: does not block.
         finish_sends(Kind::send_forward, a.chunk, a.microbatch);
         finish_sends(Kind::send_backward, a.chunk, a.microbatch - stashes);
         a.last = last_microbatch;
         schedule_.actions.push_back(a);
         if (sends() && !first(a.chunk)) send(Kind::send_backward, a);
-        // On one rank nothing keeps what this stash's next microbatch would overwrite: it is handed over now.
+        // On one rank, copy the gradient now: this stash's next microbatch will overwrite it.
         if (!sends() && !first(a.chunk)) {
           const int before = a.chunk - 1;
           add(Kind::receive_backward, {Kind::backward, before, a.microbatch,

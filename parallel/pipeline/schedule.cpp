@@ -21,9 +21,9 @@ Computation single(const ScheduleOptions& o, int) {
   return out;
 }
 
-/// Groups of microbatches that go through the chunks of a stage one after the other. A group has at least P
-/// microbatches (where there are so many), so that its first one has passed the other stages when the next
-/// chunk starts; the remainder of N / P is spread evenly.
+/// Number of groups of microbatches; a group passes all chunks of a stage before the next group. A group has
+/// at least P microbatches (if N >= P), so that its first one has passed the other stages when the next chunk
+/// starts; the remainder of N / P is spread evenly.
 int groups(const ScheduleOptions& o) {
   return std::max(1, o.microbatches / o.stages);
 }
@@ -46,7 +46,7 @@ Computation forward_only(const ScheduleOptions& o, int) {
   return out;
 }
 
-/// `warm_up` forward passes, then one forward and one backward pass in turn.
+/// Warm-up of forward passes, then one forward and one backward pass in turn.
 Computation one_f_one_b(const ScheduleOptions& o, int stage) {
   const int warm_up = std::min(o.stages - 1 - stage, o.microbatches);
   Computation out;
@@ -58,7 +58,7 @@ Computation one_f_one_b(const ScheduleOptions& o, int stage) {
   return out;
 }
 
-/// Megatron-LM's interleaved 1F1B; groups of P microbatches and more make any N possible.
+/// Megatron-LM's interleaved 1F1B, for any N: groups may have more than P microbatches.
 Computation interleaved(const ScheduleOptions& o, int stage) {
   const auto order = grouped(o);
   const int total = static_cast<int>(order.size());
@@ -78,9 +78,8 @@ Computation interleaved(const ScheduleOptions& o, int stage) {
   return out;
 }
 
-/// ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism): 1F1B whose stage p runs the weight part p
-/// microbatches late. Every stage then has up to P microbatches in flight, and the late parts fill the
-/// cool-down.
+/// ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism): 1F1B whose stage p runs wgrad p microbatches late.
+/// Every stage then has up to P microbatches in flight, and the deferred wgrads fill the cool-down.
 Computation zb_h1(const ScheduleOptions& o, int stage) {
   Computation out;
   for (const Action& a : one_f_one_b(o, stage)) {
@@ -98,8 +97,8 @@ struct Generator {
   ScheduleKind kind;
   std::string_view name;
   Computation (*computation)(const ScheduleOptions&, int stage);
-  /// Why these sizes are not supported; empty: they are.
-  std::string_view (*refusal)(const ScheduleOptions&);
+  /// Why these sizes are not supported; empty when they are.
+  std::string_view (*unsupported_reason)(const ScheduleOptions&);
 };
 
 std::string_view one_chunk(const ScheduleOptions& o) {
@@ -137,7 +136,7 @@ Schedule make_schedule(const ScheduleOptions& o, int stage) {
             "{} stages of {} chunks, {} microbatches, stage {}", o.stages, o.chunks_per_stage, o.microbatches,
             stage);
   const Generator& g = generator(o.kind);
-  if (const std::string_view why = g.refusal(o); !why.empty())
+  if (const std::string_view why = g.unsupported_reason(o); !why.empty())
     fail(Exit::config, "schedule {} does not support {} stages of {} chunks with {} microbatches: {}", g.name,
          o.stages, o.chunks_per_stage, o.microbatches, why);
   return complete_schedule(g.computation(o, stage), o, stage);

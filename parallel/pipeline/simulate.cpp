@@ -45,11 +45,11 @@ class Simulator {
   }
 
  private:
-  /// A result of an action; chunks are the model's.
-  enum class What : uint8_t { output, input_gradient, received_input, received_gradient };
-  using Result = std::tuple<What, int /*chunk*/, int /*microbatch*/>;
+  /// A result of an action, by the model's chunk.
+  enum class Value : uint8_t { output, input_gradient, received_input, received_gradient };
+  using Result = std::tuple<Value, int /*chunk*/, int /*microbatch*/>;
   struct Message {
-    Result received;  // what its receive makes
+    Result received;  // the result of its receive
     double arrival;
   };
   struct Fifo {
@@ -97,39 +97,39 @@ class Simulator {
     return fifos_[{std::get<0>(received), std::get<1>(received) % stages_}];
   }
 
-  /// When the stage's next action can start; none: not before another stage has moved.
+  /// When the stage's next action can start; nullopt: it is blocked on another stage.
   std::optional<double> start(int stage) {
     const Action& a = next(stage);
     const int chunk = model_chunk(stage, a);
     const double now = state(stage).now;
-    const auto after = [&](What what, int of) -> std::optional<double> {
-      const auto found = results_.find({what, of, a.microbatch});
+    const auto after = [&](Value value, int of) -> std::optional<double> {
+      const auto found = results_.find({value, of, a.microbatch});
       if (found == results_.end()) return std::nullopt;
       return std::max(now, found->second);
     };
-    const auto arrived = [&](What what) -> std::optional<double> {
-      const Result wanted{what, chunk, a.microbatch};
+    const auto arrived = [&](Value value) -> std::optional<double> {
+      const Result wanted{value, chunk, a.microbatch};
       const auto& messages = fifo(wanted).messages;
       if (messages.empty() || messages.front().received != wanted) return std::nullopt;
       return std::max(now, messages.front().arrival);
     };
     switch (a.kind) {
       case Kind::forward:
-        return chunk == 0 ? now : after(What::received_input, chunk);
+        return chunk == 0 ? now : after(Value::received_input, chunk);
       case Kind::backward:
       case Kind::backward_data:
-        if (!after(What::output, chunk)) return std::nullopt;
-        return chunk + 1 == chunks_ ? now : after(What::received_gradient, chunk);
+        if (!after(Value::output, chunk)) return std::nullopt;
+        return chunk + 1 == chunks_ ? now : after(Value::received_gradient, chunk);
       case Kind::backward_weight:
-        return after(What::input_gradient, chunk);
+        return after(Value::input_gradient, chunk);
       case Kind::send_forward:
-        return after(What::output, chunk);
+        return after(Value::output, chunk);
       case Kind::send_backward:
-        return after(What::input_gradient, chunk);
+        return after(Value::input_gradient, chunk);
       case Kind::receive_forward:
-        return stages_ == 1 ? after(What::output, chunk - 1) : arrived(What::received_input);
+        return stages_ == 1 ? after(Value::output, chunk - 1) : arrived(Value::received_input);
       case Kind::receive_backward:
-        return stages_ == 1 ? after(What::input_gradient, chunk + 1) : arrived(What::received_gradient);
+        return stages_ == 1 ? after(Value::input_gradient, chunk + 1) : arrived(Value::received_gradient);
       case Kind::finish_send: {
         const auto sent = unfinished(stage, a);
         if (sent == state(stage).unfinished.end()) return std::nullopt;
@@ -186,38 +186,38 @@ class Simulator {
     const double length = duration(stage, a);
     s.now = begin + length;
     s.busy += length;
-    const auto done = [&](What what) { results_[{what, chunk, a.microbatch}] = s.now; };
+    const auto done = [&](Value value) { results_[{value, chunk, a.microbatch}] = s.now; };
     const auto send = [&](const Result& received) {
       Fifo& to = fifo(received);
       to.free = std::max(to.free, s.now) + costs(chunk).message;
       to.messages.push_back({received, to.free});
       s.unfinished.push_back({a, received});
     };
-    const auto receive = [&](What what) {
-      if (stages_ > 1) fifo({what, chunk, a.microbatch}).messages.pop_front();
-      done(what);
+    const auto receive = [&](Value value) {
+      if (stages_ > 1) fifo({value, chunk, a.microbatch}).messages.pop_front();
+      done(value);
     };
     switch (a.kind) {
       case Kind::forward:
-        done(What::output);
+        done(Value::output);
         if (chunk == 0) occupy(stage, a);
         break;
       case Kind::backward:
       case Kind::backward_data:
-        done(What::input_gradient);
+        done(Value::input_gradient);
         break;
       case Kind::send_forward:
-        send({What::received_input, chunk + 1, a.microbatch});
+        send({Value::received_input, chunk + 1, a.microbatch});
         break;
       case Kind::send_backward:
-        send({What::received_gradient, chunk - 1, a.microbatch});
+        send({Value::received_gradient, chunk - 1, a.microbatch});
         break;
       case Kind::receive_forward:
-        receive(What::received_input);
+        receive(Value::received_input);
         occupy(stage, a);
         break;
       case Kind::receive_backward:
-        receive(What::received_gradient);
+        receive(Value::received_gradient);
         break;
       case Kind::finish_send:
         s.unfinished.erase(unfinished(stage, a));
@@ -245,9 +245,9 @@ class Simulator {
         add(fmt::format("stage {} waits at action {}, {}", stage, state(stage).next, describe(next(stage))));
     for (const auto& [end, fifo] : fifos_) {
       if (fifo.messages.empty()) continue;
-      const auto& [what, chunk, microbatch] = fifo.messages.front().received;
+      const auto& [value, chunk, microbatch] = fifo.messages.front().received;
       add(fmt::format("the next message to stage {} is the {} of chunk {}, microbatch {}", end.second,
-                      what == What::received_input ? "input" : "gradient", chunk / stages_, microbatch));
+                      value == Value::received_input ? "input" : "gradient", chunk / stages_, microbatch));
     }
   }
 
@@ -255,8 +255,8 @@ class Simulator {
   const Costs& costs_;
   const int stages_, chunks_;
   std::vector<State> states_;
-  std::map<Result, double> results_;            // when they exist
-  std::map<std::pair<What, int>, Fifo> fifos_;  // by kind and receiving stage
+  std::map<Result, double> results_;             // when they exist
+  std::map<std::pair<Value, int>, Fifo> fifos_;  // by kind and receiving stage
   Simulation result_;
 };
 

@@ -10,7 +10,7 @@ namespace nrl::pipeline {
 /// Times of a chunk, in any unit.
 struct ChunkCosts {
   double forward = 1, backward_data = 1, backward_weight = 1;
-  double message = 0;  ///< of what the chunk sends, each way
+  double message = 0;  ///< transfer time of what the chunk sends, each way
 };
 
 /// By chunk of the model; one entry stands for all chunks.
@@ -25,18 +25,17 @@ struct Simulation {
   std::vector<double> bubble;                  ///< per stage: share of the makespan without computation
   std::vector<std::vector<int>> peak_stashes;  ///< per stage and local chunk
   std::vector<Completed> order;                ///< all actions by the time of their completion
-  std::string deadlock;  ///< empty, or where every stage that cannot go on stands and what it waits for
+  std::string deadlock;                        ///< empty, or the action that every blocked stage waits at
 };
 
-/// Executes the lists under the weakest rules of communication: one FIFO per neighbor and kind (schedule.h),
-/// a receive blocks its stage until the message has arrived, and a send is complete when its receive is.
-/// Reduction and step take no time. An action whose input does not exist waits for it, so a list in an
-/// illegal order ends in a deadlock.
+/// Executes the lists under the weakest communication rules: one FIFO per neighbor and kind (schedule.h), a
+/// receive blocks its stage until the message has arrived, and a send completes with its receive. Reduction
+/// and step take no time. An action waits for its input, so a list in an illegal order ends in a deadlock.
 Simulation simulate(std::span<const Schedule> stages, const Costs& costs);
 
-/// The schedules of all stages as one rank executes them that holds all chunks: in the simulation's order,
-/// chunks by their index in the model. A receive copies from the neighboring chunk; sends and finish_send
-/// vanish, and finish_reduce and step stand once, at the end.
+/// Merges the schedules of all stages into one for a rank that holds all chunks: in the simulation's order,
+/// chunks by their index in the model. A receive copies from the neighboring chunk; sends and finish_send are
+/// dropped, and finish_reduce and step occur once, at the end.
 Schedule merge(std::span<const Schedule> stages, const Simulation& simulation);
 
 }  // namespace nrl::pipeline

@@ -167,7 +167,7 @@ TEST_CASE("updated shards are gathered in any element type", "[reducer]") {
   REQUIRE(wrong(flat) == 0);
 }
 
-TEST_CASE("gradients reported twice, never or too early are our bug", "[reducer]") {
+TEST_CASE("gradients reported twice, never or too early are an internal error", "[reducer]") {
   auto& dp = test_world().comm();
   const FlatBuckets layout({{"a", 10}, {"b", 20}}, 0, dp.size());
   std::vector<float> grads(static_cast<size_t>(layout.total()));

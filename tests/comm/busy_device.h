@@ -1,5 +1,5 @@
 #pragma once
-// A simulated device whose work seems not to be done for as long as the test says.
+// A simulated device whose events appear incomplete while the test asks for it.
 #include "core/device/sim/sim.h"
 
 #include <atomic>

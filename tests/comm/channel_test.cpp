@@ -2,7 +2,7 @@
 #include "parallel/comm/channel.h"
 #include "core/base/error.h"
 #include "tests/catch.h"
-#include "tests/comm/benches.h"
+#include "tests/comm/backends.h"
 #include "tests/comm/time_limit.h"
 #include "tests/comm/world_fixture.h"
 
@@ -17,10 +17,10 @@ namespace {
 template <class F>
 void on_all(F f) {
   if (test_world().size() == 1) return;
-  for (const auto& bench : benches()) {
-    INFO(bench->name());
-    const TimeLimit limit("channels on " + bench->name());
-    f(*bench);
+  for (const auto& backend : backends()) {
+    INFO(backend->name());
+    const TimeLimit limit("channels on " + backend->name());
+    f(*backend);
   }
 }
 
@@ -28,8 +28,8 @@ void on_all(F f) {
 
 TEST_CASE("messages of a channel come in order, those of channels both ways do not wait for each other",
           "[channel]") {
-  on_all([](Bench& bench) {
-    const int n = bench.comm().size(), me = bench.comm().rank();
+  on_all([](Backend& backend) {
+    const int n = backend.comm().size(), me = backend.comm().rank();
     const int next = (me + 1) % n, last = (me + n - 1) % n;
     // A ring, both ways round; ranks name their ends in different orders.
     std::vector<ChannelEnd> ends = {{next, Direction::send},
@@ -38,21 +38,21 @@ TEST_CASE("messages of a channel come in order, those of channels both ways do n
                                     {next, Direction::receive}};
     if (n == 2) ends.resize(2);
     if (me % 2 == 1) std::swap(ends[0], ends[1]);
-    Channels channels(bench.comm(), ends);
+    Channels channels(backend.comm(), ends);
     for (size_t size : {size_t{5}, size_t{300000}}) {  // below and above the eager limits
       for (const bool forward : {true, false}) {
         if (n == 2 && !forward) continue;
         Channel& to = channels.to(forward ? next : last);
         Channel& from = channels.from(forward ? last : next);
-        // Every rank asks first and sends afterwards: with one FIFO for both no send would ever start.
+        // Every rank posts its receives first: with one FIFO for both no send would ever start.
         std::deque<Data<int32_t>> got, sent;
         std::vector<Handle> handles;
         for (int k = 0; k < 3; ++k)
           handles.push_back(
-              from.receive_async(got.emplace_back(bench, size + static_cast<size_t>(k)), bench.stream()));
+              from.receive_async(got.emplace_back(backend, size + static_cast<size_t>(k)), backend.stream()));
         for (int k = 0; k < 3; ++k)
           handles.push_back(to.send_async(
-              sent.emplace_back(bench, size + static_cast<size_t>(k), 100 * me + k), bench.stream()));
+              sent.emplace_back(backend, size + static_cast<size_t>(k), 100 * me + k), backend.stream()));
         for (Handle& h : handles) h.wait();
         for (int k = 0; k < 3; ++k)
           REQUIRE(got[static_cast<size_t>(k)].read() ==
@@ -63,13 +63,13 @@ TEST_CASE("messages of a channel come in order, those of channels both ways do n
 }
 
 TEST_CASE("a pipeline of sends and receives that overlap runs through", "[channel]") {
-  // One forward and one backward a step (1F1B), all messages asynchronous, gradients asked for early.
-  on_all([](Bench& bench) {
-    const int n = bench.comm().size(), me = bench.comm().rank(), microbatches = 6;
+  // One forward and one backward a step (1F1B), all messages asynchronous, gradient receives posted early.
+  on_all([](Backend& backend) {
+    const int n = backend.comm().size(), me = backend.comm().rank(), microbatches = 6;
     std::vector<ChannelEnd> ends;
     if (me > 0) ends.insert(ends.end(), {{me - 1, Direction::receive}, {me - 1, Direction::send}});
     if (me < n - 1) ends.insert(ends.end(), {{me + 1, Direction::send}, {me + 1, Direction::receive}});
-    Channels channels(bench.comm(), ends);
+    Channels channels(backend.comm(), ends);
     Channel* input = me > 0 ? &channels.from(me - 1) : nullptr;
     Channel* input_gradient = me > 0 ? &channels.to(me - 1) : nullptr;
     Channel* output = me < n - 1 ? &channels.to(me + 1) : nullptr;
@@ -89,21 +89,22 @@ TEST_CASE("a pipeline of sends and receives that overlap runs through", "[channe
       }
       if (input_gradient)
         sent.push_back(
-            input_gradient->send_async(memory.emplace_back(bench, kSize, 1000 * me + k), bench.stream()));
+            input_gradient->send_async(memory.emplace_back(backend, kSize, 1000 * me + k), backend.stream()));
     };
     int done = 0;
     for (int k = 0; k < microbatches; ++k) {
       if (output_gradient) {
-        expected.push_back(&memory.emplace_back(bench, kSize));
-        gradients.push_back(output_gradient->receive_async(*expected.back(), bench.stream()));
+        expected.push_back(&memory.emplace_back(backend, kSize));
+        gradients.push_back(output_gradient->receive_async(*expected.back(), backend.stream()));
       }
       if (input) {
-        Data<int32_t>& x = memory.emplace_back(bench, kSize);
-        input->receive_async(x, bench.stream()).wait();
+        Data<int32_t>& x = memory.emplace_back(backend, kSize);
+        input->receive_async(x, backend.stream()).wait();
         wrong += x.read() != std::vector<int32_t>(kSize, 10 * (me - 1) + k);
       }
       if (output)
-        sent.push_back(output->send_async(memory.emplace_back(bench, kSize, 10 * me + k), bench.stream()));
+        sent.push_back(
+            output->send_async(memory.emplace_back(backend, kSize, 10 * me + k), backend.stream()));
       if (k >= n - 1 - me) backward(done++);
     }
     while (done < microbatches) backward(done++);
@@ -113,20 +114,20 @@ TEST_CASE("a pipeline of sends and receives that overlap runs through", "[channe
 }
 
 TEST_CASE("channels do not wait for a collective that was issued before", "[channel]") {
-  on_all([](Bench& bench) {
-    if (bench.blocks) return;
-    const int me = bench.comm().rank();
+  on_all([](Backend& backend) {
+    if (backend.blocks) return;
+    const int me = backend.comm().rank();
     std::vector<ChannelEnd> ends;
     if (me == 0) ends = {{1, Direction::send}};
     if (me == 1) ends = {{0, Direction::receive}};
-    Channels channels(bench.comm(), ends);
-    Data<int32_t> sum(bench, 1000, 1), message(bench, 1000, me);
+    Channels channels(backend.comm(), ends);
+    Data<int32_t> sum(backend, 1000, 1), message(backend, 1000, me);
     if (me == 1)
-      channels.from(0).receive_async(message, bench.stream()).wait();  // before its part of the sum
-    Handle h = bench.comm().all_reduce_async(sum, Reduce::sum, bench.stream());
-    if (me == 0) channels.to(1).send_async(message, bench.stream()).wait();
+      channels.from(0).receive_async(message, backend.stream()).wait();  // before its part of the sum
+    Handle h = backend.comm().all_reduce_async(sum, Reduce::sum, backend.stream());
+    if (me == 0) channels.to(1).send_async(message, backend.stream()).wait();
     h.wait();
-    REQUIRE(sum.read().back() == bench.comm().size());
+    REQUIRE(sum.read().back() == backend.comm().size());
     if (me == 1) REQUIRE(message.read().back() == 0);
   });
 }

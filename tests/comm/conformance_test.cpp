@@ -1,7 +1,7 @@
-// One suite for all backends: what comes out is compared with the same arithmetic done by hand.
+// One suite for all backends, against the same arithmetic in plain loops.
 #include "core/base/error.h"
 #include "tests/catch.h"
-#include "tests/comm/benches.h"
+#include "tests/comm/backends.h"
 #include "tests/comm/world_fixture.h"
 
 #include <algorithm>
@@ -62,8 +62,8 @@ bool same(const T& a, const T& b) {
 
 /// Equal, for backends with an order of their own but for the rounding of one addition per rank.
 template <class T>
-bool agrees(const Bench& bench, const T& got, const T& expected, int ranks) {
-  if (bench.strict || same(got, expected)) return same(got, expected);
+bool agrees(const Backend& backend, const T& got, const T& expected, int ranks) {
+  if (backend.strict || same(got, expected)) return same(got, expected);
   if constexpr (std::is_same_v<T, bf16> || std::is_floating_point_v<T>) {
     const double unit = std::is_same_v<T, bf16> ? 0x1p-8 : std::numeric_limits<T>::epsilon();
     const auto a =
@@ -77,20 +77,20 @@ bool agrees(const Bench& bench, const T& got, const T& expected, int ranks) {
 }
 
 template <class T>
-int64_t differences(const Bench& bench, const std::vector<T>& got, int64_t begin, int64_t n, Reduce op,
+int64_t differences(const Backend& backend, const std::vector<T>& got, int64_t begin, int64_t n, Reduce op,
                     int ranks, int64_t from) {
   int64_t bad = 0;
   for (int64_t i = 0; i < n; ++i)
-    bad += !agrees(bench, got[static_cast<size_t>(begin + i)], reduced<T>(op, ranks, from + i), ranks);
+    bad += !agrees(backend, got[static_cast<size_t>(begin + i)], reduced<T>(op, ranks, from + i), ranks);
   return bad;
 }
 
 /// Runs a case on every backend.
 template <class F>
 void on_all(F f) {
-  for (const auto& bench : benches()) {
-    INFO(bench->name());
-    f(*bench);
+  for (const auto& backend : backends()) {
+    INFO(backend->name());
+    f(*backend);
   }
 }
 
@@ -104,13 +104,13 @@ std::vector<int64_t> sizes() {
 
 TEMPLATE_TEST_CASE("all_reduce gives the sum in rank order, bit for bit", "[comm]", float, bf16, double,
                    int32_t, int64_t, uint8_t) {
-  on_all([](Bench& bench) {
+  on_all([](Backend& backend) {
     for (Reduce op : {Reduce::sum, Reduce::max, Reduce::min}) {
       for (int64_t n : sizes<TestType>()) {
-        Data<TestType> data(bench, input<TestType>(world().rank(), n));
-        bench.all_reduce(data, op);
+        Data<TestType> data(backend, input<TestType>(world().rank(), n));
+        backend.all_reduce(data, op);
         INFO("op " << static_cast<int>(op) << " size " << n);
-        REQUIRE(differences(bench, data.read(), 0, n, op, world().size(), 0) == 0);
+        REQUIRE(differences(backend, data.read(), 0, n, op, world().size(), 0) == 0);
       }
     }
   });
@@ -118,18 +118,18 @@ TEMPLATE_TEST_CASE("all_reduce gives the sum in rank order, bit for bit", "[comm
 
 TEMPLATE_TEST_CASE("reduce_scatter gives each rank its block", "[comm]", float, bf16, double, int32_t,
                    int64_t, uint8_t) {
-  on_all([](Bench& bench) {
+  on_all([](Backend& backend) {
     const int n = world().size(), me = world().rank();
     for (Reduce op : {Reduce::sum, Reduce::max, Reduce::min}) {
       for (int64_t each : sizes<TestType>()) {
         const std::vector<TestType> before = input<TestType>(me, each * n);
-        Data<TestType> in(bench, before), out(bench, static_cast<size_t>(each)), both(bench, before);
-        bench.reduce_scatter(in, out, op);
+        Data<TestType> in(backend, before), out(backend, static_cast<size_t>(each)), both(backend, before);
+        backend.reduce_scatter(in, out, op);
         INFO("op " << static_cast<int>(op) << " size " << each);
-        REQUIRE(differences(bench, out.read(), 0, each, op, n, me * each) == 0);
-        bench.reduce_scatter(both, both.part(me * each, each), op);
+        REQUIRE(differences(backend, out.read(), 0, each, op, n, me * each) == 0);
+        backend.reduce_scatter(both, both.part(me * each, each), op);
         const std::vector<TestType>& after = both.read();
-        REQUIRE(differences(bench, after, me * each, each, op, n, me * each) == 0);
+        REQUIRE(differences(backend, after, me * each, each, op, n, me * each) == 0);
         for (int64_t i = 0; i < each * n; ++i)  // the other blocks are untouched
           if (i / std::max<int64_t>(each, 1) != me &&
               !same(after[static_cast<size_t>(i)], before[static_cast<size_t>(i)]))
@@ -141,17 +141,17 @@ TEMPLATE_TEST_CASE("reduce_scatter gives each rank its block", "[comm]", float, 
 
 TEMPLATE_TEST_CASE("all_gather, broadcast and all_to_all move bytes", "[comm]", float, bf16, double, int64_t,
                    uint8_t, uint16_t) {
-  on_all([](Bench& bench) {
+  on_all([](Backend& backend) {
     const int n = world().size(), me = world().rank();
     for (int64_t each : sizes<TestType>()) {
       INFO("size " << each);
       const auto own = input<TestType>(me, each);
       std::vector<TestType> blank(static_cast<size_t>(each * n));
-      Data<TestType> in(bench, own), out(bench, blank);
-      bench.all_gather(in, out);
+      Data<TestType> in(backend, own), out(backend, blank);
+      backend.all_gather(in, out);
       std::copy(own.begin(), own.end(), blank.begin() + me * each);
-      Data<TestType> in_place(bench, blank);
-      bench.all_gather(in_place.part(me * each, each), in_place);
+      Data<TestType> in_place(backend, blank);
+      backend.all_gather(in_place.part(me * each, each), in_place);
       const auto gathered = out.read();
       int64_t bad = 0;
       for (int r = 0; r < n; ++r)
@@ -161,16 +161,16 @@ TEMPLATE_TEST_CASE("all_gather, broadcast and all_to_all move bytes", "[comm]", 
       REQUIRE(std::equal(gathered.begin(), gathered.end(), in_place.read().begin(), same<TestType>));
 
       for (int root = 0; root < n; ++root) {
-        Data<TestType> data(bench, own);
-        bench.broadcast(data, root);
+        Data<TestType> data(backend, own);
+        backend.broadcast(data, root);
         const auto& got = data.read();
         for (int64_t i = 0; i < each; ++i)
           bad += !same(got[static_cast<size_t>(i)], value<TestType>(root, i));
       }
       REQUIRE(bad == 0);
 
-      Data<TestType> all(bench, input<TestType>(me, each * n));
-      bench.all_to_all(all, out);
+      Data<TestType> all(backend, input<TestType>(me, each * n));
+      backend.all_to_all(all, out);
       const auto& got = out.read();
       for (int r = 0; r < n; ++r)
         for (int64_t i = 0; i < each; ++i)
@@ -181,7 +181,7 @@ TEMPLATE_TEST_CASE("all_gather, broadcast and all_to_all move bytes", "[comm]", 
 }
 
 TEST_CASE("all_to_all_v moves blocks of different sizes, also empty ones", "[comm]") {
-  on_all([](Bench& bench) {
+  on_all([](Backend& backend) {
     const int n = world().size(), me = world().rank();
     for (int64_t unit : {1001, 40007}) {
       const auto amount = [unit](int from, int to) {
@@ -197,35 +197,35 @@ TEST_CASE("all_to_all_v moves blocks of different sizes, also empty ones", "[com
         for (int64_t i = 0; i < amount(r, me); ++i)
           expected.push_back(static_cast<int32_t>(r * 10000000 + me * 1000000 + i));
       }
-      Data<int32_t> in(bench, sent), out(bench, expected.size());
-      bench.all_to_all_v(in, to, out, from);
+      Data<int32_t> in(backend, sent), out(backend, expected.size());
+      backend.all_to_all_v(in, to, out, from);
       REQUIRE(out.read() == expected);
     }
   });
 }
 
 TEST_CASE("messages keep their order per tag and groups of them cannot block", "[comm]") {
-  on_all([](Bench& bench) {
+  on_all([](Backend& backend) {
     const int n = world().size(), me = world().rank();
     const int next = (me + 1) % n, before = (me + n - 1) % n;
-    for (size_t size : {size_t{1}, size_t{300000}}) {  // above the eager limit both sides must be under way
+    for (size_t size : {size_t{1}, size_t{300000}}) {  // above the eager limit both sides must be in flight
       const auto all = [size](int x) { return std::vector<float>(size, static_cast<float>(x)); };
-      Data<float> a(bench, all(me)), b(bench, all(me + 100)), got_a(bench, size), got_b(bench, size);
-      bench.exchange({Message::send(a, next, 1), Message::send(b, next, 2), Message::recv(got_b, before, 2),
-                      Message::recv(got_a, before, 1)});
+      Data<float> a(backend, all(me)), b(backend, all(me + 100)), got_a(backend, size), got_b(backend, size);
+      backend.exchange({Message::send(a, next, 1), Message::send(b, next, 2), Message::recv(got_b, before, 2),
+                        Message::recv(got_a, before, 1)});
       REQUIRE(got_a.read() == all(before));
       REQUIRE(got_b.read() == all(before + 100));
-      if (n == 1 || !bench.strict) continue;
-      // A receive asked for early holds up neither sends nor collectives.
-      Communicator& comm = bench.comm();
-      Handle early = comm.recv_async(got_a, before, 0, bench.stream());
-      Data<float> sum(bench, 1, 1.0f);
-      bench.all_reduce(sum);
+      if (n == 1 || !backend.strict) continue;
+      // A receive posted early blocks neither sends nor collectives.
+      Communicator& comm = backend.comm();
+      Handle early = comm.recv_async(got_a, before, 0, backend.stream());
+      Data<float> sum(backend, 1, 1.0f);
+      backend.all_reduce(sum);
       REQUIRE(sum.read()[0] == static_cast<float>(n));
-      Handle first = comm.send_async(a, next, 0, bench.stream());
-      Handle second = comm.send_async(b, next, 0, bench.stream());
+      Handle first = comm.send_async(a, next, 0, backend.stream());
+      Handle second = comm.send_async(b, next, 0, backend.stream());
       early.wait();
-      Handle late = comm.recv_async(got_b, before, 0, bench.stream());
+      Handle late = comm.recv_async(got_b, before, 0, backend.stream());
       late.wait();
       first.wait();
       second.wait();
@@ -236,20 +236,20 @@ TEST_CASE("messages keep their order per tag and groups of them cannot block", "
 }
 
 TEST_CASE("asynchronous operations run in order and while others compute", "[comm]") {
-  on_all([](Bench& bench) {
+  on_all([](Backend& backend) {
     const int n = world().size();
-    Communicator& comm = bench.comm();
+    Communicator& comm = backend.comm();
     std::vector<std::unique_ptr<Data<float>>> data;
     std::vector<Handle> handles;
     for (size_t i = 0; i < 20; ++i) {
       std::vector<float> values(50001, 1.0f);
       values[0] = static_cast<float>(i);
-      data.push_back(std::make_unique<Data<float>>(bench, values));
-      handles.push_back(comm.all_reduce_async(*data[i], Reduce::sum, bench.stream()));
+      data.push_back(std::make_unique<Data<float>>(backend, values));
+      handles.push_back(comm.all_reduce_async(*data[i], Reduce::sum, backend.stream()));
     }
     REQUIRE(comm.outstanding() == 20);
-    Data<double> late(bench, 1, 1.0);
-    bench.all_reduce(late);  // behind all of the above
+    Data<double> late(backend, 1, 1.0);
+    backend.all_reduce(late);  // behind all of the above
     REQUIRE(late.read()[0] == n);
     for (size_t i = 0; i < data.size(); ++i) {
       for (int tries = 0; tries < 5000 && !handles[i].done(); ++tries)
@@ -262,36 +262,36 @@ TEST_CASE("asynchronous operations run in order and while others compute", "[com
     }
     REQUIRE(comm.outstanding() == 0);
 
-    // Finishes without anybody waiting.
-    Handle alone = comm.all_reduce_async(*data[0], Reduce::sum, bench.stream());
+    // Completes without a wait.
+    Handle alone = comm.all_reduce_async(*data[0], Reduce::sum, backend.stream());
     for (int i = 0; i < 5000 && !alone.done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     REQUIRE(alone.done());
     alone.wait();
   });
 }
 
-TEST_CASE("max passes NaN on and integer sums wrap", "[comm]") {
-  on_all([](Bench& bench) {
+TEST_CASE("max propagates NaN and integer sums wrap", "[comm]") {
+  on_all([](Backend& backend) {
     std::vector<float> x = {1.0f, 2.0f};
     if (world().rank() == world().size() - 1) x[0] = std::numeric_limits<float>::quiet_NaN();
-    Data<float> data(bench, x), sum(bench, x);
-    bench.all_reduce(data, Reduce::max);
-    bench.all_reduce(sum, Reduce::sum);
-    if (bench.strict) REQUIRE(std::isnan(data.read()[0]));
+    Data<float> data(backend, x), sum(backend, x);
+    backend.all_reduce(data, Reduce::max);
+    backend.all_reduce(sum, Reduce::sum);
+    if (backend.strict) REQUIRE(std::isnan(data.read()[0]));
     REQUIRE(data.read()[1] == 2.0f);
     REQUIRE(std::isnan(sum.read()[0]));
-    Data<int32_t> big(bench, 1, std::numeric_limits<int32_t>::max());
-    bench.all_reduce(big);
+    Data<int32_t> big(backend, 1, std::numeric_limits<int32_t>::max());
+    backend.all_reduce(big);
     uint32_t expected = 0;
     for (int r = 0; r < world().size(); ++r) expected += 0x7fffffffu;
     REQUIRE(static_cast<uint32_t>(big.read()[0]) == expected);
   });
 }
 
-TEST_CASE("split and subgroup make groups with the right members", "[comm]") {
-  on_all([](Bench& bench) {
+TEST_CASE("split and subgroup create groups with the right members", "[comm]") {
+  on_all([](Backend& backend) {
     const int n = world().size(), me = world().rank();
-    Communicator& comm = bench.comm();
+    Communicator& comm = backend.comm();
     // Odd and even ranks, in reverse order.
     const auto half = comm.split(me % 2, -me, "half");
     REQUIRE(half);
@@ -299,8 +299,8 @@ TEST_CASE("split and subgroup make groups with the right members", "[comm]") {
     for (int r = n - 1; r >= 0; --r)
       if (r % 2 == me % 2) members.push_back(r);
     REQUIRE(half->members() == members);
-    Data<int32_t> sum(bench, 1, me);
-    half->all_reduce_async(sum, Reduce::sum, bench.stream()).wait();
+    Data<int32_t> sum(backend, 1, me);
+    half->all_reduce_async(sum, Reduce::sum, backend.stream()).wait();
     REQUIRE(sum.read()[0] == std::accumulate(members.begin(), members.end(), 0));
     REQUIRE(half->label().substr(0, 5) == "half[");
 
@@ -313,18 +313,18 @@ TEST_CASE("split and subgroup make groups with the right members", "[comm]") {
       std::iota(some.begin(), some.end(), 0);
       const auto sub = comm.subgroup(some, "sub");
       REQUIRE(sub->size() == static_cast<int>(some.size()));
-      Data<double> big(bench, 200001, 1.0);
-      sub->all_reduce_async(big, Reduce::sum, bench.stream()).wait();
+      Data<double> big(backend, 200001, 1.0);
+      sub->all_reduce_async(big, Reduce::sum, backend.stream()).wait();
       REQUIRE(big.read()[200000] == sub->size());
-      sub->barrier_async(bench.stream()).wait();
+      sub->barrier_async(backend.stream()).wait();
       sub->barrier();
     }
   });
 }
 
-TEST_CASE("the ledger counts calls, bytes and time", "[comm]") {
+TEST_CASE("the collective log counts calls, bytes and time", "[comm]") {
   const auto group = world().split(0, world().rank(), "counted");
-  test_world().ledger().reset_totals();
+  test_world().collective_log().reset_totals();
   std::vector<float> data(1000, 1.0f);
   std::vector<float> all(1000 * static_cast<size_t>(world().size()));
   group->all_reduce(data);
@@ -332,7 +332,7 @@ TEST_CASE("the ledger counts calls, bytes and time", "[comm]") {
   h.wait();
   group->all_gather(data, all);
   int seen = 0;
-  for (const LedgerTotal& t : test_world().ledger().totals()) {
+  for (const LogTotal& t : test_world().collective_log().totals()) {
     if (t.group != "counted") continue;
     ++seen;
     REQUIRE(t.exposed_seconds > 0);
@@ -345,14 +345,14 @@ TEST_CASE("the ledger counts calls, bytes and time", "[comm]") {
     }
   }
   REQUIRE(seen == 2);
-  const auto latest = test_world().ledger().latest(1);
+  const auto latest = test_world().collective_log().latest(1);
   REQUIRE(latest.size() == 1);
   REQUIRE(latest[0].op == Op::all_gather);
   REQUIRE(latest[0].seq == 2);
   REQUIRE(latest[0].progress == Progress::done);
   REQUIRE(latest[0].ended_ns >= latest[0].started_ns);
   REQUIRE(latest[0].started_ns >= latest[0].enqueued_ns);
-  REQUIRE(test_world().ledger().group_label(latest[0].group) == group->label());
+  REQUIRE(test_world().collective_log().group_label(latest[0].group) == group->label());
 }
 
 TEST_CASE("wrong arguments are refused before anything is sent", "[comm]") {

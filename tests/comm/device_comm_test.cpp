@@ -1,11 +1,10 @@
-// What is particular to communicators of device memory: order against streams, choice of the backend, what is
-// refused.
+// Device communicators: order against streams, choice of the backend, errors.
 #include "core/base/error.h"
 #include "core/device/sim/sim.h"
 #include "parallel/comm/world/make_device.h"
 #include "parallel/data/grad_reducer.h"
 #include "tests/catch.h"
-#include "tests/comm/benches.h"
+#include "tests/comm/backends.h"
 #include "tests/comm/world_fixture.h"
 
 #include <cstring>
@@ -24,15 +23,15 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// A bench of its own on a simulated device with this seed.
-std::unique_ptr<Bench> staged(uint64_t seed, int64_t slot_bytes = 1 << 16) {
+/// A separate backend on a simulated device with this seed.
+std::unique_ptr<Backend> staged(uint64_t seed, int64_t slot_bytes = 1 << 16) {
   device::SimOptions options;
   options.seed = seed * 7919 + static_cast<uint64_t>(world().rank());
   std::shared_ptr<device::Runtime> runtime = device::open_sim(options);
   DeviceCommOptions small;
   small.staged_slot_bytes = slot_bytes;
   auto comm = make_device_communicator(DeviceCommKind::staged, world(), *runtime, small);
-  return std::make_unique<Bench>("staged", std::move(comm), std::move(runtime));
+  return std::make_unique<Backend>("staged", std::move(comm), std::move(runtime));
 }
 
 /// The error that f ends with.
@@ -48,24 +47,24 @@ Error error_of(const std::function<void()>& f) {
 constexpr size_t kCount = 40000;
 
 /// One producer, an all_reduce and one consumer; true when the consumer saw the right sum. `ordered` false:
-/// the operation knows nothing of the stream. `waits` false: the consumer's stream does not wait.
+/// the operation is not ordered by the stream. `waits` false: the consumer's stream does not wait.
 bool right_result(uint64_t seed, bool ordered, bool waits) {
-  const auto bench = staged(seed);
-  device::Runtime& runtime = *bench->runtime();
-  const device::StreamHandle stream = bench->stream().native;
+  const auto backend = staged(seed);
+  device::Runtime& runtime = *backend->runtime();
+  const device::StreamHandle stream = backend->stream().native;
   const size_t bytes = kCount * sizeof(int32_t);
   const device::Memory data(runtime, device::Memory::Kind::device, bytes);
   const device::Memory pinned(runtime, device::Memory::Kind::pinned, bytes);
   for (int i = 0; i <= 8; ++i)  // the last value is what is summed
     runtime.fill(data.data(), static_cast<uint8_t>(i == 8 ? 1 : 100 + i), bytes, stream);
   const View view(data.data(), kCount, DType::i32);
-  Handle h = bench->comm().all_reduce_async(view, Reduce::sum, ordered ? bench->stream() : StreamRef{});
+  Handle h = backend->comm().all_reduce_async(view, Reduce::sum, ordered ? backend->stream() : StreamRef{});
   const device::Stream other(runtime);
   if (waits) {
     h.wait();
     runtime.copy(pinned.data(), data.data(), bytes, device::CopyKind::device_to_host, stream);
-    bench->idle();
-  } else {  // reads while the operation is under way
+    backend->idle();
+  } else {  // reads while the operation is in flight
     h.wait();
     runtime.copy(pinned.data(), data.data(), bytes, device::CopyKind::device_to_host, other.get());
     other.synchronize();
@@ -104,12 +103,12 @@ TEST_CASE("a missing order on either side shows as a wrong result", "[device]") 
 }
 
 TEST_CASE("operations on device and on host memory share one order", "[device]") {
-  const auto bench = staged(5);
+  const auto backend = staged(5);
   const float n = static_cast<float>(world().size());
   for (int round = 0; round < 10; ++round) {
     // The host operation is issued while the device's waits for its producer; ranks are not in step.
-    Data<float> data(*bench, 30000, 1.0f);
-    Handle first = bench->comm().all_reduce_async(data, Reduce::sum, bench->stream());
+    Data<float> data(*backend, 30000, 1.0f);
+    Handle first = backend->comm().all_reduce_async(data, Reduce::sum, backend->stream());
     std::vector<float> host(1000, 2.0f);
     if ((round + world().rank()) % 2 == 0) {
       Handle second = world().all_reduce_async(host);
@@ -124,47 +123,49 @@ TEST_CASE("operations on device and on host memory share one order", "[device]")
   }
 }
 
-TEST_CASE("one rank alone orders copies by the stream and touches nothing itself", "[device]") {
+TEST_CASE("a single rank orders copies by the stream and never dereferences device memory", "[device]") {
   const auto alone = world().subgroup(std::vector<int>{world().rank()}, "alone");
   std::shared_ptr<device::Runtime> runtime = device::open_sim({});
-  Bench bench("alone", make_device_communicator(DeviceCommKind::nccl, *alone, *runtime), runtime);
+  Backend backend("alone", make_device_communicator(DeviceCommKind::nccl, *alone, *runtime), runtime);
   // Addresses that nothing can be read from.
   float* const nowhere = reinterpret_cast<float*>(4096);
   const std::span<float> data(nowhere, 100);
-  bench.comm().all_reduce_async(View(data), Reduce::sum, bench.stream()).wait();
-  bench.comm().all_gather_async(View(data), View(data), bench.stream()).wait();
-  bench.comm().reduce_scatter_async(View(data), View(data), Reduce::max, bench.stream()).wait();
-  bench.comm().broadcast_async(View(data), 0, bench.stream()).wait();
-  bench.comm().all_reduce(View(data));
-  bench.comm().barrier();
-  Data<float> in(bench, 100, 3.0f), out(bench, 100), third(bench, 100);
-  bench.comm().all_gather_async(in, out, bench.stream()).wait();
-  bench.comm().exchange_async({Message::send(out, 0, 4), Message::recv(third, 0, 4)}, bench.stream()).wait();
+  backend.comm().all_reduce_async(View(data), Reduce::sum, backend.stream()).wait();
+  backend.comm().all_gather_async(View(data), View(data), backend.stream()).wait();
+  backend.comm().reduce_scatter_async(View(data), View(data), Reduce::max, backend.stream()).wait();
+  backend.comm().broadcast_async(View(data), 0, backend.stream()).wait();
+  backend.comm().all_reduce(View(data));
+  backend.comm().barrier();
+  Data<float> in(backend, 100, 3.0f), out(backend, 100), third(backend, 100);
+  backend.comm().all_gather_async(in, out, backend.stream()).wait();
+  backend.comm()
+      .exchange_async({Message::send(out, 0, 4), Message::recv(third, 0, 4)}, backend.stream())
+      .wait();
   REQUIRE(third.read() == std::vector<float>(100, 3.0f));
-  REQUIRE(bench.comm().gather_texts("x") == std::vector<std::string>{"x"});
+  REQUIRE(backend.comm().gather_texts("x") == std::vector<std::string>{"x"});
 }
 
 TEST_CASE("texts of a device group go through host memory", "[device]") {
-  const auto bench = staged(6);
-  REQUIRE(&bench->comm().host() == &world());
-  const auto texts = bench->comm().gather_texts("rank " + std::to_string(world().rank()));
+  const auto backend = staged(6);
+  REQUIRE(&backend->comm().host() == &world());
+  const auto texts = backend->comm().gather_texts("rank " + std::to_string(world().rank()));
   REQUIRE(texts.size() == static_cast<size_t>(world().size()));
   REQUIRE(texts.back() == "rank " + std::to_string(world().size() - 1));
   std::string text = world().rank() == 0 ? "from the root" : "";
-  bench->comm().broadcast_text(text, 0);
+  backend->comm().broadcast_text(text, 0);
   REQUIRE(text == "from the root");
-  bench->comm().check();
+  backend->comm().check();
 }
 
-TEST_CASE("staged communication is written into the ledger once", "[device]") {
-  const auto bench = staged(8);
-  const auto group = bench->comm().split(0, world().rank(), "staged-counted");
-  test_world().ledger().reset_totals();
-  Data<float> data(*bench, 50000, 1.0f);
-  group->all_reduce_async(data, Reduce::sum, bench->stream()).wait();
-  bench->idle();
+TEST_CASE("staged communication is logged once", "[device]") {
+  const auto backend = staged(8);
+  const auto group = backend->comm().split(0, world().rank(), "staged-counted");
+  test_world().collective_log().reset_totals();
+  Data<float> data(*backend, 50000, 1.0f);
+  group->all_reduce_async(data, Reduce::sum, backend->stream()).wait();
+  backend->idle();
   int seen = 0;
-  for (const LedgerTotal& t : test_world().ledger().totals()) {
+  for (const LogTotal& t : test_world().collective_log().totals()) {
     if (t.group != "staged-counted") continue;
     ++seen;
     REQUIRE(t.count == 1);
@@ -175,38 +176,38 @@ TEST_CASE("staged communication is written into the ledger once", "[device]") {
   REQUIRE(seen == 1);
 }
 
-TEST_CASE("a failing staged operation tells its waiter", "[device]") {
+TEST_CASE("a failing staged operation reports its error in wait()", "[device]") {
   if (world().size() < 2) return;
-  const auto bench = staged(9);
-  Data<float> data(*bench, 7, 1.0f);
+  const auto backend = staged(9);
+  Data<float> data(*backend, 7, 1.0f);
   if (world().rank() == 0) {
-    bench->comm().send_async(data.part(0, 5), 1, 9, bench->stream()).wait();
+    backend->comm().send_async(data.part(0, 5), 1, 9, backend->stream()).wait();
   } else if (world().rank() == 1) {
-    Handle h = bench->comm().recv_async(data, 0, 9, bench->stream());
+    Handle h = backend->comm().recv_async(data, 0, 9, backend->stream());
     const Error e = error_of([&] { h.wait(); });
     REQUIRE(e.code() == Exit::internal);
-    REQUIRE(contains(e.what(), "got 20"));
+    REQUIRE(contains(e.what(), "received 20"));
   }
 }
 
 TEST_CASE("capturing staged communication into a graph is refused", "[device]") {
   if (world().size() == 1) return;
   device::Runtime* runtime = nullptr;
-  const auto bench = staged(10);
-  runtime = bench->runtime();
-  Data<float> data(*bench, 7, 1.0f);
-  bench->idle();
-  runtime->begin_capture(bench->stream().native);
+  const auto backend = staged(10);
+  runtime = backend->runtime();
+  Data<float> data(*backend, 7, 1.0f);
+  backend->idle();
+  runtime->begin_capture(backend->stream().native);
   const Error e =
-      error_of([&] { bench->comm().all_reduce_async(data, Reduce::sum, bench->stream()).wait(); });
-  const device::Graph graph(*runtime, runtime->end_capture(bench->stream().native));
+      error_of([&] { backend->comm().all_reduce_async(data, Reduce::sum, backend->stream()).wait(); });
+  const device::Graph graph(*runtime, runtime->end_capture(backend->stream().native));
   REQUIRE(contains(e.what(), "cannot be captured into a graph"));
-  REQUIRE(bench->comm().outstanding() == 0);
-  bench->all_reduce(data);  // goes on
+  REQUIRE(backend->comm().outstanding() == 0);
+  backend->all_reduce(data);  // goes on
   REQUIRE(data.read()[6] == static_cast<float>(world().size()));
 }
 
-TEST_CASE("slots must be alike and large enough", "[device]") {
+TEST_CASE("staging buffers must be equal on all ranks and large enough", "[device]") {
   if (world().size() == 1) return;
   const auto runtime = device::open_sim({});
   DeviceCommOptions options;
@@ -220,7 +221,7 @@ TEST_CASE("slots must be alike and large enough", "[device]") {
           }).code() == Exit::internal);
 }
 
-TEST_CASE("NCCL is refused where it cannot work, naming the way out", "[device]") {
+TEST_CASE("unsupported NCCL is refused with a fix", "[device]") {
   if (world().size() == 1) return;
   const auto runtime = device::open_sim({});
   const Error e = error_of([&] { make_device_communicator(DeviceCommKind::nccl, world(), *runtime); });
@@ -273,23 +274,23 @@ TEST_CASE("gradients on a device are reduced to the bits that host memory gets",
   for (uint64_t seed = 20; seed < 23; ++seed) {
     for (const ShardingStrategy& strategy : {sharding::ddp, sharding::optim}) {
       for (bool overlap : {false, true}) {
-        const auto bench = staged(seed);
+        const auto backend = staged(seed);
         std::vector<float> expected = start;
         GradReducer on_host(layout, expected, world(), strategy, overlap);
-        Data<float> grads(*bench, total), weights(*bench, total);
+        Data<float> grads(*backend, total), weights(*backend, total);
         const std::span<float> flat(static_cast<float*>(grads.view().data), total);
-        GradReducer on_device(layout, flat, bench->comm(), strategy, overlap, bench->stream());
+        GradReducer on_device(layout, flat, backend->comm(), strategy, overlap, backend->stream());
         on_device.start();
         on_host.start();
-        const Data<float> source(*bench, start);
+        const Data<float> source(*backend, start);
         for (int p = static_cast<int>(params.size()); p-- > 0;) {
           // The gradient is produced right before it is reported, by work that has not run.
           const ParamPlace& place = layout.place(p);
-          bench->runtime()->copy(
+          backend->runtime()->copy(
               flat.data() + place.start,
               static_cast<const float*>(const_cast<Data<float>&>(source).view().data) + place.start,
               static_cast<size_t>(params[static_cast<size_t>(p)].numel) * sizeof(float),
-              device::CopyKind::device_to_device, bench->stream().native);
+              device::CopyKind::device_to_device, backend->stream().native);
           on_device.ready(p);
         }
         for (int p = 0; p < static_cast<int>(params.size()); ++p) on_host.ready(p);

@@ -12,9 +12,9 @@ namespace {
 
 class TestWork : public Work {
  public:
-  TestWork(Executor* e, Ledger* ledger, const LedgerTicket& ticket, std::vector<int>* order, int id,
+  TestWork(Executor* e, CollectiveLog* log, const LogTicket& ticket, std::vector<int>* order, int id,
            int polls)
-      : Work(ledger, ticket, e, nullptr), order_(order), id_(id), polls_(polls) {}
+      : Work(log, ticket, e, nullptr), order_(order), id_(id), polls_(polls) {}
 
  protected:
   Advance start() override {
@@ -31,16 +31,16 @@ class TestWork : public Work {
 
 }  // namespace
 
-TEST_CASE("work starts in order, whoever carries it out", "[comm]") {
-  Ledger ledger;
-  const uint32_t group = ledger.add_group("g", "g[0]");
+TEST_CASE("work starts in order, in any thread", "[comm]") {
+  CollectiveLog log;
+  const uint32_t group = log.add_group("g", "g[0]");
   std::vector<int> order;
   {
     Executor executor;
     std::vector<std::shared_ptr<TestWork>> all;
     for (int i = 0; i < 2000; ++i) {
-      const auto ticket = ledger.enqueue(group, static_cast<uint64_t>(i), Op::barrier, DType::u8, 1, -1);
-      all.push_back(std::make_shared<TestWork>(&executor, &ledger, ticket, &order, i, i % 3 == 0 ? 2 : 0));
+      const auto ticket = log.enqueue(group, static_cast<uint64_t>(i), Op::barrier, DType::u8, 1, -1);
+      all.push_back(std::make_shared<TestWork>(&executor, &log, ticket, &order, i, i % 3 == 0 ? 2 : 0));
       const bool blocking = i % 5 == 0;
       executor.submit(all.back(), {}, blocking);
       if (blocking) all.back()->wait();
@@ -50,9 +50,9 @@ TEST_CASE("work starts in order, whoever carries it out", "[comm]") {
   }
   REQUIRE(order.size() == 2000);
   for (int i = 0; i < 2000; ++i) REQUIRE(order[static_cast<size_t>(i)] == i);
-  REQUIRE(ledger.totals().at(0).count == 2000);
-  REQUIRE(ledger.latest().size() == 2000);
-  for (const LedgerEntry& e : ledger.latest()) REQUIRE(e.progress == Progress::done);
+  REQUIRE(log.totals().at(0).count == 2000);
+  REQUIRE(log.latest().size() == 2000);
+  for (const LogEntry& e : log.latest()) REQUIRE(e.progress == Progress::done);
 }
 
 TEST_CASE("two threads may wait at once", "[comm]") {
@@ -60,7 +60,7 @@ TEST_CASE("two threads may wait at once", "[comm]") {
   std::vector<int> order;
   const auto run = [&] {
     for (int i = 0; i < 300; ++i) {
-      auto w = std::make_shared<TestWork>(&executor, nullptr, LedgerTicket{}, &order, 1, i % 4);
+      auto w = std::make_shared<TestWork>(&executor, nullptr, LogTicket{}, &order, 1, i % 4);
       executor.submit(w, {}, i % 2 == 0);
       w->wait();
     }
@@ -71,11 +71,11 @@ TEST_CASE("two threads may wait at once", "[comm]") {
   REQUIRE(order.size() == 600);
 }
 
-TEST_CASE("an error reaches the one who waits and spares the rest", "[comm]") {
+TEST_CASE("an error reaches its waiter only", "[comm]") {
   Executor executor;
   std::vector<int> order;
-  auto bad = std::make_shared<TestWork>(&executor, nullptr, LedgerTicket{}, &order, -1, 0);
-  auto good = std::make_shared<TestWork>(&executor, nullptr, LedgerTicket{}, &order, 2, 0);
+  auto bad = std::make_shared<TestWork>(&executor, nullptr, LogTicket{}, &order, -1, 0);
+  auto good = std::make_shared<TestWork>(&executor, nullptr, LogTicket{}, &order, 2, 0);
   executor.submit(bad, {}, false);
   executor.submit(good, {}, false);
   good->wait();
@@ -85,6 +85,5 @@ TEST_CASE("an error reaches the one who waits and spares the rest", "[comm]") {
 TEST_CASE("an executor with work that never ends can be destroyed", "[comm]") {
   std::vector<int> order;
   Executor executor;
-  executor.submit(std::make_shared<TestWork>(&executor, nullptr, LedgerTicket{}, &order, 1, 1 << 30), {},
-                  false);
+  executor.submit(std::make_shared<TestWork>(&executor, nullptr, LogTicket{}, &order, 1, 1 << 30), {}, false);
 }

@@ -41,13 +41,13 @@ class FifoCommunicator final : public nrl::comm::Communicator {
       work_ = submit_to(inner_, std::move(call_), false);
       return Advance::waiting;
     }
-    Advance poll() override { return work_->carried_out() ? Advance::done : Advance::waiting; }
+    Advance poll() override { return work_->host_done() ? Advance::done : Advance::waiting; }
     void block() override {
       Work::block();
       work_->wait();
     }
-    // Used at the start only, while the caller has not yet waited. The executor may let go of this object
-    // later than that: it must not be what destroys the communicator, which is collective.
+    // A plain pointer, used only before the caller has waited: the executor may release this object later,
+    // and must not destroy the communicator, which is collective.
     Communicator& inner_;
     Call call_;
     std::shared_ptr<nrl::comm::Lane> lane_;

@@ -57,7 +57,7 @@ TEST_CASE("rank order is tp-cp-ep-dp-pp", "[grid]") {
   REQUIRE(experts.group_of(6, Axis::dp) == std::vector<int>{2, 6});
 }
 
-TEST_CASE("a process grid knows every group's members before anything is connected", "[grid]") {
+TEST_CASE("a process grid lists every group's members without communication", "[grid]") {
   // 8 ranks: tp 2, dp 2, pp 2; experts: etp 1, ep 2, edp 2, pp 2. Rank 5 is tp 1, dp 0, pp 1.
   const ProcessGrid grid({.tp = 2, .pp = 2, .ep = 2, .etp = 1}, 8, 5);
   REQUIRE(grid.dense_point() == GridPoint{1, 0, 0, 0, 1});

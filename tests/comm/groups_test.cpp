@@ -31,11 +31,11 @@ int32_t sum_of(comm::Communicator& group) {
 
 }  // namespace
 
-TEST_CASE("groups are made in one order, whatever order a rank asks in", "[grid]") {
+TEST_CASE("groups are created in one order, independent of the order requested", "[grid]") {
   const ProcessGrid grid(sizes(), world().size(), world().rank());
   std::vector<GroupId> ids = {group::tp, group::pp, group::dp_cp, group::tp_pp, group::embedding, group::edp};
   if (world().rank() % 2 == 1) std::reverse(ids.begin(), ids.end());
-  const TimeLimit limit("groups asked for in several orders");
+  const TimeLimit limit("groups requested in several orders");
   const Groups groups(grid, world(), ids);
   for (const GroupId& id : ids) {
     int32_t expected = 0;

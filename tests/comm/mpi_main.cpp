@@ -1,8 +1,8 @@
 // Runs the cases on every rank; the exit code is the worst of all ranks, 77 where there is nothing to run on.
-// The first failed assertion of a rank ends all of them: its peers may wait for it in a collective.
+// The first failed assertion of a rank aborts all ranks: its peers may wait for it in a collective.
 #define CATCH_CONFIG_RUNNER
 #include "tests/catch.h"
-#include "tests/comm/benches.h"
+#include "tests/comm/backends.h"
 #include "tests/comm/world_fixture.h"
 
 #include <cstdio>
@@ -77,13 +77,13 @@ int main(int argc, char** argv) {
   const auto world = nrl::comm::World::init(options);
   g_world = world.get();
   std::string why_not;
-  if (!open_benches(*world, why_not)) {
+  if (!open_backends(*world, why_not)) {
     if (world->rank() == 0) std::printf("skipped: %s\n", why_not.c_str());
     world->finalize();
     return 77;
   }
   int failures = Catch::Session().run(argc, argv);
-  benches().clear();
+  backends().clear();
   const auto consensus = nrl::comm::agree_on_error(
       world->comm(), failures ? nrl::Exit::internal : nrl::Exit::ok, "tests failed on this rank");
   if (consensus.code != nrl::Exit::ok && world->rank() == 0)

@@ -1,5 +1,5 @@
-// Only one thread at a time is inside of MPI, which is all that MPI_THREAD_SERIALIZED allows. The calls below
-// take the place of the library's (MPI's profiling interface).
+// One thread at a time calls MPI, as MPI_THREAD_SERIALIZED requires. The calls below intercept the library's
+// (MPI's profiling interface).
 #include "tests/catch.h"
 #include "tests/comm/world_fixture.h"
 

@@ -1,9 +1,9 @@
-// Nothing waits for what does not concern it: messages, collectives of several groups, busy devices. Every
-// case here would hang if it did.
+// Independent operations do not wait for each other: messages, collectives of several groups, busy devices.
+// Every case here would deadlock if they did.
 #include "core/base/error.h"
 #include "parallel/comm/world/make_device.h"
 #include "tests/catch.h"
-#include "tests/comm/benches.h"
+#include "tests/comm/backends.h"
 #include "tests/comm/busy_device.h"
 #include "tests/comm/time_limit.h"
 #include "tests/comm/world_fixture.h"
@@ -25,7 +25,7 @@ constexpr size_t kLarge = 3'000'000;
 
 }  // namespace
 
-TEST_CASE("a message that was sent moves on while its sender waits in a collective", "[progress]") {
+TEST_CASE("a sent message makes progress while its sender waits in a collective", "[progress]") {
   const int n = world().size(), me = world().rank();
   if (n == 1) return;
   const TimeLimit limit("messages under a collective");
@@ -82,22 +82,22 @@ TEST_CASE("collectives of different groups do not wait for each other", "[progre
   }
 }
 
-TEST_CASE("what waits for a busy device holds nothing else up", "[progress]") {
+TEST_CASE("an operation on a busy device blocks no other", "[progress]") {
   const int n = world().size(), me = world().rank();
   if (n == 1) return;
   const TimeLimit limit("a busy device");
   const auto device = std::make_shared<BusyDevice>();
   const auto other = world().split(0, me, "other");
-  Bench bench(
+  Backend backend(
       "staged",
       make_device_communicator(DeviceCommKind::staged, *other, *device, {.staged_slot_bytes = 1 << 14}),
       device);
   const int next = (me + 1) % n, last = (me + n - 1) % n;
-  Data<float> sum(bench, 10000, 1.0f), sent(bench, 100, static_cast<float>(me)), got(bench, 100);
+  Data<float> sum(backend, 10000, 1.0f), sent(backend, 100, static_cast<float>(me)), got(backend, 100);
   device->busy = me == 0;
-  Handle collective = bench.comm().all_reduce_async(sum, Reduce::sum, bench.stream());
-  Handle send = bench.comm().send_async(sent, next, 0, bench.stream());
-  Handle receive = bench.comm().recv_async(got, last, 0, bench.stream());
+  Handle collective = backend.comm().all_reduce_async(sum, Reduce::sum, backend.stream());
+  Handle send = backend.comm().send_async(sent, next, 0, backend.stream());
+  Handle receive = backend.comm().recv_async(got, last, 0, backend.stream());
   // Neither host memory nor another group waits for rank 0's device.
   std::vector<float> host = {1}, message(1);
   for (int i = 0; i < 3; ++i) world().all_reduce(host);
@@ -117,7 +117,7 @@ TEST_CASE("messages of device memory leave in the order they were issued", "[pro
   const TimeLimit limit("order of device messages");
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     const auto device = std::make_shared<BusyDevice>(device::SimOptions{.seed = seed});
-    Bench bench(
+    Backend backend(
         "staged",
         make_device_communicator(DeviceCommKind::staged, world(), *device, {.staged_slot_bytes = 1 << 14}),
         device);
@@ -126,10 +126,10 @@ TEST_CASE("messages of device memory leave in the order they were issued", "[pro
     std::vector<Handle> handles;
     for (int k = 0; k < 8; ++k) {
       const size_t size = k % 2 ? 3 : 100000;
-      got.push_back(std::make_unique<Data<int32_t>>(bench, size));
-      sent.push_back(std::make_unique<Data<int32_t>>(bench, size, k));
-      handles.push_back(bench.comm().recv_async(*got.back(), last, 0, bench.stream()));
-      handles.push_back(bench.comm().send_async(*sent.back(), next, 0, bench.stream()));
+      got.push_back(std::make_unique<Data<int32_t>>(backend, size));
+      sent.push_back(std::make_unique<Data<int32_t>>(backend, size, k));
+      handles.push_back(backend.comm().recv_async(*got.back(), last, 0, backend.stream()));
+      handles.push_back(backend.comm().send_async(*sent.back(), next, 0, backend.stream()));
     }
     // The host's messages with the same tag are others.
     std::vector<float> mine = {static_cast<float>(me)}, theirs(1);
@@ -147,7 +147,7 @@ TEST_CASE("a call that was refused changes nothing for the next one", "[progress
   std::vector<float> a(3), b(4 * static_cast<size_t>(n));
   REQUIRE_THROWS_AS(world().all_gather(a, b), Error);
   if (n == 1) return;
-  // Is carried on without anybody waiting, as every asynchronous operation.
+  // Makes progress without a wait, like every asynchronous operation.
   Handle h = world().exchange_async(
       {Message::send(a, (me + 1) % n), Message::recv(std::span(b).first(3), (me + n - 1) % n)});
   while (!h.done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -21,15 +21,15 @@ long sleeps_so_far() {
   return usage.ru_nvcsw;
 }
 
-/// How often this rank goes to sleep in `meet` when the last rank comes 0.4 s late.
+/// How often this rank goes to sleep in `barrier` when the last rank comes 0.4 s late.
 template <class F>
-long sleeps_in(F meet) {
+long sleeps_in(F barrier) {
   Communicator& world = test_world().comm();
-  meet();  // connections and windows are made
+  barrier();  // connections and windows are made
   world.barrier();
   const long before = sleeps_so_far();
   if (world.rank() == world.size() - 1) std::this_thread::sleep_for(std::chrono::milliseconds(400));
-  meet();
+  barrier();
   return sleeps_so_far() - before;
 }
 

@@ -9,7 +9,7 @@ using namespace nrl::pipeline;
 
 namespace {
 
-/// A schedule of its own takes this function, an enumerator and a row of the table: here GPipe.
+/// A new schedule needs this function, an enumerator and a row of the table; here GPipe.
 std::vector<Action> gpipe(const ScheduleOptions& o) {
   std::vector<Action> out;
   for (int m = 0; m < o.microbatches; ++m) out.push_back({ActionKind::forward, 0, m});
@@ -45,7 +45,7 @@ TEST_CASE("one stage runs each microbatch's backward after its forward", "[sched
                                          {ActionKind::finish_reduce},
                                          {ActionKind::step}});
   CHECK(s.stashes == std::vector<int>{1});
-  // Chunks of one rank hand over by copies.
+  // Chunks of one rank exchange by copies.
   CHECK(make_schedule({.chunks_per_stage = 2}, 0).actions ==
         std::vector<Action>{{ActionKind::forward, 0},
                             {ActionKind::receive_forward, 1},

@@ -56,8 +56,8 @@ class Timers {
   };
   Scope time(RunSection section) { return Scope(*this, section); }
 
-  /// Books `seconds` that were counted under `from` to `to`: for exposed communication that the ledger
-  /// measures inside the compute section.
+  /// Books `seconds` that were counted under `from` to `to`: for exposed communication that the collective
+  /// log measures inside the compute section.
   void move(RunSection from, RunSection to, double seconds) {
     times_.seconds[static_cast<size_t>(from)] -= seconds;
     times_.seconds[static_cast<size_t>(to)] += seconds;

@@ -17,9 +17,9 @@ constexpr int kSetupTag = kCollectiveTag + 1;
 
 class MpiCollective final : public Work {
  public:
-  MpiCollective(std::shared_ptr<MpiGroup> group, const LedgerTicket& ticket,
+  MpiCollective(std::shared_ptr<MpiGroup> group, const LogTicket& ticket,
                 std::shared_ptr<std::atomic<int>> unwaited, Call call)
-      : Work(group->state().ledger, ticket, &group->state().executor, std::move(unwaited)),
+      : Work(group->state().log, ticket, &group->state().executor, std::move(unwaited)),
         group_(std::move(group)),
         call_(std::move(call)) {}
 
@@ -29,7 +29,7 @@ class MpiCollective final : public Work {
     return task_.resume();
   }
   Advance poll() override { return task_.resume(); }
-  Bell* bell() override { return group_->bell(); }
+  Doorbell* doorbell() override { return group_->doorbell(); }
 
   std::shared_ptr<MpiGroup> group_;
   Call call_;
@@ -38,9 +38,9 @@ class MpiCollective final : public Work {
 
 class MpiMessageWork final : public Work {
  public:
-  MpiMessageWork(std::shared_ptr<MpiGroup> group, const LedgerTicket& ticket,
+  MpiMessageWork(std::shared_ptr<MpiGroup> group, const LogTicket& ticket,
                  std::shared_ptr<std::atomic<int>> unwaited, std::vector<Message> messages)
-      : Work(group->state().ledger, ticket, &group->state().executor, std::move(unwaited)),
+      : Work(group->state().log, ticket, &group->state().executor, std::move(unwaited)),
         group_(std::move(group)),
         messages_(std::move(messages)) {}
 
@@ -56,47 +56,47 @@ class MpiMessageWork final : public Work {
   std::unique_ptr<PendingMessages> pending_;
 };
 
-/// Setting groups up and taking them down.
+/// Creates or frees a group.
 class SetupWork final : public Work {
  public:
-  SetupWork(std::shared_ptr<MpiGroup> group, const LedgerTicket& ticket, Task task)
-      : Work(group->state().ledger, ticket, &group->state().executor, nullptr),
+  SetupWork(std::shared_ptr<MpiGroup> group, const LogTicket& ticket, Task task)
+      : Work(group->state().log, ticket, &group->state().executor, nullptr),
         group_(std::move(group)),
         task_(std::move(task)) {}
 
  private:
   Advance start() override { return task_.resume(); }
   Advance poll() override { return task_.resume(); }
-  std::shared_ptr<MpiGroup> group_;  // has the lane
+  std::shared_ptr<MpiGroup> group_;  // owns the lane
   Task task_;
 };
 
-/// Returns when all of these ranks of `comm` are here.
-Task meet_some(MPI_Comm comm, int rank, std::vector<int> ranks) {
+/// Barrier of a subset of `comm`.
+Task barrier_of(MPI_Comm comm, int rank, std::vector<int> ranks) {
   std::byte in{}, out{};
   std::vector<MPI_Request> arrived, released;
   if (rank != ranks[0]) {
     post_send({&out, 1, ranks[0]}, kSetupTag, comm, arrived);
     post_recv({&in, 1, ranks[0]}, kSetupTag, comm, arrived);
-    co_await until([&] { return test_all(arrived, "a message of a group's members"); });
+    co_await until([&] { return test_all(arrived, "the barrier of a subgroup"); });
     co_return;
   }
   std::vector<std::byte> from(ranks.size());
   for (size_t i = 1; i < ranks.size(); ++i) post_recv({&from[i], 1, ranks[i]}, kSetupTag, comm, arrived);
-  co_await until([&] { return test_all(arrived, "a message of a group's members"); });
+  co_await until([&] { return test_all(arrived, "the barrier of a subgroup"); });
   for (size_t i = 1; i < ranks.size(); ++i) post_send({&out, 1, ranks[i]}, kSetupTag, comm, released);
-  co_await until([&] { return test_all(released, "a message of a group's members"); });
+  co_await until([&] { return test_all(released, "the barrier of a subgroup"); });
 }
 
 Task split_group(MpiGroup& parent, int color, int key, std::shared_ptr<MpiGroup>& out) {
-  co_await meet(parent.raw());
+  co_await mpi_barrier(parent.raw());
   MPI_Comm comm = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split(parent.raw(), color < 0 ? MPI_UNDEFINED : color, key, &comm), "MPI_Comm_split");
   if (comm != MPI_COMM_NULL) co_await MpiGroup::create(parent.shared_state(), comm, out);
 }
 
 Task make_subgroup(MpiGroup& parent, std::vector<int> ranks, std::shared_ptr<MpiGroup>& out) {
-  co_await meet_some(parent.raw(), parent.rank(), ranks);
+  co_await barrier_of(parent.raw(), parent.rank(), ranks);
   MPI_Group all = MPI_GROUP_NULL, some = MPI_GROUP_NULL;
   MPI_Comm comm = MPI_COMM_NULL;
   mpi_check(MPI_Comm_group(parent.raw(), &all), "MPI_Comm_group");
@@ -110,14 +110,14 @@ Task make_subgroup(MpiGroup& parent, std::vector<int> ranks, std::shared_ptr<Mpi
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(std::shared_ptr<MpiGroup> group, std::string_view name)
-      : Communicator(std::string(name), group->rank(), group->members(), group->state().ledger),
+      : Communicator(std::string(name), group->rank(), group->members(), group->state().log),
         group_(std::move(group)) {}
 
   ~MpiCommunicator() override {
     if (group_->dropped() || std::uncaught_exceptions() > 0) return;
     try {
       run(group_->free(), &group_->lane());
-    } catch (const std::exception&) {  // a peer is gone; the launcher ends this process as well
+    } catch (const std::exception&) {  // a peer is lost; the launcher ends this process as well
     }
   }
 
@@ -132,7 +132,7 @@ class MpiCommunicator final : public Communicator {
     NRL_CHECK(std::find(ranks.begin(), ranks.end(), rank()) != ranks.end(),
               "subgroup {} of {}: rank {} is no member", name, label(), rank());
     for (int r : ranks) NRL_CHECK(r >= 0 && r < size(), "subgroup {} of {}: no rank {}", name, label(), r);
-    if (ranks.size() == 1) return make_self(name, members()[static_cast<size_t>(ranks[0])], ledger());
+    if (ranks.size() == 1) return make_self(name, members()[static_cast<size_t>(ranks[0])], collective_log());
     std::shared_ptr<MpiGroup> made;
     run(make_subgroup(*group_, {ranks.begin(), ranks.end()}, made), nullptr);
     return adopt(std::move(made), name);
@@ -146,7 +146,7 @@ class MpiCommunicator final : public Communicator {
   std::shared_ptr<Work> submit(Call call, bool blocking) override {
     NRL_CHECK(call.stream.native == nullptr, "{} on {}: host memory takes no stream", name_of(call.op),
               label());
-    const LedgerTicket ticket = enroll(call);
+    const LogTicket ticket = log_call(call);
     Executor::Order order{nullptr, std::move(call.previous)};
     std::shared_ptr<Work> work;
     if (call.messages.empty() && call.op != Op::exchange) {
@@ -159,11 +159,11 @@ class MpiCommunicator final : public Communicator {
     return work;
   }
 
-  /// Carries `task` out in the executor and returns when it is over.
+  /// Runs `task` in the executor and returns when it has completed.
   void run(Task task, Lane* lane) {
     Call call;
     call.op = Op::split;
-    auto work = std::make_shared<SetupWork>(group_, enroll(call), std::move(task));
+    auto work = std::make_shared<SetupWork>(group_, log_call(call), std::move(task));
     group_->executor().submit(work, {lane, nullptr}, true);
     work->wait();
   }
@@ -173,7 +173,7 @@ class MpiCommunicator final : public Communicator {
     if (made->members().size() > 1) return std::make_unique<MpiCommunicator>(std::move(made), name);
     const int world_rank = made->members()[0];
     run(made->free(), nullptr);
-    return make_self(name, world_rank, ledger());
+    return make_self(name, world_rank, collective_log());
   }
 
   std::shared_ptr<MpiGroup> group_;
@@ -187,7 +187,7 @@ std::unique_ptr<Communicator> make_mpi(std::shared_ptr<MpiState> state, MPI_Comm
   run_now(MpiGroup::create(state, comm, made));
   if (made->members().size() > 1) return std::make_unique<MpiCommunicator>(std::move(made), name);
   run_now(made->free());
-  return make_self(name, made->members()[0], state->ledger);
+  return make_self(name, made->members()[0], state->log);
 }
 
 MPI_Comm raw_mpi(Communicator& communicator) {

@@ -10,11 +10,11 @@
 
 namespace nrl::comm {
 
-/// Takes `comm` over; collective, before the executor's first operation. A group of one rank becomes a self
-/// communicator.
+/// Takes ownership of `comm`; collective, before the executor's first operation. A group of one rank becomes
+/// a self communicator.
 std::unique_ptr<Communicator> make_mpi(std::shared_ptr<MpiState> state, MPI_Comm comm, std::string_view name);
 
-/// What it stands on; MPI_COMM_NULL when it is no MPI group.
+/// The MPI communicator below; MPI_COMM_NULL when `communicator` is not an MPI group.
 MPI_Comm raw_mpi(Communicator& communicator);
 
 }  // namespace nrl::comm

@@ -11,9 +11,9 @@ namespace nrl::comm {
 
 namespace {
 
-constexpr int64_t kSmallBytes = 8 << 10;  // below it one gather of everything beats two exchanges of slices
+constexpr int64_t kSmallBytes = 8 << 10;  // below it, one all-gather is faster than two exchanges of slices
 
-Task nothing() {
+Task no_operation() {
   co_return;
 }
 
@@ -54,7 +54,7 @@ class MpiMessages final : public PendingMessages {
     mpi_check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &over, statuses_.data()),
               "a message between ranks");
     if (!over) return false;
-    for (size_t e = 0; e < expected_.size();) {  // the pieces of one message stand together
+    for (size_t e = 0; e < expected_.size();) {  // the pieces of one message are adjacent
       int64_t got = 0;
       const auto [first, bytes, peer] = expected_[e];
       int64_t posted = 0;
@@ -64,7 +64,7 @@ class MpiMessages final : public PendingMessages {
         got += n;
         posted += std::min<int64_t>(bytes - posted, int64_t{1} << 30);
       }
-      NRL_CHECK(got == bytes, "rank {} expected {} bytes from rank {} and got {}", rank_, bytes, peer, got);
+      NRL_CHECK(got == bytes, "rank {} expected {} bytes from rank {}; received {}", rank_, bytes, peer, got);
     }
     return true;
   }
@@ -105,17 +105,16 @@ Task MpiGroup::free() {
   mpi_check(MPI_Comm_free(&comm_), "MPI_Comm_free");
 }
 
-std::byte* MpiGroup::scratch_of(int64_t bytes) {
+std::byte* MpiGroup::scratch(int64_t bytes) {
   if (static_cast<int64_t>(scratch_.size()) < bytes) scratch_.resize(static_cast<size_t>(bytes));
   return scratch_.data();
 }
 
-/// All parts at the same time; parts for this rank itself are not allowed.
-Task MpiGroup::move(const std::vector<Part>& sends, const std::vector<Part>& recvs) {
+Task MpiGroup::exchange(const std::vector<Part>& sends, const std::vector<Part>& recvs) {
   std::vector<MPI_Request> requests;
   for (const Part& p : recvs) post_recv(p, kCollectiveTag, comm_, requests);
   for (const Part& p : sends) post_send(p, kCollectiveTag, comm_, requests);
-  co_await until([&] { return test_all(requests, "messages of a collective"); });
+  co_await until([&] { return test_all(requests, "a message within a collective"); });
 }
 
 Task MpiGroup::gather(const std::byte* in, std::byte* out, int64_t bytes) {
@@ -130,26 +129,26 @@ Task MpiGroup::gather(const std::byte* in, std::byte* out, int64_t bytes) {
   }
   if (in != out + rank_ * bytes) std::memcpy(out + rank_ * bytes, in, static_cast<size_t>(bytes));
   std::vector<Part> sends, recvs;
-  others([&](int r) {
+  for_each_peer([&](int r) {
     sends.push_back({out + rank_ * bytes, bytes, r});
     recvs.push_back({out + r * bytes, bytes, r});
   });
-  co_await move(sends, recvs);
+  co_await exchange(sends, recvs);
 }
 
 Task MpiGroup::all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op) {
   const int64_t width = size_of(dtype);
   std::vector<const void*> parts(static_cast<size_t>(size_));
   if (count * width <= kSmallBytes) {
-    std::byte* all = scratch_of(size_ * count * width);
+    std::byte* all = scratch(size_ * count * width);
     co_await gather(data, all, count * width);
     for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = all + r * count * width;
     reduce_into(data, parts, count, dtype, op);
     co_return;
   }
-  // Each rank collects its slice of a chunk from all, reduces it in rank order and hands it out.
+  // Per chunk: each rank receives its slice from all peers, reduces it in rank order and sends the result.
   const int64_t slice = std::max<int64_t>(state_->options.scratch_bytes / size_ / width, 1);
-  std::byte* buffer = scratch_of(size_ * slice * width);
+  std::byte* buffer = scratch(size_ * slice * width);
   for (int64_t begin = 0; begin < count; begin += slice * size_) {
     const int64_t n = std::min(slice * size_, count - begin);
     const int64_t each = (n + size_ - 1) / size_;
@@ -157,17 +156,17 @@ Task MpiGroup::all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op
     const auto bytes = [&](int r) { return (std::min((r + 1) * each, n) - first(r)) * width; };
     const auto at = [&](int r) { return data + (begin + first(r)) * width; };
     std::vector<Part> out, in, own, rest;
-    others([&](int r) {
+    for_each_peer([&](int r) {
       out.push_back({at(r), bytes(r), r});
       in.push_back({buffer + r * slice * width, bytes(rank_), r});
       own.push_back({at(rank_), bytes(rank_), r});
       rest.push_back({at(r), bytes(r), r});
     });
-    co_await move(out, in);
+    co_await exchange(out, in);
     for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = buffer + r * slice * width;
     parts[static_cast<size_t>(rank_)] = at(rank_);
     reduce_into(at(rank_), parts, bytes(rank_) / width, dtype, op);
-    co_await move(own, rest);
+    co_await exchange(own, rest);
   }
 }
 
@@ -175,15 +174,15 @@ Task MpiGroup::reduce_scatter(const std::byte* in, std::byte* out, int64_t count
   const int64_t width = size_of(dtype);
   std::vector<const void*> parts(static_cast<size_t>(size_));
   const int64_t each = std::max<int64_t>(state_->options.scratch_bytes / size_ / width, 1);
-  std::byte* buffer = scratch_of(size_ * std::min(each, count) * width);
+  std::byte* buffer = scratch(size_ * std::min(each, count) * width);
   for (int64_t begin = 0; begin < count; begin += each) {
     const int64_t n = std::min(each, count - begin);
     std::vector<Part> sends, recvs;
-    others([&](int r) {
+    for_each_peer([&](int r) {
       sends.push_back({const_cast<std::byte*>(in) + (r * count + begin) * width, n * width, r});
       recvs.push_back({buffer + r * n * width, n * width, r});
     });
-    co_await move(sends, recvs);
+    co_await exchange(sends, recvs);
     for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = buffer + r * n * width;
     parts[static_cast<size_t>(rank_)] = in + (rank_ * count + begin) * width;
     reduce_into(out + begin * width, parts, n, dtype, op);
@@ -211,7 +210,7 @@ Task MpiGroup::all_to_all(const Call& call) {
   }
   const auto behind = [&](const Part& p) { return p.peer > rank_; };
   std::stable_partition(sends.begin(), sends.end(), behind);
-  co_await move(sends, recvs);
+  co_await exchange(sends, recvs);
 }
 
 Task MpiGroup::broadcast(std::byte* data, int64_t bytes, int root) {
@@ -229,7 +228,7 @@ Task MpiGroup::execute(const Call& call) {
   const auto* in = static_cast<const std::byte*>(call.in);
   auto* out = static_cast<std::byte*>(call.out);
   const int64_t bytes = call.count * size_of(call.dtype);
-  if (bytes == 0 && call.op != Op::barrier && call.op != Op::all_to_all_v) return nothing();
+  if (bytes == 0 && call.op != Op::barrier && call.op != Op::all_to_all_v) return no_operation();
   SharedWindow* window = bytes >= state_->options.shared_min_bytes ? window_.get() : nullptr;
   switch (call.op) {
     case Op::all_reduce:
@@ -246,11 +245,11 @@ Task MpiGroup::execute(const Call& call) {
     case Op::all_to_all_v:
       return all_to_all(call);
     case Op::barrier:
-      return window ? window->barrier() : meet(comm_);
+      return window ? window->barrier() : mpi_barrier(comm_);
     default:
-      NRL_CHECK(false, "{} is no collective", name_of(call.op));
+      NRL_CHECK(false, "{} is not a collective", name_of(call.op));
   }
-  return nothing();
+  return no_operation();
 }
 
 std::unique_ptr<PendingMessages> MpiGroup::post(std::vector<Message> messages) {

@@ -11,10 +11,10 @@
 
 namespace nrl::comm {
 
-/// All but bell(), executor() and lane() runs in the executor.
+/// All but doorbell(), executor() and lane() must be called from the executor.
 class MpiGroup final : public HostTransport {
  public:
-  /// Takes `comm` over and maps the shared memory of ranks of one host. Collective.
+  /// Takes ownership of `comm` and maps shared memory if all ranks are on one host. Collective.
   static Task create(std::shared_ptr<MpiState> state, MPI_Comm comm, std::shared_ptr<MpiGroup>& out);
   /// Frees everything. Collective.
   Task free();
@@ -28,17 +28,18 @@ class MpiGroup final : public HostTransport {
 
   Executor& executor() override { return state_->executor; }
   Lane& lane() override { return lane_; }
-  Bell* bell() override { return window_ ? window_->bell() : nullptr; }
+  Doorbell* doorbell() override { return window_ ? window_->doorbell() : nullptr; }
   Task execute(const Call& call) override;
   std::unique_ptr<PendingMessages> post(std::vector<Message> messages) override;
   bool dropped() const override { return state_->failed || state_->finished; }
 
  private:
-  std::byte* scratch_of(int64_t bytes);
-  Task move(const std::vector<Part>& sends, const std::vector<Part>& recvs);
-  /// Calls f(peer) for every other rank, starting behind this one so that no rank is everybody's first.
+  std::byte* scratch(int64_t bytes);
+  /// All parts concurrently. A part must not have this rank as its peer.
+  Task exchange(const std::vector<Part>& sends, const std::vector<Part>& recvs);
+  /// Calls f(peer) for every other rank, starting after this one to spread the load.
   template <class F>
-  void others(F f) const {
+  void for_each_peer(F f) const {
     for (int i = 1; i < size_; ++i) f((rank_ + i) % size_);
   }
   Task gather(const std::byte* in, std::byte* out, int64_t bytes);
@@ -52,7 +53,7 @@ class MpiGroup final : public HostTransport {
   int rank_ = 0, size_ = 1;
   std::vector<int> members_;
   Lane lane_;
-  std::unique_ptr<SharedWindow> window_;  // null on several hosts, or where the system refuses the memory
+  std::unique_ptr<SharedWindow> window_;  // null on several hosts, or when the allocation failed
   std::vector<std::byte> scratch_;
 };
 

@@ -38,7 +38,7 @@ bool test_all(std::span<MPI_Request> requests, const char* what) {
   return over != 0;
 }
 
-Task meet(MPI_Comm comm) {
+Task mpi_barrier(MPI_Comm comm) {
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_check(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
   co_await until([&] { return test_all({&request, 1}, "MPI_Ibarrier"); });

@@ -2,8 +2,8 @@
 // Private to the MPI backend: the only header that includes mpi.h. MPI is called by one thread at a time: by
 // the executor, or before its first operation and after its last one.
 
+#include "parallel/comm/collective_log.h"
 #include "parallel/comm/executor.h"
-#include "parallel/comm/ledger.h"
 #include "parallel/comm/mpi/mpi_options.h"
 #include "parallel/comm/task.h"
 
@@ -22,7 +22,7 @@ void mpi_check(int rc, const char* what);
 /// What all communicators of the process share.
 struct MpiState {
   MpiOptions options;
-  Ledger* ledger = nullptr;
+  CollectiveLog* log = nullptr;
   Executor executor;
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
   std::vector<std::string> hosts;
@@ -31,16 +31,16 @@ struct MpiState {
   bool finished = false;
 };
 
-/// True when all requests are over, which frees them.
+/// True when all requests have completed, which frees them.
 bool test_all(std::span<MPI_Request> requests, const char* what);
 
-/// Returns when all ranks of `comm` are here. MPI spins in its blocking calls, and nothing else makes
-/// progress meanwhile: before one that has no other form, so that it need not wait.
-Task meet(MPI_Comm comm);
-/// Carries a task out here, outside of the executor: before its first operation or after its last.
+/// Non-blocking barrier of `comm`. Used before MPI calls that have only a blocking form: MPI spins in them,
+/// and no other operation makes progress meanwhile.
+Task mpi_barrier(MPI_Comm comm);
+/// Runs a task outside of the executor: before its first operation or after its last.
 void run_now(Task task);
 
-/// A piece of memory for or from a peer.
+/// A buffer to send to or receive from a peer.
 struct Part {
   std::byte* data;
   int64_t bytes;
@@ -51,7 +51,7 @@ struct Part {
 void post_send(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request>& requests);
 void post_recv(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request>& requests);
 
-/// Tag of the messages inside of collectives, above those of users and of device memory.
+/// Tag of messages within collectives, above those of users and of device memory.
 inline constexpr int kCollectiveTag = 20000;
 
 }  // namespace nrl::comm

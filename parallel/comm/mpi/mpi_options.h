@@ -5,12 +5,12 @@
 namespace nrl::comm {
 
 struct MpiOptions {
-  /// Collectives among ranks of one host go through shared memory from this many bytes per rank on; below it,
-  /// and among several hosts, through MPI messages. Both give the same bits.
+  /// Collectives within a host use shared memory from this many bytes per rank; below it, and across hosts,
+  /// MPI messages. Results are bitwise identical.
   int64_t shared_min_bytes = 0;
-  /// Staging memory of a group is size() times four of these at most.
+  /// Staging memory of a group: at most four slots of this size per rank.
   int64_t shared_slot_bytes = 256 * 1024;
-  /// Buffer of a group for reductions through messages; longer vectors are reduced in several chunks.
+  /// A group's buffer for reductions through messages; longer vectors are reduced in chunks.
   int64_t scratch_bytes = 8 << 20;
 };
 

@@ -15,7 +15,7 @@ namespace nrl::comm {
 
 namespace {
 
-/// Ranks of this host that outnumber its cores must not spin.
+/// Polls before yielding: 0 when the ranks of this host outnumber its cores.
 int spins_for(MPI_Comm local, int local_size) {
   cpu_set_t own;
   CPU_ZERO(&own);
@@ -31,24 +31,24 @@ int spins_for(MPI_Comm local, int local_size) {
 
 }  // namespace
 
-MpiSession::MpiSession(const MpiOptions& options, Ledger* ledger) : state_(std::make_shared<MpiState>()) {
+MpiSession::MpiSession(const MpiOptions& options, CollectiveLog* log) : state_(std::make_shared<MpiState>()) {
   NRL_CHECK(options.shared_slot_bytes >= 4096 && options.shared_slot_bytes % 64 == 0, "shared_slot_bytes {}",
             options.shared_slot_bytes);
   MpiState& s = *state_;
   s.options = options;
-  s.ledger = ledger;
-  // What Open MPI waits for by itself, in MPI_Init and MPI_Finalize above all: as with the user's setting.
+  s.log = log;
+  // For Open MPI's own waits, mainly in MPI_Init and MPI_Finalize; a value set by the user wins.
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
   int provided = MPI_THREAD_SINGLE;
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS)
-    fail(Exit::unavailable, "MPI_Init_thread failed; start with mpirun or srun --mpi=pmix");
+    fail(Exit::unavailable, "MPI_Init_thread failed. Fix: start with mpirun or srun --mpi=pmix");
   if (provided < MPI_THREAD_SERIALIZED)
-    fail(Exit::unavailable, "the MPI library has no thread support (MPI_THREAD_SERIALIZED is needed)");
+    fail(Exit::unavailable, "the MPI library has no thread support; MPI_THREAD_SERIALIZED is required");
   mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   mpi_check(MPI_Comm_rank(MPI_COMM_WORLD, &s.rank), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(MPI_COMM_WORLD, &s.size), "MPI_Comm_size");
 
-  run_now(meet(MPI_COMM_WORLD));
+  run_now(mpi_barrier(MPI_COMM_WORLD));
   MPI_Comm local = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, s.rank, MPI_INFO_NULL, &local),
             "MPI_Comm_split_type");
@@ -92,7 +92,7 @@ const std::vector<std::string>& MpiSession::hosts() const {
 
 std::unique_ptr<Communicator> MpiSession::make_world() {
   MPI_Comm comm = MPI_COMM_NULL;
-  run_now(meet(MPI_COMM_WORLD));
+  run_now(mpi_barrier(MPI_COMM_WORLD));
   mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
   return make_mpi(state_, comm, "world");
 }
@@ -104,7 +104,7 @@ void MpiSession::mark_failed() {
 void MpiSession::finish() {
   if (state_->finished) return;
   state_->finished = true;
-  if (!state_->failed) run_now(meet(MPI_COMM_WORLD));
+  if (!state_->failed) run_now(mpi_barrier(MPI_COMM_WORLD));
   mpi_check(MPI_Finalize(), "MPI_Finalize");
 }
 

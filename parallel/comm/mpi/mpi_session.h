@@ -1,5 +1,5 @@
 #pragma once
-// The MPI library's life in this process, and the world communicator on top of it.
+// Initialization and finalization of MPI, and the world communicator.
 
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/mpi/mpi_options.h"
@@ -12,13 +12,12 @@ namespace nrl::comm {
 
 struct MpiState;
 
-/// One per process. Only one thread at a time is inside of MPI, carrying on the operations of all
-/// communicators (executor.h), so that MPI_THREAD_SERIALIZED is enough; MPI_THREAD_MULTIPLE is taken where
-/// there is one, for abort().
+/// One per process. One thread at a time calls MPI, for the operations of all communicators (executor.h), so
+/// MPI_THREAD_SERIALIZED suffices; MPI_THREAD_MULTIPLE is requested for abort().
 class MpiSession {
  public:
-  /// Starts MPI; fails with Exit::unavailable. `ledger` may be null and must outlive the session.
-  MpiSession(const MpiOptions& options, Ledger* ledger);
+  /// Starts MPI; fails with Exit::unavailable. `log` may be null and must outlive the session.
+  MpiSession(const MpiOptions& options, CollectiveLog* log);
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
@@ -30,13 +29,13 @@ class MpiSession {
   /// Host name of every world rank.
   const std::vector<std::string>& hosts() const;
 
-  /// The group of all ranks. Communicators must be gone before finish().
+  /// The group of all ranks. Communicators must be destroyed before finish().
   std::unique_ptr<Communicator> make_world();
-  /// From now on communicators are dropped without collective clean-up: some ranks may not take part.
+  /// From now on communicators are destroyed without collective clean-up: some ranks may not take part.
   void mark_failed();
-  /// MPI_Finalize, collective; nothing on the second call.
+  /// MPI_Finalize, collective. The second call does nothing.
   void finish();
-  /// Ends all processes of the run. Callable from any thread.
+  /// MPI_Abort. Callable from any thread.
   [[noreturn]] void abort(int code);
 
  private:

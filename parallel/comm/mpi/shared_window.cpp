@@ -12,9 +12,9 @@ namespace nrl::comm {
 
 namespace {
 
-constexpr int64_t kHead = 4096;  // Arrivals have a page of their own
-constexpr int64_t kAlign = 16;   // elements at which slices of a chunk start
-constexpr int kDirectRanks = 2;  // up to here each rank reduces whole chunks for itself
+constexpr int64_t kHead = 4096;  // Arrivals has its own page
+constexpr int64_t kAlign = 16;   // elements; alignment of the slices of a chunk
+constexpr int kDirectRanks = 2;  // up to this many, each rank reduces whole chunks itself
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
@@ -49,7 +49,7 @@ Task SharedWindow::create(MPI_Comm comm, int64_t slot_bytes, std::unique_ptr<Sha
   mpi_check(MPI_Info_create(&info), "MPI_Info_create");
   mpi_check(MPI_Info_set(info, "alloc_shared_noncontig", "true"), "MPI_Info_set");
   void* base = nullptr;
-  co_await meet(comm);
+  co_await mpi_barrier(comm);
   const int rc = MPI_Win_allocate_shared(bytes, 1, info, comm, &base, &made->window_);
   MPI_Info_free(&info);
   int good = rc == MPI_SUCCESS;
@@ -57,7 +57,9 @@ Task SharedWindow::create(MPI_Comm comm, int64_t slot_bytes, std::unique_ptr<Sha
   mpi_check(MPI_Iallreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, comm, &request), "MPI_Iallreduce");
   co_await until([&] { return test_all({&request, 1}, "MPI_Iallreduce"); });
   if (!good) {
-    if (rank == 0) log::warn("no shared memory of {} bytes per rank: collectives use MPI messages", bytes);
+    if (rank == 0)
+      log::warn("shared memory of {} bytes per rank could not be allocated: collectives use MPI messages",
+                bytes);
     co_return;
   }
   mpi_check(MPI_Win_lock_all(MPI_MODE_NOCHECK, made->window_), "MPI_Win_lock_all");
@@ -73,13 +75,13 @@ Task SharedWindow::create(MPI_Comm comm, int64_t slot_bytes, std::unique_ptr<Sha
   for (std::byte* segment : made->segments_)
     made->arrivals_.push_back(std::launder(reinterpret_cast<Arrivals*>(segment)));
   mpi_check(MPI_Win_sync(made->window_), "MPI_Win_sync");
-  co_await meet(comm);
+  co_await mpi_barrier(comm);
   made->comm_ = comm;
   out = std::move(made);
 }
 
 Task SharedWindow::free() {
-  co_await meet(comm_);
+  co_await mpi_barrier(comm_);
   mpi_check(MPI_Win_unlock_all(window_), "MPI_Win_unlock_all");
   mpi_check(MPI_Win_free(&window_), "MPI_Win_free");
 }
@@ -101,10 +103,10 @@ void SharedWindow::enter() {
   ++entered_;
   seen_ = 0;
   waiting_ = true;
-  // Both sides write and then read, so that either a sleeper sees the new count or this rank sees the
-  // sleeper.
+  // Both sides write, then read: either a sleeper sees the new count, or this rank sees the sleeper.
   arrivals_[static_cast<size_t>(rank_)]->count.store(entered_, std::memory_order_seq_cst);
-  for (int i = 1; i < size_; ++i) arrivals_[static_cast<size_t>((rank_ + i) % size_)]->bell.ring_sleeper();
+  for (int i = 1; i < size_; ++i)
+    arrivals_[static_cast<size_t>((rank_ + i) % size_)]->doorbell.ring_sleeper();
 }
 
 bool SharedWindow::all_entered() {
@@ -179,7 +181,7 @@ Task SharedWindow::all_reduce(std::byte* data, int64_t count, DType dtype, Reduc
 Task SharedWindow::reduce_scatter(const std::byte* in, std::byte* out, int64_t count, DType dtype,
                                   Reduce op) {
   const int64_t width = size_of(dtype);
-  // A chunk has the same range of every rank's block.
+  // A chunk is the same range of every rank's block.
   const int64_t each = std::max<int64_t>(1, slot_bytes_ / width / size_);
   const int64_t chunks = (count + each - 1) / each;
   std::vector<const void*> parts(static_cast<size_t>(size_));

@@ -1,11 +1,10 @@
 #pragma once
 // Private to the MPI backend: collectives of one host through a shared staging window.
 //
-// Vectors pass in chunks through two slots per rank, in steps; between two steps is one barrier. In a step a
-// rank fills a slot with its next chunk, reduces the chunk before, and fetches the result of the one before
-// that. A slot is filled again two steps later, when every rank has passed the barrier that follows its last
-// reading of it. The last step of a call has no barrier after it: the first step of the next call takes its
-// place.
+// Vectors are processed in chunks through two slots (buffers) per rank, in pipeline steps separated by one
+// barrier each. In step s a rank copies chunk s into a slot, reduces chunk s - 1 and copies out the result of
+// chunk s - 2. A slot is refilled two steps later, when every rank has passed the barrier after its last read
+// of it. A call has no barrier after its last step: the first barrier of the next call serves for it.
 
 #include "parallel/comm/mpi/mpi_internal.h"
 
@@ -17,17 +16,17 @@
 
 namespace nrl::comm {
 
-/// What a rank tells the others of its barriers; in shared memory.
+/// Barrier state that a rank publishes in shared memory.
 struct Arrivals {
   std::atomic<uint32_t> count;  ///< barriers entered, modulo 2^32
-  Bell bell;                    ///< rung by ranks that entered one while this rank sleeps
+  Doorbell doorbell;            ///< rung by ranks that enter one while this rank sleeps
 };
 
-/// All tasks run in the executor, one of them at a time.
+/// All tasks run in the executor, one at a time.
 class SharedWindow {
  public:
-  /// Collective over `comm`, whose ranks share a host. `out` stays null where the system refuses the memory
-  /// (on any rank).
+  /// Collective over `comm`, whose ranks must share a host. `out` stays null when the
+  /// allocation fails on any rank.
   static Task create(MPI_Comm comm, int64_t slot_bytes, std::unique_ptr<SharedWindow>& out);
   /// Collective.
   Task free();
@@ -38,8 +37,8 @@ class SharedWindow {
   Task broadcast(std::byte* data, int64_t bytes, int root);
   Task barrier();
 
-  /// What rings when another rank enters the barrier that a task waits in; null when none does.
-  Bell* bell() { return waiting_ ? &arrivals_[static_cast<size_t>(rank_)]->bell : nullptr; }
+  /// Rung when another rank enters the barrier that a task waits in; null when no task waits.
+  Doorbell* doorbell() { return waiting_ ? &arrivals_[static_cast<size_t>(rank_)]->doorbell : nullptr; }
 
  private:
   SharedWindow(int64_t slot_bytes, int rank, int size) : slot_bytes_(slot_bytes), rank_(rank), size_(size) {}

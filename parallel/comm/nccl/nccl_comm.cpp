@@ -30,7 +30,7 @@ ncclDataType_t type_of(DType t) {
     case DType::u8:
       return ncclUint8;
     default:
-      NRL_CHECK(false, "NCCL does not add {}", name_of(t));
+      NRL_CHECK(false, "NCCL does not reduce {}", name_of(t));
       return ncclUint8;
   }
 }
@@ -39,7 +39,7 @@ ncclRedOp_t reduction_of(Reduce op) {
   return op == Reduce::sum ? ncclSum : op == Reduce::max ? ncclMax : ncclMin;
 }
 
-/// The calls between ncclGroupStart and ncclGroupEnd; the first error counts, and the group is closed anyway.
+/// Runs `f` between ncclGroupStart and ncclGroupEnd and returns the first error; always closes the group.
 template <class F>
 ncclResult_t grouped(F f) {
   if (const ncclResult_t result = ncclGroupStart(); result != ncclSuccess) return result;
@@ -51,7 +51,7 @@ ncclResult_t grouped(F f) {
   return first != ncclSuccess ? first : end;
 }
 
-ncclResult_t blocks(const Call& call, int size, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t all_to_all(const Call& call, int size, ncclComm_t comm, cudaStream_t stream) {
   const int64_t width = size_of(call.dtype);
   return grouped([&](const auto& note) {
     const auto* in = static_cast<const std::byte*>(call.in);
@@ -69,8 +69,8 @@ ncclResult_t blocks(const Call& call, int size, ncclComm_t comm, cudaStream_t st
   });
 }
 
-/// NCCL pairs the k-th send to a rank with its k-th receive: both ends go by tag and then by order.
-ncclResult_t messages(const Call& call, ncclComm_t comm, cudaStream_t stream) {
+/// NCCL pairs the k-th send to a rank with its k-th receive: both ends sort by tag, stably.
+ncclResult_t send_recv(const Call& call, ncclComm_t comm, cudaStream_t stream) {
   std::vector<Message> sorted = call.messages;
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const Message& a, const Message& b) { return a.tag < b.tag; });
@@ -84,7 +84,7 @@ ncclResult_t messages(const Call& call, ncclComm_t comm, cudaStream_t stream) {
   });
 }
 
-ncclResult_t put(const Call& call, int size, void* barrier_byte, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t launch(const Call& call, int size, void* barrier_byte, ncclComm_t comm, cudaStream_t stream) {
   const auto count = static_cast<size_t>(call.count);
   const size_t bytes = count * static_cast<size_t>(size_of(call.dtype));
   switch (call.op) {
@@ -104,17 +104,17 @@ ncclResult_t put(const Call& call, int size, void* barrier_byte, ncclComm_t comm
       return ncclBroadcast(call.in, call.out, bytes, ncclUint8, call.peer, comm, stream);
     case Op::all_to_all:
     case Op::all_to_all_v:
-      return blocks(call, size, comm, stream);
+      return all_to_all(call, size, comm, stream);
     case Op::send:
     case Op::recv:
     case Op::exchange:
-      return messages(call, comm, stream);
+      return send_recv(call, comm, stream);
     case Op::barrier:
       return ncclAllReduce(barrier_byte, barrier_byte, 1, ncclUint8, ncclMax, comm, stream);
     case Op::split:
       break;
   }
-  NRL_CHECK(false, "{} is no operation of a group", name_of(call.op));
+  NRL_CHECK(false, "{} is not an operation of a group", name_of(call.op));
   return ncclInternalError;
 }
 
@@ -130,13 +130,13 @@ class NcclWork final : public Work {
     if (operation_ && !waited_) operation_->wait.store(Wait::unmeasured, std::memory_order_release);
   }
 
-  void enqueue(const NcclLabel& label, const LedgerTicket& ticket, const Work* previous,
+  void enqueue(const NcclLabel& label, const LogTicket& ticket, const Work* previous,
                const NcclGroup::Issue& issue) {
     operation_ = group_->enqueue(label, ticket, stream_, previous, *end_of_capture_, issue);
   }
 
   bool finished() const override { return group_->failed() || !operation_ || operation_->end->done(); }
-  bool carried_out() const override { return true; }
+  bool host_done() const override { return true; }
   void order_stream(void* stream) const override {
     (operation_ ? operation_->end : end_of_capture_)->wait_in(stream);
   }
@@ -147,14 +147,14 @@ class NcclWork final : public Work {
   Advance start() override { return Advance::done; }
   void block() override {
     group_->check();
-    if (!operation_) {  // into the graph
+    if (!operation_) {  // captured
       end_of_capture_->wait_in(stream_);
       return;
     }
     waited_ = true;
     if (!stream_) {
       operation_->wait.store(Wait::unmeasured, std::memory_order_release);
-      return group_->await(*operation_);
+      return group_->wait_for(*operation_);
     }
     operation_->waited = group_->timed_events().take();
     operation_->waited->record(stream_);
@@ -172,7 +172,7 @@ class NcclWork final : public Work {
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(std::unique_ptr<Communicator> own, Communicator& host, std::shared_ptr<NcclGroup> group)
-      : Communicator(host.name(), host.rank(), host.members(), host.ledger()),
+      : Communicator(host.name(), host.rank(), host.members(), host.collective_log()),
         own_(std::move(own)),
         host_(host),
         transport_(host.host_transport()),
@@ -190,7 +190,7 @@ class NcclCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> split(int color, int key, std::string_view name) override {
     auto host = host_.split(color, key, name);
-    // Every rank of this group takes part, also one that belongs to no part or stands alone in its own.
+    // ncclCommSplit is collective: ranks without a new group, or alone in theirs, take part as well.
     const bool needed = host && host->size() > 1;
     group_->check();
     auto made = [parent = group_->raw(), color = needed ? color : NCCL_SPLIT_NOCOLOR,
@@ -221,8 +221,8 @@ class NcclCommunicator final : public Communicator {
     const std::string name = host->label();
     const ncclComm_t comm =
         nccl_connect(group_->runtime(), group_->options(), name, world_rank(), std::move(make));
-    auto group =
-        std::make_shared<NcclGroup>(group_->runtime(), group_->options(), ledger(), name, world_rank(), comm);
+    auto group = std::make_shared<NcclGroup>(group_->runtime(), group_->options(), collective_log(), name,
+                                             world_rank(), comm);
     Communicator& beneath = *host;
     return std::make_unique<NcclCommunicator>(std::move(host), beneath, std::move(group));
   }
@@ -230,24 +230,24 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Work> submit(Call call, bool) override {
     if (call.op == Op::send || call.op == Op::recv)
       NRL_CHECK(call.messages.front().tag == 0,
-                "{} on {} with tag {}: NCCL tells tags apart within one exchange only", name_of(call.op),
+                "{} on {} with tag {}: nccl supports tags within one exchange only", name_of(call.op),
                 label(), call.messages.front().tag);
     if (call.previous) {
-      NRL_CHECK(call.previous->carried_out(),
-                "{} on {}: an nccl operation may only come after one that is over for the host",
+      NRL_CHECK(call.previous->host_done(),
+                "{} on {}: an nccl operation may only depend on one that the host has finished issuing",
                 name_of(call.op), label());
       if (const std::exception_ptr error = call.previous->error()) std::rethrow_exception(error);
     }
-    const LedgerTicket ticket = enroll(call);
+    const LogTicket ticket = log_call(call);
     auto work = std::make_shared<NcclWork>(group_, unwaited(), call.stream.native);
     const NcclLabel what{call.op, call.dtype, number_++, call.bytes(size())};
     work->enqueue(what, ticket, call.previous.get(), [&](ncclComm_t comm, device::StreamHandle stream) {
-      return put(call, size(), barrier_byte_.data(), comm, static_cast<cudaStream_t>(stream));
+      return launch(call, size(), barrier_byte_.data(), comm, static_cast<cudaStream_t>(stream));
     });
     return work;
   }
 
-  std::unique_ptr<Communicator> own_;  // the host communicator where this one owns it
+  std::unique_ptr<Communicator> own_;  // host_, if owned
   Communicator& host_;
   std::shared_ptr<HostTransport> transport_;
   std::shared_ptr<NcclGroup> group_;
@@ -255,8 +255,9 @@ class NcclCommunicator final : public Communicator {
   uint64_t number_ = 0;
 };
 
-/// What connects the ranks of `host`, made by its first rank. Collective.
-std::function<ncclResult_t(ncclComm_t*)> meeting_point(Communicator& host) {
+/// Shares the first rank's ncclUniqueId; returns the call that connects the ranks of
+/// `host` with it. Collective.
+std::function<ncclResult_t(ncclComm_t*)> share_unique_id(Communicator& host) {
   ncclUniqueId id{};
   ncclResult_t result = ncclSuccess;
   if (host.rank() == 0) result = ncclGetUniqueId(&id);
@@ -277,8 +278,8 @@ std::unique_ptr<Communicator> NcclCommunicator::subgroup(std::span<const int> ra
   auto host = host_.subgroup(ranks, name);
   if (!host) return nullptr;
   if (host->size() == 1) return make_device_self(std::move(host), group_->runtime());
-  // ncclCommSplit would need the ranks that stay away as well.
-  auto make = meeting_point(*host);
+  // Not ncclCommSplit: it is collective over the whole parent.
+  auto make = share_unique_id(*host);
   return adopt(std::move(host), std::move(make));
 }
 
@@ -295,20 +296,20 @@ NcclSupport nccl_support() {
 
 std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime& device,
                                         const DeviceCommOptions& options) {
-  // Kernels of several groups start on every rank in the order in which the host issued them; without it two
-  // ranks may each run another group's kernel first and wait for the other forever.
+  // Starts kernels of several groups in the order in which the host issued them; otherwise two ranks may each
+  // run another group's kernel first and deadlock.
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
-  const std::string obstacle =
+  const std::string reason =
       nccl_unsupported_reason(host.gather_texts(device.properties().uuid), nccl_support());
-  if (!obstacle.empty())
+  if (!reason.empty())
     fail(Exit::unavailable,
-         "{} cannot use NCCL: {}; set distributed.backend: staged, which sends through host memory",
-         host.label(), obstacle);
+         "{} cannot use NCCL: {}. Fix: set distributed.backend: staged, which goes through host memory",
+         host.label(), reason);
   const int world_rank = host.members()[static_cast<size_t>(host.rank())];
-  const ncclComm_t comm = nccl_connect(device, options, host.label(), world_rank, meeting_point(host));
+  const ncclComm_t comm = nccl_connect(device, options, host.label(), world_rank, share_unique_id(host));
   return std::make_unique<NcclCommunicator>(
       nullptr, host,
-      std::make_shared<NcclGroup>(device, options, host.ledger(), host.label(), world_rank, comm));
+      std::make_shared<NcclGroup>(device, options, host.collective_log(), host.label(), world_rank, comm));
 }
 
 }  // namespace nrl::comm

@@ -1,6 +1,6 @@
 #pragma once
-// Private to make_device: device memory through NCCL. Two files implement it: nccl_comm.cpp with the toolkit,
-// no_nccl.cpp without.
+// Private to make_device: device memory through NCCL. Implemented by nccl_comm.cpp, or by no_nccl.cpp in
+// builds without NCCL.
 
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"
@@ -10,8 +10,8 @@
 
 namespace nrl::comm {
 
-/// Collective over `host`, which has several ranks; `host` and `device` must outlive it. `device` must be a
-/// CUDA device.
+/// Collective over `host`, which has several ranks; `host` and `device` must outlive it.
+/// `device` must be a CUDA device.
 std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime& device,
                                         const DeviceCommOptions& options);
 

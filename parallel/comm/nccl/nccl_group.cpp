@@ -15,12 +15,12 @@ using std::chrono::duration;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll{20};      // between polls of the operations in flight
-constexpr int kPollsPerErrorPoll = 5;  // asking NCCL for errors is dearer
+constexpr int kPollsPerErrorPoll = 5;  // ncclCommGetAsyncError is expensive
 
 std::atomic<int> g_groups{0};  // alive in this process
 
-/// Runs `body` in a thread of its own; nothing when it has not returned in time, and then goes on running.
-std::optional<ncclResult_t> within(double seconds, std::function<ncclResult_t()> body) {
+/// Runs `body` in its own thread. nullopt when it has not returned in time; the thread is then left running.
+std::optional<ncclResult_t> run_with_timeout(double seconds, std::function<ncclResult_t()> body) {
   struct State {
     std::mutex mutex;
     std::condition_variable ready;
@@ -60,27 +60,29 @@ ncclComm_t nccl_connect(device::Runtime& runtime, const DeviceCommOptions& optio
   if (!reason.empty())
     fail(Exit::unavailable, "{} cannot use NCCL: {}. Fix: set distributed.backend: staged", label, reason);
   auto made = std::make_shared<ncclComm_t>(nullptr);
-  const auto result = within(options.nccl_init_timeout_seconds, [made, &runtime, make = std::move(make)] {
-    runtime.bind_thread();
-    return make(made.get());
-  });
+  const auto result =
+      run_with_timeout(options.nccl_init_timeout_seconds, [made, &runtime, make = std::move(make)] {
+        runtime.bind_thread();
+        return make(made.get());
+      });
   if (!result)
     fail(Exit::unavailable,
-         "NCCL did not connect {} within {:.0f} s (rank {}): a rank is missing, or they do not reach each "
-         "other (NCCL_SOCKET_IFNAME chooses the network, NCCL_DEBUG=INFO says more); or set "
+         "NCCL did not connect {} within {:.0f} s (rank {}): a rank is missing or cannot be reached. Fix: "
+         "choose the network with NCCL_SOCKET_IFNAME (NCCL_DEBUG=INFO prints details), or set "
          "distributed.backend: staged",
          label, options.nccl_init_timeout_seconds, world_rank);
   if (*result != ncclSuccess)
-    fail(Exit::unavailable, "NCCL cannot connect {} (rank {}): {}; or set distributed.backend: staged", label,
+    fail(Exit::unavailable,
+         "NCCL cannot connect {} (rank {}): {}. Fix: see its text, or set distributed.backend: staged", label,
          world_rank, nccl_text(*result));
   return *made;
 }
 
-NcclGroup::NcclGroup(device::Runtime& runtime, const DeviceCommOptions& options, Ledger* ledger,
+NcclGroup::NcclGroup(device::Runtime& runtime, const DeviceCommOptions& options, CollectiveLog* log,
                      std::string label, int world_rank, ncclComm_t comm)
     : runtime_(runtime),
       options_(options),
-      ledger_(ledger),
+      log_(log),
       label_(std::move(label)),
       world_rank_(world_rank),
       order_(std::make_shared<EventPool>(runtime, device::EventKind::order)),
@@ -117,27 +119,27 @@ void NcclGroup::fail_with(const std::string& text) {
     if (error_) return;
     error_.emplace(Exit::peer_lost, text);
     for (const auto& f : in_flight_) {
-      if (f->finished || !ledger_) continue;
-      if (f->seen_start_ns == 0) ledger_->start(f->ticket);
-      ledger_->finish(f->ticket, true);
+      if (f->finished || !log_) continue;
+      if (f->seen_start_ns == 0) log_->start(f->ticket);
+      log_->finish(f->ticket, true);
     }
     in_flight_.clear();
   }
   failed_.store(true, std::memory_order_release);
-  // A caller that is blocked inside of NCCL holds the lock and comes out only by the abort.
+  // A caller blocked inside of NCCL holds the lock, and only the abort releases it.
   std::unique_lock lock(issue_mutex_, std::defer_lock);
   for (int i = 0; i < 50 && !lock.try_lock(); ++i) std::this_thread::sleep_for(kPoll);
   if (!aborted_.exchange(true)) ncclCommAbort(comm_);
 }
 
-std::shared_ptr<NcclOperation> NcclGroup::enqueue(const NcclLabel& label, const LedgerTicket& ticket,
+std::shared_ptr<NcclOperation> NcclGroup::enqueue(const NcclLabel& label, const LogTicket& ticket,
                                                   device::StreamHandle stream, const Work* previous,
                                                   const device::Event& end_of_capture, const Issue& issue) {
   const std::lock_guard lock(issue_mutex_);
   check();
   const bool captured = stream && runtime_.capturing(stream);
   if (stream) {
-    // Its state at this call is what the wait refers to: it may be recorded again at once.
+    // wait_in() refers to the state recorded here: the event may be reused immediately.
     const EventPool::Pooled ready = order_->take();
     ready->record(stream);
     ready->wait_in(stream_.get());
@@ -155,21 +157,21 @@ std::shared_ptr<NcclOperation> NcclGroup::enqueue(const NcclLabel& label, const 
     const std::lock_guard state(state_mutex_);
     issuing_ = label;
   }
-  // The first messages between two ranks connect them, which can hang.
+  // The first messages between two ranks connect them, which may hang.
   issuing_since_.store(now_ns(), std::memory_order_release);
   const ncclResult_t result = issue(comm_, stream_.get());
   issuing_since_.store(0, std::memory_order_release);
   if (result != ncclSuccess) {
-    check();  // aborted from the other thread: its error says more
+    check();  // aborted by the watchdog: its error has the cause
     const std::string words = nccl_text(result);
     fail(result == ncclRemoteError || result == ncclSystemError ? Exit::peer_lost : Exit::internal,
          "{} on {} failed on rank {}: {}", label.text(), label_, world_rank_, words);
   }
   if (captured) {
     end_of_capture.record(stream_.get());
-    if (ledger_) {
-      ledger_->start(operation->ticket);
-      ledger_->finish(operation->ticket, false, 0);
+    if (log_) {
+      log_->start(operation->ticket);
+      log_->finish(operation->ticket, false, 0);
     }
     return nullptr;
   }
@@ -181,7 +183,7 @@ std::shared_ptr<NcclOperation> NcclGroup::enqueue(const NcclLabel& label, const 
   return operation;
 }
 
-void NcclGroup::await(const NcclOperation& operation) {
+void NcclGroup::wait_for(const NcclOperation& operation) {
   Backoff backoff(nullptr, 60);
   while (!failed() && !operation.end->done()) backoff.pause();
   check();
@@ -191,26 +193,25 @@ bool NcclGroup::poll(NcclOperation& o) {
   if (o.seen_start_ns == 0) {
     if (!o.begin->done()) return false;
     o.seen_start_ns = now_ns();
-    if (ledger_) ledger_->start(o.ticket);
+    if (log_) log_->start(o.ticket);
   }
   if (!o.finished) {
     if (!o.end->done()) {
       if (static_cast<double>(now_ns() - o.seen_start_ns) > options_.nccl_timeout_seconds * 1e9)
-        fail_with(
-            fmt::format("{} on {} has run for more than {:.0f} s on rank {}: a rank of the group is lost, "
-                        "hangs or issues "
-                        "other operations",
-                        o.label.text(), label_, options_.nccl_timeout_seconds, world_rank_));
+        fail_with(fmt::format(
+            "{} on {} has run for more than {:.0f} s on rank {}: a rank of the group is lost, hangs "
+            "or issues other operations",
+            o.label.text(), label_, options_.nccl_timeout_seconds, world_rank_));
       return false;
     }
     o.finished = true;
-    if (ledger_) ledger_->finish(o.ticket, false, to_ns(runtime_.elapsed_ms(o.begin->get(), o.end->get())));
+    if (log_) log_->finish(o.ticket, false, to_ns(runtime_.elapsed_ms(o.begin->get(), o.end->get())));
   }
   using Wait = NcclOperation::Wait;
   const Wait wait = o.wait.load(std::memory_order_acquire);
   if (wait == Wait::not_yet || (wait == Wait::recorded && !o.waited->done())) return false;
-  if (wait == Wait::recorded && ledger_)
-    ledger_->expose(o.ticket, to_ns(runtime_.elapsed_ms(o.waited->get(), o.end->get())));
+  if (wait == Wait::recorded && log_)
+    log_->expose(o.ticket, to_ns(runtime_.elapsed_ms(o.waited->get(), o.end->get())));
   return true;
 }
 
@@ -237,7 +238,7 @@ void NcclGroup::watch() {
             what, label_, options_.nccl_init_timeout_seconds, world_rank_));
         return;
       }
-      // Errors first: an operation may seem finished because its group was torn down.
+      // Errors first: operations of an aborted group appear finished.
       if (round % kPollsPerErrorPoll == 0) {
         ncclResult_t state = ncclSuccess;
         const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
@@ -255,7 +256,7 @@ void NcclGroup::watch() {
           return;
         }
       }
-      // In stream order: what stands behind an operation that is not over need not be polled.
+      // In stream order: operations after an unfinished one need not be polled.
       std::deque<std::shared_ptr<NcclOperation>> seen;
       for (const auto& f : in_flight) {
         if (poll(*f)) seen.push_back(f);
@@ -273,7 +274,7 @@ void NcclGroup::watch() {
 }
 
 void NcclGroup::finish() {
-  // What is still in the stream, while the watchdog runs.
+  // Wait for the operations in the stream while the watchdog still runs.
   try {
     if (!failed()) {
       const EventPool::Pooled end = order_->take();
@@ -288,14 +289,14 @@ void NcclGroup::finish() {
   stop_watchdog();
   if (aborted_.exchange(true)) return;
   const auto result =
-      within(std::min(options_.nccl_timeout_seconds, 60.0), [comm = comm_, &runtime = runtime_] {
+      run_with_timeout(std::min(options_.nccl_timeout_seconds, 60.0), [comm = comm_, &runtime = runtime_] {
         runtime.bind_thread();
         return ncclCommDestroy(comm);
       });
   if (!result)
-    log::warn("{}: NCCL did not end on rank {}; the process goes on without", label_, world_rank_);
+    log::warn("{}: ncclCommDestroy did not return on rank {}; it is left running", label_, world_rank_);
   else if (*result != ncclSuccess)
-    log::warn("{}: ending NCCL failed on rank {}: {}", label_, world_rank_, nccl_text(*result));
+    log::warn("{}: ncclCommDestroy failed on rank {}: {}", label_, world_rank_, nccl_text(*result));
 }
 
 void NcclGroup::abandon() {

@@ -22,7 +22,7 @@
 
 namespace nrl::comm {
 
-/// What messages call an operation: "all_reduce #12 (16384 bytes of f32)".
+/// Names an operation in messages: "all_reduce #12 (16384 bytes of f32)".
 struct NcclLabel {
   Op op = Op::barrier;
   DType dtype = DType::u8;
@@ -34,32 +34,32 @@ struct NcclLabel {
 /// One operation in the group's stream, as the watchdog thread sees it.
 struct NcclOperation {
   NcclLabel label;
-  LedgerTicket ticket;
+  LogTicket ticket;
   EventPool::Pooled begin, end;  ///< timed
-  EventPool::Pooled waited;      ///< timed; in the caller's stream, where it started to wait
+  EventPool::Pooled waited;      ///< timed; where the caller's stream started to wait
   enum class Wait : uint8_t { not_yet, recorded, unmeasured };
-  std::atomic<Wait> wait{Wait::not_yet};  ///< recorded: `waited` is
+  std::atomic<Wait> wait{Wait::not_yet};  ///< recorded: `waited` is valid
   int64_t seen_start_ns = 0;              ///< 0: not started yet
   bool finished = false;
 };
 
-/// NCCL's text for a result, with its advice where there is any.
+/// NCCL's error text for a result, with ncclGetLastError's details.
 std::string nccl_text(ncclResult_t result);
 
-/// Runs what makes a communicator in another thread, bound to the device, which must own what it uses. Fails
-/// with Exit::unavailable when it fails or does not return in time (NCCL itself would wait forever), or where
-/// the library cannot have one more group.
+/// Creates a communicator by `make`, which runs in another thread bound to the device and must own what it
+/// uses. Fails with Exit::unavailable when `make` fails or does not return in time (NCCL itself would wait
+/// forever), or when the library does not support one more group.
 ncclComm_t nccl_connect(device::Runtime& runtime, const DeviceCommOptions& options, const std::string& label,
                         int world_rank, std::function<ncclResult_t(ncclComm_t*)> make);
 
-/// Communicators are in blocking mode: what hangs in issuing or on the device is aborted from the watching
-/// thread, which makes the blocked call return.
+/// Communicators are in blocking mode: the watchdog aborts an operation that hangs in issuing or on the
+/// device, which makes the blocked call return.
 class NcclGroup {
  public:
-  /// Takes `comm` over.
-  NcclGroup(device::Runtime& runtime, const DeviceCommOptions& options, Ledger* ledger, std::string label,
+  /// Takes ownership of `comm`.
+  NcclGroup(device::Runtime& runtime, const DeviceCommOptions& options, CollectiveLog* log, std::string label,
             int world_rank, ncclComm_t comm);
-  /// finish() or abandon() has been called before.
+  /// finish() or abandon() must have been called.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
@@ -68,19 +68,19 @@ class NcclGroup {
   void check() const;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
-  /// Enqueues an operation in the group's stream, behind `stream`'s work (null: none) and behind `previous`
-  /// (null: none), which has been carried out. `issue` runs under the group's lock. Null when the operation
-  /// was captured into a graph; `end_of_capture` is then recorded behind it.
+  /// Enqueues an operation in the group's stream, after the work in `stream` (null: none) and after
+  /// `previous` (null: none), whose host_done() must be true. `issue` runs under the group's lock. Returns
+  /// null when the operation was captured into a graph; `end_of_capture` is then recorded after it.
   using Issue = std::function<ncclResult_t(ncclComm_t, device::StreamHandle)>;
-  std::shared_ptr<NcclOperation> enqueue(const NcclLabel& label, const LedgerTicket& ticket,
+  std::shared_ptr<NcclOperation> enqueue(const NcclLabel& label, const LogTicket& ticket,
                                          device::StreamHandle stream, const Work* previous,
                                          const device::Event& end_of_capture, const Issue& issue);
-  /// Blocks until the operation is over or the group has failed.
-  void await(const NcclOperation& operation);
+  /// Blocks until the operation has completed or the group has failed.
+  void wait_for(const NcclOperation& operation);
 
-  /// Destroys the communicator, together with the other ranks.
+  /// ncclCommDestroy; collective.
   void finish();
-  /// Drops it alone.
+  /// ncclCommAbort; not collective.
   void abandon();
 
   device::Runtime& runtime() { return runtime_; }
@@ -93,13 +93,13 @@ class NcclGroup {
 
  private:
   void watch();
-  bool poll(NcclOperation& operation);  // true when nothing is left to see
+  bool poll(NcclOperation& operation);  // true when it needs no further poll
   void fail_with(const std::string& text);
   void stop_watchdog();
 
   device::Runtime& runtime_;
   DeviceCommOptions options_;
-  Ledger* ledger_;
+  CollectiveLog* log_;
   std::string label_;
   int world_rank_;
   std::shared_ptr<EventPool> order_, timed_;
@@ -107,13 +107,13 @@ class NcclGroup {
   ncclComm_t comm_ = nullptr;
 
   std::mutex issue_mutex_;                 // held around calls on comm_
-  std::atomic<bool> aborted_{false};       // comm_ is gone
-  std::atomic<int64_t> issuing_since_{0};  // a caller is inside of NCCL since then; 0: none is
+  std::atomic<bool> aborted_{false};       // comm_ is destroyed
+  std::atomic<int64_t> issuing_since_{0};  // when a caller entered NCCL; 0: none is inside
   mutable std::mutex state_mutex_;         // in_flight_, error_, issuing_, stop_
   std::condition_variable wake_;
   std::deque<std::shared_ptr<NcclOperation>> in_flight_;
   std::optional<Error> error_;
-  NcclLabel issuing_;  // what that caller issues
+  NcclLabel issuing_;  // the operation it issues
   bool stop_ = false;
   std::atomic<bool> failed_{false};
   std::thread thread_;

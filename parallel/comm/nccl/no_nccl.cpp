@@ -9,8 +9,8 @@ NcclSupport nccl_support() {
 
 std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime&, const DeviceCommOptions&) {
   fail(Exit::unavailable,
-       "{}: this build was made without NCCL; set distributed.backend: staged, which sends through host "
-       "memory",
+       "{} cannot use NCCL: this build has none. Fix: set distributed.backend: staged, which goes through "
+       "host memory",
        host.label());
 }
 

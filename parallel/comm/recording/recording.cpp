@@ -43,7 +43,7 @@ class RecordingCommunicator final : public Communicator {
         mode_(mode) {}
 
   std::unique_ptr<Communicator> split(int color, int key, std::string_view name) override {
-    note("split", true);
+    record("split", true);
     return wrap(inner_->split(color, key, name));
   }
   std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) override {
@@ -60,18 +60,18 @@ class RecordingCommunicator final : public Communicator {
  private:
   std::shared_ptr<Work> submit(Call call, bool blocking) override {
     const bool collective = !is_message(call);
-    note(describe(call), collective);
+    record(describe(call), collective);
     auto work = submit_to(*inner_, std::move(call), blocking);
-    return std::make_shared<Forward>(std::move(work), unwaited());
+    return std::make_shared<ForwardedWork>(std::move(work), unwaited());
   }
 
-  /// Counts the wait of the inner operation for this communicator.
-  class Forward final : public Work {
+  /// Forwards to the inner operation and counts the wait for this communicator.
+  class ForwardedWork final : public Work {
    public:
-    Forward(std::shared_ptr<Work> inner, std::shared_ptr<std::atomic<int>> unwaited)
+    ForwardedWork(std::shared_ptr<Work> inner, std::shared_ptr<std::atomic<int>> unwaited)
         : Work(nullptr, {}, nullptr, std::move(unwaited)), inner_(std::move(inner)) {}
     bool finished() const override { return inner_->finished(); }
-    bool carried_out() const override { return inner_->carried_out(); }
+    bool host_done() const override { return inner_->host_done(); }
     void order_stream(void* stream) const override { inner_->order_stream(stream); }
     Executor* executor() const override { return inner_->executor(); }
     std::exception_ptr error() const override { return inner_->error(); }
@@ -82,7 +82,7 @@ class RecordingCommunicator final : public Communicator {
     std::shared_ptr<Work> inner_;
   };
 
-  void note(std::string call, bool collective) {
+  void record(std::string call, bool collective) {
     recorder_->entries_.push_back({label(), std::move(call), collective});
     if (mode_ != RecordingMode::check || !collective) return;
     const std::string& own = recorder_->entries_.back().call;

@@ -1,6 +1,6 @@
 #pragma once
-// Writes down what a rank asks of its communicators, to compare the ranks: for tests and for the
-// configuration's communication check.
+// Records the calls of a rank on its communicators and compares them across ranks. Tests run on it today; a
+// communication check of configurations will.
 
 #include "parallel/comm/communicator.h"
 
@@ -10,7 +10,7 @@
 
 namespace nrl::comm {
 
-/// The calls of one rank in the order it issued them, over all communicators that record into it.
+/// The calls of one rank in issue order, over all communicators that record into it.
 class Recorder {
  public:
   struct Entry {
@@ -27,18 +27,18 @@ class Recorder {
 };
 
 enum class RecordingMode {
-  log,    ///< write down only; compare later with order_mismatch()
-  check,  ///< before each collective compare it with the other ranks' and fail (Exit::internal, on all of
-          ///< them) if it differs, instead of hanging or mixing data up. Costs a small gather each.
+  log,    ///< record only; compare later with order_mismatch()
+  check,  ///< compare each collective with the other ranks before it runs; a difference fails with
+          ///< Exit::internal on all ranks instead of hanging or corrupting data. Costs a small gather each.
 };
 
 /// Wraps `inner`. Groups made from it by split and subgroup record as well. Thread rule as for Communicator.
 std::unique_ptr<Communicator> make_recording(std::unique_ptr<Communicator> inner,
                                              std::shared_ptr<Recorder> recorder, RecordingMode mode);
 
-/// Collective over `all`: compares, for every two ranks, their collectives on the groups that both used;
-/// groups that share ranks must be used in the same interleaving. Empty when all is well; otherwise, on every
-/// rank, the first difference: "order mismatch at #3 between rank 0 and rank 1: ...".
+/// Collective over `all`: compares, for every pair of ranks, their collectives on the groups that both used,
+/// interleaving included. Returns the first difference on every rank, "order mismatch at #3 between rank 0
+/// and rank 1: ..."; empty when there is none.
 std::string order_mismatch(Communicator& all, const Recorder& recorder);
 
 }  // namespace nrl::comm

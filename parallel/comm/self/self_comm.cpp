@@ -12,7 +12,7 @@ namespace nrl::comm {
 
 namespace {
 
-/// Messages to oneself: the k-th send of a tag meets the k-th receive of it.
+/// Messages to oneself: the k-th send of a tag matches its k-th receive.
 template <class Copy>
 void deliver(const std::vector<Message>& messages, const Copy& copy) {
   std::map<int, std::vector<const Message*>> sends;
@@ -31,10 +31,10 @@ void deliver(const std::vector<Message>& messages, const Copy& copy) {
   }
 }
 
-/// Carries a call of a group of one rank out. copy(from, to, bytes) is never called for no bytes or for equal
-/// addresses.
+/// Executes a call of a group of one rank. copy(from, to, bytes) is never called for 0
+/// bytes or equal addresses.
 template <class Copy>
-void carry_out(const Call& call, const Copy& copy_some) {
+void execute(const Call& call, const Copy& copy_some) {
   const auto copy = [&](const void* in, void* out, int64_t bytes) {
     if (bytes > 0 && in != out) copy_some(in, out, bytes);
   };
@@ -52,10 +52,9 @@ void carry_out(const Call& call, const Copy& copy_some) {
   }
 }
 
-/// Carries `work` out at once, or in the executor of the operation that it comes after.
+/// Runs `work` immediately, or in the executor of the operation that it depends on.
 template <class W>
-std::shared_ptr<Work> carry_out_after(std::shared_ptr<Work> previous, std::shared_ptr<W> work,
-                                      bool blocking) {
+std::shared_ptr<Work> run_after(std::shared_ptr<Work> previous, std::shared_ptr<W> work, bool blocking) {
   if (Executor* executor = work->executor()) {
     executor->submit(work, {nullptr, std::move(previous)}, blocking);
   } else {
@@ -71,15 +70,15 @@ Executor* executor_of(const std::shared_ptr<Work>& previous) {
 
 class SelfWork final : public Work {
  public:
-  SelfWork(Ledger* ledger, const LedgerTicket& ticket, std::shared_ptr<std::atomic<int>> unwaited,
+  SelfWork(CollectiveLog* log, const LogTicket& ticket, std::shared_ptr<std::atomic<int>> unwaited,
            const Call& call)
-      : Work(ledger, ticket, executor_of(call.previous), std::move(unwaited)), call_(call) {
+      : Work(log, ticket, executor_of(call.previous), std::move(unwaited)), call_(call) {
     call_.previous = nullptr;
   }
 
  private:
   Advance start() override {
-    carry_out(call_, [](const void* in, void* out, int64_t bytes) {
+    execute(call_, [](const void* in, void* out, int64_t bytes) {
       std::memmove(out, in, static_cast<size_t>(bytes));
     });
     return Advance::done;
@@ -87,14 +86,14 @@ class SelfWork final : public Work {
   Call call_;
 };
 
-/// In the caller's stream, or behind it in the communicator's where another operation must be carried out
-/// first.
+/// Runs in the caller's stream, or after it in the communicator's stream when it depends on an operation that
+/// an executor runs.
 class DeviceSelfWork final : public DeviceWork {
  public:
-  DeviceSelfWork(Ledger* ledger, const LedgerTicket& ticket, std::shared_ptr<std::atomic<int>> unwaited,
+  DeviceSelfWork(CollectiveLog* log, const LogTicket& ticket, std::shared_ptr<std::atomic<int>> unwaited,
                  const Call& call, device::Runtime& device, EventPool& events,
                  device::StreamHandle own_stream)
-      : DeviceWork(ledger, ticket, executor_of(call.previous), std::move(unwaited), call, events, events),
+      : DeviceWork(log, ticket, executor_of(call.previous), std::move(unwaited), call, events, events),
         device_(device),
         stream_(call.stream.native && !executor() ? call.stream.native : own_stream),
         call_(call) {
@@ -105,7 +104,7 @@ class DeviceSelfWork final : public DeviceWork {
   Advance start() override {
     if (executor()) device_.bind_thread();
     order_behind({stream_});
-    carry_out(call_, [this](const void* in, void* out, int64_t bytes) {
+    execute(call_, [this](const void* in, void* out, int64_t bytes) {
       device_.copy(out, in, static_cast<size_t>(bytes), device::CopyKind::device_to_device, stream_);
     });
     finish_in(stream_);
@@ -122,31 +121,31 @@ void check_single(const Communicator& c, std::span<const int> ranks) {
 
 class SelfCommunicator final : public Communicator {
  public:
-  SelfCommunicator(std::string_view name, int world_rank, Ledger* ledger)
-      : Communicator(std::string(name), 0, {world_rank}, ledger) {}
+  SelfCommunicator(std::string_view name, int world_rank, CollectiveLog* log)
+      : Communicator(std::string(name), 0, {world_rank}, log) {}
 
   std::unique_ptr<Communicator> split(int color, int, std::string_view name) override {
-    return color < 0 ? nullptr : make_self(name, members()[0], ledger());
+    return color < 0 ? nullptr : make_self(name, members()[0], collective_log());
   }
   std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) override {
     if (ranks.empty()) return nullptr;
     check_single(*this, ranks);
-    return make_self(name, members()[0], ledger());
+    return make_self(name, members()[0], collective_log());
   }
 
  private:
   std::shared_ptr<Work> submit(Call call, bool blocking) override {
     NRL_CHECK(call.stream.native == nullptr, "{} on {}: host memory takes no stream", name_of(call.op),
               label());
-    auto work = std::make_shared<SelfWork>(ledger(), enroll(call), unwaited(), call);
-    return carry_out_after(std::move(call.previous), std::move(work), blocking);
+    auto work = std::make_shared<SelfWork>(collective_log(), log_call(call), unwaited(), call);
+    return run_after(std::move(call.previous), std::move(work), blocking);
   }
 };
 
 class DeviceSelfCommunicator final : public Communicator {
  public:
   DeviceSelfCommunicator(std::unique_ptr<Communicator> own, Communicator& host, device::Runtime& device)
-      : Communicator(host.name(), 0, host.members(), host.ledger()),
+      : Communicator(host.name(), 0, host.members(), host.collective_log()),
         own_(std::move(own)),
         host_(host),
         device_(device),
@@ -170,23 +169,23 @@ class DeviceSelfCommunicator final : public Communicator {
  private:
   std::shared_ptr<Work> submit(Call call, bool blocking) override {
     if (Executor* executor = executor_of(call.previous)) executor_ = executor;
-    auto work = std::make_shared<DeviceSelfWork>(ledger(), enroll(call), unwaited(), call, device_, *events_,
-                                                 stream_.get());
-    return carry_out_after(std::move(call.previous), std::move(work), blocking);
+    auto work = std::make_shared<DeviceSelfWork>(collective_log(), log_call(call), unwaited(), call, device_,
+                                                 *events_, stream_.get());
+    return run_after(std::move(call.previous), std::move(work), blocking);
   }
 
-  std::unique_ptr<Communicator> own_;  // the host communicator where this one owns it
+  std::unique_ptr<Communicator> own_;  // host_, if owned
   Communicator& host_;
   device::Runtime& device_;
-  device::Stream stream_;  // of operations that cannot use the caller's
+  device::Stream stream_;  // for operations that cannot use the caller's
   std::shared_ptr<EventPool> events_;
-  Executor* executor_ = nullptr;  // has carried out an operation of this group
+  Executor* executor_ = nullptr;  // of the latest operation that one ran
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_self(std::string_view name, int world_rank, Ledger* ledger) {
-  return std::make_unique<SelfCommunicator>(name, world_rank, ledger);
+std::unique_ptr<Communicator> make_self(std::string_view name, int world_rank, CollectiveLog* log) {
+  return std::make_unique<SelfCommunicator>(name, world_rank, log);
 }
 
 std::unique_ptr<Communicator> make_device_self(Communicator& host, device::Runtime& device) {

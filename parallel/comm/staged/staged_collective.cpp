@@ -18,14 +18,14 @@ class StagedCollective final : public StagedWork {
 
   Advance start() override {
     begin(staging().copies());
-    task_ = carry_out();
+    task_ = run_call();
     return advance_task();
   }
   Advance poll() override {
     attach();
     return advance_task();
   }
-  Bell* bell() override { return transport().bell(); }
+  Doorbell* doorbell() override { return transport().doorbell(); }
 
   Advance advance_task() {
     try {
@@ -33,12 +33,13 @@ class StagedCollective final : public StagedWork {
       if (result == Advance::done) finish_in(staging().copies().in());
       return result;
     } catch (...) {
-      staging().copies().settle();
+      staging().copies().drain();
       throw;
     }
   }
 
-  /// `whole` elements of every block in chunks of at most `most`: f(first element, elements) for each.
+  /// Pipelines `whole` elements of every block in chunks of at most `most`. The callbacks get the chunk's
+  /// first element, its length and its staging buffer.
   template <class Out, class Exchange, class In>
   Task by_chunks(int64_t whole, int64_t most, Out out, Exchange exchange, In in) {
     const auto size = [=](int64_t k) { return std::min(most, whole - k * most); };
@@ -48,7 +49,7 @@ class StagedCollective final : public StagedWork {
                               [=](int64_t k, std::byte* m) { in(k * most, size(k), m); });
   }
 
-  /// The call on host memory for a chunk.
+  /// Runs the call on host memory for one chunk.
   Task on_host(const std::byte* in, std::byte* out, int64_t count) {
     Call c;
     c.op = call().op;
@@ -61,7 +62,7 @@ class StagedCollective final : public StagedWork {
     co_await transport().execute(c);
   }
 
-  Task carry_out() {
+  Task run_call() {
     const Call& c = call();
     const int n = group().size, me = group().rank;
     const int64_t width = size_of(c.dtype), slot = staging().slot_bytes() / width, count = c.count;
@@ -135,11 +136,11 @@ class StagedCollective final : public StagedWork {
             [this](int64_t, std::byte*) { return on_host(nullptr, nullptr, 0); }, [](int64_t, std::byte*) {});
         break;
       default:
-        NRL_CHECK(false, "{} is no collective", name_of(c.op));
+        NRL_CHECK(false, "{} is not a collective", name_of(c.op));
     }
   }
 
-  /// Elements of a block that pass in round k.
+  /// Elements of a block that round k moves.
   static int64_t piece(int64_t whole, int64_t k, int64_t most) {
     return std::clamp<int64_t>(whole - k * most, 0, most);
   }
@@ -156,8 +157,8 @@ class StagedCollective final : public StagedWork {
     co_await transport().execute(part);
   }
 
-  /// In round k the pairs exchange elements [k * most, (k + 1) * most) of their blocks, so that both ends cut
-  /// alike whatever the other blocks are; a rank takes part in as many rounds as its longest block needs.
+  /// In round k each pair exchanges elements [k * most, (k + 1) * most) of its blocks, so that both ends
+  /// split them alike; a rank takes part in as many rounds as its longest block needs.
   Task all_to_all_v() {
     const Call& c = call();
     const auto n = static_cast<size_t>(group().size);
@@ -197,7 +198,7 @@ class StagedCollective final : public StagedWork {
 
 }  // namespace
 
-std::shared_ptr<Work> make_staged_collective(std::shared_ptr<StagedGroup> group, const LedgerTicket& ticket,
+std::shared_ptr<Work> make_staged_collective(std::shared_ptr<StagedGroup> group, const LogTicket& ticket,
                                              std::shared_ptr<std::atomic<int>> unwaited, Call call) {
   return std::make_shared<StagedCollective>(std::move(group), ticket, std::move(unwaited), std::move(call));
 }

@@ -15,18 +15,18 @@ class StagedCommunicator final : public Communicator {
  public:
   StagedCommunicator(std::unique_ptr<Communicator> own, Communicator& host, device::Runtime& device,
                      const DeviceCommOptions& options)
-      : Communicator(host.name(), host.rank(), host.members(), host.ledger()),
+      : Communicator(host.name(), host.rank(), host.members(), host.collective_log()),
         own_(std::move(own)),
         host_(host),
         options_(options) {
     const int64_t least = int64_t{128} * size();
     if (options.staged_slot_bytes < least)
-      fail(Exit::config, "staging {} through slots of {} bytes: at least {} are needed", label(),
+      fail(Exit::config, "host staging of {}: buffers of {} bytes; at least {} are required", label(),
            options.staged_slot_bytes, least);
     group_ = std::make_shared<StagedGroup>(device, options);
     group_->transport = host.host_transport();
     NRL_CHECK(group_->transport, "{} cannot carry communication of device memory", label());
-    group_->ledger = ledger();
+    group_->log = collective_log();
     group_->rank = rank();
     group_->size = size();
     group_->label = label();
@@ -39,8 +39,8 @@ class StagedCommunicator final : public Communicator {
       executor.release_finished(kForever);
       return;
     }
-    // Operations may be waiting for ranks that never come; they must not find the device gone.
-    group_->cancelled = true;
+    // Operations may wait for lost ranks forever; they must not use the device after this.
+    group_->canceled = true;
     if (!executor.release_finished(kPatience)) new std::shared_ptr<StagedGroup>(group_);
   }
 
@@ -64,9 +64,9 @@ class StagedCommunicator final : public Communicator {
     if (call.stream.native && group_->runtime.capturing(call.stream.native))
       fail(Exit::internal,
            "{} on {}: host-staged communication cannot be captured into a graph. Fix: set "
-           "distributed.backend: nccl or turn graphs off",
+           "distributed.backend: nccl, or policy.cuda_graph: false",
            name_of(call.op), label());
-    const LedgerTicket ticket = enroll(call);
+    const LogTicket ticket = log_call(call);
     Executor::Order order{nullptr, call.previous};
     std::shared_ptr<Work> work;
     if (call.messages.empty() && call.op != Op::exchange) {
@@ -79,7 +79,7 @@ class StagedCommunicator final : public Communicator {
     return work;
   }
 
-  std::unique_ptr<Communicator> own_;  // the host communicator where this one owns it
+  std::unique_ptr<Communicator> own_;  // host_, if owned
   Communicator& host_;
   DeviceCommOptions options_;
   std::shared_ptr<StagedGroup> group_;
@@ -93,8 +93,8 @@ std::unique_ptr<Communicator> make_staged(Communicator& host, device::Runtime& d
   std::vector<int64_t> all(static_cast<size_t>(host.size()));
   host.all_gather(own, all);
   for (size_t r = 0; r < all.size(); ++r)
-    NRL_CHECK(all[r] == all[0], "staging {}: rank 0 has slots of {} bytes, rank {} of {}", host.label(),
-              all[0], r, all[r]);
+    NRL_CHECK(all[r] == all[0], "host staging of {}: rank 0 has buffers of {} bytes, rank {} of {}",
+              host.label(), all[0], r, all[r]);
   return std::make_unique<StagedCommunicator>(nullptr, host, device, options);
 }
 

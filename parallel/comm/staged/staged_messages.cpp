@@ -10,8 +10,8 @@ namespace nrl::comm {
 
 namespace {
 
-/// Sends leave when their data is in host memory, in the order they were issued; receives land whenever they
-/// come. Neither waits for the device inside of the executor.
+/// Sends are posted when their data is in host memory, in issue order; receives are posted immediately.
+/// Neither blocks the executor on the device.
 class StagedMessages final : public StagedWork {
  public:
   using StagedWork::StagedWork;
@@ -72,17 +72,17 @@ class StagedMessages final : public StagedWork {
                                               p.message.data.bytes());
         group().messages.give(std::move(p.buffer), arrived);
       }
-      if (!all) return moved ? Advance::moved : Advance::waiting;
+      if (!all) return moved ? Advance::progressed : Advance::waiting;
       finish_in(group().messages.copies().in());
       return Advance::done;
     } catch (...) {
-      std::erase(group().senders, this);  // those behind it may go
+      std::erase(group().senders, this);  // let later senders proceed
       unsent_ = 0;
       throw;
     }
   }
 
-  /// Posts the sends whose data has come from the device, if it is this operation's turn.
+  /// Posts the sends whose data has arrived from the device, if it is this operation's turn.
   bool send_copied() {
     if (unsent_ == 0 || group().senders.front() != this) return false;
     bool moved = false;
@@ -103,7 +103,7 @@ class StagedMessages final : public StagedWork {
 
 }  // namespace
 
-std::shared_ptr<Work> make_staged_messages(std::shared_ptr<StagedGroup> group, const LedgerTicket& ticket,
+std::shared_ptr<Work> make_staged_messages(std::shared_ptr<StagedGroup> group, const LogTicket& ticket,
                                            std::shared_ptr<std::atomic<int>> unwaited, Call call) {
   return std::make_shared<StagedMessages>(std::move(group), ticket, std::move(unwaited), std::move(call));
 }

@@ -15,7 +15,7 @@
 
 namespace nrl::comm {
 
-/// What the operations of a group need; outlives the communicator as long as one of them.
+/// Shared by the operations of a group; lives until the last of them and the communicator are destroyed.
 struct StagedGroup {
   StagedGroup(device::Runtime& device, const DeviceCommOptions& options)
       : runtime(device),
@@ -26,23 +26,23 @@ struct StagedGroup {
 
   device::Runtime& runtime;
   std::shared_ptr<EventPool> events;
-  std::shared_ptr<EventPool> ends;  ///< recorded only: may be taken again before they are done
+  std::shared_ptr<EventPool> ends;  ///< finish events: may be reused before they have completed
   Staging staging;
   MessageStaging messages;
-  std::deque<const Work*> senders;  ///< operations with sends that have not all left, in order
+  std::deque<const Work*> senders;  ///< operations with sends not posted yet, in order
   std::shared_ptr<HostTransport> transport;
-  Ledger* ledger = nullptr;
+  CollectiveLog* log = nullptr;
   int rank = 0, size = 1;
   std::string label;
-  std::atomic<bool> cancelled{false};  ///< the device may be gone
+  std::atomic<bool> canceled{false};  ///< the device may have been destroyed
 };
 
 /// An operation of the group.
 class StagedWork : public DeviceWork {
  public:
-  StagedWork(std::shared_ptr<StagedGroup> group, const LedgerTicket& ticket,
+  StagedWork(std::shared_ptr<StagedGroup> group, const LogTicket& ticket,
              std::shared_ptr<std::atomic<int>> unwaited, Call call)
-      : DeviceWork(group->ledger, ticket, &group->transport->executor(), std::move(unwaited), call,
+      : DeviceWork(group->log, ticket, &group->transport->executor(), std::move(unwaited), call,
                    *group->events, *group->ends),
         group_(std::move(group)),
         call_(std::move(call)) {
@@ -58,9 +58,9 @@ class StagedWork : public DeviceWork {
     attach();
     order_behind({copies.out(), copies.in()});
   }
-  /// Before every use of the device: another thread may carry the operation on, or the group may be gone.
+  /// Must precede every use of the device: another thread may run the operation, or the group was canceled.
   void attach() const {
-    if (group_->cancelled) fail(Exit::internal, "{} on {} was canceled", name_of(call_.op), group_->label);
+    if (group_->canceled) fail(Exit::internal, "{} on {} was canceled", name_of(call_.op), group_->label);
     group_->runtime.bind_thread();
   }
 
@@ -69,11 +69,11 @@ class StagedWork : public DeviceWork {
   Call call_;
 };
 
-/// A collective, a chunk at a time.
-std::shared_ptr<Work> make_staged_collective(std::shared_ptr<StagedGroup> group, const LedgerTicket& ticket,
+/// A collective, processed in chunks.
+std::shared_ptr<Work> make_staged_collective(std::shared_ptr<StagedGroup> group, const LogTicket& ticket,
                                              std::shared_ptr<std::atomic<int>> unwaited, Call call);
 /// One message or an exchange.
-std::shared_ptr<Work> make_staged_messages(std::shared_ptr<StagedGroup> group, const LedgerTicket& ticket,
+std::shared_ptr<Work> make_staged_messages(std::shared_ptr<StagedGroup> group, const LogTicket& ticket,
                                            std::shared_ptr<std::atomic<int>> unwaited, Call call);
 
 }  // namespace nrl::comm

@@ -18,7 +18,7 @@ void CopyStreams::to_device(void* device, const void* host, int64_t bytes) const
     runtime_.copy(device, host, static_cast<size_t>(bytes), device::CopyKind::host_to_device, in_.get());
 }
 
-void CopyStreams::settle() const noexcept {
+void CopyStreams::drain() const noexcept {
   for (const device::Stream* stream : {&out_, &in_}) {
     try {
       stream->synchronize();
@@ -49,7 +49,7 @@ Task Staging::pipeline(int64_t chunks, Copies out, Exchange exchange, Copies in)
   for (int64_t k = 0; k < chunks; ++k) {
     if (k + 1 < chunks) fill(k + 1);
     Slot& s = slot(k);
-    // Also where nothing was copied: it tells that the slot's last use is over.
+    // Needed even if nothing was copied: the slot's previous use must have completed.
     co_await until([&] { return s.filled.done(); });
     co_await exchange(k, s.memory.data());
     in(k, s.memory.data());

@@ -22,19 +22,19 @@ class CopyStreams {
   device::StreamHandle in() const { return in_.get(); }
   void to_host(void* host, const void* device, int64_t bytes) const;
   void to_device(void* device, const void* host, int64_t bytes) const;
-  /// Blocks until no copy is in flight; for the way out after an error, throws nothing.
-  void settle() const noexcept;
+  /// Blocks until no copy is in flight. For error paths.
+  void drain() const noexcept;
 
  private:
   device::Runtime& runtime_;
   device::Stream out_, in_;  // from and to the device
 };
 
-/// What the collectives of a group pass through. Used within operations of the executor.
+/// Staging buffers of a group's collectives. Must be used by operations of the executor only.
 class Staging {
  public:
   Staging(device::Runtime& runtime, int64_t slot_bytes, int slots);
-  ~Staging() { copies_.settle(); }
+  ~Staging() { copies_.drain(); }
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
@@ -43,17 +43,17 @@ class Staging {
 
   using Copies = std::function<void(int64_t k, std::byte* memory)>;
   using Exchange = std::function<Task(int64_t k, std::byte* memory)>;
-  /// Moves `chunks` chunks: out(k, memory) enqueues the copies from the device, exchange(k, memory) works on
-  /// the chunk in host memory, in(k, memory) enqueues the copies back. While the ranks exchange a chunk, the
-  /// one before it goes to the device and the next one comes from it.
+  /// Pipelines `chunks` chunks: out(k, memory) enqueues the copies from the device, exchange(k, memory) runs
+  /// the collective on host memory, in(k, memory) enqueues the copies back. The exchange of a chunk overlaps
+  /// with the copies of the previous one to the device and of the next one from it.
   Task pipeline(int64_t chunks, Copies out, Exchange exchange, Copies in);
 
  private:
-  /// Pinned memory that one chunk passes through.
+  /// The pinned staging buffer of one chunk.
   struct Slot {
     device::Memory memory;
-    device::Event filled;   ///< recorded behind the copies from the device
-    device::Event emptied;  ///< recorded behind the copies to it
+    device::Event filled;   ///< recorded after the copies from the device
+    device::Event emptied;  ///< recorded after the copies to it
     bool used = false;
   };
   int64_t slot_bytes_;
@@ -62,17 +62,17 @@ class Staging {
   size_t next_ = 0;
 };
 
-/// What the messages of a group pass through. Used within operations of the executor, but for abandon().
+/// Staging buffers of a group's messages. Must be used by operations of the executor only, except abandon().
 class MessageStaging {
  public:
   explicit MessageStaging(device::Runtime& runtime) : runtime_(runtime), copies_(runtime) {}
-  ~MessageStaging() { copies_.settle(); }
+  ~MessageStaging() { copies_.drain(); }
   MessageStaging(const MessageStaging&) = delete;
   MessageStaging& operator=(const MessageStaging&) = delete;
 
   const CopyStreams& copies() const { return copies_; }
 
-  /// Pinned memory for one message, used again once `free` is done.
+  /// Pinned memory for one message; reusable once `free` has completed.
   struct Buffer {
     device::Memory memory;
     device::Event free;
@@ -81,7 +81,7 @@ class MessageStaging {
   std::unique_ptr<Buffer> take(int64_t bytes);
   /// `to_device`: copies to the device are in flight from it.
   void give(std::unique_ptr<Buffer> buffer, bool to_device);
-  /// Keeps memory that something may still write to.
+  /// Keeps memory that a copy or message may still write to.
   void abandon(std::unique_ptr<Buffer> buffer) {
     const std::lock_guard lock(lost_mutex_);
     lost_.push_back(std::move(buffer));

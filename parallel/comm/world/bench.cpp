@@ -22,7 +22,7 @@ double time_of(Communicator& group, double budget, const std::function<void()>& 
     return slowest[0];
   };
   body();
-  const double first = measure(3);  // agreed on by all ranks, and so is the count that follows from it
+  const double first = measure(3);  // equal on all ranks, so they agree on the count below
   constexpr int kBatches = 5;
   const int each = std::clamp(static_cast<int>(budget / kBatches / std::max(first, 1e-9)), 1, 1000);
   std::vector<double> times;

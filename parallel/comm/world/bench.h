@@ -1,5 +1,5 @@
 #pragma once
-// How fast a group communicates.
+// Benchmark of a group's collectives and messages.
 
 #include "parallel/comm/communicator.h"
 
@@ -15,7 +15,7 @@ namespace nrl::comm {
 struct CommTiming {
   std::string op;  ///< "all_reduce", ..., "MPI_Allreduce" (the MPI library's own, for comparison)
   int64_t bytes = 0;
-  double seconds = 0;  ///< of one operation: median over repetitions of the slowest rank
+  double seconds = 0;  ///< per operation: the slowest rank's time, median over repetitions
   double bus_bytes_per_second = 0;
 };
 

@@ -24,27 +24,27 @@ long env_number(const char* name) {
 }  // namespace
 
 bool launched_with_peers() {
-  // Launchers that tell the number of processes: mpirun (Open MPI), Hydra and srun's PMI, Slurm's steps.
+  // Set by launchers: mpirun (Open MPI), Hydra and srun's PMI, Slurm's steps.
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     const long n = env_number(name);
     if (n > 1) return true;
     if (n == 1) return false;
   }
-  // A bare PMIx server tells only the rank.
+  // A bare PMIx server sets only the rank.
   return std::getenv("PMIX_RANK") != nullptr || std::getenv("PMI_RANK") != nullptr;
 }
 
 std::unique_ptr<World> World::init(const WorldOptions& options) {
   std::unique_ptr<World> w(new World);
-  w->ledger_ = std::make_unique<Ledger>();
+  w->log_ = std::make_unique<CollectiveLog>();
   if (!options.always_mpi && !launched_with_peers()) {
     char host[256] = {};
     gethostname(host, sizeof(host) - 1);
     w->hosts_ = {host};
-    w->comm_ = make_self("world", 0, w->ledger_.get());
+    w->comm_ = make_self("world", 0, w->log_.get());
     return w;
   }
-  w->mpi_ = std::make_unique<MpiSession>(options.mpi, w->ledger_.get());
+  w->mpi_ = std::make_unique<MpiSession>(options.mpi, w->log_.get());
   w->rank_ = w->mpi_->rank();
   w->size_ = w->mpi_->size();
   w->local_rank_ = w->mpi_->local_rank();
@@ -54,7 +54,8 @@ std::unique_ptr<World> World::init(const WorldOptions& options) {
   if (w->size_ == 1 && env_number("OMPI_COMM_WORLD_SIZE") < 0 && expected > 1) {
     w->mark_failed();
     fail(Exit::unavailable,
-         "srun started {} processes that do not find each other: start them with srun --mpi=pmix", expected);
+         "srun started {} processes that do not find each other. Fix: start them with srun --mpi=pmix",
+         expected);
   }
   w->comm_ = w->mpi_->make_world();
   return w;

@@ -20,15 +20,13 @@ struct WorldOptions {
 /// True when a launcher (mpirun, srun with PMIx or PMI) started more than one process of this run.
 bool launched_with_peers();
 
-/// Lives as long as anything communicates; one per process. The log is not touched: call log::init(rank,
-/// size).
+/// One per process; must outlive all communication. Does not set up the log: call log::init(rank, size).
 class World {
  public:
-  /// MPI is started only if a launcher started several processes; otherwise the world is this process. Fails
-  /// with Exit::unavailable where the launcher's processes do not find each other.
+  /// Starts MPI only if a launcher started several processes; otherwise the world is this process. Fails with
+  /// Exit::unavailable when the launcher's processes do not find each other.
   static std::unique_ptr<World> init(const WorldOptions& options = {});
-  /// Finalizes, unless an exception is passing by that the ranks have not agreed on: then all ranks are
-  /// aborted with Exit::internal.
+  /// Finalizes; during stack unwinding, aborts all ranks with Exit::internal instead.
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -42,20 +40,20 @@ class World {
   bool uses_mpi() const { return mpi_ != nullptr; }
 
   Communicator& comm() { return *comm_; }
-  Ledger& ledger() { return *ledger_; }
+  CollectiveLog& collective_log() { return *log_; }
 
-  /// Collective end; communicators made from comm() must be gone. Fails with Exit::internal when one of them
-  /// was destroyed with operations never waited for. Nothing on the second call.
+  /// Collective. Communicators made from comm() must have been destroyed. Fails with Exit::internal when one
+  /// of them was destroyed with operations never waited for. The second call does nothing.
   void finalize();
-  /// Communicators are from now on dropped without collective clean-up.
+  /// From now on communicators are destroyed without collective clean-up.
   void mark_failed();
-  /// Ends every process of the run at once. Callable from any thread. What was printed is
-  /// flushed (core/base/output.h).
+  /// Ends every process of the run immediately, after flushing the output
+  /// (core/base/output.h). Callable from any thread.
   [[noreturn]] void abort(Exit code);
 
  private:
   World() = default;
-  std::unique_ptr<Ledger> ledger_;
+  std::unique_ptr<CollectiveLog> log_;
   std::unique_ptr<MpiSession> mpi_;
   std::unique_ptr<Communicator> comm_;
   int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
@@ -63,16 +61,16 @@ class World {
   bool finalized_ = false;
 };
 
-/// What the ranks agree on at the end of a phase.
+/// The error that all ranks agree on at the end of a phase.
 struct ErrorConsensus {
   Exit code = Exit::ok;  ///< the greatest code of all ranks
-  int rank = -1;         ///< first rank with that code; -1 when all are well
+  int rank = -1;         ///< first rank with that code; -1: no error
   std::string message;   ///< its message
 };
 
-/// Collective: every rank gives its code (Exit::ok when well) and text and gets the same consensus, so that
-/// all leave with the same code. For points that every rank reaches (start-up, end); a rank that fails inside
-/// of a step calls World::abort, since its peers wait elsewhere.
+/// Collective: every rank passes its code (Exit::ok without an error) and text and gets the same consensus,
+/// so that all exit with the same code. For points that every rank reaches (start-up, end); a rank that fails
+/// within a step must call World::abort, since its peers wait elsewhere.
 ErrorConsensus agree_on_error(Communicator& all, Exit code, std::string_view message);
 
 }  // namespace nrl::comm

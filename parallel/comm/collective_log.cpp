@@ -1,4 +1,4 @@
-#include "parallel/comm/ledger.h"
+#include "parallel/comm/collective_log.h"
 
 #include "core/base/error.h"
 
@@ -23,7 +23,7 @@ int64_t now_ns() {
       .count();
 }
 
-struct Ledger::State {
+struct CollectiveLog::State {
   mutable std::mutex mutex;
   struct Group {
     std::string name, label;
@@ -34,35 +34,36 @@ struct Ledger::State {
   std::vector<Group> groups;
   std::map<std::pair<std::string, Op>, uint32_t> index;  // into sums
   std::vector<Sum> sums;
-  std::vector<LedgerEntry> ring;
+  std::vector<LogEntry> ring;
   uint64_t next = 0;
 
-  LedgerEntry* find(uint64_t id) {
-    LedgerEntry& entry = ring[id % kCapacity];
+  LogEntry* find(uint64_t id) {
+    LogEntry& entry = ring[id % kCapacity];
     return entry.id == id ? &entry : nullptr;
   }
 };
 
-Ledger::Ledger() : state_(std::make_unique<State>()) {
+CollectiveLog::CollectiveLog() : state_(std::make_unique<State>()) {
   state_->ring.resize(kCapacity);
 }
-Ledger::~Ledger() = default;
+CollectiveLog::~CollectiveLog() = default;
 
-uint32_t Ledger::add_group(std::string_view name, std::string_view label) {
+uint32_t CollectiveLog::add_group(std::string_view name, std::string_view label) {
   std::lock_guard lock(state_->mutex);
   state_->groups.push_back({std::string(name), std::string(label)});
   return static_cast<uint32_t>(state_->groups.size() - 1);
 }
 
-std::string Ledger::group_label(uint32_t group) const {
+std::string CollectiveLog::group_label(uint32_t group) const {
   std::lock_guard lock(state_->mutex);
-  NRL_CHECK(group < state_->groups.size(), "ledger group {} of {}", group, state_->groups.size());
+  NRL_CHECK(group < state_->groups.size(), "collective log: group {} of {}", group, state_->groups.size());
   return state_->groups[group].label;
 }
 
-LedgerTicket Ledger::enqueue(uint32_t group, uint64_t seq, Op op, DType dtype, int64_t bytes, int32_t peer) {
+LogTicket CollectiveLog::enqueue(uint32_t group, uint64_t seq, Op op, DType dtype, int64_t bytes,
+                                 int32_t peer) {
   std::lock_guard lock(state_->mutex);
-  NRL_CHECK(group < state_->groups.size(), "ledger group {} of {}", group, state_->groups.size());
+  NRL_CHECK(group < state_->groups.size(), "collective log: group {} of {}", group, state_->groups.size());
   const auto [it, added] =
       state_->index.try_emplace({state_->groups[group].name, op}, static_cast<uint32_t>(state_->sums.size()));
   if (added) state_->sums.emplace_back();
@@ -70,8 +71,8 @@ LedgerTicket Ledger::enqueue(uint32_t group, uint64_t seq, Op op, DType dtype, i
   ++sum.count;
   sum.bytes += bytes;
   const uint64_t id = state_->next++;
-  LedgerEntry& entry = state_->ring[id % kCapacity];
-  entry = LedgerEntry{};
+  LogEntry& entry = state_->ring[id % kCapacity];
+  entry = LogEntry{};
   entry.id = id;
   entry.seq = seq;
   entry.group = group;
@@ -83,44 +84,44 @@ LedgerTicket Ledger::enqueue(uint32_t group, uint64_t seq, Op op, DType dtype, i
   return {id, it->second, 0};
 }
 
-void Ledger::start(LedgerTicket& ticket) {
+void CollectiveLog::start(LogTicket& ticket) {
   std::lock_guard lock(state_->mutex);
   ticket.started_ns = now_ns();
-  if (LedgerEntry* entry = state_->find(ticket.id)) {
+  if (LogEntry* entry = state_->find(ticket.id)) {
     entry->started_ns = ticket.started_ns;
     entry->progress = Progress::running;
   }
 }
 
-void Ledger::finish(const LedgerTicket& ticket, bool failed, int64_t busy_ns) {
+void CollectiveLog::finish(const LogTicket& ticket, bool failed, int64_t busy_ns) {
   std::lock_guard lock(state_->mutex);
   const int64_t now = now_ns();
   state_->sums[ticket.total].busy_ns += busy_ns >= 0 ? busy_ns : now - ticket.started_ns;
-  if (LedgerEntry* entry = state_->find(ticket.id)) {
+  if (LogEntry* entry = state_->find(ticket.id)) {
     entry->ended_ns = now;
     entry->progress = failed ? Progress::failed : Progress::done;
   }
 }
 
-void Ledger::expose(const LedgerTicket& ticket, int64_t ns) {
+void CollectiveLog::expose(const LogTicket& ticket, int64_t ns) {
   std::lock_guard lock(state_->mutex);
   state_->sums[ticket.total].exposed_ns += ns;
-  if (LedgerEntry* entry = state_->find(ticket.id)) entry->exposed_ns += ns;
+  if (LogEntry* entry = state_->find(ticket.id)) entry->exposed_ns += ns;
 }
 
-std::vector<LedgerEntry> Ledger::latest(size_t count) const {
+std::vector<LogEntry> CollectiveLog::latest(size_t count) const {
   std::lock_guard lock(state_->mutex);
   const uint64_t kept = std::min<uint64_t>({count, kCapacity, state_->next});
-  std::vector<LedgerEntry> out;
+  std::vector<LogEntry> out;
   out.reserve(kept);
   for (uint64_t id = state_->next - kept; id < state_->next; ++id)
     out.push_back(state_->ring[id % kCapacity]);
   return out;
 }
 
-std::vector<LedgerTotal> Ledger::totals() const {
+std::vector<LogTotal> CollectiveLog::totals() const {
   std::lock_guard lock(state_->mutex);
-  std::vector<LedgerTotal> out;
+  std::vector<LogTotal> out;
   for (const auto& [key, index] : state_->index) {
     const State::Sum& sum = state_->sums[index];
     if (sum.count == 0 && sum.busy_ns == 0 && sum.exposed_ns == 0) continue;
@@ -130,7 +131,7 @@ std::vector<LedgerTotal> Ledger::totals() const {
   return out;
 }
 
-void Ledger::reset_totals() {
+void CollectiveLog::reset_totals() {
   std::lock_guard lock(state_->mutex);
   for (State::Sum& sum : state_->sums) sum = {};
 }

@@ -4,19 +4,19 @@
 #include "core/device/cuda/devices.h"
 #include "parallel/comm/recording/recording.h"
 #include "parallel/comm/world/make_device.h"
-#include "tests/comm/benches.h"
+#include "tests/comm/backends.h"
 
 #include <cstdio>
 
 using namespace nrl;
 using namespace nrl::comm;
 
-std::vector<std::unique_ptr<Bench>>& benches() {
-  static std::vector<std::unique_ptr<Bench>> all;
+std::vector<std::unique_ptr<Backend>>& backends() {
+  static std::vector<std::unique_ptr<Backend>> all;
   return all;
 }
 
-bool open_benches(World& world, std::string& why_not) {
+bool open_backends(World& world, std::string& why_not) {
   const cuda::Status status = cuda::query();
   std::vector<int32_t> usable = {status.problem.empty() && !status.devices.empty() ? 1 : 0};
   world.comm().all_reduce(usable, Reduce::min);
@@ -31,21 +31,21 @@ bool open_benches(World& world, std::string& why_not) {
   options.staged_slot_bytes = 1 << 17;
   options.nccl_timeout_seconds = 60;
   options.nccl_init_timeout_seconds = 60;
-  benches().push_back(std::make_unique<Bench>(
+  backends().push_back(std::make_unique<Backend>(
       "staged", make_device_communicator(DeviceCommKind::staged, world.comm(), *runtime, options), runtime));
-  benches().push_back(std::make_unique<Bench>(
+  backends().push_back(std::make_unique<Backend>(
       "staged, recorded",
       make_recording(make_device_communicator(DeviceCommKind::staged, world.comm(), *runtime, options),
                      std::make_shared<Recorder>(), RecordingMode::check),
       runtime));
-  benches().back()->blocks = true;
+  backends().back()->blocks = true;
   const auto devices = world.comm().gather_texts(runtime->properties().uuid);
   if (const std::string obstacle = nccl_unsupported_reason(devices, nccl_support()); !obstacle.empty()) {
     if (world.rank() == 0) std::printf("nccl is left out: %s\n", obstacle.c_str());
     return true;
   }
-  benches().push_back(std::make_unique<Bench>(
+  backends().push_back(std::make_unique<Backend>(
       "nccl", make_device_communicator(DeviceCommKind::nccl, world.comm(), *runtime, options), runtime));
-  benches().back()->strict = world.size() == 1;
+  backends().back()->strict = world.size() == 1;
   return true;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// What the conformance suite runs on: a communicator with the memory it works on.
+// Backends under test: a communicator with its memory.
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/world/world.h"
@@ -10,18 +10,18 @@
 #include <utility>
 #include <vector>
 
-/// One backend. Operations go through it so that each is tried with a stream, waiting behind work that has
-/// not run yet, and without.
-class Bench {
+/// One backend. Operations go through it so that each is tried with a stream, after
+/// pending work, and without.
+class Backend {
  public:
   /// On host memory.
-  Bench(std::string name, nrl::comm::Communicator& comm) : name_(std::move(name)), comm_(&comm) {}
+  Backend(std::string name, nrl::comm::Communicator& comm) : name_(std::move(name)), comm_(&comm) {}
   /// The same with a communicator of its own.
-  Bench(std::string name, std::unique_ptr<nrl::comm::Communicator> comm)
+  Backend(std::string name, std::unique_ptr<nrl::comm::Communicator> comm)
       : name_(std::move(name)), own_(std::move(comm)), comm_(own_.get()) {}
-  /// On memory of `runtime`, which the bench keeps after the communicator is gone.
-  Bench(std::string name, std::unique_ptr<nrl::comm::Communicator> comm,
-        std::shared_ptr<nrl::device::Runtime> runtime)
+  /// On memory of `runtime`, which the backend keeps after the communicator is gone.
+  Backend(std::string name, std::unique_ptr<nrl::comm::Communicator> comm,
+          std::shared_ptr<nrl::device::Runtime> runtime)
       : name_(std::move(name)),
         runtime_(std::move(runtime)),
         stream_(*runtime_),
@@ -38,7 +38,7 @@ class Bench {
   /// Collectives wait for the other ranks when they are issued (recording that checks).
   bool blocks = false;
 
-  /// Everything put into the stream is done.
+  /// Waits until the stream is empty.
   void idle() const {
     if (runtime_) stream_.synchronize();
   }
@@ -87,54 +87,54 @@ class Bench {
   uint64_t count_ = 0;
 };
 
-/// Elements in the memory of a bench. On a device they are put there by work in its stream, which has not run
-/// when the constructor returns, and read by work put there afterwards.
+/// Elements in the memory of a backend. On a device they are put there by work in its stream, which has not
+/// run when the constructor returns, and read by work enqueued later.
 template <class T>
 class Data {
  public:
-  Data(Bench& bench, std::vector<T> values) : bench_(bench), values_(std::move(values)) {
-    if (!bench.on_device()) return;
+  Data(Backend& backend, std::vector<T> values) : backend_(backend), values_(std::move(values)) {
+    if (!backend.on_device()) return;
     const size_t bytes = values_.size() * sizeof(T);
-    device_ = nrl::device::Memory(*bench.runtime(), nrl::device::Memory::Kind::device, bytes);
-    pinned_ = nrl::device::Memory(*bench.runtime(), nrl::device::Memory::Kind::pinned, bytes);
+    device_ = nrl::device::Memory(*backend.runtime(), nrl::device::Memory::Kind::device, bytes);
+    pinned_ = nrl::device::Memory(*backend.runtime(), nrl::device::Memory::Kind::pinned, bytes);
     if (bytes == 0) return;
     std::memcpy(pinned_.data(), values_.data(), bytes);
-    bench.runtime()->copy(device_.data(), pinned_.data(), bytes, nrl::device::CopyKind::host_to_device,
-                          bench.stream().native);
+    backend.runtime()->copy(device_.data(), pinned_.data(), bytes, nrl::device::CopyKind::host_to_device,
+                            backend.stream().native);
   }
-  Data(Bench& bench, size_t n, T value = {}) : Data(bench, std::vector<T>(n, value)) {}
+  Data(Backend& backend, size_t n, T value = {}) : Data(backend, std::vector<T>(n, value)) {}
   Data(const Data&) = delete;
   Data& operator=(const Data&) = delete;
   ~Data() {
-    if (bench_.on_device() && !values_.empty()) bench_.runtime()->synchronize(bench_.stream().native);
+    if (backend_.on_device() && !values_.empty()) backend_.runtime()->synchronize(backend_.stream().native);
   }
 
   nrl::comm::View view() { return part(0, static_cast<int64_t>(values_.size())); }
   nrl::comm::View part(int64_t begin, int64_t n) {
-    T* base = bench_.on_device() ? reinterpret_cast<T*>(device_.data()) : values_.data();
+    T* base = backend_.on_device() ? reinterpret_cast<T*>(device_.data()) : values_.data();
     return {base ? base + begin : nullptr, n, nrl::dtype_of<T>::value};
   }
   operator nrl::comm::View() { return view(); }
   operator nrl::comm::ConstView() { return view(); }
 
-  /// What stands there after the work put into the stream so far.
+  /// The values after the work enqueued so far.
   const std::vector<T>& read() {
-    if (!bench_.on_device() || values_.empty()) return values_;
+    if (!backend_.on_device() || values_.empty()) return values_;
     const size_t bytes = values_.size() * sizeof(T);
-    bench_.runtime()->copy(pinned_.data(), device_.data(), bytes, nrl::device::CopyKind::device_to_host,
-                           bench_.stream().native);
-    bench_.idle();
+    backend_.runtime()->copy(pinned_.data(), device_.data(), bytes, nrl::device::CopyKind::device_to_host,
+                             backend_.stream().native);
+    backend_.idle();
     std::memcpy(values_.data(), pinned_.data(), bytes);
     return values_;
   }
 
  private:
-  Bench& bench_;
+  Backend& backend_;
   std::vector<T> values_;
   nrl::device::Memory device_, pinned_;
 };
 
-/// The backends of this test program, made by open_benches().
-std::vector<std::unique_ptr<Bench>>& benches();
+/// The backends of this test program, made by open_backends().
+std::vector<std::unique_ptr<Backend>>& backends();
 /// Collective. False with the reason where there is nothing to test on.
-bool open_benches(nrl::comm::World& world, std::string& why_not);
+bool open_backends(nrl::comm::World& world, std::string& why_not);

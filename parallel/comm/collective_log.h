@@ -1,0 +1,107 @@
+#pragma once
+// The log of all communication of a process, collectives and messages: totals for reports, and a ring of the
+// latest entries for a flight recorder and the trace.
+
+#include "core/base/dtype.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace nrl::comm {
+
+enum class Op : uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  all_to_all_v,
+  broadcast,
+  send,
+  recv,
+  exchange,
+  barrier,
+  split,
+};
+
+/// The spelling used in messages and reports: "all_reduce", ...
+std::string_view name_of(Op op);
+
+/// State of an operation.
+enum class Progress : uint8_t { queued, running, done, failed };
+
+/// Nanoseconds of the steady clock, the time base of the log.
+int64_t now_ns();
+
+/// One operation. Times are in nanoseconds of the steady clock; 0: not reached yet.
+struct LogEntry {
+  uint64_t id = 0;     ///< counts per process, from 0
+  uint64_t seq = 0;    ///< counts per communicator, from 0; equal on all of its ranks for collectives
+  uint32_t group = 0;  ///< index for CollectiveLog::group_label
+  Op op = Op::barrier;
+  DType dtype = DType::u8;
+  Progress progress = Progress::queued;
+  int32_t peer = -1;  ///< root of a broadcast, the other rank of a send or receive
+  int64_t bytes = 0;
+  int64_t enqueued_ns = 0, started_ns = 0, ended_ns = 0;
+  /// Exposed (non-overlapped) communication: time the caller was blocked in wait(); nccl: its stream.
+  int64_t exposed_ns = 0;
+};
+
+/// Sums over the operations of one kind in the groups of one name.
+struct LogTotal {
+  std::string group;
+  Op op = Op::barrier;
+  int64_t count = 0;
+  int64_t bytes = 0;
+  double busy_seconds = 0;     ///< from start to end, waiting for late peers included
+  double exposed_seconds = 0;  ///< sum of LogEntry::exposed_ns
+};
+
+/// Held by an operation to report its progress; stays valid after its ring entry is overwritten.
+struct LogTicket {
+  uint64_t id = 0;
+  uint32_t total = 0;
+  int64_t started_ns = 0;
+};
+
+/// Thread-safe; one per process, shared by all communicators.
+///
+/// `bytes` as nccl-tests counts them: the vector (all_reduce, broadcast), the gathered vector (all_gather),
+/// the vector before scattering (reduce_scatter), the bytes that this rank sends (all_to_all, send, exchange)
+/// or receives (recv).
+class CollectiveLog {
+ public:
+  static constexpr size_t kCapacity = 4096;
+
+  CollectiveLog();
+  ~CollectiveLog();
+  CollectiveLog(const CollectiveLog&) = delete;
+  CollectiveLog& operator=(const CollectiveLog&) = delete;
+
+  /// Registers a communicator; several may have one name, their totals are then summed.
+  uint32_t add_group(std::string_view name, std::string_view label);
+  /// The label, for example "dp[0,2,4,6]".
+  std::string group_label(uint32_t group) const;
+
+  LogTicket enqueue(uint32_t group, uint64_t seq, Op op, DType dtype, int64_t bytes, int32_t peer);
+  void start(LogTicket& ticket);
+  /// `busy_ns`: duration, for backends that notice the end late; negative: since start().
+  void finish(const LogTicket& ticket, bool failed, int64_t busy_ns = -1);
+  void expose(const LogTicket& ticket, int64_t ns);
+
+  /// The latest entries, oldest first; at most kCapacity.
+  std::vector<LogEntry> latest(size_t count = kCapacity) const;
+  /// Sums since the start or the last reset, ordered by group name and operation;
+  /// kinds never used are left out.
+  std::vector<LogTotal> totals() const;
+  void reset_totals();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace nrl::comm
