@@ -32,7 +32,7 @@ Slot LayerTable::add(const SlotSpec& spec) {
 
 void LayerTable::add(const Step& step) {
   NRL_CHECK(steps_.size() < max_steps, "a layer has more than {} steps", max_steps);
-  NRL_CHECK((step.reads & ~(written_ | ports_)) == 0, "step {} reads a slot that nothing wrote before it",
+  NRL_CHECK((step.reads & ~(written_ | ports_)) == 0, "step {} reads a slot that no earlier step wrote",
             step.name);
   NRL_CHECK((step.writes & ports_) == 0, "step {} writes a slot of another layer", step.name);
   if (step.pass == Pass::forward) {
@@ -61,10 +61,10 @@ SlotSet LayerTable::with_rule(std::string_view rule) const {
 LayerPolicy::LayerPolicy(const LayerTable& table, SlotSet recomputed)
     : table_(&table), recomputed_(recomputed) {
   NRL_CHECK((recomputed & ~table.recomputable()) == 0,
-            "a slot that cannot be made again is to be recomputed");
+            "the policy recomputes a slot that is not recomputable");
   producer_.fill(-1);
-  // Where several steps can make a slot, the last one whose inputs are all kept (a step that is written for
-  // recomputation starts from what the one before it made), else the first one.
+  // If several steps write a slot: the last one whose inputs are all kept (a step written for recomputation
+  // starts from the output of the one before it), else the first one.
   const auto& steps = table.steps();
   for (size_t s = 0; s < table.slots().size(); ++s) {
     const SlotSet bit = SlotSet{1} << s;

@@ -1,7 +1,8 @@
 #pragma once
-// What a layer computes, as data: its slots (activations and gradients that steps hand to each other) and its
-// steps in the order of their text. A layer's forward() and backward(), run once without computing, fill this
-// table (apps/model/layer.h); recomputation and the plan's lifetimes are derived from it.
+// A layer as data. A slot is a stash entry: one named activation, saved statistic or gradient of the layer
+// for one microbatch. A step is one operation with the slots it reads and writes. forward() and backward() of
+// a layer, run once without computing, fill this table (apps/model/layer.h); recomputation and the lifetimes
+// in the memory plan are derived from it.
 
 #include <array>
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace nrl::memory {
 using SlotSet = uint64_t;
 inline constexpr size_t max_slots = 64, max_steps = 64;
 
-/// A slot of a layer by its number; -1: this layer has no such slot, which steps may name all the same.
+/// Index of a slot in its layer; -1: the layer has no such slot, and steps that name it ignore it.
 struct Slot {
   int8_t id = -1;
   explicit operator bool() const { return id >= 0; }
@@ -28,28 +29,29 @@ struct SlotSpec {
   std::string_view name;
   int64_t width = 0;  ///< elements per row
   DType dtype = DType::f32;
-  int rows = 0;       ///< number of the row domain: what a row is and how many there are
-  bool port = false;  ///< belongs to the layer before or behind: read here, never written
-  /// Names of the rules that recompute it in backward passes ("norm", "activation"), with spaces between.
+  int rows = 0;       ///< row domain: what a row is and how many there are
+  bool port = false;  ///< belongs to the previous or next layer: must not be written here
+  /// Names of the recompute rules that select it ("norm", "activation"), separated by spaces.
   std::string_view rules = "";
 };
 
 enum class Pass : uint8_t {
   forward,
-  data,    ///< gradients of activations
-  weight,  ///< gradients of weights that nothing else in the backward pass waits for
+  data,    ///< dgrad: gradients of activations
+  weight,  ///< wgrad: gradients of weights; no other step depends on it
 };
 
-/// The runs that a forward step takes part in, as bits.
+/// Modes that a forward step runs in, as bits.
 enum Mode : uint8_t {
   training = 1,
   evaluation = 2,  ///< no backward pass follows
   generation = 4,  ///< with a key/value cache
-  recompute = 8,   ///< inside of a backward pass
+  recompute = 8,   ///< within a backward pass
 };
 using Modes = uint8_t;
 inline constexpr Modes every_mode = training | evaluation | generation | recompute;
 
+/// `output` may reuse the memory of `input` if that is its last use.
 struct TakeOver {
   Slot output, input;
 };
@@ -59,15 +61,15 @@ struct Step {
   Pass pass = Pass::forward;
   Modes modes = every_mode;
   SlotSet reads = 0, writes = 0;
-  std::array<TakeOver, 2>
-      take_over{};  ///< outputs that may have an input's memory, where nobody reads it again
+  std::array<TakeOver, 2> take_over{};
 };
 
 class LayerTable {
  public:
   /// Fails (70) beyond max_slots.
   Slot add(const SlotSpec& spec);
-  /// Forward steps first. Fails (70) on a step that reads what no step or port wrote, or writes a port.
+  /// Forward steps must come first. Fails (70) when a step reads a slot that is neither a port nor written
+  /// before, or writes a port.
   void add(const Step& step);
 
   const std::vector<SlotSpec>& slots() const { return slots_; }
@@ -75,8 +77,8 @@ class LayerTable {
   int forward_steps() const { return forward_steps_; }
   SlotSet ports() const { return ports_; }
 
-  /// Slots that forward steps of the layer can make again in a backward pass from slots of the layer that
-  /// stay. Not among them: what is made from ports, because the layer before may be done with it.
+  /// Slots that forward steps can recompute in a backward pass from slots of the layer. Excludes slots
+  /// computed from ports: the previous layer may have freed them.
   SlotSet recomputable() const;
   /// Recomputable slots with this rule.
   SlotSet with_rule(std::string_view rule) const;
@@ -88,15 +90,15 @@ class LayerTable {
   SlotSet ports_ = 0, written_ = 0;
 };
 
-/// How the slots of one layer reach their readers in the backward pass: kept, or made again.
+/// Which slots of a layer are kept for the backward pass and which are recomputed.
 class LayerPolicy {
  public:
   /// Fails (70) when `recomputed` has slots that are not recomputable.
   LayerPolicy(const LayerTable& table, SlotSet recomputed);
 
   SlotSet recomputed() const { return recomputed_; }
-  /// The forward steps, as bits, that make `wanted` again from what is kept or in `made`; what they write is
-  /// added to `made`.
+  /// The forward steps, as bits, that recompute `wanted` from slots that are kept or in `made`. Adds the
+  /// slots they write to `made`.
   uint64_t steps_for(SlotSet wanted, SlotSet& made) const;
 
  private:

@@ -9,8 +9,8 @@
 namespace nrl::memory {
 namespace {
 
-/// Both lists as one, if they meet at these ticks only, where an interval of `input` ends and one of `output`
-/// begins.
+/// Merges both lists if they overlap at exactly these ticks, where an interval of `input` ends and one of
+/// `output` begins; else nullopt.
 std::optional<std::vector<Lifetime>> joined(const std::vector<Lifetime>& input,
                                             const std::vector<Lifetime>& output,
                                             const std::vector<int>& ticks) {
@@ -48,8 +48,8 @@ void Liveness::use(int buffer, int tick, bool begins) {
     b.lifetimes.push_back({tick, tick});
     return;
   }
-  NRL_CHECK(!b.lifetimes.empty(), "{} is read before anything wrote it", b.name);
-  NRL_CHECK(tick >= b.lifetimes.back().last, "{}: ticks descend", b.name);
+  NRL_CHECK(!b.lifetimes.empty(), "{} is read before it is written", b.name);
+  NRL_CHECK(tick >= b.lifetimes.back().last, "{}: ticks must not descend", b.name);
   b.lifetimes.back().last = tick;
 }
 
@@ -58,7 +58,7 @@ void Liveness::may_take_over(int output, int input, int tick) {
 }
 
 std::vector<BufferId> Liveness::declare(MemoryPlan& plan) const {
-  std::vector<int> shared(buffers_.size());  // the buffer whose memory each one has
+  std::vector<int> shared(buffers_.size());  // the buffer whose memory each one uses
   std::iota(shared.begin(), shared.end(), 0);
   const auto root = [&](int i) {
     while (shared[static_cast<size_t>(i)] != i) i = shared[static_cast<size_t>(i)];

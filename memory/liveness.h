@@ -1,6 +1,6 @@
 #pragma once
-// What a dry run writes down: at which ticks each buffer is used, and which outputs may take over the memory
-// of an input. From it come the lifetimes of the plan; no formula of ticks is written by hand.
+// Liveness recorded by a dry run: the ticks at which each buffer is used, and which outputs may reuse the
+// memory of an input. The lifetimes of the memory plan are derived from it.
 
 #include <map>
 #include <string>
@@ -13,18 +13,18 @@ namespace nrl::memory {
 
 class Liveness {
  public:
-  /// A buffer that will be used. Returns its number.
+  /// Adds a buffer and returns its index.
   int add(std::string name, int64_t bytes, Category category, Tier tier = Tier::device);
 
-  /// The work at `tick` uses the buffer. `begins`: it writes new contents, and what was there before is dead.
+  /// The work at `tick` uses the buffer. `begins`: it overwrites the contents, which are dead until then.
   /// Ticks must not descend.
   void use(int buffer, int tick, bool begins);
 
-  /// At `tick`, where `output` begins, it may take over the memory of `input`.
+  /// `output`, which begins at `tick`, may take over the memory of `input` there.
   void may_take_over(int output, int input, int tick);
 
-  /// Declares all buffers, those that share memory as one. An output takes over its input where at every such
-  /// tick the input is used for the last time and both need the same bytes. Returns the plan's ids by number.
+  /// Declares all buffers in the plan, those that share memory as one. An output takes over its input if the
+  /// input has its last use at every such tick and both have the same size. Returns the plan's id per buffer.
   std::vector<BufferId> declare(MemoryPlan& plan) const;
 
  private:

@@ -9,7 +9,7 @@
 namespace nrl::memory {
 namespace {
 
-/// Which buffers are alive together, found by walking through the ticks once.
+/// Which buffers are alive at the same time; built in one sweep over the ticks.
 class Overlaps {
  public:
   Overlaps(const std::vector<MemoryPlan::Buffer>& buffers, const std::vector<size_t>& which)
@@ -54,7 +54,7 @@ BufferId MemoryPlan::add(std::string name, Category category, int64_t bytes, Tie
 
 BufferId MemoryPlan::add(std::string name, Category category, int64_t bytes, std::vector<Lifetime> lifetimes,
                          Tier tier) {
-  NRL_CHECK(!lifetimes.empty(), "buffer {} is never alive", name);
+  NRL_CHECK(!lifetimes.empty(), "buffer {} has no lifetime", name);
   for (size_t i = 0; i < lifetimes.size(); ++i)
     NRL_CHECK(
         lifetimes[i].first <= lifetimes[i].last && (i == 0 || lifetimes[i - 1].last < lifetimes[i].first),
@@ -115,7 +115,7 @@ void MemoryPlan::place(Tier tier) {
 }
 
 Arenas::Arenas(const MemoryPlan& plan) : host_(static_cast<size_t>(plan.bytes(Tier::device))) {
-  NRL_CHECK(plan.bytes(Tier::pinned) == 0, "a plan for a CPU has pinned memory");
+  NRL_CHECK(plan.bytes(Tier::pinned) == 0, "a CPU run has pinned memory in its plan");
   blocks_[static_cast<size_t>(Tier::device)] = {host_.data(), plan.bytes(Tier::device)};
 }
 

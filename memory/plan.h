@@ -1,7 +1,7 @@
 #pragma once
-// The plan is the allocator: every buffer of a run is declared with its lifetime before anything is
-// allocated, offsets follow from the lifetimes, and one arena per tier is then reserved at exactly the
-// planned size. Nothing allocates in the step loop.
+// The memory plan is the allocator: every buffer of a run is declared with its lifetimes before anything is
+// allocated, solve() computes the offsets, and one arena per tier is reserved at exactly the planned size.
+// Nothing allocates in the step loop.
 //
 //   MemoryPlan plan;
 //   const BufferId weights = plan.add("weights", Category::weights, bytes);
@@ -21,14 +21,14 @@
 
 namespace nrl::memory {
 
-/// Which memory a buffer lies in; one arena each.
+/// The memory that a buffer lies in; one arena each.
 enum class Tier : uint8_t {
-  device,  ///< what the ops work on: a GPU's memory, or on a CPU the host's
-  pinned,  ///< page-locked host memory of a GPU run; not used on a CPU
+  device,  ///< memory that ops compute on: a GPU's, or the host's in a CPU run
+  pinned,  ///< page-locked host memory; GPU runs only
 };
 inline constexpr int tier_count = 2;
 
-/// A label for people; says nothing about where a buffer lies.
+/// A label for reports; independent of the tier.
 enum class Category : uint8_t { weights, gradients, optimizer, activations, workspace, data };
 inline constexpr int category_count = 6;
 constexpr std::string_view name_of(Category c) {
@@ -37,7 +37,8 @@ constexpr std::string_view name_of(Category c) {
   return names[static_cast<int>(c)];
 }
 
-/// Ticks number the work of a step in its order. A buffer is alive from `first` to `last`, both included.
+/// An interval of schedule time in which a buffer is alive, both ends included. A tick is one point of
+/// schedule time: the index of a layer's step in execution order.
 struct Lifetime {
   int first = 0, last = 0;
   bool operator==(const Lifetime&) const = default;
@@ -54,25 +55,26 @@ class MemoryPlan {
     Category category;
     Tier tier;
     int64_t bytes, offset;
-    std::vector<Lifetime> lifetimes;  ///< ascending, without overlap; empty: alive all the time
+    std::vector<Lifetime> lifetimes;  ///< ascending, disjoint; empty: always alive
     bool always() const { return lifetimes.empty(); }
   };
 
-  /// Declares a buffer that is alive all the time; sizes are rounded up to `alignment`. Only before solve().
+  /// Declares a buffer that is always alive; sizes are rounded up to `alignment`. Only before solve().
   BufferId add(std::string name, Category category, int64_t bytes, Tier tier = Tier::device);
-  /// One that is alive in these intervals (at least one) and may share memory with others outside of them.
+  /// Declares a buffer that is alive in these intervals (at least one); its memory may
+  /// be shared outside of them.
   BufferId add(std::string name, Category category, int64_t bytes, std::vector<Lifetime> lifetimes,
                Tier tier = Tier::device);
 
-  /// Chooses offsets: what lives always first, then the rest, largest first, each at the lowest place that
-  /// is free during its whole life.
+  /// Assigns offsets: always-alive buffers first, then the others, largest first, each at the lowest offset
+  /// that is free during all of its lifetimes.
   void solve();
 
   int64_t offset(BufferId id) const { return buffers_[static_cast<size_t>(id)].offset; }
   /// Bytes of the tier's arena.
   int64_t bytes(Tier tier) const { return arena_[static_cast<size_t>(tier)]; }
-  /// Bytes by label in Tier::device; they add up to its arena. What is shared by buffers that do not live
-  /// always counts as activations.
+  /// Bytes by label in Tier::device; they add up to its arena. Memory shared by buffers that are not always
+  /// alive counts as activations.
   int64_t bytes(Category c) const { return labeled_[static_cast<size_t>(c)]; }
   /// Bytes of Tier::device.
   int64_t total_bytes() const { return bytes(Tier::device); }
@@ -88,14 +90,14 @@ class MemoryPlan {
   bool solved_ = false;
 };
 
-/// The memory of a solved plan, zeroed, one block per tier. Sealed from the start: it cannot grow.
+/// The memory of a solved plan: one zeroed block per tier, of fixed size.
 class Arenas {
  public:
   Arenas() = default;
-  /// In host memory. The plan has nothing in other tiers than `device`.
+  /// In host memory. The plan must use Tier::device only.
   explicit Arenas(const MemoryPlan& plan);
-  /// On a device, which must outlive the arenas; zeroed in the order of `stream`. Fails with
-  /// Exit::out_of_memory, naming the sum, when the device has less.
+  /// On a device, which must outlive the arenas; zeroed in stream order. Fails with Exit::out_of_memory and
+  /// the planned size when the device has less.
   Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream);
   /// Address of a planned buffer.
   void* at(const MemoryPlan& plan, BufferId id) const;

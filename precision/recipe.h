@@ -1,5 +1,5 @@
 #pragma once
-// Which number formats a run uses, per role.
+// The number formats of a run, by role.
 
 #include <string_view>
 
@@ -7,11 +7,11 @@
 
 namespace nrl::precision {
 
-/// Formats by role. Gradients of weights and optimizer state are f32 in every recipe built so far.
+/// Weight gradients and optimizer state are f32 in every recipe so far.
 struct Recipe {
   DType weights = DType::f32;      ///< what the layers read
   DType activations = DType::f32;  ///< what the slots hold
-  /// True when the optimizer keeps f32 master weights apart from the weights the layers read.
+  /// True when the optimizer keeps separate f32 master weights.
   bool master_weights() const { return weights != DType::f32; }
   bool operator==(const Recipe&) const = default;
 };

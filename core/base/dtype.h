@@ -1,5 +1,5 @@
 #pragma once
-// Element types and the storage-only small floats.
+// Element types, and bf16 as a storage-only type.
 
 #include <bit>
 #include <cmath>
@@ -37,8 +37,7 @@ constexpr std::string_view name_of(DType t) {
   return names[static_cast<int>(t)];
 }
 
-/// bfloat16 as storage: all arithmetic is in float; conversion from float rounds to nearest even, NaN stays
-/// NaN.
+/// bfloat16 storage; arithmetic is in fp32. Conversion from float rounds to nearest even and preserves NaN.
 struct bf16 {
   uint16_t bits = 0;
   bf16() = default;

@@ -1,7 +1,7 @@
 #pragma once
-// Errors that end the program, and the exit code each of them leaves with.
+// Errors that end the program, with their exit codes.
 
-#ifndef __CUDACC__  // nvcc's front end does not take every version of fmt: no formatted texts in kernel files
+#ifndef __CUDACC__  // nvcc cannot compile every version of fmt: no formatted messages in kernel files
 #include <spdlog/fmt/fmt.h>
 #endif
 
@@ -12,14 +12,14 @@
 
 namespace nrl {
 
-/// Process exit codes (<sysexits.h> where one fits). Every rank of a run leaves with the same one.
+/// Process exit codes (<sysexits.h> where one fits). All ranks of a run exit with the same one.
 enum class Exit : int {
   ok = 0,
   usage = 64,        ///< the command line is wrong
   data = 65,         ///< an input file is malformed
   no_input = 66,     ///< an input file is missing or unreadable
-  unavailable = 69,  ///< no GPU, MPI or NCCL where one is needed
-  internal = 70,     ///< our bug
+  unavailable = 69,  ///< a required GPU, MPI or NCCL is missing
+  internal = 70,     ///< a bug in nrl-train
   out_of_memory = 71,
   cannot_create = 73,
   io = 74,
@@ -29,8 +29,8 @@ enum class Exit : int {
   peer_lost = 80,
 };
 
-/// An error with the exit code it leads to. `what()` is the complete text a user reads: what was wrong,
-/// where, and what to do about it; no prefix such as "error:" and no trailing newline.
+/// An error with its exit code. `what()` is the complete message: what failed, where, and how to fix it,
+/// without a prefix such as "error:" and without a trailing newline.
 class Error : public std::runtime_error {
  public:
   Error(Exit code, const std::string& text) : std::runtime_error(text), code_(code) {}
@@ -58,8 +58,7 @@ namespace detail {
 
 }  // namespace nrl
 
-/// Internal invariant: a failure is our bug (exit 70). The rest of the arguments is a format string and its
-/// values.
+/// Checks an internal invariant (exit 70). The other arguments are a format string and its values.
 #ifdef __CUDACC__
 #define NRL_CHECK(condition, ...)                                      \
   do {                                                                 \

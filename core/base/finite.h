@@ -8,8 +8,8 @@
 
 namespace nrl {
 
-/// Elements of `bytes` bytes at `data` that are NaN or infinite; 0 for integers and fp8. Decided on the bits,
-/// so that no floating-point option of the compiler matters.
+/// Number of NaN or infinite elements in `bytes` bytes at `data`; 0 for integers and fp8. Tests the bits, so
+/// floating-point options of the compiler have no effect.
 int64_t count_non_finite(DType dtype, const void* data, size_t bytes);
 
 }  // namespace nrl

@@ -1,13 +1,13 @@
 #pragma once
-// What the parent process asked for with the signals it left ignored (nohup).
+// Signals that the parent process left ignored (nohup).
 
 namespace nrl {
 
-/// Whether SIGHUP was ignored when the process was started. Read before the constructors of shared libraries:
-/// UCX, which Open MPI may load, puts a handler of its own in its place.
+/// Whether SIGHUP was ignored when the process started. Read before the constructors of shared libraries:
+/// UCX, which Open MPI may load, installs its own handler.
 bool hangup_was_ignored();
 
-/// Makes an ignored SIGHUP ignored again, for a process that is about to execute another image.
+/// Ignores SIGHUP again if it was ignored at start. Call before exec().
 void restore_ignored_hangup();
 
 }  // namespace nrl

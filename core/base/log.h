@@ -1,7 +1,7 @@
 #pragma once
-// The log of rank 0 is the program's standard output; problems go to standard error with the rank in front.
-// Texts may quote any input: control characters are escaped and long lines cut here (message_text() in
-// text.h).
+// The log of rank 0 is standard output; warnings and errors go to standard error, prefixed with
+// the rank. Texts may quote untrusted input: control characters are escaped and long lines cut
+// here (message_text(), text.h).
 
 #include <spdlog/fmt/fmt.h>
 

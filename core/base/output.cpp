@@ -25,14 +25,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a text waits for an earlier one of the other stream.
-constexpr std::chrono::milliseconds kOrderPatience{200};
+// How long a text waits for an earlier text of the other stream.
+constexpr std::chrono::milliseconds kOrderTimeout{200};
 
 int64_t lines_of(std::string_view text) {
   return std::count(text.begin(), text.end(), '\n');
 }
 
-// Calls `progress` when bytes were taken; false when the descriptor is of no use any more.
+// Calls `progress` after every write; false when the descriptor has failed.
 template <class Progress>
 bool write_all(int fd, std::string_view text, const Progress& progress) {
   while (!text.empty()) {
@@ -92,7 +92,7 @@ struct OutputQueue::State : std::enable_shared_from_this<OutputQueue::State> {
     }
   }
 
-  // With the mutex held. False where the process may not have another thread.
+  // The mutex must be held. False when the system refuses another thread.
   bool start_thread(Stream stream) {
     sigset_t all, before;
     sigfillset(&all);
@@ -115,7 +115,7 @@ struct OutputQueue::State : std::enable_shared_from_this<OutputQueue::State> {
       changed.wait(lock, [&] { return leave || !q.waiting.empty(); });
       if (leave) return;
       const auto in_order = [&] { return leave || other.oldest() > q.waiting.front().number; };
-      changed.wait_until(lock, (other.busy ? other.since : Clock::now()) + kOrderPatience, in_order);
+      changed.wait_until(lock, (other.busy ? other.since : Clock::now()) + kOrderTimeout, in_order);
       if (leave) return;
       std::string text = std::move(q.waiting.front().text);
       q.bytes -= text.size();

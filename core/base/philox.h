@@ -1,7 +1,6 @@
 #pragma once
 // Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-// SC'11). A value is a pure function of (seed, stream name, element index), so that any rank can make its own
-// part.
+// SC'11). A value is a pure function of (seed, stream name, element index): any rank can generate its slice.
 
 #include <array>
 #include <cmath>
@@ -44,7 +43,7 @@ constexpr float uniform_of(uint32_t bits) {
   return static_cast<float>(bits >> 8) * 0x1.0p-24f;
 }
 
-/// The stream of random numbers that belongs to (seed, name); index by element, in any order.
+/// The random stream of (seed, name); elements may be read in any order.
 class PhiloxStream {
  public:
   PhiloxStream(uint64_t seed, std::string_view name) : key_(seed), hi_(name_hash(name)) {}
@@ -54,8 +53,7 @@ class PhiloxStream {
   uint32_t bits(uint64_t element) const { return block(element / 4)[element % 4]; }
   float uniform(uint64_t element) const { return uniform_of(bits(element)); }
 
-  /// Four standard normal numbers, elements 4 * index .. 4 * index + 3 (Box-Muller on the two pairs of a
-  /// block).
+  /// Standard normal elements 4 * index .. 4 * index + 3 (Box-Muller on the two pairs of a block).
   std::array<double, 4> normals(uint64_t index) const {
     const PhiloxBlock b = block(index);
     std::array<double, 4> out;

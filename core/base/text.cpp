@@ -39,8 +39,7 @@ std::string_view nearest(std::string_view word, std::span<const std::string_view
   int best_distance = limit + 1;
   for (std::string_view candidate : candidates) {
     if (bare(candidate) == bare_word) return candidate;
-    // Words whose lengths differ by more than the limit cannot be near: hostile input must not cost time
-    // here.
+    // Skip words whose lengths differ by more than the limit: bounds the time for hostile input.
     if (word.size() > candidate.size() + 2 || candidate.size() > word.size() + 2) continue;
     const int distance = edit_distance(word, candidate);
     if (distance < best_distance) {
@@ -97,14 +96,14 @@ uint32_t code_point(std::string_view sequence) {
   return point;
 }
 
-// Characters that steer a terminal or reorder what it shows.
-bool steers(uint32_t c) {
+// Characters that control a terminal or reorder its text.
+bool is_control(uint32_t c) {
   return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x061c || c == 0x200e || c == 0x200f ||
          (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069) || c == 0xfeff ||
          (c >= 0xfff9 && c <= 0xfffb) || (c >= 0xe0000 && c <= 0xe007f);
 }
 
-// `text` with what replace(out, bytes, valid) appends in place of every character that may not stand.
+// `text` with control characters and invalid bytes replaced by what replace(out, bytes, valid) appends.
 template <class Replace>
 std::string replaced(std::string_view text, bool keep_lines, Replace replace) {
   std::string out;
@@ -114,7 +113,7 @@ std::string replaced(std::string_view text, bool keep_lines, Replace replace) {
     const bool valid = length > 0;
     const std::string_view bytes = text.substr(0, valid ? length : 1);
     const bool kept = keep_lines && (bytes[0] == '\n' || bytes[0] == '\t');
-    if (valid && (kept || !steers(code_point(bytes))))
+    if (valid && (kept || !is_control(code_point(bytes))))
       out += bytes;
     else
       replace(out, bytes, valid);
@@ -135,7 +134,7 @@ void escape(std::string& out, std::string_view bytes, bool valid) {
     out += c < 0x100 ? fmt::format("\\x{:02x}", c) : fmt::format("\\u{:04x}", c);
 }
 
-// The largest cut of at most `at` bytes that does not split a character of a valid text.
+// The largest length of at most `at` bytes that does not split a UTF-8 character.
 size_t cut_before(std::string_view text, size_t at) {
   while (at > 0 && at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
   return at;
@@ -152,7 +151,7 @@ std::string masked(std::string_view text) {
 }
 
 std::string clipped(std::string_view value, size_t most) {
-  // What lies far behind the cut is not even looked at.
+  // Do not scan the part that is cut off.
   std::string out = replaced(value.substr(0, cut_before(value, most + 4)), false, escape);
   if (out.size() <= most && value.size() <= most) return out;
   out.resize(cut_before(out, std::min(most, out.size())));

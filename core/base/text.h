@@ -22,20 +22,20 @@ size_t utf8_length(std::string_view text);
 /// Length of `text` without an incomplete UTF-8 sequence at its end.
 size_t complete_utf8(std::string_view text);
 
-/// `text` with everything that a terminal could obey written out: control characters except newline and tab
-/// (C0, DEL, C1), bytes that are not UTF-8, line separators and bidirectional controls become \x1b, \xff,
-/// \u202e. Every sink of messages applies it, so that callers need not.
+/// `text` made safe for a terminal: control characters except newline and tab (C0, DEL, C1), invalid UTF-8,
+/// line separators and bidirectional controls are escaped as \x1b, \xff, \u202e. Every message sink applies
+/// it; callers need not.
 std::string printable(std::string_view text);
 
-/// The same with one '?' per character instead, so that columns stay where they are.
+/// The same with one '?' per character, which preserves columns.
 std::string masked(std::string_view text);
 
-/// A value inside a message: printable, on one line (newlines and tabs escaped), and cut after `most` bytes,
-/// between two characters, with "..." in place of the rest.
+/// A value quoted in a message: printable, on one line (newlines and tabs escaped), and cut after at most
+/// `most` bytes, at a character boundary, with "..." for the rest.
 std::string clipped(std::string_view value, size_t most = 200);
 
-/// A whole message as a sink writes it: printable, and every line of more than 1000 bytes without its middle.
-/// `indent` precedes every line but the first, so that a newline in a value cannot pose as another message.
+/// A whole message as a sink writes it: printable, with the middle of lines above 1000 bytes left out.
+/// `indent` precedes every line but the first, so that a newline in a value cannot forge another message.
 std::string message_text(std::string_view text, std::string_view indent = "");
 
 /// "1.5 GiB", "640 MiB", "12 B".
@@ -44,7 +44,7 @@ std::string human_bytes(uint64_t bytes);
 /// "1.24 B", "16.9 M", "512".
 std::string human_count(double count);
 
-/// "1 file", "1,204 files": `noun` in the singular, whose plural ends with s.
+/// "1 file", "1,204 files": `noun` in the singular; the plural appends s.
 std::string counted(int64_t number, std::string_view noun);
 
 /// "7h01m", "3m20s", "12s".
@@ -54,7 +54,7 @@ std::string human_duration(double seconds);
 struct StepRange {
   int64_t first = 0, end = 0;
 };
-/// "3:5" with 1 <= first < end; nothing for other texts.
+/// Parses "3:5" with 1 <= first < end; nullopt for other texts.
 std::optional<StepRange> parse_step_range(std::string_view text);
 
 /// 1234567 -> "1,234,567".

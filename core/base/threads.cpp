@@ -55,9 +55,8 @@ ThreadLimits read_thread_limits(const std::string& root) {
   return limits;
 }
 
-std::string describe_thread_refusal(const ThreadLimits& limits) {
-  // A control group says how many it holds. The user's number is not to be had cheaply, so that it is the
-  // next guess.
+std::string describe_thread_limit(const ThreadLimits& limits) {
+  // The control group reports its current count; the user's is expensive to get, so it is the fallback.
   constexpr int64_t kNear = 2;
   const bool cgroup_full = limits.cgroup && limits.cgroup_current.value_or(0) + kNear >= *limits.cgroup;
   std::string limit, raise;
@@ -83,7 +82,7 @@ std::string describe_thread_refusal(const ThreadLimits& limits) {
 }
 
 void fail_thread_refused() {
-  throw Error(Exit::out_of_memory, describe_thread_refusal(read_thread_limits()));
+  throw Error(Exit::out_of_memory, describe_thread_limit(read_thread_limits()));
 }
 
 Error error_from(const std::exception& e) {
@@ -91,7 +90,7 @@ Error error_from(const std::exception& e) {
   if (dynamic_cast<const std::bad_alloc*>(&e)) return {Exit::out_of_memory, "out of memory"};
   const auto* system = dynamic_cast<const std::system_error*>(&e);
   if (system && system->code() == std::errc::resource_unavailable_try_again)
-    return {Exit::out_of_memory, describe_thread_refusal(read_thread_limits())};
+    return {Exit::out_of_memory, describe_thread_limit(read_thread_limits())};
   return {Exit::internal, fmt::format("{} (this is a bug in nrl-train)", e.what())};
 }
 

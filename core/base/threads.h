@@ -1,5 +1,5 @@
 #pragma once
-// Starting threads, and what to say when the system refuses one.
+// Starting threads, and the error when the system refuses one.
 
 #include <cstdint>
 #include <optional>
@@ -14,27 +14,27 @@ namespace nrl {
 
 /// Limits on the number of processes and threads.
 struct ThreadLimits {
-  std::optional<int64_t> user;    ///< RLIMIT_NPROC, soft: of all processes of this user together
-  std::optional<int64_t> cgroup;  ///< pids.max nearest to being reached, of this process's control groups
-  std::optional<int64_t> cgroup_current;  ///< pids.current beside it
-  std::string cgroup_path;                ///< the directory of both
+  std::optional<int64_t> user;            ///< RLIMIT_NPROC (soft), over all processes of this user
+  std::optional<int64_t> cgroup;          ///< pids.max of the control group with the least headroom
+  std::optional<int64_t> cgroup_current;  ///< its pids.current
+  std::string cgroup_path;                ///< its directory
   std::optional<int64_t> system;          ///< kernel.threads-max
 };
 
-/// Reads the limits; absent where there is none. `root` stands for "/" in tests.
+/// Reads the limits; nullopt where there is none. `root` replaces "/" in tests.
 ThreadLimits read_thread_limits(const std::string& root = "");
 
-/// Names the limit that a refused thread has run into, its value and what to do.
-std::string describe_thread_refusal(const ThreadLimits& limits);
+/// The message for a refused thread: the limit it has reached, its value and the fix.
+std::string describe_thread_limit(const ThreadLimits& limits);
 
 /// Exit::out_of_memory with that text.
 [[noreturn]] void fail_thread_refused();
 
-/// The error that an exception stands for: an Error is itself, memory and threads refused by the system are
-/// Exit::out_of_memory, anything else is our bug.
+/// Converts an exception: an Error stays as it is, memory and threads refused by the system become
+/// Exit::out_of_memory, anything else Exit::internal.
 Error error_from(const std::exception& e);
 
-/// Starts a thread. Fails as fail_thread_refused() where the system has no more.
+/// Starts a thread. Fails like fail_thread_refused() when the system refuses it.
 template <class F>
 std::thread start_thread(F&& body) {
   try {

@@ -23,10 +23,10 @@ struct Device {
 
 inline constexpr int max_tensor_rank = 4;
 
-/// A view: pointer, element type, shape and strides (in elements, row-major unless said otherwise). It owns
-/// nothing; the memory belongs to an arena (memory/) and outlives the view. `scale` and `amax` belong to
-/// quantised tensors (one fp32 per scaling block) and are null otherwise. An empty tensor (data == nullptr)
-/// means "not given" wherever an op calls an argument optional.
+/// A view: pointer, element type, shape and strides (in elements, row-major unless stated otherwise). Owns
+/// nothing; the memory belongs to an arena (memory/) and must outlive the view. `scale` and `amax` are for
+/// quantized tensors (one fp32 per scaling block) and null otherwise. An empty tensor (data == nullptr) means
+/// that an optional argument of an op is absent.
 struct Tensor {
   void* data = nullptr;
   float* scale = nullptr;
@@ -46,7 +46,7 @@ struct Tensor {
     return n;
   }
   int64_t bytes() const { return numel() * size_of(dtype); }
-  /// True when rows follow each other without gaps.
+  /// True when the elements are dense in row-major order.
   bool contiguous() const {
     int64_t expected = 1;
     for (int i = rank - 1; i >= 0; --i) {
@@ -82,8 +82,7 @@ struct Tensor {
     t.shape[last] = count;
     return t;
   }
-  /// (N, heads * d) -> (N, heads, d); rows keep their stride, so a column slice of a wider matrix can be
-  /// split too.
+  /// (N, heads * d) -> (N, heads, d). Rows keep their stride, so column slices of wider matrices work too.
   Tensor split_heads(int64_t heads, int64_t d) const {
     NRL_CHECK(rank == 2 && shape[1] == heads * d && stride[1] == 1);
     Tensor t = *this;

@@ -14,7 +14,7 @@ namespace {
 using device::Event;
 using device::EventKind;
 
-/// A range between its two events. Indices are positions since the attachment, so that they survive that
+/// A range between its two events. Indices count from the attachment: they stay valid when
 /// older ranges are collected.
 struct Timed {
   const char* name = nullptr;
@@ -24,7 +24,7 @@ struct Timed {
   bool closed = false, read = false;
 };
 
-/// Events of the device and times of the host that belong together.
+/// A device event and its host time; relates the two clocks.
 struct Anchor {
   Event event;
   int64_t ns = 0;
@@ -64,7 +64,7 @@ int collect_locked(Timeline& t);
 
 int begin_locked(Timeline& t, const char* name, device::StreamHandle stream) {
   if (t.runtime->capturing(stream)) return -1;
-  constexpr size_t many = 8192;  // where nobody collects
+  constexpr size_t many = 8192;  // bounds the list when collect_device() is not called
   if (t.ranges.size() % many == many - 1) collect_locked(t);
   auto row = std::find(t.rows.begin(), t.rows.end(), stream);
   if (row == t.rows.end()) row = t.rows.insert(t.rows.end(), stream);
@@ -82,7 +82,7 @@ void end_locked(Timeline& t, int index) {
   // Ranges that outlive a detach_device() or a start() are forgotten.
   if (index < t.first || index >= t.first + static_cast<int>(t.ranges.size())) return;
   Timed& range = t.ranges[static_cast<size_t>(index - t.first)];
-  if (t.runtime->capturing(range.stream)) {  // a capture began inside: the range is of no use
+  if (t.runtime->capturing(range.stream)) {  // a capture began inside: discard the range
     range.closed = range.read = true;
     return;
   }
@@ -107,7 +107,7 @@ int collect_locked(Timeline& t) {
   int open = 0;
   for (Timed& range : t.ranges) {
     if (range.read) continue;
-    // Events of one stream are done in order, those of several are not: all are asked.
+    // Events complete in order within a stream only: query all.
     if (range.closed && range.end.done())
       read(t, range);
     else
@@ -115,7 +115,7 @@ int collect_locked(Timeline& t) {
   }
   while (!t.ranges.empty() && t.ranges.front().read) {
     Timed& range = t.ranges.front();
-    // Times are floats of milliseconds: the anchor follows, or they would lose digits in a long run.
+    // Event times are float milliseconds: move the anchor along, or long runs would lose precision.
     constexpr double far_ms = 1000;
     if (range.end.get() && t.runtime->elapsed_ms(t.anchor.event.get(), range.begin.get()) > far_ms) {
       t.anchor.ns +=
@@ -221,7 +221,7 @@ void end_on_device(int index) noexcept {
   if (!t.runtime) return;
   try {
     end_locked(t, index);
-  } catch (const std::exception&) {  // the device has failed, and every other call says so
+  } catch (const std::exception&) {  // the device has failed; every other call reports it
   }
 }
 

@@ -1,10 +1,10 @@
 #pragma once
-// NVTX ranges of the domain "nrl-train". Two files implement it: nvtx.cpp with the toolkit's headers,
-// no_nvtx.cpp without.
+// NVTX ranges of the domain "nrl-train". Implemented by nvtx.cpp, or by no_nvtx.cpp
+// without the toolkit's headers.
 
 namespace nrl::trace::detail {
 
-/// A tool that reads NVTX was put into this process.
+/// True when a tool that reads NVTX is injected into this process.
 bool nvtx_wanted();
 void nvtx_push(const char* name);
 void nvtx_pop();

@@ -1,5 +1,5 @@
 #pragma once
-// What the timelines of host and device share: whether ranges are recorded, and their totals.
+// Shared by the host and device timelines: whether ranges are recorded, and their totals.
 
 #include <atomic>
 #include <cstdint>

@@ -118,7 +118,7 @@ void write_chrome_trace(const std::string& path, int process) {
   detail::Recorder& r = detail::recorder();
   const std::lock_guard lock(r.mutex);
   std::FILE* f = std::fopen(path.c_str(), "w");
-  if (!f) fail(Exit::cannot_create, "cannot write the trace {}: {}", path, std::strerror(errno));
+  if (!f) fail(Exit::cannot_create, "the trace {} cannot be created: {}", path, std::strerror(errno));
   int64_t origin = INT64_MAX;
   for (const auto& e : r.events) origin = std::min(origin, e.begin);
   for (const auto& e : device) origin = std::min(origin, e.begin);
@@ -134,7 +134,7 @@ void write_chrome_trace(const std::string& path, int process) {
   for (const auto& e : r.events)
     event(e.name, e.begin, e.end,
           threads.try_emplace(e.thread, static_cast<int>(threads.size())).first->second);
-  constexpr int device_rows = 1000;  // behind the rows of threads
+  constexpr int device_rows = 1000;  // after the rows of threads
   std::set<int> rows;
   for (const auto& e : device) {
     event(e.name, e.begin, e.end, device_rows + e.row);

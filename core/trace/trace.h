@@ -1,11 +1,10 @@
 #pragma once
-// Named ranges of the work of this process. Totals per name feed reports (share of matrix products in a
-// step); recorded events become a timeline that Perfetto opens. Under a profiler that reads NVTX the ranges
-// appear there as well, in the domain "nrl-train". When nothing is enabled a range costs one load and one
-// branch.
+// Named ranges of this process's work. Totals per name feed reports (share of GEMMs in a step); recorded
+// events become a timeline for Perfetto. A profiler that reads NVTX shows the ranges in the domain
+// "nrl-train". A disabled range costs one load and one branch.
 //
-// On a GPU a range of host code says how long enqueueing took. With attach_device() a range brackets its
-// work in the stream with timed events, too (device_timeline.h).
+// On a GPU a range of host code measures the time to enqueue. After attach_device() it also brackets its work
+// in the stream with timed events (device_timeline.h).
 
 #include <atomic>
 #include <cstdint>
@@ -27,7 +26,7 @@ Open begin(const char* name, unsigned bits);
 void finish(const char* name, const Open& open);
 }  // namespace detail
 
-/// From the constructor to the destructor, on one thread. `name` must be a string literal or come from
+/// A range from constructor to destructor, on one thread. `name` must be a string literal or come from
 /// intern(): only the pointer is kept. Names of the training loop: forward_pass, loss_computation,
 /// backward_pass, optimizer_step, epoch_<i>.
 class Range {
@@ -48,23 +47,23 @@ class Range {
   detail::Open open_;
 };
 
-/// A text that lives as long as the program, for names that are made at run time ("epoch_3").
+/// A copy of `name` that is never freed, for names made at run time ("epoch_3").
 const char* intern(const std::string& name);
 
 enum class Mode { off, totals, timeline };
 
-/// Starts anew with nothing recorded. `timeline` keeps every range (and the totals).
+/// Clears everything recorded and sets the mode. `timeline` keeps every range, and the totals.
 void start(Mode mode);
 
-/// NVTX ranges on or off. Without this call they are on where a tool has put itself into the process
-/// (NVTX_INJECTION64_PATH, as Nsight Systems and Nsight Compute set it).
+/// Turns NVTX ranges on or off. Default: on when a tool is injected into the process (NVTX_INJECTION64_PATH,
+/// set by Nsight Systems and Nsight Compute).
 void emit_nvtx(bool on);
 
 /// Host time per name since start(), largest first. Nested ranges count in both.
 std::vector<Total> totals();
 
-/// Writes what `timeline` recorded as Chrome trace events (https://ui.perfetto.dev opens it); `process` is
-/// the rank. Ranges of the device have rows of their own, one per stream.
+/// Writes the recorded timeline as Chrome trace events (for https://ui.perfetto.dev); `process` is the rank.
+/// Device ranges have their own rows, one per stream.
 void write_chrome_trace(const std::string& path, int process);
 
 }  // namespace nrl::trace

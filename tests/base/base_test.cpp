@@ -44,7 +44,7 @@ TEST_CASE("nearest finds typing errors and other separators", "[base]") {
   REQUIRE(nearest("banana", words).empty());
 }
 
-TEST_CASE("what steers a terminal is written out", "[base]") {
+TEST_CASE("control characters are escaped", "[base]") {
   using namespace std::string_literals;
   const std::pair<std::string, std::string> cases[] = {
       {"plain \xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x98\x80\n\ttab",

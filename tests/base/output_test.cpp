@@ -109,7 +109,7 @@ TEST_CASE("both streams come out in the order of the calls", "[base]") {
   REQUIRE(pipe.read_until(line(199)) == expected);
 }
 
-TEST_CASE("a reader that has stopped holds up nobody, and learns how many lines it missed", "[base]") {
+TEST_CASE("a stopped reader blocks no writer and is told how many lines it missed", "[base]") {
   Pipe out, err;
   OutputQueue queue(out.write_end, err.write_end, impatient());
   constexpr int lines = 5000;

@@ -44,7 +44,7 @@ TEST_CASE("the limits of control groups are found at every level", "[base]") {
   REQUIRE(limits.cgroup_current == 19);
   REQUIRE(limits.cgroup_path == (root.path / "sys/fs/cgroup/job").string());
   REQUIRE(limits.system == 12345);
-  // Version 1; other controllers and lines that are none say nothing.
+  // Version 1; other controllers and malformed lines are ignored.
   root.write("proc/self/cgroup", "3:cpu:/other\nnonsense\n7:pids:/a\n");
   root.write("sys/fs/cgroup/pids/a/pids.max", "5\n");
   limits = read_thread_limits(root.path);
@@ -52,27 +52,27 @@ TEST_CASE("the limits of control groups are found at every level", "[base]") {
   REQUIRE_FALSE(limits.cgroup_current);
 }
 
-TEST_CASE("a refused thread names the limit it met", "[base]") {
+TEST_CASE("the error for a refused thread names the limit", "[base]") {
   ThreadLimits limits;
   limits.system = 12345;
-  REQUIRE(describe_thread_refusal(limits).find("kernel.threads-max") != std::string::npos);
-  REQUIRE(describe_thread_refusal(limits).find("12345") != std::string::npos);
+  REQUIRE(describe_thread_limit(limits).find("kernel.threads-max") != std::string::npos);
+  REQUIRE(describe_thread_limit(limits).find("12345") != std::string::npos);
   limits.user = 50;
-  REQUIRE(describe_thread_refusal(limits).find("ulimit -u") != std::string::npos);
-  REQUIRE(describe_thread_refusal(limits).find("is 50") != std::string::npos);
+  REQUIRE(describe_thread_limit(limits).find("ulimit -u") != std::string::npos);
+  REQUIRE(describe_thread_limit(limits).find("is 50") != std::string::npos);
   limits.cgroup = 20;
   limits.cgroup_current = 3;
   limits.cgroup_path = "/sys/fs/cgroup/job";
-  REQUIRE(describe_thread_refusal(limits).find("ulimit -u") != std::string::npos);
+  REQUIRE(describe_thread_limit(limits).find("ulimit -u") != std::string::npos);
   limits.cgroup_current = 19;
-  REQUIRE(describe_thread_refusal(limits).find("/sys/fs/cgroup/job allows 20") != std::string::npos);
-  REQUIRE(describe_thread_refusal(limits).find("has 19") != std::string::npos);
+  REQUIRE(describe_thread_limit(limits).find("/sys/fs/cgroup/job allows 20") != std::string::npos);
+  REQUIRE(describe_thread_limit(limits).find("has 19") != std::string::npos);
   limits.cgroup_current = 3;
   limits.user.reset();
-  REQUIRE(describe_thread_refusal(limits).find("pids.max") != std::string::npos);
+  REQUIRE(describe_thread_limit(limits).find("pids.max") != std::string::npos);
 }
 
-TEST_CASE("an exception becomes the error it stands for", "[base]") {
+TEST_CASE("exceptions are converted to errors with exit codes", "[base]") {
   REQUIRE(error_from(Error(Exit::data, "x")).code() == Exit::data);
   REQUIRE(error_from(std::bad_alloc()).code() == Exit::out_of_memory);
   const std::system_error refused(std::make_error_code(std::errc::resource_unavailable_try_again));

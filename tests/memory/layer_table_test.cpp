@@ -1,4 +1,4 @@
-// What a recomputation runs, from the table alone.
+// The steps of a recomputation, derived from the table.
 #include "memory/layer_table.h"
 
 #include "core/base/error.h"
@@ -8,7 +8,7 @@ using namespace nrl::memory;
 
 namespace {
 
-// in (port) -> sum, norm; norm -> up; up -> act; act -> out. `sum` can also make `norm` again.
+// in (port) -> sum, norm; norm -> up; up -> act; act -> out. `sum` can also recompute `norm`.
 struct Table : LayerTable {
   Slot in = add(SlotSpec{.name = "in", .width = 1, .port = true});
   Slot sum = add(SlotSpec{.name = "sum", .width = 1});
@@ -41,7 +41,7 @@ constexpr uint64_t steps(std::initializer_list<int> list) {
 
 }  // namespace
 
-TEST_CASE("what is made from another layer's slots cannot be recomputed", "[memory]") {
+TEST_CASE("slots computed from ports cannot be recomputed", "[memory]") {
   const Table t;
   CHECK(t.recomputable() == (t.norm.bit() | t.up.bit() | t.act.bit() | t.out.bit()));
   CHECK_THROWS_AS(LayerPolicy(t, t.sum.bit()), nrl::Error);

@@ -28,7 +28,7 @@ const MemoryPlan::Buffer& of(const MemoryPlan& plan, BufferId id) {
 
 }  // namespace
 
-TEST_CASE("buffers share memory where no interval of theirs meets", "[memory]") {
+TEST_CASE("buffers with disjoint lifetimes share memory", "[memory]") {
   MemoryPlan plan;
   const auto weights = plan.add("weights", Category::weights, 1000);
   const auto a = plan.add("a", Category::activations, 512, {{0, 3}, {8, 9}});
@@ -47,7 +47,7 @@ TEST_CASE("buffers share memory where no interval of theirs meets", "[memory]") 
   CHECK(plan.offset(pinned) == 0);
 }
 
-TEST_CASE("buffers of random lives never overlap while they live together", "[memory]") {
+TEST_CASE("buffers with random lifetimes never overlap while both are alive", "[memory]") {
   std::mt19937 random(1);
   for (int round = 0; round < 30; ++round) {
     MemoryPlan plan;

@@ -69,7 +69,7 @@ TEST_CASE("NVTX ranges may be on without a tool", "[trace]") {
   REQUIRE(trace::totals().empty());
 }
 
-TEST_CASE("a range of an attached device tells how long its work took, not the call", "[trace]") {
+TEST_CASE("a range of an attached device measures its work, not the call", "[trace]") {
   const auto runtime = device::open_sim();
   const Stream stream(*runtime);
   const Attached attached(*runtime, stream, trace::Mode::totals);
@@ -97,7 +97,7 @@ TEST_CASE("a range of an attached device tells how long its work took, not the c
   REQUIRE(trace::device_totals().empty());
 }
 
-TEST_CASE("collecting reads what is done and leaves the rest", "[trace]") {
+TEST_CASE("collecting reads completed ranges and keeps the others", "[trace]") {
   const auto runtime = device::open_sim();
   const Stream stream(*runtime), other(*runtime);
   const Attached attached(*runtime, stream, trace::Mode::totals);
@@ -130,7 +130,7 @@ TEST_CASE("only the thread that attached times its ranges", "[trace]") {
   REQUIRE(find(trace::totals(), "elsewhere").count == 1);
 }
 
-TEST_CASE("nothing is recorded into a graph", "[trace]") {
+TEST_CASE("nothing is captured into a graph", "[trace]") {
   const auto runtime = device::open_sim();
   const Stream stream(*runtime);
   const Attached attached(*runtime, stream, trace::Mode::totals);
