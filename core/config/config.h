@@ -1,7 +1,7 @@
 #pragma once
-// The typed configuration. The nesting mirrors the YAML: `policy.optimizer.lr` is
-// `config.policy.optimizer.lr`. The member initialisers are the defaults; meaning, range and spelling of
-// every key are in the option table (schema_*.cpp) and in docs/configuration.md.
+// The typed configuration, nested as the YAML: `policy.optimizer.lr` is `config.policy.optimizer.lr`. Member
+// initializers are the defaults; meaning, range and spelling of every key are in the option table
+// (schema_*.cpp) and in docs/configuration.md.
 
 #include "core/config/enums.h"
 
@@ -14,7 +14,7 @@
 
 namespace nrl {
 
-/// A value or `auto`: the program chooses, and prints what it chose.
+/// A value or `auto`: the program chooses and prints its choice.
 template <class T>
 class AutoOr {
  public:
@@ -31,8 +31,8 @@ class AutoOr {
 };
 
 struct ClusterConfig {
-  std::optional<int64_t> num_nodes;   ///< asserted against what MPI finds
-  std::optional<int64_t> world_size;  ///< asserted against the number of ranks
+  std::optional<int64_t> num_nodes;   ///< must equal the number of hosts, if given
+  std::optional<int64_t> world_size;  ///< must equal the number of ranks, if given
   bool operator==(const ClusterConfig&) const = default;
 };
 
@@ -97,9 +97,9 @@ struct SchedulerConfig {
 
 struct PolicyConfig {
   std::optional<std::string> model_name;  ///< Hugging Face model directory
-  /// The keys given under policy.model as one JSON object text in order of appearance ("{}" when none): what
-  /// is laid over, or stands for, the model's config.json. Types are checked; the meaning belongs to the
-  /// model floor.
+  /// The keys given under policy.model as the text of one JSON object, in order of appearance
+  /// ("{}" when none). They override the model's config.json, or replace it. Types are checked
+  /// here; apps/model interprets them.
   std::string model_json = "{}";
   TokenizerConfig tokenizer;
   Precision precision = Precision::automatic;
@@ -116,7 +116,7 @@ struct PolicyConfig {
   bool operator==(const PolicyConfig&) const = default;
 };
 
-/// The training loop: keys of the section of every algorithm that trains step by step.
+/// The training loop: keys of the section of every algorithm that trains in steps.
 struct LoopConfig {
   std::optional<int64_t> max_num_steps;
   std::optional<int64_t> max_num_epochs;
@@ -126,7 +126,7 @@ struct LoopConfig {
   bool val_at_end = false;
   int64_t seed = 42;
   OnNonfinite on_nonfinite = OnNonfinite::skip;
-  int64_t max_nonfinite_steps = 5;  ///< skipped steps in a row after which the run stops
+  int64_t max_nonfinite_steps = 5;  ///< consecutive skipped steps that stop the run
   bool operator==(const LoopConfig&) const = default;
 };
 
@@ -162,7 +162,7 @@ struct CheckpointingConfig {
            : resume == "never" ? ResumeMode::never
                                : ResumeMode::directory;
   }
-  std::vector<ResumeChange> allow_changes;  ///< since the checkpoint that is resumed
+  std::vector<ResumeChange> allow_changes;  ///< permitted since the checkpoint that is resumed
   bool save_optimizer = true;
   bool operator==(const CheckpointingConfig&) const = default;
 };
@@ -227,7 +227,7 @@ const LoopConfig& resolved_loop(const Config& config);
 /// The full name of one of its keys, for messages: "pretrain.max_num_steps" for "max_num_steps".
 std::string loop_key(const Config& config, std::string_view name);
 
-/// The seed of the order of the data: data.seed, or the loop's.
+/// The seed of the data order: data.seed, or the loop's.
 int64_t data_seed(const Config& config);
 
 }  // namespace nrl

@@ -25,8 +25,9 @@ std::string shown(const Node& node) {
   return fmt::format("{}'{}'", node.quoted ? "the quoted text " : "", clipped(node.text, 60));
 }
 
-/// "2k" -> 2000, "1e3" -> 1000, "010" -> 10, "1_000" -> 1000: what an integer was probably meant to be.
-std::string meant(const Key& key, const std::string& text) {
+/// Guesses the intended integer for "did you mean": "2k" -> 2000, "1e3" -> 1000,
+/// "010" -> 10, "1_000" -> 1000.
+std::string guess_number(const Key& key, const std::string& text) {
   std::string bare;
   for (const char c : text)
     if (c != '_' && c != ',' && c != ' ' && c != '+') bare += c;
@@ -61,26 +62,26 @@ class Converter {
   Converted run(const Node& node) {
     Converted out;
     out.value = key_.is_list ? list(node) : element(node);
-    if (out.value && !key_.built && !refusal_ && yaml_text(*out.value) != key_.default_yaml()) {
+    if (out.value && !key_.built && !rejection_ && yaml_text(*out.value) != key_.default_yaml()) {
       const std::string inert = key_.default_yaml();
-      refuse(node, fmt::format("'{}' is a known key, but not supported yet", key_.path),
+      reject(node, fmt::format("'{}' is a known key, but not supported yet", key_.path),
              fmt::format("remove it or set it to {}", inert), {});
     }
     out.translated = translated_;
-    if (refusal_) {
-      out.refusal = std::move(refusal_);
+    if (rejection_) {
+      out.rejection = std::move(rejection_);
       out.value.reset();
     }
     return out;
   }
 
  private:
-  void refuse(const Node& node, std::string message, std::string label, std::vector<std::string> notes) {
-    if (!refusal_) refusal_ = Refusal{std::move(message), std::move(label), std::move(notes), node.pos};
+  void reject(const Node& node, std::string message, std::string label, std::vector<std::string> notes) {
+    if (!rejection_) rejection_ = Rejection{std::move(message), std::move(label), std::move(notes), node.pos};
   }
 
   void wrong_type(const Node& node, std::string label = "") {
-    refuse(node, fmt::format("{}: expected {}, found {}", key_.path, key_.type_text(), shown(node)),
+    reject(node, fmt::format("{}: expected {}, found {}", key_.path, key_.type_text(), shown(node)),
            std::move(label), {});
   }
 
@@ -89,7 +90,7 @@ class Converter {
            (node.kind == Node::Kind::scalar && !node.quoted && is_null_text(node.text));
   }
 
-  /// null and auto, which are the same for single values and lists.
+  /// null and auto, for single values and lists.
   std::optional<Value> special(const Node& node) {
     if (is_null(node)) {
       if (key_.null_ok) return Value{Null{}};
@@ -101,7 +102,7 @@ class Converter {
   }
 
   std::optional<Value> list(const Node& node) {
-    if (auto value = special(node); value || refusal_) return value;
+    if (auto value = special(node); value || rejection_) return value;
     if (node.kind == Node::Kind::map) return wrong_type(node), std::nullopt;
     std::vector<Node> items;
     if (node.kind == Node::Kind::list) {
@@ -122,7 +123,7 @@ class Converter {
       if (key_.single_ok) return element(node);
     }
     if (key_.list_length > 0 && items.size() != static_cast<size_t>(key_.list_length)) {
-      refuse(node,
+      reject(node,
              fmt::format("{}: expected {}, found {} value{}", key_.path, key_.type_text(), items.size(),
                          items.size() == 1 ? "" : "s"),
              "", {});
@@ -143,10 +144,10 @@ class Converter {
 
   std::optional<Value> element(const Node& node) {
     if (!key_.is_list)
-      if (auto value = special(node); value || refusal_) return value;
+      if (auto value = special(node); value || rejection_) return value;
     if (node.kind != Node::Kind::scalar) return wrong_type(node), std::nullopt;
     if (key_.kind != Kind::text && node.text == "???") {
-      refuse(node, fmt::format("{} must be given", key_.path), "", {"expected " + key_.type_text()});
+      reject(node, fmt::format("{} must be given", key_.path), "", {"expected " + key_.type_text()});
       return std::nullopt;
     }
     switch (key_.kind) {
@@ -156,7 +157,7 @@ class Converter {
           return Value{*parse_number(node.text)};
         return wrong_type(node, node.quoted ? "remove the quotes" : "write true or false"), std::nullopt;
       case Kind::text:
-        if (node.text == "???") return refuse(node, key_.path + " must be given", "", {}), std::nullopt;
+        if (node.text == "???") return reject(node, key_.path + " must be given", "", {}), std::nullopt;
         return Value{node.text};
       case Kind::choice:
         return choice(node);
@@ -187,7 +188,7 @@ class Converter {
     if (!c.built.empty() && std::find(c.built.begin(), c.built.end(), name) == c.built.end()) {
       std::string today;
       for (std::string_view b : c.built) today += (today.empty() ? "" : ", ") + std::string(b);
-      refuse(node, fmt::format("{}: '{}' is a known value, but not supported yet", key_.path, name), "",
+      reject(node, fmt::format("{}: '{}' is a known value, but not supported yet", key_.path, name), "",
              {"supported today: " + today});
       return std::nullopt;
     }
@@ -198,7 +199,7 @@ class Converter {
     const bool low = key_.min_open ? v > key_.min : v >= key_.min;
     const bool high = key_.max_open ? v < key_.max : v <= key_.max;
     if (!low || !high)
-      refuse(node, fmt::format("{}: {} is out of range", key_.path, shown(node)),
+      reject(node, fmt::format("{}: {} is out of range", key_.path, shown(node)),
              "expected " + key_.type_text(), {});
     return low && high;
   }
@@ -206,7 +207,7 @@ class Converter {
   std::optional<Value> not_numeric(const Node& node) {
     if (node.quoted && (parse_number(node.text) || parse_size(node.text)))
       return wrong_type(node, "remove the quotes"), std::nullopt;
-    const std::string guess = meant(key_, node.text);
+    const std::string guess = guess_number(key_, node.text);
     wrong_type(node, guess.empty() ? "" : fmt::format("did you mean {}?", guess));
     return std::nullopt;
   }
@@ -216,7 +217,7 @@ class Converter {
       const auto value = key_.size_ok ? parse_size(node.text) : parse_integer(node.text);
       if (value)
         return in_range(node, static_cast<double>(*value)) ? std::optional(Value{*value}) : std::nullopt;
-      // Digits only, and still not read: too large for 64 bits.
+      // All digits but not parsed: does not fit into 64 bits.
       if (const auto number = parse_number(node.text); number && std::abs(*number) >= 9e18) {
         in_range(node, *number);
         return std::nullopt;
@@ -239,7 +240,7 @@ class Converter {
   }
 
   const Key& key_;
-  std::optional<Refusal> refusal_;
+  std::optional<Rejection> rejection_;
   std::string translated_;
 };
 

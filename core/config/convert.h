@@ -1,5 +1,5 @@
 #pragma once
-// One YAML value to the value of a key. Internal to core/config.
+// Converts a YAML value to the value of a key. Internal to core/config.
 
 #include "core/config/schema.h"
 #include "core/config/yaml.h"
@@ -10,8 +10,8 @@
 
 namespace nrl::config_detail {
 
-/// Why a value was refused: text, what stands beside the caret, and what to do.
-struct Refusal {
+/// Why a value was rejected: message, label next to the caret, and notes.
+struct Rejection {
   std::string message;
   std::string label;
   std::vector<std::string> notes;
@@ -20,8 +20,8 @@ struct Refusal {
 
 struct Converted {
   std::optional<Value> value;
-  std::optional<Refusal> refusal;
-  std::string translated;  ///< the canonical spelling, where a synonym was given
+  std::optional<Rejection> rejection;
+  std::string translated;  ///< the canonical spelling if a synonym was given
 };
 
 /// Checks type, range and support of `node` as a value of `key`.

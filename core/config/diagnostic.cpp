@@ -7,7 +7,7 @@
 namespace nrl {
 namespace {
 
-constexpr size_t kMaxText = 600;  // of a message or a note: they are of one line and may quote any input
+constexpr size_t kMaxText = 600;  // of a message or a note: one line that may quote any input
 
 }  // namespace
 

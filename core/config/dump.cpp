@@ -1,4 +1,4 @@
-// What the option table can tell: the resolved configuration, `explain`, and the reference page.
+// Generated from the option table: the resolved configuration, `explain`, and the reference page.
 #include "core/config/load.h"
 #include "core/config/schema.h"
 
@@ -49,7 +49,7 @@ std::string explain_key(const Key& key) {
   std::string out = fmt::format("{}\n  {}\n  value    {}\n", key.path, key.help, key.type_text());
   if (!key.default_yaml().empty()) out += fmt::format("  default  {}\n", key.default_yaml());
   if (key.model) out += "  default  depends on model_type\n";
-  if (key.size_ok) out += "  sizes    k, M, B and KiB, MiB, GiB are understood (20k = 20000)\n";
+  if (key.size_ok) out += "  sizes    k, M, B and KiB, MiB, GiB are accepted (20k = 20000)\n";
   if (!key.choices.synonyms.empty()) {
     std::string synonyms;
     for (const Synonym& s : key.choices.synonyms)
@@ -68,7 +68,7 @@ std::string explain_key(const Key& key) {
 
 constexpr size_t kMaxHits = 12;
 
-/// Letters and digits in lower case; everything else, and the joints of "CamelCase", as one space.
+/// Lower-case letters and digits; everything else, and "CamelCase" boundaries, becomes one space.
 std::string plain_words(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -85,7 +85,7 @@ std::string plain_words(std::string_view text) {
   return out;
 }
 
-/// How well a key answers a search, best first; 0: not at all.
+/// How well a key matches a search, higher is better; 0: no match.
 int relevance(const Key& key, const std::string& words) {
   const auto ends_with_words = [&](const std::string& path) {
     const std::string plain = plain_words(path);
@@ -102,8 +102,8 @@ int relevance(const Key& key, const std::string& words) {
   return plain_words(key.help).find(words) != std::string::npos ? 1 : 0;
 }
 
-/// The keys that a text is found in: those of the best kind of hit, or all where nothing but a part of a name
-/// or of a meaning fits. Supported ones come first, then shorter ones.
+/// The keys that match a text: those of the best kind of match, or all if only parts of names or meanings
+/// match. Supported keys first, then shorter ones.
 std::vector<const Key*> search(std::string_view text) {
   const std::string words = plain_words(text.substr(0, 128));
   if (words.size() < 2) return {};
@@ -150,8 +150,8 @@ std::string explain_section(const std::string& section) {
 
 std::string dump_resolved(const ConfigResult& result) {
   using namespace config_detail;
-  std::string out = "# The configuration in force; the comments say where each value came from.\n";
-  std::vector<std::string> open;  // the sections whose headers stand above
+  std::string out = "# The resolved configuration; comments say where each value came from.\n";
+  std::vector<std::string> open;  // sections whose headers are already written
   auto line = [&](const std::string& path, const std::string& value) {
     std::vector<std::string> sections;
     for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', dot + 1))
@@ -210,7 +210,7 @@ std::string explain(std::string_view name, bool* known) {
     for (size_t i = 0; i < hits.size() && i < kMaxHits; ++i)
       out += fmt::format("  {:<44} {}{}\n", hits[i]->path, hits[i]->help,
                          hits[i]->built ? "" : " (not supported yet)");
-    return out + fmt::format("nrl-train explain {} tells all of the first one\n", hits[0]->path);
+    return out + fmt::format("nrl-train explain {} explains the first one\n", hits[0]->path);
   }
   if (known) *known = false;
   const std::string near = schema.suggest(path);
@@ -224,19 +224,17 @@ std::string config_markdown() {
   const Schema& schema = Schema::get();
   std::string out =
       "# Configuration reference\n\n"
-      "Made from the option table (`core/config/schema_*.cpp`); a test compares this page with it. Any key "
-      "can be given "
-      "on the\ncommand line too: `nrl-train CONFIG.yaml section.key=value`. `nrl-train explain KEY` prints "
-      "one entry.\n\n"
-      "- `defaults: base.yaml` (or a list) inherits from other files, relative to the file; later ones win, "
-      "the file "
-      "itself last.\n"
-      "- `${section.key}` as a whole value stands for the value of that key.\n"
+      "Generated from the option table (`core/config/schema_*.cpp`); a test compares this page with it.\n"
+      "Any key can be given on the command line too: `nrl-train CONFIG.yaml section.key=value`.\n"
+      "`nrl-train explain KEY` prints one entry.\n\n"
+      "- `defaults: base.yaml` (or a list) inherits from other files, relative to the file; later ones win,\n"
+      "  the file itself last.\n"
+      "- `${section.key}` as a whole value is replaced by the value of that key.\n"
       "- Integers are decimal. Where *sizes* is noted, k, M, B (1000) and KiB, MiB, GiB (1024) are "
-      "understood.\n"
+      "accepted.\n"
       "- Unknown keys, duplicate keys, anchors, aliases and tags are errors. Booleans are `true` and "
       "`false`.\n"
-      "- Keys *not supported yet* are known, and refused unless they have their default.\n";
+      "- Keys *not supported yet* are known, and rejected unless they have their default.\n";
   bool table_open = false;
   auto on_key = [&](const Key& key) {
     if (!table_open) out += "\n| key | value | default | meaning |\n|---|---|---|---|\n";

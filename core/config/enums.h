@@ -1,13 +1,13 @@
 #pragma once
-// Every enumeration of the configuration, with the spellings the YAML uses.
+// All enumerations of the configuration, with their YAML spellings.
 
 #include <span>
 #include <string_view>
 
 namespace nrl {
 
-/// The spellings of an enumeration: `names[i]` belongs to the enumerator of value i; `synonyms` are other
-/// accepted spellings (older NeMo documentation, Megatron, NeMo RL), which are reported as translated.
+/// The spellings of an enumeration: `names[i]` is the enumerator of value i; `synonyms` are other accepted
+/// spellings (older NeMo documentation, Megatron, NeMo RL), reported as translated.
 template <class E>
 struct EnumNames;
 
@@ -55,7 +55,7 @@ NRL_ENUM(LrDecayStyle, (constant, linear, cosine, wsd, inverse_square_root),
 NRL_ENUM(ScheduleUnit, (optimizer_steps, samples), ("optimizer_steps", "samples"), ())
 NRL_ENUM(OnNonfinite, (skip, stop), ("skip", "stop"), ())
 NRL_ENUM(ResumeChange, (data, seed, sequence_length, model), ("data", "seed", "sequence_length", "model"), ())
-/// What checkpointing.resume says: one of two words, or a directory.
+/// checkpointing.resume: one of two words, or a directory.
 enum class ResumeMode { automatic, never, directory };
 NRL_ENUM(OnOom, (fail, reduce_batch), ("fail", "reduce_batch"), ())
 NRL_ENUM(Progress, (automatic, bar, plain, json), ("auto", "bar", "plain", "json"), ())

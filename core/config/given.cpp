@@ -89,7 +89,7 @@ std::string GivenKeys::keys_of(const std::string& section) const {
 }
 
 void GivenKeys::unknown(int where, const Entry& entry, const std::string& path, int parent_line) {
-  if (report_.full()) {  // suggestions are not free
+  if (report_.full()) {  // suggestions are expensive
     report_.result.unsound.insert("");
     return;
   }
@@ -128,7 +128,7 @@ void GivenKeys::by_alias(int where, const Schema::Aliased& found, const std::str
       return;
     }
     const std::string& meaning = *on ? found.alias->if_true : found.alias->if_false;
-    if (meaning.empty()) {  // false of one switch among several says nothing
+    if (meaning.empty()) {  // false in one of several switches carries no information
       if (*on) mixed_precision = Given{value, where, parent_line, entry.key_pos, written};
       return;
     }
@@ -152,7 +152,7 @@ void GivenKeys::give(int where, const std::string& path, const std::string& writ
     return;
   }
   if (schema_.find(path)->model) {
-    // A mapping and null in its place drive each other out.
+    // A mapping and a null for the same key replace each other.
     const std::string head = model_head(path);
     std::erase_if(values, [&](const auto& e) {
       return path == head ? e.first.starts_with(head + ".") : e.first == head;

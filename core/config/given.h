@@ -1,5 +1,5 @@
 #pragma once
-// The tree of a text to values of keys: sections, other spellings, unknown keys. Internal to core/config.
+// From a parsed text to the values of keys: sections, aliases, unknown keys. Internal to core/config.
 
 #include "core/config/report.h"
 #include "core/config/schema.h"
@@ -13,7 +13,7 @@
 
 namespace nrl::config_detail {
 
-/// A value that was given for a key, and where.
+/// A value given for a key, and its position.
 struct Given {
   Node node;
   int source = 0;
@@ -26,12 +26,12 @@ class GivenKeys {
  public:
   GivenKeys(const Schema& schema, Report& report) : schema_(schema), report_(report) {}
 
-  /// Takes the values of a text; they win over those of the texts before.
+  /// Adds the values of a text; they override those of earlier texts.
   void lay_over(int source, const Node& root);
 
-  std::map<std::string, Given> values;   ///< canonical key -> the value in force
-  std::vector<std::string> model_order;  ///< keys of models in the order in which they were given
-  std::optional<Given> mixed_precision;  ///< a switch for 16 bits that does not say which
+  std::map<std::string, Given> values;   ///< canonical key -> its value
+  std::vector<std::string> model_order;  ///< keys of models in the order given
+  std::optional<Given> mixed_precision;  ///< a 16-bit switch that names no type
 
  private:
   void walk(int where, const Node& map, const std::string& section, int parent_line);
@@ -46,7 +46,7 @@ class GivenKeys {
 
   const Schema& schema_;
   Report& report_;
-  std::set<std::string> fresh_;  // keys given by the text in work
+  std::set<std::string> fresh_;  // keys given by the current text
 };
 
 /// The key that a key of a model belongs to: policy.model.rope_scaling.factor -> policy.model.rope_scaling.

@@ -82,7 +82,7 @@ void Layers::inherit(int from, const Entry& entry) {
       try {
         text = read_config_file(name);
       } catch (const Error& e) {
-        refuse(e.what(), {"names are relative to the folder of the file that holds 'defaults:'"});
+        refuse(e.what(), {"names are relative to the directory of the file that holds 'defaults:'"});
         report_.problems().back().exit = e.code();
         continue;
       }

@@ -1,5 +1,5 @@
 #pragma once
-// Files, what they inherit from, and overrides: parsed, one after the other. Internal to core/config.
+// Files, the files they inherit from, and overrides, parsed one after the other. Internal to core/config.
 
 #include "core/config/report.h"
 #include "core/config/yaml.h"
@@ -12,12 +12,12 @@ namespace nrl::config_detail {
 
 class Layers {
  public:
-  /// `lay_over` gets every text's tree, the one that wins last.
+  /// `lay_over` is called with the tree of every text, the highest priority last.
   Layers(Report& report, std::function<void(int source, const Node& root)> lay_over)
       : report_(report), lay_over_(std::move(lay_over)) {}
 
   void add_file(const std::string& path);
-  /// Lays a file, and before it what it inherits from, over what is there.
+  /// Processes the files that this one inherits from, then the file itself.
   void add_text(const std::string& name, std::string text);
   void add_override(const std::string& text);
 

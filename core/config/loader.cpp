@@ -34,8 +34,8 @@ class Loader {
   void set(const std::string& path, const Given& given) {
     const Key& key = *schema_.find(path);
     Converted converted = convert(key, given.node);
-    if (converted.refusal) {
-      Refusal& r = *converted.refusal;
+    if (converted.rejection) {
+      Rejection& r = *converted.rejection;
       report_.problem(given.source, r.pos, given.parent_line, path, std::move(r.message), std::move(r.label),
                       std::move(r.notes));
       return;
@@ -50,7 +50,7 @@ class Loader {
     if (key.model) model_values_[path] = std::move(*converted.value);
   }
 
-  /// Keys that the configured algorithm does not have would be without effect. A section is refused once.
+  /// Keys of other algorithms would have no effect: errors, reported once per section.
   void refuse_other_algorithms() {
     const Algorithm algorithm = result_.config.algorithm;
     const auto origin = result_.origins.find("algorithm");

@@ -1,5 +1,5 @@
 #pragma once
-// A configuration from texts, by a table of keys. Internal to core/config.
+// Loads a configuration with a given option table. Internal to core/config.
 
 #include "core/config/load.h"
 #include "core/config/schema.h"

@@ -43,9 +43,9 @@ void resolve_references(GivenKeys& keys, const Schema& schema, Report& report) {
           text.starts_with("${") && text.ends_with("}") ? text.substr(2, text.size() - 3) : "";
       const auto target = keys.values.find(name);
       if (depth > 16)
-        complaint = "references go round in a circle";
+        complaint = "the reference is circular";
       else if (name.empty() || name.find_first_of("${}:") != std::string::npos || name.starts_with('.'))
-        complaint = "only a whole value may be a reference, written ${section.key}";
+        complaint = "a reference must be the whole value, written ${section.key}";
       else if (target != keys.values.end())
         value = target->second.node;
       else if (const Key* key = schema.find(name); !key)

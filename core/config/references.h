@@ -1,5 +1,5 @@
 #pragma once
-// Values that stand for those of other keys. Internal to core/config.
+// Values that refer to other keys. Internal to core/config.
 
 #include "core/config/given.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// What the parts of the loader find, with places in the sources. Internal to core/config.
+// Collects the loader's results and problems, with positions in the sources. Internal to core/config.
 
 #include "core/config/result.h"
 #include "core/config/source.h"
@@ -23,7 +23,7 @@ class Report {
   Diagnostics& problems() { return result.diagnostics; }
   bool full() const { return result.diagnostics.size() >= kMaxProblems; }
 
-  /// Adds a source; the number of the first one is 0.
+  /// Adds a source and returns its index, from 0.
   int add(std::string name, std::string text, bool is_override = false) {
     sources_->all.emplace_back(std::move(name), std::move(text), is_override);
     return count() - 1;
@@ -35,7 +35,7 @@ class Report {
     return {place(i, pos), i, pos.line, pos.column, pos.length, parent_line};
   }
 
-  /// A problem with a key, which is not sound any more. Beyond kMaxProblems it is not kept.
+  /// Reports a problem with a key, which becomes unsound. Dropped beyond kMaxProblems.
   void problem(int where, Pos pos, int parent_line, std::string key, std::string message,
                std::string label = "", std::vector<std::string> notes = {}) {
     result.unsound.insert(key);

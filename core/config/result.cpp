@@ -1,4 +1,4 @@
-// What a loaded configuration answers: which keys are sound, and where a problem with a key is shown.
+// Queries on a loaded configuration: which keys are sound, and the position of a problem with a key.
 #include "core/config/result.h"
 #include "core/config/source.h"
 
@@ -42,7 +42,7 @@ Diagnostic diagnose(const ConfigResult& result, std::string_view key, std::strin
   };
   if (const auto o = result.origins.find(std::string(key)); o != result.origins.end() && result.sources)
     return at(o->second);
-  // The key is absent: the innermost section that could hold it.
+  // The key is absent: use the innermost section that could hold it.
   for (std::string section(key); result.sources && !section.empty();
        section.resize(section.find('.') == std::string::npos ? 0 : section.rfind('.')))
     if (const auto o = result.sections.find(section); o != result.sections.end()) return at(o->second);

@@ -245,14 +245,14 @@ std::string Schema::suggest(std::string_view path) const {
   const std::string prefix = section.empty() ? "" : section + ".";
   std::vector<std::string_view> here = children(section);
   if (const std::string_view near = nearest(word, here); !near.empty()) return prefix + std::string(near);
-  // A foreign spelling of this section.
+  // An alias in this section.
   std::vector<std::string_view> names;
   for (const auto& [alias, where] : by_alias_)
     if (parent_of(alias) == section) names.push_back(leaf_of(alias));
   std::sort(names.begin(), names.end());
   if (const std::string_view near = nearest(word, names); !near.empty())
     return keys_[by_alias_.at(prefix + std::string(near)).first].path;
-  // The right word in the wrong section, the shortest path first; then a near word anywhere.
+  // An exact name in another section, the shortest path first; then a near name anywhere.
   const Key* best = nullptr;
   for (const Key& key : keys_)
     if (leaf_of(key.path) == word && (!best || key.path.size() < best->path.size())) best = &key;

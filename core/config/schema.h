@@ -1,6 +1,6 @@
 #pragma once
-// The option table: every key once, with everything that is known about it. Internal to core/config.
-// Parser, validator, dump, `explain` and the reference page are all made from it.
+// The option table: every key once, with all its properties. Internal to core/config. Parser, validator,
+// dump, `explain` and the reference page are generated from it.
 
 #include "core/config/config.h"
 #include "core/config/value.h"
@@ -17,8 +17,8 @@ namespace nrl::config_detail {
 
 enum class Kind { boolean, integer, number, text, choice };
 
-/// Another spelling of a key. With `if_true`/`if_false` it is a switch that stands for a value of the key (an
-/// empty text: says nothing).
+/// An alias of a key. With `if_true`/`if_false` it is a switch that stands for values of the key (an empty
+/// text: no value).
 struct Alias {
   std::string path;
   std::string if_true = {};
@@ -26,7 +26,7 @@ struct Alias {
   bool is_switch() const { return !if_true.empty() || !if_false.empty(); }
 };
 
-/// A spelling of a choice.
+/// The values of a choice.
 struct Choices {
   std::vector<std::string_view> names;
   std::vector<Synonym> synonyms;
@@ -36,18 +36,18 @@ struct Choices {
 struct Key {
   std::string path;
   Kind kind = Kind::text;
-  bool is_list = false;  ///< a list of `kind`; one value alone stands for a list of one
+  bool is_list = false;  ///< a list of `kind`; a single value is a list of one
   int list_length = 0;   ///< 0: any
   bool null_ok = false;
   bool auto_ok = false;
   bool size_ok = false;    ///< integers with k, M, KiB, ...
-  bool comma_ok = false;   ///< "969,30,1" stands for a list
-  bool single_ok = false;  ///< a list key that also means something with a single value (eos_token_id)
+  bool comma_ok = false;   ///< "969,30,1" is accepted as a list
+  bool single_ok = false;  ///< a list key whose single value is distinct from a list of one (eos_token_id)
   bool power_ok = false;   ///< 2**15
   bool built = true;
-  /// Of a key of a model's config.json, which the model floor gets as JSON: the policy with that model.
+  /// For keys of a model's config.json, which apps/model gets as JSON: the policy with that model.
   PolicyConfig Config::*model = nullptr;
-  std::vector<Algorithm> algorithms;  ///< that have this key; empty: all of them
+  std::vector<Algorithm> algorithms;  ///< that have this key; empty: all
   std::string algorithm_section;      ///< the section that belongs to these algorithms
   double min = std::numeric_limits<double>::lowest(), max = std::numeric_limits<double>::max();
   bool min_open = false, max_open = false;
@@ -59,16 +59,16 @@ struct Key {
   std::function<void(Config&, const Value&)> set;
   std::function<Value(const Config&)> get;
 
-  /// Canonical YAML of the default; empty for model keys (they have none).
+  /// Canonical YAML of the default; empty for model keys, which have none.
   std::string default_yaml() const;
-  /// "integer from 1, or auto": what may stand there.
+  /// The allowed values: "integer from 1, or auto".
   std::string type_text() const;
   std::string section() const;
   std::string leaf() const;
   bool belongs_to(Algorithm algorithm) const;
 };
 
-/// A key or a whole section of another program that has no counterpart; `advice` says what to write.
+/// A key or section of another program without a counterpart; `advice` is the fix.
 struct Foreign {
   std::string path;
   std::string advice;
@@ -85,7 +85,7 @@ class Schema {
 
   const std::vector<Key>& keys() const { return keys_; }
   const Key* find(std::string_view path) const;
-  /// A key by one of its other spellings.
+  /// A key found by an alias.
   struct Aliased {
     const Key* key = nullptr;
     const Alias* alias = nullptr;
@@ -93,7 +93,7 @@ class Schema {
   };
   Aliased find_alias(std::string_view path) const;
   const Foreign* find_foreign(std::string_view path) const;
-  /// Whether keys or spellings of keys begin with `path` + ".".
+  /// Whether keys or aliases begin with `path` + ".".
   bool is_section(std::string_view path) const;
   bool is_own_section(std::string_view path) const;
   std::string_view section_help(std::string_view path) const;
@@ -101,8 +101,8 @@ class Schema {
   std::vector<std::string_view> children(std::string_view section) const;
   /// `path` with a foreign section prefix replaced: policy.hf_config_overrides.x -> policy.model.x.
   static std::string canonical_prefix(std::string path);
-  /// The nearest known key for an unknown one: in its own section first, then anywhere. Empty when none is
-  /// near.
+  /// The nearest known key for an unknown one: in its own section first, then anywhere;
+  /// empty when there is none.
   std::string suggest(std::string_view path) const;
 
  private:
@@ -120,8 +120,8 @@ class Schema {
 /// Builds a Key with chained calls.
 class KeyBuilder {
  public:
-  /// Other spellings are written as for the section `policy`. In another policy-like section those below
-  /// `policy.` move there, and the other ones, which mean the policy, are left out.
+  /// Aliases are written as for the section `policy`. In another policy-like section those below `policy.`
+  /// move there, and the others, which refer to the policy, are dropped.
   explicit KeyBuilder(Key& key, std::string_view policy = "policy") : key_(&key), policy_(policy) {}
   KeyBuilder& at_least(double v) { return key_->min = v, *this; }
   KeyBuilder& above(double v) { return key_->min = v, key_->min_open = true, *this; }
@@ -136,7 +136,7 @@ class KeyBuilder {
   KeyBuilder& or_single() { return key_->is_list = key_->single_ok = true, *this; }
   KeyBuilder& words(std::string w) { return key_->words = std::move(w), *this; }
   KeyBuilder& one_of(std::vector<std::string_view> names);
-  /// The values that work today; the other ones are refused as not supported yet.
+  /// The values that are supported; the others are rejected as not supported yet.
   KeyBuilder& built(std::vector<std::string_view> names) {
     return key_->choices.built = std::move(names), *this;
   }
@@ -257,7 +257,7 @@ struct Traits<AutoOr<T>> {
 
 }  // namespace binding
 
-/// What the schema_*.cpp files fill.
+/// Filled by the schema_*.cpp files.
 class Table {
  public:
   explicit Table(Schema& schema) : schema_(schema) {}
@@ -267,9 +267,9 @@ class Table {
   KeyBuilder key(std::string path, F member) {
     return KeyBuilder(bind(std::move(path), member));
   }
-  /// A key that is known, but whose feature does not exist yet: only its default is accepted.
+  /// A known key whose feature is not built yet: only its default is accepted.
   KeyBuilder planned(std::string path, Kind kind, std::string default_text);
-  /// With algorithms: all keys of the section are refused when another one is configured.
+  /// With algorithms: all keys of the section are errors under any other algorithm.
   void section(std::string path, std::string help, std::vector<Algorithm> algorithms = {});
   void foreign(std::string path, std::string advice);
 
@@ -289,7 +289,7 @@ class Table {
   Schema& schema_;
 };
 
-/// The same for the keys of a policy-like section: paths are relative to it, members to its PolicyConfig.
+/// The same for a policy-like section: paths are relative to it, members to its PolicyConfig.
 class PolicyTable {
  public:
   PolicyTable(Table& table, std::string section, PolicyConfig Config::*member)
@@ -323,7 +323,7 @@ class PolicyTable {
 void add_top_keys(Table& table);
 void add_run_keys(Table& table);
 void add_distributed_keys(Table& table);
-/// The keys of the policy-like section `section`, which are kept in `member`.
+/// The keys of the policy-like section `section`, stored in `member`.
 void add_policy_keys(Table& table, const std::string& section, PolicyConfig Config::*member);
 void add_model_keys(PolicyTable& table);
 void add_data_keys(Table& table);

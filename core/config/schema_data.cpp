@@ -1,15 +1,15 @@
-// Keys of the data, the sections of the other algorithms, and spellings of other programs.
+// Keys of the data, the sections of other algorithms, and keys of other programs.
 #include "core/config/schema.h"
 
 namespace nrl::config_detail {
 
 void add_data_keys(Table& t) {
-  t.section("data", "What is trained on.");
+  t.section("data", "Training and validation data.");
   NRL_KEY(t, data.train.data_path)
       .alias("data.data_path")
       .alias("data.train_files")
       .alias("data.train_dataset")
-      .help("Token file prefix (PREFIX.bin and PREFIX.idx), or a list of them: a blend.");
+      .help("Token file prefix (PREFIX.bin and PREFIX.idx), or a list of them (a blend).");
   NRL_KEY(t, data.train.weights)
       .above(0)
       .help(
@@ -17,30 +17,29 @@ void add_data_keys(Table& t) {
           "path.");
   t.planned("data.train.format", Kind::choice, "tokens")
       .one_of({"tokens", "text", "messages", "instruction", "preference", "rollouts"})
-      .help("What the files hold; `nrl-train prepare` makes token files from text.");
+      .help("Content of the files; `nrl-train prepare` makes token files from text.");
   NRL_KEY(t, data.validation.data_path)
       .alias("data.val_files")
       .alias("data.eval_dataset")
-      .help("The same for evaluation; instead of a share of data.split.");
+      .help("Token files for evaluation, instead of a share of data.split.");
   NRL_KEY(t, data.validation.weights).above(0).help("Shares of the validation blend.");
   NRL_KEY(t, data.split)
       .comma()
       .at_least(0)
       .help(
-          "Shares of data.train for training, validation and test, on any scale (\"969,30,1\"); null: all of "
-          "it "
-          "for training.");
-  NRL_KEY(t, data.seed).at_least(0).help("Seed of the order of the data; null: pretrain.seed.");
+          "Shares of data.train for training, validation and test, on any scale (\"969,30,1\"); null: all "
+          "of it for training.");
+  NRL_KEY(t, data.seed).at_least(0).help("Seed of the data order; null: pretrain.seed.");
   NRL_KEY(t, data.shuffle).not_built().help("Visit the sequences in random order.");
-  NRL_KEY(t, data.num_workers).at_least(0).at_most(256).help("Threads that read ahead; 0: read when needed.");
+  NRL_KEY(t, data.num_workers).at_least(0).at_most(256).help("Threads that read ahead; 0: read on demand.");
   NRL_KEY(t, data.prefetch_batches).at_least(1).at_most(1024).help("Batches read ahead.");
   NRL_KEY(t, data.pin_memory).not_built().help("Page-locked host buffers (GPU only).");
   NRL_KEY(t, data.reset_position_ids)
       .help(
-          "Positions restart behind the end token of every document of a sample (docs/data.md), as in "
+          "Positions restart after the end token of every document of a sample (docs/data.md), as in "
           "Megatron-LM.");
   NRL_KEY(t, data.reset_attention_mask)
-      .help("A token sees its own document only; the end token belongs to the document before it.");
+      .help("A token attends to its own document only; the end token belongs to the document that it ends.");
   NRL_KEY(t, data.eod_mask_loss)
       .help("No loss where the input is an end token, which would predict how the next document begins.");
 }
@@ -52,7 +51,7 @@ void add_other_algorithms(Table& t) {
   t.planned("dpo.reference_policy_kl_penalty", Kind::number, "0.05")
       .above(0)
       .alias("training.beta")
-      .help("beta.");
+      .help("Strength of the KL penalty (beta).");
   t.planned("dpo.loss_type", Kind::choice, "sigmoid")
       .one_of({"sigmoid", "ipo", "hinge", "cdpo", "sigmoid_norm"})
       .alias("training.loss_type")
@@ -77,17 +76,17 @@ void add_other_algorithms(Table& t) {
 void add_foreign_keys(Table& t) {
   t.foreign("include", "use 'defaults: base.yaml' to inherit from another file");
   t.foreign("training.batch_size",
-            "sequences of all ranks per accumulation slice in the NeMo RL documents; write "
+            "in NeMo RL documents: sequences of all ranks per accumulation step; write "
             "policy.train_global_batch_size = batch_size x gradient_accumulation_steps");
   t.foreign("model.config", "write the model's keys under policy.model");
   t.foreign("model.backend", "remove it; there is one implementation");
   t.foreign("policy.model_parallel",
-            "remove it; distributed.tensor_parallel_size and pipeline_parallel_size say it");
+            "remove it; use distributed.tensor_parallel_size and pipeline_parallel_size");
   t.foreign("policy.dtensor_cfg.enabled", "remove it; there is one implementation");
   t.foreign("policy.megatron_cfg.enabled", "remove it; there is one implementation");
   t.foreign("policy.megatron_cfg.optimizer.adam_beta1", "write policy.optimizer.betas: [beta1, beta2]");
   t.foreign("policy.megatron_cfg.optimizer.adam_beta2", "write policy.optimizer.betas: [beta1, beta2]");
-  t.foreign("policy.megatron_cfg.scheduler.lr_warmup_init", "the warm-up begins at 0; remove it");
+  t.foreign("policy.megatron_cfg.scheduler.lr_warmup_init", "the warm-up starts at 0; remove it");
   t.foreign("policy.optimizer.kwargs.foreach", "a switch of PyTorch; remove it");
   t.foreign("policy.optimizer.kwargs.fused", "a switch of PyTorch; remove it");
   t.foreign("policy.generation_batch_size", "there is no generation during training; remove it");
@@ -101,7 +100,7 @@ void add_foreign_keys(Table& t) {
   t.foreign("training.custom_loss", "Python code cannot be used; remove it");
   t.foreign("training.autocast", "write policy.precision: bfloat16 or float32");
   t.foreign("distributed.strategy", "write distributed.shard_strategy");
-  t.foreign("hardware", "describes a machine for planning; not supported yet, remove it");
+  t.foreign("hardware", "describes a machine for planning, which is not supported yet; remove it");
   t.foreign("worker_groups", "separate groups of ranks are not supported yet; remove it");
   t.foreign("checkpointing.model_save_format", "checkpoints are always safetensors; remove it");
   t.foreign("checkpointing.save_scheduler", "the position in the schedule is always saved; remove it");

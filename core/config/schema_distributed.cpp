@@ -4,7 +4,7 @@
 namespace nrl::config_detail {
 
 void add_distributed_keys(Table& t) {
-  t.section("cluster", "What the launcher is expected to have started; checked, never chosen.");
+  t.section("cluster", "Expected size of the job; checked against the launcher, never used to choose.");
   NRL_KEY(t, cluster.num_nodes)
       .at_least(1)
       .alias("distributed.num_nodes")
@@ -23,16 +23,14 @@ void add_distributed_keys(Table& t) {
   t.planned("cluster.segment_size", Kind::integer, "null")
       .nullable()
       .at_least(1)
-      .help("Nodes of an NVLink domain; no expert group straddles two.");
+      .help("Nodes of an NVLink domain; an expert group must not span two.");
 
-  t.section("distributed", "How the ranks share the work.");
+  t.section("distributed", "Parallelism and communication.");
   NRL_KEY(t, distributed.backend)
       .help(
-          "Communication of tensors: mpi (host memory), nccl (GPUs), staged (GPU memory through host memory "
-          "and "
-          "MPI; works where NCCL does not, also for several ranks on one GPU); auto: mpi on CPUs, else nccl "
-          "where "
-          "it can be used. The processes come from mpirun or srun.");
+          "Communication of tensors: mpi (host memory), nccl (GPUs), staged (GPU memory through pinned host "
+          "memory and MPI; works without NCCL, and for several ranks on one GPU); auto: mpi on CPUs, nccl "
+          "on GPUs if it supports the layout, else staged. mpirun or srun starts the processes.");
   NRL_KEY(t, distributed.tensor_parallel_size)
       .at_least(1)
       .not_built()
@@ -41,7 +39,7 @@ void add_distributed_keys(Table& t) {
       .alias("policy.dtensor_cfg.tensor_parallel_size")
       .alias("policy.megatron_cfg.tensor_model_parallel_size")
       .alias("model.tensor_model_parallel_size")
-      .help("Ranks that share every matrix.");
+      .help("Ranks that split every weight matrix.");
   NRL_KEY(t, distributed.pipeline_parallel_size)
       .at_least(1)
       .not_built()
@@ -49,7 +47,7 @@ void add_distributed_keys(Table& t) {
       .alias("policy.pipeline_parallel_size")
       .alias("policy.megatron_cfg.pipeline_model_parallel_size")
       .alias("model.pipeline_model_parallel_size")
-      .help("Ranks that share the layers.");
+      .help("Ranks that split the layers.");
   t.planned("distributed.virtual_pipeline_size", Kind::integer, "null")
       .nullable()
       .at_least(1)
@@ -60,7 +58,7 @@ void add_distributed_keys(Table& t) {
       .not_built()
       .alias("policy.dtensor_cfg.context_parallel_size")
       .alias("policy.megatron_cfg.context_parallel_size")
-      .help("Ranks that share a sequence.");
+      .help("Ranks that split a sequence.");
   t.planned("distributed.cp_comm_type", Kind::choice, "p2p")
       .one_of({"p2p", "all_gather", "a2a", "a2a+p2p"})
       .alias("policy.megatron_cfg.cp_comm_type")
@@ -70,18 +68,18 @@ void add_distributed_keys(Table& t) {
       .not_built()
       .alias("policy.dtensor_cfg.expert_parallel_size")
       .alias("policy.megatron_cfg.expert_model_parallel_size")
-      .help("Ranks that share the experts.");
+      .help("Ranks that split the experts.");
   NRL_KEY(t, distributed.expert_tensor_parallel_size)
       .at_least(1)
       .not_built()
       .alias("policy.megatron_cfg.expert_tensor_parallel_size")
-      .help("Ranks that share every expert's matrices.");
+      .help("Ranks that split every expert's matrices.");
   t.planned("distributed.sequence_parallel", Kind::boolean, "auto")
       .automatic()
       .alias("model.parallelism.sequence_parallel")
       .alias("policy.dtensor_cfg.sequence_parallel")
       .alias("policy.megatron_cfg.sequence_parallel")
-      .help("Share norms and dropout along the sequence; auto: with tensor parallelism.");
+      .help("Split norms and dropout along the sequence; auto: with tensor parallelism.");
   NRL_KEY(t, distributed.data_parallel_size)
       .at_least(1)
       .alias("policy.data_parallel_size")
@@ -97,20 +95,19 @@ void add_distributed_keys(Table& t) {
       .on_off("policy.megatron_cfg.optimizer.use_distributed_optimizer", "optim", "ddp")
       .on_off("distributed.use_distributed_optimizer", "optim", "ddp")
       .help(
-          "What data-parallel ranks share instead of copying: nothing (ddp), the optimizer state (optim, "
-          "ZeRO-1), "
-          "gradients too, parameters too.");
+          "What is sharded over data-parallel ranks: nothing (ddp), the optimizer state (optim, ZeRO-1), "
+          "gradients too (ZeRO-2), parameters too (ZeRO-3).");
   NRL_KEY(t, distributed.overlap_grad_reduce)
       .alias("policy.megatron_cfg.distributed_data_parallel_config.overlap_grad_reduce")
-      .help("Reduce gradients while the backward pass still runs.");
+      .help("Reduce gradients during the backward pass.");
   t.planned("distributed.overlap_param_gather", Kind::boolean, "false")
       .alias("policy.megatron_cfg.distributed_data_parallel_config.overlap_param_gather")
-      .help("Gather updated parameters while the next forward pass runs.");
+      .help("Gather updated parameters during the next forward pass.");
   NRL_KEY(t, distributed.grad_reduce_dtype)
       .built({"fp32"})
       .on_off("policy.megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32", "fp32", "bf16")
-      .help("Type in which gradients travel.");
-  NRL_KEY(t, distributed.bucket_size_mb).above(0).at_most(65536).help("Gradients per message, in MiB.");
+      .help("Type in which gradients are communicated.");
+  NRL_KEY(t, distributed.bucket_size_mb).above(0).at_most(65536).help("Gradients per bucket, in MiB.");
 }
 
 }  // namespace nrl::config_detail

@@ -1,5 +1,5 @@
-// The keys of a Hugging Face config.json. Only types and ranges are checked here; what they mean, and which
-// of them a model_type has, is the business of the model floor.
+// The keys of a Hugging Face config.json. Types and ranges are checked here; apps/model interprets them and
+// knows which of them a model_type has.
 #include "core/config/schema.h"
 
 namespace nrl::config_detail {
@@ -37,7 +37,7 @@ void add_rope(PolicyTable& t, const std::string& prefix) {
 
 void add_model_keys(PolicyTable& t) {
   t.model("model_type", Kind::text).help("Family: llama, gpt2, qwen2, qwen3, mistral, ...");
-  t.model("architectures", Kind::text).list().help("Class name; informative.");
+  t.model("architectures", Kind::text).list().help("Class name; ignored.");
   t.model("vocab_size", Kind::integer).at_least(1).help("Rows of the embedding.");
   t.model("hidden_size", Kind::integer).at_least(1).help("Width of the residual stream.");
   t.model("intermediate_size", Kind::integer).at_least(1).help("Width inside the MLP.");
@@ -49,7 +49,7 @@ void add_model_keys(PolicyTable& t) {
   t.model("num_key_value_heads", Kind::integer)
       .nullable()
       .at_least(1)
-      .help("Key and value heads (grouped queries).");
+      .help("Key and value heads (grouped-query attention).");
   t.model("head_dim", Kind::integer)
       .nullable()
       .at_least(1)
@@ -62,12 +62,12 @@ void add_model_keys(PolicyTable& t) {
   t.model("rms_norm_eps", Kind::number).above(0).help("Added to the mean square.");
   t.model("layer_norm_epsilon", Kind::number).above(0).help("Added to the variance (GPT-2).");
   t.model("layer_norm_eps", Kind::number).above(0).help("Added to the variance.");
-  t.model("use_cache", Kind::boolean).help("Of generation; without effect on training.");
-  t.model("tie_word_embeddings", Kind::boolean).help("The output matrix is the embedding.");
+  t.model("use_cache", Kind::boolean).help("For generation; no effect on training.");
+  t.model("tie_word_embeddings", Kind::boolean).help("The output projection shares the embedding's weight.");
   t.model("rope_theta", Kind::number).above(0).help("Base of the rotary frequencies.");
   t.model("rope_scaling", Kind::text)
       .nullable()
-      .help("null: rotary frequencies as they are; else a mapping.");
+      .help("null: no rescaling of the rotary frequencies; else a mapping.");
   add_rope(t, "rope_scaling");
   t.model("rope_parameters", Kind::text)
       .nullable()
@@ -82,11 +82,11 @@ void add_model_keys(PolicyTable& t) {
   t.model("sliding_window", Kind::integer)
       .nullable()
       .at_least(1)
-      .help("Attention reaches back this far; null: no window. Missing: 4096 in mistral.");
-  t.model("use_sliding_window", Kind::boolean).help("Whether sliding_window counts (Qwen).");
+      .help("Tokens that attention reaches back; null: no window. Default 4096 in mistral.");
+  t.model("use_sliding_window", Kind::boolean).help("Whether sliding_window applies (Qwen).");
   t.model("max_window_layers", Kind::integer).at_least(0).help("Layers before sliding windows begin (Qwen).");
   t.model("layer_types", Kind::text).list().nullable().help("Kind of attention of every layer.");
-  t.model("pretraining_tp", Kind::integer).at_least(1).help("Informative.");
+  t.model("pretraining_tp", Kind::integer).at_least(1).help("Ignored.");
   t.model("bos_token_id", Kind::integer).nullable().or_single().at_least(0).help("Token at the beginning.");
   t.model("eos_token_id", Kind::integer)
       .nullable()
@@ -94,9 +94,9 @@ void add_model_keys(PolicyTable& t) {
       .at_least(0)
       .help("Token, or tokens, at the end.");
   t.model("pad_token_id", Kind::integer).nullable().at_least(-1).help("Padding token.");
-  t.model("torch_dtype", Kind::text).help("Type of stored weights; informative (see policy.precision).");
+  t.model("torch_dtype", Kind::text).help("Type of stored weights; ignored (see policy.precision).");
   t.model("dtype", Kind::text).help("The same under its newer name.");
-  t.model("transformers_version", Kind::text).help("Informative.");
+  t.model("transformers_version", Kind::text).help("Ignored.");
 
   t.model("n_embd", Kind::integer).at_least(1).help("GPT-2: width.");
   t.model("n_layer", Kind::integer).at_least(1).help("GPT-2: layers.");
@@ -117,11 +117,11 @@ void add_model_keys(PolicyTable& t) {
 
   t.model("num_local_experts", Kind::integer).at_least(1).help("Experts (Mixtral).");
   t.model("num_experts", Kind::integer).at_least(1).help("Experts (Qwen).");
-  t.model("num_experts_per_tok", Kind::integer).at_least(1).help("Experts that see a token.");
+  t.model("num_experts_per_tok", Kind::integer).at_least(1).help("Experts per token.");
   t.model("moe_intermediate_size", Kind::integer).at_least(1).help("Width inside an expert.");
-  t.model("router_aux_loss_coef", Kind::number).at_least(0).help("Weight of the balancing loss.");
-  t.model("norm_topk_prob", Kind::boolean).help("Normalise the chosen experts' weights.");
-  t.model("decoder_sparse_step", Kind::integer).at_least(1).help("Every how many layers have experts.");
+  t.model("router_aux_loss_coef", Kind::number).at_least(0).help("Weight of the load-balancing loss.");
+  t.model("norm_topk_prob", Kind::boolean).help("Normalize the chosen experts' weights.");
+  t.model("decoder_sparse_step", Kind::integer).at_least(1).help("Every N-th layer has experts.");
   t.model("mlp_only_layers", Kind::integer).list().at_least(0).help("Layers without experts.");
   t.model("query_pre_attn_scalar", Kind::number)
       .above(0)
@@ -129,8 +129,11 @@ void add_model_keys(PolicyTable& t) {
   t.model("attn_logit_softcapping", Kind::number)
       .nullable()
       .above(0)
-      .help("Gemma 2: cap of attention scores.");
-  t.model("final_logit_softcapping", Kind::number).nullable().above(0).help("Gemma 2: cap of logits.");
+      .help("Gemma 2: soft cap of attention logits.");
+  t.model("final_logit_softcapping", Kind::number)
+      .nullable()
+      .above(0)
+      .help("Gemma 2: soft cap of the final logits.");
 }
 
 }  // namespace nrl::config_detail

@@ -35,7 +35,7 @@ void add_recompute(PolicyTable& t) {
       .list()
       .at_least(0)
       .help("Exactly these layers are recomputed.");
-  t.section("recompute", "Activations that are computed again in the backward pass instead of kept.");
+  t.section("recompute", "Activations that are recomputed in the backward pass instead of kept.");
   NRL_POLICY_KEY(t, recompute.granularity)
       .built({"auto", "none", "selective"})
       .alias("policy.megatron_cfg.recompute_granularity")
@@ -43,7 +43,7 @@ void add_recompute(PolicyTable& t) {
   NRL_POLICY_KEY(t, recompute.modules)
       .built({"norm", "activation"})
       .alias("policy.megatron_cfg.recompute_modules")
-      .help("What is recomputed; both are nearly free. auto: [norm, activation].");
+      .help("Activations to recompute; both are nearly free. auto: [norm, activation].");
   t.planned("recompute.num_layers", Kind::integer, "null")
       .nullable()
       .at_least(1)
@@ -92,7 +92,7 @@ void add_optimizer(PolicyTable& t) {
       .below(1)
       .alias("policy.optimizer.kwargs.betas")
       .alias("optim.betas")
-      .help("Decay of the running means of gradient and squared gradient.");
+      .help("Decay rates of the running means of gradient and squared gradient.");
   NRL_POLICY_KEY(t, optimizer.eps)
       .above(0)
       .at_most(1)
@@ -110,9 +110,9 @@ void add_optimizer(PolicyTable& t) {
       .help("Scale lr with the global batch: linear lr x B/base, sqrt lr x sqrt(B/base), none.");
   NRL_POLICY_KEY(t, optimizer.lr_scaling.base_batch_size)
       .at_least(1)
-      .help("The batch for which lr was chosen.");
+      .help("The global batch size that lr was tuned for.");
 
-  t.section("scheduler", "The learning rate over the run.");
+  t.section("scheduler", "The learning-rate schedule.");
   NRL_POLICY_KEY(t, scheduler.lr_decay_style)
       .alias("policy.megatron_cfg.scheduler.lr_decay_style")
       .alias("training.lr_scheduler")
@@ -126,7 +126,7 @@ void add_optimizer(PolicyTable& t) {
       .alias("policy.megatron_cfg.scheduler.lr_warmup_iters")
       .alias("training.warmup_steps")
       .alias("training.scheduler.warmup_steps")
-      .help("Steps over which the rate rises linearly from 0.");
+      .help("Warm-up steps: the rate rises linearly from 0.");
   NRL_POLICY_KEY(t, scheduler.warmup_ratio)
       .at_least(0)
       .at_most(1)
@@ -151,8 +151,8 @@ void add_optimizer(PolicyTable& t) {
       .at_most(1000)
       .alias("policy.megatron_cfg.optimizer.min_lr")
       .alias("training.scheduler.min_lr")
-      .help("The rate at the end; scaled by lr_scaling as lr is.");
-  NRL_POLICY_KEY(t, scheduler.unit).built({"optimizer_steps"}).help("What the counts of this section count.");
+      .help("Final learning rate; scaled by lr_scaling like lr.");
+  NRL_POLICY_KEY(t, scheduler.unit).built({"optimizer_steps"}).help("Unit of the counts in this section.");
 }
 
 void add_planned_features(PolicyTable& t) {
@@ -162,13 +162,12 @@ void add_planned_features(PolicyTable& t) {
       .above(0)
       .alias("training.loss_scaling")
       .help(
-          "Scale of the loss with float16: dynamic, or a fixed number (2**15 is understood). Other "
-          "precisions need "
+          "Loss scale with float16: dynamic, or a fixed number (2**15 is accepted). Other precisions need "
           "none.");
-  t.section("fp8_cfg", "FP8 matrices.");
+  t.section("fp8_cfg", "FP8 GEMMs.");
   t.planned("fp8_cfg.enabled", Kind::boolean, "false")
       .alias("policy.megatron_cfg.fp8_cfg.enabled")
-      .help("Compute matrix products in FP8.");
+      .help("Compute GEMMs in FP8.");
   t.planned("fp8_cfg.fp8", Kind::choice, "hybrid")
       .one_of({"hybrid", "e4m3"})
       .alias("policy.megatron_cfg.fp8_cfg.fp8")
@@ -184,7 +183,7 @@ void add_planned_features(PolicyTable& t) {
     t.planned(std::string("fp8_cfg.num_") + which + "_layers_in_bf16", Kind::integer, "0")
         .at_least(0)
         .help("Layers kept in bfloat16.");
-  t.section("sequence_packing", "Several sequences in one row.");
+  t.section("sequence_packing", "Packing of several sequences into one row.");
   t.planned("sequence_packing.enabled", Kind::boolean, "false").help("Pack sequences.");
   t.planned("sequence_packing.train_mb_tokens", Kind::integer, "null")
       .nullable()
@@ -192,16 +191,16 @@ void add_planned_features(PolicyTable& t) {
       .help("Tokens of a packed row.");
   t.planned("sequence_packing.algorithm", Kind::choice, "modified_first_fit_decreasing")
       .one_of({"modified_first_fit_decreasing", "first_fit_decreasing", "first_fit_shuffle", "concatenative"})
-      .help("How rows are filled.");
+      .help("Packing algorithm.");
   t.planned("sequence_packing.sequence_length_round", Kind::integer, "64")
       .at_least(1)
       .help("Lengths are rounded up to a multiple of this.");
   t.planned("dynamic_batching.enabled", Kind::boolean, "false")
-      .help("Micro batches by tokens, not sequences.");
+      .help("Microbatches by tokens, not sequences.");
   t.planned("dynamic_batching.train_mb_tokens", Kind::integer, "null")
       .nullable()
       .at_least(1)
-      .help("Tokens of a micro batch.");
+      .help("Tokens of a microbatch.");
   t.planned("dynamic_batching.sequence_length_round", Kind::integer, "64")
       .at_least(1)
       .help("Lengths are rounded up to a multiple of this.");
@@ -259,9 +258,8 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .on_off("policy.megatron_cfg.optimizer.bf16", "bfloat16", "")
       .on_off("policy.megatron_cfg.optimizer.fp16", "float16", "")
       .help(
-          "Type of weights and activations (master weights and optimizer state are fp32). auto: float32 on a "
-          "CPU, "
-          "bfloat16 on a GPU.");
+          "Type of weights and activations (master weights and optimizer state are fp32). auto: float32 on "
+          "a CPU, bfloat16 on a GPU.");
   NRL_POLICY_KEY(t, train_global_batch_size)
       .at_least(1)
       .at_most(1LL << 40)
@@ -273,15 +271,13 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .alias("data.micro_batch_size_per_gpu")
       .help(
           "Sequences per forward pass and rank; auto: as given by gradient_accumulation_steps, else the "
-          "largest "
-          "that divides evenly with at most 8192 tokens.");
+          "largest that divides evenly with at most 8192 tokens.");
   NRL_POLICY_KEY(t, gradient_accumulation_steps)
       .at_least(1)
       .alias("training.gradient_accumulation_steps")
       .help(
           "Forward passes per optimizer step and rank; null: global / (micro x data_parallel_size). A given "
-          "value "
-          "is checked.");
+          "value is checked.");
   NRL_POLICY_KEY(t, max_total_sequence_length)
       .at_least(1)
       .at_most(1 << 24)
@@ -292,7 +288,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
   t.planned("on_overlong", Kind::choice, "truncate")
       .one_of({"truncate", "drop", "error"})
       .alias("data.truncation")
-      .help("What happens to examples that are too long.");
+      .help("Treatment of examples that are too long.");
   NRL_POLICY_KEY(t, max_grad_norm)
       .above(0)
       .alias("policy.megatron_cfg.optimizer.clip_grad")
@@ -300,23 +296,22 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .alias("policy.gradient_clipping")
       .alias("training.gradient_clipping")
       .alias("optim.clip_grad")
-      .help("Gradients are scaled so that their global norm is at most this; null: not clipped.");
+      .help("Clip gradients to this global norm; null: no clipping.");
   t.section("attention", "The attention kernel.");
   NRL_POLICY_KEY(t, attention.type)
       .built({"auto", "flash_attention"})
       .alias("model.attention.type")
       .on_off("policy.use_flash_attention", "flash_attention", "unfused")
       .on_off("model.use_flash_attention", "flash_attention", "unfused")
-      .help("flash_attention never holds a matrix of sequence x sequence; it is what auto takes.");
+      .help("flash_attention never materializes the sequence x sequence matrix; auto chooses it.");
   NRL_POLICY_KEY(t, attention.memory_efficient)
       .alias("model.attention.memory_efficient")
-      .help("Required to be true by flash_attention, which is always memory efficient.");
+      .help("Must be true: flash_attention is always memory efficient.");
   NRL_POLICY_KEY(t, cuda_graph)
       .alias("kernels.cuda_graph.enabled")
       .help(
-          "GPU: record a whole step once and launch it as one CUDA graph afterwards, which saves the host's "
-          "time "
-          "where kernels are short. Not with distributed.backend staged on several ranks, nor with "
+          "GPU: capture a whole step once and launch it as one CUDA graph from then on, which saves host "
+          "time when kernels are short. Not with distributed.backend staged on several ranks, nor with "
           "data.reset_attention_mask.");
   add_recompute(t);
   t.planned("pin_memory", Kind::boolean, "false").help("Page-locked host buffers for offloading.");

@@ -1,5 +1,4 @@
-// Keys of the run as a whole: algorithm, pretrain, checkpointing, logger, memory, monitoring, profiling,
-// kernels.
+// Keys of the run: algorithm, pretrain, checkpointing, logger, memory, monitoring, profiling, kernels.
 #include "core/config/schema.h"
 
 namespace nrl::config_detail {
@@ -39,15 +38,14 @@ void add_pretrain(Table& t) {
   NRL_KEY(t, pretrain.seed)
       .at_least(0)
       .alias("training.seed")
-      .help("Seed of initial weights, dropout and, unless data.seed is given, of the order of the data.");
+      .help("Seed of initial weights, dropout and, unless data.seed is given, the data order.");
   NRL_KEY(t, pretrain.on_nonfinite)
       .help(
-          "On a loss or gradient norm that is NaN or infinite: skip the step (weights and optimizer state "
-          "stay as "
-          "they are) or stop.");
+          "On a NaN or infinite loss or gradient norm: skip the step (weights and optimizer state are "
+          "unchanged) or stop.");
   NRL_KEY(t, pretrain.max_nonfinite_steps)
       .at_least(1)
-      .help("With on_nonfinite: skip, this many skipped steps in a row stop the run (exit 79).");
+      .help("With on_nonfinite: skip, this many consecutive skipped steps stop the run (exit 79).");
 }
 
 void add_checkpointing(Table& t) {
@@ -55,7 +53,9 @@ void add_checkpointing(Table& t) {
   NRL_KEY(t, checkpointing.enabled).help("Save checkpoints.");
   NRL_KEY(t, checkpointing.checkpoint_dir)
       .alias("checkpointing.save_dir")
-      .help("Folder of the checkpoints; each is a folder step-N that is a Hugging Face model directory too.");
+      .help(
+          "Directory of the checkpoints; each is a directory step-N, which is a Hugging Face model directory "
+          "too.");
   NRL_KEY(t, checkpointing.save_period)
       .at_least(0)
       .at_most(kManySteps)
@@ -70,26 +70,22 @@ void add_checkpointing(Table& t) {
       .alias("checkpointing.save_total_limit")
       .alias("trainer.max_ckpt_to_keep")
       .alias("checkpointing.ft_keep_latest_k")
-      .help("Checkpoints that are kept, the newest ones; null: all.");
+      .help("Number of newest checkpoints to keep; null: all.");
   NRL_KEY(t, checkpointing.resume)
       .alias("checkpointing.resume_from_checkpoint")
       .alias("checkpointing.load_checkpoint")
       .help(
-          "auto: resume from the newest valid checkpoint in checkpoint_dir, if any; never: start afresh; or "
-          "the "
-          "checkpoint directory to resume from. Checkpoints in checkpoint_dir that are newer than the one "
-          "resumed "
-          "from (never: all) are moved to checkpoint_dir/previous-N.");
+          "auto: resume from the newest valid checkpoint in checkpoint_dir, if any; never: start from "
+          "scratch; or the checkpoint directory to resume from. Checkpoints in checkpoint_dir that are "
+          "newer than the one resumed from (never: all) are moved to checkpoint_dir/previous-N.");
   NRL_KEY(t, checkpointing.allow_changes)
       .help(
-          "What may differ from the run that saved the checkpoint, where a resume is refused otherwise: data "
-          "(token "
-          "files, weights of the blend, split), seed (of the data order), sequence_length, model (values of "
+          "Differences from the run that saved the checkpoint that a resume permits: data (token files, "
+          "weights of the blend, split), seed (of the data order), sequence_length, model (values of "
           "config.json that change the mathematics but no shape: RoPE, eps, window, activation, dropout).");
   NRL_KEY(t, checkpointing.save_optimizer)
       .help("Save the optimizer state; without it a checkpoint holds weights and position only.");
-  t.planned("checkpointing.is_async", Kind::boolean, "false")
-      .help("Write checkpoints while training goes on.");
+  t.planned("checkpointing.is_async", Kind::boolean, "false").help("Write checkpoints during training.");
   t.planned("checkpointing.metric_name", Kind::text, "null")
       .nullable()
       .help("Keep the best checkpoints by this metric (\"val:loss\") instead of the newest.");
@@ -103,42 +99,41 @@ void add_checkpointing(Table& t) {
 }
 
 void add_logger(Table& t) {
-  t.section("logger", "What is printed and recorded.");
+  t.section("logger", "Terminal output and metrics.");
   NRL_KEY(t, logger.log_dir)
       .alias("logging.log_dir")
-      .help("Folder of config.yaml (resolved) and metrics.jsonl.");
+      .help("Directory of config.yaml (resolved) and metrics.jsonl.");
   NRL_KEY(t, logger.log_interval)
       .at_least(1)
       .alias("logging.log_interval")
       .alias("logging.logging_steps")
-      .help("Optimizer steps between printed lines (metrics.jsonl always has every step).");
+      .help("Optimizer steps between printed lines (metrics.jsonl has every step).");
   NRL_KEY(t, logger.progress)
       .help(
-          "auto: a bar on a terminal, else lines; bar; plain: lines; json: one object a line on standard "
+          "auto: a bar on a terminal, else lines; bar; plain: lines; json: one object per line on standard "
           "output.");
   NRL_KEY(t, logger.sample_period)
       .at_least(0)
       .help(
-          "Optimizer steps between samples of text from the model, and one after the last step; they are "
-          "printed "
-          "and written to metrics.jsonl. 0: none. Rank 0 makes them on its CPU while the others wait.");
+          "Optimizer steps between samples of text from the model, and one after the last step, printed and "
+          "written to metrics.jsonl; 0: none. Rank 0 generates them on its CPU while the others wait.");
   NRL_KEY(t, logger.sample_prompt)
       .help("Text that the samples continue; empty: the tokenizer's first token.");
   NRL_KEY(t, logger.sample_tokens).at_least(1).at_most(4096).help("Tokens of a sample.");
   NRL_KEY(t, logger.sample_temperature)
       .at_least(0)
       .at_most(100)
-      .help("Temperature of the samples; 0 takes the likeliest token.");
+      .help("Temperature of the samples; 0: greedy.");
   t.planned("logger.tensorboard_enabled", Kind::boolean, "false").help("Write TensorBoard event files.");
   t.planned("logger.tensorboard.log_dir", Kind::text, "null")
       .nullable()
-      .help("Folder of the TensorBoard files.");
+      .help("Directory of the TensorBoard files.");
   t.planned("logger.wandb_enabled", Kind::boolean, "false").help("Write a Weights & Biases run.");
   t.planned("logger.wandb.project", Kind::text, "null").nullable().help("Weights & Biases project.");
   t.planned("logger.wandb.name", Kind::text, "null").nullable().help("Weights & Biases run name.");
   t.planned("logger.mlflow_enabled", Kind::boolean, "false").help("Report to MLflow.");
   t.planned("logger.swanlab_enabled", Kind::boolean, "false").help("Report to SwanLab.");
-  t.planned("logger.monitor_gpus", Kind::boolean, "false").help("Sample utilisation and memory of the GPUs.");
+  t.planned("logger.monitor_gpus", Kind::boolean, "false").help("Sample utilization and memory of the GPUs.");
   t.planned("logger.gpu_monitoring.collection_interval", Kind::number, "10")
       .above(0)
       .help("Seconds between samples.");
@@ -151,15 +146,15 @@ void add_memory(Table& t) {
   t.section("memory", "Limits of memory.");
   NRL_KEY(t, memory.on_oom)
       .built({"fail"})
-      .help("Out of memory: fail with a breakdown, or halve the micro batch and double the accumulation.");
+      .help("Out of memory: fail with a breakdown, or halve the microbatch and double the accumulation.");
   t.planned("memory.max_memory", Kind::number, "0.9")
       .above(0)
       .at_most(1)
-      .help("Fraction of the device's memory that a chosen batch size may use.");
+      .help("Fraction of the device's memory that an automatic batch size may use.");
 }
 
 void add_monitoring(Table& t) {
-  t.section("monitoring", "Watching the run: NaN, instability, leaks, alerts.");
+  t.section("monitoring", "Monitoring of the run: NaN, instability, leaks, alerts.");
   NRL_KEY(t, monitoring.enabled).not_built().help("Evaluate the rules of this section.");
   t.planned("monitoring.interval", Kind::number, "30")
       .above(0)
@@ -172,7 +167,7 @@ void add_monitoring(Table& t) {
           "(pretrain.on_nonfinite).");
   t.planned("monitoring.stability.window", Kind::integer, "100")
       .at_least(2)
-      .help("Steps that are looked at.");
+      .help("Length of the window, in steps.");
   t.planned("monitoring.stability.cv_threshold", Kind::number, "0.1")
       .above(0)
       .help("Coefficient of variation of the loss that counts as unstable.");
@@ -185,7 +180,7 @@ void add_monitoring(Table& t) {
   t.planned("monitoring.stability.lr_factor", Kind::number, "0.5")
       .above(0)
       .at_most(1)
-      .help("Of lr after a rollback.");
+      .help("Factor of lr after a rollback.");
   t.planned("monitoring.stability.max_recoveries", Kind::integer, "3")
       .at_least(0)
       .help("Rollbacks before giving up.");
@@ -203,7 +198,7 @@ void add_monitoring(Table& t) {
       .help("Growth within one step.");
   t.planned("monitoring.memory_leak.min_samples", Kind::integer, "10")
       .at_least(2)
-      .help("Samples before a verdict.");
+      .help("Minimum number of samples.");
   for (const char* where : {"tensorboard", "dashboard", "prometheus", "grafana"})
     t.planned(std::string("monitoring.visualization.") + where, Kind::boolean, "false").help("A live view.");
   t.planned("monitoring.visualization.port", Kind::integer, "8000")
@@ -236,16 +231,17 @@ void add_monitoring(Table& t) {
 }
 
 void add_profiling(Table& t) {
-  t.section("profiling", "Traces of chosen steps.");
+  t.section("profiling", "Traces of selected steps.");
   NRL_KEY(t, profiling.enabled)
       .help(
           "Record every operation of some steps into LOG_DIR/trace-rank-N.json (https://ui.perfetto.dev "
           "opens it).");
-  NRL_KEY(t, profiling.steps).help("Which steps: \"FIRST:END\", counted from 1, END exclusive.");
+  NRL_KEY(t, profiling.steps).help("Steps to record: \"FIRST:END\", counted from 1, END exclusive.");
   t.planned("profiling.trace", Kind::choice, "chrome").one_of({"chrome"}).help("Format of the trace.");
-  t.planned("profiling.record_shapes", Kind::boolean, "false").help("Shapes of the operands.");
-  t.planned("profiling.profile_memory", Kind::boolean, "false").help("Memory of every operation.");
-  t.planned("profiling.memory_snapshot", Kind::boolean, "false").help("Every allocation with its lifetime.");
+  t.planned("profiling.record_shapes", Kind::boolean, "false").help("Record shapes of operands.");
+  t.planned("profiling.profile_memory", Kind::boolean, "false").help("Record memory of every operation.");
+  t.planned("profiling.memory_snapshot", Kind::boolean, "false")
+      .help("Record every allocation with its lifetime.");
   t.planned("profiling.nsys.steps", Kind::text, "null")
       .nullable()
       .help("Steps between profiler start and stop.");
@@ -256,37 +252,36 @@ void add_profiling(Table& t) {
 
 void add_top_keys(Table& t) {
   t.section("", "The run.");
-  NRL_KEY(t, algorithm).built({"pretrain"}).alias("training.algorithm").help("What to train for.");
-  NRL_KEY(t, device).help("Where to compute; auto takes a GPU when there is one this build can use.");
+  NRL_KEY(t, algorithm).built({"pretrain"}).alias("training.algorithm").help("Training algorithm.");
+  NRL_KEY(t, device).help(
+      "Device of the run; auto: a GPU if this build can use one on every rank, else the CPU.");
 }
 
 void add_run_keys(Table& t) {
   add_pretrain(t);
   add_checkpointing(t);
   add_logger(t);
-  t.section("kernels", "How the CPU and the GPU compute.");
+  t.section("kernels", "Kernels of the CPU and the GPU.");
   NRL_KEY(t, kernels.num_threads)
       .at_least(1)
       .at_most(4096)
       .help(
-          "Threads of a rank; auto: OMP_NUM_THREADS where it is set, else the cores this rank may use, "
-          "shared with the other ranks of the node.");
-  NRL_KEY(t, kernels.isa).help("Instruction set of the CPU kernels; auto: the best one the CPU has.");
+          "Threads per rank; auto: OMP_NUM_THREADS if set, else the cores that this rank may use, divided "
+          "among the ranks of the node.");
+  NRL_KEY(t, kernels.isa).help("Instruction set of the CPU kernels; auto: the best that the CPU supports.");
   NRL_KEY(t, kernels.share_device)
-      .help("Let several ranks of a node use one GPU; they take turns, so this is for trying things out.");
+      .help("Let several ranks of a node share one GPU; they take turns, so this is for testing.");
   NRL_KEY(t, kernels.autotune)
       .help(
-          "GPU: time the matrix kernels of every shape at the start and take the fastest, instead of the one "
-          "the "
-          "library suggests; kept in LOG_DIR/gemm_tuning.txt.");
-  NRL_KEY(t, kernels.tf32).help("GPU: matrix products of fp32 operands in TF32 (10 bits of mantissa).");
+          "GPU: time the GEMM kernels of every shape at start and use the fastest instead of the library's "
+          "heuristic; cached in LOG_DIR/gemm_tuning.txt.");
+  NRL_KEY(t, kernels.tf32).help("GPU: fp32 GEMMs in TF32 (10 mantissa bits).");
   NRL_KEY(t, kernels.deterministic)
       .help(
-          "GPU: the same bits in every run, also from attention's gradients, at a price in memory and time; "
-          "the CPU "
-          "always has them.");
+          "GPU: bitwise reproducible runs, attention gradients included, at a cost in memory and time. CPU "
+          "runs always are.");
   t.planned("kernels.cpu_binding", Kind::text, "none").help("Cores of the threads: auto, none, or a list.");
-  t.planned("kernels.cuda_graph.scope", Kind::text, "null").nullable().help("What is captured.");
+  t.planned("kernels.cuda_graph.scope", Kind::text, "null").nullable().help("Part of the step to capture.");
   add_memory(t);
   add_monitoring(t);
   add_profiling(t);

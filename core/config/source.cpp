@@ -65,7 +65,7 @@ Diagnostic make_diagnostic(const Source& source, Pos pos, int parent_line, std::
   d.line = source.is_override ? 0 : pos.line;
   d.column = source.is_override ? 0 : source.character_column(pos);
 
-  // Long lines are cut around the place.
+  // Long lines are cut around the position.
   size_t begin =
       offset > kMaxExcerptLine / 2 && line.size() > kMaxExcerptLine ? offset - kMaxExcerptLine / 2 : 0;
   while (begin > 0 && begin < line.size() && is_continuation(line[begin])) --begin;

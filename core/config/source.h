@@ -1,5 +1,5 @@
 #pragma once
-// Texts that were read, places in them, and excerpts of them. Internal to core/config.
+// Source texts, positions in them, and excerpts. Internal to core/config.
 
 #include "core/config/diagnostic.h"
 
@@ -15,7 +15,8 @@ inline constexpr size_t kMaxBytes = 1 << 20;
 inline constexpr int kMaxDepth = 64;
 inline constexpr int kMaxFiles = 64;
 
-/// A place in a source; line and column are 1-based, the column counts bytes. `length` bytes are underlined.
+/// A position in a source; line and column are 1-based, the column counts bytes.
+/// `length` bytes are underlined.
 struct Pos {
   int line = 1, column = 1, length = 1;
 };
@@ -43,14 +44,14 @@ Diagnostic make_diagnostic(const Source& source, Pos pos, int parent_line, std::
                            std::string message, std::string label = "", std::vector<std::string> notes = {},
                            Severity severity = Severity::error);
 
-/// The position of the first byte that is not valid UTF-8, or is a control character that YAML forbids.
+/// The first byte that is not valid UTF-8, or is a control character that YAML forbids.
 struct BadByte {
   Pos pos;
   std::string what;
 };
 std::optional<BadByte> find_bad_byte(std::string_view text);
 
-/// Reads a regular file of at most kMaxBytes; an Error with the right exit code otherwise.
+/// Reads a regular file of at most kMaxBytes; otherwise an Error with the matching exit code.
 std::string read_config_file(const std::string& path);
 
 }  // namespace nrl::config_detail

@@ -14,13 +14,13 @@ namespace {
 
 constexpr int64_t kAutoMicroTokens = 8192;
 
-/// Collects problems of a result.
+/// Collects the problems of a result.
 struct Checker {
   const ConfigResult& result;
   Diagnostics& out;
 
-  /// Whether what a check looks at is what the user gave: asked for every key of the check but the one that
-  /// is complained about, which error() and warning() ask for.
+  /// Whether a check sees what the user gave. Must be called with every key of the check except the one
+  /// reported, which error() and warning() query themselves.
   bool sound(std::initializer_list<std::string_view> keys) const {
     return std::all_of(keys.begin(), keys.end(), [this](std::string_view k) { return result.sound(k); });
   }
@@ -92,7 +92,7 @@ void check_model(Checker& c, const Config& config) {
             "every attention kernel here is memory efficient; remove it");
 }
 
-// The update computes in fp32.
+// The optimizer update computes in fp32.
 void check_optimizer(Checker& c, const OptimizerConfig& optimizer) {
   for (double beta : optimizer.betas)
     if (static_cast<float>(beta) >= 1)
@@ -107,7 +107,7 @@ int64_t final_decay(const SchedulerConfig& s) {
   return s.lr_decay_style == LrDecayStyle::wsd ? s.lr_wsd_decay_iters.value_or(0) : 0;
 }
 
-// A schedule that has room for the warm-up and the final decay: `steps` where that is one.
+// The shortest schedule of at least `steps` with room for the warm-up and the final decay.
 int64_t schedule_with_room(const SchedulerConfig& s, int64_t steps) {
   const int64_t decay = final_decay(s);
   if (warmup_steps(s, steps) <= steps - decay) return steps;
@@ -154,8 +154,7 @@ void check_schedule(Checker& c, const Config& config) {
     c.error("policy.scheduler.warmup_ratio", "warmup_ratio 1 leaves no steps for the final decay of WSD");
   if (!c.sound({style_key, warmup_key, decay_key, wsd_key, steps_key, "policy.scheduler.warmup_ratio"}))
     return;
-  // A decay that ends before it can begin contradicts itself; one that the run does not reach is only
-  // unusual.
+  // A decay that ends before it can begin is a contradiction; one beyond the run is only unusual.
   if (p.max_num_steps == 0) return;
   if (s.lr_decay_iters && s.lr_decay_style != LrDecayStyle::constant) {
     const int64_t warmup = warmup_steps(s, *s.lr_decay_iters);
@@ -177,18 +176,18 @@ void check_schedule(Checker& c, const Config& config) {
                 text, {fmt::format("max_num_steps is at {}", c.where(steps_key))});
 }
 
-// Keys that need one kind of device on a run that has the other. `why`: the reason of that, as a note.
+// Keys that need the kind of device that the run does not have. `why`: the reason, as a note.
 void check_device(Checker& c, const Config& config, bool gpu, const std::string& why) {
   const CommBackend backend = config.distributed.backend;
   if (gpu) {
     if (backend == CommBackend::mpi)
-      c.error("distributed.backend", "distributed.backend: mpi moves host memory only", "",
+      c.error("distributed.backend", "distributed.backend: mpi supports host memory only", "",
               {why, "use auto, nccl, or staged, which goes through MPI"});
     return;
   }
   if (config.policy.cuda_graph)
     c.error("policy.cuda_graph", "policy.cuda_graph: true needs a GPU", "", {why});
-  // On a GPU these choose how, not what: a configuration for either device may have them.
+  // These do not change results: a configuration for either device may have them.
   const bool demanded = config.device == DeviceKind::cpu;
   const std::pair<bool, const char*> gpu_only[] = {{config.kernels.share_device, "kernels.share_device"},
                                                    {config.kernels.autotune, "kernels.autotune"},
@@ -199,25 +198,27 @@ void check_device(Checker& c, const Config& config, bool gpu, const std::string&
     else if (set)
       c.warning(key, fmt::format("{}: true has no effect without a GPU", key), {why});
   if (backend == CommBackend::nccl || backend == CommBackend::staged)
-    c.error("distributed.backend", fmt::format("distributed.backend: {} moves GPU memory", name_of(backend)),
-            "", {why, "use mpi or auto"});
+    c.error("distributed.backend",
+            fmt::format("distributed.backend: {} requires device: cuda", name_of(backend)), "",
+            {why, "use mpi or auto"});
 }
 
-// `why`: where host-staged communication comes from.
+// `why`: the reason for host-staged communication.
 void check_staged_graph(Checker& c, const Config& config, const std::string& why) {
   if (config.policy.cuda_graph)
     c.error("policy.cuda_graph", "policy.cuda_graph: true cannot capture host-staged communication", "",
-            {why, "it works on the host in the middle of a step; use nccl, or no graph"});
+            {why, "it runs on the host within a step. Fix: use nccl, or policy.cuda_graph: false"});
 }
 
 void check_rest(Checker& c, const Config& config) {
   if (config.policy.cuda_graph && config.data.reset_attention_mask && c.sound({"policy.cuda_graph"}))
-    c.error("data.reset_attention_mask",
-            "data.reset_attention_mask: true changes the number of sequences from step to step, and a CUDA "
-            "graph launches attention for the same number always",
-            "",
-            {fmt::format("set it to false, or policy.cuda_graph, at {}, to false",
-                         c.where("policy.cuda_graph"))});
+    c.error(
+        "data.reset_attention_mask",
+        "data.reset_attention_mask: true varies the number of sequences from step to step, but a CUDA graph "
+        "launches attention for a fixed number",
+        "",
+        {fmt::format("set it to false, or policy.cuda_graph, at {}, to false",
+                     c.where("policy.cuda_graph"))});
   if (config.device != DeviceKind::automatic && c.sound({"device"}))
     check_device(c, config, config.device == DeviceKind::cuda,
                  fmt::format("device: {} is at {}", name_of(config.device), c.where("device")));
@@ -312,13 +313,13 @@ std::string schedule_beyond_run(const Config& config, int64_t steps) {
   const SchedulerConfig& s = config.policy.scheduler;
   if (s.lr_warmup_iters > steps)
     return fmt::format(
-        "the warm-up ({} steps) is longer than the run ({}): the schedule stays as it is, so that the last "
-        "step "
-        "is made with {} % of lr and there is no decay",
+        "the warm-up ({} steps) is longer than the run ({}): the schedule is unchanged, so the last step "
+        "uses {} % "
+        "of lr and there is no decay",
         s.lr_warmup_iters, steps, 100 * steps / s.lr_warmup_iters);
   if (s.lr_decay_style != LrDecayStyle::constant && decay_end(s, steps) > steps)
     return fmt::format(
-        "the schedule ({} steps) is longer than the run ({}): it stays as it is, so that the run ends before "
+        "the schedule ({} steps) is longer than the run ({}): it is unchanged, so the run ends before "
         "min_lr is reached",
         decay_end(s, steps), steps);
   return "";
@@ -335,8 +336,8 @@ Diagnostics validate(const ConfigResult& result) {
   check_optimizer(c, config.policy.optimizer);
   check_schedule(c, config);
   check_rest(c, config);
-  // With the number of replicas given, the whole arithmetic is known; else what divides for any number of
-  // them.
+  // With the number of replicas given, check the batch arithmetic; otherwise only what
+  // must divide for any number.
   if (c.sound({"distributed.data_parallel_size"}))
     check_batch(c, config, config.distributed.data_parallel_size.value_or(1));
   return out;
@@ -403,10 +404,11 @@ Diagnostics validate_for_device(const ConfigResult& result, const DeviceFacts& f
             {"use device: cpu or auto, or see nrl-train doctor"});
   if (config.kernels.isa > facts.best_isa)
     c.error("kernels.isa",
-            fmt::format("kernels.isa: {} is not in the processor of every rank", name_of(config.kernels.isa)),
-            "", {fmt::format("the best that all have is {}; use it or auto", name_of(facts.best_isa))});
+            fmt::format("kernels.isa: {} is not supported by the processor of every rank",
+                        name_of(config.kernels.isa)),
+            "", {fmt::format("the best that all support is {}; use it or auto", name_of(facts.best_isa))});
   for (Diagnostic& d : out) d.exit = Exit::unavailable;
-  // What a device of the given kind cannot do was said when the configuration was read.
+  // With an explicit device, check_device() ran when the configuration was loaded.
   if (config.device == DeviceKind::automatic)
     check_device(c, config, facts.gpu, "device: auto: " + facts.why);
   if (!facts.staged_why.empty()) check_staged_graph(c, config, "the ranks use staged: " + facts.staged_why);

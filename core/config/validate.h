@@ -5,7 +5,7 @@
 
 namespace nrl::config_detail {
 
-/// What is wrong between the keys that are sound, as far as it does not depend on the number of ranks.
+/// Problems between sound keys that do not depend on the number of ranks.
 Diagnostics validate(const ConfigResult& result);
 
 }  // namespace nrl::config_detail

@@ -22,7 +22,7 @@ size_t integer_length(std::string_view text) {
   return i;
 }
 
-/// Texts that may stand in YAML without quotes in a flow list as well.
+/// Texts that need no quotes in YAML, flow lists included.
 bool is_plain(std::string_view text) {
   if (text.empty() || is_null_text(text) || parse_boolean(text)) return false;
   if (is_digit(text[0]) || text[0] == '-' || text[0] == '.' || text[0] == '+') {

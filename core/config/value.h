@@ -1,6 +1,5 @@
 #pragma once
-// Values of configuration keys: the grammar in which they are written, and their canonical spelling.
-// Internal to core/config.
+// Values of configuration keys: their grammar, and their canonical spelling. Internal to core/config.
 
 #include <cstdint>
 #include <optional>
@@ -20,14 +19,13 @@ struct Auto {
 struct Value;
 using List = std::vector<Value>;
 
-/// One value. Enumerators are texts.
+/// One value; an enumerator is its spelling.
 struct Value {
   std::variant<Null, Auto, bool, int64_t, double, std::string, List> v;
   bool operator==(const Value&) const = default;
 };
 
-/// Decimal integer without leading zeros, underscores or exponent; nullopt when it is something else or does
-/// not fit.
+/// Decimal integer without leading zeros, underscores or exponent; nullopt otherwise or when it does not fit.
 std::optional<int64_t> parse_integer(std::string_view text);
 
 /// The same with a size suffix: k, M, B (powers of 1000) or KiB, MiB, GiB (powers of 1024).
@@ -42,12 +40,12 @@ std::optional<bool> parse_boolean(std::string_view text);
 /// Plain spellings of null: "", "~", "null", "Null", "NULL".
 bool is_null_text(std::string_view text);
 
-/// The shortest text that reads back as the same number.
+/// The shortest text that round-trips.
 std::string number_text(double number);
 
 /// Canonical YAML (flow style, one line).
 std::string yaml_text(const Value& value);
-/// The same for one text: quoted only where YAML or our own grammar would read it as something else.
+/// The same for one text: quoted only if YAML or this grammar would read it as something else.
 std::string yaml_string(std::string_view text);
 
 /// JSON. `Auto` does not occur.

@@ -10,10 +10,10 @@
 namespace nrl::config_detail {
 namespace {
 
-/// Thrown out of the event handler: parsing cannot go on.
+/// Thrown by the event handler to stop parsing.
 struct Stop {};
 
-/// How far marks of the parsed text lie from the places in the source.
+/// Offset of marks in the parsed text from positions in the source.
 struct Shift {
   int columns = 0;
 };
@@ -35,11 +35,11 @@ int written_length(const Source& source, Pos pos, const std::string& value, bool
   return 1;
 }
 
-/// Builds the tree. yaml-cpp's parser is recursive and reports every level before it descends: refusing the
-/// 65th here bounds its stack too.
-class Builder : public YAML::EventHandler {
+/// Builds the tree. yaml-cpp's parser is recursive and reports every level before it descends: stopping at
+/// level 65 bounds its stack too.
+class TreeBuilder : public YAML::EventHandler {
  public:
-  Builder(const Source& source, Shift shift, const std::string& sentinel, Diagnostics& problems)
+  TreeBuilder(const Source& source, Shift shift, const std::string& sentinel, Diagnostics& problems)
       : source_(source), shift_(shift), sentinel_(sentinel), problems_(problems) {}
 
   void OnDocumentStart(const YAML::Mark&) override {}
@@ -83,7 +83,7 @@ class Builder : public YAML::EventHandler {
 
   bool complete() const { return sentinel_seen_; }
   Node take() { return std::move(root_); }
-  /// The opening quote of the scalar that swallowed the end of the text.
+  /// The opening quote of a scalar that runs to the end of the text.
   std::optional<Pos> unclosed_quote() const { return unclosed_; }
   /// The innermost flow or block collection still open.
   std::optional<Pos> open_collection() const {
@@ -102,7 +102,7 @@ class Builder : public YAML::EventHandler {
  private:
   struct Level {
     Node node;
-    bool have_key = false;  ///< of a map: the key of the coming value is there
+    bool have_key = false;  ///< of a map: the key of the next value has been read
     Entry entry;
     std::unordered_map<std::string, Pos> seen;
   };
@@ -173,13 +173,13 @@ class Builder : public YAML::EventHandler {
               fmt::format("first given at {}", source_.place(before->second)));
       return;
     }
-    // The mark of an absent value is where the next token is.
+    // yaml-cpp marks an absent value at the next token.
     if (node.kind == Node::Kind::null) place_null(node, entry.key_pos);
     entry.value = std::move(node);
     level.node.entries.push_back(std::move(entry));
   }
 
-  /// A written null is marked where it stands, an absent one at its key.
+  /// Marks a written null at its position, an absent one at its key.
   void place_null(Node& node, Pos key) const {
     const std::string_view line = source_.line(node.pos.line);
     const size_t at = static_cast<size_t>(node.pos.column - 1);
@@ -242,7 +242,7 @@ std::optional<Pos> second_document(std::string_view text) {
   return std::nullopt;
 }
 
-/// The last place of the text that holds anything.
+/// The last position with content.
 Pos last_content(std::string_view text) {
   Pos pos, last;
   for (const char c : text) {
@@ -270,15 +270,15 @@ bool check_text(const Source& source, Diagnostics& problems) {
 }
 
 Node parse(const Source& source, std::string text, Shift shift, Diagnostics& problems) {
-  // yaml-cpp stops without a word at an unclosed quote, a lone comma or a second document: a key of our own
-  // at the end of the top mapping shows that it read everything.
+  // yaml-cpp stops silently at an unclosed quote, a lone comma or a second document: a sentinel key at the
+  // end of the top mapping proves that it read everything.
   std::string sentinel = "__end__";
   while (text.find(sentinel) != std::string::npos) sentinel += '_';
   const size_t indent = top_indent(text);
   text += fmt::format("\n{:{}}{}: 0\n", "", indent, sentinel);
 
   const size_t before = problems.size();
-  Builder builder(source, shift, sentinel, problems);
+  TreeBuilder builder(source, shift, sentinel, problems);
   auto add = [&](Pos pos, std::string message, std::vector<std::string> notes = {}) {
     problems.push_back(make_diagnostic(source, pos, 0, "", std::move(message), "", std::move(notes)));
   };
@@ -294,15 +294,14 @@ Node parse(const Source& source, std::string text, Shift shift, Diagnostics& pro
     if (builder.unclosed_quote()) {
       add(*builder.unclosed_quote(), "unclosed quote");
     } else if (pos.line > end.line || e.mark.line < 0) {
-      // The complaint is about our own last line: something above is still open.
+      // The error is at the sentinel: something above is still open.
       const auto open = builder.open_collection();
       const std::string_view what =
           open ? source.line(open->line).substr(static_cast<size_t>(open->column - 1)) : "";
       if (what.starts_with('[') || what.starts_with('{'))
         add(*open, fmt::format("unclosed '{}'", what[0]));
       else
-        add(end, "not valid YAML: the text ends in the middle of something",
-            {"every line must be 'key: value'"});
+        add(end, "not valid YAML: the text ends unexpectedly", {"every line must be 'key: value'"});
     } else if (const std::string_view line = source.line(pos.line); starts_with_tab(line)) {
       pos.column = static_cast<int>(line.find('\t')) + 1;
       add(pos, "a tab in the indentation", {"YAML is indented with spaces"});
@@ -329,7 +328,7 @@ Node parse(const Source& source, std::string text, Shift shift, Diagnostics& pro
       add(root.pos, "the top level must be lines of 'key: value', not braces");
     else
       add(end, "the text could not be read to its end",
-          {"is a line indented differently from its neighbours?"});
+          {"is a line indented differently from its neighbors?"});
     return root;
   }
   return builder.take();

@@ -1,5 +1,5 @@
 #pragma once
-// Untrusted YAML text to a tree with places. Internal to core/config.
+// Parses untrusted YAML text to a tree with positions. Internal to core/config.
 
 #include "core/config/source.h"
 
@@ -29,8 +29,8 @@ struct Entry {
 };
 
 /// Parses the text of `source` (at most kMaxBytes) as one block mapping. Anchors, aliases, tags, merge keys,
-/// duplicate keys, keys that are not scalars, second documents and anything left unread are errors, appended
-/// to `problems`. Returns the tree as far as it could be read; it is complete only if no problem was added.
+/// duplicate keys, non-scalar keys, further documents and unread text are errors, appended to `problems`.
+/// Returns the part of the tree that could be read; complete only if no problem was added.
 Node parse_yaml(const Source& source, Diagnostics& problems);
 
 /// Parses one override "a.b=value": a mapping with the single key "a.b".

@@ -221,8 +221,8 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
   const Contradiction cases[] = {
       {{"device=cpu", "policy.cuda_graph=true"}, "policy.cuda_graph: true needs a GPU"},
       {{"device=cpu", "kernels.autotune=true"}, "needs a GPU"},
-      {{"device=cpu", "distributed.backend=nccl"}, "moves GPU memory"},
-      {{"device=cuda", "distributed.backend=mpi"}, "moves host memory only"},
+      {{"device=cpu", "distributed.backend=nccl"}, "requires device: cuda"},
+      {{"device=cuda", "distributed.backend=mpi"}, "supports host memory only"},
       {{"profiling.enabled=true", "profiling.steps=5:3"}, "profiling.steps is"},
       {{"training.fp16=true", "policy.precision=bogus"}, "expected auto | float32"},
       {{"policy.train_global_batch_size=10", "policy.train_micro_batch_size=4"}, "not a multiple of micro 4"},
@@ -345,16 +345,16 @@ TEST_CASE("a problem is not followed by those that it causes", "[config]") {
     const ConfigResult result = load_base(overrides);
     INFO(render(result.diagnostics));
     CHECK(result.diagnostics.size() == 1);
-    // The default batch of 32 on 3 ranks is independent, except of the micro batch.
+    // The default batch of 32 on 3 ranks is independent, except for the microbatch.
     CHECK(validate_for_world(result, 3).empty() == overrides[0].starts_with("policy.train_micro"));
   }
-  // Text that could not be parsed says nothing of what is missing.
+  // Text that could not be parsed causes no errors about missing keys.
   const ConfigResult broken = load_text("policy: {model: {model_type: llama}\n");
   CHECK(broken.diagnostics.size() == 1);
   CHECK(validate_for_world(broken, 3).empty());
 }
 
-TEST_CASE("no input steers the terminal, and no value floods it", "[config]") {
+TEST_CASE("input cannot control the terminal, and long values are cut", "[config]") {
   const std::string evil = "\xe2\x80\xae\xc2\x9b";  // a bidirectional override, and C1's escape sequence
   const std::string long_text(5000, 'x');
   for (const std::string& text : std::vector<std::string>{

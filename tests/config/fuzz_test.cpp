@@ -1,4 +1,4 @@
-// Mutations of valid configurations: whatever comes in, loading returns, in bounded time, and names a place.
+// Mutations of valid configurations: loading always returns, in bounded time, and errors have a position.
 #include "core/base/philox.h"
 #include "tests/catch.h"
 #include "tests/config/helpers.h"

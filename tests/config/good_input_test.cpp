@@ -17,7 +17,7 @@ Config load_good(const ConfigResult& result) {
   return result.config;
 }
 
-/// A folder that is removed at the end.
+/// A temporary directory.
 struct Folder {
   std::filesystem::path path =
       std::filesystem::temp_directory_path() / ("nrl_config_good_" + std::to_string(::getpid()));
@@ -235,12 +235,12 @@ TEST_CASE("a whole value may refer to another key", "[config]") {
       load_good(load_base({"checkpointing.checkpoint_dir=${logger.log_dir}",
                            "logger.log_dir=${policy.tokenizer.name}", "policy.tokenizer.name=bytes"}));
   CHECK(chain.checkpointing.checkpoint_dir == "bytes");
-  CHECK(contains(render(load_base({"logger.log_dir=x/${data.seed}"}).diagnostics), "only a whole value"));
+  CHECK(contains(render(load_base({"logger.log_dir=x/${data.seed}"}).diagnostics), "must be the whole value"));
   CHECK(contains(render(load_base({"logger.log_dir=${no.such}"}).diagnostics), "'no.such' is not a key"));
   CHECK(contains(render(load_base({"logger.log_dir=${checkpointing.checkpoint_dir}",
                                    "checkpointing.checkpoint_dir=${logger.log_dir}"})
                             .diagnostics),
-                 "circle"));
+                 "circular"));
 }
 
 TEST_CASE("model keys keep their order and their mappings together", "[config]") {
@@ -258,10 +258,9 @@ TEST_CASE("model keys keep their order and their mappings together", "[config]")
       "data: {train: {data_path: c}}\n",
       {"policy.model.num_hidden_layers=3", "policy.model.rope_scaling.low_freq_factor=1"});
   CHECK(load_good(result).policy.model_json ==
-        "{\"num_hidden_layers\": 3, \"model_type\": \"llama\", \"rope_scaling\": {\"rope_type\": \"llama3\", "
-        "\"factor\": 8, "
-        "\"long_factor\": [1, 2.5], \"low_freq_factor\": 1}, \"eos_token_id\": [1, 2], \"bos_token_id\": 7, "
-        "\"head_dim\": null, \"tie_word_embeddings\": true}");
+        "{\"num_hidden_layers\": 3, \"model_type\": \"llama\", \"rope_scaling\": {\"rope_type\": "
+        "\"llama3\", \"factor\": 8, \"long_factor\": [1, 2.5], \"low_freq_factor\": 1}, \"eos_token_id\": "
+        "[1, 2], \"bos_token_id\": 7, \"head_dim\": null, \"tie_word_embeddings\": true}");
   require_round_trip(result);
   const ConfigResult reset =
       load_text(kBase, {"policy.model.rope_scaling={factor: 2}", "policy.model.rope_scaling=null"});
@@ -279,27 +278,26 @@ TEST_CASE("a run of no steps needs no schedule", "[config]") {
   CHECK(load_base({"pretrain.max_num_steps=0", "policy.scheduler.lr_warmup_iters=5"}).ok());
 }
 
-TEST_CASE("a schedule that is longer than the run is kept, and said", "[config]") {
+TEST_CASE("a schedule longer than the run is kept, with a warning", "[config]") {
   struct Case {
     std::vector<std::string> overrides;
     std::string warning;
     int64_t end;  // of the decay
   };
   const Case cases[] = {{{"policy.scheduler.lr_warmup_iters=40"},
-                         "the warm-up (40 steps) is longer than the run (10): the schedule stays as it is, "
-                         "so that the last step is "
-                         "made with 25 % of lr and there is no decay",
+                         "the warm-up (40 steps) is longer than the run (10): the schedule is unchanged, so "
+                         "the last step uses 25 % of lr and there is no decay",
                          40},
                         {{"policy.scheduler.lr_decay_iters=20"},
-                         "the schedule (20 steps) is longer than the run (10): it stays as it is, so that "
-                         "the run ends before min_lr",
+                         "the schedule (20 steps) is longer than the run (10): it is unchanged, so the run "
+                         "ends before min_lr",
                          20},
                         {{"policy.scheduler.lr_decay_style=WSD", "policy.scheduler.lr_wsd_decay_iters=8",
                           "policy.scheduler.lr_warmup_iters=4"},
                          "the schedule (12 steps) is longer than the run (10)",
                          12},
                         {{"policy.scheduler.lr_decay_style=constant", "policy.scheduler.lr_warmup_iters=20"},
-                         "the last step is made with 50 % of lr",
+                         "the last step uses 50 % of lr",
                          20},
                         {{"policy.scheduler.lr_warmup_iters=10"}, "", 10},
                         {{"policy.scheduler.lr_decay_style=WSD", "policy.scheduler.lr_wsd_decay_iters=6",

@@ -29,7 +29,7 @@ OneKey file_of(const std::string& path, const std::string& value) {
   return file;
 }
 
-/// What makes a configuration complete.
+/// The keys that complete a configuration.
 std::vector<std::string> completed(const std::string& path) {
   std::vector<std::string> overrides;
   for (const char* needed :
@@ -57,12 +57,12 @@ TEST_CASE("every key takes the ends of its range", "[config][ranges]") {
       if (!key.built) {  // of a feature to come: its default and nothing else
         const bool inert = converted.value.has_value();
         if (inert) CHECK(yaml_text(*converted.value) == key.default_yaml());
-        if (!inert) CHECK(contains(converted.refusal->message, "not supported yet"));
+        if (!inert) CHECK(contains(converted.rejection->message, "not supported yet"));
         continue;
       }
       REQUIRE(converted.value);
       ++accepted;
-      // What refuses it later has a reason of its own, and what does not has taken the value over.
+      // Rejected by a later check with another message, or stored.
       const OneKey file = file_of(key.path, value);
       const ConfigResult result = load_text(file.text, completed(key.path));
       for (const Diagnostic& d : result.diagnostics) {
@@ -74,7 +74,7 @@ TEST_CASE("every key takes the ends of its range", "[config][ranges]") {
   CHECK(accepted > 250);
 }
 
-TEST_CASE("every key refuses what lies outside of its range, with its name and place", "[config][ranges]") {
+TEST_CASE("every key rejects values outside of its range, with its name and position", "[config][ranges]") {
   int refused = 0;
   for (const Key& key : Schema::get().keys()) {
     if (!key.belongs_to(Algorithm::pretrain)) continue;  // refused as such

@@ -50,7 +50,7 @@ TEST_CASE("every alias leads to its key", "[config]") {
     }
 }
 
-TEST_CASE("explain tells all of a key, and suggests for unknown ones", "[config]") {
+TEST_CASE("explain describes a key, and suggests one for an unknown name", "[config]") {
   bool known = false;
   const std::string lr = explain("policy.optimizer.lr", &known);
   CHECK(known);
@@ -73,7 +73,7 @@ TEST_CASE("explain tells all of a key, and suggests for unknown ones", "[config]
   CHECK(contains(explain("", &known), "policy."));
 }
 
-TEST_CASE("explain finds what a word means", "[config]") {
+TEST_CASE("explain searches names and meanings", "[config]") {
   struct Search {
     const char* text;
     const char* found;
@@ -87,7 +87,7 @@ TEST_CASE("explain finds what a word means", "[config]") {
                           {"leaning_rat", "did you mean 'policy.optimizer.lr'?"},  // near to another spelling
                           {"hub", "there is no key"},
                           {"square root", "there is no key"},
-                          {"global norm", "policy.max_grad_norm\n  Gradients are scaled"}};
+                          {"global norm", "policy.max_grad_norm\n  Clip gradients"}};
   for (const Search& c : cases) {
     const std::string text = explain(c.text);
     INFO(c.text);
@@ -99,7 +99,7 @@ TEST_CASE("explain finds what a word means", "[config]") {
   CHECK(known);
 }
 
-TEST_CASE("the reference page is fresh", "[config]") {
+TEST_CASE("the reference page is up to date", "[config]") {
   const char* path = NRL_SOURCE_DIR "/docs/configuration.md";
   if (std::getenv("NRL_UPDATE_DOCS")) std::ofstream(path) << config_markdown();
   std::ifstream in(path);

@@ -29,7 +29,7 @@ TEST_CASE("the batch is checked against the ranks", "[config]") {
                  "--> command line: policy.train_global_batch_size=10"));
 }
 
-TEST_CASE("what the file says of the cluster is checked", "[config]") {
+TEST_CASE("the cluster section is checked against the job", "[config]") {
   CHECK(
       contains(complaints({"cluster.world_size=4"}, 2), "cluster.world_size is 4, but 2 ranks were started"));
   CHECK(
