@@ -21,20 +21,20 @@ namespace {
 
 std::atomic<FileOpHook> g_hook{nullptr};
 
-// 0, or the errno value that the operation is to fail with.
+// 0, or the errno value injected for this operation.
 int injected(FileOp op, const std::string& path) {
   const FileOpHook hook = g_hook.load(std::memory_order_relaxed);
   return hook == nullptr ? 0 : hook(op, path);
 }
 
 std::string cause(int error) {
-  // EFBIG alone reads as if the file were the problem.
+  // strerror(EFBIG) blames the file; name the limit.
   return error == EFBIG
              ? fmt::format("{} (the limit of ulimit -f, or of the file system)", std::strerror(error))
              : std::strerror(error);
 }
 
-// rename and friends: our parent directories exist, so what fails here is the storage.
+// For operations on existing parent directories: a failure is a storage error.
 void checked_call(FileOp op, const std::string& path, Exit code, const char* what,
                   int (*call)(const std::string&)) {
   int error = injected(op, path);

@@ -46,7 +46,7 @@ DType dtype_from(const JsonValue& value) {
 
 std::string plain_name(const JsonValue& value) {
   if (!is_plain_name(value.as_string())) {
-    fail(Exit::data, "{}\"{}\" is no plain file name", value.where(), value.as_string().substr(0, 200));
+    fail(Exit::data, "{}\"{}\" is not a plain file name", value.where(), value.as_string().substr(0, 200));
   }
   return value.as_string();
 }
@@ -101,7 +101,7 @@ CheckpointShard shard_from_json(const JsonValue& v, DType dtype) {
   return s;
 }
 
-// Number of runs of a shard, after checking that all of it lies inside the tensor.
+// Number of runs of a shard. Fails unless all of it lies inside the tensor.
 int64_t count_runs(std::string_view name, const CheckpointShard& s, int64_t elements) {
   if (s.count == 0) return 0;
   const bool shape_ok = s.offset >= 0 && s.count > 0 && s.run > 0 && s.count % s.run == 0 &&
@@ -128,7 +128,7 @@ std::vector<ShardRun> shard_runs(std::string_view name, const LogicalTensor& ten
   for (const CheckpointShard& s : tensor.shards) {
     runs += count_runs(name, s, total);
     if (runs > static_cast<int64_t>(kMaxRuns)) {
-      fail(Exit::data, "tensor \"{}\" is cut into more than {} runs", name, kMaxRuns);
+      fail(Exit::data, "tensor \"{}\" has more than {} runs", name, kMaxRuns);
     }
   }
   std::vector<ShardRun> out;
@@ -187,7 +187,7 @@ const CheckpointFile* CheckpointManifest::find_file(std::string_view name) const
 
 std::string CheckpointManifest::to_text() const {
   constexpr auto refuse = JsonValue::NonFinite::refuse;
-  // One line for each tensor and file, so that people can read and compare manifests.
+  // One line per tensor and file, so that manifests can be read and diffed.
   std::string text = fmt::format("{{\"format\":\"{}\",\n\"step\":{},\n\"state\":{},\n\"tensors\":{{", kFormat,
                                  step, state.dump(0, refuse));
   bool first = true;
@@ -210,13 +210,13 @@ std::string CheckpointManifest::to_text() const {
 CheckpointManifest CheckpointManifest::from_text(std::string_view text, std::string_view source) {
   if (text.size() < kTailBytes || !text.ends_with(kTailEnd) ||
       text.substr(text.size() - kTailBytes, kTailStart.size()) != kTailStart) {
-    fail(Exit::data, "{}: does not end with its checksum: cut off or damaged", source);
+    fail(Exit::data, "{}: truncated or damaged: does not end with its checksum", source);
   }
   const std::string_view body = text.substr(0, text.size() - kTailBytes);
   uint32_t wanted = 0;
   const uint32_t actual = crc32c(body.data(), body.size());
   if (!parse_hex(text.substr(body.size() + kTailStart.size(), 8), wanted) || wanted != actual) {
-    fail(Exit::data, "{}: its CRC-32C is {}, not the {} that it names: damaged", source, hex(actual),
+    fail(Exit::data, "{}: damaged: CRC-32C {}, {} recorded", source, hex(actual),
          text.substr(body.size() + kTailStart.size(), 8));
   }
   JsonLimits limits;
@@ -242,10 +242,10 @@ CheckpointManifest CheckpointManifest::from_text(std::string_view text, std::str
     for (const CheckpointShard& s : t.shards) {
       const auto file = by_name.find(s.file);
       if (file == by_name.end()) {
-        fail(Exit::data, "{}tensor \"{}\" lies in {}, which is no file of this checkpoint", value.where(),
+        fail(Exit::data, "{}tensor \"{}\" lies in {}, which is not a file of this checkpoint", value.where(),
              name.substr(0, 200), s.file);
       }
-      // Whatever is allocated for a tensor later on is bounded by the sizes of files.
+      // Bounds later allocations for a tensor by the sizes of files.
       if (static_cast<uint64_t>(s.count) > file->second->bytes / static_cast<uint64_t>(size_of(t.dtype))) {
         fail(Exit::data, "{}tensor \"{}\": {} elements cannot lie in the {} bytes of {}", value.where(),
              name.substr(0, 200), s.count, file->second->bytes, s.file);

@@ -1,9 +1,9 @@
 #pragma once
-// manifest.json of a checkpoint: what the directory step-N must hold, to the bit.
+// manifest.json: the complete description of a checkpoint directory, with checksums.
 //
-// A logical tensor is named and shaped as in the unsharded model (a parameter, its fp32 master copy, a
-// moment, ...). Its elements, numbered in row-major order, are stored in pieces ("shards"), each one tensor
-// of one safetensors file. Which rank wrote which piece plays no part in reading.
+// A logical tensor has the name and shape of the unsharded model (a parameter, its fp32 master copy, a
+// moment). Its elements, in row-major order, are stored in pieces ("shards"), each of them one tensor of one
+// safetensors file. Reading does not depend on which rank wrote which piece.
 
 #include <cstdint>
 #include <map>
@@ -17,8 +17,8 @@
 namespace nrl {
 
 /// One stored piece of a logical tensor. Its element i (row-major, whatever its shape in the file) is element
-/// `offset + i / run * stride + i % run` of the logical tensor. A flat range, as ZeRO makes them, is a single
-/// run: run == count. A slice of columns [c, c + n) of a matrix with C columns has offset c, run n, stride C.
+/// `offset + i / run * stride + i % run` of the logical tensor. A flat ZeRO range is a single run: run ==
+/// count. Columns [c, c + n) of a matrix with C columns have offset c, run n, stride C.
 struct CheckpointShard {
   std::string file;  ///< name in the checkpoint's directory
   std::string key;   ///< tensor name in that file
@@ -41,16 +41,16 @@ struct CheckpointFile {
   uint32_t crc32c = 0;
 };
 
-/// `count` consecutive elements of a logical tensor from `begin` on are elements `stored`... of shard
-/// `shard`.
+/// Elements [begin, begin + count) of a logical tensor are elements [stored, stored
+/// + count) of shard `shard`.
 struct ShardRun {
   int64_t begin = 0, count = 0;
   uint32_t shard = 0;
   int64_t stored = 0;
 };
 
-/// The runs of a tensor in logical order. Error(Exit::data) naming the tensor unless they cover every element
-/// exactly once. At most 4 Mi runs.
+/// The runs of a tensor in logical order, at most 4 Mi. Exit::data naming the tensor unless they cover every
+/// element exactly once.
 std::vector<ShardRun> shard_runs(std::string_view name, const LogicalTensor& tensor);
 
 /// The complete description of one checkpoint.
@@ -62,9 +62,9 @@ struct CheckpointManifest {
 
   const CheckpointFile* find_file(std::string_view name) const;
 
-  /// JSON text whose last line holds the CRC-32C of all bytes before it.
+  /// JSON text; its last line holds the CRC-32C of all bytes before it.
   std::string to_text() const;
-  /// Checks the CRC, then everything else that needs no other file. Error(Exit::data) with `source` in front.
+  /// Checks the CRC and everything else that needs no other file. Exit::data, prefixed with `source`.
   static CheckpointManifest from_text(std::string_view text, std::string_view source);
 };
 

@@ -25,7 +25,7 @@ void list_names(std::string& text, std::string_view what, const std::vector<std:
 }  // namespace
 
 CheckpointReader::CheckpointReader(const std::string& path) : path_(path) {
-  if (!is_directory(path)) fail(Exit::no_input, "{}: there is no such checkpoint", path);
+  if (!is_directory(path)) fail(Exit::no_input, "{}: no such checkpoint directory", path);
   const std::vector<std::string> problems = validate_checkpoint(path, Validation::quick);
   if (!problems.empty()) fail(Exit::data, "{}", fmt::join(problems, "; "));
   const std::string file = join_path(path, kManifestName);
@@ -52,7 +52,7 @@ void CheckpointReader::check_names(const std::vector<TensorSpec>& wanted, bool a
     if (t == nullptr) {
       missing.push_back(w.name);
     } else if (t->dtype != w.dtype || t->shape != w.shape) {
-      different.push_back(fmt::format("{} ({} {} there, {} {} wanted)", w.name, name_of(t->dtype),
+      different.push_back(fmt::format("{} (stored {} {}, expected {} {})", w.name, name_of(t->dtype),
                                       shape_text(t->shape), name_of(w.dtype), shape_text(w.shape)));
     }
   }
@@ -63,7 +63,7 @@ void CheckpointReader::check_names(const std::vector<TensorSpec>& wanted, bool a
   list_names(text, "missing", missing);
   list_names(text, "different", different);
   list_names(text, "unexpected", unexpected);
-  if (!text.empty()) fail(Exit::data, "{}: does not fit this model: {}", path_, text.substr(2));
+  if (!text.empty()) fail(Exit::data, "{}: does not match this model: {}", path_, text.substr(2));
 }
 
 const CheckpointReader::OpenTensor& CheckpointReader::open(std::string_view name) {
@@ -188,7 +188,7 @@ void CheckpointReader::read_logical(std::string_view name, void* dst, size_t byt
 void CheckpointReader::read_slice(const TensorSlice& slice) {
   const LogicalTensor& tensor = at(slice.name);
   if (tensor.dtype != slice.dtype || tensor.shape != slice.shape)
-    fail(Exit::data, "{}: tensor \"{}\" is {} {}, {} {} is needed", path_, slice.name, name_of(tensor.dtype),
+    fail(Exit::data, "{}: tensor \"{}\" is {} {}; expected {} {}", path_, slice.name, name_of(tensor.dtype),
          shape_text(tensor.shape), name_of(slice.dtype), shape_text(slice.shape));
   nrl::read_slice(slice, tensor.dtype, [&](int64_t offset, int64_t count, void* out) {
     read_logical(slice.name, offset, count, out);
@@ -201,7 +201,7 @@ std::string CheckpointReader::read_text(std::string_view file) const {
   const std::string path = join_path(path_, file);
   std::string text = read_file(path, entry->bytes, File::Links::refuse);
   if (text.size() != entry->bytes || crc32c(text.data(), text.size()) != entry->crc32c) {
-    fail(Exit::data, "{}: damaged: not the file that {} describes", path, kManifestName);
+    fail(Exit::data, "{}: damaged: size or checksum differs from {}", path, kManifestName);
   }
   return text;
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Reads a committed checkpoint into any layout: whatever ranks wrote it, any range of a logical tensor can be
-// read.
+// Reads a committed checkpoint into any layout: any range of a logical tensor, independent
+// of the ranks that wrote it.
 
 #include <cstdint>
 #include <map>
@@ -15,12 +15,12 @@
 
 namespace nrl {
 
-/// One checkpoint open for reading. Every byte that it hands out has been checked against the manifest's
-/// checksums. One thread at a time; several readers of one directory are fine.
+/// One checkpoint open for reading. All data is verified against the manifest's checksums. Not thread-safe;
+/// several readers of one directory may coexist.
 class CheckpointReader {
  public:
-  /// Reads and checks the manifest and the sizes of all files (Validation::quick). Error(Exit::data) lists
-  /// what is wrong; Exit::no_input when there is no such directory.
+  /// Reads and checks the manifest and the sizes of all files (Validation::quick). Exit::data with a list of
+  /// problems; Exit::no_input when there is no such directory.
   explicit CheckpointReader(const std::string& path);
 
   const std::string& path() const { return path_; }
@@ -28,20 +28,19 @@ class CheckpointReader {
   const LogicalTensor* find(std::string_view name) const;
   const LogicalTensor& at(std::string_view name) const;
 
-  /// Compares what is wanted with what is there, and refuses (Exit::data) with the missing names, those of
-  /// another dtype or shape, and, unless `allow_more`, the unexpected ones; at most 10 of each and their
-  /// number.
+  /// Compares the wanted tensors with the stored ones. Exit::data listing missing names, other dtypes or
+  /// shapes and, unless `allow_more`, unexpected names; at most 10 of each, with their number.
   void check_names(const std::vector<TensorSpec>& wanted, bool allow_more = false) const;
 
-  /// Elements [offset, offset + count) of the tensor in row-major order, in the tensor's own dtype, into
-  /// `dst` (count x size_of(dtype) bytes). Damage, and a file that does not hold what the manifest says, is
-  /// Exit::data with file, tensor and byte range.
+  /// Elements [offset, offset + count) of the tensor in row-major order, in the tensor's dtype, into `dst`
+  /// (count x size_of(dtype) bytes). Damage, or a file that contradicts the manifest, is Exit::data with
+  /// file, tensor and byte range.
   void read_logical(std::string_view name, int64_t offset, int64_t count, void* dst);
   /// The whole tensor.
   void read_logical(std::string_view name, void* dst, size_t bytes);
-  /// Fills slice.data, which is of the tensor's own dtype. A tensor of another shape is Exit::data.
+  /// Fills slice.data, which must have the tensor's dtype. Exit::data when the shapes differ.
   void read_slice(const TensorSlice& slice);
-  /// One of the other files (config.json, position.json), checked.
+  /// One of the other files (config.json, position.json), verified.
   std::string read_text(std::string_view file) const;
 
  private:
@@ -66,8 +65,8 @@ class CheckpointReader {
   CheckpointManifest manifest_;
   std::map<std::string, std::unique_ptr<SafetensorsFile>, std::less<>> files_;
   std::string open_name_;
-  OpenTensor open_;  // of open_name_, the last tensor asked for
-  std::map<std::pair<const CheckpointShard*, uint64_t>, Chunk> cache_;  // chunks that are read in parts
+  OpenTensor open_;                                                     // the last tensor read, open_name_
+  std::map<std::pair<const CheckpointShard*, uint64_t>, Chunk> cache_;  // chunks read in parts
   uint64_t clock_ = 0;
 };
 

@@ -36,7 +36,7 @@ uint32_t crc_of_range(const File& file, uint64_t begin, uint64_t end, uint32_t c
   return crc;
 }
 
-// Finds the tensors of a damaged file that are not as they were written.
+// Lists the tensors of a damaged file whose checksums differ.
 std::string locate_damage(const std::string& path, const CheckpointFile& entry,
                           const CheckpointManifest& manifest) {
   std::string found;
@@ -113,7 +113,7 @@ std::vector<std::string> validate_checkpoint(const std::string& path, Validation
     const std::string trimmed = path.substr(0, end == std::string::npos ? 0 : end + 1);
     const auto named = parse_step_directory_name(trimmed.substr(trimmed.rfind('/') + 1));
     if (named && *named != manifest.step) {
-      problems.push_back(fmt::format("{}: {} says step {}, the directory says {}", path, kManifestName,
+      problems.push_back(fmt::format("{}: {} is of step {}, the directory of step {}", path, kManifestName,
                                      manifest.step, *named));
     }
     for (const CheckpointFile& f : manifest.files) check_file(path, f, manifest, level, problems);
@@ -140,7 +140,7 @@ std::vector<CheckpointEntry> find_steps(const std::string& store) {
   return entries;
 }
 
-// What LATEST says; empty text with a reason when it says nothing.
+// Why LATEST does not name `expected`; empty when it does.
 std::string latest_problem(const std::string& store, const std::string& expected) {
   const std::string path = join_path(store, "LATEST");
   if (!path_exists(path)) return fmt::format("{} is missing", path);
@@ -150,7 +150,7 @@ std::string latest_problem(const std::string& store, const std::string& expected
     if (text == expected) return {};
     if (!parse_step_directory_name(text)) return fmt::format("{} does not name a checkpoint", path);
     if (!path_exists(join_path(store, text)))
-      return fmt::format("{} names {}, which is not there", path, text);
+      return fmt::format("{} names {}, which does not exist", path, text);
     return fmt::format("{} names {}", path, text);
   } catch (const Error& e) {
     return e.what();
@@ -185,7 +185,7 @@ ResumePoint find_resume(const std::string& store, Validation level) {
 }
 
 std::string set_checkpoints_aside(const std::string& store, int64_t step, const RunLock& lock) {
-  NRL_CHECK(path_exists(lock.path()), "the lock {} is gone", lock.path());
+  NRL_CHECK(path_exists(lock.path()), "the lock {} was removed", lock.path());
   std::vector<std::string> moved, kept;
   for (const CheckpointEntry& e : find_steps(store))
     (e.step > step ? moved : kept).push_back(step_directory_name(e.step));
@@ -193,7 +193,7 @@ std::string set_checkpoints_aside(const std::string& store, int64_t step, const 
   std::string aside;
   for (int k = 1; aside.empty() || path_exists(aside); ++k)
     aside = join_path(store, fmt::format("previous-{}", k));
-  // LATEST first, so that it names a checkpoint that is there whenever a crash comes.
+  // Update LATEST first: it must name an existing checkpoint after a crash at any point.
   const std::string latest = join_path(store, "LATEST");
   if (kept.empty()) {
     remove_tree(latest);
@@ -217,7 +217,8 @@ std::vector<int64_t> apply_retention(const std::string& store, int keep_newest,
     if (!e.valid() || kept++ < keep_newest || (pinned && pinned(e.step))) continue;
     const std::string trash = join_path(store, ".trash-" + random_nonce());
     rename_path(e.path, trash);
-    fsync_directory(store);  // before anything in it goes: a crash must not leave half of it under its name
+    // Before removing files: a crash must not leave a partial checkpoint under its name.
+    fsync_directory(store);
     remove_tree(trash);
     removed.push_back(e.step);
   }
@@ -225,7 +226,7 @@ std::vector<int64_t> apply_retention(const std::string& store, int keep_newest,
 }
 
 std::vector<std::string> clean_store(const std::string& store, const RunLock& lock) {
-  NRL_CHECK(path_exists(lock.path()), "the lock {} is gone", lock.path());
+  NRL_CHECK(path_exists(lock.path()), "the lock {} was removed", lock.path());
   std::vector<std::string> removed;
   if (!path_exists(store)) return removed;
   for (const std::string& name : list_directory(store)) {

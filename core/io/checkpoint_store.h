@@ -6,12 +6,12 @@
 //   DIR/step-2400.tmp-<nonce>/  being written
 //   DIR/.trash-<nonce>/         being removed
 //   DIR/previous-1/step-1200/   of an earlier run that this one did not continue
-//   DIR/LATEST                  "step-1200": a hint for people; the truth is the newest directory that
-//   validates
+//   DIR/LATEST                  "step-1200": a hint; a resume takes the newest directory whose checksums
+//   verify
 //
-// Order of a commit: every file is written and fsynced; manifest.json is written under another name, fsynced,
-// renamed; the directory is fsynced; the directory is renamed; its parent is fsynced. A crash at any point
-// leaves the checkpoints that were there before, or the new one as well.
+// Order of a commit: every file is written and fsynced; manifest.json is written under a temporary name,
+// fsynced and renamed; the directory is fsynced and renamed; its parent is fsynced. A crash at any point
+// leaves the earlier checkpoints intact, with or without the new one.
 
 #include <cstdint>
 #include <functional>
@@ -29,27 +29,27 @@
 
 namespace nrl {
 
-/// How the writers of one checkpoint talk. The default is a single writer. broadcast and gather are
-/// collective: every rank calls them in the same order. They must not go through a communicator that a
-/// training step is using at the same time.
+/// How the ranks that write one checkpoint communicate; the default is a single writer. broadcast and gather
+/// are collective: every rank calls them in the same order. They must not use a communicator that a
+/// concurrent training step uses.
 struct RankGroup {
   int rank = 0;
   int size = 1;
   /// The text of rank 0, on every rank.
   std::function<std::string(const std::string&)> broadcast = [](const std::string& text) { return text; };
-  /// On rank 0: the texts of all ranks, by rank. The result on the other ranks is ignored.
+  /// On rank 0: the texts of all ranks, by rank. Ignored on the other ranks.
   std::function<std::vector<std::string>(const std::string&)> gather = [](const std::string& text) {
     return std::vector<std::string>{text};
   };
-  /// One message of `bytes` bytes from a rank to another; both block. Needed only where a tensor is put
-  /// together from the slices of several ranks.
+  /// Blocking messages of `bytes` bytes between two ranks. Needed only to assemble a tensor from the slices
+  /// of several ranks.
   std::function<void(int to, const void* data, size_t bytes)> send;
   std::function<void(int from, void* data, size_t bytes)> receive;
 };
 
 struct SlicePlan;  // slice_plan.h
 
-/// A tensor to be stored by one rank, as a piece of a logical tensor.
+/// A tensor that one rank stores, as a piece of a logical tensor.
 struct ShardSpec {
   std::string key;                    ///< tensor name in the file
   std::vector<int64_t> stored_shape;  ///< shape in the file
@@ -60,56 +60,56 @@ struct ShardSpec {
   int64_t run = 0;                    ///< 0: one flat range
   int64_t stride = 0;
 
-  /// The logical tensor whole, under its own name.
+  /// The complete logical tensor, under its own name.
   static ShardSpec whole(std::string name, DType dtype, std::vector<int64_t> shape);
   /// Elements [offset, offset + count) of it.
   static ShardSpec flat(std::string key, std::string logical, DType dtype, std::vector<int64_t> shape,
                         int64_t offset, int64_t count);
 };
 
-/// Writes one checkpoint together with the other ranks. Between construction and commit nothing throws for an
-/// error of the storage: the first error of a rank is kept, what follows on it is skipped, and commit()
-/// throws the same Error on every rank. So no rank waits for one that has left.
+/// Writes one checkpoint together with the other ranks. Between construction and commit() storage errors do
+/// not throw: the first error of a rank is kept, its later writes are skipped, and commit() throws the same
+/// Error on every rank. So no rank waits for one that has left.
 class CheckpointWriter {
  public:
   struct Options {
     uint64_t reserve_bytes = uint64_t{64} << 20;  ///< disk space to leave free
     bool refuse_non_finite = false;  ///< a NaN or infinity in any tensor: no checkpoint (Exit::diverged)
-    std::string nonce;               ///< of rank 0, as random_nonce() makes it; empty: a new one
+    std::string nonce;               ///< rank 0's, as from random_nonce(); empty: a new one
   };
-  /// Collective. `local_bytes`: what this rank is about to write. Throws on every rank when there is not
-  /// enough space or the directory cannot be made. `store` is created when it is missing.
+  /// Collective. `local_bytes`: bytes that this rank will write. Throws on every rank when there is not
+  /// enough space or the directory cannot be created. Creates `store` if it is missing.
   CheckpointWriter(std::string store, int64_t step, uint64_t local_bytes, RankGroup group, Options options);
   CheckpointWriter(std::string store, int64_t step, uint64_t local_bytes, RankGroup group = {});
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
-  /// Without commit, rank 0 removes what there is.
+  /// Without commit, rank 0 removes the files written so far.
   ~CheckpointWriter();
 
   /// Where the files are being written.
   const std::string& directory() const { return temporary_; }
   bool failed() const { return error_.has_value(); }
 
-  /// One safetensors file of this rank; file names are unique over all ranks. `fill` writes every declared
-  /// key.
+  /// One safetensors file of this rank; file names must be unique over all ranks. `fill`
+  /// must write every declared key.
   void add_tensors(const std::string& file, const std::vector<ShardSpec>& shards,
                    const std::function<void(SafetensorsWriter&)>& fill);
   /// Collective. One file STEM-00001-of-0000N.safetensors for each of the N ranks that have shards, numbered
   /// in rank order without gaps.
   void add_tensor_set(const std::string& stem, const std::vector<ShardSpec>& shards,
                       const std::function<void(SafetensorsWriter&)>& fill);
-  /// Collective. Whole tensors from the slices that the ranks hold, each tensor written by one rank
-  /// (plan_slices() says which): STEM.safetensors where one rank writes all of them, else
-  /// STEM-00001-of-0000N.safetensors and STEM.safetensors.index.json. Slices must cover every element; those
-  /// that several ranks hold must be equal. Memory: a block of kSliceBlockBytes.
+  /// Collective. Assembles complete tensors from the ranks' slices; each tensor is written by one rank
+  /// (plan_slices()): STEM.safetensors if one rank writes all of them, else STEM-00001-of-0000N.safetensors
+  /// and STEM.safetensors.index.json. Slices must cover every element; slices held by several ranks must be
+  /// equal. Memory: a block of kSliceBlockBytes.
   void add_slices(const std::string& stem, const std::vector<TensorSlice>& slices);
   void add_file(const std::string& name, std::string_view text);
-  /// Runs the caller's own part of the work; what it throws is kept for commit() as well.
+  /// Runs the caller's own part of the work; keeps its errors for commit() as well.
   void guard(const std::function<void()>& work);
 
-  /// Collective; returns the path of the committed directory on every rank. `state` counts on rank 0 only. A
-  /// checkpoint of the same step is replaced. When it throws, nothing is left of the attempt, and older
-  /// checkpoints are untouched.
+  /// Collective; returns the path of the committed directory on every rank. Uses rank 0's `state`.
+  /// Replaces a checkpoint of the same step. When it throws, nothing of the attempt remains and
+  /// older checkpoints are unchanged.
   std::string commit(const JsonValue& state);
 
  private:
@@ -131,14 +131,15 @@ class CheckpointWriter {
 
 /// "step-1200".
 std::string step_directory_name(int64_t step);
-/// The step of such a name; nothing for any other name ("step-01", "step-1.tmp-...").
+/// The step of such a name; nullopt for any other name ("step-01", "step-1.tmp-...").
 std::optional<int64_t> parse_step_directory_name(std::string_view name);
 
-/// quick: the manifest's checksum, its step, names and sizes of files. full: the checksum of every file too.
+/// quick: the manifest's checksum, its step, names and sizes of files. full: the
+/// checksums of all files as well.
 enum class Validation { quick, full };
 
-/// What is wrong with the checkpoint directory, one line each: file, tensor, byte range. Empty: valid. Never
-/// throws for damage.
+/// Problems of a checkpoint directory, one line each: file, tensor, byte range. Empty:
+/// valid. Damage does not throw.
 std::vector<std::string> validate_checkpoint(const std::string& path, Validation level);
 
 struct CheckpointEntry {
@@ -154,26 +155,24 @@ std::vector<CheckpointEntry> list_checkpoints(const std::string& store, Validati
 struct ResumePoint {
   std::optional<CheckpointEntry> checkpoint;
   std::vector<CheckpointEntry> rejected;  ///< newer than `checkpoint`, with their problems; newest first
-  std::vector<std::string> warnings;      ///< a LATEST that names another one
+  std::vector<std::string> warnings;      ///< LATEST names another checkpoint
 };
 
-/// The newest valid checkpoint; older ones are not looked at. No checkpoint and none rejected: the store
-/// holds none.
+/// The newest valid checkpoint; older ones are not read. No checkpoint and none rejected: the store is empty.
 ResumePoint find_resume(const std::string& store, Validation level = Validation::full);
 
-/// Moves every checkpoint of a step greater than `step` (-1: all) to STORE/previous-K, K the first free
-/// number from 1, where nothing removes or replaces it. Returns that directory; empty when there was nothing
-/// to move.
+/// Moves every checkpoint of a step greater than `step` (-1: all) to STORE/previous-K, the first free K from
+/// 1; nothing is removed or replaced there. Returns that directory; empty when there was nothing to move.
 std::string set_checkpoints_aside(const std::string& store, int64_t step, const RunLock& lock);
 
-/// Removes checkpoints so that the `keep_newest` (at least 1) newest valid ones stay, and those for which
-/// `pinned` says so. Damaged ones, and those in another format, always stay. Returns the removed steps. Call
-/// on one rank, after a commit.
+/// Removes all but the `keep_newest` (at least 1) newest valid checkpoints and those for which `pinned`
+/// returns true. Never removes damaged ones or those in another format. Returns the removed steps. Call on
+/// one rank, after a commit.
 std::vector<int64_t> apply_retention(const std::string& store, int keep_newest,
                                      const std::function<bool(int64_t step)>& pinned = {});
 
-/// Removes what crashed runs left in the store (step-N.tmp-*, .trash-*, LATEST.tmp-*). The lock proves that
-/// no other run is writing there. Returns the removed names.
+/// Removes leftovers of crashed runs (step-N.tmp-*, .trash-*, LATEST.tmp-*). The lock proves that no other
+/// run writes to the store. Returns the removed names.
 std::vector<std::string> clean_store(const std::string& store, const RunLock& lock);
 
 }  // namespace nrl

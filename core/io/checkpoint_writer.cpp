@@ -26,19 +26,19 @@ std::optional<Error> error_from_json(const JsonValue& value) {
   return Error(static_cast<Exit>(value.get_int("code")), value.get_string("text"));
 }
 
-// Runs `work` on rank 0 and gives every rank its result, or throws its error on every rank.
+// Runs `work` on rank 0; returns its result, or throws its error, on every rank.
 std::string on_rank_zero(const RankGroup& group, const std::function<std::string()>& work) {
-  JsonValue verdict = JsonValue::object({{"error", nullptr}, {"result", ""}});
+  JsonValue outcome = JsonValue::object({{"error", nullptr}, {"result", ""}});
   if (group.rank == 0) {
     try {
-      verdict.set("result", work());
+      outcome.set("result", work());
     } catch (const Error& e) {
-      verdict.set("error", error_to_json(e));
+      outcome.set("error", error_to_json(e));
     } catch (const std::exception& e) {
-      verdict.set("error", error_to_json(Error(Exit::internal, e.what())));
+      outcome.set("error", error_to_json(Error(Exit::internal, e.what())));
     }
   }
-  const JsonValue shared = parse_json(group.broadcast(verdict.dump()), "the verdict of rank 0");
+  const JsonValue shared = parse_json(group.broadcast(outcome.dump()), "the result of rank 0");
   if (const auto error = error_from_json(shared.at("error"))) throw *error;
   return shared.get_string("result");
 }
@@ -46,7 +46,7 @@ std::string on_rank_zero(const RankGroup& group, const std::function<std::string
 void check_space(const std::string& store, uint64_t wanted, uint64_t reserve) {
   struct statvfs fs;
   if (::statvfs(store.c_str(), &fs) != 0) {
-    fail(Exit::io, "{}: cannot ask for the free space: {}", store, std::strerror(errno));
+    fail(Exit::io, "{}: cannot determine the free space: {}", store, std::strerror(errno));
   }
   const uint64_t have = uint64_t{fs.f_bavail} * fs.f_frsize;
   const uint64_t need = wanted + wanted / 20 + reserve;
@@ -58,7 +58,7 @@ void check_space(const std::string& store, uint64_t wanted, uint64_t reserve) {
 
 JsonLimits report_limits() {
   JsonLimits limits;
-  limits.text_bytes = limits.string_bytes = limits.values = size_t{1} << 40;  // our own words
+  limits.text_bytes = limits.string_bytes = limits.values = size_t{1} << 40;  // trusted text of our own
   return limits;
 }
 
@@ -100,7 +100,7 @@ CheckpointWriter::~CheckpointWriter() {
   try {
     remove_tree(temporary_);
   } catch (const std::exception& e) {
-    log::warn("{}: what is left of a checkpoint attempt stays until the next start: {}", temporary_,
+    log::warn("{}: the incomplete checkpoint could not be removed; the next start removes it: {}", temporary_,
               e.what());
   }
 }
@@ -134,7 +134,7 @@ void CheckpointWriter::add_tensors(const std::string& file, const std::vector<Sh
 
 void CheckpointWriter::add_tensor_set(const std::string& stem, const std::vector<ShardSpec>& shards,
                                       const std::function<void(SafetensorsWriter&)>& fill) {
-  std::string writes;  // '1' for each rank that has something, in rank order
+  std::string writes;  // by rank: '1' if it writes a file
   for (const std::string& one : group_.gather(shards.empty() ? "0" : "1")) writes += one;
   writes = group_.broadcast(writes);
   if (shards.empty()) return;
@@ -171,7 +171,7 @@ void CheckpointWriter::add_slices(const std::string& stem, const std::vector<Ten
       filled = true;
       fill(&file);
     });
-    if (!filled) fill(nullptr);  // others wait for what this rank holds, and it for what they send
+    if (!filled) fill(nullptr);  // still take part in the exchange
   }
 
   if (owners.size() == 1 || group_.rank != 0) return;
@@ -184,8 +184,8 @@ void CheckpointWriter::add_slices(const std::string& stem, const std::vector<Ten
   add_file(stem + ".safetensors.index.json", safetensors_index(weight_map, total));
 }
 
-// Every rank goes through all blocks of all tensors in the same order, also after an error of its own: the
-// messages stay in step.
+// Every rank walks all blocks of all tensors in the same order, even after its own
+// error: the messages stay matched.
 void CheckpointWriter::write_slices(const SlicePlan& plan, const std::vector<TensorSlice>& slices,
                                     SafetensorsWriter* file) {
   std::map<std::tuple<std::string_view, int64_t, int64_t>, const TensorSlice*> held;
@@ -197,7 +197,7 @@ void CheckpointWriter::write_slices(const SlicePlan& plan, const std::vector<Ten
     const bool owner = t.owner == group_.rank;
     for (int64_t row = 0; row < t.height(); row += block_rows) {
       const int64_t rows = std::min(block_rows, t.height() - row);
-      const char* complete = nullptr;  // the block where it lies in memory as it is written
+      const char* complete = nullptr;  // set if the block is contiguous in memory already
       for (const SlicePlan::Source& s : t.sources) {
         const bool mine = s.rank == group_.rank;
         const int64_t begin = std::max(row, s.row), count = std::min(row + rows, s.row + s.rows) - begin;
@@ -232,7 +232,7 @@ void CheckpointWriter::write_slices(const SlicePlan& plan, const std::vector<Ten
         }
       }
       if (!owner || !file) continue;
-      // An error of the storage ends the writing of the file, not the exchange.
+      // A storage error ends the writing of the file, not the message exchange.
       guard([&] {
         file->write_slice(t.name, static_cast<uint64_t>(row * width * unit),
                           complete ? complete : block.data(), static_cast<size_t>(rows * width * unit));
@@ -332,7 +332,7 @@ void CheckpointWriter::publish(const CheckpointManifest& manifest) {
     rename_path(temporary_, final_);
   } else if (exchange_paths(temporary_, final_)) {
     replaced = temporary_;
-  } else {  // not atomic, but the file system offers nothing better
+  } else {  // not atomic: the file system has no exchange
     rename_path(final_, trash);
     rename_path(temporary_, final_);
     replaced = trash;

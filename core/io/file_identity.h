@@ -1,5 +1,5 @@
 #pragma once
-// Telling whether a file still has the content it had, without reading all of a large one.
+// Detects whether a file has changed, without reading all of a large one.
 
 #include <cstdint>
 #include <string>
@@ -16,12 +16,12 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
-/// The checksum covers every byte. Error: `no_input` when the file cannot be opened, `io` when it cannot be
-/// read.
+/// The checksum covers every byte. Exit::no_input when the file cannot be opened,
+/// Exit::io when it cannot be read.
 FileIdentity identify_file(const std::string& path);
 
-/// The checksum covers 64 blocks of 64 KiB at equal distances, the first and the last one included, and all
-/// of a file up to 4 MiB. A change elsewhere that keeps the size is not noticed.
+/// The checksum covers 64 blocks of 64 KiB at equal distances, including the first and the last, or the whole
+/// file up to 4 MiB. A change elsewhere that keeps the size is not detected.
 FileIdentity identify_file_by_samples(const std::string& path);
 
 }  // namespace nrl

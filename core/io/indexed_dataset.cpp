@@ -36,9 +36,9 @@ int bytes_of_dtype(uint8_t code, const std::string& path) {
   }
 }
 
-/// Widens `out.size()` tokens of type T; returns the number of the first one outside [0, vocab_size), or -1.
+/// Converts `out.size()` tokens of type T; returns the index of the first one outside [0, vocab_size), or -1.
 template <class T>
-int64_t widen(const char* raw, std::span<int32_t> out, int64_t vocab_size) {
+int64_t to_int32(const char* raw, std::span<int32_t> out, int64_t vocab_size) {
   int64_t bad = -1;
   for (size_t i = 0; i < out.size(); ++i) {
     T value;
@@ -94,7 +94,7 @@ void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
   const std::string& path = file.path();
   const auto bytes = static_cast<int64_t>(file.size());
   if (bytes < kHeaderBytes)
-    fail(Exit::data, "{}: {} bytes, the header alone has {}: the file is cut or not an index", path, bytes,
+    fail(Exit::data, "{}: {} bytes, the header alone has {}: truncated, or not an index", path, bytes,
          kHeaderBytes);
   std::array<char, kHeaderBytes> header;
   file.pread_all(header.data(), kHeaderBytes, 0);
@@ -108,7 +108,7 @@ void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
   if (version != 1) fail(Exit::data, "{}: version {}: only version 1 is known", path, version);
   token_bytes_ = bytes_of_dtype(dtype_, path);
 
-  // Bound both counts by the file before anything is computed from them or allocated.
+  // Bound both counts by the file size before using them.
   const auto body = static_cast<uint64_t>(bytes - kHeaderBytes);
   if (sequences > body / 12)
     fail(Exit::data, "{}: sequence count {} needs more than the {} bytes of the file", path, sequences,
@@ -128,7 +128,7 @@ void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
   lengths_.resize(sequences);
   file.pread_all(lengths_.data(), 4 * n, at);
   at += 4 * n;
-  // The stored byte offsets must be what the lengths say.
+  // The stored byte offsets must agree with the lengths.
   offsets_.reserve(static_cast<size_t>((n + kStride - 1) / kStride));
   read_i64(file, at, n, [&](int64_t i, int64_t offset) {
     const int32_t length = lengths_[static_cast<size_t>(i)];
@@ -204,22 +204,22 @@ void IndexedDataset::read(int64_t sequence, int64_t offset, std::span<int32_t> o
     int64_t bad = -1;
     switch (dtype_) {
       case 1:
-        bad = widen<uint8_t>(raw.data(), to, vocab_size);
+        bad = to_int32<uint8_t>(raw.data(), to, vocab_size);
         break;
       case 2:
-        bad = widen<int8_t>(raw.data(), to, vocab_size);
+        bad = to_int32<int8_t>(raw.data(), to, vocab_size);
         break;
       case 3:
-        bad = widen<int16_t>(raw.data(), to, vocab_size);
+        bad = to_int32<int16_t>(raw.data(), to, vocab_size);
         break;
       case kDtypeU16:
-        bad = widen<uint16_t>(raw.data(), to, vocab_size);
+        bad = to_int32<uint16_t>(raw.data(), to, vocab_size);
         break;
       case kDtypeI32:
-        bad = widen<int32_t>(raw.data(), to, vocab_size);
+        bad = to_int32<int32_t>(raw.data(), to, vocab_size);
         break;
       default:
-        bad = widen<int64_t>(raw.data(), to, vocab_size);
+        bad = to_int32<int64_t>(raw.data(), to, vocab_size);
     }
     if (bad >= 0) {
       const int64_t token = one_token(dtype_, raw.data() + bad * token_bytes_);
@@ -306,8 +306,8 @@ void IndexedDatasetWriter::finish(const std::function<void()>& before_index) {
   bin_.sync();
   bin_.close();
   write_index();
-  // From here on the index is the commit mark: the old one goes first, the new one comes last. After a crash
-  // no index may lie beside tokens that are not its own.
+  // The index is the commit mark: the old one is removed first, the new one renamed last. After a crash no
+  // index may be next to another dataset's tokens.
   const std::string idx = prefix_ + ".idx", directory = parent_path(prefix_);
   if (std::remove(idx.c_str()) == 0)
     fsync_directory(directory);

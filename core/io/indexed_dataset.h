@@ -1,6 +1,6 @@
 #pragma once
-// Token files in Megatron-LM's indexed format: PREFIX.bin holds the token ids back to back, PREFIX.idx the
-// lengths and offsets of the sequences and which sequences make a document.
+// Token files in Megatron-LM's indexed format: PREFIX.bin holds the token ids, PREFIX.idx the lengths and
+// offsets of the sequences and the sequences of each document.
 
 #include <cstdint>
 #include <functional>
@@ -13,13 +13,12 @@
 
 namespace nrl {
 
-/// A dataset on disk, open for random access. Everything the index says is checked against the sizes of both
-/// files when it is opened, so that no later read can leave them. Reads are `pread`: any number of threads
-/// may read at once.
+/// A dataset on disk, open for random access. The index is checked against the sizes of both files when it is
+/// opened, so that no later read can leave them. Reads are pread and thread-safe.
 class IndexedDataset {
  public:
-  /// Opens PREFIX.idx and PREFIX.bin. Throws Error: `no_input` where a file is missing or unreadable, `data`
-  /// where one is malformed (the message names the file and the field).
+  /// Opens PREFIX.idx and PREFIX.bin. Exit::no_input when a file is missing or unreadable, Exit::data when it
+  /// is malformed (the message names file and field).
   explicit IndexedDataset(const std::string& prefix);
 
   const std::string& prefix() const { return prefix_; }
@@ -55,15 +54,15 @@ class IndexedDataset {
   int token_bytes_ = 0;
   int64_t documents_ = 0, tokens_ = 0;
   std::vector<int32_t> lengths_;         // [sequences]
-  std::vector<int64_t> offsets_;         // of every kStride-th sequence, in tokens
+  std::vector<int64_t> offsets_;         // start of every kStride-th sequence, in tokens
   std::vector<int64_t> document_index_;  // [documents + 1] sequence numbers; empty: one sequence a document
 };
 
-/// Writes a dataset as a stream. Nothing appears under the final names before `finish`; without it (an
-/// exception on the way) the temporary files are removed.
+/// Writes a dataset as a stream. Nothing appears under the final names before finish(); without it the
+/// temporary files are removed.
 class IndexedDatasetWriter {
  public:
-  /// Tokens are stored in 16 bits where `vocab_size` < 65500 (Megatron's rule), else in 32.
+  /// Tokens are stored in 16 bits if `vocab_size` < 65500 (Megatron's rule), else in 32.
   IndexedDatasetWriter(const std::string& prefix, int64_t vocab_size);
   ~IndexedDatasetWriter();
   IndexedDatasetWriter(const IndexedDatasetWriter&) = delete;
@@ -73,8 +72,8 @@ class IndexedDatasetWriter {
   void add_sequence(std::span<const int32_t> tokens);
   /// Ends the current document.
   void end_document();
-  /// Makes the files durable and gives them their names, the index last. `before_index` runs when all data is
-  /// on disk and the old index (if there was one) is gone: companions of the dataset are best renamed there.
+  /// Makes the files durable and renames them, the index last. `before_index` runs when all data is on disk
+  /// and the old index (if any) is removed: rename companions of the dataset there.
   void finish(const std::function<void()>& before_index = {});
 
   int64_t tokens() const { return tokens_; }

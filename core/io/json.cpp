@@ -123,7 +123,7 @@ void JsonValue::set_place(std::shared_ptr<const std::string> source, uint32_t li
 }
 
 void JsonValue::wrong_kind(std::string_view wanted, std::string_view key) const {
-  if (key.empty()) fail(Exit::data, "{}{} is wanted here, not {}", where(), wanted, kind());
+  if (key.empty()) fail(Exit::data, "{}expected {}, found {}", where(), wanted, kind());
   fail(Exit::data, "{}\"{}\" must be {}, not {}", where(), key, wanted, kind());
 }
 
@@ -251,7 +251,7 @@ void JsonValue::dump_to(std::string& out, int indent, int level, NonFinite non_f
     } else {
       const std::string text = fmt::format("{}", *d);
       out += text;
-      // "1" would read back as an integer.
+      // "1" would parse as an integer.
       if (text.find_first_of(".e") == std::string::npos) out += ".0";
     }
   } else if (is_string()) {

@@ -1,5 +1,5 @@
 #pragma once
-// JSON (RFC 8259) as a value: strict reading of untrusted text with exact error positions, ordered writing.
+// JSON (RFC 8259) values: strict parsing of untrusted text with exact error positions, ordered writing.
 
 #include <concepts>
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace nrl {
 class JsonValue;
 struct JsonMember;
 
-/// The members of a JSON object in the order in which they were written; look-up by key is O(1).
+/// The members of a JSON object in insertion order; look-up by key is O(1).
 class JsonObject {
  public:
   JsonObject();
@@ -29,7 +29,7 @@ class JsonObject {
 
   const JsonValue* find(std::string_view key) const;
   JsonValue* find(std::string_view key);
-  /// Appends, or replaces the value of an existing key in its place.
+  /// Appends, or replaces the value of an existing key.
   JsonValue& set(std::string key, JsonValue value);
   size_t size() const;
   std::vector<JsonMember>::const_iterator begin() const;
@@ -46,9 +46,9 @@ class JsonObject {
   std::unordered_map<std::string, size_t, Hash, std::equal_to<>> index_;  // only used by large objects
 };
 
-/// One JSON value. A value that came from parse_json remembers its place, and every error of a getter is an
-/// Error(Exit::data) that begins with "file:line:column: ". Integers are exact over the whole range of int64
-/// and uint64; a number with a fraction or an exponent is a double.
+/// One JSON value. A value from parse_json remembers its position, and every getter error is Exit::data
+/// prefixed with "file:line:column: ". Integers are exact over the whole range of int64 and uint64; a number
+/// with a fraction or an exponent is a double.
 class JsonValue {
  public:
   using Array = std::vector<JsonValue>;
@@ -90,7 +90,7 @@ class JsonValue {
   /// "null", "a boolean", "an integer", "a number", "a string", "an array", "an object".
   std::string_view kind() const;
 
-  // Typed access; another kind or an integer out of range is an error that names the place.
+  // Typed access; another kind or an integer out of range is an error that names the position.
   bool as_bool() const;
   int64_t as_int() const;
   uint64_t as_uint() const;
@@ -121,9 +121,9 @@ class JsonValue {
   void push_back(JsonValue value);
 
   enum class NonFinite { write_null, refuse };
-  /// Compact text, or indented by `indent` spaces a level. Doubles in the shortest form that reads back as
-  /// the same bits. JSON has no NaN and no infinity: they are written as null (for metrics), or refused with
-  /// Exit::internal.
+  /// Compact text, or indented by `indent` spaces per level. Doubles are written in the shortest
+  /// form that round-trips. NaN and infinity are not valid JSON: written as null (for metrics), or
+  /// refused with Exit::internal.
   std::string dump(int indent = 0, NonFinite non_finite = NonFinite::write_null) const;
 
   /// "file:line:column: " of a parsed value, "" of one made in memory. For errors about the value's meaning.
@@ -150,7 +150,7 @@ struct JsonMember {
   JsonValue value;
 };
 
-/// What a reader is willing to hold in memory. Beyond any of these the text is refused.
+/// Memory limits of a reader; a text beyond them is refused.
 struct JsonLimits {
   int depth = 64;
   size_t string_bytes = size_t{1} << 20;
@@ -158,9 +158,9 @@ struct JsonLimits {
   size_t values = size_t{4} << 20;
 };
 
-/// Reads one JSON text. Refused with Error(Exit::data) "source:line:column: ...": anything but strict JSON,
-/// invalid UTF-8, a byte order mark, NUL bytes, a key that occurs twice in one object, and what exceeds the
-/// limits. `source` names the text in messages (a file's path).
+/// Parses one JSON text. Exit::data "source:line:column: ..." for anything but strict JSON, invalid
+/// UTF-8, a byte order mark, NUL bytes, a duplicate key, or a limit exceeded. `source` names the
+/// text in messages (a file's path).
 JsonValue parse_json(std::string_view text, std::string_view source, const JsonLimits& limits = {});
 
 /// Reads a file as JSON (Exit::no_input when it cannot be opened).

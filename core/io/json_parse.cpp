@@ -11,8 +11,7 @@
 namespace nrl {
 namespace {
 
-// Reads the text for nlohmann's lexer and tells how far it has come: SAX events carry no position of their
-// own.
+// Feeds nlohmann's lexer and tracks its position: SAX events carry none.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -44,10 +43,10 @@ bool number_char(char c) {
   return (c >= '0' && c <= '9') || (c != 0 && std::strchr("+-.eE", c) != nullptr);
 }
 
-// Builds the value, keeping every limit, and turns positions into lines and columns.
-class Builder {
+// Builds the value, enforces the limits, and converts positions to lines and columns.
+class JsonBuilder {
  public:
-  Builder(std::string_view text, std::string_view source, const JsonLimits& limits)
+  JsonBuilder(std::string_view text, std::string_view source, const JsonLimits& limits)
       : text_(text),
         source_(std::make_shared<std::string>(source)),
         limits_(limits),
@@ -68,7 +67,7 @@ class Builder {
     check_string(v, start);
     return put(JsonValue(std::move(v)), start);
   }
-  bool binary(std::vector<uint8_t>&) { return false; }  // never comes from text
+  bool binary(std::vector<uint8_t>&) { return false; }  // not in JSON text
   bool start_object(size_t) { return open(JsonValue(JsonObject())); }
   bool start_array(size_t) { return open(JsonValue(JsonValue::Array())); }
   bool key(std::string& k) {
@@ -106,8 +105,7 @@ class Builder {
     std::string key;
   };
 
-  // Line and column (both from 1, columns in bytes). Positions are asked for in increasing order, nearly
-  // always.
+  // Line and column (from 1, columns in bytes). Positions are nearly always queried in increasing order.
   std::pair<uint32_t, uint32_t> place(const char* at) {
     if (at < line_start_) {
       line_ = 1;
@@ -207,17 +205,17 @@ JsonValue parse_json(std::string_view text, std::string_view source, const JsonL
     fail(Exit::data, "{}: {} bytes of JSON, more than the {} that are read", source, text.size(),
          limits.text_bytes);
   }
-  Builder builder(text, source, limits);
-  // nlohmann would take a NUL for the end of the text, and skip a byte order mark.
+  JsonBuilder builder(text, source, limits);
+  // nlohmann treats NUL as the end of the text and skips a byte order mark.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos) {
     builder.refuse(text.data() + nul, "a NUL byte");
   }
   if (text.starts_with("\xef\xbb\xbf"))
-    builder.refuse(text.data(), "a byte order mark; save the file without it");
+    builder.refuse(text.data(), "a byte order mark. Fix: save the file without it");
   const CountingIterator first(text.data(), builder.cursor()),
       last(text.data() + text.size(), builder.cursor());
   const bool whole = nlohmann::json::sax_parse(first, last, &builder);
-  NRL_CHECK(whole, "the JSON reader stopped without a message");
+  NRL_CHECK(whole, "the JSON parser stopped without an error");
   return builder.take();
 }
 

@@ -21,7 +21,7 @@ namespace {
 struct Owner {
   std::string host, boot_id, since;
   int64_t pid = 0;
-  int64_t start_ticks = 0;  // of the process, since boot: tells a re-used pid
+  int64_t start_ticks = 0;  // of the process, since boot: detects a reused pid
 
   JsonValue to_json() const {
     return JsonValue::object(
@@ -57,7 +57,7 @@ Owner ourselves() {
   return {host, first_line("/proc/sys/kernel/random/boot_id"), since, ::getpid(), start_ticks(::getpid())};
 }
 
-// An unreadable or half-written lock gives an owner without a name.
+// The owner of an unreadable or partially written lock has an empty name.
 Owner read_owner(const File& file) {
   Owner owner;
   try {
@@ -76,19 +76,19 @@ Owner read_owner(const File& file) {
 }
 
 std::string describe(const Owner& o) {
-  if (o.host.empty()) return "a run that left no name";
+  if (o.host.empty()) return "an unknown run";
   return fmt::format("pid {} on {} since {}", o.pid, o.host, o.since);
 }
 
 [[noreturn]] void refuse(const std::string& path, const Owner& o, const std::string& hint) {
-  fail(Exit::cannot_create, "{}: locked by {}: {}", path, describe(o), hint);
+  fail(Exit::cannot_create, "{}: locked by {}. {}", path, describe(o), hint);
 }
 
 }  // namespace
 
 RunLock::RunLock(const std::string& directory, double stale_after_s)
     : path_(join_path(directory, "run.lock")) {
-  // A try fails only when the owner removed the file between our opening and our locking.
+  // An attempt fails only if the owner removed the file between our open() and our lock.
   for (int i = 0; i < 100; ++i) {
     if (try_take(stale_after_s)) return;
   }
@@ -105,12 +105,12 @@ bool RunLock::try_take(double stale_after_s) {
   bool kernel_lock = true;
   if (::fcntl(fd, F_OFD_SETLK, &whole) != 0) {
     if (errno == EAGAIN || errno == EACCES) {
-      refuse(path_, read_owner(file_), "choose another output directory, or stop that run");
+      refuse(path_, read_owner(file_), "Fix: choose another output directory, or stop that run");
     }
     if (errno != ENOLCK && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
       fail(Exit::io, "{}: cannot lock: {}", path_, std::strerror(errno));
     }
-    kernel_lock = false;  // the file system has no locks: the owner's name decides alone
+    kernel_lock = false;  // no locks on this file system: rely on the recorded owner
   }
   struct stat opened, named;
   if (::fstat(fd, &opened) != 0) fail(Exit::io, "{}: cannot stat: {}", path_, std::strerror(errno));
@@ -123,32 +123,31 @@ bool RunLock::try_take(double stale_after_s) {
     const double age = std::difftime(std::time(nullptr), opened.st_mtime);
     const bool this_boot = owner.host == self.host && owner.boot_id == self.boot_id;
     if (this_boot && !kernel_lock && owner.start_ticks != 0 && start_ticks(owner.pid) == owner.start_ticks) {
-      refuse(path_, owner, "choose another output directory, or stop that run");
+      refuse(path_, owner, "Fix: choose another output directory, or stop that run");
     }
     if (owner.host != self.host && !owner.host.empty() && age < stale_after_s) {
       refuse(path_, owner,
-             fmt::format(
-                 "its last sign of life is {} old; if that run is dead, start again after {}, or remove the "
-                 "file",
-                 human_duration(age), human_duration(stale_after_s)));
+             fmt::format("Its last heartbeat is {} old. Fix: if that run is dead, start again after {} or "
+                         "remove the file",
+                         human_duration(age), human_duration(stale_after_s)));
     }
-    takeover_ = fmt::format("{}: taken over from {}, which did not end in order", path_, describe(owner));
+    takeover_ = fmt::format("{}: taken over from {}, which did not exit cleanly", path_, describe(owner));
   }
   const std::string text = self.to_json().dump(1) + "\n";
   if (::ftruncate(fd, 0) != 0) fail(Exit::io, "{}: cannot truncate: {}", path_, std::strerror(errno));
   file_.pwrite_all(text.data(), text.size(), 0);
   file_.sync();
   if (!kernel_lock) {
-    // Of several that start at the same instant, the last one to write has it.
+    // If several runs start simultaneously, the last one to write owns the lock.
     ::usleep(200'000);
     const Owner now = read_owner(file_);
-    if (now.host != self.host || now.pid != self.pid) refuse(path_, now, "it started at the same time");
+    if (now.host != self.host || now.pid != self.pid) refuse(path_, now, "It started at the same time");
   }
   return true;
 }
 
 RunLock::~RunLock() {
-  // Removed while the lock is held, so that nobody else's file can be meant.
+  // Removed while the lock is held: the file cannot belong to another run.
   ::unlink(path_.c_str());
 }
 
@@ -157,8 +156,8 @@ void RunLock::heartbeat() const {
 }
 
 RunLocks::RunLocks(std::vector<std::string> directories) {
-  // Only a directory that exists can be locked by another run: those first, so that a refusal comes before
-  // anything is made.
+  // Existing directories first: only they can be locked by another run, and nothing is
+  // created before that is known.
   std::stable_partition(directories.begin(), directories.end(), is_directory);
   try {
     for (const std::string& directory : directories) add(directory);

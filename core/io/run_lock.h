@@ -1,5 +1,5 @@
 #pragma once
-// One run at a time writes to an output directory.
+// A lock on an output directory: one run at a time writes to it.
 
 #include <cstdint>
 #include <memory>
@@ -11,13 +11,13 @@
 
 namespace nrl {
 
-/// Holds DIR/run.lock: an open-file-description lock that the kernel drops when the process dies, and the
-/// owner's {host, pid, boot id, start time} inside. Taken by one rank. Released, and the file removed, on
-/// destruction.
+/// Holds DIR/run.lock: an open-file-description lock, which the kernel releases when the process dies,
+/// containing the owner's {host, pid, boot id, start time}. Taken by one rank. Released, and the file
+/// removed, on destruction.
 ///
-/// A second run is refused with Error(Exit::cannot_create) that names the owner's pid, host and start. A lock
-/// whose owner is dead is taken over: on this host when the kernel lock is free; from another host when its
-/// heartbeat is older than `stale_after_s`, for file systems that do not carry locks between hosts.
+/// A second run fails with Exit::cannot_create, naming the owner's pid, host and start. A dead owner's lock
+/// is taken over: on the same host when the kernel lock is free; from another host when its heartbeat is
+/// older than `stale_after_s`, for file systems that do not share locks between hosts.
 class RunLock {
  public:
   explicit RunLock(const std::string& directory, double stale_after_s = 60);
@@ -28,7 +28,7 @@ class RunLock {
   const std::string& path() const { return path_; }
   /// Non-empty when a dead run's lock was taken over: a warning for the log.
   const std::string& takeover() const { return takeover_; }
-  /// Shows other hosts that the run lives; call about every 10 seconds.
+  /// Tells other hosts that the run is alive; call about every 10 seconds.
   void heartbeat() const;
 
  private:
@@ -38,19 +38,19 @@ class RunLock {
   File file_;
 };
 
-/// The locks of all directories that a run writes to. Directories reached by several names are locked once.
+/// The locks of all directories that a run writes to. A directory reached by several names is locked once.
 class RunLocks {
  public:
-  /// Makes missing directories, and fails as RunLock does; then none is locked and none was made.
+  /// Creates missing directories, and fails like RunLock; then no lock is held and no directory was created.
   explicit RunLocks(std::vector<std::string> directories);
   RunLocks(const RunLocks&) = delete;
   RunLocks& operator=(const RunLocks&) = delete;
-  /// Also removes those directories it made that are still empty.
+  /// Also removes created directories that are still empty.
   ~RunLocks();
 
   /// The lock of one of the directories.
   const RunLock& of(const std::string& directory) const;
-  /// RunLock::takeover() of each, where there is one.
+  /// The non-empty RunLock::takeover() texts.
   std::vector<std::string> takeovers() const;
   void heartbeat() const;
 

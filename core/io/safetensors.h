@@ -1,7 +1,7 @@
 #pragma once
-// The safetensors format (https://github.com/huggingface/safetensors): u64 length, JSON header, raw
-// little-endian row-major data. Reading treats the file as hostile; writing never holds more than the
-// caller's own buffers.
+// The safetensors format (https://github.com/huggingface/safetensors): u64 length, JSON
+// header, raw little-endian row-major data. Files are read as untrusted input; writing needs
+// no buffers besides the caller's.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,22 +22,21 @@ namespace nrl {
 /// The largest header that the format allows.
 inline constexpr uint64_t kSafetensorsMaxHeader = 100'000'000;
 
-/// The format's spelling of one of our element types: "F32", "BF16", "F8_E4M3", ...
+/// The format's name of an element type: "F32", "BF16", "F8_E4M3", ...
 std::string_view safetensors_name(DType dtype);
 
 /// "[4096, 1024]"; "[]" for a scalar.
 std::string shape_text(const std::vector<int64_t>& shape);
 
-/// Product of the shape times `unit`, or nothing when it overflows int64 or a dimension is negative.
+/// Product of the shape times `unit`; nullopt when it overflows int64 or a dimension is negative.
 std::optional<int64_t> checked_product(const std::vector<int64_t>& shape, int64_t unit = 1);
 
 /// One tensor of a file.
 struct TensorInfo {
   std::string name;
-  std::string_view
-      dtype_name;              ///< as in the file; may be a type that we cannot compute with (BOOL, C64, ...)
-  std::optional<DType> dtype;  ///< ours, when there is one
-  std::vector<int64_t> shape;  ///< [] for a scalar; dimensions may be 0
+  std::string_view dtype_name;  ///< as in the file, including types without a DType (BOOL, C64, ...)
+  std::optional<DType> dtype;   ///< nullopt for those
+  std::vector<int64_t> shape;   ///< [] for a scalar; dimensions may be 0
   uint64_t begin = 0, end = 0;  ///< bytes, relative to the start of the data
 
   uint64_t bytes() const { return end - begin; }
@@ -46,11 +45,10 @@ struct TensorInfo {
   int64_t row_elements() const;
 };
 
-/// One safetensors file open for reading. The constructor checks everything the format promises (header size,
-/// strict JSON, element types, shapes without overflow, offsets contiguous from 0 without gap or overlap,
-/// file size) and throws Error(Exit::data) "path: ..." otherwise; a file of another format is called by its
-/// name. Nothing is allocated from an unchecked number, and opening takes at most 4 times the header's size
-/// plus 1 MiB. Reads are pread, and may run in several threads.
+/// One safetensors file open for reading. The constructor checks header size, strict JSON, element types,
+/// shapes without overflow, contiguous offsets from 0 and the file size, and fails with Exit::data "path:
+/// ..."; it recognizes other formats by name. No allocation depends on an unchecked number; opening takes at
+/// most 4 times the header's size plus 1 MiB. Reads are pread and thread-safe.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path, File::Links links = File::Links::follow);
@@ -66,7 +64,7 @@ class SafetensorsFile {
 
   /// Reads the whole tensor; `bytes` must be its size.
   void read(const TensorInfo& tensor, void* dst, size_t bytes) const;
-  /// Reads `bytes` bytes from byte `offset` of the tensor on.
+  /// Reads `bytes` bytes of the tensor from byte `offset`.
   void read_bytes(const TensorInfo& tensor, uint64_t offset, void* dst, size_t bytes) const;
   /// Reads rows [first, first + count) of the first dimension.
   void read_rows(const TensorInfo& tensor, int64_t first, int64_t count, void* dst) const;
@@ -86,9 +84,8 @@ class SafetensorsFile {
 class SafetensorsSet {
  public:
   /// `path` is a .safetensors file, a *.safetensors.index.json, or a directory with `stem`.safetensors or
-  /// `stem`.safetensors.index.json (the plain file wins, as in transformers). Every file is opened and
-  /// checked, every name of the index must be where the index says; file names in the index must be plain
-  /// names.
+  /// `stem`.safetensors.index.json (the plain file wins, as in transformers). Opens and checks every file;
+  /// every name must be in the file that the index gives, and file names in the index must be plain names.
   explicit SafetensorsSet(const std::string& path, std::string_view stem = "model");
 
   struct Entry {
@@ -109,7 +106,7 @@ class SafetensorsSet {
  private:
   void add_file(const std::string& path);
   void open_index(const std::string& path);
-  /// After all files are open.
+  /// Call after all files are open.
   void sort_names();
 
   std::string path_;
@@ -124,10 +121,10 @@ struct TensorSpec {
   std::vector<int64_t> shape;
 };
 
-/// Chunks of a tensor that have a CRC of their own, so that a part of a large tensor can be checked.
+/// Size of the chunks of a tensor with their own CRC, so that a part of a large tensor can be verified.
 inline constexpr uint64_t kCrcChunkBytes = uint64_t{1} << 20;
 
-/// CRC-32C of one tensor's bytes as they were in memory.
+/// CRC-32C of a tensor's bytes in memory.
 struct TensorChecksum {
   uint32_t crc = 0;              ///< of the whole tensor
   std::vector<uint32_t> chunks;  ///< of each kCrcChunkBytes, the last one shorter; empty for an empty tensor
@@ -150,12 +147,12 @@ class SafetensorsWriter {
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
   ~SafetensorsWriter();
 
-  /// Size of the file such tensors make, without writing it.
+  /// Size of the file with these tensors, without writing it.
   static uint64_t file_bytes(std::vector<TensorSpec> tensors, const Options& options);
 
   /// The whole tensor.
   void write(std::string_view name, const void* data, size_t bytes);
-  /// `bytes` bytes from byte `offset` of the tensor on; both are multiples of the element size.
+  /// Writes `bytes` bytes of the tensor at byte `offset`; both must be multiples of the element size.
   void write_slice(std::string_view name, uint64_t offset, const void* data, size_t bytes);
   /// Checks that every tensor is complete, fsyncs and closes.
   void finish();

@@ -21,24 +21,24 @@ struct SafetensorsDType {
   std::optional<DType> ours;
 };
 
-/// nullptr for a spelling that the format does not know.
+/// nullptr for an unknown name.
 const SafetensorsDType* find_safetensors_dtype(std::string_view name);
 
-/// Place in the format's order of element types; the data is written from the highest to the lowest, so that
+/// Position in the format's order of element types; data is written from the highest to the lowest, so that
 /// every tensor is aligned.
 int safetensors_rank(DType dtype);
 
-/// The header of a safetensors file as it is read.
+/// The parsed header of a safetensors file.
 struct SafetensorsHeader {
-  std::vector<TensorInfo> tensors;  ///< in the header's order; names may still occur twice
+  std::vector<TensorInfo> tensors;  ///< in the header's order; names may be duplicated
   std::map<std::string, std::string> metadata;
 };
-/// Reads the JSON of a header without a tree of values. Error(Exit::data) "path: ..." for anything but the
-/// format's structure.
+/// Parses the JSON header without building a tree of values. Exit::data "path: ..." unless it
+/// has the format's structure.
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& path);
 
-/// What a file that begins with `head` is instead of safetensors, and what to do: "a zip archive, ...". Empty
-/// when it is nothing known.
+/// Identifies a file of another format by its first bytes, with a fix: "a zip archive,
+/// ...". Empty when unknown.
 std::string foreign_format(std::string_view head);
 
 /// `tensor "name"` for messages.

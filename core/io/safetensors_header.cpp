@@ -9,11 +9,11 @@
 namespace nrl::detail {
 namespace {
 
-// Tensors of language models have up to 4 dimensions. With these limits the memory for a header stays below 4
-// times its text.
+// Tensors of language models have up to 4 dimensions. These limits bound the memory for a
+// header by 4 times its text.
 constexpr size_t kMaxDimensions = 8, kMaxMetadata = 4096, kMaxString = size_t{1} << 20, kMaxNumber = 40;
 
-// Takes the events of the parser; every one that the format does not allow in its place is refused at once.
+// SAX handler; refuses every event that the format does not allow at its position.
 class HeaderReader {
  public:
   HeaderReader(const std::string& path, size_t tensors) : path_(path) { header_.tensors.reserve(tensors); }
@@ -112,8 +112,8 @@ class HeaderReader {
   }
   [[noreturn]] void refuse(std::string_view found) const {
     if (place_ == Place::start)
-      nrl::fail(Exit::data, "{}: the header is {}; an object is wanted", path_, found);
-    fail("holds {} where an object with dtype, shape and data_offsets is wanted", found);
+      nrl::fail(Exit::data, "{}: the header is {}; expected an object", path_, found);
+    fail("holds {}; expected an object with dtype, shape and data_offsets", found);
   }
 
   void finish_tensor() {
@@ -152,8 +152,8 @@ class HeaderReader {
   bool metadata_seen_ = false;
 };
 
-// Refuses what the parser would keep in memory as a whole before it hands it over, and what it would take for
-// the end of the text. Returns how many tensors there can be.
+// Refuses tokens that the parser would buffer completely, and bytes that it would take for the end of the
+// text. Returns an upper bound on the number of tensors.
 size_t check_tokens(std::string_view json, const std::string& path) {
   size_t tensors = 0, string_begin = 0, number = 0;
   bool in_string = false;
@@ -197,7 +197,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, const std::str
   // The shortest tensor takes 50 bytes.
   HeaderReader reader(path, std::min(check_tokens(json, path), json.size() / 50));
   const bool whole = nlohmann::json::sax_parse(json.begin(), json.end(), &reader);
-  NRL_CHECK(whole, "the JSON reader stopped without a message");
+  NRL_CHECK(whole, "the JSON parser stopped without an error");
   return reader.take();
 }
 

@@ -13,11 +13,11 @@ namespace nrl {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
-              "safetensors data is little-endian and read as it is");
+              "safetensors data is little-endian and read without conversion");
 
 using detail::quoted_tensor;
 
-// A directory without safetensors: what there is instead.
+// Names weights in other formats in a directory without safetensors.
 std::string other_weights(const std::string& directory) {
   for (const std::string& name : list_directory(directory))
     for (std::string_view suffix :
@@ -56,7 +56,7 @@ void SafetensorsFile::read_header() {
   const uint64_t size = file_.size();
   std::string head(std::min<uint64_t>(size, 64), '\0');
   file_.pread_all(head.data(), head.size(), 0);
-  // Those of other formats give impossible lengths, except for JSON.
+  // Most other formats yield an impossible header length.
   const auto refuse = [&](const std::string& what) {
     const std::string foreign = detail::foreign_format(head);
     fail(Exit::data, "{}: {}", path(), foreign.empty() ? what : "not safetensors, but " + foreign);
@@ -68,12 +68,12 @@ void SafetensorsFile::read_header() {
     refuse(
         fmt::format("header length {}, more than the format's limit of {}", header, kSafetensorsMaxHeader));
   if (header > size - 8)
-    refuse(fmt::format("header length {}, but the file has only {} bytes: not safetensors, or cut off",
+    refuse(fmt::format("header length {}, but the file has only {} bytes: not safetensors, or truncated",
                        header, size));
-  // Some archives begin with a possible length.
+  // Some archives begin with a plausible length.
   if (const size_t first = head.find_first_not_of(" \t\r\n", 8);
       first != std::string::npos && head[first] != '{')
-    refuse(fmt::format("byte {} of the header: an object is wanted", first - 7));
+    refuse(fmt::format("byte {} of the header: expected an object", first - 7));
   std::string json(header, '\0');
   file_.pread_all(json.data(), header, 8);
   data_offset_ = 8 + header;
@@ -94,7 +94,7 @@ void SafetensorsFile::check_layout(uint64_t data_bytes) {
            t.begin < expected ? "they overlap" : "there is a gap");
     }
     if (t.end > data_bytes) {
-      fail(Exit::data, "{}: {} ends at byte {} of the data, but the file has only {}: it is cut off", path(),
+      fail(Exit::data, "{}: {} ends at byte {} of the data, but the file has only {}: truncated", path(),
            quoted_tensor(t.name), t.end, data_bytes);
     }
     expected = t.end;
@@ -135,7 +135,7 @@ void SafetensorsFile::read_rows(const TensorInfo& tensor, int64_t first, int64_t
   if (rows == 0) return;
   const uint64_t row_bytes = tensor.bytes() / static_cast<uint64_t>(rows);
   if (tensor.bytes() % static_cast<uint64_t>(rows) != 0) {
-    fail(Exit::data, "{}: rows of {} are no whole bytes", path(), quoted_tensor(tensor.name));
+    fail(Exit::data, "{}: rows of {} are not whole bytes", path(), quoted_tensor(tensor.name));
   }
   read_bytes(tensor, row_bytes * static_cast<uint64_t>(first), dst, row_bytes * static_cast<uint64_t>(count));
 }
@@ -177,8 +177,8 @@ void SafetensorsSet::open_index(const std::string& path) {
   for (const auto& [name, value] : weight_map) {
     const std::string& file = value.as_string();
     if (!is_plain_name(file)) {
-      fail(Exit::data, "{}\"{}\" is no plain file name: the shards must lie beside the index", value.where(),
-           clipped(file));
+      fail(Exit::data, "{}\"{}\" is not a plain file name: shards must be in the index's directory",
+           value.where(), clipped(file));
     }
     const std::string shard = join_path(parent_path(path), file);
     if (opened.emplace(file, shard).second) {

@@ -92,10 +92,10 @@ void SafetensorsWriter::write_slice(std::string_view name, uint64_t offset, cons
   NRL_CHECK(!finished_ && offset <= t.bytes && bytes <= t.bytes - offset,
             "bytes {}+{} of tensor \"{}\" with {}", offset, bytes, name, t.bytes);
   const auto unit = static_cast<uint64_t>(size_of(t.spec.dtype));
-  NRL_CHECK(offset % unit == 0 && bytes % unit == 0, "bytes {}+{} of tensor \"{}\" cut an element", offset,
+  NRL_CHECK(offset % unit == 0 && bytes % unit == 0, "bytes {}+{} of tensor \"{}\" split an element", offset,
             bytes, name);
   const auto* p = static_cast<const char*>(data);
-  // Chunk by chunk: the CRC leaves the bytes in the cache for the write.
+  // In chunks: the CRC leaves the bytes in the cache for the write.
   while (bytes > 0) {
     const size_t n = std::min<uint64_t>(bytes, kCrcChunkBytes - offset % kCrcChunkBytes);
     if (options_.refuse_non_finite && count_non_finite(t.spec.dtype, p, n) > 0) {

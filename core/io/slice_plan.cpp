@@ -26,7 +26,7 @@ std::vector<int64_t> numbers_from(const JsonValue& value) {
 
 JsonValue parse_own(const std::string& text, const char* what) {
   JsonLimits limits;
-  limits.text_bytes = limits.string_bytes = limits.values = size_t{1} << 40;  // our own words
+  limits.text_bytes = limits.string_bytes = limits.values = size_t{1} << 40;  // trusted text of our own
   return parse_json(text, what, limits);
 }
 
@@ -49,7 +49,7 @@ int64_t area(const SlicePlan::Source& s) {
   return s.rows * s.columns;
 }
 
-// Every place once, from the owner where it holds the place.
+// One source per slice position, the owner's if it holds it.
 std::vector<SlicePlan::Source> choose_sources(const Held& held, int owner) {
   std::vector<SlicePlan::Source> out;
   for (const SlicePlan::Source& s : held.slices) {
@@ -80,7 +80,7 @@ void require_cover(const SlicePlan::Tensor& t) {
             t.name, shape_text(t.shape), covered, t.height() * t.width());
 }
 
-// The rank with the least to write among those that hold most of the tensor.
+// Among the ranks that hold most of the tensor, the one with the least bytes to write.
 int choose_owner(const Held& held, const std::map<int, int64_t>& load) {
   std::map<int, int64_t> has;
   for (const SlicePlan::Source& s : held.slices) has[s.rank] += area(s);

@@ -1,5 +1,5 @@
 #pragma once
-// Which rank writes which tensor of a checkpoint, and from whose slices.
+// Assigns each tensor of a checkpoint to the rank that writes it, and lists the slices it is assembled from.
 
 #include <cstdint>
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace nrl {
 
-/// The same on every rank. Slices that several ranks hold are taken from one of them.
+/// Equal on every rank. Of slices held by several ranks, one is used.
 struct SlicePlan {
   struct Source {
     int rank = 0;
@@ -22,7 +22,7 @@ struct SlicePlan {
     DType dtype = DType::f32;
     std::vector<int64_t> shape;
     int owner = 0;
-    std::vector<Source> sources;  ///< they cover every element once
+    std::vector<Source> sources;  ///< cover every element once
     int64_t height() const { return shape.empty() ? 1 : shape[0]; }
     int64_t width() const { return shape.size() == 2 ? shape[1] : 1; }
     int64_t bytes() const { return height() * width() * size_of(dtype); }
@@ -36,12 +36,12 @@ struct SlicePlan {
   static SlicePlan from_text(const std::string& text);
 };
 
-/// What this rank holds, for plan_slices() on rank 0. A tensor may have several slices.
+/// This rank's slices as text, for plan_slices() on rank 0. A tensor may have several slices.
 std::string slices_to_text(std::span<const TensorSlice> slices);
 
-/// The plan from the texts of all ranks. Rank 0 writes everything when it holds everything; otherwise each
-/// tensor is written by one of the ranks that hold most of it, so that the ranks get about equally much.
-/// Slices with gaps, overlaps or different descriptions of one tensor are Exit::internal.
+/// The plan from the texts of all ranks. Rank 0 writes everything if it holds everything; otherwise each
+/// tensor is written by one of the ranks that hold most of it, with the load balanced. Gaps, overlaps or
+/// contradicting descriptions of a tensor are Exit::internal.
 SlicePlan plan_slices(const std::vector<std::string>& by_rank);
 
 }  // namespace nrl

@@ -14,8 +14,7 @@ struct Strides {
   int64_t row, column;
 };
 
-// Calls visit(i, j) for all of (rows, columns) in tiles, so that both sides of a transposition stay in the
-// cache.
+// Calls visit(i, j) for all of (rows, columns) in tiles, so that both sides of a transpose stay in the cache.
 template <class Visit>
 void for_each_in_tiles(int64_t rows, int64_t columns, const Visit& visit) {
   constexpr int64_t tile = 32;
@@ -69,7 +68,7 @@ float value_of(DType dtype, const char* raw, int64_t i) {
   return bits & 0x8000 ? -magnitude : magnitude;
 }
 
-// `count` elements, one after the other, to the type `to` in another memory.
+// Converts `count` contiguous elements to the type `to`.
 void convert(DType from, const char* in, DType to, char* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const float value = value_of(from, in, i);

@@ -1,6 +1,6 @@
 #pragma once
-// Rectangles of tensors that are stored whole: how a rank that holds a part of a parameter reads and writes
-// the tensor that Hugging Face knows.
+// Rectangular slices of stored tensors: how a rank that holds a part of a parameter reads and writes the
+// Hugging Face tensor.
 
 #include <cstdint>
 #include <functional>
@@ -25,20 +25,19 @@ struct TensorSlice {
   int64_t width() const { return shape.size() == 2 ? shape[1] : 1; }  ///< columns of the stored tensor
 };
 
-/// Memory for what must be transposed, converted or put together before it can go on: a slice of any size is
-/// handled in blocks of rows of about so many bytes.
+/// Buffer size for data that must be transposed, converted or assembled: slices are processed in blocks of
+/// rows of about this many bytes.
 inline constexpr int64_t kSliceBlockBytes = int64_t{4} << 20;
 
 /// Rows of `row_bytes` bytes in a block, at least one.
 int64_t slice_block_rows(int64_t row_bytes);
 
-/// Copies what `slice` has of the rows [row, row + rows) of the stored tensor, all inside of the slice, to
-/// `out`, whose rows are `stride` elements apart.
+/// Copies rows [row, row + rows) of the stored tensor, which must lie inside the slice, to `out`, whose rows
+/// are `stride` elements apart.
 void copy_rows(const TensorSlice& slice, int64_t row, int64_t rows, void* out, int64_t stride);
 
-/// Fills slice.data. `read(offset, count, out)` gives `count` elements of the stored tensor, whose type is
-/// `stored`, from element `offset` on in row-major order. Floats are converted: f32, bf16 and f16 to f32 or
-/// bf16.
+/// Fills slice.data. `read(offset, count, out)` must supply `count` elements of the stored tensor, of type
+/// `stored`, from element `offset` in row-major order. Converts f32, bf16 and f16 to f32 or bf16.
 void read_slice(const TensorSlice& slice, DType stored,
                 const std::function<void(int64_t offset, int64_t count, void* out)>& read);
 

@@ -7,7 +7,7 @@
 using namespace nrl;
 using namespace nrl::test;
 
-TEST_CASE("a checkpoint written by 1, 2 or 3 ranks reads the same, whatever range is asked for") {
+TEST_CASE("a checkpoint written by 1, 2 or 3 ranks reads the same for any range") {
   for (int writers : {1, 2, 3}) {
     for (int64_t big : {700, 600'001}) {
       CAPTURE(writers, big);
@@ -57,13 +57,13 @@ TEST_CASE("a checkpoint that does not fit the model is refused with the names") 
   const auto caught = error_of([&] { reader.check_names(wanted); });
   CHECK(caught.code == 65);
   CHECK(contains(caught.text, "1 missing: v"));
-  CHECK(contains(caught.text, "1 different: columns (bf16 [6, 8] there, bf16 [8, 6] wanted)"));
+  CHECK(contains(caught.text, "1 different: columns (stored bf16 [6, 8], expected bf16 [8, 6])"));
   CHECK(contains(caught.text, "1 unexpected: w"));
   CHECK_FALSE(contains(error_of([&] { reader.check_names(wanted, true); }).text, "unexpected"));
   CHECK(error_of([&] { CheckpointReader(dir / "step-2"); }).code == 66);
 }
 
-TEST_CASE("an error on one rank reaches every rank, and leaves what was there") {
+TEST_CASE("an error on one rank reaches every rank and changes no checkpoint") {
   const TemporaryDirectory dir;
   save(dir.path(), 1, 1);
   for (int bad : {0, 1, 2}) {
@@ -116,7 +116,7 @@ TEST_CASE("a checkpoint must hold every element exactly once") {
   CHECK(attempt({{4, 6}, {0, 4}}).text.empty());
 }
 
-TEST_CASE("NaN never replaces a good checkpoint, a full disk is told before writing") {
+TEST_CASE("NaN never replaces a good checkpoint, and a full disk is detected before writing") {
   const TemporaryDirectory dir;
   save(dir.path(), 1, 1);
   CheckpointWriter::Options options;
@@ -134,7 +134,7 @@ TEST_CASE("NaN never replaces a good checkpoint, a full disk is told before writ
   caught = error_of([&] { CheckpointWriter(dir.path(), 2, uint64_t{1} << 60); });
   CHECK(caught.code == 74);
   CHECK(contains(caught.text, "No space left on device"));
-  // The state must be JSON: a NaN in it is our bug, and no checkpoint either.
+  // The state must be JSON: a NaN in it is an internal error, and no checkpoint either.
   caught = error_of([&] {
     CheckpointWriter writer(dir.path(), 2, 8);
     writer.commit(JsonValue::object({{"loss", std::numeric_limits<double>::infinity()}}));
@@ -143,7 +143,7 @@ TEST_CASE("NaN never replaces a good checkpoint, a full disk is told before writ
   CHECK(list_directory(dir.path()) == std::vector<std::string>{"LATEST", "step-1"});
 }
 
-TEST_CASE("a file that is not as long on disk as it was written is no checkpoint") {
+TEST_CASE("a file shorter on disk than written fails the commit") {
   const TemporaryDirectory dir;
   save(dir.path(), 1, 1);
   for (const bool longer : {false, true}) {
@@ -179,8 +179,8 @@ TEST_CASE("every flipped bit is found, and the file named") {
     REQUIRE(problems.size() == 1);
     REQUIRE(contains(problems[0], file));
     if (contains(problems[0], "tensor \"")) ++named_tensor;
-    // A load refuses damaged data as well; a flip in a file's header may be harmless to it (a space, the
-    // metadata).
+    // A load refuses damaged data as well; a flip in a file's header may be harmless to
+    // it (a space, the metadata).
     bool same = false;
     const int code = error_of([&] { same = holds_model(path, 1); }).code;
     const bool in_data = contains(problems[0], "tensor \"") || file == "manifest.json";
@@ -261,10 +261,10 @@ TEST_CASE("resume takes the newest valid checkpoint and names what is wrong with
   remove_tree(dir / "step-10/manifest.json");
   CHECK(contains(warning(), "missing manifest.json"));
   overwrite(dir / "step-10/manifest.json", manifest.substr(0, 100));
-  CHECK(contains(warning(), "cut off or damaged"));
+  CHECK(contains(warning(), "truncated or damaged"));
   overwrite(dir / "step-10/manifest.json", manifest);
   rename_path(dir / "step-10", dir / "step-30");
-  CHECK(contains(warning(), "manifest.json says step 10, the directory says 30"));
+  CHECK(contains(warning(), "manifest.json is of step 10, the directory of step 30"));
   rename_path(dir / "step-30", dir / "step-10");
 
   // LATEST is only a hint (C9).
@@ -276,7 +276,7 @@ TEST_CASE("resume takes the newest valid checkpoint and names what is wrong with
     CHECK(contains(warning(), "does not name a checkpoint"));
   }
   overwrite(dir / "LATEST", "step-99\n");
-  CHECK(contains(warning(), "names step-99, which is not there"));
+  CHECK(contains(warning(), "names step-99, which does not exist"));
   overwrite(dir / "LATEST", "step-2\n");
   CHECK(contains(warning(), "10: " + dir.path() + "/LATEST names step-2"));
   CHECK(list_checkpoints(dir.path(), Validation::full).size() == 3);
@@ -306,7 +306,7 @@ TEST_CASE("retention keeps the newest valid and the pinned") {
   CHECK(list_directory(dir.path()) == left);
 }
 
-TEST_CASE("a store in which no checkpoint is usable is told from an empty one") {
+TEST_CASE("a store without a usable checkpoint is distinguished from an empty one") {
   const TemporaryDirectory dir;
   for (int64_t step : {1, 2}) save(dir.path(), step, 1);
   remove_tree(dir / "step-1/config.json");
@@ -365,7 +365,7 @@ TEST_CASE("the files of a set are numbered by those ranks that write one") {
   }
 }
 
-TEST_CASE("cleaning removes only what crashed runs leave") {
+TEST_CASE("cleaning removes only leftovers of crashed runs") {
   const TemporaryDirectory dir;
   save(dir / "c", 1, 1);
   const std::string nonce = random_nonce();

@@ -30,7 +30,7 @@ int fault(FileOp, const std::string&) {
   return g_error;
 }
 
-// What a training run does at a save.
+// The operations of a training run at a save.
 void save_and_retain(const std::string& store, int64_t step, uint64_t salt) {
   save(store, step, salt);
   apply_retention(store, 1);
@@ -49,7 +49,7 @@ uint64_t check_store(const std::string& store, int64_t old_step, int64_t new_ste
   return 2;
 }
 
-// All that a crash may leave of a save over the steps 5 and 10; `record` saves and then promises.
+// Checks every state that a crash may leave of a save after steps 5 and 10.
 void check_save(int64_t new_step, const std::function<void(const std::string& store, Recorder&)>& record) {
   const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
   save(dir / "c", 5, 1);
@@ -288,5 +288,5 @@ TEST_CASE("a lock of another host counts while its heartbeat is young") {
     CHECK(contains(lock.takeover(), "elsewhere.invalid"));
   }
   overwrite(path, "half a na");
-  CHECK(contains(RunLock(dir.path()).takeover(), "left no name"));
+  CHECK(contains(RunLock(dir.path()).takeover(), "an unknown run"));
 }

@@ -1,7 +1,7 @@
 #pragma once
-// A model of what a file system may lose in a crash. A Recorder watches a directory tree through the hook of
-// core/io/atomic_file.h while code writes to it; for_each_crash() then builds on disk what a crash at each
-// recorded point may leave:
+// A model of the data that a file system may lose in a crash. A Recorder watches a directory tree through the
+// hook of core/io/atomic_file.h while code writes to it; for_each_crash() then builds on disk what a crash at
+// each recorded point may leave:
 //
 // - Bytes of a file that were not fsynced may be lost: the file is empty, cut, or garbage of full length.
 // - An entry of a directory (from a create, rename or remove) is certain once that directory was fsynced; a
@@ -32,7 +32,7 @@ class Recorder {
   Recorder& operator=(const Recorder&) = delete;
   ~Recorder();
 
-  /// What the code has promised so far is done: crashes from here on are told so.
+  /// Marks a promise as kept: later crash states carry its number.
   void promise();
   void stop();
 

@@ -179,10 +179,10 @@ TEST_CASE("safetensors: malformed files are refused with the cause (G1 to G4)") 
   refused(with_length(""), "");
   refused(with_length("{\"\xff\":1}"), "");
   refused(with_length("hello"), "");
-  refused(with_length("[]"), "an object is wanted");
+  refused(with_length("[]"), "expected an object");
   refused(with_length("{} x"), "");
   refused(with_length("{}", "x"), "1 bytes after the last tensor");
-  refused(kGolden.substr(0, kGolden.size() - 1), "cut off");
+  refused(kGolden.substr(0, kGolden.size() - 1), "truncated");
   refused(kGolden + "x", "1 bytes after");
   // G2: offsets
   refused(with_length(one("F32", "[1]", "[4,8]"), four + four), "gap");
@@ -194,7 +194,7 @@ TEST_CASE("safetensors: malformed files are refused with the cause (G1 to G4)") 
   refused(with_length(one("F32", "[1]", "[4,0]"), four), "data_offsets [4, 0]");
   refused(with_length(one("F32", "[1]", "[-4,0]"), four), "");
   refused(with_length(one("F32", "[1]", "[0.0,4]"), four), "");
-  refused(with_length(one("F32", "[2]", "[0,8]"), four), "cut off");
+  refused(with_length(one("F32", "[2]", "[0,8]"), four), "truncated");
   refused(with_length(one("F32", "[1]", "[0,2,4]"), four), "3 entries");
   refused(with_length(one("F32", "[1]", "[9223372036854775808,9223372036854775812]"), four), "gap");
   refused(with_length(one("F32", "[1]", "[18446744073709551615,3]"), four), "data_offsets");
@@ -240,13 +240,13 @@ TEST_CASE("safetensors: malformed files are refused with the cause (G1 to G4)") 
   CHECK(error_of([&] { SafetensorsFile(dir / "none"); }).code == 66);
 }
 
-TEST_CASE("safetensors: files of other formats are called by their name") {
+TEST_CASE("safetensors: files of other formats are recognized") {
   const TemporaryDirectory dir;
   using namespace std::string_literals;
   const std::pair<std::string, std::string> formats[] = {
       {"PK\3\4\0\0\x08\x08"s + std::string(200, 'x'), "zip archive"},
       // One whose first eight bytes are a possible length.
-      {"PK\1\0\0\0\0\0"s + std::string(100'000, 'x'), "an object is wanted"},
+      {"PK\1\0\0\0\0\0"s + std::string(100'000, 'x'), "expected an object"},
       {"\x80\2\x8a\nl\xfc\x9c\x46\xf9 j\xa8P\x19."s, "pickle"},
       {"GGUF\3\0\0\0\1\0\0\0"s, "GGUF"},
       {"\x93NUMPY\1\0v\0{'descr'"s, "NumPy"},

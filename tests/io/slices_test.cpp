@@ -37,7 +37,7 @@ const std::vector<Held>& tensors() {
   return all;
 }
 
-// What rank `rank` of `size` holds, in memory of its own.
+// The slices of rank `rank` of `size`, in their own memory.
 class Slices {
  public:
   Slices(int rank, int size, uint64_t salt, bool filled = true, bool everything = false) {
@@ -197,13 +197,13 @@ TEST_CASE("slices that are not the whole tensor once are refused on every rank, 
   CHECK(contains(attempt({rows(0, 5)}, {other}), "is bf16 [10, 4], of another one f32 [10, 4]"));
 }
 
-TEST_CASE("an error of one rank while slices travel reaches every rank, and no rank waits for ever") {
+TEST_CASE("an error of one rank during the exchange of slices reaches every rank without a deadlock") {
   const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
   for (const Caught& e : write(dir / "c", 3, 1)) REQUIRE(e.text == "");
   for (int bad = 0; bad < 3; ++bad) {
     CAPTURE(bad);
-    // Before the slices: that rank opens no file. In them: a NaN of its own, written by whoever owns the
-    // tensor.
+    // Before the slices: that rank opens no file. In them: a NaN of its own, written
+    // by whoever owns the tensor.
     for (const bool before : {true, false}) {
       ThreadRanks group(3);
       const auto errors = group.run([&](int rank) {
@@ -241,8 +241,8 @@ TEST_CASE("a slice of a tensor that is stored otherwise, or damaged, is refused"
   };
   const Caught shape = attempt({"rows", DType::f32, {7, 13}, 0, 2, 0, 13});
   CHECK(shape.code == 65);
-  CHECK(contains(shape.text, "tensor \"rows\" is f32 [13, 7], f32 [7, 13] is needed"));
-  CHECK(contains(attempt({"rows", DType::bf16, {13, 7}, 0, 2, 0, 7}).text, "bf16 [13, 7] is needed"));
+  CHECK(contains(shape.text, "tensor \"rows\" is f32 [13, 7]; expected f32 [7, 13]"));
+  CHECK(contains(attempt({"rows", DType::bf16, {13, 7}, 0, 2, 0, 7}).text, "expected bf16 [13, 7]"));
   CHECK(attempt({"absent", DType::f32, {13, 7}, 0, 2, 0, 7}).code == 65);
   CHECK(attempt({"rows", DType::f32, {13, 7}, 12, 2, 0, 7}).code == 70);  // behind its end
   CHECK(attempt({"rows", DType::f32, {13, 7}, 3, 2, 5, 3}).code == 70);
