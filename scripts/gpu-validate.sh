@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can tell, in one call: tests, sanitizers, losses beside the CPU's, benchmarks.
+# Runs every check that needs a GPU: tests, sanitizers, losses against the CPU, benchmarks.
 # Writes gpu-validate.json, gpu-validate.md and gpu-validate.log. A stage that fails does not stop the others.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -8,38 +8,38 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 usage() {
   cat <<'TEXT'
 usage: scripts/gpu-validate.sh [--bin DIR] [--device cuda|cpu] [--out DIR] [--budget SECONDS] [--stages LIST] [--commit TEXT]
-  --bin DIR          programs that are built already (nrl-train, gpu_tests, ...); default: builds them, which needs the
-                     CUDA toolkit
-  --device cpu       the same stages on the CPU at small sizes: tries this script out, where there is no GPU
-  --out DIR          where the results go (default: $OUT, else build/gpu-validate)
-  --budget SECONDS   of all stages together (570); a stage that would begin later is skipped
+  --bin DIR          programs built before (nrl-train, gpu_tests, ...); default: builds them, which needs the CUDA
+                     toolkit
+  --device cpu       the same stages on the CPU at small sizes: tests this script without a GPU
+  --out DIR          directory of the results (default: $OUT, else build/gpu-validate)
+  --budget SECONDS   total time of all stages (570); later stages are skipped
   --stages LIST      only these, e.g. doctor,kernels,losses-fp32; --stages list prints their names
-  --commit TEXT      what was built, where this is no git checkout
-Exit code 0: nothing failed; 1: a stage failed; 69: there is no GPU. Results below a bar are reported and fail nothing.
+  --commit TEXT      the commit that was built, outside of a git checkout
+Exit code 0: no stage failed; 1: a stage failed; 69: there is no GPU. Missed targets are reported but are not failures.
 TEXT
 }
 
-# Name, seconds it may take, and what it is. What has never run comes before what takes long.
+# Name, time limit in seconds, description. New checks come before slow ones.
 stage_table() {
   cat <<'TEXT'
-doctor|30|what this build and machine can do
+doctor|30|capabilities of this build and machine
 kernels|120|every kernel against the fp64 reference
 gradients|45|backward kernels against finite differences
 libraries|120|the other GPU tests of the build (gpu_*): communication, cuDNN, ...
-losses-fp32|60|20 steps of configs/quickstart.yaml in fp32: the losses of the CPU
+losses-fp32|60|20 steps of configs/quickstart.yaml in fp32 against the CPU
 losses-bf16|60|the same in bf16
-graph|45|the same with a CUDA graph: the same bits
-resume|45|10 steps, a checkpoint, 10 steps: the bits of 20 steps in one
-ranks|60|the same on 2 ranks that share the GPU, staged through host memory
-ranks-nccl|60|the same through NCCL (2.30 and later take two ranks on one GPU)
+graph|45|20 steps with a CUDA graph: bitwise identical
+resume|45|10 steps, a checkpoint, 10 steps: bitwise identical to 20 steps
+ranks|60|2 ranks that share the GPU, host-staged
+ranks-nccl|60|the same through NCCL (2.30 and later support two ranks on one GPU)
 memcheck|60|compute-sanitizer memcheck on small cases
 step-1b|75|steps of configs/bench-llama-1b.yaml
 step-8b|75|steps of configs/bench-8b-layers.yaml
 step-1.5b|60|steps of configs/bench-gpt2-1.5b.yaml, and the time to the first
-ops|60|memory-bound kernels beside the copy bandwidth
-gemm|45|matrix products
+ops|60|memory-bound kernels against the copy bandwidth
+gemm|45|GEMMs
 attention|45|attention
-torch|150|configs/bench-8b-layers.yaml in PyTorch, in turns
+torch|150|configs/bench-8b-layers.yaml in PyTorch, in alternation
 racecheck|60|compute-sanitizer racecheck on small cases
 synccheck|45|compute-sanitizer synccheck on small cases
 TEXT
@@ -48,7 +48,7 @@ TEXT
 device=cuda bin='' out=${OUT:-} budget=570 stages='' commit='' inner=''
 while (($#)); do
   case $1 in
-    --bin) bin=$(realpath -e "${2:-}") || die 66 "--bin: no such folder"; shift ;;
+    --bin) bin=$(realpath -e "${2:-}") || die 66 "--bin: no such directory"; shift ;;
     --device)
       device=${2:-}
       [[ $device =~ ^(cuda|cpu)$ ]] || die 64 "--device takes cuda or cpu"
@@ -77,15 +77,15 @@ for name in ${stages//,/ }; do
 done
 cd "$root_dir"
 
-# --- the stages: a function each, run by a process of its own. Exit code 77: skipped. The last line that begins with
-# "note: " goes into the summary.
+# --- the stages: one function each, run in its own process. Exit code 77: skipped. The last line that begins with
+# "note: " is the result in the summary.
 
 note() { echo "note: $*"; }
 skip() {
   note "$*"
   exit 77
 }
-# Runs a command and records it.
+# Prints and runs a command.
 run() {
   printf '+'
   printf ' %q' "$@"
@@ -110,7 +110,7 @@ train() {
     pretrain.val_period=0 pretrain.max_num_steps=20 policy.optimizer.lr=5e-4 policy.scheduler.lr_decay_iters=20 policy.scheduler.lr_warmup_iters=5 \
     checkpointing.enabled=false logger.log_interval=1 logger.progress=plain "logger.log_dir=$work/$name" "${small[@]}" "$@"
 }
-# same A B TOLERANCE [OF_NORMS]: the losses of two trainings.
+# same A B TOLERANCE [NORM_TOLERANCE]: compares the losses of two runs.
 same() {
   local result code=0
   result=$(awk -v "tolerance=$3" -v "norm_tolerance=${4:-}" -f scripts/compare-losses.awk "$work/$1/metrics.jsonl" \
@@ -118,16 +118,16 @@ same() {
   note "$1 and $2: $result"
   return $code
 }
-# A training that several stages compare with.
+# A run that several stages compare with.
 reference() { [[ -s $work/$1/metrics.jsonl ]] || train "$@"; }
 other_device() { if on_gpu; then echo device=cpu; else echo device=cpu kernels.isa=baseline; fi; }
 
-# Tolerances (relative, of losses and gradient norms). Sums in another order differ in their last bits, and AdamW makes
-# more of it. Over six corpora, 20 steps on two instruction sets of one CPU came out at most 1e-8 and 5e-8 apart in fp32,
-# and 2e-5 and 1.5e-3 in bf16, where a last bit of fp32 now and then decides the rounding to bf16. (With the learning rate
-# of the quickstart, spikes of the gradient norm made up to 2e-2 of that.) A GPU adds in a third order and has its own
-# exp and rsqrt. fp32 is allowed what is far below any error of a formula; bf16 about what lies between bf16 and fp32 on
-# the CPU (9e-4 and 7e-3): the GPU's bf16 is no further from the CPU's than bf16 is from exact.
+# Relative tolerances of losses and gradient norms. Another summation order changes the last bits, and AdamW amplifies
+# that. Over six corpora, 20 steps on two instruction sets of one CPU differed by at most 1e-8 and 5e-8 in fp32, and by
+# 2e-5 and 1.5e-3 in bf16, where the last bit of fp32 occasionally changes the rounding to bf16. (With the quickstart's
+# learning rate, spikes of the gradient norm raised that to 2e-2.) A GPU sums in a third order and has its own exp and
+# rsqrt. The fp32 tolerance is far below the effect of any wrong formula; that of bf16 is about the difference between
+# bf16 and fp32 on the CPU (9e-4 and 7e-3).
 loss32=1e-5 norm32=1e-4 loss16=1e-3 norm16=1e-2
 
 stage_doctor() {
@@ -147,7 +147,7 @@ stage_gradients() {
   note "$(grep '^grad:' "$work/gradients")"
 }
 stage_libraries() {
-  local program mpirun code bad=() good=() left_out=() launch
+  local program mpirun code bad=() good=() skipped=() launch
   on_gpu || skip "needs a GPU"
   for program in "$bin"/gpu_* "$bin"/*_gpu_tests; do
     [[ -x $program && ! $program -ef $bin/gpu_tests ]] || continue
@@ -160,12 +160,12 @@ stage_libraries() {
     run "${launch[@]}" "$program" || code=$?
     case $code in
       0) good+=("${program##*/}") ;;
-      77) left_out+=("${program##*/}") ;;
+      77) skipped+=("${program##*/}") ;;
       *) bad+=("${program##*/} ($code)") ;;
     esac
   done
-  ((${#good[@]} + ${#bad[@]} + ${#left_out[@]})) || skip "there are no other GPU tests in $bin"
-  note "passed: ${good[*]:-none}; skipped: ${left_out[*]:-none}; failed: ${bad[*]:-none}"
+  ((${#good[@]} + ${#bad[@]} + ${#skipped[@]})) || skip "there are no other GPU tests in $bin"
+  note "passed: ${good[*]:-none}; skipped: ${skipped[*]:-none}; failed: ${bad[*]:-none}"
   ((${#bad[@]} == 0))
 }
 stage_losses-fp32() {
@@ -211,7 +211,7 @@ stage_ranks-nccl() {
   version=$("$bin/nrl-train" doctor | sed -nE 's/.*NCCL ([0-9]+\.[0-9]+).*/\1/ip' | head -n 1)
   [[ -n $version ]] || skip "doctor names no NCCL"
   awk -v v="$version" 'BEGIN { split(v, p, "."); exit !(p[1] > 2 || p[2] >= 30) }' ||
-    skip "NCCL $version refuses two ranks on one GPU (2.30 takes them)"
+    skip "NCCL $version does not support two ranks on one GPU (2.30 does)"
   export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=2 NCCL_NVLS_ENABLE=0
   two_ranks nccl kernels.share_device=true distributed.backend=nccl
 }
@@ -231,7 +231,7 @@ stage_memcheck() { sanitize memcheck; }
 stage_racecheck() { sanitize racecheck; }
 stage_synccheck() { sanitize synccheck; }
 
-# bench NAME WHAT [CONFIG]: its JSON goes to $work/bench-NAME.json.
+# bench NAME BENCHMARK [CONFIG]: writes $work/bench-NAME.json.
 bench() {
   local name=$1 size=() model=("${@:3}")
   if ! on_gpu; then
@@ -278,7 +278,7 @@ fi
 
 if [[ -z $bin ]]; then
   if [[ $device == cuda ]]; then
-    command -v nvcc >/dev/null || die 69 "there is no nvcc to build with: put the CUDA toolkit's bin on PATH, or give --bin"
+    command -v nvcc >/dev/null || die 69 "nvcc was not found. Fix: put the CUDA toolkit's bin on PATH, or give --bin"
     build cuda nrl-train cuda_tests
     bin=$root_dir/build/cuda/bin
   else
@@ -291,8 +291,8 @@ tests=gpu_tests
 [[ $device == cuda ]] || tests=op_tests
 if [[ $device == cuda ]]; then
   why=$(timeout 60 "$bin/nrl-train" bench ops --device cuda --quick --only nothing 2>&1 >/dev/null) ||
-    die 69 "there is no GPU to validate on: ${why#error: }
---device cpu tries the stages out on the CPU"
+    die 69 "there is no GPU to validate: ${why#error: }
+--device cpu tests the stages on the CPU"
 fi
 out=${out:-build/gpu-validate}
 mkdir -p "$out"
@@ -327,7 +327,7 @@ while IFS='|' read -r name limit what <&3; do
   began=$SECONDS code=0
   left=$((budget - SECONDS))
   if ((left < 5)); then
-    echo "note: the budget of $budget s is used up" >"$log"
+    echo "note: the time budget of $budget s is used up" >"$log"
     code=77
   else
     limit=$((limit < left ? limit : left))
@@ -337,7 +337,7 @@ while IFS='|' read -r name limit what <&3; do
   case $code in
     0) status=pass ;;
     77) status=skip ;;
-    124 | 137) status=fail text="it took longer than $limit s${text:+; $text}" ;;
+    124 | 137) status=fail text="timed out after $limit s${text:+; $text}" ;;
     *) status=fail text="exit code $code${text:+; $text}" ;;
   esac
   took=$((SECONDS - began))
@@ -353,42 +353,42 @@ while IFS='|' read -r name limit what <&3; do
   fi
 done 3< <(stage_table)
 
-# --- results beside what is to be reached, of a GPU at full size only. A gap in them is no reason to write none.
+# --- results and targets, for a GPU at full size only. Missing results must not stop the report.
 set +e
 # first FILE KEY: the first value of a key in a JSON file.
 first() { [[ ! -s $1 ]] || awk -v key="$2" -f scripts/metrics.awk "$1" | head -n 1; }
-: >"$work/bars"
-bar() { # NAME BOUND(>= or <=) LIMIT AIM VALUE
-  echo "$1|$2|$3|$4|$(! on_gpu || echo "$5")" >>"$work/bars"
+: >"$work/targets"
+target() { # NAME RELATION(>= or <=) MINIMUM STRETCH VALUE
+  echo "$1|$2|$3|$4|$(! on_gpu || echo "$5")" >>"$work/targets"
 }
-bar "MFU, Llama 1B at 4096 tokens" '>=' 0.48 0.53 "$(first "$work/bench-step-1b.json" mfu)"
-bar "MFU, layers of Llama 8B at 8192 tokens" '>=' 0.55 0.61 "$(first "$work/bench-step-8b.json" mfu)"
-bar "first step of 1.5 B parameters after exec, s" '<=' 6 '' "$(first "$work/bench-step-1.5b.json" first_step_s)"
+target "MFU, Llama 1B at 4096 tokens" '>=' 0.48 0.53 "$(first "$work/bench-step-1b.json" mfu)"
+target "MFU, layers of Llama 8B at 8192 tokens" '>=' 0.55 0.61 "$(first "$work/bench-step-8b.json" mfu)"
+target "first step of 1.5 B parameters after exec, s" '<=' 6 '' "$(first "$work/bench-step-1.5b.json" first_step_s)"
 if [[ -s $work/bench-ops.json ]]; then
-  while read -r name share; do bar "$name, share of the copy bandwidth" '>=' 0.85 '' "$share"; done < <(
+  while read -r name share; do target "$name, fraction of the copy bandwidth" '>=' 0.85 '' "$share"; done < <(
     awk '/"barred":true/ { name = $0; sub(/.*"name":"/, "", name); sub(/".*/, "", name)
       share = $0; sub(/.*"share_of_copy":/, "", share); sub(/[,}].*/, "", share); print name, share }' "$work/bench-ops.json")
 fi
-bar "speed beside torch.compile, 1.9 B parameters" '>=' 1.10 '' "$(first "$work/bench-torch.json" speed_ratio_compiled)"
-bar "memory beside torch.compile, 1.9 B parameters" '<=' 0.7 '' "$(first "$work/bench-torch.json" memory_ratio_compiled)"
+target "speed relative to torch.compile, 1.9 B parameters" '>=' 1.10 '' "$(first "$work/bench-torch.json" speed_ratio_compiled)"
+target "memory relative to torch.compile, 1.9 B parameters" '<=' 0.7 '' "$(first "$work/bench-torch.json" memory_ratio_compiled)"
 awk -F'|' '{
   value = $5 == "" || $5 == "null" ? "null" : $5 + 0
   met = value == "null" ? "null" : (($2 == ">=" ? value >= $3 + 0 : value <= $3 + 0) ? "true" : "false")
-  printf "%s{\"bar\":\"%s\",\"bound\":\"%s\",\"limit\":%s,\"aim\":%s,\"value\":%s,\"met\":%s}", (NR > 1 ? ",\n" : ""), $1, $2, $3, \
+  printf "%s{\"target\":\"%s\",\"relation\":\"%s\",\"minimum\":%s,\"stretch\":%s,\"value\":%s,\"met\":%s}", (NR > 1 ? ",\n" : ""), $1, $2, $3, \
     ($4 == "" ? "null" : $4), value, met
-}' "$work/bars" >"$work/bars.json"
+}' "$work/targets" >"$work/targets.json"
 awk -F'|' '{
   value = $5 == "" || $5 == "null" ? "not measured" : sprintf("%.3f", $5)
   met = value == "not measured" ? "" : (($2 == ">=" ? $5 + 0 >= $3 + 0 : $5 + 0 <= $3 + 0) ? "yes" : "NO")
-  printf "| %s | %s %s%s | %s | %s |\n", $1, $2, $3, ($4 == "" ? "" : " (aim " $4 ")"), value, met
-}' "$work/bars" >"$work/bars.md"
+  printf "| %s | %s %s%s | %s | %s |\n", $1, $2, $3, ($4 == "" ? "" : " (stretch " $4 ")"), value, met
+}' "$work/targets" >"$work/targets.md"
 
 facts() { "$bin/nrl-train" doctor 2>&1 || true; }
 smi() { nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null || true; }
 {
   printf '{"date":"%s","commit":%s,"device":"%s","seconds":%d,"failed":%d,\n' "$date" "$(json_text "$commit")" "$device" "$SECONDS" "$failed"
   printf '"nvidia_smi":%s,\n"doctor":%s,\n' "$(json_text "$(smi)")" "$(json_text "$(facts)")"
-  printf '"stages":[\n%s\n],\n"bars":[\n%s\n],\n"benches":{' "$(cat "$work/rows.json")" "$(cat "$work/bars.json")"
+  printf '"stages":[\n%s\n],\n"targets":[\n%s\n],\n"benchmarks":{' "$(cat "$work/rows.json")" "$(cat "$work/targets.json")"
   separator=''
   for file in "$work"/bench-*.json; do
     [[ -s $file ]] || continue
@@ -399,13 +399,13 @@ smi() { nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,po
   printf '\n}}\n'
 } >"$out/gpu-validate.json"
 {
-  echo "# Validation on $([[ $device == cuda ]] && echo a GPU || echo 'the CPU (a trial of the script; nothing here says anything about GPUs)')"
+  echo "# Validation on $([[ $device == cuda ]] && echo a GPU || echo 'the CPU (a test of the script; not a result for GPUs)')"
   # shellcheck disable=SC2016  # the backquotes are Markdown's
   printf '\n%s, commit %s, %d s.\n\n```\n%s\n%s\n```\n' "$date" "$commit" "$SECONDS" "$(facts)" "$(smi)"
-  printf '\n| stage | status | s | what | result |\n|---|---|---|---|---|\n'
+  printf '\n| stage | status | s | check | result |\n|---|---|---|---|---|\n'
   cat "$work/rows.md"
-  printf '\n| to be reached | bound | measured | met |\n|---|---|---|---|\n'
-  cat "$work/bars.md"
+  printf '\n| target | minimum | measured | met |\n|---|---|---|---|\n'
+  cat "$work/targets.md"
   for file in "$work"/bench-*.txt; do
     [[ -s $file ]] || continue
     name=${file##*/bench-}
@@ -414,7 +414,7 @@ smi() { nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,po
     echo '```'
   done
   if [[ -s $work/tails.md ]]; then
-    printf '\n## The ends of the logs of what failed\n'
+    printf '\n## Logs of failed stages (last lines)\n'
     cat "$work/tails.md"
   fi
   printf '\n## Commands\n\n```\n'
@@ -422,6 +422,6 @@ smi() { nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,po
   echo '```'
 } >"$out/gpu-validate.md"
 echo
-cat "$work/bars.md"
+cat "$work/targets.md"
 echo "written: $out/gpu-validate.json $out/gpu-validate.md $out/gpu-validate.log"
 ((failed == 0)) || die 1 "$failed of the stages failed"
