@@ -29,7 +29,7 @@ void require_same_groups(comm::Communicator& world, const std::vector<GroupId>& 
   const std::vector<std::string> all = world.gather_texts(own);
   for (size_t r = 1; r < all.size(); ++r)
     if (all[r] != all[0])
-      fail(Exit::internal, "ranks request different groups: rank 0 {}; rank {} {}", all[0], r, all[r]);
+      fail(Exit::internal, "ranks request different groups: rank 0: {}; rank {}: {}", all[0], r, all[r]);
 }
 
 /// Runs `body` and throws the first error of any rank on all of them.

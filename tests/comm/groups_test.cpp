@@ -102,7 +102,7 @@ TEST_CASE("a set of groups that differs among the ranks is an error on all of th
     FAIL();
   } catch (const Error& e) {
     REQUIRE(e.code() == Exit::internal);
-    REQUIRE(std::string(e.what()).find("rank 0 for dp; rank 1 for tp, dp") != std::string::npos);
+    REQUIRE(std::string(e.what()).find("rank 0: dp; rank 1: tp, dp") != std::string::npos);
   }
 }
 
