@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures training on this machine's CPU, beside PyTorch where it is installed (package python3-torch), in turns.
+# Benchmarks training on this machine's CPU, in alternation with PyTorch if installed (package python3-torch).
 # Writes build/bench/cpu.md and cpu.json.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -7,8 +7,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 usage() {
   cat <<'TEXT'
 usage: scripts/bench-cpu.sh [--rounds N] [--steps N] [--case NAME]... [--binary PATH] [--no-torch]
-  --rounds N      turns of nrl-train and PyTorch per case (3); the ratios are medians over the rounds
-  --steps N       timed steps of a turn (5), after two that are not timed; a turn's time is their median
+  --rounds N      rounds of nrl-train and PyTorch per case (3); the ratios are medians over the rounds
+  --steps N       timed steps per round (5), after two warm-up steps; the median counts
   --case NAME     gpt2-124m-b4-t64, gpt2-124m-b4-t256, gpt2-124m-b1-t1024, llama-17m-b16-t256 (default: all)
   --binary PATH   nrl-train to measure (default: builds build/cpu/bin/nrl-train)
   --no-torch      nrl-train alone
@@ -63,8 +63,8 @@ mkdir -p "$work"
 threads=$(cores)
 unset OMP_NUM_THREADS
 
-# PyTorch, with the BLAS that is fast here: Debian's OpenBLAS does not recognise every virtual processor, and its
-# pthread build gets in the way of PyTorch's own threads. Untuned it is several times slower; no ratio is made of that.
+# PyTorch, with a tuned BLAS: Debian's OpenBLAS does not recognize every virtual processor, and its pthread build
+# conflicts with PyTorch's own threads. Untuned it is several times slower, and no ratio is computed.
 torch_run=()
 torch_note="PyTorch was not measured"
 if $torch; then
@@ -83,7 +83,7 @@ if $torch; then
         torch_run+=("LD_PRELOAD=$blas")
         torch_note+=" and OpenBLAS's OpenMP build"
       else
-        torch_note+="; NOT TUNED: install libopenblas-openmp-dev for the BLAS it is fast with"
+        torch_note+="; NOT TUNED: install libopenblas-openmp-dev for the OpenMP BLAS"
       fi
       torch_run+=("$python" scripts/bench/torch_train.py)
       break
@@ -97,15 +97,15 @@ median() { LC_ALL=C sort -g | awk '{ v[NR] = $1 } END { if (NR) printf "%.9g\n",
 # Text for the token files: this tree. A byte vocabulary fits every model.
 "$binary" prepare --input apps core parallel --tokenizer bytes --output "$work/corpus" >"$work/prepare.txt"
 
-# Clock ticks of the machine: all, and those that were not idle.
+# Clock ticks of the machine: total and busy.
 machine_ticks() { awk '/^cpu / { print $2 + $3 + $4 + $5 + $6 + $7 + $8 + $9, $2 + $3 + $4 + $7 + $8 + $9 }' /proc/stat; }
-# Sets own_seconds: processor time of the children of this shell so far. (In a subshell it would be the subshell's.)
+# Sets own_seconds: processor time of this shell's children so far. (A subshell would report its own.)
 child_seconds() {
   times >"$work/times"
   own_seconds=$(awk 'NR == 2 { for (i = 1; i <= 2; ++i) { split($i, t, /[ms]/); s += t[1] * 60 + t[2] } print s }' "$work/times")
 }
 
-# run_ours MODEL BATCH LENGTH: sets step_ms, peak_kib, share (of the matrix peak) and gemm.
+# run_ours MODEL BATCH LENGTH: sets step_ms, peak_kib, share (MFU) and gemm (percent of the time).
 run_ours() {
   local config=configs/$1.yaml log=$work/ours pid value
   rm -rf "$log"
@@ -122,7 +122,7 @@ run_ours() {
   done
   wait "$pid" || { cat "$work/ours.txt" >&2; die 70 "nrl-train failed on $1"; }
   step_ms=$(awk -v key=step_ms -f scripts/metrics.awk "$log/metrics.jsonl" | tail -n "+$((warmup + 1))" | median)
-  # The summary's line of kernel times: how much of the run was matrix products, in percent.
+  # From the summary's kernel times: percent of the run in GEMMs.
   gemm=$(awk '$1 == "kernels" { for (i = 2; i < NF; i += 2) if ($i ~ /^linear_/) s += $(i + 1) } END { printf "%.1f", s }' "$work/ours.txt")
   share=$(awk -v key=mfu -f scripts/metrics.awk "$log/metrics.jsonl" | tail -n "+$((warmup + 1))" | median)
 }
@@ -148,10 +148,10 @@ markdown=$out/cpu.md
   echo "# nrl-train on the CPU"
   echo
   echo "$machine, $threads threads, fp32. Peak: $peak_line. $torch_note."
-  echo "Medians of $rounds rounds of $steps steps each, the programs in turn. Ratios are medians over the rounds:"
-  echo "speed above 1 is faster than PyTorch, memory below 1 is less. Others: processor time of other programs meanwhile."
+  echo "Medians of $rounds rounds of $steps steps each, the programs in alternation. Ratios are medians over the rounds:"
+  echo "speed above 1 is faster than PyTorch, memory below 1 is less. Others: processor time of other programs."
   echo
-  echo "| model, batch x length | tokens/s | ms/step | share of matrix peak | time in matrix products | peak MiB | PyTorch tokens/s | ms/step | peak MiB | speed ratio | memory ratio | others |"
+  echo "| model, batch x length | tokens/s | ms/step | MFU | time in GEMMs | peak MiB | PyTorch tokens/s | ms/step | peak MiB | speed ratio | memory ratio | others |"
   echo "|---|---|---|---|---|---|---|---|---|---|---|---|"
 } >"$markdown"
 
@@ -196,7 +196,7 @@ for entry in "${cases[@]}"; do
         tms, tkib, speed, memory, others >>json
       peer = tms == "null" ? "– | – | – | – | –" : \
         sprintf("%.0f | %.0f | %.0f | %.2f | %.2f", tokens / tms * 1e3, tms, tkib / 1024, speed, memory)
-      if (others > 0.05) print "  other programs took " int(others * 100 + 0.5) " % of the processor: measure again on a quiet machine"
+      if (others > 0.05) print "  other programs used " int(others * 100 + 0.5) " % of the processor: repeat on an idle machine"
       printf "| %s %dx%d | %.0f | %.0f | %.0f %% | %.0f %% | %.0f | %s | %.0f %% |\n", model, b, t, tokens / ms * 1e3, ms, share * 100, gemm, \
         kib / 1024, peer, others * 100 >>markdown
     }'

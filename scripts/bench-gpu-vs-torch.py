@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Steps of one model in nrl-train and in plain PyTorch, in turns, on the same device; prints tokens/s, memory and ratios.
+"""Benchmarks one model in nrl-train and plain PyTorch, in alternation on the same device; prints tokens/s, memory, ratios.
 
-The model is that of a configuration (configs/bench-*.yaml). PyTorch runs it as a user who tunes would: fp32 weights and
-gradients with bf16 autocast and a bf16 residual stream, scaled_dot_product_attention, fused AdamW, TF32 allowed, eagerly
-and under torch.compile; where its memory is short, with smaller microbatches and gradient accumulation. Speed is the
-median step's, memory is the device's by nvidia-smi (on a CPU: peak resident memory), so that both count everything.
+The model is that of a configuration (configs/bench-*.yaml). PyTorch is tuned: fp32 weights and gradients with bf16
+autocast and a bf16 residual stream, scaled_dot_product_attention, fused AdamW, TF32 allowed, eager and under
+torch.compile; if memory is short, with smaller microbatches and gradient accumulation. Speed is that of the median step;
+memory is the device's by nvidia-smi (on a CPU: peak resident memory), which counts everything.
 """
 import argparse
 import contextlib
@@ -26,11 +26,11 @@ def median(values):
     return values[n // 2] if n % 2 else (values[n // 2 - 1] + values[n // 2]) / 2
 
 
-# --- one variant of PyTorch, in a process of its own
+# --- one variant of PyTorch, in its own process
 
 
 def train(job):
-    """Runs job["steps"] steps after job["warmup"]; returns what was measured."""
+    """Runs job["steps"] steps after job["warmup"]; returns the measurements."""
     begin = time.time()
     import torch
     import torch_models
@@ -41,9 +41,9 @@ def train(job):
         torch.set_num_threads(job["threads"])
     torch.backends.cuda.matmul.allow_tf32 = True
     spec = torch_models.Spec(job["model"])
-    low = job["precision"] == "bfloat16"
+    bf16 = job["precision"] == "bfloat16"
     spec.sdpa = hasattr(torch.nn.functional, "scaled_dot_product_attention") and not spec.window
-    spec.residual = torch.bfloat16 if low else None
+    spec.residual = torch.bfloat16 if bf16 else None
     if job["compile"] and not hasattr(torch, "compile"):
         return {"skipped": f"torch {torch.__version__} has no torch.compile"}
     with torch.device("cuda") if cuda else contextlib.nullcontext():
@@ -57,7 +57,7 @@ def train(job):
     def step():
         optimizer.zero_grad(set_to_none=True)
         for part in data:
-            with torch.autocast(job["device"], dtype=torch.bfloat16, enabled=low):
+            with torch.autocast(job["device"], dtype=torch.bfloat16, enabled=bf16):
                 loss = loss_of(part[:, :-1], part[:, 1:]) / accumulate
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -89,11 +89,11 @@ def train(job):
         "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
-# --- the turns
+# --- the rounds
 
 
 class DeviceMemory:
-    """Peak of the device's memory in use, above what it was at the start, while a program runs."""
+    """Peak increase of the device's memory in use while a program runs."""
 
     def __init__(self, device):
         self.on, self.base, self.peak = device == "cuda", None, None
@@ -130,15 +130,15 @@ class DeviceMemory:
         return None if self.base is None else self.peak - self.base
 
 
-def run_ours(args, folder):
-    path = os.path.join(folder, "ours.json")
+def run_ours(args, directory):
+    path = os.path.join(directory, "ours.json")
     command = [args.nrl_train, "bench", "step", args.config, *args.overrides, "--device", args.device, "--steps", str(args.steps),
                "--json", path]
     with DeviceMemory(args.device) as memory:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         sys.stderr.write(done.stdout)
-        sys.exit(f"error: {' '.join(command)} ended with {done.returncode}")
+        sys.exit(f"error: {' '.join(command)} failed with exit code {done.returncode}")
     with open(path) as f:
         result = json.load(f)
     del result["rows"]
@@ -159,7 +159,7 @@ def run_torch(args, ours, compiled):
             done = subprocess.run([sys.executable, os.path.abspath(__file__), "--worker"], input=json.dumps(job), text=True,
                                   stdout=subprocess.PIPE, env=environment)
         if done.returncode:
-            return {"skipped": f"PyTorch ended with {done.returncode} (see above)"}
+            return {"skipped": f"PyTorch failed with exit code {done.returncode} (see above)"}
         result = json.loads(done.stdout.splitlines()[-1])
         if not result.get("out_of_memory"):
             result["device_bytes"] = memory.bytes()
@@ -170,7 +170,7 @@ def run_torch(args, ours, compiled):
 
 
 def memory_of(result, device):
-    """Bytes that are compared."""
+    """The bytes to compare."""
     if device == "cpu":
         return result["peak_resident_bytes"]
     return result["device_bytes"] or result.get("planned_bytes") or result.get("reserved_bytes")
@@ -182,21 +182,21 @@ def main():
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--nrl-train", default="build/cuda/bin/nrl-train", help="the program to measure")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--steps", type=int, default=10, help="steps that are timed in a turn")
-    parser.add_argument("--warmup", type=int, default=3, help="steps of PyTorch before them")
-    parser.add_argument("--rounds", type=int, default=1, help="turns; ratios are medians over them")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps per round")
+    parser.add_argument("--warmup", type=int, default=3, help="warm-up steps of PyTorch")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds; ratios are medians over them")
     parser.add_argument("--no-eager", action="store_true", help="torch.compile only")
     parser.add_argument("--json", help="file to write")
     args = parser.parse_intermixed_args()
     rounds = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         for number in range(args.rounds):
-            turn = {"nrl-train": run_ours(args, folder)}
-            turn["compiled"] = run_torch(args, turn["nrl-train"], True)
+            results = {"nrl-train": run_ours(args, directory)}
+            results["compiled"] = run_torch(args, results["nrl-train"], True)
             if not args.no_eager:
-                turn["eager"] = run_torch(args, turn["nrl-train"], False)
-            rounds.append(turn)
-            for name, r in turn.items():
+                results["eager"] = run_torch(args, results["nrl-train"], False)
+            rounds.append(results)
+            for name, r in results.items():
                 if "skipped" in r:
                     print(f"round {number + 1}  {name:<10} {r['skipped']}")
                     continue
@@ -210,7 +210,7 @@ def main():
             continue
         ratios["speed_ratio_" + name] = median([o["tokens_per_s"] / p["tokens_per_s"] for o, p in pairs])
         ratios["memory_ratio_" + name] = median([memory_of(o, args.device) / memory_of(p, args.device) for o, p in pairs])
-        words.append(f"beside PyTorch {name}: speed x {ratios['speed_ratio_' + name]:.2f}, memory x {ratios['memory_ratio_' + name]:.2f}")
+        words.append(f"relative to PyTorch {name}: speed x {ratios['speed_ratio_' + name]:.2f}, memory x {ratios['memory_ratio_' + name]:.2f}")
     if args.json:
         with open(args.json, "w") as f:
             json.dump({**ratios, "config": args.config, "overrides": args.overrides, "rounds": rounds}, f)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Trains the same models on the same samples in plain PyTorch, in double precision, and compares step by step.
+"""Trains the same models on the same samples in plain PyTorch in double precision and compares each step.
 
-Needs python3-torch (1.13 or later); no dropout, and lr_decay_style: cosine. scripts/check-parity.sh does the whole recipe:
-in a directory RUN
+Needs python3-torch (1.13 or later), no dropout, and lr_decay_style: cosine. scripts/check-parity.sh runs it on, in a
+directory RUN:
 
   nrl-train CONFIG pretrain.max_num_steps=0  checkpointing.checkpoint_dir=RUN/start ...
   nrl-train CONFIG logger.log_dir=RUN/logs ...
@@ -27,9 +27,9 @@ parser.add_argument("--betas", type=float, nargs=2, required=True)
 parser.add_argument("--eps", type=float, required=True)
 parser.add_argument("--weight-decay", type=float, required=True)
 parser.add_argument("--clip", type=float, required=True, help="max_grad_norm")
-parser.add_argument("--tolerance", type=float, default=1e-6, help="greatest relative difference of a loss")
+parser.add_argument("--tolerance", type=float, default=1e-6, help="maximum relative difference of a loss")
 parser.add_argument("--norm-tolerance", type=float, default=1e-4,
-                    help="greatest relative difference of a gradient norm")
+                    help="maximum relative difference of a gradient norm")
 parser.add_argument("--threads", type=int, default=1)
 args = parser.parse_args()
 
@@ -40,7 +40,7 @@ import torch_models  # noqa: E402
 
 
 def learning_rate(step):
-    """Of the optimizer's step 1, 2, ...: a linear warm-up that reaches lr, then half a cosine wave that reaches min_lr."""
+    """Learning rate of step 1, 2, ...: a linear warm-up to lr, then a cosine decay to min_lr."""
     if step <= args.warmup:
         return args.lr * step / args.warmup
     done = min(1.0, (step - args.warmup) / (args.decay - args.warmup))

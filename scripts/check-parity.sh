@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains a small model of every family here and in plain PyTorch, from the same weights on the same samples, and compares
-# losses, gradient norms and learning rates of 20 steps (scripts/check-parity.py). Exits with 77 where there is no
+# Trains a small model of every family with nrl-train and plain PyTorch, from the same weights on the same samples, and
+# compares losses, gradient norms and learning rates of 20 steps (scripts/check-parity.py). Exits with 77 without
 # python3-torch.
 # usage: scripts/check-parity.sh [BINARY [FAMILY]...]      families: gpt2 llama mistral qwen2 qwen3 (default: all)
 set -euo pipefail
@@ -26,11 +26,11 @@ cd "$work"
 awk 'BEGIN { for (i = 0; i < 3000; ++i) print "int main(" i * i % 997 ") { return " i "; }" }' >text.txt
 "$binary" prepare --input text.txt --tokenizer bytes --output corpus >prepare.txt
 
-# No two values are the defaults of both programs. The learning rate stays below what makes spikes of the gradient: a spike
-# amplifies the rounding of all steps before it.
+# No value is the default of both programs. The learning rate stays below the onset of gradient spikes, which amplify the
+# rounding of earlier steps.
 lr=2.0e-3 min_lr=3.0e-4 warmup=5 decay=18 betas=(0.85 0.97) eps=1.0e-5 weight_decay=0.3 clip=1.65
 
-# The model section of a family: small, with grouped heads, an odd width, and everything else that tells it apart.
+# The model section of a family: small, with grouped heads, an odd width, and the family's particular features.
 model_of() {
   local sizes='vocab_size: 272, hidden_size: 48, intermediate_size: 88, num_hidden_layers: 2, num_attention_heads: 6, num_key_value_heads: 2, max_position_embeddings: 32'
   case $1 in

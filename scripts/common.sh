@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the scripts share; sourced, never run.
+# Functions shared by the scripts; sourced, never run.
 
 root_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -13,10 +13,10 @@ die() {
   exit "$code"
 }
 
-# Cores this process may use. (nproc alone would answer OMP_NUM_THREADS.)
+# Cores this process may use. (nproc alone would return OMP_NUM_THREADS.)
 cores() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
 
-# build PRESET TARGET...: configures and builds; without targets everything. A compile job may take 1.5 GB.
+# build PRESET TARGET...: configures and builds; default: all targets. A compile job may take 1.5 GB.
 build() {
   local preset=$1 jobs by_memory
   shift
@@ -27,13 +27,13 @@ build() {
   mkdir -p "$root_dir/build/$preset"
   if ! (cd "$root_dir" && cmake --preset "$preset") >"$log" 2>&1; then
     cat "$log" >&2
-    die 69 "cmake could not configure; what it needs is listed above, and scripts/install-deps.sh installs it"
+    die 69 "cmake failed to configure (see above). Fix: scripts/install-deps.sh installs what is missing"
   fi
   (cd "$root_dir" && cmake --build --preset "$preset" -j "$jobs" ${1:+--target "$@"})
 }
 
-# What mpirun needs here. Sets the array mpi_run. mpirun counts cores, not hardware threads, hence --oversubscribe; root
-# is refused unless asked for.
+# Sets the array mpi_run and the environment that mpirun needs. --oversubscribe: mpirun counts cores, not hardware
+# threads. Root must be allowed explicitly.
 mpi_setup() {
   local ranks=$1
   # shellcheck disable=SC2034  # used by the scripts that source this
@@ -41,8 +41,8 @@ mpi_setup() {
   if ((EUID == 0)); then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   fi
-  # mpirun's hwloc, as nrl-train's own: containers often have no /sys.
+  # For mpirun's hwloc: containers often have no /sys.
   [[ -d /sys/devices/system/cpu ]] || export HWLOC_HIDE_ERRORS=${HWLOC_HIDE_ERRORS:-2}
-  # Containers often forbid the kernel's direct copy between processes, which Open MPI reports with every message.
+  # Containers often forbid cross-process memory copies (CMA), which Open MPI reports with every message.
   export OMPI_MCA_btl_vader_single_copy_mechanism=${OMPI_MCA_btl_vader_single_copy_mechanism:-none}
 }

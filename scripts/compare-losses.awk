@@ -1,6 +1,6 @@
 # Compares two metrics.jsonl, step by step: awk -v tolerance=1e-3 -f scripts/compare-losses.awk A B
-# Losses may differ by `tolerance` (relative), gradient norms by `norm_tolerance` (default: the same); 0: to the last
-# digit. Prints the largest differences. Exit code 1 when they are too large or the files have other steps.
+# Relative tolerances: `tolerance` of losses, `norm_tolerance` of gradient norms (default: the same); 0: every digit.
+# Prints the largest differences. Exit code 1 when they exceed the tolerance or the files have different steps.
 function field(name,    at, rest) {
   at = index($0, "\"" name "\":")
   if (!at) return ""

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the README's commands on a bare machine: a minimal Debian in a directory, where an ordinary user with sudo has
-# the committed HEAD of this project. Finds what install-deps.sh forgets and what other versions of the libraries break.
+# the committed HEAD of this project. Detects missing dependencies and incompatible library versions.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -9,12 +9,12 @@ usage() {
 usage: scripts/fresh-machine.sh [--keep] [--cache DIR] SUITE [COMMAND]
   SUITE        bookworm (Debian 12: gcc 12, Open MPI 4, oneDNN 2, Catch2 2) or
                trixie (Debian 13: gcc 14, Open MPI 5, oneDNN 3, Catch2 3)
-  COMMAND      what the user's shell runs in the project after scripts/install-deps.sh; default: a short quickstart,
-               on trixie after scripts/test.sh
-  --keep       do not remove the machine; the next start with --keep goes on in it
+  COMMAND      run by the user's shell in the project after scripts/install-deps.sh; default: a short quickstart, on
+               trixie after scripts/test.sh
+  --keep       keep the machine; the next start with --keep reuses it
   --cache DIR  base systems, packages and ccache of earlier starts; default: /var/tmp/nrl-fresh-machine
-Needs root (for mounts and chroot), mmdebstrap, and a Debian mirror. Exits with 77 and the reason where a machine cannot
-be made; otherwise with the exit code of what failed on it.
+Needs root (for mounts and chroot), mmdebstrap, and a Debian mirror. Exits with 77 and the reason if a machine cannot be
+created; otherwise with the exit code of the failed command.
 TEXT
 }
 
@@ -39,7 +39,7 @@ while (($#)); do
 done
 suite=${1:-}
 case $suite in
-  # Without precompiled headers, which would hide an include that a file lacks.
+  # Without precompiled headers, which would hide missing includes.
   bookworm) command=${2:-cmake --preset cpu -DNRL_PCH=OFF && $short_quickstart} ;;
   trixie) command=${2:-./scripts/test.sh && $short_quickstart} ;;
   *)
@@ -49,13 +49,13 @@ case $suite in
 esac
 (($# <= 2)) || die 64 "one COMMAND, quoted; found $# words"
 
-# skip REASON...: no machine can be made here, which says nothing about the project.
+# skip REASON...: no machine can be created here; not a failure of the project.
 skip() {
   echo "skipped: fresh machine $suite: $*"
   exit 77
 }
-((EUID == 0)) || skip "only root can make one (mount, chroot)"
-command -v mmdebstrap >/dev/null || skip "there is no mmdebstrap (apt-get install mmdebstrap)"
+((EUID == 0)) || skip "root is required (mount, chroot)"
+command -v mmdebstrap >/dev/null || skip "mmdebstrap is not installed (apt-get install mmdebstrap)"
 unshare --mount --pid --fork true 2>/dev/null || skip "mounts are not permitted here"
 mkdir -p "$cache"
 [[ -O $cache ]] || die 73 "$cache belongs to another user; choose another directory with --cache"
@@ -82,7 +82,7 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# In the background, so that a signal is handled at once.
+# In the background, so that signals are handled immediately.
 attend() {
   local status=0
   "$@" &
@@ -92,8 +92,8 @@ attend() {
   return "$status"
 }
 
-# Runs on the machine, as USER in namespaces of its own: whatever happens to this script, the mounts and processes go
-# with the namespaces. /sys is left out, as in many containers.
+# Runs on the machine as USER in separate namespaces: mounts and processes end with the namespaces, however this script
+# ends. Without /sys, as in many containers.
 inside() {
   local root=$1 cache=$2 suite=$3 user=$4 command=$5
   mount -t proc proc "$root/proc" && mount --bind /dev "$root/dev" &&
@@ -128,7 +128,7 @@ else
   chmod 755 "$root"
   attend tar -C "$root" --exclude='./dev/*' -xf "$base"
   mkdir -p "$root/dev/pts" "$root/dev/shm"
-  # How this machine reaches its mirror: names, certificates, proxies.
+  # Access to the mirror: names, certificates, proxies.
   cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
   cp -r /usr/local/share/ca-certificates/. "$root/usr/local/share/ca-certificates/" 2>/dev/null || true
   {
@@ -147,7 +147,7 @@ else
   fi
 fi
 
-# The time of extraction, not of the commit: what a kept machine has built must be older than a changed source.
+# -m: extraction time, not commit time; changed sources must be newer than the objects of a kept machine.
 project=$root/home/user/project
 find "$project" -mindepth 1 -maxdepth 1 ! -name build -exec rm -rf {} +
 git -c safe.directory="$root_dir" -C "$root_dir" archive HEAD | tar -C "$project" -xm

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Installs what the build needs on Debian 12 or later and Ubuntu 22.04 or later; only what is missing, nothing when
-# all is there. `--check` lists what is missing and installs nothing (exit 1 when something is).
+# Installs missing build dependencies on Debian 12 or later and Ubuntu 22.04 or later. `--check` only lists them (exit 1
+# if there are any).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# Tools: any version on the PATH will do. COMMAND:PACKAGE
+# Tools, of any version on PATH. COMMAND:PACKAGE
 tools=(ninja:ninja-build g++:g++ pkg-config:pkg-config ccache:ccache mpirun:openmpi-bin)
 libraries=(libopenmpi-dev libyaml-cpp-dev libspdlog-dev libcli11-dev catch2 libdnnl-dev nlohmann-json3-dev
   ocl-icd-opencl-dev libhwloc-dev libsentencepiece-dev libprotobuf-dev libpcre2-dev zlib1g-dev libzstd-dev)
 cmake_wanted=3.25
-# cuDNN's C++ headers, for builds with the CUDA toolkit only: in no distribution, but in a Python wheel.
+# cuDNN's C++ headers, for CUDA builds only: not packaged by distributions, but available as a Python wheel.
 frontend=nvidia-cudnn-frontend==1.24.0
 frontend_dir=$root_dir/build/third_party/cudnn-frontend
 
@@ -46,7 +46,7 @@ frontend_is_missing() {
 sys.exit(not os.path.exists(m.distribution('nvidia-cudnn-frontend').locate_file('include/cudnn_frontend.h')))" 2>/dev/null
 }
 
-# Into a folder of its own: the system's Python is left alone. The wheel's Python part is not needed.
+# Into a separate directory: does not touch the system's Python. The wheel's Python part is not needed.
 install_frontend() {
   local by_hand="python3 -m pip install --no-deps --target $frontend_dir $frontend"
   echo "missing: cuDNN's C++ headers ($frontend)"
@@ -55,10 +55,10 @@ install_frontend() {
     return 1
   fi
   python3 -m pip --version >/dev/null 2>&1 ||
-    die 69 "cuDNN's C++ headers come as a Python wheel, and there is no pip: install python3-pip, then: $by_hand"
+    die 69 "cuDNN's C++ headers: pip is not installed. Fix: install python3-pip, then: $by_hand"
   rm -rf "$frontend_dir"
   python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --target "$frontend_dir" "$frontend" ||
-    die 69 "pip could not install cuDNN's C++ headers (see above). To install them: $by_hand"
+    die 69 "cuDNN's C++ headers: pip failed (see above). Fix: $by_hand"
   rm -rf "$frontend_dir/cudnn"
   echo "installed $frontend"
 }
@@ -78,14 +78,14 @@ find_missing() {
 }
 
 command -v dpkg-query >/dev/null ||
-  die 69 "this script knows Debian and Ubuntu only; install by your own means: cmake >= $cmake_wanted," \
+  die 69 "this script supports Debian and Ubuntu only. Fix: install cmake >= $cmake_wanted," \
     "${tools[*]#*:}" "${libraries[@]}"
 
 find_missing
 status=0
 if frontend_is_missing; then install_frontend || status=1; fi
 if ((${#missing[@]} == 0)); then
-  ((status == 0)) && echo "all packages are there"
+  ((status == 0)) && echo "all packages are installed"
   exit "$status"
 fi
 echo "missing packages: ${missing[*]}"
@@ -100,10 +100,10 @@ fi
 give_up() { die 69 "$*; missing: ${missing[*]}. To install them: $by_hand"; }
 
 if ((EUID != 0)); then
-  command -v sudo >/dev/null || give_up "packages can be installed by root only, and there is no sudo here"
-  # Asks for a password only where somebody can type it.
+  command -v sudo >/dev/null || give_up "root is required to install packages, and sudo is not installed"
+  # Ask for a password only on a terminal.
   if ! sudo -n true 2>/dev/null && { [[ ! -t 0 ]] || ! sudo -v; }; then
-    give_up "packages can be installed by root only, and sudo does not allow it"
+    give_up "root is required to install packages, and sudo does not permit it"
   fi
 fi
 
@@ -111,20 +111,20 @@ export DEBIAN_FRONTEND=noninteractive
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=2 "$@"; }
 known() { apt-cache policy "$1" 2>/dev/null | awk '$1 == "Candidate:" && $2 != "(none)" { ok = 1 } END { exit !ok }'; }
 
-# Try with the package lists that are here first: fast, and enough on most machines.
+# Try the present package lists first: fast, and sufficient on most machines.
 fresh=true
 for package in "${missing[@]}"; do known "$package" || fresh=false; done
 if ! $fresh || ! apt install -y --no-install-recommends "${missing[@]}"; then
   apt update || echo "the package lists could not be updated" >&2
   unknown=()
   for package in "${missing[@]}"; do known "$package" || unknown+=("$package"); done
-  ((${#unknown[@]} == 0)) || give_up "apt knows no package named ${unknown[*]} (offline, or 'universe' is not enabled?)"
+  ((${#unknown[@]} == 0)) || give_up "apt has no package ${unknown[*]} (offline, or 'universe' is not enabled?)"
   apt install -y --no-install-recommends "${missing[@]}" || give_up "apt-get could not install them (see above)"
 fi
 
 find_missing
 if [[ ${missing[*]} == cmake ]]; then
-  die 69 "the distribution's cmake is older than $cmake_wanted; install a newer one: python3 -m pip install 'cmake>=$cmake_wanted'"
+  die 69 "the distribution's cmake is older than $cmake_wanted. Fix: python3 -m pip install 'cmake>=$cmake_wanted'"
 fi
 ((${#missing[@]} == 0)) || give_up "some packages are still missing after the installation"
 echo "installed"

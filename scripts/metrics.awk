@@ -1,4 +1,4 @@
-# Reads metrics.jsonl (one flat JSON object a line) and prints the values of one field, of the rows that have it:
+# Reads metrics.jsonl (one flat JSON object per line) and prints the values of one field:
 #   -v key=step_ms
 function field(name,    at, rest) {
   at = index($0, "\"" name "\":")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the tests: plants the faults of scripts/mutants/ one at a time and counts how many ctest notices, per area.
+# Mutation testing: seeds the faults of scripts/mutants/ one at a time and counts how many ctest detects, per area.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# What ptxas made of the kernels: registers, stack, spills and shared memory of every entry function.
+# ptxas statistics of the kernels: registers, stack, spills and shared memory of every entry function.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'TEXT'
 usage: scripts/ptxas-table.sh [REPORT.ptxas...]
-  REPORT.ptxas   outputs of `ptxas -v` beside the PTX they are of; default: those of build/cuda (target
-                 ptxas_reports)
-Exits with 1 when a kernel spills registers, or has too many for a block of 1024 threads and no __launch_bounds__ that
-says it will never be one; with 65 when there is no kernel.
+  REPORT.ptxas   outputs of `ptxas -v`, each next to its PTX; default: those of build/cuda (target ptxas_reports)
+Exits with 1 when a kernel spills registers, or has too many for a block of 1024 threads without __launch_bounds__; with
+65 when there is no kernel.
 TEXT
 }
 
@@ -30,11 +29,11 @@ while (($#)); do
 done
 if ((${#reports[@]} == 0)); then
   mapfile -t reports < <(find "$root_dir/build/cuda/tests/kernels" -name '*.ptxas' 2>/dev/null | LC_ALL=C sort)
-  ((${#reports[@]})) || die 66 "there is no report; build the target ptxas_reports in build/cuda first"
+  ((${#reports[@]})) || die 66 "there is no report. Fix: build the target ptxas_reports in build/cuda first"
 fi
 
-# One line a kernel: file, architecture, mangled name, largest block (0: not said), registers, stack, spill stores, spill
-# loads, shared memory.
+# One line per kernel: file, architecture, mangled name, largest block (0: unspecified), registers, stack, spill stores,
+# spill loads, shared memory.
 rows() {
   awk '
     function put() {
@@ -66,7 +65,7 @@ table=$(rows "${reports[@]/%.ptxas/.ptx}" "${reports[@]}")
 paste -d ' ' <(awk '{ print $1, $2 }' <<<"$table") <(awk '{ print $3 }' <<<"$table" | c++filt | shorten) \
   <(awk '{ print $4, $5, $6, $7, $8, $9 }' <<<"$table") |
   awk '
-    BEGIN { printf "%-14s %-8s %7s %9s %6s %13s %12s %7s  %s\n", "family", "arch", "threads", "registers", "stack", "spill stores", "spill loads", "shared", "kernel" }
+    BEGIN { printf "%-14s %-8s %7s %9s %6s %13s %12s %7s  %s\n", "op", "arch", "threads", "registers", "stack", "spill stores", "spill loads", "shared", "kernel" }
     {
       remark = ""
       if ($7 + $8 > 0) remark = "  SPILLS"

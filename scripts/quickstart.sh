@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# From a bare machine to a trained model that writes text, in a few minutes on two cores.
+# From a bare machine to a trained model that generates text, in a few minutes on two cores.
 # usage: scripts/quickstart.sh [FILE-or-DIR] [KEY=VALUE...]
-# FILE-or-DIR: what to learn from; default: this machine's C and C++ headers. KEY=VALUE: a key of configs/quickstart.yaml
-# to change, for example pretrain.max_num_steps=200.
-# A second start uses the prepared text again and trains a new model; after an interruption it goes on where it stopped.
+# FILE-or-DIR: training text; default: this machine's C and C++ headers. KEY=VALUE: a key of configs/quickstart.yaml
+# to override, for example pretrain.max_num_steps=200.
+# A second start reuses the prepared text and trains a new model; an interrupted training resumes.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-corpus_limit=$((30 << 20)) # bytes of headers to learn from
+corpus_limit=$((30 << 20)) # bytes of headers to train on
 ranks=2
 config=$root_dir/configs/quickstart.yaml
 
@@ -19,13 +19,13 @@ case ${1:-} in
 esac
 input=
 if (($#)) && [[ -e $1 || $1 != *=* ]]; then
-  [[ -r $1 ]] || die 66 "$1: no such file or folder, or not readable"
+  [[ -r $1 ]] || die 66 "$1: no such file or directory, or not readable"
   input=$(realpath "$1")
   shift
 fi
 steps=$(awk '$1 == "max_num_steps:" { print $2 }' "$config")
 for override in "$@"; do
-  [[ $override == *=* ]] || die 64 "$override: not KEY=VALUE, and one file or folder at most; see --help"
+  [[ $override == *=* ]] || die 64 "$override: not KEY=VALUE; expected at most one file or directory. Fix: see --help"
   if [[ $override == pretrain.max_num_steps=* ]]; then steps=${override#*=}; fi
 done
 
@@ -33,15 +33,15 @@ done
 say "build"
 build cpu nrl-train
 nrl_train=$root_dir/build/cpu/bin/nrl-train
-cd "$root_dir" # everything below is relative to it, so that the commands we print can be copied
+cd "$root_dir" # paths below are relative to it, so that printed commands can be copied
 
-# Copies links of up to corpus_limit bytes of headers into the folder $1, spread over all that there are.
+# Links up to corpus_limit bytes of headers into the directory $1, spread over all of them.
 collect_headers() {
   local list=$1.list
   find /usr/include -type f \( -name '*.h' -o -name '*.hh' -o -name '*.hpp' -o -path '*/c++/*' \) -size -400k -size +0 \
     -printf '%s %p\n' 2>/dev/null | LC_ALL=C sort -k 2 >"$list" || true
-  [[ -s $list ]] || die 66 "there are no headers in /usr/include; name a text file or a folder: scripts/quickstart.sh DIR"
-  # Every k-th file, so that all libraries take part.
+  [[ -s $list ]] || die 66 "there are no headers in /usr/include. Fix: pass a text file or directory: scripts/quickstart.sh DIR"
+  # Every k-th file, so that all libraries are represented.
   awk -v limit="$corpus_limit" '{ size[NR] = $1; total += $1; sub(/^[0-9]+ /, ""); path[NR] = $0 }
     END {
       k = total > limit ? total / limit : 1
@@ -60,10 +60,10 @@ work=quickstart/$name
 mkdir -p "$work"
 
 if [[ -s $work/corpus.idx && -s $work/corpus.dataset.json ]]; then
-  say "text: $work/corpus.bin is there from an earlier start (delete $work to make it anew)"
+  say "text: reusing $work/corpus.bin (delete $work to prepare it again)"
 else
   say "text to tokens"
-  invalid=replace # a few bytes of another encoding must not be the end of a first try; they are counted
+  invalid=replace # a few bytes of another encoding must not fail a first try; they are counted
   if [[ -z $input ]]; then
     rm -rf "$work/text"
     collect_headers "$work/text"
@@ -71,7 +71,7 @@ else
     invalid=skip
   fi
   "$nrl_train" prepare --input "$input" --tokenizer train-sentencepiece:4096 --invalid-utf8 "$invalid" \
-    --output "$work/corpus" || die $? "the text could not be prepared (see above)"
+    --output "$work/corpus" || die $? "preparing the text failed (see above)"
 fi
 
 run=1
@@ -82,16 +82,16 @@ train=("$nrl_train" configs/quickstart.yaml "data.train.data_path=$work/corpus"
 mpi_setup "$ranks"
 say "training on $ranks MPI ranks: $steps steps into $out"
 if compgen -G "$out/checkpoints/step-*" >/dev/null; then
-  echo "an earlier training in $out was not finished: it goes on from its last checkpoint"
+  echo "resuming an unfinished training in $out from its last checkpoint"
 fi
 status=0
 "${mpi_run[@]}" "${train[@]}" || status=$?
 if ((status == 75)); then
-  echo "stopped, with a checkpoint; start this script again to go on"
+  echo "stopped with a checkpoint; start this script again to resume"
   exit 75
 fi
 ((status == 0)) ||
-  die "$status" "the training ended early (exit $status, see above); this script started again goes on from the last checkpoint"
+  die "$status" "the training failed (exit $status, see above). Fix: start this script again to resume from the last checkpoint"
 
 say "the loss"
 "$nrl_train" report "$out/logs" --html "$out/report.html"
@@ -100,22 +100,22 @@ awk -v key=loss -f scripts/metrics.awk "$out/logs/metrics.jsonl" | awk '
   END {
     n = NR < 10 ? NR : 10
     for (i = NR - n + 1; i <= NR; ++i) last += loss[i] / n
-    if (last >= loss[1]) { print "the loss did not fall" > "/dev/stderr"; exit 1 }
+    if (last >= loss[1]) { print "the loss did not decrease" > "/dev/stderr"; exit 1 }
   }'
 
-say "what the model writes"
+say "text from the model"
 prompt='#include <'
 if [[ $name != headers ]]; then prompt='The '; fi
 model=$out/checkpoints/step-$steps
 "$nrl_train" generate "$model" --prompt "$prompt" --max-tokens 120 --temperature 0.7 --seed 1
 
-say "what to try next"
+say "next steps"
 cat <<TEXT
 more text        build/cpu/bin/nrl-train generate $model --prompt "static inline int"
 another run      build/cpu/bin/nrl-train configs/quickstart.yaml data.train.data_path=$work/corpus \\
                    policy.optimizer.lr=1e-3 checkpointing.checkpoint_dir=$work/mine/checkpoints logger.log_dir=$work/mine/logs
 your own text    scripts/quickstart.sh FILE-or-DIR
-a larger model   configs/llama-17m.yaml; what it needs: build/cpu/bin/nrl-train plan configs/llama-17m.yaml
+a larger model   configs/llama-17m.yaml; its memory: build/cpu/bin/nrl-train plan configs/llama-17m.yaml
 any key          build/cpu/bin/nrl-train explain policy.optimizer.lr   (all: docs/configuration.md)
 all tests        scripts/test.sh
 TEXT

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds and runs all tests; with the CUDA toolkit also the build for GPUs and its tests.
+# Installs missing packages, builds and runs all tests; with the CUDA toolkit also the GPU build and its tests.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'TEXT'
 usage: scripts/test.sh [--preset cpu|cuda|asan|tsan] [--fast] [--no-install] [-R REGEX]
-  --preset NAME   cpu: all tests of the build without CUDA; cuda: what the build for GPUs adds (needs nvcc);
-                  asan: address and undefined-behaviour checks; tsan: data races.
-                  Default: cpu, and cuda where nvcc is on PATH.
-  --fast          only the fast half of the tests, and only what it needs is built
+  --preset NAME   cpu: all tests of the build without CUDA; cuda: the tests that the GPU build adds (needs nvcc);
+                  asan: address and undefined-behavior sanitizers; tsan: data races.
+                  Default: cpu, and cuda if nvcc is on PATH.
+  --fast          build and run only the fast half of the tests
   --no-install    do not install missing packages
   -R REGEX        only the tests whose name matches
 TEXT
@@ -49,7 +49,7 @@ done
 if $install; then "$root_dir/scripts/install-deps.sh"; fi
 status=0
 for preset in "${presets[@]}"; do
-  # The build for GPUs has the same host code: only what it adds is built and run twice.
+  # The GPU build has the same host code: build and run only what it adds.
   only=()
   targets=()
   if [[ $preset == cuda ]]; then
@@ -71,7 +71,7 @@ for preset in "${presets[@]}"; do
   else
     status=$code
     echo "tests failed (exit $code); full output: $log" >&2
-    echo "one test again: (cd build/$preset && ctest -R NAME --output-on-failure)" >&2
+    echo "to repeat one test: (cd build/$preset && ctest -R NAME --output-on-failure)" >&2
   fi
 done
 exit "$status"

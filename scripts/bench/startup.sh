@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From the start of the program to the end of its first step, for a tiny model: one process, and two under mpirun.
+# Time from exec to the end of the first step of a tiny model: one process, and two under mpirun.
 # usage: scripts/bench/startup.sh [BINARY [ROUNDS]]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -24,7 +24,7 @@ logger: {log_dir: logs, log_interval: 1}
 YAML
 
 mpi_setup 2
-# What the clock on the wall says from before the start to the time in the row of step 1, and to the program's end.
+# Wall time from before the start to the time in the row of step 1, and to the program's end.
 measure() {
   local name=$1 begin end row i
   shift

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Measures the tests: plants the faults of scripts/mutants/*.txt one at a time and counts how many ctest notices.
+"""Mutation testing: seeds the faults of scripts/mutants/*.txt one at a time and counts how many ctest detects.
 
 All mutants are compiled into one build of a copy of the tree (build/mutants); the environment variable NRL_MUTANT
-switches one of them on. Every test runs once without a mutant, to learn which mutants it reaches; then each mutant runs
-the tests that reach it, until one fails. The product's own sources hold no trace of this.
+enables one of them. Every test runs once without a mutant to record the mutants it reaches; then, for each mutant, the
+tests that reach it run until one fails. The original sources are not modified.
 
 A mutant is a block of lines in scripts/mutants/AREA.txt:
 
@@ -11,10 +11,10 @@ A mutant is a block of lines in scripts/mutants/AREA.txt:
   file: core/ops/optimizer/step.h
   what: weights are not decayed
   kind: expr           expr: OLD becomes (mutant ? (NEW) : (OLD)); stmt: if (mutant) { NEW } else { OLD }
-  old: source text     must stand exactly once in the file; one line each for text of several lines
+  old: source text     must occur exactly once in the file; one line each for text of several lines
   new: mutated text
 
-Exit 0 when every area reaches the target, 1 when one does not, 65 for a list that does not fit the sources.
+Exit 0 when every area reaches the target, 1 when one does not, 65 for a list that does not match the sources.
 """
 import argparse
 import collections
@@ -36,8 +36,7 @@ BUILD = ROOT / "build" / "mutants"
 SOURCE = BUILD / "source"
 BINARIES = SOURCE / "build" / "cpu"
 TARGET = 0.9
-HEADER = """// Which fault is switched on: the environment variable NRL_MUTANT. With NRL_MUTANT_LOG a file is made in that directory
-// for every mutant that is reached.
+HEADER = """// NRL_MUTANT selects the active fault. With NRL_MUTANT_LOG, a file is created in that directory for every mutant reached.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>
@@ -131,7 +130,7 @@ def plant(text, mutants, problems):
             begin = text.index(m.old)
             spans.append((begin, begin + len(m.old), m))
         else:
-            problems.append(f"{m.where}: {m.name}: its old text stands {count} times in {m.file}, not once")
+            problems.append(f"{m.where}: {m.name}: its old text occurs {count} times in {m.file}; expected once")
     spans.sort(key=lambda span: span[0])
     out, at, last = [], 0, None
     for begin, end, m in spans:
@@ -151,7 +150,7 @@ def write_if_changed(path, data):
 
 
 def copy_tree(mutants):
-    """Copies the tree with the mutants; a file that is as before keeps its time, so that little is built again."""
+    """Copies the tree with the mutants; unchanged files keep their time, so that little is rebuilt."""
     by_file = collections.defaultdict(list)
     for m in mutants:
         by_file[m.file].append(m)
@@ -165,12 +164,12 @@ def copy_tree(mutants):
         else:
             problems.append(f"{group[0].where}: {group[0].name}: there is no {file}")
     if problems:
-        die(65, "\n".join(["the lists do not fit the sources:", *problems]))
+        die(65, "\n".join(["the lists do not match the sources:", *problems]))
     for name in names:
         write_if_changed(SOURCE / name, planted.get(name) or (ROOT / name).read_bytes())
         shutil.copymode(ROOT / name, SOURCE / name)
     write_if_changed(SOURCE / "nrl_mutant.h", HEADER.replace("COUNT", str(len(mutants))).encode())
-    # Files that are gone from the tree would still be found by the build.
+    # Remove files that are no longer in the tree; the build would find them.
     for folder, folders, files in os.walk(SOURCE):
         folders[:] = [f for f in folders if f not in ("build", ".git")]
         for file in files:
@@ -208,7 +207,7 @@ def read_tests(exclude):
     tests = []
     for entry in json.loads(listed)["tests"]:
         properties = {p["name"]: p["value"] for p in entry.get("properties", [])}
-        # What would need more than a command and its exit code; the project's tests have none of it.
+        # Properties that need more than a command and its exit code; the project's tests have none.
         for name in ("WILL_FAIL", "PASS_REGULAR_EXPRESSION", "FAIL_REGULAR_EXPRESSION", "FIXTURES_REQUIRED", "DISABLED"):
             if name in properties:
                 die(70, f"test {entry['name']} has the property {name}, which mutate.py does not know")
@@ -221,7 +220,7 @@ def read_tests(exclude):
 
 
 def run_test(test, extra, limit):
-    """Whether the test passes (or is skipped). Its processes and temporary files are gone afterwards."""
+    """Whether the test passes (or is skipped). Ends its processes and removes its temporary files."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         os.chmod(scratch, 0o755)  # some tests run as another user
         process = subprocess.Popen(test.command, cwd=test.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -238,7 +237,7 @@ def run_test(test, extra, limit):
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
             code = None
-            end(signal.SIGTERM)  # mpirun ends its ranks when it is told to, but not when it is killed
+            end(signal.SIGTERM)  # mpirun ends its ranks on SIGTERM, but not on SIGKILL
             time.sleep(2)
         end(signal.SIGKILL)
         process.wait()
@@ -255,7 +254,7 @@ def measure_reach(tests, jobs):
             test.seconds = time.monotonic() - started
             test.reached = frozenset(int(name) for name in os.listdir(log))
 
-    # What these tests find is kept for a build that is the same to the last byte.
+    # Cache the result for a bitwise identical build.
     digest = hashlib.sha256()
     for path in sorted([*(BINARIES / "bin").iterdir(), *(p for p in (SOURCE / "tests").rglob("*.sh"))]):
         if path.is_file():
@@ -275,7 +274,7 @@ def measure_reach(tests, jobs):
     failed = [t.name for t in tests if not t.passed]
     print(f"{len(tests)} tests without a mutant: {time.monotonic() - started:.0f} s")
     if failed:
-        print(f"left out, since they fail without a mutant in the copy of the tree: {' '.join(failed)}")
+        print(f"excluded, since they fail without a mutant in the copy of the tree: {' '.join(failed)}")
     return [t for t in tests if t.passed]
 
 
@@ -284,7 +283,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--area", action="append", default=[], help="only this area (may be given several times)")
     parser.add_argument("--name", action="append", default=[], help="only this mutant (may be given several times)")
-    parser.add_argument("--check", action="store_true", help="only check that the lists fit the sources")
+    parser.add_argument("--check", action="store_true", help="only check that the lists match the sources")
     parser.add_argument("--list", action="store_true", help="only list the mutants")
     parser.add_argument("--exclude", action="append", default=[], metavar="TEST", help="do not run this test")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at once (default: all cores)")
@@ -299,17 +298,17 @@ def main():
         return 0
     copy_tree(mutants)
     if args.check:
-        print(f"{len(mutants)} mutants fit the sources")
+        print(f"{len(mutants)} mutants match the sources")
         return 0
     build(args.jobs)
     tests = measure_reach(read_tests(args.exclude), args.jobs)
 
-    # What noticed the mutant last time is tried first, then what noticed others of its area, then what is fast.
-    history_path = BUILD / "noticed.json"
+    # Order of tests: the one that detected the mutant last time, those that detected others of its area, fast ones.
+    history_path = BUILD / "detected.json"
     history = json.loads(history_path.read_text()) if history_path.is_file() else {}
     by_area = collections.Counter((m.area, history[m.name]) for m in mutants if m.name in history)
 
-    def noticed_by(m):
+    def detected_by(m):
         """The first test that fails under the mutant; none: it survived."""
         reaching = sorted((t for t in tests if m.id in t.reached),
                           key=lambda t: (t.name != history.get(m.name), -by_area[m.area, t.name], t.seconds))
@@ -321,7 +320,7 @@ def main():
     survivors, killed, total = [], collections.Counter(), collections.Counter()
     started = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        running = {pool.submit(noticed_by, m): m for m in chosen}
+        running = {pool.submit(detected_by, m): m for m in chosen}
         for done in concurrent.futures.as_completed(running):
             m, (test, reaching) = running[done], done.result()
             total[m.area] += 1
@@ -329,7 +328,7 @@ def main():
                 killed[m.area] += 1
                 history[m.name] = test
                 by_area[m.area, test] += 1
-                print(f"noticed   {m.area:<11} {m.name:<40} {test}", flush=True)
+                print(f"detected  {m.area:<11} {m.name:<40} {test}", flush=True)
             else:
                 survivors.append((m, reaching))
                 print(f"SURVIVED  {m.area:<11} {m.name:<40} {reaching} tests reach it", flush=True)
@@ -337,7 +336,7 @@ def main():
     print(f"\n{len(chosen)} mutants: {time.monotonic() - started:.0f} s\n")
     for m, reaching in survivors:
         print(f"survivor {m.name} ({m.file}; {reaching} tests reach it): {m.what}")
-    print(f"\n{'area':<12} {'noticed':>8} {'of':>4} {'rate':>6}")
+    print(f"\n{'area':<12} {'detected':>8} {'of':>4} {'rate':>6}")
     for area in sorted(total):
         print(f"{area:<12} {killed[area]:>8} {total[area]:>4} {killed[area] / total[area]:>6.0%}")
     print(f"{'all':<12} {sum(killed.values()):>8} {len(chosen):>4} {sum(killed.values()) / len(chosen):>6.0%}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The output that README and docs show is what the program prints, but for numbers: docs.sh CASE NRL_TRAIN SOURCE_DIR
+# Output shown in README and docs must match the program's, except for numbers: docs.sh CASE NRL_TRAIN SOURCE_DIR
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
 
@@ -10,13 +10,13 @@ transcript() {
   awk -v start="$version_line" '!on && $0 ~ start { on = 1 } on && /^[^ ]/ { exit } on { print substr($0, 5) }' "$source_dir/$1"
 }
 
-# compare FILE: shown.txt, a transcript of that file, with out.txt. The comparison must also fail for every line of the
-# transcript that is changed.
+# compare FILE: compares shown.txt, a transcript of that file, with out.txt. Also changes every line of the transcript
+# once, which must be detected.
 compare() {
   local result i
   result=$(awk -f "$source_dir/tests/cli/transcript.awk" shown.txt out.txt) || fail "$1 is out of date: $result"
   for ((i = 1; i <= $(wc -l <shown.txt); ++i)); do
-    # Not so: "...", rows of a chart, and kernels on a wrapped line.
+    # Except "...", rows of a chart, and kernels on a wrapped line.
     sed -n "${i}p" shown.txt | grep '[a-z]' | grep -qvE '^ +([a-z_]+ [0-9.]+% *)+$' || continue
     sed "${i}s/[a-z][a-z]*/&x/" shown.txt >changed.txt
     ! awk -f "$source_dir/tests/cli/transcript.awk" changed.txt out.txt >/dev/null || fail "$1: not compared: $(sed -n "${i}p" changed.txt)"
@@ -25,7 +25,7 @@ compare() {
 
 case $case_name in
   transcript_quickstart)
-    # scripts/quickstart.sh as it is, in a tree in which there is nothing to install or to build, and on less text.
+    # The unmodified scripts/quickstart.sh in a tree with nothing to install or build, on less text.
     mkdir -p scripts build/cpu/bin bin headers
     cp "$source_dir"/scripts/{quickstart.sh,common.sh,metrics.awk} scripts
     cp -r "$source_dir/configs" .
@@ -42,8 +42,8 @@ case $case_name in
   transcript_doctor)
     expect 0 run 1 doctor
     transcript docs/gpu.md >shown.txt
-    # The transcript is of a build with all GPU libraries on a machine without a GPU. Elsewhere only the lines that do
-    # not depend on that are compared.
+    # The transcript is of a build with all GPU libraries on a machine without a GPU; otherwise compare only the lines
+    # that do not depend on that.
     if (($(grep -cE '^(cuda .*built with|library .*(cuBLASLt|cuDNN) [0-9]|nccl  *[0-9]|training .*no NVIDIA driver)' out.txt) < 5)); then
       sed -i -E '/^(cuda|driver|device|library|nccl|training|  ) /d' out.txt shown.txt
     fi
@@ -51,7 +51,7 @@ case $case_name in
     compare docs/gpu.md
     ;;
   transcript_slurm)
-    # srun with two ranks, and scontrol with a queue that starts nothing.
+    # Stand-ins: srun with two ranks, and scontrol without a queue.
     mkdir bin
     cat >bin/srun <<'RUN'
 #!/bin/sh
@@ -75,11 +75,11 @@ RUN
     kill -USR1 "$(cat srun.pid)"
     wait $! || fail "the batch script failed: $(cat out.txt err.txt)"
     saved=$(printf '%s\n' checkpoints/step-* | sort -V | tail -n 1)
-    # A command that ends soon, which a job does not change: without the list of what changed.
+    # A run that ends soon. A real job repeats its command, so the list of changes is dropped.
     bash "${job[@]}" "pretrain.max_num_steps=$((${saved##*-} + 5))" >resumed.txt 2>>err.txt ||
       fail "it did not resume: $(cat resumed.txt err.txt)"
     awk '/^[^ ]/ { off = $1 == "changed" } !off' resumed.txt >>out.txt
-    # What Slurm prints is left out.
+    # Without the output of Slurm itself.
     transcript docs/slurm.md | grep -vE '^(srun:|\$ | +(JobState|Requeue)=)' >shown.txt
     compare docs/slurm.md
     ;;
@@ -88,14 +88,14 @@ RUN
     expect 0 "$source_dir/scripts/gpu-validate.sh" --stages list >out.txt 2>err.txt
     diff shown.txt out.txt || fail "docs/gpu.md is out of date: gpu-validate.sh --stages list"
     ;;
-  docs_names) # keys and options of commands that documents name; and no document has a transcript without a case here
+  docs_names) # keys and command options in documents exist; every transcript has a case here
     cd "$source_dir"
     mapfile -t documents < <(find . -name build -prune -o -name '*.md' -printf '%P\n' | LC_ALL=C sort)
     ((${#documents[@]} > 10)) || fail "the documents were not found: ${documents[*]}"
     grep -lE "$version_line" "${documents[@]}" | diff <(printf '%s\n' README.md docs/gpu.md docs/slurm.md) - ||
-      fail "a transcript that nothing compares, or none"
+      fail "a document has a transcript without a case here, or lacks one"
     sections=$("$nrl_train" explain | sed -nE 's/^ +([a-z_]+)\. .*/\1/p' | paste -sd '|')
-    grep -ohE "\b($sections)(\.[a-z_0-9]+)+(=|\`)" "${documents[@]}" | tr -d '=`' | LC_ALL=C sort -u >"$work/keys.txt"
+    grep -ohP "(?<![\w/.-])($sections)(\.[a-z_0-9]+)+(?=[=\`])" "${documents[@]}" | LC_ALL=C sort -u >"$work/keys.txt"
     (($(wc -l <"$work/keys.txt") > 20)) || fail "the keys were not found: $(cat "$work/keys.txt")"
     while read -r key; do
       "$nrl_train" explain "$key" >/dev/null || fail "a document names the key $key"
@@ -110,11 +110,11 @@ RUN
       done
     done <"$work/commands.txt"
     ;;
-  docs_excerpts) # code shown in docs/design.md stands, up to "...", in a file that it names
+  docs_excerpts) # code excerpts of docs/design.md match a file that it names
     cd "$source_dir"
     awk -f tests/cli/excerpts.awk docs/design.md || fail "docs/design.md is out of date"
     awk '/^```cpp/ && !n++ { print; getline; $0 = $0 "x" } { print }' docs/design.md >"$work/changed.md"
-    ! awk -f tests/cli/excerpts.awk "$work/changed.md" >/dev/null || fail "a changed excerpt was not noticed"
+    ! awk -f tests/cli/excerpts.awk "$work/changed.md" >/dev/null || fail "a changed excerpt was not detected"
     ;;
   *) fail "no case $case_name" ;;
 esac

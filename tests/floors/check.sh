@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # check.sh tree ROOT       checks the sources of the tree
-# check.sh self-test ROOT  plants violations in a tree of its own and expects every one to be found, and nothing else
+# check.sh self-test ROOT  creates a tree with violations and expects exactly these to be reported
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -46,7 +46,7 @@ self_test() {
   seq -f '// line %g' 600 >core/base_600 && mkdir -p core/base && mv core/base_600 core/base/long_enough.cpp
   check_tree . >clean.txt || {
     cat clean.txt >&2
-    echo "FAIL: something allowed was reported" >&2
+    echo "FAIL: a permitted include was reported" >&2
     exit 1
   }
 
@@ -112,7 +112,7 @@ tests/reference/long.cpp:401:
 TEXT
   if ((found == 0)) || ! diff expected.txt places.txt; then
     cat found.txt >&2
-    echo "FAIL: not exactly the planted violations were found (exit $found)" >&2
+    echo "FAIL: the reported violations differ from the expected ones (exit $found)" >&2
     exit 1
   fi
 }

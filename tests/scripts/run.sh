@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The scripts' own rules, as far as they can be tried without a network: run.sh CASE SOURCE_DIR.
+# Argument checks and skip conditions of the scripts, without a network: run.sh CASE SOURCE_DIR.
 set -euo pipefail
 case_name=$1
 scripts=$2/scripts
@@ -30,11 +30,11 @@ command_of() {
 
 fresh=("$scripts/fresh-machine.sh" --cache "$work/cache")
 case $case_name in
-  fresh_skips) # a machine that cannot be made is skipped with its reason, and leaves nothing
+  fresh_skips) # a machine that cannot be created is skipped with the reason, and leaves no files
     expect 64 usage: "${fresh[@]}" buster
     expect 64 'an absolute path' "$scripts/fresh-machine.sh" --cache here bookworm
     if ((EUID != 0)); then
-      expect 77 'skipped: fresh machine bookworm: only root' "${fresh[@]}" bookworm
+      expect 77 'skipped: fresh machine bookworm: root is required' "${fresh[@]}" bookworm
       exit 0
     fi
     export PATH=$work/bin:$PATH
@@ -48,9 +48,9 @@ case $case_name in
     expect 77 'the base system: E: mirror: no route' "${fresh[@]}" bookworm
     [[ $(ls cache) == $'bookworm.ccache\nbookworm.debs\nbookworm.lock' ]] || fail "left: $(ls cache)"
     ;;
-  fresh_signal) # a signal ends what runs, and removes what was made
+  fresh_signal) # a signal ends the child and removes the machine
     if ((EUID != 0)); then
-      echo "skipped: only root gets that far"
+      echo "skipped: needs root"
       exit 77
     fi
     export PATH=$work/bin:$PATH
@@ -70,7 +70,7 @@ case $case_name in
     ((status == 143)) || fail "exit code $status: $(cat out.txt)"
     ! kill -0 "$(cat started)" 2>/dev/null || fail "still runs"
     ;;
-  quickstart_arguments) # refused before anything is installed
+  quickstart_arguments) # errors come before any installation
     expect 66 "no-such-file: no such file" "$scripts/quickstart.sh" no-such-file
     expect 64 "other: not KEY=VALUE" "$scripts/quickstart.sh" "$work" other
     expect 64 "other: not KEY=VALUE" "$scripts/quickstart.sh" pretrain.max_num_steps=5 other
