@@ -14,6 +14,7 @@ struct Args {
   std::string config;                  ///< step only: a YAML file
   std::vector<std::string> overrides;  ///< step only: "key=value"
   std::string device = "auto";         ///< auto, cpu or cuda
+  std::string precision = "auto";      ///< of activations, not for step: auto, float32 or bfloat16
   std::string json;                    ///< file to write; empty: none
   std::string only;                    ///< part of the names of what is measured; empty: all
   int steps = 20;                      ///< step: those that are timed

@@ -59,15 +59,21 @@ constexpr GemmCase quick_gemms[] = {{"quick", 48, 32, 64}, {"quick odd", 40, 24,
 struct AttentionCase {
   const char* name;
   int64_t sequences, length, heads, kv_heads, d;
+  int64_t window = 0;
+  float dropout = 0;
 };
 constexpr AttentionCase gpu_attentions[] = {
-    {"8b t8192", 1, 8192, 32, 8, 128}, {"8b t4096", 2, 4096, 32, 8, 128},
-    {"8b t1024", 8, 1024, 32, 8, 128}, {"1b t4096", 4, 4096, 32, 8, 64},
-    {"xl t1024", 8, 1024, 25, 25, 64}, {"mha t4096", 2, 4096, 32, 32, 128}};
+    {"8b t8192", 1, 8192, 32, 8, 128},        {"8b t4096", 2, 4096, 32, 8, 128},
+    {"8b t1024", 8, 1024, 32, 8, 128},        {"1b t4096", 4, 4096, 32, 8, 64},
+    {"xl t1024", 8, 1024, 25, 25, 64},        {"mha t4096", 2, 4096, 32, 32, 128},
+    {"8b window", 2, 4096, 32, 8, 128, 1024}, {"xl dropout", 8, 1024, 25, 25, 64, 0, 0.1f}};
 constexpr AttentionCase cpu_attentions[] = {{"124m t1024", 1, 1024, 12, 12, 64},
                                             {"124m t256", 4, 256, 12, 12, 64},
                                             {"17m t256", 16, 256, 6, 6, 64},
-                                            {"gqa t512", 2, 512, 12, 4, 64}};
+                                            {"gqa t512", 2, 512, 12, 4, 64},
+                                            {"8b t2048", 1, 2048, 8, 2, 128},
+                                            {"8b window", 1, 2048, 8, 2, 128, 512},
+                                            {"124m dropout", 1, 1024, 12, 12, 64, 0, 0.1f}};
 constexpr AttentionCase quick_attentions[] = {{"quick", 2, 24, 4, 2, 16}};
 
 template <class Case>
@@ -153,7 +159,9 @@ void attention_case(Machine& machine, const AttentionCase& c, const char* whose,
     f.lse = memory.constant(DType::f32, {c.heads, n}, 0);
     f.cu_q = f.cu_k = memory.arithmetic(c.sequences + 1, 0, c.length);
     f.scale = 1.0f / std::sqrt(static_cast<float>(c.d));
+    f.window = c.window;
     f.lengths = {c.length, true};
+    f.dropout.p = c.dropout;
     ops::AttentionBackward& b = s.backward;
     b.dout = memory.normal(dtype, {n, c.heads, c.d});
     b.q = f.q;
@@ -166,7 +174,9 @@ void attention_case(Machine& machine, const AttentionCase& c, const char* whose,
     b.dk = heads(dqkv, c.heads, c.kv_heads);
     b.dv = heads(dqkv, c.heads + c.kv_heads, c.kv_heads);
     b.scale = f.scale;
+    b.window = f.window;
     b.lengths = f.lengths;
+    b.dropout = f.dropout;
     return s;
   };
   const int count = machine.sets(static_cast<double>(2 * n * width * size_of(dtype)));
@@ -180,7 +190,8 @@ void attention_case(Machine& machine, const AttentionCase& c, const char* whose,
   const double backward = machine.seconds(
       [&](int i) { ops::attention_backward(e, sets[static_cast<size_t>(i % count)].backward); }, count);
   ops::synchronize(e);
-  const double flops = static_cast<double>(c.sequences) * ops::attention_flops(c.length, c.heads, c.d);
+  const double flops =
+      static_cast<double>(c.sequences) * ops::attention_flops(c.length, c.heads, c.d, c.window);
   // Forward two products, backward five: the scores are computed again.
   const double backward_flops = 2.5 * flops;
   log::info("{:<12} {:>4} x {:>5} {:>3}/{:<2} d {:>3}  {} {}   {}", c.name, c.sequences, c.length, c.heads,
@@ -193,6 +204,8 @@ void attention_case(Machine& machine, const AttentionCase& c, const char* whose,
                                 {"heads", c.heads},
                                 {"kv_heads", c.kv_heads},
                                 {"head_dim", c.d},
+                                {"window", c.window},
+                                {"dropout", static_cast<double>(c.dropout)},
                                 {"forward", rate_json(forward, flops, peak)},
                                 {"backward", rate_json(backward, backward_flops, peak)}}));
 }
@@ -215,7 +228,7 @@ int measure_all(const Args& args, std::span<const Case> cases, Report& report, c
 int gemm(const Args& args) {
   Machine machine(args.device, args.quick);
   Report report(args, machine.describe());
-  const DType dtype = machine.gpu() ? DType::bf16 : DType::f32;
+  const DType dtype = precision_of(args, machine);
   const double peak = peak_of(machine);
   report.set("peak_flops_per_s", peak);
   log::info("{}; {}; {}", machine.name(), name_of(dtype), peak_text(machine, peak));
@@ -228,7 +241,7 @@ int gemm(const Args& args) {
 int attention(const Args& args) {
   Machine machine(args.device, args.quick);
   Report report(args, machine.describe());
-  const DType dtype = machine.gpu() ? DType::bf16 : DType::f32;
+  const DType dtype = precision_of(args, machine);
   const double peak = peak_of(machine);
   report.set("peak_flops_per_s", peak);
   log::info("{}; {}; {}; causal, counted exactly; backward as five products", machine.name(), name_of(dtype),

@@ -98,6 +98,12 @@ class Report {
   bool failed_ = false;
 };
 
+/// The format of activations that is measured.
+inline DType precision_of(const Args& args, const Machine& machine) {
+  if (args.precision == "auto") return machine.gpu() ? DType::bf16 : DType::f32;
+  return args.precision == "bfloat16" ? DType::bf16 : DType::f32;
+}
+
 /// The name contains what --only says.
 inline bool selected(const Args& args, const std::string& name) {
   return name.find(args.only) != std::string::npos;

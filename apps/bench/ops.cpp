@@ -157,7 +157,8 @@ class OpCases {
       bool gated;
     } kinds[] = {{"swiglu", ops::Activation::silu, true},
                  {"geglu", ops::Activation::gelu_tanh, true},
-                 {"gelu", ops::Activation::gelu_tanh, false}};
+                 {"gelu", ops::Activation::gelu_tanh, false},
+                 {"gelu_erf", ops::Activation::gelu_erf, false}};
     for (const auto& kind : kinds) {
       const int64_t in = kind.gated ? 2 : 1;
       const ops::Activation function = kind.kind;
@@ -272,10 +273,12 @@ class OpCases {
       const ops::ColumnSums c{m.normal(a_, {n, h}), m.constant(DType::f32, {h}, 0), true};
       return [this, c] { ops::column_sums(e_, c); };
     });
-    add("convert", static_cast<double>(p) * 6, false, k_.convert, [=, this](Tensors& m) -> Run {
-      const Tensor x = m.normal(DType::f32, {p}), out = m.normal(DType::bf16, {p});
-      return [this, x, out] { ops::convert(e_, x, out); };
-    });
+    for (const auto& [name, from, to] :
+         {std::tuple("convert", DType::f32, DType::bf16), {"convert_to_f32", DType::bf16, DType::f32}})
+      add(name, static_cast<double>(p) * 6, false, k_.convert, [=, this](Tensors& m) -> Run {
+        const Tensor x = m.normal(from, {p}), out = m.normal(to, {p});
+        return [this, x, out] { ops::convert(e_, x, out); };
+      });
     add("zero", static_cast<double>(p) * 4, false, k_.zero, [=, this](Tensors& m) -> Run {
       const Tensor x = m.normal(DType::f32, {p});
       return [this, x] { ops::zero(e_, x); };
@@ -297,7 +300,7 @@ int ops(const Args& args) {
   const double copy = machine.copy_bandwidth();
   report.set("copy_bytes_per_s", copy);
   report.set("bar", bar);
-  const DType activations = machine.gpu() ? DType::bf16 : DType::f32;
+  const DType activations = precision_of(args, machine);
   log::info("{}; activations {}; copy {:.1f} GB/s (read + write)", machine.name(), name_of(activations),
             copy * 1e-9);
   log::info("{:<28} {:>10} {:>10} {:>8}   bar", "kernel", "us", "GB/s", "of copy");

@@ -192,6 +192,10 @@ int run(int argc, char** argv) {
   c->add_option("overrides", bench.overrides, "key=value, for step");
   c->add_option("--device", bench.device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  c->add_option(
+       "--precision", bench.precision,
+       "Of ops, gemm and attention: auto (default: bfloat16 on a GPU, else float32), float32 or bfloat16")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
   c->add_option("--json", bench.json, "Write the results to this file");
   c->add_option("--only", bench.only, "Measure only what has this in its name (ops, gemm, attention)");
   c->add_option("--steps", bench.steps, "Steps to time (step; default 20)")->check(CLI::Range(1, 100000));

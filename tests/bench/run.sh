@@ -41,6 +41,10 @@ all() {
     ! grep -q '"error"' $what.json || fail "$what.json has errors: $(cat err.txt)"
     positive $what.json seconds
   done
+  for what in float32 bfloat16; do
+    expect 0 "$nrl_train" bench gemm --quick --device "$1" --precision $what --json one.json
+    ! grep -q '"error"' one.json || fail "bench gemm in $what has errors: $(cat err.txt)"
+  done
   [[ $(grep -c '"barred":true' ops.json) -gt 10 ]] || fail "ops.json lacks kernels"
   expect 0 "$nrl_train" bench ops --quick --device "$1" --only rope --json one.json
   [[ $(grep -c '^{"name"' one.json) -lt $(grep -c '^{"name"' ops.json) ]] || fail "--only leaves nothing out"

@@ -75,35 +75,6 @@ NRL_OP_CASES(activation) {
                  true});
           }
         }
-        if (kind == Activation::none) continue;
-        const int64_t n = 4096, f = 4096;
-        auto buffers = [=] {
-          return std::make_shared<Problem>(Problem{Buffer(dtype, {n, gated ? 2 * f : f}).fill(1.0),
-                                                   Buffer(dtype, {n, f}), Buffer(dtype, {n, f}),
-                                                   Buffer(dtype, {n, gated ? 2 * f : f})});
-        };
-        const double tensor = static_cast<double>(n * f * size_of(dtype));
-        const std::string suffix =
-            fmt::format("{}{}.{} ({}, {})", kind_name, gated ? ".gated" : "", name_of(dtype), n, f);
-        registry.perfs.push_back({"activation_forward." + suffix, [=] {
-                                    auto p = buffers();
-                                    return PerfProblem{
-                                        [=](Exec& e) {
-                                          activation_forward(
-                                              e, {.kind = kind, .gated = gated, .x = p->x, .out = p->out});
-                                        },
-                                        tensor * (gated ? 3 : 2)};
-                                  }});
-        registry.perfs.push_back(
-            {"activation_backward." + suffix, [=] {
-               auto p = buffers();
-               return PerfProblem{
-                   [=](Exec& e) {
-                     activation_backward(
-                         e, {.kind = kind, .gated = gated, .dout = p->dout, .x = p->x, .dx = p->dx});
-                   },
-                   tensor * (gated ? 5 : 3)};
-             }});
       }
       registry.grads.push_back({fmt::format("activation.{}{}", kind_name, gated ? ".gated" : ""),
                                 [=](DType t) { return gradient(t, kind, gated); }});

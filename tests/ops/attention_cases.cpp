@@ -410,37 +410,6 @@ NRL_OP_CASES(attention) {
   registry.properties.push_back({"attention dropout of split batches", sequences_can_be_split});
   registry.properties.push_back({"attention dropout rounds p", probability_is_rounded});
   registry.properties.push_back({"attention checks dropout", wrong_dropout});
-
-  const std::vector<Shape> models = {{{1024}, {}, 12, 12, 64, 0, true, true, 0},
-                                     {{256, 256, 256, 256}, {}, 12, 12, 64, 0, true, true, 0},
-                                     {std::vector<int64_t>(16, 256), {}, 6, 6, 64, 0, true, true, 0},
-                                     {{2048}, {}, 8, 2, 128, 0, true, true, 0},
-                                     {{2048}, {}, 8, 2, 128, 512, true, true, 0},
-                                     {{1024}, {}, 12, 12, 64, 0, true, true, 0, 0, 0.1f}};
-  for (DType t : {DType::f32, DType::bf16})
-    for (const Shape& s : models) {
-      double flops = 0;
-      for (int64_t n : s.queries) flops += attention_flops(n, s.heads, s.d, s.window);
-      const auto make = [=] {
-        auto p = std::make_shared<Problem>(t, s);
-        p->out.normal("out", 0.3);
-        p->lse.fill(8);
-        return p;
-      };
-      const std::string name = s.queries.size() > 1 ? fmt::format("{}x{} {}/{} D{}", s.queries.size(),
-                                                                  s.queries[0], s.heads, s.kv_heads, s.d)
-                                                    : s.name();
-      registry.perfs.push_back(
-          {fmt::format("attention.{} {} forward", name_of(t), name), [=] {
-             auto p = make();
-             return PerfProblem{[p](Exec& e) { attention_forward(e, p->forward()); }, 0, flops};
-           }});
-      registry.perfs.push_back(
-          {fmt::format("attention.{} {} backward", name_of(t), name), [=] {
-             auto p = make();
-             return PerfProblem{[p](Exec& e) { attention_backward(e, p->backward()); }, 0, 2.5 * flops};
-           }});
-    }
 }
 
 }  // namespace nrl::ops_test

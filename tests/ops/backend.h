@@ -38,7 +38,6 @@ struct Program {
   std::vector<Backend> backends;
   std::string skipped;  ///< why there are none
 };
-/// `timing`: the backends that mode `perf` is for.
-Program program(bool timing);
+Program program();
 
 }  // namespace nrl::ops_test

@@ -1,11 +1,10 @@
 #pragma once
 // The registry of op cases. A family's <family>_cases.cpp registers cases with NRL_OP_CASES; the program
-// `op_tests` runs them in one of three modes:
+// `op_tests` runs them in one of two modes:
 //   test  kernels of every ISA of this machine against the reference, same bits twice
 //   grad  finite differences (4 points, f64) of the reference forward against the reference backward, then
 //   the CPU
 //         backward against the reference backward
-//   perf  rates at model shapes beside the measured copy bandwidth
 
 #include <algorithm>
 #include <functional>
@@ -131,22 +130,10 @@ struct GradCase {
   std::function<GradProblem(DType)> make;
 };
 
-/// mode `perf`: one call of `run` moves `bytes` or does `flops`.
-struct PerfProblem {
-  std::function<void(ops::Exec&)> run;
-  double bytes = 0;
-  double flops = 0;
-};
-struct PerfCase {
-  std::string name;
-  std::function<PerfProblem()> make;  ///< allocates; the lambda `run` owns the memory
-};
-
 struct Registry {
   std::vector<TestCase> tests;
   std::vector<PropertyCase> properties;
   std::vector<GradCase> grads;
-  std::vector<PerfCase> perfs;
 };
 
 /// sum of a[i] * b[i] in double: the usual loss, with b a fixed random tensor that is also `dout`.

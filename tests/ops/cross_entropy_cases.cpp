@@ -192,27 +192,6 @@ NRL_OP_CASES(cross_entropy) {
     }
   }
   registry.grads.push_back({"cross_entropy", gradient});
-  for (auto [n, v] : {std::pair<int64_t, int64_t>{1024, 32000}, {256, 128256}}) {
-    for (bool weighted : {false, true}) {
-      // The gradient reads and writes each logit once as far as memory is concerned, if a row stays in the
-      // cache.
-      registry.perfs.push_back(
-          {fmt::format("cross_entropy.{} ({}, {})", weighted ? "gradient" : "forward", n, v), [=] {
-             auto p = std::make_shared<Problem>();
-             p->logits = Buffer(DType::f32, {n, v});
-             p->target = Buffer(DType::i32, {n}).integers("target", 0, v);
-             p->weight = Buffer(DType::f32, {n}).fill(1e-6);
-             p->log_prob = Buffer(DType::f32, {n});
-             return PerfProblem{[=](Exec& e) {
-                                  CrossEntropy a{
-                                      .logits = p->logits, .target = p->target, .log_prob = p->log_prob};
-                                  if (weighted) a.weight = p->weight;
-                                  cross_entropy(e, a);
-                                },
-                                static_cast<double>(p->logits.tensor().bytes() * (weighted ? 2 : 1))};
-           }});
-    }
-  }
 }
 
 }  // namespace nrl::ops_test

@@ -86,14 +86,6 @@ NRL_OP_CASES(dropout) {
         }
       }
     }
-    const int64_t n = 8192, h = 1024;
-    registry.perfs.push_back(
-        {fmt::format("dropout.{} ({}, {})", name_of(dtype), n, h), [=] {
-           auto x = std::make_shared<Buffer>(dtype, std::vector<int64_t>{n, h});
-           return PerfProblem{
-               [=](Exec& e) { dropout(e, {.x = *x, .out = *x, .p = 0.1f, .seed = 1, .stream = 2}); },
-               static_cast<double>(2 * x->tensor().bytes())};
-         }});
   }
   registry.properties.push_back({"dropout.rows", rows_can_be_split});
   registry.properties.push_back({"dropout.steps", steps_have_their_masks});

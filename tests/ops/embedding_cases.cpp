@@ -140,30 +140,6 @@ NRL_OP_CASES(embedding) {
                                   true});
       }
     }
-    const int64_t n = 8192, h = 1024, v = 32000;
-    auto buffers = [=] {
-      auto p = std::make_shared<Problem>();
-      p->ids = Buffer(DType::i32, {n}).integers("ids", 0, v);
-      p->table = Buffer(dtype, {v, h});
-      p->out = Buffer(dtype, {n, h});
-      p->dtable = Buffer(DType::f32, {v, h});
-      return p;
-    };
-    const double tensor = static_cast<double>(n * h);
-    registry.perfs.push_back(
-        {fmt::format("embedding_forward.{} ({}, {})", name_of(dtype), n, h), [=] {
-           auto p = buffers();
-           return PerfProblem{
-               [=](Exec& e) { embedding_forward(e, {.ids = p->ids, .table = p->table, .out = p->out}); },
-               2 * tensor * static_cast<double>(size_of(dtype))};
-         }});
-    registry.perfs.push_back(
-        {fmt::format("embedding_backward.{} ({}, {})", name_of(dtype), n, h), [=] {
-           auto p = buffers();
-           return PerfProblem{
-               [=](Exec& e) { embedding_backward(e, {.ids = p->ids, .dout = p->out, .dtable = p->dtable}); },
-               tensor * static_cast<double>(size_of(dtype) + 8)};
-         }});
   }
   registry.grads.push_back({"embedding", gradient});
 }

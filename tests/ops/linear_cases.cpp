@@ -187,41 +187,6 @@ NRL_OP_CASES(linear) {
   for (const Shape& s : {Shape{3, 5, 4}, Shape{1, 2, 7}, Shape{6, 1, 3}})
     registry.grads.push_back(
         {fmt::format("linear ({}, {}, {})", s.n, s.m, s.k), [=](DType t) { return gradient(t, s); }});
-
-  const std::vector<Shape> models = {{1024, 2304, 768}, {1024, 768, 768}, {1024, 3072, 768},
-                                     {1024, 768, 3072}, {256, 768, 3072}, {512, 50304, 768},
-                                     {4096, 1152, 384}, {4096, 384, 384}, {4096, 2048, 384},
-                                     {4096, 384, 1024}, {1024, 8192, 384}};
-  for (DType t : {DType::f32, DType::bf16})
-    for (const Shape& s : models) {
-      const std::string name = fmt::format("linear.{} ({}, {}, {})", name_of(t), s.n, s.m, s.k);
-      struct Memory {
-        Buffer x, w, y, b, dw, db;
-      };
-      const auto make = [=] {
-        auto p = std::make_shared<Memory>();
-        p->x = Buffer(t, {s.n, s.k}).normal("x");
-        p->w = Buffer(t, {s.m, s.k}).normal("w");
-        p->y = Buffer(t, {s.n, s.m}).normal("y");
-        p->b = Buffer(t, {s.m});
-        p->dw = Buffer(DType::f32, {s.m, s.k});
-        p->db = Buffer(DType::f32, {s.m});
-        return p;
-      };
-      const double flops = linear_flops(s.n, s.m, s.k);
-      const auto add = [&](const std::string& what, auto run) {
-        registry.perfs.push_back({name + what, [=] {
-                                    auto p = make();
-                                    return PerfProblem{[=](Exec& e) { run(e, *p); }, 0, flops};
-                                  }});
-      };
-      add(" forward", [](Exec& e, Memory& p) { linear_forward(e, {.x = p.x, .weight = p.w, .out = p.y}); });
-      add(" forward bias",
-          [](Exec& e, Memory& p) { linear_forward(e, {.x = p.x, .weight = p.w, .bias = p.b, .out = p.y}); });
-      add(" dgrad", [](Exec& e, Memory& p) { linear_backward_data(e, {p.y, p.w, p.x, false}); });
-      add(" wgrad", [](Exec& e, Memory& p) { linear_backward_weight(e, {p.y, p.x, p.dw, {}, true}); });
-      add(" wgrad bias", [](Exec& e, Memory& p) { linear_backward_weight(e, {p.y, p.x, p.dw, p.db, true}); });
-    }
 }
 
 }  // namespace nrl::ops_test

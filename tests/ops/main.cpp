@@ -1,4 +1,4 @@
-// op_tests test|grad|perf|list [part of a case's name [threads]]
+// op_tests test|grad|list [part of a case's name]
 //
 // Environment: NRL_TEST_BACKEND=NAME runs on that backend only; NRL_TEST_SMALL=N leaves out cases whose
 // results have more than N elements; NRL_TEST_ONCE=1 does not compare the bits of two runs. Exit code 77:
@@ -9,10 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 
-#include "core/device/cpu/memory.h"
-#include "core/device/cpu/parallel.h"
 #include "tests/kernels/uncovered.h"
 #include "tests/ops/backend.h"
 #include "tests/ops/registry.h"
@@ -73,8 +70,8 @@ struct Skipped {
   std::string why;
 };
 
-std::vector<Backend> backends(bool timing) {
-  Program all = program(timing);
+std::vector<Backend> backends() {
+  Program all = program();
   if (const char* only = std::getenv("NRL_TEST_BACKEND")) {
     std::erase_if(all.backends, [only](const Backend& b) { return b.name != only; });
     if (all.skipped.empty()) all.skipped = fmt::format("there is no backend {}", only);
@@ -141,7 +138,7 @@ void run_test(const TestCase& test, const Backend& backend, const Outputs& want,
 }
 
 void run_tests(const Registry& registry, std::string_view filter) {
-  const std::vector<Backend> all = backends(false);
+  const std::vector<Backend> all = backends();
   Context reference(ops::reference_kernels(), 1);
   int count = 0, large = 0;
   double worst = 0;
@@ -190,7 +187,7 @@ double difference(const GradProblem& problem, ops::Exec& exec, Buffer& input, in
 
 void run_grads(const Registry& registry, std::string_view filter) {
   constexpr double difference_tolerance = 1e-8;
-  const std::vector<Backend> all = backends(false);
+  const std::vector<Backend> all = backends();
   int count = 0;
   double worst = 0;
   for (const GradCase& grad : registry.grads) {
@@ -239,85 +236,10 @@ void run_grads(const Registry& registry, std::string_view filter) {
   if (count == 0) report("grad", "no case has that name");
 }
 
-/// Seconds of one call: the best of several, at least 0.2 s altogether. One thread of a CPU is timed by its
-/// own clock, so that other programs on the machine do not count.
-template <class Run>
-double seconds(const Backend& backend, int threads, const Run& run) {
-  auto now = [&backend, threads] {
-    backend.finish();
-    timespec t{};
-    clock_gettime(threads == 1 && !backend.gpu ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
-    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-  };
-  // Enough calls of a GPU at a time that waiting for them does not count.
-  const int calls = backend.gpu ? 20 : 1;
-  run();
-  double best = 1e30, total = 0;
-  for (int i = 0; i < 100 && (i < 3 || total < 0.2); ++i) {
-    const double start = now();
-    for (int k = 0; k < calls; ++k) run();
-    const double t = now() - start;
-    best = std::min(best, t / calls);
-    total += t;
-  }
-  return best;
-}
-
-/// Bytes read and written per second by a copy.
-double copy_bandwidth(const Backend& backend, int threads) {
-  const size_t bytes = size_t{256} << 20;
-  double t = 0;
-  if (backend.gpu) {
-    const device::Memory from(*backend.device, device::Memory::Kind::device, bytes);
-    const device::Memory to(*backend.device, device::Memory::Kind::device, bytes);
-    t = seconds(backend, threads, [&] {
-      backend.device->copy(to.data(), from.data(), bytes, device::CopyKind::device_to_device,
-                           backend.stream->get());
-    });
-  } else {
-    cpu::HostMemory from(bytes), to(bytes);
-    std::memset(from.data(), 1, bytes);
-    t = seconds(backend, threads, [&] {
-      cpu::parallel_for(threads, static_cast<int64_t>(bytes), 1 << 20, [&](int64_t begin, int64_t end) {
-        std::memcpy(to.data() + begin, from.data() + begin, static_cast<size_t>(end - begin));
-      });
-    });
-  }
-  return 2.0 * static_cast<double>(bytes) / t;
-}
-
-void run_perfs(const Registry& registry, std::string_view filter, int threads) {
-  for (const Backend& backend : backends(true)) {
-    const double copy = copy_bandwidth(backend, threads);
-    if (backend.gpu) {
-      std::printf("%s, copy %.1f GB/s (read + write)\n", backend.device->properties().name.c_str(),
-                  copy * 1e-9);
-    } else {
-      std::printf("%s, %s, %d threads, copy %.1f GB/s (read + write)\n", cpu::processor_name().c_str(),
-                  backend.name.c_str(), threads, copy * 1e-9);
-    }
-    Context context(backend, threads);
-    for (const PerfCase& perf : registry.perfs) {
-      if (perf.name.find(filter) == std::string::npos) continue;
-      guarded(perf.name, [&] {
-        const PerfProblem problem = perf.make();
-        const double t = seconds(backend, threads, [&] { problem.run(context.exec); });
-        std::printf("%-44s %9.3f ms", perf.name.c_str(), t * 1e3);
-        if (problem.bytes > 0)
-          std::printf("  %7.1f GB/s  %4.0f %% of copy", problem.bytes / t * 1e-9,
-                      100.0 * problem.bytes / t / copy);
-        if (problem.flops > 0) std::printf("  %7.1f GFLOP/s", problem.flops / t * 1e-9);
-        std::printf("\n");
-      });
-    }
-  }
-}
-
 void list(const Registry& registry) {
   for (const auto& test : registry.tests) std::printf("test  %s\n", test.name.c_str());
   for (const auto& property : registry.properties) std::printf("test  %s\n", property.name.c_str());
   for (const auto& grad : registry.grads) std::printf("grad  %s\n", grad.name.c_str());
-  for (const auto& perf : registry.perfs) std::printf("perf  %s\n", perf.name.c_str());
   std::printf("\n%s", uncovered_without_gpu);
 }
 
@@ -345,10 +267,6 @@ int main(int argc, char** argv) {
   if (mode == "test") return run([&] { run_tests(registry, filter); });
   if (mode == "grad") return run([&] { run_grads(registry, filter); });
   if (mode == "list") return run([&] { list(registry); });
-  if (mode == "perf") {
-    const int threads = argc > 3 ? std::atoi(argv[3]) : nrl::cpu::available_cpus();
-    return run([&] { run_perfs(registry, filter, std::max(threads, 1)); });
-  }
-  std::fprintf(stderr, "usage: op_tests test|grad|perf|list [part of a case's name [threads]]\n");
+  std::fprintf(stderr, "usage: op_tests test|grad|list [part of a case's name]\n");
   return 64;
 }

@@ -261,49 +261,6 @@ NRL_OP_CASES(norm) {
       registry.grads.push_back({fmt::format("norm.{} ({})", kind_name, fmt::join(shape, ",")),
                                 [=](DType t) { return gradient(t, kind, shape); }});
     }
-    for (DType dtype : {DType::f32, DType::bf16}) {
-      for (auto [n, d] : {std::pair<int64_t, int64_t>{8192, 1024}, {8192 * 16, 64}}) {
-        const double tensor = static_cast<double>(n * d * size_of(dtype));
-        registry.perfs.push_back(
-            {fmt::format("norm_forward.{}.{} residual ({}, {})", kind_name, name_of(dtype), n, d), [=] {
-               auto x = std::make_shared<Buffer>(dtype, std::vector<int64_t>{n, d});
-               auto rest = std::make_shared<std::vector<Buffer>>(3, *x);
-               auto weight = std::make_shared<Buffer>(DType::f32, std::vector<int64_t>{d});
-               auto rstd = std::make_shared<Buffer>(DType::f32, std::vector<int64_t>{n});
-               return PerfProblem{[=](Exec& e) {
-                                    norm_forward(e, {.kind = kind,
-                                                     .x = *x,
-                                                     .residual = (*rest)[0],
-                                                     .sum = (*rest)[1],
-                                                     .weight = *weight,
-                                                     .out = (*rest)[2],
-                                                     .rstd = *rstd});
-                                  },
-                                  4 * tensor};
-             }});
-        registry.perfs.push_back(
-            {fmt::format("norm_backward.{}.{} dresidual ({}, {})", kind_name, name_of(dtype), n, d), [=] {
-               auto x = std::make_shared<Buffer>(dtype, std::vector<int64_t>{n, d});
-               auto rest = std::make_shared<std::vector<Buffer>>(3, *x);
-               auto weight = std::make_shared<Buffer>(DType::f32, std::vector<int64_t>{d});
-               auto dweight = std::make_shared<Buffer>(*weight);
-               auto rstd = std::make_shared<Buffer>(DType::f32, std::vector<int64_t>{n});
-               return PerfProblem{[=](Exec& e) {
-                                    NormBackward a{.kind = kind,
-                                                   .dout = (*rest)[0],
-                                                   .x = *x,
-                                                   .weight = *weight,
-                                                   .rstd = *rstd,
-                                                   .dresidual = (*rest)[1],
-                                                   .dx = (*rest)[2],
-                                                   .dweight = *dweight};
-                                    if (kind == NormKind::layer) a.mean = *rstd;
-                                    norm_backward(e, a);
-                                  },
-                                  4 * tensor};
-             }});
-      }
-    }
   }
 }
 

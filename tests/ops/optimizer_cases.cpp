@@ -225,45 +225,6 @@ NRL_OP_CASES(optimizer) {
   registry.properties.push_back({"optimizer.chunk_table", chunk_table});
   registry.properties.push_back({"optimizer.empty_sums", empty_sums});
   registry.properties.push_back({"optimizer.wrong_arguments", wrong_arguments});
-
-  const int64_t n = int64_t{1} << 24;
-  for (bool low : {false, true}) {
-    registry.perfs.push_back({fmt::format("adamw{} ({})", low ? " with bf16 copy" : "", n), [=] {
-                                auto b = std::make_shared<std::vector<Buffer>>(4, Buffer(DType::f32, {n}));
-                                auto copy =
-                                    std::make_shared<Buffer>(DType::bf16, std::vector<int64_t>{low ? n : 1});
-                                return PerfProblem{[=](Exec& e) {
-                                                     AdamW a{.param = (*b)[0],
-                                                             .grad = (*b)[1],
-                                                             .exp_avg = (*b)[2],
-                                                             .exp_avg_sq = (*b)[3],
-                                                             .lr = 1e-3f};
-                                                     if (low) a.param_low = *copy;
-                                                     adamw(e, a);
-                                                   },
-                                                   static_cast<double>(n * (low ? 34 : 32))};
-                              }});
-  }
-  registry.perfs.push_back(
-      {fmt::format("sum_of_squares.f32 ({})", n), [=] {
-         auto x = std::make_shared<Buffer>(DType::f32, std::vector<int64_t>{n});
-         return PerfProblem{[=](Exec& e) { sum_of_squares(e, *x); }, static_cast<double>(n * 4)};
-       }});
-  for (auto [from, to] : {std::pair{DType::f32, DType::bf16}, {DType::bf16, DType::f32}}) {
-    const DType source = from, target = to;
-    registry.perfs.push_back(
-        {fmt::format("convert {} to {} ({})", name_of(from), name_of(to), n), [=] {
-           auto x = std::make_shared<Buffer>(source, std::vector<int64_t>{n});
-           auto y = std::make_shared<Buffer>(target, std::vector<int64_t>{n});
-           return PerfProblem{[=](Exec& e) { convert(e, *x, *y); }, static_cast<double>(n * 6)};
-         }});
-  }
-  registry.perfs.push_back(
-      {fmt::format("add f32 ({})", n), [=] {
-         auto x = std::make_shared<Buffer>(DType::f32, std::vector<int64_t>{n});
-         auto y = std::make_shared<Buffer>(*x);
-         return PerfProblem{[=](Exec& e) { add(e, *x, *y); }, static_cast<double>(n * 12)};
-       }});
 }
 
 }  // namespace nrl::ops_test

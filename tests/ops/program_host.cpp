@@ -5,16 +5,16 @@
 
 namespace nrl::ops_test {
 
-Program program(bool timing) {
+Program program() {
   Program program;
   for (cpu::Isa isa : {cpu::Isa::baseline, cpu::Isa::avx2, cpu::Isa::avx512}) {
-    if (isa > cpu::best_isa() || (timing && isa != cpu::best_isa())) continue;
+    if (isa > cpu::best_isa()) continue;
     Backend b;
     b.name = cpu::name_of(isa);
     b.kernels = complete(ops::cpu_kernels(isa));
     program.backends.push_back(std::move(b));
   }
-  if (!timing) program.backends.push_back(sim_backend());
+  program.backends.push_back(sim_backend());
   return program;
 }
 

@@ -169,24 +169,6 @@ NRL_OP_CASES(qk) {
   for (const Shape& s :
        {Shape{2, 2, 1, 8, 4, 3}, {2, 3, 2, 16, 16, 0}, {2, 2, 1, 7, 0, 1}, {2, 2, 1, 8, 6, 2, false}})
     registry.grads.push_back({"qk " + s.name(), [=](DType t) { return gradient(t, s); }});
-
-  const Shape s{8192, 32, 8, 128, 128, 1024};
-  for (DType t : {DType::f32, DType::bf16}) {
-    const double tensor = static_cast<double>(s.n * s.all() * s.d * size_of(t));
-    registry.perfs.push_back(
-        {fmt::format("qk_norm_rope_forward.{} {}", name_of(t), s.name()), [=] {
-           auto p = std::make_shared<Problem>(s, t, DType::f32);
-           const QkNormRopeForward a = p->forward();
-           return PerfProblem{[p, a](Exec& e) { qk_norm_rope_forward(e, a); }, 2 * tensor};
-         }});
-    registry.perfs.push_back(
-        {fmt::format("qk_norm_rope_backward.{} {}", name_of(t), s.name()), [=] {
-           auto p = std::make_shared<Problem>(s, t, DType::f32);
-           p->rstd.fill(1);
-           const QkNormRopeBackward a = p->backward();
-           return PerfProblem{[p, a](Exec& e) { qk_norm_rope_backward(e, a); }, 3 * tensor};
-         }});
-  }
 }
 
 }  // namespace nrl::ops_test

@@ -115,16 +115,6 @@ NRL_OP_CASES(rope) {
         }
       }
     }
-    const int64_t n = 8192, heads = 16, d = 64;
-    registry.perfs.push_back(
-        {fmt::format("rope.{} ({}, {}, {})", name_of(dtype), n, heads, d), [=] {
-           auto x = std::make_shared<Buffer>(dtype, std::vector<int64_t>{n, heads, d});
-           auto table = std::make_shared<Buffer>(table_of(DType::f32, {.rotary_dim = d}, 2048));
-           auto positions = std::make_shared<Buffer>(DType::i32, std::vector<int64_t>{n});
-           for (int64_t i = 0; i < n; ++i) positions->set(i, static_cast<double>(i % 2048));
-           return PerfProblem{[=](Exec& e) { rope(e, {.x = *x, .table = *table, .positions = *positions}); },
-                              static_cast<double>(2 * x->tensor().bytes())};
-         }});
   }
   registry.grads.push_back({"rope", gradient});
   registry.properties.push_back({"rope.kinds", check_kinds});
