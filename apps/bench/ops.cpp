@@ -26,9 +26,33 @@ struct Sizes {
   int64_t tokens, hidden, ffn, heads, kv_heads, head_dim, vocab, logit_rows, parameters;
 };
 // Llama-3-8B with 8192 tokens; a small model on a processor; and sizes for trying out that all runs.
-constexpr Sizes gpu_sizes{8192, 4096, 14336, 32, 8, 128, 128256, 1024, 100'000'000};
-constexpr Sizes cpu_sizes{2048, 1024, 2816, 16, 4, 64, 32000, 128, 8'000'000};
-constexpr Sizes quick_sizes{16, 64, 96, 4, 2, 16, 512, 8, 20'000};
+constexpr Sizes gpu_sizes{.tokens = 8192,
+                          .hidden = 4096,
+                          .ffn = 14336,
+                          .heads = 32,
+                          .kv_heads = 8,
+                          .head_dim = 128,
+                          .vocab = 128256,
+                          .logit_rows = 1024,
+                          .parameters = 100'000'000};
+constexpr Sizes cpu_sizes{.tokens = 2048,
+                          .hidden = 1024,
+                          .ffn = 2816,
+                          .heads = 16,
+                          .kv_heads = 4,
+                          .head_dim = 64,
+                          .vocab = 32000,
+                          .logit_rows = 128,
+                          .parameters = 8'000'000};
+constexpr Sizes quick_sizes{.tokens = 16,
+                            .hidden = 64,
+                            .ffn = 96,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .head_dim = 16,
+                            .vocab = 512,
+                            .logit_rows = 8,
+                            .parameters = 20'000};
 
 class OpCases {
  public:
@@ -58,7 +82,11 @@ class OpCases {
     return static_cast<double>(n * width * element_ * times);
   }
   void add(std::string name, double bytes, bool barred, bool present, std::function<Run(Tensors&)> make) {
-    all.push_back({std::move(name), bytes, barred, present, std::move(make)});
+    all.push_back({.name = std::move(name),
+                   .bytes = bytes,
+                   .barred = barred,
+                   .present = present,
+                   .make = std::move(make)});
   }
 
   void norms() {
@@ -116,7 +144,7 @@ class OpCases {
       return m.copy_of(DType::f32, {n, d}, values.data());
     };
     add("rope", rows(n, qk * d, 2), true, k_.rope, [this, view, table, n](Tensors& m) -> Run {
-      const ops::Rope r{view(m), table(m), m.arithmetic(n, 0, 1), false};
+      const ops::Rope r{.x = view(m), .table = table(m), .positions = m.arithmetic(n, 0, 1)};
       return [this, r] { ops::rope(e_, r); };
     });
     add("qk_norm_rope_forward", rows(n, qk * d, 2), true, k_.qk_norm_rope_forward,
@@ -165,13 +193,19 @@ class OpCases {
       const bool gated = kind.gated;
       add(std::string(kind.name) + "_forward", rows(n, f, in + 1), true, k_.activation_forward,
           [=, this](Tensors& m) -> Run {
-            const ops::ActivationForward a{function, gated, m.normal(a_, {n, in * f}), m.normal(a_, {n, f})};
+            const ops::ActivationForward a{.kind = function,
+                                           .gated = gated,
+                                           .x = m.normal(a_, {n, in * f}),
+                                           .out = m.normal(a_, {n, f})};
             return [this, a] { ops::activation_forward(e_, a); };
           });
       add(std::string(kind.name) + "_backward", rows(n, f, 2 * in + 1), true, k_.activation_backward,
           [=, this](Tensors& m) -> Run {
-            const ops::ActivationBackward a{function, gated, m.normal(a_, {n, f}), m.normal(a_, {n, in * f}),
-                                            m.normal(a_, {n, in * f})};
+            const ops::ActivationBackward a{.kind = function,
+                                            .gated = gated,
+                                            .dout = m.normal(a_, {n, f}),
+                                            .x = m.normal(a_, {n, in * f}),
+                                            .dx = m.normal(a_, {n, in * f})};
             return [this, a] { ops::activation_backward(e_, a); };
           });
     }
@@ -235,7 +269,7 @@ class OpCases {
       a.exp_avg_sq = m.constant(DType::f32, {n}, 1e-6);
       if (low) a.param_low = m.normal(DType::bf16, {n}, 0.02);
       a.rates[0].weight_decay = 0.1f;
-      const ops::AdamWRange range{0, 0, n, 0};
+      const ops::AdamWRange range{.count = n};
       const auto chunks = ops::adamw_chunks(std::span(&range, 1));
       a.chunks = m.copy_of(DType::i64, {static_cast<int64_t>(chunks.size()) / 4, 4}, chunks.data());
       double scalars[ops::StepScalar::count] = {};
@@ -265,23 +299,19 @@ class OpCases {
       d.p = 0.1f;
       return [this, d] { ops::dropout(e_, d); };
     });
-    add("add", rows(n, h, 3), false, k_.add, [=, this](Tensors& m) -> Run {
-      const Tensor x = m.normal(a_, {n, h}), out = m.constant(a_, {n, h}, 0);
-      return [this, x, out] { ops::add(e_, x, out); };
-    });
     add("column_sums", rows(n, h, 1), false, k_.column_sums, [=, this](Tensors& m) -> Run {
-      const ops::ColumnSums c{m.normal(a_, {n, h}), m.constant(DType::f32, {h}, 0), true};
+      const ops::ColumnSums c{.x = m.normal(a_, {n, h}), .out = m.constant(DType::f32, {h}, 0)};
       return [this, c] { ops::column_sums(e_, c); };
     });
     for (const auto& [name, from, to] :
          {std::tuple("convert", DType::f32, DType::bf16), {"convert_to_f32", DType::bf16, DType::f32}})
       add(name, static_cast<double>(p) * 6, false, k_.convert, [=, this](Tensors& m) -> Run {
-        const Tensor x = m.normal(from, {p}), out = m.normal(to, {p});
-        return [this, x, out] { ops::convert(e_, x, out); };
+        const ops::Convert c{.x = m.normal(from, {p}), .out = m.normal(to, {p})};
+        return [this, c] { ops::convert(e_, c); };
       });
     add("zero", static_cast<double>(p) * 4, false, k_.zero, [=, this](Tensors& m) -> Run {
-      const Tensor x = m.normal(DType::f32, {p});
-      return [this, x] { ops::zero(e_, x); };
+      const ops::Zero z{.x = m.normal(DType::f32, {p})};
+      return [this, z] { ops::zero(e_, z); };
     });
   }
 

@@ -108,9 +108,10 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
                                   placement.device(), placement.host_threads());
   const bool gpu = placement.device() == DeviceType::cuda;
   if (gpu) plan::require_memory(config, *made, placement.exec().device->properties().memory, "the GPU");
-  const int kernels = engine::Engine::require_kernels(*made, placement.exec(), gpu ? "the GPU" : "the CPU");
   engine::Engine engine(std::move(made), engine::training_options(c), placement.device_shard_group(),
                         placement.exec());
+  engine::LanguageModeling objective;
+  const int kernels = engine.require_kernels(objective, gpu ? "the GPU" : "the CPU");
   train::load_initial_weights(c, engine, true, placement.host_threads(), [](const std::string&) {});
   const plan::RunPlan& plan = engine.plan();
   const BatchPlan& batch = plan.batch;

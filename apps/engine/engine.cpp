@@ -2,7 +2,6 @@
 
 #include "apps/model/decoder.h"
 #include "core/ops/coverage.h"
-#include "core/ops/kernel_table.h"
 #include "core/ops/optimizer.h"
 #include "core/ops/transfer.h"
 
@@ -43,10 +42,23 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const ops::Exec& exec)
 
 Engine::~Engine() = default;
 
-int Engine::require_kernels(const plan::RunPlan& plan, const ops::Exec& exec, std::string_view device) {
-  const auto needed = model::training_kernels(plan.spec, plan.recipe);
-  ops::require_kernels(*exec.kernels, needed, device);
-  return static_cast<int>(needed.size());
+ops::KernelSet Engine::kernels_needed(Objective& objective) {
+  NRL_CHECK(dp_, "this engine runs forward passes only");
+  ops::KernelSet needed;
+  struct Collecting {
+    ops::Exec& exec;
+    Collecting(ops::Exec& exec, ops::KernelSet& needed) : exec(exec) { exec.needed = &needed; }
+    ~Collecting() { exec.needed = nullptr; }
+  } const collecting(exec_, needed);
+  start_masters(exec_, groups_);
+  run_schedule(objective);
+  return needed;
+}
+
+int Engine::require_kernels(Objective& objective, std::string_view device) {
+  const ops::KernelSet needed = kernels_needed(objective);
+  ops::require_kernels(*exec_.kernels, needed, device);
+  return needed.size();
 }
 
 void Engine::allocate() {
@@ -59,7 +71,9 @@ void Engine::allocate() {
 void Engine::bind() {
   plan_->tensors->bind(plan_->memory, arenas_, exec_);
   plan_->decoder->bind(plan_->memory, arenas_, exec_, parameter_views(plan_->parameters, groups_),
-                       [this](int parameter) { reducer_->ready(parameter); });
+                       [this](int parameter) {
+                         if (!exec_.needed) reducer_->ready(parameter);
+                       });
 }
 
 std::vector<Tensor> Engine::weights() const {
@@ -95,21 +109,22 @@ StepResult Engine::collect() {
   return scalars_.collect();
 }
 
-// The work of one step, enqueued (on a CPU: done). Nothing here waits for the device or depends on the step's
-// number, so that it can be captured.
+// The work of one step, enqueued (on a CPU: done), or without communication where the kernels of a step are
+// collected. Nothing here waits for the device or depends on the step's number, so that it can be captured.
 void Engine::run_schedule(Objective& objective) {
   model::Decoder& decoder = *plan_->decoder;
   const std::vector<model::MicroBatch>& batches = plan_->tensors->microbatches();
+  const bool communicates = !exec_.needed;
   // The head computes its gradients in the forward pass, so the weights must be there before.
   if (objective.needs_log_probs_first()) {
     for (const model::MicroBatch& batch : batches) {
       decoder.evaluate(batch);
       objective.weights(exec_, batch, decoder.log_prob());
     }
-    plan_->tensors->weights_overwritten();
+    if (communicates) plan_->tensors->weights_overwritten();
   }
   const auto count = static_cast<int64_t>(objective.metrics().size());
-  reducer_->start();
+  if (communicates) reducer_->start();
   decoder.train(batches, {
                              .scored =
                                  [&](int microbatch) {
@@ -117,11 +132,14 @@ void Engine::run_schedule(Objective& objective) {
                                                          decoder.log_prob(),
                                                          step_scalars_.rows(S::metrics, count));
                                  },
-                             .finish_reduce = [&] { reducer_->finish(); },
+                             .finish_reduce =
+                                 [&] {
+                                   if (communicates) reducer_->finish();
+                                 },
                              .step =
                                  [&] {
-                                   optimizer_->step(*dp_);
-                                   reducer_->gather();
+                                   optimizer_->step(communicates ? dp_ : nullptr);
+                                   if (communicates) reducer_->gather();
                                  },
                          });
 }
@@ -151,7 +169,7 @@ Tensor Engine::log_probs(const data::MicroBatch& batch) {
 double Engine::evaluate(int64_t count, const std::function<const data::MicroBatch&()>& next) {
   double sum = 0;
   ops::upload(exec_, evaluation_, &sum);
-  for (int64_t i = 0; i < count; ++i) ops::add_sum(exec_, {log_probs(next()), evaluation_});
+  for (int64_t i = 0; i < count; ++i) ops::add_sum(exec_, {.x = log_probs(next()), .out = evaluation_});
   ops::download(exec_, evaluation_, &sum);
   return sum;
 }

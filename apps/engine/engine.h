@@ -15,6 +15,7 @@
 #include "apps/engine/step_scalars.h"
 #include "apps/plan/run_plan.h"
 #include "core/device/runtime.h"
+#include "core/ops/kernel_table.h"
 #include "parallel/comm/communicator.h"
 
 namespace nrl::engine {
@@ -50,9 +51,12 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Fails with Exit::unavailable, naming them, where the kernels of `exec` lack some that training this plan
-  /// needs; returns how many it needs. `device`: "the GPU".
-  static int require_kernels(const plan::RunPlan& plan, const ops::Exec& exec, std::string_view device);
+  /// The kernels that setting the weights and a step on `objective` call, found by making a step in which
+  /// every op only says what it would call: nothing is computed, communicated or waited for.
+  ops::KernelSet kernels_needed(Objective& objective);
+  /// Fails with Exit::unavailable, naming them, where the exec's table lacks some of them; returns how many
+  /// are needed. `device`: "the GPU".
+  int require_kernels(Objective& objective, std::string_view device);
 
   /// Tokens and targets of microbatch `index` of the next step. `first_sample` is the number of its first
   /// sample in the global batch.

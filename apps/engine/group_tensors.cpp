@@ -62,7 +62,7 @@ void start_masters(ops::Exec& exec, std::span<const GroupTensors> groups) {
   for (const GroupTensors& t : groups)
     if (const Tensor master = t.find("master"))
       for (const plan::OwnedRange& r : t.group->owned)
-        ops::convert(exec, t.weights.rows(r.flat, r.count), master.rows(r.state, r.count));
+        ops::convert(exec, {.x = t.weights.rows(r.flat, r.count), .out = master.rows(r.state, r.count)});
 }
 
 }  // namespace nrl::engine

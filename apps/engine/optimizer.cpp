@@ -6,18 +6,24 @@ namespace nrl::engine {
 
 using S = ops::StepScalar;
 
-void Optimizer::step(comm::Communicator& all) {
+void Optimizer::step(comm::Communicator* all) {
   // Every element counts on one rank, so that the sum over all ranks is the norm of the whole model.
   const Tensor norm = scalars_.rows(S::squared_norm, 1);
   for (const GroupTensors& t : groups_)
     for (const ElementRange& r : t.group->counted)
-      ops::add_sum_of_squares(exec_, {t.gradients.rows(r.begin, r.size()), norm, true});
+      ops::add_sum_of_squares(exec_,
+                              {.x = t.gradients.rows(r.begin, r.size()), .out = norm, .accumulate = true});
   static_assert(S::squared_norm == 0);
   const Tensor sums = scalars_.rows(0, S::sums);
-  all.all_reduce_async(comm::View(sums.data, sums.numel(), sums.dtype), comm::Reduce::sum,
-                       comm::StreamRef{exec_.stream})
-      .wait();
-  ops::decide_step(exec_, {scalars_, max_norm_, config_.betas[0], config_.betas[1], max_skipped_});
+  if (all)
+    all->all_reduce_async(comm::View(sums.data, sums.numel(), sums.dtype), comm::Reduce::sum,
+                          comm::StreamRef{exec_.stream})
+        .wait();
+  ops::decide_step(exec_, {.scalars = scalars_,
+                           .max_norm = max_norm_,
+                           .beta1 = config_.betas[0],
+                           .beta2 = config_.betas[1],
+                           .max_skipped = max_skipped_});
   for (const GroupTensors& t : groups_)
     if (t.group->trainable) update(t);
 }
@@ -41,7 +47,7 @@ void Optimizer::update(const GroupTensors& t) {
   a.scalars = scalars_;
   ops::adamw(exec_, a);
   // A sharded update leaves the gradients of other ranks' parts.
-  if (sharded) ops::zero(exec_, t.gradients);
+  if (sharded) ops::zero(exec_, {.x = t.gradients});
 }
 
 }  // namespace nrl::engine

@@ -24,7 +24,8 @@ class Optimizer {
 
   /// After the gradients' reduction: sums the step's scalars over `all`, every rank of the run (see
   /// ops::StepScalar), decides whether and how the step is taken, and updates. Gradients are zero afterwards.
-  void step(comm::Communicator& all);
+  /// Null: nothing is summed, for collecting the kernels of a step (ops::Exec::needed).
+  void step(comm::Communicator* all);
 
  private:
   void update(const GroupTensors& group);

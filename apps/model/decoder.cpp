@@ -34,33 +34,6 @@ int64_t head_chunk_tokens(int64_t tokens, int64_t vocab, DeviceType device) {
 
 }  // namespace
 
-std::vector<std::string_view> training_kernels(const ModelSpec& spec, const precision::Recipe& recipe) {
-  std::vector<std::string_view> needed{"embedding_forward",
-                                       "embedding_backward",
-                                       "norm_forward",
-                                       "norm_backward",
-                                       "linear_forward",
-                                       "linear_backward_data",
-                                       "linear_backward_weight",
-                                       "attention_forward",
-                                       "attention_backward",
-                                       "activation_forward",
-                                       "activation_backward",
-                                       "cross_entropy",
-                                       "add_sum",
-                                       "add_sum_of_squares",
-                                       "decide_step",
-                                       "adamw",
-                                       "zero"};
-  if (spec.use_rope || spec.qk_norm) {
-    needed.push_back("qk_norm_rope_forward");
-    needed.push_back("qk_norm_rope_backward");
-  }
-  if (spec.residual_dropout > 0 || spec.embedding_dropout > 0) needed.push_back("dropout");
-  if (recipe.master_weights()) needed.push_back("convert");
-  return needed;
-}
-
 DType logits_gradient_dtype(const precision::Recipe& recipe, DeviceType device) {
   return device == DeviceType::cpu ? DType::f32 : recipe.activations;
 }
@@ -132,7 +105,8 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
 }
 
 void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks) {
-  execute(options_.training, *stage_, training_program_, batches, hooks);
+  const bool shorter = context_.exec->needed && !options_.recorded.actions.empty();
+  execute(shorter ? options_.recorded : options_.training, *stage_, training_program_, batches, hooks);
 }
 
 void Decoder::evaluate(const MicroBatch& batch) {

@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "apps/model/interpreter.h"
@@ -30,9 +29,6 @@ struct DecoderOptions {
   pipeline::Schedule recorded = {};
 };
 
-/// Entries of the kernel table that training this model uses, forward, backward and update.
-std::vector<std::string_view> training_kernels(const ModelSpec& spec, const precision::Recipe& recipe);
-
 /// The number format of the logits' gradient: what the matrix products behind it can take beside the weights.
 /// The CPU widens its operands and keeps f32.
 DType logits_gradient_dtype(const precision::Recipe& recipe, DeviceType device);
@@ -50,7 +46,8 @@ class Decoder {
   void bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec,
             std::vector<ParameterView> views, std::function<void(int)> gradient_ready);
 
-  /// One optimizer step, by the schedule. Gradients are added to.
+  /// One optimizer step, by the schedule. Gradients are added to. While the kernels of a step are collected
+  /// (ops::Exec::needed) it goes through the dry run's list: what follows needs the same ones.
   void train(std::span<const MicroBatch> batches, const StepHooks& hooks);
   /// A forward pass that no backward pass follows; nothing is dropped.
   void evaluate(const MicroBatch& batch);

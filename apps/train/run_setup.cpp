@@ -74,7 +74,6 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
                                run.placement.device(), run.placement.host_threads());
     if (exec.device)
       plan::require_memory(run.config_result, *plan, exec.device->properties().memory, "the GPU");
-    run.kernels = engine::Engine::require_kernels(*plan, exec, exec.device ? "the GPU" : "the CPU");
     open_data(run, *plan, phase);
     run.record = make_record(c, plan->spec, plan->recipe.weights, world.size(), inputs);
     if (world.rank() == 0 && c.checkpointing.enabled) {
@@ -90,6 +89,8 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
     phase(fmt::format("allocating {}", human_bytes(static_cast<uint64_t>(plan->memory.total_bytes()))));
     run.engine = std::make_unique<engine::Engine>(std::move(plan), engine::training_options(c),
                                                   run.placement.device_shard_group(), exec);
+    engine::LanguageModeling objective;
+    run.kernels = run.engine->require_kernels(objective, exec.device ? "the GPU" : "the CPU");
     if (exec.device) run.attention = describe_attention(*run.engine, *run.placement.accelerator().libraries);
   });
   initialize(run, phase);

@@ -1,8 +1,6 @@
 #pragma once
-// Which kernels a run needs and whether the device has them; asked once before step 0.
+// Whether the device has the kernels that a run needs (Exec::needed); asked once before step 0.
 
-#include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -19,13 +17,7 @@ struct KernelEntry {
 /// All entries of the table, in its order.
 std::vector<KernelEntry> kernel_entries(const KernelTable& table);
 
-/// The needed entries that `table` lacks, in the order asked for. A name that is no entry of KernelTable is
-/// our bug (exit 70).
-std::vector<std::string_view> missing_kernels(const KernelTable& table,
-                                              std::span<const std::string_view> needed);
-
-/// Fails with exit 69 naming every missing entry and `device`; returns when all are there.
-void require_kernels(const KernelTable& table, std::span<const std::string_view> needed,
-                     std::string_view device);
+/// Fails with exit 69 naming every needed entry that `table` lacks, and `device`; returns when all are there.
+void require_kernels(const KernelTable& table, const KernelSet& needed, std::string_view device);
 
 }  // namespace nrl::ops

@@ -17,6 +17,7 @@ namespace nrl::ops {
 inline constexpr int gpu_partials = 256;
 
 struct KernelTable;
+class KernelSet;
 struct Libraries;
 
 /// Scratch memory of an op: a stack of bytes from the plan's workspace arena, in the memory of the device.
@@ -32,11 +33,13 @@ struct Exec {
       nullptr;  ///< filled by cpu_kernels() or a GPU's table; never null when an op runs
   /// CPU: threads an op may use. GPU: gpu_partials, the blocks among which sums over rows are split.
   int threads = 1;
-  Workspace workspace;     ///< at least workspace_bytes() of every op that runs (see each op's header)
-  void* stream = nullptr;  ///< GPU: the device::StreamHandle that ops are enqueued on; null on the CPU
+  Workspace workspace = {};  ///< at least workspace_bytes() of every op that runs (see each op's header)
+  void* stream = nullptr;    ///< GPU: the device::StreamHandle that ops are enqueued on; null on the CPU
   device::Runtime* device = nullptr;  ///< GPU: where the tensors live; null on the CPU
   int multiprocessors = 0;            ///< GPU: of the device, for grid sizes
   Libraries* libraries = nullptr;     ///< GPU: matrix product and attention (libraries.h)
+  /// Not null: ops compute nothing and enqueue nothing, they only add the kernels that they would call.
+  KernelSet* needed = nullptr;
 };
 
 }  // namespace nrl::ops

@@ -2,6 +2,8 @@
 // The typed table of kernels that a backend fills. A null entry is an op the backend does not have: coverage
 // is checked before a run (coverage.h), so that nothing fails in the middle of one.
 
+#include <bit>
+
 #include "core/device/cpu/features.h"
 #include "core/ops/activation.h"
 #include "core/ops/attention.h"
@@ -40,18 +42,44 @@ namespace nrl::ops {
   X(decide_step, DecideStep)                        \
   X(column_sums, ColumnSums)                        \
   X(qk_norm_rope_forward, QkNormRopeForward)        \
-  X(qk_norm_rope_backward, QkNormRopeBackward)
+  X(qk_norm_rope_backward, QkNormRopeBackward)      \
+  X(convert, Convert)                               \
+  X(zero, Zero)
 // clang-format on
 
 struct KernelTable {
 #define NRL_ENTRY(entry, Args) void (*entry)(Exec&, const Args&) = nullptr;
   NRL_KERNELS(NRL_ENTRY)
 #undef NRL_ENTRY
-  double (*sum_of_squares)(Exec&, const Tensor&) = nullptr;
-  void (*add)(Exec&, const Tensor& x, const Tensor& out) = nullptr;
-  void (*convert)(Exec&, const Tensor& x, const Tensor& out) = nullptr;
-  void (*zero)(Exec&, const Tensor& x) = nullptr;
 };
+
+/// Names an entry of the table.
+enum class Kernel : uint8_t {
+#define NRL_ENTRY(entry, Args) entry,
+  NRL_KERNELS(NRL_ENTRY)
+#undef NRL_ENTRY
+};
+
+/// A set of entries of the table.
+class KernelSet {
+ public:
+  void add(Kernel k) { bits_ |= bit(k); }
+  bool contains(Kernel k) const { return (bits_ & bit(k)) != 0; }
+  int size() const { return std::popcount(bits_); }
+  bool operator==(const KernelSet&) const = default;
+
+ private:
+  static uint64_t bit(Kernel k) { return uint64_t{1} << static_cast<int>(k); }
+  uint64_t bits_ = 0;
+};
+
+/// Every op calls this first. While a run's kernels are collected (Exec::needed) it adds `kernel` and returns
+/// true; the op must then return without having done anything.
+inline bool noted(Exec& exec, Kernel kernel) {
+  if (!exec.needed) return false;
+  exec.needed->add(kernel);
+  return true;
+}
 
 /// The CPU's kernels for an instruction set (which the processor must have).
 const KernelTable& cpu_kernels(cpu::Isa isa);

@@ -29,7 +29,7 @@ struct AdamW {
   Tensor param;                ///< (n) f32 master weights
   Tensor grad;                 ///< (n) f32
   Tensor exp_avg, exp_avg_sq;  ///< (n) f32
-  Tensor param_low;            ///< optional (n) bf16 copy of the updated weights
+  Tensor param_low = {};       ///< optional (n) bf16 copy of the updated weights
   float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
   std::array<AdamWRates, adamw_rates> rates = {};  ///< without chunks the first one counts
   float grad_scale = 1;                            ///< unscale * clip factor
@@ -55,22 +55,17 @@ struct AdamWRange {
 /// that begin at multiples of 4 elements are the fast case.
 std::vector<int64_t> adamw_chunks(std::span<const AdamWRange> ranges);
 
-/// Sum of squares in double, added in an order that depends only on n: blocks of norm_block elements, then
-/// the block sums in order (on a GPU in a tree over them). Non-finite input gives a non-finite result. The
-/// result is the host's, so that a GPU is waited for; not for use inside of a step. On a GPU it needs
-/// sum_of_squares_workspace(n) bytes.
-double sum_of_squares(Exec& exec, const Tensor& x);
-inline constexpr int64_t norm_block = 16384;
-
-/// out[0] = or += (accumulate) the sum of squares of x, without the host reading it. Same order of additions
-/// as sum_of_squares(); `out` is (1) f64.
+/// out[0] = or += (accumulate) the sum of squares of x in double, added in an order that depends only on n:
+/// blocks of norm_block elements, then the block sums in order (on a GPU in a tree over them). Non-finite
+/// input gives a non-finite result.
 struct SumOfSquares {
-  Tensor x;  ///< contiguous f32 or bf16
-  Tensor out;
+  Tensor x;    ///< (n) contiguous f32 or bf16
+  Tensor out;  ///< (1) f64
   bool accumulate = false;
 };
+inline constexpr int64_t norm_block = 16384;
 void add_sum_of_squares(Exec& exec, const SumOfSquares& a);
-/// Scratch bytes of add_sum_of_squares and sum_of_squares on a GPU for n elements.
+/// Scratch bytes of add_sum_of_squares on a GPU for n elements.
 size_t sum_of_squares_workspace(int64_t n);
 
 /// out[0] += the sum of x in double, in an order that depends only on n. x is (n) f32, `out` (1) f64.
@@ -79,13 +74,16 @@ struct AddSum {
 };
 void add_sum(Exec& exec, const AddSum& a);
 
-/// out[i] += x[i] (f32 or bf16 both), used for residual gradients.
-void add(Exec& exec, const Tensor& x, const Tensor& out);
-
 /// out = x converted between f32 and bf16.
-void convert(Exec& exec, const Tensor& x, const Tensor& out);
+struct Convert {
+  Tensor x, out;  ///< (n) contiguous f32 or bf16
+};
+void convert(Exec& exec, const Convert& a);
 
 /// Sets contiguous memory to zero using all threads, or by the device itself.
-void zero(Exec& exec, const Tensor& x);
+struct Zero {
+  Tensor x;
+};
+void zero(Exec& exec, const Zero& a);
 
 }  // namespace nrl::ops

@@ -9,7 +9,7 @@ namespace nrl::ops {
 /// out = rope(norm(x)) for every head of q and k. Without q_weight and k_weight there is no norm, and out is
 /// x.
 struct QkNormRopeForward {
-  Tensor x = {};         ///< (N, heads + kv_heads, D) f32 or bf16: q's heads, then k's; rows may be strided
+  Tensor x;              ///< (N, heads + kv_heads, D) f32 or bf16: q's heads, then k's; rows may be strided
   Tensor out;            ///< the same shape and dtype; disjoint from x with QK-norm, x itself without
   int64_t heads = 0;     ///< of q
   Tensor q_weight = {};  ///< (D), with QK-norm

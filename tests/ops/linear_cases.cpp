@@ -72,7 +72,8 @@ Outputs backward_weight(Exec& e, const Shape& s, DType t, bool accumulate) {
                x = Buffer(t, {s.n, s.k}, s.gap).normal("x");
   Buffer dw = Buffer(DType::f32, {s.m, s.k}, s.gap).normal("dw"), db = Buffer(DType::f32, {s.m}).normal("db");
   ExactWorkspace exact(e, s, t);
-  linear_backward_weight(exact.exec, {dout, x, dw, db, accumulate});
+  linear_backward_weight(exact.exec,
+                         {.dout = dout, .x = x, .dweight = dw, .dbias = db, .accumulate = accumulate});
   return {{"dweight", dw, s.n}, {"dbias", db, s.n}};
 }
 
@@ -100,8 +101,9 @@ GradProblem gradient(DType t, const Shape& s) {
     return dot(p->out, p->dout);
   };
   g.backward = [p](Exec& e) {
-    e.kernels->linear_backward_data(e, {p->dout, p->w, p->dx, false});
-    e.kernels->linear_backward_weight(e, {p->dout, p->x, p->dw, p->db, false});
+    e.kernels->linear_backward_data(e, {.dout = p->dout, .weight = p->w, .dx = p->dx});
+    e.kernels->linear_backward_weight(e, {.dout = p->dout, .x = p->x, .dweight = p->dw, .accumulate = false});
+    e.kernels->column_sums(e, {.x = p->dout, .out = p->db, .accumulate = false});
   };
   return g;
 }
@@ -121,11 +123,11 @@ void mixed_types(Exec& e) {
   const Buffer dout = Buffer(DType::bf16, {n, m}).normal("dout");
   Buffer dx(DType::f32, {n, k}), dw(DType::f32, {m, k}), want_dx(DType::f32, {n, k}),
       want_dw(DType::f32, {m, k});
-  linear_backward_data(e, {dout, w, dx, false});
-  linear_backward_data(reference, {dout, w, want_dx, false});
+  linear_backward_data(e, {.dout = dout, .weight = w, .dx = dx});
+  linear_backward_data(reference, {.dout = dout, .weight = w, .dx = want_dx});
   expect(error_of(dx, want_dx) <= tolerance(DType::f32, m), "dx over several tiles");
-  linear_backward_weight(e, {dout, x, dw, {}, false});
-  linear_backward_weight(reference, {dout, x, want_dw, {}, false});
+  linear_backward_weight(e, {.dout = dout, .x = x, .dweight = dw, .accumulate = false});
+  linear_backward_weight(reference, {.dout = dout, .x = x, .dweight = want_dw, .accumulate = false});
   expect(error_of(dw, want_dw) <= tolerance(DType::f32, n), "dweight over several tiles");
 }
 

@@ -105,21 +105,15 @@ GradProblem gradient(DType t, const Shape& s) {
   GradProblem g;
   g.keep = p;
   g.reduction_length = std::max(s.d, s.n * s.heads);
-  g.inputs = {&p->x};
-  g.gradients = {&p->dx};
-  if (s.norm) {
-    g.inputs = {&p->x, &p->q_weight, &p->k_weight};
-    g.gradients = {&p->dx, &p->dq_weight, &p->dk_weight};
-  }
+  g.inputs = {&p->x, &p->q_weight, &p->k_weight};
+  g.gradients = {&p->dx, &p->dq_weight, &p->dk_weight};
   g.loss = [p](Exec& e) {
     e.kernels->qk_norm_rope_forward(e, p->forward());
     return dot(p->out, p->dout);
   };
   g.backward = [p](Exec& e) {
-    if (p->s.norm) {
-      p->dq_weight.fill(0);
-      p->dk_weight.fill(0);
-    }
+    p->dq_weight.fill(0);
+    p->dk_weight.fill(0);
     e.kernels->qk_norm_rope_backward(e, p->backward());
   };
   return g;
@@ -166,8 +160,7 @@ NRL_OP_CASES(qk) {
                                 }});
     }
   }
-  for (const Shape& s :
-       {Shape{2, 2, 1, 8, 4, 3}, {2, 3, 2, 16, 16, 0}, {2, 2, 1, 7, 0, 1}, {2, 2, 1, 8, 6, 2, false}})
+  for (const Shape& s : {Shape{2, 2, 1, 8, 4, 3}, {2, 3, 2, 16, 16, 0}, {2, 2, 1, 7, 0, 1}})
     registry.grads.push_back({"qk " + s.name(), [=](DType t) { return gradient(t, s); }});
 }
 

@@ -90,7 +90,7 @@ void activate(Exec& exec, Activation kind, Matrix y, int64_t rows, int64_t colum
   if (kind == Activation::none) return;
   Tensor t = make_tensor(y.data, DType::f32, {rows, columns});
   t.stride[0] = y.ld;
-  exec.kernels->activation_forward(exec, {kind, false, t, t});
+  exec.kernels->activation_forward(exec, {.kind = kind, .x = t, .out = t});
 }
 
 NRL_INLINE Lanes load(const float* p) {
@@ -231,13 +231,6 @@ void backward_weight_kernel(Exec& exec, const LinearBackwardWeight& a) {
   const int64_t rows = tile(narrow, n), columns = tile(narrow, m);
   Scratch scratch("linear_backward_weight", exec.workspace);
   const Buffers buffer(scratch, narrow, rows, columns, k);
-  if (a.dbias)
-    for_float_type(a.dout.dtype, [&]<class T>() {
-      column_sums<T>(exec.threads, a.dout, data_of<float>(a.dbias), a.accumulate);
-    });
-  // An empty dout still has to clear what is overwritten.
-  if (n == 0)
-    gemm_backward_weight(0, m, k, {}, {}, {data_of<float>(a.dweight), a.dweight.step(0)}, a.accumulate, 1);
   for (int64_t i = 0; i < n; i += rows) {
     const int64_t height = std::min(rows, n - i);
     const Matrix x = widened(exec, block(a.x, i, height, 0, k), buffer.rows);

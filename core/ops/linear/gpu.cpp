@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/ops/gemm/engine.h"
-#include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"
 
 namespace nrl::ops {
@@ -74,57 +73,63 @@ GemmPlan backward_weight_plan(const LinearBackwardWeight& a, gemm::Compute compu
   return p;
 }
 
+namespace {
+
+GemmPlan whole_plan(const Exec& exec, const LinearForward& a) {
+  GemmPlan p = forward_plan(a, compute_of(exec));
+  if (a.bias) p.bias = a.bias.dtype;
+  if (a.activation == Activation::none) {
+    p.epilogue = a.bias ? Epilogue::bias : Epilogue::none;
+  } else if (a.pre_activation) {
+    p.epilogue = a.bias ? Epilogue::gelu_aux_bias : Epilogue::gelu_aux;
+    p.aux = operand(a.pre_activation);
+  } else {
+    p.epilogue = a.bias ? Epilogue::gelu_bias : Epilogue::gelu;
+  }
+  return p;
+}
+GemmPlan whole_plan(const Exec& exec, const LinearBackwardData& a) {
+  GemmPlan p = backward_data_plan(a, compute_of(exec));
+  if (a.activation == Activation::none) return p;
+  p.epilogue = Epilogue::dgelu;
+  p.aux = operand(a.pre_activation);
+  return p;
+}
+
+template <class Arguments>
+bool fuses(const Exec& exec, const Arguments& a) {
+  return a.activation == Activation::gelu_tanh && exec.libraries->gemm->supports(whole_plan(exec, a));
+}
+
+}  // namespace
+
+bool fuses_activation(const Exec& exec, const LinearForward& a) {
+  return fuses(exec, a);
+}
+bool fuses_activation(const Exec& exec, const LinearBackwardData& a) {
+  return fuses(exec, a);
+}
+
 void linear_forward(Exec& exec, const LinearForward& a) {
   check("linear_forward", a.x, a.weight);
-  GemmPlan plan = forward_plan(a, compute_of(exec));
-  GemmOperands o{.a = a.x.data, .b = a.weight.data, .d = a.out.data, .bias = a.bias.data};
-  if (a.bias) plan.bias = a.bias.dtype;
-  if (a.activation == Activation::gelu_tanh) {
-    GemmPlan fused = plan;
-    if (a.pre_activation) {
-      fused.epilogue = a.bias ? Epilogue::gelu_aux_bias : Epilogue::gelu_aux;
-      fused.aux = operand(a.pre_activation);
-      o.aux = a.pre_activation.data;
-    } else {
-      fused.epilogue = a.bias ? Epilogue::gelu_bias : Epilogue::gelu;
-    }
-    if (exec.libraries->gemm->supports(fused)) return run(exec, fused, o);
-  }
-  plan.epilogue = a.bias ? Epilogue::bias : Epilogue::none;
-  const Tensor& product = a.pre_activation ? a.pre_activation : a.out;
-  plan.d = operand(product);
-  o.d = product.data;
-  run(exec, plan, o);
-  if (a.activation != Activation::none)
-    exec.kernels->activation_forward(exec, {a.activation, false, product, a.out});
+  run(exec, whole_plan(exec, a),
+      {.a = a.x.data,
+       .b = a.weight.data,
+       .d = a.out.data,
+       .bias = a.bias.data,
+       .aux = a.pre_activation.data});
 }
 
 void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   check("linear_backward_data", a.dout, a.weight);
-  GemmPlan plan = backward_data_plan(a, compute_of(exec));
-  GemmOperands o{.a = a.dout.data, .b = a.weight.data, .d = a.dx.data};
-  if (a.activation == Activation::gelu_tanh) {
-    GemmPlan fused = plan;
-    fused.epilogue = Epilogue::dgelu;
-    fused.aux = operand(a.pre_activation);
-    o.aux = a.pre_activation.data;
-    if (exec.libraries->gemm->supports(fused)) return run(exec, fused, o);
-  }
-  run(exec, plan, o);
-  if (a.activation != Activation::none)
-    exec.kernels->activation_backward(exec, {a.activation, false, a.dx, a.pre_activation, a.dx});
+  run(exec, whole_plan(exec, a),
+      {.a = a.dout.data, .b = a.weight.data, .d = a.dx.data, .aux = a.pre_activation.data});
 }
 
 void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
   check("linear_backward_weight", a.dout, a.x);
-  if (a.dout.dim(0) > 0) {
-    run(exec, backward_weight_plan(a, compute_of(exec)),
-        {.a = a.dout.data, .b = a.x.data, .d = a.dweight.data});
-  } else if (!a.accumulate) {
-    exec.kernels->zero(exec, a.dweight);
-  }
-  // The library's bias-gradient epilogue overwrites; ours are sums over microbatches.
-  if (a.dbias) exec.kernels->column_sums(exec, {a.dout, a.dbias, a.accumulate});
+  run(exec, backward_weight_plan(a, compute_of(exec)),
+      {.a = a.dout.data, .b = a.x.data, .d = a.dweight.data});
 }
 
 }  // namespace gpu

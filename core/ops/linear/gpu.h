@@ -6,6 +6,11 @@
 
 namespace nrl::ops::gpu {
 
+/// The library of `exec` has the product with this activation in its epilogue. Asks it, and remembers.
+bool fuses_activation(const Exec& exec, const LinearForward& a);
+bool fuses_activation(const Exec& exec, const LinearBackwardData& a);
+
+/// As the kernels of the table; an activation must be one that fuses_activation(). dbias is not looked at.
 void linear_forward(Exec& exec, const LinearForward& a);
 void linear_backward_data(Exec& exec, const LinearBackwardData& a);
 void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a);

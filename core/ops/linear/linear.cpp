@@ -4,6 +4,7 @@
 
 #include "core/ops/gemm/onednn.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/linear/gpu.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/scratch.h"
 #include "core/trace/trace.h"
@@ -20,10 +21,20 @@ void check_matrix(const char* op, const char* name, const Tensor& t, int64_t row
             only_f32 ? "f32" : "f32 or bf16 ", rows, columns);
 }
 
+/// The activation needs its own kernel: no library makes it in the epilogue of the product.
+template <class Arguments>
+bool activation_kernel(const Exec& exec, const Arguments& a) {
+  return a.activation != Activation::none && !(exec.libraries && gpu::fuses_activation(exec, a));
+}
+
 }  // namespace
 
 void linear_forward(Exec& exec, const LinearForward& a) {
   constexpr const char* op = "linear_forward";
+  if (noted(exec, Kernel::linear_forward)) {
+    if (activation_kernel(exec, a)) noted(exec, Kernel::activation_forward);
+    return;
+  }
   NRL_CHECK(a.x.rank == 2 && a.weight.rank == 2, "{}: x is {}, weight is {}", op, describe(a.x),
             describe(a.weight));
   const int64_t n = a.x.dim(0), k = a.x.dim(1), m = a.weight.dim(0);
@@ -39,18 +50,24 @@ void linear_forward(Exec& exec, const LinearForward& a) {
   if (a.pre_activation) check_matrix(op, "pre_activation", a.pre_activation, n, m, false);
   const trace::Range range("linear_forward");
   if (n == 0 || m == 0) return;
-  if (!a.pre_activation || exec.libraries) return exec.kernels->linear_forward(exec, a);
-  // On the CPU in two passes: what a recomputation makes from pre_activation then has the same bits.
+  // Where pre_activation is not wanted, the CPU's kernel calls the activation's itself, tile by tile.
+  if (!activation_kernel(exec, a) || (!a.pre_activation && !exec.libraries))
+    return exec.kernels->linear_forward(exec, a);
+  // In two passes, what a recomputation makes from pre_activation has the same bits.
   LinearForward product = a;
-  product.out = a.pre_activation;
+  product.out = a.pre_activation ? a.pre_activation : a.out;
   product.pre_activation = {};
   product.activation = Activation::none;
   exec.kernels->linear_forward(exec, product);
-  exec.kernels->activation_forward(exec, {a.activation, false, a.pre_activation, a.out});
+  exec.kernels->activation_forward(exec, {.kind = a.activation, .x = product.out, .out = a.out});
 }
 
 void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   constexpr const char* op = "linear_backward_data";
+  if (noted(exec, Kernel::linear_backward_data)) {
+    if (activation_kernel(exec, a)) noted(exec, Kernel::activation_backward);
+    return;
+  }
   NRL_CHECK(a.dout.rank == 2 && a.weight.rank == 2, "{}: dout is {}, weight is {}", op, describe(a.dout),
             describe(a.weight));
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.weight.dim(1);
@@ -63,26 +80,32 @@ void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   if (a.pre_activation) check_matrix(op, "pre_activation", a.pre_activation, n, k, false);
   const trace::Range range("linear_backward_data");
   if (n == 0 || k == 0) return;
-  if (!a.pre_activation || exec.libraries) return exec.kernels->linear_backward_data(exec, a);
+  if (!activation_kernel(exec, a)) return exec.kernels->linear_backward_data(exec, a);
   LinearBackwardData product = a;
   product.pre_activation = {};
   product.activation = Activation::none;
   exec.kernels->linear_backward_data(exec, product);
-  exec.kernels->activation_backward(exec, {a.activation, false, a.dx, a.pre_activation, a.dx});
+  exec.kernels->activation_backward(exec,
+                                    {.kind = a.activation, .dout = a.dx, .x = a.pre_activation, .dx = a.dx});
 }
 
 void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
   constexpr const char* op = "linear_backward_weight";
+  // Never in the epilogue of a library's product, which overwrites: ours are sums over microbatches.
+  if (a.dbias) column_sums(exec, {.x = a.dout, .out = a.dbias, .accumulate = a.accumulate});
+  if (noted(exec, Kernel::linear_backward_weight)) return;
   NRL_CHECK(a.dout.rank == 2 && a.x.rank == 2, "{}: dout is {}, x is {}", op, describe(a.dout),
             describe(a.x));
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);
   check_matrix(op, "dout", a.dout, n, m, false);
   check_matrix(op, "x", a.x, n, k, false);
   check_matrix(op, "dweight", a.dweight, m, k, true);
-  NRL_CHECK(!a.dbias || is_vector(a.dbias, m, DType::f32), "{}: dbias is {}, wanted f32[{}]", op,
-            describe(a.dbias), m);
   const trace::Range range("linear_backward_weight");
-  if (m > 0 && k > 0) exec.kernels->linear_backward_weight(exec, a);
+  if (n == 0) {
+    for (int64_t j = 0; !a.accumulate && j < m; ++j) zero(exec, {.x = a.dweight.rows(j, 1)});
+  } else if (m > 0 && k > 0) {
+    exec.kernels->linear_backward_weight(exec, a);
+  }
 }
 
 size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads) {
@@ -97,6 +120,7 @@ size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int thread
 }
 
 void column_sums(Exec& exec, const ColumnSums& a) {
+  if (noted(exec, Kernel::column_sums)) return;
   NRL_CHECK(a.x.rank == 2 && (a.x.data || a.x.numel() == 0) && is_float(a.x) && dense_rows(a.x),
             "column_sums: x is {}, wanted f32 or bf16 (N, M) with contiguous columns", describe(a.x));
   const int64_t n = a.x.dim(0), m = a.x.dim(1);

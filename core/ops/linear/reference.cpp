@@ -37,17 +37,12 @@ void backward_data(Exec&, const LinearBackwardData& a) {
 }
 
 void backward_weight(Exec&, const LinearBackwardWeight& a) {
-  for (int64_t j = 0; j < a.dweight.dim(0); ++j) {
+  for (int64_t j = 0; j < a.dweight.dim(0); ++j)
     for (int64_t p = 0; p < a.dweight.dim(1); ++p) {
       double sum = a.accumulate ? load(a.dweight, j, p) : 0.0;
       for (int64_t i = 0; i < a.dout.dim(0); ++i) sum += load(a.dout, i, j) * load(a.x, i, p);
       store(a.dweight, j, p, sum);
     }
-    if (!a.dbias) continue;
-    double sum = a.accumulate ? load(a.dbias, j) : 0.0;
-    for (int64_t i = 0; i < a.dout.dim(0); ++i) sum += load(a.dout, i, j);
-    store(a.dbias, j, sum);
-  }
 }
 
 void column_sums_of(Exec&, const ColumnSums& a) {

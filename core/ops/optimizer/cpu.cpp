@@ -96,13 +96,9 @@ double squares(Exec& exec, const Tensor& t) {
   return total;
 }
 
-double sum_of_squares_kernel(Exec& exec, const Tensor& x) {
-  return x.dtype == DType::bf16 ? squares<bf16>(exec, x) : squares<float>(exec, x);
-}
-
 void add_sum_of_squares_kernel(Exec& exec, const SumOfSquares& a) {
   double* out = data_of<double>(a.out);
-  const double total = sum_of_squares_kernel(exec, a.x);
+  const double total = a.x.dtype == DType::bf16 ? squares<bf16>(exec, a.x) : squares<float>(exec, a.x);
   *out = a.accumulate ? *out + total : total;
 }
 
@@ -120,35 +116,22 @@ void add_sum_kernel(Exec&, const AddSum& a) {
   *data_of<double>(a.out) += total;
 }
 
-/// out = op(out, x) element by element, for the four combinations of f32 and bf16.
-template <bool accumulate>
-void combine(Exec& exec, const Tensor& x, const Tensor& out) {
-  for_float_type(x.dtype, [&]<class X>() {
-    for_float_type(out.dtype, [&]<class O>() {
-      const X* from = data_of<const X>(x);
-      O* to = data_of<O>(out);
-      cpu::parallel_for(exec.threads, x.numel(), grain_elements, [=](int64_t begin, int64_t end) {
+void convert_kernel(Exec& exec, const Convert& a) {
+  for_float_type(a.x.dtype, [&]<class X>() {
+    for_float_type(a.out.dtype, [&]<class O>() {
+      const X* from = data_of<const X>(a.x);
+      O* to = data_of<O>(a.out);
+      cpu::parallel_for(exec.threads, a.x.numel(), grain_elements, [=](int64_t begin, int64_t end) {
 #pragma omp simd
-        for (int64_t i = begin; i < end; ++i) {
-          float value = static_cast<float>(from[i]);
-          if constexpr (accumulate) value += static_cast<float>(to[i]);
-          store(to[i], value);
-        }
+        for (int64_t i = begin; i < end; ++i) store(to[i], static_cast<float>(from[i]));
       });
     });
   });
 }
 
-void add_kernel(Exec& exec, const Tensor& x, const Tensor& out) {
-  combine<true>(exec, x, out);
-}
-void convert_kernel(Exec& exec, const Tensor& x, const Tensor& out) {
-  combine<false>(exec, x, out);
-}
-
-void zero_kernel(Exec& exec, const Tensor& x) {
-  char* data = static_cast<char*>(x.data);
-  cpu::parallel_for(exec.threads, x.bytes(), int64_t{1} << 18, [=](int64_t begin, int64_t end) {
+void zero_kernel(Exec& exec, const Zero& a) {
+  char* data = static_cast<char*>(a.x.data);
+  cpu::parallel_for(exec.threads, a.x.bytes(), int64_t{1} << 18, [=](int64_t begin, int64_t end) {
     std::memset(data + begin, 0, static_cast<size_t>(end - begin));
   });
 }
@@ -157,10 +140,8 @@ void zero_kernel(Exec& exec, const Tensor& x) {
 
 void fill_optimizer(KernelTable& table) {
   table.adamw = adamw_kernel;
-  table.sum_of_squares = sum_of_squares_kernel;
   table.add_sum_of_squares = add_sum_of_squares_kernel;
   table.add_sum = add_sum_kernel;
-  table.add = add_kernel;
   table.convert = convert_kernel;
   table.zero = zero_kernel;
   table.decide_step = [](Exec&, const DecideStep& a) {

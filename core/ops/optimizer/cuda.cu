@@ -209,15 +209,6 @@ void add_sum_of_squares_launch(Exec& exec, const SumOfSquares& a) {
   squares_to(exec, scratch, a.x, static_cast<double*>(a.out.data), a.accumulate);
 }
 
-double sum_of_squares_host(Exec& exec, const Tensor& x) {
-  Scratch scratch("sum_of_squares", exec.workspace);
-  const Tensor sum = make_tensor(scratch.bytes(sizeof(double)), DType::f64, {1}, x.device);
-  squares_to(exec, scratch, x, static_cast<double*>(sum.data), false);
-  double result = 0;
-  download(exec, sum, &result);
-  return result;
-}
-
 void add_sum_launch(Exec& exec, const AddSum& a) {
   NRL_LAUNCH((sum_kernel<float>), 1, sum_threads, 0, exec.stream, static_cast<const float*>(a.x.data),
              a.x.numel(), static_cast<double*>(a.out.data), true);
@@ -225,52 +216,37 @@ void add_sum_launch(Exec& exec, const AddSum& a) {
 
 // --- element by element ----------------------------------------------------------------------------------
 
-/// out = x, or out += x. x and out may be the same memory.
-template <bool accumulate, class X, class O>
-__global__ void __launch_bounds__(threads) combine_kernel(const X* x, O* out, int64_t n, bool vectors) {
+/// out = x. x and out may be the same memory.
+template <class X, class O>
+__global__ void __launch_bounds__(threads) convert_kernel(const X* x, O* out, int64_t n, bool vectors) {
   const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x, all = int64_t{gridDim.x} * threads;
   const int64_t units = vectors ? n / unit_elements : 0;
   for (int64_t u = thread; u < units; u += 2 * all) {
     const bool second = u + all < units;
-    float a[unit_elements], b[unit_elements] = {}, ya[unit_elements] = {}, yb[unit_elements] = {};
+    float a[unit_elements], b[unit_elements] = {};
     load_unit(x + u * unit_elements, a);
     if (second) load_unit(x + (u + all) * unit_elements, b);
-    if constexpr (accumulate) {
-      load_unit(out + u * unit_elements, ya);
-      if (second) load_unit(out + (u + all) * unit_elements, yb);
-#pragma unroll
-      for (int k = 0; k < unit_elements; ++k) {
-        a[k] += ya[k];
-        b[k] += yb[k];
-      }
-    }
     store_unit(out + u * unit_elements, a);
     if (second) store_unit(out + (u + all) * unit_elements, b);
   }
-  for (int64_t i = units * unit_elements + thread; i < n; i += all) {
-    float v = static_cast<float>(x[i]);
-    if constexpr (accumulate) v += static_cast<float>(out[i]);
-    out[i] = static_cast<O>(v);
-  }
+  for (int64_t i = units * unit_elements + thread; i < n; i += all)
+    out[i] = static_cast<O>(static_cast<float>(x[i]));
 }
 
-template <bool accumulate, class X, class O>
-void combine_as(Exec& exec, const Tensor& x, const Tensor& out) {
-  const int64_t n = x.numel();
-  NRL_LAUNCH((combine_kernel<accumulate, X, O>), grid_for(n, threads * unit_elements, exec.multiprocessors),
-             threads, 0, exec.stream, static_cast<const X*>(x.data), static_cast<O*>(out.data), n,
-             aligned16(x.data) && aligned16(out.data));
+template <class X, class O>
+void convert_as(Exec& exec, const Convert& a) {
+  const int64_t n = a.x.numel();
+  NRL_LAUNCH((convert_kernel<X, O>), grid_for(n, threads * unit_elements, exec.multiprocessors), threads, 0,
+             exec.stream, static_cast<const X*>(a.x.data), static_cast<O*>(a.out.data), n,
+             aligned16(a.x.data) && aligned16(a.out.data));
 }
 
-template <bool accumulate>
-void combine(Exec& exec, const Tensor& x, const Tensor& out) {
-  const bool to_low = out.dtype == DType::bf16;
-  if (x.dtype == DType::bf16) {
-    to_low ? combine_as<accumulate, bf16, bf16>(exec, x, out)
-           : combine_as<accumulate, bf16, float>(exec, x, out);
+void convert_launch(Exec& exec, const Convert& a) {
+  const bool to_low = a.out.dtype == DType::bf16;
+  if (a.x.dtype == DType::bf16) {
+    to_low ? convert_as<bf16, bf16>(exec, a) : convert_as<bf16, float>(exec, a);
   } else {
-    to_low ? combine_as<accumulate, float, bf16>(exec, x, out)
-           : combine_as<accumulate, float, float>(exec, x, out);
+    to_low ? convert_as<float, bf16>(exec, a) : convert_as<float, float>(exec, a);
   }
 }
 
@@ -282,9 +258,9 @@ __global__ void __launch_bounds__(threads) zero_kernel(unsigned char* p, int64_t
   for (int64_t i = whole * 16 + thread; i < bytes; i += all) p[i] = 0;
 }
 
-void zero_launch(Exec& exec, const Tensor& x) {
-  NRL_LAUNCH(zero_kernel, grid_for(x.bytes(), threads * 64, exec.multiprocessors), threads, 0, exec.stream,
-             static_cast<unsigned char*>(x.data), x.bytes(), aligned16(x.data));
+void zero_launch(Exec& exec, const Zero& a) {
+  NRL_LAUNCH(zero_kernel, grid_for(a.x.bytes(), threads * 64, exec.multiprocessors), threads, 0, exec.stream,
+             static_cast<unsigned char*>(a.x.data), a.x.bytes(), aligned16(a.x.data));
 }
 
 // --- The decision ----------------------------------------------------------------------------------------
@@ -303,11 +279,9 @@ void decide_launch(Exec& exec, const DecideStep& a) {
 
 void fill_optimizer(KernelTable& table) {
   table.adamw = adamw_launch;
-  table.sum_of_squares = sum_of_squares_host;
   table.add_sum_of_squares = add_sum_of_squares_launch;
   table.add_sum = add_sum_launch;
-  table.add = combine<true>;
-  table.convert = combine<false>;
+  table.convert = convert_launch;
   table.zero = zero_launch;
   table.decide_step = decide_launch;
 }

@@ -20,6 +20,7 @@ void check_flat(const char* op, const char* name, const Tensor& t) {
 }  // namespace
 
 void adamw(Exec& exec, const AdamW& a) {
+  if (noted(exec, Kernel::adamw)) return;
   // Without chunks all buffers are of one length. With chunks those of the state may be another rank's share.
   const int64_t flat = a.grad.numel(), state = a.chunks ? a.exp_avg.numel() : flat;
   auto check = [](const char* name, const Tensor& t, int64_t n, DType dtype) {
@@ -56,24 +57,20 @@ std::vector<int64_t> adamw_chunks(std::span<const AdamWRange> ranges) {
   return table;
 }
 
-double sum_of_squares(Exec& exec, const Tensor& x) {
-  check_flat("sum_of_squares", "x", x);
-  const trace::Range range("sum_of_squares");
-  return x.numel() > 0 ? exec.kernels->sum_of_squares(exec, x) : 0.0;
-}
-
 void add_sum_of_squares(Exec& exec, const SumOfSquares& a) {
+  if (noted(exec, Kernel::add_sum_of_squares)) return;
   check_flat("add_sum_of_squares", "x", a.x);
   NRL_CHECK(is_vector(a.out, 1, DType::f64), "add_sum_of_squares: out is {}, wanted f64[1]", describe(a.out));
   const trace::Range range("add_sum_of_squares");
   if (a.x.numel() > 0) {
     exec.kernels->add_sum_of_squares(exec, a);
   } else if (!a.accumulate) {
-    zero(exec, a.out);
+    zero(exec, {.x = a.out});
   }
 }
 
 void decide_step(Exec& exec, const DecideStep& a) {
+  if (noted(exec, Kernel::decide_step)) return;
   NRL_CHECK(is_vector(a.scalars, StepScalar::count, DType::f64), "decide_step: scalars are {}",
             describe(a.scalars));
   NRL_CHECK(a.max_norm >= 0 && a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1,
@@ -84,10 +81,11 @@ void decide_step(Exec& exec, const DecideStep& a) {
 
 size_t sum_of_squares_workspace(int64_t n) {
   const int64_t blocks = (n + norm_block - 1) / norm_block;
-  return scratch_bytes(blocks, sizeof(double)) + scratch_bytes(1, sizeof(double)) + scratch_alignment;
+  return scratch_bytes(blocks, sizeof(double)) + scratch_alignment;
 }
 
 void add_sum(Exec& exec, const AddSum& a) {
+  if (noted(exec, Kernel::add_sum)) return;
   NRL_CHECK(is_vector(a.x, a.x.numel(), DType::f32) || a.x.numel() == 0, "add_sum: x is {}, wanted f32 (n)",
             describe(a.x));
   NRL_CHECK(is_vector(a.out, 1, DType::f64), "add_sum: out is {}, wanted f64[1]", describe(a.out));
@@ -95,33 +93,26 @@ void add_sum(Exec& exec, const AddSum& a) {
   if (a.x.numel() > 0) exec.kernels->add_sum(exec, a);
 }
 
-void add(Exec& exec, const Tensor& x, const Tensor& out) {
-  check_flat("add", "x", x);
-  check_flat("add", "out", out);
-  NRL_CHECK(x.numel() == out.numel() && same_or_disjoint(x, out), "add: x is {}, out is {}", describe(x),
-            describe(out));
-  const trace::Range range("add");
-  if (x.numel() > 0) exec.kernels->add(exec, x, out);
-}
-
-void convert(Exec& exec, const Tensor& x, const Tensor& out) {
-  check_flat("convert", "x", x);
-  check_flat("convert", "out", out);
-  NRL_CHECK(x.numel() == out.numel() && same_or_disjoint(x, out), "convert: x is {}, out is {}", describe(x),
-            describe(out));
+void convert(Exec& exec, const Convert& a) {
+  if (noted(exec, Kernel::convert)) return;
+  check_flat("convert", "x", a.x);
+  check_flat("convert", "out", a.out);
+  NRL_CHECK(a.x.numel() == a.out.numel() && same_or_disjoint(a.x, a.out), "convert: x is {}, out is {}",
+            describe(a.x), describe(a.out));
   const trace::Range range("convert");
-  if (x.numel() > 0) exec.kernels->convert(exec, x, out);
+  if (a.x.numel() > 0) exec.kernels->convert(exec, a);
 }
 
-void zero(Exec& exec, const Tensor& x) {
-  NRL_CHECK((x.data || x.numel() == 0) && x.contiguous(), "zero: x is {}, wanted contiguous memory",
-            describe(x));
+void zero(Exec& exec, const Zero& a) {
+  if (exec.device ? exec.needed != nullptr : noted(exec, Kernel::zero)) return;
+  NRL_CHECK((a.x.data || a.x.numel() == 0) && a.x.contiguous(), "zero: x is {}, wanted contiguous memory",
+            describe(a.x));
   const trace::Range range("zero");
-  if (x.numel() == 0) return;
+  if (a.x.numel() == 0) return;
   if (exec.device) {
-    exec.device->fill(x.data, 0, static_cast<size_t>(x.bytes()), exec.stream);
+    exec.device->fill(a.x.data, 0, static_cast<size_t>(a.x.bytes()), exec.stream);
   } else {
-    exec.kernels->zero(exec, x);
+    exec.kernels->zero(exec, a);
   }
 }
 

@@ -45,14 +45,10 @@ void update(Exec&, const AdamW& a) {
     update_range(a, chunk[0], chunk[1], chunk[2], a.rates[static_cast<size_t>(chunk[3])]);
 }
 
-double squares(Exec&, const Tensor& x) {
+void add_squares(Exec&, const SumOfSquares& a) {
   double s = 0;
-  for (int64_t i = 0; i < x.numel(); ++i) s += load_at(x, i) * load_at(x, i);
-  return s;
-}
-
-void add_squares(Exec& e, const SumOfSquares& a) {
-  store(a.out, 0, (a.accumulate ? load(a.out, 0) : 0.0) + squares(e, a.x));
+  for (int64_t i = 0; i < a.x.numel(); ++i) s += load_at(a.x, i) * load_at(a.x, i);
+  store(a.out, 0, (a.accumulate ? load(a.out, 0) : 0.0) + s);
 }
 
 void add_sum_to(Exec&, const AddSum& a) {
@@ -61,26 +57,20 @@ void add_sum_to(Exec&, const AddSum& a) {
   store(a.out, 0, load(a.out, 0) + s);
 }
 
-void add_to(Exec&, const Tensor& x, const Tensor& out) {
-  for (int64_t i = 0; i < x.numel(); ++i) store_at(out, i, load_at(out, i) + load_at(x, i));
+void convert_to(Exec&, const Convert& a) {
+  for (int64_t i = 0; i < a.x.numel(); ++i) store_at(a.out, i, load_at(a.x, i));
 }
 
-void convert_to(Exec&, const Tensor& x, const Tensor& out) {
-  for (int64_t i = 0; i < x.numel(); ++i) store_at(out, i, load_at(x, i));
-}
-
-void clear(Exec&, const Tensor& x) {
-  std::memset(x.data, 0, static_cast<size_t>(x.bytes()));
+void clear(Exec&, const Zero& a) {
+  std::memset(a.x.data, 0, static_cast<size_t>(a.x.bytes()));
 }
 
 }  // namespace
 
 void fill_optimizer(KernelTable& table) {
   table.adamw = update;
-  table.sum_of_squares = squares;
   table.add_sum_of_squares = add_squares;
   table.add_sum = add_sum_to;
-  table.add = add_to;
   table.convert = convert_to;
   table.zero = clear;
   table.decide_step = [](Exec&, const DecideStep& a) {

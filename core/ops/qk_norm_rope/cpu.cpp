@@ -143,23 +143,15 @@ void backward(Exec& exec, const QkNormRopeBackward& a) {
 }
 
 void qk_forward_kernel(Exec& exec, const QkNormRopeForward& a) {
-  if (a.q_weight) {
-    for_float_type(a.x.dtype, [&]<class T>() {
-      for_float_type(a.q_weight.dtype, [&]<class W>() { forward<T, W>(exec, a); });
-    });
-  } else if (a.table) {
-    exec.kernels->rope(exec, {a.out, a.table, a.positions, false});
-  }
+  for_float_type(a.x.dtype, [&]<class T>() {
+    for_float_type(a.q_weight.dtype, [&]<class W>() { forward<T, W>(exec, a); });
+  });
 }
 
 void qk_backward_kernel(Exec& exec, const QkNormRopeBackward& a) {
-  if (a.q_weight) {
-    for_float_type(a.dx.dtype, [&]<class T>() {
-      for_float_type(a.q_weight.dtype, [&]<class W>() { backward<T, W>(exec, a); });
-    });
-  } else if (a.table) {
-    exec.kernels->rope(exec, {a.dx, a.table, a.positions, true});
-  }
+  for_float_type(a.dx.dtype, [&]<class T>() {
+    for_float_type(a.q_weight.dtype, [&]<class W>() { backward<T, W>(exec, a); });
+  });
 }
 
 }  // namespace

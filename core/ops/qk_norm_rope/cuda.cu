@@ -6,19 +6,11 @@ namespace nrl::ops::NRL_GPU {
 namespace {
 
 void qk_forward_launch(Exec& exec, const QkNormRopeForward& a) {
-  if (a.q_weight) {
-    for_float_type(a.out.dtype, [&]<class T>() { forward<T>(exec, a); });
-  } else if (a.table) {
-    exec.kernels->rope(exec, {a.out, a.table, a.positions, false});
-  }
+  for_float_type(a.out.dtype, [&]<class T>() { forward<T>(exec, a); });
 }
 
 void qk_backward_launch(Exec& exec, const QkNormRopeBackward& a) {
-  if (a.q_weight) {
-    for_float_type(a.dx.dtype, [&]<class T>() { backward<T>(exec, a); });
-  } else if (a.table) {
-    exec.kernels->rope(exec, {a.dx, a.table, a.positions, true});
-  }
+  for_float_type(a.dx.dtype, [&]<class T>() { backward<T>(exec, a); });
 }
 
 }  // namespace

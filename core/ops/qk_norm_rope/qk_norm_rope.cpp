@@ -34,26 +34,34 @@ void check(const char* op, const Arguments& a, const Tensor& x, const Tensor& ou
 
 void qk_norm_rope_forward(Exec& exec, const QkNormRopeForward& a) {
   constexpr const char* op = "qk_norm_rope_forward";
+  if (a.q_weight && noted(exec, Kernel::qk_norm_rope_forward)) return;
   check(op, a, a.x, a.out);
-  NRL_CHECK(a.q_weight || a.x.data == a.out.data, "{}: without a norm it works in place", op);
+  if (!a.q_weight) {
+    NRL_CHECK(a.x.data == a.out.data, "{}: without a norm it works in place", op);
+    if (a.table) rope(exec, {.x = a.out, .table = a.table, .positions = a.positions});
+    return;
+  }
   const trace::Range range("qk_norm_rope_forward");
   if (a.out.numel() > 0) exec.kernels->qk_norm_rope_forward(exec, a);
 }
 
 void qk_norm_rope_backward(Exec& exec, const QkNormRopeBackward& a) {
   constexpr const char* op = "qk_norm_rope_backward";
+  if (a.q_weight && noted(exec, Kernel::qk_norm_rope_backward)) return;
   check(op, a, a.x, a.dx);
   NRL_CHECK(a.dout.data == a.dx.data && same_shape(a.dout, a.dx) && a.dout.dtype == a.dx.dtype &&
                 a.dout.stride == a.dx.stride,
             "{}: dx is not dout", op);
-  if (a.q_weight) {
-    const int64_t d = a.dx.dim(2);
-    for (const Tensor* w : {&a.dq_weight, &a.dk_weight})
-      NRL_CHECK(!*w || is_vector(*w, d, DType::f32), "{}: the gradient of a weight is {}", op, describe(*w));
-    const size_t needed = qk_norm_rope_workspace(d, exec.threads);
-    NRL_CHECK(exec.workspace.size >= needed, "{}: workspace of {} bytes, needs {}", op, exec.workspace.size,
-              needed);
+  if (!a.q_weight) {
+    if (a.table) rope(exec, {.x = a.dx, .table = a.table, .positions = a.positions, .inverse = true});
+    return;
   }
+  const int64_t d = a.dx.dim(2);
+  for (const Tensor* w : {&a.dq_weight, &a.dk_weight})
+    NRL_CHECK(!*w || is_vector(*w, d, DType::f32), "{}: the gradient of a weight is {}", op, describe(*w));
+  const size_t needed = qk_norm_rope_workspace(d, exec.threads);
+  NRL_CHECK(exec.workspace.size >= needed, "{}: workspace of {} bytes, needs {}", op, exec.workspace.size,
+            needed);
   const trace::Range range("qk_norm_rope_backward");
   if (a.dx.numel() > 0) exec.kernels->qk_norm_rope_backward(exec, a);
 }

@@ -32,39 +32,36 @@ Tensor heads_of(const Tensor& t, int64_t first, int64_t count) {
 void forward(Exec& e, const QkNormRopeForward& a) {
   const int64_t n = a.x.dim(0), q = a.heads, k = a.x.dim(1) - a.heads;
   const Exact exact(a.x);
-  if (a.q_weight) {
-    auto norm = [&](int64_t first, int64_t heads, const Tensor& weight) {
-      NormForward f;
-      f.eps = a.eps;
-      f.x = f.out = heads_of(exact.tensor, first, heads);
-      f.weight = weight;
-      f.rstd = a.rstd.rows(n * first, n * heads);
-      e.kernels->norm_forward(e, f);
-    };
-    norm(0, q, a.q_weight);
-    norm(q, k, a.k_weight);
-  }
-  if (a.table) e.kernels->rope(e, {exact.tensor, a.table, a.positions, false});
+  auto norm = [&](int64_t first, int64_t heads, const Tensor& weight) {
+    NormForward f;
+    f.eps = a.eps;
+    f.x = f.out = heads_of(exact.tensor, first, heads);
+    f.weight = weight;
+    f.rstd = a.rstd.rows(n * first, n * heads);
+    e.kernels->norm_forward(e, f);
+  };
+  norm(0, q, a.q_weight);
+  norm(q, k, a.k_weight);
+  if (a.table) e.kernels->rope(e, {.x = exact.tensor, .table = a.table, .positions = a.positions});
   exact.round_to(a.out);
 }
 
 void backward(Exec& e, const QkNormRopeBackward& a) {
   const int64_t n = a.dx.dim(0), q = a.heads, k = a.dx.dim(1) - a.heads;
   const Exact exact(a.dout);
-  if (a.table) e.kernels->rope(e, {exact.tensor, a.table, a.positions, true});
-  if (a.q_weight) {
-    auto norm = [&](int64_t first, int64_t heads, const Tensor& weight, const Tensor& dweight) {
-      NormBackward b;
-      b.dout = b.dx = heads_of(exact.tensor, first, heads);
-      b.x = heads_of(a.x, first, heads);
-      b.weight = weight;
-      b.rstd = a.rstd.rows(n * first, n * heads);
-      b.dweight = dweight;
-      e.kernels->norm_backward(e, b);
-    };
-    norm(0, q, a.q_weight, a.dq_weight);
-    norm(q, k, a.k_weight, a.dk_weight);
-  }
+  if (a.table)
+    e.kernels->rope(e, {.x = exact.tensor, .table = a.table, .positions = a.positions, .inverse = true});
+  auto norm = [&](int64_t first, int64_t heads, const Tensor& weight, const Tensor& dweight) {
+    NormBackward b;
+    b.dout = b.dx = heads_of(exact.tensor, first, heads);
+    b.x = heads_of(a.x, first, heads);
+    b.weight = weight;
+    b.rstd = a.rstd.rows(n * first, n * heads);
+    b.dweight = dweight;
+    e.kernels->norm_backward(e, b);
+  };
+  norm(0, q, a.q_weight, a.dq_weight);
+  norm(q, k, a.k_weight, a.dk_weight);
   exact.round_to(a.dx);
 }
 
