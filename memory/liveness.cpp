@@ -38,7 +38,7 @@ std::optional<std::vector<Lifetime>> joined(const std::vector<Lifetime>& input,
 }  // namespace
 
 int Liveness::add(std::string name, int64_t bytes, Category category, Tier tier) {
-  buffers_.push_back({std::move(name), bytes, category, tier, {}});
+  buffers_.push_back({.name = std::move(name), .bytes = bytes, .category = category, .tier = tier});
   return static_cast<int>(buffers_.size()) - 1;
 }
 

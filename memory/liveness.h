@@ -33,7 +33,7 @@ class Liveness {
     int64_t bytes;
     Category category;
     Tier tier;
-    std::vector<Lifetime> lifetimes;
+    std::vector<Lifetime> lifetimes = {};
   };
   std::vector<Buffer> buffers_;
   std::map<std::pair<int, int>, std::vector<int>> takeovers_;  // (output, input) -> ticks

@@ -93,19 +93,22 @@ void gemm_case(Machine& machine, const GemmCase& c, DType dtype, double peak, Re
   Tensors memory(machine);
   std::vector<Set> sets;
   for (int i = 0; i < count; ++i)
-    sets.push_back({memory.normal(dtype, {c.n, c.k}), memory.normal(dtype, {c.m, c.k}, 0.02),
-                    memory.normal(dtype, {c.n, c.m}, 0.1), memory.normal(dtype, {c.n, c.k}),
-                    memory.constant(DType::f32, {c.m, c.k}, 0)});
+    sets.push_back({.x = memory.normal(dtype, {c.n, c.k}),
+                    .w = memory.normal(dtype, {c.m, c.k}, 0.02),
+                    .y = memory.normal(dtype, {c.n, c.m}, 0.1),
+                    .dx = memory.normal(dtype, {c.n, c.k}),
+                    .dw = memory.constant(DType::f32, {c.m, c.k}, 0)});
   auto timed = [&](const std::function<void(const Set&)>& call) {
     const double t = machine.seconds([&](int i) { call(sets[static_cast<size_t>(i % count)]); }, count);
     ops::synchronize(e);
     return t;
   };
-  const double data = timed([&](const Set& s) { ops::linear_backward_data(e, {s.y, s.w, s.dx, false}); });
-  const double weight = timed([&](const Set& s) {
-    ops::linear_backward_weight(e, {s.y, s.x, s.dw, {}, true});
-  });
-  const double forward = timed([&](const Set& s) { ops::linear_forward(e, {s.x, s.w, {}, s.y}); });
+  const double data =
+      timed([&](const Set& s) { ops::linear_backward_data(e, {.dout = s.y, .weight = s.w, .dx = s.dx}); });
+  const double weight =
+      timed([&](const Set& s) { ops::linear_backward_weight(e, {.dout = s.y, .x = s.x, .dweight = s.dw}); });
+  const double forward =
+      timed([&](const Set& s) { ops::linear_forward(e, {.x = s.x, .weight = s.w, .out = s.y}); });
   const double flops = ops::linear_flops(c.n, c.m, c.k);
   log::info("{:<12} {:>6} {:>6} {:>6}  {} {} {}", c.name, c.n, c.m, c.k,
             rate_text(machine, flops / forward, peak), rate_text(machine, flops / data, peak),
@@ -160,7 +163,7 @@ void attention_case(Machine& machine, const AttentionCase& c, const char* whose,
     f.cu_q = f.cu_k = memory.arithmetic(c.sequences + 1, 0, c.length);
     f.scale = 1.0f / std::sqrt(static_cast<float>(c.d));
     f.window = c.window;
-    f.lengths = {c.length, true};
+    f.lengths = {.longest = c.length, .equal = true};
     f.dropout.p = c.dropout;
     ops::AttentionBackward& b = s.backward;
     b.dout = memory.normal(dtype, {n, c.heads, c.d});

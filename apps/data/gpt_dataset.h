@@ -39,7 +39,7 @@ struct DatasetOptions {
   struct Source {
     std::string prefix;            ///< PREFIX.bin and PREFIX.idx
     std::optional<double> weight;  ///< share of a blend's samples, in any scale: for all sources, or for none
-    std::shared_ptr<const IndexedDataset> file;  ///< the open files; see open_sources
+    std::shared_ptr<const IndexedDataset> file = {};  ///< the open files; see open_sources
   };
   std::vector<Source> sources;    ///< one, or several for a blend
   SplitShares split = {1, 0, 0};  ///< shares of every source's sequences

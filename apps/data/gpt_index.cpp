@@ -80,7 +80,7 @@ SplitPart split_part(const SplitShares& shares, Split split, std::span<const int
 
   const int64_t tokens = SplitPart{0, static_cast<int64_t>(lengths.size())}.tokens(lengths);
   const auto [begin, end] = split_bounds(shares, split, tokens);
-  SplitPart part{0, 0, 0, 0, true};
+  SplitPart part{.by_tokens = true};
   if (begin == end) return part;
   int64_t before = 0;
   for (int64_t i = 0; before < end; ++i) {

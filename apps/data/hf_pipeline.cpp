@@ -87,14 +87,15 @@ void HfPipeline::add_normalizer(const JsonValue& step) {
   if (type == "Sequence") {
     for (const JsonValue& each : step.at("normalizers").items()) add_normalizer(each);
   } else if (type == "NFC") {
-    normalizers_.push_back({Normalizer::Kind::nfc, {}, {}});
+    normalizers_.push_back({.kind = Normalizer::Kind::nfc});
   } else if (type == "Prepend") {
-    normalizers_.push_back({Normalizer::Kind::prepend, {}, step.get_string("prepend")});
+    normalizers_.push_back({.kind = Normalizer::Kind::prepend, .to = step.get_string("prepend")});
   } else if (type == "Replace") {
     const JsonValue* text = step.at("pattern").find("String");
     if (text == nullptr || text->as_string().empty())
       unsupported(step, "a Replace normalizer without a String pattern");
-    normalizers_.push_back({Normalizer::Kind::replace, text->as_string(), step.get_string("content")});
+    normalizers_.push_back(
+        {.kind = Normalizer::Kind::replace, .from = text->as_string(), .to = step.get_string("content")});
   } else {
     unsupported(step, fmt::format("the normalizer '{}'", type));
   }

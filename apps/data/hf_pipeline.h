@@ -45,7 +45,7 @@ class HfPipeline {
  private:
   struct Normalizer {
     enum class Kind { nfc, prepend, replace } kind;
-    std::string from, to;
+    std::string from = {}, to = {};
   };
   struct Splitter {
     enum class Behavior { isolated, only_gaps, only_matches, merged_with_previous } behavior;

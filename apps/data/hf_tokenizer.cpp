@@ -158,8 +158,10 @@ class HfTokenizer final : public Tokenizer {
       token_at(id) = {content, entry.get_bool("special", false)};
       added_ids_[content] = id;
       const bool normalised = entry.get_bool("normalized", true);
-      const AddedToken token{normalised ? pipeline_->normalise(content) : content, id,
-                             entry.get_bool("lstrip", false), entry.get_bool("rstrip", false)};
+      const AddedToken token{.content = normalised ? pipeline_->normalise(content) : content,
+                             .id = id,
+                             .strip_left = entry.get_bool("lstrip", false),
+                             .strip_right = entry.get_bool("rstrip", false)};
       (normalised ? normalised_added_ : raw_added_).add(token);
     }
   }
@@ -203,7 +205,10 @@ class HfTokenizer final : public Tokenizer {
           fail(Exit::data, "{}a merge needs the token '{}', which is missing", entry.where(), token);
         return found->second;
       };
-      merges.push_back({id_of(left), id_of(right), id_of(left + right), static_cast<int32_t>(merges.size())});
+      merges.push_back({.left = id_of(left),
+                        .right = id_of(right),
+                        .result = id_of(left + right),
+                        .rank = static_cast<int32_t>(merges.size())});
     }
     std::unordered_map<std::string, int32_t> symbols;
     std::string bytes;

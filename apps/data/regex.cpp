@@ -49,7 +49,7 @@ Regex::Regex(const std::string& pattern, bool literal, const std::string& where)
     : code_(std::make_unique<Code>()) {
   int error = 0;
   PCRE2_SIZE at = 0;
-  const OnigurumaPattern own = literal ? OnigurumaPattern{pattern, false} : from_oniguruma(pattern, where);
+  const OnigurumaPattern own = literal ? OnigurumaPattern{.pcre = pattern} : from_oniguruma(pattern, where);
   // In Ruby's syntax ^ and $ match at every line.
   const uint32_t options = PCRE2_UTF | (literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_MULTILINE);
   code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.pcre.data()), own.pcre.size(), options, &error,

@@ -114,14 +114,14 @@ std::vector<Tokenizer::File> sentencepiece_companions(const SentencePieceModel& 
                                               {"post_processor", nullptr},
                                               {"decoder", decoder_of(model)},
                                               {"model", bpe_of(model, unknown)}});
-    files.push_back({"tokenizer.json", json.dump() + "\n", true});
+    files.push_back({.name = "tokenizer.json", .content = json.dump() + "\n", .derived = true});
   } else {
     // Its defaults for these two are not in the vocabulary and would add to it.
     config.set("pad_token", unknown);
     config.set("sep_token", eos >= 0 ? name(eos) : JsonValue(unknown));
-    files.push_back({"spiece.model", bytes, true});
+    files.push_back({.name = "spiece.model", .content = bytes, .derived = true});
   }
-  files.push_back({"tokenizer_config.json", config.dump(1) + "\n", true});
+  files.push_back({.name = "tokenizer_config.json", .content = config.dump(1) + "\n", .derived = true});
   files.push_back({"special_tokens_map.json", special.dump(1) + "\n", true});
   return files;
 }

@@ -162,7 +162,10 @@ std::vector<BpeModel::Merge> sentencepiece_merges(const Model& model) {
     for (size_t at = 0; next_character(text, at), at < text.size();) {
       const auto left = ids.find(text.substr(0, at)), right = ids.find(text.substr(at));
       if (left != ids.end() && right != ids.end())
-        merges.push_back({left->second, right->second, order[rank], static_cast<int32_t>(rank)});
+        merges.push_back({.left = left->second,
+                          .right = right->second,
+                          .result = order[rank],
+                          .rank = static_cast<int32_t>(rank)});
     }
   }
   return merges;

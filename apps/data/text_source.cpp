@@ -85,7 +85,9 @@ InputFile describe(const fs::path& path, const std::string& jsonl_key) {
   std::error_code error;
   const auto bytes = fs::file_size(path, error);
   if (error) fail(Exit::no_input, "{}: cannot read: {}", path.string(), error.message());
-  InputFile file{path.string(), static_cast<int64_t>(bytes), compression_of(path.string())};
+  InputFile file{.path = path.string(),
+                 .bytes = static_cast<int64_t>(bytes),
+                 .compression = compression_of(path.string())};
   const fs::path name = file.compression == Compression::none ? path : path.stem();
   if (name.extension() == ".parquet")
     fail(Exit::data,
@@ -217,12 +219,17 @@ void read_chunks(const InputFile& input, const std::function<bool(TextChunk&&)>&
                  ? ""
                  : fmt::format(", out of {} on disk", human_bytes(static_cast<uint64_t>(input.bytes))));
     }
-    take({&input, 1, 0, stream.file_position(), true, std::move(text)});
+    take({.file = &input, .file_bytes = stream.file_position(), .last = true, .text = std::move(text)});
     return;
   }
   int64_t line = 1, read = 0;
   read_lines(stream, input, [&](std::string&& text, int64_t offset, bool last) {
-    TextChunk chunk{&input, line, offset, stream.file_position() - read, last, std::move(text)};
+    TextChunk chunk{.file = &input,
+                    .first_line = line,
+                    .offset = offset,
+                    .file_bytes = stream.file_position() - read,
+                    .last = last,
+                    .text = std::move(text)};
     read = stream.file_position();
     line += std::count(chunk.text.begin(), chunk.text.end(), '\n');
     return take(std::move(chunk));

@@ -33,7 +33,7 @@ struct TextChunk {
   int64_t offset = 0;      ///< in the (decompressed) text
   int64_t file_bytes = 0;  ///< read from the file for it
   bool last = false;       ///< of its file
-  std::string text;
+  std::string text = {};
 };
 
 /// Reads a file as one or more chunks; `take` returns false to stop. Memory is bounded whatever a compressed

@@ -16,7 +16,7 @@ std::span<const std::string_view> LanguageModeling::metrics() const {
 
 void LanguageModeling::add_metrics(ops::Exec& exec, const model::MicroBatch&, const Tensor& log_prob,
                                    const Tensor& sums) {
-  ops::add_sum(exec, {log_prob, sums});
+  ops::add_sum(exec, {.x = log_prob, .out = sums});
 }
 
 }  // namespace nrl::engine

@@ -62,7 +62,7 @@ Block::Block(const LayerContext& c, int layer, const LayerParameters& p, DType d
   ports_.d_out = slot({.name = "d_out", .width = m.hidden, .dtype = dtype, .port = true});
   d_middle_ = slot({.name = "d_residual", .width = m.hidden, .dtype = dtype});
   ports_.d_x = slot({.name = "d_x", .width = m.hidden, .dtype = dtype});
-  const Stream in{ports_.x, ports_.residual, layer - 1, DropoutSite::mlp};
+  const Stream in{.x = ports_.x, .residual = ports_.residual, .layer = layer - 1, .site = DropoutSite::mlp};
   attention_.emplace(m, dtype, add_, layer, p, in, d_middle_, ports_.d_x);
   mlp_.emplace(m, dtype, add_, layer, p, attention_->stream(), fuse_gelu, ports_.d_out, d_middle_);
   ports_.out = mlp_->stream().x;
@@ -91,7 +91,10 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, DType dtype, 
   ports_.x = slot({.name = "x", .width = m.hidden, .dtype = dtype, .port = true});
   ports_.residual = slot({.name = "residual in", .width = m.hidden, .dtype = dtype, .port = true});
   ports_.d_x = slot({.name = "d_x", .width = m.hidden, .dtype = dtype});
-  const Stream in{ports_.x, ports_.residual, static_cast<int>(m.layers) - 1, DropoutSite::mlp};
+  const Stream in{.x = ports_.x,
+                  .residual = ports_.residual,
+                  .layer = static_cast<int>(m.layers) - 1,
+                  .site = DropoutSite::mlp};
   norm_.emplace(
       m, dtype, [this](const memory::SlotSpec& s) { return slot(s); }, in, parameters.final_norm,
       parameters.final_norm_bias);

@@ -8,7 +8,12 @@ using memory::Pass;
 
 bool Run::enter(Pass pass, memory::Modes modes, std::string_view name, Reads reads, const Writes& writes) {
   if (table_) {
-    table_->add(memory::Step{name, pass, modes, reads.set, writes.set, writes.take_over});
+    table_->add(memory::Step{.name = name,
+                             .pass = pass,
+                             .modes = modes,
+                             .reads = reads.set,
+                             .writes = writes.set,
+                             .take_over = writes.take_over});
     return false;
   }
   const int step = cursor_++;

@@ -24,7 +24,8 @@ double approximate_parameters(const ModelSpec& m) {
 
 ModelSize most_unusual_size(const ModelSpec& m) {
   const auto size = [](std::string_view key, std::string_view gpt2_key, int64_t value, double published) {
-    return ModelSize{key, gpt2_key, value, static_cast<double>(value) / published};
+    return ModelSize{
+        .key = key, .gpt2_key = gpt2_key, .value = value, .ratio = static_cast<double>(value) / published};
   };
   const ModelSize sizes[] = {size("vocab_size", "", m.vocab_size, 262144),
                              size("hidden_size", "n_embd", m.hidden, 16384),

@@ -25,7 +25,7 @@ Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows)
         of_slots.push_back(slots[s].port ? -1 : static_cast<int>(places.size()));
         if (slots[s].port) continue;
         for (const bool again : {false, true})
-          places.push_back({static_cast<int>(l), static_cast<int>(s), again});
+          places.push_back({.layer = static_cast<int>(l), .slot = static_cast<int>(s), .again = again});
       }
     }
     const auto link = [&](size_t layer, Slot port, size_t other, Slot slot) {
@@ -48,9 +48,9 @@ int Stage::add_program(memory::Mode mode, std::vector<int> stashes) {
             chunks_.size());
   Program program{mode, {}};
   for (size_t c = 0; c < chunks_.size(); ++c)
-    program.frames.emplace_back(
-        static_cast<size_t>(stashes[c]),
-        Frame{std::vector<int>(places_[c].size(), -1), {}, std::vector<SlotSet>(chunks_[c].size())});
+    program.frames.emplace_back(static_cast<size_t>(stashes[c]),
+                                Frame{.buffers = std::vector<int>(places_[c].size(), -1),
+                                      .made = std::vector<SlotSet>(chunks_[c].size())});
   programs_.push_back(std::move(program));
   return static_cast<int>(programs_.size()) - 1;
 }

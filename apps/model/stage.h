@@ -20,7 +20,7 @@ namespace nrl::model {
 /// backward passes make it again.
 struct Frame {
   std::vector<int> buffers;           ///< numbers in the Liveness; -1: never used
-  std::vector<Tensor> tensors;        ///< the same, bound
+  std::vector<Tensor> tensors = {};   ///< the same, bound
   std::vector<memory::SlotSet> made;  ///< by layer: what this microbatch's backward pass made again already
 };
 

@@ -18,8 +18,8 @@ using AddSlot = std::function<Slot(const memory::SlotSpec&)>;
 /// named by (layer, site). No residual: x is the whole stream.
 struct Stream {
   Slot x, residual;
-  int layer = 0;
-  DropoutSite site = DropoutSite::mlp;
+  int layer;
+  DropoutSite site;
 };
 
 /// sum = dropout(x) + residual; out = norm(sum). The first step of every sublayer and of the head.
@@ -51,7 +51,9 @@ class Attention {
   void forward(Run& r);
   void backward(Run& r);
 
-  Stream stream() const { return {out_, norm_.sum, layer_, DropoutSite::attention}; }
+  Stream stream() const {
+    return {.x = out_, .residual = norm_.sum, .layer = layer_, .site = DropoutSite::attention};
+  }
 
  private:
   /// Columns of the fused projection (or of its normed and rotated copy) as heads.
@@ -90,7 +92,9 @@ class Mlp {
   void forward(Run& r);
   void backward(Run& r);
 
-  Stream stream() const { return {out_, norm_.sum, layer_, DropoutSite::mlp}; }
+  Stream stream() const {
+    return {.x = out_, .residual = norm_.sum, .layer = layer_, .site = DropoutSite::mlp};
+  }
 
  private:
   const ModelSpec& spec_;

@@ -11,7 +11,8 @@ int run_checkpoint_verify(const CheckpointArgs& args) {
   if (!is_directory(args.directory)) fail(Exit::no_input, "{}: no such directory", args.directory);
   std::vector<CheckpointEntry> entries;
   if (path_exists(join_path(args.directory, kManifestName))) {
-    entries.push_back({0, args.directory, validate_checkpoint(args.directory, Validation::full)});
+    entries.push_back(
+        {.path = args.directory, .problems = validate_checkpoint(args.directory, Validation::full)});
   } else {
     entries = list_checkpoints(args.directory, Validation::full);
   }

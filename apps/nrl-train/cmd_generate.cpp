@@ -62,7 +62,8 @@ int run_generate(const GenerateArgs& args) {
     std::fflush(stdout);
   };
   print(args.prompt);
-  generator.run({args.temperature, args.top_k, args.top_p, args.seed}, print);
+  generator.run(
+      {.temperature = args.temperature, .top_k = args.top_k, .top_p = args.top_p, .seed = args.seed}, print);
   std::fputc('\n', stdout);
   return 0;
 }

@@ -26,15 +26,23 @@ std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::Parameter
   if (g.sharded()) {
     for (const ShardPiece& piece : g.layout.pieces(o.shard_rank)) {
       const int p = g.parameters[static_cast<size_t>(piece.param)];
-      owned.push_back({p, piece.in_param.begin, piece.in_param.size(), piece.in_flat, piece.in_shard,
-                       first_copy(at(list, p), o)});
+      owned.push_back({.parameter = p,
+                       .offset = piece.in_param.begin,
+                       .count = piece.in_param.size(),
+                       .flat = piece.in_flat,
+                       .state = piece.in_shard,
+                       .counted = first_copy(at(list, p), o)});
     }
     return owned;
   }
   for (size_t i = 0; i < g.parameters.size(); ++i) {
     const Parameter& p = at(list, g.parameters[i]);
     const int64_t start = g.layout.place(static_cast<int>(i)).start;
-    owned.push_back({g.parameters[i], 0, p.numel(), start, start, o.shard_rank == 0 && first_copy(p, o)});
+    owned.push_back({.parameter = g.parameters[i],
+                     .count = p.numel(),
+                     .flat = start,
+                     .state = start,
+                     .counted = o.shard_rank == 0 && first_copy(p, o)});
   }
   return owned;
 }
@@ -82,7 +90,7 @@ std::vector<int64_t> update_chunks(const ParamGroup& g, const model::ParameterLi
         continue;
       }
     }
-    ranges.push_back({r.flat, r.state, r.count, rates});
+    ranges.push_back({.flat = r.flat, .state = r.state, .count = r.count, .rates = rates});
   }
   return ops::adamw_chunks(ranges);
 }

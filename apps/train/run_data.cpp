@@ -18,8 +18,8 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
   const bool separate = &own == &config.data.validation;
   data::DatasetOptions o;
   for (size_t i = 0; i < own.data_path.size(); ++i)
-    o.sources.push_back(
-        {own.data_path[i], own.weights ? std::optional((*own.weights)[i]) : std::nullopt, {}});
+    o.sources.push_back({.prefix = own.data_path[i],
+                         .weight = own.weights ? std::optional((*own.weights)[i]) : std::nullopt});
   if (config.data.split && !separate) {
     o.split = *config.data.split;
     o.part = part;

@@ -42,7 +42,8 @@ FlatBuckets::FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements,
     }
     Bucket& b = buckets_.back();
     const int64_t offset = round_up(b.used, kParamAlign);
-    places_[static_cast<size_t>(i)] = {static_cast<int>(buckets_.size()) - 1, offset, b.start + offset};
+    places_[static_cast<size_t>(i)] = {
+        .bucket = static_cast<int>(buckets_.size()) - 1, .offset = offset, .start = b.start + offset};
     if (__builtin_add_overflow(offset, p.numel, &b.used))
       fail(Exit::config, "the parameters of one rank overflow the flat buffer");
     b.params.push_back(i);
@@ -85,7 +86,11 @@ std::vector<ShardPiece> FlatBuckets::pieces(int shard_rank) const {
       const int64_t start = place(p).start;
       const int64_t from = std::max(own.begin, start);
       const int64_t to = std::min(own.end, start + params_[static_cast<size_t>(p)].numel);
-      if (from < to) out.push_back({p, {from - start, to - start}, from, base + from - own.begin});
+      if (from < to)
+        out.push_back({.param = p,
+                       .in_param = {from - start, to - start},
+                       .in_flat = from,
+                       .in_shard = base + from - own.begin});
     }
     base += own.size();
   }

@@ -102,10 +102,12 @@ struct ShardingStrategy {
 };
 
 namespace sharding {
-inline constexpr ShardingStrategy ddp{"ddp", false, false, false};
-inline constexpr ShardingStrategy optim{"optim", false, false, true};
-inline constexpr ShardingStrategy optim_grads{"optim_grads", false, true, true};
-inline constexpr ShardingStrategy optim_grads_params{"optim_grads_params", true, true, true};
+inline constexpr ShardingStrategy ddp{.name = "ddp"};
+inline constexpr ShardingStrategy optim{.name = "optim", .optimizer_state = true};
+inline constexpr ShardingStrategy optim_grads{
+    .name = "optim_grads", .gradients = true, .optimizer_state = true};
+inline constexpr ShardingStrategy optim_grads_params{
+    .name = "optim_grads_params", .parameters = true, .gradients = true, .optimizer_state = true};
 inline constexpr ShardingStrategy all[] = {ddp, optim, optim_grads, optim_grads_params};
 }  // namespace sharding
 

@@ -76,8 +76,11 @@ class Completion {
         // On one rank, copy the gradient now: this stash's next microbatch will overwrite it.
         if (!sends() && !first(a.chunk)) {
           const int before = a.chunk - 1;
-          add(Kind::receive_backward, {Kind::backward, before, a.microbatch,
-                                       a.microbatch % schedule_.stashes[static_cast<size_t>(before)]});
+          add(Kind::receive_backward,
+              {.kind = Kind::backward,
+               .chunk = before,
+               .microbatch = a.microbatch,
+               .stash = a.microbatch % schedule_.stashes[static_cast<size_t>(before)]});
         }
         break;
       default:
@@ -87,7 +90,8 @@ class Completion {
   }
 
   void add(Kind kind, const Action& of) {
-    schedule_.actions.push_back({kind, of.chunk, of.microbatch, of.stash});
+    schedule_.actions.push_back(
+        {.kind = kind, .chunk = of.chunk, .microbatch = of.microbatch, .stash = of.stash});
   }
 
   void send(Kind kind, const Action& of) {

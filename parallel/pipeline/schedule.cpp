@@ -15,8 +15,10 @@ using Computation = std::vector<Action>;
 Computation single(const ScheduleOptions& o, int) {
   Computation out;
   for (int m = 0; m < o.microbatches; ++m) {
-    for (int c = 0; c < o.chunks_per_stage; ++c) out.push_back({Kind::forward, c, m});
-    for (int c = o.chunks_per_stage - 1; c >= 0; --c) out.push_back({Kind::backward, c, m});
+    for (int c = 0; c < o.chunks_per_stage; ++c)
+      out.push_back({.kind = Kind::forward, .chunk = c, .microbatch = m});
+    for (int c = o.chunks_per_stage - 1; c >= 0; --c)
+      out.push_back({.kind = Kind::backward, .chunk = c, .microbatch = m});
   }
   return out;
 }
@@ -42,7 +44,7 @@ std::vector<std::pair<int, int>> grouped(const ScheduleOptions& o) {
 
 Computation forward_only(const ScheduleOptions& o, int) {
   Computation out;
-  for (const auto& [c, m] : grouped(o)) out.push_back({Kind::forward, c, m});
+  for (const auto& [c, m] : grouped(o)) out.push_back({.kind = Kind::forward, .chunk = c, .microbatch = m});
   return out;
 }
 
@@ -50,10 +52,11 @@ Computation forward_only(const ScheduleOptions& o, int) {
 Computation one_f_one_b(const ScheduleOptions& o, int stage) {
   const int warm_up = std::min(o.stages - 1 - stage, o.microbatches);
   Computation out;
-  for (int m = 0; m < warm_up; ++m) out.push_back({Kind::forward, 0, m});
+  for (int m = 0; m < warm_up; ++m) out.push_back({.kind = Kind::forward, .chunk = 0, .microbatch = m});
   for (int m = 0; m < o.microbatches; ++m) {
-    if (m + warm_up < o.microbatches) out.push_back({Kind::forward, 0, m + warm_up});
-    out.push_back({Kind::backward, 0, m});
+    if (m + warm_up < o.microbatches)
+      out.push_back({.kind = Kind::forward, .chunk = 0, .microbatch = m + warm_up});
+    out.push_back({.kind = Kind::backward, .chunk = 0, .microbatch = m});
   }
   return out;
 }
@@ -68,11 +71,11 @@ Computation interleaved(const ScheduleOptions& o, int stage) {
   for (int k = 0; k < total + warm_up; ++k) {
     if (k < total) {
       const auto [c, m] = order[static_cast<size_t>(k)];
-      out.push_back({Kind::forward, c, m});
+      out.push_back({.kind = Kind::forward, .chunk = c, .microbatch = m});
     }
     if (k >= warm_up) {
       const auto [c, m] = order[static_cast<size_t>(k - warm_up)];
-      out.push_back({Kind::backward, o.chunks_per_stage - 1 - c, m});
+      out.push_back({.kind = Kind::backward, .chunk = o.chunks_per_stage - 1 - c, .microbatch = m});
     }
   }
   return out;
@@ -86,10 +89,11 @@ Computation zb_h1(const ScheduleOptions& o, int stage) {
     out.push_back(a);
     if (a.kind == Kind::forward) continue;
     out.back().kind = Kind::backward_data;
-    if (a.microbatch >= stage) out.push_back({Kind::backward_weight, 0, a.microbatch - stage});
+    if (a.microbatch >= stage)
+      out.push_back({.kind = Kind::backward_weight, .chunk = 0, .microbatch = a.microbatch - stage});
   }
   for (int m = std::max(0, o.microbatches - stage); m < o.microbatches; ++m)
-    out.push_back({Kind::backward_weight, 0, m});
+    out.push_back({.kind = Kind::backward_weight, .chunk = 0, .microbatch = m});
   return out;
 }
 

@@ -61,11 +61,13 @@ std::string escaped(std::string_view text) {
 }
 
 struct TableRow {
-  std::string run, steps, tokens, first_loss, last_loss, best_val, rate;
+  std::string run, steps, tokens;
+  std::string first_loss = "-", last_loss = "-", best_val = "-", rate = "-";
 };
 
 TableRow row_of(const RunHistory& r) {
-  TableRow row{r.name, grouped(r.last_step), human_count(static_cast<double>(r.tokens)), "-", "-", "-", "-"};
+  TableRow row{
+      .run = r.name, .steps = grouped(r.last_step), .tokens = human_count(static_cast<double>(r.tokens))};
   if (!r.loss.points.empty()) {
     row.first_loss = fmt::format("{:.4f}", r.loss.points.front().value);
     row.last_loss = fmt::format("{:.4f}", r.loss.tail_mean(10));
