@@ -1,6 +1,7 @@
 #include "memory/plan.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <queue>
 
@@ -48,7 +49,7 @@ class Overlaps {
 BufferId MemoryPlan::add(std::string name, Category category, int64_t bytes, Tier tier) {
   NRL_CHECK(!solved_ && bytes >= 0, "buffer {}", name);
   const int64_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  buffers_.push_back({std::move(name), category, tier, rounded, 0, {}});
+  buffers_.push_back({.name = std::move(name), .category = category, .tier = tier, .bytes = rounded});
   return static_cast<BufferId>(buffers_.size()) - 1;
 }
 
@@ -126,8 +127,10 @@ Arenas::Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHa
     device_[t] = device::Memory(device, kind, static_cast<size_t>(plan.bytes(tier)));
     blocks_[t] = {device_[t].data(), plan.bytes(tier)};
   }
-  const Block& block = blocks_[static_cast<size_t>(Tier::device)];
-  if (block.size > 0) device.fill(block.data, 0, static_cast<size_t>(block.size), stream);
+  const auto block = [this](Tier tier) { return blocks_[static_cast<size_t>(tier)]; };
+  if (const Block b = block(Tier::device); b.size > 0)
+    device.fill(b.data, 0, static_cast<size_t>(b.size), stream);
+  if (const Block b = block(Tier::pinned); b.size > 0) std::memset(b.data, 0, static_cast<size_t>(b.size));
 }
 
 void* Arenas::at(const MemoryPlan& plan, BufferId id) const {

@@ -54,8 +54,9 @@ class MemoryPlan {
     std::string name;
     Category category;
     Tier tier;
-    int64_t bytes, offset;
-    std::vector<Lifetime> lifetimes;  ///< ascending, disjoint; empty: always alive
+    int64_t bytes;
+    int64_t offset = 0;                    ///< in its tier's arena, once solved
+    std::vector<Lifetime> lifetimes = {};  ///< ascending, disjoint; empty: always alive
     bool always() const { return lifetimes.empty(); }
   };
 
@@ -96,8 +97,8 @@ class Arenas {
   Arenas() = default;
   /// In host memory. The plan must use Tier::device only.
   explicit Arenas(const MemoryPlan& plan);
-  /// On a device, which must outlive the arenas; zeroed in stream order. Fails with Exit::out_of_memory and
-  /// the planned size when the device has less.
+  /// On a device, which must outlive the arenas; its memory is zeroed in the order of `stream`. Fails with
+  /// Exit::out_of_memory and the planned size when the device has less.
   Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream);
   /// Address of a planned buffer.
   void* at(const MemoryPlan& plan, BufferId id) const;

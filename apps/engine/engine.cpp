@@ -25,7 +25,8 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
     : plan_(std::move(plan)), options_(options), dp_(&dp), exec_(exec) {
   allocate();
   step_scalars_ = make_tensor(arenas_.at(plan_->memory, plan_->scalars), DType::f64, {S::count});
-  scalars_ = StepScalars(step_scalars_, exec_);
+  void* host = exec_.device ? arenas_.at(plan_->memory, plan_->host_scalars) : nullptr;
+  scalars_ = StepScalars(step_scalars_, static_cast<double*>(host), exec_);
   bind();
   const std::vector<comm::Communicator*> shards(groups_.size(), &dp);
   reducer_ = std::make_unique<GroupReducer>(groups_, shards, options.overlap_grad_reduce,

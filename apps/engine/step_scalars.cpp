@@ -16,15 +16,15 @@ static_assert(S::learning_rate + 1 == S::updates);
 
 }  // namespace
 
-StepScalars::StepScalars(const Tensor& scalars, ops::Exec& exec) : scalars_(scalars), exec_(&exec) {
+StepScalars::StepScalars(const Tensor& scalars, double* host, ops::Exec& exec)
+    : scalars_(scalars), exec_(&exec), host_(host) {
   if (!exec.device) return;
-  pinned_ = device::Memory(*exec.device, device::Memory::Kind::pinned, slots * bytes);
   for (device::Event& event : back_) event = device::Event(*exec.device);
 }
 
 double* StepScalars::slot(int64_t step) const {
   if (!exec_->device) return scalars_.ptr<double>();
-  return reinterpret_cast<double*>(pinned_.data() + static_cast<size_t>(step % slots) * bytes);
+  return host_ + step % slots * S::count;
 }
 
 void StepScalars::restore(int64_t updates, int64_t skipped_in_a_row) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 
+#include "apps/plan/run_plan.h"
 #include "core/device/runtime.h"
 #include "core/ops/exec.h"
 #include "core/ops/step.h"
@@ -23,8 +24,9 @@ struct StepResult {
 class StepScalars {
  public:
   StepScalars() = default;
-  /// `scalars` is (ops::StepScalar::count) f64 in the exec's memory; both outlive this.
-  StepScalars(const Tensor& scalars, ops::Exec& exec);
+  /// `scalars` is (ops::StepScalar::count) f64 in the exec's memory. `host`: where the steps in flight have
+  /// theirs on a GPU, plan::max_steps_in_flight times as much pinned memory; null on a CPU. All outlive this.
+  StepScalars(const Tensor& scalars, double* host, ops::Exec& exec);
 
   /// The counters of an earlier run.
   void restore(int64_t updates, int64_t skipped_in_a_row);
@@ -36,12 +38,12 @@ class StepScalars {
   StepResult collect();
 
  private:
-  static constexpr int slots = 2;
+  static constexpr int slots = plan::max_steps_in_flight;
   double* slot(int64_t step) const;  // host memory of a step
 
   Tensor scalars_;
   ops::Exec* exec_ = nullptr;
-  device::Memory pinned_;
+  double* host_ = nullptr;
   device::Event back_[slots];
   int64_t begun_ = 0;
   int in_flight_ = 0;

@@ -36,16 +36,21 @@ BatchCounts count(const data::MicroBatch& batch, int64_t window) {
 }
 
 BatchCounts operator+(const BatchCounts& a, const BatchCounts& b) {
-  return {a.tokens + b.tokens, a.loss_tokens + b.loss_tokens, a.pairs + b.pairs};
+  return {.tokens = a.tokens + b.tokens,
+          .loss_tokens = a.loss_tokens + b.loss_tokens,
+          .pairs = a.pairs + b.pairs};
 }
 
 BatchTensors::BatchTensors(memory::MemoryPlan& plan, const BatchShape& shape)
     : shape_(shape), tensors_(static_cast<size_t>(shape.microbatches)) {
   const int64_t n = shape.tokens();
   header_ = aligned((shape.weights ? shape.microbatches : 1) * n * 4);
-  block_bytes_ = header_ + aligned(8) + shape.microbatches * input_bytes();
+  block_bytes_ = header_ + aligned(8) + aligned(shape.microbatches * input_bytes());
   block_id_ = plan.add("token weights, tokens and targets", Category::data, block_bytes_);
   if (!shape.positions) positions_id_ = plan.add("positions", Category::data, n * 4);
+  if (shape.staged)
+    staging_id_ =
+        plan.add("batches on their way to the GPU", Category::data, 2 * block_bytes_, memory::Tier::pinned);
   if (!shape.bounds) bounds_id_ = plan.add("sequence bounds", Category::data, (shape.sequences + 1) * 4);
 }
 
@@ -65,7 +70,7 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
   const int64_t n = shape_.tokens();
   model::MicroBatch common;
   common.step = make_tensor(block_ + header_, DType::i64, {1});
-  common.lengths = {shape_.length, !shape_.bounds};
+  common.lengths = {.longest = shape_.length, .equal = !shape_.bounds};
   if (!shape_.positions) {
     std::vector<int32_t> positions(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i)
@@ -91,20 +96,21 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
     if (shape_.bounds) m.cu_seqlens = make_tensor(more, DType::i32, {room(0) + 1});
     next += input_bytes();
   }
-  if (!exec.device) return;
-  pinned_ = device::Memory(*exec.device, device::Memory::Kind::pinned, static_cast<size_t>(2 * block_bytes_));
+  NRL_CHECK(shape_.staged == (exec.device != nullptr));
+  if (!shape_.staged) return;
+  pinned_ = static_cast<std::byte*>(arenas.at(plan, staging_id_));
   for (device::Event& event : copied_) event = device::Event(*exec.device);
 }
 
 std::byte* BatchTensors::staging() const {
-  return pinned_.data() ? pinned_.data() + turn_ * block_bytes_ : block_;
+  return pinned_ ? pinned_ + turn_ * block_bytes_ : block_;
 }
 
 void BatchTensors::fill(int64_t microbatch, const data::MicroBatch& batch, int64_t first_sample) {
   const auto n = static_cast<size_t>(shape_.tokens());
   NRL_CHECK(microbatch == filled_ && microbatch < shape_.microbatches && batch.tokens.size() == n &&
             batch.targets.size() == n && batch.positions.size() == (shape_.positions ? n : 0));
-  if (microbatch == 0 && pinned_.data()) copied_[turn_].synchronize();
+  if (microbatch == 0 && pinned_) copied_[turn_].synchronize();
   std::byte* at = staging() + header_ + aligned(8) + microbatch * input_bytes();
   const auto put = [&](const std::vector<int32_t>& values) {
     if (values.empty()) return;  // no address to copy from
@@ -141,7 +147,7 @@ void BatchTensors::commit(int64_t step, int64_t loss_tokens) {
   }
   const int64_t begin = weigh ? 0 : header_, end = header_ + aligned(8) + filled_ * input_bytes();
   filled_ = 0;
-  if (!pinned_.data()) return;
+  if (!pinned_) return;
   exec_->device->copy(block_ + begin, host + begin, static_cast<size_t>(end - begin),
                       device::CopyKind::host_to_device, exec_->stream);
   copied_[turn_].record(exec_->stream);

@@ -17,6 +17,7 @@ struct BatchShape {
   bool positions = false;  ///< every batch has positions of its own, else 0 .. length - 1
   bool bounds = false;     ///< every batch has sequence bounds of its own, else one sequence a sample
   bool weights = false;    ///< every microbatch has token weights of its own, else all share one tensor
+  bool staged = false;     ///< filled in pinned memory and copied from there: on a GPU
   int64_t tokens() const { return sequences * length; }
 };
 
@@ -62,13 +63,13 @@ class BatchTensors {
   int64_t room(int64_t sequences) const;
 
   BatchShape shape_;
-  memory::BufferId block_id_ = -1, positions_id_ = -1, bounds_id_ = -1;
+  memory::BufferId block_id_ = -1, positions_id_ = -1, bounds_id_ = -1, staging_id_ = -1;
   int64_t block_bytes_ = 0, header_ = 0;  // size of the block; where the step's number lies in it
   std::vector<model::MicroBatch> tensors_;
   std::byte* block_ = nullptr;  // in the device's memory: weights, step, inputs of each microbatch
   ops::Exec* exec_ = nullptr;
-  // Two pinned blocks in turns; `copied_` says when a block may be written again.
-  device::Memory pinned_;
+  // Where the shape is staged: two pinned blocks in turns; `copied_` says when a block may be written again.
+  std::byte* pinned_ = nullptr;
   device::Event copied_[2];
   int turn_ = 0;
   int64_t filled_ = 0;        // microbatches since the last commit

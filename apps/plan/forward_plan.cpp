@@ -23,8 +23,10 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
       [&](const std::string&) { return GroupOptions{.strategy = sharding::ddp, .weight = p.recipe.weights}; },
       p.memory);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
-  p.tensors = std::make_unique<BatchTensors>(
-      p.memory, BatchShape{.sequences = options.micro_batch, .length = options.sequence_length});
+  p.tensors =
+      std::make_unique<BatchTensors>(p.memory, BatchShape{.sequences = options.micro_batch,
+                                                          .length = options.sequence_length,
+                                                          .staged = options.device == DeviceType::cuda});
   model::DecoderOptions decoder;
   decoder.tokens = options.micro_batch * options.sequence_length;
   decoder.max_sequence = options.sequence_length;

@@ -62,14 +62,19 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   int64_t largest = 0;
   for (const ParamGroup& g : p.groups) largest = std::max(largest, g.layout.total());
 
+  const bool gpu = device == DeviceType::cuda;
   p.scalars = p.memory.add("step scalars", Category::data, ops::StepScalar::count * 8);
+  if (gpu)
+    p.host_scalars = p.memory.add("scalars of the steps in flight", Category::data,
+                                  max_steps_in_flight * ops::StepScalar::count * 8, memory::Tier::pinned);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
   p.tensors = std::make_unique<BatchTensors>(p.memory, BatchShape{.microbatches = batch.accumulation,
                                                                   .sequences = batch.micro,
                                                                   .length = p.sequence_length,
                                                                   .positions = config.data.reset_position_ids,
                                                                   .bounds = config.data.reset_attention_mask,
-                                                                  .weights = own_weights});
+                                                                  .weights = own_weights,
+                                                                  .staged = gpu});
   const auto microbatches = static_cast<int>(batch.accumulation);
   const model::DecoderOptions options{
       .tokens = batch.micro * p.sequence_length,

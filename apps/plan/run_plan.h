@@ -15,6 +15,9 @@
 
 namespace nrl::plan {
 
+/// Steps of an engine whose results are not collected yet (engine::StepScalars).
+inline constexpr int max_steps_in_flight = 2;
+
 struct RunPlan {
   model::ModelSpec spec;
   model::ParameterList parameters;
@@ -27,7 +30,7 @@ struct RunPlan {
 
   memory::MemoryPlan memory;
   std::vector<ParamGroup> groups;
-  memory::BufferId scalars = -1, evaluation = -1;
+  memory::BufferId scalars = -1, host_scalars = -1, evaluation = -1;
   std::unique_ptr<BatchTensors> tensors;
   std::unique_ptr<model::Decoder> decoder;
 };

@@ -139,6 +139,7 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
         plan.memory.bytes(category) + (category == memory::Category::data ? counted_order : 0));
   }
   row("total", plan.memory.total_bytes() + counted_order);
+  if (const int64_t pinned = plan.memory.bytes(memory::Tier::pinned); pinned > 0) row("pinned host", pinned);
   for (size_t i = 1; i < ranks.size(); ++i) {
     const memory::MemoryPlan& memory = ranks[i].plan->memory;
     std::string less;
@@ -163,8 +164,9 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
   if (!buffers) return;
   for (const auto& buffer : plan.memory.buffers())
     if (buffer.bytes > 0)
-      log::info("  {:<12} {:>14} at {:>14}  {}", memory::name_of(buffer.category), grouped(buffer.bytes),
-                grouped(buffer.offset), buffer.name);
+      log::info("  {:<12} {:>14} at {:>14}  {}{}", memory::name_of(buffer.category), grouped(buffer.bytes),
+                grouped(buffer.offset), buffer.name,
+                buffer.tier == memory::Tier::pinned ? " (pinned host memory)" : "");
 }
 
 }  // namespace nrl::train
