@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 
@@ -54,6 +55,7 @@ __device__ __forceinline__ void nrl_cp_async_wait() {
 
 // The host compiler's twins of these are in fiber.h.
 #define NRL_SITE_PARAMETER
+#define NRL_SITE_ARGUMENT
 #define NRL_CHECK_ALIGNED(p, bytes) static_cast<void>(0)
 
 #else
@@ -67,31 +69,93 @@ namespace nrl::kernel {
 inline constexpr int warp = 32;
 inline constexpr unsigned all_lanes = 0xffffffffu;
 
-/// 16 bytes of elements: the unit of global memory access.
+/// Elements of T in 16 bytes, the widest global memory access.
 template <class T>
-struct alignas(16) Vec {
-  static constexpr int size = 16 / sizeof(T);
-  T e[size];
-};
-/// `p` must be aligned to 16 bytes; the simulated device checks that.
-template <class T>
-__device__ __forceinline__ Vec<T> load16(const T* p NRL_SITE_PARAMETER) {
-  NRL_CHECK_ALIGNED(p, 16);
-  const uint4 raw = *reinterpret_cast<const uint4*>(p);
-  Vec<T> v;
-  memcpy(static_cast<void*>(&v), &raw, 16);
-  return v;
-}
-template <class T>
-__device__ __forceinline__ void store16(T* p, const Vec<T>& v NRL_SITE_PARAMETER) {
-  NRL_CHECK_ALIGNED(p, 16);
-  uint4 raw;
-  memcpy(&raw, static_cast<const void*>(&v), 16);
-  *reinterpret_cast<uint4*>(p) = raw;
-}
-/// True when `p` may be accessed by load16 and store16.
+inline constexpr int per_pack = 16 / sizeof(T);
+
+/// True when `p` is aligned for a Pack of 16 bytes.
 inline bool aligned16(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0;
+}
+
+/// Two floats rounded to bf16, `low` in the lower half.
+__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
+#if defined(__CUDACC__)
+  unsigned both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+#else
+  return bf16(low).bits | (static_cast<unsigned>(bf16(high).bits) << 16);
+#endif
+}
+
+/// N consecutive elements of T in registers, zero at first: the vectorized load and store of all kernels.
+/// N is 1, or such that they take 8 bytes or a multiple of 16; the access width follows from it. Arithmetic
+/// is on floats: get() converts f32 or bf16 elements, set() rounds them once.
+template <class T, int N = per_pack<T>>
+struct Pack {
+  static constexpr int bytes = N * static_cast<int>(sizeof(T));
+  static_assert(N == 1 || bytes == 8 || bytes % 16 == 0);
+  /// What one access moves.
+  using Word = std::conditional_t<N == 1, T, std::conditional_t<bytes == 8, uint2, uint4>>;
+  static constexpr int words = bytes / static_cast<int>(sizeof(Word));
+
+  Word raw[words] = {};
+
+  /// `p` must be aligned to the access width; the simulated device checks that.
+  __device__ __forceinline__ void load(const T* p NRL_SITE_PARAMETER) {
+    if constexpr (N > 1) NRL_CHECK_ALIGNED(p, sizeof(Word));
+#pragma unroll
+    for (int w = 0; w < words; ++w) raw[w] = reinterpret_cast<const Word*>(p)[w];
+  }
+  __device__ __forceinline__ void store(T* p NRL_SITE_PARAMETER) const {
+    if constexpr (N > 1) NRL_CHECK_ALIGNED(p, sizeof(Word));
+#pragma unroll
+    for (int w = 0; w < words; ++w) reinterpret_cast<Word*>(p)[w] = raw[w];
+  }
+  __device__ __forceinline__ void get(float (&v)[N]) const {
+    if constexpr (N == 1) {
+      v[0] = static_cast<float>(raw[0]);
+    } else if constexpr (std::is_same_v<T, float>) {
+      memcpy(v, raw, sizeof v);
+    } else {
+      static_assert(std::is_same_v<T, bf16>);
+      unsigned pairs[N / 2];
+      memcpy(pairs, raw, sizeof pairs);
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) {
+        v[2 * i] = __uint_as_float(pairs[i] << 16);
+        v[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
+      }
+    }
+  }
+  __device__ __forceinline__ void set(const float (&v)[N]) {
+    if constexpr (N == 1) {
+      raw[0] = T(v[0]);
+    } else if constexpr (std::is_same_v<T, float>) {
+      memcpy(raw, v, sizeof v);
+    } else {
+      static_assert(std::is_same_v<T, bf16>);
+      unsigned pairs[N / 2];
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) pairs[i] = pack_bf16(v[2 * i], v[2 * i + 1]);
+      memcpy(raw, pairs, sizeof pairs);
+    }
+  }
+};
+
+/// N elements of memory as floats, and back; alignment as for a Pack.
+template <class T, int N>
+__device__ __forceinline__ void load_floats(const T* p, float (&v)[N] NRL_SITE_PARAMETER) {
+  Pack<T, N> pack;
+  pack.load(p NRL_SITE_ARGUMENT);
+  pack.get(v);
+}
+template <class T, int N>
+__device__ __forceinline__ void store_floats(T* p, const float (&v)[N] NRL_SITE_PARAMETER) {
+  Pack<T, N> pack;
+  pack.set(v);
+  pack.store(p NRL_SITE_ARGUMENT);
 }
 
 __device__ __forceinline__ float warp_sum(float v) {

@@ -19,7 +19,7 @@
 namespace {
 
 using nrl::kernel::all_lanes;
-using nrl::kernel::load16;
+using nrl::kernel::load_floats;
 
 constexpr int threads = 64;
 constexpr int blocks = 8;
@@ -195,8 +195,15 @@ __global__ void outside_local(float* out, bool fixed) {
   out[threadIdx.x] = values[(threadIdx.x + 1) % (fixed ? 4 : 5)];
 }
 
+/// One access of 16 bytes.
+__device__ __forceinline__ float first_of_four(const float* p) {
+  float v[4];
+  load_floats(p, v);
+  return v[0];
+}
+
 __global__ void vector_past_the_end(float* out, const float* in, bool fixed) {
-  out[threadIdx.x] = load16(in + (threadIdx.x + (fixed ? 0 : 1)) * 4).e[0];
+  out[threadIdx.x] = first_of_four(in + (threadIdx.x + (fixed ? 0 : 1)) * 4);
 }
 
 __global__ void copy_past_the_end(float* out, const float* in, bool fixed) {
@@ -209,7 +216,7 @@ __global__ void copy_past_the_end(float* out, const float* in, bool fixed) {
 }
 
 __global__ void misaligned_global(float* out, const float* in, bool fixed) {
-  out[threadIdx.x] = load16(in + threadIdx.x * 2 - threadIdx.x % 2 * (fixed ? 2 : 0)).e[0];
+  out[threadIdx.x] = first_of_four(in + threadIdx.x * 2 - threadIdx.x % 2 * (fixed ? 2 : 0));
 }
 
 __global__ void misaligned_shared(float* out, bool fixed) {
@@ -218,7 +225,7 @@ __global__ void misaligned_shared(float* out, bool fixed) {
   s[threadIdx.x] = 1;
   v[threadIdx.x] = make_float4(1, 1, 1, 1);
   __syncthreads();
-  out[threadIdx.x] = load16(fixed ? reinterpret_cast<const float*>(v) : s).e[0];
+  out[threadIdx.x] = first_of_four(fixed ? reinterpret_cast<const float*>(v) : s);
 }
 
 /// Offsets of large tensors must be computed in 64 bits.

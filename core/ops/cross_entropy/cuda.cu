@@ -69,26 +69,18 @@ struct Row {
 #pragma unroll
     for (int k = 0; k < units; ++k) {
       const int i = vector(chunk, k);
-      Vec<float> raw;
-      if (i < vectors) {
-        raw = load16(at(i));
-      } else {
-        raw = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-      }
+      float v[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+      if (i < vectors) load_floats(at(i), v);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) out[4 * k + e] = raw.e[e];
+      for (int e = 0; e < 4; ++e) out[4 * k + e] = v[e];
     }
   }
 };
 
-__device__ __forceinline__ Vec<float> vector_of(const float* x) {
-  return {x[0], x[1], x[2], x[3]};
-}
-
-/// Four elements; `p` is at an 8-byte boundary when `aligned`.
-__device__ __forceinline__ void store_low(bf16* p, const float* g, bool aligned) {
+/// Rounds four elements to bf16; `p` is at an 8-byte boundary when `aligned`.
+__device__ __forceinline__ void store_bf16(bf16* p, const float (&g)[4], bool aligned) {
   if (aligned) {
-    *reinterpret_cast<uint2*>(p) = make_uint2(pack_bf16(g[0], g[1]), pack_bf16(g[2], g[3]));
+    store_floats(p, g);
   } else {
 #pragma unroll
     for (int e = 0; e < 4; ++e) p[e] = bf16(g[e]);
@@ -98,7 +90,7 @@ __device__ __forceinline__ void store_low(bf16* p, const float* g, bool aligned)
 /// One block per row.
 template <Gradient gradient>
 __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
-  NRL_DYN_SHARED(Vec<float>, cache);
+  NRL_DYN_SHARED(Pack<float>, cache);
   const int64_t r = blockIdx.x;
   const Row row(a.logits + r * a.stride, a.v);
   const int first_kept = row.chunks - min(a.kept, row.chunks);
@@ -121,7 +113,8 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
       if (c > 0) row.load(c - 1, next);
       if (gradient != Gradient::none && c >= first_kept) {
 #pragma unroll
-        for (int k = 0; k < units; ++k) cache[place(c, k)] = vector_of(x + 4 * k);
+        for (int k = 0; k < units; ++k)
+          cache[place(c, k)].set({x[4 * k], x[4 * k + 1], x[4 * k + 2], x[4 * k + 3]});
       }
       online.add(x);
 #pragma unroll
@@ -149,9 +142,10 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
     if (chunk < first_kept) return row.load(chunk, out);
 #pragma unroll
     for (int k = 0; k < units; ++k) {
-      const Vec<float> raw = cache[place(chunk, k)];
+      float v[4];
+      cache[place(chunk, k)].get(v);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) out[4 * k + e] = raw.e[e];
+      for (int e = 0; e < 4; ++e) out[4 * k + e] = v[e];
     }
   };
   float x[4 * units] = {};
@@ -168,9 +162,9 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
       for (int e = 0; e < 4; ++e) g[e] = slope(x[4 * k + e]);
       if (i >= row.vectors) continue;
       if constexpr (gradient == Gradient::low) {
-        store_low(low + row.front + int64_t{4} * i, g, low_aligned);
+        store_bf16(low + row.front + int64_t{4} * i, g, low_aligned);
       } else {
-        store16(row.at(i), vector_of(g));
+        store_floats(row.at(i), g);
       }
     }
 #pragma unroll

@@ -2,7 +2,7 @@
 #include "core/ops/embedding/sorted.h"
 #include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/shared/gpu/units.cuh"
+#include "core/ops/shared/gpu/rows.cuh"
 #include "core/ops/shared/scratch.h"
 
 namespace nrl::ops::NRL_GPU {
@@ -13,6 +13,8 @@ using namespace kernel;
 // --- forward ---------------------------------------------------------------------------------------------
 
 constexpr int forward_warps = 8;
+/// A lane's elements at a time: 16 bytes of bf16 or 32 of f32, because table and out may differ in type.
+constexpr int unit_elements = 8;
 
 template <class W>
 struct Table {
@@ -42,14 +44,14 @@ __global__ void __launch_bounds__(forward_warps* warp)
 #pragma unroll 4
   for (int64_t u = lane; u < units; u += warp) {
     float v[unit_elements];
-    load_unit(word + u * unit_elements, v);
+    load_floats(word + u * unit_elements, v);
     if (place) {
       float add[unit_elements];
-      load_unit(place + u * unit_elements, add);
+      load_floats(place + u * unit_elements, add);
 #pragma unroll
       for (int k = 0; k < unit_elements; ++k) v[k] += add[k];
     }
-    store_unit(to + u * unit_elements, v);
+    store_floats(to + u * unit_elements, v);
   }
   for (int64_t i = units * unit_elements + lane; i < h; i += warp) {
     float v = static_cast<float>(word[i]);
@@ -202,32 +204,14 @@ Sorted sort(Exec& exec, const Memory& memory, const int32_t* ids, int64_t n, int
 
 constexpr int sum_threads = 128;
 
-/// `width` neighbouring elements in one access.
+/// sum += the elements of `pack`.
 template <class T, int width>
-struct Columns;
-template <class T>
-struct Columns<T, 1> {
-  T raw;
-  __device__ __forceinline__ void load(const T* p) { raw = *p; }
-  __device__ __forceinline__ void add_to(float (&v)[1]) const { v[0] += static_cast<float>(raw); }
-};
-template <>
-struct Columns<float, 4> {
-  float4 raw;
-  __device__ __forceinline__ void load(const float* p) { raw = *reinterpret_cast<const float4*>(p); }
-  __device__ __forceinline__ void add_to(float (&v)[4]) const {
-    v[0] += raw.x, v[1] += raw.y, v[2] += raw.z, v[3] += raw.w;
-  }
-};
-template <>
-struct Columns<bf16, 4> {
-  uint2 raw;
-  __device__ __forceinline__ void load(const bf16* p) { raw = *reinterpret_cast<const uint2*>(p); }
-  __device__ __forceinline__ void add_to(float (&v)[4]) const {
-    v[0] += __uint_as_float(raw.x << 16), v[1] += __uint_as_float(raw.x & 0xffff0000u);
-    v[2] += __uint_as_float(raw.y << 16), v[3] += __uint_as_float(raw.y & 0xffff0000u);
-  }
-};
+__device__ __forceinline__ void add_to(float (&sum)[width], const Pack<T, width>& pack) {
+  float v[width];
+  pack.get(v);
+#pragma unroll
+  for (int e = 0; e < width; ++e) sum[e] += v[e];
+}
 
 struct Target {
   float* table;
@@ -262,8 +246,8 @@ __global__ void __launch_bounds__(sum_threads)
   bool from_before = key[0] == key[1];
   float sum[width] = {};
   for (int i = 0; i < count; i += ahead) {
-    Columns<T, width> row[ahead];
-    Columns<float, width> old[ahead];
+    Pack<T, width> row[ahead];
+    Pack<float, width> old[ahead];
     bool begun = from_before;
 #pragma unroll
     for (int k = 0; k < ahead; ++k) {
@@ -276,20 +260,20 @@ __global__ void __launch_bounds__(sum_threads)
 #pragma unroll
     for (int k = 0; k < ahead; ++k) {
       if (i + k >= count) continue;
-      row[k].add_to(sum);
+      add_to(sum, row[k]);
       if (!ends(i + k)) continue;
       if (from_before) {
-        put_floats(pieces, sum);
+        store_floats(pieces, sum);
       } else {
-        old[k].add_to(sum);
-        put_floats(place(i + k), sum);
+        add_to(sum, old[k]);
+        store_floats(place(i + k), sum);
       }
       from_before = false;
 #pragma unroll
       for (int e = 0; e < width; ++e) sum[e] = 0.0f;
     }
   }
-  if (!ends(count - 1)) put_floats(from_before ? pieces : pieces + to.h, sum);
+  if (!ends(count - 1)) store_floats(from_before ? pieces : pieces + to.h, sum);
 }
 
 /// Grid (groups, column slices): the run that begins in the group and leaves it, piece by piece.
@@ -311,19 +295,19 @@ __global__ void __launch_bounds__(sum_threads) join_pieces_kernel(Sorted s, Targ
     (s.keys[middle * group] == key ? low : end) = middle;
   }
   float sum[width] = {};
-  Columns<float, width> piece;
+  Pack<float, width> piece;
   piece.load(to.pieces + (2 * after - 1) * to.h + column);
-  piece.add_to(sum);
+  add_to(sum, piece);
 #pragma unroll 8
   for (int64_t g = after; g < end; ++g) {
-    Columns<float, width> part;
+    Pack<float, width> part;
     part.load(to.pieces + 2 * g * to.h + column);
-    part.add_to(sum);
+    add_to(sum, part);
   }
   float* place = to.table + key * to.step + column;
   piece.load(place);
-  piece.add_to(sum);
-  put_floats(place, sum);
+  add_to(sum, piece);
+  store_floats(place, sum);
 }
 
 template <class T, int width>

@@ -30,13 +30,10 @@ __global__ void __launch_bounds__(column_warps* warp)
 #pragma unroll 4
     for (int64_t r = begin + w; r < end; r += column_warps) {
       const T* row = x + r * stride + column;
-      if constexpr (width == 1) {
-        sum[0] += static_cast<float>(row[0]);
-      } else {
-        const Vec<T> v = load16(row);
+      float v[width];
+      load_floats(row, v);
 #pragma unroll
-        for (int e = 0; e < width; ++e) sum[e] += static_cast<float>(v.e[e]);
-      }
+      for (int e = 0; e < width; ++e) sum[e] += v[e];
     }
   } else {
     for (int64_t r = begin + w; r < end; r += column_warps)

@@ -116,9 +116,9 @@ __global__ void __launch_bounds__(most_threads, most_threads <= 384 ? 2 : 1)
       const int c = (group.lane() + k * lanes) * E;
       if (c >= d) continue;
       if (which == 0) {
-        put_floats(mine + c, dweight[k]);
+        store_floats(mine + c, dweight[k]);
       } else if constexpr (layer) {
-        put_floats(mine + c, dbias[k]);
+        store_floats(mine + c, dbias[k]);
       }
     }
     write_partial(sums, groups, d, a.partials.of(blockIdx.x, which));

@@ -6,8 +6,8 @@
 #include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/shared/cpu/dropout_mask.h"
-#include "core/ops/shared/cpu/rows.h"
 #include "core/ops/shared/cpu/simd.h"
+#include "core/ops/shared/rows.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {
@@ -75,8 +75,8 @@ void combine_amax(float* amax, uint32_t peak) {
 template <class T, class W, NormKind kind>
 void forward(Exec& exec, const NormForward& a) {
   const int64_t d = a.x.dim(-1), rows = a.x.numel() / d;
-  const RowPointer<const T> x(a.x), residual(a.residual);
-  const RowPointer<T> sum(a.sum), out(a.out);
+  const Rows<const T> x(a.x), residual(a.residual);
+  const Rows<T> sum(a.sum), out(a.out);
   const W* weight = data_of<const W>(a.weight);
   const W* bias = data_of<const W>(a.bias);
   float* means = data_of<float>(a.mean);
@@ -89,9 +89,9 @@ void forward(Exec& exec, const NormForward& a) {
         uint32_t peak = 0;
         for (int64_t r = begin; r < end; ++r) {
           const T* in = x[r];
-          if (const T* other = residual[r]) {
+          if (residual.data) {
             T* total = sum[r];
-            add_row(in, other, total, d, drop.p > 0 ? &mask : nullptr, (drop.first_row + r) * d);
+            add_row(in, residual[r], total, d, drop.p > 0 ? &mask : nullptr, (drop.first_row + r) * d);
             in = total;
           }
           const float mean = kind == NormKind::layer ? sum_of(in, d) * inv_d : 0.0f;
@@ -158,8 +158,8 @@ void backward_row(const T* dout, const T* x, const W* weight, const T* dresidual
 template <class T, class W, NormKind kind>
 void backward(Exec& exec, const NormBackward& a) {
   const int64_t d = a.x.dim(-1), rows = a.x.numel() / d;
-  const RowPointer<const T> dout(a.dout), x(a.x), dresidual(a.dresidual);
-  const RowPointer<T> dx(a.dx);
+  const Rows<const T> dout(a.dout), x(a.x), dresidual(a.dresidual);
+  const Rows<T> dx(a.dx);
   const W* weight = data_of<const W>(a.weight);
   const float* means = data_of<const float>(a.mean);
   const float* rstds = data_of<const float>(a.rstd);
@@ -176,8 +176,8 @@ void backward(Exec& exec, const NormBackward& a) {
       if (dw) std::fill(dw, dw + d, 0.0f);
       if (db) std::fill(db, db + d, 0.0f);
       for (int64_t r = rows * part / parts, last = rows * (part + 1) / parts; r < last; ++r) {
-        backward_row<T, W, kind>(dout[r], x[r], weight, dresidual[r], dx[r], dw, db, d,
-                                 kind == NormKind::layer ? means[r] : 0.0f, rstds[r]);
+        backward_row<T, W, kind>(dout[r], x[r], weight, dresidual.data ? dresidual[r] : nullptr, dx[r], dw,
+                                 db, d, kind == NormKind::layer ? means[r] : 0.0f, rstds[r]);
       }
     }
   });

@@ -3,7 +3,7 @@
 #include "core/ops/kernel_table.h"
 #include "core/ops/optimizer/adamw_step.h"
 #include "core/ops/optimizer/decide_step.h"
-#include "core/ops/shared/gpu/units.cuh"
+#include "core/ops/shared/gpu/rows.cuh"
 #include "core/ops/shared/scratch.h"
 #include "core/ops/transfer.h"
 
@@ -68,24 +68,24 @@ __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
   const int whole = vectors ? n / 4 * 4 : 0;
   for (int i = static_cast<int>(threadIdx.x) * 4; i < whole; i += threads * 4) {
     if (!skip) {
-      Vec<float> vp = load16(p + i), vm = load16(m + i), vv = load16(v + i);
-      const Vec<float> vg = load16(g + i);
+      float p4[4], m4[4], v4[4], g4[4];
+      load_floats(p + i, p4);
+      load_floats(m + i, m4);
+      load_floats(v + i, v4);
+      load_floats(g + i, g4);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const element::AdamWState x = element::adamw<GpuMath>(s, {vp.e[k], vm.e[k], vv.e[k]}, vg.e[k]);
-        vp.e[k] = x.param;
-        vm.e[k] = x.exp_avg;
-        vv.e[k] = x.exp_avg_sq;
+        const element::AdamWState x = element::adamw<GpuMath>(s, {p4[k], m4[k], v4[k]}, g4[k]);
+        p4[k] = x.param;
+        m4[k] = x.exp_avg;
+        v4[k] = x.exp_avg_sq;
       }
-      store16(p + i, vp);
-      store16(m + i, vm);
-      store16(v + i, vv);
-      if constexpr (low) {
-        *reinterpret_cast<uint2*>(copy + i) =
-            make_uint2(pack_bf16(vp.e[0], vp.e[1]), pack_bf16(vp.e[2], vp.e[3]));
-      }
+      store_floats(p + i, p4);
+      store_floats(m + i, m4);
+      store_floats(v + i, v4);
+      if constexpr (low) store_floats(copy + i, p4);
     }
-    if constexpr (zero_grad) store16(g + i, Vec<float>{});
+    if constexpr (zero_grad) Pack<float>{}.store(g + i);
   }
   for (int i = whole + static_cast<int>(threadIdx.x); i < n; i += threads) {
     if (!skip) {
@@ -142,9 +142,8 @@ __device__ __forceinline__ double block_sum_double(double v) {
   return v;
 }
 
-template <class T>
-__device__ __forceinline__ double square(T x) {
-  const auto v = static_cast<double>(static_cast<float>(x));
+__device__ __forceinline__ double square(float x) {
+  const auto v = static_cast<double>(x);
   return v * v;
 }
 
@@ -152,7 +151,7 @@ __device__ __forceinline__ double square(T x) {
 template <class T>
 __global__ void __launch_bounds__(threads)
     squares_kernel(const T* __restrict__ x, int64_t n, double* partial, int64_t blocks, bool vectors) {
-  constexpr int ahead = 4, size = Vec<T>::size;
+  constexpr int ahead = 4, size = per_pack<T>;
   const int t = static_cast<int>(threadIdx.x);
   for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
     const T* from = x + b * norm_block;
@@ -160,18 +159,20 @@ __global__ void __launch_bounds__(threads)
     const int units = vectors ? count / size : 0;
     double sum = 0;
     for (int u = t; u < units; u += ahead * threads) {
-      Vec<T> v[ahead];
+      Pack<T> packs[ahead];
 #pragma unroll
       for (int k = 0; k < ahead; ++k)
-        if (u + k * threads < units) v[k] = load16(from + (u + k * threads) * size);
+        if (u + k * threads < units) packs[k].load(from + (u + k * threads) * size);
 #pragma unroll
       for (int k = 0; k < ahead; ++k) {
         if (u + k * threads >= units) continue;
+        float v[size];
+        packs[k].get(v);
 #pragma unroll
-        for (int e = 0; e < size; ++e) sum += square(v[k].e[e]);
+        for (int e = 0; e < size; ++e) sum += square(v[e]);
       }
     }
-    for (int i = units * size + t; i < count; i += threads) sum += square(from[i]);
+    for (int i = units * size + t; i < count; i += threads) sum += square(static_cast<float>(from[i]));
     sum = block_sum_double(sum);
     if (t == 0) partial[b] = sum;
   }
@@ -216,6 +217,9 @@ void add_sum_launch(Exec& exec, const AddSum& a) {
 
 // --- element by element ----------------------------------------------------------------------------------
 
+/// A thread's elements at a time: 16 bytes of bf16 or 32 of f32, because x and out may differ in type.
+constexpr int unit_elements = 8;
+
 /// out = x. x and out may be the same memory.
 template <class X, class O>
 __global__ void __launch_bounds__(threads) convert_kernel(const X* x, O* out, int64_t n, bool vectors) {
@@ -224,10 +228,10 @@ __global__ void __launch_bounds__(threads) convert_kernel(const X* x, O* out, in
   for (int64_t u = thread; u < units; u += 2 * all) {
     const bool second = u + all < units;
     float a[unit_elements], b[unit_elements] = {};
-    load_unit(x + u * unit_elements, a);
-    if (second) load_unit(x + (u + all) * unit_elements, b);
-    store_unit(out + u * unit_elements, a);
-    if (second) store_unit(out + (u + all) * unit_elements, b);
+    load_floats(x + u * unit_elements, a);
+    if (second) load_floats(x + (u + all) * unit_elements, b);
+    store_floats(out + u * unit_elements, a);
+    if (second) store_floats(out + (u + all) * unit_elements, b);
   }
   for (int64_t i = units * unit_elements + thread; i < n; i += all)
     out[i] = static_cast<O>(static_cast<float>(x[i]));
@@ -254,7 +258,7 @@ void convert_launch(Exec& exec, const Convert& a) {
 __global__ void __launch_bounds__(threads) zero_kernel(unsigned char* p, int64_t bytes, bool vectors) {
   const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x, all = int64_t{gridDim.x} * threads;
   const int64_t whole = vectors ? bytes / 16 : 0;
-  for (int64_t i = thread; i < whole; i += all) store16(p + i * 16, Vec<unsigned char>{});
+  for (int64_t i = thread; i < whole; i += all) Pack<unsigned char>{}.store(p + i * 16);
   for (int64_t i = whole * 16 + thread; i < bytes; i += all) p[i] = 0;
 }
 

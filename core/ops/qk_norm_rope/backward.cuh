@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(backward_threads, 2)
     }
     if (!a.with_weight) continue;
     if (slot.valid) {
-      put_floats(sums + group.index() * a.d + slot.first, first_sum);
-      put_floats(sums + group.index() * a.d + slot.second, second_sum);
+      store_floats(sums + group.index() * a.d + slot.first, first_sum);
+      store_floats(sums + group.index() * a.d + slot.second, second_sum);
     }
     write_partial(sums, groups, a.d, a.partials.of(blockIdx.x, which));
   }

@@ -1,9 +1,9 @@
 #include "core/device/cpu/parallel.h"
 #include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/shared/cpu/rows.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/element.h"
+#include "core/ops/shared/rows.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {
@@ -53,8 +53,8 @@ void forward(Exec& exec, const QkNormRopeForward& a) {
   const int64_t d = a.x.dim(2), rows = a.x.dim(0) * a.x.dim(1);
   const Heads heads{a.x.dim(0), a.heads, a.x.dim(1)};
   const Angles angles(a.table, a.positions);
-  const RowPointer<const T> x(a.x);
-  const RowPointer<T> out(a.out);
+  const Rows<const T> x(a.x);
+  const Rows<T> out(a.out);
   const W *q_weight = data_of<const W>(a.q_weight), *k_weight = data_of<const W>(a.k_weight);
   float* rstds = data_of<float>(a.rstd);
   const float inv_d = 1.0f / static_cast<float>(d), eps = a.eps;
@@ -116,8 +116,8 @@ void backward(Exec& exec, const QkNormRopeBackward& a) {
   const int64_t d = a.dx.dim(2), rows = a.dx.dim(0) * a.dx.dim(1);
   const Heads heads{a.dx.dim(0), a.heads, a.dx.dim(1)};
   const Angles angles(a.table, a.positions);
-  const RowPointer<const T> x(a.x);
-  const RowPointer<T> dx(a.dx);
+  const Rows<const T> x(a.x);
+  const Rows<T> dx(a.dx);
   const W *q_weight = data_of<const W>(a.q_weight), *k_weight = data_of<const W>(a.k_weight);
   const float* rstds = data_of<const float>(a.rstd);
   // As in the norms: parts sum into their own scratch, q's vector and k's, and are added in order.

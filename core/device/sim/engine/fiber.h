@@ -23,6 +23,8 @@
 
 /// The last parameter of a device function that reports its caller's place; nothing under nvcc.
 #define NRL_SITE_PARAMETER , const ::nrl::sim::Site& at = ::nrl::sim::Site::current()
+/// Passes that place on to a function with NRL_SITE_PARAMETER.
+#define NRL_SITE_ARGUMENT , at
 /// Fails when `p` is not a multiple of `bytes`; in functions that have NRL_SITE_PARAMETER.
 #define NRL_CHECK_ALIGNED(p, bytes) ::nrl::sim::check_aligned(p, bytes, at)
 

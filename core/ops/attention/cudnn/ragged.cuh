@@ -43,7 +43,9 @@ __global__ void __launch_bounds__(side_threads)
   const int64_t stride = static_cast<int64_t>(gridDim.x) * side_threads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * side_threads + threadIdx.x; i < units; i += stride) {
     const int64_t row = i / units_per_row, unit = i % units_per_row;
-    kernel::store16(to + row * to_step + unit * 8, kernel::load16(from + i * 8));
+    kernel::Pack<bf16> pack;
+    pack.load(from + i * 8);
+    pack.store(to + row * to_step + unit * 8);
   }
 }
 

@@ -68,11 +68,12 @@ template <int D>
 __device__ void load_rows(bf16* to, const HeadRows<bf16>& from, int64_t first, int head, int begin, int end,
                           int d) {
   constexpr int units = D / 8;
+#pragma unroll 2  // more loads in flight would take registers that hold fragments
   for (int e = static_cast<int>(threadIdx.x); e < mma_tile * units; e += mma_threads) {
     const int r = e / units, c = e % units * 8;
-    kernel::Vec<bf16> v{};
-    if (begin + r < end && c < d) v = kernel::load16(from(first + begin + r, head) + c);
-    kernel::store16(to + r * mma_pitch<D> + c, v);
+    kernel::Pack<bf16> v;
+    if (begin + r < end && c < d) v.load(from(first + begin + r, head) + c);
+    v.store(to + r * mma_pitch<D> + c);
   }
 }
 

@@ -4,60 +4,16 @@
 
 #include "core/device/kernel.h"
 #include "core/ops/exec.h"
+#include "core/ops/shared/rows.h"
 #include "core/tensor/tensor.h"
 
 namespace nrl::ops::NRL_GPU {
 
-/// Division by a number known at launch, without the long instruction sequence of an integer division
-/// (Granlund & Montgomery 1994, round-up method for 31-bit numerators).
-class Divider {
- public:
-  Divider() : Divider(1) {}
-  /// `divisor` >= 1.
-  explicit Divider(int64_t divisor) : divisor_(divisor) {
-    while (shift_ < 31 && (int64_t{1} << shift_) < divisor) ++shift_;
-    const int64_t power = int64_t{1} << shift_;
-    // A divisor beyond 2^31 is above every 31-bit numerator: multiplier 0 gives the quotient 0.
-    if (divisor <= power) multiplier_ = static_cast<unsigned>((((power - divisor) << 32) / divisor) + 1);
-  }
-  __device__ __forceinline__ int64_t quotient(int64_t n) const {
-    if (n >> 31) return n / divisor_;
-    const auto low = static_cast<unsigned>(n);
-    return (static_cast<unsigned>((uint64_t{low} * multiplier_) >> 32) + low) >> shift_;
-  }
-  __device__ __forceinline__ int64_t divisor() const { return divisor_; }
-
- private:
-  int64_t divisor_;
-  unsigned multiplier_ = 0, shift_ = 0;
-};
-
-/// The rows of a tensor of rank 1 to 3 that may be absent; row r of (N, heads, D) is head r % heads of token
-/// r / heads.
-template <class T>
-struct Rows {
-  T* data = nullptr;
-  int64_t outer_step = 0, inner_step = 0;
-  Divider inner;
-
-  Rows() = default;
-  explicit Rows(const Tensor& t) : data(static_cast<T*>(t.data)) {
-    if (t.rank >= 2) outer_step = t.stride[0];
-    if (t.rank == 3) {
-      inner = Divider(t.shape[1]);
-      inner_step = t.stride[1];
-    }
-  }
-  __device__ __forceinline__ T* operator[](int64_t row) const {
-    if (inner.divisor() == 1) return data + row * outer_step;
-    const int64_t outer = inner.quotient(row);
-    return data + outer * outer_step + (row - outer * inner.divisor()) * inner_step;
-  }
-};
-
-/// Elements of T in 16 bytes.
-template <class T>
-inline constexpr int per_pack = 16 / sizeof(T);
+using kernel::load_floats;
+using kernel::Pack;
+using kernel::pack_bf16;
+using kernel::per_pack;
+using kernel::store_floats;
 
 /// True when the rows of `t` can be accessed in 16 bytes each time; absent tensors can.
 inline bool packed_rows(const Tensor& t) {
@@ -68,72 +24,6 @@ inline bool packed_rows(const Tensor& t) {
     if (t.dim(i) > 1 && t.step(i) % pack != 0) return false;
   return true;
 }
-
-/// Two floats rounded to bf16, `low` in the lower half.
-__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
-#if defined(__CUDACC__)
-  unsigned both;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-#else
-  return bf16(low).bits | (static_cast<unsigned>(bf16(high).bits) << 16);
-#endif
-}
-
-/// E elements of T as they lie in memory: one, or 16 bytes. Zero at first.
-template <class T, int E>
-struct Pack;
-
-template <class T>
-struct Pack<T, 1> {
-  T raw = T();
-  __device__ __forceinline__ void load(const T* p) { raw = *p; }
-  __device__ __forceinline__ void store(T* p) const { *p = raw; }
-  __device__ __forceinline__ void get(float (&v)[1]) const { v[0] = static_cast<float>(raw); }
-  __device__ __forceinline__ void set(const float (&v)[1]) { raw = T(v[0]); }
-};
-
-template <>
-struct Pack<float, 4> {
-  float4 raw = {};
-  __device__ __forceinline__ void load(const float* p NRL_SITE_PARAMETER) {
-    NRL_CHECK_ALIGNED(p, 16);
-    raw = *reinterpret_cast<const float4*>(p);
-  }
-  __device__ __forceinline__ void store(float* p NRL_SITE_PARAMETER) const {
-    NRL_CHECK_ALIGNED(p, 16);
-    *reinterpret_cast<float4*>(p) = raw;
-  }
-  __device__ __forceinline__ void get(float (&v)[4]) const {
-    v[0] = raw.x, v[1] = raw.y, v[2] = raw.z, v[3] = raw.w;
-  }
-  __device__ __forceinline__ void set(const float (&v)[4]) { raw = make_float4(v[0], v[1], v[2], v[3]); }
-};
-
-template <>
-struct Pack<bf16, 8> {
-  uint4 raw = {};
-  __device__ __forceinline__ void load(const bf16* p NRL_SITE_PARAMETER) {
-    NRL_CHECK_ALIGNED(p, 16);
-    raw = *reinterpret_cast<const uint4*>(p);
-  }
-  __device__ __forceinline__ void store(bf16* p NRL_SITE_PARAMETER) const {
-    NRL_CHECK_ALIGNED(p, 16);
-    *reinterpret_cast<uint4*>(p) = raw;
-  }
-  __device__ __forceinline__ void get(float (&v)[8]) const {
-    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      v[2 * i] = __uint_as_float(words[i] << 16);
-      v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-    }
-  }
-  __device__ __forceinline__ void set(const float (&v)[8]) {
-    raw = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
-                     pack_bf16(v[6], v[7]));
-  }
-};
 
 /// A vector of f32 or bf16 (weights), read as float. Its type is looked at when it is read: the branch is the
 /// same for all threads, and kernels need not be compiled for both.
@@ -147,40 +37,13 @@ struct FloatVector {
   /// Elements i .. i + E - 1; with E > 1 the vector begins at a multiple of 16 bytes and E divides i.
   template <int E>
   __device__ __forceinline__ void get(int64_t i, float (&v)[E]) const {
-    if constexpr (E == 1) {
-      v[0] = low ? static_cast<float>(static_cast<const bf16*>(data)[i]) : static_cast<const float*>(data)[i];
-    } else if (low) {
-      const auto* p = reinterpret_cast<const uint2*>(static_cast<const bf16*>(data) + i);
-#pragma unroll
-      for (int k = 0; k < E / 4; ++k) {
-        const uint2 raw = p[k];
-        v[4 * k] = __uint_as_float(raw.x << 16);
-        v[4 * k + 1] = __uint_as_float(raw.x & 0xffff0000u);
-        v[4 * k + 2] = __uint_as_float(raw.y << 16);
-        v[4 * k + 3] = __uint_as_float(raw.y & 0xffff0000u);
-      }
+    if (low) {
+      load_floats(static_cast<const bf16*>(data) + i, v);
     } else {
-      const auto* p = reinterpret_cast<const float4*>(static_cast<const float*>(data) + i);
-#pragma unroll
-      for (int k = 0; k < E / 4; ++k) {
-        const float4 raw = p[k];
-        v[4 * k] = raw.x, v[4 * k + 1] = raw.y, v[4 * k + 2] = raw.z, v[4 * k + 3] = raw.w;
-      }
+      load_floats(static_cast<const float*>(data) + i, v);
     }
   }
 };
-
-/// Writes E floats to consecutive places; with E > 1 `p` is a multiple of 16 bytes.
-template <int E>
-__device__ __forceinline__ void put_floats(float* p, const float (&v)[E]) {
-  if constexpr (E == 1) {
-    *p = v[0];
-  } else {
-#pragma unroll
-    for (int k = 0; k < E / 4; ++k)
-      reinterpret_cast<float4*>(p)[k] = make_float4(v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]);
-  }
-}
 
 /// The threads of a block that share a row: `lanes` neighbours, a power of two up to 32, or whole warps. The
 /// block's size is a multiple of `lanes` and of 32.

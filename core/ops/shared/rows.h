@@ -1,0 +1,58 @@
+#pragma once
+// Addresses of the rows of strided tensors, for CPU and GPU kernels.
+
+#include <cstdint>
+
+#include "core/base/host_device.h"
+#include "core/tensor/tensor.h"
+
+namespace nrl::ops {
+
+/// Division by a number known at launch, without the long instruction sequence of an integer division
+/// (Granlund & Montgomery 1994, round-up method for 31-bit numerators).
+class Divider {
+ public:
+  Divider() : Divider(1) {}
+  /// `divisor` >= 1.
+  explicit Divider(int64_t divisor) : divisor_(divisor) {
+    while (shift_ < 31 && (int64_t{1} << shift_) < divisor) ++shift_;
+    const int64_t power = int64_t{1} << shift_;
+    // A divisor beyond 2^31 is above every 31-bit numerator: multiplier 0 gives the quotient 0.
+    if (divisor <= power) multiplier_ = static_cast<unsigned>((((power - divisor) << 32) / divisor) + 1);
+  }
+  NRL_HOST_DEVICE int64_t quotient(int64_t n) const {
+    if (n >> 31) return n / divisor_;
+    const auto low = static_cast<unsigned>(n);
+    return (static_cast<unsigned>((uint64_t{low} * multiplier_) >> 32) + low) >> shift_;
+  }
+  NRL_HOST_DEVICE int64_t divisor() const { return divisor_; }
+
+ private:
+  int64_t divisor_;
+  unsigned multiplier_ = 0, shift_ = 0;
+};
+
+/// The rows of a tensor of rank 1 to 3 whose leading dimensions may be strided; row r of (N, heads, D) is head
+/// r % heads of token r / heads. The tensor may be absent: then `data` is null and no row may be asked for.
+template <class T>
+struct Rows {
+  T* data = nullptr;
+  int64_t outer_stride = 0, inner_stride = 0;  ///< elements
+  Divider inner;
+
+  Rows() = default;
+  explicit Rows(const Tensor& t) : data(static_cast<T*>(t.data)) {
+    if (t.rank >= 2) outer_stride = t.stride[0];
+    if (t.rank == 3) {
+      inner = Divider(t.shape[1]);
+      inner_stride = t.stride[1];
+    }
+  }
+  NRL_HOST_DEVICE T* operator[](int64_t row) const {
+    if (inner.divisor() == 1) return data + row * outer_stride;
+    const int64_t outer = inner.quotient(row);
+    return data + outer * outer_stride + (row - outer * inner.divisor()) * inner_stride;
+  }
+};
+
+}  // namespace nrl::ops
