@@ -1,11 +1,10 @@
 // The matrix products of the simulated device: plain loops on the host, in stream order, of the plans only
 // that a Hopper GPU would take.
 
-#include <cmath>
-
 #include "core/device/sim/sim.h"
 #include "core/ops/gemm/engine.h"
 #include "core/ops/libraries.h"
+#include "core/ops/shared/reference.h"
 
 namespace nrl::ops {
 namespace gemm {
@@ -22,13 +21,11 @@ void store(void* p, DType t, int64_t i, float v) {
     static_cast<bf16*>(p)[i] = bf16(v);
 }
 
-struct Gelu {
-  float value, slope;
-};
-Gelu gelu(float x) {
-  const float u = 0.7978845608f * (x + 0.044715f * x * x * x), t = std::tanh(u);
-  return {0.5f * x * (1.0f + t),
-          0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x)};
+float gelu(float x) {
+  return static_cast<float>(reference::activation_value(Activation::gelu_tanh, static_cast<double>(x)));
+}
+float gelu_slope(float x) {
+  return static_cast<float>(reference::activation_slope(Activation::gelu_tanh, static_cast<double>(x)));
 }
 
 void multiply(const GemmPlan& p, const GemmOperands& o) {
@@ -41,11 +38,11 @@ void multiply(const GemmPlan& p, const GemmOperands& o) {
       if (p.accumulate) sum += load(o.d, p.d.dtype, r * p.d.ld + c);
       if (p.has_bias()) sum += load(o.bias, p.bias, c);
       if (p.epilogue == Epilogue::dgelu)
-        sum *= gelu(load(o.aux, p.aux.dtype, r * p.aux.ld + c)).slope;
+        sum *= gelu_slope(load(o.aux, p.aux.dtype, r * p.aux.ld + c));
       else if (p.has_aux())
         store(o.aux, p.aux.dtype, r * p.aux.ld + c, sum);
       if (p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias && p.epilogue != Epilogue::dgelu)
-        sum = gelu(sum).value;
+        sum = gelu(sum);
       store(o.d, p.d.dtype, r * p.d.ld + c, sum);
     }
 }

@@ -3,27 +3,13 @@
 namespace nrl::ops::reference {
 namespace {
 
-double activate(Activation kind, double x) {
-  switch (kind) {
-    case Activation::silu:
-      return x / (1.0 + std::exp(-x));
-    case Activation::gelu_tanh:
-      return 0.5 * x * (1.0 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));  // sqrt(2 / pi)
-    case Activation::gelu_erf:
-      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
-    case Activation::none:
-      break;
-  }
-  return x;
-}
-
 void forward(Exec&, const LinearForward& a) {
   for (int64_t i = 0; i < a.out.dim(0); ++i)
     for (int64_t j = 0; j < a.out.dim(1); ++j) {
       double sum = a.accumulate ? load(a.out, i, j) : 0.0;
       if (a.bias) sum += load(a.bias, j);
       for (int64_t p = 0; p < a.x.dim(1); ++p) sum += load(a.x, i, p) * load(a.weight, j, p);
-      store(a.out, i, j, activate(a.activation, sum));
+      store(a.out, i, j, activation_value(a.activation, sum));
     }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-// Element access of the reference kernels: any float type is read as double and rounded once when written.
-// f64 tensors are accepted too, so that finite differences of the reference are exact to double.
+// What the reference kernels share: activations, and access to elements. Any float type is read as double and
+// rounded once when written. f64 tensors are accepted too, so that finite differences of the reference are
+// exact to double.
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +12,8 @@
 #include "core/ops/kernel_table.h"
 
 namespace nrl::ops::reference {
+
+inline constexpr double pi = 3.14159265358979323846, sqrt_2_over_pi = 0.7978845608028654;
 
 inline double load_at(const Tensor& t, int64_t offset) {
   switch (t.dtype) {
@@ -42,6 +45,40 @@ inline void store_at(const Tensor& t, int64_t offset, double value) {
     default:
       NRL_CHECK(false, "reference kernels do not write {}", name_of(t.dtype));
   }
+}
+
+/// f(x) of an activation.
+inline double activation_value(Activation kind, double x) {
+  switch (kind) {
+    case Activation::silu:
+      return x / (1.0 + std::exp(-x));
+    case Activation::gelu_tanh:
+      return 0.5 * x * (1.0 + std::tanh(sqrt_2_over_pi * (x + 0.044715 * x * x * x)));
+    case Activation::gelu_erf:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case Activation::none:
+      break;
+  }
+  return x;
+}
+
+/// f'(x).
+inline double activation_slope(Activation kind, double x) {
+  switch (kind) {
+    case Activation::silu: {
+      const double s = 1.0 / (1.0 + std::exp(-x));
+      return s * (1.0 + x * (1.0 - s));
+    }
+    case Activation::gelu_tanh: {
+      const double t = std::tanh(sqrt_2_over_pi * (x + 0.044715 * x * x * x));
+      return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * sqrt_2_over_pi * (1.0 + 3.0 * 0.044715 * x * x);
+    }
+    case Activation::gelu_erf:
+      return 0.5 * std::erfc(-x / std::sqrt(2.0)) + x * std::exp(-0.5 * x * x) / std::sqrt(2.0 * pi);
+    case Activation::none:
+      break;
+  }
+  return 1.0;
 }
 
 /// Rows are the product of all leading dimensions.
