@@ -1,4 +1,4 @@
-#include "core/ops/families.h"
+#include "core/ops/ops_list.h"
 
 namespace nrl::ops {
 namespace {

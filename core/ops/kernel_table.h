@@ -84,7 +84,7 @@ inline bool noted(Exec& exec, Kernel kernel) {
 /// The CPU's kernels for an instruction set (which the processor must have).
 const KernelTable& cpu_kernels(cpu::Isa isa);
 
-/// The GPU's kernels (tables of core/ops/<family>/cuda.cu): on CUDA, and the same files compiled for the
+/// The GPU's kernels (tables of core/ops/<op>/cuda.cu): on CUDA, and the same files compiled for the
 /// simulated device, which tests link. Without CUDA in the build cuda_kernels() is Exit::unavailable.
 const KernelTable& cuda_kernels();
 const KernelTable& sim_kernels();

@@ -1,7 +1,7 @@
 #include <type_traits>
 
-#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
 #include "core/ops/shared/element.h"
 #include "core/ops/shared/gpu/rows.cuh"
 

@@ -1,8 +1,8 @@
 #include "core/ops/attention/cudnn/ragged.cuh"
 #include "core/ops/attention/flash/mma.cuh"
 #include "core/ops/attention_engine.h"
-#include "core/ops/families.h"
 #include "core/ops/libraries.h"
+#include "core/ops/ops_list.h"
 
 namespace nrl::ops::NRL_GPU {
 namespace {

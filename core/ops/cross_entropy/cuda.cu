@@ -1,7 +1,7 @@
 #include "core/device/kernel.h"
 #include "core/ops/cross_entropy/row_plan.h"
-#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
 #include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {

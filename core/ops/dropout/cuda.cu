@@ -1,5 +1,5 @@
-#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
 #include "core/ops/shared/gpu/dropout_mask.cuh"
 #include "core/ops/shared/gpu/rows.cuh"
 

@@ -1,8 +1,8 @@
 #include "core/ops/embedding.h"
 
 #include "core/device/cpu/parallel.h"
-#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
 #include "core/ops/shared/cpu/simd.h"
 
 namespace nrl::ops::NRL_ISA {

@@ -2,9 +2,9 @@
 #include <cstring>
 
 #include "core/device/cpu/parallel.h"
-#include "core/ops/families.h"
 #include "core/ops/gemm/onednn.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
 #include "core/ops/peak.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/scratch.h"

@@ -1,6 +1,6 @@
-#include "core/ops/families.h"
 #include "core/ops/norm/backward.cuh"
 #include "core/ops/norm/forward.cuh"
+#include "core/ops/ops_list.h"
 
 namespace nrl::ops::NRL_GPU {
 namespace {

@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "core/device/cpu/parallel.h"
-#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
 #include "core/ops/optimizer/adamw_step.h"
 #include "core/ops/optimizer/decide_step.h"
 #include "core/ops/shared/cpu/simd.h"

@@ -1,6 +1,6 @@
 #include "core/device/kernel.h"
-#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
 #include "core/ops/optimizer/adamw_step.h"
 #include "core/ops/optimizer/decide_step.h"
 #include "core/ops/shared/gpu/rows.cuh"

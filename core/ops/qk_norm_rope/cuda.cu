@@ -1,4 +1,4 @@
-#include "core/ops/families.h"
+#include "core/ops/ops_list.h"
 #include "core/ops/qk_norm_rope/backward.cuh"
 #include "core/ops/qk_norm_rope/forward.cuh"
 

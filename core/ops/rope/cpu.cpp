@@ -1,6 +1,6 @@
 #include "core/device/cpu/parallel.h"
-#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/element.h"
 

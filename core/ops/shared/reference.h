@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
 
 namespace nrl::ops::reference {
 

@@ -4,8 +4,8 @@
 #include "core/device/cpu/parallel.h"
 #include "core/ops/attention/cpu/blocks.h"
 #include "core/ops/attention/cpu/keep.h"
-#include "core/ops/families.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
 #include "core/ops/shared/cpu/simd.h"
 
 namespace nrl::ops::NRL_ISA {

@@ -1,36 +1,35 @@
 #pragma once
-// The families of ops and the functions that put their kernels into the table: one per family and instruction
-// set, defined by the family's cpu.cpp, one in its reference.cpp, and one per GPU (`cuda` and `sim`) in its
-// cuda.cu.
+// The ops and the functions that enter their kernels into the table: for each op one per instruction set
+// (its cpu.cpp), one for the reference (reference.cpp) and one per GPU backend, `cuda` and `sim` (cuda.cu).
 
 #include "core/ops/kernel_table.h"
 
 namespace nrl::ops {
 
 // clang-format off
-#define NRL_OPS_FAMILIES(X) \
+#define NRL_OPS(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(optimizer) \
   X(linear) X(attention) X(qk_norm_rope)
 // clang-format on
 
-#define NRL_DECLARE_FILL(family) void fill_##family(KernelTable& table);
+#define NRL_DECLARE_FILL(op) void fill_##op(KernelTable& table);
 namespace baseline {
-NRL_OPS_FAMILIES(NRL_DECLARE_FILL)
+NRL_OPS(NRL_DECLARE_FILL)
 }
 namespace avx2 {
-NRL_OPS_FAMILIES(NRL_DECLARE_FILL)
+NRL_OPS(NRL_DECLARE_FILL)
 }
 namespace avx512 {
-NRL_OPS_FAMILIES(NRL_DECLARE_FILL)
+NRL_OPS(NRL_DECLARE_FILL)
 }
 namespace reference {
-NRL_OPS_FAMILIES(NRL_DECLARE_FILL)
+NRL_OPS(NRL_DECLARE_FILL)
 }
 namespace cuda {
-NRL_OPS_FAMILIES(NRL_DECLARE_FILL)
+NRL_OPS(NRL_DECLARE_FILL)
 }
 namespace sim {
-NRL_OPS_FAMILIES(NRL_DECLARE_FILL)
+NRL_OPS(NRL_DECLARE_FILL)
 }
 #undef NRL_DECLARE_FILL
 
@@ -41,7 +40,7 @@ NRL_OPS_FAMILIES(NRL_DECLARE_FILL)
     static const KernelTable filled = [] {  \
       using namespace backend;              \
       KernelTable table;                    \
-      NRL_OPS_FAMILIES(NRL_FILL)            \
+      NRL_OPS(NRL_FILL)                     \
       return table;                         \
     }();                                    \
     return filled;                          \
