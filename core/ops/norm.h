@@ -16,9 +16,9 @@ enum class NormKind : uint8_t { rms, layer };
 /// rms:   out = sum * rstd * weight,                rstd = 1 / sqrt(mean(sum^2) + eps)
 /// layer: out = (sum - mean) * rstd * weight + bias, rstd = 1 / sqrt(var(sum) + eps), var with divisor D.
 /// `sum` may alias x or residual. Without residual, x itself is normalised and `sum` is not given. mean/rstd
-/// may be absent (inference). out may alias x only when neither x nor sum is needed later. When out.amax is
-/// set, max(|out|) is combined into it (the larger stays; it starts at 0 or above; NaN stays), for recipes
-/// that quantise what follows.
+/// may be absent (inference). out may alias x only when neither x nor sum is needed later. When
+/// out.scales.amax is set, max(|out|) is combined into it (the larger stays; it starts at 0 or above; NaN
+/// stays), for recipes that quantize what follows.
 struct NormForward {
   NormKind kind = NormKind::rms;
   float eps = 1e-5f;

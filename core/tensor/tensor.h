@@ -9,6 +9,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/error.h"
+#include "core/base/scaling.h"
 
 namespace nrl {
 
@@ -23,14 +24,24 @@ struct Device {
 
 inline constexpr int max_tensor_rank = 4;
 
+/// The scales of a tensor. Scales in blocks belong to a matrix; `row_step` and `column_step` are the bytes
+/// between tiles of scales below and beside each other (scale_matrix()), which slices keep.
+struct Scales {
+  void* data = nullptr;   ///< in the memory of the tensor; type by `kind`
+  float* amax = nullptr;  ///< optional: largest |value|, which the op that writes the tensor combines in
+  Scaling kind = Scaling::none;
+  int64_t row_step = 0, column_step = 0;
+};
+
 /// A view: pointer, element type, shape and strides (in elements, row-major unless stated otherwise). Owns
-/// nothing; the memory belongs to an arena (memory/) and must outlive the view. `scale` and `amax` are for
-/// quantized tensors (one fp32 per scaling block) and null otherwise. An empty tensor (data == nullptr) means
-/// that an optional argument of an op is absent.
+/// nothing; the memory belongs to an arena (memory/) and must outlive the view. An empty tensor (data ==
+/// nullptr) means that an optional argument of an op is absent.
+///
+/// A slice of a tensor with scales has the scales of its elements; one that would cut a tile of scales
+/// (scale_tile()) is refused.
 struct Tensor {
   void* data = nullptr;
-  float* scale = nullptr;
-  float* amax = nullptr;
+  Scales scales{};
   std::array<int64_t, max_tensor_rank> shape{};
   std::array<int64_t, max_tensor_rank> stride{};
   int8_t rank = 0;
@@ -71,6 +82,7 @@ struct Tensor {
     Tensor t = *this;
     t.data = static_cast<char*>(data) + begin * stride[0] * size_of(dtype);
     t.shape[0] = count;
+    if (has_scale_blocks(scales.kind)) t.scales = scales_of_rows(begin, count);
     return t;
   }
   /// Columns [begin, begin + count) of the last dimension.
@@ -80,17 +92,27 @@ struct Tensor {
     Tensor t = *this;
     t.data = static_cast<char*>(data) + begin * stride[last] * size_of(dtype);
     t.shape[last] = count;
+    if (has_scale_blocks(scales.kind)) t.scales = scales_of_columns(begin, count);
     return t;
   }
   /// (N, heads * d) -> (N, heads, d). Rows keep their stride, so column slices of wider matrices work too.
   Tensor split_heads(int64_t heads, int64_t d) const {
     NRL_CHECK(rank == 2 && shape[1] == heads * d && stride[1] == 1);
+    if (has_scale_blocks(scales.kind)) check_scales_of_heads(d);
     Tensor t = *this;
     t.rank = 3;
     t.shape = {shape[0], heads, d};
     t.stride = {stride[0], d, 1};
     return t;
   }
+
+  /// True when the scales lie as scale_matrix() says for this shape, which a slice's need not.
+  bool dense_scales() const;
+
+ private:
+  Scales scales_of_rows(int64_t begin, int64_t count) const;
+  Scales scales_of_columns(int64_t begin, int64_t count) const;
+  void check_scales_of_heads(int64_t d) const;
 };
 static_assert(std::is_trivially_copyable_v<Tensor>);
 
@@ -112,7 +134,7 @@ inline Tensor make_tensor(void* data, DType dtype, std::initializer_list<int64_t
   return t;
 }
 
-/// "f32[4, 128]" for messages.
+/// "f32[4, 128]" or "e4m3[4, 128] with row128 scales" for messages.
 std::string describe(const Tensor& t);
 
 }  // namespace nrl

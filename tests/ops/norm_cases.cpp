@@ -77,7 +77,7 @@ Outputs dropped(Exec& e, const Shape& s, const Options& o, float p, bool with_st
   Buffer amax = Buffer(DType::f32, {1}).fill(0.25), rstd(DType::f32, {s.rows()});
   Buffer& sum = where == Sum::own ? own : where == Sum::x ? x : residual;
   Tensor measured = out;
-  measured.amax = amax.tensor().ptr<float>();
+  measured.scales.amax = amax.tensor().ptr<float>();
   NormForward a{.kind = o.kind,
                 .x = x,
                 .residual = residual,
@@ -111,7 +111,7 @@ void largest_output(Exec& e) {
   const Buffer weight = Buffer(DType::bf16, {d}).fill(1.0);
   Buffer amax = Buffer(DType::f32, {1}).fill(100.0);
   Tensor measured = out;
-  measured.amax = amax.tensor().ptr<float>();
+  measured.scales.amax = amax.tensor().ptr<float>();
   norm_forward(e, {.x = x, .weight = weight, .out = measured});
   expect(amax.get(0) == 100.0, "a larger value is overwritten");
   amax.fill(0);

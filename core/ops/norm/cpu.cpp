@@ -111,9 +111,9 @@ void forward(Exec& exec, const NormForward& a) {
           }
           if (means) means[r] = mean;
           if (rstds) rstds[r] = rstd;
-          if (a.out.amax) peak = std::max(peak, peak_of(o, d));
+          if (a.out.scales.amax) peak = std::max(peak, peak_of(o, d));
         }
-        if (a.out.amax) combine_amax(a.out.amax, peak);
+        if (a.out.scales.amax) combine_amax(a.out.scales.amax, peak);
       });
 }
 

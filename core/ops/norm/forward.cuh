@@ -219,7 +219,7 @@ void forward(Exec& exec, const NormForward& f) {
   a.bias = FloatVector(f.bias);
   a.mean = static_cast<float*>(f.mean.data);
   a.rstd = static_cast<float*>(f.rstd.data);
-  a.amax = reinterpret_cast<unsigned*>(f.out.amax);
+  a.amax = reinterpret_cast<unsigned*>(f.out.scales.amax);
   a.d = f.x.dim(-1);
   a.rows = f.x.numel() / a.d;
   a.eps = f.eps;

@@ -31,7 +31,7 @@ void forward(Exec&, const NormForward& a) {
     if (a.mean) store(a.mean, r, mean);
     if (a.rstd) store(a.rstd, r, rstd);
   }
-  if (a.out.amax && !(peak <= *a.out.amax)) *a.out.amax = peak;
+  if (a.out.scales.amax && !(peak <= *a.out.scales.amax)) *a.out.scales.amax = peak;
 }
 
 void backward(Exec&, const NormBackward& a) {

@@ -8,9 +8,9 @@
 
 namespace nrl::ops {
 
-/// f32 or bf16.
+/// f32 or bf16, as it stands: no kernel here reads f16 or scaled values.
 inline bool is_float(const Tensor& t) {
-  return t.dtype == DType::f32 || t.dtype == DType::bf16;
+  return (t.dtype == DType::f32 || t.dtype == DType::bf16) && t.scales.kind == Scaling::none;
 }
 
 /// Rows may be strided, the last dimension must be contiguous.

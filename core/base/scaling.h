@@ -1,0 +1,70 @@
+#pragma once
+// How the stored values of an FP8 tensor relate to real ones: one scale for each block of elements.
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/base/dtype.h"
+
+namespace nrl {
+
+/// Which elements of a matrix share a scale. A real value is the stored one times its scale.
+enum class Scaling : uint8_t {
+  none,      ///< stored values are the real ones
+  tensor,    ///< the whole tensor, f32
+  row128,    ///< 128 neighbors in a row, f32
+  block128,  ///< 128 x 128, f32
+  mx32,      ///< 32 neighbors in a row, E8M0 (MXFP8)
+};
+
+/// "none", "tensor", ... for messages.
+constexpr std::string_view name_of(Scaling s) {
+  constexpr std::string_view names[] = {"none", "tensor", "row128", "block128", "mx32"};
+  return names[static_cast<int>(s)];
+}
+
+/// The smallest part of a matrix whose scales lie by themselves, so that a slice may begin or end there.
+struct ScaleTile {
+  int64_t rows = 0, columns = 0;  ///< 0: the whole matrix
+  int64_t bytes = 0;              ///< of its scales
+};
+constexpr ScaleTile scale_tile(Scaling s) {
+  switch (s) {
+    case Scaling::row128:
+      return {1, 128, 4};
+    case Scaling::block128:
+      return {128, 128, 4};
+    case Scaling::mx32:  // 128 x 4 scales, interleaved as tensor cores read them
+      return {128, 128, 512};
+    case Scaling::tensor:
+      return {0, 0, 4};
+    case Scaling::none:
+      break;
+  }
+  return {};
+}
+
+/// True when different parts of a matrix have different scales.
+constexpr bool has_scale_blocks(Scaling s) {
+  return scale_tile(s).rows > 0;
+}
+
+/// Where the scales of a (rows, columns) matrix lie: bytes between the tiles below and beside each other, and
+/// of all of them. The layout that cuBLASLt reads, padding included.
+struct ScaleMatrix {
+  int64_t row_step = 0, column_step = 0, bytes = 0;
+};
+constexpr ScaleMatrix scale_matrix(Scaling s, int64_t rows, int64_t columns) {
+  const ScaleTile tile = scale_tile(s);
+  if (!has_scale_blocks(s)) return {0, 0, tile.bytes};
+  const auto padded = [](int64_t n) { return (n + 3) / 4 * 4; };
+  int64_t down = (rows + tile.rows - 1) / tile.rows, across = (columns + tile.columns - 1) / tile.columns;
+  if (s == Scaling::row128) {  // column by column
+    down = padded(down);
+    return {tile.bytes, down * tile.bytes, down * across * tile.bytes};
+  }
+  if (s == Scaling::block128) across = padded(across);
+  return {across * tile.bytes, tile.bytes, down * across * tile.bytes};
+}
+
+}  // namespace nrl
