@@ -1,6 +1,11 @@
 // The hardware's rules, each both ways, and the mapping to column-major matrices.
 
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
 #include "core/ops/gemm/plan.h"
+#include "core/ops/gemm/tune_cache.h"
 #include "core/ops/linear/gpu.h"
 #include "tests/catch.h"
 
@@ -18,6 +23,14 @@ GemmPlan plan_of(DType in, DType out, int64_t rows = 64, int64_t cols = 32, int6
   p.a = {in, inner, false, 16};
   p.b = {in, inner, true, 16};
   p.d = {out, cols, false, 16};
+  if (size_of(in) == 1) p.a.scaling = p.b.scaling = Scaling::tensor;
+  return p;
+}
+
+GemmPlan scaled(Scaling a, Scaling b) {
+  GemmPlan p = plan_of(DType::e4m3, DType::bf16, 256, 384, 512);
+  p.a.scaling = a;
+  p.b.scaling = b;
   return p;
 }
 
@@ -50,7 +63,7 @@ TEST_CASE("FP8 layouts, sizes and alignment", "[gemm]") {
   const GemmPlan good = plan_of(DType::e4m3, DType::bf16);
   REQUIRE(refused_for(good, ampere, "compute capability"));
   GemmPlan p = good;
-  p.b = {DType::e4m3, p.cols, false, 16};  // (inner, cols)
+  p.b = {DType::e4m3, p.cols, false, 16, Scaling::tensor};  // (inner, cols)
   REQUIRE(refused_for(p, hopper, "transposed copies"));
   REQUIRE(p.validate(blackwell).empty());
   p = plan_of(DType::e4m3, DType::bf16, 64, 32, 40);
@@ -68,6 +81,103 @@ TEST_CASE("FP8 layouts, sizes and alignment", "[gemm]") {
   p = plan_of(DType::bf16, DType::bf16);
   p.fast_accumulation = true;
   REQUIRE(refused_for(p, hopper, "FP8"));
+}
+
+TEST_CASE("scalings that tensor cores take", "[gemm]") {
+  using enum Scaling;
+  REQUIRE(scaled(tensor, tensor).validate(hopper).empty());
+  REQUIRE(scaled(tensor, tensor).validate(blackwell).empty());
+  REQUIRE(refused_for(scaled(none, tensor), hopper, "FP8 operands need scales"));
+  REQUIRE(refused_for(scaled(tensor, row128), hopper, "cannot be combined"));
+  REQUIRE(refused_for(scaled(mx32, block128), blackwell, "cannot be combined"));
+  for (const auto& [a, b] : {std::pair{row128, row128}, {row128, block128}, {block128, row128}}) {
+    REQUIRE(scaled(a, b).validate(hopper).empty());
+    REQUIRE(refused_for(scaled(a, b), blackwell, "Hopper"));
+  }
+  REQUIRE(refused_for(scaled(block128, block128), hopper, "one operand must have row128"));
+  REQUIRE(scaled(mx32, mx32).validate(blackwell).empty());
+  REQUIRE(refused_for(scaled(mx32, mx32), hopper, "Blackwell"));
+  GemmPlan p = scaled(tensor, tensor);
+  p.d.scaling = tensor;
+  REQUIRE(refused_for(p, hopper, "result"));
+  p = plan_of(DType::bf16, DType::bf16);
+  p.b.scaling = tensor;
+  REQUIRE(refused_for(p, hopper, "bf16 operands take no scales"));
+}
+
+TEST_CASE("shapes and epilogues of block scaling", "[gemm]") {
+  using enum Scaling;
+  const GemmPlan good = scaled(row128, block128);
+  GemmPlan p = good;
+  p.inner = 448;
+  REQUIRE(refused_for(p, hopper, "multiples of 128"));
+  p = good;
+  p.rows = 250;
+  REQUIRE(refused_for(p, hopper, "multiples of 8"));
+  p = good;
+  p.fast_accumulation = true;
+  REQUIRE(refused_for(p, hopper, "fast accumulation"));
+  p = good;
+  p.epilogue = Epilogue::bias;
+  REQUIRE(p.validate(hopper).empty());
+  p.epilogue = Epilogue::gelu_bias;
+  REQUIRE(refused_for(p, hopper, "only a bias"));
+  p = scaled(mx32, mx32);
+  p.inner = 48;
+  REQUIRE(refused_for(p, blackwell, "multiples of 32"));
+}
+
+TEST_CASE("plans that differ only in scaling are different", "[gemm]") {
+  using enum Scaling;
+  const GemmPlan a = scaled(row128, row128), b = scaled(row128, block128);
+  REQUIRE(a != b);
+  REQUIRE(a.key() != b.key());
+  REQUIRE(a.key().find(' ') == std::string::npos);  // one word of the tune file
+  std::unordered_map<GemmPlan, int, PlanHash> algorithms{{a, 1}, {b, 2}};
+  REQUIRE(algorithms.at(scaled(row128, row128)) == 1);
+  REQUIRE(algorithms.at(scaled(row128, block128)) == 2);
+  TuneCache tuned("", "header");
+  tuned.store(a.key(), {1});
+  REQUIRE_FALSE(tuned.find(b.key()));
+}
+
+TEST_CASE("a plan's hash tells its fields apart", "[gemm]") {
+  const GemmPlan plan = plan_of(DType::bf16, DType::bf16);
+  std::vector<GemmPlan> plans(16, plan);
+  plans[1].rows = 65;
+  plans[2].cols = 65;
+  plans[3].inner = 65;
+  plans[4].a.ld = 65;
+  plans[5].b.ld = 65;
+  plans[6].a.dtype = DType::f16;
+  plans[7].b.transposed = false;
+  plans[8].d.alignment = 8;
+  plans[9].a.scaling = Scaling::tensor;
+  plans[10].epilogue = Epilogue::bias;
+  plans[11].aux.ld = 65;
+  plans[12].bias = DType::f32;
+  plans[13].accumulate = true;
+  plans[14].compute = Compute::tf32;
+  plans[15].fast_accumulation = true;
+  std::unordered_set<size_t> hashes;
+  for (const GemmPlan& p : plans) hashes.insert(PlanHash{}(p));
+  REQUIRE(hashes.size() == plans.size());
+}
+
+TEST_CASE("operands of a linear layer keep their scales", "[gemm]") {
+  std::vector<char> memory(256 * 256);
+  Tensor x = make_tensor(memory.data(), DType::e4m3, {256, 256}), w = x;
+  const ScaleMatrix layout = scale_matrix(Scaling::row128, 256, 256);
+  x.scales = {memory.data(), nullptr, Scaling::row128, layout.row_step, layout.column_step};
+  w.scales.kind = Scaling::tensor;
+  const LinearForward a{.x = x, .weight = w, .out = make_tensor(memory.data(), DType::bf16, {256, 256})};
+  const GemmPlan plan = gpu::forward_plan(a, Compute::f32);
+  REQUIRE(plan.a.scaling == Scaling::row128);
+  REQUIRE(plan.b.scaling == Scaling::tensor);
+  REQUIRE(plan.d.scaling == Scaling::none);
+  LinearForward sliced = a;
+  sliced.x = x.rows(0, 128);
+  REQUIRE_THROWS_AS(gpu::forward_plan(sliced, Compute::f32), Error);
 }
 
 TEST_CASE("epilogues", "[gemm]") {

@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "core/base/error.h"
@@ -14,9 +15,13 @@
 namespace nrl::ops::gemm {
 namespace {
 
-void check(cublasStatus_t status, const char* call, const std::string& what) {
+void check(cublasStatus_t status, const char* call, std::string_view what) {
   if (status != CUBLAS_STATUS_SUCCESS)
     fail(Exit::internal, "{} of {}: {}", call, what, cublasLtGetStatusString(status));
+}
+// Formats the plan only for the message.
+void check(cublasStatus_t status, const char* call, const GemmPlan& plan) {
+  if (status != CUBLAS_STATUS_SUCCESS) check(status, call, plan.key());
 }
 
 cudaDataType_t type_of(DType t) {
@@ -34,6 +39,25 @@ cudaDataType_t type_of(DType t) {
     default:
       fail(Exit::internal, "cuBLASLt has no type {}", name_of(t));
   }
+}
+
+// cuBLAS 12.9 names these; the numbers let older toolkits build, whose libraries refuse them.
+constexpr auto a_scale_mode = static_cast<cublasLtMatmulDescAttributes_t>(31),
+               b_scale_mode = static_cast<cublasLtMatmulDescAttributes_t>(32);
+
+int32_t scale_mode_of(Scaling s) {
+  switch (s) {
+    case Scaling::row128:
+      return 4;  // CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+    case Scaling::block128:
+      return 5;  // CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+    case Scaling::mx32:
+      return 2;  // CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0
+    case Scaling::none:
+    case Scaling::tensor:
+      break;
+  }
+  return 0;  // CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, the default
 }
 
 cublasLtEpilogue_t epilogue_of(Epilogue e) {
@@ -85,7 +109,7 @@ struct Prepared {
 template <class V>
 void set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, const V& value) {
   check(cublasLtMatmulDescSetAttribute(desc, attribute, &value, sizeof value),
-        "cublasLtMatmulDescSetAttribute", "a product");
+        "cublasLtMatmulDescSetAttribute", "a GEMM");
 }
 
 constexpr int candidates = 8, timed_runs = 5;
@@ -119,11 +143,11 @@ class CublasLt final : public Engine {
     Prepared& p = prepare(plan);
     if (!p.supported) {
       const std::string wrong = plan.validate(architecture_);
-      fail(Exit::internal, "cuBLASLt has no algorithm for the product {}{}{}", plan.key(),
+      fail(Exit::internal, "cuBLASLt has no algorithm for the GEMM {}{}{}", plan.key(),
            wrong.empty() ? "" : ": ", wrong);
     }
-    NRL_CHECK(workspace.size >= workspace_bytes, "a product has {} bytes of workspace, needs {}",
-              workspace.size, workspace_bytes);
+    NRL_CHECK(workspace.size >= workspace_bytes, "a GEMM has {} bytes of workspace, needs {}", workspace.size,
+              workspace_bytes);
     launch(p, plan, o, workspace.data, static_cast<cudaStream_t>(stream));
   }
 
@@ -139,7 +163,7 @@ class CublasLt final : public Engine {
     const float alpha = 1.0f, beta = plan.accumulate ? 1.0f : 0.0f;
     check(cublasLtMatmul(handle_, p.matmul.value, &alpha, o.b, p.a.value, o.a, p.b.value, &beta, o.d,
                          p.d.value, o.d, p.d.value, &p.algorithm, workspace, workspace_bytes, stream),
-          "cublasLtMatmul", plan.key());
+          "cublasLtMatmul", plan);
   }
 
   static void make_layout(Layout& layout, DType type, int64_t rows, int64_t cols, int64_t ld) {
@@ -149,11 +173,11 @@ class CublasLt final : public Engine {
   }
 
   Prepared& prepare(const GemmPlan& plan) {
-    const std::string key = plan.key();
-    if (const auto it = prepared_.find(key); it != prepared_.end()) return it->second;
-    Prepared& p = prepared_[key];
-    if (!plan.validate(architecture_).empty()) return p;
+    const auto [entry, is_new] = prepared_.try_emplace(plan);
+    Prepared& p = entry->second;
+    if (!is_new || !plan.validate(architecture_).empty()) return p;
     describe(plan, p);
+    const std::string key = plan.key();
     if (const auto kept = cache_.find(key); kept && take(*kept, p)) return p;
     std::vector<cublasLtMatmulHeuristicResult_t> found = ask(plan, p, autotune_ ? candidates : 1);
     if (found.empty()) return p;
@@ -173,8 +197,7 @@ class CublasLt final : public Engine {
     const ColumnMajor c = column_major(plan);
     const cublasComputeType_t compute =
         plan.compute == Compute::tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    check(cublasLtMatmulDescCreate(&p.matmul.value, compute, CUDA_R_32F), "cublasLtMatmulDescCreate",
-          plan.key());
+    check(cublasLtMatmulDescCreate(&p.matmul.value, compute, CUDA_R_32F), "cublasLtMatmulDescCreate", plan);
     set(p.matmul.value, CUBLASLT_MATMUL_DESC_TRANSA, c.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(p.matmul.value, CUBLASLT_MATMUL_DESC_TRANSB, c.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(p.matmul.value, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(plan.epilogue));
@@ -183,8 +206,11 @@ class CublasLt final : public Engine {
       set(p.matmul.value, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, plan.aux.ld);
       set(p.matmul.value, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, type_of(plan.aux.dtype));
     }
-    if (plan.fp8())
+    if (plan.fp8()) {
       set(p.matmul.value, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(plan.fast_accumulation));
+      if (plan.b.scaling != Scaling::tensor) set(p.matmul.value, a_scale_mode, scale_mode_of(plan.b.scaling));
+      if (plan.a.scaling != Scaling::tensor) set(p.matmul.value, b_scale_mode, scale_mode_of(plan.a.scaling));
+    }
     make_layout(p.a, plan.b.dtype, c.a_rows, c.a_cols, plan.b.ld);
     make_layout(p.b, plan.a.dtype, c.b_rows, c.b_cols, plan.a.ld);
     make_layout(p.d, plan.d.dtype, c.m, c.n, plan.d.ld);
@@ -205,10 +231,10 @@ class CublasLt final : public Engine {
 
   std::vector<cublasLtMatmulHeuristicResult_t> ask(const GemmPlan& plan, const Prepared& p, int count) const {
     Preference preference;
-    check(cublasLtMatmulPreferenceCreate(&preference.value), "cublasLtMatmulPreferenceCreate", plan.key());
+    check(cublasLtMatmulPreferenceCreate(&preference.value), "cublasLtMatmulPreferenceCreate", plan);
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
       check(cublasLtMatmulPreferenceSetAttribute(preference.value, attribute, &value, sizeof value),
-            "cublasLtMatmulPreferenceSetAttribute", plan.key());
+            "cublasLtMatmulPreferenceSetAttribute", plan);
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{workspace_bytes});
     // Split sums meet in one order only when they are not added by atomic operations.
@@ -241,18 +267,22 @@ class CublasLt final : public Engine {
                  d = bytes(plan.rows, plan.d.ld, plan.d.dtype),
                  aux = plan.has_aux() ? bytes(plan.rows, plan.aux.ld, plan.aux.dtype) : 0;
     const size_t bias = static_cast<size_t>(plan.cols) * 4;
-    const size_t needed = a + b + d + aux + bias + workspace_bytes + (size_t{64} << 20);
+    const size_t scales =
+        static_cast<size_t>(std::max(scale_matrix(plan.a.scaling, c.b_cols, c.b_rows).bytes,
+                                     scale_matrix(plan.b.scaling, c.a_cols, c.a_rows).bytes));
+    const size_t zeros = std::max(bias, scales);
+    const size_t needed = a + b + d + aux + zeros + workspace_bytes + (size_t{64} << 20);
     if (runtime_.free_memory() < needed) return false;
     const Memory ma(runtime_, Memory::Kind::device, a), mb(runtime_, Memory::Kind::device, b),
         md(runtime_, Memory::Kind::device, d), maux(runtime_, Memory::Kind::device, aux),
-        rest(runtime_, Memory::Kind::device, bias + workspace_bytes + 1024);
+        rest(runtime_, Memory::Kind::device, zeros + workspace_bytes + 1024);
     const device::Stream stream(runtime_);
     for (const Memory* m : {&ma, &mb, &md, &maux, &rest})
       if (m->size() > 0) runtime_.fill(m->data(), 0, m->size(), stream.get());
-    // The factors of FP8 operands are read from the front of `rest`, which is zero.
-    auto* const zero = reinterpret_cast<const float*>(rest.data());
-    const GemmOperands operands{ma.data(), mb.data(), md.data(), rest.data(), maux.data(), zero, zero};
-    const size_t workspace_at = (bias + 255) / 256 * 256 + 256;
+    // Bias and scales are read from the front of `rest`, which is zero.
+    const GemmOperands operands{ma.data(),   mb.data(),   md.data(),  rest.data(),
+                                maux.data(), rest.data(), rest.data()};
+    const size_t workspace_at = (zeros + 255) / 256 * 256 + 256;
     const device::Event begin(runtime_, device::EventKind::timed), end(runtime_, device::EventKind::timed);
     double best = 0;
     cublasLtMatmulAlgo_t fastest = p.algorithm;
@@ -279,7 +309,7 @@ class CublasLt final : public Engine {
   TuneCache cache_;
   cublasLtHandle_t handle_ = nullptr;
   Architecture architecture_ = Architecture::sm90;
-  std::map<std::string, Prepared> prepared_;
+  std::unordered_map<GemmPlan, Prepared, PlanHash> prepared_;
 };
 
 }  // namespace

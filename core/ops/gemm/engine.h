@@ -1,5 +1,5 @@
 #pragma once
-// What carries out the matrix products of a GPU: cuBLASLt, or host code on the simulated device.
+// What runs the GEMMs of a GPU: cuBLASLt, or host code on the simulated device.
 
 #include <memory>
 
@@ -10,25 +10,24 @@
 
 namespace nrl::ops::gemm {
 
-/// Device memory of a product. Scales are device pointers to the factor that turns stored FP8 values into
-/// real ones.
+/// Device memory of a GEMM. Scales lie as scale_matrix() says for the operand as stored.
 struct GemmOperands {
   const void* a = nullptr;
   const void* b = nullptr;
   void* d = nullptr;  ///< read as well when the plan accumulates
   const void* bias = nullptr;
   void* aux = nullptr;
-  const float* scale_a = nullptr;
-  const float* scale_b = nullptr;
+  const void* scale_a = nullptr;  ///< with a scaling of the plan's a
+  const void* scale_b = nullptr;
 };
 
 class Engine {
  public:
   virtual ~Engine() = default;
-  /// False: there is no such product here, and the caller must do its parts. Remembered per plan.
+  /// False: this GEMM is not available, and the caller must run its parts one by one. Cached per plan.
   virtual bool supports(const GemmPlan& plan) = 0;
-  /// Enqueues a supported product. `workspace` has at least workspace_bytes. The first call of a plan chooses
-  /// an algorithm, which must not happen while a graph is recorded.
+  /// Enqueues a supported GEMM. `workspace` has at least workspace_bytes. The first call of a plan chooses an
+  /// algorithm, which must not happen while a graph is captured.
   virtual void run(const GemmPlan& plan, const GemmOperands& operands, Workspace workspace,
                    device::StreamHandle stream) = 0;
 };

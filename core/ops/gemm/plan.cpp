@@ -17,7 +17,7 @@ std::string check_types(const GemmPlan& p) {
   const auto pair = fmt::format("{} x {}", name_of(a), name_of(b));
   if (is_fp8(a) && is_fp8(b)) {
     if (a == DType::e5m2 && b == DType::e5m2)
-      return "e5m2 x e5m2 is no product of the hardware; one side must be e4m3";
+      return "e5m2 x e5m2 is not supported by tensor cores; one operand must be e4m3";
     if (!is_half(d) && d != DType::f32)
       return fmt::format("the result of FP8 operands cannot be {} here", name_of(d));
     return "";
@@ -26,6 +26,42 @@ std::string check_types(const GemmPlan& p) {
   if (a == DType::f32) return d == DType::f32 ? "" : "f32 operands give an f32 result";
   if (is_half(a)) return d == a || d == DType::f32 ? "" : fmt::format("{} gives {} or f32", pair, name_of(a));
   return pair + " is not supported";
+}
+
+bool is_scaled_by_128(Scaling s) {
+  return s == Scaling::row128 || s == Scaling::block128;
+}
+
+// Which scalings the tensor cores of an architecture multiply.
+std::string check_scaling(const GemmPlan& p, Architecture architecture) {
+  const Scaling a = p.a.scaling, b = p.b.scaling;
+  if (p.d.scaling != Scaling::none) return "the result cannot be scaled";
+  if (!p.fp8()) {
+    if (a == Scaling::none && b == Scaling::none) return "";
+    return fmt::format("{} operands take no scales", name_of(p.a.dtype));
+  }
+  const auto pair = fmt::format("{} x {} scales", name_of(a), name_of(b));
+  if (a == Scaling::none || b == Scaling::none) return pair + ": FP8 operands need scales";
+  if (a == Scaling::tensor && b == Scaling::tensor) return "";
+  if (a == Scaling::mx32 && b == Scaling::mx32) {
+    if (architecture < Architecture::sm100) return "mx32 scales need compute capability 10.0 (Blackwell)";
+    if (p.inner % 32 != 0)
+      return fmt::format("mx32 scales need an inner size in multiples of 32, not {}", p.inner);
+    return "";
+  }
+  if (!is_scaled_by_128(a) || !is_scaled_by_128(b)) return pair + " cannot be combined";
+  if (architecture != Architecture::sm90)
+    return pair + " need compute capability 9.0 (Hopper); use mx32 on Blackwell";
+  if (a == Scaling::block128 && b == Scaling::block128) return pair + ": one operand must have row128 scales";
+  if (p.inner % 128 != 0)
+    return fmt::format("{} need an inner size in multiples of 128, not {}", pair, p.inner);
+  if (a == Scaling::row128 && p.rows % 8 != 0)
+    return fmt::format("row128 scales of a need rows in multiples of 8, not {}", p.rows);
+  if (p.fast_accumulation)
+    return pair + " are applied between partial sums: fast accumulation is not available";
+  if (p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias)
+    return pair + " allow only a bias as epilogue";
+  return "";
 }
 
 std::string check_operand(const char* name, const Operand& o, int64_t stored_cols, bool fp8) {
@@ -75,11 +111,12 @@ std::string GemmPlan::validate(Architecture architecture) const {
       return fmt::format(
           "FP8 needs an inner size and a number of columns in multiples of 16, these are {} and {}", inner,
           cols);
-    if (epilogue == Epilogue::dgelu || has_aux()) return "FP8 products have no auxiliary matrix here";
+    if (has_aux()) return "FP8 GEMMs have no auxiliary matrix here";
   } else if (fast_accumulation) {
-    return "fast accumulation is a choice of FP8 products";
+    return "fast accumulation is an option of FP8 GEMMs";
   }
-  if (accumulate && epilogue != Epilogue::none) return "an accumulating product has no epilogue";
+  if (std::string wrong = check_scaling(*this, architecture); !wrong.empty()) return wrong;
+  if (accumulate && epilogue != Epilogue::none) return "an accumulating GEMM has no epilogue";
   if (has_aux()) {
     if (a.dtype == DType::f32 && compute == Compute::f32)
       return "GELU with an auxiliary matrix needs 16-bit operands";
@@ -95,12 +132,28 @@ std::string GemmPlan::validate(Architecture architecture) const {
 
 std::string GemmPlan::key() const {
   auto side = [](const Operand& o) {
-    return fmt::format("{}{}/{}/{}", name_of(o.dtype), o.transposed ? "T" : "N", o.ld, o.alignment);
+    const std::string scales = o.scaling == Scaling::none ? "" : fmt::format("/{}", name_of(o.scaling));
+    return fmt::format("{}{}/{}/{}{}", name_of(o.dtype), o.transposed ? "T" : "N", o.ld, o.alignment, scales);
   };
   return fmt::format("{}x{}x{}_{}_{}_{}_e{}_{}_b{}_{}{}{}", rows, cols, inner, side(a), side(b), side(d),
                      static_cast<int>(epilogue), has_aux() ? side(aux) : "-",
                      has_bias() ? name_of(bias) : "-", accumulate ? "acc" : "set",
                      compute == Compute::tf32 ? "_tf32" : "", fast_accumulation ? "_fast" : "");
+}
+
+size_t PlanHash::operator()(const GemmPlan& p) const {
+  uint64_t hash = 0;
+  const auto add = [&hash](auto value) {
+    hash = (hash ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 32;
+  };
+  add(p.rows), add(p.cols), add(p.inner);
+  for (const Operand* o : {&p.a, &p.b, &p.d, &p.aux})
+    add(o->ld), add(static_cast<int>(o->dtype) | static_cast<int>(o->scaling) << 8 | o->alignment << 16 |
+                    (o->transposed ? 1 << 30 : 0));
+  add(static_cast<int>(p.epilogue) | static_cast<int>(p.bias) << 8 | static_cast<int>(p.compute) << 16 |
+      (p.accumulate ? 1 << 24 : 0) | (p.fast_accumulation ? 1 << 25 : 0));
+  return static_cast<size_t>(hash);
 }
 
 }  // namespace nrl::ops::gemm

@@ -1,11 +1,12 @@
 #pragma once
-// A matrix product on a GPU, described before it is run: what the hardware and cuBLASLt take is known here,
-// without either. Rules after the cuBLAS 13 documentation of cublasLtMatmul.
+// A GEMM on a GPU, described before it is run: what the hardware and cuBLASLt support is decided here,
+// without either. The rules follow the cuBLAS 13 documentation of cublasLtMatmul.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
-#include "core/base/dtype.h"
+#include "core/base/scaling.h"
 
 namespace nrl::ops::gemm {
 
@@ -32,6 +33,7 @@ struct Operand {
   int64_t ld = 0;           ///< elements between stored rows
   bool transposed = false;  ///< stored as the transpose
   int alignment = 16;       ///< of the pointer, in bytes
+  Scaling scaling = Scaling::none;
   bool operator==(const Operand&) const = default;
 };
 
@@ -60,10 +62,16 @@ struct GemmPlan {
   double flops() const {
     return 2.0 * static_cast<double>(rows) * static_cast<double>(cols) * static_cast<double>(inner);
   }
-  /// Why cuBLASLt or the hardware would refuse it, in words; empty when it is taken.
+  /// Why cuBLASLt or the hardware does not support it, in words; empty when it does.
   std::string validate(Architecture architecture) const;
-  /// Short text that tells plans apart: "256x512x128 bf16N bf16T f32 ...".
+  /// The plan as one word, different for different plans, for messages and the tune file:
+  /// "64x32x48_bf16N/48/16_bf16T/48/16_f32N/32/16_...".
   std::string key() const;
+};
+
+/// Hash of a plan, for containers that look plans up by their value.
+struct PlanHash {
+  size_t operator()(const GemmPlan& plan) const;
 };
 
 /// The same product for a library with column-major matrices: D^T = op(B)^T op(A)^T, so that the operands

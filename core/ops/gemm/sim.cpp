@@ -55,9 +55,9 @@ class SimEngine final : public Engine {
   void run(const GemmPlan& plan, const GemmOperands& operands, Workspace workspace,
            device::StreamHandle stream) override {
     const std::string wrong = plan.validate(Architecture::sm90);
-    NRL_CHECK(wrong.empty() && !plan.fp8(), "product {}: {}", plan.key(), wrong);
-    NRL_CHECK(workspace.size >= workspace_bytes, "a product has {} bytes of workspace, needs {}",
-              workspace.size, workspace_bytes);
+    NRL_CHECK(wrong.empty() && !plan.fp8(), "GEMM {}: {}", plan.key(), wrong);
+    NRL_CHECK(workspace.size >= workspace_bytes, "a GEMM has {} bytes of workspace, needs {}", workspace.size,
+              workspace_bytes);
     device::sim_enqueue(stream, [plan, operands] { multiply(plan, operands); });
   }
 };

@@ -24,12 +24,9 @@ int alignment_of(const void* p) {
   return static_cast<int>(std::min<uintptr_t>(address & (~address + 1), 256));
 }
 Operand operand(const Tensor& t, bool transposed = false) {
-  return {t.dtype, t.dim(0) > 1 ? t.step(0) : t.dim(1), transposed, alignment_of(t.data)};
-}
-
-// The dtypes are the caller's; a mix that no GPU multiplies is our bug.
-void check(const char* op, const Tensor& a, const Tensor& b) {
-  NRL_CHECK(a.dtype == b.dtype, "{}: {} with {}: a GPU multiplies one type", op, describe(a), describe(b));
+  NRL_CHECK(t.dense_scales(),
+            "a GEMM reads {}, whose scales lie apart: slice the columns instead of the rows", describe(t));
+  return {t.dtype, t.dim(0) > 1 ? t.step(0) : t.dim(1), transposed, alignment_of(t.data), t.scales.kind};
 }
 
 GemmPlan product(const Tensor& d, int64_t inner, bool accumulate, gemm::Compute compute, DType inputs) {
@@ -45,6 +42,10 @@ GemmPlan product(const Tensor& d, int64_t inner, bool accumulate, gemm::Compute 
 
 gemm::Compute compute_of(const Exec& exec) {
   return exec.libraries->tf32 ? gemm::Compute::tf32 : gemm::Compute::f32;
+}
+
+GemmOperands operands(const Tensor& a, const Tensor& b, const Tensor& d) {
+  return {.a = a.data, .b = b.data, .d = d.data, .scale_a = a.scales.data, .scale_b = b.scales.data};
 }
 
 void run(Exec& exec, const GemmPlan& plan, const GemmOperands& operands) {
@@ -111,25 +112,20 @@ bool fuses_activation(const Exec& exec, const LinearBackwardData& a) {
 }
 
 void linear_forward(Exec& exec, const LinearForward& a) {
-  check("linear_forward", a.x, a.weight);
-  run(exec, whole_plan(exec, a),
-      {.a = a.x.data,
-       .b = a.weight.data,
-       .d = a.out.data,
-       .bias = a.bias.data,
-       .aux = a.pre_activation.data});
+  GemmOperands o = operands(a.x, a.weight, a.out);
+  o.bias = a.bias.data;
+  o.aux = a.pre_activation.data;
+  run(exec, whole_plan(exec, a), o);
 }
 
 void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
-  check("linear_backward_data", a.dout, a.weight);
-  run(exec, whole_plan(exec, a),
-      {.a = a.dout.data, .b = a.weight.data, .d = a.dx.data, .aux = a.pre_activation.data});
+  GemmOperands o = operands(a.dout, a.weight, a.dx);
+  o.aux = a.pre_activation.data;
+  run(exec, whole_plan(exec, a), o);
 }
 
 void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
-  check("linear_backward_weight", a.dout, a.x);
-  run(exec, backward_weight_plan(a, compute_of(exec)),
-      {.a = a.dout.data, .b = a.x.data, .d = a.dweight.data});
+  run(exec, backward_weight_plan(a, compute_of(exec)), operands(a.dout, a.x, a.dweight));
 }
 
 }  // namespace gpu
