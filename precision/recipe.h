@@ -1,23 +1,113 @@
 #pragma once
-// The number formats of a run, by role.
+// Which number formats a run uses, and the state of scales that they need. A recipe describes; memory is the
+// plan's business.
 
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "core/base/dtype.h"
+#include "core/base/scaling.h"
 
 namespace nrl::precision {
 
-/// Weight gradients and optimizer state are f32 in every recipe so far.
-struct Recipe {
-  DType weights = DType::f32;      ///< what the layers read
-  DType activations = DType::f32;  ///< what the slots hold
-  /// True when the optimizer keeps separate f32 master weights.
-  bool master_weights() const { return weights != DType::f32; }
-  bool operator==(const Recipe&) const = default;
+/// The GEMMs of a decoder by their weight: four in a layer, and the LM head.
+enum class Gemm : uint8_t { qkv, o_proj, mlp_in, mlp_out, lm_head };
+inline constexpr std::array layer_gemms{Gemm::qkv, Gemm::o_proj, Gemm::mlp_in, Gemm::mlp_out};
+constexpr std::string_view name_of(Gemm gemm) {
+  constexpr std::string_view names[] = {"qkv", "o_proj", "mlp_in", "mlp_out", "lm_head"};
+  return names[static_cast<int>(gemm)];
+}
+
+/// An operand of y = x W^T and its gradients dx = dy W, dW = dy^T x.
+enum class Role : uint8_t { input, weight, gradient };  // x, W, dy
+inline constexpr std::array all_roles{Role::input, Role::weight, Role::gradient};
+constexpr std::string_view name_of(Role role) {
+  constexpr std::string_view names[] = {"input", "weight", "gradient"};
+  return names[static_cast<int>(role)];
+}
+
+struct Format {
+  DType dtype = DType::f32;
+  Scaling scaling = Scaling::none;
+  bool operator==(const Format&) const = default;
 };
 
-inline constexpr Recipe float32{};
-/// bf16 storage of weights and activations, f32 arithmetic and f32 master weights.
-inline constexpr Recipe bfloat16{DType::bf16, DType::bf16};
+/// Operands of the GEMMs of layers [begin, end) in formats of their own, quantized from the activations,
+/// weights and gradients that the rest of the model holds.
+struct QuantizedGemms {
+  Format input, weight, gradient;
+  int begin = 0, end = 0;
+  int amax_history = 0;  ///< tensor scales follow from the largest of so many steps; 0: from this one
+  bool operator==(const QuantizedGemms&) const = default;
+};
+
+/// Scales of whole tensors that outlive a step, for the plan to allocate: one f32 scale and `history` f32
+/// amax values for each scaled operand, in the order of layers, GEMMs and roles.
+struct ScaleLayout {
+  int operands = 0;
+  int history = 0;
+  int64_t bytes() const { return int64_t{operands} * (1 + history) * 4; }
+};
+
+struct RecipeFormats {
+  DType weights = DType::f32;           ///< what the layers read
+  DType activations = DType::f32;       ///< what forward passes hand on
+  DType gradients = DType::f32;         ///< of activations
+  DType logits_gradient = DType::f32;   ///< of the LM head's output
+  DType weight_gradients = DType::f32;  ///< accumulated over microbatches
+  DType master_weights = DType::f32;    ///< what the optimizer updates
+  DType optimizer_state = DType::f32;
+  QuantizedGemms quantized = {};
+  bool operator==(const RecipeFormats&) const = default;
+};
+
+/// Everything in f32 unless given.
+class Recipe {
+ public:
+  constexpr Recipe() = default;
+  constexpr explicit Recipe(const RecipeFormats& formats) : formats_(formats) {}
+  bool operator==(const Recipe&) const = default;
+
+  constexpr DType weights() const { return formats_.weights; }
+  constexpr DType activations() const { return formats_.activations; }
+  constexpr DType gradients() const { return formats_.gradients; }
+  constexpr DType weight_gradients() const { return formats_.weight_gradients; }
+  constexpr DType optimizer_state() const { return formats_.optimizer_state; }
+  /// Of the optimizer's own copy of the weights; none where it updates those that the layers read.
+  std::optional<DType> master_weights() const;
+
+  /// The format in which a GEMM reads an operand. `layer` is of no meaning for the LM head.
+  Format of(int layer, Gemm gemm, Role role) const;
+  /// The scales that the first `layers` layers keep between steps.
+  ScaleLayout scales(int layers) const;
+
+ private:
+  RecipeFormats formats_;
+};
+
+/// Why the ops cannot run a model of `layers` layers with this recipe; empty when they can.
+std::string unsupported_reason(const Recipe& recipe, int layers);
+
+inline constexpr Recipe float32;
+/// Weights and activations in bf16, f32 accumulation and master weights.
+inline constexpr Recipe bfloat16{RecipeFormats{
+    .weights = DType::bf16,
+    .activations = DType::bf16,
+    .gradients = DType::bf16,
+    .logits_gradient = DType::bf16,
+}};
+/// The same on a CPU, whose GEMMs upcast each operand to f32: the gradient of the logits is not rounded.
+inline constexpr Recipe bfloat16_storage{RecipeFormats{
+    .weights = DType::bf16,
+    .activations = DType::bf16,
+    .gradients = DType::bf16,
+    .logits_gradient = DType::f32,
+}};
+
+/// For forward passes with stored weights of this type, f32 or bf16.
+const Recipe& recipe_for_weights(DType weights);
 
 }  // namespace nrl::precision

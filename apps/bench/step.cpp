@@ -125,7 +125,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   if (!gpu) peak = std::max(peak, tokens_per_s * flops);  // a measured one may be too low
   const double mfu = peak > 0 ? tokens_per_s * flops / peak : 0;
   const auto loss = [&](const Step& s) { return -s.result.metrics[0] / tokens; };
-  const char* precision = plan.recipe.activations == DType::bf16 ? "bfloat16" : "float32";
+  const char* precision = plan.recipe.activations() == DType::bf16 ? "bfloat16" : "float32";
 
   Report report(args, describe_device(engine.exec()));
   report.set("config", args.config);

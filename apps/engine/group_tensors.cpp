@@ -23,7 +23,7 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
     t.group = &g;
     t.weights = view(g.weights, g.weight, g.layout.total());
     if (!g.trainable) continue;
-    t.gradients = view(g.gradients, DType::f32, g.layout.total());
+    t.gradients = view(g.gradients, g.gradient, g.layout.total());
     for (const plan::StateTensor& s : g.state) t.state.push_back(view(s.buffer, s.dtype, g.state_elements()));
     const auto chunks = static_cast<int64_t>(g.chunk_table.size()) / 4;
     t.chunks = make_tensor(arenas.at(plan, g.chunks), DType::i64, {chunks, 4});

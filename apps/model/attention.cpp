@@ -8,6 +8,8 @@ using memory::evaluation;
 using memory::generation;
 using memory::recompute;
 using memory::training;
+using precision::Gemm;
+using precision::Role;
 
 namespace {
 
@@ -17,14 +19,15 @@ Tensor flat(const Tensor& t) {
 
 }  // namespace
 
-Attention::Attention(const ModelSpec& m, DType dtype, const AddSlot& add, int layer, const LayerParameters& p,
-                     Stream in, Slot d_out, Slot d_x)
+Attention::Attention(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, int layer,
+                     const LayerParameters& p, Stream in, Slot d_out, Slot d_x)
     : spec_(m),
       p_(p),
       layer_(layer),
-      norm_(m, dtype, add, in, p.norm1, p.norm1_bias),
+      norm_(m, recipe, add, in, p.norm1, p.norm1_bias, recipe.of(layer, Gemm::qkv, Role::input)),
       d_out_(d_out),
       d_x_(d_x) {
+  const DType dtype = recipe.activations();
   qkv_ = add({.name = "qkv", .width = m.qkv_width(), .dtype = dtype});
   if (m.qk_norm) {
     qk_ = add({.name = "qk", .width = m.q_width() + m.kv_width(), .dtype = dtype});
@@ -34,13 +37,19 @@ Attention::Attention(const ModelSpec& m, DType dtype, const AddSlot& add, int la
   }
   keys_ = qk_ ? qk_ : qkv_;
   values_ = m.qk_norm ? qkv_ : keys_;
-  attn_ = add({.name = "attention", .width = m.q_width(), .dtype = dtype});
+  attn_ = add({.name = "attention",
+               .width = m.q_width(),
+               .dtype = recipe.of(layer, Gemm::o_proj, Role::input).dtype});
   lse_ = add({.name = "lse", .width = m.heads});
   out_ = add({.name = "projection", .width = m.hidden, .dtype = dtype});
-  if (m.residual_dropout > 0) d_proj_ = add({.name = "d_projection", .width = m.hidden, .dtype = dtype});
-  d_attn_ = add({.name = "d_attention", .width = m.q_width(), .dtype = dtype});
-  d_qkv_ = add({.name = "d_qkv", .width = m.qkv_width(), .dtype = dtype});
-  d_norm_ = add({.name = "d_norm1", .width = m.hidden, .dtype = dtype});
+  if (m.residual_dropout > 0)
+    d_proj_ = add({.name = "d_projection",
+                   .width = m.hidden,
+                   .dtype = recipe.of(layer, Gemm::o_proj, Role::gradient).dtype});
+  d_attn_ = add({.name = "d_attention", .width = m.q_width(), .dtype = recipe.gradients()});
+  d_qkv_ = add(
+      {.name = "d_qkv", .width = m.qkv_width(), .dtype = recipe.of(layer, Gemm::qkv, Role::gradient).dtype});
+  d_norm_ = add({.name = "d_norm1", .width = m.hidden, .dtype = recipe.gradients()});
 }
 
 void Attention::forward(Run& r) {

@@ -12,7 +12,7 @@ std::unique_ptr<Layer> make_block(const LayerContext& context, int layer, const 
   // The policy has no say in it: with and without recomputation the same bits.
   const bool fuse_gelu =
       options.device == DeviceType::cuda && !m.gated && m.activation == ops::Activation::gelu_tanh;
-  auto block = std::make_unique<Block>(context, layer, parameters, options.dtype, fuse_gelu);
+  auto block = std::make_unique<Block>(context, layer, parameters, options.recipe, fuse_gelu);
   if (options.recompute) block->recompute(options.recompute(layer, block->table()));
   return block;
 }
@@ -44,16 +44,15 @@ std::vector<Chunk> decoder_chunks(const LayerContext& context, const ParameterLi
     Chunk& chunk = chunks.emplace_back();
     const int begin = layers * c / options.chunks, end = layers * (c + 1) / options.chunks;
     if (c == 0)
-      chunk.push_back(std::make_unique<Embedding>(context, parameters, options.dtype));
+      chunk.push_back(std::make_unique<Embedding>(context, parameters, options.recipe));
     else
-      chunk.push_back(std::make_unique<ChunkBegin>(context, options.dtype));
+      chunk.push_back(std::make_unique<ChunkBegin>(context, options.recipe));
     for (int l = begin; l < end; ++l)
       chunk.push_back(make_block(context, l, parameters.layers[static_cast<size_t>(l)], options));
     if (c + 1 == options.chunks)
-      chunk.push_back(std::make_unique<Head>(context, parameters, options.dtype, options.logits_gradient,
-                                             options.head_chunk_tokens));
+      chunk.push_back(std::make_unique<Head>(context, parameters, options.recipe, options.head_chunk_tokens));
     else
-      chunk.push_back(std::make_unique<ChunkEnd>(context, end - 1, options.dtype));
+      chunk.push_back(std::make_unique<ChunkEnd>(context, end - 1, options.recipe));
   }
   return chunks;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/model/layer.h"
+#include "precision/recipe.h"
 
 namespace nrl::model {
 
@@ -18,8 +19,7 @@ using RecomputePolicy = std::function<memory::SlotSet(int block, const memory::L
 RecomputePolicy recompute_modules(std::vector<std::string> modules);
 
 struct ChunkOptions {
-  DType dtype = DType::f32;            ///< of activations
-  DType logits_gradient = DType::f32;  ///< dtype of the gradient of the logits
+  precision::Recipe recipe;
   DeviceType device = DeviceType::cpu;
   int64_t head_chunk_tokens = 1;   ///< whose logits exist at a time
   int chunks = 1;                  ///< at most as many as blocks, which are shared out evenly

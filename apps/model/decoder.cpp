@@ -34,27 +34,24 @@ int64_t head_chunk_tokens(int64_t tokens, int64_t vocab, DeviceType device) {
 
 }  // namespace
 
-DType logits_gradient_dtype(const precision::Recipe& recipe, DeviceType device) {
-  return device == DeviceType::cpu ? DType::f32 : recipe.activations;
-}
-
 Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, DecoderOptions options,
                  memory::MemoryPlan& plan)
     : spec_(spec), options_(std::move(options)) {
+  const std::string unsupported =
+      precision::unsupported_reason(options_.recipe, static_cast<int>(spec.layers));
+  NRL_CHECK(unsupported.empty(), "recipe: {}", unsupported);
   context_.spec = &spec_;
   context_.seed = options_.seed;
   const int64_t n = options_.tokens;
   const int64_t chunk = head_chunk_tokens(n, spec.vocab_size, options_.device);
   const auto chunks = std::max<size_t>(options_.training.stashes.size(), 1);
-  stage_ = std::make_unique<Stage>(
-      decoder_chunks(context_, parameters,
-                     {.dtype = options_.recipe.activations,
-                      .logits_gradient = logits_gradient_dtype(options_.recipe, options_.device),
-                      .device = options_.device,
-                      .head_chunk_tokens = chunk,
-                      .chunks = static_cast<int>(chunks),
-                      .recompute = options_.recompute}),
-      std::array<int64_t, row_domains>{n, chunk});
+  stage_ = std::make_unique<Stage>(decoder_chunks(context_, parameters,
+                                                  {.recipe = options_.recipe,
+                                                   .device = options_.device,
+                                                   .head_chunk_tokens = chunk,
+                                                   .chunks = static_cast<int>(chunks),
+                                                   .recompute = options_.recompute}),
+                                   std::array<int64_t, row_domains>{n, chunk});
   memory::Liveness liveness;
   stage_->record(&liveness);
   const auto record = [&](memory::Mode mode, const pipeline::Schedule& schedule) {
@@ -77,7 +74,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   workspace_bytes_ = training_workspace(spec, {.tokens = n,
                                                .max_sequence = options_.max_sequence,
                                                .head_chunk = chunk,
-                                               .dtype = options_.recipe.activations,
+                                               .recipe = options_.recipe,
                                                .device = options_.device,
                                                .threads = options_.threads,
                                                .optimizer_workspace = options_.optimizer_workspace});

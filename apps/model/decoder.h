@@ -29,14 +29,11 @@ struct DecoderOptions {
   pipeline::Schedule recorded = {};
 };
 
-/// The number format of the logits' gradient: what the matrix products behind it can take beside the weights.
-/// The CPU widens its operands and keeps f32.
-DType logits_gradient_dtype(const precision::Recipe& recipe, DeviceType device);
 
 class Decoder {
  public:
   /// Declares every buffer of the forward and backward pass in `plan` (not yet solved). `spec` and
-  /// `parameters` outlive the decoder.
+  /// `parameters` outlive the decoder. The ops must support the recipe.
   Decoder(const ModelSpec& spec, const ParameterList& parameters, DecoderOptions options,
           memory::MemoryPlan& plan);
   ~Decoder();

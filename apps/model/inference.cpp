@@ -23,14 +23,15 @@ Inference::Inference(const ModelSpec& spec, const ParameterList& parameters, std
   if (spec.learned_positions && max_tokens > spec.max_positions)
     fail(Exit::usage, "this model has {} positions; {} tokens do not fit", spec.max_positions, max_tokens);
   const DeviceType device = exec.libraries ? DeviceType::cuda : DeviceType::cpu;
-  const DType dtype = views[static_cast<size_t>(parameters.embedding)].weight.dtype;
+  const precision::Recipe& recipe =
+      precision::recipe_for_weights(views[static_cast<size_t>(parameters.embedding)].weight.dtype);
+  const DType dtype = recipe.activations();
   const int64_t n = std::min(chunk_tokens, max_tokens);
   context_.exec = &exec_;
   context_.spec = &spec;
   context_.parameters = std::move(views);
-  stage_ = std::make_unique<Stage>(
-      decoder_chunks(context_, parameters, {.dtype = dtype, .logits_gradient = dtype, .device = device}),
-      std::array<int64_t, row_domains>{n, 0});
+  stage_ = std::make_unique<Stage>(decoder_chunks(context_, parameters, {.recipe = recipe, .device = device}),
+                                   std::array<int64_t, row_domains>{n, 0});
 
   memory::MemoryPlan plan;
   memory::Liveness liveness;
@@ -45,7 +46,7 @@ Inference::Inference(const ModelSpec& spec, const ParameterList& parameters, std
   const auto ids = add("ids", n * 4), positions = add("positions", n * 4), cu = add("sequence bounds", 8),
              cu_keys = add("key bounds", 8), logits = add("logits", spec.vocab_size * 4),
              rope = add("rope table", spec.use_rope ? max_tokens * spec.rope.rotary_dim * 4 : 0);
-  const size_t workspace = generation_workspace(spec, dtype, n, max_tokens, device, exec.threads);
+  const size_t workspace = generation_workspace(spec, recipe, n, max_tokens, device, exec.threads);
   const auto scratch = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace));
   plan.solve();
   arenas_ = exec_.device ? memory::Arenas(plan, *exec_.device, exec_.stream) : memory::Arenas(plan);

@@ -10,16 +10,18 @@ namespace nrl::model {
 using memory::evaluation;
 using memory::generation;
 using memory::training;
+using precision::Gemm;
+using precision::Role;
 
-Embedding::Embedding(const LayerContext& c, const ParameterList& parameters, DType dtype)
+Embedding::Embedding(const LayerContext& c, const ParameterList& parameters, const precision::Recipe& recipe)
     : Layer("embedding", c),
       table_of_tokens_(parameters.embedding),
       table_of_positions_(parameters.positions) {
   const int64_t hidden = c.spec->hidden;
-  ports_.out = slot({.name = "embedding", .width = hidden, .dtype = dtype});
-  ports_.d_out = slot({.name = "d_out", .width = hidden, .dtype = dtype, .port = true});
+  ports_.out = slot({.name = "embedding", .width = hidden, .dtype = recipe.activations()});
+  ports_.d_out = slot({.name = "d_out", .width = hidden, .dtype = recipe.gradients(), .port = true});
   if (c.spec->embedding_dropout > 0)
-    d_dropped_ = slot({.name = "d_embedding", .width = hidden, .dtype = dtype});
+    d_dropped_ = slot({.name = "d_embedding", .width = hidden, .dtype = recipe.gradients()});
   describe();
 }
 
@@ -54,17 +56,19 @@ void Embedding::backward(Run& r) {
   });
 }
 
-Block::Block(const LayerContext& c, int layer, const LayerParameters& p, DType dtype, bool fuse_gelu)
+Block::Block(const LayerContext& c, int layer, const LayerParameters& p, const precision::Recipe& recipe,
+             bool fuse_gelu)
     : Layer(fmt::format("layer_{}", layer), c), add_([this](const memory::SlotSpec& s) { return slot(s); }) {
   const ModelSpec& m = *c.spec;
-  ports_.x = slot({.name = "x", .width = m.hidden, .dtype = dtype, .port = true});
-  ports_.residual = slot({.name = "residual in", .width = m.hidden, .dtype = dtype, .port = true});
-  ports_.d_out = slot({.name = "d_out", .width = m.hidden, .dtype = dtype, .port = true});
-  d_middle_ = slot({.name = "d_residual", .width = m.hidden, .dtype = dtype});
-  ports_.d_x = slot({.name = "d_x", .width = m.hidden, .dtype = dtype});
+  ports_.x = slot({.name = "x", .width = m.hidden, .dtype = recipe.activations(), .port = true});
+  ports_.residual =
+      slot({.name = "residual in", .width = m.hidden, .dtype = recipe.activations(), .port = true});
+  ports_.d_out = slot({.name = "d_out", .width = m.hidden, .dtype = recipe.gradients(), .port = true});
+  d_middle_ = slot({.name = "d_residual", .width = m.hidden, .dtype = recipe.gradients()});
+  ports_.d_x = slot({.name = "d_x", .width = m.hidden, .dtype = recipe.gradients()});
   const Stream in{.x = ports_.x, .residual = ports_.residual, .layer = layer - 1, .site = DropoutSite::mlp};
-  attention_.emplace(m, dtype, add_, layer, p, in, d_middle_, ports_.d_x);
-  mlp_.emplace(m, dtype, add_, layer, p, attention_->stream(), fuse_gelu, ports_.d_out, d_middle_);
+  attention_.emplace(m, recipe, add_, layer, p, in, d_middle_, ports_.d_x);
+  mlp_.emplace(m, recipe, add_, layer, p, attention_->stream(), fuse_gelu, ports_.d_out, d_middle_);
   ports_.out = mlp_->stream().x;
   ports_.sum = mlp_->stream().residual;
   describe();
@@ -80,26 +84,27 @@ void Block::backward(Run& r) {
   attention_->backward(r);
 }
 
-Head::Head(const LayerContext& c, const ParameterList& parameters, DType dtype, DType logits_gradient,
+Head::Head(const LayerContext& c, const ParameterList& parameters, const precision::Recipe& recipe,
            int64_t chunk_tokens)
     : Layer("loss_computation", c),
       weight_(parameters.head),
       tied_(parameters.head == parameters.embedding),
-      logits_gradient_(logits_gradient),
+      logits_gradient_(recipe.of(0, Gemm::lm_head, Role::gradient).dtype),
       chunk_tokens_(chunk_tokens) {
   const ModelSpec& m = *c.spec;
-  ports_.x = slot({.name = "x", .width = m.hidden, .dtype = dtype, .port = true});
-  ports_.residual = slot({.name = "residual in", .width = m.hidden, .dtype = dtype, .port = true});
-  ports_.d_x = slot({.name = "d_x", .width = m.hidden, .dtype = dtype});
+  ports_.x = slot({.name = "x", .width = m.hidden, .dtype = recipe.activations(), .port = true});
+  ports_.residual =
+      slot({.name = "residual in", .width = m.hidden, .dtype = recipe.activations(), .port = true});
+  ports_.d_x = slot({.name = "d_x", .width = m.hidden, .dtype = recipe.gradients()});
   const Stream in{.x = ports_.x,
                   .residual = ports_.residual,
                   .layer = static_cast<int>(m.layers) - 1,
                   .site = DropoutSite::mlp};
   norm_.emplace(
-      m, dtype, [this](const memory::SlotSpec& s) { return slot(s); }, in, parameters.final_norm,
-      parameters.final_norm_bias);
+      m, recipe, [this](const memory::SlotSpec& s) { return slot(s); }, in, parameters.final_norm,
+      parameters.final_norm_bias, recipe.of(0, Gemm::lm_head, Role::input));
   logits_ = slot({.name = "logits of a chunk", .width = m.vocab_size, .rows = head_chunk_rows});
-  d_norm_ = slot({.name = "d_norm", .width = m.hidden, .dtype = dtype});
+  d_norm_ = slot({.name = "d_norm", .width = m.hidden, .dtype = recipe.gradients()});
   describe();
 }
 
@@ -148,18 +153,20 @@ void Head::chunks(Run& r, bool train) const {
   if (train && !tied_) r.gradient_ready({weight_});
 }
 
-ChunkBegin::ChunkBegin(const LayerContext& c, DType dtype) : Layer("chunk_begin", c) {
-  ports_.out = slot({.name = "received", .width = c.spec->hidden, .dtype = dtype});
-  ports_.d_out = slot({.name = "d_out", .width = c.spec->hidden, .dtype = dtype, .port = true});
+ChunkBegin::ChunkBegin(const LayerContext& c, const precision::Recipe& recipe) : Layer("chunk_begin", c) {
+  ports_.out = slot({.name = "received", .width = c.spec->hidden, .dtype = recipe.activations()});
+  ports_.d_out = slot({.name = "d_out", .width = c.spec->hidden, .dtype = recipe.gradients(), .port = true});
   describe();
 }
 
-ChunkEnd::ChunkEnd(const LayerContext& c, int layer, DType dtype) : Layer("chunk_end", c), layer_(layer) {
+ChunkEnd::ChunkEnd(const LayerContext& c, int layer, const precision::Recipe& recipe)
+    : Layer("chunk_end", c), layer_(layer) {
   const int64_t hidden = c.spec->hidden;
-  ports_.x = slot({.name = "x", .width = hidden, .dtype = dtype, .port = true});
-  ports_.residual = slot({.name = "residual in", .width = hidden, .dtype = dtype, .port = true});
-  ports_.out = slot({.name = "sent", .width = hidden, .dtype = dtype});
-  ports_.d_x = slot({.name = "received gradient", .width = hidden, .dtype = dtype});
+  ports_.x = slot({.name = "x", .width = hidden, .dtype = recipe.activations(), .port = true});
+  ports_.residual =
+      slot({.name = "residual in", .width = hidden, .dtype = recipe.activations(), .port = true});
+  ports_.out = slot({.name = "sent", .width = hidden, .dtype = recipe.activations()});
+  ports_.d_x = slot({.name = "received gradient", .width = hidden, .dtype = recipe.gradients()});
   describe();
 }
 

@@ -11,7 +11,7 @@ namespace nrl::model {
 /// Token (and learned position) embeddings.
 class Embedding : public Layer {
  public:
-  Embedding(const LayerContext& context, const ParameterList& parameters, DType dtype);
+  Embedding(const LayerContext& context, const ParameterList& parameters, const precision::Recipe& recipe);
   void forward(Run& r) override;
   void backward(Run& r) override;
 
@@ -23,8 +23,8 @@ class Embedding : public Layer {
 /// One pre-norm block (GPT-2, Llama, Mistral, Qwen2, Qwen3): attention, then the MLP.
 class Block : public Layer {
  public:
-  Block(const LayerContext& context, int layer, const LayerParameters& parameters, DType dtype,
-        bool fuse_gelu);
+  Block(const LayerContext& context, int layer, const LayerParameters& parameters,
+        const precision::Recipe& recipe, bool fuse_gelu);
   void forward(Run& r) override;
   void backward(Run& r) override;
 
@@ -39,8 +39,7 @@ class Block : public Layer {
 /// Training computes the gradient of the logits in the forward pass, from the tokens' weights.
 class Head : public Layer {
  public:
-  /// `logits_gradient`: dtype of the logits' gradient.
-  Head(const LayerContext& context, const ParameterList& parameters, DType dtype, DType logits_gradient,
+  Head(const LayerContext& context, const ParameterList& parameters, const precision::Recipe& recipe,
        int64_t chunk_tokens);
   void forward(Run& r) override;
   void backward(Run& r) override;
@@ -60,7 +59,7 @@ class Head : public Layer {
 /// Begins a chunk that is not the model's first: its output is received from the chunk before.
 class ChunkBegin : public Layer {
  public:
-  ChunkBegin(const LayerContext& context, DType dtype);
+  ChunkBegin(const LayerContext& context, const precision::Recipe& recipe);
   void forward(Run&) override {}
   void backward(Run&) override {}
 };
@@ -70,7 +69,7 @@ class ChunkBegin : public Layer {
 class ChunkEnd : public Layer {
  public:
   /// `layer`: the block before.
-  ChunkEnd(const LayerContext& context, int layer, DType dtype);
+  ChunkEnd(const LayerContext& context, int layer, const precision::Recipe& recipe);
   void forward(Run& r) override;
   void backward(Run&) override {}
 

@@ -4,11 +4,15 @@
 
 namespace nrl::model {
 
-PreNorm::PreNorm(const ModelSpec& m, DType dtype, const AddSlot& add, Stream in, int weight, int bias)
+using precision::Gemm;
+using precision::Role;
+
+PreNorm::PreNorm(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, Stream in,
+                 int weight, int bias, precision::Format format)
     : in_(in), weight_(weight), bias_(bias) {
-  sum = add({.name = "residual", .width = m.hidden, .dtype = dtype});
+  sum = add({.name = "residual", .width = m.hidden, .dtype = recipe.activations()});
   stats_ = add({.name = "norm statistics", .width = m.norm == ops::NormKind::layer ? 2 : 1});
-  out = add({.name = "norm", .width = m.hidden, .dtype = dtype, .rules = "norm"});
+  out = add({.name = "norm", .width = m.hidden, .dtype = format.dtype, .rules = "norm"});
 }
 
 PreNorm::Statistics PreNorm::statistics(const Run& r) const {
@@ -65,22 +69,26 @@ void PreNorm::backward(Run& r, Slot d_out, Slot d_residual, Slot d_x) {
           });
 }
 
-Mlp::Mlp(const ModelSpec& m, DType dtype, const AddSlot& add, int layer, const LayerParameters& p, Stream in,
-         bool fuse_gelu, Slot d_out, Slot d_x)
+Mlp::Mlp(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, int layer,
+         const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, Slot d_x)
     : spec_(m),
       p_(p),
       layer_(layer),
       fuse_gelu_(fuse_gelu),
-      norm_(m, dtype, add, in, p.norm2, p.norm2_bias),
+      norm_(m, recipe, add, in, p.norm2, p.norm2_bias, recipe.of(layer, Gemm::mlp_in, Role::input)),
       d_out_(d_out),
       d_x_(d_x) {
-  in_ = add({.name = "mlp_in", .width = m.mlp_in_width(), .dtype = dtype});
-  act_ = add({.name = "activation", .width = m.ffn, .dtype = dtype, .rules = "activation"});
-  out_ = add({.name = "mlp_out", .width = m.hidden, .dtype = dtype});
-  if (m.residual_dropout > 0) d_proj_ = add({.name = "d_mlp_out", .width = m.hidden, .dtype = dtype});
-  if (!fuse_gelu) d_act_ = add({.name = "d_activation", .width = m.ffn, .dtype = dtype});
-  d_in_ = add({.name = "d_mlp_in", .width = m.mlp_in_width(), .dtype = dtype});
-  d_norm_ = add({.name = "d_norm2", .width = m.hidden, .dtype = dtype});
+  in_ = add({.name = "mlp_in", .width = m.mlp_in_width(), .dtype = recipe.activations()});
+  const DType activation = recipe.of(layer, Gemm::mlp_out, Role::input).dtype;
+  act_ = add({.name = "activation", .width = m.ffn, .dtype = activation, .rules = "activation"});
+  out_ = add({.name = "mlp_out", .width = m.hidden, .dtype = recipe.activations()});
+  const DType d_out_format = recipe.of(layer, Gemm::mlp_out, Role::gradient).dtype;
+  if (m.residual_dropout > 0) d_proj_ = add({.name = "d_mlp_out", .width = m.hidden, .dtype = d_out_format});
+  if (!fuse_gelu) d_act_ = add({.name = "d_activation", .width = m.ffn, .dtype = recipe.gradients()});
+  d_in_ = add({.name = "d_mlp_in",
+               .width = m.mlp_in_width(),
+               .dtype = recipe.of(layer, Gemm::mlp_in, Role::gradient).dtype});
+  d_norm_ = add({.name = "d_norm2", .width = m.hidden, .dtype = recipe.gradients()});
 }
 
 void Mlp::forward(Run& r) {

@@ -8,6 +8,7 @@
 
 #include "apps/model/layer.h"
 #include "core/ops/norm.h"
+#include "precision/recipe.h"
 
 namespace nrl::model {
 
@@ -25,7 +26,9 @@ struct Stream {
 /// sum = dropout(x) + residual; out = norm(sum). The first step of every sublayer and of the head.
 class PreNorm {
  public:
-  PreNorm(const ModelSpec& spec, DType dtype, const AddSlot& add, Stream in, int weight, int bias);
+  /// `format`: of `out`, as its readers want it.
+  PreNorm(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, Stream in, int weight,
+          int bias, precision::Format format);
   void forward(Run& r);
   /// d_x = the norm's gradient (+ d_residual: the gradient that goes past the sublayer).
   void backward(Run& r, Slot d_out, Slot d_residual, Slot d_x);
@@ -46,8 +49,8 @@ class PreNorm {
 class Attention {
  public:
   /// `d_out` is the gradient of `out`, `d_x` that of the incoming stream.
-  Attention(const ModelSpec& spec, DType dtype, const AddSlot& add, int layer, const LayerParameters& p,
-            Stream in, Slot d_out, Slot d_x);
+  Attention(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, int layer,
+            const LayerParameters& p, Stream in, Slot d_out, Slot d_x);
   void forward(Run& r);
   void backward(Run& r);
 
@@ -87,8 +90,8 @@ class Attention {
 class Mlp {
  public:
   /// `fuse_gelu`: the activation is made in the epilogue of the first linear layer (another list of steps).
-  Mlp(const ModelSpec& spec, DType dtype, const AddSlot& add, int layer, const LayerParameters& p, Stream in,
-      bool fuse_gelu, Slot d_out, Slot d_x);
+  Mlp(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, int layer,
+      const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, Slot d_x);
   void forward(Run& r);
   void backward(Run& r);
 

@@ -24,7 +24,7 @@ size_t needed_gpu_workspace(const ModelSpec& m, const TrainingSizes& o) {
 size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
   if (o.device == DeviceType::cuda) return needed_gpu_workspace(m, o);
   const int64_t chunk = o.head_chunk;
-  const DType dtype = o.dtype;
+  const DType dtype = o.recipe.activations();
   size_t bytes = ops::norm_backward_workspace(std::max(m.hidden, m.head_dim), o.threads);
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
     bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, o.threads));
@@ -39,14 +39,14 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
       bytes, ops::attention_workspace(o.tokens, m.heads, m.kv_heads, m.head_dim, o.max_sequence, o.threads));
 }
 
-size_t generation_workspace(const ModelSpec& m, DType dtype, int64_t tokens, int64_t max_tokens,
-                            DeviceType device, int threads) {
+size_t generation_workspace(const ModelSpec& m, const precision::Recipe& recipe, int64_t tokens,
+                            int64_t max_tokens, DeviceType device, int threads) {
   if (device == DeviceType::cuda)
     return std::max(ops::gpu_linear_workspace(widest_projection(m), threads),
                     ops::attention_gpu_workspace(max_tokens, m.heads, m.kv_heads, m.head_dim));
   size_t bytes = ops::attention_workspace(tokens, m.heads, m.kv_heads, m.head_dim, max_tokens, threads);
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
-    bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, threads));
+    bytes = std::max(bytes, ops::linear_workspace(n, out, in, recipe.activations(), threads));
   };
   linear(tokens, m.qkv_width(), m.hidden);
   linear(tokens, m.hidden, m.q_width());

@@ -3,6 +3,7 @@
 
 #include "apps/model/spec.h"
 #include "core/tensor/tensor.h"
+#include "precision/recipe.h"
 
 namespace nrl::model {
 
@@ -10,7 +11,7 @@ struct TrainingSizes {
   int64_t tokens;        ///< of a microbatch
   int64_t max_sequence;  ///< longest sequence
   int64_t head_chunk;    ///< tokens that have logits at a time
-  DType dtype;           ///< of activations and weights
+  precision::Recipe recipe;
   DeviceType device;
   int threads;                     ///< as Exec::threads will be
   size_t optimizer_workspace = 0;  ///< what the step's end needs on a GPU
@@ -19,7 +20,7 @@ struct TrainingSizes {
 size_t training_workspace(const ModelSpec& spec, const TrainingSizes& sizes);
 
 /// Bytes of generation: `tokens` at a time, against a cache of at most `max_tokens`.
-size_t generation_workspace(const ModelSpec& spec, DType dtype, int64_t tokens, int64_t max_tokens,
-                            DeviceType device, int threads);
+size_t generation_workspace(const ModelSpec& spec, const precision::Recipe& recipe, int64_t tokens,
+                            int64_t max_tokens, DeviceType device, int threads);
 
 }  // namespace nrl::model

@@ -74,15 +74,16 @@ CategoryBytes least_memory(const Config& config, const model::ModelSpec& spec, c
   const auto n = [](int64_t x) { return static_cast<double>(x); };
   const double parameters = model::approximate_parameters(spec);
   const double tokens = n(batch.micro) * n(config.policy.max_total_sequence_length);
-  const double element = static_cast<double>(size_of(recipe.activations));
+  const double element = static_cast<double>(size_of(recipe.activations()));
   const double state = config.distributed.shard_strategy == ShardStrategy::ddp
                            ? parameters
                            : parameters / n(batch.data_parallel);
   CategoryBytes out{};
   const auto at = [&](Category c) -> double& { return out[static_cast<size_t>(c)]; };
-  at(Category::weights) = parameters * static_cast<double>(size_of(recipe.weights));
-  at(Category::gradients) = parameters * 4;
-  at(Category::optimizer) = state * (recipe.master_weights() ? 12 : 8);
+  at(Category::weights) = parameters * static_cast<double>(size_of(recipe.weights()));
+  at(Category::gradients) = parameters * static_cast<double>(size_of(recipe.weight_gradients()));
+  const int64_t master = recipe.master_weights() ? size_of(*recipe.master_weights()) : 0;
+  at(Category::optimizer) = state * n(2 * size_of(recipe.optimizer_state()) + master);
   // What no policy recomputes: the residual stream, q, k and v, and the input of the activation.
   at(Category::activations) =
       n(spec.layers) * tokens * element *

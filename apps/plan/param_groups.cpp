@@ -119,7 +119,8 @@ std::vector<ParamGroup> make_param_groups(
     for (const int p : g.parameters) specs.push_back({at(parameters, p).name, at(parameters, p).numel()});
     g.layout = FlatBuckets(std::move(specs), o.bucket_elements, o.shards);
     g.strategy = o.strategy;
-    g.weight = o.weight;
+    g.weight = o.recipe.weights();
+    g.gradient = o.recipe.weight_gradients();
     g.lr_scale = o.lr_scale;
     g.owned = owned_ranges(g, parameters, o);
     const auto add = [&](const char* what, Category category, int64_t bytes) {
@@ -128,11 +129,12 @@ std::vector<ParamGroup> make_param_groups(
     g.weights = add("weights", Category::weights, g.layout.total() * size_of(g.weight));
     if (!g.trainable) continue;
     g.counted = counted_ranges(g, parameters, o);
-    g.gradients = add("gradients", Category::gradients, g.layout.total() * 4);
-    std::vector<const char*> state{"exp_avg", "exp_avg_sq"};
-    if (g.weight != DType::f32) state.push_back("master");
-    for (const char* name : state)
-      g.state.push_back({name, DType::f32, add(name, Category::optimizer, g.state_elements() * 4)});
+    g.gradients = add("gradients", Category::gradients, g.layout.total() * size_of(g.gradient));
+    const auto add_state = [&](const char* name, DType dtype) {
+      g.state.push_back({name, dtype, add(name, Category::optimizer, g.state_elements() * size_of(dtype))});
+    };
+    for (const char* name : {"exp_avg", "exp_avg_sq"}) add_state(name, o.recipe.optimizer_state());
+    if (const auto master = o.recipe.master_weights()) add_state("master", *master);
     g.chunk_table = update_chunks(g, parameters);
     g.chunks = add("update chunks", Category::data, static_cast<int64_t>(g.chunk_table.size()) * 8);
   }

@@ -9,6 +9,7 @@
 #include "apps/model/parameters.h"
 #include "memory/plan.h"
 #include "parallel/data/flat_buckets.h"
+#include "precision/recipe.h"
 
 namespace nrl::plan {
 
@@ -36,8 +37,8 @@ struct ParamGroup {
   bool trainable = true;        ///< false: weights only
   FlatBuckets layout;
   ShardingStrategy strategy;  ///< over as many ranks as the layout has shards
-  DType weight = DType::f32;  ///< what the layers read; gradients are f32
-  float lr_scale = 1;         ///< of the step's learning rate
+  DType weight = DType::f32, gradient = DType::f32;
+  float lr_scale = 1;  ///< of the step's learning rate
   std::vector<StateTensor> state;
   std::vector<OwnedRange> owned;
   /// Runs of the flat gradients whose squares this rank adds to the norm.
@@ -56,7 +57,7 @@ struct GroupOptions {
   ShardingStrategy strategy;
   int shards = 1, shard_rank = 0;  ///< the group's data-parallel ranks, and which of them this is
   int64_t bucket_elements = 0;     ///< see FlatBuckets
-  DType weight = DType::f32;
+  precision::Recipe recipe;
   float lr_scale = 1;
   bool first_tp = true, first_embedding = true;  ///< whether model::Copies are counted on this rank
 };

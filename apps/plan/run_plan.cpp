@@ -24,13 +24,22 @@ std::vector<std::string> recompute_rules(const RecomputeConfig& config) {
 }  // namespace
 
 precision::Recipe recipe_for(const Config& config, DeviceType device) {
-  if (config.policy.precision == Precision::automatic)
-    return device == DeviceType::cpu ? precision::float32 : precision::bfloat16;
-  return config.policy.precision == Precision::bfloat16 ? precision::bfloat16 : precision::float32;
+  const bool cpu = device == DeviceType::cpu;
+  switch (config.policy.precision) {
+    case Precision::automatic:
+      return cpu ? precision::float32 : precision::bfloat16;
+    case Precision::bfloat16:
+      return cpu ? precision::bfloat16_storage : precision::bfloat16;
+    case Precision::float32:
+      return precision::float32;
+    case Precision::float16:
+      break;
+  }
+  NRL_CHECK(false, "policy.precision: {} passed the validator", name_of(config.policy.precision));
 }
 
 GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPlace& place,
-                           DType weight) {
+                           const precision::Recipe& recipe) {
   const ShardingStrategy* sharding = find_sharding(name_of(config.distributed.shard_strategy));
   NRL_CHECK(sharding && !sharding->gradients, "strategy {} passed the validator",
             name_of(config.distributed.shard_strategy));
@@ -38,7 +47,7 @@ GroupOptions group_options(const Config& config, const BatchPlan& batch, const G
           .shards = static_cast<int>(batch.data_parallel),
           .shard_rank = place.shard_rank(),
           .bucket_elements = static_cast<int64_t>(config.distributed.bucket_size_mb * (1 << 20) / 4),
-          .weight = weight};
+          .recipe = recipe};
 }
 
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
@@ -56,7 +65,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
             "the configuration was not checked");
   p.recipe = recipe_for(config, device);
   p.recompute_modules = recompute_rules(config.policy.recompute);
-  const GroupOptions group = group_options(config, batch, place, p.recipe.weights);
+  const GroupOptions group = group_options(config, batch, place, p.recipe);
   p.groups = make_param_groups(
       p.parameters, [&](const std::string&) { return group; }, p.memory);
   int64_t largest = 0;
@@ -68,6 +77,8 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
     p.host_scalars = p.memory.add("scalars of the steps in flight", Category::data,
                                   max_steps_in_flight * ops::StepScalar::count * 8, memory::Tier::pinned);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
+  if (const int64_t bytes = p.recipe.scales(static_cast<int>(p.spec.layers)).bytes(); bytes > 0)
+    p.memory.add("scales", Category::optimizer, bytes);
   p.tensors = std::make_unique<BatchTensors>(p.memory, BatchShape{.microbatches = batch.accumulation,
                                                                   .sequences = batch.micro,
                                                                   .length = p.sequence_length,

@@ -44,7 +44,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
 
 /// How the rank at `place` holds the parameters of a group.
 GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPlace& place,
-                           DType weight);
+                           const precision::Recipe& recipe);
 
 /// policy.precision for this device: auto is bf16 on a GPU and f32 on a CPU, where bf16 saves memory only.
 precision::Recipe recipe_for(const Config& config, DeviceType device);

@@ -69,11 +69,11 @@ void StoredModelEvaluator::load() {
     length = std::min(longest_default, spec.max_positions > 0 ? spec.max_positions : longest_default);
   if (spec.learned_positions && length > spec.max_positions)
     fail(Exit::usage, "--sequence-length {}: this model has {} positions", length, spec.max_positions);
-  const bool bf16 = stored_dtype(directory) == DType::bf16;
+  const DType dtype = stored_dtype(directory);
   engine_ = std::make_unique<engine::Engine>(
       plan::make_forward_plan(std::move(spec), {.micro_batch = options_.micro_batch,
                                                 .sequence_length = length,
-                                                .recipe = bf16 ? precision::bfloat16 : precision::float32,
+                                                .recipe = precision::recipe_for_weights(dtype),
                                                 .device = options_.device,
                                                 .threads = options_.threads}),
       device_.exec);

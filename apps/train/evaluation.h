@@ -42,7 +42,7 @@ class StoredModelEvaluator {
 
   const model::ModelSpec& spec() const { return engine_->plan().spec; }
   int64_t sequence_length() const { return options_.sequence_length; }
-  DType dtype() const { return engine_->plan().recipe.weights; }
+  DType dtype() const { return engine_->plan().recipe.weights(); }
   int64_t parameters() const { return engine_->plan().parameters.total(); }
 
  private:

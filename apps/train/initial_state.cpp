@@ -17,7 +17,7 @@ void make_initial_weights(const plan::RunPlan& p, uint64_t seed, int threads, co
   for (size_t i = 0; i < p.parameters.all.size(); ++i) {
     const model::Parameter& parameter = p.parameters.all[i];
     for (const model::Part& part : parameter.parts) {
-      const bool direct = p.recipe.weights == DType::f32;
+      const bool direct = p.recipe.weights() == DType::f32;
       if (!direct) values.resize(static_cast<size_t>(part.numel()));
       float* out = direct ? state.weights[i].ptr<float>() + part.offset : values.data();
       initial_values(p.spec, parameter, part, seed, out, threads);

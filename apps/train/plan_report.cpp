@@ -42,11 +42,11 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, Device
   const model::ParameterList parameters = model::make_parameters(spec);
   const BatchPlan batch = resolve_batch(c, world);
   const int threads = threads_for(c.kernels, 1);
-  const DType weight = plan::recipe_for(c, device).weights;
+  const precision::Recipe recipe = plan::recipe_for(c, device);
   std::map<Bytes, EqualRanks> by_bytes;
   for (int rank = 0; rank < world; ++rank) {
     const plan::GridPlace place = plan::grid_place(c, world, rank);
-    EqualRanks& equal = by_bytes[parameter_bytes(parameters, group_options(c, batch, place, weight))];
+    EqualRanks& equal = by_bytes[parameter_bytes(parameters, group_options(c, batch, place, recipe))];
     if (!equal.plan) equal.plan = plan::make_run_plan(c, spec, batch, place, device, threads);
     equal.ranks.push_back(rank);
   }
@@ -105,7 +105,7 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
             grouped(plan.parameters.total()), plan.spec.layers,
             training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
   log::info("device   {}, weights and activations in {}", device == DeviceType::cuda ? "cuda" : "cpu",
-            name_of(plan.recipe.activations));
+            name_of(plan.recipe.activations()));
   log::info("grid     {}",
             plan::grid_line(plan::grid_place(c, world, 0).sizes, plan.groups.front().strategy.name));
   log::info("batch    {} sequences = {} micro x {} accumulate x {} dp = {} tokens per step", batch.global,

@@ -24,7 +24,7 @@ std::string describe_attention(engine::Engine& engine, const ops::Libraries& lib
   std::string text;
   for (const auto direction : {ops::attention::Direction::forward, ops::attention::Direction::backward}) {
     const auto problem = ops::attention::training_problem(
-        direction, p.recipe.activations, p.batch.micro * p.sequence_length, mb.cu_seqlens.dim(0) - 1,
+        direction, p.recipe.activations(), p.batch.micro * p.sequence_length, mb.cu_seqlens.dim(0) - 1,
         mb.lengths, m.heads, m.kv_heads, m.head_dim, true, m.window, m.attention_dropout > 0);
     const std::string choice = ops::attention::describe_choice(
         libraries.attention.get(), libraries.why_no_attention, problem, engine.exec().workspace.size);
@@ -75,7 +75,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
     if (exec.device)
       plan::require_memory(run.config_result, *plan, exec.device->properties().memory, "the GPU");
     open_data(run, *plan, phase);
-    run.record = make_record(c, plan->spec, plan->recipe.weights, world.size(), inputs);
+    run.record = make_record(c, plan->spec, plan->recipe.weights(), world.size(), inputs);
     if (world.rank() == 0 && c.checkpointing.enabled) {
       hf = collect_hf_files(c);
       const std::string warning = auto_tokenizer_warning(plan->spec, hf);

@@ -34,8 +34,8 @@ class Adapter : public Layer {
     ports_.residual = slot({.name = "residual in", .width = h, .dtype = dtype, .port = true});
     ports_.d_out = slot({.name = "d_out", .width = h, .dtype = dtype, .port = true});
     norm_.emplace(
-        *c.spec, dtype, [this](const memory::SlotSpec& s) { return slot(s); },
-        Stream{ports_.x, ports_.residual}, p.norm, -1);
+        *c.spec, precision::recipe_for_weights(dtype), [this](const memory::SlotSpec& s) { return slot(s); },
+        Stream{ports_.x, ports_.residual}, p.norm, -1, precision::Format{dtype});
     ports_.sum = norm_->sum;
     down_ = slot({.name = "down", .width = narrow, .dtype = dtype, .rules = "adapter"});
     act_ = slot({.name = "activation", .width = narrow, .dtype = dtype, .rules = "activation adapter"});
@@ -121,7 +121,7 @@ class AdaptedModel {
     context_.seed = 5;
     std::vector<Chunk> chunks = decoder_chunks(
         context_, tiny_.parameters_,
-        {.dtype = dtype, .logits_gradient = dtype, .head_chunk_tokens = 10, .recompute = policy});
+        {.recipe = precision::recipe_for_weights(dtype), .head_chunk_tokens = 10, .recompute = policy});
     for (size_t i = 0; i < tiny_.parameters_.all.size(); ++i)
       add(tiny_.weights_[i], tiny_.parameters_.all[i].shape);
     for (int b = 0; b < blocks; ++b) {

@@ -59,7 +59,7 @@ TEST_CASE("no buffer is read outside of its planned life", "[model][memory]") {
   for (const auto& [name, config] : test::tiny_configs()) {
     CAPTURE(name);
     check(config, kernels, 1, precision::float32, DeviceType::cpu, {});
-    check(config, kernels, 1, precision::bfloat16, DeviceType::cpu, {"norm", "activation"});
+    check(config, kernels, 1, precision::bfloat16_storage, DeviceType::cpu, {"norm", "activation"});
   }
 }
 

@@ -76,7 +76,7 @@ TEST_CASE("the GPU's kernels compute the same gradients as the reference", "[mod
       REQUIRE(test::relative_difference(gpu.gradients_[p], reference.gradients_[p]) < 2e-5);
     }
     // bf16 rounds at the same places on both but for the logits' gradient, which is bf16 on a GPU.
-    TinyModel half(config, ops::cpu_kernels(cpu::best_isa()), 1, {}, precision::bfloat16);
+    TinyModel half(config, ops::cpu_kernels(cpu::best_isa()), 1, {}, precision::bfloat16_storage);
     TinyModel gpu_half(config, ops::sim_kernels(), ops::gpu_partials, {}, precision::bfloat16,
                        DeviceType::cuda);
     REQUIRE(gpu_half.loss() == Approx(half.loss()).epsilon(3e-3));
@@ -104,8 +104,8 @@ TEST_CASE("recomputation changes no bit on a GPU", "[model][sim]") {
 
 TEST_CASE("recomputation changes no bit", "[model]") {
   for (const auto& [name, config] : test::tiny_configs()) {
-    for (const auto& recipe : {precision::float32, precision::bfloat16}) {
-      INFO(name << " " << name_of(recipe.weights));
+    for (const auto& recipe : {precision::float32, precision::bfloat16_storage}) {
+      INFO(name << " " << name_of(recipe.weights()));
       const auto& kernels = ops::cpu_kernels(cpu::best_isa());
       TinyModel kept(config, kernels, 2, {}, recipe);
       TinyModel recomputed(config, kernels, 2, {"norm", "activation"}, recipe);
@@ -122,7 +122,7 @@ TEST_CASE("bf16 storage stays near f32", "[model]") {
   for (const auto& [name, config] : test::tiny_configs()) {
     INFO(name);
     const auto& kernels = ops::cpu_kernels(cpu::best_isa());
-    TinyModel full(config, kernels, 1), half(config, kernels, 1, {}, precision::bfloat16);
+    TinyModel full(config, kernels, 1), half(config, kernels, 1, {}, precision::bfloat16_storage);
     // 8 bits of mantissa through two layers.
     REQUIRE(half.loss() == Approx(full.loss()).epsilon(0.03));
     full.gradients();

@@ -146,7 +146,7 @@ TEST_CASE("random policies, orders, stashes and chunks change no bit", "[model][
   for (const auto& [name, config] : models()) {
     INFO(name);
     check_random(config, cpu_backend(precision::float32), 1, 40);
-    check_random(config, cpu_backend(precision::bfloat16), 2, 40);
+    check_random(config, cpu_backend(precision::bfloat16_storage), 2, 40);
   }
 }
 
@@ -160,7 +160,7 @@ TEST_CASE("random policies, orders, stashes and chunks change no bit on a GPU", 
 TEST_CASE("every slot of every layer can be recomputed alone and together", "[model][memory]") {
   for (const auto& [name, config] : models()) {
     INFO(name);
-    const Backend b = cpu_backend(precision::bfloat16);
+    const Backend b = cpu_backend(precision::bfloat16_storage);
     const Result want = plain(config, b);
     const auto check = [&](const model::RecomputePolicy& policy) {
       REQUIRE(run(config, b, pipeline::make_schedule({.microbatches = microbatches}, 0), policy) == want);

@@ -100,8 +100,8 @@ class TinyModel {
       else
         for (float& w : weights_.back()) w *= 6;  // larger than usual so that every path carries signal
       low_.emplace_back(weights_.back().begin(), weights_.back().end());
-      views.push_back({view(options.recipe.weights, p.shape), view(DType::f32, p.shape)});
-      views.back().weight.data = options.recipe.weights == DType::f32
+      views.push_back({view(options.recipe.weights(), p.shape), view(DType::f32, p.shape)});
+      views.back().weight.data = options.recipe.weights() == DType::f32
                                      ? static_cast<void*>(weights_.back().data())
                                      : low_.back().data();
       views.back().grad.data = gradients_.back().data();

@@ -84,7 +84,7 @@ class Toy {
           o.shards = layout.dp;
           o.shard_rank = layout.dp_rank(rank);
           o.bucket_elements = 700;
-          o.weight = weight;
+          o.recipe = precision::recipe_for_weights(weight);
           o.first_tp = layout.tp_rank(rank) == 0;
           o.first_embedding = stage == 0;
           return o;

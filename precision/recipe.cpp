@@ -1,0 +1,69 @@
+#include "precision/recipe.h"
+
+#include <utility>
+
+#include "core/base/error.h"
+
+namespace nrl::precision {
+namespace {
+
+bool is_supported(DType t) {
+  return t == DType::f32 || t == DType::bf16;
+}
+
+}  // namespace
+
+std::optional<DType> Recipe::master_weights() const {
+  if (formats_.weights == formats_.master_weights) return std::nullopt;
+  return formats_.master_weights;
+}
+
+Format Recipe::of(int layer, Gemm gemm, Role role) const {
+  const QuantizedGemms& q = formats_.quantized;
+  const bool quantized = gemm != Gemm::lm_head && layer >= q.begin && layer < q.end;
+  switch (role) {
+    case Role::input:
+      return quantized ? q.input : Format{formats_.activations};
+    case Role::weight:
+      return quantized ? q.weight : Format{formats_.weights};
+    case Role::gradient:
+      break;
+  }
+  if (quantized) return q.gradient;
+  return {gemm == Gemm::lm_head ? formats_.logits_gradient : formats_.gradients};
+}
+
+ScaleLayout Recipe::scales(int layers) const {
+  ScaleLayout layout{.history = formats_.quantized.amax_history};
+  for (int layer = 0; layer < layers; ++layer)
+    for (const Gemm gemm : layer_gemms)
+      for (const Role role : all_roles) layout.operands += of(layer, gemm, role).scaling == Scaling::tensor;
+  return layout;
+}
+
+std::string unsupported_reason(const Recipe& recipe, int layers) {
+  for (const auto& [what, dtype] : {std::pair{"weights", recipe.weights()},
+                                    {"activations", recipe.activations()},
+                                    {"gradients", recipe.gradients()}})
+    if (!is_supported(dtype)) return fmt::format("{} in {}: the ops take f32 and bf16", what, name_of(dtype));
+  for (const auto& [what, dtype] : {std::pair{"weight gradients", recipe.weight_gradients()},
+                                    {"optimizer state", recipe.optimizer_state()},
+                                    {"master weights", recipe.master_weights().value_or(DType::f32)}})
+    if (dtype != DType::f32) return fmt::format("{} in {}: the ops take f32", what, name_of(dtype));
+  for (int layer = 0; layer < layers; ++layer)
+    for (const Gemm gemm : layer_gemms)
+      for (const Role role : all_roles) {
+        const Format f = recipe.of(layer, gemm, role);
+        if (!is_supported(f.dtype) || f.scaling != Scaling::none)
+          return fmt::format("layer {}: {} {} in {} with {} scales: no op quantizes", layer, name_of(gemm),
+                             name_of(role), name_of(f.dtype), name_of(f.scaling));
+      }
+  return "";
+}
+
+const Recipe& recipe_for_weights(DType weights) {
+  NRL_CHECK(is_supported(weights), "weights in {}: the ops take f32 and bf16", name_of(weights));
+  return weights == DType::f32 ? float32 : bfloat16;
+}
+
+}  // namespace nrl::precision

@@ -1,0 +1,89 @@
+// What recipes say about each operand, and which of them the ops refuse.
+
+#include "precision/recipe.h"
+
+#include "core/base/error.h"
+#include "tests/catch.h"
+
+namespace nrl::precision {
+namespace {
+
+/// e4m3 values and e5m2 gradients with tensor scales in layers 1 and 2.
+constexpr Recipe hybrid{RecipeFormats{
+    .weights = DType::bf16,
+    .activations = DType::bf16,
+    .gradients = DType::bf16,
+    .logits_gradient = DType::bf16,
+    .quantized = {.input = {DType::e4m3, Scaling::tensor},
+                  .weight = {DType::e4m3, Scaling::tensor},
+                  .gradient = {DType::e5m2, Scaling::tensor},
+                  .begin = 1,
+                  .end = 3,
+                  .amax_history = 16},
+}};
+/// Blocks have scales of their own, which no step keeps.
+constexpr Recipe blockwise{RecipeFormats{
+    .weights = DType::bf16,
+    .activations = DType::bf16,
+    .gradients = DType::bf16,
+    .quantized = {.input = {DType::e4m3, Scaling::row128},
+                  .weight = {DType::e4m3, Scaling::block128},
+                  .gradient = {DType::e4m3, Scaling::row128},
+                  .end = 4},
+}};
+
+TEST_CASE("recipes of one format", "[precision]") {
+  for (const Gemm gemm : layer_gemms)
+    for (const Role role : all_roles) {
+      REQUIRE(float32.of(0, gemm, role) == Format{DType::f32, Scaling::none});
+      REQUIRE(bfloat16.of(7, gemm, role) == Format{DType::bf16, Scaling::none});
+    }
+  REQUIRE_FALSE(float32.master_weights());
+  REQUIRE(bfloat16.master_weights() == DType::f32);
+  REQUIRE(bfloat16.of(0, Gemm::lm_head, Role::gradient).dtype == DType::bf16);
+  REQUIRE(bfloat16_storage.of(0, Gemm::lm_head, Role::gradient).dtype == DType::f32);
+  REQUIRE(bfloat16_storage.of(0, Gemm::lm_head, Role::input).dtype == DType::bf16);
+  REQUIRE(bfloat16.scales(32).bytes() == 0);
+  for (const Recipe& recipe : {float32, bfloat16, bfloat16_storage})
+    REQUIRE(unsupported_reason(recipe, 32).empty());
+  REQUIRE(recipe_for_weights(DType::f32) == float32);
+  REQUIRE(recipe_for_weights(DType::bf16) == bfloat16);
+  REQUIRE_THROWS_AS(recipe_for_weights(DType::f16), Error);
+}
+
+TEST_CASE("layers with quantized operands", "[precision]") {
+  REQUIRE(hybrid.of(0, Gemm::qkv, Role::input) == Format{DType::bf16, Scaling::none});
+  REQUIRE(hybrid.of(1, Gemm::qkv, Role::input) == Format{DType::e4m3, Scaling::tensor});
+  REQUIRE(hybrid.of(2, Gemm::mlp_out, Role::gradient) == Format{DType::e5m2, Scaling::tensor});
+  REQUIRE(hybrid.of(3, Gemm::mlp_out, Role::gradient) == Format{DType::bf16, Scaling::none});
+  REQUIRE(hybrid.of(2, Gemm::lm_head, Role::weight) == Format{DType::bf16, Scaling::none});
+  REQUIRE(hybrid.weights() == DType::bf16);
+  REQUIRE(blockwise.of(3, Gemm::o_proj, Role::weight) == Format{DType::e4m3, Scaling::block128});
+}
+
+TEST_CASE("scales that outlive a step", "[precision]") {
+  const ScaleLayout scales = hybrid.scales(4);
+  REQUIRE(scales.operands == 2 * 4 * 3);
+  REQUIRE(scales.history == 16);
+  REQUIRE(scales.bytes() == 24 * 17 * 4);
+  REQUIRE(hybrid.scales(2).operands == 12);
+  REQUIRE(blockwise.scales(4).bytes() == 0);
+}
+
+TEST_CASE("what the ops cannot do is refused by name", "[precision]") {
+  const auto refused_for = [](const Recipe& recipe, const char* word) {
+    const std::string reason = unsupported_reason(recipe, 4);
+    INFO(reason);
+    return reason.find(word) != std::string::npos;
+  };
+  REQUIRE(refused_for(hybrid, "layer 1: qkv input in e4m3 with tensor scales"));
+  REQUIRE(unsupported_reason(hybrid, 1).empty());  // its only layer is not quantized
+  REQUIRE(refused_for(blockwise, "layer 0: qkv input in e4m3 with row128 scales"));
+  REQUIRE(refused_for(Recipe({.activations = DType::f16}), "activations in f16"));
+  REQUIRE(refused_for(Recipe({.weights = DType::f16}), "weights in f16"));
+  REQUIRE(refused_for(Recipe({.weight_gradients = DType::bf16}), "weight gradients in bf16"));
+  REQUIRE(refused_for(Recipe({.optimizer_state = DType::bf16}), "optimizer state in bf16"));
+}
+
+}  // namespace
+}  // namespace nrl::precision
