@@ -51,6 +51,35 @@ struct bf16 {
   }
 };
 
+/// IEEE half precision as storage, like bf16: rounded to nearest even, overflow to infinity, NaN stays NaN.
+struct f16 {
+  uint16_t bits = 0;
+  f16() = default;
+  NRL_HOST_DEVICE explicit f16(float f) {
+    const uint32_t all = __builtin_bit_cast(uint32_t, f), u = all & 0x7fffffffu;
+    uint32_t half;
+    if (u >= 0x47800000u) {  // 2^16 and more, infinity, NaN
+      half = u > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    } else if (u < 0x38800000u) {  // below the normal numbers: the addition rounds at the last place of 2^-24
+      half = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, u) + 0.5f) - 0x3f000000u;
+    } else {
+      half = (u - 0x38000000u + 0xfffu + ((u >> 13) & 1u)) >> 13;
+    }
+    bits = static_cast<uint16_t>(half | (all >> 16 & 0x8000u));
+  }
+  NRL_HOST_DEVICE operator float() const {
+    const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7fffu) << 13,
+                   exponent = magnitude & 0x0f800000u;
+    uint32_t u = magnitude + 0x38000000u;
+    if (exponent == 0x0f800000u) {
+      u += 0x38000000u;
+    } else if (exponent == 0) {  // subnormal: 2^-14 (1 + m) - 2^-14
+      u = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude + 0x38800000u) - 0x1p-14f);
+    }
+    return __builtin_bit_cast(float, u | static_cast<uint32_t>(bits & 0x8000u) << 16);
+  }
+};
+
 template <class T>
 struct dtype_of;
 template <>
@@ -60,6 +89,10 @@ struct dtype_of<float> {
 template <>
 struct dtype_of<bf16> {
   static constexpr DType value = DType::bf16;
+};
+template <>
+struct dtype_of<f16> {
+  static constexpr DType value = DType::f16;
 };
 template <>
 struct dtype_of<double> {

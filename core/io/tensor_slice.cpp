@@ -59,13 +59,8 @@ void copy_strided(int64_t unit, const char* in, Strides from, char* out, Strides
 
 float value_of(DType dtype, const char* raw, int64_t i) {
   if (dtype == DType::f32) return reinterpret_cast<const float*>(raw)[i];
-  const uint16_t bits = reinterpret_cast<const uint16_t*>(raw)[i];
-  if (dtype == DType::bf16) return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;  // f16
-  const float magnitude = exponent == 31  ? (mantissa ? NAN : INFINITY)
-                          : exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                                          : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
-  return bits & 0x8000 ? -magnitude : magnitude;
+  if (dtype == DType::bf16) return static_cast<float>(reinterpret_cast<const bf16*>(raw)[i]);
+  return static_cast<float>(reinterpret_cast<const f16*>(raw)[i]);
 }
 
 // Converts `count` contiguous elements to the type `to`.

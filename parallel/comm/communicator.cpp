@@ -19,6 +19,7 @@ bool reducible(DType t) {
   switch (t) {
     case DType::f32:
     case DType::bf16:
+    case DType::f16:
     case DType::f64:
     case DType::i32:
     case DType::i64:

@@ -146,8 +146,8 @@ struct Call {
 };
 
 /// A group of ranks. Methods must be called by one thread at a time. Every operation has a blocking and an
-/// asynchronous form. Reductions take f32, bf16 (added in fp32, rounded once), f64, i32, i64 and u8; the
-/// others move any element type. Wrong arguments are an internal error (exit 70).
+/// asynchronous form. Reductions take f32, bf16 and f16 (added in fp32, rounded once), f64, i32, i64 and
+/// u8; the others move any element type. Wrong arguments are an internal error (exit 70).
 class Communicator {
  public:
   /// Collective: all ranks must destroy their communicators in the same order; not collective during stack

@@ -45,7 +45,8 @@ struct Min {
   }
 };
 
-/// Storage and compute type of an element. bf16 is loaded as its bits: loops over structs do not vectorize.
+/// Storage and compute type of an element. 16-bit floats are loaded as their bits: loops over structs do not
+/// vectorize.
 template <class T>
 struct Format {
   using Stored = T;
@@ -53,17 +54,21 @@ struct Format {
   static T widen(T x) { return x; }
   static T narrow(T x) { return x; }
 };
-template <>
-struct Format<bf16> {
+template <class T>
+struct Format16 {
   using Stored = uint16_t;
   using Wide = float;
   static float widen(uint16_t bits) {
-    bf16 x;
+    T x;
     x.bits = bits;
     return static_cast<float>(x);
   }
-  static uint16_t narrow(float x) { return bf16(x).bits; }
+  static uint16_t narrow(float x) { return T(x).bits; }
 };
+template <>
+struct Format<bf16> : Format16<bf16> {};
+template <>
+struct Format<f16> : Format16<f16> {};
 
 template <class T, class F>
 void reduce_typed(void* out, std::span<const void* const> parts, int64_t count) {
@@ -114,6 +119,8 @@ inline void reduce_dtype(void* out, std::span<const void* const> parts, int64_t 
       return reduce_op<float>(out, parts, count, op);
     case DType::bf16:
       return reduce_op<bf16>(out, parts, count, op);
+    case DType::f16:
+      return reduce_op<f16>(out, parts, count, op);
     case DType::f64:
       return reduce_op<double>(out, parts, count, op);
     case DType::i32:

@@ -27,6 +27,33 @@ TEST_CASE("normal numbers have mean 0 and variance 1", "[base]") {
   REQUIRE(std::abs(squares / n - 1) < 0.02);
 }
 
+TEST_CASE("f16 holds every half and rounds to nearest even", "[base]") {
+  const auto half = [](uint32_t bits) {
+    f16 h;
+    h.bits = static_cast<uint16_t>(bits);
+    return h;
+  };
+  for (uint32_t bits = 0; bits < 0x7c00; ++bits) {
+    const uint32_t exponent = bits >> 10, mantissa = bits & 1023;
+    const float value =
+        exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
+                      : std::ldexp(static_cast<float>(mantissa + 1024), static_cast<int>(exponent) - 25);
+    // Between this one and the next; behind the last one lies 65536, which is infinity.
+    const float next = bits == 0x7bff ? 65536.0f : float(half(bits + 1)), middle = value + (next - value) / 2;
+    const bool right = float(half(bits)) == value && float(half(bits | 0x8000)) == -value &&
+                       f16(value).bits == bits && f16(-value).bits == (bits | 0x8000) &&
+                       f16(middle).bits == bits + (bits & 1) &&
+                       f16(std::nextafter(middle, 0.0f)).bits == bits &&
+                       f16(std::nextafter(middle, INFINITY)).bits == bits + 1;
+    if (!right) FAIL(bits);
+  }
+  REQUIRE(f16(INFINITY).bits == 0x7c00);
+  REQUIRE(f16(-3e38f).bits == 0xfc00);
+  REQUIRE(std::isinf(float(half(0xfc00))));
+  REQUIRE(std::isnan(float(f16(std::nanf("")))));
+  REQUIRE(std::isnan(float(half(0x7c01))));
+}
+
 TEST_CASE("bf16 rounds to nearest even and keeps NaN and infinity", "[base]") {
   REQUIRE(float(bf16(1.0f)) == 1.0f);
   REQUIRE(float(bf16(1.00390625f)) == 1.0f);       // half way, even is below

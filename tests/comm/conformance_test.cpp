@@ -21,12 +21,15 @@ Communicator& world() {
   return test_world().comm();
 }
 
-/// Element i of rank r's input: small numbers that are not representable sums in bf16.
+template <class T>
+constexpr bool is_16_bit = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
+
+/// Element i of rank r's input: small numbers that are not representable sums in 16 bits.
 template <class T>
 T value(int r, int64_t i) {
   const int64_t k = (i * 7 + r * 13) % 101 - (std::is_same_v<T, uint8_t> ? 0 : 40);
-  if constexpr (std::is_same_v<T, bf16>) {
-    return bf16(static_cast<float>(k) * 0.37f);
+  if constexpr (is_16_bit<T>) {
+    return T(static_cast<float>(k) * 0.37f);
   } else if constexpr (std::is_floating_point_v<T>) {
     return static_cast<T>(static_cast<double>(k) * 0.37);
   } else {
@@ -41,10 +44,10 @@ std::vector<T> input(int r, int64_t n) {
   return v;
 }
 
-/// The defined result: from rank 0 upwards, bf16 in fp32 with one rounding.
+/// The defined result: from rank 0 upwards, 16 bits in fp32 with one rounding.
 template <class T>
 T reduced(Reduce op, int ranks, int64_t i) {
-  using W = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+  using W = std::conditional_t<is_16_bit<T>, float, T>;
   W acc = static_cast<W>(value<T>(0, i));
   for (int r = 1; r < ranks; ++r) {
     const W x = static_cast<W>(value<T>(r, i));
@@ -64,12 +67,10 @@ bool same(const T& a, const T& b) {
 template <class T>
 bool agrees(const Backend& backend, const T& got, const T& expected, int ranks) {
   if (backend.strict || same(got, expected)) return same(got, expected);
-  if constexpr (std::is_same_v<T, bf16> || std::is_floating_point_v<T>) {
-    const double unit = std::is_same_v<T, bf16> ? 0x1p-8 : std::numeric_limits<T>::epsilon();
-    const auto a =
-        static_cast<double>(static_cast<std::conditional_t<std::is_same_v<T, bf16>, float, T>>(got));
-    const auto b =
-        static_cast<double>(static_cast<std::conditional_t<std::is_same_v<T, bf16>, float, T>>(expected));
+  if constexpr (is_16_bit<T> || std::is_floating_point_v<T>) {
+    const double unit = is_16_bit<T> ? 0x1p-8 : std::numeric_limits<T>::epsilon();
+    const auto a = static_cast<double>(static_cast<std::conditional_t<is_16_bit<T>, float, T>>(got));
+    const auto b = static_cast<double>(static_cast<std::conditional_t<is_16_bit<T>, float, T>>(expected));
     return std::abs(a - b) <= unit * ranks * 25 * ranks;  // inputs are below 25
   } else {
     return false;
@@ -102,7 +103,7 @@ std::vector<int64_t> sizes() {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("all_reduce gives the sum in rank order, bit for bit", "[comm]", float, bf16, double,
+TEMPLATE_TEST_CASE("all_reduce gives the sum in rank order, bit for bit", "[comm]", float, bf16, f16, double,
                    int32_t, int64_t, uint8_t) {
   on_all([](Backend& backend) {
     for (Reduce op : {Reduce::sum, Reduce::max, Reduce::min}) {
@@ -116,7 +117,7 @@ TEMPLATE_TEST_CASE("all_reduce gives the sum in rank order, bit for bit", "[comm
   });
 }
 
-TEMPLATE_TEST_CASE("reduce_scatter gives each rank its block", "[comm]", float, bf16, double, int32_t,
+TEMPLATE_TEST_CASE("reduce_scatter gives each rank its block", "[comm]", float, bf16, f16, double, int32_t,
                    int64_t, uint8_t) {
   on_all([](Backend& backend) {
     const int n = world().size(), me = world().rank();
@@ -139,8 +140,8 @@ TEMPLATE_TEST_CASE("reduce_scatter gives each rank its block", "[comm]", float, 
   });
 }
 
-TEMPLATE_TEST_CASE("all_gather, broadcast and all_to_all move bytes", "[comm]", float, bf16, double, int64_t,
-                   uint8_t, uint16_t) {
+TEMPLATE_TEST_CASE("all_gather, broadcast and all_to_all move bytes", "[comm]", float, bf16, f16, double,
+                   int64_t, uint8_t, uint16_t) {
   on_all([](Backend& backend) {
     const int n = world().size(), me = world().rank();
     for (int64_t each : sizes<TestType>()) {

@@ -21,6 +21,8 @@ ncclDataType_t type_of(DType t) {
       return ncclFloat32;
     case DType::bf16:
       return ncclBfloat16;
+    case DType::f16:
+      return ncclFloat16;
     case DType::f64:
       return ncclFloat64;
     case DType::i32:

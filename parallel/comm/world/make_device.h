@@ -15,7 +15,7 @@
 // them) or waiting; can be captured into graphs, where wait() must come before the capture ends. Differences
 // from the other backends:
 // - NCCL chooses the order of sums from the group's size, its topology and the message's size; it repeats
-//   within a layout, not across layouts. bf16 may be rounded at every addition.
+//   within a layout, not across layouts. bf16 and f16 may be rounded at every addition.
 // - Whether max and min propagate NaN is up to NCCL. Sums do.
 // - Operations of a group run one after another, messages included (Communicator::single_fifo()): a receive
 //   blocks operations issued after it. Messages that depend on each other need one exchange() or channels
