@@ -72,7 +72,7 @@ void check_data(Checker& c, const Config& config) {
     c.error(loop_key(config, loop.val_period > 0 ? "val_period"
                              : loop.val_at_start ? "val_at_start"
                                                  : "val_at_end"),
-            "evaluation is asked for, but there is no validation data", "",
+            "evaluation is enabled, but there is no validation data", "",
             {"give data.validation.data_path, or data.split: \"99,1,0\""});
 }
 
@@ -265,7 +265,7 @@ void check_batch(Checker& c, const Config& config, int64_t dp) {
   const bool overflow = __builtin_mul_overflow(factor, dp, &slice) ||
                         __builtin_mul_overflow(slice, steps.value_or(1), &product);
   if (overflow) {
-    c.error("policy.train_micro_batch_size", "micro batch x data parallel x accumulation is too large");
+    c.error("policy.train_micro_batch_size", "microbatch x data parallel x accumulation is too large");
     return;
   }
   std::string culprit = "policy.train_global_batch_size";

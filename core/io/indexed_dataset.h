@@ -37,7 +37,7 @@ class IndexedDataset {
   /// The document that holds this sequence.
   int64_t document_of(int64_t sequence) const;
 
-  /// Reads out.size() tokens of `sequence` from its token `offset` on; the range must lie inside the
+  /// Reads out.size() tokens of `sequence` starting at token `offset`; the range must lie inside the
   /// sequence. Ids that are negative or do not lie below `vocab_size` are an Error (`data`) that names the
   /// file, the position in it and the document.
   void read(int64_t sequence, int64_t offset, std::span<int32_t> out, int64_t vocab_size = INT32_MAX) const;

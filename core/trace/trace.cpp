@@ -26,7 +26,7 @@ int64_t now_ns() {
       .count();
 }
 
-struct Event {
+struct HostEvent {
   const char* name;
   int64_t begin, end;
   size_t thread;
@@ -36,7 +36,7 @@ struct Recorder {
   std::mutex mutex;
   bool keep_events = false;
   std::map<std::string_view, Total> totals;
-  std::vector<Event> events;
+  std::vector<HostEvent> events;
 };
 
 Recorder& recorder() {

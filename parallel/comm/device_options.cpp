@@ -58,7 +58,7 @@ DeviceCommChoice choose_device_comm(std::optional<DeviceCommKind> requested,
   }
   if (devices.size() <= 1) return {DeviceCommKind::staged, "there is one rank only"};
   if (!reason.empty()) return {DeviceCommKind::staged, reason};
-  if (shared_device(devices))  // possible, but experimental: only where it is asked for
+  if (shared_device(devices))  // supported, but experimental: only on request
     return {DeviceCommKind::staged, "ranks share a device"};
   return {DeviceCommKind::nccl, "every rank has a device of its own"};
 }

@@ -48,33 +48,33 @@ struct Min {
 /// Storage and compute type of an element. 16-bit floats are loaded as their bits: loops over structs do not
 /// vectorize.
 template <class T>
-struct Format {
-  using Stored = T;
-  using Wide = T;
-  static T widen(T x) { return x; }
-  static T narrow(T x) { return x; }
+struct Numeric {
+  using Storage = T;
+  using Compute = T;
+  static T upcast(T x) { return x; }
+  static T round(T x) { return x; }
 };
 template <class T>
 struct Format16 {
-  using Stored = uint16_t;
-  using Wide = float;
-  static float widen(uint16_t bits) {
+  using Storage = uint16_t;
+  using Compute = float;
+  static float upcast(uint16_t bits) {
     T x;
     x.bits = bits;
     return static_cast<float>(x);
   }
-  static uint16_t narrow(float x) { return T(x).bits; }
+  static uint16_t round(float x) { return T(x).bits; }
 };
 template <>
-struct Format<bf16> : Format16<bf16> {};
+struct Numeric<bf16> : Format16<bf16> {};
 template <>
-struct Format<f16> : Format16<f16> {};
+struct Numeric<f16> : Format16<f16> {};
 
 template <class T, class F>
 void reduce_typed(void* out, std::span<const void* const> parts, int64_t count) {
-  using S = typename Format<T>::Stored;
-  using W = typename Format<T>::Wide;
-  constexpr auto widen = Format<T>::widen;
+  using S = typename Numeric<T>::Storage;
+  using C = typename Numeric<T>::Compute;
+  constexpr auto upcast = Numeric<T>::upcast;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t n = std::min(kBlock, count - begin);
     const S* first = static_cast<const S*>(parts[0]) + begin;
@@ -83,19 +83,19 @@ void reduce_typed(void* out, std::span<const void* const> parts, int64_t count) 
     if (parts.size() == 2) {
 #pragma omp simd
       for (int64_t i = 0; i < n; ++i)
-        to[i] = Format<T>::narrow(F::template apply<W>(widen(first[i]), widen(second[i])));
+        to[i] = Numeric<T>::round(F::template apply<C>(upcast(first[i]), upcast(second[i])));
       continue;
     }
-    W acc[kBlock];
+    C acc[kBlock];
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) acc[i] = F::template apply<W>(widen(first[i]), widen(second[i]));
+    for (int64_t i = 0; i < n; ++i) acc[i] = F::template apply<C>(upcast(first[i]), upcast(second[i]));
     for (size_t p = 2; p < parts.size(); ++p) {
       const S* next = static_cast<const S*>(parts[p]) + begin;
 #pragma omp simd
-      for (int64_t i = 0; i < n; ++i) acc[i] = F::template apply<W>(acc[i], widen(next[i]));
+      for (int64_t i = 0; i < n; ++i) acc[i] = F::template apply<C>(acc[i], upcast(next[i]));
     }
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) to[i] = Format<T>::narrow(acc[i]);
+    for (int64_t i = 0; i < n; ++i) to[i] = Numeric<T>::round(acc[i]);
   }
 }
 

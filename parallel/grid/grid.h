@@ -111,8 +111,6 @@ class ProcessGrid {
   int ranks() const { return dense_.ranks(); }
   /// tp, cp, dp, pp of this rank; the ep axis has size 1.
   const GridPoint& dense_point() const { return dense_point_; }
-  /// etp (as tp), ep, edp (as dp), pp of this rank; the cp axis has size 1.
-  const GridPoint& expert_point() const { return expert_point_; }
   const RankGrid& dense() const { return dense_; }
   const RankGrid& expert() const { return expert_; }
 

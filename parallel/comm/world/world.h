@@ -37,7 +37,6 @@ class World {
   int local_size() const { return local_size_; }
   /// Host name of every rank.
   const std::vector<std::string>& hosts() const { return hosts_; }
-  bool uses_mpi() const { return mpi_ != nullptr; }
 
   Communicator& comm() { return *comm_; }
   CollectiveLog& collective_log() { return *log_; }
