@@ -153,8 +153,8 @@ TEST_CASE("a malformed index is refused by the field that is wrong", "[indexed]"
   refused(idx + 'x', bin, "size");
   refused(idx + "xyz", bin, "multimodal");
   refused(idx.substr(0, idx.size() - 1), bin, "size");
-  refused(idx.substr(0, 33), bin, "cut");
-  refused("", bin, "cut");
+  refused(idx.substr(0, 33), bin, "truncated");
+  refused("", bin, "truncated");
   refused(idx, bin + 'x', "size 11 bytes");
   refused(idx, bin.substr(1), "ends at byte 10");
   refused(idx, "", "has 0 bytes");
