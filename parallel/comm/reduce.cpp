@@ -55,7 +55,7 @@ struct Numeric {
   static T round(T x) { return x; }
 };
 template <class T>
-struct Format16 {
+struct Numeric16 {
   using Storage = uint16_t;
   using Compute = float;
   static float upcast(uint16_t bits) {
@@ -66,9 +66,9 @@ struct Format16 {
   static uint16_t round(float x) { return T(x).bits; }
 };
 template <>
-struct Numeric<bf16> : Format16<bf16> {};
+struct Numeric<bf16> : Numeric16<bf16> {};
 template <>
-struct Numeric<f16> : Format16<f16> {};
+struct Numeric<f16> : Numeric16<f16> {};
 
 template <class T, class F>
 void reduce_typed(void* out, std::span<const void* const> parts, int64_t count) {

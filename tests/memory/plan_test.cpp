@@ -125,5 +125,5 @@ TEST_CASE("an input that is read again is not taken over", "[memory]") {
 TEST_CASE("a buffer that is read before it is written is an error", "[memory]") {
   Liveness l;
   const int x = l.add("x", 1, Category::activations);
-  REQUIRE_THROWS_WITH(l.use(x, 3, false), ContainsSubstring("x is read before anything wrote it"));
+  REQUIRE_THROWS_WITH(l.use(x, 3, false), ContainsSubstring("x is read before it is written"));
 }
