@@ -29,8 +29,7 @@ void in_every_order(const Body& body) {
   sim::set_options(before);
 }
 
-// ---- indices
-// -----------------------------------------------------------------------------------------------
+// --- indices -------------------------------------------------------------------------------------
 
 __global__ void indices(unsigned* out) {
   const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
@@ -76,8 +75,7 @@ TEST_CASE("orders are what they are called", "[kernels]") {
   sim::set_options(before);
 }
 
-// ---- barriers
-// ----------------------------------------------------------------------------------------------
+// --- barriers ------------------------------------------------------------------------------------
 
 __global__ void ladder(int* out, int steps) {
   NRL_DYN_SHARED(int, values);
@@ -131,8 +129,7 @@ TEST_CASE("barriers vote, and threads that have returned are not waited for", "[
   });
 }
 
-// ---- warps
-// -------------------------------------------------------------------------------------------------
+// --- warps ---------------------------------------------------------------------------------------
 
 struct Shuffled {
   int direct[32], up[32], down[32], bits[32];
@@ -200,8 +197,7 @@ TEST_CASE("votes of parts of a warp, and shuffles of every type", "[kernels]") {
   });
 }
 
-// ---- reductions of kernel.h
-// --------------------------------------------------------------------------------
+// --- reductions of kernel.h ----------------------------------------------------------------------
 
 __global__ void reductions(const float* x, float* sums, float* maxima) {
   const float v = x[blockIdx.x * blockDim.x + threadIdx.x];
@@ -227,8 +223,7 @@ TEST_CASE("block_sum and block_max give every thread the same", "[kernels]") {
   });
 }
 
-// ---- atomics
-// -----------------------------------------------------------------------------------------------
+// --- atomics -------------------------------------------------------------------------------------
 
 struct Counters {
   float sum = 0;
@@ -265,8 +260,7 @@ TEST_CASE("atomic operations lose nothing", "[kernels]") {
   });
 }
 
-// ---- matrix tile and asynchronous copies
-// -------------------------------------------------------------------
+// --- matrix tile and asynchronous copies ---------------------------------------------------------
 
 __global__ void tile_product(const bf16* a, const bf16* b, float* d) {
   // Through shared memory, as a matrix product would: A is 16 x 16 and B 8 x 16 (column by column).
@@ -321,8 +315,7 @@ __global__ void half_a_warp(float* out) {
   out[threadIdx.x] = d[0];
 }
 
-// ---- errors
-// ------------------------------------------------------------------------------------------------
+// --- errors --------------------------------------------------------------------------------------
 
 __global__ void traps(int* out, unsigned block) {
   if (blockIdx.x == block && threadIdx.x == 3) __trap();
@@ -372,8 +365,7 @@ TEST_CASE("device functions refuse to run outside a kernel", "[kernels]") {
   CHECK(error_of([] { __syncthreads(); }).find("outside a kernel") != std::string::npos);
 }
 
-// ---- several launching threads
-// -----------------------------------------------------------------------------
+// --- several launching threads -------------------------------------------------------------------
 
 TEST_CASE("several OS threads launch at the same time", "[kernels]") {
   std::array<int, 4> good{};

@@ -1,8 +1,8 @@
-// Host code with planted errors of streams and memory: what the simulated device and the sanitizers report,
-// and that they report nothing of the same code put right.
+// Host code with seeded errors of streams and memory: what the simulated device and the sanitizers report,
+// and that they report nothing of the corrected code.
 //
-//   planted_errors check            runs every case in a process of its own
-//   planted_errors run NAME [fixed]
+//   seeded_errors check            runs every case in a process of its own
+//   seeded_errors run NAME [fixed]
 
 #include <array>
 #include <cstdio>
@@ -167,7 +167,7 @@ int check(const std::string& self) {
     }
     expect(std::string(c.name) + " fixed", output_of(self, std::string(c.name) + " fixed"), clean);
   }
-  std::printf("%d planted errors reported, %d failures\n", seen, failures);
+  std::printf("%d seeded errors reported, %d failures\n", seen, failures);
   return failures == 0 ? 0 : 1;
 }
 
@@ -177,6 +177,6 @@ int main(int argc, char** argv) {
   const std::string_view mode = argc > 1 ? argv[1] : "";
   if (mode == "check") return check(argv[0]);
   if (mode == "run" && argc > 2) return run(argv[2], argc > 3 && std::strcmp(argv[3], "fixed") == 0);
-  std::fprintf(stderr, "usage: planted_errors check | run NAME [fixed]\n");
+  std::fprintf(stderr, "usage: seeded_errors check | run NAME [fixed]\n");
   return 64;
 }

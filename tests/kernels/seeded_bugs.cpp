@@ -1,9 +1,9 @@
-// Kernels with planted bugs, each with a fixed twin: proves that the fiber engine and the sanitizers report
+// Kernels with seeded bugs, each with a fixed twin: proves that the fiber engine and the sanitizers report
 // the one and not the other. Built three times: plain, with the address and undefined-behaviour sanitizers,
 // and with the thread sanitizer.
 //
-//   planted_bugs_BUILD check             every bug that this build can see, in a process of its own
-//   planted_bugs_BUILD run NAME [fixed]  one kernel
+//   seeded_bugs_BUILD check             every bug that this build can see, in a process of its own
+//   seeded_bugs_BUILD run NAME [fixed]  one kernel
 
 #include <array>
 #include <cmath>
@@ -31,8 +31,7 @@ struct Memory {
   unsigned arrived = 0;
 };
 
-// ---- shared memory and barriers
-// ----------------------------------------------------------------------------
+// --- shared memory and barriers ------------------------------------------------------------------
 
 __global__ void read_after_write(float* out, bool fixed) {
   NRL_SHARED(float, s, [threads]);
@@ -84,8 +83,7 @@ __global__ void deadlock(float* out, bool fixed) {
   out[threadIdx.x] = 1;
 }
 
-// ---- warps
-// -------------------------------------------------------------------------------------------------
+// --- warps ---------------------------------------------------------------------------------------
 
 __global__ void lane_not_in_mask(float* out, bool fixed) {
   if (threadIdx.x < 8) out[threadIdx.x] = __shfl_xor_sync(fixed ? 0xffu : 0x0fu, 1.0f, 1);
@@ -110,8 +108,7 @@ __global__ void missing_syncwarp(float* out, bool fixed) {
   out[threadIdx.x] = s[threadIdx.x ^ 1];
 }
 
-// ---- asynchronous copies
-// -----------------------------------------------------------------------------------
+// --- asynchronous copies -------------------------------------------------------------------------
 
 __global__ void missing_wait(float* out, const float* in, bool fixed) {
   NRL_SHARED(uint4, s, [threads]);
@@ -145,8 +142,7 @@ __global__ void wait_without_barrier(float* out, const float* in, bool fixed) {
   out[threadIdx.x] = reinterpret_cast<const float4*>(s)[threads - 1 - threadIdx.x].x;
 }
 
-// ---- races between blocks
-// ----------------------------------------------------------------------------------
+// --- races between blocks ------------------------------------------------------------------------
 
 __global__ void block_race(float* out, bool fixed) {
   if (threadIdx.x != 0) return;
@@ -167,8 +163,7 @@ __global__ void missing_fence(float* out, unsigned* arrived, bool fixed) {
   for (unsigned i = 1; i < blocks; ++i) out[0] += out[i];
 }
 
-// ---- bounds and alignment
-// ----------------------------------------------------------------------------------
+// --- bounds and alignment ------------------------------------------------------------------------
 
 __global__ void outside_static(float* out, bool fixed) {
   NRL_SHARED(float, s, [threads]);
@@ -234,8 +229,7 @@ __global__ void overflowing_offset(float* out, int row, int columns, bool fixed)
   if (offset < 0) out[threadIdx.x] = 1;
 }
 
-// ---- what the hardware refuses
-// -----------------------------------------------------------------------------
+// --- what the hardware refuses -------------------------------------------------------------------
 
 __global__ void nothing(float* out) {
   if (blockIdx.y == 0 && threadIdx.z == 0) out[threadIdx.x] = 1;
@@ -251,8 +245,7 @@ __global__ void much_static(float* out, bool fixed) {
   out[threadIdx.x] = a[threadIdx.x];
 }
 
-// ---- the table
-// ---------------------------------------------------------------------------------------------
+// --- the table -----------------------------------------------------------------------------------
 
 struct Bug {
   const char* name;
@@ -295,7 +288,7 @@ const Bug bugs[] = {
     {"outside_static", LAUNCH(outside_static, 1, 0, fixed), nullptr, bounds, nullptr},
     {"outside_dynamic", LAUNCH(outside_dynamic, 1, dynamic, fixed), nullptr, bounds, nullptr},
     {"outside_global", LAUNCH(outside_global, blocks, 0, fixed), nullptr, bounds, nullptr},
-    {"outside_local", LAUNCH(outside_local, 1, 0, fixed), nullptr, "planted_bugs.cpp", nullptr},
+    {"outside_local", LAUNCH(outside_local, 1, 0, fixed), nullptr, "seeded_bugs.cpp", nullptr},
     {"vector_past_the_end", LAUNCH(vector_past_the_end, 1, 0, m.in.data(), fixed), nullptr, bounds, nullptr},
     {"copy_past_the_end", LAUNCH(copy_past_the_end, 1, 0, m.in.data(), fixed), nullptr, bounds, nullptr},
     {"misaligned_global", LAUNCH(misaligned_global, 1, 0, m.in.data(), fixed), "not aligned", "not aligned",
@@ -335,8 +328,7 @@ const Bug bugs[] = {
      "a GPU refuses", "a GPU refuses", "a GPU refuses"},
 };
 
-// ---- running them
-// ------------------------------------------------------------------------------------------
+// --- running them --------------------------------------------------------------------------------
 
 constexpr const char* clean = "nothing wrong";
 
@@ -393,11 +385,11 @@ int check(const std::string& self) {
       expect(bug.name, output, expected);
       // Every report names the place: kernels by name, memory errors and races by file and line.
       if (expected != nan)
-        expect(bug.name, output, output.find("KernelError") == output.npos ? "planted_bugs.cpp:" : "kernel ");
+        expect(bug.name, output, output.find("KernelError") == output.npos ? "seeded_bugs.cpp:" : "kernel ");
     }
     expect(std::string(bug.name) + " fixed", output_of(self, std::string(bug.name) + " fixed"), clean);
   }
-  std::printf("%d planted bugs reported, %d failures\n", seen, failures);
+  std::printf("%d seeded bugs reported, %d failures\n", seen, failures);
   return failures == 0 ? 0 : 1;
 }
 
@@ -407,6 +399,6 @@ int main(int argc, char** argv) {
   const std::string_view mode = argc > 1 ? argv[1] : "";
   if (mode == "check") return check(argv[0]);
   if (mode == "run" && argc > 2) return run(argv[2], argc > 3 && std::strcmp(argv[3], "fixed") == 0);
-  std::fprintf(stderr, "usage: planted_bugs check | run NAME [fixed]\n");
+  std::fprintf(stderr, "usage: seeded_bugs check | run NAME [fixed]\n");
   return 64;
 }
