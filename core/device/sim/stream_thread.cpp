@@ -4,9 +4,9 @@
 
 #include <cstdlib>
 
-#include "core/device/sim/engine/context.h"
 #include "core/device/sim/engine/sanitizers.h"
 #include "core/device/sim/engine/shared_memory.h"
+#include "core/device/sim/engine/stacks.h"
 
 namespace nrl::sim {
 namespace {

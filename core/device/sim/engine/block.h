@@ -5,22 +5,35 @@
 // stack, one after another, until one of them must wait: then the stack stays with it and the next gets
 // another. Under the thread sanitizer each thread keeps a stack and a sanitizer fiber of its own for good.
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
+#include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "core/base/philox.h"
 #include "core/device/sim/engine/engine.h"
+#include "core/device/sim/engine/sanitizers.h"
 #include "core/device/sim/engine/shared_memory.h"
+#include "core/device/sim/engine/stacks.h"
 
 namespace nrl::sim {
 
-/// A stack with what is needed to switch to and from it. Owns its memory.
-struct Stack {
-  std::byte* low = nullptr;  ///< lowest address; null: the OS thread's own stack
-  size_t bytes = 0;
-  void* context = nullptr;     ///< where it goes on (context.h)
-  void* fake_stack = nullptr;  ///< the address sanitizer's
-};
+/// Puts first, first + 1, ... into `out` in the order of `options`; `stream` tells several random ones apart.
+template <class Int>
+void permute(const Options& options, uint64_t stream, std::span<Int> out, Int first = 0) {
+  std::iota(out.begin(), out.end(), first);
+  if (options.order == Order::reverse) std::reverse(out.begin(), out.end());
+  if (options.order != Order::random) return;
+  PhiloxBlock draws{};
+  for (size_t i = out.size(); i > 1; --i) {
+    const size_t k = out.size() - i;
+    if (k % draws.size() == 0) draws = philox4x32(k, stream, options.seed);
+    std::swap(out[i - 1], out[draws[k % draws.size()] % i]);
+  }
+}
 
 enum class State : uint8_t { fresh, ready, in_warp_op, in_barrier, done };
 
@@ -40,12 +53,12 @@ struct Lane : ThreadView {
   AsyncCopies* copies = nullptr;
 };
 
-class Block : public BlockView {
+class ThreadBlock : public BlockView {
  public:
-  Block();
-  ~Block();
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
+  ThreadBlock();
+  ~ThreadBlock();
+  ThreadBlock(const ThreadBlock&) = delete;
+  ThreadBlock& operator=(const ThreadBlock&) = delete;
 
   /// Runs the block with this linear index.
   void run(const Launch& launch, size_t block_index, const Options& options, void (*body)(void*),
@@ -73,8 +86,6 @@ class Block : public BlockView {
   void resume(Stack& stack, Lane* lane);
   void suspend();
   void jump(Stack& from, Stack& to, bool for_good);
-  Stack* take_stack(const Lane& lane);
-  Stack* new_stack();
   void ended(Lane& lane);
   void open_barrier();
   bool try_complete(const Lane& arrived);
@@ -96,8 +107,7 @@ class Block : public BlockView {
   std::array<int16_t, max_threads / warp_size> warp_order_{};
   int next_ = 0, next_end_ = 0;  ///< fresh lanes to run, indices into order_
 
-  std::vector<Stack> stacks_;
-  std::vector<Stack*> idle_;
+  StackPool stacks_;
   Stack scheduler_;
   Stack* running_ = nullptr;
   Stack* finished_ = nullptr;  ///< the stack that nothing runs on any more
@@ -116,5 +126,22 @@ class Block : public BlockView {
   std::array<char, 2> end_{};  ///< of the blocks that ran here, in turn
   std::array<char, 2> barrier_passed_{};
 };
+
+/// The block that runs on this OS thread; null between blocks.
+inline constinit thread_local ThreadBlock* active_block = nullptr;
+
+// After a switch every return is predicted wrong: what lies between a kernel and the switch is inlined.
+[[gnu::always_inline]] inline void ThreadBlock::jump(Stack& from, Stack& to, bool for_good) {
+  if (sanitizer::address())
+    __sanitizer_start_switch_fiber(for_good ? nullptr : &from.fake_stack, to.low, to.bytes);
+  nrl_switch_context(&from.context, to.context);
+  if (sanitizer::address()) __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
+}
+
+[[gnu::always_inline]] inline void ThreadBlock::suspend() {
+  here().stack = running_;
+  sanitizer::become(scheduler_fiber_);
+  jump(*running_, scheduler_, false);
+}
 
 }  // namespace nrl::sim

@@ -3,7 +3,7 @@
 #include <memory>
 #include <new>
 
-#include "core/device/sim/engine/context.h"
+#include "core/device/sim/engine/stacks.h"
 
 namespace nrl::sim {
 
@@ -23,7 +23,7 @@ void* make_context(void* stack, size_t bytes, void (*entry)()) {
 }
 
 extern "C" void nrl_switch_context(void** from, void* to) {
-  ucontext_t here;  // on the stack that is left, which stays as it is until somebody comes back
+  ucontext_t here;  // on the stack that is left, which stays unchanged until it is resumed
   *from = &here;
   swapcontext(&here, static_cast<ucontext_t*>(to));
 }

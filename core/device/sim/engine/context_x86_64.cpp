@@ -1,10 +1,10 @@
 #include <cstdint>
 
-#include "core/device/sim/engine/context.h"
+#include "core/device/sim/engine/stacks.h"
 
 // The state of a suspended flow is its stack pointer: below it lie the six registers that a function must
-// keep, then the address to go on at: a jump, because a return would be predicted to the wrong stack. x87 and
-// SSE control words are the same everywhere here.
+// keep, then the address to resume at: a jump, because a return would be predicted to the wrong stack. x87
+// and SSE control words are the same everywhere here.
 __asm__(
     ".text\n"
     ".p2align 4\n"

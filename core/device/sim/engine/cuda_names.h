@@ -63,8 +63,7 @@ inline int4 make_int4(int x, int y, int z, int w) {
   return {x, y, z, w};
 }
 
-// ---- mathematics: exact to a rounding here, where the GPU's fast functions are not
-// -------------------------
+// --- mathematics: exact to a rounding here, where the GPU's fast functions are not ---------------
 using std::max;
 using std::min;
 inline float rsqrtf(float x) {
@@ -146,8 +145,7 @@ inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>((uint64_t{a} * b) >> 32);
 }
 
-// ---- loads and stores with a hint to the caches
-// ------------------------------------------------------------
+// --- loads and stores with a hint to the caches --------------------------------------------------
 template <class T>
 T __ldg(const T* p) {
   return *p;
@@ -173,8 +171,7 @@ void __stcg(T* p, std::type_identity_t<T> v) {
   *p = v;
 }
 
-// ---- atomics: relaxed, as CUDA's; each returns the old value
-// -----------------------------------------------
+// --- atomics: relaxed, as CUDA's; each returns the old value -------------------------------------
 namespace nrl::sim {
 template <class T, class Update>
 T atomic_update(T* p, const Update& update) {

@@ -160,8 +160,7 @@ inline void finish_copies(AsyncCopies& copies, int group) {
 
 }  // namespace nrl::sim
 
-// ---- barriers, votes and shuffles under CUDA's names
-// -------------------------------------------------------
+// --- barriers, votes and shuffles under CUDA's names ---------------------------------------------
 #define NRL_SITE const nrl::sim::Site& at = nrl::sim::Site::current()
 inline void __syncthreads(NRL_SITE) {
   nrl::sim::barrier(0, at);
@@ -217,8 +216,7 @@ T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, NRL_SITE) {
   return nrl::sim::shuffle(mask, v, source > nrl::sim::last_of_segment(width) ? me : source, width, at);
 }
 
-// ---- kernel.h's wrappers of PTX
-// ----------------------------------------------------------------------------
+// --- kernel.h's wrappers of PTX ------------------------------------------------------------------
 inline void nrl_mma_m16n8k16_bf16(float* d, const unsigned* a, const unsigned* b, const float* c, NRL_SITE) {
   nrl::sim::MatrixTile tile{a, b, c, {}};
   nrl::sim::collective(0xffffffffu, nrl::sim::MatrixTile::op, &tile, at);

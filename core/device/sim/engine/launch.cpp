@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "core/device/sim/engine/block.h"
-#include "core/device/sim/engine/order.h"
 #include "core/device/sim/engine/sanitizers.h"
 
 namespace nrl::sim {
@@ -82,7 +81,7 @@ class Worker {
   }
 
  private:
-  std::optional<Block> slots_[2];
+  std::optional<ThreadBlock> slots_[2];
   size_t launches_ = 0;
   bool busy_ = false;
 };
