@@ -192,7 +192,7 @@ __device__ __forceinline__ float block_max(float v) {
   return v;
 }
 
-/// What element-wise bodies (core/ops/shared/element.h) use on the GPU.
+/// Mathematics of the element-wise bodies (core/ops/shared/element.h) on the GPU.
 struct GpuMath {
   static __device__ __forceinline__ float exp(float x) { return __expf(x); }
   static __device__ __forceinline__ float erf(float x) { return erff(x); }

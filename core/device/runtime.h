@@ -5,7 +5,7 @@
 //
 // A call that fails throws Error: Exit::out_of_memory when memory is short, Exit::internal otherwise, with
 // the name of the call. Errors of work in a stream surface in a later call, at the latest in synchronize().
-// Methods may be called from several threads; the order of calls on one stream is the caller's business.
+// Methods may be called from several threads; the caller must order its calls on one stream.
 
 #include <cstddef>
 #include <cstdint>
@@ -91,10 +91,10 @@ class Runtime {
   /// Runs `function(argument)` on a host thread in stream order; it must not call the runtime.
   virtual void call_host(void (*function)(void*), void* argument, StreamHandle stream) = 0;
 
-  /// Everything enqueued on `stream`, and on streams that wait for events recorded in it, is recorded until
+  /// Everything enqueued on `stream`, and on streams that wait for events recorded in it, is captured until
   /// end_capture() instead of run. Streams that joined must be joined back by an event before the end.
   virtual void begin_capture(StreamHandle stream) = 0;
-  /// True while work for `stream` is recorded instead of run.
+  /// True while work for `stream` is captured instead of run.
   virtual bool capturing(StreamHandle stream) = 0;
   virtual GraphHandle end_capture(StreamHandle stream) = 0;
   virtual void launch(GraphHandle graph, StreamHandle stream) = 0;
@@ -200,7 +200,7 @@ class Memory {
   void* data_ = nullptr;
 };
 
-/// Recorded work that is launched as one.
+/// Captured work that is launched as one.
 class Graph {
  public:
   Graph() = default;

@@ -55,7 +55,7 @@ Graph fork_and_join(Bench& t) {
   return Graph(*t.runtime, t.runtime->end_capture(t.a.get()));
 }
 
-TEST_CASE("a graph runs what was recorded, in the order of its events", "[graph]") {
+TEST_CASE("a graph runs what was captured, in the order of its events", "[graph]") {
   std::set<std::vector<int>> orders;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     Bench t(seed);
@@ -137,20 +137,20 @@ TEST_CASE("calls that break a capture", "[graph]") {
     std::string error;
   };
   for (const Case& c : std::vector<Case>{
-           {[&] { t.a.synchronize(); }, "a stream that is recorded"},
-           {[&] { t.b.synchronize(); }, "while this thread records"},
-           {[&] { t.runtime->synchronize(); }, "while a graph is recorded"},
-           {[&] { outside.synchronize(); }, "while this thread records"},
+           {[&] { t.a.synchronize(); }, "a stream that is being captured"},
+           {[&] { t.b.synchronize(); }, "while this thread captures"},
+           {[&] { t.runtime->synchronize(); }, "while a graph is being captured"},
+           {[&] { outside.synchronize(); }, "while this thread captures"},
            {[&] { outside.wait_in(t.a.get()); }, "from outside"},
            {[&] { copy(pageable.data()); }, "pageable"},
-           {[&] { (void)t.runtime->allocate(1); }, "while this thread records"},
+           {[&] { (void)t.runtime->allocate(1); }, "while this thread captures"},
        }) {
     t.runtime->begin_capture(t.a.get());
     t.note(t.a, 1);
     const std::string error = error_of(c.call);
     INFO(error);
     REQUIRE(contains(error, c.error));
-    REQUIRE(contains(error_of([&] { t.runtime->end_capture(t.a.get()); }), "the recording is lost"));
+    REQUIRE(contains(error_of([&] { t.runtime->end_capture(t.a.get()); }), "the capture is invalid"));
   }
   // These do not.
   t.runtime->begin_capture(t.a.get());
@@ -181,11 +181,11 @@ TEST_CASE("events of a capture tell nothing to the host", "[graph]") {
   const Event event(*t.runtime);
   t.runtime->begin_capture(t.a.get());
   event.record(t.a.get());
-  REQUIRE(contains(error_of([&] { (void)event.done(); }), "recorded into a graph"));
+  REQUIRE(contains(error_of([&] { (void)event.done(); }), "recorded in a capture"));
   const Graph graph(*t.runtime, t.runtime->end_capture(t.a.get()));
-  REQUIRE(contains(error_of([&] { (void)event.done(); }), "recorded into a graph"));
-  REQUIRE(contains(error_of([&] { event.synchronize(); }), "recorded into a graph"));
-  REQUIRE(contains(error_of([&] { event.wait_in(t.b.get()); }), "recorded into a graph"));
+  REQUIRE(contains(error_of([&] { (void)event.done(); }), "recorded in a capture"));
+  REQUIRE(contains(error_of([&] { event.synchronize(); }), "recorded in a capture"));
+  REQUIRE(contains(error_of([&] { event.wait_in(t.b.get()); }), "recorded in a capture"));
   event.record(t.a.get());
   event.synchronize();
   REQUIRE(event.done());
@@ -193,9 +193,9 @@ TEST_CASE("events of a capture tell nothing to the host", "[graph]") {
 
 TEST_CASE("captures begin and end once, where and by whom they began", "[graph]") {
   Bench t;
-  REQUIRE(contains(error_of([&] { t.runtime->end_capture(t.a.get()); }), "no recording began"));
+  REQUIRE(contains(error_of([&] { t.runtime->end_capture(t.a.get()); }), "no capture began"));
   t.runtime->begin_capture(t.a.get());
-  REQUIRE(contains(error_of([&] { t.runtime->begin_capture(t.a.get()); }), "recorded"));
+  REQUIRE(contains(error_of([&] { t.runtime->begin_capture(t.a.get()); }), "captured"));
   std::string elsewhere;
   std::thread([&] { elsewhere = error_of([&] { t.runtime->end_capture(t.a.get()); }); }).join();
   REQUIRE(contains(elsewhere, "another thread"));

@@ -15,7 +15,7 @@ namespace nrl::cpu {
 namespace {
 
 // Rounds of GCC's OpenMP, each one pause instruction: enough for the gaps between the parallel regions of a
-// step. Its default of 300,000 is more than 10 ms of a core that somebody else could use.
+// step. Its default of 300,000 is more than 10 ms of a core that other threads could use.
 constexpr const char* kSpinRounds = "3000";
 
 }  // namespace
@@ -31,7 +31,7 @@ void limit_openmp_spin(char** argv) {
   path[length] = '\0';
   restore_ignored_hangup();
   execv(path, argv);
-  // Where that fails (the file was replaced, no /proc) the program goes on with OpenMP's default.
+  // Where that fails (the file was replaced, no /proc) the program continues with OpenMP's default.
 }
 
 void use_threads(int threads) {

@@ -35,7 +35,7 @@ const char* advice(cudaError_t error) {
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
     case cudaErrorStreamCaptureImplicit:
-      return "; something in the step cannot be recorded: policy.cuda_graph: false runs without graphs";
+      return "; the step has a call that cannot be captured. Fix: set policy.cuda_graph: false";
     default:
       return "";
   }
@@ -68,7 +68,7 @@ cudaEvent_t event_of(EventHandle handle) {
   return static_cast<cudaEvent_t>(handle);
 }
 
-/// Of calls on the way out: what went wrong before is told by other calls.
+/// For calls that release: earlier errors are reported by other calls.
 void ignore(cudaError_t error) {
   if (error != cudaSuccess) cudaGetLastError();
 }

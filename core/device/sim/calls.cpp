@@ -30,8 +30,8 @@ void Device::copy(void* to, const void* from, size_t bytes, CopyKind kind, Strea
   const void* host = to_host ? to : from_host ? from : nullptr;
   const bool pageable = host && !pinned_.contains(host, bytes);
   if (pageable && stream.capture) {
-    break_capture(stream.capture, "a copy of pageable memory was recorded");
-    fail(Exit::internal, "simulated device: a copy of pageable memory cannot be recorded");
+    break_capture(stream.capture, "a copy of pageable memory was captured");
+    fail(Exit::internal, "simulated device: a copy of pageable memory cannot be captured");
   }
   std::vector<Reach::Range> ranges;
   if (!to_host) ranges.push_back({to, bytes});
@@ -71,8 +71,7 @@ void Device::call_host(void (*function)(void*), void* argument, StreamHandle han
       lock, stream_of(handle, "call_host"), [=] { function(argument); }, Reach::only({}));
 }
 
-// ---- memory
-// ------------------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 
 void* Device::allocate(size_t bytes) {
   Lock lock = enter("allocate");
@@ -90,7 +89,7 @@ void* Device::allocate_pinned(size_t bytes) {
   return pinned_.allocate(bytes);
 }
 
-// As cudaFree and cudaFreeHost: after everything under way.
+// As cudaFree and cudaFreeHost: after everything in flight.
 void Device::release(void* p) noexcept {
   Lock lock = enter_last("release");
   for (const auto& c : captures_)
@@ -112,8 +111,7 @@ size_t Device::free_memory() {
   return options_.memory - memory_.used();
 }
 
-// ---- streams and events
-// ------------------------------------------------------------------------------------
+// --- streams and events --------------------------------------------------------------------------
 
 StreamHandle Device::create_stream(Priority) {
   Lock lock = enter("create_stream");
@@ -143,7 +141,7 @@ void Device::synchronize(StreamHandle handle) {
   Stream& stream = stream_of(handle, "synchronize");
   if (stream.capture) {
     break_capture(stream.capture, "a stream of it was synchronized");
-    fail(Exit::internal, "simulated device: synchronize of a stream that is recorded");
+    fail(Exit::internal, "simulated device: synchronize of a stream that is being captured");
   }
   no_capture_here("synchronize");
   const auto end = mark(lock, stream);
@@ -154,7 +152,8 @@ void Device::synchronize(StreamHandle handle) {
 void Device::synchronize() {
   Lock lock = enter("synchronize");
   for (const auto& c : captures_) break_capture(c, "the device was synchronized");
-  if (!captures_.empty()) fail(Exit::internal, "simulated device: synchronize while a graph is recorded");
+  if (!captures_.empty())
+    fail(Exit::internal, "simulated device: synchronize while a graph is being captured");
   advance_until(lock, [&] { return waiting_ == 0; });
   for (const auto& s : streams_) sanitizer::acquire(s.get());
 }
@@ -162,9 +161,9 @@ void Device::synchronize() {
 EventHandle Device::create_event(EventKind kind) {
   Lock lock = enter("create_event");
   check_bound("create_event");
-  auto event = std::make_unique<Event>();
+  auto event = std::make_unique<EventState>();
   event->kind = kind;
-  Event* handle = event.get();
+  EventState* handle = event.get();
   events_.emplace(handle, std::move(event));
   return handle;
 }
@@ -176,7 +175,7 @@ void Device::destroy_event(EventHandle handle) noexcept {
 
 void Device::record(EventHandle handle, StreamHandle stream_handle) {
   Lock lock = enter("record");
-  Event& event = event_of(handle, "record");
+  EventState& event = event_of(handle, "record");
   Stream& stream = stream_of(stream_handle, "record");
   event.capture = stream.capture;
   event.after = stream.tail;
@@ -186,12 +185,12 @@ void Device::record(EventHandle handle, StreamHandle stream_handle) {
 void Device::wait(StreamHandle stream_handle, EventHandle handle) {
   Lock lock = enter("wait");
   Stream& stream = stream_of(stream_handle, "wait");
-  const Event& event = event_of(handle, "wait");
+  const EventState& event = event_of(handle, "wait");
   if (event.capture) {
     if (!event.capture->active)
-      fail(Exit::internal, "simulated device: wait for an event that was last recorded into a graph");
+      fail(Exit::internal, "simulated device: wait for an event that was last recorded in a capture");
     if (stream.capture && stream.capture != event.capture)
-      fail(Exit::internal, "simulated device: two graphs under recording wait for each other");
+      fail(Exit::internal, "simulated device: two captures wait for each other");
     if (!stream.capture) stream.tail.clear();
     stream.capture = event.capture;
     merge(stream.tail, event.after);
@@ -201,7 +200,7 @@ void Device::wait(StreamHandle stream_handle, EventHandle handle) {
   if (stream.capture) {
     break_capture(stream.capture, "a stream of it waited for an event from outside");
     fail(Exit::internal,
-         "simulated device: a stream that is recorded waits for an event from outside of the graph");
+         "simulated device: a stream that is being captured waits for an event from outside the capture");
   }
   Item item;
   item.kind = Item::Kind::wait;
@@ -211,12 +210,12 @@ void Device::wait(StreamHandle stream_handle, EventHandle handle) {
 
 bool Device::done(EventHandle handle) {
   Lock lock = enter("done");
-  const Event& event = event_of(handle, "done");
+  const EventState& event = event_of(handle, "done");
   if (event.capture)
-    fail(Exit::internal, "simulated device: the state of an event that was last recorded into a graph");
+    fail(Exit::internal, "simulated device: the state of an event that was last recorded in a capture");
   const std::shared_ptr<Point> point = event.last;
   if (!point) return true;
-  // A device goes on while somebody polls.
+  // A device makes progress while the host polls.
   if (!point->done && !busy_ && random_() % 2 == 0) {
     step(lock);
     for (const auto& s : streams_) settle(*s);
@@ -228,9 +227,9 @@ bool Device::done(EventHandle handle) {
 
 void Device::synchronize_event(EventHandle handle) {
   Lock lock = enter("synchronize_event");
-  const Event& event = event_of(handle, "synchronize_event");
+  const EventState& event = event_of(handle, "synchronize_event");
   if (event.capture)
-    fail(Exit::internal, "simulated device: waiting for an event that was last recorded into a graph");
+    fail(Exit::internal, "simulated device: waiting for an event that was last recorded in a capture");
   no_capture_here("synchronize_event");
   const std::shared_ptr<Point> point = event.last;
   if (!point) return;
@@ -240,7 +239,7 @@ void Device::synchronize_event(EventHandle handle) {
 
 double Device::elapsed_ms(EventHandle begin, EventHandle end) {
   Lock lock = enter("elapsed_ms");
-  const Event &a = event_of(begin, "elapsed_ms"), &b = event_of(end, "elapsed_ms");
+  const EventState &a = event_of(begin, "elapsed_ms"), &b = event_of(end, "elapsed_ms");
   if (a.kind != EventKind::timed || b.kind != EventKind::timed || !a.last || !b.last || !a.last->done ||
       !b.last->done)
     fail(Exit::internal,
@@ -248,14 +247,13 @@ double Device::elapsed_ms(EventHandle begin, EventHandle end) {
   return b.last->time_ms - a.last->time_ms;
 }
 
-// ---- graphs
-// ------------------------------------------------------------------------------------------------
+// --- graphs --------------------------------------------------------------------------------------
 
 void Device::no_capture_here(const char* call) {
   for (const auto& c : captures_) {
     if (c->thread != std::this_thread::get_id()) continue;
     break_capture(c, fmt::format("{} was called", call));
-    fail(Exit::internal, "simulated device: {} while this thread records a graph", call);
+    fail(Exit::internal, "simulated device: {} while this thread captures a graph", call);
   }
 }
 
@@ -266,7 +264,8 @@ void Device::break_capture(const std::shared_ptr<Capture>& capture, const std::s
 void Device::begin_capture(StreamHandle handle) {
   Lock lock = enter("begin_capture");
   Stream& stream = stream_of(handle, "begin_capture");
-  if (stream.capture) fail(Exit::internal, "simulated device: begin_capture of a stream that is recorded");
+  if (stream.capture)
+    fail(Exit::internal, "simulated device: begin_capture of a stream that is being captured");
   stream.capture = std::make_shared<Capture>();
   stream.capture->thread = std::this_thread::get_id();
   stream.capture->origin = &stream;
@@ -284,7 +283,7 @@ GraphHandle Device::end_capture(StreamHandle handle) {
   Stream& stream = stream_of(handle, "end_capture");
   const std::shared_ptr<Capture> capture = stream.capture;
   if (!capture || capture->origin != &stream)
-    fail(Exit::internal, "simulated device: end_capture of a stream where no recording began");
+    fail(Exit::internal, "simulated device: end_capture of a stream where no capture began");
   if (capture->thread != std::this_thread::get_id())
     fail(Exit::internal, "simulated device: end_capture by another thread than began it");
   const bool joined = capture->joined(stream.tail);
@@ -296,9 +295,9 @@ GraphHandle Device::end_capture(StreamHandle handle) {
   capture->active = false;
   std::erase(captures_, capture);
   if (!capture->broken.empty())
-    fail(Exit::internal, "simulated device: the recording is lost: {}", capture->broken);
+    fail(Exit::internal, "simulated device: the capture is invalid: {}", capture->broken);
   if (!joined)
-    fail(Exit::internal, "simulated device: work was recorded on a stream that was not joined back");
+    fail(Exit::internal, "simulated device: work was captured on a stream that was not joined back");
   graphs_.emplace(capture->graph.get(), capture->graph);
   return capture->graph.get();
 }
@@ -309,7 +308,8 @@ void Device::launch(GraphHandle handle, StreamHandle stream_handle) {
   Stream& stream = stream_of(stream_handle, "launch");
   const auto it = graphs_.find(handle);
   if (it == graphs_.end()) fail(Exit::internal, "simulated device: launch of no graph, or of one destroyed");
-  if (stream.capture) fail(Exit::internal, "simulated device: launch of a graph while another is recorded");
+  if (stream.capture)
+    fail(Exit::internal, "simulated device: launch of a graph while another is being captured");
   const std::shared_ptr<Graph> graph = it->second;
   if (graph->last) {
     Item item;

@@ -49,7 +49,7 @@ Device::Device(const device::SimOptions& options) : options_(options), random_(o
   static std::atomic<uint64_t> devices = 0;
   id_ = ++devices;
   constexpr uint64_t chances[] = {0, 0, 8, 2};
-  eager_ = chances[(options.seed - 1) % 4];
+  immediate_ = chances[(options.seed - 1) % 4];
   properties_.name = "simulated";
   properties_.major = 9;
   properties_.multiprocessors = options.multiprocessors;
@@ -80,7 +80,7 @@ Device::~Device() {
         leaked, events_.size(), graphs_.size(), memory_.count(), memory_.used(), pinned_.count());
   if (error_ && !error_seen_)
     problem +=
-        fmt::format("{}an error that no call told of: {}", problem.empty() ? "" : "; ", text_of(error_));
+        fmt::format("{}unreported asynchronous error: {}", problem.empty() ? "" : "; ", text_of(error_));
   {
     const std::lock_guard names(registry().mutex);
     for (const auto& s : streams_) registry().owner.erase(s.get());
@@ -96,8 +96,7 @@ void Device::bind_thread() {
   if (std::find(bound.begin(), bound.end(), id_) == bound.end()) bound.push_back(id_);
 }
 
-// ---- calls
-// -------------------------------------------------------------------------------------------------
+// --- calls ---------------------------------------------------------------------------------------
 
 Device::Lock Device::enter(const char* call) {
   if (in_work) fail(Exit::internal, "simulated device: {} was called by work of a stream", call);
@@ -129,15 +128,14 @@ Stream& Device::stream_of(device::StreamHandle handle, const char* call) {
        handle ? "no stream of this device, or one that was destroyed" : "no stream was given");
 }
 
-Event& Device::event_of(device::EventHandle handle, const char* call) {
+EventState& Device::event_of(device::EventHandle handle, const char* call) {
   const auto it = events_.find(handle);
   if (it == events_.end())
     fail(Exit::internal, "simulated device: {}: no event of this device, or one that was destroyed", call);
   return *it->second;
 }
 
-// ---- running
-// -----------------------------------------------------------------------------------------------
+// --- running -------------------------------------------------------------------------------------
 
 /// Tells the thread sanitizer what the item at the front of a queue means.
 void Device::order(Stream& stream) {
@@ -249,7 +247,7 @@ bool Device::step(Lock& lock) {
   return true;
 }
 
-/// After an error nothing runs any more, and nobody may wait.
+/// After an error nothing runs any more, and no call may wait.
 void Device::pass_all() {
   for (const auto& s : streams_) {
     for (Item& item : s->queue)
@@ -280,8 +278,7 @@ void Device::drain(Lock& lock) noexcept {
   }
 }
 
-// ---- enqueueing
-// --------------------------------------------------------------------------------------------
+// --- enqueueing ----------------------------------------------------------------------------------
 
 void Device::push(Lock& lock, Stream& stream, Item item) {
   stream.queue.push_back(std::move(item));
@@ -292,7 +289,7 @@ void Device::push(Lock& lock, Stream& stream, Item item) {
   ++waiting_;
   if (!options_.deferred) {
     advance_until(lock, [&] { return stream.queue.empty(); });
-  } else if (eager_ > 0 && random_() % eager_ == 0) {
+  } else if (immediate_ > 0 && random_() % immediate_ == 0) {
     for (uint64_t n = random_() % 8; n > 0 && !busy_ && !error_ && step(lock); --n) {
     }
     raise();

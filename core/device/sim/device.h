@@ -82,7 +82,7 @@ class Device final : public device::Runtime {
   void check_bound(const char* call) const;
   void raise();
   Stream& stream_of(device::StreamHandle handle, const char* call);
-  Event& event_of(device::EventHandle handle, const char* call);
+  EventState& event_of(device::EventHandle handle, const char* call);
 
   void push(Lock& lock, Stream& stream, Item item);
   void push_work(Lock& lock, Stream& stream, Closure work, Reach reach = {});
@@ -103,15 +103,15 @@ class Device final : public device::Runtime {
   std::condition_variable progress_;
   bool busy_ = false;  // a thread runs work, without holding the mutex
   std::mt19937_64 random_;
-  uint64_t eager_;  // work runs as it is enqueued one time in so many; 0: never
+  uint64_t immediate_;  // one call in so many runs work when it is enqueued; 0: none
   Heap memory_{true}, pinned_{false};
   std::vector<std::unique_ptr<Stream>> streams_;  // in the order of their making
   uint64_t streams_made_ = 0;
-  std::unordered_map<void*, std::unique_ptr<Event>> events_;
+  std::unordered_map<void*, std::unique_ptr<EventState>> events_;
   std::unordered_map<void*, std::shared_ptr<Graph>> graphs_;
-  std::vector<std::shared_ptr<Capture>> captures_;  // under way
+  std::vector<std::shared_ptr<Capture>> captures_;  // active
   size_t waiting_ = 0;                              // items in all queues
-  Stream* favourite_ = nullptr;                     // goes on for `burst_` pieces of work
+  Stream* favourite_ = nullptr;                     // runs the next `burst_` pieces of work
   int burst_ = 0;
   std::exception_ptr error_;  // sticky, as a CUDA error is
   bool error_seen_ = false;

@@ -34,20 +34,20 @@ void protect_pages(std::byte* begin, size_t bytes, bool accessible) {
 
 Heap::~Heap() {
   while (!blocks_.empty()) release(const_cast<std::byte*>(blocks_.begin()->first));
-  for (const Block& block : released_) unmap(block);
+  for (const Allocation& block : released_) unmap(block);
 }
 
-void Heap::unmap(const Block& block) {
+void Heap::unmap(const Allocation& block) {
   sanitizer::unpoison(block.map, block.mapped);  // the addresses may come back for something else
   munmap(block.map, block.mapped);
 }
 
-void Heap::protect(const Block& block, bool accessible) {
+void Heap::protect(const Allocation& block, bool accessible) {
   protect_pages(block.map, block.mapped - page(), accessible);
 }
 
 void Heap::protect(const Reach::Range& range, bool accessible) const {
-  const Block* block = block_of(range.data, range.bytes);
+  const Allocation* block = block_of(range.data, range.bytes);
   if (!block || !block->guarded) return;
   const size_t offset = static_cast<size_t>(static_cast<const std::byte*>(range.data) - block->map);
   const size_t begin = offset / page() * page();
@@ -57,7 +57,7 @@ void Heap::protect(const Reach::Range& range, bool accessible) const {
 void* Heap::allocate(size_t bytes) {
   // The block's end, rounded to its alignment, is where the guard page begins.
   const size_t body = round_up(bytes == 0 ? 1 : bytes, alignment), pages = round_up(body, page());
-  Block block;
+  Allocation block;
   block.mapped = pages + page();
   block.bytes = bytes;
   block.guarded = guarded_ && pages <= largest_guarded;
@@ -78,7 +78,7 @@ void* Heap::allocate(size_t bytes) {
 bool Heap::release(void* p) {
   const auto it = blocks_.find(static_cast<const std::byte*>(p));
   if (it == blocks_.end()) return false;
-  const Block block = it->second;
+  const Allocation block = it->second;
   blocks_.erase(it);
   used_ -= block.bytes;
   protect(block, false);
@@ -92,7 +92,7 @@ bool Heap::release(void* p) {
   return true;
 }
 
-const Heap::Block* Heap::block_of(const void* p, size_t bytes) const {
+const Heap::Allocation* Heap::block_of(const void* p, size_t bytes) const {
   const auto* first = static_cast<const std::byte*>(p);
   auto it = blocks_.upper_bound(first);
   if (it == blocks_.begin()) return nullptr;

@@ -46,24 +46,24 @@ class Heap {
   void close();
 
  private:
-  struct Block {
+  struct Allocation {
     std::byte* map = nullptr;
     size_t mapped = 0;  ///< bytes, with the guard page
     size_t bytes = 0;
     bool guarded = false;
   };
-  static void unmap(const Block& block);
-  static void protect(const Block& block, bool accessible);
+  static void unmap(const Allocation& block);
+  static void protect(const Allocation& block, bool accessible);
   void protect(const Reach::Range& range, bool accessible) const;
-  const Block* block_of(const void* p, size_t bytes) const;
+  const Allocation* block_of(const void* p, size_t bytes) const;
 
   bool guarded_;
   int opened_ = 0;
   bool all_open_ = false;
   std::vector<Reach::Range> open_ranges_;
   size_t used_ = 0;
-  std::map<const std::byte*, Block> blocks_;  // by first byte
-  std::deque<Block> released_;                // the longest ago first
+  std::map<const std::byte*, Allocation> blocks_;  // by first byte
+  std::deque<Allocation> released_;                // the longest ago first
 };
 
 }  // namespace nrl::sim

@@ -1,5 +1,5 @@
 #pragma once
-// What waits in the streams of a simulated device: pieces of work, events, recorded graphs.
+// What waits in the streams of a simulated device: pieces of work, events, captured graphs.
 
 #include <cstdint>
 #include <deque>
@@ -24,7 +24,7 @@ struct Point {
   double time_ms = 0;
 };
 
-/// Recorded work: pieces, and the earlier pieces that each comes after.
+/// Captured work: pieces, and the earlier pieces that each comes after.
 struct Graph {
   struct Node {
     Closure work;
@@ -35,7 +35,7 @@ struct Graph {
   std::shared_ptr<Point> last;  ///< end of the last launch: launches of one graph do not overlap
 };
 
-/// A recording under way, or over.
+/// A capture, active or over.
 struct Capture {
   std::shared_ptr<Graph> graph = std::make_shared<Graph>();
   std::thread::id thread;        ///< that began it
@@ -46,12 +46,12 @@ struct Capture {
   bool joined(const std::vector<int>& tail) const;
 };
 
-/// A launch of a graph under way.
+/// A launch of a graph in flight.
 class Replay {
  public:
   explicit Replay(std::shared_ptr<Graph> graph);
   bool over() const { return left_ == 0; }
-  /// Nobody else has the graph: its memory goes with this.
+  /// True when this holds the graph alone and will release its memory.
   bool last() const { return graph_.use_count() == 1; }
   /// One of the nodes that may run now.
   int take(std::mt19937_64& random);
@@ -82,14 +82,14 @@ struct Stream {
   std::deque<Item> queue;
   bool destroyed = false;  ///< goes when its queue is empty
   std::shared_ptr<Capture> capture;
-  std::vector<int> tail;  ///< nodes that the next recorded one comes after
+  std::vector<int> tail;  ///< nodes that the next captured one comes after
   StreamThread thread;
 };
 
-struct Event {
+struct EventState {
   device::EventKind kind = device::EventKind::order;
   std::shared_ptr<Point> last;       ///< null: never recorded
-  std::shared_ptr<Capture> capture;  ///< its last record() was recorded here
+  std::shared_ptr<Capture> capture;  ///< its last record() was captured here
   std::vector<int> after;            ///< the nodes it comes after
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// The simulated device: host memory, kernels on fibers (fiber.h), streams whose work is put off. Tests only.
+// The simulated device: host memory, kernels on fibers (fiber.h), streams whose work is deferred. Tests only.
 //
 // Work enqueued on a stream does not run at once. It runs when something must wait for it (synchronize, done,
 // a copy of pageable memory, a long queue), one piece at a time, in any order that the streams and events
@@ -26,12 +26,12 @@ struct SimOptions {
   bool deferred = true;             ///< false: everything runs when it is enqueued
   size_t memory = size_t{4} << 30;  ///< bytes the device claims to have
   int multiprocessors = 4;          ///< what grid sizes are derived from
-  /// Told of leaks and of errors nobody saw when the device closes; empty: standard error and abort().
+  /// Gets leaks and unreported errors when the device closes; empty: standard error and abort().
   std::function<void(const std::string&)> on_problem = {};
 };
 
-/// Binds the calling thread. The seed also picks how eager the device is: seeds 1 and 2 (and every fourth
-/// after them) run nothing before they must, 3 sometimes and 4 often runs work as it is enqueued.
+/// Binds the calling thread. The seed also picks when work runs: seeds 1 and 2 (and every fourth after
+/// them) defer all work until something waits for it, 3 sometimes and 4 often runs it when it is enqueued.
 std::unique_ptr<Runtime> open_sim(const SimOptions& options = {});
 
 }  // namespace nrl::device
