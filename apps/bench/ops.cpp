@@ -58,12 +58,13 @@ class OpCases {
  public:
   OpCases(Machine& machine, const Sizes& sizes, DType activations)
       : e_(machine.exec()), k_(*machine.exec().kernels), s_(sizes), a_(activations), element_(size_of(a_)) {
-    machine.need_workspace(std::max(
-        {ops::norm_backward_workspace(std::max(s_.hidden, s_.head_dim), e_.threads),
-         ops::qk_norm_rope_workspace(s_.head_dim, e_.threads), ops::sum_of_squares_workspace(s_.parameters),
-         machine.gpu() ? std::max(ops::gpu_linear_workspace(s_.hidden, e_.threads),
-                                  ops::embedding_backward_workspace(s_.tokens, s_.hidden))
-                       : ops::linear_workspace(s_.tokens, s_.hidden, s_.hidden, a_, e_.threads)}));
+    machine.need_workspace(
+        std::max({ops::norm_backward_workspace(std::max(s_.hidden, s_.head_dim), e_.threads),
+                  ops::qk_norm_rope_workspace(s_.head_dim, e_.threads),
+                  ops::sum_of_squares_workspace(s_.parameters),
+                  machine.gpu() ? std::max(ops::gpu_linear_workspace(s_.hidden, e_.threads),
+                                           ops::embedding_backward_workspace(s_.tokens, s_.hidden))
+                                : ops::linear_workspace(s_.tokens, s_.hidden, s_.hidden, a_, e_.threads)}));
     norms();
     heads();
     activations_();
@@ -267,7 +268,7 @@ class OpCases {
       a.grad = m.normal(DType::f32, {n}, 1e-3);
       a.exp_avg = m.normal(DType::f32, {n}, 1e-3);
       a.exp_avg_sq = m.constant(DType::f32, {n}, 1e-6);
-      if (low) a.param_low = m.normal(DType::bf16, {n}, 0.02);
+      if (low) a.param_bf16 = m.normal(DType::bf16, {n}, 0.02);
       a.rates[0].weight_decay = 0.1f;
       const ops::AdamWRange range{.count = n};
       const auto chunks = ops::adamw_chunks(std::span(&range, 1));

@@ -33,7 +33,7 @@ void Optimizer::update(const GroupTensors& t) {
   const bool sharded = t.group->sharded();
   ops::AdamW a;
   a.param = master ? master : t.weights;
-  a.param_low = master ? t.weights : Tensor{};
+  a.param_bf16 = master ? t.weights : Tensor{};
   a.grad = t.gradients;
   a.exp_avg = t.find("exp_avg");
   a.exp_avg_sq = t.find("exp_avg_sq");

@@ -13,12 +13,12 @@ namespace nrl::ops {
 struct CrossEntropy {
   Tensor logits;       ///< (N, V) f32; overwritten by the gradient if `weight` is given
   Tensor target;       ///< (N) i32
-  Tensor weight = {};  ///< optional (N) f32
+  Tensor weight = {};  ///< optional (N) f32: dLoss/dlog_prob
   Tensor log_prob;     ///< (N) f32
   Tensor lse = {};     ///< optional (N) f32
-  /// Optional (N, V) bf16, with `weight`: the gradient goes here, and the logits are lost all the same. It
-  /// may be the front half of each row of the logits' own memory (same address, rows twice as many elements
-  /// apart), which needs no second buffer.
+  /// Optional (N, V) bf16, requires `weight`: the gradient is written here, and the logits are overwritten
+  /// with unspecified values. It may be the first half of each row of the logits' own memory (same address,
+  /// row stride twice as many elements), which needs no second buffer.
   Tensor dlogits = {};
 };
 void cross_entropy(Exec& exec, const CrossEntropy& a);

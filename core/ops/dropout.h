@@ -14,21 +14,21 @@ NRL_HOST_DEVICE inline uint64_t dropout_stream(uint64_t stream, const int64_t* s
 
 /// out[n, h] = keep ? x[n, h] / (1 - p) : 0, keep = uniform(PhiloxStream(seed, stream), (first_row + n) * H +
 /// h) >= p; then out += residual[n, h], rounded once. With `step` the stream is (step[0] << 24) | stream,
-/// read on the device, so that a recorded graph makes new masks. The backward pass is the same op on the
+/// read on the device, so that a captured graph makes new masks. The backward pass is the same op on the
 /// gradient. out may alias x or residual.
 struct Dropout {
   Tensor x;              ///< (N, H) f32 or bf16
-  Tensor residual = {};  ///< optional (N, H), added to what was dropped
+  Tensor residual = {};  ///< optional (N, H), added after dropping
   Tensor out;            ///< (N, H)
   float p = 0;
   uint64_t seed = 0;
-  uint64_t stream = 0;    ///< names the place: (layer + 1) << 4 | site
+  uint64_t stream = 0;    ///< of the call site: (layer + 1) << 4 | site
   int64_t first_row = 0;  ///< global index of row 0
   Tensor step = {};       ///< optional (1) i64
 };
 void dropout(Exec& exec, const Dropout& a);
 
-/// Dropout inside another op, which says what a row is; the members are those of Dropout. p = 0: none.
+/// Dropout fused into another op, which defines the rows; members as in Dropout. p = 0: none.
 struct FusedDropout {
   float p = 0;
   uint64_t seed = 0, stream = 0;

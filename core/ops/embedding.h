@@ -7,16 +7,15 @@ namespace nrl::ops {
 
 /// out[n] = table[ids[n]] (+ position_table[positions[n]]).
 struct EmbeddingForward {
-  Tensor ids;                  ///< (N) i32, each in [0, V): the caller has checked
+  Tensor ids;                  ///< (N) i32, each must be in [0, V); not checked
   Tensor table;                ///< (V, H) f32 or bf16
   Tensor position_table = {};  ///< optional (P, H)
   Tensor positions = {};       ///< (N) i32, with position_table
   Tensor out;                  ///< (N, H) f32 or bf16
 };
 
-/// dtable[ids[n]] += dout[n]; dposition_table likewise. The order of additions, and with it the bits, depend
-/// on the ids alone: CPU threads split the columns, a GPU sorts the tokens by id (stably) and adds groups of
-/// them.
+/// dtable[ids[n]] += dout[n]; dposition_table likewise. The order of additions, and with it the
+/// bits, depends on the ids alone: CPU threads split the columns, a GPU sorts the tokens by id (stably).
 struct EmbeddingBackward {
   Tensor ids;
   Tensor dout;                  ///< (N, H)

@@ -9,7 +9,7 @@
 
 namespace nrl::ops {
 
-/// What may differ between the elements of one update.
+/// Hyperparameters that may differ between the elements of one update.
 struct AdamWRates {
   float weight_decay = 0;
   float lr_scale = 1;
@@ -24,19 +24,19 @@ inline constexpr int adamw_rates = 4;
 ///
 /// With `chunks` one call updates many tensors of flat buffers (multi-tensor): then n is a buffer's own
 /// length. With `scalars` the learning rate, grad_scale and step are read from the device (StepScalar,
-/// step.h), and nothing but zeroing happens in a skipped step.
+/// step.h), and a skipped step only zeroes grad.
 struct AdamW {
   Tensor param;                ///< (n) f32 master weights
   Tensor grad;                 ///< (n) f32
   Tensor exp_avg, exp_avg_sq;  ///< (n) f32
-  Tensor param_low = {};       ///< optional (n) bf16 copy of the updated weights
+  Tensor param_bf16 = {};      ///< optional (n) bf16 copy of the updated weights
   float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
   std::array<AdamWRates, adamw_rates> rates = {};  ///< without chunks the first one counts
   float grad_scale = 1;                            ///< unscale * clip factor
   int64_t step = 1;                                ///< 1 for the first update
   bool zero_grad = true;
-  /// optional (C, 4) i64: first element in the flat buffers (grad, param_low; param too without param_low),
-  /// first element in the state buffers (exp_avg, exp_avg_sq; param too with param_low), elements (at most
+  /// optional (C, 4) i64: first element in the flat buffers (grad, param_bf16; param too without param_bf16),
+  /// first element in the state buffers (exp_avg, exp_avg_sq; param too with param_bf16), elements (at most
   /// adamw_chunk), and an index into `rates`. Chunks do not overlap.
   Tensor chunks = {};
   Tensor scalars = {};  ///< optional (StepScalar::count) f64
@@ -44,7 +44,7 @@ struct AdamW {
 inline constexpr int64_t adamw_chunk = 16384;
 void adamw(Exec& exec, const AdamW& a);
 
-/// Elements that one update covers and that lie behind each other in the flat and in the state buffers.
+/// Elements of one update that are consecutive in the flat buffers and in the state buffers.
 struct AdamWRange {
   int64_t flat = 0;   ///< first element in the flat buffers
   int64_t state = 0;  ///< first element in the state buffers

@@ -28,8 +28,8 @@ struct RopeSpec {
 /// frequencies are stretched for). YaRN's attention factor is multiplied in.
 std::vector<float> rope_table(const RopeSpec& spec, int64_t positions, int64_t sequence_length);
 
-/// Rotates x in place: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; `inverse` applies the transpose, which is
-/// the backward pass (the table's scale factor included). Head dimensions beyond rotary_dim are untouched.
+/// Rotates x in place: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin. `inverse` applies the transpose, which is
+/// the backward pass (the table's scale factor included). Head dimensions beyond rotary_dim are not changed.
 struct Rope {
   Tensor x;          ///< (N, heads, D), rows may be strided, in place; f32 or bf16
   Tensor table;      ///< (positions, rotary_dim) f32, from rope_table

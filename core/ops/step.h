@@ -1,12 +1,12 @@
 #pragma once
-// The scalars of an optimizer step, kept in device memory so that no host waits for them: whether the step is
-// taken, how gradients are clipped, Adam's corrections.
+// The scalars of an optimizer step, kept in device memory so that the host does not wait for them: whether
+// the step is taken, how gradients are clipped, Adam's corrections.
 
 #include "core/ops/exec.h"
 
 namespace nrl::ops {
 
-/// Places in a (StepScalar::count) f64 tensor. Integers are exact up to 2^53.
+/// Indices of a (StepScalar::count) f64 tensor. Integers are exact up to 2^53.
 struct StepScalar {
   static constexpr int max_metrics = 4;
   enum Index : int {

@@ -27,12 +27,12 @@ Outputs steps(Exec& e, int64_t n, bool low, bool zero_grad) {
             .grad_scale = 0.01f,
             .step = step,
             .zero_grad = zero_grad};
-    if (low) a.param_low = copy;
+    if (low) a.param_bf16 = copy;
     adamw(e, a);
     synchronize(e);  // the next gradient comes from the host
   }
   return {
-      {"param", param, 8}, {"grad", grad}, {"exp_avg", m, 8}, {"exp_avg_sq", v, 8}, {"param_low", copy, 8}};
+      {"param", param, 8}, {"grad", grad}, {"exp_avg", m, 8}, {"exp_avg_sq", v, 8}, {"param_bf16", copy, 8}};
 }
 
 /// Flat buffers of 41000 elements, of which a rank's state covers parts: long and short runs, at even and at
@@ -71,7 +71,7 @@ Outputs chunked(Exec& e, bool aligned, bool low, bool zero_grad, From from) {
           .step = 3,
           .zero_grad = zero_grad,
           .chunks = table};
-  if (low) a.param_low = copy;
+  if (low) a.param_bf16 = copy;
   if (from != From::host) {
     a.scalars = scalars;
     scalars.set(StepScalar::learning_rate, 3e-2);
@@ -82,7 +82,7 @@ Outputs chunked(Exec& e, bool aligned, bool low, bool zero_grad, From from) {
   }
   adamw(e, a);
   return {
-      {"param", param, 8}, {"grad", grad}, {"exp_avg", m, 8}, {"exp_avg_sq", v, 8}, {"param_low", copy, 8}};
+      {"param", param, 8}, {"grad", grad}, {"exp_avg", m, 8}, {"exp_avg_sq", v, 8}, {"param_bf16", copy, 8}};
 }
 
 /// The chunks joined together are the ranges.

@@ -1,3 +1,5 @@
+// Activations of the MLP on the CPU; formulas in core/ops/activation.h. Rows are split over the threads.
+
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"

@@ -1,3 +1,7 @@
+// Activations of the MLP on the GPU. plain: out = f(x), dx = dout * f'(x). gated: out = f(gate) * up,
+// dgate = dout * up * f'(gate), dup = dout * f(gate). Writes (=) out or dx. A thread has `unroll` packs of E
+// elements (16 bytes) in flight; the grid strides over the packs of all rows.
+
 #include <type_traits>
 
 #include "core/ops/kernel_table.h"
@@ -10,8 +14,8 @@ namespace {
 
 constexpr int threads = 256;
 
-/// The fast functions are as exact as bf16 needs. f32 has twice the bytes for an element, and time for exact
-/// ones.
+/// The fast functions are accurate enough for bf16. f32 moves twice the bytes per element, which hides the
+/// cost of the exact ones.
 struct ExactMath : kernel::GpuMath {
   static __device__ __forceinline__ float exp(float x) { return expf(x); }
   static __device__ __forceinline__ float reciprocal(float x) { return 1.0f / x; }
@@ -24,36 +28,36 @@ template <class T>
 struct ActivationArguments {
   const T *x, *dout;
   T *out, *dx;
-  int64_t x_step, dout_step, out_step, dx_step;
+  int64_t x_stride, dout_stride, out_stride, dx_stride;  ///< of rows
   int64_t width;
   int64_t packs;  ///< of all rows
   Divider packs_per_row;
 };
 
-/// Where a pack is.
-struct Place {
+/// The position of a pack.
+struct Position {
   int64_t row, column;
 };
 template <class T>
-__device__ __forceinline__ Place place_of(const ActivationArguments<T>& a, int64_t pack, int per_pack) {
+__device__ __forceinline__ Position position_of(const ActivationArguments<T>& a, int64_t pack, int per_pack) {
   const int64_t row = a.packs_per_row.quotient(pack);
   return {row, (pack - row * a.packs_per_row.divisor()) * per_pack};
 }
 
 template <class T, int E, Activation kind, bool gated>
 __global__ void __launch_bounds__(threads) activation_kernel(ActivationArguments<T> a) {
-  constexpr int unroll = gated ? 2 : 4;  // four packs under way
+  constexpr int unroll = gated ? 2 : 4;  // four packs in flight
   const int64_t stride = static_cast<int64_t>(gridDim.x) * threads * unroll;
   for (int64_t base = static_cast<int64_t>(blockIdx.x) * threads * unroll + threadIdx.x; base < a.packs;
        base += stride) {
     Pack<T, E> x[unroll], up[gated ? unroll : 1];
-    Place at[unroll];
+    Position at[unroll];
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
       const int64_t pack = base + u * threads;
       if (pack >= a.packs) continue;
-      at[u] = place_of(a, pack, E);
-      const T* p = a.x + at[u].row * a.x_step + at[u].column;
+      at[u] = position_of(a, pack, E);
+      const T* p = a.x + at[u].row * a.x_stride + at[u].column;
       x[u].load(p);
       if constexpr (gated) up[u].load(p + a.width);
     }
@@ -69,28 +73,28 @@ __global__ void __launch_bounds__(threads) activation_kernel(ActivationArguments
         if constexpr (gated) v[i] *= factor[i];
       }
       x[u].set(v);
-      x[u].store(a.out + at[u].row * a.out_step + at[u].column);
+      x[u].store(a.out + at[u].row * a.out_stride + at[u].column);
     }
   }
 }
 
 template <class T, int E, Activation kind, bool gated>
 __global__ void __launch_bounds__(threads) activation_backward_kernel(ActivationArguments<T> a) {
-  constexpr int unroll = 2;  // four or six packs under way
+  constexpr int unroll = 2;  // four or six packs in flight
   const int64_t stride = static_cast<int64_t>(gridDim.x) * threads * unroll;
   for (int64_t base = static_cast<int64_t>(blockIdx.x) * threads * unroll + threadIdx.x; base < a.packs;
        base += stride) {
     Pack<T, E> x[unroll], dout[unroll], up[gated ? unroll : 1];
-    Place at[unroll];
+    Position at[unroll];
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
       const int64_t pack = base + u * threads;
       if (pack >= a.packs) continue;
-      at[u] = place_of(a, pack, E);
-      const T* p = a.x + at[u].row * a.x_step + at[u].column;
+      at[u] = position_of(a, pack, E);
+      const T* p = a.x + at[u].row * a.x_stride + at[u].column;
       x[u].load(p);
       if constexpr (gated) up[u].load(p + a.width);
-      dout[u].load(a.dout + at[u].row * a.dout_step + at[u].column);
+      dout[u].load(a.dout + at[u].row * a.dout_stride + at[u].column);
     }
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
@@ -109,7 +113,7 @@ __global__ void __launch_bounds__(threads) activation_backward_kernel(Activation
           v[i] = g[i] * element::activation<MathFor<T>, kind>(v[i]).slope;
         }
       }
-      T* p = a.dx + at[u].row * a.dx_step + at[u].column;
+      T* p = a.dx + at[u].row * a.dx_stride + at[u].column;
       x[u].set(v);
       x[u].store(p);
       if constexpr (gated) {
@@ -138,12 +142,12 @@ void with_kind(Activation kind, bool gated, const Body& body) {
   }
 }
 
-/// The parts that forward and backward share: rows of `narrow` (out or dout) and of x.
+/// The arguments that forward and backward share; `narrow` is out or dout.
 template <class T>
 ActivationArguments<T> arguments_of(const Tensor& x, const Tensor& narrow, int per_pack) {
   ActivationArguments<T> a{};
   a.x = static_cast<const T*>(x.data);
-  a.x_step = x.step(0);
+  a.x_stride = x.step(0);
   a.width = narrow.dim(1);
   a.packs_per_row = Divider(a.width / per_pack);
   a.packs = narrow.dim(0) * (a.width / per_pack);
@@ -154,7 +158,7 @@ template <class T, int E>
 void forward(Exec& exec, const ActivationForward& f) {
   ActivationArguments<T> a = arguments_of<T>(f.x, f.out, E);
   a.out = static_cast<T*>(f.out.data);
-  a.out_step = f.out.step(0);
+  a.out_stride = f.out.step(0);
   with_kind(f.kind, f.gated, [&]<Activation kind, bool gated>() {
     const unsigned grid = kernel::grid_for(a.packs, threads * (gated ? 2 : 4), exec.multiprocessors, 16);
     NRL_LAUNCH((activation_kernel<T, E, kind, gated>), grid, threads, 0, exec.stream, a);
@@ -165,9 +169,9 @@ template <class T, int E>
 void backward(Exec& exec, const ActivationBackward& b) {
   ActivationArguments<T> a = arguments_of<T>(b.x, b.dout, E);
   a.dout = static_cast<const T*>(b.dout.data);
-  a.dout_step = b.dout.step(0);
+  a.dout_stride = b.dout.step(0);
   a.dx = static_cast<T*>(b.dx.data);
-  a.dx_step = b.dx.step(0);
+  a.dx_stride = b.dx.step(0);
   const unsigned grid = kernel::grid_for(a.packs, threads * 2, exec.multiprocessors, 16);
   with_kind(b.kind, b.gated, [&]<Activation kind, bool gated>() {
     NRL_LAUNCH((activation_backward_kernel<T, E, kind, gated>), grid, threads, 0, exec.stream, a);
@@ -175,7 +179,7 @@ void backward(Exec& exec, const ActivationBackward& b) {
 }
 
 void activation_forward_launch(Exec& exec, const ActivationForward& a) {
-  // With gated rows the width of out decides: up begins there.
+  // packed_rows(a.out) covers `up` too, which begins out's width behind `gate`.
   const bool packed = packed_rows(a.x) && packed_rows(a.out);
   for_float_type(a.x.dtype,
                  [&]<class T>() { packed ? forward<T, per_pack<T>>(exec, a) : forward<T, 1>(exec, a); });

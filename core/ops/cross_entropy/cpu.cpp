@@ -1,3 +1,7 @@
+// Token log-probabilities and their gradient on the CPU, rows split over the threads:
+//   lse = row_max + log(sum(exp(x - row_max))),   log_prob = x[target] - lse
+//   gradient: weight * (onehot(target) - softmax(x)), written (=) over the logits or to dlogits
+
 #include "core/ops/cross_entropy.h"
 
 #include <cstring>
@@ -38,8 +42,8 @@ double exponentials(float* x, int64_t n, float m) {
   return total;
 }
 
-/// out = bf16(x * scale), which may lie in the front half of x: a block is read before it is written.
-void scale_to_low(const float* x, int64_t n, float scale, bf16* out) {
+/// out = bf16(x * scale). `out` may be the first half of x's memory: a block is read before it is written.
+void scale_to_bf16(const float* x, int64_t n, float scale, bf16* out) {
   bf16 rounded[block];
   for (int64_t begin = 0; begin < n; begin += block) {
     const int64_t count = std::min(n - begin, block);
@@ -58,23 +62,24 @@ void cross_entropy_kernel(Exec& exec, const CrossEntropy& a) {
   cpu::parallel_for(exec.threads, n, std::max<int64_t>(1, 8192 / v), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       float* x = data_of<float>(a.logits) + r * a.logits.stride[0];
-      bf16* low = a.dlogits ? data_of<bf16>(a.dlogits) + r * a.dlogits.stride[0] : nullptr;
+      bf16* dlogits = a.dlogits ? data_of<bf16>(a.dlogits) + r * a.dlogits.stride[0] : nullptr;
       const int32_t target = targets[r];
       const float weight = weights && target >= 0 ? weights[r] : 0.0f;
       if (target < 0 && !lses) {
         log_probs[r] = 0.0f;
       } else {
-        const float m = maximum(x, v), chosen = target >= 0 ? x[target] : 0.0f;
-        const double total = weight != 0.0f ? exponentials<true>(x, v, m) : exponentials<false>(x, v, m);
-        const double lse = static_cast<double>(m) + std::log(total);
-        log_probs[r] = target >= 0 ? static_cast<float>(static_cast<double>(chosen) - lse) : 0.0f;
+        const float row_max = maximum(x, v), x_target = target >= 0 ? x[target] : 0.0f;
+        const double total =
+            weight != 0.0f ? exponentials<true>(x, v, row_max) : exponentials<false>(x, v, row_max);
+        const double lse = static_cast<double>(row_max) + std::log(total);
+        log_probs[r] = target >= 0 ? static_cast<float>(static_cast<double>(x_target) - lse) : 0.0f;
         if (lses) lses[r] = static_cast<float>(lse);
         if (weight != 0.0f) {
           const float scale = static_cast<float>(-static_cast<double>(weight) / total);
           const float at_target = x[target] * scale + weight;
-          if (low) {
-            scale_to_low(x, v, scale, low);
-            store(low[target], at_target);
+          if (dlogits) {
+            scale_to_bf16(x, v, scale, dlogits);
+            store(dlogits[target], at_target);
           } else {
 #pragma omp simd
             for (int64_t i = 0; i < v; ++i) x[i] *= scale;
@@ -82,7 +87,8 @@ void cross_entropy_kernel(Exec& exec, const CrossEntropy& a) {
           }
         }
       }
-      if (weights && weight == 0.0f) low ? std::fill(low, low + v, bf16()) : std::fill(x, x + v, 0.0f);
+      if (weights && weight == 0.0f)
+        dlogits ? std::fill(dlogits, dlogits + v, bf16()) : std::fill(x, x + v, 0.0f);
     }
   });
 }

@@ -24,13 +24,13 @@ void cross_entropy(Exec& exec, const CrossEntropy& a) {
   NRL_CHECK(!a.lse || is_vector(a.lse, n, DType::f32), "{}: lse is {}", op, describe(a.lse));
   if (a.dlogits) {
     const Tensor& d = a.dlogits;
-    const bool front_half = d.data == a.logits.data && (n <= 1 || d.step(0) == 2 * a.logits.step(0));
-    NRL_CHECK(a.weight && d.rank == 2 && d.dtype == DType::bf16 && same_shape(d, a.logits) && dense_rows(d) &&
-                  (front_half || same_or_disjoint(d, a.logits)),
-              "{}: dlogits are {}, logits are {}: wanted a bf16 matrix of its own or in the front half of "
-              "the logits' "
-              "rows, with weight",
-              op, describe(d), describe(a.logits));
+    const bool first_half = d.data == a.logits.data && (n <= 1 || d.step(0) == 2 * a.logits.step(0));
+    NRL_CHECK(
+        a.weight && d.rank == 2 && d.dtype == DType::bf16 && same_shape(d, a.logits) && dense_rows(d) &&
+            (first_half || same_or_disjoint(d, a.logits)),
+        "{}: dlogits are {}, logits are {}; expected with weight: a bf16 matrix, separate or in the first "
+        "half of each row of the logits",
+        op, describe(d), describe(a.logits));
   }
   const trace::Range range("cross_entropy");
   if (n > 0) exec.kernels->cross_entropy(exec, a);
@@ -40,8 +40,8 @@ RowPlan row_plan(const Exec& exec, int64_t v, bool gradient) {
   RowPlan plan;
   plan.threads = v < 2048 ? 128 : 512;
   if (!gradient) return plan;
-  // Two blocks on a multiprocessor overlap their reading and writing. Rows that both could not keep for the
-  // most part would not stay in the L2 cache either: then one block has all of the shared memory.
+  // Two blocks per multiprocessor overlap reading and writing. Rows of which two blocks could keep less than
+  // half would not stay in the L2 cache either: then one block gets all of the shared memory.
   constexpr int64_t hopper = 227 << 10, reserved = 2 << 10;
   const int64_t limit =
       (exec.device ? static_cast<int64_t>(exec.device->properties().shared_memory_optin) : hopper) - reserved;

@@ -1,3 +1,13 @@
+// Token log-probabilities and their gradient on the GPU; a block per row of logits.
+//
+//   lse = row_max + log(sum(exp(x - row_max)))          log_prob = x[target] - lse
+//   gradient: weight * (onehot(target) - softmax(x))
+//
+// First pass, from the last chunk of the row to the first: maximum and sum by online softmax (Milakov &
+// Gimelshein 2018). Writes (=) log_prob and lse. Second pass, from the first chunk to the last, so that what
+// was read last comes from the L2 cache; the chunks read first are kept in shared memory (RowPlan). Writes
+// (=) the gradient over the logits, or to dlogits in bf16.
+
 #include "core/device/kernel.h"
 #include "core/ops/cross_entropy/row_plan.h"
 #include "core/ops/kernel_table.h"
@@ -10,21 +20,21 @@ namespace {
 using namespace kernel;
 
 constexpr int units = RowPlan::row_units;
-/// Stands for the maximum of no logits; unlike -infinity it can be subtracted from -infinity.
+/// The maximum of no logits; unlike -infinity it can be subtracted from -infinity.
 constexpr float lowest = -3.4028234663852886e38f;
 
-enum class Gradient : uint8_t { none, over_logits, low };
+enum class Gradient : uint8_t { none, over_logits, bf16_copy };
 
 struct Arguments {
   float* logits;
   int64_t stride;
-  bf16* low;  ///< Gradient::low
-  int64_t low_stride;
+  bf16* dlogits;  ///< Gradient::bf16_copy
+  int64_t dlogits_stride;
   int64_t v;
   const int32_t* target;
   const float* weight;  ///< null: Gradient::none
   float *log_prob, *lse;
-  int kept;
+  int kept;  ///< chunks in shared memory
 };
 
 /// The running maximum and the sum of exp(x - maximum).
@@ -43,9 +53,9 @@ struct Online {
   }
 };
 
-/// A row as its threads see it: a few elements in front of the first 16-byte boundary and behind the last
-/// (the edge, one for each of the first threads), and vectors between them in chunks. Thread t has the
-/// vectors (chunk * units + k) * blockDim.x + t, k < units, of a chunk.
+/// A row as its threads see it: vectors of 16 bytes, in chunks, and the few elements before the first 16-byte
+/// boundary and after the last (the edge, one for each of the first threads). Of a chunk, thread t has the
+/// vectors (chunk * units + k) * blockDim.x + t, k < units.
 struct Row {
   float* x;
   int front, vectors, chunks, edge;
@@ -87,21 +97,20 @@ __device__ __forceinline__ void store_bf16(bf16* p, const float (&g)[4], bool al
   }
 }
 
-/// One block per row.
 template <Gradient gradient>
 __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
   NRL_DYN_SHARED(Pack<float>, cache);
   const int64_t r = blockIdx.x;
   const Row row(a.logits + r * a.stride, a.v);
   const int first_kept = row.chunks - min(a.kept, row.chunks);
-  auto place = [&](int chunk, int k) { return row.vector(chunk - first_kept, k); };
+  auto slot = [&](int chunk, int k) { return row.vector(chunk - first_kept, k); };
   const int target = a.target[r];
   const float weight = gradient != Gradient::none && target >= 0 ? a.weight[r] : 0.0f;
   const bool leader = threadIdx.x == 0;
-  const float chosen = leader && target >= 0 ? row.x[target] : 0.0f;
-  float edge = -INFINITY, maximum = 0.0f, sum = 1.0f;
+  const float x_target = leader && target >= 0 ? row.x[target] : 0.0f;
+  float edge = -INFINITY, row_max = 0.0f, sum = 1.0f;
 
-  // From the last chunk to the first. The next one is on its way while a chunk is added.
+  // The load of the next chunk overlaps with the sum of this one.
   if (target >= 0 || a.lse) {
     Online online;
     if (row.edge >= 0) edge = row.x[row.edge];
@@ -114,36 +123,36 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
       if (gradient != Gradient::none && c >= first_kept) {
 #pragma unroll
         for (int k = 0; k < units; ++k)
-          cache[place(c, k)].set({x[4 * k], x[4 * k + 1], x[4 * k + 2], x[4 * k + 3]});
+          cache[slot(c, k)].set({x[4 * k], x[4 * k + 1], x[4 * k + 2], x[4 * k + 3]});
       }
       online.add(x);
 #pragma unroll
       for (int i = 0; i < 4 * units; ++i) x[i] = c > 0 ? next[i] : 0.0f;
     }
-    maximum = block_max(online.maximum);
-    sum = block_sum(online.sum * GpuMath::exp(online.maximum - maximum));
+    row_max = block_max(online.maximum);
+    sum = block_sum(online.sum * GpuMath::exp(online.maximum - row_max));
   }
   if (leader) {
     const float log_sum = logf(sum);
-    a.log_prob[r] = target >= 0 ? (chosen - maximum) - log_sum : 0.0f;
-    if (a.lse) a.lse[r] = maximum + log_sum;
+    a.log_prob[r] = target >= 0 ? (x_target - row_max) - log_sum : 0.0f;
+    if (a.lse) a.lse[r] = row_max + log_sum;
   }
   if constexpr (gradient == Gradient::none) return;
 
-  // From the first chunk to the last. A row of bf16 that lies in the front half of its own logits has its
-  // chunk c over chunks up to c: all threads have read those before anything of it is written.
+  // A bf16 row in the first half of its own logits has its chunk c over chunks up to c. The barrier in the
+  // loop ensures that all threads have read those before the chunk is written.
   const float scale = -weight / sum;
   const bool clear = weight == 0.0f;
-  auto slope = [&](float x) { return clear ? 0.0f : GpuMath::exp(x - maximum) * scale; };
-  bf16* low = gradient == Gradient::low ? a.low + r * a.low_stride : nullptr;
-  const bool low_aligned = reinterpret_cast<uintptr_t>(low + row.front) % 8 == 0;
+  auto gradient_of = [&](float x) { return clear ? 0.0f : GpuMath::exp(x - row_max) * scale; };
+  bf16* dlogits = gradient == Gradient::bf16_copy ? a.dlogits + r * a.dlogits_stride : nullptr;
+  const bool aligned = reinterpret_cast<uintptr_t>(dlogits + row.front) % 8 == 0;
   auto fetch = [&](int chunk, float(&out)[4 * units]) {
     if (clear) return;
     if (chunk < first_kept) return row.load(chunk, out);
 #pragma unroll
     for (int k = 0; k < units; ++k) {
       float v[4];
-      cache[place(chunk, k)].get(v);
+      cache[slot(chunk, k)].get(v);
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[4 * k + e] = v[e];
     }
@@ -153,16 +162,16 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
   for (int c = 0; c < row.chunks; ++c) {
     float next[4 * units] = {};
     if (c + 1 < row.chunks) fetch(c + 1, next);
-    if constexpr (gradient == Gradient::low) __syncthreads();
+    if constexpr (gradient == Gradient::bf16_copy) __syncthreads();
 #pragma unroll
     for (int k = 0; k < units; ++k) {
       const int i = row.vector(c, k);
       float g[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) g[e] = slope(x[4 * k + e]);
+      for (int e = 0; e < 4; ++e) g[e] = gradient_of(x[4 * k + e]);
       if (i >= row.vectors) continue;
-      if constexpr (gradient == Gradient::low) {
-        store_bf16(low + row.front + int64_t{4} * i, g, low_aligned);
+      if constexpr (gradient == Gradient::bf16_copy) {
+        store_bf16(dlogits + row.front + int64_t{4} * i, g, aligned);
       } else {
         store_floats(row.at(i), g);
       }
@@ -172,15 +181,15 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
   }
   __syncthreads();
   auto put = [&](int64_t i, float g) {
-    if constexpr (gradient == Gradient::low) {
-      low[i] = bf16(g);
+    if constexpr (gradient == Gradient::bf16_copy) {
+      dlogits[i] = bf16(g);
     } else {
       row.x[i] = g;
     }
   };
-  if (row.edge >= 0) put(row.edge, slope(edge) + (row.edge == target ? weight : 0.0f));
+  if (row.edge >= 0) put(row.edge, gradient_of(edge) + (row.edge == target ? weight : 0.0f));
   const bool inside = target >= row.front && target < row.front + int64_t{4} * row.vectors;
-  if (leader && inside) put(target, slope(chosen) + weight);
+  if (leader && inside) put(target, gradient_of(x_target) + weight);
 }
 
 void cross_entropy_launch(Exec& exec, const CrossEntropy& a) {
@@ -189,8 +198,8 @@ void cross_entropy_launch(Exec& exec, const CrossEntropy& a) {
   Arguments args{};
   args.logits = static_cast<float*>(a.logits.data);
   args.stride = a.logits.stride[0];
-  args.low = static_cast<bf16*>(a.dlogits.data);
-  args.low_stride = a.dlogits.stride[0];
+  args.dlogits = static_cast<bf16*>(a.dlogits.data);
+  args.dlogits_stride = a.dlogits.stride[0];
   args.v = v;
   args.target = static_cast<const int32_t*>(a.target.data);
   args.weight = static_cast<const float*>(a.weight.data);
@@ -204,7 +213,7 @@ void cross_entropy_launch(Exec& exec, const CrossEntropy& a) {
   } else if (!a.dlogits) {
     NRL_LAUNCH(row_kernel<Gradient::over_logits>, blocks, plan.threads, shared, exec.stream, args);
   } else {
-    NRL_LAUNCH(row_kernel<Gradient::low>, blocks, plan.threads, shared, exec.stream, args);
+    NRL_LAUNCH(row_kernel<Gradient::bf16_copy>, blocks, plan.threads, shared, exec.stream, args);
   }
 }
 

@@ -1,13 +1,12 @@
 #pragma once
-// How a GPU's block takes a row of logits.
+// How a GPU block processes a row of logits.
 
 #include "core/ops/exec.h"
 
 namespace nrl::ops {
 
-/// A block of `threads` owns a row. It reads the row twice: for the maximum and the sum, then for the
-/// gradient. Between the two it keeps `kept` chunks, those that it read first, in shared memory; the others
-/// are the last ones read and come from the L2 cache.
+/// A block of `threads` reads a row twice: for the maximum and the sum, then for the gradient. It keeps the
+/// first `kept` chunks that it read in shared memory; the others were read last and come from the L2 cache.
 struct RowPlan {
   int threads = 0;
   int kept = 0;  ///< chunks of threads * row_units vectors of 16 bytes

@@ -1,3 +1,6 @@
+// Dropout on the CPU: out = keep(element) ? x / (1 - p) : 0, + residual. Rows are split over the threads; the
+// mask is a function of the global element.
+
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"

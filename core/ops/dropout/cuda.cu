@@ -1,3 +1,7 @@
+// Dropout on the GPU: out = keep(element) ? x / (1 - p) : 0, + residual; writes (=) out. The mask is a
+// function of the global element (DropoutMask). A thread has `unroll` packs of E elements (16 bytes); the
+// grid strides over all packs.
+
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/gpu/dropout_mask.cuh"
@@ -12,14 +16,14 @@ template <class T>
 struct DropoutArguments {
   const T *x, *residual;  ///< residual may be null
   T* out;
-  int64_t x_step, residual_step, out_step, width;
+  int64_t x_stride, residual_stride, out_stride, width;
   int64_t first_element;  ///< global, of row 0
   int64_t packs;          ///< of all rows
   Divider packs_per_row;
   DropoutMask mask;
 };
 
-/// A thread has this many packs under way.
+/// Packs of a thread in flight.
 constexpr int unroll = 2;
 
 template <class T, int E>
@@ -36,8 +40,8 @@ __global__ void __launch_bounds__(threads) dropout_kernel(DropoutArguments<T> a)
       row[u] = a.packs_per_row.quotient(index);
       column[u] = (index - row[u] * a.packs_per_row.divisor()) * E;
       if (index >= a.packs) continue;
-      packs[u].load(a.x + row[u] * a.x_step + column[u]);
-      if (a.residual) residuals[u].load(a.residual + row[u] * a.residual_step + column[u]);
+      packs[u].load(a.x + row[u] * a.x_stride + column[u]);
+      if (a.residual) residuals[u].load(a.residual + row[u] * a.residual_stride + column[u]);
     }
 #pragma unroll
     for (int u = 0; u < unroll; ++u) {
@@ -52,7 +56,7 @@ __global__ void __launch_bounds__(threads) dropout_kernel(DropoutArguments<T> a)
         for (int e = 0; e < E; ++e) v[e] += added[e];
       }
       packs[u].set(v);
-      packs[u].store(a.out + row[u] * a.out_step + column[u]);
+      packs[u].store(a.out + row[u] * a.out_stride + column[u]);
     }
   }
 }
@@ -62,10 +66,10 @@ void launch(Exec& exec, const Dropout& d) {
   DropoutArguments<T> a{};
   a.x = static_cast<const T*>(d.x.data);
   a.residual = static_cast<const T*>(d.residual.data);
-  a.residual_step = d.residual ? d.residual.step(0) : 0;
+  a.residual_stride = d.residual ? d.residual.step(0) : 0;
   a.out = static_cast<T*>(d.out.data);
-  a.x_step = d.x.step(0);
-  a.out_step = d.out.step(0);
+  a.x_stride = d.x.step(0);
+  a.out_stride = d.out.step(0);
   a.width = d.x.dim(1);
   a.first_element = d.first_row * a.width;
   a.packs_per_row = Divider(a.width / E);

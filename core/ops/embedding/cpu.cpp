@@ -1,3 +1,7 @@
+// Token and position embeddings on the CPU. forward: out[n] = table[ids[n]] + position_table[positions[n]],
+// tokens split over the threads. backward: dtable[ids[n]] += dout[n] for all n in order, columns split over
+// the threads.
+
 #include "core/ops/embedding.h"
 
 #include "core/device/cpu/parallel.h"
@@ -15,28 +19,29 @@ void forward(Exec& exec, const EmbeddingForward& a) {
   const int64_t n = a.out.dim(0), h = a.out.dim(1);
   const int32_t* ids = data_of<const int32_t>(a.ids);
   const int32_t* positions = data_of<const int32_t>(a.positions);
-  cpu::parallel_for(
-      exec.threads, n, std::max<int64_t>(1, grain_elements / h), [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) {
-          T* out = data_of<T>(a.out) + r * a.out.stride[0];
-          const W* row = data_of<const W>(a.table) + ids[r] * a.table.stride[0];
-          if (a.position_table) {
-            const W* place = data_of<const W>(a.position_table) + positions[r] * a.position_table.stride[0];
+  cpu::parallel_for(exec.threads, n, std::max<int64_t>(1, grain_elements / h),
+                    [&](int64_t begin, int64_t end) {
+                      for (int64_t r = begin; r < end; ++r) {
+                        T* out = data_of<T>(a.out) + r * a.out.stride[0];
+                        const W* row = data_of<const W>(a.table) + ids[r] * a.table.stride[0];
+                        if (a.position_table) {
+                          const W* position_row =
+                              data_of<const W>(a.position_table) + positions[r] * a.position_table.stride[0];
 #pragma omp simd
-            for (int64_t i = 0; i < h; ++i) {
-              store(out[i], static_cast<float>(row[i]) + static_cast<float>(place[i]));
-            }
-          } else {
+                          for (int64_t i = 0; i < h; ++i) {
+                            store(out[i], static_cast<float>(row[i]) + static_cast<float>(position_row[i]));
+                          }
+                        } else {
 #pragma omp simd
-            for (int64_t i = 0; i < h; ++i) store(out[i], static_cast<float>(row[i]));
-          }
-        }
-      });
+                          for (int64_t i = 0; i < h; ++i) store(out[i], static_cast<float>(row[i]));
+                        }
+                      }
+                    });
 }
 
 /// table[index[r], begin..end) += dout[r, begin..end) for all rows in order.
 template <class T>
-void scatter(const Tensor& table, const Tensor& index, const Tensor& dout, int64_t begin, int64_t end) {
+void scatter_add(const Tensor& table, const Tensor& index, const Tensor& dout, int64_t begin, int64_t end) {
   const int32_t* ids = data_of<const int32_t>(index);
   for (int64_t r = 0; r < dout.dim(0); ++r) {
     float* row = data_of<float>(table) + ids[r] * table.stride[0];
@@ -52,9 +57,9 @@ void backward(Exec& exec, const EmbeddingBackward& a) {
   constexpr int64_t line = 16;  // columns of one cache line of dtable, so that threads do not share lines
   const int64_t grain = std::max<int64_t>(4, grain_elements / (n * line));
   cpu::parallel_for(exec.threads, (h + line - 1) / line, grain, [&](int64_t begin, int64_t end) {
-    scatter<T>(a.dtable, a.ids, a.dout, begin * line, std::min(h, end * line));
+    scatter_add<T>(a.dtable, a.ids, a.dout, begin * line, std::min(h, end * line));
     if (a.dposition_table)
-      scatter<T>(a.dposition_table, a.positions, a.dout, begin * line, std::min(h, end * line));
+      scatter_add<T>(a.dposition_table, a.positions, a.dout, begin * line, std::min(h, end * line));
   });
 }
 

@@ -52,7 +52,7 @@ void embedding_backward(Exec& exec, const EmbeddingBackward& a) {
 }
 
 size_t embedding_backward_workspace(int64_t tokens, int64_t hidden) {
-  // Keys and tokens before and after a pass, counts, pieces of sums.
+  // Keys and tokens before and after a pass, counts, partial sums.
   return 4 * scratch_bytes(tokens) + scratch_bytes(sorted::digits * sorted::tiles_of(tokens)) +
          scratch_bytes(2 * sorted::groups_of(tokens) * hidden) + scratch_alignment;
 }

@@ -1,13 +1,13 @@
 #pragma once
-// Sizes of the GPU's backward pass: tokens are sorted by id, and sums run over groups of sorted tokens.
+// Sizes of the GPU's backward pass, which sorts the tokens by id and adds groups of sorted tokens.
 
 #include <cstdint>
 
 namespace nrl::ops::sorted {
 
-/// A pass of the sort orders by one digit. A block of `tile` threads has that many tokens.
+/// A pass of the radix sort orders by one digit; a block of `tile` threads has a token per thread.
 inline constexpr int digit_bits = 9, digits = 1 << digit_bits, tile = 512;
-/// Sorted tokens that a block adds. Runs of one id that cross groups leave pieces, at most two in a group.
+/// Sorted tokens that a block adds. A group has at most two partial sums, of the runs that cross its ends.
 inline constexpr int group = 32;
 
 constexpr int64_t tiles_of(int64_t tokens) {

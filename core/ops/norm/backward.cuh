@@ -1,5 +1,19 @@
 #pragma once
-// Backward kernels of the norms; included by cuda.cu alone.
+// Backward kernels of the norms; included by cuda.cu alone. With dy = dout * weight and
+// xhat = (x - mean) * rstd, where RMS norm has mean = 0 and lacks the term mean_dy:
+//
+//   dx       = rstd * (dy - mean_dy - xhat * mean_dy_xhat) + dresidual   (means over the row)
+//   dweight += sum over rows of dout * xhat
+//   dbias   += sum over rows of dout
+//
+// Reads dout, x, mean, rstd, weight, dresidual. Writes dx (=), which may be dout or dresidual, and one
+// partial sum of dweight and dbias per block (=, workspace); add_partials_kernel adds those to dweight and
+// dbias (+=).
+//
+// norm_rows_backward_kernel: a block has a contiguous range of rows; `threads_per_row` neighboring threads
+// hold a row in registers, N packs of E elements (16 bytes) each.
+// For longer rows norm_columns_kernel (a thread per E columns, blockIdx.x numbers ranges of rows) makes the
+// partial sums and norm_long_rows_backward_kernel (a block per row) dx.
 
 #include "core/ops/kernel_table.h"
 #include "core/ops/shared/gpu/partials.cuh"
@@ -21,43 +35,43 @@ struct BackwardArguments {
   Partials partials;
 };
 
-/// Rows [begin, end) of a block.
-struct Share {
+/// The rows [begin, end) of a block.
+struct RowRange {
   int64_t begin, end;
-  __device__ __forceinline__ explicit Share(int64_t rows)
+  __device__ __forceinline__ explicit RowRange(int64_t rows)
       : begin(rows * blockIdx.x / gridDim.x), end(rows * (blockIdx.x + 1) / gridDim.x) {}
 };
 
-/// dx and the sums over rows in one pass: `lanes` threads share a row and hold it in registers, each up to N
-/// packs of it, with the sums of its columns.
-template <class T, NormKind kind, int N, int most_threads>
-__global__ void __launch_bounds__(most_threads, most_threads <= 384 ? 2 : 1)
-    norm_rows_backward_kernel(BackwardArguments<T> a, int lanes) {
+/// dx and the partial sums in one pass, for rows of up to threads_per_row * N packs. A thread keeps the sums
+/// of its columns in registers.
+template <class T, NormKind kind, int N, int max_block>
+__global__ void __launch_bounds__(max_block, max_block <= 384 ? 2 : 1)
+    norm_rows_backward_kernel(BackwardArguments<T> a, int threads_per_row) {
   constexpr int E = per_pack<T>;
   constexpr bool layer = kind == NormKind::layer;
   NRL_DYN_SHARED(float, sums);
-  RowGroup group(lanes);
-  const int groups = static_cast<int>(blockDim.x) / lanes, d = static_cast<int>(a.d);
+  RowGroup group(threads_per_row);
+  const int rows_per_block = static_cast<int>(blockDim.x) / threads_per_row, d = static_cast<int>(a.d);
   float dweight[N][E] = {}, dbias[layer ? N : 1][E] = {};
-  const Share share(a.rows);
-  for (int64_t first = share.begin; first < share.end; first += groups) {
+  const RowRange range(a.rows);
+  for (int64_t first = range.begin; first < range.end; first += rows_per_block) {
     const int64_t row = first + group.index();
-    const bool mine = row < share.end;
-    const int end = mine ? d : 0;  // no columns for threads without a row
+    const bool valid = row < range.end;
+    const int end = valid ? d : 0;  // a thread without a row has no columns
     Pack<T, E> dout[N], x[N], residual[N];
     const T *dout_row = a.dout[row], *x_row = a.x[row];
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const int c = (group.lane() + k * lanes) * E;
+      const int c = (group.lane() + k * threads_per_row) * E;
       if (c >= end) continue;
       dout[k].load(dout_row + c);
       x[k].load(x_row + c);
     }
-    const float mean = layer && mine ? a.mean[row] : 0.0f, rstd = mine ? a.rstd[row] : 0.0f;
-    float along = 0, level = 0;  // sums of dy * xhat / rstd and of dy
+    const float mean = layer && valid ? a.mean[row] : 0.0f, rstd = valid ? a.rstd[row] : 0.0f;
+    float sum_dy_centered = 0, sum_dy = 0;  // of dy * (x - mean) and of dy
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const int c = (group.lane() + k * lanes) * E;
+      const int c = (group.lane() + k * threads_per_row) * E;
       if (c >= end) continue;
       float g[E], v[E], weight[E];
       dout[k].get(g);
@@ -65,79 +79,78 @@ __global__ void __launch_bounds__(most_threads, most_threads <= 384 ? 2 : 1)
       a.weight.get(c, weight);
 #pragma unroll
       for (int i = 0; i < E; ++i) {
-        const float dy = g[i] * weight[i], centred = v[i] - mean;
-        along += dy * centred;
-        dweight[k][i] += g[i] * (centred * rstd);
+        const float dy = g[i] * weight[i], centered = v[i] - mean;
+        sum_dy_centered += dy * centered;
+        dweight[k][i] += g[i] * (centered * rstd);
         if constexpr (layer) {
-          level += dy;
+          sum_dy += dy;
           dbias[k][i] += g[i];
         }
       }
     }
-    // Under way while the block adds up; earlier it would take registers that hold sums.
+    // Issued here to overlap with the reduction; loading earlier would raise register pressure.
     if (a.dresidual.data) {
       const T* residual_row = a.dresidual[row];
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        const int c = (group.lane() + k * lanes) * E;
+        const int c = (group.lane() + k * threads_per_row) * E;
         if (c < end) residual[k].load(residual_row + c);
       }
     }
     if constexpr (layer) {
-      const float2 both = group.sum(make_float2(along, level));
-      along = both.x;
-      level = both.y;
+      const float2 both = group.sum(make_float2(sum_dy_centered, sum_dy));
+      sum_dy_centered = both.x;
+      sum_dy = both.y;
     } else {
-      along = group.sum(along);
+      sum_dy_centered = group.sum(sum_dy_centered);
     }
-    const float c1 = along * rstd * a.inverse_d, c0 = level * a.inverse_d;
+    const float mean_dy_xhat = sum_dy_centered * rstd * a.inverse_d, mean_dy = sum_dy * a.inverse_d;
     T* dx = a.dx[row];
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const int c = (group.lane() + k * lanes) * E;
+      const int c = (group.lane() + k * threads_per_row) * E;
       if (c >= end) continue;
-      float g[E], v[E], weight[E], other[E] = {};
+      float g[E], v[E], weight[E], residual_v[E] = {};
       dout[k].get(g);
       x[k].get(v);
       a.weight.get(c, weight);
-      if (a.dresidual.data) residual[k].get(other);
+      if (a.dresidual.data) residual[k].get(residual_v);
 #pragma unroll
       for (int i = 0; i < E; ++i)
-        g[i] = rstd * (g[i] * weight[i] - c0 - (v[i] - mean) * rstd * c1) + other[i];
+        g[i] = rstd * (g[i] * weight[i] - mean_dy - (v[i] - mean) * rstd * mean_dy_xhat) + residual_v[i];
       dout[k].set(g);
       dout[k].store(dx + c);
     }
   }
   if (!a.with_weight) return;
   for (int which = 0; which < (layer ? 2 : 1); ++which) {
-    float* mine = sums + static_cast<int64_t>(group.index()) * d;
+    float* row_sums = sums + static_cast<int64_t>(group.index()) * d;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const int c = (group.lane() + k * lanes) * E;
+      const int c = (group.lane() + k * threads_per_row) * E;
       if (c >= d) continue;
       if (which == 0) {
-        store_floats(mine + c, dweight[k]);
+        store_floats(row_sums + c, dweight[k]);
       } else if constexpr (layer) {
-        store_floats(mine + c, dbias[k]);
+        store_floats(row_sums + c, dbias[k]);
       }
     }
-    write_partial(sums, groups, d, a.partials.of(blockIdx.x, which));
+    write_partial(sums, rows_per_block, d, a.partials.of(blockIdx.x, which));
   }
 }
 
 constexpr int column_threads = 128;
 
-/// The sums over rows alone, for rows that do not fit: a thread has E columns. blockIdx.y numbers blocks of
-/// columns.
+/// The partial sums alone, for rows that do not fit into registers. blockIdx.y numbers blocks of columns.
 template <class T, NormKind kind, int E>
 __global__ void __launch_bounds__(column_threads) norm_columns_kernel(BackwardArguments<T> a) {
   constexpr bool layer = kind == NormKind::layer;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * column_threads + threadIdx.x) * E;
   if (c >= a.d) return;
   float dweight[E] = {}, dbias[E] = {};
-  const Share share(a.rows);
+  const RowRange range(a.rows);
 #pragma unroll 4
-  for (int64_t row = share.begin; row < share.end; ++row) {
+  for (int64_t row = range.begin; row < range.end; ++row) {
     Pack<T, E> dout, x;
     float g[E], v[E];
     dout.load(a.dout[row] + c);
@@ -158,19 +171,19 @@ __global__ void __launch_bounds__(column_threads) norm_columns_kernel(BackwardAr
   }
 }
 
-/// dx of rows of any length and place: a block per row.
+/// dx alone, for rows of any length and alignment.
 template <class T, NormKind kind, int E>
 __global__ void __launch_bounds__(512) norm_long_rows_backward_kernel(BackwardArguments<T> a) {
   constexpr bool layer = kind == NormKind::layer;
   RowGroup block(static_cast<int>(blockDim.x));
-  const int64_t step = static_cast<int64_t>(blockDim.x) * E, start = static_cast<int64_t>(threadIdx.x) * E;
+  const int64_t stride = static_cast<int64_t>(blockDim.x) * E, start = static_cast<int64_t>(threadIdx.x) * E;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T *dout_row = a.dout[row], *x_row = a.x[row];
     const T* residual_row = a.dresidual.data ? a.dresidual[row] : nullptr;
     T* dx = a.dx[row];
     const float mean = layer ? a.mean[row] : 0.0f, rstd = a.rstd[row];
-    float along = 0, level = 0;
-    for (int64_t c = start; c < a.d; c += step) {
+    float sum_dy_centered = 0, sum_dy = 0;
+    for (int64_t c = start; c < a.d; c += stride) {
       Pack<T, E> dout, x;
       float g[E], v[E], weight[E];
       dout.load(dout_row + c);
@@ -181,15 +194,15 @@ __global__ void __launch_bounds__(512) norm_long_rows_backward_kernel(BackwardAr
 #pragma unroll
       for (int i = 0; i < E; ++i) {
         const float dy = g[i] * weight[i];
-        along += dy * (v[i] - mean);
-        if constexpr (layer) level += dy;
+        sum_dy_centered += dy * (v[i] - mean);
+        if constexpr (layer) sum_dy += dy;
       }
     }
-    const float2 both = block.sum(make_float2(along, level));
-    const float c1 = both.x * rstd * a.inverse_d, c0 = both.y * a.inverse_d;
-    for (int64_t c = start; c < a.d; c += step) {
+    const float2 both = block.sum(make_float2(sum_dy_centered, sum_dy));
+    const float mean_dy_xhat = both.x * rstd * a.inverse_d, mean_dy = both.y * a.inverse_d;
+    for (int64_t c = start; c < a.d; c += stride) {
       Pack<T, E> dout, x;
-      float g[E], v[E], weight[E], other[E] = {};
+      float g[E], v[E], weight[E], residual_v[E] = {};
       dout.load(dout_row + c);
       x.load(x_row + c);
       dout.get(g);
@@ -198,11 +211,11 @@ __global__ void __launch_bounds__(512) norm_long_rows_backward_kernel(BackwardAr
       if (residual_row) {
         Pack<T, E> residual;
         residual.load(residual_row + c);
-        residual.get(other);
+        residual.get(residual_v);
       }
 #pragma unroll
       for (int i = 0; i < E; ++i)
-        g[i] = rstd * (g[i] * weight[i] - c0 - (v[i] - mean) * rstd * c1) + other[i];
+        g[i] = rstd * (g[i] * weight[i] - mean_dy - (v[i] - mean) * rstd * mean_dy_xhat) + residual_v[i];
       dout.set(g);
       dout.store(dx + c);
     }
@@ -226,37 +239,38 @@ void backward(Exec& exec, const NormBackward& b) {
   float *dweight = static_cast<float*>(b.dweight.data), *dbias = static_cast<float*>(b.dbias.data);
   a.with_weight = dweight || dbias;
   a.partials = {reinterpret_cast<float*>(exec.workspace.data), a.d};
-  const auto most_blocks = static_cast<int64_t>(exec.threads);
+  const auto max_blocks = static_cast<int64_t>(exec.threads);
 
   constexpr int E = per_pack<T>;
-  constexpr int deep = layer ? 1 : 2;  // packs of a thread: a norm with bias has twice as many sums to hold
-  constexpr int usual = 384,
-                largest = layer ? 1024 : 512;  // threads; two blocks of the usual size share a multiprocessor
+  // A norm with bias holds twice as many sums. Two blocks of the default size share a multiprocessor.
+  constexpr int packs_per_thread = layer ? 1 : 2;
+  constexpr int default_block = 384, max_block = layer ? 1024 : 512;  // threads
   const bool packed = packed_rows(b.dout) && packed_rows(b.x) && packed_rows(b.dresidual) &&
                       packed_rows(b.dx) && kernel::aligned16(b.weight.data);
   const int64_t packs = a.d / E;
-  if (packed && packs <= static_cast<int64_t>(largest) * deep) {
-    const int64_t lanes_wanted = (packs + deep - 1) / deep;
-    const bool part_of_warp = lanes_wanted <= kernel::warp;
-    const int lanes = part_of_warp ? power_of_two(lanes_wanted) : round_up(lanes_wanted, kernel::warp);
-    const int groups = max(1, usual / lanes), threads = groups * lanes;
-    const int64_t blocks = min(most_blocks, (a.rows + groups - 1) / groups);
-    const size_t shared = a.with_weight ? static_cast<size_t>(groups) * a.d * sizeof(float) : 0;
+  if (packed && packs <= static_cast<int64_t>(max_block) * packs_per_thread) {
+    const int64_t wanted = (packs + packs_per_thread - 1) / packs_per_thread;
+    const int threads_per_row =
+        wanted <= kernel::warp ? power_of_two(wanted) : round_up(wanted, kernel::warp);
+    const int rows_per_block = max(1, default_block / threads_per_row),
+              threads = rows_per_block * threads_per_row;
+    const int64_t blocks = min(max_blocks, (a.rows + rows_per_block - 1) / rows_per_block);
+    const size_t shared = a.with_weight ? static_cast<size_t>(rows_per_block) * a.d * sizeof(float) : 0;
     const auto grid = static_cast<unsigned>(blocks);
-    if (threads <= usual) {
-      NRL_LAUNCH((norm_rows_backward_kernel<T, kind, deep, usual>), grid, threads, shared, exec.stream, a,
-                 lanes);
+    if (threads <= default_block) {
+      NRL_LAUNCH((norm_rows_backward_kernel<T, kind, packs_per_thread, default_block>), grid, threads, shared,
+                 exec.stream, a, threads_per_row);
     } else {
-      NRL_LAUNCH((norm_rows_backward_kernel<T, kind, deep, largest>), grid, threads, shared, exec.stream, a,
-                 lanes);
+      NRL_LAUNCH((norm_rows_backward_kernel<T, kind, packs_per_thread, max_block>), grid, threads, shared,
+                 exec.stream, a, threads_per_row);
     }
     if (a.with_weight) add_partials(exec, a.partials, static_cast<int>(blocks), dweight, dbias);
     return;
   }
   auto launch = [&]<int width>() {
-    // The sums first: dx may lie in dout.
+    // The partial sums first: dx may be dout.
     if (a.with_weight) {
-      const int64_t blocks = min(most_blocks, (a.rows + 7) / 8);
+      const int64_t blocks = min(max_blocks, (a.rows + 7) / 8);
       const int64_t column_blocks = (a.d + column_threads * width - 1) / (column_threads * width);
       NRL_LAUNCH((norm_columns_kernel<T, kind, width>),
                  dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(column_blocks)), column_threads, 0,

@@ -1,3 +1,7 @@
+// RMS norm and LayerNorm on the CPU; formulas in core/ops/norm.h and, of the gradients, at backward_row().
+// Rows are split over the threads. The backward pass writes dx (=) row by row and adds dweight and dbias (+=)
+// from one partial sum per thread, in order.
+
 #include "core/ops/norm.h"
 
 #include <atomic>
@@ -15,7 +19,7 @@ namespace {
 constexpr int64_t grain_elements = 16384;
 
 template <class T>
-float sum_of(const T* x, int64_t d) {
+float row_sum(const T* x, int64_t d) {
   float s = 0;
 #pragma omp simd reduction(+ : s)
   for (int64_t i = 0; i < d; ++i) s += static_cast<float>(x[i]);
@@ -24,7 +28,7 @@ float sum_of(const T* x, int64_t d) {
 
 /// Sum of (x - mean)^2.
 template <class T>
-float squares_of(const T* x, int64_t d, float mean) {
+float sum_of_squares(const T* x, int64_t d, float mean) {
   float s = 0;
 #pragma omp simd reduction(+ : s)
   for (int64_t i = 0; i < d; ++i) {
@@ -34,41 +38,42 @@ float squares_of(const T* x, int64_t d, float mean) {
   return s;
 }
 
-/// total = x (dropped when there is a mask) + other; `first` is the global element at x[0].
+/// sum = dropout(x) + residual, without dropout when `mask` is null; `first` is the global element at x[0].
 template <class T>
-void add_row(const T* x, const T* other, T* total, int64_t d, const DropoutMask* mask, int64_t first) {
+void add_residual(const T* x, const T* residual, T* sum, int64_t d, const DropoutMask* mask, int64_t first) {
   if (!mask) {
 #pragma omp simd
-    for (int64_t i = 0; i < d; ++i) store(total[i], static_cast<float>(x[i]) + static_cast<float>(other[i]));
+    for (int64_t i = 0; i < d; ++i) store(sum[i], static_cast<float>(x[i]) + static_cast<float>(residual[i]));
     return;
   }
   const float p = mask->p, scale = mask->scale;
-  mask->for_words(first, d, [=](int64_t at, const uint32_t* words, int64_t count) {
-    const T *from = x + at, *add = other + at;
-    T* to = total + at;
+  mask->for_words(first, d, [=](int64_t begin, const uint32_t* words, int64_t count) {
+    const T *in = x + begin, *added = residual + begin;
+    T* out = sum + begin;
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
-      store(to[i],
-            DropoutMask::apply(static_cast<float>(from[i]), words[i], p, scale) + static_cast<float>(add[i]));
+      store(out[i],
+            DropoutMask::apply(static_cast<float>(in[i]), words[i], p, scale) + static_cast<float>(added[i]));
     }
   });
 }
 
 /// The largest |x| as bits, which order as the values do: NaN is above everything and stays.
 template <class T>
-uint32_t peak_of(const T* x, int64_t d) {
-  uint32_t peak = 0;
-#pragma omp simd reduction(max : peak)
+uint32_t max_magnitude(const T* x, int64_t d) {
+  uint32_t amax = 0;
+#pragma omp simd reduction(max : amax)
   for (int64_t i = 0; i < d; ++i)
-    peak = std::max(peak, std::bit_cast<uint32_t>(static_cast<float>(x[i])) & 0x7fffffffu);
-  return peak;
+    amax = std::max(amax, std::bit_cast<uint32_t>(static_cast<float>(x[i])) & 0x7fffffffu);
+  return amax;
 }
 
-void combine_amax(float* amax, uint32_t peak) {
-  std::atomic_ref<float> shared(*amax);
+/// *shared_amax = max(*shared_amax, amax); several threads may call it at once.
+void combine_amax(float* shared_amax, uint32_t amax) {
+  std::atomic_ref<float> shared(*shared_amax);
   float old = shared.load(std::memory_order_relaxed);
-  while (std::bit_cast<uint32_t>(old) < peak &&
-         !shared.compare_exchange_weak(old, std::bit_cast<float>(peak), std::memory_order_relaxed)) {
+  while (std::bit_cast<uint32_t>(old) < amax &&
+         !shared.compare_exchange_weak(old, std::bit_cast<float>(amax), std::memory_order_relaxed)) {
   }
 }
 
@@ -86,16 +91,15 @@ void forward(Exec& exec, const NormForward& a) {
   const DropoutMask mask(drop.p, drop.seed, drop.stream, drop.step);
   cpu::parallel_for(
       exec.threads, rows, std::max<int64_t>(1, grain_elements / d), [&](int64_t begin, int64_t end) {
-        uint32_t peak = 0;
+        uint32_t amax = 0;
         for (int64_t r = begin; r < end; ++r) {
           const T* in = x[r];
           if (residual.data) {
-            T* total = sum[r];
-            add_row(in, residual[r], total, d, drop.p > 0 ? &mask : nullptr, (drop.first_row + r) * d);
-            in = total;
+            add_residual(in, residual[r], sum[r], d, drop.p > 0 ? &mask : nullptr, (drop.first_row + r) * d);
+            in = sum[r];
           }
-          const float mean = kind == NormKind::layer ? sum_of(in, d) * inv_d : 0.0f;
-          const float rstd = 1.0f / std::sqrt(squares_of(in, d, mean) * inv_d + eps);
+          const float mean = kind == NormKind::layer ? row_sum(in, d) * inv_d : 0.0f;
+          const float rstd = 1.0f / std::sqrt(sum_of_squares(in, d, mean) * inv_d + eps);
           T* o = out[r];
           if (kind == NormKind::layer && bias) {
 #pragma omp simd
@@ -111,26 +115,30 @@ void forward(Exec& exec, const NormForward& a) {
           }
           if (means) means[r] = mean;
           if (rstds) rstds[r] = rstd;
-          if (a.out.scales.amax) peak = std::max(peak, peak_of(o, d));
+          if (a.out.scales.amax) amax = std::max(amax, max_magnitude(o, d));
         }
-        if (a.out.scales.amax) combine_amax(a.out.scales.amax, peak);
+        if (a.out.scales.amax) combine_amax(a.out.scales.amax, amax);
       });
 }
 
-/// One row: the two means that the gradient needs, and the row's part of the weight gradients.
+/// One row, with dy = dout * weight and xhat = (x - mean) * rstd:
+///   dx = rstd * (dy - mean_dy - xhat * mean_dy_xhat) + dresidual,   mean_dy = 0 for RMS norm
+///   dweight += dout * xhat,   dbias += dout
 template <class T, class W, NormKind kind>
 void backward_row(const T* dout, const T* x, const W* weight, const T* dresidual, T* dx, float* dweight,
                   float* dbias, int64_t d, float mean, float rstd) {
-  float along = 0, level = 0;  // sum of dy * xhat, sum of dy
-#pragma omp simd reduction(+ : along, level)
+  float sum_dy_centered = 0, sum_dy = 0;  // of dy * (x - mean) and of dy
+#pragma omp simd reduction(+ : sum_dy_centered, sum_dy)
   for (int64_t i = 0; i < d; ++i) {
     const float dy = static_cast<float>(dout[i]) * static_cast<float>(weight[i]);
-    along += dy * (static_cast<float>(x[i]) - mean);
-    if constexpr (kind == NormKind::layer) level += dy;
+    sum_dy_centered += dy * (static_cast<float>(x[i]) - mean);
+    if constexpr (kind == NormKind::layer) sum_dy += dy;
   }
   const float inv_d = 1.0f / static_cast<float>(d);
-  const float c1 = along * rstd * inv_d, c0 = level * inv_d;
-  auto gradient = [=](float g, float xhat, float w) { return rstd * (g * w - c0 - xhat * c1); };
+  const float mean_dy_xhat = sum_dy_centered * rstd * inv_d, mean_dy = sum_dy * inv_d;
+  auto gradient = [=](float g, float xhat, float w) {
+    return rstd * (g * w - mean_dy - xhat * mean_dy_xhat);
+  };
   auto sweep = [=](auto with_dweight, auto with_dbias, auto with_dresidual) {
 #pragma omp simd
     for (int64_t i = 0; i < d; ++i) {

@@ -1,5 +1,16 @@
 #pragma once
 // Forward kernels of the norms; included by cuda.cu alone.
+//
+//   sum = dropout(x) + residual, when there is a residual; x itself otherwise
+//   rms:    rstd = 1 / sqrt(mean(sum^2) + eps)   out = sum * rstd * weight
+//   layer:  rstd = 1 / sqrt(var(sum) + eps)      out = (sum - mean) * rstd * weight + bias
+//
+// Reads x, residual, weight, bias. Writes (=) sum, out, mean and rstd; amax = max(amax, |out|). The sum is
+// rounded to T before it is normalized.
+//
+// norm_rows_kernel: `threads_per_row` neighboring threads hold a row in registers, N packs of E elements (16
+// bytes) each; a block has several rows at a time, and the grid strides over the rows.
+// norm_long_rows_kernel: a block per row, which reads the row again in every pass.
 
 #include "core/ops/kernel_table.h"
 #include "core/ops/shared/gpu/dropout_mask.cuh"
@@ -22,46 +33,47 @@ struct ForwardArguments {
   DropoutMask mask;
 };
 
-/// The larger of peak and |v|, as bits: NaN is above everything and stays.
-__device__ __forceinline__ unsigned peak_of(unsigned peak, float v) {
-  return max(peak, __float_as_uint(v) & 0x7fffffffu);
+/// The larger of amax and |v|, as bits: NaN is above everything and stays.
+__device__ __forceinline__ unsigned max_magnitude(unsigned amax, float v) {
+  return max(amax, __float_as_uint(v) & 0x7fffffffu);
 }
 
-/// Combines the block's largest output into *amax; in any order the same result. Every thread calls it.
+/// *out = max(*out, the block's largest `amax`), the same in any order of the blocks. Every thread must call
+/// it.
 template <class T>
-__device__ __forceinline__ void combine_amax(unsigned* amax, unsigned peak) {
-  NRL_SHARED(unsigned, peaks, [32]);
+__device__ __forceinline__ void combine_amax(unsigned* out, unsigned amax) {
+  NRL_SHARED(unsigned, warp_amax, [32]);
 #pragma unroll
-  for (int o = kernel::warp / 2; o; o >>= 1) peak = max(peak, __shfl_xor_sync(kernel::all_lanes, peak, o));
+  for (int o = kernel::warp / 2; o; o >>= 1) amax = max(amax, __shfl_xor_sync(kernel::all_lanes, amax, o));
   const int lane = threadIdx.x % kernel::warp, warps = blockDim.x / kernel::warp;
-  if (lane == 0) peaks[threadIdx.x / kernel::warp] = peak;
+  if (lane == 0) warp_amax[threadIdx.x / kernel::warp] = amax;
   __syncthreads();
   if (threadIdx.x >= kernel::warp) return;
-  peak = lane < warps ? peaks[lane] : 0;
+  amax = lane < warps ? warp_amax[lane] : 0;
 #pragma unroll
-  for (int o = kernel::warp / 2; o; o >>= 1) peak = max(peak, __shfl_xor_sync(kernel::all_lanes, peak, o));
+  for (int o = kernel::warp / 2; o; o >>= 1) amax = max(amax, __shfl_xor_sync(kernel::all_lanes, amax, o));
   // Rounding keeps the order, so the largest rounded value is the rounded largest value.
-  if (lane == 0) atomicMax(amax, __float_as_uint(static_cast<float>(T(__uint_as_float(peak)))));
+  if (lane == 0) atomicMax(out, __float_as_uint(static_cast<float>(T(__uint_as_float(amax)))));
 }
 
-/// Rows held in registers: `lanes` threads share a row, each has up to N packs of it.
+/// For rows of up to threads_per_row * N packs.
 template <class T, NormKind kind, bool dropped, int N>
-__global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a, int lanes) {
+__global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a, int threads_per_row) {
   constexpr int E = per_pack<T>;
   constexpr bool layer = kind == NormKind::layer;
-  RowGroup group(lanes);
-  const int groups = static_cast<int>(blockDim.x) / lanes, d = static_cast<int>(a.d);
+  RowGroup group(threads_per_row);
+  const int rows_per_block = static_cast<int>(blockDim.x) / threads_per_row, d = static_cast<int>(a.d);
   const uint64_t stream = dropped ? a.mask.stream() : 0;
-  unsigned peak = 0;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * groups; first < a.rows;
-       first += static_cast<int64_t>(gridDim.x) * groups) {
+  unsigned amax = 0;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * rows_per_block; first < a.rows;
+       first += static_cast<int64_t>(gridDim.x) * rows_per_block) {
     const int64_t row = first + group.index();
-    const int end = row < a.rows ? d : 0;  // no columns for threads without a row
+    const int end = row < a.rows ? d : 0;  // a thread without a row has no columns
     Pack<T, E> packs[N];
     const T* x = a.x[row];
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const int c = (group.lane() + k * lanes) * E;
+      const int c = (group.lane() + k * threads_per_row) * E;
       if (c < end) packs[k].load(x + c);
     }
     if (a.residual.data) {
@@ -70,12 +82,12 @@ __global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a
       Pack<T, E> others[N];
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        const int c = (group.lane() + k * lanes) * E;
+        const int c = (group.lane() + k * threads_per_row) * E;
         if (c < end) others[k].load(residual + c);
       }
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        const int c = (group.lane() + k * lanes) * E;
+        const int c = (group.lane() + k * threads_per_row) * E;
         if (c >= end) continue;
         float v[E], other[E];
         packs[k].get(v);
@@ -101,7 +113,7 @@ __global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a
     float squares = 0;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      if (layer && (group.lane() + k * lanes) * E >= end) continue;
+      if (layer && (group.lane() + k * threads_per_row) * E >= end) continue;
       float v[E];
       packs[k].get(v);
 #pragma unroll
@@ -111,7 +123,7 @@ __global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a
     T* out = a.out[row];
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const int c = (group.lane() + k * lanes) * E;
+      const int c = (group.lane() + k * threads_per_row) * E;
       if (c >= end) continue;
       float v[E], weight[E], bias[E] = {};
       packs[k].get(v);
@@ -120,7 +132,7 @@ __global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a
 #pragma unroll
       for (int i = 0; i < E; ++i) {
         v[i] = (v[i] - mean) * rstd * weight[i] + bias[i];
-        peak = peak_of(peak, v[i]);
+        amax = max_magnitude(amax, v[i]);
       }
       packs[k].set(v);
       packs[k].store(out + c);
@@ -130,25 +142,25 @@ __global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a
       if (a.rstd) a.rstd[row] = rstd;
     }
   }
-  if (a.amax) combine_amax<T>(a.amax, peak);
+  if (a.amax) combine_amax<T>(a.amax, amax);
 }
 
-/// Rows of any length and place: a block per row, which is read again for every step. A thread reads what it
-/// has written itself.
+/// For rows of any length and alignment. A thread reads again only what it wrote itself, so that no barrier
+/// is needed between the passes.
 template <class T, NormKind kind, int E>
 __global__ void __launch_bounds__(512) norm_long_rows_kernel(ForwardArguments<T> a) {
   constexpr bool layer = kind == NormKind::layer;
   RowGroup block(static_cast<int>(blockDim.x));
   const uint64_t stream = a.dropped ? a.mask.stream() : 0;
-  const int64_t step = static_cast<int64_t>(blockDim.x) * E, start = static_cast<int64_t>(threadIdx.x) * E;
-  unsigned peak = 0;
+  const int64_t stride = static_cast<int64_t>(blockDim.x) * E, start = static_cast<int64_t>(threadIdx.x) * E;
+  unsigned amax = 0;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T* x = a.x[row];
-    float level = 0, squares = 0;
+    float sum_x = 0, squares = 0;
     if (a.residual.data) {
       const T* residual = a.residual[row];
       T* sum = a.sum[row];
-      for (int64_t c = start; c < a.d; c += step) {
+      for (int64_t c = start; c < a.d; c += stride) {
         Pack<T, E> pack, other_pack;
         float v[E], other[E];
         pack.load(x + c);
@@ -165,17 +177,17 @@ __global__ void __launch_bounds__(512) norm_long_rows_kernel(ForwardArguments<T>
     }
     float mean = 0;
     if constexpr (layer) {
-      for (int64_t c = start; c < a.d; c += step) {
+      for (int64_t c = start; c < a.d; c += stride) {
         Pack<T, E> pack;
         float v[E];
         pack.load(x + c);
         pack.get(v);
 #pragma unroll
-        for (int i = 0; i < E; ++i) level += v[i];
+        for (int i = 0; i < E; ++i) sum_x += v[i];
       }
-      mean = block.sum(level) * a.inverse_d;
+      mean = block.sum(sum_x) * a.inverse_d;
     }
-    for (int64_t c = start; c < a.d; c += step) {
+    for (int64_t c = start; c < a.d; c += stride) {
       Pack<T, E> pack;
       float v[E];
       pack.load(x + c);
@@ -185,7 +197,7 @@ __global__ void __launch_bounds__(512) norm_long_rows_kernel(ForwardArguments<T>
     }
     const float rstd = rsqrtf(block.sum(squares) * a.inverse_d + a.eps);
     T* out = a.out[row];
-    for (int64_t c = start; c < a.d; c += step) {
+    for (int64_t c = start; c < a.d; c += stride) {
       Pack<T, E> pack;
       float v[E], weight[E], bias[E] = {};
       pack.load(x + c);
@@ -195,7 +207,7 @@ __global__ void __launch_bounds__(512) norm_long_rows_kernel(ForwardArguments<T>
 #pragma unroll
       for (int i = 0; i < E; ++i) {
         v[i] = (v[i] - mean) * rstd * weight[i] + bias[i];
-        peak = peak_of(peak, v[i]);
+        amax = max_magnitude(amax, v[i]);
       }
       pack.set(v);
       pack.store(out + c);
@@ -205,7 +217,7 @@ __global__ void __launch_bounds__(512) norm_long_rows_kernel(ForwardArguments<T>
       if (a.rstd) a.rstd[row] = rstd;
     }
   }
-  if (a.amax) combine_amax<T>(a.amax, peak);
+  if (a.amax) combine_amax<T>(a.amax, amax);
 }
 
 template <class T, NormKind kind>
@@ -235,21 +247,25 @@ void forward(Exec& exec, const NormForward& f) {
                       packed_rows(f.out) && kernel::aligned16(f.weight.data) &&
                       kernel::aligned16(f.bias.data);
   const int64_t packs = a.d / E;
-  constexpr int deep = 4;  // packs of a thread: enough bytes under way, few enough registers
-  if (packed && packs <= 256 * deep) {
-    // A row takes part of a warp, a warp, or a block.
-    const int per_thread = packs <= kernel::warp ? 1 : deep;
-    const int lanes = packs <= kernel::warp          ? power_of_two(packs)
-                      : packs <= kernel::warp * deep ? kernel::warp
-                                                     : round_up((packs + deep - 1) / deep, kernel::warp);
-    const int threads = lanes <= kernel::warp ? 256 : lanes;
-    const unsigned grid = kernel::grid_for(a.rows, threads / lanes, exec.multiprocessors,
-                                           lanes <= kernel::warp ? 16 : max(2, 2048 / threads));
+  constexpr int packs_per_thread = 4;  // enough bytes in flight, few enough registers
+  if (packed && packs <= 256 * packs_per_thread) {
+    // Part of a warp, a warp, or a block shares a row.
+    const bool one_pack = packs <= kernel::warp;
+    const int threads_per_row =
+        one_pack ? power_of_two(packs)
+        : packs <= kernel::warp * packs_per_thread
+            ? kernel::warp
+            : round_up((packs + packs_per_thread - 1) / packs_per_thread, kernel::warp);
+    const int threads = threads_per_row <= kernel::warp ? 256 : threads_per_row;
+    const unsigned grid = kernel::grid_for(a.rows, threads / threads_per_row, exec.multiprocessors,
+                                           threads_per_row <= kernel::warp ? 16 : max(2, 2048 / threads));
     auto launch = [&]<bool dropped>() {
-      if (per_thread == 1) {
-        NRL_LAUNCH((norm_rows_kernel<T, kind, dropped, 1>), grid, threads, 0, exec.stream, a, lanes);
+      if (one_pack) {
+        NRL_LAUNCH((norm_rows_kernel<T, kind, dropped, 1>), grid, threads, 0, exec.stream, a,
+                   threads_per_row);
       } else {
-        NRL_LAUNCH((norm_rows_kernel<T, kind, dropped, deep>), grid, threads, 0, exec.stream, a, lanes);
+        NRL_LAUNCH((norm_rows_kernel<T, kind, dropped, packs_per_thread>), grid, threads, 0, exec.stream, a,
+                   threads_per_row);
       }
     };
     a.dropped ? launch.template operator()<true>() : launch.template operator()<false>();

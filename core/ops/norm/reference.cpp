@@ -9,7 +9,7 @@ void forward(Exec&, const NormForward& a) {
   const FusedDropout& drop = a.dropout;
   const PhiloxStream random(drop.seed,
                             dropout_stream(drop.stream, static_cast<const int64_t*>(drop.step.data)));
-  float peak = 0;
+  float amax = 0;
   for (int64_t r = 0; r < row_count(a.x); ++r) {
     const Tensor& in = a.residual ? a.sum : a.x;
     for (int64_t i = 0; a.residual && i < d; ++i) {
@@ -17,21 +17,21 @@ void forward(Exec&, const NormForward& a) {
       const double x = keep ? load(a.x, r, i) / (1.0 - static_cast<double>(drop.p)) : 0.0;
       store(a.sum, r, i, x + load(a.residual, r, i));
     }
-    double mean = 0, square = 0;
+    double mean = 0, variance = 0;
     for (int64_t i = 0; a.kind == NormKind::layer && i < d; ++i)
       mean += load(in, r, i) / static_cast<double>(d);
-    for (int64_t i = 0; i < d; ++i) square += std::pow(load(in, r, i) - mean, 2) / static_cast<double>(d);
-    const double rstd = 1.0 / std::sqrt(square + static_cast<double>(a.eps));
+    for (int64_t i = 0; i < d; ++i) variance += std::pow(load(in, r, i) - mean, 2) / static_cast<double>(d);
+    const double rstd = 1.0 / std::sqrt(variance + static_cast<double>(a.eps));
     for (int64_t i = 0; i < d; ++i) {
       store(a.out, r, i,
             (load(in, r, i) - mean) * rstd * load(a.weight, i) + (a.bias ? load(a.bias, i) : 0.0));
       const auto out = static_cast<float>(std::fabs(load(a.out, r, i)));
-      if (!(out <= peak)) peak = out;
+      if (!(out <= amax)) amax = out;
     }
     if (a.mean) store(a.mean, r, mean);
     if (a.rstd) store(a.rstd, r, rstd);
   }
-  if (a.out.scales.amax && !(peak <= *a.out.scales.amax)) *a.out.scales.amax = peak;
+  if (a.out.scales.amax && !(amax <= *a.out.scales.amax)) *a.out.scales.amax = amax;
 }
 
 void backward(Exec&, const NormBackward& a) {
@@ -40,19 +40,19 @@ void backward(Exec&, const NormBackward& a) {
   std::vector<double> dweight(static_cast<size_t>(d)), dbias(static_cast<size_t>(d));
   for (int64_t r = 0; r < row_count(a.x); ++r) {
     const double mean = layer ? load(a.mean, r) : 0.0, rstd = load(a.rstd, r);
-    double level = 0, along = 0;  // means of dy and dy * xhat
+    double mean_dy = 0, mean_dy_xhat = 0;
     for (int64_t i = 0; i < d; ++i) {
       const double dout = load(a.dout, r, i), dy = dout * load(a.weight, i),
                    xhat = (load(a.x, r, i) - mean) * rstd;
-      if (layer) level += dy / static_cast<double>(d);
-      along += dy * xhat / static_cast<double>(d);
+      if (layer) mean_dy += dy / static_cast<double>(d);
+      mean_dy_xhat += dy * xhat / static_cast<double>(d);
       dweight[static_cast<size_t>(i)] += dout * xhat;
       dbias[static_cast<size_t>(i)] += dout;
     }
     for (int64_t i = 0; i < d; ++i) {
       const double dy = load(a.dout, r, i) * load(a.weight, i), xhat = (load(a.x, r, i) - mean) * rstd;
       const double residual = a.dresidual ? load(a.dresidual, r, i) : 0.0;
-      store(a.dx, r, i, rstd * (dy - level - xhat * along) + residual);
+      store(a.dx, r, i, rstd * (dy - mean_dy - xhat * mean_dy_xhat) + residual);
     }
   }
   for (int64_t i = 0; i < d; ++i) {

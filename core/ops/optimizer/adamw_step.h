@@ -1,5 +1,5 @@
 #pragma once
-// Where the constants of an AdamW update come from, for every backend.
+// The constants of an AdamW update, for every backend.
 
 #include <cmath>
 
@@ -16,7 +16,7 @@ struct AdamWScalars {
   bool skip;
 };
 
-/// Of a call whose scalars are the host's (AdamW::scalars is not given).
+/// From the members of a call without AdamW::scalars.
 inline AdamWScalars adamw_scalars(const AdamW& a) {
   const auto steps = static_cast<double>(a.step);
   return {static_cast<double>(a.lr), static_cast<double>(a.grad_scale),
@@ -24,13 +24,13 @@ inline AdamWScalars adamw_scalars(const AdamW& a) {
           1.0 - std::pow(static_cast<double>(a.beta2), steps), false};
 }
 
-/// From the memory of the device (StepScalar).
+/// From AdamW::scalars, in device memory (StepScalar).
 NRL_HOST_DEVICE inline AdamWScalars adamw_scalars(const double* s) {
   return {s[StepScalar::learning_rate], s[StepScalar::grad_scale], s[StepScalar::correction1],
           s[StepScalar::correction2], s[StepScalar::skip] != 0.0};
 }
 
-/// What is the same in all steps and for all elements.
+/// The same in all steps and for all elements.
 struct AdamWConstants {
   float beta1, beta2, eps;
 };

@@ -1,3 +1,6 @@
+// The optimizer and the reductions around it on the CPU; formulas in core/ops/optimizer.h. Elements are split
+// over the threads; sums are made of partial sums per norm_block elements, added in order.
+
 #include "core/ops/optimizer.h"
 
 #include <cstring>
@@ -14,22 +17,22 @@ namespace {
 
 constexpr int64_t grain_elements = 16384;
 
-template <bool low, bool zero_grad>
+template <bool with_bf16, bool zero_grad>
 void update(const element::AdamWStep s, float* __restrict p, float* __restrict g, float* __restrict m,
-            float* __restrict v, bf16* __restrict copy, int64_t n) {
+            float* __restrict v, bf16* __restrict p_bf16, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const element::AdamWState x = element::adamw<SimdMath>(s, {p[i], m[i], v[i]}, g[i]);
     p[i] = x.param;
     m[i] = x.exp_avg;
     v[i] = x.exp_avg_sq;
-    if constexpr (low) store(copy[i], x.param);
+    if constexpr (with_bf16) store(p_bf16[i], x.param);
     if constexpr (zero_grad) g[i] = 0.0f;
   }
 }
 
-/// The same elements of all buffers: `flat` of grad and param_low, `state` of the others. A skipped step only
-/// zeroes.
+/// n elements, at `flat` of grad and param_bf16 and at `state` of the other buffers. A skipped step only
+/// zeroes grad.
 void update_piece(const AdamW& a, const element::AdamWStep& s, bool skip, int64_t flat, int64_t state,
                   int64_t n) {
   float* grad = data_of<float>(a.grad) + flat;
@@ -37,11 +40,11 @@ void update_piece(const AdamW& a, const element::AdamWStep& s, bool skip, int64_
     if (a.zero_grad) std::fill_n(grad, n, 0.0f);
     return;
   }
-  bf16* low = a.param_low ? data_of<bf16>(a.param_low) + flat : nullptr;
-  auto* run = low ? (a.zero_grad ? update<true, true> : update<true, false>)
-                  : (a.zero_grad ? update<false, true> : update<false, false>);
-  run(s, data_of<float>(a.param) + (low ? state : flat), grad, data_of<float>(a.exp_avg) + state,
-      data_of<float>(a.exp_avg_sq) + state, low, n);
+  bf16* param_bf16 = a.param_bf16 ? data_of<bf16>(a.param_bf16) + flat : nullptr;
+  auto* run = param_bf16 ? (a.zero_grad ? update<true, true> : update<true, false>)
+                         : (a.zero_grad ? update<false, true> : update<false, false>);
+  run(s, data_of<float>(a.param) + (param_bf16 ? state : flat), grad, data_of<float>(a.exp_avg) + state,
+      data_of<float>(a.exp_avg_sq) + state, param_bf16, n);
 }
 
 void adamw_kernel(Exec& exec, const AdamW& a) {

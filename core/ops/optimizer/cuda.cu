@@ -1,3 +1,9 @@
+// The optimizer and the reductions around it on the GPU; formulas in core/ops/optimizer.h.
+//
+// update_kernel: four blocks per chunk; writes (=) param, exp_avg, exp_avg_sq, param_bf16 and zeroes grad.
+// squares_kernel, sum_kernel: sums in double; a partial sum per norm_block elements (=, workspace), which one
+// block adds up. combine_kernel: out = x or out += x. zero_kernel: clears memory. decide_kernel: one thread.
+
 #include "core/device/kernel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
@@ -16,14 +22,14 @@ constexpr int threads = 256;
 
 // --- AdamW -----------------------------------------------------------------------------------------------
 
-/// A chunk is shared by this many blocks, so that the last wave of blocks is short.
-constexpr int64_t chunk_parts = 4;
-constexpr int64_t part_elements = adamw_chunk / chunk_parts;
+/// Each chunk is split across this many blocks to reduce the tail effect.
+constexpr int64_t blocks_per_chunk = 4;
+constexpr int64_t elements_per_block = adamw_chunk / blocks_per_chunk;
 
 struct UpdateArguments {
   float *param, *grad, *exp_avg, *exp_avg_sq;
-  bf16* low;
-  const int64_t* chunks;  ///< null: the buffers from end to end
+  bf16* param_bf16;
+  const int64_t* chunks;  ///< null: the whole buffers, in chunks of adamw_chunk elements
   int64_t n;
   const double* scalars;  ///< null: `host`
   AdamWScalars host;
@@ -31,11 +37,12 @@ struct UpdateArguments {
   AdamWRates rates[adamw_rates];
 };
 
-template <bool low, bool zero_grad>
+template <bool with_bf16, bool zero_grad>
 __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
   NRL_SHARED(element::AdamWStep, constants);
   NRL_SHARED(int, skipped);
-  const int64_t chunk = blockIdx.x / chunk_parts, begin = blockIdx.x % chunk_parts * part_elements;
+  const int64_t chunk = blockIdx.x / blocks_per_chunk,
+                begin = blockIdx.x % blocks_per_chunk * elements_per_block;
   int64_t flat = chunk * adamw_chunk, state = flat, count = min(adamw_chunk, a.n - flat);
   int64_t rates = 0;
   if (a.chunks) {
@@ -45,7 +52,7 @@ __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
     count = row[2];
     rates = row[3];
   }
-  const int n = static_cast<int>(min(part_elements, count - begin));
+  const int n = static_cast<int>(min(elements_per_block, count - begin));
   if (n <= 0) return;
   if (threadIdx.x == 0) {
     const AdamWScalars s = a.scalars ? adamw_scalars(a.scalars) : a.host;
@@ -56,15 +63,15 @@ __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
   const element::AdamWStep s = constants;
   const bool skip = skipped != 0;
 
-  float* __restrict__ p = a.param + (low ? state : flat) + begin;
+  float* __restrict__ p = a.param + (with_bf16 ? state : flat) + begin;
   float* __restrict__ g = a.grad + flat + begin;
   float* __restrict__ m = a.exp_avg + state + begin;
   float* __restrict__ v = a.exp_avg_sq + state + begin;
-  bf16* __restrict__ copy = low ? a.low + flat + begin : nullptr;
+  bf16* __restrict__ p_bf16 = with_bf16 ? a.param_bf16 + flat + begin : nullptr;
   if (skip && !zero_grad) return;
 
   auto address = [](const void* x) { return reinterpret_cast<uintptr_t>(x); };
-  const bool vectors = ((address(p) | address(g) | address(m) | address(v)) % 16 | address(copy) % 8) == 0;
+  const bool vectors = ((address(p) | address(g) | address(m) | address(v)) % 16 | address(p_bf16) % 8) == 0;
   const int whole = vectors ? n / 4 * 4 : 0;
   for (int i = static_cast<int>(threadIdx.x) * 4; i < whole; i += threads * 4) {
     if (!skip) {
@@ -83,7 +90,7 @@ __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
       store_floats(p + i, p4);
       store_floats(m + i, m4);
       store_floats(v + i, v4);
-      if constexpr (low) store_floats(copy + i, p4);
+      if constexpr (with_bf16) store_floats(p_bf16 + i, p4);
     }
     if constexpr (zero_grad) Pack<float>{}.store(g + i);
   }
@@ -93,7 +100,7 @@ __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
       p[i] = x.param;
       m[i] = x.exp_avg;
       v[i] = x.exp_avg_sq;
-      if constexpr (low) copy[i] = bf16(x.param);
+      if constexpr (with_bf16) p_bf16[i] = bf16(x.param);
     }
     if constexpr (zero_grad) g[i] = 0.0f;
   }
@@ -105,7 +112,7 @@ void adamw_launch(Exec& exec, const AdamW& a) {
   u.grad = static_cast<float*>(a.grad.data);
   u.exp_avg = static_cast<float*>(a.exp_avg.data);
   u.exp_avg_sq = static_cast<float*>(a.exp_avg_sq.data);
-  u.low = static_cast<bf16*>(a.param_low.data);
+  u.param_bf16 = static_cast<bf16*>(a.param_bf16.data);
   u.chunks = static_cast<const int64_t*>(a.chunks.data);
   u.n = a.grad.numel();
   u.scalars = static_cast<const double*>(a.scalars.data);
@@ -113,10 +120,10 @@ void adamw_launch(Exec& exec, const AdamW& a) {
   u.constants = {a.beta1, a.beta2, a.eps};
   std::copy(a.rates.begin(), a.rates.end(), u.rates);
   const int64_t chunks = a.chunks ? a.chunks.dim(0) : (u.n + adamw_chunk - 1) / adamw_chunk;
-  const auto blocks = static_cast<unsigned>(chunks * chunk_parts);
-  if (a.param_low && a.zero_grad) {
+  const auto blocks = static_cast<unsigned>(chunks * blocks_per_chunk);
+  if (a.param_bf16 && a.zero_grad) {
     NRL_LAUNCH((update_kernel<true, true>), blocks, threads, 0, exec.stream, u);
-  } else if (a.param_low) {
+  } else if (a.param_bf16) {
     NRL_LAUNCH((update_kernel<true, false>), blocks, threads, 0, exec.stream, u);
   } else if (a.zero_grad) {
     NRL_LAUNCH((update_kernel<false, true>), blocks, threads, 0, exec.stream, u);
@@ -246,15 +253,15 @@ void convert_as(Exec& exec, const Convert& a) {
 }
 
 void convert_launch(Exec& exec, const Convert& a) {
-  const bool to_low = a.out.dtype == DType::bf16;
+  const bool to_bf16 = a.out.dtype == DType::bf16;
   if (a.x.dtype == DType::bf16) {
-    to_low ? convert_as<bf16, bf16>(exec, a) : convert_as<bf16, float>(exec, a);
+    to_bf16 ? convert_as<bf16, bf16>(exec, a) : convert_as<bf16, float>(exec, a);
   } else {
-    to_low ? convert_as<float, bf16>(exec, a) : convert_as<float, float>(exec, a);
+    to_bf16 ? convert_as<float, bf16>(exec, a) : convert_as<float, float>(exec, a);
   }
 }
 
-/// Where there is no device to ask (the front asks it otherwise).
+/// Used where there is no device::Runtime; ops::zero() has the device fill memory otherwise.
 __global__ void __launch_bounds__(threads) zero_kernel(unsigned char* p, int64_t bytes, bool vectors) {
   const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x, all = int64_t{gridDim.x} * threads;
   const int64_t whole = vectors ? bytes / 16 : 0;

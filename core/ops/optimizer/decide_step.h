@@ -1,5 +1,5 @@
 #pragma once
-// The decision itself, shared by all backends.
+// The body of decide_step, shared by all backends; formulas in core/ops/step.h.
 
 #include <cmath>
 
@@ -11,7 +11,7 @@ namespace nrl::ops::step {
 NRL_HOST_DEVICE inline void decide(double* s, double max_norm, double beta1, double beta2,
                                    int64_t max_skipped) {
   const double norm = sqrt(s[StepScalar::squared_norm]);
-  // Not finite: the difference with itself is not zero.
+  // x - x is 0 only when x is finite.
   const bool halted = max_skipped > 0 && s[StepScalar::skipped_in_a_row] >= static_cast<double>(max_skipped);
   const bool finite = !halted && norm - norm == 0.0 && s[StepScalar::metrics] - s[StepScalar::metrics] == 0.0;
   s[StepScalar::grad_norm] = norm;

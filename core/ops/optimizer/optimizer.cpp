@@ -30,8 +30,8 @@ void adamw(Exec& exec, const AdamW& a) {
   check("grad", a.grad, flat, DType::f32);
   check("exp_avg", a.exp_avg, state, DType::f32);
   check("exp_avg_sq", a.exp_avg_sq, state, DType::f32);
-  check("param", a.param, a.param_low ? state : flat, DType::f32);
-  if (a.param_low) check("param_low", a.param_low, flat, DType::bf16);
+  check("param", a.param, a.param_bf16 ? state : flat, DType::f32);
+  if (a.param_bf16) check("param_bf16", a.param_bf16, flat, DType::bf16);
   NRL_CHECK(!a.chunks || (a.chunks.rank == 2 && a.chunks.dim(1) == 4 && a.chunks.dtype == DType::i64 &&
                           a.chunks.contiguous()),
             "adamw: chunks are {}, wanted i64 (C, 4)", describe(a.chunks));

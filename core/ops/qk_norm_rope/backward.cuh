@@ -1,5 +1,15 @@
 #pragma once
-// Backward kernels of QK-norm with RoPE; included by cuda.cu alone.
+// Backward kernels of QK-norm with RoPE; included by cuda.cu alone. For every head of q and of k, with
+// xhat = x * rstd and dout rotated back by the token's angles,
+//
+//   dy = dout * weight,   dx = rstd * (dy - xhat * mean_dy_xhat),   dweight += sum over heads of dout * xhat
+//
+// Reads x, rstd, weights, the table. Writes dx (=) over dout, and one partial sum of dq_weight and dk_weight
+// per block (=, workspace); add_partials_kernel adds those to the gradients (+=).
+//
+// qk_backward_kernel: threads as in qk_forward_kernel; a block has a fixed range of q's tasks, then one of
+// k's. For heads of any length and alignment qk_columns_kernel makes the partial sums (a thread per column)
+// and qk_backward_any_kernel dx (a warp per head).
 
 #include "core/ops/qk_norm_rope/heads.cuh"
 #include "core/ops/shared/gpu/partials.cuh"
@@ -13,7 +23,7 @@ template <class T>
 struct QkBackwardArguments {
   const T* x;
   T* dx;                                       ///< holds dout
-  int64_t x_token, x_head, dx_token, dx_head;  ///< steps
+  int64_t x_token, x_head, dx_token, dx_head;  ///< strides
   int64_t tokens;
   int d;
   float inverse_d;
@@ -24,21 +34,21 @@ struct QkBackwardArguments {
   Partials partials;
 };
 
-/// As the forward kernel; a block has a fixed share of q's tasks and of k's, and sums over each.
 template <class T>
 __global__ void __launch_bounds__(backward_threads, 2)
-    qk_backward_kernel(QkBackwardArguments<T> a, HeadTasks<backward_heads> tasks, int lanes) {
+    qk_backward_kernel(QkBackwardArguments<T> a, HeadTasks<backward_heads> tasks, int threads_per_head) {
   constexpr int E = per_pack<T>;
   NRL_DYN_SHARED(float, sums);
-  RowGroup group(lanes);
-  const int groups = backward_threads / lanes;
+  RowGroup group(threads_per_head);
+  const int tasks_per_block = backward_threads / threads_per_head;
   const Slot slot = Slot::of<E>(group.lane(), a.d, a.rotation.half);
   for (int which = 0; which < 2; ++which) {
-    const int64_t all = which == 0 ? tasks.q_tasks : tasks.k_tasks;
-    const int64_t begin = all * blockIdx.x / gridDim.x, end = all * (blockIdx.x + 1) / gridDim.x;
+    const int64_t task_count = which == 0 ? tasks.q_tasks : tasks.k_tasks;
+    const int64_t begin = task_count * blockIdx.x / gridDim.x,
+                  end = task_count * (blockIdx.x + 1) / gridDim.x;
     const FloatVector& weight = which == 0 ? a.q_weight : a.k_weight;
     float first_sum[E] = {}, second_sum[E] = {};
-    for (int64_t base = begin; base < end; base += groups) {
+    for (int64_t base = begin; base < end; base += tasks_per_block) {
       const int64_t number = base + group.index();
       HeadTask<backward_heads> task = which == 0 ? tasks.q(number) : tasks.k(number);
       if (number >= end || !slot.valid) task.valid = 0;
@@ -58,18 +68,18 @@ __global__ void __launch_bounds__(backward_threads, 2)
       }
       float cosines[E], sines[E], first_weight[E] = {}, second_weight[E] = {};
       if (task.valid > 0) {
-        if (slot.turns) a.rotation.angles(task.token, slot.first, cosines, sines);
+        if (slot.rotated) a.rotation.angles(task.token, slot.first, cosines, sines);
         weight.get(slot.first, first_weight);
         weight.get(slot.second, second_weight);
       }
 #pragma unroll
       for (int h = 0; h < backward_heads; ++h) {
-        float u[E], v[E], u_hat[E], v_hat[E], along = 0;
+        float u[E], v[E], u_hat[E], v_hat[E], sum_dy_xhat = 0;
         first[h].get(u);
         second[h].get(v);
         first_x[h].get(u_hat);
         second_x[h].get(v_hat);
-        if (slot.turns && h < task.valid) rotate(u, v, cosines, sines);
+        if (slot.rotated && h < task.valid) rotate(u, v, cosines, sines);
 #pragma unroll
         for (int i = 0; i < E; ++i) {
           u_hat[i] *= rstd[h];
@@ -78,14 +88,14 @@ __global__ void __launch_bounds__(backward_threads, 2)
           second_sum[i] += v[i] * v_hat[i];
           u[i] *= first_weight[i];
           v[i] *= second_weight[i];
-          along += u[i] * u_hat[i] + v[i] * v_hat[i];
+          sum_dy_xhat += u[i] * u_hat[i] + v[i] * v_hat[i];
         }
-        along = group.sum(along) * a.inverse_d;
+        const float mean_dy_xhat = group.sum(sum_dy_xhat) * a.inverse_d;
         if (h >= task.valid) continue;
 #pragma unroll
         for (int i = 0; i < E; ++i) {
-          u[i] = rstd[h] * (u[i] - u_hat[i] * along);
-          v[i] = rstd[h] * (v[i] - v_hat[i] * along);
+          u[i] = rstd[h] * (u[i] - u_hat[i] * mean_dy_xhat);
+          v[i] = rstd[h] * (v[i] - v_hat[i] * mean_dy_xhat);
         }
         first[h].set(u);
         second[h].set(v);
@@ -98,13 +108,13 @@ __global__ void __launch_bounds__(backward_threads, 2)
       store_floats(sums + group.index() * a.d + slot.first, first_sum);
       store_floats(sums + group.index() * a.d + slot.second, second_sum);
     }
-    write_partial(sums, groups, a.d, a.partials.of(blockIdx.x, which));
+    write_partial(sums, tasks_per_block, a.d, a.partials.of(blockIdx.x, which));
   }
 }
 
-/// Gradient of the norm's output: that of the rotated head turned back. `head` points to dout.
+/// Element i of dout rotated back: the gradient of the norm's output. `head` points to dout.
 template <class T>
-__device__ __forceinline__ float turned_back(const T* head, const Rotation& rotation, int64_t token, int i) {
+__device__ __forceinline__ float rotated_back(const T* head, const Rotation& rotation, int64_t token, int i) {
   const int half = rotation.half;
   if (i >= 2 * half) return static_cast<float>(head[i]);
   const int pair = i < half ? i : i - half;
@@ -115,36 +125,35 @@ __device__ __forceinline__ float turned_back(const T* head, const Rotation& rota
   return i < half ? u[0] : v[0];
 }
 
-/// The sums over rows alone, for heads of any length and place: a thread has a column. blockIdx.y numbers
-/// blocks of columns, blockIdx.z is 0 for q and 1 for k.
+/// The partial sums alone. blockIdx.y numbers blocks of columns, blockIdx.z is 0 for q and 1 for k.
 template <class T>
 __global__ void __launch_bounds__(backward_threads)
     qk_columns_kernel(QkBackwardArguments<T> a, HeadTasks<1> tasks) {
   const int which = static_cast<int>(blockIdx.z);
   const int i = static_cast<int>(blockIdx.y * backward_threads + threadIdx.x);
   if (i >= a.d) return;
-  const int64_t all = which == 0 ? tasks.q_tasks : tasks.k_tasks;
+  const int64_t task_count = which == 0 ? tasks.q_tasks : tasks.k_tasks;
   float sum = 0;
-  for (int64_t n = all * blockIdx.x / gridDim.x; n < all * (blockIdx.x + 1) / gridDim.x; ++n) {
+  for (int64_t n = task_count * blockIdx.x / gridDim.x; n < task_count * (blockIdx.x + 1) / gridDim.x; ++n) {
     const HeadTask<1> task = which == 0 ? tasks.q(n) : tasks.k(n);
     const float rstd = a.rstd[tasks.statistic(a.tokens, task.token, task.head)];
     const auto x = static_cast<float>(a.x[task.token * a.x_token + task.head * a.x_head + i]);
     const T* dout = a.dx + task.token * a.dx_token + task.head * a.dx_head;
-    sum += turned_back(dout, a.rotation, task.token, i) * (x * rstd);
+    sum += rotated_back(dout, a.rotation, task.token, i) * (x * rstd);
   }
   a.partials.of(blockIdx.x, which)[i] = sum;
 }
 
-/// dx of heads of any length and place: a warp has one.
+/// dx alone.
 template <class T>
 __global__ void __launch_bounds__(backward_threads)
     qk_backward_any_kernel(QkBackwardArguments<T> a, HeadTasks<1> tasks) {
-  constexpr int groups = backward_threads / kernel::warp;
+  constexpr int tasks_per_block = backward_threads / kernel::warp;
   RowGroup group(kernel::warp);
   const int half = a.rotation.half;
-  const int64_t all = tasks.q_tasks + tasks.k_tasks;
-  for (int64_t number = static_cast<int64_t>(blockIdx.x) * groups + group.index(); number < all;
-       number += static_cast<int64_t>(gridDim.x) * groups) {
+  const int64_t task_count = tasks.q_tasks + tasks.k_tasks;
+  for (int64_t number = static_cast<int64_t>(blockIdx.x) * tasks_per_block + group.index();
+       number < task_count; number += static_cast<int64_t>(gridDim.x) * tasks_per_block) {
     const HeadTask<1> task = number < tasks.q_tasks ? tasks.q(number) : tasks.k(number - tasks.q_tasks);
     const T* x = a.x + task.token * a.x_token + task.head * a.x_head;
     T* dx = a.dx + task.token * a.dx_token + task.head * a.dx_head;
@@ -155,18 +164,19 @@ __global__ void __launch_bounds__(backward_threads)
       weight.get(i, w);
       return w[0];
     };
-    float along = 0;
+    float sum_dy_xhat = 0;
     for (int i = group.lane(); i < a.d; i += kernel::warp) {
-      along += turned_back(dx, a.rotation, task.token, i) * weight_at(i) * (static_cast<float>(x[i]) * rstd);
+      sum_dy_xhat +=
+          rotated_back(dx, a.rotation, task.token, i) * weight_at(i) * (static_cast<float>(x[i]) * rstd);
     }
-    along = group.sum(along) * a.inverse_d;
+    const float mean_dy_xhat = group.sum(sum_dy_xhat) * a.inverse_d;
     auto gradient = [&](float dy, int i) {
-      return T(rstd * (dy * weight_at(i) - static_cast<float>(x[i]) * rstd * along));
+      return T(rstd * (dy * weight_at(i) - static_cast<float>(x[i]) * rstd * mean_dy_xhat));
     };
     // A thread reads both elements of its pairs before it writes them.
     for (int i = group.lane(); i < half; i += kernel::warp) {
-      const float u = turned_back(dx, a.rotation, task.token, i),
-                  v = turned_back(dx, a.rotation, task.token, half + i);
+      const float u = rotated_back(dx, a.rotation, task.token, i),
+                  v = rotated_back(dx, a.rotation, task.token, half + i);
       dx[i] = gradient(u, i);
       dx[half + i] = gradient(v, half + i);
     }
@@ -193,23 +203,24 @@ void backward(Exec& exec, const QkNormRopeBackward& b) {
   auto *dq = static_cast<float*>(b.dq_weight.data), *dk = static_cast<float*>(b.dk_weight.data);
   a.with_weight = dq || dk;
   a.partials = {reinterpret_cast<float*>(exec.workspace.data), a.d};
-  const auto most_blocks = static_cast<int64_t>(exec.threads);
+  const auto max_blocks = static_cast<int64_t>(exec.threads);
   const bool packed = packed_heads(b.x, b.table) && packed_heads(b.dx, b.table) &&
                       kernel::aligned16(b.q_weight.data) && kernel::aligned16(b.k_weight.data);
   if (packed) {
     const HeadTasks<backward_heads> tasks(a.tokens, q, k);
-    const int lanes = power_of_two(a.d / (2 * per_pack<T>)), groups = backward_threads / lanes;
-    const int64_t blocks = min(most_blocks, (tasks.q_tasks + groups - 1) / groups);
-    const size_t shared = a.with_weight ? static_cast<size_t>(groups) * a.d * sizeof(float) : 0;
+    const int threads_per_head = power_of_two(a.d / (2 * per_pack<T>)),
+              tasks_per_block = backward_threads / threads_per_head;
+    const int64_t blocks = min(max_blocks, (tasks.q_tasks + tasks_per_block - 1) / tasks_per_block);
+    const size_t shared = a.with_weight ? static_cast<size_t>(tasks_per_block) * a.d * sizeof(float) : 0;
     NRL_LAUNCH((qk_backward_kernel<T>), static_cast<unsigned>(blocks), backward_threads, shared, exec.stream,
-               a, tasks, lanes);
+               a, tasks, threads_per_head);
     if (a.with_weight) add_partials(exec, a.partials, static_cast<int>(blocks), dq, dk);
     return;
   }
   const HeadTasks<1> tasks(a.tokens, q, k);
-  // The sums first: dx lies in dout.
+  // The partial sums first: dx is dout.
   if (a.with_weight) {
-    const int64_t blocks = min(most_blocks, (tasks.q_tasks + 7) / 8);
+    const int64_t blocks = min(max_blocks, (tasks.q_tasks + 7) / 8);
     const auto column_blocks = static_cast<unsigned>((a.d + backward_threads - 1) / backward_threads);
     NRL_LAUNCH((qk_columns_kernel<T>), dim3(static_cast<unsigned>(blocks), column_blocks, 2),
                backward_threads, 0, exec.stream, a, tasks);

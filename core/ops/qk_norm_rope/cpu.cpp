@@ -1,3 +1,7 @@
+// QK-norm with RoPE on the CPU; formulas at forward_head() and backward_head(). The forward pass splits heads
+// over the threads. The backward pass overwrites dout with dx (=) and adds the weights' gradients (+=) from
+// one partial sum per thread, in order.
+
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
@@ -10,7 +14,7 @@ namespace {
 
 constexpr int64_t grain_elements = 16384;
 
-/// Of (N, heads + kv_heads, D): which weight a row has and where its statistic is.
+/// The rows of (N, heads + kv_heads, D): whether a row is of q, and its index in rstd.
 struct Heads {
   int64_t tokens, q, all;
   bool is_q(int64_t row) const { return row % all < q; }
@@ -30,6 +34,7 @@ struct Angles {
   const float* of(int64_t token) const { return table ? table + positions[token] * 2 * half : nullptr; }
 };
 
+/// out = (x * rstd * weight) rotated, for a head of length d whose first 2 * half elements are rotated.
 template <class T, class W>
 void forward_head(const T* x, const W* weight, const float* cosines, int64_t half, T* out, int64_t d,
                   float rstd) {
@@ -73,13 +78,15 @@ void forward(Exec& exec, const QkNormRopeForward& a) {
   });
 }
 
-/// One head in place: the rotation is undone twice, once for the sums and once for dx, rather than rounded.
+/// One head in place, with dout rotated back, dy = dout * weight and xhat = x * rstd:
+///   dx = rstd * (dy - xhat * mean_dy_xhat),   dweight += dout * xhat
+/// dout is rotated back twice, for the sums and for dx: storing it in between would round it.
 template <class T, class W>
 void backward_head(T* dx, const T* x, const W* weight, const float* cosines, int64_t half, float* dweight,
                    int64_t d, float rstd) {
   const float* sines = cosines + half;
-  float along = 0;
-#pragma omp simd reduction(+ : along)
+  float sum_dy_xhat = 0;
+#pragma omp simd reduction(+ : sum_dy_xhat)
   for (int64_t i = 0; i < half; ++i) {
     const int64_t j = half + i;
     const element::Pair dy =
@@ -88,17 +95,17 @@ void backward_head(T* dx, const T* x, const W* weight, const float* cosines, int
                 v = dy.second * (static_cast<float>(x[j]) * rstd);
     dweight[i] += u;
     dweight[j] += v;
-    along += u * static_cast<float>(weight[i]) + v * static_cast<float>(weight[j]);
+    sum_dy_xhat += u * static_cast<float>(weight[i]) + v * static_cast<float>(weight[j]);
   }
-#pragma omp simd reduction(+ : along)
+#pragma omp simd reduction(+ : sum_dy_xhat)
   for (int64_t i = 2 * half; i < d; ++i) {
     const float u = static_cast<float>(dx[i]) * (static_cast<float>(x[i]) * rstd);
     dweight[i] += u;
-    along += u * static_cast<float>(weight[i]);
+    sum_dy_xhat += u * static_cast<float>(weight[i]);
   }
-  const float c = along / static_cast<float>(d);
+  const float mean_dy_xhat = sum_dy_xhat / static_cast<float>(d);
   auto gradient = [=](float dy, int64_t i) {
-    return rstd * (dy * static_cast<float>(weight[i]) - static_cast<float>(x[i]) * rstd * c);
+    return rstd * (dy * static_cast<float>(weight[i]) - static_cast<float>(x[i]) * rstd * mean_dy_xhat);
   };
 #pragma omp simd
   for (int64_t i = 0; i < half; ++i) {
@@ -120,7 +127,7 @@ void backward(Exec& exec, const QkNormRopeBackward& a) {
   const Rows<T> dx(a.dx);
   const W *q_weight = data_of<const W>(a.q_weight), *k_weight = data_of<const W>(a.k_weight);
   const float* rstds = data_of<const float>(a.rstd);
-  // As in the norms: parts sum into their own scratch, q's vector and k's, and are added in order.
+  // Every part sums q's and k's vector into its own scratch, and the parts are added in order.
   float* scratch = reinterpret_cast<float*>(exec.workspace.data);
   const int64_t parts = std::clamp<int64_t>(rows * d / grain_elements, 1, exec.threads);
   cpu::parallel_for(static_cast<int>(parts), parts, 1, [&](int64_t begin, int64_t end) {

@@ -1,5 +1,13 @@
 #pragma once
-// Forward kernels of QK-norm with RoPE; included by cuda.cu alone.
+// Forward kernels of QK-norm with RoPE; included by cuda.cu alone. For every head of q and of k
+//
+//   rstd = 1 / sqrt(mean(x^2) + eps),   y = x * rstd * weight,   out = y rotated by the token's angles
+//
+// Reads x, weights, the table of cosines and sines. Writes (=) out and rstd.
+//
+// qk_forward_kernel: `threads_per_head` neighboring threads, a power of two up to a warp, take a task of up
+// to forward_heads heads of one token; each thread has two packs (Slot) of every head. qk_forward_any_kernel:
+// a warp per head, for heads of any length and alignment.
 
 #include "core/ops/qk_norm_rope/heads.cuh"
 
@@ -12,7 +20,7 @@ template <class T>
 struct QkForwardArguments {
   const T* x;
   T* out;
-  int64_t x_token, x_head, out_token, out_head;  ///< steps
+  int64_t x_token, x_head, out_token, out_head;  ///< strides
   int64_t tokens;
   int d;
   float eps, inverse_d;
@@ -21,20 +29,19 @@ struct QkForwardArguments {
   Rotation rotation;
 };
 
-/// A group of `lanes` threads (a power of two, part of a warp) has a task, each thread a slot of its heads.
 template <class T>
 __global__ void __launch_bounds__(forward_threads, 2)
-    qk_forward_kernel(QkForwardArguments<T> a, HeadTasks<forward_heads> tasks, int lanes) {
+    qk_forward_kernel(QkForwardArguments<T> a, HeadTasks<forward_heads> tasks, int threads_per_head) {
   constexpr int E = per_pack<T>;
-  RowGroup group(lanes);
-  const int groups = forward_threads / lanes;
+  RowGroup group(threads_per_head);
+  const int tasks_per_block = forward_threads / threads_per_head;
   const Slot slot = Slot::of<E>(group.lane(), a.d, a.rotation.half);
-  const int64_t all = tasks.q_tasks + tasks.k_tasks;
-  for (int64_t base = static_cast<int64_t>(blockIdx.x) * groups; base < all;
-       base += static_cast<int64_t>(gridDim.x) * groups) {
+  const int64_t task_count = tasks.q_tasks + tasks.k_tasks;
+  for (int64_t base = static_cast<int64_t>(blockIdx.x) * tasks_per_block; base < task_count;
+       base += static_cast<int64_t>(gridDim.x) * tasks_per_block) {
     const int64_t number = base + group.index();
     HeadTask<forward_heads> task = number < tasks.q_tasks ? tasks.q(number) : tasks.k(number - tasks.q_tasks);
-    if (number >= all || !slot.valid) task.valid = 0;
+    if (number >= task_count || !slot.valid) task.valid = 0;
     const T* x = a.x + task.token * a.x_token + task.head * a.x_head;
     Pack<T, E> first[forward_heads], second[forward_heads];
 #pragma unroll
@@ -45,7 +52,7 @@ __global__ void __launch_bounds__(forward_threads, 2)
     }
     float cosines[E], sines[E], first_weight[E], second_weight[E];
     if (task.valid > 0) {
-      if (slot.turns) a.rotation.angles(task.token, slot.first, cosines, sines);
+      if (slot.rotated) a.rotation.angles(task.token, slot.first, cosines, sines);
       const FloatVector& weight = task.head < tasks.heads ? a.q_weight : a.k_weight;
       weight.get(slot.first, first_weight);
       weight.get(slot.second, second_weight);
@@ -65,7 +72,7 @@ __global__ void __launch_bounds__(forward_threads, 2)
         u[i] *= rstd * first_weight[i];
         v[i] *= rstd * second_weight[i];
       }
-      if (slot.turns) rotate(u, v, cosines, sines);
+      if (slot.rotated) rotate(u, v, cosines, sines);
       first[h].set(u);
       second[h].set(v);
       first[h].store(out + h * a.out_head + slot.first);
@@ -75,16 +82,15 @@ __global__ void __launch_bounds__(forward_threads, 2)
   }
 }
 
-/// Heads of any length and place: a warp has one.
 template <class T>
 __global__ void __launch_bounds__(forward_threads)
     qk_forward_any_kernel(QkForwardArguments<T> a, HeadTasks<1> tasks) {
-  constexpr int groups = forward_threads / kernel::warp;
+  constexpr int tasks_per_block = forward_threads / kernel::warp;
   RowGroup group(kernel::warp);
   const int half = a.rotation.half;
-  const int64_t all = tasks.q_tasks + tasks.k_tasks;
-  for (int64_t number = static_cast<int64_t>(blockIdx.x) * groups + group.index(); number < all;
-       number += static_cast<int64_t>(gridDim.x) * groups) {
+  const int64_t task_count = tasks.q_tasks + tasks.k_tasks;
+  for (int64_t number = static_cast<int64_t>(blockIdx.x) * tasks_per_block + group.index();
+       number < task_count; number += static_cast<int64_t>(gridDim.x) * tasks_per_block) {
     const HeadTask<1> task = number < tasks.q_tasks ? tasks.q(number) : tasks.k(number - tasks.q_tasks);
     const T* x = a.x + task.token * a.x_token + task.head * a.x_head;
     T* out = a.out + task.token * a.out_token + task.head * a.out_head;
@@ -132,10 +138,10 @@ void forward(Exec& exec, const QkNormRopeForward& f) {
                       kernel::aligned16(f.q_weight.data) && kernel::aligned16(f.k_weight.data);
   if (packed) {
     const HeadTasks<forward_heads> tasks(a.tokens, q, k);
-    const int lanes = power_of_two(a.d / (2 * per_pack<T>));
-    const unsigned grid =
-        kernel::grid_for(tasks.q_tasks + tasks.k_tasks, forward_threads / lanes, exec.multiprocessors, 16);
-    NRL_LAUNCH((qk_forward_kernel<T>), grid, forward_threads, 0, exec.stream, a, tasks, lanes);
+    const int threads_per_head = power_of_two(a.d / (2 * per_pack<T>));
+    const unsigned grid = kernel::grid_for(tasks.q_tasks + tasks.k_tasks, forward_threads / threads_per_head,
+                                           exec.multiprocessors, 16);
+    NRL_LAUNCH((qk_forward_kernel<T>), grid, forward_threads, 0, exec.stream, a, tasks, threads_per_head);
   } else {
     const HeadTasks<1> tasks(a.tokens, q, k);
     const unsigned grid = kernel::grid_for(tasks.q_tasks + tasks.k_tasks, forward_threads / kernel::warp,

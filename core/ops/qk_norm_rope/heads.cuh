@@ -1,5 +1,5 @@
 #pragma once
-// How threads share the heads of q and k: the fused kernels of QK-norm and RoPE; included by cuda.cu alone.
+// How the fused kernels of QK-norm and RoPE deal heads to threads; included by cuda.cu alone.
 
 #include "core/ops/kernel_table.h"
 #include "core/ops/shared/gpu/rotation.cuh"
@@ -7,16 +7,16 @@
 namespace nrl::ops::NRL_GPU {
 namespace {
 
-/// Heads of one kind (q or k) that one group of threads works on at once.
+/// Up to `count` heads of q, or of k, of one token: what a group of threads has at a time.
 template <int count>
 struct HeadTask {
   int64_t token;
   int head;   ///< the first, among all of q and k
-  int valid;  ///< how many of the `count` there are
+  int valid;  ///< heads, at most `count`
 };
 
-/// Dealing heads to groups of threads: `count` of a token at a time, so that a thread uses the cosines, sines
-/// and weights it holds several times. Tasks of q come first, then those of k.
+/// The tasks of a launch: those of q, then those of k. A thread uses the cosines, sines and weights that it
+/// holds for all heads of its task.
 template <int count>
 struct HeadTasks {
   int64_t q_tasks, k_tasks;
@@ -40,30 +40,30 @@ struct HeadTasks {
     const int head = static_cast<int>(task - token * k_groups.divisor()) * count;
     return {token, heads + head, min(count, kv_heads - head)};
   }
-  /// The place of a head in rstd: those of q, then those of k.
+  /// Index of a head in rstd, which has the heads of q, then those of k.
   __device__ __forceinline__ int64_t statistic(int64_t tokens, int64_t token, int head) const {
     return head < heads ? token * heads + head : tokens * heads + token * kv_heads + (head - heads);
   }
 };
 
-/// The two packs of a head that a thread has: a pair of halves that is rotated, or neighbours behind them.
+/// The two packs of a head that a thread has: two that are rotated with each other, or two neighbors of the
+/// part that is not rotated.
 struct Slot {
   int first, second;  ///< columns
-  bool valid, turns;
+  bool valid, rotated;
 
   template <int E>
   static __device__ __forceinline__ Slot of(int lane, int d, int half) {
     Slot s;
-    s.turns = lane * E < half;
-    s.first = s.turns ? lane * E : 2 * lane * E;
-    s.second = s.first + (s.turns ? half : E);
+    s.rotated = lane * E < half;
+    s.first = s.rotated ? lane * E : 2 * lane * E;
+    s.second = s.first + (s.rotated ? half : E);
     s.valid = s.second + E <= d;
     return s;
   }
 };
 
-/// True when heads can be cut into slots of 16-byte packs: whole pairs of packs, of which whole pairs turn,
-/// in at most a warp.
+/// True when a head consists of slots of 16-byte packs, rotated or not, of at most a warp.
 inline bool packed_heads(const Tensor& x, const Tensor& table) {
   const int64_t pack = 16 / size_of(x.dtype), d = x.dim(2);
   return packed_rows(x) && d % (2 * pack) == 0 && d / (2 * pack) <= kernel::warp &&

@@ -1,4 +1,4 @@
-// The norms and the rotation by the reference kernels of their own families, in double all the way.
+// Composed of the reference norm and rotation, in double throughout.
 
 #include "core/ops/shared/reference.h"
 

@@ -1,3 +1,6 @@
+// Rotary embedding on the CPU, in place: (x1, x2) = (x1 cos - x2 sin, x2 cos + x1 sin) for the pairs (i, i +
+// half) of every head; tokens are split over the threads.
+
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"

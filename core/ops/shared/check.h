@@ -1,6 +1,5 @@
 #pragma once
-// Checks that the fronts of the ops share. A failure is a bug of the caller: exit 70 with the op and the
-// tensors.
+// Checks of the dispatch functions. A failure is a bug of the caller: exit 70 with the op and the tensors.
 
 #include <cstdint>
 
@@ -13,7 +12,7 @@ inline bool is_float(const Tensor& t) {
   return (t.dtype == DType::f32 || t.dtype == DType::bf16) && t.scales.kind == Scaling::none;
 }
 
-/// Rows may be strided, the last dimension must be contiguous.
+/// True when the last dimension is contiguous; rows may be strided.
 inline bool dense_rows(const Tensor& t) {
   return t.rank >= 1 && (t.dim(-1) <= 1 || t.step(-1) == 1);
 }
@@ -31,7 +30,7 @@ inline bool is_vector(const Tensor& t, int64_t n, DType dtype) {
   return t.data && t.rank == 1 && t.dim(0) == n && t.contiguous() && t.dtype == dtype;
 }
 
-/// The same elements, or no byte in common: the aliasing that element-wise kernels allow.
+/// True for the same elements or no common byte: the aliasing that element-wise kernels allow.
 inline bool same_or_disjoint(const Tensor& a, const Tensor& b) {
   if (!a.data || !b.data || a.numel() == 0 || b.numel() == 0) return true;
   if (a.data == b.data && a.dtype == b.dtype && a.shape == b.shape && a.stride == b.stride) return true;

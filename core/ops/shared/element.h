@@ -1,5 +1,5 @@
 #pragma once
-// Bodies of element-wise ops, shared by every backend: plain inline functions of values. `Math` supplies exp,
+// Bodies of element-wise ops, shared by all backends: plain inline functions of values. `Math` supplies exp,
 // erf, sqrt and reciprocal of the backend (SimdMath on the CPU).
 
 #include "core/base/host_device.h"

@@ -32,8 +32,9 @@ class Divider {
   unsigned multiplier_ = 0, shift_ = 0;
 };
 
-/// The rows of a tensor of rank 1 to 3 whose leading dimensions may be strided; row r of (N, heads, D) is head
-/// r % heads of token r / heads. The tensor may be absent: then `data` is null and no row may be asked for.
+/// The rows of a tensor of rank 1 to 3 whose leading dimensions may be strided; row r of (N, heads, D) is
+/// head r % heads of token r / heads. The tensor may be absent: then `data` is null and no row may be asked
+/// for.
 template <class T>
 struct Rows {
   T* data = nullptr;

@@ -17,8 +17,8 @@ constexpr size_t scratch_bytes(int64_t count, size_t element = sizeof(float)) {
   return (bytes + scratch_alignment - 1) / scratch_alignment * scratch_alignment;
 }
 
-/// Hands out pieces of a workspace one behind the other; each begins at a multiple of 64 bytes. A workspace
-/// that is too small is our bug: the op's *_workspace() said how much it needs.
+/// Hands out consecutive pieces of a workspace, each aligned to 64 bytes. The workspace must have the size
+/// that the op's *_workspace() gives.
 class Scratch {
  public:
   Scratch(const char* op, const Workspace& workspace) : op_(op), workspace_(workspace) {

@@ -1,5 +1,5 @@
 #pragma once
-// The dropout mask on the CPU: of the op itself and of what has it fused.
+// The dropout mask on the CPU: the op itself and kernels that fuse it.
 
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace nrl::ops::NRL_ISA {
 
-/// Philox blocks that are made at once.
+/// Philox blocks computed at a time.
 inline constexpr int64_t dropout_chunk_blocks = 64;
 
 /// Philox4x32-10 for the blocks [first, first + dropout_chunk_blocks), as core/base/philox.h computes them
@@ -40,7 +40,7 @@ inline void philox_chunk(uint64_t first, uint64_t stream, uint64_t seed, uint32_
   }
 }
 
-/// What decides over an element.
+/// Decides which elements are dropped.
 struct DropoutMask {
   float p, scale;
   uint64_t seed, stream;
@@ -64,9 +64,10 @@ struct DropoutMask {
   void for_words(int64_t first, int64_t n, const Body& body) const {
     alignas(64) uint32_t words[4 * dropout_chunk_blocks];
     for (int64_t i = 0; i < n;) {
-      // Whole Philox blocks are made; the first piece may begin within one.
-      const int64_t at = first + i, skip = at % 4, count = std::min(n - i, 4 * dropout_chunk_blocks - skip);
-      philox_chunk(static_cast<uint64_t>(at / 4), stream, seed, words);
+      // Whole Philox blocks are computed; the first piece may begin within one.
+      const int64_t element = first + i, skip = element % 4,
+                    count = std::min(n - i, 4 * dropout_chunk_blocks - skip);
+      philox_chunk(static_cast<uint64_t>(element / 4), stream, seed, words);
       body(i, words + skip, count);
       i += count;
     }

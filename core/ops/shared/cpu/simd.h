@@ -1,5 +1,5 @@
 #pragma once
-// Numerics for kernels that the compiler vectorises: everything here is branch-free, so that loops over it
+// Numerics for kernels that the compiler vectorizes: everything here is branch-free, so that loops over it
 // become vector code for whichever instruction set the including file is compiled for (NRL_ISA).
 
 #include <bit>
@@ -61,7 +61,7 @@ NRL_INLINE float erf_f32(float x) {
 }
 
 /// Writes one element with a single rounding. For bf16 the same value as bf16(float); loops that assign a
-/// whole bf16 object are not vectorised, loops that assign its bits are.
+/// whole bf16 object are not vectorized, loops that assign its bits are.
 NRL_INLINE void store(float& where, float value) {
   where = value;
 }
@@ -71,7 +71,7 @@ NRL_INLINE void store(bf16& where, float value) {
   where.bits = static_cast<uint16_t>(value != value ? quiet_nan : rounded);
 }
 
-/// What the element bodies (element.h) call on the CPU.
+/// Mathematics of the element-wise bodies (element.h) on the CPU.
 struct SimdMath {
   NRL_INLINE float exp(float x) { return exp_f32(x); }
   NRL_INLINE float erf(float x) { return erf_f32(x); }
@@ -79,7 +79,7 @@ struct SimdMath {
   NRL_INLINE float reciprocal(float x) { return 1.0f / x; }
 };
 
-/// The elements of a tensor without the checked accessor: kernels run behind a front that has checked.
+/// The elements of a tensor without the checked accessor: the dispatch function has checked it.
 template <class T>
 NRL_INLINE T* data_of(const Tensor& t) {
   return static_cast<T*>(t.data);

@@ -1,5 +1,5 @@
 #pragma once
-// The dropout mask in GPU kernels: of the op itself and of what has it fused.
+// The dropout mask in GPU kernels: the op itself and kernels that fuse it.
 
 #include <cmath>
 
@@ -8,8 +8,8 @@
 
 namespace nrl::ops::NRL_GPU {
 
-/// philox4x32 (core/base/philox.h) in 32-bit operations: from that function nvcc makes 64-bit ones, of which
-/// the GPU has none. Random numbers are what limits dropout.
+/// philox4x32 (core/base/philox.h) in 32-bit operations. nvcc compiles that function to 64-bit products,
+/// which the GPU emulates, and random numbers limit the speed of dropout.
 __device__ __forceinline__ uint4 philox4x32_words(uint64_t block, uint64_t stream, uint64_t seed) {
   auto low = [](uint64_t x) { return static_cast<unsigned>(x); };
   auto high = [](uint64_t x) { return static_cast<unsigned>(x >> 32); };
@@ -25,7 +25,7 @@ __device__ __forceinline__ uint4 philox4x32_words(uint64_t block, uint64_t strea
   return c;
 }
 
-/// What decides over an element, passed to kernels by value.
+/// Decides which elements are dropped; passed to kernels by value.
 class DropoutMask {
  public:
   DropoutMask() = default;

@@ -1,5 +1,6 @@
 #pragma once
-// Gradients of two vectors of weights: every block leaves sums over its rows, a second kernel adds them up.
+// Gradients of one or two vectors of weights: every block writes its sums over rows (=, workspace), and
+// add_partials_kernel adds them to the gradients (+=) in the order of the blocks.
 
 #include "core/ops/shared/gpu/rows.cuh"
 
@@ -16,8 +17,8 @@ struct Partials {
 
 inline constexpr int partial_columns = kernel::warp, partial_slices = 8;
 
-/// out[which] += the sum over blocks, in an order that depends on their number only. A template, so that
-/// every file that includes it may have it.
+/// out[which] += the sum over blocks, in an order that depends on their number only. A block has 32 columns;
+/// its warps each add every slices-th partial. A template, so that several files may include it.
 template <int slices>
 __global__ void __launch_bounds__(partial_columns* slices)
     add_partials_kernel(Partials partials, int blocks, float* first, float* second) {
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(partial_columns* slices)
   out[column] += sum;
 }
 
-/// Adds what `blocks` blocks have left to `first` and `second` ((d) f32, either may be null).
+/// Adds the partials of `blocks` blocks to `first` and `second` ((d) f32, either may be null).
 inline void add_partials(Exec& exec, const Partials& partials, int blocks, float* first, float* second) {
   const auto columns = static_cast<unsigned>((partials.d + partial_columns - 1) / partial_columns);
   NRL_LAUNCH((add_partials_kernel<partial_slices>), dim3(columns, second ? 2 : 1),

@@ -1,12 +1,13 @@
 #pragma once
-// The rotation of RoPE in GPU kernels: of the op itself and of what has it fused.
+// The rotation of RoPE in GPU kernels: the op itself and kernels that fuse it.
 
 #include "core/ops/shared/element.h"
 #include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {
 
-/// The table of cosines and sines with the positions of the tokens. Without a table nothing turns: half is 0.
+/// The table of cosines and sines with the positions of the tokens. Without a table nothing is rotated: half
+/// is 0.
 struct Rotation {
   const float* table = nullptr;
   const int32_t* positions = nullptr;
@@ -20,7 +21,7 @@ struct Rotation {
         half(table_.data ? static_cast<int>(table_.dim(1) / 2) : 0),
         sign(inverse ? -1.0f : 1.0f) {}
 
-  /// Of pairs i .. i + E - 1 of a token.
+  /// Cosines and sines of pairs i .. i + E - 1 of a token.
   template <int E>
   __device__ __forceinline__ void angles(int64_t token, int i, float (&cosines)[E], float (&sines)[E]) const {
     const float* row = table + static_cast<int64_t>(positions[token]) * 2 * half + i;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void rotate(float (&first)[E], float (&second)[E], co
   }
 }
 
-/// True when both halves of what turns can be accessed in 16 bytes each time. The rest of a head may have any
+/// True when both halves of the rotated part consist of 16-byte packs. The rest of a head may have any
 /// length.
 inline bool packed_rotation(const Tensor& x, const Tensor& table) {
   const int64_t pack = 16 / size_of(x.dtype);

@@ -1,6 +1,6 @@
 #pragma once
-// What GPU kernels of several families share: rows of strided tensors, packs of elements that are read and
-// written at once, sums over the threads that share a row.
+// What GPU kernels of several ops share: vectorized access to rows and weights, and reductions over the
+// threads that share a row.
 
 #include "core/device/kernel.h"
 #include "core/ops/exec.h"
@@ -25,19 +25,19 @@ inline bool packed_rows(const Tensor& t) {
   return true;
 }
 
-/// A vector of f32 or bf16 (weights), read as float. Its type is looked at when it is read: the branch is the
-/// same for all threads, and kernels need not be compiled for both.
+/// A vector of f32 or bf16 weights, read as float. The type is a runtime branch, the same for all threads, so
+/// that kernels are not compiled for both.
 struct FloatVector {
   const void* data = nullptr;
-  bool low = false;  ///< bf16
+  bool is_bf16 = false;
 
   FloatVector() = default;
-  explicit FloatVector(const Tensor& t) : data(t.data), low(t.dtype == DType::bf16) {}
+  explicit FloatVector(const Tensor& t) : data(t.data), is_bf16(t.dtype == DType::bf16) {}
 
   /// Elements i .. i + E - 1; with E > 1 the vector begins at a multiple of 16 bytes and E divides i.
   template <int E>
   __device__ __forceinline__ void get(int64_t i, float (&v)[E]) const {
-    if (low) {
+    if (is_bf16) {
       load_floats(static_cast<const bf16*>(data) + i, v);
     } else {
       load_floats(static_cast<const float*>(data) + i, v);
@@ -45,8 +45,8 @@ struct FloatVector {
   }
 };
 
-/// The threads of a block that share a row: `lanes` neighbours, a power of two up to 32, or whole warps. The
-/// block's size is a multiple of `lanes` and of 32.
+/// The threads of a block that share a row: `lanes` neighbors, a power of two up to 32, or whole warps. The
+/// block's size must be a multiple of `lanes` and of 32.
 class RowGroup {
  public:
   __device__ __forceinline__ explicit RowGroup(int lanes)
@@ -58,11 +58,11 @@ class RowGroup {
   __device__ __forceinline__ float2 sum(float2 v) {
     v = lanes_sum(v, lanes_ < kernel::warp ? lanes_ : kernel::warp);
     if (lanes_ <= kernel::warp) return v;
-    // Two arrays in turn: nobody writes one of them again before all have passed the other's barrier.
+    // Double-buffered, so that one __syncthreads() per reduction suffices.
     NRL_SHARED(float2, parts, [2][32]);
     const int lane = threadIdx.x % kernel::warp, warps = lanes_ / kernel::warp;
-    float2* part = parts[turn_];
-    turn_ ^= 1;
+    float2* part = parts[buffer_];
+    buffer_ ^= 1;
     if (lane == 0) part[threadIdx.x / kernel::warp] = v;
     __syncthreads();
     return lanes_sum(lane < warps ? part[index_ * warps + lane] : make_float2(0, 0), kernel::warp);
@@ -81,7 +81,7 @@ class RowGroup {
     }
     return v;
   }
-  int lanes_, index_, turn_ = 0;
+  int lanes_, index_, buffer_ = 0;
 };
 
 /// Calls body.operator()<T>() with the element type of an activation tensor.
