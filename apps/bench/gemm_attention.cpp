@@ -87,7 +87,7 @@ void gemm_case(Machine& machine, const GemmCase& c, DType dtype, double peak, Re
     Tensor x, w, y, dx, dw;
   };
   ops::Exec& e = machine.exec();
-  machine.need_workspace(machine.gpu() ? ops::gpu_linear_workspace(std::max(c.m, c.k), e.threads)
+  machine.need_workspace(machine.gpu() ? ops::gpu_linear_workspace(std::max(c.m, c.k), e.partials())
                                        : ops::linear_workspace(c.n, c.m, c.k, dtype, e.threads));
   const int count = machine.sets(static_cast<double>((c.n * c.k + c.m * c.k + c.n * c.m) * size_of(dtype)));
   Tensors memory(machine);

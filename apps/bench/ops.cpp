@@ -59,10 +59,10 @@ class OpCases {
   OpCases(Machine& machine, const Sizes& sizes, DType activations)
       : e_(machine.exec()), k_(*machine.exec().kernels), s_(sizes), a_(activations), element_(size_of(a_)) {
     machine.need_workspace(
-        std::max({ops::norm_backward_workspace(std::max(s_.hidden, s_.head_dim), e_.threads),
-                  ops::qk_norm_rope_workspace(s_.head_dim, e_.threads),
+        std::max({ops::norm_backward_workspace(std::max(s_.hidden, s_.head_dim), e_.partials()),
+                  ops::qk_norm_rope_workspace(s_.head_dim, e_.partials()),
                   ops::sum_of_squares_workspace(s_.parameters),
-                  machine.gpu() ? std::max(ops::gpu_linear_workspace(s_.hidden, e_.threads),
+                  machine.gpu() ? std::max(ops::gpu_linear_workspace(s_.hidden, e_.partials()),
                                            ops::embedding_backward_workspace(s_.tokens, s_.hidden))
                                 : ops::linear_workspace(s_.tokens, s_.hidden, s_.hidden, a_, e_.threads)}));
     norms();

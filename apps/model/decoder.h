@@ -18,7 +18,7 @@ struct DecoderOptions {
   int64_t max_sequence = 0;  ///< longest sequence
   precision::Recipe recipe;
   RecomputePolicy recompute = {};  ///< none: activations are kept
-  int threads = 1;                 ///< as Exec::threads will be
+  int threads = 1;                 ///< as Exec::partials() will be
   uint64_t seed = 0;               ///< dropout
   DeviceType device = DeviceType::cpu;
   size_t optimizer_workspace = 0;  ///< what the step's end needs on a GPU; it runs while the decoder does not

@@ -13,7 +13,7 @@ struct TrainingSizes {
   int64_t head_chunk;    ///< tokens that have logits at a time
   precision::Recipe recipe;
   DeviceType device;
-  int threads;                     ///< as Exec::threads will be
+  int threads;                     ///< as Exec::partials() will be
   size_t optimizer_workspace = 0;  ///< what the step's end needs on a GPU
 };
 /// Bytes of forward, backward and update.

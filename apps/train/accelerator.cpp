@@ -5,7 +5,7 @@ namespace nrl::train {
 ops::Exec Accelerator::exec() const {
   ops::Exec exec;
   exec.kernels = &accelerator_backend().kernels();
-  exec.threads = ops::gpu_partials;
+  exec.reduction_blocks = ops::gpu_partials;
   exec.stream = compute.get();
   exec.device = runtime.get();
   exec.multiprocessors = runtime->properties().multiprocessors;

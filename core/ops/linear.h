@@ -42,7 +42,7 @@ struct LinearBackwardWeight {
 };
 
 /// out[m] = or += (accumulate) the sum over rows of x: the gradient of a bias. Rows of x may be strided. The
-/// order of additions depends on the shape, and on a GPU on Exec::threads.
+/// order of additions depends on the shape, and on a GPU on Exec::reduction_blocks.
 struct ColumnSums {
   Tensor x;    ///< (N, M) f32 or bf16
   Tensor out;  ///< (M) f32
@@ -50,7 +50,7 @@ struct ColumnSums {
 };
 void column_sums(Exec& exec, const ColumnSums& a);
 /// Scratch bytes of column_sums on a GPU for m columns.
-size_t column_sums_workspace(int64_t m, int threads);
+size_t column_sums_workspace(int64_t m, int partials);
 
 void linear_forward(Exec& exec, const LinearForward& a);
 void linear_backward_data(Exec& exec, const LinearBackwardData& a);
@@ -62,7 +62,7 @@ constexpr double linear_flops(int64_t n, int64_t m, int64_t k) {
 }
 
 /// Scratch bytes of any of the three and of column_sums on a GPU, for matrices of at most `widest` columns.
-size_t gpu_linear_workspace(int64_t widest, int threads);
+size_t gpu_linear_workspace(int64_t widest, int partials);
 
 /// Scratch bytes that any of the three needs for these sizes (bf16 operands are widened there).
 size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads);

@@ -1,7 +1,7 @@
 #pragma once
 // RMSNorm (Zhang & Sennrich 2019) and LayerNorm (Ba et al. 2016), with the residual addition fused in.
 //
-// Rows are the product of all leading dimensions, the last dimension is normalised; tensors of rank 3 (N,
+// Rows are the product of all leading dimensions, the last dimension is normalized; tensors of rank 3 (N,
 // heads, D) may be strided views (QK-norm). Activations (x, out, residual, ...) share one dtype, f32 or bf16;
 // weight and bias are f32 or bf16; statistics and weight gradients are f32. Arithmetic is f32.
 
@@ -15,10 +15,10 @@ enum class NormKind : uint8_t { rms, layer };
 /// sum = dropout(x) + residual (if given, written to `sum`), then
 /// rms:   out = sum * rstd * weight,                rstd = 1 / sqrt(mean(sum^2) + eps)
 /// layer: out = (sum - mean) * rstd * weight + bias, rstd = 1 / sqrt(var(sum) + eps), var with divisor D.
-/// `sum` may alias x or residual. Without residual, x itself is normalised and `sum` is not given. mean/rstd
-/// may be absent (inference). out may alias x only when neither x nor sum is needed later. When
-/// out.scales.amax is set, max(|out|) is combined into it (the larger stays; it starts at 0 or above; NaN
-/// stays), for recipes that quantize what follows.
+/// `sum` may alias x or residual. Without residual, x itself is normalized and `sum` must be absent. mean and
+/// rstd may be absent (inference). out may alias x only when neither x nor sum is read later. When
+/// out.scales.amax is set, *amax = max(*amax, max(|out|)), where NaN stays and *amax must be >= 0: for recipes that quantize
+/// the output.
 struct NormForward {
   NormKind kind = NormKind::rms;
   float eps = 1e-5f;
@@ -30,17 +30,19 @@ struct NormForward {
   Tensor out;                 ///< (..., D)
   Tensor mean = {};           ///< (rows) f32, layer only, optional
   Tensor rstd = {};           ///< (rows) f32, optional
-  FusedDropout dropout = {};  ///< of x, on its way into the residual stream, with the mask of ops::dropout;
-                              ///< p > 0 needs residual and x of rank 2
+  FusedDropout dropout = {};  ///< of x before the addition, with the mask of ops::dropout;
+                              ///< p > 0 requires residual and x of rank 2
 };
 
-/// dx = gradient of the norm at x (+ dresidual if given): the gradient of the residual stream in one pass.
-/// dx may alias dout or dresidual. dweight and dbias are accumulated (+=) when given; the sum over rows runs
-/// in an order that depends only on the shape and the number of threads.
+/// With dy = dout * weight and xhat = (x - mean) * rstd (rms: mean = 0 and no term mean_dy):
+///   dx       = rstd * (dy - mean_dy - xhat * mean_dy_xhat) + dresidual (if given)
+///   dweight += sum over rows of dout * xhat,   dbias += sum over rows of dout (when given)
+/// dx may alias dout or dresidual. The order of the sums over rows depends only on the shape and the number
+/// of partial sums (Exec::partials()).
 struct NormBackward {
   NormKind kind = NormKind::rms;
   Tensor dout;            ///< (..., D)
-  Tensor x;               ///< (..., D), what was normalised (`sum` of the forward when a residual was fused)
+  Tensor x;               ///< (..., D), the normalized input (`sum` of the forward when a residual was fused)
   Tensor weight;          ///< (D)
   Tensor mean = {};       ///< (rows) f32, layer only
   Tensor rstd;            ///< (rows) f32
@@ -53,7 +55,7 @@ struct NormBackward {
 void norm_forward(Exec& exec, const NormForward& a);
 void norm_backward(Exec& exec, const NormBackward& a);
 
-/// Workspace of norm_backward: per-thread partial sums of the weight gradients.
-size_t norm_backward_workspace(int64_t d, int threads);
+/// Workspace of norm_backward: `partials` (Exec::partials()) partial sums of dweight and dbias.
+size_t norm_backward_workspace(int64_t d, int partials);
 
 }  // namespace nrl::ops

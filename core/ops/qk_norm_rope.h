@@ -1,16 +1,16 @@
 #pragma once
-// What stands between the fused QKV projection and attention, in one pass over q and k: RMS norm of every
-// head (Qwen3) and rotary embedding.
+// RMS norm of every head (Qwen3) and rotary embedding, in one pass over q and k between the fused QKV
+// projection and attention.
 
 #include "core/ops/exec.h"
 
 namespace nrl::ops {
 
-/// out = rope(norm(x)) for every head of q and k. Without q_weight and k_weight there is no norm, and out is
-/// x.
+/// out = rope(norm(x)) for every head of q and k. Without q_weight and k_weight there is no norm, and out
+/// must be x.
 struct QkNormRopeForward {
   Tensor x;              ///< (N, heads + kv_heads, D) f32 or bf16: q's heads, then k's; rows may be strided
-  Tensor out;            ///< the same shape and dtype; disjoint from x with QK-norm, x itself without
+  Tensor out;            ///< shape and dtype of x; must be disjoint from x with QK-norm, x itself without
   int64_t heads = 0;     ///< of q
   Tensor q_weight = {};  ///< (D), with QK-norm
   Tensor k_weight = {};  ///< (D), with QK-norm
@@ -20,11 +20,11 @@ struct QkNormRopeForward {
   Tensor positions = {};  ///< (N) i32
 };
 
-/// dx = the gradient at x for the gradient dout at out; dq_weight and dk_weight are added to.
+/// dx = the gradient at x, written over dout. With QK-norm dq_weight and dk_weight are accumulated (+=).
 struct QkNormRopeBackward {
-  Tensor dout;    ///< (N, heads + kv_heads, D)
+  Tensor dout;    ///< (N, heads + kv_heads, D), gradient at out
   Tensor x = {};  ///< as in the forward; read with QK-norm only
-  Tensor dx;      ///< dout itself
+  Tensor dx;      ///< must be dout
   int64_t heads = 0;
   Tensor q_weight = {}, k_weight = {}, rstd = {}, table = {}, positions = {};
   Tensor dq_weight = {}, dk_weight = {};  ///< (D) f32, accumulated, with QK-norm
@@ -33,7 +33,7 @@ struct QkNormRopeBackward {
 void qk_norm_rope_forward(Exec& exec, const QkNormRopeForward& a);
 void qk_norm_rope_backward(Exec& exec, const QkNormRopeBackward& a);
 
-/// Workspace of the backward pass (partial sums of the weights' gradients).
-size_t qk_norm_rope_workspace(int64_t d, int threads);
+/// Workspace of the backward pass: `partials` (Exec::partials()) partial sums of the weights' gradients.
+size_t qk_norm_rope_workspace(int64_t d, int partials);
 
 }  // namespace nrl::ops

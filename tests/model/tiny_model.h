@@ -80,7 +80,7 @@ class TinyModel {
     plan_.solve();
     arenas_ = memory::Arenas(plan_);
     exec_.kernels = &kernels;
-    exec_.threads = threads;
+    (options.device == DeviceType::cuda ? exec_.reduction_blocks : exec_.threads) = threads;
     if (options.device == DeviceType::cuda) {  // the GPU's kernels, each run at once on host memory
       runtime_ = device::open_sim();
       libraries_ = ops::open_sim_libraries(*runtime_, {});

@@ -86,7 +86,7 @@ struct Output {
 using Outputs = std::vector<Output>;
 
 /// mode `test`: `body` builds its inputs (from Philox, so they are the same each time), runs ops through
-/// their fronts and returns the results. It is called with the reference, then twice per ISA with 2 threads;
+/// the ops and returns the results. It is called with the reference, then twice per ISA with 2 threads;
 /// `any_threads`: one thread must give the same bits as two.
 struct TestCase {
   std::string name;
@@ -98,6 +98,7 @@ struct TestCase {
 inline ops::Exec few_blocks(const ops::Exec& e) {
   ops::Exec few = e;
   few.threads = std::min(e.threads, 2);
+  few.reduction_blocks = std::min(e.reduction_blocks, 2);
   few.multiprocessors = std::min(e.multiprocessors, 1);
   return few;
 }

@@ -14,7 +14,7 @@ Outputs sums(Exec& e, DType dtype, int64_t n, int64_t m, int64_t gap, int64_t fi
   const Buffer wide = Buffer(dtype, {n, first + m}, gap).normal("x", 1.0, 0.1);
   Buffer out = Buffer(DType::f32, {m}).normal("out");
   Exec exact = e;
-  exact.workspace.size = std::min(column_sums_workspace(m, e.threads), e.workspace.size);
+  exact.workspace.size = std::min(column_sums_workspace(m, e.partials()), e.workspace.size);
   column_sums(exact, {.x = wide.tensor().columns(first, m), .out = out, .accumulate = accumulate});
   return {{"out", out, n}};
 }

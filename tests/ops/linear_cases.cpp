@@ -19,7 +19,7 @@ struct Shape {
 struct ExactWorkspace {
   ExactWorkspace(Exec e, const Shape& s, DType t) : exec(e) {
     if (e.libraries) {
-      exec.workspace.size = gpu_linear_workspace(s.m, e.threads);
+      exec.workspace.size = gpu_linear_workspace(s.m, e.partials());
       return;
     }
     memory.resize(linear_workspace(s.n, s.m, s.k, t, e.threads));

@@ -53,8 +53,8 @@ struct Context {
     exec.threads = threads;
     exec.workspace = scratch();
   }
-  Context(const Backend& backend, int threads)
-      : Context(backend.kernels, backend.gpu ? ops::gpu_partials : threads) {
+  Context(const Backend& backend, int threads) : Context(backend.kernels, threads) {
+    if (backend.gpu) exec.reduction_blocks = ops::gpu_partials;
     exec.device = backend.device.get();
     exec.stream = backend.stream ? backend.stream->get() : nullptr;
     exec.libraries = backend.libraries.get();

@@ -1,4 +1,4 @@
-// What the table-driven program does not cover: coverage, refusals of the fronts, accuracy of the vector
+// What the table-driven program does not cover: coverage, checks of the dispatch functions, accuracy of the vector
 // mathematics.
 
 #define NRL_ISA test_isa

@@ -85,8 +85,7 @@ void column_partials(Exec& exec, const ColumnSums& a, int64_t groups, float* par
 
 void column_sums_launch(Exec& exec, const ColumnSums& a) {
   const int64_t n = a.x.dim(0), m = a.x.dim(1);
-  const int64_t wanted = (n + least_rows - 1) / least_rows,
-                groups = wanted < exec.threads ? wanted : exec.threads;
+  const int64_t groups = min((n + least_rows - 1) / least_rows, static_cast<int64_t>(exec.partials()));
   Scratch scratch("column_sums", exec.workspace);
   float* partial = scratch.floats(groups * m);
   const bool vectors = aligned16(a.x.data) && a.x.stride[0] * size_of(a.x.dtype) % 16 == 0;

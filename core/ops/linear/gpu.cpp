@@ -7,8 +7,8 @@
 
 namespace nrl::ops {
 
-size_t gpu_linear_workspace(int64_t widest, int threads) {
-  return std::max(gemm::workspace_bytes, column_sums_workspace(widest, threads));
+size_t gpu_linear_workspace(int64_t widest, int partials) {
+  return std::max(gemm::workspace_bytes, column_sums_workspace(widest, partials));
 }
 
 namespace gpu {

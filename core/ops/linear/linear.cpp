@@ -130,8 +130,8 @@ void column_sums(Exec& exec, const ColumnSums& a) {
   if (m > 0 && (n > 0 || !a.accumulate)) exec.kernels->column_sums(exec, a);
 }
 
-size_t column_sums_workspace(int64_t m, int threads) {
-  return scratch_bytes(threads * m) + scratch_alignment;
+size_t column_sums_workspace(int64_t m, int partials) {
+  return scratch_bytes(partials * m) + scratch_alignment;
 }
 
 }  // namespace nrl::ops

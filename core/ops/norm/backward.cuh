@@ -239,7 +239,7 @@ void backward(Exec& exec, const NormBackward& b) {
   float *dweight = static_cast<float*>(b.dweight.data), *dbias = static_cast<float*>(b.dbias.data);
   a.with_weight = dweight || dbias;
   a.partials = {reinterpret_cast<float*>(exec.workspace.data), a.d};
-  const auto max_blocks = static_cast<int64_t>(exec.threads);
+  const auto max_blocks = static_cast<int64_t>(exec.partials());
 
   constexpr int E = per_pack<T>;
   // A norm with bias holds twice as many sums. Two blocks of the default size share a multiprocessor.

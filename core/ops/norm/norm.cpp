@@ -30,8 +30,8 @@ int64_t check_x(const char* op, const Tensor& x) {
 
 }  // namespace
 
-size_t norm_backward_workspace(int64_t d, int threads) {
-  return static_cast<size_t>(threads) * 2 * static_cast<size_t>(d) * sizeof(float);
+size_t norm_backward_workspace(int64_t d, int partials) {
+  return static_cast<size_t>(partials) * 2 * static_cast<size_t>(d) * sizeof(float);
 }
 
 void norm_forward(Exec& exec, const NormForward& a) {
@@ -78,9 +78,9 @@ void norm_backward(Exec& exec, const NormBackward& a) {
   }
   NRL_CHECK(!a.dweight || is_vector(a.dweight, d, DType::f32), "{}: dweight is {}", op, describe(a.dweight));
   NRL_CHECK(!a.dbias || is_vector(a.dbias, d, DType::f32), "{}: dbias is {}", op, describe(a.dbias));
-  NRL_CHECK(exec.workspace.size >= norm_backward_workspace(d, exec.threads),
+  NRL_CHECK(exec.workspace.size >= norm_backward_workspace(d, exec.partials()),
             "{}: workspace of {} bytes, needs {}", op, exec.workspace.size,
-            norm_backward_workspace(d, exec.threads));
+            norm_backward_workspace(d, exec.partials()));
   const trace::Range range("norm_backward");
   if (rows > 0) exec.kernels->norm_backward(exec, a);
 }

@@ -203,7 +203,7 @@ void backward(Exec& exec, const QkNormRopeBackward& b) {
   auto *dq = static_cast<float*>(b.dq_weight.data), *dk = static_cast<float*>(b.dk_weight.data);
   a.with_weight = dq || dk;
   a.partials = {reinterpret_cast<float*>(exec.workspace.data), a.d};
-  const auto max_blocks = static_cast<int64_t>(exec.threads);
+  const auto max_blocks = static_cast<int64_t>(exec.partials());
   const bool packed = packed_heads(b.x, b.table) && packed_heads(b.dx, b.table) &&
                       kernel::aligned16(b.q_weight.data) && kernel::aligned16(b.k_weight.data);
   if (packed) {

@@ -59,16 +59,16 @@ void qk_norm_rope_backward(Exec& exec, const QkNormRopeBackward& a) {
   const int64_t d = a.dx.dim(2);
   for (const Tensor* w : {&a.dq_weight, &a.dk_weight})
     NRL_CHECK(!*w || is_vector(*w, d, DType::f32), "{}: the gradient of a weight is {}", op, describe(*w));
-  const size_t needed = qk_norm_rope_workspace(d, exec.threads);
+  const size_t needed = qk_norm_rope_workspace(d, exec.partials());
   NRL_CHECK(exec.workspace.size >= needed, "{}: workspace of {} bytes, needs {}", op, exec.workspace.size,
             needed);
   const trace::Range range("qk_norm_rope_backward");
   if (a.dx.numel() > 0) exec.kernels->qk_norm_rope_backward(exec, a);
 }
 
-size_t qk_norm_rope_workspace(int64_t d, int threads) {
-  // For every thread or block a vector of q's weight and one of k's: as much as a norm with bias has.
-  return norm_backward_workspace(d, threads);
+size_t qk_norm_rope_workspace(int64_t d, int partials) {
+  // A partial sum of dq_weight and one of dk_weight, as dweight and dbias of a norm.
+  return norm_backward_workspace(d, partials);
 }
 
 }  // namespace nrl::ops
