@@ -47,7 +47,7 @@ std::vector<std::pair<const char*, std::function<void()>>> calls(Fixture& f, DTy
   auto i32 = [&](std::initializer_list<int64_t> shape) { return f.tensor(DType::i32, shape); };
   Exec& e = f.exec;
   const Tensor x = t({4, 8}), y = t({4, 8}), w = t({8, 8}), row = t({8}), heads = t({4, 2, 4});
-  const Tensor table = f32({8, 4}), ids = i32({4}), bounds = i32({2}), lse = f32({2, 4});
+  const Tensor table = f32({8, 4}), ids = i32({4}), bounds = i32({2});
   return {
       {"linear_forward", [=, &e] { linear_forward(e, {.x = x, .weight = w, .out = y}); }},
       {"linear_backward_data", [=, &e] { linear_backward_data(e, {.dout = x, .weight = w, .dx = y}); }},
