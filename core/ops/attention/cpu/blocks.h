@@ -1,6 +1,6 @@
 #pragma once
-// The steps of blocked attention, compiled once per instruction set: packing, fetching ahead, the products of
-// one block of queries with one block of keys under a mask, and the online softmax.
+// The steps of blocked attention, compiled once per instruction set: packing, prefetching, the GEMMs of one
+// block of queries with one block of keys under a mask, and the online softmax.
 
 #include <algorithm>
 #include <cstdint>
@@ -73,11 +73,11 @@ void pack_block(int64_t count, int64_t d, int64_t padded, const T* from, int64_t
     }
 }
 
-/// Rows that will be read or written soon. Heads lie far apart in memory, where the processor does not
-/// foresee them, so they are asked for a few at a time between the tiles of the products.
-class Ahead {
+/// Software prefetch of rows that will be read or written soon: hardware prefetchers do not follow the stride
+/// between heads. A few rows are requested between the tiles of the GEMMs.
+class Prefetcher {
  public:
-  explicit Ahead(int64_t row_bytes) : row_bytes_(row_bytes) {}
+  explicit Prefetcher(int64_t row_bytes) : row_bytes_(row_bytes) {}
 
   template <class T>
   void add(T* at, int64_t step, int64_t rows) {
@@ -108,8 +108,8 @@ class Ahead {
   int count_ = 0, current_ = 0;
   int64_t total_ = 0, per_step_ = 0, row_bytes_;
 };
-/// Tiles of one product of two blocks, at least (a diagonal block has fewer than a whole one).
-constexpr int64_t tiles_per_product = 7;
+/// Tiles of the GEMM of two blocks, at least (a diagonal block has fewer than a full one).
+constexpr int64_t tiles_per_gemm = 7;
 
 /// One block of queries against one block of keys.
 struct Block {
@@ -132,36 +132,36 @@ struct Block {
 
 /// s (keys x query_block) = a (keys x d, rows `step` apart) * columns: S^T = K Q^T, or dP^T = V dO^T.
 inline void score_product(const Block& b, int64_t d, const float* a, int64_t step, const float* columns,
-                          float* s, Ahead& ahead) {
+                          float* s, Prefetcher& prefetcher) {
   if (b.full)
     micro::product<false>(b.keys, b.lane_queries(), a, step, columns, query_block, s, query_block, false,
-                          [d, &ahead](int64_t, int64_t) {
-                            ahead.step();
+                          [d, &prefetcher](int64_t, int64_t) {
+                            prefetcher.step();
                             return Range{0, d};
                           });
   else
     micro::staircase(b.keys, d, a, step, columns, query_block, s, query_block, [&](int64_t j, int64_t n) {
-      ahead.step();
+      prefetcher.step();
       return b.queries_of(j, n);
     });
 }
 
 /// out (queries x padded) = or += s^T * rows: O += P V, dQ += dS K.
 inline void by_query(const Block& b, int64_t padded, const float* s, const float* rows, float* out,
-                     bool accumulate, Ahead& ahead) {
+                     bool accumulate, Prefetcher& prefetcher) {
   micro::product<true>(b.queries, padded, s, query_block, rows, padded, out, padded, accumulate,
                        [&](int64_t i, int64_t n) {
-                         ahead.step();
+                         prefetcher.step();
                          return b.keys_of(i, n);
                        });
 }
 
 /// out (keys x padded) += s * rows: dV += P^T dO, dK += dS^T Q.
 inline void by_key(const Block& b, int64_t padded, const float* s, const float* rows, float* out,
-                   Ahead& ahead) {
+                   Prefetcher& prefetcher) {
   micro::product<false>(b.keys, padded, s, query_block, rows, padded, out, padded, true,
                         [&](int64_t j, int64_t n) {
-                          ahead.step();
+                          prefetcher.step();
                           return b.queries_of(j, n);
                         });
 }
@@ -192,16 +192,17 @@ inline void clear_margins(const Block& b, const Range& keys, float* s) {
   for (int64_t j = std::max(keys.begin, keys.end); j < end; ++j) micro::store(s + j * query_block, Vec{});
 }
 
-/// One step of the online softmax for the lanes from query i on: scores become probabilities relative to the
-/// new maximum; returns the factor for what was summed before.
+/// One step of the online softmax for the lanes from query i on: p = exp2(factor * s - m) with the new row
+/// maximum m replaces the scores, and row_max and row_sum are updated. Returns the factor exp2(old m - m) for
+/// sums over earlier keys.
 template <bool masked>
-Vec softmax_step(const Block& b, int64_t i, float factor, float* scores, float* maximum, float* sum) {
+Vec softmax_step(const Block& b, int64_t i, float factor, float* scores, float* row_max, float* row_sum) {
   float* s = scores + i;
   Range keys{0, b.keys};
   [[maybe_unused]] const LaneMask visible(b, i);
   if constexpr (masked) keys = visible.keys;
-  const Vec before = micro::load(maximum + i);
-  Vec top[4] = {before, before, before, before};
+  const Vec old_max = micro::load(row_max + i);
+  Vec partial_max[4] = {old_max, old_max, old_max, old_max};
   int64_t j = keys.begin;
   const auto score = [&](int64_t key) {
     const Vec x = micro::load(s + key * query_block) * factor;
@@ -210,13 +211,14 @@ Vec softmax_step(const Block& b, int64_t i, float factor, float* scores, float* 
   };
   for (; j + 4 <= keys.end; j += 4)
 #pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) top[u] = micro::max(top[u], score(j + u));
-  for (; j < keys.end; ++j) top[0] = micro::max(top[0], score(j));
-  const Vec now = micro::max(micro::max(top[0], top[1]), micro::max(top[2], top[3]));
-  Vec added[2] = {};
+    for (int u = 0; u < 4; ++u) partial_max[u] = micro::max(partial_max[u], score(j + u));
+  for (; j < keys.end; ++j) partial_max[0] = micro::max(partial_max[0], score(j));
+  const Vec new_max =
+      micro::max(micro::max(partial_max[0], partial_max[1]), micro::max(partial_max[2], partial_max[3]));
+  Vec partial_sum[2] = {};
   const auto probability = [&](int64_t key) {
     float* at = s + key * query_block;
-    Vec p = micro::exp2(micro::load(at) * factor - now);
+    Vec p = micro::exp2(micro::load(at) * factor - new_max);
     if constexpr (masked) p = micro::select(visible(key), p, Vec{});
     micro::store(at, p);
     return p;
@@ -224,12 +226,12 @@ Vec softmax_step(const Block& b, int64_t i, float factor, float* scores, float* 
   j = keys.begin;
   for (; j + 4 <= keys.end; j += 4)
 #pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) added[u % 2] += probability(j + u);
-  for (; j < keys.end; ++j) added[0] += probability(j);
+    for (int u = 0; u < 4; ++u) partial_sum[u % 2] += probability(j + u);
+  for (; j < keys.end; ++j) partial_sum[0] += probability(j);
   if constexpr (masked) clear_margins(b, keys, s);
-  const Vec rescale = micro::exp2(before - now);
-  micro::store(maximum + i, now);
-  micro::store(sum + i, micro::load(sum + i) * rescale + (added[0] + added[1]));
+  const Vec rescale = micro::exp2(old_max - new_max);
+  micro::store(row_max + i, new_max);
+  micro::store(row_sum + i, micro::load(row_sum + i) * rescale + (partial_sum[0] + partial_sum[1]));
   return rescale;
 }
 

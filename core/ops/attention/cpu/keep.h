@@ -1,6 +1,7 @@
 #pragma once
-// The mask of attention dropout on the CPU (keep.h), for a vector of queries at a time: scores are kept
-// [key][query] with queries in lanes, and so are the Philox blocks here. Compiled once per instruction set.
+// The mask of attention dropout (attention_dropout.h) on the CPU, for a vector of queries at a time: scores
+// are stored [key][query] with queries in lanes, and so are the Philox blocks. Compiled once per instruction
+// set.
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -22,7 +23,7 @@ class KeepMask {
         heads_(heads),
         below_(static_cast<int32_t>(attention::drop_below(d.p))) {}
 
-  float scale;  ///< of what is kept
+  float scale;  ///< of the kept probabilities
   bool drops() const { return below_ > 0; }
 
   /// Calls body(j, keep) for the keys [keys.begin, keys.end) of a block that begins at key `key` of the

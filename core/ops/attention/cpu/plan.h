@@ -1,11 +1,11 @@
 #pragma once
-// How attention on the CPU is cut into blocks and tasks, and what scratch memory that takes. Shared by the
-// front (which must know the workspace before anything runs) and by the kernels of every instruction set.
+// How attention on the CPU is cut into blocks and tasks, and its scratch memory. Shared by the dispatch
+// layer, which must know the workspace before anything runs, and by the kernels of every instruction set.
 //
-// A task is (sequence, key head, part): all query heads of that key head, against keys and values that it has
-// packed once. Parts exist only when sequences times key heads are too few for the threads: of the query rows
-// in the forward pass, of the keys in the backward pass, so that each row of dk and dv has one owner and
-// every sum a fixed order.
+// A task is (sequence, key head, part): all query heads of that key head, against keys and values that it
+// packs once. There are several parts only when sequences times key heads are too few for the threads: parts
+// of the query rows in the forward pass, of the keys in the backward pass, so that each row of dk and dv has
+// one owner and every sum a fixed order.
 
 #include <algorithm>
 #include <cstdint>

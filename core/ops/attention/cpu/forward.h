@@ -1,0 +1,200 @@
+#pragma once
+// Forward attention: for query i with the keys j that it sees
+//
+//   s_ij = scale q_i . k_j,  m_i = max_j s_ij,  l_i = sum_j exp(s_ij - m_i)
+//   out_i = sum_j drop(exp(s_ij - m_i)) v_j / l_i,  lse_i = m_i + log(l_i)
+//
+// Reads q, k, v; writes (=) out and, where wanted, lse. m and l are kept for the keys seen so far, and out is
+// rescaled when m grows (online softmax). A task packs keys and values of its key head once and runs through
+// its queries in blocks of 64, each for all query heads of the group.
+
+#include <cstring>
+#include <limits>
+
+#include "core/device/cpu/parallel.h"
+#include "core/ops/attention/cpu/keep.h"
+#include "core/ops/attention/cpu/tasks.h"
+
+namespace nrl::ops::NRL_ISA {
+
+template <class T>
+class Forward {
+ public:
+  Forward(Exec& exec, const AttentionForward& a)
+      : a_(a),
+        tasks_("attention_forward", exec.threads, a),
+        q_(a.q),
+        k_(a.k),
+        v_(a.v),
+        out_(a.out),
+        threads_(exec.threads),
+        keep_(a.dropout, tasks_.heads),
+        sizes_(tasks_.padded, tasks_.sequences.longest),
+        memory_(Scratch("attention_forward", exec.workspace)
+                    .bytes(static_cast<size_t>(exec.threads) * sizes_.bytes())) {}
+
+  void run() const {
+    cpu::parallel_tasks(static_cast<int>(threads_), tasks_.count(),
+                        [this](int64_t task, int64_t thread) { run_task(task, thread); });
+  }
+
+ private:
+  /// Scratch memory of a task.
+  struct Buffers {
+    float *k_rows, *v_rows;       ///< of the keys [packed.begin, packed.end)
+    float *out_rows, *q_columns;  ///< of a block of queries
+    float* scores;                ///< S^T of a block, then its probabilities
+    float *row_max, *row_sum;     ///< m (in units of log2) and l of a block of queries
+    Range packed{0, 0};
+
+    Buffers(Scratch scratch, const ForwardBuffers& sizes)
+        : k_rows(scratch.floats(sizes.packed)),
+          v_rows(scratch.floats(sizes.packed)),
+          out_rows(scratch.floats(sizes.rows)),
+          q_columns(scratch.floats(sizes.columns)),
+          scores(scratch.floats(sizes.scores)),
+          row_max(scratch.floats(sizes.lanes)),
+          row_sum(scratch.floats(sizes.lanes)) {}
+  };
+
+  void run_task(int64_t task, int64_t thread) const {
+    const Span span = tasks_.span_of(task);
+    const Range rows = rows_of(task, span);
+    if (rows.begin == rows.end) return;
+    const int64_t kv_head = tasks_.kv_head_of(task);
+    Buffers b(Scratch("attention_forward",
+                      {memory_ + static_cast<size_t>(thread) * sizes_.bytes(), sizes_.bytes()}),
+              sizes_);
+    for (int64_t row = rows.begin; row < rows.end; row += query_block) {
+      const QueryBlock q = query_block_at(a_, span, row, rows.end, {0, span.keys});
+      if (row == rows.begin) b.packed = {q.seen.begin, q.seen.begin};
+      pack_keys(span, kv_head, q.seen.end, b);
+      for (int64_t head = kv_head * tasks_.group; head < (kv_head + 1) * tasks_.group; ++head) {
+        Prefetcher prefetcher = prefetch_behind(task, span, rows, q, head, b.packed.end);
+        attend(span, q, head, b, prefetcher);
+        finish(span.q0 + q.row, q.count, head, b);
+      }
+    }
+  }
+
+  /// The query rows of a task. The last rows of causal attention cost most: they go first, so that no thread
+  /// is left alone with them.
+  Range rows_of(int64_t task, const Span& span) const {
+    const int64_t part = tasks_.part_count - 1 - tasks_.part_of(task);
+    const int64_t rows = round_up(ceil_div(span.queries, tasks_.part_count), query_block);
+    const int64_t begin = std::min(part * rows, span.queries);
+    return {begin, std::min(begin + rows, span.queries)};
+  }
+
+  /// Packs keys and values up to `end`, when a block first needs them.
+  void pack_keys(const Span& span, int64_t kv_head, int64_t end, Buffers& b) const {
+    if (b.packed.end >= end) return;
+    const int64_t key = b.packed.end, count = end - key, at = (key - b.packed.begin) * tasks_.padded;
+    pack_rows(count, tasks_.d, tasks_.padded, k_.at(span.k0 + key, kv_head), k_.row_step, b.k_rows + at);
+    pack_rows(count, tasks_.d, tasks_.padded, v_.at(span.k0 + key, kv_head), v_.row_step, b.v_rows + at);
+    b.packed.end = end;
+  }
+
+  /// What will be read after the block `q` of `head`, and its own output: the next head, the next block of
+  /// queries, or the first rows of the task that this thread will probably run next.
+  Prefetcher prefetch_behind(int64_t task, const Span& span, const Range& rows, const QueryBlock& q,
+                             int64_t head, int64_t packed_end) const {
+    Prefetcher prefetcher(tasks_.d * static_cast<int64_t>(sizeof(T)));
+    const int64_t kv_head = tasks_.kv_head_of(task), next = q.row + query_block;
+    if (head + 1 < (kv_head + 1) * tasks_.group) {
+      prefetcher.add(q_.at(span.q0 + q.row, head + 1), q_.row_step, q.count);
+    } else if (next < rows.end) {
+      const QueryBlock after = query_block_at(a_, span, next, rows.end, {0, span.keys});
+      prefetcher.add(q_.at(span.q0 + next, kv_head * tasks_.group), q_.row_step, after.count);
+      prefetcher.add(k_.at(span.k0 + packed_end, kv_head), k_.row_step, after.seen.end - packed_end);
+      prefetcher.add(v_.at(span.k0 + packed_end, kv_head), v_.row_step, after.seen.end - packed_end);
+    } else {
+      prefetch_task(task + threads_, prefetcher);
+    }
+    prefetcher.add(out_.at(span.q0 + q.row, head), out_.row_step, q.count);
+    prefetcher.spread(2 * tiles_per_gemm * ceil_div(q.seen.end - q.seen.begin, key_block));
+    return prefetcher;
+  }
+
+  void prefetch_task(int64_t task, Prefetcher& prefetcher) const {
+    if (task >= tasks_.count()) return;
+    const int64_t kv_head = tasks_.kv_head_of(task);
+    const Span span = tasks_.span_of(task);
+    prefetcher.add(q_.at(span.q0, kv_head * tasks_.group), q_.row_step, std::min(query_block, span.queries));
+    prefetcher.add(k_.at(span.k0, kv_head), k_.row_step, std::min(key_block, span.keys));
+    prefetcher.add(v_.at(span.k0, kv_head), v_.row_step, std::min(key_block, span.keys));
+  }
+
+  /// out_rows, row_max and row_sum of a block of queries over all keys that it sees.
+  void attend(const Span& span, const QueryBlock& q, int64_t head, const Buffers& b,
+              Prefetcher& prefetcher) const {
+    const int64_t d = tasks_.d, padded = tasks_.padded;
+    pack_block<T>(q.count, d, padded, q_.at(span.q0 + q.row, head), q_.row_step, nullptr, b.q_columns);
+    std::fill_n(b.row_max, query_block, lowest);
+    std::fill_n(b.row_sum, query_block, 0.0f);
+    bool accumulate = false;
+    for (int64_t key = q.seen.begin; key < q.seen.end; key += key_block) {
+      const Block block = key_block_at(a_, span, q, key);
+      const int64_t at = (key - b.packed.begin) * padded;
+      score_product(block, d, b.k_rows + at, padded, b.q_columns, b.scores, prefetcher);
+      softmax(block, span.q0 + q.row, head, key, accumulate, b);
+      by_query(block, padded, b.scores, b.v_rows + at, b.out_rows, accumulate, prefetcher);
+      accumulate = true;
+    }
+    if (!accumulate) std::memset(b.out_rows, 0, static_cast<size_t>(q.count * padded) * sizeof(float));
+  }
+
+  /// Scores of a block become probabilities; with `accumulate` the output so far is rescaled to the new
+  /// maximum.
+  void softmax(const Block& block, int64_t row, int64_t head, int64_t key, bool accumulate,
+               const Buffers& b) const {
+    const float factor = a_.scale * log2_e;
+    for (int64_t i = 0; i < block.queries; i += lanes) {
+      const Vec rescale = block.full ? softmax_step<false>(block, i, factor, b.scores, b.row_max, b.row_sum)
+                                     : softmax_step<true>(block, i, factor, b.scores, b.row_max, b.row_sum);
+      if (accumulate)
+        rescale_rows(std::min<int64_t>(lanes, block.queries - i), rescale, b.out_rows + i * tasks_.padded);
+      if (keep_.drops())
+        keep_.drop_block(row + i, head, key, block.keys_of(i, lanes), b.scores + i, query_block);
+    }
+  }
+
+  void rescale_rows(int64_t count, Vec rescale, float* rows) const {
+    alignas(64) float factors[lanes];
+    micro::store(factors, rescale);
+    for (int64_t r = 0; r < count; ++r, rows += tasks_.padded) {
+      if (factors[r] == 1.0f) continue;
+      for (int64_t c = 0; c < tasks_.padded; c += lanes)
+        micro::store(rows + c, micro::load(rows + c) * factors[r]);
+    }
+  }
+
+  /// Writes out and lse of queries [row, row + count). A query without keys gets 0 and minus infinity.
+  void finish(int64_t row, int64_t count, int64_t head, const Buffers& b) const {
+    if (a_.lse) {
+      float* lse = static_cast<float*>(a_.lse.data) + head * a_.lse.step(0) + row;
+      alignas(64) float logs[query_block];
+      for (int64_t i = 0; i < count; i += lanes) {
+        const Vec l = micro::load(b.row_sum + i);
+        const Vec value = (micro::load(b.row_max + i) + micro::log2(l)) * ln_2;
+        micro::store(logs + i,
+                     micro::select(l == 0.0f, micro::splat(-std::numeric_limits<float>::infinity()), value));
+      }
+      std::memcpy(lse, logs, static_cast<size_t>(count) * sizeof(float));
+    }
+    for (int64_t r = 0; r < count; ++r)
+      unpack_rows(1, tasks_.d, tasks_.padded, b.out_rows + r * tasks_.padded,
+                  b.row_sum[r] == 0.0f ? 0.0f : keep_.scale / b.row_sum[r], out_.at(row + r, head), 0);
+  }
+
+  const AttentionForward& a_;
+  Tasks tasks_;
+  HeadRows<const T> q_, k_, v_;
+  HeadRows<T> out_;
+  int64_t threads_;
+  KeepMask keep_;
+  ForwardBuffers sizes_;
+  std::byte* memory_;  ///< Buffers of each thread
+};
+
+}  // namespace nrl::ops::NRL_ISA
