@@ -17,7 +17,7 @@ namespace nrl::train {
 namespace {
 
 // Makes the libraries choose, which they should do before a graph is captured or anything waits for them.
-std::string describe_attention(engine::Engine& engine, const ops::Libraries& libraries) {
+std::string describe_attention(engine::Engine& engine, ops::Libraries& libraries) {
   const plan::RunPlan& p = engine.plan();
   const model::ModelSpec& m = p.spec;
   const model::MicroBatch& mb = p.tensors->microbatches().front();
@@ -26,8 +26,9 @@ std::string describe_attention(engine::Engine& engine, const ops::Libraries& lib
     const auto problem = ops::attention::training_problem(
         direction, p.recipe.activations(), p.batch.micro * p.sequence_length, mb.cu_seqlens.dim(0) - 1,
         mb.lengths, m.heads, m.kv_heads, m.head_dim, true, m.window, m.attention_dropout > 0);
-    const std::string choice = ops::attention::describe_choice(
-        libraries.attention.get(), libraries.why_no_attention, problem, engine.exec().workspace.size);
+    const std::string choice =
+        describe(ops::attention::choose(libraries, problem, engine.exec().workspace.size), direction);
+    libraries.shown.insert(choice);
     if (text.find(choice) == std::string::npos) text += (text.empty() ? "" : "; backward: ") + choice;
   }
   return text;

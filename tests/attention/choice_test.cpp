@@ -1,43 +1,49 @@
-// Who does an attention problem, a library or our own kernels, and the text that says so.
+// Whether a library or our own kernels run an attention problem, and the text that says so.
 
 #include <vector>
 
 #include "core/ops/attention_engine.h"
+#include "core/ops/libraries.h"
 #include "tests/catch.h"
 
 namespace nrl::ops::attention {
 namespace {
 
-struct Refuser final : Engine {
+struct FakeEngine final : Engine {
   std::string name() const override { return "a library"; }
-  const std::string& refusal(const Problem& p, size_t workspace) override {
-    return workspace < 1000 ? why_not_ : p.window > 0 ? why_not_ : none_;
+  const std::string& no_plan_reason(const Problem& p, size_t workspace) override {
+    return workspace < 1000 || p.window > 0 ? reason_ : none_;
   }
   void forward(Exec&, const AttentionForward&) override {}
   void backward(Exec&, const AttentionBackward&) override {}
-  std::string why_not_ = "a reason", none_;
+  std::string reason_ = "a reason", none_;
 };
 
-TEST_CASE("A library gets what neither our rules nor it refuse") {
-  Refuser engine;
+std::string text_of(const Libraries& libraries, const Problem& p, size_t workspace) {
+  return describe(choose(libraries, p, workspace), p.direction);
+}
+
+TEST_CASE("A library runs what both our rules and its own support") {
+  Libraries libraries;
   Problem p = training_problem(Direction::forward, DType::bf16, 128, 2, {64, true}, 4, 2, 64);
-  CHECK(choose(nullptr, p, 1000) == nullptr);
-  CHECK(choose(&engine, p, 1000) == &engine);
-  CHECK(choose(&engine, p, 10) == nullptr);
-  CHECK(describe_choice(&engine, "", p, 1000) == "attention forward: a library");
-  CHECK(describe_choice(&engine, "", p, 10) == "attention forward: our own kernels (a reason)");
+  CHECK(choose(libraries, p, 1000).engine == nullptr);
+  libraries.attention = std::make_shared<FakeEngine>();
+  CHECK(choose(libraries, p, 1000).engine == libraries.attention.get());
+  CHECK(choose(libraries, p, 10).engine == nullptr);
+  CHECK(text_of(libraries, p, 1000) == "attention forward: a library");
+  CHECK(text_of(libraries, p, 10) == "attention forward: our own kernels (a reason)");
   p.d = 36;
-  CHECK(choose(&engine, p, 1000) == nullptr);
+  CHECK(choose(libraries, p, 1000).reason == "a head dimension of 36, not a multiple of 8");
 }
 
 TEST_CASE("Attention dropout runs on our own kernels, evaluation of the same model need not") {
-  Refuser engine;
+  Libraries libraries;
+  libraries.attention = std::make_shared<FakeEngine>();
   for (const Direction direction : {Direction::forward, Direction::backward}) {
     const Problem training =
         training_problem(direction, DType::bf16, 128, 2, {64, true}, 4, 2, 64, true, 0, true);
-    CHECK(choose(&engine, training, 1000) == nullptr);
-    CHECK(describe_choice(&engine, "", training, 1000).find("our own kernels (attention dropout") !=
-          std::string::npos);
+    CHECK(choose(libraries, training, 1000).engine == nullptr);
+    CHECK(text_of(libraries, training, 1000).find("our own kernels (attention dropout") != std::string::npos);
   }
   std::vector<float> memory(4096);
   std::vector<int32_t> cu{0, 4};
@@ -46,27 +52,28 @@ TEST_CASE("Attention dropout runs on our own kernels, evaluation of the same mod
   a.cu_q = a.cu_k = make_tensor(cu.data(), DType::i32, {2});
   a.lengths = {4, true};
   a.dropout.p = 0.1f;
-  CHECK(choose(&engine, problem_of(a), 1000) == nullptr);
+  CHECK(choose(libraries, problem_of(a), 1000).engine == nullptr);
   a.dropout.p = 0;
-  CHECK(choose(&engine, problem_of(a), 1000) == &engine);
+  CHECK(choose(libraries, problem_of(a), 1000).engine == libraries.attention.get());
 }
 
 TEST_CASE("The choice names its reason") {
   Problem p = training_problem(Direction::forward, DType::bf16, 128, 2, {64, true}, 4, 2, 64);
   p.dtype = DType::f32;
-  CHECK(refusal(p) == "f32 tensors");
-  CHECK(describe_choice(nullptr, "cuDNN cannot be loaded", p, 0) ==
-        "attention forward: our own kernels (cuDNN cannot be loaded)");
+  CHECK(unsupported_reason(p) == "f32 tensors");
+  Libraries none;
+  none.why_no_attention = "cuDNN cannot be loaded";
+  CHECK(text_of(none, p, 0) == "attention forward: our own kernels (cuDNN cannot be loaded)");
   p.dtype = DType::bf16;
-  CHECK(refusal(p).empty());
+  CHECK(unsupported_reason(p).empty());
   p.self = false;
-  CHECK_FALSE(refusal(p).empty());
+  CHECK_FALSE(unsupported_reason(p).empty());
   p.self = true;
   p.aligned = false;
-  CHECK_FALSE(refusal(p).empty());
+  CHECK_FALSE(unsupported_reason(p).empty());
   p.aligned = true;
   p.longest = 1;
-  CHECK_FALSE(refusal(p).empty());
+  CHECK_FALSE(unsupported_reason(p).empty());
 }
 
 }  // namespace

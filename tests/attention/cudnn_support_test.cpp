@@ -1,5 +1,5 @@
-// Asks cuDNN, without a GPU, whether an H200 has plans for every attention problem that we would send there,
-// and none for what we keep back. The graphs are the engine's own.
+// Asks cuDNN, without a GPU, whether an H200 has plans for every attention problem that it would run, and
+// none for those that unsupported_reason() names. The graphs are the engine's own.
 
 #include "core/device/sim/sim.h"
 #include "core/ops/attention/cudnn/support.h"
@@ -43,7 +43,7 @@ struct Mask {
   int64_t window;
 };
 
-/// Calls check(problem) for everything that refusal() lets through.
+/// Calls check(problem) for everything that unsupported_reason() lets through.
 template <class Check>
 void for_each_problem(const Check& check) {
   for (const Direction direction : {Direction::forward, Direction::backward})
@@ -62,7 +62,7 @@ void for_each_problem(const Check& check) {
 TEST_CASE("cuDNN has a plan for every attention that it gets, within the usual workspace") {
   int asked = 0;
   for_each_problem([&](const Problem& p) {
-    REQUIRE(refusal(p).empty());
+    REQUIRE(unsupported_reason(p).empty());
     const CudnnSupport s = ask(p, usual_workspace(p));
     INFO(text_of(p) << ": " << s.refused << "; " << s.plans << " plans, " << s.own_bytes << " of "
                     << usual_workspace(p) << " bytes");
@@ -77,9 +77,9 @@ TEST_CASE("cuDNN takes head dimensions that are multiples of 8 and no others") {
   for (const Direction direction : {Direction::forward, Direction::backward})
     for (int64_t d = 4; d <= 264; d += 4) {
       const Problem p = make(direction, {2, 512, true}, {4, 2}, d, true, 0);
-      const bool ours = !refusal(p).empty();
+      const bool ours = !unsupported_reason(p).empty();
       const CudnnSupport s = ask(p, size_t{1} << 32);
-      INFO(text_of(p) << ": " << refusal(p) << "; cuDNN: " << s.refused);
+      INFO(text_of(p) << ": " << unsupported_reason(p) << "; cuDNN: " << s.refused);
       if (ours && direction == Direction::forward && d % 8 == 0) continue;  // no use without backward
       CHECK(ours == !s.refused.empty());
     }

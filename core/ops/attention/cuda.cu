@@ -1,3 +1,6 @@
+// Attention on a GPU: cuDNN where it runs the problem, else our own kernels, on tensor cores where the layout
+// allows.
+
 #include "core/ops/attention/cudnn/ragged.cuh"
 #include "core/ops/attention/flash/mma.cuh"
 #include "core/ops/attention_engine.h"
@@ -7,11 +10,15 @@
 namespace nrl::ops::NRL_GPU {
 namespace {
 
-/// The library, when it takes this problem.
+/// The library, or null. A problem that it does not take is logged once: it was not foreseen by the banner.
 template <class Attention>
 attention::Engine* engine_for(const Exec& exec, const Attention& a) {
-  if (!exec.libraries) return nullptr;
-  return attention::choose(exec.libraries->attention.get(), attention::problem_of(a), exec.workspace.size);
+  if (!exec.libraries || !exec.libraries->attention) return nullptr;
+  const attention::Problem problem = attention::problem_of(a);
+  const attention::Choice choice = attention::choose(*exec.libraries, problem, exec.workspace.size);
+  if (choice.engine) return choice.engine;
+  attention::log_once(*exec.libraries, describe(choice, problem.direction));
+  return nullptr;
 }
 
 void forward(Exec& exec, const AttentionForward& a) {

@@ -1,13 +1,14 @@
-// Which attention problems a library gets, and the text that says so.
+// Which attention problems a library runs, and the text that says so.
 
 #include "core/base/log.h"
 #include "core/ops/attention_engine.h"
+#include "core/ops/libraries.h"
 
 namespace nrl::ops::attention {
 namespace {
 
 constexpr int64_t vector_bytes = 16;
-constexpr int64_t largest_d = 256;  ///< backward on Hopper; forward goes further, but is of no use alone
+constexpr int64_t largest_d = 256;  ///< of backward on Hopper; a larger forward is of no use alone
 constexpr int64_t d_multiple = 8;
 
 HeadSteps steps_of(const Tensor& t) {
@@ -49,10 +50,6 @@ Problem common(Direction direction, const Attention& a) {
 
 const char* name_of(Direction d) {
   return d == Direction::forward ? "forward" : "backward";
-}
-
-std::string own_kernels(const Problem& p, const std::string& reason) {
-  return fmt::format("attention {}: our own kernels ({})", name_of(p.direction), reason);
 }
 
 }  // namespace
@@ -97,35 +94,34 @@ Problem training_problem(Direction direction, DType dtype, int64_t tokens, int64
   return p;
 }
 
-std::string refusal(const Problem& p) {
+std::string unsupported_reason(const Problem& p) {
   if (p.dtype != DType::bf16) return fmt::format("{} tensors", nrl::name_of(p.dtype));
-  if (p.d % d_multiple != 0) return fmt::format("a head dimension of {}, no multiple of {}", p.d, d_multiple);
+  if (p.d % d_multiple != 0)
+    return fmt::format("a head dimension of {}, not a multiple of {}", p.d, d_multiple);
   if (p.d > largest_d) return fmt::format("a head dimension of {}, more than {}", p.d, largest_d);
-  if (!p.self) return "sequences with other numbers of keys than of queries";
+  if (!p.self) return "sequences with different numbers of queries and keys";
   if (p.longest <= 1) return "sequences of one token";
-  if (!p.aligned) return "rows that do not start at 16 bytes";
-  // One seed for a whole call: the mask of a sample would depend on its place in the microbatch.
+  if (!p.aligned) return "rows that are not 16-byte aligned";
+  // cuDNN takes one seed per call: the mask of a sample would depend on its position in the microbatch.
   if (p.dropout) return "attention dropout, whose mask must not depend on the microbatch";
   return "";
 }
 
-Engine* choose(Engine* engine, const Problem& p, size_t workspace) {
-  if (!engine) return nullptr;
-  std::string reason = refusal(p);
-  if (reason.empty()) reason = engine->refusal(p, workspace);
-  if (reason.empty()) return engine;
-  const std::string text = own_kernels(p, reason);
-  if (engine->say_once(text)) log::line(text);
-  return nullptr;
+Choice choose(const Libraries& libraries, const Problem& p, size_t workspace) {
+  Engine* const engine = libraries.attention.get();
+  if (!engine) return {nullptr, libraries.why_no_attention};
+  std::string reason = unsupported_reason(p);
+  if (reason.empty()) reason = engine->no_plan_reason(p, workspace);
+  return {reason.empty() ? engine : nullptr, reason};
 }
 
-std::string describe_choice(Engine* engine, const std::string& why_none, const Problem& p, size_t workspace) {
-  std::string reason = engine ? refusal(p) : why_none;
-  if (engine && reason.empty()) reason = engine->refusal(p, workspace);
-  if (engine && reason.empty()) return fmt::format("attention {}: {}", name_of(p.direction), engine->name());
-  const std::string text = own_kernels(p, reason);
-  if (engine) engine->say_once(text);
-  return text;
+std::string describe(const Choice& choice, Direction direction) {
+  return choice.engine ? fmt::format("attention {}: {}", name_of(direction), choice.engine->name())
+                       : fmt::format("attention {}: our own kernels ({})", name_of(direction), choice.reason);
+}
+
+void log_once(Libraries& libraries, const std::string& text) {
+  if (libraries.shown.insert(text).second) log::line(text);
 }
 
 }  // namespace nrl::ops::attention

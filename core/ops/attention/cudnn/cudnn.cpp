@@ -1,87 +1,18 @@
-// cuDNN's fused attention through its header-only C++ interface: the only file that includes it, because it
-// takes half a minute to compile. The library is opened when it is first wanted, so that the program starts
+// The attention engine on cuDNN. The library is opened when it is first needed, so that the program starts
 // without it.
-//
-// Sequences of equal length are a strided (B, H, S, D) tensor. Others are described by offsets and a padding
-// mask ("THD"): the number of sequences and the longest length are rounded up, so that few plans serve many
-// batches. Padding sequences are empty.
 
-#include <cuda_runtime_api.h>
-#include <dlfcn.h>
-
-#include <algorithm>
-#include <bit>
-#include <cctype>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
-#include "core/base/error.h"
 #include "core/device/runtime.h"
-#include "core/ops/attention/cudnn/ragged.h"
-#include "core/ops/attention/cudnn/support.h"
+#include "core/ops/attention/cudnn/graph.h"
 
 namespace nrl::ops::attention {
 namespace {
 
-// The interface looks for CUDA's runtime in a shared library of one of two names. This program has the
-// runtime linked into it: answer from there, whatever other versions lie on the machine.
-const char runtime_library[] = "libcudart.so.13";
-
-void* open_library(const char* name, int flags) {
-  if (std::strncmp(name, "libcudart.so", 12) != 0) return dlopen(name, flags);
-  return std::strcmp(name, runtime_library) == 0 ? const_cast<char*>(runtime_library) : nullptr;
-}
-
-void* find_symbol(void* library, const char* name) {
-  if (library != runtime_library) return dlsym(library, name);
-  static const std::unordered_map<std::string, void*> symbols = {
-      {"cudaGetDevice", reinterpret_cast<void*>(&cudaGetDevice)},
-      {"cudaGetDeviceProperties",
-       reinterpret_cast<void*>(static_cast<cudaError_t (*)(cudaDeviceProp*, int)>(&cudaGetDeviceProperties))},
-      {"cudaGetErrorString", reinterpret_cast<void*>(&cudaGetErrorString)},
-      {"cudaStreamIsCapturing", reinterpret_cast<void*>(&cudaStreamIsCapturing)},
-      {"cudaMemcpyAsync",
-       reinterpret_cast<void*>(
-           static_cast<cudaError_t (*)(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t)>(
-               &cudaMemcpyAsync))},
-      {"cudaMemsetAsync",
-       reinterpret_cast<void*>(
-           static_cast<cudaError_t (*)(void*, int, size_t, cudaStream_t)>(&cudaMemsetAsync))},
-  };
-  const auto it = symbols.find(name);
-  return it == symbols.end() ? nullptr : it->second;
-}
-
-}  // namespace
-}  // namespace nrl::ops::attention
-
-#define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
-// Its JSON library is another version of ours under the same names.
-#define CUDNN_FRONTEND_SKIP_JSON_LIB
-#define dlopen(name, flags) ::nrl::ops::attention::open_library(name, flags)
-#define dlsym(library, name) ::nrl::ops::attention::find_symbol(library, name)
-#include <cudnn_frontend.h>
-#undef dlopen
-#undef dlsym
-
-namespace cudnn_frontend {
-void* cudnn_dlhandle = nullptr;
-}
-
-namespace nrl::ops::attention {
-namespace {
-
-namespace fe = cudnn_frontend;
-using fe::graph::Graph;
-using TensorAttributes = fe::graph::Tensor_attributes;
-using TensorPointer = std::shared_ptr<TensorAttributes>;
-
-constexpr int oldest_cudnn = 90800;  ///< the first that takes a described device
-constexpr size_t alignment = 256;
+constexpr int oldest_cudnn = 90800;  ///< the first that accepts a described device
 
 /// Why cuDNN cannot be used; empty when it is open.
 std::string open_library_once() {
@@ -97,210 +28,6 @@ std::string open_library_once() {
                : fmt::format("cuDNN {} is older than 9.8", fe::detail::get_backend_version_string());
   }();
   return reason;
-}
-
-/// Tensors of a graph. Offsets follow, one for each distinct step between rows.
-enum Uid : int64_t {
-  uid_q = 1,
-  uid_k,
-  uid_v,
-  uid_out,
-  uid_lse,
-  uid_dout,
-  uid_dq,
-  uid_dk,
-  uid_dv,
-  uid_lengths
-};
-constexpr int64_t uid_offsets = 32;
-
-int64_t round_up(int64_t n, int64_t to) {
-  return (n + to - 1) / to * to;
-}
-size_t padded(size_t bytes) {
-  return (bytes + alignment - 1) / alignment * alignment;
-}
-
-/// The problem whose plan serves `p`.
-Problem plan_problem(Problem p) {
-  if (p.equal) return p;
-  p.sequences = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.sequences)));
-  const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.longest)));
-  p.longest = round_up(p.longest, std::max<int64_t>(128, power / 8));
-  return p;
-}
-
-/// Where things lie in the workspace before what cuDNN wants for itself.
-struct Layout {
-  bool ragged = false;  ///< everything but `bytes` is used for these only
-  RowSteps steps;       ///< step 1 (of the statistics) included
-  bool spread = false;  ///< dk and dv are made dense and then copied to where they belong
-  size_t lengths = 0, offsets = 0, lse = 0, dk = 0, dv = 0, bytes = 0;
-
-  explicit Layout(const Problem& p) : ragged(!p.equal) {
-    if (!ragged) return;
-    // With grouped heads cuDNN makes one dk and dv per query head, with the row steps of dk and dv times the
-    // group: many times their size where these are columns of a wide buffer.
-    spread = p.direction == Direction::backward && p.heads != p.kv_heads;
-    for (const int64_t step : {p.heads, p.q.row, p.k.row, p.v.row, p.out.row, p.dout.row, p.dq.row,
-                               spread ? p.kv_heads * p.d : p.dk.row, spread ? p.kv_heads * p.d : p.dv.row})
-      if (step > 0 && index_of(step) < 0) {
-        NRL_CHECK(steps.count < most_row_steps, "attention: too many different row steps");
-        steps.step[steps.count++] = step;
-      }
-    lengths = take(sizeof(int32_t) * static_cast<size_t>(p.sequences));
-    offsets = take(sizeof(int64_t) * static_cast<size_t>(steps.count * (p.sequences + 1)));
-    if (p.lse_row > 0) lse = take(sizeof(float) * static_cast<size_t>(p.queries * p.heads));
-    if (!spread) return;
-    const auto gradient = static_cast<size_t>(p.keys * p.kv_heads * p.d * size_of(p.dtype));
-    dk = take(gradient);
-    dv = take(gradient);
-  }
-  int index_of(int64_t step) const {
-    for (int i = 0; i < steps.count; ++i)
-      if (steps.step[i] == step) return i;
-    return -1;
-  }
-
- private:
-  size_t take(size_t size) {
-    const size_t at = bytes;
-    bytes += padded(size);
-    return at;
-  }
-};
-
-/// A graph whose own share of the workspace is known before its plans are built.
-struct SizedGraph : Graph {
-  size_t own_workspace() const { return static_cast<size_t>(get_fe_workspace_size_subtree()); }
-};
-
-/// Makes the tensors of one graph.
-class Builder {
- public:
-  /// `capability` is 10 * major + minor: nodes ask for it when they are made.
-  Builder(const Problem& p, int capability) : p_(p), layout_(p), graph_(std::make_unique<SizedGraph>()) {
-    graph_->set_sm_version(capability);
-    graph_->set_io_data_type(fe::DataType_t::BFLOAT16)
-        .set_intermediate_data_type(fe::DataType_t::FLOAT)
-        .set_compute_data_type(fe::DataType_t::FLOAT);
-    if (!layout_.ragged) return;
-    for (int i = 0; i < layout_.steps.count; ++i)
-      offsets_.push_back(side_input(uid_offsets + i, p.sequences + 1, fe::DataType_t::INT64));
-    lengths_ = side_input(uid_lengths, p.sequences, fe::DataType_t::INT32);
-  }
-
-  std::unique_ptr<SizedGraph> forward() {
-    auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(p_.lse_row > 0);
-    describe(options);
-    auto q = input(uid_q, p_.heads, p_.q), k = input(uid_k, p_.kv_heads, p_.k),
-         v = input(uid_v, p_.kv_heads, p_.v);
-    auto [out, stats] = graph_->sdpa(q, k, v, options);
-    output(out, uid_out, p_.heads, p_.out);
-    if (stats) {
-      stats->set_output(true);
-      place_statistics(stats);
-    }
-    return std::move(graph_);
-  }
-
-  std::unique_ptr<SizedGraph> backward(bool deterministic) {
-    auto options = fe::graph::SDPA_backward_attributes().set_name("attention_backward");
-    options.set_deterministic_algorithm(deterministic);
-    describe(options);
-    if (layout_.ragged) {
-      options.set_max_total_seq_len_q(p_.queries);
-      options.set_max_total_seq_len_kv(p_.keys);
-    }
-    auto q = input(uid_q, p_.heads, p_.q), k = input(uid_k, p_.kv_heads, p_.k),
-         v = input(uid_v, p_.kv_heads, p_.v), out = input(uid_out, p_.heads, p_.out),
-         dout = input(uid_dout, p_.heads, p_.dout);
-    auto stats = graph_->tensor(TensorAttributes());
-    place_statistics(stats);
-    auto [dq, dk, dv] = graph_->sdpa_backward(q, k, v, out, dout, stats, options);
-    const HeadSteps dense{p_.kv_heads * p_.d, p_.d};
-    output(dq, uid_dq, p_.heads, p_.dq);
-    output(dk, uid_dk, p_.kv_heads, layout_.spread ? dense : p_.dk);
-    output(dv, uid_dv, p_.kv_heads, layout_.spread ? dense : p_.dv);
-    return std::move(graph_);
-  }
-
- private:
-  TensorPointer side_input(int64_t uid, int64_t n, fe::DataType_t type) {
-    return graph_->tensor(
-        TensorAttributes().set_uid(uid).set_dim({n, 1, 1, 1}).set_stride({1, 1, 1, 1}).set_data_type(type));
-  }
-  /// Rows of one tensor: all sequences, or the first and where each begins.
-  void place(TensorAttributes& t, int64_t heads, int64_t width, int64_t row, int64_t head) {
-    t.set_dim({p_.sequences, heads, p_.longest, width}).set_stride({p_.longest * row, head, row, 1});
-    if (layout_.ragged) t.set_ragged_offset(offsets_.at(static_cast<size_t>(layout_.index_of(row))));
-  }
-  TensorPointer input(Uid uid, int64_t heads, const HeadSteps& steps) {
-    TensorAttributes t;
-    t.set_uid(uid);
-    place(t, heads, p_.d, steps.row, steps.head);
-    return graph_->tensor(t);
-  }
-  void output(const TensorPointer& t, Uid uid, int64_t heads, const HeadSteps& steps) {
-    t->set_uid(uid).set_output(true);
-    place(*t, heads, p_.d, steps.row, steps.head);
-  }
-  /// Ragged: (tokens, heads), the order for which the interface computes its workspace; else our (heads,
-  /// tokens).
-  void place_statistics(const TensorPointer& t) {
-    t->set_uid(uid_lse).set_data_type(fe::DataType_t::FLOAT);
-    if (layout_.ragged) return place(*t, p_.heads, 1, p_.heads, 1);
-    t->set_dim({p_.sequences, p_.heads, p_.longest, 1}).set_stride({p_.longest, p_.lse_row, 1, 1});
-  }
-  template <class Options>
-  void describe(Options& options) {
-    options.set_attn_scale(p_.scale).set_causal_mask(p_.causal);
-    // Keys after i - window, as here.
-    if (p_.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(p_.window));
-    if (layout_.ragged) options.set_padding_mask(true).set_seq_len_q(lengths_).set_seq_len_kv(lengths_);
-  }
-
-  const Problem& p_;
-  Layout layout_;
-  std::unique_ptr<SizedGraph> graph_;
-  std::vector<TensorPointer> offsets_;
-  TensorPointer lengths_;
-};
-
-std::unique_ptr<SizedGraph> build_graph(const Problem& p, const CudnnOptions& options, int capability) {
-  Builder builder(p, capability);
-  return p.direction == Direction::forward ? builder.forward() : builder.backward(options.deterministic);
-}
-
-/// The beginning of what cuDNN says, in one line.
-std::string text_of(fe::error_t e) {
-  std::string text = e.get_message().substr(0, 400);
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.pop_back();
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
-}
-
-/// Candidates for `p` in `workspace` bytes. Without a handle the graph has been given the description of a
-/// device.
-CudnnSupport find_plans(SizedGraph& graph, const Problem& p, size_t workspace, cudnnHandle_t handle) {
-  CudnnSupport s;
-  const auto ok = [&s](const fe::error_t& e) {
-    if (e.is_bad()) s.refused = text_of(e);
-    return e.is_good();
-  };
-  if (!ok(graph.validate()) || !ok(graph.build_operation_graph(handle)) ||
-      !ok(graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK})))
-    return s;
-  s.plans = graph.get_execution_plan_count();
-  s.own_bytes = Layout(p).bytes + padded(graph.own_workspace());
-  if (s.own_bytes > workspace) {
-    s.refused =
-        fmt::format("cuDNN wants more than {} bytes of workspace, there are {}", s.own_bytes, workspace);
-    return s;
-  }
-  graph.deselect_workspace_greater_than(static_cast<int64_t>(workspace - s.own_bytes));
-  ok(graph.check_support());
-  return s;
 }
 
 class Cudnn final : public Engine {
@@ -321,7 +48,7 @@ class Cudnn final : public Engine {
                        options_.deterministic ? ", deterministic" : "");
   }
 
-  const std::string& refusal(const Problem& problem, size_t workspace) override {
+  const std::string& no_plan_reason(const Problem& problem, size_t workspace) override {
     return plan_for(problem, workspace).refused;
   }
 
