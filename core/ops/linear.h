@@ -3,7 +3,7 @@
 // move the weight gradient away from the critical path.
 //
 // x (N, K), weight (M, K) = [out, in], y (N, M). Rows may be strided, columns are contiguous. x, weight, y
-// are f32 or bf16; bf16 is storage: the product is accumulated in f32 and rounded once at the end.
+// are f32 or bf16; bf16 is storage: sums are accumulated in f32 and rounded once at the end.
 
 #include "core/ops/activation.h"
 #include "core/ops/exec.h"
@@ -64,7 +64,7 @@ constexpr double linear_flops(int64_t n, int64_t m, int64_t k) {
 /// Scratch bytes of any of the three and of column_sums on a GPU, for matrices of at most `widest` columns.
 size_t gpu_linear_workspace(int64_t widest, int partials);
 
-/// Scratch bytes that any of the three needs for these sizes (bf16 operands are widened there).
+/// Scratch bytes that any of the three needs for these sizes (f32 copies of bf16 operands included).
 size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads);
 
 }  // namespace nrl::ops

@@ -108,10 +108,10 @@ GradProblem gradient(DType t, const Shape& s) {
   return g;
 }
 
-/// Operands of different types and a tile edge of the widened path: rows and columns beyond widen_tile.
+/// Operands of different types and a tile edge of the upcast path: rows and columns beyond upcast_tile.
 void mixed_types(Exec& e) {
   if (e.libraries) return;  // a GPU multiplies one type
-  const int64_t n = widen_tile + 3, m = widen_tile + 5, k = 2;
+  const int64_t n = upcast_tile + 3, m = upcast_tile + 5, k = 2;
   const Buffer x = Buffer(DType::f32, {n, k}).normal("x"), w = Buffer(DType::bf16, {m, k}).normal("w"),
                b = Buffer(DType::f32, {m}).normal("b");
   Buffer out(DType::f32, {n, m}), want(DType::f32, {n, m});

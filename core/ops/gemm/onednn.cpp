@@ -17,18 +17,20 @@
 namespace nrl::ops {
 namespace {
 
-// Which of oneDNN's entry points computes a product is a fixed rule of the shape, never a measurement at run
-// time, so that a run repeats bit for bit. The rules come from measuring every direction at the shapes of
-// GPT-2 124M and of a 17M Llama on AVX-512 (oneDNN 2.6.3, GFLOP/s of a peak of 456):
-//   forward   sgemm 413-440, matmul primitive 405-418; but from k = 1024 on sgemm 354-385, matmul 403-414
-//   dgrad     sgemm 427-452, matmul 195-440; a wide output of few rows loses (358) until the reduction is
-//   split (413) wgrad     sgemm 403-441, matmul 175-419; over more than 512 rows at once sgemm fell to
-//   250-325, in pieces 380-416
+// The shape alone selects oneDNN's entry point, never a measurement at run time, so that a run repeats bit
+// for bit. The thresholds come from GPT-2 124M and a 17M Llama on AVX-512 (oneDNN 2.6.3, GFLOP/s of a peak of
+// 456):
+// clang-format off
+//   pass     sgemm    matmul   where it is different
+//   forward  413-440  405-418  k >= 1024: sgemm 354-385, matmul 403-414
+//   dgrad    427-452  195-440  at most 512 rows of a wide output: sgemm 358, with the reduction split 413
+//   wgrad    403-441  175-419  more than 512 rows at once: sgemm 250-325, in pieces of 512 rows 380-416
+// clang-format on
 constexpr int64_t deep_forward = 1024;
 constexpr int64_t weight_rows = 512;
 constexpr int64_t few_rows = 512, wide_output = 1024, reduction_piece = 256;
 
-/// Scratch is asked for from the sizes alone, so the matmul primitive gets gapless operands only.
+/// The workspace follows from the sizes alone, so the matmul primitive gets dense operands only.
 bool use_matmul(int64_t m, int64_t k, int64_t x_ld, int64_t w_ld, int64_t y_ld) {
   return k >= deep_forward && x_ld == k && w_ld == k && y_ld == m;
 }
@@ -51,7 +53,7 @@ void sgemm(char ta, char tb, int64_t m, int64_t n, int64_t k, const float* a, in
            int64_t ldb, float beta, float* c, int64_t ldc) {
   const dnnl_status_t status = dnnl_sgemm(ta, tb, m, n, k, 1.0f, a, lda, b, ldb, beta, c, ldc);
   if (status == dnnl_out_of_memory)
-    fail(Exit::out_of_memory, "oneDNN found no memory for a {}x{}x{} product", m, n, k);
+    fail(Exit::out_of_memory, "oneDNN found no memory for a {}x{}x{} GEMM", m, n, k);
   NRL_CHECK(status == dnnl_success, "dnnl_sgemm {}{} {}x{}x{}: status {}", ta, tb, m, n, k,
             static_cast<int>(status));
 }
@@ -61,21 +63,21 @@ dnnl::engine& cpu_engine() {
   return engine;
 }
 
-struct PlanKey {
+struct MatmulKey {
   int64_t n, m, k;
   bool bias, accumulate;
   int threads;
-  bool operator==(const PlanKey&) const = default;
+  bool operator==(const MatmulKey&) const = default;
 };
 
 /// A ready matmul primitive: y = x w^T with plain row-major memory, scratch memory from the caller.
-struct GemmPlan {
-  PlanKey key;
+struct Matmul {
+  MatmulKey key;
   dnnl::matmul primitive;
   dnnl::memory::desc x, w, bias, y, scratch;
 };
 
-dnnl::matmul::primitive_desc describe_matmul(const GemmPlan& p, const dnnl::primitive_attr& attributes) {
+dnnl::matmul::primitive_desc describe_matmul(const Matmul& p, const dnnl::primitive_attr& attributes) {
 #if DNNL_VERSION_MAJOR >= 3
   if (p.key.bias) return {cpu_engine(), p.x, p.w, p.bias, p.y, attributes};
   return {cpu_engine(), p.x, p.w, p.y, attributes};
@@ -85,10 +87,10 @@ dnnl::matmul::primitive_desc describe_matmul(const GemmPlan& p, const dnnl::prim
 #endif
 }
 
-GemmPlan make_plan(const PlanKey& key) {
+Matmul make_matmul(const MatmulKey& key) {
   using dnnl::memory;
   const auto f32 = memory::data_type::f32;
-  GemmPlan p;
+  Matmul p;
   p.key = key;
   p.x = memory::desc({key.n, key.k}, f32, memory::dims{key.k, 1});
   p.w = memory::desc({key.k, key.m}, f32, memory::dims{1, key.k});
@@ -107,35 +109,35 @@ GemmPlan make_plan(const PlanKey& key) {
   return p;
 }
 
-/// The plan for `key`, made on first use. The newest few are kept: sequences of varying length must not fill
-/// memory.
-const GemmPlan& plan_for(const PlanKey& key) {
-  static std::deque<GemmPlan> plans;
-  constexpr size_t kept = 256;
-  for (const GemmPlan& p : plans)
+/// The primitive for `key`, made on first use. Only the newest are cached: sequences of varying length must
+/// not fill memory.
+const Matmul& matmul_for(const MatmulKey& key) {
+  static std::deque<Matmul> cached;
+  constexpr size_t max_cached = 256;
+  for (const Matmul& p : cached)
     if (p.key == key) return p;
   try {
     ThreadScope scope(key.threads);
-    plans.push_front(make_plan(key));
+    cached.push_front(make_matmul(key));
   } catch (const dnnl::error& e) {
     fail(Exit::internal, "oneDNN has no matmul for n={} m={} k={}: {}", key.n, key.m, key.k, e.what());
   }
-  if (plans.size() > kept) plans.pop_back();
-  return plans.front();
+  if (cached.size() > max_cached) cached.pop_back();
+  return cached.front();
 }
 
-std::mutex& plan_mutex() {
+std::mutex& matmul_mutex() {
   static std::mutex mutex;
   return mutex;
 }
 
-void run_matmul(const PlanKey& key, Matrix x, Matrix w, Matrix y, const float* bias, Workspace scratch) {
+void run_matmul(const MatmulKey& key, Matrix x, Matrix w, Matrix y, const float* bias, Workspace scratch) {
   using dnnl::memory;
   dnnl::matmul primitive;
   std::array<memory::desc, 5> d;
   {
-    std::lock_guard lock(plan_mutex());
-    const GemmPlan& p = plan_for(key);
+    std::lock_guard lock(matmul_mutex());
+    const Matmul& p = matmul_for(key);
     primitive = p.primitive;
     d = {p.x, p.w, p.bias, p.y, p.scratch};
   }
@@ -202,10 +204,10 @@ void gemm_backward_weight(int64_t n, int64_t m, int64_t k, Matrix dy, Matrix x, 
 
 size_t gemm_scratch(int64_t n, int64_t m, int64_t k, int threads) {
   if (!use_matmul(m, k, k, k, m) || n == 0 || m == 0) return 0;
-  std::lock_guard lock(plan_mutex());
+  std::lock_guard lock(matmul_mutex());
   size_t bytes = 0;
   for (const auto& [bias, accumulate] : {std::pair{false, false}, {true, false}, {false, true}})
-    bytes = std::max(bytes, plan_for({n, m, k, bias, accumulate, threads}).scratch.get_size());
+    bytes = std::max(bytes, matmul_for({n, m, k, bias, accumulate, threads}).scratch.get_size());
   return scratch_bytes(static_cast<int64_t>(bytes), 1);
 }
 

@@ -1,6 +1,5 @@
 #pragma once
-// f32 matrix products of the linear layers through oneDNN. This is the only header that knows there is a
-// library, and onednn.cpp the only file that includes it.
+// f32 GEMMs of the linear layers: a thin wrapper over oneDNN, whose headers only onednn.cpp includes.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,9 +8,9 @@
 
 namespace nrl::ops {
 
-/// bf16 operands are widened to f32 in tiles of this many rows of x and of the weight: the tiles bound the
-/// scratch memory and are large enough that widening costs about 1 % of the product.
-inline constexpr int64_t widen_tile = 2048;
+/// bf16 operands are upcast to f32 in tiles of this many rows of x and of the weight, which bounds the
+/// scratch memory. The tiles are large enough that upcasting costs about 1 % of the GEMM.
+inline constexpr int64_t upcast_tile = 2048;
 
 /// Row-major f32 operand; columns are contiguous.
 struct Matrix {

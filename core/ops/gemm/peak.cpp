@@ -33,13 +33,13 @@ double measure_gemm_peak(int threads, double budget) {
   constexpr int64_t size = 768;
   cpu::HostMemory memory(3 * size * size * sizeof(float));
   float* a = reinterpret_cast<float*>(memory.data());
-  // Small varied values: a product of zeros draws less power and runs at another clock on some processors.
+  // Small varied values: a GEMM of zeros draws less power and runs at a higher clock on some processors.
   for (int64_t i = 0; i < 3 * size * size; ++i) a[i] = static_cast<float>(i % 61) * 0.01f - 0.3f;
   const Matrix x{a, size}, w{a + size * size, size}, y{a + 2 * size * size, size};
   const double flops = linear_flops(size, size, size);
   double best = 0;
   const double start = seconds();
-  // At least three products, however slow: the first one also makes the library generate its code.
+  // At least three GEMMs, however slow: the first one includes the library's code generation.
   for (int i = 0; i < 3 || seconds() - start < budget; ++i) {
     const double begin = seconds();
     gemm_forward(size, size, size, x, w, y, nullptr, false, threads, {});

@@ -1,5 +1,5 @@
-// The matrix products of the simulated device: plain loops on the host, in stream order, of the plans only
-// that a Hopper GPU would take.
+// GEMMs of the simulated device: plain loops on the host, in stream order, only for plans that a Hopper GPU
+// supports.
 
 #include "core/device/sim/sim.h"
 #include "core/ops/gemm/engine.h"

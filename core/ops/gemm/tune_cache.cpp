@@ -49,7 +49,7 @@ void TuneCache::store(const std::string& key, const Algorithm& algorithm) {
   file.close();
   if (file && std::rename(temporary.c_str(), path_.c_str()) == 0) return;
   std::remove(temporary.c_str());
-  if (!warned_) log::warn("the timed matrix kernels cannot be kept in {}", path_);
+  if (!warned_) log::warn("GEMM tuning results cannot be saved in {}", path_);
   warned_ = true;
 }
 

@@ -15,13 +15,12 @@ class TuneCache {
   /// The library's own opaque description of an algorithm.
   using Algorithm = std::array<uint64_t, 8>;
 
-  /// Reads `path` if it is there and begins with this `header` (library version and GPU); anything else in it
-  /// is left aside and overwritten by the next store(). An empty path keeps nothing.
+  /// Reads `path` if it exists and begins with this `header` (library version and GPU); anything else in it
+  /// is ignored and overwritten by the next store(). With an empty path nothing is saved.
   TuneCache(std::string path, std::string header);
 
   std::optional<Algorithm> find(const std::string& key) const;
-  /// Adds an entry and rewrites the file, whole or not at all. A file that cannot be written is warned about
-  /// once.
+  /// Adds an entry and rewrites the file atomically. Warns once if the file cannot be written.
   void store(const std::string& key, const Algorithm& algorithm);
   size_t size() const { return entries_.size(); }
 

@@ -1,3 +1,13 @@
+// Linear layers on the CPU:
+//
+//   forward         out (=, +=) = act(x W^T + bias)
+//   backward data   dx (=, +=) = dout W
+//   backward weight dweight (=, +=) = dout^T x, dbias (=, +=) = column sums of dout
+//
+// oneDNN multiplies in f32. bf16 operands are upcast to f32 in tiles of upcast_tile rows, and a bf16 result
+// is rounded once, after the last tile that adds to it. Products of one row (generation) do not upcast the
+// weight.
+
 #include <algorithm>
 #include <cstring>
 
@@ -5,7 +15,6 @@
 #include "core/ops/gemm/onednn.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
-#include "core/ops/peak.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/scratch.h"
 
@@ -16,13 +25,10 @@ constexpr int64_t grain_elements = 16384;
 
 #if defined(NRL_ISA_avx512)
 constexpr int lanes = 16;
-constexpr bool fused = true;
 #elif defined(NRL_ISA_avx2)
 constexpr int lanes = 8;
-constexpr bool fused = true;
 #else
 constexpr int lanes = 4;
-constexpr bool fused = false;
 #endif
 typedef float Lanes __attribute__((vector_size(lanes * sizeof(float))));
 
@@ -48,41 +54,41 @@ Tensor block(const Tensor& t, int64_t row, int64_t rows, int64_t column, int64_t
   return t.rows(row, rows).columns(column, columns);
 }
 
-/// `t` as an f32 operand: itself, or widened into `buffer`.
-Matrix widened(Exec& exec, const Tensor& t, float* buffer) {
+/// `t` as an f32 operand: itself, or upcast into `buffer`.
+Matrix upcast(Exec& exec, const Tensor& t, float* buffer) {
   if (t.dtype == DType::f32) return {data_of<float>(t), t.step(0)};
   copy_rows(exec.threads, t.dim(0), t.dim(1), data_of<const bf16>(t), t.step(0), buffer, t.dim(1));
   return {buffer, t.dim(1)};
 }
 
-/// Where a product for `t` goes: `t` itself, or `buffer`, from which finish() rounds it. When the product is
-/// added to what is there (`load`), the buffer starts with that.
-Matrix target(Exec& exec, const Tensor& t, float* buffer, bool load) {
+/// The f32 destination of a GEMM that makes `t`: `t` itself, or `buffer`, from which round_result() rounds
+/// it. When the GEMM accumulates, the buffer starts with the values of `t`.
+Matrix destination(Exec& exec, const Tensor& t, float* buffer, bool accumulate) {
   if (t.dtype == DType::f32) return {data_of<float>(t), t.step(0)};
-  return load ? widened(exec, t, buffer) : Matrix{buffer, t.dim(1)};
+  return accumulate ? upcast(exec, t, buffer) : Matrix{buffer, t.dim(1)};
 }
-void finish(Exec& exec, const Tensor& t, const float* buffer) {
+void round_result(Exec& exec, const Tensor& t, const float* buffer) {
   if (t.dtype == DType::bf16)
     copy_rows(exec.threads, t.dim(0), t.dim(1), buffer, t.dim(1), data_of<bf16>(t), t.step(0));
 }
 
-/// Tile lengths: everything at once in f32, bounded pieces where an operand must be widened.
-int64_t tile(bool narrow, int64_t n) {
-  return narrow ? std::min(n, widen_tile) : n;
+/// Tile lengths: everything at once in f32, bounded tiles where an operand is bf16.
+int64_t tile(bool bf16_operands, int64_t n) {
+  return bf16_operands ? std::min(n, upcast_tile) : n;
 }
 
-bool any_narrow(const Tensor& a, const Tensor& b, const Tensor& c) {
+bool any_bf16(const Tensor& a, const Tensor& b, const Tensor& c) {
   return a.dtype == DType::bf16 || b.dtype == DType::bf16 || c.dtype == DType::bf16;
 }
 
-/// The buffers of one tile: of x rows, of weight rows, and of the result between them.
+/// f32 copies of one tile of bf16 operands.
 struct Buffers {
-  float *rows = nullptr, *weight = nullptr, *between = nullptr;
-  Buffers(Scratch& scratch, bool narrow, int64_t n, int64_t m, int64_t k) {
-    if (!narrow) return;
-    rows = scratch.floats(n * k);
+  float *x = nullptr, *weight = nullptr, *y = nullptr;  ///< (n, k), (m, k), (n, m)
+  Buffers(Scratch& scratch, bool bf16_operands, int64_t n, int64_t m, int64_t k) {
+    if (!bf16_operands) return;
+    x = scratch.floats(n * k);
     weight = scratch.floats(m * k);
-    between = scratch.floats(n * m);
+    y = scratch.floats(n * m);
   }
 };
 
@@ -124,8 +130,8 @@ void dot_rows(const float* x, const W* w, int64_t ld, int64_t k, const float* bi
   }
 }
 
-/// The product for one row of x, as in generation: bound by reading the weight, which is read once and in its
-/// own type.
+/// y = x W^T (+ bias) for one row of x, as in generation: bound by the bandwidth of the weight, which is read
+/// once and in its own type.
 void one_row(Exec& exec, const float* x, const Tensor& weight, const float* bias, bool accumulate, float* y) {
   for_float_type(weight.dtype, [&]<class W>() {
     const W* w = data_of<const W>(weight);
@@ -144,51 +150,51 @@ void one_row(Exec& exec, const float* x, const Tensor& weight, const float* bias
 
 void forward_kernel(Exec& exec, const LinearForward& a) {
   const int64_t n = a.x.dim(0), k = a.x.dim(1), m = a.weight.dim(0);
-  const bool narrow = any_narrow(a.x, a.weight, a.out);
-  const int64_t rows = tile(narrow, n), columns = tile(narrow, m);
+  const bool bf16_operands = any_bf16(a.x, a.weight, a.out);
+  const int64_t rows = tile(bf16_operands, n), columns = tile(bf16_operands, m);
   Scratch scratch("linear_forward", exec.workspace);
-  const Buffers buffer(scratch, narrow, rows, columns, k);
+  const Buffers buffer(scratch, bf16_operands, rows, columns, k);
   const float* bias = nullptr;
-  if (a.bias) bias = widened(exec, make_tensor(a.bias.data, a.bias.dtype, {1, m}), scratch.floats(m)).data;
+  if (a.bias) bias = upcast(exec, make_tensor(a.bias.data, a.bias.dtype, {1, m}), scratch.floats(m)).data;
   for (int64_t j = 0; j < m; j += columns) {
     const int64_t width = std::min(columns, m - j);
     const Tensor weight = block(a.weight, j, width, 0, k);
-    const Matrix w = n == 1 ? Matrix{} : widened(exec, weight, buffer.weight);
+    const Matrix w = n == 1 ? Matrix{} : upcast(exec, weight, buffer.weight);
     for (int64_t i = 0; i < n; i += rows) {
       const int64_t height = std::min(rows, n - i);
       const Tensor out = block(a.out, i, height, j, width);
-      const Matrix x = widened(exec, block(a.x, i, height, 0, k), buffer.rows);
-      const Matrix y = target(exec, out, buffer.between, a.accumulate);
+      const Matrix x = upcast(exec, block(a.x, i, height, 0, k), buffer.x);
+      const Matrix y = destination(exec, out, buffer.y, a.accumulate);
       const float* b = bias ? bias + j : nullptr;
       if (n == 1)
         one_row(exec, x.data, weight, b, a.accumulate, y.data);
       else
         gemm_forward(height, width, k, x, w, y, b, a.accumulate, exec.threads, scratch.rest());
       activate(exec, a.activation, y, height, width);
-      finish(exec, out, buffer.between);
+      round_result(exec, out, buffer.y);
     }
   }
 }
 
 void backward_data_kernel(Exec& exec, const LinearBackwardData& a) {
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.weight.dim(1);
-  const bool narrow = any_narrow(a.dout, a.weight, a.dx);
-  const int64_t rows = tile(narrow, n), columns = tile(narrow, m);
+  const bool bf16_operands = any_bf16(a.dout, a.weight, a.dx);
+  const int64_t rows = tile(bf16_operands, n), columns = tile(bf16_operands, m);
   Scratch scratch("linear_backward_data", exec.workspace);
-  const Buffers buffer(scratch, narrow, rows, columns, k);
+  const Buffers buffer(scratch, bf16_operands, rows, columns, k);
   for (int64_t i = 0; i < n; i += rows) {
     const int64_t height = std::min(rows, n - i);
     const Tensor out = block(a.dx, i, height, 0, k);
-    const Matrix dx = target(exec, out, buffer.rows, a.accumulate);
+    const Matrix dx = destination(exec, out, buffer.x, a.accumulate);
     if (m == 0 && !a.accumulate)
       for (int64_t r = 0; r < height; ++r) std::fill_n(dx.data + r * dx.ld, k, 0.0f);
     for (int64_t j = 0; j < m; j += columns) {
       const int64_t width = std::min(columns, m - j);
-      const Matrix dy = widened(exec, block(a.dout, i, height, j, width), buffer.between);
-      const Matrix w = widened(exec, block(a.weight, j, width, 0, k), buffer.weight);
+      const Matrix dy = upcast(exec, block(a.dout, i, height, j, width), buffer.y);
+      const Matrix w = upcast(exec, block(a.weight, j, width, 0, k), buffer.weight);
       gemm_backward_data(height, width, k, dy, w, dx, a.accumulate || j > 0, exec.threads);
     }
-    finish(exec, out, buffer.rows);
+    round_result(exec, out, buffer.x);
   }
 }
 
@@ -227,42 +233,21 @@ void column_sums_kernel(Exec& exec, const ColumnSums& a) {
 
 void backward_weight_kernel(Exec& exec, const LinearBackwardWeight& a) {
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);
-  const bool narrow = any_narrow(a.dout, a.x, a.dweight);
-  const int64_t rows = tile(narrow, n), columns = tile(narrow, m);
+  const bool bf16_operands = any_bf16(a.dout, a.x, a.dweight);
+  const int64_t rows = tile(bf16_operands, n), columns = tile(bf16_operands, m);
   Scratch scratch("linear_backward_weight", exec.workspace);
-  const Buffers buffer(scratch, narrow, rows, columns, k);
+  const Buffers buffer(scratch, bf16_operands, rows, columns, k);
   for (int64_t i = 0; i < n; i += rows) {
     const int64_t height = std::min(rows, n - i);
-    const Matrix x = widened(exec, block(a.x, i, height, 0, k), buffer.rows);
+    const Matrix x = upcast(exec, block(a.x, i, height, 0, k), buffer.x);
     for (int64_t j = 0; j < m; j += columns) {
       const int64_t width = std::min(columns, m - j);
-      const Matrix dy = widened(exec, block(a.dout, i, height, j, width), buffer.between);
+      const Matrix dy = upcast(exec, block(a.dout, i, height, j, width), buffer.y);
       const Tensor dw = a.dweight.rows(j, width);
       gemm_backward_weight(height, width, k, dy, x, {data_of<float>(dw), dw.step(0)}, a.accumulate || i > 0,
                            exec.threads);
     }
   }
-}
-
-// --- the arithmetic peak
-
-/// Multiply-adds on registers only. The chains are enough to fill two units of latency 4, few enough for 16
-/// registers.
-double fma_loop(int64_t rounds) {
-  constexpr int chains = 12;
-  Lanes x[chains];
-  Lanes scale = Lanes{} + 0.999999f, shift = Lanes{} + 1e-6f;
-  for (int c = 0; c < chains; ++c) x[c] = Lanes{} + static_cast<float>(c);
-  for (int64_t r = 0; r < rounds; ++r) {
-    asm volatile("" : "+v"(scale), "+v"(shift));  // keeps the compiler from folding rounds
-#pragma GCC unroll 12
-    for (int c = 0; c < chains; ++c) x[c] = x[c] * scale + shift;
-  }
-  float sum = 0;
-  for (int c = 0; c < chains; ++c)
-    for (int l = 0; l < lanes; ++l) sum += x[c][l];
-  asm volatile("" : : "x"(sum));
-  return 2.0 * chains * lanes * static_cast<double>(rounds);
 }
 
 }  // namespace
@@ -272,10 +257,6 @@ void fill_linear(KernelTable& table) {
   table.linear_backward_data = backward_data_kernel;
   table.linear_backward_weight = backward_weight_kernel;
   table.column_sums = column_sums_kernel;
-}
-
-void fill_fma_probe(FmaProbe& probe) {
-  probe = {fma_loop, lanes, fused};
 }
 
 }  // namespace nrl::ops::NRL_ISA

@@ -1,3 +1,11 @@
+// Linear layers on a GPU are GEMMs of a library (gpu.cpp). The kernels here compute the gradient of a bias,
+//
+//   out[c] (=, +=) = sum over rows r of x[r, c],
+//
+// in two passes: each block of the first sums a group of rows for a tile of columns into `partial`, the
+// second adds the groups. Row groups depend on the shape and Exec::reduction_blocks only, so results are bitwise
+// reproducible.
+
 #include "core/device/kernel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/linear/gpu.h"
@@ -9,12 +17,10 @@ namespace {
 
 using namespace kernel;
 
-// --- column sums -------------------------------------------------------------------------------------------
-
-/// A block's warps take the rows of its group in turn; a lane has `width` neighbouring columns.
+/// A block's warps iterate over the rows of its group; each lane handles `width` neighboring columns.
 constexpr int column_warps = 4;
-/// Few rows are not worth many groups.
-constexpr int64_t least_rows = 16;
+/// Of a group, at least: smaller groups cost more than they save.
+constexpr int64_t min_group_rows = 16;
 
 /// partial (groups, m): the sums over each group's rows. grid (column tiles, groups).
 template <class T, int width>
@@ -53,7 +59,7 @@ __global__ void __launch_bounds__(column_warps* warp)
   }
 }
 
-/// The warps of a block take the groups in turn; a lane has one column.
+/// The warps of a block iterate over the groups; each lane handles one column.
 constexpr int total_warps = 8;
 
 __global__ void __launch_bounds__(total_warps* warp)
@@ -85,7 +91,7 @@ void column_partials(Exec& exec, const ColumnSums& a, int64_t groups, float* par
 
 void column_sums_launch(Exec& exec, const ColumnSums& a) {
   const int64_t n = a.x.dim(0), m = a.x.dim(1);
-  const int64_t groups = min((n + least_rows - 1) / least_rows, static_cast<int64_t>(exec.partials()));
+  const int64_t groups = min((n + min_group_rows - 1) / min_group_rows, static_cast<int64_t>(exec.partials()));
   Scratch scratch("column_sums", exec.workspace);
   float* partial = scratch.floats(groups * m);
   const bool vectors = aligned16(a.x.data) && a.x.stride[0] * size_of(a.x.dtype) % 16 == 0;

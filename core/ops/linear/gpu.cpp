@@ -54,7 +54,7 @@ void run(Exec& exec, const GemmPlan& plan, const GemmOperands& operands) {
 
 }  // namespace
 
-// In row-major terms: y = x W^T, dx = dy W, dW = dy^T x.
+// Row-major: y = x W^T, dx = dy W, dW = dy^T x.
 GemmPlan forward_plan(const LinearForward& a, gemm::Compute compute) {
   GemmPlan p = product(a.out, a.x.dim(1), a.accumulate, compute, a.x.dtype);
   p.a = operand(a.x);

@@ -1,5 +1,5 @@
 #pragma once
-// The linear layers of a GPU on its GEMM engine; the same host code for CUDA and the simulated device.
+// Linear layers on the GEMM engine of a GPU; the same host code for CUDA and the simulated device.
 
 #include "core/ops/gemm/plan.h"
 #include "core/ops/linear.h"
@@ -15,7 +15,7 @@ void linear_forward(Exec& exec, const LinearForward& a);
 void linear_backward_data(Exec& exec, const LinearBackwardData& a);
 void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a);
 
-/// The products of a layer without epilogues; `compute` for f32 operands.
+/// The GEMMs of a layer without epilogues; `compute` for f32 operands.
 gemm::GemmPlan forward_plan(const LinearForward& a, gemm::Compute compute);
 gemm::GemmPlan backward_data_plan(const LinearBackwardData& a, gemm::Compute compute);
 gemm::GemmPlan backward_weight_plan(const LinearBackwardWeight& a, gemm::Compute compute);

@@ -110,11 +110,11 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
 
 size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads) {
   if (dtype == DType::f32) return scratch_bytes(m) + gemm_scratch(n, m, k, threads) + scratch_alignment;
-  const int64_t rows = std::min(n, widen_tile), columns = std::min(m, widen_tile);
+  const int64_t rows = std::min(n, upcast_tile), columns = std::min(m, upcast_tile);
   // Tiles at the edges are other shapes to the library, with a scratch size of their own.
   size_t gemm = 0;
-  for (const int64_t r : {rows, n % widen_tile})
-    for (const int64_t c : {columns, m % widen_tile}) gemm = std::max(gemm, gemm_scratch(r, c, k, threads));
+  for (const int64_t r : {rows, n % upcast_tile})
+    for (const int64_t c : {columns, m % upcast_tile}) gemm = std::max(gemm, gemm_scratch(r, c, k, threads));
   return scratch_bytes(rows * k) + scratch_bytes(columns * k) + scratch_bytes(rows * columns) +
          scratch_bytes(m) + gemm + scratch_alignment;
 }
