@@ -2,7 +2,7 @@
 // Causal attention without the T x T matrix (Dao et al. 2022), grouped-query heads, variable-length
 // sequences.
 //
-// Tokens of all sequences lie behind each other: q (Nq, heads, D), k and v (Nk, kv_heads, D), rows may be
+// Tokens of all sequences are concatenated: q (Nq, heads, D), k and v (Nk, kv_heads, D), rows may be
 // strided views of one fused qkv buffer. Sequence s owns rows [cu[s], cu[s+1]). Query head h reads key head h
 // / (heads / kv_heads). D is independent of the hidden size. When a sequence has more keys than queries
 // (decoding), the queries are its last rows: query i of the sequence sees keys up to i + (keys - queries).
@@ -12,8 +12,8 @@
 
 namespace nrl::ops {
 
-/// What the host knows of the lengths without reading cu_q and cu_k, which lie in device memory. The CPU
-/// needs none of it; a GPU needs `longest`, and is faster when all sequences are equally long.
+/// What the host knows about the lengths without reading cu_q and cu_k from device memory. The CPU needs none
+/// of it; a GPU needs `longest` and is faster when all sequences have the same length.
 struct SequenceLengths {
   int64_t longest = 0;  ///< no sequence has more queries or keys; 0: unknown
   bool equal = false;   ///< every sequence has exactly `longest` queries and keys
@@ -21,8 +21,8 @@ struct SequenceLengths {
 
 /// out = drop(softmax(scale * q k^T, masked)) v; lse = log-sum-exp of the scaled, masked scores (natural
 /// log). drop(P) is P / (1 - p) where the probability is kept and 0 elsewhere; the mask is a function of
-/// (seed, stream, step, first_row + row of q, head, key within its sequence), see keep.h, with p rounded to a
-/// multiple of 2^-16.
+/// (seed, stream, step, first_row + row of q, head, key within its sequence), with p rounded to a multiple of
+/// 2^-16.
 struct AttentionForward {
   Tensor q;         ///< (Nq, heads, D) f32 or bf16
   Tensor k;         ///< (Nk, kv_heads, D)
@@ -59,8 +59,8 @@ void attention_backward(Exec& exec, const AttentionBackward& a);
 size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, int64_t max_sequence,
                            int threads);
 
-/// Scratch bytes of forward and backward on any GPU: what our own kernels and cuDNN want, the latter for
-/// training steps on columns of a fused qkv buffer whose gradients need not be the same bits in every run.
+/// Scratch bytes of forward and backward on any GPU, for our own kernels and for cuDNN: training steps on
+/// columns of a fused qkv buffer, without the deterministic option.
 size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d);
 
 /// (query, key) pairs that causal attention sees in one sequence of length t, exact. `window` as in

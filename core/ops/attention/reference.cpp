@@ -1,3 +1,6 @@
+// Attention in scalar double precision, for tests: softmax over the keys that a query sees, one query at a
+// time.
+
 #include "core/ops/shared/reference.h"
 #include "core/base/philox.h"
 #include "core/ops/shared/attention_dropout.h"

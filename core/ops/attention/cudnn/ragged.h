@@ -1,6 +1,6 @@
 #pragma once
-// Small kernels around a library of fused attention that wants sequences of unequal length described in its
-// own way. Launchers of core/ops/attention/cuda.cu.
+// Small kernels around cuDNN attention, which describes sequences of unequal length by offsets and lengths.
+// Launchers, defined in ragged.cuh.
 
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace nrl::ops::attention {
 
-/// Steps between rows of the tensors that offsets are wanted for.
+/// Steps between rows of the tensors that need offsets.
 inline constexpr int most_row_steps = 8;
 struct RowSteps {
   int64_t step[most_row_steps] = {};

@@ -1,6 +1,6 @@
 #pragma once
-// The mask of attention dropout (keep.h) in GPU kernels: a block draws it for a tile of queries and keys into
-// shared memory, a byte for eight keys, so that every Philox block is made once whatever rows a thread has.
+// The mask of attention dropout (attention_dropout.h) in GPU kernels: a block draws it for a tile of queries
+// and keys into shared memory, a byte for eight keys, so that each Philox block is computed once.
 
 #include "core/ops/shared/attention_dropout.h"
 #include "core/ops/shared/gpu/dropout_mask.cuh"
@@ -20,11 +20,11 @@ class KeepMask {
         heads_(heads),
         below_(attention::drop_below(d.p)) {}
 
-  float scale = 1;  ///< of what is kept
+  float scale = 1;  ///< of the kept probabilities
   bool drops() const { return below_ > 0; }
 
   /// Draws the mask of queries [row, row + Rows) of all, and keys [key, key + Keys) of the sequence, where
-  /// key and Keys are multiples of 8. Threads must meet before it is read.
+  /// key and Keys are multiples of 8. A barrier must follow before it is read.
   template <int Rows, int Keys>
   __device__ __forceinline__ void draw(unsigned char* tile, int64_t row, int head, int key) const {
     constexpr int bytes = Keys / attention::keys_per_block;

@@ -1,11 +1,11 @@
 #pragma once
-// The kernels of simt.cuh for bf16 on tensor cores, included by cuda.cu alone: head dimensions that are
-// multiples of 16, rows that start at 16 bytes. Scores, probabilities' sums and gradients are f32;
-// probabilities and gradients of scores are rounded to bf16 for the second product, as every fused attention
-// does. Deterministic: each row of dq, dk and dv has one warp, which adds in ascending order.
+// The kernels of simt.cuh, which has the formulas, for bf16 on tensor cores, included by cuda.cu alone: head
+// dimensions that are multiples of 16, rows that are 16-byte aligned. Scores, softmax and all sums are f32; P
+// and dS are rounded to bf16 for the second GEMM, as in every fused attention. Deterministic: one warp owns
+// each row of dq, dk and dv and adds in ascending order.
 //
-// A warp has 16 rows of its block's 64 and goes through the other side in tiles of 64. Fragments as in the
-// PTX manual, mma.m16n8k16: lane 4 g + t holds rows g and g + 8 and column pairs 2 t and 2 t + 8.
+// Each block handles 64 rows (16 per warp) and iterates over tiles of 64 rows of the other side. Fragments as
+// in the PTX manual, mma.m16n8k16: lane 4 g + t holds rows g and g + 8 and column pairs 2 t and 2 t + 8.
 
 #include "core/ops/attention/flash/simt.cuh"
 #include "core/ops/shared/gpu/rows.cuh"
@@ -17,10 +17,9 @@ constexpr int mma_warps = 4, mma_threads = mma_warps * kernel::warp, mma_rows = 
 constexpr int mma_tile = 64;
 constexpr size_t mma_mask_bytes = mma_rows * mma_tile / attention::keys_per_block;
 
-/// Elements between rows in shared memory: 16 bytes more than the row, so that the 32 lanes of a fragment hit
-/// 32 banks.
+/// Elements between rows in shared memory, padded by 16 bytes: the 32 lanes of a fragment then hit 32 banks.
 template <int D>
-constexpr int mma_pitch = D + 8;
+constexpr int mma_stride = D + 8;
 
 __device__ __forceinline__ unsigned pair_at(const bf16* p) {
   unsigned u;
@@ -32,29 +31,29 @@ __device__ __forceinline__ unsigned pair_of(bf16 low, bf16 high) {
 }
 
 /// 16 x 16 of a matrix whose rows lie in shared memory.
-template <int Pitch>
+template <int Stride>
 __device__ __forceinline__ void load_a(unsigned* f, const bf16* at, int g, int t) {
-  const bf16* p = at + g * Pitch + 2 * t;
+  const bf16* p = at + g * Stride + 2 * t;
   f[0] = pair_at(p);
-  f[1] = pair_at(p + 8 * Pitch);
+  f[1] = pair_at(p + 8 * Stride);
   f[2] = pair_at(p + 8);
-  f[3] = pair_at(p + 8 * Pitch + 8);
+  f[3] = pair_at(p + 8 * Stride + 8);
 }
 /// 16 x 8 of the transpose of such a matrix: 8 of its rows.
-template <int Pitch>
+template <int Stride>
 __device__ __forceinline__ void load_b_transposed(unsigned* f, const bf16* at, int g, int t) {
-  const bf16* p = at + g * Pitch + 2 * t;
+  const bf16* p = at + g * Stride + 2 * t;
   f[0] = pair_at(p);
   f[1] = pair_at(p + 8);
 }
 /// 16 x 8 of the matrix itself.
-template <int Pitch>
+template <int Stride>
 __device__ __forceinline__ void load_b(unsigned* f, const bf16* at, int g, int t) {
-  const bf16* p = at + 2 * t * Pitch + g;
-  f[0] = pair_of(p[0], p[Pitch]);
-  f[1] = pair_of(p[8 * Pitch], p[9 * Pitch]);
+  const bf16* p = at + 2 * t * Stride + g;
+  f[0] = pair_of(p[0], p[Stride]);
+  f[1] = pair_of(p[8 * Stride], p[9 * Stride]);
 }
-/// Two accumulators of 16 x 8 next to each other as a 16 x 16 factor.
+/// Two neighboring 16 x 8 accumulators as a 16 x 16 operand.
 __device__ __forceinline__ void accumulators_as_a(unsigned* f, const float* left, const float* right) {
   f[0] = pack_bf16(left[0], left[1]);
   f[1] = pack_bf16(left[2], left[3]);
@@ -73,11 +72,11 @@ __device__ void load_rows(bf16* to, const HeadRows<bf16>& from, int64_t first, i
     const int r = e / units, c = e % units * 8;
     kernel::Pack<bf16> v;
     if (begin + r < end && c < d) v.load(from(first + begin + r, head) + c);
-    v.store(to + r * mma_pitch<D> + c);
+    v.store(to + r * mma_stride<D> + c);
   }
 }
 
-/// Over the four lanes of a row.
+/// Reductions over the four lanes of a row.
 __device__ __forceinline__ float quad_max(float v) {
   v = fmaxf(v, __shfl_xor_sync(kernel::all_lanes, v, 1));
   return fmaxf(v, __shfl_xor_sync(kernel::all_lanes, v, 2));
@@ -106,21 +105,21 @@ __device__ __forceinline__ void store_rows(const HeadRows<bf16>& to, int64_t fir
   }
 }
 
-/// D: the head dimension rounded up. Dropped: probabilities are.
+/// D: the head dimension rounded up. Dropped: with dropout of the probabilities.
 template <int D, bool Dropped>
 __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(FlashArguments<bf16> a) {
-  constexpr int pitch = mma_pitch<D>, tiles = mma_tile / 8;
+  constexpr int smem_stride = mma_stride<D>, tiles = mma_tile / 8;
   const Sequence s(a, static_cast<int>(blockIdx.z));
   const int head = static_cast<int>(blockIdx.y), q0 = static_cast<int>(blockIdx.x) * mma_rows;
   if (q0 >= s.queries) return;
   NRL_DYN_SHARED(bf16, memory);
-  bf16 *const q = memory, *const k = q + mma_rows * pitch, *const v = k + mma_tile * pitch;
-  [[maybe_unused]] auto* const mask = reinterpret_cast<unsigned char*>(v + mma_tile * pitch);
+  bf16 *const q = memory, *const k = q + mma_rows * smem_stride, *const v = k + mma_tile * smem_stride;
+  [[maybe_unused]] auto* const mask = reinterpret_cast<unsigned char*>(v + mma_tile * smem_stride);
   const int lane = static_cast<int>(threadIdx.x) % kernel::warp,
             own_row = static_cast<int>(threadIdx.x) / kernel::warp * 16, g = lane / 4, t = lane % 4,
             row = q0 + own_row + g;
   load_rows<D>(q, a.q, s.q_begin, head, q0, s.queries, a.d);
-  float out[D / 8][4] = {}, peak[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+  float out[D / 8][4] = {}, row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
   int begin, end;
   key_range(a, s, q0, mma_rows, mma_tile, begin, end);
   for (int k0 = begin; k0 < end; k0 += mma_tile) {
@@ -132,39 +131,39 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(FlashArguments
     float score[tiles][4] = {};
     unsigned fa[4], fb[2];
     for (int i = 0; i < a.d; i += 16) {
-      load_a<pitch>(fa, q + own_row * pitch + i, g, t);
+      load_a<smem_stride>(fa, q + own_row * smem_stride + i, g, t);
 #pragma unroll
       for (int n = 0; n < tiles; ++n) {
-        load_b_transposed<pitch>(fb, k + n * 8 * pitch + i, g, t);
+        load_b_transposed<smem_stride>(fb, k + n * 8 * smem_stride + i, g, t);
         nrl_mma_m16n8k16_bf16(score[n], fa, fb, score[n]);
       }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float top = -INFINITY;
+      float tile_max = -INFINITY;
 #pragma unroll
       for (int n = 0; n < tiles; ++n)
 #pragma unroll
         for (int c = 2 * half; c < 2 * half + 2; ++c) {
           const bool seen = visible(a, s, row + 8 * half, k0 + n * 8 + 2 * t + c % 2);
           score[n][c] = seen ? score[n][c] * a.scale : -INFINITY;
-          top = fmaxf(top, score[n][c]);
+          tile_max = fmaxf(tile_max, score[n][c]);
         }
-      const float highest = fmaxf(peak[half], quad_max(top));
-      // Nothing seen yet: the difference of infinities would be NaN.
-      const float rescale = highest == -INFINITY ? 1.0f : __expf(peak[half] - highest);
-      float part = 0;
+      const float new_max = fmaxf(row_max[half], quad_max(tile_max));
+      // No key seen yet: the difference of infinities would be NaN.
+      const float rescale = new_max == -INFINITY ? 1.0f : __expf(row_max[half] - new_max);
+      float tile_sum = 0;
 #pragma unroll
       for (int n = 0; n < tiles; ++n)
 #pragma unroll
         for (int c = 2 * half; c < 2 * half + 2; ++c) {
-          score[n][c] = score[n][c] == -INFINITY ? 0.0f : __expf(score[n][c] - highest);
-          part += score[n][c];
+          score[n][c] = score[n][c] == -INFINITY ? 0.0f : __expf(score[n][c] - new_max);
+          tile_sum += score[n][c];
           if constexpr (Dropped)
             if (!kept<mma_tile>(mask, own_row + g + 8 * half, n * 8 + 2 * t + c % 2)) score[n][c] = 0;
         }
-      sum[half] = sum[half] * rescale + quad_sum(part);
-      peak[half] = highest;
+      row_sum[half] = row_sum[half] * rescale + quad_sum(tile_sum);
+      row_max[half] = new_max;
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) {
         out[n][2 * half] *= rescale;
@@ -177,37 +176,38 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(FlashArguments
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) {
         if (n * 8 >= a.d) break;
-        load_b<pitch>(fb, v + i * 16 * pitch + n * 8, g, t);
+        load_b<smem_stride>(fb, v + i * 16 * smem_stride + n * 8, g, t);
         nrl_mma_m16n8k16_bf16(out[n], fa, fb, out[n]);
       }
     }
   }
   const float scale = Dropped ? a.mask.scale : 1.0f;
-  const float inverse[2] = {sum[0] == 0 ? 0.0f : scale / sum[0], sum[1] == 0 ? 0.0f : scale / sum[1]};
+  const float inverse[2] = {row_sum[0] == 0 ? 0.0f : scale / row_sum[0],
+                            row_sum[1] == 0 ? 0.0f : scale / row_sum[1]};
   store_rows<D / 8>(a.out, s.q_begin, head, row, s.queries, 0, a.d, out, inverse, t);
   if (t != 0 || !a.lse) return;
 #pragma unroll
   for (int half = 0; half < 2; ++half)
     if (row + 8 * half < s.queries)
       a.lse[head * a.lse_step + s.q_begin + row + 8 * half] =
-          sum[half] == 0 ? -INFINITY : peak[half] + logf(sum[half]);
+          row_sum[half] == 0 ? -INFINITY : row_max[half] + logf(row_sum[half]);
 }
 
-/// Scores of a warp's 16 rows against 16 rows of the other side, and the same product of a second pair of
-/// matrices: score = own . other^T, grad = own_2 . other_2^T.
-template <int Pitch>
-__device__ __forceinline__ void two_products(float (*score)[4], float (*grad)[4], const bf16* own,
-                                             const bf16* other, const bf16* own_2, const bf16* other_2, int d,
-                                             int g, int t) {
+/// A warp's 16 rows against 16 rows of the other side, for two pairs of matrices: score = own . other^T,
+/// grad = own_2 . other_2^T.
+template <int Stride>
+__device__ __forceinline__ void two_gemms(float (*score)[4], float (*grad)[4], const bf16* own,
+                                          const bf16* other, const bf16* own_2, const bf16* other_2, int d,
+                                          int g, int t) {
   unsigned fa[4], ga[4], fb[2];
   for (int i = 0; i < d; i += 16) {
-    load_a<Pitch>(fa, own + i, g, t);
-    load_a<Pitch>(ga, own_2 + i, g, t);
+    load_a<Stride>(fa, own + i, g, t);
+    load_a<Stride>(ga, own_2 + i, g, t);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      load_b_transposed<Pitch>(fb, other + n * 8 * Pitch + i, g, t);
+      load_b_transposed<Stride>(fb, other + n * 8 * Stride + i, g, t);
       nrl_mma_m16n8k16_bf16(score[n], fa, fb, score[n]);
-      load_b_transposed<Pitch>(fb, other_2 + n * 8 * Pitch + i, g, t);
+      load_b_transposed<Stride>(fb, other_2 + n * 8 * Stride + i, g, t);
       nrl_mma_m16n8k16_bf16(grad[n], ga, fb, grad[n]);
     }
   }
@@ -215,14 +215,14 @@ __device__ __forceinline__ void two_products(float (*score)[4], float (*grad)[4]
 
 template <int D, bool Dropped>
 __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(FlashArguments<bf16> a) {
-  constexpr int pitch = mma_pitch<D>;
+  constexpr int smem_stride = mma_stride<D>;
   const Sequence s(a, static_cast<int>(blockIdx.z));
   const int head = static_cast<int>(blockIdx.y), q0 = static_cast<int>(blockIdx.x) * mma_rows;
   if (q0 >= s.queries) return;
   NRL_DYN_SHARED(bf16, memory);
-  bf16 *const q = memory, *const dout = q + mma_rows * pitch, *const k = dout + mma_rows * pitch,
-              *const v = k + mma_tile * pitch;
-  [[maybe_unused]] auto* const mask = reinterpret_cast<unsigned char*>(v + mma_tile * pitch);
+  bf16 *const q = memory, *const dout = q + mma_rows * smem_stride, *const k = dout + mma_rows * smem_stride,
+              *const v = k + mma_tile * smem_stride;
+  [[maybe_unused]] auto* const mask = reinterpret_cast<unsigned char*>(v + mma_tile * smem_stride);
   const int lane = static_cast<int>(threadIdx.x) % kernel::warp,
             own_row = static_cast<int>(threadIdx.x) / kernel::warp * 16, g = lane / 4, t = lane % 4,
             row = q0 + own_row + g;
@@ -246,8 +246,8 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(FlashArguments<bf16
     __syncthreads();
     for (int i = 0; i < mma_tile; i += 16) {
       float score[2][4] = {}, grad[2][4] = {};
-      two_products<pitch>(score, grad, q + own_row * pitch, k + i * pitch, dout + own_row * pitch,
-                          v + i * pitch, a.d, g, t);
+      two_gemms<smem_stride>(score, grad, q + own_row * smem_stride, k + i * smem_stride,
+                             dout + own_row * smem_stride, v + i * smem_stride, a.d, g, t);
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(FlashArguments<bf16
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) {
         if (n * 8 >= a.d) break;
-        load_b<pitch>(fb, k + i * pitch + n * 8, g, t);
+        load_b<smem_stride>(fb, k + i * smem_stride + n * 8, g, t);
         nrl_mma_m16n8k16_bf16(dq[n], fa, fb, dq[n]);
       }
     }
@@ -274,19 +274,20 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(FlashArguments<bf16
   store_rows<D / 8>(a.dq, s.q_begin, head, row, s.queries, 0, a.d, dq, one, t);
 }
 
-/// Own rows are keys; goes through the queries of all heads that read them. `Columns` of dk and dv at a time,
-/// so that the sums stay in registers: a block's part is the lowest digit of blockIdx.x.
+/// The block's rows are keys; it iterates over the queries of all heads that read them. A block computes
+/// `Columns` columns of dk and dv, so that the sums stay in registers; blockIdx.x % (D / Columns) selects
+/// them.
 template <int D, int Columns, bool Dropped>
 __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(FlashArguments<bf16> a) {
-  constexpr int pitch = mma_pitch<D>, parts = D / Columns;
+  constexpr int smem_stride = mma_stride<D>, parts = D / Columns;
   const Sequence s(a, static_cast<int>(blockIdx.z));
   const int kv_head = static_cast<int>(blockIdx.y), k0 = static_cast<int>(blockIdx.x) / parts * mma_rows,
             column = static_cast<int>(blockIdx.x) % parts * Columns;
   if (k0 >= s.keys || column >= a.d) return;
   NRL_DYN_SHARED(bf16, memory);
-  bf16 *const k = memory, *const v = k + mma_rows * pitch, *const q = v + mma_rows * pitch,
-              *const dout = q + mma_tile * pitch;
-  float *const lse = reinterpret_cast<float*>(dout + mma_tile * pitch), *const delta = lse + mma_tile;
+  bf16 *const k = memory, *const v = k + mma_rows * smem_stride, *const q = v + mma_rows * smem_stride,
+              *const dout = q + mma_tile * smem_stride;
+  float *const lse = reinterpret_cast<float*>(dout + mma_tile * smem_stride), *const delta = lse + mma_tile;
   [[maybe_unused]] auto* const mask = reinterpret_cast<unsigned char*>(delta + mma_tile);
   const int lane = static_cast<int>(threadIdx.x) % kernel::warp,
             own_row = static_cast<int>(threadIdx.x) / kernel::warp * 16, g = lane / 4, t = lane % 4,
@@ -312,8 +313,8 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(FlashArguments<bf1
       __syncthreads();
       for (int i = 0; i < mma_tile; i += 16) {
         float score[2][4] = {}, grad[2][4] = {};
-        two_products<pitch>(score, grad, k + own_row * pitch, q + i * pitch, v + own_row * pitch,
-                            dout + i * pitch, a.d, g, t);
+        two_gemms<smem_stride>(score, grad, k + own_row * smem_stride, q + i * smem_stride,
+                               v + own_row * smem_stride, dout + i * smem_stride, a.d, g, t);
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -335,9 +336,9 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(FlashArguments<bf1
 #pragma unroll
         for (int n = 0; n < Columns / 8; ++n) {
           if (column + n * 8 >= a.d) break;
-          load_b<pitch>(fb, dout + i * pitch + column + n * 8, g, t);
+          load_b<smem_stride>(fb, dout + i * smem_stride + column + n * 8, g, t);
           nrl_mma_m16n8k16_bf16(dv[n], fp, fb, dv[n]);
-          load_b<pitch>(fb, q + i * pitch + column + n * 8, g, t);
+          load_b<smem_stride>(fb, q + i * smem_stride + column + n * 8, g, t);
           nrl_mma_m16n8k16_bf16(dk[n], fs, fb, dk[n]);
         }
       }
