@@ -249,7 +249,7 @@ stage_step-8b() { bench step-8b step configs/bench-8b-layers.yaml && step_note s
 stage_step-1.5b() { bench step-1.5b step configs/bench-gpt2-1.5b.yaml && step_note step-1.5b; }
 stage_ops() {
   bench ops ops
-  note "$(awk '/"barred":true/ { ++all; share = $0; sub(/.*"share_of_copy":/, "", share); if (share + 0 >= 0.85) ++met }
+  note "$(awk '/"gated":true/ { ++all; share = $0; sub(/.*"fraction_of_copy":/, "", share); if (share + 0 >= 0.85) ++met }
     END { printf "%d of %d kernels at 85 %% of the copy bandwidth or more", met, all }' "$work/bench-ops.json")"
 }
 stage_gemm() { bench gemm gemm; }
@@ -366,8 +366,8 @@ target "MFU, layers of Llama 8B at 8192 tokens" '>=' 0.55 0.61 "$(first "$work/b
 target "first step of 1.5 B parameters after exec, s" '<=' 6 '' "$(first "$work/bench-step-1.5b.json" first_step_s)"
 if [[ -s $work/bench-ops.json ]]; then
   while read -r name share; do target "$name, fraction of the copy bandwidth" '>=' 0.85 '' "$share"; done < <(
-    awk '/"barred":true/ { name = $0; sub(/.*"name":"/, "", name); sub(/".*/, "", name)
-      share = $0; sub(/.*"share_of_copy":/, "", share); sub(/[,}].*/, "", share); print name, share }' "$work/bench-ops.json")
+    awk '/"gated":true/ { name = $0; sub(/.*"name":"/, "", name); sub(/".*/, "", name)
+      share = $0; sub(/.*"fraction_of_copy":/, "", share); sub(/[,}].*/, "", share); print name, share }' "$work/bench-ops.json")
 fi
 target "speed relative to torch.compile, 1.9 B parameters" '>=' 1.10 '' "$(first "$work/bench-torch.json" speed_ratio_compiled)"
 target "memory relative to torch.compile, 1.9 B parameters" '<=' 0.7 '' "$(first "$work/bench-torch.json" memory_ratio_compiled)"

@@ -9,8 +9,8 @@ namespace nrl::bench {
 
 int comm(nrl::comm::World& world, const Args& args) {
   if (args.device == "cuda" || !args.json.empty())
-    fail(Exit::usage, "bench comm measures host memory and takes neither --device cuda nor --json");
-  if (world.size() == 1) log::info("one rank: start it under mpirun to measure communication");
+    fail(Exit::usage, "bench comm measures host memory only and supports neither --device cuda nor --json");
+  if (world.size() == 1) log::info("only one rank: run under mpirun to measure communication");
   const std::array<int64_t, 7> sizes{1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26};
   log::line(nrl::comm::format_timings(nrl::comm::comm_benchmark(world.comm(), sizes)));
   return 0;

@@ -1,4 +1,4 @@
-// nrl-train bench gemm, bench attention: what is bound by arithmetic, beside the peak.
+// nrl-train bench gemm, bench attention: compute-bound kernels, relative to peak FLOP/s.
 
 #include <algorithm>
 #include <array>
@@ -13,7 +13,7 @@
 namespace nrl::bench {
 namespace {
 
-/// FLOP/s that shares are of: a GPU's data sheet (bf16), a processor's own multiply-adds (fp32).
+/// Peak FLOP/s: the data sheet of a GPU (bf16), or the measured FMA rate of a CPU (fp32).
 double peak_of(Machine& machine) {
   return machine.gpu() ? train::peak_flops(machine.exec().device->properties())
                        : ops::measure_fma_peak(machine.exec().threads) * 1e9;
@@ -25,7 +25,7 @@ std::string peak_text(const Machine& machine, double peak) {
                        : fmt::format("fp32 peak {:.0f} GFLOP/s (register FMAs)", peak * 1e-9);
 }
 
-// "  612 (62 %)", in units of TFLOP/s on a GPU and GFLOP/s on a processor.
+// "  612 (62 %)", in TFLOP/s on a GPU and GFLOP/s on a CPU.
 std::string rate_text(const Machine& machine, double rate, double peak) {
   const double scaled = rate * (machine.gpu() ? 1e-12 : 1e-9);
   if (peak <= 0) return fmt::format("{:>8.1f}        ", scaled);
@@ -33,9 +33,10 @@ std::string rate_text(const Machine& machine, double rate, double peak) {
 }
 
 JsonValue rate_json(double seconds, double flops, double peak) {
-  return JsonValue::object({{"seconds", seconds},
-                            {"flops_per_s", flops / seconds},
-                            {"share_of_peak", peak > 0 ? JsonValue(flops / seconds / peak) : JsonValue()}});
+  return JsonValue::object(
+      {{"seconds", seconds},
+       {"flops_per_s", flops / seconds},
+       {"fraction_of_peak", peak > 0 ? JsonValue(flops / seconds / peak) : JsonValue()}});
 }
 
 /// Tokens, outputs, inputs of a linear layer.
@@ -103,26 +104,26 @@ void gemm_case(Machine& machine, const GemmCase& c, DType dtype, double peak, Re
     ops::synchronize(e);
     return t;
   };
-  const double data =
+  const double dgrad =
       timed([&](const Set& s) { ops::linear_backward_data(e, {.dout = s.y, .weight = s.w, .dx = s.dx}); });
-  const double weight =
+  const double wgrad =
       timed([&](const Set& s) { ops::linear_backward_weight(e, {.dout = s.y, .x = s.x, .dweight = s.dw}); });
   const double forward =
       timed([&](const Set& s) { ops::linear_forward(e, {.x = s.x, .weight = s.w, .out = s.y}); });
   const double flops = ops::linear_flops(c.n, c.m, c.k);
   log::info("{:<12} {:>6} {:>6} {:>6}  {} {} {}", c.name, c.n, c.m, c.k,
-            rate_text(machine, flops / forward, peak), rate_text(machine, flops / data, peak),
-            rate_text(machine, flops / weight, peak));
+            rate_text(machine, flops / forward, peak), rate_text(machine, flops / dgrad, peak),
+            rate_text(machine, flops / wgrad, peak));
   report.add(JsonValue::object({{"name", c.name},
                                 {"n", c.n},
                                 {"m", c.m},
                                 {"k", c.k},
                                 {"forward", rate_json(forward, flops, peak)},
-                                {"backward_data", rate_json(data, flops, peak)},
-                                {"backward_weight", rate_json(weight, flops, peak)}}));
+                                {"backward_data", rate_json(dgrad, flops, peak)},
+                                {"backward_weight", rate_json(wgrad, flops, peak)}}));
 }
 
-/// For its life the library's engine is out of the way, and our own kernels take every shape.
+/// Disables the attention library for its lifetime, so that our own kernels run for all shapes.
 class OwnKernels {
  public:
   explicit OwnKernels(ops::Libraries& libraries)
@@ -136,8 +137,8 @@ class OwnKernels {
   std::shared_ptr<ops::attention::Engine> engine_;
 };
 
-void attention_case(Machine& machine, const AttentionCase& c, const char* whose, DType dtype, double peak,
-                    Report& report) {
+void attention_case(Machine& machine, const AttentionCase& c, const char* implementation, DType dtype,
+                    double peak, Report& report) {
   ops::Exec& e = machine.exec();
   const int64_t n = c.sequences * c.length, width = (c.heads + 2 * c.kv_heads) * c.d;
   machine.need_workspace(machine.gpu()
@@ -150,8 +151,8 @@ void attention_case(Machine& machine, const AttentionCase& c, const char* whose,
   Tensors memory(machine);
   auto make = [&] {
     const Tensor qkv = memory.normal(dtype, {n, width}), dqkv = memory.normal(dtype, {n, width});
-    auto heads = [&c](const Tensor& wide, int64_t first, int64_t count) {
-      return wide.columns(first * c.d, count * c.d).split_heads(count, c.d);
+    auto heads = [&c](const Tensor& rows, int64_t first, int64_t count) {
+      return rows.columns(first * c.d, count * c.d).split_heads(count, c.d);
     };
     Set s;
     ops::AttentionForward& f = s.forward;
@@ -186,7 +187,7 @@ void attention_case(Machine& machine, const AttentionCase& c, const char* whose,
   std::vector<Set> sets;
   for (int i = 0; i < count; ++i) {
     sets.push_back(make());
-    ops::attention_forward(e, sets.back().forward);  // out and lse of every set, for the backward pass
+    ops::attention_forward(e, sets.back().forward);  // computes out and lse for the backward pass
   }
   const double forward = machine.seconds(
       [&](int i) { ops::attention_forward(e, sets[static_cast<size_t>(i % count)].forward); }, count);
@@ -195,13 +196,13 @@ void attention_case(Machine& machine, const AttentionCase& c, const char* whose,
   ops::synchronize(e);
   const double flops =
       static_cast<double>(c.sequences) * ops::attention_flops(c.length, c.heads, c.d, c.window);
-  // Forward two products, backward five: the scores are computed again.
+  // Two GEMMs forward, five backward (the scores are recomputed).
   const double backward_flops = 2.5 * flops;
   log::info("{:<12} {:>4} x {:>5} {:>3}/{:<2} d {:>3}  {} {}   {}", c.name, c.sequences, c.length, c.heads,
             c.kv_heads, c.d, rate_text(machine, flops / forward, peak),
-            rate_text(machine, backward_flops / backward, peak), whose);
+            rate_text(machine, backward_flops / backward, peak), implementation);
   report.add(JsonValue::object({{"name", c.name},
-                                {"kernels", whose},
+                                {"kernels", implementation},
                                 {"sequences", c.sequences},
                                 {"length", c.length},
                                 {"heads", c.heads},
@@ -235,8 +236,8 @@ int gemm(const Args& args) {
   const double peak = peak_of(machine);
   report.set("peak_flops_per_s", peak);
   log::info("{}; {}; {}", machine.name(), name_of(dtype), peak_text(machine, peak));
-  log::info("{:<12} {:>6} {:>6} {:>6}  {:>16} {:>16} {:>16}   {} (share of peak)", "layer", "tokens", "out",
-            "in", "forward", "data gradient", "weight gradient", machine.gpu() ? "TFLOP/s" : "GFLOP/s");
+  log::info("{:<12} {:>6} {:>6} {:>6}  {:>16} {:>16} {:>16}   {} (% of peak)", "layer", "tokens", "out", "in",
+            "forward", "dgrad", "wgrad", machine.gpu() ? "TFLOP/s" : "GFLOP/s");
   return measure_all(args, choose<GemmCase>(args, machine, quick_gemms, gpu_gemms, cpu_gemms), report,
                      [&](const GemmCase& c) { gemm_case(machine, c, dtype, peak, report); });
 }
@@ -247,12 +248,12 @@ int attention(const Args& args) {
   const DType dtype = precision_of(args, machine);
   const double peak = peak_of(machine);
   report.set("peak_flops_per_s", peak);
-  log::info("{}; {}; {}; causal, counted exactly; backward as five products", machine.name(), name_of(dtype),
+  log::info("{}; {}; {}; FLOPs: exact causal pairs, backward 2.5 x forward", machine.name(), name_of(dtype),
             peak_text(machine, peak));
-  log::info("{:<12} {:>12} {:>6} {:>5}  {:>16} {:>16}   {} (share of peak)", "case", "seqs x length", "heads",
+  log::info("{:<12} {:>12} {:>6} {:>5}  {:>16} {:>16}   {} (% of peak)", "case", "seqs x length", "heads",
             "dim", "forward", "backward", machine.gpu() ? "TFLOP/s" : "GFLOP/s");
   if (machine.exec().libraries && machine.exec().libraries->attention)
-    log::info("library: with the library, which may leave a shape to our own kernels; own: without it");
+    log::info("library: cuDNN where it supports the shape, else our own kernels; own: our own kernels only");
   return measure_all(args,
                      choose<AttentionCase>(args, machine, quick_attentions, gpu_attentions, cpu_attentions),
                      report, [&](const AttentionCase& c) {

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t pattern_elements = 1 << 18;
 
-// The largest cache of the processor that the system tells of.
+// The largest cache of the processor according to the system.
 size_t processor_cache() {
   long most = 0;
   for (const int level : {_SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE})
@@ -74,7 +74,8 @@ Machine::Machine(const std::string& device, bool quick) : quick_(quick) {
   std::string why_not;
   const bool found = device != "cpu" && !train::accelerator_backend().devices(why_not).empty();
   if (device == "cuda" && !found)
-    fail(Exit::unavailable, "--device cuda, but {}; use --device cpu, or see nrl-train doctor", why_not);
+    fail(Exit::unavailable, "--device cuda: {}. Fix: use --device cpu or auto, or see nrl-train doctor",
+         why_not);
   if (!found) {
     exec_.kernels = &ops::cpu_kernels(cpu::best_isa());
     exec_.threads = cpu::available_cores();
@@ -106,9 +107,9 @@ void Machine::need_workspace(size_t bytes) {
 }
 
 int Machine::sets(double bytes) const {
-  constexpr int most = 8;
-  const double wanted = 3.0 * static_cast<double>(cache_bytes_) / std::max(bytes, 1.0);
-  return quick_ ? 1 : 1 + static_cast<int>(std::min<double>(most - 1, std::ceil(wanted)));
+  constexpr int max_sets = 8;
+  const double needed = 3.0 * static_cast<double>(cache_bytes_) / std::max(bytes, 1.0);
+  return quick_ ? 1 : 1 + static_cast<int>(std::min<double>(max_sets - 1, std::ceil(needed)));
 }
 
 double Machine::round(const std::function<void(int)>& work, int& next, int calls) {
@@ -126,11 +127,11 @@ double Machine::round(const std::function<void(int)>& work, int& next, int calls
 
 double Machine::seconds(const std::function<void(int)>& work, int sets) {
   int next = 0;
-  for (int i = 0; i < (quick_ ? 1 : sets); ++i) work(next++);  // first touch, kernels chosen and loaded
+  for (int i = 0; i < (quick_ ? 1 : sets); ++i) work(next++);  // warm-up: page faults, kernel selection
   ops::synchronize(exec_);
   if (quick_) return round(work, next, 1);
-  // A GPU's round lasts long enough that events and the first launch do not count. A processor's round is one
-  // call, and the best one counts: it is the one that other programs disturbed least.
+  // A round on a GPU is long enough to hide the overhead of events and of the first launch. A round on a CPU
+  // is one call, and the fastest counts: it was disturbed least by other programs.
   constexpr double round_seconds = 0.02, all_seconds = 0.3;
   const double estimate = std::max(round(work, next, gpu() ? sets : 1), 1e-7);
   const int calls = gpu() ? static_cast<int>(std::clamp(round_seconds / estimate, double(sets), 2000.0)) : 1;
@@ -191,7 +192,7 @@ Tensor Tensors::filled(DType dtype, std::initializer_list<int64_t> shape, const 
   const auto bytes = static_cast<size_t>(t.bytes());
   size_t done = std::min(bytes, pattern_bytes);
   ops::upload(e, make_tensor(t.data, dtype, {static_cast<int64_t>(done) / size_of(dtype)}), pattern);
-  // What is there doubles until it is all.
+  // Doubles the filled part until the tensor is full.
   auto* at = static_cast<std::byte*>(t.data);
   while (done < bytes) {
     const size_t more = std::min(done, bytes - done);
@@ -249,7 +250,7 @@ Tensor Tensors::copy_of(DType dtype, std::initializer_list<int64_t> shape, const
 }
 
 Report::Report(const Args& args, JsonValue device) : path_(args.json) {
-  head_ = JsonValue::object({{"bench", args.what},
+  head_ = JsonValue::object({{"bench", args.benchmark},
                              {"program", std::string("nrl-train ") + NRL_VERSION},
                              {"quick", args.quick},
                              {"device", std::move(device)}});

@@ -1,5 +1,5 @@
 #pragma once
-// What the benchmarks share: the device with memory and a clock, and the report.
+// Shared by all benchmarks: the device with memory and timing, and the report.
 
 #include <functional>
 #include <initializer_list>
@@ -14,14 +14,14 @@
 
 namespace nrl::bench {
 
-/// Name, kind and what tells it apart, of the device of `exec`, for the report.
+/// Kind, name and properties of the device of `exec`, for the report.
 JsonValue describe_device(const nrl::ops::Exec& exec);
 
 /// The device that is measured.
 class Machine {
  public:
-  /// `device`: "auto", "cpu" or "cuda"; Exit::unavailable with the reason where a GPU is demanded and there
-  /// is none. `quick`: every call is timed once.
+  /// `device`: "auto", "cpu" or "cuda"; fails with Exit::unavailable and the reason for "cuda" without a
+  /// usable GPU. `quick`: every call is executed once.
   Machine(const std::string& device, bool quick);
 
   bool gpu() const { return accelerator_.runtime != nullptr; }
@@ -29,16 +29,16 @@ class Machine {
   JsonValue describe() const { return describe_device(exec_); }
   const std::string& name() const { return name_; }
 
-  /// Makes the exec's workspace at least this large.
+  /// Grows the exec's workspace to at least this size.
   void need_workspace(size_t bytes);
 
-  /// Working sets of `bytes` to go through in turns, so that the cache holds nothing of the next one.
+  /// Number of working sets of `bytes` to cycle through, so that each is evicted from the
+  /// cache before its next use.
   int sets(double bytes) const;
-  /// Seconds of one call of work(i); i counts up, and `sets` is what it repeats after. On a GPU the median
-  /// over rounds that lie between timed events, with enough calls that the host does not matter; on a
-  /// processor the best.
+  /// Seconds per call of work(i), where i counts up and the work repeats after `sets` calls. On a GPU the
+  /// median over rounds between timed events, each with enough calls to hide the host; on a CPU the minimum.
   double seconds(const std::function<void(int)>& work, int sets);
-  /// Bytes read and written per second by a copy inside of the device's memory. Measured once.
+  /// Bytes read and written per second by a copy within device memory. Measured once.
   double copy_bandwidth();
 
  private:
@@ -62,17 +62,17 @@ class Tensors {
 
   /// scale * standard normal; f32 or bf16. Values repeat after 2^18 elements.
   Tensor normal(DType dtype, std::initializer_list<int64_t> shape, double scale = 1);
-  /// i32 in [0, below), no two neighbours related.
+  /// i32, random in [0, below).
   Tensor integers(std::initializer_list<int64_t> shape, int64_t below);
   /// (n) i32: first, first + step, ...
   Tensor arithmetic(int64_t n, int64_t first, int64_t step);
   Tensor constant(DType dtype, std::initializer_list<int64_t> shape, double value);
-  /// The bytes of `values` as a tensor.
+  /// A copy of `values`, host memory of the tensor's size.
   Tensor copy_of(DType dtype, std::initializer_list<int64_t> shape, const void* values);
 
  private:
   Tensor allocate(DType dtype, std::initializer_list<int64_t> shape);
-  /// Fills with the pattern, again and again.
+  /// Repeats the pattern to fill the tensor.
   Tensor filled(DType dtype, std::initializer_list<int64_t> shape, const void* pattern, size_t pattern_bytes);
 
   Machine& machine_;
@@ -80,15 +80,15 @@ class Tensors {
   std::vector<cpu::HostMemory> host_;
 };
 
-/// One object per measurement, below facts about all of them.
+/// The JSON report: common properties and one object per measurement.
 class Report {
  public:
   Report(const Args& args, JsonValue device);
   void set(std::string key, JsonValue value) { head_.set(std::move(key), std::move(value)); }
   void add(JsonValue row) { rows_.push_back(std::move(row)); }
-  /// A measurement that failed: said on standard error, and the command ends with Exit::internal.
+  /// A failed measurement: printed on standard error; the exit code becomes Exit::internal.
   void add_failure(const std::string& name, const std::string& why);
-  /// Writes the file of --json, a row a line. Returns the exit code.
+  /// Writes the file of --json, one measurement per line. Returns the exit code.
   int finish();
 
  private:
@@ -98,13 +98,13 @@ class Report {
   bool failed_ = false;
 };
 
-/// The format of activations that is measured.
+/// The dtype of the activations that is measured.
 inline DType precision_of(const Args& args, const Machine& machine) {
   if (args.precision == "auto") return machine.gpu() ? DType::bf16 : DType::f32;
   return args.precision == "bfloat16" ? DType::bf16 : DType::f32;
 }
 
-/// The name contains what --only says.
+/// Whether --only selects a case.
 inline bool selected(const Args& args, const std::string& name) {
   return name.find(args.only) != std::string::npos;
 }

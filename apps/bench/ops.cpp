@@ -1,4 +1,4 @@
-// nrl-train bench ops: every memory-bound kernel at model shapes, beside the copy bandwidth of the same run.
+// nrl-train bench ops: memory-bound kernels at model shapes, relative to the copy bandwidth of the same run.
 
 #include <algorithm>
 
@@ -10,14 +10,13 @@
 namespace nrl::bench {
 namespace {
 
-/// What the kernels below are expected to reach of the copy bandwidth on a GPU.
-constexpr double bar = 0.85;
+/// Minimum fraction of the copy bandwidth that gated kernels must reach on a GPU.
+constexpr double minimum = 0.85;
 
-/// One call moves `bytes`: every operand read or written once, whatever a kernel does beyond that.
 struct OpCase {
   std::string name;
-  double bytes = 0;
-  bool barred = false;  ///< held against `bar`
+  double bytes = 0;    ///< per call: every operand read or written once
+  bool gated = false;  ///< must reach `minimum`
   bool present = false;
   std::function<std::function<void()>(Tensors&)> make;
 };
@@ -25,7 +24,7 @@ struct OpCase {
 struct Sizes {
   int64_t tokens, hidden, ffn, heads, kv_heads, head_dim, vocab, logit_rows, parameters;
 };
-// Llama-3-8B with 8192 tokens; a small model on a processor; and sizes for trying out that all runs.
+// Llama-3-8B with 8192 tokens; a small model for a CPU; sizes for --quick.
 constexpr Sizes gpu_sizes{.tokens = 8192,
                           .hidden = 4096,
                           .ffn = 14336,
@@ -82,10 +81,10 @@ class OpCases {
   double rows(int64_t n, int64_t width, int64_t times) const {
     return static_cast<double>(n * width * element_ * times);
   }
-  void add(std::string name, double bytes, bool barred, bool present, std::function<Run(Tensors&)> make) {
+  void add(std::string name, double bytes, bool gated, bool present, std::function<Run(Tensors&)> make) {
     all.push_back({.name = std::move(name),
                    .bytes = bytes,
-                   .barred = barred,
+                   .gated = gated,
                    .present = present,
                    .make = std::move(make)});
   }
@@ -132,7 +131,7 @@ class OpCases {
     }
   }
 
-  // The heads of q and k in rows that hold q, k and v.
+  // The heads of q and k are columns of a fused qkv tensor.
   void heads() {
     const int64_t n = s_.tokens, qk = s_.heads + s_.kv_heads, d = s_.head_dim;
     auto view = [this, n, qk, d](Tensors& m) {
@@ -245,7 +244,7 @@ class OpCases {
       const ops::CrossEntropy c = arguments(m);
       return [this, c] { ops::cross_entropy(e_, c); };
     });
-    // As the head uses it: the gradient in the place of the logits, in the format of the activations.
+    // As in the head: the gradient overwrites the logits, in the dtype of the activations.
     add("cross_entropy_gradient", (4 + static_cast<double>(element_)) * elements, true, k_.cross_entropy,
         [=, this](Tensors& m) -> Run {
           ops::CrossEntropy c = arguments(m);
@@ -260,27 +259,28 @@ class OpCases {
 
   void optimizer() {
     const int64_t n = s_.parameters;
-    const bool low = a_ == DType::bf16;
-    // Gradient, weight and both moments read and written, and the weight in bf16 written.
-    add("adamw", static_cast<double>(n) * (low ? 34 : 32), true, k_.adamw, [=, this](Tensors& m) -> Run {
-      ops::AdamW a;
-      a.param = m.normal(DType::f32, {n}, 0.02);
-      a.grad = m.normal(DType::f32, {n}, 1e-3);
-      a.exp_avg = m.normal(DType::f32, {n}, 1e-3);
-      a.exp_avg_sq = m.constant(DType::f32, {n}, 1e-6);
-      if (low) a.param_bf16 = m.normal(DType::bf16, {n}, 0.02);
-      a.rates[0].weight_decay = 0.1f;
-      const ops::AdamWRange range{.count = n};
-      const auto chunks = ops::adamw_chunks(std::span(&range, 1));
-      a.chunks = m.copy_of(DType::i64, {static_cast<int64_t>(chunks.size()) / 4, 4}, chunks.data());
-      double scalars[ops::StepScalar::count] = {};
-      scalars[ops::StepScalar::learning_rate] = 1e-5;
-      scalars[ops::StepScalar::updates] = 100;
-      scalars[ops::StepScalar::grad_scale] = 1;
-      scalars[ops::StepScalar::correction1] = scalars[ops::StepScalar::correction2] = 0.9;
-      a.scalars = m.copy_of(DType::f64, {ops::StepScalar::count}, scalars);
-      return [this, a] { ops::adamw(e_, a); };
-    });
+    const bool bf16_copy = a_ == DType::bf16;
+    // Reads and writes gradient, weight and both moments; writes the bf16 copy of the weight.
+    add("adamw", static_cast<double>(n) * (bf16_copy ? 34 : 32), true, k_.adamw,
+        [=, this](Tensors& m) -> Run {
+          ops::AdamW a;
+          a.param = m.normal(DType::f32, {n}, 0.02);
+          a.grad = m.normal(DType::f32, {n}, 1e-3);
+          a.exp_avg = m.normal(DType::f32, {n}, 1e-3);
+          a.exp_avg_sq = m.constant(DType::f32, {n}, 1e-6);
+          if (bf16_copy) a.param_bf16 = m.normal(DType::bf16, {n}, 0.02);
+          a.rates[0].weight_decay = 0.1f;
+          const ops::AdamWRange range{.count = n};
+          const auto chunks = ops::adamw_chunks(std::span(&range, 1));
+          a.chunks = m.copy_of(DType::i64, {static_cast<int64_t>(chunks.size()) / 4, 4}, chunks.data());
+          double scalars[ops::StepScalar::count] = {};
+          scalars[ops::StepScalar::learning_rate] = 1e-5;
+          scalars[ops::StepScalar::updates] = 100;
+          scalars[ops::StepScalar::grad_scale] = 1;
+          scalars[ops::StepScalar::correction1] = scalars[ops::StepScalar::correction2] = 0.9;
+          a.scalars = m.copy_of(DType::f64, {ops::StepScalar::count}, scalars);
+          return [this, a] { ops::adamw(e_, a); };
+        });
     add("sum_of_squares", static_cast<double>(n) * 4, false, k_.add_sum_of_squares,
         [=, this](Tensors& m) -> Run {
           const double zero = 0;
@@ -330,16 +330,16 @@ int ops(const Args& args) {
   Report report(args, machine.describe());
   const double copy = machine.copy_bandwidth();
   report.set("copy_bytes_per_s", copy);
-  report.set("bar", bar);
+  report.set("minimum", minimum);
   const DType activations = precision_of(args, machine);
   log::info("{}; activations {}; copy {:.1f} GB/s (read + write)", machine.name(), name_of(activations),
             copy * 1e-9);
-  log::info("{:<28} {:>10} {:>10} {:>8}   bar", "kernel", "us", "GB/s", "of copy");
+  log::info("{:<28} {:>10} {:>10} {:>8}   minimum", "kernel", "us", "GB/s", "of copy");
   OpCases cases(machine, args.quick ? quick_sizes : machine.gpu() ? gpu_sizes : cpu_sizes, activations);
   for (const OpCase& c : cases.all) {
     if (!selected(args, c.name)) continue;
     if (!c.present) {
-      report.add_failure(c.name, "this device has no such kernel");
+      report.add_failure(c.name, "not implemented for this device");
       continue;
     }
     try {
@@ -349,19 +349,19 @@ int ops(const Args& args) {
       for (int i = 0; i < count; ++i) runs.push_back(c.make(memory));
       const double t = machine.seconds([&](int i) { runs[static_cast<size_t>(i % count)](); }, count);
       ops::synchronize(machine.exec());
-      const double share = c.bytes / t / copy;
-      const bool judged = c.barred && machine.gpu() && !args.quick;
+      const double fraction = c.bytes / t / copy;
+      const bool judged = c.gated && machine.gpu() && !args.quick;
       log::info("{:<28} {:>10.1f} {:>10.1f} {:>6.1f} %   {}", c.name, t * 1e6, c.bytes / t * 1e-9,
-                share * 100,
-                !judged        ? ""
-                : share >= bar ? "met"
-                               : "below 85 %");
+                fraction * 100,
+                !judged               ? ""
+                : fraction >= minimum ? "met"
+                                      : "below 85 %");
       report.add(JsonValue::object({{"name", c.name},
                                     {"seconds", t},
                                     {"bytes", c.bytes},
                                     {"bytes_per_s", c.bytes / t},
-                                    {"share_of_copy", share},
-                                    {"barred", c.barred}}));
+                                    {"fraction_of_copy", fraction},
+                                    {"gated", c.gated}}));
     } catch (const Error& error) {
       report.add_failure(c.name, error.what());
     }

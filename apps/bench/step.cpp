@@ -18,17 +18,17 @@
 namespace nrl::bench {
 namespace {
 
-// Not timed: kernels are chosen and loaded, memory is touched, and a CUDA graph is captured in the third.
+// Not timed: they include kernel selection and page faults, and the third one captures the CUDA graph.
 constexpr int warmup_steps = 4;
 
-/// Microbatches of tokens without a pattern.
+/// Microbatches of random tokens.
 class RandomBatches {
  public:
   RandomBatches(int64_t tokens, int64_t vocab_size) : vocab_size_(static_cast<uint64_t>(vocab_size)) {
     batch_.tokens.resize(static_cast<size_t>(tokens));
     batch_.targets.resize(static_cast<size_t>(tokens));
   }
-  const data::MicroBatch& next() {
+  const data::HostMicroBatch& next() {
     for (std::vector<int32_t>* ids : {&batch_.tokens, &batch_.targets})
       for (size_t i = 0; i < ids->size(); i += 4) {
         const PhiloxBlock four = stream_.block(block_++);
@@ -41,21 +41,21 @@ class RandomBatches {
  private:
   uint64_t vocab_size_, block_ = 0;
   PhiloxStream stream_{3, "bench tokens"};
-  data::MicroBatch batch_;
+  data::HostMicroBatch batch_;
 };
 
 struct Step {
-  double ms = 0, time = 0, lr = 0;  ///< `time`: wall clock when its results were there
+  double ms = 0, time = 0, lr = 0;  ///< `time`: wall-clock time of the result
   engine::StepResult result;
 };
 
-/// Makes `count` steps as training does: on a GPU results are collected one step late.
+/// Runs `count` steps like training does: on a GPU results are collected one step late.
 std::vector<Step> run_steps(engine::Engine& engine, const train::LrSchedule& schedule, int64_t count) {
   const plan::RunPlan& plan = engine.plan();
   RandomBatches batches(plan.batch.micro * plan.sequence_length, plan.spec.vocab_size);
   engine::LanguageModeling objective;
   std::vector<Step> steps;
-  double mark = train::Timers::steady_seconds();
+  double last_result = train::Timers::steady_seconds();
   for (int64_t made = 1; made <= count; ++made) {
     for (int64_t m = 0; m < plan.batch.accumulation; ++m)
       engine.fill(m, batches.next(), m * plan.batch.micro);
@@ -69,7 +69,7 @@ std::vector<Step> run_steps(engine::Engine& engine, const train::LrSchedule& sch
       s.lr = learning_rate(schedule, static_cast<int64_t>(steps.size()) + 1);
       s.result = engine.collect();
       const double now = train::Timers::steady_seconds();
-      s.ms = (now - std::exchange(mark, now)) * 1e3;
+      s.ms = (now - std::exchange(last_result, now)) * 1e3;
       s.time = train::wall_seconds();
       steps.push_back(s);
     }
@@ -104,8 +104,8 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   const ConfigResult config = train::load_config_collectively(world, args.config, overrides, setting);
   const Config& c = config.config;
   train::Placement placement(world, config);
-  auto made = plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1), placement.place(),
-                                  placement.device(), placement.host_threads());
+  auto made = plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1),
+                                  placement.grid_position(), placement.device(), placement.host_threads());
   const bool gpu = placement.device() == DeviceType::cuda;
   if (gpu) plan::require_memory(config, *made, placement.exec().device->properties().memory, "the GPU");
   engine::Engine engine(std::move(made), engine::training_options(c), placement.device_shard_group(),
@@ -122,7 +122,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   const double tokens = static_cast<double>(batch.tokens_per_step), tokens_per_s = tokens / step_ms * 1e3;
   const double flops = model::training_flops_per_token(plan.spec, plan.sequence_length);
   double peak = train::peak_of(placement);
-  if (!gpu) peak = std::max(peak, tokens_per_s * flops);  // a measured one may be too low
+  if (!gpu) peak = std::max(peak, tokens_per_s * flops);  // a measured peak may be too low
   const double mfu = peak > 0 ? tokens_per_s * flops / peak : 0;
   const auto loss = [&](const Step& s) { return -s.result.metrics[0] / tokens; };
   const char* precision = plan.recipe.activations() == DType::bf16 ? "bfloat16" : "float32";
@@ -162,7 +162,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
             mfu > 0 ? fmt::format(", mfu {:.1f} %", mfu * 100) : "");
   log::info("memory      {} planned{}", human_bytes(static_cast<uint64_t>(plan.memory.total_bytes())),
             gpu ? "" : fmt::format(", {} resident", human_bytes(cpu::peak_resident_bytes())));
-  log::info("first step  done {:.2f} s after exec", first);
+  log::info("first step  finished {:.2f} s after exec", first);
   return report.finish();
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Tokens that are found in text before the model sees the rest.
+// Added tokens (such as special tokens), which are matched in the text before the model encodes the rest.
 
 #include <algorithm>
 #include <array>
@@ -19,25 +19,25 @@ struct AddedToken {
   bool strip_left = false, strip_right = false;
 };
 
-/// White_Space of the Unicode Character Database.
+/// Property White_Space of the Unicode Character Database.
 inline bool is_space(char32_t c) {
   return c == ' ' || (c >= 9 && c <= 13) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
          c == 0x3000;
 }
 
-/// Finds the leftmost token of a list in valid UTF-8 text, the longest of those that begin there.
+/// Finds tokens in valid UTF-8 text: the leftmost match, and of several at one position the longest.
 class AddedTokens {
  public:
   void add(AddedToken token) {
-    if (token.content.empty()) return;  // what normalizes to nothing is in no text
+    if (token.content.empty()) return;  // its normalized text is empty
     auto& list = by_first_[static_cast<uint8_t>(token.content[0])];
     const auto shorter = [&](const AddedToken& o) { return o.content.size() < token.content.size(); };
     list.insert(std::find_if(list.begin(), list.end(), shorter), std::move(token));
     any_ = true;
   }
 
-  /// Calls gap(begin, end) for the text between tokens, empty or not, and token(id) for the tokens.
+  /// Calls gap(begin, end) for the (possibly empty) text between tokens and found(id) for each token.
   template <class Gap, class Found>
   void split(std::string_view text, Gap&& gap, Found&& found) const {
     size_t done = 0;

@@ -13,7 +13,7 @@ namespace nrl::data {
 namespace {
 
 constexpr int32_t kNoMerge = INT32_MAX;
-constexpr size_t kShortPiece = 48;  // up to here scanning beats a heap
+constexpr size_t kShortPiece = 48;  // up to this length a linear scan is faster than a heap
 
 uint64_t mix(uint64_t key) {
   key ^= key >> 29;
@@ -21,7 +21,7 @@ uint64_t mix(uint64_t key) {
   return key ^ key >> 32;
 }
 
-uint64_t next_number() {
+uint64_t next_instance() {
   static std::atomic<uint64_t> last{0};
   return ++last;
 }
@@ -29,7 +29,7 @@ uint64_t next_number() {
 }  // namespace
 
 struct BpeModel::Workspace::State {
-  // Direct-mapped: text repeats words, and a hit costs one comparison.
+  // Direct-mapped cache: words repeat, and a hit costs one comparison.
   struct Cached {
     uint8_t bytes = 0, count = 0;
     char piece[22];
@@ -50,7 +50,7 @@ BpeModel::~BpeModel() = default;
 
 BpeModel::BpeModel(const Options& options, std::unordered_map<std::string, int32_t> tokens,
                    const std::vector<Merge>& merges)
-    : number_(next_number()), options_(options) {
+    : instance_(next_instance()), options_(options) {
   tokens_.reserve(tokens.size());
   for (auto& [text, id] : tokens) tokens_.emplace(text, id);
   for (int b = 0; b < 256; ++b)
@@ -62,7 +62,7 @@ BpeModel::BpeModel(const Options& options, std::unordered_map<std::string, int32
         uint64_t{static_cast<uint32_t>(merge.left)} << 32 | static_cast<uint32_t>(merge.right);
     size_t at = mix(key) & (merges_.size() - 1);
     while (merges_[at].key != UINT64_MAX && merges_[at].key != key) at = (at + 1) & (merges_.size() - 1);
-    // A pair listed twice: the later one counts, as in a map that is filled in order.
+    // If a pair is listed twice, the later entry counts, as in Hugging Face's BPE.
     merges_[at] = {key, merge.rank, merge.result};
   }
 }
@@ -83,21 +83,22 @@ const BpeModel::MergeSlot* BpeModel::find_merge(int32_t left, int32_t right) con
 BpeModel::Workspace& BpeModel::workspace() const {
   thread_local uint64_t owner = 0;
   thread_local std::unique_ptr<Workspace> workspace;
-  if (owner != number_) {
+  if (owner != instance_) {
     workspace = std::make_unique<Workspace>();
-    owner = number_;
+    owner = instance_;
   }
   return *workspace;
 }
 
 int64_t BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids) const {
   ids.clear();
-  int64_t left_out = 0;
-  // An unknown token waits for its neighbors; as in Hugging Face's BPE, byte tokens do not end the wait.
-  bool waiting = false;
-  const auto write_waiting = [&] {
-    if (waiting) ids.push_back(options_.unknown);
-    waiting = false;
+  int64_t skipped = 0;
+  // A pending unknown token may fuse with the next one. As in Hugging Face's BPE, byte
+  // tokens do not flush it.
+  bool pending_unknown = false;
+  const auto flush_unknown = [&] {
+    if (pending_unknown) ids.push_back(options_.unknown);
+    pending_unknown = false;
   };
   for (size_t at = 0; at < piece.size();) {
     const size_t begin = at;
@@ -111,20 +112,20 @@ int64_t BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids) 
     const std::string_view symbol = piece.substr(begin, at - begin);
     const auto byte_id = [&](char byte) { return byte_ids_[static_cast<uint8_t>(byte)]; };
     if (id >= 0) {
-      write_waiting();
+      flush_unknown();
       ids.push_back(id);
     } else if (!options_.byte_symbols && options_.byte_fallback &&
                std::all_of(symbol.begin(), symbol.end(), [&](char b) { return byte_id(b) >= 0; })) {
       for (const char b : symbol) ids.push_back(byte_id(b));
     } else if (options_.unknown >= 0) {
-      if (!options_.fuse_unknown) write_waiting();
-      waiting = true;
+      if (!options_.fuse_unknown) flush_unknown();
+      pending_unknown = true;
     } else {
-      left_out += static_cast<int64_t>(symbol.size());
+      skipped += static_cast<int64_t>(symbol.size());
     }
   }
-  write_waiting();
-  return left_out;
+  flush_unknown();
+  return skipped;
 }
 
 void BpeModel::merge_short(std::vector<int32_t>& ids, Workspace& workspace) const {
@@ -132,22 +133,22 @@ void BpeModel::merge_short(std::vector<int32_t>& ids, Workspace& workspace) cons
   auto& results = workspace.state_->results;
   ranks.assign(ids.size(), kNoMerge);
   results.resize(ids.size());
-  const auto look = [&](size_t i) {  // the pair (i, i + 1)
+  const auto look_up = [&](size_t i) {  // the merge of the pair (i, i + 1)
     const MergeSlot* merge = i + 1 < ids.size() ? find_merge(ids[i], ids[i + 1]) : nullptr;
     ranks[i] = merge ? merge->rank : kNoMerge;
     results[i] = merge ? merge->result : 0;
   };
-  for (size_t i = 0; i + 1 < ids.size(); ++i) look(i);
+  for (size_t i = 0; i + 1 < ids.size(); ++i) look_up(i);
   while (true) {
-    const auto best = std::min_element(ranks.begin(), ranks.end());  // the leftmost of equals
+    const auto best = std::min_element(ranks.begin(), ranks.end());  // the leftmost of equal ranks
     if (best == ranks.end() || *best == kNoMerge) return;
     const auto i = best - ranks.begin();
     ids[static_cast<size_t>(i)] = results[static_cast<size_t>(i)];
     ids.erase(ids.begin() + i + 1);
     ranks.erase(ranks.begin() + i + 1);
     results.erase(results.begin() + i + 1);
-    look(static_cast<size_t>(i));
-    if (i > 0) look(static_cast<size_t>(i) - 1);
+    look_up(static_cast<size_t>(i));
+    if (i > 0) look_up(static_cast<size_t>(i) - 1);
   }
 }
 
@@ -167,7 +168,7 @@ void BpeModel::merge_long(std::vector<int32_t>& ids, Workspace& workspace) const
   }
   const auto after = std::greater<>();
   std::make_heap(heap.begin(), heap.end(), after);
-  const auto offer = [&](int32_t i) {
+  const auto push_pair = [&](int32_t i) {
     if (i < 0 || next[at(i)] == count) return;
     if (const MergeSlot* merge = find_merge(ids[at(i)], ids[at(next[at(i)])])) {
       heap.push_back({merge->rank, i, merge->result});
@@ -181,13 +182,13 @@ void BpeModel::merge_long(std::vector<int32_t>& ids, Workspace& workspace) const
     const int32_t right = ids[at(top.left)] < 0 ? count : next[at(top.left)];
     if (right == count) continue;
     const MergeSlot* merge = find_merge(ids[at(top.left)], ids[at(right)]);
-    if (merge == nullptr || merge->rank != top.rank) continue;  // one of the two was merged meanwhile
+    if (merge == nullptr || merge->rank != top.rank) continue;  // stale: one of the two was merged meanwhile
     ids[at(top.left)] = top.result;
     ids[at(right)] = -1;
     next[at(top.left)] = next[at(right)];
     if (next[at(right)] != count) previous[at(next[at(right)])] = top.left;
-    offer(top.left);
-    offer(previous[at(top.left)]);
+    push_pair(top.left);
+    push_pair(previous[at(top.left)]);
   }
   std::erase(ids, -1);
 }
@@ -196,7 +197,7 @@ int64_t BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Work
   auto& state = *workspace.state_;
   using Cached = Workspace::State::Cached;
   Cached* cached = nullptr;
-  int64_t left_out = 0;
+  int64_t skipped = 0;
   if (piece.empty()) return 0;
   if (piece.size() <= sizeof(Cached::piece)) {
     cached = &state.cache[std::hash<std::string_view>()(piece) & (state.cache.size() - 1)];
@@ -211,18 +212,19 @@ int64_t BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Work
     ids.assign(1, whole);
   } else {
     if (piece.size() > INT32_MAX / 2)
-      fail(Exit::data, "a piece of text of {} bytes is too long", piece.size());
-    left_out = symbols_of(piece, ids);
+      fail(Exit::data, "a piece of text is too long: {} bytes; expected at most {}", piece.size(),
+           INT32_MAX / 2);
+    skipped = symbols_of(piece, ids);
     ids.size() <= kShortPiece ? merge_short(ids, workspace) : merge_long(ids, workspace);
   }
   out.insert(out.end(), ids.begin(), ids.end());
-  if (cached && left_out == 0 && ids.size() <= std::size(cached->ids)) {
+  if (cached && skipped == 0 && ids.size() <= std::size(cached->ids)) {
     cached->bytes = static_cast<uint8_t>(piece.size());
     cached->count = static_cast<uint8_t>(ids.size());
     std::memcpy(cached->piece, piece.data(), piece.size());
     std::copy(ids.begin(), ids.end(), cached->ids);
   }
-  return left_out;
+  return skipped;
 }
 
 }  // namespace nrl::data

@@ -1,6 +1,6 @@
 #pragma once
-// Byte-pair encoding with ranked merges (Sennrich et al. 2016), as the `BPE` model of Hugging Face's
-// tokenizer.json.
+// Byte-pair encoding with ranked merges (Sennrich et al. 2016), as the `BPE`
+// model of Hugging Face's tokenizer.json.
 
 #include <array>
 #include <cstdint>
@@ -13,21 +13,21 @@
 
 namespace nrl::data {
 
-/// Pieces of text to token ids. Immutable once built; any number of threads may encode, each with its own
-/// Workspace.
+/// Encodes pieces of text to token ids. Immutable; any number of threads may encode,
+/// each with its own Workspace.
 class BpeModel {
  public:
   struct Merge {
     int32_t left, right, result;  ///< ids
-    int32_t rank;                 ///< lower ones first; of equal ones the leftmost pair
+    int32_t rank;                 ///< lower ranks first; for equal ranks the leftmost pair
   };
   struct Options {
     bool byte_symbols = true;  ///< start from single bytes (byte-level BPE), else from characters
-    bool byte_fallback =
-        false;  ///< a character without a token becomes its bytes' `<0xNN>` tokens, if all exist
-    bool ignore_merges = false;  ///< a piece that is a token stays whole, whatever the merges
-    bool fuse_unknown = false;   ///< neighbouring unknown characters make one unknown token
-    int32_t unknown = -1;        ///< id for a symbol that has no token; -1: it is left out
+    /// A character without a token becomes the `<0xNN>` tokens of its bytes, if all exist.
+    bool byte_fallback = false;
+    bool ignore_merges = false;  ///< a piece that is itself a token is not split, regardless of the merges
+    bool fuse_unknown = false;   ///< adjacent unknown characters become one unknown token
+    int32_t unknown = -1;        ///< id for symbols without a token; -1: they are skipped
   };
   /// `tokens` maps the text of a token (raw bytes for byte-level BPE) to its id.
   BpeModel(const Options& options, std::unordered_map<std::string, int32_t> tokens,
@@ -49,8 +49,8 @@ class BpeModel {
   /// The calling thread's workspace for this model.
   Workspace& workspace() const;
 
-  /// Appends the ids of one piece and returns how many of its bytes were left out: they have no token, and
-  /// there is no unknown token. Throws Error (`data`) on a piece of more than 1 GiB.
+  /// Appends the ids of one piece and returns the number of skipped bytes, which have no token (and there is
+  /// no unknown token). Throws Error (`data`) on a piece of more than 1 GiB.
   int64_t encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace) const;
 
   /// Id of a token, or -1.
@@ -72,7 +72,7 @@ class BpeModel {
     size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
   };
 
-  const uint64_t number_;  // tells the models apart in the workspaces of threads
+  const uint64_t instance_;  // identifies the model in thread-local workspaces
   Options options_;
   std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> tokens_;
   std::array<int32_t, 256> byte_ids_;

@@ -1,13 +1,13 @@
 #pragma once
-// Progress inside a long text while a tokenizer encodes it.
+// Progress of a tokenizer within a long text.
 
 #include <atomic>
 #include <cstdint>
 
 namespace nrl::data {
 
-/// Where Tokenizer::encode on this thread adds up the bytes it has encoded; null: nowhere. Tokenizers that
-/// encode a text in one piece add nothing.
+/// If not null, Tokenizer::encode on this thread adds the bytes it has encoded. Tokenizers that encode a text
+/// in one piece add nothing.
 inline thread_local std::atomic<int64_t>* encode_progress = nullptr;
 
 }  // namespace nrl::data

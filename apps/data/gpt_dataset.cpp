@@ -26,7 +26,7 @@ GptPlan plan_for(const DatasetOptions& options, const IndexedDataset& file, int6
                         options.sequence_length, samples, file.prefix());
 }
 
-/// How many samples each source of a blend gives.
+/// The number of samples from each source of a blend.
 struct Blend {
   std::vector<double> shares;
   std::vector<int64_t> requests;
@@ -35,7 +35,7 @@ struct Blend {
 Blend plan_blend(const DatasetOptions& options) {
   const std::vector<Source>& sources = options.sources;
   if (sources.size() > INT16_MAX)
-    fail(Exit::config, "data: {} sources: at most {} can be blended", sources.size(), INT16_MAX);
+    fail(Exit::config, "data: a blend of {} sources; expected at most {}", sources.size(), INT16_MAX);
   std::vector<double> weights;
   std::vector<int64_t> epochs;
   int64_t available = 0;
@@ -51,8 +51,8 @@ Blend plan_blend(const DatasetOptions& options) {
     epochs.push_back(one_epoch(options, *file));
     if (epochs.back() == 0)
       fail(Exit::config,
-           "data: {} makes no sample of {} tokens{}, so it has no share in a blend without weights; "
-           "expected at least one sample. Fix: leave it out, or give weights",
+           "data: {} is too small for a sample of {} tokens{}, so that it has no share in a blend without "
+           "weights. Fix: remove it, or give weights",
            source.prefix, options.sequence_length + 1,
            options.part == Split::validation ? " for validation" : "");
     weights.push_back(static_cast<double>(epochs.back()));
@@ -63,7 +63,7 @@ Blend plan_blend(const DatasetOptions& options) {
     blend.requests.clear();
     for (const double share : blend.shares) blend.requests.push_back(blend_request(share, options.samples));
   }
-  // The limits of each source, before any order is made.
+  // Checks the limits of each source before any order is built.
   for (size_t d = 0; d < sources.size(); ++d) plan_for(options, *file_of(sources[d]), blend.requests[d]);
   return blend;
 }
@@ -142,12 +142,12 @@ class BlendedDataset final : public TokenDataset {
 };
 
 void check(const DatasetOptions& options) {
-  if (options.sources.empty()) fail(Exit::config, "data: no dataset is given");
+  if (options.sources.empty()) fail(Exit::config, "data: no data set is configured");
   if (options.sequence_length <= 0 || options.sequence_length >= INT32_MAX)
     fail(Exit::config, "data: sequence length {} is out of range", options.sequence_length);
   if (options.vocab_size <= 0 || options.vocab_size > INT32_MAX)
     fail(Exit::config, "data: vocabulary size {} is out of range", options.vocab_size);
-  if (options.samples < 0) fail(Exit::config, "data: {} samples wanted", options.samples);
+  if (options.samples < 0) fail(Exit::config, "data: number of samples {} is negative", options.samples);
 }
 
 }  // namespace

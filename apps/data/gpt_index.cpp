@@ -1,7 +1,6 @@
 #include "apps/data/gpt_index.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <numeric>
 
 #include "core/base/error.h"
@@ -9,8 +8,8 @@
 namespace nrl::data {
 namespace {
 
-constexpr int64_t kMaxEntries = int64_t{UINT32_MAX} - 1;  // Megatron changes to 64-bit indices here
-constexpr int64_t kStride = 32;                           // documents from one token count to the next
+constexpr int64_t kMaxEntries = int64_t{UINT32_MAX} - 1;  // beyond this Megatron uses 64-bit indices
+constexpr int64_t kStride = 32;                           // documents per stored token count
 
 template <class T>
 std::span<T> reserve(cpu::HostMemory& memory, int64_t count) {
@@ -24,39 +23,21 @@ int64_t counts_for(int64_t documents) {
 
 }  // namespace
 
-SplitShares parse_split(const std::string& text) {
-  SplitShares shares{};
-  size_t count = 0, at = 0;
-  while (at <= text.size()) {
-    const size_t comma = std::min(text.find(',', at), text.size());
-    const std::string part = text.substr(at, comma - at);
-    char* end = nullptr;
-    const double value = std::strtod(part.c_str(), &end);
-    if (count == shares.size() || part.empty() || *end != '\0')
-      fail(Exit::config, "split '{}': expected up to three numbers with commas between, such as 969,30,1",
-           text);
-    shares[count++] = value;
-    at = comma + 1;
-  }
-  split_bounds(shares, Split::train, 0);
-  return shares;
-}
-
 std::pair<int64_t, int64_t> split_bounds(const SplitShares& shares, Split split, int64_t count) {
   for (const double share : shares)
     if (!std::isfinite(share) || share < 0)
-      fail(Exit::config, "split: share {} must be a finite number that is not negative", share);
+      fail(Exit::config, "split: share {}; expected a finite number >= 0", share);
   const double sum = shares[0] + shares[1] + shares[2];
-  if (sum <= 0) fail(Exit::config, "split: all shares are 0");
+  if (sum <= 0) fail(Exit::config, "split: all shares are 0; expected a positive one");
   double begin = 0, end = 0;
   for (int i = 0; i <= static_cast<int>(split); ++i) {
     begin = end;
     end = begin + shares[static_cast<size_t>(i)] / sum;
   }
-  const auto place = [&](double share) {
+  const auto bound = [&](double share) {
     return std::min(static_cast<int64_t>(std::nearbyint(share * static_cast<double>(count))), count);
   };
-  return {place(begin), place(end)};
+  return {bound(begin), bound(end)};
 }
 
 int64_t SplitPart::tokens(std::span<const int32_t> lengths) const {
@@ -112,24 +93,25 @@ GptPlan plan_gpt_index(std::span<const int32_t> lengths, const SplitPart& part, 
   plan.tokens = part.tokens(lengths);
   if (plan.tokens == 0)
     fail(Exit::data,
-         "{}: the split holds no tokens ({} of {} sequences); give it a larger share or more data", name,
+         "{}: the split has no tokens ({} of {} sequences). Fix: give it a larger share, or add data", name,
          count, lengths.size());
 
   int64_t needed = 0;
   if (__builtin_mul_overflow(samples, sequence_length, &needed) || samples > kMaxEntries)
-    fail(Exit::config, "{}: {} samples are more than an index holds", name, samples);
-  plan.epochs = needed / plan.tokens + 1;  // the least e with e * tokens >= needed + 1
-  const int64_t most_tokens = plan.epochs > INT64_MAX / plan.tokens ? INT64_MAX : plan.epochs * plan.tokens;
-  if (plan.epochs > kMaxEntries / count || (most_tokens - 1) / sequence_length > kMaxEntries)
+    fail(Exit::config, "{}: too many samples for an index: {}; expected at most {}", name, samples,
+         kMaxEntries);
+  plan.epochs = needed / plan.tokens + 1;  // the smallest e with e * tokens >= needed + 1
+  const int64_t all_tokens = plan.epochs > INT64_MAX / plan.tokens ? INT64_MAX : plan.epochs * plan.tokens;
+  if (plan.epochs > kMaxEntries / count || (all_tokens - 1) / sequence_length > kMaxEntries)
     fail(Exit::config,
-         "{}: {} samples of {} tokens would go {} times through {} tokens in {} sequences: too many", name,
-         samples, sequence_length, plan.epochs, plan.tokens, count);
+         "{}: too many epochs for an index: {} samples of {} tokens need {} epochs of {} tokens in {} "
+         "sequences",
+         name, samples, sequence_length, plan.epochs, plan.tokens, count);
 
   plan.total = (plan.epochs * plan.tokens - 1) / sequence_length;
   plan.kept = samples;
   const int64_t before_last = ((plan.epochs - 1) * plan.tokens - 1) / sequence_length;
-  // A last epoch of which little is used is shuffled by itself, or its documents would be seen more often
-  // than others.
+  // If little of the last epoch is used, it is shuffled separately, so that the earlier epochs stay complete.
   const auto full = static_cast<double>((plan.tokens - 1) / sequence_length);
   plan.separate_last = plan.epochs > 1 && samples - before_last < static_cast<int64_t>(0.80 * full);
   plan.first_samples = plan.separate_last ? before_last : plan.total;
@@ -141,7 +123,7 @@ GptIndex::GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32
   NumpyRandomState random(seed);
   shuffle_documents(random);
   count_tokens();
-  // All samples are shuffled, or the order would be another one; those that are not used are dropped then.
+  // All samples must be shuffled to reproduce Megatron's order; unused ones are dropped afterwards.
   shuffle_ = reserve<uint32_t>(shuffle_memory_, plan_.total);
   std::iota(shuffle_.begin(), shuffle_.end(), 0u);
   const auto first = static_cast<size_t>(plan_.first_samples);
@@ -151,7 +133,7 @@ GptIndex::GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32
   shuffle_memory_.shrink(shuffle_.size_bytes());
 }
 
-// The same numbers in the same order for every epoch, then shuffled as one; a separate last epoch apart.
+// The documents of all epochs are shuffled together, except a separate last epoch.
 void GptIndex::shuffle_documents(NumpyRandomState& random) {
   documents_ = reserve<int32_t>(document_memory_, plan_.documents());
   const auto count = static_cast<size_t>(plan_.part.last - plan_.part.first);
@@ -190,7 +172,7 @@ std::vector<double> normalized_weights(std::span<const double> weights) {
   double sum = 0;
   for (const double w : weights) {
     if (!std::isfinite(w) || w <= 0)
-      fail(Exit::config, "data: weight {} of the blend must be a positive number", w);
+      fail(Exit::config, "data: weight {} of a blend; expected a positive number", w);
     sum += w;
   }
   std::vector<double> shares(weights.begin(), weights.end());
@@ -202,7 +184,7 @@ int64_t blend_request(double weight, int64_t samples) {
   return static_cast<int64_t>(std::ceil(std::ceil(static_cast<double>(samples) * weight) * 1.005));
 }
 
-// A row of taken_ then costs at most a byte a sample.
+// With this stride taken_ needs at most one byte per sample.
 int64_t BlendIndex::stride(size_t datasets) {
   return std::max<int64_t>(4096, 8 * static_cast<int64_t>(datasets));
 }

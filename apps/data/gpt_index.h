@@ -1,6 +1,6 @@
 #pragma once
-// The order in which Megatron-LM's GPTDataset and BlendedDataset draw samples from documents
-// (megatron/core/datasets: gpt_dataset.py, its C++ helpers, blended_dataset.py), bit for bit.
+// The sample order of Megatron-LM's GPTDataset and BlendedDataset (megatron/core/datasets: gpt_dataset.py,
+// its C++ helpers, blended_dataset.py), reproduced exactly.
 
 #include <algorithm>
 #include <array>
@@ -16,17 +16,17 @@
 
 namespace nrl::data {
 
-/// The part of `numpy.random.RandomState` that orders data: seeding with one 32-bit number, and `shuffle`.
+/// The parts of `numpy.random.RandomState` that Megatron-LM uses: seeding with
+/// a 32-bit number, and `shuffle`.
 class NumpyRandomState {
  public:
   explicit NumpyRandomState(uint32_t seed) : engine_(seed) {}
 
-  /// numpy's legacy Fisher-Yates from the end; the partner is drawn by masking and rejecting. At most 2^32
-  /// values.
+  /// numpy's legacy Fisher-Yates shuffle from the end; partners are drawn by masking and
+  /// rejection. At most 2^32 values.
   template <class T>
   void shuffle(std::span<T> values) {
-    // The partners do not depend on the values: they are drawn in batches, so that the cache misses of a
-    // batch overlap.
+    // Partners do not depend on the values, so they are drawn in batches to overlap the cache misses.
     std::array<uint32_t, 64> partners;
     for (uint64_t last = values.size(); last-- > 1;) {
       const uint64_t count = std::min<uint64_t>(partners.size(), last);
@@ -48,24 +48,21 @@ class NumpyRandomState {
 
 enum class Split { train = 0, validation = 1, test = 2 };
 
-/// Shares of the sequences that go to train, validation and test, in any scale. Throws Error (`config`)
-/// unless all are finite and not negative and one is positive.
+/// Shares of the sequences for train, validation and test, in any scale.
 using SplitShares = std::array<double, 3>;
 
-/// "969,30,1" or "1": missing shares are 0.
-SplitShares parse_split(const std::string& text);
-
-/// The items [first, second) of a split of `count` items. Rounds half to even as Python does.
+/// The items [first, second) of a split of `count` items. Rounds half to even like Python. Throws Error
+/// (`config`) unless all shares are finite and >= 0 and at least one is positive.
 std::pair<int64_t, int64_t> split_bounds(const SplitShares& shares, Split split, int64_t count);
 
-/// The part of a token file that belongs to a split: the sequences [first, last), without the first `skip`
-/// tokens of `first` and the last `drop` tokens of `last - 1`.
+/// The part of a token file that belongs to a split: sequences [first, last), without the first `skip` tokens
+/// of sequence `first` and the last `drop` tokens of sequence `last - 1`.
 struct SplitPart {
   int64_t first = 0, last = 0;
   int64_t skip = 0, drop = 0;
-  bool by_tokens = false;  ///< cut inside sequences
+  bool by_tokens = false;  ///< the boundaries may be within sequences
 
-  /// Tokens of a sequence in [first, last) that belong to the part; `lengths` are those of the whole file.
+  /// Tokens of a sequence in [first, last) that belong to the part; `lengths`: of all sequences of the file.
   int64_t length(std::span<const int32_t> lengths, int64_t sequence) const {
     return lengths[static_cast<size_t>(sequence)] - (sequence == first ? skip : 0) -
            (sequence + 1 == last ? drop : 0);
@@ -73,57 +70,57 @@ struct SplitPart {
   int64_t tokens(std::span<const int32_t> lengths) const;
 };
 
-/// Whole sequences, as in Megatron-LM. Where that leaves train or validation without a token although it has
-/// a share (a file of one document, or a few), the tokens themselves are split, in the order of the file.
+/// Splits by whole sequences like Megatron-LM. If that leaves train or validation without tokens despite a
+/// positive share (a file with very few documents), splits the tokens in file order instead.
 SplitPart split_part(const SplitShares& shares, Split split, std::span<const int32_t> lengths);
 
-/// How often and how the sequences of a part are gone through for a number of samples.
+/// Number of epochs and order of a part for a given number of samples.
 struct GptPlan {
   SplitPart part;
   int64_t sequence_length = 0;
-  int64_t tokens = 0;          ///< of one epoch
-  int64_t epochs = 0;          ///< the least that make the samples wanted
-  bool separate_last = false;  ///< the last epoch is shuffled by itself
-  int64_t first_samples = 0;   ///< samples that are shuffled together, those of a separate last epoch apart
+  int64_t tokens = 0;          ///< per epoch
+  int64_t epochs = 0;          ///< minimum for the requested samples
+  bool separate_last = false;  ///< the last epoch is shuffled separately
+  int64_t first_samples = 0;   ///< samples that are shuffled together: all but those of a separate last epoch
   int64_t total = 0;           ///< samples of all epochs
-  int64_t kept = 0;            ///< the first of them in the shuffled order, that can be asked for
+  int64_t kept = 0;            ///< requested samples: the first of the shuffled order
 
   int64_t documents() const { return epochs * (part.last - part.first); }
-  /// Host memory of the index: while it lives, and at most while it is built.
+  /// Host memory of the index, and its peak while the index is built.
   int64_t bytes() const;
   int64_t peak_bytes() const;
 };
 
-/// Plans for at least `samples` samples of `sequence_length` + 1 tokens (one token shared by neighbors).
-/// Throws Error (`data`) where the part holds no token, (`config`) where more samples or epochs are asked for
-/// than an index can hold; `name` is the file's, for messages.
+/// A plan for at least `samples` samples of `sequence_length` + 1 tokens (adjacent samples share one token).
+/// Throws Error (`data`) if the part has no tokens, (`config`) if an index cannot hold the samples or epochs.
+/// `name`: the file, for messages.
 GptPlan plan_gpt_index(std::span<const int32_t> lengths, const SplitPart& part, int64_t sequence_length,
                        int64_t samples, const std::string& name);
 
-/// Where samples begin and in which order they come. Sample i has the tokens from start(i) on, the first
-/// token of the sample behind it in the stream included. Only the two shuffled orders are stored; a sample's
-/// start follows from its position in the stream of tokens.
+/// The shuffled order of documents and samples. Sample i has sequence_length + 1 tokens from start(i) on; its
+/// last token is the first of the next sample in the stream. Only the two shuffled orders are stored; the
+/// start of a sample is computed from its position in the token stream.
 class GptIndex {
  public:
-  /// `lengths` are those of the whole file; they must outlive the index.
+  /// `lengths`: of all sequences of the file; must outlive the index.
   GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed);
 
   const GptPlan& plan() const { return plan_; }
   int64_t samples() const { return plan_.kept; }
-  /// Sequence numbers, every epoch's in shuffled order: [plan().documents()].
+  /// Sequence numbers of all epochs in shuffled order: [plan().documents()].
   std::span<const int32_t> documents() const { return documents_; }
-  /// The sample of the stream that comes as sample i: [samples()].
+  /// Position in the stream of sample i: [samples()].
   std::span<const uint32_t> shuffle() const { return shuffle_; }
 
   struct Start {
-    int64_t document;  ///< position in documents()
-    int64_t offset;    ///< tokens skipped there
+    int64_t document;  ///< index into documents()
+    int64_t offset;    ///< first token in the document
   };
-  /// Where sample i begins, 0 <= i < samples(): O(log documents).
+  /// The start of sample i, 0 <= i < samples(), in O(log documents).
   Start start(int64_t i) const {
     return find(int64_t{shuffle_[static_cast<size_t>(i)]} * plan_.sequence_length);
   }
-  /// The document that holds a token of the stream.
+  /// The document that contains a token of the stream.
   Start find(int64_t token) const;
 
  private:
@@ -138,19 +135,19 @@ class GptIndex {
   std::span<int64_t> tokens_before_;  // every kStride-th document
 };
 
-/// Weights as shares of one. Throws Error (`config`) unless all are finite and positive.
+/// Weights scaled to the sum 1. Throws Error (`config`) unless all are finite and positive.
 std::vector<double> normalized_weights(std::span<const double> weights);
 
-/// Samples to ask of a dataset with this (normalized) weight for a blend of `samples`: half a percent more
-/// than its share, because the greedy order below may overdraw a little.
+/// Samples to request from a data set with this (normalized) weight for a blend of `samples`: 0.5 % more than
+/// its share, because the greedy order below may exceed it slightly.
 int64_t blend_request(double weight, int64_t samples);
 
-/// Which dataset sample k of a blend comes from, and which of its samples. Greedy: each sample comes from the
-/// dataset that lags its share most, the first of equals, as long as it has samples left.
+/// The data set and sample of each sample of a blend. Greedy: each sample comes from the data set that lags
+/// most behind its share (the first of equals) and has samples left.
 class BlendIndex {
  public:
-  /// `shares` as from normalized_weights; `available[d]`: samples of dataset d, whose sum must be `samples`
-  /// at least.
+  /// `shares`: from normalized_weights(). `available[d]`: samples of data set d; the sum
+  /// must be at least `samples`.
   BlendIndex(std::span<const double> shares, std::span<const int64_t> available, int64_t samples);
 
   struct Sample {
@@ -168,7 +165,7 @@ class BlendIndex {
 
   size_t datasets_;
   std::vector<uint16_t> dataset_;  // [samples]
-  std::vector<int64_t> taken_;     // [ceil(samples / stride), datasets]: samples drawn before
+  std::vector<int64_t> taken_;     // [ceil(samples / stride), datasets]: samples taken before each stride
 };
 
 }  // namespace nrl::data

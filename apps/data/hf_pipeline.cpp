@@ -116,7 +116,7 @@ void HfPipeline::add_pre_tokenizer(const JsonValue& step, bool only) {
     if (step.get_bool("use_regex", true))
       splitters_.push_back({Behavior::isolated, Regex(kGpt2Pattern, false, step.where())});
   } else if (type == "Digits") {
-    // The Rust library of tokenizers knows digits of Unicode 17.0 already.
+    // Hugging Face's tokenizers library already has the digits of Unicode 17.0.
     const std::string digit = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]";
     const std::string pattern = step.get_bool("individual_digits", false) ? digit : digit + "+";
     splitters_.push_back({Behavior::isolated, Regex(pattern, false, step.where())});
@@ -159,7 +159,7 @@ bool HfPipeline::adds_space() const {
   return space_ != Space::none && space_ != Space::metaspace_never;
 }
 
-std::string HfPipeline::normalise(std::string_view text) const {
+std::string HfPipeline::normalize(std::string_view text) const {
   std::string out(text);
   for (const Normalizer& n : normalizers_) switch (n.kind) {
       case Normalizer::Kind::nfc:
@@ -227,7 +227,7 @@ void HfPipeline::split_from(size_t step, std::string_view text, std::string_view
         part(begin, end);
         break;
       case Behavior::merged_with_previous:
-        part(done, end);  // a match right behind another one has nothing before it: stays by itself
+        part(done, end);  // directly after another match, only the match itself
     }
     done = end;
   }

@@ -1,5 +1,5 @@
 #pragma once
-// What a Hugging Face tokenizer.json does to text before its model sees it.
+// The normalizer and pre-tokenizer of a Hugging Face tokenizer.json.
 
 #include <cstdint>
 #include <functional>
@@ -17,29 +17,29 @@ class JsonValue;
 
 namespace nrl::data {
 
-/// Bytes in the printable alphabet of byte-level BPE (GPT-2): 33-126, 161-172 and 174-255 stand for
-/// themselves, the others in order for U+0100 on.
+/// Bytes as text in the printable alphabet of byte-level BPE (GPT-2): 33-126, 161-172 and 174-255 map to
+/// themselves, the others in order to U+0100 and following.
 std::string byte_level_text(std::string_view bytes);
-/// The inverse; false when a character is not of that alphabet.
+/// The inverse; false if a character is not in that alphabet.
 bool byte_level_bytes(std::string_view text, std::string& bytes);
 
-/// The `normalizer` and `pre_tokenizer` entries. Steps without an exact equivalent are refused with Error
+/// Applies the entries `normalizer` and `pre_tokenizer`. Steps without an exact equivalent are refused with
+/// Error
 /// (`data`).
 class HfPipeline {
  public:
   /// Either may be null or absent (nullptr).
   HfPipeline(const JsonValue* normalizer, const JsonValue* pre_tokenizer);
 
-  /// True when the model works on bytes.
+  /// Whether the model works on bytes.
   bool byte_level() const { return byte_level_; }
-  /// True when a space is put before the text, so that decoding must take one away.
+  /// Whether a space is prepended to the text, which decoding must remove.
   bool adds_space() const;
 
-  /// The normalised text.
-  std::string normalise(std::string_view text) const;
-  bool normalises() const { return !normalizers_.empty(); }
-  /// Calls `piece` for each part that the model encodes by itself. `first`: the text begins the document. The
-  /// view given to `piece` is valid during the call only.
+  std::string normalize(std::string_view text) const;
+  bool normalizes() const { return !normalizers_.empty(); }
+  /// Calls `piece` for each part that the model encodes separately. `first`: the text begins the document.
+  /// The view is valid during the call only.
   void split(std::string_view text, bool first, const std::function<void(std::string_view)>& piece) const;
 
  private:
@@ -56,14 +56,14 @@ class HfPipeline {
   void add_normalizer(const JsonValue& step);
   void add_pre_tokenizer(const JsonValue& step, bool only);
   void split_text(std::string_view text, const std::function<void(std::string_view)>& piece) const;
-  // `classified` is `text` as the classes of patterns see it, byte for byte.
+  // `classified`: replace_new_characters(text), for patterns with character classes; same byte offsets.
   void split_from(size_t step, std::string_view text, std::string_view classified,
                   const std::function<void(std::string_view)>& piece) const;
 
   std::vector<Normalizer> normalizers_;
   std::vector<Splitter> splitters_;
   Space space_ = Space::none;
-  std::string metaspace_;  // what stands for a space
+  std::string metaspace_;  // replacement of a space
   bool metaspace_split_ = false;
   bool byte_level_ = false;
 };

@@ -1,5 +1,5 @@
-// tokenizer.json of Hugging Face's `tokenizers` with a BPE model: GPT-2, Llama 2 and 3, Mistral, Qwen and
-// their kin.
+// tokenizer.json files of Hugging Face's `tokenizers` with a BPE model: GPT-2, Llama 2
+// and 3, Mistral, Qwen, ...
 
 #include <algorithm>
 #include <cstdlib>
@@ -34,9 +34,9 @@ class HfTokenizer final : public Tokenizer {
   int64_t encode(std::string_view text, std::vector<int32_t>& out) const override {
     require_utf8(text);
     BpeModel::Workspace& workspace = bpe_->workspace();
-    int64_t left_out = 0;
+    int64_t skipped = 0;
     const std::function<void(std::string_view)> model = [&](std::string_view piece) {
-      left_out += bpe_->encode(piece, out, workspace);
+      skipped += bpe_->encode(piece, out, workspace);
       if (encode_progress)
         encode_progress->fetch_add(static_cast<int64_t>(piece.size()), std::memory_order_relaxed);
     };
@@ -45,9 +45,9 @@ class HfTokenizer final : public Tokenizer {
         text,
         [&](size_t begin, size_t end) {
           std::string_view segment = text.substr(begin, end - begin);
-          std::string normalised;
-          if (pipeline_->normalises()) segment = normalised = pipeline_->normalise(segment);
-          normalised_added_.split(
+          std::string normalized;
+          if (pipeline_->normalizes()) segment = normalized = pipeline_->normalize(segment);
+          normalized_added_.split(
               segment,
               [&](size_t b, size_t e) {
                 pipeline_->split(segment.substr(b, e - b), begin == 0 && b == 0, model);
@@ -55,7 +55,7 @@ class HfTokenizer final : public Tokenizer {
               push);
         },
         push);
-    return left_out;
+    return skipped;
   }
 
   std::string decode(std::span<const int32_t> ids) const override {
@@ -87,8 +87,8 @@ class HfTokenizer final : public Tokenizer {
     if (missing("special_tokens_map.json"))
       all.push_back({"special_tokens_map.json", names.dump(1) + "\n", true});
     if (missing("tokenizer_config.json")) {
-      // Without it transformers takes the tokenizer class of the model's family, and that class's normalizer
-      // and pre-tokenizer in place of those of tokenizer.json.
+      // Without it transformers uses the tokenizer class of the model family, whose normalizer and
+      // pre-tokenizer replace those of tokenizer.json.
       names.set("tokenizer_class", "PreTrainedTokenizerFast");
       names.set("clean_up_tokenization_spaces", false);
       all.push_back({"tokenizer_config.json", names.dump(1) + "\n", true});
@@ -107,7 +107,7 @@ class HfTokenizer final : public Tokenizer {
     return tokens_[static_cast<size_t>(id)];
   }
 
-  // What a model token stands for in text.
+  // The text of a model token.
   std::string decoded(const std::string& token) const {
     std::string text;
     if (pipeline_->byte_level()) return byte_level_bytes(token, text) ? text : token;
@@ -127,12 +127,12 @@ class HfTokenizer final : public Tokenizer {
 
   void read_vocabulary(const JsonValue& model, const JsonValue* added) {
     if (const std::string type = model.get_string("type", "BPE"); type != "BPE")
-      fail(Exit::data, "{}the model type '{}' is not supported, only BPE is", model.where(), type);
+      fail(Exit::data, "{}the model type '{}' is not supported; expected BPE", model.where(), type);
     const JsonObject& vocab = model.at("vocab").members();
     const size_t entries = vocab.size() + (added ? added->items().size() : 0);
     const auto id_of = [&](const JsonValue& value) {
       const int64_t id = value.as_int();
-      // Ids index tables: a few holes are fine, one id in the billions is not.
+      // Ids index tables, so gaps are allowed, but not arbitrarily large ids.
       if (id < 0 || static_cast<size_t>(id) >= 4 * entries + 65536)
         fail(Exit::data, "{}token id {} is out of range for {} tokens", value.where(), id, entries);
       return static_cast<int32_t>(id);
@@ -157,12 +157,12 @@ class HfTokenizer final : public Tokenizer {
              content);
       token_at(id) = {content, entry.get_bool("special", false)};
       added_ids_[content] = id;
-      const bool normalised = entry.get_bool("normalized", true);
-      const AddedToken token{.content = normalised ? pipeline_->normalise(content) : content,
+      const bool normalized = entry.get_bool("normalized", true);
+      const AddedToken token{.content = normalized ? pipeline_->normalize(content) : content,
                              .id = id,
                              .strip_left = entry.get_bool("lstrip", false),
                              .strip_right = entry.get_bool("rstrip", false)};
-      (normalised ? normalised_added_ : raw_added_).add(token);
+      (normalized ? normalized_added_ : raw_added_).add(token);
     }
   }
 
@@ -188,21 +188,22 @@ class HfTokenizer final : public Tokenizer {
       std::string left, right;
       if (entry.is_array()) {
         if (entry.items().size() != 2)
-          fail(Exit::data, "{}a merge has {} parts, not 2", entry.where(), entry.items().size());
+          fail(Exit::data, "{}a merge has {} parts; expected 2", entry.where(), entry.items().size());
         left = entry.items()[0].as_string();
         right = entry.items()[1].as_string();
       } else {
         const std::string& pair = entry.as_string();
         const size_t space = pair.find(' ');
         if (space == std::string::npos || pair.find(' ', space + 1) != std::string::npos)
-          fail(Exit::data, "{}the merge '{}' is not two tokens with a space between", entry.where(), pair);
+          fail(Exit::data, "{}the merge '{}' must be two tokens separated by a space", entry.where(), pair);
         left = pair.substr(0, space);
         right = pair.substr(space + 1);
       }
       const auto id_of = [&](const std::string& token) {
         const auto found = ids_.find(token);
         if (found == ids_.end())
-          fail(Exit::data, "{}a merge needs the token '{}', which is missing", entry.where(), token);
+          fail(Exit::data, "{}a merge uses the token '{}', which is not in the vocabulary", entry.where(),
+               token);
         return found->second;
       };
       merges.push_back({.left = id_of(left),
@@ -228,7 +229,7 @@ class HfTokenizer final : public Tokenizer {
     return std::nullopt;
   }
 
-  // Reads the files that belong to the tokenizer.json, and the names of the special tokens.
+  // Reads the files beside the tokenizer.json, and the names of the special tokens.
   void read_names(const std::string& path) {
     constexpr std::string_view suffix = "tokenizer.json";
     if (path.ends_with(suffix)) {
@@ -261,11 +262,11 @@ class HfTokenizer final : public Tokenizer {
   }
 
   std::string text_;
-  std::vector<File> siblings_;                // tokenizer_config.json and others that lay beside
-  std::map<std::string, std::string> names_;  // "eos_token" and so on
+  std::vector<File> siblings_;                // tokenizer_config.json and other files beside tokenizer.json
+  std::map<std::string, std::string> names_;  // text of special tokens, by "eos_token" etc.
   std::unique_ptr<HfPipeline> pipeline_;
   std::unique_ptr<BpeModel> bpe_;
-  AddedTokens raw_added_, normalised_added_;
+  AddedTokens raw_added_, normalized_added_;
   std::vector<Token> tokens_;  // by id
   std::unordered_map<std::string, int32_t> ids_, added_ids_;
   std::optional<int32_t> bos_, eos_;

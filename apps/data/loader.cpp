@@ -3,7 +3,6 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "core/base/error.h"
 #include "core/base/threads.h"
@@ -23,10 +22,11 @@ BatchLoader::BatchLoader(const TokenDataset& dataset, const LoaderOptions& optio
   const int64_t end = options.consumed_samples + options.steps * options.global_batch();
   if (end > dataset.samples())
     fail(Exit::config,
-         "data: {} steps of {} samples after {} consumed ones need {} samples, the dataset has {}",
+         "data: too few samples: {} steps of {} samples after {} consumed samples need {}, but the data set "
+         "has {}",
          options.steps, options.global_batch(), options.consumed_samples, end, dataset.samples());
   const int64_t length = dataset.sequence_length();
-  // One slot is in the consumer's hands, the others are read ahead.
+  // One slot belongs to the caller of next(), the others are for prefetching.
   slots_.resize(options.threads == 0 ? 1
                                      : static_cast<size_t>(std::max(options.prefetch, options.threads)) + 1);
   for (Slot& slot : slots_) {
@@ -63,7 +63,7 @@ void BatchLoader::stop() {
 }
 
 void BatchLoader::fill(Slot& slot, int64_t number) {
-  MicroBatch& batch = slot.batch;
+  HostMicroBatch& batch = slot.batch;
   batch.step = number / options_.accumulation;
   batch.index = number % options_.accumulation;
   const int64_t first = first_sample(options_, batch.step, batch.index);
@@ -108,29 +108,27 @@ void BatchLoader::work() {
   }
 }
 
-const MicroBatch& BatchLoader::next() {
-  NRL_CHECK(delivered_ < total_, "micro-batch {} of {}", delivered_, total_);
-  const auto start = std::chrono::steady_clock::now();
+const HostMicroBatch& BatchLoader::next() {
+  NRL_CHECK(delivered_ < total_, "microbatch {} of {}", delivered_, total_);
   const int64_t number = delivered_++;
   Slot& slot = slots_[static_cast<size_t>(number) % slots_.size()];
   if (threads_.empty()) {
     fill(slot, number);
   } else {
     std::unique_lock lock(mutex_);
-    released_ = number;  // what was delivered before is the threads' again
+    released_ = number;  // the slots of earlier microbatches may be refilled
     free_.notify_all();
     ready_.wait(lock, [&] { return slot.ready == number; });
     if (slot.error) std::rethrow_exception(slot.error);
   }
-  wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return slot.batch;
 }
 
 void show_samples(const TokenDataset& dataset, int64_t global_batch, int64_t first, int64_t last,
                   std::ostream& out) {
   if (first < 1 || first > last || global_batch <= 0 || last - 1 > dataset.samples() / global_batch)
-    fail(Exit::usage, "data show: steps {}..{} do not exist, the dataset has {} of {} samples each", first,
-         last - 1, dataset.samples() / std::max<int64_t>(global_batch, 1), global_batch);
+    fail(Exit::usage, "data show: steps {} to {} are out of range: the data set has {} steps of {} samples",
+         first, last - 1, dataset.samples() / std::max<int64_t>(global_batch, 1), global_batch);
   std::vector<int32_t> tokens(static_cast<size_t>(dataset.sequence_length()) + 1);
   std::string line;
   const auto list = [&](std::string_view name, const std::vector<int32_t>& values) {

@@ -48,14 +48,14 @@ std::optional<DatasetManifest> read_manifest(const std::string& prefix) {
   if (!path_exists(path)) return std::nullopt;
   const JsonValue json = read_json(path);
   if (json.get_string("format") != kFormat)
-    fail(Exit::data, "{}: format: this is not a dataset's manifest", path);
+    fail(Exit::data, "{}: format '{}'; expected '{}'", path, json.get_string("format"), kFormat);
   if (const int64_t version = json.get_int("version"); version != 1)
-    fail(Exit::data, "{}: version {}: only version 1 is known", path, version);
+    fail(Exit::data, "{}: version {}; expected 1", path, version);
   DatasetManifest manifest;
   manifest.tokenizer_kind = json.get_string("tokenizer");
   manifest.tokenizer_file = json.get_string("tokenizer_file");
   if (!manifest.tokenizer_file.empty() && !is_plain_name(manifest.tokenizer_file))
-    fail(Exit::data, "{}: tokenizer_file '{}' must be a file name without folders", path,
+    fail(Exit::data, "{}: tokenizer_file '{}' must be a file name without directories", path,
          manifest.tokenizer_file);
   manifest.vocab_size = json.get_int("vocab_size");
   if (manifest.vocab_size <= 0 || manifest.vocab_size > INT32_MAX)
@@ -72,7 +72,8 @@ std::unique_ptr<Tokenizer> tokenizer_of_dataset(const std::string& prefix) {
   const auto manifest = read_manifest(prefix);
   if (!manifest)
     fail(Exit::no_input,
-         "{}: no such file, so the dataset's tokenizer is not known; 'nrl-train prepare' writes it",
+         "{}: no such file, so that the tokenizer of the data set is unknown; nrl-train prepare writes this "
+         "file",
          manifest_path(prefix));
   const std::string file = join_path(parent_path(prefix), manifest->tokenizer_file);
   std::unique_ptr<Tokenizer> tokenizer;
@@ -83,10 +84,11 @@ std::unique_ptr<Tokenizer> tokenizer_of_dataset(const std::string& prefix) {
   } else if (manifest->tokenizer_kind == "hf") {
     tokenizer = load_hf_tokenizer(file);
   } else {
-    fail(Exit::data, "{}: tokenizer '{}' is unknown", manifest_path(prefix), manifest->tokenizer_kind);
+    fail(Exit::data, "{}: unknown tokenizer '{}'; expected bytes, sentencepiece or hf", manifest_path(prefix),
+         manifest->tokenizer_kind);
   }
   if (tokenizer->vocab_size() != manifest->vocab_size)
-    fail(Exit::data, "{}: has {} tokens, but the dataset was made with {}: it is another tokenizer", file,
+    fail(Exit::data, "{}: not the tokenizer of the data set: it has {} tokens; expected {}", file,
          tokenizer->vocab_size(), manifest->vocab_size);
   return tokenizer;
 }

@@ -24,7 +24,7 @@ const StandIn* stand_in_of(char32_t c) {
   return row != std::end(kStandIns) && row->first <= c ? row : nullptr;
 }
 
-// Bit c / 64: one of these 64 characters is in the table. All of it is small enough for a cache.
+// Bit c / 64 is set if one of these 64 characters is in the table. Small enough to stay in the cache.
 class Filter {
  public:
   Filter() : bits_((0x110000 >> 6) / 8 + 1, 0) {
@@ -38,7 +38,7 @@ class Filter {
   std::vector<uint8_t> bits_;
 };
 
-// Oniguruma's \\w: also superscript digits, fractions, and letters in circles and squares.
+// Oniguruma's \\w, which includes superscript digits, fractions, and enclosed letters.
 constexpr std::string_view kWord =
     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\xB2\\xB3\\xB9\\xBC-\\xBE\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}"
     "\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}";
@@ -57,7 +57,7 @@ class Translator {
 
  private:
   [[noreturn]] void refuse(std::string_view what) const {
-    fail(Exit::data, "{}the pattern '{}' cannot be used: {} is not supported", where_, in_, what);
+    fail(Exit::data, "{}unsupported pattern '{}': {} is not supported", where_, in_, what);
   }
   bool next_is(std::string_view text) const { return std::string_view(in_).substr(at_).starts_with(text); }
   void put(std::string_view text) { result_.pcre += text; }
@@ -147,7 +147,7 @@ class Translator {
     literal();
   }
 
-  // (?m means that a dot matches line ends, for which others write s.
+  // Ruby's (?m), a dot that matches line ends, is (?s) in PCRE2.
   void group_options() {
     copy(1);
     while (at_ < in_.size() && std::string_view("imx-").find(in_[at_]) != std::string_view::npos) {
@@ -156,7 +156,7 @@ class Translator {
     }
   }
 
-  // X{1,3}+ repeats X{1,3}; for PCRE2 it would not give back.
+  // In Ruby X{1,3}+ repeats X{1,3}; in PCRE2 it would be possessive.
   void quantifier() {
     const size_t end = in_.find('}', at_);
     const bool counts =
@@ -232,7 +232,7 @@ class Translator {
     const bool caret = name.starts_with('^');
     if (caret) name.erase(0, 1);
     std::string known;
-    if (name.size() <= 2) known = name;  // a general category; PCRE2 knows which there are
+    if (name.size() <= 2) known = name;  // a general category, validated by PCRE2
     for (const char* script : {"Han", "Hiragana", "Katakana", "Bopomofo", "Hangul"})
       if (name == script) known = "sc:" + name;
     if (known.empty()) refuse(fmt::format("\\p{{{}}}", name));
@@ -255,7 +255,7 @@ class Translator {
     at_ = end + (braces ? 1 : 0);
   }
 
-  // A range that the pattern names must have a character and its stand-in, or neither.
+  // A literal range of the pattern must contain either both a character and its stand-in, or neither.
   void require_equal_treatment() const {
     for (const StandIn& row : kStandIns)
       for (const auto& [first, last] : literals_) {
@@ -275,8 +275,8 @@ class Translator {
   const std::string& where_;
   OnigurumaPattern result_;
   std::vector<Range> literals_;  // single characters and ranges of sets
-  std::vector<size_t> open_;     // where the open groups begin in the result
-  size_t at_ = 0, atom_ = 0;     // atom_: where the last atom begins in the result
+  std::vector<size_t> open_;     // offsets of the open groups in the result
+  size_t at_ = 0, atom_ = 0;     // atom_: offset of the last atom in the result
   bool in_set_ = false, in_range_ = false, after_literal_ = false;
 };
 
@@ -288,7 +288,7 @@ bool replace_new_characters(std::string_view text, std::string& out) {
   bool any = false;
   for (size_t at = 0; at < text.size();) {
     const auto byte = static_cast<uint8_t>(text[at]);
-    if (byte < 0xE0) {  // below U+0800 there is none
+    if (byte < 0xE0) {  // the table begins above U+0800
       at += byte < 0x80 ? 1 : 2;
       continue;
     }

@@ -24,13 +24,13 @@ namespace nrl::data {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kTick = std::chrono::milliseconds(200);
+constexpr auto kPollInterval = std::chrono::milliseconds(200);
 
-/// A chunk of text on its way to tokens.
+/// A chunk of text to be tokenized.
 struct Job {
   TextChunk chunk;
-  size_t chunk_bytes = 0;            // of text
-  std::atomic<int64_t> encoded = 0;  // of them, so far
+  size_t chunk_bytes = 0;            // size of the text
+  std::atomic<int64_t> encoded = 0;  // bytes encoded so far
   std::vector<int32_t> tokens;
   std::vector<int64_t> ends;  // of the documents, in `tokens`
   int64_t text_bytes = 0, bytes_without_token = 0;
@@ -39,13 +39,13 @@ struct Job {
   bool done = false;
 };
 
-/// One thread reads, several tokenize, and the caller takes the results in the order of the input.
+/// One thread reads, several tokenize, and the caller gets the results in input order.
 class Pipeline {
  public:
   using Work = std::function<void(Job&)>;
 
   Pipeline(const std::vector<InputFile>& files, int workers, Work work)
-      : files_(files), work_(std::move(work)), most_jobs_(static_cast<size_t>(4 * workers)) {
+      : files_(files), work_(std::move(work)), max_jobs_(static_cast<size_t>(4 * workers)) {
     try {
       threads_.push_back(start_thread([this] { read(); }));
       for (int i = 0; i < workers; ++i) threads_.push_back(start_thread([this] { tokenize(); }));
@@ -56,12 +56,12 @@ class Pipeline {
   }
   ~Pipeline() { stop(); }
 
-  /// The next result, or null at the end. Rethrows the first error in the order of the input. Calls `waiting`
-  /// every tick with the bytes of the files that results still to come have encoded.
+  /// The next result, or null at the end. Rethrows the first error in input order. While waiting, calls
+  /// `waiting` every kPollInterval with the file bytes that jobs in flight have encoded so far.
   std::unique_ptr<Job> next(const std::function<void(int64_t)>& waiting) {
     std::unique_lock lock(mutex_);
-    while (
-        !changed_.wait_for(lock, kTick, [&] { return order_.empty() ? read_all_ : order_.front()->done; })) {
+    while (!changed_.wait_for(lock, kPollInterval,
+                              [&] { return order_.empty() ? read_all_ : order_.front()->done; })) {
       const int64_t bytes = bytes_in_flight();
       lock.unlock();
       waiting(bytes);
@@ -83,9 +83,9 @@ class Pipeline {
     double bytes = 0;
     for (size_t i = 0; i < started_; ++i) {
       const Job& job = *order_[i];
-      const double share = static_cast<double>(job.encoded.load(std::memory_order_relaxed)) /
-                           static_cast<double>(std::max<size_t>(job.chunk_bytes, 1));
-      bytes += static_cast<double>(job.chunk.file_bytes) * (job.done ? 1.0 : std::min(share, 1.0));
+      const double fraction = static_cast<double>(job.encoded.load(std::memory_order_relaxed)) /
+                              static_cast<double>(std::max<size_t>(job.chunk_bytes, 1));
+      bytes += static_cast<double>(job.chunk.file_bytes) * (job.done ? 1.0 : std::min(fraction, 1.0));
     }
     return static_cast<int64_t>(bytes);
   }
@@ -99,14 +99,13 @@ class Pipeline {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // False when the pipeline is being left.
+  // Returns false if the pipeline is being stopped.
   bool push(std::unique_ptr<Job> job) {
     std::unique_lock lock(mutex_);
-    constexpr size_t kMostBytes = size_t{256} << 20;
+    constexpr size_t kMaxBytes = size_t{256} << 20;
     job->chunk_bytes = job->chunk.text.size();
     changed_.wait(lock, [&] {
-      return stop_ || order_.empty() ||
-             (order_.size() < most_jobs_ && bytes_ + job->chunk_bytes <= kMostBytes);
+      return stop_ || order_.empty() || (order_.size() < max_jobs_ && bytes_ + job->chunk_bytes <= kMaxBytes);
     });
     if (stop_) return false;
     bytes_ += job->chunk_bytes;
@@ -161,18 +160,18 @@ class Pipeline {
 
   const std::vector<InputFile>& files_;
   const Work work_;
-  const size_t most_jobs_;
+  const size_t max_jobs_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::unique_ptr<Job>>
-      order_;  // read and not yet taken; the first `started_` are with the workers
+  // Jobs in input order that next() has not returned yet; workers have taken the first `started_` of them.
+  std::deque<std::unique_ptr<Job>> order_;
   size_t started_ = 0;
-  size_t bytes_ = 0;  // of their text
+  size_t bytes_ = 0;  // text of the jobs in order_
   bool stop_ = false, read_all_ = false;
   std::vector<std::thread> threads_;
 };
 
-/// Tells the caller how far it is, but not too often, and leaves when the caller wants to stop.
+/// Reports progress at a limited rate, and throws PrepareStopped on a stop request.
 class Reporter {
  public:
   using Phase = PrepareProgress::Phase;
@@ -186,7 +185,7 @@ class Reporter {
   }
   void operator()(PrepareProgress progress, bool always = false) {
     const auto now = Clock::now();
-    if (!always && now - last_ < kTick / 2) return;
+    if (!always && now - last_ < kPollInterval / 2) return;
     if (stop_ && stop_()) throw PrepareStopped();
     last_ = now;
     progress.seconds = std::chrono::duration<double>(now - begin_).count();
@@ -199,7 +198,7 @@ class Reporter {
   Clock::time_point begin_ = Clock::now(), last_{};
 };
 
-// Lines from the beginning of every file, each file in proportion to its size.
+// A sample of lines from the beginning of every file, in proportion to the file's size.
 std::vector<std::string> sample_lines(const std::vector<InputFile>& files, const ChunkOptions& options,
                                       PrepareProgress progress, Reporter& report) {
   constexpr double kSampleBytes = 16 << 20;
@@ -213,7 +212,7 @@ std::vector<std::string> sample_lines(const std::vector<InputFile>& files, const
     const auto take = [&](std::string_view text) {
       while (!text.empty() && wanted > 0) {
         size_t end = std::min({text.find('\n'), text.size(), kLongestLine});
-        // A line that is cut is cut between two characters.
+        // Long lines are split between characters.
         while (end < text.size() && end > 0 && (static_cast<uint8_t>(text[end]) & 0xC0) == 0x80) --end;
         if (end > 0) lines.emplace_back(text.substr(0, end));
         wanted -= static_cast<double>(end + 1);
@@ -233,13 +232,13 @@ std::vector<std::string> sample_lines(const std::vector<InputFile>& files, const
   return lines;
 }
 
-// Training cannot be interrupted: another thread does it, this one reports.
+// Training cannot be interrupted, so it runs on another thread while this one reports progress.
 std::string train_on(const std::vector<std::string>& lines, int64_t size, int workers,
                      PrepareProgress progress, Reporter& report) {
   report.begin(progress, PrepareProgress::Phase::training_tokenizer);
   std::future<std::string> model =
       std::async(std::launch::async, [&] { return train_sentencepiece(lines, size, workers); });
-  while (model.wait_for(kTick) != std::future_status::ready) report(progress);
+  while (model.wait_for(kPollInterval) != std::future_status::ready) report(progress);
   return model.get();
 }
 
@@ -250,7 +249,7 @@ int64_t size_to_train(const std::string& spec) {
   const char* end = spec.data() + spec.size();
   const auto [stop, error] = std::from_chars(spec.data() + prefix.size(), end, size);
   if (error != std::errc() || stop != end || size <= 0)
-    fail(Exit::usage, "tokenizer '{}': expected a number of tokens behind the colon", spec);
+    fail(Exit::usage, "tokenizer '{}': expected a number of tokens after the colon", spec);
   return size;
 }
 
@@ -259,8 +258,8 @@ int64_t size_to_train(const std::string& spec) {
 PrepareSummary run_prepare(const PrepareOptions& options,
                            const std::function<void(const PrepareProgress&)>& progress_call) {
   const auto start = Clock::now();
-  if (options.output.empty()) fail(Exit::usage, "prepare: no output prefix is given");
-  if (options.inputs.empty()) fail(Exit::usage, "prepare: no input is given");
+  if (options.output.empty()) fail(Exit::usage, "prepare: --output is empty; expected a prefix");
+  if (options.inputs.empty()) fail(Exit::usage, "prepare: --input is empty; expected files or directories");
   const int64_t train_size = size_to_train(options.tokenizer);
   std::unique_ptr<Tokenizer> tokenizer = train_size > 0 ? nullptr : make_tokenizer(options.tokenizer);
   const std::vector<InputFile> files =
@@ -285,7 +284,7 @@ PrepareSummary run_prepare(const PrepareOptions& options,
     summary.vocab_wanted = train_size;
   }
   if (options.append_eod && !tokenizer->eos())
-    fail(Exit::usage, "the tokenizer {} has no token that ends a document; prepare without appending one",
+    fail(Exit::usage, "the tokenizer {} has no end-of-document token. Fix: use --no-append-eod",
          options.tokenizer);
 
   report.begin(progress, PrepareProgress::Phase::tokenizing);
@@ -311,8 +310,8 @@ PrepareSummary run_prepare(const PrepareOptions& options,
       int64_t begin = 0;
       for (const int64_t end : job->ends) {
         if (end - begin > INT32_MAX)
-          fail(Exit::data, "{}: a document of {} tokens is too long; split the file", job->chunk.file->path,
-               end - begin);
+          fail(Exit::data, "{}: a document is too long: {} tokens; expected at most {}. Fix: split the file",
+               job->chunk.file->path, end - begin, INT32_MAX);
         writer.add_sequence(
             std::span(job->tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
         writer.end_document();
@@ -330,7 +329,8 @@ PrepareSummary run_prepare(const PrepareOptions& options,
     }
   }
   if (writer.tokens() == 0)
-    fail(Exit::data, "prepare: no text in {} file{} ({} bad lines, {} documents of invalid UTF-8 left out)",
+    fail(Exit::data,
+         "prepare: no text in {} file{} (skipped: {} invalid lines, {} documents with invalid UTF-8)",
          files.size(), files.size() == 1 ? "" : "s", summary.counts.bad_lines.count,
          options.text.invalid_utf8 == InvalidUtf8::skip ? summary.counts.invalid_utf8.count : 0);
 
@@ -344,7 +344,7 @@ PrepareSummary run_prepare(const PrepareOptions& options,
     companions.push_back(std::make_unique<AtomicFile>(file.name));
     companions.back()->write(file.content);
   }
-  report(progress, true);  // the last chance to stop
+  report(progress, true);  // the last opportunity to stop
   writer.finish([&] {
     for (const auto& file : companions) file->commit();
   });
@@ -353,8 +353,7 @@ PrepareSummary run_prepare(const PrepareOptions& options,
   summary.documents = manifest.documents;
   summary.tokens = manifest.tokens;
   summary.vocab_size = tokenizer->vocab_size();
-  summary.tokenizer = tokenizer->kind();
-  summary.slow_because = tokenizer->slow_because();
+  summary.slow_reason = tokenizer->slow_reason();
   summary.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return summary;
 }

@@ -23,7 +23,7 @@ std::string_view name_of(Phase phase) {
   }
 }
 
-double share_of(const PrepareProgress& p) {
+double fraction_of(const PrepareProgress& p) {
   return p.bytes > 0 ? std::min(1.0, static_cast<double>(p.bytes_done) / static_cast<double>(p.bytes)) : 0;
 }
 
@@ -37,7 +37,7 @@ std::string progress_text(const PrepareProgress& p) {
   if (p.phase == Phase::training_tokenizer)
     return fmt::format("{}: {} so far", name_of(p.phase), human_duration(p.seconds));
   const auto done = static_cast<double>(p.bytes_done);
-  std::string text = fmt::format("{}: {:.0f}%, {} of {}", name_of(p.phase), 100 * share_of(p),
+  std::string text = fmt::format("{}: {:.0f}%, {} of {}", name_of(p.phase), 100 * fraction_of(p),
                                  bytes_text(done), bytes_text(static_cast<double>(p.bytes)));
   if (p.bytes_done > 0 && p.seconds >= 1) {
     const double rate = done / p.seconds;
@@ -58,7 +58,7 @@ void PrepareReport::operator()(const PrepareProgress& p) {
     constexpr size_t width = 20;
     std::string line;
     if (p.phase != Phase::training_tokenizer) {
-      line = '[' + std::string(static_cast<size_t>(share_of(p) * width), '#');
+      line = '[' + std::string(static_cast<size_t>(fraction_of(p) * width), '#');
       line.resize(width + 1, '.');
       line += "] ";
     }

@@ -1,5 +1,5 @@
 #pragma once
-// What `nrl-train prepare` shows while it works.
+// Progress output of `nrl-train prepare`.
 
 #include <functional>
 #include <string>
@@ -12,7 +12,7 @@ namespace nrl::data {
 /// "tokenizing: 34%, 1.2 GiB of 3.4 GiB, 45.0 MiB/s, 1m20s left, 300 M tokens"
 std::string progress_text(const PrepareProgress& progress);
 
-/// On a terminal one line that is redrawn; elsewhere (`columns` 0) a plain line at the beginning of a phase
+/// On a terminal one line that is redrawn; otherwise (`columns` 0) a plain line at the beginning of a phase
 /// and every few seconds.
 class PrepareReport {
  public:
@@ -20,7 +20,7 @@ class PrepareReport {
       : columns_(columns), write_(std::move(write)) {}
 
   void operator()(const PrepareProgress& progress);
-  /// Takes the redrawn line away.
+  /// Erases the redrawn line.
   void finish();
 
  private:

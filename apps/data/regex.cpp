@@ -20,7 +20,7 @@ std::string message_of(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-// What a thread needs to search, whatever the pattern: one pair of offsets and a stack for compiled code.
+// Per-thread state for any pattern: one pair of offsets and a stack for JIT code.
 struct Searcher {
   pcre2_match_data* match = pcre2_match_data_create(1, nullptr);
   pcre2_match_context* context = pcre2_match_context_create(nullptr);
@@ -55,8 +55,7 @@ Regex::Regex(const std::string& pattern, bool literal, const std::string& where)
   code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(own.pcre.data()), own.pcre.size(), options, &error,
                               &at, nullptr);
   if (code_->code == nullptr)
-    fail(Exit::data, "{}the pattern '{}' cannot be used: {} at its byte {}", where, pattern,
-         message_of(error), at);
+    fail(Exit::data, "{}invalid pattern '{}': {} at byte {}", where, pattern, message_of(error), at);
   code_->has_classes = own.has_classes;
   code_->compiled = pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE) == 0;
 }
@@ -79,14 +78,13 @@ bool Regex::find(std::string_view text, size_t from, size_t& begin, size_t& end)
                                                     PCRE2_NO_UTF_CHECK, searcher.match, searcher.context);
     if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0)
-      fail(Exit::data, "the tokenizer's pattern gives up at byte {} of the text: {}", from,
-           message_of(found));
+      fail(Exit::data, "the tokenizer's pattern fails at byte {} of the text: {}", from, message_of(found));
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(searcher.match);
     if (range[0] < range[1]) {
       begin = range[0], end = range[1];
       return true;
     }
-    // An empty match: go on behind the next character. (\K could even set the begin behind the end.)
+    // Skips an empty match and continues after the next character. (With \K the begin may be after the end.)
     from = std::max<size_t>(from, range[1]);
     if (from >= text.size()) return false;
     next_character(text, from);

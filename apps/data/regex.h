@@ -1,6 +1,5 @@
 #pragma once
-// Regular expressions over valid UTF-8 with Unicode properties (PCRE2, compiled to machine code where it can
-// be).
+// Regular expressions over valid UTF-8 with Unicode properties (PCRE2, JIT-compiled if possible).
 
 #include <cstddef>
 #include <memory>
@@ -9,21 +8,21 @@
 
 namespace nrl::data {
 
-/// A compiled pattern. Searching is safe from any number of threads.
+/// A compiled pattern. Searching is thread-safe.
 class Regex {
  public:
-  /// A pattern of Oniguruma, or the text itself. Throws Error (`data`) beginning with `where` if it cannot be
-  /// used.
+  /// `pattern`: an Oniguruma pattern, or with `literal` plain text. Throws Error (`data`), beginning with
+  /// `where`, if it is invalid or not supported.
   Regex(const std::string& pattern, bool literal, const std::string& where);
   ~Regex();
   Regex(Regex&&) noexcept;
   Regex& operator=(Regex&&) noexcept;
 
-  /// True when find() needs the text of replace_new_characters() to know all characters of Unicode 16.0.
+  /// Whether find() must be given replace_new_characters(text) to support all characters of Unicode 16.0.
   bool has_classes() const;
 
-  /// The next match that is not empty, from byte `from` on: sets [begin, end). Throws Error (`data`) if the
-  /// pattern needs more work than is allowed.
+  /// Finds the next non-empty match from byte `from` on and sets [begin, end). Throws Error (`data`) if
+  /// PCRE2's match limits are exceeded.
   bool find(std::string_view text, size_t from, size_t& begin, size_t& end) const;
 
  private:

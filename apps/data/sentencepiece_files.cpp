@@ -1,4 +1,4 @@
-// The files with which other programs read a sentencepiece model.
+// Derives the files from which other programs read a sentencepiece model.
 
 #include "apps/data/sentencepiece_model.h"
 #include "core/io/json.h"
@@ -71,12 +71,12 @@ JsonValue added_tokens_of(const SentencePieceModel& model) {
   return tokens;
 }
 
-// A tokenizer.json with added tokens normalizes the parts between them by themselves, sentencepiece the whole
-// text: pieces that the user defined are left to the library.
+// Whether tokenizer.json can represent the model exactly. With user-defined pieces it cannot: as added tokens
+// they would split the text before normalization, while sentencepiece normalizes the whole text.
 bool fits_tokenizer_json(const SentencePieceModel& model) {
   for (const auto& piece : model.pieces)
     if (piece.type == Type::user_defined) return false;
-  return SentencePieceBpe::obstacle(model).empty();
+  return SentencePieceBpe::unsupported_reason(model).empty();
 }
 
 }  // namespace
@@ -93,8 +93,8 @@ std::vector<Tokenizer::File> sentencepiece_companions(const SentencePieceModel& 
   const JsonValue names =
       JsonValue::object({{"bos_token", name(bos)}, {"eos_token", name(eos)}, {"unk_token", unknown}});
   JsonValue special = JsonValue::object();
-  // BertGenerationTokenizer is the class of transformers that hands text to the sentencepiece library as it
-  // is; LlamaTokenizer puts its own normalizer in place of the model's.
+  // BertGenerationTokenizer is the class of transformers that passes text unchanged to the sentencepiece
+  // library; LlamaTokenizer replaces the model's normalizer.
   JsonValue config =
       JsonValue::object({{"tokenizer_class", fits ? "PreTrainedTokenizerFast" : "BertGenerationTokenizer"},
                          {"clean_up_tokenization_spaces", false},
@@ -116,7 +116,7 @@ std::vector<Tokenizer::File> sentencepiece_companions(const SentencePieceModel& 
                                               {"model", bpe_of(model, unknown)}});
     files.push_back({.name = "tokenizer.json", .content = json.dump() + "\n", .derived = true});
   } else {
-    // Its defaults for these two are not in the vocabulary and would add to it.
+    // The defaults of BertGenerationTokenizer for these two would be added to the vocabulary.
     config.set("pad_token", unknown);
     config.set("sep_token", eos >= 0 ? name(eos) : JsonValue(unknown));
     files.push_back({.name = "spiece.model", .content = bytes, .derived = true});

@@ -16,9 +16,9 @@ namespace {
 using Model = SentencePieceModel;
 using Type = Model::PieceType;
 
-constexpr std::string_view kSpace = "\u2581";  // stands for a space
+constexpr std::string_view kSpace = "\u2581";  // replaces a space
 
-// The wire format of protocol buffers; `ok` turns false at the first malformed byte.
+// Reads the wire format of protocol buffers; ok() is false after the first malformed byte.
 class WireReader {
  public:
   explicit WireReader(std::string_view bytes) : rest_(bytes) {}
@@ -171,43 +171,45 @@ std::vector<BpeModel::Merge> sentencepiece_merges(const Model& model) {
   return merges;
 }
 
-// Merges are looked for at every place inside of a piece.
+// Limits the quadratic work of sentencepiece_merges(), which tries every split of a piece.
 constexpr size_t kMaxPieceBytes = 4096;
 
-std::string SentencePieceBpe::obstacle(const Model& model) {
+std::string SentencePieceBpe::unsupported_reason(const Model& model) {
   if (model.algorithm != Model::Algorithm::bpe) return "it is not a BPE model";
   if (model.has_charsmap) return "its normalizer rewrites characters";
   if (!model.escape_whitespaces || model.whitespace_as_suffix)
-    return "it does not write spaces in front of words";
+    return "it does not attach spaces to the beginning of words";
   const auto normal = normal_pieces(model);
   std::unordered_set<float> scores;
   std::unordered_set<std::string_view> bytes;
   int unknown = 0;
   for (const Model::Piece& piece : model.pieces) {
     if (piece.text.empty() || find_invalid_utf8(piece.text) != std::string_view::npos)
-      return "a piece is not text";
-    if (!std::isfinite(piece.score)) return "a piece has no finite score";
-    if (piece.text.size() > kMaxPieceBytes) return "a piece is very long";
+      return "a piece is empty or not valid UTF-8";
+    if (!std::isfinite(piece.score)) return "the score of a piece is not finite";
+    if (piece.text.size() > kMaxPieceBytes)
+      return fmt::format("a piece has more than {} bytes", kMaxPieceBytes);
     if (piece.type == Type::unused) return "it has unused pieces";
     if (piece.type == Type::byte) bytes.insert(piece.text);
     unknown += piece.type == Type::unknown;
     const bool single = first_character_size(piece.text) == piece.text.size();
     if (piece.type == Type::user_defined && piece.text.find(' ') != std::string::npos)
-      return "a user-defined piece has a space";
+      return "a user-defined piece contains a space";
     if (single && piece.type != Type::normal && piece.type != Type::user_defined)
-      return fmt::format("its piece '{}' is one character and not normal", piece.text);
+      return fmt::format("its piece '{}' is a single character, but not of type normal", piece.text);
     if (single || piece.type != Type::normal) continue;
-    // Equal scores are decided by position, which a ranked list of merges does not know.
-    if (!scores.insert(piece.score).second) return fmt::format("two pieces have the score {}", piece.score);
+    // For equal scores sentencepiece merges by position, which ranked merges cannot represent.
+    if (!scores.insert(piece.score).second)
+      return fmt::format("two pieces have the same score {}", piece.score);
     for (size_t at = 0; at < piece.text.size();) {
       const size_t begin = at;
       next_character(piece.text, at);
       if (normal.count(std::string_view(piece.text).substr(begin, at - begin)) == 0)
-        return fmt::format("a character of the piece '{}' is no piece", piece.text);
+        return fmt::format("a character of the piece '{}' is not itself a piece", piece.text);
     }
   }
-  if (unknown != 1) return "it has no unknown piece";
-  if (model.byte_fallback && bytes.size() != 256) return "not all bytes have pieces";
+  if (unknown != 1) return fmt::format("it has {} unknown pieces; expected 1", unknown);
+  if (model.byte_fallback && bytes.size() != 256) return "it lacks pieces for some bytes";
   return {};
 }
 
@@ -220,7 +222,7 @@ SentencePieceBpe::SentencePieceBpe(const Model& model)
     if (piece.type == Type::user_defined) user_defined_.add({piece.text, id});
     if (piece.type == Type::unknown) unknown_ = id;
     if (piece.type == Type::normal || piece.type == Type::byte) tokens.emplace(piece.text, id);
-    // With a space only at the beginning of pieces no merge crosses the beginning of a word.
+    // If spaces only occur at the beginning of pieces, no merge crosses a word boundary.
     if (piece.type != Type::normal) continue;
     std::string_view text = piece.text;
     while (text.starts_with(kSpace)) text.remove_prefix(kSpace.size());
@@ -278,7 +280,7 @@ void SentencePieceBpe::encode(std::string_view text, std::vector<int32_t>& out) 
   user_defined_.split(
       all, [&](size_t from, size_t to) { encode_words(all.substr(from, to - from), out); },
       [&](int32_t id) { out.push_back(id); });
-  // A run of unknown characters is one unknown piece.
+  // Consecutive unknown characters become one unknown piece.
   const auto both_unknown = [&](int32_t a, int32_t b) { return a == unknown_ && b == unknown_; };
   out.erase(std::unique(out.begin() + static_cast<ptrdiff_t>(begin), out.end(), both_unknown), out.end());
 }

@@ -1,6 +1,5 @@
 #pragma once
-// The fields of a sentencepiece model file (protocol buffer `ModelProto`) that decide how text becomes
-// pieces.
+// The fields of a sentencepiece model file (protocol buffer `ModelProto`) that determine the encoding.
 
 #include <cstdint>
 #include <memory>
@@ -27,24 +26,23 @@ struct SentencePieceModel {
   Algorithm algorithm = Algorithm::unigram;
   bool byte_fallback = false;
   bool whitespace_as_suffix = false;
-  bool has_charsmap = false;  ///< rewrites characters, e.g. nmt_nfkc
+  bool has_charsmap = false;  ///< the normalizer rewrites characters, e.g. nmt_nfkc
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
   bool escape_whitespaces = true;
 
-  /// Reads the bytes of a model file; nothing where they are not a protocol buffer of this shape.
+  /// Parses the bytes of a model file; unset if they are not such a protocol buffer.
   static std::optional<SentencePieceModel> parse(std::string_view bytes);
 };
 
-/// A sentencepiece BPE model as ranked merges over words: the ids of the sentencepiece library, several times
-/// faster. Immutable; any number of threads may encode.
+/// Encodes a sentencepiece BPE model with ranked merges over words: the same ids as the sentencepiece
+/// library, but several times faster. Immutable; any number of threads may encode.
 class SentencePieceBpe {
  public:
-  /// Why a model cannot be encoded exactly this way, e.g. "its normalizer rewrites characters"; empty if it
-  /// can.
-  static std::string obstacle(const SentencePieceModel& model);
+  /// Why a model is not supported, e.g. "its normalizer rewrites characters"; empty if it is.
+  static std::string unsupported_reason(const SentencePieceModel& model);
 
-  /// `model` must have no obstacle.
+  /// `model` must be supported.
   explicit SentencePieceBpe(const SentencePieceModel& model);
 
   /// Appends the ids of valid UTF-8.
@@ -60,13 +58,13 @@ class SentencePieceBpe {
   std::unique_ptr<BpeModel> bpe_;
 };
 
-/// The merges of a BPE model, best first: every split of a normal piece into two normal pieces. Splits of one
-/// piece have equal rank.
+/// The merges of a BPE model by rank: every split of a normal piece into two normal pieces. All splits of a
+/// piece have the same rank.
 std::vector<BpeModel::Merge> sentencepiece_merges(const SentencePieceModel& model);
 
-/// What other programs need beside tokenizer.model to get the ids of the sentencepiece library:
-/// tokenizer.json for a model without an obstacle, else the file names and the class with which transformers
-/// calls that library. All are derived from the model. `bos` and `eos` may be -1.
+/// The files, derived from the model, that other programs need beside tokenizer.model to get the same ids:
+/// tokenizer.json if it can represent the model, else a configuration with which transformers calls the
+/// sentencepiece library. `bos` and `eos` may be -1.
 std::vector<Tokenizer::File> sentencepiece_companions(const SentencePieceModel& model,
                                                       const std::string& bytes, int32_t bos, int32_t eos);
 

@@ -26,8 +26,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (!parsed || static_cast<int>(parsed->pieces.size()) != processor_.GetPieceSize())
       fail(Exit::data, "{}: not a sentencepiece model: its pieces cannot be read", path);
     fields_ = *parsed;
-    obstacle_ = SentencePieceBpe::obstacle(fields_);
-    if (obstacle_.empty()) bpe_ = std::make_unique<SentencePieceBpe>(fields_);
+    slow_reason_ = SentencePieceBpe::unsupported_reason(fields_);
+    if (slow_reason_.empty()) bpe_ = std::make_unique<SentencePieceBpe>(fields_);
   }
 
   int64_t encode(std::string_view text, std::vector<int32_t>& out) const override {
@@ -47,9 +47,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     for (const int32_t id : ids)
       if (id < 0 || id >= vocab_size())
         fail(Exit::data, "token {} is not in the vocabulary of {}", id, vocab_size());
-    // The library decodes an incomplete UTF-8 sequence as U+FFFD. At the end of the ids, the missing bytes
-    // may still follow: there the bytes are returned as they are.
-    std::string tail;  // of the byte tokens at the end
+    // The library decodes an incomplete UTF-8 sequence as U+FFFD. At the end of the ids the missing bytes may
+    // still follow, so the bytes are returned unchanged.
+    std::string tail;  // bytes of the byte tokens at the end
     while (tail.size() < std::min<size_t>(3, ids.size())) {
       const int32_t id = ids[ids.size() - 1 - tail.size()];
       if (!processor_.IsByte(id)) break;
@@ -67,7 +67,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::optional<int32_t> bos() const override { return valid(processor_.bos_id()); }
   std::optional<int32_t> eos() const override { return valid(processor_.eos_id()); }
   std::string_view kind() const override { return "sentencepiece"; }
-  std::string slow_because() const override { return obstacle_; }
+  std::string slow_reason() const override { return slow_reason_; }
   std::vector<File> files() const override {
     std::vector<File> all = sentencepiece_companions(fields_, model_, bos().value_or(-1), eos().value_or(-1));
     all.insert(all.begin(), {"tokenizer.model", model_});
@@ -79,8 +79,8 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::string model_;
   SentencePieceModel fields_;
-  std::string obstacle_;
-  std::unique_ptr<SentencePieceBpe> bpe_;  // null where there is an obstacle
+  std::string slow_reason_;
+  std::unique_ptr<SentencePieceBpe> bpe_;  // null if it does not support the model
   sentencepiece::SentencePieceProcessor processor_;
 };
 
@@ -108,15 +108,14 @@ std::unique_ptr<Tokenizer> make_sentencepiece(std::string model, const std::stri
 }
 
 std::string train_sentencepiece(const std::vector<std::string>& lines, int64_t size, int threads) {
-  constexpr int64_t kSmallest = 256 + 3 + 1;  // bytes, unknown, begin, end, and one piece
-  if (size < kSmallest || size > 1 << 20)
-    fail(Exit::usage, "train-sentencepiece:{}: the size must lie between {} and {}", size, kSmallest,
-         1 << 20);
+  constexpr int64_t kMinSize = 256 + 3 + 1;  // bytes, unknown, begin, end, and one piece
+  if (size < kMinSize || size > 1 << 20)
+    fail(Exit::usage, "train-sentencepiece:{}: the size must be between {} and {}", size, kMinSize, 1 << 20);
   if (std::all_of(lines.begin(), lines.end(), [](const std::string& line) { return line.empty(); }))
     fail(Exit::data, "train-sentencepiece: the input has no text to train on");
   size_t longest = 0;
   for (const std::string& line : lines) longest = std::max(longest, line.size());
-  // Identity normalisation, no dummy prefix and byte fallback: decode(encode(text)) == text.
+  // Identity normalization, no dummy prefix and byte fallback ensure decode(encode(text)) == text.
   const std::unordered_map<std::string, std::string> options = {
       {"model_type", "bpe"},
       {"vocab_size", std::to_string(size)},

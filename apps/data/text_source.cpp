@@ -16,15 +16,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMaxTextBytes = (int64_t{1} << 31) - 1;  // a document's tokens are counted in 31 bits
-// A compressed document may expand to this many times its size, and to kFreeBytes in any case.
-constexpr int64_t kMostExpansion = 200, kFreeBytes = int64_t{64} << 20;
+constexpr int64_t kMaxTextBytes =
+    (int64_t{1} << 31) - 1;  // so that token counts of a document fit in 31 bits
+// A compressed document may expand to this multiple of its size, or to kFreeBytes if that is more.
+constexpr int64_t kMaxExpansion = 200, kFreeBytes = int64_t{64} << 20;
 constexpr size_t kMaxLineBytes = size_t{64} << 20;
 constexpr size_t kBlockBytes = size_t{1} << 20;
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// One line of a JSONL file; an Error (`data`) begins with `source`.
+// The text of a JSONL line; an Error (`data`) begins with `source`.
 std::string text_of_line(std::string_view line, const std::string& source, const std::string& key) {
   static constexpr JsonLimits limits{.depth = 64, .string_bytes = kMaxLineBytes, .text_bytes = kMaxLineBytes};
   try {
@@ -32,14 +33,14 @@ std::string text_of_line(std::string_view line, const std::string& source, const
     if (!value.is_object()) fail(Exit::data, "{}: expected a JSON object, found {}", source, value.kind());
     return value.get_string(key);
   } catch (const Error& e) {
-    // The parser counts lines inside the line: "FILE:7:1:12" is FILE:7:12.
+    // The parser counts lines within the line: "FILE:7:1:12" becomes "FILE:7:12".
     std::string text = e.what();
     if (text.starts_with(source + ":1:")) text.erase(source.size(), 2);
     fail(Exit::data, "{}", text);
   }
 }
 
-// Whole texts, or pieces that end with a line. `take(text, offset, last)` returns false to stop.
+// Reads a stream in pieces of whole lines. `take(text, offset, last)` returns false to stop.
 void read_lines(TextStream& stream, const InputFile& input,
                 const std::function<bool(std::string&&, int64_t, bool)>& take) {
   std::string rest;
@@ -53,7 +54,7 @@ void read_lines(TextStream& stream, const InputFile& input,
     const size_t end = last ? rest.size() : rest.rfind('\n') + 1;
     if (end == 0 && !last) {
       if (rest.size() > kMaxLineBytes)
-        fail(Exit::data, "{}:{}: the line is too long: more than {}; expected one JSON object a line",
+        fail(Exit::data, "{}:{}: the line is too long: more than {}; expected one JSON object per line",
              input.path, line, human_bytes(kMaxLineBytes));
       continue;
     }
@@ -76,7 +77,7 @@ bool begins_with_json_line(const InputFile& file, const std::string& key) {
       found = true;
       return false;
     });
-  } catch (const Error&) {  // damaged files are reported when they are read
+  } catch (const Error&) {  // not JSON lines; damaged files are reported when they are read
   }
   return found;
 }
@@ -91,9 +92,9 @@ InputFile describe(const fs::path& path, const std::string& jsonl_key) {
   const fs::path name = file.compression == Compression::none ? path : path.stem();
   if (name.extension() == ".parquet")
     fail(Exit::data,
-         "{0}: Parquet files are not read; expected text or JSON lines. Fix: convert it, for example with "
-         "python3 -c \"import pandas; pandas.read_parquet('{0}').to_json('data.jsonl', orient='records', "
-         "lines=True)\"",
+         "{0}: Parquet files are not supported; expected text or JSON lines. Fix: convert it, for example "
+         "with python3 -c \"import pandas; pandas.read_parquet('{0}').to_json('data.jsonl', "
+         "orient='records', lines=True)\"",
          file.path);
   const bool json = name.extension() == ".json";
   file.jsonl = name.extension() == ".jsonl" || name.extension() == ".ndjson" ||
@@ -102,30 +103,30 @@ InputFile describe(const fs::path& path, const std::string& jsonl_key) {
   return file;
 }
 
-void list_folder(const fs::path& folder, const fs::path& except, std::vector<fs::path>& out) {
+void list_directory_tree(const fs::path& directory, const fs::path& except, std::vector<fs::path>& out) {
   std::vector<fs::path> paths;
   try {
-    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    for (const auto& entry : fs::recursive_directory_iterator(directory)) {
       std::error_code error;
       if (entry.is_regular_file(error) &&
           !fs::absolute(entry.path()).lexically_normal().string().starts_with(except.string()))
         paths.push_back(entry.path());
     }
   } catch (const fs::filesystem_error& e) {
-    fail(Exit::no_input, "{}: cannot read the directory: {}", folder.string(), e.code().message());
+    fail(Exit::no_input, "{}: cannot read the directory: {}", directory.string(), e.code().message());
   }
   std::sort(paths.begin(), paths.end(),
             [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
   out.insert(out.end(), paths.begin(), paths.end());
 }
 
-// The first byte that is not text, or npos.
+// The first NUL byte or byte of invalid UTF-8, or npos.
 size_t find_bad_byte(std::string_view text) {
   return std::min(text.find('\0'), find_invalid_utf8(text));
 }
 
-// Bytes of the maximal subpart of the ill-formed sequence at `at`, or of a NUL (The Unicode Standard, 3.9):
-// the longest beginning of a well-formed sequence, one byte at least.
+// Length in bytes of the maximal subpart of the ill-formed sequence at `at`, or of a NUL (The Unicode
+// Standard, 3.9): the longest prefix of a well-formed sequence, at least one byte.
 size_t subpart_bytes(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : 0; };
   const uint8_t first = byte(at);
@@ -149,28 +150,28 @@ std::string with_replacements(std::string_view text) {
   return out += text;
 }
 
-/// One document as it stands in the file, on its way through the options.
+/// Applies ChunkOptions to a document of a chunk.
 struct RawText {
   const TextChunk& chunk;
   const ChunkOptions& options;
   ChunkCounts& counts;
 
-  // The text to use: `text` itself, `storage` with replacements, or nothing when it is left out.
+  // The text to use: `text` itself, `storage` with replacements, or unset if the document is skipped.
   std::optional<std::string_view> valid(std::string_view text, int64_t line, std::string& storage) const {
     const size_t bad = find_bad_byte(text);
     if (bad == std::string_view::npos) return text;
     const auto before = text.substr(0, bad);
-    const std::string place =
+    const std::string location =
         fmt::format("{}:{}: not UTF-8 text: byte 0x{:02x} at byte {} of the {}", chunk.file->path,
                     line + std::count(before.begin(), before.end(), '\n'), static_cast<uint8_t>(text[bad]),
                     chunk.offset + (text.data() - chunk.text.data()) + static_cast<ptrdiff_t>(bad),
                     chunk.file->compression == Compression::none ? "file" : "decompressed text");
     if (options.invalid_utf8 == InvalidUtf8::error)
       fail(Exit::data,
-           "{}; expected UTF-8. Fix: convert the file (iconv -f LATIN1 -t UTF-8), or --invalid-utf8 replace "
-           "(U+FFFD in its place) or skip (leave the document out)",
-           place);
-    counts.invalid_utf8.add(place);
+           "{}; expected UTF-8. Fix: convert the file (iconv -f LATIN1 -t UTF-8), or use --invalid-utf8 "
+           "replace (by U+FFFD) or --invalid-utf8 skip (the document)",
+           location);
+    counts.invalid_utf8.add(location);
     if (options.invalid_utf8 == InvalidUtf8::skip) return std::nullopt;
     return storage = with_replacements(text);
   }
@@ -180,13 +181,13 @@ struct RawText {
 
 std::vector<InputFile> list_inputs(const std::vector<std::string>& inputs, const std::string& except,
                                    const std::string& jsonl_key) {
-  const fs::path left_out = fs::absolute(except).lexically_normal();
+  const fs::path excluded = fs::absolute(except).lexically_normal();
   std::vector<fs::path> paths;
   for (const std::string& input : inputs) {
     std::error_code error;
     const auto status = fs::status(input, error);
     if (fs::is_directory(status)) {
-      list_folder(input, left_out, paths);
+      list_directory_tree(input, excluded, paths);
     } else if (fs::is_regular_file(status)) {
       paths.emplace_back(input);
     } else {
@@ -202,19 +203,19 @@ std::vector<InputFile> list_inputs(const std::vector<std::string>& inputs, const
 void read_chunks(const InputFile& input, const std::function<bool(TextChunk&&)>& take) {
   TextStream stream(input.path, input.compression);
   if (!input.jsonl) {
-    const int64_t most = input.compression == Compression::none
-                             ? kMaxTextBytes
-                             : std::min(kMaxTextBytes, std::max(kFreeBytes, input.bytes * kMostExpansion));
+    const int64_t limit = input.compression == Compression::none
+                              ? kMaxTextBytes
+                              : std::min(kMaxTextBytes, std::max(kFreeBytes, input.bytes * kMaxExpansion));
     std::string text;
     for (size_t count = kBlockBytes; count == kBlockBytes;) {
       const size_t kept = text.size();
       text.resize(kept + kBlockBytes);
       count = stream.read(text.data() + kept, kBlockBytes);
       text.resize(kept + count);
-      if (static_cast<int64_t>(text.size()) > most)
+      if (static_cast<int64_t>(text.size()) > limit)
         fail(Exit::data,
-             "{}: one document of more than {}{}: too long. Fix: split it, or make JSON lines of it",
-             input.path, human_bytes(static_cast<uint64_t>(most)),
+             "{}: the document is too long: more than {}{}. Fix: split it, or convert it to JSON lines",
+             input.path, human_bytes(static_cast<uint64_t>(limit)),
              input.compression == Compression::none
                  ? ""
                  : fmt::format(", out of {} on disk", human_bytes(static_cast<uint64_t>(input.bytes))));
@@ -236,15 +237,15 @@ void read_chunks(const InputFile& input, const std::function<bool(TextChunk&&)>&
   });
 }
 
-void Incidents::add(std::string place) {
+void Incidents::add(std::string location) {
   ++count;
-  if (places.size() < kMostPlaces) places.push_back(std::move(place));
+  if (locations.size() < kMaxLocations) locations.push_back(std::move(location));
 }
 
 void Incidents::add(const Incidents& other) {
   count += other.count;
-  for (const std::string& place : other.places)
-    if (places.size() < kMostPlaces) places.push_back(place);
+  for (const std::string& location : other.locations)
+    if (locations.size() < kMaxLocations) locations.push_back(location);
 }
 
 void for_each_document(const TextChunk& chunk, const ChunkOptions& options, ChunkCounts& counts,
@@ -269,7 +270,7 @@ void for_each_document(const TextChunk& chunk, const ChunkOptions& options, Chun
       content = text_of_line(*valid, fmt::format("{}:{}", chunk.file->path, number), options.jsonl_key);
     } catch (const Error& e) {
       if (options.bad_line == BadLine::error)
-        fail(Exit::data, "{}. Fix: mend the line, or --on-bad-line skip", e.what());
+        fail(Exit::data, "{}. Fix: correct the line, or use --on-bad-line skip", e.what());
       counts.bad_lines.add(e.what());
       continue;
     }

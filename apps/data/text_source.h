@@ -1,5 +1,5 @@
 #pragma once
-// Documents out of text files, folders of them, and JSON lines, also compressed ones.
+// Reads documents from text files, directories and JSON lines, optionally compressed.
 
 #include <cstdint>
 #include <functional>
@@ -15,14 +15,14 @@ struct InputFile {
   std::string path;
   int64_t bytes = 0;  ///< on disk
   Compression compression = Compression::none;
-  bool jsonl = false;         ///< one document a line, else the file is one document
-  bool json_as_text = false;  ///< a .json file that does not begin with such a line
+  bool jsonl = false;         ///< one document per line, else the file is one document
+  bool json_as_text = false;  ///< a .json file whose first line is not such a document
 };
 
-/// Files as given; directories become the regular files below them, sorted by the bytes of their paths. Paths
-/// that begin with `except` are left out of directories. JSON lines are told by the name (.jsonl, .ndjson),
-/// or, for .json, by a first line that is a JSON object with a text under `jsonl_key`; .gz and .zst behind it
-/// are compressed. Throws Error: `no_input`; `data` for Parquet files.
+/// Lists the input files. Directories are replaced by the regular files below them, sorted by the bytes of
+/// their paths, without paths that begin with `except`. JSON lines are recognized by the name (.jsonl,
+/// .ndjson), or, for .json, by a first line that is a JSON object with a text under `jsonl_key`; an
+/// additional .gz or .zst means compression. Throws Error: `no_input`; `data` for Parquet files.
 std::vector<InputFile> list_inputs(const std::vector<std::string>& inputs, const std::string& except,
                                    const std::string& jsonl_key);
 
@@ -31,21 +31,21 @@ struct TextChunk {
   const InputFile* file = nullptr;
   int64_t first_line = 1;
   int64_t offset = 0;      ///< in the (decompressed) text
-  int64_t file_bytes = 0;  ///< read from the file for it
-  bool last = false;       ///< of its file
+  int64_t file_bytes = 0;  ///< bytes of the file on disk that it corresponds to
+  bool last = false;       ///< the last chunk of its file
   std::string text = {};
 };
 
-/// Reads a file as one or more chunks; `take` returns false to stop. Memory is bounded whatever a compressed
-/// file expands to. Throws Error: `no_input`, `io`, `data` (damaged or cut; a line or a document that is too
-/// long).
+/// Reads a file as one or more chunks; `take` returns false to stop. Memory is bounded regardless of the
+/// compression ratio. Throws Error: `no_input`, `io`, `data` (damaged or truncated; a line or document that
+/// is too long).
 void read_chunks(const InputFile& file, const std::function<bool(TextChunk&&)>& take);
 
-/// What to do with text that is not valid UTF-8 or holds a NUL byte: stop; put U+FFFD in place of every
-/// maximal subpart of an ill-formed sequence (as the Unicode Standard recommends) and of every NUL; leave the
-/// document out.
+/// Action for a document that is not valid UTF-8 or contains a NUL byte: stop with an error; replace every
+/// maximal subpart of an ill-formed sequence (as the Unicode Standard recommends) and every NUL by U+FFFD;
+/// skip the document.
 enum class InvalidUtf8 { error, replace, skip };
-/// What to do with a line of a JSONL file that is not a JSON object with a text under the key.
+/// Action for a line of a JSONL file that is not a JSON object with a text under the key.
 enum class BadLine { error, skip };
 
 struct ChunkOptions {
@@ -54,22 +54,22 @@ struct ChunkOptions {
   BadLine bad_line = BadLine::error;
 };
 
-/// How often something happened, and where first: "FILE:LINE: ...".
+/// Number of incidents of one kind, and the locations of the first ones: "FILE:LINE: ...".
 struct Incidents {
-  static constexpr size_t kMostPlaces = 5;
+  static constexpr size_t kMaxLocations = 5;
   int64_t count = 0;
-  std::vector<std::string> places;
+  std::vector<std::string> locations;
 
-  void add(std::string place);
+  void add(std::string location);
   void add(const Incidents& other);
 };
 struct ChunkCounts {
-  Incidents invalid_utf8;  ///< documents, replaced in part or left out
+  Incidents invalid_utf8;  ///< documents with replacements, or skipped
   Incidents bad_lines;
 };
 
-/// Calls `document` for every document of a chunk that is not empty; the view is valid during the call. What
-/// `options` do not allow is an Error (`data`) "FILE:line: ...".
+/// Calls `document` for every non-empty document of a chunk; the view is valid during the call. Throws Error
+/// (`data`) "FILE:line: ..." for input that `options` do not accept.
 void for_each_document(const TextChunk& chunk, const ChunkOptions& options, ChunkCounts& counts,
                        const std::function<void(std::string_view)>& document);
 

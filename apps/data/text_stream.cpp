@@ -11,7 +11,7 @@
 
 namespace nrl::data {
 
-// Plain text; compressed formats replace `read`.
+// Reads plain text; compressed formats override read().
 struct TextStream::Source {
   explicit Source(const std::string& path) : file(File::open_read(path)), size(file.size()) {}
   virtual ~Source() = default;
@@ -30,7 +30,7 @@ struct TextStream::Source {
 
 namespace {
 
-// Keeps a block of compressed bytes for `decode`, which turns some of them into text.
+// Buffers compressed bytes for decode(), which decompresses some of them.
 class Decompressor : public TextStream::Source {
  public:
   Decompressor(const std::string& path, const char* format) : Source(path), format_(format) {}
@@ -39,13 +39,13 @@ class Decompressor : public TextStream::Source {
     size_t done = 0;
     while (done < bytes) {
       if (begin_ == end_) refill();
-      // A decoder may hold text back when there was no room for it, so an empty block alone is not the end.
+      // An empty block alone is not the end: a decoder may hold back text that did not fit.
       const size_t written = decode(to + done, bytes - done);
       done += written;
       if (written == 0 && begin_ == end_ && position == size) {
         if (inside_ || !any_)
           fail(Exit::data,
-               "{}: cut: its {} data ends at byte {} before it is complete. "
+               "{}: truncated: its {} data is incomplete at the end of the file, byte {}. "
                "Fix: copy or compress the file again",
                file.path(), format_, size);
         break;
@@ -60,16 +60,15 @@ class Decompressor : public TextStream::Source {
 
   [[noreturn]] void damaged(const std::string& why) const {
     fail(Exit::data,
-         "{}: not valid {} data at byte {}: {}. Fix: copy or compress the file again, or give it "
-         "its right name",
+         "{}: invalid {} data at byte {}: {}. Fix: copy or compress the file again, or correct its suffix",
          file.path(), format_, consumed(), why);
   }
 
   const char* format_;
   std::vector<char> block_ = std::vector<char>(size_t{256} << 10);
-  size_t begin_ = 0, end_ = 0;  // what is left of the block
-  bool inside_ = false;         // of a member or frame
-  bool any_ = false;            // a member or frame was seen
+  size_t begin_ = 0, end_ = 0;  // the rest of the block
+  bool inside_ = false;         // within a member or frame
+  bool any_ = false;            // a member or frame has begun
 
  private:
   void refill() {
@@ -88,7 +87,7 @@ class Gzip final : public Decompressor {
  private:
   size_t decode(char* to, size_t bytes) override {
     if (!inside_) {
-      // Zeros behind a member are padding, as for gzip itself.
+      // Like gzip, treats zeros after a member as padding.
       while (any_ && begin_ < end_ && block_[begin_] == 0) ++begin_;
       if (begin_ == end_) return 0;
       inflateReset(&stream_);

@@ -1,5 +1,5 @@
 #pragma once
-// A file as a stream of bytes, decompressed while it is read.
+// Reads a file as a stream of bytes, decompressing on the fly.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace nrl::data {
 
 enum class Compression { none, gzip, zstd };
 
-/// By the name: `.gz`, `.zst`.
+/// The compression by the file name: `.gz`, `.zst`.
 Compression compression_of(const std::string& path);
 
-/// Reads from the beginning to the end in constant memory. Several gzip members or zstd frames behind each
-/// other are one text. Not thread-safe.
+/// Reads a file sequentially in constant memory. Concatenated gzip members or zstd frames
+/// are one text. Not thread-safe.
 class TextStream {
  public:
   /// Throws Error (`no_input`).
@@ -23,15 +23,15 @@ class TextStream {
   TextStream(const TextStream&) = delete;
   TextStream& operator=(const TextStream&) = delete;
 
-  /// Up to `bytes` bytes of text; fewer only at the end of the file, then 0. Throws Error: `io`, `data` (not
-  /// compressed data, damaged, or cut; the message names the file and the byte in it).
+  /// Reads up to `bytes` bytes of text; fewer only at the end of the file, then 0. Throws Error: `io`, `data`
+  /// (not compressed data, damaged, or truncated; the message names file and byte).
   size_t read(char* to, size_t bytes);
 
-  /// Bytes on disk: of the file, and those read so far.
+  /// Size of the file on disk, and the bytes read from it so far.
   int64_t file_bytes() const;
   int64_t file_position() const;
 
-  /// The steps of a format; an implementation detail.
+  /// Implementation detail.
   struct Source;
 
  private:

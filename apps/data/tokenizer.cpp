@@ -33,7 +33,8 @@ class ByteTokenizer final : public Tokenizer {
   std::optional<int32_t> eos() const override { return kEndOfDocument; }
   std::string_view kind() const override { return "bytes"; }
 
-  // The same as a byte-level BPE without merges, for other programs; ours knows it by the second file.
+  // For other programs the same as a byte-level BPE without merges; tokenizer_in() recognizes
+  // it by the second file.
   std::vector<File> files() const override {
     JsonValue vocab = JsonValue::object();
     for (int b = 0; b < 256; ++b) vocab.set(byte_level_text(std::string(1, static_cast<char>(b))), b);
@@ -89,28 +90,23 @@ std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec) {
   if (spec.starts_with("hf:")) return load_hf_tokenizer(after("hf:"));
   if (is_directory(spec)) return tokenizer_in(spec);
   fail(Exit::usage,
-       "tokenizer '{}': expected bytes, sentencepiece:MODEL, hf:tokenizer.json, or a directory that holds a "
+       "tokenizer '{}': expected bytes, sentencepiece:MODEL, hf:tokenizer.json, or a directory with a "
        "tokenizer",
        spec);
-}
-
-void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory) {
-  for (const Tokenizer::File& file : tokenizer.files())
-    write_file_atomic(join_path(directory, file.name), file.content);
 }
 
 std::unique_ptr<Tokenizer> tokenizer_in(const std::string& directory) {
   const std::string json = join_path(directory, "tokenizer.json"),
                     model = join_path(directory, "tokenizer.model");
   const std::string config = join_path(directory, "tokenizer_config.json");
-  // What this program derived from another file is not read back.
+  // Prefers the original file over files that this program derived from it.
   const std::string derived_from =
       path_exists(config) ? read_json(config).get_string("nrl_tokenizer", "") : std::string();
   if (derived_from == "bytes" && path_exists(json)) return make_byte_tokenizer();
   if (derived_from == "sentencepiece" && path_exists(model)) return load_sentencepiece(model);
   if (path_exists(json)) return load_hf_tokenizer(json);
   if (path_exists(model)) return load_sentencepiece(model);
-  fail(Exit::no_input, "{}: no tokenizer.json and no tokenizer.model in it", directory);
+  fail(Exit::no_input, "{}: it has neither tokenizer.json nor tokenizer.model", directory);
 }
 
 }  // namespace nrl::data

@@ -1,5 +1,5 @@
 #pragma once
-// Text to token ids and back.
+// Tokenizers: text to token ids and back.
 
 #include <cstdint>
 #include <memory>
@@ -11,69 +11,67 @@
 
 namespace nrl::data {
 
-/// A tokenizer. Immutable: any number of threads may use one at the same time.
+/// A tokenizer. Immutable; any number of threads may use one concurrently.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  /// Appends the ids of `text`. No beginning or end token is added. Returns the number of bytes that were
-  /// left out because the vocabulary has neither a token for them nor an unknown token. Throws Error (`data`)
-  /// where the text is not valid UTF-8 (except for `bytes`, which takes everything).
+  /// Appends the ids of `text`, without beginning or end token. Returns the number of skipped bytes, for
+  /// which the vocabulary has neither a token nor an unknown token. Throws Error (`data`) if the text is not
+  /// valid UTF-8
+  /// (`bytes` accepts any text).
   virtual int64_t encode(std::string_view text, std::vector<int32_t>& out) const = 0;
   std::vector<int32_t> encode(std::string_view text) const {
     std::vector<int32_t> ids;
     encode(text, ids);
     return ids;
   }
-  /// The text of the ids; special tokens (such as the end of a document) have none. The bytes need not be
-  /// valid UTF-8 where the ids end within a character. Throws Error (`data`) on an id outside [0,
-  /// vocab_size()).
+  /// The text of the ids; special tokens (such as the end of a document) have none. Not valid UTF-8 if the
+  /// ids end within a character. Throws Error (`data`) on an id outside [0, vocab_size()).
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
 
-  /// One more than the largest id. The model may pad its tables beyond it.
+  /// The largest id + 1. A model's vocabulary may be larger (padded).
   virtual int64_t vocab_size() const = 0;
   virtual std::optional<int32_t> bos() const = 0;
-  /// The token that ends a document.
+  /// The end-of-document token.
   virtual std::optional<int32_t> eos() const = 0;
   /// "bytes", "sentencepiece" or "hf".
   virtual std::string_view kind() const = 0;
 
-  /// Why text is encoded by a slower method than this kind of tokenizer usually needs; empty: it is not.
-  virtual std::string slow_because() const { return {}; }
+  /// Why this tokenizer uses a slower method than others of its kind; empty if it does not.
+  virtual std::string slow_reason() const { return {}; }
 
   struct File {
     std::string name;  ///< in a model directory: "tokenizer.json", "tokenizer.model", ...
     std::string content;
-    bool derived = false;  ///< for other programs; made from the other files
+    bool derived = false;  ///< derived from the other files, for other programs
   };
-  /// What a model directory needs to carry this tokenizer, readable by other programs too. The first file is
-  /// the one to load.
+  /// The files of this tokenizer for a model directory, for this and other programs. The first one is the
+  /// file to load.
   virtual std::vector<File> files() const = 0;
 };
 
-/// 256 ids for the bytes and 256 for the end of a document.
+/// Ids 0 to 255 are bytes, 256 is the end of a document.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();
-/// A sentencepiece model file. Throws Error: `no_input`, `data`.
+/// Loads a sentencepiece model file. Throws Error: `no_input`, `data`.
 std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& path);
 /// The same from the bytes of the file; `name` is for messages.
 std::unique_ptr<Tokenizer> make_sentencepiece(std::string model, const std::string& name);
-/// A Hugging Face tokenizer.json with a BPE model; what it asks for and we cannot do exactly is refused. The
-/// names of the end and beginning tokens come from the tokenizer_config.json beside it, else from the usual
-/// names. Throws Error: `no_input`, `data`.
+/// Loads a Hugging Face tokenizer.json with a BPE model; features without an exact equivalent are refused.
+/// The names of the beginning and end tokens come from the tokenizer_config.json beside it, else common names
+/// are tried. Throws Error: `no_input`, `data`.
 std::unique_ptr<Tokenizer> load_hf_tokenizer(const std::string& path);
 
-/// "bytes", "sentencepiece:MODEL" or "hf:tokenizer.json"; also a directory that holds a tokenizer.json or a
+/// "bytes", "sentencepiece:MODEL", "hf:tokenizer.json", or a directory with a tokenizer.json or
 /// tokenizer.model. Throws Error (`usage`) for anything else.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec);
 
-/// Trains a BPE model with byte fallback, so that every text has tokens and comes back unchanged, and returns
-/// the bytes of the model file. `lines` are pieces of text without line ends; `size` counts all tokens and
-/// may not be reached on a small sample. Throws Error (`data`) where training is not possible.
+/// Trains a BPE model with byte fallback, so that every text can be encoded and decodes to itself; returns
+/// the bytes of the model file. `lines`: pieces of text without line ends. `size`: number of tokens, which
+/// may not be reached on a small sample. Throws Error (`data`) if training fails.
 std::string train_sentencepiece(const std::vector<std::string>& lines, int64_t size, int threads);
 
-/// Writes the tokenizer's files into a directory, such as a checkpoint. Throws Error: `cannot_create`, `io`.
-void save_tokenizer(const Tokenizer& tokenizer, const std::string& directory);
-/// The tokenizer that a model directory carries. Throws Error (`no_input`) if there is none.
+/// The tokenizer of a model directory. Throws Error (`no_input`) if there is none.
 std::unique_ptr<Tokenizer> tokenizer_in(const std::string& directory);
 
 }  // namespace nrl::data

@@ -24,9 +24,9 @@ struct ClassRange {
 constexpr uint32_t kSBase = 0xAC00, kLBase = 0x1100, kVBase = 0x1161, kTBase = 0x11A7;
 constexpr uint32_t kLCount = 19, kVCount = 21, kTCount = 28, kSCount = kLCount * kVCount * kTCount;
 
-class Normaliser {
+class Normalizer {
  public:
-  Normaliser() : suspicious_(0x110000 / 8, 0) {
+  Normalizer() : suspicious_(0x110000 / 8, 0) {
     for (const Decomposition& d : kComposites) {
       decompose_[d.character] = {d.first, d.second};
       compose_[uint64_t{d.first} << 32 | d.second] = d.character;
@@ -42,11 +42,10 @@ class Normaliser {
     for (uint32_t t = 1; t < kTCount; ++t) suspect(kTBase + t);
   }
 
-  /// False when the text surely is in form C already: no character of it can change or compose
-  /// (NFC_Quick_Check).
+  /// False if no character can change or compose, so that the text is already in form C (NFC_Quick_Check).
   bool may_change(std::string_view text) const {
     for (size_t at = 0; at < text.size();) {
-      if (static_cast<uint8_t>(text[at]) < 0xCC) {  // below U+0300 nothing is suspicious
+      if (static_cast<uint8_t>(text[at]) < 0xCC) {  // suspicious characters begin at U+0300
         at += static_cast<uint8_t>(text[at]) < 0x80 ? 1 : 2;
         continue;
       }
@@ -56,7 +55,7 @@ class Normaliser {
     return false;
   }
 
-  std::string normalise(std::string_view text) const {
+  std::string normalize(std::string_view text) const {
     std::u32string characters;
     for (size_t at = 0; at < text.size();) append_decomposed(characters, next_character(text, at));
     reorder(characters);
@@ -125,7 +124,7 @@ class Normaliser {
     for (size_t i = 0; i < text.size(); ++i) {
       const uint32_t c = text[i];
       const uint8_t k = class_of(c);
-      // Blocked when something of the same or a higher class (or another starter) lies between.
+      // Blocked if a character of the same or a higher class (or another starter) is in between.
       const bool adjacent = starter != kNone && out == starter + 1;
       if (starter != kNone && (adjacent || (last_class != 0 && last_class < k))) {
         if (const uint32_t whole = composed(text[starter], c); whole != 0) {
@@ -142,11 +141,11 @@ class Normaliser {
 
   std::unordered_map<uint32_t, std::pair<uint32_t, uint32_t>> decompose_;
   std::unordered_map<uint64_t, uint32_t> compose_;
-  std::vector<uint8_t> suspicious_;  // one bit a character
+  std::vector<uint8_t> suspicious_;  // one bit per character
 };
 
-const Normaliser& normaliser() {
-  static const Normaliser instance;
+const Normalizer& normalizer() {
+  static const Normalizer instance;
   return instance;
 }
 
@@ -222,7 +221,7 @@ void append_utf8(std::string& out, char32_t c) {
 }
 
 std::string to_nfc(std::string_view text) {
-  return normaliser().may_change(text) ? normaliser().normalise(text) : std::string(text);
+  return normalizer().may_change(text) ? normalizer().normalize(text) : std::string(text);
 }
 
 }  // namespace nrl::data

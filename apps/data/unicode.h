@@ -1,5 +1,5 @@
 #pragma once
-// UTF-8 and Unicode normalisation form C.
+// UTF-8 and Unicode normalization form C.
 
 #include <cstdint>
 #include <string>
@@ -7,21 +7,21 @@
 
 namespace nrl::data {
 
-/// The place of the first byte that is not part of valid UTF-8 (RFC 3629: no overlong forms, no surrogates),
-/// or npos.
+/// The offset of the first byte that is not part of valid UTF-8 (RFC 3629: no overlong
+/// forms, no surrogates), or npos.
 size_t find_invalid_utf8(std::string_view text);
 
-/// Throws Error (`data`) naming the first such byte, if there is one.
+/// Throws Error (`data`) naming the first such byte, if any.
 void require_utf8(std::string_view text);
 
-/// Decodes the character at `at` of valid UTF-8 and moves `at` behind it.
+/// Decodes the character at `at` of valid UTF-8 and advances `at`.
 char32_t next_character(std::string_view text, size_t& at);
 
 /// Appends a character as UTF-8.
 void append_utf8(std::string& out, char32_t c);
 
-/// The text in normalization form C (UAX #15) as Hugging Face's tokenizers make it: characters newer than
-/// Unicode 9.0 stay as they are. `text` must be valid UTF-8.
+/// The text in normalization form C (UAX #15), like Hugging Face's tokenizers: characters newer than
+/// Unicode 9.0 are unchanged. `text` must be valid UTF-8.
 std::string to_nfc(std::string_view text);
 
 }  // namespace nrl::data

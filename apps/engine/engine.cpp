@@ -82,14 +82,14 @@ std::vector<Tensor> Engine::weights() const {
 }
 
 void Engine::weights_written() {
-  start_masters(exec_, groups_);
+  initialize_master_weights(exec_, groups_);
 }
 
 void Engine::restore(int64_t updates, int64_t skipped_in_a_row) {
   scalars_.restore(updates, skipped_in_a_row);
 }
 
-void Engine::fill(int64_t index, const data::MicroBatch& batch, int64_t first_sample) {
+void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t first_sample) {
   plan_->tensors->fill(index, batch, first_sample);
 }
 
@@ -110,42 +110,40 @@ StepResult Engine::collect() {
   return scalars_.collect();
 }
 
-// The work of one step, enqueued (on a CPU: done), or without communication where the kernels of a step are
-// collected. Nothing here waits for the device or depends on the step's number, so that it can be captured.
+// Enqueues the work of one step (a CPU executes it here), without communication while the kernels of a step
+// are collected. Must not wait for the device or depend on the step number, so that it can be captured in a
+// CUDA graph.
 void Engine::run_schedule(Objective& objective) {
   model::Decoder& decoder = *plan_->decoder;
   const std::vector<model::MicroBatch>& batches = plan_->tensors->microbatches();
   const bool communicates = !exec_.needed;
-  // The head computes its gradients in the forward pass, so the weights must be there before.
+  // The head computes its gradients in the forward pass, so the loss weights must be known before.
   if (objective.needs_log_probs_first()) {
     for (const model::MicroBatch& batch : batches) {
       decoder.evaluate(batch);
-      objective.weights(exec_, batch, decoder.log_prob());
+      objective.loss_weights(exec_, batch, decoder.log_prob());
     }
-    if (communicates) plan_->tensors->weights_overwritten();
+    if (communicates) plan_->tensors->loss_weights_overwritten();
   }
   const auto count = static_cast<int64_t>(objective.metrics().size());
   if (communicates) reducer_->start();
-  decoder.train(batches, {
-                             .scored =
-                                 [&](int microbatch) {
-                                   objective.add_metrics(exec_, batches[static_cast<size_t>(microbatch)],
-                                                         decoder.log_prob(),
-                                                         step_scalars_.rows(S::metrics, count));
-                                 },
-                             .finish_reduce =
-                                 [&] {
-                                   if (communicates) reducer_->finish();
-                                 },
-                             .step =
-                                 [&] {
-                                   optimizer_->step(communicates ? dp_ : nullptr);
-                                   if (communicates) reducer_->gather();
-                                 },
-                         });
+  model::StepHooks hooks;
+  hooks.log_probs_ready = [&](int microbatch) {
+    objective.add_metrics(exec_, batches[static_cast<size_t>(microbatch)], decoder.log_prob(),
+                          step_scalars_.rows(S::metrics, count));
+  };
+  hooks.finish_reduce = [&] {
+    if (communicates) reducer_->finish();
+  };
+  hooks.update = [&] {
+    optimizer_->step(communicates ? dp_ : nullptr);
+    if (communicates) reducer_->gather();
+  };
+  decoder.train(batches, hooks);
 }
 
-// The first steps run immediately: libraries choose and load their kernels then.
+// The first steps run immediately: libraries select and load their kernels then,
+// which capture does not allow.
 void Engine::run_graph(Objective& objective) {
   constexpr int64_t immediate_steps = 2;
   if (steps_ < immediate_steps) {
@@ -160,14 +158,14 @@ void Engine::run_graph(Objective& objective) {
   graph_.launch(exec_.stream);
 }
 
-Tensor Engine::log_probs(const data::MicroBatch& batch) {
+Tensor Engine::log_probs(const data::HostMicroBatch& batch) {
   plan_->tensors->fill(0, batch, 0);
   plan_->tensors->commit(0, 0);
   plan_->decoder->evaluate(plan_->tensors->microbatches().front());
   return plan_->decoder->log_prob();
 }
 
-double Engine::evaluate(int64_t count, const std::function<const data::MicroBatch&()>& next) {
+double Engine::evaluate(int64_t count, const std::function<const data::HostMicroBatch&()>& next) {
   double sum = 0;
   ops::upload(exec_, evaluation_, &sum);
   for (int64_t i = 0; i < count; ++i) ops::add_sum(exec_, {.x = log_probs(next()), .out = evaluation_});

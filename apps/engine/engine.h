@@ -1,6 +1,6 @@
 #pragma once
-// A model with everything that computes on it, on one rank: memory, parameters, gradients, optimizer. It owns
-// no file, lock, terminal or data set, so that any number of engines live in one process.
+// A model on one rank with its memory, parameters, gradients and optimizer. It owns no files, locks, terminal
+// or data sets, so that one process can have any number of engines.
 
 #include <functional>
 #include <memory>
@@ -20,69 +20,68 @@
 
 namespace nrl::engine {
 
-/// How an engine trains, beside what its plan says.
+/// Training options that do not affect the plan.
 struct TrainingOptions {
   OptimizerConfig optimizer;
-  double max_grad_norm = 0;         ///< 0: gradients are not clipped
-  int64_t max_nonfinite_steps = 1;  ///< after so many skipped steps in a row nothing is updated any more
+  double max_grad_norm = 0;         ///< 0: no clipping
+  int64_t max_nonfinite_steps = 1;  ///< after this many consecutive skipped steps, updates stop for good
   bool overlap_grad_reduce = true;
-  bool cuda_graph = false;  ///< steps are captured once and replayed
+  bool cuda_graph = false;  ///< capture a step once and replay it
 };
 TrainingOptions training_options(const Config& config);
 
 struct StepInput {
-  int64_t number;  ///< from 1; it selects the dropout masks
+  int64_t number;  ///< from 1; selects the dropout masks
   double learning_rate;
-  int64_t
-      loss_tokens;    ///< tokens with a target in the global batch: the batch's weights are -1 / loss_tokens
-  bool stop = false;  ///< the result asks all ranks to stop
+  int64_t loss_tokens;  ///< tokens with a target in the global batch: loss weights are -1 / loss_tokens
+  bool stop = false;    ///< this rank requests a stop: StepResult::stop becomes true on all ranks
 };
 
 class Engine {
  public:
-  /// Allocates the plan's memory, zeroed, on the device of `exec`. `dp` is the data-parallel group for memory
-  /// of that device. The exec's device and libraries and `dp` must outlive the engine, which has a workspace
-  /// of its own. Fails with Exit::out_of_memory.
+  /// Allocates the planned memory, zeroed, on the device of `exec`, the engine's workspace included. `dp` is
+  /// the data-parallel group for that device's memory. The exec's device and libraries and `dp` must outlive
+  /// the engine. Fails with Exit::out_of_memory.
   Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, comm::Communicator& dp,
          const ops::Exec& exec);
-  /// Forward passes only, for a plan of make_forward_plan().
+  /// Forward passes only, for a plan made by make_forward_plan().
   Engine(std::unique_ptr<plan::RunPlan> plan, const ops::Exec& exec);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// The kernels that setting the weights and a step on `objective` call, found by making a step in which
-  /// every op only says what it would call: nothing is computed, communicated or waited for.
+  /// The kernels that setting the weights and a step on `objective` call, found by a step in which every op
+  /// only reports the kernels it would call: nothing is computed, communicated or waited for.
   ops::KernelSet kernels_needed(Objective& objective);
-  /// Fails with Exit::unavailable, naming them, where the exec's table lacks some of them; returns how many
-  /// are needed. `device`: "the GPU".
+  /// Returns the number of kernels that training needs. Fails with Exit::unavailable, naming the missing
+  /// ones, if the exec's table lacks some. `device`: "the GPU" or "the CPU", for the message.
   int require_kernels(Objective& objective, std::string_view device);
 
-  /// Tokens and targets of microbatch `index` of the next step. `first_sample` is the number of its first
-  /// sample in the global batch.
-  void fill(int64_t index, const data::MicroBatch& batch, int64_t first_sample);
+  /// Sets microbatch `index` of the next step. `first_sample`: index of its first sample in the global batch.
+  void fill(int64_t index, const data::HostMicroBatch& batch, int64_t first_sample);
   /// Enqueues an optimizer step on all filled microbatches. The host does not wait for the device; at most
-  /// two steps may be in flight. With TrainingOptions::cuda_graph every step must have the same objective.
+  /// two steps may be in flight. With TrainingOptions::cuda_graph all steps must have the same objective.
   void step(const StepInput& step, Objective& objective);
-  /// The result of the oldest step in flight; blocks until it is there.
+  /// Waits for the oldest step in flight and returns its result.
   StepResult collect();
 
-  /// The log-probabilities (N) f32 of the targets (0 where there is none), without dropout, in the device's
-  /// memory until the next call. No step may be filled and not yet made.
-  Tensor log_probs(const data::MicroBatch& batch);
+  /// Log-probabilities (N) f32 of the targets, without dropout; 0 for tokens without a target. In device
+  /// memory, valid until the next call. Must not be called between fill() and step().
+  Tensor log_probs(const data::HostMicroBatch& batch);
   /// The sum of log_probs() over `count` calls of `next`, on this rank. Blocks.
-  double evaluate(int64_t count, const std::function<const data::MicroBatch&()>& next);
+  double evaluate(int64_t count, const std::function<const data::HostMicroBatch&()>& next);
 
   const plan::RunPlan& plan() const { return *plan_; }
   /// For work on the state between steps.
   ops::Exec& exec() { return exec_; }
-  /// The tensors of the parameter groups; what another rank's shard holds is not valid.
+  /// The tensors of the parameter groups. Optimizer state is only valid for the ranges that this rank owns.
   const std::vector<GroupTensors>& groups() const { return groups_; }
-  /// Weights of every parameter, what the layers read; indexed like ParameterList::all.
+  /// The weights that the layers read, indexed like ParameterList::all.
   std::vector<Tensor> weights() const;
-  /// The weights were written from outside: master copies, where there are any, start from them.
+  /// Must be called after writing the weights from outside: initializes the master
+  /// weights, if any, from them.
   void weights_written();
-  /// The optimizer's counters, from a checkpoint.
+  /// Restores the optimizer's counters from a checkpoint.
   void restore(int64_t updates, int64_t skipped_in_a_row);
 
  private:
@@ -103,7 +102,7 @@ class Engine {
   std::unique_ptr<GroupReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
   device::Graph graph_;
-  int64_t steps_ = 0;  // made by this engine
+  int64_t steps_ = 0;  // executed by this engine
 };
 
 }  // namespace nrl::engine

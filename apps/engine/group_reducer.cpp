@@ -13,8 +13,8 @@ GroupReducer::GroupReducer(std::span<const GroupTensors> groups, std::span<comm:
     const std::span<float> gradients(groups[i].gradients.ptr<float>(), static_cast<size_t>(g.layout.total()));
     for (size_t p = 0; p < g.parameters.size(); ++p) {
       const auto parameter = static_cast<size_t>(g.parameters[p]);
-      if (places_.size() <= parameter) places_.resize(parameter + 1);
-      places_[parameter] = {static_cast<int>(groups_.size()), static_cast<int>(p)};
+      if (locations_.size() <= parameter) locations_.resize(parameter + 1);
+      locations_[parameter] = {static_cast<int>(groups_.size()), static_cast<int>(p)};
     }
     groups_.push_back(
         {std::make_unique<GradReducer>(g.layout, gradients, *shards[i], g.strategy, overlap, stream),
@@ -28,8 +28,8 @@ void GroupReducer::start() {
 
 void GroupReducer::ready(int parameter) {
   const auto p = static_cast<size_t>(parameter);
-  NRL_CHECK(p < places_.size() && places_[p].group >= 0, "parameter {} is not trained", parameter);
-  groups_[static_cast<size_t>(places_[p].group)].reducer->ready(places_[p].index);
+  NRL_CHECK(p < locations_.size() && locations_[p].group >= 0, "parameter {} is not trained", parameter);
+  groups_[static_cast<size_t>(locations_[p].group)].reducer->ready(locations_[p].index);
 }
 
 void GroupReducer::finish() {

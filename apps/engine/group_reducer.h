@@ -1,5 +1,5 @@
 #pragma once
-// Gradient reduction and weight gathering over all parameter groups of a run.
+// Gradient reduction and weight gathering over all parameter groups.
 
 #include <memory>
 #include <span>
@@ -10,22 +10,22 @@
 
 namespace nrl::engine {
 
-/// A GradReducer for each group that is trained; the protocol of a step is the same. Ranks must report their
-/// parameters in the same order where groups share a communicator. Refers to the groups' memory and to the
-/// communicators.
+/// One GradReducer per trainable group, with the same protocol. If groups share a communicator, all ranks
+/// must report their parameters in the same order. The groups' memory and the
+/// communicators must outlive the reducer.
 class GroupReducer {
  public:
-  /// `shards`: for each of `groups` the ranks that share its layout, data-parallel copies of each other.
+  /// `shards`: for each of `groups` its data-parallel ranks, which share the layout.
   GroupReducer(std::span<const GroupTensors> groups, std::span<comm::Communicator* const> shards,
                bool overlap, comm::StreamRef stream = {});
 
-  /// From here on ready() counts.
+  /// Begins a step. Must be called before the first ready().
   void start();
-  /// The gradient of a parameter (an index into ParameterList::all) is complete.
+  /// Reports that the gradient of a parameter (an index into ParameterList::all) is complete.
   void ready(int parameter);
-  /// Waits until all sums are there.
+  /// Waits until all gradients are reduced.
   void finish();
-  /// Updated weights of all ranks.
+  /// Gathers the updated weights from all ranks.
   void gather();
 
  private:
@@ -33,11 +33,11 @@ class GroupReducer {
     std::unique_ptr<GradReducer> reducer;
     Tensor weights;
   };
-  struct Place {
-    int group = -1, index = 0;
+  struct Location {
+    int group = -1, index = 0;  // of the trainable groups; in the group
   };
   std::vector<Group> groups_;
-  std::vector<Place> places_;  // by parameter
+  std::vector<Location> locations_;  // by parameter
 };
 
 }  // namespace nrl::engine

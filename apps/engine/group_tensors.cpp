@@ -58,7 +58,7 @@ std::vector<Tensor> parameter_weights(const model::ParameterList& parameters,
   return out;
 }
 
-void start_masters(ops::Exec& exec, std::span<const GroupTensors> groups) {
+void initialize_master_weights(ops::Exec& exec, std::span<const GroupTensors> groups) {
   for (const GroupTensors& t : groups)
     if (const Tensor master = t.find("master"))
       for (const plan::OwnedRange& r : t.group->owned)

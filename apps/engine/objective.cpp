@@ -5,8 +5,8 @@
 
 namespace nrl::engine {
 
-void Objective::weights(ops::Exec&, const model::MicroBatch&, const Tensor&) {
-  NRL_CHECK(false, "this objective takes its weights from the batch");
+void Objective::loss_weights(ops::Exec&, const model::MicroBatch&, const Tensor&) {
+  NRL_CHECK(false, "this objective uses the loss weights of the batch");
 }
 
 std::span<const std::string_view> LanguageModeling::metrics() const {

@@ -1,5 +1,5 @@
 #pragma once
-// What a training step minimizes, in terms of the log-probabilities of its target tokens.
+// Training objectives as functions of the log-probabilities of the target tokens.
 
 #include <span>
 #include <string_view>
@@ -8,31 +8,30 @@
 
 namespace nrl::engine {
 
-/// Tensors are in the memory of the exec's device, and all work is enqueued on its stream: an objective never
-/// waits for a value, so that its step can be captured in a CUDA graph.
+/// Tensors are in the memory of the exec's device, and all work is enqueued on its stream. An objective must
+/// not wait for a value, so that the step can be captured in a CUDA graph.
 class Objective {
  public:
   virtual ~Objective() = default;
 
-  /// Names of the sums of a step over all microbatches and data-parallel ranks, at most
+  /// Names of the metrics, which are sums over all microbatches and data-parallel ranks of a step; at most
   /// ops::StepScalar::max_metrics. The step is skipped unless the first one is finite. The names must outlive
   /// the steps in flight.
   virtual std::span<const std::string_view> metrics() const = 0;
 
-  /// Whether dLoss/dlog_prob depends on the log-probabilities themselves. Every microbatch then runs a
-  /// forward pass without dropout first, and weights() between the two passes.
+  /// Whether dLoss/dlog_prob depends on the log-probabilities. Every microbatch then first runs a forward
+  /// pass without dropout, followed by loss_weights().
   virtual bool needs_log_probs_first() const { return false; }
-  /// Only with needs_log_probs_first(): writes batch.weight, (N) f32 dLoss/dlog_prob, from `log_prob`, (N)
-  /// f32 (0 where there is no target). Otherwise the weights are those that came with the batch.
-  virtual void weights(ops::Exec& exec, const model::MicroBatch& batch, const Tensor& log_prob);
+  /// Only called if needs_log_probs_first(): writes batch.loss_weight, (N) f32 dLoss/dlog_prob, from
+  /// `log_prob`, (N) f32 (0 for tokens without a target). Otherwise the loss weights of the batch are used.
+  virtual void loss_weights(ops::Exec& exec, const model::MicroBatch& batch, const Tensor& log_prob);
 
-  /// Adds a microbatch's share to the sums: `sums` is (metrics().size()) f64, `log_prob` is (N) f32 of the
-  /// training pass.
+  /// Adds a microbatch's metrics to `sums`, (metrics().size()) f64. `log_prob`: (N) f32 of the training pass.
   virtual void add_metrics(ops::Exec& exec, const model::MicroBatch& batch, const Tensor& log_prob,
                            const Tensor& sums) = 0;
 };
 
-/// Next-token prediction: the weights come with the batch. Metric: "log_prob", the sum over all targets.
+/// Next-token prediction with the loss weights of the batch. Metric: "log_prob", the sum over all targets.
 class LanguageModeling : public Objective {
  public:
   std::span<const std::string_view> metrics() const override;

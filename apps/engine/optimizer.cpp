@@ -7,7 +7,7 @@ namespace nrl::engine {
 using S = ops::StepScalar;
 
 void Optimizer::step(comm::Communicator* all) {
-  // Every element counts on one rank, so that the sum over all ranks is the norm of the whole model.
+  // Every element counts on exactly one rank, so that the sum over all ranks is the norm of the whole model.
   const Tensor norm = scalars_.rows(S::squared_norm, 1);
   for (const GroupTensors& t : groups_)
     for (const ElementRange& r : t.group->counted)
@@ -46,7 +46,7 @@ void Optimizer::update(const GroupTensors& t) {
   a.chunks = t.chunks;
   a.scalars = scalars_;
   ops::adamw(exec_, a);
-  // A sharded update leaves the gradients of other ranks' parts.
+  // A sharded update does not zero the gradients of other ranks' shards.
   if (sharded) ops::zero(exec_, {.x = t.gradients});
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// The end of an optimizer step over all parameter groups: global gradient norm, clipping and AdamW over what
-// this rank owns. Everything is enqueued; no host waits for a value.
+// The update of an optimizer step over all parameter groups: global gradient norm, clipping, and AdamW on the
+// ranges that this rank owns. All work is enqueued; the host waits for no value.
 
 #include "apps/engine/group_tensors.h"
 #include "core/config/config.h"
@@ -11,8 +11,8 @@ namespace nrl::engine {
 
 class Optimizer {
  public:
-  /// `scalars`: (ops::StepScalar::count) f64. `max_norm` 0: gradients are not clipped. `max_skipped`: see
-  /// ops::DecideStep. Refers to the groups' memory and to `exec`.
+  /// `scalars`: (ops::StepScalar::count) f64. `max_norm`: 0 disables clipping. `max_skipped`: see
+  /// ops::DecideStep. The groups' memory and `exec` must outlive the optimizer.
   Optimizer(const OptimizerConfig& config, double max_norm, int64_t max_skipped,
             std::vector<GroupTensors> groups, const Tensor& scalars, ops::Exec& exec)
       : config_(config),
@@ -22,9 +22,9 @@ class Optimizer {
         scalars_(scalars),
         exec_(exec) {}
 
-  /// After the gradients' reduction: sums the step's scalars over `all`, every rank of the run (see
-  /// ops::StepScalar), decides whether and how the step is taken, and updates. Gradients are zero afterwards.
-  /// Null: nothing is summed, for collecting the kernels of a step (ops::Exec::needed).
+  /// Must be called after the gradients are reduced. Sums the step scalars (ops::StepScalar) over `all`, the
+  /// ranks of the run, decides on the device whether to skip the step, and updates. Zeroes the gradients.
+  /// Null: sums nothing, for collecting the kernels of a step (ops::Exec::needed).
   void step(comm::Communicator* all);
 
  private:

@@ -11,7 +11,7 @@ using S = ops::StepScalar;
 namespace {
 
 constexpr size_t bytes = S::count * sizeof(double);
-constexpr size_t host_values = S::updates;  // the front part, which the host sets
+constexpr size_t host_values = S::updates;  // the leading scalars, which the host sets
 static_assert(S::learning_rate + 1 == S::updates);
 
 }  // namespace
@@ -19,12 +19,12 @@ static_assert(S::learning_rate + 1 == S::updates);
 StepScalars::StepScalars(const Tensor& scalars, double* host, ops::Exec& exec)
     : scalars_(scalars), exec_(&exec), host_(host) {
   if (!exec.device) return;
-  for (device::Event& event : back_) event = device::Event(*exec.device);
+  for (device::Event& event : copied_back_) event = device::Event(*exec.device);
 }
 
-double* StepScalars::slot(int64_t step) const {
+double* StepScalars::host_scalars(int64_t step) const {
   if (!exec_->device) return scalars_.ptr<double>();
-  return host_ + step % slots * S::count;
+  return host_ + step % buffers * S::count;
 }
 
 void StepScalars::restore(int64_t updates, int64_t skipped_in_a_row) {
@@ -35,8 +35,8 @@ void StepScalars::restore(int64_t updates, int64_t skipped_in_a_row) {
 }
 
 void StepScalars::begin(double learning_rate, bool stop) {
-  NRL_CHECK(in_flight_ < slots, "a third step begins before the first was collected");
-  double* values = slot(begun_);
+  NRL_CHECK(in_flight_ < buffers, "more than {} steps in flight", buffers);
+  double* values = host_scalars(begun_);
   std::fill(values, values + S::sums, 0.0);
   values[S::stop] = stop ? 1 : 0;
   values[S::learning_rate] = learning_rate;
@@ -50,15 +50,16 @@ void StepScalars::begin(double learning_rate, bool stop) {
 void StepScalars::finish() {
   if (!exec_->device) return;
   const int64_t step = begun_ - 1;
-  exec_->device->copy(slot(step), scalars_.data, bytes, device::CopyKind::device_to_host, exec_->stream);
-  back_[step % slots].record(exec_->stream);
+  exec_->device->copy(host_scalars(step), scalars_.data, bytes, device::CopyKind::device_to_host,
+                      exec_->stream);
+  copied_back_[step % buffers].record(exec_->stream);
 }
 
 StepResult StepScalars::collect() {
   NRL_CHECK(in_flight_ > 0);
   const int64_t step = begun_ - in_flight_--;
-  if (exec_->device) back_[step % slots].synchronize();
-  const double* v = slot(step);
+  if (exec_->device) copied_back_[step % buffers].synchronize();
+  const double* v = host_scalars(step);
   StepResult r;
   std::copy_n(v + S::metrics, S::max_metrics, r.metrics.begin());
   r.grad_norm = v[S::grad_norm];

@@ -9,7 +9,7 @@ namespace {
 std::unique_ptr<Layer> make_block(const LayerContext& context, int layer, const LayerParameters& parameters,
                                   const ChunkOptions& options) {
   const ModelSpec& m = *context.spec;
-  // The policy has no say in it: with and without recomputation the same bits.
+  // Independent of the recompute policy, so that results are bitwise identical with and without it.
   const bool fuse_gelu =
       options.device == DeviceType::cuda && !m.gated && m.activation == ops::Activation::gelu_tanh;
   auto block = std::make_unique<Block>(context, layer, parameters, options.recipe, fuse_gelu);
@@ -25,9 +25,10 @@ RecomputePolicy recompute_modules(std::vector<std::string> modules) {
     for (const std::string& module : modules) {
       const memory::SlotSet slots = table.with_rule(module);
       if (slots == 0)
-        fail(Exit::config,
-             "policy.recompute.modules: '{}' names no activation of this model; known: norm, activation",
-             module);
+        fail(
+            Exit::config,
+            "policy.recompute.modules: '{}' matches no activation of this model; expected norm or activation",
+            module);
       recomputed |= slots;
     }
     return recomputed;
@@ -37,7 +38,7 @@ RecomputePolicy recompute_modules(std::vector<std::string> modules) {
 std::vector<Chunk> decoder_chunks(const LayerContext& context, const ParameterList& parameters,
                                   const ChunkOptions& options) {
   const auto layers = static_cast<int>(context.spec->layers);
-  NRL_CHECK(options.chunks >= 1 && options.chunks <= layers, "{} chunks of {} layers", options.chunks,
+  NRL_CHECK(options.chunks >= 1 && options.chunks <= layers, "{} chunks of {} blocks", options.chunks,
             layers);
   std::vector<Chunk> chunks;
   for (int c = 0; c < options.chunks; ++c) {

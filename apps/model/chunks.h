@@ -1,5 +1,5 @@
 #pragma once
-// Which layers a decoder has, cut into chunks of consecutive blocks.
+// Builds the layers of a decoder, split into chunks of consecutive blocks.
 
 #include <functional>
 #include <memory>
@@ -13,20 +13,20 @@ namespace nrl::model {
 
 using Chunk = std::vector<std::unique_ptr<Layer>>;
 
-/// The slots of block number `block` that backward passes make again.
+/// The slots of block `block` that backward passes recompute.
 using RecomputePolicy = std::function<memory::SlotSet(int block, const memory::LayerTable&)>;
-/// All slots with one of these rules, in all blocks. Fails (78) when one names no slot of the model.
+/// All slots with one of these rules, in all blocks. Fails (78) when a rule matches no slot of the model.
 RecomputePolicy recompute_modules(std::vector<std::string> modules);
 
 struct ChunkOptions {
   precision::Recipe recipe;
   DeviceType device = DeviceType::cpu;
-  int64_t head_chunk_tokens = 1;   ///< whose logits exist at a time
-  int chunks = 1;                  ///< at most as many as blocks, which are shared out evenly
-  RecomputePolicy recompute = {};  ///< none: everything is kept
+  int64_t head_chunk_tokens = 1;   ///< tokens per chunk of the head
+  int chunks = 1;                  ///< at most the number of blocks, which are distributed evenly
+  RecomputePolicy recompute = {};  ///< empty: all activations are kept
 };
 
-/// All chunks of a model, in its order; `context` and `parameters` outlive them.
+/// All chunks of a model, in the order of the forward pass; `context` and `parameters` must outlive them.
 std::vector<Chunk> decoder_chunks(const LayerContext& context, const ParameterList& parameters,
                                   const ChunkOptions& options);
 

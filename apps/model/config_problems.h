@@ -1,5 +1,5 @@
 #pragma once
-// What is wrong with a config.json.
+// Problems of a config.json.
 
 #include <string>
 #include <vector>
@@ -8,14 +8,14 @@
 
 namespace nrl::model {
 
-/// One thing that is wrong with a config.json.
+/// One problem of a config.json.
 struct ModelProblem {
-  std::string key;                   ///< dotted key at fault ("rope_scaling.factor"); empty: the whole file
-  std::string text;                  ///< for people; names the key
-  std::vector<std::string> depends;  ///< all keys whose values led to it, `key` included
+  std::string key;                   ///< dotted key ("rope_scaling.factor"); empty: the whole file
+  std::string text;                  ///< message; names the key
+  std::vector<std::string> depends;  ///< all keys that are involved, `key` included
 };
 
-/// A config.json that cannot be trained, with every independent problem found; what() has one line for each.
+/// An invalid or unsupported config.json, with all independent problems; what() has one line per problem.
 class ModelConfigError : public Error {
  public:
   explicit ModelConfigError(std::vector<ModelProblem> problems);

@@ -8,7 +8,7 @@
 namespace nrl::model {
 namespace {
 
-// Whether a value switches nothing on.
+// Whether a value leaves a feature off.
 bool is_neutral(const JsonValue& v) {
   return v.is_null() || (v.is_bool() && !v.as_bool()) || (v.is_number() && v.as_double() == 0) ||
          (v.is_array() && v.items().empty());
@@ -23,7 +23,7 @@ void ConfigProblems::add(std::string key, std::vector<std::string> depends, std:
   all_.push_back({std::move(key), std::move(text), std::move(depends)});
 }
 
-bool ConfigProblems::good(std::initializer_list<std::string_view> keys) const {
+bool ConfigProblems::valid(std::initializer_list<std::string_view> keys) const {
   for (const ModelProblem& p : all_)
     for (std::string_view key : keys)
       if (std::find(p.depends.begin(), p.depends.end(), key) != p.depends.end()) return false;
@@ -31,16 +31,16 @@ bool ConfigProblems::good(std::initializer_list<std::string_view> keys) const {
 }
 
 int64_t ConfigReader::size(std::string_view key, std::string_view other) const {
-  agree(key, other);
+  require_equal(key, other);
   if (const JsonValue* v = given(key, other)) return positive(name(key, other), *v);
   std::vector<std::string> depends;
   if (!other.empty()) depends.push_back(path(other));
-  problems_.add(path(key), std::move(depends), fmt::format("the model needs '{}'", path(key)));
+  problems_.add(path(key), std::move(depends), fmt::format("{} is missing: every model needs it", path(key)));
   return 1;
 }
 
 int64_t ConfigReader::size_or(std::string_view key, int64_t fallback, std::string_view other) const {
-  agree(key, other);
+  require_equal(key, other);
   const JsonValue* v = given(key, other);
   return v ? positive(name(key, other), *v) : fallback;
 }
@@ -69,7 +69,7 @@ double ConfigReader::required(std::string_view key, std::string_view why) const 
 float ConfigReader::dropout_or(std::string_view key, double fallback) const {
   const double p = number_or(key, fallback);
   if (static_cast<float>(p) < 1) return static_cast<float>(p);
-  refuse(key, "{} must be from 0 to below 1, found {}", path(key), p);
+  refuse(key, "{} must be at least 0 and below 1, found {}", path(key), p);
   return 0;
 }
 
@@ -100,10 +100,11 @@ void ConfigReader::must_be_on(std::string_view key, std::string_view what) const
   if (!flag_or(key, true)) refuse(key, "{}: {} is not supported", path(key), what);
 }
 
-void ConfigReader::agree(std::string_view key, std::string_view other) const {
+void ConfigReader::require_equal(std::string_view key, std::string_view other) const {
   const JsonValue *a = given(key), *b = other.empty() ? nullptr : given(other);
   if (a && b && a->dump() != b->dump())
-    conflict(other, {path(key)}, "{} {} and {} {} differ, but name the same size. Fix: set one of them",
+    conflict(other, {path(key)},
+             "{} {} and {} {} differ, but are two names of the same size. Fix: set only one of them",
              path(other), shown(*b), path(key), shown(*a));
 }
 
@@ -121,16 +122,16 @@ std::string ConfigReader::shown(const JsonValue& v) {
 }
 
 int64_t ConfigReader::positive(std::string_view key, const JsonValue& v) const {
-  // The bounds keep every product of two sizes far from overflow.
-  const int64_t most = key == "num_hidden_layers" || key == "n_layer" ? 4096
-                       : key == "hidden_size" || key == "n_embd"      ? 1 << 20
-                                                                      : 1 << 24;
+  // With these bounds no product of two sizes can overflow.
+  const int64_t limit = key == "num_hidden_layers" || key == "n_layer" ? 4096
+                        : key == "hidden_size" || key == "n_embd"      ? 1 << 20
+                                                                       : 1 << 24;
   if (!v.is_integer()) {
     refuse(key, "{} must be an integer, found {}", path(key), shown(v));
-  } else if (const double n = v.as_double(); n >= 1 && n <= static_cast<double>(most)) {
+  } else if (const double n = v.as_double(); n >= 1 && n <= static_cast<double>(limit)) {
     return v.as_int();
   } else {
-    refuse(key, "{} must be between 1 and {}, found {}", path(key), most, shown(v));
+    refuse(key, "{} must be between 1 and {}, found {}", path(key), limit, shown(v));
   }
   return 1;
 }
@@ -146,7 +147,8 @@ std::vector<std::string> unread_keys(const JsonValue& json, const ConfigProblems
       if (!is_neutral(member.value) && !problems.was_read(member.key)) unread.push_back(member.key);
       continue;
     }
-    for (const JsonMember& inner : member.value.members())  // both spellings of a rotary scaling agree
+    for (const JsonMember& inner :
+         member.value.members())  // rope_scaling and rope_parameters have the same keys
       if (!is_neutral(inner.value) && !problems.was_read("rope_scaling." + inner.key) &&
           !problems.was_read("rope_parameters." + inner.key))
         unread.push_back(member.key + "." + inner.key);

@@ -13,9 +13,9 @@ using memory::Category;
 
 namespace {
 
-// CPU: 256 tokens at a time: the head's weight gradient is read and written once per chunk, which larger
-// chunks hardly speed up (512 gained 1 % at a vocabulary of 50304, for 49 MiB); fewer where the vocabulary
-// would make the logits large. A GPU needs more rows to fill its multiprocessors and has the memory.
+// CPU: 256 tokens per chunk, fewer for vocabularies whose logits would be large. The head's weight gradient
+// is read and written once per chunk; 512 tokens gained only 1 % at a vocabulary of 50304, for 49 MiB. A GPU
+// needs more rows to occupy its multiprocessors and has the memory.
 struct HeadLimits {
   int64_t tokens, logits_bytes;
 };
@@ -27,7 +27,7 @@ int64_t head_chunk_tokens(int64_t tokens, int64_t vocab, DeviceType device) {
   const HeadLimits limits = head_limits(device);
   const int64_t fit = std::clamp<int64_t>(limits.logits_bytes / (vocab * 4), 32, limits.tokens);
   if (fit >= tokens) return tokens;
-  // Equal chunks: a small last one would waste the matrix product.
+  // Equal chunks: a GEMM with few rows would be inefficient.
   const int64_t chunks = (tokens + fit - 1) / fit;
   return (tokens + chunks - 1) / chunks;
 }
@@ -61,8 +61,8 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
     return program;
   };
   if (!options_.training.actions.empty()) {
-    const bool whole = options_.recorded.actions.empty();
-    training_program_ = record(memory::training, whole ? options_.training : options_.recorded);
+    const bool whole = options_.dry_run.actions.empty();
+    training_program_ = record(memory::training, whole ? options_.training : options_.dry_run);
   }
   evaluation_ = pipeline::make_schedule(
       {.kind = pipeline::ScheduleKind::forward_only, .chunks_per_stage = static_cast<int>(chunks)}, 0);
@@ -102,8 +102,8 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
 }
 
 void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks) {
-  const bool shorter = context_.exec->needed && !options_.recorded.actions.empty();
-  execute(shorter ? options_.recorded : options_.training, *stage_, training_program_, batches, hooks);
+  const bool shorter = context_.exec->needed && !options_.dry_run.actions.empty();
+  execute(shorter ? options_.dry_run : options_.training, *stage_, training_program_, batches, hooks);
 }
 
 void Decoder::evaluate(const MicroBatch& batch) {

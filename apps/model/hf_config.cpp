@@ -19,8 +19,8 @@ constexpr std::pair<std::string_view, ops::Activation> activations[] = {
     {"gelu", ops::Activation::gelu_erf},       {"gelu_new", ops::Activation::gelu_tanh},
     {"gelu_fast", ops::Activation::gelu_tanh}, {"gelu_pytorch_tanh", ops::Activation::gelu_tanh}};
 
-// The rescaling of the rotary frequencies. Without the factors that a kind needs, the model would train with
-// other frequencies than those it was made with.
+// Scaling of the rotary frequencies. A missing factor is refused: with a default the frequencies would differ
+// from those that the model was trained with.
 void read_rope_scaling(const ConfigReader& s, ModelSpec& m, const std::string& prefix) {
   static constexpr std::pair<std::string_view, ops::RopeKind> kinds[] = {{"default", ops::RopeKind::standard},
                                                                          {"linear", ops::RopeKind::linear},
@@ -29,7 +29,7 @@ void read_rope_scaling(const ConfigReader& s, ModelSpec& m, const std::string& p
                                                                          {"yarn", ops::RopeKind::yarn}};
   m.rope.kind = s.choice_or(kinds, "rope_type", ops::RopeKind::standard, "type");
   if (m.rope.kind == ops::RopeKind::standard && s.given("factor") && !s.given("rope_type", "type"))
-    s.refuse("rope_type", "{}rope_type is missing: a factor alone does not say how to rescale", prefix);
+    s.refuse("rope_type", "{}rope_type is missing: factor needs it", prefix);
   m.rope.factor = s.number_or("factor", 1.0);
   m.rope.low_freq_factor = s.number_or("low_freq_factor", 1.0);
   m.rope.high_freq_factor = s.number_or("high_freq_factor", 4.0);
@@ -37,26 +37,26 @@ void read_rope_scaling(const ConfigReader& s, ModelSpec& m, const std::string& p
   m.rope.beta_slow = s.positive_or("beta_slow", 1.0);
   m.rope.attention_factor = s.given("attention_factor") ? s.positive_or("attention_factor", 1.0) : 0.0;
   m.rope.truncate = s.flag_or("truncate", true);
-  // The dynamic kind stretches from max_position_embeddings, whatever else is there.
+  // Dynamic scaling always starts from max_position_embeddings.
   const int64_t original = s.size_or("original_max_position_embeddings", m.max_positions);
   if (m.rope.kind != ops::RopeKind::dynamic) m.rope.original_max_position = original;
   const bool llama3 = m.rope.kind == ops::RopeKind::llama3;
-  const std::string_view kind = llama3 ? "rope_type llama3" : "rescaling";
+  const std::string_view kind = llama3 ? "rope_type llama3" : "RoPE scaling";
   if (m.rope.kind != ops::RopeKind::standard) s.required("factor", kind);
   if (llama3) {
     for (const char* key : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
       s.required(key, kind);
   }
-  if (m.rope.kind != ops::RopeKind::standard && s.good({prefix + "factor"}) && m.rope.factor < 1)
+  if (m.rope.kind != ops::RopeKind::standard && s.valid({prefix + "factor"}) && m.rope.factor < 1)
     s.refuse("factor", "{}factor must be at least 1, found {}", prefix, m.rope.factor);
-  // Both together replace the attention factor that is derived from `factor`; one alone has no effect.
+  // Both together replace the attention factor derived from `factor`; one alone has no effect.
   const double mscale = s.number_or("mscale", 0), mscale_all_dim = s.number_or("mscale_all_dim", 0);
   if (m.rope.kind == ops::RopeKind::yarn && m.rope.attention_factor == 0 && mscale > 0 &&
       mscale_all_dim > 0) {
-    const double growth = 0.1 * std::log(std::max(m.rope.factor, 1.0));
-    m.rope.attention_factor = (mscale * growth + 1) / (mscale_all_dim * growth + 1);
+    const double log_factor = 0.1 * std::log(std::max(m.rope.factor, 1.0));
+    m.rope.attention_factor = (mscale * log_factor + 1) / (mscale_all_dim * log_factor + 1);
   }
-  if (llama3 && s.good({prefix + "low_freq_factor", prefix + "high_freq_factor"}) &&
+  if (llama3 && s.valid({prefix + "low_freq_factor", prefix + "high_freq_factor"}) &&
       m.rope.high_freq_factor <= m.rope.low_freq_factor)
     s.conflict("high_freq_factor", {prefix + "low_freq_factor"},
                "{}high_freq_factor {} must be greater than low_freq_factor {}", prefix,
@@ -78,32 +78,32 @@ void read_rope(const ConfigReader& r, ModelSpec& m, ConfigProblems& problems) {
     const ConfigReader s(*scaling, problems, prefix);
     for (const JsonMember& member : scaling->members())
       if (member.value.is_object())
-        s.refuse(member.key, "{}{}: rotary positions of their own for some layers are not supported", prefix,
-                 member.key);
+        s.refuse(member.key, "{}{}: RoPE parameters per layer type are not supported", prefix, member.key);
     read_rope_scaling(s, m, prefix);
-    // Beside the scaling, transformers 5 prefers it and transformers 4 ignores it.
+    // At the top level transformers 5 prefers this key, and transformers 4 ignores it.
     constexpr std::string_view original_key = "original_max_position_embeddings";
     const bool uses_original = m.rope.kind == ops::RopeKind::llama3 || m.rope.kind == ops::RopeKind::yarn;
-    if (uses_original && s.good({prefix + std::string(original_key)}) &&
+    if (uses_original && s.valid({prefix + std::string(original_key)}) &&
         r.size_or(original_key, m.rope.original_max_position) != m.rope.original_max_position)
-      r.refuse(original_key, "{} {} is not that of {}, {}. Fix: set it only in {}", original_key,
-               r.find(original_key)->dump(), scaling_key, m.rope.original_max_position, scaling_key);
+      r.refuse(original_key, "{} is {}, but {} in {}. Fix: set it only in {}", original_key,
+               r.find(original_key)->dump(), m.rope.original_max_position, scaling_key, scaling_key);
     if (s.given("rope_theta")) theta_key = prefix + theta_key;
     if (s.given("partial_rotary_factor")) partial_key = prefix + partial_key;
     m.rope.theta = s.number_or("rope_theta", m.rope.theta);
     partial = s.number_or("partial_rotary_factor", partial);
   }
-  if (m.rope.theta <= 1 && problems.good({theta_key}))
+  if (m.rope.theta <= 1 && problems.valid({theta_key}))
     r.refuse(theta_key, "{} must be greater than 1, found {}", theta_key, m.rope.theta);
   const double rotary = static_cast<double>(m.head_dim) * partial;
   m.rope.rotary_dim = rotary < 1e9 ? static_cast<int64_t>(std::llround(rotary)) : 0;
   if (m.rope.rotary_dim >= 2 && m.rope.rotary_dim % 2 == 0 && m.rope.rotary_dim <= m.head_dim) return;
   std::vector<std::string> depends{partial_key, "hidden_size", "num_attention_heads"};
-  if (problems.good({partial_key, "head_dim", "hidden_size", "num_attention_heads"}))
-    r.conflict(r.given("head_dim") ? "head_dim" : "hidden_size", std::move(depends),
-               "head_dim {} x partial_rotary_factor {} gives {} rotary dimensions; an even number of at most "
-               "head_dim is needed",
-               m.head_dim, partial, m.rope.rotary_dim);
+  if (problems.valid({partial_key, "head_dim", "hidden_size", "num_attention_heads"}))
+    r.conflict(
+        r.given("head_dim") ? "head_dim" : "hidden_size", std::move(depends),
+        "head_dim {} x partial_rotary_factor {} gives {} rotary dimensions; expected an even number of "
+        "at most head_dim",
+        m.head_dim, partial, m.rope.rotary_dim);
 }
 
 void read_gpt2(const ConfigReader& r, ModelSpec& m) {
@@ -111,7 +111,7 @@ void read_gpt2(const ConfigReader& r, ModelSpec& m) {
   m.layers = r.size("n_layer", "num_hidden_layers");
   m.heads = m.kv_heads = r.size("n_head", "num_attention_heads");
   m.max_positions = r.size_or("n_positions", 1024, "max_position_embeddings");
-  // Of older files; transformers ignores it, whatever it says.
+  // Only in older files; transformers ignores it.
   if (const JsonValue* n_ctx = r.find("n_ctx"))
     if (n_ctx->is_number() && n_ctx->as_double() == static_cast<double>(m.max_positions))
       r.note_read({"n_ctx"});
@@ -125,34 +125,32 @@ void read_gpt2(const ConfigReader& r, ModelSpec& m) {
   m.residual_dropout = r.dropout_or("resid_pdrop", 0.1);
   m.embedding_dropout = r.dropout_or("embd_pdrop", 0.1);
   m.attention_dropout = r.dropout_or("attn_pdrop", 0.1);
-  r.must_be_on("scale_attn_weights", "attention without the factor 1/sqrt(head_dim)");
-  r.must_be_off("scale_attn_by_inverse_layer_idx", "scaling the attention by the layer");
-  r.must_be_off("reorder_and_upcast_attn", "reordered attention");
+  r.must_be_on("scale_attn_weights", "attention without scaling by 1/sqrt(head_dim)");
+  r.must_be_off("scale_attn_by_inverse_layer_idx", "scaling attention by the layer index");
+  r.must_be_off("reorder_and_upcast_attn", "reordered and upcast attention");
   r.must_be_off("add_cross_attention", "cross attention");
 }
 
-// How far attention sees. Mistral: every layer has the window. Qwen: with use_sliding_window, the layers from
-// max_window_layers on.
+// The sliding window. Mistral: in all layers. Qwen: with use_sliding_window, in layers >= max_window_layers.
 void read_window(const ConfigReader& r, ModelSpec& m) {
-  constexpr int64_t missing = 4096;  // what transformers takes where the key is missing; null is no window
+  constexpr int64_t missing = 4096;  // default of transformers for a missing key; null means no window
   const bool null = r.find("sliding_window") && !r.given("sliding_window");
   if (m.family == Family::mistral && !null) m.window = r.size_or("sliding_window", missing);
   const bool qwen = m.family == Family::qwen2 || m.family == Family::qwen3;
-  if (qwen) r.note_read({"sliding_window", "max_window_layers"});  // use_sliding_window decides over both
+  if (qwen) r.note_read({"sliding_window", "max_window_layers"});  // both depend on use_sliding_window
   if (qwen && !null && r.flag_or("use_sliding_window", false) &&
-      r.size_or("max_window_layers", 28) < m.layers && r.good({"max_window_layers", "num_hidden_layers"}))
+      r.size_or("max_window_layers", 28) < m.layers && r.valid({"max_window_layers", "num_hidden_layers"}))
     r.conflict("max_window_layers", {"num_hidden_layers"},
-               "a sliding window in some layers only (max_window_layers) is not supported");
+               "max_window_layers: a sliding window in only some layers is not supported");
   const std::string_view kind = m.window > 0 ? "sliding_attention" : "full_attention";
   const JsonValue* types = r.given("layer_types");
-  if (!types || !r.good({"num_hidden_layers"})) return;
+  if (!types || !r.valid({"num_hidden_layers"})) return;
   bool as_expected = types->is_array() && static_cast<int64_t>(types->items().size()) == m.layers;
   if (as_expected)
     for (const JsonValue& type : types->items()) as_expected &= type.is_string() && type.as_string() == kind;
   if (!as_expected)
     r.refuse("layer_types",
-             "layer_types must name {} for each of the {} layers: other kinds, and layers of several "
-             "kinds, are not supported",
+             "layer_types must be {} for each of the {} layers; other or mixed layer types are not supported",
              kind, m.layers);
 }
 
@@ -170,10 +168,9 @@ void read_llama_like(const ConfigReader& r, ModelSpec& m) {
   const bool attention_bias = r.flag_or("attention_bias", false);
   m.qkv_bias = m.family == Family::qwen2 || attention_bias;
   m.o_bias = m.family != Family::qwen2 && attention_bias;
-  // Files of the other families would not be read with these biases elsewhere.
-  if (m.family != Family::llama) r.must_be_off("mlp_bias", "a bias in the MLP of this model_type");
-  if (m.family == Family::mistral)
-    r.must_be_off("attention_bias", "a bias in the attention of this model_type");
+  // transformers has no such biases in these families and would not read them.
+  if (m.family != Family::llama) r.must_be_off("mlp_bias", "an MLP bias in this model_type");
+  if (m.family == Family::mistral) r.must_be_off("attention_bias", "an attention bias in this model_type");
   m.mlp_bias = r.flag_or("mlp_bias", false);
   m.qk_norm = m.family == Family::qwen3;
   m.tied = r.flag_or("tie_word_embeddings", false);
@@ -183,18 +180,18 @@ void read_llama_like(const ConfigReader& r, ModelSpec& m) {
   r.must_be_off("num_experts", "a mixture of experts");
 }
 
-// What holds between heads and widths.
+// Constraints between head counts and widths.
 void check_heads(const ConfigReader& r, ModelSpec& m) {
   const bool gpt2 = m.family == Family::gpt2 && r.given("n_head");
   const std::string hidden_key = gpt2 ? "n_embd" : "hidden_size",
                     heads_key = gpt2 ? "n_head" : "num_attention_heads";
   if (m.head_dim == 0) {
-    if (m.hidden % m.heads && r.good({hidden_key, heads_key}))
+    if (m.hidden % m.heads && r.valid({hidden_key, heads_key}))
       r.conflict(heads_key, {hidden_key}, "{} {} is not divisible by {} {}{}", hidden_key, m.hidden,
                  heads_key, m.heads, m.family == Family::gpt2 ? "" : "; set head_dim");
     m.head_dim = std::max<int64_t>(1, m.hidden / m.heads);
   }
-  if (m.heads % m.kv_heads && r.good({heads_key, "num_key_value_heads"}))
+  if (m.heads % m.kv_heads && r.valid({heads_key, "num_key_value_heads"}))
     r.conflict("num_key_value_heads", {heads_key},
                "num_attention_heads {} is not a multiple of num_key_value_heads {}", m.heads, m.kv_heads);
 }
@@ -204,16 +201,19 @@ void check_heads(const ConfigReader& r, ModelSpec& m) {
 ModelSpec parse_model_config(const std::string& text, const std::string& source) {
   const JsonValue json = parse_json(text, source);
   if (!json.is_object())
-    throw ModelConfigError(std::vector{ModelProblem{"", "a model configuration is a JSON object", {}}});
+    throw ModelConfigError(
+        std::vector{ModelProblem{"", fmt::format("expected a JSON object, found {}", json.kind()), {}}});
   ConfigProblems problems;
   const ConfigReader r(json, problems);
   ModelSpec m;
   m.family = r.choice_or(families, "model_type", Family::llama);
-  // Which other keys there are depends on the family.
+  // The other keys depend on the family.
   if (!r.given("model_type"))
-    problems.add("model_type", {}, "the model needs 'model_type': gpt2, llama, mistral, qwen2 or qwen3");
+    problems.add(
+        "model_type", {},
+        "model_type is missing: every model needs it; expected gpt2, llama, mistral, qwen2 or qwen3");
   m.vocab_size = r.size("vocab_size");
-  if (problems.good({"model_type"})) {
+  if (problems.valid({"model_type"})) {
     if (m.family == Family::gpt2) {
       read_gpt2(r, m);
     } else {
@@ -225,14 +225,14 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
       if (auto conflict = rope_conflict(json))
         problems.add(std::move(conflict->key), std::move(conflict->depends), std::move(conflict->text));
   }
-  r.must_be_off("quantization_config", "a quantised model");
-  // The bound keeps every sum of bytes far from overflow, whatever a file says.
+  r.must_be_off("quantization_config", "a quantized model");
+  // With this bound no sum of bytes can overflow.
   if (problems.all().empty() && approximate_parameters(m) > 0x1p48) {
     const ModelSize largest = most_unusual_size(m);
     const std::string_view key =
         json.find(largest.key) || largest.gpt2_key.empty() ? largest.key : largest.gpt2_key;
     problems.add(std::string(key), {},
-                 fmt::format("the model would have {} parameters; {} is {}",
+                 fmt::format("the model is too large: {} parameters; {} is {}",
                              human_count(approximate_parameters(m)), key, largest.value));
   }
   m.initializer_range = static_cast<float>(r.number_or("initializer_range", 0.02));

@@ -1,5 +1,5 @@
 #pragma once
-// A model as Hugging Face describes it: config.json in and out.
+// Reads and writes Hugging Face's config.json.
 
 #include <string>
 #include <string_view>
@@ -9,13 +9,13 @@
 
 namespace nrl::model {
 
-/// Reads a config.json (text). `source` names it in messages. Refuses an unknown model_type, missing or
-/// impossible sizes, and any key that changes the mathematics and is not built, naming key and value:
-/// ModelConfigError (exit 78) with all problems, Error(Exit::data) for text that is not JSON.
+/// Parses the text of a config.json; `source` names it in messages. Throws ModelConfigError (exit 78) with
+/// all problems for an unknown model_type, missing or invalid sizes, and unsupported features;
+/// Error(Exit::data) for text that is not JSON.
 ModelSpec parse_model_config(const std::string& json, const std::string& source);
 
-/// `spec.config_json` completed for Hugging Face: architectures, model_type, every size, torch_dtype and
-/// dtype.
+/// `spec.config_json` completed for Hugging Face: architectures, model_type,
+/// all sizes, torch_dtype and dtype.
 std::string hugging_face_config(const ModelSpec& spec, std::string_view dtype);
 
 }  // namespace nrl::model

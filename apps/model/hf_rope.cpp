@@ -7,7 +7,7 @@ namespace nrl::model {
 void write_rope(JsonValue& config, const ModelSpec& m) {
   static constexpr std::string_view names[] = {"default", "linear", "dynamic", "llama3", "yarn"};
   const JsonValue* given = nullptr;
-  for (const char* key : {"rope_scaling", "rope_parameters"})  // the reader prefers the latter too
+  for (const char* key : {"rope_scaling", "rope_parameters"})  // like the reader, prefers the latter
     if (const JsonValue* value = config.find(key); value && value->is_object()) given = value;
   const std::string_view name = names[static_cast<int>(m.rope.kind)];
   JsonValue scaling = JsonValue::object({{"rope_type", name}});
@@ -38,10 +38,11 @@ std::optional<ModelProblem> rope_conflict(const JsonValue& config) {
     return a->is_number() && b->is_number() ? a->as_double() != b->as_double() : a->dump() != b->dump();
   };
   const auto conflict = [](const std::string& key, const JsonValue* now, const JsonValue* other) {
-    return ModelProblem{key,
-                        fmt::format("{} {} and rope_parameters with {} differ. Fix: set both, or only one",
-                                    key, now ? now->dump() : "not set", other ? other->dump() : "not set"),
-                        {key, "rope_parameters"}};
+    return ModelProblem{
+        key,
+        fmt::format("{} {} differs from {} in rope_parameters. Fix: set both to one value, or only one", key,
+                    now ? now->dump() : "not set", other ? other->dump() : "not set"),
+        {key, "rope_parameters"}};
   };
   const JsonValue* parameters = value(config, "rope_parameters");
   if (!parameters || !parameters->is_object()) return std::nullopt;
@@ -52,7 +53,7 @@ std::optional<ModelProblem> rope_conflict(const JsonValue& config) {
   const JsonValue* given = config.find("rope_scaling");
   if (!given) return std::nullopt;
   if (!given->is_null() && !given->is_object())
-    return ModelProblem{"rope_scaling", "rope_scaling must be an object", {"rope_scaling"}};
+    return ModelProblem{"rope_scaling", "rope_scaling must be an object or null", {"rope_scaling"}};
   const JsonValue scaling = given->is_object() ? *given : JsonValue::object();
   const JsonValue standard("default");
   const auto type = [&](const JsonValue& rope) {

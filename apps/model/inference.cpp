@@ -12,7 +12,7 @@ using memory::Category;
 
 namespace {
 
-constexpr int64_t chunk_tokens = 128;  // of the prompt at a time
+constexpr int64_t chunk_tokens = 128;  // prompt tokens per forward pass
 
 }  // namespace
 
@@ -21,7 +21,7 @@ Inference::Inference(const ModelSpec& spec, const ParameterList& parameters, std
     : max_tokens_(max_tokens), exec_(exec) {
   NRL_CHECK(max_tokens > 0);
   if (spec.learned_positions && max_tokens > spec.max_positions)
-    fail(Exit::usage, "this model has {} positions; {} tokens do not fit", spec.max_positions, max_tokens);
+    fail(Exit::usage, "the model has {} positions; found {} tokens", spec.max_positions, max_tokens);
   const DeviceType device = exec.libraries ? DeviceType::cuda : DeviceType::cpu;
   const precision::Recipe& recipe =
       precision::recipe_for_weights(views[static_cast<size_t>(parameters.embedding)].weight.dtype);

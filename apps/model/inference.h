@@ -1,6 +1,6 @@
 #pragma once
-// Running a decoder forward with a key/value cache, one sequence, for sampling text: the layers of training
-// in the mode `generation`.
+// Forward pass of one sequence with a key/value cache, for sampling text. Runs the layers
+// of training in mode `generation`.
 
 #include <cstdint>
 #include <memory>
@@ -14,18 +14,18 @@ namespace nrl::model {
 class Inference {
  public:
   /// A session of at most `max_tokens` positions. `views` are indexed like ParameterList::all (gradients
-  /// unused) and lie in the memory of `exec`; all references outlive the session. Activations and cache have
-  /// the weights' dtype. The session has a workspace of its own.
+  /// unused), in the memory of exec's device. All references must outlive the session. Activations and cache
+  /// have the weights' dtype. The session allocates its own workspace.
   Inference(const ModelSpec& spec, const ParameterList& parameters, std::vector<ParameterView> views,
             const ops::Exec& exec, int64_t max_tokens);
   ~Inference();
   Inference(Inference&&) = delete;
 
-  /// Appends tokens (at least one; together at most max_tokens) and returns the logits (V) of the token after
-  /// the last one, in host memory, valid until the next call.
+  /// Appends tokens (at least one; max_tokens in total) and returns the logits (V) of the next token in host
+  /// memory, valid until the next call.
   std::span<const float> append(std::span<const int32_t> tokens);
 
-  /// Forgets all tokens; the next append() begins a sequence.
+  /// Clears the cache; the next append() starts a new sequence.
   void reset() { cache_.length = 0; }
   int64_t length() const { return cache_.length; }
   int64_t max_tokens() const { return max_tokens_; }

@@ -18,15 +18,16 @@ void execute(const pipeline::Schedule& schedule, Stage& stage, int program,
   stage.begin(program);
   for (const Action& a : schedule.actions) {
     const auto batch = [&]() -> const MicroBatch& { return batches[static_cast<size_t>(a.microbatch)]; };
-    const auto backward = [&](bool data, bool weight) {
+    const auto backward = [&](bool dgrad, bool wgrad) {
       const trace::Range range("backward_pass");
-      stage.backward(a.chunk, a.stash, batch(), {.data = data, .weight = weight, .last = a.last});
+      stage.backward(a.chunk, a.stash, batch(), {.dgrad = dgrad, .wgrad = wgrad, .last = a.last});
     };
     switch (a.kind) {
       case ActionKind::forward: {
         const trace::Range range("forward_pass");
         stage.forward(a.chunk, a.stash, batch(), a.last);
-        if (a.chunk + 1 == stage.chunks() && hooks.scored && !stage.recording()) hooks.scored(a.microbatch);
+        if (a.chunk + 1 == stage.chunks() && hooks.log_probs_ready && !stage.recording())
+          hooks.log_probs_ready(a.microbatch);
         break;
       }
       case ActionKind::backward:
@@ -49,13 +50,13 @@ void execute(const pipeline::Schedule& schedule, Stage& stage, int program,
         break;
       case ActionKind::step: {
         const trace::Range range("optimizer_step");
-        call(hooks.step);
+        call(hooks.update);
         break;
       }
       case ActionKind::send_forward:
       case ActionKind::send_backward:
       case ActionKind::finish_send:
-        NRL_CHECK(false, "{} on the only rank of the model", pipeline::describe(a));
+        NRL_CHECK(false, "{} in a schedule with a single stage", pipeline::describe(a));
     }
   }
 }

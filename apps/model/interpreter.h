@@ -1,5 +1,5 @@
 #pragma once
-// The one interpreter of schedules: training, evaluation and dry runs go through it.
+// Executes schedules; used for training, evaluation and dry runs.
 
 #include <functional>
 #include <span>
@@ -9,18 +9,20 @@
 
 namespace nrl::model {
 
-/// What belongs to a step besides the layers. Empty ones are skipped; a dry run calls none.
+/// The parts of an optimizer step outside the layers. Empty hooks are skipped; a dry run calls none.
 struct StepHooks {
-  /// The log-probabilities of a microbatch are there (LayerContext::log_prob), until the next one's.
-  std::function<void(int microbatch)> scored = {};
+  /// Called when LayerContext::log_prob holds the log-probabilities of `microbatch`;
+  /// the next microbatch overwrites them.
+  std::function<void(int microbatch)> log_probs_ready = {};
   /// Waits until the gradients are reduced over the data-parallel ranks.
   std::function<void()> finish_reduce = {};
-  /// Clips, updates, and brings updated weights to all ranks.
-  std::function<void()> step = {};
+  /// Clips the gradients, updates the weights and gathers them on all ranks.
+  std::function<void()> update = {};
 };
 
-/// Executes the actions of one rank that holds all chunks of the model, or records them (Stage::record).
-/// `program`: of the stage, with the schedule's stashes; `batches` by microbatch, all alive until the end.
+/// Executes the actions of a rank that holds all chunks of the model, or records them (Stage::record).
+/// `program`: added to the stage with the schedule's stashes. `batches`: by
+/// microbatch; must outlive the call.
 void execute(const pipeline::Schedule& schedule, Stage& stage, int program,
              std::span<const MicroBatch> batches, const StepHooks& hooks);
 

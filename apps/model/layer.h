@@ -1,13 +1,14 @@
 #pragma once
 // A layer is written once, as steps: forward() and backward() read top to bottom, and every step names the
-// slots it reads and writes. The same text runs in four ways (Run):
+// slots it reads and writes. A slot is a stash entry: an activation, saved statistic or gradient of the
+// layer. The same code runs in four ways (Run):
 //
 //   describe   fills the layer's LayerTable; nothing is computed
-//   record     a dry run of a schedule: the uses of every buffer are written down for the memory plan
-//   compute    the work itself, forward or backward, data and weight parts together or apart
-//   recompute  inside of a backward pass: those forward steps that make the slots a step wants to read
+//   record     dry run of a schedule: the uses of every buffer are recorded for the memory plan
+//   compute    executes the forward pass, or the backward pass with dgrad and wgrad steps together or apart
+//   recompute  during a backward pass: executes the forward steps that produce the slots a step reads
 //
-// A step that touches a slot which it did not name fails, so that table and code cannot drift apart.
+// Accessing a slot that the step did not name is an error, so that table and code cannot diverge.
 
 #include <functional>
 #include <optional>
@@ -25,33 +26,34 @@ namespace nrl::model {
 
 using memory::Slot;
 
-/// A parameter as a layer sees it: the weight it reads and the f32 gradient it adds to.
+/// A parameter in device memory: the weight that layers read and the f32 gradient they accumulate into.
 struct ParameterView {
   Tensor weight, grad;
 };
 
-/// What rows of slots are (SlotSpec::rows).
+/// The meaning of a slot's rows (SlotSpec::rows).
 enum RowDomain : uint8_t {
   token_rows,       ///< tokens of the microbatch
-  head_chunk_rows,  ///< tokens whose logits exist at a time
+  head_chunk_rows,  ///< tokens of one chunk of the head (their logits exist at the same time)
   row_domains
 };
 
-/// What all layers of a decoder share.
+/// State shared by all layers of a decoder.
 struct LayerContext {
   ops::Exec* exec = nullptr;
   const ModelSpec* spec = nullptr;
   std::vector<ParameterView> parameters;  ///< indexed like ParameterList::all
   Tensor rope_table;
   uint64_t seed = 0;   ///< of dropout
-  Tensor log_prob;     ///< (N) f32: what the head writes in training and evaluation
-  Tensor next_logits;  ///< (1, V) f32: what the head writes in generation
+  Tensor log_prob;     ///< (N) f32, written by the head in training and evaluation
+  Tensor next_logits;  ///< (1, V) f32, written by the head in generation
   /// Called when the gradient of a parameter is complete for the step.
   std::function<void(int parameter)> gradient_ready;
 };
 
-/// Names a dropout mask within a step, with the layer. `attention` and `mlp` lie on the way into the residual
-/// stream.
+/// Together with the layer, identifies a dropout mask within a step. `attention` and `mlp` apply to the
+/// output of the sublayer before it is added to the residual stream,
+/// `probabilities` to the attention probabilities.
 enum class DropoutSite : uint8_t { attention, mlp, probabilities };
 
 class Layer;
@@ -67,8 +69,8 @@ Reads reads(S... slots) {
   return {(memory::SlotSet{0} | ... | slots.bit())};
 }
 
-/// Slots that a step writes; `over(output, input)` when the output may have the input's memory. The step must
-/// then do with both cases, the same address and another one.
+/// Slots that a step writes; `over(output, input)` when the output may reuse the input's memory. The step
+/// must then support both: output aliasing the input, and separate memory.
 struct Writes {
   memory::SlotSet set = 0;
   std::array<memory::TakeOver, 2> take_over{};
@@ -92,32 +94,32 @@ Writes writes(S... outputs) {
   return w;
 }
 
-/// One pass through the text of a layer.
+/// One pass through forward() or backward() of a layer.
 class Run {
  public:
-  /// A forward step of every mode.
+  /// A forward step of all modes.
   template <class F>
   void step(std::string_view name, Reads reads, Writes writes, F&& work) {
     step(memory::every_mode, name, reads, writes, work);
   }
-  /// A forward step of some modes.
+  /// A forward step of the given modes.
   template <class F>
   void step(memory::Modes modes, std::string_view name, Reads reads, Writes writes, F&& work) {
     visit(memory::Pass::forward, modes, name, reads, writes, work);
   }
-  /// A backward step on the way to the gradient of the layer's input.
+  /// A backward step that contributes to the gradient of the layer's input.
   template <class F>
   void dgrad(std::string_view name, Reads reads, Writes writes, F&& work) {
     visit(memory::Pass::data, memory::every_mode, name, reads, writes, work);
   }
-  /// A backward step that only adds to gradients of weights. It may run at any later time.
+  /// A backward step that only accumulates weight gradients. It may be deferred.
   template <class F>
   void wgrad(std::string_view name, Reads reads, F&& work) {
     visit(memory::Pass::weight, memory::every_mode, name, reads, {}, work);
   }
 
-  /// The slot, (rows, width); only inside of a step that names it. Empty where there is none: a slot that the
-  /// layer does not have, or the residual stream's second part in front of the first layer.
+  /// The slot as a tensor (rows, width). Only valid inside a step that names it. Empty for an unset slot, and
+  /// for the port `residual` of the first layer after the embedding.
   Tensor operator[](Slot slot) const;
 
   const LayerContext& context() const { return *context_; }
@@ -127,9 +129,9 @@ class Run {
   /// Empty for parameter -1.
   Tensor weight(int parameter) const;
   Tensor grad(int parameter) const;
-  /// The microbatch has added to the gradients of these parameters.
+  /// Called when the microbatch's contribution to the gradients of these parameters has been added.
   void gradient_ready(std::initializer_list<int> parameters) const;
-  /// Nothing is dropped where no backward pass follows.
+  /// Dropout is off in evaluation and generation.
   ops::FusedDropout dropout(float p, int layer, DropoutSite site) const;
   /// out = dropout(x) (+ residual), with the mask of `site`. out may alias both.
   void drop(const Tensor& x, const Tensor& residual, const Tensor& out, float p, int layer,
@@ -144,9 +146,9 @@ class Run {
              F& work) {
     if (!enter(pass, modes, name, reads, writes)) return;
     work();
-    touched_ = 0;
+    accessible_ = 0;
   }
-  /// True when the step's work is to be done now.
+  /// True when the step must be executed now.
   bool enter(memory::Pass pass, memory::Modes modes, std::string_view name, Reads reads,
              const Writes& writes);
 
@@ -158,23 +160,23 @@ class Run {
   const MicroBatch* batch_ = nullptr;
   int chunk_ = 0;
   int index_ = 0;   ///< of the layer in its chunk
-  int cursor_ = 0;  ///< number of the next step in the table
+  int cursor_ = 0;  ///< index of the next step in the table
   memory::Modes mode_ = 0;
-  bool data_ = false, weight_ = false;  ///< backward passes: which parts run
-  bool last_ = false;                   ///< gradients of weights are complete with this microbatch
-  uint64_t only_ = 0;                   ///< recompute: the forward steps that run
-  memory::SlotSet again_ = 0;           ///< slots that are looked for in their recomputed place
-  memory::SlotSet touched_ = 0;         ///< slots of the step that runs
+  bool dgrad_ = false, wgrad_ = false;  ///< backward passes: the kinds of steps to execute
+  bool last_ = false;                   ///< this microbatch completes the weight gradients
+  uint64_t recompute_steps_ = 0;        ///< recompute: the forward steps to execute, as bits
+  memory::SlotSet recomputed_ = 0;      ///< slots that this pass reads from their recomputed buffers
+  memory::SlotSet accessible_ = 0;      ///< slots that the current step has named
 };
 
-/// The slots through which layers hand over the residual stream and its gradient. What comes in is `x`, not
-/// yet added to `residual`; the layer adds them (with the dropout of the layer before) and hands on the same
-/// way.
+/// The slots through which layers pass the residual stream and its gradient. The input is the pair (x,
+/// residual), not yet added: the layer computes dropout(x) + residual itself, fused into its first norm, and
+/// passes its own output on in the same form.
 struct Ports {
-  Slot x, residual;  ///< ports: `out` and `sum` of the layer before
-  Slot out, sum;     ///< own; no sum: `out` is the whole stream
-  Slot d_out;        ///< port: d_x of the layer behind
-  Slot d_x;          ///< own; the gradient of the stream that came in
+  Slot x, residual;  ///< ports: `out` and `sum` of the previous layer
+  Slot out, sum;     ///< own; without `sum`, `out` is the whole stream
+  Slot d_out;        ///< port: d_x of the next layer
+  Slot d_x;          ///< own; the gradient of the input stream
 };
 
 class Layer {
@@ -183,7 +185,7 @@ class Layer {
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
 
-  /// The layer, once; every run goes through these.
+  /// The only definition of the layer; all runs execute these.
   virtual void forward(Run& r) = 0;
   virtual void backward(Run& r) = 0;
 
@@ -192,13 +194,13 @@ class Layer {
   const Ports& ports() const { return ports_; }
   const memory::LayerTable& table() const { return table_; }
   const memory::LayerPolicy& policy() const { return *policy_; }
-  /// Which slots backward passes make again; all are kept otherwise.
+  /// The slots that backward passes recompute; all others are kept.
   void recompute(memory::SlotSet slots) { policy_.emplace(table_, slots); }
 
  protected:
   Layer(std::string name, const LayerContext& context) : name_(std::move(name)), context_(context) {}
   Slot slot(const memory::SlotSpec& spec) { return table_.add(spec); }
-  /// Fills the table; at the end of the constructor of the most derived class.
+  /// Fills the table. Must be called at the end of the most derived class's constructor.
   void describe();
 
   Ports ports_;

@@ -14,9 +14,7 @@ using precision::Gemm;
 using precision::Role;
 
 Embedding::Embedding(const LayerContext& c, const ParameterList& parameters, const precision::Recipe& recipe)
-    : Layer("embedding", c),
-      table_of_tokens_(parameters.embedding),
-      table_of_positions_(parameters.positions) {
+    : Layer("embedding", c), token_table_(parameters.embedding), position_table_(parameters.positions) {
   const int64_t hidden = c.spec->hidden;
   ports_.out = slot({.name = "embedding", .width = hidden, .dtype = recipe.activations()});
   ports_.d_out = slot({.name = "d_out", .width = hidden, .dtype = recipe.gradients(), .port = true});
@@ -30,8 +28,8 @@ void Embedding::forward(Run& r) {
     const MicroBatch& mb = r.batch();
     const Tensor out = r[ports_.out];
     ops::embedding_forward(r.exec(), {.ids = mb.ids,
-                                      .table = r.weight(table_of_tokens_),
-                                      .position_table = r.weight(table_of_positions_),
+                                      .table = r.weight(token_table_),
+                                      .position_table = r.weight(position_table_),
                                       .positions = mb.positions,
                                       .out = out});
     if (dropout > 0) r.drop(out, {}, out, dropout, -1, DropoutSite::attention);
@@ -49,10 +47,10 @@ void Embedding::backward(Run& r) {
   r.wgrad("embedding", reads(d_out), [&] {
     ops::embedding_backward(r.exec(), {.ids = r.batch().ids,
                                        .dout = r[d_out],
-                                       .dtable = r.grad(table_of_tokens_),
+                                       .dtable = r.grad(token_table_),
                                        .positions = r.batch().positions,
-                                       .dposition_table = r.grad(table_of_positions_)});
-    r.gradient_ready({table_of_tokens_, table_of_positions_});
+                                       .dposition_table = r.grad(position_table_)});
+    r.gradient_ready({token_table_, position_table_});
   });
 }
 
@@ -133,19 +131,18 @@ void Head::chunks(Run& r, bool train) const {
     const int64_t count = std::min(chunk_tokens_, n - begin);
     const Tensor x = hidden.rows(begin, count), logits = all_logits.rows(0, count);
     Tensor d_logits = logits;
-    if (logits_gradient_ != DType::f32) {  // in the front half of each row of the logits
+    if (logits_gradient_ != DType::f32) {  // stored in the first half of each row of the logits
       d_logits.dtype = logits_gradient_;
       d_logits.stride[0] = logits.stride[0] * size_of(DType::f32) / size_of(logits_gradient_);
     }
     ops::linear_forward(r.exec(), {.x = x, .weight = r.weight(weight_), .out = logits});
     ops::cross_entropy(r.exec(), {.logits = logits,
                                   .target = mb.target.rows(begin, count),
-                                  .weight = train ? mb.weight.rows(begin, count) : Tensor{},
+                                  .weight = train ? mb.loss_weight.rows(begin, count) : Tensor{},
                                   .log_prob = r.context().log_prob.rows(begin, count),
                                   .dlogits = train && logits_gradient_ != DType::f32 ? d_logits : Tensor{}});
     if (!train) continue;
-    // The logits have given way to their gradient, and the weight gradient has read the hidden states before
-    // their own gradient may take their place.
+    // d_logits overwrites the logits. The weight gradient reads x first, because d_norm may overwrite x.
     ops::linear_backward_weight(r.exec(), {.dout = d_logits, .x = x, .dweight = r.grad(weight_)});
     ops::linear_backward_data(
         r.exec(), {.dout = d_logits, .weight = r.weight(weight_), .dx = r[d_norm_].rows(begin, count)});

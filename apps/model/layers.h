@@ -1,6 +1,5 @@
 #pragma once
-// The layers of a decoder: embedding, blocks, head, and what stands at the ends of a chunk that has
-// neighbors.
+// The layers of a decoder: embedding, blocks and head, and the layers at the boundaries between chunks.
 
 #include <optional>
 
@@ -16,8 +15,8 @@ class Embedding : public Layer {
   void backward(Run& r) override;
 
  private:
-  int table_of_tokens_, table_of_positions_;
-  Slot d_dropped_;  ///< the gradient behind dropout, where there is dropout
+  int token_table_, position_table_;
+  Slot d_dropped_;  ///< gradient of the dropout's input; unset without dropout
 };
 
 /// One pre-norm block (GPT-2, Llama, Mistral, Qwen2, Qwen3): attention, then the MLP.
@@ -30,13 +29,13 @@ class Block : public Layer {
 
  private:
   AddSlot add_;
-  Slot d_middle_;  ///< the gradient of the stream between attention and MLP
+  Slot d_middle_;  ///< gradient of the residual stream between attention and MLP
   std::optional<Attention> attention_;
   std::optional<Mlp> mlp_;
 };
 
-/// Final norm and LM head with its loss, in chunks of tokens: logits of the whole batch never exist.
-/// Training computes the gradient of the logits in the forward pass, from the tokens' weights.
+/// Final norm, LM head and loss, computed in chunks of tokens: the logits of the whole microbatch are never
+/// materialized. Training computes the gradient of the logits in the forward pass, from the loss weights.
 class Head : public Layer {
  public:
   Head(const LayerContext& context, const ParameterList& parameters, const precision::Recipe& recipe,
@@ -56,7 +55,7 @@ class Head : public Layer {
   Slot d_norm_;
 };
 
-/// Begins a chunk that is not the model's first: its output is received from the chunk before.
+/// First layer of a chunk other than the model's first: its output is received from the previous chunk.
 class ChunkBegin : public Layer {
  public:
   ChunkBegin(const LayerContext& context, const precision::Recipe& recipe);
@@ -64,11 +63,11 @@ class ChunkBegin : public Layer {
   void backward(Run&) override {}
 };
 
-/// Ends a chunk that is not the model's last: adds up the residual stream, so that one tensor is sent. The
-/// gradient d_x is received from the chunk behind.
+/// Last layer of a chunk other than the model's last: adds x to the residual stream, so that one tensor is
+/// sent. The gradient d_x is received from the next chunk.
 class ChunkEnd : public Layer {
  public:
-  /// `layer`: the block before.
+  /// `layer`: index of the preceding block, which selects the dropout mask.
   ChunkEnd(const LayerContext& context, int layer, const precision::Recipe& recipe);
   void forward(Run& r) override;
   void backward(Run&) override {}

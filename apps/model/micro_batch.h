@@ -1,5 +1,5 @@
 #pragma once
-// What a decoder computes on: one microbatch, and for generation the key/value cache.
+// The input of a decoder: one microbatch and, for generation, the key/value cache.
 
 #include <cstdint>
 #include <vector>
@@ -9,25 +9,25 @@
 
 namespace nrl::model {
 
-/// Keys and values of one sequence's tokens so far.
+/// Keys and values of the previous tokens of one sequence.
 struct KeyValueCache {
   struct Layer {
     Tensor keys, values;  ///< (max tokens, kv_width), contiguous
   };
   std::vector<Layer> layers;
-  int64_t length = 0;  ///< tokens that are in the cache before the microbatch
+  int64_t length = 0;  ///< tokens in the cache before the microbatch
   Tensor cu_keys;      ///< (2) i32: 0 and the length after the microbatch
 };
 
-/// One microbatch: `sequences` sequences of all together `tokens` tokens, flattened.
+/// One microbatch in device memory: S sequences with N tokens in total, concatenated.
 struct MicroBatch {
   Tensor ids;             ///< (N) i32
   Tensor target;          ///< (N) i32; < 0: no target
-  Tensor positions;       ///< (N) i32, position inside the sequence
+  Tensor positions;       ///< (N) i32, position within the sequence
   Tensor cu_seqlens;      ///< (S + 1) i32
-  Tensor weight;          ///< (N) f32: dLoss/dlog_prob of each token; what training differentiates
-  int64_t first_row = 0;  ///< global index of token 0 in the step's batch (dropout masks)
-  Tensor step;            ///< (1) i64, the number of the optimizer step (dropout masks)
+  Tensor loss_weight;     ///< (N) f32: dLoss/dlog_prob of each token; training only
+  int64_t first_row = 0;  ///< index of token 0 in the global batch (dropout masks)
+  Tensor step;            ///< (1) i64, number of the optimizer step (dropout masks)
   ops::SequenceLengths lengths;
   const KeyValueCache* cache = nullptr;  ///< generation only
 };

@@ -47,7 +47,7 @@ void PreNorm::forward(Run& r) {
     if (r[sum].data != r[in_.x].data) ops::copy(r.exec(), r[in_.x], r[sum]);
     norm(r[sum], {}, {});
   });
-  // Made again from the sum, where that was kept.
+  // Recomputed from the sum, which is always kept.
   r.step(memory::recompute, "norm", reads(sum), writes(stats_, out), [&] { norm(r[sum], {}, {}); });
 }
 

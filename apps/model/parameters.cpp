@@ -16,7 +16,7 @@ int64_t product(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Builds the list; the naming of the two styles of files is here and nowhere else.
+// Builds the list. The only code that knows the tensor names of both file styles (GPT-2 and Llama).
 class Builder {
  public:
   explicit Builder(const ModelSpec& spec) : spec_(spec), gpt2_(spec.family == Family::gpt2) {}
@@ -83,28 +83,28 @@ class Builder {
 
   LayerParameters layer(int64_t i) {
     const ModelSpec& s = spec_;
-    const std::string us = "layers." + std::to_string(i) + ".";
+    const std::string own = "layers." + std::to_string(i) + ".";
     const std::string hf = (gpt2_ ? "transformer.h." : "model.layers.") + std::to_string(i) + ".";
     const Init residual = gpt2_ ? Init::scaled_normal : Init::normal;
     LayerParameters l;
     auto norm = [&](const std::string& name, const std::string& file, int& weight, int& norm_bias) {
-      weight = vector(us + name + ".weight", {{file + ".weight", s.hidden}}, Init::ones);
-      if (s.norm_bias) norm_bias = vector(us + name + ".bias", {{file + ".bias", s.hidden}}, Init::zeros);
+      weight = vector(own + name + ".weight", {{file + ".weight", s.hidden}}, Init::ones);
+      if (s.norm_bias) norm_bias = vector(own + name + ".bias", {{file + ".bias", s.hidden}}, Init::zeros);
     };
     auto linear = [&](const std::string& name, const std::vector<Rows>& parts, int64_t in, Init init,
                       bool with_bias, int& weight, int& b) {
-      weight = matrix(us + name, parts, in, init, gpt2_);
-      if (with_bias) b = bias(us + name, parts);
+      weight = matrix(own + name, parts, in, init, gpt2_);
+      if (with_bias) b = bias(own + name, parts);
     };
     norm("norm1", hf + (gpt2_ ? "ln_1" : "input_layernorm"), l.norm1, l.norm1_bias);
-    const auto file_of = [&](const char* own) { return hf + (gpt2_ ? "attn.c_attn" : own); };
-    const std::vector<Rows> qkv{{file_of("self_attn.q_proj"), s.q_width()},
-                                {file_of("self_attn.k_proj"), s.kv_width()},
-                                {file_of("self_attn.v_proj"), s.kv_width()}};
+    const auto hf_name = [&](const char* llama) { return hf + (gpt2_ ? "attn.c_attn" : llama); };
+    const std::vector<Rows> qkv{{hf_name("self_attn.q_proj"), s.q_width()},
+                                {hf_name("self_attn.k_proj"), s.kv_width()},
+                                {hf_name("self_attn.v_proj"), s.kv_width()}};
     linear("qkv", qkv, s.hidden, Init::normal, s.qkv_bias, l.qkv, l.qkv_bias);
     if (s.qk_norm) {
-      l.q_norm = vector(us + "q_norm.weight", {{hf + "self_attn.q_norm.weight", s.head_dim}}, Init::ones);
-      l.k_norm = vector(us + "k_norm.weight", {{hf + "self_attn.k_norm.weight", s.head_dim}}, Init::ones);
+      l.q_norm = vector(own + "q_norm.weight", {{hf + "self_attn.q_norm.weight", s.head_dim}}, Init::ones);
+      l.k_norm = vector(own + "k_norm.weight", {{hf + "self_attn.k_norm.weight", s.head_dim}}, Init::ones);
     }
     linear("o", {{hf + (gpt2_ ? "attn.c_proj" : "self_attn.o_proj"), s.hidden}}, s.q_width(), residual,
            s.o_bias, l.o, l.o_bias);
@@ -155,11 +155,11 @@ void initial_values(const ModelSpec& spec, const Parameter& parameter, const Par
         to[e - first] = static_cast<float>(scale * values[e % 4]);
     }
   };
-  const bool gapless = part.columns == part.width();
+  const bool contiguous = part.columns == part.width();
   cpu::parallel_for(threads, count, 4096, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t row_end = (begin / part.columns + 1) * part.columns;
-      const int64_t n = (gapless ? end : std::min(end, row_end)) - begin;
+      const int64_t n = (contiguous ? end : std::min(end, row_end)) - begin;
       const auto first = static_cast<uint64_t>(part.element(begin));
       fill(first, first + static_cast<uint64_t>(n), out + begin);
       begin += n;

@@ -1,5 +1,5 @@
 #pragma once
-// The parameters of a decoder: what exists, in which order, under which names, and with which initial values.
+// The parameters of a decoder: order, names, shapes and initial values.
 
 #include <cstdint>
 #include <string>
@@ -10,42 +10,41 @@
 
 namespace nrl::model {
 
-/// A slice of a logical tensor, one that Hugging Face names: rows [row, row + rows) and columns
-/// [column, column + columns) of it lie without gaps in a (possibly fused) parameter. Several parts may be of
-/// one tensor: GPT-2's c_attn is cut into q, k and v.
+/// A slice of a logical tensor (a tensor named by Hugging Face): rows [row, row + rows) and columns
+/// [column, column + columns), stored contiguously in a (possibly fused) parameter. Several parts may belong
+/// to one logical tensor: GPT-2's c_attn is split into q, k and v.
 struct Part {
   std::string name;             ///< e.g. "model.layers.0.self_attn.q_proj.weight"
-  std::vector<int64_t> global;  ///< shape of the logical tensor as we hold it, [out, in] or [out]
+  std::vector<int64_t> global;  ///< shape of the logical tensor in memory, [out, in] or [out]
   int64_t row = 0, rows = 0;
   int64_t column = 0, columns = 1;  ///< a vector has one column
   int64_t offset = 0;               ///< first element inside the parameter
-  bool transposed_on_disk = false;  ///< GPT-2's Conv1D: [in, out] in files
+  bool transposed_on_disk = false;  ///< GPT-2's Conv1D is stored as [in, out]
   int64_t numel() const { return rows * columns; }
   int64_t width() const { return global.size() == 2 ? global[1] : 1; }
-  /// Where element `i` of the part is in the logical tensor, in row-major order.
+  /// Row-major index in the logical tensor of element `i` of the part.
   int64_t element(int64_t i) const { return (row + i / columns) * width() + column + i % columns; }
 };
 
 enum class Init : uint8_t { normal, scaled_normal, ones, zeros };
 
-/// Which other ranks hold the same elements, besides the data-parallel ones: the tensor-parallel ranks (norms
-/// between split products), or the first and the last stage (tied embeddings). Such elements count once in
-/// the gradient norm and are saved once.
+/// Replication of a parameter beyond data parallelism: over the tensor-parallel ranks (norms between
+/// tensor-parallel GEMMs), or on the first and last pipeline stage (tied embeddings). Replicated elements
+/// count once in the gradient norm and are saved once.
 enum class Copies : uint8_t { none, tp, embedding };
 
-/// One parameter as the layers use it. q, k and v (and gate and up) are one parameter with several parts.
+/// A parameter as the layers use it. q, k and v (and gate and up) are one fused parameter with several parts.
 struct Parameter {
   std::string name;            ///< "layers.0.qkv.weight"
   std::vector<int64_t> shape;  ///< rank 1 or 2
-  bool decay = false;          ///< weight decay applies: matrices and embeddings, not biases and norm weights
+  bool decay = false;          ///< weight decay applies: matrices and embeddings, not biases or norm weights
   Init init = Init::normal;
   std::vector<Part> parts;
-  std::string group =
-      "dense";            ///< parameters of one name have a flat layout and an optimizer call of their own
-  bool trainable = true;  ///< the same in a group; false: no gradient, no optimizer state
+  std::string group = "dense";  ///< parameter group: one flat layout and one optimizer call
+  bool trainable = true;        ///< equal within a group; false: no gradient, no optimizer state
   Copies copies = Copies::none;
   int64_t numel() const;
-  /// A tensor of its shape in `data`.
+  /// The parameter as a tensor at `data`.
   Tensor view(void* data, DType dtype) const {
     return shape.size() == 1 ? make_tensor(data, dtype, {shape[0]})
                              : make_tensor(data, dtype, {shape[0], shape[1]});
@@ -62,14 +61,14 @@ struct ParameterList {
   std::vector<Parameter> all;  ///< in the order of the forward pass
   std::vector<LayerParameters> layers;
   int embedding = -1, positions = -1, final_norm = -1, final_norm_bias = -1;
-  int head = -1;  ///< equals `embedding` when tied
+  int head = -1;  ///< equal to `embedding` when tied
   int64_t total() const;
 };
 
 ParameterList make_parameters(const ModelSpec& spec);
 
-/// Initial values of a part, in our [out, in] order: a pure function of (seed, name, element of the logical
-/// tensor), so any rank can make any slice. Matrices and embeddings are normal(0,
+/// Initial values of a part, in [out, in] order: a pure function of (seed, name, element of the logical
+/// tensor), so that any rank can initialize any slice. Matrices and embeddings are normal(0,
 /// initializer_range); GPT-2's residual projections (scaled_normal) are divided by sqrt(2 * layers).
 void initial_values(const ModelSpec& spec, const Parameter& parameter, const Part& part, uint64_t seed,
                     float* out, int threads);

@@ -1,4 +1,4 @@
-// Where a pass through a layer meets the stage that it runs in.
+// The part of Run that needs the stage: step selection, dry run and access to slots.
 #include "apps/model/stage.h"
 #include "core/base/error.h"
 
@@ -20,24 +20,24 @@ bool Run::enter(Pass pass, memory::Modes modes, std::string_view name, Reads rea
   switch (pass) {
     case Pass::forward:
       if ((modes & mode_) == 0) return false;
-      if (mode_ == memory::recompute && ((only_ >> step) & 1) == 0) return false;
+      if (mode_ == memory::recompute && ((recompute_steps_ >> step) & 1) == 0) return false;
       break;
     case Pass::data:
-      if (!data_) return false;
+      if (!dgrad_) return false;
       break;
     case Pass::weight:
-      if (!weight_) return false;
+      if (!wgrad_) return false;
       break;
   }
   if (pass != Pass::forward) stage_->recompute(*this, reads.set);
   if (!stage_->tick(*this, layer_->table().steps()[static_cast<size_t>(step)])) return false;
-  touched_ = reads.set | writes.set;
+  accessible_ = reads.set | writes.set;
   return true;
 }
 
 Tensor Run::operator[](Slot slot) const {
   if (!slot) return {};
-  NRL_CHECK((touched_ & slot.bit()) != 0, "a step of {} touches the slot {}, which it does not name",
+  NRL_CHECK((accessible_ & slot.bit()) != 0, "a step of {} accesses the slot {}, which it does not name",
             layer_->name(), layer_->table().slots()[static_cast<size_t>(slot.id)].name);
   return stage_->tensor(*this, slot);
 }

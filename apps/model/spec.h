@@ -1,6 +1,6 @@
 #pragma once
-// What a decoder is: the switches that tell the model families apart. One descriptor drives initialisation,
-// forward, backward, the weight-name map and the FLOP formula.
+// Describes a decoder: sizes, and the switches that distinguish the model families. Initialization, forward
+// and backward pass, weight names and FLOP formulas all derive from it.
 
 #include <cmath>
 #include <cstdint>
@@ -48,37 +48,39 @@ struct ModelSpec {
   float initializer_range = 0.02f;
   float residual_dropout = 0, embedding_dropout = 0, attention_dropout = 0;
 
-  std::vector<std::string> unread_keys;  ///< keys of config.json that ask for what this family ignores
-  std::string config_json;  ///< the config.json this came from: written beside the weights, unknown keys kept
+  std::vector<std::string>
+      unread_keys;          ///< keys of config.json that are set but have no effect in this family
+  std::string config_json;  ///< the source config.json; written beside the weights with unknown keys kept
 
   int64_t q_width() const { return heads * head_dim; }
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
   float attention_scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
   /// Columns [first, first + heads * head_dim) of a (N, width) tensor as (N, heads, head_dim).
-  Tensor heads_of(const Tensor& wide, int64_t first, int64_t count) const {
-    return wide.columns(first, count * head_dim).split_heads(count, head_dim);
+  Tensor heads_of(const Tensor& rows, int64_t first, int64_t count) const {
+    return rows.columns(first, count * head_dim).split_heads(count, head_dim);
   }
-  /// Width of the first MLP matrix: gate and up behind each other when gated.
+  /// Output width of the first MLP matrix: [gate, up] when gated.
   int64_t mlp_in_width() const { return gated ? 2 * ffn : ffn; }
 };
 
-/// Parameters without biases and norms: what sizes are judged by before any sum of them is made in integers.
+/// Parameter count without biases and norms, in floating point: used to reject
+/// sizes that would overflow int64.
 double approximate_parameters(const ModelSpec& spec);
 
-/// A size of the model under its key in config.json, and its other key in GPT-2's (empty: the same).
+/// A size of the model with its key in config.json and its GPT-2 key (empty: the same).
 struct ModelSize {
   std::string_view key, gpt2_key;
   int64_t value = 0;
-  double ratio = 0;  ///< to the largest of published models
+  double ratio = 0;  ///< to the largest value in published models
 };
-/// The size that exceeds those of published models most: the one to look at when a model is too large.
+/// The size that exceeds published models most: the likely cause when a model is too large.
 ModelSize most_unusual_size(const ModelSpec& spec);
 
-/// Exact model FLOPs of one token in training that sees `keys` keys, itself included: 3 x forward, head
-/// included, no recomputation. `keys` may be a mean over tokens (ops::attention_pairs).
+/// Exact model FLOPs of training on one token that attends to `keys` keys, itself included: 3 x forward, head
+/// included, recomputation excluded. `keys` may be a mean over tokens (ops::attention_pairs).
 double training_flops_of_token(const ModelSpec& spec, double keys);
-/// The mean over the tokens of one sequence of length `t`, with the model's sliding window.
+/// The mean over the tokens of a sequence of length `t`, with the model's sliding window.
 double training_flops_per_token(const ModelSpec& spec, int64_t t);
 
 }  // namespace nrl::model

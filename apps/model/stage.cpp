@@ -14,18 +14,19 @@ using memory::SlotSet;
 Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows)
     : chunks_(std::move(chunks)), rows_(rows) {
   for (const Chunk& chunk : chunks_) {
-    auto& places = places_.emplace_back();
-    auto& of_layers = slot_place_.emplace_back();
+    auto& keys = buffer_keys_.emplace_back();
+    auto& of_layers = forward_buffers_.emplace_back();
     auto& names = trace_names_.emplace_back();
     for (size_t l = 0; l < chunk.size(); ++l) {
       auto& of_slots = of_layers.emplace_back();
       names.push_back(trace::intern(chunk[l]->name()));
       const auto& slots = chunk[l]->table().slots();
       for (size_t s = 0; s < slots.size(); ++s) {
-        of_slots.push_back(slots[s].port ? -1 : static_cast<int>(places.size()));
+        of_slots.push_back(slots[s].port ? -1 : static_cast<int>(keys.size()));
         if (slots[s].port) continue;
-        for (const bool again : {false, true})
-          places.push_back({.layer = static_cast<int>(l), .slot = static_cast<int>(s), .again = again});
+        for (const bool recomputed : {false, true})
+          keys.push_back(
+              {.layer = static_cast<int>(l), .slot = static_cast<int>(s), .recomputed = recomputed});
       }
     }
     const auto link = [&](size_t layer, Slot port, size_t other, Slot slot) {
@@ -44,12 +45,12 @@ Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows)
 }
 
 int Stage::add_program(memory::Mode mode, std::vector<int> stashes) {
-  NRL_CHECK(stashes.size() == chunks_.size(), "{} counts of stashes for {} chunks", stashes.size(),
+  NRL_CHECK(stashes.size() == chunks_.size(), "{} stash counts for {} chunks", stashes.size(),
             chunks_.size());
   Program program{mode, {}};
   for (size_t c = 0; c < chunks_.size(); ++c)
     program.frames.emplace_back(static_cast<size_t>(stashes[c]),
-                                Frame{.buffers = std::vector<int>(places_[c].size(), -1),
+                                Frame{.buffers = std::vector<int>(buffer_keys_[c].size(), -1),
                                       .made = std::vector<SlotSet>(chunks_[c].size())});
   programs_.push_back(std::move(program));
   return static_cast<int>(programs_.size()) - 1;
@@ -58,7 +59,7 @@ int Stage::add_program(memory::Mode mode, std::vector<int> stashes) {
 void Stage::begin(int program) {
   program_ = &programs_[static_cast<size_t>(program)];
   if (liveness_) {
-    NRL_CHECK(program_->first_tick < 0, "program {} is recorded twice", program);
+    NRL_CHECK(program_->first_tick < 0, "program {} was already recorded", program);
     program_->first_tick = tick_ + 1;
   }
   tick_ = program_->first_tick - 1;
@@ -70,12 +71,12 @@ void Stage::bind(const memory::MemoryPlan& plan, const std::vector<memory::Buffe
     for (size_t c = 0; c < chunks_.size(); ++c)
       for (Frame& frame : program.frames[c]) {
         frame.tensors.assign(frame.buffers.size(), Tensor{});
-        for (size_t p = 0; p < frame.buffers.size(); ++p) {
-          if (frame.buffers[p] < 0) continue;
-          const Place& place = places_[c][p];
+        for (size_t b = 0; b < frame.buffers.size(); ++b) {
+          if (frame.buffers[b] < 0) continue;
+          const BufferKey& key = buffer_keys_[c][b];
           const memory::SlotSpec& spec =
-              chunks_[c][static_cast<size_t>(place.layer)]->table().slots()[static_cast<size_t>(place.slot)];
-          frame.tensors[p] = make_tensor(arenas.at(plan, ids[static_cast<size_t>(frame.buffers[p])]),
+              chunks_[c][static_cast<size_t>(key.layer)]->table().slots()[static_cast<size_t>(key.slot)];
+          frame.tensors[b] = make_tensor(arenas.at(plan, ids[static_cast<size_t>(frame.buffers[b])]),
                                          spec.dtype, {rows_[static_cast<size_t>(spec.rows)], spec.width});
         }
       }
@@ -115,57 +116,62 @@ void Stage::forward(int chunk, int stash, const MicroBatch& batch, bool last) {
 
 void Stage::backward(int chunk, int stash, const MicroBatch& batch, Parts parts) {
   Run r = run_of(chunk, stash, batch);
-  r.data_ = parts.data;
-  r.weight_ = parts.weight;
+  r.dgrad_ = parts.dgrad;
+  r.wgrad_ = parts.wgrad;
   r.last_ = parts.last;
   const Chunk& layers = chunks_[static_cast<size_t>(chunk)];
   for (size_t l = layers.size(); l-- > 0;) {
     const trace::Range range(trace_names_[static_cast<size_t>(chunk)][l]);
     enter_layer(r, static_cast<int>(l));
     r.cursor_ = layers[l]->table().forward_steps();
-    r.again_ = layers[l]->policy().recomputed();
+    r.recomputed_ = layers[l]->policy().recomputed();
     layers[l]->backward(r);
   }
 }
 
 void Stage::recompute(Run& r, SlotSet wanted) {
   SlotSet& made = r.frame_->made[static_cast<size_t>(r.index_)];
-  if ((wanted & r.again_ & ~made) == 0) return;
+  if ((wanted & r.recomputed_ & ~made) == 0) return;
   Run again = r;
   again.mode_ = memory::recompute;
-  again.data_ = again.weight_ = false;
-  again.only_ = r.layer_->policy().steps_for(wanted, made);
+  again.dgrad_ = again.wgrad_ = false;
+  again.recompute_steps_ = r.layer_->policy().steps_for(wanted, made);
   again.cursor_ = 0;
   r.layer_->forward(again);
 }
 
-int Stage::place(const Run& r, int slot) const {
-  const int first =
-      slot_place_[static_cast<size_t>(r.chunk_)][static_cast<size_t>(r.index_)][static_cast<size_t>(slot)];
-  return first >= 0 && ((r.again_ >> slot) & 1) != 0 ? first + 1 : first;
+int Stage::forward_buffer(int chunk, int layer, Slot slot) const {
+  return forward_buffers_[static_cast<size_t>(chunk)][static_cast<size_t>(layer)]
+                         [static_cast<size_t>(slot.id)];
+}
+
+int Stage::buffer_index(const Run& r, int slot) const {
+  const int first = forward_buffer(r.chunk_, r.index_, Slot{static_cast<int8_t>(slot)});
+  return first >= 0 && ((r.recomputed_ >> slot) & 1) != 0 ? first + 1 : first;
 }
 
 Tensor Stage::tensor(const Run& r, Slot slot) const {
-  const int p = place(r, slot.id);
-  if (p < 0) return {};
-  Tensor t = r.frame_->tensors[static_cast<size_t>(p)];
+  const int buffer = buffer_index(r, slot.id);
+  if (buffer < 0) return {};
+  Tensor t = r.frame_->tensors[static_cast<size_t>(buffer)];
   if (r.layer_->table().slots()[static_cast<size_t>(slot.id)].rows == token_rows)
     t.shape[0] = r.batch_->ids.dim(0);
   return t;
 }
 
-int Stage::buffer(int chunk, Frame& frame, int place) {
-  int& number = frame.buffers[static_cast<size_t>(place)];
-  if (number < 0) {
+int Stage::liveness_id(int chunk, Frame& frame, int buffer) {
+  int& id = frame.buffers[static_cast<size_t>(buffer)];
+  if (id < 0) {
     const auto c = static_cast<size_t>(chunk);
-    const Place& of = places_[c][static_cast<size_t>(place)];
-    const Layer& layer = *chunks_[c][static_cast<size_t>(of.layer)];
-    const memory::SlotSpec& spec = layer.table().slots()[static_cast<size_t>(of.slot)];
-    number = liveness_->add(fmt::format("{} {}{}", layer.name(), spec.name, of.again ? " (recomputed)" : ""),
-                            rows_[static_cast<size_t>(spec.rows)] * spec.width * size_of(spec.dtype),
-                            memory::Category::activations);
+    const BufferKey& key = buffer_keys_[c][static_cast<size_t>(buffer)];
+    const Layer& layer = *chunks_[c][static_cast<size_t>(key.layer)];
+    const memory::SlotSpec& spec = layer.table().slots()[static_cast<size_t>(key.slot)];
+    id =
+        liveness_->add(fmt::format("{} {}{}", layer.name(), spec.name, key.recomputed ? " (recomputed)" : ""),
+                       rows_[static_cast<size_t>(spec.rows)] * spec.width * size_of(spec.dtype),
+                       memory::Category::activations);
   }
-  return number;
+  return id;
 }
 
 int Stage::next_tick() {
@@ -177,58 +183,57 @@ int Stage::next_tick() {
 bool Stage::tick(Run& r, const memory::Step& step) {
   const int now = next_tick();
   if (!liveness_) return true;
-  const auto number = [&](int slot) {
-    const int p = place(r, slot);
-    return p < 0 ? -1 : buffer(r.chunk_, *r.frame_, p);
+  const auto id_of = [&](int slot) {
+    const int buffer = buffer_index(r, slot);
+    return buffer < 0 ? -1 : liveness_id(r.chunk_, *r.frame_, buffer);
   };
   for (SlotSet set = step.reads; set != 0; set &= set - 1)
-    if (const int b = number(std::countr_zero(set)); b >= 0) liveness_->use(b, now, false);
-  // In a recomputation a step also writes slots that were kept, with the same bits.
-  const SlotSet begins = step.writes & ~step.reads & (r.mode_ == memory::recompute ? r.again_ : ~SlotSet{0});
+    if (const int id = id_of(std::countr_zero(set)); id >= 0) liveness_->use(id, now, false);
+  // A recomputed step also rewrites slots that were kept, with identical bits; those do not begin a lifetime.
+  const SlotSet begins =
+      step.writes & ~step.reads & (r.mode_ == memory::recompute ? r.recomputed_ : ~SlotSet{0});
   for (SlotSet set = step.writes; set != 0; set &= set - 1) {
     const int slot = std::countr_zero(set);
-    if (const int b = number(slot); b >= 0) liveness_->use(b, now, ((begins >> slot) & 1) != 0);
+    if (const int id = id_of(slot); id >= 0) liveness_->use(id, now, ((begins >> slot) & 1) != 0);
   }
   for (const memory::TakeOver& t : step.take_over) {
     if ((t.output.bit() & begins) == 0) continue;
-    const int input = number(t.input.id);
-    if (input >= 0) liveness_->may_take_over(number(t.output.id), input, now);
+    const int input = id_of(t.input.id);
+    if (input >= 0) liveness_->may_take_over(id_of(t.output.id), input, now);
   }
   return false;
 }
 
-int Stage::place_of(int chunk, int layer, Slot slot) const {
-  return slot_place_[static_cast<size_t>(chunk)][static_cast<size_t>(layer)][static_cast<size_t>(slot.id)];
-}
-
 void Stage::receive_forward(int chunk, int stash, int from_stash) {
-  const Chunk& before = chunks_[static_cast<size_t>(chunk - 1)];
-  hand_over(chunk - 1, from_stash,
-            place_of(chunk - 1, static_cast<int>(before.size()) - 1, before.back()->ports().out), chunk,
-            stash, place_of(chunk, 0, chunks_[static_cast<size_t>(chunk)].front()->ports().out));
+  const Chunk& previous = chunks_[static_cast<size_t>(chunk - 1)];
+  copy_between(chunk - 1, from_stash,
+               forward_buffer(chunk - 1, static_cast<int>(previous.size()) - 1, previous.back()->ports().out),
+               chunk, stash,
+               forward_buffer(chunk, 0, chunks_[static_cast<size_t>(chunk)].front()->ports().out));
 }
 
 void Stage::receive_backward(int chunk, int stash, int from_stash) {
   const Chunk& here = chunks_[static_cast<size_t>(chunk)];
-  const Chunk& behind = chunks_[static_cast<size_t>(chunk + 1)];
-  hand_over(chunk + 1, from_stash, place_of(chunk + 1, 0, behind.front()->ports().d_out), chunk, stash,
-            place_of(chunk, static_cast<int>(here.size()) - 1, here.back()->ports().d_x));
+  const Chunk& next = chunks_[static_cast<size_t>(chunk + 1)];
+  copy_between(chunk + 1, from_stash, forward_buffer(chunk + 1, 0, next.front()->ports().d_out), chunk, stash,
+               forward_buffer(chunk, static_cast<int>(here.size()) - 1, here.back()->ports().d_x));
 }
 
-void Stage::hand_over(int from_chunk, int from_stash, int from_place, int to_chunk, int to_stash,
-                      int to_place) {
+void Stage::copy_between(int from_chunk, int from_stash, int from_buffer, int to_chunk, int to_stash,
+                         int to_buffer) {
   const int now = next_tick();
   Frame& from = program_->frames[static_cast<size_t>(from_chunk)][static_cast<size_t>(from_stash)];
   Frame& to = program_->frames[static_cast<size_t>(to_chunk)][static_cast<size_t>(to_stash)];
   if (liveness_) {
-    const int input = buffer(from_chunk, from, from_place), output = buffer(to_chunk, to, to_place);
+    const int input = liveness_id(from_chunk, from, from_buffer),
+              output = liveness_id(to_chunk, to, to_buffer);
     liveness_->use(input, now, false);
     liveness_->use(output, now, true);
     liveness_->may_take_over(output, input, now);
     return;
   }
-  const Tensor& x = from.tensors[static_cast<size_t>(from_place)];
-  const Tensor& y = to.tensors[static_cast<size_t>(to_place)];
+  const Tensor& x = from.tensors[static_cast<size_t>(from_buffer)];
+  const Tensor& y = to.tensors[static_cast<size_t>(to_buffer)];
   const Layer& layer = *chunks_[static_cast<size_t>(to_chunk)].front();
   if (x.data != y.data) ops::copy(*layer.context().exec, x, y);
 }

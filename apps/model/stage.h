@@ -1,9 +1,9 @@
 #pragma once
-// The layers of one rank, in chunks of consecutive ones, on memory that a dry run has planned. A schedule's
-// actions name a chunk, and a stash: the place of one microbatch that is in flight.
+// The layers of one rank, in chunks of consecutive layers, in memory planned by a dry run. The actions of a
+// schedule name a chunk and a stash (the saved activations of one microbatch in flight).
 //
-// First everything is recorded: record(), then for each program begin() and the schedule's actions, with
-// nothing computed. The uses of every buffer are in the Liveness then; bind() gives the planned memory, and
+// Dry run first: record(), then for each program begin() and the actions of its schedule. Nothing is
+// computed, and the uses of every buffer go to the Liveness. After bind() has assigned the planned memory,
 // the same calls compute.
 
 #include <array>
@@ -16,49 +16,49 @@
 
 namespace nrl::model {
 
-/// The memory of one stash of a chunk. A slot has two places: where forward passes leave it, and where
-/// backward passes make it again.
+/// The buffers of one stash of a chunk, by buffer index (Stage::BufferKey). Every slot has two: one written
+/// by the forward pass, one for its recomputation during the backward pass.
 struct Frame {
-  std::vector<int> buffers;           ///< numbers in the Liveness; -1: never used
-  std::vector<Tensor> tensors = {};   ///< the same, bound
-  std::vector<memory::SlotSet> made;  ///< by layer: what this microbatch's backward pass made again already
+  std::vector<int> buffers;           ///< ids in the Liveness; -1: never used
+  std::vector<Tensor> tensors = {};   ///< the same buffers after bind()
+  std::vector<memory::SlotSet> made;  ///< by layer: slots already recomputed for this microbatch
 };
 
 class Stage {
  public:
-  /// Chunks in the order of the model. `rows`: the largest number of rows of each RowDomain.
+  /// Chunks in the order of the forward pass. `rows`: the largest number of rows of each RowDomain.
   Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows);
 
   int chunks() const { return static_cast<int>(chunks_.size()); }
 
-  /// A program is a kind of run that has its own schedule: training, evaluation. `stashes`: per chunk.
-  /// Returns its number. Programs share memory, since they do not run at the same time.
+  /// A program is a mode with its own schedule: training, evaluation or generation. `stashes`: number per
+  /// chunk. Returns the program's id. Programs never run concurrently and share memory.
   int add_program(memory::Mode mode, std::vector<int> stashes);
 
-  /// From now on nothing is computed, and uses of buffers go into `liveness` (null: compute).
+  /// Switches to the dry run: nothing is computed, and buffer uses go to `liveness` (null: compute).
   void record(memory::Liveness* liveness) { liveness_ = liveness; }
-  /// The program's schedule begins. While recording: once per program.
+  /// Must be called before the first action of a schedule. In the dry run once per program.
   void begin(int program);
-  /// `ids`: what Liveness::declare returned.
+  /// Assigns the planned memory and ends the dry run. `ids`: the result of Liveness::declare().
   void bind(const memory::MemoryPlan& plan, const std::vector<memory::BufferId>& ids,
             const memory::Arenas& arenas);
 
   bool recording() const { return liveness_ != nullptr; }
-  /// One microbatch through the chunk. The batch must be the same in its backward passes. `last`: with this
-  /// microbatch the head's gradients are complete.
+  /// Forward pass of one microbatch through the chunk. The backward passes must get the same batch. `last`:
+  /// this microbatch completes the gradients of the head, which are computed in the forward pass.
   void forward(int chunk, int stash, const MicroBatch& batch, bool last);
   struct Parts {
-    bool data = true;    ///< gradients of activations
-    bool weight = true;  ///< gradients of weights; with `data` layer by layer
-    bool last = false;   ///< gradients of weights are complete with this microbatch
+    bool dgrad = true;  ///< gradients of activations
+    bool wgrad = true;  ///< gradients of weights; with `dgrad`, both layer by layer
+    bool last = false;  ///< this microbatch completes the weight gradients
   };
   void backward(int chunk, int stash, const MicroBatch& batch, Parts parts);
-  /// The chunk's input from the output of the chunk before, whose microbatch lies in `from_stash`.
+  /// Copies the output of the previous chunk (its stash `from_stash`) to this chunk's input.
   void receive_forward(int chunk, int stash, int from_stash);
-  /// The gradient of the chunk's output from the chunk behind.
+  /// Copies the input gradient of the next chunk to this chunk's output gradient.
   void receive_backward(int chunk, int stash, int from_stash);
 
-  /// For tests: called when the work of each tick begins, the clock of the planned lifetimes.
+  /// For tests: called before each tick (the time unit of planned lifetimes).
   void watch_ticks(std::function<void(int tick)> at_tick) { at_tick_ = std::move(at_tick); }
 
  private:
@@ -71,27 +71,30 @@ class Stage {
 
   Run run_of(int chunk, int stash, const MicroBatch& batch);
   void enter_layer(Run& r, int index);
-  /// Makes those of `wanted` again that are to be, and are not there yet.
+  /// Recomputes those slots of `wanted` that are not kept and not recomputed yet.
   void recompute(Run& r, memory::SlotSet wanted);
-  /// The work of a step begins; false when it is only recorded.
+  /// Starts a step; false in the dry run, where only its buffer uses are recorded.
   bool tick(Run& r, const memory::Step& step);
   Tensor tensor(const Run& r, Slot slot) const;
-  int place(const Run& r, int slot) const;
-  /// Copies between layers of neighboring chunks, by place.
-  void hand_over(int from_chunk, int from_stash, int from_place, int to_chunk, int to_stash, int to_place);
-  int place_of(int chunk, int layer, Slot slot) const;
-  int buffer(int chunk, Frame& frame, int place);
+  /// Index of the slot's buffer in the run's frame; -1: none.
+  int buffer_index(const Run& r, int slot) const;
+  int forward_buffer(int chunk, int layer, Slot slot) const;
+  /// The id of a buffer in the Liveness, which is added at its first use.
+  int liveness_id(int chunk, Frame& frame, int buffer);
+  /// Copies a buffer between neighboring chunks.
+  void copy_between(int from_chunk, int from_stash, int from_buffer, int to_chunk, int to_stash,
+                    int to_buffer);
   int next_tick();
 
   std::vector<Chunk> chunks_;
   std::array<int64_t, row_domains> rows_;
-  struct Place {
+  struct BufferKey {
     int layer, slot;
-    bool again;
+    bool recomputed;
   };
-  std::vector<std::vector<Place>> places_;  // by chunk: whose place each is
-  std::vector<std::vector<std::vector<int>>>
-      slot_place_;  // by chunk, layer, slot: the forward place; -1: none
+  std::vector<std::vector<BufferKey>> buffer_keys_;  // by chunk and buffer index
+  // By chunk, layer and slot: index of the forward pass's buffer, followed by the recomputed one; -1: none.
+  std::vector<std::vector<std::vector<int>>> forward_buffers_;
   std::vector<std::vector<const char*>> trace_names_;
   std::vector<Program> programs_;
   Program* program_ = nullptr;

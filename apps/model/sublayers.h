@@ -15,8 +15,8 @@ namespace nrl::model {
 /// Adds a slot to the layer's table.
 using AddSlot = std::function<Slot(const memory::SlotSpec&)>;
 
-/// The residual stream between sublayers: `x` (N, H) is to be added to `residual` (N, H), with the dropout
-/// named by (layer, site). No residual: x is the whole stream.
+/// The residual stream between sublayers: `x` (N, H), still to be added to `residual` (N, H) with the dropout
+/// of (layer, site). Without residual, x is the whole stream.
 struct Stream {
   Slot x, residual;
   int layer;
@@ -30,7 +30,7 @@ class PreNorm {
   PreNorm(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, Stream in, int weight,
           int bias, precision::Format format);
   void forward(Run& r);
-  /// d_x = the norm's gradient (+ d_residual: the gradient that goes past the sublayer).
+  /// d_x = gradient of the norm (+ d_residual: the gradient of the skip connection).
   void backward(Run& r, Slot d_out, Slot d_residual, Slot d_x);
 
   Slot sum, out;  ///< (N, H)
@@ -43,7 +43,7 @@ class PreNorm {
 
   Stream in_;
   int weight_, bias_;
-  Slot stats_;  ///< (N, 1 or 2) f32, planar
+  Slot stats_;  ///< saved statistics (N, 1 or 2) f32: mean (LayerNorm), then rstd, each contiguous
 };
 
 class Attention {
@@ -59,7 +59,7 @@ class Attention {
   }
 
  private:
-  /// Columns of the fused projection (or of its normed and rotated copy) as heads.
+  /// Views of the fused projection (or of its normalized and rotated copy) by head.
   struct Heads {
     Tensor q, k, v;
   };
@@ -77,19 +77,19 @@ class Attention {
   PreNorm norm_;
   Slot d_out_, d_x_;
   Slot qkv_;            ///< (N, qkv_width)
-  Slot qk_;             ///< q and k after QK norm and rotation; without QK norm all of a rotated qkv
-  Slot keys_, values_;  ///< where attention finds q and k, and v: qk_ or qkv_
+  Slot qk_;             ///< q and k after QK norm and RoPE; without QK norm all of qkv after RoPE
+  Slot keys_, values_;  ///< the slots from which attention reads q and k (keys_) and v: qk_ or qkv_
   Slot qk_stats_;       ///< (N, heads + kv_heads) f32, with QK norm
   Slot attn_;           ///< (N, heads * D)
   Slot lse_;            ///< (heads, N) f32
   Slot out_;            ///< (N, H), not yet added to the residual stream
-  Slot d_proj_;         ///< d_out behind dropout, where there is dropout
+  Slot d_proj_;         ///< gradient of the dropout's input; unset without dropout
   Slot d_attn_, d_qkv_, d_norm_;
 };
 
 class Mlp {
  public:
-  /// `fuse_gelu`: the activation is made in the epilogue of the first linear layer (another list of steps).
+  /// `fuse_gelu`: GELU is computed in the epilogue of the first GEMM, which changes the list of steps.
   Mlp(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, int layer,
       const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, Slot d_x);
   void forward(Run& r);
@@ -106,10 +106,10 @@ class Mlp {
   bool fuse_gelu_;
   PreNorm norm_;
   Slot d_out_, d_x_;
-  Slot in_;      ///< (N, mlp_in_width), gate and up beside each other
+  Slot in_;      ///< (N, mlp_in_width): [gate, up] when gated
   Slot act_;     ///< (N, F)
   Slot out_;     ///< (N, H), not yet added to the residual stream
-  Slot d_proj_;  ///< d_out behind dropout, where there is dropout
+  Slot d_proj_;  ///< gradient of the dropout's input; unset without dropout
   Slot d_act_, d_in_, d_norm_;
 };
 

@@ -1,4 +1,4 @@
-// nrl-train bench: what this machine does, beside its limits.
+// nrl-train bench: benchmarks of this machine, relative to its limits.
 
 #include <time.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@
 namespace nrl::app {
 namespace {
 
-/// Wall-clock time at which this process was started (exec), to a hundredth of a second.
+/// Wall-clock time of the exec of this process, with a resolution of 10 ms.
 double process_start() {
   const std::string stat = [] {
     std::string text(4096, '\0');
@@ -25,7 +25,7 @@ double process_start() {
     std::fclose(file);
     return text;
   }();
-  // Field 22, counted from behind the name, which may hold anything.
+  // Field 22. The fields are counted after the process name (field 2), which may contain spaces.
   std::istringstream fields(stat.substr(std::min(stat.size(), stat.rfind(')') + 1)));
   std::string field;
   for (int i = 3; i <= 22; ++i) fields >> field;
@@ -39,17 +39,19 @@ double process_start() {
 }  // namespace
 
 int run_bench(const bench::Args& args) {
-  if (args.what != "step" && (!args.config.empty() || !args.overrides.empty()))
-    fail(Exit::usage, "bench {} takes no configuration", args.what);
-  if (args.what == "ops") return bench::ops(args);
-  if (args.what == "gemm") return bench::gemm(args);
-  if (args.what == "attention") return bench::attention(args);
-  if (args.what == "comm")
+  if (args.benchmark != "step" && (!args.config.empty() || !args.overrides.empty()))
+    fail(Exit::usage, "bench {} takes no configuration", args.benchmark);
+  if (args.benchmark == "ops") return bench::ops(args);
+  if (args.benchmark == "gemm") return bench::gemm(args);
+  if (args.benchmark == "attention") return bench::attention(args);
+  if (args.benchmark == "comm")
     return train::run_in_world([&](comm::World& world) { return bench::comm(world, args); });
   if (args.config.empty())
-    fail(Exit::usage, "bench step takes a configuration, e.g. nrl-train bench step configs/bench-tiny.yaml");
+    fail(Exit::usage, "bench step needs a configuration, e.g. nrl-train bench step configs/bench-tiny.yaml");
   if (comm::launched_with_peers())
-    fail(Exit::usage, "bench step measures one rank; on several, train and read LOG_DIR/metrics.jsonl");
+    fail(Exit::usage,
+         "bench step runs on one rank only. Fix: to measure several ranks, train and read "
+         "LOG_DIR/metrics.jsonl");
   const double start = process_start();
   return train::run_in_world([&](comm::World& world) { return bench::step(world, args, start); });
 }

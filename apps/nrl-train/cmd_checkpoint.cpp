@@ -1,4 +1,4 @@
-// nrl-train checkpoint verify: every checksum of a checkpoint, or of all in a directory.
+// nrl-train checkpoint verify: checks all checksums of a checkpoint, or of all checkpoints in a directory.
 
 #include "apps/nrl-train/commands.h"
 #include "core/base/error.h"
@@ -8,7 +8,7 @@
 namespace nrl::app {
 
 int run_checkpoint_verify(const CheckpointArgs& args) {
-  if (!is_directory(args.directory)) fail(Exit::no_input, "{}: no such directory", args.directory);
+  if (!is_directory(args.directory)) fail(Exit::no_input, "there is no directory '{}'", args.directory);
   std::vector<CheckpointEntry> entries;
   if (path_exists(join_path(args.directory, kManifestName))) {
     entries.push_back(
@@ -17,7 +17,8 @@ int run_checkpoint_verify(const CheckpointArgs& args) {
     entries = list_checkpoints(args.directory, Validation::full);
   }
   if (entries.empty())
-    fail(Exit::no_input, "{}: there is no checkpoint here (step-N directories)", args.directory);
+    fail(Exit::no_input, "{}: no checkpoint found; expected a step-N directory, or a directory of them",
+         args.directory);
   bool all = true;
   for (const CheckpointEntry& entry : entries) {
     log::info("{}  {}", entry.valid() ? "ok     " : "DAMAGED", entry.path);

@@ -1,4 +1,4 @@
-// nrl-train explain: the option table, to read.
+// nrl-train explain: documentation of configuration keys.
 
 #include <cstdio>
 

@@ -1,4 +1,4 @@
-// nrl-train data show: the samples that training steps or an evaluation see.
+// nrl-train data show: prints the samples of training steps or of an evaluation.
 
 #include <algorithm>
 #include <iostream>
@@ -31,13 +31,14 @@ int run_data_show(const DataShowArgs& args) {
     const auto validation = train::plan_validation_data(result.config, training, global);
     if (!validation)
       fail(Exit::usage,
-           "--split validation: the run does not evaluate. Fix: set pretrain.val_period, val_at_start or "
-           "val_at_end");
+           "--split validation: the run has no evaluations. Fix: set {}, val_at_start or val_at_end",
+           loop_key(result.config, "val_period"));
     if (last - 1 > validation->batches)
-      fail(Exit::usage, "--steps {}: an evaluation has {} global batches", args.steps, validation->batches);
+      fail(Exit::usage, "--steps {}: an evaluation has only {} global batches", args.steps,
+           validation->batches);
     options = validation->options;
   } else if (last - 1 > std::max<int64_t>(training.max_steps, 1)) {
-    fail(Exit::usage, "--steps {}: the run has {} steps", args.steps, training.max_steps);
+    fail(Exit::usage, "--steps {}: the run has only {} steps", args.steps, training.max_steps);
   }
   const auto dataset = data::open_token_dataset(options);
   if (args.json) {

@@ -1,4 +1,4 @@
-// nrl-train doctor: what this build and this machine can do.
+// nrl-train doctor: capabilities of this build and this machine.
 
 #include <spdlog/fmt/ranges.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ namespace nrl::app {
 
 namespace {
 
-/// "1.2 GiB in use, 75 of 700 W, ...": what the driver tells.
+/// The state reported by the driver: "1.2 GiB in use, 75 of 700 W, ...".
 std::string state_text(const cuda::DeviceState& s) {
   std::string text;
   const auto add = [&text](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
@@ -34,11 +34,11 @@ std::string state_text(const cuda::DeviceState& s) {
     add(s.clock_limit ? fmt::format("{} of {} MHz", *s.clock, *s.clock_limit)
                       : fmt::format("{} MHz", *s.clock));
   if (s.temperature) add(fmt::format("{} C", *s.temperature));
-  if (!s.throttled.empty()) add(fmt::format("held back by {}", fmt::join(s.throttled, " and ")));
+  if (!s.throttled.empty()) add(fmt::format("throttled by {}", fmt::join(s.throttled, " and ")));
   return text;
 }
 
-void tell_devices() {
+void print_devices() {
   const cuda::Status cuda = cuda::query();
   const std::unique_ptr<cuda::Nvml> nvml = cuda.driver.empty() ? nullptr : cuda::open_nvml();
   log::info("cuda         {}", cuda.built ? fmt::format("built with toolkit {} for compute capability {}",
@@ -52,7 +52,7 @@ void tell_devices() {
     log::info("device {:<5} {}, {}, compute capability {}.{}, {} multiprocessors{}{}{}", i, d.name,
               human_bytes(d.memory), d.major, d.minor, d.multiprocessors,
               d.memory_bandwidth > 0
-                  ? fmt::format(", {:.1f} TB/s by clock and bus", d.memory_bandwidth * 1e-12)
+                  ? fmt::format(", {:.1f} TB/s (memory clock x bus width)", d.memory_bandwidth * 1e-12)
                   : "",
               d.ecc ? ", ECC" : "", d.mig ? ", a MIG slice" : "");
     if (const auto state = nvml ? nvml->state(d.uuid) : std::nullopt)
@@ -61,19 +61,18 @@ void tell_devices() {
       log::info("             not usable: this build has no kernels for compute capability {}.{}", d.major,
                 d.minor);
     if (d.prohibited) log::info("             not usable: compute mode PROHIBITED");
-    if (d.exclusive)
-      log::info("             one process at a time (exclusive compute mode): ranks cannot share it");
+    if (d.exclusive) log::info("             exclusive compute mode: ranks cannot share this device");
   }
   for (const std::string& library : ops::cuda_library_versions()) log::info("library      {}", library);
   const comm::NcclSupport nccl = comm::nccl_support();
   log::info("nccl         {}",
-            !nccl.built ? std::string("not in this build; ranks exchange through host memory")
+            !nccl.built ? std::string("not in this build; ranks communicate through host memory")
                         : fmt::format("{}.{}.{}{}", nccl.version / 10000, nccl.version / 100 % 100,
                                       nccl.version % 100,
                                       nccl.multi_rank_gpu ? ", several ranks may share a GPU" : ""));
   log::info("training     {}", cuda.problem.empty()
                                    ? "device: auto and device: cuda train on the GPU"
-                                   : "on the CPU; device: cuda cannot be used: " + cuda.problem);
+                                   : "on the CPU; device: cuda is not available: " + cuda.problem);
 }
 
 }  // namespace
@@ -82,14 +81,14 @@ int run_doctor() {
   const int threads = cpu::available_cores();
   log::info("nrl-train {}", NRL_VERSION);
   log::info("processor    {}", cpu::processor_name());
-  log::info("kernels      {} ({} cores usable by this process)", name_of(cpu::best_isa()), threads);
+  log::info("kernels      {} ({} cores available to this process)", name_of(cpu::best_isa()), threads);
   log::info("memory       {}", human_bytes(static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
                                            static_cast<uint64_t>(sysconf(_SC_PAGESIZE))));
-  log::info("fp32 peak    {:.0f} GFLOP/s measured with register FMAs, {:.0f} in matrix products",
+  log::info("fp32 peak    {:.0f} GFLOP/s in register FMAs, {:.0f} GFLOP/s in matmuls (measured)",
             ops::measure_fma_peak(threads), ops::measure_gemm_peak(threads));
-  tell_devices();
-  log::info("launcher     {}", comm::launched_with_peers() ? "several processes were started"
-                                                           : "this process alone (no MPI needed)");
+  print_devices();
+  log::info("launcher     {}", comm::launched_with_peers() ? "mpirun or srun with several processes"
+                                                           : "none: a single process without MPI");
   return 0;
 }
 

@@ -17,7 +17,7 @@
 namespace nrl::app {
 namespace {
 
-// Bytes of the text of the first `tokens` tokens; nothing where the data does not name its tokenizer.
+// Bytes of text of the first `tokens` tokens; unset if the data does not name its tokenizer.
 std::optional<int64_t> text_bytes(const IndexedDataset& data, int64_t tokens) {
   const auto manifest = data::read_manifest(data.prefix());
   if (!manifest) return std::nullopt;

@@ -1,4 +1,4 @@
-// nrl-train generate: continue a text with a trained model.
+// nrl-train generate: continues a text with a trained model.
 
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ int run_generate(const GenerateArgs& args) {
     weights.push_back(p.view(memory.back().data(), dtype));
   }
   train::load_weights(directory, spec, parameters, weights);
-  train::Accelerator accelerator;  // outlives everything that uses the device
+  train::Accelerator accelerator;  // must outlive everything that uses the device
   std::vector<device::Memory> on_device;
   ops::Exec exec = train::cpu_exec(threads);
   if (train::device_of_option(args.device) == DeviceType::cuda) {
@@ -54,7 +54,7 @@ int run_generate(const GenerateArgs& args) {
   }
   train::TextGenerator generator(spec, parameters, weights, *tokenizer, args.prompt, args.max_tokens, exec);
 
-  // A model can have learned to write control characters: a terminal must not obey them, a file gets them.
+  // A model may generate control characters: they are escaped on a terminal, but not in a file.
   const bool terminal = isatty(STDOUT_FILENO) != 0;
   const auto print = [&](std::string_view text) {
     const std::string shown = terminal ? printable(text) : std::string(text);

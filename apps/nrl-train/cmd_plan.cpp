@@ -1,4 +1,4 @@
-// nrl-train plan: what a run would do and allocate, without doing it.
+// nrl-train plan: prints batch arithmetic and memory of a run without running it.
 
 #include <cstdio>
 

@@ -1,4 +1,4 @@
-// nrl-train prepare: text to token files, with progress.
+// nrl-train prepare: tokenizes text into token files.
 
 #include <unistd.h>
 
@@ -15,11 +15,11 @@
 namespace nrl::app {
 namespace {
 
-void warn_of(const data::Incidents& incidents, std::string_view what) {
+void warn_of(const data::Incidents& incidents, std::string_view message) {
   if (incidents.count == 0) return;
-  std::string text = fmt::format("{} {}:", grouped(incidents.count), what);
-  for (const std::string& place : incidents.places) text += "\n  " + place;
-  const int64_t more = incidents.count - static_cast<int64_t>(incidents.places.size());
+  std::string text = fmt::format("{} {}:", grouped(incidents.count), message);
+  for (const std::string& location : incidents.locations) text += "\n  " + location;
+  const int64_t more = incidents.count - static_cast<int64_t>(incidents.locations.size());
   if (more > 0) text += fmt::format("\n  and {} more", grouped(more));
   log::warn_text(text);
 }
@@ -53,7 +53,7 @@ int run_prepare_command(const PrepareArgs& args) {
   } catch (const data::PrepareStopped&) {
     const int signal = train::stop::requested();
     report.finish();
-    log::info("stopped by {}: nothing was written", train::stop::signal_name(signal));
+    log::info("stopped by {}: no files were written", train::stop::signal_name(signal));
     std::fflush(stdout);
     train::stop::end_by(signal);
   } catch (...) {
@@ -61,25 +61,27 @@ int run_prepare_command(const PrepareArgs& args) {
     throw;
   }
   log::info(
-      "{} document{} from {} file{}, {} of text -> {} tokens ({:.2f} bytes each), vocabulary {}, in {:.1f} s",
+      "{} document{} from {} file{}: {} of text -> {} tokens ({:.2f} bytes per token), vocabulary {}, {:.1f} "
+      "s",
       grouped(s.documents), s.documents == 1 ? "" : "s", grouped(s.files), s.files == 1 ? "" : "s",
       human_bytes(static_cast<uint64_t>(s.text_bytes)), grouped(s.tokens),
       static_cast<double>(s.text_bytes) / static_cast<double>(s.tokens), s.vocab_size, s.seconds);
   if (s.vocab_wanted > s.vocab_size)
-    log::info("the text gives a vocabulary of {} tokens instead of {}: it is too small for more",
+    log::info("the vocabulary has only {} of {} tokens: the text is too small for more",
               grouped(s.vocab_size), grouped(s.vocab_wanted));
-  warn_of(s.json_as_text, fmt::format(".json files were read as text, because their first line is not a JSON "
-                                      "object with a text under \"{}\"",
-                                      args.jsonl_key));
+  warn_of(s.json_as_text,
+          fmt::format(".json files were read as plain text, because their first line is not a "
+                      "JSON object with a text under \"{}\"",
+                      args.jsonl_key));
   warn_of(s.counts.invalid_utf8, options.text.invalid_utf8 == data::InvalidUtf8::skip
-                                     ? "documents with invalid UTF-8 were left out"
-                                     : "documents with invalid UTF-8 have U+FFFD in its place");
-  warn_of(s.counts.bad_lines, "bad lines were left out");
+                                     ? "documents with invalid UTF-8 were skipped"
+                                     : "documents had invalid UTF-8, which was replaced by U+FFFD");
+  warn_of(s.counts.bad_lines, "invalid lines were skipped");
   if (s.bytes_without_token > 0)
-    log::info("{} bytes of text were left out: the tokenizer has no token for them",
+    log::info("{} bytes of text were skipped: the tokenizer has no token for them",
               grouped(s.bytes_without_token));
-  if (!s.slow_because.empty())
-    log::info("the text was encoded by the sentencepiece library, which is slower: {}", s.slow_because);
+  if (!s.slow_reason.empty())
+    log::info("the text was encoded by the sentencepiece library, which is slower: {}", s.slow_reason);
   log::info("wrote {0}.bin and {0}.idx; train on it with data.train.data_path: {0}", args.output);
   return 0;
 }

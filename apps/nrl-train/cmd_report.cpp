@@ -1,4 +1,4 @@
-// nrl-train report: the curves of one or more runs, in the terminal and as a page.
+// nrl-train report: the curves of one or more runs, in the terminal and as an HTML page.
 
 #include <unistd.h>
 
@@ -23,7 +23,7 @@ int run_report(const ReportArgs& args) {
   std::fputs((chart + (chart.empty() ? "" : "\n") + train::text_table(runs)).c_str(), stdout);
   if (!args.html.empty()) {
     write_file_atomic(args.html, train::html_report(runs));
-    log::info("page    {}", args.html);
+    log::info("wrote {}", args.html);
   }
   return 0;
 }

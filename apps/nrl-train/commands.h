@@ -1,5 +1,5 @@
 #pragma once
-// The subcommands: what the command line gives each of them. main.cpp parses, one file per subcommand does.
+// The subcommands and their arguments. main.cpp parses the command line; each subcommand has its own file.
 // Every function returns the exit code of the process; errors are thrown as nrl::Error.
 
 #include <cstdint>
@@ -44,7 +44,7 @@ struct DataShowArgs {
 struct GenerateArgs {
   std::string directory;
   std::string prompt;
-  std::string tokenizer;  ///< empty: the one in the directory
+  std::string tokenizer;  ///< empty: that of the directory
   int64_t max_tokens = 100;
   double temperature = 0.8;
   int64_t top_k = 0;
@@ -57,7 +57,7 @@ struct GenerateArgs {
 struct EvalArgs {
   std::string directory;
   std::vector<std::string> data;  ///< prefixes of token files
-  int64_t sequence_length = 0;    ///< 0: that of the training
+  int64_t sequence_length = 0;    ///< 0: as in training
   int64_t micro_batch = 4;
   int64_t max_tokens = 0;  ///< of each data set; 0: all
   std::string device = "auto";
@@ -74,8 +74,8 @@ struct CheckpointArgs {
   std::string directory;
 };
 
-/// What `--help` of a subcommand ends with ("data show" for one of a group): lines to copy. Empty for a name
-/// that is none.
+/// The examples at the end of a subcommand's --help ("data show" for one of a group);
+/// empty for an unknown name.
 std::string_view examples_of(std::string_view command);
 
 int run_train(const ConfigArgs& args);

@@ -1,4 +1,4 @@
-// The examples in the help of the subcommands.
+// Examples in the help texts of the subcommands.
 
 #include <utility>
 
@@ -36,7 +36,7 @@ std::string_view examples_of(std::string_view command) {
        "  nrl-train report results/first/logs results/second/logs --html compare.html"},
       {"explain",
        "  nrl-train explain policy.optimizer.lr\n"
-       "  nrl-train explain learning_rate          what another program calls it, or a word of its meaning\n"
+       "  nrl-train explain learning_rate          the name in another program, or a word to search for\n"
        "  nrl-train explain policy.scheduler       all keys of a section"},
       {"checkpoint", "  nrl-train checkpoint verify results/quickstart/checkpoints"},
       {"checkpoint verify",

@@ -1,4 +1,4 @@
-// The command line. CLI11 is included here only: it is slow to compile.
+// Parses the command line. Only this file includes CLI11, which is slow to compile.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -30,7 +30,7 @@ std::vector<std::string> with_default_command(int argc, char** argv) {
   const bool looks_like_config = args.front().find_first_of("./") != std::string::npos;
   if (!looks_like_config) {
     const std::string_view near = nearest(args.front(), commands);
-    fail(Exit::usage, "'{}' is neither a command nor a configuration file{}; see nrl-train --help",
+    fail(Exit::usage, "'{}' is neither a command nor a configuration file{}. Fix: see nrl-train --help",
          args.front(), near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
   }
   args.insert(args.begin(), "train");
@@ -42,7 +42,7 @@ void add_config(CLI::App* command, ConfigArgs& args) {
   command->add_option("overrides", args.overrides, "key=value, e.g. policy.optimizer.lr=1e-4");
 }
 
-// A number in [low, high]. CLI11's own range lets NaN through.
+// A number in [low, high]. CLI11's own range accepts NaN.
 CLI::Validator finite_range(double low, double high) {
   return CLI::Validator(
       [low, high](std::string& text) -> std::string {
@@ -55,7 +55,7 @@ CLI::Validator finite_range(double low, double high) {
       fmt::format("FLOAT in [{} - {}]", low, high));
 }
 
-// Every subcommand says `nrl-train` in its usage line and ends with examples.
+// Appends examples to the help of all subcommands.
 void complete_help(CLI::App& app, const std::string& parent) {
   for (CLI::App* c : app.get_subcommands({})) {
     const std::string name = parent.empty() ? c->get_name() : parent + " " + c->get_name();
@@ -87,19 +87,18 @@ int run(int argc, char** argv) {
   c->callback([&] { result = run_plan(plan); });
 
   PrepareArgs prepare;
-  c = app.add_subcommand("prepare", "Turn text into token files (PREFIX.bin and PREFIX.idx)");
+  c = app.add_subcommand("prepare", "Tokenize text into token files (PREFIX.bin and PREFIX.idx)");
   c->add_option("--input", prepare.input,
-                "Text files, JSON lines (.jsonl, .json), both also as .gz or .zst, or directories")
+                "Text files, JSON lines (.jsonl, .json), either compressed (.gz, .zst), or directories")
       ->required();
   c->add_option("--tokenizer", prepare.tokenizer,
                 "bytes | sentencepiece:MODEL | train-sentencepiece:SIZE | hf:tokenizer.json");
   c->add_option("--output", prepare.output, "Prefix of the files to write")->required();
   c->add_option("--jsonl-key", prepare.jsonl_key, "Field of a JSONL line that holds the text");
   c->add_option("--invalid-utf8", prepare.invalid_utf8,
-                "A document that is not valid UTF-8: error | replace (U+FFFD) | skip (leave it out)")
+                "Action for a document with invalid UTF-8: error | replace (by U+FFFD) | skip")
       ->check(CLI::IsMember({"error", "replace", "skip"}));
-  c->add_option("--on-bad-line", prepare.on_bad_line,
-                "A JSONL line without a text: error | skip (leave it out)")
+  c->add_option("--on-bad-line", prepare.on_bad_line, "Action for a JSONL line without a text: error | skip")
       ->check(CLI::IsMember({"error", "skip"}));
   c->add_flag("--append-eod,!--no-append-eod", prepare.append_eod,
               "End every document with the end-of-text token (default)");
@@ -107,13 +106,13 @@ int run(int argc, char** argv) {
   c->callback([&] { result = run_prepare_command(prepare); });
 
   DataShowArgs show;
-  CLI::App* data = app.add_subcommand("data", "Look at training data");
+  CLI::App* data = app.add_subcommand("data", "Inspect training data");
   data->require_subcommand(1);
-  c = data->add_subcommand("show", "Print the samples that steps see");
+  c = data->add_subcommand("show", "Print the samples of training steps");
   add_config(c, show.config);
   c->add_option("--steps", show.steps, "FIRST:END, counted from 1, END exclusive")->required();
   c->add_option("--split", show.split,
-                "train, or validation: the samples of an evaluation, whose global batches count as steps")
+                "train, or validation: the samples of an evaluation, one step per global batch")
       ->check(CLI::IsMember({"train", "validation"}));
   c->add_flag("--json", show.json, "One JSON object per sample: step, sample, tokens");
   c->callback([&] { result = run_data_show(show); });
@@ -127,36 +126,38 @@ int run(int argc, char** argv) {
   c->add_option("--prompt", generate.prompt, "Text to continue")->required();
   c->add_option("--tokenizer", generate.tokenizer,
                 "bytes | sentencepiece:MODEL | hf:tokenizer.json (default: the directory's)");
-  c->add_option("--max-tokens", generate.max_tokens, "Tokens to add")
+  c->add_option("--max-tokens", generate.max_tokens, "Tokens to generate (default: 100)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  c->add_option("--temperature", generate.temperature, "0 takes the likeliest token")
+  c->add_option("--temperature", generate.temperature, "Sampling temperature (default: 0.8); 0: greedy")
       ->check(finite_range(0, 100));
-  c->add_option("--top-k", generate.top_k, "Sample from the K likeliest tokens (0: all)")
+  c->add_option("--top-k", generate.top_k, "Sample from the K most likely tokens (default 0: all)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
-  c->add_option("--top-p", generate.top_p, "Sample from the likeliest tokens with this total probability")
+  c->add_option("--top-p", generate.top_p, "Sample from the most likely tokens with this total probability")
       ->check(finite_range(0, 1));
-  c->add_option("--seed", generate.seed, "Of the sampling");
+  c->add_option("--seed", generate.seed, "Seed of the sampling");
   c->add_option("--device", generate.device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  c->add_option("--threads", generate.threads, "Default: all cores")->check(CLI::Range(0, 1024));
+  c->add_option("--threads", generate.threads, "CPU threads (default: all cores)")
+      ->check(CLI::Range(0, 1024));
   c->callback([&] { result = run_generate(generate); });
 
   EvalArgs eval;
   c = app.add_subcommand("eval", "Loss, perplexity and bits per byte of a model on token files");
-  c->add_option("directory", eval.directory,
-                "Checkpoint (step-N), a directory of them (the newest) or Hugging Face directory")
+  c->add_option(
+       "directory", eval.directory,
+       "Checkpoint (step-N), a directory of checkpoints (the newest one) or a Hugging Face directory")
       ->required();
   c->add_option("--data", eval.data, "Prefixes of token files made by nrl-train prepare")->required();
   c->add_option("--sequence-length", eval.sequence_length,
-                "Tokens of a window (default: as in training, else the model's longest up to 1024)")
+                "Tokens per window (default: as in training, else the model's maximum up to 1024)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  c->add_option("--micro-batch", eval.micro_batch, "Windows at once")
+  c->add_option("--micro-batch", eval.micro_batch, "Windows per forward pass")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
   c->add_option("--max-tokens", eval.max_tokens, "Evaluate only the first tokens (default: all)")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 50));
   c->add_option("--device", eval.device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  c->add_option("--threads", eval.threads, "Per rank (default: the rank's share of the cores)")
+  c->add_option("--threads", eval.threads, "CPU threads per rank (default: the rank's share of the cores)")
       ->check(CLI::Range(1, 1024));
   c->add_flag("--json", eval.json, "One JSON object per data set");
   c->callback([&] { result = run_eval(eval); });
@@ -168,23 +169,26 @@ int run(int argc, char** argv) {
   c->callback([&] { result = run_report(report); });
 
   std::string key;
-  c = app.add_subcommand("explain", "Say what a configuration key or section means");
-  c->add_option("key", key, "A key, a section, what another program calls it, or a word to search for");
+  c = app.add_subcommand("explain", "Explain a configuration key or section");
+  c->add_option("key", key,
+                "A key, a section, the name of a key in another program, or a word to search for");
   bool markdown = false;
   c->add_flag("--markdown", markdown, "Print docs/configuration.md");
   c->callback([&] { result = markdown ? run_config_docs() : run_explain(key); });
 
   CheckpointArgs checkpoint;
-  CLI::App* ck = app.add_subcommand("checkpoint", "Look at checkpoints");
+  CLI::App* ck = app.add_subcommand("checkpoint", "Inspect checkpoints");
   ck->require_subcommand(1);
-  c = ck->add_subcommand("verify", "Check every checksum of a checkpoint or of all in a directory");
-  c->add_option("directory", checkpoint.directory, "step-N, or the directory that holds them")->required();
+  c = ck->add_subcommand("verify",
+                         "Verify all checksums of a checkpoint, or of all checkpoints in a directory");
+  c->add_option("directory", checkpoint.directory, "Checkpoint (step-N), or a directory of checkpoints")
+      ->required();
   c->callback([&] { result = run_checkpoint_verify(checkpoint); });
 
   bench::Args bench;
-  c = app.add_subcommand("bench", "Measure this machine, beside its limits");
-  c->add_option("what", bench.what,
-                "ops: kernels bound by memory; gemm: matrix products; attention;\n"
+  c = app.add_subcommand("bench", "Benchmark this machine relative to its limits");
+  c->add_option("benchmark", bench.benchmark,
+                "ops: memory-bound kernels; gemm: matmuls; attention;\n"
                 "step: training steps of CONFIG on random tokens; comm: communication")
       ->required()
       ->check(CLI::IsMember({"ops", "gemm", "attention", "step", "comm"}));
@@ -197,12 +201,12 @@ int run(int argc, char** argv) {
        "Of ops, gemm and attention: auto (default: bfloat16 on a GPU, else float32), float32 or bfloat16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
   c->add_option("--json", bench.json, "Write the results to this file");
-  c->add_option("--only", bench.only, "Measure only what has this in its name (ops, gemm, attention)");
+  c->add_option("--only", bench.only, "Only cases whose name contains this text (ops, gemm, attention)");
   c->add_option("--steps", bench.steps, "Steps to time (step; default 20)")->check(CLI::Range(1, 100000));
-  c->add_flag("--quick", bench.quick, "Tiny sizes, timed once: shows that all runs, measures nothing");
+  c->add_flag("--quick", bench.quick, "Tiny sizes, executed once: a functional test without useful timings");
   c->callback([&] { result = run_bench(bench); });
 
-  c = app.add_subcommand("doctor", "Say what this build and this machine can do");
+  c = app.add_subcommand("doctor", "Show the capabilities of this build and this machine");
   c->callback([&] { result = run_doctor(); });
   complete_help(app, "");
 

@@ -19,14 +19,14 @@ constexpr int64_t aligned(int64_t bytes) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-// -1 / tokens in double, rounded once: the same bits for every split of the batch.
-float token_weight(int64_t loss_tokens) {
+// Computed in double and rounded once, so that it does not depend on how the batch is split.
+float uniform_loss_weight(int64_t loss_tokens) {
   return static_cast<float>(-1.0 / static_cast<double>(loss_tokens));
 }
 
 }  // namespace
 
-BatchCounts count(const data::MicroBatch& batch, int64_t window) {
+BatchCounts count(const data::HostMicroBatch& batch, int64_t window) {
   BatchCounts c;
   c.tokens = static_cast<int64_t>(batch.tokens.size());
   c.loss_tokens = batch.loss_tokens;
@@ -44,9 +44,9 @@ BatchCounts operator+(const BatchCounts& a, const BatchCounts& b) {
 BatchTensors::BatchTensors(memory::MemoryPlan& plan, const BatchShape& shape)
     : shape_(shape), tensors_(static_cast<size_t>(shape.microbatches)) {
   const int64_t n = shape.tokens();
-  header_ = aligned((shape.weights ? shape.microbatches : 1) * n * 4);
-  block_bytes_ = header_ + aligned(8) + aligned(shape.microbatches * input_bytes());
-  block_id_ = plan.add("token weights, tokens and targets", Category::data, block_bytes_);
+  step_offset_ = aligned((shape.loss_weights ? shape.microbatches : 1) * n * 4);
+  block_bytes_ = step_offset_ + aligned(8) + aligned(shape.microbatches * input_bytes());
+  block_id_ = plan.add("loss weights, tokens and targets", Category::data, block_bytes_);
   if (!shape.positions) positions_id_ = plan.add("positions", Category::data, n * 4);
   if (shape.staged)
     staging_id_ =
@@ -59,7 +59,7 @@ int64_t BatchTensors::input_bytes() const {
   return 4 * (2 * n + (shape_.positions ? n : 0) + (shape_.bounds ? n + 1 : 0));
 }
 
-int64_t BatchTensors::room(int64_t sequences) const {
+int64_t BatchTensors::padded_sequences(int64_t sequences) const {
   const auto power = std::bit_ceil(static_cast<uint64_t>(std::max(sequences, 2 * shape_.sequences)));
   return std::min(static_cast<int64_t>(power), shape_.tokens());
 }
@@ -69,7 +69,7 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
   block_ = static_cast<std::byte*>(arenas.at(plan, block_id_));
   const int64_t n = shape_.tokens();
   model::MicroBatch common;
-  common.step = make_tensor(block_ + header_, DType::i64, {1});
+  common.step = make_tensor(block_ + step_offset_, DType::i64, {1});
   common.lengths = {.longest = shape_.length, .equal = !shape_.bounds};
   if (!shape_.positions) {
     std::vector<int32_t> positions(static_cast<size_t>(n));
@@ -84,16 +84,16 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
     common.cu_seqlens = make_tensor(arenas.at(plan, bounds_id_), DType::i32, {shape_.sequences + 1});
     ops::upload(exec, common.cu_seqlens, bounds.data());
   }
-  std::byte *next = block_ + header_ + aligned(8), *weights = block_;
+  std::byte *next = block_ + step_offset_ + aligned(8), *weights = block_;
   for (model::MicroBatch& m : tensors_) {
     m = common;
-    m.weight = make_tensor(weights, DType::f32, {n});
-    if (shape_.weights) weights += n * 4;
+    m.loss_weight = make_tensor(weights, DType::f32, {n});
+    if (shape_.loss_weights) weights += n * 4;
     m.ids = make_tensor(next, DType::i32, {n});
     m.target = make_tensor(next + n * 4, DType::i32, {n});
     std::byte* more = next + n * 8;
     if (shape_.positions) m.positions = make_tensor(std::exchange(more, more + n * 4), DType::i32, {n});
-    if (shape_.bounds) m.cu_seqlens = make_tensor(more, DType::i32, {room(0) + 1});
+    if (shape_.bounds) m.cu_seqlens = make_tensor(more, DType::i32, {padded_sequences(0) + 1});
     next += input_bytes();
   }
   NRL_CHECK(shape_.staged == (exec.device != nullptr));
@@ -103,30 +103,30 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
 }
 
 std::byte* BatchTensors::staging() const {
-  return pinned_ ? pinned_ + turn_ * block_bytes_ : block_;
+  return pinned_ ? pinned_ + staging_index_ * block_bytes_ : block_;
 }
 
-void BatchTensors::fill(int64_t microbatch, const data::MicroBatch& batch, int64_t first_sample) {
+void BatchTensors::fill(int64_t microbatch, const data::HostMicroBatch& batch, int64_t first_sample) {
   const auto n = static_cast<size_t>(shape_.tokens());
   NRL_CHECK(microbatch == filled_ && microbatch < shape_.microbatches && batch.tokens.size() == n &&
             batch.targets.size() == n && batch.positions.size() == (shape_.positions ? n : 0));
-  if (microbatch == 0 && pinned_) copied_[turn_].synchronize();
-  std::byte* at = staging() + header_ + aligned(8) + microbatch * input_bytes();
-  const auto put = [&](const std::vector<int32_t>& values) {
-    if (values.empty()) return;  // no address to copy from
+  if (microbatch == 0 && pinned_) copied_[staging_index_].synchronize();
+  std::byte* at = staging() + step_offset_ + aligned(8) + microbatch * input_bytes();
+  const auto append = [&](const std::vector<int32_t>& values) {
+    if (values.empty()) return;  // data() may be null, which memcpy must not get
     std::memcpy(at, values.data(), values.size() * 4);
     at += values.size() * 4;
   };
-  put(batch.tokens);
-  put(batch.targets);
-  put(batch.positions);
+  append(batch.tokens);
+  append(batch.targets);
+  append(batch.positions);
   model::MicroBatch& m = tensors_[static_cast<size_t>(microbatch)];
   if (shape_.bounds) {
     const int64_t end = static_cast<int64_t>(n), count = static_cast<int64_t>(batch.bounds.size()) - 1;
     NRL_CHECK(count >= shape_.sequences && count <= end && batch.bounds.back() == end);
-    m.cu_seqlens = make_tensor(m.cu_seqlens.data, DType::i32, {room(count) + 1});
-    put(batch.bounds);
-    for (int64_t s = count; s < room(count); ++s, at += 4) {
+    m.cu_seqlens = make_tensor(m.cu_seqlens.data, DType::i32, {padded_sequences(count) + 1});
+    append(batch.bounds);
+    for (int64_t s = count; s < padded_sequences(count); ++s, at += 4) {
       const auto empty = static_cast<int32_t>(end);
       std::memcpy(at, &empty, 4);
     }
@@ -137,21 +137,22 @@ void BatchTensors::fill(int64_t microbatch, const data::MicroBatch& batch, int64
 
 void BatchTensors::commit(int64_t step, int64_t loss_tokens) {
   std::byte* host = staging();
-  std::memcpy(host + header_, &step, sizeof step);
-  const bool weigh = loss_tokens > 0 && loss_tokens != weighted_for_;
-  if (weigh) {
-    const float weight = token_weight(loss_tokens);
-    const int64_t count = (shape_.weights ? shape_.microbatches : 1) * shape_.tokens();
+  std::memcpy(host + step_offset_, &step, sizeof step);
+  const bool new_weights = loss_tokens > 0 && loss_tokens != weights_loss_tokens_;
+  if (new_weights) {
+    const float weight = uniform_loss_weight(loss_tokens);
+    const int64_t count = (shape_.loss_weights ? shape_.microbatches : 1) * shape_.tokens();
     for (int64_t i = 0; i < count; ++i) std::memcpy(host + i * 4, &weight, 4);
-    weighted_for_ = loss_tokens;
+    weights_loss_tokens_ = loss_tokens;
   }
-  const int64_t begin = weigh ? 0 : header_, end = header_ + aligned(8) + filled_ * input_bytes();
+  const int64_t begin = new_weights ? 0 : step_offset_,
+                end = step_offset_ + aligned(8) + filled_ * input_bytes();
   filled_ = 0;
   if (!pinned_) return;
   exec_->device->copy(block_ + begin, host + begin, static_cast<size_t>(end - begin),
                       device::CopyKind::host_to_device, exec_->stream);
-  copied_[turn_].record(exec_->stream);
-  turn_ ^= 1;
+  copied_[staging_index_].record(exec_->stream);
+  staging_index_ ^= 1;
 }
 
 }  // namespace nrl::plan

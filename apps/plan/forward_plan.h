@@ -1,13 +1,13 @@
 #pragma once
-// What a stored model takes that only runs forward passes: evaluation, reference models.
+// The plan of a stored model that only runs forward passes: evaluation, reference models.
 
 #include "apps/plan/run_plan.h"
 
 namespace nrl::plan {
 
 struct ForwardPlanOptions {
-  int64_t micro_batch = 1;      ///< sequences at once
-  int64_t sequence_length = 0;  ///< of all of them
+  int64_t micro_batch = 1;      ///< sequences per forward pass
+  int64_t sequence_length = 0;  ///< tokens per sequence
   precision::Recipe recipe;
   DeviceType device = DeviceType::cpu;
   int threads = 1;  ///< CPU threads

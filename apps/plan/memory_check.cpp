@@ -16,9 +16,9 @@ std::string bytes_text(double bytes) {
   return bytes < 0x1p60 ? human_bytes(static_cast<uint64_t>(bytes)) : fmt::format("{:.1e} bytes", bytes);
 }
 
-// The loader's ring: tokens, targets and, where documents are kept apart, positions and bounds of the micro
-// batches that are read ahead.
-double read_ahead_bytes(const Config& config, const BatchPlan& batch) {
+// The loader's ring of prefetched microbatches: tokens, targets and, if documents
+// are separated, positions and bounds.
+double prefetch_bytes(const Config& config, const BatchPlan& batch) {
   return static_cast<double>(config.data.prefetch_batches) * static_cast<double>(batch.micro) *
          static_cast<double>(config.policy.max_total_sequence_length) *
          (8 + (config.data.reset_position_ids ? 4 : 0) + (config.data.reset_attention_mask ? 4 : 0));
@@ -27,10 +27,10 @@ double read_ahead_bytes(const Config& config, const BatchPlan& batch) {
 struct Candidate {
   std::string key;
   int64_t value = 0;
-  double ratio = 0;  // to a large, but usual value
+  double ratio = 0;  // to a large but common value
 };
 
-// The keys that a category grows with.
+// The keys that determine the size of a category.
 std::vector<Candidate> candidates(const ConfigResult& result, const model::ModelSpec& spec,
                                   const BatchPlan& batch, Category category) {
   const PolicyConfig& policy = result.config.policy;
@@ -38,12 +38,14 @@ std::vector<Candidate> candidates(const ConfigResult& result, const model::Model
   const auto add = [&](std::string key, int64_t value, double usual) {
     out.push_back({std::move(key), value, static_cast<double>(value) / usual});
   };
-  const auto per_step = [&] { add("policy.train_global_batch_size", policy.train_global_batch_size, 4096); };
+  const auto global_batch = [&] {
+    add("policy.train_global_batch_size", policy.train_global_batch_size, 4096);
+  };
   const auto length = [&] {
     add("policy.max_total_sequence_length", policy.max_total_sequence_length, 8192);
   };
   if (category == Category::data) {
-    per_step();
+    global_batch();
     length();
     add("data.prefetch_batches", result.config.data.prefetch_batches, 64);
     return out;
@@ -54,9 +56,9 @@ std::vector<Candidate> candidates(const ConfigResult& result, const model::Model
   out.push_back({prefix + std::string(other ? size.gpt2_key : size.key), size.value, size.ratio});
   if (category == Category::activations || category == Category::workspace) {
     length();
-    // Where the micro batch follows from the accumulation, the global batch asks for it.
+    // If the microbatch is derived from the accumulation, the global batch determines it.
     if (policy.train_micro_batch_size.is_auto() && policy.gradient_accumulation_steps)
-      per_step();
+      global_batch();
     else
       add("policy.train_micro_batch_size", batch.micro, 64);
   }
@@ -68,8 +70,8 @@ std::vector<Candidate> candidates(const ConfigResult& result, const model::Model
 
 }  // namespace
 
-CategoryBytes least_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
-                           DeviceType device) {
+CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
+                             DeviceType device) {
   const precision::Recipe recipe = recipe_for(config, device);
   const auto n = [](int64_t x) { return static_cast<double>(x); };
   const double parameters = model::approximate_parameters(spec);
@@ -84,12 +86,12 @@ CategoryBytes least_memory(const Config& config, const model::ModelSpec& spec, c
   at(Category::gradients) = parameters * static_cast<double>(size_of(recipe.weight_gradients()));
   const int64_t master = recipe.master_weights() ? size_of(*recipe.master_weights()) : 0;
   at(Category::optimizer) = state * n(2 * size_of(recipe.optimizer_state()) + master);
-  // What no policy recomputes: the residual stream, q, k and v, and the input of the activation.
+  // Never recomputed: the residual stream, q, k and v, and the input of the activation.
   at(Category::activations) =
       n(spec.layers) * tokens * element *
       (n(spec.hidden) + (n(spec.heads) + 2 * n(spec.kv_heads)) * n(spec.head_dim) + n(spec.mlp_in_width()));
   at(Category::data) =
-      n(batch.accumulation) * tokens * 8 + (device == DeviceType::cpu ? read_ahead_bytes(config, batch) : 0);
+      n(batch.accumulation) * tokens * 8 + (device == DeviceType::cpu ? prefetch_bytes(config, batch) : 0);
   return out;
 }
 
@@ -98,7 +100,7 @@ CategoryBytes planned_memory(const Config& config, const RunPlan& plan) {
   for (size_t c = 0; c < out.size(); ++c)
     out[c] = static_cast<double>(plan.memory.bytes(static_cast<Category>(c)));
   if (plan.device == DeviceType::cpu)
-    out[static_cast<size_t>(Category::data)] += read_ahead_bytes(config, plan.batch);
+    out[static_cast<size_t>(Category::data)] += prefetch_bytes(config, plan.batch);
   return out;
 }
 
@@ -118,16 +120,16 @@ std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const mode
                                 bytes_text(need[c]));
   for (const Candidate& k : keys)
     lower += (lower.empty() ? "" : ", ") + fmt::format("{} ({})", k.key, k.value);
-  std::vector<std::string> notes{"needed by a rank: " + categories, "lower " + lower};
+  std::vector<std::string> notes{"needed per rank: " + categories, "lower " + lower};
   if (largest == Category::optimizer && batch.data_parallel > 1 &&
       result.config.distributed.shard_strategy == ShardStrategy::ddp)
-    notes.push_back("or share the optimizer state among the ranks: distributed.shard_strategy: optim");
-  Diagnostic d =
-      diagnose(result, keys.front().key,
-               fmt::format("{}: {} is too large: a rank needs {}, but {} has {} for it", keys.front().key,
-                           keys.front().value, bytes_text(total), owner, bytes_text(capacity)),
-               fmt::format("{}: {}", name_of(largest), bytes_text(need[static_cast<size_t>(largest)])),
-               std::move(notes));
+    notes.push_back("or shard the optimizer state over the ranks: distributed.shard_strategy: optim");
+  Diagnostic d = diagnose(
+      result, keys.front().key,
+      fmt::format("{}: {} is too large: a rank needs {} of memory, but {} has {} for it", keys.front().key,
+                  keys.front().value, bytes_text(total), owner, bytes_text(capacity)),
+      fmt::format("{}: {}", name_of(largest), bytes_text(need[static_cast<size_t>(largest)])),
+      std::move(notes));
   d.exit = Exit::out_of_memory;
   return d;
 }

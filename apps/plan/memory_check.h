@@ -1,5 +1,6 @@
 #pragma once
-// Does a run fit into the memory it will have? What does not is refused with the key that asks for too much.
+// Checks whether a run fits into memory; if not, names the configuration key that
+// most likely needs to change.
 
 #include <array>
 #include <optional>
@@ -13,20 +14,21 @@ namespace nrl::plan {
 /// Bytes by memory::Category.
 using CategoryBytes = std::array<double, memory::category_count>;
 
-/// A lower bound of what a rank needs, from the sizes alone and in floating point: for configurations whose
-/// plan could not even be made. The batches that the data loader reads ahead are counted with the data.
-CategoryBytes least_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
-                           DeviceType device);
-/// What the plan of a rank takes, the data loader's buffers included where they share its memory.
+/// A lower bound of a rank's memory, computed from the sizes in floating point: for configurations that are
+/// too large to plan. Includes the batches that the data loader prefetches.
+CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
+                             DeviceType device);
+/// The memory of a rank's plan, plus the data loader's buffers on a CPU.
 CategoryBytes planned_memory(const Config& config, const RunPlan& plan);
 
-/// A problem (exit 71) where `need` exceeds the `capacity` of `owner` ("this machine", "the GPU") that a rank
-/// may use: it names the largest category, and the key in it that is furthest from what is usual.
+/// A problem (exit 71) if `need` exceeds `capacity`, the memory of `owner` ("this machine", "the GPU") that
+/// is available to a rank. It names the largest category and, of its keys, the one
+/// with the most unusual value.
 std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const model::ModelSpec& spec,
                                           const BatchPlan& batch, const CategoryBytes& need, double capacity,
                                           std::string_view owner);
 
-/// Fails with that problem where the plan does not fit.
+/// Fails with that problem if the plan does not fit.
 void require_memory(const ConfigResult& result, const RunPlan& plan, size_t capacity, std::string_view owner);
 
 }  // namespace nrl::plan

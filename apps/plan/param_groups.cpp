@@ -16,7 +16,7 @@ const Parameter& at(const model::ParameterList& list, int i) {
   return list.all[static_cast<size_t>(i)];
 }
 
-bool first_copy(const Parameter& p, const GroupOptions& o) {
+bool counts_copy(const Parameter& p, const GroupOptions& o) {
   return p.copies == Copies::none || (p.copies == Copies::tp ? o.first_tp : o.first_embedding);
 }
 
@@ -31,7 +31,7 @@ std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::Parameter
                        .count = piece.in_param.size(),
                        .flat = piece.in_flat,
                        .state = piece.in_shard,
-                       .counted = first_copy(at(list, p), o)});
+                       .counted = counts_copy(at(list, p), o)});
     }
     return owned;
   }
@@ -42,13 +42,13 @@ std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::Parameter
                      .count = p.numel(),
                      .flat = start,
                      .state = start,
-                     .counted = o.shard_rank == 0 && first_copy(p, o)});
+                     .counted = o.shard_rank == 0 && counts_copy(p, o)});
   }
   return owned;
 }
 
-// Whole shards, padding included (it is zero), so that a sum takes few calls; without what another rank
-// counts.
+// Whole shards including padding (which is zero), so that a sum takes few calls, minus the elements that
+// another rank counts.
 std::vector<ElementRange> counted_ranges(const ParamGroup& g, const model::ParameterList& list,
                                          const GroupOptions& o) {
   std::vector<ElementRange> ranges;
@@ -60,7 +60,7 @@ std::vector<ElementRange> counted_ranges(const ParamGroup& g, const model::Param
   }
   for (size_t i = 0; i < g.parameters.size(); ++i) {
     const Parameter& p = at(list, g.parameters[i]);
-    if (first_copy(p, o)) continue;
+    if (counts_copy(p, o)) continue;
     const int64_t begin = g.layout.place(static_cast<int>(i)).start, end = begin + p.numel();
     std::vector<ElementRange> rest;
     for (const ElementRange& r : ranges) {
@@ -73,7 +73,7 @@ std::vector<ElementRange> counted_ranges(const ParamGroup& g, const model::Param
   return ranges;
 }
 
-// What one update covers: ranges that lie behind each other with the same rates together.
+// The chunk table of the update. Adjacent ranges with the same rates are merged.
 std::vector<int64_t> update_chunks(const ParamGroup& g, const model::ParameterList& list) {
   auto owned = g.owned;
   std::sort(owned.begin(), owned.end(), [](const auto& a, const auto& b) { return a.flat < b.flat; });
@@ -109,7 +109,7 @@ std::vector<ParamGroup> make_param_groups(
       g->name = p.group;
       g->trainable = p.trainable;
     }
-    NRL_CHECK(g->trainable == p.trainable, "group {}: {} is trainable and others are not, or the reverse",
+    NRL_CHECK(g->trainable == p.trainable, "group {}: {} differs in `trainable` from the other parameters",
               g->name, p.name);
     g->parameters.push_back(static_cast<int>(i));
   }

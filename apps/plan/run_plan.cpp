@@ -14,7 +14,7 @@ namespace {
 
 std::vector<std::string> recompute_rules(const RecomputeConfig& config) {
   if (config.granularity == RecomputeGranularity::none) return {};
-  // auto: what costs one pass over memory to make again and frees the most (half of a block's activations).
+  // auto: memory-bound ops, which are cheap to recompute and free half of a block's activations.
   if (config.modules.is_auto()) return {"norm", "activation"};
   std::vector<std::string> rules;
   for (RecomputeModule m : config.modules.value()) rules.emplace_back(name_of(m));
@@ -38,21 +38,21 @@ precision::Recipe recipe_for(const Config& config, DeviceType device) {
   NRL_CHECK(false, "policy.precision: {} passed the validator", name_of(config.policy.precision));
 }
 
-GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPlace& place,
+GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPosition& position,
                            const precision::Recipe& recipe) {
   const ShardingStrategy* sharding = find_sharding(name_of(config.distributed.shard_strategy));
   NRL_CHECK(sharding && !sharding->gradients, "strategy {} passed the validator",
             name_of(config.distributed.shard_strategy));
   return {.strategy = *sharding,
           .shards = static_cast<int>(batch.data_parallel),
-          .shard_rank = place.shard_rank(),
+          .shard_rank = position.shard_rank(),
           .bucket_elements = static_cast<int64_t>(config.distributed.bucket_size_mb * (1 << 20) / 4),
           .recipe = recipe};
 }
 
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
-                                       const GridPlace& place, DeviceType device, int threads,
-                                       bool own_weights) {
+                                       const GridPosition& position, DeviceType device, int threads,
+                                       bool own_loss_weights) {
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
@@ -65,7 +65,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
             "the configuration was not checked");
   p.recipe = recipe_for(config, device);
   p.recompute_modules = recompute_rules(config.policy.recompute);
-  const GroupOptions group = group_options(config, batch, place, p.recipe);
+  const GroupOptions group = group_options(config, batch, position, p.recipe);
   p.groups = make_param_groups(
       p.parameters, [&](const std::string&) { return group; }, p.memory);
   int64_t largest = 0;
@@ -84,7 +84,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
                                                                   .length = p.sequence_length,
                                                                   .positions = config.data.reset_position_ids,
                                                                   .bounds = config.data.reset_attention_mask,
-                                                                  .weights = own_weights,
+                                                                  .loss_weights = own_loss_weights,
                                                                   .staged = gpu});
   const auto microbatches = static_cast<int>(batch.accumulation);
   const model::DecoderOptions options{
@@ -97,8 +97,8 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
       .device = device,
       .optimizer_workspace = ops::sum_of_squares_workspace(largest),
       .training = pipeline::make_schedule({.microbatches = microbatches}, 0),
-      // From the second one on every microbatch finds and leaves the buffers as the one before.
-      .recorded = pipeline::make_schedule({.microbatches = std::min(microbatches, 2)}, 0)};
+      // From the second microbatch on, the buffer lifetimes repeat.
+      .dry_run = pipeline::make_schedule({.microbatches = std::min(microbatches, 2)}, 0)};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   p.memory.solve();
   return plan;

@@ -1,6 +1,6 @@
 #pragma once
-// Everything a training run will allocate, decided before anything is: the flat layout, the decoder's slots,
-// the batch tensors. `nrl-train plan` prints it; the trainer allocates exactly it.
+// The plan of a training run: flat layout, slots of the decoder, batch tensors. It contains everything that
+// the run allocates and is complete before the first allocation; `nrl-train plan` prints it.
 
 #include <memory>
 #include <string>
@@ -8,7 +8,7 @@
 
 #include "apps/model/decoder.h"
 #include "apps/plan/batch.h"
-#include "apps/plan/grid_place.h"
+#include "apps/plan/grid_position.h"
 #include "apps/plan/param_groups.h"
 #include "core/config/load.h"
 #include "memory/plan.h"
@@ -35,21 +35,21 @@ struct RunPlan {
   std::unique_ptr<model::Decoder> decoder;
 };
 
-/// The solved plan of the rank at `place` with `threads` CPU threads. The plan lives on the heap because the
-/// decoder refers into it. `config` must have passed validate_for_world(). No device is needed for the plan
-/// of one. `own_weights`: for an objective that computes the weights of tokens (BatchShape::weights).
+/// The solved plan of the rank at `position` with `threads` CPU threads. On the heap, because the decoder
+/// refers to its members. `config` must have passed validate_for_world(). Planning for a GPU does not need
+/// one. `own_loss_weights`: for objectives that compute loss weights (BatchShape::loss_weights).
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
-                                       const GridPlace& place, DeviceType device, int threads,
-                                       bool own_weights = false);
+                                       const GridPosition& position, DeviceType device, int threads,
+                                       bool own_loss_weights = false);
 
-/// How the rank at `place` holds the parameters of a group.
-GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPlace& place,
+/// The options of a parameter group on the rank at `position`.
+GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPosition& position,
                            const precision::Recipe& recipe);
 
-/// policy.precision for this device: auto is bf16 on a GPU and f32 on a CPU, where bf16 saves memory only.
+/// policy.precision for this device: auto is bf16 on a GPU and f32 on a CPU, where bf16 only saves memory.
 precision::Recipe recipe_for(const Config& config, DeviceType device);
 
-/// Memory by category, for people: "weights 475 MiB  gradients ...  = 2.31 GiB".
+/// Memory by category, for messages: "weights 475 MiB  gradients ...  = 2.31 GiB".
 std::string memory_line(const memory::MemoryPlan& plan);
 
 }  // namespace nrl::plan

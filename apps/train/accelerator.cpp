@@ -24,7 +24,7 @@ Accelerator open_accelerator(int ordinal, const ops::LibraryOptions& options) {
 }
 
 double peak_flops(const device::Properties& device) {
-  // Data sheets, dense, without sparsity. The longer name first.
+  // From data sheets, without sparsity. A name must precede its own prefixes.
   static constexpr struct {
     const char* name;
     double teraflops;

@@ -1,6 +1,6 @@
 #pragma once
-// The GPU of a rank, as the training loop gets it. One file of the program defines accelerator_backend():
-// accelerator_cuda.cpp, or in tests one for the simulated device.
+// The GPU of a rank. accelerator_backend() is defined by accelerator_cuda.cpp, or in
+// tests for the simulated device.
 
 #include <memory>
 #include <string>
@@ -13,7 +13,7 @@
 namespace nrl::train {
 
 struct AcceleratorBackend {
-  /// The devices this process sees, by unique id; when none, `why_not` says the reason.
+  /// The UUIDs of the devices visible to this process; if there are none, `why_not` is set to the reason.
   std::vector<std::string> (*devices)(std::string& why_not) = nullptr;
   std::unique_ptr<device::Runtime> (*open)(int ordinal) = nullptr;
   const ops::KernelTable& (*kernels)() = nullptr;
@@ -22,7 +22,7 @@ struct AcceleratorBackend {
 };
 const AcceleratorBackend& accelerator_backend();
 
-/// An open device with what runs on it. Destroyed in the reverse order, after everything that uses it.
+/// An open device with its libraries and compute stream. Must outlive everything that uses it.
 struct Accelerator {
   std::unique_ptr<device::Runtime> runtime;
   std::unique_ptr<ops::Libraries> libraries;
@@ -33,7 +33,7 @@ struct Accelerator {
 };
 Accelerator open_accelerator(int ordinal, const ops::LibraryOptions& options);
 
-/// Dense bf16 matrix products per second by the data sheet; 0 for a device that is not in the table.
+/// Dense bf16 FLOP/s by the data sheet; 0 for a device that is not in the table.
 double peak_flops(const device::Properties& device);
 
 }  // namespace nrl::train

@@ -18,12 +18,11 @@ RunFacts describe_run(const Run& run, double peak_flops) {
   add("config", run.config_result.files.empty() ? "-" : run.config_result.files.back());
   for (const Translation& t : run.config_result.translated)
     add("", fmt::format("{} is read as {}", t.given, t.canonical));
-  add("grid", plan::grid_line(run.placement.place().sizes, plan.groups.front().strategy.name));
+  add("grid", plan::grid_line(run.placement.grid_position().sizes, plan.groups.front().strategy.name));
   add("device", run.placement.describe(run.kernels) + (c.policy.cuda_graph ? ", steps as a CUDA graph" : ""));
   if (run.placement.device() == DeviceType::cpu)
-    add("mfu", fmt::format(
-                   "of {:.0f} GFLOP/s per rank: best fp32 matmul rate so far, raised by a faster try or step",
-                   peak_flops * 1e-9));
+    add("mfu", fmt::format("of {:.0f} GFLOP/s per rank: the best fp32 matmul rate measured so far",
+                           peak_flops * 1e-9));
   if (!run.attention.empty()) add("attention", run.attention);
   add("model",
       fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
@@ -43,7 +42,7 @@ RunFacts describe_run(const Run& run, double peak_flops) {
       plan::memory_line(plan.memory) + (rules.empty() ? "" : fmt::format("   (recomputed: {})", rules)));
   if (!run.resumed_from.empty())
     add("resume", fmt::format("{}, step {}", run.resumed_from, run.position.step));
-  const char* label = "changed";
+  const char* label = "changes";
   for (const std::string& change : run.changes) add(std::exchange(label, ""), change);
   return facts;
 }

@@ -18,7 +18,7 @@ constexpr std::string_view dtype_text(DType t) {
   return t == DType::bf16 ? "bfloat16" : "float32";
 }
 
-// A part of a weight as it lies in files.
+// A part of a weight in the layout of the file.
 TensorSlice slice_of(const Part& part, const Tensor& weight) {
   TensorSlice s;
   s.name = part.name;
@@ -42,8 +42,8 @@ void for_each_part(const TrainState& s, const Visit& visit) {
     for (const Part& part : s.parameters->all[i].parts) visit(part, s.weights[i]);
 }
 
-// Elements of a logical tensor of the optimizer's state that lie behind each other in this rank's memory:
-// `count` of them in runs of `run`, `stride` apart in the tensor.
+// Elements of a logical tensor of the optimizer state that are contiguous in this rank's memory: `count`
+// elements, in runs of `run` elements that are `stride` apart in the logical tensor.
 struct StatePiece {
   std::string name;
   std::vector<int64_t> shape;
@@ -60,7 +60,8 @@ struct StatePiece {
   }
 };
 
-// Elements [begin, end) of a part: a flat range, or the rest of a row, whole rows and the start of a row.
+// Appends elements [begin, end) of a part as pieces: one flat range if the part has whole rows of the logical
+// tensor, else the rest of the first row, whole rows and the start of the last row.
 void add_pieces(const Part& part, int64_t begin, int64_t end, StatePiece piece,
                 std::vector<StatePiece>& out) {
   const auto add = [&](int64_t to, int64_t run, int64_t stride) {
@@ -87,7 +88,7 @@ void add_pieces(const Part& part, int64_t begin, int64_t end, StatePiece piece,
   add_flat(end);
 }
 
-// Of what this rank holds: everything, or what it saves.
+// The optimizer state on this rank: all of it, or only the ranges that this rank saves.
 std::vector<StatePiece> state_pieces(const TrainState& s, bool counted_only) {
   std::vector<StatePiece> pieces;
   for (const engine::GroupTensors& t : s.groups)
@@ -119,14 +120,12 @@ JsonValue to_json(const Position& p) {
                             {"best_val_step", p.best_val_step}});
 }
 
-// NaN and infinity spread through a model within one step, so they are refused where they are still in one
-// tensor.
+// NaN and infinity spread through the whole model within one step; here the tensor can still be named.
 void require_finite(const std::string& where, std::string_view name, DType dtype, const void* data,
                     int64_t count) {
   const int64_t bad = count_non_finite(dtype, data, static_cast<size_t>(count * size_of(dtype)));
   if (bad > 0)
-    fail(Exit::data,
-         "{}: tensor \"{}\" holds {} NaN or infinite values of {} read: these weights cannot be used", where,
+    fail(Exit::data, "{}: tensor \"{}\" has {} NaN or infinite values of {}; expected finite values", where,
          name, bad, count);
 }
 
@@ -138,7 +137,7 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   for_each_part(s, [&](const Part& part, const Tensor& w) { slices.push_back(slice_of(part, w)); });
   std::vector<StatePiece> pieces;
   if (options.optimizer) pieces = state_pieces(s, true);
-  // What this rank answers for, so that the sum over the ranks is the size of the checkpoint.
+  // The counted elements, so that the sum over the ranks is the size of the checkpoint.
   int64_t bytes = 0;
   for (const engine::GroupTensors& t : s.groups)
     for (const plan::OwnedRange& range : t.group->owned)
@@ -173,24 +172,24 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
 
 Position read_position(const CheckpointReader& reader) {
   const JsonValue& json = reader.manifest().state;
-  // Far above any run, and far enough below 2^63 for sums and products with a batch.
-  constexpr int64_t most_steps = int64_t{1} << 40, most_samples = int64_t{1} << 50;
-  constexpr int64_t most_tokens = int64_t{1} << 62;
-  const auto counter = [&](std::string_view key, int64_t most) {
+  // Larger than in any run, and small enough that sums and products with a batch size do not overflow.
+  constexpr int64_t max_steps = int64_t{1} << 40, max_samples = int64_t{1} << 50;
+  constexpr int64_t max_tokens = int64_t{1} << 62;
+  const auto counter = [&](std::string_view key, int64_t max) {
     const int64_t n = json.get_int(key);
-    if (n < 0 || n > most)
+    if (n < 0 || n > max)
       fail(Exit::data, "{}: {} is {}; expected 0 to {}", join_path(reader.path(), kManifestName), key, n,
-           most);
+           max);
     return n;
   };
   Position p;
-  p.step = counter("step", most_steps);
+  p.step = counter("step", max_steps);
   p.updates = counter("updates", p.step);
   p.skipped = counter("skipped", p.step - p.updates);
   p.skipped_in_a_row = counter("skipped_in_a_row", p.skipped);
-  p.consumed_samples = counter("consumed_samples", most_samples);
-  p.tokens = counter("tokens", most_tokens);
-  p.dataset_samples = counter("dataset_samples", most_samples);
+  p.consumed_samples = counter("consumed_samples", max_samples);
+  p.tokens = counter("tokens", max_tokens);
+  p.dataset_samples = counter("dataset_samples", max_samples);
   p.global_batch = counter("global_batch", INT32_MAX);
   p.best_val_step = counter("best_val_step", p.step);
   p.best_val_loss = json.get_double("best_val_loss");
@@ -198,8 +197,7 @@ Position read_position(const CheckpointReader& reader) {
                           p.consumed_samples >= p.step && p.tokens >= p.consumed_samples;
   if (!consistent)
     fail(Exit::data,
-         "{}: the counters contradict each other: step {} in step-{}, {} updates, {} skipped, {} samples, {} "
-         "tokens",
+         "{}: inconsistent counters: step {} in step-{}, {} updates, {} skipped, {} samples, {} tokens",
          join_path(reader.path(), kManifestName), p.step, reader.manifest().step, p.updates, p.skipped,
          p.consumed_samples, p.tokens);
   return p;
@@ -247,17 +245,17 @@ void load_weights(const std::string& directory, const ModelSpec& spec, const mod
   for (size_t i = 0; i < weights.size(); ++i)
     for (const Part& part : parameters.all[i].parts) {
       std::string name = part.name;
-      // Published GPT-2 files lack the prefix.
+      // Published GPT-2 files lack the prefix "transformer.".
       if (spec.family == model::Family::gpt2 && !files.find(name)) name = name.substr(name.find('.') + 1);
       const auto [file, tensor] = files.at(name);
       const TensorSlice slice = slice_of(part, weights[i]);
       if (tensor->shape != slice.shape)
-        fail(Exit::data, "{}: {} is {}, the model needs {}", file->path(), name, shape_text(tensor->shape),
-             shape_text(slice.shape));
+        fail(Exit::data, "{}: {} has shape {}; config.json needs {}", file->path(), name,
+             shape_text(tensor->shape), shape_text(slice.shape));
       const bool usable =
           tensor->dtype == DType::f32 || tensor->dtype == DType::bf16 || tensor->dtype == DType::f16;
       if (!usable)
-        fail(Exit::data, "{}: {} holds {}; F32, BF16 or F16 is needed", file->path(), name,
+        fail(Exit::data, "{}: {} has dtype {}; expected F32, BF16 or F16", file->path(), name,
              tensor->dtype_name);
       const auto unit = static_cast<uint64_t>(size_of(*tensor->dtype));
       read_slice(slice, *tensor->dtype,
@@ -280,7 +278,8 @@ void load_weights(const std::string& directory, const ModelSpec& spec, const mod
     if (!known) unexpected += (unexpected.empty() ? "" : ", ") + name;
   }
   if (!unexpected.empty())
-    fail(Exit::data, "{}: tensors that this model does not have: {}; is config.json the right one?",
+    fail(Exit::data,
+         "{}: tensors that config.json does not describe: {}. Fix: use the config.json of these weights",
          directory, unexpected.substr(0, 400));
 }
 

@@ -1,12 +1,10 @@
 #pragma once
-// What a training checkpoint holds and how it gets in and out: `step-N/` is a Hugging Face model directory
-// (model.safetensors, config.json, tokenizer files) with the optimizer's state and the run's position beside
-// it.
+// Saves and loads training checkpoints. `step-N/` is a Hugging Face model directory (model.safetensors,
+// config.json, tokenizer files) plus optimizer state and the position of the run.
 //
-// Logical tensors: weights under their Hugging Face names and in their shape on disk; the optimizer's as
-// "<name of the state>/<name>" ("exp_avg/model.norm.weight") in our [out, in] order. A rank stores the ranges
-// that are counted on it and reads the slices and ranges it needs, so that any number of ranks can read what
-// any other number wrote.
+// Logical tensors: weights under their Hugging Face names and shapes; optimizer state as "<state>/<name>"
+// ("exp_avg/model.norm.weight") in [out, in] order. A rank stores the ranges that are counted on it and reads
+// the slices and ranges it needs, so that a checkpoint can be loaded on any number of ranks.
 
 #include <cstdint>
 #include <string>
@@ -20,26 +18,26 @@
 
 namespace nrl::train {
 
-/// Where a run is. Independent of the number of ranks.
+/// The position of a run. Independent of the number of ranks.
 struct Position {
-  int64_t step = 0;     ///< optimizer steps made, skipped ones included
-  int64_t updates = 0;  ///< updates applied: the optimizer's step count
+  int64_t step = 0;     ///< completed optimizer steps, skipped ones included
+  int64_t updates = 0;  ///< applied updates: the optimizer's step count
   int64_t consumed_samples = 0;
   int64_t tokens = 0;
-  int64_t skipped = 0;  ///< steps skipped because their gradients were not finite
+  int64_t skipped = 0;  ///< steps skipped because of non-finite gradients
   int64_t skipped_in_a_row = 0;
-  int64_t dataset_samples = 0;  ///< samples the data order was made for
+  int64_t dataset_samples = 0;  ///< number of samples for which the data order was built
   int64_t global_batch = 0;
   double best_val_loss = 0;  ///< 0: none yet
   int64_t best_val_step = 0;
 };
 
-/// A rank's view of everything a checkpoint holds.
+/// A rank's view of the state in a checkpoint, in host memory.
 struct TrainState {
   const model::ModelSpec* spec = nullptr;
   const model::ParameterList* parameters = nullptr;
-  std::vector<Tensor> weights;               ///< per parameter, what the layers read
-  std::vector<engine::GroupTensors> groups;  ///< their optimizer state; nothing else of them is read
+  std::vector<Tensor> weights;               ///< the weights that the layers read, by parameter
+  std::vector<engine::GroupTensors> groups;  ///< only their optimizer state is used
 };
 
 struct SaveOptions {
@@ -47,25 +45,26 @@ struct SaveOptions {
   bool optimizer = true;
   std::string resolved_config;  ///< YAML text
   JsonValue run;                ///< record_to_json() of apps/train/resume.h
-  HfFiles hf;                   ///< written beside the weights
+  HfFiles hf;                   ///< additional files of the model directory
 };
 
 /// Collective over `group`. Returns the committed directory. Fails with the same Error on all ranks.
 std::string save_checkpoint(const TrainState& state, const Position& position, const SaveOptions& options,
                             const RankGroup& group);
 
-/// The position in the manifest. Fails (65) on counters that are out of range or contradict each other.
+/// The position in the manifest. Fails (65) on counters that are out of range or inconsistent.
 Position read_position(const CheckpointReader& reader);
 
-/// Reads weights and this rank's optimizer state. Every rank reads for itself. Fails (65) when the checkpoint
-/// is of another model, has no optimizer state, or holds NaN or infinity (naming tensor and count).
+/// Reads the weights and this rank's optimizer state; not collective. Fails (65) if the checkpoint belongs to
+/// another model, has no optimizer state, or contains NaN or infinity (naming tensor and count).
 void load_checkpoint(CheckpointReader& reader, const TrainState& state);
 
-/// The dtype to hold a directory's weights in without loss: bf16 where all of them are stored so, else f32.
+/// The smallest dtype that represents a directory's weights exactly: bf16 if all are
+/// stored as bf16, else f32.
 DType stored_dtype(const std::string& directory);
 
-/// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors). Names the
-/// missing and the unexpected tensors, and those that hold NaN or infinity.
+/// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors). Fails
+/// (65), naming them, on missing or unexpected tensors and on tensors with NaN or infinity.
 void load_weights(const std::string& directory, const model::ModelSpec& spec,
                   const model::ParameterList& parameters, const std::vector<Tensor>& weights);
 

@@ -7,6 +7,7 @@
 #include "core/base/log.h"
 
 namespace nrl::train {
+
 CheckpointSaver::CheckpointSaver(comm::World& world, const ConfigResult& config, const RunRecord& record,
                                  HfFiles hf)
     : world_(world), config_(config) {
@@ -32,7 +33,7 @@ std::string CheckpointSaver::save(engine::Engine& engine, const Position& positi
     try {
       apply_retention(options_.store, static_cast<int>(*c.keep_latest_k));
     } catch (const Error& e) {
-      log::warn("{} is saved, but older checkpoints were not removed: {}", path, e.what());
+      log::warn("older checkpoints were not removed after saving {}: {}", path, e.what());
     }
   }
   return path;

@@ -1,5 +1,5 @@
 #pragma once
-// Saving a run: the directories it writes to, locked, and its checkpoints.
+// Saves the checkpoints of a run and locks the directories that it writes to.
 
 #include <memory>
 #include <string>
@@ -16,19 +16,19 @@ namespace nrl::train {
 
 class CheckpointSaver {
  public:
-  /// Rank 0 locks the run's directories until the end; fails as RunLocks. `world` and `config` must outlive
-  /// the saver; `hf` are written beside the weights.
+  /// Rank 0 locks the run's directories for the lifetime of the saver; fails as RunLocks. `world` and
+  /// `config` must outlive the saver. `hf`: additional files of the model directory.
   CheckpointSaver(comm::World& world, const ConfigResult& config, const RunRecord& record, HfFiles hf);
 
-  /// Of rank 0, else null.
+  /// Null on ranks other than 0.
   const RunLocks* locks() const { return locks_.get(); }
-  /// Shows other hosts that the run lives; call about every 10 seconds.
+  /// Shows other hosts that the run is alive; must be called about every 10 seconds.
   void heartbeat() const {
     if (locks_) locks_->heartbeat();
   }
 
-  /// Collective. Saves the engine's state and removes checkpoints that are not to be kept. Returns the path;
-  /// fails with the same Error on all ranks.
+  /// Collective. Saves the engine's state and applies the retention policy. Returns the path; fails with the
+  /// same Error on all ranks.
   std::string save(engine::Engine& engine, const Position& position);
 
  private:

@@ -10,22 +10,22 @@
 
 namespace nrl::train {
 
-DeviceChoice choose_device(DeviceKind wanted) {
-  if (wanted == DeviceKind::cpu) return {};
+DeviceChoice choose_device(DeviceKind requested) {
+  if (requested == DeviceKind::cpu) return {};
   DeviceChoice choice;
   const bool found = !accelerator_backend().devices(choice.why_no_gpu).empty();
   if (found) choice.why_no_gpu.clear();
-  if (found || wanted == DeviceKind::cuda) choice.type = DeviceType::cuda;
+  if (found || requested == DeviceKind::cuda) choice.type = DeviceType::cuda;
   return choice;
 }
 
 DeviceType device_of_option(std::string_view option) {
-  const auto wanted = option == "cuda"  ? DeviceKind::cuda
-                      : option == "cpu" ? DeviceKind::cpu
-                                        : DeviceKind::automatic;
-  const DeviceChoice choice = choose_device(wanted);
-  if (wanted == DeviceKind::cuda && !choice.why_no_gpu.empty())
-    fail(Exit::unavailable, "--device cuda, but {}; use --device cpu or auto, or see nrl-train doctor",
+  const auto requested = option == "cuda"  ? DeviceKind::cuda
+                         : option == "cpu" ? DeviceKind::cpu
+                                           : DeviceKind::automatic;
+  const DeviceChoice choice = choose_device(requested);
+  if (requested == DeviceKind::cuda && !choice.why_no_gpu.empty())
+    fail(Exit::unavailable, "--device cuda: {}. Fix: use --device cpu or auto, or see nrl-train doctor",
          choice.why_no_gpu);
   return choice.type;
 }
@@ -34,8 +34,8 @@ int threads_for(const KernelsConfig& config, int local_size) {
   if (!config.num_threads.is_auto()) return static_cast<int>(config.num_threads.value());
   if (const int asked = cpu::omp_num_threads(); asked > 0) return asked;
   const int mask = cpu::available_cpus(), online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  // A mask smaller than the machine was made for this rank (mpirun binds to cores); otherwise the ranks share
-  // it.
+  // A mask that is a rank's share of the machine was set for this rank (mpirun binds to cores); otherwise all
+  // local ranks share the mask.
   const int cores = cpu::available_cores();
   return std::max(1, mask * local_size <= online ? cores : cores / local_size);
 }

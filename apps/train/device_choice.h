@@ -1,5 +1,5 @@
 #pragma once
-// Which device a rank takes, and with how many threads, from the configuration and this machine.
+// Chooses the device and the number of CPU threads of a rank.
 
 #include <string>
 #include <string_view>
@@ -11,17 +11,17 @@ namespace nrl::train {
 
 struct DeviceChoice {
   DeviceType type = DeviceType::cpu;
-  std::string why_no_gpu;  ///< why this process cannot use one; empty where it can or was not to look
+  std::string why_no_gpu;  ///< why no GPU is usable; empty if one is, or if the request is for the CPU
 };
-/// What `device` asks for; for auto a GPU where this process sees one.
-DeviceChoice choose_device(DeviceKind wanted);
+/// The device for a request; for auto a GPU if this process can use one.
+DeviceChoice choose_device(DeviceKind requested);
 
-/// The same for the option --device of a command: "auto", "cpu" or "cuda". Fails (69) when a GPU is demanded
-/// and this process can use none.
+/// The same for a command's option --device ("auto", "cpu" or "cuda"). Fails (69) for "cuda" if this process
+/// cannot use a GPU.
 DeviceType device_of_option(std::string_view option);
 
-/// Threads of a rank: kernels.num_threads; for auto OMP_NUM_THREADS, or the processor's share of this rank:
-/// cores of its affinity mask over the ranks that share them.
+/// CPU threads of a rank: kernels.num_threads; for auto OMP_NUM_THREADS, else the cores of its affinity mask
+/// divided by the ranks that share them.
 int threads_for(const KernelsConfig& config, int local_size);
 
 }  // namespace nrl::train

@@ -12,22 +12,21 @@
 namespace nrl::train {
 namespace {
 
-// The end token of one token file.
+// The end token of a token file.
 int32_t end_token_of(const Config& c, const std::string& prefix) {
   if (const auto manifest = data::read_manifest(prefix)) {
     if (manifest->eod) return *manifest->eod;
-    fail(
-        Exit::config,
-        "the documents of {} have no end token: it was prepared with --no-append-eod. Fix: prepare it again, "
-        "or set data.reset_position_ids, data.reset_attention_mask and data.eod_mask_loss to false",
-        clipped(prefix));
+    fail(Exit::config,
+         "the documents of {} have no end token: it was prepared with --no-append-eod. Fix: prepare it "
+         "without this option, or set data.reset_position_ids, data.reset_attention_mask and "
+         "data.eod_mask_loss to false",
+         clipped(prefix));
   }
   const auto tokenizer = tokenizer_of_run(c);
   const auto end = tokenizer ? tokenizer->eos() : std::nullopt;
   if (!end)
     fail(Exit::config,
-         "the token that ends a document of {0} is not known: {1}. Fix: name its tokenizer with "
-         "policy.tokenizer.name",
+         "the end-of-document token of {0} is unknown: {1}. Fix: set policy.tokenizer.name to its tokenizer",
          clipped(prefix),
          tokenizer
              ? "the run's tokenizer has no end token"
@@ -52,7 +51,7 @@ data::DocumentRules document_rules(const Config& c) {
         rules.end_token = end;
       } else if (end != rules.end_token) {
         fail(Exit::config,
-             "documents end with token {} in {} and with token {} in {}. Fix: use data of one tokenizer",
+             "documents end with token {} in {}, but with token {} in {}. Fix: use data from one tokenizer",
              rules.end_token, clipped(first), end, clipped(prefix));
       }
     }

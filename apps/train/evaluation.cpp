@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t longest_default = 1024;  // tokens, for models of other programs
 
-// The sequence length that our own checkpoint was trained with; 0 for other directories.
+// The sequence length of the training run of one of our checkpoints; 0 for other directories.
 int64_t training_length(const std::string& directory) {
   const std::string path = join_path(directory, "nrl-train.yaml");
   if (!path_exists(path)) return 0;
@@ -68,7 +68,7 @@ void StoredModelEvaluator::load() {
   if (length == 0)
     length = std::min(longest_default, spec.max_positions > 0 ? spec.max_positions : longest_default);
   if (spec.learned_positions && length > spec.max_positions)
-    fail(Exit::usage, "--sequence-length {}: this model has {} positions", length, spec.max_positions);
+    fail(Exit::usage, "--sequence-length {}: the model has {} positions", length, spec.max_positions);
   const DType dtype = stored_dtype(directory);
   engine_ = std::make_unique<engine::Engine>(
       plan::make_forward_plan(std::move(spec), {.micro_batch = options_.micro_batch,
@@ -88,13 +88,13 @@ EvaluationSums StoredModelEvaluator::run(const IndexedDataset& data, int64_t max
   const int64_t total = max_tokens > 0 ? std::min(max_tokens, data.tokens()) : data.tokens();
   double sum = 0;
   run_collectively(world_, [&] {
-    if (total < 2) fail(Exit::data, "{}: {} tokens; two are needed for a loss", data.prefix(), total);
+    if (total < 2) fail(Exit::data, "{}: {} tokens; expected at least 2", data.prefix(), total);
     const TokenStream stream(data, spec().vocab_size);
     const int64_t windows = (total - 1 + length - 1) / length, stride = world_.size() * micro;
     int64_t first = world_.rank() * micro;
     std::vector<int32_t> window(static_cast<size_t>(length + 1));
-    data::MicroBatch batch;
-    const auto next = [&]() -> const data::MicroBatch& {
+    data::HostMicroBatch batch;
+    const auto next = [&]() -> const data::HostMicroBatch& {
       batch.tokens.assign(static_cast<size_t>(micro * length), 0);
       batch.targets.assign(static_cast<size_t>(micro * length), -1);  // no target: no loss
       for (int64_t w = first; w < std::min(first + micro, windows); ++w) {

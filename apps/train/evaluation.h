@@ -1,5 +1,6 @@
 #pragma once
-// The loss of a stored model on token files: forward passes over consecutive windows, shared among the ranks.
+// Computes the loss of a stored model on token files: forward passes over consecutive windows, which are
+// distributed over the ranks.
 
 #include <cstdint>
 #include <memory>
@@ -15,8 +16,8 @@ namespace nrl::train {
 
 struct EvaluationOptions {
   std::string directory;        ///< checkpoint (step-N) or Hugging Face directory
-  int64_t sequence_length = 0;  ///< of a window; 0: that of the training, else the model's longest up to 1024
-  int64_t micro_batch = 4;      ///< windows at once
+  int64_t sequence_length = 0;  ///< of a window; 0: as in training, else the model's maximum up to 1024
+  int64_t micro_batch = 4;      ///< windows per forward pass
   DeviceType device = DeviceType::cpu;
   int threads = 0;  ///< 0: this rank's share of the cores
 };
@@ -30,14 +31,13 @@ struct EvaluationSums {
 
 class StoredModelEvaluator {
  public:
-  /// Collective: loads the model on every rank, in the dtype it is stored in. Errors are agreed on
-  /// (AgreedExit).
+  /// Collective: loads the model on every rank, in its stored dtype. Errors end in AgreedExit on all ranks.
   StoredModelEvaluator(comm::World& world, const EvaluationOptions& options);
 
-  /// Collective. Reads the documents of `data` as one stream in windows of sequence_length() tokens, as
-  /// training does; every token of the first `max_tokens` (0: all) but the stream's first is predicted once,
-  /// from the tokens before it in its window. Without dropout. The sums do not depend on the number of ranks
-  /// beyond the rounding of double.
+  /// Collective. Reads the documents of `data` as one stream in windows of sequence_length() tokens, as in
+  /// training. Every token of the first `max_tokens` (0: all) except the very first is predicted once, from
+  /// the preceding tokens of its window, without dropout. Up to rounding in double, the sums do not depend on
+  /// the number of ranks.
   EvaluationSums run(const IndexedDataset& data, int64_t max_tokens);
 
   const model::ModelSpec& spec() const { return engine_->plan().spec; }

@@ -8,13 +8,13 @@ namespace nrl::train {
 
 double evaluate(Run& run) {
   const plan::RunPlan& plan = run.plan();
-  data::LoaderOptions loading = make_loader_options(run.config, plan.batch, run.placement.place());
+  data::LoaderOptions loading = make_loader_options(run.config, plan.batch, run.placement.grid_position());
   loading.steps = run.validation->batches;
-  loading.prefetch = data::LoaderOptions{}.prefetch;  // its memory comes on top of the training loader's
+  loading.prefetch = data::LoaderOptions{}.prefetch;  // small: allocated in addition to the training loader
   data::BatchLoader loader(*run.validation->dataset, loading);
   plan::BatchCounts counts;
-  const auto next = [&]() -> const data::MicroBatch& {
-    const data::MicroBatch& batch = loader.next();
+  const auto next = [&]() -> const data::HostMicroBatch& {
+    const data::HostMicroBatch& batch = loader.next();
     counts = counts + plan::count(batch, plan.spec.window);
     return batch;
   };

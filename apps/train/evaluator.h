@@ -1,12 +1,12 @@
 #pragma once
-// The evaluations of a training run.
+// Evaluation during training.
 
 #include "apps/train/run.h"
 
 namespace nrl::train {
 
-/// Collective, between steps. The mean loss over the run's validation data, which must be there; notes the
-/// best one in run.position.
+/// Collective, between steps. Returns the mean loss over run.validation, which must be set, and updates the
+/// best loss in run.position.
 double evaluate(Run& run);
 
 }  // namespace nrl::train

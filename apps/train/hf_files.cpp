@@ -38,7 +38,7 @@ void copy_if_present(const std::string& directory, const char* name, std::vector
 void use(const Tokenizer& tokenizer, HfFiles& hf) {
   hf.bos = tokenizer.bos();
   hf.eos = tokenizer.eos();
-  // Beside a tokenizer_config.json that was copied, derived files could contradict it.
+  // Derived files could contradict a tokenizer_config.json that was copied.
   const bool complete = contains(hf.files, "tokenizer_config.json");
   for (const Tokenizer::File& file : tokenizer.files())
     if (!contains(hf.files, file.name) && !(complete && file.derived)) hf.files.push_back(file);
@@ -74,7 +74,7 @@ HfFiles collect_hf_files(const Config& c) {
       try {
         use(*data::tokenizer_in(*start), hf);
       } catch (const Error&) {
-        // Only its files are needed: training reads token ids.
+        // An unsupported tokenizer is copied nevertheless: training only reads token ids.
       }
       return hf;
     }
@@ -96,7 +96,7 @@ std::string hf_config_json(const model::ModelSpec& spec, std::string_view dtype,
   JsonValue json = parse_json(model::hugging_face_config(spec, dtype), "config.json");
   const auto set = [&](const char* key, std::optional<int32_t> id) {
     if (hf.keep_config_ids && json.contains(key)) return;
-    // Without the key transformers takes the ids of the family's first model, e.g. 50256 for GPT-2.
+    // Without the key transformers uses the family's default, e.g. 50256 for GPT-2.
     json.set(key, id && *id < spec.vocab_size ? JsonValue(*id) : JsonValue());
   };
   set("bos_token_id", hf.bos);
@@ -124,7 +124,7 @@ std::string auto_tokenizer_warning(const model::ModelSpec& spec, const HfFiles& 
       content("tokenizer_config.json").find("BertGenerationTokenizer") != std::string_view::npos;
   const char* instead = nullptr;
   if (spec.family == model::Family::qwen2) {
-    // transformers 5 gives every qwen2 model the normalizer and the pattern of Qwen2's tokenizer.
+    // transformers 5 uses the normalizer and the pattern of Qwen2's tokenizer for every qwen2 model.
     const bool of_qwen2 =
         json.find("\"NFC\"") != std::string_view::npos &&
         json.find("|\\\\p{N}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|") != std::string_view::npos;
@@ -135,9 +135,8 @@ std::string auto_tokenizer_warning(const model::ModelSpec& spec, const HfFiles& 
   }
   if (!instead) return {};
   return fmt::format(
-      "AutoTokenizer of transformers 5 ignores the tokenizer class of {} checkpoints and gives other ids "
-      "than "
-      "training; use {}.from_pretrained(CHECKPOINT), or another model_type",
+      "AutoTokenizer of transformers 5 ignores the tokenizer class of {} checkpoints: its token ids differ "
+      "from those of this run. Fix: load the tokenizer with {}.from_pretrained(CHECKPOINT)",
       model::name_of(spec.family), instead);
 }
 

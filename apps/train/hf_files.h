@@ -1,6 +1,6 @@
 #pragma once
-// What makes a checkpoint a model directory that other programs can use, besides the weights: the tokenizer's
-// files, token ids in config.json, generation_config.json, and what the start directory had of these.
+// The files, besides the weights, that make a checkpoint a model directory for other programs: tokenizer
+// files, token ids in config.json, generation_config.json.
 
 #include <optional>
 #include <string>
@@ -14,30 +14,30 @@
 namespace nrl::train {
 
 struct HfFiles {
-  std::vector<data::Tokenizer::File> files;  ///< to be written as they are
-  /// Ids of the tokenizer; nothing where it has no such token, or is not known.
+  std::vector<data::Tokenizer::File> files;  ///< written unchanged
+  /// Token ids of the tokenizer; unset if it has no such token, or is unknown.
   std::optional<int32_t> bos, eos;
-  bool keep_config_ids = false;  ///< config.json's own ids go before these
+  bool keep_config_ids = false;  ///< ids in the model's own config.json take precedence
 };
 
-/// The files for the checkpoints of a run. The tokenizer is policy.tokenizer.name, else the one in
-/// policy.model_name, else the one of the first data set; a data set of another program has none. Files of a
-/// directory are copied. Throws Error where a tokenizer that policy.tokenizer.name or the data set names
+/// The files for the checkpoints of a run. The tokenizer is policy.tokenizer.name, else that of
+/// policy.model_name, else that of the first data set; a data set of another program has none. Files of a
+/// model directory are copied. Throws Error if the tokenizer of policy.tokenizer.name or of the data set
 /// cannot be read.
 HfFiles collect_hf_files(const Config& config);
 
-/// The tokenizer of a run, by the same rule; null where it is not known.
+/// The tokenizer of a run by the same rule; null if unknown.
 std::unique_ptr<data::Tokenizer> tokenizer_of_run(const Config& config);
 
 /// The config.json of a checkpoint with weights of `dtype` ("float32", "bfloat16"): the model's, with
-/// bos_token_id and eos_token_id, null where there is no such token.
+/// bos_token_id and eos_token_id (null: no such token).
 std::string hf_config_json(const model::ModelSpec& spec, std::string_view dtype, const HfFiles& hf);
 
-/// A generation_config.json with the ids of that config.json; empty where `hf.files` has one.
+/// A generation_config.json with the ids of that config.json; empty if `hf.files` has one.
 std::string hf_generation_config(const std::string& config_json, const HfFiles& hf);
 
-/// Which class of transformers 5 gets this tokenizer's ids where AutoTokenizer does not, as a warning for the
-/// user; empty where AutoTokenizer does.
+/// A warning if AutoTokenizer of transformers 5 would give other ids than this tokenizer, with the class to
+/// use instead; else empty.
 std::string auto_tokenizer_warning(const model::ModelSpec& spec, const HfFiles& hf);
 
 }  // namespace nrl::train

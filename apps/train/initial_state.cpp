@@ -22,15 +22,15 @@ void make_initial_weights(const plan::RunPlan& p, uint64_t seed, int threads, co
       float* out = direct ? state.weights[i].ptr<float>() + part.offset : values.data();
       initial_values(p.spec, parameter, part, seed, out, threads);
       if (direct) continue;
-      bf16* low = state.weights[i].ptr<bf16>() + part.offset;
+      bf16* rounded = state.weights[i].ptr<bf16>() + part.offset;
       cpu::parallel_for(threads, part.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
-        for (int64_t e = begin; e < end; ++e) low[e] = bf16(values[static_cast<size_t>(e)]);
+        for (int64_t e = begin; e < end; ++e) rounded[e] = bf16(values[static_cast<size_t>(e)]);
       });
     }
   }
 }
 
-// Fits position and data to a checkpoint of a run with another batch or length.
+// Restores the position. If the batch or the length of the run changed, more samples may be needed.
 void restore_position(Run& run, const Position& saved) {
   const int64_t global = run.plan().batch.global;
   const Position fresh = std::exchange(run.position, saved);
@@ -41,14 +41,14 @@ void restore_position(Run& run, const Position& saved) {
     run.train = open_train_data(run.config, run.plan().spec.vocab_size, global, needed);
     run.position.dataset_samples = run.train.samples;
   }
-  // Within one epoch the order is the same however many samples are asked for; Megatron's order of several
-  // epochs is not.
+  // Within one epoch the order does not depend on the number of samples; Megatron's
+  // order of several epochs does.
   if (run.position.dataset_samples != saved.dataset_samples &&
       std::max(run.position.dataset_samples, saved.dataset_samples) > run.train.epoch_samples)
-    run.changes.push_back(fmt::format(
-        "sample order: made for {} samples -> for {}, more than one epoch of {} (samples may repeat or "
-        "be missed)",
-        saved.dataset_samples, run.position.dataset_samples, run.train.epoch_samples));
+    run.changes.push_back(
+        fmt::format("sample order: {} samples -> {}, more than one epoch of {} (the order changes: some "
+                    "samples may repeat or be missed)",
+                    saved.dataset_samples, run.position.dataset_samples, run.train.epoch_samples));
 }
 
 void resume_from(Run& run, const std::string& path, const PhaseNote& phase) {
@@ -76,7 +76,7 @@ void load_initial_weights(const Config& config, engine::Engine& engine, bool ver
                           const PhaseNote& phase) {
   const std::optional<std::string>& model = config.policy.model_name;
   if (model && verify) verify_model_directory(*model);
-  phase(model ? fmt::format("loading weights from {}", *model) : "making the initial weights");
+  phase(model ? fmt::format("loading weights from {}", *model) : "initializing the weights");
   const plan::RunPlan& plan = engine.plan();
   write_state(engine, false, [&](const TrainState& state) {
     if (model)
@@ -101,13 +101,13 @@ void initialize(Run& run, const PhaseNote& phase) {
   world.comm().broadcast_text(path, 0);
   if (path.empty())
     run_collectively(world, [&] {
-      // Every node may have a copy of its own to verify.
+      // Every node may have its own copy of the directory, so one rank per node verifies it.
       load_initial_weights(run.config, *run.engine, world.local_rank() == 0, run.placement.host_threads(),
                            phase);
     });
   else
     resume_from(run, path, phase);
-  // Nothing in the store was touched before it was certain that this run starts.
+  // The checkpoint directory is only modified once the run is certain to start.
   run_collectively(world, [&] {
     if (world.rank() != 0 || !c.enabled) return;
     const RunLock& lock = run.saver->locks()->of(c.checkpoint_dir);

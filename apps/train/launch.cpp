@@ -16,12 +16,12 @@ int run_in_world(const std::function<int(comm::World&)>& body) {
     world->finalize();
     return code;
   } catch (const AgreedExit& agreed) {
-    // Every rank is here with the same code.
+    // All ranks reach this with the same code.
     world->mark_failed();
     world->finalize();
     return static_cast<int>(agreed.code);
   } catch (const std::exception& e) {
-    // The other ranks wait elsewhere.
+    // The other ranks may be blocked in communication, so they must be aborted.
     const Error error = error_from(e);
     log::error_text(error.what());
     if (world->size() > 1) world->abort(error.code());

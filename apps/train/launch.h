@@ -1,5 +1,5 @@
 #pragma once
-// How the ranks of a run start and fail together: one message, one exit code.
+// Starts the ranks of a run and makes them fail together: one message, one exit code.
 
 #include <functional>
 #include <string>
@@ -11,25 +11,24 @@
 
 namespace nrl::train {
 
-/// Thrown on every rank, with a code that the ranks have agreed on, after the message was printed once.
+/// Thrown on all ranks with the same exit code, after one rank has printed the message.
 struct AgreedExit {
   Exit code;
 };
 
-/// Runs `body` on the processes of this run and ends it: the result is the exit code, and so is an error,
-/// which is the same on all ranks or ends them all.
+/// Initializes the world, runs `body`, and finalizes the world. Returns the exit code, of an error too. An
+/// error that not all ranks have agreed on aborts the other ranks.
 int run_in_world(const std::function<int(comm::World&)>& body);
 
-/// Runs `work` on every rank and agrees on the outcome. Collective; `work` must not communicate.
+/// Collective: runs `work` on every rank and agrees on the outcome. `work` must not communicate.
 comm::ErrorConsensus attempt_collectively(comm::World& world, const std::function<void()>& work);
 
-/// Runs `work` on every rank; when it fails anywhere, one message is printed and every rank throws AgreedExit
-/// with the same code. Collective; `work` must not communicate.
+/// Collective: runs `work` on every rank. If it fails on any rank, one message is printed and all ranks throw
+/// AgreedExit with the same code. `work` must not communicate.
 void run_collectively(comm::World& world, const std::function<void()>& work);
 
-/// Reads the configuration on rank 0, checks it against the world, and gives it to all. Problems are printed
-/// on rank 0; errors end in AgreedExit on all ranks. `setting` says what is checked; its numbers of ranks are
-/// filled in here.
+/// Collective: reads and checks the configuration on rank 0 and broadcasts it. Problems are printed on rank
+/// 0; errors end in AgreedExit on all ranks. The rank counts of `setting` are set here.
 ConfigResult load_config_collectively(comm::World& world, const std::string& path,
                                       const std::vector<std::string>& overrides, RunSetting setting = {});
 

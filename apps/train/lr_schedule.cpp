@@ -40,11 +40,11 @@ double learning_rate(const LrSchedule& s, int64_t step) {
   }
   const int64_t begin = s.decay == LrDecayStyle::wsd ? s.decay_steps - s.wsd_decay_steps : s.warmup_steps;
   if (step <= begin) return s.lr;
-  // begin < step <= decay_steps: the length is not 0.
+  // begin < step <= decay_steps, so the divisor is positive.
   const double ratio = static_cast<double>(step - begin) / static_cast<double>(s.decay_steps - begin);
-  const double share =
+  const double coefficient =
       s.decay == LrDecayStyle::cosine ? 0.5 * (1 + std::cos(std::numbers::pi * ratio)) : 1 - ratio;
-  return s.min_lr + share * (s.lr - s.min_lr);
+  return s.min_lr + coefficient * (s.lr - s.min_lr);
 }
 
 double scaled_lr(double base, LrScalingRule rule, int64_t global_batch, int64_t base_batch) {

@@ -9,18 +9,18 @@ namespace nrl::train {
 
 struct LrSchedule {
   LrDecayStyle decay = LrDecayStyle::constant;
-  double lr = 0;                ///< the highest rate, reached at the end of the warm-up
-  double min_lr = 0;            ///< the rate at decay_steps and after it (not used by `constant`)
-  int64_t warmup_steps = 0;     ///< linear from 0; 0 = none
-  int64_t decay_steps = 0;      ///< the step at which the decay ends, counted from the start of the run
+  double lr = 0;                ///< peak learning rate, reached at the end of the warm-up
+  double min_lr = 0;            ///< learning rate from decay_steps on (not used by `constant`)
+  int64_t warmup_steps = 0;     ///< linear from 0; 0: no warm-up
+  int64_t decay_steps = 0;      ///< step at which the decay ends, counted from the start of the run
   int64_t wsd_decay_steps = 0;  ///< `wsd` only: length of the final decay, which ends at decay_steps
 };
 
-/// The schedule of a validated configuration in a run of `max_steps` > 0 with `global_batch` samples a step.
+/// The schedule of a validated configuration for `max_steps` > 0 steps of `global_batch` samples.
 LrSchedule make_lr_schedule(const PolicyConfig& policy, int64_t max_steps, int64_t global_batch);
 
-/// The rate that update number `step` (from 1) is made with. The decay must not end before
-/// the warm-up, nor WSD's final decay begin before it.
+/// The learning rate of step `step` (from 1). The warm-up must end before the decay ends, and before the
+/// final decay of WSD begins.
 ///   step <= warmup            lr * step / warmup
 ///   constant                  lr
 ///   step > decay_steps        min_lr
@@ -30,7 +30,7 @@ LrSchedule make_lr_schedule(const PolicyConfig& policy, int64_t max_steps, int64
 ///   wsd                       c = 1 up to decay_steps - wsd_decay_steps, then linear to 0
 double learning_rate(const LrSchedule& schedule, int64_t step);
 
-/// The rate for a global batch given one tuned at `base_batch` (samples): base, base * g / b or
+/// Scales a learning rate tuned for `base_batch` samples to `global_batch`: base, base * g / b or
 /// base * sqrt(g / b).
 double scaled_lr(double base, LrScalingRule rule, int64_t global_batch, int64_t base_batch);
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t max_config_bytes = uint64_t{4} << 20;
 
-// "meta-llama/Llama-3.2-1B", "gpt2": what a name on the Hugging Face Hub looks like.
+// Whether a path looks like a name on the Hugging Face Hub: "meta-llama/Llama-3.2-1B", "gpt2".
 bool looks_like_hub_name(const std::string& text) {
   const auto plain = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
@@ -25,16 +25,16 @@ bool looks_like_hub_name(const std::string& text) {
          std::all_of(text.begin(), text.end(), [&](char c) { return c == '/' || plain(c); });
 }
 
-struct Missing {
-  std::string what;
+struct MissingModel {
+  std::string problem;
   std::vector<std::string> advice;
 };
 
-// Why `path` is no model directory.
-Missing not_a_model(const std::string& path) {
+// Why `path` is not a model directory.
+MissingModel not_a_model(const std::string& path) {
   const std::string name = clipped(path);
   if (!path_exists(path)) {
-    Missing out{fmt::format("there is no directory '{}'", name), {}};
+    MissingModel out{fmt::format("there is no directory '{}'", name), {}};
     if (looks_like_hub_name(path)) {
       const std::string leaf = path.substr(path.rfind('/') + 1);
       out.advice = {"models are read from directories; names on the Hugging Face Hub are not looked up",
@@ -43,18 +43,17 @@ Missing not_a_model(const std::string& path) {
                                 path, leaf, path),
                     fmt::format("then give the directory: {}", leaf)};
     } else {
-      out.advice = {"give a directory with config.json and *.safetensors, as Hugging Face models have them"};
+      out.advice = {"give a Hugging Face model directory (config.json and *.safetensors)"};
     }
     return out;
   }
   if (!is_directory(path))
     return {fmt::format("'{}' is a file, not a model directory", name),
-            {"give the directory that holds config.json and *.safetensors"}};
-  Missing out{fmt::format("'{}' holds no config.json", name),
-              {"a model directory holds config.json and *.safetensors"}};
+            {"give the directory with config.json and *.safetensors"}};
+  MissingModel out{fmt::format("'{}' has no config.json", name),
+                   {"a model directory has config.json and *.safetensors"}};
   if (const auto steps = list_checkpoints(path, Validation::quick); !steps.empty())
-    out.advice = {
-        fmt::format("it holds checkpoints: give one of them, the newest is {}", steps.front().path)};
+    out.advice = {fmt::format("it has checkpoints: give one of them, the newest is {}", steps.front().path)};
   return out;
 }
 
@@ -65,8 +64,8 @@ Diagnostic at_model_name(const ConfigResult& result, Exit exit, std::string mess
   return d;
 }
 
-// The problem at the key that the user gave: that of the problem, else one that it depends on, else the
-// model.
+// The problem at a key that the user gave: the problem's own key, else one that
+// it depends on, else policy.model_name.
 std::optional<Diagnostic> at_model_key(const ConfigResult& result, const model::ModelProblem& problem,
                                        const std::string& source) {
   const auto full = [](const std::string& key) { return "policy.model." + key; };
@@ -87,14 +86,14 @@ ModelCheck check_model(const ConfigResult& result) {
   ModelCheck out;
   const PolicyConfig& policy = result.config.policy;
   std::string text = policy.model_json, source = "policy.model";
-  // Without a model at all, the configuration's own checks have complained.
+  // A missing model has already been reported by the checks of the configuration.
   if (!result.sound("policy.model_name") || (!policy.model_name && text == "{}")) return out;
   if (policy.model_name) {
     source = join_path(*policy.model_name, "config.json");
     if (!path_exists(source)) {
-      const Missing missing = not_a_model(*policy.model_name);
+      const MissingModel missing = not_a_model(*policy.model_name);
       out.problems.push_back(
-          at_model_name(result, Exit::no_input, "policy.model_name: " + missing.what, missing.advice));
+          at_model_name(result, Exit::no_input, "policy.model_name: " + missing.problem, missing.advice));
       return out;
     }
     try {
@@ -109,7 +108,7 @@ ModelCheck check_model(const ConfigResult& result) {
   }
   try {
     out.spec = model::parse_model_config(text, source);
-    // A config.json may hold keys of any program; one that the user gives must mean something.
+    // A config.json may have keys for other programs, but a key that the user gives must have an effect.
     for (const std::string& key : out.spec->unread_keys)
       if (result.origins.contains("policy.model." + key))
         out.problems.push_back(diagnose(result, "policy.model." + key,
@@ -127,7 +126,8 @@ ModelCheck check_model(const ConfigResult& result) {
 model::ModelSpec load_model_spec(const ConfigResult& config) {
   ModelCheck check = check_model(config);
   if (check.spec) return std::move(*check.spec);
-  if (check.problems.empty()) fail(Exit::config, "there is no model: give policy.model_name or policy.model");
+  if (check.problems.empty())
+    fail(Exit::config, "no model is configured. Fix: set policy.model_name or policy.model");
   raise(check.problems);
 }
 
@@ -136,14 +136,14 @@ std::string find_model_directory(const std::string& path, std::string& note) {
   if (is_directory(path) && !list_checkpoints(path, Validation::quick).empty()) {
     const ResumePoint found = find_resume(path, Validation::quick);
     for (const std::string& warning : found.warnings) note += warning + "\n";
-    if (!found.checkpoint) fail(Exit::data, "{}: no checkpoint in it is valid\n{}", path, note);
+    if (!found.checkpoint) fail(Exit::data, "{}: none of its checkpoints is valid\n{}", path, note);
     note += fmt::format("the newest checkpoint in {} is {}", path, found.checkpoint->path);
     return found.checkpoint->path;
   }
-  const Missing missing = not_a_model(path);
+  const MissingModel missing = not_a_model(path);
   std::string advice;
   for (const std::string& line : missing.advice) advice += "\n" + line;
-  fail(Exit::no_input, "{}{}", missing.what, advice);
+  fail(Exit::no_input, "{}{}", missing.problem, advice);
 }
 
 model::ModelSpec load_model_directory(const std::string& directory) {

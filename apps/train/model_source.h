@@ -1,5 +1,5 @@
 #pragma once
-// Which model a configuration asks for, and the directories that models are read from.
+// Finds and reads the model of a configuration or of a model directory.
 
 #include <optional>
 #include <string>
@@ -10,23 +10,23 @@
 namespace nrl::train {
 
 struct ModelCheck {
-  std::optional<model::ModelSpec> spec;  ///< nothing where there are problems
-  Diagnostics problems;                  ///< all of them, at the keys of the configuration
+  std::optional<model::ModelSpec> spec;  ///< unset if there are problems
+  Diagnostics problems;                  ///< at the keys of the configuration
 };
-/// The model of `policy.model_name` (a Hugging Face directory's config.json with policy.model laid over it)
-/// or of policy.model alone. Keys that are not sound are left out of account.
+/// The model of policy.model_name (config.json of a Hugging Face directory, overridden by policy.model) or of
+/// policy.model alone. Problems that only follow from keys already reported (not sound()) are not repeated.
 ModelCheck check_model(const ConfigResult& config);
 
-/// The same for a configuration that was checked; what is wrong nevertheless is an Error.
+/// The same for a configuration that passed check_model(); problems become an Error.
 model::ModelSpec load_model_spec(const ConfigResult& config);
 
-/// The model directory that a user means by `path`: itself when it holds a config.json, or the newest valid
-/// step-N of a checkpoint directory (`note` then says which, and which newer ones were passed over). Throws
-/// Error (`no_input`) with what to do, for names on the Hugging Face Hub too.
+/// The model directory for `path`: `path` itself if it has a config.json, else the newest valid step-N in it
+/// (`note` then names it, and the newer ones that are damaged). Throws Error (`no_input`) with a remedy, also
+/// for names on the Hugging Face Hub.
 std::string find_model_directory(const std::string& path, std::string& note);
 
-/// The model that a checkpoint's or Hugging Face directory's config.json describes. Exit::data when it is
-/// none we have.
+/// The model described by the config.json of a checkpoint or Hugging Face directory, whose checksums, if any,
+/// are verified. Fails (65) if it is damaged or not supported.
 model::ModelSpec load_model_directory(const std::string& directory);
 
 }  // namespace nrl::train

@@ -24,8 +24,7 @@ cpu::Isa isa_for(IsaChoice wanted) {
   return static_cast<cpu::Isa>(static_cast<int>(wanted) - 1);
 }
 
-// What every rank of this node sees, in the order of local ranks; `mine` are the unique ids of this rank's
-// devices.
+// The visible devices of every rank of this node, by local rank; `mine`: the UUIDs of this rank's devices.
 std::vector<std::vector<std::string>> devices_of_node(comm::World& world,
                                                       const std::vector<std::string>& mine) {
   std::string listed;
@@ -66,25 +65,25 @@ RankDevice open_rank_device(comm::World& world, const DeviceRequest& request) {
 }
 
 Placement::Placement(comm::World& world, const ConfigResult& result)
-    : place_(plan::grid_place(result.config, world.size(), world.rank())) {
+    : grid_position_(plan::grid_position(result.config, world.size(), world.rank())) {
   const Config& config = result.config;
   choose(world, config);
   const ProcessGrid grid(plan::grid_sizes(config), world.size(), world.rank());
-  NRL_CHECK(grid.dense_point() == place_.at);
+  NRL_CHECK(grid.dense_point() == grid_position_.at);
   std::optional<DeviceGroups> devices;
   if (facts_.gpu) {
     device_ = open_rank_device(world, request_);
-    std::optional<comm::DeviceCommKind> wanted;
-    if (config.distributed.backend == CommBackend::nccl) wanted = comm::DeviceCommKind::nccl;
-    if (config.distributed.backend == CommBackend::staged) wanted = comm::DeviceCommKind::staged;
+    std::optional<comm::DeviceCommKind> requested;
+    if (config.distributed.backend == CommBackend::nccl) requested = comm::DeviceCommKind::nccl;
+    if (config.distributed.backend == CommBackend::staged) requested = comm::DeviceCommKind::staged;
     device::Runtime& runtime = *device_.accelerator.runtime;
     const std::vector<std::string> uuids = world.comm().gather_texts(runtime.properties().uuid);
     run_collectively(world, [&] {
-      const comm::DeviceCommChoice choice = comm::choose_device_comm(wanted, uuids, comm::nccl_support());
+      const comm::DeviceCommChoice choice = comm::choose_device_comm(requested, uuids, comm::nccl_support());
       devices = DeviceGroups{choice.kind, &runtime};
       if (world.size() == 1) return;
       const bool staged = choice.kind == comm::DeviceCommKind::staged;
-      comm_why_ = fmt::format("{} ({})", staged ? "staged" : "nccl", choice.why);
+      comm_text_ = fmt::format("{} ({})", staged ? "staged" : "nccl", choice.why);
       if (staged) facts_.staged_why = choice.why;
     });
   }
@@ -99,7 +98,7 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
   });
 }
 
-// The device is of one kind on all ranks: auto takes GPUs only if every rank has one.
+// All ranks use the same kind of device: auto chooses GPUs only if every rank has one.
 void Placement::choose(comm::World& world, const Config& config) {
   const DeviceChoice choice = choose_device(config.device);
   const std::vector<std::string> whys = world.comm().gather_texts(choice.why_no_gpu);
@@ -113,7 +112,7 @@ void Placement::choose(comm::World& world, const Config& config) {
       facts_.gpu = false;
       facts_.why = whys.size() == 1 ? whys[r] : fmt::format("rank {}: {}", r, whys[r]);
     }
-  if (config.device == DeviceKind::automatic && !facts_.gpu) auto_why_ = facts_.why;
+  if (config.device == DeviceKind::automatic && !facts_.gpu) why_no_gpu_ = facts_.why;
 
   host_threads_ = threads_for(config.kernels, world.local_size());
   request_.type = facts_.gpu ? DeviceType::cuda : DeviceType::cpu;
@@ -129,15 +128,15 @@ void Placement::choose(comm::World& world, const Config& config) {
 
 std::string Placement::describe(int kernels) const {
   if (device_.type == DeviceType::cpu)
-    return fmt::format(
-        "cpu, all {} kernels needed in {}, {} per rank{}", kernels, cpu::name_of(request_.isa),
-        counted(host_threads_, "thread"),
-        // Only where a GPU's driver is loaded: elsewhere nobody expects one.
-        !auto_why_.empty() && path_exists("/dev/nvidiactl") ? fmt::format("  (auto: {})", auto_why_) : "");
+    return fmt::format("cpu ({}), {} per rank, {} kernels{}", cpu::name_of(request_.isa),
+                       counted(host_threads_, "thread"), kernels,
+                       // Only if a GPU driver is loaded: on other machines a CPU run is expected.
+                       !why_no_gpu_.empty() && path_exists("/dev/nvidiactl")
+                           ? fmt::format("  (auto: {})", why_no_gpu_)
+                           : "");
   const device::Properties& d = device_.accelerator.runtime->properties();
-  return fmt::format("cuda, {} (device {} of {}, {}), all {} kernels needed{}", d.name, device_.ordinal,
-                     device_.visible, human_bytes(d.memory), kernels,
-                     comm_why_.empty() ? "" : ", " + comm_why_);
+  return fmt::format("cuda, {} (device {} of {}, {}), {} kernels{}", d.name, device_.ordinal, device_.visible,
+                     human_bytes(d.memory), kernels, comm_text_.empty() ? "" : ", " + comm_text_);
 }
 
 double peak_of(const Placement& placement) {

@@ -1,12 +1,12 @@
 #pragma once
-// Where a rank computes and with whom: its device, its place in the process grid, its groups. Made from the
-// configuration and the world alone, before anything is planned.
+// Placement of a rank: its device, its position in the process grid and its groups. Created from the
+// configuration and the world, before the plan.
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "apps/plan/grid_place.h"
+#include "apps/plan/grid_position.h"
 #include "apps/train/accelerator.h"
 #include "apps/train/device_choice.h"
 #include "core/config/load.h"
@@ -21,59 +21,59 @@ struct DeviceRequest {
   DeviceType type = DeviceType::cpu;
   cpu::Isa isa = cpu::Isa::baseline;
   int threads = 1;     ///< CPU threads of this rank
-  bool share = false;  ///< several ranks may take the same GPU
+  bool share = false;  ///< several ranks may share a GPU
   ops::LibraryOptions libraries = {};
 };
 
-/// The device of a rank, open.
+/// The open device of a rank.
 struct RankDevice {
   DeviceType type = DeviceType::cpu;
-  int ordinal = 0, visible = 0;  ///< of GPUs
-  Accelerator accelerator;       ///< of a GPU; outlives everything that uses the device
+  int ordinal = 0, visible = 0;  ///< GPU ordinal, number of visible GPUs
+  Accelerator accelerator;       ///< GPU only; must outlive everything that uses the device
   ops::Exec exec;                ///< without workspace
 };
-/// Collective: the ranks of a node do not take the same GPU by accident. Sets the CPU threads of the process.
-/// Errors are agreed on (AgreedExit).
+/// Collective: assigns different GPUs to the ranks of a node (unless `share`) and opens them. Sets the number
+/// of CPU threads of the process. Errors end in AgreedExit on all ranks.
 RankDevice open_rank_device(comm::World& world, const DeviceRequest& request);
 
 class Placement {
  public:
-  /// Collective. Settings that the device cannot have are printed once, with their place in the
+  /// Collective. Settings that the device does not support are printed once, with their location in the
   /// configuration, and end in AgreedExit. `world` must outlive the placement.
   Placement(comm::World& world, const ConfigResult& config);
 
   DeviceType device() const { return device_.type; }
-  /// What ops run on, without a workspace.
+  /// The device's exec, without workspace.
   const ops::Exec& exec() const { return device_.exec; }
   const Accelerator& accelerator() const { return device_.accelerator; }
   /// CPU threads of this rank.
   int host_threads() const { return host_threads_; }
-  const plan::GridPlace& place() const { return place_; }
+  const plan::GridPosition& grid_position() const { return grid_position_; }
 
-  /// The ranks that share the gradients and the optimizer state of dense parameters: the group for host
-  /// memory, and the one for the memory that the ops work on.
+  /// The group of ranks that reduce the gradients and shard the optimizer state of dense parameters: for host
+  /// memory, and for device memory.
   comm::Communicator& shard_group() { return groups_->host(group::dp_cp); }
   comm::Communicator& device_shard_group() { return (*groups_)[group::dp_cp]; }
-  /// Throws what went wrong in the background in any group.
+  /// Throws an asynchronous error of any group.
   void check_groups() { groups_->check(); }
 
-  /// What the run computes on, for people. `kernels`: how many the run needs, all of which the device has.
+  /// The device, for the banner. `kernels`: number of kernels that the run needs.
   std::string describe(int kernels) const;
 
  private:
   void choose(comm::World& world, const Config& config);
 
-  plan::GridPlace place_;
+  plan::GridPosition grid_position_;
   DeviceFacts facts_;
   DeviceRequest request_;
   int host_threads_ = 1;
-  std::string auto_why_, comm_why_;
+  std::string why_no_gpu_, comm_text_;
   RankDevice device_;
   std::unique_ptr<Groups> groups_;
 };
 
-/// Floating-point operations per second of one rank's matmuls, the denominator of MFU: measured on a
-/// CPU, by the data sheet on a GPU; 0: unknown.
+/// Peak FLOP/s of a rank, the denominator of MFU: the measured matmul rate of a CPU, the data sheet
+/// of a GPU; 0: unknown.
 double peak_of(const Placement& placement);
 
 }  // namespace nrl::train

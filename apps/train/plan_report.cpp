@@ -19,12 +19,12 @@ namespace {
 /// Ranks that need the same memory in every category.
 struct EqualRanks {
   std::vector<int> ranks;
-  std::unique_ptr<plan::RunPlan> plan;  ///< of the first of them
+  std::unique_ptr<plan::RunPlan> plan;  ///< of the first of these ranks
 };
 
 using Bytes = std::array<int64_t, memory::category_count>;
 
-// Of the parameters of one rank, the only buffers in which ranks differ.
+// Bytes of the parameter groups of a rank; all other buffers are the same on every rank.
 Bytes parameter_bytes(const model::ParameterList& parameters, const plan::GroupOptions& options) {
   memory::MemoryPlan memory;
   plan::make_param_groups(
@@ -35,7 +35,7 @@ Bytes parameter_bytes(const model::ParameterList& parameters, const plan::GroupO
   return bytes;
 }
 
-// The largest first.
+// Sorted by total memory, the largest first.
 std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, DeviceType device) {
   const Config& c = result.config;
   const model::ModelSpec spec = load_model_spec(result);
@@ -45,9 +45,9 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, Device
   const precision::Recipe recipe = plan::recipe_for(c, device);
   std::map<Bytes, EqualRanks> by_bytes;
   for (int rank = 0; rank < world; ++rank) {
-    const plan::GridPlace place = plan::grid_place(c, world, rank);
-    EqualRanks& equal = by_bytes[parameter_bytes(parameters, group_options(c, batch, place, recipe))];
-    if (!equal.plan) equal.plan = plan::make_run_plan(c, spec, batch, place, device, threads);
+    const plan::GridPosition position = plan::grid_position(c, world, rank);
+    EqualRanks& equal = by_bytes[parameter_bytes(parameters, group_options(c, batch, position, recipe))];
+    if (!equal.plan) equal.plan = plan::make_run_plan(c, spec, batch, position, device, threads);
     equal.ranks.push_back(rank);
   }
   std::vector<EqualRanks> out;
@@ -72,8 +72,8 @@ std::string rank_list(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
-/// Host memory of the sample order. Where it cannot be known, because the data is not on this machine, the
-/// reason is in `unknown`.
+/// Host memory of the sample order. If it is unknown because the data is not on this machine, `unknown` is
+/// set to the reason.
 data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t global_batch,
                               std::string& unknown) {
   if (config.data.train.data_path.empty()) {
@@ -107,7 +107,7 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
   log::info("device   {}, weights and activations in {}", device == DeviceType::cuda ? "cuda" : "cpu",
             name_of(plan.recipe.activations()));
   log::info("grid     {}",
-            plan::grid_line(plan::grid_place(c, world, 0).sizes, plan.groups.front().strategy.name));
+            plan::grid_line(plan::grid_position(c, world, 0).sizes, plan.groups.front().strategy.name));
   log::info("batch    {} sequences = {} micro x {} accumulate x {} dp = {} tokens per step", batch.global,
             batch.micro, batch.accumulation, batch.data_parallel, grouped(batch.tokens_per_step));
   size_t buckets = 0;
@@ -118,13 +118,12 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
   }
   log::info("buckets  {} of up to {} MiB, {} elements with padding", buckets, c.distributed.bucket_size_mb,
             grouped(elements));
-  log::info(
-      "layers   every layer: {}",
-      plan.recompute_modules.empty()
-          ? "all slots kept"
-          : "recomputes " + fmt::format("{}", fmt::join(plan.recompute_modules, ", ")) + ", keeps the rest");
-  log::info("memory   per rank, in bytes{}",
-            ranks.size() > 1 ? fmt::format("; most on {}", rank_list(ranks.front().ranks)) : "");
+  log::info("layers   {}", plan.recompute_modules.empty()
+                               ? "all activations are kept"
+                               : fmt::format("activations are kept, except recomputed ones: {}",
+                                             fmt::join(plan.recompute_modules, ", ")));
+  log::info("memory   in bytes, {}",
+            ranks.size() == 1 ? "per rank" : fmt::format("{} (largest)", rank_list(ranks.front().ranks)));
   const auto row = [](std::string_view name, int64_t bytes) {
     log::info("  {:<12} {:>16}   {}", name, grouped(bytes), human_bytes(static_cast<uint64_t>(bytes)));
   };
@@ -141,26 +140,17 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
   row("total", plan.memory.total_bytes() + counted_order);
   if (const int64_t pinned = plan.memory.bytes(memory::Tier::pinned); pinned > 0) row("pinned host", pinned);
   for (size_t i = 1; i < ranks.size(); ++i) {
-    const memory::MemoryPlan& memory = ranks[i].plan->memory;
-    std::string less;
-    for (int k = 0; k < memory::category_count; ++k) {
-      const auto category = static_cast<memory::Category>(k);
-      const int64_t change = memory.bytes(category) - plan.memory.bytes(category);
-      if (change != 0)
-        less += fmt::format("{}{} {}{}", less.empty() ? "" : ", ", memory::name_of(category),
-                            change < 0 ? "-" : "+", grouped(std::abs(change)));
-    }
-    log::info("  {}: total {} ({})", rank_list(ranks[i].ranks), grouped(memory.total_bytes() + counted_order),
-              less);
+    const int64_t less = plan.memory.total_bytes() - ranks[i].plan->memory.total_bytes();
+    log::info("  {}: {} less", rank_list(ranks[i].ranks), human_bytes(static_cast<uint64_t>(less)));
   }
   if (unknown.empty())
-    log::info("data     sample order {}, index of the files {} {}; at most {} while the order is made",
+    log::info("data     sample order {}, file index {} ({}); peak {} while the order is built",
               human_bytes(static_cast<uint64_t>(order.order)),
               human_bytes(static_cast<uint64_t>(order.files)),
-              on_host ? "(counted under data)" : "in host memory, not counted above",
+              on_host ? "included in data" : "host memory, not included above",
               human_bytes(static_cast<uint64_t>(order.peak + order.files)));
   else
-    log::info("data     the memory of the sample order is not known: {}", unknown);
+    log::info("data     memory of the sample order unknown: {}", unknown);
   if (!buffers) return;
   for (const auto& buffer : plan.memory.buffers())
     if (buffer.bytes > 0)

@@ -1,13 +1,13 @@
 #pragma once
-// What a run would do and allocate, for people (`nrl-train plan`).
+// Output of `nrl-train plan`.
 
 #include "core/config/load.h"
 
 namespace nrl::train {
 
 /// Prints batch arithmetic, grid and memory of a run on `world` ranks, for which the configuration must have
-/// passed all checks. Where ranks need different memory, the largest comes first. `buffers`: every buffer of
-/// that rank as well. No device is needed for the plan of one.
+/// passed all checks. If ranks need different amounts of memory, the table is for those that need most.
+/// `buffers`: also list every buffer. Planning for a GPU does not need one.
 void print_plan(const ConfigResult& result, int world, bool buffers);
 
 }  // namespace nrl::train

@@ -14,37 +14,36 @@ namespace nrl::train {
 namespace {
 
 constexpr int64_t kRecordVersion = 1;
-constexpr size_t kListed = 10;
+constexpr size_t kMaxListed = 10;
 
-// Settings that may change from one run to the next.
-constexpr std::string_view free_settings[] = {"policy.train_global_batch_size",
-                                              "policy.max_grad_norm",
-                                              "policy.optimizer.name",
-                                              "policy.optimizer.lr",
-                                              "policy.optimizer.weight_decay",
-                                              "policy.optimizer.betas",
-                                              "policy.optimizer.eps",
-                                              "policy.optimizer.lr_scaling.rule",
-                                              "policy.optimizer.lr_scaling.base_batch_size",
-                                              "policy.scheduler.lr_decay_style",
-                                              "policy.scheduler.lr_warmup_iters",
-                                              "policy.scheduler.warmup_ratio",
-                                              "policy.scheduler.lr_decay_iters",
-                                              "policy.scheduler.lr_wsd_decay_iters",
-                                              "policy.scheduler.min_lr",
-                                              "policy.scheduler.unit",
-                                              "pretrain.max_num_steps",
-                                              "pretrain.max_num_epochs",
-                                              "pretrain.seed",
-                                              "data.reset_position_ids",
-                                              "data.reset_attention_mask",
-                                              "data.eod_mask_loss",
-                                              "distributed.grad_reduce_dtype",
-                                              "kernels.tf32"};
+// Settings that may change on a resume.
+constexpr std::string_view changeable_settings[] = {"policy.train_global_batch_size",
+                                                    "policy.max_grad_norm",
+                                                    "policy.optimizer.name",
+                                                    "policy.optimizer.lr",
+                                                    "policy.optimizer.weight_decay",
+                                                    "policy.optimizer.betas",
+                                                    "policy.optimizer.eps",
+                                                    "policy.optimizer.lr_scaling.rule",
+                                                    "policy.optimizer.lr_scaling.base_batch_size",
+                                                    "policy.scheduler.lr_decay_style",
+                                                    "policy.scheduler.lr_warmup_iters",
+                                                    "policy.scheduler.warmup_ratio",
+                                                    "policy.scheduler.lr_decay_iters",
+                                                    "policy.scheduler.lr_wsd_decay_iters",
+                                                    "policy.scheduler.min_lr",
+                                                    "policy.scheduler.unit",
+                                                    "data.reset_position_ids",
+                                                    "data.reset_attention_mask",
+                                                    "data.eod_mask_loss",
+                                                    "distributed.grad_reduce_dtype",
+                                                    "kernels.tf32"};
+// The same in the section of the algorithm's loop (resolved_loop()).
+constexpr std::string_view changeable_loop_settings[] = {"max_num_steps", "max_num_epochs", "seed"};
 
-// Settings and facts that decide about more than the steps to come.
+// Settings and facts that may only change if checkpointing.allow_changes says so.
 struct Guarded {
-  std::string_view key;  // a prefix when it ends with '['
+  std::string_view key;  // a prefix if it ends with '['
   ResumeChange allowed_by;
 };
 constexpr Guarded guarded[] = {{"policy.max_total_sequence_length", ResumeChange::sequence_length},
@@ -70,8 +69,8 @@ const Guarded* find_guarded(std::string_view key) {
   return it == std::end(guarded) ? nullptr : it;
 }
 
-// The bindings name every member, so that one added to ModelSpec or RopeSpec does not compile before it was
-// decided whether it belongs here.
+// The structured bindings name every member, so that a new member of ModelSpec or RopeSpec breaks the build
+// until it is handled here.
 void add_model(const model::ModelSpec& spec, RunRecord& record) {
   auto add = [&](std::string_view key, const auto& value) {
     record[fmt::format("policy.model.{}", key)] = fmt::format("{}", value);
@@ -131,36 +130,37 @@ void add_sources(std::string_view section, const std::vector<DataSource>& source
 
 std::string listed(const std::vector<std::string>& lines) {
   std::string text;
-  for (size_t i = 0; i < std::min(lines.size(), kListed); ++i) text += "\n  " + lines[i];
-  if (lines.size() > kListed) text += fmt::format("\n  and {} more", lines.size() - kListed);
+  for (size_t i = 0; i < std::min(lines.size(), kMaxListed); ++i) text += "\n  " + lines[i];
+  if (lines.size() > kMaxListed) text += fmt::format("\n  and {} more", lines.size() - kMaxListed);
   return text;
 }
 
-// What a difference means for the run, where it does not go without saying.
+// The consequence of a difference, where it is not obvious.
 std::string_view consequence(std::string_view key, bool same_content) {
   if (same_content) return " (same content)";
   if (key == "policy.train_global_batch_size") return " (step count and data position are preserved)";
-  if (key == "policy.max_total_sequence_length") return " (the data position stays the number of samples)";
+  if (key == "policy.max_total_sequence_length") return " (the number of consumed samples is preserved)";
   const Guarded* g = find_guarded(key);
   if (g && (g->allowed_by == ResumeChange::data || g->allowed_by == ResumeChange::seed))
-    return " (other sample order: samples may repeat or be missed)";
+    return " (the sample order changes: some samples may repeat or be missed)";
   return "";
 }
 
 }  // namespace
 
 CheckpointChoice choose_checkpoint(const CheckpointingConfig& c) {
-  const ResumeMode mode = c.resume_mode();
+  const ResumeMode mode = c.resume.mode;
   if (mode == ResumeMode::never || (mode == ResumeMode::automatic && !c.enabled)) return {};
   if (mode == ResumeMode::directory) {
-    if (!is_directory(c.resume))
-      fail(Exit::no_input, "checkpointing.resume: {}: there is no such checkpoint", c.resume);
-    const std::vector<std::string> problems = validate_checkpoint(c.resume, Validation::full);
+    const std::string& directory = c.resume.directory;
+    if (!is_directory(directory))
+      fail(Exit::no_input, "checkpointing.resume: there is no directory '{}'", directory);
+    const std::vector<std::string> problems = validate_checkpoint(directory, Validation::full);
     if (!problems.empty())
       fail(Exit::data,
-           "the checkpoint {} cannot be resumed:{}\nFix: name another one with checkpointing.resume",
-           c.resume, listed(problems));
-    return {c.resume, {}};
+           "cannot resume from the checkpoint {}:{}\nFix: set checkpointing.resume to another checkpoint",
+           directory, listed(problems));
+    return {directory, {}};
   }
   const ResumePoint point = find_resume(c.checkpoint_dir);
   std::vector<std::string> reasons;
@@ -168,8 +168,8 @@ CheckpointChoice choose_checkpoint(const CheckpointingConfig& c) {
     reasons.push_back(fmt::format("{}", fmt::join(e.problems, "; ")));
   if (!point.checkpoint && !reasons.empty())
     fail(Exit::data,
-         "none of the {} checkpoints in {} can be resumed:{}\nFix: restore one of them, or train from the "
-         "beginning with checkpointing.resume=never, which moves them to {}",
+         "cannot resume from any of the {} checkpoints in {}:{}\nFix: restore one of them, or start from "
+         "initial weights with checkpointing.resume=never, which moves them to {}",
          reasons.size(), c.checkpoint_dir, listed(reasons), join_path(c.checkpoint_dir, "previous-N"));
   CheckpointChoice choice;
   for (const std::string& reason : reasons) choice.warnings.push_back("checkpoint not used: " + reason);
@@ -188,10 +188,7 @@ std::string set_other_checkpoints_aside(const CheckpointingConfig& c, const std:
   }
   const std::string aside = set_checkpoints_aside(c.checkpoint_dir, newest, lock);
   if (aside.empty()) return {};
-  return fmt::format(
-      "checkpoints that this run does not continue were moved to {}; remove it when they are "
-      "not needed any more",
-      aside);
+  return fmt::format("checkpoints that do not belong to this run were moved to {}", aside);
 }
 
 void verify_model_directory(const std::string& directory) {
@@ -199,18 +196,18 @@ void verify_model_directory(const std::string& directory) {
   const std::vector<std::string> problems = validate_checkpoint(directory, Validation::full);
   if (problems.empty()) return;
   fail(Exit::data,
-       "the checkpoint {} is not as it was saved:{}\nFix: use another checkpoint; a directory that was "
-       "edited on "
-       "purpose is a plain Hugging Face model once {} is removed",
+       "the checkpoint {} differs from what was saved:{}\nFix: use another checkpoint, or, if it was edited "
+       "on purpose, remove its {} to use it as a plain Hugging Face model",
        directory, listed(problems), kManifestName);
 }
 
 RunRecord make_record(const Config& config, const model::ModelSpec& spec, DType weights, int ranks,
                       const Inputs& inputs) {
   RunRecord record;
-  for (const std::string_view key : free_settings) record[std::string(key)] = value_text(config, key);
-  for (const std::string_view key : {"policy.max_total_sequence_length", "data.split", "data.train.weights"})
-    record[std::string(key)] = value_text(config, key);
+  const auto add = [&](const std::string& key) { record[key] = value_text(config, key); };
+  for (const std::string_view key : changeable_settings) add(std::string(key));
+  for (const std::string_view key : changeable_loop_settings) add(loop_key(config, key));
+  for (const char* key : {"policy.max_total_sequence_length", "data.split", "data.train.weights"}) add(key);
   record["data.seed"] = std::to_string(data_seed(config));
   record["policy.precision"] = name_of(weights);
   record["ranks"] = std::to_string(ranks);
@@ -233,11 +230,11 @@ SavedRecord read_record(const CheckpointReader& reader, int64_t global_batch) {
       for (const auto& [key, value] : run->at("facts").members()) saved.record[key] = value.as_string();
       return saved;
     }
-    saved.incomplete = "another version recorded what it was saved with";
+    saved.incomplete = "its run record has another version";
   } else {
-    saved.incomplete = "it does not record what it was saved with";
+    saved.incomplete = "it has no run record";
   }
-  saved.incomplete = fmt::format("{}: {}; data, seed, sequence length and settings could not be compared",
+  saved.incomplete = fmt::format("{}: {}; data, seed, sequence length and settings were not compared",
                                  reader.path(), saved.incomplete);
   saved.record["policy.train_global_batch_size"] = std::to_string(global_batch);
   add_model(
@@ -263,7 +260,8 @@ std::vector<std::string> compare_records(const RunRecord& saved, const RunRecord
   for (const std::string& key : keys) {
     const auto before = find(saved, key), after = find(now, key);
     if (before == after) continue;
-    // A list may have got longer or shorter; what only one version of the program records cannot be compared.
+    // Items of lists may be added or removed. Other keys that only one record has come from another version
+    // of the program and cannot be compared.
     const bool item = key.ends_with(']');
     if ((!before || !after) && !(item && has_data) && key != "policy.model.rope_scaling") continue;
     std::string line = fmt::format("{}: {} -> {}", key, before.value_or("none"), after.value_or("none"));
@@ -283,16 +281,18 @@ std::vector<std::string> compare_records(const RunRecord& saved, const RunRecord
   }
   if (refused.empty()) return changed;
   std::string fix =
-      "set these back; to train another model from these weights, give the checkpoint as policy.model_name";
+      "restore these values, or, to train another model from these weights, set policy.model_name to the "
+      "checkpoint";
   if (!fixed) {
     std::string names;
     for (const ResumeChange all : allowed) wanted.insert(all);
     for (const ResumeChange change : wanted) names.append(names.empty() ? "" : ", ").append(name_of(change));
-    fix = fmt::format("set these back, or allow the change with checkpointing.allow_changes=[{}]", names);
+    fix =
+        fmt::format("restore these values, or allow the change with checkpointing.allow_changes=[{}]", names);
   }
   fail(Exit::config,
-       "the checkpoint {} was saved with other values than this run has:{}\nFix: {}; "
-       "checkpointing.resume=never starts from the beginning",
+       "cannot resume from the checkpoint {}: it was saved with other values:{}\nFix: {}, or start from "
+       "initial weights with checkpointing.resume=never",
        checkpoint, listed(refused), fix);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// A training run on one rank with everything it works on.
+// All state of a training run on one rank.
 
 #include <functional>
 #include <memory>
@@ -14,7 +14,7 @@
 
 namespace nrl::train {
 
-/// Told what a start-up is doing, for people who wait.
+/// Called with the name of each start-up phase, to show progress.
 using PhaseNote = std::function<void(std::string)>;
 
 struct Run {
@@ -26,19 +26,19 @@ struct Run {
   comm::World& world;
   const ConfigResult config_result;
   const Config& config;
-  Placement placement;  // outlives everything that uses its device and groups
+  Placement placement;  // must outlive everything that uses its device and groups
   std::unique_ptr<engine::Engine> engine;
   TrainData train;
-  std::optional<ValidationData> validation;  ///< of a run that evaluates
+  std::optional<ValidationData> validation;  ///< unset if the run does not evaluate
   RunRecord record;
   std::unique_ptr<CheckpointSaver> saver;
   Position position;
   std::string resumed_from;           ///< the checkpoint; empty: started from initial weights
-  std::vector<std::string> changes;   ///< since the run that saved the checkpoint, one line each
-  std::vector<std::string> warnings;  ///< of the start-up
-  int kernels = 0;                    ///< that the model and recipe need
-  std::string attention;              ///< which library computes it, and why; empty on a CPU
-  double peak = 0;                    ///< FLOP/s of matmuls, the denominator of MFU; 0: unknown
+  std::vector<std::string> changes;   ///< differences to the run that saved the checkpoint, one line each
+  std::vector<std::string> warnings;  ///< from start-up
+  int kernels = 0;                    ///< number of kernels that the model and recipe need
+  std::string attention;              ///< the attention implementation, and why; empty on a CPU
+  double peak = 0;                    ///< peak FLOP/s, the denominator of MFU; 0: unknown
 
   const plan::RunPlan& plan() const { return engine->plan(); }
   int64_t max_steps() const { return train.max_steps; }

@@ -19,7 +19,7 @@ Diagnostic missing(const ConfigResult& result, std::string_view key, std::string
   return d;
 }
 
-// Token files that are not there.
+// Reports missing token files.
 void check_data(const ConfigResult& result, const DatasetConfig& set, const std::string& key,
                 Diagnostics& out) {
   if (!result.sound(key)) return;
@@ -32,15 +32,15 @@ void check_data(const ConfigResult& result, const DatasetConfig& set, const std:
     const bool suffixed = prefix.ends_with(".bin") || prefix.ends_with(".idx");
     if (suffixed && path_exists(prefix))
       notes.push_back(
-          fmt::format("give the prefix without the ending: {}", prefix.substr(0, prefix.size() - 4)));
+          fmt::format("give the prefix without the suffix: {}", prefix.substr(0, prefix.size() - 4)));
     else if (path_exists(prefix))
-      notes.push_back(
-          fmt::format("'{0}' itself is no token file; make one from text with nrl-train prepare --input {0} "
-                      "--tokenizer ... --output PREFIX",
-                      clipped(prefix)));
+      notes.push_back(fmt::format(
+          "'{0}' is not a token file; if it is text, make token files with nrl-train prepare --input "
+          "{0} --tokenizer ... --output PREFIX",
+          clipped(prefix)));
     else
       notes.push_back(
-          fmt::format("the prefix of token files, relative to the working directory; make them with "
+          fmt::format("expected a prefix of token files, relative to the working directory; make them with "
                       "nrl-train prepare --input TEXT --tokenizer ... --output {}",
                       clipped(prefix)));
     out.push_back(missing(result, key,
@@ -54,12 +54,12 @@ void check_files(const ConfigResult& result, Diagnostics& found) {
   const Config& c = result.config;
   check_data(result, c.data.train, "data.train.data_path", found);
   check_data(result, c.data.validation, "data.validation.data_path", found);
-  const std::string& resume = c.checkpointing.resume;
-  if (c.checkpointing.resume_mode() == ResumeMode::directory && !resume.empty() && !is_directory(resume) &&
-      result.sound("checkpointing.resume"))
-    found.push_back(missing(result, "checkpointing.resume",
-                            fmt::format("checkpointing.resume: there is no directory '{}'", clipped(resume)),
-                            {"give a checkpoint directory (.../step-N), auto or never"}));
+  const auto& [resume, directory] = c.checkpointing.resume;
+  if (resume == ResumeMode::directory && result.sound("checkpointing.resume") && !is_directory(directory))
+    found.push_back(
+        missing(result, "checkpointing.resume",
+                fmt::format("checkpointing.resume: there is no directory '{}'", clipped(directory)),
+                {"give a checkpoint directory (.../step-N), auto or never"}));
 }
 
 // The data and the sequence length against the model.
@@ -69,7 +69,7 @@ void check_against_model(const ConfigResult& result, const model::ModelSpec& spe
   if (spec.learned_positions && c.policy.max_total_sequence_length > spec.max_positions &&
       result.sound(length_key))
     out.push_back(diagnose(result, length_key,
-                           fmt::format("{} {} is more than the model's {} positions", length_key,
+                           fmt::format("{} is {}, but the model has {} positions", length_key,
                                        c.policy.max_total_sequence_length, spec.max_positions)));
   const std::pair<const DatasetConfig*, const char*> sets[] = {
       {&c.data.train, "data.train.data_path"}, {&c.data.validation, "data.validation.data_path"}};
@@ -82,8 +82,8 @@ void check_against_model(const ConfigResult& result, const model::ModelSpec& spe
         const bool ours = result.origins.contains("policy.model.vocab_size");
         out.push_back(diagnose(
             result, ours ? "policy.model.vocab_size" : key,
-            fmt::format("the data has a vocabulary of {}, the model of {}", manifest->vocab_size,
-                        spec.vocab_size),
+            fmt::format("the vocabulary of the data has {} tokens, but that of the model only {}",
+                        manifest->vocab_size, spec.vocab_size),
             fmt::format("{} was made with {} tokens", clipped(prefix), manifest->vocab_size),
             {fmt::format(
                 "set policy.model.vocab_size to {} or more, or prepare the data with the model's tokenizer",
@@ -97,7 +97,7 @@ void check_against_model(const ConfigResult& result, const model::ModelSpec& spe
   }
 }
 
-// The end token of documents that are kept apart.
+// Checks the end-of-document token if documents are separated.
 void check_documents(const ConfigResult& result, Diagnostics& out) {
   const DataConfig& c = result.config.data;
   const char* key = c.reset_attention_mask ? "data.reset_attention_mask"
@@ -114,13 +114,13 @@ void check_documents(const ConfigResult& result, Diagnostics& out) {
   }
 }
 
-// Only for a configuration without problems: the plan is made.
+// Makes the plan, so the configuration must have no other problems.
 void check_memory(const ConfigResult& result, const model::ModelSpec& spec, const RunSetting& setting,
                   Diagnostics& out) {
   const Config& c = result.config;
   const BatchPlan batch = resolve_batch(c, setting.world);
   const DeviceType device = choose_device(c.device).type;
-  // A GPU's memory is known when it is open; a PiB is more than any machine has.
+  // The memory of a GPU is unknown until it is open; 1 PiB is more than any machine has.
   const bool known = device == DeviceType::cpu && setting.memory;
   const double capacity = known ? static_cast<double>(cpu::machine_memory()) / setting.local
                                 : static_cast<double>(int64_t{1} << 50);
@@ -128,10 +128,10 @@ void check_memory(const ConfigResult& result, const model::ModelSpec& spec, cons
                             : setting.local == 1
                                 ? "this machine"
                                 : fmt::format("this machine (shared by {} ranks)", setting.local);
-  auto shortage =
-      plan::memory_shortage(result, spec, batch, plan::least_memory(c, spec, batch, device), capacity, owner);
+  auto shortage = plan::memory_shortage(result, spec, batch, plan::minimum_memory(c, spec, batch, device),
+                                        capacity, owner);
   if (!shortage && known) {
-    const auto planned = plan::make_run_plan(c, spec, batch, plan::grid_place(c, setting.world, 0), device,
+    const auto planned = plan::make_run_plan(c, spec, batch, plan::grid_position(c, setting.world, 0), device,
                                              threads_for(c.kernels, setting.local));
     shortage = plan::memory_shortage(result, spec, batch, plan::planned_memory(c, *planned), capacity, owner);
   }

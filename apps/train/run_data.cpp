@@ -8,8 +8,8 @@
 namespace nrl::train {
 namespace {
 
-// The training or validation part of the configured data; `samples` wanted of it. Empty sources: not
-// configured.
+// Options for `samples` samples of the training or validation part of the data; no sources if
+// that part is not configured.
 data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, data::Split part,
                                      int64_t samples) {
   const DatasetConfig& own = part == data::Split::validation && !config.data.validation.data_path.empty()
@@ -46,8 +46,10 @@ TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
   if (loop.max_num_epochs) {
     const int64_t steps = out.epoch_samples * *loop.max_num_epochs / global_batch;
     if (steps == 0)
-      fail(Exit::config, "pretrain.max_num_epochs: the data makes fewer samples than one global batch of {}",
-           global_batch);
+      fail(Exit::config,
+           "{}: {} x {} samples are less than one global batch of {} samples. Fix: lower "
+           "policy.train_global_batch_size, or add data",
+           loop_key(c, "max_num_epochs"), *loop.max_num_epochs, out.epoch_samples, global_batch);
     out.max_steps = std::min(out.max_steps, steps);
   }
   out.samples = options.samples = std::max({out.max_steps * global_batch, at_least, global_batch});
@@ -79,11 +81,11 @@ std::optional<ValidationData> plan_validation_data(const Config& c, const TrainD
 }
 
 data::LoaderOptions make_loader_options(const Config& config, const BatchPlan& batch,
-                                        const plan::GridPlace& place) {
+                                        const plan::GridPosition& position) {
   data::LoaderOptions loading;
   loading.micro_batch = batch.micro;
-  loading.data_parallel_rank = place.at.dp;
-  loading.data_parallel_size = place.sizes.dp;
+  loading.data_parallel_rank = position.at.dp;
+  loading.data_parallel_size = position.sizes.dp;
   loading.accumulation = batch.accumulation;
   loading.threads = static_cast<int>(config.data.num_workers);
   loading.prefetch = static_cast<int>(config.data.prefetch_batches);

@@ -6,21 +6,21 @@
 
 #include "apps/data/gpt_dataset.h"
 #include "apps/data/loader.h"
-#include "apps/plan/grid_place.h"
+#include "apps/plan/grid_position.h"
 #include "core/config/load.h"
 
 namespace nrl::train {
 
-/// The training data of a run: what the step loop reads and `data show` prints.
+/// The training data of a run, as the step loop reads it and `data show` prints it.
 struct TrainData {
   data::DatasetOptions options;  ///< with open files
-  int64_t samples = 0;           ///< the data order is made for
-  int64_t epoch_samples = 0;     ///< of one pass over the data
+  int64_t samples = 0;           ///< number of samples in the data order
+  int64_t epoch_samples = 0;     ///< samples per epoch
   int64_t max_steps = 0;         ///< of the run, from pretrain.max_num_steps and max_num_epochs
-  std::unique_ptr<data::TokenDataset> dataset;  ///< null when only planned
+  std::unique_ptr<data::TokenDataset> dataset;  ///< null after plan_train_data()
 };
-/// All but the dataset itself. `at_least`: samples that are needed whatever max_steps says (a run that
-/// resumes after its batch was changed).
+/// Everything except the dataset. `at_least`: minimum number of samples regardless of max_steps (for a run
+/// that resumes with another batch size).
 TrainData plan_train_data(const Config& config, int64_t vocab_size, int64_t global_batch,
                           int64_t at_least = 1);
 TrainData open_train_data(const Config& config, int64_t vocab_size, int64_t global_batch,
@@ -28,18 +28,18 @@ TrainData open_train_data(const Config& config, int64_t vocab_size, int64_t glob
 
 /// The validation data of a run that evaluates.
 struct ValidationData {
-  data::DatasetOptions options;  ///< with open files, those of the training data where they are the same
-  int64_t batches = 0;           ///< global batches of an evaluation
-  int64_t epoch_samples = 0;     ///< of one pass over the data
-  std::unique_ptr<data::TokenDataset> dataset;  ///< null when only planned
+  data::DatasetOptions options;  ///< with open files, shared with the training data where they are the same
+  int64_t batches = 0;           ///< global batches per evaluation
+  int64_t epoch_samples = 0;     ///< samples per epoch
+  std::unique_ptr<data::TokenDataset> dataset;  ///< null after plan_validation_data()
 };
-/// Nothing when the run does not evaluate. All but the dataset itself.
+/// Everything except the dataset; unset if the run does not evaluate.
 std::optional<ValidationData> plan_validation_data(const Config& config, const TrainData& train,
                                                    int64_t global_batch);
 
-/// Which samples the rank at `place` reads: its share by the data-parallel coordinate, so that ranks that
-/// share a model replica read the same ones. The caller sets steps and consumed_samples.
+/// Selects the samples of the rank at `position` by its data-parallel coordinate, so that all ranks of a
+/// model replica read the same ones. The caller sets steps and consumed_samples.
 data::LoaderOptions make_loader_options(const Config& config, const BatchPlan& batch,
-                                        const plan::GridPlace& place);
+                                        const plan::GridPosition& position);
 
 }  // namespace nrl::train

@@ -38,7 +38,7 @@ void RunReport::banner() {
   if (!first()) return;
   terminal_.banner(describe_run(run_, peak_.flops()));
   for (const std::string& w : run_.warnings) terminal_.warn(w);
-  // A length given in steps was compared when the configuration was read.
+  // For a length in steps, the check of the configuration has already printed this warning.
   if (run_.max_steps() != resolved_loop(run_.config).max_num_steps.value_or(0))
     if (const std::string text = schedule_beyond_run(run_.config, run_.max_steps()); !text.empty())
       terminal_.warn(text);
@@ -67,7 +67,7 @@ std::optional<double> RunReport::mfu(double tokens_per_s, double keys) const {
   return rank_flops(tokens_per_s, keys) / peak_.flops();
 }
 
-// A row that cannot be written ends the log, not the run.
+// If a row cannot be written, the run continues without metrics.
 template <class Write>
 void RunReport::log_row(const Write& write) {
   try {
@@ -80,7 +80,7 @@ void RunReport::log_row(const Write& write) {
 void RunReport::step(const StepInFlight& step, const engine::StepResult& result) {
   const int64_t tokens = tokens_per_step();
   const memory::MemoryPlan& memory = run_.plan().memory;
-  const double now = Timers::steady_seconds(), seconds = now - std::exchange(mark_, now);
+  const double now = Timers::steady_seconds(), seconds = now - std::exchange(last_result_, now);
   phases_.end();
   timers_.move(RunSection::compute, RunSection::comm, step.exposed);
   StepFacts facts;
@@ -91,7 +91,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   facts.grad_norm = result.grad_norm;
   facts.tokens = run_.position.tokens - (run_.position.step - step.step) * tokens;
   facts.tokens_per_s = static_cast<double>(tokens) / seconds;
-  // Only rank 0 shows it; the others wait for it in the next step.
+  // Only rank 0 prints MFU. While it measures the peak, the other ranks wait in their next step.
   if (first()) peak_.add_step(rank_flops(facts.tokens_per_s, step.keys), now - start_);
   facts.mfu = mfu(facts.tokens_per_s, step.keys);
   if (first())
@@ -105,7 +105,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   facts.attention_ms = kernels.attention * 1e3;
   facts.skipped = result.skipped;
   facts.world_size = run_.world.size();
-  // The first step of a process pays for page faults and kernel generation.
+  // The first step of a process includes page faults and kernel generation.
   if (step.step > first_step_ + 1) {
     rates_.add(facts.tokens_per_s);
     step_seconds_.add(seconds);
@@ -119,8 +119,9 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   log_row([&] { metrics_.step(facts); });
   terminal_.step(facts);
   if (step.step == first_step_ + 1 && first())
-    terminal_.event("start", step.step,
-                    fmt::format("first step done {:.2f} s after start", Timers::steady_seconds() - start_));
+    terminal_.event(
+        "start", step.step,
+        fmt::format("first step finished {:.2f} s after start", Timers::steady_seconds() - start_));
 }
 
 void RunReport::evaluation(double loss, double seconds) {
@@ -130,7 +131,7 @@ void RunReport::evaluation(double loss, double seconds) {
   facts.seconds = seconds;
   log_row([&] { metrics_.eval(facts); });
   terminal_.eval(facts);
-  profile_.take();  // evaluations and samples run the kernels of steps; their time belongs to no step
+  profile_.take();  // kernel time of evaluations and samples belongs to no step
 }
 
 void RunReport::sample(const std::string& text) {
@@ -149,14 +150,14 @@ void RunReport::trace(const std::string& path) {
   terminal_.event("trace", run_.position.step, path);
 }
 
-std::string RunReport::blame_for_divergence(int64_t first_updates) const {
+std::string RunReport::divergence_hint(int64_t first_updates) const {
   const std::string loaded =
       !run_.resumed_from.empty() ? run_.resumed_from : run_.config.policy.model_name.value_or("");
   const std::string weights = loaded.empty() ? "the initial weights" : "the weights loaded from " + loaded;
-  const int64_t good = run_.position.updates - first_updates;
-  if (good == 0)
-    return fmt::format("No step has succeeded with {}: they are finite, but were already bad", weights);
-  return fmt::format("{} step{} succeeded since {}, which were good", good, good == 1 ? "" : "s", weights);
+  const int64_t succeeded = run_.position.updates - first_updates;
+  if (succeeded == 0) return fmt::format("No step succeeded with {}: they are finite, but unusable", weights);
+  return fmt::format("{} step{} succeeded since {}, so these are not the cause", succeeded,
+                     succeeded == 1 ? "" : "s", weights);
 }
 
 void RunReport::summary(std::string outcome, Exit code) {

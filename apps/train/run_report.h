@@ -1,5 +1,5 @@
 #pragma once
-// What a run tells: on the terminal, in metrics.jsonl, and at its end.
+// Reports a training run: terminal output, metrics.jsonl and the final summary.
 
 #include <string>
 
@@ -13,27 +13,27 @@
 
 namespace nrl::train {
 
-/// What the host knows of a step before its results are back.
+/// The host's data of a step whose results are still pending.
 struct StepInFlight {
   int64_t step = 0;
   double lr = 0;
   SectionTimes times;
-  double exposed = 0;       ///< seconds of communication that the host waited for
+  double exposed = 0;       ///< seconds of exposed communication
   int64_t loss_tokens = 0;  ///< of all ranks
-  double keys = 0;          ///< that a token of this rank sees on average
+  double keys = 0;          ///< mean number of keys that a token of this rank attends to
 };
 
 class RunReport {
  public:
-  /// Opens metrics.jsonl and writes config.yaml (rank 0). `start`: steady seconds when the run began. All
-  /// references must outlive the report.
+  /// Opens metrics.jsonl and writes config.yaml (rank 0). `start`: Timers::steady_seconds() at the start of
+  /// the run. All references must outlive the report.
   RunReport(Run& run, Terminal& terminal, StartPhases& phases, double start);
 
   void banner();
-  /// The first step of this process is about to be made.
+  /// Must be called before the first step of this process.
   void first_step();
-  /// A step begins while none is in flight.
-  void idle_until_now() { mark_ = Timers::steady_seconds(); }
+  /// Must be called before a step that starts with none in flight: restarts the step clock.
+  void restart_step_clock() { last_result_ = Timers::steady_seconds(); }
   void step(const StepInFlight& step, const engine::StepResult& result);
   void evaluation(double loss, double seconds);
   void checkpoint(const std::string& path, double seconds);
@@ -41,20 +41,20 @@ class RunReport {
   void trace(const std::string& path);
   void note(const std::string& text) { terminal_.note(text); }
   void warn(const std::string& text) { terminal_.warn(text); }
-  /// Whether the weights that this process started from can be at fault for a divergence; it began with
-  /// `first_updates` updates.
-  std::string blame_for_divergence(int64_t first_updates) const;
+  /// For the message of a divergence: whether the weights that this process started from may be the cause.
+  /// `first_updates`: updates at its start.
+  std::string divergence_hint(int64_t first_updates) const;
   void summary(std::string outcome, Exit code);
 
   Timers& timers() { return timers_; }
   StepProfile& profile() { return profile_; }
-  /// Seconds of communication that the host has waited for so far.
+  /// Seconds of exposed communication so far.
   double exposed_seconds() const;
   int64_t tokens_per_step() const;
 
  private:
   bool first() const { return run_.world.rank() == 0; }
-  /// `keys`: that a token sees on average.
+  /// Model FLOP/s of a rank. `keys`: mean number of keys that a token attends to.
   double rank_flops(double tokens_per_s, double keys) const;
   std::optional<double> mfu(double tokens_per_s, double keys) const;
   template <class Write>
@@ -68,11 +68,11 @@ class RunReport {
   Timers timers_;
   PeakEstimate peak_;
   Histogram rates_, step_seconds_;
-  double mean_keys_ = 0;  // of the steps in rates_
+  double mean_keys_ = 0;  // over the steps in rates_
   double start_;
-  double mark_ = 0;  // when the result of the step before came, or the first one in flight began
+  double last_result_ = 0;  // time of the previous step's result, or of the last restart_step_clock()
   int64_t first_step_;
-  std::string checkpoint_;  // the last one written
+  std::string checkpoint_;  // the last one saved
 };
 
 }  // namespace nrl::train

@@ -16,7 +16,8 @@
 namespace nrl::train {
 namespace {
 
-// Makes the libraries choose, which they should do before a graph is captured or anything waits for them.
+// Describes the attention implementation. Also makes the libraries select theirs now, before
+// a CUDA graph is captured.
 std::string describe_attention(engine::Engine& engine, ops::Libraries& libraries) {
   const plan::RunPlan& p = engine.plan();
   const model::ModelSpec& m = p.spec;
@@ -47,10 +48,10 @@ void open_data(Run& run, const plan::RunPlan& plan, const PhaseNote& phase) {
   if (!run.validation) return;
   ValidationData& validation = *run.validation;
   if (validation.epoch_samples < global)
-    run.warnings.push_back(
-        fmt::format("validation data: {} samples of {} tokens, fewer than one global batch of {}: samples "
-                    "repeat within an evaluation",
-                    validation.epoch_samples, validation.options.sequence_length, global));
+    run.warnings.push_back(fmt::format(
+        "the validation data has {} samples of {} tokens, less than one global batch of {}: samples "
+        "repeat within an evaluation",
+        validation.epoch_samples, validation.options.sequence_length, global));
   validation.dataset = data::open_token_dataset(validation.options);
 }
 
@@ -71,7 +72,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
   HfFiles hf;
   run_collectively(world, [&] {
     const BatchPlan batch = resolve_batch(c, world.size());
-    plan = plan::make_run_plan(c, load_model_spec(run.config_result), batch, run.placement.place(),
+    plan = plan::make_run_plan(c, load_model_spec(run.config_result), batch, run.placement.grid_position(),
                                run.placement.device(), run.placement.host_threads());
     if (exec.device)
       plan::require_memory(run.config_result, *plan, exec.device->properties().memory, "the GPU");
@@ -95,7 +96,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
     if (exec.device) run.attention = describe_attention(*run.engine, *run.placement.accelerator().libraries);
   });
   initialize(run, phase);
-  phase("measuring the speed of matrix products");
+  phase("measuring the matmul peak");
   run.peak = peak_of(run.placement);
   return owned;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// An engine's state as checkpoints see it, in host memory.
+// Access to an engine's state in host memory, for saving and loading checkpoints.
 
 #include <functional>
 
@@ -9,14 +9,13 @@
 
 namespace nrl::train {
 
-/// Calls work(state) with everything as it is now: the engine's own memory on a CPU, else a copy in host
-/// memory. Collective: all ranks have their copy before any of them begins; what fails there is the same
-/// Error on all.
+/// Collective: calls work(state) with the current state: the engine's own memory on a CPU, else a copy in
+/// host memory. `work` starts only if all ranks have their copy; otherwise all throw the same Error.
 void with_state_copy(comm::World& world, engine::Engine& engine,
                      const std::function<void(const TrainState&)>& work);
 
-/// Calls work(state), which writes the weights and, with `optimizer`, the optimizer's state; on a GPU they
-/// are uploaded afterwards.
+/// Calls work(state), which must write the weights and, with `optimizer`, the optimizer state; on a GPU they
+/// are uploaded afterwards. Not collective.
 void write_state(engine::Engine& engine, bool optimizer, const std::function<void(const TrainState&)>& work);
 
 }  // namespace nrl::train

@@ -29,14 +29,14 @@ Exit StepLoop::run() {
   report_.banner();
   if (max_steps == 0) {
     save();
-    return finish("done: the initial checkpoint was written", Exit::ok);
+    return finish("done: saved the initial checkpoint", Exit::ok);
   }
   if (at.step >= max_steps)
     return finish(fmt::format("nothing to do: the checkpoint is at step {} of {}", at.step, max_steps),
                   Exit::ok);
   if (loop.val_at_start && at.step == 0) evaluate();
 
-  data::LoaderOptions loading = make_loader_options(c, run_.plan().batch, run_.placement.place());
+  data::LoaderOptions loading = make_loader_options(c, run_.plan().batch, run_.placement.grid_position());
   loading.consumed_samples = at.consumed_samples;
   loading.steps = max_steps - at.step;
   data::BatchLoader loader(*run_.train.dataset, loading);
@@ -50,10 +50,9 @@ Exit StepLoop::run() {
     const bool evaluates = due(loop.val_period) || (last && loop.val_at_end);
     const bool saves = last || due(c.checkpointing.save_period);
     const bool samples = c.logger.sample_period > 0 && (last || due(c.logger.sample_period));
-    // A GPU works on this step while the host prepares the next one; the results come one step late, except
-    // where the host has to look at the weights.
-    const bool looks = evaluates || saves || traced || samples;
-    if (const auto code = finish_steps(run_.engine->exec().device && !looks ? 1 : 0)) return *code;
+    // On a GPU results are collected one step late, unless the host needs the weights now.
+    const bool needs_weights = evaluates || saves || traced || samples;
+    if (const auto code = finish_steps(run_.engine->exec().device && !needs_weights ? 1 : 0)) return *code;
     if (traced) report_.trace(report_.profile().write());
     if (evaluates) evaluate();
     if (samples && samples_) report_.sample(samples_->sample());
@@ -65,7 +64,7 @@ Exit StepLoop::run() {
 // Reads the data of a step and enqueues all its work.
 void StepLoop::begin_step(data::BatchLoader& loader, const data::LoaderOptions& loading) {
   Position& at = run_.position;
-  if (in_flight_.empty()) report_.idle_until_now();
+  if (in_flight_.empty()) report_.restart_step_clock();
   Timers& timers = report_.timers();
   const auto compute = timers.time(RunSection::compute);
   const SectionTimes before = timers.times();
@@ -75,7 +74,7 @@ void StepLoop::begin_step(data::BatchLoader& loader, const data::LoaderOptions& 
     const auto scope = timers.time(RunSection::data);
     for (int64_t m = 0; m < loading.accumulation; ++m) {
       const int64_t first = data::first_sample(loading, 0, m) - loading.consumed_samples;
-      const data::MicroBatch& batch = loader.next();
+      const data::HostMicroBatch& batch = loader.next();
       run_.engine->fill(m, batch, first);
       counts = counts + plan::count(batch, run_.plan().spec.window);
     }
@@ -98,7 +97,7 @@ void StepLoop::begin_step(data::BatchLoader& loader, const data::LoaderOptions& 
   in_flight_.push_back(step);
 }
 
-// Tokens with a loss in the global batch, one at least.
+// Tokens with a loss in the global batch, at least 1.
 int64_t StepLoop::loss_tokens_of_all(const plan::BatchCounts& mine) {
   if (!run_.train.dataset->documents().eod_mask_loss) return report_.tokens_per_step();
   auto sum = static_cast<double>(mine.loss_tokens);
@@ -106,7 +105,8 @@ int64_t StepLoop::loss_tokens_of_all(const plan::BatchCounts& mine) {
   return std::max<int64_t>(static_cast<int64_t>(sum), 1);
 }
 
-// Takes the results of steps in flight until only `leave` are left; an exit code when the run ends here.
+// Collects the results of steps in flight until only `leave` are left. Returns an exit code
+// if the run ends here.
 std::optional<Exit> StepLoop::finish_steps(int leave) {
   const LoopConfig& c = resolved_loop(run_.config);
   Position& at = run_.position;
@@ -118,10 +118,10 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
       result = run_.engine->collect();
       trace::collect_device();
     }
-    run_.placement.check_groups();  // also while graphs are replayed
+    run_.placement.check_groups();  // replayed graphs report no errors themselves
     const StepInFlight step = in_flight_.front();
     in_flight_.pop_front();
-    if (diverges) {  // the device made no update any more
+    if (diverges) {  // the device skipped this step
       --at.step;
       at.consumed_samples -= run_.plan().batch.global;
       at.tokens -= report_.tokens_per_step();
@@ -141,7 +141,7 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
     if (diverges || stops) leave = 0;
   }
   if (diverges) return diverged();
-  // A run that is at its end ends as it would have.
+  // A stop request after the last step changes nothing.
   return stops && at.step < run_.max_steps() ? stopped() : std::nullopt;
 }
 
@@ -150,20 +150,20 @@ Exit StepLoop::diverged() {
   if (run_.world.rank() == 0)
     log::error_text(fmt::format(
         "non-finite gradients in {} consecutive steps (last: {}); the weights are from step {}. {}. "
-        "Fix: lower policy.optimizer.lr, or look at the data of these steps with: nrl-train data show",
+        "Fix: lower policy.optimizer.lr, or inspect the data of these steps with nrl-train data show",
         at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row,
-        report_.blame_for_divergence(first_updates_)));
+        report_.divergence_hint(first_updates_)));
   return finish("diverged", Exit::diverged);
 }
 
 std::optional<Exit> StepLoop::stopped() {
   const int64_t step = run_.position.step;
   const bool saves = run_.config.checkpointing.enabled;
-  report_.note(fmt::format("stop requested; finished step {}, saving", step));
+  report_.note(fmt::format("stop requested; finished step {}{}", step, saves ? ", saving" : ""));
   save(true);
+  const char* saved = saves ? "checkpoint saved" : "no checkpoint: checkpointing.enabled is false";
   return finish(fmt::format("stopped after {}/{} steps, {}; exit 75  (resume: run the same command)", step,
-                            run_.max_steps(),
-                            saves ? "checkpoint saved" : "no checkpoint: checkpointing.enabled is false"),
+                            run_.max_steps(), saved),
                 Exit::stopped);
 }
 
@@ -183,17 +183,17 @@ void StepLoop::save(bool stopping) {
     report_.checkpoint(path, Timers::steady_seconds() - begin);
     failed_saves_ = 0;
   } catch (const Error& e) {
-    // The same on all ranks. Training is worth more than one checkpoint, but not than all of them.
+    // The same error on all ranks. The run tolerates two failed saves in a row, except at its end.
     const int64_t step = run_.position.step;
     if (++failed_saves_ >= 3 || step == run_.max_steps() || stopping) throw;
     if (run_.world.rank() == 0)
-      report_.warn(fmt::format("checkpoint at step {} failed: {}; training continues", step, e.what()));
+      report_.warn(fmt::format("checkpoint at step {} not saved: {}; training continues", step, e.what()));
   }
 }
 
 Exit StepLoop::finish(std::string outcome, Exit code) {
   report_.summary(std::move(outcome), code);
-  stop::work_is_done(static_cast<int>(code));
+  stop::set_final_exit_code(static_cast<int>(code));
   return code;
 }
 

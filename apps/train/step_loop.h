@@ -1,5 +1,5 @@
 #pragma once
-// The loop over optimizer steps, with what happens between them: evaluations, samples, checkpoints, a stop.
+// The loop over optimizer steps, with evaluations, text samples, checkpoints and stop requests between them.
 
 #include <deque>
 #include <optional>
@@ -14,7 +14,7 @@ namespace nrl::train {
 
 class StepLoop {
  public:
-  /// `samples` is null where no text is sampled. All must outlive the loop.
+  /// `samples` may be null: no text samples on this rank. All arguments must outlive the loop.
   StepLoop(Run& run, RunReport& report, TextSamples* samples);
 
   /// Collective. Returns the exit code that all ranks leave with.
@@ -27,7 +27,7 @@ class StepLoop {
   Exit diverged();
   std::optional<Exit> stopped();
   void evaluate();
-  /// `stopping`: all ranks leave after it.
+  /// `stopping`: the run ends afterwards.
   void save(bool stopping = false);
   Exit finish(std::string outcome, Exit code);
 

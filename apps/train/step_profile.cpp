@@ -64,7 +64,7 @@ StepProfile::KernelSeconds StepProfile::take() {
 std::vector<std::pair<std::string, double>> StepProfile::kernels() const {
   const auto entries = ops::kernel_entries(*run_.engine->exec().kernels);
   std::vector<std::pair<std::string, double>> out;
-  // Other ranges hold kernels within them.
+  // Other ranges contain kernels.
   for (const trace::Total& total : totals())
     if (std::any_of(entries.begin(), entries.end(), [&](const auto& e) { return e.name == total.name; }))
       out.emplace_back(total.name, total.seconds);

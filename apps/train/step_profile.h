@@ -1,5 +1,5 @@
 #pragma once
-// Times of kernels by step, and the trace of the steps that profiling.steps names.
+// Kernel times per step, and the trace of the steps in profiling.steps.
 
 #include <optional>
 #include <string>
@@ -12,8 +12,8 @@
 
 namespace nrl::train {
 
-/// One per process: the ranges of core/trace are the process's. On a GPU a range costs two events in the
-/// stream, so that ranges are timed in profiled steps only.
+/// At most one per process, because the ranges of core/trace are global. On a GPU a range costs two events in
+/// the stream, so ranges are only timed in profiled steps.
 class StepProfile {
  public:
   explicit StepProfile(Run& run);
@@ -21,9 +21,9 @@ class StepProfile {
   StepProfile(const StepProfile&) = delete;
   StepProfile& operator=(const StepProfile&) = delete;
 
-  /// Call before step `step` (from 1).
+  /// Must be called before step `step` (from 1).
   void begin_step(int64_t step);
-  /// Whether the trace ends with step `step`, made; its results must then be collected and write() called.
+  /// Whether the trace ends with step `step`; the caller must then collect its results and call write().
   bool ends_with(int64_t step, bool last) const;
   /// Writes this rank's trace; returns the path.
   std::string write();
@@ -31,9 +31,9 @@ class StepProfile {
   struct KernelSeconds {
     double gemm = 0, attention = 0;
   };
-  /// Spent since the last call.
+  /// Time since the last call.
   KernelSeconds take();
-  /// Seconds by kernel since the start.
+  /// Total seconds by kernel.
   std::vector<std::pair<std::string, double>> kernels() const;
 
  private:

@@ -16,32 +16,32 @@
 namespace nrl::train::stop {
 namespace {
 
-// Read and written by handlers that may run on several threads at once.
+// Accessed by handlers that may run on several threads at once.
 std::atomic<int> first_signal{0};
-std::atomic<int> urgent_signals{0};  // SIGINT and SIGTERM so far, of those whose second one ends the process
+std::atomic<int> urgent_signals{0};  // received signals of the kinds whose second one ends the process
 std::atomic<bool> term_is_urgent{true};
-std::atomic<int> done_code{-1};  // the exit code when the work is done
-std::atomic<int> leave_code{0};
+std::atomic<int> final_code{-1};  // exit code when the work is done; -1: it is not
+std::atomic<int> exit_code_now{0};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
-extern "C" void on_leave_alarm(int) {
-  ::_exit(leave_code.load());
+extern "C" void on_exit_alarm(int) {
+  ::_exit(exit_code_now.load());
 }
 
-// Async-signal-safe. Never hangs on a terminal that nobody reads: the alarm ends it.
-[[noreturn]] void leave_at_once(int number) {
-  const int done = done_code.load();
-  leave_code = done >= 0 ? done : 128 + number;
+// Async-signal-safe. The alarm ends the process if flushing blocks on a terminal that is not read.
+[[noreturn]] void exit_at_once(int number) {
+  const int done = final_code.load();
+  exit_code_now = done >= 0 ? done : 128 + number;
   struct sigaction action = {};
   sigemptyset(&action.sa_mask);
-  action.sa_handler = on_leave_alarm;
+  action.sa_handler = on_exit_alarm;
   ::sigaction(SIGALRM, &action, nullptr);
   ::alarm(1);
   output::flush_in_handler(std::chrono::milliseconds(300));
-  static constexpr char text[] = "second stop signal: leaving at once, nothing is saved\n";
+  static constexpr char text[] = "second stop signal: exiting at once without saving\n";
   if (done < 0) [[maybe_unused]]
     const ssize_t ignored = ::write(STDERR_FILENO, text, sizeof text - 1);
-  ::_exit(leave_code.load());
+  ::_exit(exit_code_now.load());
 }
 
 extern "C" void on_stop_signal(int number) {
@@ -49,15 +49,15 @@ extern "C" void on_stop_signal(int number) {
   int none = 0;
   first_signal.compare_exchange_strong(none, number);
   const bool urgent = number == SIGINT || (number == SIGTERM && term_is_urgent.load());
-  if (urgent && urgent_signals.fetch_add(1) > 0) leave_at_once(number);
+  if (urgent && urgent_signals.fetch_add(1) > 0) exit_at_once(number);
   errno = saved_errno;
 }
 
 // Signals must not interrupt threads that compute: dnnl_sgemm of oneDNN 2.6 keeps data below the stack
-// pointer, where a handler's frame overwrites it, and the heap is damaged. A thread of its own therefore
-// takes the signals, and all others, which inherit the mask of the calling thread, block them. Where the
-// system refuses the thread they stay as they are.
-void deliver_to_own_thread() {
+// pointer, where a handler's frame overwrites it and corrupts the heap. Therefore a dedicated thread receives
+// the signals; all others inherit the mask of the calling thread and block them. If the system cannot create
+// the thread, signals are handled on any thread.
+void deliver_to_dedicated_thread() {
   static std::atomic<pid_t> process{0};  // a fork() does not copy the thread
   if (process.exchange(::getpid()) == ::getpid()) return;
   sigset_t signals;
@@ -79,7 +79,7 @@ void set_handler(int number, void (*handler)(int)) {
   action.sa_flags = SA_RESTART;
   action.sa_handler = handler;
   if (::sigaction(number, &action, nullptr) != 0)
-    fail(Exit::internal, "cannot set the action of {}: {}", signal_name(number), std::strerror(errno));
+    fail(Exit::internal, "cannot set the handler of {}: {}", signal_name(number), std::strerror(errno));
 }
 
 bool hangup_is_ignored() {
@@ -93,22 +93,21 @@ bool hangup_is_ignored() {
 void handle_at_start() {
   first_signal = 0;
   urgent_signals = 0;
-  done_code = -1;
-  deliver_to_own_thread();
+  final_code = -1;
+  deliver_to_dedicated_thread();
   for (int number : {SIGPIPE, SIGXFSZ, SIGCONT}) set_handler(number, SIG_IGN);
   set_handler(SIGUSR1, on_stop_signal);
   set_handler(SIGHUP, hangup_is_ignored() ? SIG_IGN : on_stop_signal);
 }
 
-void handle_in_steps(Term term) {
-  term_is_urgent =
-      term == Term::second_leaves || (term == Term::by_environment && std::getenv("SLURM_JOB_ID") == nullptr);
+void handle_in_steps(std::optional<bool> second_term_ends) {
+  term_is_urgent = second_term_ends.value_or(std::getenv("SLURM_JOB_ID") == nullptr);
   set_handler(SIGINT, on_stop_signal);
   set_handler(SIGTERM, on_stop_signal);
 }
 
-void work_is_done(int exit_code) {
-  done_code = exit_code;
+void set_final_exit_code(int exit_code) {
+  final_code = exit_code;
 }
 
 void end_by(int number) {

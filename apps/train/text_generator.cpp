@@ -51,7 +51,7 @@ TextStream::TextStream(const data::Tokenizer& tokenizer, std::vector<int32_t> pr
 
 std::string TextStream::append(int32_t id) {
   ids_.push_back(id);
-  // Decoded as a whole: a character may take several tokens, and a space before a token may depend on others.
+  // Decodes everything: a character may span several tokens, and spaces may depend on neighboring tokens.
   const std::string text = tokenizer_.decode(ids_);
   const size_t complete = complete_utf8(text);
   if (complete <= shown_) return {};
@@ -74,16 +74,19 @@ TextGenerator::TextGenerator(const model::ModelSpec& spec, const model::Paramete
   if (prompt_.empty() && tokenizer.bos()) prompt_.push_back(*tokenizer.bos());
   if (prompt_.empty() && tokenizer.eos()) prompt_.push_back(*tokenizer.eos());
   if (prompt_.empty())
-    fail(Exit::usage, "the prompt has no tokens, and this tokenizer has no beginning token to start from");
+    fail(Exit::usage,
+         "the prompt has no tokens, and the tokenizer has no beginning-of-text token. Fix: give a longer "
+         "prompt");
   for (int32_t id : prompt_)
     if (id >= spec.vocab_size)
       fail(Exit::data,
-           "the tokenizer gives id {}, the model's vocabulary ends at {}; is it the right tokenizer?", id,
-           spec.vocab_size);
-  const auto asked = static_cast<int64_t>(prompt_.size()) + max_tokens;
-  const int64_t length = spec.learned_positions ? std::min(asked, spec.max_positions) : asked;
+           "the tokenizer gives id {}, but the model's vocabulary has {} tokens. Fix: use the model's "
+           "tokenizer",
+           id, spec.vocab_size);
+  const auto requested = static_cast<int64_t>(prompt_.size()) + max_tokens;
+  const int64_t length = spec.learned_positions ? std::min(requested, spec.max_positions) : requested;
   if (static_cast<int64_t>(prompt_.size()) >= length)
-    fail(Exit::usage, "the prompt has {} tokens, which leaves no room in the model's {} positions",
+    fail(Exit::usage, "the prompt is too long: {} tokens, but the model has {} positions. Fix: shorten it",
          prompt_.size(), spec.max_positions);
   std::vector<model::ParameterView> views;
   for (const Tensor& weight : weights) views.push_back({weight, {}});
@@ -97,7 +100,7 @@ void TextGenerator::run(const SamplingOptions& options, const std::function<void
   inference_->reset();
   std::span<const float> logits = inference_->append(prompt_);
   for (int64_t made = 0;; ++made) {
-    // Ids that the model has and the tokenizer does not (a padded vocabulary) are never chosen.
+    // Ids beyond the tokenizer's vocabulary (padding of the model's) are never sampled.
     const auto usable = std::min<size_t>(logits.size(), static_cast<size_t>(tokenizer_.vocab_size()));
     const int32_t next =
         sample_token(logits.first(usable), options, random.uniform(static_cast<uint64_t>(made)), order);

@@ -9,9 +9,8 @@ TextSamples::TextSamples(const Config& c, engine::Engine& engine, int threads) :
   tokenizer_ = tokenizer_of_run(c);
   if (!tokenizer_)
     fail(Exit::config,
-         "logger.sample_period: the tokenizer of this run is not known, because neither the data nor the "
-         "model "
-         "names one; set policy.tokenizer.name, or logger.sample_period=0");
+         "logger.sample_period: the tokenizer of this run is unknown: neither the data nor the model names "
+         "one. Fix: set policy.tokenizer.name, or logger.sample_period to 0");
   weights_ = engine.weights();
   if (engine.exec().device)
     for (Tensor& weight : weights_) {

@@ -1,5 +1,5 @@
 #pragma once
-// Samples of text during training (logger.sample_period).
+// Text samples during training (logger.sample_period).
 
 #include <memory>
 #include <string>
@@ -10,15 +10,16 @@
 
 namespace nrl::train {
 
-/// Continues logger.sample_prompt with the weights of the moment, on the CPU of this rank; of a GPU's weights
-/// it keeps a copy in host memory. Draws from a random stream of its own and changes nothing of the run.
+/// Continues logger.sample_prompt with the current weights, on the CPU of this rank; weights of a GPU are
+/// copied to host memory. Uses its own random stream and does not affect the run.
 class TextSamples {
  public:
-  /// Allocates everything; `threads` of the CPU. `config` and `engine` must outlive this. Throws Error
-  /// (`config`) where no tokenizer of the run is known, and as TextGenerator.
+  /// Allocates all memory. `threads`: CPU threads. `config` and `engine` must outlive this object. Throws
+  /// Error
+  /// (`config`) if the run's tokenizer is unknown, and as TextGenerator.
   TextSamples(const Config& config, engine::Engine& engine, int threads);
 
-  /// The prompt and its continuation. All work of the device must be done.
+  /// Returns the prompt and its continuation. No step may be in flight.
   std::string sample();
 
  private:

@@ -1,13 +1,12 @@
 #pragma once
-// The step loop.
+// Entry point of training.
 
 #include "core/config/load.h"
 #include "parallel/comm/world/world.h"
 
 namespace nrl::train {
 
-/// Trains as the configuration says. Collective over the world; returns the exit code that all ranks leave
-/// with.
+/// Collective over the world: sets up and executes the training run. Returns the exit code of all ranks.
 Exit train(comm::World& world, const ConfigResult& config);
 
 }  // namespace nrl::train

@@ -130,8 +130,6 @@ struct LoopConfig {
   bool operator==(const LoopConfig&) const = default;
 };
 
-using PretrainConfig = LoopConfig;
-
 struct DatasetConfig {
   std::vector<std::string> data_path;          ///< one or several (a blend)
   std::optional<std::vector<double>> weights;  ///< of the blend, one per path; unset: by size
@@ -151,17 +149,19 @@ struct DataConfig {
   bool operator==(const DataConfig&) const = default;
 };
 
+/// checkpointing.resume: "auto", "never", or a checkpoint directory.
+struct ResumeFrom {
+  ResumeMode mode = ResumeMode::automatic;
+  std::string directory = {};  ///< with ResumeMode::directory
+  bool operator==(const ResumeFrom&) const = default;
+};
+
 struct CheckpointingConfig {
   bool enabled = true;
   std::string checkpoint_dir = "results/checkpoints";
   int64_t save_period = 1000;                ///< optimizer steps; 0: only at the end and when stopped
   std::optional<int64_t> keep_latest_k = 3;  ///< unset: keep all
-  std::string resume = "auto";               ///< "auto", "never" or a checkpoint directory
-  ResumeMode resume_mode() const {
-    return resume == "auto"    ? ResumeMode::automatic
-           : resume == "never" ? ResumeMode::never
-                               : ResumeMode::directory;
-  }
+  ResumeFrom resume;
   std::vector<ResumeChange> allow_changes;  ///< permitted since the checkpoint that is resumed
   bool save_optimizer = true;
   bool operator==(const CheckpointingConfig&) const = default;
@@ -210,7 +210,7 @@ struct Config {
   ClusterConfig cluster;
   DistributedConfig distributed;
   PolicyConfig policy;
-  PretrainConfig pretrain;
+  LoopConfig pretrain;
   DataConfig data;
   CheckpointingConfig checkpointing;
   MemoryConfig memory;

@@ -196,6 +196,22 @@ struct Traits<E> {
   static Value to(const E& v) { return {std::string(name_of(v))}; }
 };
 
+/// Text in YAML: "auto", "never", or else a directory.
+template <>
+struct Traits<ResumeFrom> {
+  static void describe(Key& key) { key.kind = Kind::text; }
+  static ResumeFrom from(const Value& v) {
+    const auto& text = std::get<std::string>(v.v);
+    if (text == "auto") return {ResumeMode::automatic};
+    if (text == "never") return {ResumeMode::never};
+    return {ResumeMode::directory, text};
+  }
+  static Value to(const ResumeFrom& v) {
+    if (v.mode == ResumeMode::directory) return {v.directory};
+    return {std::string(v.mode == ResumeMode::never ? "never" : "auto")};
+  }
+};
+
 template <class T>
 struct Traits<std::vector<T>> {
   static void describe(Key& key) {

@@ -232,7 +232,8 @@ void check_rest(Checker& c, const Config& config) {
             "\"FIRST:END\", counted from 1, END greater than FIRST, for example \"3:5\"");
   if (config.checkpointing.checkpoint_dir.empty())
     c.error("checkpointing.checkpoint_dir", "checkpointing.checkpoint_dir is empty");
-  if (config.checkpointing.resume.empty())
+  if (const ResumeFrom& from = config.checkpointing.resume;
+      from.mode == ResumeMode::directory && from.directory.empty())
     c.error("checkpointing.resume", "checkpointing.resume is empty: expected auto, never or a directory");
   if (config.logger.log_dir.empty()) c.error("logger.log_dir", "logger.log_dir is empty");
 }

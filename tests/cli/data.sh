@@ -8,7 +8,7 @@ case $case_name in
     head -c 20000 all.txt >text.txt
     expect 0 run 1 prepare --input text.txt --tokenizer train-sentencepiece:4096 --output corpus
     grep -q '^1 document from 1 file, 19.5 KiB' out.txt || fail "not one document: $(cat out.txt)"
-    grep -q 'instead of 4,096: it is too small for more' out.txt || fail "no word about the vocabulary: $(cat out.txt)"
+    grep -q 'of 4,096 tokens: the text is too small for more' out.txt || fail "no word about the vocabulary: $(cat out.txt)"
     run_one() {
       expect 0 run "$1" "$source_dir/configs/quickstart.yaml" data.train.data_path=corpus pretrain.max_num_steps=4 \
         pretrain.val_period=2 policy.scheduler.lr_warmup_iters=1 policy.train_global_batch_size=4 \
@@ -22,7 +22,7 @@ case $case_name in
     tr -s ' \n' ' ' <out.txt | grep -q 'split by tokens' || fail "no word about the split: $(cat out.txt)"
     # Less validation data than a global batch: all of it, in one batch.
     run_one 1 few pretrain.val_batches=null policy.train_global_batch_size=16
-    grep -q 'fewer than one global batch of 16' out.txt err.txt || fail "no word about repeated samples"
+    grep -q 'less than one global batch of 16' out.txt err.txt || fail "no word about repeated samples"
     ;;
   blend)
     # Without weights; tests/data compares the order with that of Megatron-LM.
@@ -34,7 +34,7 @@ case $case_name in
     printf 'x' >tiny.txt
     expect 0 run 1 prepare --input tiny.txt --output tiny
     expect 78 run 1 blend.yaml 'data.train.data_path=[a, tiny]'
-    grep -q 'tiny makes no sample of 33 tokens' err.txt || fail "the empty source is not named: $(cat err.txt)"
+    grep -q 'tiny is too small for a sample of 33 tokens' err.txt || fail "the empty source is not named: $(cat err.txt)"
     ;;
   prepare_input)
     mkdir out
@@ -47,7 +47,7 @@ case $case_name in
     expect 65 run 1 prepare --input bad.txt --output out/x --invalid-utf8 skip
     empty
     expect 0 run 1 prepare --input bad.txt --output out/x --invalid-utf8 replace
-    grep -q '1 documents with invalid UTF-8 have U+FFFD in its place:' err.txt || fail "not counted: $(cat err.txt)"
+    grep -q '1 documents had invalid UTF-8, which was replaced by U+FFFD:' err.txt || fail "not counted: $(cat err.txt)"
     [[ $(stat -c %s out/x.bin) -eq $((2 * (8 + 3 + 1 + 1))) ]] || fail "not one U+FFFD"
     rm out/*
 
@@ -62,11 +62,11 @@ case $case_name in
     expect 0 run 1 prepare --input in --output out/x --on-bad-line skip
     grep -q '^3 documents from 2 files' out.txt || fail "not three documents: $(cat out.txt)"
     grep -q '^tokenizing ...' out.txt || fail "no progress without a terminal: $(cat out.txt)"
-    grep -A1 '1 bad lines were left out:' err.txt | grep -q 'in/a.jsonl.gz:2:' || fail "not counted: $(cat err.txt)"
+    grep -A1 '1 invalid lines were skipped:' err.txt | grep -q 'in/a.jsonl.gz:2:' || fail "not counted: $(cat err.txt)"
     rm out/*
     head -c 30 in/a.jsonl.gz >in/c.txt.gz
     expect 65 run 1 prepare --input in/c.txt.gz --output out/x
-    grep -q 'in/c.txt.gz: cut: its gzip data ends at byte 30' err.txt || fail "cut file not named: $(cat err.txt)"
+    grep -q 'in/c.txt.gz: truncated: its gzip data is incomplete at the end of the file, byte 30' err.txt || fail "cut file not named: $(cat err.txt)"
     empty
     printf 'PAR1' >in/d.parquet
     expect 65 run 1 prepare --input in --output out/x
@@ -84,14 +84,14 @@ case $case_name in
     done
     kill -TERM $!
     expect 143 wait $!
-    grep -q 'stopped by SIGTERM: nothing was written' out.txt || fail "no word: $(cat out.txt)"
+    grep -q 'stopped by SIGTERM: no files were written' out.txt || fail "no word: $(cat out.txt)"
     [[ -z $(ls -A out) ]] || fail "files are left: $(ls out)"
     ;;
   plan_data)
     corpus
     config plan
     expect 0 run 1 plan plan.yaml data.train.data_path=missing
-    grep -q 'the memory of the sample order is not known: missing.bin' out.txt || fail "no reason: $(cat out.txt)"
+    grep -q 'memory of the sample order unknown: missing.bin' out.txt || fail "no reason: $(cat out.txt)"
     data_bytes() { awk '$1 == "data" { gsub(",", "", $2); print $2; exit }' out.txt; }
     without=$(data_bytes)
     expect 0 run 1 plan plan.yaml pretrain.max_num_steps=1
@@ -101,7 +101,7 @@ case $case_name in
     ((without < few)) || fail "the order takes no memory: $without, $few"
     # Four bytes a sample, and the documents of more epochs.
     ((many - few >= 4 * 8 * 100000)) || fail "$few bytes for 8 samples, $many for 800,008"
-    grep -q 'data  *sample order .* (counted under data)' out.txt || fail "no line about the order: $(cat out.txt)"
+    grep -q 'data  *sample order .* (included in data)' out.txt || fail "no line about the order: $(cat out.txt)"
     ;;
   *) fail "unknown case $case_name" ;;
 esac

@@ -52,7 +52,7 @@ case $case_name in
 JSON
     printf 'ab ba\n' >text.txt
     expect 0 run 1 prepare --input text.txt --tokenizer hf:tokenizer.json --output left
-    grep -q '^2 bytes of text were left out: the tokenizer has no token for them' out.txt || fail "$(cat out.txt)"
+    grep -q '^2 bytes of text were skipped: the tokenizer has no token for them' out.txt || fail "$(cat out.txt)"
     ;;
 
   # What a run from a directory carries over.

@@ -30,7 +30,7 @@ case $case_name in
     sed -i 's/data_path: corpus/data_path: [corpus, corpus.bin]/; s/save_period: 5/save_period: 5, resume: nowhere/' gone.yaml
     expect 66 run 2 gone.yaml
     said err.txt 'gone.yaml:11:27'
-    said err.txt 'give the prefix without the ending: corpus'
+    said err.txt 'give the prefix without the suffix: corpus'
     said err.txt 'gone.yaml:12:75'
     sed -i '/data:/d' gone.yaml
     expect 78 run 1 gone.yaml
@@ -49,7 +49,7 @@ case $case_name in
       key=${refused%%=*}
       said err.txt "error: $key"
       said err.txt "command line: $key"
-      said err.txt "needed by a rank: "
+      said err.txt "needed per rank: "
       ! grep -q 'out of memory' err.txt || fail "that is all it says: $(cat err.txt)"
     done
     # Products that no integer holds.

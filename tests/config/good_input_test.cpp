@@ -95,7 +95,7 @@ TEST_CASE("every kind of value is read", "[config]") {
   CHECK(config.data.train.data_path == std::vector<std::string>{"web", "code # 1"});
   CHECK(*config.data.train.weights == std::vector{0.7, 0.3});
   CHECK(*config.data.split == std::array<double, 3>{969, 30, 1});
-  CHECK(config.checkpointing.resume == "results/step-5");
+  CHECK(config.checkpointing.resume == ResumeFrom{ResumeMode::directory, "results/step-5"});
   CHECK(!config.checkpointing.keep_latest_k);
   CHECK(config.checkpointing.save_period == 1048576);
   CHECK(config.kernels.num_threads.value() == 3);
@@ -235,7 +235,8 @@ TEST_CASE("a whole value may refer to another key", "[config]") {
       load_good(load_base({"checkpointing.checkpoint_dir=${logger.log_dir}",
                            "logger.log_dir=${policy.tokenizer.name}", "policy.tokenizer.name=bytes"}));
   CHECK(chain.checkpointing.checkpoint_dir == "bytes");
-  CHECK(contains(render(load_base({"logger.log_dir=x/${data.seed}"}).diagnostics), "must be the whole value"));
+  CHECK(
+      contains(render(load_base({"logger.log_dir=x/${data.seed}"}).diagnostics), "must be the whole value"));
   CHECK(contains(render(load_base({"logger.log_dir=${no.such}"}).diagnostics), "'no.such' is not a key"));
   CHECK(contains(render(load_base({"logger.log_dir=${checkpointing.checkpoint_dir}",
                                    "checkpointing.checkpoint_dir=${logger.log_dir}"})

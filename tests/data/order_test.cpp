@@ -1,4 +1,5 @@
 // Data order against values computed with numpy's RandomState and Megatron-LM's algorithm in Python.
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -205,7 +206,7 @@ TEST_CASE("what an index cannot hold is refused", "[order]") {
 }
 
 TEST_CASE("too few documents for the shares: the tokens are split", "[order]") {
-  const SplitShares shares = parse_split("95,5");
+  const SplitShares shares{95, 5};
   const auto bounds = [&](const std::vector<int32_t>& lengths, Split split, const SplitShares& s) {
     const SplitPart p = split_part(s, split, lengths);
     return std::vector<int64_t>{p.first, p.last, p.skip, p.drop, p.tokens(lengths)};
@@ -216,24 +217,23 @@ TEST_CASE("too few documents for the shares: the tokens are split", "[order]") {
   CHECK(bounds({1000}, Split::validation, shares) == V{0, 1, 950, 0, 50});
   CHECK(bounds({1000}, Split::test, shares) == V{0, 0, 0, 0, 0});
   // A handful: the boundary lies where the tokens say, empty documents do no harm.
-  CHECK(bounds({0, 500, 0, 500, 0}, Split::train, parse_split("1,1")) == V{0, 2, 0, 0, 500});
+  CHECK(bounds({0, 500, 0, 500, 0}, Split::train, SplitShares{1, 1}) == V{0, 2, 0, 0, 500});
   CHECK(bounds({10, 900, 90}, Split::train, shares) == V{0, 3, 0, 50, 950});
   CHECK(bounds({10, 900, 90}, Split::validation, shares) == V{2, 3, 40, 0, 50});
-  CHECK(bounds({50, 100}, Split::train, parse_split("1,9,90")) == V{0, 1, 0, 48, 2});
-  CHECK(bounds({50, 100}, Split::validation, parse_split("1,9,90")) == V{0, 1, 2, 35, 13});
+  CHECK(bounds({50, 100}, Split::train, SplitShares{1, 9, 90}) == V{0, 1, 0, 48, 2});
+  CHECK(bounds({50, 100}, Split::validation, SplitShares{1, 9, 90}) == V{0, 1, 2, 35, 13});
   // Enough documents, or no share: whole documents as before.
   const std::vector<int32_t> twenty(20, 10);
   CHECK(bounds(twenty, Split::validation, shares) == V{19, 20, 0, 0, 10});
-  CHECK(bounds({1000}, Split::train, parse_split("1")) == V{0, 1, 0, 0, 1000});
-  CHECK(bounds({1000}, Split::validation, parse_split("1")) == V{1, 1, 0, 0, 0});
+  CHECK(bounds({1000}, Split::train, SplitShares{1}) == V{0, 1, 0, 0, 1000});
+  CHECK(bounds({1000}, Split::validation, SplitShares{1}) == V{1, 1, 0, 0, 0});
   // Test alone may be empty: Megatron-LM trains with such files.
-  CHECK(bounds(std::vector<int32_t>(100, 5), Split::validation, parse_split("969,30,1")) ==
+  CHECK(bounds(std::vector<int32_t>(100, 5), Split::validation, SplitShares{969, 30, 1}) ==
         V{97, 100, 0, 0, 15});
 }
 
 TEST_CASE("split bounds round as Python does", "[order]") {
-  const auto bounds = [](const char* split, int64_t n) {
-    const SplitShares shares = parse_split(split);
+  const auto bounds = [](const SplitShares& shares, int64_t n) {
     const auto train = split_bounds(shares, Split::train, n),
                valid = split_bounds(shares, Split::validation, n);
     const auto test = split_bounds(shares, Split::test, n);
@@ -241,13 +241,14 @@ TEST_CASE("split bounds round as Python does", "[order]") {
     CHECK(valid.second == test.first);
     return std::vector<int64_t>{train.first, train.second, valid.second, test.second};
   };
-  CHECK(bounds("969,30,1", 1000) == std::vector<int64_t>{0, 969, 999, 1000});
-  CHECK(bounds("969,30,1", 50) == std::vector<int64_t>{0, 48, 50, 50});
-  CHECK(bounds("1,1", 5) == std::vector<int64_t>{0, 2, 5, 5});
-  CHECK(bounds("1,1,2", 10) == std::vector<int64_t>{0, 2, 5, 10});
-  CHECK(bounds("90,5,5", 10) == std::vector<int64_t>{0, 9, 10, 10});
-  for (const char* bad : {"", "1,,2", "0,0,0", "1,-1", "nan", "1,2,3,4", "1;2", "inf"})
-    CHECK(error_of([&] { parse_split(bad); }).code == 78);
+  CHECK(bounds({969, 30, 1}, 1000) == std::vector<int64_t>{0, 969, 999, 1000});
+  CHECK(bounds({969, 30, 1}, 50) == std::vector<int64_t>{0, 48, 50, 50});
+  CHECK(bounds({1, 1}, 5) == std::vector<int64_t>{0, 2, 5, 5});
+  CHECK(bounds({1, 1, 2}, 10) == std::vector<int64_t>{0, 2, 5, 10});
+  CHECK(bounds({90, 5, 5}, 10) == std::vector<int64_t>{0, 9, 10, 10});
+  for (const SplitShares& bad :
+       {SplitShares{0, 0, 0}, SplitShares{1, -1}, SplitShares{NAN}, SplitShares{INFINITY}})
+    CHECK(error_of([&] { split_bounds(bad, Split::train, 1); }).code == 78);
 }
 
 // build_exhaustive_blending_indices of Megatron-LM's helpers.cpp: a blend without weights.
@@ -373,11 +374,11 @@ TEST_CASE("sources without weights come in Megatron's order", "[order]") {
   }
   for (size_t d = 0; d < sizes.size(); ++d) CHECK(std::abs(drawn[d] - 3 * sizes[d]) <= 1);
 
-  // A source that makes no sample is refused by name.
+  // A source that is too small for a sample is refused by name.
   options.sequence_length = 250;
   const auto caught = error_of([&] { open_token_dataset(options); });
   CHECK(caught.code == 78);
-  CHECK(contains(caught.text, "d0 makes no sample of 251 tokens"));
+  CHECK(contains(caught.text, "d0 is too small for a sample of 251 tokens"));
 }
 
 TEST_CASE("the planned memory is that of the parts", "[order]") {

@@ -96,7 +96,7 @@ TEST_CASE("files, folders and JSON lines become documents in order", "[prepare]"
   CHECK(documents_of(dir / "out/data") ==
         std::vector<std::string>{"first", "second", "one\nline", "caf\xc3\xa9", "last"});
   CHECK(summary.documents == 5);
-  CHECK(summary.counts.invalid_utf8.places ==
+  CHECK(summary.counts.invalid_utf8.locations ==
         std::vector<std::string>{dir / "in/sub/c.bin" + ":1: not UTF-8 text: byte 0x00 at byte 0 of the file",
                                  dir / "in/sub/d" + ":1: not UTF-8 text: byte 0xe9 at byte 6 of the file"});
   CHECK(summary.tokens == 5 + 6 + 8 + 5 + 4 + 5);
@@ -170,9 +170,9 @@ TEST_CASE("bad input is named by file and line, and leaves nothing", "[prepare]"
   options.text.bad_line = BadLine::skip;
   const PrepareSummary summary = run_prepare(options);
   CHECK(summary.counts.bad_lines.count == 2);
-  REQUIRE(summary.counts.bad_lines.places.size() == 2);
-  CHECK(contains(summary.counts.bad_lines.places[0], dir / "x.jsonl:2:"));
-  CHECK(contains(summary.counts.bad_lines.places[1], dir / "x.jsonl:3:"));
+  REQUIRE(summary.counts.bad_lines.locations.size() == 2);
+  CHECK(contains(summary.counts.bad_lines.locations[0], dir / "x.jsonl:2:"));
+  CHECK(contains(summary.counts.bad_lines.locations[1], dir / "x.jsonl:3:"));
   CHECK(summary.documents == 2);
 
   // A failing run leaves the dataset that was there.
@@ -232,7 +232,7 @@ TEST_CASE("invalid UTF-8 is named with its place, replaced or left out", "[prepa
   summary = run_prepare(options);
   CHECK(documents_of(dir / "out/data") == std::vector<std::string>{"good"});
   CHECK(summary.counts.invalid_utf8.count == 3);
-  CHECK(summary.counts.invalid_utf8.places.size() == 3);
+  CHECK(summary.counts.invalid_utf8.locations.size() == 3);
 }
 
 TEST_CASE("compressed files are their text, in members and frames of any number", "[prepare]") {
@@ -258,7 +258,7 @@ TEST_CASE("compressed files are their text, in members and frames of any number"
       write_file_atomic(dir / ("bad-" + name), whole.substr(0, cut));
       const Caught caught = error_of([&] { read_all(dir / ("bad-" + name)); });
       CHECK(caught.code == 65);
-      CHECK(contains(caught.text, dir / ("bad-" + name) + ": cut:"));
+      CHECK(contains(caught.text, dir / ("bad-" + name) + ": truncated:"));
     }
     for (int i = 0; i < 60; ++i) {
       write_file_atomic(dir / ("bad-" + name), mutated(whole, static_cast<uint64_t>(i)));
@@ -269,8 +269,7 @@ TEST_CASE("compressed files are their text, in members and frames of any number"
     CHECK(error_of([&] { read_all(dir / ("bad-" + name)); }).code == 65);
     write_file_atomic(dir / ("bad-" + name), "plain text");
     const Caught caught = error_of([&] { read_all(dir / ("bad-" + name)); });
-    CHECK(
-        contains(caught.text, "not valid " + std::string(name.ends_with("gz") ? "gzip" : "zstd") + " data"));
+    CHECK(contains(caught.text, "invalid " + std::string(name.ends_with("gz") ? "gzip" : "zstd") + " data"));
   }
 }
 
@@ -327,7 +326,7 @@ TEST_CASE("what is not text or JSON lines is refused by name", "[prepare]") {
   write_file_atomic(dir / "bomb.txt.gz", gzip(std::string(size_t{80} << 20, 'x')));
   const Caught bomb = error_of([&] { run_prepare(options_for(dir, {"bomb.txt.gz"})); });
   CHECK(bomb.code == 65);
-  CHECK(contains(bomb.text, "bomb.txt.gz: one document of more than 64.0 MiB, out of"));
+  CHECK(contains(bomb.text, "bomb.txt.gz: the document is too long: more than 64.0 MiB, out of"));
   write_file_atomic(dir / "bomb.jsonl.gz", gzip(std::string(size_t{80} << 20, ' ')));
   CHECK(contains(error_of([&] { run_prepare(options_for(dir, {"bomb.jsonl.gz"})); }).text,
                  "bomb.jsonl.gz:1: the line is too long"));
@@ -336,7 +335,7 @@ TEST_CASE("what is not text or JSON lines is refused by name", "[prepare]") {
   write_file_atomic(dir / "settings.json", "{\n  \"text\": 1\n}\n");
   const PrepareSummary summary = run_prepare(options_for(dir, {"settings.json"}));
   CHECK(summary.documents == 1);
-  CHECK(summary.json_as_text.places == std::vector<std::string>{dir / "settings.json"});
+  CHECK(summary.json_as_text.locations == std::vector<std::string>{dir / "settings.json"});
 }
 
 TEST_CASE("a request to stop leaves nothing behind", "[prepare]") {

@@ -8,6 +8,7 @@
 #include "core/io/json.h"
 #include "tests/catch.h"
 #include "tests/data/hostile_text.h"
+#include "tests/data/tokenizer_files.h"
 #include "tests/io/io_test_util.h"
 
 using namespace nrl;
@@ -59,8 +60,8 @@ std::string train(const Options& extra) {
 struct Kind {
   const char* name;
   Options options;
-  const char* obstacle;  // to encoding it ourselves; empty: none
-  bool json;             // a tokenizer.json says the same
+  const char* slow_reason;  // why it is encoded by the library; empty: it is not
+  bool json;                // tokenizer.json represents the model
 };
 
 const std::vector<Kind>& kinds() {
@@ -88,7 +89,7 @@ const std::vector<Kind>& kinds() {
       {"nmt_nfkc", {{"normalization_rule_name", "nmt_nfkc"}}, "its normalizer rewrites characters", false},
       {"suffix",
        {{"treat_whitespace_as_suffix", "true"}},
-       "it does not write spaces in front of words",
+       "it does not attach spaces to the beginning of words",
        false},
       {"unigram", {{"model_type", "unigram"}, {"vocab_size", "300"}}, "it is not a BPE model", false}};
   return all;
@@ -110,7 +111,7 @@ TEST_CASE("sentencepiece models are encoded as the library does", "[tokenizer][s
     sentencepiece::SentencePieceProcessor library;
     REQUIRE(library.LoadFromSerializedProto(bytes).ok());
     const auto tokenizer = make_sentencepiece(bytes, "test");
-    CHECK(tokenizer->slow_because() == kind.obstacle);
+    CHECK(tokenizer->slow_reason() == kind.slow_reason);
     Ids expected;
     for (const std::string& text : documents) {
       REQUIRE(library.Encode(text, &expected).ok());
@@ -138,7 +139,7 @@ TEST_CASE("a model directory of a sentencepiece model has what transformers need
     CHECK(content(files, "tokenizer.json").empty() != kind.json);
     CHECK((content(files, "spiece.model") == files.front().content) != kind.json);
     const TemporaryDirectory dir;
-    save_tokenizer(*tokenizer, dir.path());
+    write_files(*tokenizer, dir.path());
     CHECK(tokenizer_in(dir.path())->kind() == "sentencepiece");
     // Our reader of tokenizer.json has no regular expressions in normalizers.
     if (!kind.json || std::string(kind.name) == "collapsed spaces") continue;
@@ -159,7 +160,7 @@ TEST_CASE("no mutation of a sentencepiece model does harm", "[tokenizer][sentenc
   int parsed = 0;
   for (int i = 0; i < fuzz_iterations() / 40; ++i) {
     const auto model = SentencePieceModel::parse(mutated(bytes, static_cast<uint64_t>(i)));
-    if (!model || !SentencePieceBpe::obstacle(*model).empty()) continue;
+    if (!model || !SentencePieceBpe::unsupported_reason(*model).empty()) continue;
     ++parsed;
     Ids ids;
     SentencePieceBpe(*model).encode("int main() \u4e2d 123 <ud>", ids);
@@ -168,31 +169,32 @@ TEST_CASE("no mutation of a sentencepiece model does harm", "[tokenizer][sentenc
   CHECK(parsed > 0);
 }
 
-TEST_CASE("models that a list of merges cannot describe have an obstacle", "[tokenizer][sentencepiece]") {
+TEST_CASE("models that ranked merges cannot represent are not supported", "[tokenizer][sentencepiece]") {
   using Model = SentencePieceModel;
   const auto parsed = Model::parse(train({{"byte_fallback", "true"}}));
   REQUIRE(parsed);
-  REQUIRE(SentencePieceBpe::obstacle(*parsed).empty());
-  const auto obstacle = [&](const std::function<void(Model&)>& change) {
+  REQUIRE(SentencePieceBpe::unsupported_reason(*parsed).empty());
+  const auto unsupported = [&](const std::function<void(Model&)>& change) {
     Model model = *parsed;
     change(model);
-    return SentencePieceBpe::obstacle(model);
+    return SentencePieceBpe::unsupported_reason(model);
   };
   const auto longer = [](Model& m) -> Model::Piece& {
     return *std::find_if(m.pieces.rbegin(), m.pieces.rend(), [](const auto& p) { return p.text == "the"; });
   };
-  CHECK(obstacle([&](Model& m) { longer(m).score = m.pieces[260].score; }).find("score") !=
+  CHECK(unsupported([&](Model& m) { longer(m).score = m.pieces[260].score; }).find("score") !=
         std::string::npos);
-  CHECK(obstacle([&](Model& m) { longer(m).text = "t\u4e2d"; }).find("no piece") != std::string::npos);
-  CHECK(obstacle([&](Model& m) { longer(m).type = Model::PieceType::unused; }) == "it has unused pieces");
-  CHECK(obstacle([&](Model& m) {
+  CHECK(unsupported([&](Model& m) { longer(m).text = "t\u4e2d"; }).find("not itself a piece") !=
+        std::string::npos);
+  CHECK(unsupported([&](Model& m) { longer(m).type = Model::PieceType::unused; }) == "it has unused pieces");
+  CHECK(unsupported([&](Model& m) {
           longer(m) = {"x y", 0, Model::PieceType::user_defined};
-        }) == "a user-defined piece has a space");
-  CHECK(obstacle([&](Model& m) {
+        }) == "a user-defined piece contains a space");
+  CHECK(unsupported([&](Model& m) {
           m.pieces.push_back({"\u4e2d", 0, Model::PieceType::control});
-        }).find("one character") != std::string::npos);
-  CHECK(obstacle([&](Model& m) { m.pieces[5].type = Model::PieceType::control; }) ==
-        "not all bytes have pieces");
-  CHECK(obstacle([&](Model& m) { m.pieces[0].type = Model::PieceType::control; }) ==
-        "it has no unknown piece");
+        }).find("single character") != std::string::npos);
+  CHECK(unsupported([&](Model& m) { m.pieces[5].type = Model::PieceType::control; }) ==
+        "it lacks pieces for some bytes");
+  CHECK(unsupported([&](Model& m) { m.pieces[0].type = Model::PieceType::control; }) ==
+        "it has 0 unknown pieces; expected 1");
 }

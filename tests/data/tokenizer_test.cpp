@@ -4,6 +4,7 @@
 #include "apps/data/unicode.h"
 #include "core/io/json.h"
 #include "tests/catch.h"
+#include "tests/data/tokenizer_files.h"
 #include "tests/io/io_test_util.h"
 
 using namespace nrl;
@@ -209,14 +210,14 @@ TEST_CASE("a model directory carries its tokenizer", "[tokenizer]") {
   CHECK(bytes->decode(bytes->encode(text)) == text);
   CHECK(bytes->encode("\xff") == Ids{255});
   const TemporaryDirectory a, b;
-  save_tokenizer(*bytes, a.path());
+  write_files(*bytes, a.path());
   CHECK(make_tokenizer(a.path())->kind() == "bytes");
   // The same file read as what it is for other programs.
   const auto as_hf = load_hf_tokenizer(a / "tokenizer.json");
   CHECK(as_hf->encode("the caf\xc3\xa9") == bytes->encode("the caf\xc3\xa9"));
   CHECK(as_hf->eos() == 256);
   const auto gpt2 = load_hf_tokenizer(fixture("gpt2.json"));
-  save_tokenizer(*gpt2, b.path());
+  write_files(*gpt2, b.path());
   CHECK(tokenizer_in(b.path())->encode(text) == gpt2->encode(text));
   CHECK(error_of([] { make_tokenizer("bpe"); }).code == 64);
   const TemporaryDirectory empty;
@@ -260,7 +261,7 @@ TEST_CASE("what a tokenizer.json asks for and we cannot do is refused by place",
   refused("\"pre_tokenizer\":{\"type\":\"ByteLevel\"", "\"pre_tokenizer\":{\"type\":\"Whitespace\"",
           "'Whitespace'");
   refused("\"dropout\":null", "\"dropout\":0.5", "dropout");
-  refused("\"merges\":[\"", "\"merges\":[\"q q\",\"", "missing");
+  refused("\"merges\":[\"", "\"merges\":[\"q q\",\"", "not in the vocabulary");
   refused("\"merges\":[\"", "\"merges\":[\"qq\",\"", "two tokens");
   refused("\"vocab\":{\"<|endoftext|>\":0", "\"vocab\":{\"<|endoftext|>\":1", "used twice");
   refused("\"vocab\":{\"<|endoftext|>\":0", "\"vocab\":{\"<|endoftext|>\":2000000000", "out of range");

@@ -27,7 +27,7 @@ class Learner {
   }
   void evaluate() {
     uint64_t seed = 100;
-    numbers.push_back(engine_->evaluate(2, [&]() -> const data::MicroBatch& {
+    numbers.push_back(engine_->evaluate(2, [&]() -> const data::HostMicroBatch& {
       batch_ = next(seed++);
       return batch_;
     }));
@@ -40,13 +40,13 @@ class Learner {
   std::vector<char> weights;
 
  private:
-  data::MicroBatch next(uint64_t seed) const {
+  data::HostMicroBatch next(uint64_t seed) const {
     return random_batch(engine_->plan().batch.micro * engine_->plan().sequence_length, seed);
   }
 
   std::unique_ptr<engine::Engine> engine_;
   engine::LanguageModeling objective_;
-  data::MicroBatch batch_;
+  data::HostMicroBatch batch_;
   int64_t step_ = 0;
 };
 
@@ -117,7 +117,7 @@ TEST_CASE("an engine for forward passes only has the log-probabilities of one th
           std::memcpy(to.weights[i].data, from.weights[i].data, static_cast<size_t>(to.weights[i].bytes()));
       });
     });
-    const data::MicroBatch batch = random_batch(2 * T, 5);
+    const data::HostMicroBatch batch = random_batch(2 * T, 5);
     CHECK(bytes_of(forward, forward.log_probs(batch)) == bytes_of(*training, training->log_probs(batch)));
     const std::vector<char> bytes = bytes_of(forward, forward.log_probs(batch));
     double sum = 0;
@@ -127,7 +127,7 @@ TEST_CASE("an engine for forward passes only has the log-probabilities of one th
       sum += value;
     }
     for (int64_t count = 1; count <= 3; ++count)
-      CHECK(forward.evaluate(count, [&]() -> const data::MicroBatch& { return batch; }) ==
+      CHECK(forward.evaluate(count, [&]() -> const data::HostMicroBatch& { return batch; }) ==
             Approx(static_cast<double>(count) * sum).epsilon(1e-9));
     engine::LanguageModeling objective;
     CHECK_THROWS_AS(forward.step({.number = 1, .learning_rate = 0, .loss_tokens = 1}, objective), Error);

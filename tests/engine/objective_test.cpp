@@ -19,10 +19,10 @@ class Preferences : public engine::Objective {
     return names;
   }
   bool needs_log_probs_first() const override { return true; }
-  void weights(ops::Exec&, const model::MicroBatch& batch, const Tensor& log_prob) override {
+  void loss_weights(ops::Exec&, const model::MicroBatch& batch, const Tensor& log_prob) override {
     const double slope = -beta / (1 + std::exp(beta * margin(log_prob)));  // dloss/dmargin
     for (int64_t i = 0; i < 2 * T; ++i)
-      batch.weight.ptr<float>()[i] = static_cast<float>(i < T ? slope : -slope);
+      batch.loss_weight.ptr<float>()[i] = static_cast<float>(i < T ? slope : -slope);
   }
   void add_metrics(ops::Exec&, const model::MicroBatch&, const Tensor& log_prob,
                    const Tensor& sums) override {

@@ -36,9 +36,9 @@ inline ConfigResult tiny_config(const std::string& device, const std::vector<std
   return result;
 }
 
-inline data::MicroBatch random_batch(int64_t tokens, uint64_t seed) {
+inline data::HostMicroBatch random_batch(int64_t tokens, uint64_t seed) {
   const PhiloxStream random(seed, "batch");
-  data::MicroBatch batch;
+  data::HostMicroBatch batch;
   for (int64_t i = 0; i < tokens; ++i) {
     batch.tokens.push_back(static_cast<int32_t>(random.bits(static_cast<uint64_t>(2 * i)) % 61));
     batch.targets.push_back(static_cast<int32_t>(random.bits(static_cast<uint64_t>(2 * i + 1)) % 61));
@@ -49,10 +49,10 @@ inline data::MicroBatch random_batch(int64_t tokens, uint64_t seed) {
 /// A new engine with the initial weights of the configuration.
 inline std::unique_ptr<engine::Engine> make_engine(
     train::Placement& placement, const ConfigResult& result,
-    std::optional<engine::TrainingOptions> options = std::nullopt, bool own_weights = false) {
+    std::optional<engine::TrainingOptions> options = std::nullopt, bool own_loss_weights = false) {
   const Config& c = result.config;
-  auto plan = plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, 1), placement.place(),
-                                  placement.device(), 1, own_weights);
+  auto plan = plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, 1),
+                                  placement.grid_position(), placement.device(), 1, own_loss_weights);
   auto engine =
       std::make_unique<engine::Engine>(std::move(plan), options ? *options : engine::training_options(c),
                                        placement.device_shard_group(), placement.exec());

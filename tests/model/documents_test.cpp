@@ -23,7 +23,7 @@ struct Packed {
     };
     b.ids = tensor(ids), b.target = tensor(targets), b.positions = tensor(positions);
     b.cu_seqlens = tensor(bounds);
-    b.weight = make_tensor(weight.data(), DType::f32, {TinyModel::tokens});
+    b.loss_weight = make_tensor(weight.data(), DType::f32, {TinyModel::tokens});
     return b;
   }
 };

@@ -53,7 +53,7 @@ class Probe : public TinyModel {
       std::vector<int32_t> target(tokens, 7);
       int64_t step = draw.step;
       model::MicroBatch b = batch();
-      b.weight = make_tensor(weight.data(), DType::f32, {tokens});
+      b.loss_weight = make_tensor(weight.data(), DType::f32, {tokens});
       b.target = make_tensor(target.data(), DType::i32, {tokens});
       b.step = make_tensor(&step, DType::i64, {1});
       b.first_row = draw.first_row;

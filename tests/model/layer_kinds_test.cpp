@@ -161,7 +161,7 @@ class AdaptedModel {
     for (auto& g : gradients_) std::fill(g.begin(), g.end(), 0.0f);
     loss_ = 0;
     execute(schedule, *stage_, 0, tiny_.batches(microbatches),
-            {.scored = [this](int) { loss_ += tiny_.weighted(context_.log_prob); }});
+            {.log_probs_ready = [this](int) { loss_ += tiny_.weighted(context_.log_prob); }});
     return gradients_;
   }
   double loss() const { return loss_; }
@@ -271,7 +271,7 @@ TEST_CASE("a step that touches a slot which it does not name is stopped", "[mode
   const memory::Arenas arenas(plan);
   stage.bind(plan, ids, arenas);
   stage.begin(0);
-  REQUIRE_THROWS_WITH(stage.forward(0, 0, batch, false), ContainsSubstring("touches the slot made"));
+  REQUIRE_THROWS_WITH(stage.forward(0, 0, batch, false), ContainsSubstring("accesses the slot made"));
 }
 
 TEST_CASE("a weight part that runs later than planned is noticed", "[model][memory]") {

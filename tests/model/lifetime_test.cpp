@@ -23,7 +23,7 @@ Trained train(TinyModel& m) {
   for (int step = 0; step < 2; ++step) {
     for (auto& g : m.gradients_) std::fill(g.begin(), g.end(), 0.0f);
     m.decoder_.train(std::vector(2, m.batch()),
-                     {.scored = [&](int) { result.losses.push_back(m.loss_of_last()); }});
+                     {.log_probs_ready = [&](int) { result.losses.push_back(m.loss_of_last()); }});
     for (size_t p = 0; p < m.weights_.size(); ++p)
       for (size_t i = 0; i < m.weights_[p].size(); ++i) {
         m.weights_[p][i] -= 0.01f * m.gradients_[p][i];

@@ -66,8 +66,9 @@ Result run(const std::string& config, const Backend& b, pipeline::Schedule sched
   Poison poison(m.plan_, m.arenas_);
   m.decoder_.watch_ticks([&](int tick) { poison.enter(tick); });
   Result result;
-  m.decoder_.train(m.batches(microbatches),
-                   {.scored = [&](int microbatch) { result.losses[microbatch] = m.loss_of_last(); }});
+  m.decoder_.train(m.batches(microbatches), {.log_probs_ready = [&](int microbatch) {
+                     result.losses[microbatch] = m.loss_of_last();
+                   }});
   result.gradients = m.gradients_;
   std::vector<int> ready = m.ready_;
   std::sort(ready.begin(), ready.end());

@@ -157,7 +157,7 @@ class TinyModel {
     b.target = make_tensor(targets_.data(), DType::i32, {tokens});
     b.positions = make_tensor(positions_.data(), DType::i32, {tokens});
     b.cu_seqlens = make_tensor(cu_.data(), DType::i32, {3});
-    b.weight = make_tensor(weight_.data(), DType::f32, {tokens});
+    b.loss_weight = make_tensor(weight_.data(), DType::f32, {tokens});
     b.step = make_tensor(&step_, DType::i64, {1});
     b.lengths = {12, false};
     return b;

@@ -56,8 +56,8 @@ class Bench {
 };
 
 /// Two samples of four tokens, in segments of `bounds`.
-data::MicroBatch batch(int32_t first, const Row& bounds = {0, 4, 8}) {
-  data::MicroBatch b;
+data::HostMicroBatch batch(int32_t first, const Row& bounds = {0, 4, 8}) {
+  data::HostMicroBatch b;
   for (int32_t i = 0; i < 8; ++i) {
     b.tokens.push_back(first + i);
     b.targets.push_back(first + i + 1);
@@ -80,7 +80,7 @@ TEST_CASE("every microbatch of a step arrives with its step", "[batch]") {
       bench->commit(step, 24);
       for (int32_t m = 0; m < 3; ++m) {
         const model::MicroBatch& mb = bench->microbatches()[m];
-        const data::MicroBatch expected = batch(static_cast<int32_t>(step) * 100 + m * 10);
+        const data::HostMicroBatch expected = batch(static_cast<int32_t>(step) * 100 + m * 10);
         CHECK(bench.read(mb.ids) == expected.tokens);
         CHECK(bench.read(mb.target) == expected.targets);
         CHECK(bench.read(mb.positions) == Row{0, 1, 2, 3, 0, 1, 2, 3});
@@ -88,7 +88,7 @@ TEST_CASE("every microbatch of a step arrives with its step", "[batch]") {
         CHECK(mb.lengths.equal);
         CHECK(mb.first_row == 32 + 8 * m);
         CHECK(bench.read<int64_t>(mb.step) == std::vector<int64_t>{step});
-        CHECK(bench.read<float>(mb.weight) == std::vector<float>(8, -1.0f / 24));
+        CHECK(bench.read<float>(mb.loss_weight) == std::vector<float>(8, -1.0f / 24));
       }
     }
   }
@@ -101,7 +101,7 @@ TEST_CASE("weights follow the number of tokens with a loss, and stay where nothi
     const auto weights_after = [&](int64_t loss_tokens) {
       bench->fill(0, batch(1), 0);
       bench->commit(1, loss_tokens);
-      return bench.read<float>(bench->microbatches()[2].weight);
+      return bench.read<float>(bench->microbatches()[2].loss_weight);
     };
     for (const int64_t n : {24, 24, 20, 7, 24}) {
       CAPTURE(n);
@@ -134,7 +134,7 @@ TEST_CASE("positions and bounds of each microbatch, in a planned room", "[batch]
     for (int64_t step = 1; step <= 2; ++step) {
       int64_t m = 0;
       for (const Row& bounds : {all, some, none}) {
-        data::MicroBatch b = batch(static_cast<int32_t>(10 * m), bounds);
+        data::HostMicroBatch b = batch(static_cast<int32_t>(10 * m), bounds);
         b.positions = positions;
         b.positions[7] = static_cast<int32_t>(m);
         bench->fill(m++, b, 0);
@@ -155,7 +155,7 @@ TEST_CASE("positions and bounds of each microbatch, in a planned room", "[batch]
 }
 
 TEST_CASE("the counts of a batch", "[batch]") {
-  data::MicroBatch b = batch(1, {0, 1, 4, 8});
+  data::HostMicroBatch b = batch(1, {0, 1, 4, 8});
   b.loss_tokens = 6;
   const BatchCounts c = count(b, 0), twice = c + c;
   CHECK(c.tokens == 8);

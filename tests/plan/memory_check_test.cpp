@@ -28,7 +28,7 @@ Diagnostic short_of_a_byte(const std::string& model, const std::vector<std::stri
   REQUIRE(result.ok());
   const model::ModelSpec spec = model::parse_model_config(model, "test");
   const BatchPlan batch = resolve_batch(result.config, 1);
-  const CategoryBytes need = least_memory(result.config, spec, batch, DeviceType::cpu);
+  const CategoryBytes need = minimum_memory(result.config, spec, batch, DeviceType::cpu);
   double total = 0;
   for (double bytes : need) total += bytes;
   REQUIRE(!memory_shortage(result, spec, batch, need, total, "it"));
@@ -55,8 +55,8 @@ TEST_CASE("the bound that is made without a plan is below every plan", "[plan]")
             const model::ModelSpec spec = model::parse_model_config(model, "test");
             const BatchPlan batch = resolve_batch(result.config, 4);
             const auto planned =
-                make_run_plan(result.config, spec, batch, grid_place(result.config, 4, 0), device, 2);
-            const CategoryBytes least = least_memory(result.config, spec, batch, device),
+                make_run_plan(result.config, spec, batch, grid_position(result.config, 4, 0), device, 2);
+            const CategoryBytes least = minimum_memory(result.config, spec, batch, device),
                                 exact = planned_memory(result.config, *planned);
             for (size_t c = 0; c < least.size(); ++c) {
               CAPTURE(strategy, recompute, precision, name_of(static_cast<Category>(c)));

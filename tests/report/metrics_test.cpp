@@ -109,7 +109,6 @@ TEST_CASE("resuming removes the rows of later steps", "[report]") {
   const std::string before = dir.text();
   {
     MetricsLog log(dir.path(), 6);
-    REQUIRE(log.removed_rows() == 4);
     const std::string kept = dir.text();
     REQUIRE(before.starts_with(kept));
     REQUIRE(steps_in(kept) == std::vector<int64_t>{1, 2, 3, 3, 4, 5, 6, 6});
@@ -117,13 +116,9 @@ TEST_CASE("resuming removes the rows of later steps", "[report]") {
   }
   REQUIRE(steps_in(dir.text()) == std::vector<int64_t>{1, 2, 3, 3, 4, 5, 6, 6, 7});
   REQUIRE(list_directory(dir.path()) == std::vector<std::string>{"metrics.jsonl"});
-  {
-    MetricsLog again(dir.path(), 7);
-    REQUIRE(again.removed_rows() == 0);
-  }
+  MetricsLog(dir.path(), 7);
   REQUIRE(steps_in(dir.text()).size() == 9);
   MetricsLog fresh(dir.path(), 0);
-  REQUIRE(fresh.removed_rows() == 9);
   REQUIRE(dir.text().empty());
 }
 
@@ -145,7 +140,6 @@ TEST_CASE("a long file is cut at the right place", "[report]") {
   REQUIRE(text.size() > 2 << 20);  // several reads
   write_file_atomic(dir.file(), text);
   MetricsLog log(dir.path(), 11111);
-  REQUIRE(log.removed_rows() == 889);
   REQUIRE(dir.text() == text.substr(0, cut));
 }
 
@@ -158,7 +152,6 @@ TEST_CASE("a broken last line is dropped", "[report]") {
     write_file_atomic(dir.file(), "{\"step\":1}\n{\"step\":2}\n" + tail);
     MetricsLog log(dir.path(), 5);
     REQUIRE(dir.text() == "{\"step\":1}\n{\"step\":2}\n");
-    REQUIRE(log.removed_rows() == 0);
   }
 }
 

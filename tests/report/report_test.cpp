@@ -53,13 +53,13 @@ TEST_CASE("the history of a run is read back", "[report]") {
   // The later rows of steps 3 and 4 replace the earlier ones.
   REQUIRE(run.loss.points[1].step == 3);
   REQUIRE(run.loss.points[1].value == 3.5);
-  REQUIRE(run.loss.last() == 3.25);
+  REQUIRE(run.loss.points.back().value == 3.25);
   REQUIRE(run.loss.tail_mean(2) == 3.375);
   REQUIRE(run.val_loss.points.size() == 1);
   REQUIRE(run.val_loss.points[0].value == 4.5);
   REQUIRE(run.rows == 6);
-  REQUIRE(run.lr.last() == 0.001);
-  REQUIRE(run.grad_norm.last() == 1.5);
+  REQUIRE(run.lr.points.back().value == 0.001);
+  REQUIRE(run.grad_norm.points.back().value == 1.5);
   REQUIRE(run.grad_norm.points.size() == 4);  // the skipped step too
   REQUIRE(run.last_step == 4);
   REQUIRE(run.tokens == 400);
@@ -86,7 +86,7 @@ TEST_CASE("files that are no metrics are refused with their place", "[report]") 
 }
 
 TEST_CASE("buckets hold the mean and the extremes of their steps", "[report]") {
-  Curve curve{"loss", "loss", {}};
+  Curve curve{"loss"};
   for (int i = 1; i <= 100; ++i) curve.points.push_back({i, static_cast<double>(i)});
   const auto buckets = bucketed(curve, 1, 100, 10);
   REQUIRE(buckets.size() == 10);
@@ -101,7 +101,7 @@ TEST_CASE("buckets hold the mean and the extremes of their steps", "[report]") {
   REQUIRE(middle.size() == 2);
   REQUIRE(middle[0].mean == Approx(45.5));
   REQUIRE(middle[1].max == 60);
-  REQUIRE(Curve{"x", "x", {{1, 5}, {2, 1}, {3, 2}}}.median() == 2);
+  REQUIRE(Curve{"x", {{1, 5}, {2, 1}, {3, 2}}}.median() == 2);
 }
 
 TEST_CASE("ticks are round and inside their range", "[report]") {

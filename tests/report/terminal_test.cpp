@@ -82,10 +82,9 @@ TEST_CASE("plain: the banner, a line every interval, events, the summary", "[rep
   TerminalOptions options = screen.options(Progress::automatic);
   options.log_interval = 20;
   Terminal terminal(std::move(options));
-  REQUIRE(terminal.progress() == Progress::plain);
-  terminal.banner({"nrl-train 0.1.0", "llama-0007", {{"grid", "1 = dp 1"}, {"model", "llama"}}});
+  terminal.banner({"nrl-train 0.1.0", {{"grid", "1 = dp 1"}, {"model", "llama"}}});
   REQUIRE(screen.take() ==
-          "nrl-train 0.1.0          run llama-0007\n"
+          "nrl-train 0.1.0\n"
           "grid      1 = dp 1\n"
           "model     llama\n");
   for (int64_t step = 101; step <= 140; ++step) terminal.step(at_step(step));
@@ -134,7 +133,7 @@ TEST_CASE("other ranks print nothing", "[report]") {
     TerminalOptions options = screen.options(progress);
     options.active = false;
     Terminal terminal(std::move(options));
-    terminal.banner({"t", "r", {}});
+    terminal.banner({"t", {}});
     terminal.step(at_step(1));
     terminal.eval({});
     terminal.event("ckpt", 1, "x");
@@ -200,7 +199,7 @@ TEST_CASE("plain: lines fit the terminal, and are whole where there is none", "[
     REQUIRE((line.find("data") != std::string::npos) == (columns == 0));
     std::string fields;
     for (int i = 0; i < 20; ++i) fields += "field 123456  ";
-    terminal.banner({"t", "", {{"a", fields}}});
+    terminal.banner({"t", {{"a", fields}}});
     const std::string banner = screen.take();
     for (size_t begin = 0, end; (end = banner.find('\n', begin)) != std::string::npos; begin = end + 1)
       REQUIRE(end - begin <= (columns == 0 ? 100 : 80));
@@ -241,7 +240,7 @@ TEST_CASE("json: every line is an object", "[report]") {
   Screen screen;
   screen.columns = 100;
   Terminal terminal(screen.options(Progress::json));
-  terminal.banner({"nrl-train 0.1.0", "r", {{"grid", "1"}}});
+  terminal.banner({"nrl-train 0.1.0", {{"grid", "1"}}});
   StepFacts f = at_step(120);
   f.loss = NAN;
   terminal.step(f);

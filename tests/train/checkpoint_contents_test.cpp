@@ -467,6 +467,6 @@ TEST_CASE("NaN in any part of a checkpoint is named when it is read, and not wri
     CheckpointReader reader(writer.commit(JsonValue::object()));
     const Caught caught = error_of([&] { load_checkpoint(reader, fake.state_); });
     CHECK(caught.code == 65);
-    CHECK(contains(caught.text, fmt::format("\"{}\" holds 1 NaN or infinite values of", name)));
+    CHECK(contains(caught.text, fmt::format("\"{}\" has 1 NaN or infinite values of", name)));
   }
 }

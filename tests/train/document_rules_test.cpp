@@ -56,9 +56,9 @@ TEST_CASE("the end token is the one that the data was made with") {
     CHECK(contains(caught.text, text));
   };
   refused(files.config({"a", "other"}), "documents end with token 7 in ");
-  refused(files.config({"a"}, "other"), "and with token 8 in ");
+  refused(files.config({"a"}, "other"), "but with token 8 in ");
   refused(files.config({"none"}), "was prepared with --no-append-eod");
-  refused(files.config({"corpus"}), "name its tokenizer with policy.tokenizer.name");
+  refused(files.config({"corpus"}), "set policy.tokenizer.name to its tokenizer");
   // Nothing is asked where documents are not kept apart.
   Config off = files.config({"a", "other"});
   off.data.eod_mask_loss = false;
@@ -72,7 +72,7 @@ TEST_CASE("a rule without an end token is refused at its key, before anything st
     INFO(run.err);
     CHECK(run.code == Exit::config);
     CHECK(contains(run.err, std::string("command line: ") + key));
-    CHECK(contains(run.err, "name its tokenizer with policy.tokenizer.name"));
+    CHECK(contains(run.err, "set policy.tokenizer.name to its tokenizer"));
     CHECK_FALSE(std::filesystem::exists(bench / "run"));
   }
 }

@@ -114,7 +114,7 @@ class Toy {
             views_[p].weight.ptr<bf16>()[part.offset + i] = bf16(values[static_cast<size_t>(i)]);
         }
       }
-    start_masters(exec_, tensors_);
+    initialize_master_weights(exec_, tensors_);
   }
 
   // Steps [first, last) with this rank's share of the samples.

@@ -101,7 +101,7 @@ class EffectBench : public Workbench {
     REQUIRE(result.ok());
     const auto p =
         plan::make_run_plan(result.config, train::load_model_spec(result), resolve_batch(result.config, 2),
-                            plan::grid_place(result.config, 2, 0), DeviceType::cpu, 1);
+                            plan::grid_position(result.config, 2, 0), DeviceType::cpu, 1);
     std::string text = fmt::format("{} {} {} {} {} {} {}", p->batch.global, p->batch.micro,
                                    p->batch.accumulation, p->sequence_length, p->parameters.total(),
                                    p->spec.ffn, p->groups.at(0).layout.buckets().size());

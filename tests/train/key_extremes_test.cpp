@@ -54,8 +54,8 @@ bool starts(const Workbench& bench, const std::vector<std::string>& overrides) {
   if (!result.ok()) return false;
   const Config& c = result.config;
   const BatchPlan batch = resolve_batch(c, 1);
-  const auto plan = plan::make_run_plan(c, train::load_model_spec(result), batch, plan::grid_place(c, 1, 0),
-                                        DeviceType::cpu, 1);
+  const auto plan = plan::make_run_plan(c, train::load_model_spec(result), batch,
+                                        plan::grid_position(c, 1, 0), DeviceType::cpu, 1);
   check_sizes(*plan);
   try {
     const train::TrainData data = train::plan_train_data(c, 272, batch.global);

@@ -142,15 +142,15 @@ TEST_CASE("a directory of another model is refused") {
     CHECK(contains(caught.text, part));
   };
   refused("there is no tensor \"ln_f.bias\"", [](auto& f) { f.erase("ln_f.bias"); });
-  refused("tensors that this model does not have: h.1.ln_1.weight",
+  refused("tensors that config.json does not describe: h.1.ln_1.weight",
           [](auto& f) { f["h.1.ln_1.weight"] = counting({4}, 0); });
-  refused("wpe.weight is [4, 4], the model needs [3, 4]", [](auto& f) {
+  refused("wpe.weight has shape [4, 4]; config.json needs [3, 4]", [](auto& f) {
     f["wpe.weight"] = counting({4, 4}, 0);
   });
   // The same number of elements, transposed.
   refused("h.0.attn.c_attn.weight is [12, 4]", [](auto& f) { f["h.0.attn.c_attn.weight"].shape = {12, 4}; });
-  refused("h.0.ln_1.bias holds I32", [](auto& f) { f["h.0.ln_1.bias"].dtype = "I32"; });
-  refused("holds 1 NaN or infinite values of",
+  refused("h.0.ln_1.bias has dtype I32", [](auto& f) { f["h.0.ln_1.bias"].dtype = "I32"; });
+  refused("has 1 NaN or infinite values of",
           [](auto& f) { std::memset(f["h.0.ln_1.bias"].bytes.data(), 0xff, 4); });
 }
 

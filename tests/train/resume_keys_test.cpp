@@ -131,14 +131,17 @@ TEST_CASE("every setting that decides about the data or the numbers needs its wo
   using enum ResumeChange;
   const Case cases[] = {
       {"llama", "", "", "policy.max_total_sequence_length=32",
-       "policy.max_total_sequence_length: 16 -> 32 (the data position stays the number of samples)",
+       "policy.max_total_sequence_length: 16 -> 32 (the number of consumed samples is preserved)",
        sequence_length},
       {"llama", "", "", "data.seed=4",
-       "data.seed: 3 -> 4 (other sample order: samples may repeat or be missed)", seed},
+       "data.seed: 3 -> 4 (the sample order changes: some samples may repeat or be missed)", seed},
       {"llama", "", "", "data.split=[8, 1, 1]",
-       "data.split: null -> [8, 1, 1] (other sample order: samples may repeat or be missed)", data},
+       "data.split: null -> [8, 1, 1] (the sample order changes: some samples may repeat or be missed)",
+       data},
       {"llama", "", "", "data.train.weights=[1, 3]",
-       "data.train.weights: [1, 2] -> [1, 3] (other sample order: samples may repeat or be missed)", data},
+       "data.train.weights: [1, 2] -> [1, 3] (the sample order changes: some samples may repeat or be "
+       "missed)",
+       data},
       {"llama", "", R"("rope_theta":500000)", "", "policy.model.rope_theta: 10000 -> 500000", model},
       {"llama", R"("head_dim":8)", R"("head_dim":8,"partial_rotary_factor":0.5)", "",
        "policy.model.partial_rotary_factor: 1 -> 0.5", model},

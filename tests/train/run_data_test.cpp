@@ -13,8 +13,8 @@ TEST_CASE("ranks that share a model replica read the same samples", "[train]") {
   constexpr int world = 12;
   const BatchPlan batch = resolve_batch(config, world);
   for (int rank = 0; rank < world; ++rank) {
-    const plan::GridPlace place = plan::grid_place(config, world, rank);
-    const data::LoaderOptions options = train::make_loader_options(config, batch, place);
+    const plan::GridPosition position = plan::grid_position(config, world, rank);
+    const data::LoaderOptions options = train::make_loader_options(config, batch, position);
     CAPTURE(rank);
     CHECK(options.data_parallel_rank == rank / 2 % 3);
     CHECK(options.data_parallel_size == 3);

@@ -103,14 +103,14 @@ TEST_CASE("SIGHUP asks for a stop unless the process was started under nohup", "
 TEST_CASE("the second SIGINT or SIGTERM leaves at once", "[train]") {
   REQUIRE(in_child([] {
             stop::handle_at_start();
-            stop::handle_in_steps(stop::Term::second_leaves);
+            stop::handle_in_steps(true);
             send(SIGTERM);
             send(SIGTERM);
             return still_here();
           }) == 128 + SIGTERM);
   REQUIRE(in_child([] {
             stop::handle_at_start();
-            stop::handle_in_steps(stop::Term::second_leaves);
+            stop::handle_in_steps(true);
             send(SIGTERM);
             send(SIGINT);
             return still_here();
@@ -118,7 +118,7 @@ TEST_CASE("the second SIGINT or SIGTERM leaves at once", "[train]") {
   // Any number of SIGUSR1, and one SIGTERM after it, leave the time to save.
   REQUIRE(in_child([] {
             stop::handle_at_start();
-            stop::handle_in_steps(stop::Term::second_leaves);
+            stop::handle_in_steps(true);
             send(SIGUSR1);
             send(SIGUSR1);
             send(SIGTERM);
@@ -129,9 +129,9 @@ TEST_CASE("the second SIGINT or SIGTERM leaves at once", "[train]") {
 TEST_CASE("after the work is done a second signal leaves with its exit code", "[train]") {
   REQUIRE(in_child([] {
             stop::handle_at_start();
-            stop::handle_in_steps(stop::Term::second_leaves);
+            stop::handle_in_steps(true);
             send(SIGTERM);
-            stop::work_is_done(75);
+            stop::set_final_exit_code(75);
             for (int i = 0; i < 10; ++i) send(SIGUSR1);
             send(SIGTERM);
             return still_here();
@@ -146,7 +146,7 @@ TEST_CASE("a second signal leaves also when nobody reads the terminal", "[train]
             ::dup2(ends[1], STDERR_FILENO);
             output::background();
             stop::handle_at_start();
-            stop::handle_in_steps(stop::Term::second_leaves);
+            stop::handle_in_steps(true);
             output::write(output::Stream::err, std::string(10'000, 'x'));
             send(SIGINT);
             send(SIGINT);

@@ -19,8 +19,8 @@ struct Range {
     high = std::max(high, v);
   }
   bool empty() const { return low > high; }
-  // A flat curve gets a band around it.
-  void widen() {
+  // Gives a constant curve a margin.
+  void add_margin() {
     if (high > low) return;
     const double margin = high == 0 ? 1 : std::abs(high) * 0.05;
     low -= margin;
@@ -110,11 +110,11 @@ std::string panel(std::span<const RunHistory> runs, Curve RunHistory::*curve, Cu
     if (points)
       for (const CurvePoint& p : (run.*points).points) y.add(p.value);
   }
-  // Spikes of two orders of magnitude would flatten the rest of a gradient norm.
+  // On a linear scale, spikes of two orders of magnitude would hide the rest of the curve.
   const bool logarithmic = curve == &RunHistory::grad_norm && y.low > 0 && y.high / y.low > 100;
   if (logarithmic) y = {std::log10(y.low), std::log10(y.high)};
-  x.widen();
-  y.widen();
+  x.add_margin();
+  y.add_margin();
   auto px = [&](double step) {
     return left + (step - x.low) / (x.high - x.low) * (panel_width - left - right);
   };
@@ -204,7 +204,7 @@ std::string text_chart(std::span<const RunHistory> runs, Curve RunHistory::*curv
     for (const CurveBucket& b : lines.back()) y.add(b.mean);
   }
   const double top_value = y.high, bottom_value = y.low;
-  y.widen();
+  y.add_margin();
   std::vector<std::string> grid(static_cast<size_t>(height), std::string(static_cast<size_t>(width), ' '));
   const double span = static_cast<double>(last - first) + 1;
   for (size_t r = 0; r < lines.size(); ++r)

@@ -20,17 +20,17 @@ std::string paint(std::string_view text, const char* code, const TextStyle& styl
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
 }
 
-// Fixed digits for the usual values, few significant ones for those that would not fit their column.
+// A fixed number of digits; scientific notation for values that would not fit their column.
 std::string number(double value, int digits) {
   return std::abs(value) < 1e5 || !std::isfinite(value) ? fmt::format("{:.{}f}", value, digits)
                                                         : fmt::format("{:.3e}", value);
 }
 
-std::string percent(double share) {
-  return fmt::format("{:.1f}%", 100 * share);
+std::string percent(double fraction) {
+  return fmt::format("{:.1f}%", 100 * fraction);
 }
 
-double share_of(double part, double whole) {
+double fraction_of(double part, double whole) {
   return whole > 0 ? part / whole : 0;
 }
 
@@ -47,7 +47,7 @@ std::string short_count(double value) {
   return fmt::format("{:.{}f}{}", value, digits, units[unit]);
 }
 
-// A part of a line: what is printed, and how many columns it takes without escape sequences.
+// A part of a line with its width in columns (without escape sequences).
 struct Piece {
   std::string text;
   int width;
@@ -58,20 +58,20 @@ Piece ascii(std::string text) {
   return {std::move(text), width};
 }
 
-// `text` and the mark of an outlier.
+// `text` followed by an outlier mark.
 Piece marked(std::string text, std::string_view mark, double distance, const TextStyle& style) {
   const int width = static_cast<int>(text.size() + mark.size());
   return {text + paint(mark, std::isnan(distance) ? "31" : "33", style), width};
 }
 
-// `rank`: fields with a greater one are left out first, and those with rank 0 never.
+// Fields with a greater `rank` are omitted first; those with rank 0 never.
 struct Field {
   Piece piece;
   int rank = 0;
-  int gap = 2;  // blanks before it
+  int gap = 2;  // blanks before the field
 };
 
-// The fields in their order, without the least important ones that do not fit into `columns` (0: all fit).
+// Joins the fields, omitting the least important ones until the line fits into `columns` (0: unlimited).
 std::string fitted(std::vector<Field> fields, int columns) {
   std::erase_if(fields, [](const Field& f) { return f.piece.width == 0; });
   int width = 0;
@@ -87,30 +87,29 @@ std::string fitted(std::vector<Field> fields, int columns) {
   return line;
 }
 
-// Where the line ends that is cut from `text` so that it has at most `width` columns, and where the next
-// begins.
+// Splits off a line of at most `width` columns: the end of the line in `text`, and the begin of the next one.
 std::pair<size_t, size_t> line_break(std::string_view text, size_t width) {
   if (text.size() <= width) return {text.size(), text.size()};
   size_t end = text.rfind("  ", width);
   if (end == std::string_view::npos || end < width / 3) end = text.rfind(' ', width);
-  if (end == std::string_view::npos || end == 0) end = text.find(' ', width);  // a long path is not cut
+  if (end == std::string_view::npos || end == 0) end = text.find(' ', width);  // long paths are not split
   if (end == std::string_view::npos) return {text.size(), text.size()};
   const size_t next = std::min(text.find_first_not_of(' ', end), text.size());
   while (end > 0 && text[end - 1] == ' ') --end;
   return {end, next};
 }
 
-Piece gauge(double share, int cells, const TextStyle& style) {
-  share = std::clamp(share, 0.0, 1.0);
+Piece gauge(double fraction, int cells, const TextStyle& style) {
+  fraction = std::clamp(fraction, 0.0, 1.0);
   std::string filled;
   int used = 0;
   if (style.unicode) {
     static constexpr std::array eighths = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
-    const int parts = static_cast<int>(share * cells * 8);
+    const int parts = static_cast<int>(fraction * cells * 8);
     for (; used < parts / 8; ++used) filled += "█";
     if (parts % 8 != 0) filled += eighths[static_cast<size_t>(parts % 8)], ++used;
   } else {
-    used = static_cast<int>(share * cells);
+    used = static_cast<int>(fraction * cells);
     filled = std::string(static_cast<size_t>(used), '#');
   }
   const auto rest = static_cast<size_t>(cells - used);
@@ -155,7 +154,7 @@ std::string step_line(const StepFacts& f, double time, const StepMarks& marks, c
                          : fmt::format("mem {:.1f}M", bytes / kGiB * 1024));
   }
   add(5, fmt::format("{:.3f}s", f.step_ms / 1e3));
-  add(8, "data " + percent(share_of(f.data_ms, f.step_ms)));
+  add(8, "data " + percent(fraction_of(f.data_ms, f.step_ms)));
   if (f.eta_s >= 0) add(0, "eta " + human_duration(f.eta_s));
   if (f.skipped) fields.push_back({{paint("skipped", "33", style), 7}, 0});
   return fitted(std::move(fields), columns);
@@ -190,7 +189,7 @@ std::string sparkline(std::span<const double> values, const TextStyle& style) {
       out += ' ';
       continue;
     }
-    // Halves: the difference of two finite numbers may overflow.
+    // Halved first, because the difference of two finite numbers may overflow.
     const double range = greatest / 2 - least / 2;
     const double height = range > 0 ? (v / 2 - least / 2) / range : 0;
     out += levels[static_cast<size_t>(std::clamp(height * 7 + 0.5, 0.0, 7.0))];
@@ -201,22 +200,22 @@ std::string sparkline(std::span<const double> values, const TextStyle& style) {
 std::string bar_line(const StepFacts& f, std::span<const double> losses, const StepMarks& marks,
                      int64_t checkpoint_step, int columns, const TextStyle& style) {
   const int budget = std::max(1, columns - 1);
-  const double done = share_of(static_cast<double>(f.step), static_cast<double>(f.max_steps));
+  const double done = fraction_of(static_cast<double>(f.step), static_cast<double>(f.max_steps));
   const Piece bar = gauge(done, std::clamp(columns / 5, 4, 32), style);
 
   std::string line;
   int width = 0;
-  const std::string share = percent(done);
-  const Piece head = {"train  " + bar.text + fmt::format(" {:>6}", share), 7 + bar.width + 1 + 6};
+  const std::string done_text = percent(done);
+  const Piece head = {"train  " + bar.text + fmt::format(" {:>6}", done_text), 7 + bar.width + 1 + 6};
   if (head.width <= budget) {
     line = head.text;
     width = head.width;
   } else {
-    line = share.substr(0, static_cast<size_t>(budget));
+    line = done_text.substr(0, static_cast<size_t>(budget));
     width = static_cast<int>(line.size());
   }
 
-  // Only "!" here: the distance would take too much of the bar.
+  // The bar has no room for the distance of an outlier.
   auto value = [&](std::string text, double distance) {
     return marked(std::move(text), distance == 0 ? "" : "!", distance, style);
   };
@@ -232,14 +231,14 @@ std::string bar_line(const StepFacts& f, std::span<const double> losses, const S
   return line + fitted(std::move(fields), std::max(1, budget - width));
 }
 
-std::string labelled_lines(const std::vector<std::pair<std::string, std::string>>& rows, int columns) {
+std::string labeled_lines(const std::vector<std::pair<std::string, std::string>>& rows, int columns) {
   size_t column = 8;
   for (const auto& row : rows) column = std::max(column, row.first.size());
   column += 2;
   const auto width = static_cast<size_t>(std::max(columns - static_cast<int>(column), 20));
   std::string out;
   for (const auto& [label, given] : rows) {
-    const std::string text = message_text(given);  // may quote any input
+    const std::string text = message_text(given);  // may contain arbitrary user input
     std::string start = label;
     for (size_t begin = 0; begin <= text.size();) {
       const size_t newline = std::min(text.find('\n', begin), text.size());
@@ -276,11 +275,11 @@ std::string summary_lines(const RunSummary& s, int columns) {
       {RunSection::checkpoint, "ckpt"},
       {RunSection::other, "other"},
   }};
-  std::string shares;
+  std::string times;
   for (const auto& [section, name] : names)
-    shares += fmt::format("{}{} {}", shares.empty() ? "" : "  ", name,
-                          percent(share_of(s.times[section], s.times.total())));
-  rows.emplace_back("time", shares);
+    times += fmt::format("{}{} {}", times.empty() ? "" : "  ", name,
+                         percent(fraction_of(s.times[section], s.times.total())));
+  rows.emplace_back("time", times);
   constexpr size_t shown = 6;
   std::string kernels;
   const double compute = s.times[RunSection::compute];
@@ -288,11 +287,11 @@ std::string summary_lines(const RunSummary& s, int columns) {
     kernels += fmt::format("{}{} {}", kernels.empty() ? "" : "  ", s.kernels[i].first,
                            percent(s.kernels[i].second / compute));
   if (!kernels.empty()) rows.emplace_back("kernels", kernels);
-  rows.emplace_back("checkpoint", s.checkpoint.empty() ? "none was written" : s.checkpoint);
+  rows.emplace_back("checkpoint", s.checkpoint.empty() ? "none" : s.checkpoint);
   std::string next;
   for (const std::string& command : s.next) next += (next.empty() ? "" : "\n") + command;
   if (!next.empty()) rows.emplace_back("next", next);
-  return labelled_lines(rows, columns);
+  return labeled_lines(rows, columns);
 }
 
 }  // namespace nrl::train

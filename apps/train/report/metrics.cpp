@@ -17,13 +17,13 @@ namespace nrl::train {
 namespace {
 
 constexpr size_t kReadBytes = size_t{1} << 20;
-constexpr size_t kMaxLine = size_t{1} << 20;  // a longer line was not written by us
+constexpr size_t kMaxLine = size_t{1} << 20;  // far longer than any row
 
 double time_or_now(double time) {
   return time > 0 ? time : wall_seconds();
 }
 
-// The step of a row, or an error that names `where` ("path:line").
+// The step of a row. `where` ("path:line") is for the error message.
 int64_t step_of(std::string_view line, const std::string& where) {
   JsonLimits limits;
   limits.text_bytes = kMaxLine;
@@ -74,17 +74,17 @@ void MetricsLog::drop_rows_after(int64_t resume_step) {
   struct Range {
     uint64_t begin, end;
   };
-  std::vector<Range> kept;  // neighbours are merged: few, however long the file is
+  std::vector<Range> kept;  // adjacent ranges are merged
 
-  std::string buffer;  // the file's bytes [begin - head, read)
-  size_t head = 0;     // where the next line starts in it
+  std::string buffer;  // bytes [begin - head, read) of the file
+  size_t head = 0;     // start of the next line in the buffer
   uint64_t begin = 0, read = 0;
   int64_t line_number = 0;
   while (begin < size) {
     size_t end = buffer.find('\n', head);
     bool too_long = false;
     while (end == std::string::npos && read < size) {
-      // Of an endless line only its end matters.
+      // The content of a line that is too long is not needed.
       too_long = too_long || buffer.size() - head > kMaxLine;
       buffer.erase(0, too_long ? buffer.size() : head);
       head = 0;
@@ -98,20 +98,21 @@ void MetricsLog::drop_rows_after(int64_t resume_step) {
     line_number += 1;
     const std::string where = fmt::format("{}:{}", path_, line_number);
     if (end == std::string::npos) {
-      log::warn("{}: dropping an incomplete last line, as a crash leaves it", where);
+      log::warn("{}: removing an incomplete last line, probably left by a crash", where);
       break;
     }
     if (too_long || end - head > kMaxLine)
-      fail(Exit::data, "{}: the line is longer than {} bytes, so this is not a metrics file; move it away",
+      fail(Exit::data,
+           "{}: not a metrics file: the line is longer than {} bytes. Fix: move the file away, or change "
+           "logger.log_dir",
            where, kMaxLine);
     const uint64_t next = begin + (end - head) + 1;
     bool keep = false;
     try {
       keep = step_of(std::string_view(buffer).substr(head, end - head), where) <= resume_step;
-      removed_rows_ += keep ? 0 : 1;
     } catch (const Error& error) {
-      if (next < size) fail(Exit::data, "{}; repair the line or move the file away", error.what());
-      log::warn("{}: dropping a broken last line, as a crash leaves it", where);
+      if (next < size) fail(Exit::data, "{}. Fix: repair the line or move the file away", error.what());
+      log::warn("{}: removing an invalid last line, probably left by a crash", where);
     }
     if (keep) {
       if (!kept.empty() && kept.back().end == begin) {
@@ -139,7 +140,7 @@ void MetricsLog::drop_rows_after(int64_t resume_step) {
 
 void MetricsLog::append(const JsonValue& row) {
   if (!file_.is_open() || failed_) return;
-  row.get_int("step");  // what drop_rows_after needs
+  row.get_int("step");  // drop_rows_after() relies on it
   const std::string line = row.dump() + "\n";
   struct stat before = {};
   const bool known = ::fstat(file_.fd(), &before) == 0;
@@ -150,11 +151,11 @@ void MetricsLog::append(const JsonValue& row) {
     if (n < 0) {
       const int cause = errno;
       failed_ = true;
-      // No half line for the next attempt to stumble over.
+      // Removes the partial line, which a resumed run could not parse.
       if (known && rest.size() < line.size()) {
         [[maybe_unused]] const int ignored = ::ftruncate(file_.fd(), before.st_size);
       }
-      fail(Exit::io, "cannot write {}: {}; no further metrics are written", path_, std::strerror(cause));
+      fail(Exit::io, "cannot write {}: {}; further metrics are dropped", path_, std::strerror(cause));
     }
     rest.remove_prefix(static_cast<size_t>(n));
   }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t max_line_bytes = size_t{1} << 20;
 
-// Later rows of a step replace earlier ones, as after a resume from an older checkpoint.
+// After a resume from an older checkpoint a step may occur twice; the later row replaces the earlier one.
 void add(Curve& curve, const JsonValue& row, int64_t step) {
   const JsonValue* value = row.find(curve.key);
   if (value == nullptr || value->is_null()) return;
@@ -43,20 +43,20 @@ RunHistory load_history(const std::string& path) {
   const std::string file = path_exists(inside) ? inside : path;
   std::ifstream in(file);
   std::string line;
-  // A directory opens, but has nothing to read.
+  // Opening a directory succeeds, reading from it does not.
   if (!in || (in.peek() == std::ifstream::traits_type::eof() && !in.eof()))
-    fail(Exit::no_input, "{}: there is no metrics.jsonl here; name a run's logger.log_dir", path);
+    fail(Exit::no_input, "{}: no metrics.jsonl found. Fix: give the logger.log_dir of a run", path);
   RunHistory run;
   run.name = path;
-  run.loss = {"loss", "training loss", {}};
-  run.val_loss = {"val_loss", "validation loss", {}};
-  run.lr = {"lr", "learning rate", {}};
-  run.grad_norm = {"grad_norm", "gradient norm", {}};
-  run.tokens_per_s = {"tokens_per_s", "tokens/s", {}};
+  run.loss.key = "loss";
+  run.val_loss.key = "val_loss";
+  run.lr.key = "lr";
+  run.grad_norm.key = "grad_norm";
+  run.tokens_per_s.key = "tokens_per_s";
   JsonLimits limits;
   limits.text_bytes = max_line_bytes;
   for (int64_t number = 1; std::getline(in, line); ++number) {
-    if (in.eof()) break;  // no newline: the line was being written
+    if (in.eof()) break;  // no newline: the line is incomplete
     const JsonValue row = parse_json(line, fmt::format("{}:{}", file, number), limits);
     const int64_t step = row.get_int("step");
     for (Curve* curve : {&run.loss, &run.val_loss, &run.lr, &run.grad_norm, &run.tokens_per_s})
@@ -67,7 +67,7 @@ RunHistory load_history(const std::string& path) {
     run.last_step = step;
     run.tokens = row.get_int("tokens", run.tokens);
   }
-  if (run.rows == 0 && run.val_loss.points.empty()) fail(Exit::data, "{}: no step in this file yet", file);
+  if (run.rows == 0 && run.val_loss.points.empty()) fail(Exit::data, "{}: no steps yet", file);
   return run;
 }
 

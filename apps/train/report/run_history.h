@@ -1,5 +1,5 @@
 #pragma once
-// Reads metrics.jsonl back: the curves of a run, for reports.
+// Reads the curves of a run from metrics.jsonl, for reports.
 
 #include <cstdint>
 #include <string>
@@ -13,14 +13,12 @@ struct CurvePoint {
   double value = 0;
 };
 
-/// One quantity of a run over its steps, ascending. Values that are not finite have no point.
+/// One quantity of a run by step, ascending. Non-finite values have no point.
 struct Curve {
-  std::string key;    ///< in metrics.jsonl: "loss"
-  std::string label;  ///< for people: "training loss"
-  std::vector<CurvePoint> points;
+  std::string key;  ///< in metrics.jsonl: "loss"
+  std::vector<CurvePoint> points = {};
 
-  double last() const { return points.back().value; }
-  /// Mean of the last `count` points (of all when there are fewer). Precondition: not empty.
+  /// Mean of the last `count` points (of all if there are fewer). Precondition: not empty.
   double tail_mean(size_t count) const;
   double median() const;
 };
@@ -31,15 +29,14 @@ struct RunHistory {
   int64_t rows = 0;       ///< steps in the file
   int64_t skipped = 0;    ///< steps whose update was not applied
   int64_t last_step = 0;  ///< 0 without steps
-  int64_t tokens = 0;     ///< seen up to the last step
+  int64_t tokens = 0;     ///< up to the last step
 };
 
-/// Reads `path`: a metrics.jsonl, or a directory that holds one (a run's log_dir). An incomplete last line is
-/// ignored. Throws Error: `no_input` when the file is missing; `data`, with file and line, for a line that is
-/// not a row of metrics.
+/// Reads `path`: a metrics.jsonl, or a directory with one (a run's log_dir). An incomplete last line is
+/// ignored. Throws Error: `no_input` if the file is missing; `data`, with file and line, for an invalid line.
 RunHistory load_history(const std::string& path);
 
-/// At most `buckets` points: equal ranges of steps, each with its mean, least and greatest value.
+/// A curve over equal ranges of steps, at most `buckets`, each with its mean, minimum and maximum.
 struct CurveBucket {
   double step = 0, mean = 0, min = 0, max = 0;
 };

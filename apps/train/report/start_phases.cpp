@@ -19,7 +19,7 @@ void StartPhases::begin(std::string phase) {
   try {
     thread_ = std::thread([this] { watch(); });
   } catch (const std::system_error&) {
-    // Nothing is printed where the process may have no other thread.
+    // Without a thread nothing is printed.
   }
 }
 

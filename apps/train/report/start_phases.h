@@ -1,5 +1,5 @@
 #pragma once
-// What a start-up that takes long is doing.
+// Shows the progress of a slow start-up.
 
 #include <chrono>
 #include <condition_variable>
@@ -11,12 +11,11 @@
 
 namespace nrl::train {
 
-/// Prints nothing in a quick start. From `patience` after the first begin() on, looks every `patience` which
-/// phase is under way, and prints it when it is another one than at the last print or that print is `repeat`
-/// old.
+/// Prints nothing if the start-up is fast. Every `patience` after the first begin(), a thread prints the
+/// current phase if it has changed since the last print, or if the last print is `repeat` old.
 class StartPhases {
  public:
-  /// Called on a thread of its own, never after end(): the phase and its seconds so far.
+  /// Called on a separate thread, never after end(): the phase and its duration so far.
   using Print = std::function<void(std::string_view phase, double seconds)>;
   explicit StartPhases(Print print, std::chrono::milliseconds patience = std::chrono::seconds(2),
                        std::chrono::milliseconds repeat = std::chrono::seconds(30));
@@ -24,9 +23,9 @@ class StartPhases {
   StartPhases(const StartPhases&) = delete;
   StartPhases& operator=(const StartPhases&) = delete;
 
-  /// The phase before it is over.
+  /// Ends the previous phase and begins this one.
   void begin(std::string phase);
-  /// All are over; begin() starts anew.
+  /// Ends the last phase and joins the thread. begin() may be called again.
   void end();
 
  private:

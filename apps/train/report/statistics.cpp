@@ -34,7 +34,7 @@ double RunningStats::stddev() const {
 double OutlierDetector::add(double value) {
   if (!std::isfinite(value)) return std::nan("");
   const double mean = stats_.mean(), deviation = stats_.stddev();
-  // A stream that stands still would make every rounding error an outlier.
+  // In a constant stream every rounding error would be an outlier.
   const bool ready = stats_.count() >= kOutlierWarmup && deviation > 1e-9 * std::abs(mean);
   if (!ready) {
     stats_.add(value);
@@ -51,9 +51,9 @@ std::string outlier_mark(double distance) {
 }
 
 void PeakEstimate::add_step(double flops, double seconds) {
-  constexpr int most = 8;
+  constexpr int max_repeats = 8;
   if (!measure_) return;
-  if (repeats_ < most && seconds >= next_) {
+  if (repeats_ < max_repeats && seconds >= next_) {
     flops_ = std::max(flops_, measure_());
     repeats_ += 1;
     while (next_ <= seconds) next_ *= 3;

@@ -24,7 +24,7 @@ namespace {
 
 constexpr double kRedrawSeconds = 0.2;
 constexpr size_t kSparkValues = 12;
-constexpr int kDefaultColumns = 80;  // a bar that is asked for where there is no terminal
+constexpr int kDefaultColumns = 80;  // for a bar without a terminal
 constexpr std::string_view kEraseLine = "\r\x1b[K";
 
 std::string_view environment(const char* name) {
@@ -32,7 +32,7 @@ std::string_view environment(const char* name) {
   return value == nullptr ? std::string_view() : std::string_view(value);
 }
 
-// The first of them that is set decides, as in setlocale(3).
+// The first variable that is set decides, as in setlocale(3).
 bool locale_is_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     std::string value(environment(name));
@@ -100,7 +100,7 @@ struct Terminal::State {
     }
   }
 
-  // 0 where standard output is no terminal.
+  // 0 if standard output is not a terminal.
   int columns() const { return options.columns ? options.columns() : terminal_columns(STDOUT_FILENO); }
   int header_columns() const {
     const int found = columns();
@@ -113,7 +113,7 @@ struct Terminal::State {
     return bar_line(shown, values, shown_marks, checkpoint_step, found > 0 ? found : kDefaultColumns, style);
   }
 
-  // Whole lines, above the bar when there is one.
+  // Prints whole lines above the bar.
   void print(std::string_view lines) {
     if (!bar_shown) return write(lines);
     write(fmt::format("{}{}{}", kEraseLine, lines, bar()));
@@ -159,10 +159,6 @@ Terminal::~Terminal() {
   state_->erase_bar();
 }
 
-Progress Terminal::progress() const {
-  return state_->progress;
-}
-
 void Terminal::set_max_steps(int64_t max_steps) {
   state_->options.max_steps = max_steps;
 }
@@ -173,14 +169,12 @@ void Terminal::banner(const RunFacts& facts) {
   if (s.progress == Progress::json) {
     JsonValue row = s.event_json("start");
     row.set("title", facts.title);
-    row.set("run", facts.run);
     JsonValue sections = JsonValue::object();
     for (const auto& [label, text] : facts.sections) sections.set(label, text);
     row.set("sections", sections);
     return s.print_json(row);
   }
-  const std::string run = facts.run.empty() ? "" : "          run " + facts.run;
-  s.print(facts.title + run + "\n" + labelled_lines(facts.sections, s.header_columns()));
+  s.print(facts.title + "\n" + labeled_lines(facts.sections, s.header_columns()));
 }
 
 void Terminal::step(const StepFacts& facts) {
@@ -205,7 +199,7 @@ void Terminal::step(const StepFacts& facts) {
   s.shown = facts;
   s.shown_marks = marks;
   const double since = s.options.clock() - s.drawn_at;
-  // A negative time: the wall clock was set back.
+  // Negative if the wall clock was set back.
   if (s.bar_shown && !last && since >= 0 && since < kRedrawSeconds) return;
   s.write(fmt::format("\r{}\x1b[K", s.bar()));
   s.bar_shown = true;

@@ -1,5 +1,5 @@
 #pragma once
-// Where the run's wall time went, by section.
+// Wall time of a run by section.
 
 #include <array>
 #include <chrono>
@@ -12,7 +12,7 @@ inline double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// The time shares of the summary. `other` is start-up, logging and whatever no scope covers.
+/// The sections of the summary. `other` is start-up, logging and everything outside a scope.
 enum class RunSection { compute, data, comm, eval, checkpoint, other };
 inline constexpr size_t kRunSections = 6;
 
@@ -32,8 +32,8 @@ struct SectionTimes {
   }
 };
 
-/// A stopwatch whose time always belongs to exactly one section: a scope inside another one stops the outer
-/// one's time while it lives, so the sections add up to the wall time. One thread only.
+/// A stopwatch that always counts for exactly one section: a nested scope pauses the outer one, so that the
+/// sections add up to the wall time. Not thread-safe.
 ///
 ///   Timers timers;
 ///   { auto scope = timers.time(RunSection::data); batch = next(); }
@@ -56,14 +56,14 @@ class Timers {
   };
   Scope time(RunSection section) { return Scope(*this, section); }
 
-  /// Books `seconds` that were counted under `from` to `to`: for exposed communication that the collective
-  /// log measures inside the compute section.
+  /// Moves `seconds` from one section to another: for exposed communication, which the collective log
+  /// measures within the compute section.
   void move(RunSection from, RunSection to, double seconds) {
     times_.seconds[static_cast<size_t>(from)] -= seconds;
     times_.seconds[static_cast<size_t>(to)] += seconds;
   }
 
-  /// Everything up to now, the running section included. Subtract two of them for one step's times.
+  /// The times up to now. The difference of two calls gives the times of a step.
   SectionTimes times() {
     enter(current_);
     return times_;

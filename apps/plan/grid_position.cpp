@@ -1,4 +1,4 @@
-#include "apps/plan/grid_place.h"
+#include "apps/plan/grid_position.h"
 
 #include <utility>
 
@@ -15,7 +15,7 @@ GridSizes grid_sizes(const Config& config) {
           .etp = static_cast<int>(d.expert_tensor_parallel_size)};
 }
 
-GridPlace grid_place(const Config& config, int world, int rank) {
+GridPosition grid_position(const Config& config, int world, int rank) {
   const GridSizes g = grid_sizes(config);
   const GridPoint sizes{.tp = g.tp, .cp = g.cp, .ep = 1, .dp = world / (g.tp * g.cp * g.pp), .pp = g.pp};
   return {sizes, RankGrid(sizes).coordinates(rank)};

@@ -1,4 +1,4 @@
-#include "apps/plan/grid_place.h"
+#include "apps/plan/grid_position.h"
 
 #include <set>
 
@@ -14,18 +14,18 @@ TEST_CASE("the grid's line names the axes that several ranks share", "[plan]") {
         "120 ranks = tp 2 x cp 3 x dp 4 x pp 5  ddp");
 }
 
-TEST_CASE("a rank's place follows from the configuration and its number", "[plan]") {
+TEST_CASE("a rank's grid position follows from the configuration and its rank", "[plan]") {
   Config config;
   config.distributed.tensor_parallel_size = 2;
   config.distributed.context_parallel_size = 2;
   config.distributed.pipeline_parallel_size = 2;
   std::map<std::pair<int, int>, std::set<int>> shards;  // of each (tp, pp)
   for (int rank = 0; rank < 24; ++rank) {
-    const GridPlace place = grid_place(config, 24, rank);
-    CHECK(place.sizes == GridPoint{.tp = 2, .cp = 2, .dp = 3, .pp = 2});
-    CHECK(place.at ==
+    const GridPosition position = grid_position(config, 24, rank);
+    CHECK(position.sizes == GridPoint{.tp = 2, .cp = 2, .dp = 3, .pp = 2});
+    CHECK(position.at ==
           GridPoint{.tp = rank % 2, .cp = rank / 2 % 2, .ep = 0, .dp = rank / 4 % 3, .pp = rank / 12});
-    shards[{place.at.tp, place.at.pp}].insert(place.shard_rank());
+    shards[{position.at.tp, position.at.pp}].insert(position.shard_rank());
   }
   for (const auto& [stage, ranks] : shards) CHECK(ranks == std::set<int>{0, 1, 2, 3, 4, 5});
 }
