@@ -17,8 +17,8 @@ enum class NormKind : uint8_t { rms, layer };
 /// layer: out = (sum - mean) * rstd * weight + bias, rstd = 1 / sqrt(var(sum) + eps), var with divisor D.
 /// `sum` may alias x or residual. Without residual, x itself is normalized and `sum` must be absent. mean and
 /// rstd may be absent (inference). out may alias x only when neither x nor sum is read later. When
-/// out.scales.amax is set, *amax = max(*amax, max(|out|)), where NaN stays and *amax must be >= 0: for recipes that quantize
-/// the output.
+/// out.scales.amax is set, *amax = max(*amax, max(|out|)), where NaN stays and *amax must be >= 0: for
+/// recipes that quantize the output.
 struct NormForward {
   NormKind kind = NormKind::rms;
   float eps = 1e-5f;

@@ -71,7 +71,8 @@ TEST_CASE("steps that do not fit the table are errors", "[memory]") {
   LayerTable other;
   const Slot a = other.add(SlotSpec{.name = "a", .width = 1});
   const Slot port = other.add(SlotSpec{.name = "port", .width = 1, .port = true});
-  CHECK_THROWS_WITH(other.add(Step{.name = "s", .reads = a.bit()}), ContainsSubstring("no earlier step wrote"));
+  CHECK_THROWS_WITH(other.add(Step{.name = "s", .reads = a.bit()}),
+                    ContainsSubstring("no earlier step wrote"));
   CHECK_THROWS_WITH(other.add(Step{.name = "s", .writes = port.bit()}), ContainsSubstring("another layer"));
   for (size_t s = 2; s < max_slots; ++s) other.add(SlotSpec{.name = "s", .width = 1});
   CHECK_THROWS_WITH(other.add(SlotSpec{.name = "s", .width = 1}), ContainsSubstring("more than 64 slots"));

@@ -3,8 +3,8 @@
 //   out[c] (=, +=) = sum over rows r of x[r, c],
 //
 // in two passes: each block of the first sums a group of rows for a tile of columns into `partial`, the
-// second adds the groups. Row groups depend on the shape and Exec::reduction_blocks only, so results are bitwise
-// reproducible.
+// second adds the groups. Row groups depend on the shape and Exec::reduction_blocks only, so results are
+// bitwise reproducible.
 
 #include "core/device/kernel.h"
 #include "core/ops/kernel_table.h"
@@ -91,7 +91,8 @@ void column_partials(Exec& exec, const ColumnSums& a, int64_t groups, float* par
 
 void column_sums_launch(Exec& exec, const ColumnSums& a) {
   const int64_t n = a.x.dim(0), m = a.x.dim(1);
-  const int64_t groups = min((n + min_group_rows - 1) / min_group_rows, static_cast<int64_t>(exec.partials()));
+  const int64_t groups =
+      min((n + min_group_rows - 1) / min_group_rows, static_cast<int64_t>(exec.partials()));
   Scratch scratch("column_sums", exec.workspace);
   float* partial = scratch.floats(groups * m);
   const bool vectors = aligned16(a.x.data) && a.x.stride[0] * size_of(a.x.dtype) % 16 == 0;
