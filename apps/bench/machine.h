@@ -98,7 +98,7 @@ class Report {
   bool failed_ = false;
 };
 
-/// The dtype of the activations that is measured.
+/// The dtype of activations to measure.
 inline DType precision_of(const Args& args, const Machine& machine) {
   if (args.precision == "auto") return machine.gpu() ? DType::bf16 : DType::f32;
   return args.precision == "bfloat16" ? DType::bf16 : DType::f32;

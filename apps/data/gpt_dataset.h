@@ -36,9 +36,8 @@ class TokenDataset {
 
 struct DatasetOptions {
   struct Source {
-    std::string prefix;  ///< PREFIX.bin and PREFIX.idx
-    std::optional<double>
-        weight;  ///< share of a blend's samples, in any scale; set for all sources or for none
+    std::string prefix;            ///< PREFIX.bin and PREFIX.idx
+    std::optional<double> weight;  ///< share of a blend's samples, in any scale; set for all sources or none
     std::shared_ptr<const IndexedDataset> file = {};  ///< the open files; see open_sources
   };
   std::vector<Source> sources;    ///< one, or several for a blend

@@ -50,11 +50,11 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// The kernels that setting the weights and a step on `objective` call, found by a step in which every op
-  /// only reports the kernels it would call: nothing is computed, communicated or waited for.
+  /// The kernels that initializing the weights and a step with `objective` use, found by a dry run of a step
+  /// in which every op only records its kernels: nothing is computed, communicated or waited for.
   ops::KernelSet kernels_needed(Objective& objective);
-  /// Returns the number of kernels that training needs. Fails with Exit::unavailable, naming the missing
-  /// ones, if the exec's table lacks some. `device`: "the GPU" or "the CPU", for the message.
+  /// Returns the number of kernels needed. Fails with Exit::unavailable, naming the missing ones, if the
+  /// exec's table lacks some. `device`: "the GPU" or "the CPU", for the message.
   int require_kernels(Objective& objective, std::string_view device);
 
   /// Sets microbatch `index` of the next step. `first_sample`: index of its first sample in the global batch.

@@ -23,8 +23,8 @@ class Optimizer {
         exec_(exec) {}
 
   /// Must be called after the gradients are reduced. Sums the step scalars (ops::StepScalar) over `all`, the
-  /// ranks of the run, decides on the device whether to skip the step, and updates. Zeroes the gradients.
-  /// Null: sums nothing, for collecting the kernels of a step (ops::Exec::needed).
+  /// ranks of the run, decides on the device whether to skip the step, and updates. Zeroes the
+  /// gradients. Null: no sum, while the kernels of a step are collected (ops::Exec::needed).
   void step(comm::Communicator* all);
 
  private:

@@ -25,8 +25,8 @@ struct StepResult {
 class StepScalars {
  public:
   StepScalars() = default;
-  /// `scalars`: (ops::StepScalar::count) f64 in the exec's memory. `host`: pinned memory of a GPU run for
-  /// plan::max_steps_in_flight times as many values; null on a CPU. All must outlive this object.
+  /// `scalars`: (ops::StepScalar::count) f64 in device memory. `host`: on a GPU, pinned memory for
+  /// plan::max_steps_in_flight times as many; null on a CPU. All must outlive this object.
   StepScalars(const Tensor& scalars, double* host, ops::Exec& exec);
 
   /// Restores the counters from a checkpoint.

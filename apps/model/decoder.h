@@ -44,7 +44,7 @@ class Decoder {
             std::vector<ParameterView> views, std::function<void(int)> gradient_ready);
 
   /// Executes the schedule of one optimizer step. Accumulates into the gradients. While the kernels of a step
-  /// are collected (ops::Exec::needed) it uses the list of the dry run: later steps need the same kernels.
+  /// are collected (ops::Exec::needed), executes the shorter schedule of the dry run: it needs the same ones.
   void train(std::span<const MicroBatch> batches, const StepHooks& hooks);
   /// Forward pass without dropout.
   void evaluate(const MicroBatch& batch);

@@ -17,7 +17,7 @@ struct BatchShape {
   bool positions = false;     ///< positions come with every batch, else 0 .. length - 1
   bool bounds = false;        ///< sequence bounds come with every batch, else one sequence per sample
   bool loss_weights = false;  ///< one tensor of loss weights per microbatch, else all share one
-  bool staged = false;        ///< filled in pinned memory and copied from there: on a GPU
+  bool staged = false;        ///< filled in pinned memory and copied to the device (GPU)
   int64_t tokens() const { return sequences * length; }
 };
 
@@ -69,7 +69,7 @@ class BatchTensors {
   std::vector<model::MicroBatch> tensors_;
   std::byte* block_ = nullptr;  // in device memory: loss weights, step number, inputs of each microbatch
   ops::Exec* exec_ = nullptr;
-  // If the shape is staged: two pinned staging buffers; `copied_` is recorded after the copy from a buffer.
+  // If staged: two pinned staging buffers; `copied_` is recorded after the copy from a buffer.
   std::byte* pinned_ = nullptr;
   device::Event copied_[2];
   int staging_index_ = 0;

@@ -42,7 +42,7 @@ RunFacts describe_run(const Run& run, double peak_flops) {
       plan::memory_line(plan.memory) + (rules.empty() ? "" : fmt::format("   (recomputed: {})", rules)));
   if (!run.resumed_from.empty())
     add("resume", fmt::format("{}, step {}", run.resumed_from, run.position.step));
-  const char* label = "changes";
+  const char* label = "changed";
   for (const std::string& change : run.changes) add(std::exchange(label, ""), change);
   return facts;
 }

@@ -281,17 +281,17 @@ std::vector<std::string> compare_records(const RunRecord& saved, const RunRecord
   }
   if (refused.empty()) return changed;
   std::string fix =
-      "restore these values, or, to train another model from these weights, set policy.model_name to the "
+      "restore these values; or, to train another model from these weights, set policy.model_name to the "
       "checkpoint";
   if (!fixed) {
     std::string names;
     for (const ResumeChange all : allowed) wanted.insert(all);
     for (const ResumeChange change : wanted) names.append(names.empty() ? "" : ", ").append(name_of(change));
     fix =
-        fmt::format("restore these values, or allow the change with checkpointing.allow_changes=[{}]", names);
+        fmt::format("restore these values; or allow the change with checkpointing.allow_changes=[{}]", names);
   }
   fail(Exit::config,
-       "cannot resume from the checkpoint {}: it was saved with other values:{}\nFix: {}, or start from "
+       "cannot resume from the checkpoint {}: it was saved with other values:{}\nFix: {}; or start from "
        "initial weights with checkpointing.resume=never",
        checkpoint, listed(refused), fix);
 }

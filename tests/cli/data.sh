@@ -7,7 +7,7 @@ case $case_name in
     cat "$source_dir"/core/io/*.h >all.txt
     head -c 20000 all.txt >text.txt
     expect 0 run 1 prepare --input text.txt --tokenizer train-sentencepiece:4096 --output corpus
-    grep -q '^1 document from 1 file, 19.5 KiB' out.txt || fail "not one document: $(cat out.txt)"
+    grep -q '^1 document from 1 file: 19.5 KiB' out.txt || fail "not one document: $(cat out.txt)"
     grep -q 'of 4,096 tokens: the text is too small for more' out.txt || fail "no word about the vocabulary: $(cat out.txt)"
     run_one() {
       expect 0 run "$1" "$source_dir/configs/quickstart.yaml" data.train.data_path=corpus pretrain.max_num_steps=4 \
@@ -70,7 +70,7 @@ case $case_name in
     empty
     printf 'PAR1' >in/d.parquet
     expect 65 run 1 prepare --input in --output out/x
-    grep -q 'in/d.parquet: Parquet files are not read' err.txt || fail "not named: $(cat err.txt)"
+    grep -q 'in/d.parquet: Parquet files are not supported' err.txt || fail "not named: $(cat err.txt)"
     empty
     ;;
   prepare_stop)

@@ -130,7 +130,7 @@ case $case_name in
     refuse 1 "policy.model.rope_theta: 10000 -> 500000" "allow_changes=[model]" policy.model.rope_theta=500000
     refuse 2 "data.seed: 7 -> 8" "allow_changes=[seed]" pretrain.seed=8
     refuse 1 "policy.max_total_sequence_length: 32 -> 16" "allow_changes=[sequence_length]" policy.max_total_sequence_length=16
-    refuse 1 "policy.model.num_attention_heads: 4 -> 8" "set these back" policy.model.num_attention_heads=8 \
+    refuse 1 "policy.model.num_attention_heads: 4 -> 8" "restore these values" policy.model.num_attention_heads=8 \
       policy.model.head_dim=6 policy.model.num_key_value_heads=4 "checkpointing.allow_changes=[model, data, seed]"
     # Moved with equal content, and another lr and batch: listed in one block.
     for file in corpus.*; do cp "$file" "moved.${file#corpus.}"; done

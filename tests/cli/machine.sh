@@ -14,7 +14,7 @@ case $case_name in
     fi
     "${without_sysfs[@]}" "$nrl_train" doctor >out.txt 2>err.txt || fail "exit code $?: $(cat err.txt)"
     [[ ! -s err.txt ]] || fail "standard error: $(cat err.txt)"
-    grep -q '([1-9][0-9]* cores\? usable' out.txt || fail "no cores: $(cat out.txt)"
+    grep -q '([1-9][0-9]* cores\? available' out.txt || fail "no cores: $(cat out.txt)"
     ;;
   *) fail "no such case: $case_name" ;;
 esac

@@ -227,10 +227,10 @@ YAML
         fail "eval differs ($trial): $(cat out.txt)"
     done
     expect 64 run 1 data show c.yaml --split validation --steps 1:2
-    grep -q 'the run does not evaluate' err.txt || fail "no reason: $(cat err.txt)"
+    grep -q 'the run has no evaluations' err.txt || fail "no reason: $(cat err.txt)"
     expect 64 run 1 data show c.yaml pretrain.val_at_end=true pretrain.val_batches=2 "data.split=[8,2,0]" --split validation \
       --steps 2:4
-    grep -q 'an evaluation has 2 global batches' err.txt || fail "no reason: $(cat err.txt)"
+    grep -q 'an evaluation has only 2 global batches' err.txt || fail "no reason: $(cat err.txt)"
     ;;
   # Initial weights as random numbers; GPT-2 scales what adds to the residual stream.
   oracle_initial)

@@ -175,7 +175,7 @@ case $case_name in
     mkdir single
     cp "$source_dir/core/base/text.cpp" single
     expect 0 run 1 prepare --input single --tokenizer bytes --output single/corpus
-    grep -q 'from 1 file,' out.txt || fail "1 files: $(cat out.txt)"
+    grep -q 'from 1 file:' out.txt || fail "1 files: $(cat out.txt)"
     ;;
   *) fail "unknown case $case_name" ;;
 esac

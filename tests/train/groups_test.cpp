@@ -136,7 +136,7 @@ class Toy {
         reducer.ready(static_cast<int>(p));
       }
       reducer.finish();
-      optimizer.step(all);
+      optimizer.step(&all);
       reducer.gather();
       norms.push_back(scalars_.ptr<double>()[S::grad_norm]);
       REQUIRE(scalars_.ptr<double>()[S::skip] == 0);
@@ -409,7 +409,7 @@ TEST_CASE("the learning rate of a group is scaled by its own factor") {
   for (const GroupTensors& t : tensors) std::fill_n(t.gradients.ptr<float>(), 6, 1.0f);
   Optimizer optimizer({}, 0, 1, tensors, make_tensor(values.data(), DType::f64, {ops::StepScalar::count}),
                       exec);
-  optimizer.step(*alone);
+  optimizer.step(alone.get());
   // The first step of Adam is the learning rate.
   REQUIRE(tensors[0].weights.ptr<float>()[5] == Approx(-0.5));
   REQUIRE(tensors[1].weights.ptr<float>()[5] == Approx(-1.5));

@@ -148,7 +148,9 @@ TEST_CASE("a directory of another model is refused") {
     f["wpe.weight"] = counting({4, 4}, 0);
   });
   // The same number of elements, transposed.
-  refused("h.0.attn.c_attn.weight is [12, 4]", [](auto& f) { f["h.0.attn.c_attn.weight"].shape = {12, 4}; });
+  refused("h.0.attn.c_attn.weight has shape [12, 4]", [](auto& f) {
+    f["h.0.attn.c_attn.weight"].shape = {12, 4};
+  });
   refused("h.0.ln_1.bias has dtype I32", [](auto& f) { f["h.0.ln_1.bias"].dtype = "I32"; });
   refused("has 1 NaN or infinite values of",
           [](auto& f) { std::memset(f["h.0.ln_1.bias"].bytes.data(), 0xff, 4); });

@@ -167,7 +167,7 @@ TEST_CASE("a record survives the manifest; a checkpoint without one says what ca
   CHECK(saved.incomplete.empty());
 
   const SavedRecord old = read_record(CheckpointReader(save_state(dir.path(), 2, position(2))), 8);
-  CHECK(contains(old.incomplete, "could not be compared"));
+  CHECK(contains(old.incomplete, "were not compared"));
   // Its own config.json still tells the model, and the position the batch.
   CHECK(compare(old.record, now) ==
         std::vector<std::string>{
@@ -189,10 +189,10 @@ TEST_CASE("counters out of range or in contradiction are refused") {
     return error_of([&] { read_position(CheckpointReader(save_state(dir.path(), 5, state))); });
   };
   CHECK(attempt("step", 5).text.empty());
-  CHECK(contains(attempt("step", 6).text, "contradict"));
-  CHECK(contains(attempt("updates", 4).text, "contradict"));
-  CHECK(contains(attempt("tokens", 1).text, "contradict"));
-  CHECK(contains(attempt("consumed_samples", 0).text, "contradict"));
+  CHECK(contains(attempt("step", 6).text, "inconsistent"));
+  CHECK(contains(attempt("updates", 4).text, "inconsistent"));
+  CHECK(contains(attempt("tokens", 1).text, "inconsistent"));
+  CHECK(contains(attempt("consumed_samples", 0).text, "inconsistent"));
   for (const char* key : {"step", "updates", "skipped", "skipped_in_a_row", "consumed_samples", "tokens",
                           "dataset_samples", "global_batch", "best_val_step"})
     for (const int64_t value : {int64_t{-1}, INT64_MIN, INT64_MAX}) {
