@@ -51,7 +51,7 @@ ops::KernelSet Engine::kernels_needed(Objective& objective) {
     Collecting(ops::Exec& exec, ops::KernelSet& needed) : exec(exec) { exec.needed = &needed; }
     ~Collecting() { exec.needed = nullptr; }
   } const collecting(exec_, needed);
-  start_masters(exec_, groups_);
+  initialize_master_weights(exec_, groups_);
   run_schedule(objective);
   return needed;
 }
