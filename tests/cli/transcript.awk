@@ -27,7 +27,7 @@ function normalize(line,    n, words, i, text) {
 # Reads a file into `lines`, wrapped lines joined; returns their number.
 function read(path, lines,    line, n) {
   while ((getline line < path) > 0) {
-    if (line ~ /^[ \t]*$/) continue
+    if (line ~ /^[ \t]*$/ || line ~ /^[0-9:]+ starting: .* so far\)$/) continue  # the latter on a slow machine only
     if (line ~ /^        / && line !~ /\|/ && n) lines[n] = lines[n] " " line
     else lines[++n] = line
   }
