@@ -1,5 +1,5 @@
 #pragma once
-// Which device a rank takes.
+// The device of a rank.
 
 #include <string>
 #include <vector>

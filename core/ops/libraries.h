@@ -1,6 +1,5 @@
 #pragma once
-// The engines behind the GPU's linear and attention ops: libraries on CUDA, host code on the simulated
-// device.
+// The engines of the GPU's linear and attention ops: libraries on CUDA, host code on the simulated device.
 
 #include <memory>
 #include <set>

@@ -33,8 +33,7 @@ NRL_OPS(NRL_DECLARE_FILL)
 }
 #undef NRL_DECLARE_FILL
 
-/// Defines `const KernelTable& function()`, the table that the ops' fill functions of namespace `backend`
-/// make.
+/// Defines `const KernelTable& function()`, filled by the ops' fill functions of namespace `backend`.
 #define NRL_DEFINE_TABLE(function, backend) \
   const KernelTable& function() {           \
     static const KernelTable filled = [] {  \

@@ -31,8 +31,8 @@ struct StepScalar {
 };
 
 /// From the summed scalars: grad_norm = sqrt(squared_norm); skip unless it and the first metric are finite;
-/// otherwise updates += 1, grad_scale = min(1, max_norm / (grad_norm + 1e-6)), and the corrections. One
-/// thread.
+/// otherwise updates += 1, grad_scale = min(1, max_norm / (grad_norm + 1e-6)), and the
+/// corrections. One thread.
 struct DecideStep {
   Tensor scalars;       ///< (StepScalar::count) f64
   double max_norm = 0;  ///< 0: gradients are not clipped

@@ -5,8 +5,7 @@
 
 namespace nrl::ops {
 
-/// to = the bytes at `from` (host). Blocks until `from` may be reused; later ops of the exec see the new
-/// values.
+/// to = the bytes at `from` (host). Blocks until `from` may be reused; later ops see the new values.
 void upload(Exec& exec, const Tensor& to, const void* from);
 /// The bytes at `to` (host) = `from`, after all ops enqueued before. Blocks.
 void download(Exec& exec, const Tensor& from, void* to);

@@ -85,8 +85,8 @@ struct Output {
 };
 using Outputs = std::vector<Output>;
 
-/// mode `test`: `body` builds its inputs (from Philox, so they are the same each time), runs ops through
-/// the ops and returns the results. It is called with the reference, then twice per ISA with 2 threads;
+/// mode `test`: `body` builds its inputs (from Philox, so they are the same each time), runs the ops and
+/// returns the results. It is called with the reference, then twice per ISA with 2 threads;
 /// `any_threads`: one thread must give the same bits as two.
 struct TestCase {
   std::string name;
@@ -117,7 +117,7 @@ inline void expect(bool ok, const std::string& text) {
 }
 
 /// One problem of mode `grad`: `gradients[i]` is filled by `backward` for `inputs[i]`. `loss` is a scalar of
-/// the forward. Kernels are called through exec.kernels-> directly, because the fronts refuse f64.
+/// the forward. Kernels are called through exec.kernels-> directly: the dispatch functions refuse f64.
 struct GradProblem {
   std::vector<Buffer*> inputs, gradients;
   std::function<double(ops::Exec&)> loss;

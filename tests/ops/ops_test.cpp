@@ -104,7 +104,7 @@ TEST_CASE("the CPU has every kernel") {
   }
 }
 
-TEST_CASE("fronts refuse what the kernels cannot do") {
+TEST_CASE("dispatch functions refuse arguments that the kernels do not support") {
   std::vector<float> memory(4096);
   std::vector<int32_t> ids(16);
   std::vector<std::byte> scratch(64);

@@ -1,5 +1,5 @@
 #pragma once
-// What the processor can do, found by CPUID at run time.
+// Features of the processor, found by CPUID at run time.
 
 #include <string>
 #include <string_view>
@@ -23,11 +23,11 @@ std::string processor_name();
 /// CPUs in this process's affinity mask.
 int available_cpus();
 
-/// The number of threads that OMP_NUM_THREADS asks for (of a list: the first); 0 when it does not.
+/// The number of threads in OMP_NUM_THREADS (the first of a list); 0 when it has none.
 int omp_num_threads();
 
-/// Physical cores among them (hwloc): what compute threads are counted by, since two threads of one core
-/// share its vector units. The same as available_cpus() where the machine does not tell.
+/// Physical cores among them (hwloc): the default number of compute threads, since two threads of one core
+/// share its vector units. available_cpus() where hwloc does not know the cores.
 int available_cores();
 
 /// Must be called before threads start and before MPI_Init. Where /sys is not mounted, as in many containers,

@@ -28,7 +28,7 @@ class HostMemory {
   size_t size_ = 0;
 };
 
-/// Memory in bytes that the processes of this machine can have together: what is installed, or the limit of
+/// Memory in bytes available to all processes of this machine together: the installed memory, or the limit of
 /// the control group (container, batch job) where that is lower.
 size_t machine_memory();
 

@@ -1,5 +1,5 @@
 #pragma once
-// The OpenMP threads of this process: how they wait, and that they can be had.
+// The OpenMP threads of this process: how they wait, and whether the system allows them.
 
 namespace nrl::cpu {
 

@@ -1,5 +1,5 @@
 #pragma once
-// What this build and this machine have for CUDA. Two files implement it: devices.cpp with the toolkit,
+// CUDA support of this build and this machine. Two files implement it: devices.cpp with the toolkit,
 // no_cuda.cpp without.
 
 #include <string>
@@ -13,7 +13,7 @@ struct DeviceInfo {
   size_t memory = 0;         ///< bytes
   int multiprocessors = 0;
   std::string uuid;             ///< "GPU-..."; of a MIG slice the id of its GPU, by older drivers
-  double memory_bandwidth = 0;  ///< bytes/s by the memory's clock and width; 0: the driver does not tell
+  double memory_bandwidth = 0;  ///< bytes/s by the memory's clock and width; 0: not reported by the driver
   bool ecc = false;             ///< error correction of its memory is on
   bool mig = false;             ///< a slice of a GPU (multi-instance GPU)
   bool exclusive = false;       ///< only one process may use it at a time (compute mode)
@@ -35,10 +35,10 @@ Status query();
 
 // Defined in CUDA builds only.
 
-/// A cudaDeviceAttr of a device; 0 when the driver does not tell.
+/// A cudaDeviceAttr of a device; 0 when the driver does not report it.
 int attribute_of(int which, int ordinal);
 
-/// Bytes/s by the memory's clock and width; 0 when the driver does not tell.
+/// Bytes/s by the memory's clock and width; 0 when the driver does not report it.
 double bandwidth_of(int ordinal);
 
 }  // namespace nrl::cuda

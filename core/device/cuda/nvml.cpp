@@ -1,5 +1,4 @@
-// The types and numbers below are those of NVML's ABI as its API reference gives them; no NVML header is
-// needed.
+// Types and numbers of NVML's ABI, from its API reference; no NVML header is needed.
 
 #include "core/device/cuda/nvml.h"
 

@@ -1,7 +1,6 @@
 #pragma once
-// What the driver's management library (libnvidia-ml) tells of a device beyond the CUDA runtime. It is loaded
-// at run time: where it is absent, or does not answer a question, the fact is absent; nothing here is an
-// error.
+// Device state from the driver's management library (libnvidia-ml). It is loaded at run time: where it is
+// absent or does not answer, the value is absent; nothing here is an error.
 
 #include <cstdint>
 #include <memory>
@@ -11,7 +10,7 @@
 
 namespace nrl::cuda {
 
-/// The state of a device now. Absent: this device or driver does not tell.
+/// The state of a device now. Absent: not reported by this device or driver.
 struct DeviceState {
   std::optional<uint64_t> memory_used;  ///< bytes, by all processes
   std::optional<double> power;          ///< W
@@ -19,14 +18,14 @@ struct DeviceState {
   std::optional<int> clock;             ///< MHz, of the multiprocessors
   std::optional<int> clock_limit;       ///< MHz
   std::optional<int> temperature;       ///< degrees Celsius
-  /// Why the clock is below its limit under load: "power", "temperature", ...; empty: nothing holds it.
+  /// Why the clock is below its limit under load: "power", "temperature", ...; empty: not throttled.
   std::vector<std::string> throttled;
 };
 
 class Nvml {
  public:
   virtual ~Nvml() = default;
-  /// "580.95.05"; empty when the library does not tell.
+  /// "580.95.05"; empty when the library does not report it.
   virtual std::string driver_version() const = 0;
   /// `uuid` as in DeviceInfo. Nothing when the library does not know the device.
   virtual std::optional<DeviceState> state(const std::string& uuid) const = 0;

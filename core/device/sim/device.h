@@ -1,6 +1,6 @@
 #pragma once
-// The simulated device itself; sim.h opens one. Methods of Runtime take the mutex; private ones are called
-// with it held, and those that run work let go of it meanwhile.
+// The simulated device itself; sim.h opens one. Methods of Runtime lock the mutex; private methods are called
+// with it locked, and those that run work release it meanwhile.
 
 #include <condition_variable>
 #include <exception>
@@ -18,7 +18,7 @@ namespace nrl::sim {
 
 class Device;
 
-/// The devices of streams, for kernels, which know only their stream.
+/// Which device a stream belongs to: a kernel launch names only its stream.
 struct Registry {
   std::mutex mutex;
   std::unordered_map<void*, Device*> owner;
@@ -59,7 +59,7 @@ class Device final : public device::Runtime {
   void destroy_graph(device::GraphHandle graph) noexcept override;
 
   void enqueue(device::StreamHandle stream, Closure work);
-  /// Device memory can be touched from open() to close().
+  /// Device memory is accessible from open() to close().
   void open() {
     const std::lock_guard lock(mutex_);
     memory_.open();

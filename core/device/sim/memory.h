@@ -9,7 +9,7 @@
 
 namespace nrl::sim {
 
-/// Device memory that a piece of work touches.
+/// Device memory that a piece of work accesses.
 struct Reach {
   struct Range {
     const void* data;

@@ -1,5 +1,5 @@
 #pragma once
-// What waits in the streams of a simulated device: pieces of work, events, captured graphs.
+// Items in the streams of a simulated device: pieces of work, events, captured graphs.
 
 #include <cstdint>
 #include <deque>
@@ -18,7 +18,7 @@ namespace nrl::sim {
 
 using Closure = std::function<void()>;
 
-/// What one record() of an event stands for.
+/// The state of one record() of an event.
 struct Point {
   bool done = false;
   double time_ms = 0;
@@ -41,7 +41,7 @@ struct Capture {
   std::thread::id thread;        ///< that began it
   const void* origin = nullptr;  ///< the stream where it began
   bool active = true;
-  std::string broken;  ///< what made it useless; empty: nothing
+  std::string broken;  ///< what invalidated it; empty: valid
   /// True when every node is one of `tail` or comes before one.
   bool joined(const std::vector<int>& tail) const;
 };

@@ -1,16 +1,16 @@
 #pragma once
 // The simulated device: host memory, kernels on fibers (fiber.h), streams whose work is deferred. Tests only.
 //
-// Work enqueued on a stream does not run at once. It runs when something must wait for it (synchronize, done,
-// a copy of pageable memory, a long queue), one piece at a time, in any order that the streams and events
-// allow, chosen at random from a seed: a missing event wait becomes a wrong result. Under the thread
-// sanitizer a stream is a thread and events order it: there a missing wait is a data race in every order.
+// Work enqueued on a stream does not run at once. It runs when a call must wait for it (synchronize, done, a
+// copy of pageable memory, a long queue), one piece at a time, in a random order that the streams and events
+// allow, chosen from a seed: a missing event wait becomes a wrong result. Under the thread sanitizer a stream
+// is a thread and events order it: there a missing wait is a data race in every order.
 //
 // What CUDA forbids is an error: calls from inside stream work or from a thread that was not bound, stale
 // handles, copies outside of an allocation, everything that breaks a capture. Work that throws makes all
 // later calls throw the same. Device memory starts as NaN and lies between guard pages; blocks of up to 32
-// MiB can be touched only while stream work runs, so that host code which reads device memory dies of
-// SIGSEGV. What is alive when the device closes is reported and ends the program.
+// MiB are accessible only while stream work runs, so that host code that reads device memory gets SIGSEGV.
+// Objects that are alive when the device closes are reported and end the program.
 
 #include <functional>
 #include <memory>

@@ -1,6 +1,6 @@
-// Token and position embeddings on the CPU. forward: out[n] = table[ids[n]] + position_table[positions[n]],
-// tokens split over the threads. backward: dtable[ids[n]] += dout[n] for all n in order, columns split over
-// the threads.
+// Token and position embeddings on the CPU.
+//   forward:  out[n] = table[ids[n]] + position_table[positions[n]], tokens split over the threads
+//   backward: dtable[ids[n]] += dout[n] for all n in order, columns split over the threads
 
 #include "core/ops/embedding.h"
 

@@ -6,9 +6,8 @@
 //   dweight += sum over rows of dout * xhat
 //   dbias   += sum over rows of dout
 //
-// Reads dout, x, mean, rstd, weight, dresidual. Writes dx (=), which may be dout or dresidual, and one
-// partial sum of dweight and dbias per block (=, workspace); add_partials_kernel adds those to dweight and
-// dbias (+=).
+// Reads dout, x, mean, rstd, weight, dresidual. Writes dx (=), which may be dout or dresidual, and
+// one partial sum of dweight and dbias per block (=, workspace), which add_partials_kernel adds up (+=).
 //
 // norm_rows_backward_kernel: a block has a contiguous range of rows; `threads_per_row` neighboring threads
 // hold a row in registers, N packs of E elements (16 bytes) each.

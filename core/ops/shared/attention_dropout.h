@@ -1,7 +1,7 @@
 #pragma once
-// Which attention probabilities dropout keeps. Each has 16 random bits of its own, eight keys of a query
-// those of one Philox block, numbered by what the probability belongs to and by nothing else: the mask is the
-// same on every backend, in the forward and the backward pass and in any layout of the batch.
+// The dropout mask of attention probabilities. Each probability has 16 random bits; eight keys of a query
+// share a Philox block, whose number depends on query, head and key alone. The mask is the same on every
+// backend, in the forward and the backward pass and in any layout of the batch.
 
 #include <algorithm>
 #include <cmath>

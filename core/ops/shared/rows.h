@@ -33,8 +33,7 @@ class Divider {
 };
 
 /// The rows of a tensor of rank 1 to 3 whose leading dimensions may be strided; row r of (N, heads, D) is
-/// head r % heads of token r / heads. The tensor may be absent: then `data` is null and no row may be asked
-/// for.
+/// head r % heads of token r / heads. Where the tensor is absent, `data` is null and rows must not be used.
 template <class T>
 struct Rows {
   T* data = nullptr;

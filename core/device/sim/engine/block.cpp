@@ -101,7 +101,7 @@ void ThreadBlock::prepare(size_t block_index, const Options& options) {
   sanitizer::release(&start_);
 }
 
-/// Runs the lanes of a warp until none can go on; true if any ran.
+/// Runs the lanes of a warp until none is ready; true if any ran.
 bool ThreadBlock::run_warp(int warp) {
   const int low = warp * warp_size, high = low + lanes_of(warp);
   auto lane_at = [this](int i) -> Lane& {
@@ -156,7 +156,7 @@ void ThreadBlock::join() {
   for (char& end : end_) sanitizer::acquire(&end);
 }
 
-/// After a failure: nothing that is suspended will go on.
+/// After a failure: suspended lanes will not be resumed.
 void ThreadBlock::abandon() {
   sanitizer::acquire(&failed_);
   for (char& passed : barrier_passed_) sanitizer::acquire(&passed);

@@ -1,9 +1,9 @@
 #pragma once
 // One block of CUDA threads on fibers; internal to the engine.
 //
-// The scheduler, on the OS thread's own stack, goes round the warps. Threads that have not started share a
-// stack, one after another, until one of them must wait: then the stack stays with it and the next gets
-// another. Under the thread sanitizer each thread keeps a stack and a sanitizer fiber of its own for good.
+// The scheduler, on the OS thread's own stack, iterates over the warps. Threads that have not started share a
+// stack, one after another, until one of them must wait: it keeps the stack, and the next thread gets
+// another. Under the thread sanitizer each thread always has the same stack and sanitizer fiber.
 
 #include <algorithm>
 #include <array>

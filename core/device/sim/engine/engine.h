@@ -2,7 +2,7 @@
 // Runs grids of CUDA threads on the CPU: one block at a time per OS thread, one fiber per CUDA thread.
 // Kernels reach it through CUDA's names (fiber.h).
 //
-// What CUDA leaves undefined is made visible. A barrier that not all threads reach, a deadlock, a lane
+// Undefined behavior becomes visible. A barrier that not all threads reach, a deadlock, a lane
 // outside its mask, a shuffle from a lane that is not there, a misaligned 16-byte access, a launch that the
 // hardware refuses: KernelError. Shared memory starts as NaN, cp.async lands as late as allowed. Under the
 // address sanitizer shared arrays have guarded ends, under the thread sanitizer every CUDA thread is a
@@ -34,7 +34,7 @@ inline constexpr size_t max_shared = size_t{227} * 1024;  ///< static and dynami
 inline constexpr size_t max_static_shared = 48 * 1024;    ///< bytes
 inline constexpr size_t max_arguments = 4096;             ///< bytes of a kernel's arguments
 
-/// A kernel did what CUDA forbids. The text names kernel, block, thread and place.
+/// A kernel did what CUDA forbids. The text names kernel, block, thread and source line.
 class KernelError : public Error {
  public:
   explicit KernelError(const std::string& text) : Error(Exit::internal, text) {}
@@ -53,7 +53,7 @@ Options options();
 /// Of all launches from now on. Not while one is running.
 void set_options(const Options& options);
 
-/// What CUDA's built-in variables say.
+/// CUDA's built-in variables.
 struct ThreadView {
   ::uint3 index;  ///< threadIdx
   int lane;       ///< in its warp
@@ -109,7 +109,7 @@ struct Launch {
 };
 /// KernelError when the hardware would refuse it.
 void check_launch(const Launch& launch, size_t argument_bytes);
-/// Calls body(arguments) once per CUDA thread. Throws what went wrong first.
+/// Calls body(arguments) once per CUDA thread. Throws the first error.
 void run_grid(const Launch& launch, void (*body)(void*), void* arguments);
 
 /// NRL_LAUNCH: enqueues kernel(arguments...) on a stream of the simulated device (null: runs it at once).

@@ -1,5 +1,5 @@
 #pragma once
-// What kernels and the simulated GEMM need of the simulated device, which defines it (device.cpp).
+// How kernels and the simulated GEMM enqueue work on the simulated device (device.cpp).
 
 #include <functional>
 

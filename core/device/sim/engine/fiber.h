@@ -1,6 +1,6 @@
 #pragma once
-// What kernel files see in place of CUDA when the host compiler compiles them: CUDA's names (cuda_names.h),
-// the built-in variables, barriers, warp operations and the macros of kernel.h, all on the engine (engine.h).
+// Replaces CUDA in kernel files that the host compiler compiles: CUDA's names (cuda_names.h), the built-in
+// variables, barriers, warp operations and the macros of kernel.h, all on the engine (engine.h).
 
 #include <cstring>
 #include <type_traits>
@@ -222,7 +222,7 @@ inline void nrl_mma_m16n8k16_bf16(float* d, const unsigned* a, const unsigned* b
   nrl::sim::collective(0xffffffffu, nrl::sim::MatrixTile::op, &tile, at);
   for (int i = 0; i < 4; ++i) d[i] = tile.d[i];
 }
-// The copy happens when it must have: in the wait for its group.
+// The copy happens as late as allowed: in the wait for its group.
 inline void nrl_cp_async16(void* to, const void* from, NRL_SITE) {
   nrl::sim::check_aligned(to, 16, at);
   nrl::sim::check_aligned(from, 16, at);

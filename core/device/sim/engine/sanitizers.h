@@ -1,7 +1,7 @@
 #pragma once
-// What the fiber engine tells the address and thread sanitizers. The functions are weak: one compiled engine
-// serves programs with and without a sanitizer, and finds out at run time which one it is in. The engine
-// itself is never instrumented; kernels are.
+// Calls by which the fiber engine informs the address and thread sanitizers. The functions are weak: one
+// compiled engine serves programs with and without a sanitizer and detects at run time which is linked. The
+// engine itself is never instrumented; kernels are.
 
 #include <cstddef>
 

@@ -23,8 +23,7 @@ constexpr size_t round_up(size_t n, size_t to) {
   return (n + to - 1) / to * to;
 }
 
-// NaN in fp32, bf16 and the fp8 formats. Not memset: the thread sanitizer would take it for an access of a
-// kernel.
+// NaN in fp32, bf16 and the fp8 formats. Not memset: to the thread sanitizer it would be a kernel's access.
 void fill_with_nan(std::byte* p, size_t bytes) {
   size_t i = 0;
   for (; i + 8 <= bytes; i += 8) *reinterpret_cast<volatile uint64_t*>(p + i) = ~uint64_t{0};

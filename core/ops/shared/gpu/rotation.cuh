@@ -46,8 +46,7 @@ __device__ __forceinline__ void rotate(float (&first)[E], float (&second)[E], co
   }
 }
 
-/// True when both halves of the rotated part consist of 16-byte packs. The rest of a head may have any
-/// length.
+/// True when both halves of the rotated part consist of 16-byte packs; the rest of a head may be unaligned.
 inline bool packed_rotation(const Tensor& x, const Tensor& table) {
   const int64_t pack = 16 / size_of(x.dtype);
   return kernel::aligned16(x.data) && kernel::aligned16(table.data) && x.step(0) % pack == 0 &&
