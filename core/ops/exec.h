@@ -41,8 +41,7 @@ struct Exec {
   /// Not null: ops compute nothing and enqueue nothing, they only add the kernels that they would call.
   KernelSet* needed = nullptr;
 
-  /// Partial sums that a reduction over rows may use: those of the blocks on a GPU, of the threads on the
-  /// CPU.
+  /// Partial sums that a reduction over rows may use: one per block on a GPU, one per thread on the CPU.
   int partials() const { return reduction_blocks > 0 ? reduction_blocks : threads; }
 };
 

@@ -4,38 +4,38 @@ set -euo pipefail
 expectations=$1
 shift
 
-# Family, kernel, instruction: one line each. "(anonymous namespace)" is @, enumerators are their numbers.
+# Op, kernel, instruction: one line each. "(anonymous namespace)" is @, enumerators are their numbers.
 instructions=$(
   for ptx in "$@"; do
-    family=$(basename "$ptx")
-    family=${family%%.*}
-    awk -v family="$family" '
-      /\.entry/ { match($0, /_Z[A-Za-z0-9_]*/); kernel = substr($0, RSTART, RLENGTH); print family "\t" kernel "\t.entry"; next }
+    op=$(basename "$ptx")
+    op=${op%%.*}
+    awk -v op="$op" '
+      /\.entry/ { match($0, /_Z[A-Za-z0-9_]*/); kernel = substr($0, RSTART, RLENGTH); print op "\t" kernel "\t.entry"; next }
       /^}/ { kernel = "" }
       kernel == "" { next }
       { sub(/^[ \t]+/, ""); sub(/^@!?%p[0-9]+[ \t]+/, ""); sub(/;.*/, "") }
-      /^[a-z]/ { print family "\t" kernel "\t" $1 }
+      /^[a-z]/ { print op "\t" kernel "\t" $1 }
     ' "$ptx"
   done | sort -u | c++filt | sed -E 's/\(anonymous namespace\)/@/g; s/\([A-Za-z_:@]+\)([0-9]+)/\1/g; s/, /,/g; s/nrl:://g'
 )
 
 failures=0 checks=0
-while read -r family name patterns; do
-  [[ -z $family || $family == \#* ]] && continue
-  kernels=$(awk -F '\t' -v family="$family" -v name="$name" '
-    $1 == family && $3 == ".entry" { plain = $2; sub(/^void /, "", plain); sub(/\(.*/, "", plain); sub(/^[^<]*::/, "", plain)
+while read -r op name patterns; do
+  [[ -z $op || $op == \#* ]] && continue
+  kernels=$(awk -F '\t' -v op="$op" -v name="$name" '
+    $1 == op && $3 == ".entry" { plain = $2; sub(/^void /, "", plain); sub(/\(.*/, "", plain); sub(/^[^<]*::/, "", plain)
       if (plain ~ "^(" name ")$") print $2 }' <<<"$instructions")
   if [[ -z $kernels ]]; then
-    echo "FAILED: $family has no kernel $name"
+    echo "FAILED: $op has no kernel $name"
     failures=$((failures + 1))
     continue
   fi
   while read -r kernel; do
     for pattern in $patterns; do
       checks=$((checks + 1))
-      if ! awk -F '\t' -v family="$family" -v kernel="$kernel" -v pattern="$pattern" '
-          $1 == family && $2 == kernel && $3 ~ "^(" pattern ")" { found = 1 } END { exit !found }' <<<"$instructions"; then
-        echo "FAILED: $kernel of $family has no $pattern"
+      if ! awk -F '\t' -v op="$op" -v kernel="$kernel" -v pattern="$pattern" '
+          $1 == op && $2 == kernel && $3 ~ "^(" pattern ")" { found = 1 } END { exit !found }' <<<"$instructions"; then
+        echo "FAILED: $kernel of $op has no $pattern"
         failures=$((failures + 1))
       fi
     done

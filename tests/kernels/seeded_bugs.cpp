@@ -1,5 +1,5 @@
 // Kernels with seeded bugs, each with a fixed twin: proves that the fiber engine and the sanitizers report
-// the one and not the other. Built three times: plain, with the address and undefined-behaviour sanitizers,
+// the one and not the other. Built three times: plain, with the address and undefined-behavior sanitizers,
 // and with the thread sanitizer.
 //
 //   seeded_bugs_BUILD check             every bug that this build can see, in a process of its own

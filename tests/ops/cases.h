@@ -1,5 +1,5 @@
 #pragma once
-// The registry of op cases. A family's <family>_cases.cpp registers cases with NRL_OP_CASES; the program
+// The registry of op cases. <op>_cases.cpp registers cases with NRL_OP_CASES; the program
 // `op_tests` runs them in one of two modes:
 //   test  kernels of every ISA of this machine against the reference, same bits twice
 //   grad  finite differences (4 points, f64) of the reference forward against the reference backward, then
@@ -23,7 +23,7 @@ namespace nrl::ops_test {
 struct BufferMemory {
   void* (*allocate)(size_t bytes);  ///< 64-byte aligned
   void (*release)(void* p);
-  void (*fence)(void* p, size_t bytes) = [](void*, size_t) {};    ///< nobody may access these
+  void (*fence)(void* p, size_t bytes) = [](void*, size_t) {};    ///< makes them inaccessible
   void (*unfence)(void* p, size_t bytes) = [](void*, size_t) {};  ///< undoes fence()
 };
 BufferMemory& buffer_memory();
@@ -148,7 +148,7 @@ struct Registrar {
 }  // namespace nrl::ops_test
 
 /// NRL_OP_CASES(norm) { registry.tests.push_back(...); }
-#define NRL_OP_CASES(family)                                                   \
-  static void register_##family(nrl::ops_test::Registry& registry);            \
-  static const nrl::ops_test::Registrar registrar_##family{register_##family}; \
-  static void register_##family([[maybe_unused]] nrl::ops_test::Registry& registry)
+#define NRL_OP_CASES(op)                                               \
+  static void register_##op(nrl::ops_test::Registry& registry);        \
+  static const nrl::ops_test::Registrar registrar_##op{register_##op}; \
+  static void register_##op([[maybe_unused]] nrl::ops_test::Registry& registry)

@@ -102,7 +102,7 @@ void rows_are_independent(Exec& e) {
                       .weight = weight.tensor().rows(r, 1),
                       .log_prob = one_log_prob.tensor().rows(r, 1)});
   synchronize(e);
-  expect(same_bits(all, one) && same_bits(log_prob, one_log_prob), "a row depends on its neighbours");
+  expect(same_bits(all, one) && same_bits(log_prob, one_log_prob), "a row depends on its neighbors");
 }
 
 /// -infinity excludes a token; what is not a number reaches the result.

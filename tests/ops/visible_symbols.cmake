@@ -1,4 +1,4 @@
-# Fails when a kernel object shows any symbol but fill_<family>: see core/ops/CMakeLists.txt for why.
+# Fails when a kernel object shows any symbol but fill_<op>: see core/ops/CMakeLists.txt for why.
 string(REPLACE "," ";" objects "${OBJECTS}")
 foreach(object IN LISTS objects)
   execute_process(COMMAND ${NM} --defined-only --extern-only ${object} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
