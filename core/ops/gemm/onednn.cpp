@@ -18,8 +18,8 @@ namespace nrl::ops {
 namespace {
 
 // The shape alone selects oneDNN's entry point, never a measurement at run time, so that a run repeats bit
-// for bit. The thresholds come from GPT-2 124M and a 17M Llama on AVX-512 (oneDNN 2.6.3, GFLOP/s of a peak of
-// 456):
+// for bit. The thresholds come from GPT-2 124M and a 17M Llama on AVX-512 with oneDNN 2.6.3 (GFLOP/s; the
+// peak is 456):
 // clang-format off
 //   pass     sgemm    matmul   where it is different
 //   forward  413-440  405-418  k >= 1024: sgemm 354-385, matmul 403-414
