@@ -111,8 +111,8 @@ StepResult Engine::collect() {
 }
 
 // Enqueues the work of one step (a CPU executes it here), without communication while the kernels of a step
-// are collected. Must not wait for the device or depend on the step number, so that it can be captured in a
-// CUDA graph.
+// are collected. Must not wait for the device or depend on the step number, so that it can be
+// captured in a CUDA graph.
 void Engine::run_schedule(Objective& objective) {
   model::Decoder& decoder = *plan_->decoder;
   const std::vector<model::MicroBatch>& batches = plan_->tensors->microbatches();

@@ -191,7 +191,7 @@ TEST_CASE("samples keep their documents apart, whatever the layout", "[loader]")
   CHECK(cut == 6);
 }
 
-TEST_CASE("micro-batches take Megatron's slices", "[loader]") {
+TEST_CASE("microbatches take Megatron's slices", "[loader]") {
   const TemporaryDirectory dir;
   write_counting(dir / "d", 40);
   const auto dataset = open_token_dataset(options_for({dir / "d"}, 100));

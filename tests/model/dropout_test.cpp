@@ -184,7 +184,7 @@ TEST_CASE("masks depend on the step and on the row in the global batch alone", "
     CHECK(next.at(place) != mask);
     CHECK(later.at(place) != mask);
     if (!is_attention(place)) CHECK(agreement(mask, next.at(place)) == Approx(0.5).margin(0.06));
-    // Rows 12 to 18 are the second sequence here, and the first one where the micro-batch begins at row 12.
+    // Rows 12 to 18 are the second sequence here, and the first one where the microbatch begins at row 12.
     for (int64_t e = 0; e < 7 * hidden; ++e)
       CHECK(later.at(place)[static_cast<size_t>(e)] ==
             Approx(mask[static_cast<size_t>(12 * hidden + e)]).margin(1e-4));

@@ -1,5 +1,5 @@
 // Dropout in whole runs: the masks belong to the seed, the step and the row of the global batch, whatever the
-// micro-batches are and wherever the run was interrupted.
+// microbatches are and wherever the run was interrupted.
 
 #include <set>
 
@@ -41,7 +41,7 @@ class DropoutBench : public Workbench {
 
 }  // namespace
 
-TEST_CASE("the size of the micro-batches changes no mask") {
+TEST_CASE("the size of the microbatches changes no mask") {
   DropoutBench bench;
   const std::vector<double> plain = bench.losses("none", {});
   for (std::string_view which : {"resid_pdrop", "embd_pdrop", "attn_pdrop", "all"}) {
@@ -59,7 +59,7 @@ TEST_CASE("the size of the micro-batches changes no mask") {
   }
 }
 
-TEST_CASE("the size of the micro-batches changes no mask of documents kept apart") {
+TEST_CASE("the size of the microbatches changes no mask of documents kept apart") {
   DropoutBench bench;
   std::vector<int32_t> tokens = bench.random_tokens(2000, 3);
   for (size_t i = 0; i < tokens.size(); i += 3) tokens[i] = 256;

@@ -92,7 +92,7 @@ TEST_CASE("every event of a run comes at its step, and a resumed run continues t
     CHECK(row.get_int("tokens") == row.get_int("step") * 32);
     CHECK_FALSE(row.get_bool("skipped"));
   }
-  // Steps 4, 5 and 6 of two micro-batches, and the evaluation between them of three global batches.
+  // Steps 4, 5 and 6 of two microbatches, and the evaluation between them of three global batches.
   CHECK(recorded(bench, "run", "optimizer_step") == 3);
   CHECK(recorded(bench, "run", "backward_pass") == 6);
   CHECK(recorded(bench, "run", "cross_entropy") == 6 + 6);

@@ -99,7 +99,7 @@ TEST_CASE("rows, events and summary of a run agree") {
     CHECK(weights >= 4 * 12624);
     CHECK(row.get_int("mem_gradients_bytes") == weights);
     CHECK(row.get_int("mem_optimizer_bytes") == 2 * weights);
-    // The logits of a micro-batch are one of the activations.
+    // The logits of a microbatch are one of the activations.
     CHECK(row.get_int("mem_activations_bytes") >= 2 * 8 * 272 * 4);
     step_seconds += ms / 1e3;
     kernel_seconds += (row.get_double("gemm_ms") + row.get_double("attention_ms")) / 1e3;
