@@ -1,9 +1,8 @@
-#include "parallel/comm/world/bench.h"
-
 #include <array>
 
 #include "apps/bench/bench.h"
 #include "core/base/log.h"
+#include "parallel/comm/world/bench.h"
 
 namespace nrl::bench {
 

@@ -1,4 +1,4 @@
-#include <unistd.h>
+#include "apps/bench/machine.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,8 @@
 #include <cstring>
 #include <span>
 
-#include "apps/bench/machine.h"
+#include <unistd.h>
+
 #include "core/base/log.h"
 #include "core/base/philox.h"
 #include "core/device/cpu/features.h"

@@ -12,8 +12,8 @@
 namespace nrl::data {
 namespace {
 
-constexpr int32_t kNoMerge = INT32_MAX;
-constexpr size_t kShortPiece = 48;  // up to this length a linear scan is faster than a heap
+constexpr int32_t no_merge = INT32_MAX;
+constexpr size_t short_piece = 48;  // up to this length a linear scan is faster than a heap
 
 uint64_t mix(uint64_t key) {
   key ^= key >> 29;
@@ -131,17 +131,17 @@ int64_t BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids) 
 void BpeModel::merge_short(std::vector<int32_t>& ids, Workspace& workspace) const {
   auto& ranks = workspace.state_->ranks;
   auto& results = workspace.state_->results;
-  ranks.assign(ids.size(), kNoMerge);
+  ranks.assign(ids.size(), no_merge);
   results.resize(ids.size());
   const auto look_up = [&](size_t i) {  // the merge of the pair (i, i + 1)
     const MergeSlot* merge = i + 1 < ids.size() ? find_merge(ids[i], ids[i + 1]) : nullptr;
-    ranks[i] = merge ? merge->rank : kNoMerge;
+    ranks[i] = merge ? merge->rank : no_merge;
     results[i] = merge ? merge->result : 0;
   };
   for (size_t i = 0; i + 1 < ids.size(); ++i) look_up(i);
   while (true) {
     const auto best = std::min_element(ranks.begin(), ranks.end());  // the leftmost of equal ranks
-    if (best == ranks.end() || *best == kNoMerge) return;
+    if (best == ranks.end() || *best == no_merge) return;
     const auto i = best - ranks.begin();
     ids[static_cast<size_t>(i)] = results[static_cast<size_t>(i)];
     ids.erase(ids.begin() + i + 1);
@@ -215,7 +215,7 @@ int64_t BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Work
       fail(Exit::data, "a piece of text is too long: {} bytes; expected at most {}", piece.size(),
            INT32_MAX / 2);
     skipped = symbols_of(piece, ids);
-    ids.size() <= kShortPiece ? merge_short(ids, workspace) : merge_long(ids, workspace);
+    ids.size() <= short_piece ? merge_short(ids, workspace) : merge_long(ids, workspace);
   }
   out.insert(out.end(), ids.begin(), ids.end());
   if (cached && skipped == 0 && ids.size() <= std::size(cached->ids)) {

@@ -8,8 +8,8 @@
 namespace nrl::data {
 namespace {
 
-constexpr int64_t kMaxEntries = int64_t{UINT32_MAX} - 1;  // beyond this Megatron uses 64-bit indices
-constexpr int64_t kStride = 32;                           // documents per stored token count
+constexpr int64_t max_entries = int64_t{UINT32_MAX} - 1;  // beyond this Megatron uses 64-bit indices
+constexpr int64_t index_stride = 32;                      // documents per stored token count
 
 template <class T>
 std::span<T> reserve(cpu::HostMemory& memory, int64_t count) {
@@ -18,7 +18,7 @@ std::span<T> reserve(cpu::HostMemory& memory, int64_t count) {
 }
 
 int64_t counts_for(int64_t documents) {
-  return (documents + kStride - 1) / kStride;
+  return (documents + index_stride - 1) / index_stride;
 }
 
 }  // namespace
@@ -97,12 +97,12 @@ GptPlan plan_gpt_index(std::span<const int32_t> lengths, const SplitPart& part, 
          count, lengths.size());
 
   int64_t needed = 0;
-  if (__builtin_mul_overflow(samples, sequence_length, &needed) || samples > kMaxEntries)
+  if (__builtin_mul_overflow(samples, sequence_length, &needed) || samples > max_entries)
     fail(Exit::config, "{}: too many samples for an index: {}; expected at most {}", name, samples,
-         kMaxEntries);
+         max_entries);
   plan.epochs = needed / plan.tokens + 1;  // the smallest e with e * tokens >= needed + 1
   const int64_t all_tokens = plan.epochs > INT64_MAX / plan.tokens ? INT64_MAX : plan.epochs * plan.tokens;
-  if (plan.epochs > kMaxEntries / count || (all_tokens - 1) / sequence_length > kMaxEntries)
+  if (plan.epochs > max_entries / count || (all_tokens - 1) / sequence_length > max_entries)
     fail(Exit::config,
          "{}: too many epochs for an index: {} samples of {} tokens need {} epochs of {} tokens in {} "
          "sequences",
@@ -150,7 +150,7 @@ void GptIndex::count_tokens() {
   tokens_before_ = reserve<int64_t>(count_memory_, counts_for(plan_.documents()));
   int64_t tokens = 0;
   for (size_t at = 0; at < documents_.size(); ++at) {
-    if (at % kStride == 0) tokens_before_[at / kStride] = tokens;
+    if (at % index_stride == 0) tokens_before_[at / index_stride] = tokens;
     tokens += plan_.part.length(lengths_, documents_[at]);
   }
 }
@@ -158,7 +158,7 @@ void GptIndex::count_tokens() {
 GptIndex::Start GptIndex::find(int64_t token) const {
   const auto after = std::upper_bound(tokens_before_.begin(), tokens_before_.end(), token);
   const int64_t block = after - tokens_before_.begin() - 1;
-  int64_t document = block * kStride, offset = token - tokens_before_[static_cast<size_t>(block)];
+  int64_t document = block * index_stride, offset = token - tokens_before_[static_cast<size_t>(block)];
   while (true) {
     NRL_CHECK(document < plan_.documents(), "token {} of {} epochs of {}", token, plan_.epochs, plan_.tokens);
     const int64_t length = plan_.part.length(lengths_, documents_[static_cast<size_t>(document)]);

@@ -132,7 +132,7 @@ class GptIndex {
   cpu::HostMemory document_memory_, shuffle_memory_, count_memory_;
   std::span<int32_t> documents_;
   std::span<uint32_t> shuffle_;
-  std::span<int64_t> tokens_before_;  // every kStride-th document
+  std::span<int64_t> tokens_before_;  // every index_stride-th document
 };
 
 /// Weights scaled to the sum 1. Throws Error (`config`) unless all are finite and positive.

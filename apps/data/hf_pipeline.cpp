@@ -11,7 +11,7 @@
 namespace nrl::data {
 namespace {
 
-constexpr const char* kGpt2Pattern =
+constexpr const char* gpt2_pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 struct ByteAlphabet {
@@ -114,7 +114,7 @@ void HfPipeline::add_pre_tokenizer(const JsonValue& step, bool only) {
       space_ = Space::byte_level;
     }
     if (step.get_bool("use_regex", true))
-      splitters_.push_back({Behavior::isolated, Regex(kGpt2Pattern, false, step.where())});
+      splitters_.push_back({Behavior::isolated, Regex(gpt2_pattern, false, step.where())});
   } else if (type == "Digits") {
     // Hugging Face's tokenizers library already has the digits of Unicode 17.0.
     const std::string digit = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]";

@@ -18,11 +18,11 @@
 namespace nrl::data {
 namespace {
 
-constexpr uint64_t kMaxFileBytes = 64ull << 20;
+constexpr uint64_t max_file_bytes = 64ull << 20;
 
 class HfTokenizer final : public Tokenizer {
  public:
-  explicit HfTokenizer(const std::string& path) : text_(read_file(path, kMaxFileBytes)) {
+  explicit HfTokenizer(const std::string& path) : text_(read_file(path, max_file_bytes)) {
     const JsonValue root = parse_json(text_, path);
     pipeline_ = std::make_unique<HfPipeline>(root.find("normalizer"), root.find("pre_tokenizer"));
     const JsonValue& model = root.at("model");
@@ -235,7 +235,7 @@ class HfTokenizer final : public Tokenizer {
     if (path.ends_with(suffix)) {
       const std::string stem = path.substr(0, path.size() - suffix.size());
       for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"})
-        if (path_exists(stem + name)) siblings_.push_back({name, read_file(stem + name, kMaxFileBytes)});
+        if (path_exists(stem + name)) siblings_.push_back({name, read_file(stem + name, max_file_bytes)});
       if (!siblings_.empty() && siblings_[0].name == "tokenizer_config.json")
         read_config(parse_json(siblings_[0].content, stem + siblings_[0].name));
     }

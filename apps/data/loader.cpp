@@ -1,8 +1,8 @@
 #include "apps/data/loader.h"
 
-#include <spdlog/fmt/ranges.h>
-
 #include <algorithm>
+
+#include <spdlog/fmt/ranges.h>
 
 #include "core/base/error.h"
 #include "core/base/threads.h"

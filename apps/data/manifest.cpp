@@ -7,7 +7,7 @@
 namespace nrl::data {
 namespace {
 
-constexpr const char* kFormat = "nrl-train dataset";
+constexpr const char* format_version = "nrl-train dataset";
 
 std::string manifest_path(const std::string& prefix) {
   return prefix + ".dataset.json";
@@ -30,7 +30,7 @@ std::vector<Tokenizer::File> dataset_companions(const std::string& prefix, const
     if (files.empty()) manifest.tokenizer_file = name_of(path);
     files.push_back({path, content});
   }
-  JsonValue json = JsonValue::object({{"format", kFormat},
+  JsonValue json = JsonValue::object({{"format", format_version},
                                       {"version", 1},
                                       {"tokenizer", manifest.tokenizer_kind},
                                       {"tokenizer_file", manifest.tokenizer_file},
@@ -47,8 +47,8 @@ std::optional<DatasetManifest> read_manifest(const std::string& prefix) {
   const std::string path = manifest_path(prefix);
   if (!path_exists(path)) return std::nullopt;
   const JsonValue json = read_json(path);
-  if (json.get_string("format") != kFormat)
-    fail(Exit::data, "{}: format '{}'; expected '{}'", path, json.get_string("format"), kFormat);
+  if (json.get_string("format") != format_version)
+    fail(Exit::data, "{}: format '{}'; expected '{}'", path, json.get_string("format"), format_version);
   if (const int64_t version = json.get_int("version"); version != 1)
     fail(Exit::data, "{}: version {}; expected 1", path, version);
   DatasetManifest manifest;

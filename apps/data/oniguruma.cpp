@@ -19,16 +19,16 @@ struct StandIn {
 #include "apps/data/stand_ins.inc"
 
 const StandIn* stand_in_of(char32_t c) {
-  const auto* row = std::lower_bound(std::begin(kStandIns), std::end(kStandIns), c,
+  const auto* row = std::lower_bound(std::begin(stand_in_table), std::end(stand_in_table), c,
                                      [](const StandIn& r, char32_t value) { return r.last < value; });
-  return row != std::end(kStandIns) && row->first <= c ? row : nullptr;
+  return row != std::end(stand_in_table) && row->first <= c ? row : nullptr;
 }
 
 // Bit c / 64 is set if one of these 64 characters is in the table. Small enough to stay in the cache.
 class Filter {
  public:
   Filter() : bits_((0x110000 >> 6) / 8 + 1, 0) {
-    for (const StandIn& row : kStandIns)
+    for (const StandIn& row : stand_in_table)
       for (char32_t block = row.first >> 6; block <= row.last >> 6; ++block)
         bits_[block >> 3] = static_cast<uint8_t>(bits_[block >> 3] | 1u << (block & 7));
   }
@@ -39,10 +39,10 @@ class Filter {
 };
 
 // Oniguruma's \\w, which includes superscript digits, fractions, and enclosed letters.
-constexpr std::string_view kWord =
+constexpr std::string_view word_class =
     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\xB2\\xB3\\xB9\\xBC-\\xBE\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}"
     "\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}";
-constexpr std::string_view kHex = "0-9A-Fa-f";
+constexpr std::string_view hex_digit_class = "0-9A-Fa-f";
 
 class Translator {
  public:
@@ -127,8 +127,10 @@ class Translator {
       return copy(1);
     }
     if (next_is("[:")) {
-      constexpr std::pair<std::string_view, std::string_view> known[] = {
-          {"[:punct:]", "\\p{P}\\p{S}"}, {"[:space:]", "\\s"}, {"[:digit:]", "\\d"}, {"[:xdigit:]", kHex}};
+      constexpr std::pair<std::string_view, std::string_view> known[] = {{"[:punct:]", "\\p{P}\\p{S}"},
+                                                                         {"[:space:]", "\\s"},
+                                                                         {"[:digit:]", "\\d"},
+                                                                         {"[:xdigit:]", hex_digit_class}};
       for (const auto& [name, members] : known)
         if (next_is(name)) {
           result_.has_classes = true;
@@ -177,20 +179,20 @@ class Translator {
     const auto classes = [&](std::string_view members, bool negated) {
       if (negated && in_set_) refuse(fmt::format("\\{} in a set", c));
       put(in_set_ ? std::string(members) : fmt::format("[{}{}]", negated ? "^" : "", members));
-      result_.has_classes = result_.has_classes || members == kWord;
+      result_.has_classes = result_.has_classes || members == word_class;
       at_ += 2;
     };
     switch (c) {
       case 'w':
       case 'W':
-        return classes(kWord, c == 'W');
+        return classes(word_class, c == 'W');
       case 'h':
       case 'H':
-        return classes(kHex, c == 'H');
+        return classes(hex_digit_class, c == 'H');
       case 'b':
       case 'B': {
         if (in_set_) return copy(2);
-        const std::string word = fmt::format("[{}]", kWord);
+        const std::string word = fmt::format("[{}]", word_class);
         put(c == 'b' ? fmt::format("(?:(?<={0})(?!{0})|(?<!{0})(?={0}))", word)
                      : fmt::format("(?:(?<={0})(?={0})|(?<!{0})(?!{0}))", word));
         result_.has_classes = true;
@@ -257,7 +259,7 @@ class Translator {
 
   // A literal range of the pattern must contain either both a character and its stand-in, or neither.
   void require_equal_treatment() const {
-    for (const StandIn& row : kStandIns)
+    for (const StandIn& row : stand_in_table)
       for (const auto& [first, last] : literals_) {
         const bool has_stand_in = row.stand_in >= first && row.stand_in <= last;
         const bool has_some = row.last >= first && row.first <= last,

@@ -24,7 +24,7 @@ namespace nrl::data {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kPollInterval = std::chrono::milliseconds(200);
+constexpr auto poll_interval = std::chrono::milliseconds(200);
 
 /// A chunk of text to be tokenized.
 struct Job {
@@ -57,10 +57,10 @@ class Pipeline {
   ~Pipeline() { stop(); }
 
   /// The next result, or null at the end. Rethrows the first error in input order. While waiting, calls
-  /// `waiting` every kPollInterval with the file bytes that jobs in flight have encoded so far.
+  /// `waiting` every poll_interval with the file bytes that jobs in flight have encoded so far.
   std::unique_ptr<Job> next(const std::function<void(int64_t)>& waiting) {
     std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, kPollInterval,
+    while (!changed_.wait_for(lock, poll_interval,
                               [&] { return order_.empty() ? read_all_ : order_.front()->done; })) {
       const int64_t bytes = bytes_in_flight();
       lock.unlock();
@@ -102,10 +102,10 @@ class Pipeline {
   // Returns false if the pipeline is being stopped.
   bool push(std::unique_ptr<Job> job) {
     std::unique_lock lock(mutex_);
-    constexpr size_t kMaxBytes = size_t{256} << 20;
+    constexpr size_t max_bytes = size_t{256} << 20;
     job->chunk_bytes = job->chunk.text.size();
     changed_.wait(lock, [&] {
-      return stop_ || order_.empty() || (order_.size() < max_jobs_ && bytes_ + job->chunk_bytes <= kMaxBytes);
+      return stop_ || order_.empty() || (order_.size() < max_jobs_ && bytes_ + job->chunk_bytes <= max_bytes);
     });
     if (stop_) return false;
     bytes_ += job->chunk_bytes;
@@ -185,7 +185,7 @@ class Reporter {
   }
   void operator()(PrepareProgress progress, bool always = false) {
     const auto now = Clock::now();
-    if (!always && now - last_ < kPollInterval / 2) return;
+    if (!always && now - last_ < poll_interval / 2) return;
     if (stop_ && stop_()) throw PrepareStopped();
     last_ = now;
     progress.seconds = std::chrono::duration<double>(now - begin_).count();
@@ -201,17 +201,17 @@ class Reporter {
 // A sample of lines from the beginning of every file, in proportion to the file's size.
 std::vector<std::string> sample_lines(const std::vector<InputFile>& files, const ChunkOptions& options,
                                       PrepareProgress progress, Reporter& report) {
-  constexpr double kSampleBytes = 16 << 20;
-  constexpr size_t kLongestLine = 4096;
+  constexpr double sample_bytes = 16 << 20;
+  constexpr size_t longest_line = 4096;
   std::vector<std::string> lines;
   const auto all = static_cast<double>(std::max<int64_t>(progress.bytes, 1));
   report.begin(progress, PrepareProgress::Phase::sampling);
   for (const InputFile& file : files) {
-    double wanted = std::max(4096.0, kSampleBytes * static_cast<double>(file.bytes) / all);
+    double wanted = std::max(4096.0, sample_bytes * static_cast<double>(file.bytes) / all);
     ChunkCounts counts;
     const auto take = [&](std::string_view text) {
       while (!text.empty() && wanted > 0) {
-        size_t end = std::min({text.find('\n'), text.size(), kLongestLine});
+        size_t end = std::min({text.find('\n'), text.size(), longest_line});
         // Long lines are split between characters.
         while (end < text.size() && end > 0 && (static_cast<uint8_t>(text[end]) & 0xC0) == 0x80) --end;
         if (end > 0) lines.emplace_back(text.substr(0, end));
@@ -238,7 +238,7 @@ std::string train_on(const std::vector<std::string>& lines, int64_t size, int wo
   report.begin(progress, PrepareProgress::Phase::training_tokenizer);
   std::future<std::string> model =
       std::async(std::launch::async, [&] { return train_sentencepiece(lines, size, workers); });
-  while (model.wait_for(kPollInterval) != std::future_status::ready) report(progress);
+  while (model.wait_for(poll_interval) != std::future_status::ready) report(progress);
   return model.get();
 }
 

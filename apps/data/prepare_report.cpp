@@ -10,7 +10,7 @@ namespace {
 
 using Phase = PrepareProgress::Phase;
 
-constexpr double kPlainSeconds = 5;
+constexpr double plain_seconds = 5;
 
 std::string_view name_of(Phase phase) {
   switch (phase) {
@@ -67,7 +67,7 @@ void PrepareReport::operator()(const PrepareProgress& p) {
     return;
   }
   if (!begins && p.seconds < next_) return;
-  next_ = p.seconds + kPlainSeconds;
+  next_ = p.seconds + plain_seconds;
   write_((begins ? std::string(name_of(p.phase)) + " ..." : progress_text(p)) + "\n");
 }
 

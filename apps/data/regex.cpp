@@ -1,11 +1,11 @@
 #include "apps/data/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include <algorithm>
 #include <array>
 #include <new>
+
+#include <pcre2.h>
 
 #include "apps/data/oniguruma.h"
 #include "apps/data/unicode.h"

@@ -16,7 +16,7 @@ namespace {
 using Model = SentencePieceModel;
 using Type = Model::PieceType;
 
-constexpr std::string_view kSpace = "\u2581";  // replaces a space
+constexpr std::string_view space_mark = "\u2581";  // replaces a space
 
 // Reads the wire format of protocol buffers; ok() is false after the first malformed byte.
 class WireReader {
@@ -172,7 +172,7 @@ std::vector<BpeModel::Merge> sentencepiece_merges(const Model& model) {
 }
 
 // Limits the quadratic work of sentencepiece_merges(), which tries every split of a piece.
-constexpr size_t kMaxPieceBytes = 4096;
+constexpr size_t max_piece_bytes = 4096;
 
 std::string SentencePieceBpe::unsupported_reason(const Model& model) {
   if (model.algorithm != Model::Algorithm::bpe) return "it is not a BPE model";
@@ -187,8 +187,8 @@ std::string SentencePieceBpe::unsupported_reason(const Model& model) {
     if (piece.text.empty() || find_invalid_utf8(piece.text) != std::string_view::npos)
       return "a piece is empty or not valid UTF-8";
     if (!std::isfinite(piece.score)) return "the score of a piece is not finite";
-    if (piece.text.size() > kMaxPieceBytes)
-      return fmt::format("a piece has more than {} bytes", kMaxPieceBytes);
+    if (piece.text.size() > max_piece_bytes)
+      return fmt::format("a piece has more than {} bytes", max_piece_bytes);
     if (piece.type == Type::unused) return "it has unused pieces";
     if (piece.type == Type::byte) bytes.insert(piece.text);
     unknown += piece.type == Type::unknown;
@@ -225,8 +225,8 @@ SentencePieceBpe::SentencePieceBpe(const Model& model)
     // If spaces only occur at the beginning of pieces, no merge crosses a word boundary.
     if (piece.type != Type::normal) continue;
     std::string_view text = piece.text;
-    while (text.starts_with(kSpace)) text.remove_prefix(kSpace.size());
-    if (text.find(kSpace) != std::string_view::npos) split_words_ = false;
+    while (text.starts_with(space_mark)) text.remove_prefix(space_mark.size());
+    if (text.find(space_mark) != std::string_view::npos) split_words_ = false;
   }
   BpeModel::Options options;
   options.byte_symbols = false;
@@ -240,17 +240,17 @@ std::string SentencePieceBpe::normalize(std::string_view text) const {
     while (text.starts_with(' ')) text.remove_prefix(1);
   std::string out;
   if (text.empty()) return out;
-  out.reserve(text.size() + text.size() / 2 + kSpace.size());
-  if (dummy_prefix_) out += kSpace;
+  out.reserve(text.size() + text.size() / 2 + space_mark.size());
+  if (dummy_prefix_) out += space_mark;
   for (size_t at = 0; at < text.size();) {
     const size_t space = std::min(text.find(' ', at), text.size());
     out += text.substr(at, space - at);
     if (space == text.size()) break;
-    out += kSpace;
+    out += space_mark;
     at = space + 1;
     while (collapse_spaces_ && at < text.size() && text[at] == ' ') ++at;
   }
-  while (collapse_spaces_ && out.ends_with(kSpace)) out.resize(out.size() - kSpace.size());
+  while (collapse_spaces_ && out.ends_with(space_mark)) out.resize(out.size() - space_mark.size());
   return out;
 }
 
@@ -262,11 +262,11 @@ void SentencePieceBpe::encode_words(std::string_view text, std::vector<int32_t>&
   }
   while (!text.empty()) {
     size_t end = 0;
-    while (text.substr(end).starts_with(kSpace)) end += kSpace.size();
-    const size_t spaces = end / kSpace.size();
-    end = std::min(text.find(kSpace, end), text.size());
+    while (text.substr(end).starts_with(space_mark)) end += space_mark.size();
+    const size_t spaces = end / space_mark.size();
+    end = std::min(text.find(space_mark, end), text.size());
     if (encode_progress)
-      encode_progress->fetch_add(static_cast<int64_t>(end - spaces * (kSpace.size() - 1)),
+      encode_progress->fetch_add(static_cast<int64_t>(end - spaces * (space_mark.size() - 1)),
                                  std::memory_order_relaxed);
     bpe_->encode(text.substr(0, end), out, workspace);
     text.remove_prefix(end);

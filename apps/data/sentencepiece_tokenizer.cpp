@@ -1,7 +1,7 @@
+#include <algorithm>
+
 #include <sentencepiece_processor.h>
 #include <sentencepiece_trainer.h>
-
-#include <algorithm>
 
 #include "apps/data/sentencepiece_model.h"
 #include "apps/data/tokenizer.h"
@@ -13,7 +13,7 @@
 namespace nrl::data {
 namespace {
 
-constexpr uint64_t kMaxModelBytes = 64ull << 20;
+constexpr uint64_t max_model_bytes = 64ull << 20;
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:
@@ -100,7 +100,7 @@ class Lines final : public sentencepiece::SentenceIterator {
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& path) {
-  return make_sentencepiece(read_file(path, kMaxModelBytes), path);
+  return make_sentencepiece(read_file(path, max_model_bytes), path);
 }
 
 std::unique_ptr<Tokenizer> make_sentencepiece(std::string model, const std::string& name) {
@@ -108,9 +108,9 @@ std::unique_ptr<Tokenizer> make_sentencepiece(std::string model, const std::stri
 }
 
 std::string train_sentencepiece(const std::vector<std::string>& lines, int64_t size, int threads) {
-  constexpr int64_t kMinSize = 256 + 3 + 1;  // bytes, unknown, begin, end, and one piece
-  if (size < kMinSize || size > 1 << 20)
-    fail(Exit::usage, "train-sentencepiece:{}: the size must be between {} and {}", size, kMinSize, 1 << 20);
+  constexpr int64_t min_size = 256 + 3 + 1;  // bytes, unknown, begin, end, and one piece
+  if (size < min_size || size > 1 << 20)
+    fail(Exit::usage, "train-sentencepiece:{}: the size must be between {} and {}", size, min_size, 1 << 20);
   if (std::all_of(lines.begin(), lines.end(), [](const std::string& line) { return line.empty(); }))
     fail(Exit::data, "train-sentencepiece: the input has no text to train on");
   size_t longest = 0;

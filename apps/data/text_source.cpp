@@ -16,18 +16,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMaxTextBytes =
+constexpr int64_t max_text_bytes =
     (int64_t{1} << 31) - 1;  // so that token counts of a document fit in 31 bits
-// A compressed document may expand to this multiple of its size, or to kFreeBytes if that is more.
-constexpr int64_t kMaxExpansion = 200, kFreeBytes = int64_t{64} << 20;
-constexpr size_t kMaxLineBytes = size_t{64} << 20;
-constexpr size_t kBlockBytes = size_t{1} << 20;
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
+// A compressed document may expand to this multiple of its size, or to free_bytes if that is more.
+constexpr int64_t max_expansion = 200, free_bytes = int64_t{64} << 20;
+constexpr size_t max_line_bytes = size_t{64} << 20;
+constexpr size_t block_bytes = size_t{1} << 20;
+constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
+constexpr std::string_view replacement = "\xEF\xBF\xBD";  // U+FFFD
 
 // The text of a JSONL line; an Error (`data`) begins with `source`.
 std::string text_of_line(std::string_view line, const std::string& source, const std::string& key) {
-  static constexpr JsonLimits limits{.depth = 64, .string_bytes = kMaxLineBytes, .text_bytes = kMaxLineBytes};
+  static constexpr JsonLimits limits{
+      .depth = 64, .string_bytes = max_line_bytes, .text_bytes = max_line_bytes};
   try {
     const JsonValue value = parse_json(line, source, limits);
     if (!value.is_object()) fail(Exit::data, "{}: expected a JSON object, found {}", source, value.kind());
@@ -47,15 +48,15 @@ void read_lines(TextStream& stream, const InputFile& input,
   int64_t offset = 0, line = 1;
   while (true) {
     const size_t kept = rest.size();
-    rest.resize(kept + kBlockBytes);
-    const size_t count = stream.read(rest.data() + kept, kBlockBytes);
+    rest.resize(kept + block_bytes);
+    const size_t count = stream.read(rest.data() + kept, block_bytes);
     rest.resize(kept + count);
-    const bool last = count < kBlockBytes;
+    const bool last = count < block_bytes;
     const size_t end = last ? rest.size() : rest.rfind('\n') + 1;
     if (end == 0 && !last) {
-      if (rest.size() > kMaxLineBytes)
+      if (rest.size() > max_line_bytes)
         fail(Exit::data, "{}:{}: the line is too long: more than {}; expected one JSON object per line",
-             input.path, line, human_bytes(kMaxLineBytes));
+             input.path, line, human_bytes(max_line_bytes));
       continue;
     }
     std::string text = rest.substr(0, end);
@@ -72,7 +73,7 @@ bool begins_with_json_line(const InputFile& file, const std::string& key) {
   try {
     read_lines(stream, file, [&](std::string&& text, int64_t, bool) {
       std::string_view line = text;
-      if (line.starts_with(kByteOrderMark)) line.remove_prefix(kByteOrderMark.size());
+      if (line.starts_with(byte_order_mark)) line.remove_prefix(byte_order_mark.size());
       text_of_line(line.substr(0, line.find('\n')), file.path, key);
       found = true;
       return false;
@@ -144,7 +145,7 @@ std::string with_replacements(std::string_view text) {
   std::string out;
   for (size_t bad; (bad = find_bad_byte(text)) != std::string_view::npos;) {
     out += text.substr(0, bad);
-    out += kReplacement;
+    out += replacement;
     text.remove_prefix(bad + subpart_bytes(text, bad));
   }
   return out += text;
@@ -204,13 +205,13 @@ void read_chunks(const InputFile& input, const std::function<bool(TextChunk&&)>&
   TextStream stream(input.path, input.compression);
   if (!input.jsonl) {
     const int64_t limit = input.compression == Compression::none
-                              ? kMaxTextBytes
-                              : std::min(kMaxTextBytes, std::max(kFreeBytes, input.bytes * kMaxExpansion));
+                              ? max_text_bytes
+                              : std::min(max_text_bytes, std::max(free_bytes, input.bytes * max_expansion));
     std::string text;
-    for (size_t count = kBlockBytes; count == kBlockBytes;) {
+    for (size_t count = block_bytes; count == block_bytes;) {
       const size_t kept = text.size();
-      text.resize(kept + kBlockBytes);
-      count = stream.read(text.data() + kept, kBlockBytes);
+      text.resize(kept + block_bytes);
+      count = stream.read(text.data() + kept, block_bytes);
       text.resize(kept + count);
       if (static_cast<int64_t>(text.size()) > limit)
         fail(Exit::data,
@@ -239,13 +240,13 @@ void read_chunks(const InputFile& input, const std::function<bool(TextChunk&&)>&
 
 void Incidents::add(std::string location) {
   ++count;
-  if (locations.size() < kMaxLocations) locations.push_back(std::move(location));
+  if (locations.size() < max_locations) locations.push_back(std::move(location));
 }
 
 void Incidents::add(const Incidents& other) {
   count += other.count;
   for (const std::string& location : other.locations)
-    if (locations.size() < kMaxLocations) locations.push_back(location);
+    if (locations.size() < max_locations) locations.push_back(location);
 }
 
 void for_each_document(const TextChunk& chunk, const ChunkOptions& options, ChunkCounts& counts,
@@ -253,7 +254,7 @@ void for_each_document(const TextChunk& chunk, const ChunkOptions& options, Chun
   const RawText raw{chunk, options, counts};
   std::string storage;
   std::string_view text = chunk.text;
-  if (chunk.offset == 0 && text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  if (chunk.offset == 0 && text.starts_with(byte_order_mark)) text.remove_prefix(byte_order_mark.size());
   if (!chunk.file->jsonl) {
     if (const auto valid = raw.valid(text, 1, storage); valid && !valid->empty()) document(*valid);
     return;

@@ -56,7 +56,7 @@ struct ChunkOptions {
 
 /// Number of incidents of one kind, and the locations of the first ones: "FILE:LINE: ...".
 struct Incidents {
-  static constexpr size_t kMaxLocations = 5;
+  static constexpr size_t max_locations = 5;
   int64_t count = 0;
   std::vector<std::string> locations;
 

@@ -1,10 +1,10 @@
 #include "apps/data/text_stream.h"
 
-#include <zlib.h>
-#include <zstd.h>
-
 #include <algorithm>
 #include <vector>
+
+#include <zlib.h>
+#include <zstd.h>
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"

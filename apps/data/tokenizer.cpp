@@ -8,8 +8,8 @@
 namespace nrl::data {
 namespace {
 
-constexpr int32_t kEndOfDocument = 256;
-constexpr std::string_view kEndText = "<|endoftext|>";
+constexpr int32_t end_of_document = 256;
+constexpr std::string_view end_text = "<|endoftext|>";
 
 class ByteTokenizer final : public Tokenizer {
  public:
@@ -22,15 +22,15 @@ class ByteTokenizer final : public Tokenizer {
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;
     for (const int32_t id : ids) {
-      if (id < 0 || id > kEndOfDocument)
+      if (id < 0 || id > end_of_document)
         fail(Exit::data, "token {} is not in the vocabulary of {}", id, vocab_size());
-      if (id != kEndOfDocument) text += static_cast<char>(id);
+      if (id != end_of_document) text += static_cast<char>(id);
     }
     return text;
   }
-  int64_t vocab_size() const override { return kEndOfDocument + 1; }
+  int64_t vocab_size() const override { return end_of_document + 1; }
   std::optional<int32_t> bos() const override { return std::nullopt; }
-  std::optional<int32_t> eos() const override { return kEndOfDocument; }
+  std::optional<int32_t> eos() const override { return end_of_document; }
   std::string_view kind() const override { return "bytes"; }
 
   // For other programs the same as a byte-level BPE without merges; tokenizer_in() recognizes
@@ -40,8 +40,8 @@ class ByteTokenizer final : public Tokenizer {
     for (int b = 0; b < 256; ++b) vocab.set(byte_level_text(std::string(1, static_cast<char>(b))), b);
     const JsonValue byte_level = JsonValue::object(
         {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}});
-    const JsonValue end = JsonValue::object({{"id", kEndOfDocument},
-                                             {"content", kEndText},
+    const JsonValue end = JsonValue::object({{"id", end_of_document},
+                                             {"content", end_text},
                                              {"single_word", false},
                                              {"lstrip", false},
                                              {"rstrip", false},
@@ -68,9 +68,9 @@ class ByteTokenizer final : public Tokenizer {
                                                    {"model", model}});
     const JsonValue config = JsonValue::object({{"tokenizer_class", "PreTrainedTokenizerFast"},
                                                 {"clean_up_tokenization_spaces", false},
-                                                {"eos_token", kEndText},
+                                                {"eos_token", end_text},
                                                 {"nrl_tokenizer", "bytes"}});
-    const JsonValue special = JsonValue::object({{"eos_token", kEndText}});
+    const JsonValue special = JsonValue::object({{"eos_token", end_text}});
     return {{"tokenizer.json", tokenizer.dump(1) + "\n", true},
             {"tokenizer_config.json", config.dump(1) + "\n", true},
             {"special_tokens_map.json", special.dump(1) + "\n", true}};

@@ -21,25 +21,25 @@ struct ClassRange {
 #include "apps/data/nfc_tables.inc"
 
 // Hangul syllables (The Unicode Standard, section 3.12).
-constexpr uint32_t kSBase = 0xAC00, kLBase = 0x1100, kVBase = 0x1161, kTBase = 0x11A7;
-constexpr uint32_t kLCount = 19, kVCount = 21, kTCount = 28, kSCount = kLCount * kVCount * kTCount;
+constexpr uint32_t s_base = 0xAC00, l_base = 0x1100, v_base = 0x1161, t_base = 0x11A7;
+constexpr uint32_t l_count = 19, v_count = 21, t_count = 28, s_count = l_count * v_count * t_count;
 
 class Normalizer {
  public:
   Normalizer() : suspicious_(0x110000 / 8, 0) {
-    for (const Decomposition& d : kComposites) {
+    for (const Decomposition& d : composite_table) {
       decompose_[d.character] = {d.first, d.second};
       compose_[uint64_t{d.first} << 32 | d.second] = d.character;
       suspect(d.second);
     }
-    for (const Decomposition& d : kExcluded) {
+    for (const Decomposition& d : excluded_composites) {
       decompose_[d.character] = {d.first, d.second};
       suspect(d.character);
     }
-    for (const ClassRange& r : kClasses)
+    for (const ClassRange& r : combining_classes)
       for (uint32_t c = r.first; c <= r.last; ++c) suspect(c);
-    for (uint32_t v = 0; v < kVCount; ++v) suspect(kVBase + v);
-    for (uint32_t t = 1; t < kTCount; ++t) suspect(kTBase + t);
+    for (uint32_t v = 0; v < v_count; ++v) suspect(v_base + v);
+    for (uint32_t t = 1; t < t_count; ++t) suspect(t_base + t);
   }
 
   /// False if no character can change or compose, so that the text is already in form C (NFC_Quick_Check).
@@ -71,17 +71,17 @@ class Normalizer {
 
   static uint8_t class_of(uint32_t c) {
     const auto* r =
-        std::lower_bound(std::begin(kClasses), std::end(kClasses), c,
+        std::lower_bound(std::begin(combining_classes), std::end(combining_classes), c,
                          [](const ClassRange& range, uint32_t value) { return range.last < value; });
-    return r != std::end(kClasses) && r->first <= c ? r->value : 0;
+    return r != std::end(combining_classes) && r->first <= c ? r->value : 0;
   }
 
   void append_decomposed(std::u32string& out, uint32_t c) const {
-    if (c - kSBase < kSCount) {
-      const uint32_t s = c - kSBase;
-      out += kLBase + s / (kVCount * kTCount);
-      out += kVBase + s % (kVCount * kTCount) / kTCount;
-      if (s % kTCount != 0) out += kTBase + s % kTCount;
+    if (c - s_base < s_count) {
+      const uint32_t s = c - s_base;
+      out += l_base + s / (v_count * t_count);
+      out += v_base + s % (v_count * t_count) / t_count;
+      if (s % t_count != 0) out += t_base + s % t_count;
       return;
     }
     const auto found = c < 0xC0 ? decompose_.end() : decompose_.find(c);
@@ -109,24 +109,24 @@ class Normalizer {
   }
 
   uint32_t composed(uint32_t a, uint32_t b) const {
-    if (a - kLBase < kLCount && b - kVBase < kVCount)
-      return kSBase + ((a - kLBase) * kVCount + (b - kVBase)) * kTCount;
-    if (a - kSBase < kSCount && (a - kSBase) % kTCount == 0 && b - kTBase - 1 < kTCount - 1)
-      return a + (b - kTBase);
+    if (a - l_base < l_count && b - v_base < v_count)
+      return s_base + ((a - l_base) * v_count + (b - v_base)) * t_count;
+    if (a - s_base < s_count && (a - s_base) % t_count == 0 && b - t_base - 1 < t_count - 1)
+      return a + (b - t_base);
     const auto found = compose_.find(uint64_t{a} << 32 | b);
     return found == compose_.end() ? 0 : found->second;
   }
 
   void compose(std::u32string& text) const {
-    constexpr size_t kNone = SIZE_MAX;
-    size_t out = 0, starter = kNone;
+    constexpr size_t none = SIZE_MAX;
+    size_t out = 0, starter = none;
     uint8_t last_class = 0;
     for (size_t i = 0; i < text.size(); ++i) {
       const uint32_t c = text[i];
       const uint8_t k = class_of(c);
       // Blocked if a character of the same or a higher class (or another starter) is in between.
-      const bool adjacent = starter != kNone && out == starter + 1;
-      if (starter != kNone && (adjacent || (last_class != 0 && last_class < k))) {
+      const bool adjacent = starter != none && out == starter + 1;
+      if (starter != none && (adjacent || (last_class != 0 && last_class < k))) {
         if (const uint32_t whole = composed(text[starter], c); whole != 0) {
           text[starter] = whole;
           continue;

@@ -1,12 +1,12 @@
 // nrl-train bench: benchmarks of this machine, relative to its limits.
 
-#include <time.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
+
+#include <time.h>
+#include <unistd.h>
 
 #include "apps/nrl-train/commands.h"
 #include "apps/train/launch.h"

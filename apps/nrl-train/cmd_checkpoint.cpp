@@ -10,7 +10,7 @@ namespace nrl::app {
 int run_checkpoint_verify(const CheckpointArgs& args) {
   if (!is_directory(args.directory)) fail(Exit::no_input, "there is no directory '{}'", args.directory);
   std::vector<CheckpointEntry> entries;
-  if (path_exists(join_path(args.directory, kManifestName))) {
+  if (path_exists(join_path(args.directory, manifest_name))) {
     entries.push_back(
         {.path = args.directory, .problems = validate_checkpoint(args.directory, Validation::full)});
   } else {

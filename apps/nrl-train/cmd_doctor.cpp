@@ -1,11 +1,12 @@
 // nrl-train doctor: capabilities of this build and this machine.
 
-#include <spdlog/fmt/ranges.h>
-#include <unistd.h>
-
 #include <memory>
 #include <optional>
 #include <string>
+
+#include <unistd.h>
+
+#include <spdlog/fmt/ranges.h>
 
 #include "apps/nrl-train/commands.h"
 #include "core/base/log.h"

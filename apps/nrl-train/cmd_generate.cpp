@@ -1,8 +1,8 @@
 // nrl-train generate: continues a text with a trained model.
 
-#include <unistd.h>
-
 #include <cstdio>
+
+#include <unistd.h>
 
 #include "apps/data/tokenizer.h"
 #include "apps/model/parameters.h"

@@ -1,9 +1,9 @@
 // nrl-train prepare: tokenizes text into token files.
 
-#include <unistd.h>
-
 #include <cstdio>
 #include <optional>
+
+#include <unistd.h>
 
 #include "apps/data/prepare_report.h"
 #include "apps/nrl-train/commands.h"

@@ -1,9 +1,9 @@
 // nrl-train report: the curves of one or more runs, in the terminal and as an HTML page.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
+
+#include <unistd.h>
 
 #include "apps/nrl-train/commands.h"
 #include "apps/train/report/chart.h"

@@ -1,11 +1,12 @@
 // Parses the command line. Only this file includes CLI11, which is slow to compile.
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <exception>
 #include <sstream>
+
+#include <CLI/CLI.hpp>
 
 #include "apps/nrl-train/commands.h"
 #include "core/base/error.h"

@@ -84,7 +84,7 @@ std::vector<int64_t> update_chunks(const ParamGroup& g, const model::ParameterLi
       ops::AdamWRange& last = ranges.back();
       const int64_t gap = r.flat - (last.flat + last.count);
       // The padding between parameters is zero and stays zero.
-      if (last.rates == rates && gap < FlatBuckets::kParamAlign &&
+      if (last.rates == rates && gap < FlatBuckets::param_align &&
           r.state - (last.state + last.count) == gap) {
         last.count += gap + r.count;
         continue;

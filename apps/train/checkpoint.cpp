@@ -178,7 +178,7 @@ Position read_position(const CheckpointReader& reader) {
   const auto counter = [&](std::string_view key, int64_t max) {
     const int64_t n = json.get_int(key);
     if (n < 0 || n > max)
-      fail(Exit::data, "{}: {} is {}; expected 0 to {}", join_path(reader.path(), kManifestName), key, n,
+      fail(Exit::data, "{}: {} is {}; expected 0 to {}", join_path(reader.path(), manifest_name), key, n,
            max);
     return n;
   };
@@ -198,7 +198,7 @@ Position read_position(const CheckpointReader& reader) {
   if (!consistent)
     fail(Exit::data,
          "{}: inconsistent counters: step {} in step-{}, {} updates, {} skipped, {} samples, {} tokens",
-         join_path(reader.path(), kManifestName), p.step, reader.manifest().step, p.updates, p.skipped,
+         join_path(reader.path(), manifest_name), p.step, reader.manifest().step, p.updates, p.skipped,
          p.consumed_samples, p.tokens);
   return p;
 }

@@ -1,8 +1,8 @@
 #include "apps/train/device_choice.h"
 
-#include <unistd.h>
-
 #include <algorithm>
+
+#include <unistd.h>
 
 #include "apps/train/accelerator.h"
 #include "core/base/error.h"

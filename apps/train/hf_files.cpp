@@ -13,8 +13,8 @@ namespace {
 
 using data::Tokenizer;
 
-constexpr uint64_t kMaxBytes = uint64_t{64} << 20;
-constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
+constexpr uint64_t max_bytes = uint64_t{64} << 20;
+constexpr const char* tokenizer_files[] = {"tokenizer.json",
                                            "tokenizer.model",
                                            "tokenizer_config.json",
                                            "spiece.model",
@@ -24,7 +24,7 @@ constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
                                            "merges.txt",
                                            "chat_template.jinja",
                                            "chat_template.json"};
-constexpr const char* kGenerationConfig = "generation_config.json";
+constexpr const char* generation_config_name = "generation_config.json";
 
 bool contains(const std::vector<Tokenizer::File>& files, std::string_view name) {
   return std::any_of(files.begin(), files.end(), [&](const Tokenizer::File& f) { return f.name == name; });
@@ -32,7 +32,7 @@ bool contains(const std::vector<Tokenizer::File>& files, std::string_view name) 
 
 void copy_if_present(const std::string& directory, const char* name, std::vector<Tokenizer::File>& files) {
   const std::string path = join_path(directory, name);
-  if (path_exists(path)) files.push_back({name, read_file(path, kMaxBytes)});
+  if (path_exists(path)) files.push_back({name, read_file(path, max_bytes)});
 }
 
 void use(const Tokenizer& tokenizer, HfFiles& hf) {
@@ -56,7 +56,7 @@ HfFiles collect_hf_files(const Config& c) {
   const auto& start = c.policy.model_name;
   const bool other_tokenizer = c.policy.tokenizer.name && c.policy.tokenizer.name != start;
   const auto copy_all = [&](const std::string& directory) {
-    for (const char* name : kTokenizerFiles) copy_if_present(directory, name, hf.files);
+    for (const char* name : tokenizer_files) copy_if_present(directory, name, hf.files);
   };
   if (other_tokenizer) {
     const std::string& name = *c.policy.tokenizer.name;
@@ -69,7 +69,7 @@ HfFiles collect_hf_files(const Config& c) {
   hf.keep_config_ids = true;
   if (start) {
     copy_all(*start);
-    copy_if_present(*start, kGenerationConfig, hf.files);
+    copy_if_present(*start, generation_config_name, hf.files);
     if (has_tokenizer(*start)) {
       try {
         use(*data::tokenizer_in(*start), hf);
@@ -105,7 +105,7 @@ std::string hf_config_json(const model::ModelSpec& spec, std::string_view dtype,
 }
 
 std::string hf_generation_config(const std::string& config_json, const HfFiles& hf) {
-  if (contains(hf.files, kGenerationConfig)) return {};
+  if (contains(hf.files, generation_config_name)) return {};
   const JsonValue config = parse_json(config_json, "config.json");
   JsonValue json = JsonValue::object({{"_from_model_config", true}});
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})

@@ -54,7 +54,7 @@ void restore_position(Run& run, const Position& saved) {
 void resume_from(Run& run, const std::string& path, const PhaseNote& phase) {
   comm::World& world = run.world;
   const std::vector<std::string> manifests =
-      world.comm().gather_texts(to_text({identify_input(join_path(path, kManifestName))}));
+      world.comm().gather_texts(to_text({identify_input(join_path(path, manifest_name))}));
   run_collectively(world, [&] { require_same_files(manifests, world.hosts()); });
   run_collectively(world, [&] {
     CheckpointReader reader(path);

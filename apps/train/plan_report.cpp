@@ -1,10 +1,10 @@
 #include "apps/train/plan_report.h"
 
-#include <spdlog/fmt/ranges.h>
-
 #include <algorithm>
 #include <array>
 #include <map>
+
+#include <spdlog/fmt/ranges.h>
 
 #include "apps/plan/run_plan.h"
 #include "apps/train/model_source.h"

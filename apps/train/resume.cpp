@@ -13,8 +13,8 @@
 namespace nrl::train {
 namespace {
 
-constexpr int64_t kRecordVersion = 1;
-constexpr size_t kMaxListed = 10;
+constexpr int64_t record_version = 1;
+constexpr size_t max_listed = 10;
 
 // Settings that may change on a resume.
 constexpr std::string_view changeable_settings[] = {"policy.train_global_batch_size",
@@ -130,8 +130,8 @@ void add_sources(std::string_view section, const std::vector<DataSource>& source
 
 std::string listed(const std::vector<std::string>& lines) {
   std::string text;
-  for (size_t i = 0; i < std::min(lines.size(), kMaxListed); ++i) text += "\n  " + lines[i];
-  if (lines.size() > kMaxListed) text += fmt::format("\n  and {} more", lines.size() - kMaxListed);
+  for (size_t i = 0; i < std::min(lines.size(), max_listed); ++i) text += "\n  " + lines[i];
+  if (lines.size() > max_listed) text += fmt::format("\n  and {} more", lines.size() - max_listed);
   return text;
 }
 
@@ -192,13 +192,13 @@ std::string set_other_checkpoints_aside(const CheckpointingConfig& c, const std:
 }
 
 void verify_model_directory(const std::string& directory) {
-  if (!path_exists(join_path(directory, kManifestName))) return;
+  if (!path_exists(join_path(directory, manifest_name))) return;
   const std::vector<std::string> problems = validate_checkpoint(directory, Validation::full);
   if (problems.empty()) return;
   fail(Exit::data,
        "the checkpoint {} differs from what was saved:{}\nFix: use another checkpoint, or, if it was edited "
        "on purpose, remove its {} to use it as a plain Hugging Face model",
-       directory, listed(problems), kManifestName);
+       directory, listed(problems), manifest_name);
 }
 
 RunRecord make_record(const Config& config, const model::ModelSpec& spec, DType weights, int ranks,
@@ -220,13 +220,13 @@ RunRecord make_record(const Config& config, const model::ModelSpec& spec, DType 
 JsonValue record_to_json(const RunRecord& record) {
   JsonObject facts;
   for (const auto& [key, value] : record) facts.set(key, value);
-  return JsonValue::object({{"version", kRecordVersion}, {"facts", std::move(facts)}});
+  return JsonValue::object({{"version", record_version}, {"facts", std::move(facts)}});
 }
 
 SavedRecord read_record(const CheckpointReader& reader, int64_t global_batch) {
   SavedRecord saved;
   if (const JsonValue* run = reader.manifest().state.find("run")) {
-    if (run->get_int("version") == kRecordVersion) {
+    if (run->get_int("version") == record_version) {
       for (const auto& [key, value] : run->at("facts").members()) saved.record[key] = value.as_string();
       return saved;
     }

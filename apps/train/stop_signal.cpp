@@ -1,13 +1,13 @@
 #include "apps/train/stop_signal.h"
 
-#include <unistd.h>
-
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <system_error>
 #include <thread>
+
+#include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/base/inherited_signals.h"

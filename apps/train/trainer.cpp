@@ -1,10 +1,10 @@
 #include "apps/train/trainer.h"
-#include "apps/train/run_setup.h"
 
 #include <optional>
 #include <utility>
 
 #include "apps/train/launch.h"
+#include "apps/train/run_setup.h"
 #include "apps/train/step_loop.h"
 #include "apps/train/stop_signal.h"
 

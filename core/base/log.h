@@ -3,10 +3,10 @@
 // the rank. Texts may quote untrusted input: control characters are escaped and long lines cut
 // here (message_text(), text.h).
 
-#include <spdlog/fmt/fmt.h>
-
 #include <string_view>
 #include <utility>
+
+#include <spdlog/fmt/fmt.h>
 
 namespace nrl::log {
 

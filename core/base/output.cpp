@@ -1,9 +1,5 @@
 #include "core/base/output.h"
 
-#include <poll.h>
-#include <spdlog/fmt/fmt.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -20,13 +16,18 @@
 #include <thread>
 #include <utility>
 
+#include <poll.h>
+#include <unistd.h>
+
+#include <spdlog/fmt/fmt.h>
+
 namespace nrl {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
 // How long a text waits for an earlier text of the other stream.
-constexpr std::chrono::milliseconds kOrderTimeout{200};
+constexpr std::chrono::milliseconds order_timeout{200};
 
 int64_t lines_of(std::string_view text) {
   return std::count(text.begin(), text.end(), '\n');
@@ -115,7 +116,7 @@ struct OutputQueue::State : std::enable_shared_from_this<OutputQueue::State> {
       changed.wait(lock, [&] { return leave || !q.waiting.empty(); });
       if (leave) return;
       const auto in_order = [&] { return leave || other.oldest() > q.waiting.front().number; };
-      changed.wait_until(lock, (other.busy ? other.since : Clock::now()) + kOrderTimeout, in_order);
+      changed.wait_until(lock, (other.busy ? other.since : Clock::now()) + order_timeout, in_order);
       if (leave) return;
       std::string text = std::move(q.waiting.front().text);
       q.bytes -= text.size();

@@ -1,12 +1,12 @@
 #include "core/base/text.h"
 
-#include <spdlog/fmt/fmt.h>
-
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <numeric>
 #include <vector>
+
+#include <spdlog/fmt/fmt.h>
 
 namespace nrl {
 
@@ -85,7 +85,7 @@ size_t complete_utf8(std::string_view text) {
 
 namespace {
 
-constexpr size_t kMaxMessageLine = 1000;
+constexpr size_t max_message_line = 1000;
 
 // The code point of a sequence of utf8_length() bytes.
 uint32_t code_point(std::string_view sequence) {
@@ -164,9 +164,9 @@ std::string message_text(std::string_view text, std::string_view indent) {
     const size_t end = std::min(text.find('\n', begin), text.size());
     std::string_view line = text.substr(begin, end - begin);
     if (begin > 0) (out += '\n') += line.empty() ? "" : indent;
-    if (line.size() > kMaxMessageLine) {
-      const size_t head = cut_before(line, kMaxMessageLine * 2 / 3);
-      const size_t tail = cut_before(line, line.size() - kMaxMessageLine / 3);
+    if (line.size() > max_message_line) {
+      const size_t head = cut_before(line, max_message_line * 2 / 3);
+      const size_t tail = cut_before(line, line.size() - max_message_line / 3);
       out += printable(line.substr(0, head));
       out += fmt::format(" ... ({} bytes left out) ... ", tail - head);
       line.remove_prefix(tail);

@@ -1,11 +1,11 @@
 #include "core/base/threads.h"
 
-#include <sys/resource.h>
-
 #include <fstream>
 #include <new>
 #include <system_error>
 #include <vector>
+
+#include <sys/resource.h>
 
 namespace nrl {
 
@@ -57,8 +57,8 @@ ThreadLimits read_thread_limits(const std::string& root) {
 
 std::string describe_thread_limit(const ThreadLimits& limits) {
   // The control group reports its current count; the user's is expensive to get, so it is the fallback.
-  constexpr int64_t kNear = 2;
-  const bool cgroup_full = limits.cgroup && limits.cgroup_current.value_or(0) + kNear >= *limits.cgroup;
+  constexpr int64_t near = 2;
+  const bool cgroup_full = limits.cgroup && limits.cgroup_current.value_or(0) + near >= *limits.cgroup;
   std::string limit, raise;
   if (limits.cgroup && (cgroup_full || !limits.user)) {
     limit = fmt::format("the control group {} allows {} processes and threads (pids.max){}",

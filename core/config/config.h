@@ -3,14 +3,14 @@
 // initializers are the defaults; meaning, range and spelling of every key are in the option table
 // (schema_*.cpp) and in docs/configuration.md.
 
-#include "core/config/enums.h"
-
 #include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "core/config/enums.h"
 
 namespace nrl {
 

@@ -1,12 +1,12 @@
 #include "core/config/convert.h"
 
-#include "core/base/text.h"
-
-#include <spdlog/fmt/fmt.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "core/base/text.h"
 
 namespace nrl::config_detail {
 namespace {

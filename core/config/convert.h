@@ -1,12 +1,12 @@
 #pragma once
 // Converts a YAML value to the value of a key. Internal to core/config.
 
-#include "core/config/schema.h"
-#include "core/config/yaml.h"
-
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "core/config/schema.h"
+#include "core/config/yaml.h"
 
 namespace nrl::config_detail {
 

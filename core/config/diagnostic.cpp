@@ -1,13 +1,13 @@
 #include "core/config/diagnostic.h"
 
-#include "core/base/text.h"
-
 #include <algorithm>
+
+#include "core/base/text.h"
 
 namespace nrl {
 namespace {
 
-constexpr size_t kMaxText = 600;  // of a message or a note: one line that may quote any input
+constexpr size_t max_text = 600;  // of a message or a note: one line that may quote any input
 
 }  // namespace
 
@@ -32,17 +32,17 @@ std::string render(const Diagnostics& diagnostics) {
   for (const Diagnostic& d : diagnostics) {
     errors += d.severity == Severity::error;
     out += fmt::format("{}: {}\n", d.severity == Severity::error ? "error" : "warning",
-                       clipped(d.message, kMaxText));
+                       clipped(d.message, max_text));
     // The arrow ends where the gutter of the excerpt ends.
     const size_t width = std::max<size_t>(d.line > 0 ? std::to_string(d.line).size() : 0, 2);
     const std::string gutter(width, ' ');
     if (!d.file.empty()) {
-      out += gutter + "--> " + clipped(d.file, kMaxText);
+      out += gutter + "--> " + clipped(d.file, max_text);
       if (d.line > 0) out += fmt::format(":{}:{}", d.line, d.column);
       out += '\n';
     }
     out += d.excerpt;
-    for (const std::string& note : d.notes) out += fmt::format("{} = {}\n", gutter, clipped(note, kMaxText));
+    for (const std::string& note : d.notes) out += fmt::format("{} = {}\n", gutter, clipped(note, max_text));
     out += '\n';
   }
   if (errors > 0)

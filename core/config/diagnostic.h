@@ -1,10 +1,10 @@
 #pragma once
 // Problems of a configuration, with their positions.
 
-#include "core/base/error.h"
-
 #include <string>
 #include <vector>
+
+#include "core/base/error.h"
 
 namespace nrl {
 

@@ -1,14 +1,13 @@
 // Generated from the option table: the resolved configuration, `explain`, and the reference page.
-#include "core/config/load.h"
-#include "core/config/schema.h"
-
-#include "core/base/error.h"
-#include "core/base/text.h"
-
 #include <algorithm>
 #include <cctype>
 #include <functional>
 #include <tuple>
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/config/load.h"
+#include "core/config/schema.h"
 
 namespace nrl {
 namespace config_detail {
@@ -66,7 +65,7 @@ std::string explain_key(const Key& key) {
   return out;
 }
 
-constexpr size_t kMaxHits = 12;
+constexpr size_t max_hits = 12;
 
 /// Lower-case letters and digits; everything else, and "CamelCase" boundaries, becomes one space.
 std::string plain_words(std::string_view text) {
@@ -206,8 +205,8 @@ std::string explain(std::string_view name, bool* known) {
     return fmt::format("{} is found in {}\n\n", clipped(path), hits[0]->path) + explain_key(*hits[0]);
   if (!hits.empty()) {
     out = fmt::format("there is no key '{}'; it is found in {} keys{}:\n", clipped(path), hits.size(),
-                      hits.size() > kMaxHits ? fmt::format(", the first {} of which are", kMaxHits) : "");
-    for (size_t i = 0; i < hits.size() && i < kMaxHits; ++i)
+                      hits.size() > max_hits ? fmt::format(", the first {} of which are", max_hits) : "");
+    for (size_t i = 0; i < hits.size() && i < max_hits; ++i)
       out += fmt::format("  {:<44} {}{}\n", hits[i]->path, hits[i]->help,
                          hits[i]->built ? "" : " (not supported yet)");
     return out + fmt::format("nrl-train explain {} explains the first one\n", hits[0]->path);

@@ -1,13 +1,13 @@
 #include "core/config/given.h"
 
-#include "core/base/text.h"
-
 #include <algorithm>
+
+#include "core/base/text.h"
 
 namespace nrl::config_detail {
 namespace {
 
-constexpr size_t kMaxKeysListed = 12;
+constexpr size_t max_keys_listed = 12;
 
 std::string text_of(const Node& node) {
   if (node.kind == Node::Kind::scalar) return clipped(node.text, 80);
@@ -80,10 +80,10 @@ void GivenKeys::not_a_mapping(int where, const Entry& entry, const std::string& 
 std::string GivenKeys::keys_of(const std::string& section) const {
   const auto names = schema_.children(section);
   std::string out;
-  for (size_t i = 0; i < names.size() && i < kMaxKeysListed; ++i)
+  for (size_t i = 0; i < names.size() && i < max_keys_listed; ++i)
     out += (i ? ", " : "") + std::string(names[i]);
-  if (names.size() > kMaxKeysListed)
-    out += fmt::format(", ... ({} more: nrl-train explain{}{})", names.size() - kMaxKeysListed,
+  if (names.size() > max_keys_listed)
+    out += fmt::format(", ... ({} more: nrl-train explain{}{})", names.size() - max_keys_listed,
                        section.empty() ? "" : " ", section);
   return out;
 }

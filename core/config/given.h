@@ -1,15 +1,15 @@
 #pragma once
 // From a parsed text to the values of keys: sections, aliases, unknown keys. Internal to core/config.
 
-#include "core/config/report.h"
-#include "core/config/schema.h"
-#include "core/config/yaml.h"
-
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
+
+#include "core/config/report.h"
+#include "core/config/schema.h"
+#include "core/config/yaml.h"
 
 namespace nrl::config_detail {
 

@@ -1,9 +1,9 @@
 #include "core/config/layers.h"
 
-#include "core/base/text.h"
-
 #include <algorithm>
 #include <filesystem>
+
+#include "core/base/text.h"
 
 namespace nrl::config_detail {
 namespace {
@@ -74,8 +74,8 @@ void Layers::inherit(int from, const Entry& entry) {
     if (std::find(chain_.begin(), chain_.end(), real) != chain_.end()) {
       refuse(fmt::format("'{}' inherits from itself", clipped(item.text)),
              {"the chain is " + chain_text(real)});
-    } else if (report_.count() >= static_cast<int>(kMaxFiles)) {
-      refuse(fmt::format("more than {} files inherited", kMaxFiles));
+    } else if (report_.count() >= static_cast<int>(max_files)) {
+      refuse(fmt::format("more than {} files inherited", max_files));
       return;
     } else {
       std::string text;

@@ -1,12 +1,12 @@
 #pragma once
 // Files, the files they inherit from, and overrides, parsed one after the other. Internal to core/config.
 
-#include "core/config/report.h"
-#include "core/config/yaml.h"
-
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "core/config/report.h"
+#include "core/config/yaml.h"
 
 namespace nrl::config_detail {
 

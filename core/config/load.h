@@ -4,11 +4,11 @@
 // On several ranks, rank 0 loads and broadcasts dump_resolved(); the other ranks call load_config_text() on
 // it. The dump round-trips to an equal Config, so all ranks agree and only one reads the files.
 
-#include "core/config/result.h"
-
 #include <span>
 #include <string>
 #include <string_view>
+
+#include "core/config/result.h"
 
 namespace nrl {
 

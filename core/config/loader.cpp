@@ -1,13 +1,13 @@
 #include "core/config/loader.h"
 
+#include <algorithm>
+
 #include "core/config/convert.h"
 #include "core/config/given.h"
 #include "core/config/layers.h"
 #include "core/config/references.h"
 #include "core/config/report.h"
 #include "core/config/validate.h"
-
-#include <algorithm>
 
 namespace nrl {
 namespace config_detail {

@@ -1,27 +1,27 @@
 #pragma once
 // Collects the loader's results and problems, with positions in the sources. Internal to core/config.
 
-#include "core/config/result.h"
-#include "core/config/source.h"
-
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/config/result.h"
+#include "core/config/source.h"
+
 namespace nrl::config_detail {
 
 class Report {
  public:
-  static constexpr size_t kMaxProblems = 100;
+  static constexpr size_t max_problems = 100;
 
   explicit Report(ConfigResult& into) : result(into), sources_(std::make_shared<Sources>()) {
-    sources_->all.reserve(kMaxFiles);  // diagnostics hold no references, but parsing does
+    sources_->all.reserve(max_files);  // diagnostics hold no references, but parsing does
     result.sources = sources_;
   }
 
   Diagnostics& problems() { return result.diagnostics; }
-  bool full() const { return result.diagnostics.size() >= kMaxProblems; }
+  bool full() const { return result.diagnostics.size() >= max_problems; }
 
   /// Adds a source and returns its index, from 0.
   int add(std::string name, std::string text, bool is_override = false) {
@@ -35,7 +35,7 @@ class Report {
     return {place(i, pos), i, pos.line, pos.column, pos.length, parent_line};
   }
 
-  /// Reports a problem with a key, which becomes unsound. Dropped beyond kMaxProblems.
+  /// Reports a problem with a key, which becomes unsound. Dropped beyond max_problems.
   void problem(int where, Pos pos, int parent_line, std::string key, std::string message,
                std::string label = "", std::vector<std::string> notes = {}) {
     result.unsound.insert(key);

@@ -1,9 +1,10 @@
 // Queries on a loaded configuration: which keys are sound, and the position of a problem with a key.
 #include "core/config/result.h"
-#include "core/config/source.h"
 
 #include <algorithm>
 #include <tuple>
+
+#include "core/config/source.h"
 
 namespace nrl {
 

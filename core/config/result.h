@@ -1,9 +1,6 @@
 #pragma once
 // A loaded configuration: the typed Config, the origin of every value, and all problems.
 
-#include "core/config/config.h"
-#include "core/config/diagnostic.h"
-
 #include <map>
 #include <memory>
 #include <set>
@@ -11,6 +8,9 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "core/config/config.h"
+#include "core/config/diagnostic.h"
 
 namespace nrl {
 

@@ -1,11 +1,11 @@
 #include "core/config/schema.h"
 
-#include "core/base/error.h"
-#include "core/base/text.h"
+#include <algorithm>
 
 #include <spdlog/fmt/fmt.h>
 
-#include <algorithm>
+#include "core/base/error.h"
+#include "core/base/text.h"
 
 namespace nrl::config_detail {
 namespace {

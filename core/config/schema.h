@@ -2,9 +2,6 @@
 // The option table: every key once, with all its properties. Internal to core/config. Parser, validator,
 // dump, `explain` and the reference page are generated from it.
 
-#include "core/config/config.h"
-#include "core/config/value.h"
-
 #include <functional>
 #include <limits>
 #include <map>
@@ -12,6 +9,9 @@
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include "core/config/config.h"
+#include "core/config/value.h"
 
 namespace nrl::config_detail {
 

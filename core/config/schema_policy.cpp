@@ -4,7 +4,7 @@
 namespace nrl::config_detail {
 namespace {
 
-constexpr double kManySteps = 1e12;
+constexpr double many_steps = 1e12;
 
 // NRL_POLICY_KEY(table, a.b): the key "a.b" of the section, bound to PolicyConfig::a.b.
 #define NRL_POLICY_KEY(table, member) \
@@ -121,7 +121,7 @@ void add_optimizer(PolicyTable& t) {
       .help("Shape of the decay from lr to min_lr after the warm-up.");
   NRL_POLICY_KEY(t, scheduler.lr_warmup_iters)
       .at_least(0)
-      .at_most(kManySteps)
+      .at_most(many_steps)
       .size()
       .alias("policy.megatron_cfg.scheduler.lr_warmup_iters")
       .alias("training.warmup_steps")
@@ -135,14 +135,14 @@ void add_optimizer(PolicyTable& t) {
       .help("The warm-up as a fraction of lr_decay_iters; instead of lr_warmup_iters.");
   NRL_POLICY_KEY(t, scheduler.lr_decay_iters)
       .at_least(1)
-      .at_most(kManySteps)
+      .at_most(many_steps)
       .size()
       .alias("policy.megatron_cfg.scheduler.lr_decay_iters")
       .alias("training.scheduler.total_steps")
       .help("Step at which min_lr is reached; null: the last step of the run.");
   NRL_POLICY_KEY(t, scheduler.lr_wsd_decay_iters)
       .at_least(1)
-      .at_most(kManySteps)
+      .at_most(many_steps)
       .size()
       .alias("policy.megatron_cfg.scheduler.lr_wsd_decay_iters")
       .help("Length of the final decay of WSD (warm-up, stable, decay).");

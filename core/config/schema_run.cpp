@@ -4,13 +4,13 @@
 namespace nrl::config_detail {
 namespace {
 
-constexpr double kManySteps = 1e12;
+constexpr double many_steps = 1e12;
 
 void add_pretrain(Table& t) {
   t.section("pretrain", "The loop of algorithm pretrain.", {Algorithm::pretrain});
   NRL_KEY(t, pretrain.max_num_steps)
       .at_least(0)
-      .at_most(kManySteps)
+      .at_most(many_steps)
       .size()
       .alias("training.max_steps")
       .alias("trainer.max_steps")
@@ -25,7 +25,7 @@ void add_pretrain(Table& t) {
       .help("Passes over the training data; null: no limit. The run ends at whichever limit comes first.");
   NRL_KEY(t, pretrain.val_period)
       .at_least(0)
-      .at_most(kManySteps)
+      .at_most(many_steps)
       .size()
       .alias("evaluation.eval_steps")
       .alias("trainer.test_freq")
@@ -58,7 +58,7 @@ void add_checkpointing(Table& t) {
           "too.");
   NRL_KEY(t, checkpointing.save_period)
       .at_least(0)
-      .at_most(kManySteps)
+      .at_most(many_steps)
       .size()
       .alias("checkpointing.save_steps")
       .alias("trainer.save_freq")

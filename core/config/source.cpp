@@ -1,19 +1,19 @@
 #include "core/config/source.h"
 
-#include "core/base/text.h"
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include "core/base/text.h"
 
 namespace nrl::config_detail {
 namespace {
 
-constexpr size_t kMaxExcerptLine = 160, kMaxLabel = 400;
+constexpr size_t max_excerpt_line = 160, max_label = 400;
 
 bool is_continuation(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
@@ -67,9 +67,9 @@ Diagnostic make_diagnostic(const Source& source, Pos pos, int parent_line, std::
 
   // Long lines are cut around the position.
   size_t begin =
-      offset > kMaxExcerptLine / 2 && line.size() > kMaxExcerptLine ? offset - kMaxExcerptLine / 2 : 0;
+      offset > max_excerpt_line / 2 && line.size() > max_excerpt_line ? offset - max_excerpt_line / 2 : 0;
   while (begin > 0 && begin < line.size() && is_continuation(line[begin])) --begin;
-  size_t end = std::min(line.size(), begin + kMaxExcerptLine);
+  size_t end = std::min(line.size(), begin + max_excerpt_line);
   while (end < line.size() && is_continuation(line[end])) ++end;
   const std::string head = begin > 0 ? "..." : "";
   const std::string shown = head + masked(line.substr(begin, end - begin)) + (end < line.size() ? "..." : "");
@@ -90,12 +90,12 @@ Diagnostic make_diagnostic(const Source& source, Pos pos, int parent_line, std::
   };
   numbered("", "");
   if (parent_line > 0 && parent_line < pos.line && !source.is_override) {
-    numbered(std::to_string(parent_line), masked(source.line(parent_line).substr(0, kMaxExcerptLine)));
+    numbered(std::to_string(parent_line), masked(source.line(parent_line).substr(0, max_excerpt_line)));
     if (parent_line + 1 < pos.line) numbered("", "...");
   }
   numbered(number, shown);
   numbered("", pad + std::string(static_cast<size_t>(carets), '^') +
-                   (label.empty() ? "" : " " + clipped(label, kMaxLabel)));
+                   (label.empty() ? "" : " " + clipped(label, max_label)));
   return d;
 }
 
@@ -136,11 +136,11 @@ std::string read_config_file(const std::string& path) {
   if (!S_ISREG(info.st_mode))
     fail(Exit::no_input, "cannot read {}: it is {}", path,
          S_ISDIR(info.st_mode) ? "a directory, not a YAML file" : "not a regular file");
-  if (static_cast<size_t>(info.st_size) > kMaxBytes)
+  if (static_cast<size_t>(info.st_size) > max_bytes)
     fail(Exit::config, "{} has {} bytes; a configuration has at most 1 MiB", path, info.st_size);
   std::string text;
   char buffer[16384];
-  while (text.size() <= kMaxBytes) {
+  while (text.size() <= max_bytes) {
     const ssize_t n = ::read(fd, buffer, sizeof buffer);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail(Exit::no_input, "cannot read {}: {}", path, std::strerror(errno));

@@ -1,19 +1,19 @@
 #pragma once
 // Source texts, positions in them, and excerpts. Internal to core/config.
 
-#include "core/config/diagnostic.h"
-
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/config/diagnostic.h"
+
 namespace nrl::config_detail {
 
 /// Limits on hostile input.
-inline constexpr size_t kMaxBytes = 1 << 20;
-inline constexpr int kMaxDepth = 64;
-inline constexpr int kMaxFiles = 64;
+inline constexpr size_t max_bytes = 1 << 20;
+inline constexpr int max_depth = 64;
+inline constexpr int max_files = 64;
 
 /// A position in a source; line and column are 1-based, the column counts bytes.
 /// `length` bytes are underlined.
@@ -51,7 +51,7 @@ struct BadByte {
 };
 std::optional<BadByte> find_bad_byte(std::string_view text);
 
-/// Reads a regular file of at most kMaxBytes; otherwise an Error with the matching exit code.
+/// Reads a regular file of at most max_bytes; otherwise an Error with the matching exit code.
 std::string read_config_file(const std::string& path);
 
 }  // namespace nrl::config_detail

@@ -1,18 +1,17 @@
 #include "core/config/validate.h"
 
-#include "core/config/load.h"
-
-#include "core/base/text.h"
-
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <numeric>
 
+#include "core/base/text.h"
+#include "core/config/load.h"
+
 namespace nrl {
 namespace {
 
-constexpr int64_t kAutoMicroTokens = 8192;
+constexpr int64_t auto_micro_tokens = 8192;
 
 /// Collects the problems of a result.
 struct Checker {
@@ -427,7 +426,7 @@ BatchPlan resolve_batch(const Config& config, int world_size) {
   } else if (config.policy.gradient_accumulation_steps) {
     plan.micro = per_replica / *config.policy.gradient_accumulation_steps;
   } else {
-    plan.micro = std::clamp<int64_t>(kAutoMicroTokens / sequence, 1, per_replica);
+    plan.micro = std::clamp<int64_t>(auto_micro_tokens / sequence, 1, per_replica);
     while (per_replica % plan.micro != 0) --plan.micro;
   }
   plan.accumulation = per_replica / plan.micro;

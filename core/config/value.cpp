@@ -1,10 +1,10 @@
 #include "core/config/value.h"
 
-#include <spdlog/fmt/fmt.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+
+#include <spdlog/fmt/fmt.h>
 
 namespace nrl::config_detail {
 namespace {

@@ -1,11 +1,11 @@
 #include "core/config/yaml.h"
 
-#include <yaml-cpp/eventhandler.h>
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 #include <sstream>
 #include <unordered_map>
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
 
 namespace nrl::config_detail {
 namespace {
@@ -124,8 +124,8 @@ class TreeBuilder : public YAML::EventHandler {
 
   void open(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, Node::Kind kind) {
     check(mark, tag, anchor);
-    if (stack_.size() >= static_cast<size_t>(kMaxDepth)) {
-      problem(pos_of(mark), fmt::format("nested deeper than {}", kMaxDepth), "");
+    if (stack_.size() >= static_cast<size_t>(max_depth)) {
+      problem(pos_of(mark), fmt::format("nested deeper than {}", max_depth), "");
       throw Stop{};
     }
     Level level;
@@ -256,7 +256,7 @@ Pos last_content(std::string_view text) {
 }
 
 bool check_text(const Source& source, Diagnostics& problems) {
-  if (source.text.size() > kMaxBytes) {
+  if (source.text.size() > max_bytes) {
     problems.push_back(make_diagnostic(
         source, {}, 0, "", fmt::format("{} bytes; a configuration has at most 1 MiB", source.text.size())));
     return false;

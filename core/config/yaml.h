@@ -1,10 +1,10 @@
 #pragma once
 // Parses untrusted YAML text to a tree with positions. Internal to core/config.
 
-#include "core/config/source.h"
-
 #include <string>
 #include <vector>
+
+#include "core/config/source.h"
 
 namespace nrl::config_detail {
 
@@ -28,7 +28,7 @@ struct Entry {
   Node value;
 };
 
-/// Parses the text of `source` (at most kMaxBytes) as one block mapping. Anchors, aliases, tags, merge keys,
+/// Parses the text of `source` (at most max_bytes) as one block mapping. Anchors, aliases, tags, merge keys,
 /// duplicate keys, non-scalar keys, further documents and unread text are errors, appended to `problems`.
 /// Returns the part of the tree that could be read; complete only if no problem was added.
 Node parse_yaml(const Source& source, Diagnostics& problems);

@@ -1,5 +1,11 @@
 #include "core/io/atomic_file.h"
 
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -7,12 +13,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 
 #include "core/base/error.h"
 

@@ -11,11 +11,11 @@
 namespace nrl {
 namespace {
 
-constexpr std::string_view kFormat = "nrl-checkpoint-1";
-constexpr std::string_view kTailStart = "\"crc32c\":\"";
-constexpr std::string_view kTailEnd = "\"}\n";
-constexpr size_t kTailBytes = kTailStart.size() + 8 + kTailEnd.size();
-constexpr size_t kMaxRuns = size_t{4} << 20;
+constexpr std::string_view format_version = "nrl-checkpoint-1";
+constexpr std::string_view tail_start = "\"crc32c\":\"";
+constexpr std::string_view tail_end = "\"}\n";
+constexpr size_t tail_bytes = tail_start.size() + 8 + tail_end.size();
+constexpr size_t max_runs = size_t{4} << 20;
 
 std::string hex(uint32_t crc) {
   return fmt::format("{:08x}", crc);
@@ -52,7 +52,7 @@ std::string plain_name(const JsonValue& value) {
 }
 
 uint64_t chunk_count(uint64_t bytes) {
-  return bytes / kCrcChunkBytes + (bytes % kCrcChunkBytes != 0 ? 1 : 0);
+  return bytes / crc_chunk_bytes + (bytes % crc_chunk_bytes != 0 ? 1 : 0);
 }
 
 JsonValue shard_to_json(const CheckpointShard& s) {
@@ -127,8 +127,8 @@ std::vector<ShardRun> shard_runs(std::string_view name, const LogicalTensor& ten
   int64_t runs = 0;
   for (const CheckpointShard& s : tensor.shards) {
     runs += count_runs(name, s, total);
-    if (runs > static_cast<int64_t>(kMaxRuns)) {
-      fail(Exit::data, "tensor \"{}\" has more than {} runs", name, kMaxRuns);
+    if (runs > static_cast<int64_t>(max_runs)) {
+      fail(Exit::data, "tensor \"{}\" has more than {} runs", name, max_runs);
     }
   }
   std::vector<ShardRun> out;
@@ -188,8 +188,8 @@ const CheckpointFile* CheckpointManifest::find_file(std::string_view name) const
 std::string CheckpointManifest::to_text() const {
   constexpr auto refuse = JsonValue::NonFinite::refuse;
   // One line per tensor and file, so that manifests can be read and diffed.
-  std::string text = fmt::format("{{\"format\":\"{}\",\n\"step\":{},\n\"state\":{},\n\"tensors\":{{", kFormat,
-                                 step, state.dump(0, refuse));
+  std::string text = fmt::format("{{\"format\":\"{}\",\n\"step\":{},\n\"state\":{},\n\"tensors\":{{",
+                                 format_version, step, state.dump(0, refuse));
   bool first = true;
   for (const auto& [name, tensor] : tensors) {
     text += fmt::format("{}\n{}:{}", first ? "" : ",", JsonValue(name).dump(), tensor_to_json(tensor).dump());
@@ -203,30 +203,30 @@ std::string CheckpointManifest::to_text() const {
   }
   text += "\n],\n";
   const uint32_t crc = crc32c(text.data(), text.size());
-  text.append(kTailStart).append(hex(crc)).append(kTailEnd);
+  text.append(tail_start).append(hex(crc)).append(tail_end);
   return text;
 }
 
 CheckpointManifest CheckpointManifest::from_text(std::string_view text, std::string_view source) {
-  if (text.size() < kTailBytes || !text.ends_with(kTailEnd) ||
-      text.substr(text.size() - kTailBytes, kTailStart.size()) != kTailStart) {
+  if (text.size() < tail_bytes || !text.ends_with(tail_end) ||
+      text.substr(text.size() - tail_bytes, tail_start.size()) != tail_start) {
     fail(Exit::data, "{}: truncated or damaged: does not end with its checksum", source);
   }
-  const std::string_view body = text.substr(0, text.size() - kTailBytes);
+  const std::string_view body = text.substr(0, text.size() - tail_bytes);
   uint32_t wanted = 0;
   const uint32_t actual = crc32c(body.data(), body.size());
-  if (!parse_hex(text.substr(body.size() + kTailStart.size(), 8), wanted) || wanted != actual) {
+  if (!parse_hex(text.substr(body.size() + tail_start.size(), 8), wanted) || wanted != actual) {
     fail(Exit::data, "{}: damaged: CRC-32C {}, {} recorded", source, hex(actual),
-         text.substr(body.size() + kTailStart.size(), 8));
+         text.substr(body.size() + tail_start.size(), 8));
   }
   JsonLimits limits;
   limits.text_bytes = size_t{1} << 30;
   limits.string_bytes = size_t{64} << 20;
   limits.values = 4096 + text.size() / 4;
   const JsonValue root = parse_json(text, source, limits);
-  if (root.get_string("format") != kFormat) {
+  if (root.get_string("format") != format_version) {
     fail(Exit::data, "{}the format is \"{}\"; this program reads \"{}\"", root.at("format").where(),
-         root.get_string("format").substr(0, 40), kFormat);
+         root.get_string("format").substr(0, 40), format_version);
   }
   CheckpointManifest m;
   m.step = root.get_int("step");

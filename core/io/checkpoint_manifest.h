@@ -26,7 +26,7 @@ struct CheckpointShard {
   int64_t run = 0, stride = 0;
   uint32_t crc32c = 0;  ///< of the piece's bytes as they were in memory
   std::vector<uint32_t>
-      chunks;  ///< of each kCrcChunkBytes of it (safetensors.h); empty when there is only one
+      chunks;  ///< of each crc_chunk_bytes of it (safetensors.h); empty when there is only one
 };
 
 struct LogicalTensor {
@@ -68,7 +68,7 @@ struct CheckpointManifest {
   static CheckpointManifest from_text(std::string_view text, std::string_view source);
 };
 
-inline constexpr std::string_view kManifestName = "manifest.json";
+inline constexpr std::string_view manifest_name = "manifest.json";
 
 /// A tensor description as JSON, as in the manifest and in the writers' reports.
 JsonValue tensor_to_json(const LogicalTensor& tensor);

@@ -11,15 +11,15 @@
 namespace nrl {
 namespace {
 
-constexpr size_t kCachedChunks = 32;
-constexpr size_t kListed = 10;
+constexpr size_t cached_chunks = 32;
+constexpr size_t most_listed = 10;
 
 void list_names(std::string& text, std::string_view what, const std::vector<std::string>& names) {
   if (names.empty()) return;
   const std::vector<std::string> shown(
-      names.begin(), names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kListed)));
+      names.begin(), names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), most_listed)));
   text += fmt::format("; {} {}: {}{}", names.size(), what, fmt::join(shown, ", "),
-                      names.size() > kListed ? ", ..." : "");
+                      names.size() > most_listed ? ", ..." : "");
 }
 
 }  // namespace
@@ -28,7 +28,7 @@ CheckpointReader::CheckpointReader(const std::string& path) : path_(path) {
   if (!is_directory(path)) fail(Exit::no_input, "{}: no such checkpoint directory", path);
   const std::vector<std::string> problems = validate_checkpoint(path, Validation::quick);
   if (!problems.empty()) fail(Exit::data, "{}", fmt::join(problems, "; "));
-  const std::string file = join_path(path, kManifestName);
+  const std::string file = join_path(path, manifest_name);
   manifest_ = CheckpointManifest::from_text(read_file(file, uint64_t{1} << 30, File::Links::refuse), file);
 }
 
@@ -93,7 +93,7 @@ const TensorInfo& CheckpointReader::stored(const LogicalTensor& tensor, const Ch
   const TensorInfo& info = file->at(shard.key);
   if (info.dtype != tensor.dtype || info.elements() != shard.count) {
     fail(Exit::data, "{}: tensor \"{}\" is {} {}, but {} says {} elements of {}", file->path(), shard.key,
-         info.dtype_name, shape_text(info.shape), kManifestName, shard.count, name_of(tensor.dtype));
+         info.dtype_name, shape_text(info.shape), manifest_name, shard.count, name_of(tensor.dtype));
   }
   return info;
 }
@@ -105,9 +105,9 @@ void check_chunk(std::string_view name, const CheckpointShard& shard, const Safe
   const uint32_t wanted = shard.chunks.empty() ? shard.crc32c : shard.chunks[chunk];
   const uint32_t actual = crc32c(data, bytes);
   if (actual == wanted) return;
-  const uint64_t at = file.data_offset() + info.begin + chunk * kCrcChunkBytes;
+  const uint64_t at = file.data_offset() + info.begin + chunk * crc_chunk_bytes;
   fail(Exit::data, "{}: damaged: tensor \"{}\", bytes {} to {}: CRC-32C {:08x}, {:08x} in {}", file.path(),
-       name, at, at + bytes, actual, wanted, kManifestName);
+       name, at, at + bytes, actual, wanted, manifest_name);
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ const std::string& CheckpointReader::cached_chunk(std::string_view name, const L
   const std::pair key(&shard, chunk);
   auto it = cache_.find(key);
   if (it == cache_.end()) {
-    if (cache_.size() >= kCachedChunks) {
+    if (cache_.size() >= cached_chunks) {
       cache_.erase(std::min_element(cache_.begin(), cache_.end(), [](const auto& a, const auto& b) {
         return a.second.last_use < b.second.last_use;
       }));
@@ -126,7 +126,7 @@ const std::string& CheckpointReader::cached_chunk(std::string_view name, const L
     const SafetensorsFile* file = nullptr;
     const TensorInfo& info = stored(tensor, shard, file);
     std::string data(bytes, '\0');
-    file->read_bytes(info, chunk * kCrcChunkBytes, data.data(), bytes);
+    file->read_bytes(info, chunk * crc_chunk_bytes, data.data(), bytes);
     check_chunk(name, shard, *file, info, chunk, data.data(), bytes);
     it = cache_.emplace(key, Chunk{std::move(data), 0}).first;
   }
@@ -139,8 +139,8 @@ void CheckpointReader::read_stored(std::string_view name, const LogicalTensor& t
   const uint64_t end = begin + bytes;
   const uint64_t total = static_cast<uint64_t>(shard.count) * static_cast<uint64_t>(size_of(tensor.dtype));
   for (uint64_t at = begin; at < end;) {
-    const uint64_t chunk = at / kCrcChunkBytes, first = chunk * kCrcChunkBytes;
-    const uint64_t last = std::min(total, first + kCrcChunkBytes);
+    const uint64_t chunk = at / crc_chunk_bytes, first = chunk * crc_chunk_bytes;
+    const uint64_t last = std::min(total, first + crc_chunk_bytes);
     const uint64_t to = std::min(end, last);
     if (at == first && to == last) {
       const SafetensorsFile* file = nullptr;
@@ -201,7 +201,7 @@ std::string CheckpointReader::read_text(std::string_view file) const {
   const std::string path = join_path(path_, file);
   std::string text = read_file(path, entry->bytes, File::Links::refuse);
   if (text.size() != entry->bytes || crc32c(text.data(), text.size()) != entry->crc32c) {
-    fail(Exit::data, "{}: damaged: size or checksum differs from {}", path, kManifestName);
+    fail(Exit::data, "{}: damaged: size or checksum differs from {}", path, manifest_name);
   }
   return text;
 }

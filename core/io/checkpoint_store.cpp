@@ -8,8 +8,8 @@
 namespace nrl {
 namespace {
 
-constexpr std::string_view kStep = "step-";
-constexpr uint64_t kMaxManifest = uint64_t{1} << 30;
+constexpr std::string_view step_prefix = "step-";
+constexpr uint64_t max_manifest = uint64_t{1} << 30;
 
 // `name` is `stem` and 16 hexadecimal digits.
 bool has_nonce(std::string_view name, std::string_view stem) {
@@ -26,7 +26,7 @@ bool is_leftover(std::string_view name) {
 }
 
 uint32_t crc_of_range(const File& file, uint64_t begin, uint64_t end, uint32_t crc = 0) {
-  std::string buffer(std::min<uint64_t>(end - begin, kCrcChunkBytes), '\0');
+  std::string buffer(std::min<uint64_t>(end - begin, crc_chunk_bytes), '\0');
   for (uint64_t at = begin; at < end;) {
     const uint64_t n = std::min<uint64_t>(buffer.size(), end - at);
     file.pread_all(buffer.data(), n, at);
@@ -48,9 +48,9 @@ std::string locate_damage(const std::string& path, const CheckpointFile& entry,
         if (s.file != entry.name) continue;
         const TensorInfo& info = st.at(s.key);
         const uint64_t begin = st.data_offset() + info.begin, end = st.data_offset() + info.end;
-        for (uint64_t at = begin; at < end; at += kCrcChunkBytes) {
-          const uint64_t to = std::min(end, at + kCrcChunkBytes);
-          const size_t chunk = (at - begin) / kCrcChunkBytes;
+        for (uint64_t at = begin; at < end; at += crc_chunk_bytes) {
+          const uint64_t to = std::min(end, at + crc_chunk_bytes);
+          const size_t chunk = (at - begin) / crc_chunk_bytes;
           const uint32_t wanted = chunk < s.chunks.size() ? s.chunks[chunk] : s.crc32c;
           if (crc_of_range(file, at, to) == wanted) continue;
           found += fmt::format("{}tensor \"{}\", bytes {} to {}", found.empty() ? "" : "; ", name, at, to);
@@ -76,7 +76,7 @@ void check_file(const std::string& dir, const CheckpointFile& entry, const Check
   const File file = File::open_read(path, File::Links::refuse);
   const uint64_t size = file.size();
   if (size != entry.bytes) {
-    problems.push_back(fmt::format("{}: size {} != {} in {}", path, size, entry.bytes, kManifestName));
+    problems.push_back(fmt::format("{}: size {} != {} in {}", path, size, entry.bytes, manifest_name));
     return;
   }
   if (level == Validation::quick) return;
@@ -84,18 +84,18 @@ void check_file(const std::string& dir, const CheckpointFile& entry, const Check
   if (crc == entry.crc32c) return;
   const std::string where = entry.name.ends_with(".safetensors") ? locate_damage(path, entry, manifest) : "";
   problems.push_back(fmt::format("{}: damaged: CRC-32C {:08x}, {:08x} in {}{}{}", path, crc, entry.crc32c,
-                                 kManifestName, where.empty() ? "" : ": ", where));
+                                 manifest_name, where.empty() ? "" : ": ", where));
 }
 
 }  // namespace
 
 std::string step_directory_name(int64_t step) {
-  return fmt::format("{}{}", kStep, step);
+  return fmt::format("{}{}", step_prefix, step);
 }
 
 std::optional<int64_t> parse_step_directory_name(std::string_view name) {
-  if (!name.starts_with(kStep)) return {};
-  const std::string_view digits = name.substr(kStep.size());
+  if (!name.starts_with(step_prefix)) return {};
+  const std::string_view digits = name.substr(step_prefix.size());
   int64_t step = -1;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
   if (error != std::errc() || step < 0 || name != step_directory_name(step)) return {};
@@ -105,15 +105,15 @@ std::optional<int64_t> parse_step_directory_name(std::string_view name) {
 std::vector<std::string> validate_checkpoint(const std::string& path, Validation level) {
   std::vector<std::string> problems;
   try {
-    const std::string manifest_path = join_path(path, kManifestName);
-    if (!path_exists(manifest_path)) return {fmt::format("{}: missing {}", path, kManifestName)};
+    const std::string manifest_path = join_path(path, manifest_name);
+    if (!path_exists(manifest_path)) return {fmt::format("{}: missing {}", path, manifest_name)};
     const auto manifest = CheckpointManifest::from_text(
-        read_file(manifest_path, kMaxManifest, File::Links::refuse), manifest_path);
+        read_file(manifest_path, max_manifest, File::Links::refuse), manifest_path);
     const size_t end = path.find_last_not_of('/');
     const std::string trimmed = path.substr(0, end == std::string::npos ? 0 : end + 1);
     const auto named = parse_step_directory_name(trimmed.substr(trimmed.rfind('/') + 1));
     if (named && *named != manifest.step) {
-      problems.push_back(fmt::format("{}: {} is of step {}, the directory of step {}", path, kManifestName,
+      problems.push_back(fmt::format("{}: {} is of step {}, the directory of step {}", path, manifest_name,
                                      manifest.step, *named));
     }
     for (const CheckpointFile& f : manifest.files) check_file(path, f, manifest, level, problems);

@@ -101,7 +101,7 @@ class CheckpointWriter {
   /// Collective. Assembles complete tensors from the ranks' slices; each tensor is written by one rank
   /// (plan_slices()): STEM.safetensors if one rank writes all of them, else STEM-00001-of-0000N.safetensors
   /// and STEM.safetensors.index.json. Slices must cover every element; slices held by several ranks must be
-  /// equal. Memory: a block of kSliceBlockBytes.
+  /// equal. Memory: a block of slice_block_bytes.
   void add_slices(const std::string& stem, const std::vector<TensorSlice>& slices);
   void add_file(const std::string& name, std::string_view text);
   /// Runs the caller's own part of the work; keeps its errors for commit() as well.

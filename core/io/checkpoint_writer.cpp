@@ -1,11 +1,11 @@
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <set>
 #include <tuple>
+
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -119,7 +119,7 @@ void CheckpointWriter::guard(const std::function<void()>& work) {
 void CheckpointWriter::add_tensors(const std::string& file, const std::vector<ShardSpec>& shards,
                                    const std::function<void(SafetensorsWriter&)>& fill) {
   guard([&] {
-    NRL_CHECK(is_plain_name(file) && file != kManifestName, "file name \"{}\"", file);
+    NRL_CHECK(is_plain_name(file) && file != manifest_name, "file name \"{}\"", file);
     std::vector<TensorSpec> specs;
     for (const ShardSpec& s : shards) specs.push_back({s.key, s.dtype, s.stored_shape});
     SafetensorsWriter::Options options;
@@ -264,7 +264,7 @@ void CheckpointWriter::record(const std::string& file, const std::vector<ShardSp
 
 void CheckpointWriter::add_file(const std::string& name, std::string_view text) {
   guard([&] {
-    NRL_CHECK(is_plain_name(name) && name != kManifestName, "file name \"{}\"", name);
+    NRL_CHECK(is_plain_name(name) && name != manifest_name, "file name \"{}\"", name);
     File file = File::create(join_path(temporary_, name));
     file.pwrite_all(text.data(), text.size(), 0);
     file.sync();
@@ -325,7 +325,7 @@ void CheckpointWriter::publish(const CheckpointManifest& manifest) {
     }
   }
   // Also makes the entries of all files durable: it fsyncs the directory.
-  write_file_atomic(join_path(temporary_, kManifestName), manifest.to_text());
+  write_file_atomic(join_path(temporary_, manifest_name), manifest.to_text());
   const std::string trash = join_path(store_, ".trash-" + random_nonce());
   std::string replaced;
   if (!path_exists(final_)) {

@@ -6,7 +6,7 @@
 namespace nrl {
 namespace {
 
-constexpr uint32_t kPolynomial = 0x82f63b78u;
+constexpr uint32_t polynomial = 0x82f63b78u;
 
 using Table = std::array<std::array<uint32_t, 256>, 8>;
 
@@ -15,7 +15,7 @@ constexpr Table make_table() {
   Table t{};
   for (uint32_t b = 0; b < 256; ++b) {
     uint32_t c = b;
-    for (int bit = 0; bit < 8; ++bit) c = (c >> 1) ^ ((c & 1u) != 0 ? kPolynomial : 0u);
+    for (int bit = 0; bit < 8; ++bit) c = (c >> 1) ^ ((c & 1u) != 0 ? polynomial : 0u);
     t[0][b] = c;
   }
   for (size_t k = 1; k < 8; ++k) {
@@ -24,7 +24,7 @@ constexpr Table make_table() {
   return t;
 }
 
-constexpr Table kTable = make_table();
+constexpr Table crc_table = make_table();
 
 #if defined(__x86_64__)
 __attribute__((target("sse4.2"))) uint32_t crc32c_sse42(const void* data, size_t bytes, uint32_t crc) {
@@ -68,11 +68,11 @@ uint32_t crc32c_portable(const void* data, size_t bytes, uint32_t crc) {
     std::memcpy(&lo, p, 4);
     std::memcpy(&hi, p + 4, 4);
     lo ^= c;
-    c = kTable[7][lo & 0xffu] ^ kTable[6][(lo >> 8) & 0xffu] ^ kTable[5][(lo >> 16) & 0xffu] ^
-        kTable[4][lo >> 24] ^ kTable[3][hi & 0xffu] ^ kTable[2][(hi >> 8) & 0xffu] ^
-        kTable[1][(hi >> 16) & 0xffu] ^ kTable[0][hi >> 24];
+    c = crc_table[7][lo & 0xffu] ^ crc_table[6][(lo >> 8) & 0xffu] ^ crc_table[5][(lo >> 16) & 0xffu] ^
+        crc_table[4][lo >> 24] ^ crc_table[3][hi & 0xffu] ^ crc_table[2][(hi >> 8) & 0xffu] ^
+        crc_table[1][(hi >> 16) & 0xffu] ^ crc_table[0][hi >> 24];
   }
-  for (; bytes > 0; --bytes, ++p) c = (c >> 8) ^ kTable[0][(c ^ *p) & 0xffu];
+  for (; bytes > 0; --bytes, ++p) c = (c >> 8) ^ crc_table[0][(c ^ *p) & 0xffu];
   return ~c;
 }
 
@@ -86,7 +86,7 @@ uint32_t crc32c(const void* data, size_t bytes, uint32_t crc) {
 
 uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b) {
   Matrix m;  // one zero bit
-  m[0] = kPolynomial;
+  m[0] = polynomial;
   for (size_t i = 1; i < 32; ++i) m[i] = 1u << (i - 1);
   for (int i = 0; i < 3; ++i) m = square(m);  // one zero byte
   for (; bytes_b != 0; bytes_b >>= 1) {

@@ -9,7 +9,7 @@
 namespace nrl {
 namespace {
 
-constexpr uint64_t kSamples = 64, kSampleBytes = uint64_t{64} << 10;
+constexpr uint64_t sample_count = 64, sample_bytes = uint64_t{64} << 10;
 
 uint32_t crc_of_block(const File& file, uint64_t begin, uint64_t bytes, std::string& buffer, uint32_t crc) {
   file.pread_all(buffer.data(), bytes, begin);
@@ -34,13 +34,13 @@ FileIdentity identify_file(const std::string& path) {
 FileIdentity identify_file_by_samples(const std::string& path) {
   const File file = File::open_read(path);
   FileIdentity id{file.size(), 0};
-  if (id.bytes <= kSamples * kSampleBytes) return identify_file(path);
-  std::string buffer(kSampleBytes, '\0');
-  const uint64_t last = id.bytes - kSampleBytes;
-  for (uint64_t i = 0; i < kSamples; ++i) {
-    // last / (kSamples - 1) * i in two parts, so that no product overflows.
-    const uint64_t begin = last / (kSamples - 1) * i + last % (kSamples - 1) * i / (kSamples - 1);
-    id.crc32c = crc_of_block(file, begin, kSampleBytes, buffer, id.crc32c);
+  if (id.bytes <= sample_count * sample_bytes) return identify_file(path);
+  std::string buffer(sample_bytes, '\0');
+  const uint64_t last = id.bytes - sample_bytes;
+  for (uint64_t i = 0; i < sample_count; ++i) {
+    // last / (sample_count - 1) * i in two parts, so that no product overflows.
+    const uint64_t begin = last / (sample_count - 1) * i + last % (sample_count - 1) * i / (sample_count - 1);
+    id.crc32c = crc_of_block(file, begin, sample_bytes, buffer, id.crc32c);
   }
   return id;
 }

@@ -11,9 +11,9 @@
 namespace nrl {
 namespace {
 
-constexpr std::array<char, 9> kMagic = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
-constexpr int64_t kHeaderBytes = 34;  // magic 9, version 8, dtype 1, sequences 8, document index entries 8
-constexpr uint8_t kDtypeI32 = 4, kDtypeU16 = 8;
+constexpr std::array<char, 9> file_magic = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
+constexpr int64_t header_bytes = 34;  // magic 9, version 8, dtype 1, sequences 8, document index entries 8
+constexpr uint8_t dtype_i32 = 4, dtype_u16 = 8;
 
 int bytes_of_dtype(uint8_t code, const std::string& path) {
   switch (code) {
@@ -21,9 +21,9 @@ int bytes_of_dtype(uint8_t code, const std::string& path) {
     case 2:
       return 1;
     case 3:
-    case kDtypeU16:
+    case dtype_u16:
       return 2;
-    case kDtypeI32:
+    case dtype_i32:
       return 4;
     case 5:
       return 8;
@@ -74,9 +74,9 @@ int64_t one_token(uint8_t dtype, const char* raw) {
       return as(int8_t{});
     case 3:
       return as(int16_t{});
-    case kDtypeU16:
+    case dtype_u16:
       return as(uint16_t{});
-    case kDtypeI32:
+    case dtype_i32:
       return as(int32_t{});
     default:
       return as(int64_t{});
@@ -93,12 +93,12 @@ IndexedDataset::IndexedDataset(const std::string& prefix)
 void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
   const std::string& path = file.path();
   const auto bytes = static_cast<int64_t>(file.size());
-  if (bytes < kHeaderBytes)
+  if (bytes < header_bytes)
     fail(Exit::data, "{}: {} bytes, the header alone has {}: truncated, or not an index", path, bytes,
-         kHeaderBytes);
-  std::array<char, kHeaderBytes> header;
-  file.pread_all(header.data(), kHeaderBytes, 0);
-  if (!std::equal(kMagic.begin(), kMagic.end(), header.begin()))
+         header_bytes);
+  std::array<char, header_bytes> header;
+  file.pread_all(header.data(), header_bytes, 0);
+  if (!std::equal(file_magic.begin(), file_magic.end(), header.begin()))
     fail(Exit::data, "{}: magic: does not begin with \"MMIDIDX\", so it is not a Megatron index", path);
   uint64_t version = 0, sequences = 0, entries = 0;
   std::memcpy(&version, header.data() + 9, 8);
@@ -109,7 +109,7 @@ void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
   token_bytes_ = bytes_of_dtype(dtype_, path);
 
   // Bound both counts by the file size before using them.
-  const auto body = static_cast<uint64_t>(bytes - kHeaderBytes);
+  const auto body = static_cast<uint64_t>(bytes - header_bytes);
   if (sequences > body / 12)
     fail(Exit::data, "{}: sequence count {} needs more than the {} bytes of the file", path, sequences,
          bytes);
@@ -121,22 +121,22 @@ void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
   const bool has_modes = body == expected + sequences && sequences > 0;
   if (body != expected && !has_modes)
     fail(Exit::data, "{}: size {} bytes, but {} sequences and {} document entries make {}", path, bytes,
-         sequences, entries, expected + kHeaderBytes);
+         sequences, entries, expected + header_bytes);
 
   const auto n = static_cast<int64_t>(sequences);
-  int64_t at = kHeaderBytes;
+  int64_t at = header_bytes;
   lengths_.resize(sequences);
   file.pread_all(lengths_.data(), 4 * n, at);
   at += 4 * n;
   // The stored byte offsets must agree with the lengths.
-  offsets_.reserve(static_cast<size_t>((n + kStride - 1) / kStride));
+  offsets_.reserve(static_cast<size_t>((n + index_stride - 1) / index_stride));
   read_i64(file, at, n, [&](int64_t i, int64_t offset) {
     const int32_t length = lengths_[static_cast<size_t>(i)];
     if (length < 0) fail(Exit::data, "{}: length of sequence {} is {}", path, i, length);
     if (offset != tokens_ * token_bytes_)
       fail(Exit::data, "{}: offset of sequence {} is byte {}, the lengths before it make {}", path, i, offset,
            tokens_ * token_bytes_);
-    if (i % kStride == 0) offsets_.push_back(tokens_);
+    if (i % index_stride == 0) offsets_.push_back(tokens_);
     tokens_ += length;  // below bin_bytes / token_bytes + 2^31: cannot overflow
     if (tokens_ > bin_bytes / token_bytes_)
       fail(Exit::data, "{}: sequence {} ends at byte {}, but {}.bin has {} bytes", path, i,
@@ -176,8 +176,9 @@ void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
 }
 
 int64_t IndexedDataset::first_token(int64_t sequence) const {
-  int64_t token = offsets_[static_cast<size_t>(sequence / kStride)];
-  for (int64_t i = sequence / kStride * kStride; i < sequence; ++i) token += lengths_[static_cast<size_t>(i)];
+  int64_t token = offsets_[static_cast<size_t>(sequence / index_stride)];
+  for (int64_t i = sequence / index_stride * index_stride; i < sequence; ++i)
+    token += lengths_[static_cast<size_t>(i)];
   return token;
 }
 
@@ -212,10 +213,10 @@ void IndexedDataset::read(int64_t sequence, int64_t offset, std::span<int32_t> o
       case 3:
         bad = to_int32<int16_t>(raw.data(), to, vocab_size);
         break;
-      case kDtypeU16:
+      case dtype_u16:
         bad = to_int32<uint16_t>(raw.data(), to, vocab_size);
         break;
-      case kDtypeI32:
+      case dtype_i32:
         bad = to_int32<int32_t>(raw.data(), to, vocab_size);
         break;
       default:
@@ -253,9 +254,9 @@ void IndexedDatasetWriter::flush() {
 
 void IndexedDatasetWriter::add_sequence(std::span<const int32_t> tokens) {
   NRL_CHECK(tokens.size() <= INT32_MAX, "a sequence of {} tokens", tokens.size());
-  constexpr size_t kChunk = 1 << 18;
-  for (size_t done = 0; done < tokens.size(); done += kChunk) {
-    const auto part = tokens.subspan(done, std::min(kChunk, tokens.size() - done));
+  constexpr size_t chunk_tokens = 1 << 18;
+  for (size_t done = 0; done < tokens.size(); done += chunk_tokens) {
+    const auto part = tokens.subspan(done, std::min(chunk_tokens, tokens.size() - done));
     const size_t at = buffer_.size(), size = wide_ ? 4 : 2;
     buffer_.resize(at + part.size() * size);
     for (size_t i = 0; i < part.size(); ++i) {
@@ -264,7 +265,7 @@ void IndexedDatasetWriter::add_sequence(std::span<const int32_t> tokens) {
       const auto narrow = static_cast<uint16_t>(id);
       std::memcpy(buffer_.data() + at + i * size, wide_ ? static_cast<const void*>(&id) : &narrow, size);
     }
-    if (buffer_.size() >= 4 * kChunk) flush();
+    if (buffer_.size() >= 4 * chunk_tokens) flush();
   }
   lengths_.push_back(static_cast<int32_t>(tokens.size()));
   tokens_ += static_cast<int64_t>(tokens.size());
@@ -281,11 +282,11 @@ void IndexedDatasetWriter::write_index() {
     file.pwrite_all(data, bytes, at);
     at += bytes;
   };
-  std::array<char, kHeaderBytes> header;
+  std::array<char, header_bytes> header;
   const uint64_t version = 1, sequences = lengths_.size(), entries = document_index_.size();
-  std::copy(kMagic.begin(), kMagic.end(), header.begin());
+  std::copy(file_magic.begin(), file_magic.end(), header.begin());
   std::memcpy(header.data() + 9, &version, 8);
-  header[17] = static_cast<char>(wide_ ? kDtypeI32 : kDtypeU16);
+  header[17] = static_cast<char>(wide_ ? dtype_i32 : dtype_u16);
   std::memcpy(header.data() + 18, &sequences, 8);
   std::memcpy(header.data() + 26, &entries, 8);
   put(header.data(), header.size());

@@ -46,7 +46,7 @@ class IndexedDataset {
   void load_index(const File& file, int64_t bin_bytes);
   int64_t first_token(int64_t sequence) const;
 
-  static constexpr int64_t kStride = 32;
+  static constexpr int64_t index_stride = 32;
 
   std::string prefix_;
   File bin_;
@@ -54,7 +54,7 @@ class IndexedDataset {
   int token_bytes_ = 0;
   int64_t documents_ = 0, tokens_ = 0;
   std::vector<int32_t> lengths_;         // [sequences]
-  std::vector<int64_t> offsets_;         // start of every kStride-th sequence, in tokens
+  std::vector<int64_t> offsets_;         // start of every index_stride-th sequence, in tokens
   std::vector<int64_t> document_index_;  // [documents + 1] sequence numbers; empty: one sequence a document
 };
 

@@ -9,7 +9,7 @@
 namespace nrl {
 namespace {
 
-constexpr size_t kIndexFrom = 12;  // smaller objects are searched linearly
+constexpr size_t index_from = 12;  // smaller objects are searched linearly
 
 void dump_string(std::string& out, std::string_view s) {
   out += '"';
@@ -53,7 +53,7 @@ JsonObject& JsonObject::operator=(JsonObject&&) noexcept = default;
 JsonObject::~JsonObject() = default;
 
 size_t JsonObject::position(std::string_view key) const {
-  if (members_.size() < kIndexFrom) {
+  if (members_.size() < index_from) {
     size_t i = 0;
     while (i < members_.size() && members_[i].key != key) ++i;
     return i;
@@ -74,9 +74,9 @@ JsonValue* JsonObject::find(std::string_view key) {
 JsonValue& JsonObject::set(std::string key, JsonValue value) {
   if (JsonValue* old = find(key); old != nullptr) return *old = std::move(value);
   members_.push_back({std::move(key), std::move(value)});
-  if (members_.size() == kIndexFrom) {
+  if (members_.size() == index_from) {
     for (size_t i = 0; i < members_.size(); ++i) index_.emplace(members_[i].key, i);
-  } else if (members_.size() > kIndexFrom) {
+  } else if (members_.size() > index_from) {
     index_.emplace(members_.back().key, members_.size() - 1);
   }
   return members_.back().value;

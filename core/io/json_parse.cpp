@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"

@@ -20,7 +20,7 @@
 namespace nrl {
 
 /// The largest header that the format allows.
-inline constexpr uint64_t kSafetensorsMaxHeader = 100'000'000;
+inline constexpr uint64_t safetensors_max_header = 100'000'000;
 
 /// The format's name of an element type: "F32", "BF16", "F8_E4M3", ...
 std::string_view safetensors_name(DType dtype);
@@ -122,12 +122,12 @@ struct TensorSpec {
 };
 
 /// Size of the chunks of a tensor with their own CRC, so that a part of a large tensor can be verified.
-inline constexpr uint64_t kCrcChunkBytes = uint64_t{1} << 20;
+inline constexpr uint64_t crc_chunk_bytes = uint64_t{1} << 20;
 
 /// CRC-32C of a tensor's bytes in memory.
 struct TensorChecksum {
   uint32_t crc = 0;              ///< of the whole tensor
-  std::vector<uint32_t> chunks;  ///< of each kCrcChunkBytes, the last one shorter; empty for an empty tensor
+  std::vector<uint32_t> chunks;  ///< of each crc_chunk_bytes, the last one shorter; empty for an empty tensor
 };
 
 /// Writes one safetensors file whose tensors are declared first and then filled in any order, whole or by

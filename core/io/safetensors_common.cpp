@@ -8,7 +8,7 @@ namespace detail {
 namespace {
 
 // In the format's own order.
-constexpr SafetensorsDType kTypes[] = {
+constexpr SafetensorsDType types[] = {
     {"BOOL", 8, {}},
     {"F4", 4, {}},
     {"F6_E2M3", 6, {}},
@@ -36,15 +36,15 @@ constexpr SafetensorsDType kTypes[] = {
 }  // namespace
 
 const SafetensorsDType* find_safetensors_dtype(std::string_view name) {
-  for (const SafetensorsDType& t : kTypes) {
+  for (const SafetensorsDType& t : types) {
     if (t.name == name) return &t;
   }
   return nullptr;
 }
 
 int safetensors_rank(DType dtype) {
-  for (int i = 0; i < static_cast<int>(std::size(kTypes)); ++i) {
-    if (kTypes[i].ours == dtype) return i;
+  for (int i = 0; i < static_cast<int>(std::size(types)); ++i) {
+    if (types[i].ours == dtype) return i;
   }
   fail(Exit::internal, "the safetensors format has no element type for {}", name_of(dtype));
 }
@@ -52,7 +52,7 @@ int safetensors_rank(DType dtype) {
 }  // namespace detail
 
 std::string_view safetensors_name(DType dtype) {
-  return detail::kTypes[detail::safetensors_rank(dtype)].name;
+  return detail::types[detail::safetensors_rank(dtype)].name;
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {

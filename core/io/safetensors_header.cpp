@@ -1,4 +1,5 @@
 #include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
@@ -11,7 +12,7 @@ namespace {
 
 // Tensors of language models have up to 4 dimensions. These limits bound the memory for a
 // header by 4 times its text.
-constexpr size_t kMaxDimensions = 8, kMaxMetadata = 4096, kMaxString = size_t{1} << 20, kMaxNumber = 40;
+constexpr size_t max_dimensions = 8, max_metadata = 4096, max_string = size_t{1} << 20, max_number = 40;
 
 // SAX handler; refuses every event that the format does not allow at its position.
 class HeaderReader {
@@ -27,7 +28,7 @@ class HeaderReader {
   }
   bool number_unsigned(uint64_t v) {
     if (place_ == Place::shape) {
-      if (dimensions_ < kMaxDimensions) shape_[dimensions_] = static_cast<int64_t>(v);
+      if (dimensions_ < max_dimensions) shape_[dimensions_] = static_cast<int64_t>(v);
       if (v > static_cast<uint64_t>(INT64_MAX)) fail("a dimension is not an integer in the range of int64");
       ++dimensions_;
       return true;
@@ -44,7 +45,7 @@ class HeaderReader {
   }
   bool string(std::string& text) {
     if (place_ == Place::metadata) {
-      if (header_.metadata.size() >= kMaxMetadata) fail("more than {} entries", kMaxMetadata);
+      if (header_.metadata.size() >= max_metadata) fail("more than {} entries", max_metadata);
       if (!header_.metadata.emplace(std::move(key_), std::move(text)).second) fail("a key occurs twice");
       return true;
     }
@@ -120,7 +121,7 @@ class HeaderReader {
     static constexpr const char* fields[] = {"dtype", "shape", "data_offsets"};
     for (unsigned i = 0; i < 3; ++i)
       if (!(seen_ & (1u << i)) || (i == 0 && !dtype_)) fail("has no {}", fields[i]);
-    if (dimensions_ > kMaxDimensions) fail("has {} dimensions, more than {}", dimensions_, kMaxDimensions);
+    if (dimensions_ > max_dimensions) fail("has {} dimensions, more than {}", dimensions_, max_dimensions);
     if (offsets_ != 2) fail("data_offsets has {} entries, not 2", offsets_);
     TensorInfo t;
     t.name = name_;
@@ -147,7 +148,7 @@ class HeaderReader {
   const SafetensorsDType* dtype_ = nullptr;
   unsigned seen_ = 0;
   size_t dimensions_ = 0, offsets_ = 0;
-  int64_t shape_[kMaxDimensions] = {};
+  int64_t shape_[max_dimensions] = {};
   uint64_t offset_[2] = {};
   bool metadata_seen_ = false;
 };
@@ -165,9 +166,9 @@ size_t check_tokens(std::string_view json, const std::string& path) {
         ++i;
       } else if (c == '"') {
         in_string = false;
-        if (i - string_begin > kMaxString)
+        if (i - string_begin > max_string)
           fail(Exit::data, "{}: byte {} of the header: a string of {} bytes, more than {}", path,
-               string_begin + 1, i - string_begin, kMaxString);
+               string_begin + 1, i - string_begin, max_string);
         tensors += json.substr(string_begin + 1, i - string_begin - 1) == "data_offsets";
       }
     } else if (c == '"') {
@@ -176,9 +177,9 @@ size_t check_tokens(std::string_view json, const std::string& path) {
       number = 0;
     } else {
       number = c >= '0' && c <= '9' ? number + 1 : 0;
-      if (number > kMaxNumber)
+      if (number > max_number)
         fail(Exit::data, "{}: byte {} of the header: a number of more than {} digits", path, i + 1,
-             kMaxNumber);
+             max_number);
     }
   }
   if (in_string) fail(Exit::data, "{}: byte {} of the header: the string has no end", path, string_begin + 1);

@@ -64,9 +64,9 @@ void SafetensorsFile::read_header() {
   if (size < 8) refuse(fmt::format("{} bytes, a safetensors file has at least 8", size));
   uint64_t header = 0;
   std::memcpy(&header, head.data(), 8);
-  if (header > kSafetensorsMaxHeader)
+  if (header > safetensors_max_header)
     refuse(
-        fmt::format("header length {}, more than the format's limit of {}", header, kSafetensorsMaxHeader));
+        fmt::format("header length {}, more than the format's limit of {}", header, safetensors_max_header));
   if (header > size - 8)
     refuse(fmt::format("header length {}, but the file has only {} bytes: not safetensors, or truncated",
                        header, size));

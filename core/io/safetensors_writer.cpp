@@ -38,7 +38,7 @@ std::pair<std::string, std::vector<SafetensorsWriter::Tensor>> SafetensorsWriter
   }
   std::string json = JsonValue(std::move(header)).dump();
   json.append((8 - json.size() % 8) % 8, ' ');
-  NRL_CHECK(json.size() <= kSafetensorsMaxHeader, "the header of {} tensors has {} bytes: use more files",
+  NRL_CHECK(json.size() <= safetensors_max_header, "the header of {} tensors has {} bytes: use more files",
             tensors.size(), json.size());
   return {std::move(json), std::move(tensors)};
 }
@@ -97,12 +97,12 @@ void SafetensorsWriter::write_slice(std::string_view name, uint64_t offset, cons
   const auto* p = static_cast<const char*>(data);
   // In chunks: the CRC leaves the bytes in the cache for the write.
   while (bytes > 0) {
-    const size_t n = std::min<uint64_t>(bytes, kCrcChunkBytes - offset % kCrcChunkBytes);
+    const size_t n = std::min<uint64_t>(bytes, crc_chunk_bytes - offset % crc_chunk_bytes);
     if (options_.refuse_non_finite && count_non_finite(t.spec.dtype, p, n) > 0) {
       fail(Exit::diverged, "tensor \"{}\" holds a NaN or an infinity near element {}: not written to {}",
            name, offset / unit, file_.path());
     }
-    if (!t.pieces.empty() && t.pieces.back().end == offset && offset % kCrcChunkBytes != 0) {
+    if (!t.pieces.empty() && t.pieces.back().end == offset && offset % crc_chunk_bytes != 0) {
       t.pieces.back().crc = crc32c(p, n, t.pieces.back().crc);
       t.pieces.back().end += n;
     } else {
@@ -124,7 +124,7 @@ void SafetensorsWriter::complete(Tensor& tensor) {
     NRL_CHECK(piece.begin == expected, "{}: tensor \"{}\": bytes from {} on were written {}", file_.path(),
               tensor.spec.name, std::min(piece.begin, expected), piece.begin < expected ? "twice" : "never");
     const uint64_t n = piece.end - piece.begin;
-    if (piece.begin % kCrcChunkBytes == 0) {
+    if (piece.begin % crc_chunk_bytes == 0) {
       sum.chunks.push_back(piece.crc);
     } else {
       sum.chunks.back() = crc32c_combine(sum.chunks.back(), piece.crc, n);

@@ -77,7 +77,7 @@ void convert(DType from, const char* in, DType to, char* out, int64_t count) {
 }  // namespace
 
 int64_t slice_block_rows(int64_t row_bytes) {
-  return std::max<int64_t>(1, kSliceBlockBytes / row_bytes);
+  return std::max<int64_t>(1, slice_block_bytes / row_bytes);
 }
 
 void copy_rows(const TensorSlice& s, int64_t row, int64_t rows, void* out, int64_t stride) {

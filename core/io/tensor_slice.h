@@ -27,7 +27,7 @@ struct TensorSlice {
 
 /// Buffer size for data that must be transposed, converted or assembled: slices are processed in blocks of
 /// rows of about this many bytes.
-inline constexpr int64_t kSliceBlockBytes = int64_t{4} << 20;
+inline constexpr int64_t slice_block_bytes = int64_t{4} << 20;
 
 /// Rows of `row_bytes` bytes in a block, at least one.
 int64_t slice_block_rows(int64_t row_bytes);

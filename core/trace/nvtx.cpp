@@ -1,8 +1,8 @@
 #include "core/trace/nvtx.h"
 
-#include <nvtx3/nvToolsExt.h>
-
 #include <cstdlib>
+
+#include <nvtx3/nvToolsExt.h>
 
 namespace nrl::trace::detail {
 namespace {

@@ -1,22 +1,22 @@
 #include "parallel/comm/backoff.h"
 
-#include "parallel/comm/collective_log.h"
+#include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include <sched.h>
 #include <sys/prctl.h>
 
-#include <algorithm>
-#include <chrono>
-#include <thread>
+#include "parallel/comm/collective_log.h"
 
 namespace nrl::comm {
 
 namespace {
 
 // Longer than the skew between ranks within a step, shorter than a scheduler time slice.
-constexpr int64_t kYieldNs = 500'000;
-constexpr int64_t kUnwantedYieldNs = 20'000;  // no thread waits for the operation yet
-constexpr int64_t kShortestSleepNs = 20'000, kLongestSleepNs = 250'000;
+constexpr int64_t yield_ns = 500'000;
+constexpr int64_t unwanted_yield_ns = 20'000;  // no thread waits for the operation yet
+constexpr int64_t shortest_sleep_ns = 20'000, longest_sleep_ns = 250'000;
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -38,7 +38,7 @@ bool Backoff::spin() {
   const int64_t now = now_ns();
   if (begin_ns_ == 0) begin_ns_ = now;
   waited_ns_ = now - begin_ns_;
-  if (waited_ns_ > (wanted ? kYieldNs : kUnwantedYieldNs)) return false;
+  if (waited_ns_ > (wanted ? yield_ns : unwanted_yield_ns)) return false;
   sched_yield();
   return true;
 }
@@ -48,7 +48,7 @@ void Backoff::sleep() const {
   thread_local const bool precise = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL) == 0;
   (void)precise;
   std::this_thread::sleep_for(
-      std::chrono::nanoseconds(std::clamp(waited_ns_ / 16, kShortestSleepNs, kLongestSleepNs)));
+      std::chrono::nanoseconds(std::clamp(waited_ns_ / 16, shortest_sleep_ns, longest_sleep_ns)));
 }
 
 }  // namespace nrl::comm

@@ -1,10 +1,10 @@
 #include "parallel/comm/channel.h"
 
-#include "core/base/error.h"
-
 #include <algorithm>
 #include <array>
 #include <utility>
+
+#include "core/base/error.h"
 
 namespace nrl::comm {
 
@@ -37,7 +37,7 @@ Channels::Channels(Communicator& group, std::span<const ChannelEnd> ends) : grou
   }
   for (const ChannelEnd& end : order) {
     if (!group.single_fifo()) {
-      channels_.push_back(Channel(group, end.peer, end.direction, end.peer, kMaxTag));
+      channels_.push_back(Channel(group, end.peer, end.direction, end.peer, max_tag));
       continue;
     }
     const auto [sender, receiver] = ranks(end);

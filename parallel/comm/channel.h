@@ -1,12 +1,12 @@
 #pragma once
 // Point-to-point messages between pipeline neighbors, with an ordering rule that every backend can keep.
 
-#include "parallel/comm/communicator.h"
-
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
+
+#include "parallel/comm/communicator.h"
 
 namespace nrl::comm {
 
@@ -51,7 +51,7 @@ class Channels {
  public:
   /// Collective over the two ranks of every channel, which must both request it: every rank
   /// that has a channel creates one object. `group` must outlive it and must carry no other
-  /// messages with the tag kMaxTag.
+  /// messages with the tag max_tag.
   Channels(Communicator& group, std::span<const ChannelEnd> ends);
   /// Collective like the constructor.
   ~Channels();

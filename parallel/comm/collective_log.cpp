@@ -1,12 +1,12 @@
 #include "parallel/comm/collective_log.h"
 
-#include "core/base/error.h"
-
 #include <algorithm>
 #include <chrono>
 #include <map>
 #include <mutex>
 #include <utility>
+
+#include "core/base/error.h"
 
 namespace nrl::comm {
 
@@ -38,13 +38,13 @@ struct CollectiveLog::State {
   uint64_t next = 0;
 
   LogEntry* find(uint64_t id) {
-    LogEntry& entry = ring[id % kCapacity];
+    LogEntry& entry = ring[id % capacity];
     return entry.id == id ? &entry : nullptr;
   }
 };
 
 CollectiveLog::CollectiveLog() : state_(std::make_unique<State>()) {
-  state_->ring.resize(kCapacity);
+  state_->ring.resize(capacity);
 }
 CollectiveLog::~CollectiveLog() = default;
 
@@ -71,7 +71,7 @@ LogTicket CollectiveLog::enqueue(uint32_t group, uint64_t seq, Op op, DType dtyp
   ++sum.count;
   sum.bytes += bytes;
   const uint64_t id = state_->next++;
-  LogEntry& entry = state_->ring[id % kCapacity];
+  LogEntry& entry = state_->ring[id % capacity];
   entry = LogEntry{};
   entry.id = id;
   entry.seq = seq;
@@ -111,11 +111,10 @@ void CollectiveLog::expose(const LogTicket& ticket, int64_t ns) {
 
 std::vector<LogEntry> CollectiveLog::latest(size_t count) const {
   std::lock_guard lock(state_->mutex);
-  const uint64_t kept = std::min<uint64_t>({count, kCapacity, state_->next});
+  const uint64_t kept = std::min<uint64_t>({count, capacity, state_->next});
   std::vector<LogEntry> out;
   out.reserve(kept);
-  for (uint64_t id = state_->next - kept; id < state_->next; ++id)
-    out.push_back(state_->ring[id % kCapacity]);
+  for (uint64_t id = state_->next - kept; id < state_->next; ++id) out.push_back(state_->ring[id % capacity]);
   return out;
 }
 

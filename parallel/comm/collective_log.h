@@ -2,13 +2,13 @@
 // The log of all communication of a process, collectives and messages: totals for reports, and a ring of the
 // latest entries for a flight recorder and the trace.
 
-#include "core/base/dtype.h"
-
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "core/base/dtype.h"
 
 namespace nrl::comm {
 
@@ -74,7 +74,7 @@ struct LogTicket {
 /// or receives (recv).
 class CollectiveLog {
  public:
-  static constexpr size_t kCapacity = 4096;
+  static constexpr size_t capacity = 4096;
 
   CollectiveLog();
   ~CollectiveLog();
@@ -92,8 +92,8 @@ class CollectiveLog {
   void finish(const LogTicket& ticket, bool failed, int64_t busy_ns = -1);
   void expose(const LogTicket& ticket, int64_t ns);
 
-  /// The latest entries, oldest first; at most kCapacity.
-  std::vector<LogEntry> latest(size_t count = kCapacity) const;
+  /// The latest entries, oldest first; at most capacity.
+  std::vector<LogEntry> latest(size_t count = capacity) const;
   /// Sums since the start or the last reset, ordered by group name and operation;
   /// kinds never used are left out.
   std::vector<LogTotal> totals() const;

@@ -1,13 +1,13 @@
 #include "parallel/comm/communicator.h"
 
+#include <algorithm>
+#include <exception>
+#include <utility>
+
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/trace/trace.h"
 #include "parallel/comm/executor.h"
-
-#include <algorithm>
-#include <exception>
-#include <utility>
 
 namespace nrl::comm {
 
@@ -158,8 +158,8 @@ void check_messages(const Communicator& c, std::span<const Message> messages, bo
   int own = 0;
   for (const Message& m : messages) {
     NRL_CHECK(m.peer >= 0 && m.peer < c.size(), "message on {}: no rank {}", c.label(), m.peer);
-    NRL_CHECK(m.tag >= 0 && m.tag <= kMaxTag, "message on {}: tag {} is not in 0..{}", c.label(), m.tag,
-              kMaxTag);
+    NRL_CHECK(m.tag >= 0 && m.tag <= max_tag, "message on {}: tag {} is not in 0..{}", c.label(), m.tag,
+              max_tag);
     NRL_CHECK(m.data.count >= 0 && (m.data.count == 0 || m.data.data), "message on {}: null buffer",
               c.label());
     if (m.peer != c.rank()) continue;

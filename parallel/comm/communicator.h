@@ -6,9 +6,6 @@
 // the order rule. Results do not depend on timing, backend or placement: sums add the ranks' values in rank
 // order. The exception is nccl, which chooses its own order (make_device.h).
 
-#include "core/base/dtype.h"
-#include "parallel/comm/collective_log.h"
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -19,13 +16,16 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/dtype.h"
+#include "parallel/comm/collective_log.h"
+
 namespace nrl::comm {
 
 class HostTransport;
 class Work;
 
 /// Greatest tag of a message.
-inline constexpr int kMaxTag = 8191;
+inline constexpr int max_tag = 8191;
 
 /// Integer sums wrap around; max and min propagate NaN.
 enum class Reduce : uint8_t { sum, max, min };
@@ -178,7 +178,7 @@ class Communicator {
   Handle all_to_all_v_async(ConstView in, std::span<const int64_t> send_counts, View out,
                             std::span<const int64_t> recv_counts, const After& after = {});
   Handle broadcast_async(View data, int root, const After& after = {});
-  /// Messages of a pair of ranks with one tag (0 to kMaxTag) arrive in the order they were sent;
+  /// Messages of a pair of ranks with one tag (0 to max_tag) arrive in the order they were sent;
   /// both ends must name the same number of bytes. Pipelines use Channel (channel.h), which
   /// behaves alike on all backends.
   Handle send_async(ConstView data, int to, int tag = 0, const After& after = {});

@@ -1,17 +1,17 @@
 #include "parallel/comm/device_options.h"
 
-#include "core/base/error.h"
-
 #include <map>
 #include <string_view>
 #include <utility>
+
+#include "core/base/error.h"
 
 namespace nrl::comm {
 
 namespace {
 
-constexpr int kMultiRankVersion = 23000;    // 2.30
-constexpr int kLaunchOrderVersion = 22600;  // 2.26: NCCL_LAUNCH_ORDER_IMPLICIT
+constexpr int multi_rank_version = 23000;    // 2.30
+constexpr int launch_order_version = 22600;  // 2.26: NCCL_LAUNCH_ORDER_IMPLICIT
 
 std::string version_text(const NcclSupport& nccl) {
   return fmt::format("{}.{}.{}", nccl.version / 10000, nccl.version / 100 % 100, nccl.version % 100);
@@ -37,7 +37,7 @@ std::string nccl_unsupported_reason(std::span<const std::string> devices, const 
   if (!shared) return "";
   const std::string who =
       fmt::format("ranks {} and {} share device {}", shared->first, shared->second, devices[shared->first]);
-  if (nccl.version < kMultiRankVersion)
+  if (nccl.version < multi_rank_version)
     return fmt::format("{}, which NCCL {} cannot do (2.30 can)", who, version_text(nccl));
   if (!nccl.multi_rank_gpu)
     return fmt::format("{}, which NCCL does only with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment", who);
@@ -64,7 +64,7 @@ DeviceCommChoice choose_device_comm(std::optional<DeviceCommKind> requested,
 }
 
 std::string nccl_groups_unsupported_reason(int groups, const NcclSupport& nccl) {
-  if (groups <= 1 || nccl.version >= kLaunchOrderVersion) return "";
+  if (groups <= 1 || nccl.version >= launch_order_version) return "";
   return fmt::format("NCCL {} does not order the launches of several groups, which can deadlock (2.26 does)",
                      version_text(nccl));
 }

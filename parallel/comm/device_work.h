@@ -1,14 +1,14 @@
 #pragma once
 // Private to the device backends: operations that the executor runs and that events order on the device.
 
+#include <initializer_list>
+#include <memory>
+#include <utility>
+
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/event_pool.h"
 #include "parallel/comm/executor.h"
-
-#include <initializer_list>
-#include <memory>
-#include <utility>
 
 namespace nrl::comm {
 

@@ -1,12 +1,12 @@
 #pragma once
 // A pool of device events, so that issuing an operation creates none.
 
-#include "core/device/runtime.h"
-
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
+
+#include "core/device/runtime.h"
 
 namespace nrl::comm {
 

@@ -1,16 +1,16 @@
 #include "parallel/comm/executor.h"
 
-#include "core/base/error.h"
-#include "core/base/threads.h"
+#include <algorithm>
+#include <climits>
+#include <ctime>
+#include <utility>
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <climits>
-#include <ctime>
-#include <utility>
+#include "core/base/error.h"
+#include "core/base/threads.h"
 
 namespace nrl::comm {
 
@@ -18,7 +18,7 @@ namespace {
 
 // The scheduler tends to place a woken rank on the waker's core, so that two ranks share it. With a core per
 // rank, only long waits end by a wake-up; short ones end by a timed sleep.
-constexpr int64_t kShortWaitNs = 2'000'000;
+constexpr int64_t short_wait_ns = 2'000'000;
 
 }  // namespace
 
@@ -157,7 +157,7 @@ bool Executor::step() {
 }
 
 bool Executor::sleep_until_rung(const Backoff& backoff) {
-  if (active_.size() != 1 || (spins_ > 0 && backoff.waited_ns() < kShortWaitNs)) return false;
+  if (active_.size() != 1 || (spins_ > 0 && backoff.waited_ns() < short_wait_ns)) return false;
   const std::shared_ptr<Work> work = active_.front();
   Doorbell* doorbell = work->doorbell();
   if (!doorbell) return false;

@@ -6,10 +6,6 @@
 // operation is blocked, the executor makes progress on all others in flight. An operation issued After
 // another one starts when that one has completed. Only nccl is stricter (make_device.h).
 
-#include "parallel/comm/backoff.h"
-#include "parallel/comm/collective_log.h"
-#include "parallel/comm/task.h"
-
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -18,6 +14,10 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "parallel/comm/backoff.h"
+#include "parallel/comm/collective_log.h"
+#include "parallel/comm/task.h"
 
 namespace nrl::comm {
 

@@ -1,11 +1,11 @@
 #pragma once
 // Interface of a host communicator to the device communicator built on it.
 
-#include "parallel/comm/communicator.h"
-#include "parallel/comm/executor.h"
-
 #include <memory>
 #include <vector>
+
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/executor.h"
 
 namespace nrl::comm {
 
@@ -19,7 +19,7 @@ class PendingMessages {
 };
 
 /// First tag of messages of device memory, above those of the host group.
-inline constexpr int kDeviceTag = kMaxTag + 1;
+inline constexpr int device_tag = max_tag + 1;
 
 /// The host side of a group. execute() and post() must be called from operations run by the executor
 /// (Work::start and Work::poll) and are not logged.

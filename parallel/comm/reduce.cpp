@@ -1,16 +1,16 @@
 #include "parallel/comm/reduce.h"
 
-#include "core/base/error.h"
-
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+
+#include "core/base/error.h"
 
 namespace nrl::comm {
 
 namespace {
 
-constexpr int64_t kBlock = 2048;  // elements; the accumulator stays in the L1 cache
+constexpr int64_t block = 2048;  // elements; the accumulator stays in the L1 cache
 
 template <class T>
 bool is_nan(T x) {
@@ -75,8 +75,8 @@ void reduce_typed(void* out, std::span<const void* const> parts, int64_t count) 
   using S = typename Numeric<T>::Storage;
   using C = typename Numeric<T>::Compute;
   constexpr auto upcast = Numeric<T>::upcast;
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t n = std::min(kBlock, count - begin);
+  for (int64_t begin = 0; begin < count; begin += block) {
+    const int64_t n = std::min(block, count - begin);
     const S* first = static_cast<const S*>(parts[0]) + begin;
     const S* second = static_cast<const S*>(parts[1]) + begin;
     S* to = static_cast<S*>(out) + begin;
@@ -86,7 +86,7 @@ void reduce_typed(void* out, std::span<const void* const> parts, int64_t count) 
         to[i] = Numeric<T>::round(F::template apply<C>(upcast(first[i]), upcast(second[i])));
       continue;
     }
-    C acc[kBlock];
+    C acc[block];
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) acc[i] = F::template apply<C>(upcast(first[i]), upcast(second[i]));
     for (size_t p = 2; p < parts.size(); ++p) {

@@ -1,11 +1,11 @@
 #pragma once
 // Element-wise reduction of several host buffers in a fixed order.
 
-#include "core/base/dtype.h"
-#include "parallel/comm/communicator.h"
-
 #include <cstdint>
 #include <span>
+
+#include "core/base/dtype.h"
+#include "parallel/comm/communicator.h"
 
 namespace nrl::comm {
 

@@ -1,10 +1,10 @@
 #include "parallel/data/flat_buckets.h"
 
-#include "core/base/error.h"
-
 #include <algorithm>
 #include <limits>
 #include <numeric>
+
+#include "core/base/error.h"
 
 namespace nrl {
 
@@ -24,7 +24,7 @@ FlatBuckets::FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements,
     : params_(std::move(params)), places_(params_.size()), by_name_(params_.size()), shards_(shards) {
   NRL_CHECK(shards >= 1 && bucket_elements >= 0, "{} shards, {} elements", shards, bucket_elements);
   const int64_t target = bucket_elements == 0 ? std::numeric_limits<int64_t>::max() : bucket_elements;
-  const int64_t unit = std::lcm(kShardUnit, static_cast<int64_t>(shards));
+  const int64_t unit = std::lcm(shard_unit, static_cast<int64_t>(shards));
 
   const auto close = [&] {
     if (buckets_.empty() || buckets_.back().size != 0) return;  // closed already
@@ -41,7 +41,7 @@ FlatBuckets::FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements,
       buckets_.back().start = total_;
     }
     Bucket& b = buckets_.back();
-    const int64_t offset = round_up(b.used, kParamAlign);
+    const int64_t offset = round_up(b.used, param_align);
     places_[static_cast<size_t>(i)] = {
         .bucket = static_cast<int>(buckets_.size()) - 1, .offset = offset, .start = b.start + offset};
     if (__builtin_add_overflow(offset, p.numel, &b.used))

@@ -6,7 +6,7 @@
 // each starts at a multiple of 64 elements. A bucket is closed when it reaches the bucket size and padded so
 // that the data-parallel ranks get equal shards; shard boundaries ignore parameter boundaries.
 //
-// The layout does not depend on the data-parallel size if that divides kShardUnit = 61440 = 2^12 * 3 * 5 (all
+// The layout does not depend on the data-parallel size if that divides shard_unit = 61440 = 2^12 * 3 * 5 (all
 // 2^a 3^b 5^c with b, c <= 1 up to 4096: 1, 2, 3, 4, 5, 6, 8, 10, 12, ..., 768, 1024); shards then start at
 // multiples of 60 elements or more. Other sizes lengthen the padding at the end of buckets. A parameter's
 // bucket and its offset there never depend on it.
@@ -56,8 +56,8 @@ struct ShardPiece {
 /// A pure description: no memory, the same on all ranks that hold the same parameters.
 class FlatBuckets {
  public:
-  static constexpr int64_t kParamAlign = 64;
-  static constexpr int64_t kShardUnit = 61440;
+  static constexpr int64_t param_align = 64;
+  static constexpr int64_t shard_unit = 61440;
 
   FlatBuckets() = default;
   /// `bucket_elements`: a bucket is closed when it has at least this many (0: one bucket). `shards`: the

@@ -2,11 +2,11 @@
 // Sums gradients over the data-parallel ranks bucket by bucket, overlapped with the backward pass, and
 // gathers updated parameters.
 
-#include "parallel/comm/communicator.h"
-#include "parallel/data/flat_buckets.h"
-
 #include <span>
 #include <vector>
+
+#include "parallel/comm/communicator.h"
+#include "parallel/data/flat_buckets.h"
 
 namespace nrl {
 

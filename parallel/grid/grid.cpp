@@ -1,22 +1,22 @@
 #include "parallel/grid/grid.h"
 
-#include "core/base/error.h"
+#include <algorithm>
 
 #include <spdlog/fmt/ranges.h>
 
-#include <algorithm>
+#include "core/base/error.h"
 
 namespace nrl {
 
 namespace {
 
-constexpr int kAxes = 5;
-constexpr std::array<Axis, kAxes> kOrder = {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp};
+constexpr int axis_count = 5;
+constexpr std::array<Axis, axis_count> order = {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp};
 
-std::array<int, kAxes> to_array(const GridPoint& p) {
+std::array<int, axis_count> to_array(const GridPoint& p) {
   return {p.tp, p.cp, p.ep, p.dp, p.pp};
 }
-GridPoint to_point(const std::array<int, kAxes>& a) {
+GridPoint to_point(const std::array<int, axis_count>& a) {
   return {a[0], a[1], a[2], a[3], a[4]};
 }
 
@@ -47,9 +47,9 @@ RankGrid::RankGrid(const GridPoint& sizes)
 
 GridPoint RankGrid::coordinates(int rank) const {
   NRL_CHECK(rank >= 0 && rank < ranks_, "rank {} of {}", rank, ranks_);
-  std::array<int, kAxes> at{};
+  std::array<int, axis_count> at{};
   const auto size = to_array(sizes_);
-  for (size_t i = 0; i < kAxes; ++i) {
+  for (size_t i = 0; i < axis_count; ++i) {
     at[i] = rank % size[i];
     rank /= size[i];
   }
@@ -59,7 +59,7 @@ GridPoint RankGrid::coordinates(int rank) const {
 int RankGrid::rank_at(const GridPoint& point) const {
   const auto at = to_array(point), size = to_array(sizes_);
   int rank = 0, stride = 1;
-  for (size_t i = 0; i < kAxes; ++i) {
+  for (size_t i = 0; i < axis_count; ++i) {
     NRL_CHECK(at[i] >= 0 && at[i] < size[i], "axis {}: index {} of {}", i, at[i], size[i]);
     rank += at[i] * stride;
     stride *= size[i];
@@ -70,8 +70,8 @@ int RankGrid::rank_at(const GridPoint& point) const {
 int RankGrid::group_size(AxisSet axes) const {
   const auto size = to_array(sizes_);
   int n = 1;
-  for (size_t i = 0; i < kAxes; ++i)
-    if (axes.has(kOrder[i])) n *= size[i];
+  for (size_t i = 0; i < axis_count; ++i)
+    if (axes.has(order[i])) n *= size[i];
   return n;
 }
 
@@ -81,8 +81,8 @@ std::vector<int> RankGrid::group_of(int rank, AxisSet axes) const {
   std::vector<int> out;
   for (int member = 0; member < group_size(axes); ++member) {
     int rest = member;
-    for (size_t i = 0; i < kAxes; ++i) {
-      if (!axes.has(kOrder[i])) continue;
+    for (size_t i = 0; i < axis_count; ++i) {
+      if (!axes.has(order[i])) continue;
       at[i] = rest % size[i];
       rest /= size[i];
     }
@@ -101,12 +101,11 @@ std::vector<std::vector<int>> RankGrid::groups(AxisSet axes) const {
 }
 
 std::string name_of(const GroupId& id) {
-  constexpr std::array<const char*, kAxes> dense = {"tp", "cp", "ep", "dp", "pp"};
-  constexpr std::array<const char*, kAxes> expert = {"etp", "cp", "ep", "edp", "pp"};
+  constexpr std::array<const char*, axis_count> dense = {"tp", "cp", "ep", "dp", "pp"};
+  constexpr std::array<const char*, axis_count> expert = {"etp", "cp", "ep", "edp", "pp"};
   std::string out;
-  for (size_t i = 0; i < kAxes; ++i)
-    if (id.axes.has(kOrder[i]))
-      out += (out.empty() ? "" : "-") + std::string((id.expert ? expert : dense)[i]);
+  for (size_t i = 0; i < axis_count; ++i)
+    if (id.axes.has(order[i])) out += (out.empty() ? "" : "-") + std::string((id.expert ? expert : dense)[i]);
   if (id.ends) out += " ends";
   if (id.lane > 0) out += fmt::format(" lane {}", id.lane);
   return out;

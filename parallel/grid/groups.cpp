@@ -1,14 +1,14 @@
 #include "parallel/grid/groups.h"
 
-#include "core/base/error.h"
-#include "core/base/threads.h"
-#include "parallel/comm/world/make_device.h"
-#include "parallel/comm/world/world.h"
-
 #include <algorithm>
 #include <exception>
 #include <functional>
 #include <tuple>
+
+#include "core/base/error.h"
+#include "core/base/threads.h"
+#include "parallel/comm/world/make_device.h"
+#include "parallel/comm/world/world.h"
 
 namespace nrl {
 

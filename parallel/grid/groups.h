@@ -1,16 +1,16 @@
 #pragma once
 // The communicators of a run, created once at start.
 
-#include "core/device/runtime.h"
-#include "parallel/comm/communicator.h"
-#include "parallel/comm/device_options.h"
-#include "parallel/grid/grid.h"
-
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "core/device/runtime.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/device_options.h"
+#include "parallel/grid/grid.h"
 
 namespace nrl {
 

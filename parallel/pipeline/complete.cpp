@@ -1,8 +1,8 @@
-#include "parallel/pipeline/schedule.h"
-
 #include <algorithm>
 #include <deque>
 #include <utility>
+
+#include "parallel/pipeline/schedule.h"
 
 namespace nrl::pipeline {
 

@@ -1,9 +1,9 @@
 #include "parallel/pipeline/schedule.h"
 
-#include "core/base/error.h"
-
 #include <algorithm>
 #include <utility>
+
+#include "core/base/error.h"
 
 namespace nrl::pipeline {
 

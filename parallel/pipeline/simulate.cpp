@@ -1,12 +1,12 @@
 #include "parallel/pipeline/simulate.h"
 
-#include "core/base/error.h"
-
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <optional>
 #include <tuple>
+
+#include "core/base/error.h"
 
 namespace nrl::pipeline {
 

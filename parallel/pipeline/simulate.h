@@ -1,9 +1,9 @@
 #pragma once
 // Runs the schedules of all stages against each other without a model: time, bubble, stashes, deadlock.
 
-#include "parallel/pipeline/schedule.h"
-
 #include <cstddef>
+
+#include "parallel/pipeline/schedule.h"
 
 namespace nrl::pipeline {
 

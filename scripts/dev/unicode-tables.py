@@ -55,11 +55,11 @@ def nfc():
                 classes.append([c, c, k])
     print(COMMENT % "nfc" + "// Canonical decompositions and combining classes of Unicode 9.0. Hangul syllables are computed.\n")
     print("// {character, first, second or 0}: those that composition makes again.")
-    write_rows("kComposites", "Decomposition", composites)
+    write_rows("composite_table", "Decomposition", composites)
     print("\n// Those that composition does not make.")
-    write_rows("kExcluded", "Decomposition", excluded)
+    write_rows("excluded_composites", "Decomposition", excluded)
     print("\n// {first, last, class}, classes other than 0.")
-    write_rows("kClasses", "ClassRange", classes)
+    write_rows("combining_classes", "ClassRange", classes)
 
 
 def stand_ins():
@@ -91,7 +91,7 @@ def stand_ins():
         rows.append([c, c, min(candidates, key=lambda d: abs(d - c)), (category, script)])
     print(COMMENT % "stand-ins" + "// {first, last, stand-in}: characters whose classes are newer than Unicode 14.0, and one of the same")
     print("// general category, script and length in UTF-8 that every PCRE2 knows.")
-    write_rows("kStandIns", "StandIn", [row[:3] for row in rows])
+    write_rows("stand_in_table", "StandIn", [row[:3] for row in rows])
 
 
 def classes():

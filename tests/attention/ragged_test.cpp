@@ -1,8 +1,9 @@
 // The small kernels around a library of attention, on the simulated device.
 
+#include "core/ops/attention/cudnn/ragged.h"
+
 #include <vector>
 
-#include "core/ops/attention/cudnn/ragged.h"
 #include "tests/catch.h"
 
 namespace nrl::ops {

@@ -1,10 +1,5 @@
 #include "core/base/output.h"
 
-#include <fcntl.h>
-#include <spdlog/fmt/fmt.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -15,6 +10,12 @@
 #include <iostream>
 #include <sstream>
 #include <thread>
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <spdlog/fmt/fmt.h>
 
 #include "tests/catch.h"
 

@@ -1,11 +1,11 @@
 #include "core/base/threads.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 #include <new>
 #include <system_error>
+
+#include <unistd.h>
 
 #include "core/base/error.h"
 #include "tests/catch.h"

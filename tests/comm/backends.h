@@ -1,14 +1,14 @@
 #pragma once
 // Backends under test: a communicator with its memory.
-#include "core/device/runtime.h"
-#include "parallel/comm/communicator.h"
-#include "parallel/comm/world/world.h"
-
 #include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "core/device/runtime.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/world/world.h"
 
 /// One backend. Operations go through it so that each is tried with a stream, after
 /// pending work, and without.

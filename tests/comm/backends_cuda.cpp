@@ -1,12 +1,12 @@
 // The backends of device memory on real devices, shared by ranks where there are more ranks than devices.
+#include <cstdio>
+
 #include "core/base/error.h"
 #include "core/device/choose.h"
 #include "core/device/cuda/devices.h"
 #include "parallel/comm/recording/recording.h"
 #include "parallel/comm/world/make_device.h"
 #include "tests/comm/backends.h"
-
-#include <cstdio>
 
 using namespace nrl;
 using namespace nrl::comm;

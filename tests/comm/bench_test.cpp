@@ -1,8 +1,9 @@
 #include "parallel/comm/world/bench.h"
-#include "tests/catch.h"
-#include "tests/comm/world_fixture.h"
 
 #include <cstdio>
+
+#include "tests/catch.h"
+#include "tests/comm/world_fixture.h"
 
 using namespace nrl::comm;
 

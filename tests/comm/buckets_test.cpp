@@ -1,11 +1,11 @@
+#include <algorithm>
+#include <numeric>
+
 #include "core/base/error.h"
 #include "core/base/philox.h"
 #include "parallel/data/grad_reducer.h"
 #include "tests/catch.h"
 #include "tests/comm/world_fixture.h"
-
-#include <algorithm>
-#include <numeric>
 
 using namespace nrl;
 
@@ -34,12 +34,12 @@ TEST_CASE("buckets hold every parameter once, aligned, in reverse order", "[buck
         REQUIRE(b.start == end);
         REQUIRE(b.size % shards == 0);
         REQUIRE(b.size >= b.used);
-        REQUIRE(b.size - b.used < FlatBuckets::kShardUnit * (shards == 7 ? 7 : 1));
+        REQUIRE(b.size - b.used < FlatBuckets::shard_unit * (shards == 7 ? 7 : 1));
         int64_t at = 0;
         for (int p : b.params) {
-          REQUIRE(layout.place(p).offset % FlatBuckets::kParamAlign == 0);
+          REQUIRE(layout.place(p).offset % FlatBuckets::param_align == 0);
           REQUIRE(layout.place(p).offset >= at);
-          REQUIRE(layout.place(p).offset - at < FlatBuckets::kParamAlign);
+          REQUIRE(layout.place(p).offset - at < FlatBuckets::param_align);
           REQUIRE(layout.place(p).start == b.start + layout.place(p).offset);
           at = layout.place(p).offset + params[static_cast<size_t>(p)].numel;
           if (p != b.params.back()) REQUIRE(at < 100000);  // would have been closed

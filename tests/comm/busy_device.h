@@ -1,9 +1,9 @@
 #pragma once
 // A simulated device whose events appear incomplete while the test asks for it.
-#include "core/device/sim/sim.h"
-
 #include <atomic>
 #include <memory>
+
+#include "core/device/sim/sim.h"
 
 class BusyDevice final : public nrl::device::Runtime {
   using H = void*;

@@ -1,13 +1,14 @@
 // Channels on every backend, the one with a single FIFO for everything included.
 #include "parallel/comm/channel.h"
+
+#include <array>
+#include <deque>
+
 #include "core/base/error.h"
 #include "tests/catch.h"
 #include "tests/comm/backends.h"
 #include "tests/comm/time_limit.h"
 #include "tests/comm/world_fixture.h"
-
-#include <array>
-#include <deque>
 
 using namespace nrl;
 using namespace nrl::comm;
@@ -74,7 +75,7 @@ TEST_CASE("a pipeline of sends and receives that overlap runs through", "[channe
     Channel* input_gradient = me > 0 ? &channels.to(me - 1) : nullptr;
     Channel* output = me < n - 1 ? &channels.to(me + 1) : nullptr;
     Channel* output_gradient = me < n - 1 ? &channels.from(me + 1) : nullptr;
-    constexpr size_t kSize = 40000;
+    constexpr size_t message_size = 40000;
     std::deque<Data<int32_t>> memory;
     std::vector<Handle> sent;
     std::deque<Handle> gradients;
@@ -84,27 +85,27 @@ TEST_CASE("a pipeline of sends and receives that overlap runs through", "[channe
       if (output_gradient) {
         gradients.front().wait();
         gradients.pop_front();
-        wrong += expected.front()->read() != std::vector<int32_t>(kSize, 1000 * (me + 1) + k);
+        wrong += expected.front()->read() != std::vector<int32_t>(message_size, 1000 * (me + 1) + k);
         expected.pop_front();
       }
       if (input_gradient)
-        sent.push_back(
-            input_gradient->send_async(memory.emplace_back(backend, kSize, 1000 * me + k), backend.stream()));
+        sent.push_back(input_gradient->send_async(memory.emplace_back(backend, message_size, 1000 * me + k),
+                                                  backend.stream()));
     };
     int done = 0;
     for (int k = 0; k < microbatches; ++k) {
       if (output_gradient) {
-        expected.push_back(&memory.emplace_back(backend, kSize));
+        expected.push_back(&memory.emplace_back(backend, message_size));
         gradients.push_back(output_gradient->receive_async(*expected.back(), backend.stream()));
       }
       if (input) {
-        Data<int32_t>& x = memory.emplace_back(backend, kSize);
+        Data<int32_t>& x = memory.emplace_back(backend, message_size);
         input->receive_async(x, backend.stream()).wait();
-        wrong += x.read() != std::vector<int32_t>(kSize, 10 * (me - 1) + k);
+        wrong += x.read() != std::vector<int32_t>(message_size, 10 * (me - 1) + k);
       }
       if (output)
         sent.push_back(
-            output->send_async(memory.emplace_back(backend, kSize, 10 * me + k), backend.stream()));
+            output->send_async(memory.emplace_back(backend, message_size, 10 * me + k), backend.stream()));
       if (k >= n - 1 - me) backward(done++);
     }
     while (done < microbatches) backward(done++);

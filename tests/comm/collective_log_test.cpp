@@ -1,4 +1,5 @@
 #include "parallel/comm/collective_log.h"
+
 #include "core/base/error.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/self/self_comm.h"
@@ -11,7 +12,7 @@ TEST_CASE("the ring keeps the latest entries and the totals keep all", "[comm]")
   CollectiveLog log;
   const uint32_t a = log.add_group("dp", "dp[0,1]"), b = log.add_group("dp", "dp[2,3]");
   LogTicket first = log.enqueue(a, 0, Op::all_reduce, DType::f32, 4, -1);
-  for (uint64_t i = 0; i < CollectiveLog::kCapacity + 10; ++i) {
+  for (uint64_t i = 0; i < CollectiveLog::capacity + 10; ++i) {
     LogTicket t = log.enqueue(b, i, Op::all_reduce, DType::f32, 4, -1);
     log.start(t);
     log.finish(t, false);
@@ -20,7 +21,7 @@ TEST_CASE("the ring keeps the latest entries and the totals keep all", "[comm]")
   log.start(first);  // its ring entry is another's by now
   log.finish(first, true);
   const auto latest = log.latest();
-  REQUIRE(latest.size() == CollectiveLog::kCapacity);
+  REQUIRE(latest.size() == CollectiveLog::capacity);
   for (size_t i = 0; i < latest.size(); ++i) {
     REQUIRE(latest[i].id == 11 + i);
     REQUIRE(latest[i].progress == Progress::done);
@@ -28,8 +29,8 @@ TEST_CASE("the ring keeps the latest entries and the totals keep all", "[comm]")
   }
   const auto totals = log.totals();
   REQUIRE(totals.size() == 1);
-  REQUIRE(totals[0].count == static_cast<int64_t>(CollectiveLog::kCapacity) + 11);
-  REQUIRE(totals[0].exposed_seconds == Approx(1e-6 * (CollectiveLog::kCapacity + 10)));
+  REQUIRE(totals[0].count == static_cast<int64_t>(CollectiveLog::capacity) + 11);
+  REQUIRE(totals[0].exposed_seconds == Approx(1e-6 * (CollectiveLog::capacity + 10)));
   REQUIRE(log.group_label(b) == "dp[2,3]");
 }
 

@@ -1,9 +1,4 @@
 // One suite for all backends, against the same arithmetic in plain loops.
-#include "core/base/error.h"
-#include "tests/catch.h"
-#include "tests/comm/backends.h"
-#include "tests/comm/world_fixture.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -11,6 +6,11 @@
 #include <limits>
 #include <numeric>
 #include <thread>
+
+#include "core/base/error.h"
+#include "tests/catch.h"
+#include "tests/comm/backends.h"
+#include "tests/comm/world_fixture.h"
 
 using namespace nrl;
 using namespace nrl::comm;

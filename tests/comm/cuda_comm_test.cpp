@@ -1,12 +1,12 @@
 // On a real device: NCCL under graphs, its errors, its times.
+#include <chrono>
+#include <thread>
+
 #include "core/base/error.h"
 #include "parallel/comm/world/make_device.h"
 #include "tests/catch.h"
 #include "tests/comm/backends.h"
 #include "tests/comm/world_fixture.h"
-
-#include <chrono>
-#include <thread>
 
 using namespace nrl;
 using namespace nrl::comm;

@@ -1,4 +1,7 @@
 // Device communicators: order against streams, choice of the backend, errors.
+#include <cstring>
+#include <functional>
+
 #include "core/base/error.h"
 #include "core/device/sim/sim.h"
 #include "parallel/comm/world/make_device.h"
@@ -6,9 +9,6 @@
 #include "tests/catch.h"
 #include "tests/comm/backends.h"
 #include "tests/comm/world_fixture.h"
-
-#include <cstring>
-#include <functional>
 
 using namespace nrl;
 using namespace nrl::comm;
@@ -44,7 +44,7 @@ Error error_of(const std::function<void()>& f) {
   return Error(Exit::ok, "");
 }
 
-constexpr size_t kCount = 40000;
+constexpr size_t element_count = 40000;
 
 /// One producer, an all_reduce and one consumer; true when the consumer saw the right sum. `ordered` false:
 /// the operation is not ordered by the stream. `waits` false: the consumer's stream does not wait.
@@ -52,12 +52,12 @@ bool right_result(uint64_t seed, bool ordered, bool waits) {
   const auto backend = staged(seed);
   device::Runtime& runtime = *backend->runtime();
   const device::StreamHandle stream = backend->stream().native;
-  const size_t bytes = kCount * sizeof(int32_t);
+  const size_t bytes = element_count * sizeof(int32_t);
   const device::Memory data(runtime, device::Memory::Kind::device, bytes);
   const device::Memory pinned(runtime, device::Memory::Kind::pinned, bytes);
   for (int i = 0; i <= 8; ++i)  // the last value is what is summed
     runtime.fill(data.data(), static_cast<uint8_t>(i == 8 ? 1 : 100 + i), bytes, stream);
-  const View view(data.data(), kCount, DType::i32);
+  const View view(data.data(), element_count, DType::i32);
   Handle h = backend->comm().all_reduce_async(view, Reduce::sum, ordered ? backend->stream() : StreamRef{});
   const device::Stream other(runtime);
   if (waits) {
@@ -69,10 +69,10 @@ bool right_result(uint64_t seed, bool ordered, bool waits) {
     runtime.copy(pinned.data(), data.data(), bytes, device::CopyKind::device_to_host, other.get());
     other.synchronize();
   }
-  std::vector<int32_t> got(kCount);
+  std::vector<int32_t> got(element_count);
   std::memcpy(got.data(), pinned.data(), bytes);
   runtime.synchronize();
-  return got == std::vector<int32_t>(kCount, 0x01010101 * world().size());
+  return got == std::vector<int32_t>(element_count, 0x01010101 * world().size());
 }
 
 int64_t agreed_count(int64_t own) {

@@ -1,9 +1,10 @@
 // The executor's logic without MPI; run under the thread sanitizer.
 #include "parallel/comm/executor.h"
-#include "core/base/error.h"
-#include "tests/catch.h"
 
 #include <thread>
+
+#include "core/base/error.h"
+#include "tests/catch.h"
 
 using namespace nrl;
 using namespace nrl::comm;

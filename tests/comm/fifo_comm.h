@@ -1,12 +1,12 @@
 #pragma once
 // A communicator whose operations run strictly one after another, messages included: the weakest order rule
 // of the backends (nccl), on host memory.
+#include <memory>
+#include <utility>
+
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/executor.h"
 #include "parallel/comm/host_transport.h"
-
-#include <memory>
-#include <utility>
 
 class FifoCommunicator final : public nrl::comm::Communicator {
  public:

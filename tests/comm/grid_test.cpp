@@ -1,8 +1,9 @@
 #include "parallel/grid/grid.h"
-#include "core/base/error.h"
-#include "tests/catch.h"
 
 #include <set>
+
+#include "core/base/error.h"
+#include "tests/catch.h"
 
 using namespace nrl;
 

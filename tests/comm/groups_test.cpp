@@ -1,13 +1,14 @@
 // The communicators of a plan: one order, shared where members are equal, on host and device memory.
 #include "parallel/grid/groups.h"
+
+#include <algorithm>
+#include <array>
+
 #include "core/base/error.h"
 #include "core/device/sim/sim.h"
 #include "tests/catch.h"
 #include "tests/comm/time_limit.h"
 #include "tests/comm/world_fixture.h"
-
-#include <algorithm>
-#include <array>
 
 using namespace nrl;
 

@@ -1,14 +1,14 @@
 // Runs the cases on every rank; the exit code is the worst of all ranks, 77 where there is nothing to run on.
 // The first failed assertion of a rank aborts all ranks: its peers may wait for it in a collective.
 #define CATCH_CONFIG_RUNNER
-#include "tests/catch.h"
-#include "tests/comm/backends.h"
-#include "tests/comm/world_fixture.h"
-
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
 #include <string>
+
+#include "tests/catch.h"
+#include "tests/comm/backends.h"
+#include "tests/comm/world_fixture.h"
 
 namespace {
 

@@ -1,13 +1,13 @@
 // One thread at a time calls MPI, as MPI_THREAD_SERIALIZED requires. The calls below intercept the library's
 // (MPI's profiling interface).
-#include "tests/catch.h"
-#include "tests/comm/world_fixture.h"
-
-#include <mpi.h>
-
 #include <atomic>
 #include <chrono>
 #include <thread>
+
+#include <mpi.h>
+
+#include "tests/catch.h"
+#include "tests/comm/world_fixture.h"
 
 namespace {
 

@@ -1,5 +1,8 @@
 // Independent operations do not wait for each other: messages, collectives of several groups, busy devices.
 // Every case here would deadlock if they did.
+#include <chrono>
+#include <thread>
+
 #include "core/base/error.h"
 #include "parallel/comm/world/make_device.h"
 #include "tests/catch.h"
@@ -7,9 +10,6 @@
 #include "tests/comm/busy_device.h"
 #include "tests/comm/time_limit.h"
 #include "tests/comm/world_fixture.h"
-
-#include <chrono>
-#include <thread>
 
 using namespace nrl;
 using namespace nrl::comm;
@@ -21,7 +21,7 @@ Communicator& world() {
 }
 
 /// Above every eager limit: the receiver must answer before the data leaves.
-constexpr size_t kLarge = 3'000'000;
+constexpr size_t large = 3'000'000;
 
 }  // namespace
 
@@ -29,7 +29,7 @@ TEST_CASE("a sent message makes progress while its sender waits in a collective"
   const int n = world().size(), me = world().rank();
   if (n == 1) return;
   const TimeLimit limit("messages under a collective");
-  std::vector<float> data(kLarge, static_cast<float>(me)), got(kLarge), sum = {1};
+  std::vector<float> data(large, static_cast<float>(me)), got(large), sum = {1};
   for (int round = 0; round < 3; ++round) {
     // Rank 0 sends and enters the collective; the others enter it when the message is there.
     std::vector<Handle> sent;
@@ -40,14 +40,14 @@ TEST_CASE("a sent message makes progress while its sender waits in a collective"
     for (Handle& h : sent) h.wait();
   }
   REQUIRE(sum[0] == static_cast<float>(n * n * n));
-  if (me != 0) REQUIRE(got == std::vector<float>(kLarge, 0.0f));
+  if (me != 0) REQUIRE(got == std::vector<float>(large, 0.0f));
 }
 
 TEST_CASE("a message does not wait behind a collective that was issued before it", "[progress]") {
   const int n = world().size(), me = world().rank();
   if (n == 1) return;
   const TimeLimit limit("messages behind a collective");
-  for (const size_t size : {size_t{1}, kLarge}) {
+  for (const size_t size : {size_t{1}, large}) {
     std::vector<float> data(size, static_cast<float>(me)), got(size), sum = {1};
     if (me == 0) {
       Handle early = world().all_reduce_async(sum);

@@ -1,4 +1,5 @@
 #include "parallel/comm/recording/recording.h"
+
 #include "core/base/error.h"
 #include "tests/catch.h"
 #include "tests/comm/world_fixture.h"

@@ -1,13 +1,13 @@
 // A rank that waits leaves the core to others.
-#include "tests/catch.h"
-#include "tests/comm/world_fixture.h"
-
-#include <sys/resource.h>
-
 #include <chrono>
 #include <cstdlib>
 #include <thread>
 #include <vector>
+
+#include <sys/resource.h>
+
+#include "tests/catch.h"
+#include "tests/comm/world_fixture.h"
 
 using namespace nrl;
 using namespace nrl::comm;

@@ -38,22 +38,22 @@ const Schema& two_algorithms() {
 
 TEST_CASE("keys of another algorithm are refused where they are given", "[config][algorithm]") {
   const std::string note = " (the algorithm is pretrain (default); remove it)";
-  CHECK(texts(load_text(kBase + "dpo: {loss_type: ipo, val_period: 3}\n")) ==
+  CHECK(texts(load_text(base_yaml + "dpo: {loss_type: ipo, val_period: 3}\n")) ==
         std::vector<std::string>{"t.yaml:7:1 the section 'dpo' belongs to algorithm dpo" + note});
   CHECK(texts(load_base({"dpo.loss_type=ipo"})) ==
         std::vector<std::string>{
             "command line: dpo.loss_type=ipo:0:0 dpo.loss_type belongs to algorithm dpo" + note});
   // Also with its default, and by another spelling.
   CHECK(
-      texts(load_text(kBase + "training:\n  beta: 0.05\n")) ==
+      texts(load_text(base_yaml + "training:\n  beta: 0.05\n")) ==
       std::vector<std::string>{"t.yaml:8:3 dpo.reference_policy_kl_penalty belongs to algorithm dpo" + note});
-  CHECK(texts(load_text("algorithm: pretrain\n" + kBase + "dpo: {loss_type: ipo}\n")) ==
+  CHECK(texts(load_text("algorithm: pretrain\n" + base_yaml + "dpo: {loss_type: ipo}\n")) ==
         std::vector<std::string>{"t.yaml:8:1 the section 'dpo' belongs to algorithm dpo (the algorithm is "
                                  "pretrain (t.yaml:1:12); remove it)"});
 }
 
 TEST_CASE("an algorithm that is not supported is the only complaint", "[config][algorithm]") {
-  const ConfigResult result = load_text("algorithm: dpo\n" + kBase + "dpo: {loss_type: sigmoid}\n");
+  const ConfigResult result = load_text("algorithm: dpo\n" + base_yaml + "dpo: {loss_type: sigmoid}\n");
   REQUIRE(result.diagnostics.size() == 1);
   CHECK(result.diagnostics[0].key == "algorithm");
 }

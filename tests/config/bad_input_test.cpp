@@ -1,12 +1,12 @@
-#include "tests/catch.h"
-#include "tests/config/helpers.h"
-
-#include <sys/stat.h>
-
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+
+#include <sys/stat.h>
+
+#include "tests/catch.h"
+#include "tests/config/helpers.h"
 
 using namespace nrl;
 using namespace nrl::test;
@@ -205,7 +205,7 @@ TEST_CASE("features that do not exist yet are refused, their defaults are not", 
       {"data: {shuffle: false}", 1, 17, "remove it or set it to true"},
   };
   for (const Bad& bad : cases) require_problem(bad);
-  const ConfigResult inert = load_text(kBase +
+  const ConfigResult inert = load_text(base_yaml +
                                        "distributed: {tensor_parallel_size: 1, sequence_parallel: auto}\n"
                                        "checkpointing: {is_async: false}\n"
                                        "logger: {wandb_enabled: false}\n");
@@ -261,11 +261,12 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
     CHECK(result.exit_code() == Exit::config);
     CHECK(contains(render(result.diagnostics), c.message));
   }
-  require_problem({kBase + "training: {fp16: true, bf16: true}", 7, 24, "given twice with different values"});
+  require_problem(
+      {base_yaml + "training: {fp16: true, bf16: true}", 7, 24, "given twice with different values"});
 }
 
 TEST_CASE("an error is drawn with its line and a caret under the place", "[config]") {
-  const ConfigResult result = load_text("distributed:\n  tensor_paralel_size: 2\n" + kBase);
+  const ConfigResult result = load_text("distributed:\n  tensor_paralel_size: 2\n" + base_yaml);
   CHECK(render(result.diagnostics) ==
         "error: unknown key 'tensor_paralel_size'\n"
         "  --> t.yaml:2:3\n"
@@ -283,7 +284,8 @@ TEST_CASE("an error is drawn with its line and a caret under the place", "[confi
         "1 error, nothing was started. (exit 78)\n");
   // Columns and carets count characters, not bytes; a gap to the section's line is shown.
   const ConfigResult wide = load_text(
-      "logger:\n  log_interval: 1\n  log_dir: \"\xc3\xa9\xc3\xa9\"  # \xc3\xa9\n  progress: fast\n" + kBase);
+      "logger:\n  log_interval: 1\n  log_dir: \"\xc3\xa9\xc3\xa9\"  # \xc3\xa9\n  progress: fast\n" +
+      base_yaml);
   CHECK(render(wide.diagnostics) ==
         "error: logger.progress: expected auto | bar | plain | json, found 'fast'\n"
         "  --> t.yaml:4:13\n"
@@ -358,10 +360,12 @@ TEST_CASE("input cannot control the terminal, and long values are cut", "[config
   const std::string evil = "\xe2\x80\xae\xc2\x9b";  // a bidirectional override, and C1's escape sequence
   const std::string long_text(5000, 'x');
   for (const std::string& text : std::vector<std::string>{
-           "\x1b[2J: 1\n" + kBase, kBase + "logger: {log_dir: \"\\e[31m\", progress: \"\\r\\e]0;x\\a\"}\n",
-           kBase + "\xe2\x80\xae" + "key: 1\n", kBase + "logger: {progress: \xe2\x80\xaeoff}\n",
-           "a: \xff\x1b\n", kBase + long_text + ": 1\n", kBase + "logger: {progress: " + long_text + "}\n",
-           kBase + "logger: {log_dir: ${" + long_text + "}}\n"}) {
+           "\x1b[2J: 1\n" + base_yaml,
+           base_yaml + "logger: {log_dir: \"\\e[31m\", progress: \"\\r\\e]0;x\\a\"}\n",
+           base_yaml + "\xe2\x80\xae" + "key: 1\n", base_yaml + "logger: {progress: \xe2\x80\xaeoff}\n",
+           "a: \xff\x1b\n", base_yaml + long_text + ": 1\n",
+           base_yaml + "logger: {progress: " + long_text + "}\n",
+           base_yaml + "logger: {log_dir: ${" + long_text + "}}\n"}) {
     const std::string shown =
         render(load_config_text(text, "dir\x1b[31m/\nerror: t" + evil + ".yaml").diagnostics);
     INFO(shown.substr(0, 2000));

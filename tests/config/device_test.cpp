@@ -11,7 +11,7 @@ const DeviceFacts no_gpu{.gpu = false, .why = "no driver is loaded", .best_isa =
 const DeviceFacts one_gpu{.gpu = true, .why = "every rank has a GPU"};
 
 std::string found(const std::vector<std::string>& keys, const DeviceFacts& facts, Exit exit) {
-  std::string text = kBase;
+  std::string text = base_yaml;
   for (const std::string& key : keys) text += key + "\n";
   const ConfigResult result = load_text(text);
   INFO(render(result.diagnostics));

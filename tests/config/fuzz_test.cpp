@@ -1,13 +1,13 @@
 // Mutations of valid configurations: loading always returns, in bounded time, and errors have a position.
-#include "core/base/philox.h"
-#include "tests/catch.h"
-#include "tests/config/helpers.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+
+#include "core/base/philox.h"
+#include "tests/catch.h"
+#include "tests/config/helpers.h"
 
 using namespace nrl;
 using namespace nrl::test;
@@ -130,10 +130,10 @@ TEST_CASE("mutated configurations are accepted or refused with a place", "[confi
   const char* seed_text = std::getenv("NRL_FUZZ_SEED");
   const long iterations = wanted ? std::atol(wanted) : 20000;
   const uint64_t seed = seed_text ? std::strtoull(seed_text, nullptr, 10) : 1;
-  std::vector<std::string> corpus = {kBase};
+  std::vector<std::string> corpus = {base_yaml};
   for (const char* name : {"llama-17m.yaml", "gpt2-124m.yaml", "quickstart.yaml"})
     corpus.push_back(slurp(std::string(NRL_SOURCE_DIR "/configs/") + name));
-  corpus.push_back(dump_resolved(load_text(kBase)));
+  corpus.push_back(dump_resolved(load_text(base_yaml)));
   for (const std::string& text : corpus) REQUIRE(load_text(text).ok());
 
   Mutator mutator(seed, corpus);

@@ -1,10 +1,10 @@
-#include "tests/catch.h"
-#include "tests/config/helpers.h"
+#include <filesystem>
+#include <fstream>
 
 #include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
+#include "tests/catch.h"
+#include "tests/config/helpers.h"
 
 using namespace nrl;
 using namespace nrl::test;
@@ -43,7 +43,7 @@ void require_round_trip(const ConfigResult& result) {
 }  // namespace
 
 TEST_CASE("the smallest configuration has the documented defaults", "[config]") {
-  const Config config = load_good(load_text(kBase));
+  const Config config = load_good(load_text(base_yaml));
   CHECK(config.algorithm == Algorithm::pretrain);
   CHECK(config.policy.precision == Precision::automatic);
   CHECK(config.policy.optimizer.betas == std::array<double, 2>{0.9, 0.95});
@@ -113,11 +113,11 @@ TEST_CASE("odd but valid layouts of YAML are read", "[config]") {
       "# note\n\n  policy: {model: {model_type: llama}}\n  pretrain: {max_num_steps: 10}\n  data: {train: "
       "{data_path: c}}\n";
   CHECK(load_good(load_text(indented)).pretrain.max_num_steps == 10);
-  CHECK(load_good(load_text("---\n" + kBase)).pretrain.max_num_steps == 10);
-  CHECK(load_good(load_text("\xef\xbb\xbf" + kBase)).pretrain.max_num_steps == 10);
-  CHECK(load_good(load_text(kBase + "logger:\n  # nothing\n")).logger.log_interval == 10);
-  CHECK(load_good(load_text(kBase + "logger: {log_dir: __end__}")).logger.log_dir == "__end__");
-  CHECK(load_good(load_text(kBase + "logger:\n  log_dir: >-\n    a\n    b\n")).logger.log_dir == "a b");
+  CHECK(load_good(load_text("---\n" + base_yaml)).pretrain.max_num_steps == 10);
+  CHECK(load_good(load_text("\xef\xbb\xbf" + base_yaml)).pretrain.max_num_steps == 10);
+  CHECK(load_good(load_text(base_yaml + "logger:\n  # nothing\n")).logger.log_interval == 10);
+  CHECK(load_good(load_text(base_yaml + "logger: {log_dir: __end__}")).logger.log_dir == "__end__");
+  CHECK(load_good(load_text(base_yaml + "logger:\n  log_dir: >-\n    a\n    b\n")).logger.log_dir == "a b");
 }
 
 TEST_CASE("overrides come last and are parsed as YAML", "[config]") {
@@ -177,7 +177,7 @@ TEST_CASE("foreign spellings are translated and listed", "[config]") {
 
 TEST_CASE("files inherit depth first, and places name the right file", "[config]") {
   const Folder folder;
-  folder.write("base.yaml", kBase + "logger: {log_dir: base, log_interval: 3}\n");
+  folder.write("base.yaml", base_yaml + "logger: {log_dir: base, log_interval: 3}\n");
   folder.write("sub/mid.yaml",
                "defaults: ../base.yaml\nlogger: {log_dir: mid}\npolicy: {optimizer: {lr: 0.5}}\n");
   folder.write("more.yaml", "policy: {optimizer: {lr: 0.25}}\n");
@@ -213,7 +213,7 @@ TEST_CASE("files inherit depth first, and places name the right file", "[config]
 
 TEST_CASE("a file that inherits twice from each of many files ends", "[config]") {
   const Folder folder;
-  folder.write("f0.yaml", kBase);
+  folder.write("f0.yaml", base_yaml);
   std::string top;
   for (int i = 1; i <= 12; ++i) {
     const std::string below = "f" + std::to_string(i - 1) + ".yaml";
@@ -264,7 +264,7 @@ TEST_CASE("model keys keep their order and their mappings together", "[config]")
         "[1, 2], \"bos_token_id\": 7, \"head_dim\": null, \"tie_word_embeddings\": true}");
   require_round_trip(result);
   const ConfigResult reset =
-      load_text(kBase, {"policy.model.rope_scaling={factor: 2}", "policy.model.rope_scaling=null"});
+      load_text(base_yaml, {"policy.model.rope_scaling={factor: 2}", "policy.model.rope_scaling=null"});
   CHECK(load_good(reset).policy.model_json == "{\"model_type\": \"llama\", \"rope_scaling\": null}");
   require_round_trip(reset);
   // A later floor can point at the place.

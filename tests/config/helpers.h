@@ -1,14 +1,14 @@
 #pragma once
-#include "core/config/load.h"
-
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/config/load.h"
+
 namespace nrl::test {
 
 /// The smallest configuration that is complete; keys are added by appending sections or by overrides.
-inline const std::string kBase =
+inline const std::string base_yaml =
     "policy:\n"
     "  model: {model_type: llama}\n"
     "pretrain:\n"
@@ -20,7 +20,7 @@ inline ConfigResult load_text(std::string_view text, std::vector<std::string> ov
   return load_config_text(text, "t.yaml", overrides);
 }
 inline ConfigResult load_base(std::vector<std::string> overrides) {
-  return load_text(kBase, std::move(overrides));
+  return load_text(base_yaml, std::move(overrides));
 }
 
 inline bool contains(std::string_view text, std::string_view part) {

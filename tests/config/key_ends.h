@@ -1,14 +1,14 @@
 #pragma once
 // The values at both ends of every key's range, and those just outside of it, from the schema.
 
-#include "core/config/schema.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
+
+#include "core/config/schema.h"
 
 namespace nrl::test {
 

@@ -1,11 +1,12 @@
 #include "core/config/schema.h"
-#include "core/config/convert.h"
-#include "tests/catch.h"
-#include "tests/config/helpers.h"
 
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+
+#include "core/config/convert.h"
+#include "tests/catch.h"
+#include "tests/config/helpers.h"
 
 using namespace nrl;
 using namespace nrl::config_detail;
@@ -23,7 +24,7 @@ TEST_CASE("every key is fully described, and its default is a value of it", "[co
     // An override with the default is accepted, so that a resolved file can be written out and read again.
     const ConfigResult result = key.belongs_to(Algorithm::pretrain)
                                     ? load_base({key.path + "=" + key.default_yaml()})
-                                    : load_text(kBase);
+                                    : load_text(base_yaml);
     for (const Diagnostic& d : result.diagnostics) {
       INFO(render({d}));
       CHECK((contains(d.message, "must be given")));

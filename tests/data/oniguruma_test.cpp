@@ -18,7 +18,7 @@ using namespace nrl::test;
 
 namespace {
 
-constexpr char32_t kEnd = 0x110000;
+constexpr char32_t end_of_codepoints = 0x110000;
 
 bool is_surrogate(char32_t c) {
   return c >= 0xD800 && c < 0xE000;
@@ -51,7 +51,7 @@ std::string refusal(const std::string& pattern) {
 
 TEST_CASE("classes of characters are those of Unicode 16.0", "[tokenizer][unicode]") {
   std::string all;  // every character, with a line end that no class but \s has in between where it matters
-  for (char32_t c = 0; c < kEnd; ++c)
+  for (char32_t c = 0; c < end_of_codepoints; ++c)
     if (!is_surrogate(c)) append_utf8(all, c);
   std::string classified;
   REQUIRE(replace_new_characters(all, classified));
@@ -64,7 +64,7 @@ TEST_CASE("classes of characters are those of Unicode 16.0", "[tokenizer][unicod
     std::istringstream fields(line);
     std::string pattern, range;
     fields >> pattern;
-    std::vector<bool> expected(kEnd), found(kEnd);
+    std::vector<bool> expected(end_of_codepoints), found(end_of_codepoints);
     while (fields >> range) {
       const size_t dash = range.find('-');
       const auto first = std::stoul(range, nullptr, 16);
@@ -75,7 +75,7 @@ TEST_CASE("classes of characters are those of Unicode 16.0", "[tokenizer][unicod
       const HfPipeline pipeline(nullptr, &static_cast<const JsonValue&>(parse_json(
                                              R"({"type":"Digits","individual_digits":true})", "d")));
       // A digit stands alone, whatever is around it.
-      for (char32_t c = 0; c < kEnd; ++c) {
+      for (char32_t c = 0; c < end_of_codepoints; ++c) {
         if (is_surrogate(c)) continue;
         int parts = 0;
         pipeline.split(fmt::format("a{}a", utf8(c)), true, [&](std::string_view) { ++parts; });
@@ -90,7 +90,7 @@ TEST_CASE("classes of characters are those of Unicode 16.0", "[tokenizer][unicod
       }
     }
     ++tested;
-    for (char32_t c = 0; c < kEnd; ++c)
+    for (char32_t c = 0; c < end_of_codepoints; ++c)
       if (!is_surrogate(c) && expected[c] != found[c]) {
         INFO(pattern << " and U+" << std::hex << static_cast<uint32_t>(c));
         CHECK(expected[c] == found[c]);

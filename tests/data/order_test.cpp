@@ -331,14 +331,15 @@ TEST_CASE("sources without weights come in Megatron's order", "[order]") {
     }
     writer.finish();
   }
-  constexpr int64_t kLength = 8;
-  options.sequence_length = kLength;
+  constexpr int64_t sample_length = 8;
+  options.sequence_length = sample_length;
   options.vocab_size = 60000;
   options.seed = 77;
   std::vector<int64_t> sizes;
   std::vector<ReferenceIndex> indices;
   for (const auto& of : lengths) {
-    indices.push_back(reference_index(of, 0, static_cast<int64_t>(of.size()), kLength, -1, options.seed));
+    indices.push_back(
+        reference_index(of, 0, static_cast<int64_t>(of.size()), sample_length, -1, options.seed));
     sizes.push_back(static_cast<int64_t>(indices.back().shuffle.size()));
   }
   const auto order = exhaustive_blend(sizes);
@@ -356,10 +357,10 @@ TEST_CASE("sources without weights come in Megatron's order", "[order]") {
         for (int32_t t = 0; t < lengths[d][static_cast<size_t>(document)]; ++t)
           stream.push_back(static_cast<int32_t>(d) * 1000 + begin + t);
       }
-      const auto at = stream.begin() + indices[d].shuffle[static_cast<size_t>(sample)] * kLength;
-      std::vector<int32_t> row(kLength + 1);
+      const auto at = stream.begin() + indices[d].shuffle[static_cast<size_t>(sample)] * sample_length;
+      std::vector<int32_t> row(sample_length + 1);
       dataset->read(static_cast<int64_t>(k), row);
-      REQUIRE(row == std::vector<int32_t>(at, at + kLength + 1));
+      REQUIRE(row == std::vector<int32_t>(at, at + sample_length + 1));
     }
   }
 
@@ -367,7 +368,7 @@ TEST_CASE("sources without weights come in Megatron's order", "[order]") {
   options.samples = 3 * static_cast<int64_t>(order.size());
   const auto dataset = open_token_dataset(options);
   std::vector<int64_t> drawn(lengths.size());
-  std::vector<int32_t> row(kLength + 1);
+  std::vector<int32_t> row(sample_length + 1);
   for (int64_t k = 0; k < options.samples; ++k) {
     dataset->read(k, row);
     ++drawn[static_cast<size_t>(row[0] / 1000)];

@@ -1,9 +1,9 @@
 #include "apps/data/prepare.h"
 
+#include <atomic>
+
 #include <zlib.h>
 #include <zstd.h>
-
-#include <atomic>
 
 #include "apps/data/encode_progress.h"
 #include "apps/data/manifest.h"

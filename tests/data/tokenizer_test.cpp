@@ -27,7 +27,7 @@ struct Golden {
 
 // Made with Hugging Face's tokenizers 0.23 from the same files.
 // clang-format off
-const Golden kGoldens[] = {
+const Golden golden_cases[] = {
     {"gpt2.json", "int main(void) { return 12345; }\012\012  x",
      {268, 275, 65, 260, 8, 86, 79, 73, 68, 9, 221, 91, 221, 264, 84, 85, 82, 78, 335, 319, 27, 221, 93, 199, 199, 221, 221, 88},
      "int main(void) { return 12345; }\012\012  x"},
@@ -94,7 +94,7 @@ const Golden kGoldens[] = {
 }  // namespace
 
 TEST_CASE("a tokenizer.json gives the ids of Hugging Face's tokenizers", "[tokenizer]") {
-  for (const Golden& golden : kGoldens) {
+  for (const Golden& golden : golden_cases) {
     INFO(golden.file << ": " << golden.text);
     const auto tokenizer = load_hf_tokenizer(fixture(golden.file));
     CHECK(tokenizer->encode(golden.text) == golden.ids);

@@ -1,13 +1,13 @@
 // Which device a rank takes, for which devices kernels are, pinned memory on loan, what the driver tells, how
 // much memory the machine has.
 
-#include <unistd.h>
-
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <set>
+
+#include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/device/choose.h"

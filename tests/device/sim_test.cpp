@@ -1,8 +1,7 @@
 // The simulated device does what CUDA's documents say of streams, events, memory and captures, in any order
 // that they allow.
 
-#include <sys/wait.h>
-#include <unistd.h>
+#include "core/device/sim/sim.h"
 
 #include <csignal>
 #include <cstring>
@@ -10,9 +9,11 @@
 #include <thread>
 #include <vector>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "core/base/error.h"
 #include "core/device/kernel.h"
-#include "core/device/sim/sim.h"
 #include "tests/catch.h"
 
 namespace {

@@ -1,10 +1,11 @@
 // The hardware's rules, each both ways, and the mapping to column-major matrices.
 
+#include "core/ops/gemm/plan.h"
+
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
-#include "core/ops/gemm/plan.h"
 #include "core/ops/gemm/tune_cache.h"
 #include "core/ops/linear/gpu.h"
 #include "tests/catch.h"

@@ -1,10 +1,11 @@
-#include <unistd.h>
+#include "core/ops/gemm/tune_cache.h"
 
 #include <cstdio>
 #include <fstream>
 #include <sstream>
 
-#include "core/ops/gemm/tune_cache.h"
+#include <unistd.h>
+
 #include "tests/catch.h"
 
 namespace nrl::ops::gemm {

@@ -1,14 +1,14 @@
 // Crashes and storage errors at every single operation of a commit, and the lock of a run. Crashes lose what
 // was not fsynced (durability.h).
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <atomic>
-#include <cerrno>
-#include <cstring>
 
 #include "core/io/checkpoint_store.h"
 #include "tests/catch.h"

@@ -12,7 +12,7 @@ namespace {
 
 Recorder* g_recorder = nullptr;
 
-constexpr int kRandomStates = 3;  // for each crash, beside the systematic ones
+constexpr int random_states = 3;  // for each crash, beside the systematic ones
 
 }  // namespace
 
@@ -103,7 +103,7 @@ class CrashStates {
            fmt::format("of the entries that were not fsynced only operation {}", i));
       take(build(without, Lost::nothing), fmt::format("all entries but operation {}", i));
     }
-    for (int k = 0; k < kRandomStates; ++k) {
+    for (int k = 0; k < random_states; ++k) {
       const PhiloxStream random(m, fmt::format("crash {}", k));
       std::vector<bool> some = nothing;
       for (size_t i = 0; i < m; ++i)

@@ -1,8 +1,8 @@
-#include <fcntl.h>
-#include <sys/stat.h>
-
 #include <cstring>
 #include <fstream>
+
+#include <fcntl.h>
+#include <sys/stat.h>
 
 #include "core/io/atomic_file.h"
 #include "core/io/crc32c.h"

@@ -1,11 +1,11 @@
 // The memory that opening a safetensors file with a hostile header takes. A program of its own: it counts
 // every allocation.
-#include <malloc.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <new>
+
+#include <malloc.h>
 
 #include "core/io/safetensors.h"
 #include "tests/catch.h"

@@ -36,7 +36,7 @@ std::string from_hex(const std::string& hex) {
 }
 
 // Written by the Python package safetensors 0.8.0: save(..., metadata={"format": "pt"}).
-const std::string kGolden = with_length(
+const std::string golden_file = with_length(
     R"({"__metadata__":{"format":"pt"},"scalar":{"dtype":"I64","shape":[],"data_offsets":[0,8]},)"
     R"("d":{"dtype":"F64","shape":[1],"data_offsets":[8,16]},"empty":{"dtype":"F32","shape":[0,4],)"
     R"("data_offsets":[16,16]},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[16,40]},"i":{"dtype":"I32",)"
@@ -47,7 +47,7 @@ const std::string kGolden = with_length(
         "07000000000000009a9999999999b93f000000000000803e0000003f0000403f0000803f0000a03fffffffff02000000"
         "c03f40c0003c00c1ffff0102ff"));
 
-const std::vector<TensorSpec> kGoldenSpecs = {
+const std::vector<TensorSpec> golden_specs = {
     {"w", DType::f32, {2, 3}},     {"scalar", DType::i64, {}}, {"b.half", DType::f16, {2}},
     {"empty", DType::f32, {0, 4}}, {"u8", DType::u8, {3}},     {"u16", DType::u16, {1}},
     {"d", DType::f64, {1}},        {"i", DType::i32, {1, 2}},  {"bf", DType::bf16, {2}}};
@@ -56,7 +56,7 @@ const std::vector<TensorSpec> kGoldenSpecs = {
 
 TEST_CASE("safetensors: files of the Python package are read") {
   const TemporaryDirectory dir;
-  put(dir / "g.safetensors", kGolden);
+  put(dir / "g.safetensors", golden_file);
   const SafetensorsFile file(dir / "g.safetensors");
   CHECK(file.metadata().at("format") == "pt");
   CHECK(file.tensors().size() == 9);
@@ -80,10 +80,10 @@ TEST_CASE("safetensors: files of the Python package are read") {
 
 TEST_CASE("safetensors: our files are the Python package's, byte for byte") {
   const TemporaryDirectory dir;
-  put(dir / "g", kGolden);
+  put(dir / "g", golden_file);
   const SafetensorsFile golden(dir / "g");
-  SafetensorsWriter writer(dir / "o", kGoldenSpecs);
-  for (const TensorSpec& spec : kGoldenSpecs) {
+  SafetensorsWriter writer(dir / "o", golden_specs);
+  for (const TensorSpec& spec : golden_specs) {
     const TensorInfo& info = golden.at(spec.name);
     CHECK(info.dtype == spec.dtype);
     std::string data(info.bytes(), '\0');
@@ -91,10 +91,10 @@ TEST_CASE("safetensors: our files are the Python package's, byte for byte") {
     writer.write(spec.name, data.data(), data.size());
   }
   writer.finish();
-  CHECK(read_file(dir / "o", 1000) == kGolden);
-  CHECK(writer.bytes() == kGolden.size());
-  CHECK(SafetensorsWriter::file_bytes(kGoldenSpecs, {}) == kGolden.size());
-  CHECK(writer.file_crc() == crc32c(kGolden.data(), kGolden.size()));
+  CHECK(read_file(dir / "o", 1000) == golden_file);
+  CHECK(writer.bytes() == golden_file.size());
+  CHECK(SafetensorsWriter::file_bytes(golden_specs, {}) == golden_file.size());
+  CHECK(writer.file_crc() == crc32c(golden_file.data(), golden_file.size()));
 }
 
 TEST_CASE("safetensors: slices in any order, checksums from memory") {
@@ -113,8 +113,8 @@ TEST_CASE("safetensors: slices in any order, checksums from memory") {
   const TensorChecksum& sum = writer.checksum("x");
   CHECK(sum.crc == crc32c(raw, bytes));
   REQUIRE(sum.chunks.size() == 3);
-  CHECK(sum.chunks[1] == crc32c(raw + kCrcChunkBytes, kCrcChunkBytes));
-  CHECK(sum.chunks[2] == crc32c(raw + 2 * kCrcChunkBytes, bytes - 2 * kCrcChunkBytes));
+  CHECK(sum.chunks[1] == crc32c(raw + crc_chunk_bytes, crc_chunk_bytes));
+  CHECK(sum.chunks[2] == crc32c(raw + 2 * crc_chunk_bytes, bytes - 2 * crc_chunk_bytes));
   const std::string file = read_file(dir / "f", 10'000'000);
   CHECK(writer.file_crc() == crc32c(file.data(), file.size()));
   CHECK(std::memcmp(file.data() + file.size() - bytes, raw, bytes) == 0);
@@ -182,8 +182,8 @@ TEST_CASE("safetensors: malformed files are refused with the cause (G1 to G4)") 
   refused(with_length("[]"), "expected an object");
   refused(with_length("{} x"), "");
   refused(with_length("{}", "x"), "1 bytes after the last tensor");
-  refused(kGolden.substr(0, kGolden.size() - 1), "truncated");
-  refused(kGolden + "x", "1 bytes after");
+  refused(golden_file.substr(0, golden_file.size() - 1), "truncated");
+  refused(golden_file + "x", "1 bytes after");
   // G2: offsets
   refused(with_length(one("F32", "[1]", "[4,8]"), four + four), "gap");
   refused(
@@ -318,13 +318,13 @@ TEST_CASE("safetensors: shards behind an index") {
 TEST_CASE("safetensors: mutated files are read or refused") {
   const TemporaryDirectory dir;
   int accepted = 0;
-  const std::string header = kGolden.substr(8, kGolden.size() - 8 - 61);
-  const std::string data = kGolden.substr(kGolden.size() - 61);
+  const std::string header = golden_file.substr(8, golden_file.size() - 8 - 61);
+  const std::string data = golden_file.substr(golden_file.size() - 61);
   for (int i = 0; i < test::fuzz_iterations() / 4; ++i) {
     // Half of them keep the length right, so that the mutation gets past the first check.
     const auto n = static_cast<uint64_t>(i);
     put(dir / "m",
-        i % 2 == 0 ? test::mutated(kGolden, n, 2) : with_length(test::mutated(header, n, 3), data));
+        i % 2 == 0 ? test::mutated(golden_file, n, 2) : with_length(test::mutated(header, n, 3), data));
     const auto caught = error_of([&] {
       const SafetensorsFile file(dir / "m");
       for (const TensorInfo& t : file.tensors()) {

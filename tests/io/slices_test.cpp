@@ -20,7 +20,7 @@ struct Held {
   bool transposed;
 };
 
-// More than one block (kSliceBlockBytes) of each kind of slice; sizes that no number of ranks divides.
+// More than one block (slice_block_bytes) of each kind of slice; sizes that no number of ranks divides.
 const std::vector<Held>& tensors() {
   static const std::vector<Held> all = {
       {{"rows", DType::f32, {13, 7}}, Cut::rows, false},

@@ -1,5 +1,4 @@
 #include "core/ops/activation.h"
-
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {

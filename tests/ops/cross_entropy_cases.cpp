@@ -1,7 +1,6 @@
-#include "core/ops/cross_entropy.h"
-
 #include <cmath>
 
+#include "core/ops/cross_entropy.h"
 #include "core/ops/cross_entropy/row_plan.h"
 #include "core/ops/transfer.h"
 #include "tests/ops/cases.h"

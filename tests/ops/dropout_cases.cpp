@@ -1,7 +1,6 @@
-#include "core/ops/dropout.h"
-
 #include <cmath>
 
+#include "core/ops/dropout.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {

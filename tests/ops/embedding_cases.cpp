@@ -1,8 +1,7 @@
-#include "core/ops/embedding.h"
-
 #include <algorithm>
 
 #include "core/base/philox.h"
+#include "core/ops/embedding.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {

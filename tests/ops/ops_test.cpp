@@ -2,12 +2,11 @@
 // vector mathematics.
 
 #define NRL_ISA test_isa
-#include "core/ops/shared/cpu/simd.h"
-
 #include <cmath>
 #include <limits>
 
 #include "core/ops/coverage.h"
+#include "core/ops/shared/cpu/simd.h"
 #include "tests/catch.h"
 
 using namespace nrl;

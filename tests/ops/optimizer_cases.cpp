@@ -1,8 +1,7 @@
-#include "core/ops/optimizer.h"
-
 #include <algorithm>
 #include <cmath>
 
+#include "core/ops/optimizer.h"
 #include "core/ops/step.h"
 #include "core/ops/transfer.h"
 #include "tests/ops/cases.h"

@@ -5,6 +5,7 @@
 #define NRL_GPU test_gpu
 
 #include "core/base/philox.h"
+
 #include "core/ops/shared/cpu/dropout_mask.h"
 #include "core/ops/shared/gpu/dropout_mask.cuh"
 #include "tests/catch.h"

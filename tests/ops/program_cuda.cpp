@@ -1,8 +1,8 @@
 // gpu_tests: the cases on the first GPU. Buffers lie in managed memory, which both sides can access.
 
-#include <cuda_runtime_api.h>
-
 #include <cstdlib>
+
+#include <cuda_runtime_api.h>
 
 #include "tests/ops/backend.h"
 #include "tests/ops/cases.h"

@@ -1,5 +1,4 @@
 #include "core/ops/qk_norm_rope.h"
-
 #include "core/ops/rope.h"
 #include "tests/ops/cases.h"
 

@@ -1,7 +1,6 @@
-#include "core/ops/step.h"
-
 #include <cmath>
 
+#include "core/ops/step.h"
 #include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
 

@@ -1,15 +1,15 @@
 #pragma once
 // The rules of schedule.h, checked on the lists themselves, and the sizes that the tests go through.
 
-#include "parallel/pipeline/simulate.h"
-
-#include <spdlog/fmt/fmt.h>
-
 #include <map>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "parallel/pipeline/simulate.h"
 
 namespace nrl::pipeline {
 

@@ -1,8 +1,8 @@
+#include <algorithm>
+
 #include "core/base/philox.h"
 #include "tests/catch.h"
 #include "tests/pipeline/legal.h"
-
-#include <algorithm>
 
 using namespace nrl;
 using namespace nrl::pipeline;

@@ -1,4 +1,5 @@
 #include "apps/plan/memory_check.h"
+
 #include "apps/model/hf_config.h"
 #include "tests/catch.h"
 

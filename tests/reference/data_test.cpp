@@ -1,5 +1,7 @@
 // The order of the samples has the properties that it is for.
 
+#include "tests/reference/data.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -9,7 +11,6 @@
 #include <tuple>
 
 #include "tests/catch.h"
-#include "tests/reference/data.h"
 
 using namespace reference;
 

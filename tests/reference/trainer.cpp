@@ -1,10 +1,10 @@
 #include "tests/reference/trainer.h"
 
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
+
+#include <yaml-cpp/yaml.h>
 
 namespace reference {
 namespace {

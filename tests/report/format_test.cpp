@@ -33,7 +33,7 @@ int columns_of(const std::string& text) {
   return columns;
 }
 
-const std::vector<double> kLosses = {9, 8, 7.5, 6, 5, 4, 3.5, 3.2, 3.3, 3.1, 3.05, 3};
+const std::vector<double> loss_values = {9, 8, 7.5, 6, 5, 4, 3.5, 3.2, 3.3, 3.1, 3.05, 3};
 
 }  // namespace
 
@@ -105,10 +105,10 @@ TEST_CASE("counts keep their width at every magnitude", "[report]") {
 
 TEST_CASE("event and eval lines stand under the step line's fields", "[report]") {
   use_utc();
-  REQUIRE(event_line(kSampleTime + 35, "ckpt", 144, 20000, "step-000144  13.8 GiB") ==
+  REQUIRE(event_line(sample_time + 35, "ckpt", 144, 20000, "step-000144  13.8 GiB") ==
           "03:13:04 ckpt   144        step-000144  13.8 GiB");
   const EvalFacts eval = {144, 0, {{"val/web", 6.0021}, {"val/code", 5.1130}}, 4.1};
-  REQUIRE(event_line(kSampleTime + 34, "eval", 144, 20000, eval_text(eval)) ==
+  REQUIRE(event_line(sample_time + 34, "eval", 144, 20000, eval_text(eval)) ==
           "03:13:03 eval   144        val/web 6.0021  val/code 5.1130  4.1s");
   const StepFacts f = sample_step();
   REQUIRE(step_line(f, f.time, {}, {}).find("loss") == event_line(0, "eval", 1, 20000, "loss").find("loss"));
@@ -144,7 +144,7 @@ TEST_CASE("the bar never exceeds the terminal and stays UTF-8", "[report]") {
           f.step = step;
           f.loss = step == 1 ? NAN : 12.5;
           const std::string line =
-              bar_line(f, kLosses, {step == 1 ? NAN : 4.5, -7.0}, 19000, columns, {color, unicode});
+              bar_line(f, loss_values, {step == 1 ? NAN : 4.5, -7.0}, 19000, columns, {color, unicode});
           const int width = columns_of(line);
           CAPTURE(columns, step, line);
           REQUIRE(width >= 1);

@@ -1,8 +1,8 @@
-#include <sys/stat.h>
-
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+
+#include <sys/stat.h>
 
 #include "apps/train/report/chart.h"
 #include "core/base/error.h"

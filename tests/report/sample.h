@@ -8,7 +8,7 @@
 
 namespace nrl::train {
 
-inline constexpr double kSampleTime = 1700017949.25;  // 2023-11-15 03:12:29 UTC
+inline constexpr double sample_time = 1700017949.25;  // 2023-11-15 03:12:29 UTC
 
 inline void use_utc() {
   ::setenv("TZ", "UTC0", 1);
@@ -19,7 +19,7 @@ inline StepFacts sample_step() {
   StepFacts f;
   f.step = 120;
   f.max_steps = 20000;
-  f.time = kSampleTime;
+  f.time = sample_time;
   f.loss = 6.231;
   f.lr = 1.71e-4;
   f.grad_norm = 0.842;

@@ -16,7 +16,7 @@ namespace {
 
 // What a terminal gets, with a clock and a width under the test's control.
 struct Screen {
-  double now = kSampleTime;
+  double now = sample_time;
   int columns = 0;
   std::string text;
 
@@ -261,7 +261,7 @@ TEST_CASE("json: every line is an object", "[report]") {
   REQUIRE(rows[0].at("sections").get_string("grid") == "1");
   REQUIRE(rows[1].get_int("step") == 120);
   REQUIRE(rows[1].at("loss").is_null());
-  REQUIRE(rows[1].get_double("time") == kSampleTime);
+  REQUIRE(rows[1].get_double("time") == sample_time);
   REQUIRE(rows[2].get_double("val_loss") == 6.0021);
   REQUIRE(rows[3].get_string("text") == "saved \"here\"\n");
   REQUIRE(rows[4].get_string("event") == "note");

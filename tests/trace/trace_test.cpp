@@ -1,5 +1,7 @@
 // Ranges on the host and on the (simulated) device.
 
+#include "core/trace/trace.h"
+
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -8,7 +10,6 @@
 #include "core/base/error.h"
 #include "core/device/sim/sim.h"
 #include "core/trace/device_timeline.h"
-#include "core/trace/trace.h"
 #include "tests/catch.h"
 
 namespace {

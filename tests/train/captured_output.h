@@ -1,11 +1,11 @@
 #pragma once
 // Standard output and standard error of the process, sent to files for a while.
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <string>
+
+#include <fcntl.h>
+#include <unistd.h>
 
 namespace nrl::test {
 

@@ -23,8 +23,8 @@ using namespace nrl::engine;
 
 namespace {
 
-constexpr int kSamples = 4, kLayers = 2;
-constexpr int64_t kWidth = 12;
+constexpr int sample_count = 4, layers = 2;
+constexpr int64_t row_width = 12;
 
 // Tensor-parallel, data-parallel and pipeline ranks; `rank` in that order, leftmost fastest.
 struct Layout {
@@ -37,7 +37,7 @@ struct Layout {
 std::vector<Layout> layouts(int ranks) {
   std::vector<Layout> out;
   for (int tp = 1; tp <= ranks; ++tp)
-    for (int pp = 1; pp <= kLayers; ++pp)
+    for (int pp = 1; pp <= layers; ++pp)
       if (ranks % (tp * pp) == 0) out.push_back({tp, ranks / tp / pp, pp});
   return out;
 }
@@ -59,22 +59,24 @@ class Toy {
     const auto group = [&](const char* name) { return std::string(one_group ? "dense" : name); };
     // The embedding is tied: the last stage has a copy.
     if (on_stage(0) || on_stage(layout.pp - 1))
-      add("embedding", {rows_of({"wte", {53, kWidth}}, 0, 53)}, group("embedding"), Copies::embedding);
-    for (int l = 0; l < kLayers; ++l) {
-      if (!on_stage(l * layout.pp / kLayers)) continue;
+      add("embedding", {rows_of({"wte", {53, row_width}}, 0, 53)}, group("embedding"), Copies::embedding);
+    for (int l = 0; l < layers; ++l) {
+      if (!on_stage(l * layout.pp / layers)) continue;
       const std::string us = fmt::format("{}.", l);
-      add(us + "norm", {{us + "norm", {kWidth}, 0, kWidth, 0, 1}}, "dense", Copies::tp);
-      const model::Part c_attn{us + "c_attn", {3 * kWidth, kWidth}, 0, 0, 0, kWidth, 0, true};
+      add(us + "norm", {{us + "norm", {row_width}, 0, row_width, 0, 1}}, "dense", Copies::tp);
+      const model::Part c_attn{us + "c_attn", {3 * row_width, row_width}, 0, 0, 0, row_width, 0, true};
       add(us + "qkv",
-          {rows_of(c_attn, 0, kWidth), rows_of(c_attn, kWidth, kWidth), rows_of(c_attn, 2 * kWidth, kWidth)},
+          {rows_of(c_attn, 0, row_width), rows_of(c_attn, row_width, row_width),
+           rows_of(c_attn, 2 * row_width, row_width)},
           "dense");
-      model::Part o{us + "o", {kWidth, kWidth}};
-      o.rows = kWidth;
-      o.column = begin(kWidth), o.columns = end(kWidth) - o.column;
+      model::Part o{us + "o", {row_width, row_width}};
+      o.rows = row_width;
+      o.column = begin(row_width), o.columns = end(row_width) - o.column;
       o.transposed_on_disk = l == 0;
       add(us + "o", {o}, "dense");
-      add(us + "frozen", {rows_of({us + "frozen", {20, kWidth}}, 0, 20)}, "frozen");
-      add(us + "adapter", {{us + "adapter", {4, kWidth}, 0, 4, 0, kWidth}}, group("adapter"), Copies::tp);
+      add(us + "frozen", {rows_of({us + "frozen", {20, row_width}}, 0, 20)}, "frozen");
+      add(us + "adapter", {{us + "adapter", {4, row_width}, 0, 4, 0, row_width}}, group("adapter"),
+          Copies::tp);
     }
     groups_ = plan::make_param_groups(
         parameters_,
@@ -131,7 +133,7 @@ class Toy {
         if (!views_[p].grad) continue;
         for (const model::Part& part : parameters_.all[p].parts)
           for (int64_t i = 0; i < part.numel(); ++i)
-            for (int s = layout_.dp_rank(rank_); s < kSamples; s += layout_.dp)
+            for (int s = layout_.dp_rank(rank_); s < sample_count; s += layout_.dp)
               views_[p].grad.ptr<float>()[part.offset + i] += gradient(part.name, part.element(i), s, step);
         reducer.ready(static_cast<int>(p));
       }

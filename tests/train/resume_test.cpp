@@ -1,7 +1,7 @@
 // What a checkpoint records of its run, and which changes a resume accepts.
 #include "apps/train/resume.h"
-#include "apps/model/hf_config.h"
 
+#include "apps/model/hf_config.h"
 #include "apps/train/checkpoint.h"
 #include "core/io/checkpoint_store.h"
 #include "tests/catch.h"

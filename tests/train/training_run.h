@@ -2,8 +2,6 @@
 // Runs of the trainer inside the test program: token files made by hand, a configuration, and everything that
 // a run leaves behind.
 
-#include <sys/wait.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -11,6 +9,8 @@
 #include <fstream>
 #include <string>
 #include <vector>
+
+#include <sys/wait.h>
 
 #include "apps/data/gpt_dataset.h"
 #include "apps/model/spec.h"

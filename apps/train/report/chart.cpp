@@ -4,10 +4,10 @@
 #include <cmath>
 #include <limits>
 
+#include <spdlog/fmt/fmt.h>
+
 #include "apps/train/report/format.h"
 #include "core/base/text.h"
-
-#include <spdlog/fmt/fmt.h>
 
 namespace nrl::train {
 namespace {

@@ -13,7 +13,7 @@
 namespace nrl::train {
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024 * 1024;
+constexpr double gib = 1024.0 * 1024 * 1024;
 
 std::string paint(std::string_view text, const char* code, const TextStyle& style) {
   if (!style.color || text.empty()) return std::string(text);
@@ -150,8 +150,8 @@ std::string step_line(const StepFacts& f, double time, const StepMarks& marks, c
   if (f.mfu) add(3, "mfu " + percent(*f.mfu));
   if (f.mem_bytes > 0) {
     const auto bytes = static_cast<double>(f.mem_bytes);
-    add(6, bytes >= kGiB ? fmt::format("mem {:.1f}G", bytes / kGiB)
-                         : fmt::format("mem {:.1f}M", bytes / kGiB * 1024));
+    add(6, bytes >= gib ? fmt::format("mem {:.1f}G", bytes / gib)
+                        : fmt::format("mem {:.1f}M", bytes / gib * 1024));
   }
   add(5, fmt::format("{:.3f}s", f.step_ms / 1e3));
   add(8, "data " + percent(fraction_of(f.data_ms, f.step_ms)));
@@ -267,7 +267,7 @@ std::string summary_lines(const RunSummary& s, int columns) {
   if (s.best_val_loss)
     rows.emplace_back(
         "val loss", fmt::format("best {} at step {}", number(*s.best_val_loss, 4), grouped(s.best_val_step)));
-  static constexpr std::array<std::pair<RunSection, const char*>, kRunSections> names = {{
+  static constexpr std::array<std::pair<RunSection, const char*>, run_sections> names = {{
       {RunSection::compute, "compute"},
       {RunSection::comm, "exposed comm"},
       {RunSection::data, "data"},

@@ -52,15 +52,15 @@ std::string bar_line(const StepFacts& facts, std::span<const double> losses, con
                      int64_t checkpoint_step, int columns, const TextStyle& style);
 
 /// The maximum width of the banner and the summary.
-inline constexpr int kHeaderColumns = 100;
+inline constexpr int most_header_columns = 100;
 
 /// Lines of "label     text" with aligned texts. Further lines of a text are indented, and texts longer than
 /// `columns` are wrapped: between fields (two blanks) if possible, else between words. Each
 /// line ends with a newline.
 std::string labeled_lines(const std::vector<std::pair<std::string, std::string>>& rows,
-                          int columns = kHeaderColumns);
+                          int columns = most_header_columns);
 
 /// The final summary without its first line (the outcome).
-std::string summary_lines(const RunSummary& summary, int columns = kHeaderColumns);
+std::string summary_lines(const RunSummary& summary, int columns = most_header_columns);
 
 }  // namespace nrl::train

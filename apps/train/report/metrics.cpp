@@ -1,14 +1,14 @@
 #include "apps/train/report/metrics.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
 #include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/base/log.h"
@@ -16,8 +16,8 @@
 namespace nrl::train {
 namespace {
 
-constexpr size_t kReadBytes = size_t{1} << 20;
-constexpr size_t kMaxLine = size_t{1} << 20;  // far longer than any row
+constexpr size_t read_bytes = size_t{1} << 20;
+constexpr size_t max_line = size_t{1} << 20;  // far longer than any row
 
 double time_or_now(double time) {
   return time > 0 ? time : wall_seconds();
@@ -26,7 +26,7 @@ double time_or_now(double time) {
 // The step of a row. `where` ("path:line") is for the error message.
 int64_t step_of(std::string_view line, const std::string& where) {
   JsonLimits limits;
-  limits.text_bytes = kMaxLine;
+  limits.text_bytes = max_line;
   return parse_json(line, where, limits).get_int("step");
 }
 
@@ -85,11 +85,11 @@ void MetricsLog::drop_rows_after(int64_t resume_step) {
     bool too_long = false;
     while (end == std::string::npos && read < size) {
       // The content of a line that is too long is not needed.
-      too_long = too_long || buffer.size() - head > kMaxLine;
+      too_long = too_long || buffer.size() - head > max_line;
       buffer.erase(0, too_long ? buffer.size() : head);
       head = 0;
       const size_t had = buffer.size();
-      const auto bytes = static_cast<size_t>(std::min<uint64_t>(kReadBytes, size - read));
+      const auto bytes = static_cast<size_t>(std::min<uint64_t>(read_bytes, size - read));
       buffer.resize(had + bytes);
       old.pread_all(buffer.data() + had, bytes, read);
       read += bytes;
@@ -101,11 +101,11 @@ void MetricsLog::drop_rows_after(int64_t resume_step) {
       log::warn("{}: removing an incomplete last line, probably left by a crash", where);
       break;
     }
-    if (too_long || end - head > kMaxLine)
+    if (too_long || end - head > max_line)
       fail(Exit::data,
            "{}: not a metrics file: the line is longer than {} bytes. Fix: move the file away, or change "
            "logger.log_dir",
-           where, kMaxLine);
+           where, max_line);
     const uint64_t next = begin + (end - head) + 1;
     bool keep = false;
     try {
@@ -129,8 +129,8 @@ void MetricsLog::drop_rows_after(int64_t resume_step) {
   if (kept.size() == 1 && kept[0].begin == 0 && kept[0].end == size) return;
   AtomicFile fresh(path_);
   for (const Range& range : kept) {
-    for (uint64_t at = range.begin; at < range.end; at += kReadBytes) {
-      buffer.resize(static_cast<size_t>(std::min<uint64_t>(kReadBytes, range.end - at)));
+    for (uint64_t at = range.begin; at < range.end; at += read_bytes) {
+      buffer.resize(static_cast<size_t>(std::min<uint64_t>(read_bytes, range.end - at)));
       old.pread_all(buffer.data(), buffer.size(), at);
       fresh.write(buffer);
     }

@@ -8,13 +8,13 @@
 namespace nrl::train {
 namespace {
 
-constexpr int64_t kOutlierWarmup = 20;
-constexpr double kOutlierClip = 6;
+constexpr int64_t outlier_warmup = 20;
+constexpr double outlier_clip = 6;
 
-// Bin i holds [kLeast * 1.01^i, kLeast * 1.01^(i+1)).
-constexpr double kLeast = 1e-9, kGreatest = 1e15;
-constexpr double kLogRatio = 0.009950330853168083;                               // log 1.01
-constexpr auto kBins = static_cast<size_t>(55.262042231857095 / kLogRatio) + 1;  // log(kGreatest / kLeast)
+// Bin i holds [least * 1.01^i, least * 1.01^(i+1)).
+constexpr double least = 1e-9, greatest = 1e15;
+constexpr double log_ratio = 0.009950330853168083;                              // log 1.01
+constexpr auto bins = static_cast<size_t>(55.262042231857095 / log_ratio) + 1;  // log(greatest / least)
 
 }  // namespace
 
@@ -35,13 +35,13 @@ double OutlierDetector::add(double value) {
   if (!std::isfinite(value)) return std::nan("");
   const double mean = stats_.mean(), deviation = stats_.stddev();
   // In a constant stream every rounding error would be an outlier.
-  const bool ready = stats_.count() >= kOutlierWarmup && deviation > 1e-9 * std::abs(mean);
+  const bool ready = stats_.count() >= outlier_warmup && deviation > 1e-9 * std::abs(mean);
   if (!ready) {
     stats_.add(value);
     return 0;
   }
   const double distance = (value - mean) / deviation;
-  stats_.add(mean + std::clamp(distance, -kOutlierClip, kOutlierClip) * deviation);
+  stats_.add(mean + std::clamp(distance, -outlier_clip, outlier_clip) * deviation);
   return std::abs(distance) >= threshold_ ? distance : 0;
 }
 
@@ -61,12 +61,12 @@ void PeakEstimate::add_step(double flops, double seconds) {
   flops_ = std::max(flops_, flops);
 }
 
-Histogram::Histogram() : bins_(kBins, 0) {}
+Histogram::Histogram() : bins_(bins, 0) {}
 
 void Histogram::add(double value) {
   if (!(value > 0) || std::isinf(value)) return;
-  const double position = std::log(std::clamp(value, kLeast, kGreatest) / kLeast) / kLogRatio;
-  bins_[std::min(static_cast<size_t>(position), kBins - 1)] += 1;
+  const double position = std::log(std::clamp(value, least, greatest) / least) / log_ratio;
+  bins_[std::min(static_cast<size_t>(position), bins - 1)] += 1;
   least_ = count_ == 0 ? value : std::min(least_, value);
   greatest_ = count_ == 0 ? value : std::max(greatest_, value);
   count_ += 1;
@@ -80,7 +80,7 @@ double Histogram::quantile(double q) const {
   for (size_t bin = 0; bin < bins_.size(); ++bin) {
     below += bins_[bin];
     if (below > rank) {
-      const double middle = kLeast * std::exp((static_cast<double>(bin) + 0.5) * kLogRatio);
+      const double middle = least * std::exp((static_cast<double>(bin) + 0.5) * log_ratio);
       return std::clamp(middle, least_, greatest_);
     }
   }

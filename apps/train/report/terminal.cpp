@@ -1,8 +1,5 @@
 #include "apps/train/report/terminal.h"
 
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
@@ -10,6 +7,9 @@
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include "apps/train/report/format.h"
 #include "apps/train/report/metrics.h"
@@ -22,10 +22,10 @@
 namespace nrl::train {
 namespace {
 
-constexpr double kRedrawSeconds = 0.2;
-constexpr size_t kSparkValues = 12;
-constexpr int kDefaultColumns = 80;  // for a bar without a terminal
-constexpr std::string_view kEraseLine = "\r\x1b[K";
+constexpr double redraw_seconds = 0.2;
+constexpr size_t spark_values = 12;
+constexpr int default_columns = 80;  // for a bar without a terminal
+constexpr std::string_view erase_line = "\r\x1b[K";
 
 std::string_view environment(const char* name) {
   const char* value = std::getenv(name);
@@ -53,7 +53,7 @@ std::string json_dropped_text(int64_t lines) {
 }
 
 std::string bar_dropped_text(int64_t lines) {
-  return std::string(kEraseLine) + OutputQueue::plain_dropped_text(lines);
+  return std::string(erase_line) + OutputQueue::plain_dropped_text(lines);
 }
 
 JsonValue optional_number(const std::optional<double>& value) {
@@ -104,19 +104,19 @@ struct Terminal::State {
   int columns() const { return options.columns ? options.columns() : terminal_columns(STDOUT_FILENO); }
   int header_columns() const {
     const int found = columns();
-    return found > 0 ? std::min(found, kHeaderColumns) : kHeaderColumns;
+    return found > 0 ? std::min(found, most_header_columns) : most_header_columns;
   }
 
   std::string bar() const {
     const std::vector<double> values(losses.begin(), losses.end());
     const int found = columns();
-    return bar_line(shown, values, shown_marks, checkpoint_step, found > 0 ? found : kDefaultColumns, style);
+    return bar_line(shown, values, shown_marks, checkpoint_step, found > 0 ? found : default_columns, style);
   }
 
   // Prints whole lines above the bar.
   void print(std::string_view lines) {
     if (!bar_shown) return write(lines);
-    write(fmt::format("{}{}{}", kEraseLine, lines, bar()));
+    write(fmt::format("{}{}{}", erase_line, lines, bar()));
   }
 
   void print_json(const JsonValue& value) { write(value.dump() + "\n"); }
@@ -125,7 +125,7 @@ struct Terminal::State {
   }
 
   void erase_bar() {
-    if (bar_shown) write(kEraseLine);
+    if (bar_shown) write(erase_line);
     bar_shown = false;
   }
 
@@ -133,7 +133,7 @@ struct Terminal::State {
     loss_sum += loss;
     if (++loss_count < options.log_interval) return;
     losses.push_back(loss_sum / static_cast<double>(loss_count));
-    if (losses.size() > kSparkValues) losses.pop_front();
+    if (losses.size() > spark_values) losses.pop_front();
     loss_sum = 0;
     loss_count = 0;
   }
@@ -200,7 +200,7 @@ void Terminal::step(const StepFacts& facts) {
   s.shown_marks = marks;
   const double since = s.options.clock() - s.drawn_at;
   // Negative if the wall clock was set back.
-  if (s.bar_shown && !last && since >= 0 && since < kRedrawSeconds) return;
+  if (s.bar_shown && !last && since >= 0 && since < redraw_seconds) return;
   s.write(fmt::format("\r{}\x1b[K", s.bar()));
   s.bar_shown = true;
   s.drawn_at = s.options.clock();

@@ -14,11 +14,11 @@ inline double wall_seconds() {
 
 /// The sections of the summary. `other` is start-up, logging and everything outside a scope.
 enum class RunSection { compute, data, comm, eval, checkpoint, other };
-inline constexpr size_t kRunSections = 6;
+inline constexpr size_t run_sections = 6;
 
 /// Seconds by section.
 struct SectionTimes {
-  std::array<double, kRunSections> seconds{};
+  std::array<double, run_sections> seconds{};
   double operator[](RunSection s) const { return seconds[static_cast<size_t>(s)]; }
   double total() const {
     double sum = 0;
@@ -27,7 +27,7 @@ struct SectionTimes {
   }
   SectionTimes operator-(const SectionTimes& earlier) const {
     SectionTimes out;
-    for (size_t i = 0; i < kRunSections; ++i) out.seconds[i] = seconds[i] - earlier.seconds[i];
+    for (size_t i = 0; i < run_sections; ++i) out.seconds[i] = seconds[i] - earlier.seconds[i];
     return out;
   }
 };

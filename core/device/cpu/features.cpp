@@ -1,9 +1,9 @@
 #include "core/device/cpu/features.h"
 
-#include <sched.h>
-
 #include <fstream>
 #include <thread>
+
+#include <sched.h>
 
 namespace nrl::cpu {
 

@@ -1,10 +1,10 @@
 #include "core/device/cpu/memory.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <utility>
+
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/base/text.h"

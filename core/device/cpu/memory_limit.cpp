@@ -1,9 +1,9 @@
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <sstream>
+
+#include <unistd.h>
 
 #include "core/device/cpu/memory.h"
 

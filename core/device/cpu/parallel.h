@@ -2,10 +2,10 @@
 // Splitting work over the threads of this process. OpenMP's pool is used because oneDNN uses it too: two
 // pools on the same cores would fight.
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
+
+#include <omp.h>
 
 namespace nrl::cpu {
 

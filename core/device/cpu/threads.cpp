@@ -1,11 +1,12 @@
 #include "core/device/cpu/threads.h"
 
-#include <omp.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <latch>
 #include <vector>
+
+#include <unistd.h>
+
+#include <omp.h>
 
 #include "core/base/inherited_signals.h"
 #include "core/base/threads.h"
@@ -16,14 +17,14 @@ namespace {
 
 // Rounds of GCC's OpenMP, each one pause instruction: enough for the gaps between the parallel regions of a
 // step. Its default of 300,000 is more than 10 ms of a core that other threads could use.
-constexpr const char* kSpinRounds = "3000";
+constexpr const char* spin_rounds = "3000";
 
 }  // namespace
 
 void limit_openmp_spin(char** argv) {
   for (const char* name : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
     if (std::getenv(name)) return;
-  if (setenv("GOMP_SPINCOUNT", kSpinRounds, 1) != 0) return;
+  if (setenv("GOMP_SPINCOUNT", spin_rounds, 1) != 0) return;
   // By its name, so that process lists do not show "exe".
   char path[4096];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 1);

@@ -1,10 +1,11 @@
-#include <hwloc.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
+
+#include <unistd.h>
+
+#include <hwloc.h>
 
 #include "core/device/cpu/features.h"
 

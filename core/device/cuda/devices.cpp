@@ -1,10 +1,10 @@
 #include "core/device/cuda/devices.h"
-#include "core/device/cuda/nvml.h"
 
 #include <cuda_runtime_api.h>
 
 #include "core/base/error.h"
 #include "core/device/cuda/architectures.h"
+#include "core/device/cuda/nvml.h"
 
 namespace nrl::cuda {
 namespace {

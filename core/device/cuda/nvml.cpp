@@ -2,10 +2,10 @@
 
 #include "core/device/cuda/nvml.h"
 
-#include <dlfcn.h>
-
 #include <cstdio>
 #include <utility>
+
+#include <dlfcn.h>
 
 namespace nrl::cuda {
 namespace {

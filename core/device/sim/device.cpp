@@ -1,3 +1,5 @@
+#include "core/device/sim/device.h"
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -5,7 +7,6 @@
 #include <cstdlib>
 
 #include "core/base/error.h"
-#include "core/device/sim/device.h"
 #include "core/device/sim/engine/sanitizers.h"
 
 namespace nrl::sim {

@@ -1,9 +1,9 @@
 #include "core/device/sim/memory.h"
 
+#include <cstring>
+
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <cstring>
 
 #include "core/base/error.h"
 #include "core/base/text.h"

@@ -2,6 +2,7 @@
 // time.
 
 #include "core/ops/shared/reference.h"
+
 #include "core/base/philox.h"
 #include "core/ops/shared/attention_dropout.h"
 

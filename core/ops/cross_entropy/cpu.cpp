@@ -2,11 +2,10 @@
 //   lse = row_max + log(sum(exp(x - row_max))),   log_prob = x[target] - lse
 //   gradient: weight * (onehot(target) - softmax(x)), written (=) over the logits or to dlogits
 
-#include "core/ops/cross_entropy.h"
-
 #include <cstring>
 
 #include "core/device/cpu/parallel.h"
+#include "core/ops/cross_entropy.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/cpu/simd.h"

@@ -2,9 +2,8 @@
 //   forward:  out[n] = table[ids[n]] + position_table[positions[n]], tokens split over the threads
 //   backward: dtable[ids[n]] += dout[n] for all n in order, columns split over the threads
 
-#include "core/ops/embedding.h"
-
 #include "core/device/cpu/parallel.h"
+#include "core/ops/embedding.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/cpu/simd.h"

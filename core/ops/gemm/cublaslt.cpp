@@ -1,11 +1,11 @@
-#include <cublasLt.h>
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
 
 #include "core/base/error.h"
 #include "core/base/log.h"

@@ -1,7 +1,5 @@
 #include "core/ops/gemm/onednn.h"
 
-#include <dnnl.hpp>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -9,6 +7,8 @@
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+
+#include <dnnl.hpp>
 
 #include "core/base/error.h"
 #include "core/device/cpu/parallel.h"

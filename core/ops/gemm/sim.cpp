@@ -2,6 +2,7 @@
 // supports.
 
 #include "core/device/sim/sim.h"
+
 #include "core/ops/gemm/engine.h"
 #include "core/ops/libraries.h"
 #include "core/ops/shared/reference.h"

@@ -1,10 +1,10 @@
 #include "core/ops/gemm/tune_cache.h"
 
-#include <unistd.h>
-
 #include <cstdio>
 #include <fstream>
 #include <sstream>
+
+#include <unistd.h>
 
 #include "core/base/log.h"
 

@@ -1,7 +1,8 @@
 // The libraries of a GPU.
 
-#include <cublasLt.h>
 #include <dlfcn.h>
+
+#include <cublasLt.h>
 #include <spdlog/fmt/fmt.h>
 
 #include "core/ops/attention_engine.h"

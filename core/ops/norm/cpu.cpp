@@ -2,12 +2,11 @@
 // Rows are split over the threads. The backward pass writes dx (=) row by row and adds dweight and dbias (+=)
 // from one partial sum per thread, in order.
 
-#include "core/ops/norm.h"
-
 #include <atomic>
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/norm.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/cpu/dropout_mask.h"
 #include "core/ops/shared/cpu/simd.h"

@@ -1,4 +1,5 @@
 #include "core/ops/shared/reference.h"
+
 #include "core/base/philox.h"
 
 namespace nrl::ops::reference {

@@ -1,13 +1,12 @@
 // The optimizer and the reductions around it on the CPU; formulas in core/ops/optimizer.h. Elements are split
 // over the threads; sums are made of partial sums per norm_block elements, added in order.
 
-#include "core/ops/optimizer.h"
-
 #include <cstring>
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
+#include "core/ops/optimizer.h"
 #include "core/ops/optimizer/adamw_step.h"
 #include "core/ops/optimizer/decide_step.h"
 #include "core/ops/shared/cpu/simd.h"

@@ -1,7 +1,8 @@
+#include "core/ops/shared/reference.h"
+
 #include <cstring>
 
 #include "core/ops/optimizer/decide_step.h"
-#include "core/ops/shared/reference.h"
 
 namespace nrl::ops::reference {
 namespace {

@@ -1,19 +1,19 @@
 #include "parallel/comm/mpi/mpi_comm.h"
 
-#include "core/base/error.h"
-#include "parallel/comm/mpi/mpi_group.h"
-#include "parallel/comm/self/self_comm.h"
-
 #include <algorithm>
 #include <exception>
 #include <functional>
 #include <utility>
 
+#include "core/base/error.h"
+#include "parallel/comm/mpi/mpi_group.h"
+#include "parallel/comm/self/self_comm.h"
+
 namespace nrl::comm {
 
 namespace {
 
-constexpr int kSetupTag = kCollectiveTag + 1;
+constexpr int setup_tag = collective_tag + 1;
 
 class MpiCollective final : public Work {
  public:
@@ -76,15 +76,15 @@ Task barrier_of(MPI_Comm comm, int rank, std::vector<int> ranks) {
   std::byte in{}, out{};
   std::vector<MPI_Request> arrived, released;
   if (rank != ranks[0]) {
-    post_send({&out, 1, ranks[0]}, kSetupTag, comm, arrived);
-    post_recv({&in, 1, ranks[0]}, kSetupTag, comm, arrived);
+    post_send({&out, 1, ranks[0]}, setup_tag, comm, arrived);
+    post_recv({&in, 1, ranks[0]}, setup_tag, comm, arrived);
     co_await until([&] { return test_all(arrived, "the barrier of a subgroup"); });
     co_return;
   }
   std::vector<std::byte> from(ranks.size());
-  for (size_t i = 1; i < ranks.size(); ++i) post_recv({&from[i], 1, ranks[i]}, kSetupTag, comm, arrived);
+  for (size_t i = 1; i < ranks.size(); ++i) post_recv({&from[i], 1, ranks[i]}, setup_tag, comm, arrived);
   co_await until([&] { return test_all(arrived, "the barrier of a subgroup"); });
-  for (size_t i = 1; i < ranks.size(); ++i) post_send({&out, 1, ranks[i]}, kSetupTag, comm, released);
+  for (size_t i = 1; i < ranks.size(); ++i) post_send({&out, 1, ranks[i]}, setup_tag, comm, released);
   co_await until([&] { return test_all(released, "the barrier of a subgroup"); });
 }
 
@@ -101,7 +101,7 @@ Task make_subgroup(MpiGroup& parent, std::vector<int> ranks, std::shared_ptr<Mpi
   MPI_Comm comm = MPI_COMM_NULL;
   mpi_check(MPI_Comm_group(parent.raw(), &all), "MPI_Comm_group");
   mpi_check(MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some), "MPI_Group_incl");
-  mpi_check(MPI_Comm_create_group(parent.raw(), some, kSetupTag, &comm), "MPI_Comm_create_group");
+  mpi_check(MPI_Comm_create_group(parent.raw(), some, setup_tag, &comm), "MPI_Comm_create_group");
   MPI_Group_free(&some);
   MPI_Group_free(&all);
   co_await MpiGroup::create(parent.shared_state(), comm, out);

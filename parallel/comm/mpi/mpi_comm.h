@@ -1,12 +1,11 @@
 #pragma once
 // Private to the MPI backend.
 
-#include "parallel/comm/mpi/mpi_internal.h"
-
-#include "parallel/comm/communicator.h"
-
 #include <memory>
 #include <string_view>
+
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/mpi/mpi_internal.h"
 
 namespace nrl::comm {
 

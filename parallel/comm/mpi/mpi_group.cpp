@@ -1,17 +1,17 @@
 #include "parallel/comm/mpi/mpi_group.h"
 
-#include "core/base/error.h"
-#include "parallel/comm/reduce.h"
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "core/base/error.h"
+#include "parallel/comm/reduce.h"
 
 namespace nrl::comm {
 
 namespace {
 
-constexpr int64_t kSmallBytes = 8 << 10;  // below it, one all-gather is faster than two exchanges of slices
+constexpr int64_t small_bytes = 8 << 10;  // below it, one all-gather is faster than two exchanges of slices
 
 Task no_operation() {
   co_return;
@@ -112,13 +112,13 @@ std::byte* MpiGroup::scratch(int64_t bytes) {
 
 Task MpiGroup::exchange(const std::vector<Part>& sends, const std::vector<Part>& recvs) {
   std::vector<MPI_Request> requests;
-  for (const Part& p : recvs) post_recv(p, kCollectiveTag, comm_, requests);
-  for (const Part& p : sends) post_send(p, kCollectiveTag, comm_, requests);
+  for (const Part& p : recvs) post_recv(p, collective_tag, comm_, requests);
+  for (const Part& p : sends) post_send(p, collective_tag, comm_, requests);
   co_await until([&] { return test_all(requests, "a message within a collective"); });
 }
 
 Task MpiGroup::gather(const std::byte* in, std::byte* out, int64_t bytes) {
-  if (bytes <= kSmallBytes) {
+  if (bytes <= small_bytes) {
     MPI_Request request = MPI_REQUEST_NULL;
     const std::byte* own = out + rank_ * bytes;
     mpi_check(MPI_Iallgather(in == own ? MPI_IN_PLACE : in, static_cast<int>(bytes), MPI_BYTE, out,
@@ -139,7 +139,7 @@ Task MpiGroup::gather(const std::byte* in, std::byte* out, int64_t bytes) {
 Task MpiGroup::all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op) {
   const int64_t width = size_of(dtype);
   std::vector<const void*> parts(static_cast<size_t>(size_));
-  if (count * width <= kSmallBytes) {
+  if (count * width <= small_bytes) {
     std::byte* all = scratch(size_ * count * width);
     co_await gather(data, all, count * width);
     for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = all + r * count * width;
@@ -214,11 +214,11 @@ Task MpiGroup::all_to_all(const Call& call) {
 }
 
 Task MpiGroup::broadcast(std::byte* data, int64_t bytes, int root) {
-  constexpr int64_t kMost = int64_t{1} << 30;
-  for (int64_t begin = 0; begin < bytes; begin += kMost) {
+  constexpr int64_t most = int64_t{1} << 30;
+  for (int64_t begin = 0; begin < bytes; begin += most) {
     MPI_Request request = MPI_REQUEST_NULL;
-    mpi_check(MPI_Ibcast(data + begin, static_cast<int>(std::min(kMost, bytes - begin)), MPI_BYTE, root,
-                         comm_, &request),
+    mpi_check(MPI_Ibcast(data + begin, static_cast<int>(std::min(most, bytes - begin)), MPI_BYTE, root, comm_,
+                         &request),
               "MPI_Ibcast");
     co_await until([&] { return test_all({&request, 1}, "MPI_Ibcast"); });
   }

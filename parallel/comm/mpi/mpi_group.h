@@ -1,13 +1,13 @@
 #pragma once
 // Private to the MPI backend: the operations of one group, through MPI messages or the host's shared memory.
 
+#include <memory>
+#include <vector>
+
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/host_transport.h"
 #include "parallel/comm/mpi/mpi_internal.h"
 #include "parallel/comm/mpi/shared_window.h"
-
-#include <memory>
-#include <vector>
 
 namespace nrl::comm {
 

@@ -1,20 +1,20 @@
 #include "parallel/comm/mpi/mpi_internal.h"
 
-#include "core/base/error.h"
-
 #include <algorithm>
+
+#include "core/base/error.h"
 
 namespace nrl::comm {
 
 namespace {
 
-constexpr int64_t kMostBytes = int64_t{1} << 30;
+constexpr int64_t most_bytes = int64_t{1} << 30;
 
 template <class Post>
 void post(const Part& part, std::vector<MPI_Request>& requests, Post post_one) {
-  for (int64_t begin = 0; begin < part.bytes; begin += kMostBytes) {
+  for (int64_t begin = 0; begin < part.bytes; begin += most_bytes) {
     MPI_Request request = MPI_REQUEST_NULL;
-    post_one(part.data + begin, static_cast<int>(std::min(kMostBytes, part.bytes - begin)), &request);
+    post_one(part.data + begin, static_cast<int>(std::min(most_bytes, part.bytes - begin)), &request);
     requests.push_back(request);
   }
 }

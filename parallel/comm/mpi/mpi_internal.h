@@ -2,17 +2,17 @@
 // Private to the MPI backend: the only header that includes mpi.h. MPI is called by one thread at a time: by
 // the executor, or before its first operation and after its last one.
 
-#include "parallel/comm/collective_log.h"
-#include "parallel/comm/executor.h"
-#include "parallel/comm/mpi/mpi_options.h"
-#include "parallel/comm/task.h"
-
-#include <mpi.h>
-
 #include <cstddef>
 #include <span>
 #include <string>
 #include <vector>
+
+#include <mpi.h>
+
+#include "parallel/comm/collective_log.h"
+#include "parallel/comm/executor.h"
+#include "parallel/comm/mpi/mpi_options.h"
+#include "parallel/comm/task.h"
 
 namespace nrl::comm {
 
@@ -52,6 +52,6 @@ void post_send(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request
 void post_recv(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request>& requests);
 
 /// Tag of messages within collectives, above those of users and of device memory.
-inline constexpr int kCollectiveTag = 20000;
+inline constexpr int collective_tag = 20000;
 
 }  // namespace nrl::comm

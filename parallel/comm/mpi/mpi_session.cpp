@@ -1,15 +1,15 @@
 #include "parallel/comm/mpi/mpi_session.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include <sched.h>
+
 #include "core/base/error.h"
 #include "parallel/comm/mpi/mpi_comm.h"
 #include "parallel/comm/mpi/mpi_internal.h"
 #include "parallel/comm/self/self_comm.h"
-
-#include <sched.h>
-
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 namespace nrl::comm {
 
@@ -61,15 +61,15 @@ MpiSession::MpiSession(const MpiOptions& options, CollectiveLog* log) : state_(s
 
   s.host_of.resize(static_cast<size_t>(s.size));
   mpi_check(MPI_Allgather(&first, 1, MPI_INT, s.host_of.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Allgather");
-  constexpr size_t kName = MPI_MAX_PROCESSOR_NAME;
-  char name[kName] = {};
+  constexpr size_t name_bytes = MPI_MAX_PROCESSOR_NAME;
+  char name[name_bytes] = {};
   int length = 0;
   mpi_check(MPI_Get_processor_name(name, &length), "MPI_Get_processor_name");
-  std::vector<char> names(kName * static_cast<size_t>(s.size));
-  mpi_check(MPI_Allgather(name, kName, MPI_CHAR, names.data(), kName, MPI_CHAR, MPI_COMM_WORLD),
+  std::vector<char> names(name_bytes * static_cast<size_t>(s.size));
+  mpi_check(MPI_Allgather(name, name_bytes, MPI_CHAR, names.data(), name_bytes, MPI_CHAR, MPI_COMM_WORLD),
             "MPI_Allgather");
   for (size_t r = 0; r < s.host_of.size(); ++r)
-    s.hosts.emplace_back(names.data() + r * kName, strnlen(names.data() + r * kName, kName));
+    s.hosts.emplace_back(names.data() + r * name_bytes, strnlen(names.data() + r * name_bytes, name_bytes));
 }
 
 MpiSession::~MpiSession() = default;

@@ -1,12 +1,12 @@
 #pragma once
 // Initialization and finalization of MPI, and the world communicator.
 
-#include "parallel/comm/communicator.h"
-#include "parallel/comm/mpi/mpi_options.h"
-
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/mpi/mpi_options.h"
 
 namespace nrl::comm {
 

@@ -1,20 +1,20 @@
 #include "parallel/comm/mpi/shared_window.h"
 
-#include "core/base/error.h"
-#include "core/base/log.h"
-#include "parallel/comm/reduce.h"
-
 #include <algorithm>
 #include <cstring>
 #include <new>
+
+#include "core/base/error.h"
+#include "core/base/log.h"
+#include "parallel/comm/reduce.h"
 
 namespace nrl::comm {
 
 namespace {
 
-constexpr int64_t kHead = 4096;  // Arrivals has its own page
-constexpr int64_t kAlign = 16;   // elements; alignment of the slices of a chunk
-constexpr int kDirectRanks = 2;  // up to this many, each rank reduces whole chunks itself
+constexpr int64_t head = 4096;   // Arrivals has its own page
+constexpr int64_t align = 16;    // elements; alignment of the slices of a chunk
+constexpr int direct_ranks = 2;  // up to this many, each rank reduces whole chunks itself
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
@@ -32,7 +32,7 @@ Span chunk_of(int64_t k, int64_t each, int64_t total) {
 
 /// Rank r's slice of a chunk of n elements.
 Span slice_of(int r, int size, int64_t n) {
-  const int64_t each = ((n + size - 1) / size + kAlign - 1) / kAlign * kAlign;
+  const int64_t each = ((n + size - 1) / size + align - 1) / align * align;
   const int64_t begin = std::min(r * each, n);
   return {begin, std::min(each, n - begin)};
 }
@@ -44,7 +44,7 @@ Task SharedWindow::create(MPI_Comm comm, int64_t slot_bytes, std::unique_ptr<Sha
   mpi_check(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(comm, &size), "MPI_Comm_size");
   std::unique_ptr<SharedWindow> made(new SharedWindow(slot_bytes, rank, size));
-  const int64_t bytes = kHead + 2 * (slot_bytes + made->result_bytes());
+  const int64_t bytes = head + 2 * (slot_bytes + made->result_bytes());
   MPI_Info info = MPI_INFO_NULL;
   mpi_check(MPI_Info_create(&info), "MPI_Info_create");
   mpi_check(MPI_Info_set(info, "alloc_shared_noncontig", "true"), "MPI_Info_set");
@@ -87,16 +87,16 @@ Task SharedWindow::free() {
 }
 
 int64_t SharedWindow::result_bytes() const {
-  const int64_t slice = (slot_bytes_ + size_ - 1) / size_ + kAlign * 8;
+  const int64_t slice = (slot_bytes_ + size_ - 1) / size_ + align * 8;
   return (slice + 63) / 64 * 64;
 }
 
 std::byte* SharedWindow::slot(int rank, int64_t parity) const {
-  return segments_[static_cast<size_t>(rank)] + kHead + (parity & 1) * slot_bytes_;
+  return segments_[static_cast<size_t>(rank)] + head + (parity & 1) * slot_bytes_;
 }
 
 std::byte* SharedWindow::result(int rank, int64_t parity) const {
-  return segments_[static_cast<size_t>(rank)] + kHead + 2 * slot_bytes_ + (parity & 1) * result_bytes();
+  return segments_[static_cast<size_t>(rank)] + head + 2 * slot_bytes_ + (parity & 1) * result_bytes();
 }
 
 void SharedWindow::enter() {
@@ -150,7 +150,7 @@ Task SharedWindow::all_reduce(std::byte* data, int64_t count, DType dtype, Reduc
     const Span c = chunk_of(k, each, count);
     copy_bytes(slot(rank_, parity), data + c.begin * width, c.size * width);
   };
-  if (size_ <= kDirectRanks) {
+  if (size_ <= direct_ranks) {
     co_await pipeline(
         chunks, 1, copy_in,
         [&](int64_t k, int64_t parity, int64_t) {

@@ -6,13 +6,12 @@
 // chunk s - 2. A slot is refilled two steps later, when every rank has passed the barrier after its last read
 // of it. A call has no barrier after its last step: the first barrier of the next call serves for it.
 
-#include "parallel/comm/mpi/mpi_internal.h"
-
-#include "parallel/comm/communicator.h"
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
+
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/mpi/mpi_internal.h"
 
 namespace nrl::comm {
 

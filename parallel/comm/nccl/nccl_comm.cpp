@@ -1,15 +1,15 @@
 #include "parallel/comm/nccl/nccl_comm.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+
 #include "core/base/log.h"
 #include "parallel/comm/executor.h"
 #include "parallel/comm/host_transport.h"
 #include "parallel/comm/nccl/nccl_group.h"
 #include "parallel/comm/self/self_comm.h"
-
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <exception>
 
 namespace nrl::comm {
 

@@ -2,11 +2,11 @@
 // Private to make_device: device memory through NCCL. Implemented by nccl_comm.cpp, or by no_nccl.cpp in
 // builds without NCCL.
 
+#include <memory>
+
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/device_options.h"
-
-#include <memory>
 
 namespace nrl::comm {
 

@@ -1,11 +1,11 @@
 #include "parallel/comm/nccl/nccl_group.h"
 
+#include <algorithm>
+#include <chrono>
+
 #include "core/base/log.h"
 #include "core/base/threads.h"
 #include "parallel/comm/executor.h"
-
-#include <algorithm>
-#include <chrono>
 
 namespace nrl::comm {
 
@@ -14,8 +14,8 @@ namespace {
 using std::chrono::duration;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPoll{20};      // between polls of the operations in flight
-constexpr int kPollsPerErrorPoll = 5;  // ncclCommGetAsyncError is expensive
+constexpr milliseconds poll_interval{20};  // between polls of the operations in flight
+constexpr int polls_per_error_poll = 5;    // ncclCommGetAsyncError is expensive
 
 std::atomic<int> g_groups{0};  // alive in this process
 
@@ -128,7 +128,7 @@ void NcclGroup::fail_with(const std::string& text) {
   failed_.store(true, std::memory_order_release);
   // A caller blocked inside of NCCL holds the lock, and only the abort releases it.
   std::unique_lock lock(issue_mutex_, std::defer_lock);
-  for (int i = 0; i < 50 && !lock.try_lock(); ++i) std::this_thread::sleep_for(kPoll);
+  for (int i = 0; i < 50 && !lock.try_lock(); ++i) std::this_thread::sleep_for(poll_interval);
   if (!aborted_.exchange(true)) ncclCommAbort(comm_);
 }
 
@@ -222,7 +222,7 @@ void NcclGroup::watch() {
       std::deque<std::shared_ptr<NcclOperation>> in_flight;
       {
         std::unique_lock lock(state_mutex_);
-        if (wake_.wait_for(lock, kPoll, [this] { return stop_; })) return;
+        if (wake_.wait_for(lock, poll_interval, [this] { return stop_; })) return;
         in_flight = in_flight_;
       }
       const int64_t since = issuing_since_.load(std::memory_order_acquire);
@@ -239,7 +239,7 @@ void NcclGroup::watch() {
         return;
       }
       // Errors first: operations of an aborted group appear finished.
-      if (round % kPollsPerErrorPoll == 0) {
+      if (round % polls_per_error_poll == 0) {
         ncclResult_t state = ncclSuccess;
         const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
         if (asked != ncclSuccess) state = asked;

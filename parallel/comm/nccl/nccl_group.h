@@ -2,14 +2,6 @@
 // Private to the NCCL backend: the only header that includes nccl.h. One NCCL communicator with its stream
 // and the watchdog thread.
 
-#include "core/base/error.h"
-#include "core/device/runtime.h"
-#include "parallel/comm/device_options.h"
-#include "parallel/comm/event_pool.h"
-#include "parallel/comm/executor.h"
-
-#include <nccl.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -19,6 +11,14 @@
 #include <optional>
 #include <string>
 #include <thread>
+
+#include <nccl.h>
+
+#include "core/base/error.h"
+#include "core/device/runtime.h"
+#include "parallel/comm/device_options.h"
+#include "parallel/comm/event_pool.h"
+#include "parallel/comm/executor.h"
 
 namespace nrl::comm {
 

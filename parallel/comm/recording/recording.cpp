@@ -1,11 +1,11 @@
 #include "parallel/comm/recording/recording.h"
 
-#include "core/base/error.h"
-#include "parallel/comm/executor.h"
-
 #include <algorithm>
 #include <set>
 #include <sstream>
+
+#include "core/base/error.h"
+#include "parallel/comm/executor.h"
 
 namespace nrl::comm {
 
@@ -24,8 +24,8 @@ std::string describe(const Call& call) {
     out += fmt::format("{} {}", call.count, name_of(call.dtype));
   }
   if (call.op == Op::all_reduce || call.op == Op::reduce_scatter) {
-    constexpr const char* kNames[] = {"sum", "max", "min"};
-    out += fmt::format(" {}", kNames[static_cast<int>(call.reduce)]);
+    constexpr const char* names[] = {"sum", "max", "min"};
+    out += fmt::format(" {}", names[static_cast<int>(call.reduce)]);
   }
   if (call.op == Op::broadcast) out += fmt::format(" root {}", call.peer);
   return out + ")";

@@ -2,11 +2,11 @@
 // Records the calls of a rank on its communicators and compares them across ranks. Tests run on it today; a
 // communication check of configurations will.
 
-#include "parallel/comm/communicator.h"
-
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "parallel/comm/communicator.h"
 
 namespace nrl::comm {
 

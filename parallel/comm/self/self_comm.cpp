@@ -1,12 +1,12 @@
 #include "parallel/comm/self/self_comm.h"
 
-#include "core/base/error.h"
-#include "parallel/comm/device_work.h"
-#include "parallel/comm/executor.h"
-
 #include <cstring>
 #include <exception>
 #include <map>
+
+#include "core/base/error.h"
+#include "parallel/comm/device_work.h"
+#include "parallel/comm/executor.h"
 
 namespace nrl::comm {
 

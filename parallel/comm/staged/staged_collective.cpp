@@ -1,9 +1,8 @@
-#include "parallel/comm/staged/staged_work.h"
-
-#include "core/base/error.h"
-
 #include <algorithm>
 #include <utility>
+
+#include "core/base/error.h"
+#include "parallel/comm/staged/staged_work.h"
 
 namespace nrl::comm {
 

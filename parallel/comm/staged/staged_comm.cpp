@@ -1,11 +1,11 @@
 #include "parallel/comm/staged/staged_comm.h"
 
+#include <exception>
+#include <utility>
+
 #include "core/base/error.h"
 #include "parallel/comm/self/self_comm.h"
 #include "parallel/comm/staged/staged_work.h"
-
-#include <exception>
-#include <utility>
 
 namespace nrl::comm {
 
@@ -34,14 +34,14 @@ class StagedCommunicator final : public Communicator {
 
   ~StagedCommunicator() override {
     Executor& executor = group_->transport->executor();
-    constexpr double kForever = 1e9, kPatience = 2;
+    constexpr double no_timeout = 1e9, patience = 2;
     if (std::uncaught_exceptions() == 0 && !group_->transport->dropped()) {
-      executor.release_finished(kForever);
+      executor.release_finished(no_timeout);
       return;
     }
     // Operations may wait for lost ranks forever; they must not use the device after this.
     group_->canceled = true;
-    if (!executor.release_finished(kPatience)) new std::shared_ptr<StagedGroup>(group_);
+    if (!executor.release_finished(patience)) new std::shared_ptr<StagedGroup>(group_);
   }
 
   std::unique_ptr<Communicator> split(int color, int key, std::string_view name) override {

@@ -1,11 +1,11 @@
 #pragma once
 // Private to make_device: device memory through pinned host memory over the host communicator.
 
+#include <memory>
+
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/device_options.h"
-
-#include <memory>
 
 namespace nrl::comm {
 

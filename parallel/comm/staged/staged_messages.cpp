@@ -1,10 +1,9 @@
-#include "parallel/comm/staged/staged_work.h"
-
-#include "core/base/error.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
+
+#include "core/base/error.h"
+#include "parallel/comm/staged/staged_work.h"
 
 namespace nrl::comm {
 
@@ -35,7 +34,7 @@ class StagedMessages final : public StagedWork {
     for (const Message& m : call().messages) {
       Part p{m, staging.take(m.data.bytes()), {}, nullptr};
       p.message.data.data = p.buffer->memory.data();
-      p.message.tag += kDeviceTag;
+      p.message.tag += device_tag;
       parts_.push_back(std::move(p));
     }
     for (size_t i = 0; i < parts_.size(); ++i) {

@@ -1,17 +1,17 @@
 #pragma once
 // Private to the staged backend: a group and its operations.
 
-#include "core/base/error.h"
-#include "parallel/comm/device_options.h"
-#include "parallel/comm/device_work.h"
-#include "parallel/comm/host_transport.h"
-#include "parallel/comm/staged/staging.h"
-
 #include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
 #include <utility>
+
+#include "core/base/error.h"
+#include "parallel/comm/device_options.h"
+#include "parallel/comm/device_work.h"
+#include "parallel/comm/host_transport.h"
+#include "parallel/comm/staged/staging.h"
 
 namespace nrl::comm {
 

@@ -1,10 +1,10 @@
 #include "parallel/comm/staged/staging.h"
 
-#include "core/base/error.h"
-
 #include <algorithm>
 #include <bit>
 #include <exception>
+
+#include "core/base/error.h"
 
 namespace nrl::comm {
 

@@ -1,15 +1,15 @@
 #pragma once
 // Private to the staged backend: pinned host memory and the copies between it and the device.
 
-#include "core/device/runtime.h"
-#include "parallel/comm/event_pool.h"
-#include "parallel/comm/task.h"
-
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
+
+#include "core/device/runtime.h"
+#include "parallel/comm/event_pool.h"
+#include "parallel/comm/task.h"
 
 namespace nrl::comm {
 

@@ -1,11 +1,11 @@
 #include "parallel/comm/world/bench.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "parallel/comm/mpi/mpi_session.h"
-
-#include <algorithm>
-#include <functional>
 
 namespace nrl::comm {
 
@@ -23,12 +23,12 @@ double time_of(Communicator& group, double budget, const std::function<void()>& 
   };
   body();
   const double first = measure(3);  // equal on all ranks, so they agree on the count below
-  constexpr int kBatches = 5;
-  const int each = std::clamp(static_cast<int>(budget / kBatches / std::max(first, 1e-9)), 1, 1000);
+  constexpr int batches = 5;
+  const int each = std::clamp(static_cast<int>(budget / batches / std::max(first, 1e-9)), 1, 1000);
   std::vector<double> times;
-  for (int i = 0; i < kBatches; ++i) times.push_back(measure(each));
+  for (int i = 0; i < batches; ++i) times.push_back(measure(each));
   std::sort(times.begin(), times.end());
-  return times[kBatches / 2];
+  return times[batches / 2];
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
 #pragma once
 // Benchmark of a group's collectives and messages.
 
-#include "parallel/comm/communicator.h"
-
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "parallel/comm/communicator.h"
 
 namespace nrl::comm {
 

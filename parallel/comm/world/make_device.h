@@ -32,11 +32,11 @@
 //   while the caller's stream was blocked in wait(). Operations captured into a graph are logged once, at
 //   capture, without times. staged counts exposed time as the host backends do.
 
+#include <memory>
+
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/device_options.h"
-
-#include <memory>
 
 namespace nrl::comm {
 

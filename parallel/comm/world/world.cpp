@@ -1,12 +1,12 @@
 #include "parallel/comm/world/world.h"
 
-#include "core/base/output.h"
-#include "parallel/comm/self/self_comm.h"
+#include <cstdlib>
+#include <exception>
 
 #include <unistd.h>
 
-#include <cstdlib>
-#include <exception>
+#include "core/base/output.h"
+#include "parallel/comm/self/self_comm.h"
 
 namespace nrl::comm {
 

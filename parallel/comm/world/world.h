@@ -1,13 +1,13 @@
 #pragma once
 // The processes of a run: started by mpirun, srun or alone.
 
-#include "core/base/error.h"
-#include "parallel/comm/communicator.h"
-#include "parallel/comm/mpi/mpi_session.h"
-
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "core/base/error.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/mpi/mpi_session.h"
 
 namespace nrl::comm {
 

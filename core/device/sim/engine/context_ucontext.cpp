@@ -1,7 +1,7 @@
-#include <ucontext.h>
-
 #include <memory>
 #include <new>
+
+#include <ucontext.h>
 
 #include "core/device/sim/engine/stacks.h"
 

@@ -1,11 +1,12 @@
 #include "core/device/sim/engine/shared_memory.h"
 
-#include <spdlog/fmt/fmt.h>
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <new>
+
+#include <sys/mman.h>
+
+#include <spdlog/fmt/fmt.h>
 
 #include "core/device/sim/engine/engine.h"
 #include "core/device/sim/engine/sanitizers.h"

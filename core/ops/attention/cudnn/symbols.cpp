@@ -1,11 +1,12 @@
 #include "core/ops/attention/cudnn/symbols.h"
 
-#include <cuda_runtime_api.h>
-#include <dlfcn.h>
-
 #include <cstring>
 #include <string>
 #include <unordered_map>
+
+#include <dlfcn.h>
+
+#include <cuda_runtime_api.h>
 
 namespace nrl::ops::attention {
 namespace {
