@@ -16,9 +16,9 @@ GroupReducer::GroupReducer(std::span<const GroupTensors> groups, std::span<comm:
       if (locations_.size() <= parameter) locations_.resize(parameter + 1);
       locations_[parameter] = {static_cast<int>(groups_.size()), static_cast<int>(p)};
     }
-    groups_.push_back(
-        {std::make_unique<GradReducer>(g.layout, gradients, *shards[i], g.strategy, overlap, stream),
-         groups[i].weights});
+    groups_.push_back({std::make_unique<parallel::GradReducer>(g.layout, gradients, *shards[i], g.strategy,
+                                                               overlap, stream),
+                       groups[i].weights});
   }
 }
 

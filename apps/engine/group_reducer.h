@@ -30,7 +30,7 @@ class GroupReducer {
 
  private:
   struct Group {
-    std::unique_ptr<GradReducer> reducer;
+    std::unique_ptr<parallel::GradReducer> reducer;
     Tensor weights;
   };
   struct Location {

@@ -10,7 +10,7 @@ void Optimizer::step(comm::Communicator* all) {
   // Every element counts on exactly one rank, so that the sum over all ranks is the norm of the whole model.
   const Tensor norm = scalars_.rows(S::squared_norm, 1);
   for (const GroupTensors& t : groups_)
-    for (const ElementRange& r : t.group->counted)
+    for (const parallel::ElementRange& r : t.group->counted)
       ops::add_sum_of_squares(exec_,
                               {.x = t.gradients.rows(r.begin, r.size()), .out = norm, .accumulate = true});
   static_assert(S::squared_norm == 0);

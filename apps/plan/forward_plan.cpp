@@ -20,7 +20,9 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
   for (model::Parameter& parameter : p.parameters.all) parameter.trainable = false;  // weights only
   p.groups = make_param_groups(
       p.parameters,
-      [&](const std::string&) { return GroupOptions{.strategy = sharding::ddp, .recipe = p.recipe}; },
+      [&](const std::string&) {
+        return GroupOptions{.strategy = parallel::sharding::ddp, .recipe = p.recipe};
+      },
       p.memory);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
   p.tensors =

@@ -6,7 +6,7 @@
 
 namespace nrl::plan {
 
-GridSizes grid_sizes(const Config& config) {
+parallel::GridSizes grid_sizes(const Config& config) {
   const DistributedConfig& d = config.distributed;
   return {.tp = static_cast<int>(d.tensor_parallel_size),
           .cp = static_cast<int>(d.context_parallel_size),
@@ -16,13 +16,14 @@ GridSizes grid_sizes(const Config& config) {
 }
 
 GridPosition grid_position(const Config& config, int world, int rank) {
-  const GridSizes g = grid_sizes(config);
-  const GridPoint sizes{.tp = g.tp, .cp = g.cp, .ep = 1, .dp = world / (g.tp * g.cp * g.pp), .pp = g.pp};
-  return {sizes, RankGrid(sizes).coordinates(rank)};
+  const parallel::GridSizes g = grid_sizes(config);
+  const parallel::GridPoint sizes{
+      .tp = g.tp, .cp = g.cp, .ep = 1, .dp = world / (g.tp * g.cp * g.pp), .pp = g.pp};
+  return {sizes, parallel::RankGrid(sizes).coordinates(rank)};
 }
 
-std::string grid_line(const GridPoint& sizes, std::string_view strategy) {
-  const int ranks = RankGrid(sizes).ranks();
+std::string grid_line(const parallel::GridPoint& sizes, std::string_view strategy) {
+  const int ranks = parallel::RankGrid(sizes).ranks();
   if (ranks == 1) return "1 rank";
   std::string axes;
   for (const auto& [name, size] :

@@ -10,20 +10,20 @@
 namespace nrl::plan {
 
 struct GridPosition {
-  GridPoint sizes;  ///< of the dense grid
-  GridPoint at;     ///< this rank's coordinates
+  parallel::GridPoint sizes;  ///< of the dense grid
+  parallel::GridPoint at;     ///< this rank's coordinates
 
-  int ranks() const { return RankGrid(sizes).ranks(); }
+  int ranks() const { return parallel::RankGrid(sizes).ranks(); }
   /// Rank in the group dp-cp, which shares the optimizer state of dense parameters.
   int shard_rank() const { return at.cp + sizes.cp * at.dp; }
 };
 
 /// The configured grid. Data parallelism takes the remaining ranks.
-GridSizes grid_sizes(const Config& config);
+parallel::GridSizes grid_sizes(const Config& config);
 /// The position of `rank` in a world of `world` ranks. `config` must have passed validate_for_world().
 GridPosition grid_position(const Config& config, int world, int rank);
 
 /// For messages: "8 ranks = tp 2 x dp 4  optim" without axes of size 1, or "1 rank".
-std::string grid_line(const GridPoint& sizes, std::string_view strategy);
+std::string grid_line(const parallel::GridPoint& sizes, std::string_view strategy);
 
 }  // namespace nrl::plan

@@ -24,7 +24,7 @@ std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::Parameter
                                      const GroupOptions& o) {
   std::vector<OwnedRange> owned;
   if (g.sharded()) {
-    for (const ShardPiece& piece : g.layout.pieces(o.shard_rank)) {
+    for (const parallel::ShardPiece& piece : g.layout.pieces(o.shard_rank)) {
       const int p = g.parameters[static_cast<size_t>(piece.param)];
       owned.push_back({.parameter = p,
                        .offset = piece.in_param.begin,
@@ -49,9 +49,9 @@ std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::Parameter
 
 // Whole shards including padding (which is zero), so that a sum takes few calls, minus the elements that
 // another rank counts.
-std::vector<ElementRange> counted_ranges(const ParamGroup& g, const model::ParameterList& list,
-                                         const GroupOptions& o) {
-  std::vector<ElementRange> ranges;
+std::vector<parallel::ElementRange> counted_ranges(const ParamGroup& g, const model::ParameterList& list,
+                                                   const GroupOptions& o) {
+  std::vector<parallel::ElementRange> ranges;
   if (g.sharded()) {
     for (int b = 0; b < static_cast<int>(g.layout.buckets().size()); ++b)
       ranges.push_back(g.layout.shard(b, o.shard_rank));
@@ -62,12 +62,12 @@ std::vector<ElementRange> counted_ranges(const ParamGroup& g, const model::Param
     const Parameter& p = at(list, g.parameters[i]);
     if (counts_copy(p, o)) continue;
     const int64_t begin = g.layout.place(static_cast<int>(i)).start, end = begin + p.numel();
-    std::vector<ElementRange> rest;
-    for (const ElementRange& r : ranges) {
+    std::vector<parallel::ElementRange> rest;
+    for (const parallel::ElementRange& r : ranges) {
       rest.push_back({r.begin, std::min(r.end, begin)});
       rest.push_back({std::max(r.begin, end), r.end});
     }
-    std::erase_if(rest, [](const ElementRange& r) { return r.begin >= r.end; });
+    std::erase_if(rest, [](const parallel::ElementRange& r) { return r.begin >= r.end; });
     ranges = std::move(rest);
   }
   return ranges;
@@ -84,7 +84,7 @@ std::vector<int64_t> update_chunks(const ParamGroup& g, const model::ParameterLi
       ops::AdamWRange& last = ranges.back();
       const int64_t gap = r.flat - (last.flat + last.count);
       // The padding between parameters is zero and stays zero.
-      if (last.rates == rates && gap < FlatBuckets::param_align &&
+      if (last.rates == rates && gap < parallel::FlatBuckets::param_align &&
           r.state - (last.state + last.count) == gap) {
         last.count += gap + r.count;
         continue;
@@ -115,9 +115,9 @@ std::vector<ParamGroup> make_param_groups(
   }
   for (ParamGroup& g : groups) {
     const GroupOptions o = options(g.name);
-    std::vector<ParamSpec> specs;
+    std::vector<parallel::ParamSpec> specs;
     for (const int p : g.parameters) specs.push_back({at(parameters, p).name, at(parameters, p).numel()});
-    g.layout = FlatBuckets(std::move(specs), o.bucket_elements, o.shards);
+    g.layout = parallel::FlatBuckets(std::move(specs), o.bucket_elements, o.shards);
     g.strategy = o.strategy;
     g.weight = o.recipe.weights();
     g.gradient = o.recipe.weight_gradients();

@@ -34,14 +34,14 @@ struct ParamGroup {
   std::string name;
   std::vector<int> parameters;  ///< indices into ParameterList::all, in the order of `layout`
   bool trainable = true;        ///< false: weights only
-  FlatBuckets layout;
-  ShardingStrategy strategy;  ///< the number of ranks is the number of shards of the layout
+  parallel::FlatBuckets layout;
+  parallel::ShardingStrategy strategy;  ///< the number of ranks is the number of shards of the layout
   DType weight = DType::f32, gradient = DType::f32;
   float lr_scale = 1;  ///< multiplies the learning rate
   std::vector<StateTensor> state;
   std::vector<OwnedRange> owned;
   /// Ranges of the flat gradients that this rank adds to the gradient norm.
-  std::vector<ElementRange> counted;
+  std::vector<parallel::ElementRange> counted;
   std::vector<int64_t> chunk_table;  ///< ops::AdamW::chunks; rates 0: without weight decay, 1: with
   memory::BufferId weights = -1, gradients = -1, chunks = -1;  ///< -1: none (frozen)
 
@@ -53,7 +53,7 @@ struct ParamGroup {
 
 /// Options of a group on one rank.
 struct GroupOptions {
-  ShardingStrategy strategy;
+  parallel::ShardingStrategy strategy;
   int shards = 1, shard_rank = 0;  ///< number of data-parallel ranks; this rank's index
   int64_t bucket_elements = 0;     ///< see FlatBuckets
   precision::Recipe recipe;

@@ -68,9 +68,9 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
     : grid_position_(plan::grid_position(result.config, world.size(), world.rank())) {
   const Config& config = result.config;
   choose(world, config);
-  const ProcessGrid grid(plan::grid_sizes(config), world.size(), world.rank());
+  const parallel::ProcessGrid grid(plan::grid_sizes(config), world.size(), world.rank());
   NRL_CHECK(grid.dense_point() == grid_position_.at);
-  std::optional<DeviceGroups> devices;
+  std::optional<parallel::DeviceGroups> devices;
   if (facts_.gpu) {
     device_ = open_rank_device(world, request_);
     std::optional<comm::DeviceCommKind> requested;
@@ -80,7 +80,7 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
     const std::vector<std::string> uuids = world.comm().gather_texts(runtime.properties().uuid);
     run_collectively(world, [&] {
       const comm::DeviceCommChoice choice = comm::choose_device_comm(requested, uuids, comm::nccl_support());
-      devices = DeviceGroups{choice.kind, &runtime};
+      devices = parallel::DeviceGroups{choice.kind, &runtime};
       if (world.size() == 1) return;
       const bool staged = choice.kind == comm::DeviceCommKind::staged;
       comm_text_ = fmt::format("{} ({})", staged ? "staged" : "nccl", choice.why);
@@ -94,7 +94,8 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
   });
   if (!facts_.gpu) device_ = open_rank_device(world, request_);
   run_collectively(world, [&] {  // fails on all ranks or on none
-    groups_ = std::make_unique<Groups>(grid, world.comm(), std::array{group::dp_cp}, devices);
+    groups_ =
+        std::make_unique<parallel::Groups>(grid, world.comm(), std::array{parallel::group::dp_cp}, devices);
   });
 }
 

@@ -52,8 +52,8 @@ class Placement {
 
   /// The group of ranks that reduce the gradients and shard the optimizer state of dense parameters: for host
   /// memory, and for device memory.
-  comm::Communicator& shard_group() { return groups_->host(group::dp_cp); }
-  comm::Communicator& device_shard_group() { return (*groups_)[group::dp_cp]; }
+  comm::Communicator& shard_group() { return groups_->host(parallel::group::dp_cp); }
+  comm::Communicator& device_shard_group() { return (*groups_)[parallel::group::dp_cp]; }
   /// Throws an asynchronous error of any group.
   void check_groups() { groups_->check(); }
 
@@ -69,7 +69,7 @@ class Placement {
   int host_threads_ = 1;
   std::string why_no_gpu_, comm_text_;
   RankDevice device_;
-  std::unique_ptr<Groups> groups_;
+  std::unique_ptr<parallel::Groups> groups_;
 };
 
 /// Peak FLOP/s of a rank, the denominator of MFU: the measured matmul rate of a CPU, the data sheet

@@ -6,7 +6,7 @@
 
 #include "core/base/error.h"
 
-namespace nrl {
+namespace nrl::parallel {
 
 namespace {
 
@@ -103,4 +103,4 @@ const ShardingStrategy* find_sharding(std::string_view name) {
   return at == std::end(sharding::all) ? nullptr : at;
 }
 
-}  // namespace nrl
+}  // namespace nrl::parallel

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-namespace nrl {
+namespace nrl::parallel {
 
 /// One parameter tensor of this rank, in model order. A tied parameter is listed once.
 struct ParamSpec {
@@ -114,4 +114,4 @@ inline constexpr ShardingStrategy all[] = {ddp, optim, optim_grads, optim_grads_
 /// The strategy of a name, or null.
 const ShardingStrategy* find_sharding(std::string_view name);
 
-}  // namespace nrl
+}  // namespace nrl::parallel

@@ -2,7 +2,7 @@
 
 #include "core/base/error.h"
 
-namespace nrl {
+namespace nrl::parallel {
 
 GradReducer::GradReducer(const FlatBuckets& layout, std::span<float> grads, comm::Communicator& dp,
                          const ShardingStrategy& strategy, bool overlap, comm::StreamRef stream)
@@ -83,4 +83,4 @@ void GradReducer::gather_params(comm::View flat) {
   for (comm::Handle& handle : gathers) handle.wait();
 }
 
-}  // namespace nrl
+}  // namespace nrl::parallel

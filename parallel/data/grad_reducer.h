@@ -8,7 +8,7 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/data/flat_buckets.h"
 
-namespace nrl {
+namespace nrl::parallel {
 
 /// Plain sums, no averaging: the loss is normalized by the global number of tokens.
 ///
@@ -60,4 +60,4 @@ class GradReducer {
   std::vector<comm::Handle> sums_;  // by bucket
 };
 
-}  // namespace nrl
+}  // namespace nrl::parallel

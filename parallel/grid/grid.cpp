@@ -6,7 +6,7 @@
 
 #include "core/base/error.h"
 
-namespace nrl {
+namespace nrl::parallel {
 
 namespace {
 
@@ -154,4 +154,4 @@ std::string ProcessGrid::describe() const {
   return out;
 }
 
-}  // namespace nrl
+}  // namespace nrl::parallel

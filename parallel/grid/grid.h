@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace nrl {
+namespace nrl::parallel {
 
 /// Axes of the grid; combine with |.
 enum class Axis : unsigned { tp = 1, cp = 2, ep = 4, dp = 8, pp = 16 };
@@ -125,4 +125,4 @@ class ProcessGrid {
   GridPoint dense_point_, expert_point_;
 };
 
-}  // namespace nrl
+}  // namespace nrl::parallel

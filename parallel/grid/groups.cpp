@@ -10,7 +10,7 @@
 #include "parallel/comm/world/make_device.h"
 #include "parallel/comm/world/world.h"
 
-namespace nrl {
+namespace nrl::parallel {
 
 namespace {
 
@@ -123,4 +123,4 @@ void Groups::check() const {
   }
 }
 
-}  // namespace nrl
+}  // namespace nrl::parallel

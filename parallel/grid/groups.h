@@ -12,7 +12,7 @@
 #include "parallel/comm/device_options.h"
 #include "parallel/grid/grid.h"
 
-namespace nrl {
+namespace nrl::parallel {
 
 /// How to create groups for device memory.
 struct DeviceGroups {
@@ -70,4 +70,4 @@ class Groups {
   std::vector<Made> made_;
 };
 
-}  // namespace nrl
+}  // namespace nrl::parallel

@@ -11,9 +11,9 @@ using namespace nrl;
 
 namespace {
 
-std::vector<ParamSpec> random_params(uint64_t seed, int count, int64_t most) {
+std::vector<parallel::ParamSpec> random_params(uint64_t seed, int count, int64_t most) {
   const PhiloxStream stream(seed, "sizes");
-  std::vector<ParamSpec> out;
+  std::vector<parallel::ParamSpec> out;
   for (int i = 0; i < count; ++i) {
     const auto bits = stream.bits(static_cast<uint64_t>(i));
     out.push_back({"p" + std::to_string(i), 1 + bits % most});
@@ -27,19 +27,19 @@ TEST_CASE("buckets hold every parameter once, aligned, in reverse order", "[buck
   for (uint64_t seed = 0; seed < 6; ++seed) {
     const auto params = random_params(seed, 40, 30000);
     for (int shards : {1, 2, 3, 8, 7, 1024}) {
-      const FlatBuckets layout(params, 100000, shards);
+      const parallel::FlatBuckets layout(params, 100000, shards);
       std::vector<int> order;
       int64_t end = 0, sum = 0;
-      for (const Bucket& b : layout.buckets()) {
+      for (const parallel::Bucket& b : layout.buckets()) {
         REQUIRE(b.start == end);
         REQUIRE(b.size % shards == 0);
         REQUIRE(b.size >= b.used);
-        REQUIRE(b.size - b.used < FlatBuckets::shard_unit * (shards == 7 ? 7 : 1));
+        REQUIRE(b.size - b.used < parallel::FlatBuckets::shard_unit * (shards == 7 ? 7 : 1));
         int64_t at = 0;
         for (int p : b.params) {
-          REQUIRE(layout.place(p).offset % FlatBuckets::param_align == 0);
+          REQUIRE(layout.place(p).offset % parallel::FlatBuckets::param_align == 0);
           REQUIRE(layout.place(p).offset >= at);
-          REQUIRE(layout.place(p).offset - at < FlatBuckets::param_align);
+          REQUIRE(layout.place(p).offset - at < parallel::FlatBuckets::param_align);
           REQUIRE(layout.place(p).start == b.start + layout.place(p).offset);
           at = layout.place(p).offset + params[static_cast<size_t>(p)].numel;
           if (p != b.params.back()) REQUIRE(at < 100000);  // would have been closed
@@ -61,19 +61,19 @@ TEST_CASE("buckets hold every parameter once, aligned, in reverse order", "[buck
 TEST_CASE("shards cover the buffer and pieces cover the parameters", "[buckets]") {
   const auto params = random_params(9, 25, 50000);
   for (int shards : {1, 2, 5, 6, 64}) {
-    const FlatBuckets layout(params, 200000, shards);
+    const parallel::FlatBuckets layout(params, 200000, shards);
     std::vector<int> covered(static_cast<size_t>(layout.total()));
     std::vector<int64_t> found(params.size());
     for (int r = 0; r < shards; ++r) {
       int64_t owned = 0;
       for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
-        const ElementRange s = layout.shard(b, r);
+        const parallel::ElementRange s = layout.shard(b, r);
         owned += s.size();
         for (int64_t i = s.begin; i < s.end; ++i) ++covered[static_cast<size_t>(i)];
       }
       REQUIRE(owned == layout.shard_total());
       int64_t last = 0;
-      for (const ShardPiece& p : layout.pieces(r)) {
+      for (const parallel::ShardPiece& p : layout.pieces(r)) {
         REQUIRE(p.in_shard >= last);
         last = p.in_shard + p.in_param.size();
         REQUIRE(last <= layout.shard_total());
@@ -89,13 +89,13 @@ TEST_CASE("shards cover the buffer and pieces cover the parameters", "[buckets]"
 
 TEST_CASE("the layout does not depend on sensible data-parallel sizes", "[buckets]") {
   const auto params = random_params(4, 30, 90000);
-  const FlatBuckets one(params, 150000, 1);
+  const parallel::FlatBuckets one(params, 150000, 1);
   for (int shards : {2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 48, 96, 128, 320, 768, 1024}) {
-    const FlatBuckets other(params, 150000, shards);
+    const parallel::FlatBuckets other(params, 150000, shards);
     REQUIRE(other.total() == one.total());
     for (int p = 0; p < 30; ++p) REQUIRE(other.place(p).start == one.place(p).start);
   }
-  const FlatBuckets odd(params, 150000, 7);
+  const parallel::FlatBuckets odd(params, 150000, 7);
   for (int p = 0; p < 30; ++p) {
     REQUIRE(odd.place(p).bucket == one.place(p).bucket);
     REQUIRE(odd.place(p).offset == one.place(p).offset);
@@ -103,11 +103,11 @@ TEST_CASE("the layout does not depend on sensible data-parallel sizes", "[bucket
 }
 
 TEST_CASE("a bad list of parameters is refused", "[buckets]") {
-  REQUIRE_THROWS_AS(FlatBuckets({{"a", 3}, {"a", 4}}, 0, 1), Error);
-  REQUIRE_THROWS_AS(FlatBuckets({{"a", 0}}, 0, 1), Error);
-  REQUIRE_THROWS_AS(FlatBuckets({{"a", INT64_MAX - 5}, {"b", INT64_MAX - 5}}, 0, 1), Error);
-  REQUIRE(FlatBuckets({}, 0, 4).total() == 0);
-  REQUIRE(*find_sharding("optim") == sharding::optim);
+  REQUIRE_THROWS_AS(parallel::FlatBuckets({{"a", 3}, {"a", 4}}, 0, 1), Error);
+  REQUIRE_THROWS_AS(parallel::FlatBuckets({{"a", 0}}, 0, 1), Error);
+  REQUIRE_THROWS_AS(parallel::FlatBuckets({{"a", INT64_MAX - 5}, {"b", INT64_MAX - 5}}, 0, 1), Error);
+  REQUIRE(parallel::FlatBuckets({}, 0, 4).total() == 0);
+  REQUIRE(*find_sharding("optim") == parallel::sharding::optim);
   REQUIRE(find_sharding("zero") == nullptr);
 }
 
@@ -116,12 +116,12 @@ TEST_CASE("reduced gradients are the plain sum, whatever the strategy and the or
   auto& dp = test_world().comm();
   const int n = dp.size(), me = dp.rank();
   const auto params = random_params(2, 30, 40000);
-  const FlatBuckets layout(params, 120000, n);
+  const parallel::FlatBuckets layout(params, 120000, n);
   const auto grad = [](int rank, int64_t i) { return static_cast<float>((i * 31 + rank * 17) % 257 - 128); };
-  for (const ShardingStrategy& strategy : {sharding::ddp, sharding::optim}) {
+  for (const parallel::ShardingStrategy& strategy : {parallel::sharding::ddp, parallel::sharding::optim}) {
     for (bool overlap : {false, true}) {
       std::vector<float> grads(static_cast<size_t>(layout.total()));
-      GradReducer reducer(layout, grads, dp, strategy, overlap);
+      parallel::GradReducer reducer(layout, grads, dp, strategy, overlap);
       for (int step = 0; step < 2; ++step) {
         for (int64_t i = 0; i < layout.total(); ++i) grads[static_cast<size_t>(i)] = grad(me + step, i);
         // Every rank reports in another order.
@@ -133,7 +133,7 @@ TEST_CASE("reduced gradients are the plain sum, whatever the strategy and the or
         reducer.finish();
         int64_t bad = 0;
         for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
-          const ElementRange r = strategy.optimizer_state ? layout.shard(b, me) : layout.range(b);
+          const parallel::ElementRange r = strategy.optimizer_state ? layout.shard(b, me) : layout.range(b);
           for (int64_t i = r.begin; i < r.end; ++i) {
             float sum = 0;
             for (int k = 0; k < n; ++k) sum += grad(k + step, i);
@@ -149,12 +149,12 @@ TEST_CASE("reduced gradients are the plain sum, whatever the strategy and the or
 
 TEST_CASE("updated shards are gathered in any element type", "[reducer]") {
   auto& dp = test_world().comm();
-  const FlatBuckets layout(random_params(5, 12, 70000), 150000, dp.size());
+  const parallel::FlatBuckets layout(random_params(5, 12, 70000), 150000, dp.size());
   std::vector<float> grads(static_cast<size_t>(layout.total()));
-  GradReducer reducer(layout, grads, dp, sharding::optim, true);
+  parallel::GradReducer reducer(layout, grads, dp, parallel::sharding::optim, true);
   std::vector<uint16_t> flat(grads.size());
   for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
-    const ElementRange own = layout.shard(b, dp.rank());
+    const parallel::ElementRange own = layout.shard(b, dp.rank());
     for (int64_t i = own.begin; i < own.end; ++i)
       flat[static_cast<size_t>(i)] = static_cast<uint16_t>(i * 3 + 1);
   }
@@ -169,9 +169,9 @@ TEST_CASE("updated shards are gathered in any element type", "[reducer]") {
 
 TEST_CASE("gradients reported twice, never or too early are an internal error", "[reducer]") {
   auto& dp = test_world().comm();
-  const FlatBuckets layout({{"a", 10}, {"b", 20}}, 0, dp.size());
+  const parallel::FlatBuckets layout({{"a", 10}, {"b", 20}}, 0, dp.size());
   std::vector<float> grads(static_cast<size_t>(layout.total()));
-  GradReducer reducer(layout, grads, dp, sharding::ddp, true);
+  parallel::GradReducer reducer(layout, grads, dp, parallel::sharding::ddp, true);
   REQUIRE_THROWS_AS(reducer.ready(0), Error);
   REQUIRE_THROWS_AS(reducer.finish(), Error);
   reducer.start();
@@ -187,5 +187,5 @@ TEST_CASE("gradients reported twice, never or too early are an internal error", 
   }
   reducer.ready(1);
   reducer.finish();
-  REQUIRE_THROWS_AS(GradReducer(layout, grads, dp, sharding::optim_grads, true), Error);
+  REQUIRE_THROWS_AS(parallel::GradReducer(layout, grads, dp, parallel::sharding::optim_grads, true), Error);
 }

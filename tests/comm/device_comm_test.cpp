@@ -264,28 +264,28 @@ TEST_CASE("several NCCL groups need a library that orders their launches", "[dev
 
 TEST_CASE("gradients on a device are reduced to the bits that host memory gets", "[device][reducer]") {
   const int n = world().size(), me = world().rank();
-  std::vector<ParamSpec> params;
+  std::vector<parallel::ParamSpec> params;
   for (int i = 0; i < 12; ++i) params.push_back({"p" + std::to_string(i), 1000 + 7919 * i % 30000});
-  const FlatBuckets layout(params, 40000, n);
+  const parallel::FlatBuckets layout(params, 40000, n);
   const auto total = static_cast<size_t>(layout.total());
   std::vector<float> start(total);
   for (size_t i = 0; i < total; ++i)
     start[i] = static_cast<float>((i * 31 + static_cast<size_t>(me) * 17) % 257) * 0.37f - 40.0f;
   for (uint64_t seed = 20; seed < 23; ++seed) {
-    for (const ShardingStrategy& strategy : {sharding::ddp, sharding::optim}) {
+    for (const parallel::ShardingStrategy& strategy : {parallel::sharding::ddp, parallel::sharding::optim}) {
       for (bool overlap : {false, true}) {
         const auto backend = staged(seed);
         std::vector<float> expected = start;
-        GradReducer on_host(layout, expected, world(), strategy, overlap);
+        parallel::GradReducer on_host(layout, expected, world(), strategy, overlap);
         Data<float> grads(*backend, total), weights(*backend, total);
         const std::span<float> flat(static_cast<float*>(grads.view().data), total);
-        GradReducer on_device(layout, flat, backend->comm(), strategy, overlap, backend->stream());
+        parallel::GradReducer on_device(layout, flat, backend->comm(), strategy, overlap, backend->stream());
         on_device.start();
         on_host.start();
         const Data<float> source(*backend, start);
         for (int p = static_cast<int>(params.size()); p-- > 0;) {
           // The gradient is produced right before it is reported, by work that has not run.
-          const ParamPlace& place = layout.place(p);
+          const parallel::ParamPlace& place = layout.place(p);
           backend->runtime()->copy(
               flat.data() + place.start,
               static_cast<const float*>(const_cast<Data<float>&>(source).view().data) + place.start,
@@ -299,8 +299,8 @@ TEST_CASE("gradients on a device are reduced to the bits that host memory gets",
         const auto& got = grads.read();
         int64_t bad = 0;
         for (int p = 0; p < static_cast<int>(params.size()); ++p) {
-          const ParamPlace& place = layout.place(p);
-          const ElementRange own = layout.shard(place.bucket, me);
+          const parallel::ParamPlace& place = layout.place(p);
+          const parallel::ElementRange own = layout.shard(place.bucket, me);
           for (int64_t i = place.start; i < place.start + params[static_cast<size_t>(p)].numel; ++i) {
             if (strategy.optimizer_state && (i < own.begin || i >= own.end)) continue;
             const auto at = static_cast<size_t>(i);

@@ -9,23 +9,23 @@ using namespace nrl;
 
 namespace {
 
-AxisSet axes_of(unsigned bits) {
-  AxisSet set;
+parallel::AxisSet axes_of(unsigned bits) {
+  parallel::AxisSet set;
   for (unsigned i = 0; i < 5; ++i)
-    if (bits & (1u << i)) set = set | static_cast<Axis>(1u << i);
+    if (bits & (1u << i)) set = set | static_cast<parallel::Axis>(1u << i);
   return set;
 }
 
 }  // namespace
 
 TEST_CASE("groups of any axes partition the ranks", "[grid]") {
-  const GridPoint shapes[] = {
+  const parallel::GridPoint shapes[] = {
       {}, {2, 1, 1, 1, 1}, {2, 3, 1, 4, 2}, {1, 2, 3, 2, 2}, {4, 1, 2, 3, 3}, {2, 2, 2, 2, 2}};
-  for (const GridPoint& shape : shapes) {
-    const RankGrid grid(shape);
+  for (const parallel::GridPoint& shape : shapes) {
+    const parallel::RankGrid grid(shape);
     for (int r = 0; r < grid.ranks(); ++r) REQUIRE(grid.rank_at(grid.coordinates(r)) == r);
     for (unsigned bits = 0; bits < 32; ++bits) {
-      const AxisSet axes = axes_of(bits);
+      const parallel::AxisSet axes = axes_of(bits);
       const auto groups = grid.groups(axes);
       std::set<int> seen;
       for (const auto& group : groups) {
@@ -35,7 +35,7 @@ TEST_CASE("groups of any axes partition the ranks", "[grid]") {
           REQUIRE(grid.group_of(r, axes) == group);
         }
         // A group meets each group of the other axes in exactly one rank.
-        const auto across = grid.group_of(group.back(), AxisSet::all().without(axes));
+        const auto across = grid.group_of(group.back(), parallel::AxisSet::all().without(axes));
         int common = 0;
         for (int r : across) common += std::count(group.begin(), group.end(), r) ? 1 : 0;
         REQUIRE(common == 1);
@@ -46,48 +46,49 @@ TEST_CASE("groups of any axes partition the ranks", "[grid]") {
 }
 
 TEST_CASE("rank order is tp-cp-ep-dp-pp", "[grid]") {
-  const RankGrid grid({2, 2, 1, 2, 2});  // 16 ranks
-  REQUIRE(grid.group_of(0, Axis::tp) == std::vector<int>{0, 1});
-  REQUIRE(grid.group_of(0, Axis::cp) == std::vector<int>{0, 2});
-  REQUIRE(grid.group_of(5, Axis::dp) == std::vector<int>{1, 5});
-  REQUIRE(grid.group_of(3, Axis::pp) == std::vector<int>{3, 11});
-  REQUIRE(grid.group_of(7, Axis::dp | Axis::cp) == std::vector<int>{1, 3, 5, 7});
-  REQUIRE(grid.group_of(9, Axis::tp | Axis::pp) == std::vector<int>{0, 1, 8, 9});
-  const RankGrid experts({1, 1, 4, 2, 2});
-  REQUIRE(experts.group_of(6, Axis::ep) == std::vector<int>{4, 5, 6, 7});
-  REQUIRE(experts.group_of(6, Axis::dp) == std::vector<int>{2, 6});
+  const parallel::RankGrid grid({2, 2, 1, 2, 2});  // 16 ranks
+  REQUIRE(grid.group_of(0, parallel::Axis::tp) == std::vector<int>{0, 1});
+  REQUIRE(grid.group_of(0, parallel::Axis::cp) == std::vector<int>{0, 2});
+  REQUIRE(grid.group_of(5, parallel::Axis::dp) == std::vector<int>{1, 5});
+  REQUIRE(grid.group_of(3, parallel::Axis::pp) == std::vector<int>{3, 11});
+  REQUIRE(grid.group_of(7, parallel::Axis::dp | parallel::Axis::cp) == std::vector<int>{1, 3, 5, 7});
+  REQUIRE(grid.group_of(9, parallel::Axis::tp | parallel::Axis::pp) == std::vector<int>{0, 1, 8, 9});
+  const parallel::RankGrid experts({1, 1, 4, 2, 2});
+  REQUIRE(experts.group_of(6, parallel::Axis::ep) == std::vector<int>{4, 5, 6, 7});
+  REQUIRE(experts.group_of(6, parallel::Axis::dp) == std::vector<int>{2, 6});
 }
 
 TEST_CASE("a process grid lists every group's members without communication", "[grid]") {
   // 8 ranks: tp 2, dp 2, pp 2; experts: etp 1, ep 2, edp 2, pp 2. Rank 5 is tp 1, dp 0, pp 1.
-  const ProcessGrid grid({.tp = 2, .pp = 2, .ep = 2, .etp = 1}, 8, 5);
-  REQUIRE(grid.dense_point() == GridPoint{1, 0, 0, 0, 1});
-  REQUIRE(grid.members(group::tp) == std::vector<int>{4, 5});
-  REQUIRE(grid.members(group::dp_cp) == std::vector<int>{5, 7});
-  REQUIRE(grid.members(group::edp) == std::vector<int>{5, 7});
-  REQUIRE(grid.members(group::ep) == std::vector<int>{4, 5});
-  REQUIRE(grid.members(group::tp_pp) == std::vector<int>{0, 1, 4, 5});
-  REQUIRE(grid.members(group::embedding) == std::vector<int>{1, 5});
+  const parallel::ProcessGrid grid({.tp = 2, .pp = 2, .ep = 2, .etp = 1}, 8, 5);
+  REQUIRE(grid.dense_point() == parallel::GridPoint{1, 0, 0, 0, 1});
+  REQUIRE(grid.members(parallel::group::tp) == std::vector<int>{4, 5});
+  REQUIRE(grid.members(parallel::group::dp_cp) == std::vector<int>{5, 7});
+  REQUIRE(grid.members(parallel::group::edp) == std::vector<int>{5, 7});
+  REQUIRE(grid.members(parallel::group::ep) == std::vector<int>{4, 5});
+  REQUIRE(grid.members(parallel::group::tp_pp) == std::vector<int>{0, 1, 4, 5});
+  REQUIRE(grid.members(parallel::group::embedding) == std::vector<int>{1, 5});
   REQUIRE(grid.describe().find("tp 2") != std::string::npos);
   // Only the outer stages hold embeddings.
   for (int stage = 0; stage < 4; ++stage) {
-    const ProcessGrid deep({.pp = 4}, 4, stage);
+    const parallel::ProcessGrid deep({.pp = 4}, 4, stage);
     const bool outer = stage == 0 || stage == 3;
-    REQUIRE(deep.members(group::embedding) == (outer ? std::vector<int>{0, 3} : std::vector<int>{}));
+    REQUIRE(deep.members(parallel::group::embedding) ==
+            (outer ? std::vector<int>{0, 3} : std::vector<int>{}));
   }
-  REQUIRE(name_of(group::etp_ep) == "etp-ep");
-  REQUIRE(name_of(group::embedding) == "pp ends");
-  REQUIRE(name_of({.axes = Axis::dp, .lane = 1}) == "dp lane 1");
+  REQUIRE(name_of(parallel::group::etp_ep) == "etp-ep");
+  REQUIRE(name_of(parallel::group::embedding) == "pp ends");
+  REQUIRE(name_of({.axes = parallel::Axis::dp, .lane = 1}) == "dp lane 1");
 }
 
 TEST_CASE("sizes that do not fit are a configuration error", "[grid]") {
   try {
-    ProcessGrid grid({.tp = 4}, 6, 0);
+    parallel::ProcessGrid grid({.tp = 4}, 6, 0);
     FAIL();
   } catch (const Error& e) {
     REQUIRE(e.code() == Exit::config);
     REQUIRE(std::string(e.what()).find("tp x cp x pp") != std::string::npos);
   }
-  REQUIRE_THROWS_AS(RankGrid({0, 1, 1, 1, 1}), Error);
-  REQUIRE_THROWS_AS(RankGrid({1 << 20, 1 << 20, 1, 1, 1}), Error);
+  REQUIRE_THROWS_AS(parallel::RankGrid({0, 1, 1, 1, 1}), Error);
+  REQUIRE_THROWS_AS(parallel::RankGrid({1 << 20, 1 << 20, 1, 1, 1}), Error);
 }

@@ -22,9 +22,10 @@ TEST_CASE("a rank's grid position follows from the configuration and its rank", 
   std::map<std::pair<int, int>, std::set<int>> shards;  // of each (tp, pp)
   for (int rank = 0; rank < 24; ++rank) {
     const GridPosition position = grid_position(config, 24, rank);
-    CHECK(position.sizes == GridPoint{.tp = 2, .cp = 2, .dp = 3, .pp = 2});
+    CHECK(position.sizes == parallel::GridPoint{.tp = 2, .cp = 2, .dp = 3, .pp = 2});
     CHECK(position.at ==
-          GridPoint{.tp = rank % 2, .cp = rank / 2 % 2, .ep = 0, .dp = rank / 4 % 3, .pp = rank / 12});
+          parallel::GridPoint{
+              .tp = rank % 2, .cp = rank / 2 % 2, .ep = 0, .dp = rank / 4 % 3, .pp = rank / 12});
     shards[{position.at.tp, position.at.pp}].insert(position.shard_rank());
   }
   for (const auto& [stage, ranks] : shards) CHECK(ranks == std::set<int>{0, 1, 2, 3, 4, 5});

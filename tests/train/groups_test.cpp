@@ -82,7 +82,7 @@ class Toy {
         parameters_,
         [&](const std::string& name) {
           plan::GroupOptions o;
-          o.strategy = name == "embedding" ? sharding::ddp : sharding::optim;
+          o.strategy = name == "embedding" ? parallel::sharding::ddp : parallel::sharding::optim;
           o.shards = layout.dp;
           o.shard_rank = layout.dp_rank(rank);
           o.bucket_elements = 700;
@@ -394,7 +394,7 @@ TEST_CASE("the learning rate of a group is scaled by its own factor") {
       list,
       [](const std::string& name) {
         plan::GroupOptions o;
-        o.strategy = sharding::ddp;
+        o.strategy = parallel::sharding::ddp;
         o.lr_scale = name == "b" ? 3.0f : 1.0f;
         return o;
       },
