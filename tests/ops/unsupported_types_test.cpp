@@ -73,7 +73,7 @@ std::vector<std::pair<const char*, std::function<void()>>> calls(Fixture& f, DTy
        [=, &e] {
          qk_norm_rope_forward(e, {.x = heads, .out = heads, .heads = 1, .table = table, .positions = ids});
        }},
-      {"convert", [=, &e, &f] { convert(e, row, f.tensor(DType::f32, {8})); }},
+      {"convert", [=, &e, &f] { convert(e, {.x = row, .out = f.tensor(DType::f32, {8})}); }},
       {"add_sum_of_squares",
        [=, &e, &f] { add_sum_of_squares(e, {.x = row, .out = f.tensor(DType::f64, {1})}); }},
   };
