@@ -40,7 +40,7 @@ precision::Recipe recipe_for(const Config& config, DeviceType device) {
 
 GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPosition& position,
                            const precision::Recipe& recipe) {
-  const parallel::ShardingStrategy* sharding = find_sharding(name_of(config.distributed.shard_strategy));
+  const parallel::ShardingStrategy* sharding = parallel::find_sharding(name_of(config.distributed.shard_strategy));
   NRL_CHECK(sharding && !sharding->gradients, "strategy {} passed the validator",
             name_of(config.distributed.shard_strategy));
   return {.strategy = *sharding,

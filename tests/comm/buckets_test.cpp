@@ -107,8 +107,8 @@ TEST_CASE("a bad list of parameters is refused", "[buckets]") {
   REQUIRE_THROWS_AS(parallel::FlatBuckets({{"a", 0}}, 0, 1), Error);
   REQUIRE_THROWS_AS(parallel::FlatBuckets({{"a", INT64_MAX - 5}, {"b", INT64_MAX - 5}}, 0, 1), Error);
   REQUIRE(parallel::FlatBuckets({}, 0, 4).total() == 0);
-  REQUIRE(*find_sharding("optim") == parallel::sharding::optim);
-  REQUIRE(find_sharding("zero") == nullptr);
+  REQUIRE(*parallel::find_sharding("optim") == parallel::sharding::optim);
+  REQUIRE(parallel::find_sharding("zero") == nullptr);
 }
 
 TEST_CASE("reduced gradients are the plain sum, whatever the strategy and the order of arrival",
