@@ -8,10 +8,11 @@ tests that reach it run until one fails. The original sources are not modified.
 A mutant is a block of lines in scripts/mutants/AREA.txt:
 
   name: adamw_no_decay
-  file: core/ops/optimizer/step.h
+  file: core/ops/optimizer/adamw_step.h
   what: weights are not decayed
   kind: expr           expr: OLD becomes (mutant ? (NEW) : (OLD)); stmt: if (mutant) { NEW } else { OLD }
-  old: source text     must occur exactly once in the file; one line each for text of several lines
+  in: source text      optional: the place of OLD; must occur exactly once in the file
+  old: source text     must occur exactly once in there; one line each for text of several lines
   new: mutated text
 
 Exit 0 when every area reaches the target, 1 when one does not, 65 for a list that does not match the sources.
@@ -85,6 +86,7 @@ class Mutant:
     file: str = ""
     what: str = ""
     kind: str = ""
+    context: str = ""
     old: str = ""
     new: str = ""
     id: int = 0
@@ -104,9 +106,9 @@ def read_mutants():
                 continue
             if line:
                 key, colon, value = line.partition(":")
-                if not colon or key not in ("name", "file", "what", "kind", "old", "new"):
-                    die(65, f"{path}:{number}: expected name, file, what, kind, old or new; found '{line}'")
-                fields[key].append(value[1:])
+                if not colon or key not in ("name", "file", "what", "kind", "in", "old", "new"):
+                    die(65, f"{path}:{number}: expected name, file, what, kind, in, old or new; found '{line}'")
+                fields["context" if key == "in" else key].append(value[1:])
             elif fields:
                 mutant = Mutant(path.stem, f"{path.name}:{number - 1}", id=len(mutants) + 1,
                                 **{key: "\n".join(lines) for key, lines in fields.items()})
@@ -125,12 +127,12 @@ def plant(text, mutants, problems):
     """The text of a file with its mutants."""
     spans = []
     for m in mutants:
-        count = text.count(m.old)
-        if count == 1:
-            begin = text.index(m.old)
+        place = m.context or m.old
+        if text.count(place) == 1 and place.count(m.old) == 1:
+            begin = text.index(place) + place.index(m.old)
             spans.append((begin, begin + len(m.old), m))
         else:
-            problems.append(f"{m.where}: {m.name}: its old text occurs {count} times in {m.file}; expected once")
+            problems.append(f"{m.where}: {m.name}: its old text does not occur exactly once in {m.file}")
     spans.sort(key=lambda span: span[0])
     out, at, last = [], 0, None
     for begin, end, m in spans:

@@ -76,9 +76,9 @@ TEST_CASE("a process grid lists every group's members without communication", "[
     REQUIRE(deep.members(parallel::group::embedding) ==
             (outer ? std::vector<int>{0, 3} : std::vector<int>{}));
   }
-  REQUIRE(name_of(parallel::group::etp_ep) == "etp-ep");
-  REQUIRE(name_of(parallel::group::embedding) == "pp ends");
-  REQUIRE(name_of({.axes = parallel::Axis::dp, .lane = 1}) == "dp lane 1");
+  REQUIRE(parallel::name_of(parallel::group::etp_ep) == "etp-ep");
+  REQUIRE(parallel::name_of(parallel::group::embedding) == "pp ends");
+  REQUIRE(parallel::name_of({.axes = parallel::Axis::dp, .lane = 1}) == "dp lane 1");
 }
 
 TEST_CASE("sizes that do not fit are a configuration error", "[grid]") {
