@@ -239,7 +239,7 @@ case $case_name in
     expect 0 run 1 graph.yaml device=cuda policy.cuda_graph=true "${short[@]}" "${apart[@]::1}" "${apart[@]:2}"
     same eager/logs/metrics.jsonl graph/logs/metrics.jsonl 0
     expect 78 run 1 graph.yaml device=cuda policy.cuda_graph=true "${apart[@]}"
-    grep -q 'data.reset_attention_mask: true changes the number of sequences' err.txt || fail "no reason: $(cat err.txt)"
+    grep -q 'data.reset_attention_mask: true varies the number of sequences' err.txt || fail "no reason: $(cat err.txt)"
     ;;
   sim_resume)
     corpus
