@@ -111,8 +111,8 @@ StepResult Engine::collect() {
 }
 
 // Enqueues the work of one step (a CPU executes it here), without communication while the kernels of a step
-// are collected. Must not wait for the device or depend on the step number, so that it can be
-// captured in a CUDA graph.
+// are collected. Must not wait for the device or depend on the step number, so that it can be captured in a
+// graph.
 void Engine::run_schedule(Objective& objective) {
   model::Decoder& decoder = *plan_->decoder;
   const std::vector<model::MicroBatch>& batches = plan_->tensors->microbatches();
@@ -123,7 +123,7 @@ void Engine::run_schedule(Objective& objective) {
       decoder.evaluate(batch);
       objective.loss_weights(exec_, batch, decoder.log_prob());
     }
-    if (communicates) plan_->tensors->loss_weights_overwritten();
+    plan_->tensors->loss_weights_overwritten();
   }
   const auto count = static_cast<int64_t>(objective.metrics().size());
   if (communicates) reducer_->start();
@@ -142,8 +142,8 @@ void Engine::run_schedule(Objective& objective) {
   decoder.train(batches, hooks);
 }
 
-// The first steps run immediately: libraries select and load their kernels then,
-// which capture does not allow.
+// The first steps run immediately: libraries select and load their kernels then, which capture does not
+// allow.
 void Engine::run_graph(Objective& objective) {
   constexpr int64_t immediate_steps = 2;
   if (steps_ < immediate_steps) {

@@ -9,7 +9,9 @@
 namespace nrl::engine {
 
 /// Tensors are in the memory of the exec's device, and all work is enqueued on its stream. An objective must
-/// not wait for a value, so that the step can be captured in a CUDA graph.
+/// not wait for a value, so that the step can be captured in a CUDA graph. While the kernels of a step are
+/// collected (ops::Exec::needed) no pass has written `log_prob`: an objective that computes without ops must
+/// do nothing then.
 class Objective {
  public:
   virtual ~Objective() = default;

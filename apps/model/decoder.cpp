@@ -76,7 +76,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                                                .head_chunk = chunk,
                                                .recipe = options_.recipe,
                                                .device = options_.device,
-                                               .threads = options_.threads,
+                                               .partials = options_.partials,
                                                .optimizer_workspace = options_.optimizer_workspace});
   buffers_.workspace = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace_bytes_));
 }

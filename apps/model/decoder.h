@@ -18,7 +18,7 @@ struct DecoderOptions {
   int64_t max_sequence = 0;  ///< longest sequence
   precision::Recipe recipe;
   RecomputePolicy recompute = {};  ///< empty: all activations are kept
-  int threads = 1;                 ///< the future Exec::partials()
+  int partials = 1;                ///< of the future Exec: Exec::partials()
   uint64_t seed = 0;               ///< of dropout
   DeviceType device = DeviceType::cpu;
   size_t optimizer_workspace =

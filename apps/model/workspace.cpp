@@ -12,9 +12,9 @@ int64_t widest_projection(const ModelSpec& m) {
 }
 
 size_t needed_gpu_workspace(const ModelSpec& m, const TrainingSizes& o) {
-  return std::max({o.optimizer_workspace, ops::norm_backward_workspace(m.hidden, o.threads),
-                   ops::qk_norm_rope_workspace(m.head_dim, o.threads),
-                   ops::gpu_linear_workspace(widest_projection(m), o.threads),
+  return std::max({o.optimizer_workspace, ops::norm_backward_workspace(m.hidden, o.partials),
+                   ops::qk_norm_rope_workspace(m.head_dim, o.partials),
+                   ops::gpu_linear_workspace(widest_projection(m), o.partials),
                    ops::embedding_backward_workspace(o.tokens, m.hidden),
                    ops::attention_gpu_workspace(o.tokens, m.heads, m.kv_heads, m.head_dim)});
 }
@@ -25,9 +25,9 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
   if (o.device == DeviceType::cuda) return needed_gpu_workspace(m, o);
   const int64_t chunk = o.head_chunk;
   const DType dtype = o.recipe.activations();
-  size_t bytes = ops::norm_backward_workspace(std::max(m.hidden, m.head_dim), o.threads);
+  size_t bytes = ops::norm_backward_workspace(std::max(m.hidden, m.head_dim), o.partials);
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
-    bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, o.threads));
+    bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, o.partials));
   };
   linear(o.tokens, m.qkv_width(), m.hidden);
   linear(o.tokens, m.hidden, m.q_width());
@@ -36,17 +36,17 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
   linear(chunk, m.vocab_size, m.hidden);
   if (o.tokens % chunk) linear(o.tokens % chunk, m.vocab_size, m.hidden);
   return std::max(
-      bytes, ops::attention_workspace(o.tokens, m.heads, m.kv_heads, m.head_dim, o.max_sequence, o.threads));
+      bytes, ops::attention_workspace(o.tokens, m.heads, m.kv_heads, m.head_dim, o.max_sequence, o.partials));
 }
 
 size_t generation_workspace(const ModelSpec& m, const precision::Recipe& recipe, int64_t tokens,
-                            int64_t max_tokens, DeviceType device, int threads) {
+                            int64_t max_tokens, DeviceType device, int partials) {
   if (device == DeviceType::cuda)
-    return std::max(ops::gpu_linear_workspace(widest_projection(m), threads),
+    return std::max(ops::gpu_linear_workspace(widest_projection(m), partials),
                     ops::attention_gpu_workspace(max_tokens, m.heads, m.kv_heads, m.head_dim));
-  size_t bytes = ops::attention_workspace(tokens, m.heads, m.kv_heads, m.head_dim, max_tokens, threads);
+  size_t bytes = ops::attention_workspace(tokens, m.heads, m.kv_heads, m.head_dim, max_tokens, partials);
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
-    bytes = std::max(bytes, ops::linear_workspace(n, out, in, recipe.activations(), threads));
+    bytes = std::max(bytes, ops::linear_workspace(n, out, in, recipe.activations(), partials));
   };
   linear(tokens, m.qkv_width(), m.hidden);
   linear(tokens, m.hidden, m.q_width());

@@ -13,7 +13,7 @@ struct TrainingSizes {
   int64_t head_chunk;    ///< tokens per chunk of the head
   precision::Recipe recipe;
   DeviceType device;
-  int threads;                     ///< the future Exec::partials()
+  int partials;                    ///< of the future Exec: Exec::partials()
   size_t optimizer_workspace = 0;  ///< GPU workspace of the update
 };
 /// Bytes for forward, backward and update.
@@ -21,6 +21,6 @@ size_t training_workspace(const ModelSpec& spec, const TrainingSizes& sizes);
 
 /// Bytes for generation: `tokens` per forward pass, against a cache of at most `max_tokens`.
 size_t generation_workspace(const ModelSpec& spec, const precision::Recipe& recipe, int64_t tokens,
-                            int64_t max_tokens, DeviceType device, int threads);
+                            int64_t max_tokens, DeviceType device, int partials);
 
 }  // namespace nrl::model

@@ -15,7 +15,7 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
   p.batch.accumulation = 1;
   p.sequence_length = options.sequence_length;
   p.device = options.device;
-  p.threads = options.device == DeviceType::cpu ? options.threads : ops::gpu_partials;
+  p.partials = options.device == DeviceType::cpu ? options.threads : ops::gpu_partials;
   p.recipe = options.recipe;
   for (model::Parameter& parameter : p.parameters.all) parameter.trainable = false;  // weights only
   p.groups = make_param_groups(
@@ -33,7 +33,7 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
   decoder.tokens = options.micro_batch * options.sequence_length;
   decoder.max_sequence = options.sequence_length;
   decoder.recipe = p.recipe;
-  decoder.threads = p.threads;
+  decoder.partials = p.partials;
   decoder.device = options.device;
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, decoder, p.memory);
   p.memory.solve();

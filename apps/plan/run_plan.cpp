@@ -40,7 +40,8 @@ precision::Recipe recipe_for(const Config& config, DeviceType device) {
 
 GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPosition& position,
                            const precision::Recipe& recipe) {
-  const parallel::ShardingStrategy* sharding = parallel::find_sharding(name_of(config.distributed.shard_strategy));
+  const parallel::ShardingStrategy* sharding =
+      parallel::find_sharding(name_of(config.distributed.shard_strategy));
   NRL_CHECK(sharding && !sharding->gradients, "strategy {} passed the validator",
             name_of(config.distributed.shard_strategy));
   return {.strategy = *sharding,
@@ -60,7 +61,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   p.batch = batch;
   p.sequence_length = config.policy.max_total_sequence_length;
   p.device = device;
-  p.threads = device == DeviceType::cpu ? threads : ops::gpu_partials;
+  p.partials = device == DeviceType::cpu ? threads : ops::gpu_partials;
   NRL_CHECK(!p.spec.learned_positions || p.sequence_length <= p.spec.max_positions,
             "the configuration was not checked");
   p.recipe = recipe_for(config, device);
@@ -92,7 +93,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
       .max_sequence = p.sequence_length,
       .recipe = p.recipe,
       .recompute = model::recompute_modules(p.recompute_modules),
-      .threads = p.threads,
+      .partials = p.partials,
       .seed = static_cast<uint64_t>(resolved_loop(config).seed),
       .device = device,
       .optimizer_workspace = ops::sum_of_squares_workspace(largest),

@@ -24,7 +24,7 @@ struct RunPlan {
   BatchPlan batch;
   int64_t sequence_length = 0;
   DeviceType device = DeviceType::cpu;
-  int threads = 1;  ///< Exec::partials()
+  int partials = 1;  ///< Exec::partials()
   precision::Recipe recipe;
   std::vector<std::string> recompute_modules;
 

@@ -7,7 +7,7 @@
 namespace nrl::ops {
 
 void upload(Exec& exec, const Tensor& to, const void* from) {
-  NRL_CHECK(to.contiguous());
+  NRL_CHECK(!exec.needed && to.contiguous());
   const auto bytes = static_cast<size_t>(to.bytes());
   if (bytes == 0) return;
   if (!exec.device) {
@@ -19,7 +19,7 @@ void upload(Exec& exec, const Tensor& to, const void* from) {
 }
 
 void download(Exec& exec, const Tensor& from, void* to) {
-  NRL_CHECK(from.contiguous());
+  NRL_CHECK(!exec.needed && from.contiguous());
   const auto bytes = static_cast<size_t>(from.bytes());
   if (bytes == 0) return;
   if (!exec.device) {

@@ -68,7 +68,9 @@ template <class T>
 bool agrees(const Backend& backend, const T& got, const T& expected, int ranks) {
   if (backend.strict || same(got, expected)) return same(got, expected);
   if constexpr (is_16_bit<T> || std::is_floating_point_v<T>) {
-    const double unit = is_16_bit<T> ? 0x1p-8 : std::numeric_limits<T>::epsilon();
+    const double unit = std::is_same_v<T, bf16>  ? 0x1p-8
+                        : std::is_same_v<T, f16> ? 0x1p-11
+                                                 : std::numeric_limits<T>::epsilon();
     const auto a = static_cast<double>(static_cast<std::conditional_t<is_16_bit<T>, float, T>>(got));
     const auto b = static_cast<double>(static_cast<std::conditional_t<is_16_bit<T>, float, T>>(expected));
     return std::abs(a - b) <= unit * ranks * 25 * ranks;  // inputs are below 25

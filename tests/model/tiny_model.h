@@ -72,7 +72,7 @@ class TinyModel {
                   .max_sequence = 12,
                   .recipe = options.recipe,
                   .recompute = std::move(options.recompute),
-                  .threads = threads,
+                  .partials = threads,
                   .seed = 5,
                   .device = options.device,
                   .training = std::move(options.schedule)},
