@@ -46,6 +46,11 @@ std::string unsupported_reason(const Recipe& recipe, int layers) {
                                     {"activations", recipe.activations()},
                                     {"gradients", recipe.gradients()}})
     if (!is_supported(dtype)) return fmt::format("{} in {}: the ops take f32 and bf16", what, name_of(dtype));
+  if (recipe.weights() != recipe.activations() || recipe.weights() != recipe.gradients())
+    return fmt::format("weights in {}, activations in {}, gradients in {}: the ops take one type",
+                       name_of(recipe.weights()), name_of(recipe.activations()), name_of(recipe.gradients()));
+  if (const DType logits = recipe.of(0, Gemm::lm_head, Role::gradient).dtype; !is_supported(logits))
+    return fmt::format("gradient of the logits in {}: the ops take f32 and bf16", name_of(logits));
   for (const auto& [what, dtype] : {std::pair{"weight gradients", recipe.weight_gradients()},
                                     {"optimizer state", recipe.optimizer_state()},
                                     {"master weights", recipe.master_weights().value_or(DType::f32)}})

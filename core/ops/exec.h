@@ -38,7 +38,8 @@ struct Exec {
   device::Runtime* device = nullptr;  ///< GPU: where the tensors live; null on the CPU
   int multiprocessors = 0;            ///< GPU: of the device, for grid sizes
   Libraries* libraries = nullptr;     ///< GPU: GEMM and attention (libraries.h)
-  /// Not null: ops compute nothing and enqueue nothing, they only add the kernels that they would call.
+  /// Not null: ops only add the kernels that they would call, and compute nothing on tensors. They may ask
+  /// the libraries for plans, which autotuning times on a stream of its own.
   KernelSet* needed = nullptr;
 
   /// Partial sums that a reduction over rows may use: one per block on a GPU, one per thread on the CPU.

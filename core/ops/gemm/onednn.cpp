@@ -191,12 +191,8 @@ void gemm_backward_data(int64_t n, int64_t m, int64_t k, Matrix dy, Matrix w, Ma
 void gemm_backward_weight(int64_t n, int64_t m, int64_t k, Matrix dy, Matrix x, Matrix dw, bool accumulate,
                           int threads) {
   if (m == 0 || k == 0) return;
+  NRL_CHECK(n > 0);
   ThreadScope scope(threads);
-  if (n == 0) {
-    if (!accumulate)
-      for (int64_t j = 0; j < m; ++j) std::fill_n(dw.data + j * dw.ld, k, 0.0f);
-    return;
-  }
   for (int64_t i = 0; i < n; i += weight_rows)
     sgemm('T', 'N', m, k, std::min(weight_rows, n - i), dy.data + i * dy.ld, dy.ld, x.data + i * x.ld, x.ld,
           accumulate || i > 0 ? 1.0f : 0.0f, dw.data, dw.ld);

@@ -24,8 +24,8 @@ int alignment_of(const void* p) {
   return static_cast<int>(std::min<uintptr_t>(address & (~address + 1), 256));
 }
 Operand operand(const Tensor& t, bool transposed = false) {
-  NRL_CHECK(t.dense_scales(),
-            "a GEMM reads {}, whose scales lie apart: slice the columns instead of the rows", describe(t));
+  NRL_CHECK(t.dense_scales(), "a GEMM reads {}, whose scales are not contiguous: slice along {}", describe(t),
+            t.scales.kind == Scaling::row128 ? "columns" : "rows");
   return {t.dtype, t.dim(0) > 1 ? t.step(0) : t.dim(1), transposed, alignment_of(t.data), t.scales.kind};
 }
 

@@ -21,7 +21,7 @@ void check_matrix(const char* op, const char* name, const Tensor& t, int64_t row
             only_f32 ? "f32" : "f32 or bf16 ", rows, columns);
 }
 
-/// The activation needs its own kernel: no library makes it in the epilogue of the product.
+/// True if the activation must run as its own kernel because no library fuses it into the GEMM.
 template <class Arguments>
 bool activation_kernel(const Exec& exec, const Arguments& a) {
   return a.activation != Activation::none && !(exec.libraries && gpu::fuses_activation(exec, a));
@@ -53,13 +53,13 @@ void linear_forward(Exec& exec, const LinearForward& a) {
   // Where pre_activation is not wanted, the CPU's kernel calls the activation's itself, tile by tile.
   if (!activation_kernel(exec, a) || (!a.pre_activation && !exec.libraries))
     return exec.kernels->linear_forward(exec, a);
-  // In two passes, what a recomputation makes from pre_activation has the same bits.
-  LinearForward product = a;
-  product.out = a.pre_activation ? a.pre_activation : a.out;
-  product.pre_activation = {};
-  product.activation = Activation::none;
-  exec.kernels->linear_forward(exec, product);
-  exec.kernels->activation_forward(exec, {.kind = a.activation, .x = product.out, .out = a.out});
+  // Two passes, so that recomputing from pre_activation gives bitwise identical results.
+  LinearForward gemm = a;
+  gemm.out = a.pre_activation ? a.pre_activation : a.out;
+  gemm.pre_activation = {};
+  gemm.activation = Activation::none;
+  exec.kernels->linear_forward(exec, gemm);
+  exec.kernels->activation_forward(exec, {.kind = a.activation, .x = gemm.out, .out = a.out});
 }
 
 void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
@@ -81,27 +81,32 @@ void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   const trace::Range range("linear_backward_data");
   if (n == 0 || k == 0) return;
   if (!activation_kernel(exec, a)) return exec.kernels->linear_backward_data(exec, a);
-  LinearBackwardData product = a;
-  product.pre_activation = {};
-  product.activation = Activation::none;
-  exec.kernels->linear_backward_data(exec, product);
+  LinearBackwardData gemm = a;
+  gemm.pre_activation = {};
+  gemm.activation = Activation::none;
+  exec.kernels->linear_backward_data(exec, gemm);
   exec.kernels->activation_backward(exec,
                                     {.kind = a.activation, .dout = a.dx, .x = a.pre_activation, .dx = a.dx});
 }
 
 void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
   constexpr const char* op = "linear_backward_weight";
-  // Never in the epilogue of a library's product, which overwrites: ours are sums over microbatches.
-  if (a.dbias) column_sums(exec, {.x = a.dout, .out = a.dbias, .accumulate = a.accumulate});
-  if (noted(exec, Kernel::linear_backward_weight)) return;
+  // Not fused into the GEMM: the library's epilogue overwrites dbias, but it accumulates over microbatches.
+  const auto bias_gradient = [&] {
+    if (a.dbias) column_sums(exec, {.x = a.dout, .out = a.dbias, .accumulate = a.accumulate});
+  };
+  if (noted(exec, Kernel::linear_backward_weight)) return bias_gradient();
   NRL_CHECK(a.dout.rank == 2 && a.x.rank == 2, "{}: dout is {}, x is {}", op, describe(a.dout),
             describe(a.x));
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);
   check_matrix(op, "dout", a.dout, n, m, false);
   check_matrix(op, "x", a.x, n, k, false);
   check_matrix(op, "dweight", a.dweight, m, k, true);
+  bias_gradient();
   const trace::Range range("linear_backward_weight");
-  if (n == 0) {
+  if (n == 0 && !a.accumulate && a.dweight.contiguous()) {
+    zero(exec, {.x = a.dweight});
+  } else if (n == 0) {
     for (int64_t j = 0; !a.accumulate && j < m; ++j) zero(exec, {.x = a.dweight.rows(j, 1)});
   } else if (m > 0 && k > 0) {
     exec.kernels->linear_backward_weight(exec, a);

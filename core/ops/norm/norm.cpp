@@ -8,8 +8,8 @@ namespace nrl::ops {
 namespace {
 
 void check_operand(const char* op, const char* name, const Tensor& t, const Tensor& x) {
-  NRL_CHECK(t.data && same_shape(t, x) && t.dtype == x.dtype && dense_rows(t), "{}: {} is {}, x is {}", op,
-            name, describe(t), describe(x));
+  NRL_CHECK(t.data && same_shape(t, x) && t.dtype == x.dtype && is_float(t) && dense_rows(t),
+            "{}: {} is {}, x is {}", op, name, describe(t), describe(x));
   NRL_CHECK(same_or_disjoint(t, x), "{}: {} overlaps x partly", op, name);
 }
 
