@@ -62,8 +62,8 @@ class MemoryPlan {
 
   /// Declares a buffer that is always alive; sizes are rounded up to `alignment`. Only before solve().
   BufferId add(std::string name, Category category, int64_t bytes, Tier tier = Tier::device);
-  /// Declares a buffer that is alive in these intervals (at least one); its memory may
-  /// be shared outside of them.
+  /// Declares a buffer that is alive in these intervals (at least one); its memory may be shared outside of
+  /// them.
   BufferId add(std::string name, Category category, int64_t bytes, std::vector<Lifetime> lifetimes,
                Tier tier = Tier::device);
 

@@ -1,5 +1,5 @@
 #pragma once
-// How the stored values of an FP8 tensor relate to real ones: one scale for each block of elements.
+// How the stored values of an FP8 tensor relate to real ones: a scale per block or per tensor.
 
 #include <cstdint>
 #include <string_view>

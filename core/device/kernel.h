@@ -201,7 +201,7 @@ struct GpuMath {
   static __device__ __forceinline__ float reciprocal(float x) { return __fdividef(1.0f, x); }
 };
 
-/// Blocks for `work` units of `per_block`, at most `waves` times the multiprocessors times `resident`.
+/// Blocks for `work` units of `per_block` each, at most `resident` per multiprocessor.
 inline unsigned grid_for(int64_t work, int64_t per_block, int multiprocessors, int resident = 8) {
   const int64_t wanted = (work + per_block - 1) / per_block;
   const int64_t most = static_cast<int64_t>(multiprocessors) * resident;

@@ -18,11 +18,11 @@ struct LinearForward {
   Tensor out;                                ///< (N, M)
   Activation activation = Activation::none;  ///< fused into the epilogue; none, silu, gelu_tanh or gelu_erf
   bool accumulate = false;
-  Tensor pre_activation = {};  ///< optional (N, M): x W^T + bias, what the activation is taken of
+  Tensor pre_activation = {};  ///< optional (N, M): x W^T + bias, the input of the activation
 };
 
-/// dx = dout W, or dx += dout W. With an activation (then not accumulate) dx is the gradient in front of it:
-/// (dout W) * act'(pre_activation).
+/// dx = dout W, or dx += dout W. With an activation (then not accumulate) dx is the gradient of the
+/// activation's input: (dout W) * act'(pre_activation).
 struct LinearBackwardData {
   Tensor dout;    ///< (N, M)
   Tensor weight;  ///< (M, K)

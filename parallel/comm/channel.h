@@ -49,17 +49,17 @@ class Channel {
 /// This rank's ends of the channels of a group.
 class Channels {
  public:
-  /// Collective over the two ranks of every channel, which must both request it: every rank
-  /// that has a channel creates one object. `group` must outlive it and must carry no other
-  /// messages with the tag max_tag.
+  /// Collective over the two ranks of every channel, which must both request it: every rank that has a
+  /// channel creates one object. `group` must outlive it and must carry no other messages with the tag
+  /// max_tag.
   Channels(Communicator& group, std::span<const ChannelEnd> ends);
   /// Collective like the constructor.
   ~Channels();
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
 
-  /// The end that sends to `peer`, and the one that receives from it. Must have been
-  /// requested (else an internal error).
+  /// The end that sends to `peer`, and the one that receives from it. Must have been requested (else an
+  /// internal error).
   Channel& to(int peer) { return find(peer, Direction::send); }
   Channel& from(int peer) { return find(peer, Direction::receive); }
 

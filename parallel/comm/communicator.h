@@ -178,9 +178,9 @@ class Communicator {
   Handle all_to_all_v_async(ConstView in, std::span<const int64_t> send_counts, View out,
                             std::span<const int64_t> recv_counts, const After& after = {});
   Handle broadcast_async(View data, int root, const After& after = {});
-  /// Messages of a pair of ranks with one tag (0 to max_tag) arrive in the order they were sent;
-  /// both ends must name the same number of bytes. Pipelines use Channel (channel.h), which
-  /// behaves alike on all backends.
+  /// Messages of a pair of ranks with one tag (0 to max_tag) arrive in the order they were sent; both ends
+  /// must name the same number of bytes. Pipelines use Channel (channel.h), which behaves alike on all
+  /// backends.
   Handle send_async(ConstView data, int to, int tag = 0, const After& after = {});
   Handle recv_async(View data, int from, int tag = 0, const After& after = {});
   /// Concurrent messages, in no order. Only here may a rank send to itself, with both ends in one exchange.

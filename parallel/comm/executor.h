@@ -118,8 +118,8 @@ class Executor {
   void submit(std::shared_ptr<Work> work, Order order, bool blocking);
   /// Returns when `work` has completed. If the executor's thread is idle, the caller runs the operations.
   void wait(Work& work);
-  /// Waits until all completed operations have been released, so that their resources may be
-  /// destroyed. False after `seconds`.
+  /// Waits until all completed operations have been released, so that their resources may be destroyed. False
+  /// after `seconds`.
   bool release_finished(double seconds);
 
   /// Polls before yielding the core; 0 when ranks outnumber cores. Must be set before the first operation.

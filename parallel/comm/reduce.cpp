@@ -134,7 +134,8 @@ inline void reduce_dtype(void* out, std::span<const void* const> parts, int64_t 
   }
 }
 
-// The same code for two instruction sets; additions only, so that both give the same bits.
+// The same code for two instruction sets; no fused multiply-add (avx2 without fma), so that both give the
+// same bits.
 using Reducer = void (*)(void*, std::span<const void* const>, int64_t, DType, Reduce);
 
 [[gnu::flatten]] void reduce_baseline(void* out, std::span<const void* const> parts, int64_t count,

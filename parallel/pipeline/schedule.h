@@ -3,10 +3,10 @@
 // one interpreter executes it (apps/model/interpreter.h), and the simulator (simulate.h) runs the lists of
 // all stages against each other without a model.
 //
-// The model is split into P * V chunks of layers in model order. Stage p of P has V of them; its
-// chunk c is chunk c * P + p of the model, so activations go from stage p to stage (p + 1) % P and
-// gradients the other way. With P = 1 all chunks are on this rank: a receive copies from the
-// neighboring chunk, and nothing is sent.
+// The model is split into P * V chunks of layers in model order. Stage p of P has V of them; its chunk c is
+// chunk c * P + p of the model, so activations go from stage p to stage (p + 1) % P and gradients the other
+// way. With P = 1 all chunks are on this rank: a receive copies from the neighboring chunk, and nothing is
+// sent.
 //
 // Messages use one FIFO per neighbor and kind (activations to the next chunk, gradients to the previous one):
 // a stage receives in the order in which the neighbor sends. Sends are asynchronous and may need the matching

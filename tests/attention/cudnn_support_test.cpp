@@ -64,9 +64,9 @@ TEST_CASE("cuDNN has a plan for every attention that it gets, within the usual w
   for_each_problem([&](const Problem& p) {
     REQUIRE(unsupported_reason(p).empty());
     const CudnnSupport s = ask(p, usual_workspace(p));
-    INFO(text_of(p) << ": " << s.refused << "; " << s.plans << " plans, " << s.own_bytes << " of "
+    INFO(text_of(p) << ": " << s.reason << "; " << s.plans << " plans, " << s.own_bytes << " of "
                     << usual_workspace(p) << " bytes");
-    CHECK(s.refused.empty());
+    CHECK(s.reason.empty());
     CHECK(s.plans > 0);
     ++asked;
   });
@@ -79,25 +79,25 @@ TEST_CASE("cuDNN takes head dimensions that are multiples of 8 and no others") {
       const Problem p = make(direction, {2, 512, true}, {4, 2}, d, true, 0);
       const bool ours = !unsupported_reason(p).empty();
       const CudnnSupport s = ask(p, size_t{1} << 32);
-      INFO(text_of(p) << ": " << unsupported_reason(p) << "; cuDNN: " << s.refused);
+      INFO(text_of(p) << ": " << unsupported_reason(p) << "; cuDNN: " << s.reason);
       if (ours && direction == Direction::forward && d % 8 == 0) continue;  // no use without backward
-      CHECK(ours == !s.refused.empty());
+      CHECK(ours == !s.reason.empty());
     }
 }
 
 TEST_CASE("Deterministic gradients need a matrix of queries x keys, which long sequences have no room for") {
   const Problem shorter = make(Direction::backward, {2, 64, true}, {4, 2}, 64, true, 0),
                 longer = make(Direction::backward, {2, 4096, true}, {32, 8}, 128, true, 0);
-  CHECK(ask(shorter, usual_workspace(shorter), true).refused.empty());
-  CHECK_FALSE(ask(longer, usual_workspace(longer), true).refused.empty());
+  CHECK(ask(shorter, usual_workspace(shorter), true).reason.empty());
+  CHECK_FALSE(ask(longer, usual_workspace(longer), true).reason.empty());
   const size_t matrix = size_t{2} * 32 * 4096 * 4096 * 2;
-  CHECK(ask(longer, usual_workspace(longer) + matrix, true).refused.empty());
+  CHECK(ask(longer, usual_workspace(longer) + matrix, true).reason.empty());
 }
 
 TEST_CASE("Too little workspace is a reason") {
   const Problem p = make(Direction::backward, {2, 1024, true}, {8, 8}, 128, true, 0);
-  const std::string refused = ask(p, 1 << 20).refused;
-  CHECK(refused.find("workspace") != std::string::npos);
+  const std::string reason = ask(p, 1 << 20).reason;
+  CHECK(reason.find("workspace") != std::string::npos);
 }
 
 TEST_CASE("cuDNN opens, or says why it does not") {

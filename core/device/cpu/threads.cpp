@@ -37,7 +37,7 @@ void limit_openmp_spin(char** argv) {
 
 void use_threads(int threads) {
   {
-    // All at the same time: a limit counts those that are alive.
+    // Keep all probes alive at once: the limit counts live threads.
     std::latch release(1);
     std::vector<std::thread> probes;
     const auto join = [&] {

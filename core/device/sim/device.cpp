@@ -152,7 +152,7 @@ void Device::order(Stream& stream) {
       &stream);
 }
 
-/// Passes what needs no work at the front of a queue; true when work that may run is there.
+/// Pops completed waits and marks from the head of a queue; true if runnable work remains.
 bool Device::settle(Stream& stream) {
   while (!stream.queue.empty()) {
     Item& item = stream.queue.front();
@@ -218,18 +218,18 @@ bool Device::step(Lock& lock) {
   }
   std::erase_if(streams_, [this](const auto& s) {
     if (!s->destroyed || !s->queue.empty()) return false;
-    if (favourite_ == s.get()) favourite_ = nullptr;
+    if (favorite_ == s.get()) favorite_ = nullptr;
     return true;
   });
   if (ready.empty()) return false;
-  if (burst_ == 0 || std::find(ready.begin(), ready.end(), favourite_) == ready.end()) {
+  if (burst_ == 0 || std::find(ready.begin(), ready.end(), favorite_) == ready.end()) {
     // Streams that run far ahead of others are as legal as ones that take turns.
     constexpr int bursts[] = {1, 1, 4, 1000};
-    favourite_ = ready[random_() % ready.size()];
+    favorite_ = ready[random_() % ready.size()];
     burst_ = bursts[random_() % 4];
   }
   --burst_;
-  Stream& stream = *favourite_;
+  Stream& stream = *favorite_;
   Item& item = stream.queue.front();  // stays where it is: others only push behind it
   if (item.kind == Item::Kind::work) {
     const Open open(memory_, item.reach);

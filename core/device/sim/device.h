@@ -111,7 +111,7 @@ class Device final : public device::Runtime {
   std::unordered_map<void*, std::shared_ptr<Graph>> graphs_;
   std::vector<std::shared_ptr<Capture>> captures_;  // active
   size_t waiting_ = 0;                              // items in all queues
-  Stream* favourite_ = nullptr;                     // runs the next `burst_` pieces of work
+  Stream* favorite_ = nullptr;                      // runs the next `burst_` pieces of work
   int burst_ = 0;
   std::exception_ptr error_;  // sticky, as a CUDA error is
   bool error_seen_ = false;

@@ -69,10 +69,10 @@ class Replay {
 struct Item {
   enum class Kind : uint8_t { work, wait, mark, graph };
   Kind kind = Kind::work;
-  std::unique_ptr<Closure>
-      work;                      ///< its memory goes on the stream, which to the thread sanitizer is a thread
-  Reach reach;                   ///< work
-  std::shared_ptr<Point> point;  ///< wait, mark
+  /// Work; freed by the stream, which the thread sanitizer models as a thread.
+  std::unique_ptr<Closure> work;
+  Reach reach;                     ///< work
+  std::shared_ptr<Point> point;    ///< wait, mark
   std::unique_ptr<Replay> replay;  ///< graph
   std::unique_ptr<char> issued;    ///< thread sanitizer: what the host did before the call
 };

@@ -7,14 +7,14 @@
 namespace nrl::ops {
 namespace {
 
-void check(const char* op, const Tensor& x, const Tensor& narrow, const Tensor& wide, bool gated) {
+void check(const char* op, const Tensor& x, const Tensor& out_like, const Tensor& x_like, bool gated) {
   NRL_CHECK(x.data && x.rank == 2 && is_float(x) && dense_rows(x),
             "{}: x is {}, wanted f32 or bf16 of rank 2", op, describe(x));
-  NRL_CHECK(narrow.data && narrow.rank == 2 && narrow.dtype == x.dtype && dense_rows(narrow) &&
-                narrow.dim(0) == x.dim(0) && x.dim(1) == narrow.dim(1) * (gated ? 2 : 1),
-            "{}: out is {}, x is {}, {}", op, describe(narrow), describe(x), gated ? "gated" : "plain");
-  NRL_CHECK(wide.data && same_shape(wide, x) && wide.dtype == x.dtype && dense_rows(wide),
-            "{}: dx is {}, x is {}", op, describe(wide), describe(x));
+  NRL_CHECK(out_like.data && out_like.rank == 2 && out_like.dtype == x.dtype && dense_rows(out_like) &&
+                out_like.dim(0) == x.dim(0) && x.dim(1) == out_like.dim(1) * (gated ? 2 : 1),
+            "{}: out is {}, x is {}, {}", op, describe(out_like), describe(x), gated ? "gated" : "plain");
+  NRL_CHECK(x_like.data && same_shape(x_like, x) && x_like.dtype == x.dtype && dense_rows(x_like),
+            "{}: dx is {}, x is {}", op, describe(x_like), describe(x));
 }
 
 }  // namespace

@@ -142,15 +142,15 @@ void with_kind(Activation kind, bool gated, const Body& body) {
   }
 }
 
-/// The arguments that forward and backward share; `narrow` is out or dout.
+/// The arguments that forward and backward share; `out_like` is out or dout.
 template <class T>
-ActivationArguments<T> arguments_of(const Tensor& x, const Tensor& narrow, int per_pack) {
+ActivationArguments<T> arguments_of(const Tensor& x, const Tensor& out_like, int per_pack) {
   ActivationArguments<T> a{};
   a.x = static_cast<const T*>(x.data);
   a.x_stride = x.step(0);
-  a.width = narrow.dim(1);
+  a.width = out_like.dim(1);
   a.packs_per_row = Divider(a.width / per_pack);
-  a.packs = narrow.dim(0) * (a.width / per_pack);
+  a.packs = out_like.dim(0) * (a.width / per_pack);
   return a;
 }
 

@@ -20,7 +20,7 @@ namespace {
 using namespace kernel;
 
 constexpr int units = RowPlan::row_units;
-/// The maximum of no logits; unlike -infinity it can be subtracted from -infinity.
+/// Initial maximum; finite, so that -inf - lowest is not NaN.
 constexpr float lowest = -3.4028234663852886e38f;
 
 enum class Gradient : uint8_t { none, over_logits, bf16_copy };

@@ -237,7 +237,7 @@ class CublasLt final : public Engine {
             "cublasLtMatmulPreferenceSetAttribute", plan);
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{workspace_bytes});
-    // Split sums meet in one order only when they are not added by atomic operations.
+    // Excludes atomic split-K reductions, whose order of additions varies between runs.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
            static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
                                  CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE));

@@ -1,5 +1,5 @@
 #pragma once
-// What runs the GEMMs of a GPU: cuBLASLt, or host code on the simulated device.
+// Interface of the GPU's GEMM backends: cuBLASLt, or host code on the simulated device.
 
 #include <memory>
 

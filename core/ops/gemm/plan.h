@@ -1,6 +1,6 @@
 #pragma once
-// A GEMM on a GPU, described before it is run: what the hardware and cuBLASLt support is decided here,
-// without either. The rules follow the cuBLAS 13 documentation of cublasLtMatmul.
+// Describes a GEMM on a GPU and checks, without GPU or library, whether hardware and cuBLASLt support it. The
+// rules follow the cuBLAS 13 documentation of cublasLtMatmul.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace nrl::ops::gemm {
 
-/// What happens to the product before it is written. `aux` is a second (rows, cols) matrix.
+/// What happens to op(a) op(b) before it is written. `aux` is a second (rows, cols) matrix.
 enum class Epilogue : uint8_t {
   none,
   bias,           ///< + bias[col]
   gelu,           ///< tanh form
-  gelu_bias,      ///< gelu(product + bias)
+  gelu_bias,      ///< gelu(op(a) op(b) + bias)
   gelu_aux,       ///< gelu, its argument also written to aux
   gelu_aux_bias,  ///< both
-  dgelu,          ///< product * gelu'(aux), aux is read
+  dgelu,          ///< op(a) op(b) * gelu'(aux), aux is read
 };
 
 /// Arithmetic of f32 operands.
@@ -64,8 +64,8 @@ struct GemmPlan {
   }
   /// Why cuBLASLt or the hardware does not support it, in words; empty when it does.
   std::string validate(Architecture architecture) const;
-  /// The plan as one word, different for different plans, for messages and the tune file:
-  /// "64x32x48_bf16N/48/16_bf16T/48/16_f32N/32/16_...".
+  /// The plan as one word, equal for plans of one GEMM (unused aux and bias fields do not count), for
+  /// messages and the tune file: "64x32x48_bf16N/48/16_bf16T/48/16_f32N/32/16_...".
   std::string key() const;
 };
 
@@ -74,7 +74,7 @@ struct PlanHash {
   size_t operator()(const GemmPlan& plan) const;
 };
 
-/// The same product for a library with column-major matrices: D^T = op(B)^T op(A)^T, so that the operands
+/// The same GEMM for a library with column-major matrices: D^T = op(B)^T op(A)^T, so that the operands
 /// change places and keep their memory.
 struct ColumnMajor {
   int64_t m = 0, n = 0, k = 0;
@@ -83,7 +83,7 @@ struct ColumnMajor {
 };
 ColumnMajor column_major(const GemmPlan& plan);
 
-/// cuBLASLt's scratch memory, of every product; 256-byte aligned. What it takes on Hopper.
+/// Workspace of each cuBLASLt GEMM, 256-byte aligned; NVIDIA's recommendation for Hopper.
 inline constexpr size_t workspace_bytes = size_t{32} << 20;
 
 }  // namespace nrl::ops::gemm

@@ -5,7 +5,7 @@
 //   backward weight dweight (=, +=) = dout^T x, dbias (=, +=) = column sums of dout
 //
 // oneDNN multiplies in f32. bf16 operands are upcast to f32 in tiles of upcast_tile rows, and a bf16 result
-// is rounded once, after the last tile that adds to it. Products of one row (generation) do not upcast the
+// is rounded once, after the last tile that adds to it. GEMMs of one row (generation) do not upcast the
 // weight.
 
 #include <algorithm>

@@ -29,7 +29,7 @@ Operand operand(const Tensor& t, bool transposed = false) {
   return {t.dtype, t.dim(0) > 1 ? t.step(0) : t.dim(1), transposed, alignment_of(t.data), t.scales.kind};
 }
 
-GemmPlan product(const Tensor& d, int64_t inner, bool accumulate, gemm::Compute compute, DType inputs) {
+GemmPlan plan_of(const Tensor& d, int64_t inner, bool accumulate, gemm::Compute compute, DType inputs) {
   GemmPlan p;
   p.rows = d.dim(0);
   p.cols = d.dim(1);
@@ -56,19 +56,19 @@ void run(Exec& exec, const GemmPlan& plan, const GemmOperands& operands) {
 
 // Row-major: y = x W^T, dx = dy W, dW = dy^T x.
 GemmPlan forward_plan(const LinearForward& a, gemm::Compute compute) {
-  GemmPlan p = product(a.out, a.x.dim(1), a.accumulate, compute, a.x.dtype);
+  GemmPlan p = plan_of(a.out, a.x.dim(1), a.accumulate, compute, a.x.dtype);
   p.a = operand(a.x);
   p.b = operand(a.weight, true);
   return p;
 }
 GemmPlan backward_data_plan(const LinearBackwardData& a, gemm::Compute compute) {
-  GemmPlan p = product(a.dx, a.dout.dim(1), a.accumulate, compute, a.dout.dtype);
+  GemmPlan p = plan_of(a.dx, a.dout.dim(1), a.accumulate, compute, a.dout.dtype);
   p.a = operand(a.dout);
   p.b = operand(a.weight);
   return p;
 }
 GemmPlan backward_weight_plan(const LinearBackwardWeight& a, gemm::Compute compute) {
-  GemmPlan p = product(a.dweight, a.dout.dim(0), a.accumulate, compute, a.dout.dtype);
+  GemmPlan p = plan_of(a.dweight, a.dout.dim(0), a.accumulate, compute, a.dout.dtype);
   p.a = operand(a.dout, true);
   p.b = operand(a.x);
   return p;

@@ -6,11 +6,11 @@
 
 namespace nrl::ops::gpu {
 
-/// The library of `exec` has the product with this activation in its epilogue. Asks it, and remembers.
+/// True if the library of `exec` fuses this activation into the GEMM; cached per plan.
 bool fuses_activation(const Exec& exec, const LinearForward& a);
 bool fuses_activation(const Exec& exec, const LinearBackwardData& a);
 
-/// As the kernels of the table; an activation must be one that fuses_activation(). dbias is not looked at.
+/// As the kernels of the table; an activation must be one that fuses_activation(). Ignores dbias.
 void linear_forward(Exec& exec, const LinearForward& a);
 void linear_backward_data(Exec& exec, const LinearBackwardData& a);
 void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a);

@@ -1,5 +1,5 @@
 #pragma once
-// How the fused kernels of QK-norm and RoPE deal heads to threads; included by cuda.cu alone.
+// How the QK-norm + RoPE kernels map heads to threads; included by cuda.cu alone.
 
 #include "core/ops/kernel_table.h"
 #include "core/ops/shared/gpu/rotation.cuh"

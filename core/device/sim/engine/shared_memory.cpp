@@ -63,19 +63,19 @@ void SharedMemory::reset(size_t dynamic_bytes) {
   arrays_.clear();
 }
 
-std::byte* SharedMemory::array(const void* key, size_t bytes, size_t align, std::string& refusal) {
+std::byte* SharedMemory::array(const void* key, size_t bytes, size_t align, std::string& reason) {
   for (const Array& array : arrays_) {
     if (array.key == key) return array.data;
   }
   static_bytes_ = round_up(static_bytes_, align) + bytes;
   if (static_bytes_ > max_static_shared || arrays_.size() == max_arrays) {
-    refusal = fmt::format("{} bytes of static shared memory in {} arrays are more than {} bytes or {} arrays",
-                          static_bytes_, arrays_.size() + 1, max_static_shared, max_arrays);
+    reason = fmt::format("{} bytes of static shared memory in {} arrays are more than {} bytes or {} arrays",
+                         static_bytes_, arrays_.size() + 1, max_static_shared, max_arrays);
     return nullptr;
   }
   if (static_bytes_ + dynamic_bytes_ > max_shared) {
-    refusal = fmt::format("{} bytes of static and {} of dynamic shared memory are more than {}",
-                          static_bytes_, dynamic_bytes_, max_shared);
+    reason = fmt::format("{} bytes of static and {} of dynamic shared memory are more than {}", static_bytes_,
+                         dynamic_bytes_, max_shared);
     return nullptr;
   }
   // An array whose type does not ask for 16 bytes of alignment never has them: the GPU does not promise them.

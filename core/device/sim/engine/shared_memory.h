@@ -23,8 +23,8 @@ class SharedMemory {
   /// For a new block.
   void reset(size_t dynamic_bytes);
   std::byte* dynamic() const { return memory_; }
-  /// The array declared at `key`; null with a reason in `refusal` when it does not fit.
-  std::byte* array(const void* key, size_t bytes, size_t align, std::string& refusal);
+  /// The array declared at `key`; null, with `reason` set, when it does not fit.
+  std::byte* array(const void* key, size_t bytes, size_t align, std::string& reason);
   bool contains(const void* p, size_t bytes) const;
 
  private:

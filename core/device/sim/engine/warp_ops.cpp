@@ -127,9 +127,9 @@ AsyncCopies& ThreadBlock::async_copies() {
 }
 
 void* ThreadBlock::shared_array(const void* key, size_t bytes, size_t align, const Site& at) {
-  std::string refusal;
-  std::byte* data = shared_.array(key, bytes, align, refusal);
-  if (!data) fail(std::move(refusal), at);
+  std::string reason;
+  std::byte* data = shared_.array(key, bytes, align, reason);
+  if (!data) fail(std::move(reason), at);
   return data;
 }
 

@@ -172,7 +172,8 @@ class Backward {
     row_constants(row, q.count, head, b.dout_rows, b.lse, b.delta);
   }
 
-  /// Adds what a block of queries and the block of keys from `key` on give to dq_rows, dk_rows and dv_rows.
+  /// Accumulates the contributions of query block `q` and the key block from `key` on into dq_rows, dk_rows
+  /// and dv_rows.
   void add_block(const Span& span, const QueryBlock& q, int64_t head, int64_t key, const Buffers& b,
                  Prefetcher& prefetcher) const {
     const Block block = key_block_at(a_, span, q, key);

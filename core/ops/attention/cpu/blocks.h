@@ -85,7 +85,7 @@ class Prefetcher {
     pieces_[count_++] = {reinterpret_cast<const char*>(at), step * static_cast<int64_t>(sizeof(T)), rows};
     total_ += rows;
   }
-  /// Spreads what was added over `steps` calls of step().
+  /// Distributes the added prefetches over `steps` calls of step().
   void spread(int64_t steps) { per_step_ = ceil_div(total_, std::max<int64_t>(steps, 1)); }
 
   void step() {

@@ -88,7 +88,8 @@ class KeepMask {
   }
 
   /// philox4x32 (core/base/philox.h) of the counters of the even and of the odd lanes, word by word. Only the
-  /// low halves of c0 to c3 count: products read no more, and what is above goes at the end.
+  /// low halves of c0 to c3 are significant; the multiplication ignores the upper halves, which are cleared
+  /// at the end.
   NRL_ALWAYS void philox(WideVec even, WideVec odd, micro::UintVec (&words)[4]) const {
     WideVec c[2][4];
 #pragma GCC unroll 2

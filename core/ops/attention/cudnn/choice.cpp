@@ -8,7 +8,7 @@ namespace nrl::ops::attention {
 namespace {
 
 constexpr int64_t vector_bytes = 16;
-constexpr int64_t largest_d = 256;  ///< of backward on Hopper; a larger forward is of no use alone
+constexpr int64_t largest_d = 256;  ///< on Hopper, limited by the backward pass; training needs both
 constexpr int64_t d_multiple = 8;
 
 HeadSteps steps_of(const Tensor& t) {

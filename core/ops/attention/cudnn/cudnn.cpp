@@ -49,7 +49,7 @@ class Cudnn final : public Engine {
   }
 
   const std::string& no_plan_reason(const Problem& problem, size_t workspace) override {
-    return plan_for(problem, workspace).refused;
+    return plan_for(problem, workspace).reason;
   }
 
   void forward(Exec& exec, const AttentionForward& a) override {
@@ -99,7 +99,7 @@ class Cudnn final : public Engine {
     Layout layout;
     int64_t sequences;
     std::unique_ptr<SizedGraph> graph;
-    std::string refused;
+    std::string reason;
   };
 
   Plan& plan_for(const Problem& problem, size_t workspace) {
@@ -107,7 +107,7 @@ class Cudnn final : public Engine {
     const std::pair key{plan_problem(problem), workspace};
     if (const auto it = plans_.find(key); it != plans_.end()) return it->second;
     Plan& plan = plans_.try_emplace(key, key.first).first->second;
-    plan.refused = make(plan, key.first, workspace);
+    plan.reason = make(plan, key.first, workspace);
     return plan;
   }
 
@@ -117,7 +117,7 @@ class Cudnn final : public Engine {
       const auto& device = runtime_.properties();
       auto graph = build_graph(p, options_, device.major * 10 + device.minor);
       const CudnnSupport found = find_plans(*graph, p, workspace, handle_);
-      if (!found.refused.empty()) return found.refused;
+      if (!found.reason.empty()) return found.reason;
       if (const auto e = graph->build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE); e.is_bad())
         return text_of(e);
       int64_t wanted = 0;
@@ -145,7 +145,7 @@ class Cudnn final : public Engine {
   }
 
   void run(const Exec& exec, const Plan& plan, Pointers& pointers) const {
-    NRL_CHECK(plan.graph, "attention: cuDNN has no plan for this: {}", plan.refused);
+    NRL_CHECK(plan.graph, "attention: cuDNN has no plan for this: {}", plan.reason);
     if (const auto status = fe::detail::set_stream(handle_, static_cast<cudaStream_t>(exec.stream));
         status != CUDNN_STATUS_SUCCESS)
       fail(Exit::internal, "cudnnSetStream: {}", fe::detail::get_error_string(status));

@@ -1,5 +1,5 @@
 #pragma once
-// cuDNN graphs of attention problems: tensors, offsets of ragged sequences, and what lies where in the
+// cuDNN graphs of attention problems: tensors, offsets of ragged sequences, and the layout of the
 // workspace. Included by cudnn.cpp alone.
 //
 // Sequences of equal length are a strided (B, H, S, D) tensor. Others are described by offsets and a padding
@@ -214,7 +214,7 @@ std::string text_of(fe::error_t e) {
 CudnnSupport find_plans(SizedGraph& graph, const Problem& p, size_t workspace, cudnnHandle_t handle) {
   CudnnSupport s;
   const auto ok = [&s](const fe::error_t& e) {
-    if (e.is_bad()) s.refused = text_of(e);
+    if (e.is_bad()) s.reason = text_of(e);
     return e.is_good();
   };
   if (!ok(graph.validate()) || !ok(graph.build_operation_graph(handle)) ||
@@ -223,7 +223,7 @@ CudnnSupport find_plans(SizedGraph& graph, const Problem& p, size_t workspace, c
   s.plans = graph.get_execution_plan_count();
   s.own_bytes = Layout(p).bytes + padded(graph.own_workspace());
   if (s.own_bytes > workspace) {
-    s.refused =
+    s.reason =
         fmt::format("cuDNN wants more than {} bytes of workspace, there are {}", s.own_bytes, workspace);
     return s;
   }

@@ -9,7 +9,7 @@
 namespace nrl::ops::attention {
 
 struct CudnnSupport {
-  std::string refused;   ///< empty: there is a plan
+  std::string reason;    ///< empty: there is a plan
   int64_t plans = 0;     ///< candidates, those with too much workspace included
   size_t own_bytes = 0;  ///< workspace of our side and of the graph's own nodes, without the plan's
 };

@@ -15,7 +15,7 @@ using kernel::pack_bf16;
 using kernel::per_pack;
 using kernel::store_floats;
 
-/// True when the rows of `t` can be accessed in 16 bytes each time; absent tensors can.
+/// True if every row of `t` allows 16-byte vector access, or `t` is absent.
 inline bool packed_rows(const Tensor& t) {
   if (!t.data) return true;
   const int64_t pack = 16 / size_of(t.dtype);
