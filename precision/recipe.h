@@ -1,6 +1,6 @@
 #pragma once
-// Which number formats a run uses, and the state of scales that they need. A recipe describes; memory is the
-// plan's business.
+// Which number formats a run uses, and the state of scales that they need. The memory plan
+// allocates; a recipe only describes.
 
 #include <array>
 #include <cstdint>
@@ -54,7 +54,7 @@ struct ScaleLayout {
 
 struct RecipeFormats {
   DType weights = DType::f32;           ///< what the layers read
-  DType activations = DType::f32;       ///< what forward passes hand on
+  DType activations = DType::f32;       ///< outputs of forward ops
   DType gradients = DType::f32;         ///< of activations
   DType logits_gradient = DType::f32;   ///< of the LM head's output
   DType weight_gradients = DType::f32;  ///< accumulated over microbatches
@@ -79,7 +79,7 @@ class Recipe {
   /// Of the optimizer's own copy of the weights; none where it updates those that the layers read.
   std::optional<DType> master_weights() const;
 
-  /// The format in which a GEMM reads an operand. `layer` is of no meaning for the LM head.
+  /// The format in which a GEMM reads an operand. `layer` is ignored for the LM head.
   Format of(int layer, Gemm gemm, Role role) const;
   /// The scales that the first `layers` layers keep between steps.
   ScaleLayout scales(int layers) const;

@@ -190,7 +190,7 @@ for entry in "${cases[@]}"; do
     -v tms="$torch_ms" -v tkib="$torch_kib" -v speed="$speed" -v memory="$memory" -v others="$others" -v json="$json" \
     -v markdown="$markdown" 'BEGIN {
       tokens = b * t
-      printf "{\"case\":\"%s\",\"tokens_per_s\":%.2f,\"step_ms\":%s,\"share_of_matrix_peak\":%s,\"matrix_time_percent\":%s,\"peak_rss_kib\":%d,", \
+      printf "{\"case\":\"%s\",\"tokens_per_s\":%.2f,\"step_ms\":%s,\"mfu\":%s,\"gemm_time_percent\":%s,\"peak_rss_kib\":%d,", \
         entry, tokens / ms * 1e3, ms, share, gemm, kib >>json
       printf "\"torch_step_ms\":%s,\"torch_peak_rss_kib\":%s,\"speed_ratio\":%s,\"memory_ratio\":%s,\"other_cpu_share\":%s}\n", \
         tms, tkib, speed, memory, others >>json

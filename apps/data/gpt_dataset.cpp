@@ -51,8 +51,8 @@ Blend plan_blend(const DatasetOptions& options) {
     epochs.push_back(one_epoch(options, *file));
     if (epochs.back() == 0)
       fail(Exit::config,
-           "data: {} is too small for a sample of {} tokens{}, so that it has no share in a blend without "
-           "weights. Fix: remove it, or give weights",
+           "data: {} is too small: no complete sample of {} tokens{}; a blend without weights needs at least "
+           "one. Fix: remove it, or set weights",
            source.prefix, options.sequence_length + 1,
            options.part == Split::validation ? " for validation" : "");
     weights.push_back(static_cast<double>(epochs.back()));
@@ -142,7 +142,7 @@ class BlendedDataset final : public TokenDataset {
 };
 
 void check(const DatasetOptions& options) {
-  if (options.sources.empty()) fail(Exit::config, "data: no data set is configured");
+  if (options.sources.empty()) fail(Exit::config, "data: no dataset is configured");
   if (options.sequence_length <= 0 || options.sequence_length >= INT32_MAX)
     fail(Exit::config, "data: sequence length {} is out of range", options.sequence_length);
   if (options.vocab_size <= 0 || options.vocab_size > INT32_MAX)

@@ -64,7 +64,7 @@ struct DatasetMemory {
   int64_t files = 0;  ///< lengths and offsets of the documents
 };
 
-/// The memory of these data sets in a process that opens them one after another and shares open files. Does
+/// The memory of these datasets in a process that opens them one after another and shares open files. Does
 /// not build the orders.
 DatasetMemory plan_dataset_memory(std::span<const DatasetOptions> datasets);
 

@@ -138,15 +138,15 @@ class GptIndex {
 /// Weights scaled to the sum 1. Throws Error (`config`) unless all are finite and positive.
 std::vector<double> normalized_weights(std::span<const double> weights);
 
-/// Samples to request from a data set with this (normalized) weight for a blend of `samples`: 0.5 % more than
+/// Samples to request from a dataset with this (normalized) weight for a blend of `samples`: 0.5 % more than
 /// its share, because the greedy order below may exceed it slightly.
 int64_t blend_request(double weight, int64_t samples);
 
-/// The data set and sample of each sample of a blend. Greedy: each sample comes from the data set that lags
+/// The dataset and sample of each sample of a blend. Greedy: each sample comes from the dataset that lags
 /// most behind its share (the first of equals) and has samples left.
 class BlendIndex {
  public:
-  /// `shares`: from normalized_weights(). `available[d]`: samples of data set d; the sum
+  /// `shares`: from normalized_weights(). `available[d]`: samples of dataset d; the sum
   /// must be at least `samples`.
   BlendIndex(std::span<const double> shares, std::span<const int64_t> available, int64_t samples);
 

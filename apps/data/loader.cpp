@@ -22,8 +22,8 @@ BatchLoader::BatchLoader(const TokenDataset& dataset, const LoaderOptions& optio
   const int64_t end = options.consumed_samples + options.steps * options.global_batch();
   if (end > dataset.samples())
     fail(Exit::config,
-         "data: too few samples: {} steps of {} samples after {} consumed samples need {}, but the data set "
-         "has {}",
+         "data: too few samples: {} steps of {} samples after {} consumed samples need {}, but the dataset has "
+         "{}",
          options.steps, options.global_batch(), options.consumed_samples, end, dataset.samples());
   const int64_t length = dataset.sequence_length();
   // One slot belongs to the caller of next(), the others are for prefetching.
@@ -127,7 +127,7 @@ const HostMicroBatch& BatchLoader::next() {
 void show_samples(const TokenDataset& dataset, int64_t global_batch, int64_t first, int64_t last,
                   std::ostream& out) {
   if (first < 1 || first > last || global_batch <= 0 || last - 1 > dataset.samples() / global_batch)
-    fail(Exit::usage, "data show: steps {} to {} are out of range: the data set has {} steps of {} samples",
+    fail(Exit::usage, "data show: steps {} to {} are out of range: the dataset has {} steps of {} samples",
          first, last - 1, dataset.samples() / std::max<int64_t>(global_batch, 1), global_batch);
   std::vector<int32_t> tokens(static_cast<size_t>(dataset.sequence_length()) + 1);
   std::string line;

@@ -45,10 +45,10 @@ struct HostMicroBatch {
 };
 
 /// Delivers accumulation * steps microbatches in an order that does not depend on the number of threads.
-/// Buffers are allocated once. The data set must outlive the loader.
+/// Buffers are allocated once. The dataset must outlive the loader.
 class BatchLoader {
  public:
-  /// Throws Error (`config`) if the data set has too few samples.
+  /// Throws Error (`config`) if the dataset has too few samples.
   BatchLoader(const TokenDataset& dataset, const LoaderOptions& options);
   /// Stops and joins the threads.
   ~BatchLoader();

@@ -72,8 +72,8 @@ std::unique_ptr<Tokenizer> tokenizer_of_dataset(const std::string& prefix) {
   const auto manifest = read_manifest(prefix);
   if (!manifest)
     fail(Exit::no_input,
-         "{}: no such file, so that the tokenizer of the data set is unknown; nrl-train prepare writes this "
-         "file",
+         "{}: no such file; it names the tokenizer of the dataset. Fix: prepare the data with nrl-train "
+         "prepare",
          manifest_path(prefix));
   const std::string file = join_path(parent_path(prefix), manifest->tokenizer_file);
   std::unique_ptr<Tokenizer> tokenizer;
@@ -88,7 +88,7 @@ std::unique_ptr<Tokenizer> tokenizer_of_dataset(const std::string& prefix) {
          manifest->tokenizer_kind);
   }
   if (tokenizer->vocab_size() != manifest->vocab_size)
-    fail(Exit::data, "{}: not the tokenizer of the data set: it has {} tokens; expected {}", file,
+    fail(Exit::data, "{}: not the tokenizer of the dataset: it has {} tokens; expected {}", file,
          tokenizer->vocab_size(), manifest->vocab_size);
   return tokenizer;
 }

@@ -19,16 +19,16 @@ struct DatasetManifest {
   int64_t documents = 0, tokens = 0, text_bytes = 0;
 };
 
-/// The files to store beside PREFIX for a data set made with `tokenizer`, with full paths. The last one is
+/// The files to store beside PREFIX for a dataset made with `tokenizer`, with full paths. The last one is
 /// the manifest, to which the tokenizer's entries are added.
 std::vector<Tokenizer::File> dataset_companions(const std::string& prefix, const Tokenizer& tokenizer,
                                                 DatasetManifest manifest);
 
-/// Reads PREFIX.dataset.json; unset if it does not exist (a data set of
+/// Reads PREFIX.dataset.json; unset if it does not exist (a dataset of
 /// another program). Throws Error (`data`).
 std::optional<DatasetManifest> read_manifest(const std::string& prefix);
 
-/// The tokenizer of a data set. Throws Error: `no_input` if there is no manifest, `data` if the tokenizer
+/// The tokenizer of a dataset. Throws Error: `no_input` if there is no manifest, `data` if the tokenizer
 /// does not match the manifest.
 std::unique_ptr<Tokenizer> tokenizer_of_dataset(const std::string& prefix);
 

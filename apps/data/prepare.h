@@ -46,7 +46,7 @@ struct PrepareSummary {
   double seconds = 0;
 };
 
-/// Makes the data set. The result does not depend on the number of workers. `progress` is called on the
+/// Makes the dataset. The result does not depend on the number of workers. `progress` is called on the
 /// calling thread: a few times per second, at the beginning of a phase, and before the files are renamed to
 /// their final names. Throws Error (`usage`, `no_input`, `data` with "FILE:line: ...", `cannot_create`,
 /// `io`); then all output is removed.

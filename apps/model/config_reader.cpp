@@ -104,7 +104,7 @@ void ConfigReader::require_equal(std::string_view key, std::string_view other) c
   const JsonValue *a = given(key), *b = other.empty() ? nullptr : given(other);
   if (a && b && a->dump() != b->dump())
     conflict(other, {path(key)},
-             "{} {} and {} {} differ, but are two names of the same size. Fix: set only one of them",
+             "{} ({}) and {} ({}) are aliases with different values. Fix: set only one of them",
              path(other), shown(*b), path(key), shown(*a));
 }
 

@@ -26,7 +26,7 @@ struct Stream {
 /// sum = dropout(x) + residual; out = norm(sum). The first step of every sublayer and of the head.
 class PreNorm {
  public:
-  /// `format`: of `out`, as its readers want it.
+  /// `format`: of `out`, the input format of the GEMM that reads it.
   PreNorm(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, Stream in, int weight,
           int bias, precision::Format format);
   void forward(Run& r);

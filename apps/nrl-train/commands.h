@@ -59,7 +59,7 @@ struct EvalArgs {
   std::vector<std::string> data;  ///< prefixes of token files
   int64_t sequence_length = 0;    ///< 0: as in training
   int64_t micro_batch = 4;
-  int64_t max_tokens = 0;  ///< of each data set; 0: all
+  int64_t max_tokens = 0;  ///< of each dataset; 0: all
   std::string device = "auto";
   int threads = 0;
   bool json = false;

@@ -160,7 +160,7 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   c->add_option("--threads", eval.threads, "CPU threads per rank (default: the rank's share of the cores)")
       ->check(CLI::Range(1, 1024));
-  c->add_flag("--json", eval.json, "One JSON object per data set");
+  c->add_flag("--json", eval.json, "One JSON object per dataset");
   c->callback([&] { result = run_eval(eval); });
 
   ReportArgs report;

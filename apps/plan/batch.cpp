@@ -49,8 +49,7 @@ BatchTensors::BatchTensors(memory::MemoryPlan& plan, const BatchShape& shape)
   block_id_ = plan.add("loss weights, tokens and targets", Category::data, block_bytes_);
   if (!shape.positions) positions_id_ = plan.add("positions", Category::data, n * 4);
   if (shape.staged)
-    staging_id_ =
-        plan.add("batches on their way to the GPU", Category::data, 2 * block_bytes_, memory::Tier::pinned);
+    staging_id_ = plan.add("batch staging buffers", Category::data, 2 * block_bytes_, memory::Tier::pinned);
   if (!shape.bounds) bounds_id_ = plan.add("sequence bounds", Category::data, (shape.sequences + 1) * 4);
 }
 

@@ -75,7 +75,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   const bool gpu = device == DeviceType::cuda;
   p.scalars = p.memory.add("step scalars", Category::data, ops::StepScalar::count * 8);
   if (gpu)
-    p.host_scalars = p.memory.add("scalars of the steps in flight", Category::data,
+    p.host_scalars = p.memory.add("step scalars, host copies", Category::data,
                                   max_steps_in_flight * ops::StepScalar::count * 8, memory::Tier::pinned);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
   if (const int64_t bytes = p.recipe.scales(static_cast<int>(p.spec.layers)).bytes(); bytes > 0)

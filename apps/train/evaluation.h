@@ -22,7 +22,7 @@ struct EvaluationOptions {
   int threads = 0;  ///< 0: this rank's share of the cores
 };
 
-/// Sums over the tokens of a data set.
+/// Sums over the tokens of a dataset.
 struct EvaluationSums {
   double negative_log_prob = 0;  ///< natural logarithm
   int64_t tokens = 0;            ///< predicted tokens

@@ -21,8 +21,8 @@ struct HfFiles {
 };
 
 /// The files for the checkpoints of a run. The tokenizer is policy.tokenizer.name, else that of
-/// policy.model_name, else that of the first data set; a data set of another program has none. Files of a
-/// model directory are copied. Throws Error if the tokenizer of policy.tokenizer.name or of the data set
+/// policy.model_name, else that of the first dataset; a dataset of another program has none. Files of a
+/// model directory are copied. Throws Error if the tokenizer of policy.tokenizer.name or of the dataset
 /// cannot be read.
 HfFiles collect_hf_files(const Config& config);
 

@@ -13,7 +13,7 @@ namespace nrl::train {
 /// Path and identity of the content: FileIdentity::text(), or why it cannot be read.
 using InputFile = std::pair<std::string, std::string>;
 
-/// The token files of one data set of a blend.
+/// The token files of one dataset of a blend.
 struct DataSource {
   std::string prefix;
   std::string content;  ///< identity of both files

@@ -1,10 +1,10 @@
 #pragma once
 // Communication among a group of ranks. Backends: self (one rank), mpi (host memory), staged and nccl (device
-// memory, make_device.h); recording wraps any of them.
+// memory, world/make_device.h); recording wraps any of them.
 //
 // Ranks of a group must issue the same collectives with the same arguments in the same order; executor.h has
 // the order rule. Results do not depend on timing, backend or placement: sums add the ranks' values in rank
-// order. The exception is nccl, which chooses its own order (make_device.h).
+// order. The exception is nccl, which chooses its own order (world/make_device.h).
 
 #include <atomic>
 #include <cstdint>
@@ -96,7 +96,7 @@ class [[nodiscard]] Handle {
   explicit Handle(std::shared_ptr<Work> work) : work_(std::move(work)) {}
 
   /// Blocks until finished and empties the handle; rethrows the operation's error. No-op for an empty handle.
-  /// An operation ordered by a stream makes the stream wait instead of the host (make_device.h).
+  /// An operation ordered by a stream makes the stream wait instead of the host (world/make_device.h).
   void wait();
   /// True when finished (or empty); does not block and does not replace wait().
   bool done() const;

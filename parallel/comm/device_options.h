@@ -1,5 +1,5 @@
 #pragma once
-// Choice and settings of the backend for device memory. make_device.h creates the communicators.
+// Choice and settings of the backend for device memory. world/make_device.h creates the communicators.
 
 #include <cstdint>
 #include <optional>

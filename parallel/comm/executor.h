@@ -4,7 +4,7 @@
 // Order rule. Collectives of a group run one after another, in the order they were issued, which must be the
 // same on all of its ranks. Collectives of different groups and messages do not wait for each other: while an
 // operation is blocked, the executor makes progress on all others in flight. An operation issued After
-// another one starts when that one has completed. Only nccl is stricter (make_device.h).
+// another one starts when that one has completed. Only nccl is stricter (world/make_device.h).
 
 #include <atomic>
 #include <condition_variable>

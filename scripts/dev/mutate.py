@@ -91,7 +91,7 @@ class Mutant:
     new: str = ""
     id: int = 0
 
-    def planted(self):
+    def seeded(self):
         if self.kind == "expr":
             return f"(::nrl_mutant({self.id}) ? ({self.new}) : ({self.old}))"
         return f"if (::nrl_mutant({self.id})) {{ {self.new} }} else {{ {self.old} }}"
@@ -123,7 +123,7 @@ def read_mutants():
     return mutants
 
 
-def plant(text, mutants, problems):
+def seed(text, mutants, problems):
     """The text of a file with its mutants."""
     spans = []
     for m in mutants:
@@ -139,7 +139,7 @@ def plant(text, mutants, problems):
         if begin < at:
             problems.append(f"{m.where}: {m.name} overlaps {last.name}")
             continue
-        out += [text[at:begin], m.planted()]
+        out += [text[at:begin], m.seeded()]
         at, last = end, m
     return '#include "nrl_mutant.h"\n#line 1\n' + "".join(out) + text[at:]
 
@@ -159,16 +159,16 @@ def copy_tree(mutants):
     listed = subprocess.run(["git", "ls-files", "-zco", "--exclude-standard"], cwd=ROOT, check=True,
                             capture_output=True).stdout
     names = {name for name in os.fsdecode(listed).split("\0") if name and (ROOT / name).is_file()}
-    problems, planted = [], {}
+    problems, seeded = [], {}
     for file, group in by_file.items():
         if file in names:
-            planted[file] = plant((ROOT / file).read_text(), group, problems).encode()
+            seeded[file] = seed((ROOT / file).read_text(), group, problems).encode()
         else:
             problems.append(f"{group[0].where}: {group[0].name}: there is no {file}")
     if problems:
         die(65, "\n".join(["the lists do not match the sources:", *problems]))
     for name in names:
-        write_if_changed(SOURCE / name, planted.get(name) or (ROOT / name).read_bytes())
+        write_if_changed(SOURCE / name, seeded.get(name) or (ROOT / name).read_bytes())
         shutil.copymode(ROOT / name, SOURCE / name)
     write_if_changed(SOURCE / "nrl_mutant.h", HEADER.replace("COUNT", str(len(mutants))).encode())
     # Remove files that are no longer in the tree; the build would find them.

@@ -51,7 +51,7 @@ all() {
   expect 0 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --device "$1" --json step.json
   for key in step_ms tokens_per_s planned_bytes first_step_s loss_last flops_per_token; do positive step.json $key; done
   [[ $(value step.json tokens_per_step) == 32 ]] || fail "the overrides were not used"
-  ! compgen -G 'nrl-bench-*' >/dev/null || fail "a temporary folder was left behind"
+  ! compgen -G 'nrl-bench-*' >/dev/null || fail "a temporary directory was left behind"
 }
 
 case $case_name in
@@ -109,17 +109,17 @@ case $case_name in
     done
     [[ $(status graph) == skip ]] || fail "graph is not skipped"
     grep -q '^## gemm' results/gpu-validate.md || fail "the summary lacks the benchmark"
-    # What fails stops nothing and is shown; what hangs is ended; what the budget has no room for is skipped.
+    # Failing stages are reported and do not stop the run; hanging ones are killed; stages beyond the budget are skipped.
     mkdir bin
     cat >bin/nrl-train <<SCRIPT
 #!/bin/sh
-case "\$*" in *attention*) echo planted failure >&2; exit 3 ;; doctor) [ -z "\$NRL_VALIDATE_WORK" ] || sleep \${DOCTOR_SLEEPS:-0} ;; esac
+case "\$*" in *attention*) echo seeded failure >&2; exit 3 ;; doctor) [ -z "\$NRL_VALIDATE_WORK" ] || sleep \${DOCTOR_SLEEPS:-0} ;; esac
 exec "$nrl_train" "\$@"
 SCRIPT
     chmod +x bin/nrl-train
     expect 1 validate --bin bin --stages doctor,gemm,attention
     [[ $(status attention) == fail && $(status gemm) == pass ]] || fail "the failure is not what it should be"
-    grep -q 'planted failure' results/gpu-validate.md || fail "the end of the log is not shown"
+    grep -q 'seeded failure' results/gpu-validate.md || fail "the end of the log is not shown"
     expect 1 env DOCTOR_SLEEPS=9 bash "$source_dir/scripts/gpu-validate.sh" --device cpu --out results --bin bin --budget 6 \
       --stages doctor,gemm
     [[ $(status doctor) == fail && $(status gemm) == skip ]] || fail "the time limit does not hold"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Text to tokens to training: input files of all kinds, data sets of one document, the memory of the sample order.
+# Text to tokens to training: input files of all kinds, datasets of one document, the memory of the sample order.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
 
 case $case_name in
@@ -34,7 +34,7 @@ case $case_name in
     printf 'x' >tiny.txt
     expect 0 run 1 prepare --input tiny.txt --output tiny
     expect 78 run 1 blend.yaml 'data.train.data_path=[a, tiny]'
-    grep -q 'tiny is too small for a sample of 33 tokens' err.txt || fail "the empty source is not named: $(cat err.txt)"
+    grep -q 'tiny is too small: no complete sample of 33 tokens' err.txt || fail "the empty source is not named: $(cat err.txt)"
     ;;
   prepare_input)
     mkdir out

@@ -37,7 +37,7 @@ case $case_name in
     awk -v a="$loss" -v b="$(number out.txt loss)" 'BEGIN { exit !(a < b - 0.5 && b > 5.4 && b < 6.0) }' ||
       fail "loss $loss after training, $(number out.txt loss) before; log(272) is 5.61"
     expect 0 run 1 eval $model --data corpus corpus --max-tokens 200
-    [[ $(grep -c '^perplexity' out.txt) -eq 2 ]] || fail "two data sets were named: $(cat out.txt)"
+    [[ $(grep -c '^perplexity' out.txt) -eq 2 ]] || fail "two datasets were named: $(cat out.txt)"
     for ranks in 1 2; do
       expect 66 run $ranks eval $model --data missing
       expect 66 run $ranks eval missing --data corpus

@@ -101,7 +101,7 @@ case $case_name in
     expect 0 run 2 moved.yaml distributed.shard_strategy=optim pretrain.max_num_steps=8
     expect 0 run 1 moved.yaml
     same one/logs/metrics.jsonl moved/logs/metrics.jsonl 1e-5
-    # Another batch: the run goes on, and says what that means.
+    # Another batch: the run resumes and lists the change.
     config batch
     expect 0 run 1 batch.yaml pretrain.max_num_steps=5
     expect 0 run 1 batch.yaml policy.train_global_batch_size=16

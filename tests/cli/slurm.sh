@@ -40,7 +40,7 @@ case $case_name in
     ! requeued || fail "NRL_MAX_REQUEUES is not respected"
     printf '#!/bin/sh\nexit 1\n' >bin/scontrol
     expect 75 batch 75
-    grep -q 'did not requeue' err.txt || fail "a refused requeue is not told: $(cat err.txt)"
+    grep -q 'did not requeue' err.txt || fail "a refused requeue is not reported: $(cat err.txt)"
     printf '#!/bin/sh\necho "scontrol $*" >>calls.txt\n' >bin/scontrol
     expect 64 batch
     # With the program itself: stopped at a limit, started again by the same command, done.

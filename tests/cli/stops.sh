@@ -39,7 +39,7 @@ two_ranks() {
   started ranks
 }
 
-# A pipe that is open on descriptor 9, full, and read by nobody.
+# A pipe that is open on descriptor 9, full, and without a reader.
 full_pipe() {
   mkfifo full
   exec 9<>full

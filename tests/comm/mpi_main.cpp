@@ -29,10 +29,11 @@ class AbortOnFailure : public ListenerBase {
 
   void testCaseStarting(const Catch::TestCaseInfo& info) override { test_case_ = info.name; }
 
-  // Called before the reporter sees the assertion, so everything is told here.
+  // Called before the reporter sees the assertion, so this must print the whole failure.
   AssertionEnded assertionEnded(const Catch::AssertionStats& stats) override {
     const Catch::AssertionResult& result = stats.assertionResult;
-    // A signal ends this process and with it all: Catch2 tells of it in the handler, where little is safe.
+    // A signal ends this process and with it all: Catch2 reports fatal signals from the handler, where few
+    // calls are async-signal-safe.
     const bool signal = result.getResultType() == Catch::ResultWas::FatalErrorCondition;
     if (g_world->size() > 1 && !result.isOk() && !signal) {
       std::ostringstream text;

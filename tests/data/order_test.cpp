@@ -194,7 +194,7 @@ TEST_CASE("memory of the order: 4 bytes a sample that is used, 4.25 a document a
         static_cast<size_t>(plan.bytes()));
 }
 
-TEST_CASE("what an index cannot hold is refused", "[order]") {
+TEST_CASE("an empty part or too many samples for an index are errors", "[order]") {
   const std::vector<int32_t> lengths{0, 0, 3};
   const auto code = [&](const SplitPart& part, int64_t sequence_length, int64_t samples) {
     return error_of([&] { plan_gpt_index(lengths, part, sequence_length, samples, "a"); }).code;
@@ -379,7 +379,7 @@ TEST_CASE("sources without weights come in Megatron's order", "[order]") {
   options.sequence_length = 250;
   const auto caught = error_of([&] { open_token_dataset(options); });
   CHECK(caught.code == 78);
-  CHECK(contains(caught.text, "d0 is too small for a sample of 251 tokens"));
+  CHECK(contains(caught.text, "d0 is too small: no complete sample of 251 tokens"));
 }
 
 TEST_CASE("the planned memory is that of the parts", "[order]") {

@@ -1,4 +1,4 @@
-// What a crash may leave of `prepare` over an older data set.
+// What a crash may leave of `prepare` over an older dataset.
 #include "apps/data/manifest.h"
 #include "apps/data/prepare.h"
 #include "core/io/indexed_dataset.h"
@@ -33,7 +33,7 @@ void prepare(const TemporaryDirectory& dir, const std::string& text, const std::
   run_prepare(options);
 }
 
-// Documents on a line each, read with the tokenizer that lies beside them, and whose it is.
+// Documents on a line each, decoded with the tokenizer stored next to the dataset, and whose it is.
 std::string read_back(const std::string& prefix) {
   const IndexedDataset data(prefix);
   const auto manifest = read_manifest(prefix);
@@ -53,7 +53,7 @@ std::string read_back(const std::string& prefix) {
 
 }  // namespace
 
-TEST_CASE("after a crash a data set is the old one, the new one, or has no index", "[prepare]") {
+TEST_CASE("after a crash a dataset is the old one, the new one, or has no index", "[prepare]") {
   const std::string gpt2 = "hf:" + std::string(NRL_TEST_DATA) + "/fixtures/gpt2.json";
   struct Case {
     std::string old_tokenizer, tokenizer, kind;

@@ -273,7 +273,7 @@ TEST_CASE("compressed files are their text, in members and frames of any number"
   }
 }
 
-TEST_CASE("directories of compressed JSON lines give the same data set as plain ones", "[prepare]") {
+TEST_CASE("directories of compressed JSON lines give the same dataset as plain ones", "[prepare]") {
   const TemporaryDirectory dir;
   make_directories(dir / "plain");
   make_directories(dir / "packed");

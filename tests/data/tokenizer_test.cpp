@@ -116,7 +116,7 @@ TEST_CASE("special tokens and names of a tokenizer.json", "[tokenizer]") {
   CHECK(error_of([&] { gpt2->decode(Ids{-1}); }).code == 65);
 }
 
-TEST_CASE("what has no token is left out and counted, or is unknown", "[tokenizer]") {
+TEST_CASE("characters without a token are counted and left out, or become unk_token", "[tokenizer]") {
   const TemporaryDirectory dir;
   const auto load = [&](const std::string& options, const std::string& vocab,
                         const std::string& pre_tokenizer) {
@@ -241,7 +241,7 @@ TEST_CASE("a trained sentencepiece model gives every text back", "[tokenizer]") 
   CHECK(error_of([] { make_sentencepiece("not a model", "x.model"); }).code == 65);
 }
 
-TEST_CASE("what a tokenizer.json asks for and we cannot do is refused by place", "[tokenizer]") {
+TEST_CASE("unsupported settings of tokenizer.json are reported with their position", "[tokenizer]") {
   const TemporaryDirectory dir;
   const std::string text = read_file(fixture("gpt2.json"), 1 << 20);
   const auto refused = [&](const std::string& from, const std::string& to, const std::string& part) {

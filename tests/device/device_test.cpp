@@ -1,5 +1,5 @@
-// Which device a rank takes, for which devices kernels are, pinned memory on loan, what the driver tells, how
-// much memory the machine has.
+// Which device a rank takes, for which devices kernels are, what the driver tells, host memory, how much
+// memory the machine has.
 
 #include <cstdint>
 #include <cstring>

@@ -305,7 +305,7 @@ TEST_CASE("release waits for the work that uses the memory", "[sim]") {
   REQUIRE(y.values(stream) == v);
 }
 
-TEST_CASE("what CUDA forbids is refused", "[sim]") {
+TEST_CASE("calls that CUDA forbids are errors", "[sim]") {
   const auto runtime = device::open_sim(), other = device::open_sim();
   const Stream stream(*runtime), foreign(*other);
   const Event event(*runtime);
@@ -359,7 +359,7 @@ TEST_CASE("several threads use one device", "[sim]") {
   REQUIRE(results == std::vector<int>{1, 2, 3, 4});
 }
 
-TEST_CASE("what is left at the end is told", "[sim]") {
+TEST_CASE("leaks and unseen errors are reported when the device is destroyed", "[sim]") {
   std::string told;
   {
     const auto runtime = device::open_sim({.on_problem = [&](const std::string& text) { told = text; }});

@@ -1,4 +1,4 @@
-// The kernels that an engine says it needs, beside those that a step calls.
+// The kernels that an engine says it needs, compared with those that a step calls.
 
 #include "tests/engine/training.h"
 
@@ -67,7 +67,7 @@ std::unique_ptr<engine::Engine> engine_on(const ops::KernelTable& table, train::
       engine::training_options(c), placement.device_shard_group(), exec);
 }
 
-/// The initial weights and a step; what it brought.
+/// The initial weights and a step; returns the result.
 engine::StepResult train_once(engine::Engine& engine, const ConfigResult& config) {
   train::load_initial_weights(config.config, engine, false, 1, [](const std::string&) {});
   engine::LanguageModeling objective;
@@ -131,7 +131,7 @@ TEST_CASE("the kernels that an engine needs are those that a step calls", "[engi
             CHECK(names(needed) == names(called));
             CHECK(engine->require_kernels(objective, "the GPU") == needed.size());
 
-            // Asking left no trace: an engine that was not asked makes the same step.
+            // Collecting must not change state: a fresh engine computes the same step.
             const auto fresh = engine_on(*placement.exec().kernels, placement, config);
             const engine::StepResult same = train_once(*fresh, config);
             CHECK(result.metrics[0] == same.metrics[0]);

@@ -6,19 +6,19 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 check_tree() {
   cd "$1"
-  local folders=() folder
-  for folder in core apps parallel memory precision tests/reference; do
-    if [[ -d $folder ]]; then folders+=("$folder"); fi
+  local directories=() directory
+  for directory in core apps parallel memory precision tests/reference; do
+    if [[ -d $directory ]]; then directories+=("$directory"); fi
   done
   # Generated tables (.inc) are checked for includes like everything else.
   local sources
-  mapfile -d '' -t sources < <(find "${folders[@]}" -type f \
+  mapfile -d '' -t sources < <(find "${directories[@]}" -type f \
     \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.inc' \) -print0 | LC_ALL=C sort -z)
   find . \( -name build -o -name .git \) -prune -o -type f -printf '%P\n' | awk -f "$here/floors.awk" - "${sources[@]}"
 }
 
-# plant FILE LINES...: a file of the planted tree.
-plant() {
+# seed FILE LINES...: a file of the seeded tree.
+seed() {
   mkdir -p "$(dirname "$1")"
   printf '%s\n' "${@:2}" >"$1"
 }
@@ -29,19 +29,19 @@ self_test() {
   # shellcheck disable=SC2064  # the value of now
   trap "rm -rf '$work'" EXIT
   cd "$work"
-  # Allowed: down, in the same folder, in the same row, system headers, heavy ones in .cpp.
-  plant core/tensor/tensor.h '#include <vector>' '#include "core/base/dtype.h"' '#include "core/device/memory.h"'
-  plant core/io/json.cpp '#include <nlohmann/json.hpp>' '#include "core/io/json.h"' '// #include "apps/model/block.h"'
-  plant parallel/data/buckets.cpp '#include "parallel/grid/grid.h"' '#include "parallel/comm/communicator.h"' '#include "memory/plan.h"'
-  plant apps/train/trainer.cpp '#include "apps/plan/run_plan.h"' '#include "apps/data/loader.h"' '#include "apps/model/decoder.h"'
-  plant tests/reference/files.cpp '#include "core/io/json.h"' '#include "tests/reference/decoder.h"' '#include <cmath>'
-  plant parallel/comm/mpi/mpi_internal.h '#include <mpi.h>'
-  plant apps/model/block.h '#include "apps/model/spec.h"  // and apps/data/loader.h, block.h, <sysexits.h>, gone.hpp, block_*.cpp'
-  plant apps/model/block.cpp '#include "apps/model/block.h"' '#include "core/io/json.h"'
-  plant apps/model/spec.h '// see apps/train/trainer.cpp, not /cuda.cu'
-  plant parallel/grid/grid.h
-  plant apps/data/loader.h
-  plant core/ops/linear/linear.cpp '#include "core/ops/linear.h"' '#include "core/ops/shared/check.h"' \
+  # Allowed: down, in the same directory, in the same row, system headers, heavy ones in .cpp.
+  seed core/tensor/tensor.h '#include <vector>' '#include "core/base/dtype.h"' '#include "core/device/memory.h"'
+  seed core/io/json.cpp '#include <nlohmann/json.hpp>' '#include "core/io/json.h"' '// #include "apps/model/block.h"'
+  seed parallel/data/buckets.cpp '#include "parallel/grid/grid.h"' '#include "parallel/comm/communicator.h"' '#include "memory/plan.h"'
+  seed apps/train/trainer.cpp '#include "apps/plan/run_plan.h"' '#include "apps/data/loader.h"' '#include "apps/model/decoder.h"'
+  seed tests/reference/files.cpp '#include "core/io/json.h"' '#include "tests/reference/decoder.h"' '#include <cmath>'
+  seed parallel/comm/mpi/mpi_internal.h '#include <mpi.h>'
+  seed apps/model/block.h '#include "apps/model/spec.h"  // and apps/data/loader.h, block.h, <sysexits.h>, gone.hpp, block_*.cpp'
+  seed apps/model/block.cpp '#include "apps/model/block.h"' '#include "core/io/json.h"'
+  seed apps/model/spec.h '// see apps/train/trainer.cpp, not /cuda.cu'
+  seed parallel/grid/grid.h
+  seed apps/data/loader.h
+  seed core/ops/linear/linear.cpp '#include "core/ops/linear.h"' '#include "core/ops/shared/check.h"' \
     '#include "core/ops/gemm/plan.h"' '#include "core/ops/linear/gpu.h"'
   seq -f '// line %g' 600 >core/base_600 && mkdir -p core/base && mv core/base_600 core/base/long_enough.cpp
   check_tree . >clean.txt || {
@@ -50,38 +50,38 @@ self_test() {
     exit 1
   }
 
-  plant core/base/up.h '' '#include "core/tensor/tensor.h"'
-  plant core/config/sideways.cpp '#include "core/device/memory.h"'
-  plant core/ops/norm/sideways.cpp '  #  include "core/io/json.h"'
-  plant core/ops/norm/inside.cpp '#include "core/ops/linear/gpu.h"'
-  plant core/ops/shared/inside.h '#include "core/ops/gemm/plan.h"'
-  plant core/ops/inside.h '#include "core/ops/shared/check.h"'
-  plant apps/bench/inside.cpp '#include "core/ops/linear.h"' '#include "core/ops/gemm/plan.h"'
-  plant parallel/comm/only_core.cpp '#include "precision/recipe.h"'
-  plant memory/up.cpp '#include <core/base/error.h>' '#include <parallel/grid/grid.h>'
-  plant apps/plan/up.cpp '#include "apps/nrl-train/commands.h"'
-  plant apps/engine/up.cpp '#include "apps/train/run.h"'
-  plant core/trace/heavy.h '#include <mpi.h>'
-  plant core/tensor/local.cpp '#include "tensor.h"'
-  plant core/misc/new.cpp 'int x;'
+  seed core/base/up.h '' '#include "core/tensor/tensor.h"'
+  seed core/config/sideways.cpp '#include "core/device/memory.h"'
+  seed core/ops/norm/sideways.cpp '  #  include "core/io/json.h"'
+  seed core/ops/norm/inside.cpp '#include "core/ops/linear/gpu.h"'
+  seed core/ops/shared/inside.h '#include "core/ops/gemm/plan.h"'
+  seed core/ops/inside.h '#include "core/ops/shared/check.h"'
+  seed apps/bench/inside.cpp '#include "core/ops/linear.h"' '#include "core/ops/gemm/plan.h"'
+  seed parallel/comm/only_core.cpp '#include "precision/recipe.h"'
+  seed memory/up.cpp '#include <core/base/error.h>' '#include <parallel/grid/grid.h>'
+  seed apps/plan/up.cpp '#include "apps/nrl-train/commands.h"'
+  seed apps/engine/up.cpp '#include "apps/train/run.h"'
+  seed core/trace/heavy.h '#include <mpi.h>'
+  seed core/tensor/local.cpp '#include "tensor.h"'
+  seed core/misc/new.cpp 'int x;'
   seq -f '// line %g' 601 >core/io/too_long.cpp
-  plant precision/last.cpp 'int x;'
-  plant tests/reference/shared.cpp '#include "core/ops/exec.h"'
+  seed precision/last.cpp 'int x;'
+  seed tests/reference/shared.cpp '#include "core/ops/exec.h"'
   seq -f '// line %g' 401 >tests/reference/long.cpp
   # Circles: of two files, of three with one that the circle leads past, of a header through another one's source, and
-  # of two folders whose files have none.
-  plant core/config/a.h '' '#include "core/config/b.h"'
-  plant core/config/b.h '#include "core/config/a.h"' '#include "core/config/other.h"'
-  plant core/config/other.h
-  plant core/config/way_in.h '#include "core/config/x.h"'
-  plant core/config/x.h '#include "core/config/y.h"'
-  plant core/config/y.h
-  plant core/config/y.cpp '#include "core/config/y.h"' '#include "core/config/z.h"'
-  plant core/config/z.h '#include "core/config/x.h"'
-  plant parallel/grid/members.h '#include "parallel/context/ring.h"'
-  plant parallel/context/ring.h
-  plant parallel/context/zigzag.h '' '' '#include "parallel/grid/grid.h"'
-  plant core/base/names.h '#include <vector>  // see core/base/gone.h' 'int x;  // of up.h, gone.cpp and core/tensor/up.h'
+  # of two directories whose files have none.
+  seed core/config/a.h '' '#include "core/config/b.h"'
+  seed core/config/b.h '#include "core/config/a.h"' '#include "core/config/other.h"'
+  seed core/config/other.h
+  seed core/config/way_in.h '#include "core/config/x.h"'
+  seed core/config/x.h '#include "core/config/y.h"'
+  seed core/config/y.h
+  seed core/config/y.cpp '#include "core/config/y.h"' '#include "core/config/z.h"'
+  seed core/config/z.h '#include "core/config/x.h"'
+  seed parallel/grid/members.h '#include "parallel/context/ring.h"'
+  seed parallel/context/ring.h
+  seed parallel/context/zigzag.h '' '' '#include "parallel/grid/grid.h"'
+  seed core/base/names.h '#include <vector>  // see core/base/gone.h' 'int x;  // of up.h, gone.cpp and core/tensor/up.h'
   local found=0
   check_tree . >found.txt || found=$?
   cut -d ' ' -f 1 found.txt | LC_ALL=C sort >places.txt

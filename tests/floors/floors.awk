@@ -1,14 +1,14 @@
 # Checks the sources given as arguments (paths relative to the root of the tree) against the floors of
 # docs/architecture.md: an include goes down or stays in its own row; heavy headers stay out of public headers
 # (*_internal.h are private); no source is longer than 600 lines; within a row, neither files (a header and its
-# sources count as one) nor folders include each other in a circle; what lies in a folder of core/ops is used by that
-# folder only, but for shared and gemm; a comment names files that exist. The reference of the tests reads files with
-# core/io, shares nothing else with the product, and has at most 400 lines in a file.
+# sources count as one) nor directories include each other in a circle; what lies in a directory of core/ops is used by
+# that directory only, but for shared and gemm; a comment names files that exist. The reference of the tests reads
+# files with core/io, shares nothing else with the product, and has at most 400 lines in a file.
 # The first argument lists all files of the tree, one a line. Prints FILE:LINE: what is wrong, and exits with 1 when
 # anything is.
 
 BEGIN {
-  # Folder, floor and row. Rows of one floor may not use each other; folders of one row may.
+  # Directory, floor and row. Rows of one floor may not use each other; directories of one row may.
   n = split("core/base 1 base;core/config 2 config;core/device 2 device;core/trace 3 trace;core/tensor 3 tensor;" \
     "core/ops 4 ops;core/io 4 io;precision 5 precision;memory 6 memory;parallel/comm 7 comm;" \
     "parallel/grid 8 parallel;parallel/data 8 parallel;parallel/tensor 8 parallel;parallel/pipeline 8 parallel;" \
@@ -25,15 +25,15 @@ BEGIN {
   heavy = "^(nlohmann/|yaml-cpp/|CLI/|mpi\\.h$|dnnl|oneapi/dnnl)"
 }
 
-# The folder of the table that a path lies in; "" when there is none.
-function folder_of(path,    part, n) {
+# The directory of the table that a path lies in; "" when there is none.
+function directory_of(path,    part, n) {
   n = split(path, part, "/")
   if (n >= 2 && part[1] in floor_of) return part[1]
   if (n >= 3 && (part[1] "/" part[2]) in floor_of) return part[1] "/" part[2]
   return ""
 }
 
-# The folder inside core/ops; "" for a contract.
+# The directory inside core/ops; "" for a contract.
 function op_of(path,    part) {
   return split(path, part, "/") > 3 ? part[3] : ""
 }
@@ -94,7 +94,7 @@ function find_circles(kind, row,    i, v, n, left, changed, path, position, text
   }
 }
 
-# Remembers the files that a comment names: with a folder, or by their names alone. Patterns, and headers
+# Remembers the files that a comment names: with a directory, or by their names alone. Patterns, and headers
 # between < and >, are left out.
 function read_comment(text,    name, rest, before) {
   while (match(text, /[A-Za-z0-9_.\/*{}-]+\.(h|cpp|cu|cuh|sh|awk|md)/)) {
@@ -122,8 +122,8 @@ NR == FNR {
 FNR == 1 {
   if (file != "") too_long()
   file = FILENAME
-  here = folder_of(file)
-  if (here == "") wrong(file ":1: this folder has no floor; give it one in tests/floors/floors.awk and docs/architecture.md")
+  here = directory_of(file)
+  if (here == "") wrong(file ":1: this directory has no floor; give it one in tests/floors/floors.awk and docs/architecture.md")
 }
 
 { lines = FNR }
@@ -135,7 +135,7 @@ here != "" && /^[ \t]*#[ \t]*include[ \t]*["<]/ {
   sub(/^[^"<]*["<]/, "", target)
   sub(/[">].*/, "", target)
   quoted = $0 ~ /include[ \t]*"/
-  there = folder_of(target)
+  there = directory_of(target)
   if (!quoted) exists[target]  # of a library; comments may name it
   if (here == "tests/reference") {
     if (quoted && target !~ /^(core\/io|tests)\//)
@@ -150,13 +150,13 @@ here != "" && /^[ \t]*#[ \t]*include[ \t]*["<]/ {
     uses("files", row_of[here], from, to)
     sub(/\/[^\/]*$/, "", from)
     sub(/\/[^\/]*$/, "", to)
-    uses("folders", row_of[here], from, to)
+    uses("directories", row_of[here], from, to)
   }
   if (there == "core/ops" && !(here == "core/ops" && op_of(file) == op_of(target))) {
     # In core/ops: contracts < shared < gemm < ops.
     level = here == "core/ops" ? op_level(file) : op_level("core/ops/exec.h")
     if (op_level(target) > level || (op_level(target) == 4 && op_of(file) != "libraries"))
-      wrong(file ":" FNR ": includes \"" target "\" from inside a folder of core/ops")
+      wrong(file ":" FNR ": includes \"" target "\" from inside a directory of core/ops")
   }
   if (there == "") {
     if (quoted) wrong(file ":" FNR ": includes \"" target "\"; write the path from the root of the tree")
@@ -178,7 +178,7 @@ END {
   too_long()
   for (row in rows) {
     find_circles("files", row)
-    find_circles("folders", row)
+    find_circles("directories", row)
   }
   for (i = 0; i < named; ++i)
     if (!(named_file[i] in exists)) wrong(named_at[i] ": names " named_file[i] ", which does not exist")

@@ -3,8 +3,7 @@
 // `op_tests` runs them in one of two modes:
 //   test  kernels of every ISA of this machine against the reference, same bits twice
 //   grad  finite differences (4 points, f64) of the reference forward against the reference backward, then
-//   the CPU
-//         backward against the reference backward
+//         the CPU backward against the reference backward
 
 #include <algorithm>
 #include <functional>

@@ -19,7 +19,7 @@ class Bench {
  public:
   Bench(const BatchShape& shape, bool on_device) : tensors_(plan_, staged(shape, on_device)) {
     plan_.solve();
-    // All memory is the plan's: two blocks on the host's side, and none where there is no other side.
+    // All memory is the plan's: two pinned staging buffers on a GPU, none on a CPU.
     const int64_t block = plan_.buffers().front().bytes;
     CHECK(plan_.bytes(memory::Tier::pinned) == (on_device ? 2 * block : 0));
     if (on_device) {

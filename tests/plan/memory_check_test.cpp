@@ -70,7 +70,7 @@ TEST_CASE("the bound that is made without a plan is below every plan", "[plan]")
           }
 }
 
-TEST_CASE("what does not fit names the key that asks for most", "[plan]") {
+TEST_CASE("a run that does not fit reports the key with the largest demand", "[plan]") {
   CHECK(short_of_a_byte(llama, {"policy.train_global_batch_size=2147483647"}).key ==
         "policy.train_global_batch_size");
   CHECK(short_of_a_byte(llama, {"policy.max_total_sequence_length=16777216"}).key ==

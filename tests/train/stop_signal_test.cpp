@@ -138,7 +138,7 @@ TEST_CASE("after the work is done a second signal leaves with its exit code", "[
           }) == 75);
 }
 
-TEST_CASE("a second signal leaves also when nobody reads the terminal", "[train]") {
+TEST_CASE("a second signal exits even if nobody reads the terminal", "[train]") {
   REQUIRE(in_child([] {
             int ends[2];
             if (::pipe(ends) != 0 || ::fcntl(ends[1], F_SETPIPE_SZ, 4096) < 0) return 1;

@@ -215,7 +215,7 @@ std::string bar_line(const StepFacts& f, std::span<const double> losses, const S
     width = static_cast<int>(line.size());
   }
 
-  // The bar has no room for the distance of an outlier.
+  // The progress bar is too narrow to show the outlier's distance.
   auto value = [&](std::string text, double distance) {
     return marked(std::move(text), distance == 0 ? "" : "!", distance, style);
   };

@@ -2,7 +2,7 @@
 //
 // update_kernel: four blocks per chunk; writes (=) param, exp_avg, exp_avg_sq, param_bf16 and zeroes grad.
 // squares_kernel, sum_kernel: sums in double; a partial sum per norm_block elements (=, workspace), which one
-// block adds up. combine_kernel: out = x or out += x. zero_kernel: clears memory. decide_kernel: one thread.
+// block adds up. convert_kernel: out = x. zero_kernel: clears memory. decide_kernel: one thread.
 
 #include "core/device/kernel.h"
 #include "core/ops/kernel_table.h"
