@@ -32,8 +32,8 @@ class Machine {
   /// Grows the exec's workspace to at least this size.
   void need_workspace(size_t bytes);
 
-  /// Number of working sets of `bytes` to cycle through, so that each is evicted from the
-  /// cache before its next use.
+  /// Number of working sets of `bytes` to cycle through, so that each is evicted from the cache before
+  /// its next use.
   int sets(double bytes) const;
   /// Seconds per call of work(i), where i counts up and the work repeats after `sets` calls. On a GPU the
   /// median over rounds between timed events, each with enough calls to hide the host; on a CPU the minimum.

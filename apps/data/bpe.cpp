@@ -93,8 +93,8 @@ BpeModel::Workspace& BpeModel::workspace() const {
 int64_t BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids) const {
   ids.clear();
   int64_t skipped = 0;
-  // A pending unknown token may fuse with the next one. As in Hugging Face's BPE, byte
-  // tokens do not flush it.
+  // A pending unknown token may fuse with the next one. As in Hugging Face's BPE, byte tokens do
+  // not flush it.
   bool pending_unknown = false;
   const auto flush_unknown = [&] {
     if (pending_unknown) ids.push_back(options_.unknown);

@@ -1,6 +1,6 @@
 #pragma once
-// Byte-pair encoding with ranked merges (Sennrich et al. 2016), as the `BPE`
-// model of Hugging Face's tokenizer.json.
+// Byte-pair encoding with ranked merges (Sennrich et al. 2016), as the `BPE` model of Hugging Face's
+// tokenizer.json.
 
 #include <array>
 #include <cstdint>

@@ -50,8 +50,8 @@ struct DatasetOptions {
   DocumentRules documents;
 };
 
-/// Opens the files of the sources that are not open yet, so that they are read only
-/// once. Throws Error: `no_input`, `data`.
+/// Opens the files of the sources that are not open yet, so that they are read only once. Throws
+/// Error: `no_input`, `data`.
 void open_sources(DatasetOptions& options);
 
 /// Samples per epoch of the part that `options` select, regardless of `options.samples`.

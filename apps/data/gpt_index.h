@@ -16,8 +16,8 @@
 
 namespace nrl::data {
 
-/// The parts of `numpy.random.RandomState` that Megatron-LM uses: seeding with
-/// a 32-bit number, and `shuffle`.
+/// The parts of `numpy.random.RandomState` that Megatron-LM uses: seeding with a 32-bit number, and
+/// `shuffle`.
 class NumpyRandomState {
  public:
   explicit NumpyRandomState(uint32_t seed) : engine_(seed) {}
@@ -146,8 +146,8 @@ int64_t blend_request(double weight, int64_t samples);
 /// most behind its share (the first of equals) and has samples left.
 class BlendIndex {
  public:
-  /// `shares`: from normalized_weights(). `available[d]`: samples of dataset d; the sum
-  /// must be at least `samples`.
+  /// `shares`: from normalized_weights(). `available[d]`: samples of dataset d; the sum must be
+  /// at least `samples`.
   BlendIndex(std::span<const double> shares, std::span<const int64_t> available, int64_t samples);
 
   struct Sample {

@@ -23,9 +23,8 @@ std::string byte_level_text(std::string_view bytes);
 /// The inverse; false if a character is not in that alphabet.
 bool byte_level_bytes(std::string_view text, std::string& bytes);
 
-/// Applies the entries `normalizer` and `pre_tokenizer`. Steps without an exact equivalent are refused with
-/// Error
-/// (`data`).
+/// Applies the entries `normalizer` and `pre_tokenizer`. Steps without an exact equivalent are refused
+/// with Error (`data`).
 class HfPipeline {
  public:
   /// Either may be null or absent (nullptr).

@@ -1,5 +1,5 @@
-// tokenizer.json files of Hugging Face's `tokenizers` with a BPE model: GPT-2, Llama 2
-// and 3, Mistral, Qwen, ...
+// tokenizer.json files of Hugging Face's `tokenizers` with a BPE model: GPT-2, Llama 2 and 3,
+// Mistral, Qwen, ...
 
 #include <algorithm>
 #include <cstdlib>

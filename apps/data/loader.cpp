@@ -22,7 +22,8 @@ BatchLoader::BatchLoader(const TokenDataset& dataset, const LoaderOptions& optio
   const int64_t end = options.consumed_samples + options.steps * options.global_batch();
   if (end > dataset.samples())
     fail(Exit::config,
-         "data: too few samples: {} steps of {} samples after {} consumed samples need {}, but the dataset has "
+         "data: too few samples: {} steps of {} samples after {} consumed samples need {}, but the dataset "
+         "has "
          "{}",
          options.steps, options.global_batch(), options.consumed_samples, end, dataset.samples());
   const int64_t length = dataset.sequence_length();

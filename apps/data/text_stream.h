@@ -13,8 +13,8 @@ enum class Compression { none, gzip, zstd };
 /// The compression by the file name: `.gz`, `.zst`.
 Compression compression_of(const std::string& path);
 
-/// Reads a file sequentially in constant memory. Concatenated gzip members or zstd frames
-/// are one text. Not thread-safe.
+/// Reads a file sequentially in constant memory. Concatenated gzip members or zstd frames are one
+/// text. Not thread-safe.
 class TextStream {
  public:
   /// Throws Error (`no_input`).

@@ -18,8 +18,7 @@ class Tokenizer {
 
   /// Appends the ids of `text`, without beginning or end token. Returns the number of skipped bytes, for
   /// which the vocabulary has neither a token nor an unknown token. Throws Error (`data`) if the text is not
-  /// valid UTF-8
-  /// (`bytes` accepts any text).
+  /// valid UTF-8 (`bytes` accepts any text).
   virtual int64_t encode(std::string_view text, std::vector<int32_t>& out) const = 0;
   std::vector<int32_t> encode(std::string_view text) const {
     std::vector<int32_t> ids;

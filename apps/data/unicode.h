@@ -7,8 +7,8 @@
 
 namespace nrl::data {
 
-/// The offset of the first byte that is not part of valid UTF-8 (RFC 3629: no overlong
-/// forms, no surrogates), or npos.
+/// The offset of the first byte that is not part of valid UTF-8 (RFC 3629: no overlong forms, no
+/// surrogates), or npos.
 size_t find_invalid_utf8(std::string_view text);
 
 /// Throws Error (`data`) naming the first such byte, if any.

@@ -104,8 +104,8 @@ void ConfigReader::require_equal(std::string_view key, std::string_view other) c
   const JsonValue *a = given(key), *b = other.empty() ? nullptr : given(other);
   if (a && b && a->dump() != b->dump())
     conflict(other, {path(key)},
-             "{} ({}) and {} ({}) are aliases with different values. Fix: set only one of them",
-             path(other), shown(*b), path(key), shown(*a));
+             "{} ({}) and {} ({}) are aliases with different values. Fix: set only one of them", path(other),
+             shown(*b), path(key), shown(*a));
 }
 
 std::string_view ConfigReader::name(std::string_view key, std::string_view other) const {

@@ -1,6 +1,6 @@
 #pragma once
-// Forward pass of one sequence with a key/value cache, for sampling text. Runs the layers
-// of training in mode `generation`.
+// Forward pass of one sequence with a key/value cache, for sampling text. Runs the layers of training
+// in mode `generation`.
 
 #include <cstdint>
 #include <memory>

@@ -20,8 +20,8 @@ struct StepHooks {
   std::function<void()> update = {};
 };
 
-/// Executes the actions of a rank that holds all chunks of the model, or records them (Stage::record).
-/// `program`: added to the stage with the schedule's stashes. `batches`: by
+/// Executes the actions of a rank that holds all chunks of the model, or records them
+/// (Stage::record). `program`: added to the stage with the schedule's stashes. `batches`: by
 /// microbatch; must outlive the call.
 void execute(const pipeline::Schedule& schedule, Stage& stage, int program,
              std::span<const MicroBatch> batches, const StepHooks& hooks);

@@ -53,9 +53,9 @@ class BatchTensors {
     NRL_CHECK(shape_.loss_weights, "the microbatches share their loss weights");
     weights_loss_tokens_ = 0;
   }
-  /// The decoder's inputs. Addresses are the same in all steps. With BatchShape::bounds the number of
-  /// sequences changes; it is padded with empty sequences to a power of two, so
-  /// that libraries need few plans.
+  /// The decoder's inputs. Addresses are the same in all steps. With BatchShape::bounds the number
+  /// of sequences changes; it is padded with empty sequences to a power of two, so that libraries
+  /// need few plans.
   const std::vector<model::MicroBatch>& microbatches() const { return tensors_; }
 
  private:

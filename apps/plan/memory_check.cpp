@@ -16,8 +16,8 @@ std::string bytes_text(double bytes) {
   return bytes < 0x1p60 ? human_bytes(static_cast<uint64_t>(bytes)) : fmt::format("{:.1e} bytes", bytes);
 }
 
-// The loader's ring of prefetched microbatches: tokens, targets and, if documents
-// are separated, positions and bounds.
+// The loader's ring of prefetched microbatches: tokens, targets and, if documents are separated,
+// positions and bounds.
 double prefetch_bytes(const Config& config, const BatchPlan& batch) {
   return static_cast<double>(config.data.prefetch_batches) * static_cast<double>(batch.micro) *
          static_cast<double>(config.policy.max_total_sequence_length) *

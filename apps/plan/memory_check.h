@@ -1,6 +1,6 @@
 #pragma once
-// Checks whether a run fits into memory; if not, names the configuration key that
-// most likely needs to change.
+// Checks whether a run fits into memory; if not, names the configuration key that most likely
+// needs to change.
 
 #include <array>
 #include <optional>
@@ -21,9 +21,9 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
 /// The memory of a rank's plan, plus the data loader's buffers on a CPU.
 CategoryBytes planned_memory(const Config& config, const RunPlan& plan);
 
-/// A problem (exit 71) if `need` exceeds `capacity`, the memory of `owner` ("this machine", "the GPU") that
-/// is available to a rank. It names the largest category and, of its keys, the one
-/// with the most unusual value.
+/// A problem (exit 71) if `need` exceeds `capacity`, the memory of `owner` ("this machine", "the
+/// GPU") that is available to a rank. It names the largest category and, of its keys, the one with
+/// the most unusual value.
 std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const model::ModelSpec& spec,
                                           const BatchPlan& batch, const CategoryBytes& need, double capacity,
                                           std::string_view owner);

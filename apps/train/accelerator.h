@@ -1,6 +1,6 @@
 #pragma once
-// The GPU of a rank. accelerator_backend() is defined by accelerator_cuda.cpp, or in
-// tests for the simulated device.
+// The GPU of a rank. accelerator_backend() is defined by accelerator_cuda.cpp, or in tests for
+// the simulated device.
 
 #include <memory>
 #include <string>

@@ -59,8 +59,8 @@ Position read_position(const CheckpointReader& reader);
 /// another model, has no optimizer state, or contains NaN or infinity (naming tensor and count).
 void load_checkpoint(CheckpointReader& reader, const TrainState& state);
 
-/// The smallest dtype that represents a directory's weights exactly: bf16 if all are
-/// stored as bf16, else f32.
+/// The smallest dtype that represents a directory's weights exactly: bf16 if all are stored as
+/// bf16, else f32.
 DType stored_dtype(const std::string& directory);
 
 /// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors). Fails

@@ -41,8 +41,8 @@ void restore_position(Run& run, const Position& saved) {
     run.train = open_train_data(run.config, run.plan().spec.vocab_size, global, needed);
     run.position.dataset_samples = run.train.samples;
   }
-  // Within one epoch the order does not depend on the number of samples; Megatron's
-  // order of several epochs does.
+  // Within one epoch the order does not depend on the number of samples; Megatron's order of
+  // several epochs does.
   if (run.position.dataset_samples != saved.dataset_samples &&
       std::max(run.position.dataset_samples, saved.dataset_samples) > run.train.epoch_samples)
     run.changes.push_back(

@@ -16,8 +16,8 @@
 namespace nrl::train {
 namespace {
 
-// Describes the attention implementation. Also makes the libraries select theirs now, before
-// a CUDA graph is captured.
+// Describes the attention implementation. Also makes the libraries select theirs now, before a CUDA
+// graph is captured.
 std::string describe_attention(engine::Engine& engine, ops::Libraries& libraries) {
   const plan::RunPlan& p = engine.plan();
   const model::ModelSpec& m = p.spec;

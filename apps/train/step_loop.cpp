@@ -105,8 +105,8 @@ int64_t StepLoop::loss_tokens_of_all(const plan::BatchCounts& mine) {
   return std::max<int64_t>(static_cast<int64_t>(sum), 1);
 }
 
-// Collects the results of steps in flight until only `leave` are left. Returns an exit code
-// if the run ends here.
+// Collects the results of steps in flight until only `leave` are left. Returns an exit code if the
+// run ends here.
 std::optional<Exit> StepLoop::finish_steps(int leave) {
   const LoopConfig& c = resolved_loop(run_.config);
   Position& at = run_.position;

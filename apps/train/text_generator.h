@@ -42,9 +42,9 @@ class TextStream {
 class TextGenerator {
  public:
   /// `weights` are indexed like ParameterList::all, in the memory of exec's device, and are read anew by
-  /// every run(). All references and the device must outlive the generator. Throws Error (`usage`, `data`) if
-  /// the prompt has no tokens or does not fit into the model's positions, or if a token
-  /// id exceeds the model's vocabulary.
+  /// every run(). All references and the device must outlive the generator. Throws Error (`usage`,
+  /// `data`) if the prompt has no tokens or does not fit into the model's positions, or if a token id
+  /// exceeds the model's vocabulary.
   TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                 const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer, std::string_view prompt,
                 int64_t max_tokens, const ops::Exec& exec);

@@ -15,8 +15,7 @@ namespace nrl::train {
 class TextSamples {
  public:
   /// Allocates all memory. `threads`: CPU threads. `config` and `engine` must outlive this object. Throws
-  /// Error
-  /// (`config`) if the run's tokenizer is unknown, and as TextGenerator.
+  /// Error (`config`) if the run's tokenizer is unknown, and as TextGenerator.
   TextSamples(const Config& config, engine::Engine& engine, int threads);
 
   /// Returns the prompt and its continuation. No step may be in flight.

@@ -336,8 +336,8 @@ Diagnostics validate(const ConfigResult& result) {
   check_optimizer(c, config.policy.optimizer);
   check_schedule(c, config);
   check_rest(c, config);
-  // With the number of replicas given, check the batch arithmetic; otherwise only what
-  // must divide for any number.
+  // With the number of replicas given, check the batch arithmetic; otherwise only what must divide
+  // for any number.
   if (c.sound({"distributed.data_parallel_size"}))
     check_batch(c, config, config.distributed.data_parallel_size.value_or(1));
   return out;

@@ -2,10 +2,10 @@
 // The one header that kernel files (*.cu) include besides the contracts of their ops. nvcc compiles them for
 // the GPU; the host compiler compiles the same files with NRL_GPU=sim to run on fibers (fiber.h).
 //
-// Kernels use CUDA's spelling plus: NRL_LAUNCH((kernel<T>), grid, block, shared_bytes, stream, arguments...),
-// NRL_SHARED(float, name, [32]), NRL_DYN_SHARED(float, name). They use only what fiber.h models: no wgmma,
-// TMA, clusters, cooperative groups, cub. Launchers live in namespace nrl::ops::NRL_GPU, which is `cuda` or
-// `sim`.
+// Kernels use CUDA's spelling plus: NRL_LAUNCH((kernel<T>), grid, block, shared_bytes, stream,
+// arguments...), NRL_SHARED(float, name, [32]), NRL_DYN_SHARED(float, name). They use only what fiber.h
+// models: no wgmma, TMA, clusters, cooperative groups, cub. Launchers live in namespace nrl::ops::NRL_GPU,
+// which is `cuda` or `sim`.
 
 #include <cstddef>
 #include <cstdint>

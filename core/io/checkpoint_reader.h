@@ -1,6 +1,6 @@
 #pragma once
-// Reads a committed checkpoint into any layout: any range of a logical tensor, independent
-// of the ranks that wrote it.
+// Reads a committed checkpoint into any layout: any range of a logical tensor, independent of the ranks
+// that wrote it.
 
 #include <cstdint>
 #include <map>

@@ -90,8 +90,8 @@ class CheckpointWriter {
   const std::string& directory() const { return temporary_; }
   bool failed() const { return error_.has_value(); }
 
-  /// One safetensors file of this rank; file names must be unique over all ranks. `fill`
-  /// must write every declared key.
+  /// One safetensors file of this rank; file names must be unique over all ranks. `fill` must write
+  /// every declared key.
   void add_tensors(const std::string& file, const std::vector<ShardSpec>& shards,
                    const std::function<void(SafetensorsWriter&)>& fill);
   /// Collective. One file STEM-00001-of-0000N.safetensors for each of the N ranks that have shards, numbered
@@ -134,8 +134,8 @@ std::string step_directory_name(int64_t step);
 /// The step of such a name; nullopt for any other name ("step-01", "step-1.tmp-...").
 std::optional<int64_t> parse_step_directory_name(std::string_view name);
 
-/// quick: the manifest's checksum, its step, names and sizes of files. full: the
-/// checksums of all files as well.
+/// quick: the manifest's checksum, its step, names and sizes of files. full: the checksums of all
+/// files as well.
 enum class Validation { quick, full };
 
 /// Problems of a checkpoint directory, one line each: file, tensor, byte range. Empty:

@@ -184,8 +184,8 @@ void CheckpointWriter::add_slices(const std::string& stem, const std::vector<Ten
   add_file(stem + ".safetensors.index.json", safetensors_index(weight_map, total));
 }
 
-// Every rank walks all blocks of all tensors in the same order, even after its own
-// error: the messages stay matched.
+// Every rank walks all blocks of all tensors in the same order, even after its own error: the
+// messages stay matched.
 void CheckpointWriter::write_slices(const SlicePlan& plan, const std::vector<TensorSlice>& slices,
                                     SafetensorsWriter* file) {
   std::map<std::tuple<std::string_view, int64_t, int64_t>, const TensorSlice*> held;

@@ -156,8 +156,8 @@ void RunLock::heartbeat() const {
 }
 
 RunLocks::RunLocks(std::vector<std::string> directories) {
-  // Existing directories first: only they can be locked by another run, and nothing is
-  // created before that is known.
+  // Existing directories first: only they can be locked by another run, and nothing is created before
+  // that is known.
   std::stable_partition(directories.begin(), directories.end(), is_directory);
   try {
     for (const std::string& directory : directories) add(directory);

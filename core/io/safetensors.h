@@ -1,7 +1,7 @@
 #pragma once
-// The safetensors format (https://github.com/huggingface/safetensors): u64 length, JSON
-// header, raw little-endian row-major data. Files are read as untrusted input; writing needs
-// no buffers besides the caller's.
+// The safetensors format (https://github.com/huggingface/safetensors): u64 length, JSON header,
+// raw little-endian row-major data. Files are read as untrusted input; writing needs no buffers
+// besides the caller's.
 
 #include <cstddef>
 #include <cstdint>

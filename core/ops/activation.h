@@ -7,8 +7,8 @@ namespace nrl::ops {
 
 enum class Activation : uint8_t { none, silu, gelu_tanh, gelu_erf };
 
-/// plain: out = f(x), x (N, F). gated: out = f(gate) * up, x (N, 2F) with gate in columns [0, F) and up in
-/// [F, 2F).
+/// plain: out = f(x), x (N, F). gated: out = f(gate) * up, x (N, 2F) with gate in columns [0, F) and up
+/// in [F, 2F).
 struct ActivationForward {
   Activation kind = Activation::silu;
   bool gated = false;

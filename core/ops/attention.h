@@ -21,8 +21,8 @@ struct SequenceLengths {
 
 /// out = drop(softmax(scale * q k^T, masked)) v; lse = log-sum-exp of the scaled, masked scores (natural
 /// log). drop(P) is P / (1 - p) where the probability is kept and 0 elsewhere; the mask is a function of
-/// (seed, stream, step, first_row + row of q, head, key within its sequence), with p rounded to a multiple of
-/// 2^-16.
+/// (seed, stream, step, first_row + row of q, head, key within its sequence), with p rounded to a
+/// multiple of 2^-16.
 struct AttentionForward {
   Tensor q;         ///< (Nq, heads, D) f32 or bf16
   Tensor k;         ///< (Nk, kv_heads, D)
@@ -63,8 +63,8 @@ size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int6
 /// columns of a fused qkv buffer, without the deterministic option.
 size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d);
 
-/// (query, key) pairs that causal attention sees in one sequence of length t, exact. `window` as in
-/// AttentionForward.
+/// (query, key) pairs that causal attention sees in one sequence of length t, exact. `window`
+/// as in AttentionForward.
 constexpr double attention_pairs(int64_t t, int64_t window) {
   const auto triangle = [](int64_t n) { return static_cast<double>(n) * static_cast<double>(n + 1) / 2; };
   return triangle(t) - (window > 0 && t > window ? triangle(t - window) : 0);

@@ -30,8 +30,8 @@ inline constexpr int max_tag = 8191;
 /// Integer sums wrap around; max and min propagate NaN.
 enum class Reduce : uint8_t { sum, max, min };
 
-/// Elements in memory owned by the caller; must stay valid and untouched until the
-/// operation has been waited for.
+/// Elements in memory owned by the caller; must stay valid and untouched until the operation has
+/// been waited for.
 struct ConstView {
   const void* data = nullptr;
   int64_t count = 0;
@@ -225,8 +225,8 @@ class Communicator {
   /// The group of these ranks, in this order. Called by its members only; null for an empty list.
   virtual std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) = 0;
 
-  /// Gathers one text of every rank, in rank order. Collective; for start-up and error
-  /// paths. Texts go through host().
+  /// Gathers one text of every rank, in rank order. Collective; for start-up and error paths. Texts
+  /// go through host().
   std::vector<std::string> gather_texts(std::string_view text);
   /// Replaces `text` by the root's. Collective.
   void broadcast_text(std::string& text, int root);

@@ -15,8 +15,8 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   EventPool(device::Runtime& runtime, device::EventKind kind) : runtime_(runtime), kind_(kind) {}
 
-  /// RAII handle; returns the event to the pool. The event must have completed, or no
-  /// thread may wait for it any more.
+  /// RAII handle; returns the event to the pool. The event must have completed, or no thread may wait for
+  /// it any more.
   class Pooled {
    public:
     Pooled() = default;

@@ -45,8 +45,8 @@ struct Min {
   }
 };
 
-/// Storage and compute type of an element. 16-bit floats are loaded as their bits: loops over structs do not
-/// vectorize.
+/// Storage and compute type of an element. 16-bit floats are loaded as their bits: loops over structs
+/// do not vectorize.
 template <class T>
 struct Numeric {
   using Storage = T;

@@ -25,8 +25,8 @@ class GradReducer {
   ///
   /// With a device communicator `grads` and the gathered buffer are device memory; `stream` is where
   /// gradients are computed and used. ready() then refers to work already in it, and finish() and
-  /// gather_params() order the work enqueued later, without blocking the host on the stream (world/make_device.h:
-  /// when a communicator blocks).
+  /// gather_params() order the work enqueued later, without blocking the host on the stream
+  /// (world/make_device.h: when a communicator blocks).
   GradReducer(const FlatBuckets& layout, std::span<float> grads, comm::Communicator& dp,
               const ShardingStrategy& strategy, bool overlap, comm::StreamRef stream = {});
   ~GradReducer();

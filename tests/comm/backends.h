@@ -10,8 +10,8 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/world/world.h"
 
-/// One backend. Operations go through it so that each is tried with a stream, after
-/// pending work, and without.
+/// One backend. Operations go through it so that each is tried with a stream, after pending
+/// work, and without.
 class Backend {
  public:
   /// On host memory.

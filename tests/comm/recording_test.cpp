@@ -62,8 +62,8 @@ TEST_CASE("a different interleaving of two groups is found", "[comm]") {
   const auto a = make_recording(make_recording(group("a"), std::make_shared<Recorder>(), RecordingMode::log),
                                 recorder, RecordingMode::log);
   const auto b = make_recording(group("b"), recorder, RecordingMode::log);
-  // Only rank 1 announces b first; zero-size collectives need no partner, so that
-  // the test itself cannot hang.
+  // Only rank 1 announces b first; zero-size collectives need no partner, so that the test
+  // itself cannot hang.
   std::vector<float> nothing;
   if (world().rank() == 1) {
     b->all_reduce(nothing);

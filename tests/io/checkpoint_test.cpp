@@ -179,8 +179,8 @@ TEST_CASE("every flipped bit is found, and the file named") {
     REQUIRE(problems.size() == 1);
     REQUIRE(contains(problems[0], file));
     if (contains(problems[0], "tensor \"")) ++named_tensor;
-    // A load refuses damaged data as well; a flip in a file's header may be harmless to
-    // it (a space, the metadata).
+    // A load refuses damaged data as well; a flip in a file's header may be harmless to it (a
+    // space, the metadata).
     bool same = false;
     const int code = error_of([&] { same = holds_model(path, 1); }).code;
     const bool in_data = contains(problems[0], "tensor \"") || file == "manifest.json";

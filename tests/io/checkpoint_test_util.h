@@ -83,8 +83,8 @@ class ThreadRanks {
   bool leaving_ = false;
 };
 
-/// The bytes of a logical tensor: every element is different from its neighbors, and
-/// no float is NaN or infinite.
+/// The bytes of a logical tensor: every element is different from its neighbors, and no float is
+/// NaN or infinite.
 inline std::string tensor_bytes(const TensorSpec& t, uint64_t salt) {
   const auto n = static_cast<size_t>(*checked_product(t.shape));
   const auto unit = static_cast<size_t>(size_of(t.dtype));

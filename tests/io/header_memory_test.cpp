@@ -1,5 +1,5 @@
-// The memory that opening a safetensors file with a hostile header takes. A program of its own: it counts
-// every allocation.
+// The memory that opening a safetensors file with a hostile header takes. A program of its own: it
+// counts every allocation.
 #include <atomic>
 #include <cstdlib>
 #include <cstring>

@@ -13,8 +13,8 @@
 
 namespace nrl::test {
 
-/// A temporary directory. `Where::memory`: on /dev/shm where there is one, for tests that
-/// fsync thousands of times.
+/// A temporary directory. `Where::memory`: on /dev/shm where there is one, for tests that fsync
+/// thousands of times.
 class TemporaryDirectory {
  public:
   enum class Where { disk, memory };

@@ -202,8 +202,8 @@ TEST_CASE("an error of one rank during the exchange of slices reaches every rank
   for (const Caught& e : write(dir / "c", 3, 1)) REQUIRE(e.text == "");
   for (int bad = 0; bad < 3; ++bad) {
     CAPTURE(bad);
-    // Before the slices: that rank opens no file. In them: a NaN of its own, written
-    // by whoever owns the tensor.
+    // Before the slices: that rank opens no file. In them: a NaN of its own, written by whoever
+    // owns the tensor.
     for (const bool before : {true, false}) {
       ThreadRanks group(3);
       const auto errors = group.run([&](int rank) {

@@ -92,8 +92,8 @@ model::RecomputePolicy random_policy(std::mt19937& random) {
   };
 }
 
-/// Any legal order of forward passes, data parts and weight parts with at most `stashes` in flight in a
-/// chunk.
+/// Any legal order of forward passes, data parts and weight parts with at most `stashes` in flight
+/// in a chunk.
 pipeline::Schedule random_schedule(std::mt19937& random, int chunks, int stashes) {
   const auto count = static_cast<size_t>(chunks);
   std::vector<int> forward(count), data(count), weight(count);

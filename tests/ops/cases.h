@@ -40,8 +40,8 @@ class Buffer {
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
 
-  /// mean + scale * standard normal of Philox stream `name`, by element: the same values in every dtype up to
-  /// rounding.
+  /// mean + scale * standard normal of Philox stream `name`, by element: the same values in every dtype
+  /// up to rounding.
   Buffer& normal(std::string_view name, double scale = 1.0, double mean = 0.0);
   /// Integers in [low, high).
   Buffer& integers(std::string_view name, int64_t low, int64_t high);
@@ -102,8 +102,8 @@ inline ops::Exec few_blocks(const ops::Exec& e) {
   return few;
 }
 
-/// A check without reference, called once per ISA with 2 threads; throw Failure (expect()) when it does not
-/// hold.
+/// A check without reference, called once per ISA with 2 threads; throw Failure (expect()) when it
+/// does not hold.
 struct PropertyCase {
   std::string name;
   std::function<void(ops::Exec& cpu)> body;

@@ -14,8 +14,8 @@ struct Shape {
   int64_t n, m, k, gap = 0;
 };
 
-/// exec with exactly the workspace that the op asked for, so that a byte too few is found. A GPU's lies in
-/// its memory.
+/// exec with exactly the workspace that the op asked for, so that a byte too few is found. A GPU's lies
+/// in its memory.
 struct ExactWorkspace {
   ExactWorkspace(Exec e, const Shape& s, DType t) : exec(e) {
     if (e.libraries) {

@@ -1,5 +1,5 @@
-// What the table-driven program does not cover: coverage, checks of the dispatch functions, accuracy of the
-// vector mathematics.
+// What the table-driven program does not cover: coverage, checks of the dispatch functions, accuracy of
+// the vector mathematics.
 
 #define NRL_ISA test_isa
 #include <cmath>

@@ -30,8 +30,8 @@ inline bool supported(const ScheduleOptions& o) {
   }
 }
 
-/// All supported sizes up to 6 stages of 4 chunks and 13 microbatches: multiples of P, fewer than P, and
-/// others.
+/// All supported sizes up to 6 stages of 4 chunks and 13 microbatches: multiples of P, fewer than
+/// P, and others.
 inline std::vector<ScheduleOptions> sizes(ScheduleKind kind) {
   std::vector<ScheduleOptions> out;
   for (int p = 1; p <= 6; ++p)
@@ -51,8 +51,8 @@ inline std::string text(const ScheduleOptions& o) {
   return fmt::format("{} P={} V={} N={}", name(o.kind), o.stages, o.chunks_per_stage, o.microbatches);
 }
 
-/// The first rule that the stage's list violates; empty: none. Of a merged list, `o` is {.stages = 1} with
-/// all chunks.
+/// The first rule that the stage's list violates; empty: none. Of a merged list, `o` is {.stages = 1}
+/// with all chunks.
 inline std::string violation(const Schedule& s, const ScheduleOptions& o, int stage, bool training) {
   using Kind = ActionKind;
   using Buffer = std::pair<int /*chunk*/, int /*stash*/>;

@@ -1,5 +1,5 @@
-// Every setting that a checkpoint records, changed alone: listed, allowed by one word, or refused, as
-// docs/checkpoints.md says.
+// Every setting that a checkpoint records, changed alone: listed, allowed by one word, or refused,
+// as docs/checkpoints.md says.
 #include "apps/model/hf_config.h"
 #include "apps/train/resume.h"
 #include "core/config/load.h"

@@ -411,8 +411,8 @@ TEST_CASE("checkpointing.resume chooses where a run starts") {
   };
   CHECK(started_from("empty", {}) == "");
   CHECK(started_from("whole", {}) == runs.step("whole", 4));
-  // Without checkpoints of its own a run starts from initial weights unless checkpointing.resume names a
-  // directory.
+  // Without checkpoints of its own a run starts from initial weights unless checkpointing.resume
+  // names a directory.
   const std::string off = "checkpointing.enabled=false";
   CHECK(started_from("whole", {off}) == "");
   CHECK(started_from("whole", {off, "checkpointing.resume=" + runs.step("whole", 2)}) ==

@@ -41,8 +41,8 @@ std::string event_line(double time, std::string_view kind, int64_t step, int64_t
 /// "val_loss 6.0021  val_loss/code 5.1130  4.1s".
 std::string eval_text(const EvalFacts& facts);
 
-/// One character per value, scaled to the range of the values; a blank for a
-/// non-finite value. Empty without unicode.
+/// One character per value, scaled to the range of the values; a blank for a non-finite value.
+/// Empty without unicode.
 std::string sparkline(std::span<const double> values, const TextStyle& style);
 
 /// The progress bar, at most max(1, columns - 1) columns wide (some terminals wrap after the last column).

@@ -62,9 +62,9 @@ class PeakEstimate {
   double next_ = 1;
 };
 
-/// A histogram of positive numbers from 1e-9 to 1e15 with bins 1 % wide: exact mean, quantiles within 0.5 %.
-/// Values outside the range are counted in the first or last bin; non-positive
-/// and non-finite ones are ignored.
+/// A histogram of positive numbers from 1e-9 to 1e15 with bins 1 % wide: exact mean, quantiles within
+/// 0.5 %. Values outside the range are counted in the first or last bin; non-positive and non-finite
+/// ones are ignored.
 class Histogram {
  public:
   Histogram();

@@ -30,9 +30,9 @@ int omp_num_threads();
 /// share its vector units. available_cpus() where hwloc does not know the cores.
 int available_cores();
 
-/// Must be called before threads start and before MPI_Init. Where /sys is not mounted, as in many containers,
-/// hwloc (ours and Open MPI's) would report that on standard error of every rank; it gets the cores from
-/// CPUID then.
+/// Must be called before threads start and before MPI_Init. Where /sys is not mounted, as in many
+/// containers, hwloc (ours and Open MPI's) would report that on standard error of every rank; it gets the
+/// cores from CPUID then.
 void silence_hwloc_without_sysfs();
 
 }  // namespace nrl::cpu

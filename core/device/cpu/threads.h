@@ -8,9 +8,9 @@ namespace nrl::cpu {
 /// with GOMP_SPINCOUNT set, once; to be called first in main.
 void limit_openmp_spin(char** argv);
 
-/// Sets the number of threads of parallel regions that the calling thread begins, and starts them. Fails with
-/// Exit::out_of_memory and the name of the limit where the system refuses them (OpenMP itself would end the
-/// program).
+/// Sets the number of threads of parallel regions that the calling thread begins, and starts them. Fails
+/// with Exit::out_of_memory and the name of the limit where the system refuses them (OpenMP itself would
+/// end the program).
 void use_threads(int threads);
 
 }  // namespace nrl::cpu

@@ -1,6 +1,6 @@
 #pragma once
-// CUDA support of this build and this machine. Two files implement it: devices.cpp with the toolkit,
-// no_cuda.cpp without.
+// CUDA support of this build and this machine. Two files implement it: devices.cpp with the
+// toolkit, no_cuda.cpp without.
 
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
-// Attention on a GPU: cuDNN where it runs the problem, else our own kernels, on tensor cores where the layout
-// allows.
+// Attention on a GPU: cuDNN where it runs the problem, else our own kernels, on tensor cores where
+// the layout allows.
 
 #include "core/ops/attention/cudnn/ragged.cuh"
 #include "core/ops/attention/flash/mma.cuh"

@@ -1,5 +1,5 @@
-// Attention in scalar double precision, for tests: softmax over the keys that a query sees, one query at a
-// time.
+// Attention in scalar double precision, for tests: softmax over the keys that a query sees, one query
+// at a time.
 
 #include "core/ops/shared/reference.h"
 

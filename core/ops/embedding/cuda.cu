@@ -291,8 +291,8 @@ __global__ void __launch_bounds__(sum_threads)
   if (!ends(count - 1)) store_floats(from_before ? partials : partials + to.h, sum);
 }
 
-/// Grid (groups, column slices): adds the run that begins in the group and continues after it, partial sum by
-/// partial sum.
+/// Grid (groups, column slices): adds the run that begins in the group and continues after it, partial sum
+/// by partial sum.
 template <int width>
 __global__ void __launch_bounds__(sum_threads) join_partials_kernel(Sorted s, Target to) {
   constexpr int group = sorted::group;

@@ -18,8 +18,8 @@ constexpr bool fused = false;
 #endif
 typedef float Lanes __attribute__((vector_size(lanes * sizeof(float))));
 
-/// Multiply-adds on registers only: enough independent chains to fill two units of latency 4, few enough for
-/// 16 registers.
+/// Multiply-adds on registers only: enough independent chains to fill two units of latency 4, few enough
+/// for 16 registers.
 double fma_loop(int64_t rounds) {
   constexpr int chains = 12;
   Lanes x[chains];

@@ -1,5 +1,5 @@
-// GEMMs of the simulated device: plain loops on the host, in stream order, only for plans that a Hopper GPU
-// supports.
+// GEMMs of the simulated device: plain loops on the host, in stream order, only for plans that a
+// Hopper GPU supports.
 
 #include "core/device/sim/sim.h"
 

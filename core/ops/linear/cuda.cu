@@ -3,8 +3,8 @@
 //   out[c] (=, +=) = sum over rows r of x[r, c],
 //
 // in two passes: each block of the first sums a group of rows for a tile of columns into `partial`, the
-// second adds the groups. Row groups depend on the shape and Exec::reduction_blocks only, so results are
-// bitwise reproducible.
+// second adds the groups. Row groups depend on the shape and Exec::reduction_blocks only, so results
+// are bitwise reproducible.
 
 #include "core/device/kernel.h"
 #include "core/ops/kernel_table.h"

@@ -30,8 +30,8 @@ void update(const element::AdamWStep s, float* __restrict p, float* __restrict g
   }
 }
 
-/// n elements, at `flat` of grad and param_bf16 and at `state` of the other buffers. A skipped step only
-/// zeroes grad.
+/// n elements, at `flat` of grad and param_bf16 and at `state` of the other buffers. A skipped step
+/// only zeroes grad.
 void update_piece(const AdamW& a, const element::AdamWStep& s, bool skip, int64_t flat, int64_t state,
                   int64_t n) {
   float* grad = data_of<float>(a.grad) + flat;

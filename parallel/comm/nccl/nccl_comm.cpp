@@ -257,8 +257,8 @@ class NcclCommunicator final : public Communicator {
   uint64_t number_ = 0;
 };
 
-/// Shares the first rank's ncclUniqueId; returns the call that connects the ranks of
-/// `host` with it. Collective.
+/// Shares the first rank's ncclUniqueId; returns the call that connects the ranks of `host`
+/// with it. Collective.
 std::function<ncclResult_t(ncclComm_t*)> share_unique_id(Communicator& host) {
   ncclUniqueId id{};
   ncclResult_t result = ncclSuccess;

@@ -46,8 +46,8 @@ class World {
   void finalize();
   /// From now on communicators are destroyed without collective clean-up.
   void mark_failed();
-  /// Ends every process of the run immediately, after flushing the output
-  /// (core/base/output.h). Callable from any thread.
+  /// Ends every process of the run immediately, after flushing the output (core/base/output.h). Callable
+  /// from any thread.
   [[noreturn]] void abort(Exit code);
 
  private:

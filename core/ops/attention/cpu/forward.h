@@ -144,8 +144,8 @@ class Forward {
     if (!accumulate) std::memset(b.out_rows, 0, static_cast<size_t>(q.count * padded) * sizeof(float));
   }
 
-  /// Scores of a block become probabilities; with `accumulate` the output so far is rescaled to the new
-  /// maximum.
+  /// Scores of a block become probabilities; with `accumulate` the output so far is rescaled to
+  /// the new maximum.
   void softmax(const Block& block, int64_t row, int64_t head, int64_t key, bool accumulate,
                const Buffers& b) const {
     const float factor = a_.scale * log2_e;

@@ -1,7 +1,7 @@
 #pragma once
-// The mask of attention dropout (attention_dropout.h) on the CPU, for a vector of queries at a time: scores
-// are stored [key][query] with queries in lanes, and so are the Philox blocks. Compiled once per instruction
-// set.
+// The mask of attention dropout (attention_dropout.h) on the CPU, for a vector of queries at a time:
+// scores are stored [key][query] with queries in lanes, and so are the Philox blocks. Compiled once
+// per instruction set.
 
 #if defined(__SSE2__)
 #include <immintrin.h>

@@ -1,6 +1,6 @@
 #pragma once
-// The register-blocked products and vector functions that attention is made of, compiled once per instruction
-// set.
+// The register-blocked products and vector functions that attention is made of, compiled once
+// per instruction set.
 //
 // Layouts are chosen so that no product needs a transposed copy inside the loop and softmax runs along vector
 // lanes: a block of scores is kept as S^T, [key][query], with queries in lanes.

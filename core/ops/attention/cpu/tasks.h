@@ -53,8 +53,8 @@ Block key_block_at(const Arguments& a, const Span& span, const QueryBlock& q, in
   return {q.count, std::min(key_block, q.seen.end - key), {a.causal, a.window, q.row + span.offset - key}};
 }
 
-/// Sizes of a call and its tasks (plan.h), numbered with the key head fastest, then the sequence, then the
-/// part.
+/// Sizes of a call and its tasks (plan.h), numbered with the key head fastest, then the sequence,
+/// then the part.
 struct Tasks {
   Sequences sequences;
   int64_t heads, kv_heads, group, d, padded, part_count;

@@ -1,5 +1,5 @@
-// The attention engine on cuDNN. The library is opened when it is first needed, so that the program starts
-// without it.
+// The attention engine on cuDNN. The library is opened when it is first needed, so that the program
+// starts without it.
 
 #include <map>
 #include <mutex>

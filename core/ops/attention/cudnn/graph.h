@@ -174,8 +174,8 @@ class Builder {
     t->set_uid(uid).set_output(true);
     place(*t, heads, p_.d, steps.row, steps.head);
   }
-  /// Ragged: (tokens, heads), the order for which the interface computes its workspace; else our (heads,
-  /// tokens).
+  /// Ragged: (tokens, heads), the order for which the interface computes its workspace; else
+  /// our (heads, tokens).
   void place_statistics(const TensorPointer& t) {
     t->set_uid(uid_lse).set_data_type(fe::DataType_t::FLOAT);
     if (layout_.ragged) return place(*t, p_.heads, 1, p_.heads, 1);
@@ -209,8 +209,8 @@ std::string text_of(fe::error_t e) {
   return text;
 }
 
-/// Candidates for `p` in `workspace` bytes. Without a handle the graph has been given the description of a
-/// device.
+/// Candidates for `p` in `workspace` bytes. Without a handle the graph has been given the description
+/// of a device.
 CudnnSupport find_plans(SizedGraph& graph, const Problem& p, size_t workspace, cudnnHandle_t handle) {
   CudnnSupport s;
   const auto ok = [&s](const fe::error_t& e) {

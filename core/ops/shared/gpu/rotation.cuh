@@ -6,8 +6,8 @@
 
 namespace nrl::ops::NRL_GPU {
 
-/// The table of cosines and sines with the positions of the tokens. Without a table nothing is rotated: half
-/// is 0.
+/// The table of cosines and sines with the positions of the tokens. Without a table nothing is rotated:
+/// half is 0.
 struct Rotation {
   const float* table = nullptr;
   const int32_t* positions = nullptr;
