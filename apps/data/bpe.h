@@ -1,6 +1,6 @@
 #pragma once
-// Byte-pair encoding with ranked merges (Sennrich et al. 2016), as the `BPE` model of Hugging Face's
-// tokenizer.json.
+// Byte-pair encoding with ranked merges (Sennrich et al. 2016), as the `BPE` model of
+// Hugging Face's tokenizer.json.
 
 #include <array>
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace nrl::data {
 
-/// Encodes pieces of text to token ids. Immutable; any number of threads may encode,
-/// each with its own Workspace.
+/// Encodes pieces of text to token ids. Immutable; any number of threads may encode, each with
+/// its own Workspace.
 class BpeModel {
  public:
   struct Merge {

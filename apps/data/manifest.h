@@ -24,8 +24,8 @@ struct DatasetManifest {
 std::vector<Tokenizer::File> dataset_companions(const std::string& prefix, const Tokenizer& tokenizer,
                                                 DatasetManifest manifest);
 
-/// Reads PREFIX.dataset.json; unset if it does not exist (a dataset of another program). Throws Error
-/// (`data`).
+/// Reads PREFIX.dataset.json; unset if it does not exist (a dataset of another program).
+/// Throws Error (`data`).
 std::optional<DatasetManifest> read_manifest(const std::string& prefix);
 
 /// The tokenizer of a dataset. Throws Error: `no_input` if there is no manifest, `data` if the tokenizer

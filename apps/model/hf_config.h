@@ -14,8 +14,8 @@ namespace nrl::model {
 /// Error(Exit::data) for text that is not JSON.
 ModelSpec parse_model_config(const std::string& json, const std::string& source);
 
-/// `spec.config_json` completed for Hugging Face: architectures, model_type,
-/// all sizes, torch_dtype and dtype.
+/// `spec.config_json` completed for Hugging Face: architectures, model_type, all sizes,
+/// torch_dtype and dtype.
 std::string hugging_face_config(const ModelSpec& spec, std::string_view dtype);
 
 }  // namespace nrl::model

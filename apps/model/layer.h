@@ -52,8 +52,8 @@ struct LayerContext {
 };
 
 /// Together with the layer, identifies a dropout mask within a step. `attention` and `mlp` apply to the
-/// output of the sublayer before it is added to the residual stream,
-/// `probabilities` to the attention probabilities.
+/// output of the sublayer before it is added to the residual stream, `probabilities` to the
+/// attention probabilities.
 enum class DropoutSite : uint8_t { attention, mlp, probabilities };
 
 class Layer;

@@ -64,8 +64,8 @@ struct ModelSpec {
   int64_t mlp_in_width() const { return gated ? 2 * ffn : ffn; }
 };
 
-/// Parameter count without biases and norms, in floating point: used to reject sizes that would overflow
-/// int64.
+/// Parameter count without biases and norms, in floating point: used to reject sizes that
+/// would overflow int64.
 double approximate_parameters(const ModelSpec& spec);
 
 /// A size of the model with its key in config.json and its GPT-2 key (empty: the same).

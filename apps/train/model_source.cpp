@@ -64,8 +64,8 @@ Diagnostic at_model_name(const ConfigResult& result, Exit exit, std::string mess
   return d;
 }
 
-// The problem at a key that the user gave: the problem's own key, else one that it depends on, else
-// policy.model_name.
+// The problem at a key that the user gave: the problem's own key, else one that it depends
+// on, else policy.model_name.
 std::optional<Diagnostic> at_model_key(const ConfigResult& result, const model::ModelProblem& problem,
                                        const std::string& source) {
   const auto full = [](const std::string& key) { return "policy.model." + key; };

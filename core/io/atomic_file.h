@@ -108,8 +108,8 @@ bool same_directory(const std::string& a, const std::string& b);
 std::string join_path(std::string_view dir, std::string_view name);
 /// The directory part, "." when there is none.
 std::string parent_path(const std::string& path);
-/// True for a name that stays inside its directory: not empty, not "." or "..", no '/',
-/// no NUL, at most 255 bytes.
+/// True for a name that stays inside its directory: not empty, not "." or "..", no '/', no NUL, at most
+/// 255 bytes.
 bool is_plain_name(std::string_view name);
 /// 64 random bits as 16 hexadecimal digits.
 std::string random_nonce();

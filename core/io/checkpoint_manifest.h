@@ -41,8 +41,8 @@ struct CheckpointFile {
   uint32_t crc32c = 0;
 };
 
-/// Elements [begin, begin + count) of a logical tensor are elements [stored, stored + count) of shard
-/// `shard`.
+/// Elements [begin, begin + count) of a logical tensor are elements [stored, stored + count)
+/// of shard `shard`.
 struct ShardRun {
   int64_t begin = 0, count = 0;
   uint32_t shard = 0;

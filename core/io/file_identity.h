@@ -16,8 +16,8 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
-/// The checksum covers every byte. Exit::no_input when the file cannot be opened,
-/// Exit::io when it cannot be read.
+/// The checksum covers every byte. Exit::no_input when the file cannot be opened, Exit::io when
+/// it cannot be read.
 FileIdentity identify_file(const std::string& path);
 
 /// The checksum covers 64 blocks of 64 KiB at equal distances, including the first and the last, or the whole

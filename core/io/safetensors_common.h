@@ -37,8 +37,8 @@ struct SafetensorsHeader {
 /// has the format's structure.
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& path);
 
-/// Identifies a file of another format by its first bytes, with a fix: "a zip archive,
-/// ...". Empty when unknown.
+/// Identifies a file of another format by its first bytes, with a fix: "a zip archive, ...". Empty
+/// when unknown.
 std::string foreign_format(std::string_view head);
 
 /// `tensor "name"` for messages.

@@ -1,6 +1,6 @@
 #pragma once
-// Causal attention without the T x T matrix (Dao et al. 2022), grouped-query heads, variable-length
-// sequences.
+// Causal attention without the T x T matrix (Dao et al. 2022), grouped-query heads,
+// variable-length sequences.
 //
 // Tokens of all sequences are concatenated: q (Nq, heads, D), k and v (Nk, kv_heads, D), rows may be
 // strided views of one fused qkv buffer. Sequence s owns rows [cu[s], cu[s+1]). Query head h reads key head h

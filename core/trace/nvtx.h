@@ -1,6 +1,6 @@
 #pragma once
-// NVTX ranges of the domain "nrl-train". Implemented by nvtx.cpp, or by no_nvtx.cpp without the toolkit's
-// headers.
+// NVTX ranges of the domain "nrl-train". Implemented by nvtx.cpp, or by no_nvtx.cpp without the
+// toolkit's headers.
 
 namespace nrl::trace::detail {
 

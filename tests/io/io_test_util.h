@@ -66,8 +66,8 @@ inline int fuzz_iterations() {
   return text == nullptr ? 20000 : std::atoi(text);
 }
 
-/// `base` with one to four random byte edits: flips, replacements, insertions,
-/// removals, truncation, number swaps.
+/// `base` with one to four random byte edits: flips, replacements, insertions, removals,
+/// truncation, number swaps.
 inline std::string mutated(std::string base, uint64_t iteration, uint64_t seed = 1) {
   const PhiloxStream random(seed, iteration);
   uint64_t n = 0;

@@ -1,5 +1,5 @@
-// The GPU of nrl-train-sim. NRL_SIM_DEVICES: how many there are; NRL_SIM_SEED: order in which streams
-// advance.
+// The GPU of nrl-train-sim. NRL_SIM_DEVICES: how many there are; NRL_SIM_SEED: order in
+// which streams advance.
 
 #include <cstdlib>
 

@@ -38,8 +38,8 @@ __device__ __forceinline__ unsigned max_magnitude(unsigned amax, float v) {
   return max(amax, __float_as_uint(v) & 0x7fffffffu);
 }
 
-/// *out = max(*out, the block's largest `amax`), the same in any order of the blocks. All threads must call
-/// it.
+/// *out = max(*out, the block's largest `amax`), the same in any order of the blocks. All threads
+/// must call it.
 template <class T>
 __device__ __forceinline__ void combine_amax(unsigned* out, unsigned amax) {
   NRL_SHARED(unsigned, warp_amax, [32]);

@@ -31,8 +31,8 @@ void deliver(const std::vector<Message>& messages, const Copy& copy) {
   }
 }
 
-/// Executes a call of a group of one rank. copy(from, to, bytes) is never called for 0 bytes or equal
-/// addresses.
+/// Executes a call of a group of one rank. copy(from, to, bytes) is never called for 0 bytes or
+/// equal addresses.
 template <class Copy>
 void execute(const Call& call, const Copy& copy_some) {
   const auto copy = [&](const void* in, void* out, int64_t bytes) {

@@ -45,8 +45,8 @@ namespace nrl::comm {
 /// groups that are used. A group of one rank needs neither NCCL nor MPI. Destruction as for Communicator.
 ///
 /// nccl fails with Exit::unavailable when the build has none, the ranks do not connect in time, or two of
-/// them share a device and the library does not support that (before 2.30, or NCCL_MULTI_RANK_GPU_ENABLE
-/// unset).
+/// them share a device and the library does not support that (before 2.30, or with
+/// NCCL_MULTI_RANK_GPU_ENABLE unset).
 std::unique_ptr<Communicator> make_device_communicator(DeviceCommKind kind, Communicator& host,
                                                        device::Runtime& device,
                                                        const DeviceCommOptions& options = {});
