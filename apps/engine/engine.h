@@ -1,6 +1,6 @@
 #pragma once
 // A model on one rank with its memory, parameters, gradients and optimizer. It owns no files, locks, terminal
-// or data sets, so that one process can have any number of engines.
+// or datasets, so that one process can have any number of engines.
 
 #include <functional>
 #include <memory>
