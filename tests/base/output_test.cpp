@@ -197,7 +197,11 @@ TEST_CASE("exit() and std::terminate() lose no line, and signal handlers can wai
     print();
     std::exit(3);
   });
+#if defined(__SANITIZE_ADDRESS__)
+  REQUIRE(at_exit.starts_with(expected));  // the leak check at exit may warn about the writer threads
+#else
   REQUIRE(at_exit == expected);
+#endif
   REQUIRE(WEXITSTATUS(exited) == 3);
   const auto [at_terminate, aborted] = printed_by_child([&] {
     print();
