@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <functional>
 #include <iostream>
+#include <regex>
 #include <sstream>
 #include <thread>
 
@@ -89,7 +90,12 @@ std::pair<std::string, int> printed_by_child(const std::function<void()>& body) 
     ::_exit(99);
   }
   pipe.close_write();
-  const std::string text = pipe.read_until("");
+  std::string text = pipe.read_until("");
+#if defined(__SANITIZE_ADDRESS__)
+  // The leak check at exit may warn about the writer threads.
+  text = std::regex_replace(text, std::regex("==[0-9]+==Running thread [^\n]*False leaks are possible\\.\n"),
+                            "");
+#endif
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
@@ -197,11 +203,7 @@ TEST_CASE("exit() and std::terminate() lose no line, and signal handlers can wai
     print();
     std::exit(3);
   });
-#if defined(__SANITIZE_ADDRESS__)
-  REQUIRE(at_exit.starts_with(expected));  // the leak check at exit may warn about the writer threads
-#else
   REQUIRE(at_exit == expected);
-#endif
   REQUIRE(WEXITSTATUS(exited) == 3);
   const auto [at_terminate, aborted] = printed_by_child([&] {
     print();

@@ -40,20 +40,9 @@ std::string names(const KernelSet& set) {
 }
 
 ConfigResult config_of(const std::string& device, const std::string& model,
-                       const std::vector<std::string>& overrides) {
-  std::vector<std::string> all{"device=" + device};
-  all.insert(all.end(), overrides.begin(), overrides.end());
-  ConfigResult result = load_config_text("policy:\n  model: " + model +
-                                             "\n  train_global_batch_size: 6\n"
-                                             "  train_micro_batch_size: 2\n"
-                                             "  max_total_sequence_length: 8\n"
-                                             "pretrain: {max_num_steps: 4, seed: 7}\n"
-                                             "data: {train: {data_path: none}}\n"
-                                             "kernels: {num_threads: 1}\n",
-                                         "tiny.yaml", all);
-  INFO(render(result.diagnostics));
-  REQUIRE(result.ok());
-  return result;
+                       std::vector<std::string> overrides) {
+  overrides.insert(overrides.begin(), "policy.train_global_batch_size=6");
+  return test::tiny_config(device, overrides, model);
 }
 
 std::unique_ptr<engine::Engine> engine_on(const ops::KernelTable& table, train::Placement& placement,
