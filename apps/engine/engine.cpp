@@ -151,9 +151,9 @@ void Engine::run_graph(Objective& objective) {
     return;
   }
   if (!graph_) {
-    exec_.device->begin_capture(exec_.stream);
+    device::Capture capture(*exec_.device, exec_.stream);
     run_schedule(objective);
-    graph_ = device::Graph(*exec_.device, exec_.device->end_capture(exec_.stream));
+    graph_ = device::Graph(*exec_.device, capture.end());
   }
   graph_.launch(exec_.stream);
 }

@@ -97,6 +97,8 @@ class Runtime {
   /// True while work for `stream` is captured instead of run.
   virtual bool capturing(StreamHandle stream) = 0;
   virtual GraphHandle end_capture(StreamHandle stream) = 0;
+  /// Ends a capture and discards it. Its streams can be used as before.
+  virtual void discard_capture(StreamHandle stream) noexcept = 0;
   virtual void launch(GraphHandle graph, StreamHandle stream) = 0;
   virtual void destroy_graph(GraphHandle graph) noexcept = 0;
 
@@ -198,6 +200,26 @@ class Memory {
   Kind kind_ = Kind::device;
   size_t size_ = 0;
   void* data_ = nullptr;
+};
+
+/// Captures the work of a stream until end(). Without end(), after an exception for example, the destructor
+/// discards the capture. Same thread throughout.
+class Capture {
+ public:
+  Capture(Runtime& runtime, StreamHandle stream) : runtime_(&runtime), stream_(stream) {
+    runtime.begin_capture(stream);
+  }
+  ~Capture() {
+    if (runtime_) runtime_->discard_capture(stream_);
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+  /// The graph. Fails if the capture was broken; it is over then, too.
+  GraphHandle end() { return std::exchange(runtime_, nullptr)->end_capture(stream_); }
+
+ private:
+  Runtime* runtime_;  // null: ended
+  StreamHandle stream_;
 };
 
 /// Captured work that is launched as one.

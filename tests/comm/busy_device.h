@@ -44,6 +44,7 @@ class BusyDevice final : public nrl::device::Runtime {
   void begin_capture(H stream) override { sim_->begin_capture(stream); }
   bool capturing(H stream) override { return sim_->capturing(stream); }
   H end_capture(H stream) override { return sim_->end_capture(stream); }
+  void discard_capture(H stream) noexcept override { sim_->discard_capture(stream); }
   void launch(H graph, H stream) override { sim_->launch(graph, stream); }
   void destroy_graph(H graph) noexcept override { sim_->destroy_graph(graph); }
 

@@ -123,6 +123,69 @@ TEST_CASE("a stream that is not joined back loses the graph", "[graph]") {
   REQUIRE(t.ran == std::vector<int>{3});
 }
 
+TEST_CASE("an exception inside a capture leaves its streams usable", "[graph]") {
+  Bench t;
+  const Event forked(*t.runtime);
+  const std::string error = error_of([&] {
+    device::Capture capture(*t.runtime, t.a.get());
+    t.note(t.a, 1);
+    forked.record(t.a.get());
+    forked.wait_in(t.b.get());
+    t.note(t.b, 2);
+    fail(Exit::internal, "inside");
+  });
+  REQUIRE(error == "inside");
+  REQUIRE(!t.runtime->capturing(t.a.get()));
+  REQUIRE(!t.runtime->capturing(t.b.get()));
+  t.note(t.a, 3);
+  t.a.synchronize();
+  t.note(t.b, 4);
+  t.b.synchronize();
+  REQUIRE(t.ran == std::vector<int>{3, 4});
+  device::Capture capture(*t.runtime, t.a.get());
+  t.note(t.a, 5);
+  const Graph graph(*t.runtime, capture.end());
+  graph.launch(t.a.get());
+  t.a.synchronize();
+  REQUIRE(t.ran == std::vector<int>{3, 4, 5});
+}
+
+TEST_CASE("a capture that fails to end is over", "[graph]") {
+  Bench t;
+  {
+    device::Capture capture(*t.runtime, t.a.get());
+    (void)error_of([&] { t.a.synchronize(); });
+    REQUIRE(contains(error_of([&] { capture.end(); }), "the capture is invalid"));
+  }
+  t.note(t.a, 1);
+  t.a.synchronize();
+  REQUIRE(t.ran == std::vector<int>{1});
+}
+
+TEST_CASE("a capture that never ends is reported", "[graph]") {
+  std::string problem;
+  {
+    const auto runtime = device::open_sim({.on_problem = [&](const std::string& text) { problem = text; }});
+    const Stream stream(*runtime);
+    runtime->begin_capture(stream.get());
+  }
+  REQUIRE(contains(problem, "a capture never ended"));
+}
+
+TEST_CASE("work behind a stall never runs", "[graph]") {
+  Bench t;
+  const Event before(*t.runtime), after(*t.runtime);
+  before.record(t.a.get());
+  device::sim_stall(*t.runtime, t.a.get());
+  t.note(t.a, 1);
+  after.record(t.a.get());
+  t.note(t.b, 2);
+  t.b.synchronize();
+  for (int i = 0; i < 100; ++i) REQUIRE(!after.done());
+  before.synchronize();
+  REQUIRE(t.ran == std::vector<int>{2});
+}
+
 TEST_CASE("calls that break a capture", "[graph]") {
   Bench t;
   const Event outside(*t.runtime), unrecorded(*t.runtime);

@@ -192,6 +192,11 @@ class Cuda final : public Runtime {
     }
     return executable;
   }
+  void discard_capture(StreamHandle stream) noexcept override {
+    cudaGraph_t graph = nullptr;
+    ignore(cudaStreamEndCapture(stream_of(stream), &graph));
+    if (graph) ignore(cudaGraphDestroy(graph));
+  }
   void launch(GraphHandle graph, StreamHandle stream) override {
     NRL_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)));
   }

@@ -216,8 +216,8 @@ bool Device::done(EventHandle handle) {
   const std::shared_ptr<Point> point = event.last;
   if (!point) return true;
   // A device makes progress while the host polls.
-  if (!point->done && !busy_ && random_() % 2 == 0) {
-    step(lock);
+  for (uint64_t n = random_() % 16; n > 0 && !point->done && !busy_ && !error_; --n) {
+    if (!step(lock)) break;
     for (const auto& s : streams_) settle(*s);
   }
   raise();
@@ -287,19 +287,32 @@ GraphHandle Device::end_capture(StreamHandle handle) {
   if (capture->thread != std::this_thread::get_id())
     fail(Exit::internal, "simulated device: end_capture by another thread than began it");
   const bool joined = capture->joined(stream.tail);
-  for (const auto& s : streams_) {
-    if (s->capture != capture) continue;
-    s->capture = nullptr;
-    s->tail.clear();
-  }
-  capture->active = false;
-  std::erase(captures_, capture);
+  leave_capture(capture);
   if (!capture->broken.empty())
     fail(Exit::internal, "simulated device: the capture is invalid: {}", capture->broken);
   if (!joined)
     fail(Exit::internal, "simulated device: work was captured on a stream that was not joined back");
   graphs_.emplace(capture->graph.get(), capture->graph);
   return capture->graph.get();
+}
+
+void Device::discard_capture(StreamHandle handle) noexcept {
+  Lock lock = enter_last("discard_capture");
+  for (const auto& c : captures_)
+    if (c->origin == handle && c->thread == std::this_thread::get_id()) return leave_capture(c);
+  die("discard_capture of a stream where this thread began no capture");
+}
+
+/// Ends a capture on all of its streams. `capture` may be an element of captures_.
+void Device::leave_capture(const std::shared_ptr<Capture>& capture) {
+  const std::shared_ptr<Capture> ended = capture;
+  for (const auto& s : streams_) {
+    if (s->capture != ended) continue;
+    s->capture = nullptr;
+    s->tail.clear();
+  }
+  ended->active = false;
+  std::erase(captures_, ended);
 }
 
 void Device::launch(GraphHandle handle, StreamHandle stream_handle) {

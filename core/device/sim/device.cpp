@@ -79,6 +79,7 @@ Device::~Device() {
         "not released: {} streams, {} events, {} graphs, {} blocks of device memory ({} bytes), {} of pinned "
         "memory",
         leaked, events_.size(), graphs_.size(), memory_.count(), memory_.used(), pinned_.count());
+  if (!captures_.empty()) problem += fmt::format("{}a capture never ended", problem.empty() ? "" : "; ");
   if (error_ && !error_seen_)
     problem +=
         fmt::format("{}unreported asynchronous error: {}", problem.empty() ? "" : "; ", text_of(error_));
@@ -325,12 +326,25 @@ void Device::enqueue(device::StreamHandle handle, Closure work) {
   push_work(lock, stream_of(handle, "a kernel launch"), std::move(work));
 }
 
+void Device::stall(device::StreamHandle handle) {
+  Lock lock = enter("stall");
+  Stream& stream = stream_of(handle, "stall");
+  Item item;
+  item.kind = Item::Kind::wait;
+  item.point = std::make_shared<Point>();
+  push(lock, stream, std::move(item));
+}
+
 }  // namespace nrl::sim
 
 namespace nrl::device {
 
 std::unique_ptr<Runtime> open_sim(const SimOptions& options) {
   return std::make_unique<sim::Device>(options);
+}
+
+void sim_stall(Runtime& device, StreamHandle stream) {
+  static_cast<sim::Device&>(device).stall(stream);
 }
 
 void sim_enqueue(StreamHandle stream, std::function<void()> work) {

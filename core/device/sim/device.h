@@ -55,10 +55,12 @@ class Device final : public device::Runtime {
   void begin_capture(device::StreamHandle stream) override;
   bool capturing(device::StreamHandle stream) override;
   device::GraphHandle end_capture(device::StreamHandle stream) override;
+  void discard_capture(device::StreamHandle stream) noexcept override;
   void launch(device::GraphHandle graph, device::StreamHandle stream) override;
   void destroy_graph(device::GraphHandle graph) noexcept override;
 
   void enqueue(device::StreamHandle stream, Closure work);
+  void stall(device::StreamHandle stream);
   /// Device memory is accessible from open() to close().
   void open() {
     const std::lock_guard lock(mutex_);
@@ -96,6 +98,7 @@ class Device final : public device::Runtime {
   std::shared_ptr<Point> mark(Lock& lock, Stream& stream);
   void no_capture_here(const char* call);
   void break_capture(const std::shared_ptr<Capture>& capture, const std::string& why);
+  void leave_capture(const std::shared_ptr<Capture>& capture);
 
   device::SimOptions options_;
   uint64_t id_;

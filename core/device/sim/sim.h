@@ -34,4 +34,8 @@ struct SimOptions {
 /// them) defer all work until something waits for it, 3 sometimes and 4 often runs it when it is enqueued.
 std::unique_ptr<Runtime> open_sim(const SimOptions& options = {});
 
+/// The work enqueued on `stream` from now on never runs, as behind a kernel that never ends. `device` must be
+/// a simulated one.
+void sim_stall(Runtime& device, StreamHandle stream);
+
 }  // namespace nrl::device
