@@ -50,7 +50,8 @@ struct Step {
 };
 
 /// Runs `count` steps like training does: on a GPU results are collected one step late.
-std::vector<Step> run_steps(engine::Engine& engine, const train::LrSchedule& schedule, int64_t count) {
+std::vector<Step> run_steps(nrl::comm::World& world, engine::Engine& engine,
+                            const train::LrSchedule& schedule, int64_t count) {
   const plan::RunPlan& plan = engine.plan();
   RandomBatches batches(plan.batch.micro * plan.sequence_length, plan.spec.vocab_size);
   engine::LanguageModeling objective;
@@ -67,7 +68,7 @@ std::vector<Step> run_steps(engine::Engine& engine, const train::LrSchedule& sch
     while (static_cast<int64_t>(steps.size()) < made - leave) {
       Step s;
       s.lr = learning_rate(schedule, static_cast<int64_t>(steps.size()) + 1);
-      s.result = engine.collect();
+      s.result = train::collect_step(world, engine);
       const double now = train::Timers::steady_seconds();
       s.ms = (now - std::exchange(last_result, now)) * 1e3;
       s.time = train::wall_seconds();
@@ -116,7 +117,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   const plan::RunPlan& plan = engine.plan();
   const BatchPlan& batch = plan.batch;
   const std::vector<Step> steps =
-      run_steps(engine, train::make_lr_schedule(c.policy, count, batch.global), count);
+      run_steps(world, engine, train::make_lr_schedule(c.policy, count, batch.global), count);
 
   const double step_ms = median_ms(steps), first = steps.front().time - process_start;
   const double tokens = static_cast<double>(batch.tokens_per_step), tokens_per_s = tokens / step_ms * 1e3;

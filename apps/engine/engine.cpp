@@ -27,6 +27,7 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   step_scalars_ = make_tensor(arenas_.at(plan_->memory, plan_->scalars), DType::f64, {S::count});
   void* host = exec_.device ? arenas_.at(plan_->memory, plan_->host_scalars) : nullptr;
   scalars_ = StepScalars(step_scalars_, static_cast<double*>(host), exec_);
+  watch_ = StepWatch(options.limits);
   bind();
   const std::vector<comm::Communicator*> shards(groups_.size(), &dp);
   reducer_ = std::make_unique<GroupReducer>(groups_, shards, options.overlap_grad_reduce,
@@ -98,6 +99,7 @@ void Engine::step(const StepInput& step, Objective& objective) {
   NRL_CHECK(objective.metrics().size() <= S::max_metrics);
   plan_->tensors->commit(step.number, step.loss_tokens);
   scalars_.begin(step.learning_rate, step.stop);
+  if (exec_.device) watch_.begin(step.number, options_.cuda_graph);
   if (options_.cuda_graph)
     run_graph(objective);
   else
@@ -107,6 +109,7 @@ void Engine::step(const StepInput& step, Objective& objective) {
 }
 
 StepResult Engine::collect() {
+  if (const device::Event* done = scalars_.oldest()) watch_.wait(*done, *dp_);
   return scalars_.collect();
 }
 

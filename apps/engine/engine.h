@@ -13,6 +13,7 @@
 #include "apps/engine/objective.h"
 #include "apps/engine/optimizer.h"
 #include "apps/engine/step_scalars.h"
+#include "apps/engine/step_watch.h"
 #include "apps/plan/run_plan.h"
 #include "core/device/runtime.h"
 #include "core/ops/kernel_table.h"
@@ -27,6 +28,7 @@ struct TrainingOptions {
   int64_t max_nonfinite_steps = 1;  ///< after this many consecutive skipped steps, updates stop for good
   bool overlap_grad_reduce = true;
   bool cuda_graph = false;  ///< capture a step once and replay it
+  StepLimits limits;
 };
 TrainingOptions training_options(const Config& config);
 
@@ -62,7 +64,8 @@ class Engine {
   /// Enqueues an optimizer step on all filled microbatches. The host does not wait for the device; at most
   /// two steps may be in flight. With TrainingOptions::cuda_graph all steps must have the same objective.
   void step(const StepInput& step, Objective& objective);
-  /// Waits for the oldest step in flight and returns its result.
+  /// Waits for the oldest step in flight and returns its result. Fails with StepStuck if a device does not
+  /// finish it within the limit, and with the error of the group if that has lost a rank.
   StepResult collect();
 
   /// Log-probabilities (N) f32 of the targets, without dropout; 0 for tokens without a target. In device
@@ -99,6 +102,7 @@ class Engine {
   Tensor step_scalars_;  // (ops::StepScalar::count) f64
   Tensor evaluation_;    // (1) f64
   StepScalars scalars_;
+  StepWatch watch_;
   std::unique_ptr<GroupReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
   device::Graph graph_;

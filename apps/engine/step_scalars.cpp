@@ -55,6 +55,11 @@ void StepScalars::finish() {
   copied_back_[step % buffers].record(exec_->stream);
 }
 
+const device::Event* StepScalars::oldest() const {
+  NRL_CHECK(in_flight_ > 0);
+  return exec_->device ? &copied_back_[(begun_ - in_flight_) % buffers] : nullptr;
+}
+
 StepResult StepScalars::collect() {
   NRL_CHECK(in_flight_ > 0);
   const int64_t step = begun_ - in_flight_--;

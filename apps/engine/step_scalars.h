@@ -35,6 +35,8 @@ class StepScalars {
   void begin(double learning_rate, bool stop);
   /// Enqueues the copy back to the host.
   void finish();
+  /// The end of the oldest step in flight; null on a CPU.
+  const device::Event* oldest() const;
   /// Waits for the oldest step in flight and returns its result.
   StepResult collect();
 

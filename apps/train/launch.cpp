@@ -30,6 +30,15 @@ int run_in_world(const std::function<int(comm::World&)>& body) {
   }
 }
 
+engine::StepResult collect_step(comm::World& world, engine::Engine& engine) {
+  try {
+    return engine.collect();
+  } catch (const engine::StepStuck& e) {
+    log::error_text(e.what());
+    world.abort(e.code());
+  }
+}
+
 comm::ErrorConsensus attempt_collectively(comm::World& world, const std::function<void()>& work) {
   Exit code = Exit::ok;
   std::string message;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/engine/engine.h"
 #include "apps/train/run_check.h"
 #include "core/config/load.h"
 #include "parallel/comm/world/world.h"
@@ -19,6 +20,10 @@ struct AgreedExit {
 /// Initializes the world, runs `body`, and finalizes the world. Returns the exit code, of an error too. An
 /// error that not all ranks have agreed on aborts the other ranks.
 int run_in_world(const std::function<int(comm::World&)>& body);
+
+/// engine.collect(). If the device does not respond, prints the error and ends every process of the run: the
+/// unwinding of an exception would block.
+engine::StepResult collect_step(comm::World& world, engine::Engine& engine);
 
 /// Collective: runs `work` on every rank and agrees on the outcome. `work` must not communicate.
 comm::ErrorConsensus attempt_collectively(comm::World& world, const std::function<void()>& work);

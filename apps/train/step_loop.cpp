@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "apps/train/evaluator.h"
+#include "apps/train/launch.h"
 #include "apps/train/stop_signal.h"
 #include "core/base/log.h"
 #include "core/trace/device_timeline.h"
@@ -115,7 +116,7 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
     engine::StepResult result;
     {
       const auto compute = report_.timers().time(RunSection::compute);
-      result = run_.engine->collect();
+      result = collect_step(run_.world, *run_.engine);
       trace::collect_device();
     }
     run_.placement.check_groups();  // replayed graphs report no errors themselves
