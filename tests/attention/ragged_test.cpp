@@ -39,6 +39,26 @@ TEST_CASE("Statistics are transposed between row steps") {
               (r < rows ? from[static_cast<size_t>(r * from_step + c)] : -1.0f));
 }
 
+TEST_CASE("Statistics of equal sequences are packed by sequence, and back") {
+  const int64_t heads = 3, sequences = 4, length = 1500;  // more than one block a row, the last one short
+  const int64_t row_step = sequences * length + 5;
+  const auto at = [&](int64_t head, int64_t s, int64_t i) {
+    return static_cast<size_t>(head * row_step + s * length + i);
+  };
+  std::vector<float> ours(static_cast<size_t>(heads * row_step), -1.0f),
+      packed(static_cast<size_t>(heads * sequences * length), -2.0f), back = ours;
+  float next = 0;
+  for (int64_t head = 0; head < heads; ++head)
+    for (int64_t i = 0; i < sequences * length; ++i) ours[at(head, 0, i)] = next++;
+  sim::pack_statistics(nullptr, ours.data(), row_step, heads, sequences, length, packed.data());
+  for (int64_t s = 0; s < sequences; ++s)
+    for (int64_t head = 0; head < heads; ++head)
+      for (int64_t i = 0; i < length; ++i)
+        REQUIRE(packed[static_cast<size_t>((s * heads + head) * length + i)] == ours[at(head, s, i)]);
+  sim::unpack_statistics(nullptr, packed.data(), heads, sequences, length, back.data(), row_step);
+  CHECK(back == ours);  // and nothing between the heads is written
+}
+
 TEST_CASE("Dense rows are spread over a wider buffer") {
   const int64_t rows = 9, width = 24, to_step = 64;
   std::vector<bf16> from(rows * width + 8), to(rows * to_step + 8);

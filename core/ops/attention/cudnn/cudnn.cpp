@@ -58,12 +58,18 @@ class Cudnn final : public Engine {
     const Layout& at = plan.layout;
     std::byte* const memory = exec.workspace.data;
     Pointers pointers = {{uid_q, a.q.data}, {uid_k, a.k.data}, {uid_v, a.v.data}, {uid_out, a.out.data}};
-    if (a.lse) pointers[uid_lse] = at.ragged ? memory + at.lse : a.lse.data;
+    if (a.lse) pointers[uid_lse] = at.reorders_lse ? memory + at.lse : a.lse.data;
     describe_sequences(exec, plan, a.cu_q, problem.sequences, pointers);
     run(exec, plan, pointers);
-    if (at.ragged && a.lse)
-      cuda::transpose_f32(exec.stream, reinterpret_cast<float*>(memory + at.lse), problem.heads,
-                          problem.queries, problem.heads, static_cast<float*>(a.lse.data), problem.lse_row);
+    if (!at.reorders_lse) return;
+    const auto* const lse = reinterpret_cast<const float*>(memory + at.lse);
+    auto* const ours = static_cast<float*>(a.lse.data);
+    if (at.ragged)
+      cuda::transpose_f32(exec.stream, lse, problem.heads, problem.queries, problem.heads, ours,
+                          problem.lse_row);
+    else
+      cuda::unpack_statistics(exec.stream, lse, problem.heads, problem.sequences, problem.longest, ours,
+                              problem.lse_row);
   }
 
   void backward(Exec& exec, const AttentionBackward& a) override {
@@ -71,14 +77,19 @@ class Cudnn final : public Engine {
     Plan& plan = plan_for(problem, exec.workspace.size);
     const Layout& at = plan.layout;
     std::byte* const memory = exec.workspace.data;
+    const auto* const ours = static_cast<const float*>(a.lse.data);
+    auto* const lse = reinterpret_cast<float*>(memory + at.lse);
     if (at.ragged)
-      cuda::transpose_f32(exec.stream, static_cast<const float*>(a.lse.data), problem.lse_row, problem.heads,
-                          problem.queries, reinterpret_cast<float*>(memory + at.lse), problem.heads);
+      cuda::transpose_f32(exec.stream, ours, problem.lse_row, problem.heads, problem.queries, lse,
+                          problem.heads);
+    else if (at.reorders_lse)
+      cuda::pack_statistics(exec.stream, ours, problem.lse_row, problem.heads, problem.sequences,
+                            problem.longest, lse);
     Pointers pointers = {{uid_q, a.q.data},
                          {uid_k, a.k.data},
                          {uid_v, a.v.data},
                          {uid_out, a.out.data},
-                         {uid_lse, at.ragged ? memory + at.lse : a.lse.data},
+                         {uid_lse, at.reorders_lse ? memory + at.lse : a.lse.data},
                          {uid_dout, a.dout.data},
                          {uid_dq, a.dq.data},
                          {uid_dk, at.spread ? memory + at.dk : a.dk.data},

@@ -5,6 +5,10 @@
 // Sequences of equal length are a strided (B, H, S, D) tensor. Others are described by offsets and a padding
 // mask ("THD"): the number of sequences and the longest length are rounded up, so that few plans serve many
 // batches. Padding sequences are empty.
+//
+// The softmax statistics are ours as (H, tokens). cuDNN gets them packed, (B, H, S): before 9.26 its backward
+// pass reads any other strides as if they were these, without a word, and before 9.12 the forward pass writes
+// so. Ragged statistics are (tokens, H). Both are reordered in our part of the workspace.
 
 #include <algorithm>
 #include <bit>
@@ -61,12 +65,15 @@ Problem plan_problem(Problem p) {
 
 /// Offsets in our part of the workspace, which precedes cuDNN's.
 struct Layout {
-  bool ragged = false;  ///< everything but `bytes` is used for these only
-  RowSteps steps;       ///< step 1 (of the statistics) included
-  bool spread = false;  ///< dk and dv are made dense and then copied to where they belong
+  bool ragged = false;
+  bool reorders_lse = false;  ///< the statistics are cuDNN's at `lse`
+  RowSteps steps;             ///< ragged: step 1 (of the statistics) included
+  bool spread = false;        ///< ragged: dk and dv are made dense and then copied to where they belong
   size_t lengths = 0, offsets = 0, lse = 0, dk = 0, dv = 0, bytes = 0;
 
   explicit Layout(const Problem& p) : ragged(!p.equal) {
+    reorders_lse = p.lse_row > 0 && (ragged || p.sequences > 1 || p.lse_row != p.longest);
+    if (reorders_lse) lse = take(sizeof(float) * static_cast<size_t>(p.queries * p.heads));
     if (!ragged) return;
     // With grouped heads cuDNN allocates dk and dv per query head, with the row steps of dk and dv times the
     // group: many times their size where these are columns of a fused buffer.
@@ -79,7 +86,6 @@ struct Layout {
       }
     lengths = take(sizeof(int32_t) * static_cast<size_t>(p.sequences));
     offsets = take(sizeof(int64_t) * static_cast<size_t>(steps.count * (p.sequences + 1)));
-    if (p.lse_row > 0) lse = take(sizeof(float) * static_cast<size_t>(p.queries * p.heads));
     if (!spread) return;
     const auto gradient = static_cast<size_t>(p.keys * p.kv_heads * p.d * size_of(p.dtype));
     dk = take(gradient);
@@ -174,12 +180,11 @@ class Builder {
     t->set_uid(uid).set_output(true);
     place(*t, heads, p_.d, steps.row, steps.head);
   }
-  /// Ragged: (tokens, heads), the order for which the interface computes its workspace; else
-  /// our (heads, tokens).
+  /// Ragged: (tokens, heads), the order for which the interface computes its workspace; else packed.
   void place_statistics(const TensorPointer& t) {
     t->set_uid(uid_lse).set_data_type(fe::DataType_t::FLOAT);
     if (layout_.ragged) return place(*t, p_.heads, 1, p_.heads, 1);
-    t->set_dim({p_.sequences, p_.heads, p_.longest, 1}).set_stride({p_.longest, p_.lse_row, 1, 1});
+    t->set_dim({p_.sequences, p_.heads, p_.longest, 1}).set_stride({p_.heads * p_.longest, p_.longest, 1, 1});
   }
   template <class Options>
   void describe(Options& options) {

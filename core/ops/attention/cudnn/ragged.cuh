@@ -1,6 +1,7 @@
 #pragma once
 // The kernels of ragged.h, which says what they compute; included by cuda.cu alone. One thread per sequence,
-// 32 x 32 tiles of a transpose, one thread per 16 bytes of a copied row.
+// 32 x 32 tiles of a transpose, one block per 1,024 statistics, one thread per 16 bytes of a
+// copied row.
 
 #include "core/device/kernel.h"
 #include "core/ops/attention/cudnn/ragged.h"
@@ -8,7 +9,12 @@
 namespace nrl::ops::NRL_GPU {
 namespace {
 
-constexpr int side_threads = 256, transpose_tile = 32, transpose_rows = 8;
+constexpr int side_threads = 256, transpose_tile = 32, transpose_rows = 8, statistics_part = 1024;
+
+/// Elements between heads and between sequences.
+struct StatisticsSteps {
+  int64_t head, sequence;
+};
 
 __global__ void __launch_bounds__(side_threads)
     ragged_description_kernel(const int32_t* cu, int64_t sequences, int64_t room, attention::RowSteps steps,
@@ -40,6 +46,17 @@ __global__ void __launch_bounds__(transpose_tile* transpose_rows)
 }
 
 __global__ void __launch_bounds__(side_threads)
+    move_statistics_kernel(const float* from, StatisticsSteps from_steps, float* to, StatisticsSteps to_steps,
+                           int64_t sequences, int64_t length) {
+  const int64_t parts = (length + statistics_part - 1) / statistics_part, row = blockIdx.x / parts,
+                begin = blockIdx.x % parts * statistics_part, head = row / sequences, s = row % sequences;
+  const float* source = from + head * from_steps.head + s * from_steps.sequence;
+  float* target = to + head * to_steps.head + s * to_steps.sequence;
+  const int64_t end = begin + statistics_part < length ? begin + statistics_part : length;
+  for (int64_t i = begin + threadIdx.x; i < end; i += side_threads) target[i] = source[i];
+}
+
+__global__ void __launch_bounds__(side_threads)
     spread_rows_kernel(const bf16* from, int64_t units, int64_t units_per_row, bf16* to, int64_t to_step) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * side_threads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * side_threads + threadIdx.x; i < units; i += stride) {
@@ -52,6 +69,14 @@ __global__ void __launch_bounds__(side_threads)
 
 unsigned blocks_of(int64_t n, int64_t per_block) {
   return static_cast<unsigned>((n + per_block - 1) / per_block);
+}
+
+void move_statistics(void* stream, const float* from, const StatisticsSteps& from_steps, float* to,
+                     const StatisticsSteps& to_steps, int64_t heads, int64_t sequences, int64_t length) {
+  if (heads * sequences * length == 0) return;
+  const unsigned blocks = static_cast<unsigned>(heads * sequences) * blocks_of(length, statistics_part);
+  NRL_LAUNCH((move_statistics_kernel), blocks, side_threads, 0, stream, from, from_steps, to, to_steps,
+             sequences, length);
 }
 
 }  // namespace
@@ -68,6 +93,18 @@ void transpose_f32(void* stream, const float* from, int64_t from_step, int64_t r
   const unsigned blocks = blocks_of(rows, transpose_tile) * blocks_of(columns, transpose_tile);
   NRL_LAUNCH((transpose_kernel), blocks, transpose_tile * transpose_rows, 0, stream, from, from_step, rows,
              columns, to, to_step);
+}
+
+void pack_statistics(void* stream, const float* ours, int64_t row_step, int64_t heads, int64_t sequences,
+                     int64_t length, float* packed) {
+  move_statistics(stream, ours, {row_step, length}, packed, {length, heads * length}, heads, sequences,
+                  length);
+}
+
+void unpack_statistics(void* stream, const float* packed, int64_t heads, int64_t sequences, int64_t length,
+                       float* ours, int64_t row_step) {
+  move_statistics(stream, packed, {length, heads * length}, ours, {row_step, length}, heads, sequences,
+                  length);
 }
 
 void spread_rows_bf16(void* stream, const bf16* from, int64_t rows, int64_t width, bf16* to, int64_t to_step,

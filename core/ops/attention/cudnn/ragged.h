@@ -1,6 +1,6 @@
 #pragma once
-// Small kernels around cuDNN attention, which describes sequences of unequal length by offsets and lengths.
-// Launchers, defined in ragged.cuh.
+// Small kernels around cuDNN attention: offsets and lengths of ragged sequences, and statistics and gradients
+// in the layouts that cuDNN reads and writes. Launchers, defined in ragged.cuh.
 
 #include <cstdint>
 
@@ -28,6 +28,13 @@ void ragged_description(void* stream, const int32_t* cu, int64_t sequences, int6
 /// to[c, r] = from[r, c] for r < rows, c < columns; `from_step` and `to_step` are elements between rows.
 void transpose_f32(void* stream, const float* from, int64_t from_step, int64_t rows, int64_t columns,
                    float* to, int64_t to_step);
+
+/// Statistics of `sequences` sequences of equal `length`: ours are (heads, sequences * length) with
+/// `row_step` elements between heads, cuDNN's are (sequences, heads, length), packed.
+void pack_statistics(void* stream, const float* ours, int64_t row_step, int64_t heads, int64_t sequences,
+                     int64_t length, float* packed);
+void unpack_statistics(void* stream, const float* packed, int64_t heads, int64_t sequences, int64_t length,
+                       float* ours, int64_t row_step);
 
 /// `rows` rows of `width` elements, a multiple of 8, dense in `from`, `to_step` apart in `to`; both aligned
 /// to 16 bytes.
