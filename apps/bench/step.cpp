@@ -6,6 +6,7 @@
 #include "apps/engine/engine.h"
 #include "apps/model/hf_config.h"
 #include "apps/plan/memory_check.h"
+#include "apps/train/device_choice.h"
 #include "apps/train/initial_state.h"
 #include "apps/train/launch.h"
 #include "apps/train/lr_schedule.h"
@@ -105,10 +106,12 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   const ConfigResult config = train::load_config_collectively(world, args.config, overrides, setting);
   const Config& c = config.config;
   train::Placement placement(world, config);
-  auto made = plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1),
-                                  placement.grid_position(), placement.device(), placement.host_threads());
   const bool gpu = placement.device() == DeviceType::cuda;
-  if (gpu) plan::require_memory(config, *made, placement.exec().device->properties().memory, "the GPU");
+  const size_t memory = gpu ? placement.exec().device->properties().memory : 0;
+  auto made = plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1),
+                                  placement.grid_position(), placement.device(), placement.host_threads(),
+                                  false, train::memory_for_rank(c.kernels, memory));
+  if (gpu) plan::require_memory(config, *made, memory, "the GPU");
   engine::Engine engine(std::move(made), engine::training_options(c), placement.device_shard_group(),
                         placement.exec());
   engine::LanguageModeling objective;

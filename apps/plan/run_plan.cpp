@@ -21,6 +21,10 @@ std::vector<std::string> recompute_rules(const RecomputeConfig& config) {
   return rules;
 }
 
+std::string bytes_text(int64_t bytes) {
+  return human_bytes(static_cast<uint64_t>(bytes));
+}
+
 }  // namespace
 
 precision::Recipe recipe_for(const Config& config, DeviceType device) {
@@ -51,9 +55,12 @@ GroupOptions group_options(const Config& config, const BatchPlan& batch, const G
           .recipe = recipe};
 }
 
-std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
-                                       const GridPosition& position, DeviceType device, int threads,
-                                       bool own_loss_weights) {
+namespace {
+
+std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Config& config,
+                                   model::ModelSpec spec, const BatchPlan& batch,
+                                   const GridPosition& position, DeviceType device, int threads,
+                                   bool own_loss_weights) {
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
@@ -65,7 +72,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   NRL_CHECK(!p.spec.learned_positions || p.sequence_length <= p.spec.max_positions,
             "the configuration was not checked");
   p.recipe = recipe_for(config, device);
-  p.recompute_modules = recompute_rules(config.policy.recompute);
+  p.recompute_modules = std::move(recompute);
   const GroupOptions group = group_options(config, batch, position, p.recipe);
   p.groups = make_param_groups(
       p.parameters, [&](const std::string&) { return group; }, p.memory);
@@ -103,6 +110,45 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   p.memory.solve();
   return plan;
+}
+
+}  // namespace
+
+std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
+                                       const GridPosition& position, DeviceType device, int threads,
+                                       bool own_loss_weights, size_t gpu_memory) {
+  const auto make = [&](std::vector<std::string> recompute) {
+    return plan_with(std::move(recompute), config, spec, batch, position, device, threads, own_loss_weights);
+  };
+  const RecomputeConfig& recompute = config.policy.recompute;
+  const bool choose = recompute.granularity == RecomputeGranularity::automatic &&
+                      recompute.modules.is_auto() && device == DeviceType::cuda;
+  if (!choose) return make(recompute_rules(recompute));
+  auto keeping = make({});
+  const int64_t need = keeping->memory.total_bytes();
+  const auto percent = static_cast<int>(100 * keep_all_share);
+  if (static_cast<double>(need) <= keep_all_share * static_cast<double>(gpu_memory)) {
+    keeping->recompute_reason = fmt::format("within {} % of the GPU's {}", percent, human_bytes(gpu_memory));
+    return keeping;
+  }
+  auto plan = make(recompute_rules(recompute));
+  const std::string otherwise = fmt::format("keeping everything takes {}", bytes_text(need));
+  if (config.kernels.share_device)
+    plan->recompute_reason = otherwise + ", and ranks may share the GPU";
+  else if (gpu_memory == 0)
+    plan->recompute_reason =
+        fmt::format("{}, which a run does on a GPU of at least {}", otherwise,
+                    bytes_text(static_cast<int64_t>(static_cast<double>(need) / keep_all_share)));
+  else
+    plan->recompute_reason =
+        fmt::format("{}, more than {} % of the GPU's {}", otherwise, percent, human_bytes(gpu_memory));
+  return plan;
+}
+
+std::string recompute_text(const RunPlan& plan) {
+  std::string text = plan.recompute_modules.empty() && !plan.recompute_reason.empty() ? "nothing" : "";
+  for (const std::string& rule : plan.recompute_modules) text += (text.empty() ? "" : ", ") + rule;
+  return text + (plan.recompute_reason.empty() ? "" : ": " + plan.recompute_reason);
 }
 
 std::string memory_line(const memory::MemoryPlan& plan) {

@@ -18,6 +18,10 @@ namespace nrl::plan {
 /// Steps of an engine whose results are not collected yet (engine::StepScalars).
 inline constexpr int max_steps_in_flight = 2;
 
+/// The share of a GPU's memory within which policy.recompute: auto keeps all activations. The rest is for the
+/// CUDA context, libraries and fragmentation.
+inline constexpr double keep_all_share = 0.85;
+
 struct RunPlan {
   model::ModelSpec spec;
   model::ParameterList parameters;
@@ -27,6 +31,7 @@ struct RunPlan {
   int partials = 1;  ///< Exec::partials()
   precision::Recipe recipe;
   std::vector<std::string> recompute_modules;
+  std::string recompute_reason;  ///< why policy.recompute: auto chose these; empty where it does not choose
 
   memory::MemoryPlan memory;
   std::vector<ParamGroup> groups;
@@ -38,9 +43,15 @@ struct RunPlan {
 /// The solved plan of the rank at `position` with `threads` CPU threads. On the heap, because the decoder
 /// refers to its members. `config` must have passed validate_for_world(). Planning for a GPU does not need
 /// one. `own_loss_weights`: for objectives that compute loss weights (BatchShape::loss_weights).
+/// `gpu_memory`: bytes of the GPU if the rank has it to itself, which policy.recompute: auto needs to know;
+/// 0: unknown.
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
                                        const GridPosition& position, DeviceType device, int threads,
-                                       bool own_loss_weights = false);
+                                       bool own_loss_weights = false, size_t gpu_memory = 0);
+
+/// What is recomputed, and for auto on a GPU why: "norm, activation: keeping everything takes ...". Empty if
+/// the configuration keeps everything.
+std::string recompute_text(const RunPlan& plan);
 
 /// The options of a parameter group on the rank at `position`.
 GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPosition& position,

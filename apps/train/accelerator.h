@@ -12,9 +12,14 @@
 
 namespace nrl::train {
 
+struct VisibleDevice {
+  std::string uuid;
+  size_t memory = 0;  ///< bytes
+};
+
 struct AcceleratorBackend {
-  /// The UUIDs of the devices visible to this process; if there are none, `why_not` is set to the reason.
-  std::vector<std::string> (*devices)(std::string& why_not) = nullptr;
+  /// The devices visible to this process; if there are none, `why_not` is set to the reason.
+  std::vector<VisibleDevice> (*devices)(std::string& why_not) = nullptr;
   std::unique_ptr<device::Runtime> (*open)(int ordinal) = nullptr;
   const ops::KernelTable& (*kernels)() = nullptr;
   std::unique_ptr<ops::Libraries> (*libraries)(device::Runtime& runtime,

@@ -7,10 +7,10 @@ const AcceleratorBackend& accelerator_backend() {
   static const AcceleratorBackend backend{[](std::string& why_not) {
                                             const cuda::Status status = cuda::query();
                                             why_not = status.problem;
-                                            std::vector<std::string> ids;
+                                            std::vector<VisibleDevice> visible;
                                             for (const cuda::DeviceInfo& d : status.devices)
-                                              ids.push_back(d.uuid);
-                                            return ids;
+                                              visible.push_back({d.uuid, d.memory});
+                                            return visible;
                                           },
                                           device::open_cuda, ops::cuda_kernels, ops::open_cuda_libraries};
   return backend;

@@ -36,10 +36,9 @@ RunFacts describe_run(const Run& run, double peak_flops) {
                   plan.sequence_length, grouped(plan.batch.global * plan.sequence_length), plan.batch.micro,
                   plan.batch.accumulation, plan.batch.data_parallel, run.max_steps()));
   add("data", run.train.dataset->describe());
-  std::string rules;
-  for (const std::string& rule : plan.recompute_modules) rules += (rules.empty() ? "" : ", ") + rule;
-  add("memory",
-      plan::memory_line(plan.memory) + (rules.empty() ? "" : fmt::format("   (recomputed: {})", rules)));
+  const std::string recomputed = plan::recompute_text(plan);
+  add("memory", plan::memory_line(plan.memory) +
+                    (recomputed.empty() ? "" : fmt::format("   (recomputed: {})", recomputed)));
   if (!run.resumed_from.empty())
     add("resume", fmt::format("{}, step {}", run.resumed_from, run.position.step));
   const char* label = "changed";

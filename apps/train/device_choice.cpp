@@ -13,7 +13,9 @@ namespace nrl::train {
 DeviceChoice choose_device(DeviceKind requested) {
   if (requested == DeviceKind::cpu) return {};
   DeviceChoice choice;
-  const bool found = !accelerator_backend().devices(choice.why_no_gpu).empty();
+  const std::vector<VisibleDevice> visible = accelerator_backend().devices(choice.why_no_gpu);
+  const bool found = !visible.empty();
+  if (found) choice.memory = std::ranges::min_element(visible, {}, &VisibleDevice::memory)->memory;
   if (found) choice.why_no_gpu.clear();
   if (found || requested == DeviceKind::cuda) choice.type = DeviceType::cuda;
   return choice;
@@ -28,6 +30,10 @@ DeviceType device_of_option(std::string_view option) {
     fail(Exit::unavailable, "--device cuda: {}. Fix: use --device cpu or auto, or see nrl-train doctor",
          choice.why_no_gpu);
   return choice.type;
+}
+
+size_t memory_for_rank(const KernelsConfig& config, size_t memory) {
+  return config.share_device ? 0 : memory;
 }
 
 int threads_for(const KernelsConfig& config, int local_size) {

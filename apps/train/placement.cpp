@@ -46,8 +46,10 @@ RankDevice open_rank_device(comm::World& world, const DeviceRequest& request) {
   RankDevice out;
   out.type = request.type;
   std::string why_not;
-  const std::vector<std::string> mine =
-      out.type == DeviceType::cuda ? accelerator_backend().devices(why_not) : std::vector<std::string>{};
+  std::vector<std::string> mine;
+  if (out.type == DeviceType::cuda)
+    for (VisibleDevice& device : accelerator_backend().devices(why_not))
+      mine.push_back(std::move(device.uuid));
   const auto seen = devices_of_node(world, mine);
   run_collectively(world, [&] {
     cpu::use_threads(request.threads);

@@ -4,9 +4,10 @@
 #include <array>
 #include <map>
 
-#include <spdlog/fmt/ranges.h>
+#include <spdlog/fmt/fmt.h>
 
 #include "apps/plan/run_plan.h"
+#include "apps/train/device_choice.h"
 #include "apps/train/model_source.h"
 #include "apps/train/placement.h"
 #include "apps/train/run_data.h"
@@ -36,18 +37,20 @@ Bytes parameter_bytes(const model::ParameterList& parameters, const plan::GroupO
 }
 
 // Sorted by total memory, the largest first.
-std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, DeviceType device) {
+std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const DeviceChoice& device) {
   const Config& c = result.config;
   const model::ModelSpec spec = load_model_spec(result);
   const model::ParameterList parameters = model::make_parameters(spec);
   const BatchPlan batch = resolve_batch(c, world);
   const int threads = threads_for(c.kernels, 1);
-  const precision::Recipe recipe = plan::recipe_for(c, device);
+  const precision::Recipe recipe = plan::recipe_for(c, device.type);
   std::map<Bytes, EqualRanks> by_bytes;
   for (int rank = 0; rank < world; ++rank) {
     const plan::GridPosition position = plan::grid_position(c, world, rank);
     EqualRanks& equal = by_bytes[parameter_bytes(parameters, group_options(c, batch, position, recipe))];
-    if (!equal.plan) equal.plan = plan::make_run_plan(c, spec, batch, position, device, threads);
+    if (!equal.plan)
+      equal.plan = plan::make_run_plan(c, spec, batch, position, device.type, threads, false,
+                                       memory_for_rank(c.kernels, device.memory));
     equal.ranks.push_back(rank);
   }
   std::vector<EqualRanks> out;
@@ -97,8 +100,9 @@ data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t 
 
 void print_plan(const ConfigResult& result, int world, bool buffers) {
   const Config& c = result.config;
-  const DeviceType device = choose_device(c.device).type;
-  const std::vector<EqualRanks> ranks = plan_ranks(result, world, device);
+  const DeviceChoice choice = choose_device(c.device);
+  const DeviceType device = choice.type;
+  const std::vector<EqualRanks> ranks = plan_ranks(result, world, choice);
   const plan::RunPlan& plan = *ranks.front().plan;
   const BatchPlan& batch = plan.batch;
   log::info("model    {} parameters, {} layers, {:.4f} GFLOP per token in training at length {}",
@@ -118,10 +122,10 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
   }
   log::info("buckets  {} of up to {} MiB, {} elements with padding", buckets, c.distributed.bucket_size_mb,
             grouped(elements));
-  log::info("layers   {}", plan.recompute_modules.empty()
+  const std::string recomputed = plan::recompute_text(plan);
+  log::info("layers   {}", recomputed.empty()
                                ? "all activations are kept"
-                               : fmt::format("activations are kept, except recomputed ones: {}",
-                                             fmt::join(plan.recompute_modules, ", ")));
+                               : fmt::format("activations are kept, except recomputed ones: {}", recomputed));
   log::info("memory   in bytes, {}",
             ranks.size() == 1 ? "per rank" : fmt::format("{} (largest)", rank_list(ranks.front().ranks)));
   const auto row = [](std::string_view name, int64_t bytes) {

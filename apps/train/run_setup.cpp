@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "apps/plan/memory_check.h"
+#include "apps/train/device_choice.h"
 #include "apps/train/hf_files.h"
 #include "apps/train/initial_state.h"
 #include "apps/train/input_identity.h"
@@ -72,8 +73,10 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
   HfFiles hf;
   run_collectively(world, [&] {
     const BatchPlan batch = resolve_batch(c, world.size());
-    plan = plan::make_run_plan(c, load_model_spec(run.config_result), batch, run.placement.grid_position(),
-                               run.placement.device(), run.placement.host_threads());
+    plan =
+        plan::make_run_plan(c, load_model_spec(run.config_result), batch, run.placement.grid_position(),
+                            run.placement.device(), run.placement.host_threads(), false,
+                            memory_for_rank(c.kernels, exec.device ? exec.device->properties().memory : 0));
     if (exec.device)
       plan::require_memory(run.config_result, *plan, exec.device->properties().memory, "the GPU");
     open_data(run, *plan, phase);

@@ -39,7 +39,9 @@ void add_recompute(PolicyTable& t) {
   NRL_POLICY_KEY(t, recompute.granularity)
       .built({"auto", "none", "selective"})
       .alias("policy.megatron_cfg.recompute_granularity")
-      .help("selective: the activations named in modules; none: keep everything; auto: selective.");
+      .help(
+          "selective: the activations named in modules; none: keep everything; auto: selective, or none on a "
+          "GPU if everything fits into 85 % of its memory and no modules are given.");
   NRL_POLICY_KEY(t, recompute.modules)
       .built({"norm", "activation"})
       .alias("policy.megatron_cfg.recompute_modules")

@@ -213,6 +213,26 @@ case $case_name in
       same eager-$model/logs/metrics.jsonl graph-$model/logs/metrics.jsonl 0
     done
     ;;
+  # auto keeps all activations in a GPU with memory for them. The bits are the same.
+  sim_recompute)
+    corpus
+    for mebibytes in 4096 40; do
+      config m$mebibytes
+      NRL_SIM_MEMORY=$mebibytes expect 0 run 1 m$mebibytes.yaml device=cuda "${short[@]}"
+      tr -s ' \n' ' ' <out.txt >m$mebibytes.txt
+      NRL_SIM_MEMORY=$mebibytes expect 0 run 1 plan m$mebibytes.yaml device=cuda "${short[@]}"
+      grep '^layers' out.txt >>m$mebibytes.txt
+    done
+    same m4096/logs/metrics.jsonl m40/logs/metrics.jsonl 0
+    grep -q "(recomputed: nothing: within 85 % of the GPU's 4.00 GiB)" m4096.txt || fail "banner: $(cat m4096.txt)"
+    grep -q "recomputed ones: nothing: within 85 % of the GPU's 4.00 GiB" m4096.txt || fail "plan: $(cat m4096.txt)"
+    for line in '(recomputed: ' 'recomputed ones: '; do
+      grep -q "${line}norm, activation: keeping everything takes .*, more than 85 % of the GPU's 40.0 MiB" m40.txt ||
+        fail "recomputation is not explained: $(cat m40.txt)"
+    done
+    NRL_SIM_DEVICES=0 expect 0 run 1 plan m40.yaml device=cuda
+    grep -q 'norm, activation: keeping everything takes .*, which a run does on a GPU of at least ' out.txt || fail "no GPU: $(cat out.txt)"
+    ;;
   # Documents kept apart: as on the CPU, on any number of ranks, and as a graph where the launches do not change.
   sim_documents)
     for i in {1..300}; do echo "{\"text\": \"$((i * i)) is the square of $i$(printf '%*s' $((i % 13)) '')\"}"; done >lines.jsonl
@@ -275,6 +295,7 @@ case $case_name in
     NRL_SIM_DEVICES=1 expect 69 run 2 two.yaml device=cuda "${short[@]}"
     grep -q 'kernels.share_device' err.txt || fail "the refusal does not say how to allow it"
     NRL_SIM_DEVICES=1 expect 0 run 2 two.yaml device=cuda kernels.share_device=true "${short[@]}" pretrain.max_num_steps=1
+    tr -s ' \n' ' ' <out.txt | grep -q 'recomputed: norm, activation: .* ranks may share the GPU' || fail "recomputation: $(cat out.txt)"
     ;;
   sim_bad)
     corpus

@@ -1,5 +1,5 @@
-// The GPU of nrl-train-sim. NRL_SIM_DEVICES: how many there are; NRL_SIM_SEED: order in
-// which streams advance.
+// The GPU of nrl-train-sim. NRL_SIM_DEVICES: how many there are; NRL_SIM_MEMORY: MiB that each claims to
+// have; NRL_SIM_SEED: order in which streams advance.
 
 #include <cstdlib>
 
@@ -14,17 +14,24 @@ int setting(const char* name, int fallback) {
   return text ? std::atoi(text) : fallback;
 }
 
-std::vector<std::string> devices(std::string& why_not) {
-  std::vector<std::string> ids;
-  for (int i = 0; i < setting("NRL_SIM_DEVICES", 8); ++i) ids.push_back("simulated-" + std::to_string(i));
-  if (ids.empty()) why_not = "NRL_SIM_DEVICES is 0";
-  return ids;
+device::SimOptions sim_options() {
+  device::SimOptions options;
+  options.seed = static_cast<uint64_t>(setting("NRL_SIM_SEED", 1));
+  if (const int mebibytes = setting("NRL_SIM_MEMORY", 0); mebibytes > 0)
+    options.memory = static_cast<size_t>(mebibytes) << 20;
+  return options;
+}
+
+std::vector<VisibleDevice> devices(std::string& why_not) {
+  std::vector<VisibleDevice> visible;
+  for (int i = 0; i < setting("NRL_SIM_DEVICES", 8); ++i)
+    visible.push_back({"simulated-" + std::to_string(i), sim_options().memory});
+  if (visible.empty()) why_not = "NRL_SIM_DEVICES is 0";
+  return visible;
 }
 
 std::unique_ptr<device::Runtime> open(int) {
-  device::SimOptions options;
-  options.seed = static_cast<uint64_t>(setting("NRL_SIM_SEED", 1));
-  return device::open_sim(options);
+  return device::open_sim(sim_options());
 }
 
 }  // namespace
