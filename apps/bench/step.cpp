@@ -137,6 +137,11 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   report.set("micro_batch", batch.micro);
   report.set("length", plan.sequence_length);
   report.set("tokens_per_step", batch.tokens_per_step);
+  if (gpu)
+    for (const ops::LibraryChoice& choice : engine.exec().libraries->choices) {
+      log::info("{} {}: {}", choice.op, choice.pass, choice.implementation);
+      report.set(choice.op + " " + choice.pass, choice.implementation);
+    }
   report.set("precision", precision);
   report.set("cuda_graph", c.policy.cuda_graph);
   report.set("timed_steps", timed);

@@ -2,6 +2,7 @@
 
 #include "apps/model/decoder.h"
 #include "core/ops/coverage.h"
+#include "core/ops/libraries.h"
 #include "core/ops/optimizer.h"
 #include "core/ops/transfer.h"
 
@@ -60,6 +61,10 @@ ops::KernelSet Engine::kernels_needed(Objective& objective) {
 int Engine::require_kernels(Objective& objective, std::string_view device) {
   const ops::KernelSet needed = kernels_needed(objective);
   ops::require_kernels(*exec_.kernels, needed, device);
+  if (options_.cuda_graph && exec_.libraries && !exec_.libraries->not_capturable.empty())
+    fail(Exit::unavailable,
+         "policy.cuda_graph: a step of this model cannot be captured: {}. Fix: policy.cuda_graph: false",
+         exec_.libraries->not_capturable);
   return needed.size();
 }
 

@@ -56,7 +56,8 @@ class Engine {
   /// in which every op only records its kernels: nothing is computed, communicated or waited for.
   ops::KernelSet kernels_needed(Objective& objective);
   /// Returns the number of kernels needed. Fails with Exit::unavailable, naming the missing ones, if the
-  /// exec's table lacks some. `device`: "the GPU" or "the CPU", for the message.
+  /// exec's table lacks some, or with the reason if a CUDA graph is wanted and cannot be captured. `device`:
+  /// "the GPU" or "the CPU", for the message. Libraries::choices then has what runs the step's ops.
   int require_kernels(Objective& objective, std::string_view device);
 
   /// Sets microbatch `index` of the next step. `first_sample`: index of its first sample in the global batch.

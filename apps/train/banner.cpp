@@ -23,7 +23,7 @@ RunFacts describe_run(const Run& run, double peak_flops) {
   if (run.placement.device() == DeviceType::cpu)
     add("mfu", fmt::format("of {:.0f} GFLOP/s per rank: the best fp32 matmul rate measured so far",
                            peak_flops * 1e-9));
-  if (!run.attention.empty()) add("attention", run.attention);
+  for (const auto& [op, text] : run.library_choices) add(op.c_str(), text);
   add("model",
       fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
                   name_of(spec.family), spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.vocab_size,

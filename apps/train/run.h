@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/engine/engine.h"
@@ -37,7 +38,8 @@ struct Run {
   std::vector<std::string> changes;   ///< differences to the run that saved the checkpoint, one line each
   std::vector<std::string> warnings;  ///< from start-up
   int kernels = 0;                    ///< number of kernels that the model and recipe need
-  std::string attention;              ///< the attention implementation, and why; empty on a CPU
+  /// Ops for which a GPU has several implementations, and what runs each pass; empty on a CPU.
+  std::vector<std::pair<std::string, std::string>> library_choices;
   double peak = 0;                    ///< peak FLOP/s, the denominator of MFU; 0: unknown
 
   const plan::RunPlan& plan() const { return engine->plan(); }

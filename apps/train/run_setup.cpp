@@ -1,5 +1,6 @@
 #include "apps/train/run_setup.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "apps/plan/memory_check.h"
@@ -11,29 +12,25 @@
 #include "apps/train/model_source.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
-#include "core/ops/attention_engine.h"
+#include "core/ops/libraries.h"
 #include "core/ops/peak.h"
 
 namespace nrl::train {
 namespace {
 
-// Describes the attention implementation. Also makes the libraries select theirs now, before a CUDA
-// graph is captured.
-std::string describe_attention(engine::Engine& engine, ops::Libraries& libraries) {
-  const plan::RunPlan& p = engine.plan();
-  const model::ModelSpec& m = p.spec;
-  const model::MicroBatch& mb = p.tensors->microbatches().front();
-  std::string text;
-  for (const auto direction : {ops::attention::Direction::forward, ops::attention::Direction::backward}) {
-    const auto problem = ops::attention::training_problem(
-        direction, p.recipe.activations(), p.batch.micro * p.sequence_length, mb.cu_seqlens.dim(0) - 1,
-        mb.lengths, m.heads, m.kv_heads, m.head_dim, true, m.window, m.attention_dropout > 0);
-    const std::string choice =
-        describe(ops::attention::choose(libraries, problem, engine.exec().workspace.size), direction);
-    libraries.shown.insert(choice);
-    if (text.find(choice) == std::string::npos) text += (text.empty() ? "" : "; backward: ") + choice;
+// {"attention", "forward: cuDNN 9.19.0; backward: our own kernels (...)"}: one line for each op.
+std::vector<std::pair<std::string, std::string>> describe(const std::vector<ops::LibraryChoice>& choices) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  for (const ops::LibraryChoice& c : choices) {
+    const std::string text = fmt::format("{}: {}", c.pass, c.implementation);
+    const auto line =
+        std::find_if(lines.begin(), lines.end(), [&c](const auto& l) { return l.first == c.op; });
+    if (line == lines.end())
+      lines.emplace_back(c.op, text);
+    else
+      line->second += "; " + text;
   }
-  return text;
+  return lines;
 }
 
 void open_data(Run& run, const plan::RunPlan& plan, const PhaseNote& phase) {
@@ -96,7 +93,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
                                                   run.placement.device_shard_group(), exec);
     engine::LanguageModeling objective;
     run.kernels = run.engine->require_kernels(objective, exec.device ? "the GPU" : "the CPU");
-    if (exec.device) run.attention = describe_attention(*run.engine, *run.placement.accelerator().libraries);
+    if (exec.libraries) run.library_choices = describe(exec.libraries->choices);
   });
   initialize(run, phase);
   phase("measuring the matmul peak");

@@ -10,13 +10,7 @@
 #include <string>
 
 #include "core/ops/attention.h"
-
-namespace nrl::device {
-class Runtime;
-}
-namespace nrl::ops {
-struct Libraries;
-}
+#include "core/ops/libraries.h"
 
 namespace nrl::ops::attention {
 
@@ -50,12 +44,6 @@ struct Problem {
 Problem problem_of(const AttentionForward& a);
 Problem problem_of(const AttentionBackward& a);
 
-/// The problem of a model's training step: q, k and v are columns of one buffer with rows of (heads + 2
-/// kv_heads) * d elements, so are dq, dk and dv; out and dout are dense. `lengths.longest` must be set.
-Problem training_problem(Direction direction, DType dtype, int64_t tokens, int64_t sequences,
-                         const SequenceLengths& lengths, int64_t heads, int64_t kv_heads, int64_t d,
-                         bool causal = true, int64_t window = 0, bool dropout = false);
-
 /// Why no library of fused attention runs this problem; empty when one may.
 std::string unsupported_reason(const Problem& p);
 
@@ -72,6 +60,8 @@ class Engine {
   /// plan. Fails with Exit::internal and the library's text.
   virtual void forward(Exec& exec, const AttentionForward& a) = 0;
   virtual void backward(Exec& exec, const AttentionBackward& a) = 0;
+  /// Why calls for this problem, which has a plan, cannot be captured in a CUDA graph; empty when they can.
+  virtual std::string not_capturable_reason(const Problem&) const { return {}; }
 };
 
 struct Choice {
@@ -79,10 +69,10 @@ struct Choice {
   std::string reason;        ///< why not the library
 };
 Choice choose(const Libraries& libraries, const Problem& p, size_t workspace);
-/// "attention forward: our own kernels (f32 tensors)".
-std::string describe(const Choice& choice, Direction direction);
-/// Logs the text unless Libraries::shown has it.
-void log_once(Libraries& libraries, const std::string& text);
+/// For note_choice(): "cuDNN 9.19.0" or "our own kernels (f32 tensors)".
+LibraryChoice describe(const Choice& choice, Direction direction);
+/// The dry run of a step: makes the plan of a problem of the step now, and notes who runs it.
+void foresee(const Exec& exec, const Problem& p);
 
 struct CudnnOptions {
   /// Gradients have the same bits in every run. On Hopper cuDNN then needs a matrix of queries x keys (2

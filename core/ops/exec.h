@@ -38,8 +38,9 @@ struct Exec {
   device::Runtime* device = nullptr;  ///< GPU: where the tensors live; null on the CPU
   int multiprocessors = 0;            ///< GPU: of the device, for grid sizes
   Libraries* libraries = nullptr;     ///< GPU: GEMM and attention (libraries.h)
-  /// Not null: ops only add the kernels that they would call, and compute nothing on tensors. They may ask
-  /// the libraries for plans, which autotuning times on a stream of its own.
+  /// Not null: ops only add the kernels that they would call, and compute nothing on tensors. They ask the
+  /// libraries for the plans of their arguments and note the choice (libraries.h); autotuning times plans on a
+  /// stream of its own.
   KernelSet* needed = nullptr;
 
   /// Partial sums that a reduction over rows may use: one per block on a GPU, one per thread on the CPU.

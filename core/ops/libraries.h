@@ -2,11 +2,11 @@
 // The engines of the GPU's linear and attention ops: libraries on CUDA, host code on the simulated device.
 
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "core/device/runtime.h"
+#include "core/ops/exec.h"
 
 namespace nrl::ops {
 
@@ -25,15 +25,26 @@ struct LibraryOptions {
   bool deterministic = false;
 };
 
+/// What runs a pass of an op: {"attention", "forward", "cuDNN 9.19.0"}.
+struct LibraryChoice {
+  std::string op, pass, implementation;
+  bool operator==(const LibraryChoice&) const = default;
+};
+
 struct Libraries {
   bool tf32 = false;                             ///< f32 GEMMs in TF32
   std::shared_ptr<gemm::Engine> gemm;            ///< never null
   std::shared_ptr<attention::Engine> attention;  ///< null: our own kernels run all shapes
   std::string why_no_attention;                  ///< where `attention` is null
-  /// Texts about attention that have been shown, each of them once: by the banner of a run or by an op whose
-  /// problem the library did not take.
-  std::set<std::string> shown;
+  /// Each choice once, in the order of the ops: note_choice().
+  std::vector<LibraryChoice> choices;
+  /// Why a step cannot be captured in a CUDA graph, found by its dry run (Exec::needed); empty: it can.
+  std::string not_capturable;
 };
+
+/// Adds a choice that is not known yet. A dry run of a step finds those that the banner shows; a later one is
+/// logged, because the banner did not foresee it.
+void note_choice(const Exec& exec, LibraryChoice choice);
 
 /// cuBLASLt and cuDNN on `runtime`, which must outlive them. Exit::unavailable when a library is missing or
 /// does not support the device.

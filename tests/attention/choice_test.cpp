@@ -1,9 +1,9 @@
-// Whether a library or our own kernels run an attention problem, and the text that says so.
+// Whether a library or our own kernels run an attention problem, and how that is noted.
 
 #include <vector>
 
-#include "core/ops/attention_engine.h"
-#include "core/ops/libraries.h"
+#include "core/ops/kernel_table.h"
+#include "tests/attention/problem.h"
 #include "tests/catch.h"
 
 namespace nrl::ops::attention {
@@ -16,22 +16,28 @@ struct FakeEngine final : Engine {
   }
   void forward(Exec&, const AttentionForward&) override {}
   void backward(Exec&, const AttentionBackward&) override {}
+  std::string not_capturable_reason(const Problem& p) const override {
+    return p.longest % 2 == 1 ? "odd" : "";
+  }
   std::string reason_ = "a reason", none_;
 };
 
+Problem small_problem() {
+  return training_problem(Direction::forward, 128, 2, {64, true}, 4, 2, 64);
+}
 std::string text_of(const Libraries& libraries, const Problem& p, size_t workspace) {
-  return describe(choose(libraries, p, workspace), p.direction);
+  return describe(choose(libraries, p, workspace), p.direction).implementation;
 }
 
 TEST_CASE("A library runs what both our rules and its own support") {
   Libraries libraries;
-  Problem p = training_problem(Direction::forward, DType::bf16, 128, 2, {64, true}, 4, 2, 64);
+  Problem p = small_problem();
   CHECK(choose(libraries, p, 1000).engine == nullptr);
   libraries.attention = std::make_shared<FakeEngine>();
   CHECK(choose(libraries, p, 1000).engine == libraries.attention.get());
   CHECK(choose(libraries, p, 10).engine == nullptr);
-  CHECK(text_of(libraries, p, 1000) == "attention forward: a library");
-  CHECK(text_of(libraries, p, 10) == "attention forward: our own kernels (a reason)");
+  CHECK(text_of(libraries, p, 1000) == "a library");
+  CHECK(text_of(libraries, p, 10) == "our own kernels (a reason)");
   p.d = 36;
   CHECK(choose(libraries, p, 1000).reason == "a head dimension of 36, not a multiple of 8");
 }
@@ -40,10 +46,10 @@ TEST_CASE("Attention dropout runs on our own kernels, evaluation of the same mod
   Libraries libraries;
   libraries.attention = std::make_shared<FakeEngine>();
   for (const Direction direction : {Direction::forward, Direction::backward}) {
-    const Problem training =
-        training_problem(direction, DType::bf16, 128, 2, {64, true}, 4, 2, 64, true, 0, true);
+    Problem training = training_problem(direction, 128, 2, {64, true}, 4, 2, 64);
+    training.dropout = true;
     CHECK(choose(libraries, training, 1000).engine == nullptr);
-    CHECK(text_of(libraries, training, 1000).find("our own kernels (attention dropout") != std::string::npos);
+    CHECK(text_of(libraries, training, 1000).find("our own kernels (attention dropout") == 0);
   }
   std::vector<float> memory(4096);
   std::vector<int32_t> cu{0, 4};
@@ -58,12 +64,12 @@ TEST_CASE("Attention dropout runs on our own kernels, evaluation of the same mod
 }
 
 TEST_CASE("The choice names its reason") {
-  Problem p = training_problem(Direction::forward, DType::bf16, 128, 2, {64, true}, 4, 2, 64);
+  Problem p = small_problem();
   p.dtype = DType::f32;
   CHECK(unsupported_reason(p) == "f32 tensors");
   Libraries none;
   none.why_no_attention = "cuDNN cannot be loaded";
-  CHECK(text_of(none, p, 0) == "attention forward: our own kernels (cuDNN cannot be loaded)");
+  CHECK(text_of(none, p, 0) == "our own kernels (cuDNN cannot be loaded)");
   p.dtype = DType::bf16;
   CHECK(unsupported_reason(p).empty());
   p.self = false;
@@ -74,6 +80,32 @@ TEST_CASE("The choice names its reason") {
   p.aligned = true;
   p.longest = 1;
   CHECK_FALSE(unsupported_reason(p).empty());
+}
+
+TEST_CASE("A dry run notes each choice once, and what cannot be captured") {
+  Libraries libraries;
+  libraries.attention = std::make_shared<FakeEngine>();
+  KernelSet needed;
+  Exec exec;
+  exec.libraries = &libraries;
+  exec.workspace.size = 1000;
+  exec.needed = &needed;
+  Problem p = small_problem();
+  foresee(exec, p);
+  foresee(exec, p);
+  CHECK(libraries.choices == std::vector<LibraryChoice>{{"attention", "forward", "a library"}});
+  CHECK(libraries.not_capturable.empty());
+  p.window = 7;
+  p.longest = 65;
+  foresee(exec, p);  // on our own kernels, which can be captured
+  CHECK(libraries.choices.back() == LibraryChoice{"attention", "forward", "our own kernels (a reason)"});
+  CHECK(libraries.not_capturable.empty());
+  p.window = 0;
+  foresee(exec, p);
+  CHECK(libraries.choices.size() == 2);
+  CHECK(libraries.not_capturable == "odd");
+  exec.libraries = nullptr;
+  foresee(exec, p);  // a CPU has no libraries
 }
 
 }  // namespace

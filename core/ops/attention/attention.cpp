@@ -1,6 +1,7 @@
 #include "core/ops/attention.h"
 
 #include "core/ops/attention/cpu/plan.h"
+#include "core/ops/attention_engine.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/shared/attention_dropout.h"
 #include "core/ops/shared/check.h"
@@ -58,7 +59,7 @@ void check_lse(const char* op, const Tensor& lse, const Tensor& q) {
 }  // namespace
 
 void attention_forward(Exec& exec, const AttentionForward& a) {
-  if (noted(exec, Kernel::attention_forward)) return;
+  if (noted(exec, Kernel::attention_forward)) return attention::foresee(exec, attention::problem_of(a));
   constexpr const char* op = "attention_forward";
   check(op, exec, a);
   if (a.lse) check_lse(op, a.lse, a.q);
@@ -67,7 +68,7 @@ void attention_forward(Exec& exec, const AttentionForward& a) {
 }
 
 void attention_backward(Exec& exec, const AttentionBackward& a) {
-  if (noted(exec, Kernel::attention_backward)) return;
+  if (noted(exec, Kernel::attention_backward)) return attention::foresee(exec, attention::problem_of(a));
   constexpr const char* op = "attention_backward";
   check(op, exec, a);
   check_heads(op, "dout", a.dout, a.q);

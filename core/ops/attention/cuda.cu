@@ -4,20 +4,19 @@
 #include "core/ops/attention/cudnn/ragged.cuh"
 #include "core/ops/attention/flash/mma.cuh"
 #include "core/ops/attention_engine.h"
-#include "core/ops/libraries.h"
 #include "core/ops/ops_list.h"
 
 namespace nrl::ops::NRL_GPU {
 namespace {
 
-/// The library, or null. A problem that it does not take is logged once: it was not foreseen by the banner.
+/// The library, or null. A problem that it does not take is noted.
 template <class Attention>
 attention::Engine* engine_for(const Exec& exec, const Attention& a) {
   if (!exec.libraries || !exec.libraries->attention) return nullptr;
   const attention::Problem problem = attention::problem_of(a);
   const attention::Choice choice = attention::choose(*exec.libraries, problem, exec.workspace.size);
   if (choice.engine) return choice.engine;
-  attention::log_once(*exec.libraries, describe(choice, problem.direction));
+  note_choice(exec, describe(choice, problem.direction));
   return nullptr;
 }
 

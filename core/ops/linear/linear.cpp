@@ -4,6 +4,7 @@
 
 #include "core/ops/gemm/onednn.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/libraries.h"
 #include "core/ops/linear/gpu.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/scratch.h"
@@ -21,10 +22,16 @@ void check_matrix(const char* op, const char* name, const Tensor& t, int64_t row
             only_f32 ? "f32" : "f32 or bf16 ", rows, columns);
 }
 
-/// True if the activation must run as its own kernel because no library fuses it into the GEMM.
+/// True if the activation must run as its own kernel because no library fuses it into the GEMM. On a GPU the
+/// choice is noted.
 template <class Arguments>
-bool activation_kernel(const Exec& exec, const Arguments& a) {
-  return a.activation != Activation::none && !(exec.libraries && gpu::fuses_activation(exec, a));
+bool activation_kernel(const Exec& exec, const Arguments& a, const char* pass) {
+  if (a.activation == Activation::none) return false;
+  if (!exec.libraries) return true;
+  const bool fused = gpu::fuses_activation(exec, a);
+  note_choice(exec, {"gelu", pass,
+                     fused ? "fused into the GEMM" : "a kernel of its own (cuBLASLt does not fuse it here)"});
+  return !fused;
 }
 
 }  // namespace
@@ -32,7 +39,7 @@ bool activation_kernel(const Exec& exec, const Arguments& a) {
 void linear_forward(Exec& exec, const LinearForward& a) {
   constexpr const char* op = "linear_forward";
   if (noted(exec, Kernel::linear_forward)) {
-    if (activation_kernel(exec, a)) noted(exec, Kernel::activation_forward);
+    if (activation_kernel(exec, a, "forward")) noted(exec, Kernel::activation_forward);
     return;
   }
   NRL_CHECK(a.x.rank == 2 && a.weight.rank == 2, "{}: x is {}, weight is {}", op, describe(a.x),
@@ -51,7 +58,7 @@ void linear_forward(Exec& exec, const LinearForward& a) {
   const trace::Range range("linear_forward");
   if (n == 0 || m == 0) return;
   // Where pre_activation is not wanted, the CPU's kernel calls the activation's itself, tile by tile.
-  if (!activation_kernel(exec, a) || (!a.pre_activation && !exec.libraries))
+  if (!activation_kernel(exec, a, "forward") || (!a.pre_activation && !exec.libraries))
     return exec.kernels->linear_forward(exec, a);
   // Two passes, so that recomputing from pre_activation gives bitwise identical results.
   LinearForward gemm = a;
@@ -65,7 +72,7 @@ void linear_forward(Exec& exec, const LinearForward& a) {
 void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   constexpr const char* op = "linear_backward_data";
   if (noted(exec, Kernel::linear_backward_data)) {
-    if (activation_kernel(exec, a)) noted(exec, Kernel::activation_backward);
+    if (activation_kernel(exec, a, "backward")) noted(exec, Kernel::activation_backward);
     return;
   }
   NRL_CHECK(a.dout.rank == 2 && a.weight.rank == 2, "{}: dout is {}, weight is {}", op, describe(a.dout),
@@ -80,7 +87,7 @@ void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   if (a.pre_activation) check_matrix(op, "pre_activation", a.pre_activation, n, k, false);
   const trace::Range range("linear_backward_data");
   if (n == 0 || k == 0) return;
-  if (!activation_kernel(exec, a)) return exec.kernels->linear_backward_data(exec, a);
+  if (!activation_kernel(exec, a, "backward")) return exec.kernels->linear_backward_data(exec, a);
   LinearBackwardData gemm = a;
   gemm.pre_activation = {};
   gemm.activation = Activation::none;

@@ -1,8 +1,6 @@
 // Which attention problems a library runs, and the text that says so.
 
-#include "core/base/log.h"
 #include "core/ops/attention_engine.h"
-#include "core/ops/libraries.h"
 
 namespace nrl::ops::attention {
 namespace {
@@ -68,32 +66,6 @@ Problem problem_of(const AttentionBackward& a) {
   return p;
 }
 
-Problem training_problem(Direction direction, DType dtype, int64_t tokens, int64_t sequences,
-                         const SequenceLengths& lengths, int64_t heads, int64_t kv_heads, int64_t d,
-                         bool causal, int64_t window, bool dropout) {
-  Problem p;
-  p.direction = direction;
-  p.dtype = dtype;
-  p.queries = p.keys = tokens;
-  p.sequences = sequences;
-  p.longest = lengths.longest;
-  p.equal = lengths.equal;
-  p.heads = heads;
-  p.kv_heads = kv_heads;
-  p.d = d;
-  p.causal = causal;
-  p.window = window;
-  p.dropout = dropout;
-  p.q = p.k = p.v = {(heads + 2 * kv_heads) * d, d};
-  p.out = {heads * d, d};
-  p.lse_row = tokens;
-  if (direction == Direction::backward) {
-    p.dout = p.out;
-    p.dq = p.dk = p.dv = p.q;
-  }
-  return p;
-}
-
 std::string unsupported_reason(const Problem& p) {
   if (p.dtype != DType::bf16) return fmt::format("{} tensors", nrl::name_of(p.dtype));
   if (p.d % d_multiple != 0)
@@ -115,13 +87,17 @@ Choice choose(const Libraries& libraries, const Problem& p, size_t workspace) {
   return {reason.empty() ? engine : nullptr, reason};
 }
 
-std::string describe(const Choice& choice, Direction direction) {
-  return choice.engine ? fmt::format("attention {}: {}", name_of(direction), choice.engine->name())
-                       : fmt::format("attention {}: our own kernels ({})", name_of(direction), choice.reason);
+LibraryChoice describe(const Choice& choice, Direction direction) {
+  return {"attention", name_of(direction),
+          choice.engine ? choice.engine->name() : fmt::format("our own kernels ({})", choice.reason)};
 }
 
-void log_once(Libraries& libraries, const std::string& text) {
-  if (libraries.shown.insert(text).second) log::line(text);
+void foresee(const Exec& exec, const Problem& p) {
+  if (!exec.libraries) return;
+  const Choice choice = choose(*exec.libraries, p, exec.workspace.size);
+  note_choice(exec, describe(choice, p.direction));
+  std::string& obstacle = exec.libraries->not_capturable;
+  if (choice.engine && obstacle.empty()) obstacle = choice.engine->not_capturable_reason(p);
 }
 
 }  // namespace nrl::ops::attention

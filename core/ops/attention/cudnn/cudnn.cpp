@@ -52,6 +52,20 @@ class Cudnn final : public Engine {
     return plan_for(problem, workspace).reason;
   }
 
+  std::string not_capturable_reason(const Problem& p) const override {
+    // cudnn-frontend then masks the end of each sequence by lengths that every call copies from a temporary
+    // of its own in pageable host memory.
+    constexpr size_t last_with_mask = 91500;
+    constexpr int64_t tile = 128;
+    if (fe::detail::get_backend_version() > last_with_mask || p.direction == Direction::forward || !p.equal ||
+        p.longest % tile == 0)
+      return {};
+    return fmt::format(
+        "cuDNN {} reads host memory in every call for sequences of {} tokens, not a multiple of {}; cuDNN "
+        "9.15.1 or later does not",
+        fe::detail::get_backend_version_string(), p.longest, tile);
+  }
+
   void forward(Exec& exec, const AttentionForward& a) override {
     const Problem problem = problem_of(a);
     Plan& plan = plan_for(problem, exec.workspace.size);
