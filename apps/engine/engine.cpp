@@ -1,5 +1,6 @@
 #include "apps/engine/engine.h"
 
+#include "apps/engine/pinned_staging.h"
 #include "apps/model/decoder.h"
 #include "core/ops/coverage.h"
 #include "core/ops/libraries.h"
@@ -85,6 +86,15 @@ void Engine::bind() {
 
 std::vector<Tensor> Engine::weights() const {
   return parameter_weights(plan_->parameters, groups_);
+}
+
+std::unique_ptr<Staging> Engine::staging() {
+  if (!exec_.device) return nullptr;
+  const memory::MemoryPlan& memory = plan_->memory;
+  const auto bytes = static_cast<size_t>(memory.buffers()[static_cast<size_t>(plan_->staging)].bytes);
+  return std::make_unique<PinnedStaging>(
+      *exec_.device, exec_.stream,
+      std::span(static_cast<std::byte*>(arenas_.at(memory, plan_->staging)), bytes));
 }
 
 void Engine::weights_written() {

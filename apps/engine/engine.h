@@ -16,6 +16,7 @@
 #include "apps/engine/step_watch.h"
 #include "apps/plan/run_plan.h"
 #include "core/device/runtime.h"
+#include "core/io/staging.h"
 #include "core/ops/kernel_table.h"
 #include "parallel/comm/communicator.h"
 
@@ -82,6 +83,9 @@ class Engine {
   const std::vector<GroupTensors>& groups() const { return groups_; }
   /// The weights that the layers read, indexed like ParameterList::all.
   std::vector<Tensor> weights() const;
+  /// Access to the memory of the tensors above through the plan's pinned buffers, after the work enqueued so
+  /// far; null on a CPU, whose memory needs none. One at a time; must not outlive the engine.
+  std::unique_ptr<Staging> staging();
   /// Must be called after writing the weights from outside: initializes the master
   /// weights, if any, from them.
   void weights_written();

@@ -25,6 +25,7 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
       },
       p.memory);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
+  add_staging(p);
   p.tensors =
       std::make_unique<BatchTensors>(p.memory, BatchShape{.sequences = options.micro_batch,
                                                           .length = options.sequence_length,

@@ -55,6 +55,18 @@ GroupOptions group_options(const Config& config, const BatchPlan& batch, const G
           .recipe = recipe};
 }
 
+void add_staging(RunPlan& p) {
+  if (p.device != DeviceType::cuda) return;
+  constexpr int64_t most = int64_t{16} << 20;  // long enough for the full bandwidth of a copy
+  int64_t largest = 0;
+  for (const model::Parameter& parameter : p.parameters.all)
+    for (const model::Part& part : parameter.parts) largest = std::max(largest, part.numel());
+  // Rounded here, so that both halves are aligned.
+  constexpr int64_t unit = memory::MemoryPlan::alignment;
+  const int64_t bytes = std::min((largest * size_of(DType::f32) + unit - 1) / unit * unit, most);
+  p.staging = p.memory.add("checkpoint staging buffers", Category::data, 2 * bytes, memory::Tier::pinned);
+}
+
 namespace {
 
 std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Config& config,
@@ -85,6 +97,7 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
     p.host_scalars = p.memory.add("step scalars, host copies", Category::data,
                                   max_steps_in_flight * ops::StepScalar::count * 8, memory::Tier::pinned);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
+  add_staging(p);
   if (const int64_t bytes = p.recipe.scales(static_cast<int>(p.spec.layers)).bytes(); bytes > 0)
     p.memory.add("scales", Category::optimizer, bytes);
   p.tensors = std::make_unique<BatchTensors>(p.memory, BatchShape{.microbatches = batch.accumulation,

@@ -36,6 +36,7 @@ struct RunPlan {
   memory::MemoryPlan memory;
   std::vector<ParamGroup> groups;
   memory::BufferId scalars = -1, host_scalars = -1, evaluation = -1;
+  memory::BufferId staging = -1;  ///< GPU: see add_staging()
   std::unique_ptr<BatchTensors> tensors;
   std::unique_ptr<model::Decoder> decoder;
 };
@@ -52,6 +53,10 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
 /// What is recomputed, and for auto on a GPU why: "norm, activation: keeping everything takes ...". Empty if
 /// the configuration keeps everything.
 std::string recompute_text(const RunPlan& plan);
+
+/// Declares the pinned buffers through which weights and optimizer state are saved and loaded: two, each of
+/// 16 MiB, or less if all tensors are smaller. Nothing on a CPU.
+void add_staging(RunPlan& plan);
 
 /// The options of a parameter group on the rank at `position`.
 GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPosition& position,

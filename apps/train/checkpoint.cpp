@@ -120,13 +120,35 @@ JsonValue to_json(const Position& p) {
                             {"best_val_step", p.best_val_step}});
 }
 
-// NaN and infinity spread through the whole model within one step; here the tensor can still be named.
-void require_finite(const std::string& where, std::string_view name, DType dtype, const void* data,
-                    int64_t count) {
-  const int64_t bad = count_non_finite(dtype, data, static_cast<size_t>(count * size_of(dtype)));
+// fill_memory() that rejects NaN and infinity: they spread through the whole model within one step, and here
+// the tensor can still be named.
+template <class Fill>
+void load_finite(const std::string& where, std::string_view name, DType dtype, void* data, int64_t count,
+                 int64_t unit, Staging* staging, const Fill& fill) {
+  int64_t bad = 0;
+  fill_memory(staging, data, count, unit, [&](int64_t first, int64_t n, void* out) {
+    fill(first, n, out);
+    bad += count_non_finite(dtype, out, static_cast<size_t>(n * unit));
+  });
   if (bad > 0)
     fail(Exit::data, "{}: tensor \"{}\" has {} NaN or infinite values of {}; expected finite values", where,
-         name, bad, count);
+         name, bad, count * unit / size_of(dtype));
+}
+
+// Fills a slice; `read` does so for one that has some of its rows in memory, in host memory.
+template <class Read>
+void load_slice(const std::string& where, std::string_view name, const TensorSlice& slice, Staging* staging,
+                const Read& read) {
+  const int64_t rows = slice.transposed ? slice.columns : slice.rows;
+  const int64_t row_bytes = (slice.transposed ? slice.rows : slice.columns) * size_of(slice.dtype);
+  load_finite(where, name, slice.dtype, slice.data, rows, row_bytes, staging,
+              [&](int64_t first, int64_t n, void* out) {
+                TensorSlice part = slice;
+                (slice.transposed ? part.column : part.row) += first;
+                (slice.transposed ? part.columns : part.rows) = n;
+                part.data = out;
+                read(part);
+              });
 }
 
 }  // namespace
@@ -146,6 +168,7 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
 
   CheckpointWriter::Options writing;
   writing.refuse_non_finite = true;
+  writing.staging = s.staging;
   CheckpointWriter writer(options.store, position.step, static_cast<uint64_t>(bytes), group, writing);
   writer.add_slices("model", slices);
   if (group.rank == 0) {
@@ -161,9 +184,21 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   std::vector<ShardSpec> shards;
   for (const StatePiece& piece : pieces) shards.push_back(piece.shard());
   writer.add_tensor_set("optimizer", shards, [&](SafetensorsWriter& file) {
-    for (size_t i = 0; i < pieces.size(); ++i)
-      file.write(shards[i].key, pieces[i].data,
-                 static_cast<size_t>(pieces[i].count * size_of(pieces[i].dtype)));
+    const auto bytes_of = [](const StatePiece& piece) {
+      return static_cast<size_t>(piece.count * size_of(piece.dtype));
+    };
+    std::vector<MemoryRange> ranges;
+    if (s.staging) {
+      for (const StatePiece& piece : pieces) append_pieces(*s.staging, piece.data, bytes_of(piece), ranges);
+      s.staging->read_ahead(ranges);
+    }
+    size_t range = 0;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const size_t bytes = bytes_of(pieces[i]);
+      if (!s.staging) file.write(shards[i].key, pieces[i].data, bytes);
+      for (size_t at = 0; s.staging && at < bytes; at += ranges[range++].bytes)
+        file.write_slice(shards[i].key, at, s.staging->next(), ranges[range].bytes);
+    }
   });
   JsonValue state = to_json(position);
   state.set("run", options.run);
@@ -220,15 +255,19 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   reader.check_names(wanted);
 
   for_each_part(s, [&](const Part& part, const Tensor& weight) {
-    const TensorSlice slice = slice_of(part, weight);
-    reader.read_slice(slice);
-    require_finite(reader.path(), part.name, slice.dtype, slice.data, part.numel());
+    load_slice(reader.path(), part.name, slice_of(part, weight), s.staging,
+               [&](const TensorSlice& slice) { reader.read_slice(slice); });
   });
   for (const StatePiece& piece : state_pieces(s, false)) {
-    for (int64_t i = 0; i < piece.count / piece.run; ++i)
-      reader.read_logical(piece.name, piece.offset + i * piece.stride, piece.run,
-                          piece.data + i * piece.run * size_of(piece.dtype));
-    require_finite(reader.path(), piece.name, piece.dtype, piece.data, piece.count);
+    // In elements if they are contiguous, else in runs.
+    const int64_t unit = piece.flat() ? 1 : piece.run, stride = piece.flat() ? 1 : piece.stride;
+    load_finite(reader.path(), piece.name, piece.dtype, piece.data, piece.count / unit,
+                unit * size_of(piece.dtype), s.staging, [&](int64_t first, int64_t n, void* out) {
+                  const int64_t reads = piece.flat() ? 1 : n, count = piece.flat() ? n : piece.run;
+                  for (int64_t i = 0; i < reads; ++i)
+                    reader.read_logical(piece.name, piece.offset + (first + i) * stride, count,
+                                        static_cast<char*>(out) + i * count * size_of(piece.dtype));
+                });
   }
 }
 
@@ -240,7 +279,7 @@ DType stored_dtype(const std::string& directory) {
 }
 
 void load_weights(const std::string& directory, const ModelSpec& spec, const model::ParameterList& parameters,
-                  const std::vector<Tensor>& weights) {
+                  const std::vector<Tensor>& weights, Staging* staging) {
   const SafetensorsSet files(directory);
   for (size_t i = 0; i < weights.size(); ++i)
     for (const Part& part : parameters.all[i].parts) {
@@ -258,12 +297,13 @@ void load_weights(const std::string& directory, const ModelSpec& spec, const mod
         fail(Exit::data, "{}: {} has dtype {}; expected F32, BF16 or F16", file->path(), name,
              tensor->dtype_name);
       const auto unit = static_cast<uint64_t>(size_of(*tensor->dtype));
-      read_slice(slice, *tensor->dtype,
-                 [&, from = file, info = tensor](int64_t offset, int64_t count, void* out) {
-                   from->read_bytes(*info, static_cast<uint64_t>(offset) * unit, out,
-                                    static_cast<size_t>(count) * unit);
+      load_slice(file->path(), name, slice, staging,
+                 [&, from = file, info = tensor](const TensorSlice& rows) {
+                   read_slice(rows, *info->dtype, [&](int64_t offset, int64_t count, void* out) {
+                     from->read_bytes(*info, static_cast<uint64_t>(offset) * unit, out,
+                                      static_cast<size_t>(count) * unit);
+                   });
                  });
-      require_finite(file->path(), name, slice.dtype, slice.data, part.numel());
     }
   std::string unexpected;
   for (const std::string& name : files.names()) {

@@ -15,6 +15,7 @@
 #include "apps/train/hf_files.h"
 #include "core/io/checkpoint_reader.h"
 #include "core/io/checkpoint_store.h"
+#include "core/io/staging.h"
 
 namespace nrl::train {
 
@@ -32,12 +33,13 @@ struct Position {
   int64_t best_val_step = 0;
 };
 
-/// A rank's view of the state in a checkpoint, in host memory.
+/// A rank's view of the state in a checkpoint: in host memory, or in memory that `staging` accesses.
 struct TrainState {
   const model::ModelSpec* spec = nullptr;
   const model::ParameterList* parameters = nullptr;
   std::vector<Tensor> weights;               ///< the weights that the layers read, by parameter
   std::vector<engine::GroupTensors> groups;  ///< only their optimizer state is used
+  Staging* staging = nullptr;                ///< null: host memory
 };
 
 struct SaveOptions {
@@ -64,8 +66,10 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& state);
 DType stored_dtype(const std::string& directory);
 
 /// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors). Fails
-/// (65), naming them, on missing or unexpected tensors and on tensors with NaN or infinity.
+/// (65), naming them, on missing or unexpected tensors and on tensors with NaN or infinity. `staging`: see
+/// TrainState.
 void load_weights(const std::string& directory, const model::ModelSpec& spec,
-                  const model::ParameterList& parameters, const std::vector<Tensor>& weights);
+                  const model::ParameterList& parameters, const std::vector<Tensor>& weights,
+                  Staging* staging = nullptr);
 
 }  // namespace nrl::train

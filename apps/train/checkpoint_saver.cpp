@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "apps/train/launch.h"
 #include "apps/train/rank_group.h"
 #include "apps/train/run_state.h"
 #include "core/base/log.h"
@@ -24,10 +25,11 @@ CheckpointSaver::CheckpointSaver(comm::World& world, const ConfigResult& config,
 }
 
 std::string CheckpointSaver::save(engine::Engine& engine, const Position& position) {
-  std::string path;
-  with_state_copy(world_, engine, [&](const TrainState& state) {
-    path = save_checkpoint(state, position, options_, rank_group(world_.comm()));
-  });
+  std::unique_ptr<Staging> staging;
+  const comm::ErrorConsensus consensus = attempt_collectively(world_, [&] { staging = engine.staging(); });
+  if (consensus.code != Exit::ok) throw Error(consensus.code, consensus.message);
+  const std::string path =
+      save_checkpoint(state_of(engine, staging.get()), position, options_, rank_group(world_.comm()));
   const CheckpointingConfig& c = config_.config.checkpointing;
   if (world_.rank() == 0 && c.keep_latest_k) {
     try {

@@ -78,8 +78,8 @@ void StoredModelEvaluator::load() {
                                                 .threads = options_.threads}),
       device_.exec);
   const plan::RunPlan& plan = engine_->plan();
-  write_state(*engine_, false, [&](const TrainState& state) {
-    load_weights(directory, plan.spec, plan.parameters, state.weights);
+  with_state(*engine_, [&](const TrainState& state) {
+    load_weights(directory, plan.spec, plan.parameters, state.weights, state.staging);
   });
 }
 

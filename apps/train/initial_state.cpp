@@ -17,15 +17,25 @@ void make_initial_weights(const plan::RunPlan& p, uint64_t seed, int threads, co
   for (size_t i = 0; i < p.parameters.all.size(); ++i) {
     const model::Parameter& parameter = p.parameters.all[i];
     for (const model::Part& part : parameter.parts) {
-      const bool direct = p.recipe.weights() == DType::f32;
-      if (!direct) values.resize(static_cast<size_t>(part.numel()));
-      float* out = direct ? state.weights[i].ptr<float>() + part.offset : values.data();
-      initial_values(p.spec, parameter, part, seed, out, threads);
-      if (direct) continue;
-      bf16* rounded = state.weights[i].ptr<bf16>() + part.offset;
-      cpu::parallel_for(threads, part.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
-        for (int64_t e = begin; e < end; ++e) rounded[e] = bf16(values[static_cast<size_t>(e)]);
-      });
+      const Tensor& weight = state.weights[i];
+      const int64_t unit = size_of(weight.dtype);
+      char* const data = static_cast<char*>(weight.data) + part.offset * unit;
+      fill_memory(state.staging, data, part.rows, part.columns * unit,
+                  [&](int64_t first, int64_t n, void* out) {
+                    model::Part rows = part;
+                    rows.row += first;
+                    rows.rows = n;
+                    if (weight.dtype == DType::f32) {
+                      initial_values(p.spec, parameter, rows, seed, static_cast<float*>(out), threads);
+                      return;
+                    }
+                    values.resize(static_cast<size_t>(rows.numel()));
+                    initial_values(p.spec, parameter, rows, seed, values.data(), threads);
+                    auto* const rounded = static_cast<bf16*>(out);
+                    cpu::parallel_for(threads, rows.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+                      for (int64_t e = begin; e < end; ++e) rounded[e] = bf16(values[static_cast<size_t>(e)]);
+                    });
+                  });
     }
   }
 }
@@ -63,7 +73,7 @@ void resume_from(Run& run, const std::string& path, const PhaseNote& phase) {
     if (!before.incomplete.empty()) run.warnings.push_back(before.incomplete);
     run.changes = compare_records(before.record, run.record, run.config.checkpointing.allow_changes, path);
     phase(fmt::format("loading checkpoint {}", path));
-    write_state(*run.engine, true, [&](const TrainState& state) { load_checkpoint(reader, state); });
+    with_state(*run.engine, [&](const TrainState& state) { load_checkpoint(reader, state); });
     run.resumed_from = path;
     restore_position(run, saved);
     run.engine->restore(saved.updates, saved.skipped_in_a_row);
@@ -78,9 +88,9 @@ void load_initial_weights(const Config& config, engine::Engine& engine, bool ver
   if (model && verify) verify_model_directory(*model);
   phase(model ? fmt::format("loading weights from {}", *model) : "initializing the weights");
   const plan::RunPlan& plan = engine.plan();
-  write_state(engine, false, [&](const TrainState& state) {
+  with_state(engine, [&](const TrainState& state) {
     if (model)
-      load_weights(*model, plan.spec, plan.parameters, state.weights);
+      load_weights(*model, plan.spec, plan.parameters, state.weights, state.staging);
     else
       make_initial_weights(plan, static_cast<uint64_t>(resolved_loop(config).seed), threads, state);
   });

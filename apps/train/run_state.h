@@ -1,21 +1,18 @@
 #pragma once
-// Access to an engine's state in host memory, for saving and loading checkpoints.
+// Access to an engine's state, for saving and loading checkpoints.
 
 #include <functional>
 
 #include "apps/engine/engine.h"
 #include "apps/train/checkpoint.h"
-#include "parallel/comm/world/world.h"
 
 namespace nrl::train {
 
-/// Collective: calls work(state) with the current state: the engine's own memory on a CPU, else a copy in
-/// host memory. `work` starts only if all ranks have their copy; otherwise all throw the same Error.
-void with_state_copy(comm::World& world, engine::Engine& engine,
-                     const std::function<void(const TrainState&)>& work);
+/// The engine's weights and optimizer state in its own memory, which `staging` (Engine::staging()) accesses.
+TrainState state_of(engine::Engine& engine, Staging* staging);
 
-/// Calls work(state), which must write the weights and, with `optimizer`, the optimizer state; on a GPU they
-/// are uploaded afterwards. Not collective.
-void write_state(engine::Engine& engine, bool optimizer, const std::function<void(const TrainState&)>& work);
+/// Calls work(state), which may read and write the weights and the optimizer state in the engine's own
+/// memory, on a GPU through TrainState::staging. No step may be in flight. Writes are done on return.
+void with_state(engine::Engine& engine, const std::function<void(const TrainState&)>& work);
 
 }  // namespace nrl::train

@@ -25,6 +25,7 @@
 #include "core/io/checkpoint_manifest.h"
 #include "core/io/run_lock.h"
 #include "core/io/safetensors.h"
+#include "core/io/staging.h"
 #include "core/io/tensor_slice.h"
 
 namespace nrl {
@@ -76,6 +77,7 @@ class CheckpointWriter {
     uint64_t reserve_bytes = uint64_t{64} << 20;  ///< disk space to leave free
     bool refuse_non_finite = false;  ///< a NaN or infinity in any tensor: no checkpoint (Exit::diverged)
     std::string nonce;               ///< rank 0's, as from random_nonce(); empty: a new one
+    Staging* staging = nullptr;      ///< not null: the data of add_slices() is read through it
   };
   /// Collective. `local_bytes`: bytes that this rank will write. Throws on every rank when there is not
   /// enough space or the directory cannot be created. Creates `store` if it is missing.
@@ -113,6 +115,7 @@ class CheckpointWriter {
   std::string commit(const JsonValue& state);
 
  private:
+  class LocalSlices;
   void write_slices(const SlicePlan& plan, const std::vector<TensorSlice>& slices, SafetensorsWriter* file);
   void record(const std::string& file, const std::vector<ShardSpec>& shards, const SafetensorsWriter& writer);
   JsonValue report() const;

@@ -184,33 +184,131 @@ void CheckpointWriter::add_slices(const std::string& stem, const std::vector<Ten
   add_file(stem + ".safetensors.index.json", safetensors_index(weight_map, total));
 }
 
+namespace {
+
+// Rows of a tensor that are written together.
+int64_t block_rows_of(const SlicePlan::Tensor& t) {
+  return std::min(t.height(), slice_block_rows(t.width() * size_of(t.dtype)));
+}
+
+// The rows of a source that lie in the block [row, row + rows).
+struct SourceRows {
+  int64_t begin, count;
+  SourceRows(const SlicePlan::Source& s, int64_t row, int64_t rows)
+      : begin(std::max(row, s.row)), count(std::min(row + rows, s.row + s.rows) - begin) {}
+};
+
+}  // namespace
+
+// The slices of this rank. Those in a memory with staging are read ahead in the order of write_slices().
+class CheckpointWriter::LocalSlices {
+ public:
+  LocalSlices(CheckpointWriter& writer, const SlicePlan& plan, const std::vector<TensorSlice>& slices)
+      : writer_(writer), staging_(writer.options_.staging) {
+    for (const TensorSlice& s : slices) held_[{s.name, s.row, s.column}] = &s;
+    if (staging_) writer_.guard([&] { read_ahead(plan); });
+  }
+
+  // Rows of the slice behind `s`, in host memory until the next call.
+  TensorSlice rows(const SlicePlan::Tensor& t, const SlicePlan::Source& s, const SourceRows& rows) {
+    const TensorSlice& slice = at(t, s);
+    if (!staging_) return slice;
+    TensorSlice out = slice;
+    if (s.transposed) {  // read whole with its first rows
+      std::vector<char>& whole = whole_[{t.name, s.row, s.column}];
+      if (rows.begin == s.row) read(slice_bytes(slice), whole);
+      out.data = whole.data();
+      if (rows.begin + rows.count == s.row + s.rows) {
+        rows_ = std::move(whole);
+        whole_.erase({t.name, s.row, s.column});
+        out.data = rows_.data();
+      }
+      return out;
+    }
+    out.row = rows.begin;
+    out.rows = rows.count;
+    const auto bytes = static_cast<size_t>(rows.count * s.columns * size_of(t.dtype));
+    out.data = nullptr;
+    if (bytes <= staging_->piece_bytes())
+      writer_.guard([&] { out.data = const_cast<void*>(staging_->next()); });
+    if (!out.data) {
+      read(bytes, rows_);
+      out.data = rows_.data();
+    }
+    return out;
+  }
+
+ private:
+  using Key = std::tuple<std::string_view, int64_t, int64_t>;
+
+  const TensorSlice& at(const SlicePlan::Tensor& t, const SlicePlan::Source& s) const {
+    return *held_.at({t.name, s.row, s.column});
+  }
+  static size_t slice_bytes(const TensorSlice& s) {
+    return static_cast<size_t>(s.rows * s.columns * size_of(s.dtype));
+  }
+  // The next `bytes` bytes; zeros after an error, which commit() reports.
+  void read(size_t bytes, std::vector<char>& out) {
+    out.assign(bytes, 0);
+    writer_.guard([&] {
+      for (size_t at = 0; at < bytes; at += staging_->piece_bytes())
+        std::memcpy(out.data() + at, staging_->next(), std::min(bytes - at, staging_->piece_bytes()));
+    });
+  }
+  void read_ahead(const SlicePlan& plan) {
+    std::vector<MemoryRange> ranges;
+    for (const SlicePlan::Tensor& t : plan.tensors) {
+      const int64_t block = block_rows_of(t), unit = size_of(t.dtype);
+      for (int64_t row = 0; row < t.height(); row += block)
+        for (const SlicePlan::Source& s : t.sources) {
+          const SourceRows rows(s, row, std::min(block, t.height() - row));
+          if (rows.count <= 0 || s.rank != writer_.group_.rank) continue;
+          const TensorSlice& slice = at(t, s);
+          const auto* data = static_cast<const char*>(slice.data);
+          if (!s.transposed)
+            append_pieces(*staging_, data + (rows.begin - s.row) * s.columns * unit,
+                          static_cast<size_t>(rows.count * s.columns * unit), ranges);
+          else if (rows.begin == s.row)
+            append_pieces(*staging_, data, slice_bytes(slice), ranges);
+        }
+    }
+    staging_->read_ahead(std::move(ranges));
+  }
+
+  CheckpointWriter& writer_;
+  Staging* staging_;
+  std::map<Key, const TensorSlice*> held_;
+  std::vector<char> rows_;
+  std::map<Key, std::vector<char>> whole_;  // transposed slices that are being written
+};
+
 // Every rank walks all blocks of all tensors in the same order, even after its own error: the
 // messages stay matched.
 void CheckpointWriter::write_slices(const SlicePlan& plan, const std::vector<TensorSlice>& slices,
                                     SafetensorsWriter* file) {
-  std::map<std::tuple<std::string_view, int64_t, int64_t>, const TensorSlice*> held;
-  for (const TensorSlice& s : slices) held[{s.name, s.row, s.column}] = &s;
+  LocalSlices local(*this, plan, slices);
   std::vector<char> block, message;
   for (const SlicePlan::Tensor& t : plan.tensors) {
     const int64_t unit = size_of(t.dtype), width = t.width();
-    const int64_t block_rows = std::min(t.height(), slice_block_rows(width * unit));
+    const int64_t block_rows = block_rows_of(t);
     const bool owner = t.owner == group_.rank;
     for (int64_t row = 0; row < t.height(); row += block_rows) {
       const int64_t rows = std::min(block_rows, t.height() - row);
       const char* complete = nullptr;  // set if the block is contiguous in memory already
       for (const SlicePlan::Source& s : t.sources) {
         const bool mine = s.rank == group_.rank;
-        const int64_t begin = std::max(row, s.row), count = std::min(row + rows, s.row + s.rows) - begin;
+        const SourceRows part(s, row, rows);
+        const int64_t begin = part.begin, count = part.count;
         if (count <= 0 || (!owner && !mine)) continue;
-        const TensorSlice* slice = mine ? held.at({t.name, s.row, s.column}) : nullptr;
+        const TensorSlice slice = mine ? local.rows(t, s, part) : TensorSlice{};
         const auto bytes = static_cast<size_t>(count * s.columns * unit);
-        const char* direct = mine && !s.transposed
-                                 ? static_cast<const char*>(slice->data) + (begin - s.row) * s.columns * unit
-                                 : nullptr;
+        const char* direct = mine && !s.transposed ? static_cast<const char*>(slice.data) +
+                                                         (begin - slice.row) * s.columns * unit
+                                                   : nullptr;
         if (!owner) {
           if (!direct) {
             message.resize(bytes);
-            copy_rows(*slice, begin, count, message.data(), s.columns);
+            copy_rows(slice, begin, count, message.data(), s.columns);
           }
           group_.send(t.owner, direct ? direct : message.data(), bytes);
           continue;
@@ -222,7 +320,7 @@ void CheckpointWriter::write_slices(const SlicePlan& plan, const std::vector<Ten
         block.resize(static_cast<size_t>(rows * width * unit));
         char* const place = block.data() + ((begin - row) * width + s.column) * unit;
         if (mine) {
-          copy_rows(*slice, begin, count, place, width);
+          copy_rows(slice, begin, count, place, width);
         } else {
           message.resize(bytes);
           group_.receive(s.rank, message.data(), bytes);

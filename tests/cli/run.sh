@@ -287,7 +287,7 @@ case $case_name in
     # Host memory of the GPU run is planned as well, and not counted with the GPU's.
     expect 0 run 1 plan one.yaml device=cuda --buffers
     grep -Eq '^  pinned host +[0-9,]+ ' out.txt || fail "pinned memory has no sum: $(cat out.txt)"
-    [[ $(grep -c '(pinned host memory)$' out.txt) -eq 2 ]] || fail "two pinned buffers are planned: $(cat out.txt)"
+    [[ $(grep -c '(pinned host memory)$' out.txt) -eq 3 ]] || fail "three pinned buffers are planned: $(cat out.txt)"
     ;;
   sim_share)
     corpus

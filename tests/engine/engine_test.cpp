@@ -2,7 +2,6 @@
 #include "apps/engine/engine.h"
 
 #include "apps/plan/forward_plan.h"
-#include "apps/train/run_state.h"
 #include "tests/engine/training.h"
 
 using namespace nrl;
@@ -111,12 +110,8 @@ TEST_CASE("an engine for forward passes only has the log-probabilities of one th
                            placement.exec());
     CHECK(forward.plan().memory.bytes(memory::Category::gradients) == 0);
     CHECK(forward.plan().memory.bytes(memory::Category::optimizer) == 0);
-    train::write_state(forward, false, [&](const train::TrainState& to) {
-      train::with_state_copy(*world, *training, [&](const train::TrainState& from) {
-        for (size_t i = 0; i < to.weights.size(); ++i)
-          std::memcpy(to.weights[i].data, from.weights[i].data, static_cast<size_t>(to.weights[i].bytes()));
-      });
-    });
+    for (size_t i = 0; i < training->weights().size(); ++i)
+      ops::upload(forward.exec(), forward.weights()[i], bytes_of(*training, training->weights()[i]).data());
     const data::HostMicroBatch batch = random_batch(2 * T, 5);
     CHECK(bytes_of(forward, forward.log_probs(batch)) == bytes_of(*training, training->log_probs(batch)));
     const std::vector<char> bytes = bytes_of(forward, forward.log_probs(batch));

@@ -13,6 +13,7 @@
 #include "core/ops/step.h"
 #include "tests/catch.h"
 #include "tests/comm/world_fixture.h"
+#include "tests/io/fake_staging.h"
 #include "tests/io/io_test_util.h"
 #include "tests/model/tiny_model.h"
 
@@ -146,12 +147,13 @@ class Toy {
     }
   }
 
-  TrainState state() {
+  TrainState state(Staging* staging = nullptr) {
     TrainState s;
     s.spec = &spec_;
     s.parameters = &parameters_;
     s.weights = parameter_weights(parameters_, tensors_);
     s.groups = tensors_;
+    s.staging = staging;
     return s;
   }
 
@@ -296,8 +298,26 @@ TEST_CASE("groups on any layout of ranks train, save and resume as one group on 
         toy.train(0, 3, world, *ranks.dp, i % 2 == 0);
         same_numbers(toy.numbers(), saved);
         REQUIRE(toy.norms == std::vector<double>(reference.norms.begin(), reference.norms.begin() + 3));
-        save_checkpoint(toy.state(), {.step = 3, .updates = 3, .consumed_samples = 12, .tokens = 12},
-                        options(dir.path), rank_group(world));
+        const Position position{.step = 3, .updates = 3, .consumed_samples = 12, .tokens = 12};
+        save_checkpoint(toy.state(), position, options(dir.path), rank_group(world));
+        // The same files through staging buffers, whose pieces are smaller than most slices.
+        const SharedDirectory staged(world);
+        FakeStaging staging(4 * row_width * 4);
+        save_checkpoint(toy.state(&staging), position, options(staged.path), rank_group(world));
+        if (rank == 0) REQUIRE(staging.transfers > 0);  // others may own nothing
+        if (rank == 0) {
+          int files = 0;
+          for (const std::string& file : list_directory(dir.path + "/step-3")) {
+            CAPTURE(file);
+            const auto text = [&](const std::string& store) {
+              return read_file(store + "/step-3/" + file, uint64_t{1} << 30);
+            };
+            REQUIRE((text(staged.path) == text(dir.path)));
+            ++files;
+          }
+          REQUIRE(files >= 4);
+        }
+        world.barrier();
       }
       const std::string step = dir.path + "/step-3";
       const SafetensorsSet files(step);
@@ -314,7 +334,10 @@ TEST_CASE("groups on any layout of ranks train, save and resume as one group on 
           for (int reader = 0; reader < readers; ++reader) {
             Toy toy(other, reader, readers == 2, weight);
             CheckpointReader checkpoint(step);
-            load_checkpoint(checkpoint, toy.state());
+            FakeStaging staging(4 * row_width * 4);
+            load_checkpoint(checkpoint, toy.state(reader == 0 ? &staging : nullptr));
+            staging.finish();
+            REQUIRE((staging.transfers > 0) == (reader == 0));
             same_numbers(toy.numbers(), saved);
             for (const auto& [name, elements] : toy.numbers())
               joined[name].insert(elements.begin(), elements.end());
