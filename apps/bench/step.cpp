@@ -51,7 +51,7 @@ struct Step {
 };
 
 /// Runs `count` steps like training does: on a GPU results are collected one step late.
-std::vector<Step> run_steps(nrl::comm::World& world, engine::Engine& engine,
+std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases, engine::Engine& engine,
                             const train::LrSchedule& schedule, int64_t count) {
   const plan::RunPlan& plan = engine.plan();
   RandomBatches batches(plan.batch.micro * plan.sequence_length, plan.spec.vocab_size);
@@ -70,6 +70,7 @@ std::vector<Step> run_steps(nrl::comm::World& world, engine::Engine& engine,
       Step s;
       s.lr = learning_rate(schedule, static_cast<int64_t>(steps.size()) + 1);
       s.result = train::collect_step(world, engine);
+      phases.end();
       const double now = train::Timers::steady_seconds();
       s.ms = (now - std::exchange(last_result, now)) * 1e3;
       s.time = train::wall_seconds();
@@ -105,22 +106,33 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   setting.files = false;  // no data is read
   const ConfigResult config = train::load_config_collectively(world, args.config, overrides, setting);
   const Config& c = config.config;
+  train::StartPhases phases;
+  phases.add("configuration", train::wall_seconds() - process_start);
+  phases.begin("device", "");
   train::Placement placement(world, config);
+  phases.add("context", placement.accelerator().context_seconds, "device");
+  phases.add("libraries", placement.accelerator().library_seconds, "device");
+  phases.begin("plan", "");
   const bool gpu = placement.device() == DeviceType::cuda;
   const size_t memory = gpu ? placement.exec().device->properties().memory : 0;
   auto made = plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1),
                                   placement.grid_position(), placement.device(), placement.host_threads(),
                                   false, train::memory_for_rank(c.kernels, memory));
   if (gpu) plan::require_memory(config, *made, memory, "the GPU");
+  phases.begin("memory", "");
   engine::Engine engine(std::move(made), engine::training_options(c), placement.device_shard_group(),
                         placement.exec());
   engine::LanguageModeling objective;
-  const int kernels = engine.require_kernels(objective, gpu ? "the GPU" : "the CPU");
-  train::load_initial_weights(c, engine, true, placement.host_threads(), [](const std::string&) {});
+  int kernels = 0;
+  train::load_initial_weights(c, engine, true, placement.host_threads(), phases, [&] {
+    phases.begin("kernels", "");
+    kernels = engine.require_kernels(objective, gpu ? "the GPU" : "the CPU");
+  });
+  phases.begin("first step", "");
   const plan::RunPlan& plan = engine.plan();
   const BatchPlan& batch = plan.batch;
   const std::vector<Step> steps =
-      run_steps(world, engine, train::make_lr_schedule(c.policy, count, batch.global), count);
+      run_steps(world, phases, engine, train::make_lr_schedule(c.policy, count, batch.global), count);
 
   const double step_ms = median_ms(steps), first = steps.front().time - process_start;
   const double tokens = static_cast<double>(batch.tokens_per_step), tokens_per_s = tokens / step_ms * 1e3;
@@ -152,6 +164,9 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   report.set("planned_bytes", plan.memory.total_bytes());
   report.set("peak_resident_bytes", cpu::peak_resident_bytes());
   report.set("first_step_s", first);
+  JsonValue parts = JsonValue::object({});
+  for (const auto& [part, seconds] : phases.parts()) parts.set(part, seconds);
+  report.set("start_s", std::move(parts));
   report.set("loss_first", loss(steps.front()));
   report.set("loss_last", loss(steps.back()));
   report.set("model", parse_json(model::hugging_face_config(plan.spec, precision), "model"));
@@ -172,6 +187,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   log::info("memory      {} planned{}", human_bytes(static_cast<uint64_t>(plan.memory.total_bytes())),
             gpu ? "" : fmt::format(", {} resident", human_bytes(cpu::peak_resident_bytes())));
   log::info("first step  finished {:.2f} s after exec", first);
+  log::info("start       {}", phases.text());
   return report.finish();
 }
 

@@ -1,5 +1,7 @@
 #include "apps/train/accelerator.h"
 
+#include "apps/train/report/timers.h"
+
 namespace nrl::train {
 
 ops::Exec Accelerator::exec() const {
@@ -16,9 +18,13 @@ ops::Exec Accelerator::exec() const {
 Accelerator open_accelerator(int ordinal, const ops::LibraryOptions& options) {
   const AcceleratorBackend& backend = accelerator_backend();
   Accelerator a;
+  const double begin = Timers::steady_seconds();
   a.runtime = backend.open(ordinal);
   a.runtime->bind_thread();
+  const double opened = Timers::steady_seconds();
   a.libraries = backend.libraries(*a.runtime, options);
+  a.context_seconds = opened - begin;
+  a.library_seconds = Timers::steady_seconds() - opened;
   a.compute = device::Stream(*a.runtime);
   return a;
 }

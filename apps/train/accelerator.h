@@ -32,6 +32,7 @@ struct Accelerator {
   std::unique_ptr<device::Runtime> runtime;
   std::unique_ptr<ops::Libraries> libraries;
   device::Stream compute;
+  double context_seconds = 0, library_seconds = 0;  ///< of opening them
 
   /// An Exec on the compute stream without workspace.
   ops::Exec exec() const;

@@ -1,11 +1,15 @@
 #include "apps/train/initial_state.h"
 
 #include <algorithm>
+#include <exception>
+#include <thread>
 #include <utility>
 
 #include "apps/train/input_identity.h"
 #include "apps/train/launch.h"
+#include "apps/train/report/timers.h"
 #include "apps/train/run_state.h"
+#include "core/base/threads.h"
 #include "core/device/cpu/parallel.h"
 #include "core/io/checkpoint_store.h"
 
@@ -61,7 +65,45 @@ void restore_position(Run& run, const Position& saved) {
                     saved.dataset_samples, run.position.dataset_samples, run.train.epoch_samples));
 }
 
-void resume_from(Run& run, const std::string& path, const PhaseNote& phase) {
+// Calls load(state). On a GPU that is done by another thread, while this one does the work beside it.
+void load_state(engine::Engine& engine, StartPhases& phases, const std::string& what,
+                const WorkBeside& beside, const std::function<void(const TrainState&)>& load) {
+  device::Runtime* const device = engine.exec().device;
+  if (!device) {
+    beside();
+    phases.begin("weights", what);
+    load(state_of(engine, nullptr));
+    return;
+  }
+  const std::unique_ptr<Staging> staging = engine.staging();
+  const TrainState state = state_of(engine, staging.get());
+  std::exception_ptr error;
+  double seconds = 0;
+  std::thread thread = start_thread([&] {
+    const double begin = Timers::steady_seconds();
+    try {
+      device->bind_thread();
+      load(state);
+      staging->finish();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    seconds = Timers::steady_seconds() - begin;
+  });
+  struct Join {
+    std::thread& thread;
+    ~Join() {
+      if (thread.joinable()) thread.join();
+    }
+  } const join{thread};
+  beside();
+  phases.begin("weights", what);
+  thread.join();
+  phases.add_beside("weights", seconds);
+  if (error) std::rethrow_exception(error);
+}
+
+void resume_from(Run& run, const std::string& path, StartPhases& phases, const WorkBeside& beside) {
   comm::World& world = run.world;
   const std::vector<std::string> manifests =
       world.comm().gather_texts(to_text({identify_input(join_path(path, manifest_name))}));
@@ -72,8 +114,8 @@ void resume_from(Run& run, const std::string& path, const PhaseNote& phase) {
     const SavedRecord before = read_record(reader, saved.global_batch);
     if (!before.incomplete.empty()) run.warnings.push_back(before.incomplete);
     run.changes = compare_records(before.record, run.record, run.config.checkpointing.allow_changes, path);
-    phase(fmt::format("loading checkpoint {}", path));
-    with_state(*run.engine, [&](const TrainState& state) { load_checkpoint(reader, state); });
+    load_state(*run.engine, phases, fmt::format("loading checkpoint {}", path), beside,
+               [&](const TrainState& state) { load_checkpoint(reader, state); });
     run.resumed_from = path;
     restore_position(run, saved);
     run.engine->restore(saved.updates, saved.skipped_in_a_row);
@@ -83,12 +125,13 @@ void resume_from(Run& run, const std::string& path, const PhaseNote& phase) {
 }  // namespace
 
 void load_initial_weights(const Config& config, engine::Engine& engine, bool verify, int threads,
-                          const PhaseNote& phase) {
+                          StartPhases& phases, const WorkBeside& beside) {
   const std::optional<std::string>& model = config.policy.model_name;
-  if (model && verify) verify_model_directory(*model);
-  phase(model ? fmt::format("loading weights from {}", *model) : "initializing the weights");
   const plan::RunPlan& plan = engine.plan();
-  with_state(engine, [&](const TrainState& state) {
+  const std::string what =
+      model ? fmt::format("loading weights from {}", *model) : "initializing the weights";
+  load_state(engine, phases, what, beside, [&](const TrainState& state) {
+    if (model && verify) verify_model_directory(*model);
     if (model)
       load_weights(*model, plan.spec, plan.parameters, state.weights, state.staging);
     else
@@ -97,7 +140,7 @@ void load_initial_weights(const Config& config, engine::Engine& engine, bool ver
   engine.weights_written();
 }
 
-void initialize(Run& run, const PhaseNote& phase) {
+void initialize(Run& run, StartPhases& phases, const WorkBeside& beside) {
   comm::World& world = run.world;
   const CheckpointingConfig& c = run.config.checkpointing;
   // Rank 0 chooses the checkpoint; all read it.
@@ -113,10 +156,10 @@ void initialize(Run& run, const PhaseNote& phase) {
     run_collectively(world, [&] {
       // Every node may have its own copy of the directory, so one rank per node verifies it.
       load_initial_weights(run.config, *run.engine, world.local_rank() == 0, run.placement.host_threads(),
-                           phase);
+                           phases, beside);
     });
   else
-    resume_from(run, path, phase);
+    resume_from(run, path, phases, beside);
   // The checkpoint directory is only modified once the run is certain to start.
   run_collectively(world, [&] {
     if (world.rank() != 0 || !c.enabled) return;

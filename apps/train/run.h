@@ -1,7 +1,6 @@
 #pragma once
 // All state of a training run on one rank.
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,9 +13,6 @@
 #include "apps/train/run_data.h"
 
 namespace nrl::train {
-
-/// Called with the name of each start-up phase, to show progress.
-using PhaseNote = std::function<void(std::string)>;
 
 struct Run {
   Run(comm::World& world, const ConfigResult& result)

@@ -45,7 +45,7 @@ void RunReport::banner() {
 }
 
 void RunReport::first_step() {
-  if (first()) phases_.begin("computing the first step");
+  phases_.begin("first step", "computing the first step");
 }
 
 int64_t RunReport::tokens_per_step() const {
@@ -118,10 +118,13 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   }
   log_row([&] { metrics_.step(facts); });
   terminal_.step(facts);
-  if (step.step == first_step_ + 1 && first())
-    terminal_.event(
-        "start", step.step,
-        fmt::format("first step finished {:.2f} s after start", Timers::steady_seconds() - start_));
+  if (step.step == first_step_ + 1 && first()) {
+    constexpr double slow = 5;  // a slow start explains itself
+    const double seconds = Timers::steady_seconds() - start_;
+    terminal_.event("start", step.step,
+                    fmt::format("first step finished {:.2f} s after start{}", seconds,
+                                seconds < slow ? "" : ": " + phases_.text()));
+  }
 }
 
 void RunReport::evaluation(double loss, double seconds) {

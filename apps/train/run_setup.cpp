@@ -33,11 +33,11 @@ std::vector<std::pair<std::string, std::string>> describe(const std::vector<ops:
   return lines;
 }
 
-void open_data(Run& run, const plan::RunPlan& plan, const PhaseNote& phase) {
+void open_data(Run& run, const plan::RunPlan& plan, StartPhases& phases) {
   const Config& c = run.config;
   if (!c.data.train.data_path.empty())
-    phase(fmt::format("opening data {}{}", c.data.train.data_path.front(),
-                      c.data.train.data_path.size() > 1 ? ", ..." : ""));
+    phases.begin("data", fmt::format("opening data {}{}", c.data.train.data_path.front(),
+                                     c.data.train.data_path.size() > 1 ? ", ..." : ""));
   const int64_t global = plan.batch.global;
   run.train = open_train_data(c, plan.spec.vocab_size, global);
   run.position.dataset_samples = run.train.samples;
@@ -55,17 +55,21 @@ void open_data(Run& run, const plan::RunPlan& plan, const PhaseNote& phase) {
 
 }  // namespace
 
-std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, const PhaseNote& phase) {
-  phase("choosing the device and connecting the ranks");
+std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, StartPhases& phases) {
+  phases.begin("device", "choosing the device and connecting the ranks");
   auto owned = std::make_unique<Run>(world, config);
   Run& run = *owned;
   const Config& c = run.config;
   const ops::Exec& exec = run.placement.exec();
+  if (exec.device) {
+    phases.add("context", run.placement.accelerator().context_seconds, "device");
+    phases.add("libraries", run.placement.accelerator().library_seconds, "device");
+  }
   Inputs inputs;
   run_collectively(world, [&] { inputs = identify_inputs(c); });
   const std::vector<std::string> files_of_ranks = world.comm().gather_texts(to_text(inputs.files));
   run_collectively(world, [&] { require_same_files(files_of_ranks, world.hosts()); });
-  phase("planning the memory");
+  phases.begin("plan", "planning the memory");
   std::unique_ptr<plan::RunPlan> plan;
   HfFiles hf;
   run_collectively(world, [&] {
@@ -76,7 +80,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
                             memory_for_rank(c.kernels, exec.device ? exec.device->properties().memory : 0));
     if (exec.device)
       plan::require_memory(run.config_result, *plan, exec.device->properties().memory, "the GPU");
-    open_data(run, *plan, phase);
+    open_data(run, *plan, phases);
     run.record = make_record(c, plan->spec, plan->recipe.weights(), world.size(), inputs);
     if (world.rank() == 0 && c.checkpointing.enabled) {
       hf = collect_hf_files(c);
@@ -88,15 +92,18 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
     run.saver = std::make_unique<CheckpointSaver>(world, run.config_result, run.record, std::move(hf));
     if (const RunLocks* locks = run.saver->locks())
       for (const std::string& takeover : locks->takeovers()) run.warnings.push_back(takeover);
-    phase(fmt::format("allocating {}", human_bytes(static_cast<uint64_t>(plan->memory.total_bytes()))));
+    phases.begin("memory", fmt::format("allocating {}",
+                                       human_bytes(static_cast<uint64_t>(plan->memory.total_bytes()))));
     run.engine = std::make_unique<engine::Engine>(std::move(plan), engine::training_options(c),
                                                   run.placement.device_shard_group(), exec);
+  });
+  initialize(run, phases, [&] {
+    phases.begin("kernels", "selecting the kernels");
     engine::LanguageModeling objective;
     run.kernels = run.engine->require_kernels(objective, exec.device ? "the GPU" : "the CPU");
     if (exec.libraries) run.library_choices = describe(exec.libraries->choices);
   });
-  initialize(run, phase);
-  phase("measuring the matmul peak");
+  phases.begin("peak", "measuring the matmul peak");
   run.peak = peak_of(run.placement);
   return owned;
 }

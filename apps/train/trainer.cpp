@@ -19,12 +19,13 @@ Exit train(comm::World& world, const ConfigResult& config) {
   options.progress = logger.progress;
   options.log_interval = logger.log_interval;
   Terminal terminal(options);
-  StartPhases phases([&](std::string_view phase, double seconds) {
-    terminal.note(fmt::format("starting: {} ({:.0f} s so far)", phase, seconds));
-  });
-  const std::unique_ptr<Run> run = set_up_run(world, config, [&](std::string phase) {
-    if (first) phases.begin(std::move(phase));
-  });
+  StartPhases::Print show;
+  if (first)
+    show = [&](std::string_view phase, double seconds) {
+      terminal.note(fmt::format("starting: {} ({:.0f} s so far)", phase, seconds));
+    };
+  StartPhases phases(show);
+  const std::unique_ptr<Run> run = set_up_run(world, config, phases);
   std::unique_ptr<TextSamples> samples;
   std::optional<RunReport> report;
   run_collectively(world, [&] {

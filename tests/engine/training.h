@@ -58,7 +58,8 @@ inline std::unique_ptr<engine::Engine> make_engine(
   auto engine =
       std::make_unique<engine::Engine>(std::move(plan), options ? *options : engine::training_options(c),
                                        placement.device_shard_group(), placement.exec());
-  train::load_initial_weights(c, *engine, false, 1, [](const std::string&) {});
+  train::StartPhases phases;
+  train::load_initial_weights(c, *engine, false, 1, phases);
   return engine;
 }
 

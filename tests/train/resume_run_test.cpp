@@ -77,7 +77,8 @@ device: cpu
   void begin(const std::string& name, const std::vector<std::string>& overrides,
              const std::function<void(const Run&)>& look) const {
     const auto world = comm::World::init();
-    look(*set_up_run(*world, config(name, overrides), [](const std::string&) {}));
+    StartPhases phases;
+    look(*set_up_run(*world, config(name, overrides), phases));
   }
 
   std::vector<JsonValue> rows(const std::string& name, const char* key) const {
