@@ -1,4 +1,5 @@
-// op_tests test|grad|list [part of a case's name]
+// op_tests test|grad|list [PART[,PART]...]: cases whose name contains one of these texts; -PART[,PART]... :
+// none of them.
 //
 // Environment: NRL_TEST_BACKEND=NAME runs on that backend only; NRL_TEST_SMALL=N leaves out cases whose
 // results have more than N elements; NRL_TEST_ONCE=1 does not compare the bits of two runs. Exit code 77:
@@ -69,6 +70,19 @@ constexpr int exit_skipped = 77;
 struct Skipped {
   std::string why;
 };
+
+/// Whether the names selected by `filter` (see above) include this one.
+bool selected(const std::string& name, std::string_view filter) {
+  if (filter.empty()) return true;
+  const bool inverted = filter.front() == '-';
+  if (inverted) filter.remove_prefix(1);
+  while (!filter.empty()) {
+    const std::string_view part = filter.substr(0, filter.find(','));
+    if (name.find(part) != std::string::npos) return !inverted;
+    filter.remove_prefix(std::min(filter.size(), part.size() + 1));
+  }
+  return inverted;
+}
 
 std::vector<Backend> backends() {
   Program all = program();
@@ -144,7 +158,7 @@ void run_tests(const Registry& registry, std::string_view filter) {
   double worst = 0;
   std::string worst_name;
   for (const TestCase& test : registry.tests) {
-    if (test.name.find(filter) == std::string::npos) continue;
+    if (!selected(test.name, filter)) continue;
     guarded(test.name, [&] {
       const Outputs want = test.body(reference.exec);
       if (elements(want) > size_limit()) {
@@ -159,7 +173,7 @@ void run_tests(const Registry& registry, std::string_view filter) {
     });
   }
   for (const PropertyCase& property : registry.properties) {
-    if (property.name.find(filter) == std::string::npos) continue;
+    if (!selected(property.name, filter)) continue;
     for (const Backend& backend : all) {
       guarded(fmt::format("{} [{}]", property.name, backend.name), [&] {
         Context two(backend, 2);
@@ -191,7 +205,7 @@ void run_grads(const Registry& registry, std::string_view filter) {
   int count = 0;
   double worst = 0;
   for (const GradCase& grad : registry.grads) {
-    if (grad.name.find(filter) == std::string::npos) continue;
+    if (!selected(grad.name, filter)) continue;
     guarded(grad.name, [&] {
       Context reference(ops::reference_kernels(), 1);
       const GradProblem exact = grad.make(DType::f64);
@@ -236,10 +250,14 @@ void run_grads(const Registry& registry, std::string_view filter) {
   if (count == 0) report("grad", "no case has that name");
 }
 
-void list(const Registry& registry) {
-  for (const auto& test : registry.tests) std::printf("test  %s\n", test.name.c_str());
-  for (const auto& property : registry.properties) std::printf("test  %s\n", property.name.c_str());
-  for (const auto& grad : registry.grads) std::printf("grad  %s\n", grad.name.c_str());
+void list(const Registry& registry, std::string_view filter) {
+  const auto print = [filter](const char* mode, const auto& cases) {
+    for (const auto& one : cases)
+      if (selected(one.name, filter)) std::printf("%s  %s\n", mode, one.name.c_str());
+  };
+  print("test", registry.tests);
+  print("test", registry.properties);
+  print("grad", registry.grads);
   std::printf("\n%s", uncovered_without_gpu);
 }
 
@@ -266,7 +284,7 @@ int main(int argc, char** argv) {
   for (Register r : registrars()) r(registry);
   if (mode == "test") return run([&] { run_tests(registry, filter); });
   if (mode == "grad") return run([&] { run_grads(registry, filter); });
-  if (mode == "list") return run([&] { list(registry); });
-  std::fprintf(stderr, "usage: op_tests test|grad|list [part of a case's name]\n");
+  if (mode == "list") return run([&] { list(registry, filter); });
+  std::fprintf(stderr, "usage: op_tests test|grad|list [[-]PART[,PART]...]\n");
   return 64;
 }
