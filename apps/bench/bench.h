@@ -18,6 +18,7 @@ struct Args {
   std::string json;                    ///< file to write; empty: none
   std::string only;                    ///< substring of the names of the cases; empty: all
   int steps = 20;                      ///< step: number of timed steps
+  int64_t tokens = 0;                  ///< ops: rows of activations; 0: the default of the device
   bool quick = false;                  ///< tiny sizes, executed once: a functional test
 };
 

@@ -335,7 +335,10 @@ int ops(const Args& args) {
   log::info("{}; activations {}; copy {:.1f} GB/s (read + write)", machine.name(), name_of(activations),
             copy * 1e-9);
   log::info("{:<28} {:>10} {:>10} {:>8}   minimum", "kernel", "us", "GB/s", "of copy");
-  OpCases cases(machine, args.quick ? quick_sizes : machine.gpu() ? gpu_sizes : cpu_sizes, activations);
+  Sizes sizes = args.quick ? quick_sizes : machine.gpu() ? gpu_sizes : cpu_sizes;
+  if (args.tokens > 0) sizes.tokens = args.tokens;
+  report.set("tokens", sizes.tokens);
+  OpCases cases(machine, sizes, activations);
   for (const OpCase& c : cases.all) {
     if (!selected(args, c.name)) continue;
     if (!c.present) {

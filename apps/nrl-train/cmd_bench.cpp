@@ -41,6 +41,8 @@ double process_start() {
 int run_bench(const bench::Args& args) {
   if (args.benchmark != "step" && (!args.config.empty() || !args.overrides.empty()))
     fail(Exit::usage, "bench {} takes no configuration", args.benchmark);
+  if (args.benchmark != "ops" && args.tokens > 0)
+    fail(Exit::usage, "bench {} takes no --tokens: only bench ops does", args.benchmark);
   if (args.benchmark == "ops") return bench::ops(args);
   if (args.benchmark == "gemm") return bench::gemm(args);
   if (args.benchmark == "attention") return bench::attention(args);

@@ -204,6 +204,9 @@ int run(int argc, char** argv) {
   c->add_option("--json", bench.json, "Write the results to this file");
   c->add_option("--only", bench.only, "Only cases whose name contains this text (ops, gemm, attention)");
   c->add_option("--steps", bench.steps, "Steps to time (step; default 20)")->check(CLI::Range(1, 100000));
+  c->add_option("--tokens", bench.tokens,
+                "Tokens of the activations (ops; default 8192 on a GPU, 2048 on a CPU)")
+      ->check(CLI::Range(1, 1 << 20));
   c->add_flag("--quick", bench.quick, "Tiny sizes, executed once: a functional test without useful timings");
   c->callback([&] { result = run_bench(bench); });
 

@@ -57,6 +57,9 @@ all() {
 case $case_name in
   cpu)
     all cpu
+    expect 0 "$nrl_train" bench ops --quick --device cpu --only rope --tokens 5 --json one.json
+    [[ $(value one.json tokens) == 5 ]] || fail "--tokens is not used"
+    expect 64 "$nrl_train" bench gemm --tokens 5
     expect 64 "$nrl_train" bench step
     expect 64 "$nrl_train" bench gemm some.yaml
     expect 66 "$nrl_train" bench step nowhere.yaml
