@@ -16,7 +16,8 @@ die() {
 # Cores this process may use. (nproc alone would return OMP_NUM_THREADS.)
 cores() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
 
-# build PRESET TARGET...: configures and builds; default: all targets. A compile job may take 1.5 GB.
+# build PRESET TARGET...: configures and builds; default: all targets. `cmake_settings`: -D options, separated by spaces.
+# A compile job may take 1.5 GB.
 build() {
   local preset=$1 jobs by_memory
   shift
@@ -25,7 +26,8 @@ build() {
   if [[ -n $by_memory ]] && ((by_memory < jobs)); then jobs=$((by_memory > 1 ? by_memory : 1)); fi
   local log=$root_dir/build/$preset/configure.log
   mkdir -p "$root_dir/build/$preset"
-  if ! (cd "$root_dir" && cmake --preset "$preset") >"$log" 2>&1; then
+  # shellcheck disable=SC2086
+  if ! (cd "$root_dir" && cmake --preset "$preset" ${cmake_settings:-}) >"$log" 2>&1; then
     cat "$log" >&2
     die 69 "cmake failed to configure (see above). Fix: scripts/install-deps.sh installs what is missing"
   fi

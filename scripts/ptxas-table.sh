@@ -1,20 +1,29 @@
 #!/usr/bin/env bash
-# ptxas statistics of the kernels: registers, stack, spills and shared memory of every entry function.
+# ptxas statistics of the kernels: registers, stack, spills and shared memory of every entry function, and their largest
+# values for every op and architecture.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'TEXT'
-usage: scripts/ptxas-table.sh [REPORT.ptxas...]
+usage: scripts/ptxas-table.sh [--summary] [--no-spills ARCHITECTURE] [REPORT.ptxas...]
+  --summary      only one line per op and architecture
+  --no-spills A  the architecture on which a spill is a fault (sm_90a); elsewhere it is only shown
   REPORT.ptxas   outputs of `ptxas -v`, each next to its PTX; default: those of build/cuda (target ptxas_reports)
-Exits with 1 when a kernel spills registers, or has too many for a block of 1024 threads without __launch_bounds__; with
+Exits with 1 when a kernel spills registers there, or has too many for a block of 1024 threads without __launch_bounds__; with
 65 when there is no kernel.
 TEXT
 }
 
 reports=()
+summary=0 no_spills=sm_90a
 while (($#)); do
   case $1 in
+    --summary) summary=1 ;;
+    --no-spills)
+      no_spills=${2:?}
+      shift
+      ;;
     -h | --help)
       usage
       exit 0
@@ -64,14 +73,37 @@ table=$(rows "${reports[@]/%.ptxas/.ptx}" "${reports[@]}")
 [[ -n $table ]] || die 65 "no kernel in: ${reports[*]}"
 paste -d ' ' <(awk '{ print $1, $2 }' <<<"$table") <(awk '{ print $3 }' <<<"$table" | c++filt | shorten) \
   <(awk '{ print $4, $5, $6, $7, $8, $9 }' <<<"$table") |
-  awk '
-    BEGIN { printf "%-14s %-8s %7s %9s %6s %13s %12s %7s  %s\n", "op", "arch", "threads", "registers", "stack", "spill stores", "spill loads", "shared", "kernel" }
+  awk -v summary="$summary" -v no_spills="$no_spills" '
+    BEGIN { if (!summary) printf "%-14s %-8s %7s %9s %6s %13s %12s %7s  %s\n", "op", "arch", "threads", "registers", "stack", "spill stores", "spill loads", "shared", "kernel" }
     {
       remark = ""
-      if ($7 + $8 > 0) remark = "  SPILLS"
-      else if ($4 == 0 && $5 > 64) remark = "  NEEDS __launch_bounds__"
-      printf "%-14s %-8s %7s %9d %6d %13d %12d %7d  %s%s\n", $1, $2, ($4 ? $4 : "-"), $5, $6, $7, $8, $9, $3, remark
-      bad += (remark != "")
+      fault = 0
+      spills = $7 + $8 > 0
+      if (spills) {
+        fault = $2 == no_spills
+        remark = fault ? "  SPILLS" : "  spills"
+      }
+      if ($4 == 0 && $5 > 64) {
+        fault = 1
+        remark = remark "  NEEDS __launch_bounds__"
+      }
+      if (!summary) printf "%-14s %-8s %7s %9d %6d %13d %12d %7d  %s%s\n", $1, $2, ($4 ? $4 : "-"), $5, $6, $7, $8, $9, $3, remark
+      bad += fault
+      key = $1 " " $2
+      if (!(key in kernels)) keys[++n] = key
+      ++kernels[key]
+      if ($5 > registers[key]) registers[key] = $5
+      if ($6 > stack[key]) stack[key] = $6
+      if ($9 > shared[key]) shared[key] = $9
+      spilling[key] += spills
     }
-    END { printf "%d kernels, %d with faults\n", NR, bad; exit (bad > 0) }
+    END {
+      printf "\n%-14s %-8s %7s %9s %6s %8s %7s\n", "op", "arch", "kernels", "registers", "stack", "spilling", "shared"
+      for (i = 1; i <= n; ++i) {
+        split(keys[i], part)
+        printf "%-14s %-8s %7d %9d %6d %8d %7d\n", part[1], part[2], kernels[keys[i]], registers[keys[i]], stack[keys[i]], spilling[keys[i]], shared[keys[i]]
+      }
+      printf "%d kernels, %d with faults\n", NR, bad
+      exit (bad > 0)
+    }
   '

@@ -6,9 +6,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 usage() {
   cat <<'TEXT'
 usage: scripts/test.sh [--preset cpu|cuda|asan|tsan] [--fast] [--no-install] [-R REGEX]
-  --preset NAME   cpu: all tests of the build without CUDA; cuda: the tests that the GPU build adds (needs nvcc);
+  --preset NAME   cpu: all tests of the build without CUDA; cuda: the tests that the GPU build adds (needs nvcc), with
+                  the kernels compiled for sm_80, sm_90a, sm_100a and sm_120, and a table of their resources;
                   asan: address and undefined-behavior sanitizers; tsan: data races.
-                  Default: cpu, and cuda if nvcc is on PATH.
+                  Default: cpu, and cuda for sm_90a if nvcc is on PATH.
   --fast          build and run only the fast half of the tests
   --no-install    do not install missing packages
   -R REGEX        only the tests whose name matches
@@ -16,6 +17,7 @@ TEXT
 }
 
 presets=(cpu)
+architectures=90a
 if command -v nvcc >/dev/null; then presets+=(cuda); fi
 install=true
 select=()
@@ -24,6 +26,7 @@ while (($#)); do
   case $1 in
     --preset)
       presets=("${2:-}")
+      architectures='80;90a;100a;120'
       [[ ${presets[0]} =~ ^(cpu|cuda|asan|tsan)$ ]] || die 64 "--preset takes cpu, cuda, asan or tsan; found '${presets[0]}'"
       shift
       ;;
@@ -52,15 +55,18 @@ for preset in "${presets[@]}"; do
   # The GPU build has the same host code: build and run only what it adds.
   only=()
   targets=()
+  settings=()
   if [[ $preset == cuda ]]; then
-    only=(-L cuda) targets=(nrl-train cuda_tests)
+    only=(-L cuda) targets=(nrl-train cuda_tests) settings=("-DCMAKE_CUDA_ARCHITECTURES=$architectures")
   elif $fast; then
     only=(-L fast) targets=(fast_tests)
   fi
   say "build ($preset)"
   started=$SECONDS
-  build "$preset" "${targets[@]}"
+  cmake_settings="${settings[*]}" build "$preset" "${targets[@]}"
   echo "built in $((SECONDS - started)) s"
+  # The test kernels.ptxas decides.
+  if [[ $architectures == *';'* && $preset == cuda ]]; then "$root_dir/scripts/ptxas-table.sh" --summary || true; fi
   say "tests ($preset)"
   code=0
   (cd "$root_dir/build/$preset" &&
