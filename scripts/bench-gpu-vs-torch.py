@@ -3,11 +3,13 @@
 
 The model is that of a configuration (configs/bench-*.yaml). PyTorch is tuned: fp32 weights and gradients with bf16
 autocast and a bf16 residual stream, scaled_dot_product_attention, fused AdamW, TF32 allowed, eager and under
-torch.compile; if memory is short, with smaller microbatches and gradient accumulation. Speed is that of the median step;
-memory is the device's by nvidia-smi (on a CPU: peak resident memory), which counts everything.
+torch.compile. If its memory is short it gets smaller microbatches and gradient accumulation, and nrl-train is measured
+with the same microbatch: ratios are of runs with equal microbatches. Speed is that of the median step; memory is the
+device's by nvidia-smi (on a CPU: peak resident memory), which counts everything. --json is written after every run.
 """
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -27,6 +29,25 @@ def median(values):
 
 
 # --- one variant of PyTorch, in its own process
+
+
+def version_text(number):
+    """130100 is 13.1.0."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def torch_libraries(torch):
+    """Versions of the libraries that this process has loaded."""
+    versions = {}
+    if torch.backends.cudnn.version():
+        versions["cuDNN"] = version_text(torch.backends.cudnn.version())
+    with open("/proc/self/maps") as maps:
+        path = next((line.split()[-1] for line in maps if "/libcublasLt.so" in line), None)
+    if path:
+        get = ctypes.CDLL(path).cublasLtGetVersion
+        get.restype = ctypes.c_size_t
+        versions["cuBLASLt"] = version_text(get())
+    return versions
 
 
 def train(job):
@@ -81,8 +102,8 @@ def train(job):
     used = median(seconds[job["warmup"]:])
     tokens = job["sequences"] * job["length"]
     return {
-        "program": "torch " + torch.__version__, "compile": job["compile"], "sdpa": spec.sdpa,
-        "micro_batch": job["micro_batch"], "accumulate": accumulate, "step_ms": used * 1e3, "tokens_per_s": tokens / used,
+        "program": "torch " + torch.__version__, "libraries": torch_libraries(torch), "compile": job["compile"], "sdpa": spec.sdpa,
+        "micro_batch": job["micro_batch"], "sequences": job["sequences"], "step_ms": used * 1e3, "tokens_per_s": tokens / used,
         "flops_per_s": tokens / used * spec.flops_per_token(job["length"]), "first_step_s": first, "loss_last": float(loss) * accumulate,
         "allocated_bytes": torch.cuda.max_memory_allocated() if cuda else None,
         "reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None,
@@ -130,33 +151,36 @@ class DeviceMemory:
         return None if self.base is None else self.peak - self.base
 
 
-def run_ours(args, directory):
-    path = os.path.join(directory, "ours.json")
-    command = [args.nrl_train, "bench", "step", args.config, *args.overrides, "--device", args.device, "--steps", str(args.steps),
-               "--json", path]
-    with DeviceMemory(args.device) as memory:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        sys.stderr.write(done.stdout)
-        sys.exit(f"error: {' '.join(command)} failed with exit code {done.returncode}")
-    with open(path) as f:
-        result = json.load(f)
+def run_ours(args, micro):
+    """`bench step` with this microbatch (None: that of the configuration)."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "ours.json")
+        overrides = args.overrides + ([f"policy.train_micro_batch_size={micro}"] if micro else [])
+        command = [args.nrl_train, "bench", "step", args.config, *overrides, "--device", args.device, "--steps", str(args.steps),
+                   "--json", path]
+        with DeviceMemory(args.device) as memory:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            sys.stderr.write(done.stdout)
+            sys.exit(f"error: {' '.join(command)} failed with exit code {done.returncode}")
+        with open(path) as f:
+            result = json.load(f)
     del result["rows"]
     result["device_bytes"] = memory.bytes()
     return result
 
 
-def run_torch(args, ours, compiled):
+def run_torch(args, ours, compiled, micro):
+    """One variant of PyTorch with microbatches of `micro` sequences or, if memory is short, fewer."""
     job = {key: ours[key] for key in ("model", "length", "sequences", "precision")}
     job.update(device=args.device, steps=args.steps, warmup=args.warmup, compile=compiled, threads=ours["device"].get("threads", 1))
-    micro = ours["micro_batch"]
     while True:
         job["micro_batch"] = micro
         environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **os.environ}
         if args.device == "cpu":
             environment["OMP_NUM_THREADS"] = str(job["threads"])
         with DeviceMemory(args.device) as memory:
-            done = subprocess.run([sys.executable, os.path.abspath(__file__), "--worker"], input=json.dumps(job), text=True,
+            done = subprocess.run([args.python, os.path.abspath(__file__), "--worker"], input=json.dumps(job), text=True,
                                   stdout=subprocess.PIPE, env=environment)
         if done.returncode:
             return {"skipped": f"PyTorch failed with exit code {done.returncode} (see above)"}
@@ -166,6 +190,7 @@ def run_torch(args, ours, compiled):
             return result
         if micro == 1:
             return {"skipped": "out of memory with microbatches of one sequence"}
+        print(f"PyTorch is out of memory with microbatches of {micro}", flush=True)
         micro = next(m for m in range(micro // 2, 0, -1) if job["sequences"] % m == 0)
 
 
@@ -176,46 +201,108 @@ def memory_of(result, device):
     return result["device_bytes"] or result.get("planned_bytes") or result.get("reserved_bytes")
 
 
+def our_libraries(args):
+    """Versions in the output of `nrl-train doctor`."""
+    text = subprocess.run([args.nrl_train, "doctor"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    return {words[1]: words[2] for words in (line.split() for line in text.splitlines()) if words[:1] == ["library"] and len(words) == 3}
+
+
+class Comparison:
+    def __init__(self, args):
+        self.args = args
+        self.variants = ([] if args.no_compile else ["compiled"]) + ([] if args.no_eager else ["eager"])
+        self.libraries = {"nrl-train": our_libraries(args)}
+        self.micro = {}   # the microbatch that each variant of PyTorch ended with
+        self.rounds = []  # {"ours": {microbatch: result}, "torch": {variant: result}}
+
+    def ours(self, micro):
+        """Our result in this round with this microbatch; measured when first asked for."""
+        done = self.rounds[-1]["ours"]
+        if micro not in done:
+            result = run_ours(self.args, micro)
+            micro = result["micro_batch"]
+            done[micro] = result
+            self.args.micro_batch = self.args.micro_batch or micro
+            self.show("nrl-train", result)
+            self.write()
+        return done[micro]
+
+    def round(self):
+        self.rounds.append({"ours": {}, "torch": {}})
+        for variant in self.variants:
+            ours = self.ours(self.micro.get(variant, self.args.micro_batch))
+            result = run_torch(self.args, ours, variant == "compiled", ours["micro_batch"])
+            self.rounds[-1]["torch"][variant] = result
+            self.show(variant, result)
+            if "skipped" not in result:
+                self.libraries["PyTorch"] = {"torch": result["program"].split()[-1], **result.get("libraries", {})}
+                self.micro[variant] = result["micro_batch"]
+            self.write()
+            if "skipped" not in result:
+                self.ours(result["micro_batch"])  # again, if PyTorch needed a smaller microbatch
+        self.write()
+
+    def show(self, name, r):
+        head = f"round {len(self.rounds)}  {name:<10} "
+        if "skipped" in r:
+            print(head + r["skipped"], flush=True)
+            return
+        print(f"{head}{r['tokens_per_s']:>10,.0f} tokens/s  {r['step_ms']:>9.1f} ms  {memory_of(r, self.args.device) / 2**20:>9,.0f} MiB  "
+              f"first step after {r['first_step_s']:.1f} s  micro {r['micro_batch']} x {r['sequences'] // r['micro_batch']}", flush=True)
+
+    def ratios(self):
+        found = {}
+        for variant in self.variants:
+            pairs = []
+            for r in self.rounds:
+                theirs = r["torch"].get(variant, {"skipped": "not run"})
+                if "skipped" not in theirs and theirs["micro_batch"] in r["ours"]:
+                    pairs.append((r["ours"][theirs["micro_batch"]], theirs))
+            if pairs:
+                found["speed_ratio_" + variant] = median([o["tokens_per_s"] / t["tokens_per_s"] for o, t in pairs])
+                found["memory_ratio_" + variant] = median([memory_of(o, self.args.device) / memory_of(t, self.args.device) for o, t in pairs])
+                found["micro_batch_" + variant] = pairs[-1][1]["micro_batch"]
+        return found
+
+    def write(self):
+        if not self.args.json:
+            return
+        rounds = [[*r["ours"].values(), *({"variant": v, **t} for v, t in r["torch"].items())] for r in self.rounds]
+        with open(self.args.json + ".part", "w") as f:
+            json.dump({**self.ratios(), "config": self.args.config, "overrides": self.args.overrides, "libraries": self.libraries,
+                       "rounds": rounds}, f)
+            f.write("\n")
+        os.replace(self.args.json + ".part", self.args.json)
+
+    def summary(self):
+        found = self.ratios()
+        for program, versions in self.libraries.items():
+            print(f"libraries of {program}: " + (", ".join(f"{name} {version}" for name, version in versions.items()) or "none"))
+        return "; ".join(f"relative to PyTorch {v}, microbatch {found['micro_batch_' + v]}: speed x {found['speed_ratio_' + v]:.2f}, "
+                         f"memory x {found['memory_ratio_' + v]:.2f}" for v in self.variants if "speed_ratio_" + v in found) or \
+            "PyTorch did not run: no comparison"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="e.g. configs/bench-8b-layers.yaml")
     parser.add_argument("overrides", nargs="*", help="key=value")
     parser.add_argument("--nrl-train", default="build/cuda/bin/nrl-train", help="the program to measure")
+    parser.add_argument("--python", default=sys.executable, help="the Python that has PyTorch (default: this one)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--micro-batch", type=int, help="of both programs (default: that of the configuration)")
     parser.add_argument("--steps", type=int, default=10, help="timed steps per round")
     parser.add_argument("--warmup", type=int, default=3, help="warm-up steps of PyTorch")
     parser.add_argument("--rounds", type=int, default=1, help="rounds; ratios are medians over them")
-    parser.add_argument("--no-eager", action="store_true", help="torch.compile only")
-    parser.add_argument("--json", help="file to write")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--no-eager", action="store_true", help="torch.compile only")
+    only.add_argument("--no-compile", action="store_true", help="eager PyTorch only")
+    parser.add_argument("--json", help="file to write, after every run")
     args = parser.parse_intermixed_args()
-    rounds = []
-    with tempfile.TemporaryDirectory() as directory:
-        for number in range(args.rounds):
-            results = {"nrl-train": run_ours(args, directory)}
-            results["compiled"] = run_torch(args, results["nrl-train"], True)
-            if not args.no_eager:
-                results["eager"] = run_torch(args, results["nrl-train"], False)
-            rounds.append(results)
-            for name, r in results.items():
-                if "skipped" in r:
-                    print(f"round {number + 1}  {name:<10} {r['skipped']}")
-                    continue
-                extra = f"  micro {r['micro_batch']} x {r['accumulate']}" if "accumulate" in r else ""
-                print(f"round {number + 1}  {name:<10} {r['tokens_per_s']:>10,.0f} tokens/s  {r['step_ms']:>9.1f} ms  "
-                      f"{memory_of(r, args.device) / 2**20:>9,.0f} MiB  first step after {r['first_step_s']:.1f} s{extra}", flush=True)
-    ratios, words = {}, []
-    for name in ("compiled", "eager"):
-        pairs = [(t["nrl-train"], t[name]) for t in rounds if name in t and "skipped" not in t[name]]
-        if not pairs:
-            continue
-        ratios["speed_ratio_" + name] = median([o["tokens_per_s"] / p["tokens_per_s"] for o, p in pairs])
-        ratios["memory_ratio_" + name] = median([memory_of(o, args.device) / memory_of(p, args.device) for o, p in pairs])
-        words.append(f"relative to PyTorch {name}: speed x {ratios['speed_ratio_' + name]:.2f}, memory x {ratios['memory_ratio_' + name]:.2f}")
-    if args.json:
-        with open(args.json, "w") as f:
-            json.dump({**ratios, "config": args.config, "overrides": args.overrides, "rounds": rounds}, f)
-            f.write("\n")
-    print("; ".join(words) or "PyTorch did not run: no comparison")
+    comparison = Comparison(args)
+    for _ in range(args.rounds):
+        comparison.round()
+    print(comparison.summary())
 
 
 if __name__ == "__main__":
