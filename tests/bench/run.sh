@@ -102,32 +102,5 @@ case $case_name in
     : >b
     expect 1 compare 1
     ;;
-  validate)
-    bin=$(dirname "$nrl_train")
-    validate() { bash "$source_dir/scripts/gpu-validate.sh" --device cpu --out results --commit test "$@"; }
-    status() { sed -nE "s/.*\"stage\":\"$1\",\"status\":\"([a-z]*)\".*/\1/p" results/gpu-validate.json; }
-    expect 0 validate --bin "$bin" --stages doctor,losses-fp32,losses-bf16,graph,resume,step-1b,gemm
-    for stage in doctor losses-fp32 losses-bf16 resume step-1b gemm; do
-      [[ $(status $stage) == pass ]] || fail "$stage: $(status $stage)"
-    done
-    [[ $(status graph) == skip ]] || fail "graph is not skipped"
-    grep -q '^## gemm' results/gpu-validate.md || fail "the summary lacks the benchmark"
-    # Failing stages are reported and do not stop the run; hanging ones are killed; stages beyond the budget are skipped.
-    mkdir bin
-    cat >bin/nrl-train <<SCRIPT
-#!/bin/sh
-case "\$*" in *attention*) echo seeded failure >&2; exit 3 ;; doctor) [ -z "\$NRL_VALIDATE_WORK" ] || sleep \${DOCTOR_SLEEPS:-0} ;; esac
-exec "$nrl_train" "\$@"
-SCRIPT
-    chmod +x bin/nrl-train
-    expect 1 validate --bin bin --stages doctor,gemm,attention
-    [[ $(status attention) == fail && $(status gemm) == pass ]] || fail "the failure is not what it should be"
-    grep -q 'seeded failure' results/gpu-validate.md || fail "the end of the log is not shown"
-    expect 1 env DOCTOR_SLEEPS=9 bash "$source_dir/scripts/gpu-validate.sh" --device cpu --out results --bin bin --budget 6 \
-      --stages doctor,gemm
-    [[ $(status doctor) == fail && $(status gemm) == skip ]] || fail "the time limit does not hold"
-    expect 64 validate --bin "$bin" --stages nothing
-    expect 66 validate --bin nowhere
-    ;;
   *) fail "no case $case_name" ;;
 esac

@@ -84,7 +84,7 @@ RUN
     compare docs/slurm.md
     ;;
   transcript_stages)
-    awk '/^    doctor  / { on = 1 } on && !/^    / { exit } on { print substr($0, 5) }' "$source_dir/docs/gpu.md" >shown.txt
+    awk '/^    1  doctor / { on = 1 } on && !/^    / { exit } on { print substr($0, 5) }' "$source_dir/docs/gpu.md" >shown.txt
     expect 0 "$source_dir/scripts/gpu-validate.sh" --stages list >out.txt 2>err.txt
     diff shown.txt out.txt || fail "docs/gpu.md is out of date: gpu-validate.sh --stages list"
     ;;

@@ -1,0 +1,123 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154  # device, bin, out, work, small: of gpu-validate.sh
+# The stages that measure; sourced. A stage NAME leaves $work/bench-NAME.json and $work/bench-NAME.txt, which become part
+# of the results even if it is stopped later.
+
+# Runs a command while clocks and power are recorded; appends their summary to FILE.
+with_clocks() { # FILE COMMAND...
+  local file=$1 monitor='' code=0
+  shift
+  if on_gpu && command -v nvidia-smi >/dev/null; then
+    nvidia-smi dmon -s pc -d 1 >"$work/dmon" 2>/dev/null &
+    monitor=$!
+  fi
+  run "$@" | tee "$file" || code=$?
+  if [[ -n $monitor ]]; then
+    kill "$monitor" 2>/dev/null || true
+    wait "$monitor" 2>/dev/null || true
+    awk -f scripts/gpu-validate/dmon.awk "$work/dmon" | tee -a "$file"
+  fi
+  return $code
+}
+# bench NAME BENCHMARK [ARGUMENT...]
+bench() {
+  local name=$1 size=()
+  on_gpu || size=(--quick)
+  with_clocks "$work/bench-$name.txt" "$bin/nrl-train" bench "${@:2}" --device "$device" "${size[@]}" --json "$work/bench-$name.json"
+}
+step_note() {
+  note "$(awk '/^(speed|first step|clocks) / { gsub(/ +/, " "); printf "%s%s", separator, $0; separator = "; " }' "$work/bench-$1.txt")"
+}
+
+# model_of NAME: the configuration of a stage's model.
+model_of() {
+  case $1 in
+    *-1.5b*) echo configs/bench-gpt2-1.5b.yaml ;;
+    *-1b*) echo configs/bench-llama-1b.yaml ;;
+    *) echo configs/bench-8b-layers.yaml ;;
+  esac
+}
+# step STAGE: `bench step` of step-MODEL or step-MODEL-VARIANT.
+step() {
+  local config overrides=()
+  config=$(model_of "$1")
+  case $1 in
+    *-autotune) overrides=(kernels.autotune=true) ;;
+    *-keep) overrides=(policy.recompute.granularity=none) ;;
+    *-graph) overrides=(policy.cuda_graph=true) ;;
+    *-8b-micro4) overrides=(policy.train_global_batch_size=16) ;;
+    *-1b-micro4) overrides=(policy.train_global_batch_size=32) ;;
+  esac
+  if ! on_gpu; then
+    [[ $1 == *-keep || $1 == *-micro4 ]] || overrides=() # the others are of GPUs only
+    config=configs/bench-tiny.yaml overrides=("${small[@]}" "${overrides[@]}")
+  fi
+  bench "$1" step "$config" "${overrides[@]}" --steps 8
+  step_note "$1"
+  if "$bin/nrl-train" bench step --help | grep -q -- --predict; then
+    run "$bin/nrl-train" bench step "$config" "${overrides[@]}" --predict h200 2>&1 | tee -a "$work/bench-$1.txt" ||
+      echo "there is no prediction"
+  fi
+}
+ops_note() {
+  note "$(awk '/"gated":true/ { ++all; share = $0; sub(/.*"fraction_of_copy":/, "", share); if (share + 0 >= 0.85) ++met }
+    END { printf "%d of %d kernels at 85 %% of the copy bandwidth or more", met, all }' "$work/bench-$1.json")"
+}
+stage_ops() { bench ops ops && ops_note ops; }
+stage_ops-32k() { bench ops-32k ops --tokens 32768 && ops_note ops-32k; }
+stage_gemm() { bench gemm gemm; }
+stage_attention() { bench attention attention; }
+
+# profile STAGE: trains 6 steps and traces the fifth; device times of every op, and the trace itself in $out.
+profile() {
+  local config
+  config=$(model_of "$1")
+  on_gpu || config=configs/bench-tiny.yaml
+  train "$1" 1 "$config" "device=$device" pretrain.max_num_steps=6 profiling.enabled=true profiling.steps=5:6 | tee "$work/$1.txt"
+  gzip -c "$work/$1/trace-rank-0.json" >"$work/trace.gz"
+  # What comes back from a machine is limited; the table below does not need the trace.
+  if (($(stat -c %s "$work/trace.gz") < 8000000)); then mv "$work/trace.gz" "$out/trace-$1.json.gz"; fi
+  python3 "$here/gpu-validate/ops_table.py" "$work/$1/trace-rank-0.json" >"$work/bench-$1.txt"
+  cat "$work/bench-$1.txt"
+  local attention
+  attention=$(banner_line attention <"$work/$1.txt")
+  note "attention: ${attention:-not named}; $(head -n 1 "$work/bench-$1.txt")"
+}
+
+# counters STAGE: Nsight Compute on two launches of a named kernel. The clocks stay as they are.
+counters() {
+  local ncu kernel benchmark
+  on_gpu || skip "needs a GPU"
+  ncu=$(find_tool ncu || compgen -G '/opt/nvidia/nsight-compute/*/ncu' | head -n 1 | grep .) || skip "there is no ncu"
+  case $1 in
+    ncu-norm) kernel=norm_rows_backward benchmark=(ops --only rms_norm_backward) ;;
+    ncu-loss) kernel=row_kernel benchmark=(ops --only cross_entropy) ;;
+    ncu-qk) kernel=qk_backward benchmark=(ops --only qk_norm_rope_backward) ;;
+    ncu-attention) kernel=mma_dkv benchmark=(attention) ;;
+  esac
+  run "$ncu" --clock-control none --kernel-name "regex:$kernel" --launch-count 2 --kill yes --section SpeedOfLight \
+    --section LaunchStats --section Occupancy --section MemoryWorkloadAnalysis --section WarpStateStats \
+    "$bin/nrl-train" bench "${benchmark[@]}" --device cuda >"$work/bench-$1.txt" 2>&1 || true
+  cat "$work/bench-$1.txt"
+  note "$(awk '/(Duration|Memory Throughput|DRAM Throughput|Compute \(SM\) Throughput|Achieved Occupancy) / {
+    key = $0; sub(/^ +/, "", key); sub(/  .*/, "", key); if (seen[key]++) next; printf "%s%s %s %s", separator, key, $NF, $(NF - 1); separator = "; " }' \
+    "$work/bench-$1.txt")"
+  grep -q Duration "$work/bench-$1.txt"
+}
+
+# torch_stage STAGE [OPTION...]
+torch_stage() {
+  local python config extra=(--steps 6 --warmup 3)
+  config=$(model_of "$1")
+  for python in python3 /usr/bin/python3 ''; do
+    [[ -n $python ]] || skip "PyTorch is not installed"
+    if "$python" -c 'import torch' 2>/dev/null; then break; fi
+  done
+  on_gpu || { config=configs/bench-tiny.yaml extra=(--steps 3 --warmup 1 "${small[@]}"); }
+  run "$python" scripts/bench-gpu-vs-torch.py "$config" --nrl-train "$bin/nrl-train" --device "$device" "${extra[@]}" \
+    "${@:2}" --json "$work/bench-$1.json" | tee "$work/bench-$1.txt"
+  note "$(tail -n 1 "$work/bench-$1.txt")"
+}
+stage_torch() { torch_stage torch --no-eager; }
+stage_torch-1b() { torch_stage torch-1b --no-eager; }
+stage_torch-eager() { torch_stage torch-eager --no-compile; }

@@ -1,0 +1,141 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154  # device, bin, tests, work: of gpu-validate.sh
+# The stages that compare results; sourced.
+
+other_device() { if on_gpu; then echo device=cpu; else echo device=cpu kernels.isa=baseline; fi; }
+
+# Relative tolerances of losses and gradient norms. Another summation order changes the last bits, and AdamW amplifies
+# that. Over six corpora, 20 steps on two instruction sets of one CPU differed by at most 1e-8 and 5e-8 in fp32, and by
+# 2e-5 and 1.5e-3 in bf16, where the last bit of fp32 occasionally changes the rounding to bf16. (With the quickstart's
+# learning rate, spikes of the gradient norm raised that to 2e-2.) A GPU sums in a third order and has its own exp and
+# rsqrt. The fp32 tolerance is far below the effect of any wrong formula; that of bf16 is about the difference between
+# bf16 and fp32 on the CPU (9e-4 and 7e-3).
+loss32=1e-5 norm32=1e-4 loss16=1e-3 norm16=1e-2
+
+stage_doctor() {
+  run "$bin/nrl-train" doctor
+  if on_gpu; then run nvidia-smi || true; fi
+}
+stage_smoke() {
+  local attention
+  train smoke 1 configs/quickstart.yaml "device=$device" pretrain.max_num_steps=5 policy.scheduler.lr_decay_iters=5 \
+    policy.scheduler.lr_warmup_iters=1 | tee "$work/smoke.txt"
+  attention=$(banner_line attention <"$work/smoke.txt")
+  note "attention: ${attention:-not named}; loss$(awk -v key=loss -f scripts/metrics.awk "$work/smoke/metrics.jsonl" |
+    awk '{ printf " %.3f", $1 }')"
+  # On a GPU the banner names the kernel: with our own instead of cuDNN's training is far slower.
+  ! on_gpu || [[ -n $attention ]]
+}
+# op_cases MODE FILTER
+op_cases() {
+  on_gpu || export NRL_TEST_BACKEND=baseline NRL_TEST_SMALL=4000
+  [[ -x $bin/$tests ]] || skip "$tests is not in $bin"
+  run "$bin/$tests" "$@" | tee "$work/cases"
+  note "$(grep "^$1:" "$work/cases")"
+}
+stage_attention-ops() { op_cases test attention; }
+stage_kernels() { op_cases test -attention; }
+stage_gradients() { op_cases grad; }
+stage_big() {
+  on_gpu || skip "needs a GPU"
+  op_cases big
+}
+stage_libraries() {
+  local program mpirun code bad=() good=() skipped=() launch
+  on_gpu || skip "needs a GPU"
+  for program in "$bin"/gpu_* "$bin"/*_gpu_tests; do
+    [[ -x $program && ! $program -ef $bin/gpu_tests ]] || continue
+    launch=()
+    if [[ $program == *comm* ]] && mpirun=$(find_mpirun); then
+      mpi_setup 2
+      launch=("$mpirun" "${mpi_run[@]:1}")
+    fi
+    code=0
+    run "${launch[@]}" "$program" || code=$?
+    case $code in
+      0) good+=("${program##*/}") ;;
+      77) skipped+=("${program##*/}") ;;
+      *) bad+=("${program##*/} ($code)") ;;
+    esac
+  done
+  ((${#good[@]} + ${#bad[@]} + ${#skipped[@]})) || skip "there are no other GPU tests in $bin"
+  note "passed: ${good[*]:-none}; skipped: ${skipped[*]:-none}; failed: ${bad[*]:-none}"
+  ((${#bad[@]} == 0))
+}
+
+reference_fp32() { reference "$device-fp32" "device=$device" policy.precision=float32; }
+reference_bf16() { reference "$device-bf16" "device=$device" policy.precision=bfloat16 kernels.deterministic=true; }
+stage_losses-fp32() {
+  reference_fp32
+  # shellcheck disable=SC2046
+  quickstart other-fp32 1 $(other_device) policy.precision=float32
+  same "$device-fp32" other-fp32 $loss32 $norm32
+}
+stage_losses-bf16() {
+  reference_bf16
+  # shellcheck disable=SC2046
+  quickstart other-bf16 1 $(other_device) policy.precision=bfloat16
+  same "$device-bf16" other-bf16 $loss16 $norm16
+}
+stage_graph() {
+  on_gpu || skip "needs a GPU"
+  reference_bf16
+  quickstart graph 1 device=cuda policy.precision=bfloat16 kernels.deterministic=true policy.cuda_graph=true
+  same "$device-bf16" graph 0
+}
+stage_resume() {
+  local half=("device=$device" policy.precision=bfloat16 kernels.deterministic=true checkpointing.enabled=true
+    "checkpointing.checkpoint_dir=$work/resume-checkpoints")
+  reference_bf16
+  quickstart resume 1 "${half[@]}" pretrain.max_num_steps=10
+  quickstart resume 1 "${half[@]}"
+  same "$device-bf16" resume 0
+}
+two_ranks() {
+  reference_fp32
+  quickstart "$1" 2 "device=$device" policy.precision=float32 policy.train_micro_batch_size=1 "${@:2}"
+  same "$device-fp32" "$1" $loss32 $norm32
+}
+stage_ranks() {
+  if on_gpu; then
+    two_ranks staged kernels.share_device=true distributed.backend=staged
+  else
+    two_ranks mpi distributed.backend=mpi
+  fi
+}
+# NCCL's MAJOR.MINOR from the output of doctor; nothing without NCCL.
+nccl_version() { sed -nE 's/^nccl +([0-9]+\.[0-9]+).*/\1/p' | head -n 1; }
+stage_ranks-nccl() {
+  on_gpu || skip "needs a GPU"
+  local version
+  version=$("$bin/nrl-train" doctor | nccl_version)
+  [[ -n $version ]] || skip "doctor names no NCCL"
+  awk -v v="$version" 'BEGIN { split(v, p, "."); exit !(p[1] > 2 || p[2] >= 30) }' ||
+    skip "NCCL $version does not support two ranks on one GPU (2.30 does)"
+  export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=2 NCCL_NVLS_ENABLE=0
+  two_ranks nccl kernels.share_device=true distributed.backend=nccl
+}
+
+# sanitize TOOL-GROUP: compute-sanitizer on the small cases of some ops. Library kernels are not instrumented: racecheck
+# reports hazards in them that are none, and they take most of the time. The mangled names of ours contain "nrl".
+sanitize() {
+  on_gpu || skip "needs a GPU"
+  local tool=${1%%-*} cases sanitizer filter code=0
+  case ${1#*-} in
+    attention) cases=attention ;;
+    norm) cases=norm,qk,rope ;;
+    rest) cases=-attention,norm,qk,rope ;;
+  esac
+  sanitizer=$(find_tool compute-sanitizer) || skip "there is no compute-sanitizer"
+  [[ -x $bin/$tests ]] || skip "$tests is not in $bin"
+  # Toolkits before 13 have the option under another name.
+  filter=(--kernel-name kernel_substring=nrl)
+  "$sanitizer" --help 2>&1 | grep -q -- --kernel-name || filter=(--kernel-regex kns=nrl)
+  export NRL_TEST_SMALL=4000 NRL_TEST_ONCE=1
+  run "$sanitizer" --tool "$tool" "${filter[@]}" --print-limit 50 --error-exitcode 99 --launch-timeout 30 \
+    "$bin/$tests" test "$cases" >"$work/sanitizer" 2>&1 || code=$?
+  head -n 1 "$work/sanitizer"
+  tail -n 200 "$work/sanitizer"
+  note "$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$work/sanitizer" | tail -n 1 | sed 's/^=* *//')"
+  return $code
+}

@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""Writes gpu-validate.json, .md and .log from what the stages left in gpu-validate.sh's working directory.
+
+  report.py write    all three files, each by a temporary file and a rename, so that they are whole at any moment
+  report.py passed   prints the stages that passed with the same programs in the results to merge, comma-separated
+  report.py targets  prints the table of targets
+
+The working directory has `table` (stages), `done` (one line per finished stage), stages/NAME.log, bench-NAME.json and
+bench-NAME.txt, doctor.txt, smi.txt, and merge-*.json: results of earlier calls, oldest first.
+"""
+import argparse
+import glob
+import json
+import os
+import re
+import sys
+
+LOG_BYTES = 200_000  # of one stage in the log
+TAIL_LINES = 40
+
+
+def read(path):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def parse(text):
+    """A benchmark's JSON, or None: a stage that was stopped may leave half of it."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def write(path, text):
+    temporary = path + ".part"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def shorten(text):
+    if len(text) <= LOG_BYTES:
+        return text
+    half = LOG_BYTES // 2
+    return f"{text[:half]}\n... {len(text) - LOG_BYTES} characters are left out ...\n{text[-half:]}"
+
+
+def load_merges(work):
+    merges = []
+    for path in sorted(glob.glob(os.path.join(work, "merge-*.json"))):
+        result = parse(read(path))
+        if not isinstance(result, dict) or not isinstance(result.get("stages"), list):
+            sys.exit("error: --merge: a file has no results of gpu-validate.sh")
+        merges.append(result)
+    return merges
+
+
+def stage_of_this_call(args, name, number, what, row):
+    work = args.work
+    status, seconds, limit, date, note = row
+    log = read(os.path.join(work, "stages", name + ".log"))
+    commands = [line[2:].replace(work, "WORK") for line in log.splitlines() if line.startswith("+ ")]
+    stage = {"stage": name, "status": status, "call": int(number), "seconds": int(seconds), "limit": int(limit), "check": what,
+             "note": note.replace(work, "WORK"), "date": date, "commit": args.commit, "programs": args.programs, "commands": commands}
+    result = parse(read(os.path.join(work, f"bench-{name}.json")))
+    if result is not None:
+        stage["result"] = result
+    text = read(os.path.join(work, f"bench-{name}.txt"))
+    if text:
+        stage["text"] = "".join(line + "\n" for line in text.splitlines() if not line.startswith("+ "))
+    if status == "fail":
+        stage["tail"] = log.splitlines()[-TAIL_LINES:]
+    return stage
+
+
+def collect(args):
+    """The stages in the table's order. A later result replaces an earlier one, unless it was skipped."""
+    rows = {}
+    for line in read(os.path.join(args.work, "done")).splitlines():
+        name, *row = line.split("\t")
+        rows[name] = row
+    earlier = {}
+    for result in load_merges(args.work):
+        for stage in result["stages"]:
+            if stage["status"] in ("pass", "fail") or stage["stage"] not in earlier:
+                earlier[stage["stage"]] = stage
+    stages = []
+    for line in read(os.path.join(args.work, "table")).splitlines():
+        name, number, limit, what = line.split("|")
+        old = earlier.get(name)
+        if name in rows:
+            new = stage_of_this_call(args, name, number, what, rows[name])
+            stages.append(old if new["status"] == "skip" and old and old["status"] in ("pass", "fail") else new)
+        elif name == args.running and not (old and old["status"] == "pass"):
+            stages.append({"stage": name, "status": "running", "call": int(number), "seconds": 0, "limit": int(limit), "check": what,
+                           "note": "not finished", "commit": args.commit, "programs": args.programs})
+        elif old and old["status"] != "running":
+            stages.append(old)
+    return stages
+
+
+def targets_of(stages):
+    """Targets and what was measured, for a GPU at full size only."""
+    results = {s["stage"]: s["result"] for s in stages if isinstance(s.get("result"), dict) and s["programs"].endswith("-cuda")}
+
+    def value(stage, key):
+        found = results.get(stage, {}).get(key)
+        return found if isinstance(found, (int, float)) else None
+
+    def best(stage, key):
+        found = [v for v in (value(s, key) for s in results if s == stage or s.startswith(stage + "-")) if v is not None]
+        return max(found) if found else None
+
+    def target(name, relation, minimum, stretch, measured):
+        met = None if measured is None else measured >= minimum if relation == ">=" else measured <= minimum
+        return {"target": name, "relation": relation, "minimum": minimum, "stretch": stretch, "value": measured, "met": met}
+
+    rows = [
+        target("MFU, Llama 1B at 4096 tokens", ">=", 0.48, 0.53, value("step-1b", "mfu")),
+        target("MFU, Llama 1B at 4096 tokens, best variant", ">=", 0.48, 0.53, best("step-1b", "mfu")),
+        target("MFU, layers of Llama 8B at 8192 tokens", ">=", 0.55, 0.61, value("step-8b", "mfu")),
+        target("MFU, layers of Llama 8B at 8192 tokens, best variant", ">=", 0.55, 0.61, best("step-8b", "mfu")),
+        target("first step of 1.5 B parameters after exec, s", "<=", 6, None, value("step-1.5b", "first_step_s"))]
+    for row in results.get("ops", {}).get("rows", []):
+        if row.get("gated"):
+            rows.append(target(f"{row['name']}, fraction of the copy bandwidth", ">=", 0.85, None, row.get("fraction_of_copy")))
+    rows.append(target("speed relative to torch.compile, 1.9 B parameters", ">=", 1.10, None, value("torch", "speed_ratio_compiled")))
+    rows.append(target("memory relative to torch.compile, 1.9 B parameters", "<=", 0.7, None, value("torch", "memory_ratio_compiled")))
+    return rows
+
+
+def target_lines(targets):
+    for t in targets:
+        stretch = f" (stretch {t['stretch']})" if t["stretch"] is not None else ""
+        measured = "not measured" if t["value"] is None else f"{t['value']:.3f}"
+        met = {None: "", True: "yes", False: "NO"}[t["met"]]
+        yield f"| {t['target']} | {t['relation']} {t['minimum']}{stretch} | {measured} | {met} |"
+
+
+def facts_of(args, stages):
+    """What this call found; where it could not look, what an earlier one found."""
+    doctor, smi = read(os.path.join(args.work, "doctor.txt")), read(os.path.join(args.work, "smi.txt"))
+    for result in reversed(load_merges(args.work)):
+        doctor, smi = doctor or result.get("doctor", ""), smi or result.get("nvidia_smi", "")
+    return doctor.strip(), smi.strip()
+
+
+def json_text(args, stages, targets):
+    doctor, smi = facts_of(args, stages)
+    head = {"date": args.date, "commit": args.commit, "programs": args.programs, "device": args.device, "call": args.call,
+            "seconds": args.seconds, "failed": sum(s["status"] == "fail" for s in stages), "nvidia_smi": smi, "doctor": doctor}
+
+    def line(value):
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+    def array(values):
+        return ",\n".join(line(v) for v in values)
+
+    return f'{line(head)[:-1]},\n"stages":[\n{array(stages)}\n],\n"targets":[\n{array(targets)}\n]}}\n'
+
+
+def markdown(args, stages, targets):
+    doctor, smi = facts_of(args, stages)
+    where = "a GPU" if args.device == "cuda" else "the CPU (a test of the script; not a result for GPUs)"
+    lines = [f"# Validation on {where}", "", f"{args.date}, commit {args.commit}, {args.seconds} s.", "", "```", doctor]
+    lines += [smi, "```"] if smi else ["```"]
+    lines += ["", "| call | stage | status | s | check | result |", "|---|---|---|---|---|---|"]
+    for s in stages:
+        note = s["note"] + ("" if s["commit"] == args.commit else f" (commit {s['commit']})")
+        cells = [str(s[key]) for key in ("call", "stage", "status", "seconds", "check")] + [note]
+        lines.append("| " + " | ".join(re.sub(r"\s*\n\s*", " ", c).replace("|", "\\|") for c in cells) + " |")
+    lines += ["", "| target | minimum | measured | met |", "|---|---|---|---|", *target_lines(targets)]
+    for s in stages:
+        if s.get("text"):
+            lines += ["", f"## {s['stage']}", "", "```", s["text"].rstrip("\n"), "```"]
+    failed = [s for s in stages if s.get("tail")]
+    if failed:
+        lines += ["", "## Logs of failed stages (last lines)"]
+    for s in failed:
+        lines += ["", f"### {s['stage']}", "", "```", *s["tail"], "```"]
+    lines += ["", "## Commands", "", "```", *(c for s in stages for c in s.get("commands", [])), "```", ""]
+    return "\n".join(lines)
+
+
+def log_text(args):
+    parts = []
+    for row in read(os.path.join(args.work, "done")).splitlines():
+        name, status, seconds, *_ = row.split("\t")
+        parts.append(f"== {name}: {status}, {seconds} s\n{shorten(read(os.path.join(args.work, 'stages', name + '.log')))}\n")
+    return "".join(parts)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=["write", "passed", "targets"])
+    for option in ("work", "out", "device", "commit", "date", "programs"):
+        parser.add_argument("--" + option, required=True)
+    parser.add_argument("--call", type=int, required=True, help="0: all stages")
+    parser.add_argument("--seconds", type=int, required=True)
+    parser.add_argument("--running", help="the stage that begins now")
+    args = parser.parse_args()
+    stages = collect(args)
+    if args.mode == "passed":
+        print(",".join(s["stage"] for s in stages if s["status"] == "pass" and s["programs"] == args.programs))
+        return
+    targets = targets_of(stages)
+    if args.mode == "targets":
+        print("\n" + "\n".join(target_lines(targets)))
+        return
+    path = os.path.join(args.out, "gpu-validate")
+    write(path + ".json", json_text(args, stages, targets))
+    write(path + ".md", markdown(args, stages, targets))
+    write(path + ".log", log_text(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+#!/usr/bin/env bash
+# One case of the tests of scripts/gpu-validate.sh: validate.sh CASE NRL_TRAIN SOURCE_DIR
+set -euo pipefail
+case_name=$1
+nrl_train=$2
+source_dir=$3
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+export TMPDIR=$work OMP_NUM_THREADS=1
+
+fail() {
+  echo "FAIL: $*" >&2
+  exit 1
+}
+# expect CODE COMMAND...: the command must leave with this code.
+expect() {
+  local want=$1 got=0
+  shift
+  "$@" >out.txt 2>err.txt || got=$?
+  ((got == want)) || {
+    cat out.txt err.txt >&2
+    fail "exit code $got instead of $want: $*"
+  }
+}
+command -v python3 >/dev/null || {
+  echo "skipped: there is no python3, which writes the results"
+  exit 77
+}
+script=$source_dir/scripts/gpu-validate.sh
+validate() { bash "$script" --device cpu --out results --commit test "$@"; }
+# field STAGE KEY: of the results; nothing without the stage. Also checks that the file is JSON.
+field() {
+  python3 -c 'import json, sys
+for s in json.load(open("results/gpu-validate.json"))["stages"]:
+    if s["stage"] == sys.argv[1]: print(s.get(sys.argv[2], ""))' "$@" || fail "the results are not JSON"
+}
+status() { field "$1" status; }
+
+# program FILE: an nrl-train that does what files in this directory say. A benchmark whose name is in the file `hangs` does
+# not end; one in `fails` fails.
+program() {
+  mkdir -p "$(dirname "$1")"
+  cat >"$1" <<SCRIPT
+#!/bin/bash
+if [[ \$1 == doctor && -n \${NRL_VALIDATE_WORK:-} && -e "$work/slow-doctor" ]]; then exec sleep 100; fi
+case " \$* " in
+  *" bench \$(cat "$work/hangs" 2>/dev/null || echo -) "*) echo hanging; echo \$\$ >"$work/pid"; exec sleep 1000 ;;
+  *" bench \$(cat "$work/fails" 2>/dev/null || echo -) "*) echo seeded failure >&2; exit 3 ;;
+esac
+exec "$nrl_train" "\$@"
+SCRIPT
+  chmod +x "$1"
+}
+# start_until STAGE [ARGUMENT...]: starts the script and waits until this stage hangs.
+start_until() {
+  local stage=$1
+  shift
+  echo "$stage" >hangs
+  rm -f pid
+  bash "$script" --device cpu --out results --commit test --bin bin "$@" >out.txt 2>err.txt &
+  child=$!
+  until [[ -s pid ]]; do
+    kill -0 "$child" 2>/dev/null || fail "it ended early: $(cat out.txt err.txt)"
+    sleep 0.05
+  done
+}
+
+case $case_name in
+  calls)
+    bin=$(dirname "$nrl_train")
+    # The stages of op cases together have all of them, each once.
+    cases() { for part in "$@"; do "$bin/op_tests" list "$part" | grep '^test '; done | LC_ALL=C sort; }
+    cmp <(cases '') <(cases attention -attention) || fail "attention-ops and kernels are not all cases"
+    cmp <(cases '') <(cases attention norm,qk,rope -attention,norm,qk,rope) || fail "the sanitizers do not get all cases"
+    # Every call runs within its limit; the table grows from call to call.
+    merge=()
+    for call in 1 2 3 4 5; do
+      began=$SECONDS
+      expect 0 validate --bin "$bin" --call $call "${merge[@]}"
+      ((SECONDS - began < 120)) || fail "call $call took $((SECONDS - began)) s"
+      cp results/gpu-validate.json "call-$call.json"
+      merge=(--merge "call-$call.json")
+    done
+    while read -r number stage _; do
+      [[ $(field "$stage" call) == "$number" && $(status "$stage") =~ ^(pass|skip)$ ]] || fail "$stage: $(status "$stage")"
+    done < <("$script" --stages list)
+    for stage in doctor smoke attention-ops kernels gradients losses-fp32 losses-bf16 resume step-8b step-1b-micro4 gemm attention ops \
+      profile-8b; do
+      [[ $(status $stage) == pass ]] || fail "$stage: $(status $stage)"
+    done
+    for stage in graph ranks-nccl ncu-norm big racecheck-rest; do
+      [[ $(status $stage) == skip ]] || fail "$stage is not skipped"
+    done
+    (($(find results -type f | wc -l) <= 8)) || fail "there are more than 8 files: $(ls results)"
+    [[ -z $(find results -type f -size +1M) ]] || fail "a file is large: $(ls -l results)"
+    for text in '^## gemm' '^## step-8b' '^attention_backward ' ' 16 x 32 tokens per step'; do
+      grep -q "$text" results/gpu-validate.md || fail "the summary lacks $text"
+    done
+    # What passed is not repeated, unless it is named; references are kept for later calls.
+    expect 0 validate --bin "$bin" --call 1 --merge call-5.json
+    grep -q '^smoke *passed in an earlier call' out.txt || fail "smoke is repeated: $(cat out.txt)"
+    [[ $(field step-8b call) == 2 ]] || fail "the results of call 2 are lost"
+    expect 0 validate --bin "$bin" --stages losses-fp32
+    grep -q 'the run cpu-fp32 is that of an earlier call' results/gpu-validate.log || fail "the reference is not reused"
+    [[ -z $(field doctor status) ]] || fail "results of an earlier call appear without --merge"
+    # A stage that is skipped does not hide an earlier result.
+    expect 0 validate --bin "$bin" --stages doctor --budget 9 --merge call-5.json
+    grep -q '^doctor *skip' out.txt || fail "the budget does not hold"
+    [[ $(status doctor) == pass ]] || fail "a skipped stage replaced a result"
+    expect 64 validate --bin "$bin" --stages nothing
+    expect 64 validate --bin "$bin" --call 6
+    expect 66 validate --bin nowhere
+    expect 66 validate --bin "$bin" --merge nowhere.json
+    echo '{"stages":[' >broken.json
+    expect 1 validate --bin "$bin" --merge broken.json --stages doctor
+    ;;
+  stopped)
+    # Failing stages are reported and do not stop the run; hanging ones are stopped.
+    program bin/nrl-train
+    echo attention >fails
+    expect 1 validate --bin bin --stages doctor,gemm,attention
+    [[ $(status attention) == fail && $(status gemm) == pass ]] || fail "the failure is not what it should be"
+    grep -q 'seeded failure' results/gpu-validate.md || fail "the end of the log is not shown"
+    rm fails
+    touch slow-doctor
+    expect 1 validate --bin bin --budget 24 --stages doctor,gemm
+    [[ $(status doctor) == fail && $(field doctor note) == 'timed out after '* ]] || fail "the time limit does not hold: $(field doctor note)"
+    [[ $(status gemm) == skip ]] || fail "a stage began without time"
+    rm slow-doctor
+    # Killed at any stage, the results of the finished ones are there.
+    stages=(doctor gemm attention ops)
+    for at in 1 2 3; do
+      start_until "${stages[at]}" --stages doctor,gemm,attention,ops
+      kill -KILL "$child"
+      wait "$child" 2>/dev/null || true
+      kill "$(cat pid)"
+      for ((i = 0; i < ${#stages[@]}; ++i)); do
+        want=pass
+        if ((i == at)); then want=running; elif ((i > at)); then want=''; fi
+        [[ $(status "${stages[i]}") == "$want" || ${stages[i]} == ops ]] || fail "killed in ${stages[at]}: ${stages[i]}: $(status "${stages[i]}")"
+      done
+      grep -q '^hanging' results/running.log || fail "the output of the stage is lost"
+      grep -q 'not finished' results/gpu-validate.md || fail "the stage that was killed is not named"
+    done
+    start_until attention --stages doctor,gemm,attention
+    kill -TERM "$child"
+    code=0
+    wait "$child" || code=$?
+    ((code == 143)) || fail "exit code $code after SIGTERM"
+    [[ $(status attention) == fail && $(field attention note) == 'interrupted by SIGTERM' ]] || fail "$(field attention note)"
+    [[ $(status doctor) == pass && $(status gemm) == pass ]] || fail "results are lost"
+    # The rest, in a later call.
+    rm hangs
+    cp results/gpu-validate.json old.json
+    expect 0 validate --bin bin --stages attention,ops --merge old.json
+    for stage in "${stages[@]}"; do
+      [[ $(status "$stage") == pass ]] || fail "$stage: $(status "$stage")"
+    done
+    # Time before the start counts if the caller's process becomes the script.
+    expect 0 bash -c "sleep 7; exec bash $script --device cpu --out results --commit test --bin bin --budget 18 --stages doctor"
+    grep -q '^doctor *skip' out.txt || fail "the time of the caller is not counted: $(cat out.txt)"
+    ;;
+  nccl)
+    # shellcheck source=scripts/gpu-validate/checks.sh
+    source "$source_dir/scripts/gpu-validate/checks.sh"
+    # A transcript of doctor, which cli.transcript_doctor compares with the program.
+    found=$(sed -n 's/^    \(nccl  *[0-9].*\)/\1/p' "$source_dir/docs/gpu.md" | nccl_version)
+    [[ $found =~ ^2\.[0-9]+$ ]] || fail "the version in docs/gpu.md is read as '$found'"
+    [[ $(printf '%s\n' 'library      cuDNN 9.19.0' 'nccl         2.32.3, several ranks may share a GPU' | nccl_version) == 2.32 ]] || fail "2.32"
+    # This build's own output: a version if it names one.
+    "$nrl_train" doctor >doctor.txt
+    if grep -q '^nccl  *not in this build' doctor.txt; then
+      [[ -z $(nccl_version <doctor.txt) ]] || fail "a version without NCCL"
+    else
+      [[ $(nccl_version <doctor.txt) =~ ^[0-9]+\.[0-9]+$ ]] || fail "no version in: $(grep '^nccl' doctor.txt)"
+    fi
+    ;;
+  torch)
+    # Runs the comparison with a stand-in for PyTorch that has memory for one sequence.
+    cat >python <<'SCRIPT'
+#!/usr/bin/env python3
+import json, sys
+job = json.load(sys.stdin)
+if job["micro_batch"] > 1:
+    print(json.dumps({"out_of_memory": True}))
+else:
+    print(json.dumps({"program": "torch 2.0", "libraries": {"cuBLASLt": "13.1.0"}, "compile": job["compile"], "micro_batch": 1,
+        "sequences": job["sequences"], "step_ms": 1.0, "tokens_per_s": 1000.0, "first_step_s": 1.0, "peak_resident_bytes": 1 << 30}))
+SCRIPT
+    chmod +x python
+    compare=(python3 "$source_dir/scripts/bench-gpu-vs-torch.py" "$source_dir/configs/bench-tiny.yaml" policy.model.hidden_size=32
+      policy.model.intermediate_size=48 policy.model.num_hidden_layers=1 policy.model.num_attention_heads=2 policy.model.num_key_value_heads=1
+      policy.train_global_batch_size=4 policy.train_micro_batch_size=4 policy.max_total_sequence_length=16
+      --nrl-train "$nrl_train" --device cpu --steps 2 --json torch.json)
+    expect 0 "${compare[@]}" --python ./python --rounds 2
+    [[ $(grep -c '^round 1  nrl-train ' out.txt) == 2 && $(grep -c '^round 2  nrl-train ' out.txt) == 1 ]] || fail "the runs: $(cat out.txt)"
+    grep -q '^round 2  nrl-train .*micro 1 x 4$' out.txt || fail "the microbatches differ: $(cat out.txt)"
+    grep -q '^libraries of PyTorch: torch 2.0, cuBLASLt 13.1.0$' out.txt || fail "no versions: $(cat out.txt)"
+    tail -n 1 out.txt | grep -qE '^relative to PyTorch compiled, microbatch 1: speed x .*; relative to PyTorch eager' || fail "$(cat out.txt)"
+    python3 - <<'CHECK' || fail "the ratios are not of equal microbatches"
+import json
+r = json.load(open("torch.json"))
+speeds = [run["tokens_per_s"] / 1000 for turn in r["rounds"] for run in turn if "variant" not in run and run["micro_batch"] == 1]
+assert len(speeds) == 2 and abs(r["speed_ratio_compiled"] - sum(speeds) / 2) < 1e-9, (speeds, r["speed_ratio_compiled"])
+CHECK
+    expect 0 "${compare[@]}" --python ./python --no-eager --micro-batch 1
+    [[ $(grep -c '^round 1  nrl-train ' out.txt) == 1 ]] || fail "the given microbatch is not used: $(cat out.txt)"
+    ! grep -q eager out.txt || fail "--no-eager runs it"
+    expect 0 "${compare[@]}" --python false
+    grep -q 'PyTorch did not run: no comparison' out.txt || fail "PyTorch failed silently: $(cat out.txt)"
+    # Killed in the middle, what was measured is in the file.
+    rm torch.json
+    printf '#!/bin/sh\necho $$ >%s/pid\nexec sleep 1000\n' "$work" >slow
+    chmod +x slow
+    "${compare[@]}" --python ./slow >out.txt 2>err.txt &
+    child=$!
+    until [[ -s pid ]]; do
+      kill -0 "$child" 2>/dev/null || fail "it ended early: $(cat out.txt err.txt)"
+      sleep 0.05
+    done
+    kill -KILL "$child"
+    kill "$(cat pid)"
+    python3 -c 'import json; assert json.load(open("torch.json"))["rounds"][0][0]["tokens_per_s"] > 0' || fail "the first run was not written"
+    ;;
+  tools)
+    # The stages of a GPU with stand-ins for its tools: nrl-train-sim on a tiny model, benchmarks that take 2 s, and
+    # programs that print their arguments.
+    mkdir bin tools
+    cat >bin/nrl-train <<SCRIPT
+#!/bin/bash
+case " \$* " in
+  *" --only nothing "*) sleep "\$(cat "$work/probe" 2>/dev/null || echo 0)" ;;
+  *" bench "*) sleep 2; exit 0 ;;
+  *quickstart*) exec "$nrl_train" "\$@" policy.model.hidden_size=32 policy.model.intermediate_size=48 policy.model.num_hidden_layers=1 \
+    policy.model.num_attention_heads=2 policy.model.num_key_value_heads=1 policy.train_global_batch_size=2 policy.max_total_sequence_length=16 ;;
+esac
+exec "$nrl_train" "\$@"
+SCRIPT
+    printf '#!/bin/sh\necho "cases: $*"\n' >bin/gpu_tests
+    cat >tools/nvidia-smi <<'SCRIPT'
+#!/bin/bash
+[[ $1 == dmon ]] || { echo "NVIDIA A, 1.2"; exit; }
+printf '# gpu    pwr  gtemp  mtemp   mclk   pclk\n# Idx      W      C      C    MHz    MHz\n'
+printf '    0    %s     30     40   3201   %s\n' 80 345 650 1500 700 1980
+sleep 1000
+SCRIPT
+    cat >tools/compute-sanitizer <<'SCRIPT'
+#!/bin/sh
+if [ "$1" = --help ]; then cat sanitizer-help; exit; fi
+echo "========= COMPUTE-SANITIZER $*"
+echo "========= ERROR SUMMARY: 0 errors"
+exit "$(cat sanitizer-code)"
+SCRIPT
+    printf '#!/bin/sh\necho "==PROF== $*"\necho "    Duration   us   12.5"\n' >tools/ncu
+    chmod +x bin/* tools/*
+    # The stages run in the source directory; the files are here.
+    sed -i "s#sanitizer-#$work/sanitizer-#" tools/compute-sanitizer
+    export PATH=$work/tools:$PATH
+    validate() { bash "$script" --device cuda --bin bin --out results --commit test "$@"; }
+    echo '  --kernel-name arg' >sanitizer-help
+    echo 0 >sanitizer-code
+    expect 0 validate --stages smoke,gemm,ncu-norm,memcheck-norm,racecheck-rest
+    [[ $(status smoke) == pass && $(field smoke note) == *'attention: attention forward: our own kernels'* ]] || fail "smoke: $(field smoke note)"
+    [[ $(field memcheck-norm commands) == *'--tool memcheck --kernel-name kernel_substring=nrl '*'/gpu_tests test norm'* ]] ||
+      fail "memcheck: $(field memcheck-norm commands)"
+    [[ $(field racecheck-rest commands) == *'--tool racecheck '*' test -attention'* ]] || fail "racecheck: $(field racecheck-rest commands)"
+    [[ $(field memcheck-norm note) == 'ERROR SUMMARY: 0 errors' ]] || fail "memcheck: $(field memcheck-norm note)"
+    [[ $(field ncu-norm commands) == *'--clock-control none --kernel-name regex:norm_rows_backward '* ]] || fail "ncu: $(field ncu-norm commands)"
+    [[ $(field gemm text) == *'SM 1500 to 1980 MHz, power 675 W (largest 700 W), 2 samples under load'* ]] || fail "dmon: $(field gemm text)"
+    ! pgrep -f "$work/tools/nvidia-smi" >/dev/null || fail "nvidia-smi dmon still runs"
+    # An older sanitizer; one that finds an error.
+    echo '  --kernel-regex arg' >sanitizer-help
+    echo 99 >sanitizer-code
+    expect 1 validate --stages memcheck-rest
+    [[ $(field memcheck-rest commands) == *' --kernel-regex kns=nrl '* ]] || fail "memcheck: $(field memcheck-rest commands)"
+    [[ $(status memcheck-rest) == fail ]] || fail "an error of the sanitizer is ignored"
+    # A probe that takes long does not mean that there is no GPU.
+    echo 1000 >probe
+    expect 0 validate --stages doctor --budget 40
+    grep -q 'the probe of the GPU did not end within 5 s' out.txt || fail "$(cat out.txt)"
+    rm probe
+    NRL_SIM_DEVICES=0 expect 69 validate --stages doctor
+    grep -q 'there is no GPU to validate' err.txt || fail "$(cat err.txt)"
+    ;;
+  *) fail "no case $case_name" ;;
+esac
