@@ -54,7 +54,7 @@ step() {
   fi
   bench "$1" step "$config" "${overrides[@]}" --steps 8
   step_note "$1"
-  if "$bin/nrl-train" bench step --help | grep -q -- --predict; then
+  if "$bin/nrl-train" bench step --help | grep -- --predict >/dev/null; then
     run "$bin/nrl-train" bench step "$config" "${overrides[@]}" --predict h200 2>&1 | tee -a "$work/bench-$1.txt" ||
       echo "there is no prediction"
   fi

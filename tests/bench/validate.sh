@@ -86,10 +86,10 @@ case $case_name in
       [[ $(field "$stage" call) == "$number" && $(status "$stage") =~ ^(pass|skip)$ ]] || fail "$stage: $(status "$stage")"
     done < <("$script" --stages list)
     for stage in doctor smoke attention-ops kernels gradients losses-fp32 losses-bf16 resume step-8b step-1b-micro4 gemm attention ops \
-      profile-8b; do
+      profile-8b big; do
       [[ $(status $stage) == pass ]] || fail "$stage: $(status $stage)"
     done
-    for stage in graph ranks-nccl ncu-norm big racecheck-rest; do
+    for stage in graph ranks-nccl ncu-norm racecheck-rest; do
       [[ $(status $stage) == skip ]] || fail "$stage is not skipped"
     done
     (($(find results -type f | wc -l) <= 8)) || fail "there are more than 8 files: $(ls results)"

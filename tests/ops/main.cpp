@@ -1,9 +1,11 @@
-// op_tests test|grad|list [PART[,PART]...]: cases whose name contains one of these texts; -PART[,PART]... :
-// none of them.
+// op_tests test|grad|big|list [PARTS]
+//
+// PARTS selects cases by texts in their names, separated by commas; after a "-" those without any of them.
+// Mode big: tensors of more than 2^31 elements (big.h).
 //
 // Environment: NRL_TEST_BACKEND=NAME runs on that backend only; NRL_TEST_SMALL=N leaves out cases whose
-// results have more than N elements; NRL_TEST_ONCE=1 does not compare the bits of two runs. Exit code 77:
-// there is nothing to run on, for the reason printed.
+// results have more than N elements; NRL_TEST_ONCE=1 does not compare the bits of two runs; NRL_TEST_BIG=N is
+// the number of elements in mode big. Exit code 77: there is nothing to run on, for the reason printed.
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +15,7 @@
 
 #include "tests/kernels/uncovered.h"
 #include "tests/ops/backend.h"
+#include "tests/ops/big.h"
 #include "tests/ops/registry.h"
 
 namespace nrl::ops_test {
@@ -250,6 +253,32 @@ void run_grads(const Registry& registry, std::string_view filter) {
   if (count == 0) report("grad", "no case has that name");
 }
 
+void run_big(std::string_view filter) {
+  const char* smaller = std::getenv("NRL_TEST_BIG");
+  const int64_t elements = smaller ? std::atoll(smaller) : (int64_t{1} << 31) + 1;
+  int count = 0;
+  for (const Backend& backend : backends()) {
+    if (!backend.device && !smaller) throw Skipped{"only for GPUs; NRL_TEST_BIG=N chooses smaller tensors"};
+    for (const BigCase& big : big_cases()) {
+      if (!selected(big.name, filter)) continue;
+      const std::string where = fmt::format("{} [{}]", big.name, backend.name);
+      const size_t needed = static_cast<size_t>(elements) * big.bytes_per_element / 100 * 103;
+      if (backend.device && backend.device->free_memory() < needed) {
+        std::printf("left out: %s needs %zu MiB of free memory\n", where.c_str(), needed >> 20);
+        continue;
+      }
+      guarded(where, [&] {
+        Context two(backend, 2);
+        const std::string differs = big.run(two.exec, elements);
+        if (!differs.empty()) report(where, differs);
+      });
+      ++count;
+    }
+  }
+  std::printf("big: %d runs on more than %lld elements\n", count, static_cast<long long>(elements));
+  if (count == 0) report("big", "no case ran");
+}
+
 void list(const Registry& registry, std::string_view filter) {
   const auto print = [filter](const char* mode, const auto& cases) {
     for (const auto& one : cases)
@@ -284,7 +313,8 @@ int main(int argc, char** argv) {
   for (Register r : registrars()) r(registry);
   if (mode == "test") return run([&] { run_tests(registry, filter); });
   if (mode == "grad") return run([&] { run_grads(registry, filter); });
+  if (mode == "big") return run([&] { run_big(filter); });
   if (mode == "list") return run([&] { list(registry, filter); });
-  std::fprintf(stderr, "usage: op_tests test|grad|list [[-]PART[,PART]...]\n");
+  std::fprintf(stderr, "usage: op_tests test|grad|big|list [[-]TEXT[,TEXT]...]\n");
   return 64;
 }
