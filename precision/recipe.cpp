@@ -51,6 +51,11 @@ std::string unsupported_reason(const Recipe& recipe, int layers) {
                        name_of(recipe.weights()), name_of(recipe.activations()), name_of(recipe.gradients()));
   if (const DType logits = recipe.of(0, Gemm::lm_head, Role::gradient).dtype; !is_supported(logits))
     return fmt::format("gradient of the logits in {}: the ops take f32 and bf16", name_of(logits));
+  if (recipe.logits() == DType::bf16 ? recipe.activations() != DType::bf16 ||
+                                           recipe.of(0, Gemm::lm_head, Role::gradient).dtype != DType::bf16
+                                     : recipe.logits() != DType::f32)
+    return fmt::format("logits in {}: the ops take f32, or bf16 with activations and their gradient in bf16",
+                       name_of(recipe.logits()));
   for (const auto& [what, dtype] : {std::pair{"weight gradients", recipe.weight_gradients()},
                                     {"optimizer state", recipe.optimizer_state()},
                                     {"master weights", recipe.master_weights().value_or(DType::f32)}})

@@ -56,7 +56,8 @@ struct RecipeFormats {
   DType weights = DType::f32;           ///< what the layers read
   DType activations = DType::f32;       ///< outputs of forward ops
   DType gradients = DType::f32;         ///< of activations
-  DType logits_gradient = DType::f32;   ///< of the LM head's output
+  DType logits = DType::f32;            ///< the LM head's output in training and evaluation
+  DType logits_gradient = DType::f32;   ///< overwrites the logits
   DType weight_gradients = DType::f32;  ///< accumulated over microbatches
   DType master_weights = DType::f32;    ///< what the optimizer updates
   DType optimizer_state = DType::f32;
@@ -74,8 +75,15 @@ class Recipe {
   constexpr DType weights() const { return formats_.weights; }
   constexpr DType activations() const { return formats_.activations; }
   constexpr DType gradients() const { return formats_.gradients; }
+  constexpr DType logits() const { return formats_.logits; }
   constexpr DType weight_gradients() const { return formats_.weight_gradients; }
   constexpr DType optimizer_state() const { return formats_.optimizer_state; }
+  /// The same recipe with logits and their gradient in bf16. The loss is still computed in f32.
+  constexpr Recipe with_bf16_logits() const {
+    Recipe r = *this;
+    r.formats_.logits = r.formats_.logits_gradient = DType::bf16;
+    return r;
+  }
   /// Of the optimizer's own copy of the weights; none where it updates those that the layers read.
   std::optional<DType> master_weights() const;
 

@@ -233,26 +233,23 @@ class OpCases {
   void loss() {
     const int64_t n = s_.logit_rows, v = s_.vocab;
     const auto elements = static_cast<double>(n * v);
-    auto arguments = [=](Tensors& m) {
+    auto arguments = [=, this](Tensors& m) {
       ops::CrossEntropy c;
-      c.logits = m.normal(DType::f32, {n, v});
+      c.logits = m.normal(a_, {n, v});
       c.target = m.integers({n}, v);
       c.log_prob = m.constant(DType::f32, {n}, 0);
       return c;
     };
-    add("cross_entropy", 4 * elements, false, k_.cross_entropy, [this, arguments](Tensors& m) -> Run {
-      const ops::CrossEntropy c = arguments(m);
-      return [this, c] { ops::cross_entropy(e_, c); };
-    });
-    // As in the head: the gradient overwrites the logits, in the dtype of the activations.
-    add("cross_entropy_gradient", (4 + static_cast<double>(element_)) * elements, true, k_.cross_entropy,
+    add("cross_entropy", static_cast<double>(element_) * elements, false, k_.cross_entropy,
+        [this, arguments](Tensors& m) -> Run {
+          const ops::CrossEntropy c = arguments(m);
+          return [this, c] { ops::cross_entropy(e_, c); };
+        });
+    // As in the head: the gradient overwrites the logits.
+    add("cross_entropy_gradient", 2 * static_cast<double>(element_) * elements, true, k_.cross_entropy,
         [=, this](Tensors& m) -> Run {
           ops::CrossEntropy c = arguments(m);
           c.weight = m.constant(DType::f32, {n}, -1e-3);
-          if (a_ == DType::bf16) {
-            c.dlogits = make_tensor(c.logits.data, DType::bf16, {n, v});
-            c.dlogits.stride[0] = 2 * v;
-          }
           return [this, c] { ops::cross_entropy(e_, c); };
         });
   }

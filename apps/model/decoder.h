@@ -21,6 +21,7 @@ struct DecoderOptions {
   int partials = 1;                ///< of the future Exec: Exec::partials()
   uint64_t seed = 0;               ///< of dropout
   DeviceType device = DeviceType::cpu;
+  int64_t head_chunk_tokens = 0;  ///< tokens whose logits exist at once; 0: head_chunk_tokens()
   size_t optimizer_workspace =
       0;  ///< GPU workspace of the update; it shares memory with the layers' workspace
   /// Schedule of one optimizer step, with all chunks of the model on this rank. Empty: no training.
@@ -29,6 +30,10 @@ struct DecoderOptions {
   /// dry run executes `training` itself.
   pipeline::Schedule dry_run = {};
 };
+
+/// Tokens of a chunk of the head, for `tokens` in a microbatch: equal chunks whose logits are at most 128 MiB
+/// on a CPU and 2 GiB on a GPU, or of 32 tokens.
+int64_t head_chunk_tokens(int64_t tokens, int64_t vocab, DType logits, DeviceType device);
 
 class Decoder {
  public:

@@ -87,7 +87,7 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
     : Layer("loss_computation", c),
       weight_(parameters.head),
       tied_(parameters.head == parameters.embedding),
-      logits_gradient_(recipe.of(0, Gemm::lm_head, Role::gradient).dtype),
+      d_logits_dtype_(recipe.of(0, Gemm::lm_head, Role::gradient).dtype),
       chunk_tokens_(chunk_tokens) {
   const ModelSpec& m = *c.spec;
   ports_.x = slot({.name = "x", .width = m.hidden, .dtype = recipe.activations(), .port = true});
@@ -101,7 +101,10 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
   norm_.emplace(
       m, recipe, [this](const memory::SlotSpec& s) { return slot(s); }, in, parameters.final_norm,
       parameters.final_norm_bias, recipe.of(0, Gemm::lm_head, Role::input));
-  logits_ = slot({.name = "logits of a chunk", .width = m.vocab_size, .rows = head_chunk_rows});
+  logits_ = slot({.name = "logits of a chunk",
+                  .width = m.vocab_size,
+                  .dtype = recipe.logits(),
+                  .rows = head_chunk_rows});
   d_norm_ = slot({.name = "d_norm", .width = m.hidden, .dtype = recipe.gradients()});
   describe();
 }
@@ -131,16 +134,17 @@ void Head::chunks(Run& r, bool train) const {
     const int64_t count = std::min(chunk_tokens_, n - begin);
     const Tensor x = hidden.rows(begin, count), logits = all_logits.rows(0, count);
     Tensor d_logits = logits;
-    if (logits_gradient_ != DType::f32) {  // stored in the first half of each row of the logits
-      d_logits.dtype = logits_gradient_;
-      d_logits.stride[0] = logits.stride[0] * size_of(DType::f32) / size_of(logits_gradient_);
+    const bool shorter = d_logits_dtype_ != logits.dtype;
+    if (shorter) {  // stored in the first half of each row of the logits
+      d_logits.dtype = d_logits_dtype_;
+      d_logits.stride[0] = logits.stride[0] * size_of(logits.dtype) / size_of(d_logits_dtype_);
     }
     ops::linear_forward(r.exec(), {.x = x, .weight = r.weight(weight_), .out = logits});
     ops::cross_entropy(r.exec(), {.logits = logits,
                                   .target = mb.target.rows(begin, count),
                                   .weight = train ? mb.loss_weight.rows(begin, count) : Tensor{},
                                   .log_prob = r.context().log_prob.rows(begin, count),
-                                  .dlogits = train && logits_gradient_ != DType::f32 ? d_logits : Tensor{}});
+                                  .dlogits = train && shorter ? d_logits : Tensor{}});
     if (!train) continue;
     // d_logits overwrites the logits. The weight gradient reads x first, because d_norm may overwrite x.
     ops::linear_backward_weight(r.exec(), {.dout = d_logits, .x = x, .dweight = r.grad(weight_)});

@@ -48,10 +48,10 @@ class Head : public Layer {
 
   int weight_;
   bool tied_;
-  DType logits_gradient_;
+  DType d_logits_dtype_;
   int64_t chunk_tokens_;
   std::optional<PreNorm> norm_;
-  Slot logits_;  ///< (chunk, V) f32
+  Slot logits_;  ///< (chunk, V)
   Slot d_norm_;
 };
 

@@ -27,7 +27,9 @@ std::string bytes_text(int64_t bytes) {
 
 }  // namespace
 
-precision::Recipe recipe_for(const Config& config, DeviceType device) {
+namespace {
+
+precision::Recipe recipe_of_precision(const Config& config, DeviceType device) {
   const bool cpu = device == DeviceType::cpu;
   switch (config.policy.precision) {
     case Precision::automatic:
@@ -40,6 +42,18 @@ precision::Recipe recipe_for(const Config& config, DeviceType device) {
       break;
   }
   NRL_CHECK(false, "policy.precision: {} passed the validator", name_of(config.policy.precision));
+}
+
+}  // namespace
+
+precision::Recipe recipe_for(const Config& config, DeviceType device) {
+  const precision::Recipe recipe = recipe_of_precision(config, device);
+  const LogitsDType logits = config.policy.logits_dtype;
+  // A CPU, whose GEMMs upcast to f32, gains nothing from bf16 logits.
+  const bool choose_bf16 = device == DeviceType::cuda && recipe.activations() == DType::bf16;
+  return logits == LogitsDType::bfloat16 || (logits == LogitsDType::automatic && choose_bf16)
+             ? recipe.with_bf16_logits()
+             : recipe;
 }
 
 GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPosition& position,

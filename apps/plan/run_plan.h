@@ -62,7 +62,8 @@ void add_staging(RunPlan& plan);
 GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPosition& position,
                            const precision::Recipe& recipe);
 
-/// policy.precision for this device: auto is bf16 on a GPU and f32 on a CPU, where bf16 only saves memory.
+/// policy.precision and policy.logits_dtype for this device. auto is bf16 on a GPU and f32 on a CPU, where
+/// bf16 only saves memory.
 precision::Recipe recipe_for(const Config& config, DeviceType device);
 
 /// Memory by category, for messages: "weights 475 MiB  gradients ...  = 2.31 GiB".

@@ -19,6 +19,7 @@ constexpr size_t max_listed = 10;
 // Settings that may change on a resume.
 constexpr std::string_view changeable_settings[] = {"policy.train_global_batch_size",
                                                     "policy.max_grad_norm",
+                                                    "policy.logits_dtype",
                                                     "policy.optimizer.name",
                                                     "policy.optimizer.lr",
                                                     "policy.optimizer.weight_decay",

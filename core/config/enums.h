@@ -38,6 +38,8 @@ NRL_ENUM(ShardStrategy, (ddp, optim, optim_grads, optim_grads_params, hsdp),
 NRL_ENUM(ReduceDType, (fp32, bf16), ("fp32", "bf16"), (, {"float32", "fp32"}, {"bfloat16", "bf16"}))
 NRL_ENUM(Precision, (automatic, float32, bfloat16, float16), ("auto", "float32", "bfloat16", "float16"),
          (, {"fp32", "float32"}, {"bf16", "bfloat16"}, {"fp16", "float16"}, {"32", "float32"}))
+NRL_ENUM(LogitsDType, (automatic, float32, bfloat16), ("auto", "float32", "bfloat16"),
+         (, {"fp32", "float32"}, {"bf16", "bfloat16"}))
 NRL_ENUM(AttentionType, (automatic, flash_attention, cudnn, unfused),
          ("auto", "flash_attention", "cudnn", "unfused"),
          (, {"flash", "flash_attention"}, {"fused", "cudnn"}))

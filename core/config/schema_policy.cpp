@@ -262,6 +262,12 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .help(
           "Type of weights and activations (master weights and optimizer state are fp32). auto: float32 on "
           "a CPU, bfloat16 on a GPU.");
+  NRL_POLICY_KEY(t, logits_dtype)
+      .help(
+          "Type of the logits in training and its evaluations; the loss is computed from them in fp32. "
+          "bfloat16 "
+          "halves their memory and traffic and needs precision bfloat16. auto: bfloat16 on a GPU where "
+          "precision is bfloat16, as under torch.autocast; else float32.");
   NRL_POLICY_KEY(t, train_global_batch_size)
       .at_least(1)
       .at_most(1LL << 40)

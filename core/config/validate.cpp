@@ -186,6 +186,10 @@ void check_device(Checker& c, const Config& config, bool gpu, const std::string&
   }
   if (config.policy.cuda_graph)
     c.error("policy.cuda_graph", "policy.cuda_graph: true needs a GPU", "", {why});
+  if (config.policy.logits_dtype == LogitsDType::bfloat16 &&
+      config.policy.precision == Precision::automatic && c.sound({"policy.logits_dtype"}))
+    c.error("policy.logits_dtype", "policy.logits_dtype: bfloat16 needs policy.precision: bfloat16", "",
+            {why, "policy.precision: auto is float32 on a CPU"});
   // These do not change results: a configuration for either device may have them.
   const bool demanded = config.device == DeviceKind::cpu;
   const std::pair<bool, const char*> gpu_only[] = {{config.kernels.share_device, "kernels.share_device"},
@@ -221,6 +225,10 @@ void check_rest(Checker& c, const Config& config) {
   if (config.device != DeviceKind::automatic && c.sound({"device"}))
     check_device(c, config, config.device == DeviceKind::cuda,
                  fmt::format("device: {} is at {}", name_of(config.device), c.where("device")));
+  if (config.policy.logits_dtype == LogitsDType::bfloat16 && config.policy.precision == Precision::float32 &&
+      c.sound({"policy.logits_dtype", "policy.precision"}))
+    c.error("policy.logits_dtype", "policy.logits_dtype: bfloat16 needs policy.precision: bfloat16", "",
+            {fmt::format("policy.precision: float32 is at {}", c.where("policy.precision"))});
   const RecomputeConfig& r = config.policy.recompute;
   if (r.granularity == RecomputeGranularity::none && !r.modules.is_auto() && !r.modules.value().empty() &&
       c.sound({"policy.recompute.granularity"}))

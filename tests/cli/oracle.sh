@@ -166,6 +166,9 @@ case $case_name in
     prepare_reference 2
     train 2 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim
     compare run bf16
+    train 1 low policy.logits_dtype=bfloat16
+    compare low bf16
+    (same run/logs/metrics.jsonl low/logs/metrics.jsonl 1e-6) 2>err.txt && fail "policy.logits_dtype changes nothing"
     ;;
   # What config.json may say besides: every activation, YaRN and dynamic RoPE, partly rotated heads, no window.
   oracle_variants)

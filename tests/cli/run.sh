@@ -199,6 +199,11 @@ case $case_name in
       same sim-$precision-1/logs/metrics.jsonl sim-$precision-2/logs/metrics.jsonl 0
     done
     grep -q 'device *cuda' out.txt || fail "the banner does not name the device"
+    # In bf16 a GPU's logits are bf16 too, unless the configuration says otherwise.
+    config logits
+    expect 0 run 1 logits.yaml device=cuda policy.precision=bfloat16 policy.logits_dtype=float32 "${short[@]}"
+    same sim-bfloat16-1/logs/metrics.jsonl logits/logs/metrics.jsonl 5e-3
+    (same sim-bfloat16-1/logs/metrics.jsonl logits/logs/metrics.jsonl 1e-6) 2>err.txt && fail "policy.logits_dtype changes nothing"
     ;;
   sim_graph)
     corpus

@@ -221,6 +221,9 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
   const Contradiction cases[] = {
       {{"device=cpu", "policy.cuda_graph=true"}, "policy.cuda_graph: true needs a GPU"},
       {{"device=cpu", "kernels.autotune=true"}, "needs a GPU"},
+      {{"device=cpu", "policy.logits_dtype=bfloat16"}, "needs policy.precision: bfloat16"},
+      {{"device=cuda", "policy.logits_dtype=bfloat16", "policy.precision=float32"},
+       "needs policy.precision: bfloat16"},
       {{"device=cpu", "distributed.backend=nccl"}, "requires device: cuda"},
       {{"device=cuda", "distributed.backend=mpi"}, "supports host memory only"},
       {{"profiling.enabled=true", "profiling.steps=5:3"}, "profiling.steps is"},

@@ -80,3 +80,13 @@ TEST_CASE("a rule about the device is judged once", "[config]") {
   CHECK_FALSE(cpu.ok());
   CHECK(validate_for_device(cpu, no_gpu).empty());
 }
+
+TEST_CASE("bf16 logits need bf16 activations, which auto has on a GPU only", "[config]") {
+  const std::string logits = "policy.logits_dtype=bfloat16";
+  const Diagnostics found = validate_for_device(load_base({logits}), no_gpu);
+  REQUIRE(found.size() == 1);
+  CHECK(contains(render(found), "policy.logits_dtype: bfloat16 needs policy.precision: bfloat16"));
+  CHECK(contains(render(found), "device: auto: no driver is loaded"));
+  CHECK(validate_for_device(load_base({logits}), one_gpu).empty());
+  CHECK(validate_for_device(load_base({logits, "policy.precision=bfloat16"}), no_gpu).empty());
+}

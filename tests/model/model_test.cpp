@@ -134,6 +134,63 @@ TEST_CASE("bf16 storage stays near f32", "[model]") {
   }
 }
 
+// On a CPU and a GPU, with the head in one chunk and in several.
+TEST_CASE("bf16 logits stay near f32 logits", "[model][sim]") {
+  for (const auto& [name, config] : test::tiny_configs())
+    for (const DeviceType device : {DeviceType::cpu, DeviceType::cuda})
+      for (const int64_t chunk : {0, 8}) {
+        const bool gpu = device == DeviceType::cuda;
+        INFO(name << (gpu ? " on a GPU" : " on a CPU") << ", chunks of " << chunk);
+        const precision::Recipe recipe = gpu ? precision::bfloat16 : precision::bfloat16_storage;
+        const auto make = [&](const precision::Recipe& r) {
+          return TinyModel(config, gpu ? ops::sim_kernels() : ops::cpu_kernels(cpu::best_isa()),
+                           gpu ? ops::gpu_partials : 2,
+                           test::TinyOptions{.recipe = r, .device = device, .head_chunk_tokens = chunk});
+        };
+        TinyModel full = make(recipe), low = make(recipe.with_bf16_logits());
+        for (const bool train : {true, false}) {
+          const double want = full.loss(train), got = low.loss(train);
+          CHECK(got != want);
+          CHECK(got == Approx(want).epsilon(5e-4));
+        }
+        full.gradients();
+        low.gradients();
+        for (size_t p = 0; p < full.gradients_.size(); ++p) {
+          INFO(full.parameters_.all[p].name);
+          CHECK(test::relative_difference(low.gradients_[p], full.gradients_[p]) < 0.02);
+        }
+        // The logits take half of the memory.
+        const auto logits_bytes = [](const TinyModel& m) {
+          for (const auto& buffer : m.plan_.buffers())
+            if (buffer.name.ends_with("logits of a chunk")) return buffer.bytes;
+          return int64_t{0};
+        };
+        CHECK(logits_bytes(low) > 0);
+        CHECK(logits_bytes(low) < logits_bytes(full));
+      }
+}
+
+TEST_CASE("the chunks of the head are equal and their logits bounded", "[model]") {
+  constexpr DeviceType host = DeviceType::cpu, gpu = DeviceType::cuda;
+  for (const int64_t vocab : {50304, 128256, 151936, 262144})
+    for (const DType logits : {DType::f32, DType::bf16})
+      for (const int64_t tokens : {1000, 8192, 10000, 32768, 100001}) {
+        const int64_t chunk = model::head_chunk_tokens(tokens, vocab, logits, gpu);
+        CAPTURE(vocab, tokens, chunk);
+        CHECK(chunk * vocab * size_of(logits) <= int64_t{2} << 30);
+        CHECK(chunk <= 8192);
+        CHECK((chunk % 128 == 0 || chunk == tokens));
+        const int64_t chunks = (tokens + chunk - 1) / chunk;
+        CHECK(tokens - (chunks - 1) * chunk > chunk - 128 * chunks);  // the last one
+      }
+  CHECK(model::head_chunk_tokens(32768, 128256, DType::bf16, gpu) == 8192);
+  CHECK(model::head_chunk_tokens(32768, 128256, DType::f32, gpu) == 4096);
+  CHECK(model::head_chunk_tokens(32768, 151936, DType::bf16, gpu) == 6656);
+  CHECK(model::head_chunk_tokens(700, 1000, DType::f32, host) == 234);
+  CHECK(model::head_chunk_tokens(700, 262144, DType::f32, host) == 117);
+  CHECK(model::head_chunk_tokens(100, int64_t{1} << 40, DType::f32, gpu) == 32);
+}
+
 TEST_CASE("evaluation drops nothing", "[model][sim]") {
   const auto config = [](const char* p) {
     return fmt::format(

@@ -50,6 +50,7 @@ struct TinyOptions {
   DeviceType device = DeviceType::cpu;
   model::RecomputePolicy recompute = {};
   pipeline::Schedule schedule = pipeline::make_schedule({}, 0);
+  int64_t head_chunk_tokens = 0;  ///< see DecoderOptions
 };
 
 /// Microbatches of two sequences of unequal length, 19 tokens together.
@@ -75,6 +76,7 @@ class TinyModel {
                   .partials = threads,
                   .seed = 5,
                   .device = options.device,
+                  .head_chunk_tokens = options.head_chunk_tokens,
                   .training = std::move(options.schedule)},
                  plan_) {
     plan_.solve();

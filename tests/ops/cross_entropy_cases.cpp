@@ -41,8 +41,9 @@ GradProblem gradient(DType t) {
 enum class Place : uint8_t { over_logits, apart, front_half };
 
 /// The gradient of (n, v) logits whose rows are `gap` longer, as a matrix of its own.
-Outputs gradient_in(Exec& e, int64_t n, int64_t v, int64_t gap, Place place, double scale = 3.0) {
-  Buffer logits = Buffer(DType::f32, {n, v}, gap).normal("logits", scale), apart(DType::bf16, {n, v}, gap);
+Outputs gradient_in(Exec& e, int64_t n, int64_t v, int64_t gap, Place place, DType dtype = DType::f32,
+                    double scale = 3.0) {
+  Buffer logits = Buffer(dtype, {n, v}, gap).normal("logits", scale), apart(DType::bf16, {n, v}, gap);
   Buffer target = Buffer(DType::i32, {n}).integers("target", 0, v),
          weight = Buffer(DType::f32, {n}).normal("weight");
   Buffer log_prob(DType::f32, {n}), lse(DType::f32, {n});
@@ -87,10 +88,30 @@ void same_everywhere(Exec& e) {
   expect(same_bits(front[2].value, apart[2].value), "the front half of the logits holds another gradient");
 }
 
+/// The gradient over bf16 logits is that of the same logits in f32, rounded. The rows are longer than what a
+/// GPU's block keeps.
+void bf16_logits_lose_only_the_rounding(Exec& e) {
+  constexpr int64_t n = 3, v = 120011;
+  Buffer low = Buffer(DType::bf16, {n, v}, 1).normal("logits", 3.0), full(DType::f32, {n, v}, 1);
+  for (int64_t i = 0; i < low.size(); ++i) full.set(i, low.get(i));
+  const Buffer target = Buffer(DType::i32, {n}).integers("target", 0, v),
+               weight = Buffer(DType::f32, {n}).normal("weight");
+  Buffer log_prob(DType::f32, {n}), want(DType::f32, {n});
+  cross_entropy(e, {.logits = low, .target = target, .weight = weight, .log_prob = log_prob});
+  cross_entropy(e, {.logits = full, .target = target, .weight = weight, .log_prob = want});
+  synchronize(e);
+  for (int64_t r = 0; r < n; ++r)
+    expect(std::fabs(log_prob.get(r) - want.get(r)) < 1e-4,
+           fmt::format("log-probability {}, of f32 logits {}", log_prob.get(r), want.get(r)));
+  for (int64_t i = 0; i < low.size(); ++i)
+    expect(std::fabs(low.get(i) - full.get(i)) <= 0x1p-8 * std::fabs(full.get(i)),
+           fmt::format("gradient {}: {}, of f32 logits {}", i, low.get(i), full.get(i)));
+}
+
 /// A row does not know of the others: the same bits alone and among others.
-void rows_are_independent(Exec& e) {
+void rows_are_independent_in(Exec& e, DType dtype) {
   const int64_t v = 777;
-  Buffer all = Buffer(DType::f32, {9, v}).normal("logits", 3.0), log_prob(DType::f32, {9});
+  Buffer all = Buffer(dtype, {9, v}).normal("logits", 3.0), log_prob(DType::f32, {9});
   const Buffer target = Buffer(DType::i32, {9}).integers("target", 0, v),
                weight = Buffer(DType::f32, {9}).fill(-0.5);
   Buffer one = all, one_log_prob(DType::f32, {9});
@@ -103,11 +124,14 @@ void rows_are_independent(Exec& e) {
   synchronize(e);
   expect(same_bits(all, one) && same_bits(log_prob, one_log_prob), "a row depends on its neighbors");
 }
+void rows_are_independent(Exec& e) {
+  for (const DType dtype : {DType::f32, DType::bf16}) rows_are_independent_in(e, dtype);
+}
 
 /// -infinity excludes a token; what is not a number reaches the result.
-void non_finite(Exec& e) {
+void non_finite_in(Exec& e, DType dtype) {
   const int64_t v = 6000;
-  Buffer logits = Buffer(DType::f32, {3, v}).normal("logits"), log_prob(DType::f32, {3});
+  Buffer logits = Buffer(dtype, {3, v}).normal("logits"), log_prob(DType::f32, {3});
   const Buffer target = Buffer(DType::i32, {3}).fill(7), weight = Buffer(DType::f32, {3}).fill(1);
   for (int64_t i = 8; i < v; ++i) logits.set(i, -INFINITY);
   logits.set(v + 4000, NAN);
@@ -116,25 +140,32 @@ void non_finite(Exec& e) {
   synchronize(e);
   double sum = 0;
   for (int64_t i = 0; i < 8; ++i) sum += logits.get(i);
-  expect(std::isfinite(log_prob.get(0)) && std::fabs(sum) < 1e-6 && logits.get(4000) == 0,
+  expect(std::isfinite(log_prob.get(0)) && std::fabs(sum) < (dtype == DType::f32 ? 1e-6 : 1e-2) &&
+             logits.get(4000) == 0,
          "excluded tokens count");
   expect(std::isnan(log_prob.get(1)) && std::isnan(logits.get(v)), "a NaN is lost");
   expect(!std::isfinite(log_prob.get(2)) && std::isnan(logits.get(2 * v)), "an infinity is lost");
 }
+void non_finite(Exec& e) {
+  for (const DType dtype : {DType::f32, DType::bf16}) non_finite_in(e, dtype);
+}
 
 void plans(Exec&) {
   const Exec none;
-  for (int64_t v : {1, 100, 32000, 50257, 57000, 128256, 151936, 262144}) {
-    const RowPlan plan = row_plan(none, v, true);
-    const int64_t bytes = plan.kept * plan.chunk_bytes();
-    expect(bytes <= 225 << 10 && bytes < v * 4 + plan.chunk_bytes(),
-           fmt::format("{}: {} bytes are kept", v, bytes));
-    expect(row_plan(none, v, false).kept == 0, "a forward pass keeps logits");
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (int64_t v : {1, 100, 32000, 50257, 57000, 128256, 151936, 262144}) {
+      const RowPlan plan = row_plan(none, v, dtype, true);
+      const int64_t bytes = plan.kept * plan.chunk_bytes();
+      expect(bytes <= 225 << 10 && bytes < v * size_of(dtype) + plan.chunk_bytes(),
+             fmt::format("{}: {} bytes are kept", v, bytes));
+      expect(row_plan(none, v, dtype, false).kept == 0, "a forward pass keeps logits");
+    }
+    // Rows of small vocabularies stay whole, and two blocks fit on a multiprocessor.
+    const int64_t v = (64 << 10) / size_of(dtype);
+    const RowPlan small = row_plan(none, v, dtype, true);
+    expect(small.kept * small.chunk_bytes() >= 64 << 10 && 2 * small.kept * small.chunk_bytes() <= 225 << 10,
+           "small rows");
   }
-  // Rows of small vocabularies stay whole, and two blocks fit on a multiprocessor.
-  const RowPlan small = row_plan(none, 16384, true);
-  expect(small.kept * small.chunk_bytes() >= 16384 * 4 && 2 * small.kept * small.chunk_bytes() <= 225 << 10,
-         "small rows");
 }
 
 }  // namespace
@@ -147,6 +178,9 @@ NRL_OP_CASES(cross_entropy) {
                            {5, 2053, 0},
                            {4, 16384, 8},
                            {4, 40003, 2}}) {
+    registry.tests.push_back(
+        {fmt::format("cross_entropy ({}, {}) gap {} gradient over bf16 logits", n, v, gap),
+         [=](Exec& e) { return gradient_in(e, n, v, gap, Place::over_logits, DType::bf16); }, true});
     for (Place place : {Place::over_logits, Place::apart, Place::front_half}) {
       const char* name = place == Place::over_logits ? "over the logits"
                          : place == Place::apart     ? "apart"
@@ -156,22 +190,34 @@ NRL_OP_CASES(cross_entropy) {
     }
   }
   // Longer than what a block keeps, at the size of a real vocabulary; rows at odd addresses.
-  for (auto [v, gap] : {std::pair<int64_t, int64_t>{151936, 0}, {60001, 2}})
+  for (auto [v, gap] : {std::pair<int64_t, int64_t>{151936, 0}, {60001, 2}}) {
+    registry.tests.push_back(
+        {fmt::format("cross_entropy (2, {}) gap {} gradient over bf16 logits", v, gap),
+         [=](Exec& e) { return gradient_in(e, 2, v, gap, Place::over_logits, DType::bf16); }, true});
     registry.tests.push_back({fmt::format("cross_entropy (2, {}) gap {} gradient front half", v, gap),
                               [=](Exec& e) { return gradient_in(e, 2, v, gap, Place::front_half); }, true});
+  }
   registry.properties.push_back({"cross_entropy.same_everywhere", same_everywhere});
+  registry.properties.push_back(
+      {"cross_entropy.bf16_logits_lose_only_the_rounding", bf16_logits_lose_only_the_rounding});
   registry.properties.push_back({"cross_entropy.rows_are_independent", rows_are_independent});
   registry.properties.push_back({"cross_entropy.non_finite", non_finite});
   registry.properties.push_back({"cross_entropy.plans", plans});
-  for (auto [n, v] : {std::pair<int64_t, int64_t>{1, 1}, {7, 31}, {61, 257}, {3, 5001}, {5, 32003}}) {
+  for (auto [n, v, dtype] : {std::tuple<int64_t, int64_t, DType>{1, 1, DType::f32},
+                             {7, 31, DType::f32},
+                             {61, 257, DType::f32},
+                             {3, 5001, DType::f32},
+                             {5, 32003, DType::f32},
+                             {7, 31, DType::bf16},
+                             {5, 32003, DType::bf16}}) {
     for (double scale : {1.0, 30.0}) {
       for (bool weighted : {false, true}) {
         for (bool with_lse : {false, true}) {
           registry.tests.push_back(
-              {fmt::format("cross_entropy ({}, {}) scale {} {}{}", n, v, scale,
+              {fmt::format("cross_entropy ({}, {}) {} scale {} {}{}", n, v, name_of(dtype), scale,
                            weighted ? "gradient" : "forward", with_lse ? " lse" : ""),
                [=](Exec& e) -> Outputs {
-                 Buffer logits = Buffer(DType::f32, {n, v}, 3).normal("logits", scale);
+                 Buffer logits = Buffer(dtype, {n, v}, 3).normal("logits", scale);
                  Buffer target = Buffer(DType::i32, {n}).integers("target", 0, v);
                  Buffer weight = Buffer(DType::f32, {n}).normal("weight");
                  if (n > 2) {

@@ -44,6 +44,11 @@ TEST_CASE("recipes of one format", "[precision]") {
   REQUIRE(bfloat16_storage.of(0, Gemm::lm_head, Role::gradient).dtype == DType::f32);
   REQUIRE(bfloat16_storage.of(0, Gemm::lm_head, Role::input).dtype == DType::bf16);
   REQUIRE(bfloat16.scales(32).bytes() == 0);
+  REQUIRE(bfloat16.logits() == DType::f32);
+  const Recipe low = bfloat16_storage.with_bf16_logits();
+  REQUIRE(low.logits() == DType::bf16);
+  REQUIRE(low.of(0, Gemm::lm_head, Role::gradient).dtype == DType::bf16);
+  REQUIRE(unsupported_reason(low, 32).empty());
   for (const Recipe& recipe : {float32, bfloat16, bfloat16_storage})
     REQUIRE(unsupported_reason(recipe, 32).empty());
   REQUIRE(recipe_for_weights(DType::f32) == float32);
@@ -81,6 +86,13 @@ TEST_CASE("what the ops cannot do is refused by name", "[precision]") {
   REQUIRE(refused_for(blockwise, "layer 0: qkv input in e4m3 with row128 scales"));
   REQUIRE(refused_for(Recipe({.activations = DType::f16}), "activations in f16"));
   REQUIRE(refused_for(Recipe({.weights = DType::f16}), "weights in f16"));
+  REQUIRE(refused_for(float32.with_bf16_logits(), "logits in bf16"));
+  REQUIRE(refused_for(Recipe({.weights = DType::bf16,
+                              .activations = DType::bf16,
+                              .gradients = DType::bf16,
+                              .logits = DType::bf16}),
+                      "logits in bf16"));
+  REQUIRE(refused_for(Recipe({.logits = DType::f16}), "logits in f16"));
   REQUIRE(refused_for(Recipe({.weight_gradients = DType::bf16}), "weight gradients in bf16"));
   REQUIRE(refused_for(Recipe({.optimizer_state = DType::bf16}), "optimizer state in bf16"));
 }

@@ -16,23 +16,27 @@ namespace {
 /// Sums run in f32 over this many elements and in double over the blocks.
 constexpr int64_t block = 2048;
 
-float maximum(const float* x, int64_t n) {
-  float m = x[0];
+template <class T>
+float maximum(const T* x, int64_t n) {
+  auto m = static_cast<float>(x[0]);
 #pragma omp simd reduction(max : m)
-  for (int64_t i = 0; i < n; ++i) m = x[i] > m ? x[i] : m;
+  for (int64_t i = 0; i < n; ++i) {
+    const auto v = static_cast<float>(x[i]);
+    m = v > m ? v : m;
+  }
   return m;
 }
 
 /// Sum of exp(x - m); `keep` writes the exponentials over x.
-template <bool keep>
-double exponentials(float* x, int64_t n, float m) {
+template <bool keep, class T>
+double exponentials(T* x, int64_t n, float m) {
   double total = 0;
   for (int64_t begin = 0; begin < n; begin += block) {
     const int64_t end = std::min(n, begin + block);
     float s = 0;
 #pragma omp simd reduction(+ : s)
     for (int64_t i = begin; i < end; ++i) {
-      const float e = exp_f32(x[i] - m);
+      const float e = exp_f32(static_cast<float>(x[i]) - m);
       if constexpr (keep) x[i] = e;
       s += e;
     }
@@ -52,7 +56,30 @@ void scale_to_bf16(const float* x, int64_t n, float scale, bf16* out) {
   }
 }
 
-void cross_entropy_kernel(Exec& exec, const CrossEntropy& a) {
+/// The gradient over f32 logits, which hold exp(x - row_max), or from them into dlogits.
+void gradient(float* x, int64_t v, int32_t target, float weight, float scale, bf16* dlogits) {
+  const float at_target = x[target] * scale + weight;
+  if (dlogits) {
+    scale_to_bf16(x, v, scale, dlogits);
+    store(dlogits[target], at_target);
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < v; ++i) x[i] *= scale;
+    x[target] = at_target;
+  }
+}
+
+/// The gradient over bf16 logits. Kept exponentials would be rounded, so they are computed again.
+void gradient(bf16* x, int64_t v, int32_t target, float weight, float scale, float row_max) {
+  const float at_target = exp_f32(static_cast<float>(x[target]) - row_max) * scale + weight;
+#pragma omp simd
+  for (int64_t i = 0; i < v; ++i) store(x[i], exp_f32(static_cast<float>(x[i]) - row_max) * scale);
+  store(x[target], at_target);
+}
+
+template <class T>
+void cross_entropy_rows(Exec& exec, const CrossEntropy& a) {
+  constexpr bool f32 = std::is_same_v<T, float>;
   const int64_t n = a.logits.dim(0), v = a.logits.dim(1);
   const int32_t* targets = data_of<const int32_t>(a.target);
   const float* weights = data_of<const float>(a.weight);
@@ -60,36 +87,35 @@ void cross_entropy_kernel(Exec& exec, const CrossEntropy& a) {
   float* lses = data_of<float>(a.lse);
   cpu::parallel_for(exec.threads, n, std::max<int64_t>(1, 8192 / v), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      float* x = data_of<float>(a.logits) + r * a.logits.stride[0];
+      T* x = data_of<T>(a.logits) + r * a.logits.stride[0];
       bf16* dlogits = a.dlogits ? data_of<bf16>(a.dlogits) + r * a.dlogits.stride[0] : nullptr;
       const int32_t target = targets[r];
       const float weight = weights && target >= 0 ? weights[r] : 0.0f;
       if (target < 0 && !lses) {
         log_probs[r] = 0.0f;
       } else {
-        const float row_max = maximum(x, v), x_target = target >= 0 ? x[target] : 0.0f;
+        const float row_max = maximum(x, v), x_target = target >= 0 ? static_cast<float>(x[target]) : 0.0f;
         const double total =
-            weight != 0.0f ? exponentials<true>(x, v, row_max) : exponentials<false>(x, v, row_max);
+            f32 && weight != 0.0f ? exponentials<f32>(x, v, row_max) : exponentials<false>(x, v, row_max);
         const double lse = static_cast<double>(row_max) + std::log(total);
         log_probs[r] = target >= 0 ? static_cast<float>(static_cast<double>(x_target) - lse) : 0.0f;
         if (lses) lses[r] = static_cast<float>(lse);
         if (weight != 0.0f) {
           const float scale = static_cast<float>(-static_cast<double>(weight) / total);
-          const float at_target = x[target] * scale + weight;
-          if (dlogits) {
-            scale_to_bf16(x, v, scale, dlogits);
-            store(dlogits[target], at_target);
-          } else {
-#pragma omp simd
-            for (int64_t i = 0; i < v; ++i) x[i] *= scale;
-            x[target] = at_target;
-          }
+          if constexpr (f32)
+            gradient(x, v, target, weight, scale, dlogits);
+          else
+            gradient(x, v, target, weight, scale, row_max);
         }
       }
       if (weights && weight == 0.0f)
-        dlogits ? std::fill(dlogits, dlogits + v, bf16()) : std::fill(x, x + v, 0.0f);
+        dlogits ? std::fill(dlogits, dlogits + v, bf16()) : std::fill(x, x + v, T());
     }
   });
+}
+
+void cross_entropy_kernel(Exec& exec, const CrossEntropy& a) {
+  for_float_type(a.logits.dtype, [&]<class T>() { cross_entropy_rows<T>(exec, a); });
 }
 
 }  // namespace

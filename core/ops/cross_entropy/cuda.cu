@@ -6,7 +6,7 @@
 // First pass, from the last chunk of the row to the first: maximum and sum by online softmax (Milakov &
 // Gimelshein 2018). Writes (=) log_prob and lse. Second pass, from the first chunk to the last, so that what
 // was read last comes from the L2 cache; the chunks read first are kept in shared memory (RowPlan). Writes
-// (=) the gradient over the logits, or to dlogits in bf16.
+// (=) the gradient over the logits, in their type, or that of f32 logits to dlogits in bf16.
 
 #include "core/device/kernel.h"
 #include "core/ops/cross_entropy/row_plan.h"
@@ -26,7 +26,7 @@ constexpr float lowest = -3.4028234663852886e38f;
 enum class Gradient : uint8_t { none, over_logits, bf16_copy };
 
 struct Arguments {
-  float* logits;
+  void* logits;
   int64_t stride;
   bf16* dlogits;  ///< Gradient::bf16_copy
   int64_t dlogits_stride;
@@ -56,33 +56,56 @@ struct Online {
 /// A row as its threads see it: vectors of 16 bytes, in chunks, and the few elements before the first 16-byte
 /// boundary and after the last (the edge, one for each of the first threads). Of a chunk, thread t has the
 /// vectors (chunk * units + k) * blockDim.x + t, k < units.
+template <class T>
 struct Row {
-  float* x;
+  static constexpr int size = per_pack<T>;  ///< elements of a vector
+  using Vectors = Pack<T>[units];
+
+  T* x;
   int front, vectors, chunks, edge;
 
-  __device__ Row(float* row, int64_t v) : x(row) {
-    const auto off = static_cast<unsigned>(reinterpret_cast<uintptr_t>(row) % 16) / 4;
-    front = static_cast<int>(min(v, static_cast<int64_t>((4 - off) % 4)));
-    vectors = static_cast<int>((v - front) / 4);
+  __device__ Row(T* row, int64_t v) : x(row) {
+    const auto off = static_cast<unsigned>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
+    front = static_cast<int>(min(v, static_cast<int64_t>((size - off) % size)));
+    vectors = static_cast<int>((v - front) / size);
     const int per_chunk = units * static_cast<int>(blockDim.x);
     chunks = (vectors + per_chunk - 1) / per_chunk;
-    const int back = static_cast<int>(v - front - int64_t{4} * vectors), t = static_cast<int>(threadIdx.x);
-    edge = t < front ? t : t < front + back ? t + 4 * vectors : -1;
+    const int back = static_cast<int>(v - front - int64_t{size} * vectors), t = static_cast<int>(threadIdx.x);
+    edge = t < front ? t : t < front + back ? t + size * vectors : -1;
   }
   __device__ int vector(int chunk, int k) const {
     return (chunk * units + k) * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
   }
-  __device__ float* at(int vector) const { return x + front + int64_t{4} * vector; }
+  __device__ T* at(int vector) const { return x + front + int64_t{size} * vector; }
 
   /// Absent vectors are -infinity, which adds nothing to a sum of exponentials.
-  __device__ __forceinline__ void load(int chunk, float (&out)[4 * units]) const {
+  __device__ __forceinline__ void load(int chunk, Vectors& out) const {
+    float absent[size];
+#pragma unroll
+    for (int e = 0; e < size; ++e) absent[e] = -INFINITY;
 #pragma unroll
     for (int k = 0; k < units; ++k) {
       const int i = vector(chunk, k);
-      float v[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-      if (i < vectors) load_floats(at(i), v);
+      if (i < vectors)
+        out[k].load(at(i));
+      else
+        out[k].set(absent);
+    }
+  }
+  /// Adds a thread's vectors of a chunk, eight elements at a time: more would take too many registers.
+  static __device__ __forceinline__ void add(Online& online, const Vectors& x) {
+    constexpr int together = 8 / size;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) out[4 * k + e] = v[e];
+    for (int k = 0; k < units; k += together) {
+      float v[8];
+#pragma unroll
+      for (int j = 0; j < together; ++j) {
+        float part[size];
+        x[k + j].get(part);
+#pragma unroll
+        for (int e = 0; e < size; ++e) v[j * size + e] = part[e];
+      }
+      online.add(v);
     }
   }
 };
@@ -97,37 +120,38 @@ __device__ __forceinline__ void store_bf16(bf16* p, const float (&g)[4], bool al
   }
 }
 
-template <Gradient gradient>
+template <class T, Gradient gradient>
 __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
-  NRL_DYN_SHARED(Pack<float>, cache);
+  static_assert(gradient != Gradient::bf16_copy || std::is_same_v<T, float>);
+  using Vectors = typename Row<T>::Vectors;
+  NRL_DYN_SHARED(Pack<T>, cache);
   const int64_t r = blockIdx.x;
-  const Row row(a.logits + r * a.stride, a.v);
+  const Row<T> row(static_cast<T*>(a.logits) + r * a.stride, a.v);
   const int first_kept = row.chunks - min(a.kept, row.chunks);
   auto slot = [&](int chunk, int k) { return row.vector(chunk - first_kept, k); };
   const int target = a.target[r];
   const float weight = gradient != Gradient::none && target >= 0 ? a.weight[r] : 0.0f;
   const bool leader = threadIdx.x == 0;
-  const float x_target = leader && target >= 0 ? row.x[target] : 0.0f;
+  const float x_target = leader && target >= 0 ? static_cast<float>(row.x[target]) : 0.0f;
   float edge = -INFINITY, row_max = 0.0f, sum = 1.0f;
 
   // The load of the next chunk overlaps with the sum of this one.
   if (target >= 0 || a.lse) {
     Online online;
-    if (row.edge >= 0) edge = row.x[row.edge];
+    if (row.edge >= 0) edge = static_cast<float>(row.x[row.edge]);
     online.add({edge});
-    float x[4 * units];
+    Vectors x;
     if (row.chunks > 0) row.load(row.chunks - 1, x);
     for (int c = row.chunks - 1; c >= 0; --c) {
-      float next[4 * units];
+      Vectors next;
       if (c > 0) row.load(c - 1, next);
       if (gradient != Gradient::none && c >= first_kept) {
 #pragma unroll
-        for (int k = 0; k < units; ++k)
-          cache[slot(c, k)].set({x[4 * k], x[4 * k + 1], x[4 * k + 2], x[4 * k + 3]});
+        for (int k = 0; k < units; ++k) cache[slot(c, k)] = x[k];
       }
-      online.add(x);
+      row.add(online, x);
 #pragma unroll
-      for (int i = 0; i < 4 * units; ++i) x[i] = c > 0 ? next[i] : 0.0f;
+      for (int k = 0; k < units; ++k) x[k] = next[k];
     }
     row_max = block_max(online.maximum);
     sum = block_sum(online.sum * GpuMath::exp(online.maximum - row_max));
@@ -139,36 +163,33 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
   }
   if constexpr (gradient == Gradient::none) return;
 
-  // A bf16 row in the first half of its own logits has its chunk c over chunks up to c. The barrier in the
-  // loop ensures that all threads have read those before the chunk is written.
+  // Over the logits, a thread writes the vectors that it has read itself. A bf16 row in the first half of its
+  // own f32 logits has its chunk c over chunks up to c. The barrier in the loop ensures that all threads have
+  // read those before the chunk is written.
   const float scale = -weight / sum;
   const bool clear = weight == 0.0f;
   auto gradient_of = [&](float x) { return clear ? 0.0f : GpuMath::exp(x - row_max) * scale; };
   bf16* dlogits = gradient == Gradient::bf16_copy ? a.dlogits + r * a.dlogits_stride : nullptr;
   const bool aligned = reinterpret_cast<uintptr_t>(dlogits + row.front) % 8 == 0;
-  auto fetch = [&](int chunk, float(&out)[4 * units]) {
+  auto fetch = [&](int chunk, Vectors& out) {
     if (clear) return;
     if (chunk < first_kept) return row.load(chunk, out);
 #pragma unroll
-    for (int k = 0; k < units; ++k) {
-      float v[4];
-      cache[slot(chunk, k)].get(v);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) out[4 * k + e] = v[e];
-    }
+    for (int k = 0; k < units; ++k) out[k] = cache[slot(chunk, k)];
   };
-  float x[4 * units] = {};
+  Vectors x;
   if (row.chunks > 0) fetch(0, x);
   for (int c = 0; c < row.chunks; ++c) {
-    float next[4 * units] = {};
+    Vectors next;
     if (c + 1 < row.chunks) fetch(c + 1, next);
     if constexpr (gradient == Gradient::bf16_copy) __syncthreads();
 #pragma unroll
     for (int k = 0; k < units; ++k) {
       const int i = row.vector(c, k);
-      float g[4];
+      float g[Row<T>::size];
+      x[k].get(g);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) g[e] = gradient_of(x[4 * k + e]);
+      for (float& e : g) e = gradient_of(e);
       if (i >= row.vectors) continue;
       if constexpr (gradient == Gradient::bf16_copy) {
         store_bf16(dlogits + row.front + int64_t{4} * i, g, aligned);
@@ -177,26 +198,26 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
       }
     }
 #pragma unroll
-    for (int i = 0; i < 4 * units; ++i) x[i] = next[i];
+    for (int k = 0; k < units; ++k) x[k] = next[k];
   }
   __syncthreads();
   auto put = [&](int64_t i, float g) {
     if constexpr (gradient == Gradient::bf16_copy) {
       dlogits[i] = bf16(g);
     } else {
-      row.x[i] = g;
+      row.x[i] = static_cast<T>(g);
     }
   };
   if (row.edge >= 0) put(row.edge, gradient_of(edge) + (row.edge == target ? weight : 0.0f));
-  const bool inside = target >= row.front && target < row.front + int64_t{4} * row.vectors;
+  const bool inside = target >= row.front && target < row.front + int64_t{Row<T>::size} * row.vectors;
   if (leader && inside) put(target, gradient_of(x_target) + weight);
 }
 
 void cross_entropy_launch(Exec& exec, const CrossEntropy& a) {
   const int64_t n = a.logits.dim(0), v = a.logits.dim(1);
-  const RowPlan plan = row_plan(exec, v, static_cast<bool>(a.weight));
+  const RowPlan plan = row_plan(exec, v, a.logits.dtype, static_cast<bool>(a.weight));
   Arguments args{};
-  args.logits = static_cast<float*>(a.logits.data);
+  args.logits = a.logits.data;
   args.stride = a.logits.stride[0];
   args.dlogits = static_cast<bf16*>(a.dlogits.data);
   args.dlogits_stride = a.dlogits.stride[0];
@@ -208,13 +229,17 @@ void cross_entropy_launch(Exec& exec, const CrossEntropy& a) {
   args.kept = plan.kept;
   const auto blocks = static_cast<unsigned>(n);
   const auto shared = static_cast<size_t>(plan.kept * plan.chunk_bytes());
-  if (!a.weight) {
-    NRL_LAUNCH(row_kernel<Gradient::none>, blocks, plan.threads, shared, exec.stream, args);
-  } else if (!a.dlogits) {
-    NRL_LAUNCH(row_kernel<Gradient::over_logits>, blocks, plan.threads, shared, exec.stream, args);
-  } else {
-    NRL_LAUNCH(row_kernel<Gradient::bf16_copy>, blocks, plan.threads, shared, exec.stream, args);
+  if (a.dlogits) {
+    NRL_LAUNCH((row_kernel<float, Gradient::bf16_copy>), blocks, plan.threads, shared, exec.stream, args);
+    return;
   }
+  for_float_type(a.logits.dtype, [&]<class T>() {
+    if (a.weight) {
+      NRL_LAUNCH((row_kernel<T, Gradient::over_logits>), blocks, plan.threads, shared, exec.stream, args);
+    } else {
+      NRL_LAUNCH((row_kernel<T, Gradient::none>), blocks, plan.threads, shared, exec.stream, args);
+    }
+  });
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ struct RowPlan {
   constexpr int64_t chunk_bytes() const { return int64_t{16} * row_units * threads; }
 };
 
-/// For rows of v logits; `gradient`: the gradient is computed too.
-RowPlan row_plan(const Exec& exec, int64_t v, bool gradient);
+/// For rows of v logits of this type; `gradient`: the gradient is computed too.
+RowPlan row_plan(const Exec& exec, int64_t v, DType dtype, bool gradient);
 
 }  // namespace nrl::ops
