@@ -45,7 +45,7 @@ std::vector<model::ParameterView> parameter_views(const model::ParameterList& pa
         return parameters.all[p].view(static_cast<char*>(flat.data) + start * size_of(flat.dtype),
                                       flat.dtype);
       };
-      views[p] = {in(t.weights), in(t.gradients)};
+      views[p] = {in(t.weights), in(t.gradients), parameters.all[p].overwrites_gradient};
     }
   }
   return views;

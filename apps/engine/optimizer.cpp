@@ -30,7 +30,6 @@ void Optimizer::step(comm::Communicator* all) {
 
 void Optimizer::update(const GroupTensors& t) {
   const Tensor master = t.find("master");
-  const bool sharded = t.group->sharded();
   ops::AdamW a;
   a.param = master ? master : t.weights;
   a.param_bf16 = master ? t.weights : Tensor{};
@@ -42,12 +41,11 @@ void Optimizer::update(const GroupTensors& t) {
   a.eps = static_cast<float>(config_.eps);
   a.rates[0].lr_scale = a.rates[1].lr_scale = t.group->lr_scale;
   a.rates[1].weight_decay = static_cast<float>(config_.weight_decay);
-  a.zero_grad = !sharded;
   a.chunks = t.chunks;
   a.scalars = scalars_;
   ops::adamw(exec_, a);
-  // A sharded update does not zero the gradients of other ranks' shards.
-  if (sharded) ops::zero(exec_, {.x = t.gradients});
+  for (const parallel::ElementRange& r : t.group->zeroed)
+    ops::zero(exec_, {.x = t.gradients.rows(r.begin, r.size())});
 }
 
 }  // namespace nrl::engine

@@ -82,8 +82,11 @@ void Attention::backward(Run& r) {
     ops::linear_backward_data(r.exec(), {.dout = r[d_proj], .weight = r.weight(p_.o), .dx = r[d_attn_]});
   });
   r.wgrad("o_proj", reads(d_proj, attn_), [&] {
-    ops::linear_backward_weight(
-        r.exec(), {.dout = r[d_proj], .x = r[attn_], .dweight = r.grad(p_.o), .dbias = r.grad(p_.o_bias)});
+    ops::linear_backward_weight(r.exec(), {.dout = r[d_proj],
+                                           .x = r[attn_],
+                                           .dweight = r.grad(p_.o),
+                                           .dbias = r.grad(p_.o_bias),
+                                           .accumulate = r.accumulates(p_.o)});
     r.gradient_ready({p_.o, p_.o_bias});
   });
   r.dgrad("attention", reads(d_attn_, keys_, values_, attn_, lse_), writes(d_qkv_),
@@ -96,9 +99,11 @@ void Attention::backward(Run& r) {
     ops::linear_backward_data(r.exec(), {.dout = r[d_qkv_], .weight = r.weight(p_.qkv), .dx = r[d_norm_]});
   });
   r.wgrad("qkv", reads(d_qkv_, norm_.out), [&] {
-    ops::linear_backward_weight(
-        r.exec(),
-        {.dout = r[d_qkv_], .x = r[norm_.out], .dweight = r.grad(p_.qkv), .dbias = r.grad(p_.qkv_bias)});
+    ops::linear_backward_weight(r.exec(), {.dout = r[d_qkv_],
+                                           .x = r[norm_.out],
+                                           .dweight = r.grad(p_.qkv),
+                                           .dbias = r.grad(p_.qkv_bias),
+                                           .accumulate = r.accumulates(p_.qkv)});
     r.gradient_ready({p_.qkv, p_.qkv_bias});
   });
   norm_.backward(r, d_norm_, d_out_, d_x_);

@@ -37,7 +37,7 @@ Inference::Inference(const ModelSpec& spec, const ParameterList& parameters, std
   memory::Liveness liveness;
   stage_->record(&liveness);
   stage_->begin(stage_->add_program(memory::generation, {1}));
-  stage_->forward(0, 0, batch_, false);
+  stage_->forward(0, 0, batch_, {});
   const std::vector<memory::BufferId> slots = liveness.declare(plan);
   std::vector<memory::BufferId> caches;
   for (int64_t i = 0; i < 2 * spec.layers; ++i)
@@ -97,7 +97,7 @@ void Inference::append_chunk(std::span<const int32_t> tokens) {
   ops::upload(exec_, now.cu_seqlens, cu);
   ops::upload(exec_, cache_.cu_keys, cu_keys);
   stage_->begin(0);
-  stage_->forward(0, 0, now, false);
+  stage_->forward(0, 0, now, {});
   cache_.length += n;
 }
 

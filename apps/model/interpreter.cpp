@@ -18,14 +18,16 @@ void execute(const pipeline::Schedule& schedule, Stage& stage, int program,
   stage.begin(program);
   for (const Action& a : schedule.actions) {
     const auto batch = [&]() -> const MicroBatch& { return batches[static_cast<size_t>(a.microbatch)]; };
+    // Passes of a chunk are in the order of microbatches.
+    const Stage::Order order{.first = a.microbatch == 0, .last = a.last};
     const auto backward = [&](bool dgrad, bool wgrad) {
       const trace::Range range("backward_pass");
-      stage.backward(a.chunk, a.stash, batch(), {.dgrad = dgrad, .wgrad = wgrad, .last = a.last});
+      stage.backward(a.chunk, a.stash, batch(), {.dgrad = dgrad, .wgrad = wgrad}, order);
     };
     switch (a.kind) {
       case ActionKind::forward: {
         const trace::Range range("forward_pass");
-        stage.forward(a.chunk, a.stash, batch(), a.last);
+        stage.forward(a.chunk, a.stash, batch(), order);
         if (a.chunk + 1 == stage.chunks() && hooks.log_probs_ready && !stage.recording())
           hooks.log_probs_ready(a.microbatch);
         break;

@@ -12,6 +12,10 @@ Tensor Run::grad(int parameter) const {
   return parameter < 0 ? Tensor{} : context_->parameters[static_cast<size_t>(parameter)].grad;
 }
 
+bool Run::accumulates(int parameter) const {
+  return !first_ || !context_->parameters[static_cast<size_t>(parameter)].overwrites_gradient;
+}
+
 void Run::gradient_ready(std::initializer_list<int> parameters) const {
   if (!last_ || !context_->gradient_ready) return;
   for (int p : parameters)

@@ -29,6 +29,7 @@ using memory::Slot;
 /// A parameter in device memory: the weight that layers read and the f32 gradient they accumulate into.
 struct ParameterView {
   Tensor weight, grad;
+  bool overwrites_gradient = false;  ///< see Parameter
 };
 
 /// The meaning of a slot's rows (SlotSpec::rows).
@@ -129,6 +130,9 @@ class Run {
   /// Empty for parameter -1.
   Tensor weight(int parameter) const;
   Tensor grad(int parameter) const;
+  /// Whether a GEMM adds its gradient of this parameter to earlier ones of the step. Only for the first GEMM
+  /// of a microbatch that contributes; later ones always add.
+  bool accumulates(int parameter) const;
   /// Called when the microbatch's contribution to the gradients of these parameters has been added.
   void gradient_ready(std::initializer_list<int> parameters) const;
   /// Dropout is off in evaluation and generation.
@@ -163,6 +167,7 @@ class Run {
   int cursor_ = 0;  ///< index of the next step in the table
   memory::Modes mode_ = 0;
   bool dgrad_ = false, wgrad_ = false;  ///< backward passes: the kinds of steps to execute
+  bool first_ = false;                  ///< this microbatch begins the weight gradients
   bool last_ = false;                   ///< this microbatch completes the weight gradients
   uint64_t recompute_steps_ = 0;        ///< recompute: the forward steps to execute, as bits
   memory::SlotSet recomputed_ = 0;      ///< slots that this pass reads from their recomputed buffers

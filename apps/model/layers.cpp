@@ -147,7 +147,10 @@ void Head::chunks(Run& r, bool train) const {
                                   .dlogits = train && shorter ? d_logits : Tensor{}});
     if (!train) continue;
     // d_logits overwrites the logits. The weight gradient reads x first, because d_norm may overwrite x.
-    ops::linear_backward_weight(r.exec(), {.dout = d_logits, .x = x, .dweight = r.grad(weight_)});
+    ops::linear_backward_weight(r.exec(), {.dout = d_logits,
+                                           .x = x,
+                                           .dweight = r.grad(weight_),
+                                           .accumulate = begin > 0 || r.accumulates(weight_)});
     ops::linear_backward_data(
         r.exec(), {.dout = d_logits, .weight = r.weight(weight_), .dx = r[d_norm_].rows(begin, count)});
   }

@@ -137,9 +137,11 @@ void Mlp::backward(Run& r) {
                                 {.dout = r[d_proj], .weight = r.weight(p_.mlp_out), .dx = r[d_act_]});
     });
   r.wgrad("mlp_out", reads(d_proj, act_), [&] {
-    ops::linear_backward_weight(
-        r.exec(),
-        {.dout = r[d_proj], .x = r[act_], .dweight = r.grad(p_.mlp_out), .dbias = r.grad(p_.mlp_out_bias)});
+    ops::linear_backward_weight(r.exec(), {.dout = r[d_proj],
+                                           .x = r[act_],
+                                           .dweight = r.grad(p_.mlp_out),
+                                           .dbias = r.grad(p_.mlp_out_bias),
+                                           .accumulate = r.accumulates(p_.mlp_out)});
     r.gradient_ready({p_.mlp_out, p_.mlp_out_bias});
   });
   if (!fuse_gelu_)
@@ -152,9 +154,11 @@ void Mlp::backward(Run& r) {
     ops::linear_backward_data(r.exec(), {.dout = r[d_in_], .weight = r.weight(p_.mlp_in), .dx = r[d_norm_]});
   });
   r.wgrad("mlp_in", reads(d_in_, norm_.out), [&] {
-    ops::linear_backward_weight(
-        r.exec(),
-        {.dout = r[d_in_], .x = r[norm_.out], .dweight = r.grad(p_.mlp_in), .dbias = r.grad(p_.mlp_in_bias)});
+    ops::linear_backward_weight(r.exec(), {.dout = r[d_in_],
+                                           .x = r[norm_.out],
+                                           .dweight = r.grad(p_.mlp_in),
+                                           .dbias = r.grad(p_.mlp_in_bias),
+                                           .accumulate = r.accumulates(p_.mlp_in)});
     r.gradient_ready({p_.mlp_in, p_.mlp_in_bias});
   });
   norm_.backward(r, d_norm_, d_out_, d_x_);

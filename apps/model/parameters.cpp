@@ -34,6 +34,7 @@ class Builder {
     if (spec_.norm_bias)
       list_.final_norm_bias = vector("final_norm.bias", {{final_norm + ".bias", h}}, Init::zeros);
     list_.head = spec_.tied ? list_.embedding : matrix("head", {{"lm_head", v}}, h, Init::normal, false);
+    overwritten(list_.head);  // also when tied: the head runs before the embedding's backward pass
     return std::move(list_);
   }
 
@@ -75,6 +76,8 @@ class Builder {
     return static_cast<int>(list_.all.size()) - 1;
   }
 
+  void overwritten(int parameter) { list_.all[static_cast<size_t>(parameter)].overwrites_gradient = true; }
+
   int bias(const std::string& name, const std::vector<Rows>& parts) {
     std::vector<Rows> named;
     for (const Rows& part : parts) named.push_back({part.name + ".bias", part.rows});
@@ -94,7 +97,8 @@ class Builder {
     auto linear = [&](const std::string& name, const std::vector<Rows>& parts, int64_t in, Init init,
                       bool with_bias, int& weight, int& b) {
       weight = matrix(own + name, parts, in, init, gpt2_);
-      if (with_bias) b = bias(own + name, parts);
+      overwritten(weight);
+      if (with_bias) overwritten(b = bias(own + name, parts));
     };
     norm("norm1", hf + (gpt2_ ? "ln_1" : "input_layernorm"), l.norm1, l.norm1_bias);
     const auto hf_name = [&](const char* llama) { return hf + (gpt2_ ? "attn.c_attn" : llama); };

@@ -43,6 +43,9 @@ struct Parameter {
   std::string group = "dense";  ///< parameter group: one flat layout and one optimizer call
   bool trainable = true;        ///< equal within a group; false: no gradient, no optimizer state
   Copies copies = Copies::none;
+  /// The weight (or bias) of a GEMM, whose first contribution to the gradient of a step overwrites it. All
+  /// other gradients are zeroed after the update, and every contribution is added.
+  bool overwrites_gradient = false;
   int64_t numel() const;
   /// The parameter as a tensor at `data`.
   Tensor view(void* data, DType dtype) const {

@@ -83,7 +83,7 @@ void Stage::bind(const memory::MemoryPlan& plan, const std::vector<memory::Buffe
   record(nullptr);
 }
 
-Run Stage::run_of(int chunk, int stash, const MicroBatch& batch) {
+Run Stage::run_of(int chunk, int stash, const MicroBatch& batch, Order order) {
   auto& frames = program_->frames[static_cast<size_t>(chunk)];
   NRL_CHECK(stash >= 0 && static_cast<size_t>(stash) < frames.size(), "stash {} of {}", stash, frames.size());
   Run r;
@@ -92,6 +92,8 @@ Run Stage::run_of(int chunk, int stash, const MicroBatch& batch) {
   r.batch_ = &batch;
   r.chunk_ = chunk;
   r.mode_ = program_->mode;
+  r.first_ = order.first;
+  r.last_ = order.last;
   return r;
 }
 
@@ -101,9 +103,8 @@ void Stage::enter_layer(Run& r, int index) {
   r.context_ = &r.layer_->context();
 }
 
-void Stage::forward(int chunk, int stash, const MicroBatch& batch, bool last) {
-  Run r = run_of(chunk, stash, batch);
-  r.last_ = last;
+void Stage::forward(int chunk, int stash, const MicroBatch& batch, Order order) {
+  Run r = run_of(chunk, stash, batch, order);
   const Chunk& layers = chunks_[static_cast<size_t>(chunk)];
   for (size_t l = 0; l < layers.size(); ++l) {
     const trace::Range range(trace_names_[static_cast<size_t>(chunk)][l]);
@@ -114,11 +115,10 @@ void Stage::forward(int chunk, int stash, const MicroBatch& batch, bool last) {
   }
 }
 
-void Stage::backward(int chunk, int stash, const MicroBatch& batch, Parts parts) {
-  Run r = run_of(chunk, stash, batch);
+void Stage::backward(int chunk, int stash, const MicroBatch& batch, Parts parts, Order order) {
+  Run r = run_of(chunk, stash, batch, order);
   r.dgrad_ = parts.dgrad;
   r.wgrad_ = parts.wgrad;
-  r.last_ = parts.last;
   const Chunk& layers = chunks_[static_cast<size_t>(chunk)];
   for (size_t l = layers.size(); l-- > 0;) {
     const trace::Range range(trace_names_[static_cast<size_t>(chunk)][l]);

@@ -44,15 +44,19 @@ class Stage {
             const memory::Arenas& arenas);
 
   bool recording() const { return liveness_ != nullptr; }
-  /// Forward pass of one microbatch through the chunk. The backward passes must get the same batch. `last`:
-  /// this microbatch completes the gradients of the head, which are computed in the forward pass.
-  void forward(int chunk, int stash, const MicroBatch& batch, bool last);
+  /// Which microbatch of the optimizer step a pass is of: the first begins the weight gradients, the last
+  /// completes them.
+  struct Order {
+    bool first = false, last = false;
+  };
+  /// Forward pass of one microbatch through the chunk. The backward passes must get the same batch. `order`:
+  /// for the gradients of the head, which are computed in the forward pass.
+  void forward(int chunk, int stash, const MicroBatch& batch, Order order);
   struct Parts {
     bool dgrad = true;  ///< gradients of activations
     bool wgrad = true;  ///< gradients of weights; with `dgrad`, both layer by layer
-    bool last = false;  ///< this microbatch completes the weight gradients
   };
-  void backward(int chunk, int stash, const MicroBatch& batch, Parts parts);
+  void backward(int chunk, int stash, const MicroBatch& batch, Parts parts, Order order);
   /// Copies the output of the previous chunk (its stash `from_stash`) to this chunk's input.
   void receive_forward(int chunk, int stash, int from_stash);
   /// Copies the input gradient of the next chunk to this chunk's output gradient.
@@ -69,7 +73,7 @@ class Stage {
     int first_tick = -1;
   };
 
-  Run run_of(int chunk, int stash, const MicroBatch& batch);
+  Run run_of(int chunk, int stash, const MicroBatch& batch, Order order);
   void enter_layer(Run& r, int index);
   /// Recomputes those slots of `wanted` that are not kept and not recomputed yet.
   void recompute(Run& r, memory::SlotSet wanted);

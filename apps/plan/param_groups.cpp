@@ -73,6 +73,22 @@ std::vector<parallel::ElementRange> counted_ranges(const ParamGroup& g, const mo
   return ranges;
 }
 
+std::vector<parallel::ElementRange> zeroed_ranges(const ParamGroup& g, const model::ParameterList& list) {
+  std::vector<parallel::ElementRange> ranges;
+  for (size_t i = 0; i < g.parameters.size(); ++i) {
+    const Parameter& p = at(list, g.parameters[i]);
+    if (p.overwrites_gradient) continue;
+    const int64_t begin = g.layout.place(static_cast<int>(i)).start;
+    // The padding between parameters is zero and stays zero.
+    if (!ranges.empty() && begin >= ranges.back().end &&
+        begin - ranges.back().end < parallel::FlatBuckets::param_align)
+      ranges.back().end = begin + p.numel();
+    else
+      ranges.push_back({begin, begin + p.numel()});
+  }
+  return ranges;
+}
+
 // The chunk table of the update. Adjacent ranges with the same rates are merged.
 std::vector<int64_t> update_chunks(const ParamGroup& g, const model::ParameterList& list) {
   auto owned = g.owned;
@@ -135,6 +151,7 @@ std::vector<ParamGroup> make_param_groups(
     };
     for (const char* name : {"exp_avg", "exp_avg_sq"}) add_state(name, o.recipe.optimizer_state());
     if (const auto master = o.recipe.master_weights()) add_state("master", *master);
+    g.zeroed = zeroed_ranges(g, parameters);
     g.chunk_table = update_chunks(g, parameters);
     g.chunks = add("update chunks", Category::data, static_cast<int64_t>(g.chunk_table.size()) * 8);
   }

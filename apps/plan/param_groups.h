@@ -42,6 +42,9 @@ struct ParamGroup {
   std::vector<OwnedRange> owned;
   /// Ranges of the flat gradients that this rank adds to the gradient norm.
   std::vector<parallel::ElementRange> counted;
+  /// Ranges of the flat gradients that must be zero when a step begins: of the parameters whose gradients are
+  /// accumulated from the first contribution on (model::Parameter::overwrites_gradient).
+  std::vector<parallel::ElementRange> zeroed;
   std::vector<int64_t> chunk_table;  ///< ops::AdamW::chunks; rates 0: without weight decay, 1: with
   memory::BufferId weights = -1, gradients = -1, chunks = -1;  ///< -1: none (frozen)
 

@@ -20,21 +20,20 @@ inline constexpr int adamw_rates = 4;
 ///   g = grad * grad_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   p = p - lr * weight_decay * p - lr * (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
 /// which is torch.optim.AdamW's order (decay first, then the step). lr here is the step's learning rate times
-/// the lr_scale of the elements' rates. `grad` is set to zero when zero_grad.
+/// the lr_scale of the elements' rates.
 ///
 /// With `chunks` one call updates many tensors of flat buffers (multi-tensor): then n is a buffer's own
 /// length. With `scalars` the learning rate, grad_scale and step are read from the device (StepScalar,
-/// step.h), and a skipped step only zeroes grad.
+/// step.h), and a skipped step changes nothing.
 struct AdamW {
   Tensor param;                ///< (n) f32 master weights
-  Tensor grad;                 ///< (n) f32
+  Tensor grad;                 ///< (n) f32, only read
   Tensor exp_avg, exp_avg_sq;  ///< (n) f32
   Tensor param_bf16 = {};      ///< optional (n) bf16 copy of the updated weights
   float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
   std::array<AdamWRates, adamw_rates> rates = {};  ///< without chunks the first one counts
   float grad_scale = 1;                            ///< unscale * clip factor
   int64_t step = 1;                                ///< 1 for the first update
-  bool zero_grad = true;
   /// optional (C, 4) i64: first element in the flat buffers (grad, param_bf16; param too without param_bf16),
   /// first element in the state buffers (exp_avg, exp_avg_sq; param too with param_bf16), elements (at most
   /// adamw_chunk), and an index into `rates`. Chunks do not overlap.

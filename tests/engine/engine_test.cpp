@@ -94,6 +94,46 @@ TEST_CASE("two engines that take turns compute the bits that each computes alone
   }
 }
 
+TEST_CASE("a step needs zeros only in the gradients that it accumulates into", "[engine]") {
+  for (const std::string device : {"cpu", "cuda"})
+    for (const std::string strategy : {"ddp", "optim"})
+      for (const bool tied : {false, true}) {
+        CAPTURE(device, strategy, tied);
+        const ConfigResult config =
+            tiny_config(device, {"distributed.shard_strategy=" + strategy,
+                                 fmt::format("policy.model.tie_word_embeddings={}", tied)});
+        const auto world = comm::World::init();
+        train::Placement placement(*world, config);
+        Learner plain(placement, config), spoiled(placement, config);
+        for (int step = 0; step < 3; ++step) {
+          plain.step();
+          spoiled.step();
+          const engine::GroupTensors& t = spoiled.engine().groups().front();
+          const std::vector<char> bytes = bytes_of(spoiled.engine(), t.gradients);
+          std::vector<float> gradients(bytes.size() / sizeof(float));
+          std::memcpy(gradients.data(), bytes.data(), bytes.size());
+          for (const parallel::ElementRange& r : t.group->zeroed)
+            CHECK(std::all_of(gradients.begin() + r.begin, gradients.begin() + r.end,
+                              [](float g) { return g == 0; }));
+          int64_t overwritten = 0;
+          for (size_t i = 0; i < t.group->parameters.size(); ++i) {
+            const model::Parameter& p =
+                spoiled.engine().plan().parameters.all[static_cast<size_t>(t.group->parameters[i])];
+            if (!p.overwrites_gradient) continue;
+            const int64_t begin = t.group->layout.place(static_cast<int>(i)).start;
+            std::fill_n(gradients.begin() + begin, p.numel(), NAN);
+            overwritten += p.numel();
+          }
+          CHECK(overwritten > spoiled.engine().plan().parameters.total() / 2);
+          ops::upload(spoiled.engine().exec(), t.gradients, gradients.data());
+        }
+        plain.finish();
+        spoiled.finish();
+        CHECK(plain.numbers == spoiled.numbers);
+        CHECK(plain.weights == spoiled.weights);
+      }
+}
+
 TEST_CASE("an engine for forward passes only has the log-probabilities of one that trains", "[engine]") {
   for (const std::string device : {"cpu", "cuda"}) {
     CAPTURE(device);

@@ -57,7 +57,7 @@ class Probe : public TinyModel {
       b.target = make_tensor(target.data(), DType::i32, {tokens});
       b.step = make_tensor(&step, DType::i64, {1});
       b.first_row = draw.first_row;
-      for (auto& g : gradients_) std::fill(g.begin(), g.end(), 0.0f);
+      begin_gradients();
       decoder_.train({&b, 1}, {});
       const int64_t position = token < 12 ? token : token - 12;
       for (size_t i = 0; i < gradients_.size(); ++i) {

@@ -21,7 +21,7 @@ struct Trained {
 Trained train(TinyModel& m) {
   Trained result;
   for (int step = 0; step < 2; ++step) {
-    for (auto& g : m.gradients_) std::fill(g.begin(), g.end(), 0.0f);
+    m.begin_gradients();
     m.decoder_.train(std::vector(2, m.batch()),
                      {.log_probs_ready = [&](int) { result.losses.push_back(m.loss_of_last()); }});
     for (size_t p = 0; p < m.weights_.size(); ++p)

@@ -60,9 +60,10 @@ struct Result {
 };
 
 Result run(const std::string& config, const Backend& b, pipeline::Schedule schedule,
-           model::RecomputePolicy recompute) {
-  TinyModel m(config, b.kernels, b.threads,
-              TinyOptions{b.recipe, b.device, std::move(recompute), std::move(schedule)});
+           model::RecomputePolicy recompute, int64_t head_chunk = 0, bool overwrite = true) {
+  TinyModel m(
+      config, b.kernels, b.threads,
+      TinyOptions{b.recipe, b.device, std::move(recompute), std::move(schedule), head_chunk, overwrite});
   Poison poison(m.plan_, m.arenas_);
   m.decoder_.watch_ticks([&](int tick) { poison.enter(tick); });
   Result result;
@@ -142,6 +143,22 @@ pipeline::Schedule merged(const pipeline::ScheduleOptions& o) {
 }
 
 }  // namespace
+
+// Zeros may differ in their sign: 0 + -0 is 0.
+TEST_CASE("the first gradients of a step overwrite what was there", "[model][sim]") {
+  for (const auto& [name, config] : models())
+    for (const Backend& b :
+         {cpu_backend(precision::float32), cpu_backend(precision::bfloat16_storage), gpu_backend()})
+      for (const int64_t head_chunk : {0, 8}) {
+        INFO(name << (b.device == DeviceType::cuda ? " on a GPU" : " on a CPU") << ", chunks of "
+                  << head_chunk);
+        for (const pipeline::Schedule& schedule :
+             {pipeline::make_schedule({.microbatches = microbatches}, 0),
+              merged({.kind = pipeline::ScheduleKind::zb_h1, .stages = 2, .microbatches = microbatches})})
+          REQUIRE(run(config, b, schedule, {}, head_chunk, true) ==
+                  run(config, b, schedule, {}, head_chunk, false));
+      }
+}
 
 TEST_CASE("random policies, orders, stashes and chunks change no bit", "[model][memory]") {
   for (const auto& [name, config] : models()) {

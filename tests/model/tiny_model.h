@@ -51,6 +51,7 @@ struct TinyOptions {
   model::RecomputePolicy recompute = {};
   pipeline::Schedule schedule = pipeline::make_schedule({}, 0);
   int64_t head_chunk_tokens = 0;  ///< see DecoderOptions
+  bool overwrite = true;          ///< false: all gradients are zeroed and accumulated
 };
 
 /// Microbatches of two sequences of unequal length, 19 tokens together.
@@ -93,6 +94,7 @@ class TinyModel {
     for (const model::Parameter& p : parameters_.all) {
       weights_.emplace_back(static_cast<size_t>(p.numel()));
       gradients_.emplace_back(static_cast<size_t>(p.numel()));
+      overwritten_.push_back(options.overwrite && p.overwrites_gradient);
       for (const model::Part& part : p.parts)
         model::initial_values(spec_, p, part, 3, weights_.back().data() + part.offset, 1);
       // Ones and zeros would hide errors in norms and biases.
@@ -102,12 +104,14 @@ class TinyModel {
       else
         for (float& w : weights_.back()) w *= 6;  // larger than usual so that every path carries signal
       low_.emplace_back(weights_.back().begin(), weights_.back().end());
-      views.push_back({view(options.recipe.weights(), p.shape), view(DType::f32, p.shape)});
+      views.push_back(
+          {view(options.recipe.weights(), p.shape), view(DType::f32, p.shape), overwritten_.back()});
       views.back().weight.data = options.recipe.weights() == DType::f32
                                      ? static_cast<void*>(weights_.back().data())
                                      : low_.back().data();
       views.back().grad.data = gradients_.back().data();
     }
+    begin_gradients();
     decoder_.bind(plan_, arenas_, exec_, views, [this](int p) { ready_.push_back(p); });
     for (int i = 0; i < tokens; ++i) {
       ids_.push_back(static_cast<int32_t>((i * 37 + 11) % spec_.vocab_size));
@@ -133,8 +137,13 @@ class TinyModel {
              static_cast<double>(log_prob.ptr<float>()[i]);
     return sum;
   }
+  /// Zeroes the gradients that are accumulated. The others may hold anything.
+  void begin_gradients() {
+    for (size_t p = 0; p < gradients_.size(); ++p)
+      std::fill(gradients_[p].begin(), gradients_[p].end(), overwritten_[p] ? NAN : 0.0f);
+  }
   void gradients() {
-    for (auto& g : gradients_) std::fill(g.begin(), g.end(), 0.0f);
+    begin_gradients();
     ready_.clear();
     decoder_.train(std::vector{batch()}, {});
   }
@@ -175,6 +184,7 @@ class TinyModel {
   memory::Arenas arenas_;
   ops::Exec exec_;
   std::vector<std::vector<float>> weights_, gradients_;
+  std::vector<bool> overwritten_;
   std::vector<std::vector<bf16>> low_;
   std::vector<int> ready_;
 

@@ -11,7 +11,7 @@ namespace {
 
 using namespace nrl::ops;
 
-Outputs steps(Exec& e, int64_t n, bool low, bool zero_grad) {
+Outputs steps(Exec& e, int64_t n, bool low) {
   Buffer param = Buffer(DType::f32, {n}).normal("param"), copy(DType::bf16, {n});
   Buffer grad(DType::f32, {n}), m(DType::f32, {n}), v(DType::f32, {n});
   for (int64_t step = 1; step <= 3; ++step) {
@@ -24,8 +24,7 @@ Outputs steps(Exec& e, int64_t n, bool low, bool zero_grad) {
             .beta2 = 0.95f,
             .rates = {AdamWRates{.weight_decay = 0.1f, .lr_scale = 0.5f}},
             .grad_scale = 0.01f,
-            .step = step,
-            .zero_grad = zero_grad};
+            .step = step};
     if (low) a.param_bf16 = copy;
     adamw(e, a);
     synchronize(e);  // the next gradient comes from the host
@@ -51,7 +50,7 @@ Buffer table_of(const std::vector<AdamWRange>& covered) {
 
 enum class From : uint8_t { host, device, skipped };
 
-Outputs chunked(Exec& e, bool aligned, bool low, bool zero_grad, From from) {
+Outputs chunked(Exec& e, bool aligned, bool low, From from) {
   constexpr int64_t flat = 41000, held = 34000;
   const Buffer table = table_of(ranges(aligned));
   const int64_t state = low ? held : flat;
@@ -68,7 +67,6 @@ Outputs chunked(Exec& e, bool aligned, bool low, bool zero_grad, From from) {
           .rates = {AdamWRates{}, {.weight_decay = 0.1f}, {.weight_decay = 0.2f, .lr_scale = 3}},
           .grad_scale = 0.5f,
           .step = 3,
-          .zero_grad = zero_grad,
           .chunks = table};
   if (low) a.param_bf16 = copy;
   if (from != From::host) {
@@ -176,11 +174,8 @@ void non_finite(Exec& e) {
 NRL_OP_CASES(optimizer) {
   for (int64_t n : {1, 7, 64, 257, 40001}) {
     for (bool low : {false, true}) {
-      for (bool zero_grad : {false, true}) {
-        registry.tests.push_back(
-            {fmt::format("adamw ({}) {} {}", n, low ? "bf16 copy" : "", zero_grad ? "zero" : ""),
-             [=](Exec& e) { return steps(e, n, low, zero_grad); }, true});
-      }
+      registry.tests.push_back({fmt::format("adamw ({}) {}", n, low ? "bf16 copy" : ""),
+                                [=](Exec& e) { return steps(e, n, low); }, true});
     }
     for (DType from : {DType::f32, DType::bf16}) {
       for (int64_t offset : {0, 3})
@@ -201,15 +196,13 @@ NRL_OP_CASES(optimizer) {
   }
   for (bool aligned : {true, false})
     for (bool low : {false, true})
-      for (bool zero_grad : {false, true})
-        for (From from : {From::host, From::device, From::skipped})
-          registry.tests.push_back({fmt::format("adamw chunks{}{}{}{}", aligned ? "" : " at odd places",
-                                                low ? " bf16 copy" : "", zero_grad ? " zero" : "",
-                                                from == From::host     ? ""
-                                                : from == From::device ? " scalars on the device"
-                                                                       : " skipped"),
-                                    [=](Exec& e) { return chunked(e, aligned, low, zero_grad, from); },
-                                    true});
+      for (From from : {From::host, From::device, From::skipped})
+        registry.tests.push_back(
+            {fmt::format("adamw chunks{}{}{}", aligned ? "" : " at odd places", low ? " bf16 copy" : "",
+                         from == From::host     ? ""
+                         : from == From::device ? " scalars on the device"
+                                                : " skipped"),
+             [=](Exec& e) { return chunked(e, aligned, low, from); }, true});
   registry.properties.push_back({"optimizer.non_finite", non_finite});
   registry.properties.push_back({"optimizer.chunk_table", chunk_table});
   registry.properties.push_back({"optimizer.empty_sums", empty_sums});

@@ -16,8 +16,8 @@ namespace {
 
 constexpr int64_t grain_elements = 16384;
 
-template <bool with_bf16, bool zero_grad>
-void update(const element::AdamWStep s, float* __restrict p, float* __restrict g, float* __restrict m,
+template <bool with_bf16>
+void update(const element::AdamWStep s, float* __restrict p, const float* __restrict g, float* __restrict m,
             float* __restrict v, bf16* __restrict p_bf16, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
@@ -26,34 +26,27 @@ void update(const element::AdamWStep s, float* __restrict p, float* __restrict g
     m[i] = x.exp_avg;
     v[i] = x.exp_avg_sq;
     if constexpr (with_bf16) store(p_bf16[i], x.param);
-    if constexpr (zero_grad) g[i] = 0.0f;
   }
 }
 
-/// n elements, at `flat` of grad and param_bf16 and at `state` of the other buffers. A skipped step
-/// only zeroes grad.
-void update_piece(const AdamW& a, const element::AdamWStep& s, bool skip, int64_t flat, int64_t state,
-                  int64_t n) {
-  float* grad = data_of<float>(a.grad) + flat;
-  if (skip) {
-    if (a.zero_grad) std::fill_n(grad, n, 0.0f);
-    return;
-  }
+/// n elements, at `flat` of grad and param_bf16 and at `state` of the other buffers.
+void update_piece(const AdamW& a, const element::AdamWStep& s, int64_t flat, int64_t state, int64_t n) {
+  const float* grad = data_of<const float>(a.grad) + flat;
   bf16* param_bf16 = a.param_bf16 ? data_of<bf16>(a.param_bf16) + flat : nullptr;
-  auto* run = param_bf16 ? (a.zero_grad ? update<true, true> : update<true, false>)
-                         : (a.zero_grad ? update<false, true> : update<false, false>);
+  auto* run = param_bf16 ? update<true> : update<false>;
   run(s, data_of<float>(a.param) + (param_bf16 ? state : flat), grad, data_of<float>(a.exp_avg) + state,
       data_of<float>(a.exp_avg_sq) + state, param_bf16, n);
 }
 
 void adamw_kernel(Exec& exec, const AdamW& a) {
   const AdamWScalars scalars = a.scalars ? adamw_scalars(data_of<const double>(a.scalars)) : adamw_scalars(a);
+  if (scalars.skip) return;
   std::array<element::AdamWStep, adamw_rates> steps;
   for (size_t i = 0; i < steps.size(); ++i)
     steps[i] = adamw_step(scalars, {a.beta1, a.beta2, a.eps}, a.rates[i]);
   if (!a.chunks) {
     cpu::parallel_for(exec.threads, a.grad.numel(), grain_elements, [&](int64_t begin, int64_t end) {
-      update_piece(a, steps[0], scalars.skip, begin, begin, end - begin);
+      update_piece(a, steps[0], begin, begin, end - begin);
     });
     return;
   }
@@ -61,7 +54,7 @@ void adamw_kernel(Exec& exec, const AdamW& a) {
   cpu::parallel_for(exec.threads, a.chunks.dim(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) {
       const int64_t* row = chunk + 4 * c;
-      update_piece(a, steps[static_cast<size_t>(row[3])], scalars.skip, row[0], row[1], row[2]);
+      update_piece(a, steps[static_cast<size_t>(row[3])], row[0], row[1], row[2]);
     }
   });
 }

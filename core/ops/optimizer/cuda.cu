@@ -1,6 +1,6 @@
 // The optimizer and the reductions around it on the GPU; formulas in core/ops/optimizer.h.
 //
-// update_kernel: four blocks per chunk; writes (=) param, exp_avg, exp_avg_sq, param_bf16 and zeroes grad.
+// update_kernel: four blocks per chunk; writes (=) param, exp_avg, exp_avg_sq and param_bf16.
 // squares_kernel, sum_kernel: sums in double; a partial sum per norm_block elements (=, workspace), which one
 // block adds up. convert_kernel: out = x. zero_kernel: clears memory. decide_kernel: one thread.
 
@@ -27,7 +27,8 @@ constexpr int64_t blocks_per_chunk = 4;
 constexpr int64_t elements_per_block = adamw_chunk / blocks_per_chunk;
 
 struct UpdateArguments {
-  float *param, *grad, *exp_avg, *exp_avg_sq;
+  float *param, *exp_avg, *exp_avg_sq;
+  const float* grad;
   bf16* param_bf16;
   const int64_t* chunks;  ///< null: the whole buffers, in chunks of adamw_chunk elements
   int64_t n;
@@ -37,7 +38,7 @@ struct UpdateArguments {
   AdamWRates rates[adamw_rates];
 };
 
-template <bool with_bf16, bool zero_grad>
+template <bool with_bf16>
 __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
   NRL_SHARED(element::AdamWStep, constants);
   NRL_SHARED(int, skipped);
@@ -61,55 +62,48 @@ __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
   }
   __syncthreads();
   const element::AdamWStep s = constants;
-  const bool skip = skipped != 0;
+  if (skipped != 0) return;
 
   float* __restrict__ p = a.param + (with_bf16 ? state : flat) + begin;
-  float* __restrict__ g = a.grad + flat + begin;
+  const float* __restrict__ g = a.grad + flat + begin;
   float* __restrict__ m = a.exp_avg + state + begin;
   float* __restrict__ v = a.exp_avg_sq + state + begin;
   bf16* __restrict__ p_bf16 = with_bf16 ? a.param_bf16 + flat + begin : nullptr;
-  if (skip && !zero_grad) return;
 
   auto address = [](const void* x) { return reinterpret_cast<uintptr_t>(x); };
   const bool vectors = ((address(p) | address(g) | address(m) | address(v)) % 16 | address(p_bf16) % 8) == 0;
   const int whole = vectors ? n / 4 * 4 : 0;
   for (int i = static_cast<int>(threadIdx.x) * 4; i < whole; i += threads * 4) {
-    if (!skip) {
-      float p4[4], m4[4], v4[4], g4[4];
-      load_floats(p + i, p4);
-      load_floats(m + i, m4);
-      load_floats(v + i, v4);
-      load_floats(g + i, g4);
+    float p4[4], m4[4], v4[4], g4[4];
+    load_floats(p + i, p4);
+    load_floats(m + i, m4);
+    load_floats(v + i, v4);
+    load_floats(g + i, g4);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const element::AdamWState x = element::adamw<GpuMath>(s, {p4[k], m4[k], v4[k]}, g4[k]);
-        p4[k] = x.param;
-        m4[k] = x.exp_avg;
-        v4[k] = x.exp_avg_sq;
-      }
-      store_floats(p + i, p4);
-      store_floats(m + i, m4);
-      store_floats(v + i, v4);
-      if constexpr (with_bf16) store_floats(p_bf16 + i, p4);
+    for (int k = 0; k < 4; ++k) {
+      const element::AdamWState x = element::adamw<GpuMath>(s, {p4[k], m4[k], v4[k]}, g4[k]);
+      p4[k] = x.param;
+      m4[k] = x.exp_avg;
+      v4[k] = x.exp_avg_sq;
     }
-    if constexpr (zero_grad) Pack<float>{}.store(g + i);
+    store_floats(p + i, p4);
+    store_floats(m + i, m4);
+    store_floats(v + i, v4);
+    if constexpr (with_bf16) store_floats(p_bf16 + i, p4);
   }
   for (int i = whole + static_cast<int>(threadIdx.x); i < n; i += threads) {
-    if (!skip) {
-      const element::AdamWState x = element::adamw<GpuMath>(s, {p[i], m[i], v[i]}, g[i]);
-      p[i] = x.param;
-      m[i] = x.exp_avg;
-      v[i] = x.exp_avg_sq;
-      if constexpr (with_bf16) p_bf16[i] = bf16(x.param);
-    }
-    if constexpr (zero_grad) g[i] = 0.0f;
+    const element::AdamWState x = element::adamw<GpuMath>(s, {p[i], m[i], v[i]}, g[i]);
+    p[i] = x.param;
+    m[i] = x.exp_avg;
+    v[i] = x.exp_avg_sq;
+    if constexpr (with_bf16) p_bf16[i] = bf16(x.param);
   }
 }
 
 void adamw_launch(Exec& exec, const AdamW& a) {
   UpdateArguments u{};
   u.param = static_cast<float*>(a.param.data);
-  u.grad = static_cast<float*>(a.grad.data);
+  u.grad = static_cast<const float*>(a.grad.data);
   u.exp_avg = static_cast<float*>(a.exp_avg.data);
   u.exp_avg_sq = static_cast<float*>(a.exp_avg_sq.data);
   u.param_bf16 = static_cast<bf16*>(a.param_bf16.data);
@@ -121,14 +115,10 @@ void adamw_launch(Exec& exec, const AdamW& a) {
   std::copy(a.rates.begin(), a.rates.end(), u.rates);
   const int64_t chunks = a.chunks ? a.chunks.dim(0) : (u.n + adamw_chunk - 1) / adamw_chunk;
   const auto blocks = static_cast<unsigned>(chunks * blocks_per_chunk);
-  if (a.param_bf16 && a.zero_grad) {
-    NRL_LAUNCH((update_kernel<true, true>), blocks, threads, 0, exec.stream, u);
-  } else if (a.param_bf16) {
-    NRL_LAUNCH((update_kernel<true, false>), blocks, threads, 0, exec.stream, u);
-  } else if (a.zero_grad) {
-    NRL_LAUNCH((update_kernel<false, true>), blocks, threads, 0, exec.stream, u);
+  if (a.param_bf16) {
+    NRL_LAUNCH((update_kernel<true>), blocks, threads, 0, exec.stream, u);
   } else {
-    NRL_LAUNCH((update_kernel<false, false>), blocks, threads, 0, exec.stream, u);
+    NRL_LAUNCH((update_kernel<false>), blocks, threads, 0, exec.stream, u);
   }
 }
 

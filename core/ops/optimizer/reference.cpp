@@ -21,21 +21,19 @@ void update_range(const AdamW& a, int64_t flat, int64_t state, int64_t count, co
     skip = load(a.scalars, StepScalar::skip) != 0.0;
   }
   lr *= static_cast<double>(rates.lr_scale);
+  if (skip) return;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t param_index = a.param_bf16 ? state + i : flat + i;
-    if (!skip) {
-      const double g = load(a.grad, flat + i) * grad_scale;
-      const double m = b1 * load(a.exp_avg, state + i) + (1.0 - b1) * g;
-      const double v = b2 * load(a.exp_avg_sq, state + i) + (1.0 - b2) * g * g;
-      double p = load(a.param, param_index);
-      p -= lr * static_cast<double>(rates.weight_decay) * p;
-      p -= lr * (m / correction1) / (std::sqrt(v / correction2) + static_cast<double>(a.eps));
-      store(a.param, param_index, p);
-      store(a.exp_avg, state + i, m);
-      store(a.exp_avg_sq, state + i, v);
-      if (a.param_bf16) store(a.param_bf16, flat + i, p);
-    }
-    if (a.zero_grad) store(a.grad, flat + i, 0.0);
+    const double g = load(a.grad, flat + i) * grad_scale;
+    const double m = b1 * load(a.exp_avg, state + i) + (1.0 - b1) * g;
+    const double v = b2 * load(a.exp_avg_sq, state + i) + (1.0 - b2) * g * g;
+    double p = load(a.param, param_index);
+    p -= lr * static_cast<double>(rates.weight_decay) * p;
+    p -= lr * (m / correction1) / (std::sqrt(v / correction2) + static_cast<double>(a.eps));
+    store(a.param, param_index, p);
+    store(a.exp_avg, state + i, m);
+    store(a.exp_avg_sq, state + i, v);
+    if (a.param_bf16) store(a.param_bf16, flat + i, p);
   }
 }
 
