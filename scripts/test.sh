@@ -9,7 +9,7 @@ usage: scripts/test.sh [--preset cpu|cuda|asan|tsan] [--fast] [--no-install] [-R
   --preset NAME   cpu: all tests of the build without CUDA; cuda: the tests that the GPU build adds (needs nvcc), with
                   the kernels compiled for sm_80, sm_90a, sm_100a and sm_120, and a table of their resources;
                   asan: address and undefined-behavior sanitizers; tsan: data races.
-                  Default: cpu, and cuda for sm_90a if nvcc is on PATH.
+                  Default: cpu, and if nvcc is on PATH cuda for the GPUs configured before (sm_90a).
   --fast          build and run only the fast half of the tests
   --no-install    do not install missing packages
   -R REGEX        only the tests whose name matches
@@ -17,7 +17,7 @@ TEXT
 }
 
 presets=(cpu)
-architectures=90a
+architectures=
 if command -v nvcc >/dev/null; then presets+=(cuda); fi
 install=true
 select=()
@@ -57,7 +57,8 @@ for preset in "${presets[@]}"; do
   targets=()
   settings=()
   if [[ $preset == cuda ]]; then
-    only=(-L cuda) targets=(nrl-train cuda_tests) settings=("-DCMAKE_CUDA_ARCHITECTURES=$architectures")
+    only=(-L cuda) targets=(nrl-train cuda_tests)
+    settings=(${architectures:+"-DCMAKE_CUDA_ARCHITECTURES=$architectures"})
   elif $fast; then
     only=(-L fast) targets=(fast_tests)
   fi
@@ -66,7 +67,7 @@ for preset in "${presets[@]}"; do
   cmake_settings="${settings[*]}" build "$preset" "${targets[@]}"
   echo "built in $((SECONDS - started)) s"
   # The test kernels.ptxas decides.
-  if [[ $architectures == *';'* && $preset == cuda ]]; then "$root_dir/scripts/ptxas-table.sh" --summary || true; fi
+  if [[ -n $architectures && $preset == cuda ]]; then "$root_dir/scripts/ptxas-table.sh" --summary || true; fi
   say "tests ($preset)"
   code=0
   (cd "$root_dir/build/$preset" &&

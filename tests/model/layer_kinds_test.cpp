@@ -266,13 +266,13 @@ TEST_CASE("a step that touches a slot which it does not name is stopped", "[mode
   batch.ids = make_tensor(id.data(), DType::i32, {1});
   stage.record(&liveness);
   stage.begin(stage.add_program(memory::training, {1}));
-  stage.forward(0, 0, batch, false);
+  stage.forward(0, 0, batch, {});
   const auto ids = liveness.declare(plan);
   plan.solve();
   const memory::Arenas arenas(plan);
   stage.bind(plan, ids, arenas);
   stage.begin(0);
-  REQUIRE_THROWS_WITH(stage.forward(0, 0, batch, false), ContainsSubstring("accesses the slot made"));
+  REQUIRE_THROWS_WITH(stage.forward(0, 0, batch, {}), ContainsSubstring("accesses the slot made"));
 }
 
 TEST_CASE("a weight part that runs later than planned is noticed", "[model][memory]") {
