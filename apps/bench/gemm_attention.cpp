@@ -5,6 +5,7 @@
 
 #include "apps/bench/machine.h"
 #include "core/base/log.h"
+#include "core/ops/attention_difference.h"
 #include "core/ops/attention_engine.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/peak.h"
@@ -43,18 +44,19 @@ JsonValue rate_json(double seconds, double flops, double peak) {
 struct GemmCase {
   const char* name;
   int64_t n, m, k;
+  bool gelu = false;  ///< on a GPU also with GELU behind it
 };
 constexpr GemmCase gpu_gemms[] = {
     {"8b qkv", 8192, 6144, 4096},   {"8b o", 8192, 4096, 4096},         {"8b gate+up", 8192, 28672, 4096},
     {"8b down", 8192, 4096, 14336}, {"8b head", 2048, 128256, 4096},    {"1b qkv", 16384, 3072, 2048},
     {"1b o", 16384, 2048, 2048},    {"1b gate+up", 16384, 16384, 2048}, {"1b down", 16384, 2048, 8192},
-    {"xl qkv", 8192, 4800, 1600},   {"xl mlp", 8192, 6400, 1600},       {"square", 8192, 8192, 8192}};
+    {"xl qkv", 8192, 4800, 1600},   {"xl mlp", 8192, 6400, 1600, true}, {"square", 8192, 8192, 8192}};
 constexpr GemmCase cpu_gemms[] = {{"124m qkv", 1024, 2304, 768},  {"124m o", 1024, 768, 768},
                                   {"124m up", 1024, 3072, 768},   {"124m down", 1024, 768, 3072},
                                   {"124m head", 256, 50304, 768}, {"17m qkv", 4096, 1152, 384},
                                   {"17m o", 4096, 384, 384},      {"17m gate+up", 4096, 2048, 384},
                                   {"17m down", 4096, 384, 1024},  {"17m head", 1366, 8192, 384}};
-constexpr GemmCase quick_gemms[] = {{"quick", 48, 32, 64}, {"quick odd", 40, 24, 16}};
+constexpr GemmCase quick_gemms[] = {{"quick", 48, 32, 64, true}, {"quick odd", 40, 24, 16}};
 
 /// Sequences of `length` tokens.
 struct AttentionCase {
@@ -123,6 +125,58 @@ void gemm_case(Machine& machine, const GemmCase& c, DType dtype, double peak, Re
                                 {"backward_weight", rate_json(wgrad, flops, peak)}}));
 }
 
+/// The GELU of an MLP of `m` columns, in the epilogues of the two GEMMs beside it or in kernels of its own.
+void gelu_case(Machine& machine, const GemmCase& c, DType dtype, double peak, Report& report) {
+  struct Set {
+    Tensor x, w_in, pre, act, dout, w_out, dpre;
+  };
+  ops::Exec& e = machine.exec();
+  machine.need_workspace(ops::gpu_linear_workspace(std::max(c.m, c.k), e.partials()));
+  const int count =
+      machine.sets(static_cast<double>((2 * c.n * c.k + 2 * c.m * c.k + 3 * c.n * c.m) * size_of(dtype)));
+  Tensors memory(machine);
+  std::vector<Set> sets;
+  for (int i = 0; i < count; ++i)
+    sets.push_back({.x = memory.normal(dtype, {c.n, c.k}),
+                    .w_in = memory.normal(dtype, {c.m, c.k}, 0.02),
+                    .pre = memory.normal(dtype, {c.n, c.m}),
+                    .act = memory.normal(dtype, {c.n, c.m}),
+                    .dout = memory.normal(dtype, {c.n, c.k}, 0.1),
+                    .w_out = memory.normal(dtype, {c.k, c.m}, 0.02),
+                    .dpre = memory.normal(dtype, {c.n, c.m})});
+  const double flops = ops::linear_flops(c.n, c.m, c.k);
+  const auto rate = [&](const std::function<void(const Set&)>& call) {
+    const double t = machine.seconds([&](int i) { call(sets[static_cast<size_t>(i % count)]); }, count);
+    ops::synchronize(e);
+    return t;
+  };
+  constexpr auto gelu = ops::Activation::gelu_tanh;
+  const double fused_forward = rate([&](const Set& s) {
+    ops::linear_forward(
+        e, {.x = s.x, .weight = s.w_in, .out = s.act, .activation = gelu, .pre_activation = s.pre});
+  });
+  const double fused_backward = rate([&](const Set& s) {
+    ops::linear_backward_data(
+        e, {.dout = s.dout, .weight = s.w_out, .dx = s.dpre, .activation = gelu, .pre_activation = s.pre});
+  });
+  const double forward = rate([&](const Set& s) {
+    ops::linear_forward(e, {.x = s.x, .weight = s.w_in, .out = s.pre});
+    ops::activation_forward(e, {.kind = gelu, .x = s.pre, .out = s.act});
+  });
+  const double backward = rate([&](const Set& s) {
+    ops::linear_backward_data(e, {.dout = s.dout, .weight = s.w_out, .dx = s.dpre});
+    ops::activation_backward(e, {.kind = gelu, .dout = s.dpre, .x = s.pre, .dx = s.dpre});
+  });
+  log::info("{:<12} GELU in the GEMM: forward {}, dgrad {}; a kernel of its own: {}, {}", c.name,
+            rate_text(machine, flops / fused_forward, peak), rate_text(machine, flops / fused_backward, peak),
+            rate_text(machine, flops / forward, peak), rate_text(machine, flops / backward, peak));
+  report.add(JsonValue::object({{"name", std::string(c.name) + " gelu"},
+                                {"forward_fused", rate_json(fused_forward, flops, peak)},
+                                {"forward_separate", rate_json(forward, flops, peak)},
+                                {"backward_fused", rate_json(fused_backward, flops, peak)},
+                                {"backward_separate", rate_json(backward, flops, peak)}}));
+}
+
 /// Disables the attention library for its lifetime, so that our own kernels run for all shapes.
 class OwnKernels {
  public:
@@ -137,56 +191,69 @@ class OwnKernels {
   std::shared_ptr<ops::attention::Engine> engine_;
 };
 
-void attention_case(Machine& machine, const AttentionCase& c, const char* implementation, DType dtype,
-                    double peak, Report& report) {
-  ops::Exec& e = machine.exec();
+/// One call of each pass, on columns of one buffer as a training step has them.
+struct AttentionSet {
+  ops::AttentionForward forward;
+  ops::AttentionBackward backward;
+  Tensor dqkv;  ///< what dq, dk and dv are columns of
+};
+
+AttentionSet attention_set(Tensors& memory, const AttentionCase& c, DType dtype) {
   const int64_t n = c.sequences * c.length, width = (c.heads + 2 * c.kv_heads) * c.d;
+  const Tensor qkv = memory.normal(dtype, {n, width});
+  const auto heads = [&c](const Tensor& rows, int64_t first, int64_t count) {
+    return rows.columns(first * c.d, count * c.d).split_heads(count, c.d);
+  };
+  AttentionSet s;
+  s.dqkv = memory.normal(dtype, {n, width});
+  ops::AttentionForward& f = s.forward;
+  f.q = heads(qkv, 0, c.heads);
+  f.k = heads(qkv, c.heads, c.kv_heads);
+  f.v = heads(qkv, c.heads + c.kv_heads, c.kv_heads);
+  f.out = memory.normal(dtype, {n, c.heads, c.d});
+  f.lse = memory.constant(DType::f32, {c.heads, n}, 0);
+  f.cu_q = f.cu_k = memory.arithmetic(c.sequences + 1, 0, c.length);
+  f.scale = 1.0f / std::sqrt(static_cast<float>(c.d));
+  f.window = c.window;
+  f.lengths = {.longest = c.length, .equal = true};
+  f.dropout.p = c.dropout;
+  ops::AttentionBackward& b = s.backward;
+  b.dout = memory.normal(dtype, {n, c.heads, c.d});
+  b.q = f.q;
+  b.k = f.k;
+  b.v = f.v;
+  b.out = f.out;
+  b.lse = f.lse;
+  b.cu_q = b.cu_k = f.cu_q;
+  b.dq = heads(s.dqkv, 0, c.heads);
+  b.dk = heads(s.dqkv, c.heads, c.kv_heads);
+  b.dv = heads(s.dqkv, c.heads + c.kv_heads, c.kv_heads);
+  b.scale = f.scale;
+  b.window = f.window;
+  b.lengths = f.lengths;
+  b.dropout = f.dropout;
+  return s;
+}
+
+void need_attention_workspace(Machine& machine, const AttentionCase& c) {
+  const int64_t n = c.sequences * c.length;
+  const int threads = machine.exec().threads;
   machine.need_workspace(machine.gpu()
                              ? ops::attention_gpu_workspace(n, c.heads, c.kv_heads, c.d)
-                             : ops::attention_workspace(n, c.heads, c.kv_heads, c.d, c.length, e.threads));
-  struct Set {
-    ops::AttentionForward forward;
-    ops::AttentionBackward backward;
-  };
+                             : ops::attention_workspace(n, c.heads, c.kv_heads, c.d, c.length, threads));
+}
+
+/// `difference`: of compare_attention(), or none.
+void attention_case(Machine& machine, const AttentionCase& c, const char* implementation, DType dtype,
+                    double peak, Report& report, const JsonValue& difference = {}) {
+  ops::Exec& e = machine.exec();
+  const int64_t n = c.sequences * c.length, width = (c.heads + 2 * c.kv_heads) * c.d;
+  need_attention_workspace(machine, c);
   Tensors memory(machine);
-  auto make = [&] {
-    const Tensor qkv = memory.normal(dtype, {n, width}), dqkv = memory.normal(dtype, {n, width});
-    auto heads = [&c](const Tensor& rows, int64_t first, int64_t count) {
-      return rows.columns(first * c.d, count * c.d).split_heads(count, c.d);
-    };
-    Set s;
-    ops::AttentionForward& f = s.forward;
-    f.q = heads(qkv, 0, c.heads);
-    f.k = heads(qkv, c.heads, c.kv_heads);
-    f.v = heads(qkv, c.heads + c.kv_heads, c.kv_heads);
-    f.out = memory.normal(dtype, {n, c.heads, c.d});
-    f.lse = memory.constant(DType::f32, {c.heads, n}, 0);
-    f.cu_q = f.cu_k = memory.arithmetic(c.sequences + 1, 0, c.length);
-    f.scale = 1.0f / std::sqrt(static_cast<float>(c.d));
-    f.window = c.window;
-    f.lengths = {.longest = c.length, .equal = true};
-    f.dropout.p = c.dropout;
-    ops::AttentionBackward& b = s.backward;
-    b.dout = memory.normal(dtype, {n, c.heads, c.d});
-    b.q = f.q;
-    b.k = f.k;
-    b.v = f.v;
-    b.out = f.out;
-    b.lse = f.lse;
-    b.cu_q = b.cu_k = f.cu_q;
-    b.dq = heads(dqkv, 0, c.heads);
-    b.dk = heads(dqkv, c.heads, c.kv_heads);
-    b.dv = heads(dqkv, c.heads + c.kv_heads, c.kv_heads);
-    b.scale = f.scale;
-    b.window = f.window;
-    b.lengths = f.lengths;
-    b.dropout = f.dropout;
-    return s;
-  };
   const int count = machine.sets(static_cast<double>(2 * n * width * size_of(dtype)));
-  std::vector<Set> sets;
+  std::vector<AttentionSet> sets;
   for (int i = 0; i < count; ++i) {
-    sets.push_back(make());
+    sets.push_back(attention_set(memory, c, dtype));
     ops::attention_forward(e, sets.back().forward);  // computes out and lse for the backward pass
   }
   const double forward = machine.seconds(
@@ -210,8 +277,92 @@ void attention_case(Machine& machine, const AttentionCase& c, const char* implem
                                 {"head_dim", c.d},
                                 {"window", c.window},
                                 {"dropout", static_cast<double>(c.dropout)},
+                                {"difference", difference},
                                 {"forward", rate_json(forward, flops, peak)},
                                 {"backward", rate_json(backward, backward_flops, peak)}}));
+}
+
+/// The values of a contiguous tensor on the host.
+std::vector<float> values_of(ops::Exec& e, const Tensor& t) {
+  std::vector<float> values(static_cast<size_t>(t.numel()));
+  if (t.dtype == DType::f32) {
+    ops::download(e, t, values.data());
+    return values;
+  }
+  std::vector<bf16> narrow(values.size());
+  ops::download(e, t, narrow.data());
+  std::transform(narrow.begin(), narrow.end(), values.begin(), [](bf16 v) { return static_cast<float>(v); });
+  return values;
+}
+
+/// The largest differences between a library and our own kernels for the same inputs. Backward, both get the
+/// library's out and lse.
+struct Differences {
+  JsonValue rows;     ///< {"out": 0.004, ...}
+  std::string wrong;  ///< the tensors that differ by more than attention_difference_limit
+};
+
+Differences compare_attention(Machine& machine, const AttentionCase& c, DType dtype) {
+  ops::Exec& e = machine.exec();
+  need_attention_workspace(machine, c);
+  Tensors memory(machine);
+  const AttentionSet library = attention_set(memory, c, dtype), own = attention_set(memory, c, dtype);
+  ops::attention_forward(e, library.forward);
+  ops::attention_backward(e, library.backward);
+  {
+    const OwnKernels disabled(*e.libraries);
+    ops::attention_forward(e, own.forward);
+    ops::AttentionBackward b = own.backward;
+    b.out = library.forward.out;
+    b.lse = library.forward.lse;
+    ops::attention_backward(e, b);
+  }
+  const int64_t n = c.sequences * c.length, width = (c.heads + 2 * c.kv_heads) * c.d;
+  const std::vector<float> out = values_of(e, library.forward.out), own_out = values_of(e, own.forward.out),
+                           dqkv = values_of(e, library.dqkv), own_dqkv = values_of(e, own.dqkv);
+  struct Result {
+    const char* name;
+    const std::vector<float>&got, &want;
+    int64_t row_step, first, heads;
+  };
+  Differences found{JsonValue::object({}), {}};
+  std::string text;
+  for (const Result& r : {Result{"out", out, own_out, c.heads * c.d, 0, c.heads},
+                          {"dq", dqkv, own_dqkv, width, 0, c.heads},
+                          {"dk", dqkv, own_dqkv, width, c.heads, c.kv_heads},
+                          {"dv", dqkv, own_dqkv, width, c.heads + c.kv_heads, c.kv_heads}}) {
+    const auto of = [&](const std::vector<float>& values) {
+      return [&values, &r, &c](int64_t row_and_head, int64_t i) {
+        const int64_t at = row_and_head / r.heads * r.row_step + (r.first + row_and_head % r.heads) * c.d + i;
+        return static_cast<double>(values[static_cast<size_t>(at)]);
+      };
+    };
+    const double rms = ops::rms_of(n * r.heads, c.d, of(r.want));
+    const double difference = ops::largest_difference(n * r.heads, c.d, of(r.got), of(r.want), rms);
+    found.rows.set(r.name, difference);
+    text += fmt::format("  {} {:.2g}", r.name, difference);
+    if (!(difference <= ops::attention_difference_limit))
+      found.wrong += (found.wrong.empty() ? "" : ", ") + std::string(r.name);
+  }
+  log::info("{:<12} largest |library - own| / (|own| + rms):{}", c.name, text);
+  return found;
+}
+
+/// Whether a library runs both passes of a case.
+bool library_runs(Machine& machine, const AttentionCase& c, DType dtype) {
+  ops::Exec& e = machine.exec();
+  if (!e.libraries || !e.libraries->attention) return false;
+  need_attention_workspace(machine, c);
+  Tensors memory(machine);
+  const AttentionSet set = attention_set(memory, c, dtype);
+  const auto chosen = [&](const ops::attention::Problem& p) {
+    const auto choice = ops::attention::choose(*e.libraries, p, e.workspace.size);
+    log::info("{:<12} {}: {}", c.name, describe(choice, p.direction).pass,
+              describe(choice, p.direction).implementation);
+    return choice.engine != nullptr;
+  };
+  const bool forward = chosen(ops::attention::problem_of(set.forward));
+  return chosen(ops::attention::problem_of(set.backward)) && forward;
 }
 
 template <class Case, class Measure>
@@ -239,7 +390,10 @@ int gemm(const Args& args) {
   log::info("{:<12} {:>6} {:>6} {:>6}  {:>16} {:>16} {:>16}   {} (% of peak)", "layer", "tokens", "out", "in",
             "forward", "dgrad", "wgrad", machine.gpu() ? "TFLOP/s" : "GFLOP/s");
   return measure_all(args, choose<GemmCase>(args, machine, quick_gemms, gpu_gemms, cpu_gemms), report,
-                     [&](const GemmCase& c) { gemm_case(machine, c, dtype, peak, report); });
+                     [&](const GemmCase& c) {
+                       gemm_case(machine, c, dtype, peak, report);
+                       if (c.gelu && machine.gpu()) gelu_case(machine, c, dtype, peak, report);
+                     });
 }
 
 int attention(const Args& args) {
@@ -252,17 +406,20 @@ int attention(const Args& args) {
             peak_text(machine, peak));
   log::info("{:<12} {:>12} {:>6} {:>5}  {:>16} {:>16}   {} (% of peak)", "case", "seqs x length", "heads",
             "dim", "forward", "backward", machine.gpu() ? "TFLOP/s" : "GFLOP/s");
-  if (machine.exec().libraries && machine.exec().libraries->attention)
-    log::info("library: cuDNN where it supports the shape, else our own kernels; own: our own kernels only");
   return measure_all(args,
                      choose<AttentionCase>(args, machine, quick_attentions, gpu_attentions, cpu_attentions),
                      report, [&](const AttentionCase& c) {
-                       ops::Libraries* libraries = machine.exec().libraries;
-                       const bool library = libraries && libraries->attention;
-                       attention_case(machine, c, library ? "library" : "own", dtype, peak, report);
-                       if (!library) return;
-                       const OwnKernels own(*libraries);
-                       attention_case(machine, c, "own", dtype, peak, report);
+                       const bool library = library_runs(machine, c, dtype);
+                       if (!machine.gpu()) return attention_case(machine, c, "own", dtype, peak, report);
+                       // Without a library a quick run compares our kernels with themselves.
+                       Differences d;
+                       if (library || args.quick) d = compare_attention(machine, c, dtype);
+                       if (library) attention_case(machine, c, "library", dtype, peak, report, d.rows);
+                       const OwnKernels own(*machine.exec().libraries);
+                       attention_case(machine, c, "own", dtype, peak, report, library ? JsonValue() : d.rows);
+                       if (!d.wrong.empty())
+                         fail(Exit::internal, "library and own kernels differ by more than {} in {}",
+                              ops::attention_difference_limit, d.wrong);
                      });
 }
 

@@ -75,6 +75,8 @@ case $case_name in
     ;;
   sim)
     all cuda
+    grep -q '"difference":{"out":0' attention.json || fail "bench attention compares nothing"
+    grep -q '"forward_fused":{"seconds":.*"backward_separate":{"seconds":' gemm.json || fail "bench gemm times no GELU"
     NRL_SIM_DEVICES=0 expect 69 "$nrl_train" bench ops --quick --device cuda
     NRL_SIM_DEVICES=0 expect 0 "$nrl_train" bench ops --quick --only rope
     ;;
