@@ -36,7 +36,7 @@ struct Run {
   int kernels = 0;                    ///< number of kernels that the model and recipe need
   /// Ops for which a GPU has several implementations, and what runs each pass; empty on a CPU.
   std::vector<std::pair<std::string, std::string>> library_choices;
-  double peak = 0;                    ///< peak FLOP/s, the denominator of MFU; 0: unknown
+  double peak = 0;  ///< peak FLOP/s, the denominator of MFU; 0: unknown
 
   const plan::RunPlan& plan() const { return engine->plan(); }
   int64_t max_steps() const { return train.max_steps; }
