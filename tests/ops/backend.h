@@ -1,7 +1,6 @@
 #pragma once
 // The backends that the op cases run on.
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,7 +18,9 @@ struct Backend {
   std::shared_ptr<device::Runtime> device;
   std::shared_ptr<device::Stream> stream;  ///< null: work runs when it is enqueued
   std::shared_ptr<ops::Libraries> libraries;
-  std::function<void()> finish = [] {};  ///< waits until results can be read
+  std::shared_ptr<device::Memory> scratch;  ///< workspace on the device; null: in host memory
+  bool deterministic = true;                ///< two runs give the same bits
+  std::string only;                         ///< runs the cases with this in their names
 };
 
 /// A kernel that the backend's table does not have.

@@ -17,8 +17,9 @@
 
 namespace nrl::ops_test {
 
-/// Where the memory of Buffers comes from. A program for GPUs puts in memory that both sides can access, one
-/// with the address sanitizer fences off what lies behind a Buffer. Replaced before the first Buffer is made.
+/// Where the memory of Buffers comes from, accessible to the host. A program for devices puts in memory that
+/// has a copy there, one with the address sanitizer fences off what lies behind a Buffer. Replaced before the
+/// first Buffer is made.
 struct BufferMemory {
   void* (*allocate)(size_t bytes);  ///< 64-byte aligned
   void (*release)(void* p);
@@ -68,6 +69,12 @@ class Buffer {
 /// Largest accepted error_of() for a result of `dtype` that sums `reduction_length` products in f32, whose
 /// factors were rounded to `dtype` where `rounded_factors`. The only place where tolerances are decided.
 double tolerance(DType dtype, int64_t reduction_length, bool rounded_factors = false);
+
+/// Added to f32 tolerances of ops with exponentials on a GPU, 0 elsewhere. __expf(x) is off by up to
+/// 2 + 1.2 |x| units of 2^-24 (CUDA C++ Programming Guide), and ex2.approx and lg2.approx of libraries by as
+/// much; terms with |x| > 20 do not count beside e^0, so that 26 units remain, or 2e-6, in numerator,
+/// denominator and lse.
+double exp_tolerance(const ops::Exec& exec);
 
 /// max over i of |got - want| / (|want[i]| + rms(want)): elements that nearly cancel are judged by the
 /// tensor's size. Infinite when one is finite or NaN where the other is not.

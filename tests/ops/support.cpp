@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/philox.h"
+#include "core/device/runtime.h"
 #include "tests/ops/registry.h"
 
 namespace nrl::ops_test {
@@ -189,6 +190,10 @@ double tolerance(DType dtype, int64_t reduction_length, bool rounded_factors) {
   if (dtype != DType::bf16) return f32;
   // Rounded factors are off by up to half a unit each: a random walk of that beside the size of the sum.
   return (rounded_factors ? 0x1.0p-6 : 0x1.0p-7) + f32;
+}
+
+double exp_tolerance(const ops::Exec& exec) {
+  return exec.device && !exec.device->properties().simulated ? 1e-5 : 0.0;
 }
 
 double error_of(const Buffer& got, const Buffer& want) {
