@@ -1,7 +1,10 @@
 #include "apps/engine/engine.h"
 
+#include <exception>
+
 #include "apps/engine/pinned_staging.h"
 #include "apps/model/decoder.h"
+#include "core/base/log.h"
 #include "core/ops/coverage.h"
 #include "core/ops/libraries.h"
 #include "core/ops/optimizer.h"
@@ -18,6 +21,7 @@ TrainingOptions training_options(const Config& config) {
   const LoopConfig& loop = resolved_loop(config);
   options.max_nonfinite_steps = loop.on_nonfinite == OnNonfinite::stop ? 1 : loop.max_nonfinite_steps;
   options.overlap_grad_reduce = config.distributed.overlap_grad_reduce;
+  options.overlap_param_gather = config.distributed.overlap_param_gather;
   options.cuda_graph = config.policy.cuda_graph;
   return options;
 }
@@ -25,6 +29,7 @@ TrainingOptions training_options(const Config& config) {
 Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, comm::Communicator& dp,
                const ops::Exec& exec)
     : plan_(std::move(plan)), options_(options), dp_(&dp), exec_(exec) {
+  NRL_CHECK(!options.overlap_param_gather || !options.cuda_graph);
   allocate();
   step_scalars_ = make_tensor(arenas_.at(plan_->memory, plan_->scalars), DType::f64, {S::count});
   void* host = exec_.device ? arenas_.at(plan_->memory, plan_->host_scalars) : nullptr;
@@ -44,7 +49,18 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const ops::Exec& exec)
   bind();
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  if (std::uncaught_exceptions() > 0) return;
+  try {
+    finish_gathers();
+  } catch (const std::exception& e) {
+    log::warn("gathering the weights of the last step: {}", e.what());
+  }
+}
+
+void Engine::finish_gathers() {
+  if (reducer_) reducer_->wait_gathers();
+}
 
 ops::KernelSet Engine::kernels_needed(Objective& objective) {
   NRL_CHECK(dp_, "this engine runs forward passes only");
@@ -78,10 +94,14 @@ void Engine::allocate() {
 
 void Engine::bind() {
   plan_->tensors->bind(plan_->memory, arenas_, exec_);
-  plan_->decoder->bind(plan_->memory, arenas_, exec_, parameter_views(plan_->parameters, groups_),
-                       [this](int parameter) {
-                         if (!exec_.needed) reducer_->ready(parameter);
-                       });
+  plan_->decoder->bind(
+      plan_->memory, arenas_, exec_, parameter_views(plan_->parameters, groups_),
+      [this](int parameter) {
+        if (!exec_.needed) reducer_->ready(parameter);
+      },
+      [this](int parameter) {
+        if (reducer_) reducer_->wait_gather(parameter);
+      });
 }
 
 std::vector<Tensor> Engine::weights() const {
@@ -154,8 +174,13 @@ void Engine::run_schedule(Objective& objective) {
     if (communicates) reducer_->finish();
   };
   hooks.update = [&] {
+    if (communicates) reducer_->wait_gathers();  // of weights that no pass has read
     optimizer_->step(communicates ? dp_ : nullptr);
-    if (communicates) reducer_->gather();
+    if (!communicates) return;
+    if (options_.overlap_param_gather)
+      reducer_->start_gather();
+    else
+      reducer_->gather();
   };
   decoder.train(batches, hooks);
 }

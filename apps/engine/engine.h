@@ -28,7 +28,8 @@ struct TrainingOptions {
   double max_grad_norm = 0;         ///< 0: no clipping
   int64_t max_nonfinite_steps = 1;  ///< after this many consecutive skipped steps, updates stop for good
   bool overlap_grad_reduce = true;
-  bool cuda_graph = false;  ///< capture a step once and replay it
+  bool overlap_param_gather = false;  ///< gather updated weights during the next forward pass; no graph
+  bool cuda_graph = false;            ///< capture a step once and replay it
   StepLimits limits;
 };
 TrainingOptions training_options(const Config& config);
@@ -79,6 +80,9 @@ class Engine {
   const plan::RunPlan& plan() const { return *plan_; }
   /// For work on the state between steps.
   ops::Exec& exec() { return exec_; }
+  /// Must be called before weights are read other than by this engine's passes: the gathers of the last step
+  /// may be in flight (TrainingOptions::overlap_param_gather). Ordered by the exec's stream.
+  void finish_gathers();
   /// The tensors of the parameter groups. Optimizer state is only valid for the ranges that this rank owns.
   const std::vector<GroupTensors>& groups() const { return groups_; }
   /// The weights that the layers read, indexed like ParameterList::all.

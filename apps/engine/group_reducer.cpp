@@ -36,9 +36,19 @@ void GroupReducer::finish() {
   for (Group& g : groups_) g.reducer->finish();
 }
 
-void GroupReducer::gather() {
+void GroupReducer::start_gather() {
   for (Group& g : groups_)
-    g.reducer->gather_params(comm::View(g.weights.data, g.weights.numel(), g.weights.dtype));
+    g.reducer->start_gather(comm::View(g.weights.data, g.weights.numel(), g.weights.dtype));
+}
+
+void GroupReducer::wait_gather(int parameter) {
+  const auto p = static_cast<size_t>(parameter);
+  if (p >= locations_.size() || locations_[p].group < 0) return;  // frozen
+  groups_[static_cast<size_t>(locations_[p].group)].reducer->wait_gather(locations_[p].index);
+}
+
+void GroupReducer::wait_gathers() {
+  for (Group& g : groups_) g.reducer->wait_gathers();
 }
 
 }  // namespace nrl::engine

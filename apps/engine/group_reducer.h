@@ -25,8 +25,15 @@ class GroupReducer {
   void ready(int parameter);
   /// Waits until all gradients are reduced.
   void finish();
-  /// Gathers the updated weights from all ranks.
-  void gather();
+  /// Starts to gather the updated weights from all ranks.
+  void start_gather();
+  /// Waits for the weights of a parameter, and of all. No-ops for those that were waited for.
+  void wait_gather(int parameter);
+  void wait_gathers();
+  void gather() {
+    start_gather();
+    wait_gathers();
+  }
 
  private:
   struct Group {

@@ -92,12 +92,14 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
 Decoder::~Decoder() = default;
 
 void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec,
-                   std::vector<ParameterView> views, std::function<void(int)> gradient_ready) {
+                   std::vector<ParameterView> views, std::function<void(int)> gradient_ready,
+                   std::function<void(int)> weight_needed) {
   auto at = [&](memory::BufferId id) { return arenas.at(plan, id); };
   exec.workspace = {static_cast<std::byte*>(at(buffers_.workspace)), workspace_bytes_};
   context_.exec = &exec;
   context_.parameters = std::move(views);
   context_.gradient_ready = std::move(gradient_ready);
+  context_.weight_needed = std::move(weight_needed);
   context_.log_prob = make_tensor(at(buffers_.log_prob), DType::f32, {options_.tokens});
   if (spec_.use_rope) {
     const std::vector<float> table =

@@ -44,9 +44,11 @@ class Decoder {
   ~Decoder();
 
   /// Assigns the planned memory and sets the exec's workspace. `views` are indexed like ParameterList::all;
-  /// `gradient_ready(p)` is called when the gradient of parameter p is complete for the step.
+  /// `gradient_ready(p)` is called when the gradient of parameter p is complete for the step,
+  /// `weight_needed(p)` before an op that reads its weights is enqueued.
   void bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec,
-            std::vector<ParameterView> views, std::function<void(int)> gradient_ready);
+            std::vector<ParameterView> views, std::function<void(int)> gradient_ready,
+            std::function<void(int)> weight_needed = {});
 
   /// Executes the schedule of one optimizer step. Accumulates into the gradients. While the kernels of a step
   /// are collected (ops::Exec::needed), executes the shorter schedule of the dry run: it needs the same ones.

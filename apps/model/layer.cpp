@@ -5,7 +5,9 @@
 namespace nrl::model {
 
 Tensor Run::weight(int parameter) const {
-  return parameter < 0 ? Tensor{} : context_->parameters[static_cast<size_t>(parameter)].weight;
+  if (parameter < 0) return {};
+  if (context_->weight_needed) context_->weight_needed(parameter);
+  return context_->parameters[static_cast<size_t>(parameter)].weight;
 }
 
 Tensor Run::grad(int parameter) const {

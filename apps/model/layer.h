@@ -44,6 +44,8 @@ struct LayerContext {
   ops::Exec* exec = nullptr;
   const ModelSpec* spec = nullptr;
   std::vector<ParameterView> parameters;  ///< indexed like ParameterList::all
+  /// Called before an op that reads the weights of a parameter is enqueued.
+  std::function<void(int parameter)> weight_needed;
   Tensor rope_table;
   uint64_t seed = 0;   ///< of dropout
   Tensor log_prob;     ///< (N) f32, written by the head in training and evaluation

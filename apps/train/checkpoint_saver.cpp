@@ -26,7 +26,10 @@ CheckpointSaver::CheckpointSaver(comm::World& world, const ConfigResult& config,
 
 std::string CheckpointSaver::save(engine::Engine& engine, const Position& position) {
   std::unique_ptr<Staging> staging;
-  const comm::ErrorConsensus consensus = attempt_collectively(world_, [&] { staging = engine.staging(); });
+  const comm::ErrorConsensus consensus = attempt_collectively(world_, [&] {
+    engine.finish_gathers();
+    staging = engine.staging();
+  });
   if (consensus.code != Exit::ok) throw Error(consensus.code, consensus.message);
   const std::string path =
       save_checkpoint(state_of(engine, staging.get()), position, options_, rank_group(world_.comm()));

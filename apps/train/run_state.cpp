@@ -3,6 +3,7 @@
 namespace nrl::train {
 
 TrainState state_of(engine::Engine& engine, Staging* staging) {
+  engine.finish_gathers();
   TrainState state;
   state.spec = &engine.plan().spec;
   state.parameters = &engine.plan().parameters;

@@ -8,7 +8,8 @@
 
 namespace nrl::train {
 
-/// The engine's weights and optimizer state in its own memory, which `staging` (Engine::staging()) accesses.
+/// Waits for gathers in flight. The engine's weights and optimizer state in its own memory, which `staging`
+/// (Engine::staging()) accesses.
 TrainState state_of(engine::Engine& engine, Staging* staging);
 
 /// Calls work(state), which may read and write the weights and the optimizer state in the engine's own

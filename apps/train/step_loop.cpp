@@ -193,6 +193,7 @@ void StepLoop::save(bool stopping) {
 }
 
 Exit StepLoop::finish(std::string outcome, Exit code) {
+  run_.engine->finish_gathers();
   report_.summary(std::move(outcome), code);
   stop::set_final_exit_code(static_cast<int>(code));
   return code;

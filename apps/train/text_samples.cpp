@@ -29,6 +29,7 @@ TextSamples::TextSamples(const Config& c, engine::Engine& engine, int threads) :
 
 std::string TextSamples::sample() {
   const Config& c = config_;
+  engine_.finish_gathers();
   if (engine_.exec().device) {
     const std::vector<Tensor> device = engine_.weights();
     for (size_t i = 0; i < device.size(); ++i) ops::download(engine_.exec(), device[i], weights_[i].data);

@@ -46,6 +46,7 @@ struct DistributedConfig {
   AutoOr<int64_t> data_parallel_size;  ///< derived; a given value is checked
   ShardStrategy shard_strategy = ShardStrategy::ddp;
   bool overlap_grad_reduce = true;
+  bool overlap_param_gather = false;
   ReduceDType grad_reduce_dtype = ReduceDType::fp32;
   double bucket_size_mb = 40;  ///< MiB of gradients per bucket
   bool operator==(const DistributedConfig&) const = default;

@@ -100,9 +100,11 @@ void add_distributed_keys(Table& t) {
   NRL_KEY(t, distributed.overlap_grad_reduce)
       .alias("policy.megatron_cfg.distributed_data_parallel_config.overlap_grad_reduce")
       .help("Reduce gradients during the backward pass.");
-  t.planned("distributed.overlap_param_gather", Kind::boolean, "false")
+  NRL_KEY(t, distributed.overlap_param_gather)
       .alias("policy.megatron_cfg.distributed_data_parallel_config.overlap_param_gather")
-      .help("Gather updated parameters during the next forward pass.");
+      .help(
+          "Gather updated parameters during the next forward pass; needs shard_strategy: optim and "
+          "overlap_grad_reduce, not with policy.cuda_graph.");
   NRL_KEY(t, distributed.grad_reduce_dtype)
       .built({"fp32"})
       .on_off("policy.megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32", "fp32", "bf16")

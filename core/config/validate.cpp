@@ -213,7 +213,25 @@ void check_staged_graph(Checker& c, const Config& config, const std::string& why
             {why, "it runs on the host within a step. Fix: use nccl, or policy.cuda_graph: false"});
 }
 
+void check_param_gather(Checker& c, const Config& config) {
+  constexpr std::string_view key = "distributed.overlap_param_gather";
+  if (!config.distributed.overlap_param_gather) return;
+  if (config.distributed.shard_strategy != ShardStrategy::optim && c.sound({"distributed.shard_strategy"}))
+    c.error(key, "distributed.overlap_param_gather: true needs distributed.shard_strategy: optim", "",
+            {"with ddp every rank updates all parameters: nothing is gathered"});
+  if (!config.distributed.overlap_grad_reduce && c.sound({"distributed.overlap_grad_reduce"}))
+    c.error(key, "distributed.overlap_param_gather: true needs distributed.overlap_grad_reduce: true");
+  if (config.policy.cuda_graph && c.sound({"policy.cuda_graph"}))
+    c.error(key,
+            "distributed.overlap_param_gather: true lets communication cross the end of a step, where a CUDA "
+            "graph ends",
+            "",
+            {fmt::format("set it to false, or policy.cuda_graph, at {}, to false",
+                         c.where("policy.cuda_graph"))});
+}
+
 void check_rest(Checker& c, const Config& config) {
+  check_param_gather(c, config);
   if (config.policy.cuda_graph && config.data.reset_attention_mask && c.sound({"policy.cuda_graph"}))
     c.error(
         "data.reset_attention_mask",

@@ -12,7 +12,8 @@ GradReducer::GradReducer(const FlatBuckets& layout, std::span<float> grads, comm
       strategy_(strategy),
       overlap_(overlap),
       stream_(stream),
-      sums_(layout.buckets().size()) {
+      sums_(layout.buckets().size()),
+      gathers_(layout.buckets().size()) {
   if (strategy.gradients || strategy.parameters)
     fail(Exit::config, "shard_strategy {} (ZeRO-2/3) is not supported yet. Fix: use ddp or optim",
          strategy.name);
@@ -68,19 +69,23 @@ void GradReducer::finish() {
   started_ = false;
 }
 
-void GradReducer::gather_params(comm::View flat) {
+void GradReducer::start_gather(comm::View flat) {
   NRL_CHECK(flat.count == layout_.total(), "{} parameters for a layout of {}", flat.count, layout_.total());
   if (dp_.size() == 1 || !strategy_.optimizer_state) return;
   const auto part = [&](const ElementRange& r) {
     return comm::View(static_cast<std::byte*>(flat.data) + r.begin * size_of(flat.dtype), r.size(),
                       flat.dtype);
   };
-  std::vector<comm::Handle> gathers;
-  // In the order of the forward pass.
-  for (int b = static_cast<int>(layout_.buckets().size()) - 1; b >= 0; --b)
-    gathers.push_back(
-        dp_.all_gather_async(part(layout_.shard(b, dp_.rank())), part(layout_.range(b)), stream_));
-  for (comm::Handle& handle : gathers) handle.wait();
+  for (size_t b = gathers_.size(); b-- > 0;) {
+    NRL_CHECK(gathers_[b].empty(), "bucket {} was not waited for", b);
+    const auto bucket = static_cast<int>(b);
+    gathers_[b] =
+        dp_.all_gather_async(part(layout_.shard(bucket, dp_.rank())), part(layout_.range(bucket)), stream_);
+  }
+}
+
+void GradReducer::wait_gathers() {
+  for (size_t b = gathers_.size(); b-- > 0;) gathers_[b].wait();
 }
 
 }  // namespace nrl::parallel

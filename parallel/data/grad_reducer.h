@@ -25,7 +25,7 @@ class GradReducer {
   ///
   /// With a device communicator `grads` and the gathered buffer are device memory; `stream` is where
   /// gradients are computed and used. ready() then refers to work already in it, and finish() and
-  /// gather_params() order the work enqueued later, without blocking the host on the stream
+  /// wait_gather() order the work enqueued later, without blocking the host on the stream
   /// (world/make_device.h: when a communicator blocks).
   GradReducer(const FlatBuckets& layout, std::span<float> grads, comm::Communicator& dp,
               const ShardingStrategy& strategy, bool overlap, comm::StreamRef stream = {});
@@ -40,9 +40,13 @@ class GradReducer {
   /// Waits for all sums; fails if the communicator has lost a rank.
   void finish();
 
-  /// Fills the whole flat buffer (any element type, layout.total() elements) from every rank's shards. A
-  /// no-op for ddp.
-  void gather_params(comm::View flat);
+  /// Starts to fill the whole flat buffer (any element type, layout.total() elements) from every rank's
+  /// shards, in the order of the forward pass. A no-op for ddp. A parameter must not be accessed before
+  /// wait_gather(), the shards of this rank not be written before wait_gathers().
+  void start_gather(comm::View flat);
+  /// Waits for the bucket of a parameter. A no-op if it was waited for.
+  void wait_gather(int param) { gathers_[static_cast<size_t>(layout_.place(param).bucket)].wait(); }
+  void wait_gathers();
 
  private:
   void launch_complete();
@@ -54,10 +58,10 @@ class GradReducer {
   bool overlap_;
   comm::StreamRef stream_;
   bool started_ = false;
-  size_t next_ = 0;                 // first bucket not sent yet
-  std::vector<int> missing_;        // by bucket: parameters not ready
-  std::vector<bool> seen_;          // by parameter
-  std::vector<comm::Handle> sums_;  // by bucket
+  size_t next_ = 0;                           // first bucket not sent yet
+  std::vector<int> missing_;                  // by bucket: parameters not ready
+  std::vector<bool> seen_;                    // by parameter
+  std::vector<comm::Handle> sums_, gathers_;  // by bucket
 };
 
 }  // namespace nrl::parallel

@@ -5,7 +5,45 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
 # Kernels on fibers are slow.
 short=(pretrain.max_num_steps=6 policy.train_global_batch_size=4 checkpointing.save_period=3)
 
+# gathers_change_nothing RANKS NAME EXTRA...: weights that are gathered during the next forward pass give the same losses,
+# evaluations, texts and checkpoints, bit for bit.
+gathers_change_nothing() {
+  local ranks=$1 name=$2 overlap file
+  shift 2
+  for overlap in false true; do
+    config "$name-$overlap"
+    expect 0 run "$ranks" "$name-$overlap.yaml" distributed.shard_strategy=optim distributed.bucket_size_mb=0.03 \
+      distributed.overlap_param_gather=$overlap 'data.split=[9,1,0]' pretrain.val_period=2 pretrain.val_batches=2 \
+      logger.sample_period=3 "logger.sample_prompt=int main(" logger.sample_tokens=12 checkpointing.save_period=5 "$@"
+    grep -oE '"(loss|grad_norm|val_loss)":[^,}]*|"text":.*' "$name-$overlap/logs/metrics.jsonl" >"$name-$overlap.txt"
+  done
+  for field in loss val_loss text; do
+    grep -q "\"$field\"" "$name-true.txt" || fail "no $field in $(cat "$name-true.txt")"
+  done
+  cmp "$name-false.txt" "$name-true.txt" || fail "the numbers differ: $(diff "$name-false.txt" "$name-true.txt")"
+  for file in "$name-false"/checkpoints/step-*/*.safetensors; do
+    cmp "$file" "${file/$name-false/$name-true}" || fail "$file differs"
+  done
+}
+
 case $case_name in
+  gathers)
+    corpus
+    for ranks in 2 4; do
+      gathers_change_nothing $ranks r$ranks
+    done
+    # Nothing is left in flight at the end of a run that saves nothing.
+    config unsaved
+    expect 0 run 2 unsaved.yaml distributed.shard_strategy=optim distributed.overlap_param_gather=true checkpointing.enabled=false
+    ;;
+  sim_gathers)
+    corpus
+    for seed in 1 3; do
+      export NRL_SIM_SEED=$seed
+      gathers_change_nothing 2 seed$seed device=cuda policy.train_micro_batch_size=1 policy.train_global_batch_size=2 \
+        pretrain.max_num_steps=5 policy.max_total_sequence_length=16
+    done
+    ;;
   resume)
     corpus
     config whole

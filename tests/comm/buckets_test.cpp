@@ -163,8 +163,45 @@ TEST_CASE("updated shards are gathered in any element type", "[reducer]") {
     for (size_t i = 0; i < v.size(); ++i) bad += v[i] != static_cast<uint16_t>(i * 3 + 1);
     return bad;
   };
-  reducer.gather_params(flat);
+  reducer.start_gather(flat);
+  reducer.wait_gathers();
   REQUIRE(wrong(flat) == 0);
+}
+
+TEST_CASE("a gather in flight is waited for bucket by bucket", "[reducer]") {
+  auto& dp = test_world().comm();
+  const parallel::FlatBuckets layout(random_params(6, 12, 70000), 40000, dp.size());
+  const auto buckets = static_cast<int>(layout.buckets().size());
+  REQUIRE(buckets > 2);
+  std::vector<float> grads(static_cast<size_t>(layout.total())), flat(grads.size());
+  parallel::GradReducer reducer(layout, grads, dp, parallel::sharding::optim, true);
+  for (int step = 1; step <= 3; ++step) {
+    const auto value = [&](int64_t i) { return static_cast<float>(i % 1000 + step); };
+    for (int b = 0; b < buckets; ++b) {
+      const parallel::ElementRange own = layout.shard(b, dp.rank());
+      for (int64_t i = own.begin; i < own.end; ++i) flat[static_cast<size_t>(i)] = value(i);
+    }
+    reducer.start_gather(std::span(flat));
+    const int in_flight = dp.size() == 1 ? 0 : buckets;
+    REQUIRE(dp.outstanding() == in_flight);
+    if (in_flight > 0) REQUIRE_THROWS_AS(reducer.start_gather(std::span(flat)), Error);
+    int waited = 0;
+    for (int b = buckets; b-- > 0 && step < 3;) {  // in the order of the forward pass
+      const parallel::Bucket& bucket = layout.buckets()[static_cast<size_t>(b)];
+      for (const int p : bucket.params) reducer.wait_gather(p);
+      ++waited;
+      REQUIRE(dp.outstanding() == std::max(in_flight - waited, 0));
+      int64_t bad = 0;
+      for (int64_t i = bucket.start; i < bucket.start + bucket.size; ++i)
+        bad += flat[static_cast<size_t>(i)] != value(i);
+      REQUIRE(bad == 0);
+    }
+    reducer.wait_gathers();
+    REQUIRE(dp.outstanding() == 0);
+    int64_t bad = 0;
+    for (size_t i = 0; i < flat.size(); ++i) bad += flat[i] != value(static_cast<int64_t>(i));
+    REQUIRE(bad == 0);
+  }
 }
 
 TEST_CASE("gradients reported twice, never or too early are an internal error", "[reducer]") {

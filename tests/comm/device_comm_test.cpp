@@ -310,8 +310,10 @@ TEST_CASE("gradients on a device are reduced to the bits that host memory gets",
         REQUIRE(bad == 0);
         if (!strategy.optimizer_state) continue;
         // Updated shards come back whole.
-        on_host.gather_params(std::span(expected));
-        on_device.gather_params(grads);
+        on_host.start_gather(std::span(expected));
+        on_device.start_gather(grads);
+        on_host.wait_gathers();
+        on_device.wait_gathers();
         const auto& whole = grads.read();
         for (int p = 0; p < static_cast<int>(params.size()); ++p) {
           const auto begin = static_cast<size_t>(layout.place(p).start);

@@ -125,6 +125,7 @@ inline const Effect effects[] = {
     {"distributed.shard_strategy", Observed::plan, "ddp", "optim"},
     {"distributed.bucket_size_mb", Observed::plan, "40", "0.001"},
     {"distributed.overlap_grad_reduce", Observed::nothing, "speed only", ""},
+    {"distributed.overlap_param_gather", Observed::nothing, "speed only", ""},
     {"policy.model_name", Observed::elsewhere, "initial)", "cli/run.sh"},
     {"policy.tokenizer.name", Observed::exit, "null", "bytes", "llama logger.sample_period=1"},
     {"policy.precision", Observed::plan, "float32", "bfloat16"},
