@@ -132,6 +132,7 @@ void Stage::backward(int chunk, int stash, const MicroBatch& batch, Parts parts,
 void Stage::recompute(Run& r, SlotSet wanted) {
   SlotSet& made = r.frame_->made[static_cast<size_t>(r.index_)];
   if ((wanted & r.recomputed_ & ~made) == 0) return;
+  const trace::Range range("recompute");
   Run again = r;
   again.mode_ = memory::recompute;
   again.dgrad_ = again.wgrad_ = false;

@@ -17,7 +17,7 @@ using device::EventKind;
 /// A range between its two events. Indices count from the attachment: they stay valid when
 /// older ranges are collected.
 struct Timed {
-  const char* name = nullptr;
+  const char *name = nullptr, *parent = "";
   int row = 0;
   device::StreamHandle stream = nullptr;
   Event begin, end;
@@ -40,7 +40,7 @@ struct Timeline {
   std::vector<Event> spare;
   std::vector<device::StreamHandle> rows;
   Anchor anchor;
-  std::map<std::string_view, Total> totals;
+  std::map<std::pair<std::string_view, std::string_view>, Total> totals;  // by name and parent
   bool keep_events = false;
   std::vector<detail::DeviceEvent> events;
 };
@@ -62,7 +62,7 @@ Event take_event(Timeline& t) {
 
 int collect_locked(Timeline& t);
 
-int begin_locked(Timeline& t, const char* name, device::StreamHandle stream) {
+int begin_locked(Timeline& t, const char* name, const char* parent, device::StreamHandle stream) {
   if (t.runtime->capturing(stream)) return -1;
   constexpr size_t many = 8192;  // bounds the list when collect_device() is not called
   if (t.ranges.size() % many == many - 1) collect_locked(t);
@@ -70,6 +70,7 @@ int begin_locked(Timeline& t, const char* name, device::StreamHandle stream) {
   if (row == t.rows.end()) row = t.rows.insert(t.rows.end(), stream);
   Timed range;
   range.name = name;
+  range.parent = parent;
   range.row = static_cast<int>(row - t.rows.begin());
   range.stream = stream;
   range.begin = take_event(t);
@@ -93,7 +94,7 @@ void end_locked(Timeline& t, int index) {
 
 void read(Timeline& t, Timed& range) {
   const double ms = t.runtime->elapsed_ms(range.begin.get(), range.end.get());
-  Total& total = t.totals[range.name];
+  Total& total = t.totals[{range.name, range.parent}];
   ++total.count;
   total.seconds += ms * 1e-3;
   range.read = true;
@@ -149,6 +150,11 @@ void detach_locked(Timeline& t) {
   t.stream = nullptr;
 }
 
+void sort_by_time(std::vector<Total>& totals) {
+  std::sort(totals.begin(), totals.end(),
+            [](const Total& a, const Total& b) { return a.seconds > b.seconds; });
+}
+
 bool recording() {
   return (detail::enabled.load(std::memory_order_relaxed) & detail::record_bit) != 0;
 }
@@ -181,7 +187,7 @@ DeviceRange::DeviceRange(const char* name, device::StreamHandle stream) {
   if (!recording()) return;
   Timeline& t = timeline();
   const std::lock_guard lock(t.mutex);
-  if (t.runtime) index_ = begin_locked(t, name, stream);
+  if (t.runtime) index_ = begin_locked(t, name, "", stream);
 }
 
 DeviceRange::~DeviceRange() {
@@ -195,24 +201,37 @@ int collect_device() {
 }
 
 std::vector<Total> device_totals() {
+  std::map<std::string, Total> by_name;
+  for (const Total& part : device_totals_by_parent()) {
+    Total& total = by_name[part.name];
+    total.name = part.name;
+    total.count += part.count;
+    total.seconds += part.seconds;
+  }
+  std::vector<Total> result;
+  for (const auto& [name, total] : by_name) result.push_back(total);
+  sort_by_time(result);
+  return result;
+}
+
+std::vector<Total> device_totals_by_parent() {
   Timeline& t = timeline();
   const std::lock_guard lock(t.mutex);
   std::vector<Total> result;
-  for (const auto& [name, total] : t.totals)
-    result.push_back({std::string(name), total.count, total.seconds});
-  std::sort(result.begin(), result.end(),
-            [](const Total& a, const Total& b) { return a.seconds > b.seconds; });
+  for (const auto& [key, total] : t.totals)
+    result.push_back({std::string(key.first), std::string(key.second), total.count, total.seconds});
+  sort_by_time(result);
   return result;
 }
 
 namespace detail {
 
-int begin_on_device(const char* name) {
+int begin_on_device(const char* name, const char* parent) {
   if (own_attachment == 0) return -1;
   Timeline& t = timeline();
   const std::lock_guard lock(t.mutex);
   if (!t.runtime || t.attachment != own_attachment) return -1;
-  return begin_locked(t, name, t.stream);
+  return begin_locked(t, name, parent, t.stream);
 }
 
 void end_on_device(int index) noexcept {

@@ -39,10 +39,12 @@ int collect_device();
 
 /// Device time per name since start(), of collected ranges, largest first. Nested ranges count in both.
 std::vector<Total> device_totals();
+/// The same per name and innermost range around.
+std::vector<Total> device_totals_by_parent();
 
 namespace detail {
 /// Begins a range on the stream that this thread attached; -1 when there is none. Called by Range.
-int begin_on_device(const char* name);
+int begin_on_device(const char* name, const char* parent);
 void end_on_device(int index) noexcept;
 void forget_device_ranges(bool keep_events);
 

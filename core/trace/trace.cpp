@@ -44,6 +44,9 @@ Recorder& recorder() {
   return r;
 }
 
+/// Names of the open ranges of this thread, the innermost last.
+thread_local std::vector<const char*> open_ranges;
+
 }  // namespace
 
 Open begin(const char* name, unsigned bits) {
@@ -51,13 +54,15 @@ Open begin(const char* name, unsigned bits) {
   open.bits = bits;
   if (bits & nvtx_bit) nvtx_push(name);
   if (bits & record_bit) {
-    open.device = begin_on_device(name);
+    open.device = begin_on_device(name, innermost());
     open.begin_ns = now_ns();
   }
+  if (bits & (record_bit | nesting_bit)) open_ranges.push_back(name);
   return open;
 }
 
 void finish(const char* name, const Open& open) {
+  if (open.bits & (record_bit | nesting_bit)) open_ranges.pop_back();
   if (open.bits & record_bit) {
     const int64_t end = now_ns();
     if (open.device >= 0) end_on_device(open.device);
@@ -74,6 +79,17 @@ void finish(const char* name, const Open& open) {
 }
 
 }  // namespace detail
+
+const char* innermost() {
+  return detail::open_ranges.empty() ? "" : detail::open_ranges.back();
+}
+
+void track_nesting(bool on) {
+  if (on)
+    detail::enabled |= detail::nesting_bit;
+  else
+    detail::enabled &= ~detail::nesting_bit;
+}
 
 const char* intern(const std::string& name) {
   static std::mutex mutex;
@@ -107,7 +123,7 @@ std::vector<Total> totals() {
   const std::lock_guard lock(r.mutex);
   std::vector<Total> result;
   for (const auto& [name, total] : r.totals)
-    result.push_back({std::string(name), total.count, total.seconds});
+    result.push_back({std::string(name), "", total.count, total.seconds});
   std::sort(result.begin(), result.end(),
             [](const Total& a, const Total& b) { return a.seconds > b.seconds; });
   return result;

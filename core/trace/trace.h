@@ -19,8 +19,8 @@ namespace nrl::trace {
 namespace detail {
 struct Open {
   int64_t begin_ns = 0;
-  unsigned bits = 0;
-  int device = -1;  // index of the range in the device timeline
+  unsigned bits = 0;  // those that were enabled
+  int device = -1;    // index of the range in the device timeline
 };
 Open begin(const char* name, unsigned bits);
 void finish(const char* name, const Open& open);
@@ -46,6 +46,12 @@ class Range {
   const char* name_;
   detail::Open open_;
 };
+
+/// The name of the innermost open range of this thread that was opened while recording or nesting was on; ""
+/// if there is none.
+const char* innermost();
+/// Turns on innermost() for ranges opened from now on, without recording anything.
+void track_nesting(bool on);
 
 /// A copy of `name` that is never freed, for names made at run time ("epoch_3").
 const char* intern(const std::string& name);

@@ -120,6 +120,61 @@ TEST_CASE("collecting reads completed ranges and keeps the others", "[trace]") {
   REQUIRE(find(trace::device_totals(), "later").count == 1);
 }
 
+TEST_CASE("totals of a device tell the range around", "[trace]") {
+  const auto runtime = device::open_sim();
+  const Stream stream(*runtime), other(*runtime);
+  const Attached attached(*runtime, stream, trace::Mode::totals);
+  for (int i = 0; i < 2; ++i) {
+    const trace::Range outer("outer");
+    { const trace::Range a("a"); }
+    const trace::Range inner("inner");
+    { const trace::Range a("a"); }
+    { const trace::Range a("a"); }
+    const trace::DeviceRange copy("copy", other.get());
+  }
+  { const trace::Range a("a"); }
+  runtime->synchronize();
+  REQUIRE(trace::collect_device() == 0);
+  const auto count = [](const std::string& name, const std::string& parent) {
+    int64_t calls = 0;
+    for (const trace::Total& t : trace::device_totals_by_parent())
+      if (t.name == name && t.parent == parent) calls += t.count;
+    return calls;
+  };
+  CHECK(count("a", "outer") == 2);
+  CHECK(count("a", "inner") == 4);
+  CHECK(count("a", "") == 1);
+  CHECK(count("inner", "outer") == 2);
+  CHECK(count("copy", "") == 2);
+  CHECK(trace::device_totals_by_parent().size() == 6);
+  CHECK(find(trace::device_totals(), "a").count == 7);
+  CHECK(find(trace::device_totals(), "a").parent.empty());
+}
+
+TEST_CASE("the innermost range is known while ranges are recorded or nesting is tracked", "[trace]") {
+  using namespace std::string_view_literals;
+  const auto inside = [] {
+    const trace::Range outer("outer");
+    const trace::Range inner("inner");
+    return trace::innermost();
+  };
+  CHECK(inside() == ""sv);
+  trace::track_nesting(true);
+  CHECK(inside() == "inner"sv);
+  CHECK(trace::innermost() == ""sv);
+  {
+    const trace::Range open("open");
+    trace::track_nesting(false);
+    CHECK(inside() == "open"sv);  // opened without tracking: not known
+  }
+  CHECK(trace::innermost() == ""sv);
+  CHECK(trace::totals().empty());  // nothing was recorded
+  trace::start(trace::Mode::totals);
+  CHECK(inside() == "inner"sv);
+  trace::start(trace::Mode::off);
+  CHECK(inside() == ""sv);
+}
+
 TEST_CASE("only the thread that attached times its ranges", "[trace]") {
   const auto runtime = device::open_sim();
   const Stream stream(*runtime);
