@@ -9,6 +9,7 @@
 #include "core/ops/libraries.h"
 #include "core/ops/optimizer.h"
 #include "core/ops/transfer.h"
+#include "core/trace/trace.h"
 
 namespace nrl::engine {
 
@@ -62,17 +63,46 @@ void Engine::finish_gathers() {
   if (reducer_) reducer_->wait_gathers();
 }
 
+namespace {
+
+/// While it lives, ops only add their kernels, and their calls if `calls` is not null.
+class Collecting {
+ public:
+  Collecting(ops::Exec& exec, ops::KernelSet& needed, std::vector<ops::Call>* calls = nullptr) : exec_(exec) {
+    exec.needed = &needed;
+    exec.calls = calls;
+    trace::track_nesting(calls != nullptr);
+  }
+  ~Collecting() {
+    trace::track_nesting(false);
+    exec_.needed = nullptr;
+    exec_.calls = nullptr;
+  }
+  Collecting(const Collecting&) = delete;
+  Collecting& operator=(const Collecting&) = delete;
+
+ private:
+  ops::Exec& exec_;
+};
+
+}  // namespace
+
 ops::KernelSet Engine::kernels_needed(Objective& objective) {
   NRL_CHECK(dp_, "this engine runs forward passes only");
   ops::KernelSet needed;
-  struct Collecting {
-    ops::Exec& exec;
-    Collecting(ops::Exec& exec, ops::KernelSet& needed) : exec(exec) { exec.needed = &needed; }
-    ~Collecting() { exec.needed = nullptr; }
-  } const collecting(exec_, needed);
+  const Collecting collecting(exec_, needed);
   initialize_master_weights(exec_, groups_);
   run_schedule(objective);
   return needed;
+}
+
+std::vector<ops::Call> Engine::step_calls(Objective& objective) {
+  NRL_CHECK(dp_, "this engine runs forward passes only");
+  ops::KernelSet needed;
+  std::vector<ops::Call> calls;
+  const Collecting collecting(exec_, needed, &calls);
+  run_schedule(objective);
+  return calls;
 }
 
 int Engine::require_kernels(Objective& objective, std::string_view device) {
@@ -134,8 +164,9 @@ void Engine::step(const StepInput& step, Objective& objective) {
   NRL_CHECK(objective.metrics().size() <= S::max_metrics);
   plan_->tensors->commit(step.number, step.loss_tokens);
   scalars_.begin(step.learning_rate, step.stop);
-  if (exec_.device) watch_.begin(step.number, options_.cuda_graph);
-  if (options_.cuda_graph)
+  const bool graph = options_.cuda_graph && !step.eager;
+  if (exec_.device) watch_.begin(step.number, graph);
+  if (graph)
     run_graph(objective);
   else
     run_schedule(objective);

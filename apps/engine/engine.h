@@ -39,6 +39,7 @@ struct StepInput {
   double learning_rate;
   int64_t loss_tokens;  ///< tokens with a target in the global batch: loss weights are -1 / loss_tokens
   bool stop = false;    ///< this rank requests a stop: StepResult::stop becomes true on all ranks
+  bool eager = false;   ///< not as a graph (TrainingOptions::cuda_graph), so that trace ranges time its work
 };
 
 class Engine {
@@ -57,6 +58,9 @@ class Engine {
   /// The kernels that initializing the weights and a step with `objective` use, found by a dry run of a step
   /// in which every op only records its kernels: nothing is computed, communicated or waited for.
   ops::KernelSet kernels_needed(Objective& objective);
+  /// The calls of a step with `objective` with their costs and the trace ranges around them, found in the
+  /// same way (libraries may build their plans). The memory of the engine is not accessed.
+  std::vector<ops::Call> step_calls(Objective& objective);
   /// Returns the number of kernels needed. Fails with Exit::unavailable, naming the missing ones, if the
   /// exec's table lacks some, or with the reason if a CUDA graph is wanted and cannot be captured. `device`:
   /// "the GPU" or "the CPU", for the message. Libraries::choices then has what runs the step's ops.

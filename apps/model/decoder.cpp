@@ -112,7 +112,8 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
 }
 
 void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks) {
-  const bool shorter = context_.exec->needed && !options_.dry_run.actions.empty();
+  const ops::Exec& exec = *context_.exec;
+  const bool shorter = exec.needed && !exec.calls && !options_.dry_run.actions.empty();
   execute(shorter ? options_.dry_run : options_.training, *stage_, training_program_, batches, hooks);
 }
 

@@ -51,7 +51,8 @@ class Decoder {
             std::function<void(int)> weight_needed = {});
 
   /// Executes the schedule of one optimizer step. Accumulates into the gradients. While the kernels of a step
-  /// are collected (ops::Exec::needed), executes the shorter schedule of the dry run: it needs the same ones.
+  /// are collected without their calls (ops::Exec::needed), executes the shorter schedule of the dry run: it
+  /// needs the same ones.
   void train(std::span<const MicroBatch> batches, const StepHooks& hooks);
   /// Forward pass without dropout.
   void evaluate(const MicroBatch& batch);

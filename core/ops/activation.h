@@ -27,5 +27,7 @@ struct ActivationBackward {
 
 void activation_forward(Exec& exec, const ActivationForward& a);
 void activation_backward(Exec& exec, const ActivationBackward& a);
+Cost cost(const Exec& exec, const ActivationForward& a);
+Cost cost(const Exec& exec, const ActivationBackward& a);
 
 }  // namespace nrl::ops

@@ -54,6 +54,9 @@ struct AttentionBackward {
 
 void attention_forward(Exec& exec, const AttentionForward& a);
 void attention_backward(Exec& exec, const AttentionBackward& a);
+/// Sequences whose lengths the host does not know count as if all of them were the longest.
+Cost cost(const Exec& exec, const AttentionForward& a);
+Cost cost(const Exec& exec, const AttentionBackward& a);
 
 /// Scratch bytes of forward and backward; `max_sequence` is the longest sequence (of keys).
 size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, int64_t max_sequence,
@@ -63,11 +66,18 @@ size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int6
 /// columns of a fused qkv buffer, without the deterministic option.
 size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d);
 
-/// (query, key) pairs that causal attention sees in one sequence of length t, exact. `window`
-/// as in AttentionForward.
+/// (query, key) pairs that causal attention sees in one sequence of `keys` keys, of which the last `queries`
+/// are queries as well, exact. `window` as in AttentionForward.
+constexpr double attention_pairs(int64_t queries, int64_t keys, int64_t window) {
+  const auto triangle = [](int64_t n) {
+    return n <= 0 ? 0 : static_cast<double>(n) * static_cast<double>(n + 1) / 2;
+  };
+  const auto seen = [&](int64_t t) { return triangle(t) - (window > 0 ? triangle(t - window) : 0); };
+  return seen(keys) - seen(keys - queries);
+}
+/// In a training sequence of length t.
 constexpr double attention_pairs(int64_t t, int64_t window) {
-  const auto triangle = [](int64_t n) { return static_cast<double>(n) * static_cast<double>(n + 1) / 2; };
-  return triangle(t) - (window > 0 && t > window ? triangle(t - window) : 0);
+  return attention_pairs(t, t, window);
 }
 
 /// Forward operations of causal attention over one sequence of length t, exact: 4 * heads * d for each pair.

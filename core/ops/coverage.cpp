@@ -12,6 +12,15 @@ std::vector<KernelEntry> kernel_entries(const KernelTable& table) {
   };
 }
 
+const char* name_of(Kernel kernel) {
+  static constexpr const char* names[] = {
+#define NRL_ENTRY(entry, Args) #entry,
+      NRL_KERNELS(NRL_ENTRY)
+#undef NRL_ENTRY
+  };
+  return names[static_cast<size_t>(kernel)];
+}
+
 void require_kernels(const KernelTable& table, const KernelSet& needed, std::string_view device) {
   std::string missing;
 #define NRL_ENTRY(entry, Args)                        \

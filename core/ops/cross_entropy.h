@@ -23,5 +23,6 @@ struct CrossEntropy {
   Tensor dlogits = {};
 };
 void cross_entropy(Exec& exec, const CrossEntropy& a);
+Cost cost(const Exec& exec, const CrossEntropy& a);
 
 }  // namespace nrl::ops

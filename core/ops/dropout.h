@@ -27,6 +27,7 @@ struct Dropout {
   Tensor step = {};       ///< optional (1) i64
 };
 void dropout(Exec& exec, const Dropout& a);
+Cost cost(const Exec& exec, const Dropout& a);
 
 /// Dropout fused into another op, which defines the rows; members as in Dropout. p = 0: none.
 struct FusedDropout {

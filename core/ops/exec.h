@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "core/tensor/tensor.h"
 
@@ -19,6 +20,8 @@ inline constexpr int gpu_partials = 256;
 struct KernelTable;
 class KernelSet;
 struct Libraries;
+struct Call;
+struct Cost;
 
 /// Scratch memory of an op: a stack of bytes from the plan's workspace arena, in the memory of the device.
 /// Its contents do not survive the call.
@@ -42,6 +45,7 @@ struct Exec {
   /// libraries for the plans of their arguments and note the choice (libraries.h); autotuning times plans on a
   /// stream of its own.
   KernelSet* needed = nullptr;
+  std::vector<Call>* calls = nullptr;  ///< with `needed`: ops add their calls with their costs (cost.h)
 
   /// Partial sums that a reduction over rows may use: one per block on a GPU, one per thread on the CPU.
   int partials() const { return reduction_blocks > 0 ? reduction_blocks : threads; }

@@ -7,6 +7,7 @@
 #include "core/device/cpu/features.h"
 #include "core/ops/activation.h"
 #include "core/ops/attention.h"
+#include "core/ops/cost.h"
 #include "core/ops/cross_entropy.h"
 #include "core/ops/dropout.h"
 #include "core/ops/embedding.h"
@@ -73,11 +74,16 @@ class KernelSet {
   uint64_t bits_ = 0;
 };
 
-/// Every op calls this first. While a run's kernels are collected (Exec::needed) it adds `kernel` and returns
-/// true; the op must then return without having done anything.
-inline bool noted(Exec& exec, Kernel kernel) {
+const char* name_of(Kernel kernel);
+
+/// Every op calls this first. While a run's kernels are collected (Exec::needed) it adds `kernel`, with the
+/// cost of the call if calls are collected, and returns true; the op must then return without having done
+/// anything.
+template <class Arguments>
+bool noted(Exec& exec, Kernel kernel, const Arguments& a) {
   if (!exec.needed) return false;
   exec.needed->add(kernel);
+  if (exec.calls) note_call(exec, name_of(kernel), cost(exec, a));
   return true;
 }
 

@@ -54,6 +54,10 @@ std::unique_ptr<Libraries> open_cuda_libraries(device::Runtime& runtime, const L
 /// build without CUDA.
 std::vector<std::string> cuda_library_versions();
 
+/// For a dry run on a device with this major number of its compute capability: answers what the rules of the
+/// libraries allow (GemmPlan::validate, attention::unsupported_reason) and computes nothing.
+std::unique_ptr<Libraries> open_dry_run_libraries(int major, const LibraryOptions& options);
+
 /// For the simulated device: GEMMs in host code in stream order. Linked by tests only.
 std::unique_ptr<Libraries> open_sim_libraries(device::Runtime& runtime, const LibraryOptions& options);
 

@@ -49,12 +49,17 @@ struct ColumnSums {
   bool accumulate = true;
 };
 void column_sums(Exec& exec, const ColumnSums& a);
+Cost cost(const Exec& exec, const ColumnSums& a);
 /// Scratch bytes of column_sums on a GPU for m columns.
 size_t column_sums_workspace(int64_t m, int partials);
 
 void linear_forward(Exec& exec, const LinearForward& a);
 void linear_backward_data(Exec& exec, const LinearBackwardData& a);
 void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a);
+/// Of the GEMM with what is fused into it; an activation that is not, and dbias, are calls of their own.
+Cost cost(const Exec& exec, const LinearForward& a);
+Cost cost(const Exec& exec, const LinearBackwardData& a);
+Cost cost(const Exec& exec, const LinearBackwardWeight& a);
 
 /// Floating-point operations of any of the three.
 constexpr double linear_flops(int64_t n, int64_t m, int64_t k) {

@@ -42,6 +42,7 @@ struct AdamW {
 };
 inline constexpr int64_t adamw_chunk = 16384;
 void adamw(Exec& exec, const AdamW& a);
+Cost cost(const Exec& exec, const AdamW& a);
 
 /// Elements of one update that are consecutive in the flat buffers and in the state buffers.
 struct AdamWRange {
@@ -64,6 +65,7 @@ struct SumOfSquares {
 };
 inline constexpr int64_t norm_block = 16384;
 void add_sum_of_squares(Exec& exec, const SumOfSquares& a);
+Cost cost(const Exec& exec, const SumOfSquares& a);
 /// Scratch bytes of add_sum_of_squares on a GPU for n elements.
 size_t sum_of_squares_workspace(int64_t n);
 
@@ -72,17 +74,20 @@ struct AddSum {
   Tensor x, out;
 };
 void add_sum(Exec& exec, const AddSum& a);
+Cost cost(const Exec& exec, const AddSum& a);
 
 /// out = x converted between f32 and bf16.
 struct Convert {
   Tensor x, out;  ///< (n) contiguous f32 or bf16
 };
 void convert(Exec& exec, const Convert& a);
+Cost cost(const Exec& exec, const Convert& a);
 
 /// Sets contiguous memory to zero using all threads, or by the device itself.
 struct Zero {
   Tensor x;
 };
 void zero(Exec& exec, const Zero& a);
+Cost cost(const Exec& exec, const Zero& a);
 
 }  // namespace nrl::ops

@@ -32,6 +32,9 @@ struct QkNormRopeBackward {
 
 void qk_norm_rope_forward(Exec& exec, const QkNormRopeForward& a);
 void qk_norm_rope_backward(Exec& exec, const QkNormRopeBackward& a);
+/// With QK-norm; without, the op is rope.
+Cost cost(const Exec& exec, const QkNormRopeForward& a);
+Cost cost(const Exec& exec, const QkNormRopeBackward& a);
 
 /// Workspace of the backward pass: `partials` (Exec::partials()) partial sums of the weights' gradients.
 size_t qk_norm_rope_workspace(int64_t d, int partials);

@@ -37,5 +37,8 @@ struct Rope {
   bool inverse = false;
 };
 void rope(Exec& exec, const Rope& a);
+Cost cost(const Exec& exec, const Rope& a);
+/// Bytes of the rows of a rope table that tokens at `positions` read, at most: each counts once.
+double rope_table_bytes(const Tensor& table, const Tensor& positions);
 
 }  // namespace nrl::ops

@@ -41,5 +41,6 @@ struct DecideStep {
       0;  ///< > 0: after so many skipped steps in a row all further ones are skipped as well
 };
 void decide_step(Exec& exec, const DecideStep& a);
+Cost cost(const Exec& exec, const DecideStep& a);
 
 }  // namespace nrl::ops

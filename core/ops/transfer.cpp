@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "core/device/runtime.h"
+#include "core/ops/cost.h"
+#include "core/trace/trace.h"
 
 namespace nrl::ops {
 
@@ -31,13 +33,15 @@ void download(Exec& exec, const Tensor& from, void* to) {
 }
 
 void copy(Exec& exec, const Tensor& from, const Tensor& to) {
-  if (exec.needed) return;  // needs no kernel
+  if (exec.needed)  // needs no kernel
+    return note_call(exec, "copy", {.read = bytes_of(from), .written = bytes_of(to)});
   NRL_CHECK(from.rank == 2 && to.rank == 2 && from.dtype == to.dtype && from.shape == to.shape &&
                 from.step(1) == 1 && to.step(1) == 1,
             "copy: from {} to {}", describe(from), describe(to));
   const int64_t size = size_of(from.dtype), rows = from.dim(0);
   const auto bytes = static_cast<size_t>(from.dim(1) * size);
   if (rows == 0 || bytes == 0) return;
+  const trace::Range range("copy");
   if (exec.device) {
     exec.device->copy_rows(to.data, to.step(0) * size, from.data, from.step(0) * size, bytes, rows,
                            exec.stream);

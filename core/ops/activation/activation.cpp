@@ -19,8 +19,16 @@ void check(const char* op, const Tensor& x, const Tensor& out_like, const Tensor
 
 }  // namespace
 
+Cost cost(const Exec&, const ActivationForward& a) {
+  return {.read = bytes_of(a.x), .written = bytes_of(a.out)};
+}
+
+Cost cost(const Exec&, const ActivationBackward& a) {
+  return {.read = bytes_of(a.dout, a.x), .written = bytes_of(a.dx)};
+}
+
 void activation_forward(Exec& exec, const ActivationForward& a) {
-  if (noted(exec, Kernel::activation_forward)) return;
+  if (noted(exec, Kernel::activation_forward, a)) return;
   check("activation_forward", a.x, a.out, a.x, a.gated);
   NRL_CHECK(same_or_disjoint(a.out, a.gated ? a.x.columns(0, a.out.dim(1)) : a.x),
             "activation_forward: out overlaps x partly");
@@ -29,7 +37,7 @@ void activation_forward(Exec& exec, const ActivationForward& a) {
 }
 
 void activation_backward(Exec& exec, const ActivationBackward& a) {
-  if (noted(exec, Kernel::activation_backward)) return;
+  if (noted(exec, Kernel::activation_backward, a)) return;
   check("activation_backward", a.x, a.dout, a.dx, a.gated);
   NRL_CHECK(same_or_disjoint(a.dx, a.x), "activation_backward: dx overlaps x partly");
   NRL_CHECK(same_or_disjoint(a.gated ? a.dx.columns(0, a.dout.dim(1)) : a.dx, a.dout),

@@ -1,8 +1,11 @@
 #include "core/ops/attention.h"
 
+#include <algorithm>
+
 #include "core/ops/attention/cpu/plan.h"
 #include "core/ops/attention_engine.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/libraries.h"
 #include "core/ops/shared/attention_dropout.h"
 #include "core/ops/shared/check.h"
 #include "core/trace/trace.h"
@@ -56,10 +59,44 @@ void check_lse(const char* op, const Tensor& lse, const Tensor& q) {
             "{}: lse is {}, wanted f32[{}, {}]", op, describe(lse), q.dim(1), q.dim(0));
 }
 
+template <class Arguments>
+Cost cost_of(const Exec& exec, const Arguments& a, double matmuls) {
+  const int64_t queries = a.q.dim(0), keys = a.k.dim(0), longest = std::max<int64_t>(a.lengths.longest, 1);
+  const int64_t sequences = std::max<int64_t>(std::max(queries, keys) / longest, 1);
+  const double pairs =
+      static_cast<double>(sequences) *
+      (a.causal ? attention_pairs(queries / sequences, keys / sequences, a.window)
+                : static_cast<double>(queries / sequences) * static_cast<double>(keys / sequences));
+  Cost c{.work = Work::attention};
+  c.flops = 2 * matmuls * static_cast<double>(a.q.dim(1) * a.q.dim(2)) * pairs;
+  c.operands = a.q.dtype;
+  c.head_dim = a.q.dim(2);
+  c.keys = pairs / static_cast<double>(std::max<int64_t>(queries, 1));
+  c.library = exec.libraries &&
+              attention::choose(*exec.libraries, attention::problem_of(a), exec.workspace.size).engine;
+  return c;
+}
+
 }  // namespace
 
+Cost cost(const Exec& exec, const AttentionForward& a) {
+  Cost c = cost_of(exec, a, 2);
+  c.read = bytes_of(a.q, a.k, a.v);
+  c.written = bytes_of(a.out, a.lse);
+  return c;
+}
+
+Cost cost(const Exec& exec, const AttentionBackward& a) {
+  Cost c = cost_of(exec, a, 5);  // the scores are computed again
+  c.backward = true;
+  c.read = bytes_of(a.dout, a.q, a.k, a.v, a.out, a.lse);
+  c.written = bytes_of(a.dq, a.dk, a.dv);
+  c.launches = 3;  // row sums of dout * out, the gradients, their conversion
+  return c;
+}
+
 void attention_forward(Exec& exec, const AttentionForward& a) {
-  if (noted(exec, Kernel::attention_forward)) return attention::foresee(exec, attention::problem_of(a));
+  if (noted(exec, Kernel::attention_forward, a)) return attention::foresee(exec, attention::problem_of(a));
   constexpr const char* op = "attention_forward";
   check(op, exec, a);
   if (a.lse) check_lse(op, a.lse, a.q);
@@ -68,7 +105,7 @@ void attention_forward(Exec& exec, const AttentionForward& a) {
 }
 
 void attention_backward(Exec& exec, const AttentionBackward& a) {
-  if (noted(exec, Kernel::attention_backward)) return attention::foresee(exec, attention::problem_of(a));
+  if (noted(exec, Kernel::attention_backward, a)) return attention::foresee(exec, attention::problem_of(a));
   constexpr const char* op = "attention_backward";
   check(op, exec, a);
   check_heads(op, "dout", a.dout, a.q);

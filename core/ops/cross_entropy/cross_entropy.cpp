@@ -10,8 +10,14 @@
 
 namespace nrl::ops {
 
+Cost cost(const Exec&, const CrossEntropy& a) {
+  const Tensor& gradient = a.dlogits ? a.dlogits : a.logits;
+  return {.read = bytes_of(a.logits, a.target, a.weight),
+          .written = (a.weight ? bytes_of(gradient) : 0) + bytes_of(a.log_prob, a.lse)};
+}
+
 void cross_entropy(Exec& exec, const CrossEntropy& a) {
-  if (noted(exec, Kernel::cross_entropy)) return;
+  if (noted(exec, Kernel::cross_entropy, a)) return;
   constexpr const char* op = "cross_entropy";
   NRL_CHECK(a.logits.data && a.logits.rank == 2 && is_float(a.logits) && dense_rows(a.logits) &&
                 a.logits.dim(1) > 0,

@@ -6,8 +6,12 @@
 
 namespace nrl::ops {
 
+Cost cost(const Exec&, const Dropout& a) {
+  return {.read = bytes_of(a.x, a.residual), .written = bytes_of(a.out)};
+}
+
 void dropout(Exec& exec, const Dropout& a) {
-  if (noted(exec, Kernel::dropout)) return;
+  if (noted(exec, Kernel::dropout, a)) return;
   NRL_CHECK(a.x.data && a.x.rank == 2 && is_float(a.x) && dense_rows(a.x),
             "dropout: x is {}, wanted f32 or bf16 (N, H)", describe(a.x));
   NRL_CHECK(a.out.data && same_shape(a.out, a.x) && a.out.dtype == a.x.dtype && dense_rows(a.out),

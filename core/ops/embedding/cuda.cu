@@ -203,7 +203,8 @@ struct SortWorkspace {
 Sorted sort(Exec& exec, const SortWorkspace& memory, const int32_t* ids, int64_t n, int64_t max_id) {
   const auto tiles = static_cast<unsigned>(sorted::tiles_of(n));
   Sorted now{ids, nullptr, n};
-  for (int shift = 0, turn = 0; shift == 0 || max_id >> shift; shift += sorted::digit_bits, turn ^= 1) {
+  for (int pass = 0; pass < sorted::passes_of(max_id); ++pass) {
+    const int shift = pass * sorted::digit_bits, turn = pass % 2;
     NRL_LAUNCH(count_kernel, tiles, sorted::tile, 0, exec.stream, now.keys, n, shift, memory.counts);
     NRL_LAUNCH(scan_kernel, 1, scan_threads, 0, exec.stream, memory.counts, int64_t{sorted::digits} * tiles);
     NRL_LAUNCH(scatter_kernel, tiles, sorted::tile, 0, exec.stream, now.keys, now.tokens, n, shift,

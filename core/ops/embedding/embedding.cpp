@@ -22,10 +22,36 @@ void check_table(const char* op, const Tensor& table, const Tensor& ids, const T
             describe(rows));
 }
 
+/// Bytes of the rows of a table that the ids select, each once.
+double selected_bytes(const Tensor& table, const Tensor& ids) {
+  if (!table) return 0;
+  return static_cast<double>(std::min(table.dim(0), ids.dim(0)) * table.dim(1) * size_of(table.dtype));
+}
+
 }  // namespace
 
+Cost cost(const Exec&, const EmbeddingForward& a) {
+  return {
+      .read = bytes_of(a.ids) + selected_bytes(a.table, a.ids) +
+              (a.position_table ? bytes_of(a.positions) + selected_bytes(a.position_table, a.positions) : 0),
+      .written = bytes_of(a.out)};
+}
+
+Cost cost(const Exec& exec, const EmbeddingBackward& a) {
+  const int tables = a.dposition_table ? 2 : 1;
+  const double rows = selected_bytes(a.dtable, a.ids) + selected_bytes(a.dposition_table, a.positions);
+  // A GPU sorts the tokens by id first: little traffic, but three kernels per pass.
+  const auto kernels = [&](const Tensor& table) {
+    return !table ? 0 : exec.device ? 3 * sorted::passes_of(table.dim(0) - 1) + 2 : 1;
+  };
+  return {
+      .read = tables * bytes_of(a.dout) + bytes_of(a.ids) + (tables == 2 ? bytes_of(a.positions) : 0) + rows,
+      .written = rows,
+      .launches = kernels(a.dtable) + kernels(a.dposition_table)};
+}
+
 void embedding_forward(Exec& exec, const EmbeddingForward& a) {
-  if (noted(exec, Kernel::embedding_forward)) return;
+  if (noted(exec, Kernel::embedding_forward, a)) return;
   constexpr const char* op = "embedding_forward";
   check_table(op, a.table, a.ids, a.out);
   if (a.position_table) {
@@ -38,7 +64,7 @@ void embedding_forward(Exec& exec, const EmbeddingForward& a) {
 }
 
 void embedding_backward(Exec& exec, const EmbeddingBackward& a) {
-  if (noted(exec, Kernel::embedding_backward)) return;
+  if (noted(exec, Kernel::embedding_backward, a)) return;
   constexpr const char* op = "embedding_backward";
   check_table(op, a.dtable, a.ids, a.dout);
   NRL_CHECK(a.dtable.dtype == DType::f32, "{}: dtable is {}, wanted f32", op, describe(a.dtable));

@@ -17,4 +17,11 @@ constexpr int64_t groups_of(int64_t tokens) {
   return (tokens + group - 1) / group;
 }
 
+/// Passes of the sort for ids up to `max_id`.
+constexpr int passes_of(int64_t max_id) {
+  int passes = 1;
+  while (max_id >> (passes * digit_bits)) ++passes;
+  return passes;
+}
+
 }  // namespace nrl::ops::sorted

@@ -125,9 +125,7 @@ class CublasLt final : public Engine {
       fail(Exit::unavailable, "cuBLASLt does not work on {}: {}", runtime.properties().name,
            cublasLtGetStatusString(status));
     const device::Properties& p = runtime.properties();
-    architecture_ = p.major >= 10  ? Architecture::sm100
-                    : p.major == 9 ? Architecture::sm90
-                                   : Architecture::sm80;
+    architecture_ = architecture_of(p.major);
   }
   ~CublasLt() override {
     prepared_.clear();

@@ -26,6 +26,10 @@ enum class Compute : uint8_t { f32, tf32 };
 
 /// Compute capability times ten.
 enum class Architecture : int { sm80 = 80, sm90 = 90, sm100 = 100 };
+/// Of a device with this major number of its compute capability.
+constexpr Architecture architecture_of(int major) {
+  return major >= 10 ? Architecture::sm100 : major == 9 ? Architecture::sm90 : Architecture::sm80;
+}
 
 /// A row-major operand: (rows, inner) for a, (inner, cols) for b, or its transpose.
 struct Operand {

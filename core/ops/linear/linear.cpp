@@ -34,12 +34,76 @@ bool activation_kernel(const Exec& exec, const Arguments& a, const char* pass) {
   return !fused;
 }
 
+/// The two kernels of an op whose activation is not fused into the GEMM.
+LinearForward without_activation(LinearForward a) {
+  if (a.pre_activation) a.out = a.pre_activation;
+  a.pre_activation = {};
+  a.activation = Activation::none;
+  return a;
+}
+
+LinearBackwardData without_activation(LinearBackwardData a) {
+  a.pre_activation = {};
+  a.activation = Activation::none;
+  return a;
+}
+
+ActivationForward activation_of(const LinearForward& a) {
+  return {.kind = a.activation, .x = a.pre_activation ? a.pre_activation : a.out, .out = a.out};
+}
+
+ActivationBackward activation_of(const LinearBackwardData& a) {
+  return {.kind = a.activation, .dout = a.dx, .x = a.pre_activation, .dx = a.dx};
+}
+
+/// The cost of result = or += left * right, besides what the epilogue reads and writes.
+Cost gemm_cost(const Exec& exec, const Tensor& left, const Tensor& right, const Tensor& result, int64_t inner,
+               bool accumulate) {
+  const double accumulated = accumulate ? bytes_of(result) : 0;
+  return {.work = Work::gemm,
+          .read = bytes_of(left, right) + accumulated,
+          .written = bytes_of(result),
+          .flops = linear_flops(result.dim(0), result.dim(1), inner),
+          .operands = left.dtype,
+          .tf32 = left.dtype == DType::f32 && exec.libraries && exec.libraries->tf32,
+          .gemm = {result.dim(0), result.dim(1), inner},
+          .epilogue = accumulated + bytes_of(result)};
+}
+
 }  // namespace
+
+Cost cost(const Exec& exec, const LinearForward& a) {
+  Cost c = gemm_cost(exec, a.x, a.weight, a.out, a.x.dim(1), a.accumulate);
+  c.read += bytes_of(a.bias);
+  c.written += bytes_of(a.pre_activation);
+  c.epilogue += bytes_of(a.pre_activation);
+  return c;
+}
+
+Cost cost(const Exec& exec, const LinearBackwardData& a) {
+  Cost c = gemm_cost(exec, a.dout, a.weight, a.dx, a.dout.dim(1), a.accumulate);
+  c.read += bytes_of(a.pre_activation);
+  c.epilogue += bytes_of(a.pre_activation);
+  return c;
+}
+
+Cost cost(const Exec& exec, const LinearBackwardWeight& a) {
+  return gemm_cost(exec, a.dout, a.x, a.dweight, a.dout.dim(0), a.accumulate);
+}
+
+Cost cost(const Exec& exec, const ColumnSums& a) {
+  return {.read = bytes_of(a.x) + (a.accumulate ? bytes_of(a.out) : 0),
+          .written = bytes_of(a.out),
+          .scratch = 2 * exec.partials() * bytes_of(a.out),  // partial sums
+          .launches = 2};
+}
 
 void linear_forward(Exec& exec, const LinearForward& a) {
   constexpr const char* op = "linear_forward";
-  if (noted(exec, Kernel::linear_forward)) {
-    if (activation_kernel(exec, a, "forward")) noted(exec, Kernel::activation_forward);
+  if (exec.needed) {
+    const bool two_kernels = activation_kernel(exec, a, "forward");
+    noted(exec, Kernel::linear_forward, two_kernels ? without_activation(a) : a);
+    if (two_kernels) noted(exec, Kernel::activation_forward, activation_of(a));
     return;
   }
   NRL_CHECK(a.x.rank == 2 && a.weight.rank == 2, "{}: x is {}, weight is {}", op, describe(a.x),
@@ -61,18 +125,16 @@ void linear_forward(Exec& exec, const LinearForward& a) {
   if (!activation_kernel(exec, a, "forward") || (!a.pre_activation && !exec.libraries))
     return exec.kernels->linear_forward(exec, a);
   // Two passes, so that recomputing from pre_activation gives bitwise identical results.
-  LinearForward gemm = a;
-  gemm.out = a.pre_activation ? a.pre_activation : a.out;
-  gemm.pre_activation = {};
-  gemm.activation = Activation::none;
-  exec.kernels->linear_forward(exec, gemm);
-  exec.kernels->activation_forward(exec, {.kind = a.activation, .x = gemm.out, .out = a.out});
+  exec.kernels->linear_forward(exec, without_activation(a));
+  exec.kernels->activation_forward(exec, activation_of(a));
 }
 
 void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   constexpr const char* op = "linear_backward_data";
-  if (noted(exec, Kernel::linear_backward_data)) {
-    if (activation_kernel(exec, a, "backward")) noted(exec, Kernel::activation_backward);
+  if (exec.needed) {
+    const bool two_kernels = activation_kernel(exec, a, "backward");
+    noted(exec, Kernel::linear_backward_data, two_kernels ? without_activation(a) : a);
+    if (two_kernels) noted(exec, Kernel::activation_backward, activation_of(a));
     return;
   }
   NRL_CHECK(a.dout.rank == 2 && a.weight.rank == 2, "{}: dout is {}, weight is {}", op, describe(a.dout),
@@ -88,12 +150,8 @@ void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   const trace::Range range("linear_backward_data");
   if (n == 0 || k == 0) return;
   if (!activation_kernel(exec, a, "backward")) return exec.kernels->linear_backward_data(exec, a);
-  LinearBackwardData gemm = a;
-  gemm.pre_activation = {};
-  gemm.activation = Activation::none;
-  exec.kernels->linear_backward_data(exec, gemm);
-  exec.kernels->activation_backward(exec,
-                                    {.kind = a.activation, .dout = a.dx, .x = a.pre_activation, .dx = a.dx});
+  exec.kernels->linear_backward_data(exec, without_activation(a));
+  exec.kernels->activation_backward(exec, activation_of(a));
 }
 
 void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
@@ -102,7 +160,7 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
   const auto bias_gradient = [&] {
     if (a.dbias) column_sums(exec, {.x = a.dout, .out = a.dbias, .accumulate = a.accumulate});
   };
-  if (noted(exec, Kernel::linear_backward_weight)) return bias_gradient();
+  if (noted(exec, Kernel::linear_backward_weight, a)) return bias_gradient();
   NRL_CHECK(a.dout.rank == 2 && a.x.rank == 2, "{}: dout is {}, x is {}", op, describe(a.dout),
             describe(a.x));
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);
@@ -132,7 +190,7 @@ size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int thread
 }
 
 void column_sums(Exec& exec, const ColumnSums& a) {
-  if (noted(exec, Kernel::column_sums)) return;
+  if (noted(exec, Kernel::column_sums, a)) return;
   NRL_CHECK(a.x.rank == 2 && (a.x.data || a.x.numel() == 0) && is_float(a.x) && dense_rows(a.x),
             "column_sums: x is {}, wanted f32 or bf16 (N, M) with contiguous columns", describe(a.x));
   const int64_t n = a.x.dim(0), m = a.x.dim(1);

@@ -34,8 +34,21 @@ size_t norm_backward_workspace(int64_t d, int partials) {
   return static_cast<size_t>(partials) * 2 * static_cast<size_t>(d) * sizeof(float);
 }
 
+Cost cost(const Exec&, const NormForward& a) {
+  return {.read = bytes_of(a.x, a.residual, a.weight, a.bias),
+          .written = bytes_of(a.sum, a.out, a.mean, a.rstd)};
+}
+
+Cost cost(const Exec& exec, const NormBackward& a) {
+  const double gradients = bytes_of(a.dweight, a.dbias);
+  return {.read = bytes_of(a.dout, a.x, a.weight, a.mean, a.rstd, a.dresidual) + gradients,
+          .written = bytes_of(a.dx) + gradients,
+          .scratch = 2 * exec.partials() * gradients,  // partial sums
+          .launches = gradients > 0 ? 2 : 1};
+}
+
 void norm_forward(Exec& exec, const NormForward& a) {
-  if (noted(exec, Kernel::norm_forward)) return;
+  if (noted(exec, Kernel::norm_forward, a)) return;
   constexpr const char* op = "norm_forward";
   const int64_t rows = check_x(op, a.x);
   check_operand(op, "out", a.out, a.x);
@@ -61,7 +74,7 @@ void norm_forward(Exec& exec, const NormForward& a) {
 }
 
 void norm_backward(Exec& exec, const NormBackward& a) {
-  if (noted(exec, Kernel::norm_backward)) return;
+  if (noted(exec, Kernel::norm_backward, a)) return;
   constexpr const char* op = "norm_backward";
   const int64_t rows = check_x(op, a.x), d = a.x.dim(-1);
   check_operand(op, "dout", a.dout, a.x);

@@ -19,8 +19,40 @@ void check_flat(const char* op, const char* name, const Tensor& t) {
 
 }  // namespace
 
+Cost cost(const Exec&, const AdamW& a) {
+  // The elements of this call: with chunks those of the state, which may be a part of the flat buffers.
+  const double updated = bytes_of(a.exp_avg), state = 2 * updated;
+  const double copy = a.param_bf16 ? updated / 2 : 0;
+  return {.read = 2 * updated + state + bytes_of(a.chunks, a.scalars),
+          .written = updated + state + copy};
+}
+
+Cost cost(const Exec&, const SumOfSquares& a) {
+  const auto blocks = static_cast<double>((a.x.numel() + norm_block - 1) / norm_block);
+  return {.read = bytes_of(a.x) + (a.accumulate ? bytes_of(a.out) : 0),
+          .written = bytes_of(a.out),
+          .scratch = 2 * blocks * sizeof(double),
+          .launches = 2};
+}
+
+Cost cost(const Exec&, const DecideStep& a) {
+  return {.read = bytes_of(a.scalars), .written = bytes_of(a.scalars)};
+}
+
+Cost cost(const Exec&, const AddSum& a) {
+  return {.read = bytes_of(a.x, a.out), .written = bytes_of(a.out)};
+}
+
+Cost cost(const Exec&, const Convert& a) {
+  return {.read = bytes_of(a.x), .written = bytes_of(a.out)};
+}
+
+Cost cost(const Exec&, const Zero& a) {
+  return {.written = bytes_of(a.x)};
+}
+
 void adamw(Exec& exec, const AdamW& a) {
-  if (noted(exec, Kernel::adamw)) return;
+  if (noted(exec, Kernel::adamw, a)) return;
   // Without chunks all buffers are of one length. With chunks those of the state may be another rank's share.
   const int64_t flat = a.grad.numel(), state = a.chunks ? a.exp_avg.numel() : flat;
   auto check = [](const char* name, const Tensor& t, int64_t n, DType dtype) {
@@ -58,7 +90,7 @@ std::vector<int64_t> adamw_chunks(std::span<const AdamWRange> ranges) {
 }
 
 void add_sum_of_squares(Exec& exec, const SumOfSquares& a) {
-  if (noted(exec, Kernel::add_sum_of_squares)) return;
+  if (noted(exec, Kernel::add_sum_of_squares, a)) return;
   check_flat("add_sum_of_squares", "x", a.x);
   NRL_CHECK(is_vector(a.out, 1, DType::f64), "add_sum_of_squares: out is {}, wanted f64[1]", describe(a.out));
   const trace::Range range("add_sum_of_squares");
@@ -70,7 +102,7 @@ void add_sum_of_squares(Exec& exec, const SumOfSquares& a) {
 }
 
 void decide_step(Exec& exec, const DecideStep& a) {
-  if (noted(exec, Kernel::decide_step)) return;
+  if (noted(exec, Kernel::decide_step, a)) return;
   NRL_CHECK(is_vector(a.scalars, StepScalar::count, DType::f64), "decide_step: scalars are {}",
             describe(a.scalars));
   NRL_CHECK(a.max_norm >= 0 && a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1,
@@ -85,7 +117,7 @@ size_t sum_of_squares_workspace(int64_t n) {
 }
 
 void add_sum(Exec& exec, const AddSum& a) {
-  if (noted(exec, Kernel::add_sum)) return;
+  if (noted(exec, Kernel::add_sum, a)) return;
   NRL_CHECK(is_vector(a.x, a.x.numel(), DType::f32) || a.x.numel() == 0, "add_sum: x is {}, wanted f32 (n)",
             describe(a.x));
   NRL_CHECK(is_vector(a.out, 1, DType::f64), "add_sum: out is {}, wanted f64[1]", describe(a.out));
@@ -94,7 +126,7 @@ void add_sum(Exec& exec, const AddSum& a) {
 }
 
 void convert(Exec& exec, const Convert& a) {
-  if (noted(exec, Kernel::convert)) return;
+  if (noted(exec, Kernel::convert, a)) return;
   check_flat("convert", "x", a.x);
   check_flat("convert", "out", a.out);
   NRL_CHECK(a.x.numel() == a.out.numel() && same_or_disjoint(a.x, a.out), "convert: x is {}, out is {}",
@@ -104,7 +136,8 @@ void convert(Exec& exec, const Convert& a) {
 }
 
 void zero(Exec& exec, const Zero& a) {
-  if (exec.device ? exec.needed != nullptr : noted(exec, Kernel::zero)) return;
+  if (exec.device && exec.needed) return note_call(exec, "zero", cost(exec, a));  // needs no kernel
+  if (noted(exec, Kernel::zero, a)) return;
   NRL_CHECK((a.x.data || a.x.numel() == 0) && a.x.contiguous(), "zero: x is {}, wanted contiguous memory",
             describe(a.x));
   const trace::Range range("zero");

@@ -1,6 +1,7 @@
 #include "core/ops/qk_norm_rope.h"
 
 #include "core/ops/kernel_table.h"
+#include "core/ops/rope.h"
 #include "core/ops/shared/check.h"
 #include "core/trace/trace.h"
 
@@ -32,9 +33,23 @@ void check(const char* op, const Arguments& a, const Tensor& x, const Tensor& ou
 
 }  // namespace
 
+Cost cost(const Exec&, const QkNormRopeForward& a) {
+  return {.read = bytes_of(a.x, a.q_weight, a.k_weight, a.positions) + rope_table_bytes(a.table, a.positions),
+          .written = bytes_of(a.out, a.rstd)};
+}
+
+Cost cost(const Exec& exec, const QkNormRopeBackward& a) {
+  const double gradients = bytes_of(a.dq_weight, a.dk_weight);
+  return {.read = bytes_of(a.dout, a.x, a.q_weight, a.k_weight, a.rstd, a.positions) +
+                  rope_table_bytes(a.table, a.positions) + gradients,
+          .written = bytes_of(a.dx) + gradients,
+          .scratch = 2 * exec.partials() * gradients,  // partial sums
+          .launches = gradients > 0 ? 2 : 1};
+}
+
 void qk_norm_rope_forward(Exec& exec, const QkNormRopeForward& a) {
   constexpr const char* op = "qk_norm_rope_forward";
-  if (a.q_weight && noted(exec, Kernel::qk_norm_rope_forward)) return;
+  if (a.q_weight && noted(exec, Kernel::qk_norm_rope_forward, a)) return;
   check(op, a, a.x, a.out);
   if (!a.q_weight) {
     NRL_CHECK(a.x.data == a.out.data, "{}: without a norm it works in place", op);
@@ -47,7 +62,7 @@ void qk_norm_rope_forward(Exec& exec, const QkNormRopeForward& a) {
 
 void qk_norm_rope_backward(Exec& exec, const QkNormRopeBackward& a) {
   constexpr const char* op = "qk_norm_rope_backward";
-  if (a.q_weight && noted(exec, Kernel::qk_norm_rope_backward)) return;
+  if (a.q_weight && noted(exec, Kernel::qk_norm_rope_backward, a)) return;
   check(op, a, a.x, a.dx);
   NRL_CHECK(a.dout.data == a.dx.data && same_shape(a.dout, a.dx) && a.dout.dtype == a.dx.dtype &&
                 a.dout.stride == a.dx.stride,

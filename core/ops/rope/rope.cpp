@@ -102,8 +102,20 @@ std::vector<float> rope_table(const RopeSpec& spec, int64_t positions, int64_t s
   return table;
 }
 
+Cost cost(const Exec&, const Rope& a) {
+  const double rotated = static_cast<double>(a.x.dim(0) * a.x.dim(1) * a.table.dim(1) * size_of(a.x.dtype));
+  return {.read = rotated + bytes_of(a.positions) + rope_table_bytes(a.table, a.positions),
+          .written = rotated};
+}
+
+double rope_table_bytes(const Tensor& table, const Tensor& positions) {
+  if (!table) return 0;
+  const int64_t rows = std::min(table.dim(0), positions.dim(0));
+  return static_cast<double>(rows * table.dim(1) * size_of(table.dtype));
+}
+
 void rope(Exec& exec, const Rope& a) {
-  if (noted(exec, Kernel::rope)) return;
+  if (noted(exec, Kernel::rope, a)) return;
   NRL_CHECK(a.x.data && a.x.rank == 3 && is_float(a.x) && dense_rows(a.x),
             "rope: x is {}, wanted f32 or bf16 (N, heads, D) with contiguous last dimension", describe(a.x));
   NRL_CHECK(a.table.data && a.table.rank == 2 && a.table.dtype == DType::f32 && a.table.contiguous() &&

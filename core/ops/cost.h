@@ -1,0 +1,54 @@
+#pragma once
+// What a call of an op costs the device. Every op declares `Cost cost(const Exec&, const Arguments&)` beside
+// its contract: the formula from the same arguments, which predictions and benchmarks use.
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "core/tensor/tensor.h"
+
+namespace nrl::ops {
+
+struct Exec;
+
+/// The kind of work, which decides what limits a call.
+enum class Work : uint8_t { memory, gemm, attention };
+
+/// Bytes count each operand once, however often a kernel reads it. Optional operands that are absent count 0.
+struct Cost {
+  Work work = Work::memory;
+  double read = 0, written = 0;   ///< bytes of the operands: what any implementation must move
+  double scratch = 0;             ///< bytes read and written in the workspace besides
+  double flops = 0;               ///< of matrix products; 0 for memory-bound kernels
+  int launches = 1;               ///< kernels on a GPU
+  DType operands = DType::f32;    ///< gemm, attention: type of the factors
+  bool tf32 = false;              ///< gemm: f32 operands in TF32
+  std::array<int64_t, 3> gemm{};  ///< gemm: rows and columns of the result, inner dimension
+  double epilogue = 0;            ///< gemm: the bytes that are read and written behind its main loop
+  int64_t head_dim = 0;           ///< attention
+  double keys = 0;                ///< attention: the mean number of keys that a query sees
+  bool backward = false;          ///< attention
+  bool library = false;           ///< attention: by the library (attention_engine.h), not our own kernels
+
+  double bytes() const { return read + written; }
+};
+
+/// A call in a dry run.
+struct Call {
+  const char* op = "";     ///< name of the kernel (kernel_table.h), or of a transfer without one
+  const char* range = "";  ///< the innermost trace::Range around the op; "": none
+  Cost cost = {};
+};
+
+/// Bytes of the tensors together; absent ones count 0.
+template <class... T>
+double bytes_of(const T&... tensors) {
+  const auto bytes = [](const Tensor& t) { return t ? static_cast<double>(t.bytes()) : 0.0; };
+  return (0.0 + ... + bytes(tensors));
+}
+
+/// Adds a call to Exec::calls, if calls are collected.
+void note_call(Exec& exec, const char* op, const Cost& cost);
+
+}  // namespace nrl::ops

@@ -1,0 +1,43 @@
+// The libraries of a GPU that is not there: for dry runs, in which ops only ask what would run.
+
+#include "core/ops/attention_engine.h"
+#include "core/ops/gemm/engine.h"
+#include "core/ops/libraries.h"
+
+namespace nrl::ops {
+namespace {
+
+class DryGemm final : public gemm::Engine {
+ public:
+  explicit DryGemm(gemm::Architecture architecture) : architecture_(architecture) {}
+  bool supports(const gemm::GemmPlan& plan) override { return plan.validate(architecture_).empty(); }
+  void run(const gemm::GemmPlan& plan, const gemm::GemmOperands&, Workspace, device::StreamHandle) override {
+    NRL_CHECK(false, "GEMM {} in a dry run", plan.key());
+  }
+
+ private:
+  gemm::Architecture architecture_;
+};
+
+class DryAttention final : public attention::Engine {
+ public:
+  std::string name() const override { return "cuDNN, assumed"; }
+  const std::string& no_plan_reason(const attention::Problem&, size_t) override {
+    static const std::string none;
+    return none;
+  }
+  void forward(Exec&, const AttentionForward&) override { NRL_CHECK(false, "attention in a dry run"); }
+  void backward(Exec&, const AttentionBackward&) override { NRL_CHECK(false, "attention in a dry run"); }
+};
+
+}  // namespace
+
+std::unique_ptr<Libraries> open_dry_run_libraries(int major, const LibraryOptions& options) {
+  auto libraries = std::make_unique<Libraries>();
+  libraries->tf32 = options.tf32;
+  libraries->gemm = std::make_shared<DryGemm>(gemm::architecture_of(major));
+  libraries->attention = std::make_shared<DryAttention>();
+  return libraries;
+}
+
+}  // namespace nrl::ops

@@ -1,0 +1,454 @@
+// The cost formulas of the ops, against counts: bytes by which elements a kernel reads and writes, FLOPs by
+// loops.
+
+#include "core/ops/cost.h"
+
+#include <bit>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/base/philox.h"
+#include "core/ops/kernel_table.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace nrl;
+using namespace nrl::ops;
+
+/// Tensors of one call, and which of their elements it reads and writes. An element is written if the call
+/// changes it, and read if another value of it changes a result. Index tensors are not varied and count as
+/// read.
+class Counted {
+ public:
+  Counted() : exec_{} {
+    exec_.kernels = &cpu_kernels(cpu::Isa::baseline);
+    workspace_.resize(1 << 20);
+    exec_.workspace = {workspace_.data(), workspace_.size()};
+  }
+
+  Tensor random(DType dtype, std::initializer_list<int64_t> shape) {
+    const Tensor t = allocate(dtype, shape);
+    for (int64_t i = 0; i < t.numel(); ++i) set(t, i, 0.25 + 1.5 * random_.uniform(next_++));
+    varied_.push_back(t);
+    return t;
+  }
+  /// `count`: whether the formula counts them.
+  Tensor indices(std::vector<int32_t> values, bool count = true) {
+    const Tensor t = allocate(DType::i32, {static_cast<int64_t>(values.size())});
+    std::memcpy(t.data, values.data(), values.size() * 4);
+    if (count) index_bytes_ += static_cast<double>(t.bytes());
+    return t;
+  }
+  Exec& exec() { return exec_; }
+
+  template <class Arguments>
+  void check(void (*op)(Exec&, const Arguments&), const Arguments& a) {
+    const std::vector<std::byte> before = snapshot();
+    op(exec_, a);
+    const std::vector<std::byte> after = snapshot();
+    double read = index_bytes_, written = 0;
+    for (const Tensor& t : varied_)
+      for (int64_t i = 0; i < t.numel(); ++i) {
+        const size_t at = offset(t, i), size = static_cast<size_t>(size_of(t.dtype));
+        const bool changed = std::memcmp(&before[at], &after[at], size) != 0;
+        written += changed ? static_cast<double>(size) : 0;
+        restore(before);
+        set(t, i, get(t, i) + 1.75);
+        op(exec_, a);
+        std::vector<std::byte> varied = snapshot();
+        // An element that is not written keeps the other value.
+        if (!changed) std::memcpy(&varied[at], &after[at], size);
+        read += varied != after ? static_cast<double>(size) : 0;
+      }
+    restore(before);
+    const Cost formula = cost(exec_, a);
+    CHECK(formula.read == read);
+    CHECK(formula.written == written);
+    CHECK(formula.bytes() == read + written);
+    CHECK(formula.scratch >= 0);
+    CHECK(formula.launches >= 1);
+  }
+
+ private:
+  Tensor allocate(DType dtype, std::initializer_list<int64_t> shape) {
+    Tensor t = make_tensor(nullptr, dtype, shape);
+    blocks_.push_back(std::make_unique<std::vector<std::byte>>(static_cast<size_t>(t.bytes())));
+    t.data = blocks_.back()->data();
+    return t;
+  }
+  static void set(const Tensor& t, int64_t i, double value) {
+    switch (t.dtype) {
+      case DType::f32:
+        t.ptr<float>()[i] = static_cast<float>(value);
+        break;
+      case DType::bf16:
+        t.ptr<bf16>()[i] = bf16(static_cast<float>(value));
+        break;
+      default:
+        t.ptr<double>()[i] = value;
+    }
+  }
+  static double get(const Tensor& t, int64_t i) {
+    return t.dtype == DType::f32    ? t.ptr<float>()[i]
+           : t.dtype == DType::bf16 ? static_cast<float>(t.ptr<bf16>()[i])
+                                    : t.ptr<double>()[i];
+  }
+  std::vector<std::byte> snapshot() const {
+    std::vector<std::byte> all;
+    for (const auto& block : blocks_) all.insert(all.end(), block->begin(), block->end());
+    return all;
+  }
+  void restore(const std::vector<std::byte>& all) {
+    size_t at = 0;
+    for (const auto& block : blocks_) {
+      std::memcpy(block->data(), all.data() + at, block->size());
+      at += block->size();
+    }
+  }
+  size_t offset(const Tensor& t, int64_t i) const {
+    size_t at = 0;
+    for (const auto& block : blocks_) {
+      if (block->data() == t.data) return at + static_cast<size_t>(i * size_of(t.dtype));
+      at += block->size();
+    }
+    throw Error(Exit::internal, "no such tensor");
+  }
+
+  Exec exec_;
+  std::vector<std::byte> workspace_;
+  std::vector<std::unique_ptr<std::vector<std::byte>>> blocks_;
+  std::vector<Tensor> varied_;
+  double index_bytes_ = 0;
+  PhiloxStream random_{1, "cost test"};
+  uint64_t next_ = 0;
+};
+
+constexpr DType types[] = {DType::f32, DType::bf16};
+
+TEST_CASE("the bytes of the norms are those that their kernels touch", "[cost]") {
+  for (const DType dtype : types)
+    for (const NormKind kind : {NormKind::rms, NormKind::layer})
+      for (const bool residual : {false, true}) {
+        CAPTURE(name_of(dtype), static_cast<int>(kind), residual);
+        const bool layer = kind == NormKind::layer;
+        const int64_t n = 3, d = 6;
+        {
+          Counted c;
+          NormForward a{
+              .kind = kind, .x = c.random(dtype, {n, d}), .weight = c.random(dtype, {d}), .out = {}};
+          if (residual) a.residual = c.random(dtype, {n, d}), a.sum = c.random(dtype, {n, d});
+          if (layer) a.bias = c.random(dtype, {d}), a.mean = c.random(DType::f32, {n});
+          a.out = c.random(dtype, {n, d});
+          if (residual) a.rstd = c.random(DType::f32, {n});
+          c.check(norm_forward, a);
+        }
+        Counted c;
+        NormBackward a{.kind = kind,
+                       .dout = c.random(dtype, {n, d}),
+                       .x = c.random(dtype, {n, d}),
+                       .weight = c.random(dtype, {d}),
+                       .rstd = c.random(DType::f32, {n}),
+                       .dx = c.random(dtype, {n, d})};
+        if (layer) a.mean = c.random(DType::f32, {n}), a.dbias = c.random(DType::f32, {d});
+        if (residual) a.dresidual = c.random(dtype, {n, d});
+        a.dweight = c.random(DType::f32, {d});
+        c.check(norm_backward, a);
+      }
+}
+
+TEST_CASE("the bytes of rope, QK norm and activations are those that their kernels touch", "[cost]") {
+  for (const DType dtype : types) {
+    CAPTURE(name_of(dtype));
+    {  // four of six dimensions are rotated; two tokens of three have the same position
+      Counted c;
+      c.check(rope, Rope{.x = c.random(dtype, {3, 2, 6}),
+                         .table = c.random(DType::f32, {2, 4}),
+                         .positions = c.indices({0, 1, 1})});
+    }
+    {
+      Counted c;
+      c.check(qk_norm_rope_forward, QkNormRopeForward{.x = c.random(dtype, {2, 3, 4}),
+                                                      .out = c.random(dtype, {2, 3, 4}),
+                                                      .heads = 2,
+                                                      .q_weight = c.random(dtype, {4}),
+                                                      .k_weight = c.random(dtype, {4}),
+                                                      .rstd = c.random(DType::f32, {6}),
+                                                      .table = c.random(DType::f32, {2, 4}),
+                                                      .positions = c.indices({0, 1})});
+    }
+    {
+      Counted c;
+      const Tensor dx = c.random(dtype, {2, 3, 4});
+      c.check(qk_norm_rope_backward, QkNormRopeBackward{.dout = dx,
+                                                        .x = c.random(dtype, {2, 3, 4}),
+                                                        .dx = dx,
+                                                        .heads = 2,
+                                                        .q_weight = c.random(dtype, {4}),
+                                                        .k_weight = c.random(dtype, {4}),
+                                                        .rstd = c.random(DType::f32, {6}),
+                                                        .table = c.random(DType::f32, {2, 4}),
+                                                        .positions = c.indices({0, 1}),
+                                                        .dq_weight = c.random(DType::f32, {4}),
+                                                        .dk_weight = c.random(DType::f32, {4})});
+    }
+    for (const bool gated : {false, true}) {
+      const int64_t in = gated ? 10 : 5;
+      Counted forward, backward;
+      forward.check(activation_forward, ActivationForward{.kind = Activation::silu,
+                                                          .gated = gated,
+                                                          .x = forward.random(dtype, {3, in}),
+                                                          .out = forward.random(dtype, {3, 5})});
+      backward.check(activation_backward, ActivationBackward{.kind = Activation::silu,
+                                                             .gated = gated,
+                                                             .dout = backward.random(dtype, {3, 5}),
+                                                             .x = backward.random(dtype, {3, in}),
+                                                             .dx = backward.random(dtype, {3, in})});
+    }
+  }
+}
+
+TEST_CASE("the bytes of embeddings, dropout and cross entropy are those that their kernels touch", "[cost]") {
+  for (const DType dtype : types)
+    for (const bool positions : {false, true}) {
+      CAPTURE(name_of(dtype), positions);
+      Counted forward, backward;
+      EmbeddingForward f{.ids = forward.indices({4, 0, 2}),
+                         .table = forward.random(dtype, {7, 4}),
+                         .out = forward.random(dtype, {3, 4})};
+      if (positions)
+        f.position_table = forward.random(dtype, {2, 4}), f.positions = forward.indices({0, 1, 1});
+      forward.check(embedding_forward, f);
+      EmbeddingBackward b{.ids = backward.indices({4, 0, 2}),
+                          .dout = backward.random(dtype, {3, 4}),
+                          .dtable = backward.random(DType::f32, {7, 4})};
+      if (positions) {
+        b.dposition_table = backward.random(DType::f32, {2, 4});
+        b.positions = backward.indices({0, 1, 1});
+        Cost one = cost(backward.exec(), b);
+        EmbeddingBackward tokens = b, others = b;
+        tokens.dposition_table = tokens.positions = {};
+        others.ids = b.positions, others.dtable = b.dposition_table;
+        others.dposition_table = others.positions = {};
+        const Cost first = cost(backward.exec(), tokens), second = cost(backward.exec(), others);
+        CHECK(one.read == first.read + second.read);
+        CHECK(one.written == first.written + second.written);
+      } else {
+        backward.check(embedding_backward, b);
+      }
+      Counted c;
+      Dropout drop{.x = c.random(dtype, {3, 4}), .out = c.random(dtype, {3, 4})};
+      if (positions) drop.residual = c.random(dtype, {3, 4});
+      c.check(dropout, drop);
+    }
+  for (const bool gradient : {false, true})
+    for (const DType dtype : types) {
+      Counted c;
+      CrossEntropy a{.logits = c.random(dtype, {3, 5}),
+                     .target = c.indices({4, 0, 2}),
+                     .log_prob = c.random(DType::f32, {3}),
+                     .lse = c.random(DType::f32, {3})};
+      if (gradient) a.weight = c.random(DType::f32, {3});
+      c.check(cross_entropy, a);
+      if (!gradient || dtype == DType::bf16) continue;
+      const Cost over_logits = cost(c.exec(), a);
+      a.dlogits = c.random(DType::bf16, {3, 5});
+      const Cost in_bf16 = cost(c.exec(), a);
+      CHECK(in_bf16.read == over_logits.read);
+      CHECK(over_logits.written - in_bf16.written == 3 * 5 * 2);
+    }
+}
+
+TEST_CASE("the bytes of the optimizer and its companions are those that their kernels touch", "[cost]") {
+  for (const bool master : {false, true}) {
+    CAPTURE(master);
+    Counted c;
+    AdamW a{.param = c.random(DType::f32, {9}),
+            .grad = c.random(DType::f32, {9}),
+            .exp_avg = c.random(DType::f32, {9}),
+            .exp_avg_sq = c.random(DType::f32, {9}),
+            .lr = 0.5f};
+    if (master) a.param_bf16 = c.random(DType::bf16, {9});
+    c.check(adamw, a);
+  }
+  {  // a shard: the state has fewer elements than the flat buffers
+    Counted c;
+    AdamW a{.param = c.random(DType::f32, {4}),
+            .grad = c.random(DType::f32, {9}),
+            .exp_avg = c.random(DType::f32, {4}),
+            .exp_avg_sq = c.random(DType::f32, {4}),
+            .param_bf16 = c.random(DType::bf16, {9})};
+    CHECK(cost(c.exec(), a).bytes() == 4 * (16 + 12 + 2));
+  }
+  for (const bool accumulate : {false, true}) {
+    Counted sums, columns;
+    sums.check(add_sum_of_squares, SumOfSquares{.x = sums.random(DType::f32, {9}),
+                                                .out = sums.random(DType::f64, {1}),
+                                                .accumulate = accumulate});
+    columns.check(column_sums, ColumnSums{.x = columns.random(DType::bf16, {3, 4}),
+                                          .out = columns.random(DType::f32, {4}),
+                                          .accumulate = accumulate});
+  }
+  Counted sum, converted, zeroed;
+  sum.check(add_sum, AddSum{.x = sum.random(DType::f32, {9}), .out = sum.random(DType::f64, {1})});
+  converted.check(convert,
+                  Convert{.x = converted.random(DType::f32, {9}), .out = converted.random(DType::bf16, {9})});
+  zeroed.check(zero, Zero{.x = zeroed.random(DType::f32, {9})});
+}
+
+TEST_CASE("the bytes and FLOPs of linear layers are those that their kernels touch", "[cost]") {
+  constexpr int64_t n = 3, m = 4, k = 5;
+  double multiplications = 0;
+  for (int64_t r = 0; r < n; ++r)
+    for (int64_t c = 0; c < m; ++c)
+      for (int64_t i = 0; i < k; ++i) ++multiplications;
+  for (const DType dtype : types)
+    for (const bool accumulate : {false, true}) {
+      CAPTURE(name_of(dtype), accumulate);
+      Counted forward, data, weight;
+      LinearForward f{.x = forward.random(dtype, {n, k}),
+                      .weight = forward.random(dtype, {m, k}),
+                      .out = forward.random(dtype, {n, m}),
+                      .accumulate = accumulate};
+      if (!accumulate) f.bias = forward.random(dtype, {m});
+      forward.check(linear_forward, f);
+      const LinearBackwardData d{.dout = data.random(dtype, {n, m}),
+                                 .weight = data.random(dtype, {m, k}),
+                                 .dx = data.random(dtype, {n, k}),
+                                 .accumulate = accumulate};
+      data.check(linear_backward_data, d);
+      const LinearBackwardWeight w{.dout = weight.random(dtype, {n, m}),
+                                   .x = weight.random(dtype, {n, k}),
+                                   .dweight = weight.random(DType::f32, {m, k}),
+                                   .accumulate = accumulate};
+      weight.check(linear_backward_weight, w);
+      const Cost costs[] = {cost(forward.exec(), f), cost(data.exec(), d), cost(weight.exec(), w)};
+      for (const Cost& c : costs) {
+        CHECK(c.flops == 2 * multiplications);
+        CHECK(c.work == Work::gemm);
+        CHECK(c.operands == dtype);
+        CHECK(c.gemm[0] * c.gemm[1] * c.gemm[2] == n * m * k);
+      }
+      const double rewritten = accumulate ? 2 : 1;
+      CHECK(costs[0].epilogue == rewritten * n * m * size_of(dtype));
+      CHECK(costs[2].epilogue == rewritten * m * k * 4);
+    }
+}
+
+TEST_CASE("the bytes of attention are those that its kernels touch", "[cost]") {
+  for (const DType dtype : types) {
+    CAPTURE(name_of(dtype));
+    Counted c;
+    const Tensor bounds = c.indices({0, 4}, false);
+    AttentionForward f{.q = c.random(dtype, {4, 2, 8}),
+                       .k = c.random(dtype, {4, 1, 8}),
+                       .v = c.random(dtype, {4, 1, 8}),
+                       .out = c.random(dtype, {4, 2, 8}),
+                       .lse = c.random(DType::f32, {2, 4}),
+                       .cu_q = bounds,
+                       .cu_k = bounds};
+    f.lengths = {.longest = 4, .equal = true};
+    c.check(attention_forward, f);
+    Counted other;
+    const Tensor same = other.indices({0, 4}, false);
+    AttentionBackward b{.dout = other.random(dtype, {4, 2, 8}),
+                        .q = other.random(dtype, {4, 2, 8}),
+                        .k = other.random(dtype, {4, 1, 8}),
+                        .v = other.random(dtype, {4, 1, 8}),
+                        .out = other.random(dtype, {4, 2, 8}),
+                        .lse = other.random(DType::f32, {2, 4}),
+                        .cu_q = same,
+                        .cu_k = same,
+                        .dq = other.random(dtype, {4, 2, 8}),
+                        .dk = other.random(dtype, {4, 1, 8}),
+                        .dv = other.random(dtype, {4, 1, 8})};
+    b.lengths = f.lengths;
+    other.check(attention_backward, b);
+    const Cost forward = cost(c.exec(), f), backward = cost(other.exec(), b);
+    CHECK(forward.flops == 4.0 * 2 * 8 * 10);
+    CHECK(backward.flops == 2.5 * forward.flops);
+    CHECK(backward.backward);
+    CHECK_FALSE(forward.backward);
+  }
+}
+
+TEST_CASE("attention counts the pairs that its mask leaves", "[cost]") {
+  const auto pairs = [](int64_t queries, int64_t keys, int64_t window, bool causal) {
+    double count = 0;
+    for (int64_t q = 0; q < queries; ++q)
+      for (int64_t key = 0; key < keys; ++key) {
+        const int64_t own = q + keys - queries;
+        count += !causal || (key <= own && (window == 0 || key > own - window)) ? 1 : 0;
+      }
+    return count;
+  };
+  Exec exec;
+  for (const auto& [queries, keys] :
+       {std::pair<int64_t, int64_t>{1, 1}, {1, 9}, {7, 7}, {3, 10}, {12, 12}, {5, 6}})
+    for (const int64_t window : {0, 1, 3, 7, 100})
+      for (const int64_t sequences : {1, 3})
+        for (const bool causal : {true, false}) {
+          if (!causal && window > 0) continue;
+          CAPTURE(queries, keys, window, sequences, causal);
+          const double expected = pairs(queries, keys, window, causal);
+          if (causal) CHECK(attention_pairs(queries, keys, window) == expected);
+          if (causal && queries == keys) CHECK(attention_pairs(keys, window) == expected);
+          const int64_t heads = 4, d = 16;
+          AttentionForward a;
+          a.q = make_tensor(nullptr, DType::bf16, {sequences * queries, heads, d});
+          a.k = a.v = make_tensor(nullptr, DType::bf16, {sequences * keys, 2, d});
+          a.out = a.q;
+          a.window = window;
+          a.causal = causal;
+          a.lengths = {.longest = keys, .equal = queries == keys};
+          const Cost c = cost(exec, a);
+          CHECK(c.flops == 4.0 * static_cast<double>(sequences * heads * d) * expected);
+          CHECK(c.keys * static_cast<double>(queries) == Approx(expected));
+          CHECK(c.work == Work::attention);
+          CHECK(c.head_dim == d);
+          CHECK_FALSE(c.library);
+        }
+}
+
+TEST_CASE("ops only add their calls while calls are collected", "[cost]") {
+  std::vector<float> memory(64);
+  const auto f32 = [&](int64_t at, std::initializer_list<int64_t> shape) {
+    return make_tensor(memory.data() + at, DType::f32, shape);
+  };
+  KernelSet needed;
+  std::vector<Call> calls;
+  Exec exec;
+  exec.kernels = &cpu_kernels(cpu::Isa::baseline);
+  exec.needed = &needed;
+  exec.calls = &calls;
+  const Tensor x = f32(0, {2, 4}), weight = f32(8, {3, 4}), out = f32(20, {2, 3}), inner = f32(30, {2, 3});
+  linear_forward(
+      exec,
+      {.x = x, .weight = weight, .out = out, .activation = Activation::gelu_tanh, .pre_activation = inner});
+  linear_backward_data(exec, {.dout = inner,
+                              .weight = weight,
+                              .dx = x,
+                              .activation = Activation::gelu_tanh,
+                              .pre_activation = f32(40, {2, 4})});
+  linear_backward_weight(exec, {.dout = inner, .x = x, .dweight = weight, .dbias = f32(50, {3})});
+  zero(exec, {.x = out});
+  CHECK(memory == std::vector<float>(64));
+  std::vector<std::string> names;
+  for (const Call& call : calls) names.emplace_back(call.op);
+  CHECK(names == std::vector<std::string>{"linear_forward", "activation_forward", "linear_backward_data",
+                                          "activation_backward", "linear_backward_weight", "column_sums",
+                                          "zero"});
+  // Two kernels: the GEMM writes the input of the activation, which reads it.
+  CHECK(calls[0].cost.bytes() == 4 * (8 + 12 + 6));
+  CHECK(calls[1].cost.bytes() == 4 * (6 + 6));
+  CHECK(calls[2].cost.bytes() == 4 * (6 + 12 + 8));
+  CHECK(calls[3].cost.bytes() == 4 * (8 + 8 + 8));
+  CHECK(needed.contains(Kernel::activation_backward));
+  exec.calls = nullptr;
+  zero(exec, {.x = out});
+  CHECK(calls.size() == names.size());
+}
+
+}  // namespace
