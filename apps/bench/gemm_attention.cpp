@@ -261,10 +261,8 @@ void attention_case(Machine& machine, const AttentionCase& c, const char* implem
   const double backward = machine.seconds(
       [&](int i) { ops::attention_backward(e, sets[static_cast<size_t>(i % count)].backward); }, count);
   ops::synchronize(e);
-  const double flops =
-      static_cast<double>(c.sequences) * ops::attention_flops(c.length, c.heads, c.d, c.window);
-  // Two GEMMs forward, five backward (the scores are recomputed).
-  const double backward_flops = 2.5 * flops;
+  const double flops = cost(e, sets.front().forward).flops,
+               backward_flops = cost(e, sets.front().backward).flops;
   log::info("{:<12} {:>4} x {:>5} {:>3}/{:<2} d {:>3}  {} {}   {}", c.name, c.sequences, c.length, c.heads,
             c.kv_heads, c.d, rate_text(machine, flops / forward, peak),
             rate_text(machine, backward_flops / backward, peak), implementation);
