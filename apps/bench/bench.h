@@ -19,6 +19,7 @@ struct Args {
   std::string only;                    ///< substring of the names of the cases; empty: all
   int steps = 20;                      ///< step: number of timed steps
   int64_t tokens = 0;                  ///< ops: rows of activations; 0: the default of the device
+  std::string predict;                 ///< step: name of a GPU (gpu_models.h); empty: no prediction
   bool quick = false;                  ///< tiny sizes, executed once: a functional test
 };
 
@@ -29,7 +30,8 @@ int gemm(const Args& args);
 /// Attention, relative to peak FLOP/s.
 int attention(const Args& args);
 /// Training steps of a configuration on random tokens, in a world of one rank. `process_start`: wall-clock
-/// time of the exec of the process.
+/// time of the exec of the process. With Args::predict the estimated time of its parts is printed too;
+/// without that GPU in this machine nothing else.
 int step(comm::World& world, const Args& args, double process_start);
 /// Communication between the ranks of the world, in host memory.
 int comm(comm::World& world, const Args& args);

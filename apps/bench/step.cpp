@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "apps/bench/machine.h"
+#include "apps/bench/prediction.h"
 #include "apps/engine/engine.h"
 #include "apps/model/hf_config.h"
 #include "apps/plan/memory_check.h"
@@ -15,6 +16,9 @@
 #include "core/base/log.h"
 #include "core/base/philox.h"
 #include "core/base/text.h"
+#include "core/device/dry_run.h"
+#include "core/ops/transfer.h"
+#include "core/trace/device_timeline.h"
 
 namespace nrl::bench {
 namespace {
@@ -52,7 +56,7 @@ struct Step {
 
 /// Runs `count` steps like training does: on a GPU results are collected one step late.
 std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases, engine::Engine& engine,
-                            const train::LrSchedule& schedule, int64_t count) {
+                            const train::LrSchedule& schedule, int64_t count, bool eager = false) {
   const plan::RunPlan& plan = engine.plan();
   RandomBatches batches(plan.batch.micro * plan.sequence_length, plan.spec.vocab_size);
   engine::LanguageModeling objective;
@@ -63,7 +67,8 @@ std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases,
       engine.fill(m, batches.next(), m * plan.batch.micro);
     engine.step({.number = made,
                  .learning_rate = learning_rate(schedule, made),
-                 .loss_tokens = plan.batch.tokens_per_step},
+                 .loss_tokens = plan.batch.tokens_per_step,
+                 .eager = eager},
                 objective);
     const int64_t leave = engine.exec().device && made < count ? 1 : 0;
     while (static_cast<int64_t>(steps.size()) < made - leave) {
@@ -88,6 +93,86 @@ double median_ms(const std::vector<Step>& steps) {
   return n % 2 ? ms[n / 2] : (ms[n / 2 - 1] + ms[n / 2]) / 2;
 }
 
+/// The device times of the parts of a step: the mean of `count` steps, which are not launched as graphs.
+MeasuredStep measure_parts(nrl::comm::World& world, engine::Engine& engine, const train::LrSchedule& schedule,
+                           int64_t count, double step_seconds) {
+  trace::start(trace::Mode::totals);
+  trace::attach_device(*engine.exec().device, engine.exec().stream);
+  train::StartPhases started;
+  run_steps(world, started, engine, schedule, count, true);
+  ops::synchronize(engine.exec());
+  trace::collect_device();
+  MeasuredStep measured{.step = step_seconds, .parts = trace::device_totals_by_parent()};
+  trace::detach_device();
+  trace::start(trace::Mode::off);
+  for (trace::Total& total : measured.parts) total.seconds /= static_cast<double>(count);
+  return measured;
+}
+
+Prediction predict(engine::Engine& engine, const GpuModel& gpu) {
+  engine::LanguageModeling objective;
+  const plan::RunPlan& plan = engine.plan();
+  return Prediction(gpu, engine.step_calls(objective),
+                    {.tokens = static_cast<double>(plan.batch.tokens_per_step),
+                     .flops_per_token = model::training_flops_per_token(plan.spec, plan.sequence_length),
+                     .planned_bytes = plan.memory.total_bytes()});
+}
+
+/// Why a step cannot be measured on that GPU here; empty where it can. A simulated device stands for all of
+/// them.
+std::string why_not_measured(const Args& args, const GpuModel& gpu) {
+  if (args.device == "cpu") return "--device cpu";
+  std::string why_not;
+  const train::AcceleratorBackend& backend = train::accelerator_backend();
+  if (backend.devices(why_not).empty()) return why_not;
+  const device::Properties found = backend.open(0)->properties();
+  if (found.simulated || found.name.find(gpu.product) != std::string::npos) return "";
+  return fmt::format("this machine has {}", found.name);
+}
+
+const char* precision_name(const plan::RunPlan& plan) {
+  return plan.recipe.activations() == DType::bf16 ? "bfloat16" : "float32";
+}
+
+std::string model_line(const plan::RunPlan& plan) {
+  return fmt::format("{} parameters, {} x {} tokens per step, {}", grouped(plan.parameters.total()),
+                     plan.batch.global, plan.sequence_length, precision_name(plan));
+}
+
+/// Prints the prediction alone, which needs neither the GPU nor its memory.
+int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& config, const GpuModel& gpu,
+                 const std::string& why_not) {
+  const Config& c = config.config;
+  const std::unique_ptr<device::Runtime> runtime = device::open_dry_run(gpu.properties());
+  ops::LibraryOptions options;
+  options.tf32 = c.kernels.tf32;
+  const std::unique_ptr<ops::Libraries> libraries = ops::open_dry_run_libraries(gpu.major, options);
+  const ops::KernelTable no_kernels;
+  ops::Exec exec;
+  exec.kernels = &no_kernels;
+  exec.reduction_blocks = ops::gpu_partials;
+  exec.device = runtime.get();
+  exec.multiprocessors = gpu.multiprocessors;
+  exec.libraries = libraries.get();
+  engine::Engine engine(
+      plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1),
+                          plan::grid_position(c, 1, 0), DeviceType::cuda, train::threads_for(c.kernels, 1),
+                          false, train::memory_for_rank(c.kernels, gpu.properties().memory)),
+      engine::training_options(c), world.comm(), exec);
+  const Prediction prediction = predict(engine, gpu);
+  log::info("device      {}: estimated, not measured ({})", gpu.product, why_not);
+  log::info("model       {}", model_line(engine.plan()));
+  if (const std::string recomputed = plan::recompute_text(engine.plan()); !recomputed.empty())
+    log::info("recompute   {}", recomputed);
+  for (const ops::LibraryChoice& choice : libraries->choices)
+    log::info("{} {}: {}", choice.op, choice.pass, choice.implementation);
+  log::info("{}", prediction.text());
+  Report report(args, JsonValue());
+  report.set("config", args.config);
+  report.set("prediction", prediction.json());
+  return report.finish();
+}
+
 }  // namespace
 
 int step(nrl::comm::World& world, const Args& args, double process_start) {
@@ -101,10 +186,15 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
         std::string("data.reset_position_ids=false"), std::string("data.reset_attention_mask=false"),
         std::string("data.eod_mask_loss=false")})
     overrides.push_back(ours);
-  if (args.device != "auto") overrides.push_back("device=" + args.device);
+  const GpuModel* gpu_model = args.predict.empty() ? nullptr : &find_gpu_model(args.predict);
+  if (gpu_model || args.device != "auto")
+    overrides.push_back("device=" + (gpu_model ? std::string("cuda") : args.device));
   train::RunSetting setting;
   setting.files = false;  // no data is read
   const ConfigResult config = train::load_config_collectively(world, args.config, overrides, setting);
+  if (gpu_model)
+    if (const std::string why_not = why_not_measured(args, *gpu_model); !why_not.empty())
+      return predict_only(world, args, config, *gpu_model, why_not);
   const Config& c = config.config;
   train::StartPhases phases;
   phases.add("configuration", train::wall_seconds() - process_start);
@@ -131,8 +221,8 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   phases.begin("first step", "");
   const plan::RunPlan& plan = engine.plan();
   const BatchPlan& batch = plan.batch;
-  const std::vector<Step> steps =
-      run_steps(world, phases, engine, train::make_lr_schedule(c.policy, count, batch.global), count);
+  const train::LrSchedule schedule = train::make_lr_schedule(c.policy, count, batch.global);
+  const std::vector<Step> steps = run_steps(world, phases, engine, schedule, count);
 
   const double step_ms = median_ms(steps), first = steps.front().time - process_start;
   const double tokens = static_cast<double>(batch.tokens_per_step), tokens_per_s = tokens / step_ms * 1e3;
@@ -141,7 +231,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   if (!gpu) peak = std::max(peak, tokens_per_s * flops);  // a measured peak may be too low
   const double mfu = peak > 0 ? tokens_per_s * flops / peak : 0;
   const auto loss = [&](const Step& s) { return -s.result.metrics[0] / tokens; };
-  const char* precision = plan.recipe.activations() == DType::bf16 ? "bfloat16" : "float32";
+  const char* precision = precision_name(plan);
 
   Report report(args, describe_device(engine.exec()));
   report.set("config", args.config);
@@ -179,8 +269,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
                                   {"skipped", steps[i].result.skipped},
                                   {"step_ms", steps[i].ms}}));
   log::info("device      {}", placement.describe(kernels));
-  log::info("model       {} parameters, {} x {} tokens per step, {}", grouped(plan.parameters.total()),
-            batch.global, plan.sequence_length, precision);
+  log::info("model       {}", model_line(plan));
   log::info("step        {:.2f} ms (median of {})", step_ms, timed);
   log::info("speed       {} tokens/s{}", grouped(std::llround(tokens_per_s)),
             mfu > 0 ? fmt::format(", mfu {:.1f} %", mfu * 100) : "");
@@ -188,6 +277,13 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
             gpu ? "" : fmt::format(", {} resident", human_bytes(cpu::peak_resident_bytes())));
   log::info("first step  finished {:.2f} s after exec", first);
   log::info("start       {}", phases.text());
+  if (gpu_model) {
+    constexpr int64_t profiled_steps = 3;
+    Prediction prediction = predict(engine, *gpu_model);
+    prediction.add(measure_parts(world, engine, schedule, args.quick ? 1 : profiled_steps, step_ms * 1e-3));
+    log::info("{}", prediction.text());
+    report.set("prediction", prediction.json());
+  }
   return report.finish();
 }
 

@@ -43,6 +43,8 @@ int run_bench(const bench::Args& args) {
     fail(Exit::usage, "bench {} takes no configuration", args.benchmark);
   if (args.benchmark != "ops" && args.tokens > 0)
     fail(Exit::usage, "bench {} takes no --tokens: only bench ops does", args.benchmark);
+  if (args.benchmark != "step" && !args.predict.empty())
+    fail(Exit::usage, "--predict: bench {} has no prediction; expected bench step", args.benchmark);
   if (args.benchmark == "ops") return bench::ops(args);
   if (args.benchmark == "gemm") return bench::gemm(args);
   if (args.benchmark == "attention") return bench::attention(args);

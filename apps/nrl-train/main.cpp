@@ -207,6 +207,9 @@ int run(int argc, char** argv) {
   c->add_option("--tokens", bench.tokens,
                 "Tokens of the activations (ops; default 8192 on a GPU, 2048 on a CPU)")
       ->check(CLI::Range(1, 1 << 20));
+  c->add_option(
+      "--predict", bench.predict,
+      "Print the estimated time of every part of a step on this GPU (step): h200, h100, b200 or a100");
   c->add_flag("--quick", bench.quick, "Tiny sizes, executed once: a functional test without useful timings");
   c->callback([&] { result = run_bench(bench); });
 

@@ -63,6 +63,22 @@ case $case_name in
     expect 64 "$nrl_train" bench step
     expect 64 "$nrl_train" bench gemm some.yaml
     expect 66 "$nrl_train" bench step nowhere.yaml
+    # A prediction needs neither the GPU nor the 52 GiB that the step takes there.
+    expect 0 "$nrl_train" bench step "$source_dir/configs/bench-8b-layers.yaml" --device cpu --predict h200 --json predicted.json
+    grep -qE '^device +H200: estimated, not measured \(--device cpu\)$' out.txt || fail "no device: $(cat out.txt)"
+    grep -qE '^part of a step +calls +GB +TFLOP +est\. ms +share +limit$' out.txt || fail "no table: $(cat out.txt)"
+    for part in 'layer GEMMs, forward' 'head GEMM, wgrad' 'attention, backward' 'cross entropy' optimizer 'between kernels'; do
+      grep -qE "^$part +[0-9]+ .* [0-9.]+ % +(arithmetic|memory|launches)\$" out.txt || fail "no row $part: $(cat out.txt)"
+    done
+    # The columns of every row end where those of the header do.
+    awk '/^part of a step/ { sub(/ +limit$/, ""); at = length($0); next } /^sum/ { exit }
+      at && (substr($0, at, 1) !~ /%/ || substr($0, at + 1, 3) != "   ") { print; exit 1 }' out.txt || fail "the columns are not aligned"
+    for key in estimated_s estimated_mfu estimated_poor_s; do positive predicted.json $key; done
+    grep -q '"measured_s":null' predicted.json || fail "a measurement without a GPU"
+    expect 0 "$nrl_train" bench step "$source_dir/configs/bench-8b-layers.yaml" --device cpu --predict a100 policy.train_micro_batch_size=1
+    expect 64 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" --predict v100
+    grep -q "unknown GPU 'v100'; expected one of: h200, h100, b200, a100" err.txt || fail "no names: $(cat err.txt)"
+    expect 64 "$nrl_train" bench gemm --predict h200
     expect 78 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" policy.optimiser.lr=1
     # Where there is no GPU, the reason and 69; where there is one, it runs.
     code=0
@@ -77,6 +93,20 @@ case $case_name in
     all cuda
     grep -q '"difference":{"out":0' attention.json || fail "bench attention compares nothing"
     grep -q '"forward_fused":{"seconds":.*"backward_separate":{"seconds":' gemm.json || fail "bench gemm times no GELU"
+    # A measurement has the prediction beside it, also when the timed steps are graphs.
+    for graph in false true; do
+      expect 0 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" policy.cuda_graph=$graph --quick \
+        --predict h200 --json predicted.json
+      grep -qE '^part of a step .* est\. ms +share +measured ms +ratio +limit$' out.txt || fail "no table: $(cat out.txt)"
+      for part in 'layer GEMMs, forward' 'head GEMM, dgrad' 'attention, forward' 'norms, backward' optimizer; do
+        awk -v part="$part" 'index($0, part) == 1 { found = $(NF - 2) > 0 } END { exit !found }' out.txt ||
+          fail "$part was not measured: $(cat out.txt)"
+      done
+      grep -qE '^step +[0-9.]+ ms \(median of 2\)$' out.txt || fail "no measurement: $(cat out.txt)"
+      positive predicted.json measured_s
+    done
+    NRL_SIM_DEVICES=0 expect 0 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" --predict h100
+    grep -q '^device  *H100: estimated, not measured' out.txt || fail "measured without a device: $(cat out.txt)"
     NRL_SIM_DEVICES=0 expect 69 "$nrl_train" bench ops --quick --device cuda
     NRL_SIM_DEVICES=0 expect 0 "$nrl_train" bench ops --quick --only rope
     ;;

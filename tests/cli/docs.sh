@@ -83,6 +83,11 @@ RUN
     transcript docs/slurm.md | grep -vE '^(srun:|\$ | +(JobState|Requeue)=)' >shown.txt
     compare docs/slurm.md
     ;;
+  transcript_predict)
+    awk '/^    device      H200: / { on = 1 } on && !/^    / { exit } on { print substr($0, 5) }' "$source_dir/docs/gpu.md" >shown.txt
+    expect 0 "$nrl_train" bench step "$source_dir/configs/bench-llama-1b.yaml" --predict h200 --device cpu >out.txt 2>err.txt
+    compare docs/gpu.md
+    ;;
   transcript_stages)
     awk '/^    1  doctor / { on = 1 } on && !/^    / { exit } on { print substr($0, 5) }' "$source_dir/docs/gpu.md" >shown.txt
     expect 0 "$source_dir/scripts/gpu-validate.sh" --stages list >out.txt 2>err.txt

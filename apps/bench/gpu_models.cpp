@@ -1,0 +1,197 @@
+#include "apps/bench/gpu_models.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "apps/train/accelerator.h"
+#include "core/base/error.h"
+
+namespace nrl::bench {
+namespace {
+
+// Multiprocessors, memory and FLOP/s are from data sheets. The rest is assumed:
+//   copy       about 90 % of the data sheet's bandwidth (H200 4.8, H100 3.35, B200 8.0, A100 2.04 TB/s)
+//   gemm       of large bf16 GEMMs of random numbers: about 720 of 989 TFLOP/s on an H100 or H200 at 700 W,
+//              near what llm.c and llmq publish for whole steps; A100: about 255 of 312
+//   attention  causal, long sequences: FlashAttention-3 (Shah et al. 2024) on an H100, as a measure of
+//              cuDNN 9; FlashAttention-2 (Dao 2023) on an A100
+// A B200's fractions are guesses near those of an H100.
+constexpr GpuModel models[] = {
+    {.name = "h200",
+     .product = "H200",
+     .major = 9,
+     .multiprocessors = 132,
+     .memory = 141e9,
+     .copy = 4.3e12,
+     .f32_flops = 67e12,
+     .tf32_flops = 494e12,
+     .gemm = 0.73,
+     .forward = {.d64 = 0.49, .d128 = 0.645, .d256 = 0.55},
+     .backward = {.d64 = 0.39, .d128 = 0.515, .d256 = 0.42}},
+    {.name = "h100",
+     .product = "H100",
+     .major = 9,
+     .multiprocessors = 132,
+     .memory = 80e9,
+     .copy = 3.0e12,
+     .f32_flops = 67e12,
+     .tf32_flops = 494e12,
+     .gemm = 0.73,
+     .forward = {.d64 = 0.49, .d128 = 0.645, .d256 = 0.55},
+     .backward = {.d64 = 0.39, .d128 = 0.515, .d256 = 0.42}},
+    {.name = "b200",
+     .product = "B200",
+     .major = 10,
+     .multiprocessors = 148,
+     .memory = 180e9,
+     .copy = 7.2e12,
+     .f32_flops = 75e12,
+     .tf32_flops = 1125e12,
+     .gemm = 0.70,
+     .forward = {.d64 = 0.40, .d128 = 0.62, .d256 = 0.55},
+     .backward = {.d64 = 0.32, .d128 = 0.46, .d256 = 0.40}},
+    {.name = "a100",
+     .product = "A100",
+     .major = 8,
+     .multiprocessors = 108,
+     .memory = 80e9,
+     .copy = 1.75e12,
+     .f32_flops = 19.5e12,
+     .tf32_flops = 156e12,
+     .gemm = 0.82,
+     .forward = {.d64 = 0.58, .d128 = 0.64, .d256 = 0.58},
+     .backward = {.d64 = 0.50, .d128 = 0.55, .d256 = 0.45}},
+};
+
+/// Our own attention kernels, as fractions of the bf16 peak, or of the f32 peak for f32 tensors.
+constexpr double own_forward = 0.13, own_backward = 0.07, own_f32 = 0.30;
+/// At this many keys per query fused attention reaches half of its rate on long sequences.
+constexpr double attention_half_keys = 256;
+/// A GEMM with this inner dimension spends half of its time before and behind the main loop.
+constexpr double gemm_half_inner = 128;
+/// The part of a GEMM's epilogue traffic that no main loop hides.
+constexpr double exposed_epilogue = 0.6;
+
+/// The fraction of the copy bandwidth that memory-bound kernels reach.
+constexpr double op_bandwidth = 0.85;
+struct OpBandwidth {
+  std::string_view op;
+  double fraction;
+};
+constexpr OpBandwidth slower_ops[] = {{"norm_backward", 0.72}, {"qk_norm_rope_backward", 0.66}};
+
+double bandwidth_of(std::string_view op) {
+  for (const OpBandwidth& slower : slower_ops)
+    if (op == slower.op) return slower.fraction;
+  return op_bandwidth;
+}
+
+/// The fraction of the multiprocessors' time that the tiles of a result occupy: the last wave of tiles leaves
+/// some idle, tiles at the edges are partly empty. The inner dimension is split where tiles are few.
+double tile_utilization(const GpuModel& gpu, const std::array<int64_t, 3>& gemm) {
+  struct Tile {
+    int64_t rows, columns;
+    double rate;  // of the main loop; smaller tiles load more per FLOP
+  };
+  constexpr Tile tiles[] = {
+      {128, 256, 1.0}, {256, 128, 1.0}, {128, 128, 0.93}, {64, 128, 0.8}, {128, 64, 0.8}};
+  constexpr int64_t least_inner = 512;
+  constexpr double split_rate = 0.9;
+  const auto [rows, columns, inner] = gemm;
+  const auto processors = static_cast<int64_t>(gpu.multiprocessors);
+  double best = 0;
+  for (const Tile& tile : tiles) {
+    const int64_t count =
+        ((rows + tile.rows - 1) / tile.rows) * ((columns + tile.columns - 1) / tile.columns);
+    const int64_t splits = std::clamp<int64_t>(processors / std::max<int64_t>(count, 1), 1,
+                                               std::max<int64_t>(inner / least_inner, 1));
+    const int64_t waves = (count * splits + processors - 1) / processors;
+    const double used = static_cast<double>(rows * columns * splits),
+                 available = static_cast<double>(waves * processors * tile.rows * tile.columns);
+    best = std::max(best, used / available * tile.rate * (splits > 1 ? split_rate : 1.0));
+  }
+  return best;
+}
+
+double peak_of(const GpuModel& gpu, const ops::Cost& cost) {
+  if (cost.operands != DType::f32) return gpu.bf16_flops();
+  return cost.tf32 ? gpu.tf32_flops : gpu.f32_flops;
+}
+
+double attention_fraction(const GpuModel& gpu, const ops::Cost& cost) {
+  if (!cost.library)
+    return cost.operands == DType::f32 ? own_f32 : cost.backward ? own_backward : own_forward;
+  const AttentionRates& rates = cost.backward ? gpu.backward : gpu.forward;
+  return cost.head_dim <= 64 ? rates.d64 : cost.head_dim <= 128 ? rates.d128 : rates.d256;
+}
+
+}  // namespace
+
+double GpuModel::bf16_flops() const {
+  return train::peak_flops(properties());
+}
+
+device::Properties GpuModel::properties() const {
+  device::Properties p;
+  p.name = std::string(product);
+  p.major = major;
+  p.multiprocessors = multiprocessors;
+  p.memory = static_cast<size_t>(memory);
+  p.shared_memory_optin = major == 8 ? 163 << 10 : 227 << 10;
+  return p;
+}
+
+const GpuModel& find_gpu_model(const std::string& name) {
+  std::string names;
+  for (const GpuModel& gpu : models) {
+    if (gpu.name == name) return gpu;
+    names += (names.empty() ? "" : ", ") + std::string(gpu.name);
+  }
+  fail(Exit::usage, "--predict: unknown GPU '{}'; expected one of: {}", name, names);
+}
+
+CallTime estimate(const GpuModel& gpu, const ops::Call& call, const Scenario& scenario) {
+  const ops::Cost& cost = call.cost;
+  const double copy = gpu.copy * scenario.bandwidth;
+  CallTime time;
+  if (cost.bytes() + cost.flops == 0) return time;
+  switch (cost.work) {
+    case ops::Work::memory:
+      time.memory = (cost.bytes() + cost.scratch) / (copy * bandwidth_of(call.op));
+      break;
+    case ops::Work::gemm: {
+      const auto inner = static_cast<double>(cost.gemm[2]);
+      const double rate = peak_of(gpu, cost) * gpu.gemm * scenario.arithmetic *
+                          tile_utilization(gpu, cost.gemm) * inner / (inner + gemm_half_inner);
+      time.arithmetic = cost.flops / rate + exposed_epilogue * cost.epilogue / copy;
+      time.memory = cost.bytes() / (copy * op_bandwidth);
+      break;
+    }
+    case ops::Work::attention: {
+      const double rate = peak_of(gpu, cost) * attention_fraction(gpu, cost) * scenario.arithmetic *
+                          cost.keys / (cost.keys + attention_half_keys);
+      time.arithmetic = cost.flops / rate;
+      time.memory = cost.bytes() / (copy * op_bandwidth);
+      break;
+    }
+  }
+  return time;
+}
+
+std::string assumptions(const GpuModel& gpu) {
+  const auto percent = [](double x) { return std::lround(x * 100); };
+  const auto attention = [&](const AttentionRates& r) {
+    return fmt::format("{}, {}, {} %", percent(r.d64), percent(r.d128), percent(r.d256));
+  };
+  return fmt::format(
+      "assumed     {:.0f} TFLOP/s dense bf16 (data sheet), {:.2f} TB/s in a copy\n"
+      "assumed     GEMMs reach {} % of the peak, less by tiles and epilogue; other kernels {} % of the copy\n"
+      "assumed     cuDNN's attention at head dimension 64, 128, 256: forward {}, backward {} of the peak\n"
+      "assumed     our own attention: forward {}, backward {} % of the peak; {:.0f} us between kernels\n"
+      "assumed     poor and good rates: arithmetic x {:.2f} and x {:.2f}, bandwidth x {:.2f} and x {:.2f}",
+      gpu.bf16_flops() * 1e-12, gpu.copy * 1e-12, percent(gpu.gemm), percent(op_bandwidth),
+      attention(gpu.forward), attention(gpu.backward), percent(own_forward), percent(own_backward),
+      launch_gap * 1e6, poor.arithmetic, good.arithmetic, poor.bandwidth, good.bandwidth);
+}
+
+}  // namespace nrl::bench

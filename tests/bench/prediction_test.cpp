@@ -1,0 +1,301 @@
+// Predictions: what a dry run finds, the assumed rates, and the table.
+
+#include "apps/bench/prediction.h"
+
+#include <map>
+
+#include "core/device/dry_run.h"
+#include "core/ops/coverage.h"
+#include "core/ops/libraries.h"
+#include "core/trace/device_timeline.h"
+#include "core/trace/trace.h"
+#include "tests/engine/training.h"
+
+using namespace nrl;
+using namespace nrl::test;
+using bench::Prediction;
+using ops::Call;
+using ops::Work;
+
+namespace {
+
+const bench::GpuModel& h200() {
+  return bench::find_gpu_model("h200");
+}
+
+/// An engine on a GPU that is not there.
+struct DryEngine {
+  explicit DryEngine(const ConfigResult& result) : runtime(device::open_dry_run(h200().properties())) {
+    const Config& c = result.config;
+    ops::Exec exec;
+    exec.kernels = &no_kernels;
+    exec.reduction_blocks = ops::gpu_partials;
+    exec.device = runtime.get();
+    exec.multiprocessors = h200().multiprocessors;
+    exec.libraries = libraries.get();
+    engine.emplace(plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, 1),
+                                       plan::grid_position(c, 1, 0), DeviceType::cuda, 1),
+                   engine::training_options(c), world->comm(), exec);
+    calls = engine->step_calls(objective);
+  }
+  double flops(const std::function<bool(const Call&)>& selected) const {
+    double sum = 0;
+    for (const Call& call : calls)
+      if (selected(call)) sum += call.cost.flops;
+    return sum;
+  }
+
+  std::unique_ptr<comm::World> world = comm::World::init();
+  std::unique_ptr<device::Runtime> runtime;
+  std::unique_ptr<ops::Libraries> libraries = ops::open_dry_run_libraries(9, {});
+  ops::KernelTable no_kernels;
+  engine::LanguageModeling objective;
+  std::optional<engine::Engine> engine;
+  std::vector<Call> calls;
+};
+
+struct Family {
+  const char *name, *model;
+};
+const Family families[] = {
+    {"llama",
+     "{model_type: llama, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
+     "num_attention_heads: 2, max_position_embeddings: 64}"},
+    {"mistral with a window",
+     "{model_type: mistral, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 3, "
+     "num_attention_heads: 2, num_key_value_heads: 1, sliding_window: 3, max_position_embeddings: 64}"},
+    {"qwen3",
+     "{model_type: qwen3, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
+     "num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 64}"},
+    {"gpt2",
+     "{model_type: gpt2, vocab_size: 61, n_embd: 16, n_layer: 2, n_head: 2, n_positions: 64, attn_pdrop: 0, "
+     "resid_pdrop: 0.1, embd_pdrop: 0.1}"},
+    {"gpt2 with an activation that no library has",
+     "{model_type: gpt2, vocab_size: 61, n_embd: 16, n_layer: 2, n_head: 2, n_positions: 64, attn_pdrop: 0, "
+     "resid_pdrop: 0, embd_pdrop: 0, activation_function: gelu}"},
+};
+
+}  // namespace
+
+TEST_CASE("the FLOPs of a dry run are those of the model's formula", "[predict]") {
+  for (const Family& family : families)
+    for (const char* recompute : {"none", "selective"})
+      for (const int batch : {2, 6}) {  // one and three microbatches
+        CAPTURE(family.name, recompute, batch);
+        const ConfigResult config = tiny_config("cuda",
+                                                {fmt::format("policy.train_global_batch_size={}", batch),
+                                                 std::string("policy.recompute.granularity=") + recompute},
+                                                family.model);
+        const DryEngine dry(config);
+        const plan::RunPlan& plan = dry.engine->plan();
+        // The formula counts the backward pass of attention as twice the forward pass; the kernels compute
+        // the scores again. Recomputed GEMMs do not count.
+        const double gemms = dry.flops(
+            [](const Call& c) { return c.cost.work == Work::gemm && c.range != std::string("recompute"); });
+        const double attention =
+            dry.flops([](const Call& c) { return c.op == std::string("attention_forward"); });
+        const double backward =
+            dry.flops([](const Call& c) { return c.op == std::string("attention_backward"); });
+        CHECK(gemms + 3 * attention ==
+              Approx(static_cast<double>(plan.batch.tokens_per_step) *
+                     model::training_flops_per_token(plan.spec, plan.sequence_length))
+                  .epsilon(1e-12));
+        CHECK(backward == Approx(2.5 * attention).epsilon(1e-12));
+        CHECK(attention > 0);
+      }
+}
+
+TEST_CASE("a dry run finds the calls that a step makes", "[predict]") {
+  for (const Family& family : families) {
+    CAPTURE(family.name);
+    const ConfigResult config = tiny_config(
+        "cuda", {"policy.train_global_batch_size=6", "policy.recompute.granularity=selective"}, family.model);
+    const auto world = comm::World::init();
+    train::Placement placement(*world, config);  // the simulated device
+    const auto engine = make_engine(placement, config);
+    engine::LanguageModeling objective;
+    const std::vector<char> before = bytes_of(*engine, engine->groups().front().weights);
+    std::map<std::pair<std::string, std::string>, int64_t> expected, counted;
+    for (const Call& call : engine->step_calls(objective))
+      if (!bench::part_of(call.op, call.range).empty()) ++expected[{call.op, call.range}];
+    CHECK(bytes_of(*engine, engine->groups().front().weights) == before);
+    CHECK(std::string(trace::innermost()).empty());
+
+    const ops::Exec& exec = engine->exec();
+    trace::start(trace::Mode::totals);
+    trace::attach_device(*exec.device, exec.stream);
+    for (int64_t m = 0; m < 3; ++m) engine->fill(m, random_batch(2 * T, static_cast<uint64_t>(m)), m * 2);
+    engine->step({.number = 1, .learning_rate = 1e-2, .loss_tokens = 6 * T}, objective);
+    engine->collect();
+    exec.device->synchronize();
+    trace::collect_device();
+    for (const trace::Total& total : trace::device_totals_by_parent())
+      if (!bench::part_of(total.name, total.parent).empty())
+        counted[{total.name, total.parent}] = total.count;
+    trace::detach_device();
+    trace::start(trace::Mode::off);
+    // An activation behind a GEMM of the same op has no range of its own.
+    if (std::string(family.name).find("no library") != std::string::npos) continue;
+    CHECK(expected == counted);
+  }
+}
+
+TEST_CASE("every kernel belongs to a part of a step", "[predict]") {
+  for (const ops::KernelEntry& entry : ops::kernel_entries({})) {
+    CAPTURE(entry.name);
+    CHECK_FALSE(bench::part_of(entry.name, "layer_3").empty());
+    CHECK(bench::part_of(entry.name, "recompute") == "recomputed");
+  }
+  CHECK(bench::part_of("linear_backward_weight", "layer_0") == "layer GEMMs, wgrad");
+  CHECK(bench::part_of("linear_backward_weight", "loss_computation") == "head GEMM, wgrad");
+  CHECK(bench::part_of("norm_backward", "loss_computation") == "norms, backward");
+  CHECK(bench::part_of("layer_3", "backward_pass").empty());
+}
+
+TEST_CASE("arguments of ops show in the prediction", "[predict]") {
+  const auto of = [](std::vector<std::string> overrides) {
+    return DryEngine(tiny_config("cuda", std::move(overrides), tiny_llama));
+  };
+  const auto calls = [](const DryEngine& dry, const std::string& range) {
+    return std::count_if(dry.calls.begin(), dry.calls.end(), [&](const Call& c) { return c.range == range; });
+  };
+  const DryEngine none = of({"policy.recompute.granularity=none"}),
+                  norms = of({"policy.recompute.granularity=selective", "policy.recompute.modules=[norm]"});
+  CHECK(calls(none, "recompute") == 0);
+  CHECK(calls(norms, "recompute") == 2 * 2 * 2);  // microbatches, layers, norms
+  CHECK(calls(none, "loss_computation") == calls(norms, "loss_computation"));
+  // In f32 no library of fused attention runs; in bf16 cuDNN is assumed.
+  for (const char* precision : {"float32", "bfloat16"}) {
+    const DryEngine dry = of({std::string("policy.precision=") + precision});
+    for (const Call& call : dry.calls)
+      if (call.cost.work == Work::attention)
+        CHECK(call.cost.library == (precision == std::string("bfloat16")));
+  }
+}
+
+TEST_CASE("an unknown GPU is refused with the names that there are", "[predict]") {
+  try {
+    bench::find_gpu_model("v100");
+    FAIL("accepted");
+  } catch (const Error& e) {
+    CHECK(e.code() == Exit::usage);
+    CHECK(std::string(e.what()) == "--predict: unknown GPU 'v100'; expected one of: h200, h100, b200, a100");
+  }
+  for (const char* name : {"h200", "h100", "b200", "a100"}) {
+    CHECK(bench::find_gpu_model(name).bf16_flops() > 3e14);
+    CHECK(bench::find_gpu_model(name).properties().memory > size_t{70} << 30);
+  }
+}
+
+TEST_CASE("a call takes the longer of its arithmetic and its memory traffic", "[predict]") {
+  const auto gemm = [](int64_t rows, int64_t columns, int64_t inner) {
+    Call call{.op = "linear_forward"};
+    call.cost.work = Work::gemm;
+    call.cost.operands = DType::bf16;
+    call.cost.gemm = {rows, columns, inner};
+    call.cost.flops = ops::linear_flops(rows, columns, inner);
+    return call;
+  };
+  const auto rate = [&](const Call& call) {
+    return call.cost.flops / bench::estimate(h200(), call, bench::likely).seconds() / h200().bf16_flops();
+  };
+  // Large GEMMs come near the assumed fraction, never above; a last wave with one tile halves it.
+  CHECK(rate(gemm(132 * 128, 256 * 4, 1 << 20)) == Approx(h200().gemm).epsilon(1e-3));
+  CHECK(rate(gemm(128 * 12 * 11, 256, 1 << 20)) == Approx(h200().gemm).epsilon(1e-3));
+  CHECK(rate(gemm(128 * 133, 256, 4096)) < 0.75 * h200().gemm);
+  CHECK(rate(gemm(8192, 8192, 128)) < 0.51 * h200().gemm);
+  CHECK(rate(gemm(128, 128, 1 << 20)) > 0.3 * h200().gemm);  // the inner dimension is split
+  CHECK(rate(gemm(128, 128, 256)) < 0.02 * h200().gemm);
+  Call traffic = gemm(8192, 8192, 8192);
+  const double alone = bench::estimate(h200(), traffic, bench::likely).seconds();
+  traffic.cost.epilogue = h200().copy * 1e-3;
+  CHECK(bench::estimate(h200(), traffic, bench::likely).seconds() - alone == Approx(0.6e-3));
+  traffic.cost.read = h200().copy;
+  CHECK(bench::estimate(h200(), traffic, bench::likely).seconds() == Approx(1 / 0.85));
+
+  Call norm{.op = "norm_forward"};
+  norm.cost.read = 0.5 * h200().copy;
+  norm.cost.written = 0.2 * h200().copy;
+  norm.cost.scratch = 0.15 * h200().copy;
+  CHECK(bench::estimate(h200(), norm, bench::likely).seconds() == Approx(1));
+  CHECK(bench::estimate(h200(), norm, bench::poor).seconds() == Approx(1 / 0.88));
+  norm.op = "norm_backward";
+  CHECK(bench::estimate(h200(), norm, bench::likely).seconds() > 1.1);
+
+  // f32 operands do not run at the rate of bf16, TF32 between both.
+  Call f32 = gemm(8192, 8192, 8192), tf32 = f32;
+  f32.cost.operands = tf32.cost.operands = DType::f32;
+  tf32.cost.tf32 = true;
+  const double slow = bench::estimate(h200(), f32, bench::likely).seconds(),
+               middle = bench::estimate(h200(), tf32, bench::likely).seconds();
+  CHECK(slow / alone == Approx(989.0 / 67));
+  CHECK(middle / alone == Approx(989.0 / 494));
+
+  Call attention{.op = "attention_forward"};
+  attention.cost.work = Work::attention;
+  attention.cost.operands = DType::bf16;
+  attention.cost.flops = 1e15;
+  attention.cost.head_dim = 128;
+  attention.cost.keys = 256;
+  attention.cost.library = true;
+  CHECK(bench::estimate(h200(), attention, bench::likely).seconds() ==
+        Approx(1e15 / (989e12 * h200().forward.d128 / 2)));
+  attention.cost.library = false;
+  const double own = bench::estimate(h200(), attention, bench::likely).seconds();
+  attention.cost.library = attention.cost.backward = true;
+  CHECK(own > bench::estimate(h200(), attention, bench::likely).seconds());
+}
+
+TEST_CASE("measured times stand beside the estimates of the same parts", "[predict]") {
+  Call gemm{.op = "linear_forward", .range = "layer_0"}, head = gemm,
+                                                         norm{.op = "norm_forward", .range = "recompute"};
+  head.range = "loss_computation";
+  gemm.cost.work = head.cost.work = Work::gemm;
+  gemm.cost.gemm = head.cost.gemm = {8192, 8192, 8192};
+  gemm.cost.flops = head.cost.flops = ops::linear_flops(8192, 8192, 8192);
+  gemm.cost.operands = head.cost.operands = DType::bf16;
+  norm.cost.read = 1e9;
+  const std::vector<Call> calls{gemm, gemm, head, norm};
+  Prediction prediction(h200(), calls,
+                        {.tokens = 8192, .flops_per_token = 1e9, .planned_bytes = int64_t{1} << 40});
+  const auto part = [&](std::string_view name) {
+    for (const bench::PredictedPart& p : prediction.parts())
+      if (p.name == name) return p;
+    FAIL("no part " << name);
+    return bench::PredictedPart{};
+  };
+  CHECK(prediction.parts().size() == 4);
+  CHECK(part("layer GEMMs, forward").calls == 2);
+  CHECK(part("layer GEMMs, forward").seconds == Approx(2 * part("head GEMM, forward").seconds));
+  CHECK(part("recomputed").seconds == Approx(1e9 / (4.3e12 * 0.85)));
+  CHECK(part("between kernels").calls == 4);
+  double sum = 0;
+  for (const bench::PredictedPart& p : prediction.parts()) sum += p.seconds;
+  CHECK(prediction.seconds() == Approx(sum));
+  CHECK(prediction.mfu(1) == Approx(8192e9 / 989e12));
+  CHECK_THAT(prediction.text(), ContainsSubstring("does not fit"));
+  CHECK_THAT(prediction.text(), !ContainsSubstring("measured"));
+
+  prediction.add({.step = 0.1,
+                  .parts = {{"linear_forward", "layer_0", 1, 0.02},
+                            {"linear_forward", "layer_1", 1, 0.03},
+                            {"linear_forward", "loss_computation", 1, 0.01},
+                            {"norm_forward", "recompute", 1, 0.005},
+                            {"dropout", "layer_1", 1, 0.001},  // not predicted
+                            {"layer_1", "forward_pass", 1, 0.06}}});
+  CHECK(part("layer GEMMs, forward").measured == Approx(0.05));
+  CHECK(part("head GEMM, forward").measured == Approx(0.01));
+  CHECK(part("dropout").measured == Approx(0.001));
+  CHECK(part("between kernels").measured == Approx(0.1 - 0.066));
+  CHECK(prediction.parts().back().name == "between kernels");
+  const std::string text = prediction.text();
+  CHECK_THAT(text, ContainsSubstring("measured ms"));
+  // All rows of the table end their columns at the same place.
+  const size_t header = text.find("part of a step"), ratio = text.find("ratio", header) - header;
+  for (const char* row : {"layer GEMMs, forward", "head GEMM, forward", "recomputed", "between kernels"}) {
+    CAPTURE(row);
+    const size_t at = text.find(std::string("\n") + row) + 1;
+    CHECK(std::isdigit(text[at + ratio + 4]));
+    CHECK(text[at + ratio + 5] == ' ');
+  }
+}
