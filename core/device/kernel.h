@@ -31,18 +31,42 @@ void allow_shared_memory(const void* kernel, size_t bytes);
   extern __shared__ __align__(128) unsigned char nrl_dyn_smem_raw[]; \
   type* name = reinterpret_cast<type*>(nrl_dyn_smem_raw)
 
-__device__ __forceinline__ void nrl_mma_m16n8k16_bf16(float* d, const unsigned* a, const unsigned* b,
-                                                      const float* c) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%11,%12,%13};"
-      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]),
-        "f"(c[3]));
+/// d[n] += a b[n] for N tiles that share the 16 x 16 operand, which PTX does one by one.
+template <int N>
+__device__ __forceinline__ void nrl_mma_m16n8k16_bf16(float (*d)[4], const unsigned* a,
+                                                      const unsigned (*b)[2]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[n][0]), "r"(b[n][1]));
 }
-__device__ __forceinline__ void nrl_cp_async16(void* dst, const void* src) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(dst)),
-               "l"(src)
+/// Four 8 x 8 matrices of 2-byte elements; lane 8 i + r gives the address of row r of matrix i, 16 bytes of
+/// shared memory, `offset` bytes behind `base`: what the lanes have in common is not computed by each. f[i]
+/// are elements (l / 4, 2 (l % 4)) and the one right of it, of the transpose if asked.
+template <bool Transposed>
+__device__ __forceinline__ void nrl_ldmatrix_x4(unsigned* f, const void* base, int offset) {
+  const unsigned address =
+      static_cast<unsigned>(__cvta_generic_to_shared(base)) + static_cast<unsigned>(offset);
+  if constexpr (Transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
+                 : "r"(address)
+                 : "memory");
+  }
+}
+/// Copies 16 bytes to shared memory, zeros when not `real`: then `src` is not read. Both are aligned to 16.
+__device__ __forceinline__ void nrl_cp_async16(void* dst, const void* src, bool real = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   static_cast<unsigned>(__cvta_generic_to_shared(dst))),
+               "l"(src), "r"(real ? 16 : 0)
                : "memory");
 }
 __device__ __forceinline__ void nrl_cp_async_commit() {
@@ -51,6 +75,30 @@ __device__ __forceinline__ void nrl_cp_async_commit() {
 template <int N>
 __device__ __forceinline__ void nrl_cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+/// 2^x within 2 units in the last place; 0 for results below the normal numbers.
+__device__ __forceinline__ float nrl_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+/// `x`, of which the compiler knows nothing: what is computed from it is computed again after each call
+/// instead of being kept in registers through a loop.
+__device__ __forceinline__ int nrl_opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+/// Publishes to other blocks what this thread wrote, and what its block wrote before a barrier.
+__device__ __forceinline__ void nrl_signal(unsigned* flag, unsigned value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+/// Waits until another block has signalled `value`. That block must have been running before this one could
+/// ask (it took a smaller ticket from a counter), or the grid may never end.
+__device__ __forceinline__ void nrl_wait_for_signal(const unsigned* flag, unsigned value) {
+  unsigned seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+  } while (seen != value);
 }
 
 // The host compiler's twins of these are in fiber.h.

@@ -1,33 +1,18 @@
 // The fiber engine does what CUDA's documents say, in every order of blocks, warps and lanes.
 
 #include <array>
-#include <cmath>
 #include <numeric>
 #include <set>
 #include <thread>
 #include <vector>
 
-#include "core/base/philox.h"
-#include "core/device/kernel.h"
-#include "tests/catch.h"
+#include "tests/kernels/orders.h"
 
 namespace {
 
 using namespace nrl;
+using namespace nrl::kernel_test;
 using kernel::all_lanes;
-
-/// Runs `body` in several orders and numbers of OS threads.
-template <class Body>
-void in_every_order(const Body& body) {
-  const sim::Options before = sim::options();
-  for (const sim::Options& options :
-       {sim::Options{}, sim::Options{sim::Order::reverse, 1, 1}, sim::Options{sim::Order::random, 1, 1},
-        sim::Options{sim::Order::random, 2, 1}, sim::Options{sim::Order::forward, 1, 3}}) {
-    sim::set_options(options);
-    body();
-  }
-  sim::set_options(before);
-}
 
 // --- indices -------------------------------------------------------------------------------------
 
@@ -260,59 +245,12 @@ TEST_CASE("atomic operations lose nothing", "[kernels]") {
   });
 }
 
-// --- matrix tile and asynchronous copies ---------------------------------------------------------
-
-__global__ void tile_product(const bf16* a, const bf16* b, float* d) {
-  // Through shared memory, as a matrix product would: A is 16 x 16 and B 8 x 16 (column by column).
-  NRL_SHARED(uint4, sa, [32]);
-  NRL_SHARED(uint4, sb, [16]);
-  const int lane = static_cast<int>(threadIdx.x), group = lane / 4, pair = lane % 4;
-  nrl_cp_async16(&sa[lane], a + lane * 8);
-  nrl_cp_async_commit();
-  if (lane < 16) nrl_cp_async16(&sb[lane], b + lane * 8);
-  nrl_cp_async_commit();
-  nrl_cp_async_wait<1>();
-  nrl_cp_async_wait<0>();
-  __syncthreads();
-  const unsigned* wa = reinterpret_cast<const unsigned*>(sa);  // 8 words a row
-  const unsigned* wb = reinterpret_cast<const unsigned*>(sb);
-  const unsigned fa[4] = {wa[group * 8 + pair], wa[(group + 8) * 8 + pair], wa[group * 8 + pair + 4],
-                          wa[(group + 8) * 8 + pair + 4]};
-  const unsigned fb[2] = {wb[group * 8 + pair], wb[group * 8 + pair + 4]};
-  float c[4] = {1, 1, 1, 1};
-  nrl_mma_m16n8k16_bf16(c, fa, fb, c);
-  d[group * 8 + pair * 2] = c[0];
-  d[group * 8 + pair * 2 + 1] = c[1];
-  d[(group + 8) * 8 + pair * 2] = c[2];
-  d[(group + 8) * 8 + pair * 2 + 1] = c[3];
-}
-
-TEST_CASE("a tile of mma.sync after cp.async equals the product in double precision", "[kernels]") {
-  const PhiloxStream random(7, "tile");
-  std::array<bf16, 256> a;
-  std::array<bf16, 128> b;
-  for (size_t i = 0; i < a.size(); ++i) a[i] = bf16(random.uniform(i) - 0.5f);
-  for (size_t i = 0; i < b.size(); ++i) b[i] = bf16(random.uniform(1000 + i) - 0.5f);
-  in_every_order([&] {
-    std::array<float, 128> d{};
-    NRL_LAUNCH((tile_product), 1, 32, 0, nullptr, a.data(), b.data(), d.data());
-    for (size_t m = 0; m < 16; ++m) {
-      for (size_t n = 0; n < 8; ++n) {
-        double want = 1;
-        for (size_t k = 0; k < 16; ++k)
-          want += static_cast<double>(float(a[m * 16 + k])) * float(b[n * 16 + k]);
-        REQUIRE(d[m * 8 + n] == Approx(want).epsilon(1e-6));
-      }
-    }
-  });
-}
-
 __global__ void half_a_warp(float* out) {
-  float d[4] = {};
-  const unsigned a[4] = {}, b[2] = {};
+  float d[1][4] = {};
+  const unsigned a[4] = {}, b[1][2] = {};
   if (threadIdx.x < 16) return;
-  nrl_mma_m16n8k16_bf16(d, a, b, d);
-  out[threadIdx.x] = d[0];
+  nrl_mma_m16n8k16_bf16<1>(d, a, b);
+  out[threadIdx.x] = d[0][0];
 }
 
 // --- errors --------------------------------------------------------------------------------------
@@ -329,16 +267,6 @@ __global__ void throws(int* out) {
 
 __global__ void launches(int* out) {
   NRL_LAUNCH((traps), 1, 1, 0, nullptr, out, 1u);
-}
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const sim::KernelError& e) {
-    CHECK(e.code() == Exit::internal);
-    return e.what();
-  }
-  return "no error";
 }
 
 TEST_CASE("errors name the kernel and the place, and the engine goes on", "[kernels]") {

@@ -28,7 +28,7 @@ constexpr int blocks = 8;
 struct Memory {
   std::vector<float> out = std::vector<float>(threads * blocks, 0.0f);
   std::vector<float> in = std::vector<float>(4 * threads, 2.0f);
-  unsigned arrived = 0;
+  unsigned arrived[2] = {};
 };
 
 // --- shared memory and barriers ------------------------------------------------------------------
@@ -140,6 +140,91 @@ __global__ void wait_without_barrier(float* out, const float* in, bool fixed) {
   nrl_cp_async_wait<0>();
   if (fixed) __syncthreads();
   out[threadIdx.x] = reinterpret_cast<const float4*>(s)[threads - 1 - threadIdx.x].x;
+}
+
+/// Two buffers in turn. The one that is not waited for has an older tile, not NaN from the start.
+__global__ void missing_wait_of_a_stage(float* out, const float* in, bool fixed) {
+  NRL_SHARED(uint4, s, [2][threads]);
+  for (int tile = 0; tile < 4; ++tile) {
+    if (tile == 0) {
+      nrl_cp_async16(&s[0][threadIdx.x], in + threadIdx.x * 4);
+      nrl_cp_async_commit();
+    }
+    if (fixed || tile < 2) nrl_cp_async_wait<0>();
+    __syncthreads();
+    if (tile < 3) nrl_cp_async16(&s[(tile + 1) % 2][threadIdx.x], in + threadIdx.x * 4);
+    nrl_cp_async_commit();
+    out[threadIdx.x] += reinterpret_cast<const float4*>(s[tile % 2])[threadIdx.x].x;
+  }
+  nrl_cp_async_wait<0>();
+}
+
+/// The next tile is copied over one that another warp may still be reading.
+__global__ void copy_over_a_tile_in_use(float* out, const float* in, bool fixed) {
+  NRL_SHARED(uint4, s, [threads]);
+  nrl_cp_async16(&s[threadIdx.x], in + threadIdx.x * 4);
+  nrl_cp_async_commit();
+  nrl_cp_async_wait<0>();
+  __syncthreads();
+  out[threadIdx.x] = reinterpret_cast<const float4*>(s)[threads - 1 - threadIdx.x].x;
+  if (fixed) __syncthreads();
+  nrl_cp_async16(&s[threadIdx.x], in + threadIdx.x * 4);
+  nrl_cp_async_commit();
+  __syncthreads();
+  nrl_cp_async_wait<0>();
+}
+
+// --- matrices in shared memory -------------------------------------------------------------------
+
+__device__ __forceinline__ float first_of_matrix(const void* row) {
+  unsigned f[4];
+  nrl_ldmatrix_x4<false>(f, row, 0);
+  return __uint_as_float(f[0]);
+}
+
+__global__ void misaligned_matrix(float* out, bool fixed) {
+  NRL_SHARED(uint4, s, [threads + 1]);
+  s[threadIdx.x] = make_uint4(0, 0, 0, 0);
+  __syncthreads();
+  out[threadIdx.x] = first_of_matrix(reinterpret_cast<const char*>(&s[threadIdx.x]) + (fixed ? 0 : 8));
+}
+
+__global__ void matrix_outside_tile(float* out, bool fixed) {
+  NRL_DYN_SHARED(uint4, s);
+  s[threadIdx.x] = make_uint4(0, 0, 0, 0);
+  __syncthreads();
+  out[threadIdx.x] = first_of_matrix(&s[threadIdx.x + (fixed ? 0 : 1)]);
+}
+
+__global__ void matrix_before_barrier(float* out, bool fixed) {
+  NRL_SHARED(uint4, s, [threads]);
+  s[threadIdx.x] = make_uint4(0, 0, 0, 0);
+  if (fixed) __syncthreads();
+  out[threadIdx.x] = first_of_matrix(&s[(threadIdx.x + 32) % threads]);
+}
+
+// --- blocks in turn ------------------------------------------------------------------------------
+
+/// Each block adds to a sum after the block before it; `arrived` is the counter of turns.
+__global__ void sum_out_of_turn(float* out, unsigned* arrived, bool fixed) {
+  NRL_SHARED(unsigned, ticket, [1]);
+  if (threadIdx.x == 0) ticket[0] = atomicAdd(arrived + 1, 1u);
+  __syncthreads();
+  if (fixed && threadIdx.x == 0) nrl_wait_for_signal(arrived, ticket[0]);
+  __syncthreads();
+  out[threadIdx.x] += 1.0f;
+  __syncthreads();
+  if (threadIdx.x == 0) nrl_signal(arrived, ticket[0] + 1);
+}
+
+/// The numbers of blocks instead of tickets: the GPU may start the others first and have no room for this
+/// one.
+__global__ void turn_without_ticket(float* out, unsigned* arrived, bool fixed) {
+  if (threadIdx.x != 0) return;
+  const unsigned number = fixed ? atomicAdd(arrived + 1, 1u) : gridDim.x - 1 - blockIdx.x;
+  nrl_wait_for_signal(arrived, number);
+  out[0] += 1.0f;
+  nrl_signal(arrived, number + 1);
 }
 
 // --- races between blocks ------------------------------------------------------------------------
@@ -263,7 +348,7 @@ constexpr const char* bounds = "ERROR: AddressSanitizer";
   [](Memory& m, [[maybe_unused]] bool fixed) {                                       \
     NRL_LAUNCH((kernel), grid, threads, shared, nullptr, m.out.data(), __VA_ARGS__); \
   }
-constexpr size_t dynamic = threads * sizeof(float);
+constexpr size_t dynamic = threads * sizeof(float), tile = threads * sizeof(uint4);
 
 const Bug bugs[] = {
     {"read_after_write", LAUNCH(read_after_write, 1, 0, fixed), nan, nan, race},
@@ -283,8 +368,17 @@ const Bug bugs[] = {
     {"missing_wait", LAUNCH(missing_wait, 1, 0, m.in.data(), fixed), nan, nan, nan},
     {"wait_for_too_few", LAUNCH(wait_for_too_few, 1, 0, m.in.data(), fixed), nan, nan, nan},
     {"wait_without_barrier", LAUNCH(wait_without_barrier, 1, 0, m.in.data(), fixed), nan, nan, race},
+    {"missing_wait_of_a_stage", LAUNCH(missing_wait_of_a_stage, 1, 0, m.in.data(), fixed), nan, nan, nan},
+    {"copy_over_a_tile_in_use", LAUNCH(copy_over_a_tile_in_use, 1, 0, m.in.data(), fixed), nan, nan, race},
+    {"misaligned_matrix", LAUNCH(misaligned_matrix, 1, tile, fixed), "not aligned", "not aligned",
+     "not aligned"},
+    {"matrix_outside_tile", LAUNCH(matrix_outside_tile, 1, tile, fixed), nullptr, bounds, nullptr},
+    {"matrix_before_barrier", LAUNCH(matrix_before_barrier, 1, 0, fixed), nan, nan, race},
+    {"sum_out_of_turn", LAUNCH(sum_out_of_turn, blocks, 0, m.arrived, fixed), nullptr, nullptr, race},
+    {"turn_without_ticket", LAUNCH(turn_without_ticket, blocks, 0, m.arrived, fixed), "has not run",
+     "has not run", "has not run"},
     {"block_race", LAUNCH(block_race, blocks, 0, fixed), nullptr, nullptr, race},
-    {"missing_fence", LAUNCH(missing_fence, blocks - 1, 0, &m.arrived, fixed), nullptr, nullptr, race},
+    {"missing_fence", LAUNCH(missing_fence, blocks - 1, 0, m.arrived, fixed), nullptr, nullptr, race},
     {"outside_static", LAUNCH(outside_static, 1, 0, fixed), nullptr, bounds, nullptr},
     {"outside_dynamic", LAUNCH(outside_dynamic, 1, dynamic, fixed), nullptr, bounds, nullptr},
     {"outside_global", LAUNCH(outside_global, blocks, 0, fixed), nullptr, bounds, nullptr},
@@ -339,7 +433,7 @@ int run(std::string_view name, bool fixed) {
     try {
       bug.launch(memory, fixed);
       // Again: the thread sanitizer tells other pairs of blocks apart in every second launch.
-      memory.arrived = 0;
+      memory.arrived[0] = memory.arrived[1] = 0;
       bug.launch(memory, fixed);
     } catch (const nrl::sim::KernelError& e) {
       std::printf("KernelError: %s\n", e.what());

@@ -75,6 +75,7 @@ void ThreadBlock::prepare(size_t block_index, const Options& options) {
   count_ = alive_ = static_cast<int>(dim.x * dim.y * dim.z);
   barrier_count_ = barrier_sum_ = 0;
   failed_ = false;
+  beside_others_ = options.threads > 1;
   ++runs_;
   shared_.reset(launch_->shared);
   for (int i = 0; i < count_; ++i) {

@@ -73,6 +73,7 @@ class ThreadBlock : public BlockView {
   void* shared_array(const void* key, size_t bytes, size_t align, const Site& at);
   const SharedMemory& shared() const { return shared_; }
   AsyncCopies& async_copies();
+  bool runs_beside_others() const { return beside_others_; }
 
  private:
   struct Warp {
@@ -120,6 +121,7 @@ class ThreadBlock : public BlockView {
 
   int runs_ = 0;
   bool failed_ = false;
+  bool beside_others_ = false;  ///< other OS threads run blocks of this launch
   std::string failure_;
   // Objects for the thread sanitizer; only their addresses matter.
   char start_ = 0;

@@ -4,13 +4,15 @@
 //
 // Undefined behavior becomes visible. A barrier that not all threads reach, a deadlock, a lane
 // outside its mask, a shuffle from a lane that is not there, a misaligned 16-byte access, a launch that the
-// hardware refuses: KernelError. Shared memory starts as NaN, cp.async lands as late as allowed. Under the
+// hardware refuses, a wait for a block that may not have started: KernelError. Shared memory starts as NaN,
+// cp.async lands as late as allowed and leaves NaN at its destination until then. Under the
 // address sanitizer shared arrays have guarded ends, under the thread sanitizer every CUDA thread is a
 // thread, so that races inside a block and between blocks are reported.
 //
 // Environment: NRL_SIM_ORDER=forward|reverse|random[:seed] is the order of blocks, warps and lanes,
 // NRL_SIM_THREADS the number of OS threads a grid is dealt to (1).
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <source_location>
@@ -90,7 +92,7 @@ struct AsyncCopies {
   static constexpr int capacity = 64;
   struct Copy {
     void* to;
-    const void* from;
+    const void* from;  ///< null: zeros
     int group;
   };
   Copy copy[capacity];
@@ -98,6 +100,17 @@ struct AsyncCopies {
   int group = 0;  ///< the one that is open
 };
 AsyncCopies& async_copies();
+
+/// The wait of a block for another one, which must have started before. Blocks of one OS thread run one after
+/// another: there the other block is over, or the wait would never end.
+class BlockWait {
+ public:
+  /// KernelError when the signal cannot come, or has not come for ten seconds.
+  void pause(const Site& at);
+
+ private:
+  std::chrono::steady_clock::time_point first_ = {};
+};
 
 /// Orders the memory accesses of CUDA threads before and after it: __threadfence.
 void fence();

@@ -112,36 +112,61 @@ struct SyncWarp {
 /// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 with the fragments of the PTX manual: lane l holds
 /// rows l/4 and l/4 + 8 of A and of C, and column l/4 of B; pairs of columns (of A, C) or rows (of B) are at
 /// 2 * (l % 4) and, in A and B, 8 further.
+template <int N>
 struct MatrixTile {
   const unsigned* a;
-  const unsigned* b;
-  const float* c;
-  float d[4];
+  const unsigned (*b)[2];
+  float (*d)[4];
 
   static float element(unsigned pair, int half) {
     return std::bit_cast<float>(half ? pair & 0xffff0000u : pair << 16);
   }
   static void apply(void* const* payloads, unsigned) {
-    float a[16][16], b[16][8];
+    float a[16][16], b[16][8 * N], d[16][8 * N];
     for (int lane = 0; lane < warp_size; ++lane) {
       const auto* tile = static_cast<const MatrixTile*>(payloads[lane]);
       const int group = lane / 4, pair = lane % 4 * 2;
       for (int half = 0; half < 2; ++half) {
         for (int r = 0; r < 4; ++r) a[group + r % 2 * 8][pair + half + r / 2 * 8] = element(tile->a[r], half);
-        for (int r = 0; r < 2; ++r) b[pair + half + r * 8][group] = element(tile->b[r], half);
+        for (int n = 0; n < N; ++n)
+          for (int r = 0; r < 2; ++r) b[pair + half + r * 8][n * 8 + group] = element(tile->b[n][r], half);
       }
+      for (int n = 0; n < N; ++n)
+        for (int i = 0; i < 4; ++i) d[group + i / 2 * 8][n * 8 + pair + i % 2] = tile->d[n][i];
     }
+    for (int m = 0; m < 16; ++m)
+      for (int k = 0; k < 16; ++k)
+        for (int n = 0; n < 8 * N; ++n) d[m][n] += a[m][k] * b[k][n];
     for (int lane = 0; lane < warp_size; ++lane) {
       auto* tile = static_cast<MatrixTile*>(payloads[lane]);
       const int group = lane / 4, pair = lane % 4 * 2;
-      for (int i = 0; i < 4; ++i) {
-        float sum = tile->c[i];
-        for (int k = 0; k < 16; ++k) sum += a[group + i / 2 * 8][k] * b[k][pair + i % 2];
-        tile->d[i] = sum;
-      }
+      for (int n = 0; n < N; ++n)
+        for (int i = 0; i < 4; ++i) tile->d[n][i] = d[group + i / 2 * 8][n * 8 + pair + i % 2];
     }
   }
   static constexpr WarpOp op{"mma.sync", &apply, true};
+};
+
+/// ldmatrix.sync.aligned.m8n8.x4(.trans).shared.b16.
+template <bool Transposed>
+struct MatrixLoad {
+  const void* row;
+  unsigned* out;
+
+  static void apply(void* const* payloads, unsigned) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      uint16_t m[8][8];
+      for (int r = 0; r < 8; ++r)
+        std::memcpy(m[r], static_cast<const MatrixLoad*>(payloads[matrix * 8 + r])->row, sizeof m[r]);
+      for (int lane = 0; lane < warp_size; ++lane) {
+        const int group = lane / 4, pair = lane % 4 * 2;
+        const unsigned low = Transposed ? m[pair][group] : m[group][pair],
+                       high = Transposed ? m[pair + 1][group] : m[group][pair + 1];
+        static_cast<MatrixLoad*>(payloads[lane])->out[matrix] = low | high << 16;
+      }
+    }
+  }
+  static constexpr WarpOp op{"ldmatrix", &apply, true};
 };
 
 /// Carries out this thread's copies of groups before `group`.
@@ -150,7 +175,7 @@ inline void finish_copies(AsyncCopies& copies, int group) {
   for (int i = 0; i < copies.count; ++i) {
     const AsyncCopies::Copy copy = copies.copy[i];
     if (copy.group < group) {
-      *static_cast<::uint4*>(copy.to) = *static_cast<const ::uint4*>(copy.from);
+      *static_cast<::uint4*>(copy.to) = copy.from ? *static_cast<const ::uint4*>(copy.from) : ::uint4{};
     } else {
       copies.copy[kept++] = copy;
     }
@@ -217,13 +242,24 @@ T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, NRL_SITE) {
 }
 
 // --- kernel.h's wrappers of PTX ------------------------------------------------------------------
-inline void nrl_mma_m16n8k16_bf16(float* d, const unsigned* a, const unsigned* b, const float* c, NRL_SITE) {
-  nrl::sim::MatrixTile tile{a, b, c, {}};
-  nrl::sim::collective(0xffffffffu, nrl::sim::MatrixTile::op, &tile, at);
-  for (int i = 0; i < 4; ++i) d[i] = tile.d[i];
+template <int N>
+void nrl_mma_m16n8k16_bf16(float (*d)[4], const unsigned* a, const unsigned (*b)[2], NRL_SITE) {
+  nrl::sim::MatrixTile<N> tile{a, b, d};
+  nrl::sim::collective(0xffffffffu, nrl::sim::MatrixTile<N>::op, &tile, at);
 }
-// The copy happens as late as allowed: in the wait for its group.
-inline void nrl_cp_async16(void* to, const void* from, NRL_SITE) {
+template <bool Transposed>
+void nrl_ldmatrix_x4(unsigned* f, const void* base, int offset, NRL_SITE) {
+  const char* const row = static_cast<const char*>(base) + offset;
+  nrl::sim::check_aligned(row, 16, at);
+  if (!nrl::sim::in_shared_memory(row, 16))
+    nrl::sim::fail_thread("ldmatrix of memory that is not shared", at);
+  nrl::sim::MatrixLoad<Transposed> load{row, f};
+  nrl::sim::collective(0xffffffffu, nrl::sim::MatrixLoad<Transposed>::op, &load, at);
+}
+// The copy happens as late as allowed: in the wait for its group. Until then the destination is NaN, so that
+// reading it too early shows even where it has a plausible older tile, and writing it while other threads
+// still read that tile is a race.
+inline void nrl_cp_async16(void* to, const void* from, bool real = true, NRL_SITE) {
   nrl::sim::check_aligned(to, 16, at);
   nrl::sim::check_aligned(from, 16, at);
   if (!nrl::sim::in_shared_memory(to, 16)) nrl::sim::fail_thread("cp.async to memory that is not shared", at);
@@ -231,7 +267,8 @@ inline void nrl_cp_async16(void* to, const void* from, NRL_SITE) {
   if (copies.count == nrl::sim::AsyncCopies::capacity) {
     nrl::sim::fail_thread("more cp.async in flight than the engine holds for one thread", at);
   }
-  copies.copy[copies.count++] = {to, from, copies.group};
+  *static_cast<::uint4*>(to) = {~0u, ~0u, ~0u, ~0u};
+  copies.copy[copies.count++] = {to, real ? from : nullptr, copies.group};
 }
 inline void nrl_cp_async_commit() {
   ++nrl::sim::async_copies().group;
@@ -240,5 +277,17 @@ template <int N>
 void nrl_cp_async_wait() {
   nrl::sim::AsyncCopies& copies = nrl::sim::async_copies();
   nrl::sim::finish_copies(copies, copies.group - N);
+}
+inline float nrl_exp2(float x) {
+  return std::exp2(x);
+}
+inline int nrl_opaque(int x) {
+  return x;
+}
+inline void nrl_signal(unsigned* flag, unsigned value) {
+  __atomic_store_n(flag, value, __ATOMIC_RELEASE);
+}
+inline void nrl_wait_for_signal(const unsigned* flag, unsigned value, NRL_SITE) {
+  for (nrl::sim::BlockWait wait; __atomic_load_n(flag, __ATOMIC_ACQUIRE) != value;) wait.pause(at);
 }
 #undef NRL_SITE

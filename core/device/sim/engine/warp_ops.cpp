@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "core/device/sim/engine/block.h"
 
@@ -159,6 +160,16 @@ bool in_shared_memory(const void* p, size_t bytes) {
 }
 AsyncCopies& async_copies() {
   return running_block().async_copies();
+}
+
+void BlockWait::pause(const Site& at) {
+  constexpr auto most = std::chrono::seconds(10);
+  const auto now = std::chrono::steady_clock::now();
+  if (first_ == std::chrono::steady_clock::time_point()) first_ = now;
+  if (!running_block().runs_beside_others())
+    fail_thread("waits for the signal of a block that has not run; tickets must order such blocks", at);
+  if (now - first_ > most) fail_thread("waited 10 s for the signal of another block", at);
+  std::this_thread::yield();
 }
 
 void fence() {

@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(FlashArguments
 #pragma unroll
       for (int n = 0; n < tiles; ++n) {
         load_b_transposed<smem_stride>(fb, k + n * 8 * smem_stride + i, g, t);
-        nrl_mma_m16n8k16_bf16(score[n], fa, fb, score[n]);
+        nrl_mma_m16n8k16_bf16<1>(&score[n], fa, &fb);
       }
     }
 #pragma unroll
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(FlashArguments
       for (int n = 0; n < D / 8; ++n) {
         if (n * 8 >= a.d) break;
         load_b<smem_stride>(fb, v + i * 16 * smem_stride + n * 8, g, t);
-        nrl_mma_m16n8k16_bf16(out[n], fa, fb, out[n]);
+        nrl_mma_m16n8k16_bf16<1>(&out[n], fa, &fb);
       }
     }
   }
@@ -206,9 +206,9 @@ __device__ __forceinline__ void two_gemms(float (*score)[4], float (*grad)[4], c
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       load_b_transposed<Stride>(fb, other + n * 8 * Stride + i, g, t);
-      nrl_mma_m16n8k16_bf16(score[n], fa, fb, score[n]);
+      nrl_mma_m16n8k16_bf16<1>(&score[n], fa, &fb);
       load_b_transposed<Stride>(fb, other_2 + n * 8 * Stride + i, g, t);
-      nrl_mma_m16n8k16_bf16(grad[n], ga, fb, grad[n]);
+      nrl_mma_m16n8k16_bf16<1>(&grad[n], ga, &fb);
     }
   }
 }
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(FlashArguments<bf16
       for (int n = 0; n < D / 8; ++n) {
         if (n * 8 >= a.d) break;
         load_b<smem_stride>(fb, k + i * smem_stride + n * 8, g, t);
-        nrl_mma_m16n8k16_bf16(dq[n], fa, fb, dq[n]);
+        nrl_mma_m16n8k16_bf16<1>(&dq[n], fa, &fb);
       }
     }
   }
@@ -337,9 +337,9 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(FlashArguments<bf1
         for (int n = 0; n < Columns / 8; ++n) {
           if (column + n * 8 >= a.d) break;
           load_b<smem_stride>(fb, dout + i * smem_stride + column + n * 8, g, t);
-          nrl_mma_m16n8k16_bf16(dv[n], fp, fb, dv[n]);
+          nrl_mma_m16n8k16_bf16<1>(&dv[n], fp, &fb);
           load_b<smem_stride>(fb, q + i * smem_stride + column + n * 8, g, t);
-          nrl_mma_m16n8k16_bf16(dk[n], fs, fb, dk[n]);
+          nrl_mma_m16n8k16_bf16<1>(&dk[n], fs, &fb);
         }
       }
     }
