@@ -2,7 +2,8 @@
 // the layout allows.
 
 #include "core/ops/attention/cudnn/ragged.cuh"
-#include "core/ops/attention/flash/mma.cuh"
+#include "core/ops/attention/flash/mma_backward.cuh"
+#include "core/ops/attention/flash/mma_forward.cuh"
 #include "core/ops/attention_engine.h"
 #include "core/ops/ops_list.h"
 
@@ -22,13 +23,14 @@ attention::Engine* engine_for(const Exec& exec, const Attention& a) {
 
 void forward(Exec& exec, const AttentionForward& a) {
   if (attention::Engine* engine = engine_for(exec, a)) return engine->forward(exec, a);
-  if (on_tensor_cores(a.q, a.k, a.v, a.out)) return mma_forward(exec, a);
+  if (a.scale > 0 && on_tensor_cores(a.q, a.k, a.v, a.out)) return mma_forward(exec, a);
   a.q.dtype == DType::f32 ? flash_forward_of<float>(exec, a) : flash_forward_of<bf16>(exec, a);
 }
 
 void backward(Exec& exec, const AttentionBackward& a) {
   if (attention::Engine* engine = engine_for(exec, a)) return engine->backward(exec, a);
-  if (on_tensor_cores(a.q, a.k, a.v, a.out, a.dout, a.dq, a.dk, a.dv)) return mma_backward(exec, a);
+  if (a.scale > 0 && on_tensor_cores(a.q, a.k, a.v, a.out, a.dout, a.dq, a.dk, a.dv))
+    return mma_backward(exec, a);
   a.q.dtype == DType::f32 ? flash_backward_of<float>(exec, a) : flash_backward_of<bf16>(exec, a);
 }
 

@@ -42,6 +42,9 @@ template <class T>
 struct FlashArguments {
   HeadRows<T> q, k, v, out, dout, dq, dk, dv;
   float *lse = nullptr, *delta = nullptr;  ///< (heads, queries)
+  // Of mma_backward.cuh alone.
+  float* dq_sums = nullptr;                       ///< (heads, queries, d), columns permuted
+  unsigned *turns = nullptr, *tickets = nullptr;  ///< (heads, queries), of the first query of a tile; one
   const int *cu_q = nullptr, *cu_k = nullptr;
   int64_t queries = 0, lse_step = 0, window = 0;
   int group = 1, d = 0;
@@ -52,15 +55,13 @@ struct FlashArguments {
 
 /// A sequence's rows, and which keys a query sees: local key j and query i with j <= i + shift.
 struct Sequence {
-  int64_t q_begin, k_begin;
-  int queries, keys;
-  int64_t shift;
+  int q_begin, k_begin, queries, keys, shift;
   template <class T>
   __device__ Sequence(const FlashArguments<T>& a, int s)
       : q_begin(a.cu_q[s]),
         k_begin(a.cu_k[s]),
-        queries(static_cast<int>(a.cu_q[s + 1] - a.cu_q[s])),
-        keys(static_cast<int>(a.cu_k[s + 1] - a.cu_k[s])),
+        queries(a.cu_q[s + 1] - a.cu_q[s]),
+        keys(a.cu_k[s + 1] - a.cu_k[s]),
         shift(keys - queries) {}
 };
 template <class T>
@@ -369,20 +370,13 @@ unsigned flash_sequences(const Attention& a) {
   return static_cast<unsigned>(a.cu_q.dim(0) - 1);
 }
 
-/// Launches the kernel that writes delta to the workspace.
 template <class T>
-FlashArguments<T> flash_backward_arguments(Exec& exec, const AttentionBackward& a) {
+FlashArguments<T> flash_backward_arguments(const AttentionBackward& a) {
   FlashArguments<T> f = flash_arguments<T>(a);
   f.dout = HeadRows<T>(a.dout);
   f.dq = HeadRows<T>(a.dq);
   f.dk = HeadRows<T>(a.dk);
   f.dv = HeadRows<T>(a.dv);
-  const int heads = static_cast<int>(a.q.dim(1));
-  f.delta = reinterpret_cast<float*>(exec.workspace.data);
-  NRL_CHECK(exec.workspace.size >= static_cast<size_t>(heads * f.queries) * sizeof(float));
-  constexpr int warps = flash_threads / kernel::warp;
-  const auto blocks = static_cast<unsigned>((f.queries * heads + warps - 1) / warps);
-  if (f.queries > 0) NRL_LAUNCH((flash_delta_kernel<T>), blocks, flash_threads, 0, exec.stream, f, heads);
   return f;
 }
 
@@ -412,8 +406,15 @@ void flash_forward_of(Exec& exec, const AttentionForward& a) {
 
 template <class T>
 void flash_backward_of(Exec& exec, const AttentionBackward& a) {
-  const FlashArguments<T> f = flash_backward_arguments<T>(exec, a);
+  FlashArguments<T> f = flash_backward_arguments<T>(a);
   const auto heads = static_cast<unsigned>(a.q.dim(1)), kv_heads = static_cast<unsigned>(a.k.dim(1));
+  f.delta = reinterpret_cast<float*>(exec.workspace.data);
+  NRL_CHECK(exec.workspace.size >= static_cast<size_t>(heads * f.queries) * sizeof(float));
+  constexpr int warps = flash_threads / kernel::warp;
+  const auto delta_blocks = static_cast<unsigned>((f.queries * heads + warps - 1) / warps);
+  if (delta_blocks > 0)
+    NRL_LAUNCH((flash_delta_kernel<T>), delta_blocks, flash_threads, 0, exec.stream, f,
+               static_cast<int>(heads));
   const unsigned blocks = flash_blocks(a, block_m), sequences = flash_sequences(a);
   const size_t both = static_cast<size_t>((2 * block_m + 2 * block_n) * (f.d + 1));
   with_row_size(f.d, [&](auto per) {
