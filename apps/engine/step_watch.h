@@ -16,8 +16,8 @@ struct StepLimits {
   double medians = 20;  ///< a step may take this many times the median step, and at least:
   double graph_seconds = 60;
   /// Without a graph, and for a step after a pause (the first one, or after an evaluation or a checkpoint),
-  /// in which ranks may be late: as long as one operation may take.
-  double seconds = comm::DeviceCommOptions().nccl_timeout_seconds;
+  /// in which ranks may be late: longer than one operation may take, whose watchdog names it.
+  double seconds = comm::DeviceCommOptions().nccl_timeout_seconds + 60;
 };
 
 /// A step did not finish in time. The device does not respond: releasing its memory may block, so the process
