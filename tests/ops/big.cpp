@@ -97,7 +97,7 @@ struct Result {
 /// Builds the inputs, runs the op and returns what it wrote.
 using Body = std::function<std::vector<Result>(ops::Exec&, Rows&)>;
 
-std::vector<std::byte> bytes_of(ops::Exec& exec, const Tensor& t, int64_t begin, int64_t count) {
+std::vector<std::byte> stored_bytes(ops::Exec& exec, const Tensor& t, int64_t begin, int64_t count) {
   std::vector<std::byte> bytes(static_cast<size_t>(count));
   const int64_t size = size_of(t.dtype);
   ops::download(exec, make_tensor(static_cast<std::byte*>(t.data) + begin, t.dtype, {count / size}),
@@ -112,9 +112,9 @@ std::string compare(ops::Exec& exec, const Body& body, int64_t width, int64_t el
   for (size_t k = 0; k < got.size(); ++k) {
     const int64_t repeat = expected[k].value.bytes(), all = got[k].value.bytes();
     const int64_t slice = std::max<int64_t>((int64_t{64} << 20) / repeat, 1) * repeat;
-    const std::vector<std::byte> want = bytes_of(exec, expected[k].value, 0, repeat);
+    const std::vector<std::byte> want = stored_bytes(exec, expected[k].value, 0, repeat);
     for (int64_t begin = 0; begin < all; begin += slice) {
-      const std::vector<std::byte> part = bytes_of(exec, got[k].value, begin, std::min(slice, all - begin));
+      const std::vector<std::byte> part = stored_bytes(exec, got[k].value, begin, std::min(slice, all - begin));
       for (size_t at = 0; at < part.size(); at += want.size()) {
         const size_t n = std::min(want.size(), part.size() - at);
         if (std::memcmp(part.data() + at, want.data(), n) == 0) continue;
