@@ -200,10 +200,12 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   phases.add("configuration", train::wall_seconds() - process_start);
   phases.begin("device", "");
   train::Placement placement(world, config);
-  phases.add("context", placement.accelerator().context_seconds, "device");
-  phases.add("libraries", placement.accelerator().library_seconds, "device");
-  phases.begin("plan", "");
   const bool gpu = placement.device() == DeviceType::cuda;
+  if (gpu) {
+    phases.add("context", placement.accelerator().context_seconds, "device");
+    phases.add("libraries", placement.accelerator().library_seconds, "device");
+  }
+  phases.begin("plan", "");
   const size_t memory = gpu ? placement.exec().device->properties().memory : 0;
   auto made = plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1),
                                   placement.grid_position(), placement.device(), placement.host_threads(),

@@ -1,11 +1,11 @@
 #include "apps/model/parameters.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <functional>
 #include <numeric>
 
+#include "apps/model/normals.h"
 #include "core/base/philox.h"
 #include "core/device/cpu/parallel.h"
 
@@ -151,13 +151,15 @@ void initial_values(const ModelSpec& spec, const Parameter& parameter, const Par
   double scale = spec.initializer_range;
   if (parameter.init == Init::scaled_normal) scale /= std::sqrt(2.0 * static_cast<double>(spec.layers));
   const PhiloxStream stream(seed, part.name);
-  // Elements [first, last) of the logical tensor, in blocks of four.
+  // Elements [first, last) of the logical tensor: whole blocks of four, and parts of one at both ends.
+  const auto fill_one_by_one = [&](uint64_t first, uint64_t last, float* to) {
+    for (uint64_t e = first; e < last; ++e) to[e - first] = static_cast<float>(scale * stream.normal(e));
+  };
   const auto fill = [&](uint64_t first, uint64_t last, float* to) {
-    for (uint64_t block = first / 4; 4 * block < last; ++block) {
-      const std::array<double, 4> values = stream.normals(block);
-      for (uint64_t e = std::max(first, 4 * block); e < std::min(last, 4 * block + 4); ++e)
-        to[e - first] = static_cast<float>(scale * values[e % 4]);
-    }
+    const uint64_t begin = std::min((first + 3) / 4 * 4, last), end = std::max(last / 4 * 4, begin);
+    fill_one_by_one(first, begin, to);
+    scaled_normals(stream, begin / 4, static_cast<int64_t>((end - begin) / 4), scale, to + (begin - first));
+    fill_one_by_one(end, last, to + (end - first));
   };
   const bool contiguous = part.columns == part.width();
   cpu::parallel_for(threads, count, 4096, [&](int64_t begin, int64_t end) {

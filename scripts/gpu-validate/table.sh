@@ -6,7 +6,7 @@ stage_table() {
   cat <<'TEXT'
 doctor|1|30|capabilities of this build and machine
 smoke|1|60|5 steps of configs/quickstart.yaml; names the attention kernel
-attention-ops|1|90|attention kernels against the fp64 reference
+attention-ops|1|150|attention kernels against the fp64 reference, and cuDNN against them
 kernels|1|120|the other kernels against the fp64 reference
 gradients|1|45|backward kernels against finite differences
 losses-fp32|1|60|20 steps of configs/quickstart.yaml in fp32 against the CPU

@@ -2,10 +2,13 @@
 // every memory option against the run without it.
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <set>
 #include <tuple>
 
 #include "apps/model/hf_config.h"
+#include "apps/model/normals.h"
 #include "tests/catch.h"
 #include "tests/model/tiny_model.h"
 
@@ -252,6 +255,52 @@ TEST_CASE("buffers that are alive together do not overlap", "[model][memory]") {
       INFO(a.name << " and " << b.name);
       REQUIRE((a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset));
     }
+}
+
+TEST_CASE("normal numbers in bulk have the bits of single ones", "[model]") {
+  // 1 of some thousand batches is computed again, because an approximation is too close to a boundary.
+  struct Case {
+    uint64_t seed, first;
+    double scale;
+    int64_t blocks;
+  };
+  for (const Case& c : {Case{7, 0, 0.02, 1 << 20},
+                        {8, (uint64_t{1} << 40) + 3, 0.02 / std::sqrt(24.0), 1 << 18},
+                        {9, 5, 1.0, 64 * 1000 + 63},
+                        {10, 1, 0.0, 200},
+                        {11, 0, -1e-30, 63},
+                        {12, 9, 1, 0}}) {
+    CAPTURE(c.seed);
+    const PhiloxStream stream(c.seed, "normals");
+    std::vector<float> got(static_cast<size_t>(4 * c.blocks) + 1, 123.0f);
+    model::scaled_normals(stream, c.first, c.blocks, c.scale, got.data());
+    int64_t bad = 0;
+    for (int64_t i = 0; i < 4 * c.blocks; ++i) {
+      const auto want = static_cast<float>(c.scale * stream.normal(4 * c.first + static_cast<uint64_t>(i)));
+      bad += std::bit_cast<uint32_t>(got[static_cast<size_t>(i)]) != std::bit_cast<uint32_t>(want);
+    }
+    REQUIRE(bad == 0);
+    REQUIRE(got.back() == 123.0f);
+  }
+}
+
+TEST_CASE("initial values are scaled normal numbers of the element", "[model]") {
+  const auto spec = model::parse_model_config(test::tiny_configs()[0].second, "test");
+  model::Parameter p;
+  for (const int64_t columns : {1, 7, 300, 1001}) {
+    CAPTURE(columns);
+    model::Part part{"w", {5, columns + 3}};
+    part.row = 1, part.rows = 3, part.column = columns == 7 ? 2 : 0, part.columns = columns;
+    const PhiloxStream stream(4, "w");
+    std::vector<float> values(static_cast<size_t>(part.numel()));
+    model::initial_values(spec, p, part, 4, values.data(), 2);
+    int64_t bad = 0;
+    for (int64_t i = 0; i < part.numel(); ++i)
+      bad +=
+          values[static_cast<size_t>(i)] !=
+          static_cast<float>(spec.initializer_range * stream.normal(static_cast<uint64_t>(part.element(i))));
+    REQUIRE(bad == 0);
+  }
 }
 
 TEST_CASE("initial values depend on seed, name and element only", "[model]") {
