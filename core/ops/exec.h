@@ -42,8 +42,8 @@ struct Exec {
   int multiprocessors = 0;            ///< GPU: of the device, for grid sizes
   Libraries* libraries = nullptr;     ///< GPU: GEMM and attention (libraries.h)
   /// Not null: ops only add the kernels that they would call, and compute nothing on tensors. They ask the
-  /// libraries for the plans of their arguments and note the choice (libraries.h); autotuning times plans on a
-  /// stream of its own.
+  /// libraries for the plans of their arguments and note the choice (libraries.h); autotuning times plans on
+  /// a stream of its own.
   KernelSet* needed = nullptr;
   std::vector<Call>* calls = nullptr;  ///< with `needed`: ops add their calls with their costs (cost.h)
 

@@ -23,8 +23,7 @@ Cost cost(const Exec&, const AdamW& a) {
   // The elements of this call: with chunks those of the state, which may be a part of the flat buffers.
   const double updated = bytes_of(a.exp_avg), state = 2 * updated;
   const double copy = a.param_bf16 ? updated / 2 : 0;
-  return {.read = 2 * updated + state + bytes_of(a.chunks, a.scalars),
-          .written = updated + state + copy};
+  return {.read = 2 * updated + state + bytes_of(a.chunks, a.scalars), .written = updated + state + copy};
 }
 
 Cost cost(const Exec&, const SumOfSquares& a) {
