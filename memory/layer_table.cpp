@@ -35,6 +35,8 @@ void LayerTable::add(const Step& step) {
   NRL_CHECK((step.reads & ~(written_ | ports_)) == 0, "step {} reads a slot that no earlier step wrote",
             step.name);
   NRL_CHECK((step.writes & ports_) == 0, "step {} writes a slot of another layer", step.name);
+  NRL_CHECK((step.remakes & ~recomputable()) == 0, "step {} remakes a slot that no forward step recomputes",
+            step.name);
   if (step.pass == Pass::forward) {
     NRL_CHECK(forward_steps_ == static_cast<int>(steps_.size()), "forward step {} follows backward steps",
               step.name);

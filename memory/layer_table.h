@@ -62,6 +62,9 @@ struct Step {
   Modes modes = every_mode;
   SlotSet reads = 0, writes = 0;
   std::array<TakeOver, 2> take_over{};
+  /// Backward steps: slots of the forward pass that the step can write as well, if they are recomputed and
+  /// not yet made. That replaces the forward step that would recompute them.
+  SlotSet remakes = 0;
 };
 
 class LayerTable {

@@ -77,7 +77,16 @@ Reads reads(S... slots) {
 struct Writes {
   memory::SlotSet set = 0;
   std::array<memory::TakeOver, 2> take_over{};
+  memory::SlotSet remakes = 0;
 };
+/// A slot of the forward pass that a dgrad step can compute as well, instead of its recomputation; it may
+/// reuse the memory of `input`. Run::remade() says whether the step must.
+struct Remade {
+  memory::TakeOver take_over;
+};
+inline Remade remade_over(Slot output, Slot input) {
+  return {{output, input}};
+}
 inline memory::TakeOver over(Slot output, Slot input) {
   return {output, input};
 }
@@ -88,6 +97,10 @@ inline void add(Writes& w, Slot slot) {
 inline void add(Writes& w, memory::TakeOver t) {
   w.set |= t.output.bit();
   w.take_over[w.take_over[0].output ? 1 : 0] = t;
+}
+inline void add(Writes& w, Remade r) {
+  w.remakes |= r.take_over.output.bit();
+  w.take_over[w.take_over[0].output ? 1 : 0] = r.take_over;
 }
 }  // namespace detail
 template <class... S>
@@ -124,6 +137,8 @@ class Run {
   /// The slot as a tensor (rows, width). Only valid inside a step that names it. Empty for an unset slot, and
   /// for the port `residual` of the first layer after the embedding.
   Tensor operator[](Slot slot) const;
+  /// The slot, if this step must write it (remade_over()); else empty.
+  Tensor remade(Slot slot) const { return (accessible_ & slot.bit()) != 0 ? (*this)[slot] : Tensor{}; }
 
   const LayerContext& context() const { return *context_; }
   const ModelSpec& spec() const { return *context_->spec; }

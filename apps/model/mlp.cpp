@@ -123,7 +123,7 @@ void Mlp::backward(Run& r) {
   if (d_proj_)
     r.dgrad("mlp_dropout", reads(d_out_), writes(d_proj_),
             [&] { r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::mlp); });
-  if (fuse_gelu_)
+  if (fuse_gelu_) {
     r.dgrad("mlp_out_gelu", reads(d_proj, in_), writes(d_in_), [&] {
       ops::linear_backward_data(r.exec(), {.dout = r[d_proj],
                                            .weight = r.weight(p_.mlp_out),
@@ -131,11 +131,21 @@ void Mlp::backward(Run& r) {
                                            .activation = spec_.activation,
                                            .pre_activation = r[in_]});
     });
-  else
+  } else {
     r.dgrad("mlp_out", reads(d_proj), writes(d_act_), [&] {
       ops::linear_backward_data(r.exec(),
                                 {.dout = r[d_proj], .weight = r.weight(p_.mlp_out), .dx = r[d_act_]});
     });
+    r.dgrad("activation", reads(d_act_, in_), writes(over(d_in_, in_), remade_over(act_, d_act_)), [&] {
+      ops::activation_backward(r.exec(), {.kind = spec_.activation,
+                                          .gated = spec_.gated,
+                                          .dout = r[d_act_],
+                                          .x = r[in_],
+                                          .dx = r[d_in_],
+                                          .out = r.remade(act_)});
+    });
+  }
+  // After the activation, which writes act_ where it is recomputed.
   r.wgrad("mlp_out", reads(d_proj, act_), [&] {
     ops::linear_backward_weight(r.exec(), {.dout = r[d_proj],
                                            .x = r[act_],
@@ -144,12 +154,6 @@ void Mlp::backward(Run& r) {
                                            .accumulate = r.accumulates(p_.mlp_out)});
     r.gradient_ready({p_.mlp_out, p_.mlp_out_bias});
   });
-  if (!fuse_gelu_)
-    r.dgrad("activation", reads(d_act_, in_), writes(over(d_in_, in_)), [&] {
-      ops::activation_backward(
-          r.exec(),
-          {.kind = spec_.activation, .gated = spec_.gated, .dout = r[d_act_], .x = r[in_], .dx = r[d_in_]});
-    });
   r.dgrad("mlp_in", reads(d_in_), writes(d_norm_), [&] {
     ops::linear_backward_data(r.exec(), {.dout = r[d_in_], .weight = r.weight(p_.mlp_in), .dx = r[d_norm_]});
   });

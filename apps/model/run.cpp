@@ -13,7 +13,8 @@ bool Run::enter(Pass pass, memory::Modes modes, std::string_view name, Reads rea
                              .modes = modes,
                              .reads = reads.set,
                              .writes = writes.set,
-                             .take_over = writes.take_over});
+                             .take_over = writes.take_over,
+                             .remakes = writes.remakes});
     return false;
   }
   const int step = cursor_++;
@@ -29,9 +30,13 @@ bool Run::enter(Pass pass, memory::Modes modes, std::string_view name, Reads rea
       if (!wgrad_) return false;
       break;
   }
-  if (pass != Pass::forward) stage_->recompute(*this, reads.set);
-  if (!stage_->tick(*this, layer_->table().steps()[static_cast<size_t>(step)])) return false;
-  accessible_ = reads.set | writes.set;
+  memory::SlotSet remade = 0;
+  if (pass != Pass::forward) {
+    stage_->recompute(*this, reads.set);
+    remade = stage_->remake(*this, writes.remakes);
+  }
+  if (!stage_->tick(*this, layer_->table().steps()[static_cast<size_t>(step)], remade)) return false;
+  accessible_ = reads.set | writes.set | remade;
   return true;
 }
 

@@ -141,6 +141,13 @@ void Stage::recompute(Run& r, SlotSet wanted) {
   r.layer_->forward(again);
 }
 
+SlotSet Stage::remake(Run& r, SlotSet possible) {
+  SlotSet& made = r.frame_->made[static_cast<size_t>(r.index_)];
+  const SlotSet remade = possible & r.recomputed_ & ~made;
+  made |= remade;
+  return remade;
+}
+
 int Stage::forward_buffer(int chunk, int layer, Slot slot) const {
   return forward_buffers_[static_cast<size_t>(chunk)][static_cast<size_t>(layer)]
                          [static_cast<size_t>(slot.id)];
@@ -181,7 +188,7 @@ int Stage::next_tick() {
   return tick_;
 }
 
-bool Stage::tick(Run& r, const memory::Step& step) {
+bool Stage::tick(Run& r, const memory::Step& step, SlotSet remade) {
   const int now = next_tick();
   if (!liveness_) return true;
   const auto id_of = [&](int slot) {
@@ -191,9 +198,9 @@ bool Stage::tick(Run& r, const memory::Step& step) {
   for (SlotSet set = step.reads; set != 0; set &= set - 1)
     if (const int id = id_of(std::countr_zero(set)); id >= 0) liveness_->use(id, now, false);
   // A recomputed step also rewrites slots that were kept, with identical bits; those do not begin a lifetime.
-  const SlotSet begins =
-      step.writes & ~step.reads & (r.mode_ == memory::recompute ? r.recomputed_ : ~SlotSet{0});
-  for (SlotSet set = step.writes; set != 0; set &= set - 1) {
+  const SlotSet writes = step.writes | remade;
+  const SlotSet begins = writes & ~step.reads & (r.mode_ == memory::recompute ? r.recomputed_ : ~SlotSet{0});
+  for (SlotSet set = writes; set != 0; set &= set - 1) {
     const int slot = std::countr_zero(set);
     if (const int id = id_of(slot); id >= 0) liveness_->use(id, now, ((begins >> slot) & 1) != 0);
   }

@@ -77,8 +77,11 @@ class Stage {
   void enter_layer(Run& r, int index);
   /// Recomputes those slots of `wanted` that are not kept and not recomputed yet.
   void recompute(Run& r, memory::SlotSet wanted);
-  /// Starts a step; false in the dry run, where only its buffer uses are recorded.
-  bool tick(Run& r, const memory::Step& step);
+  /// Those slots of `possible` that are not kept and not made yet, which counts as done: the step makes them.
+  memory::SlotSet remake(Run& r, memory::SlotSet possible);
+  /// Starts a step that also writes the slots `remade`; false in the dry run, where only its buffer uses are
+  /// recorded.
+  bool tick(Run& r, const memory::Step& step, memory::SlotSet remade);
   Tensor tensor(const Run& r, Slot slot) const;
   /// Index of the slot's buffer in the run's frame; -1: none.
   int buffer_index(const Run& r, int slot) const;

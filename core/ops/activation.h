@@ -16,13 +16,15 @@ struct ActivationForward {
   Tensor out;  ///< (N, F), same dtype
 };
 
-/// dx is (N, F) or (N, 2F) and may alias x.
+/// dx is (N, F) or (N, 2F) and may alias x. With `out`, also out = f(x) (gated: f(gate) * up), with the bits
+/// of activation_forward; it may alias dout.
 struct ActivationBackward {
   Activation kind = Activation::silu;
   bool gated = false;
   Tensor dout;  ///< (N, F)
   Tensor x;
   Tensor dx;
+  Tensor out = {};  ///< optional (N, F), same dtype
 };
 
 void activation_forward(Exec& exec, const ActivationForward& a);

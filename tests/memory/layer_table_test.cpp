@@ -74,6 +74,8 @@ TEST_CASE("steps that do not fit the table are errors", "[memory]") {
   CHECK_THROWS_WITH(other.add(Step{.name = "s", .reads = a.bit()}),
                     ContainsSubstring("no earlier step wrote"));
   CHECK_THROWS_WITH(other.add(Step{.name = "s", .writes = port.bit()}), ContainsSubstring("another layer"));
+  CHECK_THROWS_WITH(other.add(Step{.name = "s", .pass = Pass::data, .remakes = a.bit()}),
+                    ContainsSubstring("that no forward step recomputes"));
   for (size_t s = 2; s < max_slots; ++s) other.add(SlotSpec{.name = "s", .width = 1});
   CHECK_THROWS_WITH(other.add(SlotSpec{.name = "s", .width = 1}), ContainsSubstring("more than 64 slots"));
 }

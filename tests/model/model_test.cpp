@@ -121,6 +121,34 @@ TEST_CASE("recomputation changes no bit", "[model]") {
   }
 }
 
+TEST_CASE("the backward pass of the activation recomputes it", "[model]") {
+  static int calls, with_out;
+  static decltype(ops::KernelTable::activation_forward) forward;
+  static decltype(ops::KernelTable::activation_backward) backward;
+  ops::KernelTable counting = ops::cpu_kernels(cpu::best_isa());
+  forward = counting.activation_forward;
+  backward = counting.activation_backward;
+  counting.activation_forward = [](ops::Exec& e, const ops::ActivationForward& a) {
+    ++calls;
+    forward(e, a);
+  };
+  counting.activation_backward = [](ops::Exec& e, const ops::ActivationBackward& a) {
+    with_out += a.out.data != nullptr;
+    backward(e, a);
+  };
+  for (const auto& [name, config] : test::tiny_configs())
+    for (const bool recompute : {false, true}) {
+      INFO(name);
+      using Rules = std::vector<std::string>;
+      TinyModel m(config, counting, 1, recompute ? Rules{"activation"} : Rules{});
+      calls = with_out = 0;
+      m.gradients();
+      const auto layers = static_cast<int>(m.spec_.layers);
+      CHECK(calls == layers);
+      CHECK(with_out == (recompute ? layers : 0));
+    }
+}
+
 TEST_CASE("bf16 storage stays near f32", "[model]") {
   for (const auto& [name, config] : test::tiny_configs()) {
     INFO(name);

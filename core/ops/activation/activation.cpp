@@ -42,6 +42,12 @@ void activation_backward(Exec& exec, const ActivationBackward& a) {
   NRL_CHECK(same_or_disjoint(a.dx, a.x), "activation_backward: dx overlaps x partly");
   NRL_CHECK(same_or_disjoint(a.gated ? a.dx.columns(0, a.dout.dim(1)) : a.dx, a.dout),
             "activation_backward: dx overlaps dout partly");
+  if (a.out) {
+    check("activation_backward", a.x, a.out, a.dx, a.gated);
+    NRL_CHECK(same_or_disjoint(a.out, a.dout) && a.out.data != a.x.data && same_or_disjoint(a.out, a.x) &&
+                  a.out.data != a.dx.data && same_or_disjoint(a.out, a.dx),
+              "activation_backward: out overlaps dout partly, or x or dx");
+  }
   const trace::Range range("activation_backward");
   if (a.dout.numel() > 0) exec.kernels->activation_backward(exec, a);
 }

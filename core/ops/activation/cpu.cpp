@@ -1,5 +1,7 @@
 // Activations of the MLP on the CPU; formulas in core/ops/activation.h. Rows are split over the threads.
 
+#include <cstring>
+
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
@@ -11,47 +13,69 @@ namespace {
 
 constexpr int64_t grain_elements = 8192;
 
+/// Elements [begin, begin + count) of a row of x (f, or 2 f when gated), to out[0], out[1], ...
+template <class T, Activation kind, bool gated>
+NRL_INLINE void forward_elements(const T* x, int64_t f, int64_t begin, int64_t count, T* out) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    float y = element::activation<SimdMath, kind>(static_cast<float>(x[begin + i])).value;
+    if constexpr (gated) y *= static_cast<float>(x[f + begin + i]);
+    store(out[i], y);
+  }
+}
+
+template <class T, Activation kind, bool gated>
+NRL_INLINE void backward_elements(const T* dout, const T* x, T* dx, int64_t f, int64_t begin, int64_t end) {
+#pragma omp simd
+  for (int64_t i = begin; i < end; ++i) {
+    const float g = static_cast<float>(dout[i]), v = static_cast<float>(x[i]);
+    const element::ValueAndSlope y = element::activation<SimdMath, kind>(v);
+    if constexpr (gated) {
+      const element::GatedGradient d = element::gated_gradient(y, static_cast<float>(x[f + i]), g);
+      store(dx[i], d.dgate);
+      store(dx[f + i], d.dup);
+    } else {
+      store(dx[i], g * y.slope);
+    }
+  }
+}
+
 template <class T, Activation kind, bool gated>
 void forward(Exec& exec, const ActivationForward& a) {
   const int64_t n = a.out.dim(0), f = a.out.dim(1);
   cpu::parallel_for(exec.threads, n, std::max<int64_t>(1, grain_elements / f),
                     [&](int64_t begin, int64_t end) {
-                      for (int64_t r = begin; r < end; ++r) {
-                        const T* x = data_of<const T>(a.x) + r * a.x.stride[0];
-                        T* out = data_of<T>(a.out) + r * a.out.stride[0];
-#pragma omp simd
-                        for (int64_t i = 0; i < f; ++i) {
-                          float y = element::activation<SimdMath, kind>(static_cast<float>(x[i])).value;
-                          if constexpr (gated) y *= static_cast<float>(x[f + i]);
-                          store(out[i], y);
-                        }
-                      }
+                      for (int64_t r = begin; r < end; ++r)
+                        forward_elements<T, kind, gated>(data_of<const T>(a.x) + r * a.x.stride[0], f, 0, f,
+                                                         data_of<T>(a.out) + r * a.out.stride[0]);
                     });
 }
 
 template <class T, Activation kind, bool gated>
 void backward(Exec& exec, const ActivationBackward& a) {
   const int64_t n = a.dout.dim(0), f = a.dout.dim(1);
-  cpu::parallel_for(exec.threads, n, std::max<int64_t>(1, grain_elements / f),
-                    [&](int64_t begin, int64_t end) {
-                      for (int64_t r = begin; r < end; ++r) {
-                        const T* dout = data_of<const T>(a.dout) + r * a.dout.stride[0];
-                        const T* x = data_of<const T>(a.x) + r * a.x.stride[0];
-                        T* dx = data_of<T>(a.dx) + r * a.dx.stride[0];
-#pragma omp simd
-                        for (int64_t i = 0; i < f; ++i) {
-                          const float g = static_cast<float>(dout[i]), v = static_cast<float>(x[i]);
-                          if constexpr (gated) {
-                            const element::GatedGradient d =
-                                element::gated_gradient<SimdMath, kind>(v, static_cast<float>(x[f + i]), g);
-                            store(dx[i], d.dgate);
-                            store(dx[f + i], d.dup);
-                          } else {
-                            store(dx[i], g * element::activation<SimdMath, kind>(v).slope);
-                          }
-                        }
-                      }
-                    });
+  cpu::parallel_for(
+      exec.threads, n, std::max<int64_t>(1, grain_elements / f), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const T* dout = data_of<const T>(a.dout) + r * a.dout.stride[0];
+          const T* x = data_of<const T>(a.x) + r * a.x.stride[0];
+          T* dx = data_of<T>(a.dx) + r * a.dx.stride[0];
+          if (!a.out) {
+            backward_elements<T, kind, gated>(dout, x, dx, f, 0, f);
+            continue;
+          }
+          // Two loops per block: the compiler would contract one loop in other ways than the forward pass's.
+          constexpr int64_t block = 1024;
+          T made[block];
+          T* out = data_of<T>(a.out) + r * a.out.stride[0];
+          for (int64_t i = 0; i < f; i += block) {
+            const int64_t count = std::min(block, f - i);
+            forward_elements<T, kind, gated>(x, f, i, count, made);
+            backward_elements<T, kind, gated>(dout, x, dx, f, i, i + count);
+            std::memcpy(static_cast<void*>(out + i), made, static_cast<size_t>(count) * sizeof(T));
+          }
+        }
+      });
 }
 
 template <class Body>

@@ -1,6 +1,6 @@
 // Activations of the MLP on the GPU. plain: out = f(x), dx = dout * f'(x). gated: out = f(gate) * up,
-// dgate = dout * up * f'(gate), dup = dout * f(gate). Writes (=) out or dx. A thread has `unroll` packs of E
-// elements (16 bytes) in flight; the grid strides over the packs of all rows.
+// dgate = dout * up * f'(gate), dup = dout * f(gate). Writes (=) out or dx, backward on request both. A
+// thread has `unroll` packs of E elements (16 bytes) in flight; the grid strides over the packs of all rows.
 
 #include <type_traits>
 
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(threads) activation_kernel(ActivationArguments
   }
 }
 
-template <class T, int E, Activation kind, bool gated>
+template <class T, int E, Activation kind, bool gated, bool with_out>
 __global__ void __launch_bounds__(threads) activation_backward_kernel(ActivationArguments<T> a) {
   constexpr int unroll = 2;  // four or six packs in flight
   const int64_t stride = static_cast<int64_t>(gridDim.x) * threads * unroll;
@@ -105,12 +105,15 @@ __global__ void __launch_bounds__(threads) activation_backward_kernel(Activation
       if constexpr (gated) up[u].get(factor);
 #pragma unroll
       for (int i = 0; i < E; ++i) {
+        const element::ValueAndSlope y = element::activation<MathFor<T>, kind>(v[i]);
         if constexpr (gated) {
-          const element::GatedGradient d = element::gated_gradient<MathFor<T>, kind>(v[i], factor[i], g[i]);
+          const element::GatedGradient d = element::gated_gradient(y, factor[i], g[i]);
+          g[i] = y.value * factor[i];
           v[i] = d.dgate;
           factor[i] = d.dup;
         } else {
-          v[i] = g[i] * element::activation<MathFor<T>, kind>(v[i]).slope;
+          v[i] = g[i] * y.slope;
+          g[i] = y.value;
         }
       }
       T* p = a.dx + at[u].row * a.dx_stride + at[u].column;
@@ -119,6 +122,10 @@ __global__ void __launch_bounds__(threads) activation_backward_kernel(Activation
       if constexpr (gated) {
         up[u].set(factor);
         up[u].store(p + a.width);
+      }
+      if constexpr (with_out) {
+        dout[u].set(g);
+        dout[u].store(a.out + at[u].row * a.out_stride + at[u].column);
       }
     }
   }
@@ -172,9 +179,15 @@ void backward(Exec& exec, const ActivationBackward& b) {
   a.dout_stride = b.dout.step(0);
   a.dx = static_cast<T*>(b.dx.data);
   a.dx_stride = b.dx.step(0);
+  a.out = static_cast<T*>(b.out.data);
+  a.out_stride = b.out ? b.out.step(0) : 0;
   const unsigned grid = kernel::grid_for(a.packs, threads * 2, exec.multiprocessors, 16);
   with_kind(b.kind, b.gated, [&]<Activation kind, bool gated>() {
-    NRL_LAUNCH((activation_backward_kernel<T, E, kind, gated>), grid, threads, 0, exec.stream, a);
+    if (b.out) {
+      NRL_LAUNCH((activation_backward_kernel<T, E, kind, gated, true>), grid, threads, 0, exec.stream, a);
+    } else {
+      NRL_LAUNCH((activation_backward_kernel<T, E, kind, gated, false>), grid, threads, 0, exec.stream, a);
+    }
   });
 }
 
@@ -186,7 +199,7 @@ void activation_forward_launch(Exec& exec, const ActivationForward& a) {
 }
 
 void activation_backward_launch(Exec& exec, const ActivationBackward& a) {
-  const bool packed = packed_rows(a.x) && packed_rows(a.dout) && packed_rows(a.dx);
+  const bool packed = packed_rows(a.x) && packed_rows(a.dout) && packed_rows(a.dx) && packed_rows(a.out);
   for_float_type(a.x.dtype,
                  [&]<class T>() { packed ? backward<T, per_pack<T>>(exec, a) : backward<T, 1>(exec, a); });
 }

@@ -19,6 +19,7 @@ void backward(Exec&, const ActivationBackward& a) {
       const double g = load(a.dout, r, i), x = load(a.x, r, i), up = a.gated ? load(a.x, r, f + i) : 1.0;
       store(a.dx, r, i, g * up * activation_slope(a.kind, x));
       if (a.gated) store(a.dx, r, f + i, g * activation_value(a.kind, x));
+      if (a.out) store(a.out, r, i, activation_value(a.kind, x) * up);
     }
   }
 }

@@ -35,11 +35,9 @@ struct GatedGradient {
   float dgate, dup;
 };
 
-/// Gradient of f(gate) * up.
-template <class Math, Activation kind>
-NRL_HOST_DEVICE inline __attribute__((always_inline)) GatedGradient gated_gradient(float gate, float up,
+/// Gradient of f(gate) * up; `f`: at the gate.
+NRL_HOST_DEVICE inline __attribute__((always_inline)) GatedGradient gated_gradient(ValueAndSlope f, float up,
                                                                                    float dout) {
-  const ValueAndSlope f = activation<Math, kind>(gate);
   return {dout * up * f.slope, dout * f.value};
 }
 
