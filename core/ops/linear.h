@@ -50,6 +50,10 @@ struct ColumnSums {
 };
 void column_sums(Exec& exec, const ColumnSums& a);
 Cost cost(const Exec& exec, const ColumnSums& a);
+/// Groups of rows whose sums column_sums stores at most on a GPU: it has blocks per column tile as well.
+constexpr int column_sum_groups(int partials) {
+  return partials < 256 ? partials : 256;
+}
 /// Scratch bytes of column_sums on a GPU for m columns.
 size_t column_sums_workspace(int64_t m, int partials);
 

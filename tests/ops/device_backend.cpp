@@ -14,7 +14,7 @@ namespace nrl::ops_test {
 namespace {
 
 constexpr auto busy_time = std::chrono::microseconds(100);
-constexpr size_t scratch_bytes = size_t{64} << 20;
+constexpr size_t scratch_bytes = size_t{96} << 20;
 constexpr auto alignment = std::align_val_t{256};  // as device memory: plans depend on it
 
 /// The memory of Buffers on both sides.

@@ -44,7 +44,7 @@ void guarded(const std::string& where, const Body& body) {
 
 /// Scratch memory for every context: one runs at a time. It starts as NaN, and then has what ops left there.
 ops::Workspace scratch() {
-  constexpr size_t bytes = size_t{64} << 20;
+  constexpr size_t bytes = size_t{96} << 20;
   static std::vector<std::byte> memory(bytes, std::byte{0xff});
   return {memory.data(), bytes};
 }

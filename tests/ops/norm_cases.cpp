@@ -124,6 +124,20 @@ void largest_output(Exec& e) {
   expect(std::isnan(amax.get(0)), "a NaN is lost");
 }
 
+/// Gradients of the weight have the same bits on GPUs of other sizes, and in every run.
+void same_sums(Exec& e) {
+  const Options o{NormKind::layer, DType::bf16, DType::bf16, true};
+  const Outputs expected = backward(e, {{600, 64}}, o, true, false);
+  for (const int multiprocessors : {e.multiprocessors, 1, 13}) {
+    Exec other = e;
+    other.multiprocessors = multiprocessors;
+    const Outputs again = backward(other, {{600, 64}}, o, true, false);
+    for (size_t i = 0; i < expected.size(); ++i)
+      expect(same_bits(expected[i].value, again[i].value),
+             fmt::format("{} differs with {} multiprocessors", expected[i].name, multiprocessors));
+  }
+}
+
 /// inputs x, residual, weight, bias with the loss <out, dout> + <sum, dresidual>.
 struct Problem {
   Buffer x, residual, weight, bias, dout, dresidual, sum, out, mean, rstd, dx, dweight, dbias;
@@ -191,6 +205,7 @@ GradProblem gradient(DType t, NormKind kind, std::vector<int64_t> shape) {
 NRL_OP_CASES(norm) {
   registry.properties.push_back({"norm.same_mask", same_mask});
   registry.properties.push_back({"norm.largest_output", largest_output});
+  registry.properties.push_back({"norm.same_sums", same_sums});
   const std::vector<Shape> shapes = {{{1, 1}},
                                      {{3, 7}},
                                      {{5, 31}, 2},
@@ -228,7 +243,8 @@ NRL_OP_CASES(norm) {
       }
     }
     for (DType dtype : {DType::f32, DType::bf16}) {
-      for (const Shape& shape : {Shape{{120, 8}}, {{70, 7}}, {{40, 1048}}, {{18, 9, 64}}}) {
+      for (const Shape& shape :
+           {Shape{{120, 8}}, {{70, 7}}, {{40, 1048}}, {{18, 9, 64}}, {{11, 4096}}, {{8, 8192}}}) {
         const Options o{kind, dtype, dtype, true};
         const std::string name =
             fmt::format("norm.{}.{} ({}) few blocks", kind_name, name_of(dtype), fmt::join(shape.x, ","));

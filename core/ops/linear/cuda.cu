@@ -91,8 +91,8 @@ void column_partials(Exec& exec, const ColumnSums& a, int64_t groups, float* par
 
 void column_sums_launch(Exec& exec, const ColumnSums& a) {
   const int64_t n = a.x.dim(0), m = a.x.dim(1);
-  const int64_t groups =
-      min((n + min_group_rows - 1) / min_group_rows, static_cast<int64_t>(exec.partials()));
+  const int64_t groups = min((n + min_group_rows - 1) / min_group_rows,
+                             static_cast<int64_t>(column_sum_groups(exec.partials())));
   Scratch scratch("column_sums", exec.workspace);
   float* partial = scratch.floats(groups * m);
   const bool vectors = aligned16(a.x.data) && a.x.stride[0] * size_of(a.x.dtype) % 16 == 0;

@@ -201,7 +201,7 @@ void column_sums(Exec& exec, const ColumnSums& a) {
 }
 
 size_t column_sums_workspace(int64_t m, int partials) {
-  return scratch_bytes(partials * m) + scratch_alignment;
+  return scratch_bytes(int64_t{column_sum_groups(partials)} * m) + scratch_alignment;
 }
 
 }  // namespace nrl::ops

@@ -41,10 +41,32 @@ struct RowRange {
       : begin(rows * blockIdx.x / gridDim.x), end(rows * (blockIdx.x + 1) / gridDim.x) {}
 };
 
+/// What a thread has of a row: N packs of dout and x, and the row's statistics.
+template <class T, NormKind kind, int N>
+struct RowPart {
+  static constexpr int E = per_pack<T>;
+  Pack<T, E> dout[N], x[N];
+  float mean = 0, rstd = 0;
+
+  __device__ __forceinline__ void load(const BackwardArguments<T>& a, int64_t row, int lane, int stride) {
+    const T *dout_row = a.dout[row], *x_row = a.x[row];
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const int c = (lane + k * stride) * E;
+      if (c >= a.d) continue;
+      dout[k].load(dout_row + c);
+      x[k].load(x_row + c);
+    }
+    if constexpr (kind == NormKind::layer) mean = a.mean[row];
+    rstd = a.rstd[row];
+  }
+};
+
 /// dx and the partial sums in one pass, for rows of up to threads_per_row * N packs. A thread keeps the sums
-/// of its columns in registers.
-template <class T, NormKind kind, int N, int max_block>
-__global__ void __launch_bounds__(max_block, max_block <= 384 ? 2 : 1)
+/// of its columns in registers. `prefetch`: it loads its part of the next row before the reduction over this
+/// one; blocks of 1024 threads have too few registers for that.
+template <class T, NormKind kind, int N, int max_block, int min_blocks, bool prefetch>
+__global__ void __launch_bounds__(max_block, min_blocks)
     norm_rows_backward_kernel(BackwardArguments<T> a, int threads_per_row) {
   constexpr int E = per_pack<T>;
   constexpr bool layer = kind == NormKind::layer;
@@ -53,28 +75,23 @@ __global__ void __launch_bounds__(max_block, max_block <= 384 ? 2 : 1)
   const int rows_per_block = static_cast<int>(blockDim.x) / threads_per_row, d = static_cast<int>(a.d);
   float dweight[N][E] = {}, dbias[layer ? N : 1][E] = {};
   const RowRange range(a.rows);
-  for (int64_t first = range.begin; first < range.end; first += rows_per_block) {
-    const int64_t row = first + group.index();
-    const bool valid = row < range.end;
-    const int end = valid ? d : 0;  // a thread without a row has no columns
-    Pack<T, E> dout[N], x[N], residual[N];
-    const T *dout_row = a.dout[row], *x_row = a.x[row];
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      const int c = (group.lane() + k * threads_per_row) * E;
-      if (c >= end) continue;
-      dout[k].load(dout_row + c);
-      x[k].load(x_row + c);
-    }
-    const float mean = layer && valid ? a.mean[row] : 0.0f, rstd = valid ? a.rstd[row] : 0.0f;
+  const int rows = static_cast<int>(range.end - range.begin);
+  RowPart<T, kind, N> part;
+  if (group.index() < rows) part.load(a, range.begin + group.index(), group.lane(), threads_per_row);
+  for (int first = 0; first < rows; first += rows_per_block) {
+    const int index = first + group.index();
+    const int64_t row = range.begin + index;
+    const bool has_next = index + rows_per_block < rows;
+    const int end = index < rows ? d : 0;  // a thread without a row has no columns
+    const float mean = part.mean, rstd = part.rstd;
     float sum_dy_centered = 0, sum_dy = 0;  // of dy * (x - mean) and of dy
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       const int c = (group.lane() + k * threads_per_row) * E;
       if (c >= end) continue;
       float g[E], v[E], weight[E];
-      dout[k].get(g);
-      x[k].get(v);
+      part.dout[k].get(g);
+      part.x[k].get(v);
       a.weight.get(c, weight);
 #pragma unroll
       for (int i = 0; i < E; ++i) {
@@ -88,6 +105,7 @@ __global__ void __launch_bounds__(max_block, max_block <= 384 ? 2 : 1)
       }
     }
     // Issued here to overlap with the reduction; loading earlier would raise register pressure.
+    Pack<T, E> residual[N];
     if (a.dresidual.data) {
       const T* residual_row = a.dresidual[row];
 #pragma unroll
@@ -96,6 +114,8 @@ __global__ void __launch_bounds__(max_block, max_block <= 384 ? 2 : 1)
         if (c < end) residual[k].load(residual_row + c);
       }
     }
+    RowPart<T, kind, N> next;
+    if (prefetch && has_next) next.load(a, row + rows_per_block, group.lane(), threads_per_row);
     if constexpr (layer) {
       const float2 both = group.sum(make_float2(sum_dy_centered, sum_dy));
       sum_dy_centered = both.x;
@@ -110,15 +130,20 @@ __global__ void __launch_bounds__(max_block, max_block <= 384 ? 2 : 1)
       const int c = (group.lane() + k * threads_per_row) * E;
       if (c >= end) continue;
       float g[E], v[E], weight[E], residual_v[E] = {};
-      dout[k].get(g);
-      x[k].get(v);
+      part.dout[k].get(g);
+      part.x[k].get(v);
       a.weight.get(c, weight);
       if (a.dresidual.data) residual[k].get(residual_v);
 #pragma unroll
       for (int i = 0; i < E; ++i)
         g[i] = rstd * (g[i] * weight[i] - mean_dy - (v[i] - mean) * rstd * mean_dy_xhat) + residual_v[i];
-      dout[k].set(g);
-      dout[k].store(dx + c);
+      part.dout[k].set(g);
+      part.dout[k].store(dx + c);
+    }
+    if constexpr (prefetch) {
+      part = next;
+    } else if (has_next) {
+      part.load(a, row + rows_per_block, group.lane(), threads_per_row);
     }
   }
   if (!a.with_weight) return;
@@ -221,6 +246,26 @@ __global__ void __launch_bounds__(512) norm_long_rows_backward_kernel(BackwardAr
   }
 }
 
+/// Longest row of norm_rows_backward_kernel, in packs, and the threads of a block with several rows.
+constexpr int64_t max_row_packs = 1024;
+constexpr int default_block = 256;
+
+/// Launches norm_rows_backward_kernel and returns its number of blocks, the same on every GPU. As many share
+/// a multiprocessor as registers allow.
+template <class T, NormKind kind, int N, int max_block, int min_blocks, bool prefetch>
+int launch_rows(Exec& exec, const BackwardArguments<T>& a) {
+  const int64_t packs = a.d / per_pack<T>, wanted = (packs + N - 1) / N;
+  const int threads_per_row = wanted <= kernel::warp ? power_of_two(wanted) : round_up(wanted, kernel::warp),
+            rows_per_block = max(1, default_block / threads_per_row),
+            threads = rows_per_block * threads_per_row;
+  const int resident = max_block * min_blocks / threads;
+  const int64_t blocks = min(partial_blocks(exec, resident), (a.rows + rows_per_block - 1) / rows_per_block);
+  const size_t shared = a.with_weight ? static_cast<size_t>(rows_per_block) * a.d * sizeof(float) : 0;
+  NRL_LAUNCH((norm_rows_backward_kernel<T, kind, N, max_block, min_blocks, prefetch>),
+             static_cast<unsigned>(blocks), threads, shared, exec.stream, a, threads_per_row);
+  return static_cast<int>(blocks);
+}
+
 template <class T, NormKind kind>
 void backward(Exec& exec, const NormBackward& b) {
   constexpr bool layer = kind == NormKind::layer;
@@ -238,38 +283,27 @@ void backward(Exec& exec, const NormBackward& b) {
   float *dweight = static_cast<float*>(b.dweight.data), *dbias = static_cast<float*>(b.dbias.data);
   a.with_weight = dweight || dbias;
   a.partials = {reinterpret_cast<float*>(exec.workspace.data), a.d};
-  const auto max_blocks = static_cast<int64_t>(exec.partials());
-
   constexpr int E = per_pack<T>;
-  // A norm with bias holds twice as many sums. Two blocks of the default size share a multiprocessor.
-  constexpr int packs_per_thread = layer ? 1 : 2;
-  constexpr int default_block = 384, max_block = layer ? 1024 : 512;  // threads
   const bool packed = packed_rows(b.dout) && packed_rows(b.x) && packed_rows(b.dresidual) &&
                       packed_rows(b.dx) && kernel::aligned16(b.weight.data);
   const int64_t packs = a.d / E;
-  if (packed && packs <= static_cast<int64_t>(max_block) * packs_per_thread) {
-    const int64_t wanted = (packs + packs_per_thread - 1) / packs_per_thread;
-    const int threads_per_row =
-        wanted <= kernel::warp ? power_of_two(wanted) : round_up(wanted, kernel::warp);
-    const int rows_per_block = max(1, default_block / threads_per_row),
-              threads = rows_per_block * threads_per_row;
-    const int64_t blocks = min(max_blocks, (a.rows + rows_per_block - 1) / rows_per_block);
-    const size_t shared = a.with_weight ? static_cast<size_t>(rows_per_block) * a.d * sizeof(float) : 0;
-    const auto grid = static_cast<unsigned>(blocks);
-    if (threads <= default_block) {
-      NRL_LAUNCH((norm_rows_backward_kernel<T, kind, packs_per_thread, default_block>), grid, threads, shared,
-                 exec.stream, a, threads_per_row);
+  if (packed && packs <= max_row_packs) {
+    int blocks = 0;
+    if constexpr (layer) {  // with the sums of dbias
+      blocks = packs <= 256   ? launch_rows<T, kind, 1, 256, 3, true>(exec, a)
+               : packs <= 512 ? launch_rows<T, kind, 1, 512, 1, true>(exec, a)
+                              : launch_rows<T, kind, 1, 1024, 1, false>(exec, a);
     } else {
-      NRL_LAUNCH((norm_rows_backward_kernel<T, kind, packs_per_thread, max_block>), grid, threads, shared,
-                 exec.stream, a, threads_per_row);
+      blocks = packs <= 512 ? launch_rows<T, kind, 1, 512, 2, true>(exec, a)
+                            : launch_rows<T, kind, 2, 512, 1, true>(exec, a);
     }
-    if (a.with_weight) add_partials(exec, a.partials, static_cast<int>(blocks), dweight, dbias);
+    if (a.with_weight) add_partials(exec, a.partials, blocks, dweight, dbias);
     return;
   }
   auto launch = [&]<int width>() {
     // The partial sums first: dx may be dout.
     if (a.with_weight) {
-      const int64_t blocks = min(max_blocks, (a.rows + 7) / 8);
+      const int64_t blocks = min(partial_blocks(exec, 2), (a.rows + 7) / 8);
       const int64_t column_blocks = (a.d + column_threads * width - 1) / (column_threads * width);
       NRL_LAUNCH((norm_columns_kernel<T, kind, width>),
                  dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(column_blocks)), column_threads, 0,

@@ -61,21 +61,26 @@ template <class T, NormKind kind, bool dropped, int N>
 __global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a, int threads_per_row) {
   constexpr int E = per_pack<T>;
   constexpr bool layer = kind == NormKind::layer;
+  constexpr bool prefetch = !layer && !dropped;  // the others need the registers
   RowGroup group(threads_per_row);
   const int rows_per_block = static_cast<int>(blockDim.x) / threads_per_row, d = static_cast<int>(a.d);
   const uint64_t stream = dropped ? a.mask.stream() : 0;
   unsigned amax = 0;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * rows_per_block; first < a.rows;
-       first += static_cast<int64_t>(gridDim.x) * rows_per_block) {
-    const int64_t row = first + group.index();
-    const int end = row < a.rows ? d : 0;  // a thread without a row has no columns
-    Pack<T, E> packs[N];
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * rows_per_block;
+  Pack<T, E> packs[N];
+  const auto load = [&](int64_t row, Pack<T, E>(&to)[N]) {
+    if (row >= a.rows) return;
     const T* x = a.x[row];
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       const int c = (group.lane() + k * threads_per_row) * E;
-      if (c < end) packs[k].load(x + c);
+      if (c < d) to[k].load(x + c);
     }
+  };
+  load(static_cast<int64_t>(blockIdx.x) * rows_per_block + group.index(), packs);
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * rows_per_block; first < a.rows; first += stride) {
+    const int64_t row = first + group.index();
+    const int end = row < a.rows ? d : 0;  // a thread without a row has no columns
     if (a.residual.data) {
       const T* residual = a.residual[row];
       T* sum = a.sum[row];
@@ -99,6 +104,8 @@ __global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a
         packs[k].store(sum + c);
       }
     }
+    Pack<T, E> next[prefetch ? N : 1];
+    if constexpr (prefetch) load(row + stride, next);  // to overlap with the reduction over this row
     float mean = 0;
     if constexpr (layer) {
 #pragma unroll
@@ -140,6 +147,12 @@ __global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a
     if (group.lane() == 0 && end > 0) {
       if (a.mean) a.mean[row] = mean;
       if (a.rstd) a.rstd[row] = rstd;
+    }
+    if constexpr (prefetch) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) packs[k] = next[k];
+    } else {
+      load(row + stride, packs);
     }
   }
   if (a.amax) combine_amax<T>(a.amax, amax);

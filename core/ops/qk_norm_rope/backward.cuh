@@ -7,9 +7,10 @@
 // Reads x, rstd, weights, the table. Writes dx (=) over dout, and one partial sum of dq_weight and dk_weight
 // per block (=, workspace); add_partials_kernel adds those to the gradients (+=).
 //
-// qk_backward_kernel: threads as in qk_forward_kernel; a block has a fixed range of q's tasks, then one of
-// k's. For heads of any length and alignment qk_columns_kernel makes the partial sums (a thread per column)
-// and qk_backward_any_kernel dx (a warp per head).
+// qk_backward_kernel: `threads_per_head` neighboring threads take a head, with two packs (Slot) each, and
+// load their next head before the reduction over this one; a block has a fixed range of q's heads, then one
+// of k's. For heads of any length and alignment qk_columns_kernel makes the partial sums (a thread per
+// column) and qk_backward_any_kernel dx (a warp per head).
 
 #include "core/ops/qk_norm_rope/heads.cuh"
 #include "core/ops/shared/gpu/partials.cuh"
@@ -17,7 +18,8 @@
 namespace nrl::ops::NRL_GPU {
 namespace {
 
-constexpr int backward_threads = 256, backward_heads = 2;
+// Registers allow `backward_resident` blocks on a multiprocessor.
+constexpr int backward_threads = 128, backward_resident = 5;
 
 template <class T>
 struct QkBackwardArguments {
@@ -34,9 +36,27 @@ struct QkBackwardArguments {
   Partials partials;
 };
 
+/// What a thread has of a head: two packs of dout and two of x.
 template <class T>
-__global__ void __launch_bounds__(backward_threads, 2)
-    qk_backward_kernel(QkBackwardArguments<T> a, HeadTasks<backward_heads> tasks, int threads_per_head) {
+struct HeadPart {
+  Pack<T, per_pack<T>> first, second, first_x, second_x;
+  float rstd = 0;
+
+  __device__ __forceinline__ void load(const QkBackwardArguments<T>& a, const HeadTasks<1>& tasks,
+                                       const HeadTask<1>& task, const Slot& slot) {
+    const T *x = a.x + task.token * a.x_token + task.head * a.x_head,
+            *dout = a.dx + task.token * a.dx_token + task.head * a.dx_head;
+    first.load(dout + slot.first);
+    second.load(dout + slot.second);
+    first_x.load(x + slot.first);
+    second_x.load(x + slot.second);
+    rstd = a.rstd[tasks.statistic(a.tokens, task.token, task.head)];
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(backward_threads, backward_resident)
+    qk_backward_kernel(QkBackwardArguments<T> a, HeadTasks<1> tasks, int threads_per_head) {
   constexpr int E = per_pack<T>;
   NRL_DYN_SHARED(float, sums);
   RowGroup group(threads_per_head);
@@ -48,60 +68,63 @@ __global__ void __launch_bounds__(backward_threads, 2)
                   end = task_count * (blockIdx.x + 1) / gridDim.x;
     const FloatVector& weight = which == 0 ? a.q_weight : a.k_weight;
     float first_sum[E] = {}, second_sum[E] = {};
-    for (int64_t base = begin; base < end; base += tasks_per_block) {
-      const int64_t number = base + group.index();
-      HeadTask<backward_heads> task = which == 0 ? tasks.q(number) : tasks.k(number);
-      if (number >= end || !slot.valid) task.valid = 0;
-      const T* x = a.x + task.token * a.x_token + task.head * a.x_head;
-      T* dx = a.dx + task.token * a.dx_token + task.head * a.dx_head;
-      Pack<T, E> first[backward_heads], second[backward_heads], first_x[backward_heads],
-          second_x[backward_heads];
-      float rstd[backward_heads] = {};
-#pragma unroll
-      for (int h = 0; h < backward_heads; ++h) {
-        if (h >= task.valid) continue;
-        first[h].load(dx + h * a.dx_head + slot.first);
-        second[h].load(dx + h * a.dx_head + slot.second);
-        first_x[h].load(x + h * a.x_head + slot.first);
-        second_x[h].load(x + h * a.x_head + slot.second);
-        rstd[h] = a.rstd[tasks.statistic(a.tokens, task.token, task.head + h)];
-      }
-      float cosines[E], sines[E], first_weight[E] = {}, second_weight[E] = {};
-      if (task.valid > 0) {
-        if (slot.rotated) a.rotation.angles(task.token, slot.first, cosines, sines);
+    const int count = slot.valid ? static_cast<int>(end - begin) : 0;
+    const auto task_of = [&](int index) {
+      return which == 0 ? tasks.q(begin + index) : tasks.k(begin + index);
+    };
+    HeadPart<T> part;
+    if (group.index() < count) part.load(a, tasks, task_of(group.index()), slot);
+    for (int base = 0; base < static_cast<int>(end - begin); base += tasks_per_block) {
+      const int index = base + group.index();
+      const bool valid = index < count;
+      const HeadTask<1> task = task_of(index);
+      float u[E], v[E], u_hat[E], v_hat[E], sum_dy_xhat = 0;
+      part.first.get(u);
+      part.second.get(v);
+      part.first_x.get(u_hat);
+      part.second_x.get(v_hat);
+      if (valid) {
+        if (slot.rotated) {
+          float cosines[E], sines[E];
+          a.rotation.angles(task.token, slot.first, cosines, sines);
+          rotate(u, v, cosines, sines);
+        }
+        float first_weight[E], second_weight[E];
         weight.get(slot.first, first_weight);
         weight.get(slot.second, second_weight);
-      }
-#pragma unroll
-      for (int h = 0; h < backward_heads; ++h) {
-        float u[E], v[E], u_hat[E], v_hat[E], sum_dy_xhat = 0;
-        first[h].get(u);
-        second[h].get(v);
-        first_x[h].get(u_hat);
-        second_x[h].get(v_hat);
-        if (slot.rotated && h < task.valid) rotate(u, v, cosines, sines);
 #pragma unroll
         for (int i = 0; i < E; ++i) {
-          u_hat[i] *= rstd[h];
-          v_hat[i] *= rstd[h];
+          u_hat[i] *= part.rstd;
+          v_hat[i] *= part.rstd;
           first_sum[i] += u[i] * u_hat[i];
           second_sum[i] += v[i] * v_hat[i];
           u[i] *= first_weight[i];
           v[i] *= second_weight[i];
           sum_dy_xhat += u[i] * u_hat[i] + v[i] * v_hat[i];
         }
-        const float mean_dy_xhat = group.sum(sum_dy_xhat) * a.inverse_d;
-        if (h >= task.valid) continue;
+      }
+      // The next head, to overlap with the reduction over this one.
+      HeadPart<T> next;
+      if (index + tasks_per_block < count) next.load(a, tasks, task_of(index + tasks_per_block), slot);
+      const float mean_dy_xhat = group.sum(sum_dy_xhat) * a.inverse_d;
+      if (valid) {
+        // Again, rather than kept in registers across the reduction.
+        part.first_x.get(u_hat);
+        part.second_x.get(v_hat);
 #pragma unroll
         for (int i = 0; i < E; ++i) {
-          u[i] = rstd[h] * (u[i] - u_hat[i] * mean_dy_xhat);
-          v[i] = rstd[h] * (v[i] - v_hat[i] * mean_dy_xhat);
+          u_hat[i] *= part.rstd;
+          v_hat[i] *= part.rstd;
+          u[i] = part.rstd * (u[i] - u_hat[i] * mean_dy_xhat);
+          v[i] = part.rstd * (v[i] - v_hat[i] * mean_dy_xhat);
         }
-        first[h].set(u);
-        second[h].set(v);
-        first[h].store(dx + h * a.dx_head + slot.first);
-        second[h].store(dx + h * a.dx_head + slot.second);
+        T* dx = a.dx + task.token * a.dx_token + task.head * a.dx_head;
+        part.first.set(u);
+        part.second.set(v);
+        part.first.store(dx + slot.first);
+        part.second.store(dx + slot.second);
       }
+      part = next;
     }
     if (!a.with_weight) continue;
     if (slot.valid) {
@@ -203,14 +226,14 @@ void backward(Exec& exec, const QkNormRopeBackward& b) {
   auto *dq = static_cast<float*>(b.dq_weight.data), *dk = static_cast<float*>(b.dk_weight.data);
   a.with_weight = dq || dk;
   a.partials = {reinterpret_cast<float*>(exec.workspace.data), a.d};
-  const auto max_blocks = static_cast<int64_t>(exec.partials());
   const bool packed = packed_heads(b.x, b.table) && packed_heads(b.dx, b.table) &&
                       kernel::aligned16(b.q_weight.data) && kernel::aligned16(b.k_weight.data);
   if (packed) {
-    const HeadTasks<backward_heads> tasks(a.tokens, q, k);
+    const HeadTasks<1> tasks(a.tokens, q, k);
     const int threads_per_head = power_of_two(a.d / (2 * per_pack<T>)),
               tasks_per_block = backward_threads / threads_per_head;
-    const int64_t blocks = min(max_blocks, (tasks.q_tasks + tasks_per_block - 1) / tasks_per_block);
+    const int64_t blocks =
+        min(partial_blocks(exec, backward_resident), (tasks.q_tasks + tasks_per_block - 1) / tasks_per_block);
     const size_t shared = a.with_weight ? static_cast<size_t>(tasks_per_block) * a.d * sizeof(float) : 0;
     NRL_LAUNCH((qk_backward_kernel<T>), static_cast<unsigned>(blocks), backward_threads, shared, exec.stream,
                a, tasks, threads_per_head);
@@ -220,7 +243,7 @@ void backward(Exec& exec, const QkNormRopeBackward& b) {
   const HeadTasks<1> tasks(a.tokens, q, k);
   // The partial sums first: dx is dout.
   if (a.with_weight) {
-    const int64_t blocks = min(max_blocks, (tasks.q_tasks + 7) / 8);
+    const int64_t blocks = min(partial_blocks(exec, 2), (tasks.q_tasks + 7) / 8);
     const auto column_blocks = static_cast<unsigned>((a.d + backward_threads - 1) / backward_threads);
     NRL_LAUNCH((qk_columns_kernel<T>), dim3(static_cast<unsigned>(blocks), column_blocks, 2),
                backward_threads, 0, exec.stream, a, tasks);

@@ -15,7 +15,13 @@ struct Partials {
   }
 };
 
-inline constexpr int partial_columns = kernel::warp, partial_slices = 8;
+/// Blocks, and so partial sums, of a reduction of which `resident` blocks share a multiprocessor: one wave on
+/// the GPUs that gpu_partials was chosen for, and the same number on all others.
+inline int64_t partial_blocks(const Exec& exec, int resident) {
+  return min(static_cast<int64_t>(exec.partials()), static_cast<int64_t>(resident) * gpu_multiprocessors);
+}
+
+inline constexpr int partial_columns = kernel::warp, partial_slices = 16;
 
 /// out[which] += the sum over blocks, in an order that depends on their number only. A block has 32 columns;
 /// its warps each add every slices-th partial. A template, so that several files may include it.
