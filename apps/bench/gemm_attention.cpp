@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "apps/bench/machine.h"
 #include "core/base/log.h"
@@ -85,7 +86,23 @@ std::span<const Case> choose(const Args& args, const Machine& machine, std::span
   return args.quick ? quick : machine.gpu() ? gpu : cpu;
 }
 
-void gemm_case(Machine& machine, const GemmCase& c, DType dtype, double peak, Report& report) {
+/// Replaces the engine of GEMMs for its lifetime.
+class OtherGemms {
+ public:
+  OtherGemms(ops::Libraries& libraries, std::shared_ptr<ops::gemm::Engine> engine)
+      : libraries_(libraries), engine_(std::exchange(libraries.gemm, std::move(engine))) {}
+  ~OtherGemms() { libraries_.gemm = std::move(engine_); }
+  OtherGemms(const OtherGemms&) = delete;
+  OtherGemms& operator=(const OtherGemms&) = delete;
+
+ private:
+  ops::Libraries& libraries_;
+  std::shared_ptr<ops::gemm::Engine> engine_;
+};
+
+/// `tuned`: an autotuning engine, measured beside that of the machine; null on a CPU.
+void gemm_case(Machine& machine, const GemmCase& c, DType dtype, double peak,
+               const std::shared_ptr<ops::gemm::Engine>& tuned, Report& report) {
   struct Set {
     Tensor x, w, y, dx, dw;
   };
@@ -106,23 +123,31 @@ void gemm_case(Machine& machine, const GemmCase& c, DType dtype, double peak, Re
     ops::synchronize(e);
     return t;
   };
-  const double dgrad =
-      timed([&](const Set& s) { ops::linear_backward_data(e, {.dout = s.y, .weight = s.w, .dx = s.dx}); });
-  const double wgrad =
-      timed([&](const Set& s) { ops::linear_backward_weight(e, {.dout = s.y, .x = s.x, .dweight = s.dw}); });
-  const double forward =
-      timed([&](const Set& s) { ops::linear_forward(e, {.x = s.x, .weight = s.w, .out = s.y}); });
   const double flops = ops::linear_flops(c.n, c.m, c.k);
-  log::info("{:<12} {:>6} {:>6} {:>6}  {} {} {}", c.name, c.n, c.m, c.k,
-            rate_text(machine, flops / forward, peak), rate_text(machine, flops / dgrad, peak),
-            rate_text(machine, flops / wgrad, peak));
-  report.add(JsonValue::object({{"name", c.name},
-                                {"n", c.n},
-                                {"m", c.m},
-                                {"k", c.k},
-                                {"forward", rate_json(forward, flops, peak)},
-                                {"backward_data", rate_json(dgrad, flops, peak)},
-                                {"backward_weight", rate_json(wgrad, flops, peak)}}));
+  auto measure = [&](const char* name) {
+    const double dgrad =
+        timed([&](const Set& s) { ops::linear_backward_data(e, {.dout = s.y, .weight = s.w, .dx = s.dx}); });
+    const double wgrad = timed(
+        [&](const Set& s) { ops::linear_backward_weight(e, {.dout = s.y, .x = s.x, .dweight = s.dw}); });
+    const double forward =
+        timed([&](const Set& s) { ops::linear_forward(e, {.x = s.x, .weight = s.w, .out = s.y}); });
+    log::info("{:<12} {:>6} {:>6} {:>6}  {} {} {}", name, c.n, c.m, c.k,
+              rate_text(machine, flops / forward, peak), rate_text(machine, flops / dgrad, peak),
+              rate_text(machine, flops / wgrad, peak));
+    return JsonValue::object({{"forward", rate_json(forward, flops, peak)},
+                              {"backward_data", rate_json(dgrad, flops, peak)},
+                              {"backward_weight", rate_json(wgrad, flops, peak)}});
+  };
+  JsonValue row = measure(c.name);
+  row.set("name", c.name);
+  row.set("n", c.n);
+  row.set("m", c.m);
+  row.set("k", c.k);
+  if (tuned) {
+    const OtherGemms other(*e.libraries, tuned);
+    row.set("tuned", measure("  tuned"));
+  }
+  report.add(std::move(row));
 }
 
 /// The GELU of an MLP of `m` columns, in the epilogues of the two GEMMs beside it or in kernels of its own.
@@ -387,9 +412,15 @@ int gemm(const Args& args) {
   log::info("{}; {}; {}", machine.name(), name_of(dtype), peak_text(machine, peak));
   log::info("{:<12} {:>6} {:>6} {:>6}  {:>16} {:>16} {:>16}   {} (% of peak)", "layer", "tokens", "out", "in",
             "forward", "dgrad", "wgrad", machine.gpu() ? "TFLOP/s" : "GFLOP/s");
+  std::shared_ptr<ops::gemm::Engine> tuned;
+  if (machine.gpu()) {
+    tuned = train::accelerator_backend().libraries(*machine.exec().device, {.autotune = true})->gemm;
+    log::info(
+        "first line of a layer: the library's choice of algorithm; tuned: the fastest of its candidates");
+  }
   return measure_all(args, choose<GemmCase>(args, machine, quick_gemms, gpu_gemms, cpu_gemms), report,
                      [&](const GemmCase& c) {
-                       gemm_case(machine, c, dtype, peak, report);
+                       gemm_case(machine, c, dtype, peak, tuned, report);
                        if (c.gelu && machine.gpu()) gelu_case(machine, c, dtype, peak, report);
                      });
 }

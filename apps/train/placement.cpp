@@ -125,8 +125,8 @@ void Placement::choose(comm::World& world, const Config& config) {
   request_.libraries.autotune = config.kernels.autotune;
   request_.libraries.tf32 = config.kernels.tf32;
   request_.libraries.deterministic = config.kernels.deterministic;
-  if (config.kernels.autotune)
-    request_.libraries.tune_cache = join_path(config.logger.log_dir, "gemm_tuning.txt");
+  if (config.kernels.gemm_tuning || config.kernels.autotune)
+    request_.libraries.gemm_tuning = config.kernels.gemm_tuning.value_or(config.logger.log_dir);
 }
 
 std::string Placement::describe(int kernels) const {

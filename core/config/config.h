@@ -201,6 +201,7 @@ struct KernelsConfig {
   IsaChoice isa = IsaChoice::automatic;
   bool share_device = false;
   bool autotune = false;
+  std::optional<std::string> gemm_tuning;  ///< file (*.txt) or directory of timed choices
   bool tf32 = false;
   bool deterministic = false;
   bool operator==(const KernelsConfig&) const = default;

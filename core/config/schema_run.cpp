@@ -274,7 +274,12 @@ void add_run_keys(Table& t) {
   NRL_KEY(t, kernels.autotune)
       .help(
           "GPU: time the GEMM kernels of every shape at start and use the fastest instead of the library's "
-          "heuristic; cached in LOG_DIR/gemm_tuning.txt.");
+          "heuristic. The choices are kept in kernels.gemm_tuning, or in LOG_DIR.");
+  NRL_KEY(t, kernels.gemm_tuning)
+      .help(
+          "GPU: choices of autotuned runs, a file (*.txt) or a directory with one per GPU and version of "
+          "cuBLASLt. Without autotune it is only read, and must be for this GPU and version; shapes that it "
+          "lacks use the library's heuristic.");
   NRL_KEY(t, kernels.tf32).help("GPU: fp32 GEMMs in TF32 (10 mantissa bits).");
   NRL_KEY(t, kernels.deterministic)
       .help(

@@ -200,6 +200,10 @@ void check_device(Checker& c, const Config& config, bool gpu, const std::string&
       c.error(key, fmt::format("{}: true needs a GPU", key), "", {why});
     else if (set)
       c.warning(key, fmt::format("{}: true has no effect without a GPU", key), {why});
+  if (constexpr const char* tuning = "kernels.gemm_tuning"; config.kernels.gemm_tuning && demanded)
+    c.error(tuning, fmt::format("{} needs a GPU", tuning), "", {why});
+  else if (config.kernels.gemm_tuning)
+    c.warning(tuning, fmt::format("{} has no effect without a GPU", tuning), {why});
   if (backend == CommBackend::nccl || backend == CommBackend::staged)
     c.error("distributed.backend",
             fmt::format("distributed.backend: {} requires device: cuda", name_of(backend)), "",
@@ -261,6 +265,8 @@ void check_rest(Checker& c, const Config& config) {
       from.mode == ResumeMode::directory && from.directory.empty())
     c.error("checkpointing.resume", "checkpointing.resume is empty: expected auto, never or a directory");
   if (config.logger.log_dir.empty()) c.error("logger.log_dir", "logger.log_dir is empty");
+  if (config.kernels.gemm_tuning && config.kernels.gemm_tuning->empty())
+    c.error("kernels.gemm_tuning", "kernels.gemm_tuning is empty");
 }
 
 /// "1, 2, 4" : divisors of n, at most `count` of them, nearest to `near`.

@@ -18,9 +18,9 @@ class Engine;
 }
 
 struct LibraryOptions {
-  bool tf32 = false;       ///< f32 GEMMs in TF32 (10 bits of mantissa)
-  bool autotune = false;   ///< time the candidates of every new GEMM shape instead of taking the first
-  std::string tune_cache;  ///< file of timed choices, read and extended; empty: none
+  bool tf32 = false;             ///< f32 GEMMs in TF32 (10 bits of mantissa)
+  bool autotune = false;         ///< time the candidates of every new GEMM shape instead of taking the first
+  std::string gemm_tuning = {};  ///< timed choices, see gemm::TuneCache; autotuning extends them; empty: none
   /// Gradients have the same bits in every run, for which cuDNN's attention needs much memory (CudnnOptions).
   bool deterministic = false;
 };

@@ -353,6 +353,44 @@ case $case_name in
     config diverges
     expect 79 run 1 diverges.yaml device=cuda policy.model.initializer_range=1.0e+25 pretrain.max_num_steps=30
     ;;
+  # The choices of GEMM algorithms: written by an autotuned run, read by others, refused on another GPU.
+  sim_tuning)
+    corpus
+    for name in plain first second again; do config $name; done
+    run_short() { run 1 "$1.yaml" device=cuda "${short[@]}" pretrain.max_num_steps=2 "${@:2}"; }
+    expect 66 run_short plain kernels.gemm_tuning=tuning
+    grep -q 'no GEMM choices for simulated with sim 1: tuning/simulated_sim-1.txt' err.txt || fail "no file name: $(cat err.txt)"
+    expect 0 run_short plain
+    expect 0 run 1 bench step plain.yaml device=cuda kernels.autotune=true kernels.gemm_tuning=tuning --quick
+    file=tuning/simulated_sim-1.txt
+    [[ $(wc -l <$file) -gt 10 ]] || fail "few choices in $file: $(cat $file)"
+    # The first algorithm of all GEMMs is the library's own choice; the second one adds up in another order.
+    cp $file made.txt
+    sed -E '4,$s/^([^ ]+) .*/\1 0 0 0 0 0 0 0 0/' made.txt >$file
+    expect 0 run_short first kernels.gemm_tuning=tuning
+    same plain/logs/metrics.jsonl first/logs/metrics.jsonl 0
+    sed -E '4,$s/^([^ ]+) .*/\1 1 0 0 0 0 0 0 0/' made.txt >$file
+    cp $file before.txt
+    expect 0 run_short second kernels.gemm_tuning=$file
+    cmp -s $file before.txt || fail "a run without autotuning wrote $file"
+    ! cmp -s <(field plain/logs/metrics.jsonl grad_norm) <(field second/logs/metrics.jsonl grad_norm) ||
+      fail "the choices are not used"
+    same plain/logs/metrics.jsonl second/logs/metrics.jsonl 1e-2
+    expect 0 run_short again kernels.autotune=true
+    [[ -s again/logs/simulated_sim-1.txt ]] || fail "no choices in the log directory: $(ls again/logs)"
+    sed -i 's/^gpu .*/gpu NVIDIA H200/' $file
+    expect 65 run_short plain kernels.gemm_tuning=$file
+    grep -q "$file:2: these GEMM choices were timed with NVIDIA H200, but this run has simulated" err.txt || fail "$(cat err.txt)"
+    sed 's/^gpu .*/gpu simulated/; 5s/ 1 / one /' $file >damaged.txt
+    expect 65 run_short plain kernels.gemm_tuning=damaged.txt
+    grep -q 'damaged.txt:5: .* expected a GEMM and eight hexadecimal words' err.txt || fail "$(cat err.txt)"
+    sed 's/^gpu .*/gpu simulated/; 4,$s/ 1 / 7 /' $file >unknown.txt
+    config unknown
+    expect 65 run_short unknown kernels.gemm_tuning=unknown.txt
+    grep -q 'unknown.txt: the library refuses the algorithm of' err.txt || fail "$(cat err.txt)"
+    expect 0 run 1 bench gemm --device cuda --quick
+    grep -q '^  tuned .* 48 ' out.txt || fail "no tuned rate: $(cat out.txt)"
+    ;;
   *) fail "unknown case $case_name" ;;
 esac
 echo "$case_name: ok"

@@ -231,6 +231,8 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
       {{"distributed.overlap_param_gather=true", "distributed.shard_strategy=optim", "device=cuda",
         "policy.cuda_graph=true"},
        "cross the end of a step"},
+      {{"device=cpu", "kernels.gemm_tuning=configs"}, "kernels.gemm_tuning needs a GPU"},
+      {{"kernels.gemm_tuning=\"\""}, "kernels.gemm_tuning is empty"},
       {{"device=cpu", "distributed.backend=nccl"}, "requires device: cuda"},
       {{"device=cuda", "distributed.backend=mpi"}, "supports host memory only"},
       {{"profiling.enabled=true", "profiling.steps=5:3"}, "profiling.steps is"},

@@ -53,10 +53,11 @@ TEST_CASE("keys that the device does not support are refused at their position",
        staged,
        Exit::config,
        {"cannot capture", "NCCL is not in this build"}},
-      {{"kernels: {tf32: true, autotune: true}"},
+      {{"kernels: {tf32: true, autotune: true, gemm_tuning: configs}"},
        no_gpu,
        Exit::ok,
-       {"warning: kernels.autotune: true has no effect", "warning: kernels.tf32: true has no effect"}}};
+       {"warning: kernels.autotune: true has no effect", "warning: kernels.tf32: true has no effect",
+        "warning: kernels.gemm_tuning has no effect"}}};
   for (const Case& c : cases) {
     const std::string text = found(c.keys, c.facts, c.exit);
     for (const std::string& part : c.parts) {

@@ -137,7 +137,7 @@ TEST_CASE("plans that differ only in scaling are different", "[gemm]") {
   std::unordered_map<GemmPlan, int, PlanHash> algorithms{{a, 1}, {b, 2}};
   REQUIRE(algorithms.at(scaled(row128, row128)) == 1);
   REQUIRE(algorithms.at(scaled(row128, block128)) == 2);
-  TuneCache tuned("", "header");
+  TuneCache tuned("", {"GPU", "library"}, TuneCache::Access::extend);
   tuned.store(a.key(), {1});
   REQUIRE_FALSE(tuned.find(b.key()));
 }

@@ -206,6 +206,7 @@ inline const Effect effects[] = {
     {"kernels.isa", Observed::banner, "baseline", "avx2"},
     {"kernels.share_device", Observed::exit, "false", "true"},
     {"kernels.autotune", Observed::exit, "false", "true"},
+    {"kernels.gemm_tuning", Observed::exit, "null", "configs"},
     {"kernels.tf32", Observed::exit, "false", "true"},
     {"kernels.deterministic", Observed::nothing, "of a GPU; a CPU always is", ""},
     {"profiling.enabled", Observed::files, "false", "true"},

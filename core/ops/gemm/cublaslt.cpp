@@ -1,5 +1,4 @@
-#include <algorithm>
-#include <cstring>
+#include <bit>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -8,9 +7,8 @@
 #include <cuda_runtime_api.h>
 
 #include "core/base/error.h"
-#include "core/base/log.h"
 #include "core/ops/gemm/engine.h"
-#include "core/ops/gemm/tune_cache.h"
+#include "core/ops/gemm/tuner.h"
 
 namespace nrl::ops::gemm {
 namespace {
@@ -112,15 +110,10 @@ void set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, co
         "cublasLtMatmulDescSetAttribute", "a GEMM");
 }
 
-constexpr int candidates = 8, timed_runs = 5;
-
 class CublasLt final : public Engine {
  public:
   CublasLt(device::Runtime& runtime, const LibraryOptions& options)
-      : runtime_(runtime),
-        autotune_(options.autotune),
-        cache_(options.tune_cache, fmt::format("nrl-gemm-tuning-1 cublaslt-{} {}", cublasLtGetVersion(),
-                                               runtime.properties().name)) {
+      : tuner_(runtime, options, cublaslt_version()) {
     if (const cublasStatus_t status = cublasLtCreate(&handle_); status != CUBLAS_STATUS_SUCCESS)
       fail(Exit::unavailable, "cuBLASLt does not work on {}: {}", runtime.properties().name,
            cublasLtGetStatusString(status));
@@ -146,12 +139,12 @@ class CublasLt final : public Engine {
     }
     NRL_CHECK(workspace.size >= workspace_bytes, "a GEMM has {} bytes of workspace, needs {}", workspace.size,
               workspace_bytes);
-    launch(p, plan, o, workspace.data, static_cast<cudaStream_t>(stream));
+    check(launch(p, plan, o, workspace, stream), "cublasLtMatmul", plan);
   }
 
  private:
-  void launch(Prepared& p, const GemmPlan& plan, const GemmOperands& o, void* workspace,
-              cudaStream_t stream) {
+  cublasStatus_t launch(Prepared& p, const GemmPlan& plan, const GemmOperands& o, Workspace workspace,
+                        device::StreamHandle stream) {
     if (plan.has_bias()) set(p.matmul.value, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o.bias);
     if (plan.has_aux()) set(p.matmul.value, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o.aux);
     if (plan.fp8()) {  // the operands change places, see column_major()
@@ -159,9 +152,9 @@ class CublasLt final : public Engine {
       set(p.matmul.value, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, o.scale_a);
     }
     const float alpha = 1.0f, beta = plan.accumulate ? 1.0f : 0.0f;
-    check(cublasLtMatmul(handle_, p.matmul.value, &alpha, o.b, p.a.value, o.a, p.b.value, &beta, o.d,
-                         p.d.value, o.d, p.d.value, &p.algorithm, workspace, workspace_bytes, stream),
-          "cublasLtMatmul", plan);
+    return cublasLtMatmul(handle_, p.matmul.value, &alpha, o.b, p.a.value, o.a, p.b.value, &beta, o.d,
+                          p.d.value, o.d, p.d.value, &p.algorithm, workspace.data, workspace_bytes,
+                          static_cast<cudaStream_t>(stream));
   }
 
   static void make_layout(Layout& layout, DType type, int64_t rows, int64_t cols, int64_t ld) {
@@ -175,19 +168,22 @@ class CublasLt final : public Engine {
     Prepared& p = entry->second;
     if (!is_new || !plan.validate(architecture_).empty()) return p;
     describe(plan, p);
-    const std::string key = plan.key();
-    if (const auto kept = cache_.find(key); kept && take(*kept, p)) return p;
-    std::vector<cublasLtMatmulHeuristicResult_t> found = ask(plan, p, autotune_ ? candidates : 1);
-    if (found.empty()) return p;
-    p.supported = true;
-    p.algorithm = found.front().algo;
-    if (!autotune_ || found.size() == 1) return p;
-    if (tune(plan, p, found)) {
-      TuneCache::Algorithm words{};
-      static_assert(sizeof p.algorithm == sizeof words);
-      std::memcpy(words.data(), &p.algorithm, sizeof words);
-      cache_.store(key, words);
+    if (const auto known = tuner_.known(plan)) {
+      if (take(*known, p)) return p;
+      tuner_.reject(plan);
     }
+    const std::vector<cublasLtMatmulHeuristicResult_t> found = ask(plan, p, tuner_.candidates());
+    if (found.empty()) return p;
+    std::vector<Tuner::Algorithm> algorithms;
+    for (const auto& f : found) algorithms.push_back(std::bit_cast<Tuner::Algorithm>(f.algo));
+    const int best = tuner_.choose(
+        plan, algorithms,
+        [&](int candidate, const GemmOperands& o, Workspace workspace, device::StreamHandle stream) {
+          p.algorithm = found[static_cast<size_t>(candidate)].algo;
+          return launch(p, plan, o, workspace, stream) == CUBLAS_STATUS_SUCCESS;
+        });
+    p.algorithm = found[static_cast<size_t>(best)].algo;
+    p.supported = true;
     return p;
   }
 
@@ -215,9 +211,8 @@ class CublasLt final : public Engine {
   }
 
   // An algorithm of an earlier run, if this library still takes it.
-  bool take(const TuneCache::Algorithm& words, Prepared& p) const {
-    cublasLtMatmulAlgo_t algorithm;
-    std::memcpy(&algorithm, words.data(), sizeof algorithm);
+  bool take(const Tuner::Algorithm& words, Prepared& p) const {
+    const auto algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(words);
     cublasLtMatmulHeuristicResult_t result{};
     if (cublasLtMatmulAlgoCheck(handle_, p.matmul.value, p.a.value, p.b.value, p.d.value, p.d.value,
                                 &algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
@@ -254,63 +249,18 @@ class CublasLt final : public Engine {
     return results;
   }
 
-  // Times the candidates on memory of their own; false where there is not enough of it.
-  bool tune(const GemmPlan& plan, Prepared& p, const std::vector<cublasLtMatmulHeuristicResult_t>& found) {
-    using device::Memory;
-    const ColumnMajor c = column_major(plan);
-    auto bytes = [](int64_t rows, int64_t ld, DType t) {
-      return static_cast<size_t>(rows * ld * size_of(t));
-    };
-    const size_t a = bytes(c.b_cols, plan.a.ld, plan.a.dtype), b = bytes(c.a_cols, plan.b.ld, plan.b.dtype),
-                 d = bytes(plan.rows, plan.d.ld, plan.d.dtype),
-                 aux = plan.has_aux() ? bytes(plan.rows, plan.aux.ld, plan.aux.dtype) : 0;
-    const size_t bias = static_cast<size_t>(plan.cols) * 4;
-    const size_t scales =
-        static_cast<size_t>(std::max(scale_matrix(plan.a.scaling, c.b_cols, c.b_rows).bytes,
-                                     scale_matrix(plan.b.scaling, c.a_cols, c.a_rows).bytes));
-    const size_t zeros = std::max(bias, scales);
-    const size_t needed = a + b + d + aux + zeros + workspace_bytes + (size_t{64} << 20);
-    if (runtime_.free_memory() < needed) return false;
-    const Memory ma(runtime_, Memory::Kind::device, a), mb(runtime_, Memory::Kind::device, b),
-        md(runtime_, Memory::Kind::device, d), maux(runtime_, Memory::Kind::device, aux),
-        rest(runtime_, Memory::Kind::device, zeros + workspace_bytes + 1024);
-    const device::Stream stream(runtime_);
-    for (const Memory* m : {&ma, &mb, &md, &maux, &rest})
-      if (m->size() > 0) runtime_.fill(m->data(), 0, m->size(), stream.get());
-    // Bias and scales are read from the front of `rest`, which is zero.
-    const GemmOperands operands{ma.data(),   mb.data(),   md.data(),  rest.data(),
-                                maux.data(), rest.data(), rest.data()};
-    const size_t workspace_at = (zeros + 255) / 256 * 256 + 256;
-    const device::Event begin(runtime_, device::EventKind::timed), end(runtime_, device::EventKind::timed);
-    double best = 0;
-    cublasLtMatmulAlgo_t fastest = p.algorithm;
-    for (const auto& candidate : found) {
-      p.algorithm = candidate.algo;
-      auto* const s = static_cast<cudaStream_t>(stream.get());
-      launch(p, plan, operands, rest.data() + workspace_at, s);
-      begin.record(stream.get());
-      for (int i = 0; i < timed_runs; ++i) launch(p, plan, operands, rest.data() + workspace_at, s);
-      end.record(stream.get());
-      stream.synchronize();
-      const double ms = runtime_.elapsed_ms(begin.get(), end.get());
-      if (best == 0 || ms < best) {
-        best = ms;
-        fastest = candidate.algo;
-      }
-    }
-    p.algorithm = fastest;
-    return true;
-  }
-
-  device::Runtime& runtime_;
-  bool autotune_;
-  TuneCache cache_;
+  Tuner tuner_;
   cublasLtHandle_t handle_ = nullptr;
   Architecture architecture_ = Architecture::sm90;
   std::unordered_map<GemmPlan, Prepared, PlanHash> prepared_;
 };
 
 }  // namespace
+
+std::string cublaslt_version() {
+  const size_t v = cublasLtGetVersion();
+  return fmt::format("cuBLASLt {}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+}
 
 std::unique_ptr<Engine> open_cublaslt(device::Runtime& runtime, const LibraryOptions& options) {
   return std::make_unique<CublasLt>(runtime, options);

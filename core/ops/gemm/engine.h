@@ -2,6 +2,7 @@
 // Interface of the GPU's GEMM backends: cuBLASLt, or host code on the simulated device.
 
 #include <memory>
+#include <string>
 
 #include "core/device/runtime.h"
 #include "core/ops/exec.h"
@@ -31,6 +32,9 @@ class Engine {
   virtual void run(const GemmPlan& plan, const GemmOperands& operands, Workspace workspace,
                    device::StreamHandle stream) = 0;
 };
+
+/// "cuBLASLt 13.1.0", as loaded (CUDA builds only).
+std::string cublaslt_version();
 
 /// The engine on cuBLASLt (CUDA builds only). Exit::unavailable when the library refuses the device.
 std::unique_ptr<Engine> open_cublaslt(device::Runtime& runtime, const LibraryOptions& options);

@@ -1,9 +1,13 @@
-// GEMMs of the simulated device: plain loops on the host, in stream order, only for plans that a
-// Hopper GPU supports.
+// GEMMs of the simulated device: plain loops on the host, in stream order, only for plans that a Hopper GPU
+// supports. There are two algorithms with different bits: number 1 adds up the products backwards.
 
 #include "core/device/sim/sim.h"
 
+#include <algorithm>
+#include <unordered_map>
+
 #include "core/ops/gemm/engine.h"
+#include "core/ops/gemm/tuner.h"
 #include "core/ops/libraries.h"
 #include "core/ops/shared/reference.h"
 
@@ -29,13 +33,17 @@ float gelu_slope(float x) {
   return static_cast<float>(reference::activation_slope(Activation::gelu_tanh, static_cast<double>(x)));
 }
 
-void multiply(const GemmPlan& p, const GemmOperands& o) {
+constexpr int algorithms = 2;
+
+void multiply(const GemmPlan& p, const GemmOperands& o, int algorithm) {
   for (int64_t r = 0; r < p.rows; ++r)
     for (int64_t c = 0; c < p.cols; ++c) {
       float sum = 0;
-      for (int64_t i = 0; i < p.inner; ++i)
+      for (int64_t step = 0; step < p.inner; ++step) {
+        const int64_t i = algorithm == 0 ? step : p.inner - 1 - step;
         sum += load(o.a, p.a.dtype, p.a.transposed ? i * p.a.ld + r : r * p.a.ld + i) *
                load(o.b, p.b.dtype, p.b.transposed ? c * p.b.ld + i : i * p.b.ld + c);
+      }
       if (p.accumulate) sum += load(o.d, p.d.dtype, r * p.d.ld + c);
       if (p.has_bias()) sum += load(o.bias, p.bias, c);
       if (p.epilogue == Epilogue::dgelu)
@@ -50,6 +58,8 @@ void multiply(const GemmPlan& p, const GemmOperands& o) {
 
 class SimEngine final : public Engine {
  public:
+  SimEngine(device::Runtime& runtime, const LibraryOptions& options) : tuner_(runtime, options, "sim 1") {}
+
   bool supports(const GemmPlan& plan) override {
     return plan.validate(Architecture::sm90).empty() && !plan.fp8();
   }
@@ -59,17 +69,47 @@ class SimEngine final : public Engine {
     NRL_CHECK(wrong.empty() && !plan.fp8(), "GEMM {}: {}", plan.key(), wrong);
     NRL_CHECK(workspace.size >= workspace_bytes, "a GEMM has {} bytes of workspace, needs {}", workspace.size,
               workspace_bytes);
-    device::sim_enqueue(stream, [plan, operands] { multiply(plan, operands); });
+    launch(plan, operands, algorithm_of(plan), stream);
   }
+
+ private:
+  static bool launch(const GemmPlan& plan, const GemmOperands& operands, int algorithm,
+                     device::StreamHandle stream) {
+    device::sim_enqueue(stream, [=] { multiply(plan, operands, algorithm); });
+    return true;
+  }
+
+  int algorithm_of(const GemmPlan& plan) {
+    const auto [entry, is_new] = chosen_.try_emplace(plan);
+    if (is_new) entry->second = choose(plan);
+    return entry->second;
+  }
+
+  int choose(const GemmPlan& plan) {
+    if (const auto known = tuner_.known(plan)) {
+      if ((*known)[0] < algorithms) return static_cast<int>((*known)[0]);
+      tuner_.reject(plan);
+    }
+    std::vector<Tuner::Algorithm> found;
+    for (int i = 0; i < std::min(algorithms, tuner_.candidates()); ++i)
+      found.push_back({static_cast<uint64_t>(i)});
+    return tuner_.choose(plan, found,
+                         [&](int candidate, const GemmOperands& o, Workspace, device::StreamHandle stream) {
+                           return launch(plan, o, candidate, stream);
+                         });
+  }
+
+  Tuner tuner_;
+  std::unordered_map<GemmPlan, int, PlanHash> chosen_;
 };
 
 }  // namespace
 }  // namespace gemm
 
-std::unique_ptr<Libraries> open_sim_libraries(device::Runtime&, const LibraryOptions& options) {
+std::unique_ptr<Libraries> open_sim_libraries(device::Runtime& runtime, const LibraryOptions& options) {
   auto libraries = std::make_unique<Libraries>();
   libraries->tf32 = options.tf32;
-  libraries->gemm = std::make_unique<gemm::SimEngine>();
+  libraries->gemm = std::make_unique<gemm::SimEngine>(runtime, options);
   return libraries;
 }
 

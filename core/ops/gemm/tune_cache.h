@@ -1,6 +1,10 @@
 #pragma once
-// Timed choices of GEMM algorithms, kept between runs in a text file: a header that names library and GPU,
-// then one line per plan.
+// Choices of GEMM algorithms that were timed, kept between runs in a text file per GPU and library version:
+//
+//   nrl-gemm-tuning 2
+//   gpu NVIDIA H200
+//   library cuBLASLt 13.1.0
+//   KEY W W W W W W W W        one line per plan: GemmPlan::key() and eight hexadecimal words
 
 #include <array>
 #include <cstdint>
@@ -10,22 +14,43 @@
 
 namespace nrl::ops::gemm {
 
+/// What choices hold for.
+struct TuneTarget {
+  std::string gpu;      ///< "NVIDIA H200"
+  std::string library;  ///< "cuBLASLt 13.1.0"
+
+  /// "NVIDIA-H200_cuBLASLt-13.1.0.txt": the file of this target in a directory.
+  std::string file_name() const;
+};
+
 class TuneCache {
  public:
   /// The library's own opaque description of an algorithm.
   using Algorithm = std::array<uint64_t, 8>;
+  enum class Access : uint8_t {
+    read,    ///< the file must exist; store() is not allowed
+    extend,  ///< the file may exist, and store() rewrites it
+  };
 
-  /// Reads `path` if it exists and begins with this `header` (library version and GPU); anything else in it
-  /// is ignored and overwritten by the next store(). With an empty path nothing is saved.
-  TuneCache(std::string path, std::string header);
+  /// `path`: a file (*.txt) or a directory that has one per target; empty: nothing is read or saved.
+  /// Exit::no_input when a file to read is missing, Exit::data, with file and line, when it is malformed or
+  /// of another target.
+  TuneCache(const std::string& path, TuneTarget target, Access access);
 
   std::optional<Algorithm> find(const std::string& key) const;
-  /// Adds an entry and rewrites the file atomically. Warns once if the file cannot be written.
+  /// Adds or replaces an entry and rewrites the file atomically, creating its directory. Warns once if the
+  /// file cannot be written.
   void store(const std::string& key, const Algorithm& algorithm);
   size_t size() const { return entries_.size(); }
+  const std::string& file() const { return file_; }
 
  private:
-  std::string path_, header_;
+  void read(Access access);
+  bool write() const;
+
+  std::string file_;
+  TuneTarget target_;
+  Access access_;
   std::map<std::string, Algorithm> entries_;
   bool warned_ = false;
 };

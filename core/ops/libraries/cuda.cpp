@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <cublasLt.h>
 #include <spdlog/fmt/fmt.h>
 
 #include "core/ops/attention_engine.h"
@@ -21,8 +20,7 @@ std::unique_ptr<Libraries> open_cuda_libraries(device::Runtime& runtime, const L
 }
 
 std::vector<std::string> cuda_library_versions() {
-  const size_t blas = cublasLtGetVersion();
-  std::vector<std::string> list{fmt::format("cuBLASLt {}.{}.{}", blas / 10000, blas / 100 % 100, blas % 100)};
+  std::vector<std::string> list{gemm::cublaslt_version()};
   // cuDNN is loaded when a run opens it, not before.
   void* library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
   using Version = size_t (*)();
