@@ -261,7 +261,7 @@ SCRIPT
     echo '  --kernel-name arg' >sanitizer-help
     echo 0 >sanitizer-code
     expect 0 validate --stages smoke,gemm,ncu-norm,memcheck-norm,racecheck-rest
-    [[ $(status smoke) == pass && $(field smoke note) == *'attention: attention forward: our own kernels'* ]] || fail "smoke: $(field smoke note)"
+    [[ $(status smoke) == pass && $(field smoke note) == *'attention: forward: our own kernels'* ]] || fail "smoke: $(field smoke note)"
     [[ $(field memcheck-norm commands) == *'--tool memcheck --kernel-name kernel_substring=nrl '*'/gpu_tests test norm'* ]] ||
       fail "memcheck: $(field memcheck-norm commands)"
     [[ $(field racecheck-rest commands) == *'--tool racecheck '*' test -attention'* ]] || fail "racecheck: $(field racecheck-rest commands)"

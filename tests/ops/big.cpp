@@ -114,7 +114,8 @@ std::string compare(ops::Exec& exec, const Body& body, int64_t width, int64_t el
     const int64_t slice = std::max<int64_t>((int64_t{64} << 20) / repeat, 1) * repeat;
     const std::vector<std::byte> want = stored_bytes(exec, expected[k].value, 0, repeat);
     for (int64_t begin = 0; begin < all; begin += slice) {
-      const std::vector<std::byte> part = stored_bytes(exec, got[k].value, begin, std::min(slice, all - begin));
+      const std::vector<std::byte> part =
+          stored_bytes(exec, got[k].value, begin, std::min(slice, all - begin));
       for (size_t at = 0; at < part.size(); at += want.size()) {
         const size_t n = std::min(want.size(), part.size() - at);
         if (std::memcmp(part.data() + at, want.data(), n) == 0) continue;

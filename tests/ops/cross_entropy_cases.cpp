@@ -140,8 +140,8 @@ void non_finite_in(Exec& e, DType dtype) {
   synchronize(e);
   double sum = 0;
   for (int64_t i = 0; i < 8; ++i) sum += logits.get(i);
-  expect(std::isfinite(log_prob.get(0)) && std::fabs(sum) < (dtype == DType::f32 ? 1e-6 + exp_tolerance(e) : 1e-2) &&
-             logits.get(4000) == 0,
+  expect(std::isfinite(log_prob.get(0)) &&
+             std::fabs(sum) < (dtype == DType::f32 ? 1e-6 + exp_tolerance(e) : 1e-2) && logits.get(4000) == 0,
          "excluded tokens count");
   expect(std::isnan(log_prob.get(1)) && std::isnan(logits.get(v)), "a NaN is lost");
   expect(!std::isfinite(log_prob.get(2)) && std::isnan(logits.get(2 * v)), "an infinity is lost");

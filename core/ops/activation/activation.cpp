@@ -24,7 +24,7 @@ Cost cost(const Exec&, const ActivationForward& a) {
 }
 
 Cost cost(const Exec&, const ActivationBackward& a) {
-  return {.read = bytes_of(a.dout, a.x), .written = bytes_of(a.dx)};
+  return {.read = bytes_of(a.dout, a.x), .written = bytes_of(a.dx, a.out)};
 }
 
 void activation_forward(Exec& exec, const ActivationForward& a) {

@@ -29,7 +29,8 @@ void forward(Exec& exec, const AttentionForward& a) {
 
 void backward(Exec& exec, const AttentionBackward& a) {
   if (attention::Engine* engine = engine_for(exec, a)) return engine->backward(exec, a);
-  if (a.scale > 0 && on_tensor_cores(a.q, a.k, a.v, a.out, a.dout, a.dq, a.dk, a.dv))
+  if (a.scale > 0 && on_tensor_cores(a.q, a.k, a.v, a.out, a.dout, a.dq, a.dk, a.dv) &&
+      mma_backward_fits(exec, a))
     return mma_backward(exec, a);
   a.q.dtype == DType::f32 ? flash_backward_of<float>(exec, a) : flash_backward_of<bf16>(exec, a);
 }

@@ -109,6 +109,7 @@ class SimEngine final : public Engine {
 std::unique_ptr<Libraries> open_sim_libraries(device::Runtime& runtime, const LibraryOptions& options) {
   auto libraries = std::make_unique<Libraries>();
   libraries->tf32 = options.tf32;
+  libraries->why_no_attention = "the simulated device has no cuDNN";
   libraries->gemm = std::make_unique<gemm::SimEngine>(runtime, options);
   return libraries;
 }

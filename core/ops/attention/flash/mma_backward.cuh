@@ -24,6 +24,7 @@
 // one kernel adds is dq_sums: 8 bytes per element of dQ and step from and to L2, 64 KB per 10.5 MFLOP at D
 // 128.
 
+#include "core/device/runtime.h"
 #include "core/ops/attention/flash/mma.cuh"
 
 namespace nrl::ops::NRL_GPU {
@@ -321,6 +322,19 @@ __global__ void __launch_bounds__(BackwardTiles<D, Dropped>::threads)
       store_row<KeyTile::pairs, KeyTile::column_warps>(a.dv(s.k_begin + row, kv_head), real, a.d, dv[m], half,
                                                        KeyTile::pair(), dv_scale);
     }
+}
+
+/// Whether a block of this device can have the shared memory: 99 KB (sm_86, sm_89, sm_120) are too little
+/// above D 64.
+bool mma_backward_fits(const Exec& exec, const AttentionBackward& a) {
+  if (!exec.device) return true;
+  size_t needed = 0;
+  with_rounded_d(static_cast<int>(a.q.dim(2)), [&](auto rounded) {
+    constexpr int D = decltype(rounded)::value;
+    needed = a.dropout.p > 0 ? BackwardTiles<D, true>::shared : BackwardTiles<D, false>::shared;
+  });
+  constexpr size_t ticket_bytes = 16;
+  return needed + ticket_bytes <= exec.device->properties().shared_memory_optin;
 }
 
 void mma_backward(Exec& exec, const AttentionBackward& a) {
