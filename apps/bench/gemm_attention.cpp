@@ -47,11 +47,13 @@ struct GemmCase {
   int64_t n, m, k;
   bool gelu = false;  ///< on a GPU also with GELU behind it
 };
+// The layers of configs/bench-*.yaml, one microbatch.
 constexpr GemmCase gpu_gemms[] = {
-    {"8b qkv", 8192, 6144, 4096},   {"8b o", 8192, 4096, 4096},         {"8b gate+up", 8192, 28672, 4096},
-    {"8b down", 8192, 4096, 14336}, {"8b head", 2048, 128256, 4096},    {"1b qkv", 16384, 3072, 2048},
-    {"1b o", 16384, 2048, 2048},    {"1b gate+up", 16384, 16384, 2048}, {"1b down", 16384, 2048, 8192},
-    {"xl qkv", 8192, 4800, 1600},   {"xl mlp", 8192, 6400, 1600, true}, {"square", 8192, 8192, 8192}};
+    {"8b qkv", 32768, 6144, 4096},   {"8b o", 32768, 4096, 4096},        {"8b gate+up", 32768, 28672, 4096},
+    {"8b down", 32768, 4096, 14336}, {"8b head", 8192, 128256, 4096},    {"1b qkv", 32768, 3072, 2048},
+    {"1b o", 32768, 2048, 2048},     {"1b gate+up", 32768, 16384, 2048}, {"1b down", 32768, 2048, 8192},
+    {"1b head", 8192, 128256, 2048}, {"xl qkv", 16384, 4800, 1600},      {"xl mlp", 16384, 6400, 1600, true},
+    {"square", 8192, 8192, 8192}};
 constexpr GemmCase cpu_gemms[] = {{"124m qkv", 1024, 2304, 768},  {"124m o", 1024, 768, 768},
                                   {"124m up", 1024, 3072, 768},   {"124m down", 1024, 768, 3072},
                                   {"124m head", 256, 50304, 768}, {"17m qkv", 4096, 1152, 384},
@@ -127,8 +129,9 @@ void gemm_case(Machine& machine, const GemmCase& c, DType dtype, double peak,
   const auto measure = [&](const char* name, JsonValue& to) {
     const double dgrad =
         timed([&](const Set& s) { ops::linear_backward_data(e, {.dout = s.y, .weight = s.w, .dx = s.dx}); });
-    const double wgrad = timed(
-        [&](const Set& s) { ops::linear_backward_weight(e, {.dout = s.y, .x = s.x, .dweight = s.dw}); });
+    const double wgrad = timed([&](const Set& s) {
+      ops::linear_backward_weight(e, {.dout = s.y, .x = s.x, .dweight = s.dw, .accumulate = false});
+    });
     const double forward =
         timed([&](const Set& s) { ops::linear_forward(e, {.x = s.x, .weight = s.w, .out = s.y}); });
     log::info("{:<12} {:>6} {:>6} {:>6}  {} {} {}", name, c.n, c.m, c.k,

@@ -126,8 +126,11 @@ std::string why_not_measured(const Args& args, const GpuModel& gpu) {
   const train::AcceleratorBackend& backend = train::accelerator_backend();
   if (backend.devices(why_not).empty()) return why_not;
   const device::Properties found = backend.open(0)->properties();
-  if (found.simulated || found.name.find(gpu.product) != std::string::npos) return "";
-  return fmt::format("this machine has {}", found.name);
+  // The name alone is not enough: an H100 PCIe is slower, a GH200 has an H100.
+  const bool same = found.name.find(gpu.product) != std::string::npos &&
+                    found.name.find("G" + std::string(gpu.product)) == std::string::npos &&
+                    train::peak_flops(found) == gpu.bf16_flops();
+  return found.simulated || same ? "" : fmt::format("this machine has {}", found.name);
 }
 
 const char* precision_name(const plan::RunPlan& plan) {
@@ -248,6 +251,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
     }
   report.set("precision", precision);
   report.set("cuda_graph", c.policy.cuda_graph);
+  report.set("recompute", plan::recompute_text(plan));
   report.set("timed_steps", timed);
   report.set("step_ms", step_ms);
   report.set("tokens_per_s", tokens_per_s);
@@ -272,6 +276,8 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
                                   {"step_ms", steps[i].ms}}));
   log::info("device      {}", placement.describe(kernels));
   log::info("model       {}", model_line(plan));
+  if (const std::string recomputed = plan::recompute_text(plan); !recomputed.empty())
+    log::info("recompute   {}", recomputed);
   log::info("step        {:.2f} ms (median of {})", step_ms, timed);
   log::info("speed       {} tokens/s{}", grouped(std::llround(tokens_per_s)),
             mfu > 0 ? fmt::format(", mfu {:.1f} %", mfu * 100) : "");

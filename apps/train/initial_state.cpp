@@ -65,8 +65,9 @@ void restore_position(Run& run, const Position& saved) {
                     saved.dataset_samples, run.position.dataset_samples, run.train.epoch_samples));
 }
 
-// Calls load(state). On a GPU that is done by another thread, while this one does the work beside it.
-void load_state(engine::Engine& engine, StartPhases& phases, const std::string& what,
+// Calls load(state). On a GPU that is done by another thread, while this one does the work beside it; first
+// that work if it times GEMMs, which must not compete with the load.
+void load_state(engine::Engine& engine, bool timed, StartPhases& phases, const std::string& what,
                 const WorkBeside& beside, const std::function<void(const TrainState&)>& load) {
   device::Runtime* const device = engine.exec().device;
   if (!device) {
@@ -75,6 +76,7 @@ void load_state(engine::Engine& engine, StartPhases& phases, const std::string& 
     load(state_of(engine, nullptr));
     return;
   }
+  if (timed) beside();
   const std::unique_ptr<Staging> staging = engine.staging();
   const TrainState state = state_of(engine, staging.get());
   std::exception_ptr error;
@@ -96,7 +98,7 @@ void load_state(engine::Engine& engine, StartPhases& phases, const std::string& 
       if (thread.joinable()) thread.join();
     }
   } const join{thread};
-  beside();
+  if (!timed) beside();
   phases.begin("weights", what);
   thread.join();
   phases.add_beside("weights", seconds);
@@ -114,8 +116,8 @@ void resume_from(Run& run, const std::string& path, StartPhases& phases, const W
     const SavedRecord before = read_record(reader, saved.global_batch);
     if (!before.incomplete.empty()) run.warnings.push_back(before.incomplete);
     run.changes = compare_records(before.record, run.record, run.config.checkpointing.allow_changes, path);
-    load_state(*run.engine, phases, fmt::format("loading checkpoint {}", path), beside,
-               [&](const TrainState& state) { load_checkpoint(reader, state); });
+    load_state(*run.engine, run.config.kernels.autotune, phases, fmt::format("loading checkpoint {}", path),
+               beside, [&](const TrainState& state) { load_checkpoint(reader, state); });
     run.resumed_from = path;
     restore_position(run, saved);
     run.engine->restore(saved.updates, saved.skipped_in_a_row);
@@ -130,7 +132,7 @@ void load_initial_weights(const Config& config, engine::Engine& engine, bool ver
   const plan::RunPlan& plan = engine.plan();
   const std::string what =
       model ? fmt::format("loading weights from {}", *model) : "initializing the weights";
-  load_state(engine, phases, what, beside, [&](const TrainState& state) {
+  load_state(engine, config.kernels.autotune, phases, what, beside, [&](const TrainState& state) {
     if (model && verify) verify_model_directory(*model);
     if (model)
       load_weights(*model, plan.spec, plan.parameters, state.weights, state.staging);

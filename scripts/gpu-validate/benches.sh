@@ -37,27 +37,34 @@ model_of() {
     *) echo configs/bench-8b-layers.yaml ;;
   esac
 }
+# The name that --predict has for this GPU; nothing for others.
+gpu_model() {
+  case $(cat "$work/smi.txt" 2>/dev/null) in
+    *GH200* | *GB200* | *PCIe* | *NVL*) ;;
+    *H200*) echo h200 ;;
+    *H100*) echo h100 ;;
+    *B200*) echo b200 ;;
+    *A100*) echo a100 ;;
+  esac
+}
 # step STAGE: `bench step` of step-MODEL or step-MODEL-VARIANT.
 step() {
-  local config overrides=()
+  local config model='' overrides=()
   config=$(model_of "$1")
   case $1 in
-    *-autotune) overrides=(kernels.autotune=true) ;;
-    *-keep) overrides=(policy.recompute.granularity=none) ;;
+    *-autotune) overrides=(kernels.autotune=true "kernels.gemm_tuning=$out/gemm-tuning") ;;
+    *-recompute) overrides=(policy.recompute.granularity=selective) ;;
     *-graph) overrides=(policy.cuda_graph=true) ;;
     *-8b-micro4) overrides=(policy.train_global_batch_size=16) ;;
     *-1b-micro4) overrides=(policy.train_global_batch_size=32) ;;
   esac
   if ! on_gpu; then
-    [[ $1 == *-keep || $1 == *-micro4 ]] || overrides=() # the others are of GPUs only
+    [[ $1 == *-recompute || $1 == *-micro4 ]] || overrides=() # the others are of GPUs only
     config=configs/bench-tiny.yaml overrides=("${small[@]}" "${overrides[@]}")
   fi
-  bench "$1" step "$config" "${overrides[@]}" --steps 8
+  on_gpu && model=$(gpu_model)
+  bench "$1" step "$config" "${overrides[@]}" --steps 8 ${model:+--predict "$model"}
   step_note "$1"
-  if "$bin/nrl-train" bench step --help | grep -- --predict >/dev/null; then
-    run "$bin/nrl-train" bench step "$config" "${overrides[@]}" --predict h200 2>&1 | tee -a "$work/bench-$1.txt" ||
-      echo "there is no prediction"
-  fi
 }
 ops_note() {
   note "$(awk '/"gated":true/ { ++all; share = $0; sub(/.*"fraction_of_copy":/, "", share); if (share + 0 >= 0.85) ++met }
@@ -91,9 +98,9 @@ counters() {
   ncu=$(find_tool ncu || compgen -G '/opt/nvidia/nsight-compute/*/ncu' | head -n 1 | grep .) || skip "there is no ncu"
   case $1 in
     ncu-norm) kernel=norm_rows_backward benchmark=(ops --only rms_norm_backward) ;;
-    ncu-loss) kernel=row_kernel benchmark=(ops --only cross_entropy) ;;
+    ncu-loss) kernel=row_kernel benchmark=(ops --only cross_entropy_gradient) ;;
     ncu-qk) kernel=qk_backward benchmark=(ops --only qk_norm_rope_backward) ;;
-    ncu-attention) kernel=mma_dkv benchmark=(attention) ;;
+    ncu-attention) kernel=mma_backward benchmark=(attention --only '8b t1024') ;;
   esac
   run "$ncu" --clock-control none --kernel-name "regex:$kernel" --launch-count 2 --kill yes --section SpeedOfLight \
     --section LaunchStats --section Occupancy --section MemoryWorkloadAnalysis --section WarpStateStats \
@@ -119,5 +126,6 @@ torch_stage() {
   note "$(tail -n 1 "$work/bench-$1.txt")"
 }
 stage_torch() { torch_stage torch --no-eager; }
+stage_torch-recompute() { torch_stage torch-recompute --no-eager policy.recompute.granularity=selective; }
 stage_torch-1b() { torch_stage torch-1b --no-eager; }
 stage_torch-eager() { torch_stage torch-eager --no-compile; }

@@ -30,8 +30,10 @@ stage_smoke() {
 op_cases() {
   on_gpu || export NRL_TEST_BACKEND=baseline NRL_TEST_SMALL=4000
   [[ -x $bin/$tests ]] || skip "$tests is not in $bin"
-  run "$bin/$tests" "$@" | tee "$work/cases"
-  note "$(grep -E "^(left out|$1):" "$work/cases" | paste -sd ';')"
+  local code=0
+  run "$bin/$tests" "$@" | tee "$work/cases" || code=$?
+  note "$(grep -E "^(FAILED|left out|$1):?" "$work/cases" | head -n 3 | paste -sd ';')"
+  return $code
 }
 stage_attention-ops() { op_cases test attention; }
 stage_kernels() { op_cases test -attention; }
@@ -64,7 +66,7 @@ stage_libraries() {
 }
 
 reference_fp32() { reference "$device-fp32" "device=$device" policy.precision=float32; }
-reference_bf16() { reference "$device-bf16" "device=$device" policy.precision=bfloat16 kernels.deterministic=true; }
+reference_bf16() { reference "$device-bf16" "device=$device" policy.precision=bfloat16 policy.logits_dtype=bfloat16 kernels.deterministic=true; }
 stage_losses-fp32() {
   reference_fp32
   # shellcheck disable=SC2046
@@ -74,17 +76,17 @@ stage_losses-fp32() {
 stage_losses-bf16() {
   reference_bf16
   # shellcheck disable=SC2046
-  quickstart other-bf16 1 $(other_device) policy.precision=bfloat16
+  quickstart other-bf16 1 $(other_device) policy.precision=bfloat16 policy.logits_dtype=bfloat16
   same "$device-bf16" other-bf16 $loss16 $norm16
 }
 stage_graph() {
   on_gpu || skip "needs a GPU"
   reference_bf16
-  quickstart graph 1 device=cuda policy.precision=bfloat16 kernels.deterministic=true policy.cuda_graph=true
+  quickstart graph 1 device=cuda policy.precision=bfloat16 policy.logits_dtype=bfloat16 kernels.deterministic=true policy.cuda_graph=true
   same "$device-bf16" graph 0
 }
 stage_resume() {
-  local half=("device=$device" policy.precision=bfloat16 kernels.deterministic=true checkpointing.enabled=true
+  local half=("device=$device" policy.precision=bfloat16 policy.logits_dtype=bfloat16 kernels.deterministic=true checkpointing.enabled=true
     "checkpointing.checkpoint_dir=$work/resume-checkpoints")
   reference_bf16
   quickstart resume 1 "${half[@]}" pretrain.max_num_steps=10
@@ -102,6 +104,11 @@ stage_ranks() {
   else
     two_ranks mpi distributed.backend=mpi
   fi
+}
+stage_ranks-optim() {
+  local backend=(distributed.backend=mpi)
+  ! on_gpu || backend=(kernels.share_device=true distributed.backend=staged)
+  two_ranks optim "${backend[@]}" distributed.shard_strategy=optim distributed.overlap_param_gather=true
 }
 # NCCL's MAJOR.MINOR from the output of doctor; nothing without NCCL.
 nccl_version() { sed -nE 's/^nccl +([0-9]+\.[0-9]+).*/\1/p' | head -n 1; }

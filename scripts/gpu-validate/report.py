@@ -131,7 +131,7 @@ def targets_of(stages):
         if row.get("gated"):
             rows.append(target(f"{row['name']}, fraction of the copy bandwidth", ">=", 0.85, None, row.get("fraction_of_copy")))
     rows.append(target("speed relative to torch.compile, 1.9 B parameters", ">=", 1.10, None, value("torch", "speed_ratio_compiled")))
-    rows.append(target("memory relative to torch.compile, 1.9 B parameters", "<=", 0.7, None, value("torch", "memory_ratio_compiled")))
+    rows.append(target("memory relative to torch.compile, 1.9 B parameters, with recomputation", "<=", 0.7, None, value("torch-recompute", "memory_ratio_compiled")))
     return rows
 
 

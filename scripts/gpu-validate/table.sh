@@ -15,18 +15,19 @@ graph|1|45|20 steps with a CUDA graph: bitwise identical
 resume|1|45|10 steps, a checkpoint, 10 steps: bitwise identical to 20 steps
 ranks|1|60|2 ranks that share the GPU, host-staged
 ranks-nccl|1|60|the same through NCCL (2.30 and later support two ranks on one GPU)
+ranks-optim|1|60|2 ranks with sharded optimizer state, weights gathered during the next step
 libraries|1|120|the other GPU tests of the build (gpu_*): communication, cuDNN, ...
 step-8b|2|60|steps of configs/bench-8b-layers.yaml
 step-1b|2|60|steps of configs/bench-llama-1b.yaml
 step-8b-autotune|2|75|step-8b with timed GEMM kernels
-step-8b-keep|2|60|step-8b without recomputation
+step-8b-recompute|2|60|step-8b with norms and activations recomputed
 step-8b-graph|2|60|step-8b with a CUDA graph
 step-8b-micro4|2|75|step-8b with 4 microbatches per step
 gemm|2|60|GEMMs
 attention|2|90|attention
 ops|2|60|memory-bound kernels against the copy bandwidth, 8,192 tokens
 step-1b-autotune|2|75|step-1b with timed GEMM kernels
-step-1b-keep|2|60|step-1b without recomputation
+step-1b-recompute|2|60|step-1b with norms and activations recomputed
 step-1b-graph|2|60|step-1b with a CUDA graph
 step-1b-micro4|2|75|step-1b with 4 microbatches per step
 ops-32k|2|60|memory-bound kernels at 32,768 tokens
@@ -39,6 +40,7 @@ ncu-qk|3|60|Nsight Compute: backward pass of QK-norm and RoPE
 ncu-attention|3|60|Nsight Compute: backward pass of our own attention
 torch|4|280|configs/bench-8b-layers.yaml in torch.compile, in alternation
 torch-1b|4|280|configs/bench-llama-1b.yaml in torch.compile, in alternation
+torch-recompute|4|180|configs/bench-8b-layers.yaml with recomputation, for the memory
 torch-eager|4|180|configs/bench-8b-layers.yaml in eager PyTorch, in alternation
 big|5|120|tensors of more than 2^31 elements
 memcheck-attention|5|150|compute-sanitizer memcheck on our attention kernels

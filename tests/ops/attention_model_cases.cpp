@@ -300,10 +300,12 @@ void model_shape(Exec& e, const Shape& s) {
 
 NRL_OP_CASES(attention_model) {
   const auto add = [&](const Shape& s, bool on_simulated) {
-    registry.properties.push_back({"attention of a model " + s.name(), [=](Exec& e) {
+    registry.properties.push_back({"attention of a model " + s.name(),
+                                   [=](Exec& e) {
                                      if (e.device && e.device->properties().simulated == on_simulated)
                                        model_shape(e, s);
-                                   }});
+                                   },
+                                   !on_simulated});
   };
   for (const Shape& lengths : {Shape{8, 512, 0, 0, 0}, {2, 2048, 0, 0, 0}, {1, 4096, 0, 0, 0}})
     for (const Shape& heads : {Shape{0, 0, 32, 8, 128}, {0, 0, 32, 8, 64}, {0, 0, 25, 25, 64}})

@@ -114,6 +114,7 @@ inline ops::Exec few_blocks(const ops::Exec& e) {
 struct PropertyCase {
   std::string name;
   std::function<void(ops::Exec& cpu)> body;
+  bool large = false;  ///< left out with NRL_TEST_SMALL
 };
 struct Failure {
   std::string text;
