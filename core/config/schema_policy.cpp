@@ -320,7 +320,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .help(
           "GPU: capture a whole step once and launch it as one CUDA graph from then on, which saves host "
           "time when kernels are short. Not with distributed.backend staged on several ranks, nor with "
-          "data.reset_attention_mask.");
+          "data.reset_attention_mask or distributed.overlap_param_gather.");
   add_recompute(t);
   t.planned("pin_memory", Kind::boolean, "false").help("Page-locked host buffers for offloading.");
   add_optimizer(t);

@@ -5,11 +5,12 @@ namespace nrl::ops_test {
 /// What tests on the simulated device cannot show. Printed by `op_tests list` and by gpu_tests.
 inline constexpr const char* uncovered_without_gpu =
     R"(What only a GPU can show:
-  kernels     wgmma, TMA, mbarriers, clusters and cooperative groups are not modelled, and not used
+  kernels     wgmma, TMA, mbarriers, clusters and cooperative groups are not modeled, and not used
   kernels     reordering of memory accesses; the engine runs one thread at a time (a missing fence is a race to
               the thread sanitizer, but no order is ever weaker than the program's)
   kernels     progress of blocks that wait for others; the engine checks that those have smaller tickets
-  kernels     the GPU's __expf, __logf, __fdividef, ex2 and its fused multiply-adds: accuracy against the same references
+  kernels     the GPU's __expf, __logf, __fdividef, ex2 and its fused multiply-adds: accuracy against the same
+              references
   kernels     registers at run time, occupancy, bank conflicts, divergence, speed
   libraries   cuBLASLt: whether it has an algorithm for each shape, type and epilogue, its numbers, its speed
   libraries   cuDNN: execution of the attention graphs (their support is checked from a device description)
