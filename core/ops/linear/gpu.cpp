@@ -97,9 +97,19 @@ GemmPlan whole_plan(const Exec& exec, const LinearBackwardData& a) {
   return p;
 }
 
+GemmPlan whole_plan(const Exec& exec, const LinearBackwardWeight& a) {
+  return backward_weight_plan(a, compute_of(exec));
+}
+
 template <class Arguments>
 bool fuses(const Exec& exec, const Arguments& a) {
   return a.activation == Activation::gelu_tanh && exec.libraries->gemm->supports(whole_plan(exec, a));
+}
+
+template <class Arguments>
+void prepare_plan(const Exec& exec, const Arguments& a) {
+  const GemmPlan plan = whole_plan(exec, a);
+  if (plan.rows > 0 && plan.cols > 0 && plan.inner > 0) exec.libraries->gemm->supports(plan);
 }
 
 }  // namespace
@@ -109,6 +119,16 @@ bool fuses_activation(const Exec& exec, const LinearForward& a) {
 }
 bool fuses_activation(const Exec& exec, const LinearBackwardData& a) {
   return fuses(exec, a);
+}
+
+void prepare(const Exec& exec, const LinearForward& a) {
+  prepare_plan(exec, a);
+}
+void prepare(const Exec& exec, const LinearBackwardData& a) {
+  prepare_plan(exec, a);
+}
+void prepare(const Exec& exec, const LinearBackwardWeight& a) {
+  prepare_plan(exec, a);
 }
 
 void linear_forward(Exec& exec, const LinearForward& a) {
@@ -125,7 +145,7 @@ void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
 }
 
 void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
-  run(exec, backward_weight_plan(a, compute_of(exec)), operands(a.dout, a.x, a.dweight));
+  run(exec, whole_plan(exec, a), operands(a.dout, a.x, a.dweight));
 }
 
 }  // namespace gpu

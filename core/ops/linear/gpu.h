@@ -10,6 +10,11 @@ namespace nrl::ops::gpu {
 bool fuses_activation(const Exec& exec, const LinearForward& a);
 bool fuses_activation(const Exec& exec, const LinearBackwardData& a);
 
+/// For a dry run: the library chooses its algorithm for the GEMM now, and not in the first step.
+void prepare(const Exec& exec, const LinearForward& a);
+void prepare(const Exec& exec, const LinearBackwardData& a);
+void prepare(const Exec& exec, const LinearBackwardWeight& a);
+
 /// As the kernels of the table; an activation must be one that fuses_activation(). Ignores dbias.
 void linear_forward(Exec& exec, const LinearForward& a);
 void linear_backward_data(Exec& exec, const LinearBackwardData& a);

@@ -102,7 +102,9 @@ void linear_forward(Exec& exec, const LinearForward& a) {
   constexpr const char* op = "linear_forward";
   if (exec.needed) {
     const bool two_kernels = activation_kernel(exec, a, "forward");
-    noted(exec, Kernel::linear_forward, two_kernels ? without_activation(a) : a);
+    const LinearForward gemm = two_kernels ? without_activation(a) : a;
+    noted(exec, Kernel::linear_forward, gemm);
+    if (exec.libraries) gpu::prepare(exec, gemm);
     if (two_kernels) noted(exec, Kernel::activation_forward, activation_of(a));
     return;
   }
@@ -133,7 +135,9 @@ void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   constexpr const char* op = "linear_backward_data";
   if (exec.needed) {
     const bool two_kernels = activation_kernel(exec, a, "backward");
-    noted(exec, Kernel::linear_backward_data, two_kernels ? without_activation(a) : a);
+    const LinearBackwardData gemm = two_kernels ? without_activation(a) : a;
+    noted(exec, Kernel::linear_backward_data, gemm);
+    if (exec.libraries) gpu::prepare(exec, gemm);
     if (two_kernels) noted(exec, Kernel::activation_backward, activation_of(a));
     return;
   }
@@ -160,7 +164,10 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
   const auto bias_gradient = [&] {
     if (a.dbias) column_sums(exec, {.x = a.dout, .out = a.dbias, .accumulate = a.accumulate});
   };
-  if (noted(exec, Kernel::linear_backward_weight, a)) return bias_gradient();
+  if (noted(exec, Kernel::linear_backward_weight, a)) {
+    if (exec.libraries) gpu::prepare(exec, a);
+    return bias_gradient();
+  }
   NRL_CHECK(a.dout.rank == 2 && a.x.rank == 2, "{}: dout is {}, x is {}", op, describe(a.dout),
             describe(a.x));
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);

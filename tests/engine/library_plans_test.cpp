@@ -1,8 +1,11 @@
-// A library of attention, on the simulated device: its plans are those of the dry run of a step.
+// Libraries of attention and of GEMMs, on the simulated device: their plans are those of the dry run of a
+// step.
 
 #include <map>
+#include <set>
 
 #include "core/ops/attention_engine.h"
+#include "core/ops/gemm/engine.h"
 #include "tests/engine/training.h"
 
 using namespace nrl;
@@ -50,6 +53,29 @@ class FakeLibrary final : public ops::attention::Engine {
   std::map<std::pair<Problem, size_t>, int> plans_;
   int runs_[2] = {};
   const std::string none_;
+};
+
+/// Remembers the GEMMs that it was asked about, and counts the runs of others.
+class CountingGemms final : public ops::gemm::Engine {
+ public:
+  explicit CountingGemms(std::shared_ptr<ops::gemm::Engine> engine) : engine_(std::move(engine)) {}
+  bool supports(const ops::gemm::GemmPlan& plan) override {
+    known_.insert(plan.key());
+    return engine_->supports(plan);
+  }
+  void run(const ops::gemm::GemmPlan& plan, const ops::gemm::GemmOperands& operands, ops::Workspace workspace,
+           device::StreamHandle stream) override {
+    ++runs;
+    if (!known_.contains(plan.key())) unknown.insert(plan.key());
+    engine_->run(plan, operands, workspace, stream);
+  }
+
+  int runs = 0;
+  std::set<std::string> unknown;
+
+ private:
+  std::shared_ptr<ops::gemm::Engine> engine_;
+  std::set<std::string> known_;
 };
 
 struct Training {
@@ -111,6 +137,22 @@ TEST_CASE("a step asks an attention library for no plan that its dry run has not
       CHECK(t.library->runs(Direction::forward) >= 2 * 2);
       CHECK(t.library->runs(Direction::backward) >= 2 * 2);
       CHECK(t.placement.exec().libraries->choices == choices);  // the banner had them all
+    }
+}
+
+TEST_CASE("a step runs no GEMM whose algorithm the dry run has not chosen", "[engine]") {
+  for (const Model& model : models)
+    for (const char* batch : {"4", "2"}) {  // with two microbatches, weight gradients also accumulate
+      CAPTURE(model.name, batch);
+      Training t(model.text, {fmt::format("policy.train_global_batch_size={}", batch)});
+      auto& gemm = t.placement.exec().libraries->gemm;
+      const auto counting = std::make_shared<CountingGemms>(gemm);
+      gemm = counting;
+      t.engine->require_kernels(t.objective, "the GPU");
+      CHECK(counting->runs == 0);
+      t.step(1);
+      CHECK(counting->runs > 0);
+      CHECK(counting->unknown == std::set<std::string>());
     }
 }
 
