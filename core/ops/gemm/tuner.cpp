@@ -257,7 +257,11 @@ int Tuner::choose(const GemmPlan& plan, const std::vector<Algorithm>& algorithms
       return 0;
     }
     best = static_cast<int>(std::min_element(times->begin(), times->end()) - times->begin());
-    if (std::isinf((*times)[static_cast<size_t>(best)])) return 0;  // all were refused: the caller reports it
+    const double fastest = (*times)[static_cast<size_t>(best)];
+    if (std::isinf(fastest)) return 0;  // all were refused: the caller reports it
+    // Differences below this are noise; the library's choice is better on average.
+    constexpr double noise = 1.02;
+    if (times->front() <= noise * fastest) best = 0;
   }
   cache_.store(plan.key(), algorithms[static_cast<size_t>(best)]);
   return best;
