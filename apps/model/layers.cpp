@@ -101,8 +101,11 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
   norm_.emplace(
       m, recipe, [this](const memory::SlotSpec& s) { return slot(s); }, in, parameters.final_norm,
       parameters.final_norm_bias, recipe.of(0, Gemm::lm_head, Role::input));
+  // GEMMs on bf16 rows that are not 16-byte aligned are slow.
+  constexpr int64_t aligned = 8;
+  const bool bf16_logits = recipe.logits() == DType::bf16;
   logits_ = slot({.name = "logits of a chunk",
-                  .width = m.vocab_size,
+                  .width = bf16_logits ? (m.vocab_size + aligned - 1) / aligned * aligned : m.vocab_size,
                   .dtype = recipe.logits(),
                   .rows = head_chunk_rows});
   d_norm_ = slot({.name = "d_norm", .width = m.hidden, .dtype = recipe.gradients()});
@@ -132,7 +135,8 @@ void Head::chunks(Run& r, bool train) const {
   const int64_t n = hidden.dim(0);
   for (int64_t begin = 0; begin < n; begin += chunk_tokens_) {
     const int64_t count = std::min(chunk_tokens_, n - begin);
-    const Tensor x = hidden.rows(begin, count), logits = all_logits.rows(0, count);
+    const Tensor x = hidden.rows(begin, count),
+                 logits = all_logits.rows(0, count).columns(0, r.spec().vocab_size);
     Tensor d_logits = logits;
     const bool shorter = d_logits_dtype_ != logits.dtype;
     if (shorter) {  // stored in the first half of each row of the logits
