@@ -24,7 +24,6 @@
 // one kernel adds is dq_sums: 8 bytes per element of dQ and step from and to L2, 64 KB per 10.5 MFLOP at D
 // 128.
 
-#include "core/device/runtime.h"
 #include "core/ops/attention/flash/mma.cuh"
 
 namespace nrl::ops::NRL_GPU {
@@ -333,7 +332,7 @@ bool mma_backward_fits(const Exec& exec, const AttentionBackward& a) {
     constexpr int D = decltype(rounded)::value;
     needed = a.dropout.p > 0 ? BackwardTiles<D, true>::shared : BackwardTiles<D, false>::shared;
   });
-  constexpr size_t ticket_bytes = 16;
+  constexpr size_t ticket_bytes = 128;  // the dynamic part is aligned to it
   return needed + ticket_bytes <= exec.device->properties().shared_memory_optin;
 }
 

@@ -13,6 +13,7 @@
 // dv, in ascending order.
 
 #include "core/device/kernel.h"
+#include "core/device/runtime.h"
 #include "core/ops/attention/flash/keep.cuh"
 #include "core/ops/kernel_table.h"
 
@@ -417,14 +418,18 @@ void flash_backward_of(Exec& exec, const AttentionBackward& a) {
                static_cast<int>(heads));
   const unsigned blocks = flash_blocks(a, block_m), sequences = flash_sequences(a);
   const size_t both = static_cast<size_t>((2 * block_m + 2 * block_n) * (f.d + 1));
+  const size_t shared = sizeof(float) * (both + 2 * block_m * block_n + 2 * block_n) + mask_bytes;
+  if (exec.device && shared > exec.device->properties().shared_memory_optin)
+    fail(Exit::unavailable,
+         "the gradient of attention with this head dimension needs more shared memory per block than the GPU "
+         "has");
   with_row_size(f.d, [&](auto per) {
     with_dropout(f.mask, [&](auto dropped) {
       NRL_LAUNCH((flash_dq_kernel<T, decltype(per)::value, decltype(dropped)::value>),
                  dim3(blocks, heads, sequences), flash_threads,
                  sizeof(float) * (both + block_m * block_n) + mask_bytes, exec.stream, f);
       NRL_LAUNCH((flash_dkv_kernel<T, decltype(per)::value, decltype(dropped)::value>),
-                 dim3(blocks, kv_heads, sequences), flash_threads,
-                 sizeof(float) * (both + 2 * block_m * block_n + 2 * block_n) + mask_bytes, exec.stream, f);
+                 dim3(blocks, kv_heads, sequences), flash_threads, shared, exec.stream, f);
     });
   });
 }
