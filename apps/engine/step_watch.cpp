@@ -24,16 +24,18 @@ void StepWatch::begin(int64_t step, bool graph) {
   in_flight_.push_back({step, graph, in_flight_.empty()});
 }
 
-double StepWatch::limit(const Step& step) const {
+double StepWatch::limit(const Step& step, bool alone) const {
   const bool known = seconds_.size() >= least_known;
-  const double least = step.graph && known && !step.after_pause ? limits_.graph_seconds : limits_.seconds;
+  const double least = !step.graph || !known || step.after_pause ? limits_.seconds
+                       : alone                                   ? limits_.graph_seconds
+                                                                 : limits_.graph_group_seconds;
   return known ? std::max(least, limits_.medians * median(seconds_)) : least;
 }
 
 void StepWatch::wait(const device::Event& done, comm::Communicator& group) {
   const Step step = in_flight_.front();
   const int64_t begin = comm::now_ns();
-  const double seconds = limit(step);
+  const double seconds = limit(step, group.size() == 1);
   comm::Backoff backoff(nullptr, 60);
   while (!done.done()) {
     group.check();
