@@ -42,9 +42,9 @@ int run_bench(const bench::Args& args) {
   if (args.benchmark != "step" && (!args.config.empty() || !args.overrides.empty()))
     fail(Exit::usage, "bench {} takes no configuration", args.benchmark);
   if (args.benchmark != "ops" && args.tokens > 0)
-    fail(Exit::usage, "bench {} takes no --tokens: only bench ops does", args.benchmark);
+    fail(Exit::usage, "--tokens has no effect in bench {}; expected bench ops", args.benchmark);
   if (args.benchmark != "step" && !args.predict.empty())
-    fail(Exit::usage, "--predict: bench {} has no prediction; expected bench step", args.benchmark);
+    fail(Exit::usage, "--predict has no effect in bench {}; expected bench step", args.benchmark);
   if (args.benchmark == "ops") return bench::ops(args);
   if (args.benchmark == "gemm") return bench::gemm(args);
   if (args.benchmark == "attention") return bench::attention(args);

@@ -135,7 +135,9 @@ TEST_CASE("a dry run finds the calls that a step makes", "[predict]") {
     trace::detach_device();
     trace::start(trace::Mode::off);
     // An activation behind a GEMM of the same op has no range of its own.
-    if (std::string(family.name).find("no library") != std::string::npos) continue;
+    if (std::string(family.name).find("no library") != std::string::npos)
+      for (auto* calls : {&expected, &counted})
+        std::erase_if(*calls, [](const auto& c) { return c.first.first.starts_with("activation"); });
     CHECK(expected == counted);
   }
 }

@@ -1,6 +1,9 @@
 // A step that never ends is an error, and an exception inside a capture leaves a usable engine.
 #include "apps/engine/step_watch.h"
 
+#include <chrono>
+#include <thread>
+
 #include "core/device/sim/sim.h"
 #include "parallel/comm/self/self_comm.h"
 #include "tests/engine/training.h"
@@ -78,13 +81,20 @@ TEST_CASE("a step may take a multiple of the median step", "[engine]") {
   const device::Stream stream(*runtime);
   const device::Event done(*runtime);
   const auto group = comm::make_self("dp", 0, nullptr);
-  engine::StepWatch watch({.medians = 1e9, .graph_seconds = 0, .seconds = 1000});
+  engine::StepWatch watch({.medians = 10, .graph_seconds = 0, .seconds = 1000});
+  constexpr auto step_time = std::chrono::milliseconds(20);
   watch.begin(1, true);
   for (int64_t step = 2; step < 8; ++step) {
     done.record(stream.get());
     watch.begin(step, true);
+    std::this_thread::sleep_for(step_time);
     CHECK_NOTHROW(watch.wait(done, *group));
   }
+  device::sim_stall(*runtime, stream.get());
+  done.record(stream.get());
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK_THROWS_AS(watch.wait(done, *group), engine::StepStuck);
+  CHECK(std::chrono::steady_clock::now() - begin > 5 * step_time);
 }
 
 TEST_CASE("an engine reports a step that never ends", "[engine]") {

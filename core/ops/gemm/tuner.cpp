@@ -85,7 +85,6 @@ class OperandSets {
   }
 
   size_t count() const { return count_; }
-  size_t needed() const { return set_bytes_ + workspace_bytes; }
   Workspace workspace() const { return {memory_.data() + count_ * set_bytes_, workspace_bytes}; }
   GemmOperands set(size_t i) const {
     std::byte* const base = memory_.data() + i % count_ * set_bytes_;
@@ -251,7 +250,9 @@ int Tuner::choose(const GemmPlan& plan, const std::vector<Algorithm>& algorithms
     if (!times) {
       if (!warned_)
         log::warn(
-            "{} of free GPU memory do not suffice to time GEMM algorithms: {} uses the library's choice",
+            "{} of free GPU memory are too little to time the algorithms of GEMM {} and of larger ones: they "
+            "use the "
+            "library's choice. Fix: tune with a smaller microbatch",
             human_bytes(runtime_.free_memory()), plan.key());
       warned_ = true;
       return 0;
