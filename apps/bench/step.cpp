@@ -138,7 +138,7 @@ const char* precision_name(const plan::RunPlan& plan) {
 }
 
 std::string model_line(const plan::RunPlan& plan) {
-  return fmt::format("{} parameters, {} x {} tokens per step, {}", grouped(plan.parameters.total()),
+  return fmt::format("{} parameters, {} x {} tokens per step, {}", grouped(plan.whole.total()),
                      plan.batch.global, plan.sequence_length, precision_name(plan));
 }
 
@@ -157,11 +157,12 @@ int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& 
   exec.device = runtime.get();
   exec.multiprocessors = gpu.multiprocessors;
   exec.libraries = libraries.get();
-  engine::Engine engine(
-      plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1),
-                          plan::grid_position(c, 1, 0), DeviceType::cuda, train::threads_for(c.kernels, 1),
-                          false, train::memory_for_rank(c.kernels, gpu.properties().memory)),
-      engine::training_options(c), world.comm(), exec);
+  const plan::GridPosition position = plan::grid_position(c, 1, 0);
+  const parallel::Groups ranks(position.grid, world.comm(), plan::needed_groups(c));
+  engine::Engine engine(plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1), position,
+                                            DeviceType::cuda, train::threads_for(c.kernels, 1), false,
+                                            train::memory_for_rank(c.kernels, gpu.properties().memory)),
+                        engine::training_options(c), ranks, exec);
   const Prediction prediction = predict(engine, gpu);
   log::info("device      {}: estimated, not measured ({})", gpu.product, why_not);
   log::info("model       {}", model_line(engine.plan()));
@@ -215,8 +216,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
                                   false, train::memory_for_rank(c.kernels, memory));
   if (gpu) plan::require_memory(config, *made, memory, "the GPU");
   phases.begin("memory", "");
-  engine::Engine engine(std::move(made), engine::training_options(c), placement.device_shard_group(),
-                        placement.exec());
+  engine::Engine engine(std::move(made), engine::training_options(c), placement.groups(), placement.exec());
   engine::LanguageModeling objective;
   int kernels = 0;
   train::load_initial_weights(c, engine, true, placement.host_threads(), phases, [&] {

@@ -27,9 +27,9 @@ TrainingOptions training_options(const Config& config) {
   return options;
 }
 
-Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, comm::Communicator& dp,
-               const ops::Exec& exec)
-    : plan_(std::move(plan)), options_(options), dp_(&dp), exec_(exec) {
+Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options,
+               const parallel::Groups& ranks, const ops::Exec& exec)
+    : plan_(std::move(plan)), options_(options), ranks_(&ranks), exec_(exec) {
   NRL_CHECK(!options.overlap_param_gather || !options.cuda_graph);
   allocate();
   step_scalars_ = make_tensor(arenas_.at(plan_->memory, plan_->scalars), DType::f64, {S::count});
@@ -37,8 +37,7 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   scalars_ = StepScalars(step_scalars_, static_cast<double*>(host), exec_);
   watch_ = StepWatch(options.limits);
   bind();
-  const std::vector<comm::Communicator*> shards(groups_.size(), &dp);
-  reducer_ = std::make_unique<GroupReducer>(groups_, shards, options.overlap_grad_reduce,
+  reducer_ = std::make_unique<GroupReducer>(groups_, ranks, options.overlap_grad_reduce,
                                             comm::StreamRef{exec_.stream});
   optimizer_ = std::make_unique<Optimizer>(options_.optimizer, options_.max_grad_norm,
                                            options_.max_nonfinite_steps, groups_, step_scalars_, exec_);
@@ -88,7 +87,7 @@ class Collecting {
 }  // namespace
 
 ops::KernelSet Engine::kernels_needed(Objective& objective) {
-  NRL_CHECK(dp_, "this engine runs forward passes only");
+  NRL_CHECK(ranks_, "this engine runs forward passes only");
   ops::KernelSet needed;
   const Collecting collecting(exec_, needed);
   initialize_master_weights(exec_, groups_);
@@ -97,7 +96,7 @@ ops::KernelSet Engine::kernels_needed(Objective& objective) {
 }
 
 std::vector<ops::Call> Engine::step_calls(Objective& objective) {
-  NRL_CHECK(dp_, "this engine runs forward passes only");
+  NRL_CHECK(ranks_, "this engine runs forward passes only");
   ops::KernelSet needed;
   std::vector<ops::Call> calls;
   const Collecting collecting(exec_, needed, &calls);
@@ -160,7 +159,7 @@ void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t firs
 }
 
 void Engine::step(const StepInput& step, Objective& objective) {
-  NRL_CHECK(dp_, "this engine runs forward passes only");
+  NRL_CHECK(ranks_, "this engine runs forward passes only");
   NRL_CHECK(objective.metrics().size() <= S::max_metrics);
   plan_->tensors->commit(step.number, step.loss_tokens);
   scalars_.begin(step.learning_rate, step.stop);
@@ -175,7 +174,7 @@ void Engine::step(const StepInput& step, Objective& objective) {
 }
 
 StepResult Engine::collect() {
-  if (const device::Event* done = scalars_.oldest()) watch_.wait(*done, *dp_);
+  if (const device::Event* done = scalars_.oldest()) watch_.wait(*done, (*ranks_)[parallel::group::all]);
   return scalars_.collect();
 }
 
@@ -198,6 +197,7 @@ void Engine::run_schedule(Objective& objective) {
   if (communicates) reducer_->start();
   model::StepHooks hooks;
   hooks.log_probs_ready = [&](int microbatch) {
+    if (!plan_->layout.reports_tokens()) return;
     objective.add_metrics(exec_, batches[static_cast<size_t>(microbatch)], decoder.log_prob(),
                           step_scalars_.rows(S::metrics, count));
   };
@@ -206,7 +206,7 @@ void Engine::run_schedule(Objective& objective) {
   };
   hooks.update = [&] {
     if (communicates) reducer_->wait_gathers();  // of weights that no pass has read
-    optimizer_->step(communicates ? dp_ : nullptr);
+    optimizer_->step(communicates ? &(*ranks_)[parallel::group::all] : nullptr);
     if (!communicates) return;
     if (options_.overlap_param_gather)
       reducer_->start_gather();

@@ -18,7 +18,7 @@
 #include "core/device/runtime.h"
 #include "core/io/staging.h"
 #include "core/ops/kernel_table.h"
-#include "parallel/comm/communicator.h"
+#include "parallel/grid/groups.h"
 
 namespace nrl::engine {
 
@@ -44,10 +44,10 @@ struct StepInput {
 
 class Engine {
  public:
-  /// Allocates the planned memory, zeroed, on the device of `exec`, the engine's workspace included. `dp` is
-  /// the data-parallel group for that device's memory. The exec's device and libraries and `dp` must outlive
-  /// the engine. Fails with Exit::out_of_memory.
-  Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, comm::Communicator& dp,
+  /// Allocates the planned memory, zeroed, on the device of `exec`, the engine's workspace included. `ranks`
+  /// has the groups that the plan uses (plan::needed_groups()), for that device's memory. The exec's device
+  /// and libraries and `ranks` must outlive the engine. Fails with Exit::out_of_memory.
+  Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, const parallel::Groups& ranks,
          const ops::Exec& exec);
   /// Forward passes only, for a plan made by make_forward_plan().
   Engine(std::unique_ptr<plan::RunPlan> plan, const ops::Exec& exec);
@@ -108,7 +108,7 @@ class Engine {
 
   std::unique_ptr<plan::RunPlan> plan_;
   TrainingOptions options_;
-  comm::Communicator* dp_ = nullptr;  // null: forward passes only
+  const parallel::Groups* ranks_ = nullptr;  // null: forward passes only
   ops::Exec exec_;
   memory::Arenas arenas_;
   std::vector<GroupTensors> groups_;

@@ -4,21 +4,20 @@
 
 namespace nrl::engine {
 
-GroupReducer::GroupReducer(std::span<const GroupTensors> groups, std::span<comm::Communicator* const> shards,
-                           bool overlap, comm::StreamRef stream) {
-  NRL_CHECK(groups.size() == shards.size(), "{} groups, {} communicators", groups.size(), shards.size());
-  for (size_t i = 0; i < groups.size(); ++i) {
-    const plan::ParamGroup& g = *groups[i].group;
+GroupReducer::GroupReducer(std::span<const GroupTensors> groups, const parallel::Groups& ranks, bool overlap,
+                           comm::StreamRef stream) {
+  for (const GroupTensors& tensors : groups) {
+    const plan::ParamGroup& g = *tensors.group;
     if (!g.trainable) continue;
-    const std::span<float> gradients(groups[i].gradients.ptr<float>(), static_cast<size_t>(g.layout.total()));
+    const std::span<float> gradients(tensors.gradients.ptr<float>(), static_cast<size_t>(g.layout.total()));
     for (size_t p = 0; p < g.parameters.size(); ++p) {
       const auto parameter = static_cast<size_t>(g.parameters[p]);
       if (locations_.size() <= parameter) locations_.resize(parameter + 1);
       locations_[parameter] = {static_cast<int>(groups_.size()), static_cast<int>(p)};
     }
-    groups_.push_back({std::make_unique<parallel::GradReducer>(g.layout, gradients, *shards[i], g.strategy,
-                                                               overlap, stream),
-                       groups[i].weights});
+    groups_.push_back({std::make_unique<parallel::GradReducer>(g.layout, gradients, ranks[g.reduce],
+                                                               g.strategy, overlap, stream),
+                       tensors.weights});
   }
 }
 

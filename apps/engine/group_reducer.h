@@ -7,6 +7,7 @@
 
 #include "apps/engine/group_tensors.h"
 #include "parallel/data/grad_reducer.h"
+#include "parallel/grid/groups.h"
 
 namespace nrl::engine {
 
@@ -15,9 +16,9 @@ namespace nrl::engine {
 /// communicators must outlive the reducer.
 class GroupReducer {
  public:
-  /// `shards`: for each of `groups` its data-parallel ranks, which share the layout.
-  GroupReducer(std::span<const GroupTensors> groups, std::span<comm::Communicator* const> shards,
-               bool overlap, comm::StreamRef stream = {});
+  /// `ranks` must have the groups that the parameter groups are reduced over (ParamGroup::reduce).
+  GroupReducer(std::span<const GroupTensors> groups, const parallel::Groups& ranks, bool overlap,
+               comm::StreamRef stream = {});
 
   /// Begins a step. Must be called before the first ready().
   void start();

@@ -19,22 +19,28 @@ int64_t product(const std::vector<int64_t>& shape) {
 // Builds the list. The only code that knows the tensor names of both file styles (GPT-2 and Llama).
 class Builder {
  public:
-  explicit Builder(const ModelSpec& spec) : spec_(spec), gpt2_(spec.family == Family::gpt2) {}
+  Builder(const ModelSpec& spec, const ModelLayout& layout)
+      : spec_(spec), layout_(layout), gpt2_(spec.family == Family::gpt2) {}
 
   ParameterList build() {
     const auto [h, v] = std::pair(spec_.hidden, spec_.vocab_size);
-    list_.embedding =
-        matrix("embedding", {{gpt2_ ? "transformer.wte" : "model.embed_tokens", v}}, h, Init::normal, false);
-    if (spec_.learned_positions)
-      list_.positions =
-          matrix("positions", {{"transformer.wpe", spec_.max_positions}}, h, Init::normal, false);
-    for (int64_t i = 0; i < spec_.layers; ++i) list_.layers.push_back(layer(i));
-    const std::string final_norm = gpt2_ ? "transformer.ln_f" : "model.norm";
-    list_.final_norm = vector("final_norm.weight", {{final_norm + ".weight", h}}, Init::ones);
-    if (spec_.norm_bias)
-      list_.final_norm_bias = vector("final_norm.bias", {{final_norm + ".bias", h}}, Init::zeros);
-    list_.head = spec_.tied ? list_.embedding : matrix("head", {{"lm_head", v}}, h, Init::normal, false);
-    overwritten(list_.head);  // also when tied: the head runs before the embedding's backward pass
+    if (layout_.first_stage()) list_.embedding = embedding();
+    if (spec_.learned_positions && layout_.first_stage()) {
+      list_.positions = matrix("positions", {{"transformer.wpe", spec_.max_positions}}, h, Split::none,
+                               Init::normal, false);
+      replicated(list_.positions, layout_.sequence_parallel);
+    }
+    for (int64_t i = 0; i < spec_.layers; ++i)
+      list_.layers.push_back(holds_block(layout_, spec_.layers, static_cast<int>(i)) ? layer(i)
+                                                                                     : LayerParameters{});
+    if (layout_.last_stage()) {
+      norm("final_norm", gpt2_ ? "transformer.ln_f" : "model.norm", list_.final_norm, list_.final_norm_bias);
+      if (!spec_.tied)
+        list_.head = matrix("head", {{"lm_head", v}}, h, Split::rows, Init::normal, false);
+      else
+        list_.head = list_.embedding >= 0 ? list_.embedding : embedding();
+      overwritten(list_.head);  // also when tied: the head runs before the embedding's backward pass
+    }
     return std::move(list_);
   }
 
@@ -44,31 +50,71 @@ class Builder {
     int64_t rows;
   };
 
-  int matrix(const std::string& name, const std::vector<Rows>& parts, int64_t in, Init init, bool conv1d) {
-    Parameter p{.name = name + ".weight", .shape = {0, in}, .decay = true, .init = init, .parts = {}};
+  /// What tensor-parallel ranks divide of a matrix: its outputs (with the bias) or its inputs.
+  enum class Split : uint8_t { none, rows, columns };
+
+  int matrix(const std::string& name, const std::vector<Rows>& parts, int64_t in, Split split, Init init,
+             bool conv1d) {
+    const Slice columns = split == Split::columns ? tensor_slice(layout_, in) : Slice{0, in};
+    Parameter p{
+        .name = name + ".weight", .shape = {0, columns.count}, .decay = true, .init = init, .parts = {}};
     for (const Rows& part : parts)
-      add_part(p, parts, part,
-               {.name = part.name + ".weight", .global = {0, in}, .transposed_on_disk = conv1d});
+      add_part(p, parts, part, split,
+               {.name = part.name + ".weight",
+                .global = {0, in},
+                .column = columns.begin,
+                .columns = columns.count,
+                .transposed_on_disk = conv1d});
     return add(std::move(p));
   }
 
-  int vector(const std::string& name, const std::vector<Rows>& parts, Init init) {
+  int vector(const std::string& name, const std::vector<Rows>& parts, Split split, Init init) {
     Parameter p{.name = name, .shape = {0}, .decay = false, .init = init, .parts = {}};
-    for (const Rows& part : parts) add_part(p, parts, part, {.name = part.name, .global = {0}});
+    for (const Rows& part : parts) add_part(p, parts, part, split, {.name = part.name, .global = {0}});
     return add(std::move(p));
   }
 
   // Rows of one name are slices of one logical tensor.
-  static void add_part(Parameter& p, const std::vector<Rows>& all, const Rows& rows, Part part) {
-    for (const Rows& other : all)
-      if (other.name == rows.name) part.global[0] += other.rows;
-    for (const Part& before : p.parts)
-      if (before.name == part.name) part.row += before.rows;
-    part.rows = rows.rows;
-    part.columns = part.width();
+  void add_part(Parameter& p, const std::vector<Rows>& all, const Rows& rows, Split split, Part part) const {
+    bool before = true;
+    for (const Rows& other : all) {
+      before = before && &other != &rows;
+      if (other.name != rows.name) continue;
+      part.global[0] += other.rows;
+      if (before) part.row += other.rows;
+    }
+    const Slice own = split == Split::rows ? tensor_slice(layout_, rows.rows) : Slice{0, rows.rows};
+    part.row += own.begin;
+    part.rows = own.count;
     part.offset = p.shape[0] * part.columns;
     p.shape[0] += part.rows;
     p.parts.push_back(std::move(part));
+  }
+
+  // Held by all tensor-parallel ranks. `partial`: each computes only a part of the gradient, which must be
+  // summed; else all compute the same gradient.
+  void replicated(int parameter, bool partial) {
+    if (layout_.tensor == 1) return;
+    Parameter& p = list_.all[static_cast<size_t>(parameter)];
+    if (partial)
+      p.group = group_name::tensor_partial;
+    else
+      p.copies = Copies::tp;
+  }
+
+  int embedding() {
+    const int at = matrix("embedding", {{gpt2_ ? "transformer.wte" : "model.embed_tokens", spec_.vocab_size}},
+                          spec_.hidden, Split::rows, Init::normal, false);
+    if (spec_.tied && layout_.stages > 1) list_.all[static_cast<size_t>(at)].group = group_name::tied;
+    return at;
+  }
+
+  void norm(const std::string& name, const std::string& file, int& weight, int& norm_bias) {
+    weight = vector(name + ".weight", {{file + ".weight", spec_.hidden}}, Split::none, Init::ones);
+    replicated(weight, layout_.sequence_parallel);
+    if (!spec_.norm_bias) return;
+    norm_bias = vector(name + ".bias", {{file + ".bias", spec_.hidden}}, Split::none, Init::zeros);
+    replicated(norm_bias, layout_.sequence_parallel);
   }
 
   int add(Parameter p) {
@@ -78,10 +124,13 @@ class Builder {
 
   void overwritten(int parameter) { list_.all[static_cast<size_t>(parameter)].overwrites_gradient = true; }
 
-  int bias(const std::string& name, const std::vector<Rows>& parts) {
+  // The bias of a matrix split by columns is replicated: it is added to the sum over the ranks.
+  int bias(const std::string& name, const std::vector<Rows>& parts, Split split) {
     std::vector<Rows> named;
     for (const Rows& part : parts) named.push_back({part.name + ".bias", part.rows});
-    return vector(name + ".bias", named, Init::zeros);
+    const int at = vector(name + ".bias", named, split == Split::rows ? split : Split::none, Init::zeros);
+    if (split == Split::columns) replicated(at, false);
+    return at;
   }
 
   LayerParameters layer(int64_t i) {
@@ -90,38 +139,42 @@ class Builder {
     const std::string hf = (gpt2_ ? "transformer.h." : "model.layers.") + std::to_string(i) + ".";
     const Init residual = gpt2_ ? Init::scaled_normal : Init::normal;
     LayerParameters l;
-    auto norm = [&](const std::string& name, const std::string& file, int& weight, int& norm_bias) {
-      weight = vector(own + name + ".weight", {{file + ".weight", s.hidden}}, Init::ones);
-      if (s.norm_bias) norm_bias = vector(own + name + ".bias", {{file + ".bias", s.hidden}}, Init::zeros);
-    };
-    auto linear = [&](const std::string& name, const std::vector<Rows>& parts, int64_t in, Init init,
-                      bool with_bias, int& weight, int& b) {
-      weight = matrix(own + name, parts, in, init, gpt2_);
+    auto linear = [&](const std::string& name, const std::vector<Rows>& parts, int64_t in, Split split,
+                      Init init, bool with_bias, int& weight, int& b) {
+      weight = matrix(own + name, parts, in, split, init, gpt2_);
       overwritten(weight);
-      if (with_bias) overwritten(b = bias(own + name, parts));
+      if (with_bias) overwritten(b = bias(own + name, parts, split));
     };
-    norm("norm1", hf + (gpt2_ ? "ln_1" : "input_layernorm"), l.norm1, l.norm1_bias);
+    norm(own + "norm1", hf + (gpt2_ ? "ln_1" : "input_layernorm"), l.norm1, l.norm1_bias);
     const auto hf_name = [&](const char* llama) { return hf + (gpt2_ ? "attn.c_attn" : llama); };
     const std::vector<Rows> qkv{{hf_name("self_attn.q_proj"), s.q_width()},
                                 {hf_name("self_attn.k_proj"), s.kv_width()},
                                 {hf_name("self_attn.v_proj"), s.kv_width()}};
-    linear("qkv", qkv, s.hidden, Init::normal, s.qkv_bias, l.qkv, l.qkv_bias);
+    linear("qkv", qkv, s.hidden, Split::rows, Init::normal, s.qkv_bias, l.qkv, l.qkv_bias);
     if (s.qk_norm) {
-      l.q_norm = vector(own + "q_norm.weight", {{hf + "self_attn.q_norm.weight", s.head_dim}}, Init::ones);
-      l.k_norm = vector(own + "k_norm.weight", {{hf + "self_attn.k_norm.weight", s.head_dim}}, Init::ones);
+      const auto head_norm = [&](const char* name) {
+        const int weight =
+            vector(own + name + ".weight", {{hf + "self_attn." + name + ".weight", s.head_dim}}, Split::none,
+                   Init::ones);
+        replicated(weight, true);  // every rank normalizes its own heads
+        return weight;
+      };
+      l.q_norm = head_norm("q_norm");
+      l.k_norm = head_norm("k_norm");
     }
-    linear("o", {{hf + (gpt2_ ? "attn.c_proj" : "self_attn.o_proj"), s.hidden}}, s.q_width(), residual,
-           s.o_bias, l.o, l.o_bias);
-    norm("norm2", hf + (gpt2_ ? "ln_2" : "post_attention_layernorm"), l.norm2, l.norm2_bias);
+    linear("o", {{hf + (gpt2_ ? "attn.c_proj" : "self_attn.o_proj"), s.hidden}}, s.q_width(), Split::columns,
+           residual, s.o_bias, l.o, l.o_bias);
+    norm(own + "norm2", hf + (gpt2_ ? "ln_2" : "post_attention_layernorm"), l.norm2, l.norm2_bias);
     std::vector<Rows> in{{hf + "mlp.c_fc", s.ffn}};
     if (s.gated) in = {{hf + "mlp.gate_proj", s.ffn}, {hf + "mlp.up_proj", s.ffn}};
-    linear("mlp_in", in, s.hidden, Init::normal, s.mlp_bias, l.mlp_in, l.mlp_in_bias);
-    linear("mlp_out", {{hf + (gpt2_ ? "mlp.c_proj" : "mlp.down_proj"), s.hidden}}, s.ffn, residual,
-           s.mlp_bias, l.mlp_out, l.mlp_out_bias);
+    linear("mlp_in", in, s.hidden, Split::rows, Init::normal, s.mlp_bias, l.mlp_in, l.mlp_in_bias);
+    linear("mlp_out", {{hf + (gpt2_ ? "mlp.c_proj" : "mlp.down_proj"), s.hidden}}, s.ffn, Split::columns,
+           residual, s.mlp_bias, l.mlp_out, l.mlp_out_bias);
     return l;
   }
 
   const ModelSpec& spec_;
+  const ModelLayout& layout_;
   const bool gpt2_;
   ParameterList list_;
 };
@@ -137,8 +190,8 @@ int64_t ParameterList::total() const {
                          [](int64_t sum, const Parameter& p) { return sum + p.numel(); });
 }
 
-ParameterList make_parameters(const ModelSpec& spec) {
-  return Builder(spec).build();
+ParameterList make_parameters(const ModelSpec& spec, const ModelLayout& layout) {
+  return Builder(spec, layout).build();
 }
 
 void initial_values(const ModelSpec& spec, const Parameter& parameter, const Part& part, uint64_t seed,

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/model/spec.h"
+#include "apps/model/layout.h"
 #include "core/tensor/tensor.h"
 
 namespace nrl::model {
@@ -28,10 +28,20 @@ struct Part {
 
 enum class Init : uint8_t { normal, scaled_normal, ones, zeros };
 
-/// Replication of a parameter beyond data parallelism: over the tensor-parallel ranks (norms between
-/// tensor-parallel GEMMs), or on the first and last pipeline stage (tied embeddings). Replicated elements
-/// count once in the gradient norm and are saved once.
+/// Copies of a parameter beyond those that its group sums over: on the tensor-parallel ranks, which compute
+/// equal gradients (norms without sequence parallelism, biases of matrices split by columns), or on the first
+/// and last pipeline stage. They count once in the gradient norm and are saved once.
 enum class Copies : uint8_t { none, tp, embedding };
+
+/// Parameter groups. Their gradients are summed over different ranks (plan::reduction_group()).
+namespace group_name {
+inline constexpr const char* dense = "dense";
+/// Held by all tensor-parallel ranks, each of which computes only a part of the gradient: norms with sequence
+/// parallelism, QK norms.
+inline constexpr const char* tensor_partial = "tensor_partial";
+/// The tied embedding, if the first and the last pipeline stage both hold it.
+inline constexpr const char* tied = "tied";
+}  // namespace group_name
 
 /// A parameter as the layers use it. q, k and v (and gate and up) are one fused parameter with several parts.
 struct Parameter {
@@ -40,8 +50,8 @@ struct Parameter {
   bool decay = false;          ///< weight decay applies: matrices and embeddings, not biases or norm weights
   Init init = Init::normal;
   std::vector<Part> parts;
-  std::string group = "dense";  ///< parameter group: one flat layout and one optimizer call
-  bool trainable = true;        ///< equal within a group; false: no gradient, no optimizer state
+  std::string group = group_name::dense;  ///< one flat layout and one optimizer call
+  bool trainable = true;                  ///< equal within a group; false: no gradient, no optimizer state
   Copies copies = Copies::none;
   /// The weight (or bias) of a GEMM, whose first contribution to the gradient of a step overwrites it. All
   /// other gradients are zeroed after the update, and every contribution is added.
@@ -68,7 +78,8 @@ struct ParameterList {
   int64_t total() const;
 };
 
-ParameterList make_parameters(const ModelSpec& spec);
+/// The parameters of a rank; by default of the whole model. The blocks of other stages have no parameters.
+ParameterList make_parameters(const ModelSpec& spec, const ModelLayout& layout = {});
 
 /// Initial values of a part, in [out, in] order: a pure function of (seed, name, element of the logical
 /// tensor), so that any rank can initialize any slice. Matrices and embeddings are normal(0,

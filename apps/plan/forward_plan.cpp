@@ -8,7 +8,7 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
-  p.parameters = model::make_parameters(p.spec);
+  p.parameters = p.whole = model::make_parameters(p.spec);
   p.batch = {.micro = options.micro_batch,
              .global = options.micro_batch,
              .tokens_per_step = options.micro_batch * options.sequence_length};

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "apps/model/parameters.h"
 #include "core/base/error.h"
 
 namespace nrl::plan {
@@ -16,10 +17,33 @@ parallel::GridSizes grid_sizes(const Config& config) {
 }
 
 GridPosition grid_position(const Config& config, int world, int rank) {
-  const parallel::GridSizes g = grid_sizes(config);
-  const parallel::GridPoint sizes{
-      .tp = g.tp, .cp = g.cp, .ep = 1, .dp = world / (g.tp * g.cp * g.pp), .pp = g.pp};
-  return {sizes, parallel::RankGrid(sizes).coordinates(rank)};
+  parallel::ProcessGrid grid(grid_sizes(config), world, rank);
+  return {grid.dense().sizes(), grid.dense_point(), std::move(grid)};
+}
+
+model::ModelLayout model_layout(const Config&, const GridPosition& position) {
+  return {.tensor = position.sizes.tp,
+          .tensor_rank = position.at.tp,
+          .context = position.sizes.cp,
+          .context_rank = position.at.cp,
+          .stages = position.sizes.pp,
+          .stage = position.at.pp};
+}
+
+parallel::GroupId reduction_group(std::string_view group) {
+  if (group == model::group_name::tensor_partial) return parallel::group::tp_dp_cp;
+  if (group == model::group_name::tied) return parallel::group::tied;
+  return parallel::group::dp_cp;
+}
+
+std::vector<parallel::GroupId> needed_groups(const Config& config) {
+  namespace group = parallel::group;
+  const parallel::GridSizes sizes = grid_sizes(config);
+  std::vector<parallel::GroupId> groups{group::dp_cp, group::all};
+  if (sizes.tp > 1) groups.insert(groups.end(), {group::tp, group::tp_dp_cp});
+  if (sizes.cp > 1) groups.push_back(group::cp);
+  if (sizes.pp > 1) groups.insert(groups.end(), {group::pp, group::tied});
+  return groups;
 }
 
 std::string grid_line(const parallel::GridPoint& sizes, std::string_view strategy) {

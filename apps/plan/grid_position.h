@@ -3,7 +3,9 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "apps/model/layout.h"
 #include "core/config/config.h"
 #include "parallel/grid/grid.h"
 
@@ -13,15 +15,23 @@ struct GridPosition {
   parallel::GridPoint sizes;  ///< of the dense grid
   parallel::GridPoint at;     ///< this rank's coordinates
 
-  int ranks() const { return parallel::RankGrid(sizes).ranks(); }
-  /// Rank in the group dp-cp, which shares the optimizer state of dense parameters.
-  int shard_rank() const { return at.cp + sizes.cp * at.dp; }
+  parallel::ProcessGrid grid;
+
+  int ranks() const { return grid.ranks(); }
 };
 
 /// The configured grid. Data parallelism takes the remaining ranks.
 parallel::GridSizes grid_sizes(const Config& config);
 /// The position of `rank` in a world of `world` ranks. `config` must have passed validate_for_world().
 GridPosition grid_position(const Config& config, int world, int rank);
+
+/// This rank's part of the model.
+model::ModelLayout model_layout(const Config& config, const GridPosition& position);
+
+/// The ranks that sum the gradients of a parameter group (model::group_name) and share its optimizer state.
+parallel::GroupId reduction_group(std::string_view group);
+/// All groups of ranks that a run of this configuration communicates in.
+std::vector<parallel::GroupId> needed_groups(const Config& config);
 
 /// For messages: "8 ranks = tp 2 x dp 4  optim" without axes of size 1, or "1 rank".
 std::string grid_line(const parallel::GridPoint& sizes, std::string_view strategy);

@@ -129,6 +129,10 @@ std::vector<ParamGroup> make_param_groups(
               g->name, p.name);
     g->parameters.push_back(static_cast<int>(i));
   }
+  for (ParamGroup& g : groups) g.reduce = options(g.name).reduce;
+  std::stable_sort(groups.begin(), groups.end(), [](const ParamGroup& a, const ParamGroup& b) {
+    return parallel::canonical_less(a.reduce, b.reduce);
+  });
   for (ParamGroup& g : groups) {
     const GroupOptions o = options(g.name);
     std::vector<parallel::ParamSpec> specs;

@@ -8,6 +8,7 @@
 #include "apps/model/parameters.h"
 #include "memory/plan.h"
 #include "parallel/data/flat_buckets.h"
+#include "parallel/grid/grid.h"
 #include "precision/recipe.h"
 
 namespace nrl::plan {
@@ -34,8 +35,10 @@ struct ParamGroup {
   std::string name;
   std::vector<int> parameters;  ///< indices into ParameterList::all, in the order of `layout`
   bool trainable = true;        ///< false: weights only
+  /// The ranks that sum the gradients; the layout has one shard for each of them.
+  parallel::GroupId reduce = parallel::group::dp_cp;
   parallel::FlatBuckets layout;
-  parallel::ShardingStrategy strategy;  ///< the number of ranks is the number of shards of the layout
+  parallel::ShardingStrategy strategy;
   DType weight = DType::f32, gradient = DType::f32;
   float lr_scale = 1;  ///< multiplies the learning rate
   std::vector<StateTensor> state;
@@ -56,8 +59,9 @@ struct ParamGroup {
 
 /// Options of a group on one rank.
 struct GroupOptions {
+  parallel::GroupId reduce = parallel::group::dp_cp;  ///< see ParamGroup
   parallel::ShardingStrategy strategy;
-  int shards = 1, shard_rank = 0;  ///< number of data-parallel ranks; this rank's index
+  int shards = 1, shard_rank = 0;  ///< number of ranks in `reduce`; this rank's index
   int64_t bucket_elements = 0;     ///< see FlatBuckets
   precision::Recipe recipe;
   float lr_scale = 1;
@@ -65,8 +69,8 @@ struct GroupOptions {
        first_embedding = true;  ///< whether this rank counts the elements of each model::Copies
 };
 
-/// The groups of a parameter list, in the order of their first parameters. Declares all their buffers in
-/// `memory` (not yet solved).
+/// The groups of a parameter list, in an order that is the same on all ranks: by `reduce`, then by their
+/// first parameters. Declares all their buffers in `memory` (not yet solved).
 std::vector<ParamGroup> make_param_groups(
     const model::ParameterList& parameters,
     const std::function<GroupOptions(const std::string& group)>& options, memory::MemoryPlan& memory);

@@ -56,17 +56,24 @@ precision::Recipe recipe_for(const Config& config, DeviceType device) {
              : recipe;
 }
 
-GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPosition& position,
-                           const precision::Recipe& recipe) {
+GroupOptions group_options(const Config& config, const GridPosition& position,
+                           const precision::Recipe& recipe, std::string_view group) {
   const parallel::ShardingStrategy* sharding =
       parallel::find_sharding(name_of(config.distributed.shard_strategy));
   NRL_CHECK(sharding && !sharding->gradients, "strategy {} passed the validator",
             name_of(config.distributed.shard_strategy));
-  return {.strategy = *sharding,
-          .shards = static_cast<int>(batch.data_parallel),
-          .shard_rank = position.shard_rank(),
+  const parallel::GroupId reduce = reduction_group(group);
+  const std::vector<int> ranks = position.grid.members(reduce);
+  const auto own = std::find(ranks.begin(), ranks.end(), position.grid.rank());
+  NRL_CHECK(own != ranks.end(), "this rank has parameters of group {}, but is not in {}", group,
+            parallel::name_of(reduce));
+  return {.reduce = reduce,
+          .strategy = *sharding,
+          .shards = static_cast<int>(ranks.size()),
+          .shard_rank = static_cast<int>(own - ranks.begin()),
           .bucket_elements = static_cast<int64_t>(config.distributed.bucket_size_mb * (1 << 20) / 4),
-          .recipe = recipe};
+          .recipe = recipe,
+          .first_tp = position.at.tp == 0};
 }
 
 void add_staging(RunPlan& p) {
@@ -90,7 +97,9 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
-  p.parameters = model::make_parameters(p.spec);
+  p.layout = model_layout(config, position);
+  p.parameters = model::make_parameters(p.spec, p.layout);
+  p.whole = model::make_parameters(p.spec);
   p.batch = batch;
   p.sequence_length = config.policy.max_total_sequence_length;
   p.device = device;
@@ -99,9 +108,9 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
             "the configuration was not checked");
   p.recipe = recipe_for(config, device);
   p.recompute_modules = std::move(recompute);
-  const GroupOptions group = group_options(config, batch, position, p.recipe);
   p.groups = make_param_groups(
-      p.parameters, [&](const std::string&) { return group; }, p.memory);
+      p.parameters,
+      [&](const std::string& group) { return group_options(config, position, p.recipe, group); }, p.memory);
   int64_t largest = 0;
   for (const ParamGroup& g : p.groups) largest = std::max(largest, g.layout.total());
 

@@ -23,8 +23,10 @@ inline constexpr int max_steps_in_flight = 2;
 inline constexpr double keep_all_share = 0.85;
 
 struct RunPlan {
-  model::ModelSpec spec;
-  model::ParameterList parameters;
+  model::ModelSpec spec;  ///< of the whole model
+  model::ModelLayout layout;
+  model::ParameterList parameters;  ///< of this rank
+  model::ParameterList whole;       ///< of the whole model
   BatchPlan batch;
   int64_t sequence_length = 0;
   DeviceType device = DeviceType::cpu;
@@ -59,8 +61,8 @@ std::string recompute_text(const RunPlan& plan);
 void add_staging(RunPlan& plan);
 
 /// The options of a parameter group on the rank at `position`.
-GroupOptions group_options(const Config& config, const BatchPlan& batch, const GridPosition& position,
-                           const precision::Recipe& recipe);
+GroupOptions group_options(const Config& config, const GridPosition& position,
+                           const precision::Recipe& recipe, std::string_view group);
 
 /// policy.precision and policy.logits_dtype for this device. auto is bf16 on a GPU and f32 on a CPU, where
 /// bf16 only saves memory.

@@ -27,7 +27,7 @@ RunFacts describe_run(const Run& run, double peak_flops) {
   add("model",
       fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
                   name_of(spec.family), spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.vocab_size,
-                  human_count(static_cast<double>(plan.parameters.total())), spec.tied ? " (tied)" : "",
+                  human_count(static_cast<double>(plan.whole.total())), spec.tied ? " (tied)" : "",
                   !plan.recipe.master_weights()    ? "fp32"
                   : plan.device == DeviceType::cpu ? "bf16 storage, fp32 arithmetic and master weights"
                                                    : "bf16, fp32 master weights"));

@@ -239,19 +239,22 @@ Position read_position(const CheckpointReader& reader) {
 }
 
 void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
+  // The tensors of the whole model, of which this rank may hold a part.
   std::vector<TensorSpec> wanted;
   std::set<std::string> names;
   const auto want = [&](const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
     if (names.insert(name).second) wanted.push_back({name, dtype, shape});
   };
-  for_each_part(s, [&](const Part& part, const Tensor& weight) {
-    want(part.name, weight.dtype, slice_of(part, weight).shape);
-  });
+  const engine::GroupTensors* trained = nullptr;  // every trained group has the same state
   for (const engine::GroupTensors& t : s.groups)
-    for (const plan::StateTensor& state : t.group->state)
-      for (const int p : t.group->parameters)
-        for (const Part& part : s.parameters->all[static_cast<size_t>(p)].parts)
+    if (t.group->trainable) trained = &t;
+  for (const Parameter& parameter : s.whole->all)
+    for (const Part& part : parameter.parts) {
+      want(part.name, s.weights.front().dtype, slice_of(part, s.weights.front()).shape);
+      if (trained && parameter.trainable)
+        for (const plan::StateTensor& state : trained->group->state)
           want(state.name + "/" + part.name, state.dtype, part.global);
+    }
   reader.check_names(wanted);
 
   for_each_part(s, [&](const Part& part, const Tensor& weight) {
@@ -305,13 +308,14 @@ void load_weights(const std::string& directory, const ModelSpec& spec, const mod
                    });
                  });
     }
+  const model::ParameterList whole = model::make_parameters(spec);
   std::string unexpected;
   for (const std::string& name : files.names()) {
     const bool buffer = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
                         name.ends_with("rotary_emb.inv_freq");
     const bool tied_head = spec.tied && name == "lm_head.weight";
     bool known = buffer || tied_head;
-    for (const Parameter& p : parameters.all)
+    for (const Parameter& p : whole.all)
       for (const Part& part : p.parts)
         known = known || part.name == name ||
                 (spec.family == model::Family::gpt2 && part.name == "transformer." + name);

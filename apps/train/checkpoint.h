@@ -36,10 +36,11 @@ struct Position {
 /// A rank's view of the state in a checkpoint: in host memory, or in memory that `staging` accesses.
 struct TrainState {
   const model::ModelSpec* spec = nullptr;
-  const model::ParameterList* parameters = nullptr;
-  std::vector<Tensor> weights;               ///< the weights that the layers read, by parameter
-  std::vector<engine::GroupTensors> groups;  ///< only their optimizer state is used
-  Staging* staging = nullptr;                ///< null: host memory
+  const model::ParameterList* parameters = nullptr;  ///< of this rank
+  const model::ParameterList* whole = nullptr;       ///< of the whole model: the tensors of the checkpoint
+  std::vector<Tensor> weights;                       ///< the weights that the layers read, by parameter
+  std::vector<engine::GroupTensors> groups;          ///< only their optimizer state is used
+  Staging* staging = nullptr;                        ///< null: host memory
 };
 
 struct SaveOptions {

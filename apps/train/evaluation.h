@@ -43,7 +43,7 @@ class StoredModelEvaluator {
   const model::ModelSpec& spec() const { return engine_->plan().spec; }
   int64_t sequence_length() const { return options_.sequence_length; }
   DType dtype() const { return engine_->plan().recipe.weights(); }
-  int64_t parameters() const { return engine_->plan().parameters.total(); }
+  int64_t parameters() const { return engine_->plan().whole.total(); }
 
  private:
   void load();

@@ -20,7 +20,7 @@ double evaluate(Run& run) {
   };
   double sums[2] = {run.engine->evaluate(loading.steps * loading.accumulation, next), 0};
   sums[1] = static_cast<double>(counts.loss_tokens);
-  run.placement.shard_group().all_reduce(std::span(sums));
+  run.placement.groups().host(parallel::group::dp_cp).all_reduce(std::span(sums));
   const double loss = -sums[0] / std::max(sums[1], 1.0);
   Position& at = run.position;
   if (std::isfinite(loss) && (at.best_val_loss == 0 || loss < at.best_val_loss)) {

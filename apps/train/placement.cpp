@@ -70,8 +70,6 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
     : grid_position_(plan::grid_position(result.config, world.size(), world.rank())) {
   const Config& config = result.config;
   choose(world, config);
-  const parallel::ProcessGrid grid(plan::grid_sizes(config), world.size(), world.rank());
-  NRL_CHECK(grid.dense_point() == grid_position_.at);
   std::optional<parallel::DeviceGroups> devices;
   if (facts_.gpu) {
     device_ = open_rank_device(world, request_);
@@ -96,8 +94,8 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
   });
   if (!facts_.gpu) device_ = open_rank_device(world, request_);
   run_collectively(world, [&] {  // fails on all ranks or on none
-    groups_ =
-        std::make_unique<parallel::Groups>(grid, world.comm(), std::array{parallel::group::dp_cp}, devices);
+    groups_ = std::make_unique<parallel::Groups>(grid_position_.grid, world.comm(),
+                                                 plan::needed_groups(config), devices);
   });
 }
 

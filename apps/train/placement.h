@@ -50,12 +50,8 @@ class Placement {
   int host_threads() const { return host_threads_; }
   const plan::GridPosition& grid_position() const { return grid_position_; }
 
-  /// The group of ranks that reduce the gradients and shard the optimizer state of dense parameters: for host
-  /// memory, and for device memory.
-  comm::Communicator& shard_group() { return groups_->host(parallel::group::dp_cp); }
-  comm::Communicator& device_shard_group() { return (*groups_)[parallel::group::dp_cp]; }
-  /// Throws an asynchronous error of any group.
-  void check_groups() { groups_->check(); }
+  /// The groups of ranks that the run communicates in (plan::needed_groups()).
+  const parallel::Groups& groups() const { return *groups_; }
 
   /// The device, for the banner. `kernels`: number of kernels that the run needs.
   std::string describe(int kernels) const;

@@ -26,10 +26,12 @@ struct EqualRanks {
 using Bytes = std::array<int64_t, memory::category_count>;
 
 // Bytes of the parameter groups of a rank; all other buffers are the same on every rank.
-Bytes parameter_bytes(const model::ParameterList& parameters, const plan::GroupOptions& options) {
+Bytes parameter_bytes(const Config& config, const model::ModelSpec& spec, const plan::GridPosition& position,
+                      const precision::Recipe& recipe) {
   memory::MemoryPlan memory;
   plan::make_param_groups(
-      parameters, [&](const std::string&) { return options; }, memory);
+      model::make_parameters(spec, plan::model_layout(config, position)),
+      [&](const std::string& group) { return plan::group_options(config, position, recipe, group); }, memory);
   memory.solve();
   Bytes bytes;
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = memory.bytes(static_cast<memory::Category>(i));
@@ -40,14 +42,13 @@ Bytes parameter_bytes(const model::ParameterList& parameters, const plan::GroupO
 std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const DeviceChoice& device) {
   const Config& c = result.config;
   const model::ModelSpec spec = load_model_spec(result);
-  const model::ParameterList parameters = model::make_parameters(spec);
   const BatchPlan batch = resolve_batch(c, world);
   const int threads = threads_for(c.kernels, 1);
   const precision::Recipe recipe = plan::recipe_for(c, device.type);
   std::map<Bytes, EqualRanks> by_bytes;
   for (int rank = 0; rank < world; ++rank) {
     const plan::GridPosition position = plan::grid_position(c, world, rank);
-    EqualRanks& equal = by_bytes[parameter_bytes(parameters, group_options(c, batch, position, recipe))];
+    EqualRanks& equal = by_bytes[parameter_bytes(c, spec, position, recipe)];
     if (!equal.plan)
       equal.plan = plan::make_run_plan(c, spec, batch, position, device.type, threads, false,
                                        memory_for_rank(c.kernels, device.memory));
@@ -106,7 +107,7 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
   const plan::RunPlan& plan = *ranks.front().plan;
   const BatchPlan& batch = plan.batch;
   log::info("model    {} parameters, {} layers, {:.4f} GFLOP per token in training at length {}",
-            grouped(plan.parameters.total()), plan.spec.layers,
+            grouped(plan.whole.total()), plan.spec.layers,
             training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
   log::info("device   {}, weights and activations in {}", device == DeviceType::cuda ? "cuda" : "cpu",
             name_of(plan.recipe.activations()));

@@ -95,7 +95,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
     phases.begin("memory", fmt::format("allocating {}",
                                        human_bytes(static_cast<uint64_t>(plan->memory.total_bytes()))));
     run.engine = std::make_unique<engine::Engine>(std::move(plan), engine::training_options(c),
-                                                  run.placement.device_shard_group(), exec);
+                                                  run.placement.groups(), exec);
   });
   initialize(run, phases, [&] {
     phases.begin("kernels", "selecting the kernels");

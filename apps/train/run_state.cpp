@@ -7,6 +7,7 @@ TrainState state_of(engine::Engine& engine, Staging* staging) {
   TrainState state;
   state.spec = &engine.plan().spec;
   state.parameters = &engine.plan().parameters;
+  state.whole = &engine.plan().whole;
   state.weights = engine.weights();
   state.groups = engine.groups();
   state.staging = staging;

@@ -102,7 +102,7 @@ void StepLoop::begin_step(data::BatchLoader& loader, const data::LoaderOptions& 
 int64_t StepLoop::loss_tokens_of_all(const plan::BatchCounts& mine) {
   if (!run_.train.dataset->documents().eod_mask_loss) return report_.tokens_per_step();
   auto sum = static_cast<double>(mine.loss_tokens);
-  run_.placement.shard_group().all_reduce(std::span(&sum, 1));
+  run_.placement.groups().host(parallel::group::dp_cp).all_reduce(std::span(&sum, 1));
   return std::max<int64_t>(static_cast<int64_t>(sum), 1);
 }
 
@@ -119,7 +119,7 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
       result = collect_step(run_.world, *run_.engine);
       trace::collect_device();
     }
-    run_.placement.check_groups();  // replayed graphs report no errors themselves
+    run_.placement.groups().check();  // replayed graphs report no errors themselves
     const StepInFlight step = in_flight_.front();
     in_flight_.pop_front();
     if (diverges) {  // the device skipped this step

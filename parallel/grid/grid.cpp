@@ -1,6 +1,7 @@
 #include "parallel/grid/grid.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include <spdlog/fmt/ranges.h>
 
@@ -100,6 +101,11 @@ std::vector<std::vector<int>> RankGrid::groups(AxisSet axes) const {
   return out;
 }
 
+bool canonical_less(const GroupId& a, const GroupId& b) {
+  const auto key = [](const GroupId& id) { return std::tuple(id.lane, id.expert, id.ends, id.axes.bits()); };
+  return key(a) < key(b);
+}
+
 std::string name_of(const GroupId& id) {
   constexpr std::array<const char*, axis_count> dense = {"tp", "cp", "ep", "dp", "pp"};
   constexpr std::array<const char*, axis_count> expert = {"etp", "cp", "ep", "edp", "pp"};
@@ -123,10 +129,16 @@ ProcessGrid::ProcessGrid(const GridSizes& sizes, int ranks, int rank) : rank_(ra
 }
 
 std::vector<int> ProcessGrid::members(const GroupId& id) const {
-  std::vector<int> all = (id.expert ? expert_ : dense_).group_of(rank_, id.axes);
-  if (!id.ends || all.size() <= 2) return all;
-  if (rank_ != all.front() && rank_ != all.back()) return {};
-  return {all.front(), all.back()};
+  const RankGrid& grid = id.expert ? expert_ : dense_;
+  std::vector<int> all = grid.group_of(rank_, id.axes);
+  if (!id.ends) return all;
+  const auto between = [&grid](int rank) {
+    const int stage = grid.coordinates(rank).pp;
+    return stage > 0 && stage + 1 < grid.sizes().pp;
+  };
+  if (between(rank_)) return {};
+  std::erase_if(all, between);
+  return all;
 }
 
 std::string ProcessGrid::describe() const {

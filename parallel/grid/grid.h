@@ -71,7 +71,7 @@ struct GroupId {
   AxisSet axes;
   /// Axes of the expert grid (etp, ep, edp, pp) instead of the dense one (tp, cp, dp, pp).
   bool expert = false;
-  /// Only the first and the last rank along `axes`; the ranks between are not members.
+  /// Only ranks of the first and the last pipeline stage; those between are not members.
   bool ends = false;
   /// Groups of equal members share a communicator unless their lanes differ. Operations of one communicator
   /// run one after another; a second lane lets a gather overlap with a reduce-scatter, for example.
@@ -94,9 +94,14 @@ inline constexpr GroupId etp{.axes = Axis::tp, .expert = true}, ep{.axes = Axis:
     edp{.axes = Axis::dp, .expert = true};
 inline constexpr GroupId etp_ep{.axes = Axis::tp | Axis::ep, .expert = true};
 inline constexpr GroupId etp_ep_pp{.axes = Axis::tp | Axis::ep | Axis::pp, .expert = true};
-/// First and last pipeline stage, which share tied embeddings.
-inline constexpr GroupId embedding{.axes = Axis::pp, .ends = true};
+/// All copies of a tied embedding: first and last pipeline stage.
+inline constexpr GroupId tied{.axes = Axis::cp | Axis::dp | Axis::pp, .ends = true};
+/// All ranks.
+inline constexpr GroupId all{.axes = Axis::tp | Axis::cp | Axis::dp | Axis::pp};
 }  // namespace group
+
+/// The order in which groups are created and used: the same on all ranks.
+bool canonical_less(const GroupId& a, const GroupId& b);
 
 /// "dp-cp", "etp-ep", "pp ends", "dp lane 1": for labels and messages.
 std::string name_of(const GroupId& id);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
-#include <tuple>
 
 #include "core/base/error.h"
 #include "core/base/threads.h"
@@ -16,9 +15,8 @@ namespace {
 
 /// Sorted, without duplicates.
 std::vector<GroupId> canonical(std::span<const GroupId> ids) {
-  const auto key = [](const GroupId& id) { return std::tuple(id.lane, id.expert, id.ends, id.axes.bits()); };
   std::vector<GroupId> out(ids.begin(), ids.end());
-  std::sort(out.begin(), out.end(), [&](const GroupId& a, const GroupId& b) { return key(a) < key(b); });
+  std::sort(out.begin(), out.end(), canonical_less);
   out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }

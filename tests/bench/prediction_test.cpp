@@ -33,9 +33,11 @@ struct DryEngine {
     exec.device = runtime.get();
     exec.multiprocessors = h200().multiprocessors;
     exec.libraries = libraries.get();
-    engine.emplace(plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, 1),
-                                       plan::grid_position(c, 1, 0), DeviceType::cuda, 1),
-                   engine::training_options(c), world->comm(), exec);
+    const plan::GridPosition position = plan::grid_position(c, 1, 0);
+    ranks.emplace(position.grid, world->comm(), plan::needed_groups(c));
+    engine.emplace(plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, 1), position,
+                                       DeviceType::cuda, 1),
+                   engine::training_options(c), *ranks, exec);
     calls = engine->step_calls(objective);
   }
   double flops(const std::function<bool(const Call&)>& selected) const {
@@ -46,6 +48,7 @@ struct DryEngine {
   }
 
   std::unique_ptr<comm::World> world = comm::World::init();
+  std::optional<parallel::Groups> ranks;
   std::unique_ptr<device::Runtime> runtime;
   std::unique_ptr<ops::Libraries> libraries = ops::open_dry_run_libraries(9, {});
   ops::KernelTable no_kernels;

@@ -67,17 +67,16 @@ TEST_CASE("a process grid lists every group's members without communication", "[
   REQUIRE(grid.members(parallel::group::edp) == std::vector<int>{5, 7});
   REQUIRE(grid.members(parallel::group::ep) == std::vector<int>{4, 5});
   REQUIRE(grid.members(parallel::group::tp_pp) == std::vector<int>{0, 1, 4, 5});
-  REQUIRE(grid.members(parallel::group::embedding) == std::vector<int>{1, 5});
+  REQUIRE(grid.members(parallel::group::tied) == std::vector<int>{1, 3, 5, 7});
   REQUIRE(grid.describe().find("tp 2") != std::string::npos);
   // Only the outer stages hold embeddings.
   for (int stage = 0; stage < 4; ++stage) {
     const parallel::ProcessGrid deep({.pp = 4}, 4, stage);
     const bool outer = stage == 0 || stage == 3;
-    REQUIRE(deep.members(parallel::group::embedding) ==
-            (outer ? std::vector<int>{0, 3} : std::vector<int>{}));
+    REQUIRE(deep.members(parallel::group::tied) == (outer ? std::vector<int>{0, 3} : std::vector<int>{}));
   }
   REQUIRE(parallel::name_of(parallel::group::etp_ep) == "etp-ep");
-  REQUIRE(parallel::name_of(parallel::group::embedding) == "pp ends");
+  REQUIRE(parallel::name_of(parallel::group::tied) == "cp-dp-pp ends");
   REQUIRE(parallel::name_of({.axes = parallel::Axis::dp, .lane = 1}) == "dp lane 1");
 }
 

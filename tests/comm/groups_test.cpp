@@ -34,9 +34,8 @@ int32_t sum_of(comm::Communicator& group) {
 
 TEST_CASE("groups are created in one order, independent of the order requested", "[grid]") {
   const parallel::ProcessGrid grid(sizes(), world().size(), world().rank());
-  std::vector<parallel::GroupId> ids = {parallel::group::tp,        parallel::group::pp,
-                                        parallel::group::dp_cp,     parallel::group::tp_pp,
-                                        parallel::group::embedding, parallel::group::edp};
+  std::vector<parallel::GroupId> ids = {parallel::group::tp,    parallel::group::pp,   parallel::group::dp_cp,
+                                        parallel::group::tp_pp, parallel::group::tied, parallel::group::edp};
   if (world().rank() % 2 == 1) std::reverse(ids.begin(), ids.end());
   const TimeLimit limit("groups requested in several orders");
   const parallel::Groups groups(grid, world(), ids);
@@ -63,13 +62,13 @@ TEST_CASE("groups of equal members share one communicator unless their lanes dif
   REQUIRE(groups.labels().size() == 2);
 }
 
-TEST_CASE("a rank between the ends has no embedding group", "[grid]") {
+TEST_CASE("a rank between the ends has no group of tied embeddings", "[grid]") {
   const parallel::ProcessGrid grid({.pp = world().size()}, world().size(), world().rank());
-  const parallel::Groups groups(grid, world(), std::array{parallel::group::embedding, parallel::group::pp});
+  const parallel::Groups groups(grid, world(), std::array{parallel::group::tied, parallel::group::pp});
   const bool outer = world().rank() == 0 || world().rank() == world().size() - 1;
-  REQUIRE(groups.member(parallel::group::embedding) == outer);
-  if (!outer) REQUIRE_THROWS_AS(groups[parallel::group::embedding], Error);
-  if (outer) REQUIRE(groups[parallel::group::embedding].size() == std::min(world().size(), 2));
+  REQUIRE(groups.member(parallel::group::tied) == outer);
+  if (!outer) REQUIRE_THROWS_AS(groups[parallel::group::tied], Error);
+  if (outer) REQUIRE(groups[parallel::group::tied].size() == std::min(world().size(), 2));
 }
 
 TEST_CASE("with a device every group is there for host and for device memory", "[grid][device]") {

@@ -53,7 +53,7 @@ std::unique_ptr<engine::Engine> engine_on(const ops::KernelTable& table, train::
   return std::make_unique<engine::Engine>(
       plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, 1), placement.grid_position(),
                           placement.device(), 1),
-      engine::training_options(c), placement.device_shard_group(), exec);
+      engine::training_options(c), placement.groups(), exec);
 }
 
 /// The initial weights and a step; returns the result.

@@ -57,7 +57,7 @@ inline std::unique_ptr<engine::Engine> make_engine(
                                   placement.grid_position(), placement.device(), 1, own_loss_weights);
   auto engine =
       std::make_unique<engine::Engine>(std::move(plan), options ? *options : engine::training_options(c),
-                                       placement.device_shard_group(), placement.exec());
+                                       placement.groups(), placement.exec());
   train::StartPhases phases;
   train::load_initial_weights(c, *engine, false, 1, phases);
   return engine;

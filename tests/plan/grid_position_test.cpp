@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "apps/plan/run_plan.h"
 #include "tests/catch.h"
 
 using namespace nrl;
@@ -26,7 +27,8 @@ TEST_CASE("a rank's grid position follows from the configuration and its rank", 
     CHECK(position.at ==
           parallel::GridPoint{
               .tp = rank % 2, .cp = rank / 2 % 2, .ep = 0, .dp = rank / 4 % 3, .pp = rank / 12});
-    shards[{position.at.tp, position.at.pp}].insert(position.shard_rank());
+    shards[{position.at.tp, position.at.pp}].insert(
+        group_options(config, position, precision::float32, model::group_name::dense).shard_rank);
   }
   for (const auto& [stage, ranks] : shards) CHECK(ranks == std::set<int>{0, 1, 2, 3, 4, 5});
 }

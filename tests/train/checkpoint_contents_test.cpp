@@ -152,7 +152,7 @@ class FakeState {
   FakeState(const std::string& config, int rank, int ranks, DType dtype, bool filled)
       : spec_(model::parse_model_config(config, "test")), parameters_(model::make_parameters(spec_)) {
     state_.spec = &spec_;
-    state_.parameters = &parameters_;
+    state_.parameters = state_.whole = &parameters_;
     int64_t held = 0;
     for (size_t p = 0; p < parameters_.all.size(); ++p) {
       const model::Parameter& parameter = parameters_.all[p];

@@ -53,32 +53,12 @@ float gradient(const std::string& name, int64_t element, int sample, int step) {
 class Toy {
  public:
   Toy(Layout layout, int rank, bool one_group, DType weight)
-      : layout_(layout), rank_(rank), spec_(model::parse_model_config(tiny_configs()[0].second, "test")) {
-    using model::Copies;
+      : spec_(model::parse_model_config(tiny_configs()[0].second, "test")) {
+    build(one_group);
+    std::swap(whole_, parameters_);
+    layout_ = layout, rank_ = rank;
+    build(one_group);
     const int stage = layout.pp_rank(rank);
-    const auto on_stage = [&](int s) { return s == stage; };
-    const auto group = [&](const char* name) { return std::string(one_group ? "dense" : name); };
-    // The embedding is tied: the last stage has a copy.
-    if (on_stage(0) || on_stage(layout.pp - 1))
-      add("embedding", {rows_of({"wte", {53, row_width}}, 0, 53)}, group("embedding"), Copies::embedding);
-    for (int l = 0; l < layers; ++l) {
-      if (!on_stage(l * layout.pp / layers)) continue;
-      const std::string us = fmt::format("{}.", l);
-      add(us + "norm", {{us + "norm", {row_width}, 0, row_width, 0, 1}}, "dense", Copies::tp);
-      const model::Part c_attn{us + "c_attn", {3 * row_width, row_width}, 0, 0, 0, row_width, 0, true};
-      add(us + "qkv",
-          {rows_of(c_attn, 0, row_width), rows_of(c_attn, row_width, row_width),
-           rows_of(c_attn, 2 * row_width, row_width)},
-          "dense");
-      model::Part o{us + "o", {row_width, row_width}};
-      o.rows = row_width;
-      o.column = begin(row_width), o.columns = end(row_width) - o.column;
-      o.transposed_on_disk = l == 0;
-      add(us + "o", {o}, "dense");
-      add(us + "frozen", {rows_of({us + "frozen", {20, row_width}}, 0, 20)}, "frozen");
-      add(us + "adapter", {{us + "adapter", {4, row_width}, 0, 4, 0, row_width}}, group("adapter"),
-          Copies::tp);
-    }
     groups_ = plan::make_param_groups(
         parameters_,
         [&](const std::string& name) {
@@ -121,9 +101,9 @@ class Toy {
   }
 
   // Steps [first, last) with this rank's share of the samples.
-  void train(int first, int last, comm::Communicator& all, comm::Communicator& dp, bool overlap) {
+  void train(int first, int last, const parallel::Groups& ranks, bool overlap) {
     scalars_.ptr<double>()[S::updates] = first;
-    GroupReducer reducer(tensors_, std::vector<comm::Communicator*>(tensors_.size(), &dp), overlap);
+    GroupReducer reducer(tensors_, ranks, overlap);
     const OptimizerConfig config{};
     Optimizer optimizer(config, 1.0, 1, tensors_, scalars_, exec_);
     for (int step = first; step < last; ++step) {
@@ -139,7 +119,7 @@ class Toy {
         reducer.ready(static_cast<int>(p));
       }
       reducer.finish();
-      optimizer.step(&all);
+      optimizer.step(&ranks[parallel::group::all]);
       reducer.gather();
       norms.push_back(scalars_.ptr<double>()[S::grad_norm]);
       REQUIRE(scalars_.ptr<double>()[S::skip] == 0);
@@ -151,6 +131,7 @@ class Toy {
     TrainState s;
     s.spec = &spec_;
     s.parameters = &parameters_;
+    s.whole = &whole_;
     s.weights = parameter_weights(parameters_, tensors_);
     s.groups = tensors_;
     s.staging = staging;
@@ -186,6 +167,35 @@ class Toy {
   const model::ParameterList& parameters() const { return parameters_; }
 
  private:
+  // The parameters of rank_ in layout_.
+  void build(bool one_group) {
+    using model::Copies;
+    const int stage = layout_.pp_rank(rank_);
+    const auto on_stage = [&](int s) { return s == stage; };
+    const auto group = [&](const char* name) { return std::string(one_group ? "dense" : name); };
+    // The embedding is tied: the last stage has a copy.
+    if (on_stage(0) || on_stage(layout_.pp - 1))
+      add("embedding", {rows_of({"wte", {53, row_width}}, 0, 53)}, group("embedding"), Copies::embedding);
+    for (int l = 0; l < layers; ++l) {
+      if (!on_stage(l * layout_.pp / layers)) continue;
+      const std::string us = fmt::format("{}.", l);
+      add(us + "norm", {{us + "norm", {row_width}, 0, row_width, 0, 1}}, "dense", Copies::tp);
+      const model::Part c_attn{us + "c_attn", {3 * row_width, row_width}, 0, 0, 0, row_width, 0, true};
+      add(us + "qkv",
+          {rows_of(c_attn, 0, row_width), rows_of(c_attn, row_width, row_width),
+           rows_of(c_attn, 2 * row_width, row_width)},
+          "dense");
+      model::Part o{us + "o", {row_width, row_width}};
+      o.rows = row_width;
+      o.column = begin(row_width), o.columns = end(row_width) - o.column;
+      o.transposed_on_disk = l == 0;
+      add(us + "o", {o}, "dense");
+      add(us + "frozen", {rows_of({us + "frozen", {20, row_width}}, 0, 20)}, "frozen");
+      add(us + "adapter", {{us + "adapter", {4, row_width}, 0, 4, 0, row_width}}, group("adapter"),
+          Copies::tp);
+    }
+  }
+
   using S = ops::StepScalar;
 
   int64_t begin(int64_t n) const { return n * layout_.tp_rank(rank_) / layout_.tp; }
@@ -215,10 +225,10 @@ class Toy {
     parameters_.all.push_back(std::move(p));
   }
 
-  Layout layout_;
-  int rank_;
+  Layout layout_{1, 1, 1};
+  int rank_ = 0;
   model::ModelSpec spec_;
-  model::ParameterList parameters_;
+  model::ParameterList parameters_, whole_;
   memory::MemoryPlan memory_;
   std::vector<plan::ParamGroup> groups_;
   memory::Arenas arenas_;
@@ -242,11 +252,16 @@ int64_t same_numbers(const Toy::Numbers& got, const Toy::Numbers& want) {
   return count;
 }
 
-struct Ranks {
-  Ranks(comm::Communicator& world, Layout layout)
-      : dp(world.split(layout.tp_rank(world.rank()) + layout.tp * layout.pp_rank(world.rank()), world.rank(),
-                       "dp")) {}
-  std::unique_ptr<comm::Communicator> dp;
+parallel::Groups groups_of(comm::Communicator& world, Layout layout) {
+  return {parallel::ProcessGrid({.tp = layout.tp, .pp = layout.pp}, world.size(), world.rank()), world,
+          std::array{parallel::group::dp_cp, parallel::group::all}};
+}
+
+/// This rank alone.
+struct Alone {
+  explicit Alone(comm::Communicator& world) : comm(world.split(world.rank(), 0, "alone")) {}
+  std::unique_ptr<comm::Communicator> comm;
+  parallel::Groups groups = groups_of(*comm, {1, 1, 1});
 };
 
 // One directory for all ranks; rank 0 removes it.
@@ -275,14 +290,14 @@ TEST_CASE("groups on any layout of ranks train, save and resume as one group on 
   const int rank = world.rank();
   const std::vector<Layout> all = layouts(world.size());
   for (const DType weight : {DType::f32, DType::bf16}) {
-    const auto alone = world.split(rank, 0, "alone");
+    const Alone alone(world);
     const Layout single{1, 1, 1};
     Toy reference(single, 0, true, weight);
     reference.initialize();
     const Toy::Numbers start = reference.numbers();
-    reference.train(0, 3, *alone, *alone, true);
+    reference.train(0, 3, alone.groups, true);
     const Toy::Numbers saved = reference.numbers();
-    reference.train(3, 5, *alone, *alone, true);
+    reference.train(3, 5, alone.groups, true);
     const Toy::Numbers last = reference.numbers();
     REQUIRE(saved.at("w/wte") != start.at("w/wte"));
     REQUIRE(saved.at("w/0.frozen") == start.at("w/0.frozen"));
@@ -292,10 +307,10 @@ TEST_CASE("groups on any layout of ranks train, save and resume as one group on 
       CAPTURE(layout.tp, layout.dp, layout.pp, name_of(weight));
       const SharedDirectory dir(world);
       {
-        const Ranks ranks(world, layout);
+        const parallel::Groups ranks = groups_of(world, layout);
         Toy toy(layout, rank, false, weight);
         toy.initialize();
-        toy.train(0, 3, world, *ranks.dp, i % 2 == 0);
+        toy.train(0, 3, ranks, i % 2 == 0);
         same_numbers(toy.numbers(), saved);
         REQUIRE(toy.norms == std::vector<double>(reference.norms.begin(), reference.norms.begin() + 3));
         const Position position{.step = 3, .updates = 3, .consumed_samples = 12, .tokens = 12};
@@ -328,8 +343,7 @@ TEST_CASE("groups on any layout of ranks train, save and resume as one group on 
       // Read by any number of ranks in any layout; every number is somewhere.
       for (int readers = 1; readers <= 3; ++readers)
         for (const Layout& other : layouts(readers)) {
-          if (other.pp > 1) continue;  // a stage holds a part of the names
-          CAPTURE(readers, other.tp, other.dp);
+          CAPTURE(readers, other.tp, other.dp, other.pp);
           Toy::Numbers joined;
           for (int reader = 0; reader < readers; ++reader) {
             Toy toy(other, reader, readers == 2, weight);
@@ -351,11 +365,11 @@ TEST_CASE("groups on any layout of ranks train, save and resume as one group on 
         return other.pp == 1 && other.tp != layout.tp;
       });
       const Layout other = next == all.end() ? layout : *next;
-      const Ranks ranks(world, other);
+      const parallel::Groups ranks = groups_of(world, other);
       Toy toy(other, rank, false, weight);
       CheckpointReader checkpoint(step);
       load_checkpoint(checkpoint, toy.state());
-      toy.train(3, 5, world, *ranks.dp, i % 2 == 1);
+      toy.train(3, 5, ranks, i % 2 == 1);
       same_numbers(toy.numbers(), last);
       world.barrier();
     }
@@ -385,9 +399,9 @@ TEST_CASE("a frozen group has weights and nothing else") {
   }
   // The gradient of a frozen parameter is a mistake of the caller.
   Toy other({1, 1, 1}, 0, false, DType::f32);
-  const auto alone = test_world().comm().split(test_world().rank(), 0, "alone");
+  const Alone alone(test_world().comm());
   const std::vector<GroupTensors> tensors = other.state().groups;
-  GroupReducer reducer(tensors, std::vector<comm::Communicator*>(tensors.size(), alone.get()), true);
+  GroupReducer reducer(tensors, alone.groups, true);
   reducer.start();
   REQUIRE(error_of([&] { reducer.ready(frozen); }).code == 70);
   for (size_t p = 0; p < other.views().size(); ++p)
@@ -430,11 +444,11 @@ TEST_CASE("the learning rate of a group is scaled by its own factor") {
   const auto tensors = bind_groups(groups, memory, arenas, exec);
   std::vector<double> values(ops::StepScalar::count);
   values[ops::StepScalar::learning_rate] = 0.5;
-  const auto alone = test_world().comm().split(test_world().rank(), 0, "alone");
+  const Alone alone(test_world().comm());
   for (const GroupTensors& t : tensors) std::fill_n(t.gradients.ptr<float>(), 6, 1.0f);
   Optimizer optimizer({}, 0, 1, tensors, make_tensor(values.data(), DType::f64, {ops::StepScalar::count}),
                       exec);
-  optimizer.step(alone.get());
+  optimizer.step(alone.comm.get());
   // The first step of Adam is the learning rate.
   REQUIRE(tensors[0].weights.ptr<float>()[5] == Approx(-0.5));
   REQUIRE(tensors[1].weights.ptr<float>()[5] == Approx(-1.5));

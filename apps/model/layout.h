@@ -1,0 +1,51 @@
+#pragma once
+// How one copy of a model is divided over ranks, and which part a rank holds.
+
+#include <cstdint>
+
+#include "apps/model/spec.h"
+
+namespace nrl::model {
+
+/// Elements [begin, begin + count).
+struct Slice {
+  int64_t begin = 0, count = 0;
+};
+
+/// Blocks [begin, end) of the model.
+struct BlockRange {
+  int begin = 0, end = 0;
+};
+
+/// The division of a model and one rank's coordinates in it. The default is the whole model on one rank.
+struct ModelLayout {
+  int tensor = 1, tensor_rank = 0;  ///< ranks that split every weight matrix
+  /// Tensor-parallel ranks also split the tokens between the matrices: norms, dropout, residual stream.
+  bool sequence_parallel = false;
+  int context = 1, context_rank = 0;  ///< ranks that split every sequence
+  /// Pipeline stages, each with `chunks` chunks of consecutive layers: chunk c of stage s is chunk
+  /// c * stages + s of the model.
+  int stages = 1, stage = 0;
+  int chunks = 1;
+
+  int model_chunks() const { return stages * chunks; }
+  int model_chunk(int chunk) const { return chunk * stages + stage; }
+  bool first_stage() const { return stage == 0; }
+  bool last_stage() const { return stage + 1 == stages; }
+  /// Whether this rank reports the log-probabilities of its tokens: exactly one of the ranks that compute
+  /// them does.
+  bool reports_tokens() const { return last_stage() && tensor_rank == 0; }
+};
+
+/// The part of `n` rows, columns or heads of a tensor-parallel rank. Sizes differ by at most one.
+Slice tensor_slice(const ModelLayout& layout, int64_t n);
+/// The blocks of a chunk of the model (0 to model_chunks() - 1).
+BlockRange chunk_blocks(const ModelLayout& layout, int64_t layers, int model_chunk);
+/// Whether one of this rank's chunks has the block.
+bool holds_block(const ModelLayout& layout, int64_t layers, int block);
+
+/// The sizes of a tensor-parallel rank's part: heads, kv_heads and ffn are divided, which they must be
+/// divisible for. The vocabulary is not: see tensor_slice().
+ModelSpec tensor_part(const ModelSpec& spec, const ModelLayout& layout);
+
+}  // namespace nrl::model
