@@ -12,6 +12,7 @@
 #include "core/ops/dropout.h"
 #include "core/ops/embedding.h"
 #include "core/ops/linear.h"
+#include "core/ops/merge.h"
 #include "core/ops/norm.h"
 #include "core/ops/optimizer.h"
 #include "core/ops/qk_norm_rope.h"
@@ -45,7 +46,9 @@ namespace nrl::ops {
   X(qk_norm_rope_forward, QkNormRopeForward)        \
   X(qk_norm_rope_backward, QkNormRopeBackward)      \
   X(convert, Convert)                               \
-  X(zero, Zero)
+  X(zero, Zero)                                     \
+  X(add_rows, AddRows)                              \
+  X(merge_attention, MergeAttention)
 // clang-format on
 
 struct KernelTable {

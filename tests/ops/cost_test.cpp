@@ -159,7 +159,8 @@ TEST_CASE("the bytes of the norms are those that their kernels touch", "[cost]")
       }
 }
 
-TEST_CASE("the bytes of rope, QK norm and activations are those that their kernels touch", "[cost]") {
+TEST_CASE("the bytes of rope, QK norm, sums of parts and activations are those that their kernels touch",
+          "[cost]") {
   for (const DType dtype : types) {
     CAPTURE(name_of(dtype));
     {  // four of six dimensions are rotated; two tokens of three have the same position
@@ -193,6 +194,19 @@ TEST_CASE("the bytes of rope, QK norm and activations are those that their kerne
                                                         .positions = c.indices({0, 1}),
                                                         .dq_weight = c.random(DType::f32, {4}),
                                                         .dk_weight = c.random(DType::f32, {4})});
+    }
+    for (const bool accumulate : {false, true}) {
+      Counted c;
+      c.check(add_rows, AddRows{.x = c.random(dtype, {3, 5}),
+                                .out = c.random(DType::f32, {3, 5}),
+                                .accumulate = accumulate});
+    }
+    {
+      Counted c;
+      c.check(merge_attention, MergeAttention{.part = c.random(dtype, {3, 2, 4}),
+                                              .part_lse = c.random(DType::f32, {2, 3}),
+                                              .out = c.random(DType::f32, {3, 2, 4}),
+                                              .lse = c.random(DType::f32, {2, 3})});
     }
     for (const bool gated : {false, true}) {
       const int64_t in = gated ? 10 : 5;

@@ -67,6 +67,11 @@ std::vector<std::pair<const char*, std::function<void()>>> calls(Fixture& f, DTy
          activation_forward(e, {Activation::silu, false, x, y});
        }},
       {"dropout", [=, &e] { dropout(e, {.x = x, .out = y, .p = 0.5f}); }},
+      {"add_rows", [=, &e] { add_rows(e, {.x = x, .out = y}); }},
+      {"merge_attention",
+       [=, &e] {
+         merge_attention(e, {.part = heads, .part_lse = f32({2, 4}), .out = heads, .lse = f32({2, 4})});
+       }},
       {"embedding_forward", [=, &e] { embedding_forward(e, {.ids = ids, .table = w, .out = x}); }},
       {"rope", [=, &e] { rope(e, {.x = heads, .table = table, .positions = ids}); }},
       {"qk_norm_rope_forward",
