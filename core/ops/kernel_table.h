@@ -48,7 +48,8 @@ namespace nrl::ops {
   X(convert, Convert)                               \
   X(zero, Zero)                                     \
   X(add_rows, AddRows)                              \
-  X(merge_attention, MergeAttention)
+  X(merge_attention, MergeAttention)                \
+  X(sum_parts, SumParts)
 // clang-format on
 
 struct KernelTable {

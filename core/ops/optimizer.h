@@ -83,6 +83,16 @@ struct Convert {
 void convert(Exec& exec, const Convert& a);
 Cost cost(const Exec& exec, const Convert& a);
 
+/// out = or += (accumulate) the sum of the parts of x, added in fp32 in the order of the parts: gradients of
+/// several ranks (communicated in bf16) or of one more microbatch.
+struct SumParts {
+  Tensor x;    ///< (parts, n) contiguous f32 or bf16
+  Tensor out;  ///< (n) f32
+  bool accumulate = false;
+};
+void sum_parts(Exec& exec, const SumParts& a);
+Cost cost(const Exec& exec, const SumParts& a);
+
 /// Sets contiguous memory to zero using all threads, or by the device itself.
 struct Zero {
   Tensor x;

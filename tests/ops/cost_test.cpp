@@ -309,6 +309,12 @@ TEST_CASE("the bytes of the optimizer and its companions are those that their ke
   sum.check(add_sum, AddSum{.x = sum.random(DType::f32, {9}), .out = sum.random(DType::f64, {1})});
   converted.check(convert,
                   Convert{.x = converted.random(DType::f32, {9}), .out = converted.random(DType::bf16, {9})});
+  for (const bool accumulate : {false, true}) {
+    Counted parts;
+    parts.check(sum_parts, SumParts{.x = parts.random(DType::bf16, {3, 9}),
+                                    .out = parts.random(DType::f32, {9}),
+                                    .accumulate = accumulate});
+  }
   zeroed.check(zero, Zero{.x = zeroed.random(DType::f32, {9})});
 }
 

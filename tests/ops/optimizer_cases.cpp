@@ -48,6 +48,15 @@ Buffer table_of(const std::vector<AdamWRange>& covered) {
   return table;
 }
 
+/// Parts after one another, fresh and added to.
+Outputs parts_added(Exec& e, int64_t parts, int64_t n, DType from) {
+  const Buffer x = Buffer(from, {parts, n}).normal("x");
+  Buffer fresh = Buffer(DType::f32, {n}).fill(NAN), added = Buffer(DType::f32, {n}).normal("added");
+  sum_parts(e, {.x = x, .out = fresh});
+  sum_parts(e, {.x = x, .out = added, .accumulate = true});
+  return {{"fresh", fresh}, {"added", added}};
+}
+
 enum class From : uint8_t { host, device, skipped };
 
 Outputs chunked(Exec& e, bool aligned, bool low, From from) {
@@ -181,6 +190,9 @@ NRL_OP_CASES(optimizer) {
       for (int64_t offset : {0, 3})
         registry.tests.push_back({fmt::format("sums on the device.{} ({}) from {}", name_of(from), n, offset),
                                   [=](Exec& e) { return device_sums(e, n, from, offset); }, true});
+      for (int64_t parts : {1, 2, 5})
+        registry.tests.push_back({fmt::format("sum of {} parts ({}) from {}", parts, n, name_of(from)),
+                                  [=](Exec& e) { return parts_added(e, parts, n, from); }, true});
       for (DType to : {DType::f32, DType::bf16}) {
         registry.tests.push_back({fmt::format("convert {} to {} ({})", name_of(from), name_of(to), n),
                                   [=](Exec& e) -> Outputs {

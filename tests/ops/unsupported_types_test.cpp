@@ -79,6 +79,7 @@ std::vector<std::pair<const char*, std::function<void()>>> calls(Fixture& f, DTy
          qk_norm_rope_forward(e, {.x = heads, .out = heads, .heads = 1, .table = table, .positions = ids});
        }},
       {"convert", [=, &e, &f] { convert(e, {.x = row, .out = f.tensor(DType::f32, {8})}); }},
+      {"sum_parts", [=, &e, &f] { sum_parts(e, {.x = x, .out = f.tensor(DType::f32, {8})}); }},
       {"add_sum_of_squares",
        [=, &e, &f] { add_sum_of_squares(e, {.x = row, .out = f.tensor(DType::f64, {1})}); }},
   };

@@ -124,6 +124,32 @@ void convert_kernel(Exec& exec, const Convert& a) {
   });
 }
 
+void sum_parts_kernel(Exec& exec, const SumParts& a) {
+  for_float_type(a.x.dtype, [&]<class X>() {
+    const X* from = data_of<const X>(a.x);
+    float* to = data_of<float>(a.out);
+    const int64_t parts = a.x.dim(0), n = a.x.dim(1);
+    const bool accumulate = a.accumulate;
+    cpu::parallel_for(exec.threads, n, grain_elements, [=](int64_t begin, int64_t end) {
+      // In blocks that stay in the cache from part to part.
+      constexpr int64_t block = 2048;
+      for (int64_t at = begin; at < end; at += block) {
+        const int64_t stop = std::min(at + block, end);
+        for (int64_t p = 0; p < parts; ++p) {
+          const X* part = from + p * n;
+          if (p == 0 && !accumulate) {
+#pragma omp simd
+            for (int64_t i = at; i < stop; ++i) to[i] = static_cast<float>(part[i]);
+          } else {
+#pragma omp simd
+            for (int64_t i = at; i < stop; ++i) to[i] += static_cast<float>(part[i]);
+          }
+        }
+      }
+    });
+  });
+}
+
 void zero_kernel(Exec& exec, const Zero& a) {
   char* data = static_cast<char*>(a.x.data);
   cpu::parallel_for(exec.threads, a.x.bytes(), int64_t{1} << 18, [=](int64_t begin, int64_t end) {
@@ -138,6 +164,7 @@ void fill_optimizer(KernelTable& table) {
   table.add_sum_of_squares = add_sum_of_squares_kernel;
   table.add_sum = add_sum_kernel;
   table.convert = convert_kernel;
+  table.sum_parts = sum_parts_kernel;
   table.zero = zero_kernel;
   table.decide_step = [](Exec&, const DecideStep& a) {
     step::decide(static_cast<double*>(a.scalars.data), a.max_norm, a.beta1, a.beta2, a.max_skipped);

@@ -2,7 +2,8 @@
 //
 // update_kernel: four blocks per chunk; writes (=) param, exp_avg, exp_avg_sq and param_bf16.
 // squares_kernel, sum_kernel: sums in double; a partial sum per norm_block elements (=, workspace), which one
-// block adds up. convert_kernel: out = x. zero_kernel: clears memory. decide_kernel: one thread.
+// block adds up. convert_kernel: out = x. parts_kernel: out = or += the sum of parts. zero_kernel: clears
+// memory. decide_kernel: one thread.
 
 #include "core/device/kernel.h"
 #include "core/ops/kernel_table.h"
@@ -251,6 +252,47 @@ void convert_launch(Exec& exec, const Convert& a) {
   }
 }
 
+/// out = or += the sum of `parts` parts of n elements; parts are added in order.
+template <class X>
+__global__ void __launch_bounds__(threads)
+    parts_kernel(const X* __restrict__ x, float* __restrict__ out, int64_t parts, int64_t n, bool accumulate,
+                 bool vectors) {
+  const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x, all = int64_t{gridDim.x} * threads;
+  const int64_t units = vectors ? n / unit_elements : 0;
+  for (int64_t u = thread; u < units; u += all) {
+    float sum[unit_elements] = {}, v[unit_elements];
+    if (accumulate) load_floats(out + u * unit_elements, sum);
+    for (int64_t p = 0; p < parts; ++p) {
+      load_floats(x + p * n + u * unit_elements, v);
+#pragma unroll
+      for (int e = 0; e < unit_elements; ++e) sum[e] = p == 0 && !accumulate ? v[e] : sum[e] + v[e];
+    }
+    store_floats(out + u * unit_elements, sum);
+  }
+  for (int64_t i = units * unit_elements + thread; i < n; i += all) {
+    float sum = accumulate ? out[i] : 0.0f;
+    for (int64_t p = 0; p < parts; ++p) {
+      const auto v = static_cast<float>(x[p * n + i]);
+      sum = p == 0 && !accumulate ? v : sum + v;
+    }
+    out[i] = sum;
+  }
+}
+
+template <class X>
+void sum_parts_as(Exec& exec, const SumParts& a) {
+  const int64_t n = a.x.dim(1);
+  const bool vectors =
+      aligned16(a.x.data) && aligned16(a.out.data) && (a.x.dim(0) == 1 || n % unit_elements == 0);
+  NRL_LAUNCH((parts_kernel<X>), grid_for(n, threads * unit_elements, exec.multiprocessors), threads, 0,
+             exec.stream, static_cast<const X*>(a.x.data), static_cast<float*>(a.out.data), a.x.dim(0), n,
+             a.accumulate, vectors);
+}
+
+void sum_parts_launch(Exec& exec, const SumParts& a) {
+  a.x.dtype == DType::bf16 ? sum_parts_as<bf16>(exec, a) : sum_parts_as<float>(exec, a);
+}
+
 /// Used where there is no device::Runtime; ops::zero() has the device fill memory otherwise.
 __global__ void __launch_bounds__(threads) zero_kernel(unsigned char* p, int64_t bytes, bool vectors) {
   const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x, all = int64_t{gridDim.x} * threads;
@@ -283,6 +325,7 @@ void fill_optimizer(KernelTable& table) {
   table.add_sum_of_squares = add_sum_of_squares_launch;
   table.add_sum = add_sum_launch;
   table.convert = convert_launch;
+  table.sum_parts = sum_parts_launch;
   table.zero = zero_launch;
   table.decide_step = decide_launch;
 }

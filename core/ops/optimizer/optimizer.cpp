@@ -46,6 +46,10 @@ Cost cost(const Exec&, const Convert& a) {
   return {.read = bytes_of(a.x), .written = bytes_of(a.out)};
 }
 
+Cost cost(const Exec&, const SumParts& a) {
+  return {.read = bytes_of(a.x) + (a.accumulate ? bytes_of(a.out) : 0), .written = bytes_of(a.out)};
+}
+
 Cost cost(const Exec&, const Zero& a) {
   return {.written = bytes_of(a.x)};
 }
@@ -132,6 +136,16 @@ void convert(Exec& exec, const Convert& a) {
             describe(a.x), describe(a.out));
   const trace::Range range("convert");
   if (a.x.numel() > 0) exec.kernels->convert(exec, a);
+}
+
+void sum_parts(Exec& exec, const SumParts& a) {
+  if (noted(exec, Kernel::sum_parts, a)) return;
+  check_flat("sum_parts", "x", a.x);
+  check_flat("sum_parts", "out", a.out);
+  NRL_CHECK(a.x.rank == 2 && a.x.dim(0) > 0 && is_vector(a.out, a.x.dim(1), DType::f32),
+            "sum_parts: x is {}, out is {}", describe(a.x), describe(a.out));
+  const trace::Range range("sum_parts");
+  if (a.x.numel() > 0) exec.kernels->sum_parts(exec, a);
 }
 
 void zero(Exec& exec, const Zero& a) {

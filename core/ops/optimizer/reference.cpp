@@ -60,6 +60,15 @@ void convert_to(Exec&, const Convert& a) {
   for (int64_t i = 0; i < a.x.numel(); ++i) store_at(a.out, i, load_at(a.x, i));
 }
 
+void sum_parts_to(Exec&, const SumParts& a) {
+  const int64_t n = a.x.dim(1);
+  for (int64_t i = 0; i < n; ++i) {
+    double sum = a.accumulate ? load_at(a.out, i) : 0;
+    for (int64_t p = 0; p < a.x.dim(0); ++p) sum += load_at(a.x, p * n + i);
+    store_at(a.out, i, sum);
+  }
+}
+
 void clear(Exec&, const Zero& a) {
   std::memset(a.x.data, 0, static_cast<size_t>(a.x.bytes()));
 }
@@ -71,6 +80,7 @@ void fill_optimizer(KernelTable& table) {
   table.add_sum_of_squares = add_squares;
   table.add_sum = add_sum_to;
   table.convert = convert_to;
+  table.sum_parts = sum_parts_to;
   table.zero = clear;
   table.decide_step = [](Exec&, const DecideStep& a) {
     step::decide(static_cast<double*>(a.scalars.data), a.max_norm, a.beta1, a.beta2, a.max_skipped);
