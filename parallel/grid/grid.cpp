@@ -102,7 +102,9 @@ std::vector<std::vector<int>> RankGrid::groups(AxisSet axes) const {
 }
 
 bool canonical_less(const GroupId& a, const GroupId& b) {
-  const auto key = [](const GroupId& id) { return std::tuple(id.lane, id.expert, id.ends, id.axes.bits()); };
+  const auto key = [](const GroupId& id) {
+    return std::tuple(id.lane, id.expert, id.ends, id.axes.bits(), id.slice, id.across);
+  };
   return key(a) < key(b);
 }
 
@@ -113,6 +115,7 @@ std::string name_of(const GroupId& id) {
   for (size_t i = 0; i < axis_count; ++i)
     if (id.axes.has(order[i])) out += (out.empty() ? "" : "-") + std::string((id.expert ? expert : dense)[i]);
   if (id.ends) out += " ends";
+  if (id.slice > 0) out += fmt::format(" {}slices of {}", id.across ? "across " : "", id.slice);
   if (id.lane > 0) out += fmt::format(" lane {}", id.lane);
   return out;
 }
@@ -131,14 +134,22 @@ ProcessGrid::ProcessGrid(const GridSizes& sizes, int ranks, int rank) : rank_(ra
 std::vector<int> ProcessGrid::members(const GroupId& id) const {
   const RankGrid& grid = id.expert ? expert_ : dense_;
   std::vector<int> all = grid.group_of(rank_, id.axes);
-  if (!id.ends) return all;
-  const auto between = [&grid](int rank) {
-    const int stage = grid.coordinates(rank).pp;
-    return stage > 0 && stage + 1 < grid.sizes().pp;
-  };
-  if (between(rank_)) return {};
-  std::erase_if(all, between);
-  return all;
+  if (id.ends) {
+    const auto between = [&grid](int rank) {
+      const int stage = grid.coordinates(rank).pp;
+      return stage > 0 && stage + 1 < grid.sizes().pp;
+    };
+    if (between(rank_)) return {};
+    std::erase_if(all, between);
+  }
+  if (id.slice == 0) return all;
+  const auto size = static_cast<size_t>(id.slice);
+  NRL_CHECK(all.size() % size == 0, "{} ranks of {}", all.size(), name_of(id));
+  const auto at = static_cast<size_t>(std::find(all.begin(), all.end(), rank_) - all.begin());
+  std::vector<int> out;
+  for (size_t i = 0; i < all.size(); ++i)
+    if (id.across ? i % size == at % size : i / size == at / size) out.push_back(all[i]);
+  return out;
 }
 
 std::string ProcessGrid::describe() const {

@@ -76,8 +76,29 @@ struct GroupId {
   /// Groups of equal members share a communicator unless their lanes differ. Operations of one communicator
   /// run one after another; a second lane lets a gather overlap with a reduce-scatter, for example.
   int lane = 0;
+  /// 0: all of these ranks. Otherwise they are divided into slices of this many consecutive ranks, which must
+  /// divide them: a group is one slice, or with `across` the ranks with the same index in all slices.
+  int slice = 0;
+  bool across = false;
 
   constexpr bool operator==(const GroupId&) const = default;
+  /// The slice of `ranks` consecutive members, and the group across these slices (hierarchical reduction,
+  /// HSDP). 0: the whole group.
+  constexpr GroupId inside(int ranks) const { return with_slice(ranks, false); }
+  constexpr GroupId across_slices(int ranks) const { return with_slice(ranks, true); }
+  constexpr GroupId on_lane(int other) const {
+    GroupId out = *this;
+    out.lane = other;
+    return out;
+  }
+
+ private:
+  constexpr GroupId with_slice(int ranks, bool over) const {
+    GroupId out = *this;
+    out.slice = ranks;
+    out.across = over;
+    return out;
+  }
 };
 
 namespace group {
@@ -103,7 +124,8 @@ inline constexpr GroupId all{.axes = Axis::tp | Axis::cp | Axis::dp | Axis::pp};
 /// The order in which groups are created and used: the same on all ranks.
 bool canonical_less(const GroupId& a, const GroupId& b);
 
-/// "dp-cp", "etp-ep", "pp ends", "dp lane 1": for labels and messages.
+/// "dp-cp", "etp-ep", "pp ends", "dp lane 1", "dp slices of 4", "dp across slices of 4": for labels and
+/// messages.
 std::string name_of(const GroupId& id);
 
 /// Both grids from one rank's view. Pure arithmetic: needs no communication.

@@ -1,5 +1,7 @@
 #include "parallel/grid/grid.h"
 
+#include <algorithm>
+#include <map>
 #include <set>
 
 #include "core/base/error.h"
@@ -78,6 +80,34 @@ TEST_CASE("a process grid lists every group's members without communication", "[
   REQUIRE(parallel::name_of(parallel::group::etp_ep) == "etp-ep");
   REQUIRE(parallel::name_of(parallel::group::tied) == "cp-dp-pp ends");
   REQUIRE(parallel::name_of({.axes = parallel::Axis::dp, .lane = 1}) == "dp lane 1");
+}
+
+TEST_CASE("slices of a group and the groups across them cover it once", "[grid]") {
+  using parallel::group::dp_cp;
+  for (const int slice : {1, 2, 3, 6}) {
+    std::map<std::vector<int>, int> inside, across;
+    for (int rank = 0; rank < 24; ++rank) {  // tp 2 x cp 2 x dp 3 x pp 2: six ranks per group
+      const parallel::ProcessGrid grid({.tp = 2, .cp = 2, .pp = 2}, 24, rank);
+      const std::vector<int> whole = grid.members(dp_cp), in = grid.members(dp_cp.inside(slice)),
+                             over = grid.members(dp_cp.across_slices(slice));
+      REQUIRE(static_cast<int>(in.size()) == slice);
+      REQUIRE(static_cast<int>(over.size()) == 6 / slice);
+      const auto at = std::find(whole.begin(), whole.end(), rank) - whole.begin();
+      // Consecutive members, and the same index in every slice; both contain this rank only once in common.
+      REQUIRE(std::equal(in.begin(), in.end(), whole.begin() + at / slice * slice));
+      for (size_t i = 0; i < over.size(); ++i)
+        REQUIRE(over[i] == whole[static_cast<size_t>(at % slice) + i * static_cast<size_t>(slice)]);
+      ++inside[in];
+      ++across[over];
+    }
+    for (const auto& [members, count] : inside) REQUIRE(count == static_cast<int>(members.size()));
+    for (const auto& [members, count] : across) REQUIRE(count == static_cast<int>(members.size()));
+  }
+  const parallel::ProcessGrid grid({}, 4, 1);
+  REQUIRE(grid.members(dp_cp.inside(0)) == grid.members(dp_cp));
+  REQUIRE_THROWS_AS(grid.members(dp_cp.inside(3)), Error);
+  REQUIRE(parallel::name_of(dp_cp.inside(2)) == "cp-dp slices of 2");
+  REQUIRE(parallel::name_of(dp_cp.across_slices(2).on_lane(1)) == "cp-dp across slices of 2 lane 1");
 }
 
 TEST_CASE("sizes that do not fit are a configuration error", "[grid]") {

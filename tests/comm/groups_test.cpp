@@ -62,6 +62,19 @@ TEST_CASE("groups of equal members share one communicator unless their lanes dif
   REQUIRE(groups.labels().size() == 2);
 }
 
+TEST_CASE("a sum over slices and then across them is the sum over the group", "[grid]") {
+  using parallel::group::dp_cp;
+  if (world().size() % 2 != 0) return;
+  const parallel::ProcessGrid grid({}, world().size(), world().rank());
+  const parallel::Groups groups(grid, world(), std::array{dp_cp.inside(2), dp_cp, dp_cp.across_slices(2)});
+  std::vector<int32_t> value = {world().rank() + 1};
+  groups[dp_cp.inside(2)].all_reduce(value);
+  groups[dp_cp.across_slices(2)].all_reduce(value);
+  REQUIRE(value[0] == sum_of(groups[dp_cp]));
+  // Of two ranks, a slice is the whole group, whose communicator it shares.
+  REQUIRE((&groups[dp_cp] == &groups[dp_cp.inside(2)]) == (world().size() == 2));
+}
+
 TEST_CASE("a rank between the ends has no group of tied embeddings", "[grid]") {
   const parallel::ProcessGrid grid({.pp = world().size()}, world().size(), world().rank());
   const parallel::Groups groups(grid, world(), std::array{parallel::group::tied, parallel::group::pp});
