@@ -9,14 +9,17 @@
 #include "core/ops/attention.h"
 #include "core/ops/cost.h"
 #include "core/ops/cross_entropy.h"
+#include "core/ops/dispatch.h"
 #include "core/ops/dropout.h"
 #include "core/ops/embedding.h"
+#include "core/ops/grouped_linear.h"
 #include "core/ops/linear.h"
 #include "core/ops/merge.h"
 #include "core/ops/norm.h"
 #include "core/ops/optimizer.h"
 #include "core/ops/qk_norm_rope.h"
 #include "core/ops/rope.h"
+#include "core/ops/router.h"
 #include "core/ops/step.h"
 
 namespace nrl::ops {
@@ -45,6 +48,17 @@ namespace nrl::ops {
   X(column_sums, ColumnSums)                        \
   X(qk_norm_rope_forward, QkNormRopeForward)        \
   X(qk_norm_rope_backward, QkNormRopeBackward)      \
+  X(router_forward, RouterForward)                  \
+  X(router_counts, RouterCounts)                    \
+  X(router_balance, RouterBalance)                  \
+  X(router_backward, RouterBackward)                \
+  X(dispatch_sort, DispatchSort)                    \
+  X(permute, Permute)                               \
+  X(unpermute, Unpermute)                           \
+  X(gate_backward, GateBackward)                    \
+  X(grouped_linear_forward, GroupedLinearForward)   \
+  X(grouped_linear_backward_data, GroupedLinearBackwardData) \
+  X(grouped_linear_backward_weight, GroupedLinearBackwardWeight) \
   X(convert, Convert)                               \
   X(zero, Zero)                                     \
   X(add_rows, AddRows)                              \

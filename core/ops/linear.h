@@ -19,6 +19,7 @@ struct LinearForward {
   Activation activation = Activation::none;  ///< fused into the epilogue; none, silu, gelu_tanh or gelu_erf
   bool accumulate = false;
   Tensor pre_activation = {};  ///< optional (N, M): x W^T + bias, the input of the activation
+  bool varying_rows = false;   ///< CPU: N differs from call to call; the library must not prepare for it
 };
 
 /// dx = dout W, or dx += dout W. With an activation (then not accumulate) dx is the gradient of the
@@ -75,5 +76,7 @@ size_t gpu_linear_workspace(int64_t widest, int partials);
 
 /// Scratch bytes that any of the three needs for these sizes (f32 copies of bf16 operands included).
 size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads);
+/// The same for any number of rows up to n, with LinearForward::varying_rows.
+size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype);
 
 }  // namespace nrl::ops

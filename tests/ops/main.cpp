@@ -118,7 +118,7 @@ bool all_same(const Outputs& a, const Outputs& b) {
 /// Whether the op of a case has exponentials.
 bool has_exponentials(const std::string& name) {
   const auto is = [&name](std::string_view part) { return name.find(part) != std::string::npos; };
-  return is("attention") || is("cross_entropy") || is("activation");
+  return is("attention") || is("cross_entropy") || is("activation") || is("router");
 }
 
 /// Compares one run with the reference; returns the largest error / tolerance.

@@ -167,7 +167,7 @@ void gemm_forward(int64_t n, int64_t m, int64_t k, Matrix x, Matrix w, Matrix y,
                   bool accumulate, int threads, Workspace scratch) {
   NRL_CHECK(!(bias && accumulate));
   if (n == 0 || m == 0) return;
-  if (use_matmul(m, k, x.ld, w.ld, y.ld)) {
+  if (scratch.data && use_matmul(m, k, x.ld, w.ld, y.ld)) {
     run_matmul({n, m, k, bias != nullptr, accumulate, threads}, x, w, y, bias, scratch);
     return;
   }

@@ -18,7 +18,8 @@ struct Matrix {
   int64_t ld = 0;  ///< elements between rows
 };
 
-/// y (n, m) = or += x (n, k) w^T, w (m, k), plus bias (m) when it is not null (then not accumulate).
+/// y (n, m) = or += x (n, k) w^T, w (m, k), plus bias (m) when it is not null (then not accumulate). Without
+/// scratch memory nothing is prepared (and cached) for the shape.
 void gemm_forward(int64_t n, int64_t m, int64_t k, Matrix x, Matrix w, Matrix y, const float* bias,
                   bool accumulate, int threads, Workspace scratch);
 /// dx (n, k) = or += dy (n, m) w, w (m, k).

@@ -169,7 +169,8 @@ void forward_kernel(Exec& exec, const LinearForward& a) {
       if (n == 1)
         one_row(exec, x.data, weight, b, a.accumulate, y.data);
       else
-        gemm_forward(height, width, k, x, w, y, b, a.accumulate, exec.threads, scratch.rest());
+        gemm_forward(height, width, k, x, w, y, b, a.accumulate, exec.threads,
+                     a.varying_rows ? Workspace{} : scratch.rest());
       activate(exec, a.activation, y, height, width);
       round_result(exec, out, buffer.y);
     }

@@ -185,15 +185,22 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
   }
 }
 
+size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype) {
+  const size_t bias = scratch_bytes(m) + scratch_alignment;
+  if (dtype == DType::f32) return bias;
+  const int64_t rows = std::min(n, upcast_tile), columns = std::min(m, upcast_tile);
+  return scratch_bytes(rows * k) + scratch_bytes(columns * k) + scratch_bytes(rows * columns) + bias;
+}
+
 size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads) {
-  if (dtype == DType::f32) return scratch_bytes(m) + gemm_scratch(n, m, k, threads) + scratch_alignment;
+  const size_t copies = linear_varying_workspace(n, m, k, dtype);
+  if (dtype == DType::f32) return copies + gemm_scratch(n, m, k, threads);
   const int64_t rows = std::min(n, upcast_tile), columns = std::min(m, upcast_tile);
   // Tiles at the edges are other shapes to the library, with a scratch size of their own.
   size_t gemm = 0;
   for (const int64_t r : {rows, n % upcast_tile})
     for (const int64_t c : {columns, m % upcast_tile}) gemm = std::max(gemm, gemm_scratch(r, c, k, threads));
-  return scratch_bytes(rows * k) + scratch_bytes(columns * k) + scratch_bytes(rows * columns) +
-         scratch_bytes(m) + gemm + scratch_alignment;
+  return copies + gemm;
 }
 
 void column_sums(Exec& exec, const ColumnSums& a) {

@@ -1,0 +1,235 @@
+// Token dispatch on the GPU; contracts in core/ops/dispatch.h.
+//
+// offsets_kernel    one block; counts the entries of each expert and writes offsets (=)
+// place_kernel      a block per expert, which goes through all entries in order; writes row, source (=). The
+//                   result does not depend on the order in which blocks or threads run.
+// permute_kernel    a warp per row; writes out (=)
+// unpermute_kernel  a warp per token; writes out (=), added in the order of the choices
+// gate_kernel       a warp per entry; writes dprob, dact_out, act_out (=)
+
+#include "core/device/kernel.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
+#include "core/ops/shared/gpu/rows.cuh"
+
+namespace nrl::ops::NRL_GPU {
+namespace {
+
+using namespace kernel;
+
+constexpr int max_bins = 1024, place_threads = 256, row_warps = 8;
+
+__global__ void __launch_bounds__(1024)
+    offsets_kernel(const int* __restrict__ expert, int64_t entries, int experts, int capacity, bool pad,
+                   int* __restrict__ offsets) {
+  NRL_SHARED(int, count, [max_bins]);
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int e = thread; e < experts; e += 1024) count[e] = 0;
+  __syncthreads();
+  for (int64_t i = thread; i < entries; i += 1024) {
+    const int e = expert[i];
+    if (e >= 0 && e < experts) atomicAdd(&count[e], 1);
+  }
+  __syncthreads();
+  if (thread != 0) return;
+  int sum = 0;
+  offsets[0] = 0;
+  for (int e = 0; e < experts; ++e) {
+    const int kept = capacity > 0 && count[e] > capacity ? capacity : count[e];
+    sum += pad ? capacity : kept;
+    offsets[e + 1] = sum;
+  }
+}
+
+/// Whether the entry is among the `capacity` most probable of its expert; of equals the first are.
+__device__ __forceinline__ bool is_kept(const int* __restrict__ expert, const float* __restrict__ prob,
+                                        int64_t entries, int64_t entry, int capacity) {
+  int better = 0;
+  const int e = expert[entry];
+  const float p = prob[entry];
+  for (int64_t i = 0; i < entries && better < capacity; ++i)
+    if (expert[i] == e && (prob[i] > p || (prob[i] == p && i < entry))) ++better;
+  return better < capacity;
+}
+
+__global__ void __launch_bounds__(place_threads)
+    place_kernel(const int* __restrict__ expert, const float* __restrict__ prob, int64_t entries, int experts,
+                 int capacity, const int* __restrict__ offsets, int64_t rows, int* __restrict__ row,
+                 int* __restrict__ source) {
+  NRL_SHARED(int, warp_counts, [place_threads / warp]);
+  const int e = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % warp, w = thread / warp;
+  const int begin = offsets[e];
+  int placed = 0;
+  for (int64_t base = 0; base < entries; base += place_threads) {
+    const int64_t i = base + thread;
+    const int own = i < entries ? expert[i] : -1;
+    if (i < entries && e == 0 && (own < 0 || own >= experts)) row[i] = -1;
+    bool mine = own == e;
+    if (mine && capacity > 0 && prob && !is_kept(expert, prob, entries, i, capacity)) {
+      mine = false;
+      row[i] = -1;
+    }
+    const unsigned votes = __ballot_sync(all_lanes, mine);
+    if (lane == 0) warp_counts[w] = __popc(votes);
+    __syncthreads();
+    int before = placed + __popc(votes & ((1u << lane) - 1));
+    for (int j = 0; j < place_threads / warp; ++j) {
+      if (j < w) before += warp_counts[j];
+      placed += warp_counts[j];
+    }
+    if (mine) {
+      const bool kept = capacity == 0 || before < capacity;
+      row[i] = kept ? begin + before : -1;
+      if (kept) source[begin + before] = static_cast<int>(i);
+    }
+    __syncthreads();
+  }
+  if (capacity > 0 && placed > capacity) placed = capacity;
+  const int64_t end = e + 1 == experts ? rows : offsets[e + 1];
+  for (int64_t r = begin + placed + thread; r < end; r += place_threads) source[r] = -1;
+}
+
+template <class T, int E>
+__global__ void __launch_bounds__(row_warps* warp)
+    permute_kernel(const T* __restrict__ x, int64_t x_stride, const int* __restrict__ source, int64_t rows,
+                   int64_t h, Divider top_k, T* __restrict__ out, int64_t out_stride) {
+  const int64_t r = int64_t{blockIdx.x} * row_warps + threadIdx.x / warp;
+  if (r >= rows) return;
+  const int entry = source[r];
+  const T* from = x + (entry < 0 ? 0 : top_k.quotient(entry)) * x_stride;
+  T* to = out + r * out_stride;
+#pragma unroll 4
+  for (int64_t i = static_cast<int64_t>(threadIdx.x) % warp * E; i < h; i += warp * E) {
+    Pack<T, E> v;
+    if (entry >= 0) v.load(from + i);
+    v.store(to + i);
+  }
+}
+
+template <class T, int E>
+__global__ void __launch_bounds__(row_warps* warp)
+    unpermute_kernel(const T* __restrict__ x, int64_t x_stride, const int* __restrict__ row,
+                     const float* __restrict__ prob, int64_t n, int k, int64_t h, const T* addend,
+                     int64_t addend_stride, T* out, int64_t out_stride) {
+  const int64_t t = int64_t{blockIdx.x} * row_warps + threadIdx.x / warp;
+  if (t >= n) return;
+  for (int64_t i = static_cast<int64_t>(threadIdx.x) % warp * E; i < h; i += warp * E) {
+    float sum[E] = {};
+    if (addend) load_floats(addend + t * addend_stride + i, sum);
+    for (int c = 0; c < k; ++c) {
+      const int r = row[t * k + c];
+      if (r < 0) continue;
+      const float p = prob ? prob[t * k + c] : 1.0f;
+      float v[E];
+      load_floats(x + r * x_stride + i, v);
+#pragma unroll
+      for (int j = 0; j < E; ++j) sum[j] += p * v[j];
+    }
+    store_floats(out + t * out_stride + i, sum);
+  }
+}
+
+template <class T, int E>
+__global__ void __launch_bounds__(row_warps* warp)
+    gate_kernel(const T* dact, int64_t dact_stride, const T* act, int64_t act_stride,
+                const float* __restrict__ prob, const int* __restrict__ row, int64_t entries, int64_t f,
+                float* __restrict__ dprob, T* dact_out, int64_t dact_out_stride, T* act_out,
+                int64_t act_out_stride) {
+  const int64_t i = int64_t{blockIdx.x} * row_warps + threadIdx.x / warp;
+  if (i >= entries) return;
+  const int64_t lane = threadIdx.x % warp, r = row[i];
+  const float p = prob[i];
+  float dot = 0;
+  if (r >= 0)
+    for (int64_t j = lane * E; j < f; j += warp * E) {
+      float d[E], a[E];
+      load_floats(dact + r * dact_stride + j, d);
+      load_floats(act + r * act_stride + j, a);
+#pragma unroll
+      for (int q = 0; q < E; ++q) {
+        dot += d[q] * a[q];
+        d[q] *= p;
+        a[q] *= p;
+      }
+      store_floats(dact_out + r * dact_out_stride + j, d);
+      store_floats(act_out + r * act_out_stride + j, a);
+    }
+  dot = warp_sum(dot);
+  if (lane == 0) dprob[i] = dot;
+}
+
+template <class T>
+T* data_of(const Tensor& t) {
+  return static_cast<T*>(t.data);
+}
+
+unsigned blocks_for(int64_t rows) {
+  return static_cast<unsigned>((rows + row_warps - 1) / row_warps);
+}
+
+void sort_launch(Exec& exec, const DispatchSort& a) {
+  const int64_t entries = a.expert.numel();
+  const int experts = static_cast<int>(a.offsets.dim(0)) - 1, capacity = static_cast<int>(a.capacity);
+  NRL_LAUNCH(offsets_kernel, 1, 1024, 0, exec.stream, data_of<const int>(a.expert), entries, experts,
+             capacity, a.pad, data_of<int>(a.offsets));
+  NRL_LAUNCH(place_kernel, static_cast<unsigned>(experts), place_threads, 0, exec.stream,
+             data_of<const int>(a.expert), data_of<const float>(a.prob), entries, experts, capacity,
+             data_of<const int>(a.offsets), a.source.dim(0), data_of<int>(a.row), data_of<int>(a.source));
+}
+
+template <class T, int E>
+void permute_as(Exec& exec, const Permute& a) {
+  NRL_LAUNCH((permute_kernel<T, E>), blocks_for(a.out.dim(0)), row_warps * warp, 0, exec.stream,
+             data_of<const T>(a.x), a.x.step(0), data_of<const int>(a.source), a.out.dim(0), a.x.dim(1),
+             Divider(a.top_k), data_of<T>(a.out), a.out.step(0));
+}
+
+void permute_launch(Exec& exec, const Permute& a) {
+  const bool packed = packed_rows(a.x) && packed_rows(a.out);
+  for_float_type(a.x.dtype, [&]<class T>() {
+    packed ? permute_as<T, per_pack<T>>(exec, a) : permute_as<T, 1>(exec, a);
+  });
+}
+
+template <class T, int E>
+void unpermute_as(Exec& exec, const Unpermute& a) {
+  NRL_LAUNCH((unpermute_kernel<T, E>), blocks_for(a.row.dim(0)), row_warps * warp, 0, exec.stream,
+             data_of<const T>(a.x), a.x.step(0), data_of<const int>(a.row), data_of<const float>(a.prob),
+             a.row.dim(0), static_cast<int>(a.row.dim(1)), a.x.dim(1), data_of<const T>(a.addend),
+             a.addend ? a.addend.step(0) : 0, data_of<T>(a.out), a.out.step(0));
+}
+
+void unpermute_launch(Exec& exec, const Unpermute& a) {
+  const bool packed = packed_rows(a.x) && packed_rows(a.out) && packed_rows(a.addend);
+  for_float_type(a.x.dtype, [&]<class T>() {
+    packed ? unpermute_as<T, per_pack<T>>(exec, a) : unpermute_as<T, 1>(exec, a);
+  });
+}
+
+template <class T, int E>
+void gate_as(Exec& exec, const GateBackward& a) {
+  NRL_LAUNCH((gate_kernel<T, E>), blocks_for(a.row.numel()), row_warps * warp, 0, exec.stream,
+             data_of<const T>(a.dact), a.dact.step(0), data_of<const T>(a.act), a.act.step(0),
+             data_of<const float>(a.prob), data_of<const int>(a.row), a.row.numel(), a.dact.dim(1),
+             data_of<float>(a.dprob), data_of<T>(a.dact_out), a.dact_out.step(0), data_of<T>(a.act_out),
+             a.act_out.step(0));
+}
+
+void gate_launch(Exec& exec, const GateBackward& a) {
+  const bool packed =
+      packed_rows(a.dact) && packed_rows(a.act) && packed_rows(a.dact_out) && packed_rows(a.act_out);
+  for_float_type(a.dact.dtype,
+                 [&]<class T>() { packed ? gate_as<T, per_pack<T>>(exec, a) : gate_as<T, 1>(exec, a); });
+}
+
+}  // namespace
+
+void fill_dispatch(KernelTable& table) {
+  table.dispatch_sort = sort_launch;
+  table.permute = permute_launch;
+  table.unpermute = unpermute_launch;
+  table.gate_backward = gate_launch;
+}
+
+}  // namespace nrl::ops::NRL_GPU

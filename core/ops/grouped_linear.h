@@ -1,0 +1,49 @@
+#pragma once
+// Linear layers of E experts: each is applied to its own rows. The rows of expert e are [offsets[e],
+// offsets[e + 1]) of x and out; rows behind offsets[E] are neither read nor written. The offsets are read on
+// the device, so that the host need not wait for them.
+//
+// x (R, K), weight (E M, K): the experts' matrices [out, in] below each other, out (R, M). f32 or bf16, one
+// dtype for all but dweight; bf16 is storage: sums are accumulated in f32 and rounded once at the end.
+
+#include "core/ops/exec.h"
+
+namespace nrl::ops {
+
+/// out = x W_e^T.
+struct GroupedLinearForward {
+  Tensor x;        ///< (R, K)
+  Tensor weight;   ///< (E M, K)
+  Tensor offsets;  ///< (E + 1) i32, ascending from 0
+  Tensor out;      ///< (R, M)
+};
+
+/// dx = dout W_e.
+struct GroupedLinearBackwardData {
+  Tensor dout;     ///< (R, M)
+  Tensor weight;   ///< (E M, K)
+  Tensor offsets;  ///< (E + 1) i32
+  Tensor dx;       ///< (R, K)
+};
+
+/// dweight_e = dout_e^T x_e (accumulate: +=). Experts without rows get 0.
+struct GroupedLinearBackwardWeight {
+  Tensor dout;     ///< (R, M)
+  Tensor x;        ///< (R, K)
+  Tensor offsets;  ///< (E + 1) i32
+  Tensor dweight;  ///< (E M, K) f32, contiguous
+  bool accumulate = true;
+};
+
+void grouped_linear_forward(Exec& exec, const GroupedLinearForward& a);
+void grouped_linear_backward_data(Exec& exec, const GroupedLinearBackwardData& a);
+void grouped_linear_backward_weight(Exec& exec, const GroupedLinearBackwardWeight& a);
+/// Of all R rows.
+Cost cost(const Exec& exec, const GroupedLinearForward& a);
+Cost cost(const Exec& exec, const GroupedLinearBackwardData& a);
+Cost cost(const Exec& exec, const GroupedLinearBackwardWeight& a);
+
+/// Scratch bytes of any of the three on a CPU for experts (m, k) and n rows.
+size_t grouped_linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads);
+
+}  // namespace nrl::ops

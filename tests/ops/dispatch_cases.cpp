@@ -1,0 +1,158 @@
+#include "core/ops/dispatch.h"
+#include "core/ops/transfer.h"
+#include "tests/ops/cases.h"
+
+namespace nrl::ops_test {
+namespace {
+
+using namespace nrl::ops;
+
+struct Setup {
+  int64_t n, k, experts, capacity = 0;
+  bool pad = false, by_prob = false;
+  int64_t rows() const { return pad ? experts * capacity : n * k; }
+};
+
+struct Sorted {
+  Buffer expert, prob, offsets, row, source;
+  explicit Sorted(const Setup& s, DType prob_type = DType::f32)
+      : expert(Buffer(DType::i32, {s.n, s.k}).integers("expert", 0, s.experts)),
+        prob(Buffer(prob_type, {s.n, s.k}).normal("prob", 0.2, 0.5)),
+        offsets(DType::i32, {s.experts + 1}),
+        row(DType::i32, {s.n, s.k}),
+        source(DType::i32, {s.rows()}) {
+    // Experts without tokens, and equal probabilities.
+    for (int64_t i = 0; i < expert.size(); ++i) {
+      if (s.experts > 2 && expert.get(i) == 1) expert.set(i, 0);
+      if (i % 5 == 0) prob.set(i, 0.5);
+    }
+  }
+  DispatchSort arguments(const Setup& s) const {
+    return {.expert = expert,
+            .prob = s.by_prob ? prob.tensor() : Tensor{},
+            .capacity = s.capacity,
+            .pad = s.pad,
+            .offsets = offsets,
+            .row = row,
+            .source = source};
+  }
+};
+
+Outputs sort(Exec& e, const Setup& s) {
+  const Sorted t(s);
+  dispatch_sort(e, t.arguments(s));
+  synchronize(e);
+  return {{"offsets", t.offsets}, {"row", t.row}, {"source", t.source}};
+}
+
+Outputs moved(Exec& e, const Setup& s, DType t, int64_t h, int64_t gap) {
+  const Sorted sorted(s);
+  dispatch_sort(e, sorted.arguments(s));
+  const Buffer x = Buffer(t, {s.n, h}, gap).normal("x"), y = Buffer(t, {s.rows(), h}, gap).normal("y");
+  Buffer permuted(t, {s.rows(), h}, gap), out(t, {s.n, h}, gap), plain(t, {s.n, h}, 2 * gap);
+  Buffer added = Buffer(t, {s.n, h}, gap).normal("added");
+  permute(e, {.x = x, .source = sorted.source, .top_k = s.k, .out = permuted});
+  unpermute(e, {.x = y, .row = sorted.row, .prob = sorted.prob, .out = out});
+  unpermute(e, {.x = y, .row = sorted.row, .out = plain});
+  unpermute(e, {.x = y, .row = sorted.row, .prob = sorted.prob, .addend = added, .out = added});
+  synchronize(e);
+  return {{"permuted", permuted}, {"out", out, s.k}, {"plain", plain, s.k}, {"added", added, s.k}};
+}
+
+Outputs gate(Exec& e, const Setup& s, DType t, int64_t f, int64_t gap, bool in_place) {
+  const Sorted sorted(s);
+  dispatch_sort(e, sorted.arguments(s));
+  Buffer dact = Buffer(t, {s.rows(), f}, gap).normal("dact"),
+         act = Buffer(t, {s.rows(), f}, gap).normal("act");
+  Buffer dprob(DType::f32, {s.n, s.k}), dact_out = dact, act_out = act;
+  gate_backward(e, {.dact = dact,
+                    .act = act,
+                    .prob = sorted.prob,
+                    .row = sorted.row,
+                    .dprob = dprob,
+                    .dact_out = in_place ? dact : dact_out,
+                    .act_out = in_place ? act : act_out});
+  synchronize(e);
+  return {{"dprob", dprob, f}, {"dact", in_place ? dact : dact_out}, {"act", in_place ? act : act_out}};
+}
+
+/// loss = sum over tokens of out . dout, where out = sum of prob * (act W^T) with W = 1 (F = H): what
+/// Unpermute computes forward and GateBackward with Permute backward.
+GradProblem gradient(DType t, const Setup& s) {
+  struct Problem : Sorted {
+    Problem(const Setup& s, DType t) : Sorted(s, t) {}
+    Buffer act, dout, out, dact, act_out, dprob, dact_out;
+  };
+  auto p = std::make_shared<Problem>(s, t);
+  constexpr int64_t h = 5;
+  p->act = Buffer(t, {s.rows(), h}).normal("act");
+  p->act_out = p->dact = p->dact_out = Buffer(t, {s.rows(), h});
+  p->dout = Buffer(t, {s.n, h}).normal("dout");
+  p->out = Buffer(t, {s.n, h});
+  p->dprob = Buffer(t, {s.n, s.k});
+  reference_kernels().dispatch_sort(*std::make_unique<Exec>(), p->arguments(s));
+  GradProblem g;
+  g.inputs = {&p->act, &p->prob};
+  g.gradients = {&p->dact_out, &p->dprob};
+  g.reduction_length = h;
+  g.loss = [p](Exec& e) {
+    e.kernels->unpermute(e, {.x = p->act, .row = p->row, .prob = p->prob, .out = p->out});
+    return dot(p->out, p->dout);
+  };
+  g.backward = [p, s](Exec& e) {
+    e.kernels->permute(e, {.x = p->dout, .source = p->source, .top_k = s.k, .out = p->dact});
+    e.kernels->gate_backward(e, {.dact = p->dact,
+                                 .act = p->act,
+                                 .prob = p->prob,
+                                 .row = p->row,
+                                 .dprob = p->dprob,
+                                 .dact_out = p->dact_out,
+                                 .act_out = p->act_out});
+  };
+  return g;
+}
+
+/// An entry of no expert is dropped everywhere.
+void outside(Exec& e) {
+  Setup s{.n = 40, .k = 2, .experts = 3};
+  Sorted t(s);
+  t.expert.set(0, -1);
+  t.expert.set(79, 3);
+  dispatch_sort(e, t.arguments(s));
+  synchronize(e);
+  expect(t.row.get(0) == -1 && t.row.get(79) == -1 && t.offsets.get(3) == 78 && t.source.get(78) == -1 &&
+             t.source.get(79) == -1,
+         "entries of no expert are dispatched");
+}
+
+}  // namespace
+
+NRL_OP_CASES(dispatch) {
+  const Setup setups[] = {{1, 1, 1},
+                          {7, 2, 3},
+                          {300, 4, 9},
+                          {257, 8, 128},
+                          {30, 2, 4, 10},
+                          {300, 2, 5, 90, true},
+                          {300, 2, 5, 90, false, true},
+                          {40, 3, 7, 12, true, true},
+                          {20, 2, 3, 100, true, true}};
+  for (const Setup& s : setups) {
+    const std::string name = fmt::format("dispatch ({} x {} to {}) capacity {}{}{}", s.n, s.k, s.experts,
+                                         s.capacity, s.pad ? " padded" : "", s.by_prob ? " by prob" : "");
+    registry.tests.push_back({name + " sort", [=](Exec& e) { return sort(e, s); }, true});
+    for (const DType t : {DType::f32, DType::bf16})
+      for (const auto& [h, gap] : {std::pair<int64_t, int64_t>{1, 0}, {33, 1}, {64, 8}, {1040, 0}}) {
+        registry.tests.push_back({fmt::format("{} {} rows of {} gap {}", name, name_of(t), h, gap),
+                                  [=](Exec& e) { return moved(e, s, t, h, gap); }, true});
+        for (const bool in_place : {false, true})
+          registry.tests.push_back({fmt::format("{} {} gate of {} gap {}{}", name, name_of(t), h, gap,
+                                                in_place ? " in place" : ""),
+                                    [=](Exec& e) { return gate(e, s, t, h, gap, in_place); }, true});
+      }
+  }
+  registry.grads.push_back({"dispatch", [](DType t) { return gradient(t, {.n = 5, .k = 2, .experts = 3}); }});
+  registry.properties.push_back({"dispatch.outside", outside});
+}
+
+}  // namespace nrl::ops_test
