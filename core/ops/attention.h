@@ -19,6 +19,13 @@ struct SequenceLengths {
   bool equal = false;   ///< every sequence has exactly `longest` queries and keys
 };
 
+/// Which of all heads a q of a slice of them has: [first, first + heads) of `all`. They are numbered in the
+/// dropout mask, which must not depend on how heads are divided over ranks.
+struct HeadSlice {
+  int64_t first = 0;
+  int64_t all = 0;  ///< 0: q has all heads
+};
+
 /// out = drop(softmax(scale * q k^T, masked)) v; lse = log-sum-exp of the scaled, masked scores (natural
 /// log). drop(P) is P / (1 - p) where the probability is kept and 0 elsewhere; the mask is a function of
 /// (seed, stream, step, first_row + row of q, head, key within its sequence), with p rounded to a
@@ -36,6 +43,7 @@ struct AttentionForward {
   int64_t window = 0;  ///< > 0: a query sees itself and the window - 1 keys before it
   SequenceLengths lengths = {};
   FusedDropout dropout = {};  ///< of the probabilities; first_row belongs to row 0 of q
+  HeadSlice slice = {};
 };
 
 struct AttentionBackward {
@@ -50,6 +58,7 @@ struct AttentionBackward {
   int64_t window = 0;
   SequenceLengths lengths = {};
   FusedDropout dropout = {};  ///< as in the forward pass
+  HeadSlice slice = {};
 };
 
 void attention_forward(Exec& exec, const AttentionForward& a);

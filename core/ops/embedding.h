@@ -1,17 +1,22 @@
 #pragma once
 // Token and learned position embeddings.
 
+#include <optional>
+
 #include "core/ops/exec.h"
 
 namespace nrl::ops {
 
 /// out[n] = table[ids[n]] (+ position_table[positions[n]]).
 struct EmbeddingForward {
-  Tensor ids;                  ///< (N) i32, each must be in [0, V); not checked
+  Tensor ids;                  ///< (N) i32, without first_id each must be in [0, V); not checked
   Tensor table;                ///< (V, H) f32 or bf16
   Tensor position_table = {};  ///< optional (P, H)
   Tensor positions = {};       ///< (N) i32, with position_table
   Tensor out;                  ///< (N, H) f32 or bf16
+  /// The table is a slice of a larger one: it has the rows of ids [first_id, first_id + V), and other ids
+  /// select a row of zeros.
+  std::optional<int64_t> first_id = {};
 };
 
 /// dtable[ids[n]] += dout[n]; dposition_table likewise. The order of additions, and with it the
@@ -22,6 +27,8 @@ struct EmbeddingBackward {
   Tensor dtable;                ///< (V, H) f32, accumulated
   Tensor positions = {};        ///< with dposition_table
   Tensor dposition_table = {};  ///< optional (P, H) f32, accumulated
+  /// As in the forward pass: other ids contribute nothing to dtable.
+  std::optional<int64_t> first_id = {};
 };
 
 void embedding_forward(Exec& exec, const EmbeddingForward& a);

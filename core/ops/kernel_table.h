@@ -40,6 +40,7 @@ namespace nrl::ops {
   X(attention_forward, AttentionForward)            \
   X(attention_backward, AttentionBackward)          \
   X(cross_entropy, CrossEntropy)                    \
+  X(cross_entropy_statistics, CrossEntropyStatistics) \
   X(dropout, Dropout)                               \
   X(adamw, AdamW)                                   \
   X(add_sum_of_squares, SumOfSquares)               \

@@ -319,6 +319,37 @@ void sequences_can_be_split(Exec& e) {
   }
 }
 
+/// Heads [first, first + n) of (rows, heads, D).
+Tensor some_heads(Tensor t, int64_t first, int64_t n) {
+  t.data = static_cast<std::byte*>(t.data) + first * t.stride[1] * size_of(t.dtype);
+  t.shape[1] = n;
+  return t;
+}
+
+/// Tensor-parallel ranks have some of the heads.
+void heads_can_be_split(Exec& e) {
+  for (DType t : {DType::f32, DType::bf16}) {
+    const Shape shape{.queries = {70, 40}, .keys = {}, .heads = 4, .kv_heads = 2, .d = 16, .dropout = 0.3f};
+    Problem whole(t, shape);
+    with_workspace(e, whole, [&](Exec& exact) { attention_forward(exact, whole.forward()); });
+    Shape half = shape;
+    half.heads = 2, half.kv_heads = 1;
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      Problem part(t, half);
+      part.q = some_heads(whole.q, 2 * rank, 2);
+      part.k = some_heads(whole.k, rank, 1);
+      part.v = some_heads(whole.v, rank, 1);
+      AttentionForward a = part.forward();
+      a.slice = {.first = 2 * rank, .all = 4};
+      with_workspace(e, part, [&](Exec& exact) { attention_forward(exact, a); });
+      for (int64_t row = 0; row < 110; ++row)
+        for (int64_t i = 0; i < 32; ++i)
+          expect(part.out.get(row * 32 + i) == whole.out.get(row * 64 + 32 * rank + i),
+                 "the mask depends on how the heads are divided");
+    }
+  }
+}
+
 /// p is rounded to multiples of 2^-16 and what is kept is scaled for the rounded p; no p below 1 drops all.
 void probability_is_rounded(Exec&) {
   using namespace nrl::ops::attention;
@@ -410,6 +441,7 @@ NRL_OP_CASES(attention) {
   registry.properties.push_back({"attention dropout has one mask everywhere", mask_of_the_reference});
   registry.properties.push_back({"attention dropout is random", mask_is_random});
   registry.properties.push_back({"attention dropout of split batches", sequences_can_be_split});
+  registry.properties.push_back({"attention dropout of split heads", heads_can_be_split});
   registry.properties.push_back({"attention dropout rounds p", probability_is_rounded});
   registry.properties.push_back({"attention checks dropout", wrong_dropout});
 }

@@ -150,6 +150,151 @@ void non_finite(Exec& e) {
   for (const DType dtype : {DType::f32, DType::bf16}) non_finite_in(e, dtype);
 }
 
+/// The columns of the logits in slices, each with its own statistics.
+Outputs sliced(Exec& e, int64_t n, const std::vector<int64_t>& cuts, DType dtype, Place place, bool weighted,
+               double scale = 3.0) {
+  const int64_t v = cuts.back(), slices = std::ssize(cuts) - 1;
+  Buffer logits = Buffer(dtype, {n, v}, 1).normal("logits", scale), got(DType::bf16, {n, v});
+  Buffer target = Buffer(DType::i32, {n}).integers("target", 0, v),
+         weight = Buffer(DType::f32, {n}).normal("weight");
+  if (n > 3) {
+    target.set(0, static_cast<double>(v - 1));
+    target.set(1, -1);
+    weight.set(2, 0.0);
+    target.set(3, static_cast<double>(cuts[1]));
+  }
+  Buffer statistics(DType::f32, {slices, n, 3}), log_prob(DType::f32, {slices, n});
+  const auto columns = [&](int64_t s) {
+    const auto i = static_cast<size_t>(s);
+    return std::pair(cuts[i], cuts[i + 1] - cuts[i]);
+  };
+  for (int64_t s = 0; s < slices; ++s) {
+    const auto [first, count] = columns(s);
+    cross_entropy_statistics(
+        e, {.logits = logits.tensor().columns(first, count),
+            .target = target,
+            .first_column = first,
+            .out = make_tensor(statistics.tensor().ptr<float>() + s * n * 3, DType::f32, {n, 3})});
+  }
+  for (int64_t s = 0; s < slices; ++s) {
+    const auto [first, count] = columns(s);
+    CrossEntropy a{.logits = logits.tensor().columns(first, count),
+                   .target = target,
+                   .weight = weighted ? weight.tensor() : Tensor{},
+                   .log_prob = make_tensor(log_prob.tensor().ptr<float>() + s * n, DType::f32, {n}),
+                   .first_column = first,
+                   .statistics = statistics};
+    if (place == Place::apart) a.dlogits = got.tensor().columns(first, count);
+    cross_entropy(e, a);
+  }
+  synchronize(e);
+  Outputs outputs{{"statistics", statistics, v}, {"log_prob", log_prob, v}};
+  if (place == Place::apart)
+    outputs.push_back({"dlogits", got, v});
+  else
+    outputs.push_back({"logits", logits, v});
+  return outputs;
+}
+
+/// One slice is the whole, and any other division gives the same up to the order of additions.
+void slices_are_the_whole(Exec& e) {
+  constexpr int64_t n = 9, v = 9000;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Outputs whole = gradient_in(e, n, v, 1, Place::over_logits, dtype);
+    for (const std::vector<int64_t>& cuts :
+         {std::vector<int64_t>{0, v}, {0, 4500, v}, {0, 1, 2999, 3002, v}}) {
+      // The whole has its special rows elsewhere.
+      const Outputs parts = sliced(e, n, cuts, dtype, Place::over_logits, true);
+      const auto row_of = [&](int64_t i) { return i / v; };
+      for (int64_t i = 4 * v; i < n * v; ++i)
+        expect(std::fabs(parts[2].value.get(i) - whole[2].value.get(i)) <=
+                   (dtype == DType::f32 ? 1e-6 : 0x1p-7) * std::fabs(whole[2].value.get(i)) + 1e-7,
+               fmt::format("gradient of row {} in {} slices", row_of(i), cuts.size() - 1));
+      for (int64_t s = 0; s + 1 < std::ssize(cuts); ++s)
+        for (int64_t r = 4; r < n; ++r)
+          expect(
+              std::fabs(parts[1].value.get(s * n + r) - whole[0].value.get(r)) < 1e-5 + exp_tolerance(e) * 20,
+              fmt::format("log-probability of row {} in {} slices", r, cuts.size() - 1));
+    }
+  }
+}
+
+/// A slice of excluded tokens adds nothing; what is not a number in one slice reaches all.
+void non_finite_slices(Exec& e) {
+  constexpr int64_t v = 600;
+  Buffer logits = Buffer(DType::f32, {2, v}).normal("logits"), statistics(DType::f32, {2, 2, 3});
+  const Buffer target = Buffer(DType::i32, {2}).fill(3), weight = Buffer(DType::f32, {2}).fill(1);
+  for (int64_t i = v / 2; i < v; ++i) logits.set(i, -INFINITY);
+  logits.set(v + 400, NAN);
+  Buffer log_prob(DType::f32, {2});
+  const auto half = [&](int64_t s) { return logits.tensor().columns(s * v / 2, v / 2); };
+  for (int64_t s = 0; s < 2; ++s)
+    cross_entropy_statistics(
+        e, {.logits = half(s),
+            .target = target,
+            .first_column = s * v / 2,
+            .out = make_tensor(statistics.tensor().ptr<float>() + 6 * s, DType::f32, {2, 3})});
+  for (int64_t s = 0; s < 2; ++s)
+    cross_entropy(e, {.logits = half(s),
+                      .target = target,
+                      .weight = weight,
+                      .log_prob = log_prob,
+                      .first_column = s * v / 2,
+                      .statistics = statistics});
+  synchronize(e);
+  double sum = 0;
+  for (int64_t i = 0; i < v; ++i) sum += logits.get(i);
+  expect(std::isfinite(log_prob.get(0)) && std::fabs(sum) < 1e-5 && logits.get(v - 1) == 0,
+         "excluded tokens count");
+  expect(std::isnan(log_prob.get(1)) && std::isnan(logits.get(v)), "a NaN in another slice is lost");
+}
+
+GradProblem sliced_gradient(DType t) {
+  struct Parts : Problem {
+    Buffer statistics;
+  };
+  auto p = std::make_shared<Parts>();
+  constexpr int64_t cuts[] = {0, 4, 5, 13};
+  p->logits = Buffer(t, {5, 13}).normal("logits", 2.0);
+  p->work = Buffer(t, {5, 13});
+  p->target = Buffer(DType::i32, {5}).integers("target", -1, 13);
+  p->target.set(2, -1);
+  p->weight = Buffer(t, {5}).normal("weight");
+  p->log_prob = Buffer(t, {5});
+  p->statistics = Buffer(t, {3, 5, 3});
+  const auto run = [p](Exec& e, const Buffer& logits, bool weighted) {
+    const auto columns = [&](int s) { return logits.tensor().columns(cuts[s], cuts[s + 1] - cuts[s]); };
+    for (int s = 0; s < 3; ++s) {
+      Tensor out = p->statistics.tensor();
+      out.data = static_cast<std::byte*>(out.data) + s * 15 * size_of(out.dtype);
+      e.kernels->cross_entropy_statistics(e, {.logits = columns(s),
+                                              .target = p->target,
+                                              .first_column = cuts[s],
+                                              .out = make_tensor(out.data, out.dtype, {5, 3})});
+    }
+    for (int s = 0; s < 3; ++s)
+      e.kernels->cross_entropy(e, {.logits = columns(s),
+                                   .target = p->target,
+                                   .weight = weighted ? p->weight.tensor() : Tensor{},
+                                   .log_prob = p->log_prob,
+                                   .first_column = cuts[s],
+                                   .statistics = p->statistics});
+  };
+  GradProblem g;
+  g.inputs = {&p->logits};
+  g.gradients = {&p->work};
+  g.reduction_length = 13;
+  g.loss = [p, run](Exec& e) {
+    run(e, p->logits, false);
+    return dot(p->log_prob, p->weight);
+  };
+  g.backward = [p, run](Exec& e) {
+    p->work = p->logits;
+    run(e, p->work, true);
+  };
+  return g;
+}
+
 void plans(Exec&) {
   const Exec none;
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -203,6 +348,22 @@ NRL_OP_CASES(cross_entropy) {
   registry.properties.push_back({"cross_entropy.rows_are_independent", rows_are_independent});
   registry.properties.push_back({"cross_entropy.non_finite", non_finite});
   registry.properties.push_back({"cross_entropy.plans", plans});
+  const std::vector<int64_t> divisions[] = {
+      {0, 1, 2}, {0, 17, 34, 50}, {0, 2053, 4106}, {0, 8001, 16002, 40003}, {0, 75968, 151936}};
+  for (const std::vector<int64_t>& cuts : divisions)
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const bool weighted : {false, true})
+        for (const Place place : {Place::over_logits, Place::apart}) {
+          if (place == Place::apart && (dtype != DType::f32 || !weighted)) continue;
+          registry.tests.push_back({fmt::format("cross_entropy {} of {} in {} slices{}{}", name_of(dtype),
+                                                cuts.back(), cuts.size() - 1, weighted ? " gradient" : "",
+                                                place == Place::apart ? " apart" : ""),
+                                    [=](Exec& e) { return sliced(e, 5, cuts, dtype, place, weighted); },
+                                    true});
+        }
+  registry.properties.push_back({"cross_entropy.slices_are_the_whole", slices_are_the_whole});
+  registry.properties.push_back({"cross_entropy.non_finite_slices", non_finite_slices});
+  registry.grads.push_back({"cross_entropy of slices", sliced_gradient});
   for (auto [n, v, dtype] : {std::tuple<int64_t, int64_t, DType>{1, 1, DType::f32},
                              {7, 31, DType::f32},
                              {61, 257, DType::f32},

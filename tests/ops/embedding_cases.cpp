@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <cmath>
 
 #include "core/base/philox.h"
 #include "core/ops/embedding.h"
+#include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -73,6 +75,66 @@ Outputs runs(Exec& e, Ids kind, DType dtype, int64_t n, int64_t vocabulary, int6
   return {{"dtable", dtable, n}};
 }
 
+/// The slices of a table, each with its own rows: together they are the whole.
+struct Sliced {
+  int64_t n, vocabulary, h;
+  std::vector<int64_t> cuts;
+  bool positions;
+};
+
+Outputs sliced_forward(Exec& e, const Sliced& s, DType dtype) {
+  const Buffer ids = Buffer(DType::i32, {s.n}).integers("ids", 0, s.vocabulary),
+               where = Buffer(DType::i32, {s.n}).integers("positions", 0, 5),
+               table = Buffer(dtype, {s.vocabulary, s.h}, 3).normal("table"),
+               places = Buffer(dtype, {5, s.h}).normal("places");
+  Outputs outputs;
+  for (size_t i = 0; i + 1 < s.cuts.size(); ++i) {
+    Buffer out = Buffer(dtype, {s.n, s.h}).fill(7);
+    EmbeddingForward a{.ids = ids,
+                       .table = table.tensor().rows(s.cuts[i], s.cuts[i + 1] - s.cuts[i]),
+                       .out = out,
+                       .first_id = s.cuts[i]};
+    if (s.positions && i == 0) a.position_table = places, a.positions = where;
+    embedding_forward(e, a);
+    synchronize(e);
+    outputs.push_back({fmt::format("slice {}", i), out});
+  }
+  return outputs;
+}
+
+Outputs sliced_backward(Exec& e, const Sliced& s, DType dtype) {
+  const Buffer ids = ids_of(Ids::one_hot_token, s.n, s.vocabulary),
+               where = Buffer(DType::i32, {s.n}).integers("positions", 0, 5),
+               dout = Buffer(dtype, {s.n, s.h}).normal("dout");
+  Buffer dtable = Buffer(DType::f32, {s.vocabulary, s.h}).normal("dtable"), dplaces(DType::f32, {5, s.h});
+  for (size_t i = 0; i + 1 < s.cuts.size(); ++i) {
+    EmbeddingBackward a{.ids = ids,
+                        .dout = dout,
+                        .dtable = dtable.tensor().rows(s.cuts[i], s.cuts[i + 1] - s.cuts[i]),
+                        .first_id = s.cuts[i]};
+    if (s.positions && i == 0) a.dposition_table = dplaces, a.positions = where;
+    embedding_backward(e, a);
+  }
+  return {{"dtable", dtable, s.n}, {"dplaces", dplaces, s.n}};
+}
+
+/// Added up, the slices give the rows of the whole table; its gradient has the same bits.
+void slices_are_the_whole(Exec& e) {
+  const Sliced s{.n = 700, .vocabulary = 1100, .h = 8, .cuts = {0, 512, 513, 1100}, .positions = true};
+  const Sliced one{.n = 700, .vocabulary = 1100, .h = 8, .cuts = {0, 1100}, .positions = true};
+  const Outputs parts = sliced_forward(e, s, DType::f32), whole = sliced_forward(e, one, DType::f32);
+  for (int64_t i = 0; i < whole[0].value.size(); ++i) {
+    double sum = 0;
+    for (const Output& part : parts) sum += part.value.get(i);
+    expect(std::fabs(sum - whole[0].value.get(i)) < 1e-6, "the slices do not add up");
+  }
+  const Outputs gradients = sliced_backward(e, s, DType::f32), all = sliced_backward(e, one, DType::f32);
+  for (int64_t i = 0; i < all[0].value.size(); ++i)
+    expect(std::fabs(gradients[0].value.get(i) - all[0].value.get(i)) <
+               1e-5 * (1 + std::fabs(all[0].value.get(i))),
+           "the gradient of a slice differs");
+}
+
 }  // namespace
 
 NRL_OP_CASES(embedding) {
@@ -140,6 +202,17 @@ NRL_OP_CASES(embedding) {
       }
     }
   }
+  for (const Sliced& s :
+       {Sliced{9, 5, 4, {0, 2, 5}, true}, Sliced{1100, 600, 8, {0, 512, 600}, false},
+        Sliced{513, 1030, 5, {0, 1, 6, 518, 1030}, true}, Sliced{40, 70000, 12, {0, 35000, 70000}, false}})
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      const std::string name = fmt::format("embedding.{} ({}, {}) of {} ids in {} slices", name_of(dtype),
+                                           s.n, s.h, s.vocabulary, s.cuts.size() - 1);
+      registry.tests.push_back({name, [=](Exec& e) { return sliced_forward(e, s, dtype); }, true});
+      registry.tests.push_back(
+          {name + " backward", [=](Exec& e) { return sliced_backward(e, s, dtype); }, true});
+    }
+  registry.properties.push_back({"embedding.slices_are_the_whole", slices_are_the_whole});
   registry.grads.push_back({"embedding", gradient});
 }
 

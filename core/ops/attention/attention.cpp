@@ -41,8 +41,11 @@ void check(const char* op, const Exec& exec, const Arguments& a) {
             "{}: {} sequences of equal length {} have not {} queries and {} keys", op, a.cu_q.dim(0) - 1,
             known.longest, a.q.dim(0), a.k.dim(0));
   check_dropout(op, a.dropout);
+  const int64_t heads = a.slice.all > 0 ? a.slice.all : a.q.dim(1);
+  NRL_CHECK(a.slice.first >= 0 && a.slice.first + a.q.dim(1) <= heads, "{}: {} heads from head {} of {}", op,
+            a.q.dim(1), a.slice.first, heads);
   NRL_CHECK(a.dropout.p == 0.0f ||
-                ((a.dropout.first_row + a.q.dim(0)) * a.q.dim(1) <= int64_t{1} << attention::row_head_bits &&
+                ((a.dropout.first_row + a.q.dim(0)) * heads <= int64_t{1} << attention::row_head_bits &&
                  a.k.dim(0) < int64_t{attention::keys_per_block} << attention::key_block_bits),
             "{}: dropout of {} from row {}: too many rows for the random numbers", op, describe(a.q),
             a.dropout.first_row);

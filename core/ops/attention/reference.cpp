@@ -19,22 +19,23 @@ void put(const Tensor& t, int64_t token, int64_t head, int64_t i, double value) 
 /// What dropout multiplies the probability of a query and a key of its sequence by.
 class Keep {
  public:
-  Keep(const FusedDropout& d, int64_t heads)
+  Keep(const FusedDropout& d, const HeadSlice& slice, int64_t heads)
       : random_(d.seed, dropout_stream(d.stream, static_cast<const int64_t*>(d.step.data))),
         first_row_(d.first_row),
-        heads_(heads),
+        first_head_(slice.first),
+        heads_(slice.all > 0 ? slice.all : heads),
         below_(attention::drop_below(d.p)) {}
   double operator()(int64_t row, int64_t head, int64_t key) const {
     const auto e = static_cast<size_t>(key % attention::keys_per_block);
-    const PhiloxBlock words = random_.block(
-        attention::philox_block_of(first_row_ + row, heads_, head, key / attention::keys_per_block));
+    const PhiloxBlock words = random_.block(attention::philox_block_of(
+        first_row_ + row, heads_, first_head_ + head, key / attention::keys_per_block));
     const uint32_t bits = words[e / 2] >> 16 * (e % 2) & 0xffff;
     return bits >= below_ ? 65536.0 / (65536.0 - below_) : 0.0;
   }
 
  private:
   PhiloxStream random_;
-  int64_t first_row_, heads_;
+  int64_t first_row_, first_head_, heads_;
   uint32_t below_;
 };
 
@@ -64,7 +65,7 @@ double score(const Arguments& a, int64_t i, int64_t h, int64_t j, int64_t g) {
 }
 
 void forward(Exec&, const AttentionForward& a) {
-  const Keep keep(a.dropout, a.q.dim(1));
+  const Keep keep(a.dropout, a.slice, a.q.dim(1));
   for_each_query(a, [&](int64_t i, int64_t h, int64_t g, int64_t k0, int64_t begin, int64_t end) {
     std::vector<double> p;
     double top = -INFINITY, sum = 0;
@@ -88,7 +89,7 @@ void backward(Exec&, const AttentionBackward& a) {
   // Sums over queries and heads are kept in double, rounded once.
   const auto width = static_cast<size_t>(a.k.dim(1) * d);
   std::vector<double> dk(static_cast<size_t>(a.k.dim(0)) * width), dv(dk.size());
-  const Keep keep(a.dropout, a.q.dim(1));
+  const Keep keep(a.dropout, a.slice, a.q.dim(1));
   for_each_query(a, [&](int64_t i, int64_t h, int64_t g, int64_t k0, int64_t begin, int64_t end) {
     double delta = 0;
     for (int64_t c = 0; c < d; ++c) delta += at(a.dout, i, h, c) * at(a.out, i, h, c);

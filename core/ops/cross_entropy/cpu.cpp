@@ -1,8 +1,10 @@
 // Token log-probabilities and their gradient on the CPU, rows split over the threads:
 //   lse = row_max + log(sum(exp(x - row_max))),   log_prob = x[target] - lse
 //   gradient: weight * (onehot(target) - softmax(x)), written (=) over the logits or to dlogits
+// Of a slice of the columns, row_max, the sum and x[target] come from the statistics of all slices.
 
 #include <cstring>
+#include <limits>
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/cross_entropy.h"
@@ -56,25 +58,81 @@ void scale_to_bf16(const float* x, int64_t n, float scale, bf16* out) {
   }
 }
 
-/// The gradient over f32 logits, which hold exp(x - row_max), or from them into dlogits.
-void gradient(float* x, int64_t v, int32_t target, float weight, float scale, bf16* dlogits) {
-  const float at_target = x[target] * scale + weight;
+/// The gradient over f32 logits, which hold exp(x - row_max), or from them into dlogits. `target`: a column,
+/// or -1.
+void gradient(float* x, int64_t v, int64_t target, float weight, float scale, bf16* dlogits) {
+  const float at_target = target >= 0 ? x[target] * scale + weight : 0.0f;
   if (dlogits) {
     scale_to_bf16(x, v, scale, dlogits);
-    store(dlogits[target], at_target);
+    if (target >= 0) store(dlogits[target], at_target);
   } else {
 #pragma omp simd
     for (int64_t i = 0; i < v; ++i) x[i] *= scale;
-    x[target] = at_target;
+    if (target >= 0) x[target] = at_target;
   }
 }
 
 /// The gradient over bf16 logits. Kept exponentials would be rounded, so they are computed again.
-void gradient(bf16* x, int64_t v, int32_t target, float weight, float scale, float row_max) {
-  const float at_target = exp_f32(static_cast<float>(x[target]) - row_max) * scale + weight;
+void gradient(bf16* x, int64_t v, int64_t target, float weight, float scale, float row_max) {
+  const float at_target =
+      target >= 0 ? exp_f32(static_cast<float>(x[target]) - row_max) * scale + weight : 0.0f;
 #pragma omp simd
   for (int64_t i = 0; i < v; ++i) store(x[i], exp_f32(static_cast<float>(x[i]) - row_max) * scale);
-  store(x[target], at_target);
+  if (target >= 0) store(x[target], at_target);
+}
+
+/// The maximum of a row, the sum of the exponentials and the logit of the target.
+struct RowStatistics {
+  float maximum = std::numeric_limits<float>::lowest();
+  double sum = 0;
+  float at_target = 0;
+};
+
+/// `keep` writes the exponentials over x.
+template <bool keep, class T>
+RowStatistics statistics_of(T* x, int64_t v, int64_t target) {
+  RowStatistics s;
+  s.maximum = std::max(s.maximum, maximum(x, v));
+  if (target >= 0) s.at_target = static_cast<float>(x[target]);
+  s.sum = exponentials<keep>(x, v, s.maximum);
+  return s;
+}
+
+/// Of row r, from the statistics (slices, N, 3) of all slices.
+RowStatistics combined(const Tensor& slices, int64_t r) {
+  const auto at = [&](int64_t s) { return data_of<const float>(slices) + (s * slices.dim(1) + r) * 3; };
+  RowStatistics all;
+  for (int64_t s = 0; s < slices.dim(0); ++s) all.maximum = std::max(all.maximum, at(s)[0]);
+  for (int64_t s = 0; s < slices.dim(0); ++s) {
+    all.sum += static_cast<double>(at(s)[1]) * static_cast<double>(exp_f32(at(s)[0] - all.maximum));
+    all.at_target += at(s)[2];
+  }
+  return all;
+}
+
+/// The column of a target in a slice of v columns; -1: the slice does not have it.
+int64_t column_of(int32_t target, int64_t first_column, int64_t v) {
+  const int64_t column = target - first_column;
+  return target >= 0 && column >= 0 && column < v ? column : -1;
+}
+
+template <class T>
+void statistics_rows(Exec& exec, const CrossEntropyStatistics& a) {
+  const int64_t v = a.logits.dim(1);
+  cpu::parallel_for(
+      exec.threads, a.logits.dim(0), std::max<int64_t>(1, 8192 / v), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          T* x = data_of<T>(a.logits) + r * a.logits.stride[0];
+          const int32_t target = data_of<const int32_t>(a.target)[r];
+          const RowStatistics s = statistics_of<false>(x, v, column_of(target, a.first_column, v));
+          float* out = data_of<float>(a.out) + 3 * r;
+          out[0] = s.maximum, out[1] = static_cast<float>(s.sum), out[2] = s.at_target;
+        }
+      });
+}
+
+void statistics_kernel(Exec& exec, const CrossEntropyStatistics& a) {
+  for_float_type(a.logits.dtype, [&]<class T>() { statistics_rows<T>(exec, a); });
 }
 
 template <class T>
@@ -94,18 +152,21 @@ void cross_entropy_rows(Exec& exec, const CrossEntropy& a) {
       if (target < 0 && !lses) {
         log_probs[r] = 0.0f;
       } else {
-        const float row_max = maximum(x, v), x_target = target >= 0 ? static_cast<float>(x[target]) : 0.0f;
-        const double total =
-            f32 && weight != 0.0f ? exponentials<f32>(x, v, row_max) : exponentials<false>(x, v, row_max);
-        const double lse = static_cast<double>(row_max) + std::log(total);
-        log_probs[r] = target >= 0 ? static_cast<float>(static_cast<double>(x_target) - lse) : 0.0f;
+        const int64_t column = column_of(target, a.first_column, v);
+        const bool keep = f32 && weight != 0.0f;
+        const RowStatistics s = a.statistics ? combined(a.statistics, r)
+                                : keep       ? statistics_of<f32>(x, v, column)
+                                             : statistics_of<false>(x, v, column);
+        if (keep && a.statistics) exponentials<f32>(x, v, s.maximum);
+        const double lse = static_cast<double>(s.maximum) + std::log(s.sum);
+        log_probs[r] = target >= 0 ? static_cast<float>(static_cast<double>(s.at_target) - lse) : 0.0f;
         if (lses) lses[r] = static_cast<float>(lse);
         if (weight != 0.0f) {
-          const float scale = static_cast<float>(-static_cast<double>(weight) / total);
+          const float scale = static_cast<float>(-static_cast<double>(weight) / s.sum);
           if constexpr (f32)
-            gradient(x, v, target, weight, scale, dlogits);
+            gradient(x, v, column, weight, scale, dlogits);
           else
-            gradient(x, v, target, weight, scale, row_max);
+            gradient(x, v, column, weight, scale, s.maximum);
         }
       }
       if (weights && weight == 0.0f)
@@ -122,6 +183,7 @@ void cross_entropy_kernel(Exec& exec, const CrossEntropy& a) {
 
 void fill_cross_entropy(KernelTable& table) {
   table.cross_entropy = cross_entropy_kernel;
+  table.cross_entropy_statistics = statistics_kernel;
 }
 
 }  // namespace nrl::ops::NRL_ISA

@@ -12,19 +12,52 @@ namespace nrl::ops {
 
 Cost cost(const Exec&, const CrossEntropy& a) {
   const Tensor& gradient = a.dlogits ? a.dlogits : a.logits;
-  return {.read = bytes_of(a.logits, a.target, a.weight),
+  // The gradient of a slice is one pass, its statistics were another one.
+  const bool reads_logits = a.weight || !a.statistics;
+  return {.read = (reads_logits ? bytes_of(a.logits) : 0) + bytes_of(a.target, a.weight, a.statistics),
           .written = (a.weight ? bytes_of(gradient) : 0) + bytes_of(a.log_prob, a.lse)};
+}
+
+Cost cost(const Exec&, const CrossEntropyStatistics& a) {
+  return {.read = bytes_of(a.logits, a.target), .written = bytes_of(a.out)};
+}
+
+namespace {
+
+void check_logits(const char* op, const Tensor& logits, const Tensor& target, int64_t first_column) {
+  NRL_CHECK(logits.data && logits.rank == 2 && is_float(logits) && dense_rows(logits) && logits.dim(1) > 0,
+            "{}: logits are {}, wanted f32 or bf16 (N, V)", op, describe(logits));
+  NRL_CHECK(is_vector(target, logits.dim(0), DType::i32), "{}: target is {}, logits are {}", op,
+            describe(target), describe(logits));
+  NRL_CHECK(first_column >= 0 && first_column <= INT32_MAX - logits.dim(1), "{}: first_column {}", op,
+            first_column);
+}
+
+bool is_statistics(const Tensor& t, int rank, int64_t n) {
+  return t.data && t.rank == rank && t.dtype == DType::f32 && t.contiguous() && t.dim(rank - 2) == n &&
+         t.dim(rank - 1) == 3;
+}
+
+}  // namespace
+
+void cross_entropy_statistics(Exec& exec, const CrossEntropyStatistics& a) {
+  if (noted(exec, Kernel::cross_entropy_statistics, a)) return;
+  constexpr const char* op = "cross_entropy_statistics";
+  check_logits(op, a.logits, a.target, a.first_column);
+  NRL_CHECK(is_statistics(a.out, 2, a.logits.dim(0)), "{}: out is {}, logits are {}", op, describe(a.out),
+            describe(a.logits));
+  const trace::Range range(op);
+  if (a.logits.dim(0) > 0) exec.kernels->cross_entropy_statistics(exec, a);
 }
 
 void cross_entropy(Exec& exec, const CrossEntropy& a) {
   if (noted(exec, Kernel::cross_entropy, a)) return;
   constexpr const char* op = "cross_entropy";
-  NRL_CHECK(a.logits.data && a.logits.rank == 2 && is_float(a.logits) && dense_rows(a.logits) &&
-                a.logits.dim(1) > 0,
-            "{}: logits are {}, wanted f32 or bf16 (N, V)", op, describe(a.logits));
+  check_logits(op, a.logits, a.target, a.first_column);
   const int64_t n = a.logits.dim(0);
-  NRL_CHECK(is_vector(a.target, n, DType::i32), "{}: target is {}, logits are {}", op, describe(a.target),
-            describe(a.logits));
+  NRL_CHECK(a.statistics ? is_statistics(a.statistics, 3, n) : a.first_column == 0,
+            "{}: statistics are {}, logits are {} from column {}", op, describe(a.statistics),
+            describe(a.logits), a.first_column);
   NRL_CHECK(!a.weight || is_vector(a.weight, n, DType::f32), "{}: weight is {}", op, describe(a.weight));
   NRL_CHECK(is_vector(a.log_prob, n, DType::f32), "{}: log_prob is {}", op, describe(a.log_prob));
   NRL_CHECK(!a.lse || is_vector(a.lse, n, DType::f32), "{}: lse is {}", op, describe(a.lse));

@@ -7,6 +7,9 @@
 // Gimelshein 2018). Writes (=) log_prob and lse. Second pass, from the first chunk to the last, so that what
 // was read last comes from the L2 cache; the chunks read first are kept in shared memory (RowPlan). Writes
 // (=) the gradient over the logits, in their type, or that of f32 logits to dlogits in bf16.
+//
+// Of a slice of the columns, statistics_kernel writes (=) maximum, sum and x[target] of each row. They take
+// the place of the first pass, which then keeps nothing.
 
 #include "core/device/kernel.h"
 #include "core/ops/cross_entropy/row_plan.h"
@@ -34,7 +37,11 @@ struct Arguments {
   const int32_t* target;
   const float* weight;  ///< null: Gradient::none
   float *log_prob, *lse;
-  int kept;  ///< chunks in shared memory
+  int kept;                 ///< chunks in shared memory
+  int first_column;         ///< the token of column 0
+  const float* statistics;  ///< (slices, n, 3), of a slice
+  int slices;
+  int64_t n;
 };
 
 /// The running maximum and the sum of exp(x - maximum).
@@ -120,7 +127,40 @@ __device__ __forceinline__ void store_bf16(bf16* p, const float (&g)[4], bool al
   }
 }
 
-template <class T, Gradient gradient>
+/// The column of a target in a slice of v columns; -1: the slice does not have it.
+__device__ __forceinline__ int column_of(int target, int first_column, int64_t v) {
+  const int column = target - first_column;
+  return target >= 0 && column >= 0 && column < v ? column : -1;
+}
+
+/// (m, sum of exp(x - m), x[target]) of each row; a block per row.
+template <class T>
+__global__ void __launch_bounds__(1024)
+    statistics_kernel(T* logits, int64_t stride, int64_t v, const int32_t* target, int first_column,
+                      float* out) {
+  const int64_t r = blockIdx.x;
+  const Row<T> row(logits + r * stride, v);
+  Online online;
+  if (row.edge >= 0) online.add({static_cast<float>(row.x[row.edge])});
+  typename Row<T>::Vectors x;
+  if (row.chunks > 0) row.load(0, x);
+  for (int c = 0; c < row.chunks; ++c) {
+    typename Row<T>::Vectors next;
+    if (c + 1 < row.chunks) row.load(c + 1, next);
+    row.add(online, x);
+#pragma unroll
+    for (int k = 0; k < units; ++k) x[k] = next[k];
+  }
+  const float row_max = block_max(online.maximum);
+  const float sum = block_sum(online.sum * GpuMath::exp(online.maximum - row_max));
+  if (threadIdx.x > 0) return;
+  const int column = column_of(target[r], first_column, v);
+  out[3 * r] = row_max;
+  out[3 * r + 1] = sum;
+  out[3 * r + 2] = column >= 0 ? static_cast<float>(row.x[column]) : 0.0f;
+}
+
+template <class T, Gradient gradient, bool sliced>
 __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
   static_assert(gradient != Gradient::bf16_copy || std::is_same_v<T, float>);
   using Vectors = typename Row<T>::Vectors;
@@ -129,14 +169,25 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
   const Row<T> row(static_cast<T*>(a.logits) + r * a.stride, a.v);
   const int first_kept = row.chunks - min(a.kept, row.chunks);
   auto slot = [&](int chunk, int k) { return row.vector(chunk - first_kept, k); };
-  const int target = a.target[r];
-  const float weight = gradient != Gradient::none && target >= 0 ? a.weight[r] : 0.0f;
+  const int token = a.target[r], target = sliced ? column_of(token, a.first_column, a.v) : token;
+  const float weight = gradient != Gradient::none && token >= 0 ? a.weight[r] : 0.0f;
   const bool leader = threadIdx.x == 0;
   const float x_target = leader && target >= 0 ? static_cast<float>(row.x[target]) : 0.0f;
   float edge = -INFINITY, row_max = 0.0f, sum = 1.0f;
 
   // The load of the next chunk overlaps with the sum of this one.
-  if (target >= 0 || a.lse) {
+  float all_target = x_target;  // leader
+  if constexpr (sliced) {
+    auto at = [&](int s) { return a.statistics + (s * a.n + r) * 3; };
+    row_max = lowest;
+    for (int s = 0; s < a.slices; ++s) row_max = fmaxf(row_max, at(s)[0]);
+    sum = all_target = 0.0f;
+    for (int s = 0; s < a.slices; ++s) {
+      sum += at(s)[1] * GpuMath::exp(at(s)[0] - row_max);
+      all_target += at(s)[2];
+    }
+    if (gradient != Gradient::none && row.edge >= 0) edge = static_cast<float>(row.x[row.edge]);
+  } else if (target >= 0 || a.lse) {
     Online online;
     if (row.edge >= 0) edge = static_cast<float>(row.x[row.edge]);
     online.add({edge});
@@ -158,7 +209,7 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
   }
   if (leader) {
     const float log_sum = logf(sum);
-    a.log_prob[r] = target >= 0 ? (x_target - row_max) - log_sum : 0.0f;
+    a.log_prob[r] = token >= 0 ? (all_target - row_max) - log_sum : 0.0f;
     if (a.lse) a.lse[r] = row_max + log_sum;
   }
   if constexpr (gradient == Gradient::none) return;
@@ -213,9 +264,23 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
   if (leader && inside) put(target, gradient_of(x_target) + weight);
 }
 
-void cross_entropy_launch(Exec& exec, const CrossEntropy& a) {
+void statistics_launch(Exec& exec, const CrossEntropyStatistics& a) {
+  const int64_t v = a.logits.dim(1);
+  for_float_type(a.logits.dtype, [&]<class T>() {
+    NRL_LAUNCH(statistics_kernel<T>, static_cast<unsigned>(a.logits.dim(0)),
+               row_plan(exec, v, a.logits.dtype, false).threads, 0, exec.stream,
+               static_cast<T*>(a.logits.data), a.logits.stride[0], v,
+               static_cast<const int32_t*>(a.target.data), static_cast<int>(a.first_column),
+               static_cast<float*>(a.out.data));
+  });
+}
+
+template <bool sliced>
+void rows_launch(Exec& exec, const CrossEntropy& a) {
   const int64_t n = a.logits.dim(0), v = a.logits.dim(1);
-  const RowPlan plan = row_plan(exec, v, a.logits.dtype, static_cast<bool>(a.weight));
+  RowPlan plan = row_plan(exec, v, a.logits.dtype, static_cast<bool>(a.weight));
+  if (sliced) plan.kept = 0;
+  if (sliced && !a.weight) plan.threads = warp;  // no pass over the logits
   Arguments args{};
   args.logits = a.logits.data;
   args.stride = a.logits.stride[0];
@@ -227,25 +292,36 @@ void cross_entropy_launch(Exec& exec, const CrossEntropy& a) {
   args.log_prob = static_cast<float*>(a.log_prob.data);
   args.lse = static_cast<float*>(a.lse.data);
   args.kept = plan.kept;
+  args.first_column = static_cast<int>(a.first_column);
+  args.statistics = static_cast<const float*>(a.statistics.data);
+  args.slices = a.statistics ? static_cast<int>(a.statistics.dim(0)) : 0;
+  args.n = n;
   const auto blocks = static_cast<unsigned>(n);
   const auto shared = static_cast<size_t>(plan.kept * plan.chunk_bytes());
   if (a.dlogits) {
-    NRL_LAUNCH((row_kernel<float, Gradient::bf16_copy>), blocks, plan.threads, shared, exec.stream, args);
+    NRL_LAUNCH((row_kernel<float, Gradient::bf16_copy, sliced>), blocks, plan.threads, shared, exec.stream,
+               args);
     return;
   }
   for_float_type(a.logits.dtype, [&]<class T>() {
     if (a.weight) {
-      NRL_LAUNCH((row_kernel<T, Gradient::over_logits>), blocks, plan.threads, shared, exec.stream, args);
+      NRL_LAUNCH((row_kernel<T, Gradient::over_logits, sliced>), blocks, plan.threads, shared, exec.stream,
+                 args);
     } else {
-      NRL_LAUNCH((row_kernel<T, Gradient::none>), blocks, plan.threads, shared, exec.stream, args);
+      NRL_LAUNCH((row_kernel<T, Gradient::none, sliced>), blocks, plan.threads, shared, exec.stream, args);
     }
   });
+}
+
+void cross_entropy_launch(Exec& exec, const CrossEntropy& a) {
+  a.statistics ? rows_launch<true>(exec, a) : rows_launch<false>(exec, a);
 }
 
 }  // namespace
 
 void fill_cross_entropy(KernelTable& table) {
   table.cross_entropy = cross_entropy_launch;
+  table.cross_entropy_statistics = statistics_launch;
 }
 
 }  // namespace nrl::ops::NRL_GPU

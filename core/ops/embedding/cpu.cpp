@@ -1,6 +1,7 @@
 // Token and position embeddings on the CPU.
 //   forward:  out[n] = table[ids[n]] + position_table[positions[n]], tokens split over the threads
 //   backward: dtable[ids[n]] += dout[n] for all n in order, columns split over the threads
+// With first_id the table has the rows of ids from there on; ids outside of it select none.
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/embedding.h"
@@ -13,6 +14,14 @@ namespace {
 
 constexpr int64_t grain_elements = 16384;
 
+/// Row r of the table, of those that `ids` select; null for an id outside of a slice.
+template <class W>
+W* row_of(const Tensor& table, const int32_t* ids, int64_t r, const std::optional<int64_t>& first_id) {
+  const int64_t row = ids[r] - first_id.value_or(0);
+  if (first_id && (row < 0 || row >= table.dim(0))) return nullptr;
+  return data_of<W>(table) + row * table.stride[0];
+}
+
 template <class W, class T>
 void forward(Exec& exec, const EmbeddingForward& a) {
   const int64_t n = a.out.dim(0), h = a.out.dim(1);
@@ -22,10 +31,13 @@ void forward(Exec& exec, const EmbeddingForward& a) {
                     [&](int64_t begin, int64_t end) {
                       for (int64_t r = begin; r < end; ++r) {
                         T* out = data_of<T>(a.out) + r * a.out.stride[0];
-                        const W* row = data_of<const W>(a.table) + ids[r] * a.table.stride[0];
-                        if (a.position_table) {
-                          const W* position_row =
-                              data_of<const W>(a.position_table) + positions[r] * a.position_table.stride[0];
+                        const W* row = row_of<const W>(a.table, ids, r, a.first_id);
+                        const W* position_row =
+                            a.position_table ? row_of<const W>(a.position_table, positions, r, {}) : nullptr;
+                        if (!row) std::swap(row, position_row);
+                        if (!row) {
+                          std::fill(out, out + h, T());
+                        } else if (position_row) {
 #pragma omp simd
                           for (int64_t i = 0; i < h; ++i) {
                             store(out[i], static_cast<float>(row[i]) + static_cast<float>(position_row[i]));
@@ -40,10 +52,12 @@ void forward(Exec& exec, const EmbeddingForward& a) {
 
 /// table[index[r], begin..end) += dout[r, begin..end) for all rows in order.
 template <class T>
-void scatter_add(const Tensor& table, const Tensor& index, const Tensor& dout, int64_t begin, int64_t end) {
+void scatter_add(const Tensor& table, const Tensor& index, const std::optional<int64_t>& first_id,
+                 const Tensor& dout, int64_t begin, int64_t end) {
   const int32_t* ids = data_of<const int32_t>(index);
   for (int64_t r = 0; r < dout.dim(0); ++r) {
-    float* row = data_of<float>(table) + ids[r] * table.stride[0];
+    float* row = row_of<float>(table, ids, r, first_id);
+    if (!row) continue;
     const T* g = data_of<const T>(dout) + r * dout.stride[0];
 #pragma omp simd
     for (int64_t i = begin; i < end; ++i) row[i] += static_cast<float>(g[i]);
@@ -56,9 +70,9 @@ void backward(Exec& exec, const EmbeddingBackward& a) {
   constexpr int64_t line = 16;  // columns of one cache line of dtable, so that threads do not share lines
   const int64_t grain = std::max<int64_t>(4, grain_elements / (n * line));
   cpu::parallel_for(exec.threads, (h + line - 1) / line, grain, [&](int64_t begin, int64_t end) {
-    scatter_add<T>(a.dtable, a.ids, a.dout, begin * line, std::min(h, end * line));
+    scatter_add<T>(a.dtable, a.ids, a.first_id, a.dout, begin * line, std::min(h, end * line));
     if (a.dposition_table)
-      scatter_add<T>(a.dposition_table, a.positions, a.dout, begin * line, std::min(h, end * line));
+      scatter_add<T>(a.dposition_table, a.positions, {}, a.dout, begin * line, std::min(h, end * line));
   });
 }
 

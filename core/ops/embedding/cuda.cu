@@ -8,6 +8,9 @@
 // add_runs_kernel: a block per group of sorted tokens and slice of columns; adds the runs within its group to
 // the table (+=) and writes those that cross its ends as partial sums (=, workspace). join_partials_kernel
 // adds these (+=). No atomics: the order of additions depends on the ids alone.
+//
+// The rows of a slice of a table (first_id) are those of ids [first, first + rows). Tokens of other ids
+// select no row: forward they give zeros, backward their key is `rows`, which sorts behind all others.
 
 #include "core/device/kernel.h"
 #include "core/ops/embedding/sorted.h"
@@ -27,18 +30,39 @@ constexpr int forward_warps = 8;
 /// A lane's elements at a time: 16 bytes of bf16 or 32 of f32, because table and out may differ in type.
 constexpr int unit_elements = 8;
 
+/// The ids of the rows of a table: row id - first. Ids outside of a slice select none.
+struct IdRange {
+  static constexpr int whole = 0x7fffffff;
+  int first = 0, rows = whole;
+  IdRange() = default;
+  IdRange(const std::optional<int64_t>& first_id, const Tensor& table) {
+    if (!first_id) return;
+    first = static_cast<int>(*first_id);
+    rows = static_cast<int>(table.dim(0));
+  }
+  __device__ __forceinline__ bool has(int row) const {
+    return static_cast<unsigned>(row) < static_cast<unsigned>(rows);
+  }
+};
+
 /// An embedding table and, for each token, the row that it selects.
 template <class W>
 struct Table {
+  IdRange range;
   const int32_t* ids = nullptr;
   const W* rows = nullptr;  ///< null: no such table
   int64_t stride = 0;       ///< of a row
   Table() = default;
-  Table(const Tensor& index, const Tensor& t)
-      : ids(static_cast<const int32_t*>(index.data)),
+  Table(const Tensor& index, const Tensor& t, const std::optional<int64_t>& first_id = {})
+      : range(first_id, t),
+        ids(static_cast<const int32_t*>(index.data)),
         rows(static_cast<const W*>(t.data)),
         stride(t.stride[0]) {}
-  __device__ __forceinline__ const W* row(int64_t r) const { return rows ? rows + ids[r] * stride : nullptr; }
+  __device__ __forceinline__ const W* row(int64_t r) const {
+    if (!rows) return nullptr;
+    const int row = ids[r] - range.first;
+    return range.has(row) ? rows + row * stride : nullptr;
+  }
 };
 
 template <class W, class T>
@@ -54,8 +78,8 @@ __global__ void __launch_bounds__(forward_warps* warp)
   const int64_t units = vectors ? h / unit_elements : 0;
 #pragma unroll 4
   for (int64_t u = lane; u < units; u += warp) {
-    float v[unit_elements];
-    load_floats(token_row + u * unit_elements, v);
+    float v[unit_elements] = {};
+    if (token_row) load_floats(token_row + u * unit_elements, v);
     if (position_row) {
       float position[unit_elements];
       load_floats(position_row + u * unit_elements, position);
@@ -65,7 +89,7 @@ __global__ void __launch_bounds__(forward_warps* warp)
     store_floats(out_row + u * unit_elements, v);
   }
   for (int64_t i = units * unit_elements + lane; i < h; i += warp) {
-    float v = static_cast<float>(token_row[i]);
+    float v = token_row ? static_cast<float>(token_row[i]) : 0.0f;
     if (position_row) v += static_cast<float>(position_row[i]);
     out_row[i] = T(v);
   }
@@ -81,7 +105,7 @@ void forward_as(Exec& exec, const EmbeddingForward& a) {
   const int64_t n = a.out.dim(0), h = a.out.dim(1);
   const bool vectors = aligned_rows(a.table) && aligned_rows(a.position_table) && aligned_rows(a.out);
   NRL_LAUNCH((forward_kernel<W, T>), static_cast<unsigned>((n + forward_warps - 1) / forward_warps),
-             forward_warps * warp, 0, exec.stream, Table<W>(a.ids, a.table),
+             forward_warps * warp, 0, exec.stream, Table<W>(a.ids, a.table, a.first_id),
              Table<W>(a.positions, a.position_table), static_cast<T*>(a.out.data), a.out.stride[0], n, h,
              vectors);
 }
@@ -98,13 +122,25 @@ void forward_launch(Exec& exec, const EmbeddingForward& a) {
 // prefix sums of the counts (scan_kernel), and moves every token to the sum of its digit and tile plus its
 // rank among the tokens of that digit in the tile (scatter_kernel).
 
+/// The keys of a pass: rows of the table. The first pass computes them from the ids.
+struct Keys {
+  const int* data;
+  IdRange range;
+  bool ids;  ///< data are ids
+  __device__ __forceinline__ int operator[](int64_t i) const {
+    if (!ids) return data[i];
+    const int row = data[i] - range.first;
+    return range.has(row) ? row : range.rows;
+  }
+};
+
 __device__ __forceinline__ int digit_of(int key, int shift) {
   return (key >> shift) & (sorted::digits - 1);
 }
 
 /// counts[digit, tile] = tokens; a block per tile.
 __global__ void __launch_bounds__(sorted::tile)
-    count_kernel(const int* __restrict__ keys, int64_t n, int shift, int* __restrict__ counts) {
+    count_kernel(Keys keys, int64_t n, int shift, int* __restrict__ counts) {
   NRL_SHARED(int, count, [sorted::digits]);
   const int t = static_cast<int>(threadIdx.x);
   for (int d = t; d < sorted::digits; d += sorted::tile) count[d] = 0;
@@ -152,7 +188,7 @@ __global__ void __launch_bounds__(scan_threads) scan_kernel(int* counts, int64_t
 
 /// A block per tile. `tokens` is null in the first pass, where element i is token i.
 __global__ void __launch_bounds__(sorted::tile)
-    scatter_kernel(const int* __restrict__ keys, const int* __restrict__ tokens, int64_t n, int shift,
+    scatter_kernel(Keys keys, const int* __restrict__ tokens, int64_t n, int shift,
                    const int* __restrict__ counts, int* __restrict__ sorted_keys,
                    int* __restrict__ sorted_tokens) {
   NRL_SHARED(int4, four_digits, [sorted::tile / 4]);
@@ -174,11 +210,12 @@ __global__ void __launch_bounds__(sorted::tile)
   sorted_tokens[to] = tokens ? tokens[i] : static_cast<int>(i);
 }
 
-/// The tokens ordered by id.
+/// The tokens ordered by row.
 struct Sorted {
   const int* keys = nullptr;
   const int* tokens = nullptr;
   int64_t n = 0;
+  int outside = IdRange::whole;  ///< the key of tokens without a row, which are last
 };
 
 /// The workspace of the backward pass, used for one table after the other.
@@ -199,17 +236,19 @@ struct SortWorkspace {
   }
 };
 
-/// `max_id`: the largest id there may be, which decides how many passes the sort takes.
-Sorted sort(Exec& exec, const SortWorkspace& memory, const int32_t* ids, int64_t n, int64_t max_id) {
+/// `max_key`: the largest key there may be, which decides how many passes the sort takes.
+Sorted sort(Exec& exec, const SortWorkspace& memory, const int32_t* ids, const IdRange& range, int64_t n,
+            int64_t max_key) {
   const auto tiles = static_cast<unsigned>(sorted::tiles_of(n));
-  Sorted now{ids, nullptr, n};
-  for (int pass = 0; pass < sorted::passes_of(max_id); ++pass) {
+  Sorted now{ids, nullptr, n, range.rows};
+  for (int pass = 0; pass < sorted::passes_of(max_key); ++pass) {
     const int shift = pass * sorted::digit_bits, turn = pass % 2;
-    NRL_LAUNCH(count_kernel, tiles, sorted::tile, 0, exec.stream, now.keys, n, shift, memory.counts);
+    const Keys keys{now.keys, range, pass == 0};
+    NRL_LAUNCH(count_kernel, tiles, sorted::tile, 0, exec.stream, keys, n, shift, memory.counts);
     NRL_LAUNCH(scan_kernel, 1, scan_threads, 0, exec.stream, memory.counts, int64_t{sorted::digits} * tiles);
-    NRL_LAUNCH(scatter_kernel, tiles, sorted::tile, 0, exec.stream, now.keys, now.tokens, n, shift,
-               memory.counts, memory.keys[turn], memory.tokens[turn]);
-    now = {memory.keys[turn], memory.tokens[turn], n};
+    NRL_LAUNCH(scatter_kernel, tiles, sorted::tile, 0, exec.stream, keys, now.tokens, n, shift, memory.counts,
+               memory.keys[turn], memory.tokens[turn]);
+    now = {memory.keys[turn], memory.tokens[turn], n, range.rows};
   }
   return now;
 }
@@ -246,13 +285,15 @@ __global__ void __launch_bounds__(sum_threads)
   NRL_SHARED(int, token, [group]);
   const int t = static_cast<int>(threadIdx.x);
   const int64_t first = int64_t{blockIdx.x} * group;
-  const int count = static_cast<int>(min(int64_t{group}, s.n - first));
+  int count = static_cast<int>(min(int64_t{group}, s.n - first));
   if (t < count + 2) {
     const int64_t i = first + t - 1;
     key[t] = i >= 0 && i < s.n ? s.keys[i] : -1;
   }
   if (t < count) token[t] = s.tokens[first + t];
   __syncthreads();
+  while (count > 0 && key[count] == s.outside) --count;
+  if (count == 0) return;
   const int64_t column = (int64_t{blockIdx.y} * sum_threads + t) * width;
   if (column >= to.h) return;
   float* partials = to.partials + int64_t{blockIdx.x} * 2 * to.h + column;
@@ -300,7 +341,7 @@ __global__ void __launch_bounds__(sum_threads) join_partials_kernel(Sorted s, Ta
   const int64_t first = int64_t{blockIdx.x} * group, next = first + group;
   if (next >= s.n) return;
   const int key = s.keys[next];
-  if (s.keys[next - 1] != key) return;
+  if (s.keys[next - 1] != key || key == s.outside) return;
   if (s.keys[first] == key && first > 0 && s.keys[first - 1] == key) return;
   const int64_t column = (int64_t{blockIdx.y} * sum_threads + threadIdx.x) * width;
   if (column >= to.h) return;
@@ -337,9 +378,11 @@ void add_runs(Exec& exec, const Sorted& s, const Tensor& dout, const Target& to)
   NRL_LAUNCH((join_partials_kernel<width>), grid, sum_threads, 0, exec.stream, s, to);
 }
 
-void scatter_add(Exec& exec, const SortWorkspace& memory, const Tensor& ids, const Tensor& dout,
-                 const Tensor& table) {
-  const Sorted s = sort(exec, memory, static_cast<const int32_t*>(ids.data), dout.dim(0), table.dim(0) - 1);
+void scatter_add(Exec& exec, const SortWorkspace& memory, const Tensor& ids,
+                 const std::optional<int64_t>& first_id, const Tensor& dout, const Tensor& table) {
+  const int64_t max_key = first_id ? table.dim(0) : table.dim(0) - 1;
+  const Sorted s = sort(exec, memory, static_cast<const int32_t*>(ids.data), IdRange(first_id, table),
+                        dout.dim(0), max_key);
   const Target to{static_cast<float*>(table.data), table.stride[0], memory.partials, dout.dim(1)};
   const bool vectors = aligned_rows(table) && aligned_rows(dout) && to.h % 4 == 0;
   for_float_type(dout.dtype, [&]<class T>() {
@@ -349,8 +392,8 @@ void scatter_add(Exec& exec, const SortWorkspace& memory, const Tensor& ids, con
 
 void backward_launch(Exec& exec, const EmbeddingBackward& a) {
   const SortWorkspace memory(exec, a.dout.dim(0), a.dout.dim(1));
-  scatter_add(exec, memory, a.ids, a.dout, a.dtable);
-  if (a.dposition_table) scatter_add(exec, memory, a.positions, a.dout, a.dposition_table);
+  scatter_add(exec, memory, a.ids, a.first_id, a.dout, a.dtable);
+  if (a.dposition_table) scatter_add(exec, memory, a.positions, {}, a.dout, a.dposition_table);
 }
 
 }  // namespace

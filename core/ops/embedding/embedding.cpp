@@ -41,13 +41,13 @@ Cost cost(const Exec& exec, const EmbeddingBackward& a) {
   const int tables = a.dposition_table ? 2 : 1;
   const double rows = selected_bytes(a.dtable, a.ids) + selected_bytes(a.dposition_table, a.positions);
   // A GPU sorts the tokens by id first: little traffic, but three kernels per pass.
-  const auto kernels = [&](const Tensor& table) {
-    return !table ? 0 : exec.device ? 3 * sorted::passes_of(table.dim(0) - 1) + 2 : 1;
+  const auto kernels = [&](const Tensor& table, bool slice) {
+    return !table ? 0 : exec.device ? 3 * sorted::passes_of(table.dim(0) - (slice ? 0 : 1)) + 2 : 1;
   };
   return {
       .read = tables * bytes_of(a.dout) + bytes_of(a.ids) + (tables == 2 ? bytes_of(a.positions) : 0) + rows,
       .written = rows,
-      .launches = kernels(a.dtable) + kernels(a.dposition_table)};
+      .launches = kernels(a.dtable, a.first_id.has_value()) + kernels(a.dposition_table, false)};
 }
 
 void embedding_forward(Exec& exec, const EmbeddingForward& a) {

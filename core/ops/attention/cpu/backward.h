@@ -33,7 +33,7 @@ class Backward {
         dk_(a.dk),
         dv_(a.dv),
         threads_(exec.threads),
-        keep_(a.dropout, tasks_.heads),
+        keep_(a.dropout, a.slice, tasks_.heads),
         sizes_(tasks_.padded, tasks_.sequences.longest) {
     Scratch scratch("attention_backward", exec.workspace);
     memory_ = scratch.bytes(static_cast<size_t>(exec.threads) * sizes_.bytes());

@@ -28,7 +28,7 @@ class Forward {
         v_(a.v),
         out_(a.out),
         threads_(exec.threads),
-        keep_(a.dropout, tasks_.heads),
+        keep_(a.dropout, a.slice, tasks_.heads),
         sizes_(tasks_.padded, tasks_.sequences.longest),
         memory_(Scratch("attention_forward", exec.workspace)
                     .bytes(static_cast<size_t>(exec.threads) * sizes_.bytes())) {}

@@ -7,20 +7,22 @@
 #include <immintrin.h>
 #endif
 
+#include "core/ops/attention.h"
 #include "core/ops/attention/cpu/micro.h"
-#include "core/ops/dropout.h"
 #include "core/ops/shared/attention_dropout.h"
 
 namespace nrl::ops::NRL_ISA {
 
 class KeepMask {
  public:
-  KeepMask(const FusedDropout& d, int64_t heads)
+  /// `heads`: of q, which `slice` may say is a part of all.
+  KeepMask(const FusedDropout& d, const HeadSlice& slice, int64_t heads)
       : scale(attention::keep_scale(d.p)),
         seed_(d.seed),
         stream_(dropout_stream(d.stream, static_cast<const int64_t*>(d.step.data))),
         first_row_(d.first_row),
-        heads_(heads),
+        first_head_(slice.first),
+        heads_(slice.all > 0 ? slice.all : heads),
         below_(static_cast<int32_t>(attention::drop_below(d.p))) {}
 
   float scale;  ///< of the kept probabilities
@@ -33,7 +35,8 @@ class KeepMask {
   NRL_ALWAYS void for_keys(int64_t row, int64_t head, int64_t key, const micro::Range& keys,
                            const Body& body) const {
     constexpr int width = attention::keys_per_block;
-    const uint64_t first = attention::philox_block_of(first_row_ + row, heads_, head, key / width);
+    const uint64_t first =
+        attention::philox_block_of(first_row_ + row, heads_, first_head_ + head, key / width);
     const uint64_t lane = static_cast<uint64_t>(heads_) << attention::key_block_bits;
     const micro::IntVec below = micro::splat_int(below_);
     WideVec even;
@@ -119,7 +122,7 @@ class KeepMask {
   }
 
   uint64_t seed_, stream_;
-  int64_t first_row_, heads_;
+  int64_t first_row_, first_head_, heads_;
   int32_t below_;
 };
 

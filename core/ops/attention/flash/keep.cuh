@@ -2,6 +2,7 @@
 // The mask of attention dropout (attention_dropout.h) in GPU kernels: a block draws it for a tile of queries
 // and keys into shared memory, a byte for eight keys, so that each Philox block is computed once.
 
+#include "core/ops/attention.h"
 #include "core/ops/shared/attention_dropout.h"
 #include "core/ops/shared/gpu/dropout_mask.cuh"
 
@@ -11,13 +12,15 @@ namespace nrl::ops::NRL_GPU {
 class KeepMask {
  public:
   KeepMask() = default;
-  KeepMask(const FusedDropout& d, int64_t heads)
+  /// `heads`: of q, which `slice` may say is a part of all.
+  KeepMask(const FusedDropout& d, const HeadSlice& slice, int64_t heads)
       : scale(attention::keep_scale(d.p)),
         seed_(d.seed),
         stream_(d.stream),
         step_(static_cast<const int64_t*>(d.step.data)),
         first_row_(d.first_row),
-        heads_(heads),
+        first_head_(slice.first),
+        heads_(slice.all > 0 ? slice.all : heads),
         below_(attention::drop_below(d.p)) {}
 
   float scale = 1;  ///< of the kept probabilities
@@ -30,8 +33,9 @@ class KeepMask {
     constexpr int bytes = Keys / attention::keys_per_block;
     const uint64_t stream = dropout_stream(stream_, step_);
     for (int i = static_cast<int>(threadIdx.x); i < Rows * bytes; i += static_cast<int>(blockDim.x)) {
-      const uint64_t block = attention::philox_block_of(first_row_ + row + i / bytes, heads_, head,
-                                                        key / attention::keys_per_block + i % bytes);
+      const uint64_t block =
+          attention::philox_block_of(first_row_ + row + i / bytes, heads_, first_head_ + head,
+                                     key / attention::keys_per_block + i % bytes);
       const uint4 w = philox4x32_words(block, stream, seed_);
       const unsigned words[4] = {w.x, w.y, w.z, w.w};
       unsigned bits = 0;
@@ -45,7 +49,7 @@ class KeepMask {
  private:
   uint64_t seed_ = 0, stream_ = 0;
   const int64_t* step_ = nullptr;
-  int64_t first_row_ = 0, heads_ = 0;
+  int64_t first_row_ = 0, first_head_ = 0, heads_ = 0;
   unsigned below_ = 0;
 };
 

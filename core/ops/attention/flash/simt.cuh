@@ -358,7 +358,7 @@ FlashArguments<T> flash_arguments(const Attention& a) {
   f.d = static_cast<int>(a.q.dim(2));
   f.scale = a.scale;
   f.causal = a.causal;
-  f.mask = KeepMask(a.dropout, a.q.dim(1));
+  f.mask = KeepMask(a.dropout, a.slice, a.q.dim(1));
   return f;
 }
 
