@@ -158,7 +158,7 @@ int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& 
   exec.multiprocessors = gpu.multiprocessors;
   exec.libraries = libraries.get();
   const plan::GridPosition position = plan::grid_position(c, 1, 0);
-  const parallel::Groups ranks(position.grid, world.comm(), plan::needed_groups(c));
+  const parallel::Groups ranks(position.grid, world.comm(), plan::needed_groups(c, position));
   engine::Engine engine(plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1), position,
                                             DeviceType::cuda, train::threads_for(c.kernels, 1), false,
                                             train::memory_for_rank(c.kernels, gpu.properties().memory)),

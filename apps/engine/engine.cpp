@@ -37,8 +37,9 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   scalars_ = StepScalars(step_scalars_, static_cast<double*>(host), exec_);
   watch_ = StepWatch(options.limits);
   bind();
-  reducer_ = std::make_unique<GroupReducer>(groups_, ranks, options.overlap_grad_reduce,
-                                            comm::StreamRef{exec_.stream});
+  reducer_ =
+      std::make_unique<GroupReducer>(groups_, ranks, options.overlap_grad_reduce, exec_, &plan_->traffic);
+  plan_->decoder->watch_layers(reducer_.get());
   optimizer_ = std::make_unique<Optimizer>(options_.optimizer, options_.max_grad_norm,
                                            options_.max_nonfinite_steps, groups_, step_scalars_, exec_);
 }
@@ -92,6 +93,10 @@ ops::KernelSet Engine::kernels_needed(Objective& objective) {
   const Collecting collecting(exec_, needed);
   initialize_master_weights(exec_, groups_);
   run_schedule(objective);
+  for (const GroupTensors& t : groups_) {
+    if (t.staging) needed.add(ops::Kernel::convert);
+    if (t.staging || t.group->gradients_sharded) needed.add(ops::Kernel::sum_parts);
+  }
   return needed;
 }
 
@@ -129,12 +134,16 @@ void Engine::bind() {
         if (!exec_.needed) reducer_->ready(parameter);
       },
       [this](int parameter) {
-        if (reducer_) reducer_->wait_gather(parameter);
+        if (reducer_ && !exec_.needed) reducer_->wait_gather(parameter);
       });
 }
 
 std::vector<Tensor> Engine::weights() const {
   return parameter_weights(plan_->parameters, groups_);
+}
+
+std::vector<WeightSlice> Engine::weight_slices() const {
+  return engine::weight_slices(plan_->parameters, groups_);
 }
 
 std::unique_ptr<Staging> Engine::staging() {

@@ -89,8 +89,10 @@ class Engine {
   void finish_gathers();
   /// The tensors of the parameter groups. Optimizer state is only valid for the ranges that this rank owns.
   const std::vector<GroupTensors>& groups() const { return groups_; }
-  /// The weights that the layers read, indexed like ParameterList::all.
+  /// The weights that the layers read, indexed like ParameterList::all; not for sharded weights.
   std::vector<Tensor> weights() const;
+  /// The weights that this rank keeps.
+  std::vector<WeightSlice> weight_slices() const;
   /// Access to the memory of the tensors above through the plan's pinned buffers, after the work enqueued so
   /// far; null on a CPU, whose memory needs none. One at a time; must not outlive the engine.
   std::unique_ptr<Staging> staging();

@@ -1,28 +1,42 @@
 #include "apps/engine/group_reducer.h"
 
 #include "core/base/error.h"
+#include "core/ops/optimizer.h"
+#include "core/trace/trace.h"
 
 namespace nrl::engine {
 
 GroupReducer::GroupReducer(std::span<const GroupTensors> groups, const parallel::Groups& ranks, bool overlap,
-                           comm::StreamRef stream) {
-  for (const GroupTensors& tensors : groups) {
-    const plan::ParamGroup& g = *tensors.group;
+                           ops::Exec& exec, const plan::StepTraffic* traffic)
+    : groups_(groups.size()), exec_(exec), traffic_(traffic) {
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const GroupTensors& t = groups[i];
+    const plan::ParamGroup& g = *t.group;
     if (!g.trainable) continue;
-    const std::span<float> gradients(tensors.gradients.ptr<float>(), static_cast<size_t>(g.layout.total()));
     for (size_t p = 0; p < g.parameters.size(); ++p) {
       const auto parameter = static_cast<size_t>(g.parameters[p]);
       if (locations_.size() <= parameter) locations_.resize(parameter + 1);
-      locations_[parameter] = {static_cast<int>(groups_.size()), static_cast<int>(p)};
+      locations_[parameter] = {static_cast<int>(i), static_cast<int>(p)};
     }
-    groups_.push_back({std::make_unique<parallel::GradReducer>(g.layout, gradients, ranks[g.reduce],
-                                                               g.strategy, overlap, stream),
-                       tensors.weights});
+    Group& group = groups_[i];
+    group.group = &g;
+    group.tensors = t;
+    group.reducer = std::make_unique<parallel::GradReducer>(
+        g.layout, parallel::GradMemory{t.gradients, t.bucket_gradients, t.staging},
+        parallel::ReduceGroup{&ranks[g.shard_group()], g.replicas > 1 ? &ranks[g.replica_group()] : nullptr},
+        g.reduce_options(overlap), exec);
+    if (!g.weights_sharded) continue;
+    std::vector<comm::View> buckets;
+    for (const Tensor& b : t.gathered) buckets.emplace_back(b.data, b.numel(), b.dtype);
+    group.gather = std::make_unique<parallel::WeightGather>(
+        g.layout, comm::ConstView(t.weights.data, t.weights.numel(), t.weights.dtype), std::move(buckets),
+        ranks[g.gather_group()], comm::StreamRef{exec.stream});
   }
 }
 
 void GroupReducer::start() {
-  for (Group& g : groups_) g.reducer->start();
+  for (Group& g : groups_)
+    if (g.reducer) g.reducer->start();
 }
 
 void GroupReducer::ready(int parameter) {
@@ -32,22 +46,76 @@ void GroupReducer::ready(int parameter) {
 }
 
 void GroupReducer::finish() {
-  for (Group& g : groups_) g.reducer->finish();
+  for (Group& g : groups_)
+    if (g.reducer) g.reducer->finish();
 }
 
 void GroupReducer::start_gather() {
-  for (Group& g : groups_)
-    g.reducer->start_gather(comm::View(g.weights.data, g.weights.numel(), g.weights.dtype));
+  for (Group& g : groups_) {
+    if (!g.reducer) continue;
+    const Tensor& w = g.tensors.weights;
+    if (g.gather)
+      g.gather->updated();
+    else
+      g.reducer->start_gather(comm::View(w.data, w.numel(), w.dtype));
+  }
 }
 
 void GroupReducer::wait_gather(int parameter) {
   const auto p = static_cast<size_t>(parameter);
   if (p >= locations_.size() || locations_[p].group < 0) return;  // frozen
-  groups_[static_cast<size_t>(locations_[p].group)].reducer->wait_gather(locations_[p].index);
+  Group& g = groups_[static_cast<size_t>(locations_[p].group)];
+  if (g.gather)
+    g.gather->require(locations_[p].index);
+  else
+    g.reducer->wait_gather(locations_[p].index);
 }
 
 void GroupReducer::wait_gathers() {
-  for (Group& g : groups_) g.reducer->wait_gathers();
+  for (Group& g : groups_)
+    if (g.reducer) g.reducer->wait_gathers();
+}
+
+void GroupReducer::begin_program(memory::Mode mode) {
+  program_ = nullptr;
+  if (traffic_) program_ = mode == memory::training ? &traffic_->training : &traffic_->evaluation;
+  visit_ = 0;
+}
+
+const plan::LayerTraffic* GroupReducer::current() const {
+  if (exec_.needed || program_ == nullptr || program_->empty()) return nullptr;
+  NRL_CHECK(visit_ < program_->size(), "visit {} of {}", visit_, program_->size());
+  return &(*program_)[visit_];
+}
+
+void GroupReducer::begin_layer() {
+  const plan::LayerTraffic* const t = current();
+  if (!t) return;
+  for (const auto* list : {&t->gather, &t->prefetch})
+    for (const plan::BucketRef& b : *list) of(b).gather->start(b.bucket);
+  for (const plan::BucketRef& b : t->gather) of(b).gather->wait(b.bucket);
+  for (const plan::BucketRef& b : t->open) open(b, t->last);
+}
+
+// Clears the gradients that the microbatch adds to from its first contribution on.
+void GroupReducer::open(const plan::BucketRef& b, bool last) {
+  Group& g = of(b);
+  g.reducer->settle(b.bucket);
+  g.reducer->open(b.bucket, last);
+  const trace::Range range("zero_gradients");
+  const parallel::ElementRange bucket = g.group->layout.range(b.bucket);
+  for (const parallel::ElementRange& r : g.group->zeroed)
+    if (r.begin >= bucket.begin && r.end <= bucket.end)
+      ops::zero(exec_, {.x = g.tensors.bucket_gradients[static_cast<size_t>(b.bucket)].rows(
+                            r.begin - bucket.begin, r.size())});
+}
+
+void GroupReducer::end_layer() {
+  if (const plan::LayerTraffic* const t = current()) {
+    for (const plan::BucketRef& b : t->release) of(b).gather->release(b.bucket);
+    for (const plan::BucketRef& b : t->settle) of(b).reducer->settle(b.bucket);
+  }
+  ++visit_;
 }
 
 }  // namespace nrl::engine

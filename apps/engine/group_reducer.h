@@ -6,19 +6,25 @@
 #include <vector>
 
 #include "apps/engine/group_tensors.h"
+#include "apps/plan/layer_traffic.h"
 #include "parallel/data/grad_reducer.h"
+#include "parallel/data/weight_gather.h"
 #include "parallel/grid/groups.h"
 
 namespace nrl::engine {
 
-/// One GradReducer per trainable group, with the same protocol. If groups share a communicator, all ranks
-/// must report their parameters in the same order. The groups' memory and the
-/// communicators must outlive the reducer.
-class GroupReducer {
+/// One GradReducer per trainable group, with the same protocol, and one WeightGather per group with sharded
+/// weights. If groups share a communicator, all ranks must report their parameters in the same order. The
+/// groups' memory, the exec and the communicators must outlive the reducer.
+///
+/// As LayerWatch it gathers the weights that a layer needs, and reduces sharded gradients, as planned in
+/// StepTraffic. It does nothing while kernels are collected (ops::Exec::needed).
+class GroupReducer : public model::LayerWatch {
  public:
-  /// `ranks` must have the groups that the parameter groups are reduced over (ParamGroup::reduce).
+  /// `ranks`: has the groups of all ParamGroups. `traffic`: of the groups, if some are sharded; must outlive
+  /// the reducer.
   GroupReducer(std::span<const GroupTensors> groups, const parallel::Groups& ranks, bool overlap,
-               comm::StreamRef stream = {});
+               ops::Exec& exec, const plan::StepTraffic* traffic = nullptr);
 
   /// Begins a step. Must be called before the first ready().
   void start();
@@ -26,9 +32,11 @@ class GroupReducer {
   void ready(int parameter);
   /// Waits until all gradients are reduced.
   void finish();
-  /// Starts to gather the updated weights from all ranks.
+  /// Must be called after the update: starts to gather the updated weights that are not sharded from all
+  /// ranks; those that are sharded have a new version.
   void start_gather();
-  /// Waits for the weights of a parameter, and of all. No-ops for those that were waited for.
+  /// Waits for the weights of a parameter, and of all. No-ops for those that were waited for. Sharded weights
+  /// must be gathered (internal error).
   void wait_gather(int parameter);
   void wait_gathers();
   void gather() {
@@ -36,16 +44,30 @@ class GroupReducer {
     wait_gathers();
   }
 
+  void begin_program(memory::Mode mode) override;
+  void begin_layer() override;
+  void end_layer() override;
+
  private:
   struct Group {
+    const plan::ParamGroup* group = nullptr;  // null: frozen
     std::unique_ptr<parallel::GradReducer> reducer;
-    Tensor weights;
+    std::unique_ptr<parallel::WeightGather> gather;
+    GroupTensors tensors;
   };
   struct Location {
-    int group = -1, index = 0;  // of the trainable groups; in the group
+    int group = -1, index = 0;  // in the group
   };
+  Group& of(const plan::BucketRef& b) { return groups_[static_cast<size_t>(b.group)]; }
+  void open(const plan::BucketRef& b, bool last);
+  const plan::LayerTraffic* current() const;
+
   std::vector<Group> groups_;
-  std::vector<Location> locations_;  // by parameter
+  std::vector<Location> locations_;  // by parameter; only of trainable groups
+  ops::Exec& exec_;
+  const plan::StepTraffic* traffic_;
+  const std::vector<plan::LayerTraffic>* program_ = nullptr;
+  size_t visit_ = 0;
 };
 
 }  // namespace nrl::engine

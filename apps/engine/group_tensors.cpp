@@ -1,5 +1,8 @@
 #include "apps/engine/group_tensors.h"
 
+#include <algorithm>
+
+#include "core/base/error.h"
 #include "core/ops/optimizer.h"
 #include "core/ops/transfer.h"
 
@@ -21,9 +24,19 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
     };
     GroupTensors& t = out.emplace_back();
     t.group = &g;
-    t.weights = view(g.weights, g.weight, g.layout.total());
+    t.weights = view(g.weights, g.weight, g.weight_elements());
     if (!g.trainable) continue;
-    t.gradients = view(g.gradients, g.gradient, g.layout.total());
+    t.gradients = view(g.gradients, g.gradient, g.gradient_elements());
+    const auto by_bucket = [&](const std::vector<memory::BufferId>& ids, DType dtype) {
+      std::vector<Tensor> buffers;
+      for (size_t b = 0; b < ids.size(); ++b)
+        buffers.push_back(view(ids[b], dtype, g.layout.buckets()[b].size));
+      return buffers;
+    };
+    t.gathered = by_bucket(g.gathered, g.weight);
+    t.bucket_gradients = by_bucket(g.bucket_gradients, g.gradient);
+    if (g.staging >= 0)
+      t.staging = view(g.staging, g.wire, g.reduce_options(true).staging_elements(g.layout));
     for (const plan::StateTensor& s : g.state) t.state.push_back(view(s.buffer, s.dtype, g.state_elements()));
     const auto chunks = static_cast<int64_t>(g.chunk_table.size()) / 4;
     t.chunks = make_tensor(arenas.at(plan, g.chunks), DType::i64, {chunks, 4});
@@ -39,13 +52,20 @@ std::vector<model::ParameterView> parameter_views(const model::ParameterList& pa
     const plan::ParamGroup& g = *t.group;
     for (size_t i = 0; i < g.parameters.size(); ++i) {
       const auto p = static_cast<size_t>(g.parameters[i]);
-      const int64_t start = g.layout.place(static_cast<int>(i)).start;
-      const auto in = [&](const Tensor& flat) {
-        if (!flat) return Tensor{};
-        return parameters.all[p].view(static_cast<char*>(flat.data) + start * size_of(flat.dtype),
-                                      flat.dtype);
+      const parallel::ParamPlace& place = g.layout.place(static_cast<int>(i));
+      const auto in = [&](const Tensor& buffer, int64_t start) {
+        if (!buffer) return Tensor{};
+        return parameters.all[p].view(static_cast<char*>(buffer.data) + start * size_of(buffer.dtype),
+                                      buffer.dtype);
       };
-      views[p] = {in(t.weights), in(t.gradients), parameters.all[p].overwrites_gradient};
+      const auto bucket = static_cast<size_t>(place.bucket);
+      const auto of = [&](const Tensor& flat, bool sharded, const std::vector<Tensor>& buckets) {
+        return sharded ? in(buckets.at(bucket), place.offset) : in(flat, place.start);
+      };
+      views[p] = {.weight = of(t.weights, g.weights_sharded, t.gathered),
+                  .grad = of(t.gradients, g.gradients_sharded, t.bucket_gradients),
+                  .overwrites_gradient = parameters.all[p].overwrites_gradient,
+                  .grad_per_microbatch = g.gradients_sharded};
     }
   }
   return views;
@@ -53,8 +73,75 @@ std::vector<model::ParameterView> parameter_views(const model::ParameterList& pa
 
 std::vector<Tensor> parameter_weights(const model::ParameterList& parameters,
                                       std::span<const GroupTensors> groups) {
+  for (const GroupTensors& t : groups)
+    NRL_CHECK(!t.group->weights_sharded, "{}: the weights are sharded", t.group->name);
   std::vector<Tensor> out;
   for (const model::ParameterView& view : parameter_views(parameters, groups)) out.push_back(view.weight);
+  return out;
+}
+
+std::vector<WeightSlice> whole_slices(const model::ParameterList& parameters,
+                                      std::span<const Tensor> weights) {
+  std::vector<WeightSlice> out;
+  for (size_t p = 0; p < weights.size(); ++p) {
+    const Tensor flat = make_tensor(weights[p].data, weights[p].dtype, {weights[p].numel()});
+    for (const model::Part& part : parameters.all[p].parts)
+      out.push_back({static_cast<int>(p), part, flat.rows(part.offset, part.numel())});
+  }
+  return out;
+}
+
+namespace {
+
+// Elements [begin, end) of a part, the first of them at `at` in `weights`, as the rest of a row, whole rows
+// and the start of a row.
+void add_slices(int parameter, const model::Part& part, int64_t begin, int64_t end, const Tensor& weights,
+                int64_t at, std::vector<WeightSlice>& out) {
+  const int64_t c = part.columns;
+  const auto add = [&](int64_t to, int64_t rows, int64_t columns) {
+    if (begin >= to) return;
+    WeightSlice slice{parameter, part, weights.rows(at, to - begin)};
+    slice.part.row += begin / c;
+    slice.part.rows = rows;
+    slice.part.column += begin % c;
+    slice.part.columns = columns;
+    slice.part.offset += begin;
+    out.push_back(std::move(slice));
+    at += to - begin;
+    begin = to;
+  };
+  const int64_t row = std::min(end, (begin + c - 1) / c * c), last = std::max(row, end / c * c);
+  add(row, 1, row - begin);
+  add(last, (last - row) / c, c);
+  add(end, 1, end - last);
+}
+
+}  // namespace
+
+std::vector<WeightSlice> weight_slices(const model::ParameterList& parameters,
+                                       std::span<const GroupTensors> groups) {
+  std::vector<WeightSlice> out;
+  for (const GroupTensors& t : groups) {
+    const plan::ParamGroup& g = *t.group;
+    if (g.weights_sharded) continue;
+    for (size_t i = 0; i < g.parameters.size(); ++i)
+      for (const model::Part& part : parameters.all[static_cast<size_t>(g.parameters[i])].parts)
+        add_slices(g.parameters[i], part, 0, part.numel(), t.weights,
+                   g.layout.place(static_cast<int>(i)).start + part.offset, out);
+  }
+  std::stable_sort(out.begin(), out.end(),
+                   [](const WeightSlice& a, const WeightSlice& b) { return a.parameter < b.parameter; });
+  for (const GroupTensors& t : groups) {
+    if (!t.group->weights_sharded) continue;
+    for (const plan::OwnedRange& r : t.group->owned)
+      for (const model::Part& part : parameters.all[static_cast<size_t>(r.parameter)].parts) {
+        const int64_t begin = std::max(r.offset, part.offset),
+                      end = std::min(r.offset + r.count, part.offset + part.numel());
+        if (begin < end)
+          add_slices(r.parameter, part, begin - part.offset, end - part.offset, t.weights,
+                     r.weight + begin - r.offset, out);
+      }
+  }
   return out;
 }
 
@@ -62,7 +149,7 @@ void initialize_master_weights(ops::Exec& exec, std::span<const GroupTensors> gr
   for (const GroupTensors& t : groups)
     if (const Tensor master = t.find("master"))
       for (const plan::OwnedRange& r : t.group->owned)
-        ops::convert(exec, {.x = t.weights.rows(r.flat, r.count), .out = master.rows(r.state, r.count)});
+        ops::convert(exec, {.x = t.weights.rows(r.weight, r.count), .out = master.rows(r.state, r.count)});
 }
 
 }  // namespace nrl::engine

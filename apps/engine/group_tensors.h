@@ -15,10 +15,13 @@ namespace nrl::engine {
 /// The flat tensors of a group, which must outlive them.
 struct GroupTensors {
   const plan::ParamGroup* group = nullptr;
-  Tensor weights;             ///< (layout.total()), read by the layers
-  Tensor gradients;           ///< (layout.total()) f32; empty if frozen
+  Tensor weights;             ///< (weight_elements()); read by the layers if not sharded
+  Tensor gradients;           ///< (gradient_elements()) f32; empty if frozen
   std::vector<Tensor> state;  ///< (state_elements()) each, in the order of ParamGroup::state
   Tensor chunks;              ///< (C, 4) i64, the group's chunk_table; empty if frozen
+  /// By bucket, (its size): what layers read and write of sharded weights and gradients.
+  std::vector<Tensor> gathered, bucket_gradients;
+  Tensor staging;  ///< parallel::GradMemory::staging; may be empty
 
   /// A tensor of the optimizer state by name; empty if the group has none of this name.
   Tensor find(std::string_view name) const;
@@ -33,9 +36,23 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
 /// Gradients of frozen parameters are empty.
 std::vector<model::ParameterView> parameter_views(const model::ParameterList& parameters,
                                                   std::span<const GroupTensors> groups);
-/// The weights of parameter_views().
+/// The weights of parameter_views(); no group may be sharded.
 std::vector<Tensor> parameter_weights(const model::ParameterList& parameters,
                                       std::span<const GroupTensors> groups);
+
+/// A part of a weight in this rank's memory.
+struct WeightSlice {
+  int parameter = 0;  ///< index into ParameterList::all
+  model::Part part;   ///< a rectangle of one of its parts; `offset` is in the parameter
+  Tensor values;      ///< (part.numel()) contiguous
+};
+/// The weights that this rank keeps between steps: all whole parts of groups that are not sharded, and of
+/// sharded ones its shards as rectangles of their parts, at most three per range.
+std::vector<WeightSlice> weight_slices(const model::ParameterList& parameters,
+                                       std::span<const GroupTensors> groups);
+/// All parts of whole weights, which are indexed like ParameterList::all.
+std::vector<WeightSlice> whole_slices(const model::ParameterList& parameters,
+                                      std::span<const Tensor> weights);
 
 /// Sets the master weights to the (rounded) weights that the layers read, so that both
 /// agree in the first step.

@@ -29,21 +29,28 @@ void Optimizer::step(comm::Communicator* all) {
 }
 
 void Optimizer::update(const GroupTensors& t) {
-  const Tensor master = t.find("master");
+  const auto part = [](const Tensor& x, const parallel::ElementRange& r) {
+    return x.rows(r.begin, r.size());
+  };
   ops::AdamW a;
-  a.param = master ? master : t.weights;
-  a.param_bf16 = master ? t.weights : Tensor{};
-  a.grad = t.gradients;
-  a.exp_avg = t.find("exp_avg");
-  a.exp_avg_sq = t.find("exp_avg_sq");
   a.beta1 = static_cast<float>(config_.betas[0]);
   a.beta2 = static_cast<float>(config_.betas[1]);
   a.eps = static_cast<float>(config_.eps);
   a.rates[0].lr_scale = a.rates[1].lr_scale = t.group->lr_scale;
   a.rates[1].weight_decay = static_cast<float>(config_.weight_decay);
-  a.chunks = t.chunks;
   a.scalars = scalars_;
-  ops::adamw(exec_, a);
+  const Tensor master = t.find("master");
+  for (const plan::UpdateCall& call : t.group->updates) {
+    const Tensor weights = part(t.weights, call.weights);
+    a.param = master ? part(master, call.state) : weights;
+    a.param_bf16 = master ? weights : Tensor{};
+    a.grad = part(t.gradients, call.gradients);
+    a.exp_avg = part(t.find("exp_avg"), call.state);
+    a.exp_avg_sq = part(t.find("exp_avg_sq"), call.state);
+    a.chunks = t.chunks.rows(call.first_chunk, call.chunks);
+    ops::adamw(exec_, a);
+  }
+  if (t.group->gradients_sharded) return;  // zeroed by every microbatch
   for (const parallel::ElementRange& r : t.group->zeroed)
     ops::zero(exec_, {.x = t.gradients.rows(r.begin, r.size())});
 }

@@ -111,6 +111,13 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
   stage_->bind(plan, slots_, arenas);
 }
 
+Decoder::Visits Decoder::visits(memory::Mode mode) const {
+  if (mode == memory::evaluation)
+    return {stage_->recorded_visits(evaluation_program_), layer_visits(evaluation_, *stage_)};
+  if (options_.training.actions.empty()) return {};
+  return {stage_->recorded_visits(training_program_), layer_visits(options_.training, *stage_)};
+}
+
 void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks) {
   const ops::Exec& exec = *context_.exec;
   const bool shorter = exec.needed && !exec.calls && !options_.dry_run.actions.empty();

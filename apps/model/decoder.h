@@ -59,6 +59,16 @@ class Decoder {
   /// Log-probabilities (N) f32 of the targets of the last microbatch; 0 for tokens without a target.
   const Tensor& log_prob() const { return context_.log_prob; }
 
+  /// The visits of layers in one mode: those of the dry run, with ticks, and those of the whole schedule.
+  struct Visits {
+    std::vector<LayerVisit> recorded, executed;
+  };
+  /// memory::training or memory::evaluation; empty for a mode without a schedule.
+  Visits visits(memory::Mode mode) const;
+  /// `watch` is told of the visits while computing, also while kernels are collected (ops::Exec::needed).
+  /// Null: none.
+  void watch_layers(LayerWatch* watch) { stage_->watch_layers(watch); }
+
   /// For tests: `at_tick` is called before each tick (the time unit of planned lifetimes).
   void watch_ticks(std::function<void(int tick)> at_tick) { stage_->watch_ticks(std::move(at_tick)); }
 

@@ -7,6 +7,22 @@ namespace nrl::model {
 using pipeline::Action;
 using pipeline::ActionKind;
 
+std::vector<LayerVisit> layer_visits(const pipeline::Schedule& schedule, const Stage& stage) {
+  std::vector<LayerVisit> visits;
+  for (const Action& a : schedule.actions) {
+    const bool backward = a.kind == ActionKind::backward || a.kind == ActionKind::backward_data ||
+                          a.kind == ActionKind::backward_weight;
+    if (!backward && a.kind != ActionKind::forward) continue;
+    const Chunk& layers = stage.layers(a.chunk);
+    for (size_t i = 0; i < layers.size(); ++i)
+      visits.push_back({.layer = layers[backward ? layers.size() - 1 - i : i].get(),
+                        .backward = backward,
+                        .whole = !backward || a.kind == ActionKind::backward,
+                        .last = a.last});
+  }
+  return visits;
+}
+
 void execute(const pipeline::Schedule& schedule, Stage& stage, int program,
              std::span<const MicroBatch> batches, const StepHooks& hooks) {
   const auto stash_of = [&](int chunk, const Action& a) {

@@ -20,6 +20,9 @@ struct StepHooks {
   std::function<void()> update = {};
 };
 
+/// The visits of layers that execute() makes, in order, without ticks.
+std::vector<LayerVisit> layer_visits(const pipeline::Schedule& schedule, const Stage& stage);
+
 /// Executes the actions of a rank that holds all chunks of the model, or records them
 /// (Stage::record). `program`: added to the stage with the schedule's stashes. `batches`: by
 /// microbatch; must outlive the call.

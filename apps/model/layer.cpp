@@ -15,13 +15,15 @@ Tensor Run::grad(int parameter) const {
 }
 
 bool Run::accumulates(int parameter) const {
-  return !first_ || !context_->parameters[static_cast<size_t>(parameter)].overwrites_gradient;
+  const ParameterView& p = context_->parameters[static_cast<size_t>(parameter)];
+  return (!first_ && !p.grad_per_microbatch) || !p.overwrites_gradient;
 }
 
 void Run::gradient_ready(std::initializer_list<int> parameters) const {
-  if (!last_ || !context_->gradient_ready) return;
+  if (!context_->gradient_ready) return;
   for (int p : parameters)
-    if (p >= 0) context_->gradient_ready(p);
+    if (p >= 0 && (last_ || context_->parameters[static_cast<size_t>(p)].grad_per_microbatch))
+      context_->gradient_ready(p);
 }
 
 ops::FusedDropout Run::dropout(float p, int layer, DropoutSite site) const {

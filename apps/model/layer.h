@@ -30,6 +30,8 @@ using memory::Slot;
 struct ParameterView {
   Tensor weight, grad;
   bool overwrites_gradient = false;  ///< see Parameter
+  /// `grad` holds one microbatch's gradient, which is complete, and reduced, at the end of its backward pass.
+  bool grad_per_microbatch = false;
 };
 
 /// The meaning of a slot's rows (SlotSpec::rows).
@@ -201,6 +203,12 @@ struct Ports {
   Slot d_x;          ///< own; the gradient of the input stream
 };
 
+/// The parameters that one pass of a layer uses, as indices into ParameterList::all.
+struct ParameterUse {
+  std::vector<int> weights;    ///< read, also by recomputation within the pass
+  std::vector<int> gradients;  ///< contributed to
+};
+
 class Layer {
  public:
   virtual ~Layer() = default;
@@ -210,6 +218,9 @@ class Layer {
   /// The only definition of the layer; all runs execute these.
   virtual void forward(Run& r) = 0;
   virtual void backward(Run& r) = 0;
+  /// The parameters of forward() or backward(): sharded ones are gathered for the pass, and their gradients
+  /// reduced after it.
+  virtual ParameterUse parameters(bool /*backward*/) const { return {}; }
 
   const std::string& name() const { return name_; }
   const LayerContext& context() const { return context_; }

@@ -13,6 +13,17 @@ using memory::training;
 using precision::Gemm;
 using precision::Role;
 
+namespace {
+
+std::vector<int> present(std::initializer_list<int> parameters) {
+  std::vector<int> out;
+  for (const int p : parameters)
+    if (p >= 0) out.push_back(p);
+  return out;
+}
+
+}  // namespace
+
 Embedding::Embedding(const LayerContext& c, const ParameterList& parameters, const precision::Recipe& recipe)
     : Layer("embedding", c), token_table_(parameters.embedding), position_table_(parameters.positions) {
   const int64_t hidden = c.spec->hidden;
@@ -21,6 +32,11 @@ Embedding::Embedding(const LayerContext& c, const ParameterList& parameters, con
   if (c.spec->embedding_dropout > 0)
     d_dropped_ = slot({.name = "d_embedding", .width = hidden, .dtype = recipe.gradients()});
   describe();
+}
+
+ParameterUse Embedding::parameters(bool backward) const {
+  const std::vector<int> tables = present({token_table_, position_table_});
+  return backward ? ParameterUse{{}, tables} : ParameterUse{tables, {}};
 }
 
 void Embedding::forward(Run& r) {
@@ -56,7 +72,9 @@ void Embedding::backward(Run& r) {
 
 Block::Block(const LayerContext& c, int layer, const LayerParameters& p, const precision::Recipe& recipe,
              bool fuse_gelu)
-    : Layer(fmt::format("layer_{}", layer), c), add_([this](const memory::SlotSpec& s) { return slot(s); }) {
+    : Layer(fmt::format("layer_{}", layer), c),
+      parameters_(p),
+      add_([this](const memory::SlotSpec& s) { return slot(s); }) {
   const ModelSpec& m = *c.spec;
   ports_.x = slot({.name = "x", .width = m.hidden, .dtype = recipe.activations(), .port = true});
   ports_.residual =
@@ -70,6 +88,11 @@ Block::Block(const LayerContext& c, int layer, const LayerParameters& p, const p
   ports_.out = mlp_->stream().x;
   ports_.sum = mlp_->stream().residual;
   describe();
+}
+
+ParameterUse Block::parameters(bool backward) const {
+  std::vector<int> all = parameters_.all();
+  return {all, backward ? all : std::vector<int>{}};
 }
 
 void Block::forward(Run& r) {
@@ -86,6 +109,7 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
            int64_t chunk_tokens)
     : Layer("loss_computation", c),
       weight_(parameters.head),
+      norm_parameters_(present({parameters.final_norm, parameters.final_norm_bias})),
       tied_(parameters.head == parameters.embedding),
       d_logits_dtype_(recipe.of(0, Gemm::lm_head, Role::gradient).dtype),
       chunk_tokens_(chunk_tokens) {
@@ -123,6 +147,14 @@ void Head::forward(Run& r) {
         r.exec(),
         {.x = all.rows(all.dim(0) - 1, 1), .weight = r.weight(weight_), .out = r.context().next_logits});
   });
+}
+
+// The gradient of the weight is computed in the forward pass.
+ParameterUse Head::parameters(bool backward) const {
+  if (backward) return {norm_parameters_, norm_parameters_};
+  std::vector<int> read = norm_parameters_;
+  read.push_back(weight_);
+  return {read, {weight_}};
 }
 
 void Head::backward(Run& r) {

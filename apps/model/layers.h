@@ -13,6 +13,7 @@ class Embedding : public Layer {
   Embedding(const LayerContext& context, const ParameterList& parameters, const precision::Recipe& recipe);
   void forward(Run& r) override;
   void backward(Run& r) override;
+  ParameterUse parameters(bool backward) const override;
 
  private:
   int token_table_, position_table_;
@@ -26,8 +27,10 @@ class Block : public Layer {
         const precision::Recipe& recipe, bool fuse_gelu);
   void forward(Run& r) override;
   void backward(Run& r) override;
+  ParameterUse parameters(bool backward) const override;
 
  private:
+  LayerParameters parameters_;
   AddSlot add_;
   Slot d_middle_;  ///< gradient of the residual stream between attention and MLP
   std::optional<Attention> attention_;
@@ -42,11 +45,13 @@ class Head : public Layer {
        int64_t chunk_tokens);
   void forward(Run& r) override;
   void backward(Run& r) override;
+  ParameterUse parameters(bool backward) const override;
 
  private:
   void chunks(Run& r, bool train) const;
 
   int weight_;
+  std::vector<int> norm_parameters_;
   bool tied_;
   DType d_logits_dtype_;
   int64_t chunk_tokens_;

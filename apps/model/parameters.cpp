@@ -190,6 +190,25 @@ int64_t ParameterList::total() const {
                          [](int64_t sum, const Parameter& p) { return sum + p.numel(); });
 }
 
+std::vector<int> LayerParameters::all() const {
+  std::vector<int> out;
+  for (const int p : {norm1, norm1_bias, qkv, qkv_bias, q_norm, k_norm, o, o_bias, norm2, norm2_bias, mlp_in,
+                      mlp_in_bias, mlp_out, mlp_out_bias})
+    if (p >= 0) out.push_back(p);
+  return out;
+}
+
+std::vector<int> ParameterList::units() const {
+  std::vector<int> out(all.size());  // 0: the embeddings
+  const auto set = [&](int parameter, size_t unit) {
+    if (parameter >= 0) out[static_cast<size_t>(parameter)] = static_cast<int>(unit);
+  };
+  for (size_t l = 0; l < layers.size(); ++l)
+    for (const int p : layers[l].all()) set(p, l + 1);
+  for (const int p : {final_norm, final_norm_bias, head == embedding ? -1 : head}) set(p, layers.size() + 1);
+  return out;
+}
+
 ParameterList make_parameters(const ModelSpec& spec, const ModelLayout& layout) {
   return Builder(spec, layout).build();
 }

@@ -68,6 +68,8 @@ struct Parameter {
 struct LayerParameters {
   int norm1 = -1, norm1_bias = -1, qkv = -1, qkv_bias = -1, q_norm = -1, k_norm = -1, o = -1, o_bias = -1;
   int norm2 = -1, norm2_bias = -1, mlp_in = -1, mlp_in_bias = -1, mlp_out = -1, mlp_out_bias = -1;
+  /// Those that the model has.
+  std::vector<int> all() const;
 };
 
 struct ParameterList {
@@ -76,6 +78,9 @@ struct ParameterList {
   int embedding = -1, positions = -1, final_norm = -1, final_norm_bias = -1;
   int head = -1;  ///< equal to `embedding` when tied
   int64_t total() const;
+  /// By parameter: the layer that it belongs to, counted in model order. Sharded weights are gathered, and
+  /// their gradients reduced, in buckets of one unit.
+  std::vector<int> units() const;
 };
 
 /// The parameters of a rank; by default of the whole model. The blocks of other stages have no parameters.

@@ -1,5 +1,6 @@
 #include "apps/model/stage.h"
 
+#include <algorithm>
 #include <bit>
 
 #include <spdlog/fmt/fmt.h>
@@ -47,7 +48,8 @@ Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows)
 int Stage::add_program(memory::Mode mode, std::vector<int> stashes) {
   NRL_CHECK(stashes.size() == chunks_.size(), "{} stash counts for {} chunks", stashes.size(),
             chunks_.size());
-  Program program{mode, {}};
+  Program program;
+  program.mode = mode;
   for (size_t c = 0; c < chunks_.size(); ++c)
     program.frames.emplace_back(static_cast<size_t>(stashes[c]),
                                 Frame{.buffers = std::vector<int>(buffer_keys_[c].size(), -1),
@@ -63,6 +65,7 @@ void Stage::begin(int program) {
     program_->first_tick = tick_ + 1;
   }
   tick_ = program_->first_tick - 1;
+  if (watch_ && !liveness_) watch_->begin_program(program_->mode);
 }
 
 void Stage::bind(const memory::MemoryPlan& plan, const std::vector<memory::BufferId>& ids,
@@ -97,22 +100,33 @@ Run Stage::run_of(int chunk, int stash, const MicroBatch& batch, Order order) {
   return r;
 }
 
-void Stage::enter_layer(Run& r, int index) {
+void Stage::visit(Run& r, int index, bool backward, const std::function<void(Layer&)>& work) {
+  const trace::Range range(trace_names_[static_cast<size_t>(r.chunk_)][static_cast<size_t>(index)]);
   r.index_ = index;
   r.layer_ = chunks_[static_cast<size_t>(r.chunk_)][static_cast<size_t>(index)].get();
   r.context_ = &r.layer_->context();
+  LayerVisit now{.layer = r.layer_,
+                 .backward = backward,
+                 .whole = r.dgrad_ == r.wgrad_,
+                 .last = r.last_,
+                 .first_tick = tick_ + 1};
+  if (watch_ && !liveness_) watch_->begin_layer();
+  work(*r.layer_);
+  if (watch_ && !liveness_) watch_->end_layer();
+  if (!liveness_) return;
+  now.last_tick = std::max(tick_, now.first_tick);
+  program_->visits.push_back(now);
 }
 
 void Stage::forward(int chunk, int stash, const MicroBatch& batch, Order order) {
   Run r = run_of(chunk, stash, batch, order);
   const Chunk& layers = chunks_[static_cast<size_t>(chunk)];
-  for (size_t l = 0; l < layers.size(); ++l) {
-    const trace::Range range(trace_names_[static_cast<size_t>(chunk)][l]);
-    enter_layer(r, static_cast<int>(l));
-    r.cursor_ = 0;
-    r.frame_->made[l] = 0;
-    layers[l]->forward(r);
-  }
+  for (size_t l = 0; l < layers.size(); ++l)
+    visit(r, static_cast<int>(l), false, [&](Layer& layer) {
+      r.cursor_ = 0;
+      r.frame_->made[l] = 0;
+      layer.forward(r);
+    });
 }
 
 void Stage::backward(int chunk, int stash, const MicroBatch& batch, Parts parts, Order order) {
@@ -120,13 +134,12 @@ void Stage::backward(int chunk, int stash, const MicroBatch& batch, Parts parts,
   r.dgrad_ = parts.dgrad;
   r.wgrad_ = parts.wgrad;
   const Chunk& layers = chunks_[static_cast<size_t>(chunk)];
-  for (size_t l = layers.size(); l-- > 0;) {
-    const trace::Range range(trace_names_[static_cast<size_t>(chunk)][l]);
-    enter_layer(r, static_cast<int>(l));
-    r.cursor_ = layers[l]->table().forward_steps();
-    r.recomputed_ = layers[l]->policy().recomputed();
-    layers[l]->backward(r);
-  }
+  for (size_t l = layers.size(); l-- > 0;)
+    visit(r, static_cast<int>(l), true, [&](Layer& layer) {
+      r.cursor_ = layer.table().forward_steps();
+      r.recomputed_ = layer.policy().recomputed();
+      layer.backward(r);
+    });
 }
 
 void Stage::recompute(Run& r, SlotSet wanted) {

@@ -24,6 +24,26 @@ struct Frame {
   std::vector<memory::SlotSet> made;  ///< by layer: slots already recomputed for this microbatch
 };
 
+/// One pass of a layer over a microbatch.
+struct LayerVisit {
+  const Layer* layer = nullptr;
+  bool backward = false;
+  bool whole = true;  ///< backward: dgrad and wgrad steps, not one of them
+  bool last = false;  ///< of the optimizer step's microbatches
+  /// Dry run: the ticks of its steps. A layer without steps has the tick after it.
+  int first_tick = 0, last_tick = 0;
+};
+
+/// Told of the visits of layers while a program computes, in the order of Decoder::visits().
+class LayerWatch {
+ public:
+  virtual ~LayerWatch() = default;
+  /// Before the first visit of a schedule.
+  virtual void begin_program(memory::Mode mode) = 0;
+  virtual void begin_layer() = 0;
+  virtual void end_layer() = 0;
+};
+
 class Stage {
  public:
   /// Chunks in the order of the forward pass. `rows`: the largest number of rows of each RowDomain.
@@ -62,19 +82,29 @@ class Stage {
   /// Copies the input gradient of the next chunk to this chunk's output gradient.
   void receive_backward(int chunk, int stash, int from_stash);
 
+  /// Null: none. Dry runs are not reported.
+  void watch_layers(LayerWatch* watch) { watch_ = watch; }
+  /// The visits that the dry run of a program recorded.
+  const std::vector<LayerVisit>& recorded_visits(int program) const {
+    return programs_[static_cast<size_t>(program)].visits;
+  }
+  const Chunk& layers(int chunk) const { return chunks_[static_cast<size_t>(chunk)]; }
+
   /// For tests: called before each tick (the time unit of planned lifetimes).
   void watch_ticks(std::function<void(int tick)> at_tick) { at_tick_ = std::move(at_tick); }
 
  private:
   friend class Run;
   struct Program {
-    memory::Mode mode;
+    memory::Mode mode = memory::training;
     std::vector<std::vector<Frame>> frames;  // by chunk and stash
     int first_tick = -1;
+    std::vector<LayerVisit> visits;
   };
 
   Run run_of(int chunk, int stash, const MicroBatch& batch, Order order);
-  void enter_layer(Run& r, int index);
+  /// Calls `work` as a visit of the layer.
+  void visit(Run& r, int index, bool backward, const std::function<void(Layer&)>& work);
   /// Recomputes those slots of `wanted` that are not kept and not recomputed yet.
   void recompute(Run& r, memory::SlotSet wanted);
   /// Those slots of `possible` that are not kept and not made yet, which counts as done: the step makes them.
@@ -106,6 +136,7 @@ class Stage {
   std::vector<Program> programs_;
   Program* program_ = nullptr;
   memory::Liveness* liveness_ = nullptr;
+  LayerWatch* watch_ = nullptr;
   std::function<void(int)> at_tick_;
   int tick_ = -1;
 };

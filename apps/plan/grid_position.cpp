@@ -1,5 +1,6 @@
 #include "apps/plan/grid_position.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "apps/model/parameters.h"
@@ -36,14 +37,48 @@ parallel::GroupId reduction_group(std::string_view group) {
   return parallel::group::dp_cp;
 }
 
-std::vector<parallel::GroupId> needed_groups(const Config& config) {
+parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& strategy,
+                                          std::string_view group) {
+  if (group == model::group_name::tied && (strategy.gradients || strategy.parameters))
+    return parallel::sharding::optim;
+  return strategy;
+}
+
+namespace {
+
+/// Also on ranks that are not members.
+int group_size(const parallel::ProcessGrid& grid, const parallel::GroupId& id) {
+  const parallel::RankGrid& ranks = id.expert ? grid.expert() : grid.dense();
+  if (!id.ends) return ranks.group_size(id.axes);
+  return ranks.group_size(id.axes.without(parallel::Axis::pp)) * std::min(ranks.sizes().pp, 2);
+}
+
+}  // namespace
+
+std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPosition& position) {
   namespace group = parallel::group;
   const parallel::GridSizes sizes = grid_sizes(config);
-  std::vector<parallel::GroupId> groups{group::dp_cp, group::all};
-  if (sizes.tp > 1) groups.insert(groups.end(), {group::tp, group::tp_dp_cp});
-  if (sizes.cp > 1) groups.push_back(group::cp);
-  if (sizes.pp > 1) groups.insert(groups.end(), {group::pp, group::tied});
-  return groups;
+  std::vector<parallel::GroupId> groups{group::dp_cp}, out{group::all};
+  if (sizes.tp > 1) groups.push_back(group::tp_dp_cp);
+  if (sizes.pp > 1) groups.push_back(group::tied);
+  // Gradients are summed over these, or in slices of them and across the slices.
+  const DistributedConfig& d = config.distributed;
+  const auto replicas = static_cast<int>(d.dp_replicate_size);
+  const bool lane = d.overlap_param_gather && parallel::find_sharding(name_of(d.shard_strategy))->parameters;
+  for (const parallel::GroupId& reduce : groups) {
+    parallel::GroupId shards = reduce;
+    if (replicas > 1) {
+      const int slice = group_size(position.grid, reduce) / replicas;
+      shards = reduce.inside(slice);
+      out.push_back(reduce.across_slices(slice));
+    }
+    out.push_back(shards);
+    if (lane) out.push_back(shards.on_lane(1));
+  }
+  if (sizes.tp > 1) out.push_back(group::tp);
+  if (sizes.cp > 1) out.push_back(group::cp);
+  if (sizes.pp > 1) out.push_back(group::pp);
+  return out;
 }
 
 std::string grid_line(const parallel::GridPoint& sizes, std::string_view strategy) {

@@ -7,6 +7,7 @@
 
 #include "apps/model/layout.h"
 #include "core/config/config.h"
+#include "parallel/data/flat_buckets.h"
 #include "parallel/grid/grid.h"
 
 namespace nrl::plan {
@@ -30,8 +31,12 @@ model::ModelLayout model_layout(const Config& config, const GridPosition& positi
 
 /// The ranks that sum the gradients of a parameter group (model::group_name) and share its optimizer state.
 parallel::GroupId reduction_group(std::string_view group);
+/// The strategy of a parameter group. Tied embeddings are needed, and their gradients complete, at different
+/// times on the first and the last pipeline stage, which must not wait for each other there: they keep whole
+/// weights and gradients.
+parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& strategy, std::string_view group);
 /// All groups of ranks that a run of this configuration communicates in.
-std::vector<parallel::GroupId> needed_groups(const Config& config);
+std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPosition& position);
 
 /// For messages: "8 ranks = tp 2 x dp 4  optim" without axes of size 1, or "1 rank".
 std::string grid_line(const parallel::GridPoint& sizes, std::string_view strategy);

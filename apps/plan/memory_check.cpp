@@ -77,15 +77,18 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const double parameters = model::approximate_parameters(spec);
   const double tokens = n(batch.micro) * n(config.policy.max_total_sequence_length);
   const double element = static_cast<double>(size_of(recipe.activations()));
-  const double state = config.distributed.shard_strategy == ShardStrategy::ddp
-                           ? parameters
-                           : parameters / n(batch.data_parallel);
+  const parallel::ShardingStrategy sharding =
+      *parallel::find_sharding(name_of(config.distributed.shard_strategy));
+  const double shards = n(batch.data_parallel) / n(config.distributed.dp_replicate_size);
+  const auto kept = [&](bool sharded) { return sharded ? parameters / shards : parameters; };
   CategoryBytes out{};
   const auto at = [&](Category c) -> double& { return out[static_cast<size_t>(c)]; };
-  at(Category::weights) = parameters * static_cast<double>(size_of(recipe.weights()));
-  at(Category::gradients) = parameters * static_cast<double>(size_of(recipe.weight_gradients()));
+  at(Category::weights) = kept(sharding.parameters) * static_cast<double>(size_of(recipe.weights()));
+  at(Category::gradients) =
+      kept(sharding.gradients) * static_cast<double>(size_of(recipe.weight_gradients()));
   const int64_t master = recipe.master_weights() ? size_of(*recipe.master_weights()) : 0;
-  at(Category::optimizer) = state * n(2 * size_of(recipe.optimizer_state()) + master);
+  at(Category::optimizer) =
+      kept(sharding.optimizer_state) * n(2 * size_of(recipe.optimizer_state()) + master);
   // Never recomputed: the residual stream, q, k and v, and the input of the activation.
   at(Category::activations) =
       n(spec.layers) * tokens * element *

@@ -29,9 +29,10 @@ std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::Parameter
       owned.push_back({.parameter = p,
                        .offset = piece.in_param.begin,
                        .count = piece.in_param.size(),
-                       .flat = piece.in_flat,
+                       .weight = g.weights_sharded ? piece.in_shard : piece.in_flat,
+                       .gradient = g.gradients_sharded ? piece.in_shard : piece.in_flat,
                        .state = piece.in_shard,
-                       .counted = counts_copy(at(list, p), o)});
+                       .counted = o.replica == 0 && counts_copy(at(list, p), o)});
     }
     return owned;
   }
@@ -40,34 +41,34 @@ std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::Parameter
     const int64_t start = g.layout.place(static_cast<int>(i)).start;
     owned.push_back({.parameter = g.parameters[i],
                      .count = p.numel(),
-                     .flat = start,
+                     .weight = start,
+                     .gradient = start,
                      .state = start,
-                     .counted = o.shard_rank == 0 && counts_copy(p, o)});
+                     .counted = o.shard_rank == 0 && o.replica == 0 && counts_copy(p, o)});
   }
   return owned;
 }
 
 // Whole shards including padding (which is zero), so that a sum takes few calls, minus the elements that
 // another rank counts.
-std::vector<parallel::ElementRange> counted_ranges(const ParamGroup& g, const model::ParameterList& list,
-                                                   const GroupOptions& o) {
+std::vector<parallel::ElementRange> counted_ranges(const ParamGroup& g, const GroupOptions& o) {
   std::vector<parallel::ElementRange> ranges;
+  if (o.replica > 0) return ranges;
   if (g.sharded()) {
     for (int b = 0; b < static_cast<int>(g.layout.buckets().size()); ++b)
-      ranges.push_back(g.layout.shard(b, o.shard_rank));
+      ranges.push_back(g.gradients_sharded ? g.layout.in_shards(b) : g.layout.shard(b, o.shard_rank));
   } else if (o.shard_rank == 0) {
     ranges.push_back({0, g.layout.total()});
   }
-  for (size_t i = 0; i < g.parameters.size(); ++i) {
-    const Parameter& p = at(list, g.parameters[i]);
-    if (counts_copy(p, o)) continue;
-    const int64_t begin = g.layout.place(static_cast<int>(i)).start, end = begin + p.numel();
+  for (const OwnedRange& r : g.owned) {
+    if (r.counted) continue;
+    const int64_t begin = r.gradient, end = begin + r.count;
     std::vector<parallel::ElementRange> rest;
-    for (const parallel::ElementRange& r : ranges) {
-      rest.push_back({r.begin, std::min(r.end, begin)});
-      rest.push_back({std::max(r.begin, end), r.end});
+    for (const parallel::ElementRange& range : ranges) {
+      rest.push_back({range.begin, std::min(range.end, begin)});
+      rest.push_back({std::max(range.begin, end), range.end});
     }
-    std::erase_if(rest, [](const parallel::ElementRange& r) { return r.begin >= r.end; });
+    std::erase_if(rest, [](const parallel::ElementRange& range) { return range.begin >= range.end; });
     ranges = std::move(rest);
   }
   return ranges;
@@ -89,34 +90,87 @@ std::vector<parallel::ElementRange> zeroed_ranges(const ParamGroup& g, const mod
   return ranges;
 }
 
-// The chunk table of the update. Adjacent ranges with the same rates are merged.
-std::vector<int64_t> update_chunks(const ParamGroup& g, const model::ParameterList& list) {
-  auto owned = g.owned;
-  std::sort(owned.begin(), owned.end(), [](const auto& a, const auto& b) { return a.flat < b.flat; });
+// Everything in the buckets that the first contribution to a gradient does not overwrite: buffers of buckets
+// have arbitrary contents when a microbatch begins.
+std::vector<parallel::ElementRange> zeroed_in_buckets(const ParamGroup& g, const model::ParameterList& list) {
+  std::vector<parallel::ElementRange> ranges;
+  for (const parallel::Bucket& bucket : g.layout.buckets()) {
+    int64_t done = bucket.start;  // elements before it are overwritten or in `ranges`
+    const auto until = [&](int64_t end) {
+      if (done < end) ranges.push_back({done, end});
+    };
+    for (const int i : bucket.params) {
+      const Parameter& p = at(list, g.parameters[static_cast<size_t>(i)]);
+      if (!p.overwrites_gradient) continue;
+      until(g.layout.place(i).start);
+      done = g.layout.place(i).start + p.numel();
+    }
+    until(bucket.start + bucket.size);
+  }
+  return ranges;
+}
+
+// Appends the chunks of an update to the table. Adjacent ranges with the same rates are merged.
+void add_update(ParamGroup& g, const model::ParameterList& list, UpdateCall call) {
+  std::vector<OwnedRange> owned = g.owned;
+  std::sort(owned.begin(), owned.end(), [](const auto& a, const auto& b) { return a.state < b.state; });
   std::vector<ops::AdamWRange> ranges;
   for (const OwnedRange& r : owned) {
+    if (r.state < call.state.begin || r.state >= call.state.end) continue;
+    const int64_t flat = r.gradient - call.gradients.begin, state = r.state - call.state.begin;
     const int rates = at(list, r.parameter).decay ? 1 : 0;
     if (!ranges.empty()) {
       ops::AdamWRange& last = ranges.back();
-      const int64_t gap = r.flat - (last.flat + last.count);
+      const int64_t gap = flat - (last.flat + last.count);
       // The padding between parameters is zero and stays zero.
-      if (last.rates == rates && gap < parallel::FlatBuckets::param_align &&
-          r.state - (last.state + last.count) == gap) {
+      if (last.rates == rates && gap >= 0 && gap < parallel::FlatBuckets::param_align &&
+          state - (last.state + last.count) == gap) {
         last.count += gap + r.count;
         continue;
       }
     }
-    ranges.push_back({.flat = r.flat, .state = r.state, .count = r.count, .rates = rates});
+    ranges.push_back({.flat = flat, .state = state, .count = r.count, .rates = rates});
   }
-  return ops::adamw_chunks(ranges);
+  const std::vector<int64_t> rows = ops::adamw_chunks(ranges);
+  call.first_chunk = static_cast<int64_t>(g.chunk_table.size()) / 4;
+  call.chunks = static_cast<int64_t>(rows.size()) / 4;
+  g.chunk_table.insert(g.chunk_table.end(), rows.begin(), rows.end());
+  g.updates.push_back(call);
+}
+
+// Weights and gradients of one update are indexed alike: bucket by bucket where only the gradients are
+// shards.
+void add_updates(ParamGroup& g, const model::ParameterList& list, int shard_rank) {
+  if (g.weights_sharded == g.gradients_sharded) {
+    add_update(g, list,
+               {.weights = {0, g.weight_elements()},
+                .gradients = {0, g.gradient_elements()},
+                .state = {0, g.state_elements()}});
+    return;
+  }
+  NRL_CHECK(g.gradients_sharded);
+  for (int b = 0; b < static_cast<int>(g.layout.buckets().size()); ++b)
+    add_update(g, list,
+               {.weights = g.layout.shard(b, shard_rank),
+                .gradients = g.layout.in_shards(b),
+                .state = g.layout.in_shards(b)});
 }
 
 }  // namespace
+
+parallel::ReduceOptions ParamGroup::reduce_options(bool overlap) const {
+  parallel::ReduceOptions options{
+      .strategy = strategy, .overlap = overlap, .wire = wire, .fp32_sums = fp32_sums};
+  options.strategy.parameters = weights_sharded;
+  options.strategy.gradients = gradients_sharded;
+  return options;
+}
 
 std::vector<ParamGroup> make_param_groups(
     const model::ParameterList& parameters,
     const std::function<GroupOptions(const std::string& group)>& options, memory::MemoryPlan& memory) {
   std::vector<ParamGroup> groups;
+  const std::vector<int> units = parameters.units();
   for (size_t i = 0; i < parameters.all.size(); ++i) {
     const Parameter& p = parameters.all[i];
     auto g = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.name == p.group; });
@@ -135,10 +189,19 @@ std::vector<ParamGroup> make_param_groups(
   });
   for (ParamGroup& g : groups) {
     const GroupOptions o = options(g.name);
+    g.weights_sharded = g.trainable && o.strategy.parameters && o.shards > 1;
+    g.gradients_sharded = g.trainable && o.strategy.gradients && o.shards > 1;
     std::vector<parallel::ParamSpec> specs;
-    for (const int p : g.parameters) specs.push_back({at(parameters, p).name, at(parameters, p).numel()});
+    for (const int p : g.parameters)
+      specs.push_back({.name = at(parameters, p).name,
+                       .numel = at(parameters, p).numel(),
+                       .unit = g.gradients_sharded ? units[static_cast<size_t>(p)] : 0});
     g.layout = parallel::FlatBuckets(std::move(specs), o.bucket_elements, o.shards);
     g.strategy = o.strategy;
+    g.replicas = o.replicas;
+    g.wire = o.wire;
+    g.fp32_sums = o.fp32_sums;
+    g.overlap_gather = o.overlap_gather;
     g.weight = o.recipe.weights();
     g.gradient = o.recipe.weight_gradients();
     g.lr_scale = o.lr_scale;
@@ -146,17 +209,19 @@ std::vector<ParamGroup> make_param_groups(
     const auto add = [&](const char* what, Category category, int64_t bytes) {
       return memory.add(g.name + " " + what, category, bytes);
     };
-    g.weights = add("weights", Category::weights, g.layout.total() * size_of(g.weight));
+    g.weights = add("weights", Category::weights, g.weight_elements() * size_of(g.weight));
     if (!g.trainable) continue;
-    g.counted = counted_ranges(g, parameters, o);
-    g.gradients = add("gradients", Category::gradients, g.layout.total() * size_of(g.gradient));
+    g.counted = counted_ranges(g, o);
+    g.gradients = add("gradients", Category::gradients, g.gradient_elements() * size_of(g.gradient));
+    if (const int64_t elements = g.reduce_options(true).staging_elements(g.layout); elements > 0)
+      g.staging = add("gradient staging", Category::gradients, elements * size_of(g.wire));
     const auto add_state = [&](const char* name, DType dtype) {
       g.state.push_back({name, dtype, add(name, Category::optimizer, g.state_elements() * size_of(dtype))});
     };
     for (const char* name : {"exp_avg", "exp_avg_sq"}) add_state(name, o.recipe.optimizer_state());
     if (const auto master = o.recipe.master_weights()) add_state("master", *master);
-    g.zeroed = zeroed_ranges(g, parameters);
-    g.chunk_table = update_chunks(g, parameters);
+    g.zeroed = g.gradients_sharded ? zeroed_in_buckets(g, parameters) : zeroed_ranges(g, parameters);
+    add_updates(g, parameters, o.shard_rank);
     g.chunks = add("update chunks", Category::data, static_cast<int64_t>(g.chunk_table.size()) * 8);
   }
   return groups;

@@ -7,7 +7,7 @@
 
 #include "apps/model/parameters.h"
 #include "memory/plan.h"
-#include "parallel/data/flat_buckets.h"
+#include "parallel/data/grad_reducer.h"
 #include "parallel/grid/grid.h"
 #include "precision/recipe.h"
 
@@ -17,8 +17,8 @@ namespace nrl::plan {
 struct OwnedRange {
   int parameter = 0;              ///< index into ParameterList::all
   int64_t offset = 0, count = 0;  ///< in the parameter
-  int64_t flat = 0;               ///< first element in the group's flat buffers
-  int64_t state = 0;              ///< first element in the group's state tensors
+  /// First element in the group's weights, gradients and state tensors.
+  int64_t weight = 0, gradient = 0, state = 0;
   /// True on exactly one of the ranks that hold these elements: the one that adds them to the gradient norm
   /// and saves their state.
   bool counted = true;
@@ -31,38 +31,69 @@ struct StateTensor {
   memory::BufferId buffer = -1;
 };
 
+/// One call of the update.
+struct UpdateCall {
+  parallel::ElementRange weights, gradients, state;  ///< ranges of the group's tensors
+  int64_t first_chunk = 0, chunks = 0;               ///< rows of the chunk table, relative to these ranges
+};
+
 struct ParamGroup {
   std::string name;
   std::vector<int> parameters;  ///< indices into ParameterList::all, in the order of `layout`
   bool trainable = true;        ///< false: weights only
-  /// The ranks that sum the gradients; the layout has one shard for each of them.
+  /// The ranks that sum the gradients; the layout has one shard for each of them, or for each of a slice.
   parallel::GroupId reduce = parallel::group::dp_cp;
   parallel::FlatBuckets layout;
   parallel::ShardingStrategy strategy;
+  /// Whether weights and gradients are kept in shards: the strategy's wish, if there are several shards to a
+  /// trainable group. Layers then use buffers per bucket (plan_layer_traffic()).
+  bool weights_sharded = false, gradients_sharded = false;
+  int replicas = 1;  ///< copies of all shards, over which the sums of shards are added up
+  /// How gradients travel (parallel::ReduceOptions).
+  DType wire = DType::f32;
+  bool fp32_sums = false;
+  bool overlap_gather = false;  ///< weights are gathered while gradients are reduced
   DType weight = DType::f32, gradient = DType::f32;
   float lr_scale = 1;  ///< multiplies the learning rate
   std::vector<StateTensor> state;
   std::vector<OwnedRange> owned;
-  /// Ranges of the flat gradients that this rank adds to the gradient norm.
+  /// Ranges of this rank's gradients that it adds to the gradient norm.
   std::vector<parallel::ElementRange> counted;
-  /// Ranges of the flat gradients that must be zero when a step begins: of the parameters whose gradients are
-  /// accumulated from the first contribution on (model::Parameter::overwrites_gradient).
+  /// Ranges of the flat layout whose gradients must be zero when a step begins: of the parameters whose
+  /// gradients are accumulated from the first contribution on (model::Parameter::overwrites_gradient). With
+  /// sharded gradients when a microbatch begins to write a bucket, the padding included.
   std::vector<parallel::ElementRange> zeroed;
   std::vector<int64_t> chunk_table;  ///< ops::AdamW::chunks; rates 0: without weight decay, 1: with
+  std::vector<UpdateCall> updates;
   memory::BufferId weights = -1, gradients = -1, chunks = -1;  ///< -1: none (frozen)
+  memory::BufferId staging = -1;                               ///< GradMemory::staging; -1: none
+  /// By bucket, if sharded: the buffers that layers read and write.
+  std::vector<memory::BufferId> gathered, bucket_gradients;
 
   /// Whether the optimizer state is sharded over the ranks.
   bool sharded() const { return trainable && strategy.optimizer_state; }
   /// Elements of each state tensor on this rank.
   int64_t state_elements() const { return sharded() ? layout.shard_total() : layout.total(); }
+  int64_t weight_elements() const { return weights_sharded ? layout.shard_total() : layout.total(); }
+  int64_t gradient_elements() const { return gradients_sharded ? layout.shard_total() : layout.total(); }
+  parallel::ReduceOptions reduce_options(bool overlap) const;
+  /// The ranks that have one shard each; the ranks that have the same shard, if there are replicas; and those
+  /// of shard_group() for gathers of sharded weights, on a lane of their own if gathers overlap.
+  parallel::GroupId shard_group() const { return replicas > 1 ? reduce.inside(layout.shards()) : reduce; }
+  parallel::GroupId replica_group() const { return reduce.across_slices(layout.shards()); }
+  parallel::GroupId gather_group() const { return shard_group().on_lane(overlap_gather ? 1 : 0); }
 };
 
 /// Options of a group on one rank.
 struct GroupOptions {
   parallel::GroupId reduce = parallel::group::dp_cp;  ///< see ParamGroup
   parallel::ShardingStrategy strategy;
-  int shards = 1, shard_rank = 0;  ///< number of ranks in `reduce`; this rank's index
-  int64_t bucket_elements = 0;     ///< see FlatBuckets
+  int shards = 1, shard_rank = 0;  ///< number of ranks that share the state; this rank's index
+  int replicas = 1, replica = 0;   ///< number of copies of all shards; the index of this rank's
+  DType wire = DType::f32;         ///< see ParamGroup
+  bool fp32_sums = false;
+  bool overlap_gather = false;
+  int64_t bucket_elements = 0;  ///< see FlatBuckets
   precision::Recipe recipe;
   float lr_scale = 1;
   bool first_tp = true,

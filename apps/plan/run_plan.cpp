@@ -58,20 +58,26 @@ precision::Recipe recipe_for(const Config& config, DeviceType device) {
 
 GroupOptions group_options(const Config& config, const GridPosition& position,
                            const precision::Recipe& recipe, std::string_view group) {
-  const parallel::ShardingStrategy* sharding =
-      parallel::find_sharding(name_of(config.distributed.shard_strategy));
-  NRL_CHECK(sharding && !sharding->gradients, "strategy {} passed the validator",
-            name_of(config.distributed.shard_strategy));
+  const DistributedConfig& d = config.distributed;
+  const parallel::ShardingStrategy* sharding = parallel::find_sharding(name_of(d.shard_strategy));
+  NRL_CHECK(sharding, "no strategy {}", name_of(d.shard_strategy));
   const parallel::GroupId reduce = reduction_group(group);
   const std::vector<int> ranks = position.grid.members(reduce);
   const auto own = std::find(ranks.begin(), ranks.end(), position.grid.rank());
   NRL_CHECK(own != ranks.end(), "this rank has parameters of group {}, but is not in {}", group,
             parallel::name_of(reduce));
+  const auto replicas = static_cast<int>(d.dp_replicate_size);
+  const int shards = static_cast<int>(ranks.size()) / replicas, rank = static_cast<int>(own - ranks.begin());
   return {.reduce = reduce,
-          .strategy = *sharding,
-          .shards = static_cast<int>(ranks.size()),
-          .shard_rank = static_cast<int>(own - ranks.begin()),
-          .bucket_elements = static_cast<int64_t>(config.distributed.bucket_size_mb * (1 << 20) / 4),
+          .strategy = group_sharding(*sharding, group),
+          .shards = shards,
+          .shard_rank = rank % shards,
+          .replicas = replicas,
+          .replica = rank / shards,
+          .wire = d.grad_reduce_dtype == ReduceDType::bf16 ? DType::bf16 : DType::f32,
+          .fp32_sums = d.grad_reduce_fp32_accumulation,
+          .overlap_gather = d.overlap_param_gather,
+          .bucket_elements = static_cast<int64_t>(d.bucket_size_mb * (1 << 20) / 4),
           .recipe = recipe,
           .first_tp = position.at.tp == 0};
 }
@@ -144,6 +150,10 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
       // From the second microbatch on, the buffer lifetimes repeat.
       .dry_run = pipeline::make_schedule({.microbatches = std::min(microbatches, 2)}, 0)};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
+  p.traffic = plan_layer_traffic(*p.decoder, p.groups,
+                                 {.prefetch = config.distributed.overlap_param_gather,
+                                  .overlap_reduce = config.distributed.overlap_grad_reduce},
+                                 p.memory);
   p.memory.solve();
   return plan;
 }

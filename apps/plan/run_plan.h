@@ -9,6 +9,7 @@
 #include "apps/model/decoder.h"
 #include "apps/plan/batch.h"
 #include "apps/plan/grid_position.h"
+#include "apps/plan/layer_traffic.h"
 #include "apps/plan/param_groups.h"
 #include "core/config/load.h"
 #include "memory/plan.h"
@@ -37,6 +38,7 @@ struct RunPlan {
 
   memory::MemoryPlan memory;
   std::vector<ParamGroup> groups;
+  StepTraffic traffic;
   memory::BufferId scalars = -1, host_scalars = -1, evaluation = -1;
   memory::BufferId staging = -1;  ///< GPU: see add_staging()
   std::unique_ptr<BatchTensors> tensors;

@@ -18,28 +18,29 @@ constexpr std::string_view dtype_text(DType t) {
   return t == DType::bf16 ? "bfloat16" : "float32";
 }
 
+// The shape of the logical tensor in the file.
+std::vector<int64_t> shape_on_disk(const Part& part) {
+  std::vector<int64_t> shape = part.global;
+  if (part.transposed_on_disk) std::swap(shape[0], shape[1]);
+  return shape;
+}
+
 // A part of a weight in the layout of the file.
-TensorSlice slice_of(const Part& part, const Tensor& weight) {
+TensorSlice slice_of(const engine::WeightSlice& weight) {
+  const Part& part = weight.part;
   TensorSlice s;
   s.name = part.name;
-  s.dtype = weight.dtype;
-  s.shape = part.global;
+  s.dtype = weight.values.dtype;
+  s.shape = shape_on_disk(part);
   s.row = part.row, s.rows = part.rows;
   s.column = part.column, s.columns = part.columns;
-  s.data = static_cast<char*>(weight.data) + part.offset * size_of(weight.dtype);
+  s.data = weight.values.data;
   if (part.transposed_on_disk) {
-    std::swap(s.shape[0], s.shape[1]);
     std::swap(s.row, s.column);
     std::swap(s.rows, s.columns);
     s.transposed = true;
   }
   return s;
-}
-
-template <class Visit>
-void for_each_part(const TrainState& s, const Visit& visit) {
-  for (size_t i = 0; i < s.weights.size(); ++i)
-    for (const Part& part : s.parameters->all[i].parts) visit(part, s.weights[i]);
 }
 
 // Elements of a logical tensor of the optimizer state that are contiguous in this rank's memory: `count`
@@ -156,7 +157,7 @@ void load_slice(const std::string& where, std::string_view name, const TensorSli
 std::string save_checkpoint(const TrainState& s, const Position& position, const SaveOptions& options,
                             const RankGroup& group) {
   std::vector<TensorSlice> slices;
-  for_each_part(s, [&](const Part& part, const Tensor& w) { slices.push_back(slice_of(part, w)); });
+  for (const engine::WeightSlice& weight : s.weights) slices.push_back(slice_of(weight));
   std::vector<StatePiece> pieces;
   if (options.optimizer) pieces = state_pieces(s, true);
   // The counted elements, so that the sum over the ranks is the size of the checkpoint.
@@ -173,7 +174,8 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   writer.add_slices("model", slices);
   if (group.rank == 0) {
     writer.guard([&] {
-      const std::string config = hf_config_json(*s.spec, dtype_text(s.weights.front().dtype), options.hf);
+      const std::string config =
+          hf_config_json(*s.spec, dtype_text(s.groups.front().group->weight), options.hf);
       writer.add_file("config.json", config);
       if (const std::string text = hf_generation_config(config, options.hf); !text.empty())
         writer.add_file("generation_config.json", text);
@@ -250,17 +252,16 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
     if (t.group->trainable) trained = &t;
   for (const Parameter& parameter : s.whole->all)
     for (const Part& part : parameter.parts) {
-      want(part.name, s.weights.front().dtype, slice_of(part, s.weights.front()).shape);
+      want(part.name, s.groups.front().group->weight, shape_on_disk(part));
       if (trained && parameter.trainable)
         for (const plan::StateTensor& state : trained->group->state)
           want(state.name + "/" + part.name, state.dtype, part.global);
     }
   reader.check_names(wanted);
 
-  for_each_part(s, [&](const Part& part, const Tensor& weight) {
-    load_slice(reader.path(), part.name, slice_of(part, weight), s.staging,
+  for (const engine::WeightSlice& weight : s.weights)
+    load_slice(reader.path(), weight.part.name, slice_of(weight), s.staging,
                [&](const TensorSlice& slice) { reader.read_slice(slice); });
-  });
   for (const StatePiece& piece : state_pieces(s, false)) {
     // In elements if they are contiguous, else in runs.
     const int64_t unit = piece.flat() ? 1 : piece.run, stride = piece.flat() ? 1 : piece.stride;
@@ -282,32 +283,29 @@ DType stored_dtype(const std::string& directory) {
 }
 
 void load_weights(const std::string& directory, const ModelSpec& spec, const model::ParameterList& parameters,
-                  const std::vector<Tensor>& weights, Staging* staging) {
+                  const std::vector<engine::WeightSlice>& weights, Staging* staging) {
   const SafetensorsSet files(directory);
-  for (size_t i = 0; i < weights.size(); ++i)
-    for (const Part& part : parameters.all[i].parts) {
-      std::string name = part.name;
-      // Published GPT-2 files lack the prefix "transformer.".
-      if (spec.family == model::Family::gpt2 && !files.find(name)) name = name.substr(name.find('.') + 1);
-      const auto [file, tensor] = files.at(name);
-      const TensorSlice slice = slice_of(part, weights[i]);
-      if (tensor->shape != slice.shape)
-        fail(Exit::data, "{}: {} has shape {}; config.json needs {}", file->path(), name,
-             shape_text(tensor->shape), shape_text(slice.shape));
-      const bool usable =
-          tensor->dtype == DType::f32 || tensor->dtype == DType::bf16 || tensor->dtype == DType::f16;
-      if (!usable)
-        fail(Exit::data, "{}: {} has dtype {}; expected F32, BF16 or F16", file->path(), name,
-             tensor->dtype_name);
-      const auto unit = static_cast<uint64_t>(size_of(*tensor->dtype));
-      load_slice(file->path(), name, slice, staging,
-                 [&, from = file, info = tensor](const TensorSlice& rows) {
-                   read_slice(rows, *info->dtype, [&](int64_t offset, int64_t count, void* out) {
-                     from->read_bytes(*info, static_cast<uint64_t>(offset) * unit, out,
-                                      static_cast<size_t>(count) * unit);
-                   });
-                 });
-    }
+  for (const engine::WeightSlice& weight : weights) {
+    std::string name = weight.part.name;
+    // Published GPT-2 files lack the prefix "transformer.".
+    if (spec.family == model::Family::gpt2 && !files.find(name)) name = name.substr(name.find('.') + 1);
+    const auto [file, tensor] = files.at(name);
+    const TensorSlice slice = slice_of(weight);
+    if (tensor->shape != slice.shape)
+      fail(Exit::data, "{}: {} has shape {}; config.json needs {}", file->path(), name,
+           shape_text(tensor->shape), shape_text(slice.shape));
+    const bool usable =
+        tensor->dtype == DType::f32 || tensor->dtype == DType::bf16 || tensor->dtype == DType::f16;
+    if (!usable)
+      fail(Exit::data, "{}: {} has dtype {}; expected F32, BF16 or F16", file->path(), name,
+           tensor->dtype_name);
+    const auto unit = static_cast<uint64_t>(size_of(*tensor->dtype));
+    load_slice(file->path(), name, slice, staging, [&, from = file, info = tensor](const TensorSlice& rows) {
+      read_slice(rows, *info->dtype, [&](int64_t offset, int64_t count, void* out) {
+        from->read_bytes(*info, static_cast<uint64_t>(offset) * unit, out, static_cast<size_t>(count) * unit);
+      });
+    });
+  }
   const model::ParameterList whole = model::make_parameters(spec);
   std::string unexpected;
   for (const std::string& name : files.names()) {

@@ -38,7 +38,7 @@ struct TrainState {
   const model::ModelSpec* spec = nullptr;
   const model::ParameterList* parameters = nullptr;  ///< of this rank
   const model::ParameterList* whole = nullptr;       ///< of the whole model: the tensors of the checkpoint
-  std::vector<Tensor> weights;                       ///< the weights that the layers read, by parameter
+  std::vector<engine::WeightSlice> weights;          ///< that this rank keeps
   std::vector<engine::GroupTensors> groups;          ///< only their optimizer state is used
   Staging* staging = nullptr;                        ///< null: host memory
 };
@@ -70,7 +70,7 @@ DType stored_dtype(const std::string& directory);
 /// (65), naming them, on missing or unexpected tensors and on tensors with NaN or infinity. `staging`: see
 /// TrainState.
 void load_weights(const std::string& directory, const model::ModelSpec& spec,
-                  const model::ParameterList& parameters, const std::vector<Tensor>& weights,
+                  const model::ParameterList& parameters, const std::vector<engine::WeightSlice>& weights,
                   Staging* staging = nullptr);
 
 }  // namespace nrl::train

@@ -18,29 +18,25 @@ namespace {
 
 void make_initial_weights(const plan::RunPlan& p, uint64_t seed, int threads, const TrainState& state) {
   std::vector<float> values;
-  for (size_t i = 0; i < p.parameters.all.size(); ++i) {
-    const model::Parameter& parameter = p.parameters.all[i];
-    for (const model::Part& part : parameter.parts) {
-      const Tensor& weight = state.weights[i];
-      const int64_t unit = size_of(weight.dtype);
-      char* const data = static_cast<char*>(weight.data) + part.offset * unit;
-      fill_memory(state.staging, data, part.rows, part.columns * unit,
-                  [&](int64_t first, int64_t n, void* out) {
-                    model::Part rows = part;
-                    rows.row += first;
-                    rows.rows = n;
-                    if (weight.dtype == DType::f32) {
-                      initial_values(p.spec, parameter, rows, seed, static_cast<float*>(out), threads);
-                      return;
-                    }
-                    values.resize(static_cast<size_t>(rows.numel()));
-                    initial_values(p.spec, parameter, rows, seed, values.data(), threads);
-                    auto* const rounded = static_cast<bf16*>(out);
-                    cpu::parallel_for(threads, rows.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
-                      for (int64_t e = begin; e < end; ++e) rounded[e] = bf16(values[static_cast<size_t>(e)]);
-                    });
+  for (const engine::WeightSlice& weight : state.weights) {
+    const model::Parameter& parameter = p.parameters.all[static_cast<size_t>(weight.parameter)];
+    const DType dtype = weight.values.dtype;
+    fill_memory(state.staging, weight.values.data, weight.part.rows, weight.part.columns * size_of(dtype),
+                [&](int64_t first, int64_t n, void* out) {
+                  model::Part rows = weight.part;
+                  rows.row += first;
+                  rows.rows = n;
+                  if (dtype == DType::f32) {
+                    initial_values(p.spec, parameter, rows, seed, static_cast<float*>(out), threads);
+                    return;
+                  }
+                  values.resize(static_cast<size_t>(rows.numel()));
+                  initial_values(p.spec, parameter, rows, seed, values.data(), threads);
+                  auto* const rounded = static_cast<bf16*>(out);
+                  cpu::parallel_for(threads, rows.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+                    for (int64_t e = begin; e < end; ++e) rounded[e] = bf16(values[static_cast<size_t>(e)]);
                   });
-    }
+                });
   }
 }
 

@@ -95,7 +95,7 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
   if (!facts_.gpu) device_ = open_rank_device(world, request_);
   run_collectively(world, [&] {  // fails on all ranks or on none
     groups_ = std::make_unique<parallel::Groups>(grid_position_.grid, world.comm(),
-                                                 plan::needed_groups(config), devices);
+                                                 plan::needed_groups(config, grid_position_), devices);
   });
 }
 

@@ -8,7 +8,7 @@ TrainState state_of(engine::Engine& engine, Staging* staging) {
   state.spec = &engine.plan().spec;
   state.parameters = &engine.plan().parameters;
   state.whole = &engine.plan().whole;
-  state.weights = engine.weights();
+  state.weights = engine.weight_slices();
   state.groups = engine.groups();
   state.staging = staging;
   return state;

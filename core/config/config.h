@@ -47,7 +47,9 @@ struct DistributedConfig {
   ShardStrategy shard_strategy = ShardStrategy::ddp;
   bool overlap_grad_reduce = true;
   bool overlap_param_gather = false;
+  int64_t dp_replicate_size = 1;  ///< copies of all shards
   ReduceDType grad_reduce_dtype = ReduceDType::fp32;
+  bool grad_reduce_fp32_accumulation = false;
   double bucket_size_mb = 40;  ///< MiB of gradients per bucket
   bool operator==(const DistributedConfig&) const = default;
 };

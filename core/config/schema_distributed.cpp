@@ -84,32 +84,52 @@ void add_distributed_keys(Table& t) {
       .at_least(1)
       .alias("policy.data_parallel_size")
       .help("Model replicas; auto: world / (tensor x pipeline x context). A given value is checked.");
-  t.planned("distributed.dp_replicate_size", Kind::integer, "1")
+  NRL_KEY(t, distributed.dp_replicate_size)
       .at_least(1)
       .alias("policy.dtensor_cfg.dp_replicate_size")
-      .help("Replicas of the sharded group (hsdp).");
+      .alias("distributed.num_distributed_optimizer_instances")
+      .alias("policy.megatron_cfg.distributed_data_parallel_config.num_distributed_optimizer_instances")
+      .help(
+          "Copies of all shards: data-parallel ranks are divided into so many slices of consecutive ranks, "
+          "each of which holds every shard. Gradients are reduced within a slice, then their shards across "
+          "slices; weights are gathered within a slice. For hsdp, and for a hierarchical reduction with the "
+          "other strategies that have shards.");
   NRL_KEY(t, distributed.shard_strategy)
-      .built({"ddp", "optim"})
       .alias("policy.megatron_cfg.distributed_data_parallel_config.data_parallel_sharding_strategy")
       .alias("distributed.fsdp_config.sharding_strategy")
       .on_off("policy.megatron_cfg.optimizer.use_distributed_optimizer", "optim", "ddp")
       .on_off("distributed.use_distributed_optimizer", "optim", "ddp")
       .help(
           "What is sharded over data-parallel ranks: nothing (ddp), the optimizer state (optim, ZeRO-1), "
-          "gradients too (ZeRO-2), parameters too (ZeRO-3).");
+          "gradients too (optim_grads, ZeRO-2), parameters too (optim_grads_params, ZeRO-3); hsdp: as "
+          "optim_grads_params, within each of dp_replicate_size slices. ZeRO-2 reduces gradients after every "
+          "microbatch, ZeRO-3 also gathers parameters for its forward and for its backward pass "
+          "(docs/sharding.md).");
   NRL_KEY(t, distributed.overlap_grad_reduce)
       .alias("policy.megatron_cfg.distributed_data_parallel_config.overlap_grad_reduce")
       .help("Reduce gradients during the backward pass.");
   NRL_KEY(t, distributed.overlap_param_gather)
       .alias("policy.megatron_cfg.distributed_data_parallel_config.overlap_param_gather")
       .help(
-          "Gather updated parameters during the next forward pass; needs shard_strategy: optim and "
-          "overlap_grad_reduce, not with policy.cuda_graph.");
+          "Gather parameters during computation: updated ones during the next forward pass (optim, "
+          "optim_grads; needs overlap_grad_reduce), sharded ones during the layer before the one that reads "
+          "them (optim_grads_params, hsdp). Not with ddp or policy.cuda_graph.");
   NRL_KEY(t, distributed.grad_reduce_dtype)
-      .built({"fp32"})
       .on_off("policy.megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32", "fp32", "bf16")
-      .help("Type in which gradients are communicated.");
-  NRL_KEY(t, distributed.bucket_size_mb).above(0).at_most(65536).help("Gradients per bucket, in MiB.");
+      .help(
+          "Type in which gradients are communicated; they are accumulated over microbatches and updated from "
+          "in fp32. bf16 halves the bytes and rounds every rank's gradient and, without "
+          "grad_reduce_fp32_accumulation, the sum: once with mpi and staged, at every addition with nccl. Sums "
+          "across dp_replicate_size slices are fp32.");
+  NRL_KEY(t, distributed.grad_reduce_fp32_accumulation)
+      .alias("policy.megatron_cfg.distributed_data_parallel_config.reduce_scatter_with_fp32_accumulation")
+      .help(
+          "With grad_reduce_dtype: bf16, exchange the gradients (all-to-all) and add them in fp32 on every rank "
+          "instead of in the communication library: only each rank's gradient is rounded (with ddp also the "
+          "sum).");
+  NRL_KEY(t, distributed.bucket_size_mb).above(0).at_most(65536).help(
+      "Gradients per bucket, in MiB of fp32. With optim_grads, optim_grads_params and hsdp a bucket also ends at "
+      "every layer.");
 }
 
 }  // namespace nrl::config_detail

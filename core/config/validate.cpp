@@ -217,15 +217,21 @@ void check_staged_graph(Checker& c, const Config& config, const std::string& why
             {why, "it runs on the host within a step. Fix: use nccl, or policy.cuda_graph: false"});
 }
 
+bool shards_parameters(ShardStrategy s) {
+  return s == ShardStrategy::optim_grads_params || s == ShardStrategy::hsdp;
+}
+
 void check_param_gather(Checker& c, const Config& config) {
   constexpr std::string_view key = "distributed.overlap_param_gather";
-  if (!config.distributed.overlap_param_gather) return;
-  if (config.distributed.shard_strategy != ShardStrategy::optim && c.sound({"distributed.shard_strategy"}))
-    c.error(key, "distributed.overlap_param_gather: true needs distributed.shard_strategy: optim", "",
+  const ShardStrategy strategy = config.distributed.shard_strategy;
+  if (!config.distributed.overlap_param_gather || !c.sound({"distributed.shard_strategy"})) return;
+  if (strategy == ShardStrategy::ddp)
+    c.error(key, "distributed.overlap_param_gather: true needs a distributed.shard_strategy with shards", "",
             {"with ddp every rank updates all parameters: nothing is gathered"});
-  if (!config.distributed.overlap_grad_reduce && c.sound({"distributed.overlap_grad_reduce"}))
+  if (!config.distributed.overlap_grad_reduce && !shards_parameters(strategy) &&
+      c.sound({"distributed.overlap_grad_reduce"}))
     c.error(key, "distributed.overlap_param_gather: true needs distributed.overlap_grad_reduce: true");
-  if (config.policy.cuda_graph && c.sound({"policy.cuda_graph"}))
+  if (config.policy.cuda_graph && !shards_parameters(strategy) && c.sound({"policy.cuda_graph"}))
     c.error(key,
             "distributed.overlap_param_gather: true lets communication cross the end of a step, where a CUDA "
             "graph ends",
@@ -234,8 +240,45 @@ void check_param_gather(Checker& c, const Config& config) {
                          c.where("policy.cuda_graph"))});
 }
 
-void check_rest(Checker& c, const Config& config) {
+void check_sharding(Checker& c, const Config& config) {
   check_param_gather(c, config);
+  constexpr std::string_view key = "distributed.shard_strategy", copies = "distributed.dp_replicate_size";
+  const DistributedConfig& d = config.distributed;
+  if (d.grad_reduce_fp32_accumulation && d.grad_reduce_dtype == ReduceDType::fp32 &&
+      c.sound({"distributed.grad_reduce_dtype"}))
+    c.error("distributed.grad_reduce_fp32_accumulation",
+            "distributed.grad_reduce_fp32_accumulation: true needs distributed.grad_reduce_dtype: bf16", "",
+            {"gradients communicated in fp32 are always added in fp32"});
+  if (!c.sound({key})) return;
+  if (c.sound({copies}) && d.shard_strategy == ShardStrategy::hsdp && d.dp_replicate_size == 1)
+    c.error(key, "distributed.shard_strategy: hsdp needs distributed.dp_replicate_size above 1", "",
+            {"one copy of the shards is shard_strategy: optim_grads_params"});
+  if (d.shard_strategy == ShardStrategy::ddp && d.dp_replicate_size > 1)
+    c.error(copies,
+            fmt::format("distributed.dp_replicate_size: {} needs a distributed.shard_strategy with shards",
+                        d.dp_replicate_size),
+            "", {"with ddp every rank is a copy already"});
+  if (!shards_parameters(d.shard_strategy)) return;
+  if (config.policy.cuda_graph && c.sound({"policy.cuda_graph"}))
+    c.error(key,
+            fmt::format("distributed.shard_strategy: {} releases and gathers parameters layer by layer, which "
+                        "the host checks in every step; a CUDA graph replays a step without the host",
+                        name_of(d.shard_strategy)),
+            "",
+            {fmt::format("use optim_grads, or set policy.cuda_graph, at {}, to false",
+                         c.where("policy.cuda_graph"))});
+  if (config.logger.sample_period > 0 && c.sound({"logger.sample_period"}))
+    c.error("logger.sample_period",
+            fmt::format("logger.sample_period: {} needs all parameters on rank 0, which has a shard of them",
+                        config.logger.sample_period),
+            "",
+            {fmt::format("set it to 0 and use nrl-train generate with a checkpoint, or use another "
+                         "distributed.shard_strategy than {}",
+                         name_of(d.shard_strategy))});
+}
+
+void check_rest(Checker& c, const Config& config) {
+  check_sharding(c, config);
   if (config.policy.cuda_graph && config.data.reset_attention_mask && c.sound({"policy.cuda_graph"}))
     c.error(
         "data.reset_attention_mask",
@@ -422,6 +465,13 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size, int n
         "", {fmt::format("remove it (auto), or start {} ranks", d.data_parallel_size.value() * replica)});
     return out;
   }
+  if (const int64_t copies = d.dp_replicate_size;
+      copies > 1 && (dp % copies != 0 || copies >= dp) && c.sound({"distributed.dp_replicate_size"}))
+    c.error("distributed.dp_replicate_size",
+            fmt::format("distributed.dp_replicate_size: {} does not divide {} data-parallel rank{} into slices "
+                        "of 2 or more",
+                        copies, dp, dp == 1 ? "" : "s"),
+            "", {fmt::format("divisors of {}: {}", dp, divisors_near(dp, copies))});
   check_batch(c, config, dp);
   return out;
 }

@@ -47,7 +47,7 @@ FlatBuckets::FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements,
     if (__builtin_add_overflow(offset, p.numel, &b.used))
       fail(Exit::config, "the parameters of one rank overflow the flat buffer");
     b.params.push_back(i);
-    if (b.used >= target) close();
+    if (b.used >= target || (i > 0 && params_[static_cast<size_t>(i) - 1].unit != p.unit)) close();
   }
   close();
 
@@ -75,6 +75,11 @@ ElementRange FlatBuckets::shard(int bucket, int shard_rank) const {
   const Bucket& b = buckets_.at(static_cast<size_t>(bucket));
   const int64_t each = b.size / shards_;
   return {b.start + shard_rank * each, b.start + (shard_rank + 1) * each};
+}
+
+ElementRange FlatBuckets::in_shards(int bucket) const {
+  const Bucket& b = buckets_.at(static_cast<size_t>(bucket));
+  return {b.start / shards_, (b.start + b.size) / shards_};
 }
 
 std::vector<ShardPiece> FlatBuckets::pieces(int shard_rank) const {

@@ -3,8 +3,9 @@
 // optimizer). DDP and the ZeRO stages differ only in which of the three buffers a rank keeps unsharded.
 //
 // Parameters are in reverse model order, which is about the order in which their gradients become complete;
-// each starts at a multiple of 64 elements. A bucket is closed when it reaches the bucket size and padded so
-// that the data-parallel ranks get equal shards; shard boundaries ignore parameter boundaries.
+// each starts at a multiple of 64 elements. A bucket is closed when it reaches the bucket size, and at the
+// end of a unit, and padded so that the data-parallel ranks get equal shards; shard boundaries ignore
+// parameter boundaries.
 //
 // The layout does not depend on the data-parallel size if that divides shard_unit = 61440 = 2^12 * 3 * 5 (all
 // 2^a 3^b 5^c with b, c <= 1 up to 4096: 1, 2, 3, 4, 5, 6, 8, 10, 12, ..., 768, 1024); shards then start at
@@ -23,6 +24,8 @@ namespace nrl::parallel {
 struct ParamSpec {
   std::string name;
   int64_t numel = 0;
+  /// Parameters of different units (layers) are never in one bucket.
+  int unit = 0;
 };
 
 /// Elements [begin, end).
@@ -80,6 +83,8 @@ class FlatBuckets {
   ElementRange range(int bucket) const;
   /// The flat range of a rank's shard of a bucket.
   ElementRange shard(int bucket, int shard_rank) const;
+  /// Where a bucket's shard lies in a rank's shards, concatenated over buckets.
+  ElementRange in_shards(int bucket) const;
   /// All elements that a rank owns, in the order of its shards. Padding belongs to no piece.
   std::vector<ShardPiece> pieces(int shard_rank) const;
 
@@ -92,7 +97,8 @@ class FlatBuckets {
   int64_t total_ = 0;
 };
 
-/// Which of the three buffers are sharded between steps.
+/// Which of the three buffers are sharded between steps. With several replicas (hsdp, hierarchical reduction)
+/// each holds all shards.
 struct ShardingStrategy {
   std::string_view name;
   bool parameters = false;
@@ -108,7 +114,9 @@ inline constexpr ShardingStrategy optim_grads{
     .name = "optim_grads", .gradients = true, .optimizer_state = true};
 inline constexpr ShardingStrategy optim_grads_params{
     .name = "optim_grads_params", .parameters = true, .gradients = true, .optimizer_state = true};
-inline constexpr ShardingStrategy all[] = {ddp, optim, optim_grads, optim_grads_params};
+inline constexpr ShardingStrategy hsdp{
+    .name = "hsdp", .parameters = true, .gradients = true, .optimizer_state = true};
+inline constexpr ShardingStrategy all[] = {ddp, optim, optim_grads, optim_grads_params, hsdp};
 }  // namespace sharding
 
 /// The strategy of a name, or null.

@@ -1,91 +1,263 @@
 #include "parallel/data/grad_reducer.h"
 
+#include <algorithm>
+
 #include "core/base/error.h"
+#include "core/ops/optimizer.h"
 
 namespace nrl::parallel {
 
-GradReducer::GradReducer(const FlatBuckets& layout, std::span<float> grads, comm::Communicator& dp,
-                         const ShardingStrategy& strategy, bool overlap, comm::StreamRef stream)
+namespace {
+
+comm::View view(const Tensor& t) {
+  return {t.data, t.numel(), t.dtype};
+}
+
+Tensor matrix(const Tensor& t, int64_t rows) {
+  return make_tensor(t.data, t.dtype, {rows, t.numel() / rows});
+}
+
+int64_t largest_bucket(const FlatBuckets& layout) {
+  int64_t largest = 0;
+  for (const Bucket& b : layout.buckets()) largest = std::max(largest, b.size);
+  return largest;
+}
+
+}  // namespace
+
+int64_t ReduceOptions::staging_elements(const FlatBuckets& layout) const {
+  if (wire == DType::f32 || layout.shards() == 1) return 0;
+  return 2 * largest_bucket(layout) * (fp32_sums ? 2 : 1);
+}
+
+GradReducer::GradReducer(const FlatBuckets& layout, const GradMemory& memory, const ReduceGroup& group,
+                         const ReduceOptions& options, ops::Exec& exec)
     : layout_(layout),
-      grads_(grads),
-      dp_(dp),
-      strategy_(strategy),
-      overlap_(overlap),
-      stream_(stream),
-      sums_(layout.buckets().size()),
-      gathers_(layout.buckets().size()) {
-  if (strategy.gradients || strategy.parameters)
-    fail(Exit::config, "shard_strategy {} (ZeRO-2/3) is not supported yet. Fix: use ddp or optim",
-         strategy.name);
-  NRL_CHECK(static_cast<int64_t>(grads.size()) == layout.total(), "{} gradients for a layout of {}",
-            grads.size(), layout.total());
-  NRL_CHECK(dp.size() == layout.shards(), "{} has {} ranks, the layout {} shards", dp.label(), dp.size(),
+      memory_(memory),
+      group_(group),
+      options_(options),
+      exec_(exec),
+      slot_elements_(options.staging_elements(layout) / 2),
+      states_(layout.buckets().size()) {
+  const bool sharded = options.strategy.gradients;
+  NRL_CHECK(group.shard != nullptr && group.shard->size() == layout.shards(),
+            "the layout has {} shards, the group {} ranks", layout.shards(),
+            group.shard ? group.shard->size() : 0);
+  NRL_CHECK(memory.gradients.numel() == (sharded ? layout.shard_total() : layout.total()),
+            "{} gradients for a layout of {} in {} shards", memory.gradients.numel(), layout.total(),
             layout.shards());
+  NRL_CHECK(!sharded || memory.buckets.size() == layout.buckets().size(), "{} buffers for {} buckets",
+            memory.buckets.size(), layout.buckets().size());
+  NRL_CHECK(options.wire == DType::f32 || options.wire == DType::bf16, "gradients in {}",
+            name_of(options.wire));
+  const int64_t staging = memory.staging ? memory.staging.numel() : 0;
+  NRL_CHECK(staging == 2 * slot_elements_, "{} staging elements, expected {}", staging, 2 * slot_elements_);
+  NRL_CHECK(group.replicas == nullptr || options.strategy.optimizer_state, "replicas of {} hold no shards",
+            options.strategy.name);
 }
 
 GradReducer::~GradReducer() = default;
+
+Tensor GradReducer::whole(int bucket) const {
+  if (options_.strategy.gradients) return memory_.buckets[static_cast<size_t>(bucket)];
+  const ElementRange r = layout_.range(bucket);
+  return memory_.gradients.rows(r.begin, r.size());
+}
+
+Tensor GradReducer::own_part(int bucket) const {
+  const ElementRange own = layout_.shard(bucket, group_.shard->rank());
+  return whole(bucket).rows(own.begin - layout_.range(bucket).begin, own.size());
+}
+
+Tensor GradReducer::shard(int bucket) const {
+  if (!options_.strategy.gradients) return own_part(bucket);
+  const ElementRange r = layout_.in_shards(bucket);
+  return memory_.gradients.rows(r.begin, r.size());
+}
+
+Tensor GradReducer::staged(int bucket, bool received) const {
+  const int64_t part = slot_elements_ / (options_.fp32_sums ? 2 : 1);
+  return memory_.staging.rows(of_bucket(bucket).slot * slot_elements_ + (received ? part : 0),
+                              layout_.range(bucket).size());
+}
 
 void GradReducer::start() {
   NRL_CHECK(!started_, "the gradient reducer was started twice in a step");
   started_ = true;
   next_ = 0;
   seen_.assign(layout_.params().size(), false);
-  missing_.clear();
-  for (const Bucket& b : layout_.buckets()) missing_.push_back(static_cast<int>(b.params.size()));
+  for (size_t b = 0; b < states_.size(); ++b) {
+    State& s = states_[b];
+    s.missing = static_cast<int>(layout_.buckets()[b].params.size());
+    s.open = s.accumulate = false;
+    s.last = true;
+  }
+}
+
+void GradReducer::open(int bucket, bool last) {
+  State& s = of_bucket(bucket);
+  NRL_CHECK(started_ && options_.strategy.gradients, "bucket {} is opened outside of a step", bucket);
+  NRL_CHECK(!s.open && !s.in_flight, "bucket {} is opened while its gradients are in use", bucket);
+  const std::vector<int>& params = layout_.buckets()[static_cast<size_t>(bucket)].params;
+  s.open = true;
+  s.last = last;
+  s.missing = static_cast<int>(params.size());
+  for (const int p : params) seen_[static_cast<size_t>(p)] = false;
 }
 
 void GradReducer::ready(int param) {
   NRL_CHECK(started_, "parameter {} is ready outside of a step", param);
   NRL_CHECK(param >= 0 && static_cast<size_t>(param) < seen_.size(), "no parameter {}", param);
-  NRL_CHECK(!seen_[static_cast<size_t>(param)], "the gradient of {} was reported twice",
-            layout_.params()[static_cast<size_t>(param)].name);
+  const std::string& name = layout_.params()[static_cast<size_t>(param)].name;
+  NRL_CHECK(!seen_[static_cast<size_t>(param)], "the gradient of {} was reported twice", name);
+  const int bucket = layout_.place(param).bucket;
+  State& s = of_bucket(bucket);
+  NRL_CHECK(!options_.strategy.gradients || s.open,
+            "the gradient of {} is reported, but its bucket is closed", name);
   seen_[static_cast<size_t>(param)] = true;
-  --missing_[static_cast<size_t>(layout_.place(param).bucket)];
-  if (overlap_) launch_complete();
+  --s.missing;
+  if (options_.strategy.gradients) {
+    if (s.missing > 0) return;
+    s.open = false;
+    launch(bucket);
+  } else if (options_.overlap) {
+    launch_complete();
+  }
 }
 
 void GradReducer::launch_complete() {
-  for (; next_ < missing_.size() && missing_[next_] == 0; ++next_) {
-    if (dp_.size() == 1) continue;
-    const ElementRange whole = layout_.range(static_cast<int>(next_));
-    const auto part = [&](const ElementRange& r) {
-      return grads_.subspan(static_cast<size_t>(r.begin), static_cast<size_t>(r.size()));
-    };
-    sums_[next_] = strategy_.optimizer_state
-                       ? dp_.reduce_scatter_async(comm::View(part(whole)),
-                                                  part(layout_.shard(static_cast<int>(next_), dp_.rank())),
-                                                  comm::Reduce::sum, stream_)
-                       : dp_.all_reduce_async(part(whole), comm::Reduce::sum, stream_);
+  for (; next_ < static_cast<int>(states_.size()) && of_bucket(next_).missing == 0; ++next_) launch(next_);
+}
+
+void GradReducer::launch(int bucket) {
+  State& s = of_bucket(bucket);
+  NRL_CHECK(!s.in_flight && s.slot < 0, "bucket {} is summed twice", bucket);
+  if (alone()) {
+    s.in_flight = true;
+    return;
   }
+  comm::Communicator& group = *group_.shard;
+  const comm::StreamRef stream{exec_.stream};
+  const bool scatter = options_.strategy.optimizer_state;
+  if (slot_elements_ > 0) {
+    s.slot = slots_used_++ % 2;
+    if (const int other = slots_[s.slot]; other >= 0) finish(other);
+    slots_[s.slot] = bucket;
+    s.in_flight = true;
+    const Tensor sent = staged(bucket, false);
+    ops::convert(exec_, {.x = whole(bucket), .out = sent});
+    if (options_.fp32_sums)
+      s.sum = group.all_to_all_async(view(sent), view(staged(bucket, true)), stream);
+    else if (scatter)
+      s.sum = group.reduce_scatter_async(view(sent), view(matrix(sent, group.size()).rows(group.rank(), 1)),
+                                         comm::Reduce::sum, stream);
+    else
+      s.sum = group.all_reduce_async(view(sent), comm::Reduce::sum, stream);
+    return;
+  }
+  s.in_flight = true;
+  if (!scatter) {
+    s.sum = group.all_reduce_async(view(whole(bucket)), comm::Reduce::sum, stream);
+    return;
+  }
+  const Tensor out = s.accumulate ? own_part(bucket) : shard(bucket);
+  s.sum = group.reduce_scatter_async(view(whole(bucket)), view(out), comm::Reduce::sum, stream);
+  // Without an addition in between, the host need not wait for the first sum.
+  if (!s.accumulate && s.last) sum_replicas(bucket, {stream, s.sum});
+}
+
+void GradReducer::sum_replicas(int bucket, const comm::After& after) {
+  if (group_.replicas)
+    of_bucket(bucket).replicas =
+        group_.replicas->all_reduce_async(view(shard(bucket)), comm::Reduce::sum, after);
+}
+
+void GradReducer::settle(int bucket) {
+  State& s = of_bucket(bucket);
+  if (!s.in_flight) return;
+  s.in_flight = false;
+  const comm::StreamRef stream{exec_.stream};
+  const bool scatter = options_.strategy.optimizer_state;
+  s.sum.wait();
+  bool changed = true;  // the shard, by work in the stream
+  if (alone()) {
+    if (options_.strategy.gradients)
+      ops::sum_parts(exec_,
+                     {.x = matrix(whole(bucket), 1), .out = shard(bucket), .accumulate = s.accumulate});
+  } else if (slot_elements_ > 0 && options_.fp32_sums) {
+    const int ranks = group_.shard->size();
+    ops::sum_parts(
+        exec_, {.x = matrix(staged(bucket, true), ranks), .out = shard(bucket), .accumulate = s.accumulate});
+    if (!scatter) {
+      const Tensor sent = staged(bucket, false),
+                   own = make_tensor(matrix(sent, ranks).rows(group_.shard->rank(), 1).data, DType::bf16,
+                                     {sent.numel() / ranks});
+      ops::convert(exec_, {.x = shard(bucket), .out = own});
+      s.whole = group_.shard->all_gather_async(view(own), view(sent), stream);
+    }
+  } else if (slot_elements_ > 0) {
+    const Tensor sent = staged(bucket, false);
+    if (scatter)
+      ops::sum_parts(exec_, {.x = matrix(sent, group_.shard->size()).rows(group_.shard->rank(), 1),
+                             .out = shard(bucket),
+                             .accumulate = s.accumulate});
+    else
+      ops::convert(exec_, {.x = sent, .out = whole(bucket)});
+  } else if (s.accumulate) {
+    ops::sum_parts(exec_, {.x = matrix(own_part(bucket), 1), .out = shard(bucket), .accumulate = true});
+  } else {
+    changed = false;  // summed in place; launch() went on to the replicas
+  }
+  if (changed && s.last) sum_replicas(bucket, stream);
+  s.accumulate = options_.strategy.gradients;
+  if (s.whole.empty()) free_slot(s);
+}
+
+void GradReducer::free_slot(State& s) {
+  if (s.slot >= 0) slots_[s.slot] = -1;
+  s.slot = -1;
+}
+
+void GradReducer::finish(int bucket) {
+  settle(bucket);
+  State& s = of_bucket(bucket);
+  if (!s.whole.empty()) {
+    s.whole.wait();
+    ops::convert(exec_, {.x = staged(bucket, false), .out = whole(bucket)});
+  }
+  s.replicas.wait();
+  free_slot(s);
 }
 
 void GradReducer::finish() {
   NRL_CHECK(started_, "the gradient reducer was not started");
   for (size_t p = 0; p < seen_.size(); ++p)
     NRL_CHECK(seen_[p], "the gradient of {} was never reported", layout_.params()[p].name);
-  launch_complete();
-  for (comm::Handle& h : sums_) h.wait();
-  dp_.check();
+  if (!options_.strategy.gradients) launch_complete();
+  for (size_t b = 0; b < states_.size(); ++b) finish(static_cast<int>(b));
+  group_.shard->check();
+  if (group_.replicas) group_.replicas->check();
   started_ = false;
 }
 
 void GradReducer::start_gather(comm::View flat) {
   NRL_CHECK(flat.count == layout_.total(), "{} parameters for a layout of {}", flat.count, layout_.total());
-  if (dp_.size() == 1 || !strategy_.optimizer_state) return;
+  comm::Communicator& group = *group_.shard;
+  if (group.size() == 1 || !options_.strategy.optimizer_state) return;
   const auto part = [&](const ElementRange& r) {
     return comm::View(static_cast<std::byte*>(flat.data) + r.begin * size_of(flat.dtype), r.size(),
                       flat.dtype);
   };
-  for (size_t b = gathers_.size(); b-- > 0;) {
-    NRL_CHECK(gathers_[b].empty(), "bucket {} was not waited for", b);
+  for (size_t b = states_.size(); b-- > 0;) {
+    NRL_CHECK(states_[b].gather.empty(), "bucket {} was not waited for", b);
     const auto bucket = static_cast<int>(b);
-    gathers_[b] =
-        dp_.all_gather_async(part(layout_.shard(bucket, dp_.rank())), part(layout_.range(bucket)), stream_);
+    states_[b].gather = group.all_gather_async(part(layout_.shard(bucket, group.rank())),
+                                               part(layout_.range(bucket)), comm::StreamRef{exec_.stream});
   }
 }
 
 void GradReducer::wait_gathers() {
-  for (size_t b = gathers_.size(); b-- > 0;) gathers_[b].wait();
+  for (size_t b = states_.size(); b-- > 0;) states_[b].gather.wait();
 }
 
 }  // namespace nrl::parallel

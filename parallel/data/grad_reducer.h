@@ -2,66 +2,134 @@
 // Sums gradients over the data-parallel ranks bucket by bucket, overlapped with the backward pass, and
 // gathers updated parameters.
 
-#include <span>
 #include <vector>
 
+#include "core/ops/exec.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/data/flat_buckets.h"
 
 namespace nrl::parallel {
 
-/// Plain sums, no averaging: the loss is normalized by the global number of tokens.
+/// The ranks that sum the gradients of a layout: `shard` has one rank per shard; `replicas`, if not null, the
+/// ranks that hold the same shard in other copies of the whole (hierarchical reduction: first within `shard`,
+/// then shards across `replicas`). Must outlive the users.
+struct ReduceGroup {
+  comm::Communicator* shard = nullptr;
+  comm::Communicator* replicas = nullptr;
+};
+
+struct ReduceOptions {
+  ShardingStrategy strategy;
+  bool overlap = true;
+  /// Element type in which gradients travel within `shard`: f32 or bf16. Across replicas it is always f32.
+  DType wire = DType::f32;
+  /// bf16: each rank receives the other ranks' values (all_to_all) and adds them in fp32 itself. Without it
+  /// the communicator adds: mpi and staged in fp32 with one rounding, nccl with a rounding per addition.
+  bool fp32_sums = false;
+
+  /// Elements of the bf16 staging buffer (GradMemory::staging); 0: none.
+  int64_t staging_elements(const FlatBuckets& layout) const;
+};
+
+/// The memory of the gradients of a layout, in the memory of the exec's device; f32.
+struct GradMemory {
+  /// (layout.total()), or with strategy.gradients this rank's shards (layout.shard_total()).
+  Tensor gradients;
+  /// strategy.gradients: by bucket, (its size): where layers write the gradients of one microbatch. A buffer
+  /// is in use from open() to settle() and may share memory with others outside of that.
+  std::vector<Tensor> buckets = {};
+  Tensor staging = {};  ///< (staging_elements()) bf16
+};
+
+/// Plain sums, no averaging: the loss is normalized by the global number of tokens. One thread at a time. The
+/// layout, the exec and the group must outlive the reducer. With a device the exec's stream is where
+/// gradients are computed and used: ready() refers to work already in it, and finish(), settle() and
+/// wait_gather() order the work enqueued later without blocking the host on the stream (world/make_device.h:
+/// when a communicator blocks).
 ///
-/// A step: [backward of all microbatches but the last], start(), backward of the last one with a ready() for
-/// each parameter, finish(). Buckets are issued in layout order, each as soon as it and those before it are
-/// complete, so that all ranks issue the same sequence. One thread at a time. The layout and the communicator
-/// must outlive the reducer.
+/// Whole gradients (ddp, optim). A step: [backward of all microbatches but the last], start(), backward of
+/// the last one with a ready() for each parameter, finish(). Buckets are issued in layout order, each as soon
+/// as it and those before it are complete, so that all ranks issue the same sequence. ddp leaves the sum of
+/// all gradients on every rank (all_reduce), optim the sum of its shards (reduce_scatter; the rest is then
+/// stale).
+///
+/// Gradients in shards (strategy.gradients). A step: start(), then for every microbatch and bucket open(), a
+/// ready() for each of its parameters, which issues the sum once the bucket is complete, and settle(); then
+/// finish(). The sums of the microbatches are added up in GradMemory::gradients. All ranks must complete
+/// buckets in the same order.
 class GradReducer {
  public:
-  /// `grads`: flat fp32 gradients, layout.total() elements, owned by the caller. `dp`: as many ranks as the
-  /// layout has shards. `overlap` false: everything is sent in finish(). Strategies: ddp sums whole buckets
-  /// (all_reduce), optim leaves each rank the sum of its shards (reduce_scatter; the rest of `grads` is then
-  /// stale). Strategies that keep gradients in shards between microbatches are Exit::config.
-  ///
-  /// With a device communicator `grads` and the gathered buffer are device memory; `stream` is where
-  /// gradients are computed and used. ready() then refers to work already in it, and finish() and
-  /// wait_gather() order the work enqueued later, without blocking the host on the stream
-  /// (world/make_device.h: when a communicator blocks).
-  GradReducer(const FlatBuckets& layout, std::span<float> grads, comm::Communicator& dp,
-              const ShardingStrategy& strategy, bool overlap, comm::StreamRef stream = {});
+  GradReducer(const FlatBuckets& layout, const GradMemory& memory, const ReduceGroup& group,
+              const ReduceOptions& options, ops::Exec& exec);
   ~GradReducer();
   GradReducer(const GradReducer&) = delete;
   GradReducer& operator=(const GradReducer&) = delete;
 
-  /// Begins the reduction of a step. Must precede ready().
+  /// Begins the reduction of a step. Must precede ready() and open().
   void start();
-  /// The gradient of a parameter is complete. Must be called exactly once per parameter and step.
+  /// The gradient of a parameter is complete. Must be called exactly once per parameter and step, or per
+  /// microbatch (strategy.gradients).
   void ready(int param);
   /// Waits for all sums; fails if the communicator has lost a rank.
   void finish();
 
+  // strategy.gradients only.
+  /// A microbatch begins to write the bucket's gradients. `last`: of the step.
+  void open(int bucket, bool last);
+  /// Waits for the bucket's sum and adds it to this rank's shard; the buffer may then be reused. A no-op if
+  /// it was settled.
+  void settle(int bucket);
+  /// True between open() and the last ready() of the bucket.
+  bool is_open(int bucket) const { return of_bucket(bucket).open; }
+
   /// Starts to fill the whole flat buffer (any element type, layout.total() elements) from every rank's
-  /// shards, in the order of the forward pass. A no-op for ddp. A parameter must not be accessed before
-  /// wait_gather(), the shards of this rank not be written before wait_gathers().
+  /// shard, in the order of the forward pass. Does nothing for ddp. Gathers may overlap with the next step:
+  /// the parameters of a bucket must not be read before wait_gather(), the shards of this rank not be written
+  /// before wait_gathers().
   void start_gather(comm::View flat);
   /// Waits for the bucket of a parameter. A no-op if it was waited for.
-  void wait_gather(int param) { gathers_[static_cast<size_t>(layout_.place(param).bucket)].wait(); }
+  void wait_gather(int param) { of_bucket(layout_.place(param).bucket).gather.wait(); }
   void wait_gathers();
 
  private:
+  struct State {
+    int missing = 0;          // parameters not ready
+    bool open = false;        // strategy.gradients
+    bool last = true;         // of the step's microbatches
+    bool accumulate = false;  // an earlier microbatch has filled the shard
+    bool in_flight = false;   // summed within the shard group, and not settled
+    int slot = -1;            // of the staging buffer
+    comm::Handle sum, replicas, whole, gather;
+  };
+  State& of_bucket(int b) { return states_.at(static_cast<size_t>(b)); }
+  const State& of_bucket(int b) const { return states_.at(static_cast<size_t>(b)); }
+
+  bool alone() const { return group_.shard->size() == 1 && group_.replicas == nullptr; }
   void launch_complete();
+  void launch(int bucket);
+  /// The bucket's whole gradients of this microbatch, and this rank's part of them.
+  Tensor whole(int bucket) const;
+  Tensor own_part(int bucket) const;
+  /// Where the sum of this rank's shard goes.
+  Tensor shard(int bucket) const;
+  /// A bucket's elements in a half of the staging buffer; `received`: of its second part.
+  Tensor staged(int bucket, bool received) const;
+  void sum_replicas(int bucket, const comm::After& after);
+  void finish(int bucket);
+  void free_slot(State& s);
 
   const FlatBuckets& layout_;
-  std::span<float> grads_;
-  comm::Communicator& dp_;
-  ShardingStrategy strategy_;
-  bool overlap_;
-  comm::StreamRef stream_;
+  GradMemory memory_;
+  ReduceGroup group_;
+  ReduceOptions options_;
+  ops::Exec& exec_;
+  int64_t slot_elements_ = 0;
   bool started_ = false;
-  size_t next_ = 0;                           // first bucket not sent yet
-  std::vector<int> missing_;                  // by bucket: parameters not ready
-  std::vector<bool> seen_;                    // by parameter
-  std::vector<comm::Handle> sums_, gathers_;  // by bucket
+  int next_ = 0;  // whole gradients: first bucket not issued yet
+  int slots_used_ = 0;
+  int slots_[2] = {-1, -1};  // the bucket in each half of the staging buffer
+  std::vector<bool> seen_;   // by parameter
+  std::vector<State> states_;
 };
 
 }  // namespace nrl::parallel

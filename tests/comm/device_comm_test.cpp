@@ -276,10 +276,17 @@ TEST_CASE("gradients on a device are reduced to the bits that host memory gets",
       for (bool overlap : {false, true}) {
         const auto backend = staged(seed);
         std::vector<float> expected = start;
-        parallel::GradReducer on_host(layout, expected, world(), strategy, overlap);
+        const auto flat_tensor = [&](float* data) {
+          return parallel::GradMemory{make_tensor(data, DType::f32, {layout.total()})};
+        };
+        const parallel::ReduceOptions options{.strategy = strategy, .overlap = overlap};
+        ops::Exec host_exec, device_exec;  // sums in f32 need no kernels
+        device_exec.stream = backend->stream().native;
+        parallel::GradReducer on_host(layout, flat_tensor(expected.data()), {&world()}, options, host_exec);
         Data<float> grads(*backend, total), weights(*backend, total);
         const std::span<float> flat(static_cast<float*>(grads.view().data), total);
-        parallel::GradReducer on_device(layout, flat, backend->comm(), strategy, overlap, backend->stream());
+        parallel::GradReducer on_device(layout, flat_tensor(flat.data()), {&backend->comm()}, options,
+                                        device_exec);
         on_device.start();
         on_host.start();
         const Data<float> source(*backend, start);

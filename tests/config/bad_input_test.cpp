@@ -189,8 +189,6 @@ TEST_CASE("features that do not exist yet are refused, their defaults are not", 
       {"algorithm: dpo", 1, 12, "not supported yet"},
       {"distributed: {tensor_parallel_size: 2}", 1, 37, "remove it or set it to 1"},
       {"distributed: {pipeline_parallel_size: 2}", 1, 39, "remove it or set it to 1"},
-      {"distributed: {shard_strategy: fsdp}", 1, 31, "supported today: ddp, optim"},
-      {"distributed: {grad_reduce_dtype: bf16}", 1, 34, "supported today: fp32"},
       {"policy: {precision: fp16}", 1, 21, "not supported yet"},
       {"policy: {loss_scaling: 2**15}", 1, 24, "remove it or set it to dynamic"},
       {"policy: {offload_optimizer: 0.5}", 1, 29, "remove it or set it to false"},
@@ -224,7 +222,13 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
       {{"device=cpu", "policy.logits_dtype=bfloat16"}, "needs policy.precision: bfloat16"},
       {{"device=cuda", "policy.logits_dtype=bfloat16", "policy.precision=float32"},
        "needs policy.precision: bfloat16"},
-      {{"distributed.overlap_param_gather=true"}, "needs distributed.shard_strategy: optim"},
+      {{"distributed.overlap_param_gather=true"}, "needs a distributed.shard_strategy with shards"},
+      {{"distributed.dp_replicate_size=2"}, "needs a distributed.shard_strategy with shards"},
+      {{"distributed.shard_strategy=hsdp"}, "needs distributed.dp_replicate_size above 1"},
+      {{"distributed.grad_reduce_fp32_accumulation=true"}, "needs distributed.grad_reduce_dtype: bf16"},
+      {{"distributed.shard_strategy=fsdp", "device=cuda", "policy.cuda_graph=true"},
+       "a CUDA graph replays a step without the host"},
+      {{"distributed.shard_strategy=fsdp", "logger.sample_period=5"}, "needs all parameters on rank 0"},
       {{"distributed.overlap_param_gather=true", "distributed.shard_strategy=optim",
         "distributed.overlap_grad_reduce=false"},
        "needs distributed.overlap_grad_reduce: true"},
@@ -291,7 +295,7 @@ TEST_CASE("an error is drawn with its line and a caret under the place", "[confi
         "   = keys here: backend, tensor_parallel_size, pipeline_parallel_size, virtual_pipeline_size, "
         "context_parallel_size, cp_comm_type, expert_parallel_size, expert_tensor_parallel_size, "
         "sequence_parallel, "
-        "data_parallel_size, dp_replicate_size, shard_strategy, ... (4 more: nrl-train explain distributed)\n"
+        "data_parallel_size, dp_replicate_size, shard_strategy, ... (5 more: nrl-train explain distributed)\n"
         "\n"
         "1 error, nothing was started. (exit 78)\n");
   // Columns and carets count characters, not bytes; a gap to the section's line is shown.

@@ -45,6 +45,18 @@ TEST_CASE("the cluster section is checked against the job", "[config]") {
   CHECK(complaints({"distributed.data_parallel_size=4"}, 4).empty());
 }
 
+TEST_CASE("the copies of the shards divide the data-parallel ranks", "[config]") {
+  const auto copies = [](int n, int world) {
+    return complaints({"distributed.shard_strategy=hsdp", fmt::format("distributed.dp_replicate_size={}", n)},
+                      world);
+  };
+  CHECK(copies(2, 4).empty());
+  CHECK(copies(4, 32).empty());
+  CHECK(contains(copies(3, 4), "dp_replicate_size: 3 does not divide 4 data-parallel ranks"));
+  CHECK(contains(copies(2, 2), "into slices of 2 or more"));
+  CHECK(contains(copies(2, 1), "1 data-parallel rank "));
+}
+
 TEST_CASE("the batch is resolved", "[config]") {
   auto plan = [](std::vector<std::string> overrides, int world) {
     const ConfigResult result = load_base(std::move(overrides));

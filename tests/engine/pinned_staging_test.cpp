@@ -53,7 +53,7 @@ struct HostCopy {
       memory.push_back(bytes_of(engine, tensor));
       tensor.data = memory.back().data();
     };
-    for (Tensor& weight : state.weights) copy(weight);
+    for (engine::WeightSlice& weight : state.weights) copy(weight.values);
     for (engine::GroupTensors& group : state.groups)
       for (Tensor& tensor : group.state) copy(tensor);
   }
@@ -169,7 +169,7 @@ TEST_CASE("a checkpoint through staging buffers has the bytes of one from host m
       train_steps(*engine, 1);
       {
         const auto staging = open();
-        train::load_weights(saved, engine->plan().spec, engine->plan().parameters, engine->weights(),
+        train::load_weights(saved, engine->plan().spec, engine->plan().parameters, engine->weight_slices(),
                             staging.get());
         staging->finish();
       }

@@ -154,22 +154,24 @@ class FakeState {
     state_.spec = &spec_;
     state_.parameters = state_.whole = &parameters_;
     int64_t held = 0;
+    std::vector<Tensor> weights;
     for (size_t p = 0; p < parameters_.all.size(); ++p) {
       const model::Parameter& parameter = parameters_.all[p];
       const int64_t n = parameter.numel(), begin = n * rank / ranks, end = n * (rank + 1) / ranks;
       REQUIRE(n <= 4096);
       group_.parameters.push_back(static_cast<int>(p));
       memory_.emplace_back(static_cast<size_t>(n * size_of(dtype)), filled ? '\0' : '\x11');
-      state_.weights.push_back(parameter.view(memory_.back().data(), dtype));
+      weights.push_back(parameter.view(memory_.back().data(), dtype));
       if (filled)
         for (int64_t e = 0; e < n; ++e) {
           const std::string bytes = weight_bytes(p, e, dtype);
           std::memcpy(memory_.back().data() + e * size_of(dtype), bytes.data(), bytes.size());
         }
       if (begin == end) continue;
-      group_.owned.push_back({static_cast<int>(p), begin, end - begin, -1, held});
+      group_.owned.push_back({static_cast<int>(p), begin, end - begin, -1, -1, held});
       held += end - begin;
     }
+    state_.weights = engine::whole_slices(parameters_, weights);
     for (int kind = 0; kind < 3; ++kind) {
       kinds_[kind].assign(static_cast<size_t>(held), -1.0f);
       for (const plan::OwnedRange& range : group_.owned)
@@ -178,7 +180,7 @@ class FakeState {
               optimizer_value(kind, static_cast<size_t>(range.parameter), range.offset + e);
     }
     group_.weight = dtype;
-    state_.groups = {{.group = &group_, .weights = {}, .gradients = {}, .state = {}, .chunks = {}}};
+    state_.groups.emplace_back().group = &group_;
     for (int kind = 0; kind < (dtype == DType::bf16 ? 3 : 2); ++kind) {
       group_.state.push_back({kind == 0 ? "exp_avg" : kind == 1 ? "exp_avg_sq" : "master", DType::f32, -1});
       state_.groups[0].state.push_back(make_tensor(kinds_[kind].data(), DType::f32, {held}));

@@ -103,7 +103,7 @@ class Toy {
   // Steps [first, last) with this rank's share of the samples.
   void train(int first, int last, const parallel::Groups& ranks, bool overlap) {
     scalars_.ptr<double>()[S::updates] = first;
-    GroupReducer reducer(tensors_, ranks, overlap);
+    GroupReducer reducer(tensors_, ranks, overlap, exec_);
     const OptimizerConfig config{};
     Optimizer optimizer(config, 1.0, 1, tensors_, scalars_, exec_);
     for (int step = first; step < last; ++step) {
@@ -132,7 +132,7 @@ class Toy {
     s.spec = &spec_;
     s.parameters = &parameters_;
     s.whole = &whole_;
-    s.weights = parameter_weights(parameters_, tensors_);
+    s.weights = weight_slices(parameters_, tensors_);
     s.groups = tensors_;
     s.staging = staging;
     return s;
@@ -401,7 +401,8 @@ TEST_CASE("a frozen group has weights and nothing else") {
   Toy other({1, 1, 1}, 0, false, DType::f32);
   const Alone alone(test_world().comm());
   const std::vector<GroupTensors> tensors = other.state().groups;
-  GroupReducer reducer(tensors, alone.groups, true);
+  ops::Exec exec;
+  GroupReducer reducer(tensors, alone.groups, true, exec);
   reducer.start();
   REQUIRE(error_of([&] { reducer.ready(frozen); }).code == 70);
   for (size_t p = 0; p < other.views().size(); ++p)

@@ -57,7 +57,9 @@ struct Model {
       weights.push_back(p.view(memory.back().data(), dtype));
     }
   }
-  void load(const std::string& directory) { load_weights(directory, spec, parameters, weights); }
+  void load(const std::string& directory) {
+    load_weights(directory, spec, parameters, engine::whole_slices(parameters, weights));
+  }
   const Tensor& at(const std::string& name) const {
     for (size_t p = 0; p < parameters.all.size(); ++p)
       if (parameters.all[p].name == name) return weights[p];

@@ -1,0 +1,52 @@
+#pragma once
+// What sharded parameters and gradients cost around every visit of a layer: gathers of weights, with the next
+// visit's in advance, and reductions of gradients. The memory plan derives the lifetimes of the buffers from
+// this list, and the engine executes it.
+
+#include <span>
+#include <vector>
+
+#include "apps/model/decoder.h"
+#include "apps/plan/param_groups.h"
+
+namespace nrl::plan {
+
+struct BucketRef {
+  int group = 0, bucket = 0;  ///< of ParamGroup::layout
+  auto operator<=>(const BucketRef&) const = default;
+};
+
+/// Around one visit (model::LayerVisit), in this order.
+struct LayerTraffic {
+  std::vector<BucketRef> gather;    ///< gathers to start, unless started by a prefetch, and to wait for
+  std::vector<BucketRef> prefetch;  ///< gathers to start, for the next visit
+  std::vector<BucketRef> open;      ///< buckets whose gradients the visit is the first to contribute to
+  std::vector<BucketRef> release;   ///< after the layer: weights that the next visit does not read
+  std::vector<BucketRef> settle;    ///< after that: reductions whose gradient buffers are needed no more
+  bool last = false;                ///< of the optimizer step's microbatches
+};
+
+struct TrafficOptions {
+  bool gradients = true;  ///< false: no backward pass follows
+  bool prefetch = true;   ///< gather the next visit's weights during a visit
+  /// Reduce gradients during the next visit; false: wait for them at the end of the visit.
+  bool overlap_reduce = true;
+};
+
+/// One entry per visit. Gradients that are reduced in the last visit are left to the end of the step. Fails
+/// with Exit::config if microbatches overlap in a bucket whose gradients are sharded: its buffer holds those
+/// of one microbatch.
+std::vector<LayerTraffic> layer_traffic(std::span<const model::LayerVisit> visits,
+                                        std::span<const ParamGroup> groups, const TrafficOptions& options);
+
+/// The traffic of a rank's schedules; empty without sharded parameters and gradients.
+struct StepTraffic {
+  std::vector<LayerTraffic> training, evaluation;
+};
+
+/// The traffic of a decoder's schedules. Declares the buffers of the buckets in `memory` (not yet solved)
+/// with their lifetimes: ParamGroup::gathered and ParamGroup::bucket_gradients.
+StepTraffic plan_layer_traffic(const model::Decoder& decoder, std::span<ParamGroup> groups,
+                               const TrafficOptions& options, memory::MemoryPlan& memory);
+
+}  // namespace nrl::plan

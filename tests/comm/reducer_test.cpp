@@ -1,0 +1,408 @@
+// Sums of gradients and gathers of weights over flat buckets, for every sharding strategy.
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "core/base/error.h"
+#include "core/device/cpu/features.h"
+#include "core/ops/kernel_table.h"
+#include "parallel/data/grad_reducer.h"
+#include "parallel/data/weight_gather.h"
+#include "tests/catch.h"
+#include "tests/comm/random_params.h"
+#include "tests/comm/world_fixture.h"
+
+using namespace nrl;
+using nrl::test::random_params;
+using parallel::GradReducer;
+using parallel::ReduceOptions;
+using parallel::ShardingStrategy;
+
+namespace {
+
+ops::Exec cpu_exec() {
+  ops::Exec exec;
+  exec.kernels = &ops::cpu_kernels(cpu::best_isa());
+  return exec;
+}
+
+Tensor flat(std::vector<float>& v) {
+  return make_tensor(v.data(), DType::f32, {static_cast<int64_t>(v.size())});
+}
+
+/// The gradients of a layout on this rank, with a reducer. Buffers of buckets alternate between two, as in a
+/// plan where at most two are in use.
+struct Gradients {
+  Gradients(const parallel::FlatBuckets& layout, const parallel::ReduceGroup& group,
+            const ReduceOptions& options)
+      : layout(layout),
+        group(group),
+        sharded(options.strategy.gradients),
+        values(static_cast<size_t>(sharded ? layout.shard_total() : layout.total()), NAN),
+        staging(static_cast<size_t>(options.staging_elements(layout))) {
+    int64_t largest = 0;
+    for (const parallel::Bucket& b : layout.buckets()) largest = std::max(largest, b.size);
+    memory.gradients = flat(values);
+    for (auto& buffer : buffers) buffer.assign(sharded ? static_cast<size_t>(largest) : 0, NAN);
+    for (size_t b = 0; sharded && b < layout.buckets().size(); ++b)
+      memory.buckets.push_back(flat(buffers[b % 2]).rows(0, layout.buckets()[b].size));
+    memory.staging = make_tensor(staging.data(), DType::bf16, {static_cast<int64_t>(staging.size())});
+    reducer.emplace(layout, memory, group, options, exec);
+  }
+
+  /// A step: gradient(microbatch, element of the flat layout) on this rank; parameters from the last on, or
+  /// in the order given.
+  template <class F>
+  void step(int microbatches, const F& gradient, std::vector<int> order = {}) {
+    if (order.empty()) {
+      order.resize(layout.params().size());
+      std::iota(order.rbegin(), order.rend(), 0);
+    }
+    reducer->start();
+    if (!sharded) {
+      for (int64_t i = 0; i < layout.total(); ++i) {
+        float sum = 0;
+        for (int m = 0; m < microbatches; ++m) sum += gradient(m, i);
+        values[static_cast<size_t>(i)] = sum;
+      }
+      for (const int p : order) reducer->ready(p);
+    }
+    for (int m = 0; sharded && m < microbatches; ++m)
+      for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
+        if (b >= 2) reducer->settle(b - 2);
+        if (b < 2) reducer->settle(static_cast<int>(layout.buckets().size()) - 2 + b);
+        reducer->settle(b);
+        reducer->open(b, m + 1 == microbatches);
+        const parallel::Bucket& bucket = layout.buckets()[static_cast<size_t>(b)];
+        const Tensor& to = memory.buckets[static_cast<size_t>(b)];
+        for (int64_t i = 0; i < bucket.size; ++i) to.ptr<float>()[i] = gradient(m, bucket.start + i);
+        for (const int p : bucket.params) reducer->ready(p);
+        if (b % 3 == 2) reducer->settle(b);
+      }
+    reducer->finish();
+  }
+
+  /// The sum of an element that this rank holds.
+  float at(int bucket, int64_t element) const {
+    if (!sharded) return values[static_cast<size_t>(element)];
+    return values[static_cast<size_t>(layout.in_shards(bucket).begin + element -
+                                      layout.shard(bucket, group.shard->rank()).begin)];
+  }
+  /// The elements of a bucket whose sums this rank holds.
+  parallel::ElementRange held(int bucket, const ShardingStrategy& strategy) const {
+    return strategy.optimizer_state ? layout.shard(bucket, group.shard->rank()) : layout.range(bucket);
+  }
+
+  const parallel::FlatBuckets& layout;
+  parallel::ReduceGroup group;
+  bool sharded;
+  std::vector<float> values, buffers[2];
+  std::vector<bf16> staging;
+  parallel::GradMemory memory;
+  ops::Exec exec = cpu_exec();
+  std::optional<GradReducer> reducer;
+};
+
+/// How gradients travel.
+struct Wire {
+  DType dtype = DType::f32;
+  bool fp32_sums = false;
+};
+constexpr Wire wires[] = {{}, {DType::bf16, false}, {DType::bf16, true}};
+
+// Small integers: exact in bf16, and so are their sums.
+float gradient(int rank, int step, int microbatch, int64_t i) {
+  return static_cast<float>((i * 31 + rank * 17 + step * 5 + microbatch * 3) % 17 - 8);
+}
+
+}  // namespace
+
+TEST_CASE("reduced gradients are the plain sum, whatever the strategy, the wire and the order of arrival",
+          "[reducer]") {
+  auto& dp = test_world().comm();
+  const int n = dp.size(), me = dp.rank();
+  auto params = random_params(2, 30, 40000);
+  for (size_t i = 0; i < params.size(); ++i) params[i].unit = static_cast<int>(i / 5);
+  const parallel::FlatBuckets layout(params, 60000, n);
+  for (const ShardingStrategy& strategy : parallel::sharding::all)
+    for (const bool overlap : {false, true})
+      for (const Wire& wire : wires) {
+        CAPTURE(strategy.name, overlap, name_of(wire.dtype), wire.fp32_sums);
+        Gradients gradients(
+            layout, {&dp},
+            {.strategy = strategy, .overlap = overlap, .wire = wire.dtype, .fp32_sums = wire.fp32_sums});
+        for (int step = 0; step < 2; ++step)
+          for (const int microbatches : {1, 3}) {
+            std::vector<int> order(params.size());
+            std::iota(order.begin(), order.end(), 0);
+            std::rotate(order.begin(), order.begin() + 7 * me, order.end());  // another one on every rank
+            gradients.step(
+                microbatches, [&](int m, int64_t i) { return gradient(me, step, m, i); }, order);
+            int64_t bad = 0;
+            for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
+              const parallel::ElementRange r = gradients.held(b, strategy);
+              for (int64_t i = r.begin; i < r.end; ++i) {
+                float sum = 0;
+                for (int k = 0; k < n; ++k)
+                  for (int m = 0; m < microbatches; ++m) sum += gradient(k, step, m, i);
+                bad += gradients.at(b, i) != sum;
+              }
+            }
+            REQUIRE(bad == 0);
+          }
+        REQUIRE(dp.outstanding() == 0);
+      }
+}
+
+TEST_CASE("gradients in bf16 are rounded before they travel, and their sums at most once", "[reducer]") {
+  auto& dp = test_world().comm();
+  const int n = dp.size(), me = dp.rank();
+  if (n == 1) return;
+  const parallel::FlatBuckets layout(random_params(2, 9, 9000), 20000, n);
+  // On rank 0 256, elsewhere 1 and a part that bf16 drops.
+  const auto value = [&](int, int64_t) { return me == 0 ? 256.0f : 1.0f + 0x1p-12f; };
+  for (const ShardingStrategy& strategy : parallel::sharding::all)
+    for (const bool fp32_sums : {false, true}) {
+      CAPTURE(strategy.name, fp32_sums);
+      Gradients gradients(layout, {&dp}, {.strategy = strategy, .wire = DType::bf16, .fp32_sums = fp32_sums});
+      gradients.step(1, value);
+      const float exact = 256.0f + static_cast<float>(n - 1);
+      // Every rank of ddp gets the sum in bf16 as well.
+      const bool rounded = !fp32_sums || !strategy.optimizer_state;
+      const float expected = rounded ? static_cast<float>(bf16(exact)) : exact;
+      REQUIRE(gradients.at(0, gradients.held(0, strategy).begin) == expected);
+      if (n % 2 == 0) REQUIRE((expected == exact) == !rounded);  // 257 and 259 are not bf16
+    }
+}
+
+TEST_CASE("sums over slices and replicas are the sums over all ranks", "[reducer]") {
+  auto& world = test_world().comm();
+  if (world.size() != 4) return;
+  const auto inside = world.split(world.rank() / 2, world.rank(), "slice"),
+             across = world.split(world.rank() % 2, world.rank(), "across");
+  const parallel::FlatBuckets layout(random_params(2, 20, 20000), 50000, 2);
+  for (const ShardingStrategy& strategy : parallel::sharding::all) {
+    const parallel::ReduceGroup group{inside.get(), across.get()};
+    if (!strategy.optimizer_state) {
+      REQUIRE_THROWS_AS(Gradients(layout, group, {.strategy = strategy}), Error);
+      continue;
+    }
+    for (const Wire& wire : wires)
+      for (const int microbatches : {1, 3}) {
+        CAPTURE(strategy.name, name_of(wire.dtype), wire.fp32_sums, microbatches);
+        Gradients gradients(layout, group,
+                            {.strategy = strategy, .wire = wire.dtype, .fp32_sums = wire.fp32_sums});
+        gradients.step(microbatches, [&](int m, int64_t i) { return gradient(world.rank(), 0, m, i); });
+        int64_t bad = 0;
+        for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
+          const parallel::ElementRange r = gradients.held(b, strategy);
+          for (int64_t i = r.begin; i < r.end; ++i) {
+            float sum = 0;
+            for (int k = 0; k < 4; ++k)
+              for (int m = 0; m < microbatches; ++m) sum += gradient(k, 0, m, i);
+            bad += gradients.at(b, i) != sum;
+          }
+        }
+        REQUIRE(bad == 0);
+      }
+  }
+}
+
+TEST_CASE("the bytes of a reduction are those of its strategy and element type", "[reducer]") {
+  auto& dp = test_world().comm();
+  const int n = dp.size();
+  if (n == 1) return;
+  const parallel::FlatBuckets layout(random_params(2, 20, 20000), 50000, n);
+  comm::CollectiveLog& log = *dp.collective_log();
+  // Bytes that this rank sends, with the collective's optimal algorithm, by operation.
+  const auto measure = [&](const ShardingStrategy& strategy, const Wire& wire) {
+    Gradients gradients(layout, {&dp},
+                        {.strategy = strategy, .wire = wire.dtype, .fp32_sums = wire.fp32_sums});
+    std::vector<float> weights(static_cast<size_t>(layout.total()));
+    log.reset_totals();
+    gradients.step(1, [](int, int64_t) { return 1.0f; });
+    if (!strategy.parameters) gradients.reducer->start_gather(std::span(weights));
+    gradients.reducer->wait_gathers();
+    double bytes = 0;
+    for (const comm::LogTotal& total : log.totals()) {
+      const double share = static_cast<double>(n - 1) / n * static_cast<double>(total.bytes);
+      if (total.op == comm::Op::all_reduce) bytes += 2 * share;
+      if (total.op == comm::Op::reduce_scatter || total.op == comm::Op::all_gather) bytes += share;
+      if (total.op == comm::Op::all_to_all) bytes += share;
+    }
+    return bytes;
+  };
+  const double once = static_cast<double>(n - 1) / n * static_cast<double>(layout.total()) * 4;
+  const double ddp = measure(parallel::sharding::ddp, {});
+  REQUIRE(ddp == Approx(2 * once));
+  REQUIRE(measure(parallel::sharding::optim, {}) == ddp);
+  REQUIRE(measure(parallel::sharding::optim_grads, {}) == ddp);
+  REQUIRE(measure(parallel::sharding::optim_grads_params, {}) == Approx(once));  // gathers: WeightGather
+  for (const bool fp32_sums : {false, true}) {
+    CAPTURE(fp32_sums);
+    REQUIRE(measure(parallel::sharding::ddp, {DType::bf16, fp32_sums}) == Approx(once));
+    REQUIRE(measure(parallel::sharding::optim, {DType::bf16, fp32_sums}) == Approx(1.5 * once));
+  }
+}
+
+TEST_CASE("updated shards are gathered in any element type", "[reducer]") {
+  auto& dp = test_world().comm();
+  const parallel::FlatBuckets layout(random_params(5, 12, 70000), 150000, dp.size());
+  Gradients gradients(layout, {&dp}, {.strategy = parallel::sharding::optim});
+  std::vector<uint16_t> all(static_cast<size_t>(layout.total()));
+  for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
+    const parallel::ElementRange own = layout.shard(b, dp.rank());
+    for (int64_t i = own.begin; i < own.end; ++i)
+      all[static_cast<size_t>(i)] = static_cast<uint16_t>(i * 3 + 1);
+  }
+  gradients.reducer->start_gather(all);
+  gradients.reducer->wait_gathers();
+  int64_t bad = 0;
+  for (size_t i = 0; i < all.size(); ++i) bad += all[i] != static_cast<uint16_t>(i * 3 + 1);
+  REQUIRE(bad == 0);
+}
+
+TEST_CASE("a gather in flight is waited for bucket by bucket", "[reducer]") {
+  auto& dp = test_world().comm();
+  const parallel::FlatBuckets layout(random_params(6, 12, 70000), 40000, dp.size());
+  const auto buckets = static_cast<int>(layout.buckets().size());
+  REQUIRE(buckets > 2);
+  Gradients gradients(layout, {&dp}, {.strategy = parallel::sharding::optim});
+  GradReducer& reducer = *gradients.reducer;
+  std::vector<float> all(static_cast<size_t>(layout.total()));
+  for (int step = 1; step <= 3; ++step) {
+    const auto value = [&](int64_t i) { return static_cast<float>(i % 1000 + step); };
+    for (int b = 0; b < buckets; ++b) {
+      const parallel::ElementRange own = layout.shard(b, dp.rank());
+      for (int64_t i = own.begin; i < own.end; ++i) all[static_cast<size_t>(i)] = value(i);
+    }
+    reducer.start_gather(std::span(all));
+    const int in_flight = dp.size() == 1 ? 0 : buckets;
+    REQUIRE(dp.outstanding() == in_flight);
+    if (in_flight > 0) REQUIRE_THROWS_AS(reducer.start_gather(std::span(all)), Error);
+    int waited = 0;
+    for (int b = buckets; b-- > 0 && step < 3;) {  // in the order of the forward pass
+      const parallel::Bucket& bucket = layout.buckets()[static_cast<size_t>(b)];
+      for (const int p : bucket.params) reducer.wait_gather(p);
+      ++waited;
+      REQUIRE(dp.outstanding() == std::max(in_flight - waited, 0));
+      int64_t bad = 0;
+      for (int64_t i = bucket.start; i < bucket.start + bucket.size; ++i)
+        bad += all[static_cast<size_t>(i)] != value(i);
+      REQUIRE(bad == 0);
+    }
+    reducer.wait_gathers();
+    REQUIRE(dp.outstanding() == 0);
+    int64_t bad = 0;
+    for (size_t i = 0; i < all.size(); ++i) bad += all[i] != value(static_cast<int64_t>(i));
+    REQUIRE(bad == 0);
+  }
+}
+
+TEST_CASE("gradients reported twice, never or too early are an internal error", "[reducer]") {
+  auto& dp = test_world().comm();
+  const parallel::FlatBuckets layout({{"a", 10}, {"b", 20}}, 0, dp.size());
+  Gradients gradients(layout, {&dp}, {.strategy = parallel::sharding::ddp});
+  GradReducer& reducer = *gradients.reducer;
+  REQUIRE_THROWS_AS(reducer.ready(0), Error);
+  REQUIRE_THROWS_AS(reducer.finish(), Error);
+  reducer.start();
+  REQUIRE_THROWS_AS(reducer.start(), Error);
+  REQUIRE_THROWS_AS(reducer.open(0, true), Error);
+  reducer.ready(0);
+  REQUIRE_THROWS_AS(reducer.ready(0), Error);
+  REQUIRE_THROWS_AS(reducer.ready(2), Error);
+  try {
+    reducer.finish();
+    FAIL();
+  } catch (const Error& e) {
+    REQUIRE(std::string(e.what()).find("b was never reported") != std::string::npos);
+  }
+  reducer.ready(1);
+  reducer.finish();
+}
+
+TEST_CASE("a bucket of sharded gradients is written only while it is open", "[reducer]") {
+  auto& dp = test_world().comm();
+  const parallel::FlatBuckets layout({{"a", 10, 0}, {"b", 20, 1}}, 0, dp.size());
+  REQUIRE(layout.buckets().size() == 2);
+  Gradients gradients(layout, {&dp}, {.strategy = parallel::sharding::optim_grads});
+  GradReducer& reducer = *gradients.reducer;
+  REQUIRE_THROWS_AS(reducer.open(0, true), Error);  // outside of a step
+  reducer.start();
+  REQUIRE_THROWS_AS(reducer.ready(1), Error);
+  reducer.open(0, true);
+  REQUIRE(reducer.is_open(0));
+  REQUIRE_THROWS_AS(reducer.open(0, true), Error);
+  reducer.ready(1);
+  REQUIRE(!reducer.is_open(0));
+  REQUIRE_THROWS_AS(reducer.ready(1), Error);
+  REQUIRE_THROWS_AS(reducer.open(0, true), Error);  // its sum is in flight
+  reducer.settle(0);
+  REQUIRE_THROWS_AS(reducer.finish(), Error);  // a was never reported
+  reducer.open(1, true);
+  reducer.ready(0);
+  reducer.finish();
+  REQUIRE(dp.outstanding() == 0);
+}
+
+TEST_CASE("gathered weights are there until they are released, and stale after an update", "[gather]") {
+  auto& dp = test_world().comm();
+  const int me = dp.rank();
+  auto params = random_params(5, 12, 30000);
+  for (size_t i = 0; i < params.size(); ++i) params[i].unit = static_cast<int>(i / 3);
+  const parallel::FlatBuckets layout(params, 0, dp.size());
+  const auto buckets = static_cast<int>(layout.buckets().size());
+  REQUIRE(buckets == 4);
+  std::vector<uint16_t> shards(static_cast<size_t>(layout.shard_total()));
+  std::vector<std::vector<uint16_t>> buffers;
+  std::vector<comm::View> views;
+  for (const parallel::Bucket& b : layout.buckets()) buffers.emplace_back(static_cast<size_t>(b.size));
+  for (auto& buffer : buffers)
+    views.emplace_back(buffer.data(), static_cast<int64_t>(buffer.size()), DType::bf16);
+  parallel::WeightGather gather(layout, {shards.data(), layout.shard_total(), DType::bf16}, views, dp);
+  const auto value = [](int step, int64_t i) { return static_cast<uint16_t>(i * 3 + step); };
+  const auto param_in = [&](int b) { return layout.buckets()[static_cast<size_t>(b)].params.front(); };
+  const auto why_not = [&](int b) {
+    try {
+      gather.require(param_in(b));
+    } catch (const Error& e) {
+      REQUIRE(e.code() == Exit::internal);
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  for (int step = 0; step < 3; ++step) {
+    for (int b = 0; b < buckets; ++b)
+      for (int64_t i = 0; i < layout.in_shards(b).size(); ++i)
+        shards[static_cast<size_t>(layout.in_shards(b).begin + i)] =
+            value(step, layout.shard(b, me).begin + i);
+    if (step > 0) gather.updated();
+    for (int b = 0; b < buckets; ++b) {
+      if (b == 0) {  // the others are started in advance
+        REQUIRE(why_not(b).find("is read, but released") != std::string::npos);
+        REQUIRE_THROWS_AS(gather.wait(b), Error);
+      }
+      gather.start(b);
+      gather.start(b);  // once
+      if (b + 1 < buckets) gather.start(b + 1);
+      REQUIRE(dp.outstanding() <= 2);
+      REQUIRE(why_not(b).find("while it is gathered") != std::string::npos);
+      gather.wait(b);
+      REQUIRE(why_not(b).empty());
+      int64_t bad = 0;
+      for (int64_t i = 0; i < layout.range(b).size(); ++i)
+        bad +=
+            buffers[static_cast<size_t>(b)][static_cast<size_t>(i)] != value(step, layout.range(b).begin + i);
+      REQUIRE(bad == 0);
+      if (b + 1 == buckets) {
+        gather.updated();
+        REQUIRE(why_not(b).find("stale: gathered as version") != std::string::npos);
+        REQUIRE_THROWS_AS(gather.start(b), Error);
+      }
+      gather.release(b);
+      REQUIRE(why_not(b).find("is read, but released") != std::string::npos);
+    }
+    REQUIRE(dp.outstanding() == 0);
+  }
+}

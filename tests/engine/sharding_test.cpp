@@ -1,0 +1,383 @@
+// Every sharding strategy trains like ddp on the same ranks: losses, gradient norms, weights and optimizer
+// state.
+#include <map>
+
+#include "apps/train/checkpoint.h"
+#include "apps/train/rank_group.h"
+#include "apps/train/run_state.h"
+#include "core/ops/step.h"
+#include "tests/comm/world_fixture.h"
+#include "tests/engine/training.h"
+#include "tests/io/io_test_util.h"
+
+using namespace nrl;
+using namespace nrl::test;
+
+namespace {
+
+constexpr int steps = 3;
+
+struct Setup {
+  std::string strategy = "ddp";
+  int replicas = 1;
+  bool overlap_reduce = true, overlap_gather = false;
+  std::string wire = "fp32";
+  bool fp32_sums = false;
+  int microbatches = 1;
+  bool clip = false;
+  bool tied = true;
+  std::string device = "cpu";
+  std::string precision = "float32";
+};
+
+ConfigResult config_of(const Setup& s, int ranks) {
+  return tiny_config(
+      s.device,
+      {"distributed.shard_strategy=" + s.strategy,
+       fmt::format("distributed.dp_replicate_size={}", s.replicas),
+       fmt::format("distributed.overlap_grad_reduce={}", s.overlap_reduce),
+       fmt::format("distributed.overlap_param_gather={}", s.overlap_gather),
+       "distributed.grad_reduce_dtype=" + s.wire,
+       fmt::format("distributed.grad_reduce_fp32_accumulation={}", s.fp32_sums),
+       // Smaller than a layer, so that layers have several buckets.
+       "distributed.bucket_size_mb=0.3", "policy.train_micro_batch_size=1",
+       fmt::format("policy.train_global_batch_size={}", ranks * s.microbatches),
+       "policy.precision=" + s.precision,
+       // Small gradients must not become steps of full size in a random direction.
+       "policy.optimizer.eps=1e-3", s.clip ? "policy.max_grad_norm=0.05" : "policy.max_grad_norm=null",
+       fmt::format("policy.model.tie_word_embeddings={}", s.tied),
+       "kernels.share_device=" + std::string(s.device == "cuda" ? "true" : "false")});
+}
+
+/// Numbers by logical tensor ("NAME" for weights, "exp_avg/NAME") and element; NaN where this rank has none.
+using Numbers = std::map<std::string, std::vector<float>>;
+
+struct Trained {
+  std::vector<double> losses, norms, evaluations;
+  Numbers numbers;                                            ///< that this rank holds
+  std::map<std::pair<std::string, comm::Op>, int64_t> bytes;  ///< of the last step, by group and operation
+};
+
+/// An engine on all ranks of the test.
+class Rank {
+ public:
+  explicit Rank(const Setup& setup)
+      : setup_(setup),
+        world_(test_world()),
+        config_(config_of(setup, world_.size())),
+        placement_(world_, config_) {
+    const Config& c = config_.config;
+    auto plan = plan::make_run_plan(c, train::load_model_spec(config_), resolve_batch(c, world_.size()),
+                                    placement_.grid_position(), placement_.device(), 1);
+    engine_ = std::make_unique<engine::Engine>(std::move(plan), engine::training_options(c),
+                                               placement_.groups(), placement_.exec());
+    train::StartPhases phases;
+    train::load_initial_weights(c, *engine_, false, 1, phases);
+    engine_->require_kernels(objective_, "the device");
+  }
+
+  void train(int from, int to, Trained& out) {
+    for (int step = from; step < to; ++step) {
+      if (step + 1 == to) world_.comm().collective_log()->reset_totals();
+      for (int m = 0; m < setup_.microbatches; ++m) {
+        const int sample = m * world_.size() + world_.rank();
+        engine_->fill(m, random_batch(T, static_cast<uint64_t>(100 * step + sample)), sample);
+      }
+      engine_->step(
+          {.number = step + 1, .learning_rate = 1e-2, .loss_tokens = T * setup_.microbatches * world_.size()},
+          objective_);
+      const engine::StepResult result = engine_->collect();
+      engine_->finish_gathers();
+      out.losses.push_back(result.metrics[0]);
+      out.norms.push_back(result.grad_norm);
+    }
+    out.bytes.clear();
+    for (const comm::LogTotal& total : world_.comm().collective_log()->totals())
+      out.bytes[{total.group, total.op}] += total.bytes;
+    data::HostMicroBatch batch = random_batch(T, 999);
+    out.evaluations.push_back(engine_->evaluate(2, [&]() -> const data::HostMicroBatch& { return batch; }));
+    out.numbers = numbers();
+  }
+
+  Numbers numbers() {
+    Numbers out;
+    const auto add = [&](const std::string& name, const model::Part& part, int64_t first, DType dtype,
+                         const std::vector<char>& bytes) {
+      const auto count = static_cast<int64_t>(bytes.size()) / size_of(dtype);
+      std::vector<float>& values = out[name];
+      if (values.empty()) values.assign(static_cast<size_t>(part.global[0] * part.width()), std::nanf(""));
+      for (int64_t i = 0; i < count; ++i) {
+        float value = 0;
+        if (dtype == DType::f32) {
+          std::memcpy(&value, bytes.data() + 4 * i, 4);
+        } else {
+          bf16 low;
+          std::memcpy(&low, bytes.data() + 2 * i, 2);
+          value = static_cast<float>(low);
+        }
+        values[static_cast<size_t>(part.element(first + i))] = value;
+      }
+    };
+    const model::ParameterList& parameters = engine_->plan().parameters;
+    for (const engine::WeightSlice& w : engine_->weight_slices())
+      add(w.part.name, w.part, 0, w.values.dtype, bytes_of(*engine_, w.values));
+    for (const engine::GroupTensors& t : engine_->groups())
+      for (size_t k = 0; k < t.state.size(); ++k)
+        for (const plan::OwnedRange& r : t.group->owned)
+          for (const model::Part& part : parameters.all[static_cast<size_t>(r.parameter)].parts) {
+            const int64_t begin = std::max(r.offset, part.offset),
+                          end = std::min(r.offset + r.count, part.offset + part.numel());
+            if (begin < end)
+              add(t.group->state[k].name + "/" + part.name, part, begin - part.offset, t.state[k].dtype,
+                  bytes_of(*engine_, t.state[k].rows(r.state + begin - r.offset, end - begin)));
+          }
+    return out;
+  }
+
+  engine::Engine& engine() { return *engine_; }
+  const plan::RunPlan& plan() const { return engine_->plan(); }
+  comm::World& world() { return world_; }
+
+ private:
+  Setup setup_;
+  comm::World& world_;
+  ConfigResult config_;
+  train::Placement placement_;
+  engine::LanguageModeling objective_;
+  std::unique_ptr<engine::Engine> engine_;
+};
+
+Trained run(const Setup& setup) {
+  Rank rank(setup);
+  Trained out;
+  rank.train(0, steps, out);
+  return out;
+}
+
+/// The greatest difference of a number that `got` holds, relative to the largest value of its tensor.
+double difference(const Numbers& got, const Numbers& want) {
+  double worst = 0;
+  for (const auto& [name, values] : got) {
+    REQUIRE(want.contains(name));
+    const std::vector<float>& expected = want.at(name);
+    REQUIRE(values.size() == expected.size());
+    double largest = 0, off = 0;
+    int64_t unknown = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (std::isnan(values[i])) continue;
+      unknown += std::isnan(expected[i]);
+      largest = std::max(largest, std::abs(static_cast<double>(expected[i])));
+      off = std::max(off, std::abs(static_cast<double>(values[i]) - static_cast<double>(expected[i])));
+    }
+    REQUIRE(unknown == 0);
+    worst = std::max(worst, off == 0 ? 0 : off / largest);
+  }
+  return worst;
+}
+
+int64_t count(const Numbers& numbers) {
+  int64_t n = 0;
+  for (const auto& [name, values] : numbers)
+    n += std::count_if(values.begin(), values.end(), [](float v) { return !std::isnan(v); });
+  return n;
+}
+
+double difference(const std::vector<double>& got, const std::vector<double>& want) {
+  REQUIRE(got.size() == want.size());
+  double worst = 0;
+  for (size_t i = 0; i < got.size(); ++i) worst = std::max(worst, std::abs(got[i] / want[i] - 1));
+  return worst;
+}
+
+const std::vector<Setup>& strategies() {
+  static const std::vector<Setup> all = [] {
+    std::vector<Setup> out;
+    for (const char* name : {"optim", "optim_grads", "optim_grads_params"}) out.push_back({.strategy = name});
+    if (test_world().size() == 4)
+      for (const char* name : {"optim", "optim_grads", "hsdp"})
+        out.push_back({.strategy = name, .replicas = 2});
+    return out;
+  }();
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("every strategy trains like ddp, with and without overlap", "[sharding]") {
+  for (const bool tied : {true, false})
+    for (const int microbatches : {1, 3}) {
+      const Setup plain{.microbatches = microbatches, .tied = tied};
+      const Trained ddp = run(plain);
+      REQUIRE(ddp.losses[2] != ddp.losses[0]);
+      for (const Setup& strategy : strategies())
+        for (const bool overlap : {false, true}) {
+          Setup s = strategy;
+          s.microbatches = microbatches;
+          s.tied = tied;
+          s.overlap_reduce = s.overlap_gather = overlap;
+          CAPTURE(s.strategy, s.replicas, overlap, microbatches, tied);
+          const Trained got = run(s);
+          // Weights and state are divided over the ranks of a slice, all of which hold about the same.
+          const int64_t whole = count(ddp.numbers) / 3, ranks = test_world().size() / s.replicas;
+          const double held =
+              static_cast<double>(whole) *
+              (2.0 / static_cast<double>(ranks) + (s.strategy == "optim_grads_params" || s.strategy == "hsdp"
+                                                       ? 1.0 / static_cast<double>(ranks)
+                                                       : 1.0));
+          REQUIRE(static_cast<double>(count(got.numbers)) == Approx(held).epsilon(0.3));
+          // Gradients are added in rank order, as by ddp, and of several microbatches before that; sharded
+          // gradients are added over the ranks first, and slices of ranks before their sums.
+          const bool same_order =
+              s.replicas == 1 && (microbatches == 1 || s.strategy == "optim" || test_world().size() == 1);
+          if (same_order) {
+            REQUIRE(got.losses == ddp.losses);
+            REQUIRE(got.evaluations == ddp.evaluations);
+            REQUIRE(difference(got.numbers, ddp.numbers) == 0);
+          }
+          REQUIRE(difference(got.losses, ddp.losses) < 1e-6);
+          REQUIRE(difference(got.norms, ddp.norms) < 1e-6);
+          REQUIRE(difference(got.evaluations, ddp.evaluations) < 1e-6);
+          REQUIRE(difference(got.numbers, ddp.numbers) < 1e-5);
+        }
+    }
+}
+
+TEST_CASE("clipping sees each gradient once, whatever is sharded", "[sharding]") {
+  for (const std::string precision : {"float32", "bfloat16"}) {
+    const Trained ddp = run({.microbatches = 2, .clip = true, .precision = precision});
+    REQUIRE(ddp.norms[0] > 0.1);
+    for (Setup s : strategies()) {
+      s.clip = true;
+      s.microbatches = 2;
+      s.precision = precision;
+      s.overlap_gather = true;
+      CAPTURE(s.strategy, s.replicas, precision);
+      const Trained got = run(s);
+      REQUIRE(difference(got.norms, ddp.norms) < 1e-5);
+      // A weight in bf16 may round to its neighbor, half an ulp (2^-8) of a value apart.
+      REQUIRE(difference(got.numbers, ddp.numbers) < (precision == "float32" ? 1e-5 : 0x1p-7));
+    }
+  }
+}
+
+TEST_CASE("gradients in bf16 change a step by their rounding", "[sharding]") {
+  if (test_world().size() == 1) return;
+  const Trained ddp = run({});
+  std::vector<Setup> all = strategies();
+  all.push_back({});
+  for (Setup s : all)
+    for (const bool fp32_sums : {false, true}) {
+      s.wire = "bf16";
+      s.fp32_sums = fp32_sums;
+      CAPTURE(s.strategy, s.replicas, fp32_sums);
+      const Trained got = run(s);
+      // 2^-8 relative per gradient; the norm averages it away.
+      REQUIRE(difference(got.norms, ddp.norms) < 1e-3);
+      REQUIRE(difference(got.norms, ddp.norms) > 0);
+      REQUIRE(difference(got.losses, ddp.losses) < 1e-4);
+    }
+}
+
+TEST_CASE("strategies compute the same on a device", "[sharding][device]") {
+  const Trained ddp = run({.microbatches = 2, .device = "cuda"});
+  for (Setup s : strategies()) {
+    s.microbatches = 2;
+    s.device = "cuda";
+    s.overlap_gather = true;
+    CAPTURE(s.strategy, s.replicas);
+    const Trained got = run(s);
+    REQUIRE(difference(got.losses, ddp.losses) < 1e-6);
+    REQUIRE(difference(got.norms, ddp.norms) < 1e-6);
+    REQUIRE(difference(got.numbers, ddp.numbers) < 1e-5);
+  }
+}
+
+TEST_CASE("the bytes of a step are those of the strategy", "[sharding]") {
+  const int n = test_world().size();
+  if (n == 1) return;
+  const auto sent = [&](const Setup& s) {
+    double bytes = -2.0 * (n - 1) / n * 8 * int{ops::StepScalar::sums};  // the step's scalars
+    for (const auto& [key, total] : run(s).bytes) {
+      const double share = static_cast<double>(n - 1) / n * static_cast<double>(total);
+      if (key.second == comm::Op::all_reduce) bytes += 2 * share;
+      if (key.second == comm::Op::reduce_scatter || key.second == comm::Op::all_gather) bytes += share;
+    }
+    return bytes;
+  };
+  const Setup fsdp{.strategy = "optim_grads_params"};
+  const Rank sharded(fsdp), whole({});
+  const plan::ParamGroup &layers = sharded.plan().groups[0], &all = whole.plan().groups[0];
+  const double share = static_cast<double>(n - 1) / n * 4;
+  const double ddp = sent({});
+  REQUIRE(ddp == Approx(2 * share * static_cast<double>(all.layout.total())));
+  REQUIRE(sent({.strategy = "optim"}) == ddp);
+  // The layouts of sharded gradients have other padding.
+  const double once = share * static_cast<double>(layers.layout.total());
+  REQUIRE(sent({.strategy = "optim_grads"}) == Approx(2 * once));
+  REQUIRE(sent({.strategy = "optim_grads", .microbatches = 3}) == Approx(4 * once));
+  // Every block is gathered for its forward and for its backward pass; so is the tied embedding, for the
+  // first layer and the head. The final norm is there from the head's forward to its backward pass.
+  double final_norm = 0;
+  for (const parallel::Bucket& b : layers.layout.buckets())
+    if (layers.layout.params()[static_cast<size_t>(b.params.front())].name.starts_with("final_norm"))
+      final_norm += share * static_cast<double>(b.size);
+  REQUIRE(final_norm > 0);
+  for (const int microbatches : {1, 3})
+    for (const bool overlap : {false, true}) {
+      CAPTURE(microbatches, overlap);
+      REQUIRE(
+          sent({.strategy = "optim_grads_params", .overlap_gather = overlap, .microbatches = microbatches}) ==
+          Approx(microbatches * (3 * once - final_norm)));
+    }
+}
+
+TEST_CASE("a checkpoint of one strategy is the state of every other one", "[sharding]") {
+  comm::World& world = test_world();
+  std::vector<Setup> all = strategies();
+  all.push_back({});
+  std::string dir;
+  std::unique_ptr<TemporaryDirectory> own;
+  if (world.rank() == 0) {
+    own = std::make_unique<TemporaryDirectory>(TemporaryDirectory::Where::memory);
+    dir = own->path();
+  }
+  world.comm().broadcast_text(dir, 0);
+  for (const std::string precision : {"float32", "bfloat16"})
+    for (size_t i = 0; i < all.size(); ++i) {
+      Setup saved = all[i];
+      saved.precision = precision;
+      Trained before;
+      Rank rank(saved);
+      rank.train(0, 2, before);
+      const std::string store = fmt::format("{}/{}{}", dir, precision, i);
+      train::SaveOptions options;
+      options.store = store;
+      options.resolved_config = "a: b\n";
+      options.run = JsonValue::object({});
+      const std::string path =
+          train::save_checkpoint(train::state_of(rank.engine(), nullptr),
+                                 {.step = 2, .updates = 2, .consumed_samples = 8, .tokens = 64}, options,
+                                 train::rank_group(world.comm()));
+      REQUIRE(validate_checkpoint(path, Validation::full).empty());
+      // Read back as every rank's state of ddp, of the next strategy, and of its own.
+      Numbers whole;
+      for (Setup loaded : {Setup{}, all[(i + 1) % all.size()], all[i]}) {
+        loaded.precision = precision;
+        CAPTURE(precision, saved.strategy, saved.replicas, loaded.strategy, loaded.replicas);
+        Rank other(loaded);
+        CheckpointReader reader(path);
+        train::load_checkpoint(reader, train::state_of(other.engine(), nullptr));
+        const Numbers got = other.numbers();
+        if (whole.empty()) whole = got;
+        REQUIRE(difference(before.numbers, whole) == 0);
+        REQUIRE(difference(got, whole) == 0);
+      }
+      world.comm().barrier();
+    }
+}
+
+TEST_CASE("sharded weights are not there between the passes", "[sharding]") {
+  if (test_world().size() == 1) return;
+  Rank rank({.strategy = "optim_grads_params"});
+  REQUIRE_THROWS_AS(rank.engine().weights(), Error);
+}

@@ -1,0 +1,190 @@
+// What sharded weights and gradients communicate around each layer, and what their buffers cost.
+#include "apps/plan/layer_traffic.h"
+
+#include <map>
+#include <set>
+
+#include "apps/model/hf_config.h"
+#include "apps/plan/run_plan.h"
+#include "tests/catch.h"
+
+using namespace nrl;
+using namespace nrl::plan;
+using memory::Category;
+
+namespace {
+
+const std::string llama =
+    R"({"model_type":"llama","vocab_size":4096,"hidden_size":256,"intermediate_size":768,
+    "num_hidden_layers":8,"num_attention_heads":8,"num_key_value_heads":2,"max_position_embeddings":2048,
+    "tie_word_embeddings":TIED})";
+
+struct Case {
+  std::string strategy;
+  bool tied = false;
+  bool overlap = true;
+  int world = 4, replicas = 1, microbatches = 2;
+  std::vector<std::string> extra = {};
+};
+
+std::unique_ptr<RunPlan> plan_of(const Case& c) {
+  std::vector<std::string> overrides{
+      fmt::format("policy.train_global_batch_size={}", c.world * c.microbatches),
+      "distributed.shard_strategy=" + c.strategy, fmt::format("distributed.dp_replicate_size={}", c.replicas),
+      fmt::format("distributed.overlap_param_gather={}", c.overlap && c.strategy != "ddp"),
+      fmt::format("distributed.overlap_grad_reduce={}", c.overlap || c.strategy == "optim")};
+  overrides.insert(overrides.end(), c.extra.begin(), c.extra.end());
+  const ConfigResult result = load_config_text(
+      "policy:\n"
+      "  model: {model_type: llama}\n"
+      "  train_micro_batch_size: 1\n"
+      "  max_total_sequence_length: 64\n"
+      "pretrain: {max_num_steps: 10}\n"
+      "data: {train: {data_path: corpus}}\n",
+      "t.yaml", overrides);
+  INFO(render(result.diagnostics));
+  REQUIRE(result.ok());
+  std::string text = llama;
+  text.replace(text.find("TIED"), 4, c.tied ? "true" : "false");
+  return make_run_plan(result.config, model::parse_model_config(text, "test"),
+                       resolve_batch(result.config, c.world),
+                       grid_position(result.config, c.world, c.world - 1), DeviceType::cpu, 2);
+}
+
+int64_t bytes(const RunPlan& p, Category c) {
+  return p.memory.bytes(c);
+}
+
+/// The greatest total of these buffers that are alive at one time.
+int64_t peak(const RunPlan& p, const std::vector<memory::BufferId>& ids) {
+  std::map<int, int64_t> change;
+  for (const memory::BufferId id : ids) {
+    const auto& b = p.memory.buffers()[static_cast<size_t>(id)];
+    REQUIRE(!b.always());
+    for (const memory::Lifetime& life : b.lifetimes) {
+      change[life.first] += b.bytes;
+      change[life.last + 1] -= b.bytes;
+    }
+  }
+  int64_t now = 0, most = 0;
+  for (const auto& [tick, by] : change) most = std::max(most, now += by);
+  return most;
+}
+
+int64_t largest(const RunPlan& p, const std::vector<memory::BufferId>& ids) {
+  int64_t most = 0;
+  for (const memory::BufferId id : ids)
+    most = std::max(most, p.memory.buffers()[static_cast<size_t>(id)].bytes);
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("each strategy keeps what it says of weights, gradients and optimizer state", "[plan]") {
+  for (const bool tied : {false, true}) {
+    const auto ddp = plan_of({"ddp", tied}), optim = plan_of({"optim", tied}),
+               grads = plan_of({"optim_grads", tied}), params = plan_of({"optim_grads_params", tied}),
+               copies = plan_of({.strategy = "hsdp", .tied = tied, .replicas = 2});
+    for (const RunPlan* p : {ddp.get(), optim.get(), grads.get(), params.get(), copies.get()}) {
+      const int shards = p == copies.get() ? 2 : 4;
+      const int64_t all = p->groups[0].layout.total() * 4;
+      CAPTURE(p->groups[0].strategy.name, tied);
+      CHECK(bytes(*p, Category::weights) == (p->groups[0].weights_sharded ? all / shards : all));
+      CHECK(bytes(*p, Category::gradients) == (p->groups[0].gradients_sharded ? all / shards : all));
+      CHECK(bytes(*p, Category::optimizer) == (p == ddp.get() ? 2 * all : 2 * all / shards));
+    }
+    // What is left of the layers' weights and gradients while they are used is less than what is saved.
+    CHECK(optim->memory.total_bytes() < ddp->memory.total_bytes());
+    CHECK(grads->memory.total_bytes() < optim->memory.total_bytes());
+    CHECK(params->memory.total_bytes() < grads->memory.total_bytes());
+    CHECK(params->memory.total_bytes() < copies->memory.total_bytes());
+  }
+}
+
+TEST_CASE("at most two layers are gathered at once, and the gradients of two reduced", "[plan]") {
+  for (const bool overlap : {false, true}) {
+    CAPTURE(overlap);
+    const auto p = plan_of({.strategy = "optim_grads_params", .overlap = overlap});
+    const ParamGroup& g = p->groups[0];
+    CHECK(peak(*p, g.gathered) <= (overlap ? 2 : 1) * largest(*p, g.gathered));
+    CHECK(peak(*p, g.bucket_gradients) <= (overlap ? 2 : 1) * largest(*p, g.bucket_gradients));
+    // The tied embedding's gradient is that of the head first, and complete with the first layer's.
+    const auto tied = plan_of({.strategy = "optim_grads", .tied = true, .overlap = overlap});
+    const auto& ids = tied->groups[0].bucket_gradients;
+    int64_t blocks = 0;
+    for (size_t b = 0; b < ids.size(); ++b)
+      if (tied->groups[0]
+              .layout.params()[static_cast<size_t>(tied->groups[0].layout.buckets()[b].params[0])]
+              .name.starts_with("layers."))
+        blocks = std::max(blocks, tied->memory.buffers()[static_cast<size_t>(ids[b])].bytes);
+    CHECK(blocks > 0);
+    CHECK(peak(*tied, ids) <= largest(*tied, ids) + (overlap ? 2 : 1) * blocks);
+  }
+}
+
+TEST_CASE("every weight is gathered when a layer reads it, and every gradient reduced once", "[plan]") {
+  for (const bool tied : {false, true})
+    for (const bool overlap : {false, true})
+      for (const int microbatches : {1, 3}) {
+        CAPTURE(tied, overlap, microbatches);
+        const auto p = plan_of({.strategy = "optim_grads_params",
+                                .tied = tied,
+                                .overlap = overlap,
+                                .microbatches = microbatches});
+        const auto visits = p->decoder->visits(memory::training).executed;
+        REQUIRE(visits.size() == p->traffic.training.size());
+        REQUIRE(visits.size() == static_cast<size_t>(2 * microbatches * 10));  // 8 blocks, embedding and head
+        std::set<BucketRef> gathered, open, reducing;
+        std::map<BucketRef, int> opened;
+        for (size_t i = 0; i < visits.size(); ++i) {
+          const LayerTraffic& t = p->traffic.training[i];
+          gathered.insert(t.gather.begin(), t.gather.end());
+          gathered.insert(t.prefetch.begin(), t.prefetch.end());
+          CHECK(t.prefetch.empty() >= !overlap);
+          const auto use = visits[i].layer->parameters(visits[i].backward);
+          const auto bucket_of = [&](int parameter) {
+            const ParamGroup& g = p->groups[0];
+            const auto at = std::find(g.parameters.begin(), g.parameters.end(), parameter);
+            return BucketRef{0, g.layout.place(static_cast<int>(at - g.parameters.begin())).bucket};
+          };
+          for (const int w : use.weights)
+            CHECK(std::count(t.gather.begin(), t.gather.end(), bucket_of(w)) == 1);
+          for (const BucketRef& b : t.open) {
+            CHECK(!reducing.contains(b));
+            CHECK(open.insert(b).second);
+            ++opened[b];
+          }
+          for (const int w : use.gradients) CHECK(open.contains(bucket_of(w)));
+          for (const BucketRef& b : t.release) CHECK(gathered.erase(b) == 1);
+          for (const BucketRef& b : t.settle) CHECK(open.erase(b) == 1);
+          CHECK(t.last == (i >= visits.size() / static_cast<size_t>(microbatches) *
+                                    static_cast<size_t>(microbatches - 1)));
+        }
+        CHECK(gathered.empty());
+        CHECK(opened.size() == p->groups[0].layout.buckets().size());
+        for (const auto& [bucket, times] : opened) CHECK(times == microbatches);
+      }
+}
+
+TEST_CASE("one rank has no shards, whatever the strategy", "[plan]") {
+  const auto ddp = plan_of({.strategy = "ddp", .world = 1});
+  for (const char* strategy : {"optim", "optim_grads", "optim_grads_params"}) {
+    const auto p = plan_of({.strategy = strategy, .world = 1});
+    CHECK(p->memory.total_bytes() == ddp->memory.total_bytes());
+    CHECK(p->traffic.training.empty());
+  }
+}
+
+TEST_CASE("gradients in bf16 cost a staging buffer of two buckets", "[plan]") {
+  const auto plain = plan_of({.strategy = "optim"});
+  for (const bool fp32_sums : {false, true}) {
+    const auto p =
+        plan_of({.strategy = "optim",
+                 .extra = {"distributed.grad_reduce_dtype=bf16",
+                           fmt::format("distributed.grad_reduce_fp32_accumulation={}", fp32_sums)}});
+    int64_t bucket = 0;
+    for (const parallel::Bucket& b : p->groups[0].layout.buckets()) bucket = std::max(bucket, b.size);
+    CHECK(bytes(*p, Category::gradients) - bytes(*plain, Category::gradients) ==
+          2 * bucket * 2 * (fp32_sums ? 2 : 1));
+  }
+}
