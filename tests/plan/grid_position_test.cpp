@@ -32,3 +32,58 @@ TEST_CASE("a rank's grid position follows from the configuration and its rank", 
   }
   for (const auto& [stage, ranks] : shards) CHECK(ranks == std::set<int>{0, 1, 2, 3, 4, 5});
 }
+
+TEST_CASE("the groups of ranks that parameter groups use are created at start, the same on all ranks",
+          "[plan]") {
+  for (const ShardStrategy strategy :
+       {ShardStrategy::ddp, ShardStrategy::optim, ShardStrategy::optim_grads_params, ShardStrategy::hsdp})
+    for (const bool overlap : {false, true})
+      for (const int replicas : {1, 2}) {
+        if ((strategy == ShardStrategy::ddp && replicas > 1) ||
+            (strategy == ShardStrategy::hsdp && replicas == 1))
+          continue;
+        CAPTURE(name_of(strategy), overlap, replicas);
+        Config config;
+        DistributedConfig& d = config.distributed;
+        d.tensor_parallel_size = d.context_parallel_size = 2;
+        d.pipeline_parallel_size = 3;
+        d.shard_strategy = strategy;
+        d.overlap_param_gather = overlap;
+        d.dp_replicate_size = replicas;
+        constexpr int world = 48;  // four data-parallel ranks
+        const auto first = needed_groups(config, grid_position(config, world, 0));
+        for (int rank = 0; rank < world; ++rank) {
+          const GridPosition position = grid_position(config, world, rank);
+          REQUIRE(needed_groups(config, position) == first);
+          for (const auto name :
+               {model::group_name::dense, model::group_name::tensor_partial, model::group_name::tied}) {
+            const bool middle = position.at.pp == 1 && name == model::group_name::tied;
+            if (middle) continue;  // it has no such parameters
+            const GroupOptions o = group_options(config, position, precision::float32, name);
+            ParamGroup g;
+            g.reduce = o.reduce;
+            g.replicas = o.replicas;
+            g.overlap_gather = o.overlap_gather;
+            g.layout = parallel::FlatBuckets({{"p", 5}}, 0, o.shards);
+            const auto has = [&](const parallel::GroupId& id) {
+              return std::count(first.begin(), first.end(), id) == 1;
+            };
+            REQUIRE(has(g.shard_group()));
+            const std::vector<int> shards = position.grid.members(g.shard_group());
+            REQUIRE(static_cast<int>(shards.size()) == o.shards);
+            REQUIRE(shards[static_cast<size_t>(o.shard_rank)] == rank);
+            if (replicas > 1) {
+              REQUIRE(has(g.replica_group()));
+              const std::vector<int> copies = position.grid.members(g.replica_group());
+              REQUIRE(static_cast<int>(copies.size()) == replicas);
+              REQUIRE(copies[static_cast<size_t>(o.replica)] == rank);
+            }
+            // Tied embeddings are on two stages that must not wait for each other within a step.
+            REQUIRE((o.strategy.parameters || o.strategy.gradients) ==
+                    (strategy != ShardStrategy::ddp && strategy != ShardStrategy::optim &&
+                     name != model::group_name::tied));
+            if (o.strategy.parameters) REQUIRE(has(g.gather_group()));
+          }
+        }
+      }
+}
