@@ -37,7 +37,7 @@ int run_generate(const GenerateArgs& args) {
     memory.emplace_back(static_cast<size_t>(p.numel() * size_of(dtype)));
     weights.push_back(p.view(memory.back().data(), dtype));
   }
-  train::load_weights(directory, spec, parameters, engine::whole_slices(parameters, weights));
+  train::load_weights(directory, spec, engine::whole_slices(parameters, weights));
   train::Accelerator accelerator;  // must outlive everything that uses the device
   std::vector<device::Memory> on_device;
   ops::Exec exec = train::cpu_exec(threads);

@@ -282,7 +282,7 @@ DType stored_dtype(const std::string& directory) {
   return DType::bf16;
 }
 
-void load_weights(const std::string& directory, const ModelSpec& spec, const model::ParameterList& parameters,
+void load_weights(const std::string& directory, const ModelSpec& spec,
                   const std::vector<engine::WeightSlice>& weights, Staging* staging) {
   const SafetensorsSet files(directory);
   for (const engine::WeightSlice& weight : weights) {

@@ -70,7 +70,6 @@ DType stored_dtype(const std::string& directory);
 /// (65), naming them, on missing or unexpected tensors and on tensors with NaN or infinity. `staging`: see
 /// TrainState.
 void load_weights(const std::string& directory, const model::ModelSpec& spec,
-                  const model::ParameterList& parameters, const std::vector<engine::WeightSlice>& weights,
-                  Staging* staging = nullptr);
+                  const std::vector<engine::WeightSlice>& weights, Staging* staging = nullptr);
 
 }  // namespace nrl::train

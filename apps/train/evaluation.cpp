@@ -79,7 +79,7 @@ void StoredModelEvaluator::load() {
       device_.exec);
   const plan::RunPlan& plan = engine_->plan();
   with_state(*engine_, [&](const TrainState& state) {
-    load_weights(directory, plan.spec, plan.parameters, state.weights, state.staging);
+    load_weights(directory, plan.spec, state.weights, state.staging);
   });
 }
 

@@ -131,7 +131,7 @@ void load_initial_weights(const Config& config, engine::Engine& engine, bool ver
   load_state(engine, config.kernels.autotune, phases, what, beside, [&](const TrainState& state) {
     if (model && verify) verify_model_directory(*model);
     if (model)
-      load_weights(*model, plan.spec, plan.parameters, state.weights, state.staging);
+      load_weights(*model, plan.spec, state.weights, state.staging);
     else
       make_initial_weights(plan, static_cast<uint64_t>(resolved_loop(config).seed), threads, state);
   });

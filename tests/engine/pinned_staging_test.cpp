@@ -169,8 +169,7 @@ TEST_CASE("a checkpoint through staging buffers has the bytes of one from host m
       train_steps(*engine, 1);
       {
         const auto staging = open();
-        train::load_weights(saved, engine->plan().spec, engine->plan().parameters, engine->weight_slices(),
-                            staging.get());
+        train::load_weights(saved, engine->plan().spec, engine->weight_slices(), staging.get());
         staging->finish();
       }
       for (size_t i = 0; i < engine->weights().size(); ++i)

@@ -123,7 +123,7 @@ LoadedModel::LoadedModel(const std::string& from)
     memory_.emplace_back(static_cast<size_t>(p.numel() * size_of(dtype)));
     weights.push_back(p.view(memory_.back().data(), dtype));
   }
-  train::load_weights(from, spec, parameters, engine::whole_slices(parameters, weights));
+  train::load_weights(from, spec, engine::whole_slices(parameters, weights));
 }
 
 model::Inference LoadedModel::inference(int64_t max_tokens, int threads) {

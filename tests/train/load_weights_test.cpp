@@ -58,7 +58,7 @@ struct Model {
     }
   }
   void load(const std::string& directory) {
-    load_weights(directory, spec, parameters, engine::whole_slices(parameters, weights));
+    load_weights(directory, spec, engine::whole_slices(parameters, weights));
   }
   const Tensor& at(const std::string& name) const {
     for (size_t p = 0; p < parameters.all.size(); ++p)
