@@ -1,10 +1,31 @@
 #include "apps/train/banner.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "apps/plan/nodes.h"
 #include "core/base/text.h"
+#include "parallel/grid/nodes.h"
 
 namespace nrl::train {
+
+namespace {
+
+// The nodes, if several, and which ranks the launcher numbers otherwise.
+std::string nodes_text(const comm::World& world) {
+  const std::vector<ClusterNode> nodes = parallel::nodes_of(world.nodes(), world.hosts());
+  if (nodes.size() < 2) return "";
+  std::string text = plan::nodes_line(nodes);
+  const std::vector<int>& launched = world.launched();
+  if (std::is_sorted(launched.begin(), launched.end())) return text;
+  text += "; ranks are numbered by node: the launcher's";
+  constexpr size_t shown = 8;
+  for (size_t r = 0; r < std::min(launched.size(), shown); ++r) text += fmt::format(" {}", launched[r]);
+  return text + (launched.size() > shown ? " ..." : "") +
+         fmt::format(" are 0 to {}", std::min(launched.size(), shown) - 1);
+}
+
+}  // namespace
 
 RunFacts describe_run(const Run& run, double peak_flops) {
   const plan::RunPlan& plan = run.plan();
@@ -19,6 +40,7 @@ RunFacts describe_run(const Run& run, double peak_flops) {
   for (const Translation& t : run.config_result.translated)
     add("", fmt::format("{} is read as {}", t.given, t.canonical));
   add("grid", plan::grid_line(run.placement.grid_position().sizes, plan.groups.front().strategy.name));
+  if (const std::string nodes = nodes_text(run.world); !nodes.empty()) add("nodes", nodes);
   add("device", run.placement.describe(run.kernels) + (c.policy.cuda_graph ? ", steps as a CUDA graph" : ""));
   if (run.placement.device() == DeviceType::cpu)
     add("mfu", fmt::format("of {:.0f} GFLOP/s per rank: the best fp32 matmul rate measured so far",

@@ -1,10 +1,12 @@
 #include "apps/train/launch.h"
 
-#include <span>
+#include <algorithm>
 
+#include "apps/plan/grid_position.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/threads.h"
+#include "parallel/grid/nodes.h"
 
 namespace nrl::train {
 
@@ -59,18 +61,33 @@ void run_collectively(comm::World& world, const std::function<void()>& work) {
   throw AgreedExit{consensus.code};
 }
 
+namespace {
+
+// Renumbers the ranks if the grid lies better on another order of nodes of different sizes.
+void order_nodes(comm::World& world, const Config& config) {
+  const std::vector<ClusterNode> nodes = parallel::nodes_of(world.nodes(), world.hosts());
+  const std::vector<int> order = parallel::best_node_order(plan::grid_sizes(config), nodes);
+  if (std::is_sorted(order.begin(), order.end())) return;
+  std::vector<int> ranks;
+  for (const int node : order)
+    for (int r = 0; r < world.size(); ++r)
+      if (world.nodes()[static_cast<size_t>(r)] == node) ranks.push_back(r);
+  world.reorder(ranks);
+  log::init(world.rank(), world.size());
+}
+
+}  // namespace
+
 ConfigResult load_config_collectively(comm::World& world, const std::string& path,
                                       const std::vector<std::string>& overrides, RunSetting setting) {
   ConfigResult result;
   std::string text;
   Exit code = Exit::ok;
-  double nodes = world.local_rank() == 0 ? 1 : 0;  // one rank of each node counts it
-  world.comm().all_reduce(std::span(&nodes, 1));
   run_collectively(world, [&] {
     if (world.rank() != 0) return;
     result = load_config(path, overrides);
     setting.world = world.size();
-    setting.nodes = static_cast<int>(nodes);
+    setting.nodes = parallel::nodes_of(world.nodes(), world.hosts());
     setting.local = world.local_size();
     check_run(result, setting);
   });
@@ -84,6 +101,7 @@ ConfigResult load_config_collectively(comm::World& world, const std::string& pat
   world.comm().broadcast_text(text, 0);
   if (world.rank() != 0) result = load_config_text(text, path);
   run_collectively(world, [&] { NRL_CHECK(result.ok(), "the resolved configuration did not read back"); });
+  order_nodes(world, result.config);
   return result;
 }
 

@@ -33,7 +33,8 @@ comm::ErrorConsensus attempt_collectively(comm::World& world, const std::functio
 void run_collectively(comm::World& world, const std::function<void()>& work);
 
 /// Collective: reads and checks the configuration on rank 0 and broadcasts it. Problems are printed on rank
-/// 0; errors end in AgreedExit on all ranks. The rank counts of `setting` are set here.
+/// 0; errors end in AgreedExit on all ranks. The rank counts of `setting` are set here. May renumber the
+/// ranks of `world`, so that the groups of the grid stay inside nodes.
 ConfigResult load_config_collectively(comm::World& world, const std::string& path,
                                       const std::vector<std::string>& overrides, RunSetting setting = {});
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <sstream>
 
+#include "apps/plan/nodes.h"
 #include "apps/train/launch.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
@@ -14,6 +15,7 @@
 #include "core/io/atomic_file.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/peak.h"
+#include "parallel/grid/nodes.h"
 
 namespace nrl::train {
 namespace {
@@ -88,7 +90,10 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
     });
   }
   run_collectively(world, [&] {
-    const Diagnostics found = validate_for_device(result, facts_);
+    Diagnostics found = validate_for_device(result, facts_);
+    const Diagnostics spans = plan::check_nodes(result, parallel::nodes_of(world.nodes(), world.hosts()),
+                                                facts_.gpu ? DeviceType::cuda : DeviceType::cpu);
+    found.insert(found.end(), spans.begin(), spans.end());
     if (has_errors(found)) raise(found);
     if (world.rank() == 0 && !found.empty()) output::write(output::Stream::err, render(found));
   });

@@ -8,11 +8,11 @@ namespace nrl::train {
 
 /// The environment that a configuration is checked against.
 struct RunSetting {
-  int world = 1;       ///< number of ranks; 0: unknown, checks that depend on it are skipped
-  int nodes = 0;       ///< 0: unknown
-  int local = 1;       ///< ranks that share this machine's memory
-  bool files = true;   ///< data and checkpoints must exist; false for a plan
-  bool memory = true;  ///< the run must fit into this machine; false for a plan
+  int world = 1;                        ///< number of ranks; 0: unknown, checks that depend on it are skipped
+  std::vector<ClusterNode> nodes = {};  ///< in the order of the ranks; empty: unknown
+  int local = 1;                        ///< ranks that share this machine's memory
+  bool files = true;                    ///< data and checkpoints must exist; false for a plan
+  bool memory = true;                   ///< the run must fit into this machine; false for a plan
 };
 
 /// Adds all problems to `result`. Reads the model's config.json and the data's manifests; does not allocate

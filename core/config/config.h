@@ -31,8 +31,11 @@ class AutoOr {
 };
 
 struct ClusterConfig {
-  std::optional<int64_t> num_nodes;   ///< must equal the number of hosts, if given
-  std::optional<int64_t> world_size;  ///< must equal the number of ranks, if given
+  // Must equal those of the job, if given.
+  std::optional<int64_t> num_nodes;
+  std::optional<int64_t> world_size;
+  std::optional<std::vector<int64_t>> gpus_per_node;  ///< ranks by node; one number: of every node
+  std::optional<int64_t> segment_size;                ///< nodes of an NVLink domain
   bool operator==(const ClusterConfig&) const = default;
 };
 

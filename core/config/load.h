@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/cluster_node.h"
 #include "core/config/result.h"
 
 namespace nrl {
@@ -55,9 +56,10 @@ int64_t warmup_steps(const SchedulerConfig& scheduler, int64_t decay_steps);
 /// the warm-up and the final decay of WSD are over. The configuration must have been validated.
 int64_t decay_end(const SchedulerConfig& scheduler, int64_t steps);
 
-/// Checks the grid and the batch against the number of ranks (and of nodes, if known), for keys that are
-/// sound. Empty when all fit.
-Diagnostics validate_for_world(const ConfigResult& result, int world_size, int num_nodes = 0);
+/// Checks the grid and the batch against the number of ranks, and the section `cluster` against these and the
+/// nodes in the launcher's order (empty: unknown), for keys that are sound. Empty when all fit.
+Diagnostics validate_for_world(const ConfigResult& result, int world_size,
+                               std::span<const ClusterNode> nodes = {});
 
 /// Facts about the devices of the run, agreed on by all ranks.
 struct DeviceFacts {

@@ -13,17 +13,19 @@ void add_distributed_keys(Table& t) {
       .at_least(1)
       .alias("distributed.world_size")
       .help("Ranks of the run; null: not checked.");
-  t.planned("cluster.gpus_per_node", Kind::integer, "null")
-      .nullable()
-      .or_single()
+  NRL_KEY(t, cluster.gpus_per_node)
       .at_least(1)
       .alias("distributed.gpus_per_node")
       .alias("distributed.num_gpus")
-      .help("GPUs of a node, or a list with one number per node.");
-  t.planned("cluster.segment_size", Kind::integer, "null")
-      .nullable()
+      .help(
+          "Ranks of a node, which are its GPUs or the processes of a run on CPUs; or a list with one number per "
+          "node, in the order in which the launcher numbers them. null: not checked, and nrl-train plan does not "
+          "know the nodes.");
+  NRL_KEY(t, cluster.segment_size)
       .at_least(1)
-      .help("Nodes of an NVLink domain; an expert group must not span two.");
+      .help(
+          "Nodes of an NVLink domain: consecutive nodes belong to one. An expert group must not span two. null: "
+          "not checked.");
 
   t.section("distributed", "Parallelism and communication.");
   NRL_KEY(t, distributed.backend)

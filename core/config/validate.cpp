@@ -420,19 +420,13 @@ Diagnostics validate(const ConfigResult& result) {
 
 }  // namespace config_detail
 
-Diagnostics validate_for_world(const ConfigResult& result, int world_size, int num_nodes) {
+Diagnostics validate_for_world(const ConfigResult& result, int world_size,
+                               std::span<const ClusterNode> nodes) {
   Diagnostics out;
   Checker c{result, out};
   const Config& config = result.config;
   const int64_t world = world_size;
-  if (config.cluster.world_size && *config.cluster.world_size != world)
-    c.error("cluster.world_size",
-            fmt::format("cluster.world_size is {}, but {} rank{} started", *config.cluster.world_size, world,
-                        world == 1 ? " was" : "s were"),
-            "", {fmt::format("start it with mpirun -n {}", *config.cluster.world_size)});
-  if (config.cluster.num_nodes && num_nodes > 0 && *config.cluster.num_nodes != num_nodes)
-    c.error("cluster.num_nodes", fmt::format("cluster.num_nodes is {}, but the ranks run on {}",
-                                             *config.cluster.num_nodes, num_nodes));
+  out = config_detail::validate_cluster(result, world, nodes);
   const DistributedConfig& d = config.distributed;
   const int64_t replica = model_ranks(config);
   if (!c.sound({"distributed.tensor_parallel_size", "distributed.pipeline_parallel_size",

@@ -95,8 +95,10 @@ std::vector<int> RankGrid::group_of(int rank, AxisSet axes) const {
 std::vector<std::vector<int>> RankGrid::groups(AxisSet axes) const {
   std::vector<std::vector<int>> out;
   for (int rank = 0; rank < ranks_; ++rank) {
-    std::vector<int> group = group_of(rank, axes);
-    if (group.front() == rank) out.push_back(std::move(group));
+    const auto at = to_array(coordinates(rank));
+    bool first = true;
+    for (size_t i = 0; i < axis_count; ++i) first = first && (!axes.has(order[i]) || at[i] == 0);
+    if (first) out.push_back(group_of(rank, axes));
   }
   return out;
 }
@@ -131,24 +133,44 @@ ProcessGrid::ProcessGrid(const GridSizes& sizes, int ranks, int rank) : rank_(ra
   NRL_CHECK(dense_point_.pp == expert_point_.pp, "the grids disagree on the pipeline stage of rank {}", rank);
 }
 
+namespace {
+
+/// Neither in the first nor in the last pipeline stage.
+bool between_ends(const RankGrid& grid, int rank) {
+  const int stage = grid.coordinates(rank).pp;
+  return stage > 0 && stage + 1 < grid.sizes().pp;
+}
+
+/// The slices of a group, or the groups across them (GroupId::slice, GroupId::across).
+std::vector<std::vector<int>> sliced(const std::vector<int>& group, const GroupId& id) {
+  if (id.slice == 0) return {group};
+  const auto size = static_cast<size_t>(id.slice);
+  NRL_CHECK(group.size() % size == 0, "{} ranks of {}", group.size(), name_of(id));
+  std::vector<std::vector<int>> out(id.across ? size : group.size() / size);
+  for (size_t i = 0; i < group.size(); ++i) out[id.across ? i % size : i / size].push_back(group[i]);
+  return out;
+}
+
+}  // namespace
+
 std::vector<int> ProcessGrid::members(const GroupId& id) const {
   const RankGrid& grid = id.expert ? expert_ : dense_;
+  if (id.ends && between_ends(grid, rank_)) return {};
   std::vector<int> all = grid.group_of(rank_, id.axes);
-  if (id.ends) {
-    const auto between = [&grid](int rank) {
-      const int stage = grid.coordinates(rank).pp;
-      return stage > 0 && stage + 1 < grid.sizes().pp;
-    };
-    if (between(rank_)) return {};
-    std::erase_if(all, between);
+  if (id.ends) std::erase_if(all, [&](int rank) { return between_ends(grid, rank); });
+  for (std::vector<int>& slice : sliced(all, id))
+    if (std::find(slice.begin(), slice.end(), rank_) != slice.end()) return std::move(slice);
+  NRL_CHECK(false, "rank {} is not in its group {}", rank_, name_of(id));
+}
+
+std::vector<std::vector<int>> ProcessGrid::groups(const GroupId& id) const {
+  const RankGrid& grid = id.expert ? expert_ : dense_;
+  std::vector<std::vector<int>> out;
+  for (std::vector<int>& group : grid.groups(id.axes)) {
+    if (id.ends) std::erase_if(group, [&](int rank) { return between_ends(grid, rank); });
+    if (group.empty()) continue;
+    for (std::vector<int>& slice : sliced(group, id)) out.push_back(std::move(slice));
   }
-  if (id.slice == 0) return all;
-  const auto size = static_cast<size_t>(id.slice);
-  NRL_CHECK(all.size() % size == 0, "{} ranks of {}", all.size(), name_of(id));
-  const auto at = static_cast<size_t>(std::find(all.begin(), all.end(), rank_) - all.begin());
-  std::vector<int> out;
-  for (size_t i = 0; i < all.size(); ++i)
-    if (id.across ? i % size == at % size : i / size == at / size) out.push_back(all[i]);
   return out;
 }
 

@@ -143,6 +143,8 @@ class ProcessGrid {
 
   /// World ranks of this rank's group, in group order; empty when it is not a member (GroupId::ends).
   std::vector<int> members(const GroupId& id) const;
+  /// The groups of all ranks, ordered by their first rank.
+  std::vector<std::vector<int>> groups(const GroupId& id) const;
   /// A few lines for the log: sizes, this rank's coordinates, and the ranks of its groups above size 1.
   std::string describe() const;
 

@@ -44,6 +44,19 @@ void on_all_ranks(comm::Communicator& world, const std::function<void()>& body) 
 
 }  // namespace
 
+std::vector<GroupAlias> group_aliases(const ProcessGrid& grid, std::span<const GroupId> ids) {
+  std::vector<GroupAlias> out;
+  for (const GroupId& id : canonical(ids)) {
+    const std::vector<int> members = grid.members(id);
+    if (members.empty()) continue;
+    const auto same = std::find_if(out.begin(), out.end(), [&](const GroupAlias& a) {
+      return a.made.lane == id.lane && grid.members(a.made) == members;
+    });
+    out.push_back({id, same == out.end() ? id : same->made});
+  }
+  return out;
+}
+
 Groups::Groups(const ProcessGrid& grid, comm::Communicator& world, std::span<const GroupId> ids,
                const std::optional<DeviceGroups>& device) {
   NRL_CHECK(world.size() == grid.ranks() && world.rank() == grid.rank(),

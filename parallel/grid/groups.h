@@ -21,6 +21,14 @@ struct DeviceGroups {
   comm::DeviceCommOptions options = {};
 };
 
+/// A requested group, and the one whose communicator it uses: itself, or the first with the same members.
+struct GroupAlias {
+  GroupId id, made;
+};
+/// In the order in which groups are created, without duplicates, from the view of the grid's rank; groups
+/// without this rank are left out.
+std::vector<GroupAlias> group_aliases(const ProcessGrid& grid, std::span<const GroupId> ids);
+
 /// All groups that a plan uses, for host memory and, with a device, for device memory. Groups of equal
 /// members and lane share one communicator, named after the first of them.
 ///

@@ -5,7 +5,8 @@ using namespace nrl;
 using namespace nrl::test;
 
 namespace {
-std::string complaints(std::vector<std::string> overrides, int world, int nodes = 0) {
+std::string complaints(std::vector<std::string> overrides, int world,
+                       const std::vector<ClusterNode>& nodes = {}) {
   const ConfigResult result = load_base(std::move(overrides));
   INFO(render(result.diagnostics));
   REQUIRE(result.ok());
@@ -35,8 +36,8 @@ TEST_CASE("the cluster section is checked against the job", "[config]") {
   CHECK(
       contains(complaints({"cluster.world_size=2"}, 4), "cluster.world_size is 2, but 4 ranks were started"));
   CHECK(complaints({"cluster.world_size=4"}, 4).empty());
-  CHECK(
-      contains(complaints({"cluster.num_nodes=2"}, 2, 1), "cluster.num_nodes is 2, but the ranks run on 1"));
+  CHECK(contains(complaints({"cluster.num_nodes=2"}, 2, {{"a", 2}}),
+                 "cluster.num_nodes is 2, but the ranks run on 1"));
   CHECK(complaints({"cluster.num_nodes=2"}, 2).empty());
   CHECK(
       contains(complaints({"distributed.data_parallel_size=4"}, 2), "data_parallel_size is 4, but 2 ranks"));
@@ -55,6 +56,29 @@ TEST_CASE("the copies of the shards divide the data-parallel ranks", "[config]")
   CHECK(contains(copies(3, 4), "dp_replicate_size: 3 does not divide 4 data-parallel ranks"));
   CHECK(contains(copies(2, 2), "into slices of 2 or more"));
   CHECK(contains(copies(2, 1), "1 data-parallel rank "));
+}
+
+TEST_CASE("the nodes of the cluster section are checked against the job", "[config]") {
+  const std::vector<ClusterNode> two = {{"a", 4}, {"b", 4}}, mixed = {{"a", 4}, {"b", 8}, {"c", 4}};
+  CHECK(complaints({"cluster.gpus_per_node=4"}, 8, two).empty());
+  CHECK(complaints({"cluster.gpus_per_node=[4,8,4]"}, 16, mixed).empty());
+  CHECK(contains(complaints({"cluster.gpus_per_node=8"}, 8, two),
+                 "cluster.gpus_per_node is 8 for node 0 (a), which has 4 ranks"));
+  CHECK(
+      contains(complaints({"cluster.gpus_per_node=4"}, 16, mixed), "is 4 for node 1 (b), which has 8 ranks"));
+  CHECK(contains(complaints({"cluster.gpus_per_node=[4,4,8]"}, 16, mixed), "is 4 for node 1 (b)"));
+  CHECK(contains(complaints({"cluster.gpus_per_node=[8,8]"}, 16, mixed),
+                 "lists 2 nodes, but the ranks run on 3"));
+  CHECK(contains(complaints({"cluster.segment_size=2"}, 16, mixed),
+                 "cluster.segment_size is 2, but 3 nodes are not a multiple"));
+  CHECK(complaints({"cluster.segment_size=2"}, 8, two).empty());
+  // For a plan, whose nodes nobody has seen, the section must agree with itself.
+  CHECK(complaints({"cluster.gpus_per_node=4"}, 8).empty());
+  CHECK(complaints({"cluster.gpus_per_node=[4,8,4]"}, 16).empty());
+  CHECK(contains(complaints({"cluster.gpus_per_node=8"}, 4), "0 nodes of 8 ranks do not make 4 ranks"));
+  CHECK(contains(complaints({"cluster.gpus_per_node=4", "cluster.num_nodes=3"}, 8),
+                 "3 nodes of 4 ranks do not make 8 ranks"));
+  CHECK(contains(complaints({"cluster.gpus_per_node=[4,2]"}, 8), "nodes of 4, 2 ranks do not make 8 ranks"));
 }
 
 TEST_CASE("the batch is resolved", "[config]") {

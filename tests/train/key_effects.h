@@ -120,6 +120,8 @@ inline const Effect effects[] = {
     {"device", Observed::banner, "cpu", "cuda"},
     {"cluster.num_nodes", Observed::exit, "1", "2"},
     {"cluster.world_size", Observed::exit, "1", "2"},
+    {"cluster.gpus_per_node", Observed::exit, "1", "2"},
+    {"cluster.segment_size", Observed::exit, "1", "2"},
     {"distributed.backend", Observed::exit, "mpi", "nccl"},
     {"distributed.data_parallel_size", Observed::exit, "1", "2"},
     {"distributed.shard_strategy", Observed::plan, "ddp", "optim"},

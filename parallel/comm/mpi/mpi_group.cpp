@@ -17,13 +17,13 @@ Task no_operation() {
   co_return;
 }
 
-/// World ranks of a communicator's members.
-std::vector<int> world_ranks(MPI_Comm comm, int size) {
+/// Ranks in `world` of a communicator's members.
+std::vector<int> ranks_in(MPI_Comm world, MPI_Comm comm, int size) {
   std::vector<int> here(static_cast<size_t>(size)), ranks(here.size());
   for (int i = 0; i < size; ++i) here[static_cast<size_t>(i)] = i;
   MPI_Group ours = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
   mpi_check(MPI_Comm_group(comm, &ours), "MPI_Comm_group");
-  mpi_check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");
+  mpi_check(MPI_Comm_group(world, &all), "MPI_Comm_group");
   mpi_check(MPI_Group_translate_ranks(ours, size, here.data(), all, ranks.data()),
             "MPI_Group_translate_ranks");
   MPI_Group_free(&ours);
@@ -90,7 +90,7 @@ Task MpiGroup::create(std::shared_ptr<MpiState> state, MPI_Comm comm, std::share
   mpi_check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   mpi_check(MPI_Comm_rank(comm, &group->rank_), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(comm, &group->size_), "MPI_Comm_size");
-  group->members_ = world_ranks(comm, group->size_);
+  group->members_ = ranks_in(group->state_->ordered, comm, group->size_);
   out = group;
   const auto host = [&](int r) { return group->state_->host_of[static_cast<size_t>(r)]; };
   const std::vector<int>& members = group->members_;

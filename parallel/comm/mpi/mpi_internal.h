@@ -24,9 +24,13 @@ struct MpiState {
   MpiOptions options;
   CollectiveLog* log = nullptr;
   Executor executor;
+  /// All processes in the order of their ranks in this program (MpiSession::reorder()).
+  MPI_Comm ordered = MPI_COMM_NULL;
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
+  // By rank.
   std::vector<std::string> hosts;
-  std::vector<int> host_of;  ///< of a world rank: the first world rank of its host
+  std::vector<int> host_of;   ///< the first rank of its host
+  std::vector<int> launched;  ///< its rank in MPI_COMM_WORLD
   bool failed = false;
   bool finished = false;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 
 #include <sched.h>
 
@@ -70,6 +71,39 @@ MpiSession::MpiSession(const MpiOptions& options, CollectiveLog* log) : state_(s
             "MPI_Allgather");
   for (size_t r = 0; r < s.host_of.size(); ++r)
     s.hosts.emplace_back(names.data() + r * name_bytes, strnlen(names.data() + r * name_bytes, name_bytes));
+  s.launched.resize(s.host_of.size());
+  std::iota(s.launched.begin(), s.launched.end(), 0);
+  mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &s.ordered), "MPI_Comm_dup");
+  // A launcher may deal ranks to hosts in turn (mpirun --map-by node).
+  std::vector<int> by_host = s.launched;
+  std::stable_sort(by_host.begin(), by_host.end(), [&](int a, int b) {
+    return s.host_of[static_cast<size_t>(a)] < s.host_of[static_cast<size_t>(b)];
+  });
+  reorder(by_host);
+}
+
+void MpiSession::reorder(std::span<const int> order) {
+  MpiState& s = *state_;
+  NRL_CHECK(std::is_permutation(order.begin(), order.end(), s.launched.begin(), s.launched.end()),
+            "the new order of {} ranks is no permutation", s.size);
+  if (std::is_sorted(order.begin(), order.end())) return;  // as they are
+  const auto permuted = [&](const auto& by_rank) {
+    auto out = by_rank;
+    for (size_t r = 0; r < order.size(); ++r) out[r] = by_rank[static_cast<size_t>(order[r])];
+    return out;
+  };
+  s.hosts = permuted(s.hosts);
+  s.launched = permuted(s.launched);
+  std::vector<int> hosts = permuted(s.host_of);
+  for (size_t r = 0; r < hosts.size(); ++r)
+    s.host_of[r] = static_cast<int>(std::find(hosts.begin(), hosts.end(), hosts[r]) - hosts.begin());
+  s.rank = static_cast<int>(std::find(order.begin(), order.end(), s.rank) - order.begin());
+  NRL_CHECK(s.executor.release_finished(10), "operations are in flight while ranks are reordered");
+  run_now(mpi_barrier(s.ordered));
+  MPI_Comm ordered = MPI_COMM_NULL;
+  mpi_check(MPI_Comm_split(s.ordered, 0, s.rank, &ordered), "MPI_Comm_split");
+  mpi_check(MPI_Comm_free(&s.ordered), "MPI_Comm_free");
+  s.ordered = ordered;
 }
 
 MpiSession::~MpiSession() = default;
@@ -89,11 +123,17 @@ int MpiSession::local_size() const {
 const std::vector<std::string>& MpiSession::hosts() const {
   return state_->hosts;
 }
+const std::vector<int>& MpiSession::host_of() const {
+  return state_->host_of;
+}
+const std::vector<int>& MpiSession::launched() const {
+  return state_->launched;
+}
 
 std::unique_ptr<Communicator> MpiSession::make_world() {
   MPI_Comm comm = MPI_COMM_NULL;
-  run_now(mpi_barrier(MPI_COMM_WORLD));
-  mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
+  run_now(mpi_barrier(state_->ordered));
+  mpi_check(MPI_Comm_dup(state_->ordered, &comm), "MPI_Comm_dup");
   return make_mpi(state_, comm, "world");
 }
 
@@ -104,7 +144,10 @@ void MpiSession::mark_failed() {
 void MpiSession::finish() {
   if (state_->finished) return;
   state_->finished = true;
-  if (!state_->failed) run_now(mpi_barrier(MPI_COMM_WORLD));
+  if (!state_->failed) {
+    run_now(mpi_barrier(MPI_COMM_WORLD));
+    mpi_check(MPI_Comm_free(&state_->ordered), "MPI_Comm_free");
+  }
   mpi_check(MPI_Finalize(), "MPI_Finalize");
 }
 

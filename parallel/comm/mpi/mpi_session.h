@@ -2,6 +2,7 @@
 // Initialization and finalization of MPI, and the world communicator.
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,10 @@ namespace nrl::comm {
 
 struct MpiState;
 
-/// One per process. One thread at a time calls MPI, for the operations of all communicators (executor.h), so
-/// MPI_THREAD_SERIALIZED suffices; MPI_THREAD_MULTIPLE is requested for abort().
+/// One per process. Ranks are numbered by host: those of the first host come first, in the order of the
+/// launcher, whose own numbers may alternate between hosts. One thread at a time calls MPI, for the
+/// operations of all communicators (executor.h), so MPI_THREAD_SERIALIZED suffices; MPI_THREAD_MULTIPLE is
+/// requested for abort().
 class MpiSession {
  public:
   /// Starts MPI; fails with Exit::unavailable. `log` may be null and must outlive the session.
@@ -26,8 +29,16 @@ class MpiSession {
   int size() const;
   int local_rank() const;
   int local_size() const;
-  /// Host name of every world rank.
+  /// Host name of every rank.
   const std::vector<std::string>& hosts() const;
+  /// The first rank on the host of every rank.
+  const std::vector<int>& host_of() const;
+  /// The launcher's number of every rank (MPI_COMM_WORLD).
+  const std::vector<int>& launched() const;
+
+  /// Collective: `order[r]` is the present rank of the future rank r. All communicators must have been
+  /// destroyed.
+  void reorder(std::span<const int> order);
 
   /// The group of all ranks. Communicators must be destroyed before finish().
   std::unique_ptr<Communicator> make_world();

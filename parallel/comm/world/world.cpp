@@ -45,11 +45,7 @@ std::unique_ptr<World> World::init(const WorldOptions& options) {
     return w;
   }
   w->mpi_ = std::make_unique<MpiSession>(options.mpi, w->log_.get());
-  w->rank_ = w->mpi_->rank();
-  w->size_ = w->mpi_->size();
-  w->local_rank_ = w->mpi_->local_rank();
-  w->local_size_ = w->mpi_->local_size();
-  w->hosts_ = w->mpi_->hosts();
+  w->take_ranks();
   const long expected = env_number("SLURM_STEP_NUM_TASKS");
   if (w->size_ == 1 && env_number("OMPI_COMM_WORLD_SIZE") < 0 && expected > 1) {
     w->mark_failed();
@@ -59,6 +55,26 @@ std::unique_ptr<World> World::init(const WorldOptions& options) {
   }
   w->comm_ = w->mpi_->make_world();
   return w;
+}
+
+void World::take_ranks() {
+  rank_ = mpi_->rank();
+  size_ = mpi_->size();
+  local_rank_ = mpi_->local_rank();
+  local_size_ = mpi_->local_size();
+  hosts_ = mpi_->hosts();
+  launched_ = mpi_->launched();
+  const std::vector<int>& first = mpi_->host_of();
+  nodes_.assign(first.size(), 0);
+  for (size_t r = 1; r < first.size(); ++r) nodes_[r] = nodes_[r - 1] + (first[r] != first[r - 1] ? 1 : 0);
+}
+
+void World::reorder(std::span<const int> order) {
+  if (!mpi_) return;
+  comm_.reset();
+  mpi_->reorder(order);
+  take_ranks();
+  comm_ = mpi_->make_world();
 }
 
 World::~World() {

@@ -2,6 +2,7 @@
 // The processes of a run: started by mpirun, srun or alone.
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,8 +36,16 @@ class World {
   int size() const { return size_; }
   int local_rank() const { return local_rank_; }
   int local_size() const { return local_size_; }
-  /// Host name of every rank.
+  /// Host name of every rank. The ranks of a host are consecutive.
   const std::vector<std::string>& hosts() const { return hosts_; }
+  /// Node of every rank, counted from 0 in the order of the ranks. Different nodes may have one host name.
+  const std::vector<int>& nodes() const { return nodes_; }
+  /// The launcher's number of every rank.
+  const std::vector<int>& launched() const { return launched_; }
+
+  /// Collective: `order[r]` is the present rank of the future rank r; ranks of a node must stay consecutive.
+  /// Replaces comm(); communicators made from it must have been destroyed.
+  void reorder(std::span<const int> order);
 
   Communicator& comm() { return *comm_; }
   CollectiveLog& collective_log() { return *log_; }
@@ -52,11 +61,13 @@ class World {
 
  private:
   World() = default;
+  void take_ranks();
   std::unique_ptr<CollectiveLog> log_;
   std::unique_ptr<MpiSession> mpi_;
   std::unique_ptr<Communicator> comm_;
   int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
   std::vector<std::string> hosts_;
+  std::vector<int> nodes_{0}, launched_{0};
   bool finalized_ = false;
 };
 
