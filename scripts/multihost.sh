@@ -1,0 +1,167 @@
+#!/usr/bin/env bash
+# Runs a program with mpirun on several hosts made of Linux namespaces on this machine, joined by a network whose rate
+# can be limited: tests multi-node runs without a cluster. Every host has its own name, address, shared memory
+# (/dev/shm) and processes; files are shared, as on a cluster.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'TEXT'
+usage: scripts/multihost.sh [--hosts N,N...] [--rate RATE] [--mpi "OPTIONS"] [--timeout SECONDS] PROGRAM ARGS...
+  --hosts N,N...     ranks of each host (2,2); the hosts are called node0, node1, ...
+  --rate RATE        what each host may send to the others, as tc writes it: 100mbit, 1gbit (not limited)
+  --mpi "OPTIONS"    further options of mpirun, e.g. "--map-by node" to deal consecutive ranks to different hosts
+  --timeout SECONDS  ends the run, with exit code 124
+Needs root, iproute2, util-linux and Open MPI. Exits with 77 and the reason if hosts cannot be made here; otherwise with
+the exit code of mpirun.
+TEXT
+}
+
+hosts=2,2
+rate=
+mpi=
+limit=
+while (($#)); do
+  case $1 in
+    --hosts)
+      [[ ${2:-} =~ ^[1-9][0-9]*(,[1-9][0-9]*)*$ ]] || die 64 "--hosts takes ranks of each host, e.g. 2,2; found '${2:-}'"
+      hosts=$2
+      shift
+      ;;
+    --rate)
+      [[ ${2:-} =~ ^[1-9][0-9]*[kmg]bit$ ]] || die 64 "--rate takes a rate such as 100mbit; found '${2:-}'"
+      rate=$2
+      shift
+      ;;
+    --mpi)
+      mpi=${2:-}
+      shift
+      ;;
+    --timeout)
+      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die 64 "--timeout takes seconds; found '${2:-}'"
+      limit=$2
+      shift
+      ;;
+    -h | --help)
+      usage
+      exit 0
+      ;;
+    --)
+      shift
+      break
+      ;;
+    -*) die 64 "unknown option $1; see --help" ;;
+    *) break ;;
+  esac
+  shift
+done
+(($#)) || {
+  usage >&2
+  exit 64
+}
+IFS=, read -ra ranks <<<"$hosts"
+((${#ranks[@]} <= 200)) || die 64 "--hosts: at most 200 hosts; found ${#ranks[@]}"
+
+# skip REASON...: no hosts can be made here; not a failure of the project.
+skip() {
+  echo "skipped: hosts in namespaces: $*"
+  exit 77
+}
+((EUID == 0)) || skip "root is required"
+for tool in ip nsenter unshare mpirun; do
+  command -v "$tool" >/dev/null || skip "$tool is not installed (apt-get install iproute2 util-linux openmpi-bin)"
+done
+[[ -z $rate ]] || command -v tc >/dev/null || skip "tc is not installed (apt-get install iproute2)"
+unshare --net --uts --mount --pid --fork --mount-proc true 2>/dev/null || skip "namespaces are not permitted here"
+
+state=$(mktemp -d)
+holders=()
+pids=()
+cleanup() {
+  # The first process of a PID namespace takes all others with it; unshare only waits for it.
+  kill -KILL "${pids[@]}" "${holders[@]}" 2>/dev/null || true
+  wait "${holders[@]}" 2>/dev/null || true
+  rm -rf "$state"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# make_host NAME: namespaces that a sleeping process holds; its PID is added to `pids`.
+make_host() {
+  local name=$1 i
+  mkdir "$state/$name"
+  # `wait` reaps daemons that mpirun leaves.
+  unshare --net --uts --mount --pid --fork --kill-child --mount-proc --propagation private bash -c '
+    hostname "$2"
+    mount --bind "$1/hosts" /etc/hosts
+    mount -t tmpfs -o mode=1777 shm /dev/shm
+    ip link set lo up
+    echo ready >"$1/$2/state"
+    while :; do sleep 3600 & wait $! || true; done' holder "$state" "$name" </dev/null >"$state/$name/log" 2>&1 &
+  holders+=("$!")
+  for ((i = 0; i < 200; ++i)); do
+    [[ -s $state/$name/state ]] && break
+    kill -0 "${holders[-1]}" 2>/dev/null || skip "host $name does not start: $(cat "$state/$name/log")"
+    sleep 0.05
+  done
+  [[ -s $state/$name/state ]] || skip "host $name does not start within 10 s"
+  # (The file ends without a newline, so that read returns 1.)
+  read -r pid _ <"/proc/${holders[-1]}/task/${holders[-1]}/children" || true
+  pids+=("$pid")
+}
+
+# in_host PID COMMAND...: in the network of that host.
+in_host() {
+  local pid=$1
+  shift
+  nsenter -t "$pid" -n "$@"
+}
+
+network=10.97.0
+{
+  echo "127.0.0.1 localhost"
+  echo "$network.254 head"
+  for i in "${!ranks[@]}"; do echo "$network.$((i + 1)) node$i"; done
+} >"$state/hosts"
+make_host head
+head=${pids[0]}
+in_host "$head" ip link add br0 type bridge
+in_host "$head" ip addr add "$network.254/24" dev br0
+in_host "$head" ip link set br0 up
+total=0
+for i in "${!ranks[@]}"; do
+  make_host "node$i"
+  pid=${pids[-1]}
+  in_host "$head" ip link add "v$i" type veth peer name eth0 netns "$pid"
+  in_host "$head" ip link set "v$i" master br0 up
+  in_host "$pid" ip addr add "$network.$((i + 1))/24" dev eth0
+  in_host "$pid" ip link set eth0 up
+  [[ -z $rate ]] || in_host "$pid" tc qdisc replace dev eth0 root tbf rate "$rate" burst 64kb latency 100ms ||
+    skip "tc cannot limit a rate here"
+  echo "node$i slots=${ranks[i]}" >>"$state/hostfile"
+  echo "node$i $pid" >>"$state/pids"
+  total=$((total + ranks[i]))
+done
+
+# Called by mpirun as it would call ssh: [options] HOST WORDS..., with a bare environment and a shell.
+cat >"$state/rsh" <<SH
+#!/usr/bin/env bash
+while [[ \$1 == -* ]]; do shift; done
+pid=\$(awk -v host="\$1" '\$1 == host { print \$2 }' "$state/pids")
+shift
+cd /
+exec nsenter -t "\$pid" -n -u -m -p env -i HOME="\${HOME:-/}" USER=root LOGNAME=root SHELL=/bin/sh PATH="$PATH" sh -c "\$*"
+SH
+chmod +x "$state/rsh"
+
+mpi_setup "$total"
+# Without the others' process table, mpirun itself could not enter their namespaces: it runs in the network of "head".
+# shellcheck disable=SC2206
+command=(nsenter -t "$head" -n -u mpirun --hostfile "$state/hostfile" --bind-to none -n "$total"
+  --mca plm rsh --mca plm_rsh_agent "$state/rsh" --mca btl_tcp_if_include "$network.0/24"
+  --mca oob_tcp_if_include "$network.0/24" $mpi "$@")
+[[ -z $limit ]] || command=(timeout --kill-after=10 "$limit" "${command[@]}")
+code=0
+"${command[@]}" || code=$?
+exit "$code"

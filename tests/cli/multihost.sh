@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Runs on several hosts, made of namespaces by scripts/multihost.sh: the same numbers as on one, and ranks in the order
+# of the nodes. Skipped with the reason where hosts cannot be made.
+# shellcheck source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
+
+# hosts RANKS,RANKS OPTIONS ARGS...: trains on these hosts; OPTIONS are those of mpirun.
+hosts() {
+  local code=0
+  "$source_dir/scripts/multihost.sh" --timeout 120 --hosts "$1" --mpi "$2" "$nrl_train" "${@:3}" >out.txt 2>err.txt || code=$?
+  if ((code == 77)) && grep -q '^skipped:' out.txt; then
+    cat out.txt
+    exit 77
+  fi
+  return $code
+}
+
+case $case_name in
+  multihost)
+    corpus
+    config one
+    expect 0 run 1 one.yaml
+    for strategy in ddp optim; do
+      for overlap in true false; do
+        name=$strategy-$overlap
+        config "$name"
+        expect 0 hosts 2,2 "" "$name.yaml" distributed.shard_strategy=$strategy distributed.overlap_grad_reduce=$overlap \
+          distributed.bucket_size_mb=0.13 cluster.num_nodes=2 cluster.gpus_per_node=2
+        same one/logs/metrics.jsonl "$name/logs/metrics.jsonl" 1e-5
+        grep -q 'nodes  *2 x node0, 2 x node1$' out.txt || fail "the banner does not name the nodes: $(cat out.txt)"
+      done
+    done
+    # The same ranks on one host: shared memory and messages give the same bits.
+    config together
+    expect 0 run 4 together.yaml distributed.shard_strategy=optim distributed.bucket_size_mb=0.13
+    same together/logs/metrics.jsonl optim-true/logs/metrics.jsonl 0
+    # A stopped run on two hosts resumes on one.
+    config parts
+    expect 0 hosts 2,2 "" parts.yaml distributed.shard_strategy=optim pretrain.max_num_steps=5
+    expect 0 run 4 parts.yaml distributed.shard_strategy=optim
+    config whole
+    expect 0 run 4 whole.yaml distributed.shard_strategy=optim
+    same whole/logs/metrics.jsonl parts/logs/metrics.jsonl 0
+    ;;
+  multihost_order)
+    corpus
+    # mpirun deals consecutive ranks to different hosts; the program numbers them by host, with the same numbers.
+    config inturn
+    expect 0 hosts 2,2 "--map-by node" inturn.yaml cluster.gpus_per_node=2
+    grep -q "2 x node0, 2 x node1; ranks are numbered by node: the launcher's 0 2 1 3 are 0 to 3" out.txt ||
+      fail "no word of the order of ranks: $(cat out.txt)"
+    config together
+    expect 0 run 4 together.yaml
+    same together/logs/metrics.jsonl inturn/logs/metrics.jsonl 0
+    # The section `cluster` names the node that differs.
+    expect 78 hosts 2,1 "" inturn.yaml policy.train_global_batch_size=6 cluster.gpus_per_node=2
+    grep -q 'cluster.gpus_per_node is 2 for node 1 (node1), which has 1 rank' err.txt || fail "no such message: $(cat err.txt)"
+    expect 78 hosts 2,2 "" inturn.yaml cluster.num_nodes=1
+    grep -q 'cluster.num_nodes is 1, but the ranks run on 2' err.txt || fail "no such message: $(cat err.txt)"
+    ;;
+  *) fail "no case $case_name" ;;
+esac
