@@ -7,6 +7,7 @@
 
 #include "apps/nrl-train/commands.h"
 #include "apps/train/report/chart.h"
+#include "apps/train/report/communication.h"
 #include "apps/train/report/terminal.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
@@ -21,6 +22,16 @@ int run_report(const ReportArgs& args) {
   const std::string chart =
       train::text_chart(runs, &train::RunHistory::loss, std::clamp(columns - 16, 20, 120), 14);
   std::fputs((chart + (chart.empty() ? "" : "\n") + train::text_table(runs)).c_str(), stdout);
+  for (const std::string& path : args.runs) {
+    const std::string file = join_path(path, train::communication_file);
+    if (!path_exists(file)) continue;
+    const train::Communication c =
+        train::communication_from(parse_json(read_file(file, 1 << 20), file), file);
+    std::fputs(
+        fmt::format("\ncommunication of {}, per step of {} (rank 0)\n{}", path, c.steps, train::text_table(c))
+            .c_str(),
+        stdout);
+  }
   if (!args.html.empty()) {
     write_file_atomic(args.html, train::html_report(runs));
     log::info("wrote {}", args.html);

@@ -1,8 +1,10 @@
 #include "apps/train/run_report.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "apps/train/banner.h"
+#include "apps/train/report/communication.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "core/io/atomic_file.h"
@@ -45,6 +47,7 @@ void RunReport::banner() {
 }
 
 void RunReport::first_step() {
+  run_.world.collective_log().reset_totals();
   phases_.begin("first step", "computing the first step");
 }
 
@@ -163,6 +166,24 @@ std::string RunReport::divergence_hint(int64_t first_updates) const {
                      succeeded == 1 ? "" : "s", weights);
 }
 
+std::vector<CommFacts> RunReport::communication() const {
+  std::vector<CommFacts> out;
+  for (const comm::LogTotal& t : run_.world.collective_log().totals())
+    if (t.ranks > 1)
+      out.push_back({.group = t.group,
+                     .operation = std::string(name_of(t.op)),
+                     .algorithm = std::string(t.algorithm),
+                     .ranks = t.ranks,
+                     .count = t.count,
+                     .bytes = t.bytes,
+                     .wire_bytes = t.wire(),
+                     .seconds = t.busy_seconds,
+                     .exposed_s = t.exposed_seconds});
+  std::stable_sort(out.begin(), out.end(),
+                   [](const CommFacts& a, const CommFacts& b) { return a.exposed_s > b.exposed_s; });
+  return out;
+}
+
 void RunReport::summary(std::string outcome, Exit code) {
   const Position& at = run_.position;
   RunSummary s;
@@ -180,6 +201,12 @@ void RunReport::summary(std::string outcome, Exit code) {
   }
   s.times = timers_.times();
   s.kernels = profile_.kernels();
+  s.comm = communication();
+  if (first() && !s.comm.empty())
+    log_row([&] {
+      write_file_atomic(join_path(run_.config.logger.log_dir, communication_file),
+                        to_json(Communication{s.steps, s.comm}).dump() + "\n");
+    });
   s.checkpoint = checkpoint_;
   if (!checkpoint_.empty() && code == Exit::ok)
     s.next = {fmt::format("nrl-train generate {} --prompt \"...\"", checkpoint_)};

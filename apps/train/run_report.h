@@ -48,6 +48,8 @@ class RunReport {
 
   Timers& timers() { return timers_; }
   StepProfile& profile() { return profile_; }
+  /// What the groups of ranks communicated since the first step, the most exposed first.
+  std::vector<CommFacts> communication() const;
   /// Seconds of exposed communication so far.
   double exposed_seconds() const;
   int64_t tokens_per_step() const;

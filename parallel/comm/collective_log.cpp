@@ -17,6 +17,24 @@ std::string_view name_of(Op op) {
   return names[static_cast<int>(op)];
 }
 
+double wire_bytes(Op op, double bytes, int ranks) {
+  const double others = static_cast<double>(ranks - 1) / std::max(ranks, 1);
+  switch (op) {
+    case Op::all_reduce:
+      return 2 * others * bytes;
+    case Op::all_gather:
+    case Op::reduce_scatter:
+    case Op::all_to_all:
+      return others * bytes;
+    case Op::recv:
+    case Op::barrier:
+    case Op::split:
+      return 0;
+    default:
+      return ranks > 1 ? bytes : 0;
+  }
+}
+
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
@@ -27,9 +45,12 @@ struct CollectiveLog::State {
   mutable std::mutex mutex;
   struct Group {
     std::string name, label;
+    int ranks;
   };
   struct Sum {
     int64_t count = 0, bytes = 0, busy_ns = 0, exposed_ns = 0;
+    int ranks = 1;
+    std::string_view algorithm;
   };
   std::vector<Group> groups;
   std::map<std::pair<std::string, Op>, uint32_t> index;  // into sums
@@ -48,9 +69,9 @@ CollectiveLog::CollectiveLog() : state_(std::make_unique<State>()) {
 }
 CollectiveLog::~CollectiveLog() = default;
 
-uint32_t CollectiveLog::add_group(std::string_view name, std::string_view label) {
+uint32_t CollectiveLog::add_group(std::string_view name, std::string_view label, int ranks) {
   std::lock_guard lock(state_->mutex);
-  state_->groups.push_back({std::string(name), std::string(label)});
+  state_->groups.push_back({std::string(name), std::string(label), ranks});
   return static_cast<uint32_t>(state_->groups.size() - 1);
 }
 
@@ -61,7 +82,7 @@ std::string CollectiveLog::group_label(uint32_t group) const {
 }
 
 LogTicket CollectiveLog::enqueue(uint32_t group, uint64_t seq, Op op, DType dtype, int64_t bytes,
-                                 int32_t peer) {
+                                 int32_t peer, std::string_view algorithm) {
   std::lock_guard lock(state_->mutex);
   NRL_CHECK(group < state_->groups.size(), "collective log: group {} of {}", group, state_->groups.size());
   const auto [it, added] =
@@ -70,6 +91,8 @@ LogTicket CollectiveLog::enqueue(uint32_t group, uint64_t seq, Op op, DType dtyp
   State::Sum& sum = state_->sums[it->second];
   ++sum.count;
   sum.bytes += bytes;
+  sum.ranks = state_->groups[group].ranks;
+  sum.algorithm = algorithm;
   const uint64_t id = state_->next++;
   LogEntry& entry = state_->ring[id % capacity];
   entry = LogEntry{};
@@ -124,8 +147,8 @@ std::vector<LogTotal> CollectiveLog::totals() const {
   for (const auto& [key, index] : state_->index) {
     const State::Sum& sum = state_->sums[index];
     if (sum.count == 0 && sum.busy_ns == 0 && sum.exposed_ns == 0) continue;
-    out.push_back({key.first, key.second, sum.count, sum.bytes, static_cast<double>(sum.busy_ns) * 1e-9,
-                   static_cast<double>(sum.exposed_ns) * 1e-9});
+    out.push_back({key.first, key.second, sum.ranks, sum.algorithm, sum.count, sum.bytes,
+                   static_cast<double>(sum.busy_ns) * 1e-9, static_cast<double>(sum.exposed_ns) * 1e-9});
   }
   return out;
 }

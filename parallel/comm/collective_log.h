@@ -29,6 +29,10 @@ enum class Op : uint8_t {
 /// The spelling used in messages and reports: "all_reduce", ...
 std::string_view name_of(Op op);
 
+/// Bytes that a rank of a group of `ranks` sends at least, for an operation of `bytes` (CollectiveLog).
+/// Divided by time this is the bus bandwidth of nccl-tests, with which groups of any size compare.
+double wire_bytes(Op op, double bytes, int ranks);
+
 /// State of an operation.
 enum class Progress : uint8_t { queued, running, done, failed };
 
@@ -54,10 +58,15 @@ struct LogEntry {
 struct LogTotal {
   std::string group;
   Op op = Op::barrier;
+  int ranks = 1;               ///< of a group
+  std::string_view algorithm;  ///< of the last operation: "shared memory"; empty: unknown
   int64_t count = 0;
   int64_t bytes = 0;
   double busy_seconds = 0;     ///< from start to end, waiting for late peers included
   double exposed_seconds = 0;  ///< sum of LogEntry::exposed_ns
+
+  /// wire_bytes() of all operations.
+  double wire() const { return wire_bytes(op, static_cast<double>(bytes), ranks); }
 };
 
 /// Held by an operation to report its progress; stays valid after its ring entry is overwritten.
@@ -82,11 +91,13 @@ class CollectiveLog {
   CollectiveLog& operator=(const CollectiveLog&) = delete;
 
   /// Registers a communicator; several may have one name, their totals are then summed.
-  uint32_t add_group(std::string_view name, std::string_view label);
+  uint32_t add_group(std::string_view name, std::string_view label, int ranks = 1);
   /// The label, for example "dp[0,2,4,6]".
   std::string group_label(uint32_t group) const;
 
-  LogTicket enqueue(uint32_t group, uint64_t seq, Op op, DType dtype, int64_t bytes, int32_t peer);
+  /// `algorithm`: what carries the operation, a literal.
+  LogTicket enqueue(uint32_t group, uint64_t seq, Op op, DType dtype, int64_t bytes, int32_t peer,
+                    std::string_view algorithm = "");
   void start(LogTicket& ticket);
   /// `busy_ns`: duration, for backends that notice the end late; negative: since start().
   void finish(const LogTicket& ticket, bool failed, int64_t busy_ns = -1);

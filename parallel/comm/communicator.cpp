@@ -75,7 +75,7 @@ int64_t Call::bytes(int size) const {
 Communicator::Communicator(std::string name, int rank, std::vector<int> members, CollectiveLog* log)
     : name_(std::move(name)), rank_(rank), members_(std::move(members)), log_(log) {
   NRL_CHECK(rank_ >= 0 && rank_ < size(), "rank {} of {}", rank_, size());
-  if (log_) group_ = log_->add_group(name_, label());
+  if (log_) group_ = log_->add_group(name_, label(), size());
 }
 
 Communicator::~Communicator() {
@@ -100,7 +100,7 @@ std::string Communicator::label() const {
 
 LogTicket Communicator::log_call(const Call& call) {
   if (!log_) return {};
-  return log_->enqueue(group_, seq_++, call.op, call.dtype, call.bytes(size()), call.peer);
+  return log_->enqueue(group_, seq_++, call.op, call.dtype, call.bytes(size()), call.peer, algorithm(call));
 }
 
 std::shared_ptr<Work> Communicator::start(Call call, bool blocking) {

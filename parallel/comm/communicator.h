@@ -252,6 +252,11 @@ class Communicator {
 
   /// Starts a checked call. `blocking`: the caller waits for it immediately.
   virtual std::shared_ptr<Work> submit(Call call, bool blocking) = 0;
+  /// What carries a call, for the log: a literal, "shared memory".
+  virtual std::string_view algorithm(const Call& call) const {
+    (void)call;
+    return "";
+  }
   /// Logs a call with the next sequence number; the ticket goes to its Work.
   LogTicket log_call(const Call& call);
   /// Starts a checked call on another communicator (for wrappers), to be waited for there.

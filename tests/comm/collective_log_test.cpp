@@ -34,6 +34,26 @@ TEST_CASE("the ring keeps the latest entries and the totals keep all", "[comm]")
   REQUIRE(log.group_label(b) == "dp[2,3]");
 }
 
+TEST_CASE("bytes on the wire are those that a rank must send", "[comm]") {
+  CHECK(wire_bytes(Op::all_reduce, 100, 4) == 150);
+  CHECK(wire_bytes(Op::reduce_scatter, 100, 4) + wire_bytes(Op::all_gather, 100, 4) ==
+        wire_bytes(Op::all_reduce, 100, 4));
+  CHECK(wire_bytes(Op::all_to_all, 100, 2) == 50);
+  CHECK(wire_bytes(Op::send, 100, 2) == 100);
+  CHECK(wire_bytes(Op::recv, 100, 2) == 0);  // counted where it is sent
+  for (const Op op : {Op::all_reduce, Op::all_gather, Op::broadcast, Op::barrier})
+    CHECK(wire_bytes(op, 100, 1) == 0);
+  CollectiveLog log;
+  const uint32_t group = log.add_group("dp", "dp[0,1,2,3]", 4);
+  for (uint64_t i = 0; i < 2; ++i)
+    log.enqueue(group, i, Op::all_reduce, DType::f32, 100, -1, i == 0 ? "messages" : "shared memory");
+  const std::vector<LogTotal> totals = log.totals();
+  REQUIRE(totals.size() == 1);
+  CHECK(totals[0].ranks == 4);
+  CHECK(totals[0].algorithm == "shared memory");
+  CHECK(totals[0].wire() == 300);
+}
+
 TEST_CASE("a handle that is not waited for is reported", "[comm]") {
   const int before = leaked_communicators();
   CollectiveLog log;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "apps/train/report/chart.h"
+#include "apps/train/report/communication.h"
 #include "core/base/error.h"
 #include "tests/catch.h"
 
@@ -83,6 +84,44 @@ TEST_CASE("files that are no metrics are refused with their place", "[report]") 
   REQUIRE(message.find("step") != std::string::npos);
   d.write(row(1, "\"high\""));
   REQUIRE(code_of(d.path) == Exit::data);
+}
+
+TEST_CASE("the table of communication is read as it was written", "[report]") {
+  const Communication c{
+      .steps = 10,
+      .operations = {{"dp", "all_reduce", "shared memory", 4, 20, 40 << 20, 60 << 20, 0.5, 0.125},
+                     {"tp", "all_gather", "", 2, 80, 1 << 20, 1 << 19, 0, 0}}};
+  const Communication read = communication_from(parse_json(to_json(c).dump(), "test"), "test");
+  REQUIRE(read.steps == 10);
+  REQUIRE(read.operations.size() == 2);
+  const CommFacts& dp = read.operations[0];
+  CHECK(dp.group == "dp");
+  CHECK(dp.operation == "all_reduce");
+  CHECK(dp.algorithm == "shared memory");
+  CHECK(dp.ranks == 4);
+  CHECK(dp.count == 20);
+  CHECK(dp.bytes == 40 << 20);
+  CHECK(dp.bus_bandwidth() == Approx((60 << 20) / 0.5));
+  CHECK(dp.hidden() == Approx(0.75));
+  CHECK(read.operations[1].bus_bandwidth() == 0);
+  CHECK(read.operations[1].hidden() == 0);
+  CHECK(
+      text_table(c) ==
+      "group  operation   ranks  calls     bytes      sent     ms  exposed ms  hidden  GB/s bus  carried by\n"
+      "dp     all_reduce      4    2.0  4.00 MiB  6.00 MiB  50.00       12.50     75%      0.13  shared "
+      "memory\n"
+      "tp     all_gather      2    8.0   102 KiB  51.2 KiB   0.00        0.00      0%      0.00\n");
+  for (const char* text : {"[]", "{}", R"({"steps":1})", R"({"steps":1,"operations":[{"group":"dp"}]})"}) {
+    CAPTURE(text);
+    std::string message;
+    try {
+      communication_from(parse_json(text, "test"), "run/communication.json");
+    } catch (const Error& e) {
+      CHECK(e.code() == Exit::data);
+      message = e.what();
+    }
+    CHECK(message.find("run/communication.json") != std::string::npos);
+  }
 }
 
 TEST_CASE("buckets hold the mean and the extremes of their steps", "[report]") {

@@ -1,6 +1,7 @@
 #pragma once
 // The data that the trainer reports to the terminal and the metrics file.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -44,6 +45,20 @@ struct RunFacts {
   std::vector<std::pair<std::string, std::string>> sections = {};
 };
 
+/// The operations of one kind in one group of ranks, as rank 0 saw them (comm::LogTotal).
+struct CommFacts {
+  std::string group = {}, operation = {}, algorithm = {};
+  int ranks = 1;          ///< of the group
+  int64_t count = 0;      ///< operations
+  int64_t bytes = 0;      ///< of the vectors
+  double wire_bytes = 0;  ///< that a rank sends
+  double seconds = 0;     ///< from start to end, waiting for late ranks included
+  double exposed_s = 0;   ///< in which nothing else was done
+
+  double bus_bandwidth() const { return seconds > 0 ? wire_bytes / seconds : 0; }  ///< bytes per second
+  double hidden() const { return seconds > 0 ? 1 - std::min(exposed_s / seconds, 1.0) : 0; }
+};
+
 /// The end of a run.
 struct RunSummary {
   /// First line, e.g. "done: 20000 steps" or "stopped after 2311/20000 steps, checkpoint saved; exit 75".
@@ -58,6 +73,7 @@ struct RunSummary {
   SectionTimes times = {};
   /// Seconds by kernel, largest first ("linear_forward", ...); printed as fractions of the compute section.
   std::vector<std::pair<std::string, double>> kernels = {};
+  std::vector<CommFacts> comm = {};    ///< in `steps` steps, the most exposed first
   std::string checkpoint = {};         ///< path of the last one; empty: none was saved
   std::vector<std::string> next = {};  ///< suggested commands
 };

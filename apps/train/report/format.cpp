@@ -287,6 +287,17 @@ std::string summary_lines(const RunSummary& s, int columns) {
     kernels += fmt::format("{}{} {}", kernels.empty() ? "" : "  ", s.kernels[i].first,
                            percent(s.kernels[i].second / compute));
   if (!kernels.empty()) rows.emplace_back("kernels", kernels);
+  constexpr size_t operations = 4;
+  const auto steps = static_cast<double>(std::max<int64_t>(s.steps, 1));
+  for (size_t i = 0; i < std::min(operations, s.comm.size()); ++i) {
+    const CommFacts& c = s.comm[i];
+    rows.emplace_back(
+        i == 0 ? "comm" : "",
+        fmt::format("{} {}  {}/step  {:.2f} GB/s bus{}  exposed {:.1f} ms/step, {} hidden", c.group,
+                    c.operation, human_bytes(static_cast<uint64_t>(static_cast<double>(c.bytes) / steps)),
+                    c.bus_bandwidth() * 1e-9, c.algorithm.empty() ? "" : " (" + c.algorithm + ")",
+                    c.exposed_s * 1e3 / steps, percent(c.hidden())));
+  }
   rows.emplace_back("checkpoint", s.checkpoint.empty() ? "none" : s.checkpoint);
   std::string next;
   for (const std::string& command : s.next) next += (next.empty() ? "" : "\n") + command;

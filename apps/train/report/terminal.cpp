@@ -11,6 +11,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "apps/train/report/communication.h"
 #include "apps/train/report/format.h"
 #include "apps/train/report/metrics.h"
 #include "apps/train/report/statistics.h"
@@ -273,6 +274,7 @@ void Terminal::summary(const RunSummary& summary) {
     row.set("eval_s", summary.times[RunSection::eval]);
     row.set("checkpoint_s", summary.times[RunSection::checkpoint]);
     row.set("other_s", summary.times[RunSection::other]);
+    row.set("communication", to_json(Communication{summary.steps, summary.comm}));
     row.set("checkpoint", summary.checkpoint.empty() ? JsonValue() : JsonValue(summary.checkpoint));
     row.set("next", summary.next);
     return s.print_json(row);

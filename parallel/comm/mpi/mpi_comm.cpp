@@ -143,6 +143,7 @@ class MpiCommunicator final : public Communicator {
   MPI_Comm raw() const { return group_->raw(); }
 
  private:
+  std::string_view algorithm(const Call& call) const override { return group_->algorithm(call); }
   std::shared_ptr<Work> submit(Call call, bool blocking) override {
     NRL_CHECK(call.stream.native == nullptr, "{} on {}: host memory takes no stream", name_of(call.op),
               label());

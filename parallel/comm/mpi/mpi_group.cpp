@@ -224,12 +224,29 @@ Task MpiGroup::broadcast(std::byte* data, int64_t bytes, int root) {
   }
 }
 
+SharedWindow* MpiGroup::window_for(const Call& call) const {
+  switch (call.op) {
+    case Op::all_reduce:
+    case Op::reduce_scatter:
+    case Op::all_gather:
+    case Op::broadcast:
+    case Op::barrier:
+      return call.count * size_of(call.dtype) >= state_->options.shared_min_bytes ? window_.get() : nullptr;
+    default:
+      return nullptr;
+  }
+}
+
+std::string_view MpiGroup::algorithm(const Call& call) const {
+  return window_for(call) ? "shared memory" : "messages";
+}
+
 Task MpiGroup::execute(const Call& call) {
   const auto* in = static_cast<const std::byte*>(call.in);
   auto* out = static_cast<std::byte*>(call.out);
   const int64_t bytes = call.count * size_of(call.dtype);
   if (bytes == 0 && call.op != Op::barrier && call.op != Op::all_to_all_v) return no_operation();
-  SharedWindow* window = bytes >= state_->options.shared_min_bytes ? window_.get() : nullptr;
+  SharedWindow* window = window_for(call);
   switch (call.op) {
     case Op::all_reduce:
       return window ? window->all_reduce(out, call.count, call.dtype, call.reduce)

@@ -30,6 +30,7 @@ class MpiGroup final : public HostTransport {
   Lane& lane() override { return lane_; }
   Doorbell* doorbell() override { return window_ ? window_->doorbell() : nullptr; }
   Task execute(const Call& call) override;
+  std::string_view algorithm(const Call& call) const override;
   std::unique_ptr<PendingMessages> post(std::vector<Message> messages) override;
   bool dropped() const override { return state_->failed || state_->finished; }
 
@@ -42,6 +43,7 @@ class MpiGroup final : public HostTransport {
   void for_each_peer(F f) const {
     for (int i = 1; i < size_; ++i) f((rank_ + i) % size_);
   }
+  SharedWindow* window_for(const Call& call) const;  // null: through messages
   Task gather(const std::byte* in, std::byte* out, int64_t bytes);
   Task all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op);
   Task reduce_scatter(const std::byte* in, std::byte* out, int64_t count, DType dtype, Reduce op);

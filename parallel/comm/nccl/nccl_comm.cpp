@@ -229,6 +229,7 @@ class NcclCommunicator final : public Communicator {
     return std::make_unique<NcclCommunicator>(std::move(host), beneath, std::move(group));
   }
 
+  std::string_view algorithm(const Call&) const override { return "nccl"; }
   std::shared_ptr<Work> submit(Call call, bool) override {
     if (call.op == Op::send || call.op == Op::recv)
       NRL_CHECK(call.messages.front().tag == 0,

@@ -60,6 +60,9 @@ class StagedCommunicator final : public Communicator {
     return std::make_unique<StagedCommunicator>(std::move(host), beneath, group_->runtime, options_);
   }
 
+  std::string_view algorithm(const Call& call) const override {
+    return group_->transport->algorithm(call) == "messages" ? "staged, messages" : "staged, shared memory";
+  }
   std::shared_ptr<Work> submit(Call call, bool blocking) override {
     if (call.stream.native && group_->runtime.capturing(call.stream.native))
       fail(Exit::internal,
