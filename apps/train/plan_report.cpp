@@ -10,6 +10,7 @@
 #include "apps/train/device_choice.h"
 #include "apps/train/model_source.h"
 #include "apps/train/placement.h"
+#include "apps/train/plan_grid.h"
 #include "apps/train/run_data.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -25,7 +26,13 @@ struct EqualRanks {
 
 using Bytes = std::array<int64_t, memory::category_count>;
 
-// Bytes of the parameter groups of a rank; all other buffers are the same on every rank.
+Bytes bytes_of(const memory::MemoryPlan& memory) {
+  Bytes bytes;
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = memory.bytes(static_cast<memory::Category>(i));
+  return bytes;
+}
+
+// Bytes of the parameter groups of a rank; all other buffers are the same on all ranks of a pipeline stage.
 Bytes parameter_bytes(const Config& config, const model::ModelSpec& spec, const plan::GridPosition& position,
                       const precision::Recipe& recipe) {
   memory::MemoryPlan memory;
@@ -33,47 +40,48 @@ Bytes parameter_bytes(const Config& config, const model::ModelSpec& spec, const 
       model::make_parameters(spec, plan::model_layout(config, position)),
       [&](const std::string& group) { return plan::group_options(config, position, recipe, group); }, memory);
   memory.solve();
-  Bytes bytes;
-  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = memory.bytes(static_cast<memory::Category>(i));
-  return bytes;
+  return bytes_of(memory);
 }
 
-// Sorted by total memory, the largest first.
+// Sorted by total memory, the largest first. Ranks that differ only in their data have equal plans, so that
+// the work does not grow with their number.
 std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const DeviceChoice& device) {
   const Config& c = result.config;
   const model::ModelSpec spec = load_model_spec(result);
   const BatchPlan batch = resolve_batch(c, world);
   const int threads = threads_for(c.kernels, 1);
   const precision::Recipe recipe = plan::recipe_for(c, device.type);
-  std::map<Bytes, EqualRanks> by_bytes;
+  std::map<std::pair<int, int>, std::vector<int>> by_part;  // of the model: tp and pp coordinates
+  const parallel::RankGrid grid(plan::grid_position(c, world, 0).sizes);
   for (int rank = 0; rank < world; ++rank) {
-    const plan::GridPosition position = plan::grid_position(c, world, rank);
-    EqualRanks& equal = by_bytes[parameter_bytes(c, spec, position, recipe)];
-    if (!equal.plan)
-      equal.plan = plan::make_run_plan(c, spec, batch, position, device.type, threads, false,
-                                       memory_for_rank(c.kernels, device.memory));
-    equal.ranks.push_back(rank);
+    const parallel::GridPoint at = grid.coordinates(rank);
+    by_part[{at.tp, at.pp}].push_back(rank);
+  }
+  std::map<std::pair<int, Bytes>, std::vector<int>> by_need;  // of a stage: bytes of the parameters
+  for (const auto& [part, ranks] : by_part) {
+    const plan::GridPosition position = plan::grid_position(c, world, ranks.front());
+    std::vector<int>& equal = by_need[{part.second, parameter_bytes(c, spec, position, recipe)}];
+    equal.insert(equal.end(), ranks.begin(), ranks.end());
+  }
+  std::map<Bytes, EqualRanks> by_bytes;
+  for (const auto& [need, ranks] : by_need) {
+    const int first = *std::min_element(ranks.begin(), ranks.end());
+    auto plan = plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type,
+                                    threads, false, memory_for_rank(c.kernels, device.memory));
+    EqualRanks& equal = by_bytes[bytes_of(plan->memory)];
+    equal.ranks.insert(equal.ranks.end(), ranks.begin(), ranks.end());
+    if (!equal.plan) equal.plan = std::move(plan);
   }
   std::vector<EqualRanks> out;
-  for (auto& [bytes, equal] : by_bytes) out.push_back(std::move(equal));
+  for (auto& [bytes, equal] : by_bytes) {
+    std::sort(equal.ranks.begin(), equal.ranks.end());
+    out.push_back(std::move(equal));
+  }
   std::stable_sort(out.begin(), out.end(), [](const EqualRanks& a, const EqualRanks& b) {
     const int64_t left = a.plan->memory.total_bytes(), right = b.plan->memory.total_bytes();
     return left != right ? left > right : a.ranks < b.ranks;
   });
   return out;
-}
-
-// "rank 3", "ranks 0-2, 5".
-std::string rank_list(const std::vector<int>& ranks) {
-  std::string text;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t end = i + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    text += text.empty() ? "" : ", ";
-    text += end == i + 1 ? std::to_string(ranks[i]) : fmt::format("{}-{}", ranks[i], ranks[end - 1]);
-    i = end;
-  }
-  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
 /// Host memory of the sample order. If it is unknown because the data is not on this machine, `unknown` is
@@ -111,8 +119,7 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
             training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
   log::info("device   {}, weights and activations in {}", device == DeviceType::cuda ? "cuda" : "cpu",
             name_of(plan.recipe.activations()));
-  log::info("grid     {}",
-            plan::grid_line(plan::grid_position(c, world, 0).sizes, plan.groups.front().strategy.name));
+  print_grid(c, plan, plan::grid_position(c, world, ranks.front().ranks.front()));
   log::info("batch    {} sequences = {} micro x {} accumulate x {} dp = {} tokens per step", batch.global,
             batch.micro, batch.accumulation, batch.data_parallel, grouped(batch.tokens_per_step));
   size_t buckets = 0;
@@ -144,10 +151,12 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
   }
   row("total", plan.memory.total_bytes() + counted_order);
   if (const int64_t pinned = plan.memory.bytes(memory::Tier::pinned); pinned > 0) row("pinned host", pinned);
-  for (size_t i = 1; i < ranks.size(); ++i) {
+  constexpr size_t shown = 16;
+  for (size_t i = 1; i < std::min(ranks.size(), shown); ++i) {
     const int64_t less = plan.memory.total_bytes() - ranks[i].plan->memory.total_bytes();
     log::info("  {}: {} less", rank_list(ranks[i].ranks), human_bytes(static_cast<uint64_t>(less)));
   }
+  if (ranks.size() > shown) log::info("  {} more kinds of ranks need less", ranks.size() - shown);
   if (unknown.empty())
     log::info("data     sample order {}, file index {} ({}); peak {} while the order is built",
               human_bytes(static_cast<uint64_t>(order.order)),

@@ -44,6 +44,36 @@ case $case_name in
         pretrain.max_num_steps=5 policy.max_total_sequence_length=16
     done
     ;;
+  traffic)
+    # What a run communicates is what `plan` says: calls and bytes of every group and operation.
+    corpus
+    for ranks in 2 3; do
+      for strategy in ddp optim; do
+        for precision in float32 bfloat16; do
+          name=r$ranks-$strategy-$precision
+          config "$name"
+          keys=("$name.yaml" distributed.shard_strategy=$strategy policy.precision=$precision distributed.bucket_size_mb=0.05
+            policy.train_global_batch_size=6 policy.train_micro_batch_size=1 checkpointing.enabled=false)
+          expect 0 run "$ranks" "${keys[@]}" pretrain.max_num_steps=10
+          grep -qE '^comm  *[a-z-]* (all_reduce|reduce_scatter)  .*\(shared memory\)' out.txt || fail "no comm in: $(cat out.txt)"
+          "$nrl_train" plan "${keys[@]}" --world "$ranks" >plan.txt
+          sed -nE 's/^  ([a-z-]+) +([a-z_]+) +([0-9]+) calls?, ([0-9,]+) bytes, ([0-9,]+) sent$/\1 \2 \3 \4 \5/p' plan.txt | tr -d , |
+            sort >planned.txt
+          sed 's/{/\n{/g' "$name/logs/communication.json" |
+            sed -nE 's/.*"group":"([^"]*)","operation":"([^"]*)".*"count":([0-9]+)0,"bytes":([0-9]+)0,"wire_bytes":([0-9.]+),.*/\1 \2 \3 \4 \5/p' |
+            awk '{ printf "%s %s %d %d %d\n", $1, $2, $3, $4, $5 / 10 }' | grep -v '^world ' | sort >sent.txt
+          [[ $(wc -l <planned.txt) -ge 1 ]] || fail "no traffic in $(cat plan.txt)"
+          cmp planned.txt sent.txt || fail "planned: $(cat planned.txt); sent: $(cat sent.txt)"
+          grep -v ' 1 48 ' planned.txt | awk '{ sum += $5 } END { print sum }' >"wire-$ranks-$precision-$strategy"
+        done
+      done
+      # ZeRO-1 sends what DDP does, and with weights in bf16 less.
+      awk '{ n[NR] = $1 } END { d = n[1] - n[2]; exit !(d * d < 10000) }' "wire-$ranks-float32-ddp" "wire-$ranks-float32-optim" ||
+        fail "ddp and optim send $(cat "wire-$ranks-float32-ddp" "wire-$ranks-float32-optim")"
+    done
+    expect 0 run 1 report r2-optim-float32/logs
+    grep -qE 'reduce_scatter +2 +[0-9.]+ .* shared memory$' out.txt || fail "report does not show it: $(cat out.txt)"
+    ;;
   resume)
     corpus
     config whole

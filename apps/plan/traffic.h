@@ -1,0 +1,27 @@
+#pragma once
+// The communication of a training step, computed from the plan. The collective log of a run must agree.
+
+#include <vector>
+
+#include "apps/plan/run_plan.h"
+#include "parallel/comm/collective_log.h"
+
+namespace nrl::plan {
+
+/// The operations of one kind in one group during a step. `bytes` counts as in comm::CollectiveLog.
+struct Traffic {
+  parallel::GroupId group;  ///< whose communicator is used (parallel::group_aliases())
+  int ranks = 1;
+  comm::Op op = comm::Op::all_reduce;
+  int64_t count = 0, bytes = 0;
+
+  /// Bytes that a rank sends.
+  double wire() const { return comm::wire_bytes(op, static_cast<double>(bytes), ranks); }
+};
+
+/// What a training step of this rank communicates for its parameter groups (gradients, weights) and for the
+/// scalars of the step; groups of one rank are left out.
+std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGrid& grid,
+                                  std::span<const parallel::GroupId> groups);
+
+}  // namespace nrl::plan
