@@ -254,7 +254,7 @@ GradProblem sliced_gradient(DType t) {
     Buffer statistics;
   };
   auto p = std::make_shared<Parts>();
-  constexpr int64_t cuts[] = {0, 4, 5, 13};
+  static constexpr int64_t cuts[] = {0, 4, 5, 13};
   p->logits = Buffer(t, {5, 13}).normal("logits", 2.0);
   p->work = Buffer(t, {5, 13});
   p->target = Buffer(DType::i32, {5}).integers("target", -1, 13);
