@@ -135,7 +135,8 @@ void Engine::bind() {
       },
       [this](int parameter) {
         if (reducer_ && !exec_.needed) reducer_->wait_gather(parameter);
-      });
+      },
+      ranks_);
 }
 
 std::vector<Tensor> Engine::weights() const {

@@ -19,8 +19,8 @@ Tensor flat(const Tensor& t) {
 
 }  // namespace
 
-Attention::Attention(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, int layer,
-                     const LayerParameters& p, Stream in, Slot d_out, Slot d_x)
+Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe& recipe,
+                     const AddSlot& add, int layer, const LayerParameters& p, Stream in, Slot d_out, Slot d_x)
     : spec_(m),
       p_(p),
       layer_(layer),
@@ -41,23 +41,27 @@ Attention::Attention(const ModelSpec& m, const precision::Recipe& recipe, const 
                .width = m.q_width(),
                .dtype = recipe.of(layer, Gemm::o_proj, Role::input).dtype});
   lse_ = add({.name = "lse", .width = m.heads});
-  out_ = add({.name = "projection", .width = m.hidden, .dtype = dtype});
+  out_ = add({.name = "projection", .width = m.hidden, .dtype = dtype, .rows = sequence_rows});
+  const DType d_proj_format = recipe.of(layer, Gemm::o_proj, Role::gradient).dtype;
   if (m.residual_dropout > 0)
-    d_proj_ = add({.name = "d_projection",
-                   .width = m.hidden,
-                   .dtype = recipe.of(layer, Gemm::o_proj, Role::gradient).dtype});
+    d_proj_ = add({.name = "d_projection", .width = m.hidden, .dtype = d_proj_format, .rows = sequence_rows});
   d_attn_ = add({.name = "d_attention", .width = m.q_width(), .dtype = recipe.gradients()});
   d_qkv_ = add(
       {.name = "d_qkv", .width = m.qkv_width(), .dtype = recipe.of(layer, Gemm::qkv, Role::gradient).dtype});
-  d_norm_ = add({.name = "d_norm1", .width = m.hidden, .dtype = recipe.gradients()});
+  d_norm_ = add({.name = "d_norm1", .width = m.hidden, .dtype = recipe.gradients(), .rows = sequence_rows});
+  input_.emplace(layout, add, norm_.out, d_norm_, m.hidden, recipe.of(layer, Gemm::qkv, Role::input).dtype,
+                 recipe.gradients());
+  output_.emplace(layout, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype,
+                  d_proj_ ? d_proj_format : recipe.gradients());
 }
 
 void Attention::forward(Run& r) {
   norm_.forward(r);
-  r.step("qkv", reads(norm_.out), writes(qkv_), [&] {
+  input_->gather(r);
+  r.step("qkv", reads(input_->x), writes(qkv_), [&] {
     ops::linear_forward(
         r.exec(),
-        {.x = r[norm_.out], .weight = r.weight(p_.qkv), .bias = r.weight(p_.qkv_bias), .out = r[qkv_]});
+        {.x = r[input_->x], .weight = r.weight(p_.qkv), .bias = r.weight(p_.qkv_bias), .out = r[qkv_]});
   });
   if (spec_.qk_norm)
     r.step("qk_norm_rope", reads(qkv_), writes(qk_, qk_stats_), [&] { rotate(r); });
@@ -66,18 +70,22 @@ void Attention::forward(Run& r) {
   r.step(training | evaluation | recompute, "attention", reads(keys_, values_), writes(attn_, lse_),
          [&] { attend(r); });
   r.step(generation, "cached_attention", reads(keys_, values_), writes(attn_), [&] { attend_to_cache(r); });
-  r.step("o_proj", reads(attn_), writes(out_), [&] {
-    ops::linear_forward(
-        r.exec(), {.x = r[attn_], .weight = r.weight(p_.o), .bias = r.weight(p_.o_bias), .out = r[out_]});
+  r.step("o_proj", reads(attn_), writes(output_->partial, out_), [&] {
+    ops::linear_forward(r.exec(), {.x = r[attn_],
+                                   .weight = r.weight(p_.o),
+                                   .bias = RowOutput::bias(r, p_.o_bias),
+                                   .out = r[output_->partial]});
+    output_->reduce(r);
   });
 }
 
 void Attention::backward(Run& r) {
-  const Slot d_proj = d_proj_ ? d_proj_ : d_out_;
+  const Slot d_proj = output_->d_full;
   if (d_proj_)
     r.dgrad("projection_dropout", reads(d_out_), writes(d_proj_), [&] {
       r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::attention);
     });
+  output_->gather(r);
   r.dgrad("o_proj", reads(d_proj), writes(d_attn_), [&] {
     ops::linear_backward_data(r.exec(), {.dout = r[d_proj], .weight = r.weight(p_.o), .dx = r[d_attn_]});
   });
@@ -95,12 +103,14 @@ void Attention::backward(Run& r) {
     r.dgrad("qk_norm_rope", reads(d_qkv_, qkv_, qk_stats_), writes(d_qkv_), [&] { rotate_backward(r); });
   else if (spec_.use_rope)
     r.dgrad("rope", reads(d_qkv_), writes(d_qkv_), [&] { rotate_backward(r); });
-  r.dgrad("qkv", reads(d_qkv_), writes(d_norm_), [&] {
-    ops::linear_backward_data(r.exec(), {.dout = r[d_qkv_], .weight = r.weight(p_.qkv), .dx = r[d_norm_]});
+  r.dgrad("qkv", reads(d_qkv_), writes(input_->d_x, d_norm_), [&] {
+    ops::linear_backward_data(r.exec(),
+                              {.dout = r[d_qkv_], .weight = r.weight(p_.qkv), .dx = r[input_->d_x]});
+    input_->reduce(r);
   });
-  r.wgrad("qkv", reads(d_qkv_, norm_.out), [&] {
+  r.wgrad("qkv", reads(d_qkv_, input_->x), [&] {
     ops::linear_backward_weight(r.exec(), {.dout = r[d_qkv_],
-                                           .x = r[norm_.out],
+                                           .x = r[input_->x],
                                            .dweight = r.grad(p_.qkv),
                                            .dbias = r.grad(p_.qkv_bias),
                                            .accumulate = r.accumulates(p_.qkv)});
@@ -150,6 +160,11 @@ Attention::Heads Attention::heads(const Run& r) const {
           .v = m.heads_of(r[values_], m.q_width() + m.kv_width(), m.kv_heads)};
 }
 
+ops::HeadSlice Attention::slice(const Run& r) const {
+  const ModelLayout& layout = r.layout();
+  return {.first = layout.tensor_rank * spec_.heads, .all = layout.tensor * spec_.heads};
+}
+
 Tensor Attention::lse(const Run& r) const {
   const Tensor t = r[lse_];
   return make_tensor(t.data, t.dtype, {t.dim(1), t.dim(0)});
@@ -169,7 +184,8 @@ void Attention::attend(Run& r) const {
                           .scale = spec_.attention_scale(),
                           .window = spec_.window,
                           .lengths = mb.lengths,
-                          .dropout = r.dropout(spec_.attention_dropout, layer_, DropoutSite::probabilities)});
+                          .dropout = r.dropout(spec_.attention_dropout, layer_, DropoutSite::probabilities),
+                          .slice = slice(r)});
 }
 
 void Attention::attend_to_cache(Run& r) const {
@@ -211,7 +227,8 @@ void Attention::attend_backward(Run& r) const {
                            .scale = m.attention_scale(),
                            .window = m.window,
                            .lengths = mb.lengths,
-                           .dropout = r.dropout(m.attention_dropout, layer_, DropoutSite::probabilities)});
+                           .dropout = r.dropout(m.attention_dropout, layer_, DropoutSite::probabilities),
+                           .slice = slice(r)});
 }
 
 }  // namespace nrl::model

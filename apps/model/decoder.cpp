@@ -41,17 +41,21 @@ int64_t head_chunk_tokens(int64_t tokens, int64_t vocab, DType logits, DeviceTyp
 
 Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, DecoderOptions options,
                  memory::MemoryPlan& plan)
-    : spec_(spec), options_(std::move(options)) {
+    : part_(tensor_part(spec, options.layout)), options_(std::move(options)) {
   const std::string unsupported =
       precision::unsupported_reason(options_.recipe, static_cast<int>(spec.layers));
   NRL_CHECK(unsupported.empty(), "recipe: {}", unsupported);
-  context_.spec = &spec_;
+  context_.spec = &part_;
+  context_.layout = options_.layout;
   context_.seed = options_.seed;
-  const int64_t n = options_.tokens;
-  const int64_t chunk =
-      options_.head_chunk_tokens > 0
-          ? options_.head_chunk_tokens
-          : head_chunk_tokens(n, spec.vocab_size, options_.recipe.logits(), options_.device);
+  const int64_t n = options_.tokens, tensor = options_.layout.tensor;
+  const int64_t residual = options_.layout.sequence_parallel ? n / tensor : n;
+  NRL_CHECK(residual * (n / residual) == n, "{} tokens on {} ranks", n, tensor);
+  // The slices differ by a row at most; the chunks, between which ranks communicate, must not.
+  const int64_t vocabulary = (spec.vocab_size + tensor - 1) / tensor;
+  const int64_t chunk = options_.head_chunk_tokens > 0
+                            ? options_.head_chunk_tokens
+                            : head_chunk_tokens(n, vocabulary, options_.recipe.logits(), options_.device);
   const auto chunks = std::max<size_t>(options_.training.stashes.size(), 1);
   stage_ = std::make_unique<Stage>(decoder_chunks(context_, parameters,
                                                   {.recipe = options_.recipe,
@@ -59,7 +63,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                                                    .head_chunk_tokens = chunk,
                                                    .chunks = static_cast<int>(chunks),
                                                    .recompute = options_.recompute}),
-                                   std::array<int64_t, row_domains>{n, chunk});
+                                   std::array<int64_t, row_domains>{n, residual, chunk});
   memory::Liveness liveness;
   stage_->record(&liveness);
   const auto record = [&](memory::Mode mode, const pipeline::Schedule& schedule) {
@@ -79,13 +83,15 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   buffers_.log_prob = plan.add("log-probabilities", Category::data, n * 4);
   buffers_.rope = plan.add("rope table", Category::data,
                            spec.use_rope ? options_.max_sequence * spec.rope.rotary_dim * 4 : 0);
-  workspace_bytes_ = training_workspace(spec, {.tokens = n,
-                                               .max_sequence = options_.max_sequence,
-                                               .head_chunk = chunk,
-                                               .recipe = options_.recipe,
-                                               .device = options_.device,
-                                               .partials = options_.partials,
-                                               .optimizer_workspace = options_.optimizer_workspace});
+  ModelSpec sizes = part_;
+  sizes.vocab_size = vocabulary;
+  workspace_bytes_ = training_workspace(sizes, {.tokens = n,
+                                                .max_sequence = options_.max_sequence,
+                                                .head_chunk = chunk,
+                                                .recipe = options_.recipe,
+                                                .device = options_.device,
+                                                .partials = options_.partials,
+                                                .optimizer_workspace = options_.optimizer_workspace});
   buffers_.workspace = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace_bytes_));
 }
 
@@ -93,19 +99,20 @@ Decoder::~Decoder() = default;
 
 void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec,
                    std::vector<ParameterView> views, std::function<void(int)> gradient_ready,
-                   std::function<void(int)> weight_needed) {
+                   std::function<void(int)> weight_needed, const parallel::Groups* groups) {
   auto at = [&](memory::BufferId id) { return arenas.at(plan, id); };
   exec.workspace = {static_cast<std::byte*>(at(buffers_.workspace)), workspace_bytes_};
   context_.exec = &exec;
+  context_.groups = groups;
   context_.parameters = std::move(views);
   context_.gradient_ready = std::move(gradient_ready);
   context_.weight_needed = std::move(weight_needed);
   context_.log_prob = make_tensor(at(buffers_.log_prob), DType::f32, {options_.tokens});
-  if (spec_.use_rope) {
+  if (part_.use_rope) {
     const std::vector<float> table =
-        ops::rope_table(spec_.rope, options_.max_sequence, options_.max_sequence);
+        ops::rope_table(part_.rope, options_.max_sequence, options_.max_sequence);
     context_.rope_table =
-        make_tensor(at(buffers_.rope), DType::f32, {options_.max_sequence, spec_.rope.rotary_dim});
+        make_tensor(at(buffers_.rope), DType::f32, {options_.max_sequence, part_.rope.rotary_dim});
     ops::upload(exec, context_.rope_table, table.data());
   }
   stage_->bind(plan, slots_, arenas);

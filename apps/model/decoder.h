@@ -29,6 +29,7 @@ struct DecoderOptions {
   /// A shorter schedule for the dry run of `training`, whose buffers must have the same lifetimes. Empty: the
   /// dry run executes `training` itself.
   pipeline::Schedule dry_run = {};
+  ModelLayout layout = {};  ///< the rank's part of the model
 };
 
 /// Tokens of a chunk of the head, for `tokens` in a microbatch: equal chunks whose logits are at most 128 MiB
@@ -37,18 +38,20 @@ int64_t head_chunk_tokens(int64_t tokens, int64_t vocab, DType logits, DeviceTyp
 
 class Decoder {
  public:
-  /// Declares all buffers of the forward and backward pass in `plan` (not yet solved). `spec` and
-  /// `parameters` must outlive the decoder. The ops must support the recipe.
+  /// Declares all buffers of the forward and backward pass in `plan` (not yet solved). `spec` is of the whole
+  /// model, `parameters` are those of the layout and must outlive the decoder. The ops must support the
+  /// recipe.
   Decoder(const ModelSpec& spec, const ParameterList& parameters, DecoderOptions options,
           memory::MemoryPlan& plan);
   ~Decoder();
 
   /// Assigns the planned memory and sets the exec's workspace. `views` are indexed like ParameterList::all;
   /// `gradient_ready(p)` is called when the gradient of parameter p is complete for the step,
-  /// `weight_needed(p)` before an op that reads its weights is enqueued.
+  /// `weight_needed(p)` before an op that reads its weights is enqueued. `groups`: what the layers
+  /// communicate in; not needed by a layout of one rank.
   void bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec,
             std::vector<ParameterView> views, std::function<void(int)> gradient_ready,
-            std::function<void(int)> weight_needed = {});
+            std::function<void(int)> weight_needed = {}, const parallel::Groups* groups = nullptr);
 
   /// Executes the schedule of one optimizer step. Accumulates into the gradients. While the kernels of a step
   /// are collected without their calls (ops::Exec::needed), executes the shorter schedule of the dry run: it
@@ -75,7 +78,7 @@ class Decoder {
   const DecoderOptions& options() const { return options_; }
 
  private:
-  const ModelSpec& spec_;
+  const ModelSpec part_;  ///< tensor_part() of the model
   DecoderOptions options_;
   LayerContext context_;
   std::unique_ptr<Stage> stage_;

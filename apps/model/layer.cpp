@@ -26,12 +26,46 @@ void Run::gradient_ready(std::initializer_list<int> parameters) const {
       context_->gradient_ready(p);
 }
 
+comm::Communicator* Run::tensor_ranks() const {
+  if (layout().tensor == 1 || exec().needed) return nullptr;
+  NRL_CHECK(context_->groups, "a layout of {} tensor-parallel ranks without groups", layout().tensor);
+  return &(*context_->groups)[parallel::group::tp];
+}
+
+namespace {
+
+comm::View view_of(const Tensor& t) {
+  NRL_CHECK(t.contiguous(), "{} is communicated", describe(t));
+  return {t.data, t.numel(), t.dtype};
+}
+
+}  // namespace
+
+void Run::all_reduce(const Tensor& data) const {
+  if (comm::Communicator* ranks = tensor_ranks())
+    ranks->all_reduce_async(view_of(data), comm::Reduce::sum, comm::StreamRef{exec().stream}).wait();
+}
+
+void Run::all_gather(const Tensor& in, const Tensor& out) const {
+  if (comm::Communicator* ranks = tensor_ranks())
+    ranks->all_gather_async(view_of(in), view_of(out), comm::StreamRef{exec().stream}).wait();
+}
+
+void Run::reduce_scatter(const Tensor& in, const Tensor& out) const {
+  if (comm::Communicator* ranks = tensor_ranks())
+    ranks->reduce_scatter_async(view_of(in), view_of(out), comm::Reduce::sum, comm::StreamRef{exec().stream})
+        .wait();
+}
+
 ops::FusedDropout Run::dropout(float p, int layer, DropoutSite site) const {
   const bool drops = (mode_ & (memory::evaluation | memory::generation)) == 0;
+  // Masks are those of a rank alone, so a rank that has only some of the tokens begins further down.
+  const bool some = layout().sequence_parallel && site != DropoutSite::probabilities;
+  const int64_t before = some ? batch_->ids.dim(0) / layout().tensor * layout().tensor_rank : 0;
   return {.p = drops ? p : 0.0f,
           .seed = context_->seed,
           .stream = (static_cast<uint64_t>(layer + 1) << 4) | static_cast<uint64_t>(site),
-          .first_row = batch_->first_row,
+          .first_row = batch_->first_row + before,
           .step = batch_->step};
 }
 

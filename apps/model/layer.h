@@ -16,11 +16,13 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/model/layout.h"
 #include "apps/model/micro_batch.h"
 #include "apps/model/parameters.h"
 #include "core/ops/dropout.h"
 #include "core/ops/exec.h"
 #include "memory/layer_table.h"
+#include "parallel/grid/groups.h"
 
 namespace nrl::model {
 
@@ -36,7 +38,10 @@ struct ParameterView {
 
 /// The meaning of a slot's rows (SlotSpec::rows).
 enum RowDomain : uint8_t {
-  token_rows,       ///< tokens of the microbatch
+  token_rows,  ///< tokens of the microbatch
+  /// Tokens that this rank has of the residual stream: with sequence parallelism tensor-parallel ranks divide
+  /// the tokens of the microbatch, else all of them.
+  sequence_rows,
   head_chunk_rows,  ///< tokens of one chunk of the head (their logits exist at the same time)
   row_domains
 };
@@ -44,8 +49,10 @@ enum RowDomain : uint8_t {
 /// State shared by all layers of a decoder.
 struct LayerContext {
   ops::Exec* exec = nullptr;
-  const ModelSpec* spec = nullptr;
-  std::vector<ParameterView> parameters;  ///< indexed like ParameterList::all
+  const ModelSpec* spec = nullptr;  ///< of the rank's part of the model (tensor_part())
+  ModelLayout layout = {};
+  const parallel::Groups* groups = nullptr;  ///< null for a layout of one rank
+  std::vector<ParameterView> parameters;     ///< indexed like ParameterList::all
   /// Called before an op that reads the weights of a parameter is enqueued.
   std::function<void(int parameter)> weight_needed;
   Tensor rope_table;
@@ -144,6 +151,7 @@ class Run {
 
   const LayerContext& context() const { return *context_; }
   const ModelSpec& spec() const { return *context_->spec; }
+  const ModelLayout& layout() const { return context_->layout; }
   ops::Exec& exec() const { return *context_->exec; }
   const MicroBatch& batch() const { return *batch_; }
   /// Empty for parameter -1.
@@ -154,6 +162,15 @@ class Run {
   bool accumulates(int parameter) const;
   /// Called when the microbatch's contribution to the gradients of these parameters has been added.
   void gradient_ready(std::initializer_list<int> parameters) const;
+  // Communication among the tensor-parallel ranks, ordered by the exec's stream. Tensors must be contiguous.
+  // Nothing is communicated on a rank alone, nor while kernels are collected (ops::Exec::needed).
+  /// Sums over the ranks, in place.
+  void all_reduce(const Tensor& data) const;
+  /// `out` gets the ranks' `in`, in rank order. `in` may be this rank's part of `out`.
+  void all_gather(const Tensor& in, const Tensor& out) const;
+  /// `out` gets this rank's part of the rows of the sum of the ranks' `in`.
+  void reduce_scatter(const Tensor& in, const Tensor& out) const;
+
   /// Dropout is off in evaluation and generation.
   ops::FusedDropout dropout(float p, int layer, DropoutSite site) const;
   /// out = dropout(x) (+ residual), with the mask of `site`. out may alias both.
@@ -163,6 +180,9 @@ class Run {
  private:
   friend class Layer;
   friend class Stage;
+
+  /// Null when nothing is communicated.
+  comm::Communicator* tensor_ranks() const;
 
   template <class F>
   void visit(memory::Pass pass, memory::Modes modes, std::string_view name, Reads reads, const Writes& writes,

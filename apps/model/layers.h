@@ -16,8 +16,13 @@ class Embedding : public Layer {
   ParameterUse parameters(bool backward) const override;
 
  private:
+  /// ops::EmbeddingForward::first_id
+  std::optional<int64_t> first_id() const;
+
   int token_table_, position_table_;
-  Slot d_dropped_;  ///< gradient of the dropout's input; unset without dropout
+  Slice vocabulary_;  ///< the rows of the token table on this rank
+  Slot d_dropped_;    ///< gradient of the dropout's input; unset without dropout
+  std::optional<RowOutput> output_;
 };
 
 /// One pre-norm block (GPT-2, Llama, Mistral, Qwen2, Qwen3): attention, then the MLP.
@@ -49,14 +54,20 @@ class Head : public Layer {
 
  private:
   void chunks(Run& r, bool train) const;
+  /// Of a chunk of logits, on all tensor-parallel ranks; empty alone.
+  Tensor gathered_statistics(Run& r, const Tensor& logits, const Tensor& target) const;
 
   int weight_;
   std::vector<int> norm_parameters_;
   bool tied_;
   DType d_logits_dtype_;
   int64_t chunk_tokens_;
+  Slice vocabulary_;  ///< the rows of the matrix on this rank, V of them
   std::optional<PreNorm> norm_;
-  Slot logits_;  ///< (chunk, V)
+  std::optional<ColumnInput> input_;
+  Slot logits_;      ///< (chunk, V)
+  Slot statistics_;  ///< (chunk, 3 t) f32, read as (t, chunk, 3): of the logits on each of t ranks; unset
+                     ///< alone
   Slot d_norm_;
 };
 

@@ -10,9 +10,11 @@ using precision::Role;
 PreNorm::PreNorm(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, Stream in,
                  int weight, int bias, precision::Format format)
     : in_(in), weight_(weight), bias_(bias) {
-  sum = add({.name = "residual", .width = m.hidden, .dtype = recipe.activations()});
-  stats_ = add({.name = "norm statistics", .width = m.norm == ops::NormKind::layer ? 2 : 1});
-  out = add({.name = "norm", .width = m.hidden, .dtype = format.dtype, .rules = "norm"});
+  sum = add({.name = "residual", .width = m.hidden, .dtype = recipe.activations(), .rows = sequence_rows});
+  stats_ = add(
+      {.name = "norm statistics", .width = m.norm == ops::NormKind::layer ? 2 : 1, .rows = sequence_rows});
+  out =
+      add({.name = "norm", .width = m.hidden, .dtype = format.dtype, .rows = sequence_rows, .rules = "norm"});
 }
 
 PreNorm::Statistics PreNorm::statistics(const Run& r) const {
@@ -69,8 +71,8 @@ void PreNorm::backward(Run& r, Slot d_out, Slot d_residual, Slot d_x) {
           });
 }
 
-Mlp::Mlp(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, int layer,
-         const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, Slot d_x)
+Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe& recipe, const AddSlot& add,
+         int layer, const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, Slot d_x)
     : spec_(m),
       p_(p),
       layer_(layer),
@@ -81,20 +83,26 @@ Mlp::Mlp(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add
   in_ = add({.name = "mlp_in", .width = m.mlp_in_width(), .dtype = recipe.activations()});
   const DType activation = recipe.of(layer, Gemm::mlp_out, Role::input).dtype;
   act_ = add({.name = "activation", .width = m.ffn, .dtype = activation, .rules = "activation"});
-  out_ = add({.name = "mlp_out", .width = m.hidden, .dtype = recipe.activations()});
+  out_ = add({.name = "mlp_out", .width = m.hidden, .dtype = recipe.activations(), .rows = sequence_rows});
   const DType d_out_format = recipe.of(layer, Gemm::mlp_out, Role::gradient).dtype;
-  if (m.residual_dropout > 0) d_proj_ = add({.name = "d_mlp_out", .width = m.hidden, .dtype = d_out_format});
+  if (m.residual_dropout > 0)
+    d_proj_ = add({.name = "d_mlp_out", .width = m.hidden, .dtype = d_out_format, .rows = sequence_rows});
   if (!fuse_gelu) d_act_ = add({.name = "d_activation", .width = m.ffn, .dtype = recipe.gradients()});
   d_in_ = add({.name = "d_mlp_in",
                .width = m.mlp_in_width(),
                .dtype = recipe.of(layer, Gemm::mlp_in, Role::gradient).dtype});
-  d_norm_ = add({.name = "d_norm2", .width = m.hidden, .dtype = recipe.gradients()});
+  d_norm_ = add({.name = "d_norm2", .width = m.hidden, .dtype = recipe.gradients(), .rows = sequence_rows});
+  input_.emplace(layout, add, norm_.out, d_norm_, m.hidden, recipe.of(layer, Gemm::mlp_in, Role::input).dtype,
+                 recipe.gradients());
+  output_.emplace(layout, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, recipe.activations(),
+                  d_proj_ ? d_out_format : recipe.gradients());
 }
 
 void Mlp::forward(Run& r) {
   norm_.forward(r);
+  input_->gather(r);
   const auto first = [&](const Tensor& out, ops::Activation activation, const Tensor& pre_activation) {
-    ops::linear_forward(r.exec(), {.x = r[norm_.out],
+    ops::linear_forward(r.exec(), {.x = r[input_->x],
                                    .weight = r.weight(p_.mlp_in),
                                    .bias = r.weight(p_.mlp_in_bias),
                                    .out = out,
@@ -102,27 +110,30 @@ void Mlp::forward(Run& r) {
                                    .pre_activation = pre_activation});
   };
   if (fuse_gelu_) {
-    r.step("mlp_in_gelu", reads(norm_.out), writes(in_, act_),
+    r.step("mlp_in_gelu", reads(input_->x), writes(in_, act_),
            [&] { first(r[act_], spec_.activation, r[in_]); });
   } else {
-    r.step("mlp_in", reads(norm_.out), writes(in_), [&] { first(r[in_], ops::Activation::none, {}); });
+    r.step("mlp_in", reads(input_->x), writes(in_), [&] { first(r[in_], ops::Activation::none, {}); });
     r.step("activation", reads(in_), writes(act_), [&] {
       ops::activation_forward(r.exec(),
                               {.kind = spec_.activation, .gated = spec_.gated, .x = r[in_], .out = r[act_]});
     });
   }
-  r.step("mlp_out", reads(act_), writes(out_), [&] {
-    ops::linear_forward(
-        r.exec(),
-        {.x = r[act_], .weight = r.weight(p_.mlp_out), .bias = r.weight(p_.mlp_out_bias), .out = r[out_]});
+  r.step("mlp_out", reads(act_), writes(output_->partial, out_), [&] {
+    ops::linear_forward(r.exec(), {.x = r[act_],
+                                   .weight = r.weight(p_.mlp_out),
+                                   .bias = RowOutput::bias(r, p_.mlp_out_bias),
+                                   .out = r[output_->partial]});
+    output_->reduce(r);
   });
 }
 
 void Mlp::backward(Run& r) {
-  const Slot d_proj = d_proj_ ? d_proj_ : d_out_;
+  const Slot d_proj = output_->d_full;
   if (d_proj_)
     r.dgrad("mlp_dropout", reads(d_out_), writes(d_proj_),
             [&] { r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::mlp); });
+  output_->gather(r);
   if (fuse_gelu_) {
     r.dgrad("mlp_out_gelu", reads(d_proj, in_), writes(d_in_), [&] {
       ops::linear_backward_data(r.exec(), {.dout = r[d_proj],
@@ -154,12 +165,14 @@ void Mlp::backward(Run& r) {
                                            .accumulate = r.accumulates(p_.mlp_out)});
     r.gradient_ready({p_.mlp_out, p_.mlp_out_bias});
   });
-  r.dgrad("mlp_in", reads(d_in_), writes(d_norm_), [&] {
-    ops::linear_backward_data(r.exec(), {.dout = r[d_in_], .weight = r.weight(p_.mlp_in), .dx = r[d_norm_]});
+  r.dgrad("mlp_in", reads(d_in_), writes(input_->d_x, d_norm_), [&] {
+    ops::linear_backward_data(r.exec(),
+                              {.dout = r[d_in_], .weight = r.weight(p_.mlp_in), .dx = r[input_->d_x]});
+    input_->reduce(r);
   });
-  r.wgrad("mlp_in", reads(d_in_, norm_.out), [&] {
+  r.wgrad("mlp_in", reads(d_in_, input_->x), [&] {
     ops::linear_backward_weight(r.exec(), {.dout = r[d_in_],
-                                           .x = r[norm_.out],
+                                           .x = r[input_->x],
                                            .dweight = r.grad(p_.mlp_in),
                                            .dbias = r.grad(p_.mlp_in_bias),
                                            .accumulate = r.accumulates(p_.mlp_in)});

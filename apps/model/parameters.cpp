@@ -28,7 +28,7 @@ class Builder {
     if (spec_.learned_positions && layout_.first_stage()) {
       list_.positions = matrix("positions", {{"transformer.wpe", spec_.max_positions}}, h, Split::none,
                                Init::normal, false);
-      replicated(list_.positions, layout_.sequence_parallel);
+      replicated(list_.positions, false);  // its gradient is computed from all tokens
     }
     for (int64_t i = 0; i < spec_.layers; ++i)
       list_.layers.push_back(holds_block(layout_, spec_.layers, static_cast<int>(i)) ? layer(i)

@@ -175,8 +175,10 @@ Tensor Stage::tensor(const Run& r, Slot slot) const {
   const int buffer = buffer_index(r, slot.id);
   if (buffer < 0) return {};
   Tensor t = r.frame_->tensors[static_cast<size_t>(buffer)];
-  if (r.layer_->table().slots()[static_cast<size_t>(slot.id)].rows == token_rows)
-    t.shape[0] = r.batch_->ids.dim(0);
+  const int rows = r.layer_->table().slots()[static_cast<size_t>(slot.id)].rows;
+  const int64_t tokens = r.batch_->ids.dim(0);
+  if (rows == token_rows) t.shape[0] = tokens;
+  if (rows == sequence_rows) t.shape[0] = tokens * rows_[sequence_rows] / rows_[token_rows];
   return t;
 }
 

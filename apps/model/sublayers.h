@@ -2,20 +2,18 @@
 // The sublayers of a decoder block, each with its own norm: attention and MLP. They add their slots and steps
 // to the table of the layer that owns them.
 //
-// Shapes: N tokens of the microbatch, H hidden size, D head size, F inner size of the MLP.
+// Shapes: N tokens of the microbatch, n of them on this rank (sequence_rows), H hidden size, D head size,
+// F inner size of the MLP. heads and F are those of this rank (tensor_part()).
 
-#include <functional>
+#include <optional>
 
-#include "apps/model/layer.h"
+#include "apps/model/tensor_parallel.h"
 #include "core/ops/norm.h"
 #include "precision/recipe.h"
 
 namespace nrl::model {
 
-/// Adds a slot to the layer's table.
-using AddSlot = std::function<Slot(const memory::SlotSpec&)>;
-
-/// The residual stream between sublayers: `x` (N, H), still to be added to `residual` (N, H) with the dropout
+/// The residual stream between sublayers: `x` (n, H), still to be added to `residual` (n, H) with the dropout
 /// of (layer, site). Without residual, x is the whole stream.
 struct Stream {
   Slot x, residual;
@@ -33,7 +31,7 @@ class PreNorm {
   /// d_x = gradient of the norm (+ d_residual: the gradient of the skip connection).
   void backward(Run& r, Slot d_out, Slot d_residual, Slot d_x);
 
-  Slot sum, out;  ///< (N, H)
+  Slot sum, out;  ///< (n, H)
 
  private:
   struct Statistics {
@@ -43,14 +41,14 @@ class PreNorm {
 
   Stream in_;
   int weight_, bias_;
-  Slot stats_;  ///< saved statistics (N, 1 or 2) f32: mean (LayerNorm), then rstd, each contiguous
+  Slot stats_;  ///< saved statistics (n, 1 or 2) f32: mean (LayerNorm), then rstd, each contiguous
 };
 
 class Attention {
  public:
   /// `d_out` is the gradient of `out`, `d_x` that of the incoming stream.
-  Attention(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, int layer,
-            const LayerParameters& p, Stream in, Slot d_out, Slot d_x);
+  Attention(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe,
+            const AddSlot& add, int layer, const LayerParameters& p, Stream in, Slot d_out, Slot d_x);
   void forward(Run& r);
   void backward(Run& r);
 
@@ -65,6 +63,8 @@ class Attention {
   };
   Heads heads(const Run& r) const;
   Tensor lse(const Run& r) const;
+  /// The rank's heads among all.
+  ops::HeadSlice slice(const Run& r) const;
   void rotate(Run& r) const;
   void attend(Run& r) const;
   void attend_to_cache(Run& r) const;
@@ -82,16 +82,18 @@ class Attention {
   Slot qk_stats_;       ///< (N, heads + kv_heads) f32, with QK norm
   Slot attn_;           ///< (N, heads * D)
   Slot lse_;            ///< (heads, N) f32
-  Slot out_;            ///< (N, H), not yet added to the residual stream
+  Slot out_;            ///< (n, H), not yet added to the residual stream
   Slot d_proj_;         ///< gradient of the dropout's input; unset without dropout
   Slot d_attn_, d_qkv_, d_norm_;
+  std::optional<ColumnInput> input_;  ///< of qkv
+  std::optional<RowOutput> output_;   ///< of the projection
 };
 
 class Mlp {
  public:
   /// `fuse_gelu`: GELU is computed in the epilogue of the first GEMM, which changes the list of steps.
-  Mlp(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, int layer,
-      const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, Slot d_x);
+  Mlp(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe, const AddSlot& add,
+      int layer, const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, Slot d_x);
   void forward(Run& r);
   void backward(Run& r);
 
@@ -108,9 +110,11 @@ class Mlp {
   Slot d_out_, d_x_;
   Slot in_;      ///< (N, mlp_in_width): [gate, up] when gated
   Slot act_;     ///< (N, F)
-  Slot out_;     ///< (N, H), not yet added to the residual stream
+  Slot out_;     ///< (n, H), not yet added to the residual stream
   Slot d_proj_;  ///< gradient of the dropout's input; unset without dropout
   Slot d_act_, d_in_, d_norm_;
+  std::optional<ColumnInput> input_;  ///< of the first matrix
+  std::optional<RowOutput> output_;   ///< of the second
 };
 
 }  // namespace nrl::model

@@ -22,9 +22,10 @@ GridPosition grid_position(const Config& config, int world, int rank) {
   return {grid.dense().sizes(), grid.dense_point(), std::move(grid)};
 }
 
-model::ModelLayout model_layout(const Config&, const GridPosition& position) {
+model::ModelLayout model_layout(const Config& config, const GridPosition& position) {
   return {.tensor = position.sizes.tp,
           .tensor_rank = position.at.tp,
+          .sequence_parallel = config.distributed.splits_sequence(),
           .context = position.sizes.cp,
           .context_rank = position.at.cp,
           .stages = position.sizes.pp,

@@ -148,7 +148,8 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
       .optimizer_workspace = ops::sum_of_squares_workspace(largest),
       .training = pipeline::make_schedule({.microbatches = microbatches}, 0),
       // From the second microbatch on, the buffer lifetimes repeat.
-      .dry_run = pipeline::make_schedule({.microbatches = std::min(microbatches, 2)}, 0)};
+      .dry_run = pipeline::make_schedule({.microbatches = std::min(microbatches, 2)}, 0),
+      .layout = p.layout};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   p.traffic = plan_layer_traffic(*p.decoder, p.groups,
                                  {.prefetch = config.distributed.overlap_param_gather,

@@ -1,5 +1,7 @@
 #include "apps/train/run_check.h"
 
+#include <numeric>
+
 #include "apps/data/manifest.h"
 #include "apps/plan/memory_check.h"
 #include "apps/train/device_choice.h"
@@ -62,6 +64,30 @@ void check_files(const ConfigResult& result, Diagnostics& found) {
                 {"give a checkpoint directory (.../step-N), auto or never"}));
 }
 
+// What tensor-parallel ranks divide evenly.
+void check_tensor_parallel(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
+  constexpr std::string_view key = "distributed.tensor_parallel_size";
+  const int64_t ranks = result.config.distributed.tensor_parallel_size;
+  if (!result.sound(key)) return;
+  std::string reasons;
+  int64_t common = 0;
+  for (const auto& [what, size] :
+       {std::pair("attention heads", spec.heads), std::pair("key/value heads", spec.kv_heads),
+        std::pair("columns of the MLP", spec.ffn)}) {
+    common = std::gcd(common, size);
+    if (size % ranks != 0) reasons += fmt::format("{}{} {}", reasons.empty() ? "" : ", ", size, what);
+  }
+  if (ranks > spec.vocab_size)
+    reasons += fmt::format("{}{} tokens", reasons.empty() ? "" : ", ", spec.vocab_size);
+  if (reasons.empty()) return;
+  std::string fitting;
+  for (int64_t n = 1; n <= std::min(common, spec.vocab_size); ++n)
+    if (common % n == 0) fitting += fmt::format("{}{}", fitting.empty() ? "" : ", ", n);
+  out.push_back(diagnose(
+      result, key, fmt::format("{} is {}, which does not divide the model: it has {}", key, ranks, reasons),
+      "", {fmt::format("fits: {}", fitting)}));
+}
+
 // The data and the sequence length against the model.
 void check_against_model(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
   const Config& c = result.config;
@@ -71,6 +97,7 @@ void check_against_model(const ConfigResult& result, const model::ModelSpec& spe
     out.push_back(diagnose(result, length_key,
                            fmt::format("{} is {}, but the model has {} positions", length_key,
                                        c.policy.max_total_sequence_length, spec.max_positions)));
+  check_tensor_parallel(result, spec, out);
   const std::pair<const DatasetConfig*, const char*> sets[] = {
       {&c.data.train, "data.train.data_path"}, {&c.data.validation, "data.validation.data_path"}};
   for (const auto& [set, key] : sets) {

@@ -42,6 +42,7 @@ struct ClusterConfig {
 struct DistributedConfig {
   CommBackend backend = CommBackend::automatic;
   int64_t tensor_parallel_size = 1;
+  AutoOr<bool> sequence_parallel;  ///< auto: with tensor parallelism
   int64_t pipeline_parallel_size = 1;
   int64_t context_parallel_size = 1;
   int64_t expert_parallel_size = 1;
@@ -54,6 +55,7 @@ struct DistributedConfig {
   ReduceDType grad_reduce_dtype = ReduceDType::fp32;
   bool grad_reduce_fp32_accumulation = false;
   double bucket_size_mb = 40;  ///< MiB of gradients per bucket
+  bool splits_sequence() const { return tensor_parallel_size > 1 && sequence_parallel.value_or(true); }
   bool operator==(const DistributedConfig&) const = default;
 };
 

@@ -35,13 +35,15 @@ void add_distributed_keys(Table& t) {
           "on GPUs if it supports the layout, else staged. mpirun or srun starts the processes.");
   NRL_KEY(t, distributed.tensor_parallel_size)
       .at_least(1)
-      .not_built()
       .alias("model.parallelism.tensor_parallel_size")
       .alias("policy.tensor_parallel_size")
       .alias("policy.dtensor_cfg.tensor_parallel_size")
       .alias("policy.megatron_cfg.tensor_model_parallel_size")
       .alias("model.tensor_model_parallel_size")
-      .help("Ranks that split every weight matrix.");
+      .help(
+          "Ranks that split every weight matrix; the attention heads, key/value heads and the width of the "
+          "MLP "
+          "must be multiples of it. Best within a node.");
   NRL_KEY(t, distributed.pipeline_parallel_size)
       .at_least(1)
       .not_built()
@@ -76,12 +78,13 @@ void add_distributed_keys(Table& t) {
       .not_built()
       .alias("policy.megatron_cfg.expert_tensor_parallel_size")
       .help("Ranks that split every expert's matrices.");
-  t.planned("distributed.sequence_parallel", Kind::boolean, "auto")
-      .automatic()
+  NRL_KEY(t, distributed.sequence_parallel)
       .alias("model.parallelism.sequence_parallel")
       .alias("policy.dtensor_cfg.sequence_parallel")
       .alias("policy.megatron_cfg.sequence_parallel")
-      .help("Split norms and dropout along the sequence; auto: with tensor parallelism.");
+      .help(
+          "Tensor-parallel ranks also split norms, dropout and the residual stream, along the sequence: less "
+          "memory for the same communication. auto: with tensor parallelism.");
   NRL_KEY(t, distributed.data_parallel_size)
       .at_least(1)
       .alias("policy.data_parallel_size")

@@ -112,6 +112,42 @@ case $case_name in
     grep -q 'exposed comm' out.txt || fail "no time in the summary: $(cat out.txt)"
     ! grep -q 'exposed comm 0.0%' out.txt || fail "$waited ms of communication are missing in: $(cat out.txt)"
     ;;
+  tensor)
+    corpus
+    validation=('data.split=[9,1,0]' pretrain.val_period=5 pretrain.val_batches=2)
+    config one
+    expect 0 run 1 one.yaml "${validation[@]}"
+    for layout in "2 2 true" "2 2 false" "4 2 true"; do
+      read -r ranks tensor sequence <<<"$layout"
+      name=t$ranks-$tensor-$sequence
+      config "$name"
+      expect 0 run "$ranks" "$name.yaml" "${validation[@]}" distributed.tensor_parallel_size="$tensor" \
+        distributed.sequence_parallel="$sequence" distributed.shard_strategy=optim
+      grep -Eq "^grid .*$ranks ranks = tp 2" out.txt || fail "the grid is not shown: $(cat out.txt)"
+      same one/logs/metrics.jsonl "$name/logs/metrics.jsonl" 1e-5
+      paste <(grep -o '"val_loss":[^,}]*' one/logs/metrics.jsonl) <(grep -o '"val_loss":[^,}]*' "$name/logs/metrics.jsonl") |
+        awk -F'[:\t]' '{ n++; d = $2 - $4; if (d < 0) d = -d; if (d > 1e-5 * $2) exit 1 } END { exit n < 1 }' ||
+        fail "the validation losses differ"
+      # The checkpoint is a model directory like any other.
+      expect 0 run 1 checkpoint verify "$name/checkpoints"
+      expect 0 run 1 generate "$name/checkpoints" --prompt "int main(" --max-tokens 8
+      for run in one "$name"; do
+        expect 0 run 1 eval "$run/checkpoints" --data corpus --max-tokens 2001 --json
+        sed -E 's/.*"loss": *([^,}]*).*/\1/' out.txt >"$run.loss"
+      done
+      paste one.loss "$name.loss" | awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > 1e-5) exit 1; n++ } END { exit n != 1 }' ||
+        fail "the checkpoint has another loss: $(cat one.loss "$name.loss")"
+    done
+    # It resumes on any layout of ranks.
+    config moved
+    expect 0 run 4 moved.yaml "${validation[@]}" distributed.tensor_parallel_size=2 distributed.shard_strategy=optim pretrain.max_num_steps=5
+    expect 0 run 1 moved.yaml "${validation[@]}" pretrain.max_num_steps=7
+    expect 0 run 2 moved.yaml "${validation[@]}" distributed.tensor_parallel_size=2
+    same one/logs/metrics.jsonl moved/logs/metrics.jsonl 1e-5
+    expect 78 run 4 moved.yaml distributed.tensor_parallel_size=4
+    grep -q '2 key/value heads' err.txt || fail "the reason is missing: $(cat err.txt)"
+    grep -q 'fits: 1, 2$' err.txt || fail "the fix is missing: $(cat err.txt)"
+    ;;
   stop)
     corpus
     config whole

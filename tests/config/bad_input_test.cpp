@@ -187,7 +187,6 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
 TEST_CASE("features that do not exist yet are refused, their defaults are not", "[config]") {
   const Bad cases[] = {
       {"algorithm: dpo", 1, 12, "not supported yet"},
-      {"distributed: {tensor_parallel_size: 2}", 1, 37, "remove it or set it to 1"},
       {"distributed: {pipeline_parallel_size: 2}", 1, 39, "remove it or set it to 1"},
       {"policy: {precision: fp16}", 1, 21, "not supported yet"},
       {"policy: {loss_scaling: 2**15}", 1, 24, "remove it or set it to dynamic"},
@@ -229,6 +228,9 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
       {{"distributed.shard_strategy=fsdp", "device=cuda", "policy.cuda_graph=true"},
        "a CUDA graph replays a step without the host"},
       {{"distributed.shard_strategy=fsdp", "logger.sample_period=5"}, "needs all parameters on rank 0"},
+      {{"distributed.sequence_parallel=true"}, "but there is only one"},
+      {{"distributed.tensor_parallel_size=2", "logger.sample_period=5"},
+       "needs the whole model on one rank"},
       {{"distributed.overlap_param_gather=true", "distributed.shard_strategy=optim",
         "distributed.overlap_grad_reduce=false"},
        "needs distributed.overlap_grad_reduce: true"},

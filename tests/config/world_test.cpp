@@ -30,6 +30,24 @@ TEST_CASE("the batch is checked against the ranks", "[config]") {
                  "--> command line: policy.train_global_batch_size=10"));
 }
 
+TEST_CASE("tensor-parallel ranks must divide the tokens of a microbatch", "[config]") {
+  const std::vector<std::string> odd{"distributed.tensor_parallel_size=4",
+                                     "policy.max_total_sequence_length=1022",
+                                     "policy.train_micro_batch_size=1"};
+  const auto with = [&](const std::string& more) {
+    std::vector<std::string> all = odd;
+    all.push_back(more);
+    return complaints(all, 4);
+  };
+  const std::string refused = complaints(odd, 4);
+  CHECK(contains(refused, "a microbatch has 1 x 1022 = 1022 tokens, which 4 tensor-parallel ranks"));
+  CHECK(contains(refused, "fits: max_total_sequence_length 1020 or 1024"));
+  CHECK(contains(refused, "or train_micro_batch_size a multiple of 2"));
+  CHECK(with("policy.train_micro_batch_size=2").empty());
+  CHECK(with("distributed.sequence_parallel=false").empty());
+  CHECK(contains(complaints(odd, 6), "6 ranks do not fit the grid"));
+}
+
 TEST_CASE("the cluster section is checked against the job", "[config]") {
   CHECK(
       contains(complaints({"cluster.world_size=4"}, 2), "cluster.world_size is 4, but 2 ranks were started"));

@@ -138,8 +138,9 @@ class AdaptedModel {
       context_.parameters.push_back(
           {view(weight, dtype, shapes_[i]), view(gradients_[i].data(), DType::f32, shapes_[i])});
     }
-    stage_ = std::make_unique<Stage>(std::move(chunks),
-                                     std::array<int64_t, row_domains>{test::TinyModel::tokens, 10});
+    stage_ = std::make_unique<Stage>(
+        std::move(chunks),
+        std::array<int64_t, row_domains>{test::TinyModel::tokens, test::TinyModel::tokens, 10});
     memory::Liveness liveness;
     stage_->record(&liveness);
     stage_->add_program(memory::training, schedule.stashes);

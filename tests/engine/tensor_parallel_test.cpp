@@ -1,0 +1,90 @@
+// Matrices, vocabulary and sequence divided over tensor-parallel ranks: losses, gradient norms, gradients and
+// weights of one rank. Tolerances are those of fp32 sums in another order, 1e-5 of a loss or norm and 1e-4 of
+// a tensor's root mean square after three steps.
+#include "tests/catch.h"
+#include "tests/engine/layouts.h"
+
+using namespace nrl;
+using namespace nrl::test;
+
+namespace {
+
+std::vector<std::string> tensor_parallel(int ranks, bool sequence) {
+  return {fmt::format("distributed.tensor_parallel_size={}", ranks),
+          fmt::format("distributed.sequence_parallel={}", sequence)};
+}
+
+std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+}  // namespace
+
+TEST_CASE("tensor-parallel ranks learn what one rank learns", "[engine][tensor]") {
+  const int ranks = test_world().size();
+  for (const bool sequence : {false, true})
+    for (const std::string& model : {small_gpt2, small_llama, small_qwen3})
+      for (const std::string recompute : {"none", "selective"})
+        require_same_learning("cpu", model, {"policy.recompute.granularity=" + recompute},
+                              tensor_parallel(ranks, sequence), 1e-5);
+}
+
+TEST_CASE("with data parallelism, optimizer shards and chunks of the head", "[engine][tensor]") {
+  const int ranks = test_world().size();
+  if (ranks < 4) return;
+  for (const bool sequence : {false, true})
+    for (const std::string& model : {small_gpt2, small_qwen3})
+      for (const std::string strategy : {"ddp", "optim"})
+        for (const bool overlap : {false, true}) {
+          if (overlap && strategy == "ddp") continue;
+          require_same_learning(
+              "cpu", model, {},
+              tensor_parallel(ranks / 2, sequence) +
+                  std::vector<std::string>{"distributed.shard_strategy=" + strategy,
+                                           fmt::format("distributed.overlap_param_gather={}", overlap),
+                                           "distributed.bucket_size_mb=0.001"},
+              1e-5);
+        }
+}
+
+// bf16 rounds the ranks' parts of a sum: 2^-9 of a value for each.
+TEST_CASE("in bf16 the sums of tensor-parallel ranks are those of one rank rounded", "[engine][tensor]") {
+  for (const bool sequence : {false, true})
+    require_same_learning("cpu", small_qwen3, {"policy.precision=bfloat16"},
+                          tensor_parallel(test_world().size(), sequence), 2e-2);
+}
+
+TEST_CASE("the GPU's kernels and communication learn the same", "[engine][tensor][device]") {
+  if (test_world().size() > 2) return;  // kernels on fibers are slow
+  const std::vector<std::string> f32{"policy.precision=float32"};
+  require_same_learning("cuda", small_gpt2, f32, tensor_parallel(2, true), 1e-5, 2);
+  require_same_learning("cuda", small_llama, f32, tensor_parallel(2, false), 1e-5, 2);
+  require_same_learning("cuda", small_qwen3, {"policy.precision=bfloat16"}, tensor_parallel(2, true), 2e-2,
+                        2);
+}
+
+// An all-reduce moves as much as an all-gather and a reduce-scatter of the same vector.
+TEST_CASE("sequence parallelism communicates as much as tensor parallelism alone", "[engine][tensor]") {
+  comm::Communicator& world = test_world().comm();
+  if (world.size() < 4) return;
+  constexpr int layers = 2, hidden = 16, tokens = 2 * 8, microbatches = 2;
+  const auto moved = [&](bool sequence) {
+    Trainee trainee(world, "cpu",
+                    tiny_config("cpu",
+                                std::vector<std::string>{"policy.train_global_batch_size=8"} +
+                                    tensor_parallel(2, sequence),
+                                small_qwen3));
+    comm::CollectiveLog& log = *trainee.groups()[parallel::group::tp].collective_log();
+    log.reset_totals();
+    trainee.train_step();
+    int64_t bytes = 0;
+    for (const comm::LogTotal& total : log.totals())
+      if (total.group == "tp") bytes += total.bytes * (total.op == comm::Op::all_reduce ? 2 : 1);
+    return bytes;
+  };
+  const int64_t alone = moved(false), with_sequence = moved(true);
+  REQUIRE(alone > 0);
+  // The inputs of the two split matrices of a block are not kept, but gathered again.
+  REQUIRE(with_sequence - alone == int64_t{2} * layers * microbatches * tokens * hidden * 4);
+}
