@@ -20,13 +20,15 @@ Tensor flat(const Tensor& t) {
 }  // namespace
 
 Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe& recipe,
-                     const AddSlot& add, int layer, const LayerParameters& p, Stream in, Slot d_out, Slot d_x)
+                     const AddSlot& add, int layer, const LayerParameters& p, Stream in, Slot d_out, Slot d_x,
+                     std::optional<ContextParallel> context)
     : spec_(m),
       p_(p),
       layer_(layer),
       norm_(m, recipe, add, in, p.norm1, p.norm1_bias, recipe.of(layer, Gemm::qkv, Role::input)),
       d_out_(d_out),
-      d_x_(d_x) {
+      d_x_(d_x),
+      context_(std::move(context)) {
   const DType dtype = recipe.activations();
   qkv_ = add({.name = "qkv", .width = m.qkv_width(), .dtype = dtype});
   if (m.qk_norm) {
@@ -40,7 +42,14 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
   attn_ = add({.name = "attention",
                .width = m.q_width(),
                .dtype = recipe.of(layer, Gemm::o_proj, Role::input).dtype});
-  lse_ = add({.name = "lse", .width = m.heads});
+  if (context_) {
+    const parallel::ContextAttention& a = context_->attention();
+    lse_ = add({.name = "exchanged for attention", .width = a.saved_width(), .dtype = DType::u8});
+    exchange_ = add({.name = "attention exchange", .width = a.forward_width(), .dtype = DType::u8});
+    d_exchange_ = add({.name = "d_attention exchange", .width = a.backward_width(), .dtype = DType::u8});
+  } else {
+    lse_ = add({.name = "lse", .width = m.heads});
+  }
   out_ = add({.name = "projection", .width = m.hidden, .dtype = dtype, .rows = sequence_rows});
   const DType d_proj_format = recipe.of(layer, Gemm::o_proj, Role::gradient).dtype;
   if (m.residual_dropout > 0)
@@ -67,8 +76,8 @@ void Attention::forward(Run& r) {
     r.step("qk_norm_rope", reads(qkv_), writes(qk_, qk_stats_), [&] { rotate(r); });
   else if (spec_.use_rope)
     r.step("rope", reads(qkv_), writes(over(qk_, qkv_)), [&] { rotate(r); });
-  r.step(training | evaluation | recompute, "attention", reads(keys_, values_), writes(attn_, lse_),
-         [&] { attend(r); });
+  r.step(training | evaluation | recompute, "attention", reads(keys_, values_),
+         writes(attn_, lse_, exchange_), [&] { context_ ? attend_across_ranks(r) : attend(r); });
   r.step(generation, "cached_attention", reads(keys_, values_), writes(attn_), [&] { attend_to_cache(r); });
   r.step("o_proj", reads(attn_), writes(output_->partial, out_), [&] {
     ops::linear_forward(r.exec(), {.x = r[attn_],
@@ -97,8 +106,14 @@ void Attention::backward(Run& r) {
                                            .accumulate = r.accumulates(p_.o)});
     r.gradient_ready({p_.o, p_.o_bias});
   });
-  r.dgrad("attention", reads(d_attn_, keys_, values_, attn_, lse_), writes(d_qkv_),
-          [&] { attend_backward(r); });
+  if (context_)
+    r.dgrad("attention",
+            context_->attention().saves_inputs() ? reads(d_attn_, lse_)
+                                                 : reads(d_attn_, keys_, values_, attn_, lse_),
+            writes(d_qkv_, d_exchange_), [&] { attend_across_ranks_backward(r); });
+  else
+    r.dgrad("attention", reads(d_attn_, keys_, values_, attn_, lse_), writes(d_qkv_),
+            [&] { attend_backward(r); });
   if (spec_.qk_norm)
     r.dgrad("qk_norm_rope", reads(d_qkv_, qkv_, qk_stats_), writes(d_qkv_), [&] { rotate_backward(r); });
   else if (spec_.use_rope)
@@ -229,6 +244,40 @@ void Attention::attend_backward(Run& r) const {
                            .lengths = mb.lengths,
                            .dropout = r.dropout(m.attention_dropout, layer_, DropoutSite::probabilities),
                            .slice = slice(r)});
+}
+
+void Attention::attend_across_ranks(Run& r) const {
+  const Heads h = heads(r);
+  context_->attention().forward(r.exec(), context_->groups(r),
+                                {.q = h.q,
+                                 .k = h.k,
+                                 .v = h.v,
+                                 .out = r[attn_].split_heads(spec_.heads, spec_.head_dim),
+                                 .saved = r[lse_],
+                                 .buffer = r[exchange_],
+                                 .bounds = context_->bounds(r.batch())});
+}
+
+void Attention::attend_across_ranks_backward(Run& r) const {
+  const ModelSpec& m = spec_;
+  const Tensor d_qkv = r[d_qkv_];
+  parallel::ContextAttention::Backward a{.dout = r[d_attn_].split_heads(m.heads, m.head_dim),
+                                         .q = {},
+                                         .k = {},
+                                         .v = {},
+                                         .out = {},
+                                         .dq = m.heads_of(d_qkv, 0, m.heads),
+                                         .dk = m.heads_of(d_qkv, m.q_width(), m.kv_heads),
+                                         .dv = m.heads_of(d_qkv, m.q_width() + m.kv_width(), m.kv_heads),
+                                         .saved = r[lse_],
+                                         .buffer = r[d_exchange_],
+                                         .bounds = context_->bounds(r.batch())};
+  if (!context_->attention().saves_inputs()) {
+    const Heads h = heads(r);
+    a.q = h.q, a.k = h.k, a.v = h.v;
+    a.out = r[attn_].split_heads(m.heads, m.head_dim);
+  }
+  context_->attention().backward(r.exec(), context_->groups(r), a);
 }
 
 }  // namespace nrl::model

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/model/context_parallel.h"
 #include "apps/model/workspace.h"
 #include "core/base/error.h"
 #include "core/ops/kernel_table.h"
@@ -51,6 +52,12 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   const int64_t n = options_.tokens, tensor = options_.layout.tensor;
   const int64_t residual = options_.layout.sequence_parallel ? n / tensor : n;
   NRL_CHECK(residual * (n / residual) == n, "{} tokens on {} ranks", n, tensor);
+  if (const ModelLayout& l = options_.layout; l.context > 1) {
+    const int64_t samples = n * l.context / options_.max_sequence;
+    context_.share.emplace(samples, options_.max_sequence, l.context, l.context_rank);
+    NRL_CHECK(context_.share->rows() == n, "{} tokens of samples of {} on {} ranks", n, options_.max_sequence,
+              l.context);
+  }
   // The slices differ by a row at most; the chunks, between which ranks communicate, must not.
   const int64_t vocabulary = (spec.vocab_size + tensor - 1) / tensor;
   const int64_t chunk = options_.head_chunk_tokens > 0
@@ -92,6 +99,8 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                                                 .device = options_.device,
                                                 .partials = options_.partials,
                                                 .optimizer_workspace = options_.optimizer_workspace});
+  workspace_bytes_ = std::max(workspace_bytes_, context_workspace(context_, options_.recipe.activations(),
+                                                                  options_.device, options_.partials));
   buffers_.workspace = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace_bytes_));
 }
 

@@ -14,7 +14,7 @@
 namespace nrl::model {
 
 struct DecoderOptions {
-  int64_t tokens = 0;        ///< N of a microbatch: sequences * length
+  int64_t tokens = 0;        ///< N of a microbatch on this rank: sequences * length / context ranks
   int64_t max_sequence = 0;  ///< longest sequence
   precision::Recipe recipe;
   RecomputePolicy recompute = {};  ///< empty: all activations are kept

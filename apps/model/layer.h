@@ -51,8 +51,9 @@ struct LayerContext {
   ops::Exec* exec = nullptr;
   const ModelSpec* spec = nullptr;  ///< of the rank's part of the model (tensor_part())
   ModelLayout layout = {};
-  const parallel::Groups* groups = nullptr;  ///< null for a layout of one rank
-  std::vector<ParameterView> parameters;     ///< indexed like ParameterList::all
+  const parallel::Groups* groups = nullptr;    ///< null for a layout of one rank
+  std::optional<parallel::ZigZag> share = {};  ///< of a microbatch's tokens, with context parallelism
+  std::vector<ParameterView> parameters;       ///< indexed like ParameterList::all
   /// Called before an op that reads the weights of a parameter is enqueued.
   std::function<void(int parameter)> weight_needed;
   Tensor rope_table;

@@ -110,7 +110,8 @@ Block::Block(const LayerContext& c, int layer, const LayerParameters& p, const p
   d_middle_ = slot(stream_slot("d_residual", m.hidden, gradients));
   ports_.d_x = slot(stream_slot("d_x", m.hidden, gradients));
   const Stream in{.x = ports_.x, .residual = ports_.residual, .layer = layer - 1, .site = DropoutSite::mlp};
-  attention_.emplace(m, c.layout, recipe, add_, layer, p, in, d_middle_, ports_.d_x);
+  attention_.emplace(m, c.layout, recipe, add_, layer, p, in, d_middle_, ports_.d_x,
+                     context_parallel(c, layer, activations));
   mlp_.emplace(m, c.layout, recipe, add_, layer, p, attention_->stream(), fuse_gelu, ports_.d_out, d_middle_);
   ports_.out = mlp_->stream().x;
   ports_.sum = mlp_->stream().residual;

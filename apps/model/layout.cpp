@@ -1,5 +1,7 @@
 #include "apps/model/layout.h"
 
+#include <algorithm>
+
 namespace nrl::model {
 
 Slice tensor_slice(const ModelLayout& layout, int64_t n) {
@@ -21,6 +23,13 @@ bool holds_block(const ModelLayout& layout, int64_t layers, int block) {
     if (block >= blocks.begin && block < blocks.end) return true;
   }
   return false;
+}
+
+std::vector<parallel::ContextExchange> distinct_exchanges(const ModelLayout& layout) {
+  std::vector<parallel::ContextExchange> out;
+  for (const parallel::ContextExchange& exchange : layout.exchanges)
+    if (std::find(out.begin(), out.end(), exchange) == out.end()) out.push_back(exchange);
+  return out;
 }
 
 ModelSpec tensor_part(const ModelSpec& spec, const ModelLayout& layout) {

@@ -2,8 +2,10 @@
 // How one copy of a model is divided over ranks, and which part a rank holds.
 
 #include <cstdint>
+#include <vector>
 
 #include "apps/model/spec.h"
+#include "parallel/context/bounds.h"
 
 namespace nrl::model {
 
@@ -23,6 +25,8 @@ struct ModelLayout {
   /// Tensor-parallel ranks also split the tokens between the matrices: norms, dropout, residual stream.
   bool sequence_parallel = false;
   int context = 1, context_rank = 0;  ///< ranks that split every sequence
+  /// How they exchange tokens for the attention of each block; empty if context is 1.
+  std::vector<parallel::ContextExchange> exchanges = {};
   /// Pipeline stages, each with `chunks` chunks of consecutive layers: chunk c of stage s is chunk
   /// c * stages + s of the model.
   int stages = 1, stage = 0;
@@ -43,6 +47,9 @@ Slice tensor_slice(const ModelLayout& layout, int64_t n);
 BlockRange chunk_blocks(const ModelLayout& layout, int64_t layers, int model_chunk);
 /// Whether one of this rank's chunks has the block.
 bool holds_block(const ModelLayout& layout, int64_t layers, int block);
+
+/// The different exchanges of the blocks, in the order of their first blocks.
+std::vector<parallel::ContextExchange> distinct_exchanges(const ModelLayout& layout);
 
 /// The sizes of a tensor-parallel rank's part: heads, kv_heads and ffn are divided, which they must be
 /// divisible for. The vocabulary is not: see tensor_slice().

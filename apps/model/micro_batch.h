@@ -6,6 +6,7 @@
 
 #include "core/ops/attention.h"
 #include "core/tensor/tensor.h"
+#include "parallel/context/bounds.h"
 
 namespace nrl::model {
 
@@ -19,7 +20,8 @@ struct KeyValueCache {
   Tensor cu_keys;      ///< (2) i32: 0 and the length after the microbatch
 };
 
-/// One microbatch in device memory: S sequences with N tokens in total, concatenated.
+/// One microbatch in device memory: S sequences with N tokens in total, concatenated. With context
+/// parallelism the N tokens are this rank's (parallel::ZigZag).
 struct MicroBatch {
   Tensor ids;             ///< (N) i32
   Tensor target;          ///< (N) i32; < 0: no target
@@ -30,6 +32,9 @@ struct MicroBatch {
   Tensor step;            ///< (1) i64, number of the optimizer step (dropout masks)
   ops::SequenceLengths lengths;
   const KeyValueCache* cache = nullptr;  ///< generation only
+  /// With context parallelism, instead of cu_seqlens: of the attention calls of each exchange
+  /// (distinct_exchanges()).
+  std::vector<std::vector<parallel::CallBounds>> context_bounds = {};
 };
 
 }  // namespace nrl::model

@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "apps/model/context_parallel.h"
 #include "apps/model/tensor_parallel.h"
 #include "core/ops/norm.h"
 #include "precision/recipe.h"
@@ -46,9 +47,11 @@ class PreNorm {
 
 class Attention {
  public:
-  /// `d_out` is the gradient of `out`, `d_x` that of the incoming stream.
+  /// `d_out` is the gradient of `out`, `d_x` that of the incoming stream. `context`: the other ranks that
+  /// hold tokens of the sequences, if any.
   Attention(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe,
-            const AddSlot& add, int layer, const LayerParameters& p, Stream in, Slot d_out, Slot d_x);
+            const AddSlot& add, int layer, const LayerParameters& p, Stream in, Slot d_out, Slot d_x,
+            std::optional<ContextParallel> context = std::nullopt);
   void forward(Run& r);
   void backward(Run& r);
 
@@ -69,6 +72,8 @@ class Attention {
   void attend(Run& r) const;
   void attend_to_cache(Run& r) const;
   void attend_backward(Run& r) const;
+  void attend_across_ranks(Run& r) const;
+  void attend_across_ranks_backward(Run& r) const;
   void rotate_backward(Run& r) const;
 
   const ModelSpec& spec_;
@@ -81,12 +86,15 @@ class Attention {
   Slot keys_, values_;  ///< the slots from which attention reads q and k (keys_) and v: qk_ or qkv_
   Slot qk_stats_;       ///< (N, heads + kv_heads) f32, with QK norm
   Slot attn_;           ///< (N, heads * D)
-  Slot lse_;            ///< (heads, N) f32
+  Slot lse_;            ///< (heads, N) f32; with context parallelism what its backward pass reads
+  Slot exchange_;       ///< context parallelism: memory of its forward pass
   Slot out_;            ///< (n, H), not yet added to the residual stream
   Slot d_proj_;         ///< gradient of the dropout's input; unset without dropout
   Slot d_attn_, d_qkv_, d_norm_;
+  Slot d_exchange_;  ///< context parallelism: memory of its backward pass
   std::optional<ColumnInput> input_;  ///< of qkv
   std::optional<RowOutput> output_;   ///< of the projection
+  std::optional<ContextParallel> context_;
 };
 
 class Mlp {

@@ -43,6 +43,11 @@ BatchCounts operator+(const BatchCounts& a, const BatchCounts& b) {
 
 BatchTensors::BatchTensors(memory::MemoryPlan& plan, const BatchShape& shape)
     : shape_(shape), tensors_(static_cast<size_t>(shape.microbatches)) {
+  if (shape.context > 1) {
+    share_.emplace(shape.sequences, shape.length, shape.context, shape.context_rank);
+    for (const parallel::ContextExchange& exchange : shape.exchanges)
+      context_bounds_.emplace_back(exchange, *share_, shape.window);
+  }
   const int64_t n = shape.tokens();
   step_offset_ = aligned((shape.loss_weights ? shape.microbatches : 1) * n * 4);
   block_bytes_ = step_offset_ + aligned(8) + aligned(shape.microbatches * input_bytes());
@@ -50,12 +55,36 @@ BatchTensors::BatchTensors(memory::MemoryPlan& plan, const BatchShape& shape)
   if (!shape.positions) positions_id_ = plan.add("positions", Category::data, n * 4);
   if (shape.staged)
     staging_id_ = plan.add("batch staging buffers", Category::data, 2 * block_bytes_, memory::Tier::pinned);
-  if (!shape.bounds) bounds_id_ = plan.add("sequence bounds", Category::data, (shape.sequences + 1) * 4);
+  if (!shape.bounds) bounds_id_ = plan.add("sequence bounds", Category::data, bounds_elements() * 4);
+}
+
+int64_t BatchTensors::bounds_elements() const {
+  if (!share_) return (shape_.bounds ? shape_.tokens() : shape_.sequences) + 1;
+  int64_t elements = 0;
+  for (const parallel::ContextBounds& bounds : context_bounds_) elements += bounds.capacity();
+  return elements;
+}
+
+std::vector<int32_t> BatchTensors::whole_samples() const {
+  std::vector<int32_t> bounds;
+  for (int64_t s = 0; s <= shape_.sequences; ++s) bounds.push_back(static_cast<int32_t>(s * shape_.length));
+  return bounds;
+}
+
+void BatchTensors::write_context_bounds(std::span<const int32_t> documents, int32_t* host, int32_t* device,
+                                        model::MicroBatch& m) const {
+  m.context_bounds.resize(context_bounds_.size());
+  for (size_t i = 0; i < context_bounds_.size(); ++i) {
+    const parallel::ContextBounds& bounds = context_bounds_[i];
+    m.context_bounds[i].resize(static_cast<size_t>(bounds.calls()));
+    bounds.write(documents, shape_.bounds, host, device, m.context_bounds[i]);
+    host += bounds.capacity(), device += bounds.capacity();
+  }
 }
 
 int64_t BatchTensors::input_bytes() const {
   const int64_t n = shape_.tokens();
-  return 4 * (2 * n + (shape_.positions ? n : 0) + (shape_.bounds ? n + 1 : 0));
+  return 4 * (2 * n + (shape_.positions ? n : 0) + (shape_.bounds ? bounds_elements() : 0));
 }
 
 int64_t BatchTensors::padded_sequences(int64_t sequences) const {
@@ -73,15 +102,21 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
   if (!shape_.positions) {
     std::vector<int32_t> positions(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i)
-      positions[static_cast<size_t>(i)] = static_cast<int32_t>(i % shape_.length);
+      positions[static_cast<size_t>(i)] =
+          static_cast<int32_t>((share_ ? share_->global_row(i) : i) % shape_.length);
     common.positions = make_tensor(arenas.at(plan, positions_id_), DType::i32, {n});
     ops::upload(exec, common.positions, positions.data());
   }
   if (!shape_.bounds) {
-    std::vector<int32_t> bounds;
-    for (int64_t s = 0; s <= shape_.sequences; ++s) bounds.push_back(static_cast<int32_t>(s * shape_.length));
-    common.cu_seqlens = make_tensor(arenas.at(plan, bounds_id_), DType::i32, {shape_.sequences + 1});
-    ops::upload(exec, common.cu_seqlens, bounds.data());
+    const Tensor bounds = make_tensor(arenas.at(plan, bounds_id_), DType::i32, {bounds_elements()});
+    std::vector<int32_t> values = whole_samples();
+    if (share_) {
+      values.resize(static_cast<size_t>(bounds_elements()));
+      write_context_bounds(whole_samples(), values.data(), bounds.ptr<int32_t>(), common);
+    } else {
+      common.cu_seqlens = bounds;
+    }
+    ops::upload(exec, bounds, values.data());
   }
   std::byte *next = block_ + step_offset_ + aligned(8), *weights = block_;
   for (model::MicroBatch& m : tensors_) {
@@ -92,7 +127,11 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
     m.target = make_tensor(next + n * 4, DType::i32, {n});
     std::byte* more = next + n * 8;
     if (shape_.positions) m.positions = make_tensor(std::exchange(more, more + n * 4), DType::i32, {n});
-    if (shape_.bounds) m.cu_seqlens = make_tensor(more, DType::i32, {padded_sequences(0) + 1});
+    if (shape_.bounds && !share_) m.cu_seqlens = make_tensor(more, DType::i32, {padded_sequences(0) + 1});
+    if (shape_.bounds && share_) {  // their shapes, which fill() changes
+      std::vector<int32_t> scratch(static_cast<size_t>(bounds_elements()));
+      write_context_bounds(whole_samples(), scratch.data(), reinterpret_cast<int32_t*>(more), m);
+    }
     next += input_bytes();
   }
   NRL_CHECK(shape_.staged == (exec.device != nullptr));
@@ -106,9 +145,11 @@ std::byte* BatchTensors::staging() const {
 }
 
 void BatchTensors::fill(int64_t microbatch, const data::HostMicroBatch& batch, int64_t first_sample) {
-  const auto n = static_cast<size_t>(shape_.tokens());
+  const auto n = static_cast<size_t>(shape_.sequences * shape_.length);
   NRL_CHECK(microbatch == filled_ && microbatch < shape_.microbatches && batch.tokens.size() == n &&
             batch.targets.size() == n && batch.positions.size() == (shape_.positions ? n : 0));
+  model::MicroBatch& m = tensors_[static_cast<size_t>(microbatch)];
+  m.first_row = first_sample * shape_.length;
   if (microbatch == 0 && pinned_) copied_[staging_index_].synchronize();
   std::byte* at = staging() + step_offset_ + aligned(8) + microbatch * input_bytes();
   const auto append = [&](const std::vector<int32_t>& values) {
@@ -116,13 +157,26 @@ void BatchTensors::fill(int64_t microbatch, const data::HostMicroBatch& batch, i
     std::memcpy(at, values.data(), values.size() * 4);
     at += values.size() * 4;
   };
-  append(batch.tokens);
-  append(batch.targets);
-  append(batch.positions);
-  model::MicroBatch& m = tensors_[static_cast<size_t>(microbatch)];
+  // The rows of this rank.
+  const auto append_rows = [&](const std::vector<int32_t>& values) {
+    if (!share_ || values.empty()) return append(values);
+    share_->for_each_chunk([&](int64_t row, int64_t from, int64_t count) {
+      std::memcpy(at + row * 4, values.data() + from, static_cast<size_t>(count) * 4);
+    });
+    at += share_->rows() * 4;
+  };
+  append_rows(batch.tokens);
+  append_rows(batch.targets);
+  append_rows(batch.positions);
   if (shape_.bounds) {
     const int64_t end = static_cast<int64_t>(n), count = static_cast<int64_t>(batch.bounds.size()) - 1;
     NRL_CHECK(count >= shape_.sequences && count <= end && batch.bounds.back() == end);
+    if (share_) {
+      write_context_bounds(batch.bounds, reinterpret_cast<int32_t*>(at),
+                           reinterpret_cast<int32_t*>(block_ + (at - staging())), m);
+      ++filled_;
+      return;
+    }
     m.cu_seqlens = make_tensor(m.cu_seqlens.data, DType::i32, {padded_sequences(count) + 1});
     append(batch.bounds);
     for (int64_t s = count; s < padded_sequences(count); ++s, at += 4) {
@@ -130,7 +184,6 @@ void BatchTensors::fill(int64_t microbatch, const data::HostMicroBatch& batch, i
       std::memcpy(at, &empty, 4);
     }
   }
-  m.first_row = first_sample * shape_.length;
   ++filled_;
 }
 

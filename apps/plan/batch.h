@@ -2,10 +2,15 @@
 // The input tensors of one optimizer step: samples of fixed length of all microbatches, filled by the host
 // from the loader and copied to the device in one transfer.
 
+#include <optional>
+#include <span>
+#include <vector>
+
 #include "apps/data/loader.h"
 #include "apps/model/micro_batch.h"
 #include "core/device/runtime.h"
 #include "memory/plan.h"
+#include "parallel/context/bounds.h"
 
 namespace nrl::plan {
 
@@ -18,10 +23,17 @@ struct BatchShape {
   bool bounds = false;        ///< sequence bounds come with every batch, else one sequence per sample
   bool loss_weights = false;  ///< one tensor of loss weights per microbatch, else all share one
   bool staged = false;        ///< filled in pinned memory and copied to the device (GPU)
-  int64_t tokens() const { return sequences * length; }
+  /// Context parallelism: ranks that split every sample, and the exchanges of the layers
+  /// (model::distinct_exchanges()) with the model's window, which need boundaries.
+  int context = 1, context_rank = 0;
+  std::vector<parallel::ContextExchange> exchanges = {};
+  int64_t window = 0;
+  /// Of a microbatch on this rank.
+  int64_t tokens() const { return sequences * length / context; }
 };
 
-/// Counts of one microbatch, or their sums over the microbatches of a step on this rank.
+/// Counts of one microbatch, or their sums over the microbatches of a step; of whole samples, also where this
+/// rank has only a part of their tokens.
 struct BatchCounts {
   int64_t tokens = 0;
   int64_t loss_tokens = 0;  ///< tokens with a target
@@ -62,8 +74,14 @@ class BatchTensors {
   int64_t input_bytes() const;  // of one microbatch in the block
   std::byte* staging() const;   // host copy of the block
   int64_t padded_sequences(int64_t sequences) const;
+  int64_t bounds_elements() const;  // room for the boundaries of a microbatch
+  std::vector<int32_t> whole_samples() const;
+  void write_context_bounds(std::span<const int32_t> documents, int32_t* host, int32_t* device,
+                            model::MicroBatch& m) const;
 
   BatchShape shape_;
+  std::optional<parallel::ZigZag> share_;                // with context parallelism
+  std::vector<parallel::ContextBounds> context_bounds_;  // of BatchShape::exchanges
   memory::BufferId block_id_ = -1, positions_id_ = -1, bounds_id_ = -1, staging_id_ = -1;
   int64_t block_bytes_ = 0, step_offset_ = 0;  // size of the block; offset of the step number in it
   std::vector<model::MicroBatch> tensors_;

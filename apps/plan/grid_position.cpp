@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/model/context_parallel.h"
 #include "apps/model/parameters.h"
 #include "core/base/error.h"
 
@@ -22,12 +23,33 @@ GridPosition grid_position(const Config& config, int world, int rank) {
   return {grid.dense().sizes(), grid.dense_point(), std::move(grid)};
 }
 
-model::ModelLayout model_layout(const Config& config, const GridPosition& position) {
+namespace {
+
+/// Of each block.
+std::vector<parallel::ContextExchange> context_exchanges(const DistributedConfig& d, int64_t layers) {
+  std::vector<parallel::ContextExchange> out;
+  if (d.context_parallel_size == 1) return out;
+  const auto size = static_cast<int>(d.context_parallel_size);
+  const auto& sizes = d.hierarchical_context_parallel_sizes;
+  const int inner = sizes ? static_cast<int>((*sizes)[0]) : 1;
+  const std::vector<CpCommType>& types = d.cp_comm_type;
+  NRL_CHECK(types.size() == 1 || types.size() == static_cast<size_t>(layers),
+            "the configuration was not checked");
+  for (size_t l = 0; l < static_cast<size_t>(layers); ++l)
+    out.push_back(parallel::context_exchange(types[types.size() == 1 ? 0 : l], size, inner));
+  return out;
+}
+
+}  // namespace
+
+model::ModelLayout model_layout(const Config& config, const model::ModelSpec& spec,
+                                const GridPosition& position) {
   return {.tensor = position.sizes.tp,
           .tensor_rank = position.at.tp,
           .sequence_parallel = config.distributed.splits_sequence(),
           .context = position.sizes.cp,
           .context_rank = position.at.cp,
+          .exchanges = context_exchanges(config.distributed, spec.layers),
           .stages = position.sizes.pp,
           .stage = position.at.pp};
 }
@@ -77,7 +99,12 @@ std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPos
     if (lane) out.push_back(shards.on_lane(1));
   }
   if (sizes.tp > 1) out.push_back(group::tp);
-  if (sizes.cp > 1) out.push_back(group::cp);
+  if (sizes.cp > 1) {
+    // Of all types that a layer may have.
+    const auto types = static_cast<int64_t>(d.cp_comm_type.size());
+    const auto used = model::context_groups(context_exchanges(d, types), sizes.cp);
+    out.insert(out.end(), used.begin(), used.end());
+  }
   if (sizes.pp > 1) out.push_back(group::pp);
   return out;
 }

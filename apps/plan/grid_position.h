@@ -27,7 +27,8 @@ parallel::GridSizes grid_sizes(const Config& config);
 GridPosition grid_position(const Config& config, int world, int rank);
 
 /// This rank's part of the model.
-model::ModelLayout model_layout(const Config& config, const GridPosition& position);
+model::ModelLayout model_layout(const Config& config, const model::ModelSpec& spec,
+                                const GridPosition& position);
 
 /// The ranks that sum the gradients of a parameter group (model::group_name) and share its optimizer state.
 parallel::GroupId reduction_group(std::string_view group);

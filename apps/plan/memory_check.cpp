@@ -76,7 +76,8 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const auto n = [](int64_t x) { return static_cast<double>(x); };
   const double tensor = n(config.distributed.tensor_parallel_size);
   const double parameters = model::approximate_parameters(spec) / tensor;
-  const double tokens = n(batch.micro) * n(config.policy.max_total_sequence_length);
+  const double tokens = n(batch.micro) * n(config.policy.max_total_sequence_length) /
+                        n(config.distributed.context_parallel_size);
   const double element = static_cast<double>(size_of(recipe.activations()));
   const parallel::ShardingStrategy sharding =
       *parallel::find_sharding(name_of(config.distributed.shard_strategy));

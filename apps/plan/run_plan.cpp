@@ -103,7 +103,7 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
-  p.layout = model_layout(config, position);
+  p.layout = model_layout(config, p.spec, position);
   p.parameters = model::make_parameters(p.spec, p.layout);
   p.whole = model::make_parameters(p.spec);
   p.batch = batch;
@@ -129,16 +129,21 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
   add_staging(p);
   if (const int64_t bytes = p.recipe.scales(static_cast<int>(p.spec.layers)).bytes(); bytes > 0)
     p.memory.add("scales", Category::optimizer, bytes);
-  p.tensors = std::make_unique<BatchTensors>(p.memory, BatchShape{.microbatches = batch.accumulation,
-                                                                  .sequences = batch.micro,
-                                                                  .length = p.sequence_length,
-                                                                  .positions = config.data.reset_position_ids,
-                                                                  .bounds = config.data.reset_attention_mask,
-                                                                  .loss_weights = own_loss_weights,
-                                                                  .staged = gpu});
+  p.tensors =
+      std::make_unique<BatchTensors>(p.memory, BatchShape{.microbatches = batch.accumulation,
+                                                          .sequences = batch.micro,
+                                                          .length = p.sequence_length,
+                                                          .positions = config.data.reset_position_ids,
+                                                          .bounds = config.data.reset_attention_mask,
+                                                          .loss_weights = own_loss_weights,
+                                                          .staged = gpu,
+                                                          .context = p.layout.context,
+                                                          .context_rank = p.layout.context_rank,
+                                                          .exchanges = model::distinct_exchanges(p.layout),
+                                                          .window = p.spec.window});
   const auto microbatches = static_cast<int>(batch.accumulation);
   const model::DecoderOptions options{
-      .tokens = batch.micro * p.sequence_length,
+      .tokens = batch.micro * p.sequence_length / p.layout.context,
       .max_sequence = p.sequence_length,
       .recipe = p.recipe,
       .recompute = model::recompute_modules(p.recompute_modules),

@@ -37,7 +37,7 @@ Bytes parameter_bytes(const Config& config, const model::ModelSpec& spec, const 
                       const precision::Recipe& recipe) {
   memory::MemoryPlan memory;
   plan::make_param_groups(
-      model::make_parameters(spec, plan::model_layout(config, position)),
+      model::make_parameters(spec, plan::model_layout(config, spec, position)),
       [&](const std::string& group) { return plan::group_options(config, position, recipe, group); }, memory);
   memory.solve();
   return bytes_of(memory);

@@ -4,6 +4,7 @@
 
 #include "apps/data/manifest.h"
 #include "apps/plan/memory_check.h"
+#include "apps/train/context_check.h"
 #include "apps/train/device_choice.h"
 #include "apps/train/document_rules.h"
 #include "apps/train/model_source.h"
@@ -178,6 +179,7 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   if (!model.spec) return;
   found.clear();
   check_against_model(result, *model.spec, found);
+  check_context_parallel(result, *model.spec, found);
   result.add(found);
   if (!result.ok() || setting.world == 0) return;
   found.clear();

@@ -101,7 +101,9 @@ void StepLoop::begin_step(data::BatchLoader& loader, const data::LoaderOptions& 
 // Tokens with a loss in the global batch, at least 1.
 int64_t StepLoop::loss_tokens_of_all(const plan::BatchCounts& mine) {
   if (!run_.train.dataset->documents().eod_mask_loss) return report_.tokens_per_step();
-  auto sum = static_cast<double>(mine.loss_tokens);
+  // The ranks that split the samples have read the same ones.
+  const bool counts = run_.placement.grid_position().at.cp == 0;
+  auto sum = counts ? static_cast<double>(mine.loss_tokens) : 0.0;
   run_.placement.groups().host(parallel::group::dp_cp).all_reduce(std::span(&sum, 1));
   return std::max<int64_t>(static_cast<int64_t>(sum), 1);
 }

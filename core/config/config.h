@@ -45,6 +45,9 @@ struct DistributedConfig {
   AutoOr<bool> sequence_parallel;  ///< auto: with tensor parallelism
   int64_t pipeline_parallel_size = 1;
   int64_t context_parallel_size = 1;
+  std::vector<CpCommType> cp_comm_type = {CpCommType::p2p};  ///< of all layers, or of each
+  /// Ranks of the all-to-all and of the ring of a2a+p2p.
+  std::optional<std::array<int64_t, 2>> hierarchical_context_parallel_sizes;
   int64_t expert_parallel_size = 1;
   int64_t expert_tensor_parallel_size = 1;
   AutoOr<int64_t> data_parallel_size;  ///< derived; a given value is checked

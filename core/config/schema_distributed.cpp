@@ -59,14 +59,27 @@ void add_distributed_keys(Table& t) {
       .help("Chunks of layers per rank.");
   NRL_KEY(t, distributed.context_parallel_size)
       .at_least(1)
-      .not_built()
       .alias("policy.dtensor_cfg.context_parallel_size")
       .alias("policy.megatron_cfg.context_parallel_size")
-      .help("Ranks that split a sequence.");
-  t.planned("distributed.cp_comm_type", Kind::choice, "p2p")
-      .one_of({"p2p", "all_gather", "a2a", "a2a+p2p"})
+      .help(
+          "Ranks that split every sample: each holds two of twice as many chunks of its tokens, so that "
+          "causal "
+          "attention is the same work on all. max_total_sequence_length must be a multiple of twice this "
+          "size.");
+  NRL_KEY(t, distributed.cp_comm_type)
       .alias("policy.megatron_cfg.cp_comm_type")
-      .help("How context-parallel ranks exchange keys and values.");
+      .help(
+          "How context-parallel ranks exchange tokens for attention, one value or a list with one per layer: "
+          "p2p "
+          "(keys and values go around a ring during attention), all_gather (of keys and values), a2a (each "
+          "rank "
+          "has all tokens of some heads), a2a+p2p (both, see hierarchical_context_parallel_sizes).");
+  NRL_KEY(t, distributed.hierarchical_context_parallel_sizes)
+      .at_least(1)
+      .alias("policy.megatron_cfg.hierarchical_context_parallel_sizes")
+      .help(
+          "Ranks of the all-to-all and of the ring of cp_comm_type a2a+p2p; their product is "
+          "context_parallel_size. The ranks of an all-to-all are neighbors, the fast part of the network.");
   NRL_KEY(t, distributed.expert_parallel_size)
       .at_least(1)
       .not_built()

@@ -260,13 +260,14 @@ void check_sharding(Checker& c, const Config& config) {
             "", {"with ddp every rank is a copy already"});
   if (!shards_parameters(d.shard_strategy)) return;
   if (config.policy.cuda_graph && c.sound({"policy.cuda_graph"}))
-    c.error(key,
-            fmt::format("distributed.shard_strategy: {} releases and gathers parameters layer by layer, which "
-                        "the host checks in every step; a CUDA graph replays a step without the host",
-                        name_of(d.shard_strategy)),
-            "",
-            {fmt::format("use optim_grads, or set policy.cuda_graph, at {}, to false",
-                         c.where("policy.cuda_graph"))});
+    c.error(
+        key,
+        fmt::format("distributed.shard_strategy: {} releases and gathers parameters layer by layer, which "
+                    "the host checks in every step; a CUDA graph replays a step without the host",
+                    name_of(d.shard_strategy)),
+        "",
+        {fmt::format("use optim_grads, or set policy.cuda_graph, at {}, to false",
+                     c.where("policy.cuda_graph"))});
   if (config.logger.sample_period > 0 && c.sound({"logger.sample_period"}))
     c.error("logger.sample_period",
             fmt::format("logger.sample_period: {} needs all parameters on rank 0, which has a shard of them",
@@ -279,6 +280,7 @@ void check_sharding(Checker& c, const Config& config) {
 
 void check_rest(Checker& c, const Config& config) {
   check_sharding(c, config);
+  for (Diagnostic& d : config_detail::validate_context_parallel(c.result)) c.out.push_back(std::move(d));
   if (config.policy.cuda_graph && config.data.reset_attention_mask && c.sound({"policy.cuda_graph"}))
     c.error(
         "data.reset_attention_mask",
@@ -500,11 +502,12 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size,
   }
   if (const int64_t copies = d.dp_replicate_size;
       copies > 1 && (dp % copies != 0 || copies >= dp) && c.sound({"distributed.dp_replicate_size"}))
-    c.error("distributed.dp_replicate_size",
-            fmt::format("distributed.dp_replicate_size: {} does not divide {} data-parallel rank{} into slices "
-                        "of 2 or more",
-                        copies, dp, dp == 1 ? "" : "s"),
-            "", {fmt::format("divisors of {}: {}", dp, divisors_near(dp, copies))});
+    c.error(
+        "distributed.dp_replicate_size",
+        fmt::format("distributed.dp_replicate_size: {} does not divide {} data-parallel rank{} into slices "
+                    "of 2 or more",
+                    copies, dp, dp == 1 ? "" : "s"),
+        "", {fmt::format("divisors of {}: {}", dp, divisors_near(dp, copies))});
   check_batch(c, config, dp);
   if (out.empty()) check_sequence_parallel(c, config, world_size);
   return out;

@@ -14,4 +14,7 @@ Diagnostics validate(const ConfigResult& result);
 /// The section `cluster` against `world` ranks on `nodes`, in the launcher's order; empty: unknown.
 Diagnostics validate_cluster(const ConfigResult& result, int64_t world, std::span<const ClusterNode> nodes);
 
+/// Context parallelism: the length of samples, and the exchanges that are given.
+Diagnostics validate_context_parallel(const ConfigResult& result);
+
 }  // namespace nrl::config_detail

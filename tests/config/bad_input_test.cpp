@@ -239,6 +239,16 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
        "cross the end of a step"},
       {{"device=cpu", "kernels.gemm_tuning=configs"}, "kernels.gemm_tuning needs a GPU"},
       {{"kernels.gemm_tuning=\"\""}, "kernels.gemm_tuning is empty"},
+      {{"distributed.context_parallel_size=3"},
+       "policy.max_total_sequence_length 1024 is not a multiple of 6"},
+      {{"distributed.cp_comm_type=[]"}, "distributed.cp_comm_type is an empty list"},
+      {{"distributed.context_parallel_size=4", "distributed.cp_comm_type=a2a+p2p"},
+       "cp_comm_type a2a+p2p needs distributed.hierarchical_context_parallel_sizes"},
+      {{"distributed.context_parallel_size=4", "distributed.cp_comm_type=[p2p,a2a+p2p]",
+        "distributed.hierarchical_context_parallel_sizes=[2,4]"},
+       "2 x 4 is not distributed.context_parallel_size 4"},
+      {{"distributed.context_parallel_size=4", "distributed.hierarchical_context_parallel_sizes=[2,2]"},
+       "has no meaning without cp_comm_type a2a+p2p"},
       {{"device=cpu", "distributed.backend=nccl"}, "requires device: cuda"},
       {{"device=cuda", "distributed.backend=mpi"}, "supports host memory only"},
       {{"profiling.enabled=true", "profiling.steps=5:3"}, "profiling.steps is"},
@@ -295,9 +305,9 @@ TEST_CASE("an error is drawn with its line and a caret under the place", "[confi
         "integer "
         "from 1, default 1)\n"
         "   = keys here: backend, tensor_parallel_size, pipeline_parallel_size, virtual_pipeline_size, "
-        "context_parallel_size, cp_comm_type, expert_parallel_size, expert_tensor_parallel_size, "
-        "sequence_parallel, "
-        "data_parallel_size, dp_replicate_size, shard_strategy, ... (5 more: nrl-train explain distributed)\n"
+        "context_parallel_size, cp_comm_type, hierarchical_context_parallel_sizes, expert_parallel_size, "
+        "expert_tensor_parallel_size, sequence_parallel, data_parallel_size, dp_replicate_size, ... (6 more: "
+        "nrl-train explain distributed)\n"
         "\n"
         "1 error, nothing was started. (exit 78)\n");
   // Columns and carets count characters, not bytes; a gap to the section's line is shown.

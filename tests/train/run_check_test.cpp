@@ -63,3 +63,50 @@ TEST_CASE("tensor-parallel ranks must divide the heads and the MLP") {
   CHECK(ffn.find("it has 2 key/value heads, 82 columns of the MLP") != std::string::npos);
   CHECK(ffn.find("fits: 1, 2\n") != std::string::npos);
 }
+
+TEST_CASE("context parallelism is checked against the model") {
+  const auto problems = [](const std::string& model, std::vector<std::string> overrides) {
+    overrides.insert(overrides.begin(), "device=cpu");
+    ConfigResult result = load_config_text("policy:\n  model: " + model +
+                                               "\n  max_total_sequence_length: 32\n"
+                                               "pretrain: {max_num_steps: 10}\n"
+                                               "data: {train: {data_path: corpus}}\n",
+                                           "t.yaml", overrides);
+    INFO(render(result.diagnostics));
+    REQUIRE(result.ok());
+    train::check_run(result, {.world = 4, .nodes = 1, .local = 4, .files = false});
+    return render(result.diagnostics);
+  };
+  const std::string llama =
+      "{model_type: llama, vocab_size: 272, hidden_size: 48, intermediate_size: 80, num_hidden_layers: 2, "
+      "num_attention_heads: 4, num_key_value_heads: 2}";
+  const std::string windowed =
+      "{model_type: mistral, vocab_size: 272, hidden_size: 48, intermediate_size: 80, num_hidden_layers: 2, "
+      "num_attention_heads: 4, num_key_value_heads: 4, sliding_window: 8}";
+  const std::string size = "distributed.context_parallel_size=4", both = "distributed.cp_comm_type=a2a+p2p",
+                    sizes = "distributed.hierarchical_context_parallel_sizes=";
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  for (const char* type : {"p2p", "all_gather", "[p2p,all_gather]"}) {
+    INFO(type);
+    CHECK(problems(llama, {size, fmt::format("distributed.cp_comm_type={}", type)}).empty());
+  }
+  CHECK(has(problems(llama, {size, "distributed.cp_comm_type=a2a"}),
+            "cp_comm_type a2a: 2 key/value heads cannot be divided among 4 ranks"));
+  CHECK(has(problems(llama, {size, both, sizes + "[4,1]"}), "cannot be divided among 4 ranks"));
+  CHECK(problems(llama, {size, both, sizes + "[2,2]"}).empty());
+  CHECK(has(problems(llama, {size, "distributed.cp_comm_type=[p2p,p2p,p2p]"}),
+            "lists 3 values, but the model has 2 layers"));
+  CHECK(has(problems(windowed, {size}), "cp_comm_type p2p does not support the sliding window"));
+  CHECK(has(problems(windowed, {size, both, sizes + "[2,2]"}), "does not support the sliding window"));
+  CHECK(problems(windowed, {size, both, sizes + "[4,1]"}).empty());
+  CHECK(problems(windowed, {size, "distributed.cp_comm_type=all_gather"}).empty());
+  for (const char* kind : {"attn_pdrop", "resid_pdrop", "embd_pdrop"}) {
+    std::vector<std::string> keys{size};
+    for (const char* other : {"attn_pdrop", "resid_pdrop", "embd_pdrop"})
+      keys.push_back(fmt::format("policy.model.{}={}", other, std::string(kind) == other ? 0.1 : 0.0));
+    CHECK(has(problems("{model_type: gpt2, vocab_size: 272, n_embd: 48, n_layer: 2, n_head: 4}", keys),
+              "but the model has"));
+  }
+}
