@@ -175,10 +175,11 @@ void Engine::step(const StepInput& step, Objective& objective) {
   scalars_.begin(step.learning_rate, step.stop);
   const bool graph = options_.cuda_graph && !step.eager;
   if (exec_.device) watch_.begin(step.number, graph);
+  NRL_CHECK(!graph || !step.gradients_reduced);
   if (graph)
     run_graph(objective);
   else
-    run_schedule(objective);
+    run_schedule(objective, step.gradients_reduced);
   scalars_.finish();
   ++steps_;
 }
@@ -191,7 +192,7 @@ StepResult Engine::collect() {
 // Enqueues the work of one step (a CPU executes it here), without communication while the kernels of a step
 // are collected. Must not wait for the device or depend on the step number, so that it can be captured in a
 // graph.
-void Engine::run_schedule(Objective& objective) {
+void Engine::run_schedule(Objective& objective, const std::function<void()>& gradients_reduced) {
   model::Decoder& decoder = *plan_->decoder;
   const std::vector<model::MicroBatch>& batches = plan_->tensors->microbatches();
   const bool communicates = !exec_.needed;
@@ -215,6 +216,7 @@ void Engine::run_schedule(Objective& objective) {
     if (communicates) reducer_->finish();
   };
   hooks.update = [&] {
+    if (gradients_reduced) gradients_reduced();
     if (communicates) reducer_->wait_gathers();  // of weights that no pass has read
     optimizer_->step(communicates ? &(*ranks_)[parallel::group::all] : nullptr);
     if (!communicates) return;

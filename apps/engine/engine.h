@@ -40,6 +40,9 @@ struct StepInput {
   int64_t loss_tokens;  ///< tokens with a target in the global batch: loss weights are -1 / loss_tokens
   bool stop = false;    ///< this rank requests a stop: StepResult::stop becomes true on all ranks
   bool eager = false;   ///< not as a graph (TrainingOptions::cuda_graph), so that trace ranges time its work
+  /// Called when the work up to the reduced gradients is enqueued, before the update: for readers of
+  /// GroupTensors::gradients. May run steps of other engines. Only in a step that is not a graph.
+  std::function<void()> gradients_reduced = {};
 };
 
 class Engine {
@@ -105,7 +108,7 @@ class Engine {
  private:
   void allocate();
   void bind();
-  void run_schedule(Objective& objective);
+  void run_schedule(Objective& objective, const std::function<void()>& gradients_reduced = {});
   void run_graph(Objective& objective);
 
   std::unique_ptr<plan::RunPlan> plan_;

@@ -23,6 +23,13 @@ struct PlanArgs {
   bool buffers = false;  ///< list every buffer
 };
 
+struct VerifyArgs {
+  ConfigArgs config;
+  int64_t steps = 2;
+  bool random_tokens = false;
+  std::string layouts = "configured";  ///< configured or auto
+};
+
 struct PrepareArgs {
   std::vector<std::string> input;
   std::string tokenizer = "bytes";
@@ -80,6 +87,7 @@ std::string_view examples_of(std::string_view command);
 
 int run_train(const ConfigArgs& args);
 int run_plan(const PlanArgs& args);
+int run_verify(const VerifyArgs& args);
 int run_prepare_command(const PrepareArgs& args);
 int run_data_show(const DataShowArgs& args);
 int run_generate(const GenerateArgs& args);

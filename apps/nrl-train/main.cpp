@@ -19,8 +19,8 @@
 namespace nrl::app {
 namespace {
 
-constexpr std::string_view commands[] = {"train",  "plan",    "prepare",    "data",  "generate", "eval",
-                                         "report", "explain", "checkpoint", "bench", "doctor"};
+constexpr std::string_view commands[] = {"train", "plan",   "verify",  "prepare",    "data",  "generate",
+                                         "eval",  "report", "explain", "checkpoint", "bench", "doctor"};
 
 // `nrl-train run.yaml ...` means `nrl-train train run.yaml ...`.
 std::vector<std::string> with_default_command(int argc, char** argv) {
@@ -86,6 +86,18 @@ int run(int argc, char** argv) {
   c->add_option("--world", plan.world, "Ranks to plan for")->check(CLI::Range(1, 1 << 20));
   c->add_flag("--buffers", plan.buffers, "List every planned buffer");
   c->callback([&] { result = run_plan(plan); });
+
+  VerifyArgs verify;
+  c = app.add_subcommand("verify",
+                         "Compare a few steps of the launched ranks with the same steps on one rank");
+  add_config(c, verify.config);
+  c->add_option("--steps", verify.steps, "Steps to compare (default 2)")->check(CLI::Range(1, 1000));
+  c->add_flag("--random-tokens", verify.random_tokens,
+              "Train on random tokens; without it only if the configured data does not exist");
+  c->add_option("--layouts", verify.layouts,
+                "configured (default), or auto: every valid layout of the launched ranks")
+      ->check(CLI::IsMember({"configured", "auto"}));
+  c->callback([&] { result = run_verify(verify); });
 
   PrepareArgs prepare;
   c = app.add_subcommand("prepare", "Tokenize text into token files (PREFIX.bin and PREFIX.idx)");

@@ -78,11 +78,11 @@ void order_nodes(comm::World& world, const Config& config) {
 
 }  // namespace
 
-ConfigResult load_config_collectively(comm::World& world, const std::string& path,
-                                      const std::vector<std::string>& overrides, RunSetting setting) {
+std::optional<ConfigResult> try_config_collectively(comm::World& world, const std::string& path,
+                                                    const std::vector<std::string>& overrides,
+                                                    RunSetting setting, Diagnostics& found) {
   ConfigResult result;
   std::string text;
-  Exit code = Exit::ok;
   run_collectively(world, [&] {
     if (world.rank() != 0) return;
     result = load_config(path, overrides);
@@ -90,19 +90,25 @@ ConfigResult load_config_collectively(comm::World& world, const std::string& pat
     setting.nodes = parallel::nodes_of(world.nodes(), world.hosts());
     setting.local = world.local_size();
     check_run(result, setting);
+    found = result.diagnostics;
+    if (result.ok()) text = dump_resolved(result);
   });
-  if (world.rank() == 0) {
-    if (!result.diagnostics.empty()) output::write(output::Stream::err, render(result.diagnostics));
-    code = result.exit_code();
-    if (code == Exit::ok) text = dump_resolved(result);
-  }
-  const comm::ErrorConsensus consensus = comm::agree_on_error(world.comm(), code, "");
-  if (consensus.code != Exit::ok) throw AgreedExit{consensus.code};
   world.comm().broadcast_text(text, 0);
+  if (text.empty()) return std::nullopt;
   if (world.rank() != 0) result = load_config_text(text, path);
   run_collectively(world, [&] { NRL_CHECK(result.ok(), "the resolved configuration did not read back"); });
-  order_nodes(world, result.config);
   return result;
+}
+
+ConfigResult load_config_collectively(comm::World& world, const std::string& path,
+                                      const std::vector<std::string>& overrides, RunSetting setting) {
+  Diagnostics found;
+  auto result = try_config_collectively(world, path, overrides, setting, found);
+  if (!found.empty()) output::write(output::Stream::err, render(found));  // on rank 0
+  const comm::ErrorConsensus consensus = comm::agree_on_error(world.comm(), exit_code(found), "");
+  if (!result) throw AgreedExit{consensus.code};
+  order_nodes(world, result->config);
+  return *result;
 }
 
 }  // namespace nrl::train

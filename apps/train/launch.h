@@ -2,6 +2,7 @@
 // Starts the ranks of a run and makes them fail together: one message, one exit code.
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,5 +38,10 @@ void run_collectively(comm::World& world, const std::function<void()>& work);
 /// ranks of `world`, so that the groups of the grid stay inside nodes.
 ConfigResult load_config_collectively(comm::World& world, const std::string& path,
                                       const std::vector<std::string>& overrides, RunSetting setting = {});
+
+/// The same, but prints nothing: unset on all ranks if there are errors. `found`: on rank 0 all problems.
+std::optional<ConfigResult> try_config_collectively(comm::World& world, const std::string& path,
+                                                    const std::vector<std::string>& overrides,
+                                                    RunSetting setting, Diagnostics& found);
 
 }  // namespace nrl::train

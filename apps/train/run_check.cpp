@@ -169,7 +169,7 @@ void check_memory(const ConfigResult& result, const model::ModelSpec& spec, cons
 }  // namespace
 
 void check_run(ConfigResult& result, const RunSetting& setting) {
-  if (setting.world > 0) result.add(validate_for_world(result, setting.world, setting.nodes));
+  if (setting.grid && setting.world > 0) result.add(validate_for_world(result, setting.world, setting.nodes));
   const ModelCheck model = check_model(result);
   result.add(model.problems);
   Diagnostics found;
@@ -181,7 +181,7 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   check_against_model(result, *model.spec, found);
   check_context_parallel(result, *model.spec, found);
   result.add(found);
-  if (!result.ok() || setting.world == 0) return;
+  if (!result.ok() || setting.world == 0 || !setting.grid) return;
   found.clear();
   check_memory(result, *model.spec, setting, found);
   result.add(found);

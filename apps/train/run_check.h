@@ -11,6 +11,7 @@ struct RunSetting {
   int world = 1;                        ///< number of ranks; 0: unknown, checks that depend on it are skipped
   std::vector<ClusterNode> nodes = {};  ///< in the order of the ranks; empty: unknown
   int local = 1;                        ///< ranks that share this machine's memory
+  bool grid = true;                     ///< must suit the number of ranks; false: as if it were unknown
   bool files = true;                    ///< data and checkpoints must exist; false for a plan
   bool memory = true;                   ///< the run must fit into this machine; false for a plan
 };

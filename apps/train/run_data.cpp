@@ -92,4 +92,14 @@ data::LoaderOptions make_loader_options(const Config& config, const BatchPlan& b
   return loading;
 }
 
+int64_t loss_tokens_of_all(const data::TokenDataset& dataset, int64_t tokens_per_step,
+                           const plan::BatchCounts& mine, const parallel::Groups& ranks,
+                           const model::ModelLayout& layout) {
+  if (!dataset.documents().eod_mask_loss) return tokens_per_step;
+  // Context-parallel ranks have read the same samples.
+  auto sum = layout.context_rank == 0 ? static_cast<double>(mine.loss_tokens) : 0.0;
+  ranks.host(parallel::group::dp_cp).all_reduce(std::span(&sum, 1));
+  return std::max<int64_t>(static_cast<int64_t>(sum), 1);
+}
+
 }  // namespace nrl::train

@@ -6,8 +6,10 @@
 
 #include "apps/data/gpt_dataset.h"
 #include "apps/data/loader.h"
+#include "apps/plan/batch.h"
 #include "apps/plan/grid_position.h"
 #include "core/config/load.h"
+#include "parallel/grid/groups.h"
 
 namespace nrl::train {
 
@@ -41,5 +43,11 @@ std::optional<ValidationData> plan_validation_data(const Config& config, const T
 /// model replica read the same ones. The caller sets steps and consumed_samples.
 data::LoaderOptions make_loader_options(const Config& config, const BatchPlan& batch,
                                         const plan::GridPosition& position);
+
+/// Tokens with a loss in a global batch of `tokens_per_step` tokens, at least 1. `mine`: the sum over this
+/// rank's microbatches. Collective over the data-parallel ranks if documents mask losses.
+int64_t loss_tokens_of_all(const data::TokenDataset& dataset, int64_t tokens_per_step,
+                           const plan::BatchCounts& mine, const parallel::Groups& ranks,
+                           const model::ModelLayout& layout);
 
 }  // namespace nrl::train

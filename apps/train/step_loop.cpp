@@ -1,7 +1,6 @@
 #include "apps/train/step_loop.h"
 
 #include <algorithm>
-#include <span>
 #include <utility>
 
 #include "apps/train/evaluator.h"
@@ -82,7 +81,8 @@ void StepLoop::begin_step(data::BatchLoader& loader, const data::LoaderOptions& 
   }
   StepInFlight step;
   step.step = at.step + 1;
-  step.loss_tokens = loss_tokens_of_all(counts);
+  step.loss_tokens = loss_tokens_of_all(*run_.train.dataset, report_.tokens_per_step(), counts,
+                                        run_.placement.groups(), run_.plan().layout);
   step.keys = counts.pairs / static_cast<double>(counts.tokens);
   step.lr = learning_rate(schedule_, step.step);
   run_.engine->step({.number = step.step,
@@ -96,16 +96,6 @@ void StepLoop::begin_step(data::BatchLoader& loader, const data::LoaderOptions& 
   step.times = timers.times() - before;
   step.exposed = report_.exposed_seconds() - exposed_before;
   in_flight_.push_back(step);
-}
-
-// Tokens with a loss in the global batch, at least 1.
-int64_t StepLoop::loss_tokens_of_all(const plan::BatchCounts& mine) {
-  if (!run_.train.dataset->documents().eod_mask_loss) return report_.tokens_per_step();
-  // The ranks that split the samples have read the same ones.
-  const bool counts = run_.placement.grid_position().at.cp == 0;
-  auto sum = counts ? static_cast<double>(mine.loss_tokens) : 0.0;
-  run_.placement.groups().host(parallel::group::dp_cp).all_reduce(std::span(&sum, 1));
-  return std::max<int64_t>(static_cast<int64_t>(sum), 1);
 }
 
 // Collects the results of steps in flight until only `leave` are left. Returns an exit code if the

@@ -22,7 +22,6 @@ class StepLoop {
 
  private:
   void begin_step(data::BatchLoader& loader, const data::LoaderOptions& loading);
-  int64_t loss_tokens_of_all(const plan::BatchCounts& mine);
   std::optional<Exit> finish_steps(int leave);
   Exit diverged();
   std::optional<Exit> stopped();

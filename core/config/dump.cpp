@@ -182,6 +182,14 @@ std::string value_text(const Config& config, std::string_view name) {
   return config_detail::yaml_text(key->get(config));
 }
 
+std::vector<std::string> allowed_values(std::string_view name) {
+  using config_detail::Kind;
+  const config_detail::Key* key = config_detail::Schema::get().find(name);
+  if (!key) return {};
+  if (key->kind == Kind::boolean) return {"false", "true"};
+  return {key->choices.names.begin(), key->choices.names.end()};
+}
+
 std::string explain(std::string_view name, bool* known) {
   using namespace config_detail;
   const Schema& schema = Schema::get();

@@ -1,0 +1,19 @@
+// nrl-train verify: compares the layout of a run with one rank.
+
+#include "apps/nrl-train/commands.h"
+#include "apps/train/launch.h"
+#include "apps/verify/verify.h"
+
+namespace nrl::app {
+
+int run_verify(const VerifyArgs& args) {
+  return train::run_in_world([&](comm::World& world) {
+    return verify::verify(world, {.config = args.config.path,
+                                  .overrides = args.config.overrides,
+                                  .steps = args.steps,
+                                  .random_tokens = args.random_tokens,
+                                  .all_layouts = args.layouts == "auto"});
+  });
+}
+
+}  // namespace nrl::app

@@ -1,0 +1,114 @@
+#include "apps/verify/layouts.h"
+
+#include <functional>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "core/config/load.h"
+
+namespace nrl::verify {
+namespace {
+
+struct Value {
+  std::string label;  ///< in the layout's name; empty: not named
+  std::vector<std::string> overrides;
+};
+using Choice = std::vector<Value>;  // one of these
+
+std::vector<int> divisors(int n) {
+  std::vector<int> out;
+  for (int d = 1; d <= n; ++d)
+    if (n % d == 0) out.push_back(d);
+  return out;
+}
+
+// The values of a choice or flag; one value without overrides if the option table has no such key.
+Choice values_of(const std::string& key, const std::string& flag = "") {
+  Choice out;
+  for (const std::string& value : allowed_values(key))
+    out.push_back({flag.empty() ? value : value == "true" ? flag : "", {key + "=" + value}});
+  if (out.empty()) out.push_back({});
+  return out;
+}
+
+// Sharding strategies, with and without overlapped communication.
+Choice data_parallel_options() {
+  const auto overrides = [](const std::string& strategy, bool reduce, bool gather) {
+    return std::vector<std::string>{"distributed.shard_strategy=" + strategy,
+                                    fmt::format("distributed.overlap_grad_reduce={}", reduce),
+                                    fmt::format("distributed.overlap_param_gather={}", gather)};
+  };
+  Choice out;
+  for (const std::string& s : allowed_values("distributed.shard_strategy"))
+    for (const int copies : {1, 2}) {
+      const auto add = [&](const std::string& label, bool reduce, bool gather) {
+        Value v{s + (copies > 1 ? fmt::format(" x {}", copies) : "") + label, overrides(s, reduce, gather)};
+        v.overrides.push_back(fmt::format("distributed.dp_replicate_size={}", copies));
+        out.push_back(std::move(v));
+      };
+      add("", false, false);
+      add(" overlap", true, false);
+      if (s != "ddp") add(" overlap gather", true, true);
+    }
+  return out;
+}
+
+Choice pipeline_options() {
+  Choice out;
+  for (const Value& schedule : values_of("distributed.pipeline_schedule"))
+    for (const int chunks : {1, 2}) {
+      Value v = schedule;
+      if (chunks > 1) v.label += fmt::format("{}V {}", v.label.empty() ? "" : " ", chunks);
+      v.overrides.push_back(fmt::format("distributed.virtual_pipeline_size={}",
+                                        chunks == 1 ? std::string("null") : std::to_string(chunks)));
+      out.push_back(std::move(v));
+    }
+  return out;
+}
+
+// Calls visit() with every combination of one value of each choice.
+void combine(const std::vector<Choice>& choices, size_t from, const Layout& layout,
+             const std::function<void(const Layout&)>& visit) {
+  if (from == choices.size()) return visit(layout);
+  for (const Value& value : choices[from]) {
+    Layout next = layout;
+    if (!value.label.empty()) next.name += (next.name.empty() ? "" : "  ") + value.label;
+    next.overrides.insert(next.overrides.end(), value.overrides.begin(), value.overrides.end());
+    combine(choices, from + 1, next, visit);
+  }
+}
+
+}  // namespace
+
+std::vector<Layout> all_layouts(const Config& config, int ranks) {
+  Choice micro{{"", {}}};
+  if (config.policy.train_micro_batch_size.is_auto() || config.policy.train_micro_batch_size.value() != 1)
+    micro.push_back({"micro 1", {"policy.train_micro_batch_size=1"}});
+  std::vector<Layout> out;
+  for (const int tp : divisors(ranks))
+    for (const int pp : divisors(ranks / tp))
+      for (const int cp : divisors(ranks / tp / pp))
+        for (const int ep : divisors(ranks / pp)) {
+          const int dp = ranks / tp / pp / cp;
+          Layout grid;
+          for (const auto& [axis, key, size] :
+               {std::tuple("tp", "distributed.tensor_parallel_size", tp),
+                std::tuple("cp", "distributed.context_parallel_size", cp),
+                std::tuple("ep", "distributed.expert_parallel_size", ep), std::tuple("dp", "", dp),
+                std::tuple("pp", "distributed.pipeline_parallel_size", pp)}) {
+            if (size > 1) grid.name += fmt::format("{}{} {}", grid.name.empty() ? "" : " x ", axis, size);
+            if (*key) grid.overrides.push_back(fmt::format("{}={}", key, size));
+          }
+          grid.overrides.emplace_back("distributed.data_parallel_size=auto");
+          std::vector<Choice> choices;
+          if (tp > 1) choices.push_back(values_of("distributed.sequence_parallel", "sp"));
+          if (pp > 1) choices.push_back(pipeline_options());
+          if (cp > 1) choices.push_back(values_of("distributed.cp_comm_type"));
+          if (dp * cp > 1) choices.push_back(data_parallel_options());
+          choices.push_back(micro);
+          combine(choices, 0, grid, [&](const Layout& layout) { out.push_back(layout); });
+        }
+  return out;
+}
+
+}  // namespace nrl::verify

@@ -1,0 +1,43 @@
+#include "apps/verify/limits.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace nrl::verify {
+
+Limits limits_for(const precision::Recipe& recipe, bool tf32, bool bf16_sums) {
+  if (recipe.activations() == DType::bf16 || recipe.weights() == DType::bf16)
+    return {.loss = 2e-3, .norm = 2e-2, .gradient = 5e-2, .weight = 6e-2};
+  if (bf16_sums) return {.loss = 1e-5, .norm = 2e-3, .gradient = 5e-3, .weight = 5e-3};
+  if (tf32) return {.loss = 2e-4, .norm = 2e-3, .gradient = 5e-3, .weight = 5e-3};
+  return {.loss = 1e-6, .norm = 1e-5, .gradient = 1e-5, .weight = 1e-5};
+}
+
+double epsilon(int64_t parameters) {
+  return 1 / std::sqrt(static_cast<double>(parameters));
+}
+
+std::vector<double> gradient_errors(const std::vector<Difference>& differences) {
+  double squares = 0, elements = 0;
+  for (const Difference& d : differences) {
+    squares += d.reference_norm * d.reference_norm;
+    elements += static_cast<double>(d.numel);
+  }
+  const double typical = std::sqrt(squares / elements);
+  std::vector<double> errors;
+  for (const Difference& d : differences) {
+    const double floor = 1e-2 * typical * std::sqrt(static_cast<double>(d.numel));
+    errors.push_back(d.norm == 0 ? 0 : d.norm / std::max(d.reference_norm, floor));
+  }
+  return errors;
+}
+
+std::vector<double> weight_errors(const std::vector<Difference>& differences) {
+  std::vector<double> errors;
+  for (const Difference& d : differences)
+    errors.push_back(d.norm /
+                     (learning_rate * std::sqrt(static_cast<double>(d.numel)) + 0.03 * d.reference_norm));
+  return errors;
+}
+
+}  // namespace nrl::verify

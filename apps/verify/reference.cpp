@@ -1,0 +1,70 @@
+#include "apps/verify/reference.h"
+
+#include <array>
+
+#include "apps/plan/memory_check.h"
+#include "core/base/text.h"
+#include "core/device/cpu/memory.h"
+
+namespace nrl::verify {
+
+ConfigResult reference_config(const ConfigResult& config) {
+  ConfigResult out = config;
+  Config& c = out.config;
+  c.distributed = DistributedConfig{};
+  c.distributed.overlap_grad_reduce = false;
+  c.cluster = {};
+  c.policy.recompute = {RecomputeGranularity::none, {}};
+  c.policy.cuda_graph = false;
+  c.policy.gradient_accumulation_steps = std::nullopt;
+  return out;
+}
+
+BatchPlan reference_batch(const BatchPlan& batch) {
+  BatchPlan out = batch;
+  out.data_parallel = 1;
+  out.accumulation = batch.global / batch.micro;
+  return out;
+}
+
+std::unique_ptr<plan::RunPlan> make_reference_plan(const ConfigResult& config, const plan::RunPlan& plan,
+                                                   const train::Placement& placement, int local_ranks) {
+  const ConfigResult alone = reference_config(config);
+  const BatchPlan batch = reference_batch(plan.batch);
+  const bool gpu = placement.device() == DeviceType::cuda;
+  const plan::CategoryBytes own = plan::planned_memory(config.config, plan);
+  double own_total = 0;
+  for (const double bytes : own) own_total += bytes;
+  const double capacity = gpu ? static_cast<double>(placement.exec().device->properties().memory)
+                              : static_cast<double>(cpu::machine_memory()) - (local_ranks - 1) * own_total;
+  const std::string owner = fmt::format("{} ({} and the reference run)", gpu ? "the GPU" : "this machine",
+                                        gpu ? "a rank" : counted(local_ranks, "rank"));
+  const auto require = [&](plan::CategoryBytes need) {
+    for (size_t i = 0; i < need.size(); ++i) need[i] += own[i];
+    if (const auto shortage = plan::memory_shortage(alone, plan.spec, batch, need, capacity, owner))
+      raise({*shortage});
+  };
+  require(plan::minimum_memory(alone.config, plan.spec, batch, placement.device()));
+  auto made = plan::make_run_plan(alone.config, plan.spec, batch, plan::grid_position(alone.config, 1, 0),
+                                  placement.device(), placement.host_threads());
+  require(plan::planned_memory(alone.config, *made));
+  return made;
+}
+
+Reference make_reference(comm::World& world, const train::Placement& placement,
+                         std::unique_ptr<plan::RunPlan> plan, const engine::TrainingOptions& options) {
+  Reference out;
+  const plan::GridPosition position = plan::grid_position(Config{}, 1, 0);
+  const std::array self{0};
+  out.self = world.comm().subgroup(self, "reference");
+  std::optional<parallel::DeviceGroups> devices;
+  if (placement.exec().device) devices = parallel::DeviceGroups{.runtime = placement.exec().device};
+  out.groups = std::make_unique<parallel::Groups>(position.grid, *out.self,
+                                                  plan::needed_groups(Config{}, position), devices);
+  engine::TrainingOptions alone = options;
+  alone.overlap_grad_reduce = alone.overlap_param_gather = alone.cuda_graph = false;
+  out.engine = std::make_unique<engine::Engine>(std::move(plan), alone, *out.groups, placement.exec());
+  return out;
+}
+
+}  // namespace nrl::verify

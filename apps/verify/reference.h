@@ -1,0 +1,35 @@
+#pragma once
+// The run that a layout is compared with: the same training on rank 0 alone, without parallelism, sharding,
+// overlap or recomputation.
+
+#include <memory>
+
+#include "apps/engine/engine.h"
+#include "apps/train/placement.h"
+
+namespace nrl::verify {
+
+/// The configuration of one rank: model, data, batch and precision of `config`, and nothing that divides,
+/// delays or recomputes work.
+ConfigResult reference_config(const ConfigResult& config);
+
+/// The same global batch in the same microbatches, all of them on one rank.
+BatchPlan reference_batch(const BatchPlan& batch);
+
+/// The engine of the reference and its groups of one rank, on the device of a placement.
+struct Reference {
+  std::unique_ptr<comm::Communicator> self;
+  std::unique_ptr<parallel::Groups> groups;
+  std::unique_ptr<engine::Engine> engine;
+};
+
+/// Fails with Exit::out_of_memory, naming the key that needs most, if the machine or the GPU does not have
+/// room for the configured run (`plan` on each rank of the machine) and the reference.
+std::unique_ptr<plan::RunPlan> make_reference_plan(const ConfigResult& config, const plan::RunPlan& plan,
+                                                   const train::Placement& placement, int local_ranks);
+
+/// Called by rank 0 alone. `world` and `placement` must outlive the reference.
+Reference make_reference(comm::World& world, const train::Placement& placement,
+                         std::unique_ptr<plan::RunPlan> plan, const engine::TrainingOptions& options);
+
+}  // namespace nrl::verify

@@ -1,0 +1,99 @@
+#include "apps/verify/report.h"
+
+#include <algorithm>
+
+#include "core/base/log.h"
+#include "core/base/text.h"
+
+namespace nrl::verify {
+namespace {
+
+constexpr int rows_of_kind = 4;
+// As the steps compute them: what follows from a difference comes after it.
+constexpr Kind kinds[] = {Kind::initial, Kind::gradient, Kind::loss, Kind::norm, Kind::weight};
+
+std::string place(const Check& c) {
+  std::string text = c.step > 0 ? fmt::format("step {}", c.step) : "at start";
+  if (c.rank >= 0) text += fmt::format(", rank {}", c.rank);
+  return text;
+}
+
+std::string subject(const Check& c) {
+  return c.name.empty() ? std::string(name_of(c.kind)) : fmt::format("{} {}", name_of(c.kind), c.name);
+}
+
+std::string value(const Check& c) {
+  if (!c.problem.empty()) return c.problem;
+  if (c.kind == Kind::initial) return c.error > 0 ? fmt::format("{:.0f} elements", c.error) : "equal";
+  return fmt::format("{:.1e}", c.error);
+}
+
+std::string limit(const Check& c) {
+  return c.kind == Kind::initial ? "equal" : fmt::format("{:.0e}", c.limit);
+}
+
+}  // namespace
+
+void print_trial(const TrialResult& r) {
+  log::info("layout      {}, {}", r.grid, r.options);
+  log::info("reference   rank 0 alone: ddp, no overlap, no recomputation");
+  log::info("model       {}", r.model);
+  log::info("batch       {} sequences of {} tokens a step", r.sequences, grouped(r.length));
+  log::info("update      AdamW, lr {:g}, eps 1/sqrt(parameters)", learning_rate);
+  for (size_t s = 0; s < r.steps.size(); ++s) {
+    const TrialResult::Step& step = r.steps[s];
+    log::info("step {:<6} loss {:.7f} and {:.7f}, gradient norm {:.6f} and {:.6f}", s + 1, step.loss,
+              step.reference_loss, step.norm, step.reference_norm);
+  }
+  log::info("{:<14} {:<52} {:>8} {:>8}  where", "compared", "worst of all steps", "differs", "limit");
+  for (const Kind kind : kinds) {
+    std::vector<const Check*> checks;
+    for (const Check& c : r.checks)
+      if (c.kind == kind) checks.push_back(&c);
+    const auto bad = std::count_if(checks.begin(), checks.end(), [](const Check* c) { return !c->ok(); });
+    if (kind == Kind::initial && bad == 0) {
+      log::info("{:<14} {:<52} {:>8} {:>8}", name_of(kind),
+                fmt::format("all {} tensors, bitwise", checks.size()), "equal", "equal");
+      continue;
+    }
+    const size_t shown = std::min(checks.size(), static_cast<size_t>(rows_of_kind));
+    for (size_t i = 0; i < shown; ++i) {
+      const Check& c = *checks[i];
+      log::info("{:<14} {:<52} {:>8} {:>8}  {}{}", name_of(c.kind), c.name, value(c), limit(c), place(c),
+                c.ok() ? "" : "  MISMATCH");
+    }
+    if (checks.size() > shown)
+      log::info("{:<14} {} more tensors, {} of them beyond the limit", "", checks.size() - shown,
+                std::max<int64_t>(bad - rows_of_kind, 0));
+  }
+}
+
+std::string verdict(const TrialResult& r) {
+  if (r.passed())
+    return fmt::format("verified: {} trains as one rank does ({}, {} tensors, {:.1f} s)", r.grid,
+                       counted(static_cast<int64_t>(r.steps.size()), "step"), r.tensors, r.seconds);
+  std::string text;
+  for (const Kind kind : kinds) {
+    int64_t bad = 0;
+    const Check* worst = nullptr;
+    for (const Check& c : r.checks)
+      if (c.kind == kind && !c.ok() && ++bad == 1) worst = &c;
+    if (!worst) continue;
+    text += fmt::format("{}{}: {}, limit {}, {}", text.empty() ? "" : "; ", subject(*worst), value(*worst),
+                        limit(*worst), place(*worst));
+    if (bad > 1) text += fmt::format(" (worst of {})", bad);
+  }
+  return fmt::format("MISMATCH: {} does not train as one rank does: {}", r.grid, text);
+}
+
+std::string layout_header() {
+  return fmt::format("{:<44} {:>8} {:>8} {:>7}  {}", "layout", "differs", "limit", "time", "worst");
+}
+
+std::string layout_row(const std::string& name, const TrialResult& r) {
+  const Check& worst = r.checks.front();
+  return fmt::format("{:<44} {:>8} {:>8} {:>5.1f} s  {}{}", name, value(worst), limit(worst), r.seconds,
+                     subject(worst), r.passed() ? "" : fmt::format(", {}  MISMATCH", place(worst)));
+}
+
+}  // namespace nrl::verify

@@ -1,0 +1,192 @@
+#include "apps/verify/verify.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "apps/train/document_rules.h"
+#include "apps/train/launch.h"
+#include "apps/train/model_source.h"
+#include "apps/train/run_data.h"
+#include "apps/verify/layouts.h"
+#include "apps/verify/random_tokens.h"
+#include "apps/verify/report.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/io/atomic_file.h"
+#include "parallel/grid/nodes.h"
+
+namespace nrl::verify {
+namespace {
+
+// Whether all token files of the configuration are there.
+bool data_exists(const Config& config) {
+  const std::vector<std::string>& prefixes = config.data.train.data_path;
+  for (const std::string& prefix : prefixes)
+    if (!path_exists(prefix + ".idx") || !path_exists(prefix + ".bin")) return false;
+  return !prefixes.empty();
+}
+
+// Replaces the data files, which then need not exist.
+void use_random_tokens(std::vector<std::string>& overrides) {
+  for (const char* ours :
+       {"data.train.data_path=random-tokens", "data.train.weights=null", "data.split=null",
+        "pretrain.val_period=0", "pretrain.val_at_start=false", "pretrain.val_at_end=false"})
+    overrides.emplace_back(ours);
+}
+
+std::unique_ptr<data::TokenDataset> open_data(comm::World& world, const ConfigResult& config, int64_t steps,
+                                              bool random) {
+  std::unique_ptr<data::TokenDataset> dataset;
+  train::run_collectively(world, [&] {
+    const Config& c = config.config;
+    const model::ModelSpec spec = train::load_model_spec(config);
+    const int64_t global = c.policy.train_global_batch_size;
+    if (!random) {
+      // In the order of the run, so that the steps are the first ones of training.
+      dataset = std::move(train::open_train_data(c, spec.vocab_size, global, steps * global).dataset);
+      return;
+    }
+    data::DocumentRules rules = train::document_rules(c);
+    if (rules.any()) rules.end_token = static_cast<int32_t>(spec.vocab_size - 1);
+    dataset = std::make_unique<RandomTokens>(rules, steps * global, c.policy.max_total_sequence_length,
+                                             spec.vocab_size, static_cast<uint64_t>(resolved_loop(c).seed));
+  });
+  return dataset;
+}
+
+// Why layouts are refused, and how many.
+using Refused = std::map<std::string, int64_t>;
+
+const Diagnostic* first_error(const Diagnostics& found) {
+  const auto at = std::find_if(found.begin(), found.end(),
+                               [](const Diagnostic& d) { return d.severity == Severity::error; });
+  return at == found.end() ? nullptr : &*at;
+}
+
+/// Finds the layouts that the configuration allows. Most are refused for one value alone, which is then not
+/// tried again with others.
+class Candidates {
+ public:
+  Candidates(const Options& options, std::vector<std::string> overrides, const train::RunSetting& setting)
+      : path_(options.config), overrides_(std::move(overrides)), setting_(setting) {}
+
+  std::vector<Layout> valid(const std::vector<Layout>& all, Refused& refused) {
+    std::vector<Layout> out;
+    for (const Layout& layout : all) {
+      const std::string why = refusal(layout);
+      if (why.empty())
+        out.push_back(layout);
+      else
+        ++refused[why];
+    }
+    return out;
+  }
+
+ private:
+  Diagnostics problems(const std::vector<std::string>& more) const {
+    std::vector<std::string> overrides = overrides_;
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    ConfigResult result = load_config(path_, overrides);
+    train::check_run(result, setting_);
+    return result.diagnostics;
+  }
+
+  std::string refusal(const Layout& layout) {
+    for (const std::string& value : layout.overrides)
+      if (const auto at = never_.find(value); at != never_.end()) return at->second;
+    const Diagnostics found = problems(layout.overrides);
+    const Diagnostic* error = first_error(found);
+    if (!error) return {};
+    for (const std::string& value : layout.overrides) {
+      if (!value.starts_with(error->key + "=") || !tried_.insert(value).second) continue;
+      const Diagnostics alone = problems({value});
+      if (const Diagnostic* same = first_error(alone); same && same->message == error->message)
+        never_[value] = error->message;
+    }
+    return error->message;
+  }
+
+  const std::string path_;
+  const std::vector<std::string> overrides_;
+  const train::RunSetting setting_;
+  std::set<std::string> tried_;
+  std::map<std::string, std::string> never_;  // the reason, by "key=value"
+};
+
+int verify_layouts(comm::World& world, const Options& options, const std::vector<std::string>& overrides,
+                   const ConfigResult& config, const data::TokenDataset& data,
+                   const train::RunSetting& setting) {
+  Refused refused;
+  const std::vector<Layout> all = all_layouts(config.config, world.size());
+  std::string chosen;  // by rank 0: "0 3 4"
+  train::run_collectively(world, [&] {
+    if (world.rank() != 0) return;
+    train::RunSetting own = setting;
+    own.world = world.size(), own.local = world.local_size();
+    own.nodes = parallel::nodes_of(world.nodes(), world.hosts());
+    const std::vector<Layout> valid = Candidates(options, overrides, own).valid(all, refused);
+    for (size_t i = 0, next = 0; i < all.size() && next < valid.size(); ++i)
+      if (all[i].overrides == valid[next].overrides) chosen += fmt::format("{} ", i), ++next;
+  });
+  world.comm().broadcast_text(chosen, 0);
+  log::info("{}", layout_header());
+  int64_t passed = 0, failed = 0;
+  std::istringstream indices(chosen);
+  for (size_t i = 0; indices >> i;) {
+    const Layout& layout = all[i];
+    std::vector<std::string> own = overrides;
+    own.insert(own.end(), layout.overrides.begin(), layout.overrides.end());
+    Diagnostics found;
+    try {
+      if (const auto result = train::try_config_collectively(world, options.config, own, setting, found)) {
+        const TrialResult trial = run_trial(world, *result, data, options.steps);
+        log::info("{}", layout_row(layout.name, trial));
+        ++(trial.passed() ? passed : failed);
+      } else {
+        ++refused[found.empty() ? "" : first_error(found)->message];
+      }
+    } catch (const train::AgreedExit& agreed) {  // the device or its memory; the message is printed
+      if (agreed.code == Exit::internal) throw;
+      ++refused[fmt::format("exit {}", static_cast<int>(agreed.code))];
+    }
+  }
+  int64_t refusals = 0;
+  for (const auto& [reason, count] : refused) {
+    log::info("refused {:>6} x {}", count, reason);
+    refusals += count;
+  }
+  log::info("{}{} of {} valid layouts verified, {} refused", failed > 0 ? "MISMATCH: " : "", passed,
+            passed + failed, refusals);
+  return static_cast<int>(failed > 0 ? Exit::internal : Exit::ok);
+}
+
+}  // namespace
+
+int verify(comm::World& world, const Options& options) {
+  std::vector<std::string> overrides = options.overrides;
+  std::string random;
+  train::run_collectively(world, [&] {
+    if (world.rank() != 0) return;
+    const ConfigResult probe = load_config(options.config, overrides);
+    if (options.random_tokens || !probe.ok() || !data_exists(probe.config)) random = "yes";
+  });
+  world.comm().broadcast_text(random, 0);
+  if (!random.empty()) use_random_tokens(overrides);
+  train::RunSetting setting;
+  setting.files = false;
+  train::RunSetting first = setting;
+  first.grid = !options.all_layouts;
+  const ConfigResult config = train::load_config_collectively(world, options.config, overrides, first);
+  const auto data = open_data(world, config, options.steps, !random.empty());
+  log::info("data        {}", data->describe());
+  if (options.all_layouts) return verify_layouts(world, options, overrides, config, *data, setting);
+  const TrialResult result = run_trial(world, config, *data, options.steps);
+  print_trial(result);
+  log::info("{}", verdict(result));
+  return static_cast<int>(result.passed() ? Exit::ok : Exit::internal);
+}
+
+}  // namespace nrl::verify

@@ -1,0 +1,23 @@
+#pragma once
+// `nrl-train verify`: proves that a layout of ranks trains as one rank does.
+
+#include <string>
+#include <vector>
+
+#include "parallel/comm/world/world.h"
+
+namespace nrl::verify {
+
+struct Options {
+  std::string config;                  ///< YAML file
+  std::vector<std::string> overrides;  ///< "key=value"
+  int64_t steps = 2;
+  bool random_tokens = false;  ///< also if the configured data exists
+  bool all_layouts = false;    ///< every valid layout of the ranks instead of the configured one
+};
+
+/// Collective. Prints the comparison on rank 0. Returns Exit::ok, or Exit::internal if a layout differs, on
+/// all ranks. Errors end in AgreedExit.
+int verify(comm::World& world, const Options& options);
+
+}  // namespace nrl::verify
