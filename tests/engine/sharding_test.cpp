@@ -31,9 +31,11 @@ struct Setup {
 };
 
 ConfigResult config_of(const Setup& s, int ranks) {
+  // Layers of several times FlatBuckets::shard_unit, so that every rank has a part of each.
   return tiny_config(
       s.device,
-      {"distributed.shard_strategy=" + s.strategy,
+      {"policy.model.hidden_size=128", "policy.model.intermediate_size=256",
+       "distributed.shard_strategy=" + s.strategy,
        fmt::format("distributed.dp_replicate_size={}", s.replicas),
        fmt::format("distributed.overlap_grad_reduce={}", s.overlap_reduce),
        fmt::format("distributed.overlap_param_gather={}", s.overlap_gather),
@@ -217,14 +219,13 @@ TEST_CASE("every strategy trains like ddp, with and without overlap", "[sharding
           s.overlap_reduce = s.overlap_gather = overlap;
           CAPTURE(s.strategy, s.replicas, overlap, microbatches, tied);
           const Trained got = run(s);
-          // Weights and state are divided over the ranks of a slice, all of which hold about the same.
-          const int64_t whole = count(ddp.numbers) / 3, ranks = test_world().size() / s.replicas;
-          const double held =
-              static_cast<double>(whole) *
-              (2.0 / static_cast<double>(ranks) + (s.strategy == "optim_grads_params" || s.strategy == "hsdp"
-                                                       ? 1.0 / static_cast<double>(ranks)
-                                                       : 1.0));
-          REQUIRE(static_cast<double>(count(got.numbers)) == Approx(held).epsilon(0.3));
+          // Every slice of ranks holds the state once, and the weights once or once per rank.
+          const int64_t whole = count(ddp.numbers) / 3, ranks = test_world().size();
+          const bool shards = s.strategy == "optim_grads_params" || s.strategy == "hsdp";
+          std::vector<int64_t> held{count(got.numbers)};
+          if (ranks > 1) REQUIRE(held[0] < 3 * whole);
+          test_world().comm().all_reduce(held);
+          REQUIRE(held[0] == whole * (2 * s.replicas + (shards ? s.replicas : ranks)));
           // Gradients are added in rank order, as by ddp, and of several microbatches before that; sharded
           // gradients are added over the ranks first, and slices of ranks before their sums.
           const bool same_order =
@@ -272,7 +273,8 @@ TEST_CASE("gradients in bf16 change a step by their rounding", "[sharding]") {
       CAPTURE(s.strategy, s.replicas, fp32_sums);
       const Trained got = run(s);
       // 2^-8 relative per gradient; the norm averages it away.
-      REQUIRE(difference(got.norms, ddp.norms) < 1e-3);
+      REQUIRE(difference({got.norms[0]}, {ddp.norms[0]}) < 1e-3);
+      REQUIRE(difference(got.norms, ddp.norms) < 1e-2);  // of other weights
       REQUIRE(difference(got.norms, ddp.norms) > 0);
       REQUIRE(difference(got.losses, ddp.losses) < 1e-4);
     }
