@@ -127,9 +127,17 @@ std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const mode
   for (const Candidate& k : keys)
     lower += (lower.empty() ? "" : ", ") + fmt::format("{} ({})", k.key, k.value);
   std::vector<std::string> notes{"needed per rank: " + categories, "lower " + lower};
-  if (largest == Category::optimizer && batch.data_parallel > 1 &&
-      result.config.distributed.shard_strategy == ShardStrategy::ddp)
-    notes.push_back("or shard the optimizer state over the ranks: distributed.shard_strategy: optim");
+  const parallel::ShardingStrategy sharding =
+      *parallel::find_sharding(name_of(result.config.distributed.shard_strategy));
+  const auto suggest = [&](Category category, bool sharded, std::string_view what,
+                           std::string_view strategy) {
+    if (largest == category && !sharded && batch.data_parallel > 1)
+      notes.push_back(
+          fmt::format("or shard {} over the ranks: distributed.shard_strategy: {}", what, strategy));
+  };
+  suggest(Category::optimizer, sharding.optimizer_state, "the optimizer state", "optim");
+  suggest(Category::gradients, sharding.gradients, "the gradients", "optim_grads");
+  suggest(Category::weights, sharding.parameters, "the parameters", "optim_grads_params");
   Diagnostic d = diagnose(
       result, keys.front().key,
       fmt::format("{}: {} is too large: a rank needs {} of memory, but {} has {} for it", keys.front().key,

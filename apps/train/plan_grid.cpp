@@ -45,7 +45,7 @@ void print_groups(const parallel::ProcessGrid& grid, std::span<const parallel::G
 
 void print_grid(const Config& config, const plan::RunPlan& plan, const plan::GridPosition& position) {
   const parallel::ProcessGrid& grid = position.grid;
-  log::info("grid     {}", plan::grid_line(position.sizes, plan.groups.front().strategy.name));
+  log::info("grid     {}", plan::grid_line(position.sizes, name_of(config.distributed.shard_strategy)));
   if (const parallel::GridPoint& e = grid.expert().sizes(); e.ep > 1 || e.tp > 1)
     log::info("experts  {} ranks = etp {} x ep {} x edp {} x pp {}", grid.ranks(), e.tp, e.ep, e.dp, e.pp);
   if (grid.ranks() == 1) return;
@@ -56,7 +56,7 @@ void print_grid(const Config& config, const plan::RunPlan& plan, const plan::Gri
   if (!nodes.empty())
     log::info("nodes    {}{}", plan::nodes_line(ordered),
               ordered == nodes ? "" : "; in this order, so that fewer groups span nodes");
-  const std::vector<parallel::GroupId> ids = plan::needed_groups(config);
+  const std::vector<parallel::GroupId> ids = plan::needed_groups(config, position);
   print_groups(grid, group_aliases(grid, ids), parallel::node_of_ranks(ordered));
   log::info("traffic  of {} per step, for parameters and step scalars", rank_list({grid.rank()}));
   for (const plan::Traffic& t : plan::step_traffic(plan, grid, ids))

@@ -27,6 +27,29 @@ gathers_change_nothing() {
 }
 
 case $case_name in
+  strategies) # a run that resumes under other strategies and numbers of ranks
+    corpus
+    config whole
+    config parts
+    expect 0 run 1 whole.yaml
+    expect 0 run 4 parts.yaml distributed.shard_strategy=hsdp distributed.dp_replicate_size=2 pretrain.max_num_steps=3
+    expect 0 run 2 parts.yaml distributed.shard_strategy=fsdp distributed.overlap_param_gather=true pretrain.max_num_steps=6
+    expect 0 run 2 parts.yaml distributed.shard_strategy=optim_grads pretrain.max_num_steps=8
+    expect 0 run 1 parts.yaml
+    same whole/logs/metrics.jsonl parts/logs/metrics.jsonl 1e-5
+    # Evaluations gather weights as well.
+    config evaluated
+    expect 0 run 2 evaluated.yaml distributed.shard_strategy=fsdp 'data.split=[9,1,0]' pretrain.val_period=2 pretrain.val_batches=2
+    config evaluated_ddp
+    expect 0 run 2 evaluated_ddp.yaml 'data.split=[9,1,0]' pretrain.val_period=2 pretrain.val_batches=2
+    grep -oE '"val_loss":[^,}]*' evaluated/logs/metrics.jsonl | cut -c1-16 >a.val
+    grep -oE '"val_loss":[^,}]*' evaluated_ddp/logs/metrics.jsonl | cut -c1-16 >b.val
+    [[ -s a.val ]] && cmp a.val b.val || fail "the validation losses differ: $(paste a.val b.val)"
+    expect 78 run 1 parts.yaml distributed.shard_strategy=hsdp
+    grep -q 'needs distributed.dp_replicate_size above 1' err.txt || fail "no reason in $(cat err.txt)"
+    expect 78 run 2 parts.yaml distributed.shard_strategy=hsdp distributed.dp_replicate_size=2
+    grep -q 'into slices of 2 or more' err.txt || fail "no reason in $(cat err.txt)"
+    ;;
   gathers)
     corpus
     for ranks in 2 4; do
@@ -48,14 +71,19 @@ case $case_name in
     # What a run communicates is what `plan` says: calls and bytes of every group and operation.
     corpus
     for ranks in 2 3; do
-      for strategy in ddp optim; do
+      for strategy in ddp optim optim_grads optim_grads_params bf16 bf16_sums; do
         for precision in float32 bfloat16; do
           name=r$ranks-$strategy-$precision
           config "$name"
-          keys=("$name.yaml" distributed.shard_strategy=$strategy policy.precision=$precision distributed.bucket_size_mb=0.05
+          case $strategy in
+            bf16) sharding=(distributed.shard_strategy=optim distributed.grad_reduce_dtype=bf16) ;;
+            bf16_sums) sharding=(distributed.grad_reduce_dtype=bf16 distributed.grad_reduce_fp32_accumulation=true) ;;
+            *) sharding=(distributed.shard_strategy=$strategy) ;;
+          esac
+          keys=("$name.yaml" "${sharding[@]}" policy.precision=$precision distributed.bucket_size_mb=0.05
             policy.train_global_batch_size=6 policy.train_micro_batch_size=1 checkpointing.enabled=false)
           expect 0 run "$ranks" "${keys[@]}" pretrain.max_num_steps=10
-          grep -qE '^comm  *[a-z-]* (all_reduce|reduce_scatter)  .*\(shared memory\)' out.txt || fail "no comm in: $(cat out.txt)"
+          grep -qE '^comm  *[a-z-]* (all_reduce|reduce_scatter|all_to_all)  .*\(shared memory\)' out.txt || fail "no comm in: $(cat out.txt)"
           "$nrl_train" plan "${keys[@]}" --world "$ranks" >plan.txt
           sed -nE 's/^  ([a-z-]+) +([a-z_]+) +([0-9]+) calls?, ([0-9,]+) bytes, ([0-9,]+) sent$/\1 \2 \3 \4 \5/p' plan.txt | tr -d , |
             sort >planned.txt
@@ -96,7 +124,7 @@ case $case_name in
     config one
     expect 0 run 1 one.yaml
     for ranks in 2 4; do
-      for strategy in ddp optim; do
+      for strategy in ddp optim optim_grads optim_grads_params; do
         for overlap in true false; do
           name=r$ranks-$strategy-$overlap
           config "$name"
