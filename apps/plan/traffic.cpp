@@ -1,44 +1,37 @@
 #include "apps/plan/traffic.h"
 
 #include <algorithm>
-#include <set>
 
 #include "core/base/error.h"
 #include "core/ops/step.h"
 #include "parallel/grid/groups.h"
 
 namespace nrl::plan {
-
 namespace {
 
-/// Calls on buckets, and their elements.
-struct Calls {
-  int64_t count = 0, elements = 0;
-  void add(const ParamGroup& g, int bucket) {
-    ++count;
-    elements += g.layout.buckets()[static_cast<size_t>(bucket)].size;
-  }
+/// How often each bucket of a group is summed and gathered in a step.
+struct ReductionVisits {
+  std::vector<int64_t> sums, gathers;
 };
 
-/// Of a group's sharded gradients: once per microbatch.
-Calls reductions(const RunPlan& plan, int group) {
-  Calls out;
-  for (const LayerTraffic& t : plan.traffic.training)
-    for (const BucketRef& b : t.open)
-      if (b.group == group) out.add(plan.groups[static_cast<size_t>(group)], b.bucket);
-  return out;
-}
-
-/// Of a group's sharded weights.
-Calls gathers(const RunPlan& plan, int group) {
-  Calls out;
-  std::set<BucketRef> gathered;
-  for (const LayerTraffic& t : plan.traffic.training) {
-    for (const auto* list : {&t.gather, &t.prefetch})
-      for (const BucketRef& b : *list)
-        if (b.group == group && gathered.insert(b).second)
-          out.add(plan.groups[static_cast<size_t>(group)], b.bucket);
-    for (const BucketRef& b : t.release) gathered.erase(b);
+ReductionVisits visits_of(const RunPlan& plan, int group) {
+  const ParamGroup& g = plan.groups[static_cast<size_t>(group)];
+  const size_t buckets = g.layout.buckets().size();
+  ReductionVisits out{std::vector<int64_t>(buckets, g.gradients_sharded ? 0 : 1),
+                      std::vector<int64_t>(buckets)};
+  std::vector<bool> gathered(buckets);
+  for (const LayerTraffic& visit : plan.traffic.training) {
+    for (const auto* list : {&visit.gather, &visit.prefetch})
+      for (const BucketRef& ref : *list) {
+        const auto b = static_cast<size_t>(ref.bucket);
+        if (ref.group != group || gathered[b]) continue;
+        gathered[b] = true;
+        ++out.gathers[b];
+      }
+    for (const BucketRef& ref : visit.open)
+      if (ref.group == group) ++out.sums[static_cast<size_t>(ref.bucket)];
+    for (const BucketRef& ref : visit.release)
+      if (ref.group == group) gathered[static_cast<size_t>(ref.bucket)] = false;
   }
   return out;
 }
@@ -67,24 +60,25 @@ std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGr
   for (size_t i = 0; i < plan.groups.size(); ++i) {
     const ParamGroup& g = plan.groups[i];
     if (!g.trainable) continue;
-    const Calls whole{static_cast<int64_t>(g.layout.buckets().size()), g.layout.total()};
-    const Calls reduced = g.gradients_sharded ? reductions(plan, static_cast<int>(i)) : whole;
-    const auto gradient = [&](comm::Op op) {
-      add(g.shard_group(), op, reduced.count, reduced.elements * size_of(g.wire));
-    };
-    const bool scatter = g.strategy.optimizer_state;
-    if (g.wire == DType::bf16 && g.fp32_sums) {
-      gradient(comm::Op::all_to_all);
-      if (!scatter) gradient(comm::Op::all_gather);
-    } else {
-      gradient(scatter ? comm::Op::reduce_scatter : comm::Op::all_reduce);
+    const ReductionVisits visits = visits_of(plan, static_cast<int>(i));
+    const parallel::ReduceOptions options = g.reduce_options(true);
+    for (size_t b = 0; b < g.layout.buckets().size(); ++b) {
+      const int64_t elements = g.layout.buckets()[b].size, weights = elements * size_of(g.weight);
+      const int64_t sums = visits.sums[b], summed = sums * elements * size_of(g.wire);
+      if (options.wire != DType::f32 && options.fp32_sums) {
+        add(g.shard_group(), comm::Op::all_to_all, sums, summed);
+        if (!g.strategy.optimizer_state) add(g.shard_group(), comm::Op::all_gather, sums, summed);
+      } else {
+        add(g.shard_group(), g.strategy.optimizer_state ? comm::Op::reduce_scatter : comm::Op::all_reduce,
+            sums, summed);
+      }
+      if (g.replicas > 1)
+        add(g.replica_group(), comm::Op::all_reduce, 1, elements / g.layout.shards() * size_of(DType::f32));
+      if (g.weights_sharded)
+        add(g.gather_group(), comm::Op::all_gather, visits.gathers[b], visits.gathers[b] * weights);
+      else if (g.strategy.optimizer_state)
+        add(g.shard_group(), comm::Op::all_gather, 1, weights);
     }
-    if (g.replicas > 1)
-      add(g.replica_group(), comm::Op::all_reduce, whole.count, g.layout.shard_total() * size_of(g.gradient));
-    if (!scatter) continue;
-    const Calls gathered = g.weights_sharded ? gathers(plan, static_cast<int>(i)) : whole;
-    add(g.weights_sharded ? g.gather_group() : g.shard_group(), comm::Op::all_gather, gathered.count,
-        gathered.elements * size_of(g.weight));
   }
   add(parallel::group::all, comm::Op::all_reduce, 1, ops::StepScalar::sums * size_of(DType::f64));
   return out;

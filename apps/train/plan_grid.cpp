@@ -33,7 +33,7 @@ void print_groups(const parallel::ProcessGrid& grid, std::span<const parallel::G
     std::string first;
     for (size_t g = 0; g < std::min<size_t>(all.size(), 2); ++g) first += " " + members_text(all[g]);
     const int spanning = groups_on_nodes(grid, made.id, node_of).spanning;
-    log::info("  {:<12} {} of {} ranks:{}{}{}", names, all.size(), all.front().size(), first,
+    log::info("  {}  {} of {} ranks:{}{}{}", names, all.size(), all.front().size(), first,
               all.size() > 2 ? " ..." : "",
               node_of.empty() ? ""
               : spanning == 0 ? "; inside nodes"
@@ -60,8 +60,8 @@ void print_grid(const Config& config, const plan::RunPlan& plan, const plan::Gri
   print_groups(grid, group_aliases(grid, ids), parallel::node_of_ranks(ordered));
   log::info("traffic  of {} per step, for parameters and step scalars", rank_list({grid.rank()}));
   for (const plan::Traffic& t : plan::step_traffic(plan, grid, ids))
-    log::info("  {:<12} {:<15} {}, {} bytes, {} sent", name_of(t.group), name_of(t.op),
-              counted(t.count, "call"), grouped(t.bytes), grouped(static_cast<int64_t>(t.wire())));
+    log::info("  {}  {}  {}, {} bytes, {} sent", name_of(t.group), name_of(t.op), counted(t.count, "call"),
+              grouped(t.bytes), grouped(static_cast<int64_t>(t.wire())));
 }
 
 std::string rank_list(const std::vector<int>& ranks, size_t most) {

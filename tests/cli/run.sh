@@ -70,36 +70,50 @@ case $case_name in
   traffic)
     # What a run communicates is what `plan` says: calls and bytes of every group and operation.
     corpus
+    # traffic_of NAME RANKS KEYS...: the bytes sent per step, in the file NAME.sent.
+    traffic_of() {
+      local name=$1 ranks=$2 keys
+      config "$name"
+      keys=("$name.yaml" distributed.bucket_size_mb=0.05 policy.train_global_batch_size=12 policy.train_micro_batch_size=1
+        checkpointing.enabled=false "${@:3}")
+      expect 0 run "$ranks" "${keys[@]}" pretrain.max_num_steps=10
+      grep -qE '^comm  *[a-z0-9 -]* (all_reduce|reduce_scatter|all_gather|all_to_all)  .*\((shared memory|messages)\)' out.txt ||
+        fail "no comm in: $(cat out.txt)"
+      "$nrl_train" plan "${keys[@]}" --world "$ranks" >plan.txt
+      sed -nE 's/^  (.*[^ ])  ([a-z_]+)  ([0-9]+) calls?, ([0-9,]+) bytes, ([0-9,]+) sent$/\1|\2|\3|\4|\5/p' plan.txt | tr -d , |
+        sort >planned.txt
+      sed 's/{/\n{/g' "$name/logs/communication.json" |
+        sed -nE 's/.*"group":"([^"]*)","operation":"([^"]*)".*"count":([0-9]+)0,"bytes":([0-9]+)0,"wire_bytes":([0-9.]+),.*/\1|\2|\3|\4|\5/p' |
+        awk -F'|' -v OFS='|' '$1 != "world" { print $1, $2, $3, $4, int($5 / 10) }' | sort >sent.txt
+      [[ $(wc -l <planned.txt) -ge 1 ]] || fail "no traffic in $(cat plan.txt)"
+      cmp planned.txt sent.txt || fail "$name: planned $(cat planned.txt); sent $(cat sent.txt)"
+      awk -F'|' '$2 != "all_reduce" || $3 > 1 { sum += $5 } END { print sum }' planned.txt >"$name.sent"
+    }
+    # sends A B FACTOR: A sends FACTOR times the bytes of B, up to the scalars of a step.
+    sends() {
+      paste "$1.sent" "$2.sent" | awk -v f="$3" '{ d = $1 - f * $2; exit !(d * d < 40000) }' ||
+        fail "$1 sends $(cat "$1.sent") bytes, $2 $(cat "$2.sent"), expected $3 times as many"
+    }
     for ranks in 2 3; do
-      for strategy in ddp optim optim_grads optim_grads_params bf16 bf16_sums; do
-        for precision in float32 bfloat16; do
-          name=r$ranks-$strategy-$precision
-          config "$name"
-          case $strategy in
-            bf16) sharding=(distributed.shard_strategy=optim distributed.grad_reduce_dtype=bf16) ;;
-            bf16_sums) sharding=(distributed.grad_reduce_dtype=bf16 distributed.grad_reduce_fp32_accumulation=true) ;;
-            *) sharding=(distributed.shard_strategy=$strategy) ;;
-          esac
-          keys=("$name.yaml" "${sharding[@]}" policy.precision=$precision distributed.bucket_size_mb=0.05
-            policy.train_global_batch_size=6 policy.train_micro_batch_size=1 checkpointing.enabled=false)
-          expect 0 run "$ranks" "${keys[@]}" pretrain.max_num_steps=10
-          grep -qE '^comm  *[a-z-]* (all_reduce|reduce_scatter|all_to_all)  .*\(shared memory\)' out.txt || fail "no comm in: $(cat out.txt)"
-          "$nrl_train" plan "${keys[@]}" --world "$ranks" >plan.txt
-          sed -nE 's/^  ([a-z-]+) +([a-z_]+) +([0-9]+) calls?, ([0-9,]+) bytes, ([0-9,]+) sent$/\1 \2 \3 \4 \5/p' plan.txt | tr -d , |
-            sort >planned.txt
-          sed 's/{/\n{/g' "$name/logs/communication.json" |
-            sed -nE 's/.*"group":"([^"]*)","operation":"([^"]*)".*"count":([0-9]+)0,"bytes":([0-9]+)0,"wire_bytes":([0-9.]+),.*/\1 \2 \3 \4 \5/p' |
-            awk '{ printf "%s %s %d %d %d\n", $1, $2, $3, $4, $5 / 10 }' | grep -v '^world ' | sort >sent.txt
-          [[ $(wc -l <planned.txt) -ge 1 ]] || fail "no traffic in $(cat plan.txt)"
-          cmp planned.txt sent.txt || fail "planned: $(cat planned.txt); sent: $(cat sent.txt)"
-          grep -v ' 1 48 ' planned.txt | awk '{ sum += $5 } END { print sum }' >"wire-$ranks-$precision-$strategy"
-        done
-      done
-      # ZeRO-1 sends what DDP does, and with weights in bf16 less.
-      awk '{ n[NR] = $1 } END { d = n[1] - n[2]; exit !(d * d < 10000) }' "wire-$ranks-float32-ddp" "wire-$ranks-float32-optim" ||
-        fail "ddp and optim send $(cat "wire-$ranks-float32-ddp" "wire-$ranks-float32-optim")"
+      traffic_of "ddp$ranks" $ranks distributed.shard_strategy=ddp
+      traffic_of "optim$ranks" $ranks distributed.shard_strategy=optim
+      sends "optim$ranks" "ddp$ranks" 1 # ZeRO-1 sends what DDP does
     done
-    expect 0 run 1 report r2-optim-float32/logs
+    traffic_of optim_bf16 2 distributed.shard_strategy=optim policy.precision=bfloat16
+    sends optim_bf16 ddp2 0.75 # gradients in fp32, weights in bf16
+    for strategy in optim_grads optim_grads_params; do
+      traffic_of $strategy 2 distributed.shard_strategy=$strategy
+      traffic_of ${strategy}_overlap 2 distributed.shard_strategy=$strategy distributed.overlap_param_gather=true
+      traffic_of ${strategy}_once 2 distributed.shard_strategy=$strategy policy.train_micro_batch_size=6
+    done
+    traffic_of hsdp 4 distributed.shard_strategy=hsdp distributed.dp_replicate_size=2
+    for strategy in ddp optim optim_grads; do
+      for sums in false true; do
+        traffic_of $strategy-bf16-$sums 2 distributed.shard_strategy=$strategy distributed.grad_reduce_dtype=bf16 \
+          distributed.grad_reduce_fp32_accumulation=$sums
+      done
+    done
+    expect 0 run 1 report optim2/logs
     grep -qE 'reduce_scatter +2 +[0-9.]+ .* shared memory$' out.txt || fail "report does not show it: $(cat out.txt)"
     ;;
   resume)
