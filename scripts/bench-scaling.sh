@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# Measures how training scales from one rank to two on this machine, in alternating (paired) runs: weak scaling, two
+# ranks against two threads, and how much of the gradient reduction is hidden on a slow network.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'TEXT'
+usage: scripts/bench-scaling.sh [--rounds N] [--steps N] [--binary PATH] [--common KEY=VALUE]... [--rate RATE]
+                                [--out FILE] CASE [KEY=VALUE...]
+  weak       configs/llama-17m.yaml with one thread a rank: the batch grows with the ranks. Efficiency: time of a step on
+             1 rank / on 2. "machine": the same for two runs of 1 rank side by side, which share memory and caches but
+             do not communicate: what the machine allows
+  strong     configs/gpt2-124m.yaml, 8 sequences of 256 tokens: 1 rank with 2 threads / 2 ranks with 1 thread. KEY=VALUE
+             go to the 2 ranks: distributed.tensor_parallel_size=2 and so on; data parallelism without any
+  overlap    configs/llama-17m.yaml on two hosts in network namespaces (scripts/multihost.sh, needs root): the exposed
+             communication with overlap_grad_reduce / without it
+  --rounds N     rounds of paired runs (3); ratios are medians over the rounds
+  --steps N      timed steps of a run (3), after 2 warm-up steps; the median counts
+  --common K=V   a key of all runs, of 1 rank too: --common policy.train_global_batch_size=8 (repeatable)
+  --rate RATE    of the network in `overlap` (1gbit)
+  --binary PATH  nrl-train to measure (default: builds build/cpu/bin/nrl-train)
+  --out FILE     append the lines of the result to this file
+TEXT
+}
+
+rounds=3
+steps=3
+warmup=2
+rate=1gbit
+binary=
+out=/dev/null
+common=()
+while (($#)); do
+  case $1 in
+    --rounds | --steps)
+      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die 64 "$1 takes a number of 1 or more"
+      printf -v "${1#--}" '%s' "$2"
+      shift
+      ;;
+    --common)
+      [[ ${2:-} == *=* ]] || die 64 "--common takes KEY=VALUE; found '${2:-}'"
+      common+=("$2")
+      shift
+      ;;
+    --rate | --binary | --out)
+      [[ -n ${2:-} ]] || die 64 "$1 takes a value"
+      printf -v "${1#--}" '%s' "$2"
+      shift
+      ;;
+    -h | --help)
+      usage
+      exit 0
+      ;;
+    -*) die 64 "unknown option $1; see --help" ;;
+    *) break ;;
+  esac
+  shift
+done
+case=${1:-}
+[[ $case =~ ^(weak|strong|overlap)$ ]] || {
+  usage >&2
+  exit 64
+}
+shift
+(($(cores) >= 2)) || die 69 "two cores are required; this process may use $(cores)"
+if [[ -z $binary ]]; then
+  build cpu nrl-train
+  binary=$root_dir/build/cpu/bin/nrl-train
+fi
+binary=$(readlink -f "$binary")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$binary" prepare --input "$root_dir/core" "$root_dir/apps" --tokenizer bytes --output "$work/corpus" >"$work/prepare.txt" 2>&1 ||
+  die 70 "cannot prepare the data: $(cat "$work/prepare.txt")"
+mpi_setup 2
+
+# train NAME COMMAND... -- CONFIG KEYS...: the median time of a step in ms, in NAME.ms; logs in $work/NAME.
+train() {
+  local name=$1 launch=()
+  shift
+  while [[ $1 != -- ]]; do
+    launch+=("$1")
+    shift
+  done
+  shift
+  rm -rf "${work:?}/$name"
+  "${launch[@]}" "$binary" "$@" data.train.data_path="$work/corpus" pretrain.max_num_steps=$((warmup + steps)) \
+    policy.scheduler.lr_warmup_iters=0 pretrain.val_period=0 pretrain.val_at_end=false checkpointing.enabled=false \
+    logger.log_dir="$work/$name" logger.log_interval=1 >"$work/$name.txt" 2>&1 ||
+    die 70 "$name failed: $(tail -n 20 "$work/$name.txt")"
+  column "$name" step_ms >"$work/$name.ms"
+}
+
+# column NAME FIELD: the median of a field of metrics.jsonl over the timed steps.
+column() {
+  sed -E "s/.*\"$2\":([^,}]*).*/\1/" "$work/$1/metrics.jsonl" | tail -n +$((warmup + 1)) | sort -g |
+    awk '{ v[NR] = $1 } END { print (v[int((NR + 1) / 2)] + v[int((NR + 2) / 2)]) / 2 }'
+}
+
+median() { sort -g | awk '{ v[NR] = $1 } END { printf "%.3f", (v[int((NR + 1) / 2)] + v[int((NR + 2) / 2)]) / 2 }'; }
+quotient() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.4f\n", a / b }'; }
+# result TEXT...
+result() { printf '%s\n' "$*" | tee -a "$out"; }
+
+one=(env OMP_NUM_THREADS=1 taskset -c)
+mapfile -t all < <(taskset -cp $$ | sed 's/.*: //' | tr ',' '\n' | awk -F- '{ for (i = $1; i <= ($2 == "" ? $1 : $2); ++i) print i }')
+two=("${mpi_run[@]}")
+# Each rank of mpirun has a core of its own, out of the list that is the first argument.
+# shellcheck disable=SC2016
+pinned='exec taskset -c $(echo $0 | cut -d, -f$((OMPI_COMM_WORLD_LOCAL_RANK + 1))) "$@"'
+
+case $case in
+  weak)
+    config=$root_dir/configs/llama-17m.yaml
+    batch=32
+    for key in "${common[@]}"; do [[ $key != policy.train_global_batch_size=* ]] || batch=${key#*=}; done
+    keys=("$config" kernels.num_threads=1 "${common[@]}")
+    for ((round = 1; round <= rounds; ++round)); do
+      train one "${one[@]}" "${all[0]}" -- "${keys[@]}"
+      train two "${two[@]}" bash -c "$pinned" "${all[0]},${all[1]}" -- "${keys[@]}" policy.train_global_batch_size=$((2 * batch)) "$@"
+      train beside "${one[@]}" "${all[1]}" -- "${keys[@]}" &
+      train side "${one[@]}" "${all[0]}" -- "${keys[@]}"
+      wait
+      quotient "$(cat "$work/one.ms")" "$(cat "$work/two.ms")" >>"$work/efficiency"
+      quotient "$(cat "$work/one.ms")" "$(cat "$work/side.ms")" >>"$work/machine"
+      echo "round $round: 1 rank $(cat "$work/one.ms") ms, 2 ranks $(cat "$work/two.ms") ms, two runs $(cat "$work/side.ms") ms"
+    done
+    result "weak scaling of llama-17m, 1 to 2 ranks, $batch sequences each${*:+, $*}: efficiency $(median <"$work/efficiency")," \
+      "machine $(median <"$work/machine")"
+    ;;
+  strong)
+    keys=("$root_dir/configs/gpt2-124m.yaml" policy.train_global_batch_size=8 policy.max_total_sequence_length=256
+      "${common[@]}")
+    for ((round = 1; round <= rounds; ++round)); do
+      train threads taskset -c "${all[0]},${all[1]}" -- "${keys[@]}" kernels.num_threads=2
+      train ranks "${two[@]}" bash -c "$pinned" "${all[0]},${all[1]}" -- "${keys[@]}" kernels.num_threads=1 "$@"
+      quotient "$(cat "$work/threads.ms")" "$(cat "$work/ranks.ms")" >>"$work/ratio"
+      echo "round $round: 1 rank x 2 threads $(cat "$work/threads.ms") ms, 2 ranks x 1 thread $(cat "$work/ranks.ms") ms"
+    done
+    result "gpt2-124m, 1 rank x 2 threads / 2 ranks x 1 thread${*:+, $*}: $(median <"$work/ratio")"
+    ;;
+  overlap)
+    keys=("$root_dir/configs/llama-17m.yaml" kernels.num_threads=1 "${common[@]}" "$@")
+    hosts=("$root_dir/scripts/multihost.sh" --hosts 1,1 --rate "$rate")
+    for ((round = 1; round <= rounds; ++round)); do
+      for overlap in false true; do
+        train $overlap "${hosts[@]}" -- "${keys[@]}" distributed.overlap_grad_reduce=$overlap
+        column $overlap comm_ms >"$work/$overlap.exposed"
+      done
+      quotient "$(cat "$work/true.exposed")" "$(cat "$work/false.exposed")" >>"$work/exposed"
+      quotient "$(cat "$work/false.ms")" "$(cat "$work/true.ms")" >>"$work/speedup"
+      echo "round $round: without overlap $(cat "$work/false.ms") ms, exposed $(cat "$work/false.exposed") ms;" \
+        "with $(cat "$work/true.ms") ms, exposed $(cat "$work/true.exposed") ms"
+    done
+    result "llama-17m on 2 hosts at $rate${*:+, $*}: overlap hides $(median <"$work/exposed" | awk '{ printf "%.0f", 100 * (1 - $1) }') %" \
+      "of the communication and is $(median <"$work/speedup") times as fast"
+    ;;
+esac
