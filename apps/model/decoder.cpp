@@ -90,6 +90,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   buffers_.log_prob = plan.add("log-probabilities", Category::data, n * 4);
   buffers_.rope = plan.add("rope table", Category::data,
                            spec.use_rope ? options_.max_sequence * spec.rope.rotary_dim * 4 : 0);
+  head_chunk_ = chunk;
   ModelSpec sizes = part_;
   sizes.vocab_size = vocabulary;
   workspace_bytes_ = training_workspace(sizes, {.tokens = n,

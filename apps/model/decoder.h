@@ -76,6 +76,8 @@ class Decoder {
   void watch_ticks(std::function<void(int tick)> at_tick) { stage_->watch_ticks(std::move(at_tick)); }
 
   const DecoderOptions& options() const { return options_; }
+  /// Tokens whose logits exist at once.
+  int64_t head_chunk() const { return head_chunk_; }
 
  private:
   const ModelSpec part_;  ///< tensor_part() of the model
@@ -89,6 +91,7 @@ class Decoder {
     memory::BufferId log_prob, rope, workspace;
   } buffers_{};
   size_t workspace_bytes_ = 0;
+  int64_t head_chunk_ = 0;
 };
 
 }  // namespace nrl::model

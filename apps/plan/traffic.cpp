@@ -1,6 +1,7 @@
 #include "apps/plan/traffic.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "core/base/error.h"
 #include "core/ops/step.h"
@@ -36,6 +37,50 @@ ReductionVisits visits_of(const RunPlan& plan, int group) {
   return out;
 }
 
+using comm::Op;
+using Add = std::function<void(const parallel::GroupId& id, Op op, int64_t count, int64_t bytes)>;
+
+/// What the layers of this rank communicate among tensor-parallel ranks (apps/model/tensor_parallel.h).
+void add_layers(const RunPlan& plan, const Add& add_one) {
+  const model::ModelLayout& layout = plan.layout;
+  if (layout.tensor == 1) return;
+  using precision::Gemm, precision::Role;
+  const model::DecoderOptions& options = plan.decoder->options();
+  const precision::Recipe& recipe = plan.recipe;
+  const int64_t tokens = options.tokens, microbatches = plan.batch.accumulation;
+  const bool sequence = layout.sequence_parallel;
+  const auto add = [&](Op op, int64_t count, int64_t bytes) {
+    add_one(parallel::group::tp, op, count * microbatches, bytes * microbatches);
+  };
+  const auto rows = [&](Op op, DType dtype) { add(op, 1, tokens * plan.spec.hidden * size_of(dtype)); };
+  const DType activations = recipe.activations(), gradients = recipe.gradients();
+  // Of matrices that read `input`; `again`: it is gathered again for the gradient of their weights.
+  const auto column_input = [&](DType input, bool again) {
+    if (!sequence) return rows(Op::all_reduce, gradients);
+    for (int i = 0; i < (again ? 2 : 1); ++i) rows(Op::all_gather, input);
+    rows(Op::reduce_scatter, gradients);
+  };
+  const auto row_output = [&](DType d_out) {
+    if (!sequence) return rows(Op::all_reduce, activations);
+    rows(Op::reduce_scatter, activations);
+    rows(Op::all_gather, d_out);
+  };
+  const bool dropout = plan.spec.residual_dropout > 0;
+  if (layout.first_stage()) row_output(gradients);
+  for (int l = 0; l < static_cast<int>(plan.spec.layers); ++l) {
+    if (!model::holds_block(layout, plan.spec.layers, l)) continue;
+    for (const auto& [in, out] :
+         {std::pair(Gemm::qkv, Gemm::o_proj), std::pair(Gemm::mlp_in, Gemm::mlp_out)}) {
+      column_input(recipe.of(l, in, Role::input).dtype, true);
+      row_output(dropout ? recipe.of(l, out, Role::gradient).dtype : gradients);
+    }
+  }
+  if (!layout.last_stage()) return;
+  column_input(recipe.of(0, Gemm::lm_head, Role::input).dtype, false);
+  const int64_t chunk = plan.decoder->head_chunk();
+  add(Op::all_gather, (tokens + chunk - 1) / chunk, layout.tensor * tokens * 3 * size_of(DType::f32));
+}
+
 }  // namespace
 
 std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGrid& grid,
@@ -57,6 +102,7 @@ std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGr
     same->count += count;
     same->bytes += bytes;
   };
+  add_layers(plan, add);
   for (size_t i = 0; i < plan.groups.size(); ++i) {
     const ParamGroup& g = plan.groups[i];
     if (!g.trainable) continue;

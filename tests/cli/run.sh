@@ -113,6 +113,14 @@ case $case_name in
           distributed.grad_reduce_fp32_accumulation=$sums
       done
     done
+    for precision in float32 bfloat16; do
+      for sequence in true false; do
+        traffic_of tensor2-$precision-$sequence 2 distributed.tensor_parallel_size=2 distributed.sequence_parallel=$sequence \
+          policy.precision=$precision
+      done
+      traffic_of tensor4-$precision 4 distributed.tensor_parallel_size=2 distributed.shard_strategy=optim_grads_params \
+        policy.precision=$precision
+    done
     expect 0 run 1 report optim2/logs
     grep -qE 'reduce_scatter +2 +[0-9.]+ .* shared memory$' out.txt || fail "report does not show it: $(cat out.txt)"
     ;;

@@ -55,8 +55,8 @@ class Trainee {
       exec_.kernels = &ops::cpu_kernels(cpu::best_isa());
       exec_.threads = 1;
     }
-    groups_ =
-        std::make_unique<parallel::Groups>(position_.grid, ranks, plan::needed_groups(config_), devices);
+    groups_ = std::make_unique<parallel::Groups>(position_.grid, ranks,
+                                                 plan::needed_groups(config_, position_), devices);
     const DeviceType type = device == "cuda" ? DeviceType::cuda : DeviceType::cpu;
     engine_ = std::make_unique<engine::Engine>(
         plan::make_run_plan(config_, train::load_model_spec(result), resolve_batch(config_, ranks.size()),
@@ -75,9 +75,12 @@ class Trainee {
     }
     out.numbers.push_back(evaluate());
     engine_->finish_gathers();
-    const std::vector<Tensor> weights = engine_->weights();
-    for (size_t p = 0; p < weights.size(); ++p)
-      add(engine_->plan().parameters.all[p], 0, values_of(weights[p]), "w/", out.elements);
+    for (const engine::WeightSlice& s : weight_slices(engine_->plan().parameters, engine_->groups())) {
+      const std::vector<float> values = values_of(s.values);
+      auto& elements = out.elements["w/" + s.part.name];
+      for (int64_t i = 0; i < std::ssize(values); ++i)
+        elements[s.part.element(i)] = values[static_cast<size_t>(i)];
+    }
     return out;
   }
 

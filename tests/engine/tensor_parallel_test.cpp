@@ -30,12 +30,12 @@ TEST_CASE("tensor-parallel ranks learn what one rank learns", "[engine][tensor]"
                               tensor_parallel(ranks, sequence), 1e-5);
 }
 
-TEST_CASE("with data parallelism, optimizer shards and chunks of the head", "[engine][tensor]") {
+TEST_CASE("with every sharding strategy of data-parallel ranks", "[engine][tensor]") {
   const int ranks = test_world().size();
   if (ranks < 4) return;
   for (const bool sequence : {false, true})
     for (const std::string& model : {small_gpt2, small_qwen3})
-      for (const std::string strategy : {"ddp", "optim"})
+      for (const std::string strategy : {"ddp", "optim", "optim_grads", "optim_grads_params"})
         for (const bool overlap : {false, true}) {
           if (overlap && strategy == "ddp") continue;
           require_same_learning(
