@@ -58,7 +58,7 @@ void print_grid(const Config& config, const plan::RunPlan& plan, const plan::Gri
               ordered == nodes ? "" : "; in this order, so that fewer groups span nodes");
   const std::vector<parallel::GroupId> ids = plan::needed_groups(config, position);
   print_groups(grid, group_aliases(grid, ids), parallel::node_of_ranks(ordered));
-  log::info("traffic  of {} per step, for parameters and step scalars", rank_list({grid.rank()}));
+  log::info("traffic  of {} per step", rank_list({grid.rank()}));
   for (const plan::Traffic& t : plan::step_traffic(plan, grid, ids))
     log::info("  {}  {}  {}, {} bytes, {} sent", name_of(t.group), name_of(t.op), counted(t.count, "call"),
               grouped(t.bytes), grouped(static_cast<int64_t>(t.wire())));

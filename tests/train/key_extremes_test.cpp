@@ -43,7 +43,7 @@ void check_sizes(const plan::RunPlan& plan) {
 /// key and a text.
 bool starts(const Workbench& bench, const std::vector<std::string>& overrides) {
   ConfigResult result = load_config_text(bench.yaml("run"), "run.yaml", overrides);
-  train::check_run(result, {.world = 1, .nodes = 1, .local = 1});
+  train::check_run(result, {.world = 1, .local = 1});
   INFO(render(result.diagnostics));
   for (const Diagnostic& d : result.diagnostics) {
     if (d.severity == Severity::warning) continue;

@@ -22,7 +22,7 @@ TEST_CASE("the ranks of a machine share its memory") {
         "data: {train: {data_path: corpus}}\n",
         "t.yaml", std::vector<std::string>{"device=cpu"});
     REQUIRE(result.ok());
-    train::check_run(result, {.world = ranks, .nodes = 1, .local = ranks, .files = false});
+    train::check_run(result, {.world = ranks, .local = ranks, .files = false});
     const std::string shown = render(result.diagnostics);
     INFO(shown);
     CHECK(result.exit_code() == Exit::out_of_memory);
@@ -45,7 +45,7 @@ TEST_CASE("tensor-parallel ranks must divide the heads and the MLP") {
             "data: {train: {data_path: corpus}}\n",
         "t.yaml", std::vector<std::string>{"device=cpu", "distributed.tensor_parallel_size=" + ranks});
     REQUIRE(result.ok());
-    train::check_run(result, {.world = 8, .nodes = 1, .local = 8, .files = false});
+    train::check_run(result, {.world = 8, .local = 8, .files = false});
     CHECK((result.exit_code() == Exit::config || result.ok()));
     return result.ok() ? "" : render(result.diagnostics);
   };
@@ -74,7 +74,7 @@ TEST_CASE("context parallelism is checked against the model") {
                                            "t.yaml", overrides);
     INFO(render(result.diagnostics));
     REQUIRE(result.ok());
-    train::check_run(result, {.world = 4, .nodes = 1, .local = 4, .files = false});
+    train::check_run(result, {.world = 4, .local = 4, .files = false});
     return render(result.diagnostics);
   };
   const std::string llama =
