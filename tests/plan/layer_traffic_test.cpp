@@ -188,3 +188,32 @@ TEST_CASE("gradients in bf16 cost a staging buffer of two buckets", "[plan]") {
           2 * bucket * 2 * (fp32_sums ? 2 : 1));
   }
 }
+
+TEST_CASE("schedules that begin a gradient before the last one is reduced are refused", "[plan]") {
+  for (const bool tied : {false, true}) {
+    const auto p = plan_of({.strategy = "optim_grads", .tied = tied});
+    const std::vector<model::LayerVisit> visits = p->decoder->visits(memory::training).executed;
+    const auto refused = [&](const std::vector<model::LayerVisit>& changed) {
+      try {
+        layer_traffic(changed, p->groups, {});
+      } catch (const Error& e) {
+        CHECK(e.code() == Exit::config);
+        return std::string(e.what());
+      }
+      return std::string();
+    };
+    CHECK(refused(visits).empty());
+    // Zero-bubble schedules defer weight gradients.
+    std::vector<model::LayerVisit> deferred = visits;
+    for (model::LayerVisit& v : deferred) v.whole = !v.backward;
+    CHECK(refused(deferred).find("defers weight gradients") != std::string::npos);
+    // The forward pass of the next microbatch before the backward pass: the head has written its gradient.
+    const auto half = static_cast<std::ptrdiff_t>(visits.size() / 4), one = 2 * half;
+    std::vector<model::LayerVisit> overlapping(visits.begin(), visits.begin() + half);
+    overlapping.insert(overlapping.end(), visits.begin() + one, visits.begin() + one + half);
+    overlapping.insert(overlapping.end(), visits.begin() + half, visits.begin() + one);
+    overlapping.insert(overlapping.end(), visits.begin() + one + half, visits.end());
+    REQUIRE(overlapping.size() == visits.size());
+    CHECK(refused(overlapping).find("before they are reduced") != std::string::npos);
+  }
+}
