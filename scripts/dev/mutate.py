@@ -14,6 +14,11 @@ A mutant is a block of lines in scripts/mutants/AREA.txt:
   in: source text      optional: the place of OLD; must occur exactly once in the file
   old: source text     must occur exactly once in there; one line each for text of several lines
   new: mutated text
+  verify: 2 key=value  optional, for --verify: number of ranks, and overrides of tests/verify/tiny.yaml
+  spoils: expression   optional, for --verify: the verdict must match it
+
+With --verify, which builds only nrl-train, `nrl-train verify` runs on the layout of each mutant that has one: it must
+pass without the mutant, and with it leave with 70 and name what is spoiled.
 
 Exit 0 when every area reaches the target, 1 when one does not, 65 for a list that does not match the sources.
 """
@@ -25,6 +30,8 @@ import hashlib
 import json
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -89,6 +96,8 @@ class Mutant:
     context: str = ""
     old: str = ""
     new: str = ""
+    verify: str = ""
+    spoils: str = ""
     id: int = 0
 
     def seeded(self):
@@ -106,8 +115,8 @@ def read_mutants():
                 continue
             if line:
                 key, colon, value = line.partition(":")
-                if not colon or key not in ("name", "file", "what", "kind", "in", "old", "new"):
-                    die(65, f"{path}:{number}: expected name, file, what, kind, in, old or new; found '{line}'")
+                if not colon or key not in ("name", "file", "what", "kind", "in", "old", "new", "verify", "spoils"):
+                    die(65, f"{path}:{number}: expected a field of a mutant; found '{line}'")
                 fields["context" if key == "in" else key].append(value[1:])
             elif fields:
                 mutant = Mutant(path.stem, f"{path.name}:{number - 1}", id=len(mutants) + 1,
@@ -170,7 +179,7 @@ def copy_tree(mutants):
     for name in names:
         write_if_changed(SOURCE / name, seeded.get(name) or (ROOT / name).read_bytes())
         shutil.copymode(ROOT / name, SOURCE / name)
-    write_if_changed(SOURCE / "nrl_mutant.h", HEADER.replace("COUNT", str(len(mutants))).encode())
+    write_if_changed(SOURCE / "nrl_mutant.h", HEADER.replace("COUNT", str(max(m.id for m in mutants))).encode())
     # Remove files that are no longer in the tree; the build would find them.
     for folder, folders, files in os.walk(SOURCE):
         folders[:] = [f for f in folders if f not in ("build", ".git")]
@@ -180,10 +189,11 @@ def copy_tree(mutants):
                 os.remove(SOURCE / name)
 
 
-def build(jobs):
+def build(jobs, targets=()):
     started = time.monotonic()
+    chosen = ["--target", *targets] if targets else []
     for command in (["cmake", "--preset", "cpu", "-DNRL_WERROR=OFF"],
-                    ["cmake", "--build", "--preset", "cpu", "-j", str(jobs)]):
+                    ["cmake", "--build", "--preset", "cpu", "-j", str(jobs), *chosen]):
         with open(BUILD / "build.log", "w") as log:
             if subprocess.run(command, cwd=SOURCE, stdout=log, stderr=subprocess.STDOUT).returncode:
                 lines = pathlib.Path(log.name).read_text().split("\n")
@@ -280,24 +290,76 @@ def measure_reach(tests, jobs):
     return [t for t in tests if t.passed]
 
 
+def run_verify(layout, extra, limit=120):
+    """Exit code and output of nrl-train verify on a layout "RANKS KEY=VALUE..."; None: it did not end."""
+    ranks, *overrides = shlex.split(layout)
+    environment = os.environ | extra | {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                                        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", ranks, str(BINARIES / "bin" / "nrl-train"),
+               "verify", str(SOURCE / "tests" / "verify" / "tiny.yaml"), *overrides]
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment)
+        try:
+            return (lambda out: (process.returncode, out))(process.communicate(timeout=limit)[0])
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.communicate(timeout=5)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+            return None, ""
+
+
+def verify_mutants(mutants):
+    """Runs verify with every mutant; returns the exit code of this program."""
+    for layout in sorted({m.verify for m in mutants}):
+        code, out = run_verify(layout, {})
+        if code != 0:
+            print(out)
+            die(70, f"without a mutant verify leaves with {code} on {layout}")
+    missed = []
+    for m in mutants:
+        code, out = run_verify(m.verify, {"NRL_MUTANT": str(m.id)})
+        verdict = next((line for line in out.split("\n") if line.startswith("MISMATCH")), "")
+        found = code == 70 and re.search(m.spoils, verdict)
+        if not found:
+            missed.append(m.name)
+        shown = verdict.partition(" as one rank does: ")[2] or f"exit {code}: " + " ".join(out.split())[-200:]
+        print(f"{'detected' if found else 'MISSED  '}  {m.name:<40} {shown}", flush=True)
+    print(f"\nverify detected {len(mutants) - len(missed)} of {len(mutants)} faults and named what they spoil")
+    for name in missed:
+        print(f"missed: {name}")
+    return 1 if missed else 0
+
+
 def main():
     parser = argparse.ArgumentParser(prog="scripts/mutate.sh", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--area", action="append", default=[], help="only this area (may be given several times)")
     parser.add_argument("--name", action="append", default=[], help="only this mutant (may be given several times)")
     parser.add_argument("--check", action="store_true", help="only check that the lists match the sources")
+    parser.add_argument("--verify", action="store_true", help="run nrl-train verify with the mutants that have a layout")
     parser.add_argument("--list", action="store_true", help="only list the mutants")
     parser.add_argument("--exclude", action="append", default=[], metavar="TEST", help="do not run this test")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at once (default: all cores)")
     args = parser.parse_args()
     mutants = read_mutants()
     chosen = [m for m in mutants if (not args.area or m.area in args.area) and (not args.name or m.name in args.name)]
+    if args.verify:
+        chosen = [m for m in chosen if m.verify]
     if not chosen:
         die(64, "no mutant has this area and name")
     if args.list:
         for m in chosen:
             print(f"{m.area:<11} {m.name:<40} {m.what}")
         return 0
+    if args.verify:
+        # Only these, so that little is compiled.
+        copy_tree([m for m in mutants if m.verify])
+        build(args.jobs, ["nrl-train"])
+        return verify_mutants(chosen)
     copy_tree(mutants)
     if args.check:
         print(f"{len(mutants)} mutants match the sources")
