@@ -52,6 +52,17 @@ case $case_name in
     config together
     expect 0 run 4 together.yaml
     same together/logs/metrics.jsonl inturn/logs/metrics.jsonl 0
+    # Nodes of different sizes take ranks in the order in which most tensor-parallel groups stay inside; a node that
+    # cannot hold whole groups is named.
+    config uneven
+    expect 0 hosts 1,2,1 "" uneven.yaml distributed.tensor_parallel_size=2 'cluster.gpus_per_node=[1,2,1]'
+    grep -q "2 x node1, 1 x node0, 1 x node2; ranks are numbered by node: the launcher's 1 2 0 3 are 0 to 3" out.txt ||
+      fail "the nodes are in another order: $(cat out.txt)"
+    grep -q 'warning: distributed.tensor_parallel_size is 2, but node node0 has 1 rank: the group of ranks 2, 3 spans nodes' err.txt ||
+      fail "no warning of the node: $(cat err.txt)"
+    config even
+    expect 0 run 4 even.yaml distributed.tensor_parallel_size=2
+    same even/logs/metrics.jsonl uneven/logs/metrics.jsonl 0
     # The section `cluster` names the node that differs.
     expect 78 hosts 2,1 "" inturn.yaml policy.train_global_batch_size=6 cluster.gpus_per_node=2
     grep -q 'cluster.gpus_per_node is 2 for node 1 (node1), which has 1 rank' err.txt || fail "no such message: $(cat err.txt)"

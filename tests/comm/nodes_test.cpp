@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "tests/catch.h"
+#include "tests/comm/world_fixture.h"
 
 using namespace nrl;
 using namespace nrl::parallel;
@@ -66,5 +67,33 @@ TEST_CASE("nodes are ordered so that groups stay inside", "[grid]") {
     CHECK(spans.expert == c.spans.expert);
     CHECK(spans.context == c.spans.context);
     CHECK(spans <= given);
+  }
+}
+
+TEST_CASE("ranks of a world can be renumbered", "[grid]") {
+  comm::World& world = test_world();
+  const int size = world.size(), before = world.rank();
+  const std::vector<std::string> hosts = world.hosts();
+  std::vector<int> reversed(static_cast<size_t>(size));
+  std::iota(reversed.rbegin(), reversed.rend(), 0);
+  for (int times = 1; times <= 2; ++times) {  // the second time restores the order
+    world.reorder(reversed);
+    const int rank = times == 1 ? size - 1 - before : before;
+    REQUIRE(world.rank() == rank);
+    REQUIRE(world.comm().rank() == rank);
+    std::vector<int> launched(static_cast<size_t>(size));
+    world.comm().all_gather(std::vector<int>{before}, launched);
+    REQUIRE(world.launched() == launched);
+    REQUIRE(launched == (times == 1 ? reversed : std::vector<int>(reversed.rbegin(), reversed.rend())));
+    REQUIRE(world.hosts() == hosts);  // one host
+    REQUIRE(world.nodes() == std::vector<int>(static_cast<size_t>(size), 0));
+    // Groups made from it have the new numbers, and its collectives work.
+    const auto half = world.comm().split(rank % 2, rank, "half");
+    std::vector<int64_t> sum = {rank};
+    half->all_reduce(sum);
+    int64_t expected = 0;
+    for (int r = rank % 2; r < size; r += 2) expected += r;
+    REQUIRE(sum[0] == expected);
+    REQUIRE(half->members().front() == rank % 2);
   }
 }

@@ -288,11 +288,16 @@ std::string summary_lines(const RunSummary& s, int columns) {
                            percent(s.kernels[i].second / compute));
   if (!kernels.empty()) rows.emplace_back("kernels", kernels);
   constexpr size_t operations = 4;
+  constexpr double least = 0.01;  // of the time of all operations
+  const char* comm_label = "comm";
+  double all_seconds = 0;
+  for (const CommFacts& c : s.comm) all_seconds += c.seconds;
   const auto steps = static_cast<double>(std::max<int64_t>(s.steps, 1));
   for (size_t i = 0; i < std::min(operations, s.comm.size()); ++i) {
     const CommFacts& c = s.comm[i];
+    if (c.seconds < least * all_seconds) continue;
     rows.emplace_back(
-        i == 0 ? "comm" : "",
+        std::exchange(comm_label, ""),
         fmt::format("{} {}  {}/step  {:.2f} GB/s bus{}  exposed {:.1f} ms/step, {} hidden", c.group,
                     c.operation, human_bytes(static_cast<uint64_t>(static_cast<double>(c.bytes) / steps)),
                     c.bus_bandwidth() * 1e-9, c.algorithm.empty() ? "" : " (" + c.algorithm + ")",
