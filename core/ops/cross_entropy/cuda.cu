@@ -213,6 +213,8 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
     if (a.lse) a.lse[r] = row_max + log_sum;
   }
   if constexpr (gradient == Gradient::none) return;
+  // The leader has read x_target. (Without slices, the sums above have a barrier.)
+  if constexpr (sliced) __syncthreads();
 
   // Over the logits, a thread writes the vectors that it has read itself. A bf16 row in the first half of its
   // own f32 logits has its chunk c over chunks up to c. The barrier in the loop ensures that all threads have
