@@ -67,6 +67,11 @@ GroupOptions group_options(const Config& config, const GridPosition& position,
   NRL_CHECK(own != ranks.end(), "this rank has parameters of group {}, but is not in {}", group,
             parallel::name_of(reduce));
   const auto replicas = static_cast<int>(d.dp_replicate_size);
+  if (static_cast<int>(ranks.size()) % replicas != 0)
+    fail(Exit::config,
+         "distributed.dp_replicate_size: {} does not divide the {} ranks of the {} parameters. Fix: use a "
+         "divisor",
+         replicas, ranks.size(), group);
   const int shards = static_cast<int>(ranks.size()) / replicas, rank = static_cast<int>(own - ranks.begin());
   return {.reduce = reduce,
           .strategy = group_sharding(*sharding, group),
