@@ -14,7 +14,7 @@ int run_plan(const PlanArgs& args) {
   ConfigResult result = load_config(args.config.path, args.config.overrides);
   train::check_run(result, {.world = args.world, .files = false, .memory = false});
   if (result.ok())
-    result.add(plan::check_nodes(result, plan::configured_nodes(result.config.cluster, args.world),
+    result.add(plan::check_nodes(result, plan::configured_nodes(result.config, args.world),
                                  train::choose_device(result.config.device).type));
   std::fputs(render(result.diagnostics).c_str(), stderr);
   if (!result.ok()) return static_cast<int>(result.exit_code());

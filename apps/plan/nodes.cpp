@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "apps/plan/grid_position.h"
 #include "core/base/error.h"
@@ -38,7 +39,15 @@ const ClusterNode& uneven_node(std::span<const ClusterNode> nodes, int block) {
 
 }  // namespace
 
-std::vector<ClusterNode> configured_nodes(const ClusterConfig& cluster, int world) {
+std::vector<int> node_order(const Config& config, std::span<const ClusterNode> nodes) {
+  if (!config.cluster.segment_size) return parallel::best_node_order(grid_sizes(config), nodes);
+  std::vector<int> given(nodes.size());
+  std::iota(given.begin(), given.end(), 0);
+  return given;
+}
+
+std::vector<ClusterNode> configured_nodes(const Config& config, int world) {
+  const ClusterConfig& cluster = config.cluster;
   std::vector<int> ranks;
   if (cluster.gpus_per_node && cluster.gpus_per_node->size() > 1)
     for (const int64_t n : *cluster.gpus_per_node) ranks.push_back(static_cast<int>(n));
@@ -49,7 +58,9 @@ std::vector<ClusterNode> configured_nodes(const ClusterConfig& cluster, int worl
     ranks.assign(static_cast<size_t>(*cluster.num_nodes), static_cast<int>(world / *cluster.num_nodes));
   std::vector<ClusterNode> nodes;
   for (const int n : ranks) nodes.push_back({fmt::format("node{}", nodes.size()), n});
-  return nodes;
+  std::vector<ClusterNode> ordered;
+  for (const int n : node_order(config, nodes)) ordered.push_back(nodes[static_cast<size_t>(n)]);
+  return ordered;
 }
 
 Diagnostics check_nodes(const ConfigResult& result, std::span<const ClusterNode> nodes, DeviceType device) {
@@ -102,9 +113,9 @@ Diagnostics check_nodes(const ConfigResult& result, std::span<const ClusterNode>
     const ClusterNode& node = uneven_node(nodes, on.size);
     out.push_back(
         diagnose(result, key,
-                 fmt::format("{} of {} groups {} (ranks {}, ...) span nodes, because {} has {}, not a "
+                 fmt::format("{}: {} of {} groups {} (ranks {}, ...) span nodes, because {} has {}, not a "
                              "multiple of {}",
-                             on.spanning, on.groups, name_of(id), ranks_text(on.first), node.name,
+                             key, on.spanning, on.groups, name_of(id), ranks_text(on.first), node.name,
                              counted(node.ranks, "rank"), on.size),
                  "", {fmt::format("give every node a multiple of {} ranks", on.size)}, Severity::warning));
   }

@@ -1,6 +1,8 @@
 #pragma once
 // The nodes of a run: which ranks they have, and what the grid costs on them.
 
+#include <span>
+#include <string>
 #include <vector>
 
 #include "core/base/cluster_node.h"
@@ -9,9 +11,13 @@
 
 namespace nrl::plan {
 
-/// The nodes that the section `cluster` describes, for `world` ranks; empty: it does not say. The
-/// configuration must have passed validate_for_world().
-std::vector<ClusterNode> configured_nodes(const ClusterConfig& cluster, int world);
+/// The order in which nodes should take ranks: parallel::best_node_order(), or as they are where NVLink
+/// domains depend on it (cluster.segment_size).
+std::vector<int> node_order(const Config& config, std::span<const ClusterNode> nodes);
+
+/// The nodes that the section `cluster` describes, for `world` ranks, in node_order(); empty: it does not
+/// say. The configuration must have passed validate_for_world().
+std::vector<ClusterNode> configured_nodes(const Config& config, int world);
 
 /// How the groups of the grid lie on the nodes, in the order of the ranks. A tensor-parallel group on several
 /// nodes (of several NVLink domains, cluster.segment_size) is an error on GPUs and a warning on CPUs, since

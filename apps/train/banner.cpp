@@ -18,11 +18,10 @@ std::string nodes_text(const comm::World& world) {
   std::string text = plan::nodes_line(nodes);
   const std::vector<int>& launched = world.launched();
   if (std::is_sorted(launched.begin(), launched.end())) return text;
-  text += "; ranks are numbered by node: the launcher's";
+  text += "; ranks by node, the launcher's";
   constexpr size_t shown = 8;
   for (size_t r = 0; r < std::min(launched.size(), shown); ++r) text += fmt::format(" {}", launched[r]);
-  return text + (launched.size() > shown ? " ..." : "") +
-         fmt::format(" are 0 to {}", std::min(launched.size(), shown) - 1);
+  return text + (launched.size() > shown ? " ..." : "");
 }
 
 }  // namespace

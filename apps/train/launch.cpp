@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "apps/plan/grid_position.h"
+#include "apps/plan/nodes.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/threads.h"
@@ -66,7 +66,7 @@ namespace {
 // Renumbers the ranks if the grid lies better on another order of nodes of different sizes.
 void order_nodes(comm::World& world, const Config& config) {
   const std::vector<ClusterNode> nodes = parallel::nodes_of(world.nodes(), world.hosts());
-  const std::vector<int> order = parallel::best_node_order(plan::grid_sizes(config), nodes);
+  const std::vector<int> order = plan::node_order(config, nodes);
   if (std::is_sorted(order.begin(), order.end())) return;
   std::vector<int> ranks;
   for (const int node : order)

@@ -49,15 +49,10 @@ void print_grid(const Config& config, const plan::RunPlan& plan, const plan::Gri
   if (const parallel::GridPoint& e = grid.expert().sizes(); e.ep > 1 || e.tp > 1)
     log::info("experts  {} ranks = etp {} x ep {} x edp {} x pp {}", grid.ranks(), e.tp, e.ep, e.dp, e.pp);
   if (grid.ranks() == 1) return;
-  const std::vector<ClusterNode> nodes = plan::configured_nodes(config.cluster, grid.ranks());
-  std::vector<ClusterNode> ordered;
-  for (const int n : parallel::best_node_order(plan::grid_sizes(config), nodes))
-    ordered.push_back(nodes[static_cast<size_t>(n)]);
-  if (!nodes.empty())
-    log::info("nodes    {}{}", plan::nodes_line(ordered),
-              ordered == nodes ? "" : "; in this order, so that fewer groups span nodes");
+  const std::vector<ClusterNode> nodes = plan::configured_nodes(config, grid.ranks());
+  if (!nodes.empty()) log::info("nodes    {}, in the order of the ranks", plan::nodes_line(nodes));
   const std::vector<parallel::GroupId> ids = plan::needed_groups(config, position);
-  print_groups(grid, group_aliases(grid, ids), parallel::node_of_ranks(ordered));
+  print_groups(grid, group_aliases(grid, ids), parallel::node_of_ranks(nodes));
   log::info("traffic  of {} per step", rank_list({grid.rank()}));
   for (const plan::Traffic& t : plan::step_traffic(plan, grid, ids))
     log::info("  {}  {}  {}, {} bytes, {} sent", name_of(t.group), name_of(t.op), counted(t.count, "call"),
