@@ -12,22 +12,25 @@ namespace nrl::comm {
 
 enum class Direction : uint8_t { send, receive };
 
-/// One end of a channel, as requested from Channels. `peer`: another rank of the group.
+/// One end of a channel, as requested from Channels. `peer`: another rank of the group. `lane`: several
+/// channels may lead from one rank to another; their messages do not wait for each other.
 struct ChannelEnd {
   int peer;
   Direction direction;
+  int lane = 0;
 };
 
 /// One end of a FIFO from one rank to another: the k-th send matches the k-th receive, which must be of equal
 /// size. A message waits only for earlier messages of the same channel: not for other channels (the reverse
-/// direction between the same ranks included) and not for collectives. A schedule that cannot deadlock under
-/// this rule cannot deadlock on any backend.
+/// direction and other lanes between the same ranks included) and not for collectives. A schedule that cannot
+/// deadlock under this rule cannot deadlock on any backend.
 ///
 /// A channel is a tag on mpi and staged, and a communicator of the two ranks on nccl.
 class Channel {
  public:
-  int peer() const { return peer_; }
-  Direction direction() const { return direction_; }
+  int peer() const { return end_.peer; }
+  Direction direction() const { return end_.direction; }
+  int lane() const { return end_.lane; }
 
   /// Sending end only. Memory, stream and waiting as for Communicator::send_async.
   Handle send_async(ConstView data, const After& after = {});
@@ -36,12 +39,11 @@ class Channel {
 
  private:
   friend class Channels;
-  Channel(Communicator& carrier, int peer, Direction direction, int rank_of_peer, int tag)
-      : carrier_(carrier), peer_(peer), direction_(direction), rank_of_peer_(rank_of_peer), tag_(tag) {}
+  Channel(Communicator& carrier, const ChannelEnd& end, int rank_of_peer, int tag)
+      : carrier_(carrier), end_(end), rank_of_peer_(rank_of_peer), tag_(tag) {}
 
   Communicator& carrier_;  // of the group, or of the two ranks
-  int peer_;
-  Direction direction_;
+  ChannelEnd end_;
   int rank_of_peer_;  // in the carrier
   int tag_;
 };
@@ -50,8 +52,8 @@ class Channel {
 class Channels {
  public:
   /// Collective over the two ranks of every channel, which must both request it: every rank that has a
-  /// channel creates one object. `group` must outlive it and must carry no other messages with the tag
-  /// max_tag.
+  /// channel creates one object. `group` must outlive it and must carry no other messages with the tags
+  /// max_tag - lane of the channels.
   Channels(Communicator& group, std::span<const ChannelEnd> ends);
   /// Collective like the constructor.
   ~Channels();
@@ -60,11 +62,11 @@ class Channels {
 
   /// The end that sends to `peer`, and the one that receives from it. Must have been requested (else an
   /// internal error).
-  Channel& to(int peer) { return find(peer, Direction::send); }
-  Channel& from(int peer) { return find(peer, Direction::receive); }
+  Channel& to(int peer, int lane = 0) { return find({peer, Direction::send, lane}); }
+  Channel& from(int peer, int lane = 0) { return find({peer, Direction::receive, lane}); }
 
  private:
-  Channel& find(int peer, Direction direction);
+  Channel& find(const ChannelEnd& end);
 
   const Communicator& group_;
   std::vector<std::unique_ptr<Communicator>> pairs_;  // in the order they were made

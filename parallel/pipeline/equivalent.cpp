@@ -1,0 +1,95 @@
+#include "parallel/pipeline/equivalent.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace nrl::pipeline {
+
+namespace {
+
+/// The way of one microbatch through a chunk: its stash and its actions in order. The action that hands a
+/// tensor to a chunk of the same rank belongs to both ways.
+struct Way {
+  int chunk = 0, stash = 0;
+  std::vector<int> actions = {};  // kinds, negative for those that another chunk's action does to this one
+  auto operator<=>(const Way&) const = default;
+};
+
+/// Numbers for points of ways, equal for equal ones.
+using Points = std::map<std::pair<Way, int>, int>;
+/// Points that were reached while another way was at the other point, before its end.
+using Meetings = std::set<std::pair<int, int>>;
+
+Meetings meetings(const Schedule& schedule, Points& points) {
+  // On one of several stages, some chunk sends its output, or the only one receives its input.
+  const auto message = [](const Action& a) {
+    return a.kind == ActionKind::send_forward || (a.kind == ActionKind::receive_forward && a.chunk == 0);
+  };
+  const bool one_stage = std::none_of(schedule.actions.begin(), schedule.actions.end(), message);
+  std::map<std::pair<int, int>, size_t> index;  // of ways, by chunk and microbatch
+  std::vector<Way> ways;
+  std::vector<std::pair<size_t, int>> reached;  // way and point, in order; two in a row for a hand-over
+  std::vector<size_t> ends;                     // by action: end of its entries in `reached`
+  const auto reach = [&](int chunk, const Action& a, int kind) {
+    const auto [at, added] = index.try_emplace({chunk, a.microbatch}, ways.size());
+    if (added) ways.push_back({chunk, a.microbatch % schedule.stashes[static_cast<size_t>(chunk)]});
+    Way& way = ways[at->second];
+    reached.emplace_back(at->second, static_cast<int>(way.actions.size()));
+    way.actions.push_back(kind);
+  };
+  for (const Action& a : schedule.actions) {
+    if (a.kind == ActionKind::finish_reduce || a.kind == ActionKind::step) continue;
+    const int kind = static_cast<int>(a.kind) + 1;
+    reach(a.chunk, a, kind);
+    if (one_stage && a.kind == ActionKind::receive_forward) reach(a.chunk - 1, a, -kind);
+    if (one_stage && a.kind == ActionKind::receive_backward) reach(a.chunk + 1, a, -kind);
+    ends.push_back(reached.size());
+  }
+  std::vector<int> numbers;
+  for (const auto& [way, point] : reached)
+    numbers.push_back(points.try_emplace({ways[way], point}, static_cast<int>(points.size())).first->second);
+
+  Meetings out;
+  std::map<size_t, int> open;  // ways that have begun and not ended: the number of their point
+  size_t begin = 0;
+  for (const size_t end : ends) {
+    for (size_t i = begin; i < end; ++i) open[reached[i].first] = numbers[i];
+    for (size_t i = begin; i < end; ++i)
+      for (const auto& [way, number] : open) out.emplace(numbers[i], number);
+    for (size_t i = begin; i < end; ++i)
+      if (static_cast<size_t>(reached[i].second) + 1 == ways[reached[i].first].actions.size())
+        open.erase(reached[i].first);
+    begin = end;
+  }
+  return out;
+}
+
+}  // namespace
+
+bool covers(const Schedule& shorter, const Schedule& longer) {
+  if (shorter.stashes != longer.stashes) return false;
+  Points points;
+  const Meetings have = meetings(shorter, points), need = meetings(longer, points);
+  return std::includes(have.begin(), have.end(), need.begin(), need.end());
+}
+
+Schedule shortest_equivalent(ScheduleOptions options, int stage) {
+  const Schedule whole = make_schedule(options, stage);
+  Points points;
+  const Meetings need = meetings(whole, points);
+  // A way meets those of the next and the previous group of microbatches, and no others.
+  const int most = std::min(options.microbatches, 8 * options.stages + 8);
+  for (options.microbatches = std::min(options.microbatches, 2); options.microbatches < most;
+       ++options.microbatches) {
+    Schedule shorter = make_schedule(options, stage);
+    if (shorter.stashes != whole.stashes) continue;
+    const Meetings have = meetings(shorter, points);
+    if (std::includes(have.begin(), have.end(), need.begin(), need.end())) return shorter;
+  }
+  return whole;
+}
+
+}  // namespace nrl::pipeline

@@ -1,0 +1,31 @@
+#pragma once
+// The messages of a pipeline stage with its neighbors: one FIFO per neighbor and kind, as schedules are
+// written for (schedule.h).
+
+#include "parallel/comm/channel.h"
+#include "parallel/pipeline/schedule.h"
+
+namespace nrl::pipeline {
+
+/// This stage's ends of the channels. A message is the tensor at the boundary of two chunks: of equal size on
+/// both stages, in the memory of the group's backend.
+class StageMessages {
+ public:
+  /// Collective over `stages`, whose rank p is stage p, at least two. It must outlive this object.
+  StageMessages(comm::Communicator& stages, int chunks_per_stage);
+
+  /// Starts `send`: send_forward or send_backward, after the work already in `stream`. The data must stay
+  /// untouched until the handle has been waited for.
+  comm::Handle send(ActionKind send, comm::ConstView data, comm::StreamRef stream);
+  /// receive_forward or receive_backward; work enqueued in `stream` later sees the data. Without a stream,
+  /// blocks until the message is there.
+  void receive(ActionKind receive, comm::View data, comm::StreamRef stream);
+
+ private:
+  static constexpr int activations = 0, gradients = 1;  // lanes
+
+  int next_, previous_;  // neighboring stages
+  comm::Channels channels_;
+};
+
+}  // namespace nrl::pipeline

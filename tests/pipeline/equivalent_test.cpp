@@ -1,0 +1,55 @@
+#include "parallel/pipeline/equivalent.h"
+
+#include <algorithm>
+
+#include "tests/catch.h"
+#include "tests/pipeline/legal.h"
+
+using namespace nrl;
+using namespace nrl::pipeline;
+
+TEST_CASE("the schedule of a dry run covers the whole one and stops growing", "[schedule]") {
+  for (const ScheduleKind kind : all_kinds)
+    for (ScheduleOptions o : sizes(kind)) {
+      if (o.microbatches != 13) continue;
+      for (const int microbatches : {1, 2, 3, 7, 13, 30, 61, 64}) {
+        o.microbatches = microbatches;
+        for (int stage = 0; stage < o.stages; ++stage) {
+          INFO(text(o) << " stage " << stage);
+          const Schedule whole = make_schedule(o, stage), shorter = shortest_equivalent(o, stage);
+          REQUIRE(covers(shorter, whole));
+          const auto forwards =
+              std::count_if(shorter.actions.begin(), shorter.actions.end(),
+                            [](const Action& a) { return a.kind == ActionKind::forward && a.chunk == 0; });
+          CHECK(forwards >= std::min(microbatches, 2));
+          // Chunks with stashes of many periods need long schedules.
+          if (kind != ScheduleKind::interleaved) CHECK(forwards <= std::min(microbatches, 3 * o.stages + 2));
+        }
+      }
+    }
+}
+
+TEST_CASE("a schedule in which other buffers meet does not cover", "[schedule]") {
+  const ScheduleOptions o{ScheduleKind::one_f_one_b, 3, 1, 8};
+  const Schedule whole = make_schedule(o, 0);
+  CHECK(covers(whole, whole));
+  // The stash of microbatch 0 and that of 2 are not in use together.
+  ScheduleOptions fewer = o;
+  fewer.microbatches = 2;
+  CHECK_FALSE(covers(make_schedule(fewer, 0), whole));
+  // GPipe with as many stashes: the gradient of microbatch 0 does not arrive before all forward passes.
+  Schedule late = whole;
+  const auto first = std::find_if(late.actions.begin(), late.actions.end(),
+                                  [](const Action& a) { return a.kind == ActionKind::receive_backward; });
+  std::rotate(first, first + 1, first + 2);
+  CHECK_FALSE(covers(late, whole));
+  CHECK_FALSE(covers(whole, late));
+  // A copy between chunks of one rank is a use of both.
+  const ScheduleOptions chunks{ScheduleKind::single, 1, 2, 2};
+  Schedule copied = make_schedule(chunks, 0);
+  CHECK(covers(copied, copied));
+  const auto copy = std::find_if(copied.actions.begin(), copied.actions.end(),
+                                 [](const Action& a) { return a.kind == ActionKind::receive_backward; });
+  copied.actions.erase(copy);
+  CHECK_FALSE(covers(copied, make_schedule(chunks, 0)));
+}
