@@ -1,5 +1,6 @@
 #include "apps/engine/engine.h"
 
+#include <algorithm>
 #include <exception>
 
 #include "apps/engine/pinned_staging.h"
@@ -37,6 +38,10 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   scalars_ = StepScalars(step_scalars_, static_cast<double*>(host), exec_);
   watch_ = StepWatch(options.limits);
   bind();
+  if (plan_->layout.stages > 1) {
+    messages_ = std::make_unique<pipeline::StageMessages>(ranks[parallel::group::pp], plan_->layout.chunks);
+    plan_->decoder->connect(*messages_);
+  }
   reducer_ =
       std::make_unique<GroupReducer>(groups_, ranks, options.overlap_grad_reduce, exec_, &plan_->traffic);
   plan_->decoder->watch_layers(reducer_.get());
@@ -198,10 +203,9 @@ void Engine::run_schedule(Objective& objective, const std::function<void()>& gra
   const bool communicates = !exec_.needed;
   // The head computes its gradients in the forward pass, so the loss weights must be known before.
   if (objective.needs_log_probs_first()) {
-    for (const model::MicroBatch& batch : batches) {
-      decoder.evaluate(batch);
-      objective.loss_weights(exec_, batch, decoder.log_prob());
-    }
+    decoder.evaluate(batches, [&](int microbatch) {
+      objective.loss_weights(exec_, batches[static_cast<size_t>(microbatch)], decoder.log_prob());
+    });
     plan_->tensors->loss_weights_overwritten();
   }
   const auto count = static_cast<int64_t>(objective.metrics().size());
@@ -254,7 +258,16 @@ Tensor Engine::log_probs(const data::HostMicroBatch& batch) {
 double Engine::evaluate(int64_t count, const std::function<const data::HostMicroBatch&()>& next) {
   double sum = 0;
   ops::upload(exec_, evaluation_, &sum);
-  for (int64_t i = 0; i < count; ++i) ops::add_sum(exec_, {.x = log_probs(next()), .out = evaluation_});
+  const plan::RunPlan& p = *plan_;
+  const auto at_once = static_cast<int64_t>(p.decoder->options().evaluated);
+  for (int64_t i = 0; i < count; i += at_once) {
+    const int64_t n = std::min(at_once, count - i);
+    for (int64_t m = 0; m < n; ++m) p.tensors->fill(m, next(), 0);
+    p.tensors->commit(0, 0);
+    p.decoder->evaluate(std::span(p.tensors->microbatches()).first(static_cast<size_t>(n)), [&](int) {
+      if (p.layout.reports_tokens()) ops::add_sum(exec_, {.x = p.decoder->log_prob(), .out = evaluation_});
+    });
+  }
   ops::download(exec_, evaluation_, &sum);
   return sum;
 }

@@ -79,9 +79,11 @@ class Engine {
   StepResult collect();
 
   /// Log-probabilities (N) f32 of the targets, without dropout; 0 for tokens without a target. In device
-  /// memory, valid until the next call. Must not be called between fill() and step().
+  /// memory, valid until the next call. Must not be called between fill() and step(). Collective over
+  /// pipeline stages; only the last stage has the result.
   Tensor log_probs(const data::HostMicroBatch& batch);
-  /// The sum of log_probs() over `count` calls of `next`, on this rank. Blocks.
+  /// The sum of log_probs() over `count` calls of `next`, on this rank; 0 unless it reports tokens
+  /// (ModelLayout::reports_tokens()). Collective over pipeline stages. Blocks.
   double evaluate(int64_t count, const std::function<const data::HostMicroBatch&()>& next);
 
   const plan::RunPlan& plan() const { return *plan_; }
@@ -121,6 +123,7 @@ class Engine {
   Tensor evaluation_;    // (1) f64
   StepScalars scalars_;
   StepWatch watch_;
+  std::unique_ptr<pipeline::StageMessages> messages_;  // with several stages
   std::unique_ptr<GroupReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
   device::Graph graph_;

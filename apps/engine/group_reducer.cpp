@@ -24,7 +24,8 @@ GroupReducer::GroupReducer(std::span<const GroupTensors> groups, const parallel:
     group.reducer = std::make_unique<parallel::GradReducer>(
         g.layout, parallel::GradMemory{t.gradients, t.bucket_gradients, t.staging},
         parallel::ReduceGroup{&ranks[g.shard_group()], g.replicas > 1 ? &ranks[g.replica_group()] : nullptr},
-        g.reduce_options(overlap), exec);
+        // The copies of a tied embedding are complete at different times: their sums are issued in finish().
+        g.reduce_options(overlap && !g.reduce.ends), exec);
     if (!g.weights_sharded) continue;
     std::vector<comm::View> buckets;
     for (const Tensor& b : t.gathered) buckets.emplace_back(b.data, b.numel(), b.dtype);

@@ -39,23 +39,22 @@ RecomputePolicy recompute_modules(std::vector<std::string> modules) {
 
 std::vector<Chunk> decoder_chunks(const LayerContext& context, const ParameterList& parameters,
                                   const ChunkOptions& options) {
-  const auto layers = static_cast<int>(context.spec->layers);
-  NRL_CHECK(options.chunks >= 1 && options.chunks <= layers, "{} chunks of {} blocks", options.chunks,
-            layers);
+  const ModelLayout& layout = options.layout;
   std::vector<Chunk> chunks;
-  for (int c = 0; c < options.chunks; ++c) {
+  for (int c = 0; c < layout.chunks; ++c) {
     Chunk& chunk = chunks.emplace_back();
-    const int begin = layers * c / options.chunks, end = layers * (c + 1) / options.chunks;
-    if (c == 0)
+    const int model_chunk = layout.model_chunk(c);
+    const BlockRange blocks = chunk_blocks(layout, context.spec->layers, model_chunk);
+    if (model_chunk == 0)
       chunk.push_back(std::make_unique<Embedding>(context, parameters, options.recipe));
     else
       chunk.push_back(std::make_unique<ChunkBegin>(context, options.recipe));
-    for (int l = begin; l < end; ++l)
+    for (int l = blocks.begin; l < blocks.end; ++l)
       chunk.push_back(make_block(context, l, parameters.layers[static_cast<size_t>(l)], options));
-    if (c + 1 == options.chunks)
+    if (model_chunk + 1 == layout.model_chunks())
       chunk.push_back(std::make_unique<Head>(context, parameters, options.recipe, options.head_chunk_tokens));
     else
-      chunk.push_back(std::make_unique<ChunkEnd>(context, end - 1, options.recipe));
+      chunk.push_back(std::make_unique<ChunkEnd>(context, blocks.end - 1, options.recipe));
   }
   return chunks;
 }

@@ -22,11 +22,12 @@ struct ChunkOptions {
   precision::Recipe recipe;
   DeviceType device = DeviceType::cpu;
   int64_t head_chunk_tokens = 1;   ///< tokens per chunk of the head
-  int chunks = 1;                  ///< at most the number of blocks, which are distributed evenly
+  ModelLayout layout = {};         ///< whose stage has the chunks
   RecomputePolicy recompute = {};  ///< empty: all activations are kept
 };
 
-/// All chunks of a model, in the order of the forward pass; `context` and `parameters` must outlive them.
+/// All chunks of a stage, in the order of the forward pass; `context` and `parameters` must outlive them.
+/// Only the first chunk of the model has the embedding, only the last one the head.
 std::vector<Chunk> decoder_chunks(const LayerContext& context, const ParameterList& parameters,
                                   const ChunkOptions& options);
 

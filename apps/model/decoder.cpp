@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/transfer.h"
+#include "parallel/pipeline/equivalent.h"
 
 namespace nrl::model {
 
@@ -63,12 +64,15 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   const int64_t chunk = options_.head_chunk_tokens > 0
                             ? options_.head_chunk_tokens
                             : head_chunk_tokens(n, vocabulary, options_.recipe.logits(), options_.device);
-  const auto chunks = std::max<size_t>(options_.training.stashes.size(), 1);
+  const ModelLayout& layout = options_.layout;
+  NRL_CHECK(options_.training.actions.empty() ||
+                options_.training.stashes.size() == static_cast<size_t>(layout.chunks),
+            "a schedule of {} chunks for {}", options_.training.stashes.size(), layout.chunks);
   stage_ = std::make_unique<Stage>(decoder_chunks(context_, parameters,
                                                   {.recipe = options_.recipe,
                                                    .device = options_.device,
                                                    .head_chunk_tokens = chunk,
-                                                   .chunks = static_cast<int>(chunks),
+                                                   .layout = layout,
                                                    .recompute = options_.recompute}),
                                    std::array<int64_t, row_domains>{n, residual, chunk});
   memory::Liveness liveness;
@@ -76,16 +80,23 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   const auto record = [&](memory::Mode mode, const pipeline::Schedule& schedule) {
     const int program = stage_->add_program(mode, schedule.stashes);
     const std::vector<MicroBatch> batches(schedule.actions.size());
-    execute(schedule, *stage_, program, batches, {});
+    execute(schedule, {*stage_, program, layout}, batches, {});
     return program;
   };
   if (!options_.training.actions.empty()) {
     const bool whole = options_.dry_run.actions.empty();
-    training_program_ = record(memory::training, whole ? options_.training : options_.dry_run);
+    training_ = {options_.training, record(memory::training, whole ? options_.training : options_.dry_run)};
   }
-  evaluation_ = pipeline::make_schedule(
-      {.kind = pipeline::ScheduleKind::forward_only, .chunks_per_stage = static_cast<int>(chunks)}, 0);
-  evaluation_program_ = record(memory::evaluation, evaluation_);
+  pipeline::ScheduleOptions forward{.kind = pipeline::ScheduleKind::forward_only,
+                                    .stages = layout.stages,
+                                    .chunks_per_stage = layout.chunks};
+  evaluation_.schedule = pipeline::make_schedule(forward, layout.stage);
+  evaluation_.id = record(memory::evaluation, evaluation_.schedule);
+  if (layout.stages > 1 && options_.evaluated > 1) {
+    forward.microbatches = options_.evaluated;
+    evaluations_.schedule = pipeline::make_schedule(forward, layout.stage);
+    evaluations_.id = record(memory::evaluation, pipeline::shortest_equivalent(forward, layout.stage));
+  }
   slots_ = liveness.declare(plan);
   buffers_.log_prob = plan.add("log-probabilities", Category::data, n * 4);
   buffers_.rope = plan.add("rope table", Category::data,
@@ -129,20 +140,33 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
 }
 
 Decoder::Visits Decoder::visits(memory::Mode mode) const {
-  if (mode == memory::evaluation)
-    return {stage_->recorded_visits(evaluation_program_), layer_visits(evaluation_, *stage_)};
-  if (options_.training.actions.empty()) return {};
-  return {stage_->recorded_visits(training_program_), layer_visits(options_.training, *stage_)};
+  const Program& program = mode == memory::evaluation ? evaluation_ : training_;
+  if (program.id < 0) return {};
+  return {stage_->recorded_visits(program.id), layer_visits(program.schedule, *stage_)};
+}
+
+void Decoder::run(const Program& program, std::span<const MicroBatch> batches, const StepHooks& hooks) {
+  const bool alone = options_.layout.stages == 1;
+  NRL_CHECK(alone || messages_ || context_.exec->needed, "the stages are not connected");
+  pipeline::StageMessages* const messages = context_.exec->needed ? nullptr : messages_;
+  execute(program.schedule, {*stage_, program.id, options_.layout, messages}, batches, hooks);
 }
 
 void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks) {
   const ops::Exec& exec = *context_.exec;
   const bool shorter = exec.needed && !exec.calls && !options_.dry_run.actions.empty();
-  execute(shorter ? options_.dry_run : options_.training, *stage_, training_program_, batches, hooks);
+  run(shorter ? Program{options_.dry_run, training_.id} : training_, batches, hooks);
 }
 
-void Decoder::evaluate(const MicroBatch& batch) {
-  execute(evaluation_, *stage_, evaluation_program_, {&batch, 1}, {});
+void Decoder::evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready) {
+  if (evaluations_.id >= 0 && static_cast<int>(batches.size()) == options_.evaluated) {
+    run(evaluations_, batches, {.log_probs_ready = log_probs_ready});
+    return;
+  }
+  for (size_t i = 0; i < batches.size(); ++i)
+    run(evaluation_, batches.subspan(i, 1), {.log_probs_ready = [&](int) {
+          if (log_probs_ready) log_probs_ready(static_cast<int>(i));
+        }});
 }
 
 }  // namespace nrl::model

@@ -23,13 +23,15 @@ struct DecoderOptions {
   DeviceType device = DeviceType::cpu;
   int64_t head_chunk_tokens = 0;  ///< tokens whose logits exist at once; 0: head_chunk_tokens()
   size_t optimizer_workspace =
-      0;  ///< GPU workspace of the update; it shares memory with the layers' workspace
-  /// Schedule of one optimizer step, with all chunks of the model on this rank. Empty: no training.
-  pipeline::Schedule training = {};
-  /// A shorter schedule for the dry run of `training`, whose buffers must have the same lifetimes. Empty: the
-  /// dry run executes `training` itself.
-  pipeline::Schedule dry_run = {};
+      0;                    ///< GPU workspace of the update; it shares memory with the layers' workspace
   ModelLayout layout = {};  ///< the rank's part of the model
+  /// Schedule of one optimizer step, of the layout's stage and chunks. Empty: no training.
+  pipeline::Schedule training = {};
+  /// A shorter schedule for the dry run of `training`, whose buffers must have the same lifetimes
+  /// (pipeline::shortest_equivalent). Empty: the dry run executes `training` itself.
+  pipeline::Schedule dry_run = {};
+  /// With several stages: microbatches that evaluate() takes at once instead of one by one.
+  int evaluated = 1;
 };
 
 /// Tokens of a chunk of the head, for `tokens` in a microbatch: equal chunks whose logits are at most 128 MiB
@@ -52,14 +54,20 @@ class Decoder {
   void bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec,
             std::vector<ParameterView> views, std::function<void(int)> gradient_ready,
             std::function<void(int)> weight_needed = {}, const parallel::Groups* groups = nullptr);
+  /// The messages of the layout's stage, which must outlive the decoder. Must be called before a schedule of
+  /// several stages is executed.
+  void connect(pipeline::StageMessages& messages) { messages_ = &messages; }
 
   /// Executes the schedule of one optimizer step. Accumulates into the gradients. While the kernels of a step
   /// are collected without their calls (ops::Exec::needed), executes the shorter schedule of the dry run: it
   /// needs the same ones.
   void train(std::span<const MicroBatch> batches, const StepHooks& hooks);
-  /// Forward pass without dropout.
-  void evaluate(const MicroBatch& batch);
-  /// Log-probabilities (N) f32 of the targets of the last microbatch; 0 for tokens without a target.
+  /// Forward passes without dropout. `log_probs_ready`: see StepHooks. All stages must have the same number
+  /// of batches.
+  void evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready = {});
+  void evaluate(const MicroBatch& batch) { evaluate({&batch, 1}); }
+  /// Log-probabilities (N) f32 of the targets of the last microbatch; 0 for tokens without a target. Of the
+  /// last stage; others have none.
   const Tensor& log_prob() const { return context_.log_prob; }
 
   /// The visits of layers in one mode: those of the dry run, with ticks, and those of the whole schedule.
@@ -84,8 +92,15 @@ class Decoder {
   DecoderOptions options_;
   LayerContext context_;
   std::unique_ptr<Stage> stage_;
-  pipeline::Schedule evaluation_;  // of one microbatch
-  int training_program_ = 0, evaluation_program_ = 0;
+  struct Program {
+    pipeline::Schedule schedule;
+    int id = -1;
+  };
+  void run(const Program& program, std::span<const MicroBatch> batches, const StepHooks& hooks);
+
+  pipeline::StageMessages* messages_ = nullptr;
+  Program training_;
+  Program evaluation_, evaluations_;     // of one microbatch, and of DecoderOptions::evaluated
   std::vector<memory::BufferId> slots_;  // by id in the Liveness
   struct {
     memory::BufferId log_prob, rope, workspace;

@@ -1,5 +1,8 @@
 #include "apps/model/interpreter.h"
 
+#include <algorithm>
+#include <deque>
+
 #include "core/trace/trace.h"
 
 namespace nrl::model {
@@ -23,15 +26,73 @@ std::vector<LayerVisit> layer_visits(const pipeline::Schedule& schedule, const S
   return visits;
 }
 
-void execute(const pipeline::Schedule& schedule, Stage& stage, int program,
-             std::span<const MicroBatch> batches, const StepHooks& hooks) {
+namespace {
+
+/// Executes sends and receives; in a dry run it only records their buffers.
+class Messages {
+ public:
+  Messages(const Execution& on, std::span<const MicroBatch> batches) : on_(on), batches_(batches) {}
+
+  void send(const Action& a) {
+    const Boundary which = a.kind == ActionKind::send_forward ? Boundary::output : Boundary::input_gradient;
+    const Tensor data = tensor(a, which, false);
+    comm::Handle handle;
+    if (on_.messages)
+      handle = on_.messages->send(a.kind, comm::ConstView(data.data, data.numel(), data.dtype), stream());
+    unfinished_.push_back({a, which, std::move(handle)});
+  }
+
+  void receive(const Action& a) {
+    const trace::Range range("receive");
+    const Boundary which =
+        a.kind == ActionKind::receive_forward ? Boundary::input : Boundary::output_gradient;
+    const Tensor data = tensor(a, which, true);
+    if (on_.messages)
+      on_.messages->receive(a.kind, comm::View(data.data, data.numel(), data.dtype), stream());
+  }
+
+  void finish(const Action& a) {
+    const auto sent = std::find_if(unfinished_.begin(), unfinished_.end(), [&](const Sent& s) {
+      return s.action.chunk == a.chunk && s.action.microbatch == a.microbatch;
+    });
+    NRL_CHECK(sent != unfinished_.end(), "{} without a send", pipeline::describe(a));
+    const trace::Range range("finish_send");
+    tensor(sent->action, sent->boundary, false);  // in use until now
+    sent->handle.wait();
+    unfinished_.erase(sent);
+  }
+
+ private:
+  struct Sent {
+    Action action;
+    Boundary boundary;
+    comm::Handle handle;
+  };
+
+  Tensor tensor(const Action& a, Boundary which, bool begins) {
+    return on_.stage.message(a.chunk, a.stash, which, batches_[static_cast<size_t>(a.microbatch)], begins);
+  }
+  comm::StreamRef stream() const { return {on_.stage.exec().stream}; }
+
+  const Execution& on_;
+  std::span<const MicroBatch> batches_;
+  std::deque<Sent> unfinished_;
+};
+
+}  // namespace
+
+void execute(const pipeline::Schedule& schedule, const Execution& on, std::span<const MicroBatch> batches,
+             const StepHooks& hooks) {
+  Stage& stage = on.stage;
+  const bool alone = on.layout.stages == 1;
+  Messages messages(on, batches);
   const auto stash_of = [&](int chunk, const Action& a) {
     return a.microbatch % schedule.stashes[static_cast<size_t>(chunk)];
   };
   const auto call = [&](const std::function<void()>& hook) {
     if (hook && !stage.recording()) hook();
   };
-  stage.begin(program);
+  stage.begin(on.program);
   for (const Action& a : schedule.actions) {
     const auto batch = [&]() -> const MicroBatch& { return batches[static_cast<size_t>(a.microbatch)]; };
     // Passes of a chunk are in the order of microbatches.
@@ -44,8 +105,8 @@ void execute(const pipeline::Schedule& schedule, Stage& stage, int program,
       case ActionKind::forward: {
         const trace::Range range("forward_pass");
         stage.forward(a.chunk, a.stash, batch(), order);
-        if (a.chunk + 1 == stage.chunks() && hooks.log_probs_ready && !stage.recording())
-          hooks.log_probs_ready(a.microbatch);
+        const bool last = on.layout.last_stage() && a.chunk + 1 == stage.chunks();
+        if (last && hooks.log_probs_ready && !stage.recording()) hooks.log_probs_ready(a.microbatch);
         break;
       }
       case ActionKind::backward:
@@ -58,10 +119,24 @@ void execute(const pipeline::Schedule& schedule, Stage& stage, int program,
         backward(false, true);
         break;
       case ActionKind::receive_forward:
-        stage.receive_forward(a.chunk, a.stash, stash_of(a.chunk - 1, a));
+        if (alone)
+          stage.receive_forward(a.chunk, a.stash, stash_of(a.chunk - 1, a));
+        else
+          messages.receive(a);
         break;
       case ActionKind::receive_backward:
-        stage.receive_backward(a.chunk, a.stash, stash_of(a.chunk + 1, a));
+        if (alone)
+          stage.receive_backward(a.chunk, a.stash, stash_of(a.chunk + 1, a));
+        else
+          messages.receive(a);
+        break;
+      case ActionKind::send_forward:
+      case ActionKind::send_backward:
+        NRL_CHECK(!alone, "{} in a schedule with a single stage", pipeline::describe(a));
+        messages.send(a);
+        break;
+      case ActionKind::finish_send:
+        messages.finish(a);
         break;
       case ActionKind::finish_reduce:
         call(hooks.finish_reduce);
@@ -71,10 +146,6 @@ void execute(const pipeline::Schedule& schedule, Stage& stage, int program,
         call(hooks.update);
         break;
       }
-      case ActionKind::send_forward:
-      case ActionKind::send_backward:
-      case ActionKind::finish_send:
-        NRL_CHECK(false, "{} in a schedule with a single stage", pipeline::describe(a));
     }
   }
 }

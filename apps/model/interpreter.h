@@ -5,14 +5,15 @@
 #include <span>
 
 #include "apps/model/stage.h"
+#include "parallel/pipeline/messages.h"
 #include "parallel/pipeline/schedule.h"
 
 namespace nrl::model {
 
 /// The parts of an optimizer step outside the layers. Empty hooks are skipped; a dry run calls none.
 struct StepHooks {
-  /// Called when LayerContext::log_prob holds the log-probabilities of `microbatch`;
-  /// the next microbatch overwrites them.
+  /// Called on the model's last stage when LayerContext::log_prob holds the log-probabilities of
+  /// `microbatch`; the next microbatch overwrites them.
   std::function<void(int microbatch)> log_probs_ready = {};
   /// Waits until the gradients are reduced over the data-parallel ranks.
   std::function<void()> finish_reduce = {};
@@ -23,10 +24,18 @@ struct StepHooks {
 /// The visits of layers that execute() makes, in order, without ticks.
 std::vector<LayerVisit> layer_visits(const pipeline::Schedule& schedule, const Stage& stage);
 
-/// Executes the actions of a rank that holds all chunks of the model, or records them
-/// (Stage::record). `program`: added to the stage with the schedule's stashes. `batches`: by
-/// microbatch; must outlive the call.
-void execute(const pipeline::Schedule& schedule, Stage& stage, int program,
-             std::span<const MicroBatch> batches, const StepHooks& hooks);
+/// What a schedule runs on.
+struct Execution {
+  Stage& stage;
+  int program;         ///< added to the stage with the schedule's stashes
+  ModelLayout layout;  ///< with several stages neighboring chunks are on other ranks, else on this one
+  /// Null: nothing is sent or received, because nothing is computed (dry runs, ops::Exec::needed).
+  pipeline::StageMessages* messages = nullptr;
+};
+
+/// Executes the actions of a rank, or records them (Stage::record). `batches`: by microbatch; must outlive
+/// the call.
+void execute(const pipeline::Schedule& schedule, const Execution& on, std::span<const MicroBatch> batches,
+             const StepHooks& hooks);
 
 }  // namespace nrl::model

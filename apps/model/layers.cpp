@@ -264,8 +264,11 @@ ChunkEnd::ChunkEnd(const LayerContext& c, int layer, const precision::Recipe& re
 
 void ChunkEnd::forward(Run& r) {
   r.step("add_residual", reads(ports_.x, ports_.residual), writes(over(ports_.out, ports_.x)), [&] {
-    r.drop(r[ports_.x], r[ports_.residual], r[ports_.out], r.spec().residual_dropout, layer_,
-           DropoutSite::mlp);
+    const Tensor x = r[ports_.x], residual = r[ports_.residual], out = r[ports_.out];
+    if (residual)
+      r.drop(x, residual, out, r.spec().residual_dropout, layer_, DropoutSite::mlp);
+    else if (out.data != x.data)  // a chunk without blocks
+      ops::copy(r.exec(), x, out);
   });
 }
 

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#include <spdlog/fmt/fmt.h>
+
+#include "core/base/error.h"
+
 namespace nrl::model {
 
 Slice tensor_slice(const ModelLayout& layout, int64_t n) {
@@ -10,11 +14,74 @@ Slice tensor_slice(const ModelLayout& layout, int64_t n) {
   return {begin, end - begin};
 }
 
-BlockRange chunk_blocks(const ModelLayout& layout, int64_t layers, int model_chunk) {
+namespace {
+
+/// Part `i` of `n`, divided into `parts` whose sizes differ by at most one.
+int64_t even_part(int64_t n, int64_t parts, int64_t i) {
+  return n * (i + 1) / parts - n * i / parts;
+}
+
+/// Blocks per stage when those of the first or the last one are given.
+std::vector<int64_t> stage_sizes(const ModelLayout& layout, int64_t layers) {
+  const BlockSplit& split = layout.split;
+  const int64_t others = layout.stages - (split.first ? 1 : 0) - (split.last ? 1 : 0);
+  const int64_t rest = layers - split.first.value_or(0) - split.last.value_or(0);
+  std::vector<int64_t> sizes;
+  int64_t next = 0;
+  for (int stage = 0; stage < layout.stages; ++stage) {
+    if (stage == 0 && split.first)
+      sizes.push_back(*split.first);
+    else if (stage + 1 == layout.stages && split.last)
+      sizes.push_back(*split.last);
+    else
+      sizes.push_back(even_part(rest, others, next++));
+  }
+  return sizes;
+}
+
+/// Blocks per chunk of the model.
+std::vector<int64_t> chunk_sizes(const ModelLayout& layout, int64_t layers) {
+  const BlockSplit& split = layout.split;
+  if (!split.chunks.empty()) return split.chunks;
   const int chunks = layout.model_chunks();
-  NRL_CHECK(model_chunk >= 0 && model_chunk < chunks, "chunk {} of {}", model_chunk, chunks);
-  const auto boundary = [&](int chunk) { return static_cast<int>(layers * chunk / chunks); };
-  return {boundary(model_chunk), boundary(model_chunk + 1)};
+  std::vector<int64_t> sizes;
+  if (split.first || split.last) {
+    const std::vector<int64_t> stages = stage_sizes(layout, layers);
+    for (int c = 0; c < chunks; ++c)
+      sizes.push_back(
+          even_part(stages[static_cast<size_t>(c % layout.stages)], layout.chunks, c / layout.stages));
+    return sizes;
+  }
+  const int64_t units = layers + (split.embedding ? 1 : 0) + (split.head ? 1 : 0);
+  for (int c = 0; c < chunks; ++c) sizes.push_back(even_part(units, chunks, c));
+  if (split.embedding) --sizes.front();
+  if (split.head) --sizes.back();
+  return sizes;
+}
+
+}  // namespace
+
+std::string split_problem(const ModelLayout& layout, int64_t layers) {
+  const std::vector<int64_t> sizes = chunk_sizes(layout, layers);
+  if (static_cast<int>(sizes.size()) != layout.model_chunks())
+    return fmt::format("it has {} numbers for {} chunks", sizes.size(), layout.model_chunks());
+  int64_t sum = 0;
+  for (size_t c = 0; c < sizes.size(); ++c) {
+    const bool outer = layout.stages > 1 && (c == 0 || c + 1 == sizes.size());
+    if (sizes[c] < (outer ? 0 : 1))
+      return fmt::format("chunk {} of {} would have {} of the {} layers", c, sizes.size(), sizes[c], layers);
+    sum += sizes[c];
+  }
+  return sum == layers ? "" : fmt::format("its chunks have {} layers, the model {}", sum, layers);
+}
+
+BlockRange chunk_blocks(const ModelLayout& layout, int64_t layers, int model_chunk) {
+  const std::vector<int64_t> sizes = chunk_sizes(layout, layers);
+  NRL_CHECK(model_chunk >= 0 && model_chunk < static_cast<int>(sizes.size()), "chunk {} of {}", model_chunk,
+            sizes.size());
+  int64_t begin = 0;
+  for (int c = 0; c < model_chunk; ++c) begin += sizes[static_cast<size_t>(c)];
+  return {static_cast<int>(begin), static_cast<int>(begin + sizes[static_cast<size_t>(model_chunk)])};
 }
 
 bool holds_block(const ModelLayout& layout, int64_t layers, int block) {

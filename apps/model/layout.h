@@ -2,6 +2,8 @@
 // How one copy of a model is divided over ranks, and which part a rank holds.
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "apps/model/spec.h"
@@ -19,6 +21,15 @@ struct BlockRange {
   int begin = 0, end = 0;
 };
 
+/// How blocks are spread over chunks. By default evenly: sizes differ by at most one. At most one of the
+/// alternatives may be used.
+struct BlockSplit {
+  std::vector<int64_t> chunks = {};              ///< blocks of every chunk of the model
+  std::optional<int64_t> first = {}, last = {};  ///< blocks of the first and the last stage
+  bool embedding = false, head = false;          ///< count as one block of the first and the last chunk
+  bool operator==(const BlockSplit&) const = default;
+};
+
 /// The division of a model and one rank's coordinates in it. The default is the whole model on one rank.
 struct ModelLayout {
   int tensor = 1, tensor_rank = 0;  ///< ranks that split every weight matrix
@@ -31,6 +42,7 @@ struct ModelLayout {
   /// c * stages + s of the model.
   int stages = 1, stage = 0;
   int chunks = 1;
+  BlockSplit split = {};
 
   int model_chunks() const { return stages * chunks; }
   int model_chunk(int chunk) const { return chunk * stages + stage; }
@@ -45,6 +57,9 @@ struct ModelLayout {
 Slice tensor_slice(const ModelLayout& layout, int64_t n);
 /// The blocks of a chunk of the model (0 to model_chunks() - 1).
 BlockRange chunk_blocks(const ModelLayout& layout, int64_t layers, int model_chunk);
+/// Why this many blocks cannot be spread over the layout's chunks; empty if they can. Only the first and the
+/// last chunk of the model may be without blocks.
+std::string split_problem(const ModelLayout& layout, int64_t layers);
 /// Whether one of this rank's chunks has the block.
 bool holds_block(const ModelLayout& layout, int64_t layers, int block);
 

@@ -29,9 +29,9 @@ struct Part {
 enum class Init : uint8_t { normal, scaled_normal, ones, zeros };
 
 /// Copies of a parameter beyond those that its group sums over: on the tensor-parallel ranks, which compute
-/// equal gradients (norms without sequence parallelism, biases of matrices split by columns), or on the first
-/// and last pipeline stage. They count once in the gradient norm and are saved once.
-enum class Copies : uint8_t { none, tp, embedding };
+/// equal gradients (norms without sequence parallelism, biases of matrices split by columns). They count once
+/// in the gradient norm and are saved once.
+enum class Copies : uint8_t { none, tp };
 
 /// Parameter groups. Their gradients are summed over different ranks (plan::reduction_group()).
 namespace group_name {

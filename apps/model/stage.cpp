@@ -171,15 +171,18 @@ int Stage::buffer_index(const Run& r, int slot) const {
   return first >= 0 && ((r.recomputed_ >> slot) & 1) != 0 ? first + 1 : first;
 }
 
+Tensor Stage::with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch& batch) const {
+  const int64_t tokens = batch.ids.dim(0);
+  if (slot.rows == token_rows) t.shape[0] = tokens;
+  if (slot.rows == sequence_rows) t.shape[0] = tokens * rows_[sequence_rows] / rows_[token_rows];
+  return t;
+}
+
 Tensor Stage::tensor(const Run& r, Slot slot) const {
   const int buffer = buffer_index(r, slot.id);
   if (buffer < 0) return {};
-  Tensor t = r.frame_->tensors[static_cast<size_t>(buffer)];
-  const int rows = r.layer_->table().slots()[static_cast<size_t>(slot.id)].rows;
-  const int64_t tokens = r.batch_->ids.dim(0);
-  if (rows == token_rows) t.shape[0] = tokens;
-  if (rows == sequence_rows) t.shape[0] = tokens * rows_[sequence_rows] / rows_[token_rows];
-  return t;
+  return with_rows(r.frame_->tensors[static_cast<size_t>(buffer)],
+                   r.layer_->table().slots()[static_cast<size_t>(slot.id)], *r.batch_);
 }
 
 int Stage::liveness_id(int chunk, Frame& frame, int buffer) {
@@ -228,37 +231,65 @@ bool Stage::tick(Run& r, const memory::Step& step, SlotSet remade) {
 }
 
 void Stage::receive_forward(int chunk, int stash, int from_stash) {
-  const Chunk& previous = chunks_[static_cast<size_t>(chunk - 1)];
-  copy_between(chunk - 1, from_stash,
-               forward_buffer(chunk - 1, static_cast<int>(previous.size()) - 1, previous.back()->ports().out),
-               chunk, stash,
-               forward_buffer(chunk, 0, chunks_[static_cast<size_t>(chunk)].front()->ports().out));
+  copy_between(chunk - 1, from_stash, Boundary::output, chunk, stash, Boundary::input);
 }
 
 void Stage::receive_backward(int chunk, int stash, int from_stash) {
-  const Chunk& here = chunks_[static_cast<size_t>(chunk)];
-  const Chunk& next = chunks_[static_cast<size_t>(chunk + 1)];
-  copy_between(chunk + 1, from_stash, forward_buffer(chunk + 1, 0, next.front()->ports().d_out), chunk, stash,
-               forward_buffer(chunk, static_cast<int>(here.size()) - 1, here.back()->ports().d_x));
+  copy_between(chunk + 1, from_stash, Boundary::input_gradient, chunk, stash, Boundary::output_gradient);
 }
 
-void Stage::copy_between(int from_chunk, int from_stash, int from_buffer, int to_chunk, int to_stash,
-                         int to_buffer) {
+Stage::BoundaryBuffer Stage::boundary(int chunk, int stash, Boundary which) {
+  const auto c = static_cast<size_t>(chunk);
+  const Chunk& layers = chunks_[c];
+  const Ports &first = layers.front()->ports(), &last = layers.back()->ports();
+  const auto at = [&](size_t layer, Slot slot) {
+    return forward_buffer(chunk, static_cast<int>(layer), slot);
+  };
+  int index = -1;
+  switch (which) {
+    case Boundary::input:
+      index = at(0, first.out);
+      break;
+    case Boundary::output:
+      index = at(layers.size() - 1, last.out);
+      break;
+    case Boundary::output_gradient:
+      index = at(layers.size() - 1, last.d_x);
+      break;
+    case Boundary::input_gradient:
+      index = at(0, first.d_out);
+      break;
+  }
+  const BufferKey& key = buffer_keys_[c][static_cast<size_t>(index)];
+  return {program_->frames[c][static_cast<size_t>(stash)], index,
+          &layers[static_cast<size_t>(key.layer)]->table().slots()[static_cast<size_t>(key.slot)]};
+}
+
+Tensor Stage::message(int chunk, int stash, Boundary which, const MicroBatch& batch, bool begins) {
   const int now = next_tick();
-  Frame& from = program_->frames[static_cast<size_t>(from_chunk)][static_cast<size_t>(from_stash)];
-  Frame& to = program_->frames[static_cast<size_t>(to_chunk)][static_cast<size_t>(to_stash)];
+  const BoundaryBuffer b = boundary(chunk, stash, which);
   if (liveness_) {
-    const int input = liveness_id(from_chunk, from, from_buffer),
-              output = liveness_id(to_chunk, to, to_buffer);
+    liveness_->use(liveness_id(chunk, b.frame, b.index), now, begins);
+    return {};
+  }
+  return with_rows(b.frame.tensors[static_cast<size_t>(b.index)], *b.spec, batch);
+}
+
+void Stage::copy_between(int from_chunk, int from_stash, Boundary from, int to_chunk, int to_stash,
+                         Boundary to) {
+  const int now = next_tick();
+  const BoundaryBuffer in = boundary(from_chunk, from_stash, from), out = boundary(to_chunk, to_stash, to);
+  if (liveness_) {
+    const int input = liveness_id(from_chunk, in.frame, in.index),
+              output = liveness_id(to_chunk, out.frame, out.index);
     liveness_->use(input, now, false);
     liveness_->use(output, now, true);
     liveness_->may_take_over(output, input, now);
     return;
   }
-  const Tensor& x = from.tensors[static_cast<size_t>(from_buffer)];
-  const Tensor& y = to.tensors[static_cast<size_t>(to_buffer)];
-  const Layer& layer = *chunks_[static_cast<size_t>(to_chunk)].front();
-  if (x.data != y.data) ops::copy(*layer.context().exec, x, y);
+  const Tensor& x = in.frame.tensors[static_cast<size_t>(in.index)];
+  const Tensor& y = out.frame.tensors[static_cast<size_t>(out.index)];
+  if (x.data != y.data) ops::copy(exec(), x, y);
 }
 
 }  // namespace nrl::model

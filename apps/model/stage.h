@@ -44,6 +44,9 @@ class LayerWatch {
   virtual void end_layer() = 0;
 };
 
+/// The tensors that a chunk exchanges with its neighbors in the model.
+enum class Boundary : uint8_t { input, output, output_gradient, input_gradient };
+
 class Stage {
  public:
   /// Chunks in the order of the forward pass. `rows`: the largest number of rows of each RowDomain.
@@ -64,6 +67,8 @@ class Stage {
             const memory::Arenas& arenas);
 
   bool recording() const { return liveness_ != nullptr; }
+  /// Of the layers; not before they are bound.
+  ops::Exec& exec() const { return *chunks_.front().front()->context().exec; }
   /// Which microbatch of the optimizer step a pass is of: the first begins the weight gradients, the last
   /// completes them.
   struct Order {
@@ -77,10 +82,13 @@ class Stage {
     bool wgrad = true;  ///< gradients of weights; with `dgrad`, both layer by layer
   };
   void backward(int chunk, int stash, const MicroBatch& batch, Parts parts, Order order);
-  /// Copies the output of the previous chunk (its stash `from_stash`) to this chunk's input.
+  /// Copies the output of the previous chunk of this rank (its stash `from_stash`) to this chunk's input.
   void receive_forward(int chunk, int stash, int from_stash);
-  /// Copies the input gradient of the next chunk to this chunk's output gradient.
+  /// Copies the input gradient of the next chunk of this rank to this chunk's output gradient.
   void receive_backward(int chunk, int stash, int from_stash);
+  /// A tensor for a message to or from the neighboring chunk, which is on another rank. `begins`: a message
+  /// is received into it. In the dry run records the use and returns an empty tensor.
+  Tensor message(int chunk, int stash, Boundary which, const MicroBatch& batch, bool begins);
 
   /// Null: none. Dry runs are not reported.
   void watch_layers(LayerWatch* watch) { watch_ = watch; }
@@ -113,14 +121,21 @@ class Stage {
   /// recorded.
   bool tick(Run& r, const memory::Step& step, memory::SlotSet remade);
   Tensor tensor(const Run& r, Slot slot) const;
+  /// The rows of a slot's buffer that the microbatch has.
+  Tensor with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch& batch) const;
   /// Index of the slot's buffer in the run's frame; -1: none.
   int buffer_index(const Run& r, int slot) const;
   int forward_buffer(int chunk, int layer, Slot slot) const;
   /// The id of a buffer in the Liveness, which is added at its first use.
   int liveness_id(int chunk, Frame& frame, int buffer);
-  /// Copies a buffer between neighboring chunks.
-  void copy_between(int from_chunk, int from_stash, int from_buffer, int to_chunk, int to_stash,
-                    int to_buffer);
+  struct BoundaryBuffer {
+    Frame& frame;
+    int index;                     // of the buffer
+    const memory::SlotSpec* spec;  // of its slot
+  };
+  BoundaryBuffer boundary(int chunk, int stash, Boundary which);
+  /// Copies a tensor between neighboring chunks.
+  void copy_between(int from_chunk, int from_stash, Boundary from, int to_chunk, int to_stash, Boundary to);
   int next_tick();
 
   std::vector<Chunk> chunks_;

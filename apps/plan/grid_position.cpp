@@ -5,6 +5,7 @@
 
 #include "apps/model/context_parallel.h"
 #include "apps/model/parameters.h"
+#include "apps/plan/pipeline.h"
 #include "core/base/error.h"
 
 namespace nrl::plan {
@@ -44,6 +45,7 @@ std::vector<parallel::ContextExchange> context_exchanges(const DistributedConfig
 
 model::ModelLayout model_layout(const Config& config, const model::ModelSpec& spec,
                                 const GridPosition& position) {
+  const model::ModelLayout stages = stages_of(config.distributed);
   return {.tensor = position.sizes.tp,
           .tensor_rank = position.at.tp,
           .sequence_parallel = config.distributed.splits_sequence(),
@@ -51,7 +53,9 @@ model::ModelLayout model_layout(const Config& config, const model::ModelSpec& sp
           .context_rank = position.at.cp,
           .exchanges = context_exchanges(config.distributed, spec.layers),
           .stages = position.sizes.pp,
-          .stage = position.at.pp};
+          .stage = position.at.pp,
+          .chunks = stages.chunks,
+          .split = stages.split};
 }
 
 parallel::GroupId reduction_group(std::string_view group) {

@@ -75,7 +75,8 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const precision::Recipe recipe = recipe_for(config, device);
   const auto n = [](int64_t x) { return static_cast<double>(x); };
   const double tensor = n(config.distributed.tensor_parallel_size);
-  const double parameters = model::approximate_parameters(spec) / tensor;
+  const double stages = n(config.distributed.pipeline_parallel_size);  // of which one has at least the mean
+  const double parameters = model::approximate_parameters(spec) / (tensor * stages);
   const double tokens = n(batch.micro) * n(config.policy.max_total_sequence_length) /
                         n(config.distributed.context_parallel_size);
   const double element = static_cast<double>(size_of(recipe.activations()));
@@ -93,7 +94,7 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
       kept(sharding.optimizer_state) * n(2 * size_of(recipe.optimizer_state()) + master);
   // Never recomputed: the residual stream, q, k and v, and the input of the activation.
   at(Category::activations) =
-      n(spec.layers) * tokens * element / tensor *
+      n(spec.layers) * tokens * element / (tensor * stages) *
       ((config.distributed.splits_sequence() ? 1 : tensor) * n(spec.hidden) +
        (n(spec.heads) + 2 * n(spec.kv_heads)) * n(spec.head_dim) + n(spec.mlp_in_width()));
   at(Category::data) =

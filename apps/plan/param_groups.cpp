@@ -17,7 +17,7 @@ const Parameter& at(const model::ParameterList& list, int i) {
 }
 
 bool counts_copy(const Parameter& p, const GroupOptions& o) {
-  return p.copies == Copies::none || (p.copies == Copies::tp ? o.first_tp : o.first_embedding);
+  return p.copies == Copies::none || o.first_tp;
 }
 
 std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::ParameterList& list,

@@ -96,8 +96,7 @@ struct GroupOptions {
   int64_t bucket_elements = 0;  ///< see FlatBuckets
   precision::Recipe recipe;
   float lr_scale = 1;
-  bool first_tp = true,
-       first_embedding = true;  ///< whether this rank counts the elements of each model::Copies
+  bool first_tp = true;  ///< whether this rank counts the elements of model::Copies::tp
 };
 
 /// The groups of a parameter list, in an order that is the same on all ranks: by `reduce`, then by their

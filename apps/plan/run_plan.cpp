@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "apps/plan/pipeline.h"
 #include "core/base/text.h"
 #include "core/ops/optimizer.h"
 #include "core/ops/step.h"
+#include "parallel/pipeline/equivalent.h"
 
 namespace nrl::plan {
 
@@ -146,7 +148,11 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
                                                           .context_rank = p.layout.context_rank,
                                                           .exchanges = model::distinct_exchanges(p.layout),
                                                           .window = p.spec.window});
-  const auto microbatches = static_cast<int>(batch.accumulation);
+  const pipeline::ScheduleOptions schedule = schedule_options(config, p.layout, batch.accumulation);
+  // The buffers of sharded parameters are planned for evaluation of one microbatch at a time.
+  const bool sharded = std::any_of(p.groups.begin(), p.groups.end(), [](const ParamGroup& g) {
+    return g.weights_sharded || g.gradients_sharded;
+  });
   const model::DecoderOptions options{
       .tokens = batch.micro * p.sequence_length / p.layout.context,
       .max_sequence = p.sequence_length,
@@ -156,10 +162,10 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
       .seed = static_cast<uint64_t>(resolved_loop(config).seed),
       .device = device,
       .optimizer_workspace = ops::sum_of_squares_workspace(largest),
-      .training = pipeline::make_schedule({.microbatches = microbatches}, 0),
-      // From the second microbatch on, the buffer lifetimes repeat.
-      .dry_run = pipeline::make_schedule({.microbatches = std::min(microbatches, 2)}, 0),
-      .layout = p.layout};
+      .layout = p.layout,
+      .training = pipeline::make_schedule(schedule, p.layout.stage),
+      .dry_run = pipeline::shortest_equivalent(schedule, p.layout.stage),
+      .evaluated = p.layout.stages > 1 && !sharded ? schedule.microbatches : 1};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   p.traffic = plan_layer_traffic(*p.decoder, p.groups,
                                  {.prefetch = config.distributed.overlap_param_gather,

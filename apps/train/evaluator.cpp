@@ -19,9 +19,10 @@ double evaluate(Run& run) {
     return batch;
   };
   double sums[2] = {run.engine->evaluate(loading.steps * loading.accumulation, next), 0};
-  // The ranks that split the samples have read the same ones.
-  if (run.placement.grid_position().at.cp == 0) sums[1] = static_cast<double>(counts.loss_tokens);
-  run.placement.groups().host(parallel::group::dp_cp).all_reduce(std::span(sums));
+  // Ranks that split a sample or the layers have read the same samples.
+  if (plan.layout.reports_tokens() && plan.layout.context_rank == 0)
+    sums[1] = static_cast<double>(counts.loss_tokens);
+  run.placement.groups().host(parallel::group::all).all_reduce(std::span(sums));
   const double loss = -sums[0] / std::max(sums[1], 1.0);
   Position& at = run.position;
   if (std::isfinite(loss) && (at.best_val_loss == 0 || loss < at.best_val_loss)) {

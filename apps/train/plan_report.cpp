@@ -6,6 +6,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "apps/plan/pipeline.h"
 #include "apps/plan/run_plan.h"
 #include "apps/train/device_choice.h"
 #include "apps/train/model_source.h"
@@ -120,6 +121,8 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
   log::info("device   {}, weights and activations in {}", device == DeviceType::cuda ? "cuda" : "cpu",
             name_of(plan.recipe.activations()));
   print_grid(c, plan, plan::grid_position(c, world, ranks.front().ranks.front()));
+  if (const std::string line = plan::pipeline_line(c, plan.spec.layers, batch.accumulation); !line.empty())
+    log::info("pipeline {}", line);
   log::info("batch    {} sequences = {} micro x {} accumulate x {} dp = {} tokens per step", batch.global,
             batch.micro, batch.accumulation, batch.data_parallel, grouped(batch.tokens_per_step));
   size_t buckets = 0;

@@ -4,6 +4,7 @@
 
 #include "apps/data/manifest.h"
 #include "apps/plan/memory_check.h"
+#include "apps/plan/pipeline.h"
 #include "apps/train/context_check.h"
 #include "apps/train/device_choice.h"
 #include "apps/train/document_rules.h"
@@ -180,6 +181,7 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   found.clear();
   check_against_model(result, *model.spec, found);
   check_context_parallel(result, *model.spec, found);
+  for (Diagnostic& d : plan::check_pipeline(result, model.spec->layers)) found.push_back(std::move(d));
   result.add(found);
   if (!result.ok() || setting.world == 0 || !setting.grid) return;
   found.clear();

@@ -44,6 +44,11 @@ struct DistributedConfig {
   int64_t tensor_parallel_size = 1;
   AutoOr<bool> sequence_parallel;  ///< auto: with tensor parallelism
   int64_t pipeline_parallel_size = 1;
+  std::optional<int64_t> virtual_pipeline_size;  ///< chunks of layers per stage; unset: 1
+  PipelineSchedule pipeline_schedule = PipelineSchedule::automatic;
+  std::optional<int64_t> num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage;
+  bool account_for_embedding_in_pipeline_split = false, account_for_loss_in_pipeline_split = false;
+  std::optional<std::vector<int64_t>> pipeline_layout;  ///< layers of each chunk of the model
   int64_t context_parallel_size = 1;
   std::vector<CpCommType> cp_comm_type = {CpCommType::p2p};  ///< of all layers, or of each
   /// Ranks of the all-to-all and of the ring of a2a+p2p.

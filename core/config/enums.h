@@ -37,6 +37,9 @@ NRL_ENUM(ShardStrategy, (ddp, optim, optim_grads, optim_grads_params, hsdp),
           {"FULL_SHARD", "optim_grads_params"}))
 NRL_ENUM(CpCommType, (p2p, all_gather, a2a, a2a_p2p), ("p2p", "all_gather", "a2a", "a2a+p2p"),
          (, {"allgather", "all_gather"}))
+NRL_ENUM(PipelineSchedule, (automatic, one_f_one_b, interleaved, zb_h1),
+         ("auto", "1f1b", "interleaved", "zb_h1"),
+         (, {"interleaved_1f1b", "interleaved"}, {"zb-h1", "zb_h1"}))
 NRL_ENUM(ReduceDType, (fp32, bf16), ("fp32", "bf16"), (, {"float32", "fp32"}, {"bfloat16", "bf16"}))
 NRL_ENUM(Precision, (automatic, float32, bfloat16, float16), ("auto", "float32", "bfloat16", "float16"),
          (, {"fp32", "float32"}, {"bf16", "bfloat16"}, {"fp16", "float16"}, {"32", "float32"}))

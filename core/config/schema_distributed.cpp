@@ -46,17 +46,43 @@ void add_distributed_keys(Table& t) {
           "must be multiples of it. Best within a node.");
   NRL_KEY(t, distributed.pipeline_parallel_size)
       .at_least(1)
-      .not_built()
       .alias("model.parallelism.pipeline_parallel_size")
       .alias("policy.pipeline_parallel_size")
       .alias("policy.megatron_cfg.pipeline_model_parallel_size")
       .alias("model.pipeline_model_parallel_size")
       .help("Ranks that split the layers.");
-  t.planned("distributed.virtual_pipeline_size", Kind::integer, "null")
-      .nullable()
+  NRL_KEY(t, distributed.virtual_pipeline_size)
       .at_least(1)
+      .alias("distributed.virtual_pipeline_model_parallel_size")
       .alias("policy.megatron_cfg.virtual_pipeline_model_parallel_size")
-      .help("Chunks of layers per rank.");
+      .help(
+          "Chunks of layers per pipeline stage, not consecutive in the model; null: 1. Several need "
+          "pipeline_parallel_size above 1.");
+  NRL_KEY(t, distributed.pipeline_schedule)
+      .help(
+          "Order of the passes of a pipeline stage: 1f1b; interleaved, 1F1B over several chunks per stage, "
+          "with "
+          "a smaller bubble and more messages; zb_h1, 1F1B with deferred weight gradients, which fill a part "
+          "of the bubble. auto: interleaved with virtual_pipeline_size above 1, else 1f1b.");
+  NRL_KEY(t, distributed.num_layers_in_first_pipeline_stage)
+      .at_least(0)
+      .alias("policy.megatron_cfg.num_layers_in_first_pipeline_stage")
+      .help("Layers of the first pipeline stage; the others share the rest. null: as many as others.");
+  NRL_KEY(t, distributed.num_layers_in_last_pipeline_stage)
+      .at_least(0)
+      .alias("policy.megatron_cfg.num_layers_in_last_pipeline_stage")
+      .help("Layers of the last pipeline stage; the others share the rest. null: as many as others.");
+  NRL_KEY(t, distributed.account_for_embedding_in_pipeline_split)
+      .alias("policy.megatron_cfg.account_for_embedding_in_pipeline_split")
+      .help("Count the embedding as a layer when layers are spread over pipeline stages.");
+  NRL_KEY(t, distributed.account_for_loss_in_pipeline_split)
+      .alias("policy.megatron_cfg.account_for_loss_in_pipeline_split")
+      .help("Count the head with its loss as a layer when layers are spread over pipeline stages.");
+  NRL_KEY(t, distributed.pipeline_layout)
+      .help(
+          "Layers of every chunk of the model, in order: one number for each of pipeline_parallel_size x "
+          "virtual_pipeline_size chunks; chunk i is on stage i modulo pipeline_parallel_size. null: spread "
+          "evenly.");
   NRL_KEY(t, distributed.context_parallel_size)
       .at_least(1)
       .alias("policy.dtensor_cfg.context_parallel_size")
@@ -137,17 +163,23 @@ void add_distributed_keys(Table& t) {
       .help(
           "Type in which gradients are communicated; they are accumulated over microbatches and updated from "
           "in fp32. bf16 halves the bytes and rounds every rank's gradient and, without "
-          "grad_reduce_fp32_accumulation, the sum: once with mpi and staged, at every addition with nccl. Sums "
+          "grad_reduce_fp32_accumulation, the sum: once with mpi and staged, at every addition with nccl. "
+          "Sums "
           "across dp_replicate_size slices are fp32.");
   NRL_KEY(t, distributed.grad_reduce_fp32_accumulation)
       .alias("policy.megatron_cfg.distributed_data_parallel_config.reduce_scatter_with_fp32_accumulation")
       .help(
-          "With grad_reduce_dtype: bf16, exchange the gradients (all-to-all) and add them in fp32 on every rank "
+          "With grad_reduce_dtype: bf16, exchange the gradients (all-to-all) and add them in fp32 on every "
+          "rank "
           "instead of in the communication library: only each rank's gradient is rounded (with ddp also the "
           "sum).");
-  NRL_KEY(t, distributed.bucket_size_mb).above(0).at_most(65536).help(
-      "Gradients per bucket, in MiB of fp32. With optim_grads, optim_grads_params and hsdp a bucket also ends at "
-      "every layer.");
+  NRL_KEY(t, distributed.bucket_size_mb)
+      .above(0)
+      .at_most(65536)
+      .help(
+          "Gradients per bucket, in MiB of fp32. With optim_grads, optim_grads_params and hsdp a bucket also "
+          "ends at "
+          "every layer.");
 }
 
 }  // namespace nrl::config_detail

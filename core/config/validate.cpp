@@ -452,6 +452,7 @@ Diagnostics validate(const ConfigResult& result) {
   check_schedule(c, config);
   check_rest(c, config);
   check_tensor_parallel(c, config);
+  check_pipeline(result, out);
   // With the number of replicas given, check the batch arithmetic; otherwise only what must divide
   // for any number.
   if (c.sound({"distributed.data_parallel_size"}))

@@ -10,6 +10,8 @@ namespace nrl::config_detail {
 
 /// Problems between sound keys that do not depend on the number of ranks.
 Diagnostics validate(const ConfigResult& result);
+/// The part of validate() for the pipeline's keys.
+void check_pipeline(const ConfigResult& result, Diagnostics& out);
 
 /// The section `cluster` against `world` ranks on `nodes`, in the launcher's order; empty: unknown.
 Diagnostics validate_cluster(const ConfigResult& result, int64_t world, std::span<const ClusterNode> nodes);

@@ -187,7 +187,6 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
 TEST_CASE("features that do not exist yet are refused, their defaults are not", "[config]") {
   const Bad cases[] = {
       {"algorithm: dpo", 1, 12, "not supported yet"},
-      {"distributed: {pipeline_parallel_size: 2}", 1, 39, "remove it or set it to 1"},
       {"policy: {precision: fp16}", 1, 21, "not supported yet"},
       {"policy: {loss_scaling: 2**15}", 1, 24, "remove it or set it to dynamic"},
       {"policy: {offload_optimizer: 0.5}", 1, 29, "remove it or set it to false"},

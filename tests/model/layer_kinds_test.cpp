@@ -144,7 +144,7 @@ class AdaptedModel {
     memory::Liveness liveness;
     stage_->record(&liveness);
     stage_->add_program(memory::training, schedule.stashes);
-    execute(schedule, *stage_, 0, std::vector<MicroBatch>(microbatches), {});
+    execute(schedule, {*stage_, 0, {}}, std::vector<MicroBatch>(microbatches), {});
     const auto ids = liveness.declare(plan_);
     const auto log_prob = plan_.add("log-probabilities", memory::Category::data, 4 * test::TinyModel::tokens);
     plan_.solve();
@@ -162,7 +162,7 @@ class AdaptedModel {
     stage_->watch_ticks([&](int tick) { poison.enter(tick); });
     for (auto& g : gradients_) std::fill(g.begin(), g.end(), 0.0f);
     loss_ = 0;
-    execute(schedule, *stage_, 0, tiny_.batches(microbatches),
+    execute(schedule, {*stage_, 0, {}}, tiny_.batches(microbatches),
             {.log_probs_ready = [this](int) { loss_ += tiny_.weighted(context_.log_prob); }});
     return gradients_;
   }

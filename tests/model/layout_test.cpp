@@ -87,3 +87,26 @@ TEST_CASE("blocks are spread over the chunks of all stages in the order of the m
   CHECK_FALSE(holds_block(layout, 7, 1));  // chunk 1 of the model is the first of stage 1
   CHECK(holds_block(layout, 7, 3));
 }
+
+TEST_CASE("blocks are spread as the split says", "[layout]") {
+  const auto sizes = [](const ModelLayout& layout, int64_t layers) {
+    CHECK(split_problem(layout, layers).empty());
+    std::vector<int> out;
+    int next = 0;
+    for (int c = 0; c < layout.model_chunks(); ++c) {
+      const BlockRange blocks = chunk_blocks(layout, layers, c);
+      CHECK(blocks.begin == next);
+      out.push_back(blocks.end - blocks.begin);
+      next = blocks.end;
+    }
+    CHECK(next == layers);
+    return out;
+  };
+  using Sizes = std::vector<int>;
+  CHECK(sizes({.stages = 4, .split = {.chunks = {0, 3, 3, 0}}}, 6) == Sizes{0, 3, 3, 0});
+  CHECK(sizes({.stages = 4, .split = {.first = 1}}, 7) == Sizes{1, 2, 2, 2});
+  CHECK(sizes({.stages = 4, .split = {.first = 2, .last = 1}}, 9) == Sizes{2, 3, 3, 1});
+  CHECK(sizes({.stages = 2, .chunks = 2, .split = {.last = 2}}, 8) == Sizes{3, 1, 3, 1});
+  CHECK(sizes({.stages = 4, .split = {.embedding = true, .head = true}}, 10) == Sizes{2, 3, 3, 2});
+  CHECK(sizes({.stages = 2, .chunks = 2, .split = {.head = true}}, 7) == Sizes{2, 2, 2, 1});
+}

@@ -78,6 +78,7 @@ class TinyModel {
                   .seed = 5,
                   .device = options.device,
                   .head_chunk_tokens = options.head_chunk_tokens,
+                  .layout = {.chunks = static_cast<int>(options.schedule.stashes.size())},
                   .training = std::move(options.schedule)},
                  plan_) {
     plan_.solve();

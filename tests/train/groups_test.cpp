@@ -69,7 +69,11 @@ class Toy {
           o.bucket_elements = 700;
           o.recipe = precision::recipe_for_weights(weight);
           o.first_tp = layout.tp_rank(rank) == 0;
-          o.first_embedding = stage == 0;
+          if (name == "embedding" && layout.pp > 1) {  // on the stages at both ends
+            o.reduce = parallel::group::tied;
+            o.shards = 2 * layout.dp;
+            o.shard_rank += stage == 0 ? 0 : layout.dp;
+          }
           return o;
         },
         memory_);
@@ -112,9 +116,12 @@ class Toy {
       reducer.start();
       for (size_t p = views_.size(); p-- > 0;) {
         if (!views_[p].grad) continue;
+        // The copies of the embedding have the gradients of different samples.
+        const bool copied = parameters_.all[p].name == "embedding" && layout_.pp > 1;
+        const int first = layout_.dp_rank(rank_) + (copied && layout_.pp_rank(rank_) > 0 ? layout_.dp : 0);
         for (const model::Part& part : parameters_.all[p].parts)
           for (int64_t i = 0; i < part.numel(); ++i)
-            for (int s = layout_.dp_rank(rank_); s < sample_count; s += layout_.dp)
+            for (int s = first; s < sample_count; s += layout_.dp * (copied ? 2 : 1))
               views_[p].grad.ptr<float>()[part.offset + i] += gradient(part.name, part.element(i), s, step);
         reducer.ready(static_cast<int>(p));
       }
@@ -175,7 +182,7 @@ class Toy {
     const auto group = [&](const char* name) { return std::string(one_group ? "dense" : name); };
     // The embedding is tied: the last stage has a copy.
     if (on_stage(0) || on_stage(layout_.pp - 1))
-      add("embedding", {rows_of({"wte", {53, row_width}}, 0, 53)}, group("embedding"), Copies::embedding);
+      add("embedding", {rows_of({"wte", {53, row_width}}, 0, 53)}, group("embedding"));
     for (int l = 0; l < layers; ++l) {
       if (!on_stage(l * layout_.pp / layers)) continue;
       const std::string us = fmt::format("{}.", l);
@@ -254,7 +261,7 @@ int64_t same_numbers(const Toy::Numbers& got, const Toy::Numbers& want) {
 
 parallel::Groups groups_of(comm::Communicator& world, Layout layout) {
   return {parallel::ProcessGrid({.tp = layout.tp, .pp = layout.pp}, world.size(), world.rank()), world,
-          std::array{parallel::group::dp_cp, parallel::group::all}};
+          std::array{parallel::group::dp_cp, parallel::group::all, parallel::group::tied}};
 }
 
 /// This rank alone.

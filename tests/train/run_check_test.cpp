@@ -64,6 +64,44 @@ TEST_CASE("tensor-parallel ranks must divide the heads and the MLP") {
   CHECK(ffn.find("fits: 1, 2\n") != std::string::npos);
 }
 
+TEST_CASE("the chunks of a pipeline must have the layers of the model") {
+  const auto complaint = [](std::vector<std::string> keys) {
+    for (std::string& key : keys) key = "distributed." + key;
+    keys.emplace_back("device=cpu");
+    ConfigResult result = load_config_text(
+        "policy:\n"
+        "  model: {model_type: llama, vocab_size: 272, hidden_size: 48, num_hidden_layers: 6,\n"
+        "          num_attention_heads: 8, intermediate_size: 80}\n"
+        "  train_global_batch_size: 8\n"
+        "pretrain: {max_num_steps: 10}\n"
+        "data: {train: {data_path: corpus}}\n",
+        "t.yaml", keys);
+    REQUIRE(result.ok());
+    train::check_run(result, {.world = 8, .local = 8, .files = false});
+    CHECK((result.exit_code() == Exit::config || result.ok()));
+    return result.ok() ? "" : render(result.diagnostics);
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    INFO(text);
+    CHECK(text.find(part) != std::string::npos);
+  };
+  const std::string four = "pipeline_parallel_size=4";
+  CHECK(complaint({four}).empty());  // 1, 2, 1, 2
+  CHECK(complaint(
+            {four, "account_for_embedding_in_pipeline_split=true", "account_for_loss_in_pipeline_split=true"})
+            .empty());
+  CHECK(complaint({four, "pipeline_layout=[0,3,3,0]"}).empty());
+  has(complaint({four, "virtual_pipeline_size=2"}),
+      "distributed.virtual_pipeline_size does not fit the 6 layers of the model in 4 stages of 2 chunks");
+  has(complaint({four, "pipeline_layout=[1,2,2]"}), "it has 3 numbers for 4 chunks");
+  has(complaint({four, "pipeline_layout=[1,2,2,2]"}), "its chunks have 7 layers, the model 6");
+  has(complaint({four, "pipeline_layout=[3,0,3,0]"}), "chunk 1 of 4 would have 0 of the 6 layers");
+  has(complaint({four, "num_layers_in_first_pipeline_stage=5"}), "chunk 1 of 4 would have 0 of the 6 layers");
+  has(complaint({"pipeline_parallel_size=2", "num_layers_in_first_pipeline_stage=2",
+                 "num_layers_in_last_pipeline_stage=2"}),
+      "its chunks have 4 layers, the model 6");
+}
+
 TEST_CASE("context parallelism is checked against the model") {
   const auto problems = [](const std::string& model, std::vector<std::string> overrides) {
     overrides.insert(overrides.begin(), "device=cpu");

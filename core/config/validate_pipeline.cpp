@@ -1,0 +1,98 @@
+// Keys of the pipeline against each other.
+#include <array>
+#include <utility>
+
+#include "core/config/validate.h"
+
+namespace nrl::config_detail {
+namespace {
+
+constexpr const char* stages_key = "distributed.pipeline_parallel_size";
+constexpr const char* chunks_key = "distributed.virtual_pipeline_size";
+constexpr const char* schedule_key = "distributed.pipeline_schedule";
+constexpr const char* layout_key = "distributed.pipeline_layout";
+
+class PipelineCheck {
+ public:
+  PipelineCheck(const ConfigResult& result, Diagnostics& out)
+      : result_(result), d_(result.config.distributed), out_(out) {}
+
+  void run() {
+    if (!result_.sound(stages_key) || !result_.sound(chunks_key)) return;
+    check_schedule();
+    check_split();
+    const LoggerConfig& logger = result_.config.logger;
+    if (logger.sample_period > 0 && d_.pipeline_parallel_size > 1)
+      error("logger.sample_period", "logger.sample_period: no rank has all layers to generate text with",
+            {at(stages_key, d_.pipeline_parallel_size),
+             "set it to 0, and use nrl-train generate on a checkpoint"});
+  }
+
+ private:
+  void check_schedule() {
+    const bool one_stage = d_.pipeline_parallel_size == 1;
+    const int64_t chunks = d_.virtual_pipeline_size.value_or(1);
+    const PipelineSchedule schedule = d_.pipeline_schedule;
+    const std::string name(name_of(schedule));
+    if (one_stage && chunks > 1)
+      error(chunks_key, fmt::format("{}: {} needs several pipeline stages", chunks_key, chunks),
+            {at(stages_key, 1), "set it to 1, or pipeline_parallel_size above 1"});
+    if (schedule == PipelineSchedule::automatic) return;
+    if (one_stage)
+      error(schedule_key, fmt::format("{}: {} needs several pipeline stages", schedule_key, name),
+            {at(stages_key, 1), "use auto, or set pipeline_parallel_size above 1"});
+    else if (schedule == PipelineSchedule::interleaved && chunks == 1)
+      error(schedule_key, fmt::format("{}: interleaved needs several chunks per stage", schedule_key),
+            {at(chunks_key, 1), "use 1f1b, or set virtual_pipeline_size above 1"});
+    else if (schedule != PipelineSchedule::interleaved && chunks > 1)
+      error(schedule_key, fmt::format("{}: {} runs one chunk per stage", schedule_key, name),
+            {at(chunks_key, chunks), "use interleaved, or set virtual_pipeline_size to 1"});
+  }
+
+  void check_split() {
+    const std::array<std::pair<const char*, bool>, 5> ways{
+        {{layout_key, d_.pipeline_layout.has_value()},
+         {"distributed.num_layers_in_first_pipeline_stage",
+          d_.num_layers_in_first_pipeline_stage.has_value()},
+         {"distributed.num_layers_in_last_pipeline_stage", d_.num_layers_in_last_pipeline_stage.has_value()},
+         {"distributed.account_for_embedding_in_pipeline_split", d_.account_for_embedding_in_pipeline_split},
+         {"distributed.account_for_loss_in_pipeline_split", d_.account_for_loss_in_pipeline_split}}};
+    const auto method = [](size_t way) { return (way + 1) / 2; };  // a layout, sizes of stages, or accounts
+    for (size_t i = 0; i < ways.size(); ++i) {
+      const auto [key, given] = ways[i];
+      if (!given) continue;
+      if (d_.pipeline_parallel_size == 1)
+        error(key, fmt::format("{} needs several pipeline stages", key),
+              {at(stages_key, 1), "remove it, or set pipeline_parallel_size above 1"});
+      for (size_t before = 0; before < i; ++before)
+        if (ways[before].second && method(before) != method(i)) {
+          error(key, fmt::format("{} and {} both spread the layers", ways[before].first, key),
+                {fmt::format("{} is at {}; use one of them", ways[before].first, where(ways[before].first))});
+          break;
+        }
+    }
+  }
+
+  std::string where(const std::string& key) const {
+    const auto it = result_.origins.find(key);
+    return it == result_.origins.end() ? "default" : it->second.text;
+  }
+  std::string at(const char* key, int64_t value) const {
+    return fmt::format("{} is {} ({})", key, value, where(key));
+  }
+  void error(const char* key, std::string message, std::vector<std::string> notes) {
+    if (result_.sound(key)) out_.push_back(diagnose(result_, key, std::move(message), "", std::move(notes)));
+  }
+
+  const ConfigResult& result_;
+  const DistributedConfig& d_;
+  Diagnostics& out_;
+};
+
+}  // namespace
+
+void check_pipeline(const ConfigResult& result, Diagnostics& out) {
+  PipelineCheck(result, out).run();
+}
+
+}  // namespace nrl::config_detail

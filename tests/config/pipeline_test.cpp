@@ -1,0 +1,69 @@
+// The keys of the pipeline against each other.
+#include <algorithm>
+
+#include "tests/catch.h"
+#include "tests/config/helpers.h"
+
+using namespace nrl;
+using namespace nrl::test;
+
+namespace {
+
+std::vector<std::string> in_section(std::vector<std::string> keys) {
+  for (std::string& key : keys) key = (key.starts_with("logger") ? "" : "distributed.") + key;
+  return keys;
+}
+
+}  // namespace
+
+TEST_CASE("pipeline keys that contradict each other are refused", "[config]") {
+  struct Bad {
+    std::vector<std::string> keys;
+    std::string text;  // of the message
+  };
+  const std::string two = "pipeline_parallel_size=2";
+  const Bad cases[] = {
+      {{"virtual_pipeline_size=2"}, "virtual_pipeline_size: 2 needs several pipeline stages"},
+      {{"pipeline_schedule=zb_h1"}, "pipeline_schedule: zb_h1 needs several pipeline stages"},
+      {{two, "pipeline_schedule=interleaved"}, "interleaved needs several chunks per stage"},
+      {{two, "virtual_pipeline_size=2", "pipeline_schedule=1f1b"}, "1f1b runs one chunk per stage"},
+      {{two, "virtual_pipeline_size=2", "pipeline_schedule=zb_h1"}, "zb_h1 runs one chunk per stage"},
+      {{"num_layers_in_first_pipeline_stage=2"}, "needs several pipeline stages"},
+      {{"account_for_loss_in_pipeline_split=true"}, "needs several pipeline stages"},
+      {{"pipeline_layout=[1,1]"}, "pipeline_layout needs several pipeline stages"},
+      {{two, "pipeline_layout=[1,1]", "num_layers_in_last_pipeline_stage=1"}, "both spread the layers"},
+      {{two, "num_layers_in_first_pipeline_stage=1", "account_for_loss_in_pipeline_split=true"},
+       "both spread the layers"},
+      {{two, "logger.sample_period=1"}, "no rank has all layers to generate text with"},
+  };
+  for (const Bad& bad : cases) {
+    const ConfigResult result = load_base(in_section(bad.keys));
+    const std::string text = render(result.diagnostics);
+    INFO(bad.text << "\n" << text);
+    CHECK(result.exit_code() == Exit::config);
+    CHECK(contains(text, bad.text));
+    CHECK(contains(text, "set it to") + contains(text, "use ") + contains(text, "remove it") > 0);
+  }
+  for (const std::vector<std::string>& keys :
+       {std::vector<std::string>{two},
+        {two, "virtual_pipeline_size=1", "pipeline_schedule=zb_h1"},
+        {two, "virtual_pipeline_size=2", "pipeline_schedule=interleaved"},
+        {two, "num_layers_in_first_pipeline_stage=1", "num_layers_in_last_pipeline_stage=1"},
+        {two, "account_for_embedding_in_pipeline_split=true", "account_for_loss_in_pipeline_split=true"}}) {
+    const ConfigResult result = load_base(in_section(keys));
+    INFO(render(result.diagnostics));
+    CHECK(result.ok());
+  }
+}
+
+TEST_CASE("Megatron's names of pipeline keys are read", "[config]") {
+  const ConfigResult result = load_base({"policy.megatron_cfg.pipeline_model_parallel_size=2",
+                                         "policy.megatron_cfg.virtual_pipeline_model_parallel_size=3",
+                                         "policy.megatron_cfg.account_for_embedding_in_pipeline_split=true"});
+  INFO(render(result.diagnostics));
+  REQUIRE(result.ok());
+  const DistributedConfig& d = result.config.distributed;
+  CHECK(d.pipeline_parallel_size == 2);
+  CHECK(d.virtual_pipeline_size == 3);
+  CHECK(d.account_for_embedding_in_pipeline_split);
+}
