@@ -9,12 +9,18 @@ const parallel::ContextExchange& exchange_of(const ModelLayout& layout, int laye
   return layout.exchanges.at(static_cast<size_t>(layer));
 }
 
-/// The ranks of a ring; those of an all-to-all are group::cp.inside(exchange.a2a).
-parallel::GroupId ring_of(const parallel::ContextExchange& exchange) {
-  return exchange.a2a > 1 ? parallel::group::cp.across_slices(exchange.a2a) : parallel::group::cp;
-}
+/// On a lane of its own, so that attention does not wait for gradients and weights that are communicated at
+/// the same time: the data-parallel groups may have the same ranks.
+constexpr parallel::GroupId all_ranks = parallel::group::cp.on_lane(2);
 
 }  // namespace
+
+parallel::GroupId context_group(const parallel::ContextExchange& exchange,
+                                parallel::ContextTransfer::Ranks ranks) {
+  using Ranks = parallel::ContextTransfer::Ranks;
+  if (exchange.a2a == 1 || ranks == Ranks::all) return all_ranks;
+  return ranks == Ranks::a2a ? all_ranks.inside(exchange.a2a) : all_ranks.across_slices(exchange.a2a);
+}
 
 ContextParallel::ContextParallel(const LayerContext& c, int layer, DType dtype)
     : exchange_(exchange_of(c.layout, layer)),
@@ -36,12 +42,16 @@ std::span<const parallel::CallBounds> ContextParallel::bounds(const MicroBatch& 
 
 parallel::ContextGroups ContextParallel::groups(const Run& r) const {
   if (r.exec().needed) return {};
+  using Ranks = parallel::ContextTransfer::Ranks;
   NRL_CHECK(r.context().groups, "context parallelism without groups");
   const parallel::Groups& groups = *r.context().groups;
-  if (exchange_.gather) return {.all = &groups[parallel::group::cp]};
+  const auto group = [&](parallel::ContextTransfer::Ranks ranks) {
+    return &groups[context_group(exchange_, ranks)];
+  };
+  if (exchange_.gather) return {.all = group(Ranks::all)};
   parallel::ContextGroups out;
-  if (exchange_.a2a > 1) out.a2a = &groups[parallel::group::cp.inside(exchange_.a2a)];
-  if (exchange_.a2a < r.context().layout.context) out.ring = &groups[ring_of(exchange_)];
+  if (exchange_.a2a > 1) out.a2a = group(Ranks::a2a);
+  if (exchange_.a2a < r.context().layout.context) out.ring = group(Ranks::ring);
   return out;
 }
 
@@ -63,14 +73,15 @@ size_t context_workspace(const LayerContext& context, DType dtype, DeviceType de
 
 std::vector<parallel::GroupId> context_groups(std::span<const parallel::ContextExchange> exchanges,
                                               int size) {
+  using Ranks = parallel::ContextTransfer::Ranks;
   std::vector<parallel::GroupId> out;
   for (const parallel::ContextExchange& x : exchanges) {
     if (x.gather) {
-      out.push_back(parallel::group::cp);
+      out.push_back(context_group(x, Ranks::all));
       continue;
     }
-    if (x.a2a > 1) out.push_back(parallel::group::cp.inside(x.a2a));
-    if (x.a2a < size) out.push_back(ring_of(x));
+    if (x.a2a > 1) out.push_back(context_group(x, Ranks::a2a));
+    if (x.a2a < size) out.push_back(context_group(x, Ranks::ring));
   }
   return out;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "apps/model/context_parallel.h"
 #include "core/base/error.h"
 #include "core/ops/step.h"
 #include "parallel/grid/groups.h"
@@ -39,6 +40,28 @@ ReductionVisits visits_of(const RunPlan& plan, int group) {
 
 using comm::Op;
 using Add = std::function<void(const parallel::GroupId& id, Op op, int64_t count, int64_t bytes)>;
+
+/// What the attention of this rank's layers communicates among context-parallel ranks.
+void add_attention(const RunPlan& plan, const Add& add) {
+  const model::ModelLayout& layout = plan.layout;
+  if (layout.context == 1) return;
+  const model::ModelSpec part = model::tensor_part(plan.spec, layout);
+  for (int l = 0; l < static_cast<int>(plan.spec.layers); ++l) {
+    if (!model::holds_block(layout, plan.spec.layers, l)) continue;
+    const parallel::ContextExchange& exchange = layout.exchanges[static_cast<size_t>(l)];
+    const parallel::ContextAttention attention(
+        {.exchange = exchange,
+         .zigzag = {plan.batch.micro, plan.sequence_length, layout.context, layout.context_rank},
+         .heads = part.heads,
+         .kv_heads = part.kv_heads,
+         .d = part.head_dim,
+         .dtype = plan.recipe.activations(),
+         .window = part.window});
+    for (const parallel::ContextTransfer& t : attention.transfers())
+      add(model::context_group(exchange, t.ranks), t.op, t.count * plan.batch.accumulation,
+          t.bytes * plan.batch.accumulation);
+  }
+}
 
 /// What the layers of this rank communicate among tensor-parallel ranks (apps/model/tensor_parallel.h).
 void add_layers(const RunPlan& plan, const Add& add_one) {
@@ -103,6 +126,7 @@ std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGr
     same->bytes += bytes;
   };
   add_layers(plan, add);
+  add_attention(plan, add);
   for (size_t i = 0; i < plan.groups.size(); ++i) {
     const ParamGroup& g = plan.groups[i];
     if (!g.trainable) continue;

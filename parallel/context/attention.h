@@ -15,6 +15,7 @@
 // states, where N are the local rows.
 
 #include <span>
+#include <vector>
 
 #include "core/ops/exec.h"
 #include "parallel/comm/communicator.h"
@@ -27,6 +28,15 @@ struct ContextGroups {
   comm::Communicator* all = nullptr;   ///< all_gather
   comm::Communicator* a2a = nullptr;   ///< exchange.a2a neighboring ranks; rank % a2a is the rank in it
   comm::Communicator* ring = nullptr;  ///< the ranks with the same rank in their a2a; rank / a2a in it
+};
+
+/// Operations of one kind in the forward and the backward pass of a microbatch. `bytes` counts as in
+/// comm::CollectiveLog.
+struct ContextTransfer {
+  enum class Ranks : uint8_t { all, a2a, ring };  ///< see ContextGroups
+  Ranks ranks;
+  comm::Op op;
+  int64_t count, bytes;
 };
 
 class ContextAttention {
@@ -60,6 +70,8 @@ class ContextAttention {
   /// `groups` may be empty.
   void forward(ops::Exec& exec, const ContextGroups& groups, const Forward& a) const;
   void backward(ops::Exec& exec, const ContextGroups& groups, const Backward& a) const;
+
+  std::vector<ContextTransfer> transfers() const;
 
   /// Scratch bytes of the attention calls (Exec::workspace) on a CPU with `threads` threads, or on a GPU.
   size_t workspace(int threads) const;

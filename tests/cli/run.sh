@@ -77,7 +77,7 @@ case $case_name in
       keys=("$name.yaml" distributed.bucket_size_mb=0.05 policy.train_global_batch_size=12 policy.train_micro_batch_size=1
         checkpointing.enabled=false "${@:3}")
       expect 0 run "$ranks" "${keys[@]}" pretrain.max_num_steps=10
-      grep -qE '^comm  *[a-z0-9 -]* (all_reduce|reduce_scatter|all_gather|all_to_all)  .*\((shared memory|messages)\)' out.txt ||
+      grep -qE '^comm  *[a-z0-9 -]* (all_reduce|reduce_scatter|all_gather|all_to_all|exchange)  .*\((shared memory|messages)\)' out.txt ||
         fail "no comm in: $(cat out.txt)"
       "$nrl_train" plan "${keys[@]}" --world "$ranks" >plan.txt
       sed -nE 's/^  (.*[^ ])  ([a-z_]+)  ([0-9]+) calls?, ([0-9,]+) bytes, ([0-9,]+) sent$/\1|\2|\3|\4|\5/p' plan.txt | tr -d , |
@@ -121,6 +121,15 @@ case $case_name in
       traffic_of tensor4-$precision 4 distributed.tensor_parallel_size=2 distributed.shard_strategy=optim_grads_params \
         policy.precision=$precision
     done
+    for type in p2p all_gather a2a; do
+      traffic_of context2-$type 2 distributed.context_parallel_size=2 distributed.cp_comm_type=$type
+    done
+    for type in p2p all_gather; do
+      traffic_of context4-$type 4 distributed.context_parallel_size=2 distributed.cp_comm_type=$type \
+        distributed.tensor_parallel_size=2 policy.precision=bfloat16
+    done
+    traffic_of context4 4 distributed.context_parallel_size=4 'distributed.cp_comm_type=[a2a+p2p,p2p]' \
+      'distributed.hierarchical_context_parallel_sizes=[2,2]'
     expect 0 run 1 report optim2/logs
     grep -qE 'reduce_scatter +2 +[0-9.]+ .* shared memory$' out.txt || fail "report does not show it: $(cat out.txt)"
     ;;
