@@ -53,6 +53,15 @@ Choice data_parallel_options() {
   return out;
 }
 
+Choice context_options(int ranks) {
+  constexpr std::string_view both = "a2a+p2p";  // its all-to-all here of two ranks
+  Choice out = values_of("distributed.cp_comm_type");
+  for (Value& v : out)
+    v.overrides.push_back("distributed.hierarchical_context_parallel_sizes=" +
+                          (v.label == both ? fmt::format("[2,{}]", ranks / 2) : std::string("null")));
+  return out;
+}
+
 Choice pipeline_options() {
   Choice out;
   for (const Value& schedule : values_of("distributed.pipeline_schedule"))
@@ -103,7 +112,7 @@ std::vector<Layout> all_layouts(const Config& config, int ranks) {
           std::vector<Choice> choices;
           if (tp > 1) choices.push_back(values_of("distributed.sequence_parallel", "sp"));
           if (pp > 1) choices.push_back(pipeline_options());
-          if (cp > 1) choices.push_back(values_of("distributed.cp_comm_type"));
+          if (cp > 1) choices.push_back(context_options(cp));
           if (dp * cp > 1) choices.push_back(data_parallel_options());
           choices.push_back(micro);
           combine(choices, 0, grid, [&](const Layout& layout) { out.push_back(layout); });

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <sstream>
 #include <utility>
 
@@ -66,8 +65,8 @@ const Diagnostic* first_error(const Diagnostics& found) {
   return at == found.end() ? nullptr : &*at;
 }
 
-/// Finds the layouts that the configuration allows. Most are refused for one value alone, which is then not
-/// tried again with others.
+/// Finds the layouts that the configuration allows. A value that is not supported is not tried again with
+/// others.
 class Candidates {
  public:
   Candidates(const Options& options, std::vector<std::string> overrides, const train::RunSetting& setting)
@@ -100,19 +99,15 @@ class Candidates {
     const Diagnostics found = problems(layout.overrides);
     const Diagnostic* error = first_error(found);
     if (!error) return {};
-    for (const std::string& value : layout.overrides) {
-      if (!value.starts_with(error->key + "=") || !tried_.insert(value).second) continue;
-      const Diagnostics alone = problems({value});
-      if (const Diagnostic* same = first_error(alone); same && same->message == error->message)
-        never_[value] = error->message;
-    }
+    if (error->message.find("not supported yet") != std::string::npos)
+      for (const std::string& value : layout.overrides)
+        if (value.starts_with(error->key + "=")) never_[value] = error->message;
     return error->message;
   }
 
   const std::string path_;
   const std::vector<std::string> overrides_;
   const train::RunSetting setting_;
-  std::set<std::string> tried_;
   std::map<std::string, std::string> never_;  // the reason, by "key=value"
 };
 
