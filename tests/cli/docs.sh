@@ -88,6 +88,17 @@ RUN
     expect 0 "$nrl_train" bench step "$source_dir/configs/bench-llama-1b.yaml" --predict h200 --device cpu >out.txt 2>err.txt
     compare docs/gpu.md
     ;;
+  transcript_verify)
+    awk '/^    data  / { on = 1 } on && !/^    / { exit } on { print substr($0, 5) }' "$source_dir/docs/verify.md" >shown.txt
+    command=$(sed -nE 's/^    mpirun -n 4 nrl-train (verify tests.*)/\1/p' "$source_dir/docs/verify.md")
+    cd "$source_dir"
+    # shellcheck disable=SC2086  # its arguments
+    mpirun --oversubscribe --bind-to none -n 4 "$nrl_train" $command >"$work/out.txt" 2>"$work/err.txt" || fail "$(cat "$work/err.txt")"
+    cd "$work"
+    # Which tensors differ most depends on the processor.
+    sed -i -E 's/(model|lm_head)\.[a-z0-9_.]+/TENSOR/' shown.txt out.txt
+    compare docs/verify.md
+    ;;
   transcript_stages)
     awk '/^    1  doctor / { on = 1 } on && !/^    / { exit } on { print substr($0, 5) }' "$source_dir/docs/gpu.md" >shown.txt
     expect 0 "$source_dir/scripts/gpu-validate.sh" --stages list >out.txt 2>err.txt
