@@ -20,6 +20,7 @@ class PipelineCheck {
   void run() {
     if (!result_.sound(stages_key) || !result_.sound(chunks_key)) return;
     check_schedule();
+    check_sharding();
     check_split();
     const LoggerConfig& logger = result_.config.logger;
     if (logger.sample_period > 0 && d_.pipeline_parallel_size > 1)
@@ -47,6 +48,21 @@ class PipelineCheck {
     else if (schedule != PipelineSchedule::interleaved && chunks > 1)
       error(schedule_key, fmt::format("{}: {} runs one chunk per stage", schedule_key, name),
             {at(chunks_key, chunks), "use interleaved, or set virtual_pipeline_size to 1"});
+  }
+
+  // Sharded gradients are those of one microbatch, reduced at the end of each backward pass: it must be
+  // whole, and another microbatch's must not begin before.
+  void check_sharding() {
+    const bool interleaved = d_.virtual_pipeline_size.value_or(1) > 1;
+    const bool sharded = d_.shard_strategy != ShardStrategy::ddp && d_.shard_strategy != ShardStrategy::optim;
+    if (!sharded || d_.pipeline_parallel_size == 1) return;
+    if (d_.pipeline_schedule != PipelineSchedule::zb_h1 && !interleaved) return;
+    error("distributed.shard_strategy",
+          fmt::format("distributed.shard_strategy: {} shards gradients, which needs the schedule 1f1b",
+                      name_of(d_.shard_strategy)),
+          {interleaved ? at(chunks_key, *d_.virtual_pipeline_size)
+                       : fmt::format("{}: zb_h1 is at {}", schedule_key, where(schedule_key)),
+           "use optim, or 1f1b with one chunk per stage"});
   }
 
   void check_split() {
