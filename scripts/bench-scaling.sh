@@ -13,6 +13,8 @@ usage: scripts/bench-scaling.sh [--rounds N] [--steps N] [--binary PATH] [--comm
              do not communicate: what the machine allows
   strong     configs/gpt2-124m.yaml, 8 sequences of 256 tokens: 1 rank with 2 threads / 2 ranks with 1 thread. KEY=VALUE
              go to the 2 ranks: distributed.tensor_parallel_size=2 and so on; data parallelism without any
+  pipeline   8 equal layers of configs/llama-17m.yaml in two stages, one thread a rank, 4 and 8 microbatches: the share of
+             a step in which the first stage waits, against the bubble that `nrl-train plan` simulates
   overlap    configs/llama-17m.yaml on two hosts in network namespaces (scripts/multihost.sh, needs root): the exposed
              communication with overlap_grad_reduce / without it
   --rounds N     rounds of paired runs (3); ratios are medians over the rounds
@@ -58,7 +60,7 @@ while (($#)); do
   shift
 done
 case=${1:-}
-[[ $case =~ ^(weak|strong|overlap)$ ]] || {
+[[ $case =~ ^(weak|strong|pipeline|overlap)$ ]] || {
   usage >&2
   exit 64
 }
@@ -139,6 +141,28 @@ case $case in
       echo "round $round: 1 rank x 2 threads $(cat "$work/threads.ms") ms, 2 ranks x 1 thread $(cat "$work/ranks.ms") ms"
     done
     result "gpt2-124m, 1 rank x 2 threads / 2 ranks x 1 thread${*:+, $*}: $(median <"$work/ratio")"
+    ;;
+  pipeline)
+    # A small vocabulary, so that the head hardly lengthens the last stage.
+    keys=("$root_dir/configs/llama-17m.yaml" kernels.num_threads=1 policy.model.num_hidden_layers=8
+      policy.model.vocab_size=272 policy.train_micro_batch_size=1 policy.max_total_sequence_length=512
+      policy.recompute.granularity=none distributed.pipeline_parallel_size=2 "${common[@]}" "$@")
+    for microbatches in 4 8; do
+      for schedule in 1f1b interleaved zb_h1; do
+        these=("${keys[@]}" policy.train_global_batch_size=$microbatches distributed.pipeline_schedule=$schedule
+          distributed.virtual_pipeline_size=$([[ $schedule == interleaved ]] && echo 2 || echo 1))
+        simulated=$("$binary" plan "${these[@]}" data.train.data_path="$work/corpus" --world 2 |
+          sed -nE 's/.*bubble ([0-9.]+) %.*/\1/p')
+        : >"$work/idle"
+        for ((round = 1; round <= rounds; ++round)); do
+          train stages "${two[@]}" bash -c "$pinned" "${all[0]},${all[1]}" -- "${these[@]}"
+          quotient "$(column stages comm_ms)" "$(cat "$work/stages.ms")" >>"$work/idle"
+        done
+        result "pipeline of 2 stages, $schedule, $microbatches microbatches${*:+, $*}: idle" \
+          "$(median <"$work/idle" | awk '{ printf "%.1f", 100 * $1 }') %, simulated $simulated %," \
+          "$(cat "$work/stages.ms") ms per step"
+      done
+    done
     ;;
   overlap)
     keys=("$root_dir/configs/llama-17m.yaml" kernels.num_threads=1 "${common[@]}" "$@")
