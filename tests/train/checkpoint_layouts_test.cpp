@@ -4,6 +4,7 @@
 
 #include "apps/model/hf_config.h"
 #include "apps/train/checkpoint.h"
+#include "core/base/philox.h"
 #include "tests/catch.h"
 #include "tests/io/checkpoint_test_util.h"
 #include "tests/model/tiny_model.h"

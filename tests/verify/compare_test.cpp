@@ -5,6 +5,7 @@
 
 #include "apps/model/hf_config.h"
 #include "apps/verify/limits.h"
+#include "core/base/philox.h"
 #include "tests/catch.h"
 #include "tests/comm/world_fixture.h"
 #include "tests/model/tiny_model.h"
