@@ -13,6 +13,7 @@ checkpoint_layouts=(
   "2 distributed.tensor_parallel_size=2 distributed.sequence_parallel=true"
   "4 distributed.tensor_parallel_size=2 distributed.shard_strategy=optim_grads_params"
   "2 distributed.context_parallel_size=2 distributed.shard_strategy=optim"
+  "2 distributed.pipeline_parallel_size=2"
 )
 
 # train NAME LAYOUT ARGS...: trains on a layout; logs and checkpoints in NAME.
@@ -57,14 +58,14 @@ case $case_name in
   verify)
     tiny=$source_dir/tests/verify/tiny.yaml
     for keys in shard_strategy=ddp "shard_strategy=optim distributed.overlap_param_gather=true" \
-      shard_strategy=optim_grads shard_strategy=optim_grads_params tensor_parallel_size=2 context_parallel_size=2; do
+      shard_strategy=optim_grads shard_strategy=optim_grads_params tensor_parallel_size=2 context_parallel_size=2 pipeline_parallel_size=2; do
       # shellcheck disable=SC2086
       expect 0 run 2 verify "$tiny" distributed.$keys
       grep -qE '^verified: 2 ranks = .* trains as one rank does \(2 steps, 39 tensors' out.txt || fail "$(cat out.txt)"
       grep -qE '^initial weight all 39 tensors, bitwise +equal' out.txt || fail "initial weights: $(cat out.txt)"
       # Every kind is compared, with its limit.
       for kind in gradient loss "gradient norm" weight; do
-        grep -qE "^$kind .*[0-9]e-[0-9]+ +1e-0[56] +step [12]" out.txt || fail "no $kind in: $(cat out.txt)"
+        grep -qE "^$kind .*[0-9]e[-+][0-9]+ +1e-0[56] +step [12]" out.txt || fail "no $kind in: $(cat out.txt)"
       done
     done
     # Recomputation alone, documents, several steps, the data of the run.
