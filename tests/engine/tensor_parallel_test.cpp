@@ -48,6 +48,16 @@ TEST_CASE("with every sharding strategy of data-parallel ranks", "[engine][tenso
         }
 }
 
+TEST_CASE("with context parallelism", "[engine][tensor]") {
+  if (test_world().size() < 4) return;
+  for (const bool sequence : {false, true})
+    for (const std::string& model : {small_llama, small_qwen3})
+      require_same_learning(
+          "cpu", model, {},
+          tensor_parallel(2, sequence) + std::vector<std::string>{"distributed.context_parallel_size=2"},
+          1e-5);
+}
+
 // bf16 rounds the ranks' parts of a sum: 2^-9 of a value for each.
 TEST_CASE("in bf16 the sums of tensor-parallel ranks are those of one rank rounded", "[engine][tensor]") {
   for (const bool sequence : {false, true})
