@@ -31,8 +31,8 @@ struct Permute {
 /// weights are 1: the gradient of Permute.
 struct Unpermute {
   Tensor x;            ///< (R, H) f32 or bf16
-  Tensor row;          ///< (N, k) i32
-  Tensor prob = {};    ///< optional (N, k) f32
+  Tensor row = {};     ///< (N, k) i32; absent: entry i has row i
+  Tensor prob = {};    ///< optional (N, k) f32; required without row
   Tensor addend = {};  ///< optional (N, H); may be out
   Tensor out;          ///< (N, H)
 };
@@ -47,7 +47,7 @@ struct GateBackward {
   Tensor dact;      ///< (R, F) f32 or bf16
   Tensor act;       ///< (R, F)
   Tensor prob;      ///< (N, k) f32
-  Tensor row;       ///< (N, k) i32
+  Tensor row = {};  ///< (N, k) i32; absent: entry i has row i
   Tensor dprob;     ///< (N, k) f32
   Tensor dact_out;  ///< (R, F); may be dact
   Tensor act_out;   ///< (R, F); may be act

@@ -224,6 +224,59 @@ TEST_CASE("the bytes of rope, QK norm, sums of parts and activations are those t
   }
 }
 
+TEST_CASE("the bytes of token dispatch are those that its kernels touch", "[cost]") {
+  for (const DType dtype : types) {
+    CAPTURE(name_of(dtype));
+    // Two tokens with two choices each.
+    const auto matrix = [](Tensor t, int64_t rows, int64_t columns) {
+      return make_tensor(t.data, t.dtype, {rows, columns});
+    };
+    Counted permuted, combined, gate;
+    permuted.check(permute, Permute{.x = permuted.random(dtype, {2, 3}),
+                                    .source = permuted.indices({2, 0, 1, 3}),
+                                    .top_k = 2,
+                                    .out = permuted.random(dtype, {4, 3})});
+    combined.check(unpermute, Unpermute{.x = combined.random(dtype, {4, 3}),
+                                        .row = matrix(combined.indices({1, 2, 0, 3}), 2, 2),
+                                        .prob = combined.random(DType::f32, {2, 2}),
+                                        .addend = combined.random(dtype, {2, 3}),
+                                        .out = combined.random(dtype, {2, 3})});
+    gate.check(gate_backward, GateBackward{.dact = gate.random(dtype, {4, 3}),
+                                           .act = gate.random(dtype, {4, 3}),
+                                           .prob = gate.random(DType::f32, {2, 2}),
+                                           .row = matrix(gate.indices({1, 2, 0, 3}), 2, 2),
+                                           .dprob = gate.random(DType::f32, {2, 2}),
+                                           .dact_out = gate.random(dtype, {4, 3}),
+                                           .act_out = gate.random(dtype, {4, 3})});
+  }
+}
+
+TEST_CASE("the cost of the GEMMs of experts is that of their rows", "[cost]") {
+  const auto tensor = [](DType t, std::initializer_list<int64_t> shape) {
+    return make_tensor(nullptr, t, shape);
+  };
+  Tensor x = tensor(DType::bf16, {10, 6}), out = tensor(DType::bf16, {10, 4}),
+         w = tensor(DType::bf16, {12, 6}), offsets = tensor(DType::i32, {4}),
+         dw = tensor(DType::f32, {12, 6});
+  char byte = 0;
+  for (Tensor* t : {&x, &out, &w, &offsets, &dw}) t->data = &byte;
+  const Exec exec;
+  const Cost forward = cost(exec, GroupedLinearForward{.x = x, .weight = w, .offsets = offsets, .out = out});
+  CHECK(forward.flops == 2.0 * 10 * 4 * 6);
+  CHECK(forward.read == 2.0 * (60 + 72));
+  CHECK(forward.written == 2.0 * 40);
+  const Cost data =
+      cost(exec, GroupedLinearBackwardData{.dout = out, .weight = w, .offsets = offsets, .dx = x});
+  CHECK(data.flops == forward.flops);
+  CHECK(data.written == 2.0 * 60);
+  GroupedLinearBackwardWeight b{.dout = out, .x = x, .offsets = offsets, .dweight = dw, .accumulate = false};
+  const Cost once = cost(exec, b);
+  b.accumulate = true;
+  CHECK(once.flops == forward.flops);
+  CHECK(once.written == 4.0 * 72);
+  CHECK(cost(exec, b).read == once.read + 4.0 * 72);
+}
+
 TEST_CASE("the bytes of embeddings, dropout and cross entropy are those that their kernels touch", "[cost]") {
   for (const DType dtype : types)
     for (const bool positions : {false, true}) {

@@ -112,6 +112,18 @@ GradProblem gradient(DType t, const Setup& s) {
   return g;
 }
 
+/// Without row: an MLP behind a gate, whose rows are the tokens.
+Outputs in_place_rows(Exec& e, DType t, int64_t n, int64_t f) {
+  const Buffer x = Buffer(t, {n, f}).normal("x"), prob = Buffer(DType::f32, {n, 1}).normal("prob");
+  Buffer out(t, {n, f}), dact = Buffer(t, {n, f}).normal("dact"), act = Buffer(t, {n, f}).normal("act"),
+                         dprob(DType::f32, {n, 1});
+  unpermute(e, {.x = x, .prob = prob, .out = out});
+  gate_backward(e,
+                {.dact = dact, .act = act, .prob = prob, .dprob = dprob, .dact_out = dact, .act_out = act});
+  synchronize(e);
+  return {{"out", out}, {"dprob", dprob, f}, {"dact", dact}, {"act", act}};
+}
+
 /// An entry of no expert is dropped everywhere.
 void outside(Exec& e) {
   Setup s{.n = 40, .k = 2, .experts = 3};
@@ -151,6 +163,9 @@ NRL_OP_CASES(dispatch) {
                                     [=](Exec& e) { return gate(e, s, t, h, gap, in_place); }, true});
       }
   }
+  for (const DType t : {DType::f32, DType::bf16})
+    registry.tests.push_back({fmt::format("dispatch.{} without rows", name_of(t)),
+                              [=](Exec& e) { return in_place_rows(e, t, 37, 72); }, true});
   registry.grads.push_back({"dispatch", [](DType t) { return gradient(t, {.n = 5, .k = 2, .experts = 3}); }});
   registry.properties.push_back({"dispatch.outside", outside});
 }

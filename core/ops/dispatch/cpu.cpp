@@ -89,7 +89,7 @@ void permute_rows(Exec& exec, const Permute& a) {
 
 template <class T>
 void unpermute_rows(Exec& exec, const Unpermute& a) {
-  const int64_t n = a.row.dim(0), k = a.row.dim(1), h = a.x.dim(1);
+  const int64_t n = a.out.dim(0), k = (a.row ? a.row : a.prob).dim(1), h = a.x.dim(1);
   const int32_t* row = data_of<const int32_t>(a.row);
   const float* prob = data_of<const float>(a.prob);
   cpu::parallel_for(exec.threads, n, row_grain(h * k), [&](int64_t begin, int64_t end) {
@@ -102,7 +102,7 @@ void unpermute_rows(Exec& exec, const Unpermute& a) {
         const T* first = a.addend ? data_of<const T>(a.addend) + t * a.addend.stride[0] + i : nullptr;
         for (int64_t j = 0; j < count; ++j) sum[j] = first ? static_cast<float>(first[j]) : 0.0f;
         for (int64_t c = 0; c < k; ++c) {
-          const int32_t r = row[t * k + c];
+          const int64_t r = row ? row[t * k + c] : t * k + c;
           if (r < 0) continue;
           const float p = prob ? prob[t * k + c] : 1.0f;
           const T* x = data_of<const T>(a.x) + r * a.x.stride[0] + i;
@@ -118,11 +118,11 @@ void unpermute_rows(Exec& exec, const Unpermute& a) {
 
 template <class T>
 void gate_rows(Exec& exec, const GateBackward& a) {
-  const int64_t entries = a.row.numel(), f = a.dact.dim(1);
+  const int64_t entries = a.prob.numel(), f = a.dact.dim(1);
   const int32_t* row = data_of<const int32_t>(a.row);
   cpu::parallel_for(exec.threads, entries, row_grain(f), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t r = row[i];
+      const int64_t r = row ? row[i] : i;
       float dot = 0;
       if (r >= 0) {
         const float p = data_of<const float>(a.prob)[i];

@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(row_warps* warp)
     float sum[E] = {};
     if (addend) load_floats(addend + t * addend_stride + i, sum);
     for (int c = 0; c < k; ++c) {
-      const int r = row[t * k + c];
+      const int64_t r = row ? row[t * k + c] : t * k + c;
       if (r < 0) continue;
       const float p = prob ? prob[t * k + c] : 1.0f;
       float v[E];
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(row_warps* warp)
                 int64_t act_out_stride) {
   const int64_t i = int64_t{blockIdx.x} * row_warps + threadIdx.x / warp;
   if (i >= entries) return;
-  const int64_t lane = threadIdx.x % warp, r = row[i];
+  const int64_t lane = threadIdx.x % warp, r = row ? row[i] : i;
   const float p = prob[i];
   float dot = 0;
   if (r >= 0)
@@ -194,10 +194,10 @@ void permute_launch(Exec& exec, const Permute& a) {
 
 template <class T, int E>
 void unpermute_as(Exec& exec, const Unpermute& a) {
-  NRL_LAUNCH((unpermute_kernel<T, E>), blocks_for(a.row.dim(0)), row_warps * warp, 0, exec.stream,
+  NRL_LAUNCH((unpermute_kernel<T, E>), blocks_for(a.out.dim(0)), row_warps * warp, 0, exec.stream,
              data_of<const T>(a.x), a.x.step(0), data_of<const int>(a.row), data_of<const float>(a.prob),
-             a.row.dim(0), static_cast<int>(a.row.dim(1)), a.x.dim(1), data_of<const T>(a.addend),
-             a.addend ? a.addend.step(0) : 0, data_of<T>(a.out), a.out.step(0));
+             a.out.dim(0), static_cast<int>((a.row ? a.row : a.prob).dim(1)), a.x.dim(1),
+             data_of<const T>(a.addend), a.addend ? a.addend.step(0) : 0, data_of<T>(a.out), a.out.step(0));
 }
 
 void unpermute_launch(Exec& exec, const Unpermute& a) {
@@ -209,9 +209,9 @@ void unpermute_launch(Exec& exec, const Unpermute& a) {
 
 template <class T, int E>
 void gate_as(Exec& exec, const GateBackward& a) {
-  NRL_LAUNCH((gate_kernel<T, E>), blocks_for(a.row.numel()), row_warps * warp, 0, exec.stream,
+  NRL_LAUNCH((gate_kernel<T, E>), blocks_for(a.prob.numel()), row_warps * warp, 0, exec.stream,
              data_of<const T>(a.dact), a.dact.step(0), data_of<const T>(a.act), a.act.step(0),
-             data_of<const float>(a.prob), data_of<const int>(a.row), a.row.numel(), a.dact.dim(1),
+             data_of<const float>(a.prob), data_of<const int>(a.row), a.prob.numel(), a.dact.dim(1),
              data_of<float>(a.dprob), data_of<T>(a.dact_out), a.dact_out.step(0), data_of<T>(a.act_out),
              a.act_out.step(0));
 }

@@ -81,9 +81,12 @@ void permute(Exec& exec, const Permute& a) {
 void unpermute(Exec& exec, const Unpermute& a) {
   if (noted(exec, Kernel::unpermute, a)) return;
   constexpr const char* op = "unpermute";
-  NRL_CHECK(a.x.rank == 2 && a.row.rank == 2, "{}: x is {}, row is {}", op, describe(a.x), describe(a.row));
-  const int64_t n = a.row.dim(0), k = a.row.dim(1);
-  check_entries(op, "row", a.row, n, k, DType::i32);
+  const Tensor& entries = a.row ? a.row : a.prob;
+  NRL_CHECK(a.x.rank == 2 && entries.rank == 2, "{}: x is {}, row is {}, prob is {}", op, describe(a.x),
+            describe(a.row), describe(a.prob));
+  const int64_t n = entries.dim(0), k = entries.dim(1);
+  if (a.row) check_entries(op, "row", a.row, n, k, DType::i32);
+  NRL_CHECK(a.row || a.x.dim(0) == n * k, "{}: x is {} for {} entries", op, describe(a.x), n * k);
   if (a.prob) check_entries(op, "prob", a.prob, n, k, DType::f32);
   check_rows(op, "x", a.x, a.x.dim(0), a.x.dim(1), a.x.dtype);
   check_rows(op, "out", a.out, n, a.x.dim(1), a.x.dtype);
@@ -96,10 +99,11 @@ void unpermute(Exec& exec, const Unpermute& a) {
 void gate_backward(Exec& exec, const GateBackward& a) {
   if (noted(exec, Kernel::gate_backward, a)) return;
   constexpr const char* op = "gate_backward";
-  NRL_CHECK(a.dact.rank == 2 && a.row.rank == 2, "{}: dact is {}, row is {}", op, describe(a.dact),
-            describe(a.row));
-  const int64_t n = a.row.dim(0), k = a.row.dim(1), rows = a.dact.dim(0), f = a.dact.dim(1);
-  check_entries(op, "row", a.row, n, k, DType::i32);
+  NRL_CHECK(a.dact.rank == 2 && a.prob.rank == 2, "{}: dact is {}, prob is {}", op, describe(a.dact),
+            describe(a.prob));
+  const int64_t n = a.prob.dim(0), k = a.prob.dim(1), rows = a.dact.dim(0), f = a.dact.dim(1);
+  if (a.row) check_entries(op, "row", a.row, n, k, DType::i32);
+  NRL_CHECK(a.row || rows == n * k, "{}: dact is {} for {} entries", op, describe(a.dact), n * k);
   check_entries(op, "prob", a.prob, n, k, DType::f32);
   check_entries(op, "dprob", a.dprob, n, k, DType::f32);
   for (const auto& [name, t] :

@@ -39,11 +39,12 @@ void permute(Exec&, const Permute& a) {
 }
 
 void unpermute(Exec&, const Unpermute& a) {
-  for (int64_t t = 0; t < a.row.dim(0); ++t)
+  const int64_t k = (a.row ? a.row : a.prob).dim(1);
+  for (int64_t t = 0; t < a.out.dim(0); ++t)
     for (int64_t i = 0; i < a.x.dim(1); ++i) {
       double sum = a.addend ? load(a.addend, t, i) : 0.0;
-      for (int64_t c = 0; c < a.row.dim(1); ++c) {
-        const auto r = static_cast<int64_t>(load(a.row, t, c));
+      for (int64_t c = 0; c < k; ++c) {
+        const auto r = a.row ? static_cast<int64_t>(load(a.row, t, c)) : t * k + c;
         if (r >= 0) sum += (a.prob ? load(a.prob, t, c) : 1.0) * load(a.x, r, i);
       }
       store(a.out, t, i, sum);
@@ -51,9 +52,10 @@ void unpermute(Exec&, const Unpermute& a) {
 }
 
 void gate(Exec&, const GateBackward& a) {
-  for (int64_t t = 0; t < a.row.dim(0); ++t)
-    for (int64_t c = 0; c < a.row.dim(1); ++c) {
-      const auto r = static_cast<int64_t>(load(a.row, t, c));
+  const int64_t k = a.prob.dim(1);
+  for (int64_t t = 0; t < a.prob.dim(0); ++t)
+    for (int64_t c = 0; c < k; ++c) {
+      const auto r = a.row ? static_cast<int64_t>(load(a.row, t, c)) : t * k + c;
       const double p = load(a.prob, t, c);
       double dot = 0;
       for (int64_t i = 0; r >= 0 && i < a.act.dim(1); ++i) {
