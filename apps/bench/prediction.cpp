@@ -9,7 +9,8 @@
 namespace nrl::bench {
 namespace {
 
-constexpr std::string_view between_kernels = "between kernels", other = "other";
+constexpr std::string_view between_kernels = "between kernels", other = "other",
+                           experts = "router and dispatch";
 
 struct PartRule {
   std::string_view op, layers, head;  ///< `head`: within loss_computation; empty: the same
@@ -27,6 +28,17 @@ constexpr PartRule rules[] = {
     {"qk_norm_rope_backward", "RoPE, QK norm", ""},
     {"activation_forward", "activation, forward", ""},
     {"activation_backward", "activation, backward", ""},
+    {"grouped_linear_forward", "layer GEMMs, forward", ""},
+    {"grouped_linear_backward_data", "layer GEMMs, dgrad", ""},
+    {"grouped_linear_backward_weight", "layer GEMMs, wgrad", ""},
+    {"router_forward", experts, ""},
+    {"router_counts", experts, ""},
+    {"router_balance", experts, ""},
+    {"router_backward", experts, ""},
+    {"dispatch_sort", experts, ""},
+    {"permute", experts, ""},
+    {"unpermute", experts, ""},
+    {"gate_backward", experts, ""},
     {"cross_entropy", "cross entropy", ""},
     {"column_sums", "bias gradients", ""},
     {"dropout", "dropout", ""},
@@ -41,7 +53,7 @@ constexpr PartRule rules[] = {
     {"zero", other, ""},
 };
 
-constexpr std::array<std::string_view, 21> order{"layer GEMMs, forward",
+constexpr std::array<std::string_view, 22> order{"layer GEMMs, forward",
                                                  "layer GEMMs, dgrad",
                                                  "layer GEMMs, wgrad",
                                                  "head GEMM, forward",
@@ -54,6 +66,7 @@ constexpr std::array<std::string_view, 21> order{"layer GEMMs, forward",
                                                  "RoPE, QK norm",
                                                  "activation, forward",
                                                  "activation, backward",
+                                                 experts,
                                                  "recomputed",
                                                  "cross entropy",
                                                  "bias gradients",

@@ -42,6 +42,7 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
     messages_ = std::make_unique<pipeline::StageMessages>(ranks[parallel::group::pp], plan_->layout.chunks);
     plan_->decoder->connect(*messages_);
   }
+  if (plan_->spec.moe.experts > 0) plan_->decoder->add_router_metrics(step_scalars_.rows(S::router, 3));
   reducer_ =
       std::make_unique<GroupReducer>(groups_, ranks, options.overlap_grad_reduce, exec_, &plan_->traffic);
   plan_->decoder->watch_layers(reducer_.get());

@@ -67,6 +67,7 @@ StepResult StepScalars::collect() {
   const double* v = host_scalars(step);
   StepResult r;
   std::copy_n(v + S::metrics, S::max_metrics, r.metrics.begin());
+  std::copy_n(v + S::router, r.router.size(), r.router.begin());
   r.grad_norm = v[S::grad_norm];
   r.updates = static_cast<int64_t>(v[S::updates]);
   r.skipped_in_a_row = static_cast<int64_t>(v[S::skipped_in_a_row]);

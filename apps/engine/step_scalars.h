@@ -18,6 +18,9 @@ struct StepResult {
   int64_t updates = 0, skipped_in_a_row = 0;
   bool skipped = false, stop = false;
   std::array<double, ops::StepScalar::max_metrics> metrics{};  ///< in the order of Objective::metrics()
+  /// Of models with experts: the means over layers and microbatches of aux loss, z loss, and the tokens of
+  /// the busiest expert / the mean.
+  std::array<double, 3> router{};
 };
 
 /// Protocol of a step: begin(), enqueue its work, finish(), later collect(). At most two

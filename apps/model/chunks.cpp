@@ -26,7 +26,8 @@ RecomputePolicy recompute_modules(std::vector<std::string> modules) {
     memory::SlotSet recomputed = 0;
     for (const std::string& module : modules) {
       const memory::SlotSet slots = table.with_rule(module);
-      if (slots == 0)
+      // A model with experts may have layers without.
+      if (slots == 0 && module != "moe")
         fail(
             Exit::config,
             "policy.recompute.modules: '{}' matches no activation of this model; expected norm or activation",

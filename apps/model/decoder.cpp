@@ -50,6 +50,8 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   context_.spec = &part_;
   context_.layout = options_.layout;
   context_.seed = options_.seed;
+  context_.sequences = options_.sequences;
+  context_.batch_share = options_.batch_share;
   const int64_t n = options_.tokens, tensor = options_.layout.tensor;
   const int64_t residual = options_.layout.sequence_parallel ? n / tensor : n;
   NRL_CHECK(residual * (n / residual) == n, "{} tokens on {} ranks", n, tensor);
@@ -68,13 +70,14 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   NRL_CHECK(options_.training.actions.empty() ||
                 options_.training.stashes.size() == static_cast<size_t>(layout.chunks),
             "a schedule of {} chunks for {}", options_.training.stashes.size(), layout.chunks);
-  stage_ = std::make_unique<Stage>(decoder_chunks(context_, parameters,
-                                                  {.recipe = options_.recipe,
-                                                   .device = options_.device,
-                                                   .head_chunk_tokens = chunk,
-                                                   .layout = layout,
-                                                   .recompute = options_.recompute}),
-                                   std::array<int64_t, row_domains>{n, residual, chunk});
+  stage_ = std::make_unique<Stage>(
+      decoder_chunks(context_, parameters,
+                     {.recipe = options_.recipe,
+                      .device = options_.device,
+                      .head_chunk_tokens = chunk,
+                      .layout = layout,
+                      .recompute = options_.recompute}),
+      std::array<int64_t, row_domains>{n, residual, chunk, spec.moe.rows(n, false), 1});
   memory::Liveness liveness;
   stage_->record(&liveness);
   const auto record = [&](memory::Mode mode, const pipeline::Schedule& schedule) {

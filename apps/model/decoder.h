@@ -16,6 +16,8 @@ namespace nrl::model {
 struct DecoderOptions {
   int64_t tokens = 0;        ///< N of a microbatch on this rank: sequences * length / context ranks
   int64_t max_sequence = 0;  ///< longest sequence
+  int64_t sequences = 1;     ///< samples of equal length in N, where the router's losses are per sequence
+  float batch_share = 1;     ///< N / tokens of the global batch, for the router's losses
   precision::Recipe recipe;
   RecomputePolicy recompute = {};  ///< empty: all activations are kept
   int partials = 1;                ///< of the future Exec: Exec::partials()
@@ -66,6 +68,8 @@ class Decoder {
   /// of batches.
   void evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready = {});
   void evaluate(const MicroBatch& batch) { evaluate({&batch, 1}); }
+  /// Training passes add the router's losses and load to `metrics`, (3) f64 (ops::RouterBalance).
+  void add_router_metrics(const Tensor& metrics) { context_.router_metrics = metrics; }
   /// Log-probabilities (N) f32 of the targets of the last microbatch; 0 for tokens without a target. Of the
   /// last stage; others have none.
   const Tensor& log_prob() const { return context_.log_prob; }

@@ -67,7 +67,7 @@ void read_rope(const ConfigReader& r, ModelSpec& m, ConfigProblems& problems) {
   // Transformers v5 keeps everything in rope_parameters; v4 has rope_theta and rope_scaling.
   const std::string scaling_key = r.given("rope_parameters") ? "rope_parameters" : "rope_scaling";
   const JsonValue* scaling = r.given(scaling_key);
-  m.rope.theta = r.number_or("rope_theta", 10000.0);
+  m.rope.theta = r.number_or("rope_theta", m.family == Family::mixtral ? 1e6 : 10000.0);
   double partial = r.number_or("partial_rotary_factor", 1.0);
   m.rope.original_max_position = m.max_positions;
   std::string theta_key = "rope_theta", partial_key = "partial_rotary_factor";
@@ -131,12 +131,23 @@ void read_gpt2(const ConfigReader& r, ModelSpec& m) {
   r.must_be_off("add_cross_attention", "cross attention");
 }
 
+bool is_qwen2(const ModelSpec& m) {
+  return m.family == Family::qwen2 || m.family == Family::qwen2_moe;
+}
+bool is_qwen3(const ModelSpec& m) {
+  return m.family == Family::qwen3 || m.family == Family::qwen3_moe;
+}
+bool is_moe(const ModelSpec& m) {
+  return m.family == Family::mixtral || m.family == Family::qwen2_moe || m.family == Family::qwen3_moe;
+}
+
 // The sliding window. Mistral: in all layers. Qwen: with use_sliding_window, in layers >= max_window_layers.
 void read_window(const ConfigReader& r, ModelSpec& m) {
   constexpr int64_t missing = 4096;  // default of transformers for a missing key; null means no window
   const bool null = r.find("sliding_window") && !r.given("sliding_window");
   if (m.family == Family::mistral && !null) m.window = r.size_or("sliding_window", missing);
-  const bool qwen = m.family == Family::qwen2 || m.family == Family::qwen3;
+  if (m.family == Family::mixtral && r.given("sliding_window")) m.window = r.size("sliding_window");
+  const bool qwen = is_qwen2(m) || is_qwen3(m);
   if (qwen) r.note_read({"sliding_window", "max_window_layers"});  // both depend on use_sliding_window
   if (qwen && !null && r.flag_or("use_sliding_window", false) &&
       r.size_or("max_window_layers", 28) < m.layers && r.valid({"max_window_layers", "num_hidden_layers"}))
@@ -154,28 +165,110 @@ void read_window(const ConfigReader& r, ModelSpec& m) {
              kind, m.layers);
 }
 
+// Which layers have an ordinary MLP (Qwen).
+void read_dense_layers(const ConfigReader& r, ModelSpec& m) {
+  m.moe.dense.assign(static_cast<size_t>(m.layers), 0);
+  if (m.family == Family::mixtral) return;
+  const int64_t step = r.size_or("decoder_sparse_step", 1);
+  for (int64_t i = 0; i < m.layers; ++i) m.moe.dense[static_cast<size_t>(i)] = (i + 1) % step != 0;
+  const JsonValue* only = r.given("mlp_only_layers");
+  if (!only) return;
+  bool valid = only->is_array();
+  if (valid)
+    for (const JsonValue& layer : only->items()) {
+      const double i = layer.is_number() ? layer.as_double() : -1;
+      // Layers that the model does not have are ignored, as in transformers.
+      if (i < 0 || i != std::floor(i)) {
+        valid = false;
+      } else if (i < static_cast<double>(m.layers)) {
+        m.moe.dense[static_cast<size_t>(i)] = 1;
+      }
+    }
+  if (!valid) r.refuse("mlp_only_layers", "mlp_only_layers must be a list of layer indices");
+}
+
+// Training of the router: keys of Megatron-LM, which transformers does not have.
+void read_router_training(const ConfigReader& r, MoeSpec& e) {
+  enum class Balance : uint8_t { none, batch, sequence };
+  static constexpr std::pair<std::string_view, Balance> kinds[] = {
+      {"aux_loss", Balance::batch}, {"seq_aux_loss", Balance::sequence}, {"none", Balance::none}};
+  static constexpr std::pair<std::string_view, bool> policies[] = {{"probs", true}, {"position", false}};
+  const Balance balance = r.choice_or(kinds, "moe_router_load_balancing_type", Balance::batch);
+  e.aux_loss = static_cast<float>(r.number_or("moe_aux_loss_coeff", 0));
+  e.aux_loss_per_sequence = balance == Balance::sequence;
+  if (balance == Balance::none && e.aux_loss != 0)
+    r.conflict("moe_aux_loss_coeff", {"moe_router_load_balancing_type"},
+               "moe_aux_loss_coeff is {}, but moe_router_load_balancing_type is none", e.aux_loss);
+  e.z_loss = static_cast<float>(r.number_or("moe_z_loss_coeff", 0));
+  e.capacity_factor =
+      r.given("moe_expert_capacity_factor") ? r.positive_or("moe_expert_capacity_factor", 1) : 0;
+  e.pad_to_capacity = r.flag_or("moe_pad_expert_input_to_capacity", false);
+  e.drop_by_probability = r.choice_or(policies, "moe_token_drop_policy", true);
+  if (e.pad_to_capacity && e.capacity_factor == 0)
+    r.refuse("moe_pad_expert_input_to_capacity",
+             "moe_pad_expert_input_to_capacity needs moe_expert_capacity_factor");
+  if (e.capacity_factor == 0 && r.given("moe_token_drop_policy"))
+    r.refuse("moe_token_drop_policy",
+             "moe_token_drop_policy has no effect: no token is dropped without moe_expert_capacity_factor");
+}
+
+void read_experts(const ConfigReader& r, ModelSpec& m) {
+  MoeSpec& e = m.moe;
+  const bool mixtral = m.family == Family::mixtral;
+  // transformers 5 knows both names of Mixtral's experts.
+  const bool qwen2 = m.family == Family::qwen2_moe;
+  const std::string_view experts_key = mixtral ? "num_local_experts" : "num_experts";
+  e.experts = mixtral ? r.size_or("num_local_experts", 8, "num_experts")
+                      : r.size_or("num_experts", qwen2 ? 60 : 128, "num_local_experts");
+  e.rule.top_k = r.size_or("num_experts_per_tok", mixtral ? 2 : qwen2 ? 4 : 8);
+  e.rule.normalize = mixtral || r.flag_or("norm_topk_prob", false);
+  e.ffn = mixtral ? m.ffn : r.size_or("moe_intermediate_size", qwen2 ? 1408 : 768);
+  if (mixtral) {
+    if (r.number_or("router_jitter_noise", 0) != 0)
+      r.refuse("router_jitter_noise", "router_jitter_noise is not supported. Fix: 0");
+    r.must_be_off("norm_topk_prob", "Mixtral without normalized weights");
+  }
+  if (qwen2) {
+    e.shared_ffn = r.size_or("shared_expert_intermediate_size", 5632);
+    e.shared_gate = true;
+  }
+  m.gated = true;
+  if (r.valid({"num_hidden_layers", "decoder_sparse_step"})) read_dense_layers(r, m);
+  const char* reason = ops::unsupported(e.rule, e.experts);
+  if (reason[0] != 0 && r.valid({experts_key, "num_experts_per_tok"}))
+    r.conflict("num_experts_per_tok", {std::string(experts_key)},
+               "num_experts_per_tok is {} of {} experts: {}", e.rule.top_k, e.experts, reason);
+  read_router_training(r, e);
+}
+
 void read_llama_like(const ConfigReader& r, ModelSpec& m) {
   m.hidden = r.size("hidden_size");
   m.layers = r.size("num_hidden_layers");
   m.heads = r.size("num_attention_heads");
   m.kv_heads = r.size_or("num_key_value_heads", m.heads);
   m.ffn = r.size("intermediate_size");
-  const int64_t longest = m.family == Family::llama ? 2048 : m.family == Family::mistral ? 131072 : 32768;
+  const bool mistral = m.family == Family::mistral || m.family == Family::mixtral;
+  const int64_t longest = m.family == Family::llama ? 2048 : mistral ? 131072 : 32768;
   m.max_positions = r.size_or("max_position_embeddings", longest);
   m.head_dim = r.size_or("head_dim", m.family == Family::qwen3 ? 128 : 0);
   m.activation = r.choice_or(activations, "hidden_act", m.activation);
-  m.norm_eps = static_cast<float>(r.positive_or("rms_norm_eps", 1e-6));
+  m.norm_eps = static_cast<float>(m.family == Family::mixtral ? r.positive_or("rms_norm_eps", 1e-5)
+                                                              : r.positive_or("rms_norm_eps", 1e-6));
   const bool attention_bias = r.flag_or("attention_bias", false);
-  m.qkv_bias = m.family == Family::qwen2 || attention_bias;
-  m.o_bias = m.family != Family::qwen2 && attention_bias;
+  m.qkv_bias = is_qwen2(m) || attention_bias;
+  m.o_bias = !is_qwen2(m) && attention_bias;
   // transformers has no such biases in these families and would not read them.
   if (m.family != Family::llama) r.must_be_off("mlp_bias", "an MLP bias in this model_type");
-  if (m.family == Family::mistral) r.must_be_off("attention_bias", "an attention bias in this model_type");
+  if (mistral) r.must_be_off("attention_bias", "an attention bias in this model_type");
   m.mlp_bias = r.flag_or("mlp_bias", false);
-  m.qk_norm = m.family == Family::qwen3;
+  m.qk_norm = is_qwen3(m);
   m.tied = r.flag_or("tie_word_embeddings", false);
   m.attention_dropout = r.dropout_or("attention_dropout", 0.0);
   read_window(r, m);
+  if (is_moe(m)) {
+    read_experts(r, m);
+    return;
+  }
   r.must_be_off("num_local_experts", "a mixture of experts");
   r.must_be_off("num_experts", "a mixture of experts");
 }
@@ -206,12 +299,20 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
   ConfigProblems problems;
   const ConfigReader r(json, problems);
   ModelSpec m;
-  m.family = r.choice_or(families, "model_type", Family::llama);
+  const JsonValue* type = r.given("model_type");
+  const bool deepseek = type && type->is_string() && type->as_string().starts_with("deepseek");
+  if (deepseek)
+    r.refuse("model_type",
+             "model_type {} is not supported: its multi-head latent attention is not built (its router is)",
+             type->as_string());
+  else
+    m.family = r.choice_or(families, "model_type", Family::llama);
   // The other keys depend on the family.
   if (!r.given("model_type"))
     problems.add(
         "model_type", {},
-        "model_type is missing: every model needs it; expected gpt2, llama, mistral, qwen2 or qwen3");
+        "model_type is missing: every model needs it; expected gpt2, llama, mistral, qwen2, qwen3, mixtral, "
+        "qwen2_moe or qwen3_moe");
   m.vocab_size = r.size("vocab_size");
   if (problems.valid({"model_type"})) {
     if (m.family == Family::gpt2) {
@@ -244,9 +345,21 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
   return m;
 }
 
+static void write_experts(JsonValue& json, const ModelSpec& m) {
+  if (m.moe.experts == 0) return;
+  const bool mixtral = m.family == Family::mixtral;
+  json.set(mixtral ? "num_local_experts" : "num_experts", m.moe.experts);
+  json.set("num_experts_per_tok", m.moe.rule.top_k);
+  if (mixtral) return;
+  json.set("norm_topk_prob", m.moe.rule.normalize);
+  json.set("moe_intermediate_size", m.moe.ffn);
+  if (m.moe.shared_ffn > 0) json.set("shared_expert_intermediate_size", m.moe.shared_ffn);
+}
+
 std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
-  static constexpr std::string_view classes[] = {"GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM",
-                                                 "Qwen2ForCausalLM", "Qwen3ForCausalLM"};
+  static constexpr std::string_view classes[] = {
+      "GPT2LMHeadModel",  "LlamaForCausalLM",   "MistralForCausalLM",  "Qwen2ForCausalLM",
+      "Qwen3ForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"};
   JsonValue json = parse_json(m.config_json, "config.json");
   const auto set_default = [&](const char* key, JsonValue value) {
     if (const JsonValue* v = json.find(key); !v || v->is_null()) json.set(key, std::move(value));
@@ -271,8 +384,9 @@ std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
     json.set("intermediate_size", m.ffn);
     json.set("max_position_embeddings", m.max_positions);
     set_default("hidden_act", "silu");
-    set_default("rms_norm_eps", 1e-6);
+    set_default("rms_norm_eps", m.family == Family::mixtral ? 1e-5 : 1e-6);
     write_rope(json, m);
+    write_experts(json, m);
   }
   json.set("tie_word_embeddings", m.tied);
   set_default("initializer_range", 0.02);

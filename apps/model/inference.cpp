@@ -31,7 +31,7 @@ Inference::Inference(const ModelSpec& spec, const ParameterList& parameters, std
   context_.spec = &spec;
   context_.parameters = std::move(views);
   stage_ = std::make_unique<Stage>(decoder_chunks(context_, parameters, {.recipe = recipe, .device = device}),
-                                   std::array<int64_t, row_domains>{n, n, 0});
+                                   std::array<int64_t, row_domains>{n, n, 0, spec.moe.rows(n, true), 1});
 
   memory::MemoryPlan plan;
   memory::Liveness liveness;

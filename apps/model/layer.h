@@ -43,6 +43,8 @@ enum RowDomain : uint8_t {
   /// the tokens of the microbatch, else all of them.
   sequence_rows,
   head_chunk_rows,  ///< tokens of one chunk of the head (their logits exist at the same time)
+  dispatched_rows,  ///< rows that the experts of a layer get: MoeSpec::rows()
+  one_row,          ///< one row
   row_domains
 };
 
@@ -60,6 +62,11 @@ struct LayerContext {
   uint64_t seed = 0;   ///< of dropout
   Tensor log_prob;     ///< (N) f32, written by the head in training and evaluation
   Tensor next_logits;  ///< (1, V) f32, written by the head in generation
+  /// Experts: aux loss, z loss and load of the step, (3) f64 (ops::RouterBalance); may be absent.
+  Tensor router_metrics;
+  /// Weight of a microbatch's router losses: its share of the tokens of the global batch.
+  float batch_share = 1;
+  int64_t sequences = 1;  ///< samples of equal length in a microbatch of training
   /// Called when the gradient of a parameter is complete for the step.
   std::function<void(int parameter)> gradient_ready;
 };
@@ -172,6 +179,7 @@ class Run {
   /// `out` gets this rank's part of the rows of the sum of the ranks' `in`.
   void reduce_scatter(const Tensor& in, const Tensor& out) const;
 
+  bool generates() const { return mode_ == memory::generation; }
   /// Dropout is off in evaluation and generation.
   ops::FusedDropout dropout(float p, int layer, DropoutSite site) const;
   /// out = dropout(x) (+ residual), with the mask of `site`. out may alias both.

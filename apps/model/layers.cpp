@@ -112,9 +112,16 @@ Block::Block(const LayerContext& c, int layer, const LayerParameters& p, const p
   const Stream in{.x = ports_.x, .residual = ports_.residual, .layer = layer - 1, .site = DropoutSite::mlp};
   attention_.emplace(m, c.layout, recipe, add_, layer, p, in, d_middle_, ports_.d_x,
                      context_parallel(c, layer, activations));
-  mlp_.emplace(m, c.layout, recipe, add_, layer, p, attention_->stream(), fuse_gelu, ports_.d_out, d_middle_);
-  ports_.out = mlp_->stream().x;
-  ports_.sum = mlp_->stream().residual;
+  if (m.has_experts(layer)) {
+    const int64_t segments = m.moe.aux_loss_per_sequence ? c.sequences : 1;
+    moe_.emplace(m, recipe, add_, layer, p, attention_->stream(), segments, ports_.d_out, d_middle_);
+  } else {
+    mlp_.emplace(m, c.layout, recipe, add_, layer, p, attention_->stream(), fuse_gelu, ports_.d_out,
+                 d_middle_);
+  }
+  const Stream out = moe_ ? moe_->stream() : mlp_->stream();
+  ports_.out = out.x;
+  ports_.sum = out.residual;
   describe();
 }
 
@@ -125,11 +132,11 @@ ParameterUse Block::parameters(bool backward) const {
 
 void Block::forward(Run& r) {
   attention_->forward(r);
-  mlp_->forward(r);
+  moe_ ? moe_->forward(r) : mlp_->forward(r);
 }
 
 void Block::backward(Run& r) {
-  mlp_->backward(r);
+  moe_ ? moe_->backward(r) : mlp_->backward(r);
   attention_->backward(r);
 }
 

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "apps/model/moe.h"
 #include "apps/model/sublayers.h"
 
 namespace nrl::model {
@@ -25,7 +26,7 @@ class Embedding : public Layer {
   std::optional<RowOutput> output_;
 };
 
-/// One pre-norm block (GPT-2, Llama, Mistral, Qwen2, Qwen3): attention, then the MLP.
+/// One pre-norm block: attention, then the MLP or the experts.
 class Block : public Layer {
  public:
   Block(const LayerContext& context, int layer, const LayerParameters& parameters,
@@ -39,7 +40,8 @@ class Block : public Layer {
   AddSlot add_;
   Slot d_middle_;  ///< gradient of the residual stream between attention and MLP
   std::optional<Attention> attention_;
-  std::optional<Mlp> mlp_;
+  std::optional<Mlp> mlp_;  ///< either this
+  std::optional<Moe> moe_;  ///< or this
 };
 
 /// Final norm, LM head and loss, computed in chunks of tokens: the logits of the whole microbatch are never

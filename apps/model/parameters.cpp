@@ -165,12 +165,48 @@ class Builder {
     linear("o", {{hf + (gpt2_ ? "attn.c_proj" : "self_attn.o_proj"), s.hidden}}, s.q_width(), Split::columns,
            residual, s.o_bias, l.o, l.o_bias);
     norm(own + "norm2", hf + (gpt2_ ? "ln_2" : "post_attention_layernorm"), l.norm2, l.norm2_bias);
+    if (s.has_experts(i)) {
+      experts(own, hf, l);
+      return l;
+    }
     std::vector<Rows> in{{hf + "mlp.c_fc", s.ffn}};
     if (s.gated) in = {{hf + "mlp.gate_proj", s.ffn}, {hf + "mlp.up_proj", s.ffn}};
     linear("mlp_in", in, s.hidden, Split::rows, Init::normal, s.mlp_bias, l.mlp_in, l.mlp_in_bias);
     linear("mlp_out", {{hf + (gpt2_ ? "mlp.c_proj" : "mlp.down_proj"), s.hidden}}, s.ffn, Split::columns,
            residual, s.mlp_bias, l.mlp_out, l.mlp_out_bias);
     return l;
+  }
+
+  void experts(const std::string& own, const std::string& hf, LayerParameters& l) {
+    const MoeSpec& m = spec_.moe;
+    const bool mixtral = spec_.family == Family::mixtral;
+    const std::string file = hf + (mixtral ? "block_sparse_moe." : "mlp.");
+    const auto linear = [&](const char* name, const std::vector<Rows>& parts, int64_t in, const char* group) {
+      const int parameter = matrix(own + name, parts, in, Split::none, Init::normal, false);
+      overwritten(parameter);
+      list_.all[static_cast<size_t>(parameter)].group = group;
+      return parameter;
+    };
+    l.router = linear("router", {{file + "gate", m.experts}}, spec_.hidden, group_name::dense);
+    std::vector<Rows> in, out;
+    for (int64_t e = 0; e < m.experts; ++e) {
+      const std::string expert = file + "experts." + std::to_string(e) + ".";
+      in.push_back({expert + (mixtral ? "w1" : "gate_proj"), m.ffn});
+      in.push_back({expert + (mixtral ? "w3" : "up_proj"), m.ffn});
+      out.push_back({expert + (mixtral ? "w2" : "down_proj"), spec_.hidden});
+    }
+    l.experts_in = linear("experts_in", in, spec_.hidden, group_name::expert);
+    l.experts_out = linear("experts_out", out, m.ffn, group_name::expert);
+    if (m.shared_ffn == 0) return;
+    const std::string shared = file + "shared_expert.";
+    l.shared_in =
+        linear("shared_in", {{shared + "gate_proj", m.shared_ffn}, {shared + "up_proj", m.shared_ffn}},
+               spec_.hidden, group_name::dense);
+    l.shared_out =
+        linear("shared_out", {{shared + "down_proj", spec_.hidden}}, m.shared_ffn, group_name::dense);
+    if (m.shared_gate)
+      l.shared_gate =
+          linear("shared_gate", {{file + "shared_expert_gate", 1}}, spec_.hidden, group_name::dense);
   }
 
   const ModelSpec& spec_;
@@ -192,8 +228,9 @@ int64_t ParameterList::total() const {
 
 std::vector<int> LayerParameters::all() const {
   std::vector<int> out;
-  for (const int p : {norm1, norm1_bias, qkv, qkv_bias, q_norm, k_norm, o, o_bias, norm2, norm2_bias, mlp_in,
-                      mlp_in_bias, mlp_out, mlp_out_bias})
+  for (const int p : {norm1,  norm1_bias, qkv,         qkv_bias,  q_norm,      k_norm,     o,
+                      o_bias, norm2,      norm2_bias,  mlp_in,    mlp_in_bias, mlp_out,    mlp_out_bias,
+                      router, experts_in, experts_out, shared_in, shared_out,  shared_gate})
     if (p >= 0) out.push_back(p);
   return out;
 }

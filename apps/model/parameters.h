@@ -41,6 +41,7 @@ inline constexpr const char* dense = "dense";
 inline constexpr const char* tensor_partial = "tensor_partial";
 /// The tied embedding, if the first and the last pipeline stage both hold it.
 inline constexpr const char* tied = "tied";
+inline constexpr const char* expert = "expert";  ///< the matrices of experts
 }  // namespace group_name
 
 /// A parameter as the layers use it. q, k and v (and gate and up) are one fused parameter with several parts.
@@ -68,6 +69,9 @@ struct Parameter {
 struct LayerParameters {
   int norm1 = -1, norm1_bias = -1, qkv = -1, qkv_bias = -1, q_norm = -1, k_norm = -1, o = -1, o_bias = -1;
   int norm2 = -1, norm2_bias = -1, mlp_in = -1, mlp_in_bias = -1, mlp_out = -1, mlp_out_bias = -1;
+  // With experts, in place of the MLP: router (E, H); experts_in (E 2F, H), of each expert its gate, then its
+  // up projection; experts_out (E H, F).
+  int router = -1, experts_in = -1, experts_out = -1, shared_in = -1, shared_out = -1, shared_gate = -1;
   /// Those that the model has.
   std::vector<int> all() const;
 };

@@ -12,18 +12,40 @@
 #include "core/ops/activation.h"
 #include "core/ops/norm.h"
 #include "core/ops/rope.h"
+#include "core/ops/router.h"
 
 namespace nrl::model {
 
-enum class Family : uint8_t { gpt2, llama, mistral, qwen2, qwen3 };
+enum class Family : uint8_t { gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe };
 
 /// The `model_type` of every family in config.json.
-inline constexpr std::pair<std::string_view, Family> families[] = {{"gpt2", Family::gpt2},
-                                                                   {"llama", Family::llama},
-                                                                   {"mistral", Family::mistral},
-                                                                   {"qwen2", Family::qwen2},
-                                                                   {"qwen3", Family::qwen3}};
+inline constexpr std::pair<std::string_view, Family> families[] = {
+    {"gpt2", Family::gpt2},           {"llama", Family::llama},        {"mistral", Family::mistral},
+    {"qwen2", Family::qwen2},         {"qwen3", Family::qwen3},        {"mixtral", Family::mixtral},
+    {"qwen2_moe", Family::qwen2_moe}, {"qwen3_moe", Family::qwen3_moe}};
 std::string_view name_of(Family f);
+
+/// A mixture of experts in place of the MLP of some layers.
+struct MoeSpec {
+  int64_t experts = 0;  ///< 0: the model has none
+  int64_t ffn = 0;      ///< inner size of an expert
+  ops::RouterRule rule;
+  int64_t shared_ffn = 0;      ///< inner size of the MLP that every token passes, 0: none
+  bool shared_gate = false;    ///< its output is weighted by the sigmoid of a projection (Qwen2-MoE)
+  std::vector<uint8_t> dense;  ///< by layer: 1 for those with an ordinary MLP
+
+  // Training only.
+  float aux_loss = 0, z_loss = 0;      ///< coefficients
+  bool aux_loss_per_sequence = false;  ///< else over the tokens of a microbatch
+  double capacity_factor = 0;          ///< 0: no token is dropped
+  bool pad_to_capacity = false;        ///< all experts get as many rows
+  bool drop_by_probability = true;     ///< else the tokens that come last are dropped
+
+  /// Tokens that an expert takes of `tokens`; 0: all. Generation drops none.
+  int64_t capacity(int64_t tokens, bool generation) const;
+  /// Rows that all experts get of `tokens`, at most.
+  int64_t rows(int64_t tokens, bool generation) const;
+};
 
 struct ModelSpec {
   Family family = Family::llama;
@@ -38,6 +60,7 @@ struct ModelSpec {
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
   ops::Activation activation = ops::Activation::silu;
   bool gated = true;
+  MoeSpec moe;
 
   bool learned_positions = false;
   bool use_rope = true;
@@ -62,11 +85,19 @@ struct ModelSpec {
   }
   /// Output width of the first MLP matrix: [gate, up] when gated.
   int64_t mlp_in_width() const { return gated ? 2 * ffn : ffn; }
+  /// Whether the layer has experts in place of an MLP.
+  bool has_experts(int64_t layer) const {
+    return moe.experts > 0 && moe.dense[static_cast<size_t>(layer)] == 0;
+  }
+  int64_t expert_layers() const;
 };
 
 /// Parameter count without biases and norms, in floating point: used to reject sizes that
 /// would overflow int64.
 double approximate_parameters(const ModelSpec& spec);
+
+/// The experts in words, for people; empty without experts.
+std::string experts_text(const ModelSpec& spec);
 
 /// A size of the model with its key in config.json and its GPT-2 key (empty: the same).
 struct ModelSize {

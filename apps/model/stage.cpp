@@ -175,6 +175,9 @@ Tensor Stage::with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch
   const int64_t tokens = batch.ids.dim(0);
   if (slot.rows == token_rows) t.shape[0] = tokens;
   if (slot.rows == sequence_rows) t.shape[0] = tokens * rows_[sequence_rows] / rows_[token_rows];
+  if (slot.rows == dispatched_rows)
+    t.shape[0] =
+        chunks_.front().front()->context().spec->moe.rows(tokens, program_->mode == memory::generation);
   return t;
 }
 

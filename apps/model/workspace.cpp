@@ -8,14 +8,33 @@ namespace nrl::model {
 namespace {
 
 int64_t widest_projection(const ModelSpec& m) {
-  return std::max({m.hidden, m.qkv_width(), m.mlp_in_width(), m.head_dim});
+  return std::max(
+      {m.hidden, m.qkv_width(), m.mlp_in_width(), m.head_dim, m.moe.experts, 2 * m.moe.shared_ffn});
+}
+
+/// Of a layer with experts on a CPU, for `rows` dispatched rows of n tokens; the largest of a layer's GEMMs
+/// is the maximum of this and those of a dense layer.
+size_t experts_workspace(const ModelSpec& m, int64_t n, int64_t rows, DType dtype, int threads) {
+  if (m.moe.experts == 0) return 0;
+  const auto linear = [&](int64_t out, int64_t in) {
+    return ops::linear_workspace(n, out, in, dtype, threads);
+  };
+  const auto grouped = [&](int64_t out, int64_t in) {
+    return ops::grouped_linear_workspace(rows, out, in, dtype, threads);
+  };
+  size_t bytes = std::max({linear(m.moe.experts, m.hidden), grouped(2 * m.moe.ffn, m.hidden),
+                           grouped(m.hidden, m.moe.ffn), ops::router_workspace(threads)});
+  if (m.moe.shared_ffn > 0)
+    bytes = std::max({bytes, linear(2 * m.moe.shared_ffn, m.hidden), linear(m.hidden, m.moe.shared_ffn),
+                      linear(1, m.hidden)});
+  return bytes;
 }
 
 size_t needed_gpu_workspace(const ModelSpec& m, const TrainingSizes& o) {
   return std::max({o.optimizer_workspace, ops::norm_backward_workspace(m.hidden, o.partials),
                    ops::qk_norm_rope_workspace(m.head_dim, o.partials),
                    ops::gpu_linear_workspace(widest_projection(m), o.partials),
-                   ops::embedding_backward_workspace(o.tokens, m.hidden),
+                   ops::embedding_backward_workspace(o.tokens, m.hidden), ops::router_workspace(o.partials),
                    ops::attention_gpu_workspace(o.tokens, m.heads, m.kv_heads, m.head_dim)});
 }
 
@@ -25,7 +44,8 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
   if (o.device == DeviceType::cuda) return needed_gpu_workspace(m, o);
   const int64_t chunk = o.head_chunk;
   const DType dtype = o.recipe.activations();
-  size_t bytes = ops::norm_backward_workspace(std::max(m.hidden, m.head_dim), o.partials);
+  size_t bytes = std::max(ops::norm_backward_workspace(std::max(m.hidden, m.head_dim), o.partials),
+                          experts_workspace(m, o.tokens, m.moe.rows(o.tokens, false), dtype, o.partials));
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
     bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, o.partials));
   };
@@ -44,7 +64,9 @@ size_t generation_workspace(const ModelSpec& m, const precision::Recipe& recipe,
   if (device == DeviceType::cuda)
     return std::max(ops::gpu_linear_workspace(widest_projection(m), partials),
                     ops::attention_gpu_workspace(max_tokens, m.heads, m.kv_heads, m.head_dim));
-  size_t bytes = ops::attention_workspace(tokens, m.heads, m.kv_heads, m.head_dim, max_tokens, partials);
+  size_t bytes =
+      std::max(ops::attention_workspace(tokens, m.heads, m.kv_heads, m.head_dim, max_tokens, partials),
+               experts_workspace(m, tokens, m.moe.rows(tokens, true), recipe.activations(), partials));
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
     bytes = std::max(bytes, ops::linear_workspace(n, out, in, recipe.activations(), partials));
   };

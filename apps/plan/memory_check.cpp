@@ -92,11 +92,13 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const int64_t master = recipe.master_weights() ? size_of(*recipe.master_weights()) : 0;
   at(Category::optimizer) =
       kept(sharding.optimizer_state) * n(2 * size_of(recipe.optimizer_state()) + master);
-  // Never recomputed: the residual stream, q, k and v, and the input of the activation.
+  // Never recomputed: the residual stream, q, k and v, and the input of the activation (of experts it may
+  // be).
   at(Category::activations) =
-      n(spec.layers) * tokens * element / (tensor * stages) *
-      ((config.distributed.splits_sequence() ? 1 : tensor) * n(spec.hidden) +
-       (n(spec.heads) + 2 * n(spec.kv_heads)) * n(spec.head_dim) + n(spec.mlp_in_width()));
+      tokens * element / (tensor * stages) *
+      (n(spec.layers) * ((config.distributed.splits_sequence() ? 1 : tensor) * n(spec.hidden) +
+                         (n(spec.heads) + 2 * n(spec.kv_heads)) * n(spec.head_dim)) +
+       n(spec.layers - spec.expert_layers()) * n(spec.mlp_in_width()));
   at(Category::data) =
       n(batch.accumulation) * tokens * 8 + (device == DeviceType::cpu ? prefetch_bytes(config, batch) : 0);
   return out;

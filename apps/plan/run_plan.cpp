@@ -156,6 +156,9 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
   const model::DecoderOptions options{
       .tokens = batch.micro * p.sequence_length / p.layout.context,
       .max_sequence = p.sequence_length,
+      .sequences = batch.micro,
+      .batch_share =
+          static_cast<float>(batch.micro) / static_cast<float>(config.policy.train_global_batch_size),
       .recipe = p.recipe,
       .recompute = model::recompute_modules(p.recompute_modules),
       .partials = p.partials,

@@ -53,6 +53,7 @@ RunFacts describe_run(const Run& run, double peak_flops) {
                   !plan.recipe.master_weights()    ? "fp32"
                   : plan.device == DeviceType::cpu ? "bf16 storage, fp32 arithmetic and master weights"
                                                    : "bf16, fp32 master weights"));
+  if (const std::string experts = model::experts_text(spec); !experts.empty()) add("experts", experts);
   add("batch",
       fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps", plan.batch.global,
                   plan.sequence_length, grouped(plan.batch.global * plan.sequence_length), plan.batch.micro,

@@ -118,6 +118,8 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
   log::info("model    {} parameters, {} layers, {:.4f} GFLOP per token in training at length {}",
             grouped(plan.whole.total()), plan.spec.layers,
             training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
+  if (const std::string experts = model::experts_text(plan.spec); !experts.empty())
+    log::info("experts  {}", experts);
   log::info("device   {}, weights and activations in {}", device == DeviceType::cuda ? "cuda" : "cpu",
             name_of(plan.recipe.activations()));
   print_grid(c, plan, plan::grid_position(c, world, ranks.front().ranks.front()));

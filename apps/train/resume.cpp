@@ -62,13 +62,45 @@ constexpr Guarded guarded[] = {{"policy.max_total_sequence_length", ResumeChange
                                {"policy.model.hidden_act", ResumeChange::model},
                                {"policy.model.resid_pdrop", ResumeChange::model},
                                {"policy.model.embd_pdrop", ResumeChange::model},
-                               {"policy.model.attn_pdrop", ResumeChange::model}};
+                               {"policy.model.attn_pdrop", ResumeChange::model},
+                               {"policy.model.num_experts_per_tok", ResumeChange::model},
+                               {"policy.model.norm_topk_prob", ResumeChange::model},
+                               {"policy.model.moe_aux_loss_coeff", ResumeChange::model},
+                               {"policy.model.moe_z_loss_coeff", ResumeChange::model},
+                               {"policy.model.moe_router_load_balancing_type", ResumeChange::model},
+                               {"policy.model.moe_expert_capacity_factor", ResumeChange::model},
+                               {"policy.model.moe_pad_expert_input_to_capacity", ResumeChange::model},
+                               {"policy.model.moe_token_drop_policy", ResumeChange::model}};
 
 const Guarded* find_guarded(std::string_view key) {
   const auto it = std::find_if(std::begin(guarded), std::end(guarded), [&](const Guarded& g) {
     return g.key.ends_with('[') ? key.starts_with(g.key) : key == g.key;
   });
   return it == std::end(guarded) ? nullptr : it;
+}
+
+void add_experts(const model::MoeSpec& moe, RunRecord& record) {
+  const auto& [experts, ffn, rule, shared_ffn, shared_gate, dense, aux_loss, z_loss, aux_loss_per_sequence,
+               capacity_factor, pad_to_capacity, drop_by_probability] = moe;
+  auto add = [&](std::string_view key, const auto& value) {
+    record[fmt::format("policy.model.{}", key)] = fmt::format("{}", value);
+  };
+  add("num_experts", experts);
+  add("moe_intermediate_size", ffn);
+  add("num_experts_per_tok", rule.top_k);
+  add("norm_topk_prob", rule.normalize);
+  add("shared_expert_intermediate_size", shared_ffn);
+  std::string layers;
+  for (size_t i = 0; i < dense.size(); ++i)
+    if (dense[i] != 0) layers += fmt::format("{}{}", layers.empty() ? "" : ", ", i);
+  add("mlp_only_layers", layers);
+  (void)shared_gate;  // follows from the family
+  add("moe_aux_loss_coeff", aux_loss);
+  add("moe_z_loss_coeff", z_loss);
+  add("moe_router_load_balancing_type", aux_loss_per_sequence ? "seq_aux_loss" : "aux_loss");
+  add("moe_expert_capacity_factor", capacity_factor);
+  add("moe_pad_expert_input_to_capacity", pad_to_capacity);
+  add("moe_token_drop_policy", drop_by_probability ? "probs" : "position");
 }
 
 // The structured bindings name every member, so that a new member of ModelSpec or RopeSpec breaks the build
@@ -78,9 +110,9 @@ void add_model(const model::ModelSpec& spec, RunRecord& record) {
     record[fmt::format("policy.model.{}", key)] = fmt::format("{}", value);
   };
   const auto& [family, vocab_size, hidden, layers, heads, kv_heads, head_dim, ffn, max_positions, norm,
-               norm_eps, norm_bias, qk_norm, qkv_bias, o_bias, mlp_bias, activation, gated, learned_positions,
-               use_rope, rope, window, tied, initializer_range, residual_dropout, embedding_dropout,
-               attention_dropout, unread_keys, config_json] = spec;
+               norm_eps, norm_bias, qk_norm, qkv_bias, o_bias, mlp_bias, activation, gated, moe,
+               learned_positions, use_rope, rope, window, tied, initializer_range, residual_dropout,
+               embedding_dropout, attention_dropout, unread_keys, config_json] = spec;
   (void)initializer_range;
   (void)unread_keys;
   (void)config_json;
@@ -108,6 +140,7 @@ void add_model(const model::ModelSpec& spec, RunRecord& record) {
   add("embd_pdrop", embedding_dropout);
   add("attn_pdrop", attention_dropout);
   add("learned_positions", learned_positions ? max_positions : 0);
+  if (moe.experts > 0) add_experts(moe, record);
   if (!use_rope) return;
   const auto& [kind, rotary_dim, theta, factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow,
                attention_factor, truncate, original_max_position] = rope;

@@ -1,5 +1,6 @@
 #include "apps/train/run_check.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "apps/data/manifest.h"
@@ -126,6 +127,34 @@ void check_against_model(const ConfigResult& result, const model::ModelSpec& spe
   }
 }
 
+// Experts are whole on every rank, and their router's losses and capacities are those of one rank's tokens.
+void check_experts(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
+  if (spec.moe.experts == 0) {
+    constexpr std::string_view key = "policy.recompute.modules";
+    const AutoOr<std::vector<RecomputeModule>>& modules = result.config.policy.recompute.modules;
+    if (!modules.is_auto() && result.sound(key) &&
+        std::find(modules.value().begin(), modules.value().end(), RecomputeModule::moe) !=
+            modules.value().end())
+      out.push_back(diagnose(
+          result, key,
+          fmt::format("{}: moe matches nothing: a {} model has no experts", key, name_of(spec.family))));
+    return;
+  }
+  const DistributedConfig& d = result.config.distributed;
+  const std::pair<const char*, int64_t> keys[] = {
+      {"distributed.tensor_parallel_size", d.tensor_parallel_size},
+      {"distributed.context_parallel_size", d.context_parallel_size},
+      {"distributed.expert_parallel_size", d.expert_parallel_size},
+      {"distributed.expert_tensor_parallel_size", d.expert_tensor_parallel_size}};
+  for (const auto& [key, size] : keys)
+    if (size > 1 && result.sound(key))
+      out.push_back(diagnose(
+          result, key,
+          fmt::format("{} is {}, but the experts of a {} model are not divided over ranks yet; expected 1",
+                      key, size, name_of(spec.family)),
+          "use data or pipeline parallelism, which support experts"));
+}
+
 // Checks the end-of-document token if documents are separated.
 void check_documents(const ConfigResult& result, Diagnostics& out) {
   const DataConfig& c = result.config.data;
@@ -182,6 +211,7 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   check_against_model(result, *model.spec, found);
   check_context_parallel(result, *model.spec, found);
   for (Diagnostic& d : plan::check_pipeline(result, model.spec->layers)) found.push_back(std::move(d));
+  check_experts(result, *model.spec, found);
   result.add(found);
   if (!result.ok() || setting.world == 0 || !setting.grid) return;
   found.clear();

@@ -53,7 +53,8 @@ std::vector<trace::Total> StepProfile::totals() const {
 StepProfile::KernelSeconds StepProfile::take() {
   KernelSeconds now;
   for (const trace::Total& total : totals()) {
-    if (total.name.starts_with("linear")) now.gemm += total.seconds;
+    if (total.name.starts_with("linear") || total.name.starts_with("grouped_linear"))
+      now.gemm += total.seconds;
     if (total.name.starts_with("attention")) now.attention += total.seconds;
   }
   const KernelSeconds spent{now.gemm - taken_.gemm, now.attention - taken_.attention};

@@ -33,10 +33,66 @@ void add_rope(PolicyTable& t, const std::string& prefix) {
     t.model(prefix + "." + which, Kind::number).list().above(0).help("longrope: factor per dimension.");
 }
 
+// Those of Hugging Face, then Megatron-LM's for training, which transformers ignores.
+void add_experts(PolicyTable& t) {
+  const auto megatron = [&](const char* name, Kind kind) {
+    return t.model(name, kind).alias(std::string("policy.megatron_cfg.") + name);
+  };
+  t.model("num_local_experts", Kind::integer).at_least(1).help("Experts (Mixtral).");
+  t.model("num_experts", Kind::integer)
+      .at_least(1)
+      .alias("policy.megatron_cfg.num_moe_experts")
+      .help("Experts (Qwen).");
+  t.model("num_experts_per_tok", Kind::integer)
+      .at_least(1)
+      .alias("policy.megatron_cfg.moe_router_topk")
+      .help("Experts per token.");
+  t.model("moe_intermediate_size", Kind::integer)
+      .at_least(1)
+      .alias("policy.megatron_cfg.moe_ffn_hidden_size")
+      .help("Width inside an expert.");
+  t.model("shared_expert_intermediate_size", Kind::integer)
+      .at_least(1)
+      .alias("policy.megatron_cfg.moe_shared_expert_intermediate_size")
+      .help("Width inside the expert that every token passes (Qwen2-MoE).");
+  t.model("norm_topk_prob", Kind::boolean).help("Normalize the chosen experts' weights.");
+  t.model("decoder_sparse_step", Kind::integer).at_least(1).help("Every N-th layer has experts.");
+  t.model("mlp_only_layers", Kind::integer).list().at_least(0).help("Layers without experts.");
+  t.model("router_aux_loss_coef", Kind::number)
+      .at_least(0)
+      .help("Ignored in a model directory: transformers' loss over all layers (see moe_aux_loss_coeff).");
+  t.model("output_router_logits", Kind::boolean).help("Ignored in a model directory.");
+  t.model("router_jitter_noise", Kind::number).at_least(0).help("Mixtral: only 0 is supported.");
+  megatron("moe_router_load_balancing_type", Kind::choice)
+      .one_of({"aux_loss", "seq_aux_loss", "none"})
+      .help(
+          "What moe_aux_loss_coeff weights: the load-balancing loss over the tokens of a microbatch, or of "
+          "each sequence.");
+  megatron("moe_aux_loss_coeff", Kind::number)
+      .at_least(0)
+      .help("Weight of the load-balancing loss of each layer with experts; 0: none.");
+  megatron("moe_z_loss_coeff", Kind::number)
+      .nullable()
+      .at_least(0)
+      .help("Weight of the mean squared logsumexp of router logits; 0: none.");
+  megatron("moe_expert_capacity_factor", Kind::number)
+      .nullable()
+      .above(0)
+      .help(
+          "An expert takes this many times the mean number of tokens of a microbatch and drops others; "
+          "null: all. Generation drops none.");
+  megatron("moe_pad_expert_input_to_capacity", Kind::boolean)
+      .help("All experts compute as many rows as their capacity.");
+  megatron("moe_token_drop_policy", Kind::choice)
+      .one_of({"probs", "position"})
+      .help("Which tokens an expert drops: those of the lowest weight, or the last.");
+}
+
 }  // namespace
 
 void add_model_keys(PolicyTable& t) {
-  t.model("model_type", Kind::text).help("Family: llama, gpt2, qwen2, qwen3, mistral, ...");
+  t.model("model_type", Kind::text)
+      .help("Family: llama, gpt2, qwen2, qwen3, mistral, mixtral, qwen2_moe or qwen3_moe.");
   t.model("architectures", Kind::text).list().help("Class name; ignored.");
   t.model("vocab_size", Kind::integer).at_least(1).help("Rows of the embedding.");
   t.model("hidden_size", Kind::integer).at_least(1).help("Width of the residual stream.");
@@ -115,14 +171,7 @@ void add_model_keys(PolicyTable& t) {
   t.model("scale_attn_by_inverse_layer_idx", Kind::boolean).help("GPT-2: scale by the layer's number too.");
   t.model("reorder_and_upcast_attn", Kind::boolean).help("GPT-2: only false is supported.");
 
-  t.model("num_local_experts", Kind::integer).at_least(1).help("Experts (Mixtral).");
-  t.model("num_experts", Kind::integer).at_least(1).help("Experts (Qwen).");
-  t.model("num_experts_per_tok", Kind::integer).at_least(1).help("Experts per token.");
-  t.model("moe_intermediate_size", Kind::integer).at_least(1).help("Width inside an expert.");
-  t.model("router_aux_loss_coef", Kind::number).at_least(0).help("Weight of the load-balancing loss.");
-  t.model("norm_topk_prob", Kind::boolean).help("Normalize the chosen experts' weights.");
-  t.model("decoder_sparse_step", Kind::integer).at_least(1).help("Every N-th layer has experts.");
-  t.model("mlp_only_layers", Kind::integer).list().at_least(0).help("Layers without experts.");
+  add_experts(t);
   t.model("query_pre_attn_scalar", Kind::number)
       .above(0)
       .help("Gemma: attention scale is this to the power -1/2.");

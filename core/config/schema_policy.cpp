@@ -43,9 +43,11 @@ void add_recompute(PolicyTable& t) {
           "selective: the activations named in modules; none: keep everything; auto: selective, or none on a "
           "GPU if everything fits into 85 % of its memory and no modules are given.");
   NRL_POLICY_KEY(t, recompute.modules)
-      .built({"norm", "activation"})
+      .built({"norm", "activation", "moe"})
       .alias("policy.megatron_cfg.recompute_modules")
-      .help("Activations to recompute; both are nearly free. auto: [norm, activation].");
+      .help(
+          "Activations to recompute. norm, activation: nearly free; moe: those of experts, their first GEMM "
+          "again. auto: [norm, activation].");
   t.planned("recompute.num_layers", Kind::integer, "null")
       .nullable()
       .at_least(1)

@@ -14,7 +14,8 @@ struct StepScalar {
     squared_norm,                  ///< of the gradients
     metrics,                       ///< max_metrics sums that the objective names; the first must be finite
     stop = metrics + max_metrics,  ///< > 0: a rank was asked to stop
-    sums,
+    router,                        ///< of experts: aux loss, z loss, load (ops::RouterBalance)
+    sums = router + 3,
     // Set by the host before the step.
     learning_rate = sums,
     // Carried from step to step (and through checkpoints).

@@ -346,7 +346,7 @@ TEST_CASE("texts of every shape survive the round trip", "[config]") {
 
 TEST_CASE("the configurations that are shipped load cleanly", "[config]") {
   int count = 0;
-  for (const char* name : {"llama-17m.yaml", "gpt2-124m.yaml", "quickstart.yaml"}) {
+  for (const char* name : {"llama-17m.yaml", "gpt2-124m.yaml", "quickstart.yaml", "experts-tiny.yaml"}) {
     const ConfigResult result = load_config(std::string(NRL_SOURCE_DIR "/configs/") + name);
     INFO(name);
     INFO(render(result.diagnostics));
@@ -357,5 +357,5 @@ TEST_CASE("the configurations that are shipped load cleanly", "[config]") {
     require_round_trip(result);
     ++count;
   }
-  CHECK(count == 3);
+  CHECK(count == 4);
 }

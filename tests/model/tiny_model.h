@@ -42,6 +42,21 @@ inline std::vector<std::pair<std::string, std::string>> tiny_configs() {
       {"qwen3",
        R"({"model_type":"qwen3","vocab_size":67,"hidden_size":32,"intermediate_size":40,"num_hidden_layers":2,
                    "num_attention_heads":4,"num_key_value_heads":2,"head_dim":12,"max_position_embeddings":64})"},
+      {"mixtral",
+       R"({"model_type":"mixtral","vocab_size":67,"hidden_size":32,"intermediate_size":24,"num_hidden_layers":2,
+                   "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64,
+                   "num_local_experts":4,"num_experts_per_tok":2,"sliding_window":5,"rope_theta":10000})"},
+      {"qwen2_moe with a dense layer, shared experts and router losses",
+       R"({"model_type":"qwen2_moe","vocab_size":67,"hidden_size":32,"intermediate_size":40,"num_hidden_layers":3,
+                   "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64,"num_experts":6,
+                   "num_experts_per_tok":2,"moe_intermediate_size":20,"shared_expert_intermediate_size":28,
+                   "mlp_only_layers":[1],"moe_aux_loss_coeff":0.3,"moe_z_loss_coeff":0.05})"},
+      {"qwen3_moe with capacity",
+       R"({"model_type":"qwen3_moe","vocab_size":67,"hidden_size":32,"intermediate_size":40,"num_hidden_layers":2,
+                   "num_attention_heads":4,"num_key_value_heads":2,"head_dim":12,"max_position_embeddings":64,
+                   "num_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":16,"norm_topk_prob":true,
+                   "moe_expert_capacity_factor":1.1,"moe_pad_expert_input_to_capacity":true,
+                   "moe_token_drop_policy":"position"})"},
   };
 }
 
@@ -114,6 +129,7 @@ class TinyModel {
     }
     begin_gradients();
     decoder_.bind(plan_, arenas_, exec_, views, [this](int p) { ready_.push_back(p); });
+    if (spec_.moe.experts > 0) decoder_.add_router_metrics(make_tensor(router_.data(), DType::f64, {3}));
     for (int i = 0; i < tokens; ++i) {
       ids_.push_back(static_cast<int32_t>((i * 37 + 11) % spec_.vocab_size));
       targets_.push_back(i % 6 == 5 ? -1 : static_cast<int32_t>((i * 13 + 5) % spec_.vocab_size));
@@ -124,11 +140,23 @@ class TinyModel {
 
   /// Sum of weight * log_prob: what the gradients differentiate when `train`.
   double loss(bool train = true) {
+    router_.fill(0);
     if (train)
       decoder_.train(std::vector{batch()}, {});
     else
       decoder_.evaluate(batch());
-    return loss_of_last();
+    return loss_of_last() + router_loss();
+  }
+  /// Of the training passes since loss().
+  double router_loss() const {
+    const model::MoeSpec& moe = spec_.moe;
+    return static_cast<double>(spec_.expert_layers()) *
+           (static_cast<double>(moe.aux_loss) * router_[0] + static_cast<double>(moe.z_loss) * router_[1]);
+  }
+  /// Whether the loss has parts that only training passes compute.
+  bool needs_training() const {
+    return spec_.residual_dropout > 0 || spec_.attention_dropout > 0 || spec_.moe.aux_loss > 0 ||
+           spec_.moe.z_loss > 0;
   }
   double loss_of_last() const { return weighted(decoder_.log_prob()); }
   double weighted(const Tensor& log_prob) const {
@@ -188,6 +216,7 @@ class TinyModel {
   std::vector<bool> overwritten_;
   std::vector<std::vector<bf16>> low_;
   std::vector<int> ready_;
+  std::array<double, 3> router_{};
 
  private:
   static Tensor view(DType t, const std::vector<int64_t>& shape) {

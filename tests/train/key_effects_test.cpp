@@ -27,6 +27,13 @@ const std::map<std::string, std::string> models{
     {"mistral",
      "{model_type: mistral, vocab_size: 272, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
      "num_attention_heads: 4, max_position_embeddings: 64, initializer_range: 0.2}"},
+    {"mixtral",
+     "{model_type: mixtral, vocab_size: 272, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
+     "num_attention_heads: 4, num_local_experts: 4, max_position_embeddings: 64, initializer_range: 0.2}"},
+    {"qwen2_moe",
+     "{model_type: qwen2_moe, vocab_size: 272, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
+     "num_attention_heads: 4, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8, "
+     "shared_expert_intermediate_size: 8, max_position_embeddings: 64, initializer_range: 0.2}"},
     {"qwen3",
      "{model_type: qwen3, vocab_size: 272, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
      "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64, "

@@ -148,3 +148,28 @@ TEST_CASE("context parallelism is checked against the model") {
               "but the model has"));
   }
 }
+
+TEST_CASE("what belongs to experts is refused for models without them, and the other way round") {
+  const auto shown = [](const std::string& model, std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(), {"device=cpu", "policy.model=" + model});
+    ConfigResult result = load_config_text(
+        "policy: {train_global_batch_size: 8}\n"
+        "pretrain: {max_num_steps: 10}\n"
+        "data: {train: {data_path: corpus}}\n",
+        "t.yaml", overrides);
+    train::check_run(result, {.files = false});
+    return render(result.diagnostics);
+  };
+  const std::string sizes =
+      "vocab_size: 272, hidden_size: 48, intermediate_size: 80, num_hidden_layers: 2, num_attention_heads: "
+      "4}";
+  const std::string dense = "{model_type: llama, " + sizes, experts = "{model_type: mixtral, " + sizes;
+  const std::string recompute = "policy.recompute.modules=[norm, moe]";
+  CHECK(shown(dense, {}).empty());
+  CHECK(shown(experts, {recompute}).empty());
+  CHECK(shown(dense, {recompute}).find("policy.recompute.modules: moe matches nothing") != std::string::npos);
+  CHECK(shown(dense, {"policy.model.moe_aux_loss_coeff=0.1"}).find("policy.model.moe_aux_loss_coeff") !=
+        std::string::npos);
+  CHECK(shown(experts, {"distributed.expert_parallel_size=2"}).find("distributed.expert_parallel_size") !=
+        std::string::npos);
+}

@@ -17,6 +17,11 @@ struct StepFacts {
   int64_t step = 0, max_steps = 0;  ///< step counts from 1
   double time = 0;                  ///< wall clock, seconds since the epoch; 0: the time of writing
   double loss = 0, lr = 0, grad_norm = 0;
+  struct Router {
+    double aux_loss, z_loss;  ///< before their coefficients
+    double load;              ///< tokens of the busiest expert / the mean
+  };
+  std::optional<Router> router = {};             ///< of models with experts: means over their layers
   int64_t tokens = 0;                            ///< of the whole run including this step, all ranks
   double tokens_per_s = 0;                       ///< all ranks
   std::optional<double> mfu = {};                ///< 0 to 1; absent where the peak is unknown

@@ -47,6 +47,11 @@ JsonValue step_row(const StepFacts& f) {
                                      {"gemm_ms", f.gemm_ms},
                                      {"attention_ms", f.attention_ms},
                                      {"skipped", f.skipped}});
+  if (f.router) {
+    row.set("router_aux_loss", f.router->aux_loss);
+    row.set("router_z_loss", f.router->z_loss);
+    row.set("expert_load", f.router->load);
+  }
   for (const auto& [category, bytes] : f.memory) row.set("mem_" + category + "_bytes", bytes);
   return row;
 }

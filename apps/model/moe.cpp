@@ -1,0 +1,300 @@
+#include "apps/model/moe.h"
+
+#include "core/ops/kernel_table.h"
+
+namespace nrl::model {
+
+using memory::training;
+using precision::Gemm;
+using precision::Role;
+
+namespace {
+
+/// The choice of a shared expert: one, weighted by the sigmoid of its logit.
+constexpr ops::RouterRule gate_rule{.top_k = 1, .score = ops::RouterScore::sigmoid};
+
+}  // namespace
+
+Moe::Moe(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, int layer,
+         const LayerParameters& p, Stream in, int64_t segments, Slot d_out, Slot d_x)
+    : spec_(m),
+      p_(p),
+      layer_(layer),
+      segments_(segments),
+      norm_(m, recipe, add, in, p.norm2, p.norm2_bias, recipe.of(layer, Gemm::mlp_in, Role::input)),
+      d_out_(d_out),
+      d_x_(d_x) {
+  const MoeSpec& moe = m.moe;
+  const int64_t k = moe.rule.top_k;
+  const DType activations = recipe.activations(), gradients = recipe.gradients();
+  const auto tokens = [&](std::string_view name, int64_t width, DType dtype, std::string_view rules = "") {
+    return add({.name = name, .width = width, .dtype = dtype, .rules = rules});
+  };
+  const auto dispatched = [&](std::string_view name, int64_t width, DType dtype,
+                              std::string_view rules = "") {
+    return add({.name = name, .width = width, .dtype = dtype, .rows = dispatched_rows, .rules = rules});
+  };
+  logits_ = tokens("router logits", moe.experts, DType::f32);
+  choice_ = tokens("experts of tokens", 2 * k, DType::i32);
+  prob_ = tokens("router weights", k, DType::f32);
+  source_ = dispatched("tokens of rows", 1, DType::i32);
+  offsets_ = add({.name = "expert offsets", .width = moe.experts + 1, .dtype = DType::i32, .rows = one_row});
+  counts_ =
+      add({.name = "expert counts", .width = segments * moe.experts, .dtype = DType::i32, .rows = one_row});
+  rows_ = dispatched("dispatched", m.hidden, activations, "norm moe");
+  in_ = dispatched("experts_in", 2 * moe.ffn, activations, "moe");
+  act_ = dispatched("expert activation", moe.ffn, activations, "activation moe");
+  y_ = dispatched("experts_out", m.hidden, activations);
+  const auto stream = [&](std::string_view name, DType dtype) {
+    return add({.name = name, .width = m.hidden, .dtype = dtype, .rows = sequence_rows});
+  };
+  out_ = stream("moe", activations);
+  if (m.residual_dropout > 0) d_proj_ = stream("d_moe", gradients);
+  d_y_ = dispatched("d_experts_out", m.hidden, gradients);
+  d_act_ = dispatched("d_expert_activation", moe.ffn, gradients);
+  d_gated_ = dispatched("d_weighted_activation", moe.ffn, gradients);
+  gated_ = dispatched("weighted_activation", moe.ffn, activations);
+  d_prob_ = tokens("d_router_weights", k, DType::f32);
+  d_logits_ = tokens("d_router_logits", moe.experts, gradients);
+  d_in_ = dispatched("d_experts_in", 2 * moe.ffn, gradients);
+  d_rows_ = dispatched("d_dispatched", m.hidden, gradients);
+  d_norm_ = stream("d_norm2", gradients);
+  if (moe.shared_ffn == 0) return;
+  Shared& s = shared_;
+  s.in = tokens("shared_in", 2 * moe.shared_ffn, activations, "moe");
+  s.act = tokens("shared activation", moe.shared_ffn, activations, "activation moe");
+  s.out = tokens("shared_out", m.hidden, activations);
+  s.d_act = tokens("d_shared_activation", moe.shared_ffn, gradients);
+  s.d_in = tokens("d_shared_in", 2 * moe.shared_ffn, gradients);
+  if (!moe.shared_gate) return;
+  s.logit = tokens("shared gate", 1, DType::f32);
+  s.expert = tokens("shared gate's choice", 1, DType::i32);
+  s.prob = tokens("shared gate's weight", 1, DType::f32);
+  s.d_gated = tokens("d_weighted_shared", moe.shared_ffn, gradients);
+  s.gated = tokens("weighted_shared", moe.shared_ffn, activations);
+  s.d_prob = tokens("d_shared_weight", 1, DType::f32);
+  s.d_logit = tokens("d_shared_gate", 1, gradients);
+}
+
+Tensor Moe::expert(const Run& r) const {
+  const Tensor t = r[choice_];
+  return make_tensor(t.data, DType::i32, {t.dim(0), t.dim(1) / 2}, t.device);
+}
+
+Tensor Moe::row(const Run& r) const {
+  const Tensor t = r[choice_];
+  const int64_t n = t.dim(0), k = t.dim(1) / 2;
+  return make_tensor(t.ptr<int32_t>() + n * k, DType::i32, {n, k}, t.device);
+}
+
+Tensor Moe::source(const Run& r) const {
+  const Tensor t = r[source_];
+  return make_tensor(t.data, DType::i32, {t.dim(0)}, t.device);
+}
+
+Tensor Moe::offsets(const Run& r) const {
+  const Tensor t = r[offsets_];
+  return make_tensor(t.data, DType::i32, {t.dim(1)}, t.device);
+}
+
+Tensor Moe::counts(const Run& r) const {
+  const Tensor t = r[counts_];
+  return make_tensor(t.data, DType::i32, {segments_, spec_.moe.experts}, t.device);
+}
+
+void Moe::activate(const Run& r, Slot in, Slot act) const {
+  ops::activation_forward(r.exec(), {.kind = spec_.activation, .gated = true, .x = r[in], .out = r[act]});
+}
+
+void Moe::activate_backward(const Run& r, Slot d_act, Slot in, Slot d_in) const {
+  ops::activation_backward(
+      r.exec(), {.kind = spec_.activation, .gated = true, .dout = r[d_act], .x = r[in], .dx = r[d_in]});
+}
+
+void Moe::weight_gradient(const Run& r, Slot dout, Slot x, int parameter) const {
+  ops::linear_backward_weight(
+      r.exec(),
+      {.dout = r[dout], .x = r[x], .dweight = r.grad(parameter), .accumulate = r.accumulates(parameter)});
+  r.gradient_ready({parameter});
+}
+
+void Moe::forward(Run& r) {
+  const MoeSpec& m = spec_.moe;
+  norm_.forward(r);
+  r.step("router", reads(norm_.out), writes(logits_, choice_, prob_, source_, offsets_), [&] {
+    ops::linear_forward(r.exec(), {.x = r[norm_.out], .weight = r.weight(p_.router), .out = r[logits_]});
+    ops::router_forward(r.exec(),
+                        {.rule = m.rule, .logits = r[logits_], .expert = expert(r), .prob = r[prob_]});
+    const int64_t capacity = m.capacity(r[logits_].dim(0), r.generates());
+    ops::dispatch_sort(r.exec(), {.expert = expert(r),
+                                  .prob = m.drop_by_probability ? r[prob_] : Tensor{},
+                                  .capacity = capacity,
+                                  .pad = capacity > 0 && m.pad_to_capacity,
+                                  .offsets = offsets(r),
+                                  .row = row(r),
+                                  .source = source(r)});
+  });
+  r.step(training, "router_balance", reads(logits_, choice_), writes(counts_), [&] {
+    const int64_t n = r[logits_].dim(0);
+    NRL_CHECK(n % segments_ == 0, "{} tokens in {} segments", n, segments_);
+    ops::router_counts(r.exec(), {.expert = expert(r), .segment = n / segments_, .counts = counts(r)});
+    const Tensor& metrics = r.context().router_metrics;
+    if (metrics)
+      ops::router_balance(r.exec(),
+                          {.rule = m.rule,
+                           .logits = r[logits_],
+                           .counts = counts(r),
+                           .share = r.context().batch_share / static_cast<float>(spec_.expert_layers()),
+                           .metrics = metrics});
+  });
+  r.step("dispatch", reads(norm_.out, source_), writes(rows_), [&] {
+    ops::permute(r.exec(), {.x = r[norm_.out], .source = source(r), .top_k = m.rule.top_k, .out = r[rows_]});
+  });
+  r.step("experts_in", reads(rows_, offsets_), writes(in_), [&] {
+    ops::grouped_linear_forward(
+        r.exec(), {.x = r[rows_], .weight = r.weight(p_.experts_in), .offsets = offsets(r), .out = r[in_]});
+  });
+  r.step("expert_activation", reads(in_), writes(act_), [&] { activate(r, in_, act_); });
+  r.step("experts_out", reads(act_, offsets_), writes(y_), [&] {
+    ops::grouped_linear_forward(
+        r.exec(), {.x = r[act_], .weight = r.weight(p_.experts_out), .offsets = offsets(r), .out = r[y_]});
+  });
+  if (shared_.in) shared_forward(r);
+  r.step("combine", reads(y_, choice_, prob_, shared_.out, shared_.prob), writes(out_), [&] {
+    Tensor addend = r[shared_.out];
+    if (shared_.prob) {
+      ops::unpermute(r.exec(), {.x = addend, .prob = r[shared_.prob], .out = r[out_]});
+      addend = r[out_];
+    }
+    ops::unpermute(r.exec(), {.x = r[y_], .row = row(r), .prob = r[prob_], .addend = addend, .out = r[out_]});
+  });
+}
+
+void Moe::shared_forward(Run& r) {
+  const Shared& s = shared_;
+  r.step("shared_in", reads(norm_.out), writes(s.in), [&] {
+    ops::linear_forward(r.exec(), {.x = r[norm_.out], .weight = r.weight(p_.shared_in), .out = r[s.in]});
+  });
+  r.step("shared_activation", reads(s.in), writes(s.act), [&] { activate(r, s.in, s.act); });
+  r.step("shared_out", reads(s.act), writes(s.out), [&] {
+    ops::linear_forward(r.exec(), {.x = r[s.act], .weight = r.weight(p_.shared_out), .out = r[s.out]});
+  });
+  if (!s.prob) return;
+  r.step("shared_gate", reads(norm_.out), writes(s.logit, s.expert, s.prob), [&] {
+    ops::linear_forward(r.exec(), {.x = r[norm_.out], .weight = r.weight(p_.shared_gate), .out = r[s.logit]});
+    ops::router_forward(r.exec(),
+                        {.rule = gate_rule, .logits = r[s.logit], .expert = r[s.expert], .prob = r[s.prob]});
+  });
+}
+
+void Moe::backward(Run& r) {
+  const MoeSpec& m = spec_.moe;
+  const Slot d_proj = d_proj_ ? d_proj_ : d_out_;
+  if (d_proj_)
+    r.dgrad("moe_dropout", reads(d_out_), writes(d_proj_),
+            [&] { r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::mlp); });
+  r.dgrad("combine", reads(d_proj, source_), writes(d_y_), [&] {
+    ops::permute(r.exec(), {.x = r[d_proj], .source = source(r), .top_k = m.rule.top_k, .out = r[d_y_]});
+  });
+  r.dgrad("experts_out", reads(d_y_, offsets_), writes(d_act_), [&] {
+    ops::grouped_linear_backward_data(
+        r.exec(),
+        {.dout = r[d_y_], .weight = r.weight(p_.experts_out), .offsets = offsets(r), .dx = r[d_act_]});
+  });
+  // The weights of the router, applied at the input of the GEMM: its output was not kept.
+  r.dgrad("router_weights", reads(d_act_, act_, prob_, choice_),
+          writes(d_prob_, over(d_gated_, d_act_), over(gated_, act_)), [&] {
+            ops::gate_backward(r.exec(), {.dact = r[d_act_],
+                                          .act = r[act_],
+                                          .prob = r[prob_],
+                                          .row = row(r),
+                                          .dprob = r[d_prob_],
+                                          .dact_out = r[d_gated_],
+                                          .act_out = r[gated_]});
+          });
+  r.wgrad("experts_out", reads(d_y_, gated_, offsets_), [&] {
+    ops::grouped_linear_backward_weight(r.exec(), {.dout = r[d_y_],
+                                                   .x = r[gated_],
+                                                   .offsets = offsets(r),
+                                                   .dweight = r.grad(p_.experts_out),
+                                                   .accumulate = r.accumulates(p_.experts_out)});
+    r.gradient_ready({p_.experts_out});
+  });
+  r.dgrad("expert_activation", reads(d_gated_, in_), writes(over(d_in_, in_)),
+          [&] { activate_backward(r, d_gated_, in_, d_in_); });
+  r.dgrad("experts_in", reads(d_in_, offsets_), writes(d_rows_), [&] {
+    ops::grouped_linear_backward_data(
+        r.exec(),
+        {.dout = r[d_in_], .weight = r.weight(p_.experts_in), .offsets = offsets(r), .dx = r[d_rows_]});
+  });
+  r.wgrad("experts_in", reads(d_in_, rows_, offsets_), [&] {
+    ops::grouped_linear_backward_weight(r.exec(), {.dout = r[d_in_],
+                                                   .x = r[rows_],
+                                                   .offsets = offsets(r),
+                                                   .dweight = r.grad(p_.experts_in),
+                                                   .accumulate = r.accumulates(p_.experts_in)});
+    r.gradient_ready({p_.experts_in});
+  });
+  r.dgrad("router", reads(d_rows_, choice_, logits_, d_prob_, counts_), writes(d_norm_, d_logits_), [&] {
+    const float share = r.context().batch_share;
+    ops::unpermute(r.exec(), {.x = r[d_rows_], .row = row(r), .out = r[d_norm_]});
+    ops::router_backward(r.exec(), {.rule = m.rule,
+                                    .logits = r[logits_],
+                                    .expert = expert(r),
+                                    .dprob = r[d_prob_],
+                                    .counts = counts(r),
+                                    .aux = m.aux_loss * share,
+                                    .z = m.z_loss * share,
+                                    .dlogits = r[d_logits_]});
+    ops::linear_backward_data(
+        r.exec(),
+        {.dout = r[d_logits_], .weight = r.weight(p_.router), .dx = r[d_norm_], .accumulate = true});
+  });
+  r.wgrad("router", reads(d_logits_, norm_.out),
+          [&] { weight_gradient(r, d_logits_, norm_.out, p_.router); });
+  if (shared_.in) shared_backward(r, d_proj);
+  norm_.backward(r, d_norm_, d_out_, d_x_);
+}
+
+void Moe::shared_backward(Run& r, Slot d_proj) {
+  const Shared& s = shared_;
+  r.dgrad("shared_out", reads(d_proj), writes(s.d_act), [&] {
+    ops::linear_backward_data(r.exec(),
+                              {.dout = r[d_proj], .weight = r.weight(p_.shared_out), .dx = r[s.d_act]});
+  });
+  if (s.prob)
+    r.dgrad("shared_weight", reads(s.d_act, s.act, s.prob, s.logit, s.expert),
+            writes(s.d_prob, s.d_logit, over(s.d_gated, s.d_act), over(s.gated, s.act)), [&] {
+              ops::gate_backward(r.exec(), {.dact = r[s.d_act],
+                                            .act = r[s.act],
+                                            .prob = r[s.prob],
+                                            .dprob = r[s.d_prob],
+                                            .dact_out = r[s.d_gated],
+                                            .act_out = r[s.gated]});
+              ops::router_backward(r.exec(), {.rule = gate_rule,
+                                              .logits = r[s.logit],
+                                              .expert = r[s.expert],
+                                              .dprob = r[s.d_prob],
+                                              .dlogits = r[s.d_logit]});
+            });
+  const Slot d_act = s.prob ? s.d_gated : s.d_act, act = s.prob ? s.gated : s.act;
+  r.wgrad("shared_out", reads(d_proj, act), [&] { weight_gradient(r, d_proj, act, p_.shared_out); });
+  r.dgrad("shared_activation", reads(d_act, s.in), writes(over(s.d_in, s.in)),
+          [&] { activate_backward(r, d_act, s.in, s.d_in); });
+  r.dgrad("shared_in", reads(s.d_in, s.d_logit, d_norm_), writes(d_norm_), [&] {
+    ops::linear_backward_data(
+        r.exec(),
+        {.dout = r[s.d_in], .weight = r.weight(p_.shared_in), .dx = r[d_norm_], .accumulate = true});
+    if (s.prob)
+      ops::linear_backward_data(
+          r.exec(),
+          {.dout = r[s.d_logit], .weight = r.weight(p_.shared_gate), .dx = r[d_norm_], .accumulate = true});
+  });
+  r.wgrad("shared_in", reads(s.d_in, norm_.out),
+          [&] { weight_gradient(r, s.d_in, norm_.out, p_.shared_in); });
+  if (s.prob)
+    r.wgrad("shared_gate", reads(s.d_logit, norm_.out),
+            [&] { weight_gradient(r, s.d_logit, norm_.out, p_.shared_gate); });
+}
+
+}  // namespace nrl::model

@@ -1,0 +1,73 @@
+#pragma once
+// The sublayer with a mixture of experts in place of an MLP. A router sends every token to top_k experts,
+// each a gated MLP; the output is their sum, weighted by the router, and that of an MLP that all tokens pass
+// (the shared expert), if the model has one.
+//
+// N tokens, E experts, k = top_k, F inner size of an expert, R = MoeSpec::rows(N) dispatched rows in the
+// order of experts, S inner size of the shared expert.
+
+#include "apps/model/sublayers.h"
+
+namespace nrl::model {
+
+class Moe {
+ public:
+  /// `d_out` is the gradient of `out`, `d_x` that of the incoming stream.
+  Moe(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, int layer,
+      const LayerParameters& p, Stream in, int64_t segments, Slot d_out, Slot d_x);
+  void forward(Run& r);
+  void backward(Run& r);
+
+  Stream stream() const {
+    return {.x = out_, .residual = norm_.sum, .layer = layer_, .site = DropoutSite::mlp};
+  }
+
+ private:
+  /// An MLP for every token, weighted by a router of one expert where it has a gate.
+  struct Shared {
+    Slot in;                   ///< (N, 2S): [gate, up]
+    Slot act;                  ///< (N, S)
+    Slot out;                  ///< (N, H), not yet weighted
+    Slot logit, expert, prob;  ///< (N, 1) of the gate: f32, i32 (zeros), f32
+    Slot d_act;                ///< (N, S), of the unweighted output
+    Slot d_gated, gated;       ///< d_act and act, weighted
+    Slot d_in, d_prob, d_logit;
+  };
+  Tensor expert(const Run& r) const;
+  Tensor row(const Run& r) const;
+  Tensor source(const Run& r) const;
+  Tensor offsets(const Run& r) const;
+  Tensor counts(const Run& r) const;
+  void shared_forward(Run& r);
+  /// Adds the gradient of the shared expert's input to d_norm_.
+  void shared_backward(Run& r, Slot d_proj);
+  void activate(const Run& r, Slot in, Slot act) const;
+  void activate_backward(const Run& r, Slot d_act, Slot in, Slot d_in) const;
+  void weight_gradient(const Run& r, Slot dout, Slot x, int parameter) const;
+
+  const ModelSpec& spec_;
+  LayerParameters p_;
+  int layer_;
+  int64_t segments_;
+  PreNorm norm_;
+  Slot d_out_, d_x_;
+  Slot logits_;           ///< (N, E) f32
+  Slot choice_;           ///< (N, 2k) i32: experts (N, k), then their rows (N, k)
+  Slot prob_;             ///< (N, k) f32
+  Slot source_;           ///< (R, 1) i32
+  Slot offsets_;          ///< (1, E + 1) i32
+  Slot counts_;           ///< (1, segments E) i32: tokens of each expert by segment; training
+  Slot rows_;             ///< (R, H): the normalized tokens
+  Slot in_;               ///< (R, 2F): [gate, up]
+  Slot act_;              ///< (R, F)
+  Slot y_;                ///< (R, H), not yet weighted
+  Slot out_;              ///< (N, H), not yet added to the residual stream
+  Slot d_proj_;           ///< gradient of the dropout's input; unset without dropout
+  Slot d_y_;              ///< (R, H): gradient of the token's output at each of its rows
+  Slot d_act_;            ///< (R, F), of the unweighted output
+  Slot d_gated_, gated_;  ///< d_act_ and act_, weighted
+  Slot d_prob_, d_logits_, d_in_, d_rows_, d_norm_;
+  Shared shared_;
+};
+
+}  // namespace nrl::model
