@@ -134,6 +134,41 @@ case $case_name in
     grep -q 'resume .*step-7' out.txt || fail "the run did not resume from step 7: $(cat out.txt)"
     compare run
     ;;
+  # Experts: Mixtral on two ranks; Qwen2-MoE with a dense layer, a shared expert and the router's losses, whose microbatches
+  # are single sequences, then per sequence of larger ones, with the experts' activations recomputed; Qwen3-MoE on four ranks
+  # with sharded optimizer state.
+  oracle_experts)
+    settings "model_type: mixtral, vocab_size: 61, hidden_size: 20, intermediate_size: 14, num_hidden_layers: 2,
+      num_attention_heads: 4, num_key_value_heads: 2, head_dim: 6, max_position_embeddings: 64, num_local_experts: 5,
+      num_experts_per_tok: 2, rope_theta: 10000.0, rms_norm_eps: 1.0e-6, initializer_range: 0.1" \
+      "lr: 8.0e-3, weight_decay: 0.4, betas: [0.8, 0.95], eps: 1.0e-4" "lr_decay_style: linear, lr_warmup_iters: 3" \
+      "train: {data_path: [a, b]}, split: [8, 2, 0]" "val_period: 7, val_batches: 2" "max_grad_norm: 1.2"
+    prepare_reference 2
+    train 2 run policy.train_micro_batch_size=2
+    compare run
+    rm -r start run
+    settings "model_type: qwen2_moe, vocab_size: 61, hidden_size: 20, intermediate_size: 26, num_hidden_layers: 3,
+      num_attention_heads: 4, num_key_value_heads: 2, head_dim: 6, max_position_embeddings: 64, num_experts: 6, num_experts_per_tok: 2,
+      moe_intermediate_size: 10, shared_expert_intermediate_size: 18, mlp_only_layers: [1], moe_aux_loss_coeff: 0.5,
+      moe_z_loss_coeff: 0.05, initializer_range: 0.1" \
+      "lr: 8.0e-3, weight_decay: 0.4, betas: [0.8, 0.95], eps: 1.0e-4" "lr_decay_style: linear, lr_warmup_iters: 3" \
+      "train: {data_path: [a, b]}, split: [8, 2, 0]" "val_period: 7, val_batches: 2" "max_grad_norm: 1.2"
+    prepare_reference 2
+    train 2 run policy.train_micro_batch_size=1
+    compare run
+    train 1 per_sequence policy.train_micro_batch_size=4 policy.model.moe_router_load_balancing_type=seq_aux_loss \
+      policy.recompute.granularity=selective 'policy.recompute.modules=[moe]'
+    compare per_sequence
+    rm -r start run per_sequence
+    settings "model_type: qwen3_moe, vocab_size: 61, hidden_size: 48, intermediate_size: 26, num_hidden_layers: 3,
+      num_attention_heads: 4, num_key_value_heads: 2, head_dim: 10, max_position_embeddings: 64, num_experts: 8,
+      num_experts_per_tok: 3, norm_topk_prob: true, moe_intermediate_size: 20, decoder_sparse_step: 2, initializer_range: 0.06" \
+      "lr: 6.0e-3, weight_decay: 0.5, betas: [0.9, 0.8], eps: 1.0e-4" "lr_decay_style: constant, lr_warmup_iters: 5" \
+      "train: {data_path: a}, split: [8, 2, 0]" "val_period: 10, val_batches: 2" "max_grad_norm: 2.0"
+    prepare_reference 2
+    train 4 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim
+    compare run
+    ;;
   # Documents that do not see each other, with positions of their own and no loss at their ends; the end token is that of
   # the byte tokenizer. A window shorter than some documents; two ranks, whose numbers of tokens with a loss differ.
   oracle_documents)

@@ -169,6 +169,7 @@ struct Layer {
   Tensor q, k, v;  // as attention takes them
   Attention attention;
   Tensor gate, up, hidden;
+  ExpertLayer experts;
 };
 
 class Decoder {
@@ -185,8 +186,16 @@ class Decoder {
 
   const Tensor& logits() const { return logits_; }
 
-  void backward(const Tensor& dlogits, Tensors& g) {
+  double router_losses() const {
+    double sum = 0;
+    for (size_t i = 0; i < c_.layers; ++i)
+      if (c_.has_experts(i)) sum += router_loss(c_.experts, layers_[i].experts);
+    return sum;
+  }
+
+  void backward(const Tensor& dlogits, Tensors& g, double router_scale) {
     g_ = &g;
+    router_scale_ = router_scale;
     Tensor dx = linear_backward(dlogits, final_norm_.y, w_.at(head()), g.at(head()), nullptr);
     dx = norm_backward("final_norm", dx, final_norm_, c_.gpt2());
     for (size_t i = c_.layers; i-- > 0;) dx = layer_backward(i, dx);
@@ -257,6 +266,11 @@ class Decoder {
     add(x, linear(at + "o", l.attention.out));
 
     l.norm2 = norm(at + "mlp_norm", x, c_.gpt2());
+    if (c_.has_experts(index)) {
+      add(x, experts_forward(c_.experts, w_, at, l.norm2.y, l.experts));
+      layers_.push_back(std::move(l));
+      return;
+    }
     l.up = linear(at + "up", l.norm2.y);
     l.hidden = l.up;
     if (c_.gpt2()) {
@@ -272,20 +286,9 @@ class Decoder {
   Tensor layer_backward(size_t index, Tensor dx) {
     const std::string at = prefix(index);
     const Layer& l = layers_[index];
-    const Tensor dhidden = linear_backward(at + "down", dx, l.hidden);
-    Tensor dup = dhidden, dnorm2;
-    if (c_.gpt2()) {
-      for (size_t i = 0; i < dup.size(); ++i) dup[i] *= activate_slope(c_.activation, l.up[i]);
-      dnorm2 = linear_backward(at + "up", dup, l.norm2.y);
-    } else {
-      Tensor dgate = dhidden;
-      for (size_t i = 0; i < dup.size(); ++i) {
-        dup[i] *= activate(c_.activation, l.gate[i]);
-        dgate[i] *= l.up[i] * activate_slope(c_.activation, l.gate[i]);
-      }
-      dnorm2 = linear_backward(at + "up", dup, l.norm2.y);
-      add(dnorm2, linear_backward(at + "gate", dgate, l.norm2.y));
-    }
+    const Tensor dnorm2 = c_.has_experts(index) ? experts_backward(c_.experts, w_, at, l.norm2.y, dx,
+                                                                   l.experts, router_scale_, *g_)
+                                                : mlp_backward(at, l, dx);
     add(dx, norm_backward(at + "mlp_norm", dnorm2, l.norm2, c_.gpt2()));
 
     const Tensor dattention = linear_backward(at + "o", dx, l.attention.out);
@@ -306,11 +309,30 @@ class Decoder {
     return dx;
   }
 
+  Tensor mlp_backward(const std::string& at, const Layer& l, const Tensor& dx) {
+    const Tensor dhidden = linear_backward(at + "down", dx, l.hidden);
+    Tensor dup = dhidden, dnorm2;
+    if (c_.gpt2()) {
+      for (size_t i = 0; i < dup.size(); ++i) dup[i] *= activate_slope(c_.activation, l.up[i]);
+      dnorm2 = linear_backward(at + "up", dup, l.norm2.y);
+    } else {
+      Tensor dgate = dhidden;
+      for (size_t i = 0; i < dup.size(); ++i) {
+        dup[i] *= activate(c_.activation, l.gate[i]);
+        dgate[i] *= l.up[i] * activate_slope(c_.activation, l.gate[i]);
+      }
+      dnorm2 = linear_backward(at + "up", dup, l.norm2.y);
+      add(dnorm2, linear_backward(at + "gate", dgate, l.norm2.y));
+    }
+    return dnorm2;
+  }
+
   const Config& c_;
   const Tensors& w_;
   const Tokens& tokens_;
   Layout layout_;
   Tensors* g_ = nullptr;
+  double router_scale_ = 0;
   Tensor rope_;
   std::vector<Layer> layers_;
   Normalized final_norm_;
@@ -345,7 +367,8 @@ double loss(const Config& config, const Tensors& weights, const Tokens& tokens, 
 
 // d(-log p[target]) / dlogits = p - onehot(target).
 double loss_and_gradient(const Config& config, const Tensors& weights, const Tokens& tokens,
-                         const Tokens& targets, double scale, Tensors& gradients, const Layout& layout) {
+                         const Tokens& targets, double scale, Tensors& gradients, const Layout& layout,
+                         double router_scale) {
   Decoder decoder(config, weights, tokens, 0, layout);
   Tensor dlogits = zeros_like(decoder.logits());
   std::vector<double> p;
@@ -356,8 +379,13 @@ double loss_and_gradient(const Config& config, const Tensors& weights, const Tok
     for (size_t i = 0; i < p.size(); ++i) dlogits(t, i) = scale * p[i];
     dlogits(t, static_cast<size_t>(targets[t])) -= scale;
   }
-  decoder.backward(dlogits, gradients);
+  decoder.backward(dlogits, gradients, router_scale);
   return sum;
+}
+
+double router_losses(const Config& config, const Tensors& weights, const Tokens& tokens,
+                     const Layout& layout) {
+  return Decoder(config, weights, tokens, 0, layout).router_losses();
 }
 
 Tokens greedy(const Config& config, const Tensors& weights, Tokens tokens, size_t count) {

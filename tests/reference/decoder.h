@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/reference/experts.h"
 #include "tests/reference/tensor.h"
 
 namespace reference {
@@ -27,7 +28,7 @@ struct Rope {
 
 /// A config.json of Hugging Face.
 struct Config {
-  std::string family;  ///< gpt2, llama, mistral, qwen2, qwen3
+  std::string family;  ///< gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe
   size_t vocab_size = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
   size_t positions = 0;  ///< rows of the table of learned positions; RoPE's longest context
   std::string activation;
@@ -36,6 +37,8 @@ struct Config {
   size_t window = 0;  ///< a token sees this many tokens, itself included; 0: all before it
   double initializer_range = 0.02;
   Rope rope;
+  Experts experts;
+  bool has_experts(size_t layer) const { return experts.count > 0 && !experts.dense[layer]; }
   bool gpt2() const { return family == "gpt2"; }
   bool operator==(const Config&) const = default;
 };
@@ -48,7 +51,8 @@ Config read_config(const std::string& directory);
 /// Every tensor that a model of this configuration has, as zeros: "embedding.weight" (tokens),
 /// "positions.weight" (GPT-2), "head.weight" (unless tied), "final_norm.weight"; of layer N "layers.N." +
 /// attention_norm, q, k, v, q_norm, k_norm, o, mlp_norm, gate, up, down + ".weight" and, where the family has
-/// one, ".bias". Matrices are (out, in).
+/// one, ".bias". Matrices are (out, in). With experts, instead of gate, up and down: router, expert.E.gate
+/// (up, down), and of a shared expert shared.gate (up, down), shared_gate.
 Tensors shapes(const Config& config);
 
 /// Reads the weights of a model directory (model.safetensors or its shards) in f32, bf16 or f16, from the
@@ -73,9 +77,15 @@ Tensor logits(const Config& config, const Tensors& weights, const Tokens& tokens
 double loss(const Config& config, const Tensors& weights, const Tokens& tokens, const Tokens& targets,
             const Layout& layout = {});
 
-/// The same, and adds `scale` times its gradient to `gradients`.
+/// The same, and adds `scale` times its gradient to `gradients`, and router_scale times that of
+/// router_losses().
 double loss_and_gradient(const Config& config, const Tensors& weights, const Tokens& tokens,
-                         const Tokens& targets, double scale, Tensors& gradients, const Layout& layout = {});
+                         const Tokens& targets, double scale, Tensors& gradients, const Layout& layout = {},
+                         double router_scale = 0);
+
+/// The sum over layers of router_loss(), of one sequence.
+double router_losses(const Config& config, const Tensors& weights, const Tokens& tokens,
+                     const Layout& layout = {});
 
 /// `prompt` followed by the `count` likeliest tokens, each chosen from the whole sequence before it; of equal
 /// logits the lower id.

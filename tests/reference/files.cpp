@@ -79,6 +79,21 @@ Source source_of(const Config& c, const std::string& name) {
       {"gate", {"", "mlp.gate_proj"}},
       {"up", {"mlp.c_fc", "mlp.up_proj"}},
       {"down", {"mlp.c_proj", "mlp.down_proj"}}};
+  // Experts; the names of Mixtral and Qwen.
+  const bool mixtral = c.family == "mixtral";
+  const std::string block = layer + (mixtral ? "block_sparse_moe." : "mlp.");
+  if (part == "router") return {block + "gate" + kind, 0};
+  if (part == "shared_gate") return {block + "shared_expert_gate" + kind, 0};
+  if (part.starts_with("shared.")) return {block + "shared_expert." + part.substr(7) + "_proj" + kind, 0};
+  if (part.starts_with("expert.")) {
+    static const std::map<std::string, std::string> of_mixtral = {
+        {"gate", "w1"}, {"up", "w3"}, {"down", "w2"}};
+    const size_t end = part.find('.', 7);
+    const std::string matrix = part.substr(end + 1);
+    return {block + "experts." + part.substr(7, end - 7) + "." +
+                (mixtral ? of_mixtral.at(matrix) : matrix + "_proj") + kind,
+            0};
+  }
   const auto& [of_gpt2, of_others] = names.at(part);
   const size_t row = !gpt2 ? 0 : part == "k" ? c.hidden : part == "v" ? 2 * c.hidden : 0;
   return {layer + (gpt2 ? of_gpt2 : of_others) + kind, row};
@@ -132,6 +147,25 @@ void cut(const std::vector<double>& values, const Source& source, bool transpose
                               : values[(source.first_row + r) * to.columns + i];
 }
 
+Experts read_experts(const nrl::JsonValue& json, const Config& c) {
+  Experts e;
+  const bool mixtral = c.family == "mixtral";
+  if (!mixtral && !c.family.ends_with("_moe")) return e;
+  e.count = size_of(json, mixtral ? "num_local_experts" : "num_experts", 0);
+  e.chosen = size_of(json, "num_experts_per_tok", 2);
+  e.ffn = mixtral ? c.ffn : size_of(json, "moe_intermediate_size", 0);
+  if (c.family == "qwen2_moe") e.shared_ffn = size_of(json, "shared_expert_intermediate_size", 0);
+  e.normalize = mixtral || json.get_bool("norm_topk_prob", false);
+  e.aux_loss = json.get_double("moe_aux_loss_coeff", 0);
+  e.z_loss = json.get_double("moe_z_loss_coeff", 0);
+  const size_t step = size_of(json, "decoder_sparse_step", 1);
+  for (size_t i = 0; i < c.layers; ++i) e.dense.push_back(!mixtral && (i + 1) % step != 0);
+  if (const nrl::JsonValue* only = json.find("mlp_only_layers"))
+    for (const nrl::JsonValue& layer : only->items())
+      e.dense.at(static_cast<size_t>(layer.as_double())) = true;
+  return e;
+}
+
 }  // namespace
 
 Config read_config(const std::string& directory) {
@@ -168,13 +202,17 @@ Config parse_config(const std::string& text) {
   c.norm_eps = json.get_double("rms_norm_eps", 1e-6);
   c.tied = json.get_bool("tie_word_embeddings", false);
   const bool attention_bias = json.get_bool("attention_bias", false);
-  c.qkv_bias = c.family == "qwen2" || attention_bias;
-  c.o_bias = c.family != "qwen2" && attention_bias;
+  const bool qwen2 = c.family == "qwen2" || c.family == "qwen2_moe";
+  c.qkv_bias = qwen2 || attention_bias;
+  c.o_bias = !qwen2 && attention_bias;
   c.mlp_bias = json.get_bool("mlp_bias", false);
-  c.qk_norm = c.family == "qwen3";
+  c.qk_norm = c.family == "qwen3" || c.family == "qwen3_moe";
   if (c.family == "mistral" && !(json.find("sliding_window") && json.at("sliding_window").is_null()))
     c.window = size_of(json, "sliding_window", 4096);
+  if (c.family == "mixtral" && json.find("sliding_window") && !json.at("sliding_window").is_null())
+    c.window = size_of(json, "sliding_window", 0);
   c.rope = read_rope(json, c);
+  c.experts = read_experts(json, c);
   return c;
 }
 
@@ -204,6 +242,21 @@ Tensors shapes(const Config& c) {
     }
     matrix(at + "o", c.hidden, c.heads * c.head_dim, c.o_bias);
     norm(at + "mlp_norm", c.hidden);
+    if (c.has_experts(i)) {
+      const auto mlp = [&](const std::string& name, size_t ffn) {
+        matrix(name + "gate", ffn, c.hidden, false);
+        matrix(name + "up", ffn, c.hidden, false);
+        matrix(name + "down", c.hidden, ffn, false);
+      };
+      const Experts& e = c.experts;
+      matrix(at + "router", e.count, c.hidden, false);
+      for (size_t x = 0; x < e.count; ++x) mlp(at + "expert." + std::to_string(x) + ".", e.ffn);
+      if (e.shared_ffn > 0) {
+        mlp(at + "shared.", e.shared_ffn);
+        matrix(at + "shared_gate", 1, c.hidden, false);
+      }
+      continue;
+    }
     if (!c.gpt2()) matrix(at + "gate", c.ffn, c.hidden, c.mlp_bias);
     matrix(at + "up", c.ffn, c.hidden, c.mlp_bias);
     matrix(at + "down", c.hidden, c.ffn, c.mlp_bias);

@@ -43,6 +43,16 @@ Config family(const std::string& name) {
     c.qk_norm = true;
     c.rope.rotary_dim = 2;
   }
+  if (name == "mixtral")
+    c.experts = {.count = 4, .chosen = 2, .ffn = 3, .normalize = true, .dense = {false, false}};
+  if (name == "qwen2_moe")
+    c.experts = {.count = 5,
+                 .chosen = 2,
+                 .ffn = 3,
+                 .shared_ffn = 4,
+                 .dense = {false, true},
+                 .aux_loss = 0.8,
+                 .z_loss = 0.3};
   return c;
 }
 
@@ -60,7 +70,8 @@ Tensors random_weights(const Config& c) {
 }  // namespace
 
 TEST_CASE("the backward pass agrees with finite differences", "[reference]") {
-  const std::string name = GENERATE(as<std::string>{}, "gpt2", "llama", "mistral", "qwen2", "qwen3");
+  const std::string name =
+      GENERATE(as<std::string>{}, "gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe");
   const Config c = family(name);
   Tensors w = random_weights(c);
   const Tokens tokens{3, 7, 7, 0, 10, 1, 5}, targets{7, 7, 0, -1, 1, 5, 2};
@@ -69,21 +80,24 @@ TEST_CASE("the backward pass agrees with finite differences", "[reference]") {
   // One document; and three, with positions that begin again in the third one only.
   const Layout layout =
       GENERATE(values<Layout>({Layout{}, Layout{{0, 1, 2, 3, 0, 1, 2}, {0, 0, 2, 2, 4, 4, 4}}}));
-  REQUIRE(loss_and_gradient(c, w, tokens, targets, scale, gradients, layout) ==
+  const double router_scale = 1.3;
+  REQUIRE(loss_and_gradient(c, w, tokens, targets, scale, gradients, layout, router_scale) ==
           Approx(loss(c, w, tokens, targets, layout)));
+  const auto total = [&] {
+    return scale * loss(c, w, tokens, targets, layout) + router_scale * router_losses(c, w, tokens, layout);
+  };
   for (auto& [tensor, t] : w) {
     double largest = 0;
     for (const double g : gradients.at(tensor).values) largest = std::max(largest, std::abs(g));
     for (size_t i = 0; i < t.size(); i += 1 + t.size() / 12) {
       const double h = 1e-5, at = t[i];
       t[i] = at + h;
-      const double above = loss(c, w, tokens, targets, layout);
+      const double above = total();
       t[i] = at - h;
-      const double below = loss(c, w, tokens, targets, layout);
+      const double below = total();
       t[i] = at;
       INFO(name << " " << tensor << "[" << i << "]");
-      REQUIRE(gradients.at(tensor)[i] ==
-              Approx(scale * (above - below) / (2 * h)).margin(1e-7 + 1e-7 * largest));
+      REQUIRE(gradients.at(tensor)[i] == Approx((above - below) / (2 * h)).margin(1e-7 + 1e-7 * largest));
     }
   }
 }

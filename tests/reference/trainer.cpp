@@ -167,8 +167,9 @@ Step Trainer::step(const std::vector<Tokens>& batch) {
   Step result;
   for (const Tokens& s : batch) {
     const Inputs in = make_inputs(run_.train, s);
-    result.loss +=
-        loss_and_gradient(config_, read, in.tokens, in.targets, 1 / tokens, gradients, in.layout) / tokens;
+    result.loss += loss_and_gradient(config_, read, in.tokens, in.targets, 1 / tokens, gradients, in.layout,
+                                     1 / static_cast<double>(batch.size())) /
+                   tokens;
   }
   result.grad_norm = global_norm(gradients);
   result.lr = learning_rate(run_.schedule, ++steps_);
