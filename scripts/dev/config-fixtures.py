@@ -19,6 +19,7 @@ import sys
 import tempfile
 
 import numpy
+import safetensors.torch
 import torch
 import transformers
 
@@ -83,6 +84,16 @@ PUBLISHED = {
                      layer_types=["full_attention"] * 2),
     "qwen3": of("qwen3", num_attention_heads=2, num_key_value_heads=1),
     "qwen3-bias": of("qwen3", head_dim=8, attention_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-3),
+    "mixtral": of("mixtral", num_local_experts=5, num_experts_per_tok=2, rope_theta=1e4),
+    "mixtral-defaults": of("mixtral", sliding_window=4, head_dim=8),
+    "qwen2_moe": of("qwen2_moe", num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20,
+                    shared_expert_intermediate_size=28),
+    "qwen2_moe-mixed": of("qwen2_moe", num_hidden_layers=3, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True,
+                          moe_intermediate_size=12, shared_expert_intermediate_size=16, mlp_only_layers=[1]),
+    "qwen3_moe": of("qwen3_moe", num_experts=8, num_experts_per_tok=4, moe_intermediate_size=12, norm_topk_prob=True,
+                    head_dim=8),
+    "qwen3_moe-sparse": of("qwen3_moe", num_hidden_layers=3, num_experts=4, num_experts_per_tok=1,
+                           moe_intermediate_size=12, head_dim=8, decoder_sparse_step=2, attention_bias=True),
 }
 # As save_pretrained() writes them.
 SAVED = {
@@ -100,7 +111,12 @@ SAVED = {
     "qwen2-yarn": of("qwen2", rope_scaling={"rope_type": "yarn", **YARN}),
     "qwen3": of("qwen3", head_dim=8, tie_word_embeddings=True, rope_theta=1e6),
     "qwen3-bias": of("qwen3", head_dim=8, attention_bias=True),
+    "mixtral": of("mixtral", num_local_experts=4, rope_theta=1e5),
+    "qwen2_moe": of("qwen2_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12,
+                    shared_expert_intermediate_size=16),
+    "qwen3_moe": of("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, head_dim=8),
 }
+EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 
 def weight(name, shape):
@@ -123,16 +139,34 @@ def weight(name, shape):
     return torch.from_numpy(u.reshape(shape).astype(numpy.float32))
 
 
+def with_experts(read):
+    """A model with experts, whose tensors transformers 5 fuses in memory, and the tensors of its file."""
+    model = transformers.AutoModelForCausalLM.from_config(read)
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        path = os.path.join(directory, "model.safetensors")
+        shapes = {name: list(tensor.shape) for name, tensor in safetensors.torch.load_file(path).items()}
+        safetensors.torch.save_file({name: weight(name, shape) for name, shape in shapes.items()}, path, {"format": "pt"})
+        model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager",
+                                                                  torch_dtype=torch.float64)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    return model.eval(), shapes
+
+
 def computed(config):
     """The names and shapes of the tensors of that config.json, and its logits in double precision."""
     with tempfile.TemporaryDirectory() as directory:
         with open(os.path.join(directory, "config.json"), "w") as f:
             json.dump(config, f)
         read = transformers.AutoConfig.from_pretrained(directory)
-    model = transformers.AutoModelForCausalLM.from_config(read, attn_implementation="eager").eval()
     tensors = {}
+    if config["model_type"] in EXPERTS:
+        model, tensors = with_experts(read)
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(read, attn_implementation="eager").eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():  # a tied head is not among them
+        for name, parameter in model.named_parameters() if not tensors else ():  # a tied head is not among them
             parameter.copy_(weight(name, list(parameter.shape)))
             tensors[name] = list(parameter.shape)
         logits = model.double()(torch.tensor([TOKENS]), use_cache=False).logits[0]
