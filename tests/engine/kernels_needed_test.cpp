@@ -85,6 +85,11 @@ const Family families[] = {
      "{model_type: qwen3, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
      "num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 64}",
      {"policy.model.attention_dropout=0.1"}},
+    {"qwen2_moe",
+     "{model_type: qwen2_moe, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
+     "num_attention_heads: 2, num_experts: 3, num_experts_per_tok: 2, moe_intermediate_size: 8, "
+     "shared_expert_intermediate_size: 16, moe_aux_loss_coeff: 0.1, max_position_embeddings: 64}",
+     {"policy.model.attention_dropout=0.1"}},
     {"gpt2",
      "{model_type: gpt2, vocab_size: 61, n_embd: 16, n_layer: 2, n_head: 2, n_positions: 64, attn_pdrop: 0, "
      "resid_pdrop: 0, embd_pdrop: 0}",
