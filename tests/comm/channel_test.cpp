@@ -114,6 +114,31 @@ TEST_CASE("a pipeline of sends and receives that overlap runs through", "[channe
   });
 }
 
+TEST_CASE("channels of several lanes between two ranks do not wait for each other", "[channel]") {
+  on_all([](Backend& backend) {
+    const int me = backend.comm().rank();
+    std::vector<ChannelEnd> ends;
+    if (me == 0) ends = {{1, Direction::send, 1}, {1, Direction::send, 0}};
+    if (me == 1) ends = {{0, Direction::receive, 0}, {0, Direction::receive, 1}};
+    Channels channels(backend.comm(), ends);
+    constexpr size_t size = 300000;  // above the eager limits
+    if (me == 0) {
+      Data<int32_t> first(backend, size, 10), second(backend, size, 11);
+      Handle a = channels.to(1, 0).send_async(first, backend.stream());
+      Handle b = channels.to(1, 1).send_async(second, backend.stream());
+      a.wait();
+      b.wait();
+    }
+    if (me == 1) {  // in the other order
+      Data<int32_t> second(backend, size), first(backend, size);
+      channels.from(0, 1).receive_async(second, backend.stream()).wait();
+      channels.from(0, 0).receive_async(first, backend.stream()).wait();
+      REQUIRE(first.read() == std::vector<int32_t>(size, 10));
+      REQUIRE(second.read() == std::vector<int32_t>(size, 11));
+    }
+  });
+}
+
 TEST_CASE("channels do not wait for a collective that was issued before", "[channel]") {
   on_all([](Backend& backend) {
     if (backend.blocks) return;

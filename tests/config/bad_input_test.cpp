@@ -228,8 +228,7 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
        "a CUDA graph replays a step without the host"},
       {{"distributed.shard_strategy=fsdp", "logger.sample_period=5"}, "needs all parameters on rank 0"},
       {{"distributed.sequence_parallel=true"}, "but there is only one"},
-      {{"distributed.tensor_parallel_size=2", "logger.sample_period=5"},
-       "needs the whole model on one rank"},
+      {{"distributed.tensor_parallel_size=2", "logger.sample_period=5"}, "needs the whole model on one rank"},
       {{"distributed.overlap_param_gather=true", "distributed.shard_strategy=optim",
         "distributed.overlap_grad_reduce=false"},
        "needs distributed.overlap_grad_reduce: true"},
@@ -304,8 +303,9 @@ TEST_CASE("an error is drawn with its line and a caret under the place", "[confi
         "integer "
         "from 1, default 1)\n"
         "   = keys here: backend, tensor_parallel_size, pipeline_parallel_size, virtual_pipeline_size, "
-        "context_parallel_size, cp_comm_type, hierarchical_context_parallel_sizes, expert_parallel_size, "
-        "expert_tensor_parallel_size, sequence_parallel, data_parallel_size, dp_replicate_size, ... (6 more: "
+        "pipeline_schedule, num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage, "
+        "account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split, pipeline_layout, "
+        "context_parallel_size, cp_comm_type, ... (12 more: "
         "nrl-train explain distributed)\n"
         "\n"
         "1 error, nothing was started. (exit 78)\n");
