@@ -82,7 +82,8 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const double element = static_cast<double>(size_of(recipe.activations()));
   const parallel::ShardingStrategy sharding =
       *parallel::find_sharding(name_of(config.distributed.shard_strategy));
-  const double shards = n(batch.data_parallel) / n(config.distributed.dp_replicate_size);
+  const double shards = n(batch.data_parallel) * n(config.distributed.context_parallel_size) /
+                        n(config.distributed.dp_replicate_size);
   const auto kept = [&](bool sharded) { return sharded ? parameters / shards : parameters; };
   CategoryBytes out{};
   const auto at = [&](Category c) -> double& { return out[static_cast<size_t>(c)]; };
@@ -92,8 +93,8 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const int64_t master = recipe.master_weights() ? size_of(*recipe.master_weights()) : 0;
   at(Category::optimizer) =
       kept(sharding.optimizer_state) * n(2 * size_of(recipe.optimizer_state()) + master);
-  // Never recomputed: the residual stream, q, k and v, and the input of the activation (of experts it may
-  // be).
+  // Never recomputed: the residual stream, q, k and v, and the input of the activation (that of
+  // experts may be).
   at(Category::activations) =
       tokens * element / (tensor * stages) *
       (n(spec.layers) * ((config.distributed.splits_sequence() ? 1 : tensor) * n(spec.hidden) +
