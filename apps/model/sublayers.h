@@ -91,7 +91,7 @@ class Attention {
   Slot out_;            ///< (n, H), not yet added to the residual stream
   Slot d_proj_;         ///< gradient of the dropout's input; unset without dropout
   Slot d_attn_, d_qkv_, d_norm_;
-  Slot d_exchange_;  ///< context parallelism: memory of its backward pass
+  Slot d_exchange_;                   ///< context parallelism: memory of its backward pass
   std::optional<ColumnInput> input_;  ///< of qkv
   std::optional<RowOutput> output_;   ///< of the projection
   std::optional<ContextParallel> context_;

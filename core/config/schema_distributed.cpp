@@ -18,13 +18,16 @@ void add_distributed_keys(Table& t) {
       .alias("distributed.gpus_per_node")
       .alias("distributed.num_gpus")
       .help(
-          "Ranks of a node, which are its GPUs or the processes of a run on CPUs; or a list with one number per "
-          "node, in the order in which the launcher numbers them. null: not checked, and nrl-train plan does not "
+          "Ranks of a node, which are its GPUs or the processes of a run on CPUs; or a list with one number "
+          "per "
+          "node, in the order in which the launcher numbers them. null: not checked, and nrl-train plan does "
+          "not "
           "know the nodes.");
   NRL_KEY(t, cluster.segment_size)
       .at_least(1)
       .help(
-          "Nodes of an NVLink domain: consecutive nodes belong to one. An expert group must not span two. null: "
+          "Nodes of an NVLink domain: consecutive nodes belong to one. An expert group must not span two. "
+          "null: "
           "not checked.");
 
   t.section("distributed", "Parallelism and communication.");

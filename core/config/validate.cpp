@@ -380,11 +380,12 @@ void check_tensor_parallel(Checker& c, const Config& config) {
             "", {"remove it (auto), or set distributed.tensor_parallel_size"});
   if (d.tensor_parallel_size > 1 && config.logger.sample_period > 0 &&
       c.sound({"distributed.tensor_parallel_size"}))
-    c.error("logger.sample_period",
-            "logger.sample_period needs the whole model on one rank, which has a part of every matrix", "",
-            {fmt::format("distributed.tensor_parallel_size is at {}; set sample_period to 0 and use nrl-train "
-                         "generate with a checkpoint",
-                         c.where("distributed.tensor_parallel_size"))});
+    c.error(
+        "logger.sample_period",
+        "logger.sample_period needs the whole model on one rank, which has a part of every matrix", "",
+        {fmt::format("distributed.tensor_parallel_size is at {}; set sample_period to 0 and use nrl-train "
+                     "generate with a checkpoint",
+                     c.where("distributed.tensor_parallel_size"))});
 }
 
 // With the batch arithmetic checked.
