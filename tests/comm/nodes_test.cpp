@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "tests/catch.h"
+#include "tests/comm/backends.h"
 #include "tests/comm/world_fixture.h"
 
 using namespace nrl;
@@ -72,6 +73,7 @@ TEST_CASE("nodes are ordered so that groups stay inside", "[grid]") {
 
 TEST_CASE("ranks of a world can be renumbered", "[grid]") {
   comm::World& world = test_world();
+  backends().clear();  // they refer to the communicator that the world replaces
   const int size = world.size(), before = world.rank();
   const std::vector<std::string> hosts = world.hosts();
   std::vector<int> reversed(static_cast<size_t>(size));
@@ -96,4 +98,6 @@ TEST_CASE("ranks of a world can be renumbered", "[grid]") {
     REQUIRE(sum[0] == expected);
     REQUIRE(half->members().front() == rank % 2);
   }
+  std::string why_not;
+  REQUIRE(open_backends(world, why_not));
 }

@@ -114,4 +114,6 @@ TEST_CASE("the batch is resolved", "[config]") {
   CHECK(plan({"policy.train_global_batch_size=21"}, 1).micro == 7);
   CHECK(plan({"policy.max_total_sequence_length=100000"}, 1).micro == 1);
   CHECK(plan({"policy.gradient_accumulation_steps=2"}, 4).micro == 4);
+  CHECK(plan({"distributed.pipeline_parallel_size=2"}, 2).accumulation == 8);  // four per stage
+  CHECK(plan({"distributed.pipeline_parallel_size=4", "policy.train_global_batch_size=4"}, 4).micro == 1);
 }

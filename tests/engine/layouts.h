@@ -117,7 +117,7 @@ class Trainee {
       next = samples(500, (m++ * position_.sizes.dp + position_.at.dp) * batch.micro);
       return next;
     });
-    groups_->host(parallel::group::dp_cp).all_reduce(std::span(&sum, 1));
+    groups_->host(parallel::group::all).all_reduce(std::span(&sum, 1));
     return sum;
   }
   std::vector<float> values_of(const Tensor& t) {

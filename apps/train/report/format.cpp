@@ -292,10 +292,15 @@ std::string summary_lines(const RunSummary& s, int columns) {
   constexpr double least = 0.01;  // of the time of all operations
   const char* comm_label = "comm";
   double all_seconds = 0;
-  for (const CommFacts& c : s.comm) all_seconds += c.seconds;
+  std::vector<CommFacts> comm;
+  for (const CommFacts& c : s.comm) {
+    if (c.group == "world") continue;  // of the start and of checkpoints, not of steps
+    comm.push_back(c);
+    all_seconds += c.seconds;
+  }
   const auto steps = static_cast<double>(std::max<int64_t>(s.steps, 1));
-  for (size_t i = 0; i < std::min(operations, s.comm.size()); ++i) {
-    const CommFacts& c = s.comm[i];
+  for (size_t i = 0; i < std::min(operations, comm.size()); ++i) {
+    const CommFacts& c = comm[i];
     if (c.seconds < least * all_seconds) continue;
     rows.emplace_back(
         std::exchange(comm_label, ""),
