@@ -149,8 +149,10 @@ case $case in
       policy.recompute.granularity=none distributed.pipeline_parallel_size=2 "${common[@]}" "$@")
     for microbatches in 4 8; do
       for schedule in 1f1b interleaved zb_h1; do
-        these=("${keys[@]}" policy.train_global_batch_size=$microbatches distributed.pipeline_schedule=$schedule
-          distributed.virtual_pipeline_size=$([[ $schedule == interleaved ]] && echo 2 || echo 1))
+        chunks=1
+        [[ $schedule != interleaved ]] || chunks=2
+        these=("${keys[@]}" "policy.train_global_batch_size=$microbatches" "distributed.pipeline_schedule=$schedule"
+          "distributed.virtual_pipeline_size=$chunks")
         simulated=$("$binary" plan "${these[@]}" data.train.data_path="$work/corpus" --world 2 |
           sed -nE 's/.*bubble ([0-9.]+) %.*/\1/p')
         : >"$work/idle"
@@ -166,7 +168,7 @@ case $case in
     ;;
   overlap)
     keys=("$root_dir/configs/llama-17m.yaml" kernels.num_threads=1 "${common[@]}" "$@")
-    hosts=("$root_dir/scripts/multihost.sh" --hosts 1,1 --rate "$rate")
+    hosts=("$root_dir/scripts/multihost.sh" --hosts "1,1" --rate "$rate")
     for ((round = 1; round <= rounds; ++round)); do
       for overlap in false true; do
         train $overlap "${hosts[@]}" -- "${keys[@]}" distributed.overlap_grad_reduce=$overlap

@@ -77,6 +77,7 @@ unshare --net --uts --mount --pid --fork --mount-proc true 2>/dev/null || skip "
 state=$(mktemp -d)
 holders=()
 pids=()
+# shellcheck disable=SC2317  # called by a trap
 cleanup() {
   # The first process of a PID namespace takes all others with it; unshare only waits for it.
   kill -KILL "${pids[@]}" "${holders[@]}" 2>/dev/null || true
@@ -92,6 +93,7 @@ make_host() {
   local name=$1 i
   mkdir "$state/$name"
   # `wait` reaps daemons that mpirun leaves.
+  # shellcheck disable=SC2016  # for the shell in the namespace
   unshare --net --uts --mount --pid --fork --kill-child --mount-proc --propagation private bash -c '
     hostname "$2"
     mount --bind "$1/hosts" /etc/hosts

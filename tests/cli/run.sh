@@ -44,7 +44,7 @@ case $case_name in
     expect 0 run 2 evaluated_ddp.yaml 'data.split=[9,1,0]' pretrain.val_period=2 pretrain.val_batches=2
     grep -oE '"val_loss":[^,}]*' evaluated/logs/metrics.jsonl | cut -c1-16 >a.val
     grep -oE '"val_loss":[^,}]*' evaluated_ddp/logs/metrics.jsonl | cut -c1-16 >b.val
-    [[ -s a.val ]] && cmp a.val b.val || fail "the validation losses differ: $(paste a.val b.val)"
+    { [[ -s a.val ]] && cmp a.val b.val; } || fail "the validation losses differ: $(paste a.val b.val)"
     expect 78 run 1 parts.yaml distributed.shard_strategy=hsdp
     grep -q 'needs distributed.dp_replicate_size above 1' err.txt || fail "no reason in $(cat err.txt)"
     expect 78 run 2 parts.yaml distributed.shard_strategy=hsdp distributed.dp_replicate_size=2
