@@ -6,38 +6,16 @@
 #include <numeric>
 
 #include "core/base/text.h"
+#include "core/config/checker.h"
 #include "core/config/load.h"
 
 namespace nrl {
+
+using config_detail::Checker;
+
 namespace {
 
 constexpr int64_t auto_micro_tokens = 8192;
-
-/// Collects the problems of a result.
-struct Checker {
-  const ConfigResult& result;
-  Diagnostics& out;
-
-  /// Whether a check sees what the user gave. Must be called with every key of the check except the one
-  /// reported, which error() and warning() query themselves.
-  bool sound(std::initializer_list<std::string_view> keys) const {
-    return std::all_of(keys.begin(), keys.end(), [this](std::string_view k) { return result.sound(k); });
-  }
-  bool given(std::string_view key) const { return result.origins.contains(std::string(key)); }
-  void error(std::string_view key, std::string message, std::string label = "",
-             std::vector<std::string> notes = {}) {
-    if (!result.sound(key)) return;
-    out.push_back(diagnose(result, key, std::move(message), std::move(label), std::move(notes)));
-  }
-  void warning(std::string_view key, std::string message, std::vector<std::string> notes = {}) {
-    if (!result.sound(key)) return;
-    out.push_back(diagnose(result, key, std::move(message), "", std::move(notes), Severity::warning));
-  }
-  std::string where(std::string_view key) const {
-    const auto it = result.origins.find(std::string(key));
-    return it == result.origins.end() ? "default" : it->second.text;
-  }
-};
 
 void check_data(Checker& c, const Config& config) {
   if (config.data.train.data_path.empty())
@@ -280,7 +258,7 @@ void check_sharding(Checker& c, const Config& config) {
 
 void check_rest(Checker& c, const Config& config) {
   check_sharding(c, config);
-  for (Diagnostic& d : config_detail::validate_context_parallel(c.result)) c.out.push_back(std::move(d));
+  config_detail::check_context_parallel(c);
   if (config.policy.cuda_graph && config.data.reset_attention_mask && c.sound({"policy.cuda_graph"}))
     c.error(
         "data.reset_attention_mask",
@@ -453,7 +431,7 @@ Diagnostics validate(const ConfigResult& result) {
   check_schedule(c, config);
   check_rest(c, config);
   check_tensor_parallel(c, config);
-  check_pipeline(result, out);
+  check_pipeline(c);
   // With the number of replicas given, check the batch arithmetic; otherwise only what must divide
   // for any number.
   if (c.sound({"distributed.data_parallel_size"}))
@@ -469,7 +447,7 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size,
   Checker c{result, out};
   const Config& config = result.config;
   const int64_t world = world_size;
-  out = config_detail::validate_cluster(result, world, nodes);
+  config_detail::check_cluster(c, world, nodes);
   const DistributedConfig& d = config.distributed;
   const int64_t replica = model_ranks(config);
   if (!c.sound({"distributed.tensor_parallel_size", "distributed.pipeline_parallel_size",

@@ -8,18 +8,7 @@
 namespace nrl::config_detail {
 namespace {
 
-struct Report {
-  const ConfigResult& result;
-  Diagnostics& out;
-
-  void error(std::string_view key, std::string message, std::string label = "",
-             std::vector<std::string> notes = {}) {
-    if (!result.sound(key)) return;
-    out.push_back(diagnose(result, key, std::move(message), std::move(label), std::move(notes)));
-  }
-};
-
-void check_gpus_per_node(Report& c, const ClusterConfig& cluster, int64_t world,
+void check_gpus_per_node(Checker& c, const ClusterConfig& cluster, int64_t world,
                          std::span<const ClusterNode> nodes) {
   constexpr const char* key = "cluster.gpus_per_node";
   const std::vector<int64_t>& given = *cluster.gpus_per_node;
@@ -57,8 +46,10 @@ void check_gpus_per_node(Report& c, const ClusterConfig& cluster, int64_t world,
   }
 }
 
-void check_cluster(Report& c, const Config& config, int64_t world, std::span<const ClusterNode> nodes) {
-  const ClusterConfig& cluster = config.cluster;
+}  // namespace
+
+void check_cluster(Checker c, int64_t world, std::span<const ClusterNode> nodes) {
+  const ClusterConfig& cluster = c.result.config.cluster;
   if (cluster.world_size && *cluster.world_size != world)
     c.error("cluster.world_size",
             fmt::format("cluster.world_size is {}, but {} rank{} started", *cluster.world_size, world,
@@ -68,21 +59,11 @@ void check_cluster(Report& c, const Config& config, int64_t world, std::span<con
   if (cluster.num_nodes && found > 0 && *cluster.num_nodes != found)
     c.error("cluster.num_nodes",
             fmt::format("cluster.num_nodes is {}, but the ranks run on {}", *cluster.num_nodes, found));
-  if (cluster.gpus_per_node && c.result.sound("cluster.num_nodes"))
-    check_gpus_per_node(c, cluster, world, nodes);
+  if (cluster.gpus_per_node && c.sound({"cluster.num_nodes"})) check_gpus_per_node(c, cluster, world, nodes);
   if (cluster.segment_size && found > 0 && found % *cluster.segment_size != 0)
     c.error("cluster.segment_size",
             fmt::format("cluster.segment_size is {}, but {} node{} not a multiple of it",
                         *cluster.segment_size, found, found == 1 ? " is" : "s are"));
-}
-
-}  // namespace
-
-Diagnostics validate_cluster(const ConfigResult& result, int64_t world, std::span<const ClusterNode> nodes) {
-  Diagnostics out;
-  Report report{result, out};
-  check_cluster(report, result.config, world, nodes);
-  return out;
 }
 
 }  // namespace nrl::config_detail

@@ -14,15 +14,14 @@ constexpr const char* layout_key = "distributed.pipeline_layout";
 
 class PipelineCheck {
  public:
-  PipelineCheck(const ConfigResult& result, Diagnostics& out)
-      : result_(result), d_(result.config.distributed), out_(out) {}
+  explicit PipelineCheck(Checker c) : c_(c), d_(c.result.config.distributed) {}
 
   void run() {
-    if (!result_.sound(stages_key) || !result_.sound(chunks_key)) return;
+    if (!c_.sound({stages_key, chunks_key})) return;
     check_schedule();
     check_sharding();
     check_split();
-    const LoggerConfig& logger = result_.config.logger;
+    const LoggerConfig& logger = c_.result.config.logger;
     if (logger.sample_period > 0 && d_.pipeline_parallel_size > 1)
       error("logger.sample_period", "logger.sample_period: no rank has all layers to generate text with",
             {at(stages_key, d_.pipeline_parallel_size),
@@ -68,7 +67,7 @@ class PipelineCheck {
           fmt::format("distributed.shard_strategy: {} shards gradients, which needs the schedule 1f1b",
                       name_of(d_.shard_strategy)),
           {interleaved ? at(chunks_key, *d_.virtual_pipeline_size)
-                       : fmt::format("{}: zb_h1 is at {}", schedule_key, where(schedule_key)),
+                       : fmt::format("{}: zb_h1 is at {}", schedule_key, c_.where(schedule_key)),
            "use optim, or 1f1b with one chunk per stage"});
   }
 
@@ -90,32 +89,28 @@ class PipelineCheck {
       for (size_t before = 0; before < i; ++before)
         if (ways[before].second && method(before) != method(i)) {
           error(key, fmt::format("{} and {} both spread the layers", ways[before].first, key),
-                {fmt::format("{} is at {}; use one of them", ways[before].first, where(ways[before].first))});
+                {fmt::format("{} is at {}; use one of them", ways[before].first,
+                             c_.where(ways[before].first))});
           break;
         }
     }
   }
 
-  std::string where(const std::string& key) const {
-    const auto it = result_.origins.find(key);
-    return it == result_.origins.end() ? "default" : it->second.text;
-  }
   std::string at(const char* key, int64_t value) const {
-    return fmt::format("{} is {} ({})", key, value, where(key));
+    return fmt::format("{} is {} ({})", key, value, c_.where(key));
   }
   void error(const char* key, std::string message, std::vector<std::string> notes) {
-    if (result_.sound(key)) out_.push_back(diagnose(result_, key, std::move(message), "", std::move(notes)));
+    c_.error(key, std::move(message), "", std::move(notes));
   }
 
-  const ConfigResult& result_;
+  Checker c_;
   const DistributedConfig& d_;
-  Diagnostics& out_;
 };
 
 }  // namespace
 
-void check_pipeline(const ConfigResult& result, Diagnostics& out) {
-  PipelineCheck(result, out).run();
+void check_pipeline(Checker c) {
+  PipelineCheck(c).run();
 }
 
 }  // namespace nrl::config_detail
