@@ -92,8 +92,6 @@ if $torch; then
   if ((${#torch_run[@]} == 0)); then torch_note="PyTorch is not installed (package python3-torch): no comparison"; fi
 fi
 
-median() { LC_ALL=C sort -g | awk '{ v[NR] = $1 } END { if (NR) printf "%.9g\n", NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
-
 # Text for the token files: this tree. A byte vocabulary fits every model.
 "$binary" prepare --input apps core parallel --tokenizer bytes --output "$work/corpus" >"$work/prepare.txt"
 

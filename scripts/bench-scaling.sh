@@ -96,11 +96,11 @@ train() {
 
 # column NAME FIELD: the median of a field of metrics.jsonl over the timed steps.
 column() {
-  sed -E "s/.*\"$2\":([^,}]*).*/\1/" "$work/$1/metrics.jsonl" | tail -n +$((warmup + 1)) | sort -g |
-    awk '{ v[NR] = $1 } END { print (v[int((NR + 1) / 2)] + v[int((NR + 2) / 2)]) / 2 }'
+  awk -v key="$2" -f "$root_dir/scripts/metrics.awk" "$work/$1/metrics.jsonl" | tail -n "+$((warmup + 1))" | median
 }
 
-median() { sort -g | awk '{ v[NR] = $1 } END { printf "%.3f", (v[int((NR + 1) / 2)] + v[int((NR + 2) / 2)]) / 2 }'; }
+# ratio FILE: the median of the ratios in a file, as it is shown.
+ratio() { printf '%.3f' "$(median <"$work/$1")"; }
 quotient() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.4f\n", a / b }'; }
 # result TEXT...
 result() { printf '%s\n' "$*" | tee -a "$out"; }
@@ -128,8 +128,8 @@ case $case in
       quotient "$(cat "$work/one.ms")" "$(cat "$work/side.ms")" >>"$work/machine"
       echo "round $round: 1 rank $(cat "$work/one.ms") ms, 2 ranks $(cat "$work/two.ms") ms, two runs $(cat "$work/side.ms") ms"
     done
-    result "weak scaling of llama-17m, 1 to 2 ranks, $batch sequences each${*:+, $*}: efficiency $(median <"$work/efficiency")," \
-      "machine $(median <"$work/machine")"
+    result "weak scaling of llama-17m, 1 to 2 ranks, $batch sequences each${*:+, $*}: efficiency $(ratio efficiency)," \
+      "machine $(ratio machine)"
     ;;
   strong)
     keys=("$root_dir/configs/gpt2-124m.yaml" policy.train_global_batch_size=8 policy.max_total_sequence_length=256
@@ -140,7 +140,7 @@ case $case in
       quotient "$(cat "$work/threads.ms")" "$(cat "$work/ranks.ms")" >>"$work/ratio"
       echo "round $round: 1 rank x 2 threads $(cat "$work/threads.ms") ms, 2 ranks x 1 thread $(cat "$work/ranks.ms") ms"
     done
-    result "gpt2-124m, 1 rank x 2 threads / 2 ranks x 1 thread${*:+, $*}: $(median <"$work/ratio")"
+    result "gpt2-124m, 1 rank x 2 threads / 2 ranks x 1 thread${*:+, $*}: $(ratio ratio)"
     ;;
   pipeline)
     # A small vocabulary, so that the head hardly lengthens the last stage.
@@ -180,6 +180,6 @@ case $case in
         "with $(cat "$work/true.ms") ms, exposed $(cat "$work/true.exposed") ms"
     done
     result "llama-17m on 2 hosts at $rate${*:+, $*}: overlap hides $(median <"$work/exposed" | awk '{ printf "%.0f", 100 * (1 - $1) }') %" \
-      "of the communication and is $(median <"$work/speedup") times as fast"
+      "of the communication and is $(ratio speedup) times as fast"
     ;;
 esac

@@ -48,3 +48,6 @@ mpi_setup() {
   # Containers often forbid cross-process memory copies (CMA), which Open MPI reports with every message.
   export OMPI_MCA_btl_vader_single_copy_mechanism=${OMPI_MCA_btl_vader_single_copy_mechanism:-none}
 }
+
+# Of the numbers on standard input; nothing if there are none.
+median() { LC_ALL=C sort -g | awk '{ v[NR] = $1 } END { if (NR) printf "%.9g\n", NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
