@@ -62,6 +62,9 @@ std::vector<int64_t> chunk_sizes(const ModelLayout& layout, int64_t layers) {
 }  // namespace
 
 std::string split_problem(const ModelLayout& layout, int64_t layers) {
+  // Before sizes are made for what may be billions of chunks.
+  const int64_t chunks = int64_t{layout.stages} * layout.chunks;
+  if (chunks > layers + 2) return fmt::format("it has {} chunks for {} layers", chunks, layers);
   const std::vector<int64_t> sizes = chunk_sizes(layout, layers);
   if (static_cast<int>(sizes.size()) != layout.model_chunks())
     return fmt::format("it has {} numbers for {} chunks", sizes.size(), layout.model_chunks());

@@ -107,6 +107,7 @@ TEST_CASE("blocks are spread as the split says", "[layout]") {
   CHECK(sizes({.stages = 4, .split = {.first = 1}}, 7) == Sizes{1, 2, 2, 2});
   CHECK(sizes({.stages = 4, .split = {.first = 2, .last = 1}}, 9) == Sizes{2, 3, 3, 1});
   CHECK(sizes({.stages = 2, .chunks = 2, .split = {.last = 2}}, 8) == Sizes{3, 1, 3, 1});
+  CHECK_FALSE(split_problem({.stages = 1 << 30, .chunks = 1 << 30}, 7).empty());  // without a list of chunks
   CHECK(sizes({.stages = 4, .split = {.embedding = true, .head = true}}, 10) == Sizes{2, 3, 3, 2});
   CHECK(sizes({.stages = 2, .chunks = 2, .split = {.head = true}}, 7) == Sizes{2, 2, 2, 1});
 }
