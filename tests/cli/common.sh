@@ -58,8 +58,32 @@ same() {
   done
 }
 
+# corpus: documents of English words in an order that never changes, as token files with the prefix corpus.
 corpus() {
-  expect 0 run 1 prepare --input "$source_dir/core" "$source_dir/apps" --tokenizer bytes --output corpus
+  mkdir -p text/even text/odd
+  awk 'function draw(n) { state = (state * 69069 + 1) % 2147483648; return int(state / 2147483648 * n) }
+    BEGIN {
+      n = split("the of and to in is that it was for on are as with his they at be this from have or by one had not " \
+        "but what all were when we there can an your which their said if do will each about how up out them then " \
+        "she many some so these would other into has more her two like him see time could no make than first been", w, " ")
+      for (d = 0; d < 240; ++d) {
+        file = "text/" (d % 2 ? "odd" : "even") "/" d ".txt"
+        # Frequent words come first: the smaller of two draws.
+        for (words = 40 + draw(600); words > 0; --words) {
+          a = draw(n); b = draw(n)
+          printf "%s%s", w[(a < b ? a : b) + 1], draw(9) ? " " : draw(4) ? ", " : ".\n" > file
+        }
+        close(file)
+      }
+    }'
+  expect 0 run 1 prepare --input text/even text/odd --tokenizer bytes --output corpus
+}
+
+# damage FILE [OFFSET]: flips a bit of one byte, without an offset in the middle.
+damage() {
+  local at=${2-$(($(stat -c %s "$1") / 2))} byte
+  byte=$(od -An -tu1 -j "$at" -N 1 "$1")
+  printf '%b' "\\x$(printf %02x $((byte ^ 1)))" | dd of="$1" bs=1 seek="$at" conv=notrunc status=none
 }
 
 # config NAME EXTRA...: a tiny Llama with grouped heads on the corpus; logs and checkpoints in NAME.
