@@ -71,17 +71,6 @@ parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& stra
   return strategy;
 }
 
-namespace {
-
-/// Also on ranks that are not members.
-int group_size(const parallel::ProcessGrid& grid, const parallel::GroupId& id) {
-  const parallel::RankGrid& ranks = id.expert ? grid.expert() : grid.dense();
-  if (!id.ends) return ranks.group_size(id.axes);
-  return ranks.group_size(id.axes.without(parallel::Axis::pp)) * std::min(ranks.sizes().pp, 2);
-}
-
-}  // namespace
-
 std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPosition& position) {
   namespace group = parallel::group;
   const parallel::GridSizes sizes = grid_sizes(config);
@@ -95,7 +84,7 @@ std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPos
   for (const parallel::GroupId& reduce : groups) {
     parallel::GroupId shards = reduce;
     if (replicas > 1) {
-      const int slice = group_size(position.grid, reduce) / replicas;
+      const int slice = position.grid.group_size(reduce) / replicas;
       shards = reduce.inside(slice);
       out.push_back(reduce.across_slices(slice));
     }

@@ -153,6 +153,12 @@ std::vector<std::vector<int>> sliced(const std::vector<int>& group, const GroupI
 
 }  // namespace
 
+int ProcessGrid::group_size(const GroupId& id) const {
+  const RankGrid& grid = id.expert ? expert_ : dense_;
+  if (!id.ends) return grid.group_size(id.axes);
+  return grid.group_size(id.axes.without(Axis::pp)) * std::min(grid.sizes().pp, 2);
+}
+
 std::vector<int> ProcessGrid::members(const GroupId& id) const {
   const RankGrid& grid = id.expert ? expert_ : dense_;
   if (id.ends && between_ends(grid, rank_)) return {};

@@ -141,6 +141,9 @@ class ProcessGrid {
   const RankGrid& dense() const { return dense_; }
   const RankGrid& expert() const { return expert_; }
 
+  /// Number of ranks in each of these groups before they are divided into slices; also for ranks that are not
+  /// members.
+  int group_size(const GroupId& id) const;
   /// World ranks of this rank's group, in group order; empty when it is not a member (GroupId::ends).
   std::vector<int> members(const GroupId& id) const;
   /// The groups of all ranks, ordered by their first rank.

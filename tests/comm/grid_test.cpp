@@ -70,6 +70,9 @@ TEST_CASE("a process grid lists every group's members without communication", "[
   REQUIRE(grid.members(parallel::group::ep) == std::vector<int>{4, 5});
   REQUIRE(grid.members(parallel::group::tp_pp) == std::vector<int>{0, 1, 4, 5});
   REQUIRE(grid.members(parallel::group::tied) == std::vector<int>{1, 3, 5, 7});
+  for (const parallel::GroupId& id :
+       {parallel::group::tp, parallel::group::dp_cp, parallel::group::edp, parallel::group::tied})
+    REQUIRE(grid.group_size(id) == static_cast<int>(grid.members(id).size()));
   REQUIRE(grid.describe().find("tp 2") != std::string::npos);
   // Only the outer stages hold embeddings.
   for (int stage = 0; stage < 4; ++stage) {
