@@ -19,7 +19,6 @@ GroupReducer::GroupReducer(std::span<const GroupTensors> groups, const parallel:
       locations_[parameter] = {static_cast<int>(i), static_cast<int>(p)};
     }
     Group& group = groups_[i];
-    group.group = &g;
     group.tensors = t;
     group.reducer = std::make_unique<parallel::GradReducer>(
         g.layout, parallel::GradMemory{t.gradients, t.bucket_gradients, t.staging},
@@ -104,8 +103,8 @@ void GroupReducer::open(const plan::BucketRef& b, bool last) {
   g.reducer->settle(b.bucket);
   g.reducer->open(b.bucket, last);
   const trace::Range range("zero_gradients");
-  const parallel::ElementRange bucket = g.group->layout.range(b.bucket);
-  for (const parallel::ElementRange& r : g.group->zeroed)
+  const parallel::ElementRange bucket = g.tensors.group->layout.range(b.bucket);
+  for (const parallel::ElementRange& r : g.tensors.group->zeroed)
     if (r.begin >= bucket.begin && r.end <= bucket.end)
       ops::zero(exec_, {.x = g.tensors.bucket_gradients[static_cast<size_t>(b.bucket)].rows(
                             r.begin - bucket.begin, r.size())});

@@ -50,8 +50,7 @@ class GroupReducer : public model::LayerWatch {
 
  private:
   struct Group {
-    const plan::ParamGroup* group = nullptr;  // null: frozen
-    std::unique_ptr<parallel::GradReducer> reducer;
+    std::unique_ptr<parallel::GradReducer> reducer;  // null: frozen
     std::unique_ptr<parallel::WeightGather> gather;
     GroupTensors tensors;
   };

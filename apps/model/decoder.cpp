@@ -54,7 +54,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   context_.batch_share = options_.batch_share;
   const int64_t n = options_.tokens, tensor = options_.layout.tensor;
   const int64_t residual = options_.layout.sequence_parallel ? n / tensor : n;
-  NRL_CHECK(residual * (n / residual) == n, "{} tokens on {} ranks", n, tensor);
+  NRL_CHECK(!options_.layout.sequence_parallel || n % tensor == 0, "{} tokens on {} ranks", n, tensor);
   if (const ModelLayout& l = options_.layout; l.context > 1) {
     const int64_t samples = n * l.context / options_.max_sequence;
     context_.share.emplace(samples, options_.max_sequence, l.context, l.context_rank);

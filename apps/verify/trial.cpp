@@ -111,9 +111,8 @@ class Trial {
       if (exec.device) plan::require_memory(config_, *plan, memory, "the GPU");
       if (world_.rank() == 0) alone = make_reference_plan(config_, *plan, placement_, world_.local_size());
     });
-    whole_ = model::make_parameters(plan->spec);
     engine::TrainingOptions options = engine::training_options(c);
-    options.optimizer.eps = epsilon(whole_.total());
+    options.optimizer.eps = epsilon(plan->whole.total());
     limits_ = limits_for(plan->recipe, placement_.device() == DeviceType::cuda && c.kernels.tf32,
                          c.distributed.grad_reduce_dtype != ReduceDType::fp32);
     train::run_collectively(world_, [&] {
@@ -159,7 +158,8 @@ class Trial {
   std::vector<Difference> compare_held(HeldTensors (*held)(engine::Engine&)) {
     HeldTensors wanted;
     if (reference_.engine) wanted = held(*reference_.engine);
-    return compare(world_.comm(), whole_, reference_.engine ? &wanted : nullptr, held(*engine_));
+    return compare(world_.comm(), engine_->plan().whole, reference_.engine ? &wanted : nullptr,
+                   held(*engine_));
   }
 
   void compare_gradients(int64_t step) {
@@ -201,7 +201,7 @@ class Trial {
     out.grid = plan::grid_line(placement_.grid_position().sizes, name_of(c.distributed.shard_strategy));
     out.options = fmt::format("micro {}, accumulate {}", plan.batch.micro, plan.batch.accumulation);
     out.model = fmt::format("{}, {} parameters, {}", model::name_of(plan.spec.family),
-                            grouped(whole_.total()), name_of(plan.recipe.activations()));
+                            grouped(plan.whole.total()), name_of(plan.recipe.activations()));
     out.sequences = plan.batch.global;
     out.length = plan.sequence_length;
     out.limits = limits_;
@@ -220,7 +220,6 @@ class Trial {
   train::Placement placement_;  // must outlive the engines
   Reference reference_;
   std::unique_ptr<engine::Engine> engine_;
-  model::ParameterList whole_;
   int64_t steps_;
   Limits limits_;
   double reference_tokens_ = 1;
