@@ -93,27 +93,19 @@ std::vector<WeightSlice> whole_slices(const model::ParameterList& parameters,
 
 namespace {
 
-// Elements [begin, end) of a part, the first of them at `at` in `weights`, as the rest of a row, whole rows
-// and the start of a row.
+// Elements [begin, end) of a part as rectangles; the first of them is at `at` in `weights`.
 void add_slices(int parameter, const model::Part& part, int64_t begin, int64_t end, const Tensor& weights,
                 int64_t at, std::vector<WeightSlice>& out) {
   const int64_t c = part.columns;
-  const auto add = [&](int64_t to, int64_t rows, int64_t columns) {
-    if (begin >= to) return;
-    WeightSlice slice{parameter, part, weights.rows(at, to - begin)};
-    slice.part.row += begin / c;
-    slice.part.rows = rows;
-    slice.part.column += begin % c;
-    slice.part.columns = columns;
-    slice.part.offset += begin;
+  part.for_each_rows(begin, end, [&](int64_t first, int64_t last) {
+    WeightSlice slice{parameter, part, weights.rows(at + first - begin, last - first)};
+    slice.part.row += first / c;
+    slice.part.rows = std::max<int64_t>((last - first) / c, 1);
+    slice.part.column += first % c;
+    slice.part.columns = std::min(last - first, c);
+    slice.part.offset += first;
     out.push_back(std::move(slice));
-    at += to - begin;
-    begin = to;
-  };
-  const int64_t row = std::min(end, (begin + c - 1) / c * c), last = std::max(row, end / c * c);
-  add(row, 1, row - begin);
-  add(last, (last - row) / c, c);
-  add(end, 1, end - last);
+  });
 }
 
 }  // namespace
@@ -134,13 +126,11 @@ std::vector<WeightSlice> weight_slices(const model::ParameterList& parameters,
   for (const GroupTensors& t : groups) {
     if (!t.group->weights_sharded) continue;
     for (const plan::OwnedRange& r : t.group->owned)
-      for (const model::Part& part : parameters.all[static_cast<size_t>(r.parameter)].parts) {
-        const int64_t begin = std::max(r.offset, part.offset),
-                      end = std::min(r.offset + r.count, part.offset + part.numel());
-        if (begin < end)
-          add_slices(r.parameter, part, begin - part.offset, end - part.offset, t.weights,
-                     r.weight + begin - r.offset, out);
-      }
+      parameters.all[static_cast<size_t>(r.parameter)].for_each_part(
+          r.offset, r.count, [&](const model::Part& part, int64_t begin, int64_t end) {
+            add_slices(r.parameter, part, begin, end, t.weights, r.weight + part.offset + begin - r.offset,
+                       out);
+          });
   }
   return out;
 }

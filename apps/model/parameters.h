@@ -1,6 +1,7 @@
 #pragma once
 // The parameters of a decoder: order, names, shapes and initial values.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,6 +25,16 @@ struct Part {
   int64_t width() const { return global.size() == 2 ? global[1] : 1; }
   /// Row-major index in the logical tensor of element `i` of the part.
   int64_t element(int64_t i) const { return (row + i / columns) * width() + column + i % columns; }
+  /// Calls visit(begin, end) for elements [begin, end) of the part cut where its rows begin: the rest of a
+  /// row, whole rows, and the start of a row, as far as there are any.
+  template <class Visit>
+  void for_each_rows(int64_t begin, int64_t end, const Visit& visit) const {
+    const int64_t rest = std::min(end, (begin + columns - 1) / columns * columns);
+    for (const int64_t to : {rest, std::max(rest, end / columns * columns), end}) {
+      if (begin < to) visit(begin, to);
+      begin = std::max(begin, to);
+    }
+  }
 };
 
 enum class Init : uint8_t { normal, scaled_normal, ones, zeros };
@@ -58,6 +69,16 @@ struct Parameter {
   /// other gradients are zeroed after the update, and every contribution is added.
   bool overwrites_gradient = false;
   int64_t numel() const;
+  /// Calls visit(part, begin, end) for each part with elements in [first, first + count) of the parameter:
+  /// elements [begin, end) of the part.
+  template <class Visit>
+  void for_each_part(int64_t first, int64_t count, const Visit& visit) const {
+    for (const Part& part : parts) {
+      const int64_t begin = std::max<int64_t>(first - part.offset, 0),
+                    end = std::min(first + count - part.offset, part.numel());
+      if (begin < end) visit(part, begin, end);
+    }
+  }
   /// The parameter as a tensor at `data`.
   Tensor view(void* data, DType dtype) const {
     return shape.size() == 1 ? make_tensor(data, dtype, {shape[0]})

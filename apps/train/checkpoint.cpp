@@ -65,11 +65,10 @@ struct StatePiece {
 // tensor, else the rest of the first row, whole rows and the start of the last row.
 void add_pieces(const Part& part, int64_t begin, int64_t end, StatePiece piece,
                 std::vector<StatePiece>& out) {
-  const auto add = [&](int64_t to, int64_t run, int64_t stride) {
-    if (begin >= to) return;
+  const auto add = [&](int64_t to, int64_t run) {
     piece.offset = part.element(begin);
     piece.count = to - begin;
-    piece.run = run, piece.stride = stride;
+    piece.run = run, piece.stride = part.width();
     StatePiece* last = out.empty() ? nullptr : &out.back();
     const bool follows = last && last->name == piece.name && last->flat() && piece.flat() &&
                          last->offset + last->count == piece.offset &&
@@ -81,12 +80,9 @@ void add_pieces(const Part& part, int64_t begin, int64_t end, StatePiece piece,
     piece.data += (to - begin) * size_of(piece.dtype);
     begin = to;
   };
-  const auto add_flat = [&](int64_t to) { add(to, to - begin, to - begin); };
-  const int64_t c = part.columns;
-  if (c == part.width()) return add_flat(end);
-  add_flat(std::min(end, (begin + c - 1) / c * c));
-  add(end / c * c, c, part.width());
-  add_flat(end);
+  if (part.columns == part.width()) return add(end, end - begin);
+  part.for_each_rows(begin, end,
+                     [&](int64_t first, int64_t to) { add(to, std::min(to - first, part.columns)); });
 }
 
 // The optimizer state on this rank: all of it, or only the ranges that this rank saves.
@@ -96,14 +92,13 @@ std::vector<StatePiece> state_pieces(const TrainState& s, bool counted_only) {
     for (size_t k = 0; k < t.state.size(); ++k)
       for (const plan::OwnedRange& range : t.group->owned) {
         if (counted_only && !range.counted) continue;
-        for (const Part& part : s.parameters->all[static_cast<size_t>(range.parameter)].parts) {
-          const int64_t begin = std::max(range.offset, part.offset),
-                        end = std::min(range.offset + range.count, part.offset + part.numel());
-          StatePiece piece{t.group->state[k].name + "/" + part.name, part.global, t.state[k].dtype};
-          piece.data = static_cast<char*>(t.state[k].data) +
-                       (range.state + begin - range.offset) * size_of(t.state[k].dtype);
-          if (begin < end) add_pieces(part, begin - part.offset, end - part.offset, piece, pieces);
-        }
+        s.parameters->all[static_cast<size_t>(range.parameter)].for_each_part(
+            range.offset, range.count, [&](const Part& part, int64_t begin, int64_t end) {
+              StatePiece piece{t.group->state[k].name + "/" + part.name, part.global, t.state[k].dtype};
+              piece.data = static_cast<char*>(t.state[k].data) +
+                           (range.state + part.offset + begin - range.offset) * size_of(t.state[k].dtype);
+              add_pieces(part, begin, end, std::move(piece), pieces);
+            });
       }
   return pieces;
 }
