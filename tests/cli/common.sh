@@ -4,6 +4,7 @@ set -euo pipefail
 # shellcheck disable=SC2034  # read by the scripts that source this
 case_name=$1
 nrl_train=$2
+# shellcheck disable=SC2034
 source_dir=$3
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
