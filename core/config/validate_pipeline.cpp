@@ -55,13 +55,6 @@ class PipelineCheck {
     const bool interleaved = d_.virtual_pipeline_size.value_or(1) > 1;
     const bool sharded = d_.shard_strategy != ShardStrategy::ddp && d_.shard_strategy != ShardStrategy::optim;
     if (!sharded || d_.pipeline_parallel_size == 1) return;
-    const bool weights = sharded && d_.shard_strategy != ShardStrategy::optim_grads;
-    if (weights && d_.overlap_param_gather && d_.splits_sequence())
-      error("distributed.overlap_param_gather",
-            fmt::format("distributed.overlap_param_gather: true does not work yet with sharded weights ({}), "
-                        "sequence parallelism and several pipeline stages together",
-                        name_of(d_.shard_strategy)),
-            {"set it to false, or distributed.sequence_parallel to false"});
     if (d_.pipeline_schedule != PipelineSchedule::zb_h1 && !interleaved) return;
     error("distributed.shard_strategy",
           fmt::format("distributed.shard_strategy: {} shards gradients, which needs the schedule 1f1b",

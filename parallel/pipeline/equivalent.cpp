@@ -20,8 +20,31 @@ struct Way {
 
 /// Numbers for points of ways, equal for equal ones.
 using Points = std::map<std::pair<Way, int>, int>;
-/// Points that were reached while another way was at the other point, before its end.
+/// Points that were reached while another way was at the other point, before its end. Negative numbers are
+/// passes: points that were reached between a pass and the next one or during them, with both passes.
 using Meetings = std::set<std::pair<int, int>>;
+
+/// By action: the passes before and after it, as numbers below 0 of their kinds and chunks; 0: none. Buffers
+/// that one pass leaves to the next one, or prepares for it, live in between.
+struct Neighbors {
+  int before = 0, after = 0;
+};
+
+std::vector<Neighbors> neighbors(const std::vector<Action>& actions) {
+  const auto number = [](const Action& a) {
+    const bool pass = a.kind == ActionKind::forward || a.kind == ActionKind::backward ||
+                      a.kind == ActionKind::backward_data || a.kind == ActionKind::backward_weight;
+    return pass ? -2 * (4 * a.chunk + static_cast<int>(a.kind) + 1) : 0;
+  };
+  std::vector<Neighbors> out(actions.size());
+  for (size_t i = 0, last = 0; i < actions.size(); ++i) {
+    const int pass = number(actions[i]);
+    if (i + 1 < actions.size()) out[i + 1].before = pass != 0 ? pass : out[i].before;
+    if (pass == 0) continue;
+    for (; last < i; ++last) out[last].after = pass - 1;
+  }
+  return out;
+}
 
 Meetings meetings(const Schedule& schedule, Points& points) {
   // On one of several stages, some chunk sends its output, or the only one receives its input.
@@ -33,6 +56,7 @@ Meetings meetings(const Schedule& schedule, Points& points) {
   std::vector<Way> ways;
   std::vector<std::pair<size_t, int>> reached;  // way and point, in order; two in a row for a hand-over
   std::vector<size_t> ends;                     // by action: end of its entries in `reached`
+  const std::vector<Neighbors> passes = neighbors(schedule.actions);
   const auto reach = [&](int chunk, const Action& a, int kind) {
     const auto [at, added] = index.try_emplace({chunk, a.microbatch}, ways.size());
     if (added) ways.push_back({chunk, a.microbatch % schedule.stashes[static_cast<size_t>(chunk)]});
@@ -41,7 +65,10 @@ Meetings meetings(const Schedule& schedule, Points& points) {
     way.actions.push_back(kind);
   };
   for (const Action& a : schedule.actions) {
-    if (a.kind == ActionKind::finish_reduce || a.kind == ActionKind::step) continue;
+    if (a.kind == ActionKind::finish_reduce || a.kind == ActionKind::step) {
+      ends.push_back(reached.size());
+      continue;
+    }
     const int kind = static_cast<int>(a.kind) + 1;
     reach(a.chunk, a, kind);
     if (one_stage && a.kind == ActionKind::receive_forward) reach(a.chunk - 1, a, -kind);
@@ -55,10 +82,17 @@ Meetings meetings(const Schedule& schedule, Points& points) {
   Meetings out;
   std::map<size_t, int> open;  // ways that have begun and not ended: the number of their point
   size_t begin = 0;
-  for (const size_t end : ends) {
+  for (size_t action = 0; action < ends.size(); ++action) {
+    const size_t end = ends[action];
     for (size_t i = begin; i < end; ++i) open[reached[i].first] = numbers[i];
     for (size_t i = begin; i < end; ++i)
       for (const auto& [way, number] : open) out.emplace(numbers[i], number);
+    const auto [before, after] = passes[action];
+    for (const auto& [way, number] : open) {
+      if (before != 0) out.emplace(before, number);
+      if (after != 0) out.emplace(after, number);
+    }
+    if (before != 0 && after != 0) out.emplace(before, after);
     for (size_t i = begin; i < end; ++i)
       if (static_cast<size_t>(reached[i].second) + 1 == ways[reached[i].first].actions.size())
         open.erase(reached[i].first);

@@ -25,11 +25,13 @@ struct Case {
   bool overlap = true;
   int world = 4, replicas = 1, microbatches = 2;
   std::vector<std::string> extra = {};
+  int rank = -1;    // -1: the last one
+  int samples = 0;  // in the global batch; 0: world * microbatches
 };
 
 std::unique_ptr<RunPlan> plan_of(const Case& c) {
   std::vector<std::string> overrides{
-      fmt::format("policy.train_global_batch_size={}", c.world * c.microbatches),
+      fmt::format("policy.train_global_batch_size={}", c.samples > 0 ? c.samples : c.world * c.microbatches),
       "distributed.shard_strategy=" + c.strategy, fmt::format("distributed.dp_replicate_size={}", c.replicas),
       fmt::format("distributed.overlap_param_gather={}", c.overlap && c.strategy != "ddp"),
       fmt::format("distributed.overlap_grad_reduce={}", c.overlap || c.strategy == "optim")};
@@ -46,9 +48,9 @@ std::unique_ptr<RunPlan> plan_of(const Case& c) {
   REQUIRE(result.ok());
   std::string text = llama;
   text.replace(text.find("TIED"), 4, c.tied ? "true" : "false");
-  return make_run_plan(result.config, model::parse_model_config(text, "test"),
-                       resolve_batch(result.config, c.world),
-                       grid_position(result.config, c.world, c.world - 1), DeviceType::cpu, 2);
+  return make_run_plan(
+      result.config, model::parse_model_config(text, "test"), resolve_batch(result.config, c.world),
+      grid_position(result.config, c.world, c.rank < 0 ? c.world - 1 : c.rank), DeviceType::cpu, 2);
 }
 
 int64_t bytes(const RunPlan& p, Category c) {
@@ -163,6 +165,51 @@ TEST_CASE("every weight is gathered when a layer reads it, and every gradient re
         CHECK(gathered.empty());
         CHECK(opened.size() == p->groups[0].layout.buckets().size());
         for (const auto& [bucket, times] : opened) CHECK(times == microbatches);
+      }
+}
+
+// The dry run of a long schedule is that of a shorter one: what it places in shared memory must be apart in
+// the long one, too.
+TEST_CASE("buffers that live at once in the whole schedule share no memory", "[plan]") {
+  for (const int stages : {2, 4})
+    for (const int microbatches : {3, 8, 17})
+      for (int rank = 0; rank < 2 * stages; rank += 2) {
+        CAPTURE(stages, microbatches, rank);
+        const auto p = plan_of({.strategy = "optim_grads_params",
+                                .world = 2 * stages,
+                                .extra = {fmt::format("distributed.pipeline_parallel_size={}", stages)},
+                                .rank = rank,
+                                .samples = 2 * microbatches});
+        model::DecoderOptions options = p->decoder->options();
+        REQUIRE(options.training.actions.size() >= options.dry_run.actions.size());
+        options.dry_run = {};
+        memory::MemoryPlan whole;
+        const model::Decoder decoder(p->spec, p->parameters, options, whole);
+        std::vector<ParamGroup> groups = p->groups;
+        plan_layer_traffic(decoder, groups, {}, whole);
+        // The same buffers in the same order; the plan has others before them.
+        const auto before =
+            static_cast<size_t>(p->groups[0].gathered[0]) - static_cast<size_t>(groups[0].gathered[0]);
+        const auto planned = std::span(p->memory.buffers()).subspan(before);
+        const auto& buffers = whole.buffers();
+        REQUIRE(planned.size() == buffers.size());
+        const auto alive_together = [](const auto& a, const auto& b) {
+          for (const memory::Lifetime& x : a.lifetimes)
+            for (const memory::Lifetime& y : b.lifetimes)
+              if (x.first <= y.last && y.first <= x.last) return true;
+          return false;
+        };
+        std::vector<std::string> conflicts;
+        for (size_t i = 0; i < buffers.size(); ++i) {
+          REQUIRE(planned[i].name == buffers[i].name);
+          for (size_t j = 0; j < i; ++j)
+            if (planned[i].offset < planned[j].offset + planned[j].bytes &&
+                planned[j].offset < planned[i].offset + planned[i].bytes &&
+                alive_together(buffers[i], buffers[j]))
+              conflicts.push_back(buffers[i].name + " and " + buffers[j].name);
+        }
+        CAPTURE(conflicts);
+        REQUIRE(conflicts.empty());
       }
 }
 
