@@ -13,9 +13,7 @@ std::unique_ptr<Layer> make_block(const LayerContext& context, int layer, const 
   const bool fuse_gelu =
       options.device == DeviceType::cuda && !m.gated && m.activation == ops::Activation::gelu_tanh;
   auto block = std::make_unique<Block>(context, layer, parameters, options.recipe, fuse_gelu);
-  memory::SlotSet recomputed = block->table().with_rule(gathered_rule);
-  if (options.recompute) recomputed |= options.recompute(layer, block->table());
-  block->recompute(recomputed);
+  if (options.recompute) block->recompute(options.recompute(layer, block->table()));
   return block;
 }
 

@@ -6,7 +6,7 @@ ColumnInput::ColumnInput(const ModelLayout& layout, const AddSlot& add, Slot in,
                          DType in_type, DType d_in_type)
     : x(in), d_x(d_in), in_(in), d_in_(d_in) {
   if (!layout.sequence_parallel) return;
-  x = add({.name = "gathered", .width = hidden, .dtype = in_type, .rules = gathered_rule});
+  x = add({.name = "gathered", .width = hidden, .dtype = in_type, .rules = gather_rule});
   d_x = add({.name = "d_gathered", .width = hidden, .dtype = d_in_type});
 }
 

@@ -7,9 +7,9 @@
 //   ColumnInput     nothing, or all-gather                  all-reduce, or reduce-scatter
 //   RowOutput       all-reduce, or reduce-scatter           nothing, or all-gather
 //
-// A gathered input is not kept for the backward pass: its slot has the rule `gathered_rule`, by which blocks
-// recompute it, that is gather it again. On a rank alone both are empty: the outer and the inner slot are
-// one.
+// A gathered input is kept for the gradient of the weights, so that both columns communicate the same bytes.
+// Its slot has the recompute rule "gather", with which the backward pass gathers it again. On a rank alone
+// both are empty: the outer and the inner slot are one.
 //
 // Shapes: N tokens of the microbatch, n of them on this rank (sequence_rows), H hidden size.
 
@@ -22,8 +22,8 @@ namespace nrl::model {
 /// Adds a slot to the layer's table.
 using AddSlot = std::function<Slot(const memory::SlotSpec&)>;
 
-/// The recompute rule of slots that are gathered again in the backward pass.
-inline constexpr std::string_view gathered_rule = "gathered";
+/// The recompute rule of inputs that are gathered again in the backward pass.
+inline constexpr std::string_view gather_rule = "gather";
 
 /// The input of matrices split by rows of outputs (columns of the product).
 class ColumnInput {

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "apps/model/context_parallel.h"
+#include "apps/model/tensor_parallel.h"
 #include "core/base/error.h"
 #include "core/ops/step.h"
 #include "parallel/grid/groups.h"
@@ -77,6 +78,8 @@ void add_layers(const RunPlan& plan, const Add& add_one) {
   };
   const auto rows = [&](Op op, DType dtype) { add(op, 1, tokens * plan.spec.hidden * size_of(dtype)); };
   const DType activations = recipe.activations(), gradients = recipe.gradients();
+  const bool gathers_again = std::find(plan.recompute_modules.begin(), plan.recompute_modules.end(),
+                                       model::gather_rule) != plan.recompute_modules.end();
   // Of matrices that read `input`; `again`: it is gathered again for the gradient of their weights.
   const auto column_input = [&](DType input, bool again) {
     if (!sequence) return rows(Op::all_reduce, gradients);
@@ -94,7 +97,7 @@ void add_layers(const RunPlan& plan, const Add& add_one) {
     if (!model::holds_block(layout, plan.spec.layers, l)) continue;
     for (const auto& [in, out] :
          {std::pair(Gemm::qkv, Gemm::o_proj), std::pair(Gemm::mlp_in, Gemm::mlp_out)}) {
-      column_input(recipe.of(l, in, Role::input).dtype, true);
+      column_input(recipe.of(l, in, Role::input).dtype, gathers_again);
       row_output(dropout ? recipe.of(l, out, Role::gradient).dtype : gradients);
     }
   }

@@ -49,8 +49,8 @@ NRL_ENUM(AttentionType, (automatic, flash_attention, cudnn, unfused),
          ("auto", "flash_attention", "cudnn", "unfused"),
          (, {"flash", "flash_attention"}, {"fused", "cudnn"}))
 NRL_ENUM(RecomputeGranularity, (automatic, none, selective, full), ("auto", "none", "selective", "full"), ())
-NRL_ENUM(RecomputeModule, (norm, activation, core_attn, mlp, moe),
-         ("norm", "activation", "core_attn", "mlp", "moe"),
+NRL_ENUM(RecomputeModule, (norm, activation, gather, core_attn, mlp, moe),
+         ("norm", "activation", "gather", "core_attn", "mlp", "moe"),
          (, {"layernorm", "norm"}, {"moe_act", "activation"}))
 NRL_ENUM(OptimizerName, (adamw, adam_l2, sgd, muon), ("adamw", "adam_l2", "sgd", "muon"),
          (, {"torch.optim.AdamW", "adamw"}, {"AdamW", "adamw"}, {"adam", "adamw"},

@@ -43,11 +43,13 @@ void add_recompute(PolicyTable& t) {
           "selective: the activations named in modules; none: keep everything; auto: selective, or none on a "
           "GPU if everything fits into 85 % of its memory and no modules are given.");
   NRL_POLICY_KEY(t, recompute.modules)
-      .built({"norm", "activation", "moe"})
+      .built({"norm", "activation", "gather", "moe"})
       .alias("policy.megatron_cfg.recompute_modules")
       .help(
-          "Activations to recompute. norm, activation: nearly free; moe: those of experts, their first GEMM "
-          "again. auto: [norm, activation].");
+          "Activations to recompute. norm, activation: nearly free; gather: with sequence parallelism the "
+          "inputs "
+          "that a rank has of all tokens, communicated again; moe: those of experts, their first GEMM again. "
+          "auto: [norm, activation].");
   t.planned("recompute.num_layers", Kind::integer, "null")
       .nullable()
       .at_least(1)

@@ -356,6 +356,16 @@ void check_tensor_parallel(Checker& c, const Config& config) {
             "distributed.sequence_parallel: true divides the sequence among tensor-parallel ranks, but there "
             "is only one",
             "", {"remove it (auto), or set distributed.tensor_parallel_size"});
+  constexpr std::string_view modules_key = "policy.recompute.modules";
+  const AutoOr<std::vector<RecomputeModule>>& modules = config.policy.recompute.modules;
+  if (!modules.is_auto() && !d.splits_sequence() &&
+      std::find(modules.value().begin(), modules.value().end(), RecomputeModule::gather) !=
+          modules.value().end() &&
+      c.sound({modules_key, "distributed.tensor_parallel_size", "distributed.sequence_parallel"}))
+    c.error(modules_key,
+            fmt::format("{}: gather matches nothing: inputs are gathered with sequence parallelism only",
+                        modules_key),
+            "", {"remove it, or set distributed.tensor_parallel_size above 1 and sequence_parallel: true"});
   if (d.tensor_parallel_size > 1 && config.logger.sample_period > 0 &&
       c.sound({"distributed.tensor_parallel_size"}))
     c.error(

@@ -118,6 +118,8 @@ case $case_name in
         traffic_of tensor2-$precision-$sequence 2 distributed.tensor_parallel_size=2 distributed.sequence_parallel=$sequence \
           policy.precision=$precision
       done
+      traffic_of tensor2-$precision-again 2 distributed.tensor_parallel_size=2 'policy.recompute.modules=[norm,gather]' \
+        policy.precision=$precision
       traffic_of tensor4-$precision 4 distributed.tensor_parallel_size=2 distributed.shard_strategy=optim_grads_params \
         policy.precision=$precision
     done
