@@ -77,7 +77,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                       .head_chunk_tokens = chunk,
                       .layout = layout,
                       .recompute = options_.recompute}),
-      std::array<int64_t, row_domains>{n, residual, chunk, spec.moe.rows(n, false), 1});
+      std::array<int64_t, row_domains>{n, residual, chunk, spec.moe.rows(residual, false), 1});
   memory::Liveness liveness;
   stage_->record(&liveness);
   const auto record = [&](memory::Mode mode, const pipeline::Schedule& schedule) {
@@ -108,6 +108,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   ModelSpec sizes = part_;
   sizes.vocab_size = vocabulary;
   workspace_bytes_ = training_workspace(sizes, {.tokens = n,
+                                                .routed = residual,
                                                 .max_sequence = options_.max_sequence,
                                                 .head_chunk = chunk,
                                                 .recipe = options_.recipe,

@@ -114,7 +114,8 @@ Block::Block(const LayerContext& c, int layer, const LayerParameters& p, const p
                      context_parallel(c, layer, activations));
   if (m.has_experts(layer)) {
     const int64_t segments = m.moe.aux_loss_per_sequence ? c.sequences : 1;
-    moe_.emplace(m, recipe, add_, layer, p, attention_->stream(), segments, ports_.d_out, d_middle_);
+    moe_.emplace(m, c.layout, recipe, add_, layer, p, attention_->stream(), segments, ports_.d_out,
+                 d_middle_);
   } else {
     mlp_.emplace(m, c.layout, recipe, add_, layer, p, attention_->stream(), fuse_gelu, ports_.d_out,
                  d_middle_);

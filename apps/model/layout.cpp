@@ -104,7 +104,8 @@ std::vector<parallel::ContextExchange> distinct_exchanges(const ModelLayout& lay
 
 ModelSpec tensor_part(const ModelSpec& spec, const ModelLayout& layout) {
   ModelSpec part = spec;
-  for (int64_t* size : {&part.heads, &part.kv_heads, &part.ffn}) {
+  for (int64_t* size : {&part.heads, &part.kv_heads, &part.ffn, &part.moe.shared_ffn}) {
+    if (size == &part.ffn && spec.expert_layers() == spec.layers) continue;  // no layer has it
     NRL_CHECK(*size % layout.tensor == 0, "{} does not divide by {}", *size, layout.tensor);
     *size /= layout.tensor;
   }

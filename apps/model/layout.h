@@ -66,8 +66,8 @@ bool holds_block(const ModelLayout& layout, int64_t layers, int block);
 /// The different exchanges of the blocks, in the order of their first blocks.
 std::vector<parallel::ContextExchange> distinct_exchanges(const ModelLayout& layout);
 
-/// The sizes of a tensor-parallel rank's part: heads, kv_heads and ffn are divided, which they must be
-/// divisible for. The vocabulary is not: see tensor_slice().
+/// The sizes of a tensor-parallel rank's part: heads, kv_heads, ffn and the shared expert's are divided,
+/// which they must be divisible for. Experts are not, nor is the vocabulary: see tensor_slice().
 ModelSpec tensor_part(const ModelSpec& spec, const ModelLayout& layout);
 
 }  // namespace nrl::model

@@ -15,8 +15,8 @@ constexpr ops::RouterRule gate_rule{.top_k = 1, .score = ops::RouterScore::sigmo
 
 }  // namespace
 
-Moe::Moe(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, int layer,
-         const LayerParameters& p, Stream in, int64_t segments, Slot d_out, Slot d_x)
+Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe& recipe, const AddSlot& add,
+         int layer, const LayerParameters& p, Stream in, int64_t segments, Slot d_out, Slot d_x)
     : spec_(m),
       p_(p),
       layer_(layer),
@@ -27,16 +27,16 @@ Moe::Moe(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add
   const MoeSpec& moe = m.moe;
   const int64_t k = moe.rule.top_k;
   const DType activations = recipe.activations(), gradients = recipe.gradients();
-  const auto tokens = [&](std::string_view name, int64_t width, DType dtype, std::string_view rules = "") {
-    return add({.name = name, .width = width, .dtype = dtype, .rules = rules});
+  const auto own = [&](std::string_view name, int64_t width, DType dtype) {
+    return add({.name = name, .width = width, .dtype = dtype, .rows = sequence_rows});
   };
   const auto dispatched = [&](std::string_view name, int64_t width, DType dtype,
                               std::string_view rules = "") {
     return add({.name = name, .width = width, .dtype = dtype, .rows = dispatched_rows, .rules = rules});
   };
-  logits_ = tokens("router logits", moe.experts, DType::f32);
-  choice_ = tokens("experts of tokens", 2 * k, DType::i32);
-  prob_ = tokens("router weights", k, DType::f32);
+  logits_ = own("router logits", moe.experts, DType::f32);
+  choice_ = own("experts of tokens", 2 * k, DType::i32);
+  prob_ = own("router weights", k, DType::f32);
   source_ = dispatched("tokens of rows", 1, DType::i32);
   offsets_ = add({.name = "expert offsets", .width = moe.experts + 1, .dtype = DType::i32, .rows = one_row});
   counts_ =
@@ -45,27 +45,31 @@ Moe::Moe(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add
   in_ = dispatched("experts_in", 2 * moe.ffn, activations, "moe");
   act_ = dispatched("expert activation", moe.ffn, activations, "activation moe");
   y_ = dispatched("experts_out", m.hidden, activations);
-  const auto stream = [&](std::string_view name, DType dtype) {
-    return add({.name = name, .width = m.hidden, .dtype = dtype, .rows = sequence_rows});
-  };
-  out_ = stream("moe", activations);
-  if (m.residual_dropout > 0) d_proj_ = stream("d_moe", gradients);
+  out_ = own("moe", m.hidden, activations);
+  if (m.residual_dropout > 0) d_proj_ = own("d_moe", m.hidden, gradients);
   d_y_ = dispatched("d_experts_out", m.hidden, gradients);
   d_act_ = dispatched("d_expert_activation", moe.ffn, gradients);
   d_gated_ = dispatched("d_weighted_activation", moe.ffn, gradients);
   gated_ = dispatched("weighted_activation", moe.ffn, activations);
-  d_prob_ = tokens("d_router_weights", k, DType::f32);
-  d_logits_ = tokens("d_router_logits", moe.experts, gradients);
+  d_prob_ = own("d_router_weights", k, DType::f32);
+  d_logits_ = own("d_router_logits", moe.experts, gradients);
   d_in_ = dispatched("d_experts_in", 2 * moe.ffn, gradients);
   d_rows_ = dispatched("d_dispatched", m.hidden, gradients);
-  d_norm_ = stream("d_norm2", gradients);
+  d_norm_ = own("d_norm2", m.hidden, gradients);
   if (moe.shared_ffn == 0) return;
+  // All tokens of the microbatch.
+  const auto tokens = [&](std::string_view name, int64_t width, DType dtype, std::string_view rules = "") {
+    return add({.name = name, .width = width, .dtype = dtype, .rules = rules});
+  };
   Shared& s = shared_;
   s.in = tokens("shared_in", 2 * moe.shared_ffn, activations, "moe");
   s.act = tokens("shared activation", moe.shared_ffn, activations, "activation moe");
-  s.out = tokens("shared_out", m.hidden, activations);
+  s.out = own("shared_out", m.hidden, activations);
   s.d_act = tokens("d_shared_activation", moe.shared_ffn, gradients);
   s.d_in = tokens("d_shared_in", 2 * moe.shared_ffn, gradients);
+  s.input.emplace(layout, add, norm_.out, d_norm_, m.hidden,
+                  recipe.of(layer, Gemm::mlp_in, Role::input).dtype, gradients);
+  s.output.emplace(layout, add, s.out, d_proj_ ? d_proj_ : d_out_, m.hidden, activations, gradients);
   if (!moe.shared_gate) return;
   s.logit = tokens("shared gate", 1, DType::f32);
   s.expert = tokens("shared gate's choice", 1, DType::i32);
@@ -144,7 +148,8 @@ void Moe::forward(Run& r) {
                           {.rule = m.rule,
                            .logits = r[logits_],
                            .counts = counts(r),
-                           .share = r.context().batch_share / static_cast<float>(spec_.expert_layers()),
+                           .share = r.context().batch_share / static_cast<float>(spec_.expert_layers()) /
+                                    static_cast<float>(r.layout().tensor * r.layout().context),
                            .metrics = metrics});
   });
   r.step("dispatch", reads(norm_.out, source_), writes(rows_), [&] {
@@ -163,25 +168,35 @@ void Moe::forward(Run& r) {
   r.step("combine", reads(y_, choice_, prob_, shared_.out, shared_.prob), writes(out_), [&] {
     Tensor addend = r[shared_.out];
     if (shared_.prob) {
-      ops::unpermute(r.exec(), {.x = addend, .prob = r[shared_.prob], .out = r[out_]});
+      ops::unpermute(r.exec(), {.x = addend, .prob = shared_prob(r), .out = r[out_]});
       addend = r[out_];
     }
     ops::unpermute(r.exec(), {.x = r[y_], .row = row(r), .prob = r[prob_], .addend = addend, .out = r[out_]});
   });
 }
 
+Tensor Moe::shared_prob(const Run& r) const {
+  const Tensor all = r[shared_.prob];
+  const int64_t n = all.dim(0), ranks = r.layout().sequence_parallel ? r.layout().tensor : 1;
+  return all.rows(n / ranks * (ranks > 1 ? r.layout().tensor_rank : 0), n / ranks);
+}
+
 void Moe::shared_forward(Run& r) {
   const Shared& s = shared_;
-  r.step("shared_in", reads(norm_.out), writes(s.in), [&] {
-    ops::linear_forward(r.exec(), {.x = r[norm_.out], .weight = r.weight(p_.shared_in), .out = r[s.in]});
+  const Slot x = s.input->x, partial = s.output->partial;
+  s.input->gather(r);
+  r.step("shared_in", reads(x), writes(s.in), [&] {
+    ops::linear_forward(r.exec(), {.x = r[x], .weight = r.weight(p_.shared_in), .out = r[s.in]});
   });
   r.step("shared_activation", reads(s.in), writes(s.act), [&] { activate(r, s.in, s.act); });
-  r.step("shared_out", reads(s.act), writes(s.out), [&] {
-    ops::linear_forward(r.exec(), {.x = r[s.act], .weight = r.weight(p_.shared_out), .out = r[s.out]});
+  r.step("shared_out", reads(s.act), writes(partial, s.out), [&] {
+    ops::linear_forward(r.exec(), {.x = r[s.act], .weight = r.weight(p_.shared_out), .out = r[partial]});
+    s.output->reduce(r);
   });
   if (!s.prob) return;
-  r.step("shared_gate", reads(norm_.out), writes(s.logit, s.expert, s.prob), [&] {
-    ops::linear_forward(r.exec(), {.x = r[norm_.out], .weight = r.weight(p_.shared_gate), .out = r[s.logit]});
+  // Of all tokens on every rank: the gradient of its weights needs them.
+  r.step("shared_gate", reads(x), writes(s.logit, s.expert, s.prob), [&] {
+    ops::linear_forward(r.exec(), {.x = r[x], .weight = r.weight(p_.shared_gate), .out = r[s.logit]});
     ops::router_forward(r.exec(),
                         {.rule = gate_rule, .logits = r[s.logit], .expert = r[s.expert], .prob = r[s.prob]});
   });
@@ -235,29 +250,35 @@ void Moe::backward(Run& r) {
                                                    .accumulate = r.accumulates(p_.experts_in)});
     r.gradient_ready({p_.experts_in});
   });
-  r.dgrad("router", reads(d_rows_, choice_, logits_, d_prob_, counts_), writes(d_norm_, d_logits_), [&] {
-    const float share = r.context().batch_share;
-    ops::unpermute(r.exec(), {.x = r[d_rows_], .row = row(r), .out = r[d_norm_]});
-    ops::router_backward(r.exec(), {.rule = m.rule,
-                                    .logits = r[logits_],
-                                    .expert = expert(r),
-                                    .dprob = r[d_prob_],
-                                    .counts = counts(r),
-                                    .aux = m.aux_loss * share,
-                                    .z = m.z_loss * share,
-                                    .dlogits = r[d_logits_]});
-    ops::linear_backward_data(
-        r.exec(),
-        {.dout = r[d_logits_], .weight = r.weight(p_.router), .dx = r[d_norm_], .accumulate = true});
-  });
+  if (shared_.in) shared_backward(r);
+  // Adds to the gradient of the shared expert's input.
+  const Slot d_shared = shared_.in ? d_norm_ : Slot{};
+  r.dgrad("router", reads(d_rows_, choice_, logits_, d_prob_, counts_, d_shared), writes(d_norm_, d_logits_),
+          [&] {
+            const float share = r.context().batch_share;
+            ops::unpermute(r.exec(),
+                           {.x = r[d_rows_], .row = row(r), .addend = r[d_shared], .out = r[d_norm_]});
+            ops::router_backward(r.exec(), {.rule = m.rule,
+                                            .logits = r[logits_],
+                                            .expert = expert(r),
+                                            .dprob = r[d_prob_],
+                                            .counts = counts(r),
+                                            .aux = m.aux_loss * share,
+                                            .z = m.z_loss * share,
+                                            .dlogits = r[d_logits_]});
+            ops::linear_backward_data(
+                r.exec(),
+                {.dout = r[d_logits_], .weight = r.weight(p_.router), .dx = r[d_norm_], .accumulate = true});
+          });
   r.wgrad("router", reads(d_logits_, norm_.out),
           [&] { weight_gradient(r, d_logits_, norm_.out, p_.router); });
-  if (shared_.in) shared_backward(r, d_proj);
   norm_.backward(r, d_norm_, d_out_, d_x_);
 }
 
-void Moe::shared_backward(Run& r, Slot d_proj) {
+void Moe::shared_backward(Run& r) {
   const Shared& s = shared_;
+  const Slot x = s.input->x, d_x = s.input->d_x, d_proj = s.output->d_full;
+  s.output->gather(r);
   r.dgrad("shared_out", reads(d_proj), writes(s.d_act), [&] {
     ops::linear_backward_data(r.exec(),
                               {.dout = r[d_proj], .weight = r.weight(p_.shared_out), .dx = r[s.d_act]});
@@ -281,20 +302,17 @@ void Moe::shared_backward(Run& r, Slot d_proj) {
   r.wgrad("shared_out", reads(d_proj, act), [&] { weight_gradient(r, d_proj, act, p_.shared_out); });
   r.dgrad("shared_activation", reads(d_act, s.in), writes(over(s.d_in, s.in)),
           [&] { activate_backward(r, d_act, s.in, s.d_in); });
-  r.dgrad("shared_in", reads(s.d_in, s.d_logit, d_norm_), writes(d_norm_), [&] {
-    ops::linear_backward_data(
-        r.exec(),
-        {.dout = r[s.d_in], .weight = r.weight(p_.shared_in), .dx = r[d_norm_], .accumulate = true});
+  r.dgrad("shared_in", reads(s.d_in, s.d_logit), writes(d_x, d_norm_), [&] {
+    ops::linear_backward_data(r.exec(), {.dout = r[s.d_in], .weight = r.weight(p_.shared_in), .dx = r[d_x]});
     if (s.prob)
       ops::linear_backward_data(
           r.exec(),
-          {.dout = r[s.d_logit], .weight = r.weight(p_.shared_gate), .dx = r[d_norm_], .accumulate = true});
+          {.dout = r[s.d_logit], .weight = r.weight(p_.shared_gate), .dx = r[d_x], .accumulate = true});
+    s.input->reduce(r);
   });
-  r.wgrad("shared_in", reads(s.d_in, norm_.out),
-          [&] { weight_gradient(r, s.d_in, norm_.out, p_.shared_in); });
+  r.wgrad("shared_in", reads(s.d_in, x), [&] { weight_gradient(r, s.d_in, x, p_.shared_in); });
   if (s.prob)
-    r.wgrad("shared_gate", reads(s.d_logit, norm_.out),
-            [&] { weight_gradient(r, s.d_logit, norm_.out, p_.shared_gate); });
+    r.wgrad("shared_gate", reads(s.d_logit, x), [&] { weight_gradient(r, s.d_logit, x, p_.shared_gate); });
 }
 
 }  // namespace nrl::model

@@ -3,8 +3,13 @@
 // each a gated MLP; the output is their sum, weighted by the router, and that of an MLP that all tokens pass
 // (the shared expert), if the model has one.
 //
-// N tokens, E experts, k = top_k, F inner size of an expert, R = MoeSpec::rows(N) dispatched rows in the
-// order of experts, S inner size of the shared expert.
+// A rank routes its part of the residual stream to experts that it has as a whole. The shared expert is split
+// over the tensor-parallel ranks like an MLP, so that they need sequence parallelism: its parts of the output
+// are summed, those of the experts are not.
+//
+// N tokens of the microbatch, n of them on this rank (sequence_rows), E experts, k = top_k, F inner size of
+// an expert, R = MoeSpec::rows(n) dispatched rows in the order of experts, S this rank's part of the inner
+// size of the shared expert.
 
 #include "apps/model/sublayers.h"
 
@@ -13,8 +18,8 @@ namespace nrl::model {
 class Moe {
  public:
   /// `d_out` is the gradient of `out`, `d_x` that of the incoming stream.
-  Moe(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, int layer,
-      const LayerParameters& p, Stream in, int64_t segments, Slot d_out, Slot d_x);
+  Moe(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe, const AddSlot& add,
+      int layer, const LayerParameters& p, Stream in, int64_t segments, Slot d_out, Slot d_x);
   void forward(Run& r);
   void backward(Run& r);
 
@@ -27,11 +32,14 @@ class Moe {
   struct Shared {
     Slot in;                   ///< (N, 2S): [gate, up]
     Slot act;                  ///< (N, S)
-    Slot out;                  ///< (N, H), not yet weighted
+    Slot out;                  ///< (n, H), not yet weighted
     Slot logit, expert, prob;  ///< (N, 1) of the gate: f32, i32 (zeros), f32
     Slot d_act;                ///< (N, S), of the unweighted output
     Slot d_gated, gated;       ///< d_act and act, weighted
+    /// (N, 2S); of this rank's part: (N, 1) and (N, 1), whose sum over the ranks is the gradient
     Slot d_in, d_prob, d_logit;
+    std::optional<ColumnInput> input;
+    std::optional<RowOutput> output;
   };
   Tensor expert(const Run& r) const;
   Tensor row(const Run& r) const;
@@ -39,8 +47,10 @@ class Moe {
   Tensor offsets(const Run& r) const;
   Tensor counts(const Run& r) const;
   void shared_forward(Run& r);
-  /// Adds the gradient of the shared expert's input to d_norm_.
-  void shared_backward(Run& r, Slot d_proj);
+  /// Sets d_norm_ to the gradient of the shared expert's input.
+  void shared_backward(Run& r);
+  /// The weights of the shared expert for this rank's part of the tokens.
+  Tensor shared_prob(const Run& r) const;
   void activate(const Run& r, Slot in, Slot act) const;
   void activate_backward(const Run& r, Slot d_act, Slot in, Slot d_in) const;
   void weight_gradient(const Run& r, Slot dout, Slot x, int parameter) const;
@@ -51,9 +61,9 @@ class Moe {
   int64_t segments_;
   PreNorm norm_;
   Slot d_out_, d_x_;
-  Slot logits_;           ///< (N, E) f32
-  Slot choice_;           ///< (N, 2k) i32: experts (N, k), then their rows (N, k)
-  Slot prob_;             ///< (N, k) f32
+  Slot logits_;           ///< (n, E) f32
+  Slot choice_;           ///< (n, 2k) i32: experts (n, k), then their rows (n, k)
+  Slot prob_;             ///< (n, k) f32
   Slot source_;           ///< (R, 1) i32
   Slot offsets_;          ///< (1, E + 1) i32
   Slot counts_;           ///< (1, segments E) i32: tokens of each expert by segment; training
@@ -61,7 +71,7 @@ class Moe {
   Slot in_;               ///< (R, 2F): [gate, up]
   Slot act_;              ///< (R, F)
   Slot y_;                ///< (R, H), not yet weighted
-  Slot out_;              ///< (N, H), not yet added to the residual stream
+  Slot out_;              ///< (n, H), not yet added to the residual stream
   Slot d_proj_;           ///< gradient of the dropout's input; unset without dropout
   Slot d_y_;              ///< (R, H): gradient of the token's output at each of its rows
   Slot d_act_;            ///< (R, F), of the unweighted output

@@ -181,13 +181,23 @@ class Builder {
     const MoeSpec& m = spec_.moe;
     const bool mixtral = spec_.family == Family::mixtral;
     const std::string file = hf + (mixtral ? "block_sparse_moe." : "mlp.");
-    const auto linear = [&](const char* name, const std::vector<Rows>& parts, int64_t in, const char* group) {
-      const int parameter = matrix(own + name, parts, in, Split::none, Init::normal, false);
+    const auto linear = [&](const char* name, const std::vector<Rows>& parts, int64_t in, Split split) {
+      const int parameter = matrix(own + name, parts, in, split, Init::normal, false);
       overwritten(parameter);
-      list_.all[static_cast<size_t>(parameter)].group = group;
       return parameter;
     };
-    l.router = linear("router", {{file + "gate", m.experts}}, spec_.hidden, group_name::dense);
+    const auto whole = [&](const char* name, const std::vector<Rows>& parts, int64_t in) {
+      const int parameter = linear(name, parts, in, Split::none);
+      list_.all[static_cast<size_t>(parameter)].group = group_name::expert;
+      return parameter;
+    };
+    // Every rank routes its own tokens.
+    const auto router = [&](const char* name, const Rows& rows) {
+      const int parameter = linear(name, {rows}, spec_.hidden, Split::none);
+      replicated(parameter, true);
+      return parameter;
+    };
+    l.router = router("router", {file + "gate", m.experts});
     std::vector<Rows> in, out;
     for (int64_t e = 0; e < m.experts; ++e) {
       const std::string expert = file + "experts." + std::to_string(e) + ".";
@@ -195,18 +205,15 @@ class Builder {
       in.push_back({expert + (mixtral ? "w3" : "up_proj"), m.ffn});
       out.push_back({expert + (mixtral ? "w2" : "down_proj"), spec_.hidden});
     }
-    l.experts_in = linear("experts_in", in, spec_.hidden, group_name::expert);
-    l.experts_out = linear("experts_out", out, m.ffn, group_name::expert);
+    l.experts_in = whole("experts_in", in, spec_.hidden);
+    l.experts_out = whole("experts_out", out, m.ffn);
     if (m.shared_ffn == 0) return;
     const std::string shared = file + "shared_expert.";
     l.shared_in =
         linear("shared_in", {{shared + "gate_proj", m.shared_ffn}, {shared + "up_proj", m.shared_ffn}},
-               spec_.hidden, group_name::dense);
-    l.shared_out =
-        linear("shared_out", {{shared + "down_proj", spec_.hidden}}, m.shared_ffn, group_name::dense);
-    if (m.shared_gate)
-      l.shared_gate =
-          linear("shared_gate", {{file + "shared_expert_gate", 1}}, spec_.hidden, group_name::dense);
+               spec_.hidden, Split::rows);
+    l.shared_out = linear("shared_out", {{shared + "down_proj", spec_.hidden}}, m.shared_ffn, Split::columns);
+    if (m.shared_gate) l.shared_gate = router("shared_gate", {file + "shared_expert_gate", 1});
   }
 
   const ModelSpec& spec_;

@@ -48,11 +48,13 @@ enum class Copies : uint8_t { none, tp };
 namespace group_name {
 inline constexpr const char* dense = "dense";
 /// Held by all tensor-parallel ranks, each of which computes only a part of the gradient: norms with sequence
-/// parallelism, QK norms.
+/// parallelism, QK norms, routers.
 inline constexpr const char* tensor_partial = "tensor_partial";
 /// The tied embedding, if the first and the last pipeline stage both hold it.
 inline constexpr const char* tied = "tied";
-inline constexpr const char* expert = "expert";  ///< the matrices of experts
+/// The matrices of experts, each of which is on one rank of the expert grid's tensor- and expert-parallel
+/// axes.
+inline constexpr const char* expert = "expert";
 }  // namespace group_name
 
 /// A parameter as the layers use it. q, k and v (and gate and up) are one fused parameter with several parts.

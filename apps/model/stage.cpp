@@ -173,11 +173,11 @@ int Stage::buffer_index(const Run& r, int slot) const {
 
 Tensor Stage::with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch& batch) const {
   const int64_t tokens = batch.ids.dim(0);
+  const int64_t own = tokens * rows_[sequence_rows] / rows_[token_rows];
   if (slot.rows == token_rows) t.shape[0] = tokens;
-  if (slot.rows == sequence_rows) t.shape[0] = tokens * rows_[sequence_rows] / rows_[token_rows];
+  if (slot.rows == sequence_rows) t.shape[0] = own;
   if (slot.rows == dispatched_rows)
-    t.shape[0] =
-        chunks_.front().front()->context().spec->moe.rows(tokens, program_->mode == memory::generation);
+    t.shape[0] = chunks_.front().front()->context().spec->moe.rows(own, program_->mode == memory::generation);
   return t;
 }
 

@@ -12,8 +12,8 @@ int64_t widest_projection(const ModelSpec& m) {
       {m.hidden, m.qkv_width(), m.mlp_in_width(), m.head_dim, m.moe.experts, 2 * m.moe.shared_ffn});
 }
 
-/// Of a layer with experts on a CPU, for `rows` dispatched rows of n tokens; the largest of a layer's GEMMs
-/// is the maximum of this and those of a dense layer.
+/// Of a layer with experts on a CPU, for `rows` dispatched rows of some of n tokens; the largest of a layer's
+/// GEMMs is the maximum of this and those of a dense layer.
 size_t experts_workspace(const ModelSpec& m, int64_t n, int64_t rows, DType dtype, int threads) {
   if (m.moe.experts == 0) return 0;
   const auto linear = [&](int64_t out, int64_t in) {
@@ -45,7 +45,7 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
   const int64_t chunk = o.head_chunk;
   const DType dtype = o.recipe.activations();
   size_t bytes = std::max(ops::norm_backward_workspace(std::max(m.hidden, m.head_dim), o.partials),
-                          experts_workspace(m, o.tokens, m.moe.rows(o.tokens, false), dtype, o.partials));
+                          experts_workspace(m, o.tokens, m.moe.rows(o.routed, false), dtype, o.partials));
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
     bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, o.partials));
   };

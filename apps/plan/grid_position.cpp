@@ -61,6 +61,7 @@ model::ModelLayout model_layout(const Config& config, const model::ModelSpec& sp
 parallel::GroupId reduction_group(std::string_view group) {
   if (group == model::group_name::tensor_partial) return parallel::group::tp_dp_cp;
   if (group == model::group_name::tied) return parallel::group::tied;
+  if (group == model::group_name::expert) return parallel::group::edp;
   return parallel::group::dp_cp;
 }
 
@@ -74,7 +75,8 @@ parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& stra
 std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPosition& position) {
   namespace group = parallel::group;
   const parallel::GridSizes sizes = grid_sizes(config);
-  std::vector<parallel::GroupId> groups{group::dp_cp}, out{group::all};
+  // Groups of the same ranks share a communicator.
+  std::vector<parallel::GroupId> groups{group::dp_cp, group::edp}, out{group::all};
   if (sizes.tp > 1) groups.push_back(group::tp_dp_cp);
   if (sizes.pp > 1) groups.push_back(group::tied);
   // Gradients are summed over these, or in slices of them and across the slices.

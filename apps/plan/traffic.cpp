@@ -95,11 +95,12 @@ void add_layers(const RunPlan& plan, const Add& add_one) {
   if (layout.first_stage()) row_output(gradients);
   for (int l = 0; l < static_cast<int>(plan.spec.layers); ++l) {
     if (!model::holds_block(layout, plan.spec.layers, l)) continue;
-    for (const auto& [in, out] :
-         {std::pair(Gemm::qkv, Gemm::o_proj), std::pair(Gemm::mlp_in, Gemm::mlp_out)}) {
-      column_input(recipe.of(l, in, Role::input).dtype, gathers_again);
-      row_output(dropout ? recipe.of(l, out, Role::gradient).dtype : gradients);
-    }
+    column_input(recipe.of(l, Gemm::qkv, Role::input).dtype, gathers_again);
+    row_output(dropout ? recipe.of(l, Gemm::o_proj, Role::gradient).dtype : gradients);
+    const bool experts = plan.spec.has_experts(l);
+    if (experts && plan.spec.moe.shared_ffn == 0) continue;
+    column_input(recipe.of(l, Gemm::mlp_in, Role::input).dtype, gathers_again);
+    row_output(dropout && !experts ? recipe.of(l, Gemm::mlp_out, Role::gradient).dtype : gradients);
   }
   if (!layout.last_stage()) return;
   column_input(recipe.of(0, Gemm::lm_head, Role::input).dtype, false);

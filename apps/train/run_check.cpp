@@ -74,9 +74,11 @@ void check_tensor_parallel(const ConfigResult& result, const model::ModelSpec& s
   if (!result.sound(key)) return;
   std::string reasons;
   int64_t common = 0;
+  const bool dense = spec.expert_layers() < spec.layers;
   for (const auto& [what, size] :
        {std::pair("attention heads", spec.heads), std::pair("key/value heads", spec.kv_heads),
-        std::pair("columns of the MLP", spec.ffn)}) {
+        std::pair("columns of the MLP", dense ? spec.ffn : 0),
+        std::pair("columns of the shared expert", spec.moe.shared_ffn)}) {
     common = std::gcd(common, size);
     if (size % ranks != 0) reasons += fmt::format("{}{} {}", reasons.empty() ? "" : ", ", size, what);
   }
@@ -127,7 +129,7 @@ void check_against_model(const ConfigResult& result, const model::ModelSpec& spe
   }
 }
 
-// Experts are whole on every rank, and their router's losses and capacities are those of one rank's tokens.
+// Experts are whole on every rank, which routes tokens of its own.
 void check_experts(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
   if (spec.moe.experts == 0) {
     constexpr std::string_view key = "policy.recompute.modules";
@@ -141,9 +143,36 @@ void check_experts(const ConfigResult& result, const model::ModelSpec& spec, Dia
     return;
   }
   const DistributedConfig& d = result.config.distributed;
+  constexpr std::string_view tensor = "distributed.tensor_parallel_size",
+                             context = "distributed.context_parallel_size",
+                             sequence = "distributed.sequence_parallel";
+  if (d.tensor_parallel_size > 1 && !d.splits_sequence() && result.sound(tensor) && result.sound(sequence))
+    out.push_back(diagnose(
+        result, sequence,
+        fmt::format(
+            "{}: false leaves all tokens on every tensor-parallel rank, but the experts of a {} model "
+            "need ranks with tokens of their own",
+            sequence, name_of(spec.family)),
+        "", {fmt::format("set {} to true or auto, or {} to 1", sequence, tensor)}));
+  for (const auto& [key, size] :
+       {std::pair(tensor, d.tensor_parallel_size), std::pair(context, d.context_parallel_size)})
+    if (size > 1 && (spec.moe.aux_loss > 0 || spec.moe.z_loss > 0) && result.sound(key))
+      out.push_back(diagnose(
+          result, key,
+          fmt::format(
+              "{} is {}, but policy.model.moe_aux_loss_coeff and moe_z_loss_coeff need all tokens of a "
+              "microbatch on one rank",
+              key, size),
+          "", {fmt::format("set both to 0, or {} to 1", key)}));
+    else if (size > 1 && spec.moe.capacity_factor > 0 && result.sound(key))
+      out.push_back(diagnose(
+          result, key,
+          fmt::format(
+              "{} is {}, but policy.model.moe_expert_capacity_factor drops tokens of a microbatch, of "
+              "which every rank knows its own only",
+              key, size),
+          "", {fmt::format("remove moe_expert_capacity_factor, or set {} to 1", key)}));
   const std::pair<const char*, int64_t> keys[] = {
-      {"distributed.tensor_parallel_size", d.tensor_parallel_size},
-      {"distributed.context_parallel_size", d.context_parallel_size},
       {"distributed.expert_parallel_size", d.expert_parallel_size},
       {"distributed.expert_tensor_parallel_size", d.expert_tensor_parallel_size}};
   for (const auto& [key, size] : keys)
@@ -152,7 +181,7 @@ void check_experts(const ConfigResult& result, const model::ModelSpec& spec, Dia
           result, key,
           fmt::format("{} is {}, but the experts of a {} model are not divided over ranks yet; expected 1",
                       key, size, name_of(spec.family)),
-          "use data or pipeline parallelism, which support experts"));
+          "use data, tensor, context or pipeline parallelism, which support experts"));
 }
 
 // Checks the end-of-document token if documents are separated.

@@ -29,6 +29,12 @@ inline const std::string small_qwen3 =
     "{model_type: qwen3, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
     "num_attention_heads: 4, num_key_value_heads: 4, head_dim: 8, max_position_embeddings: 64, "
     "initializer_range: 0.2, tie_word_embeddings: true}";
+/// With a dense layer before one with experts and a shared one.
+inline const std::string small_qwen2_moe =
+    "{model_type: qwen2_moe, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 4, max_position_embeddings: 64, initializer_range: 0.2, "
+    "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 12, shared_expert_intermediate_size: 8, "
+    "norm_topk_prob: true, mlp_only_layers: [0]}";
 
 /// Elements of logical tensors by their index: of "w/NAME" (weights) and of "g/NAME" (gradients).
 using Elements = std::map<std::string, std::map<int64_t, float>>;

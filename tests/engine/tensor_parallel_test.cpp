@@ -30,6 +30,23 @@ TEST_CASE("tensor-parallel ranks learn what one rank learns", "[engine][tensor]"
                               tensor_parallel(ranks, sequence), 1e-5);
 }
 
+TEST_CASE("tensor-parallel ranks with tokens of their own share experts", "[engine][tensor][experts]") {
+  const int ranks = test_world().size();
+  for (const std::string recompute : {"[norm]", "[norm, activation, moe]"})
+    require_same_learning("cpu", small_qwen2_moe,
+                          {"policy.recompute.granularity=selective", "policy.recompute.modules=" + recompute},
+                          tensor_parallel(ranks, true), 1e-5);
+  if (ranks < 4) return;
+  for (const std::string strategy : {"ddp", "optim", "optim_grads", "optim_grads_params"})
+    for (const std::string other : {"data_parallel_size=auto", "context_parallel_size=2"})
+      require_same_learning(
+          "cpu", small_qwen2_moe, {},
+          tensor_parallel(2, true) + std::vector<std::string>{"distributed.shard_strategy=" + strategy,
+                                                              "distributed." + other,
+                                                              "distributed.bucket_size_mb=0.001"},
+          1e-5);
+}
+
 TEST_CASE("with every sharding strategy of data-parallel ranks", "[engine][tensor]") {
   const int ranks = test_world().size();
   if (ranks < 4) return;
@@ -72,6 +89,7 @@ TEST_CASE("the GPU's kernels and communication learn the same", "[engine][tensor
   require_same_learning("cuda", small_llama, f32, tensor_parallel(2, false), 1e-5, 2);
   require_same_learning("cuda", small_qwen3, {"policy.precision=bfloat16"}, tensor_parallel(2, true), 2e-2,
                         2);
+  require_same_learning("cuda", small_qwen2_moe, f32, tensor_parallel(2, true), 1e-5, 2);
 }
 
 namespace {

@@ -55,8 +55,8 @@ TEST_CASE("the groups of ranks that parameter groups use are created at start, t
         for (int rank = 0; rank < world; ++rank) {
           const GridPosition position = grid_position(config, world, rank);
           REQUIRE(needed_groups(config, position) == first);
-          for (const auto name :
-               {model::group_name::dense, model::group_name::tensor_partial, model::group_name::tied}) {
+          for (const auto name : {model::group_name::dense, model::group_name::tensor_partial,
+                                  model::group_name::tied, model::group_name::expert}) {
             const bool middle = position.at.pp == 1 && name == model::group_name::tied;
             if (middle) continue;  // it has no such parameters
             const GroupOptions o = group_options(config, position, precision::float32, name);

@@ -49,8 +49,9 @@ class RankState {
       const model::Parameter& parameter = parameters_.all[p];
       weights.push_back(parameter.view(memory_[0].data() + at, DType::f32));
       // One rank saves what several hold: tensor rank 0, and of a tied embedding the first stage.
-      const bool copy =
-          parameter.copies == model::Copies::tp || parameter.group == model::group_name::tensor_partial;
+      const bool copy = parameter.copies == model::Copies::tp ||
+                        parameter.group == model::group_name::tensor_partial ||
+                        parameter.group == model::group_name::expert;
       const bool tied_copy = parameter.group == model::group_name::tied && ranks.of(rank).stage > 0;
       group_.parameters.push_back(static_cast<int>(p));
       group_.owned.push_back({.parameter = static_cast<int>(p),

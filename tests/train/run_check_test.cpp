@@ -157,7 +157,7 @@ TEST_CASE("what belongs to experts is refused for models without them, and the o
         "pretrain: {max_num_steps: 10}\n"
         "data: {train: {data_path: corpus}}\n",
         "t.yaml", overrides);
-    train::check_run(result, {.files = false});
+    train::check_run(result, {.world = 2, .files = false});
     return render(result.diagnostics);
   };
   const std::string sizes =
@@ -171,5 +171,24 @@ TEST_CASE("what belongs to experts is refused for models without them, and the o
   CHECK(shown(dense, {"policy.model.moe_aux_loss_coeff=0.1"}).find("policy.model.moe_aux_loss_coeff") !=
         std::string::npos);
   CHECK(shown(experts, {"distributed.expert_parallel_size=2"}).find("distributed.expert_parallel_size") !=
+        std::string::npos);
+
+  const std::string tensor = "distributed.tensor_parallel_size=2",
+                    context = "distributed.context_parallel_size=2";
+  CHECK(shown(experts, {tensor}).empty());
+  CHECK(shown(experts, {tensor, "distributed.sequence_parallel=false"})
+            .find("set distributed.sequence_parallel to true or auto") != std::string::npos);
+  for (const std::string& ranks : {tensor, context})
+    CHECK(shown(experts, {ranks, "policy.model.moe_expert_capacity_factor=1.0"})
+              .find("moe_expert_capacity_factor drops tokens") != std::string::npos);
+  // Columns of an MLP that no layer has need not divide; those of the shared expert must.
+  const std::string qwen =
+      "{model_type: qwen2_moe, vocab_size: 272, hidden_size: 48, intermediate_size: 81, num_hidden_layers: "
+      "2, "
+      "num_attention_heads: 4, num_key_value_heads: 4, moe_intermediate_size: 7, "
+      "shared_expert_intermediate_size: ";
+  CHECK(shown(qwen + "8}", {tensor}).empty());
+  CHECK(shown(qwen + "9}", {tensor}).find("9 columns of the shared expert") != std::string::npos);
+  CHECK(shown(qwen + "8, mlp_only_layers: [0]}", {tensor}).find("81 columns of the MLP") !=
         std::string::npos);
 }
