@@ -10,7 +10,7 @@ int comm(nrl::comm::World& world, const Args& args) {
   if (args.device == "cuda" || !args.json.empty())
     fail(Exit::usage, "bench comm measures host memory only and supports neither --device cuda nor --json");
   if (world.size() == 1) log::info("only one rank: run under mpirun to measure communication");
-  const std::array<int64_t, 7> sizes{1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26};
+  const std::array<int64_t, 6> sizes{1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23, 1 << 26};
   log::line(nrl::comm::format_timings(nrl::comm::comm_benchmark(world.comm(), sizes)));
   return 0;
 }

@@ -134,7 +134,7 @@ inline void reduce_dtype(void* out, std::span<const void* const> parts, int64_t 
   }
 }
 
-// The same code for two instruction sets; no fused multiply-add (avx2 without fma), so that both give the
+// The same code for several instruction sets. There is nothing to fuse into a multiply-add, so all give the
 // same bits.
 using Reducer = void (*)(void*, std::span<const void* const>, int64_t, DType, Reduce);
 
@@ -148,7 +148,15 @@ using Reducer = void (*)(void*, std::span<const void* const>, int64_t, DType, Re
                                                        int64_t count, DType dtype, Reduce op) {
   reduce_dtype(out, parts, count, dtype, op);
 }
+// bf16 is bound by its rounding, not by memory: twice the width is twice the speed.
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"), gnu::flatten]] void
+reduce_avx512(void* out, std::span<const void* const> parts, int64_t count, DType dtype, Reduce op) {
+  reduce_dtype(out, parts, count, dtype, op);
+}
 Reducer choose_reducer() {
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    return reduce_avx512;
   return __builtin_cpu_supports("avx2") ? reduce_avx2 : reduce_baseline;
 }
 #else

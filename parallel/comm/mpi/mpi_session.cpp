@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "parallel/comm/mpi/mpi_comm.h"
 #include "parallel/comm/mpi/mpi_internal.h"
+#include "parallel/comm/reduce.h"
 #include "parallel/comm/self/self_comm.h"
 
 namespace nrl::comm {
@@ -156,13 +157,43 @@ void MpiSession::abort(int code) {
   std::_Exit(code);
 }
 
-bool plain_mpi_all_reduce(Communicator& communicator, std::span<float> data) {
+namespace {
+
+// MPI 3.1 has no bf16: an operation of its own on the bits, with the sums that shared memory has.
+void add_bf16(void* in, void* inout, int* count, MPI_Datatype*) {
+  const void* parts[] = {inout, in};
+  reduce_into(inout, parts, *count, DType::bf16, Reduce::sum);
+}
+
+}  // namespace
+
+bool plain_mpi(Communicator& communicator, Op op, const ConstView& in, const View& out) {
   const MPI_Comm comm = raw_mpi(communicator);
   if (comm == MPI_COMM_NULL) return false;
-  NRL_CHECK(data.size() < (size_t{1} << 31), "plain MPI_Allreduce of {} elements", data.size());
-  mpi_check(MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), MPI_FLOAT, MPI_SUM, comm),
-            "MPI_Allreduce");
-  return true;
+  NRL_CHECK(out.count < (int64_t{1} << 31) && (out.dtype == DType::f32 || out.dtype == DType::bf16),
+            "plain {} of {} elements of {}", name_of(op), out.count, name_of(out.dtype));
+  static MPI_Op bf16_sum = MPI_OP_NULL;
+  if (bf16_sum == MPI_OP_NULL) mpi_check(MPI_Op_create(add_bf16, 1, &bf16_sum), "MPI_Op_create");
+  const bool wide = out.dtype == DType::f32;
+  const MPI_Datatype type = wide ? MPI_FLOAT : MPI_UINT16_T;
+  const MPI_Op sum = wide ? MPI_SUM : bf16_sum;
+  const auto count = static_cast<int>(out.count);
+  switch (op) {
+    case Op::all_reduce:
+      mpi_check(MPI_Allreduce(MPI_IN_PLACE, out.data, count, type, sum, comm), "MPI_Allreduce");
+      return true;
+    case Op::reduce_scatter:
+      mpi_check(MPI_Reduce_scatter_block(in.data, out.data, count, type, sum, comm),
+                "MPI_Reduce_scatter_block");
+      return true;
+    case Op::all_gather:
+      mpi_check(MPI_Allgather(in.data, static_cast<int>(in.count), type, out.data, static_cast<int>(in.count),
+                              type, comm),
+                "MPI_Allgather");
+      return true;
+    default:
+      return false;
+  }
 }
 
 }  // namespace nrl::comm

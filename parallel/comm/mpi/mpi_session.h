@@ -53,8 +53,9 @@ class MpiSession {
   std::shared_ptr<MpiState> state_;
 };
 
-/// Plain MPI_Allreduce (fp32, sum, in place) on the group of `communicator`, for comparison in benchmarks;
-/// false when it is not an MPI group. No other operation of the process may be in flight.
-bool plain_mpi_all_reduce(Communicator& communicator, std::span<float> data);
+/// The MPI library's own blocking all_reduce (in place in `out`), reduce_scatter or all_gather on the group
+/// of `communicator`, sums of f32 or bf16, for comparison in benchmarks; false when it is not an MPI group or
+/// for another operation. `in` must not overlap `out`. No other operation of the process may be in flight.
+bool plain_mpi(Communicator& communicator, Op op, const ConstView& in, const View& out);
 
 }  // namespace nrl::comm

@@ -11,25 +11,46 @@ namespace nrl::comm {
 
 namespace {
 
-/// Median time of one call of `body`; equal on all ranks.
-double time_of(Communicator& group, double budget, const std::function<void()>& body) {
-  const auto measure = [&](int repetitions) {
-    group.barrier();
-    const int64_t begin = now_ns();
-    for (int i = 0; i < repetitions; ++i) body();
-    std::vector<double> slowest = {static_cast<double>(now_ns() - begin) * 1e-9 / repetitions};
-    group.all_reduce(slowest, Reduce::max);
-    return slowest[0];
-  };
-  body();
-  const double first = measure(3);  // equal on all ranks, so they agree on the count below
-  constexpr int batches = 5;
-  const int each = std::clamp(static_cast<int>(budget / batches / std::max(first, 1e-9)), 1, 1000);
-  std::vector<double> times;
-  for (int i = 0; i < batches; ++i) times.push_back(measure(each));
-  std::sort(times.begin(), times.end());
-  return times[batches / 2];
+constexpr int rounds = 7;
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
 }
+
+/// Times of one call in alternating rounds, equal on all ranks. `mpi` may be null.
+struct Times {
+  double seconds = 0, mpi = 0, speedup = 0;
+
+  Times(Communicator& group, double budget, const std::function<void()>& body,
+        const std::function<void()>& mpi_body) {
+    const auto measure = [&](const std::function<void()>& f, int repetitions) {
+      group.barrier();
+      const int64_t begin = now_ns();
+      for (int i = 0; i < repetitions; ++i) f();
+      std::vector<double> slowest = {static_cast<double>(now_ns() - begin) * 1e-9 / repetitions};
+      group.all_reduce(slowest, Reduce::max);
+      return slowest[0];
+    };
+    const auto repetitions = [&](const std::function<void()>& f) {
+      f();
+      const double first = measure(f, 3);  // equal on all ranks, so they agree on the count
+      return std::clamp(static_cast<int>(budget / rounds / std::max(first, 1e-9)), 1, 1000);
+    };
+    const int each = repetitions(body), each_mpi = mpi_body ? repetitions(mpi_body) : 0;
+    std::vector<double> ours, theirs, ratios;
+    for (int i = 0; i < rounds; ++i) {
+      ours.push_back(measure(body, each));
+      if (!mpi_body) continue;
+      theirs.push_back(measure(mpi_body, each_mpi));
+      ratios.push_back(theirs.back() / ours.back());
+    }
+    seconds = median(ours);
+    if (!mpi_body) return;
+    mpi = median(theirs);
+    speedup = median(ratios);
+  }
+};
 
 }  // namespace
 
@@ -39,41 +60,64 @@ std::vector<CommTiming> comm_benchmark(Communicator& group, std::span<const int6
   std::vector<CommTiming> out;
   for (int64_t bytes : sizes_bytes) {
     NRL_CHECK(bytes >= 0, "size {}", bytes);
-    const int64_t block = std::max<int64_t>(1, bytes / 4 / n);
-    const int64_t count = block * n;
+    const int64_t block_bytes = std::max<int64_t>(1, bytes / 4 / n) * 4, size = block_bytes * n;
     // Zeros: sums of repeated runs stay zero.
-    std::vector<float> a(static_cast<size_t>(count)), b(static_cast<size_t>(count));
-    const std::span<float> own =
-        std::span(a).subspan(static_cast<size_t>(block * group.rank()), static_cast<size_t>(block));
-    const auto add = [&](std::string op, double factor, const std::function<void()>& body) {
-      const double t = time_of(group, seconds_each, body);
-      const auto size = static_cast<double>(count * 4);
-      out.push_back({std::move(op), count * 4, t, size * factor / t});
-    };
+    std::vector<std::byte> a(static_cast<size_t>(size)), b(a.size());
     const double share = static_cast<double>(n - 1) / n;
-    add("all_reduce", 2 * share, [&] { group.all_reduce(a); });
-    if (plain_mpi_all_reduce(group, std::span(a).first(1)))
-      add("MPI_Allreduce", 2 * share, [&] { plain_mpi_all_reduce(group, a); });
-    add("reduce_scatter", share, [&] { group.reduce_scatter(a, own); });
-    add("all_gather", share, [&] { group.all_gather(own, a); });
-    add("all_to_all", share, [&] { group.all_to_all(a, b); });
+    const auto add = [&](std::string op, DType dtype, double factor, const std::function<void()>& body,
+                         const std::function<void()>& mpi_body) {
+      const Times t(group, seconds_each, body, mpi_body);
+      out.push_back({.op = std::move(op),
+                     .dtype = dtype,
+                     .bytes = size,
+                     .seconds = t.seconds,
+                     .bus_bytes_per_second = static_cast<double>(size) * factor / t.seconds,
+                     .mpi_seconds = t.mpi,
+                     .speedup = t.speedup});
+    };
+    const auto all = [&](std::vector<std::byte>& v, DType t) { return View(v.data(), size / size_of(t), t); };
+    const auto own = [&](std::vector<std::byte>& v, DType t) {
+      return View(v.data() + group.rank() * block_bytes, block_bytes / size_of(t), t);
+    };
+    for (const DType t : {DType::f32, DType::bf16}) {
+      const auto compare = [&](Op op, double factor, const ConstView& in, const View& to,
+                               const std::function<void()>& body) {
+        const bool mpi = plain_mpi(group, op, in, to);
+        add(std::string(name_of(op)), t, factor, body,
+            mpi ? std::function<void()>([&group, op, in, to] { plain_mpi(group, op, in, to); }) : nullptr);
+      };
+      compare(Op::all_reduce, 2 * share, {}, all(a, t), [&] { group.all_reduce(all(a, t)); });
+      compare(Op::reduce_scatter, share, all(a, t), own(b, t),
+              [&] { group.reduce_scatter(all(a, t), own(b, t)); });
+      compare(Op::all_gather, share, own(a, t), all(b, t), [&] { group.all_gather(own(a, t), all(b, t)); });
+    }
+    const View in = all(a, DType::f32), to = all(b, DType::f32);
+    add(
+        "all_to_all", DType::f32, share, [&] { group.all_to_all(in, to); }, nullptr);
     if (n > 1) {
-      add("send+recv", 1, [&] {
-        if (group.rank() > 1) return;
-        const int peer = 1 - group.rank();
-        group.exchange({Message::send(a, peer), Message::recv(b, peer)});
-      });
+      add(
+          "send+recv", DType::f32, 1,
+          [&] {
+            if (group.rank() > 1) return;
+            const int peer = 1 - group.rank();
+            group.exchange({Message::send(in, peer), Message::recv(to, peer)});
+          },
+          nullptr);
     }
   }
   return out;
 }
 
 std::string format_timings(std::span<const CommTiming> timings) {
-  std::string out = fmt::format("{:<16} {:>10} {:>12} {:>12}\n", "operation", "size", "us", "busbw GB/s");
-  for (const CommTiming& t : timings)
-    out +=
-        fmt::format("{:<16} {:>10} {:>12.2f} {:>12.2f}\n", t.op, human_bytes(static_cast<uint64_t>(t.bytes)),
-                    t.seconds * 1e6, t.bus_bytes_per_second * 1e-9);
+  std::string out = fmt::format("{:<16} {:<5} {:>10} {:>12} {:>12} {:>12} {:>9}\n", "operation", "type",
+                                "size", "us", "busbw GB/s", "MPI us", "MPI/ours");
+  for (const CommTiming& t : timings) {
+    out += fmt::format("{:<16} {:<5} {:>10} {:>12.2f} {:>12.2f}", t.op, name_of(t.dtype),
+                       human_bytes(static_cast<uint64_t>(t.bytes)), t.seconds * 1e6,
+                       t.bus_bytes_per_second * 1e-9);
+    if (t.mpi_seconds > 0) out += fmt::format(" {:>12.2f} {:>9.2f}", t.mpi_seconds * 1e6, t.speedup);
+    out += '\n';
+  }
   return out;
 }
 
