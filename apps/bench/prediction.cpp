@@ -50,6 +50,8 @@ constexpr PartRule rules[] = {
     {"adamw", "optimizer", ""},
     {"add_sum_of_squares", "optimizer", ""},
     {"sum_parts", "optimizer", ""},
+    {"fp8_encode", "optimizer", ""},
+    {"fp8_decode", "optimizer", ""},
     {"decide_step", "optimizer", ""},
     {"add_sum", other, ""},
     {"convert", other, ""},

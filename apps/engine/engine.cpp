@@ -100,8 +100,13 @@ ops::KernelSet Engine::kernels_needed(Objective& objective) {
   initialize_master_weights(exec_, groups_);
   run_schedule(objective);
   for (const GroupTensors& t : groups_) {
-    if (t.staging) needed.add(ops::Kernel::convert);
-    if (t.staging || t.group->gradients_sharded) needed.add(ops::Kernel::sum_parts);
+    const bool fp8 = t.group->reduce_options(true).fp8();
+    if (t.staging && fp8) {
+      needed.add(ops::Kernel::fp8_encode);
+      needed.add(ops::Kernel::fp8_decode);
+    }
+    if (t.staging && !fp8) needed.add(ops::Kernel::convert);
+    if ((t.staging && !fp8) || t.group->gradients_sharded) needed.add(ops::Kernel::sum_parts);
   }
   return needed;
 }

@@ -21,7 +21,7 @@ GroupReducer::GroupReducer(std::span<const GroupTensors> groups, const parallel:
     Group& group = groups_[i];
     group.tensors = t;
     group.reducer = std::make_unique<parallel::GradReducer>(
-        g.layout, parallel::GradMemory{t.gradients, t.bucket_gradients, t.staging},
+        g.layout, parallel::GradMemory{t.gradients, t.bucket_gradients, t.staging, t.errors, t.sum_errors},
         parallel::ReduceGroup{&ranks[g.shard_group()], g.replicas > 1 ? &ranks[g.replica_group()] : nullptr},
         // The copies of a tied embedding are complete at different times: their sums are issued in finish().
         g.reduce_options(overlap && !g.reduce.ends), exec);

@@ -35,8 +35,12 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
     };
     t.gathered = by_bucket(g.gathered, g.weight);
     t.bucket_gradients = by_bucket(g.bucket_gradients, g.gradient);
+    const parallel::ReduceOptions reduction = g.reduce_options(true);
     if (g.staging >= 0)
-      t.staging = view(g.staging, g.wire, g.reduce_options(true).staging_elements(g.layout));
+      t.staging = view(g.staging, reduction.fp8() ? DType::u8 : g.wire, reduction.staging_elements(g.layout));
+    if (g.errors >= 0) t.errors = view(g.errors, DType::f32, reduction.error_elements(g.layout));
+    if (g.sum_errors >= 0)
+      t.sum_errors = view(g.sum_errors, DType::f32, reduction.sum_error_elements(g.layout));
     for (const plan::StateTensor& s : g.state) t.state.push_back(view(s.buffer, s.dtype, g.state_elements()));
     const auto chunks = static_cast<int64_t>(g.chunk_table.size()) / 4;
     t.chunks = make_tensor(arenas.at(plan, g.chunks), DType::i64, {chunks, 4});

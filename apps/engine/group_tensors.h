@@ -21,7 +21,8 @@ struct GroupTensors {
   Tensor chunks;              ///< (C, 4) i64, the group's chunk_table; empty if frozen
   /// By bucket, (its size): what layers read and write of sharded weights and gradients.
   std::vector<Tensor> gathered, bucket_gradients;
-  Tensor staging;  ///< parallel::GradMemory::staging; may be empty
+  /// parallel::GradMemory::staging, errors and sum_errors; may be empty
+  Tensor staging, errors, sum_errors;
 
   /// A tensor of the optimizer state by name; empty if the group has none of this name.
   Tensor find(std::string_view name) const;

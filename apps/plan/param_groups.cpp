@@ -49,6 +49,25 @@ std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::Parameter
   return owned;
 }
 
+void add_error_ranges(ParamGroup& g, const model::ParameterList& list, const GroupOptions& o) {
+  for (size_t i = 0; g.errors >= 0 && i < g.parameters.size(); ++i) {
+    const Parameter& p = at(list, g.parameters[i]);
+    g.error_ranges.push_back({.parameter = g.parameters[i],
+                              .count = p.numel(),
+                              .state = g.layout.place(static_cast<int>(i)).start,
+                              .counted = counts_copy(p, o)});
+  }
+  if (g.sum_errors < 0) return;
+  for (const parallel::ShardPiece& piece : g.layout.pieces(o.shard_rank)) {
+    const int p = g.parameters[static_cast<size_t>(piece.param)];
+    g.sum_error_ranges.push_back({.parameter = p,
+                                  .offset = piece.in_param.begin,
+                                  .count = piece.in_param.size(),
+                                  .state = piece.in_shard,
+                                  .counted = counts_copy(at(list, p), o)});
+  }
+}
+
 // Whole shards including padding (which is zero), so that a sum takes few calls, minus the elements that
 // another rank counts.
 std::vector<parallel::ElementRange> counted_ranges(const ParamGroup& g, const GroupOptions& o) {
@@ -159,8 +178,11 @@ void add_updates(ParamGroup& g, const model::ParameterList& list, int shard_rank
 }  // namespace
 
 parallel::ReduceOptions ParamGroup::reduce_options(bool overlap) const {
-  parallel::ReduceOptions options{
-      .strategy = strategy, .overlap = overlap, .wire = wire, .fp32_sums = fp32_sums};
+  parallel::ReduceOptions options{.strategy = strategy,
+                                  .overlap = overlap,
+                                  .wire = wire,
+                                  .fp32_sums = fp32_sums,
+                                  .error_feedback = error_feedback};
   options.strategy.parameters = weights_sharded;
   options.strategy.gradients = gradients_sharded;
   return options;
@@ -201,6 +223,8 @@ std::vector<ParamGroup> make_param_groups(
     g.replicas = o.replicas;
     g.wire = o.wire;
     g.fp32_sums = o.fp32_sums;
+    g.error_feedback = o.error_feedback;
+    g.reduce_rank = o.replica * o.shards + o.shard_rank;
     g.overlap_gather = o.overlap_gather;
     g.weight = o.recipe.weights();
     g.gradient = o.recipe.weight_gradients();
@@ -215,6 +239,13 @@ std::vector<ParamGroup> make_param_groups(
     g.gradients = add("gradients", Category::gradients, g.gradient_elements() * size_of(g.gradient));
     if (const int64_t elements = g.reduce_options(true).staging_elements(g.layout); elements > 0)
       g.staging = add("gradient staging", Category::gradients, elements * size_of(g.wire));
+    const auto add_errors = [&](const char* what, int64_t elements) {
+      return elements > 0 ? add(what, Category::gradients, elements * size_of(DType::f32)) : -1;
+    };
+    const parallel::ReduceOptions reduction = g.reduce_options(true);
+    g.errors = add_errors("gradient errors", reduction.error_elements(g.layout));
+    g.sum_errors = add_errors("errors of gradient sums", reduction.sum_error_elements(g.layout));
+    add_error_ranges(g, parameters, o);
     const auto add_state = [&](const char* name, DType dtype) {
       g.state.push_back({name, dtype, add(name, Category::optimizer, g.state_elements() * size_of(dtype))});
     };

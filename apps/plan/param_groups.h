@@ -51,7 +51,8 @@ struct ParamGroup {
   int replicas = 1;  ///< copies of all shards, over which the sums of shards are added up
   /// How gradients travel (parallel::ReduceOptions).
   DType wire = DType::f32;
-  bool fp32_sums = false;
+  bool fp32_sums = false, error_feedback = false;
+  int reduce_rank = 0;          ///< this rank's index among those of `reduce`
   bool overlap_gather = false;  ///< weights are gathered while gradients are reduced
   DType weight = DType::f32, gradient = DType::f32;
   float lr_scale = 1;  ///< multiplies the learning rate
@@ -67,6 +68,9 @@ struct ParamGroup {
   std::vector<UpdateCall> updates;
   memory::BufferId weights = -1, gradients = -1, chunks = -1;  ///< -1: none (frozen)
   memory::BufferId staging = -1;                               ///< GradMemory::staging; -1: none
+  memory::BufferId errors = -1, sum_errors = -1;               ///< GradMemory's; -1: none
+  /// Where parameters lie in these (OwnedRange::state); `counted`: this rank saves them.
+  std::vector<OwnedRange> error_ranges, sum_error_ranges;
   /// By bucket, if sharded: the buffers that layers read and write.
   std::vector<memory::BufferId> gathered, bucket_gradients;
 
@@ -91,7 +95,7 @@ struct GroupOptions {
   int shards = 1, shard_rank = 0;  ///< number of ranks that share the state; this rank's index
   int replicas = 1, replica = 0;   ///< number of copies of all shards; the index of this rank's
   DType wire = DType::f32;         ///< see ParamGroup
-  bool fp32_sums = false;
+  bool fp32_sums = false, error_feedback = false;
   bool overlap_gather = false;
   int64_t bucket_elements = 0;  ///< see FlatBuckets
   precision::Recipe recipe;

@@ -138,8 +138,9 @@ std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGr
     const parallel::ReduceOptions options = g.reduce_options(true);
     for (size_t b = 0; b < g.layout.buckets().size(); ++b) {
       const int64_t elements = g.layout.buckets()[b].size, weights = elements * size_of(g.weight);
-      const int64_t sums = visits.sums[b], summed = sums * elements * size_of(g.wire);
-      if (options.wire != DType::f32 && options.fp32_sums) {
+      const int64_t sums = visits.sums[b],
+                    summed = sums * options.wire_elements(g.layout, static_cast<int>(b)) * size_of(g.wire);
+      if (options.fp8() || (options.wire != DType::f32 && options.fp32_sums)) {
         add(g.shard_group(), comm::Op::all_to_all, sums, summed);
         if (!g.strategy.optimizer_state) add(g.shard_group(), comm::Op::all_gather, sums, summed);
       } else {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/finite.h"
+#include "core/base/log.h"
 #include "core/io/json.h"
 
 namespace nrl::train {
@@ -85,21 +86,56 @@ void add_pieces(const Part& part, int64_t begin, int64_t end, StatePiece piece,
                      [&](int64_t first, int64_t to) { add(to, std::min(to - first, part.columns)); });
 }
 
+constexpr std::string_view error_prefix = "grad_error.", sum_error_prefix = "grad_sum_error/";
+
+std::string error_name(int rank, std::string_view part) {
+  return fmt::format("{}{}/{}", error_prefix, rank, part);
+}
+
+// Appends the elements of `ranges` that `data` has, as logical tensors name(part).
+template <class Name>
+void add_state(const TrainState& s, const Tensor& data, const std::vector<plan::OwnedRange>& ranges,
+               bool counted_only, const Name& name, std::vector<StatePiece>& pieces) {
+  for (const plan::OwnedRange& range : ranges) {
+    if (counted_only && !range.counted) continue;
+    s.parameters->all[static_cast<size_t>(range.parameter)].for_each_part(
+        range.offset, range.count, [&](const Part& part, int64_t begin, int64_t end) {
+          StatePiece piece{name(part), part.global, data.dtype};
+          piece.data = static_cast<char*>(data.data) +
+                       (range.state + part.offset + begin - range.offset) * size_of(data.dtype);
+          add_pieces(part, begin, end, std::move(piece), pieces);
+        });
+  }
+}
+
 // The optimizer state on this rank: all of it, or only the ranges that this rank saves.
 std::vector<StatePiece> state_pieces(const TrainState& s, bool counted_only) {
   std::vector<StatePiece> pieces;
   for (const engine::GroupTensors& t : s.groups)
     for (size_t k = 0; k < t.state.size(); ++k)
-      for (const plan::OwnedRange& range : t.group->owned) {
-        if (counted_only && !range.counted) continue;
-        s.parameters->all[static_cast<size_t>(range.parameter)].for_each_part(
-            range.offset, range.count, [&](const Part& part, int64_t begin, int64_t end) {
-              StatePiece piece{t.group->state[k].name + "/" + part.name, part.global, t.state[k].dtype};
-              piece.data = static_cast<char*>(t.state[k].data) +
-                           (range.state + part.offset + begin - range.offset) * size_of(t.state[k].dtype);
-              add_pieces(part, begin, end, std::move(piece), pieces);
-            });
-      }
+      add_state(
+          s, t.state[k], t.group->owned, counted_only,
+          [&](const Part& part) { return t.group->state[k].name + "/" + part.name; }, pieces);
+  return pieces;
+}
+
+// What this rank's gradients and sums lost by rounding. `stored`: only pieces of tensors for which it holds.
+template <class Stored>
+std::vector<StatePiece> error_pieces(const TrainState& s, bool counted_only, const Stored& stored) {
+  std::vector<StatePiece> pieces;
+  for (const engine::GroupTensors& t : s.groups) {
+    const plan::ParamGroup& g = *t.group;
+    const int ranks = g.layout.shards() * g.replicas;
+    std::vector<StatePiece> own;
+    add_state(
+        s, t.errors, g.error_ranges, counted_only,
+        [&](const Part& part) { return error_name(g.reduce_rank, part.name); }, own);
+    add_state(
+        s, t.sum_errors, g.sum_error_ranges, counted_only,
+        [](const Part& part) { return std::string(sum_error_prefix) + part.name; }, own);
+    std::copy_if(own.begin(), own.end(), std::back_inserter(pieces),
+                 [&](const StatePiece& piece) { return stored(piece.name, ranks); });
+  }
   return pieces;
 }
 
@@ -154,7 +190,11 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   std::vector<TensorSlice> slices;
   for (const engine::WeightSlice& weight : s.weights) slices.push_back(slice_of(weight));
   std::vector<StatePiece> pieces;
-  if (options.optimizer) pieces = state_pieces(s, true);
+  if (options.optimizer) {
+    pieces = state_pieces(s, true);
+    for (StatePiece& piece : error_pieces(s, true, [](std::string_view, int) { return true; }))
+      pieces.push_back(std::move(piece));
+  }
   // The counted elements, so that the sum over the ranks is the size of the checkpoint.
   int64_t bytes = 0;
   for (const engine::GroupTensors& t : s.groups)
@@ -252,12 +292,33 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
         for (const plan::StateTensor& state : trained->group->state)
           want(state.name + "/" + part.name, state.dtype, part.global);
     }
+  // What rounding lost is of as many ranks as saved it: other runs begin without.
+  for (const auto& [name, tensor] : reader.manifest().tensors)
+    if (name.starts_with(error_prefix) || name.starts_with(sum_error_prefix))
+      want(name, tensor.dtype, tensor.shape);
   reader.check_names(wanted);
 
   for (const engine::WeightSlice& weight : s.weights)
     load_slice(reader.path(), weight.part.name, slice_of(weight), s.staging,
                [&](const TensorSlice& slice) { reader.read_slice(slice); });
-  for (const StatePiece& piece : state_pieces(s, false)) {
+  std::vector<StatePiece> pieces = state_pieces(s, false);
+  int64_t kept = 0;
+  for (StatePiece& piece : error_pieces(s, false, [&](std::string_view name, int ranks) {
+         const std::string_view part = name.substr(name.find('/') + 1);
+         return reader.find(name) && reader.find(error_name(ranks - 1, part)) &&
+                !reader.find(error_name(ranks, part));
+       })) {
+    pieces.push_back(std::move(piece));
+    ++kept;
+  }
+  const bool wants_errors = std::any_of(s.groups.begin(), s.groups.end(), [](const engine::GroupTensors& t) {
+    return t.errors && t.group->reduce_rank == 0;
+  });
+  if (wants_errors && kept == 0)
+    log::warn(
+        "{}: has no rounding errors of fp8 gradients of as many ranks as this run has: they begin at zero",
+        reader.path());
+  for (const StatePiece& piece : pieces) {
     // In elements if they are contiguous, else in runs.
     const int64_t unit = piece.flat() ? 1 : piece.run, stride = piece.flat() ? 1 : piece.stride;
     load_finite(reader.path(), piece.name, piece.dtype, piece.data, piece.count / unit,

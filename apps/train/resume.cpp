@@ -39,6 +39,7 @@ constexpr std::string_view changeable_settings[] = {"policy.train_global_batch_s
                                                     "data.eod_mask_loss",
                                                     "distributed.grad_reduce_dtype",
                                                     "distributed.grad_reduce_fp32_accumulation",
+                                                    "distributed.grad_reduce_error_feedback",
                                                     "kernels.tf32"};
 // The same in the section of the algorithm's loop (resolved_loop()).
 constexpr std::string_view changeable_loop_settings[] = {"max_num_steps", "max_num_epochs", "seed"};

@@ -31,8 +31,9 @@ Choice values_of(const std::string& key, const std::string& flag = "") {
   return out;
 }
 
-// Sharding strategies, with and without overlapped communication.
-Choice data_parallel_options() {
+// Sharding strategies, with and without overlapped communication, in copies on `ranks`, and the types in
+// which gradients travel.
+Choice data_parallel_options(int ranks) {
   const auto overrides = [](const std::string& strategy, bool reduce, bool gather) {
     return std::vector<std::string>{"distributed.shard_strategy=" + strategy,
                                     fmt::format("distributed.overlap_grad_reduce={}", reduce),
@@ -40,7 +41,7 @@ Choice data_parallel_options() {
   };
   Choice out;
   for (const std::string& s : allowed_values("distributed.shard_strategy"))
-    for (const int copies : {1, 2}) {
+    for (const int copies : divisors(ranks)) {
       const auto add = [&](const std::string& label, bool reduce, bool gather) {
         Value v{s + (copies > 1 ? fmt::format(" x {}", copies) : "") + label, overrides(s, reduce, gather)};
         v.overrides.push_back(fmt::format("distributed.dp_replicate_size={}", copies));
@@ -49,6 +50,11 @@ Choice data_parallel_options() {
       add("", false, false);
       add(" overlap", true, false);
       if (s != "ddp") add(" overlap gather", true, true);
+      for (const std::string& type : allowed_values("distributed.grad_reduce_dtype")) {
+        if (type == "fp32") continue;  // of those above
+        add(" " + type, true, false);
+        out.back().overrides.push_back("distributed.grad_reduce_dtype=" + type);
+      }
     }
   return out;
 }
@@ -113,9 +119,16 @@ std::vector<Layout> all_layouts(const Config& config, int ranks) {
           if (tp > 1) choices.push_back(values_of("distributed.sequence_parallel", "sp"));
           if (pp > 1) choices.push_back(pipeline_options());
           if (cp > 1) choices.push_back(context_options(cp));
-          if (dp * cp > 1) choices.push_back(data_parallel_options());
+          if (dp * cp > 1) choices.push_back(data_parallel_options(dp * cp));
           choices.push_back(micro);
-          combine(choices, 0, grid, [&](const Layout& layout) { out.push_back(layout); });
+          // What a layer recomputes does not depend on the ranks: the values take turns.
+          const Choice recompute = values_of("policy.recompute.granularity");
+          combine(choices, 0, grid, [&](Layout layout) {
+            const Value& value = recompute[out.size() % recompute.size()];
+            layout.name += "  recompute " + value.label;
+            layout.overrides.insert(layout.overrides.end(), value.overrides.begin(), value.overrides.end());
+            out.push_back(std::move(layout));
+          });
         }
   return out;
 }

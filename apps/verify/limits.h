@@ -2,6 +2,7 @@
 // How far a layout may be from one rank.
 
 #include "apps/verify/compare.h"
+#include "core/config/enums.h"
 #include "precision/recipe.h"
 
 namespace nrl::verify {
@@ -15,8 +16,8 @@ struct Limits {
   double gradient = 0;  ///< of a tensor's gradient: ||g - g_ref|| / ||g_ref||
   double weight = 0;    ///< of a tensor's weights after the update
 };
-/// `tf32`: the GEMMs of a GPU may round f32 operands to TF32. `bf16_sums`: gradients travel in bf16.
-Limits limits_for(const precision::Recipe& recipe, bool tf32, bool bf16_sums);
+/// `tf32`: the GEMMs of a GPU may round f32 operands to TF32. `wire`: the type in which gradients travel.
+Limits limits_for(const precision::Recipe& recipe, bool tf32, ReduceDType wire);
 
 /// The learning rate of every step: large enough for an update that is missing to exceed Limits::weight.
 inline constexpr double learning_rate = 1e-3;

@@ -61,6 +61,7 @@ struct DistributedConfig {
   bool overlap_param_gather = false;
   int64_t dp_replicate_size = 1;  ///< copies of all shards
   ReduceDType grad_reduce_dtype = ReduceDType::fp32;
+  bool grad_reduce_error_feedback = true;
   bool grad_reduce_fp32_accumulation = false;
   double bucket_size_mb = 40;  ///< MiB of gradients per bucket
   bool splits_sequence() const { return tensor_parallel_size > 1 && sequence_parallel.value_or(true); }

@@ -168,7 +168,15 @@ void add_distributed_keys(Table& t) {
           "in fp32. bf16 halves the bytes and rounds every rank's gradient and, without "
           "grad_reduce_fp32_accumulation, the sum: once with mpi and staged, at every addition with nccl. "
           "Sums "
-          "across dp_replicate_size slices are fp32.");
+          "across dp_replicate_size slices are fp32. fp8 (ddp, optim) sends e4m3 numbers with a scale per "
+          "128, "
+          "about a quarter of the bytes; the ranks add the decoded numbers in fp32, see "
+          "grad_reduce_error_feedback.");
+  NRL_KEY(t, distributed.grad_reduce_error_feedback)
+      .help(
+          "With grad_reduce_dtype: fp8, keep what each rank's gradients lose by rounding (fp32, as much "
+          "memory "
+          "as the gradients) and add it to those of the next step.");
   NRL_KEY(t, distributed.grad_reduce_fp32_accumulation)
       .alias("policy.megatron_cfg.distributed_data_parallel_config.reduce_scatter_with_fp32_accumulation")
       .help(

@@ -227,6 +227,20 @@ void check_sharding(Checker& c, const Config& config) {
     c.error("distributed.grad_reduce_fp32_accumulation",
             "distributed.grad_reduce_fp32_accumulation: true needs distributed.grad_reduce_dtype: bf16", "",
             {"gradients communicated in fp32 are always added in fp32"});
+  const bool fp8 = d.grad_reduce_dtype == ReduceDType::fp8 && c.sound({"distributed.grad_reduce_dtype"});
+  if (fp8 && d.grad_reduce_fp32_accumulation)
+    c.error("distributed.grad_reduce_fp32_accumulation",
+            "distributed.grad_reduce_fp32_accumulation: true needs distributed.grad_reduce_dtype: bf16", "",
+            {"gradients communicated in fp8 are always added in fp32"});
+  if (fp8 && c.sound({key}) && d.shard_strategy != ShardStrategy::ddp &&
+      d.shard_strategy != ShardStrategy::optim)
+    c.error(
+        "distributed.grad_reduce_dtype",
+        fmt::format("distributed.grad_reduce_dtype: fp8 needs distributed.shard_strategy: ddp or optim; {} "
+                    "reduces every microbatch, and its errors would be as large as the gradients that it "
+                    "does not keep",
+                    name_of(d.shard_strategy)),
+        "", {"use bf16, or another strategy"});
   if (!c.sound({key})) return;
   if (c.sound({copies}) && d.shard_strategy == ShardStrategy::hsdp && d.dp_replicate_size == 1)
     c.error(key, "distributed.shard_strategy: hsdp needs distributed.dp_replicate_size above 1", "",

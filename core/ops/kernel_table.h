@@ -12,6 +12,7 @@
 #include "core/ops/dispatch.h"
 #include "core/ops/dropout.h"
 #include "core/ops/embedding.h"
+#include "core/ops/fp8.h"
 #include "core/ops/grouped_linear.h"
 #include "core/ops/linear.h"
 #include "core/ops/merge.h"
@@ -64,7 +65,9 @@ namespace nrl::ops {
   X(zero, Zero)                                     \
   X(add_rows, AddRows)                              \
   X(merge_attention, MergeAttention)                \
-  X(sum_parts, SumParts)
+  X(sum_parts, SumParts)                            \
+  X(fp8_encode, Fp8Encode)                          \
+  X(fp8_decode, Fp8Decode)
 // clang-format on
 
 struct KernelTable {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/ops/fp8.h"
 #include "core/ops/optimizer.h"
 
 namespace nrl::parallel {
@@ -17,17 +18,27 @@ Tensor matrix(const Tensor& t, int64_t rows) {
   return make_tensor(t.data, t.dtype, {rows, t.numel() / rows});
 }
 
-int64_t largest_bucket(const FlatBuckets& layout) {
-  int64_t largest = 0;
-  for (const Bucket& b : layout.buckets()) largest = std::max(largest, b.size);
-  return largest;
-}
-
 }  // namespace
+
+int64_t ReduceOptions::wire_elements(const FlatBuckets& layout, int bucket) const {
+  const int64_t size = layout.range(bucket).size();
+  return fp8() ? layout.shards() * ops::fp8_row_bytes(size / layout.shards()) : size;
+}
 
 int64_t ReduceOptions::staging_elements(const FlatBuckets& layout) const {
   if (wire == DType::f32 || layout.shards() == 1) return 0;
-  return 2 * largest_bucket(layout) * (fp32_sums ? 2 : 1);
+  int64_t largest = 0;
+  for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b)
+    largest = std::max(largest, wire_elements(layout, b));
+  return 2 * largest * (fp32_sums || fp8() ? 2 : 1);
+}
+
+int64_t ReduceOptions::error_elements(const FlatBuckets& layout) const {
+  return fp8() && error_feedback && layout.shards() > 1 ? layout.total() : 0;
+}
+
+int64_t ReduceOptions::sum_error_elements(const FlatBuckets& layout) const {
+  return strategy.optimizer_state || error_elements(layout) == 0 ? 0 : layout.shard_total();
 }
 
 GradReducer::GradReducer(const FlatBuckets& layout, const GradMemory& memory, const ReduceGroup& group,
@@ -48,10 +59,18 @@ GradReducer::GradReducer(const FlatBuckets& layout, const GradMemory& memory, co
             layout.shards());
   NRL_CHECK(!sharded || memory.buckets.size() == layout.buckets().size(), "{} buffers for {} buckets",
             memory.buckets.size(), layout.buckets().size());
-  NRL_CHECK(options.wire == DType::f32 || options.wire == DType::bf16, "gradients in {}",
+  NRL_CHECK(options.wire == DType::f32 || options.wire == DType::bf16 || options.fp8(), "gradients in {}",
             name_of(options.wire));
-  const int64_t staging = memory.staging ? memory.staging.numel() : 0;
-  NRL_CHECK(staging == 2 * slot_elements_, "{} staging elements, expected {}", staging, 2 * slot_elements_);
+  NRL_CHECK(!sharded || !options.fp8(),
+            "gradients of {} in {}: one error per microbatch and bucket is not kept", options.strategy.name,
+            name_of(options.wire));
+  const auto expect = [](const char* what, const Tensor& t, int64_t elements) {
+    const int64_t given = t ? t.numel() : 0;
+    NRL_CHECK(given == elements, "{} elements of {}, expected {}", given, what, elements);
+  };
+  expect("staging", memory.staging, 2 * slot_elements_);
+  expect("errors", memory.errors, options.error_elements(layout));
+  expect("errors of sums", memory.sum_errors, options.sum_error_elements(layout));
   NRL_CHECK(group.replicas == nullptr || options.strategy.optimizer_state, "replicas of {} hold no shards",
             options.strategy.name);
 }
@@ -76,9 +95,10 @@ Tensor GradReducer::shard(int bucket) const {
 }
 
 Tensor GradReducer::staged(int bucket, bool received) const {
-  const int64_t part = slot_elements_ / (options_.fp32_sums ? 2 : 1);
-  return memory_.staging.rows(of_bucket(bucket).slot * slot_elements_ + (received ? part : 0),
-                              layout_.range(bucket).size());
+  const int64_t part = slot_elements_ / (options_.fp32_sums || options_.fp8() ? 2 : 1);
+  const Tensor t = memory_.staging.rows(of_bucket(bucket).slot * slot_elements_ + (received ? part : 0),
+                                        options_.wire_elements(layout_, bucket));
+  return options_.fp8() ? matrix(t, layout_.shards()) : t;
 }
 
 void GradReducer::start() {
@@ -144,6 +164,7 @@ void GradReducer::launch(int bucket) {
     if (const int other = slots_[s.slot]; other >= 0) finish(other);
     slots_[s.slot] = bucket;
     s.in_flight = true;
+    if (options_.fp8()) return send_encoded(bucket);
     const Tensor sent = staged(bucket, false);
     ops::convert(exec_, {.x = whole(bucket), .out = sent});
     if (options_.fp32_sums)
@@ -166,6 +187,34 @@ void GradReducer::launch(int bucket) {
   if (!s.accumulate && s.last) sum_replicas(bucket, {stream, s.sum});
 }
 
+void GradReducer::send_encoded(int bucket) {
+  const int shards = layout_.shards();
+  const ElementRange r = layout_.range(bucket);
+  const Tensor sent = staged(bucket, false);
+  ops::fp8_encode(
+      exec_, {.x = matrix(whole(bucket), shards),
+              .error = memory_.errors ? matrix(memory_.errors.rows(r.begin, r.size()), shards) : Tensor{},
+              .out = sent,
+              .format = options_.wire});
+  of_bucket(bucket).sum =
+      group_.shard->all_to_all_async(view(sent), view(staged(bucket, true)), comm::StreamRef{exec_.stream});
+}
+
+void GradReducer::settle_encoded(int bucket) {
+  const Tensor sum = matrix(shard(bucket), 1);
+  ops::fp8_decode(exec_, {.x = staged(bucket, true), .out = sum, .format = options_.wire});
+  if (options_.strategy.optimizer_state) return;
+  const ElementRange r = layout_.in_shards(bucket);
+  const Tensor sent = staged(bucket, false), own = sent.rows(group_.shard->rank(), 1);
+  ops::fp8_encode(
+      exec_, {.x = sum,
+              .error = memory_.sum_errors ? matrix(memory_.sum_errors.rows(r.begin, r.size()), 1) : Tensor{},
+              .out = own,
+              .format = options_.wire});
+  of_bucket(bucket).whole =
+      group_.shard->all_gather_async(view(own), view(sent), comm::StreamRef{exec_.stream});
+}
+
 void GradReducer::sum_replicas(int bucket, const comm::After& after) {
   if (group_.replicas)
     of_bucket(bucket).replicas =
@@ -184,6 +233,8 @@ void GradReducer::settle(int bucket) {
     if (options_.strategy.gradients)
       ops::sum_parts(exec_,
                      {.x = matrix(whole(bucket), 1), .out = shard(bucket), .accumulate = s.accumulate});
+  } else if (slot_elements_ > 0 && options_.fp8()) {
+    settle_encoded(bucket);
   } else if (slot_elements_ > 0 && options_.fp32_sums) {
     const int ranks = group_.shard->size();
     ops::sum_parts(
@@ -223,7 +274,12 @@ void GradReducer::finish(int bucket) {
   State& s = of_bucket(bucket);
   if (!s.whole.empty()) {
     s.whole.wait();
-    ops::convert(exec_, {.x = staged(bucket, false), .out = whole(bucket)});
+    if (options_.fp8())
+      ops::fp8_decode(exec_, {.x = staged(bucket, false),
+                              .out = matrix(whole(bucket), layout_.shards()),
+                              .format = options_.wire});
+    else
+      ops::convert(exec_, {.x = staged(bucket, false), .out = whole(bucket)});
   }
   s.replicas.wait();
   free_slot(s);

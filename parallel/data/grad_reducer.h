@@ -21,14 +21,25 @@ struct ReduceGroup {
 struct ReduceOptions {
   ShardingStrategy strategy;
   bool overlap = true;
-  /// Element type in which gradients travel within `shard`: f32 or bf16. Across replicas it is always f32.
+  /// Element type in which gradients travel within `shard`: f32, bf16, or e4m3 or e5m2 with a scale per block
+  /// (core/ops/fp8.h), which the receiver decodes and adds in fp32. Across replicas it is always f32.
   DType wire = DType::f32;
   /// bf16: each rank receives the other ranks' values (all_to_all) and adds them in fp32 itself. Without it
   /// the communicator adds: mpi and staged in fp32 with one rounding, nccl with a rounding per addition.
   bool fp32_sums = false;
+  /// fp8: what a rank's gradients lose by rounding is added to those of the next step, and with ddp what the
+  /// sum of a shard loses when it is sent to all ranks. Without it roundings that repeat add up over the
+  /// steps.
+  bool error_feedback = false;
 
-  /// Elements of the bf16 staging buffer (GradMemory::staging); 0: none.
+  bool fp8() const { return wire == DType::e4m3 || wire == DType::e5m2; }
+  /// Elements of a bucket as they travel: with fp8 bytes, scales and padding included.
+  int64_t wire_elements(const FlatBuckets& layout, int bucket) const;
+  /// Elements of the staging buffer (GradMemory::staging); 0: none.
   int64_t staging_elements(const FlatBuckets& layout) const;
+  /// Elements of GradMemory::errors and sum_errors; 0: none.
+  int64_t error_elements(const FlatBuckets& layout) const;
+  int64_t sum_error_elements(const FlatBuckets& layout) const;
 };
 
 /// The memory of the gradients of a layout, in the memory of the exec's device; f32.
@@ -38,7 +49,10 @@ struct GradMemory {
   /// strategy.gradients: by bucket, (its size): where layers write the gradients of one microbatch. A buffer
   /// is in use from open() to settle() and may share memory with others outside of that.
   std::vector<Tensor> buckets = {};
-  Tensor staging = {};  ///< (staging_elements()) bf16
+  Tensor staging = {};  ///< (staging_elements()) bf16, or u8 with fp8
+  /// Kept between steps, f32, zero before the first one: (error_elements()) what this rank's gradients lost,
+  /// laid out like the whole gradients; (sum_error_elements()) what the sums of its shards lost.
+  Tensor errors = {}, sum_errors = {};
 };
 
 /// Plain sums, no averaging: the loss is normalized by the global number of tokens. One thread at a time. The
@@ -112,8 +126,12 @@ class GradReducer {
   Tensor own_part(int bucket) const;
   /// Where the sum of this rank's shard goes.
   Tensor shard(int bucket) const;
-  /// A bucket's elements in a half of the staging buffer; `received`: of its second part.
+  /// A bucket's elements in a half of the staging buffer; `received`: of its second part. With fp8 a matrix
+  /// of one encoded row per shard.
   Tensor staged(int bucket, bool received) const;
+  /// fp8: starts the exchange of a bucket's gradients, and of its sum (ddp); both await settle() or finish().
+  void send_encoded(int bucket);
+  void settle_encoded(int bucket);
   void sum_replicas(int bucket, const comm::After& after);
   void finish(int bucket);
   void free_slot(State& s);

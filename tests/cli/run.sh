@@ -67,6 +67,41 @@ case $case_name in
         pretrain.max_num_steps=5 policy.max_total_sequence_length=16
     done
     ;;
+  fp8)
+    # Gradients in fp8 train as those in fp32 do, with error feedback. Without momentum and with a large eps an update is a
+    # multiple of the gradient, and the losses show what was lost of its sum over the steps: with AdamW's usual settings
+    # they differ by noise, with either.
+    corpus
+    smooth=(pretrain.max_num_steps=300 policy.scheduler.lr_decay_iters=300 'policy.optimizer.betas=[0.0,0.0]'
+      policy.optimizer.eps=1 policy.optimizer.lr=3e-2 policy.scheduler.min_lr=3e-2 policy.optimizer.weight_decay=0
+      policy.max_grad_norm=null checkpointing.enabled=false)
+    # distance NAME: of the losses from those in fp32, the mean of the absolute differences.
+    distance() {
+      field "$1/logs/metrics.jsonl" loss >a.txt
+      field fp32/logs/metrics.jsonl loss | paste - a.txt | awk '{ d = $1 - $2; sum += d < 0 ? -d : d } END { print sum / NR }'
+    }
+    config fp32
+    expect 0 run 2 fp32.yaml "${smooth[@]}"
+    for strategy in ddp optim; do
+      for feedback in true false; do
+        config $strategy-$feedback
+        expect 0 run 2 $strategy-$feedback.yaml "${smooth[@]}" distributed.shard_strategy=$strategy \
+          distributed.grad_reduce_dtype=fp8 distributed.grad_reduce_error_feedback=$feedback
+      done
+      with=$(distance $strategy-true) without=$(distance $strategy-false)
+      echo "$strategy: $with from fp32 with error feedback, $without without"
+      awk -v a="$with" -v b="$without" 'BEGIN { exit !(a < 5e-4 && b > 2 * a) }' ||
+        fail "$strategy: with error feedback $with from fp32 (expected at most 5e-4), without $without (twice that at least)"
+    done
+    # With the usual settings too.
+    for type in fp32 fp8; do
+      config adamw-$type
+      expect 0 run 2 adamw-$type.yaml pretrain.max_num_steps=60 policy.scheduler.lr_decay_iters=60 checkpointing.enabled=false \
+        distributed.grad_reduce_dtype=$type
+    done
+    paste <(field adamw-fp32/logs/metrics.jsonl loss) <(field adamw-fp8/logs/metrics.jsonl loss) |
+      awk '{ d = $1 / $2 - 1; if (d * d > 4e-6) { print; exit 1 } }' || fail "AdamW: the losses are more than 0.2 % apart"
+    ;;
   traffic)
     # What a run communicates is what `plan` says: calls and bytes of every group and operation.
     corpus
@@ -113,6 +148,13 @@ case $case_name in
           distributed.grad_reduce_fp32_accumulation=$sums
       done
     done
+    for strategy in ddp optim; do
+      for feedback in false true; do
+        traffic_of $strategy-fp8-$feedback 2 distributed.shard_strategy=$strategy distributed.grad_reduce_dtype=fp8 \
+          distributed.grad_reduce_error_feedback=$feedback
+      done
+    done
+    traffic_of hierarchical-fp8 4 distributed.shard_strategy=optim distributed.dp_replicate_size=2 distributed.grad_reduce_dtype=fp8
     for precision in float32 bfloat16; do
       for sequence in true false; do
         traffic_of tensor2-$precision-$sequence 2 distributed.tensor_parallel_size=2 distributed.sequence_parallel=$sequence \

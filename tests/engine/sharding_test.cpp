@@ -22,7 +22,7 @@ struct Setup {
   int replicas = 1;
   bool overlap_reduce = true, overlap_gather = false;
   std::string wire = "fp32";
-  bool fp32_sums = false;
+  bool fp32_sums = false, feedback = true;
   int microbatches = 1;
   bool clip = false;
   bool tied = true;
@@ -41,6 +41,7 @@ ConfigResult config_of(const Setup& s, int ranks) {
        fmt::format("distributed.overlap_param_gather={}", s.overlap_gather),
        "distributed.grad_reduce_dtype=" + s.wire,
        fmt::format("distributed.grad_reduce_fp32_accumulation={}", s.fp32_sums),
+       fmt::format("distributed.grad_reduce_error_feedback={}", s.feedback),
        // Smaller than a layer, so that layers have several buckets.
        "distributed.bucket_size_mb=0.3", "policy.train_micro_batch_size=1",
        fmt::format("policy.train_global_batch_size={}", ranks * s.microbatches),
@@ -280,6 +281,45 @@ TEST_CASE("gradients in bf16 change a step by their rounding", "[sharding]") {
     }
 }
 
+TEST_CASE("gradients in fp8 change a step by their rounding", "[sharding][fp8]") {
+  if (test_world().size() == 1) return;
+  const Trained exact = run({});
+  for (const std::string strategy : {"ddp", "optim"})
+    for (const int replicas : {1, 2})
+      for (const bool feedback : {false, true}) {
+        if (replicas == 2 && (strategy == "ddp" || test_world().size() != 4)) continue;
+        CAPTURE(strategy, replicas, feedback);
+        Setup s{.strategy = strategy, .replicas = replicas, .wire = "fp8", .feedback = feedback};
+        const Trained got = run(s);
+        // 2^-4 relative per gradient at most, without preference for a sign; the norm averages it away.
+        REQUIRE(difference({got.norms[0]}, {exact.norms[0]}) < 5e-3);
+        REQUIRE(difference(got.norms, exact.norms) > 0);
+        REQUIRE(difference(got.losses, exact.losses) < 1e-3);
+        // The same on the GPU's kernels, where gradients differ in the last bits and so may roundings.
+        s.device = "cuda";
+        const Trained gpu = run(s);
+        REQUIRE(difference(gpu.losses, got.losses) < 1e-4);
+        REQUIRE(difference({gpu.norms[0]}, {got.norms[0]}) < 1e-4);
+      }
+}
+
+TEST_CASE("what rounding to fp8 lost is memory of the plan, and none without feedback", "[sharding][fp8]") {
+  const int n = test_world().size();
+  for (const std::string strategy : {"ddp", "optim"})
+    for (const bool feedback : {false, true}) {
+      const Rank rank({.strategy = strategy, .wire = "fp8", .feedback = feedback});
+      for (const plan::ParamGroup& g : rank.plan().groups) {
+        const auto bytes = [&](memory::BufferId id) {
+          return id < 0 ? 0 : rank.plan().memory.buffers()[static_cast<size_t>(id)].bytes;
+        };
+        const bool kept = feedback && n > 1;
+        REQUIRE(bytes(g.errors) == (kept ? 4 * g.layout.total() : 0));
+        REQUIRE(bytes(g.sum_errors) == (kept && strategy == "ddp" ? 4 * g.layout.shard_total() : 0));
+        REQUIRE((bytes(g.staging) > 0) == (n > 1));
+      }
+    }
+}
+
 TEST_CASE("strategies compute the same on a device", "[sharding][device]") {
   const Trained ddp = run({.microbatches = 2, .device = "cuda"});
   for (Setup s : strategies()) {
@@ -376,6 +416,53 @@ TEST_CASE("a checkpoint of one strategy is the state of every other one", "[shar
       }
       world.comm().barrier();
     }
+}
+
+TEST_CASE("a run with gradients in fp8 resumes with what they lost", "[sharding][fp8]") {
+  comm::World& world = test_world();
+  if (world.size() == 1) return;
+  std::string dir;
+  std::unique_ptr<TemporaryDirectory> own;
+  if (world.rank() == 0) {
+    own = std::make_unique<TemporaryDirectory>(TemporaryDirectory::Where::memory);
+    dir = own->path();
+  }
+  world.comm().broadcast_text(dir, 0);
+  for (const std::string strategy : {"ddp", "optim"}) {
+    const Setup setup{.strategy = strategy, .wire = "fp8"};
+    Trained whole, first;
+    Rank one(setup);
+    one.train(0, 2, first);
+    train::SaveOptions options;
+    options.store = dir + "/" + strategy;
+    options.resolved_config = "a: b\n";
+    options.run = JsonValue::object({});
+    const std::string path =
+        train::save_checkpoint(train::state_of(one.engine(), nullptr),
+                               {.step = 2, .updates = 2, .consumed_samples = 8, .tokens = 64}, options,
+                               train::rank_group(world.comm()));
+    REQUIRE(validate_checkpoint(path, Validation::full).empty());
+    one.train(2, 4, whole);
+    const auto resumed = [&](const Setup& s) {
+      Rank next(s);
+      CheckpointReader reader(path);
+      train::load_checkpoint(reader, train::state_of(next.engine(), nullptr));
+      next.engine().restore(2, 0);
+      Trained out;
+      next.train(2, 4, out);
+      return out;
+    };
+    const Trained same = resumed(setup);
+    REQUIRE(same.losses == whole.losses);
+    REQUIRE(same.norms == whole.norms);
+    REQUIRE(difference(same.numbers, whole.numbers) == 0);
+    // Other settings read the rest.
+    REQUIRE(resumed({.strategy = strategy}).norms != whole.norms);
+    Setup other = setup;
+    other.strategy = strategy == "ddp" ? "optim" : "ddp";
+    REQUIRE(resumed(other).norms.size() == whole.norms.size());
+    world.comm().barrier();
+  }
 }
 
 TEST_CASE("sharded weights are not there between the passes", "[sharding]") {

@@ -369,6 +369,17 @@ TEST_CASE("the bytes of the optimizer and its companions are those that their ke
                                     .accumulate = accumulate});
   }
   zeroed.check(zero, Zero{.x = zeroed.random(DType::f32, {9})});
+  for (const bool feedback : {false, true}) {
+    float any = 0;
+    const Tensor values = make_tensor(&any, DType::f32, {2, 300}),
+                 codes = make_tensor(&any, DType::u8, {2, 320});
+    const Tensor error = make_tensor(feedback ? &any : nullptr, DType::f32, {2, 300});
+    const Exec exec;
+    // A byte per element and one per block of 128, without the padding.
+    CHECK(cost(exec, Fp8Encode{.x = values, .error = error, .out = codes}).bytes() ==
+          2 * 303 + 2 * 300 * 4 * (feedback ? 3 : 1));
+    CHECK(cost(exec, Fp8Decode{.x = codes, .out = values}).bytes() == 2 * 303 + 2 * 300 * 4);
+  }
 }
 
 TEST_CASE("the bytes and FLOPs of linear layers are those that their kernels touch", "[cost]") {

@@ -164,6 +164,8 @@ inline const Effect effects[] = {
     {"distributed.dp_replicate_size", Observed::exit, "1", "2", "llama distributed.shard_strategy=optim"},
     {"distributed.grad_reduce_dtype", Observed::elsewhere,
      "distributed.grad_reduce_dtype=", "engine/sharding_test.cpp"},
+    {"distributed.grad_reduce_error_feedback", Observed::elsewhere,
+     "distributed.grad_reduce_error_feedback=", "engine/sharding_test.cpp"},
     {"distributed.grad_reduce_fp32_accumulation", Observed::elsewhere,
      "distributed.grad_reduce_fp32_accumulation=", "engine/sharding_test.cpp"},
     {"policy.model_name", Observed::elsewhere, "initial)", "cli/run.sh"},

@@ -140,7 +140,7 @@ TEST_CASE("a tensor whose gradient is zero does not fail on rounding errors, oth
   all[1].reference_norm = 1e-7;  // such as the bias of keys
   all[1].norm = 1e-7;
   const std::vector<double> errors = gradient_errors(all);
-  const Limits limits = limits_for(precision::float32, false, false);
+  const Limits limits = limits_for(precision::float32, false, ReduceDType::fp32);
   REQUIRE(errors[0] == Approx(2e-5));
   REQUIRE(errors[0] > limits.gradient);
   REQUIRE(errors[1] < limits.gradient);
