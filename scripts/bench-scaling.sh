@@ -17,10 +17,12 @@ usage: scripts/bench-scaling.sh [--rounds N] [--steps N] [--binary PATH] [--comm
              a step in which the first stage waits, against the bubble that `nrl-train plan` simulates
   overlap    configs/llama-17m.yaml on two hosts in network namespaces (scripts/multihost.sh, needs root): the exposed
              communication with overlap_grad_reduce / without it
+  tp-overlap the same hosts as two tensor-parallel ranks, 1 microbatch of 4 sequences: the exposed communication and the
+             time of a step with every distributed.tp_comm_overlap / with none, and by operation in the last round
   --rounds N     rounds of paired runs (3); ratios are medians over the rounds
   --steps N      timed steps of a run (3), after 2 warm-up steps; the median counts
   --common K=V   a key of all runs, of 1 rank too: --common policy.train_global_batch_size=8 (repeatable)
-  --rate RATE    of the network in `overlap` (1gbit)
+  --rate RATE    of the network in `overlap` and `tp-overlap` (1gbit)
   --binary PATH  nrl-train to measure (default: builds build/cpu/bin/nrl-train)
   --out FILE     append the lines of the result to this file
 TEXT
@@ -60,7 +62,7 @@ while (($#)); do
   shift
 done
 case=${1:-}
-[[ $case =~ ^(weak|strong|pipeline|overlap)$ ]] || {
+[[ $case =~ ^(weak|strong|pipeline|overlap|tp-overlap)$ ]] || {
   usage >&2
   exit 64
 }
@@ -181,5 +183,29 @@ case $case in
     done
     result "llama-17m on 2 hosts at $rate${*:+, $*}: overlap hides $(median <"$work/exposed" | awk '{ printf "%.0f", 100 * (1 - $1) }') %" \
       "of the communication and is $(ratio speedup) times as fast"
+    ;;
+  tp-overlap)
+    keys=("$root_dir/configs/llama-17m.yaml" kernels.num_threads=1 distributed.tensor_parallel_size=2
+      policy.train_global_batch_size=4 policy.train_micro_batch_size=4 "${common[@]}" "$@")
+    hosts=("$root_dir/scripts/multihost.sh" --hosts "1,1" --rate "$rate")
+    methods=(none bulk pipelined ring)
+    for ((round = 1; round <= rounds; ++round)); do
+      for method in "${methods[@]}"; do
+        train "$method" "${hosts[@]}" -- "${keys[@]}" "distributed.tp_comm_overlap=$method"
+        column "$method" comm_ms >"$work/$method.exposed"
+        quotient "$(cat "$work/$method.exposed")" "$(cat "$work/none.exposed")" >>"$work/exposed-$method"
+        quotient "$(cat "$work/none.ms")" "$(cat "$work/$method.ms")" >>"$work/speedup-$method"
+        echo "round $round: $method $(cat "$work/$method.ms") ms, exposed $(cat "$work/$method.exposed") ms"
+      done
+    done
+    for method in "${methods[@]}"; do
+      echo "$method:"
+      "$binary" report "$work/$method" | grep -E 'exposed ms| tp |^tp |^ *world ' || true
+    done
+    for method in "${methods[@]:1}"; do
+      result "llama-17m, 2 tensor-parallel ranks on 2 hosts at $rate, tp_comm_overlap $method${*:+, $*}: hides" \
+        "$(median <"$work/exposed-$method" | awk '{ printf "%.0f", 100 * (1 - $1) }') % of the exposed communication and is" \
+        "$(ratio "speedup-$method") times as fast"
+    done
     ;;
 esac

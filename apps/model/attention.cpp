@@ -58,9 +58,9 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
   d_qkv_ = add(
       {.name = "d_qkv", .width = m.qkv_width(), .dtype = recipe.of(layer, Gemm::qkv, Role::gradient).dtype});
   d_norm_ = add({.name = "d_norm1", .width = m.hidden, .dtype = recipe.gradients(), .rows = sequence_rows});
-  input_.emplace(layout, add, norm_.out, d_norm_, m.hidden, recipe.of(layer, Gemm::qkv, Role::input).dtype,
-                 recipe.gradients());
-  output_.emplace(layout, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype,
+  input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden,
+                 recipe.of(layer, Gemm::qkv, Role::input).dtype, recipe.gradients());
+  output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype,
                   d_proj_ ? d_proj_format : recipe.gradients());
 }
 
@@ -68,9 +68,12 @@ void Attention::forward(Run& r) {
   norm_.forward(r);
   input_->gather(r);
   r.step("qkv", reads(input_->x), writes(qkv_), [&] {
-    ops::linear_forward(
-        r.exec(),
-        {.x = r[input_->x], .weight = r.weight(p_.qkv), .bias = r.weight(p_.qkv_bias), .out = r[qkv_]});
+    input_->multiply(r, [&](const GemmRows& rows) {
+      ops::linear_forward(r.exec(), {.x = rows.input(r[input_->x]),
+                                     .weight = r.weight(p_.qkv),
+                                     .bias = r.weight(p_.qkv_bias),
+                                     .out = rows.output(r[qkv_])});
+    });
   });
   if (spec_.qk_norm)
     r.step("qk_norm_rope", reads(qkv_), writes(qk_, qk_stats_), [&] { rotate(r); });
@@ -80,11 +83,12 @@ void Attention::forward(Run& r) {
          writes(attn_, lse_, exchange_), [&] { context_ ? attend_across_ranks(r) : attend(r); });
   r.step(generation, "cached_attention", reads(keys_, values_), writes(attn_), [&] { attend_to_cache(r); });
   r.step("o_proj", reads(attn_), writes(output_->partial, out_), [&] {
-    ops::linear_forward(r.exec(), {.x = r[attn_],
-                                   .weight = r.weight(p_.o),
-                                   .bias = RowOutput::bias(r, p_.o_bias),
-                                   .out = r[output_->partial]});
-    output_->reduce(r);
+    output_->multiply(r, [&](const GemmRows& rows) {
+      ops::linear_forward(r.exec(), {.x = rows.input(r[attn_]),
+                                     .weight = r.weight(p_.o),
+                                     .bias = RowOutput::bias(r, p_.o_bias),
+                                     .out = rows.output(r[output_->partial])});
+    });
   });
 }
 
@@ -96,7 +100,10 @@ void Attention::backward(Run& r) {
     });
   output_->gather(r);
   r.dgrad("o_proj", reads(d_proj), writes(d_attn_), [&] {
-    ops::linear_backward_data(r.exec(), {.dout = r[d_proj], .weight = r.weight(p_.o), .dx = r[d_attn_]});
+    output_->multiply_gradient(r, [&](const GemmRows& rows) {
+      ops::linear_backward_data(
+          r.exec(), {.dout = rows.input(r[d_proj]), .weight = r.weight(p_.o), .dx = rows.output(r[d_attn_])});
+    });
   });
   r.wgrad("o_proj", reads(d_proj, attn_), [&] {
     ops::linear_backward_weight(r.exec(), {.dout = r[d_proj],
@@ -118,12 +125,14 @@ void Attention::backward(Run& r) {
     r.dgrad("qk_norm_rope", reads(d_qkv_, qkv_, qk_stats_), writes(d_qkv_), [&] { rotate_backward(r); });
   else if (spec_.use_rope)
     r.dgrad("rope", reads(d_qkv_), writes(d_qkv_), [&] { rotate_backward(r); });
+  input_->gather_again(r);
   r.dgrad("qkv", reads(d_qkv_), writes(input_->d_x, d_norm_), [&] {
     ops::linear_backward_data(r.exec(),
                               {.dout = r[d_qkv_], .weight = r.weight(p_.qkv), .dx = r[input_->d_x]});
     input_->reduce(r);
   });
   r.wgrad("qkv", reads(d_qkv_, input_->x), [&] {
+    input_->wait(r);
     ops::linear_backward_weight(r.exec(), {.dout = r[d_qkv_],
                                            .x = r[input_->x],
                                            .dweight = r.grad(p_.qkv),
@@ -131,6 +140,7 @@ void Attention::backward(Run& r) {
                                            .accumulate = r.accumulates(p_.qkv)});
     r.gradient_ready({p_.qkv, p_.qkv_bias});
   });
+  input_->finish_reduce(r);
   norm_.backward(r, d_norm_, d_out_, d_x_);
 }
 

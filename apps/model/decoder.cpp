@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "apps/model/context_parallel.h"
+#include "apps/model/gemm_overlap.h"
 #include "apps/model/workspace.h"
 #include "core/base/error.h"
 #include "core/ops/kernel_table.h"
@@ -114,7 +115,8 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                                                 .recipe = options_.recipe,
                                                 .device = options_.device,
                                                 .partials = options_.partials,
-                                                .optimizer_workspace = options_.optimizer_workspace});
+                                                .optimizer_workspace = options_.optimizer_workspace,
+                                                .gemm_rows = gemm_row_counts(layout, n)});
   workspace_bytes_ = std::max(workspace_bytes_, context_workspace(context_, options_.recipe.activations(),
                                                                   options_.device, options_.partials));
   buffers_.workspace = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace_bytes_));

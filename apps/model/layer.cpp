@@ -4,6 +4,19 @@
 
 namespace nrl::model {
 
+comm::View view_of(const Tensor& t) {
+  NRL_CHECK(t.contiguous(), "{} is communicated", describe(t));
+  return {t.data, t.numel(), t.dtype};
+}
+
+std::vector<comm::Handle> InFlight::take(Slot slot) {
+  const auto found = operations_.find(slot.id);
+  if (found == operations_.end()) return {};
+  std::vector<comm::Handle> out = std::move(found->second);
+  operations_.erase(found);
+  return out;
+}
+
 Tensor Run::weight(int parameter) const {
   if (parameter < 0) return {};
   if (context_->weight_needed) context_->weight_needed(parameter);
@@ -32,29 +45,29 @@ comm::Communicator* Run::tensor_ranks() const {
   return &(*context_->groups)[parallel::group::tp];
 }
 
-namespace {
-
-comm::View view_of(const Tensor& t) {
-  NRL_CHECK(t.contiguous(), "{} is communicated", describe(t));
-  return {t.data, t.numel(), t.dtype};
+comm::Handle Run::all_reduce_async(const Tensor& data) const {
+  comm::Communicator* const ranks = tensor_ranks();
+  return ranks ? ranks->all_reduce_async(view_of(data), comm::Reduce::sum, comm::StreamRef{exec().stream})
+               : comm::Handle{};
 }
 
-}  // namespace
-
-void Run::all_reduce(const Tensor& data) const {
-  if (comm::Communicator* ranks = tensor_ranks())
-    ranks->all_reduce_async(view_of(data), comm::Reduce::sum, comm::StreamRef{exec().stream}).wait();
+comm::Handle Run::all_gather_async(const Tensor& in, const Tensor& out) const {
+  comm::Communicator* const ranks = tensor_ranks();
+  return ranks ? ranks->all_gather_async(view_of(in), view_of(out), comm::StreamRef{exec().stream})
+               : comm::Handle{};
 }
 
-void Run::all_gather(const Tensor& in, const Tensor& out) const {
-  if (comm::Communicator* ranks = tensor_ranks())
-    ranks->all_gather_async(view_of(in), view_of(out), comm::StreamRef{exec().stream}).wait();
+comm::Handle Run::reduce_scatter_async(const Tensor& in, const Tensor& out) const {
+  comm::Communicator* const ranks = tensor_ranks();
+  return ranks ? ranks->reduce_scatter_async(view_of(in), view_of(out), comm::Reduce::sum,
+                                             comm::StreamRef{exec().stream})
+               : comm::Handle{};
 }
 
-void Run::reduce_scatter(const Tensor& in, const Tensor& out) const {
-  if (comm::Communicator* ranks = tensor_ranks())
-    ranks->reduce_scatter_async(view_of(in), view_of(out), comm::Reduce::sum, comm::StreamRef{exec().stream})
-        .wait();
+comm::Handle Run::exchange_async(std::vector<comm::Message> messages, const comm::Handle& previous) const {
+  comm::Communicator* const ranks = tensor_ranks();
+  return ranks ? ranks->exchange_async(std::move(messages), {comm::StreamRef{exec().stream}, previous})
+               : comm::Handle{};
 }
 
 ops::FusedDropout Run::dropout(float p, int layer, DropoutSite site) const {

@@ -11,6 +11,7 @@
 // Accessing a slot that the step did not name is an error, so that table and code cannot diverge.
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -127,6 +128,22 @@ Writes writes(S... outputs) {
   return w;
 }
 
+/// A contiguous tensor as the memory of an operation.
+comm::View view_of(const Tensor& t);
+
+/// Operations that a step has started and a later one of the same pass waits for, by the slot they write. The
+/// later step must name the slot, and the memory they read.
+class InFlight {
+ public:
+  void add(Slot slot, std::vector<comm::Handle> operations) { operations_[slot.id] = std::move(operations); }
+  /// For the caller to wait for; empty if there are none.
+  std::vector<comm::Handle> take(Slot slot);
+  bool empty() const { return operations_.empty(); }
+
+ private:
+  std::map<int, std::vector<comm::Handle>> operations_;
+};
+
 /// One pass through forward() or backward() of a layer.
 class Run {
  public:
@@ -171,14 +188,19 @@ class Run {
   /// Called when the microbatch's contribution to the gradients of these parameters has been added.
   void gradient_ready(std::initializer_list<int> parameters) const;
   // Communication among the tensor-parallel ranks, ordered by the exec's stream. Tensors must be contiguous.
-  // Nothing is communicated on a rank alone, nor while kernels are collected (ops::Exec::needed).
+  // Nothing is communicated on a rank alone, nor while kernels are collected (ops::Exec::needed): the handles
+  // are then empty.
   /// Sums over the ranks, in place.
-  void all_reduce(const Tensor& data) const;
+  comm::Handle all_reduce_async(const Tensor& data) const;
   /// `out` gets the ranks' `in`, in rank order. `in` may be this rank's part of `out`.
-  void all_gather(const Tensor& in, const Tensor& out) const;
+  comm::Handle all_gather_async(const Tensor& in, const Tensor& out) const;
   /// `out` gets this rank's part of the rows of the sum of the ranks' `in`.
-  void reduce_scatter(const Tensor& in, const Tensor& out) const;
+  comm::Handle reduce_scatter_async(const Tensor& in, const Tensor& out) const;
+  /// Starts when `previous` has completed.
+  comm::Handle exchange_async(std::vector<comm::Message> messages, const comm::Handle& previous = {}) const;
+  InFlight& in_flight() const { return *in_flight_; }
 
+  bool recomputes() const { return mode_ == memory::recompute; }
   bool generates() const { return mode_ == memory::generation; }
   /// Dropout is off in evaluation and generation.
   ops::FusedDropout dropout(float p, int layer, DropoutSite site) const;
@@ -210,6 +232,7 @@ class Run {
   Layer* layer_ = nullptr;
   Frame* frame_ = nullptr;
   const MicroBatch* batch_ = nullptr;
+  InFlight* in_flight_ = nullptr;
   int chunk_ = 0;
   int index_ = 0;   ///< of the layer in its chunk
   int cursor_ = 0;  ///< index of the next step in the table

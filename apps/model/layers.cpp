@@ -46,7 +46,7 @@ Embedding::Embedding(const LayerContext& c, const ParameterList& parameters, con
   if (c.spec->embedding_dropout > 0)
     d_dropped_ = slot(stream_slot("d_embedding", hidden, recipe.gradients()));
   output_.emplace(
-      c.layout, [this](const memory::SlotSpec& s) { return slot(s); }, ports_.out,
+      c.layout, CommOverlap{}, [this](const memory::SlotSpec& s) { return slot(s); }, ports_.out,
       d_dropped_ ? d_dropped_ : ports_.d_out, hidden, recipe.activations(), recipe.gradients());
   describe();
 }
@@ -64,13 +64,14 @@ void Embedding::forward(Run& r) {
   const auto embed = [&](float dropout) {
     const MicroBatch& mb = r.batch();
     // Like a bias, positions are added on one rank.
-    ops::embedding_forward(r.exec(), {.ids = mb.ids,
-                                      .table = r.weight(token_table_),
-                                      .position_table = RowOutput::bias(r, position_table_),
-                                      .positions = mb.positions,
-                                      .out = r[output_->partial],
-                                      .first_id = first_id()});
-    output_->reduce(r);
+    output_->multiply(r, [&](const GemmRows&) {
+      ops::embedding_forward(r.exec(), {.ids = mb.ids,
+                                        .table = r.weight(token_table_),
+                                        .position_table = RowOutput::bias(r, position_table_),
+                                        .positions = mb.positions,
+                                        .out = r[output_->partial],
+                                        .first_id = first_id()});
+    });
     const Tensor out = r[ports_.out];
     if (dropout > 0) r.drop(out, {}, out, dropout, -1, DropoutSite::attention);
   };
@@ -172,7 +173,8 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
   if (c.layout.tensor > 1)
     statistics_ = slot({.name = "logit statistics", .width = 3 * c.layout.tensor, .rows = head_chunk_rows});
   d_norm_ = slot(stream_slot("d_norm", m.hidden, recipe.gradients()));
-  input_.emplace(c.layout, add, norm_->out, d_norm_, m.hidden, format.dtype, recipe.gradients());
+  input_.emplace(c.layout, CommOverlap{}, add, norm_->out, d_norm_, m.hidden, format.dtype,
+                 recipe.gradients());
   describe();
 }
 
@@ -250,7 +252,7 @@ Tensor Head::gathered_statistics(Run& r, const Tensor& logits, const Tensor& tar
                all = make_tensor(data, DType::f32, {ranks, count, 3});
   ops::cross_entropy_statistics(
       r.exec(), {.logits = logits, .target = target, .first_column = vocabulary_.begin, .out = own});
-  r.all_gather(own, all);
+  r.all_gather_async(own, all).wait();
   return all;
 }
 

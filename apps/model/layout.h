@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/model/spec.h"
+#include "core/config/enums.h"
 #include "parallel/context/bounds.h"
 
 namespace nrl::model {
@@ -30,11 +31,18 @@ struct BlockSplit {
   bool operator==(const BlockSplit&) const = default;
 };
 
+/// Communication of tensor-parallel ranks beside GEMMs (gemm_overlap.h).
+struct CommOverlap {
+  TpCommOverlap method = TpCommOverlap::none;
+  int64_t splits = 4;  ///< of the rows of a rank, with `pipelined`
+};
+
 /// The division of a model and one rank's coordinates in it. The default is the whole model on one rank.
 struct ModelLayout {
   int tensor = 1, tensor_rank = 0;  ///< ranks that split every weight matrix
   /// Tensor-parallel ranks also split the tokens between the matrices: norms, dropout, residual stream.
   bool sequence_parallel = false;
+  CommOverlap overlap = {};
   int context = 1, context_rank = 0;  ///< ranks that split every sequence
   /// How they exchange tokens for the attention of each block; empty if context is 1.
   std::vector<parallel::ContextExchange> exchanges = {};

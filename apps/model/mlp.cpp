@@ -92,22 +92,24 @@ Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
                .width = m.mlp_in_width(),
                .dtype = recipe.of(layer, Gemm::mlp_in, Role::gradient).dtype});
   d_norm_ = add({.name = "d_norm2", .width = m.hidden, .dtype = recipe.gradients(), .rows = sequence_rows});
-  input_.emplace(layout, add, norm_.out, d_norm_, m.hidden, recipe.of(layer, Gemm::mlp_in, Role::input).dtype,
-                 recipe.gradients());
-  output_.emplace(layout, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, recipe.activations(),
-                  d_proj_ ? d_out_format : recipe.gradients());
+  input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden,
+                 recipe.of(layer, Gemm::mlp_in, Role::input).dtype, recipe.gradients());
+  output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden,
+                  recipe.activations(), d_proj_ ? d_out_format : recipe.gradients());
 }
 
 void Mlp::forward(Run& r) {
   norm_.forward(r);
   input_->gather(r);
   const auto first = [&](const Tensor& out, ops::Activation activation, const Tensor& pre_activation) {
-    ops::linear_forward(r.exec(), {.x = r[input_->x],
-                                   .weight = r.weight(p_.mlp_in),
-                                   .bias = r.weight(p_.mlp_in_bias),
-                                   .out = out,
-                                   .activation = activation,
-                                   .pre_activation = pre_activation});
+    input_->multiply(r, [&](const GemmRows& rows) {
+      ops::linear_forward(r.exec(), {.x = rows.input(r[input_->x]),
+                                     .weight = r.weight(p_.mlp_in),
+                                     .bias = r.weight(p_.mlp_in_bias),
+                                     .out = rows.output(out),
+                                     .activation = activation,
+                                     .pre_activation = rows.output(pre_activation)});
+    });
   };
   if (fuse_gelu_) {
     r.step("mlp_in_gelu", reads(input_->x), writes(in_, act_),
@@ -120,11 +122,12 @@ void Mlp::forward(Run& r) {
     });
   }
   r.step("mlp_out", reads(act_), writes(output_->partial, out_), [&] {
-    ops::linear_forward(r.exec(), {.x = r[act_],
-                                   .weight = r.weight(p_.mlp_out),
-                                   .bias = RowOutput::bias(r, p_.mlp_out_bias),
-                                   .out = r[output_->partial]});
-    output_->reduce(r);
+    output_->multiply(r, [&](const GemmRows& rows) {
+      ops::linear_forward(r.exec(), {.x = rows.input(r[act_]),
+                                     .weight = r.weight(p_.mlp_out),
+                                     .bias = RowOutput::bias(r, p_.mlp_out_bias),
+                                     .out = rows.output(r[output_->partial])});
+    });
   });
 }
 
@@ -136,16 +139,21 @@ void Mlp::backward(Run& r) {
   output_->gather(r);
   if (fuse_gelu_) {
     r.dgrad("mlp_out_gelu", reads(d_proj, in_), writes(d_in_), [&] {
-      ops::linear_backward_data(r.exec(), {.dout = r[d_proj],
-                                           .weight = r.weight(p_.mlp_out),
-                                           .dx = r[d_in_],
-                                           .activation = spec_.activation,
-                                           .pre_activation = r[in_]});
+      output_->multiply_gradient(r, [&](const GemmRows& rows) {
+        ops::linear_backward_data(r.exec(), {.dout = rows.input(r[d_proj]),
+                                             .weight = r.weight(p_.mlp_out),
+                                             .dx = rows.output(r[d_in_]),
+                                             .activation = spec_.activation,
+                                             .pre_activation = rows.output(r[in_])});
+      });
     });
   } else {
     r.dgrad("mlp_out", reads(d_proj), writes(d_act_), [&] {
-      ops::linear_backward_data(r.exec(),
-                                {.dout = r[d_proj], .weight = r.weight(p_.mlp_out), .dx = r[d_act_]});
+      output_->multiply_gradient(r, [&](const GemmRows& rows) {
+        ops::linear_backward_data(
+            r.exec(),
+            {.dout = rows.input(r[d_proj]), .weight = r.weight(p_.mlp_out), .dx = rows.output(r[d_act_])});
+      });
     });
     r.dgrad("activation", reads(d_act_, in_), writes(over(d_in_, in_), remade_over(act_, d_act_)), [&] {
       ops::activation_backward(r.exec(), {.kind = spec_.activation,
@@ -165,12 +173,14 @@ void Mlp::backward(Run& r) {
                                            .accumulate = r.accumulates(p_.mlp_out)});
     r.gradient_ready({p_.mlp_out, p_.mlp_out_bias});
   });
+  input_->gather_again(r);
   r.dgrad("mlp_in", reads(d_in_), writes(input_->d_x, d_norm_), [&] {
     ops::linear_backward_data(r.exec(),
                               {.dout = r[d_in_], .weight = r.weight(p_.mlp_in), .dx = r[input_->d_x]});
     input_->reduce(r);
   });
   r.wgrad("mlp_in", reads(d_in_, input_->x), [&] {
+    input_->wait(r);
     ops::linear_backward_weight(r.exec(), {.dout = r[d_in_],
                                            .x = r[input_->x],
                                            .dweight = r.grad(p_.mlp_in),
@@ -178,6 +188,7 @@ void Mlp::backward(Run& r) {
                                            .accumulate = r.accumulates(p_.mlp_in)});
     r.gradient_ready({p_.mlp_in, p_.mlp_in_bias});
   });
+  input_->finish_reduce(r);
   norm_.backward(r, d_norm_, d_out_, d_x_);
 }
 

@@ -67,9 +67,10 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
   s.out = own("shared_out", m.hidden, activations);
   s.d_act = tokens("d_shared_activation", moe.shared_ffn, gradients);
   s.d_in = tokens("d_shared_in", 2 * moe.shared_ffn, gradients);
-  s.input.emplace(layout, add, norm_.out, d_norm_, m.hidden,
+  s.input.emplace(layout, CommOverlap{}, add, norm_.out, d_norm_, m.hidden,
                   recipe.of(layer, Gemm::mlp_in, Role::input).dtype, gradients);
-  s.output.emplace(layout, add, s.out, d_proj_ ? d_proj_ : d_out_, m.hidden, activations, gradients);
+  s.output.emplace(layout, CommOverlap{}, add, s.out, d_proj_ ? d_proj_ : d_out_, m.hidden, activations,
+                   gradients);
   if (!moe.shared_gate) return;
   s.logit = tokens("shared gate", 1, DType::f32);
   s.expert = tokens("shared gate's choice", 1, DType::i32);
@@ -190,8 +191,11 @@ void Moe::shared_forward(Run& r) {
   });
   r.step("shared_activation", reads(s.in), writes(s.act), [&] { activate(r, s.in, s.act); });
   r.step("shared_out", reads(s.act), writes(partial, s.out), [&] {
-    ops::linear_forward(r.exec(), {.x = r[s.act], .weight = r.weight(p_.shared_out), .out = r[partial]});
-    s.output->reduce(r);
+    s.output->multiply(r, [&](const GemmRows& rows) {
+      ops::linear_forward(
+          r.exec(),
+          {.x = rows.input(r[s.act]), .weight = r.weight(p_.shared_out), .out = rows.output(r[partial])});
+    });
   });
   if (!s.prob) return;
   // Of all tokens on every rank: the gradient of its weights needs them.

@@ -93,6 +93,7 @@ Run Stage::run_of(int chunk, int stash, const MicroBatch& batch, Order order) {
   r.stage_ = this;
   r.frame_ = &frames[static_cast<size_t>(stash)];
   r.batch_ = &batch;
+  r.in_flight_ = &in_flight_;
   r.chunk_ = chunk;
   r.mode_ = program_->mode;
   r.first_ = order.first;
@@ -112,6 +113,7 @@ void Stage::visit(Run& r, int index, bool backward, const std::function<void(Lay
                  .first_tick = tick_ + 1};
   if (watch_ && !liveness_) watch_->begin_layer();
   work(*r.layer_);
+  NRL_CHECK(in_flight_.empty(), "{} does not wait for all communication", r.layer_->name());
   if (watch_ && !liveness_) watch_->end_layer();
   if (!liveness_) return;
   now.last_tick = std::max(tick_, now.first_tick);

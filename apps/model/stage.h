@@ -152,6 +152,7 @@ class Stage {
   Program* program_ = nullptr;
   memory::Liveness* liveness_ = nullptr;
   LayerWatch* watch_ = nullptr;
+  InFlight in_flight_;  ///< of the layer that is visited
   std::function<void(int)> at_tick_;
   int tick_ = -1;
 };

@@ -2,43 +2,73 @@
 
 namespace nrl::model {
 
-ColumnInput::ColumnInput(const ModelLayout& layout, const AddSlot& add, Slot in, Slot d_in, int64_t hidden,
-                         DType in_type, DType d_in_type)
-    : x(in), d_x(d_in), in_(in), d_in_(d_in) {
+namespace {
+
+/// Calls `gemm` once, for all rows of a slot.
+void multiply_all(const Run& r, Slot slot, const GemmOfRows& gemm) {
+  gemm({.in = 0, .count = r[slot].dim(0), .out = 0});
+}
+
+}  // namespace
+
+ColumnInput::ColumnInput(const ModelLayout& layout, const CommOverlap& overlap, const AddSlot& add, Slot in,
+                         Slot d_in, int64_t hidden, DType in_type, DType d_in_type)
+    : x(in), d_x(d_in), overlap_(overlap), in_(in), d_in_(d_in) {
   if (!layout.sequence_parallel) return;
   x = add({.name = "gathered", .width = hidden, .dtype = in_type, .rules = gather_rule});
   d_x = add({.name = "d_gathered", .width = hidden, .dtype = d_in_type});
 }
 
 void ColumnInput::gather(Run& r) const {
-  if (x.id != in_.id) r.step("gather", reads(in_), writes(x), [&] { r.all_gather(r[in_], r[x]); });
+  if (gathers()) r.step("gather", reads(in_), writes(x), [&] { start_gather(r, overlap_, in_, x); });
 }
 
-void ColumnInput::reduce(Run& r) const {
-  if (d_x.id != d_in_.id)
-    r.reduce_scatter(r[d_x], r[d_in_]);
+void ColumnInput::multiply(const Run& r, const GemmOfRows& gemm) const {
+  if (gathers())
+    multiply_gathered(r, overlap_, x, gemm);
   else
-    r.all_reduce(r[d_in_]);
+    multiply_all(r, x, gemm);
 }
 
-RowOutput::RowOutput(const ModelLayout& layout, const AddSlot& add, Slot out, Slot d_out, int64_t hidden,
-                     DType out_type, DType d_out_type)
-    : partial(out), d_full(d_out), out_(out), d_out_(d_out) {
+void ColumnInput::gather_again(Run& r) const {
+  if (gathers() && overlaps()) r.wgrad("gather_again", reads(x), [] {});
+}
+
+void ColumnInput::reduce(const Run& r) const {
+  comm::Handle sum =
+      d_x.id != d_in_.id ? r.reduce_scatter_async(r[d_x], r[d_in_]) : r.all_reduce_async(r[d_in_]);
+  if (overlaps())
+    r.in_flight().add(d_in_, {std::move(sum)});
+  else
+    sum.wait();
+}
+
+void ColumnInput::finish_reduce(Run& r) const {
+  if (overlaps()) r.dgrad("finish_reduce", reads(d_x, d_in_), writes(d_in_), [&] { wait_for(r, d_in_); });
+}
+
+RowOutput::RowOutput(const ModelLayout& layout, const CommOverlap& overlap, const AddSlot& add, Slot out,
+                     Slot d_out, int64_t hidden, DType out_type, DType d_out_type)
+    : partial(out), d_full(d_out), overlap_(overlap), out_(out), d_out_(d_out) {
   if (!layout.sequence_parallel) return;
   partial = add({.name = "partial output", .width = hidden, .dtype = out_type});
   d_full = add({.name = "gathered d_out", .width = hidden, .dtype = d_out_type});
 }
 
-void RowOutput::reduce(Run& r) const {
-  if (partial.id != out_.id)
-    r.reduce_scatter(r[partial], r[out_]);
-  else
-    r.all_reduce(r[out_]);
+void RowOutput::multiply(const Run& r, const GemmOfRows& gemm) const {
+  multiply_and_sum(r, overlap_, partial, out_, gemm);
 }
 
 void RowOutput::gather(Run& r) const {
   if (d_full.id != d_out_.id)
-    r.dgrad("gather", reads(d_out_), writes(d_full), [&] { r.all_gather(r[d_out_], r[d_full]); });
+    r.dgrad("gather", reads(d_out_), writes(d_full), [&] { start_gather(r, overlap_, d_out_, d_full); });
+}
+
+void RowOutput::multiply_gradient(const Run& r, const GemmOfRows& gemm) const {
+  if (d_full.id != d_out_.id)
+    multiply_gathered(r, overlap_, d_full, gemm);
+  else
+    multiply_all(r, d_full, gemm);
 }
 
 Tensor RowOutput::bias(const Run& r, int parameter) {

@@ -10,12 +10,12 @@
 // A gathered input is kept for the gradient of the weights, so that both columns communicate the same bytes.
 // Its slot has the recompute rule "gather", with which the backward pass gathers it again. On a rank alone
 // both are empty: the outer and the inner slot are one.
+// With `overlap` (gemm_overlap.h) communication runs beside the GEMMs. The gradient of a column input is
+// summed beside the weight's gradient, and what is gathered again arrives beside dgrad.
 //
 // Shapes: N tokens of the microbatch, n of them on this rank (sequence_rows), H hidden size.
 
-#include <functional>
-
-#include "apps/model/layer.h"
+#include "apps/model/gemm_overlap.h"
 
 namespace nrl::model {
 
@@ -29,17 +29,30 @@ inline constexpr std::string_view gather_rule = "gather";
 class ColumnInput {
  public:
   /// `in` (n, H) is the input, `d_in` (n, H) its gradient; the types are theirs.
-  ColumnInput(const ModelLayout& layout, const AddSlot& add, Slot in, Slot d_in, int64_t hidden,
-              DType in_type, DType d_in_type);
+  ColumnInput(const ModelLayout& layout, const CommOverlap& overlap, const AddSlot& add, Slot in, Slot d_in,
+              int64_t hidden, DType in_type, DType d_in_type);
   /// A forward step with sequence parallelism, else nothing.
   void gather(Run& r) const;
-  /// For the step that has written d_x and names d_in as well: the sum over the ranks becomes d_in.
-  void reduce(Run& r) const;
+  /// For the step after it, which reads x: calls `gemm` for all rows.
+  void multiply(const Run& r, const GemmOfRows& gemm) const;
+  /// Before dgrad: with overlap, a step that starts to gather x again if it was not kept.
+  void gather_again(Run& r) const;
+  /// For a wgrad step that reads x: waits until it is complete.
+  void wait(const Run& r) const { wait_for(r, x); }
+  /// For the step that has written d_x and names d_in as well: starts to sum over the ranks. Without overlap
+  /// the sum is d_in when it returns.
+  void reduce(const Run& r) const;
+  /// After wgrad: with overlap, a step after which the sum is d_in.
+  void finish_reduce(Run& r) const;
 
   Slot x;    ///< (N, H): what the matrices read
   Slot d_x;  ///< (N, H): this rank's part of the gradient
 
  private:
+  bool gathers() const { return x.id != in_.id; }
+  bool overlaps() const { return overlap_.method != TpCommOverlap::none; }
+
+  CommOverlap overlap_;
   Slot in_, d_in_;
 };
 
@@ -47,12 +60,15 @@ class ColumnInput {
 class RowOutput {
  public:
   /// `out` (n, H) is the output, `d_out` (n, H) its gradient; the types are theirs.
-  RowOutput(const ModelLayout& layout, const AddSlot& add, Slot out, Slot d_out, int64_t hidden,
-            DType out_type, DType d_out_type);
-  /// For the step that has written `partial` and names `out` as well: the sum over the ranks becomes `out`.
-  void reduce(Run& r) const;
+  RowOutput(const ModelLayout& layout, const CommOverlap& overlap, const AddSlot& add, Slot out, Slot d_out,
+            int64_t hidden, DType out_type, DType d_out_type);
+  /// For a step that writes `partial` and `out`: calls `gemm` for all rows of `partial`; the sum over the
+  /// ranks becomes `out`.
+  void multiply(const Run& r, const GemmOfRows& gemm) const;
   /// A dgrad step with sequence parallelism, else nothing.
   void gather(Run& r) const;
+  /// For the step after it, which reads d_full: calls `gemm` for all rows.
+  void multiply_gradient(const Run& r, const GemmOfRows& gemm) const;
   /// The bias that this rank's part gets: one of the ranks adds it. Empty for parameter -1.
   static Tensor bias(const Run& r, int parameter);
 
@@ -60,6 +76,7 @@ class RowOutput {
   Slot d_full;   ///< (N, H): the gradient of every token's output
 
  private:
+  CommOverlap overlap_;
   Slot out_, d_out_;
 };
 

@@ -49,10 +49,12 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
     bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, o.partials));
   };
-  linear(o.tokens, m.qkv_width(), m.hidden);
-  linear(o.tokens, m.hidden, m.q_width());
-  linear(o.tokens, m.mlp_in_width(), m.hidden);
-  linear(o.tokens, m.hidden, m.ffn);
+  for (const int64_t rows : o.gemm_rows) {
+    linear(rows, m.qkv_width(), m.hidden);
+    linear(rows, m.hidden, m.q_width());
+    linear(rows, m.mlp_in_width(), m.hidden);
+    linear(rows, m.hidden, m.ffn);
+  }
   linear(chunk, m.vocab_size, m.hidden);
   if (o.tokens % chunk) linear(o.tokens % chunk, m.vocab_size, m.hidden);
   return std::max(

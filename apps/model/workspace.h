@@ -1,6 +1,8 @@
 #pragma once
 // Workspace sizes of the ops of a model, computed from the shapes.
 
+#include <vector>
+
 #include "apps/model/spec.h"
 #include "core/tensor/tensor.h"
 #include "precision/recipe.h"
@@ -16,6 +18,7 @@ struct TrainingSizes {
   DeviceType device;
   int partials;                    ///< of the future Exec: Exec::partials()
   size_t optimizer_workspace = 0;  ///< GPU workspace of the update
+  std::vector<int64_t> gemm_rows;  ///< numbers of tokens that the GEMMs of a block take at a time
 };
 /// Bytes for forward, backward and update.
 size_t training_workspace(const ModelSpec& spec, const TrainingSizes& sizes);

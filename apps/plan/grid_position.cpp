@@ -49,6 +49,8 @@ model::ModelLayout model_layout(const Config& config, const model::ModelSpec& sp
   return {.tensor = position.sizes.tp,
           .tensor_rank = position.at.tp,
           .sequence_parallel = config.distributed.splits_sequence(),
+          .overlap = {.method = config.distributed.tp_comm_overlap,
+                      .splits = config.distributed.tp_comm_overlap_splits.value_or(4)},
           .context = position.sizes.cp,
           .context_rank = position.at.cp,
           .exchanges = context_exchanges(config.distributed, spec.layers),

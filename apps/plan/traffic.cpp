@@ -76,34 +76,36 @@ void add_layers(const RunPlan& plan, const Add& add_one) {
   const auto add = [&](Op op, int64_t count, int64_t bytes) {
     add_one(parallel::group::tp, op, count * microbatches, bytes * microbatches);
   };
-  const auto rows = [&](Op op, DType dtype) { add(op, 1, tokens * plan.spec.hidden * size_of(dtype)); };
+  const auto add_calls = [&](const model::CommCalls& c) { add(c.op, c.count, c.bytes); };
+  const auto bytes = [&](DType dtype) { return tokens * plan.spec.hidden * size_of(dtype); };
   const DType activations = recipe.activations(), gradients = recipe.gradients();
   const bool gathers_again = std::find(plan.recompute_modules.begin(), plan.recompute_modules.end(),
                                        model::gather_rule) != plan.recompute_modules.end();
+  const model::CommOverlap alone;  // embedding and head do not overlap
   // Of matrices that read `input`; `again`: it is gathered again for the gradient of their weights.
-  const auto column_input = [&](DType input, bool again) {
-    if (!sequence) return rows(Op::all_reduce, gradients);
-    for (int i = 0; i < (again ? 2 : 1); ++i) rows(Op::all_gather, input);
-    rows(Op::reduce_scatter, gradients);
+  const auto column_input = [&](const model::CommOverlap& overlap, DType input, bool again) {
+    if (sequence) add_calls(calls_of_gather(layout, overlap, tokens, bytes(input)));
+    if (sequence && again) add(Op::all_gather, 1, bytes(input));
+    add_calls(calls_of_sum(layout, alone, tokens, bytes(gradients)));
   };
-  const auto row_output = [&](DType d_out) {
-    if (!sequence) return rows(Op::all_reduce, activations);
-    rows(Op::reduce_scatter, activations);
-    rows(Op::all_gather, d_out);
+  const auto row_output = [&](const model::CommOverlap& overlap, DType d_out) {
+    add_calls(calls_of_sum(layout, overlap, tokens, bytes(activations)));
+    if (sequence) add_calls(calls_of_gather(layout, overlap, tokens, bytes(d_out)));
   };
   const bool dropout = plan.spec.residual_dropout > 0;
-  if (layout.first_stage()) row_output(gradients);
+  if (layout.first_stage()) row_output(alone, gradients);
   for (int l = 0; l < static_cast<int>(plan.spec.layers); ++l) {
     if (!model::holds_block(layout, plan.spec.layers, l)) continue;
-    column_input(recipe.of(l, Gemm::qkv, Role::input).dtype, gathers_again);
-    row_output(dropout ? recipe.of(l, Gemm::o_proj, Role::gradient).dtype : gradients);
+    column_input(layout.overlap, recipe.of(l, Gemm::qkv, Role::input).dtype, gathers_again);
+    row_output(layout.overlap, dropout ? recipe.of(l, Gemm::o_proj, Role::gradient).dtype : gradients);
     const bool experts = plan.spec.has_experts(l);
     if (experts && plan.spec.moe.shared_ffn == 0) continue;
-    column_input(recipe.of(l, Gemm::mlp_in, Role::input).dtype, gathers_again);
-    row_output(dropout && !experts ? recipe.of(l, Gemm::mlp_out, Role::gradient).dtype : gradients);
+    const model::CommOverlap& overlap = experts ? alone : layout.overlap;  // a shared expert's is alone
+    column_input(overlap, recipe.of(l, Gemm::mlp_in, Role::input).dtype, gathers_again);
+    row_output(overlap, dropout && !experts ? recipe.of(l, Gemm::mlp_out, Role::gradient).dtype : gradients);
   }
   if (!layout.last_stage()) return;
-  column_input(recipe.of(0, Gemm::lm_head, Role::input).dtype, false);
+  column_input(alone, recipe.of(0, Gemm::lm_head, Role::input).dtype, false);
   const int64_t chunk = plan.decoder->head_chunk();
   add(Op::all_gather, (tokens + chunk - 1) / chunk, layout.tensor * tokens * 3 * size_of(DType::f32));
 }

@@ -59,6 +59,18 @@ Choice data_parallel_options(int ranks) {
   return out;
 }
 
+Choice tensor_options() {
+  Choice out;
+  for (const Value& sequence : values_of("distributed.sequence_parallel", "sp"))
+    for (const std::string& overlap : allowed_values("distributed.tp_comm_overlap")) {
+      Value v = sequence;
+      if (overlap != "none") v.label += (v.label.empty() ? "" : " ") + overlap;
+      v.overrides.push_back("distributed.tp_comm_overlap=" + overlap);
+      out.push_back(std::move(v));
+    }
+  return out;
+}
+
 Choice context_options(int ranks) {
   constexpr std::string_view both = "a2a+p2p";  // its all-to-all here of two ranks
   Choice out = values_of("distributed.cp_comm_type");
@@ -116,7 +128,7 @@ std::vector<Layout> all_layouts(const Config& config, int ranks) {
           }
           grid.overrides.emplace_back("distributed.data_parallel_size=auto");
           std::vector<Choice> choices;
-          if (tp > 1) choices.push_back(values_of("distributed.sequence_parallel", "sp"));
+          if (tp > 1) choices.push_back(tensor_options());
           if (pp > 1) choices.push_back(pipeline_options());
           if (cp > 1) choices.push_back(context_options(cp));
           if (dp * cp > 1) choices.push_back(data_parallel_options(dp * cp));

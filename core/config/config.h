@@ -43,6 +43,8 @@ struct DistributedConfig {
   CommBackend backend = CommBackend::automatic;
   int64_t tensor_parallel_size = 1;
   AutoOr<bool> sequence_parallel;  ///< auto: with tensor parallelism
+  TpCommOverlap tp_comm_overlap = TpCommOverlap::none;
+  std::optional<int64_t> tp_comm_overlap_splits;  ///< pieces of a rank's rows; unset: 4
   int64_t pipeline_parallel_size = 1;
   std::optional<int64_t> virtual_pipeline_size;  ///< chunks of layers per stage; unset: 1
   PipelineSchedule pipeline_schedule = PipelineSchedule::automatic;

@@ -35,6 +35,8 @@ NRL_ENUM(ShardStrategy, (ddp, optim, optim_grads, optim_grads_params, hsdp),
          (, {"no_shard", "ddp"}, {"zero1", "optim"}, {"zero2", "optim_grads"},
           {"zero3", "optim_grads_params"}, {"fsdp", "optim_grads_params"},
           {"FULL_SHARD", "optim_grads_params"}))
+NRL_ENUM(TpCommOverlap, (none, bulk, pipelined, ring), ("none", "bulk", "pipelined", "ring"),
+         (, {"pipeline", "pipelined"}, {"ring_exchange", "ring"}))
 NRL_ENUM(CpCommType, (p2p, all_gather, a2a, a2a_p2p), ("p2p", "all_gather", "a2a", "a2a+p2p"),
          (, {"allgather", "all_gather"}))
 NRL_ENUM(PipelineSchedule, (automatic, one_f_one_b, interleaved, zb_h1),

@@ -127,6 +127,18 @@ void add_distributed_keys(Table& t) {
       .help(
           "Tensor-parallel ranks also split norms, dropout and the residual stream, along the sequence: less "
           "memory for the same communication. auto: with tensor parallelism.");
+  NRL_KEY(t, distributed.tp_comm_overlap)
+      .on_off("policy.megatron_cfg.tp_comm_overlap", "pipelined", "none")
+      .help(
+          "Tensor-parallel communication beside GEMMs. bulk: in the backward pass, beside a GEMM that does "
+          "not "
+          "need it; pipelined: also pieces of the rows beside the GEMM on others; ring (with "
+          "sequence_parallel): also the rows of one rank after another, which pass from neighbor to "
+          "neighbor.");
+  NRL_KEY(t, distributed.tp_comm_overlap_splits)
+      .at_least(1)
+      .at_most(256)
+      .help("Pieces into which tp_comm_overlap: pipelined divides the rows of a rank; null: 4.");
   NRL_KEY(t, distributed.data_parallel_size)
       .at_least(1)
       .alias("policy.data_parallel_size")

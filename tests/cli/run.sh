@@ -162,6 +162,15 @@ case $case_name in
       done
       traffic_of tensor2-$precision-again 2 distributed.tensor_parallel_size=2 'policy.recompute.modules=[norm,gather]' \
         policy.precision=$precision
+      for overlap in bulk pipelined ring; do
+        traffic_of tensor2-$precision-$overlap 2 distributed.tensor_parallel_size=2 distributed.tp_comm_overlap=$overlap \
+          policy.precision=$precision
+        sends tensor2-$precision-$overlap tensor2-$precision-true 1
+        [[ $overlap == ring ]] || traffic_of tensor2-$precision-all-$overlap 2 distributed.tensor_parallel_size=2 \
+          distributed.tp_comm_overlap=$overlap distributed.sequence_parallel=false policy.precision=$precision
+      done
+      traffic_of tensor4-$precision-ring 4 distributed.tensor_parallel_size=4 distributed.tp_comm_overlap=ring \
+        policy.model.num_key_value_heads=4 policy.precision=$precision
       traffic_of tensor4-$precision 4 distributed.tensor_parallel_size=2 distributed.shard_strategy=optim_grads_params \
         policy.precision=$precision
     done

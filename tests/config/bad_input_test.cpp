@@ -235,6 +235,13 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
       {{"distributed.shard_strategy=fsdp", "logger.sample_period=5"}, "needs all parameters on rank 0"},
       {{"distributed.sequence_parallel=true"}, "but there is only one"},
       {{"distributed.tensor_parallel_size=2", "logger.sample_period=5"}, "needs the whole model on one rank"},
+      {{"distributed.tp_comm_overlap=bulk"}, "tensor-parallel ranks, but there is only one"},
+      {{"distributed.tensor_parallel_size=2", "distributed.sequence_parallel=false",
+        "distributed.tp_comm_overlap=ring"},
+       "without sequence parallelism every rank has all rows"},
+      {{"distributed.tensor_parallel_size=2", "distributed.tp_comm_overlap=ring",
+        "distributed.tp_comm_overlap_splits=2"},
+       "has no meaning with tp_comm_overlap ring"},
       {{"policy.recompute.modules=[norm,gather]"}, "gather matches nothing"},
       {{"distributed.tensor_parallel_size=2", "distributed.sequence_parallel=false",
         "policy.recompute.modules=gather"},
@@ -315,7 +322,7 @@ TEST_CASE("an error is drawn with its line and a caret under the place", "[confi
         "   = keys here: backend, tensor_parallel_size, pipeline_parallel_size, virtual_pipeline_size, "
         "pipeline_schedule, num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage, "
         "account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split, pipeline_layout, "
-        "context_parallel_size, cp_comm_type, ... (12 more: "
+        "context_parallel_size, cp_comm_type, ... (14 more: "
         "nrl-train explain distributed)\n"
         "\n"
         "1 error, nothing was started. (exit 78)\n");

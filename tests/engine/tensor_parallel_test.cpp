@@ -19,6 +19,17 @@ std::vector<std::string> operator+(std::vector<std::string> a, const std::vector
   return a;
 }
 
+/// Sequence parallelism, and the keys of every way to overlap communication that it allows. Three pieces of a
+/// rank's rows are unequal, and of more than it has some ranks have one row each.
+std::vector<std::pair<bool, std::vector<std::string>>> overlaps() {
+  const auto keys = [](const std::string& method, const std::string& splits = "null") {
+    return std::vector<std::string>{"distributed.tp_comm_overlap=" + method,
+                                    "distributed.tp_comm_overlap_splits=" + splits};
+  };
+  return {{true, keys("bulk")}, {true, keys("pipelined", "3")}, {true, keys("pipelined", "100")},
+          {true, keys("ring")}, {false, keys("bulk")},          {false, keys("pipelined", "3")}};
+}
+
 }  // namespace
 
 TEST_CASE("tensor-parallel ranks learn what one rank learns", "[engine][tensor]") {
@@ -75,11 +86,39 @@ TEST_CASE("with context parallelism", "[engine][tensor]") {
           1e-5);
 }
 
+TEST_CASE("with communication beside GEMMs", "[engine][tensor]") {
+  const int ranks = test_world().size();
+  for (const auto& [sequence, overlap] : overlaps())
+    for (const std::string& model : {small_gpt2, small_llama, small_qwen3}) {
+      const std::vector<std::string> layout = tensor_parallel(ranks, sequence) + overlap;
+      require_same_learning("cpu", model, {}, layout, 1e-5);
+      if (sequence)
+        require_same_learning(
+            "cpu", model, {},
+            layout + std::vector<std::string>{"policy.recompute.modules=[norm,activation,gather]"}, 1e-5);
+      if (ranks < 4) continue;
+      const std::vector<std::string> half = tensor_parallel(2, sequence) + overlap;
+      require_same_learning("cpu", model, {},
+                            half + std::vector<std::string>{"distributed.pipeline_parallel_size=2",
+                                                            "distributed.pipeline_schedule=zb_h1",
+                                                            "policy.recompute.granularity=selective"},
+                            1e-5);
+      require_same_learning("cpu", model, {},
+                            half + std::vector<std::string>{"distributed.shard_strategy=optim_grads_params",
+                                                            "distributed.overlap_param_gather=true",
+                                                            "distributed.bucket_size_mb=0.001"},
+                            1e-5);
+    }
+}
+
 // bf16 rounds the ranks' parts of a sum: 2^-9 of a value for each.
 TEST_CASE("in bf16 the sums of tensor-parallel ranks are those of one rank rounded", "[engine][tensor]") {
+  const std::vector<std::string> bf16{"policy.precision=bfloat16"};
   for (const bool sequence : {false, true})
-    require_same_learning("cpu", small_qwen3, {"policy.precision=bfloat16"},
-                          tensor_parallel(test_world().size(), sequence), 2e-2);
+    require_same_learning("cpu", small_qwen3, bf16, tensor_parallel(test_world().size(), sequence), 2e-2);
+  for (const auto& [sequence, overlap] : overlaps())
+    require_same_learning("cpu", small_qwen3, bf16, tensor_parallel(test_world().size(), sequence) + overlap,
+                          2e-2);
 }
 
 TEST_CASE("the GPU's kernels and communication learn the same", "[engine][tensor][device]") {
@@ -90,6 +129,8 @@ TEST_CASE("the GPU's kernels and communication learn the same", "[engine][tensor
   require_same_learning("cuda", small_qwen3, {"policy.precision=bfloat16"}, tensor_parallel(2, true), 2e-2,
                         2);
   require_same_learning("cuda", small_qwen2_moe, f32, tensor_parallel(2, true), 1e-5, 2);
+  for (const auto& [sequence, overlap] : overlaps())
+    require_same_learning("cuda", small_gpt2, f32, tensor_parallel(2, sequence) + overlap, 1e-5, 1);
 }
 
 namespace {
@@ -143,5 +184,43 @@ TEST_CASE("inputs that are gathered again are the same bits and more bytes", "[e
     constexpr int blocks = 2, hidden = 16, tokens = 2 * 8, microbatches = 4, steps = 2;
     const double gathers = 2.0 * blocks * microbatches * steps, others = test_world().size() - 1;
     REQUIRE(again.sent - kept.sent == gathers * tokens * hidden * 4 * others / (others + 1));
+  }
+}
+
+TEST_CASE("communication beside GEMMs is the same bytes and, where the GEMMs are the same, the same bits",
+          "[engine][tensor]") {
+  // The group of all ranks has other traffic as well.
+  const int tensor = test_world().size() < 4 ? test_world().size() : 2;
+  for (const auto& [sequence, overlap] : overlaps()) {
+    CAPTURE(sequence, overlap);
+    const Outcome want = outcome_of(tensor_parallel(tensor, sequence)),
+                  got = outcome_of(tensor_parallel(tensor, sequence) + overlap);
+    REQUIRE(got.sent == want.sent);
+    if (overlap.front().ends_with("bulk")) {
+      require_same_bits(got.learned, want.learned);
+      continue;
+    }
+    // A GEMM of few rows adds in another order.
+    std::string worst;
+    const double difference = largest_difference(got.learned.elements, want.learned.elements, worst);
+    CAPTURE(worst, difference);
+    REQUIRE(difference <= 1e-4);
+  }
+}
+
+// The library that computes GEMMs on a CPU has other kernels for few rows.
+TEST_CASE("GEMMs on pieces of 32 rows and sums of two ranks are the same bits", "[engine][tensor]") {
+  const std::vector<std::string> tokens{"policy.train_micro_batch_size=16",
+                                        "policy.train_global_batch_size=32"};
+  for (const bool sequence : {false, true}) {
+    const Outcome want = outcome_of(tensor_parallel(2, sequence) + tokens);
+    for (const std::string method : {"pipelined", "ring"}) {
+      if (method == "ring" && !sequence) continue;
+      CAPTURE(sequence, method);
+      std::vector<std::string> layout = tensor_parallel(2, sequence) + tokens +
+                                        std::vector<std::string>{"distributed.tp_comm_overlap=" + method};
+      if (method == "pipelined") layout.emplace_back("distributed.tp_comm_overlap_splits=2");
+      require_same_bits(outcome_of(layout).learned, want.learned);
+    }
   }
 }
