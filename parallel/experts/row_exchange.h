@@ -1,0 +1,93 @@
+#pragma once
+// Rows of tokens between the ranks that route them and the ranks that have their experts.
+//
+// An expert group (group::etp_ep) has P T ranks, P = ExpertShape::ep and T = ExpertShape::etp. Rank p T + t
+// has part t of the matrices of the experts [p L, (p + 1) L), L = E / P. Every rank routes tokens of its own.
+// Its rows lie in the order of experts: those of expert e are [offsets[e], offsets[e + 1])
+// (core/ops/dispatch.h).
+//
+//   dispatch   every row goes to the T ranks of its expert, where rows lie in the order [local expert,
+//   source] combine    the results go back the same way: a source gets T of each row, parts of a sum
+//
+// A message has the rows of one expert from one rank to another, and arrives where they belong: nothing is
+// sorted after it. The ranks must know each other's offsets on the host before; these are the only values
+// that a host waits for.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "parallel/comm/communicator.h"
+
+namespace nrl::parallel {
+
+/// How the experts of a layer are divided over the ranks of a group.
+struct ExpertShape {
+  int64_t experts = 1;  ///< E; ep divides it
+  int ep = 1, etp = 1;
+  int ranks() const { return ep * etp; }
+  /// L: experts of a rank.
+  int64_t local() const { return experts / ep; }
+  bool operator==(const ExpertShape&) const = default;
+};
+
+/// What limits the rows of an expert (ops::DispatchSort).
+struct ExpertCapacity {
+  int64_t rows = 0;  ///< of each expert and source; 0: no limit
+  bool pad = false;  ///< exactly `rows`
+};
+
+/// The most rows that a rank receives when every rank routes `tokens` tokens to `top_k` different experts.
+int64_t most_received(const ExpertShape& shape, int64_t tokens, int64_t top_k,
+                      const ExpertCapacity& capacity);
+
+class RowExchange {
+ public:
+  /// `rank`: this rank's index in the group.
+  RowExchange(const ExpertShape& shape, int rank);
+
+  const ExpertShape& shape() const { return shape_; }
+  /// Elements of a table: the E + 1 offsets of each rank, in rank order.
+  int64_t table_size() const { return shape_.ranks() * (shape_.experts + 1); }
+  /// The table when every expert has `capacity` rows on every rank.
+  void padded_table(int64_t capacity, std::span<int32_t> table) const;
+
+  /// Rows that this rank sends, each to T ranks.
+  int64_t sent(std::span<const int32_t> table) const { return offset(table, rank_, shape_.experts); }
+  /// Rows that this rank receives.
+  int64_t received(std::span<const int32_t> table) const;
+  /// (L + 1): the rows of the local experts are [offsets[l], offsets[l + 1]) of those received.
+  void local_offsets(std::span<const int32_t> table, std::span<int32_t> offsets) const;
+
+  /// Contiguous rows of `width` elements in memory of the communicator's kind.
+  struct Rows {
+    comm::ConstView in;
+    comm::View out;
+    int64_t width = 1;
+  };
+  /// Of each of `rows`, at most two: `in` has the rows in the order in which they are sent, `out` gets those
+  /// received. Collective over `ranks`, which is the group.
+  comm::Handle dispatch(comm::Communicator& ranks, std::span<const int32_t> table, std::span<const Rows> rows,
+                        const comm::After& after = {}) const;
+  /// `in` has the received rows; `out` gets (T, sent): the rows of each of the T ranks in the order in which
+  /// they were sent. Collective.
+  comm::Handle combine(comm::Communicator& ranks, std::span<const int32_t> table, std::span<const Rows> rows,
+                       const comm::After& after = {}) const;
+
+ private:
+  int64_t offset(std::span<const int32_t> table, int rank, int64_t expert) const {
+    return table[static_cast<size_t>(rank * (shape_.experts + 1) + expert)];
+  }
+  /// Rows of expert `e` that `rank` sends.
+  int64_t count(std::span<const int32_t> table, int rank, int64_t e) const {
+    return offset(table, rank, e + 1) - offset(table, rank, e);
+  }
+  int64_t first_expert() const { return rank_ / shape_.etp * shape_.local(); }
+  comm::Handle exchange(comm::Communicator& ranks, std::span<const int32_t> table, std::span<const Rows> rows,
+                        bool forth, const comm::After& after) const;
+
+  ExpertShape shape_;
+  int rank_;
+};
+
+}  // namespace nrl::parallel

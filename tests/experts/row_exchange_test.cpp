@@ -1,0 +1,150 @@
+// Rows that ranks exchange against the routes that one rank works out for all of them.
+#include "parallel/experts/row_exchange.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/base/philox.h"
+#include "tests/catch.h"
+#include "tests/comm/backends.h"
+#include "tests/comm/world_fixture.h"
+
+using namespace nrl;
+using namespace nrl::parallel;
+
+namespace {
+
+constexpr int64_t width = 3;
+
+struct Routing {
+  const char* name;
+  int64_t experts, tokens, top_k;
+  bool skewed = false;   ///< all tokens of a rank to its first choices
+  int64_t capacity = 0;  ///< padded
+};
+
+/// The rows of each expert on every rank.
+std::vector<std::vector<int64_t>> rows_of(const Routing& r, int ranks) {
+  std::vector<std::vector<int64_t>> rows;
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto& own = rows.emplace_back(static_cast<size_t>(r.experts));
+    const PhiloxStream stream(static_cast<uint64_t>(rank + 3), r.name);
+    for (int64_t t = 0; t < r.tokens; ++t) {
+      std::vector<int64_t> order(static_cast<size_t>(r.experts));
+      std::iota(order.begin(), order.end(), 0);
+      const auto key = [&](int64_t e) { return stream.normal(static_cast<uint64_t>(t * r.experts + e)); };
+      if (!r.skewed)
+        std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
+      for (int64_t k = 0; k < r.top_k; ++k) ++own[static_cast<size_t>(order[static_cast<size_t>(k)])];
+    }
+    if (r.capacity > 0) std::fill(own.begin(), own.end(), r.capacity);
+  }
+  return rows;
+}
+
+std::vector<int32_t> table_of(const std::vector<std::vector<int64_t>>& rows) {
+  std::vector<int32_t> table;
+  for (const auto& own : rows) {
+    table.push_back(0);
+    for (const int64_t n : own) table.push_back(table.back() + static_cast<int32_t>(n));
+  }
+  return table;
+}
+
+/// Different for every element of every rank.
+float value(int source, int64_t row, int64_t column) {
+  return static_cast<float>(source * 10000 + row * 10 + column);
+}
+
+/// What part t of expert e makes of x.
+float result(float x, int64_t e, int t) {
+  return x * static_cast<float>(e + 1) + static_cast<float>(t) * 0.5f;
+}
+
+void check(Backend& backend, const Routing& routing, const ExpertShape& shape) {
+  const int ranks = shape.ranks(), rank = backend.comm().rank();
+  const auto rows = rows_of(routing, ranks);
+  const std::vector<int32_t> table = table_of(rows);
+  const RowExchange exchange(shape, rank);
+  REQUIRE(static_cast<int64_t>(table.size()) == exchange.table_size());
+  if (routing.capacity > 0) {
+    std::vector<int32_t> padded(table.size());
+    exchange.padded_table(routing.capacity, padded);
+    REQUIRE(padded == table);
+  }
+  const int64_t sent = std::accumulate(rows[static_cast<size_t>(rank)].begin(),
+                                       rows[static_cast<size_t>(rank)].end(), int64_t{0});
+  REQUIRE(exchange.sent(table) == sent);
+
+  // In the order [local expert, source], with the expert of each row.
+  const int64_t first = rank / shape.etp * shape.local();
+  std::vector<float> expected, weights;
+  std::vector<int64_t> expert;
+  std::vector<int32_t> offsets{0};
+  for (int64_t e = first; e < first + shape.local(); ++e) {
+    for (int source = 0; source < ranks; ++source) {
+      const int64_t begin = table[static_cast<size_t>(source * (routing.experts + 1) + e)];
+      for (int64_t i = 0; i < rows[static_cast<size_t>(source)][static_cast<size_t>(e)]; ++i) {
+        for (int64_t c = 0; c < width; ++c) expected.push_back(value(source, begin + i, c));
+        weights.push_back(-value(source, begin + i, 0));
+        expert.push_back(e);
+      }
+    }
+    offsets.push_back(static_cast<int32_t>(expert.size()));
+  }
+  const auto received = static_cast<int64_t>(expert.size());
+  REQUIRE(exchange.received(table) == received);
+  std::vector<int32_t> local(static_cast<size_t>(shape.local() + 1));
+  exchange.local_offsets(table, local);
+  CHECK(local == offsets);
+  const ExpertCapacity capacity{routing.capacity, routing.capacity > 0};
+  CHECK(received <= most_received(shape, routing.tokens, routing.top_k, capacity));
+  if (routing.skewed && rank < shape.etp && shape.local() >= routing.top_k)  // it is needed
+    CHECK(received == most_received(shape, routing.tokens, routing.top_k, capacity));
+
+  std::vector<float> own, own_weights;
+  for (int64_t i = 0; i < sent; ++i) {
+    for (int64_t c = 0; c < width; ++c) own.push_back(value(rank, i, c));
+    own_weights.push_back(-value(rank, i, 0));
+  }
+  Data<float> in(backend, own), in_weights(backend, own_weights);
+  Data<float> out(backend, expected.size(), -1.0f), out_weights(backend, weights.size(), -1.0f);
+  const std::array forth{RowExchange::Rows{in, out, width}, RowExchange::Rows{in_weights, out_weights, 1}};
+  exchange.dispatch(backend.comm(), table, forth, backend.stream()).wait();
+  CHECK(out.read() == expected);
+  CHECK(out_weights.read() == weights);
+
+  std::vector<float> results;
+  for (size_t i = 0; i < expected.size(); ++i)
+    results.push_back(result(expected[i], expert[i / width], rank % shape.etp));
+  Data<float> y(backend, results), returned(backend, own.size() * static_cast<size_t>(shape.etp), -1.0f);
+  const std::array back{RowExchange::Rows{y, returned, width}};
+  exchange.combine(backend.comm(), table, back, backend.stream()).wait();
+  std::vector<float> wanted;
+  for (int t = 0; t < shape.etp; ++t)
+    for (int64_t e = 0; e < routing.experts; ++e) {
+      const int64_t begin = table[static_cast<size_t>(rank * (routing.experts + 1) + e)];
+      for (int64_t i = 0; i < rows[static_cast<size_t>(rank)][static_cast<size_t>(e)]; ++i)
+        for (int64_t c = 0; c < width; ++c) wanted.push_back(result(value(rank, begin + i, c), e, t));
+    }
+  CHECK(returned.read() == wanted);
+}
+
+}  // namespace
+
+TEST_CASE("rows go to their experts and back", "[experts]") {
+  const Routing routings[] = {
+      {"even", 12, 40, 2},        {"one choice", 12, 7, 1},        {"all", 12, 5, 12},
+      {"skewed", 12, 9, 1, true}, {"skewed, two", 24, 9, 2, true}, {"few tokens", 12, 1, 1},
+      {"nothing", 12, 0, 2},      {"padded", 12, 10, 2, false, 4}};
+  for (auto& backend : backends()) {
+    const int size = backend->comm().size();
+    if (size != test_world().size()) continue;
+    for (const Routing& routing : routings)
+      for (int ep = 1; ep <= size; ++ep) {
+        if (size % ep != 0) continue;
+        CAPTURE(routing.name, backend->name(), ep);
+        check(*backend, routing, {.experts = routing.experts, .ep = ep, .etp = size / ep});
+      }
+  }
+}
