@@ -10,13 +10,16 @@ namespace nrl::ops {
 
 /// Sorts the entries by expert (stable). With a capacity an expert keeps that many of its entries only.
 struct DispatchSort {
-  Tensor expert;         ///< (N, k) i32; an expert outside [0, E) drops the entry
+  /// (N, k) i32, of each token different ones; an expert outside [first, first + E) drops the entry.
+  Tensor expert;
+  int64_t first = 0;     ///< the number of the first of the E experts
   Tensor prob = {};      ///< (N, k) f32: keep the most probable entries (of equals the first); else the first
   int64_t capacity = 0;  ///< entries per expert; 0: all
   bool pad = false;      ///< with a capacity: every expert has `capacity` rows, the last of them empty
   Tensor offsets;        ///< (E + 1) i32
   Tensor row;            ///< (N, k) i32: the row of an entry; -1: dropped
-  Tensor source;         ///< (R) i32: the entry of a row; -1: none. R >= the rows of all experts
+  Tensor source;         ///< (R) i32: the entry of a row; -1: none. R >= the rows of all experts, which
+                         ///< without a capacity are at most N min(k, E)
 };
 
 /// out[r] = x[source[r] / k], or 0 where the row has no entry.

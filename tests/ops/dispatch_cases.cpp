@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "core/ops/dispatch.h"
 #include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
@@ -10,17 +12,22 @@ using namespace nrl::ops;
 struct Setup {
   int64_t n, k, experts, capacity = 0;
   bool pad = false, by_prob = false;
-  int64_t rows() const { return pad ? experts * capacity : n * k; }
+  int64_t first = 0;  ///< only these experts, of which a token may choose fewer
+  int64_t rows() const { return pad ? experts * capacity : n * std::min(k, experts); }
 };
 
 struct Sorted {
   Buffer expert, prob, offsets, row, source;
   explicit Sorted(const Setup& s, DType prob_type = DType::f32)
-      : expert(Buffer(DType::i32, {s.n, s.k}).integers("expert", 0, s.experts)),
+      : expert(s.first == 0 ? Buffer(DType::i32, {s.n, s.k}).integers("expert", 0, s.experts)
+                            : Buffer(DType::i32, {s.n, s.k})),
         prob(Buffer(prob_type, {s.n, s.k}).normal("prob", 0.2, 0.5)),
         offsets(DType::i32, {s.experts + 1}),
         row(DType::i32, {s.n, s.k}),
         source(DType::i32, {s.rows()}) {
+    // Different experts of each token, before, among and behind those of the sort.
+    for (int64_t i = 0; s.first > 0 && i < expert.size(); ++i)
+      expert.set(i, static_cast<double>((i / s.k * 5 + i % s.k * 3) % (s.first + s.experts + 4)));
     // Experts without tokens, and equal probabilities.
     for (int64_t i = 0; i < expert.size(); ++i) {
       if (s.experts > 2 && expert.get(i) == 1) expert.set(i, 0);
@@ -29,6 +36,7 @@ struct Sorted {
   }
   DispatchSort arguments(const Setup& s) const {
     return {.expert = expert,
+            .first = s.first,
             .prob = s.by_prob ? prob.tensor() : Tensor{},
             .capacity = s.capacity,
             .pad = s.pad,
@@ -148,10 +156,14 @@ NRL_OP_CASES(dispatch) {
                           {300, 2, 5, 90, true},
                           {300, 2, 5, 90, false, true},
                           {40, 3, 7, 12, true, true},
-                          {20, 2, 3, 100, true, true}};
+                          {20, 2, 3, 100, true, true},
+                          {.n = 300, .k = 2, .experts = 5, .first = 4},
+                          {.n = 120, .k = 8, .experts = 3, .first = 4},
+                          {.n = 90, .k = 2, .experts = 4, .capacity = 9, .first = 6}};
   for (const Setup& s : setups) {
     const std::string name = fmt::format("dispatch ({} x {} to {}) capacity {}{}{}", s.n, s.k, s.experts,
-                                         s.capacity, s.pad ? " padded" : "", s.by_prob ? " by prob" : "");
+                                         s.capacity, s.pad ? " padded" : "", s.by_prob ? " by prob" : "") +
+                             (s.first > 0 ? fmt::format(" from {}", s.first) : "");
     registry.tests.push_back({name + " sort", [=](Exec& e) { return sort(e, s); }, true});
     for (const DType t : {DType::f32, DType::bf16})
       for (const auto& [h, gap] : {std::pair<int64_t, int64_t>{1, 0}, {33, 1}, {64, 8}, {1040, 0}}) {

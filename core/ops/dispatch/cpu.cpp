@@ -34,10 +34,11 @@ void sort_kernel(Exec& exec, const DispatchSort& a) {
   int32_t* offsets = data_of<int32_t>(a.offsets);
   int32_t* row = data_of<int32_t>(a.row);
   int32_t* source = data_of<int32_t>(a.source);
-  const auto valid = [&](int64_t i) { return expert[i] >= 0 && expert[i] < experts; };
+  const auto of = [&](int64_t i) { return expert[i] - a.first; };
+  const auto valid = [&](int64_t i) { return of(i) >= 0 && of(i) < experts; };
   int32_t next[1024 + 1] = {}, count[1024] = {};
   for (int64_t i = 0; i < entries; ++i)
-    if (valid(i)) ++count[expert[i]];
+    if (valid(i)) ++count[of(i)];
   const bool limited = a.capacity > 0;
   const auto capacity = static_cast<int32_t>(a.capacity);
   offsets[0] = 0;
@@ -50,16 +51,15 @@ void sort_kernel(Exec& exec, const DispatchSort& a) {
   if (limited && prob) {
     cpu::parallel_for(exec.threads, entries, 64, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
-        row[i] = valid(i) && (count[expert[i]] <= capacity || is_kept(expert, prob, entries, i, capacity))
-                     ? 0
-                     : -1;
+        row[i] =
+            valid(i) && (count[of(i)] <= capacity || is_kept(expert, prob, entries, i, capacity)) ? 0 : -1;
     });
   } else {
     std::fill_n(row, entries, 0);
   }
   int32_t used[1024] = {};
   for (int64_t i = 0; i < entries; ++i) {
-    const int32_t e = expert[i];
+    const int64_t e = of(i);
     if (row[i] < 0 || !valid(i) || (limited && used[e] == capacity)) {
       row[i] = -1;
       continue;

@@ -20,14 +20,14 @@ using namespace kernel;
 constexpr int max_bins = 1024, place_threads = 256, row_warps = 8;
 
 __global__ void __launch_bounds__(1024)
-    offsets_kernel(const int* __restrict__ expert, int64_t entries, int experts, int capacity, bool pad,
-                   int* __restrict__ offsets) {
+    offsets_kernel(const int* __restrict__ expert, int64_t entries, int first, int experts, int capacity,
+                   bool pad, int* __restrict__ offsets) {
   NRL_SHARED(int, count, [max_bins]);
   const int thread = static_cast<int>(threadIdx.x);
   for (int e = thread; e < experts; e += 1024) count[e] = 0;
   __syncthreads();
   for (int64_t i = thread; i < entries; i += 1024) {
-    const int e = expert[i];
+    const int e = expert[i] - first;
     if (e >= 0 && e < experts) atomicAdd(&count[e], 1);
   }
   __syncthreads();
@@ -53,9 +53,9 @@ __device__ __forceinline__ bool is_kept(const int* __restrict__ expert, const fl
 }
 
 __global__ void __launch_bounds__(place_threads)
-    place_kernel(const int* __restrict__ expert, const float* __restrict__ prob, int64_t entries, int experts,
-                 int capacity, const int* __restrict__ offsets, int64_t rows, int* __restrict__ row,
-                 int* __restrict__ source) {
+    place_kernel(const int* __restrict__ expert, const float* __restrict__ prob, int64_t entries, int first,
+                 int experts, int capacity, const int* __restrict__ offsets, int64_t rows,
+                 int* __restrict__ row, int* __restrict__ source) {
   NRL_SHARED(int, warp_counts, [place_threads / warp]);
   const int e = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp, w = thread / warp;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(place_threads)
   int placed = 0;
   for (int64_t base = 0; base < entries; base += place_threads) {
     const int64_t i = base + thread;
-    const int own = i < entries ? expert[i] : -1;
+    const int own = i < entries ? expert[i] - first : -1;
     if (i < entries && e == 0 && (own < 0 || own >= experts)) row[i] = -1;
     bool mine = own == e;
     if (mine && capacity > 0 && prob && !is_kept(expert, prob, entries, i, capacity)) {
@@ -170,11 +170,12 @@ unsigned blocks_for(int64_t rows) {
 
 void sort_launch(Exec& exec, const DispatchSort& a) {
   const int64_t entries = a.expert.numel();
-  const int experts = static_cast<int>(a.offsets.dim(0)) - 1, capacity = static_cast<int>(a.capacity);
-  NRL_LAUNCH(offsets_kernel, 1, 1024, 0, exec.stream, data_of<const int>(a.expert), entries, experts,
+  const int experts = static_cast<int>(a.offsets.dim(0)) - 1, capacity = static_cast<int>(a.capacity),
+            first = static_cast<int>(a.first);
+  NRL_LAUNCH(offsets_kernel, 1, 1024, 0, exec.stream, data_of<const int>(a.expert), entries, first, experts,
              capacity, a.pad, data_of<int>(a.offsets));
   NRL_LAUNCH(place_kernel, static_cast<unsigned>(experts), place_threads, 0, exec.stream,
-             data_of<const int>(a.expert), data_of<const float>(a.prob), entries, experts, capacity,
+             data_of<const int>(a.expert), data_of<const float>(a.prob), entries, first, experts, capacity,
              data_of<const int>(a.offsets), a.source.dim(0), data_of<int>(a.row), data_of<int>(a.source));
 }
 

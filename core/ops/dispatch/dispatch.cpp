@@ -1,5 +1,7 @@
 #include "core/ops/dispatch.h"
 
+#include <algorithm>
+
 #include "core/ops/kernel_table.h"
 #include "core/ops/router.h"
 #include "core/ops/shared/check.h"
@@ -58,8 +60,9 @@ void dispatch_sort(Exec& exec, const DispatchSort& a) {
   NRL_CHECK(is_vector(a.offsets, experts + 1, DType::i32) && experts >= 1 && experts <= max_experts,
             "{}: offsets are {}", op, describe(a.offsets));
   NRL_CHECK(a.capacity >= 0 && (a.capacity > 0 || !a.pad), "{}: capacity {}", op, a.capacity);
+  NRL_CHECK(a.first >= 0 && a.first + experts <= max_experts, "{}: experts from {}", op, a.first);
   NRL_CHECK(is_vector(a.source, a.source.dim(0), DType::i32) &&
-                a.source.dim(0) >= (a.pad ? experts * a.capacity : n * k),
+                a.source.dim(0) >= (a.pad ? experts * a.capacity : n * std::min(k, experts)),
             "{}: source is {} for {} entries", op, describe(a.source), n * k);
   const trace::Range range("dispatch_sort");
   exec.kernels->dispatch_sort(exec, a);

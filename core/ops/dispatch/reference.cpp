@@ -14,7 +14,8 @@ void sort(Exec&, const DispatchSort& a) {
   for (int64_t e = 0; e < experts; ++e) {
     std::vector<int32_t> own;
     for (int64_t i = 0; i < a.expert.numel(); ++i)
-      if (static_cast<const int32_t*>(a.expert.data)[i] == e) own.push_back(static_cast<int32_t>(i));
+      if (static_cast<const int32_t*>(a.expert.data)[i] == a.first + e)
+        own.push_back(static_cast<int32_t>(i));
     if (a.capacity > 0 && static_cast<int64_t>(own.size()) > a.capacity) {
       if (a.prob)
         std::stable_sort(own.begin(), own.end(),
