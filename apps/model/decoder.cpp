@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "apps/model/context_parallel.h"
+#include "apps/model/expert_dispatch.h"
 #include "apps/model/gemm_overlap.h"
 #include "apps/model/workspace.h"
 #include "core/base/error.h"
@@ -71,14 +72,13 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   NRL_CHECK(options_.training.actions.empty() ||
                 options_.training.stashes.size() == static_cast<size_t>(layout.chunks),
             "a schedule of {} chunks for {}", options_.training.stashes.size(), layout.chunks);
-  stage_ = std::make_unique<Stage>(
-      decoder_chunks(context_, parameters,
-                     {.recipe = options_.recipe,
-                      .device = options_.device,
-                      .head_chunk_tokens = chunk,
-                      .layout = layout,
-                      .recompute = options_.recompute}),
-      std::array<int64_t, row_domains>{n, residual, chunk, spec.moe.rows(residual, false), 1});
+  stage_ = std::make_unique<Stage>(decoder_chunks(context_, parameters,
+                                                  {.recipe = options_.recipe,
+                                                   .device = options_.device,
+                                                   .head_chunk_tokens = chunk,
+                                                   .layout = layout,
+                                                   .recompute = options_.recompute}),
+                                   domain_rows(part_, options_.layout, n, residual, chunk, false));
   memory::Liveness liveness;
   stage_->record(&liveness);
   const auto record = [&](memory::Mode mode, const pipeline::Schedule& schedule) {
@@ -108,15 +108,16 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   head_chunk_ = chunk;
   ModelSpec sizes = part_;
   sizes.vocab_size = vocabulary;
-  workspace_bytes_ = training_workspace(sizes, {.tokens = n,
-                                                .routed = residual,
-                                                .max_sequence = options_.max_sequence,
-                                                .head_chunk = chunk,
-                                                .recipe = options_.recipe,
-                                                .device = options_.device,
-                                                .partials = options_.partials,
-                                                .optimizer_workspace = options_.optimizer_workspace,
-                                                .gemm_rows = gemm_row_counts(layout, n)});
+  workspace_bytes_ =
+      training_workspace(sizes, {.tokens = n,
+                                 .routed = expert_rows(part_, options_.layout, residual, false).dispatched,
+                                 .max_sequence = options_.max_sequence,
+                                 .head_chunk = chunk,
+                                 .recipe = options_.recipe,
+                                 .device = options_.device,
+                                 .partials = options_.partials,
+                                 .optimizer_workspace = options_.optimizer_workspace,
+                                 .gemm_rows = gemm_row_counts(layout, n)});
   workspace_bytes_ = std::max(workspace_bytes_, context_workspace(context_, options_.recipe.activations(),
                                                                   options_.device, options_.partials));
   buffers_.workspace = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace_bytes_));

@@ -204,6 +204,9 @@ void read_router_training(const ConfigReader& r, MoeSpec& e) {
       r.given("moe_expert_capacity_factor") ? r.positive_or("moe_expert_capacity_factor", 1) : 0;
   e.pad_to_capacity = r.flag_or("moe_pad_expert_input_to_capacity", false);
   e.drop_by_probability = r.choice_or(policies, "moe_token_drop_policy", true);
+  static constexpr std::pair<std::string_view, TokenDispatcher> dispatchers[] = {
+      {"alltoall", TokenDispatcher::alltoall}, {"allgather", TokenDispatcher::allgather}};
+  e.dispatcher = r.choice_or(dispatchers, "moe_token_dispatcher_type", TokenDispatcher::alltoall);
   if (e.pad_to_capacity && e.capacity_factor == 0)
     r.refuse("moe_pad_expert_input_to_capacity",
              "moe_pad_expert_input_to_capacity needs moe_expert_capacity_factor");

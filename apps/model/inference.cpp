@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/model/expert_dispatch.h"
 #include "apps/model/workspace.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/transfer.h"
@@ -31,7 +32,7 @@ Inference::Inference(const ModelSpec& spec, const ParameterList& parameters, std
   context_.spec = &spec;
   context_.parameters = std::move(views);
   stage_ = std::make_unique<Stage>(decoder_chunks(context_, parameters, {.recipe = recipe, .device = device}),
-                                   std::array<int64_t, row_domains>{n, n, 0, spec.moe.rows(n, true), 1});
+                                   domain_rows(spec, {}, n, n, 0, true));
 
   memory::MemoryPlan plan;
   memory::Liveness liveness;

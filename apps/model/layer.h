@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,8 +45,12 @@ enum RowDomain : uint8_t {
   /// the tokens of the microbatch, else all of them.
   sequence_rows,
   head_chunk_rows,  ///< tokens of one chunk of the head (their logits exist at the same time)
-  dispatched_rows,  ///< rows that the experts of a layer get: MoeSpec::rows()
-  one_row,          ///< one row
+  // Of layers with experts: ExpertRows.
+  sent_rows,          ///< choices of this rank's tokens
+  dispatched_rows,    ///< rows that this rank's experts get
+  returned_rows,      ///< rows that come back from the experts
+  expert_group_rows,  ///< tokens of all ranks among which tokens are sent
+  one_row,            ///< one row
   row_domains
 };
 
@@ -84,6 +89,7 @@ struct Frame;
 /// A set of slots that a step reads.
 struct Reads {
   memory::SlotSet set = 0;
+  Reads operator|(Reads other) const { return {set | other.set}; }
 };
 template <class... S>
 Reads reads(S... slots) {
@@ -96,6 +102,12 @@ struct Writes {
   memory::SlotSet set = 0;
   std::array<memory::TakeOver, 2> take_over{};
   memory::SlotSet remakes = 0;
+  /// These slots as well.
+  Writes with(memory::SlotSet more) const {
+    Writes w = *this;
+    w.set |= more;
+    return w;
+  }
 };
 /// A slot of the forward pass that a dgrad step can compute as well, instead of its recomputation; it may
 /// reuse the memory of `input`. Run::remade() says whether the step must.
@@ -200,6 +212,9 @@ class Run {
   comm::Handle exchange_async(std::vector<comm::Message> messages, const comm::Handle& previous = {}) const;
   InFlight& in_flight() const { return *in_flight_; }
 
+  /// Values that the host keeps of this layer and microbatch, Layer::host_values() of them.
+  std::span<int32_t> host_values() const;
+
   bool recomputes() const { return mode_ == memory::recompute; }
   bool generates() const { return mode_ == memory::generation; }
   /// Dropout is off in evaluation and generation.
@@ -273,6 +288,9 @@ class Layer {
   /// The parameters of forward() or backward(): sharded ones are gathered for the pass, and their gradients
   /// reduced after it.
   virtual ParameterUse parameters(bool /*backward*/) const { return {}; }
+
+  /// Values that the host must know of a microbatch from the forward pass on (Run::host_values()).
+  virtual int64_t host_values() const { return 0; }
 
   const std::string& name() const { return name_; }
   const LayerContext& context() const { return context_; }

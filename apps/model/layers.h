@@ -34,6 +34,7 @@ class Block : public Layer {
   void forward(Run& r) override;
   void backward(Run& r) override;
   ParameterUse parameters(bool backward) const override;
+  int64_t host_values() const override { return moe_ ? moe_->host_values() : 0; }
 
  private:
   LayerParameters parameters_;

@@ -102,6 +102,16 @@ std::vector<parallel::ContextExchange> distinct_exchanges(const ModelLayout& lay
   return out;
 }
 
+Slice local_experts(const ModelSpec& spec, const ModelLayout& layout) {
+  const int64_t count = expert_shape(spec, layout).local();
+  return {layout.expert_rank * count, count};
+}
+
+parallel::ExpertShape expert_shape(const ModelSpec& spec, const ModelLayout& layout) {
+  NRL_CHECK(spec.moe.experts % layout.expert == 0, "{} experts on {} ranks", spec.moe.experts, layout.expert);
+  return {.experts = spec.moe.experts, .ep = layout.expert, .etp = layout.expert_tensor};
+}
+
 ModelSpec tensor_part(const ModelSpec& spec, const ModelLayout& layout) {
   ModelSpec part = spec;
   for (int64_t* size : {&part.heads, &part.kv_heads, &part.ffn, &part.moe.shared_ffn}) {
@@ -109,6 +119,9 @@ ModelSpec tensor_part(const ModelSpec& spec, const ModelLayout& layout) {
     NRL_CHECK(*size % layout.tensor == 0, "{} does not divide by {}", *size, layout.tensor);
     *size /= layout.tensor;
   }
+  NRL_CHECK(part.moe.ffn % layout.expert_tensor == 0, "{} does not divide by {}", part.moe.ffn,
+            layout.expert_tensor);
+  part.moe.ffn /= layout.expert_tensor;
   return part;
 }
 

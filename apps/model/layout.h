@@ -9,6 +9,7 @@
 #include "apps/model/spec.h"
 #include "core/config/enums.h"
 #include "parallel/context/bounds.h"
+#include "parallel/experts/row_exchange.h"
 
 namespace nrl::model {
 
@@ -46,12 +47,19 @@ struct ModelLayout {
   int context = 1, context_rank = 0;  ///< ranks that split every sequence
   /// How they exchange tokens for the attention of each block; empty if context is 1.
   std::vector<parallel::ContextExchange> exchanges = {};
+  /// Ranks that split the experts, and the ranks that split the matrices of every expert. Their grid lies
+  /// over that of the ranks above and of data parallelism.
+  int expert = 1, expert_rank = 0;
+  int expert_tensor = 1, expert_tensor_rank = 0;
   /// Pipeline stages, each with `chunks` chunks of consecutive layers: chunk c of stage s is chunk
   /// c * stages + s of the model.
   int stages = 1, stage = 0;
   int chunks = 1;
   BlockSplit split = {};
 
+  /// Ranks among which tokens are sent to experts, and this rank's index (parallel::group::etp_ep).
+  int expert_ranks() const { return expert * expert_tensor; }
+  int expert_group_rank() const { return expert_rank * expert_tensor + expert_tensor_rank; }
   int model_chunks() const { return stages * chunks; }
   int model_chunk(int chunk) const { return chunk * stages + stage; }
   bool first_stage() const { return stage == 0; }
@@ -74,8 +82,13 @@ bool holds_block(const ModelLayout& layout, int64_t layers, int block);
 /// The different exchanges of the blocks, in the order of their first blocks.
 std::vector<parallel::ContextExchange> distinct_exchanges(const ModelLayout& layout);
 
-/// The sizes of a tensor-parallel rank's part: heads, kv_heads, ffn and the shared expert's are divided,
-/// which they must be divisible for. Experts are not, nor is the vocabulary: see tensor_slice().
+/// The experts of a layer, and the matrices of each, that this rank has.
+Slice local_experts(const ModelSpec& spec, const ModelLayout& layout);
+parallel::ExpertShape expert_shape(const ModelSpec& spec, const ModelLayout& layout);
+
+/// The sizes of a tensor-parallel rank's part: heads, kv_heads, ffn and the shared expert's are divided by
+/// the tensor-parallel ranks and the experts' by those of experts, which they must be divisible for. The
+/// number of experts is not, nor is the vocabulary: see local_experts() and tensor_slice().
 ModelSpec tensor_part(const ModelSpec& spec, const ModelLayout& layout);
 
 }  // namespace nrl::model

@@ -37,8 +37,6 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
   logits_ = own("router logits", moe.experts, DType::f32);
   choice_ = own("experts of tokens", 2 * k, DType::i32);
   prob_ = own("router weights", k, DType::f32);
-  source_ = dispatched("tokens of rows", 1, DType::i32);
-  offsets_ = add({.name = "expert offsets", .width = moe.experts + 1, .dtype = DType::i32, .rows = one_row});
   counts_ =
       add({.name = "expert counts", .width = segments * moe.experts, .dtype = DType::i32, .rows = one_row});
   rows_ = dispatched("dispatched", m.hidden, activations, "norm moe");
@@ -56,6 +54,15 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
   d_in_ = dispatched("d_experts_in", 2 * moe.ffn, gradients);
   d_rows_ = dispatched("d_dispatched", m.hidden, gradients);
   d_norm_ = own("d_norm2", m.hidden, gradients);
+  dispatch_ = expert_dispatch(m, layout, recipe, add,
+                              {.x = norm_.out,
+                               .choice = choice_,
+                               .prob = prob_,
+                               .d_prob = d_prob_,
+                               .rows = rows_,
+                               .y = y_,
+                               .d_y = d_y_,
+                               .d_rows = d_rows_});
   if (moe.shared_ffn == 0) return;
   // All tokens of the microbatch.
   const auto tokens = [&](std::string_view name, int64_t width, DType dtype, std::string_view rules = "") {
@@ -86,34 +93,18 @@ Tensor Moe::expert(const Run& r) const {
   return make_tensor(t.data, DType::i32, {t.dim(0), t.dim(1) / 2}, t.device);
 }
 
-Tensor Moe::row(const Run& r) const {
-  const Tensor t = r[choice_];
-  const int64_t n = t.dim(0), k = t.dim(1) / 2;
-  return make_tensor(t.ptr<int32_t>() + n * k, DType::i32, {n, k}, t.device);
-}
-
-Tensor Moe::source(const Run& r) const {
-  const Tensor t = r[source_];
-  return make_tensor(t.data, DType::i32, {t.dim(0)}, t.device);
-}
-
-Tensor Moe::offsets(const Run& r) const {
-  const Tensor t = r[offsets_];
-  return make_tensor(t.data, DType::i32, {t.dim(1)}, t.device);
-}
-
 Tensor Moe::counts(const Run& r) const {
   const Tensor t = r[counts_];
   return make_tensor(t.data, DType::i32, {segments_, spec_.moe.experts}, t.device);
 }
 
-void Moe::activate(const Run& r, Slot in, Slot act) const {
-  ops::activation_forward(r.exec(), {.kind = spec_.activation, .gated = true, .x = r[in], .out = r[act]});
+void Moe::activate(const Run& r, const Tensor& in, const Tensor& act) const {
+  ops::activation_forward(r.exec(), {.kind = spec_.activation, .gated = true, .x = in, .out = act});
 }
 
-void Moe::activate_backward(const Run& r, Slot d_act, Slot in, Slot d_in) const {
-  ops::activation_backward(
-      r.exec(), {.kind = spec_.activation, .gated = true, .dout = r[d_act], .x = r[in], .dx = r[d_in]});
+void Moe::activate_backward(const Run& r, const Tensor& d_act, const Tensor& in, const Tensor& d_in) const {
+  ops::activation_backward(r.exec(),
+                           {.kind = spec_.activation, .gated = true, .dout = d_act, .x = in, .dx = d_in});
 }
 
 void Moe::weight_gradient(const Run& r, Slot dout, Slot x, int parameter) const {
@@ -126,18 +117,10 @@ void Moe::weight_gradient(const Run& r, Slot dout, Slot x, int parameter) const 
 void Moe::forward(Run& r) {
   const MoeSpec& m = spec_.moe;
   norm_.forward(r);
-  r.step("router", reads(norm_.out), writes(logits_, choice_, prob_, source_, offsets_), [&] {
+  r.step("router", reads(norm_.out), writes(logits_, choice_, prob_), [&] {
     ops::linear_forward(r.exec(), {.x = r[norm_.out], .weight = r.weight(p_.router), .out = r[logits_]});
     ops::router_forward(r.exec(),
                         {.rule = m.rule, .logits = r[logits_], .expert = expert(r), .prob = r[prob_]});
-    const int64_t capacity = m.capacity(r[logits_].dim(0), r.generates());
-    ops::dispatch_sort(r.exec(), {.expert = expert(r),
-                                  .prob = m.drop_by_probability ? r[prob_] : Tensor{},
-                                  .capacity = capacity,
-                                  .pad = capacity > 0 && m.pad_to_capacity,
-                                  .offsets = offsets(r),
-                                  .row = row(r),
-                                  .source = source(r)});
   });
   r.step(training, "router_balance", reads(logits_, choice_), writes(counts_), [&] {
     const int64_t n = r[logits_].dim(0);
@@ -153,26 +136,27 @@ void Moe::forward(Run& r) {
                                     static_cast<float>(r.layout().tensor * r.layout().context),
                            .metrics = metrics});
   });
-  r.step("dispatch", reads(norm_.out, source_), writes(rows_), [&] {
-    ops::permute(r.exec(), {.x = r[norm_.out], .source = source(r), .top_k = m.rule.top_k, .out = r[rows_]});
-  });
-  r.step("experts_in", reads(rows_, offsets_), writes(in_), [&] {
+  dispatch_->dispatch(r);
+  r.step("experts_in", reads(rows_, dispatch_->offsets), writes(in_), [&] {
     ops::grouped_linear_forward(
-        r.exec(), {.x = r[rows_], .weight = r.weight(p_.experts_in), .offsets = offsets(r), .out = r[in_]});
+        r.exec(),
+        {.x = rows(r, rows_), .weight = r.weight(p_.experts_in), .offsets = offsets(r), .out = rows(r, in_)});
   });
-  r.step("expert_activation", reads(in_), writes(act_), [&] { activate(r, in_, act_); });
-  r.step("experts_out", reads(act_, offsets_), writes(y_), [&] {
+  r.step("expert_activation", reads(in_), writes(act_), [&] { activate(r, rows(r, in_), rows(r, act_)); });
+  r.step("experts_out", reads(act_, dispatch_->offsets), writes(y_), [&] {
     ops::grouped_linear_forward(
-        r.exec(), {.x = r[act_], .weight = r.weight(p_.experts_out), .offsets = offsets(r), .out = r[y_]});
+        r.exec(),
+        {.x = rows(r, act_), .weight = r.weight(p_.experts_out), .offsets = offsets(r), .out = rows(r, y_)});
   });
   if (shared_.in) shared_forward(r);
-  r.step("combine", reads(y_, choice_, prob_, shared_.out, shared_.prob), writes(out_), [&] {
+  const ExpertDispatch::Uses& uses = dispatch_->combine_uses;
+  r.step("combine", reads(y_, shared_.out, shared_.prob) | uses.reads, writes(out_).with(uses.writes), [&] {
     Tensor addend = r[shared_.out];
     if (shared_.prob) {
       ops::unpermute(r.exec(), {.x = addend, .prob = shared_prob(r), .out = r[out_]});
       addend = r[out_];
     }
-    ops::unpermute(r.exec(), {.x = r[y_], .row = row(r), .prob = r[prob_], .addend = addend, .out = r[out_]});
+    dispatch_->combine(r, addend, r[out_]);
   });
 }
 
@@ -189,7 +173,7 @@ void Moe::shared_forward(Run& r) {
   r.step("shared_in", reads(x), writes(s.in), [&] {
     ops::linear_forward(r.exec(), {.x = r[x], .weight = r.weight(p_.shared_in), .out = r[s.in]});
   });
-  r.step("shared_activation", reads(s.in), writes(s.act), [&] { activate(r, s.in, s.act); });
+  r.step("shared_activation", reads(s.in), writes(s.act), [&] { activate(r, r[s.in], r[s.act]); });
   r.step("shared_out", reads(s.act), writes(partial, s.out), [&] {
     s.output->multiply(r, [&](const GemmRows& rows) {
       ops::linear_forward(
@@ -212,43 +196,46 @@ void Moe::backward(Run& r) {
   if (d_proj_)
     r.dgrad("moe_dropout", reads(d_out_), writes(d_proj_),
             [&] { r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::mlp); });
-  r.dgrad("combine", reads(d_proj, source_), writes(d_y_), [&] {
-    ops::permute(r.exec(), {.x = r[d_proj], .source = source(r), .top_k = m.rule.top_k, .out = r[d_y_]});
-  });
-  r.dgrad("experts_out", reads(d_y_, offsets_), writes(d_act_), [&] {
-    ops::grouped_linear_backward_data(
-        r.exec(),
-        {.dout = r[d_y_], .weight = r.weight(p_.experts_out), .offsets = offsets(r), .dx = r[d_act_]});
+  const ExpertDispatch& d = *dispatch_;
+  r.dgrad("combine", reads(d_proj) | d.combine_backward_uses.reads,
+          writes(d_y_).with(d.combine_backward_uses.writes), [&] { d.combine_backward(r, r[d_proj]); });
+  r.dgrad("experts_out", reads(d_y_, d.offsets), writes(d_act_), [&] {
+    ops::grouped_linear_backward_data(r.exec(), {.dout = rows(r, d_y_),
+                                                 .weight = r.weight(p_.experts_out),
+                                                 .offsets = offsets(r),
+                                                 .dx = rows(r, d_act_)});
   });
   // The weights of the router, applied at the input of the GEMM: its output was not kept.
-  r.dgrad("router_weights", reads(d_act_, act_, prob_, choice_),
-          writes(d_prob_, over(d_gated_, d_act_), over(gated_, act_)), [&] {
-            ops::gate_backward(r.exec(), {.dact = r[d_act_],
-                                          .act = r[act_],
-                                          .prob = r[prob_],
-                                          .row = row(r),
-                                          .dprob = r[d_prob_],
-                                          .dact_out = r[d_gated_],
-                                          .act_out = r[gated_]});
+  r.dgrad("router_weights", reads(d_act_, act_) | d.gate_uses.reads,
+          writes(over(d_gated_, d_act_), over(gated_, act_)).with(d.gate_uses.writes), [&] {
+            const ExpertDispatch::Gate gate = d.gate(r);
+            ops::gate_backward(r.exec(), {.dact = rows(r, d_act_),
+                                          .act = rows(r, act_),
+                                          .prob = gate.prob,
+                                          .row = gate.row,
+                                          .dprob = gate.d_prob,
+                                          .dact_out = rows(r, d_gated_),
+                                          .act_out = rows(r, gated_)});
           });
-  r.wgrad("experts_out", reads(d_y_, gated_, offsets_), [&] {
-    ops::grouped_linear_backward_weight(r.exec(), {.dout = r[d_y_],
-                                                   .x = r[gated_],
+  r.wgrad("experts_out", reads(d_y_, gated_, d.offsets), [&] {
+    ops::grouped_linear_backward_weight(r.exec(), {.dout = rows(r, d_y_),
+                                                   .x = rows(r, gated_),
                                                    .offsets = offsets(r),
                                                    .dweight = r.grad(p_.experts_out),
                                                    .accumulate = r.accumulates(p_.experts_out)});
     r.gradient_ready({p_.experts_out});
   });
   r.dgrad("expert_activation", reads(d_gated_, in_), writes(over(d_in_, in_)),
-          [&] { activate_backward(r, d_gated_, in_, d_in_); });
-  r.dgrad("experts_in", reads(d_in_, offsets_), writes(d_rows_), [&] {
-    ops::grouped_linear_backward_data(
-        r.exec(),
-        {.dout = r[d_in_], .weight = r.weight(p_.experts_in), .offsets = offsets(r), .dx = r[d_rows_]});
+          [&] { activate_backward(r, rows(r, d_gated_), rows(r, in_), rows(r, d_in_)); });
+  r.dgrad("experts_in", reads(d_in_, d.offsets), writes(d_rows_), [&] {
+    ops::grouped_linear_backward_data(r.exec(), {.dout = rows(r, d_in_),
+                                                 .weight = r.weight(p_.experts_in),
+                                                 .offsets = offsets(r),
+                                                 .dx = rows(r, d_rows_)});
   });
-  r.wgrad("experts_in", reads(d_in_, rows_, offsets_), [&] {
-    ops::grouped_linear_backward_weight(r.exec(), {.dout = r[d_in_],
-                                                   .x = r[rows_],
+  r.wgrad("experts_in", reads(d_in_, rows_, d.offsets), [&] {
+    ops::grouped_linear_backward_weight(r.exec(), {.dout = rows(r, d_in_),
+                                                   .x = rows(r, rows_),
                                                    .offsets = offsets(r),
                                                    .dweight = r.grad(p_.experts_in),
                                                    .accumulate = r.accumulates(p_.experts_in)});
@@ -257,11 +244,10 @@ void Moe::backward(Run& r) {
   if (shared_.in) shared_backward(r);
   // Adds to the gradient of the shared expert's input.
   const Slot d_shared = shared_.in ? d_norm_ : Slot{};
-  r.dgrad("router", reads(d_rows_, choice_, logits_, d_prob_, counts_, d_shared), writes(d_norm_, d_logits_),
-          [&] {
+  r.dgrad("router", reads(d_rows_, choice_, logits_, counts_, d_shared) | d.dispatch_backward_uses.reads,
+          writes(d_norm_, d_logits_).with(d.dispatch_backward_uses.writes), [&] {
             const float share = r.context().batch_share;
-            ops::unpermute(r.exec(),
-                           {.x = r[d_rows_], .row = row(r), .addend = r[d_shared], .out = r[d_norm_]});
+            d.dispatch_backward(r, r[d_shared], r[d_norm_]);
             ops::router_backward(r.exec(), {.rule = m.rule,
                                             .logits = r[logits_],
                                             .expert = expert(r),
@@ -305,7 +291,7 @@ void Moe::shared_backward(Run& r) {
   const Slot d_act = s.prob ? s.d_gated : s.d_act, act = s.prob ? s.gated : s.act;
   r.wgrad("shared_out", reads(d_proj, act), [&] { weight_gradient(r, d_proj, act, p_.shared_out); });
   r.dgrad("shared_activation", reads(d_act, s.in), writes(over(s.d_in, s.in)),
-          [&] { activate_backward(r, d_act, s.in, s.d_in); });
+          [&] { activate_backward(r, r[d_act], r[s.in], r[s.d_in]); });
   r.dgrad("shared_in", reads(s.d_in, s.d_logit), writes(d_x, d_norm_), [&] {
     ops::linear_backward_data(r.exec(), {.dout = r[s.d_in], .weight = r.weight(p_.shared_in), .dx = r[d_x]});
     if (s.prob)

@@ -3,14 +3,18 @@
 // each a gated MLP; the output is their sum, weighted by the router, and that of an MLP that all tokens pass
 // (the shared expert), if the model has one.
 //
-// A rank routes its part of the residual stream to experts that it has as a whole. The shared expert is split
+// A rank routes its part of the residual stream to its own experts, or to those of other ranks
+// (expert_dispatch.h). The shared expert is split
 // over the tensor-parallel ranks like an MLP, so that they need sequence parallelism: its parts of the output
 // are summed, those of the experts are not.
 //
-// N tokens of the microbatch, n of them on this rank (sequence_rows), E experts, k = top_k, F inner size of
-// an expert, R = MoeSpec::rows(n) dispatched rows in the order of experts, S this rank's part of the inner
-// size of the shared expert.
+// N tokens of the microbatch, n of them on this rank (sequence_rows), E experts, k = top_k, R rows in the
+// order of this rank's experts (dispatched_rows), F this rank's part of the inner size of an expert and S of
+// the shared expert.
 
+#include <memory>
+
+#include "apps/model/expert_dispatch.h"
 #include "apps/model/sublayers.h"
 
 namespace nrl::model {
@@ -22,6 +26,7 @@ class Moe {
       int layer, const LayerParameters& p, Stream in, int64_t segments, Slot d_out, Slot d_x);
   void forward(Run& r);
   void backward(Run& r);
+  int64_t host_values() const { return dispatch_->host_values(); }
 
   Stream stream() const {
     return {.x = out_, .residual = norm_.sum, .layer = layer_, .site = DropoutSite::mlp};
@@ -42,17 +47,17 @@ class Moe {
     std::optional<RowOutput> output;
   };
   Tensor expert(const Run& r) const;
-  Tensor row(const Run& r) const;
-  Tensor source(const Run& r) const;
-  Tensor offsets(const Run& r) const;
+  /// The rows of a slot (R, ...) that are in use; the offsets of experts in them.
+  Tensor rows(const Run& r, Slot slot) const { return dispatch_->rows(r, slot); }
+  Tensor offsets(const Run& r) const { return dispatch_->offsets_of(r); }
   Tensor counts(const Run& r) const;
   void shared_forward(Run& r);
   /// Sets d_norm_ to the gradient of the shared expert's input.
   void shared_backward(Run& r);
   /// The weights of the shared expert for this rank's part of the tokens.
   Tensor shared_prob(const Run& r) const;
-  void activate(const Run& r, Slot in, Slot act) const;
-  void activate_backward(const Run& r, Slot d_act, Slot in, Slot d_in) const;
+  void activate(const Run& r, const Tensor& in, const Tensor& act) const;
+  void activate_backward(const Run& r, const Tensor& d_act, const Tensor& in, const Tensor& d_in) const;
   void weight_gradient(const Run& r, Slot dout, Slot x, int parameter) const;
 
   const ModelSpec& spec_;
@@ -64,8 +69,6 @@ class Moe {
   Slot logits_;           ///< (n, E) f32
   Slot choice_;           ///< (n, 2k) i32: experts (n, k), then their rows (n, k)
   Slot prob_;             ///< (n, k) f32
-  Slot source_;           ///< (R, 1) i32
-  Slot offsets_;          ///< (1, E + 1) i32
   Slot counts_;           ///< (1, segments E) i32: tokens of each expert by segment; training
   Slot rows_;             ///< (R, H): the normalized tokens
   Slot in_;               ///< (R, 2F): [gate, up]
@@ -78,6 +81,7 @@ class Moe {
   Slot d_gated_, gated_;  ///< d_act_ and act_, weighted
   Slot d_prob_, d_logits_, d_in_, d_rows_, d_norm_;
   Shared shared_;
+  std::unique_ptr<ExpertDispatch> dispatch_;
 };
 
 }  // namespace nrl::model

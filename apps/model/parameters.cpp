@@ -50,12 +50,21 @@ class Builder {
     int64_t rows;
   };
 
-  /// What tensor-parallel ranks divide of a matrix: its outputs (with the bias) or its inputs.
-  enum class Split : uint8_t { none, rows, columns };
+  /// What tensor-parallel ranks, or those of experts, divide of a matrix: its outputs (with the bias) or its
+  /// inputs.
+  enum class Split : uint8_t { none, rows, columns, expert_rows, expert_columns };
+
+  static bool by_rows(Split split) { return split == Split::rows || split == Split::expert_rows; }
+  static bool by_columns(Split split) { return split == Split::columns || split == Split::expert_columns; }
+  Slice slice(Split split, int64_t n) const {
+    if (split == Split::expert_rows || split == Split::expert_columns)
+      return {n / layout_.expert_tensor * layout_.expert_tensor_rank, n / layout_.expert_tensor};
+    return tensor_slice(layout_, n);
+  }
 
   int matrix(const std::string& name, const std::vector<Rows>& parts, int64_t in, Split split, Init init,
              bool conv1d) {
-    const Slice columns = split == Split::columns ? tensor_slice(layout_, in) : Slice{0, in};
+    const Slice columns = by_columns(split) ? slice(split, in) : Slice{0, in};
     Parameter p{
         .name = name + ".weight", .shape = {0, columns.count}, .decay = true, .init = init, .parts = {}};
     for (const Rows& part : parts)
@@ -83,7 +92,7 @@ class Builder {
       part.global[0] += other.rows;
       if (before) part.row += other.rows;
     }
-    const Slice own = split == Split::rows ? tensor_slice(layout_, rows.rows) : Slice{0, rows.rows};
+    const Slice own = by_rows(split) ? slice(split, rows.rows) : Slice{0, rows.rows};
     part.row += own.begin;
     part.rows = own.count;
     part.offset = p.shape[0] * part.columns;
@@ -186,8 +195,8 @@ class Builder {
       overwritten(parameter);
       return parameter;
     };
-    const auto whole = [&](const char* name, const std::vector<Rows>& parts, int64_t in) {
-      const int parameter = linear(name, parts, in, Split::none);
+    const auto of_experts = [&](const char* name, const std::vector<Rows>& parts, int64_t in, Split split) {
+      const int parameter = linear(name, parts, in, split);
       list_.all[static_cast<size_t>(parameter)].group = group_name::expert;
       return parameter;
     };
@@ -199,14 +208,15 @@ class Builder {
     };
     l.router = router("router", {file + "gate", m.experts});
     std::vector<Rows> in, out;
-    for (int64_t e = 0; e < m.experts; ++e) {
+    const Slice local = local_experts(spec_, layout_);
+    for (int64_t e = local.begin; e < local.begin + local.count; ++e) {
       const std::string expert = file + "experts." + std::to_string(e) + ".";
       in.push_back({expert + (mixtral ? "w1" : "gate_proj"), m.ffn});
       in.push_back({expert + (mixtral ? "w3" : "up_proj"), m.ffn});
       out.push_back({expert + (mixtral ? "w2" : "down_proj"), spec_.hidden});
     }
-    l.experts_in = whole("experts_in", in, spec_.hidden);
-    l.experts_out = whole("experts_out", out, m.ffn);
+    l.experts_in = of_experts("experts_in", in, spec_.hidden, Split::expert_rows);
+    l.experts_out = of_experts("experts_out", out, m.ffn, Split::expert_columns);
     if (m.shared_ffn == 0) return;
     const std::string shared = file + "shared_expert.";
     l.shared_in =

@@ -40,6 +40,10 @@ bool Run::enter(Pass pass, memory::Modes modes, std::string_view name, Reads rea
   return true;
 }
 
+std::span<int32_t> Run::host_values() const {
+  return frame_->host.at(static_cast<size_t>(index_));
+}
+
 Tensor Run::operator[](Slot slot) const {
   if (!slot) return {};
   NRL_CHECK((accessible_ & slot.bit()) != 0, "a step of {} accesses the slot {}, which it does not name",

@@ -25,6 +25,9 @@ inline constexpr std::pair<std::string_view, Family> families[] = {
     {"qwen2_moe", Family::qwen2_moe}, {"qwen3_moe", Family::qwen3_moe}};
 std::string_view name_of(Family f);
 
+/// How tokens get to the experts of other ranks.
+enum class TokenDispatcher : uint8_t { alltoall, allgather };
+
 /// A mixture of experts in place of the MLP of some layers.
 struct MoeSpec {
   int64_t experts = 0;  ///< 0: the model has none
@@ -40,6 +43,7 @@ struct MoeSpec {
   double capacity_factor = 0;          ///< 0: no token is dropped
   bool pad_to_capacity = false;        ///< all experts get as many rows
   bool drop_by_probability = true;     ///< else the tokens that come last are dropped
+  TokenDispatcher dispatcher = TokenDispatcher::alltoall;
 
   /// Tokens that an expert takes of `tokens`; 0: all. Generation drops none.
   int64_t capacity(int64_t tokens, bool generation) const;

@@ -5,6 +5,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "apps/model/expert_dispatch.h"
 #include "core/ops/transfer.h"
 #include "core/trace/trace.h"
 
@@ -74,6 +75,8 @@ void Stage::bind(const memory::MemoryPlan& plan, const std::vector<memory::Buffe
     for (size_t c = 0; c < chunks_.size(); ++c)
       for (Frame& frame : program.frames[c]) {
         frame.tensors.assign(frame.buffers.size(), Tensor{});
+        for (const auto& layer : chunks_[c])
+          frame.host.emplace_back(static_cast<size_t>(layer->host_values()));
         for (size_t b = 0; b < frame.buffers.size(); ++b) {
           if (frame.buffers[b] < 0) continue;
           const BufferKey& key = buffer_keys_[c][b];
@@ -178,8 +181,10 @@ Tensor Stage::with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch
   const int64_t own = tokens * rows_[sequence_rows] / rows_[token_rows];
   if (slot.rows == token_rows) t.shape[0] = tokens;
   if (slot.rows == sequence_rows) t.shape[0] = own;
-  if (slot.rows == dispatched_rows)
-    t.shape[0] = chunks_.front().front()->context().spec->moe.rows(own, program_->mode == memory::generation);
+  if (slot.rows < sent_rows || slot.rows > expert_group_rows) return t;
+  const LayerContext& context = chunks_.front().front()->context();
+  t.shape[0] = expert_rows(*context.spec, context.layout, own, program_->mode == memory::generation)
+                   .of(static_cast<RowDomain>(slot.rows));
   return t;
 }
 

@@ -19,9 +19,10 @@ namespace nrl::model {
 /// The buffers of one stash of a chunk, by buffer index (Stage::BufferKey). Every slot has two: one written
 /// by the forward pass, one for its recomputation during the backward pass.
 struct Frame {
-  std::vector<int> buffers;           ///< ids in the Liveness; -1: never used
-  std::vector<Tensor> tensors = {};   ///< the same buffers after bind()
-  std::vector<memory::SlotSet> made;  ///< by layer: slots already recomputed for this microbatch
+  std::vector<int> buffers;                     ///< ids in the Liveness; -1: never used
+  std::vector<Tensor> tensors = {};             ///< the same buffers after bind()
+  std::vector<memory::SlotSet> made;            ///< by layer: slots already recomputed for this microbatch
+  std::vector<std::vector<int32_t>> host = {};  ///< by layer: Run::host_values()
 };
 
 /// One pass of a layer over a microbatch.

@@ -45,7 +45,7 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
   const int64_t chunk = o.head_chunk;
   const DType dtype = o.recipe.activations();
   size_t bytes = std::max(ops::norm_backward_workspace(std::max(m.hidden, m.head_dim), o.partials),
-                          experts_workspace(m, o.tokens, m.moe.rows(o.routed, false), dtype, o.partials));
+                          experts_workspace(m, o.tokens, o.routed, dtype, o.partials));
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
     bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, o.partials));
   };

@@ -11,7 +11,7 @@ namespace nrl::model {
 
 struct TrainingSizes {
   int64_t tokens;        ///< of a microbatch
-  int64_t routed;        ///< those that this rank sends to experts
+  int64_t routed;        ///< rows that this rank's experts get
   int64_t max_sequence;  ///< longest sequence
   int64_t head_chunk;    ///< tokens per chunk of the head
   precision::Recipe recipe;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "apps/model/context_parallel.h"
+#include "apps/model/expert_dispatch.h"
 #include "apps/model/parameters.h"
 #include "apps/plan/pipeline.h"
 #include "core/base/error.h"
@@ -46,6 +47,7 @@ std::vector<parallel::ContextExchange> context_exchanges(const DistributedConfig
 model::ModelLayout model_layout(const Config& config, const model::ModelSpec& spec,
                                 const GridPosition& position) {
   const model::ModelLayout stages = stages_of(config.distributed);
+  const parallel::GridPoint expert = position.grid.expert().coordinates(position.grid.rank());
   return {.tensor = position.sizes.tp,
           .tensor_rank = position.at.tp,
           .sequence_parallel = config.distributed.splits_sequence(),
@@ -54,6 +56,10 @@ model::ModelLayout model_layout(const Config& config, const model::ModelSpec& sp
           .context = position.sizes.cp,
           .context_rank = position.at.cp,
           .exchanges = context_exchanges(config.distributed, spec.layers),
+          .expert = position.grid.expert().sizes().ep,
+          .expert_rank = expert.ep,
+          .expert_tensor = position.grid.expert().sizes().tp,
+          .expert_tensor_rank = expert.tp,
           .stages = position.sizes.pp,
           .stage = position.at.pp,
           .chunks = stages.chunks,
@@ -102,6 +108,7 @@ std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPos
     const auto used = model::context_groups(context_exchanges(d, types), sizes.cp);
     out.insert(out.end(), used.begin(), used.end());
   }
+  if (sizes.ep * sizes.etp > 1) out.push_back(model::expert_exchange_group);
   if (sizes.pp > 1) out.push_back(group::pp);
   return out;
 }

@@ -82,7 +82,7 @@ const Guarded* find_guarded(std::string_view key) {
 
 void add_experts(const model::MoeSpec& moe, RunRecord& record) {
   const auto& [experts, ffn, rule, shared_ffn, shared_gate, dense, aux_loss, z_loss, aux_loss_per_sequence,
-               capacity_factor, pad_to_capacity, drop_by_probability] = moe;
+               capacity_factor, pad_to_capacity, drop_by_probability, dispatcher] = moe;
   auto add = [&](std::string_view key, const auto& value) {
     record[fmt::format("policy.model.{}", key)] = fmt::format("{}", value);
   };
@@ -96,6 +96,7 @@ void add_experts(const model::MoeSpec& moe, RunRecord& record) {
     if (dense[i] != 0) layers += fmt::format("{}{}", layers.empty() ? "" : ", ", i);
   add("mlp_only_layers", layers);
   (void)shared_gate;  // follows from the family
+  (void)dispatcher;   // changes no number
   add("moe_aux_loss_coeff", aux_loss);
   add("moe_z_loss_coeff", z_loss);
   add("moe_router_load_balancing_type", aux_loss_per_sequence ? "seq_aux_loss" : "aux_loss");

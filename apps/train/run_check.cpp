@@ -129,9 +129,52 @@ void check_against_model(const ConfigResult& result, const model::ModelSpec& spe
   }
 }
 
-// Experts are whole on every rank, which routes tokens of its own.
+// What the ranks that divide the experts divide evenly, and how tokens get to them.
+void check_expert_ranks(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
+  const Config& c = result.config;
+  constexpr std::string_view experts = "distributed.expert_parallel_size",
+                             parts = "distributed.expert_tensor_parallel_size",
+                             dispatcher = "policy.model.moe_token_dispatcher_type",
+                             graph = "policy.cuda_graph";
+  const int64_t ep = c.distributed.expert_parallel_size, etp = c.distributed.expert_tensor_parallel_size;
+  const auto divides = [&](std::string_view key, int64_t ranks, int64_t size, const char* what) {
+    if (size % ranks != 0 && result.sound(key))
+      out.push_back(diagnose(
+          result, key,
+          fmt::format("{} is {}, which does not divide the {} {} of the model", key, ranks, size, what)));
+  };
+  divides(experts, ep, spec.moe.experts, "experts");
+  divides(parts, etp, spec.moe.ffn, "columns of an expert");
+  if (ep * etp == 1) return;
+  const std::string ranks = fmt::format("experts are divided over {} ranks", ep * etp);
+  const bool gathers = spec.moe.dispatcher == model::TokenDispatcher::allgather;
+  if (gathers && spec.moe.capacity_factor > 0 && result.sound(dispatcher))
+    out.push_back(
+        diagnose(result, dispatcher,
+                 fmt::format("{}: allgather does not drop tokens, but moe_expert_capacity_factor is {}",
+                             dispatcher, spec.moe.capacity_factor),
+                 ranks, {"remove moe_expert_capacity_factor, or use alltoall"}));
+  if (!gathers && c.policy.cuda_graph && result.sound(graph))
+    out.push_back(diagnose(
+        result, graph,
+        fmt::format("{}: true cannot capture a step in which the host waits for the numbers of tokens of "
+                    "experts ({}: alltoall)",
+                    graph, dispatcher),
+        ranks, {fmt::format("set {} to allgather, or {} to false", dispatcher, graph)}));
+}
+
+// Every rank routes tokens of its own.
 void check_experts(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
   if (spec.moe.experts == 0) {
+    for (const auto& [key, size] :
+         {std::pair("distributed.expert_parallel_size", result.config.distributed.expert_parallel_size),
+          std::pair("distributed.expert_tensor_parallel_size",
+                    result.config.distributed.expert_tensor_parallel_size)})
+      if (size > 1 && result.sound(key))
+        out.push_back(
+            diagnose(result, key,
+                     fmt::format("{} is {}, but a {} model has no experts", key, size, name_of(spec.family)),
+                     "", {"remove it"}));
     constexpr std::string_view key = "policy.recompute.modules";
     const AutoOr<std::vector<RecomputeModule>>& modules = result.config.policy.recompute.modules;
     if (!modules.is_auto() && result.sound(key) &&
@@ -172,16 +215,7 @@ void check_experts(const ConfigResult& result, const model::ModelSpec& spec, Dia
               "which every rank knows its own only",
               key, size),
           "", {fmt::format("remove moe_expert_capacity_factor, or set {} to 1", key)}));
-  const std::pair<const char*, int64_t> keys[] = {
-      {"distributed.expert_parallel_size", d.expert_parallel_size},
-      {"distributed.expert_tensor_parallel_size", d.expert_tensor_parallel_size}};
-  for (const auto& [key, size] : keys)
-    if (size > 1 && result.sound(key))
-      out.push_back(diagnose(
-          result, key,
-          fmt::format("{} is {}, but the experts of a {} model are not divided over ranks yet; expected 1",
-                      key, size, name_of(spec.family)),
-          "use data, tensor, context or pipeline parallelism, which support experts"));
+  check_expert_ranks(result, spec, out);
 }
 
 // Checks the end-of-document token if documents are separated.

@@ -111,15 +111,17 @@ void add_distributed_keys(Table& t) {
           "context_parallel_size. The ranks of an all-to-all are neighbors, the fast part of the network.");
   NRL_KEY(t, distributed.expert_parallel_size)
       .at_least(1)
-      .not_built()
       .alias("policy.dtensor_cfg.expert_parallel_size")
       .alias("policy.megatron_cfg.expert_model_parallel_size")
-      .help("Ranks that split the experts.");
+      .help(
+          "Ranks that split the experts. They are ranks of tensor, context and data parallelism: "
+          "expert_parallel_size x expert_tensor_parallel_size divides their number.");
   NRL_KEY(t, distributed.expert_tensor_parallel_size)
       .at_least(1)
-      .not_built()
       .alias("policy.megatron_cfg.expert_tensor_parallel_size")
-      .help("Ranks that split every expert's matrices.");
+      .help(
+          "Ranks that split every expert's matrices. Unlike in Megatron-LM, tensor_parallel_size does not "
+          "change it.");
   NRL_KEY(t, distributed.sequence_parallel)
       .alias("model.parallelism.sequence_parallel")
       .alias("policy.dtensor_cfg.sequence_parallel")

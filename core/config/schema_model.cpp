@@ -86,6 +86,14 @@ void add_experts(PolicyTable& t) {
   megatron("moe_token_drop_policy", Kind::choice)
       .one_of({"probs", "position"})
       .help("Which tokens an expert drops: those of the lowest weight, or the last.");
+  megatron("moe_token_dispatcher_type", Kind::choice)
+      .one_of({"alltoall", "allgather"})
+      .help(
+          "How tokens get to the experts of other ranks (distributed.expert_parallel_size). alltoall: each "
+          "to "
+          "the ranks of its experts, after the hosts have counted them. allgather: all to all ranks, which "
+          "the "
+          "host need not wait for.");
 }
 
 }  // namespace

@@ -489,6 +489,26 @@ Diagnostics validate(const ConfigResult& result) {
 
 }  // namespace config_detail
 
+namespace {
+
+// The ranks of a pipeline stage, over which experts are divided.
+void check_expert_grid(Checker& c, const DistributedConfig& d, int64_t world) {
+  constexpr const char *experts = "distributed.expert_parallel_size",
+                       *parts = "distributed.expert_tensor_parallel_size";
+  if (!c.sound({experts, parts})) return;
+  const int64_t stage = world / d.pipeline_parallel_size;
+  const int64_t group = d.expert_parallel_size * d.expert_tensor_parallel_size;
+  if (stage % group == 0) return;
+  c.error(
+      d.expert_parallel_size > 1 ? experts : parts,
+      fmt::format("expert_parallel_size {} x expert_tensor_parallel_size {} = {} does not divide the {} "
+                  "rank{} of tensor, context and data parallelism",
+                  d.expert_parallel_size, d.expert_tensor_parallel_size, group, stage, stage == 1 ? "" : "s"),
+      "", {fmt::format("divisors of {}: {}", stage, divisors_near(stage, group))});
+}
+
+}  // namespace
+
 Diagnostics validate_for_world(const ConfigResult& result, int world_size,
                                std::span<const ClusterNode> nodes) {
   Diagnostics out;
@@ -536,6 +556,7 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size,
                     "of 2 or more",
                     copies, dp, dp == 1 ? "" : "s"),
         "", {fmt::format("divisors of {}: {}", dp, divisors_near(dp, copies))});
+  check_expert_grid(c, d, world);
   check_batch(c, config, dp);
   if (out.empty()) check_sequence_parallel(c, config, world_size);
   return out;

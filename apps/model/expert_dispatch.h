@@ -1,0 +1,121 @@
+#pragma once
+// How the tokens of this rank get to the experts that the router chose, and the experts' outputs back.
+//
+// On a rank with all experts, rows are copied in the order of experts. Otherwise tokens go to other ranks of
+// the expert group (expert_exchange_group), G of them, in one of two ways (MoeSpec::dispatcher):
+//
+//   alltoall    every row goes to the ranks of its expert (parallel::RowExchange). The hosts must know how
+//   many
+//               rows there are: one all-gather of the ranks' counts that the host waits for, unless experts
+//               are padded to their capacity.
+//   allgather   every rank gets the tokens of all ranks, and picks those of its experts. What the ranks made
+//   of
+//               them is added up. Nothing is waited for; every rank has memory for all of them.
+//
+// n tokens on this rank, E experts, k = top_k, L experts on this rank, H hidden size, R rows of the local
+// experts: dispatched_rows, of which `rows()` are in use.
+
+#include <memory>
+
+#include "apps/model/layer.h"
+#include "apps/model/tensor_parallel.h"
+#include "core/ops/dispatch.h"
+#include "parallel/experts/row_exchange.h"
+#include "precision/recipe.h"
+
+namespace nrl::model {
+
+/// Row counts of a layer with experts, at most: the row domains of the same names.
+struct ExpertRows {
+  int64_t sent = 0, dispatched = 0, returned = 0, group = 0;
+  int64_t of(RowDomain domain) const;
+};
+/// For `tokens` tokens on every rank. `generation`: no token is dropped.
+ExpertRows expert_rows(const ModelSpec& spec, const ModelLayout& layout, int64_t tokens, bool generation);
+/// Rows of every domain, for `tokens` tokens of the microbatch and `own` in this rank's residual stream.
+std::array<int64_t, row_domains> domain_rows(const ModelSpec& spec, const ModelLayout& layout, int64_t tokens,
+                                             int64_t own, int64_t head_chunk, bool generation);
+
+/// Whether a layer's tokens go to other ranks' experts.
+bool exchanges_tokens(const ModelLayout& layout);
+/// The ranks that exchange tokens, on a lane of their own: experts do not wait for gradients and weights that
+/// are communicated at the same time.
+inline constexpr parallel::GroupId expert_exchange_group = parallel::group::etp_ep.on_lane(3);
+
+/// The slots of the layer between which a dispatch lies.
+struct ExpertSlots {
+  Slot x;       ///< (n, H): the input of the experts
+  Slot choice;  ///< (n, 2k) i32: experts (n, k), then a place for their rows (n, k)
+  Slot prob;    ///< (n, k) f32
+  Slot d_prob;  ///< (n, k) f32
+  Slot rows;    ///< (R, H): x of the rows
+  Slot y;       ///< (R, H): the experts' outputs, not yet weighted
+  Slot d_y;     ///< (R, H): gradient of the weighted sums
+  Slot d_rows;  ///< (R, H)
+};
+
+class ExpertDispatch {
+ public:
+  virtual ~ExpertDispatch() = default;
+
+  /// Forward steps: `rows` and `offsets`.
+  virtual void dispatch(Run& r) const = 0;
+  // Parts of steps of the layer, which names the slots that they use besides ExpertSlots.
+  struct Uses {
+    Reads reads = {};
+    memory::SlotSet writes = 0;
+  };
+  /// out (n, H) = the weighted sums of y (+ addend, which may be out).
+  virtual void combine(const Run& r, const Tensor& addend, const Tensor& out) const = 0;
+  /// d_y from d_out (n, H), the gradient of the weighted sums.
+  virtual void combine_backward(const Run& r, const Tensor& d_out) const = 0;
+  /// Arguments of ops::GateBackward.
+  struct Gate {
+    Tensor prob, row, d_prob;
+  };
+  virtual Gate gate(const Run& r) const = 0;
+  /// d_x (n, H) (+ addend, which may be d_x) from d_rows, and d_prob.
+  virtual void dispatch_backward(const Run& r, const Tensor& addend, const Tensor& d_x) const = 0;
+  Uses combine_uses, combine_backward_uses, gate_uses, dispatch_backward_uses;
+
+  /// The rows of a slot that are in use.
+  virtual Tensor rows(const Run& r, Slot slot) const { return r[slot]; }
+  /// (L + 1) i32: the rows of local expert l are [offsets[l], offsets[l + 1]).
+  Tensor offsets_of(const Run& r) const { return values(r, offsets, offsets_at_, offsets_count_); }
+  /// Run::host_values() that it uses.
+  virtual int64_t host_values() const { return 0; }
+
+  Slot offsets;  ///< named by steps that read offsets_of()
+
+ protected:
+  ExpertDispatch(const ModelSpec& spec, const ExpertSlots& slots) : spec_(spec), slots_(slots) {}
+  /// Elements [begin, begin + count) of an i32 slot of one row.
+  static Tensor values(const Run& r, Slot slot, int64_t begin, int64_t count);
+  static Tensor flat(const Tensor& t) { return make_tensor(t.data, t.dtype, {t.numel()}); }
+  /// The two halves of a slot (m, 2k) like ExpertSlots::choice, or of weights and their gradients.
+  static Tensor first_half(const Run& r, Slot slot);
+  static Tensor second_half(const Run& r, Slot slot);
+  /// The sort of this rank's choices.
+  ops::DispatchSort sort(const Run& r, const Tensor& offsets, const Tensor& source) const;
+  /// Null while kernels are collected (ops::Exec::needed).
+  static comm::Communicator* ranks(const Run& r);
+
+  const ModelSpec& spec_;
+  const ExpertSlots slots_;
+  int64_t offsets_at_ = 0, offsets_count_ = 0;
+};
+
+/// The dispatch of the layout. `spec` is the rank's part of the model.
+std::unique_ptr<ExpertDispatch> expert_dispatch(const ModelSpec& spec, const ModelLayout& layout,
+                                                const precision::Recipe& recipe, const AddSlot& add,
+                                                const ExpertSlots& slots);
+
+// The two ways to other ranks (expert_alltoall.cpp, expert_allgather.cpp).
+std::unique_ptr<ExpertDispatch> alltoall_dispatch(const ModelSpec& spec, const ModelLayout& layout,
+                                                  const precision::Recipe& recipe, const AddSlot& add,
+                                                  const ExpertSlots& slots);
+std::unique_ptr<ExpertDispatch> allgather_dispatch(const ModelSpec& spec, const ModelLayout& layout,
+                                                   const precision::Recipe& recipe, const AddSlot& add,
+                                                   const ExpertSlots& slots);
+
+}  // namespace nrl::model
