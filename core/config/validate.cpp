@@ -362,79 +362,6 @@ void check_batch(Checker& c, const Config& config, int64_t dp) {
   }
 }
 
-void check_comm_overlap(Checker& c, const Config& config) {
-  const DistributedConfig& d = config.distributed;
-  constexpr std::string_view key = "distributed.tp_comm_overlap",
-                             splits_key = "distributed.tp_comm_overlap_splits";
-  if (!c.sound({key, "distributed.tensor_parallel_size", "distributed.sequence_parallel"})) return;
-  const std::string_view method = name_of(d.tp_comm_overlap);
-  if (d.tp_comm_overlap != TpCommOverlap::none && d.tensor_parallel_size == 1)
-    c.error(key,
-            fmt::format("{}: {} overlaps the communication of tensor-parallel ranks, but there is only one",
-                        key, method),
-            "", {"remove it, or set distributed.tensor_parallel_size above 1"});
-  else if (d.tp_comm_overlap == TpCommOverlap::ring && !d.splits_sequence())
-    c.error(
-        key,
-        fmt::format("{}: ring passes the rows of ranks on, but without sequence parallelism every rank has "
-                    "all rows",
-                    key),
-        "", {"set distributed.sequence_parallel to true, or use pipelined"});
-  if (d.tp_comm_overlap_splits && d.tp_comm_overlap != TpCommOverlap::pipelined && c.sound({splits_key}))
-    c.error(splits_key, fmt::format("{} has no meaning with tp_comm_overlap {}", splits_key, method), "",
-            {"remove it, or set distributed.tp_comm_overlap to pipelined"});
-}
-
-void check_tensor_parallel(Checker& c, const Config& config) {
-  const DistributedConfig& d = config.distributed;
-  if (d.sequence_parallel.value_or(false) && d.tensor_parallel_size == 1 &&
-      c.sound({"distributed.tensor_parallel_size"}))
-    c.error("distributed.sequence_parallel",
-            "distributed.sequence_parallel: true divides the sequence among tensor-parallel ranks, but there "
-            "is only one",
-            "", {"remove it (auto), or set distributed.tensor_parallel_size"});
-  check_comm_overlap(c, config);
-  constexpr std::string_view modules_key = "policy.recompute.modules";
-  const AutoOr<std::vector<RecomputeModule>>& modules = config.policy.recompute.modules;
-  if (!modules.is_auto() && !d.splits_sequence() &&
-      std::find(modules.value().begin(), modules.value().end(), RecomputeModule::gather) !=
-          modules.value().end() &&
-      c.sound({modules_key, "distributed.tensor_parallel_size", "distributed.sequence_parallel"}))
-    c.error(modules_key,
-            fmt::format("{}: gather matches nothing: inputs are gathered with sequence parallelism only",
-                        modules_key),
-            "", {"remove it, or set distributed.tensor_parallel_size above 1 and sequence_parallel: true"});
-  if (d.tensor_parallel_size > 1 && config.logger.sample_period > 0 &&
-      c.sound({"distributed.tensor_parallel_size"}))
-    c.error(
-        "logger.sample_period",
-        "logger.sample_period needs the whole model on one rank, which has a part of every matrix", "",
-        {fmt::format("distributed.tensor_parallel_size is at {}; set sample_period to 0 and use nrl-train "
-                     "generate with a checkpoint",
-                     c.where("distributed.tensor_parallel_size"))});
-}
-
-// With the batch arithmetic checked.
-void check_sequence_parallel(Checker& c, const Config& config, int world) {
-  const DistributedConfig& d = config.distributed;
-  constexpr std::string_view length_key = "policy.max_total_sequence_length";
-  if (!d.splits_sequence() || !c.sound({"distributed.tensor_parallel_size", "distributed.sequence_parallel",
-                                        "policy.train_micro_batch_size", "policy.train_global_batch_size"}))
-    return;
-  const int64_t length = config.policy.max_total_sequence_length, micro = resolve_batch(config, world).micro,
-                tokens = length / d.context_parallel_size * micro, ranks = d.tensor_parallel_size;
-  if (tokens % ranks == 0) return;
-  c.error(length_key,
-          fmt::format("a microbatch has {} x {} = {} tokens, which {} tensor-parallel ranks cannot divide "
-                      "evenly (distributed.sequence_parallel)",
-                      micro, length / d.context_parallel_size, tokens, ranks),
-          "",
-          {fmt::format("fits: max_total_sequence_length {} or {}",
-                       std::max(length / ranks, int64_t{1}) * ranks, (length / ranks + 1) * ranks),
-           fmt::format("or train_micro_batch_size a multiple of {}", ranks / std::gcd(ranks, length)),
-           "or distributed.sequence_parallel: false"});
-}
-
 int64_t model_ranks(const Config& config) {
   const DistributedConfig& d = config.distributed;
   return d.tensor_parallel_size * d.pipeline_parallel_size * d.context_parallel_size;
@@ -478,7 +405,7 @@ Diagnostics validate(const ConfigResult& result) {
   check_optimizer(c, config.policy.optimizer);
   check_schedule(c, config);
   check_rest(c, config);
-  check_tensor_parallel(c, config);
+  check_tensor_parallel(c);
   check_pipeline(c);
   // With the number of replicas given, check the batch arithmetic; otherwise only what must divide
   // for any number.
@@ -558,7 +485,7 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size,
         "", {fmt::format("divisors of {}: {}", dp, divisors_near(dp, copies))});
   check_expert_grid(c, d, world);
   check_batch(c, config, dp);
-  if (out.empty()) check_sequence_parallel(c, config, world_size);
+  if (out.empty()) check_sequence_parallel(c, world_size);
   return out;
 }
 

@@ -13,6 +13,10 @@ Diagnostics validate(const ConfigResult& result);
 
 // Parts of the validators, each in a file of its own.
 
+/// Tensor and sequence parallelism and what overlaps their communication.
+void check_tensor_parallel(Checker c);
+/// The tokens that tensor-parallel ranks divide, once the batch fits the ranks.
+void check_sequence_parallel(Checker c, int world);
 /// The pipeline's keys.
 void check_pipeline(Checker c);
 /// Context parallelism: the length of samples, and the exchanges that are given.
