@@ -146,6 +146,18 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
   stage_->bind(plan, slots_, arenas);
 }
 
+std::vector<Decoder::Message> Decoder::messages() const {
+  using Kind = pipeline::ActionKind;
+  std::vector<Message> out;
+  if (options_.layout.stages == 1) return out;
+  for (const pipeline::Action& a : training_.schedule.actions) {
+    const bool sent = a.kind == Kind::send_forward || a.kind == Kind::send_backward;
+    if (sent || a.kind == Kind::receive_forward || a.kind == Kind::receive_backward)
+      out.push_back({sent, stage_->message_bytes(a.chunk, boundary_of(a.kind))});
+  }
+  return out;
+}
+
 Decoder::Visits Decoder::visits(memory::Mode mode) const {
   const Program& program = mode == memory::evaluation ? evaluation_ : training_;
   if (program.id < 0) return {};

@@ -80,6 +80,12 @@ class Decoder {
   };
   /// memory::training or memory::evaluation; empty for a mode without a schedule.
   Visits visits(memory::Mode mode) const;
+  /// What an optimizer step sends to and receives from other stages: one entry per message.
+  struct Message {
+    bool sent = false;
+    int64_t bytes = 0;
+  };
+  std::vector<Message> messages() const;
   /// `watch` is told of the visits while computing, also while kernels are collected (ops::Exec::needed).
   /// Null: none.
   void watch_layers(LayerWatch* watch) { stage_->watch_layers(watch); }

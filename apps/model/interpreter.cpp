@@ -26,6 +26,24 @@ std::vector<LayerVisit> layer_visits(const pipeline::Schedule& schedule, const S
   return visits;
 }
 
+Boundary boundary_of(ActionKind message) {
+  switch (message) {
+    case ActionKind::send_forward:
+      return Boundary::output;
+    case ActionKind::post_forward:
+    case ActionKind::receive_forward:
+      return Boundary::input;
+    case ActionKind::send_backward:
+      return Boundary::input_gradient;
+    case ActionKind::post_backward:
+    case ActionKind::receive_backward:
+      return Boundary::output_gradient;
+    default:
+      NRL_CHECK(false, "action {} is no message", static_cast<int>(message));
+  }
+  return Boundary::input;
+}
+
 namespace {
 
 /// Executes sends and receives; in a dry run it only records their buffers.
@@ -34,49 +52,61 @@ class Messages {
   Messages(const Execution& on, std::span<const MicroBatch> batches) : on_(on), batches_(batches) {}
 
   void send(const Action& a) {
-    const Boundary which = a.kind == ActionKind::send_forward ? Boundary::output : Boundary::input_gradient;
-    const Tensor data = tensor(a, which, false);
+    const Tensor data = tensor(a, false);
     comm::Handle handle;
     if (on_.messages)
       handle = on_.messages->send(a.kind, comm::ConstView(data.data, data.numel(), data.dtype), stream());
-    unfinished_.push_back({a, which, std::move(handle)});
+    unfinished_.push_back({a, std::move(handle)});
+  }
+
+  void post(const Action& a) {
+    const ActionKind completed =
+        a.kind == ActionKind::post_forward ? ActionKind::receive_forward : ActionKind::receive_backward;
+    posted_.push_back({a, start(completed, a)});
   }
 
   void receive(const Action& a) {
     const trace::Range range("receive");
-    const Boundary which =
-        a.kind == ActionKind::receive_forward ? Boundary::input : Boundary::output_gradient;
-    const Tensor data = tensor(a, which, true);
-    if (on_.messages)
-      on_.messages->receive(a.kind, comm::View(data.data, data.numel(), data.dtype), stream());
+    const auto posted = std::find_if(posted_.begin(), posted_.end(), [&](const Pending& p) {
+      return boundary_of(p.action.kind) == boundary_of(a.kind) && p.of(a);
+    });
+    if (posted == posted_.end()) return start(a.kind, a).wait();
+    tensor(a, false);  // in use since it was posted
+    posted->handle.wait();
+    posted_.erase(posted);
   }
 
   void finish(const Action& a) {
-    const auto sent = std::find_if(unfinished_.begin(), unfinished_.end(), [&](const Sent& s) {
-      return s.action.chunk == a.chunk && s.action.microbatch == a.microbatch;
-    });
+    const auto sent =
+        std::find_if(unfinished_.begin(), unfinished_.end(), [&](const Pending& s) { return s.of(a); });
     NRL_CHECK(sent != unfinished_.end(), "{} without a send", pipeline::describe(a));
     const trace::Range range("finish_send");
-    tensor(sent->action, sent->boundary, false);  // in use until now
+    tensor(sent->action, false);  // in use until now
     sent->handle.wait();
     unfinished_.erase(sent);
   }
 
  private:
-  struct Sent {
+  struct Pending {
     Action action;
-    Boundary boundary;
     comm::Handle handle;
+    bool of(const Action& a) const { return action.chunk == a.chunk && action.microbatch == a.microbatch; }
   };
 
-  Tensor tensor(const Action& a, Boundary which, bool begins) {
-    return on_.stage.message(a.chunk, a.stash, which, batches_[static_cast<size_t>(a.microbatch)], begins);
+  comm::Handle start(ActionKind receive, const Action& a) {
+    const Tensor data = tensor(a, true);
+    if (!on_.messages) return {};
+    return on_.messages->receive(receive, comm::View(data.data, data.numel(), data.dtype), stream());
+  }
+  Tensor tensor(const Action& a, bool begins) {
+    return on_.stage.message(a.chunk, a.stash, boundary_of(a.kind),
+                             batches_[static_cast<size_t>(a.microbatch)], begins);
   }
   comm::StreamRef stream() const { return {on_.stage.exec().stream}; }
 
   const Execution& on_;
   std::span<const MicroBatch> batches_;
-  std::deque<Sent> unfinished_;
+  std::deque<Pending> unfinished_, posted_;  // sends and receives
 };
 
 }  // namespace
@@ -134,6 +164,10 @@ void execute(const pipeline::Schedule& schedule, const Execution& on, std::span<
       case ActionKind::send_backward:
         NRL_CHECK(!alone, "{} in a schedule with a single stage", pipeline::describe(a));
         messages.send(a);
+        break;
+      case ActionKind::post_forward:
+      case ActionKind::post_backward:
+        messages.post(a);
         break;
       case ActionKind::finish_send:
         messages.finish(a);

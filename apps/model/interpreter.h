@@ -21,6 +21,9 @@ struct StepHooks {
   std::function<void()> update = {};
 };
 
+/// The tensor of a message of the schedule: the actions that send, post and receive it.
+Boundary boundary_of(pipeline::ActionKind message);
+
 /// The visits of layers that execute() makes, in order, without ticks.
 std::vector<LayerVisit> layer_visits(const pipeline::Schedule& schedule, const Stage& stage);
 

@@ -204,8 +204,7 @@ int Stage::liveness_id(int chunk, Frame& frame, int buffer) {
     const memory::SlotSpec& spec = layer.table().slots()[static_cast<size_t>(key.slot)];
     id =
         liveness_->add(fmt::format("{} {}{}", layer.name(), spec.name, key.recomputed ? " (recomputed)" : ""),
-                       rows_[static_cast<size_t>(spec.rows)] * spec.width * size_of(spec.dtype),
-                       memory::Category::activations);
+                       bytes_of(spec), memory::Category::activations);
   }
   return id;
 }
@@ -248,31 +247,43 @@ void Stage::receive_backward(int chunk, int stash, int from_stash) {
   copy_between(chunk + 1, from_stash, Boundary::input_gradient, chunk, stash, Boundary::output_gradient);
 }
 
-Stage::BoundaryBuffer Stage::boundary(int chunk, int stash, Boundary which) {
-  const auto c = static_cast<size_t>(chunk);
-  const Chunk& layers = chunks_[c];
+int Stage::boundary_index(int chunk, Boundary which) const {
+  const Chunk& layers = chunks_[static_cast<size_t>(chunk)];
   const Ports &first = layers.front()->ports(), &last = layers.back()->ports();
   const auto at = [&](size_t layer, Slot slot) {
     return forward_buffer(chunk, static_cast<int>(layer), slot);
   };
-  int index = -1;
   switch (which) {
     case Boundary::input:
-      index = at(0, first.out);
-      break;
+      return at(0, first.out);
     case Boundary::output:
-      index = at(layers.size() - 1, last.out);
-      break;
+      return at(layers.size() - 1, last.out);
     case Boundary::output_gradient:
-      index = at(layers.size() - 1, last.d_x);
-      break;
+      return at(layers.size() - 1, last.d_x);
     case Boundary::input_gradient:
-      index = at(0, first.d_out);
       break;
   }
-  const BufferKey& key = buffer_keys_[c][static_cast<size_t>(index)];
-  return {program_->frames[c][static_cast<size_t>(stash)], index,
-          &layers[static_cast<size_t>(key.layer)]->table().slots()[static_cast<size_t>(key.slot)]};
+  return at(0, first.d_out);
+}
+
+const memory::SlotSpec& Stage::slot_of(int chunk, int buffer) const {
+  const auto c = static_cast<size_t>(chunk);
+  const BufferKey& key = buffer_keys_[c][static_cast<size_t>(buffer)];
+  return chunks_[c][static_cast<size_t>(key.layer)]->table().slots()[static_cast<size_t>(key.slot)];
+}
+
+Stage::BoundaryBuffer Stage::boundary(int chunk, int stash, Boundary which) {
+  const int index = boundary_index(chunk, which);
+  return {program_->frames[static_cast<size_t>(chunk)][static_cast<size_t>(stash)], index,
+          &slot_of(chunk, index)};
+}
+
+int64_t Stage::message_bytes(int chunk, Boundary which) const {
+  return bytes_of(slot_of(chunk, boundary_index(chunk, which)));
+}
+
+int64_t Stage::bytes_of(const memory::SlotSpec& slot) const {
+  return rows_[static_cast<size_t>(slot.rows)] * slot.width * size_of(slot.dtype);
 }
 
 Tensor Stage::message(int chunk, int stash, Boundary which, const MicroBatch& batch, bool begins) {

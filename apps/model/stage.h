@@ -91,6 +91,9 @@ class Stage {
   /// is received into it. In the dry run records the use and returns an empty tensor.
   Tensor message(int chunk, int stash, Boundary which, const MicroBatch& batch, bool begins);
 
+  /// Bytes of that tensor, of a microbatch of full size.
+  int64_t message_bytes(int chunk, Boundary which) const;
+
   /// Null: none. Dry runs are not reported.
   void watch_layers(LayerWatch* watch) { watch_ = watch; }
   /// The visits that the dry run of a program recorded.
@@ -135,6 +138,9 @@ class Stage {
     const memory::SlotSpec* spec;  // of its slot
   };
   BoundaryBuffer boundary(int chunk, int stash, Boundary which);
+  int boundary_index(int chunk, Boundary which) const;
+  const memory::SlotSpec& slot_of(int chunk, int buffer) const;
+  int64_t bytes_of(const memory::SlotSpec& slot) const;
   /// Copies a tensor between neighboring chunks.
   void copy_between(int from_chunk, int from_stash, Boundary from, int to_chunk, int to_stash, Boundary to);
   int next_tick();

@@ -55,7 +55,9 @@ pipeline::ScheduleOptions schedule_options(const Config& config, const model::Mo
                                      : kind_of(config.distributed.pipeline_schedule, layout),
           .stages = layout.stages,
           .chunks_per_stage = layout.chunks,
-          .microbatches = static_cast<int>(microbatches)};
+          .microbatches = static_cast<int>(microbatches),
+          .group = static_cast<int>(config.distributed.microbatch_group_size_per_vp_stage.value_or(0)),
+          .overlap_messages = config.distributed.overlap_p2p_comm};
 }
 
 double bubble(const pipeline::ScheduleOptions& options) {

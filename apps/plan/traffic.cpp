@@ -133,6 +133,8 @@ std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGr
   };
   add_layers(plan, add);
   add_attention(plan, add);
+  for (const model::Decoder::Message& m : plan.decoder->messages())
+    add(parallel::group::pp, m.sent ? Op::send : Op::recv, 1, m.bytes);
   for (size_t i = 0; i < plan.groups.size(); ++i) {
     const ParamGroup& g = plan.groups[i];
     if (!g.trainable) continue;

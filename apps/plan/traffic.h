@@ -19,8 +19,9 @@ struct Traffic {
   double wire() const { return comm::wire_bytes(op, static_cast<double>(bytes), ranks); }
 };
 
-/// What a training step of this rank communicates in its layers (tensor and context parallelism), for its
-/// parameter groups (gradients, weights) and for the scalars of the step; groups of one rank are left out.
+/// What a training step of this rank communicates in its layers (tensor and context parallelism), with other
+/// pipeline stages, for its parameter groups (gradients, weights) and for the scalars of the step; groups of
+/// one rank are left out.
 std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGrid& grid,
                                   std::span<const parallel::GroupId> groups);
 

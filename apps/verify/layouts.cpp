@@ -80,15 +80,41 @@ Choice context_options(int ranks) {
   return out;
 }
 
-Choice pipeline_options() {
+// Blocks of `chunks` chunks of a model: nearly evenly spread, but one less in the first and one more in the
+// last chunk.
+std::string uneven_layout(int chunks, int64_t layers) {
+  std::string sizes;
+  for (int c = 0; c < chunks; ++c)
+    sizes += fmt::format("{}{}", c > 0 ? "," : "",
+                         (c + 1) * layers / chunks - c * layers / chunks + (c + 1 == chunks) - (c == 0));
+  return "[" + sizes + "]";
+}
+
+// Schedules and numbers of chunks: auto on uneven chunks; the others plain, and with messages in advance and
+// a larger group of microbatches.
+Choice pipeline_options(int stages, int64_t layers) {
   Choice out;
   for (const Value& schedule : values_of("distributed.pipeline_schedule"))
     for (const int chunks : {1, 2}) {
-      Value v = schedule;
-      if (chunks > 1) v.label += fmt::format("{}V {}", v.label.empty() ? "" : " ", chunks);
-      v.overrides.push_back(fmt::format("distributed.virtual_pipeline_size={}",
-                                        chunks == 1 ? std::string("null") : std::to_string(chunks)));
-      out.push_back(std::move(v));
+      const auto add = [&](const std::string& label, bool uneven, bool overlap, bool group) {
+        Value v = schedule;
+        if (chunks > 1) v.label += fmt::format("{}V {}", v.label.empty() ? "" : " ", chunks);
+        v.label += label;
+        const auto set = [&](const char* key, const std::string& value) {
+          v.overrides.push_back(fmt::format("distributed.{}={}", key, value));
+        };
+        set("virtual_pipeline_size", chunks == 1 ? "null" : std::to_string(chunks));
+        set("pipeline_layout", uneven ? uneven_layout(stages * chunks, layers) : "null");
+        set("overlap_p2p_comm", overlap ? "true" : "false");
+        set("microbatch_group_size_per_vp_stage", group ? std::to_string(stages + 1) : "null");
+        out.push_back(std::move(v));
+      };
+      if (schedule.label == "auto") {
+        add(" uneven", true, false, false);
+        continue;
+      }
+      add("", false, false, false);
+      add(chunks > 1 ? fmt::format(" overlap group {}", stages + 1) : " overlap", false, true, chunks > 1);
     }
   return out;
 }
@@ -107,7 +133,7 @@ void combine(const std::vector<Choice>& choices, size_t from, const Layout& layo
 
 }  // namespace
 
-std::vector<Layout> all_layouts(const Config& config, int ranks) {
+std::vector<Layout> all_layouts(const Config& config, int64_t layers, int ranks) {
   Choice micro{{"", {}}};
   if (config.policy.train_micro_batch_size.is_auto() || config.policy.train_micro_batch_size.value() != 1)
     micro.push_back({"micro 1", {"policy.train_micro_batch_size=1"}});
@@ -129,7 +155,7 @@ std::vector<Layout> all_layouts(const Config& config, int ranks) {
           grid.overrides.emplace_back("distributed.data_parallel_size=auto");
           std::vector<Choice> choices;
           if (tp > 1) choices.push_back(tensor_options());
-          if (pp > 1) choices.push_back(pipeline_options());
+          if (pp > 1) choices.push_back(pipeline_options(pp, layers));
           if (cp > 1) choices.push_back(context_options(cp));
           if (dp * cp > 1) choices.push_back(data_parallel_options(dp * cp));
           choices.push_back(micro);

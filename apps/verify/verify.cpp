@@ -123,7 +123,8 @@ int verify_layouts(comm::World& world, const Options& options, const std::vector
                    const ConfigResult& config, const data::TokenDataset& data,
                    const train::RunSetting& setting) {
   Refused refused;
-  const std::vector<Layout> all = all_layouts(config.config, world.size());
+  const std::vector<Layout> all =
+      all_layouts(config.config, train::load_model_spec(config).layers, world.size());
   std::string chosen;  // by rank 0: "0 3 4"
   train::run_collectively(world, [&] {
     if (world.rank() != 0) return;

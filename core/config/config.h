@@ -50,7 +50,9 @@ struct DistributedConfig {
   PipelineSchedule pipeline_schedule = PipelineSchedule::automatic;
   std::optional<int64_t> num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage;
   bool account_for_embedding_in_pipeline_split = false, account_for_loss_in_pipeline_split = false;
-  std::optional<std::vector<int64_t>> pipeline_layout;  ///< layers of each chunk of the model
+  std::optional<std::vector<int64_t>> pipeline_layout;        ///< layers of each chunk of the model
+  std::optional<int64_t> microbatch_group_size_per_vp_stage;  ///< of interleaved; unset: from the stages
+  bool overlap_p2p_comm = false;
   int64_t context_parallel_size = 1;
   std::vector<CpCommType> cp_comm_type = {CpCommType::p2p};  ///< of all layers, or of each
   /// Ranks of the all-to-all and of the ring of a2a+p2p.

@@ -104,6 +104,8 @@ class Converter {
   std::optional<Value> list(const Node& node) {
     if (auto value = special(node); value || rejection_) return value;
     if (node.kind == Node::Kind::map) return wrong_type(node), std::nullopt;
+    if (key_.from_text && node.kind == Node::Kind::scalar && !parse_integer(node.text))
+      return text_list(node);
     std::vector<Node> items;
     if (node.kind == Node::Kind::list) {
       items = node.items;
@@ -139,6 +141,20 @@ class Converter {
       if (!value) return std::nullopt;
       out.push_back(std::move(*value));
     }
+    return Value{std::move(out)};
+  }
+
+  std::optional<Value> text_list(const Node& node) {
+    std::vector<int64_t> values;
+    const std::string problem = key_.from_text(node.text, values);
+    if (!problem.empty()) {
+      reject(node, fmt::format("{}: {}: {}", key_.path, shown(node), problem), "",
+             {"expected " + key_.type_text()});
+      return std::nullopt;
+    }
+    List out;
+    for (const int64_t v : values) out.push_back(Value{v});
+    translated_ = yaml_text(Value{out});
     return Value{std::move(out)};
   }
 

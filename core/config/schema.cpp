@@ -78,6 +78,7 @@ std::string Key::type_text() const {
       out = (kind == Kind::choice ? "list of: " : "list of ") + out;
     if (comma_ok) out += " (also as \"a,b,c\")";
     if (list_length == 0) out += ", or one alone";
+    if (from_text) out += ", or " + text_name;
   }
   if (!words.empty()) out += ", or " + words;
   if (auto_ok) out += ", or auto";

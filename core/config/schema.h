@@ -44,6 +44,9 @@ struct Key {
   bool comma_ok = false;   ///< "969,30,1" is accepted as a list
   bool single_ok = false;  ///< a list key whose single value is distinct from a list of one (eos_token_id)
   bool power_ok = false;   ///< 2**15
+  /// A text that a list of integers may be given as: returns what is wrong with it. And its name.
+  std::function<std::string(std::string_view text, std::vector<int64_t>& values)> from_text;
+  std::string text_name;
   bool built = true;
   /// For keys of a model's config.json, which apps/model gets as JSON: the policy with that model.
   PolicyConfig Config::*model = nullptr;
@@ -134,6 +137,11 @@ class KeyBuilder {
   KeyBuilder& automatic() { return key_->auto_ok = true, *this; }
   KeyBuilder& list() { return key_->is_list = true, *this; }
   KeyBuilder& or_single() { return key_->is_list = key_->single_ok = true, *this; }
+  KeyBuilder& or_text(std::string name,
+                      std::function<std::string(std::string_view, std::vector<int64_t>&)> parse) {
+    key_->text_name = std::move(name);
+    return key_->from_text = std::move(parse), *this;
+  }
   KeyBuilder& words(std::string w) { return key_->words = std::move(w), *this; }
   KeyBuilder& one_of(std::vector<std::string_view> names);
   /// The values that are supported; the others are rejected as not supported yet.

@@ -79,6 +79,9 @@ void add_foreign_keys(Table& t) {
             "in NeMo RL documents: sequences of all ranks per accumulation step; write "
             "policy.train_global_batch_size = batch_size x gradient_accumulation_steps");
   t.foreign("model.config", "write the model's keys under policy.model");
+  for (const char* align : {"distributed.align_param_gather",
+                            "policy.megatron_cfg.distributed_data_parallel_config.align_param_gather"})
+    t.foreign(align, "remove it; all stages start to gather updated weights right after the update");
   t.foreign("model.backend", "remove it; there is one implementation");
   t.foreign("policy.model_parallel",
             "remove it; use distributed.tensor_parallel_size and pipeline_parallel_size");

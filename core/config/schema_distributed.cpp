@@ -1,4 +1,5 @@
 // Keys of the process grid.
+#include "core/config/pipeline_layout.h"
 #include "core/config/schema.h"
 
 namespace nrl::config_detail {
@@ -82,10 +83,31 @@ void add_distributed_keys(Table& t) {
       .alias("policy.megatron_cfg.account_for_loss_in_pipeline_split")
       .help("Count the head with its loss as a layer when layers are spread over pipeline stages.");
   NRL_KEY(t, distributed.pipeline_layout)
+      .or_text("Megatron-LM's text (\"Et*3|(tt|)*2,L\")", parse_pipeline_layout)
+      .alias("policy.megatron_cfg.pipeline_model_parallel_layout")
       .help(
           "Layers of every chunk of the model, in order: one number for each of pipeline_parallel_size x "
-          "virtual_pipeline_size chunks; chunk i is on stage i modulo pipeline_parallel_size. null: spread "
-          "evenly.");
+          "virtual_pipeline_size chunks; chunk i is on stage i modulo pipeline_parallel_size. Megatron-LM's "
+          "text "
+          "for it lists the parts of the chunks: E embedding, t layer, L loss, | between chunks, (x)*3 three "
+          "times. null: spread evenly.");
+  NRL_KEY(t, distributed.microbatch_group_size_per_vp_stage)
+      .at_least(1)
+      .alias("policy.megatron_cfg.microbatch_group_size_per_vp_stage")
+      .help(
+          "Schedule interleaved: microbatches that pass one chunk of a stage before the stage turns to its "
+          "next "
+          "chunk, from pipeline_parallel_size to the number of microbatches; a smaller last group needs at "
+          "least pipeline_parallel_size. More means larger groups of messages and more activations. null: as "
+          "few as possible.");
+  NRL_KEY(t, distributed.overlap_p2p_comm)
+      .alias("distributed.overlap_p2p_communication")
+      .alias("policy.megatron_cfg.overlap_p2p_comm")
+      .help(
+          "Post the receives of pipeline messages before the previous pass, so that they arrive during it, "
+          "for "
+          "the memory of one more message in flight; false: when the pass that needs them begins. Sends are "
+          "always waited for only when their buffers are used again.");
   NRL_KEY(t, distributed.context_parallel_size)
       .at_least(1)
       .alias("policy.dtensor_cfg.context_parallel_size")

@@ -10,6 +10,8 @@ namespace {
 constexpr const char* stages_key = "distributed.pipeline_parallel_size";
 constexpr const char* chunks_key = "distributed.virtual_pipeline_size";
 constexpr const char* schedule_key = "distributed.pipeline_schedule";
+constexpr const char* group_key = "distributed.microbatch_group_size_per_vp_stage";
+constexpr const char* overlap_key = "distributed.overlap_p2p_comm";
 constexpr const char* layout_key = "distributed.pipeline_layout";
 
 class PipelineCheck {
@@ -19,6 +21,7 @@ class PipelineCheck {
   void run() {
     if (!c_.sound({stages_key, chunks_key})) return;
     check_schedule();
+    check_messages();
     check_sharding();
     check_split();
     const LoggerConfig& logger = c_.result.config.logger;
@@ -47,6 +50,22 @@ class PipelineCheck {
     else if (schedule != PipelineSchedule::interleaved && chunks > 1)
       error(schedule_key, fmt::format("{}: {} runs one chunk per stage", schedule_key, name),
             {at(chunks_key, chunks), "use interleaved, or set virtual_pipeline_size to 1"});
+  }
+
+  void check_messages() {
+    const int64_t stages = d_.pipeline_parallel_size;
+    if (d_.overlap_p2p_comm && stages == 1)
+      error(overlap_key, fmt::format("{}: true needs several pipeline stages", overlap_key),
+            {at(stages_key, 1), "set it to false, or pipeline_parallel_size above 1"});
+    if (!d_.microbatch_group_size_per_vp_stage) return;
+    const int64_t group = *d_.microbatch_group_size_per_vp_stage,
+                  chunks = d_.virtual_pipeline_size.value_or(1);
+    if (chunks == 1)
+      error(group_key, fmt::format("{}: {} needs several chunks per stage", group_key, group),
+            {at(chunks_key, 1), "remove it, or set virtual_pipeline_size above 1"});
+    else if (group < stages)
+      error(group_key, fmt::format("{}: {} is less than the pipeline stages", group_key, group),
+            {at(stages_key, stages), fmt::format("set it to {} or more", stages)});
   }
 
   // Sharded gradients are those of one microbatch, reduced at the end of each backward pass: it must be

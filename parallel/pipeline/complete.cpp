@@ -22,7 +22,10 @@ class Completion {
     pending_[1].resize(static_cast<size_t>(options.chunks_per_stage));
     for (int chunk = 0; chunk < options.chunks_per_stage; ++chunk)
       schedule_.stashes.push_back(count_stashes(computation, chunk));
-    for (const Action& action : computation) add(action);
+    for (size_t i = 0; i < computation.size(); ++i) {
+      next_ = i + 1 < computation.size() ? &computation[i + 1] : nullptr;
+      add(computation[i]);
+    }
     for (int chunk = 0; chunk < options.chunks_per_stage; ++chunk)
       for (const Kind send : {Kind::send_forward, Kind::send_backward})
         finish_sends(send, chunk, options.microbatches);
@@ -44,12 +47,34 @@ class Completion {
     // In evaluation, the output of one microbatch is sent while the next one is computed.
     if (!training_) return std::min(options_.microbatches, sends() && !last(chunk) ? 2 : 1);
     int live = 0, peak = 0;
-    for (const Action& a : computation) {
-      if (a.chunk != chunk) continue;
-      if (a.kind == Kind::forward) peak = std::max(peak, ++live);
-      if (a.kind == Kind::backward || a.kind == Kind::backward_weight) --live;
+    const auto begins = [&](const Action& a) { return a.kind == Kind::forward && a.chunk == chunk; };
+    const bool posted = posts() && !first(chunk);  // a pass earlier, but for the first one
+    for (size_t i = 0; i < computation.size(); ++i) {
+      const Action& a = computation[i];
+      if (begins(a) && (!posted || i == 0)) ++live;
+      if (posted && i + 1 < computation.size() && begins(computation[i + 1])) ++live;
+      peak = std::max(peak, live);
+      if (a.chunk == chunk && (a.kind == Kind::backward || a.kind == Kind::backward_weight)) --live;
     }
-    return peak;
+    // The last stage takes up the gradients of the first one's chunks when it has had this chunk's whole
+    // group: a stash that is used again before would wait for it.
+    return stage_ == 0 && chunk > 0 ? std::max(peak, std::min(options_.group, options_.microbatches)) : peak;
+  }
+
+  bool posts() const { return options_.overlap_messages && training_ && sends(); }
+
+  /// Adds a pass, and before it posts the receive of the next one. A gradient can only be received when its
+  /// chunk has had the forward pass.
+  void add_pass(const Action& a) {
+    if (posts() && next_) {
+      Action of = *next_;
+      of.stash = of.microbatch % schedule_.stashes[static_cast<size_t>(of.chunk)];
+      const bool forward = of.kind == Kind::forward, weight = of.kind == Kind::backward_weight;
+      const bool same = a.kind == Kind::forward && a.chunk == of.chunk && a.microbatch == of.microbatch;
+      if (forward && !first(of.chunk)) add(Kind::post_forward, of);
+      if (!forward && !weight && !last(of.chunk) && !same) add(Kind::post_backward, of);
+    }
+    schedule_.actions.push_back(a);
   }
 
   void add(Action a) {
@@ -61,7 +86,7 @@ class Completion {
         finish_sends(Kind::send_forward, a.chunk, a.microbatch - stashes);
         if (!first(a.chunk)) add(Kind::receive_forward, a);
         a.last = last_microbatch && last(a.chunk);
-        schedule_.actions.push_back(a);
+        add_pass(a);
         if (sends() && !last(a.chunk)) send(Kind::send_forward, a);
         break;
       case Kind::backward:
@@ -71,7 +96,7 @@ class Completion {
         finish_sends(Kind::send_forward, a.chunk, a.microbatch);
         finish_sends(Kind::send_backward, a.chunk, a.microbatch - stashes);
         a.last = last_microbatch;
-        schedule_.actions.push_back(a);
+        add_pass(a);
         if (sends() && !first(a.chunk)) send(Kind::send_backward, a);
         // On one rank, copy the gradient now: this stash's next microbatch will overwrite it.
         if (!sends() && !first(a.chunk)) {
@@ -85,7 +110,7 @@ class Completion {
         break;
       default:
         a.last = last_microbatch;
-        schedule_.actions.push_back(a);
+        add_pass(a);
     }
   }
 
@@ -113,6 +138,7 @@ class Completion {
   const ScheduleOptions& options_;
   const int stage_;
   const bool training_;
+  const Action* next_ = nullptr;  // pass after the one that is being added
   Schedule schedule_;
   std::vector<std::deque<Action>> pending_[2];  // unfinished sends per chunk, oldest first
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -19,10 +18,22 @@ struct Way {
 };
 
 /// Numbers for points of ways, equal for equal ones.
-using Points = std::map<std::pair<Way, int>, int>;
+class Points {
+ public:
+  /// Of the way's first point; the next ones follow.
+  int first(const Way& way) {
+    const auto [at, added] = first_.try_emplace(way, next_);
+    if (added) next_ += static_cast<int>(way.actions.size());
+    return at->second;
+  }
+
+ private:
+  std::map<Way, int> first_;
+  int next_ = 0;
+};
 /// Points that were reached while another way was at the other point, before its end. Negative numbers are
 /// passes: points that were reached between a pass and the next one or during them, with both passes.
-using Meetings = std::set<std::pair<int, int>>;
+using Meetings = std::vector<std::pair<int, int>>;  // ascending, each once
 
 /// By action: the passes before and after it, as numbers below 0 of their kinds and chunks; 0: none. Buffers
 /// that one pass leaves to the next one, or prepares for it, live in between.
@@ -75,9 +86,9 @@ Meetings meetings(const Schedule& schedule, Points& points) {
     if (one_stage && a.kind == ActionKind::receive_backward) reach(a.chunk + 1, a, -kind);
     ends.push_back(reached.size());
   }
-  std::vector<int> numbers;
-  for (const auto& [way, point] : reached)
-    numbers.push_back(points.try_emplace({ways[way], point}, static_cast<int>(points.size())).first->second);
+  std::vector<int> first, numbers;
+  for (const Way& way : ways) first.push_back(points.first(way));
+  for (const auto& [way, point] : reached) numbers.push_back(first[way] + point);
 
   Meetings out;
   std::map<size_t, int> open;  // ways that have begun and not ended: the number of their point
@@ -86,18 +97,20 @@ Meetings meetings(const Schedule& schedule, Points& points) {
     const size_t end = ends[action];
     for (size_t i = begin; i < end; ++i) open[reached[i].first] = numbers[i];
     for (size_t i = begin; i < end; ++i)
-      for (const auto& [way, number] : open) out.emplace(numbers[i], number);
+      for (const auto& [way, number] : open) out.emplace_back(numbers[i], number);
     const auto [before, after] = passes[action];
     for (const auto& [way, number] : open) {
-      if (before != 0) out.emplace(before, number);
-      if (after != 0) out.emplace(after, number);
+      if (before != 0) out.emplace_back(before, number);
+      if (after != 0) out.emplace_back(after, number);
     }
-    if (before != 0 && after != 0) out.emplace(before, after);
+    if (before != 0 && after != 0) out.emplace_back(before, after);
     for (size_t i = begin; i < end; ++i)
       if (static_cast<size_t>(reached[i].second) + 1 == ways[reached[i].first].actions.size())
         open.erase(reached[i].first);
     begin = end;
   }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }
 
@@ -118,6 +131,7 @@ Schedule shortest_equivalent(ScheduleOptions options, int stage) {
   const int most = std::min(options.microbatches, 8 * options.stages + 8);
   for (options.microbatches = std::min(options.microbatches, 2); options.microbatches < most;
        ++options.microbatches) {
+    if (!unsupported_reason(options).empty()) continue;  // groups of microbatches
     Schedule shorter = make_schedule(options, stage);
     if (shorter.stashes != whole.stashes) continue;
     const Meetings have = meetings(shorter, points);

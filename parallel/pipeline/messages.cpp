@@ -42,11 +42,11 @@ comm::Handle StageMessages::send(ActionKind send, comm::ConstView data, comm::St
   return to.send_async(data, stream);
 }
 
-void StageMessages::receive(ActionKind receive, comm::View data, comm::StreamRef stream) {
+comm::Handle StageMessages::receive(ActionKind receive, comm::View data, comm::StreamRef stream) {
   NRL_CHECK(receive == ActionKind::receive_forward || receive == ActionKind::receive_backward);
   comm::Channel& from = receive == ActionKind::receive_forward ? channels_.from(previous_, activations)
                                                                : channels_.from(next_, gradients);
-  from.receive_async(data, stream).wait();
+  return from.receive_async(data, stream);
 }
 
 }  // namespace nrl::pipeline

@@ -17,9 +17,9 @@ class StageMessages {
   /// Starts `send`: send_forward or send_backward, after the work already in `stream`. The data must stay
   /// untouched until the handle has been waited for.
   comm::Handle send(ActionKind send, comm::ConstView data, comm::StreamRef stream);
-  /// receive_forward or receive_backward; work enqueued in `stream` later sees the data. Without a stream,
-  /// blocks until the message is there.
-  void receive(ActionKind receive, comm::View data, comm::StreamRef stream);
+  /// Starts receive_forward or receive_backward, after the work already in `stream`. Work enqueued there sees
+  /// the data once the handle has been waited for; without a stream that blocks until the message is there.
+  comm::Handle receive(ActionKind receive, comm::View data, comm::StreamRef stream);
 
  private:
   static constexpr int activations = 0, gradients = 1;  // lanes

@@ -23,21 +23,30 @@ Computation single(const ScheduleOptions& o, int) {
   return out;
 }
 
-/// Number of groups of microbatches; a group passes all chunks of a stage before the next group. A group has
-/// at least P microbatches (if N >= P), so that its first one has passed the other stages when the next chunk
-/// starts; the remainder of N / P is spread evenly.
-int groups(const ScheduleOptions& o) {
-  return std::max(1, o.microbatches / o.stages);
+/// Sizes of the groups of microbatches; a group passes all chunks of a stage before the next group. A group
+/// has at least P microbatches (if N >= P), so that its first one has passed the other stages when the next
+/// chunk starts; the remainder of N / P is spread evenly, that of N / group comes last.
+std::vector<int> groups(const ScheduleOptions& o) {
+  const int n = o.microbatches;
+  if (o.group > 0) {
+    std::vector<int> sizes(static_cast<size_t>(n / o.group), o.group);
+    if (n % o.group > 0) sizes.push_back(n % o.group);
+    return sizes;
+  }
+  const int count = std::max(1, n / o.stages);
+  std::vector<int> sizes(static_cast<size_t>(count), n / count);
+  for (int g = 0; g < n % count; ++g) ++sizes[static_cast<size_t>(g)];
+  return sizes;
 }
 
 /// (chunk, microbatch) in the order of the forward passes.
 std::vector<std::pair<int, int>> grouped(const ScheduleOptions& o) {
   std::vector<std::pair<int, int>> out;
-  const int size = o.microbatches / groups(o), larger = o.microbatches % groups(o);
-  for (int g = 0, begin = 0, end = 0; g < groups(o); ++g, begin = end) {
-    end = begin + size + (g < larger ? 1 : 0);
+  int begin = 0;
+  for (const int size : groups(o)) {
     for (int c = 0; c < o.chunks_per_stage; ++c)
-      for (int m = begin; m < end; ++m) out.emplace_back(c, m);
+      for (int m = begin; m < begin + size; ++m) out.emplace_back(c, m);
+    begin += size;
   }
   return out;
 }
@@ -65,8 +74,8 @@ Computation one_f_one_b(const ScheduleOptions& o, int stage) {
 Computation interleaved(const ScheduleOptions& o, int stage) {
   const auto order = grouped(o);
   const int total = static_cast<int>(order.size());
-  const int largest_group = (o.microbatches + groups(o) - 1) / groups(o);
-  const int warm_up = std::min(total, 2 * (o.stages - 1 - stage) + (o.chunks_per_stage - 1) * largest_group);
+  const int warm_up =
+      std::min(total, 2 * (o.stages - 1 - stage) + (o.chunks_per_stage - 1) * groups(o).front());
   Computation out;
   for (int k = 0; k < total + warm_up; ++k) {
     if (k < total) {
@@ -121,6 +130,14 @@ constexpr Generator generators[] = {
      [](const ScheduleOptions& o) -> std::string_view {
        if (o.stages < 2 || o.chunks_per_stage < 2)
          return "it needs two stages and two chunks per stage. Fix: use 1f1b";
+       if (o.group == 0) return "";
+       if (o.group < o.stages || o.group > o.microbatches)
+         return "a group of microbatches has at least one for each stage, and no more than there are. Fix: "
+                "use "
+                "another microbatch_group_size_per_vp_stage";
+       if (o.microbatches % o.group > 0 && o.microbatches % o.group < o.stages)
+         return "the last group of microbatches has fewer than one for each stage. Fix: use another "
+                "microbatch_group_size_per_vp_stage";
        return "";
      }},
     {ScheduleKind::zb_h1, "zb_h1", zb_h1, one_chunk},
@@ -134,6 +151,10 @@ const Generator& generator(ScheduleKind kind) {
 }
 
 }  // namespace
+
+std::string_view unsupported_reason(const ScheduleOptions& options) {
+  return generator(options.kind).unsupported_reason(options);
+}
 
 Schedule make_schedule(const ScheduleOptions& o, int stage) {
   NRL_CHECK(o.stages > 0 && o.chunks_per_stage > 0 && o.microbatches > 0 && stage >= 0 && stage < o.stages,
@@ -154,7 +175,8 @@ std::string describe(const Action& action) {
   static constexpr std::string_view names[] = {
       "forward",      "backward",        "backward_data", "backward_weight",
       "send_forward", "receive_forward", "send_backward", "receive_backward",
-      "finish_send",  "finish_reduce",   "step"};
+      "post_forward", "post_backward",   "finish_send",   "finish_reduce",
+      "step"};
   return fmt::format("{}(chunk {}, microbatch {})", names[static_cast<size_t>(action.kind)], action.chunk,
                      action.microbatch);
 }

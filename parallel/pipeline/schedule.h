@@ -10,7 +10,8 @@
 //
 // Messages use one FIFO per neighbor and kind (activations to the next chunk, gradients to the previous one):
 // a stage receives in the order in which the neighbor sends. Sends are asynchronous and may need the matching
-// receive to complete.
+// receive to complete. A receive may be posted earlier, in the same order, so that the message arrives during
+// the pass before the one that needs it.
 
 #include <cstdint>
 #include <span>
@@ -29,6 +30,8 @@ enum class ActionKind : uint8_t {
   receive_forward,   ///< the chunk's input, from the previous chunk
   send_backward,     ///< starts to send the gradient of the chunk's input to the previous chunk
   receive_backward,  ///< the gradient of the chunk's output, from the next chunk
+  post_forward,      ///< starts a receive_forward, which then completes it
+  post_backward,     ///< starts a receive_backward, which then completes it
   finish_send,       ///< completes the oldest unfinished send of this chunk and microbatch: its buffer may be
                      ///< reused
   finish_reduce,     ///< waits until the gradients of all buckets are reduced over data-parallel ranks
@@ -40,8 +43,8 @@ struct Action {
   int chunk = 0;  ///< local index
   int microbatch = 0;
   /// Index of the chunk's stash (its activations of one microbatch): microbatch % stashes[chunk].
-  /// Occupied from receive_forward (first chunk: forward) to backward or backward_weight; in evaluation,
-  /// to forward or its finish_send.
+  /// Occupied from post_forward or receive_forward (first chunk: forward) to backward or backward_weight; in
+  /// evaluation, to forward or its finish_send.
   int stash = 0;
   /// The last microbatch: every weight gradient that this action adds to is complete for the optimizer step.
   /// Norms add to theirs in dgrad, the head in the forward pass of the model's last chunk.
@@ -68,7 +71,16 @@ struct ScheduleOptions {
   int stages = 1;            ///< P
   int chunks_per_stage = 1;  ///< V
   int microbatches = 1;      ///< N, per optimizer step
+  /// interleaved: microbatches that pass a chunk before the stage turns to its next chunk, from P to N; the
+  /// last group has the rest, of none or at least P. 0: as few as possible, from P, spread evenly.
+  int group = 0;
+  /// Training: each receive is posted before the pass that precedes its own. Takes one more stash where the
+  /// input of a microbatch arrives during the last pass of another one.
+  bool overlap_messages = false;
 };
+
+/// Why the kind does not support the sizes, with the fix; empty if it does.
+std::string_view unsupported_reason(const ScheduleOptions& options);
 
 /// The actions of `stage` in one optimizer step, free of deadlock. Fails with Exit::config and the reason
 /// when the kind does not support the sizes.

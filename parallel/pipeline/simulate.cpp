@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #include "core/base/error.h"
@@ -135,6 +136,8 @@ class Simulator {
         if (sent == state(stage).unfinished.end()) return std::nullopt;
         return after(std::get<0>(sent->received), std::get<1>(sent->received));
       }
+      case Kind::post_forward:
+      case Kind::post_backward:
       case Kind::finish_reduce:
       case Kind::step:
         break;
@@ -214,7 +217,7 @@ class Simulator {
         break;
       case Kind::receive_forward:
         receive(Value::received_input);
-        occupy(stage, a);
+        if (posted_.erase({chunk, a.microbatch}) == 0) occupy(stage, a);
         break;
       case Kind::receive_backward:
         receive(Value::received_gradient);
@@ -222,6 +225,11 @@ class Simulator {
       case Kind::finish_send:
         s.unfinished.erase(unfinished(stage, a));
         break;
+      case Kind::post_forward:
+        posted_.emplace(chunk, a.microbatch);
+        occupy(stage, a);
+        break;
+      case Kind::post_backward:
       case Kind::backward_weight:
       case Kind::finish_reduce:
       case Kind::step:
@@ -257,6 +265,7 @@ class Simulator {
   std::vector<State> states_;
   std::map<Result, double> results_;             // when they exist
   std::map<std::pair<Value, int>, Fifo> fifos_;  // by kind and receiving stage
+  std::set<std::pair<int, int>> posted_;         // inputs that are being received: model chunk, microbatch
   Simulation result_;
 };
 
@@ -279,6 +288,8 @@ Schedule merge(std::span<const Schedule> stages, const Simulation& simulation) {
     switch (a.kind) {
       case Kind::send_forward:
       case Kind::send_backward:
+      case Kind::post_forward:
+      case Kind::post_backward:
       case Kind::finish_send:
         break;
       case Kind::finish_reduce:

@@ -112,9 +112,10 @@ case $case_name in
       keys=("$name.yaml" distributed.bucket_size_mb=0.05 policy.train_global_batch_size=12 policy.train_micro_batch_size=1
         checkpointing.enabled=false "${@:3}")
       expect 0 run "$ranks" "${keys[@]}" pretrain.max_num_steps=10
-      grep -qE '^comm  *[a-z0-9 -]* (all_reduce|reduce_scatter|all_gather|all_to_all|exchange)  .*\((shared memory|messages)\)' out.txt ||
+      grep -qE '^comm  *[a-z0-9 -]* (all_reduce|reduce_scatter|all_gather|all_to_all|exchange|send|recv)  .*\((shared memory|messages)\)' out.txt ||
         fail "no comm in: $(cat out.txt)"
       "$nrl_train" plan "${keys[@]}" --world "$ranks" >plan.txt
+      grep -q '^traffic  of rank 0 ' plan.txt || fail "another rank than 0 is shown: $(cat plan.txt)"
       sed -nE 's/^  (.*[^ ])  ([a-z_]+)  ([0-9]+) calls?, ([0-9,]+) bytes, ([0-9,]+) sent$/\1|\2|\3|\4|\5/p' plan.txt | tr -d , |
         sort >planned.txt
       sed 's/{/\n{/g' "$name/logs/communication.json" |
@@ -183,6 +184,18 @@ case $case_name in
     done
     traffic_of context4 4 distributed.context_parallel_size=4 'distributed.cp_comm_type=[a2a+p2p,p2p]' \
       'distributed.hierarchical_context_parallel_sizes=[2,2]'
+    # Messages between the stages of a pipeline, beside what stages communicate otherwise.
+    # Rank 0, whose communication is logged, must be the one that plan shows: it gets most layers.
+    pipeline=(policy.model.num_hidden_layers=4 distributed.num_layers_in_first_pipeline_stage=3)
+    traffic_of pipeline2 2 distributed.pipeline_parallel_size=2 "${pipeline[@]}"
+    traffic_of pipeline2-chunks 2 distributed.pipeline_parallel_size=2 distributed.virtual_pipeline_size=2 \
+      distributed.overlap_p2p_comm=true policy.precision=bfloat16 policy.model.num_hidden_layers=4 \
+      'distributed.pipeline_layout=Ett|t|t|L'
+    traffic_of pipeline4 4 distributed.pipeline_parallel_size=2 distributed.tensor_parallel_size=2 \
+      distributed.pipeline_schedule=zb_h1 "${pipeline[@]}"
+    traffic_of pipeline4-sharded 4 distributed.pipeline_parallel_size=2 distributed.overlap_param_gather=true \
+      distributed.shard_strategy=optim_grads_params "${pipeline[@]}"
+    grep -q '|send|' planned.txt || fail "plan has no messages: $(cat planned.txt)"
     expect 0 run 1 report optim2/logs
     grep -qE 'reduce_scatter +2 +[0-9.]+ .* shared memory$' out.txt || fail "report does not show it: $(cat out.txt)"
     ;;

@@ -30,6 +30,10 @@ TEST_CASE("pipeline keys that contradict each other are refused", "[config]") {
       {{two, "virtual_pipeline_size=2", "pipeline_schedule=zb_h1"}, "zb_h1 runs one chunk per stage"},
       {{two, "pipeline_schedule=zb_h1", "shard_strategy=optim_grads"}, "which needs the schedule 1f1b"},
       {{two, "virtual_pipeline_size=2", "shard_strategy=fsdp"}, "which needs the schedule 1f1b"},
+      {{two, "microbatch_group_size_per_vp_stage=2"}, "needs several chunks per stage"},
+      {{two, "virtual_pipeline_size=2", "microbatch_group_size_per_vp_stage=1"},
+       "is less than the pipeline stages"},
+      {{"overlap_p2p_comm=true"}, "needs several pipeline stages"},
       {{"num_layers_in_first_pipeline_stage=2"}, "needs several pipeline stages"},
       {{"account_for_loss_in_pipeline_split=true"}, "needs several pipeline stages"},
       {{"pipeline_layout=[1,1]"}, "pipeline_layout needs several pipeline stages"},
@@ -50,11 +54,49 @@ TEST_CASE("pipeline keys that contradict each other are refused", "[config]") {
        {std::vector<std::string>{two},
         {two, "virtual_pipeline_size=1", "pipeline_schedule=zb_h1"},
         {two, "virtual_pipeline_size=2", "pipeline_schedule=interleaved"},
+        {two, "virtual_pipeline_size=2", "microbatch_group_size_per_vp_stage=2",
+         "overlap_p2p_communication=true"},
         {two, "num_layers_in_first_pipeline_stage=1", "num_layers_in_last_pipeline_stage=1"},
         {two, "account_for_embedding_in_pipeline_split=true", "account_for_loss_in_pipeline_split=true"}}) {
     const ConfigResult result = load_base(in_section(keys));
     INFO(render(result.diagnostics));
     CHECK(result.ok());
+  }
+}
+
+TEST_CASE("Megatron's text of a pipeline layout is the layers of its chunks", "[config]") {
+  const auto layout = [](const std::string& text) {
+    return load_base({"distributed.pipeline_parallel_size=2", "distributed.virtual_pipeline_size=2",
+                      "policy.megatron_cfg.pipeline_model_parallel_layout=" + text});
+  };
+  using Layers = std::vector<int64_t>;
+  for (const auto& [text, layers] : {std::pair<std::string, Layers>{"Et*3|(tt|)*2,L", {3, 2, 2, 0}},
+                                     {"E|t|t|tL", {0, 1, 1, 1}},
+                                     {"E t|((t)*2|)*2 t*4L", {1, 2, 2, 4}},
+                                     {"Ett|t|t*12|tL", {2, 1, 12, 1}},
+                                     {"EtL", {1}}}) {
+    const ConfigResult result = layout(text);
+    INFO(text << "\n" << render(result.diagnostics));
+    REQUIRE(result.ok());
+    CHECK(result.config.distributed.pipeline_layout == layers);
+  }
+  for (const auto& [text, problem] : {std::pair<std::string, std::string>{"t|tL", "must begin with E"},
+                                      {"Et|t", "must end with L"},
+                                      {"Et|EtL", "only the first chunk can have E"},
+                                      {"EtL|tL", "only the last chunk can have L"},
+                                      {"Et|tmL", "multi-token prediction"},
+                                      {"Et|dL", "'d' is none of"},
+                                      {"E(t|tL", "a '(' without ')'"},
+                                      {"Et)|tL", "a ')' without '('"},
+                                      {"Et*|tL", "a '*' without a number"},
+                                      {"Et*99999999999999999999|L", "too many parts"},
+                                      {"E((t*999)*999)*999|L", "too many parts"},
+                                      {"E(((((((((t)))))))))|L", "nested too deeply"}}) {
+    const ConfigResult result = layout(text);
+    const std::string rendered = render(result.diagnostics);
+    INFO(text << "\n" << rendered);
+    CHECK(result.exit_code() == Exit::config);
+    CHECK(contains(rendered, problem));
   }
 }
 

@@ -187,6 +187,29 @@ TEST_CASE("every schedule of a pipeline has the bits of one rank") {
     }
 }
 
+TEST_CASE("messages in advance and larger groups of microbatches change nothing") {
+  const int n = test_world().size();
+  if (n == 1) return;
+  const std::string overlap = "distributed.overlap_p2p_comm=true";
+  for (const int microbatches : {1, 3, 8})
+    for (const auto& [schedule, chunks] :
+         {std::pair("1f1b", 1), std::pair("zb_h1", 1), std::pair("interleaved", 2)})
+      compare({.stages = n,
+               .chunks = chunks,
+               .schedule = schedule,
+               .microbatches = microbatches,
+               .more = {overlap}},
+              true);
+  for (const int group : {n, 4, 8})
+    for (const std::string& more : {overlap, std::string("distributed.overlap_p2p_comm=false")})
+      if (8 % group == 0 || 8 % group >= n)
+        compare({.stages = n,
+                 .chunks = 2,
+                 .microbatches = 8,
+                 .more = {fmt::format("distributed.microbatch_group_size_per_vp_stage={}", group), more}},
+                true);
+}
+
 TEST_CASE("a tied embedding on the first and the last stage is one parameter") {
   const int n = test_world().size();
   if (n == 1) return;
@@ -229,7 +252,14 @@ TEST_CASE("pipelines on simulated GPUs") {
   if (n == 1 || n > 3) return;
   for (const auto& [schedule, chunks] :
        {std::pair("1f1b", 1), std::pair("zb_h1", 1), std::pair("interleaved", 2)})
-    compare({.stages = n, .chunks = chunks, .schedule = schedule, .microbatches = 3, .device = "cuda"}, true);
+    for (const std::string overlap : {"false", "true"})
+      compare({.stages = n,
+               .chunks = chunks,
+               .schedule = schedule,
+               .microbatches = 3,
+               .more = {"distributed.overlap_p2p_comm=" + overlap},
+               .device = "cuda"},
+              true);
 }
 
 TEST_CASE("a stage has memory for its layers and the microbatches in flight") {

@@ -41,6 +41,29 @@ inline std::vector<ScheduleOptions> sizes(ScheduleKind kind) {
   return out;
 }
 
+/// The same, and those with messages in advance and with groups of microbatches of given sizes.
+inline std::vector<ScheduleOptions> all_options(ScheduleKind kind) {
+  std::vector<ScheduleOptions> out;
+  for (const ScheduleOptions& plain : sizes(kind)) {
+    std::vector<int> groups{0};
+    if (kind == ScheduleKind::interleaved)
+      for (const int group :
+           std::set{plain.stages, plain.stages + 1, 2 * plain.stages + 1, plain.microbatches})
+        if (const int rest = plain.microbatches % group;
+            group >= plain.stages && group <= plain.microbatches && (rest == 0 || rest >= plain.stages))
+          groups.push_back(group);
+    for (const int group : groups)
+      for (const bool overlap : {false, true}) {
+        if (overlap && plain.stages == 1) continue;
+        ScheduleOptions o = plain;
+        o.group = group;
+        o.overlap_messages = overlap;
+        out.push_back(o);
+      }
+  }
+  return out;
+}
+
 inline std::vector<Schedule> all_stages(const ScheduleOptions& o) {
   std::vector<Schedule> out;
   for (int stage = 0; stage < o.stages; ++stage) out.push_back(make_schedule(o, stage));
@@ -48,7 +71,8 @@ inline std::vector<Schedule> all_stages(const ScheduleOptions& o) {
 }
 
 inline std::string text(const ScheduleOptions& o) {
-  return fmt::format("{} P={} V={} N={}", name(o.kind), o.stages, o.chunks_per_stage, o.microbatches);
+  return fmt::format("{} P={} V={} N={} group={}{}", name(o.kind), o.stages, o.chunks_per_stage,
+                     o.microbatches, o.group, o.overlap_messages ? " overlap" : "");
 }
 
 /// The first rule that the stage's list violates; empty: none. Of a merged list, `o` is {.stages = 1}
@@ -62,6 +86,7 @@ inline std::string violation(const Schedule& s, const ScheduleOptions& o, int st
   std::map<Buffer, int> output, gradient;    // in flight from the chunk's buffers
   std::map<Buffer, int> newest_gradient;     // of the chunk's input, in each stash
   std::set<std::pair<int, int>> received, received_gradient, split;
+  std::map<Kind, std::vector<std::pair<int, int>>> posted;  // and not completed, by kind of the receive
   size_t steps = 0;
   if (static_cast<int>(s.stashes.size()) != o.chunks_per_stage) return "a stash count per chunk";
   for (size_t i = 0; i < s.actions.size(); ++i) {
@@ -85,8 +110,16 @@ inline std::string violation(const Schedule& s, const ScheduleOptions& o, int st
     const auto occupy = [&] { return activations.emplace(buffer, m).first->second == m; };
     if (a.stash != m % s.stashes[static_cast<size_t>(a.chunk)]) return wrong("stash = microbatch % stashes");
     // finish_send stands for two kinds; everything else comes once, in order of microbatches.
-    if (a.kind != Kind::finish_send && next[{a.kind, a.chunk}]++ != m)
+    const bool post = a.kind == Kind::post_forward || a.kind == Kind::post_backward;
+    if (a.kind != Kind::finish_send && !post && next[{a.kind, a.chunk}]++ != m)
       return wrong("once, in order of microbatches");
+    if (post && !messages) return wrong("no messages");
+    // A receive completes the oldest one that was posted, or is the only one.
+    if (a.kind == Kind::receive_forward || a.kind == Kind::receive_backward) {
+      auto& begun = posted[a.kind];
+      if (!begun.empty() && begun.front() != item) return wrong("another receive was posted before");
+      if (!begun.empty()) begun.erase(begun.begin());
+    }
     bool contributes = false;
     switch (a.kind) {
       case Kind::receive_forward:
@@ -144,6 +177,16 @@ inline std::string violation(const Schedule& s, const ScheduleOptions& o, int st
           return wrong("no unfinished send");
         if (!training) activations.erase(buffer);
         break;
+      case Kind::post_forward:
+        if (first || received.count(item) != 0) return wrong("nothing to receive");
+        if (!occupy()) return wrong("the stash is in use");
+        posted[Kind::receive_forward].push_back(item);
+        break;
+      case Kind::post_backward:
+        if (last || !done(Kind::forward) || received_gradient.count(item) != 0)
+          return wrong("nothing to receive");
+        posted[Kind::receive_backward].push_back(item);
+        break;
       case Kind::finish_reduce:
       case Kind::step:
         break;
@@ -151,6 +194,8 @@ inline std::string violation(const Schedule& s, const ScheduleOptions& o, int st
     if (a.last != (contributes && last_microbatch)) return wrong("last");
   }
   if (steps != (training ? 2U : 0U)) return "one reduction and one step, when training";
+  for (const auto& [kind, items] : posted)
+    if (!items.empty()) return "a posted receive is left over";
   if (!activations.empty() || !output.empty() || !gradient.empty() || !split.empty())
     return "something is left over";
   for (int c = 0; c < o.chunks_per_stage; ++c) {

@@ -27,7 +27,7 @@ std::vector<int> all_stashes(const std::vector<Schedule>& stages) {
 
 TEST_CASE("schedules obey the rules for all sizes", "[schedule]") {
   for (const ScheduleKind kind : all_kinds)
-    for (const ScheduleOptions& o : sizes(kind))
+    for (const ScheduleOptions& o : all_options(kind))
       for (int stage = 0; stage < o.stages; ++stage) {
         INFO(text(o) << " stage " << stage);
         const std::string wrong =
@@ -86,6 +86,71 @@ TEST_CASE("interleaved 1f1b keeps Megatron-LM's number of stashes", "[schedule]"
       CHECK(peak == 2 * (o.stages - 1 - stage) + (o.chunks_per_stage - 1) * o.stages + 1);
     }
   }
+}
+
+TEST_CASE("groups of microbatches have the given size, and a rest that fills the pipeline", "[schedule]") {
+  const ScheduleOptions o{ScheduleKind::interleaved, 2, 2, 8, 3};
+  std::vector<std::pair<int, int>> order;
+  for (const Action& a : make_schedule(o, 0).actions)
+    if (a.kind == ActionKind::forward) order.emplace_back(a.chunk, a.microbatch);
+  const std::vector<std::pair<int, int>> groups{{0, 0}, {0, 1}, {0, 2}, {1, 0}, {1, 1}, {1, 2},
+                                                {0, 3}, {0, 4}, {0, 5}, {1, 3}, {1, 4}, {1, 5},
+                                                {0, 6}, {0, 7}, {1, 6}, {1, 7}};
+  CHECK(order == groups);
+  for (const auto& [stages, microbatches, group] : {std::tuple(4, 8, 3), {2, 4, 5}, {4, 9, 8}, {2, 7, 3}}) {
+    const ScheduleOptions bad{ScheduleKind::interleaved, stages, 2, microbatches, group};
+    INFO(text(bad));
+    CHECK_THROWS_WITH(make_schedule(bad, 0), ContainsSubstring("microbatch_group_size_per_vp_stage"));
+  }
+}
+
+TEST_CASE("with overlap every message is posted a pass before it is needed", "[schedule]") {
+  const auto pass = [](const Action& a) {
+    return a.kind == ActionKind::forward || a.kind == ActionKind::backward ||
+           a.kind == ActionKind::backward_data || a.kind == ActionKind::backward_weight;
+  };
+  for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1})
+    for (ScheduleOptions o : sizes(kind)) {
+      if (o.stages == 1) continue;
+      for (int stage = 0; stage < o.stages; ++stage) {
+        INFO(text(o) << " stage " << stage);
+        o.overlap_messages = false;
+        const Schedule plain = make_schedule(o, stage);
+        o.overlap_messages = true;
+        const Schedule s = make_schedule(o, stage);
+        const auto is_post = [](const Action& a) {
+          return a.kind == ActionKind::post_forward || a.kind == ActionKind::post_backward;
+        };
+        CHECK(std::none_of(plain.actions.begin(), plain.actions.end(), is_post));
+        // The same passes and messages, with one stash more at most.
+        std::vector<std::pair<ActionKind, int>> before, after;
+        for (const Action& a : plain.actions)
+          if (a.kind != ActionKind::finish_send) before.emplace_back(a.kind, a.microbatch);
+        for (const Action& a : s.actions)
+          if (a.kind != ActionKind::finish_send && !is_post(a)) after.emplace_back(a.kind, a.microbatch);
+        CHECK(before == after);
+        for (size_t c = 0; c < s.stashes.size(); ++c) {
+          CHECK(s.stashes[c] >= plain.stashes[c]);
+          CHECK(s.stashes[c] <= plain.stashes[c] + 1);
+        }
+        // Only the first receive, and a gradient right after its forward pass, are not posted.
+        const Action* last = nullptr;
+        std::vector<Action> posted;
+        for (size_t i = 0; i < s.actions.size(); ++i) {
+          const Action& a = s.actions[i];
+          if (pass(a)) last = &a;
+          if (is_post(a)) posted.push_back(a);
+          if (a.kind != ActionKind::receive_forward && a.kind != ActionKind::receive_backward) continue;
+          const bool early = std::any_of(posted.begin(), posted.end(), [&](const Action& p) {
+            return (p.kind == ActionKind::post_forward) == (a.kind == ActionKind::receive_forward) &&
+                   p.chunk == a.chunk && p.microbatch == a.microbatch;
+          });
+          const bool own = last && last->kind == ActionKind::forward && last->chunk == a.chunk &&
+                           last->microbatch == a.microbatch && a.kind == ActionKind::receive_backward;
+          CHECK(early == (last != nullptr && !own));
+        }
+      }
+    }
 }
 
 TEST_CASE("evaluation sends one microbatch while it computes the next", "[schedule]") {

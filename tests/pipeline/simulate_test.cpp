@@ -43,14 +43,14 @@ Schedule& remove(Schedule& s, Kind kind, int microbatch) {
 
 TEST_CASE("no schedule deadlocks, and stashes are minimal", "[simulate]") {
   for (const ScheduleKind kind : all_kinds)
-    for (const ScheduleOptions& o : sizes(kind)) {
+    for (const ScheduleOptions& o : all_options(kind)) {
       INFO(text(o));
       const std::vector<Schedule> stages = all_stages(o);
       for (const Costs& costs : {Costs{{}}, random_costs(o)}) {
         const Simulation s = simulate(stages, costs);
         REQUIRE(s.deadlock == "");
         for (size_t stage = 0; stage < stages.size(); ++stage)
-          if (s.peak_stashes[stage] != stages[stage].stashes)
+          if (o.group == 0 && s.peak_stashes[stage] != stages[stage].stashes)
             CHECK(s.peak_stashes[stage] == stages[stage].stashes);
       }
     }
