@@ -32,7 +32,7 @@ class AllGatherDispatch final : public ExpertDispatch {
     offsets = add({.name = "expert offsets", .width = offsets_count_, .dtype = DType::i32, .rows = one_row});
     tokens_ =
         of_group("tokens of all ranks", spec.hidden * std::max(size_of(activation_), size_of(gradient_)),
-                 DType::u8, "norm moe");
+                 DType::u8, dispatch_rules(layout));
     choice_ = of_group("experts of all tokens", 2 * k, DType::i32);
     weights_ = of_group("weights of all tokens", 2 * k, DType::f32);
     combine_uses = {reads(choice_, weights_), tokens_.bit()};

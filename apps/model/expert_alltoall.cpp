@@ -37,7 +37,7 @@ class AllToAllDispatch final : public ExpertDispatch {
                     .width = row_bytes_ + weight_bytes,
                     .dtype = DType::u8,
                     .rows = returned_rows,
-                    .rules = "norm moe"});
+                    .rules = dispatch_rules(layout)});
     weights_ = add({.name = "weights of rows", .width = 2, .rows = dispatched_rows});
     combine_uses = {reads(slots.choice, slots.prob), transit_.bit()};
     combine_backward_uses = {reads(source_, slots.prob), transit_.bit() | weights_.bit()};

@@ -23,6 +23,10 @@ bool exchanges_tokens(const ModelLayout& layout) {
   return layout.expert_ranks() > 1;
 }
 
+std::string_view dispatch_rules(const ModelLayout& layout) {
+  return exchanges_tokens(layout) ? "moe" : "norm moe";
+}
+
 ExpertRows expert_rows(const ModelSpec& spec, const ModelLayout& layout, int64_t tokens, bool generation) {
   const MoeSpec& m = spec.moe;
   if (m.experts == 0) return {};

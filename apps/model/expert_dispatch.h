@@ -42,6 +42,9 @@ bool exchanges_tokens(const ModelLayout& layout);
 /// are communicated at the same time.
 inline constexpr parallel::GroupId expert_exchange_group = parallel::group::etp_ep.on_lane(3);
 
+/// The recompute rules of the experts' input. To copy tokens is as cheap as a norm, to exchange them is not.
+std::string_view dispatch_rules(const ModelLayout& layout);
+
 /// The slots of the layer between which a dispatch lies.
 struct ExpertSlots {
   Slot x;       ///< (n, H): the input of the experts

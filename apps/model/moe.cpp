@@ -39,7 +39,7 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
   prob_ = own("router weights", k, DType::f32);
   counts_ =
       add({.name = "expert counts", .width = segments * moe.experts, .dtype = DType::i32, .rows = one_row});
-  rows_ = dispatched("dispatched", m.hidden, activations, "norm moe");
+  rows_ = dispatched("dispatched", m.hidden, activations, dispatch_rules(layout));
   in_ = dispatched("experts_in", 2 * moe.ffn, activations, "moe");
   act_ = dispatched("expert activation", moe.ffn, activations, "activation moe");
   y_ = dispatched("experts_out", m.hidden, activations);

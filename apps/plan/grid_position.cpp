@@ -113,15 +113,22 @@ std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPos
   return out;
 }
 
-std::string grid_line(const parallel::GridPoint& sizes, std::string_view strategy) {
+std::string grid_line(const parallel::GridPoint& sizes, std::string_view strategy,
+                      const parallel::GridPoint& experts) {
   const int ranks = parallel::RankGrid(sizes).ranks();
   if (ranks == 1) return "1 rank";
   std::string axes;
-  for (const auto& [name, size] :
-       {std::pair("tp", sizes.tp), std::pair("cp", sizes.cp), std::pair("ep", sizes.ep),
-        std::pair("dp", sizes.dp), std::pair("pp", sizes.pp)})
+  for (const auto& [name, size] : {std::pair("tp", sizes.tp), std::pair("cp", sizes.cp),
+                                   std::pair("dp", sizes.dp), std::pair("pp", sizes.pp)})
     if (size > 1) axes += fmt::format("{}{} {}", axes.empty() ? "" : " x ", name, size);
-  return fmt::format("{} ranks = {}  {}", ranks, axes, strategy);
+  std::string over;
+  for (const auto& [name, size] : {std::pair("etp", experts.tp), std::pair("ep", experts.ep)})
+    if (size > 1) over += fmt::format("{}{} {}", over.empty() ? ", " : " x ", name, size);
+  return fmt::format("{} ranks = {}{}  {}", ranks, axes, over, strategy);
+}
+
+std::string grid_line(const GridPosition& position, std::string_view strategy) {
+  return grid_line(position.sizes, strategy, position.grid.expert().sizes());
 }
 
 }  // namespace nrl::plan

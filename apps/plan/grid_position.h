@@ -39,7 +39,10 @@ parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& stra
 /// All groups of ranks that a run of this configuration communicates in.
 std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPosition& position);
 
-/// For messages: "8 ranks = tp 2 x dp 4  optim" without axes of size 1, or "1 rank".
-std::string grid_line(const parallel::GridPoint& sizes, std::string_view strategy);
+/// For messages: "8 ranks = tp 2 x dp 4, ep 4  optim" without axes of size 1, or "1 rank". `experts`: sizes
+/// of the expert grid.
+std::string grid_line(const parallel::GridPoint& sizes, std::string_view strategy,
+                      const parallel::GridPoint& experts = {});
+std::string grid_line(const GridPosition& position, std::string_view strategy);
 
 }  // namespace nrl::plan

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "apps/model/context_parallel.h"
+#include "apps/model/expert_dispatch.h"
 #include "apps/model/tensor_parallel.h"
 #include "core/base/error.h"
 #include "core/ops/step.h"
@@ -40,7 +41,8 @@ ReductionVisits visits_of(const RunPlan& plan, int group) {
 }
 
 using comm::Op;
-using Add = std::function<void(const parallel::GroupId& id, Op op, int64_t count, int64_t bytes)>;
+using Add =
+    std::function<void(const parallel::GroupId& id, Op op, int64_t count, int64_t bytes, bool balanced)>;
 
 /// What the attention of this rank's layers communicates among context-parallel ranks.
 void add_attention(const RunPlan& plan, const Add& add) {
@@ -60,7 +62,7 @@ void add_attention(const RunPlan& plan, const Add& add) {
          .window = part.window});
     for (const parallel::ContextTransfer& t : attention.transfers())
       add(model::context_group(exchange, t.ranks), t.op, t.count * plan.batch.accumulation,
-          t.bytes * plan.batch.accumulation);
+          t.bytes * plan.batch.accumulation, false);
   }
 }
 
@@ -74,7 +76,7 @@ void add_layers(const RunPlan& plan, const Add& add_one) {
   const int64_t tokens = options.tokens, microbatches = plan.batch.accumulation;
   const bool sequence = layout.sequence_parallel;
   const auto add = [&](Op op, int64_t count, int64_t bytes) {
-    add_one(parallel::group::tp, op, count * microbatches, bytes * microbatches);
+    add_one(parallel::group::tp, op, count * microbatches, bytes * microbatches, false);
   };
   const auto add_calls = [&](const model::CommCalls& c) { add(c.op, c.count, c.bytes); };
   const auto bytes = [&](DType dtype) { return tokens * plan.spec.hidden * size_of(dtype); };
@@ -110,13 +112,48 @@ void add_layers(const RunPlan& plan, const Add& add_one) {
   add(Op::all_gather, (tokens + chunk - 1) / chunk, layout.tensor * tokens * 3 * size_of(DType::f32));
 }
 
+/// What goes to the experts of other ranks and back (apps/model/expert_dispatch.h).
+void add_experts(const RunPlan& plan, const Add& add_one) {
+  const model::ModelLayout& layout = plan.layout;
+  if (!model::exchanges_tokens(layout)) return;
+  int64_t layers = 0;
+  for (int l = 0; l < static_cast<int>(plan.spec.layers); ++l)
+    layers += plan.spec.has_experts(l) && model::holds_block(layout, plan.spec.layers, l) ? 1 : 0;
+  if (layers == 0) return;
+  const model::MoeSpec& m = plan.spec.moe;
+  const int64_t times = layers * plan.batch.accumulation;
+  const auto add = [&](Op op, int64_t count, int64_t bytes, bool balanced = false) {
+    add_one(model::expert_exchange_group, op, count * times, bytes * times, balanced);
+  };
+  const int64_t ranks = layout.expert_ranks(), k = m.rule.top_k;
+  const int64_t tokens = plan.decoder->options().tokens / (layout.sequence_parallel ? layout.tensor : 1);
+  const int64_t activations = plan.spec.hidden * size_of(plan.recipe.activations()),
+                gradients = plan.spec.hidden * size_of(plan.recipe.gradients());
+  constexpr int64_t word = 4;  // an index or a weight
+  const std::vector<std::string>& modules = plan.recompute_modules;
+  const int64_t dispatches = std::find(modules.begin(), modules.end(), "moe") == modules.end() ? 1 : 2;
+  if (m.dispatcher == model::TokenDispatcher::allgather) {
+    const int64_t all = ranks * tokens;
+    add(Op::all_gather, 3 + dispatches, all * (2 * k * word + dispatches * activations + gradients));
+    add(Op::reduce_scatter, 3, all * (activations + gradients + k * word));
+    return;
+  }
+  const int64_t capacity = m.capacity(tokens, false);
+  const bool padded = capacity > 0 && m.pad_to_capacity;
+  const int64_t sent = capacity > 0 ? std::min(m.rows(tokens, false), m.experts * capacity) : tokens * k;
+  if (!padded) add(Op::all_gather, 1, ranks * (m.experts + 1) * word);
+  add(Op::exchange, 3 + dispatches,
+      sent * layout.expert_tensor * ((dispatches + 1) * activations + 2 * (gradients + word)), !padded);
+}
+
 }  // namespace
 
 std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGrid& grid,
                                   std::span<const parallel::GroupId> groups) {
   const std::vector<parallel::GroupAlias> aliases = group_aliases(grid, groups);
   std::vector<Traffic> out;
-  const auto add = [&](const parallel::GroupId& id, comm::Op op, int64_t count, int64_t bytes) {
+  const auto add = [&](const parallel::GroupId& id, comm::Op op, int64_t count, int64_t bytes,
+                       bool balanced = false) {
     const auto alias = std::find_if(aliases.begin(), aliases.end(),
                                     [&](const parallel::GroupAlias& a) { return a.id == id; });
     NRL_CHECK(alias != aliases.end(), "group {} is not requested", name_of(id));
@@ -125,14 +162,16 @@ std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGr
     const auto same = std::find_if(out.begin(), out.end(),
                                    [&](const Traffic& t) { return t.group == alias->made && t.op == op; });
     if (same == out.end()) {
-      out.push_back({alias->made, ranks, op, count, bytes});
+      out.push_back({alias->made, ranks, op, count, bytes, balanced});
       return;
     }
     same->count += count;
     same->bytes += bytes;
+    same->balanced = same->balanced || balanced;
   };
   add_layers(plan, add);
   add_attention(plan, add);
+  add_experts(plan, add);
   for (const model::Decoder::Message& m : plan.decoder->messages())
     add(parallel::group::pp, m.sent ? Op::send : Op::recv, 1, m.bytes);
   for (size_t i = 0; i < plan.groups.size(); ++i) {

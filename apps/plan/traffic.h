@@ -14,14 +14,17 @@ struct Traffic {
   int ranks = 1;
   comm::Op op = comm::Op::all_reduce;
   int64_t count = 0, bytes = 0;
+  /// Tokens are sent to the experts that the router chooses: bytes are those of a router that sends as many
+  /// to every expert.
+  bool balanced = false;
 
   /// Bytes that a rank sends.
   double wire() const { return comm::wire_bytes(op, static_cast<double>(bytes), ranks); }
 };
 
-/// What a training step of this rank communicates in its layers (tensor and context parallelism), with other
-/// pipeline stages, for its parameter groups (gradients, weights) and for the scalars of the step; groups of
-/// one rank are left out.
+/// What a training step of this rank communicates in its layers (tensor, context and expert parallelism),
+/// with other pipeline stages, for its parameter groups (gradients, weights) and for the scalars of the step;
+/// groups of one rank are left out.
 std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGrid& grid,
                                   std::span<const parallel::GroupId> groups);
 

@@ -38,8 +38,7 @@ RunFacts describe_run(const Run& run, double peak_flops) {
   add("config", run.config_result.files.empty() ? "-" : run.config_result.files.back());
   for (const Translation& t : run.config_result.translated)
     add("", fmt::format("{} is read as {}", t.given, t.canonical));
-  add("grid",
-      plan::grid_line(run.placement.grid_position().sizes, name_of(run.config.distributed.shard_strategy)));
+  add("grid", plan::grid_line(run.placement.grid_position(), name_of(run.config.distributed.shard_strategy)));
   if (const std::string nodes = nodes_text(run.world); !nodes.empty()) add("nodes", nodes);
   add("device", run.placement.describe(run.kernels) + (c.policy.cuda_graph ? ", steps as a CUDA graph" : ""));
   if (run.placement.device() == DeviceType::cpu)

@@ -45,7 +45,7 @@ void print_groups(const parallel::ProcessGrid& grid, std::span<const parallel::G
 
 void print_grid(const Config& config, const plan::RunPlan& plan, const plan::GridPosition& position) {
   const parallel::ProcessGrid& grid = position.grid;
-  log::info("grid     {}", plan::grid_line(position.sizes, name_of(config.distributed.shard_strategy)));
+  log::info("grid     {}", plan::grid_line(position, name_of(config.distributed.shard_strategy)));
   if (const parallel::GridPoint& e = grid.expert().sizes(); e.ep > 1 || e.tp > 1)
     log::info("experts  {} ranks = etp {} x ep {} x edp {} x pp {}", grid.ranks(), e.tp, e.ep, e.dp, e.pp);
   if (grid.ranks() == 1) return;
@@ -55,8 +55,9 @@ void print_grid(const Config& config, const plan::RunPlan& plan, const plan::Gri
   print_groups(grid, group_aliases(grid, ids), parallel::node_of_ranks(nodes));
   log::info("traffic  of {} per step", rank_list({grid.rank()}));
   for (const plan::Traffic& t : plan::step_traffic(plan, grid, ids))
-    log::info("  {}  {}  {}, {} bytes, {} sent", name_of(t.group), name_of(t.op), counted(t.count, "call"),
-              grouped(t.bytes), grouped(static_cast<int64_t>(t.wire())));
+    log::info("  {}  {}  {}, {} bytes, {} sent{}", name_of(t.group), name_of(t.op), counted(t.count, "call"),
+              grouped(t.bytes), grouped(static_cast<int64_t>(t.wire())),
+              t.balanced ? " if experts are equally busy" : "");
 }
 
 std::string rank_list(const std::vector<int>& ranks, size_t most) {

@@ -119,6 +119,14 @@ Choice pipeline_options(int stages, int64_t layers) {
   return out;
 }
 
+// Ranks that split the experts, and that split every expert: their product divides `ranks`.
+std::vector<std::pair<int, int>> expert_sizes(int ranks) {
+  std::vector<std::pair<int, int>> out;
+  for (const int ep : divisors(ranks))
+    for (const int etp : divisors(ranks / ep)) out.emplace_back(ep, etp);
+  return out;
+}
+
 // Calls visit() with every combination of one value of each choice.
 void combine(const std::vector<Choice>& choices, size_t from, const Layout& layout,
              const std::function<void(const Layout&)>& visit) {
@@ -141,14 +149,15 @@ std::vector<Layout> all_layouts(const Config& config, int64_t layers, int ranks)
   for (const int tp : divisors(ranks))
     for (const int pp : divisors(ranks / tp))
       for (const int cp : divisors(ranks / tp / pp))
-        for (const int ep : divisors(ranks / pp)) {
+        for (const auto& [ep, etp] : expert_sizes(ranks / pp)) {
           const int dp = ranks / tp / pp / cp;
           Layout grid;
           for (const auto& [axis, key, size] :
                {std::tuple("tp", "distributed.tensor_parallel_size", tp),
-                std::tuple("cp", "distributed.context_parallel_size", cp),
-                std::tuple("ep", "distributed.expert_parallel_size", ep), std::tuple("dp", "", dp),
-                std::tuple("pp", "distributed.pipeline_parallel_size", pp)}) {
+                std::tuple("cp", "distributed.context_parallel_size", cp), std::tuple("dp", "", dp),
+                std::tuple("pp", "distributed.pipeline_parallel_size", pp),
+                std::tuple("ep", "distributed.expert_parallel_size", ep),
+                std::tuple("etp", "distributed.expert_tensor_parallel_size", etp)}) {
             if (size > 1) grid.name += fmt::format("{}{} {}", grid.name.empty() ? "" : " x ", axis, size);
             if (*key) grid.overrides.push_back(fmt::format("{}={}", key, size));
           }
@@ -158,6 +167,7 @@ std::vector<Layout> all_layouts(const Config& config, int64_t layers, int ranks)
           if (pp > 1) choices.push_back(pipeline_options(pp, layers));
           if (cp > 1) choices.push_back(context_options(cp));
           if (dp * cp > 1) choices.push_back(data_parallel_options(dp * cp));
+          if (ep * etp > 1) choices.push_back(values_of("policy.model.moe_token_dispatcher_type"));
           choices.push_back(micro);
           // What a layer recomputes does not depend on the ranks: the values take turns.
           const Choice recompute = values_of("policy.recompute.granularity");

@@ -198,7 +198,7 @@ class Trial {
     const plan::RunPlan& plan = engine_->plan();
     const Config& c = config_.config;
     TrialResult out;
-    out.grid = plan::grid_line(placement_.grid_position().sizes, name_of(c.distributed.shard_strategy));
+    out.grid = plan::grid_line(placement_.grid_position(), name_of(c.distributed.shard_strategy));
     out.options = fmt::format("micro {}, accumulate {}", plan.batch.micro, plan.batch.accumulation);
     out.model = fmt::format("{}, {} parameters, {}", model::name_of(plan.spec.family),
                             grouped(plan.whole.total()), name_of(plan.recipe.activations()));

@@ -107,7 +107,8 @@ class Candidates {
     const Diagnostics found = problems(layout.overrides);
     const Diagnostic* error = first_error(found);
     if (!error) return {};
-    if (error->message.find("not supported yet") != std::string::npos)
+    const auto says = [&](const char* text) { return error->message.find(text) != std::string::npos; };
+    if (says("not supported yet") || says("has no experts"))
       for (const std::string& value : layout.overrides)
         if (value.starts_with(error->key + "=")) never_[value] = error->message;
     return error->message;

@@ -121,6 +121,13 @@ case $case_name in
       sed 's/{/\n{/g' "$name/logs/communication.json" |
         sed -nE 's/.*"group":"([^"]*)","operation":"([^"]*)".*"count":([0-9]+)0,"bytes":([0-9]+)0,"wire_bytes":([0-9.]+),.*/\1|\2|\3|\4|\5/p' |
         awk -F'|' -v OFS='|' '$1 != "world" { print $1, $2, $3, $4, int($5 / 10) }' | sort >sent.txt
+      # Of what the router decides only the calls are planned.
+      sed -nE 's/^  (.*[^ ])  ([a-z_]+)  ([0-9]+) calls?, .* if experts are equally busy$/\1|\2|\3/p' plan.txt |
+        while IFS= read -r routed; do
+          grep -qF "$routed|" sent.txt || fail "$name: planned $routed; sent $(cat sent.txt)"
+          grep -vF "$routed|" sent.txt >others.txt
+          mv others.txt sent.txt
+        done
       [[ $(wc -l <planned.txt) -ge 1 ]] || fail "no traffic in $(cat plan.txt)"
       cmp planned.txt sent.txt || fail "$name: planned $(cat planned.txt); sent $(cat sent.txt)"
       awk -F'|' '$2 != "all_reduce" || $3 > 1 { sum += $5 } END { print sum }' planned.txt >"$name.sent"
@@ -196,6 +203,20 @@ case $case_name in
     traffic_of pipeline4-sharded 4 distributed.pipeline_parallel_size=2 distributed.overlap_param_gather=true \
       distributed.shard_strategy=optim_grads_params "${pipeline[@]}"
     grep -q '|send|' planned.txt || fail "plan has no messages: $(cat planned.txt)"
+    # Tokens that go to experts: exactly, and if the router decides, the number of calls.
+    experts='policy.model={model_type: qwen3_moe, vocab_size: 272, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2'
+    experts+=', num_attention_heads: 4, num_key_value_heads: 2, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16}'
+    for module in norm moe; do
+      for split in expert_parallel_size expert_tensor_parallel_size; do
+        traffic_of "gathered-$split-$module" 2 "$experts" distributed.$split=2 "policy.recompute.modules=[$module]" \
+          policy.model.moe_token_dispatcher_type=allgather
+        traffic_of "padded-$split-$module" 2 "$experts" distributed.$split=2 "policy.recompute.modules=[$module]" \
+          policy.model.moe_expert_capacity_factor=1.5 policy.model.moe_pad_expert_input_to_capacity=true
+        traffic_of "routed-$split-$module" 2 "$experts" distributed.$split=2 "policy.recompute.modules=[$module]"
+      done
+    done
+    traffic_of experts4 4 "$experts" distributed.expert_parallel_size=2 distributed.tensor_parallel_size=2 \
+      distributed.shard_strategy=optim policy.model.moe_token_dispatcher_type=allgather
     expect 0 run 1 report optim2/logs
     grep -qE 'reduce_scatter +2 +[0-9.]+ .* shared memory$' out.txt || fail "report does not show it: $(cat out.txt)"
     ;;

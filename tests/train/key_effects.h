@@ -101,6 +101,8 @@ inline const Effect model_effects[] = {
     {"moe_expert_capacity_factor", Observed::rows, "null", "0.5", "qwen2_moe"},
     {"moe_pad_expert_input_to_capacity", Observed::plan, "false", "true",
      "qwen2_moe =moe_expert_capacity_factor=2"},
+    {"moe_token_dispatcher_type", Observed::plan, "alltoall", "allgather",
+     "qwen2_moe distributed.expert_parallel_size=2"},
     {"moe_token_drop_policy", Observed::rows, "probs", "position",
      "qwen2_moe =moe_expert_capacity_factor=0.5"},
     // Of families that do not exist yet, or of none: refused unless they ask for nothing.
@@ -147,6 +149,8 @@ inline const Effect effects[] = {
     {"distributed.cp_comm_type", Observed::plan, "p2p", "a2a", "llama distributed.context_parallel_size=2"},
     {"distributed.hierarchical_context_parallel_sizes", Observed::plan, "[1,2]", "[2,1]",
      "llama distributed.context_parallel_size=2 distributed.cp_comm_type=a2a+p2p"},
+    {"distributed.expert_parallel_size", Observed::plan, "1", "2", "qwen2_moe"},
+    {"distributed.expert_tensor_parallel_size", Observed::plan, "1", "2", "qwen2_moe"},
     {"distributed.pipeline_parallel_size", Observed::plan, "1", "2"},
     {"distributed.virtual_pipeline_size", Observed::plan, "1", "2",
      "llama distributed.pipeline_parallel_size=2 =num_hidden_layers=4"},
