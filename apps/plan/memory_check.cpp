@@ -76,7 +76,12 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const auto n = [](int64_t x) { return static_cast<double>(x); };
   const double tensor = n(config.distributed.tensor_parallel_size);
   const double stages = n(config.distributed.pipeline_parallel_size);  // of which one has at least the mean
-  const double parameters = model::approximate_parameters(spec) / (tensor * stages);
+  const double of_experts =
+      3 * n(spec.hidden) * n(spec.moe.experts) * n(spec.moe.ffn) * n(spec.expert_layers());
+  const double dense = (model::approximate_parameters(spec) - of_experts) / (tensor * stages);
+  const double expert_ranks =
+      n(config.distributed.expert_parallel_size) * n(config.distributed.expert_tensor_parallel_size);
+  const double experts = of_experts / (expert_ranks * stages);
   const double tokens = n(batch.micro) * n(config.policy.max_total_sequence_length) /
                         n(config.distributed.context_parallel_size);
   const double element = static_cast<double>(size_of(recipe.activations()));
@@ -84,7 +89,10 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
       *parallel::find_sharding(name_of(config.distributed.shard_strategy));
   const double shards = n(batch.data_parallel) * n(config.distributed.context_parallel_size) /
                         n(config.distributed.dp_replicate_size);
-  const auto kept = [&](bool sharded) { return sharded ? parameters / shards : parameters; };
+  const double expert_shards = shards * tensor / expert_ranks;
+  const auto kept = [&](bool sharded) {
+    return sharded ? dense / shards + experts / expert_shards : dense + experts;
+  };
   CategoryBytes out{};
   const auto at = [&](Category c) -> double& { return out[static_cast<size_t>(c)]; };
   at(Category::weights) = kept(sharding.parameters) * static_cast<double>(size_of(recipe.weights()));
