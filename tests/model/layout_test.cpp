@@ -32,6 +32,16 @@ std::vector<ModelLayout> ranks_of(ModelLayout sizes) {
   return out;
 }
 
+/// Ranks of data parallelism that split experts, and the matrices of each.
+std::vector<ModelLayout> expert_ranks_of(ModelLayout sizes) {
+  std::vector<ModelLayout> out;
+  for (sizes.expert_rank = 0; sizes.expert_rank < sizes.expert; ++sizes.expert_rank)
+    for (sizes.expert_tensor_rank = 0; sizes.expert_tensor_rank < sizes.expert_tensor;
+         ++sizes.expert_tensor_rank)
+      out.push_back(sizes);
+  return out;
+}
+
 }  // namespace
 
 TEST_CASE("the parameters of all ranks cover the model, and only copies overlap", "[layout]") {
@@ -74,6 +84,29 @@ TEST_CASE("the parameters of all ranks cover the model, and only copies overlap"
   for (const auto& [name, counts] : held) {
     CAPTURE(name);
     CHECK(std::all_of(counts.begin(), counts.end(), [](int n) { return n == 1; }));
+  }
+}
+
+TEST_CASE("the ranks of experts have each element of an expert once, and all others alike", "[layout]") {
+  const auto [expert, expert_tensor] =
+      GENERATE(std::pair(3, 1), std::pair(1, 2), std::pair(3, 2), std::pair(1, 5));
+  CAPTURE(expert, expert_tensor);
+  const ModelSpec spec = spec_of(models[3]);
+  std::map<std::string, std::vector<int>> held, wanted;
+  for (const Parameter& p : make_parameters(spec).all)
+    for (const Part& part : p.parts) {
+      const auto n = static_cast<size_t>(part.global[0] * part.width());
+      held[part.name].assign(n, 0);
+      wanted[part.name].assign(n, p.group == group_name::expert ? 1 : expert * expert_tensor);
+    }
+  for (const ModelLayout& rank : expert_ranks_of({.expert = expert, .expert_tensor = expert_tensor}))
+    for (const Parameter& p : make_parameters(spec, rank).all)
+      for (const Part& part : p.parts)
+        for (int64_t i = 0; i < part.numel(); ++i)
+          ++held.at(part.name).at(static_cast<size_t>(part.element(i)));
+  for (const auto& [name, counts] : held) {
+    CAPTURE(name);
+    CHECK(counts == wanted.at(name));
   }
 }
 

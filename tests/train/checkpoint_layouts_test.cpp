@@ -1,6 +1,7 @@
 // Checkpoints of real parameter lists, divided over tensor-parallel ranks and pipeline stages: the ranks
 // share the writing, and every layout reads what any other has written.
 #include <set>
+#include <span>
 
 #include "apps/model/hf_config.h"
 #include "apps/train/checkpoint.h"
@@ -19,17 +20,26 @@ namespace {
 struct Ranks {
   int tp, pp, chunks = 1;
   bool sequence = false;
-  int count() const { return tp * pp; }
+  /// Ranks of experts: data-parallel ones, outside of the tensor-parallel ranks.
+  int ep = 1, etp = 1;
+  int experts() const { return ep * etp; }
+  int count() const { return tp * experts() * pp; }
   model::ModelLayout of(int rank) const {
     return {.tensor = tp,
             .tensor_rank = rank % tp,
             .sequence_parallel = sequence,
+            .expert = ep,
+            .expert_rank = rank / tp / etp % ep,
+            .expert_tensor = etp,
+            .expert_tensor_rank = rank / tp % etp,
             .stages = pp,
-            .stage = rank / tp,
+            .stage = rank / tp / experts(),
             .chunks = chunks};
   }
 };
 const Ranks layouts[] = {{1, 1}, {2, 1}, {2, 1, 1, true}, {1, 2}, {1, 4}, {1, 2, 2}, {2, 2}, {2, 2, 2, true}};
+const Ranks expert_layouts[] = {
+    {1, 1}, {.tp = 1, .pp = 1, .ep = 2}, {.tp = 1, .pp = 1, .etp = 2}, {.tp = 1, .pp = 2, .ep = 2, .etp = 2}};
 
 // A rank's state: every number is a function of its tensor and its element there.
 class RankState {
@@ -48,10 +58,12 @@ class RankState {
     for (size_t p = 0; p < parameters_.all.size(); ++p) {
       const model::Parameter& parameter = parameters_.all[p];
       weights.push_back(parameter.view(memory_[0].data() + at, DType::f32));
-      // One rank saves what several hold: tensor rank 0, and of a tied embedding the first stage.
+      // One rank saves what several hold: tensor rank 0, of a tied embedding the first stage, and all but
+      // experts the first rank of the experts.
+      const bool expert = parameter.group == model::group_name::expert;
       const bool copy = parameter.copies == model::Copies::tp ||
-                        parameter.group == model::group_name::tensor_partial ||
-                        parameter.group == model::group_name::expert;
+                        parameter.group == model::group_name::tensor_partial || expert;
+      const bool data_copy = !expert && ranks.of(rank).expert_group_rank() > 0;
       const bool tied_copy = parameter.group == model::group_name::tied && ranks.of(rank).stage > 0;
       group_.parameters.push_back(static_cast<int>(p));
       group_.owned.push_back({.parameter = static_cast<int>(p),
@@ -60,7 +72,7 @@ class RankState {
                               .weight = at,
                               .gradient = at,
                               .state = at,
-                              .counted = !(copy && rank % ranks.tp > 0) && !tied_copy});
+                              .counted = !(copy && rank % ranks.tp > 0) && !tied_copy && !data_copy});
       if (filled)
         for (int kind = 0; kind < 3; ++kind)
           for (const model::Part& part : parameter.parts)
@@ -115,12 +127,13 @@ TEST_CASE(
       return model::parse_model_config(json.dump(), "test");
     }();
     if (spec.heads % 2 || spec.kv_heads % 2 || spec.ffn % 2) continue;
-    if (spec.expert_layers() > 0) continue;  // not divided over tensor-parallel ranks
+    const std::span<const Ranks> tried =
+        spec.expert_layers() > 0 ? std::span<const Ranks>(expert_layouts) : layouts;
     CAPTURE(family);
     const model::ParameterList whole = model::make_parameters(spec);
     const Position position{.step = 3, .updates = 3, .consumed_samples = 12, .tokens = 12};
-    for (const Ranks& save : layouts) {
-      CAPTURE(save.tp, save.pp, save.chunks, save.sequence);
+    for (const Ranks& save : tried) {
+      CAPTURE(save.tp, save.pp, save.chunks, save.sequence, save.ep, save.etp);
       const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
       SaveOptions options;
       options.store = dir / "c";
@@ -145,8 +158,8 @@ TEST_CASE(
       for (const std::string& file : list_directory(step)) optimizer_files += file.starts_with("optimizer-");
       REQUIRE(optimizer_files == save.count());
 
-      for (const Ranks& load : layouts) {
-        CAPTURE(load.tp, load.pp, load.chunks);
+      for (const Ranks& load : tried) {
+        CAPTURE(load.tp, load.pp, load.chunks, load.ep, load.etp);
         for (int rank = 0; rank < load.count(); ++rank) {
           RankState own(spec, whole, load, rank, false);
           CheckpointReader reader(step);

@@ -170,7 +170,27 @@ TEST_CASE("what belongs to experts is refused for models without them, and the o
   CHECK(shown(dense, {recompute}).find("policy.recompute.modules: moe matches nothing") != std::string::npos);
   CHECK(shown(dense, {"policy.model.moe_aux_loss_coeff=0.1"}).find("policy.model.moe_aux_loss_coeff") !=
         std::string::npos);
-  CHECK(shown(experts, {"distributed.expert_parallel_size=2"}).find("distributed.expert_parallel_size") !=
+  const std::string split = "distributed.expert_parallel_size=2",
+                    parts = "distributed.expert_tensor_parallel_size=2";
+  for (const std::string& key : {split, parts}) {
+    CHECK(shown(experts, {key}).empty());
+    CHECK(shown(dense, {key}).find("has no experts") != std::string::npos);
+  }
+  CHECK(shown(experts, {split, parts})
+            .find("2 x expert_tensor_parallel_size 2 = 4 does not divide the 2 ranks") != std::string::npos);
+  CHECK(shown(experts, {split, "policy.model.num_local_experts=3"}).find("does not divide the 3 experts") !=
+        std::string::npos);
+  CHECK(shown(experts, {parts, "policy.model.intermediate_size=81"})
+            .find("does not divide the 81 columns of an expert") != std::string::npos);
+  const std::string gather = "policy.model.moe_token_dispatcher_type=allgather",
+                    capacity = "policy.model.moe_expert_capacity_factor=1.0";
+  CHECK(shown(experts, {split, capacity}).empty());
+  CHECK(shown(experts, {split, gather, capacity}).find("allgather does not drop tokens") !=
+        std::string::npos);
+  CHECK(shown(experts, {gather, capacity}).empty());
+  CHECK(shown(experts, {split, "policy.cuda_graph=true"}).find("the host waits for the numbers of tokens") !=
+        std::string::npos);
+  CHECK(shown(experts, {split, gather, "policy.cuda_graph=true"}).find("the host waits") ==
         std::string::npos);
 
   const std::string tensor = "distributed.tensor_parallel_size=2",
