@@ -291,12 +291,13 @@ def measure_reach(tests, jobs):
 
 
 def run_verify(layout, extra, limit=120):
-    """Exit code and output of nrl-train verify on a layout "RANKS KEY=VALUE..."; None: it did not end."""
+    """Exit code and output of nrl-train verify on a layout "RANKS [CONFIG] KEY=VALUE..."; None: it did not end."""
     ranks, *overrides = shlex.split(layout)
+    config = overrides.pop(0) if overrides and overrides[0].endswith(".yaml") else "tiny.yaml"
     environment = os.environ | extra | {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
                                         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
     command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", ranks, str(BINARIES / "bin" / "nrl-train"),
-               "verify", str(SOURCE / "tests" / "verify" / "tiny.yaml"), *overrides]
+               "verify", str(SOURCE / "tests" / "verify" / config), *overrides]
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment)
