@@ -5,12 +5,10 @@
 // the expert group (expert_exchange_group), G of them, in one of two ways (MoeSpec::dispatcher):
 //
 //   alltoall    every row goes to the ranks of its expert (parallel::RowExchange). The hosts must know how
-//   many
-//               rows there are: one all-gather of the ranks' counts that the host waits for, unless experts
-//               are padded to their capacity.
-//   allgather   every rank gets the tokens of all ranks, and picks those of its experts. What the ranks made
-//   of
-//               them is added up. Nothing is waited for; every rank has memory for all of them.
+//               many rows there are: one all-gather of the ranks' counts that the host waits for. Experts
+//               that are padded to their capacity need no counts.
+//   allgather   every rank gets the tokens of all ranks, and picks those of its experts. What the ranks
+//               made of them is added up. Nothing is waited for; every rank has memory for all of them.
 //
 // n tokens on this rank, E experts, k = top_k, L experts on this rank, H hidden size, R rows of the local
 // experts: dispatched_rows, of which `rows()` are in use.

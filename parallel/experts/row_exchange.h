@@ -7,7 +7,8 @@
 // (core/ops/dispatch.h).
 //
 //   dispatch   every row goes to the T ranks of its expert, where rows lie in the order [local expert,
-//   source] combine    the results go back the same way: a source gets T of each row, parts of a sum
+//              source]
+//   combine    the results go back the same way: a source gets T of each row, parts of a sum
 //
 // A message has the rows of one expert from one rank to another, and arrives where they belong: nothing is
 // sorted after it. The ranks must know each other's offsets on the host before; these are the only values
