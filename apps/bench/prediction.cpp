@@ -35,6 +35,7 @@ constexpr PartRule rules[] = {
     {"router_counts", experts, ""},
     {"router_balance", experts, ""},
     {"router_backward", experts, ""},
+    {"router_bias", experts, ""},
     {"dispatch_sort", experts, ""},
     {"permute", experts, ""},
     {"unpermute", experts, ""},

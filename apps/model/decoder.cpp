@@ -5,9 +5,11 @@
 #include "apps/model/context_parallel.h"
 #include "apps/model/expert_dispatch.h"
 #include "apps/model/gemm_overlap.h"
+#include "apps/model/moe.h"
 #include "apps/model/workspace.h"
 #include "core/base/error.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/optimizer.h"
 #include "core/ops/transfer.h"
 #include "parallel/pipeline/equivalent.h"
 
@@ -106,6 +108,12 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   buffers_.rope = plan.add("rope table", Category::data,
                            spec.use_rope ? options_.max_sequence * spec.rope.rotary_dim * 4 : 0);
   head_chunk_ = chunk;
+  const bool counts = spec.moe.counts_steps() && !options_.training.actions.empty();
+  buffers_.router_counts =
+      counts ? plan.add("router counts", Category::data, spec.layers * spec.moe.experts * 4) : -1;
+  for (size_t l = 0; counts && l < parameters.layers.size(); ++l)
+    if (const int bias = parameters.layers[l].router_bias; bias >= 0)
+      router_biases_.emplace_back(static_cast<int>(l), bias);
   ModelSpec sizes = part_;
   sizes.vocab_size = vocabulary;
   workspace_bytes_ =
@@ -136,6 +144,9 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
   context_.gradient_ready = std::move(gradient_ready);
   context_.weight_needed = std::move(weight_needed);
   context_.log_prob = make_tensor(at(buffers_.log_prob), DType::f32, {options_.tokens});
+  if (buffers_.router_counts >= 0)
+    context_.router_counts =
+        make_tensor(at(buffers_.router_counts), DType::i32, {part_.layers, part_.moe.experts});
   if (part_.use_rope) {
     const std::vector<float> table =
         ops::rope_table(part_.rope, options_.max_sequence, options_.max_sequence);
@@ -172,9 +183,28 @@ void Decoder::run(const Program& program, std::span<const MicroBatch> batches, c
 }
 
 void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks) {
-  const ops::Exec& exec = *context_.exec;
+  ops::Exec& exec = *context_.exec;
+  if (context_.router_counts) ops::zero(exec, {.x = context_.router_counts});
   const bool shorter = exec.needed && !exec.calls && !options_.dry_run.actions.empty();
   run(shorter ? Program{options_.dry_run, training_.id} : training_, batches, hooks);
+}
+
+void Decoder::update_router_bias(const Tensor& scalars) {
+  const Tensor& counts = context_.router_counts;
+  if (router_biases_.empty()) return;
+  ops::Exec& exec = *context_.exec;
+  if (context_.groups && !exec.needed)
+    (*context_.groups)[batch_ranks(options_.layout.tensor)]
+        .all_reduce_async(comm::View(counts.data, counts.numel(), counts.dtype), comm::Reduce::sum,
+                          comm::StreamRef{exec.stream})
+        .wait();
+  const int64_t experts = counts.dim(1);
+  for (const auto& [layer, parameter] : router_biases_)
+    ops::router_bias(exec, {.counts = make_tensor(counts.ptr<int32_t>() + layer * experts, DType::i32,
+                                                  {experts}, counts.device),
+                            .scalars = scalars,
+                            .rate = part_.moe.bias_rate,
+                            .bias = context_.parameters[static_cast<size_t>(parameter)].weight});
 }
 
 void Decoder::evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready) {

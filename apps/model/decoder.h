@@ -70,6 +70,9 @@ class Decoder {
   void evaluate(const MicroBatch& batch) { evaluate({&batch, 1}); }
   /// Training passes add the router's losses and load to `metrics`, (3) f64 (ops::RouterBalance).
   void add_router_metrics(const Tensor& metrics) { context_.router_metrics = metrics; }
+  /// To be called after the update of a step with its scalars (ops::StepScalar): moves the biases of routers
+  /// by the tokens of all ranks in the step.
+  void update_router_bias(const Tensor& scalars);
   /// Log-probabilities (N) f32 of the targets of the last microbatch; 0 for tokens without a target. Of the
   /// last stage; others have none.
   const Tensor& log_prob() const { return context_.log_prob; }
@@ -98,7 +101,8 @@ class Decoder {
   int64_t head_chunk() const { return head_chunk_; }
 
  private:
-  const ModelSpec part_;  ///< tensor_part() of the model
+  const ModelSpec part_;                            ///< tensor_part() of the model
+  std::vector<std::pair<int, int>> router_biases_;  ///< layer and parameter
   DecoderOptions options_;
   LayerContext context_;
   std::unique_ptr<Stage> stage_;
@@ -113,7 +117,7 @@ class Decoder {
   Program evaluation_, evaluations_;     // of one microbatch, and of DecoderOptions::evaluated
   std::vector<memory::BufferId> slots_;  // by id in the Liveness
   struct {
-    memory::BufferId log_prob, rope, workspace;
+    memory::BufferId log_prob, rope, workspace, router_counts;
   } buffers_{};
   size_t workspace_bytes_ = 0;
   int64_t head_chunk_ = 0;

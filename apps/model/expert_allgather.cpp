@@ -7,11 +7,6 @@
 namespace nrl::model {
 namespace {
 
-comm::View view_of(const Tensor& t) {
-  NRL_CHECK(t.contiguous(), "{} is communicated", describe(t));
-  return {t.data, t.numel(), t.dtype};
-}
-
 class AllGatherDispatch final : public ExpertDispatch {
  public:
   AllGatherDispatch(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe,

@@ -12,10 +12,6 @@ namespace {
 constexpr int64_t row_alignment = 16;
 constexpr int64_t weight_bytes = 16;
 
-comm::View view_of(const Tensor& t) {
-  return {t.data, t.numel(), t.dtype};
-}
-
 class AllToAllDispatch final : public ExpertDispatch {
  public:
   AllToAllDispatch(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe,

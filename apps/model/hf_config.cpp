@@ -189,14 +189,17 @@ void read_dense_layers(const ConfigReader& r, ModelSpec& m) {
 
 // Training of the router: keys of Megatron-LM, which transformers does not have.
 void read_router_training(const ConfigReader& r, MoeSpec& e) {
-  enum class Balance : uint8_t { none, batch, sequence };
-  static constexpr std::pair<std::string_view, Balance> kinds[] = {
-      {"aux_loss", Balance::batch}, {"seq_aux_loss", Balance::sequence}, {"none", Balance::none}};
+  static constexpr std::pair<std::string_view, std::optional<AuxLoss>> kinds[] = {
+      {"aux_loss", AuxLoss::microbatch},
+      {"seq_aux_loss", AuxLoss::sequence},
+      {"global_aux_loss", AuxLoss::global},
+      {"none", std::nullopt}};
   static constexpr std::pair<std::string_view, bool> policies[] = {{"probs", true}, {"position", false}};
-  const Balance balance = r.choice_or(kinds, "moe_router_load_balancing_type", Balance::batch);
+  const std::optional<AuxLoss> balance =
+      r.choice_or(kinds, "moe_router_load_balancing_type", std::optional(AuxLoss::microbatch));
   e.aux_loss = static_cast<float>(r.number_or("moe_aux_loss_coeff", 0));
-  e.aux_loss_per_sequence = balance == Balance::sequence;
-  if (balance == Balance::none && e.aux_loss != 0)
+  e.aux_tokens = balance.value_or(AuxLoss::microbatch);
+  if (!balance && e.aux_loss != 0)
     r.conflict("moe_aux_loss_coeff", {"moe_router_load_balancing_type"},
                "moe_aux_loss_coeff is {}, but moe_router_load_balancing_type is none", e.aux_loss);
   e.z_loss = static_cast<float>(r.number_or("moe_z_loss_coeff", 0));
@@ -213,6 +216,33 @@ void read_router_training(const ConfigReader& r, MoeSpec& e) {
   if (e.capacity_factor == 0 && r.given("moe_token_drop_policy"))
     r.refuse("moe_token_drop_policy",
              "moe_token_drop_policy has no effect: no token is dropped without moe_expert_capacity_factor");
+}
+
+// Routers that transformers does not have in these families: keys of Megatron-LM.
+void read_router(const ConfigReader& r, MoeSpec& e) {
+  static constexpr std::pair<std::string_view, ops::RouterScore> scores[] = {
+      {"softmax", ops::RouterScore::softmax}, {"sigmoid", ops::RouterScore::sigmoid}};
+  e.rule.score = r.choice_or(scores, "moe_router_score_function", ops::RouterScore::softmax);
+  e.rule.scale = static_cast<float>(
+      r.given("moe_router_topk_scaling_factor") ? r.positive_or("moe_router_topk_scaling_factor", 1) : 1);
+  const bool groups = r.given("moe_router_num_groups"), chosen = r.given("moe_router_group_topk");
+  if (groups != chosen)
+    r.refuse(groups ? "moe_router_num_groups" : "moe_router_group_topk",
+             "moe_router_num_groups and moe_router_group_topk need each other: {} is missing",
+             groups ? "moe_router_group_topk" : "moe_router_num_groups");
+  if (groups) e.rule.groups = r.size_or("moe_router_num_groups", 1);
+  if (chosen) e.rule.group_top_k = r.size_or("moe_router_group_topk", 1);
+  e.expert_bias = r.flag_or("moe_router_enable_expert_bias", false);
+  if (e.expert_bias && e.rule.score == ops::RouterScore::softmax)
+    r.refuse(
+        "moe_router_enable_expert_bias",
+        "moe_router_enable_expert_bias needs moe_router_score_function: sigmoid: a bias would outweigh the "
+        "scores of a softmax over many experts");
+  if (e.expert_bias)
+    e.bias_rate = static_cast<float>(r.number_or("moe_router_bias_update_rate", 1e-3));
+  else if (r.given("moe_router_bias_update_rate"))
+    r.refuse("moe_router_bias_update_rate",
+             "moe_router_bias_update_rate has no effect without moe_router_enable_expert_bias: true");
 }
 
 void read_experts(const ConfigReader& r, ModelSpec& m) {
@@ -237,10 +267,18 @@ void read_experts(const ConfigReader& r, ModelSpec& m) {
   }
   m.gated = true;
   if (r.valid({"num_hidden_layers", "decoder_sparse_step"})) read_dense_layers(r, m);
+  read_router(r, e);
   const char* reason = ops::unsupported(e.rule, e.experts);
-  if (reason[0] != 0 && r.valid({experts_key, "num_experts_per_tok"}))
+  const bool grouped = e.rule.groups > 1 || e.rule.group_top_k > 1;
+  if (reason[0] != 0 && r.valid({experts_key, "num_experts_per_tok"}) && !grouped)
     r.conflict("num_experts_per_tok", {std::string(experts_key)},
                "num_experts_per_tok is {} of {} experts: {}", e.rule.top_k, e.experts, reason);
+  if (reason[0] != 0 && grouped &&
+      r.valid({experts_key, "num_experts_per_tok", "moe_router_num_groups", "moe_router_group_topk"}))
+    r.conflict("moe_router_num_groups",
+               {std::string(experts_key), "num_experts_per_tok", "moe_router_group_topk"},
+               "moe_router_num_groups is {} with moe_router_group_topk {}, {} experts and {} per token: {}",
+               e.rule.groups, e.rule.group_top_k, e.experts, e.rule.top_k, reason);
   read_router_training(r, e);
 }
 
@@ -302,6 +340,19 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
   ConfigProblems problems;
   const ConfigReader r(json, problems);
   ModelSpec m;
+  // Those of transformers, and what hugging_face_config() writes for other routers.
+  static constexpr std::pair<std::string_view, Family> types[] = {families[0],
+                                                                  families[1],
+                                                                  families[2],
+                                                                  families[3],
+                                                                  families[4],
+                                                                  families[5],
+                                                                  families[6],
+                                                                  families[7],
+                                                                  {"nrl_mixtral", Family::mixtral},
+                                                                  {"nrl_qwen2_moe", Family::qwen2_moe},
+                                                                  {"nrl_qwen3_moe", Family::qwen3_moe}};
+  static_assert(std::size(types) == std::size(families) + 3);
   const JsonValue* type = r.given("model_type");
   const bool deepseek = type && type->is_string() && type->as_string().starts_with("deepseek");
   if (deepseek)
@@ -309,7 +360,7 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
              "model_type {} is not supported: its multi-head latent attention is not built (its router is)",
              type->as_string());
   else
-    m.family = r.choice_or(families, "model_type", Family::llama);
+    m.family = r.choice_or(types, "model_type", Family::llama);
   // The other keys depend on the family.
   if (!r.given("model_type"))
     problems.add(
@@ -348,11 +399,23 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
   return m;
 }
 
+// A router that transformers does not have in this family.
+static bool own_router(const ModelSpec& m) {
+  const ops::RouterRule& rule = m.moe.rule;
+  return rule.score != ops::RouterScore::softmax || rule.scale != 1 || rule.group_top_k < rule.groups ||
+         m.moe.expert_bias;
+}
+
 static void write_experts(JsonValue& json, const ModelSpec& m) {
   if (m.moe.experts == 0) return;
   const bool mixtral = m.family == Family::mixtral;
   json.set(mixtral ? "num_local_experts" : "num_experts", m.moe.experts);
   json.set("num_experts_per_tok", m.moe.rule.top_k);
+  if (own_router(m)) {
+    // transformers would load the weights and route otherwise.
+    json.set("model_type", fmt::format("nrl_{}", name_of(m.family)));
+    json.set("architectures", JsonValue::array({}));
+  }
   if (mixtral) return;
   json.set("norm_topk_prob", m.moe.rule.normalize);
   json.set("moe_intermediate_size", m.moe.ffn);

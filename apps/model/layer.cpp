@@ -64,6 +64,13 @@ comm::Handle Run::reduce_scatter_async(const Tensor& in, const Tensor& out) cons
                : comm::Handle{};
 }
 
+void Run::all_reduce(const Tensor& data, const parallel::GroupId& group) const {
+  if (exec().needed || !context_->groups) return;
+  (*context_->groups)[group]
+      .all_reduce_async(view_of(data), comm::Reduce::sum, comm::StreamRef{exec().stream})
+      .wait();
+}
+
 comm::Handle Run::exchange_async(std::vector<comm::Message> messages, const comm::Handle& previous) const {
   comm::Communicator* const ranks = tensor_ranks();
   return ranks ? ranks->exchange_async(std::move(messages), {comm::StreamRef{exec().stream}, previous})

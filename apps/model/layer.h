@@ -70,6 +70,9 @@ struct LayerContext {
   Tensor next_logits;  ///< (1, V) f32, written by the head in generation
   /// Experts: aux loss, z loss and load of the step, (3) f64 (ops::RouterBalance); may be absent.
   Tensor router_metrics;
+  /// (layers, E) i32: tokens of each expert in the step, of this rank (MoeSpec::counts_steps()); may be
+  /// absent.
+  Tensor router_counts;
   /// Weight of a microbatch's router losses: its share of the tokens of the global batch.
   float batch_share = 1;
   int64_t sequences = 1;  ///< samples of equal length in a microbatch of training
@@ -204,6 +207,8 @@ class Run {
   // are then empty.
   /// Sums over the ranks, in place.
   comm::Handle all_reduce_async(const Tensor& data) const;
+  /// The same over a group of other ranks, completed; nothing without groups.
+  void all_reduce(const Tensor& data, const parallel::GroupId& group) const;
   /// `out` gets the ranks' `in`, in rank order. `in` may be this rank's part of `out`.
   comm::Handle all_gather_async(const Tensor& in, const Tensor& out) const;
   /// `out` gets this rank's part of the rows of the sum of the ranks' `in`.

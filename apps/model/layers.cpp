@@ -114,7 +114,7 @@ Block::Block(const LayerContext& c, int layer, const LayerParameters& p, const p
   attention_.emplace(m, c.layout, recipe, add_, layer, p, in, d_middle_, ports_.d_x,
                      context_parallel(c, layer, activations));
   if (m.has_experts(layer)) {
-    const int64_t segments = m.moe.aux_loss_per_sequence ? c.sequences : 1;
+    const int64_t segments = m.moe.aux_tokens == AuxLoss::sequence ? c.sequences : 1;
     moe_.emplace(m, c.layout, recipe, add_, layer, p, attention_->stream(), segments, ports_.d_out,
                  d_middle_);
   } else {

@@ -1,6 +1,7 @@
 #include "apps/model/moe.h"
 
 #include "core/ops/kernel_table.h"
+#include "core/ops/transfer.h"
 
 namespace nrl::model {
 
@@ -14,6 +15,15 @@ namespace {
 constexpr ops::RouterRule gate_rule{.top_k = 1, .score = ops::RouterScore::sigmoid};
 
 }  // namespace
+
+parallel::GroupId microbatch_ranks(int tensor, int context) {
+  // The lane of attention's exchange: gradients may be summed over the same ranks at the same time.
+  return tensor > 1 && context == 1 ? parallel::group::tp : parallel::group::tp_cp.on_lane(2);
+}
+
+parallel::GroupId batch_ranks(int tensor) {
+  return tensor > 1 ? parallel::group::tp_dp_cp : parallel::group::dp_cp;
+}
 
 Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe& recipe, const AddSlot& add,
          int layer, const LayerParameters& p, Stream in, int64_t segments, Slot d_out, Slot d_x)
@@ -119,21 +129,26 @@ void Moe::forward(Run& r) {
   norm_.forward(r);
   r.step("router", reads(norm_.out), writes(logits_, choice_, prob_), [&] {
     ops::linear_forward(r.exec(), {.x = r[norm_.out], .weight = r.weight(p_.router), .out = r[logits_]});
-    ops::router_forward(r.exec(),
-                        {.rule = m.rule, .logits = r[logits_], .expert = expert(r), .prob = r[prob_]});
+    ops::router_forward(r.exec(), {.rule = m.rule,
+                                   .logits = r[logits_],
+                                   .bias = r.weight(p_.router_bias),
+                                   .expert = expert(r),
+                                   .prob = r[prob_]});
   });
   r.step(training, "router_balance", reads(logits_, choice_), writes(counts_), [&] {
-    const int64_t n = r[logits_].dim(0);
-    NRL_CHECK(n % segments_ == 0, "{} tokens in {} segments", n, segments_);
-    ops::router_counts(r.exec(), {.expert = expert(r), .segment = n / segments_, .counts = counts(r)});
+    count(r);
     const Tensor& metrics = r.context().router_metrics;
+    const Tokens t = tokens(r);
     if (metrics)
       ops::router_balance(r.exec(),
                           {.rule = m.rule,
                            .logits = r[logits_],
                            .counts = counts(r),
-                           .share = r.context().batch_share / static_cast<float>(spec_.expert_layers()) /
-                                    static_cast<float>(r.layout().tensor * r.layout().context),
+                           .first = t.first,
+                           .segment = t.segment,
+                           .total = t.total,
+                           .share = r.context().batch_share / static_cast<float>(spec_.expert_layers()),
+                           .load = r.layout().tensor_rank == 0 && r.layout().context_rank == 0,
                            .metrics = metrics});
   });
   dispatch_->dispatch(r);
@@ -164,6 +179,35 @@ Tensor Moe::shared_prob(const Run& r) const {
   const Tensor all = r[shared_.prob];
   const int64_t n = all.dim(0), ranks = r.layout().sequence_parallel ? r.layout().tensor : 1;
   return all.rows(n / ranks * (ranks > 1 ? r.layout().tensor_rank : 0), n / ranks);
+}
+
+Moe::Tokens Moe::tokens(const Run& r) const {
+  // A context-parallel rank has an equal part of every sequence, a tensor-parallel rank the next of its
+  // tokens.
+  const int64_t own = r[logits_].dim(0), context = r.batch().ids.dim(0);
+  NRL_CHECK(context % segments_ == 0, "{} tokens in {} segments", context, segments_);
+  return {.first = own < context ? own * r.layout().tensor_rank : 0,
+          .segment = context / segments_,
+          .total = context * r.layout().context};
+}
+
+void Moe::count(const Run& r) const {
+  const Tokens t = tokens(r);
+  const ModelLayout& layout = r.layout();
+  const Tensor& steps = r.context().router_counts;
+  const Tensor sum = steps ? steps.rows(layer_, 1) : Tensor{};
+  ops::router_counts(r.exec(),
+                     {.expert = expert(r),
+                      .segment = t.segment,
+                      .first = t.first,
+                      .counts = counts(r),
+                      .sum = steps ? make_tensor(sum.data, DType::i32, {sum.dim(1)}, sum.device) : Tensor{}});
+  if (spec_.moe.aux_tokens == AuxLoss::global && steps) {
+    ops::copy(r.exec(), sum, counts(r));
+    r.all_reduce(counts(r), batch_ranks(layout.tensor));
+  } else if (layout.tensor * layout.context > 1) {
+    r.all_reduce(counts(r), microbatch_ranks(layout.tensor, layout.context));
+  }
 }
 
 void Moe::shared_forward(Run& r) {
@@ -247,12 +291,16 @@ void Moe::backward(Run& r) {
   r.dgrad("router", reads(d_rows_, choice_, logits_, counts_, d_shared) | d.dispatch_backward_uses.reads,
           writes(d_norm_, d_logits_).with(d.dispatch_backward_uses.writes), [&] {
             const float share = r.context().batch_share;
+            const Tokens t = tokens(r);
             d.dispatch_backward(r, r[d_shared], r[d_norm_]);
             ops::router_backward(r.exec(), {.rule = m.rule,
                                             .logits = r[logits_],
                                             .expert = expert(r),
                                             .dprob = r[d_prob_],
                                             .counts = counts(r),
+                                            .first = t.first,
+                                            .segment = t.segment,
+                                            .total = t.total,
                                             .aux = m.aux_loss * share,
                                             .z = m.z_loss * share,
                                             .dlogits = r[d_logits_]});

@@ -19,6 +19,11 @@
 
 namespace nrl::model {
 
+/// The ranks that have parts of the tokens of a microbatch, of `tensor` x `context` ranks.
+parallel::GroupId microbatch_ranks(int tensor, int context);
+/// Those of the microbatches of all data-parallel ranks.
+parallel::GroupId batch_ranks(int tensor);
+
 class Moe {
  public:
   /// `d_out` is the gradient of `out`, `d_x` that of the incoming stream.
@@ -51,6 +56,12 @@ class Moe {
   Tensor rows(const Run& r, Slot slot) const { return dispatch_->rows(r, slot); }
   Tensor offsets(const Run& r) const { return dispatch_->offsets_of(r); }
   Tensor counts(const Run& r) const;
+  /// This rank's tokens among those that the router's losses are computed over (ops::RouterBalance).
+  struct Tokens {
+    int64_t first, segment, total;
+  };
+  Tokens tokens(const Run& r) const;
+  void count(const Run& r) const;
   void shared_forward(Run& r);
   /// Sets d_norm_ to the gradient of the shared expert's input.
   void shared_backward(Run& r);
@@ -69,7 +80,7 @@ class Moe {
   Slot logits_;           ///< (n, E) f32
   Slot choice_;           ///< (n, 2k) i32: experts (n, k), then their rows (n, k)
   Slot prob_;             ///< (n, k) f32
-  Slot counts_;           ///< (1, segments E) i32: tokens of each expert by segment; training
+  Slot counts_;           ///< (1, segments E) i32: tokens of each expert by segment, of all ranks; training
   Slot rows_;             ///< (R, H): the normalized tokens
   Slot in_;               ///< (R, 2F): [gate, up]
   Slot act_;              ///< (R, F)

@@ -207,6 +207,16 @@ class Builder {
       return parameter;
     };
     l.router = router("router", {file + "gate", m.experts});
+    if (m.expert_bias) {
+      // DeepSeek-V3's name.
+      l.router_bias = vector(own + "router.bias", {{file + "gate.e_score_correction_bias", m.experts}},
+                             Split::none, Init::zeros);
+      replicated(l.router_bias, false);
+      Parameter& bias = list_.all[static_cast<size_t>(l.router_bias)];
+      bias.group = group_name::router_bias;
+      bias.trainable = false;
+      bias.f32 = true;
+    }
     std::vector<Rows> in, out;
     const Slice local = local_experts(spec_, layout_);
     for (int64_t e = local.begin; e < local.begin + local.count; ++e) {
@@ -245,9 +255,9 @@ int64_t ParameterList::total() const {
 
 std::vector<int> LayerParameters::all() const {
   std::vector<int> out;
-  for (const int p : {norm1,  norm1_bias, qkv,         qkv_bias,  q_norm,      k_norm,     o,
-                      o_bias, norm2,      norm2_bias,  mlp_in,    mlp_in_bias, mlp_out,    mlp_out_bias,
-                      router, experts_in, experts_out, shared_in, shared_out,  shared_gate})
+  for (const int p : {norm1,  norm1_bias,  qkv,        qkv_bias,    q_norm,      k_norm,     o,
+                      o_bias, norm2,       norm2_bias, mlp_in,      mlp_in_bias, mlp_out,    mlp_out_bias,
+                      router, router_bias, experts_in, experts_out, shared_in,   shared_out, shared_gate})
     if (p >= 0) out.push_back(p);
   return out;
 }

@@ -55,6 +55,8 @@ inline constexpr const char* tied = "tied";
 /// The matrices of experts, each of which is on one rank of the expert grid's tensor- and expert-parallel
 /// axes.
 inline constexpr const char* expert = "expert";
+/// Biases of routers: no gradient; a step updates them from the load of the experts.
+inline constexpr const char* router_bias = "router_bias";
 }  // namespace group_name
 
 /// A parameter as the layers use it. q, k and v (and gate and up) are one fused parameter with several parts.
@@ -66,6 +68,7 @@ struct Parameter {
   std::vector<Part> parts;
   std::string group = group_name::dense;  ///< one flat layout and one optimizer call
   bool trainable = true;                  ///< equal within a group; false: no gradient, no optimizer state
+  bool f32 = false;                       ///< stored in f32 with any recipe; equal within a group
   Copies copies = Copies::none;
   /// The weight (or bias) of a GEMM, whose first contribution to the gradient of a step overwrites it. All
   /// other gradients are zeroed after the update, and every contribution is added.
@@ -94,6 +97,7 @@ struct LayerParameters {
   int norm2 = -1, norm2_bias = -1, mlp_in = -1, mlp_in_bias = -1, mlp_out = -1, mlp_out_bias = -1;
   // With experts, in place of the MLP: router (E, H); experts_in (E 2F, H), of each expert its gate, then its
   // up projection; experts_out (E H, F).
+  int router_bias = -1;  ///< (E)
   int router = -1, experts_in = -1, experts_out = -1, shared_in = -1, shared_out = -1, shared_gate = -1;
   /// Those that the model has.
   std::vector<int> all() const;

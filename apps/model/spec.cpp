@@ -27,6 +27,11 @@ int64_t MoeSpec::rows(int64_t tokens, bool generation) const {
   return pad_to_capacity && !generation ? experts * capacity(tokens, generation) : tokens * rule.top_k;
 }
 
+std::string_view MoeSpec::aux_name() const {
+  constexpr std::string_view names[] = {"aux_loss", "seq_aux_loss", "global_aux_loss"};
+  return names[static_cast<int>(aux_tokens)];
+}
+
 int64_t ModelSpec::expert_layers() const {
   int64_t count = 0;
   for (int64_t i = 0; i < layers; ++i) count += has_experts(i) ? 1 : 0;
@@ -57,8 +62,10 @@ std::string experts_text(const ModelSpec& m) {
   text += e.capacity_factor > 0
               ? fmt::format("   capacity {} x mean{}", e.capacity_factor, e.pad_to_capacity ? ", padded" : "")
               : "   no token dropped";
-  if (e.aux_loss > 0)
-    text += fmt::format("   {} {}", e.aux_loss_per_sequence ? "seq_aux_loss" : "aux_loss", e.aux_loss);
+  if (e.rule.score == ops::RouterScore::sigmoid) text += "   sigmoid";
+  if (e.rule.groups > 1) text += fmt::format("   {} of {} groups", e.rule.group_top_k, e.rule.groups);
+  if (e.expert_bias) text += fmt::format("   bias rate {}", e.bias_rate);
+  if (e.aux_loss > 0) text += fmt::format("   {} {}", e.aux_name(), e.aux_loss);
   if (e.z_loss > 0) text += fmt::format("   z_loss {}", e.z_loss);
   return text;
 }

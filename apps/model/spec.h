@@ -27,28 +27,37 @@ std::string_view name_of(Family f);
 
 /// How tokens get to the experts of other ranks.
 enum class TokenDispatcher : uint8_t { alltoall, allgather };
+/// The tokens whose shares the load-balancing loss of a router compares: of a microbatch, of each of its
+/// sequences, or of the microbatches of all data-parallel ranks since the step began.
+enum class AuxLoss : uint8_t { microbatch, sequence, global };
 
 /// A mixture of experts in place of the MLP of some layers.
 struct MoeSpec {
   int64_t experts = 0;  ///< 0: the model has none
   int64_t ffn = 0;      ///< inner size of an expert
   ops::RouterRule rule;
+  bool expert_bias = false;    ///< a bias per expert chooses with the scores, and follows the load
   int64_t shared_ffn = 0;      ///< inner size of the MLP that every token passes, 0: none
   bool shared_gate = false;    ///< its output is weighted by the sigmoid of a projection (Qwen2-MoE)
   std::vector<uint8_t> dense;  ///< by layer: 1 for those with an ordinary MLP
 
   // Training only.
-  float aux_loss = 0, z_loss = 0;      ///< coefficients
-  bool aux_loss_per_sequence = false;  ///< else over the tokens of a microbatch
-  double capacity_factor = 0;          ///< 0: no token is dropped
-  bool pad_to_capacity = false;        ///< all experts get as many rows
-  bool drop_by_probability = true;     ///< else the tokens that come last are dropped
+  float aux_loss = 0, z_loss = 0;  ///< coefficients
+  AuxLoss aux_tokens = AuxLoss::microbatch;
+  float bias_rate = 0;              ///< what a step adds to or takes from a bias
+  double capacity_factor = 0;       ///< 0: no token is dropped
+  bool pad_to_capacity = false;     ///< all experts get as many rows
+  bool drop_by_probability = true;  ///< else the tokens that come last are dropped
   TokenDispatcher dispatcher = TokenDispatcher::alltoall;
 
   /// Tokens that an expert takes of `tokens`; 0: all. Generation drops none.
   int64_t capacity(int64_t tokens, bool generation) const;
   /// Rows that all experts get of `tokens`, at most.
   int64_t rows(int64_t tokens, bool generation) const;
+  /// Whether training counts the tokens of each expert over a step.
+  bool counts_steps() const { return expert_bias || aux_tokens == AuxLoss::global; }
+  /// The value of moe_router_load_balancing_type.
+  std::string_view aux_name() const;
 };
 
 struct ModelSpec {

@@ -5,6 +5,7 @@
 
 #include "apps/model/context_parallel.h"
 #include "apps/model/expert_dispatch.h"
+#include "apps/model/moe.h"
 #include "apps/model/parameters.h"
 #include "apps/plan/pipeline.h"
 #include "core/base/error.h"
@@ -101,8 +102,10 @@ std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPos
     out.push_back(shards);
     if (lane) out.push_back(shards.on_lane(1));
   }
+  if (replicas > 1) out.push_back(model::batch_ranks(sizes.tp));  // of routers; else among the above
   if (sizes.tp > 1) out.push_back(group::tp);
   if (sizes.cp > 1) {
+    out.push_back(model::microbatch_ranks(sizes.tp, sizes.cp));  // of routers
     // Of all types that a layer may have.
     const auto types = static_cast<int64_t>(d.cp_comm_type.size());
     const auto used = model::context_groups(context_exchanges(d, types), sizes.cp);

@@ -226,7 +226,7 @@ std::vector<ParamGroup> make_param_groups(
     g.error_feedback = o.error_feedback;
     g.reduce_rank = o.replica * o.shards + o.shard_rank;
     g.overlap_gather = o.overlap_gather;
-    g.weight = o.recipe.weights();
+    g.weight = at(parameters, g.parameters.front()).f32 ? DType::f32 : o.recipe.weights();
     g.gradient = o.recipe.weight_gradients();
     g.lr_scale = o.lr_scale;
     g.owned = owned_ranges(g, parameters, o);

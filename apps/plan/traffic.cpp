@@ -5,6 +5,7 @@
 
 #include "apps/model/context_parallel.h"
 #include "apps/model/expert_dispatch.h"
+#include "apps/model/moe.h"
 #include "apps/model/tensor_parallel.h"
 #include "core/base/error.h"
 #include "core/ops/step.h"
@@ -38,6 +39,26 @@ ReductionVisits visits_of(const RunPlan& plan, int group) {
       if (ref.group == group) gathered[static_cast<size_t>(ref.bucket)] = false;
   }
   return out;
+}
+
+/// What this rank's routers communicate: the counts of their experts (apps/model/moe.cpp).
+template <class Add>
+void add_routers(const RunPlan& plan, const Add& add) {
+  const model::ModelLayout& layout = plan.layout;
+  const model::MoeSpec& moe = plan.spec.moe;
+  int64_t layers = 0;
+  for (int l = 0; l < static_cast<int>(plan.spec.layers); ++l)
+    layers += moe.experts > 0 && plan.spec.has_experts(l) && model::holds_block(layout, plan.spec.layers, l);
+  if (layers == 0) return;
+  const bool global = moe.aux_tokens == model::AuxLoss::global;
+  const int64_t segments = moe.aux_tokens == model::AuxLoss::sequence ? plan.batch.micro : 1,
+                calls = layers * plan.batch.accumulation, bytes = calls * segments * moe.experts * 4;
+  const parallel::GroupId batch = model::batch_ranks(layout.tensor);
+  if (global)
+    add(batch, comm::Op::all_reduce, calls, bytes);
+  else if (layout.tensor * layout.context > 1)
+    add(model::microbatch_ranks(layout.tensor, layout.context), comm::Op::all_reduce, calls, bytes);
+  if (moe.expert_bias) add(batch, comm::Op::all_reduce, 1, plan.spec.layers * moe.experts * 4);
 }
 
 using comm::Op;
@@ -171,6 +192,7 @@ std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGr
   };
   add_layers(plan, add);
   add_attention(plan, add);
+  add_routers(plan, add);
   add_experts(plan, add);
   for (const model::Decoder::Message& m : plan.decoder->messages())
     add(parallel::group::pp, m.sent ? Op::send : Op::recv, 1, m.bytes);

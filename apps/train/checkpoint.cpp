@@ -287,7 +287,7 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
     if (t.group->trainable) trained = &t;
   for (const Parameter& parameter : s.whole->all)
     for (const Part& part : parameter.parts) {
-      want(part.name, s.groups.front().group->weight, shape_on_disk(part));
+      want(part.name, parameter.f32 ? DType::f32 : s.groups.front().group->weight, shape_on_disk(part));
       if (trained && parameter.trainable)
         for (const plan::StateTensor& state : trained->group->state)
           want(state.name + "/" + part.name, state.dtype, part.global);
@@ -334,7 +334,9 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
 DType stored_dtype(const std::string& directory) {
   const SafetensorsSet files(directory);
   for (const std::string& name : files.names())
-    if (files.at(name).tensor->dtype != DType::bf16) return DType::f32;
+    // Biases of routers are f32 beside any weights.
+    if (files.at(name).tensor->dtype != DType::bf16 && !name.ends_with(".e_score_correction_bias"))
+      return DType::f32;
   return DType::bf16;
 }
 

@@ -66,6 +66,11 @@ constexpr Guarded guarded[] = {{"policy.max_total_sequence_length", ResumeChange
                                {"policy.model.attn_pdrop", ResumeChange::model},
                                {"policy.model.num_experts_per_tok", ResumeChange::model},
                                {"policy.model.norm_topk_prob", ResumeChange::model},
+                               {"policy.model.moe_router_score_function", ResumeChange::model},
+                               {"policy.model.moe_router_topk_scaling_factor", ResumeChange::model},
+                               {"policy.model.moe_router_num_groups", ResumeChange::model},
+                               {"policy.model.moe_router_group_topk", ResumeChange::model},
+                               {"policy.model.moe_router_bias_update_rate", ResumeChange::model},
                                {"policy.model.moe_aux_loss_coeff", ResumeChange::model},
                                {"policy.model.moe_z_loss_coeff", ResumeChange::model},
                                {"policy.model.moe_router_load_balancing_type", ResumeChange::model},
@@ -81,8 +86,8 @@ const Guarded* find_guarded(std::string_view key) {
 }
 
 void add_experts(const model::MoeSpec& moe, RunRecord& record) {
-  const auto& [experts, ffn, rule, shared_ffn, shared_gate, dense, aux_loss, z_loss, aux_loss_per_sequence,
-               capacity_factor, pad_to_capacity, drop_by_probability, dispatcher] = moe;
+  const auto& [experts, ffn, rule, expert_bias, shared_ffn, shared_gate, dense, aux_loss, z_loss, aux_tokens,
+               bias_rate, capacity_factor, pad_to_capacity, drop_by_probability, dispatcher] = moe;
   auto add = [&](std::string_view key, const auto& value) {
     record[fmt::format("policy.model.{}", key)] = fmt::format("{}", value);
   };
@@ -90,6 +95,12 @@ void add_experts(const model::MoeSpec& moe, RunRecord& record) {
   add("moe_intermediate_size", ffn);
   add("num_experts_per_tok", rule.top_k);
   add("norm_topk_prob", rule.normalize);
+  add("moe_router_score_function", rule.score == ops::RouterScore::sigmoid ? "sigmoid" : "softmax");
+  add("moe_router_topk_scaling_factor", rule.scale);
+  add("moe_router_num_groups", rule.groups);
+  add("moe_router_group_topk", rule.group_top_k);
+  add("moe_router_enable_expert_bias", expert_bias);
+  add("moe_router_bias_update_rate", bias_rate);
   add("shared_expert_intermediate_size", shared_ffn);
   std::string layers;
   for (size_t i = 0; i < dense.size(); ++i)
@@ -99,7 +110,8 @@ void add_experts(const model::MoeSpec& moe, RunRecord& record) {
   (void)dispatcher;   // changes no number
   add("moe_aux_loss_coeff", aux_loss);
   add("moe_z_loss_coeff", z_loss);
-  add("moe_router_load_balancing_type", aux_loss_per_sequence ? "seq_aux_loss" : "aux_loss");
+  (void)aux_tokens;
+  add("moe_router_load_balancing_type", moe.aux_name());
   add("moe_expert_capacity_factor", capacity_factor);
   add("moe_pad_expert_input_to_capacity", pad_to_capacity);
   add("moe_token_drop_policy", drop_by_probability ? "probs" : "position");

@@ -199,15 +199,7 @@ void check_experts(const ConfigResult& result, const model::ModelSpec& spec, Dia
         "", {fmt::format("set {} to true or auto, or {} to 1", sequence, tensor)}));
   for (const auto& [key, size] :
        {std::pair(tensor, d.tensor_parallel_size), std::pair(context, d.context_parallel_size)})
-    if (size > 1 && (spec.moe.aux_loss > 0 || spec.moe.z_loss > 0) && result.sound(key))
-      out.push_back(diagnose(
-          result, key,
-          fmt::format(
-              "{} is {}, but policy.model.moe_aux_loss_coeff and moe_z_loss_coeff need all tokens of a "
-              "microbatch on one rank",
-              key, size),
-          "", {fmt::format("set both to 0, or {} to 1", key)}));
-    else if (size > 1 && spec.moe.capacity_factor > 0 && result.sound(key))
+    if (size > 1 && spec.moe.capacity_factor > 0 && result.sound(key))
       out.push_back(diagnose(
           result, key,
           fmt::format(

@@ -20,17 +20,20 @@ ConfigResult reference_config(const ConfigResult& config) {
   return out;
 }
 
-BatchPlan reference_batch(const BatchPlan& batch) {
+BatchPlan reference_batch(const BatchPlan& batch, bool global_aux_loss) {
   BatchPlan out = batch;
   out.data_parallel = 1;
-  out.accumulation = batch.global / batch.micro;
+  if (global_aux_loss) out.micro *= batch.data_parallel;
+  out.accumulation = out.global / out.micro;
   return out;
 }
 
 std::unique_ptr<plan::RunPlan> make_reference_plan(const ConfigResult& config, const plan::RunPlan& plan,
                                                    const train::Placement& placement, int local_ranks) {
   const ConfigResult alone = reference_config(config);
-  const BatchPlan batch = reference_batch(plan.batch);
+  const model::MoeSpec& moe = plan.spec.moe;
+  const BatchPlan batch =
+      reference_batch(plan.batch, moe.aux_tokens == model::AuxLoss::global && moe.aux_loss > 0);
   const bool gpu = placement.device() == DeviceType::cuda;
   const plan::CategoryBytes own = plan::planned_memory(config.config, plan);
   double own_total = 0;

@@ -13,8 +13,9 @@ namespace nrl::verify {
 /// delays or recomputes work.
 ConfigResult reference_config(const ConfigResult& config);
 
-/// The same global batch in the same microbatches, all of them on one rank.
-BatchPlan reference_batch(const BatchPlan& batch);
+/// The same global batch in the same microbatches, all of them on one rank. `global_aux_loss`: those of all
+/// data-parallel ranks at a time are one, as that loss counts them together.
+BatchPlan reference_batch(const BatchPlan& batch, bool global_aux_loss = false);
 
 /// The engine of the reference and its groups of one rank, on the device of a placement.
 struct Reference {

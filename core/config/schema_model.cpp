@@ -63,11 +63,36 @@ void add_experts(PolicyTable& t) {
       .help("Ignored in a model directory: transformers' loss over all layers (see moe_aux_loss_coeff).");
   t.model("output_router_logits", Kind::boolean).help("Ignored in a model directory.");
   t.model("router_jitter_noise", Kind::number).at_least(0).help("Mixtral: only 0 is supported.");
-  megatron("moe_router_load_balancing_type", Kind::choice)
-      .one_of({"aux_loss", "seq_aux_loss", "none"})
+  megatron("moe_router_score_function", Kind::choice)
+      .one_of({"softmax", "sigmoid"})
+      .help("Scores of experts, from the router's logits.");
+  megatron("moe_router_topk_scaling_factor", Kind::number)
+      .nullable()
+      .above(0)
+      .help("Multiplies the weights of the chosen experts.");
+  megatron("moe_router_num_groups", Kind::integer)
+      .nullable()
+      .at_least(1)
+      .help("Groups of consecutive experts, of which a token chooses moe_router_group_topk.");
+  megatron("moe_router_group_topk", Kind::integer)
+      .nullable()
+      .at_least(1)
       .help(
-          "What moe_aux_loss_coeff weights: the load-balancing loss over the tokens of a microbatch, or of "
-          "each sequence.");
+          "Groups that a token chooses first: those with the largest sums of their num_experts_per_tok / "
+          "moe_router_group_topk best scores.");
+  megatron("moe_router_enable_expert_bias", Kind::boolean)
+      .help(
+          "A bias per expert is added to the scores for the choice, and grows while the expert gets fewer "
+          "tokens "
+          "than the mean: balance without a loss (DeepSeek-V3).");
+  megatron("moe_router_bias_update_rate", Kind::number)
+      .at_least(0)
+      .help("What a step adds to or takes from each expert's bias; default 0.001.");
+  megatron("moe_router_load_balancing_type", Kind::choice)
+      .one_of({"aux_loss", "seq_aux_loss", "global_aux_loss", "none"})
+      .help(
+          "What moe_aux_loss_coeff weights: the load-balancing loss over the tokens of a microbatch, of each "
+          "sequence, or of the microbatches of all data-parallel ranks since the step began.");
   megatron("moe_aux_loss_coeff", Kind::number)
       .at_least(0)
       .help("Weight of the load-balancing loss of each layer with experts; 0: none.");

@@ -54,6 +54,7 @@ namespace nrl::ops {
   X(router_counts, RouterCounts)                    \
   X(router_balance, RouterBalance)                  \
   X(router_backward, RouterBackward)                \
+  X(router_bias, RouterBias)                        \
   X(dispatch_sort, DispatchSort)                    \
   X(permute, Permute)                               \
   X(unpermute, Unpermute)                           \

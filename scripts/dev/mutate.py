@@ -14,7 +14,8 @@ A mutant is a block of lines in scripts/mutants/AREA.txt:
   in: source text      optional: the place of OLD; must occur exactly once in the file
   old: source text     must occur exactly once in there; one line each for text of several lines
   new: mutated text
-  verify: 2 key=value  optional, for --verify: number of ranks, and overrides of tests/verify/tiny.yaml
+  verify: 2 key=value  optional, for --verify: number of ranks, and overrides of tests/verify/tiny.yaml, or of the
+                       file in that directory that is named first
   spoils: expression   optional, for --verify: the verdict must match it
 
 With --verify, which builds only nrl-train, `nrl-train verify` runs on the layout of each mutant that has one: it must

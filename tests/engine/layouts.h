@@ -77,6 +77,7 @@ class Trainee {
     for (int i = 0; i < steps; ++i) {
       const engine::StepResult result = train_step();
       out.numbers.insert(out.numbers.end(), {result.metrics[0], result.grad_norm});
+      out.numbers.insert(out.numbers.end(), result.router.begin(), result.router.end());
       if (i == 0) add_state("exp_avg", "g/", out.elements);
     }
     out.numbers.push_back(evaluate());
@@ -146,6 +147,7 @@ class Trainee {
   }
   void add_state(const char* name, const char* prefix, Elements& out) {
     for (const engine::GroupTensors& t : engine_->groups()) {
+      if (!t.group->trainable) continue;
       const std::vector<float> values = values_of(t.find(name));
       for (const plan::OwnedRange& r : t.group->owned)
         add(engine_->plan().parameters.all[static_cast<size_t>(r.parameter)], r.offset,

@@ -47,6 +47,22 @@ TEST_CASE("tensor-parallel ranks with tokens of their own share experts", "[engi
     require_same_learning("cpu", small_qwen2_moe,
                           {"policy.recompute.granularity=selective", "policy.recompute.modules=" + recompute},
                           tensor_parallel(ranks, true), 1e-5);
+  for (const std::string balance : {"aux_loss", "seq_aux_loss", "global_aux_loss"})
+    for (const std::string router :
+         {"",
+          ", moe_router_score_function: sigmoid, moe_router_enable_expert_bias: true, "
+          "moe_router_num_groups: 2, moe_router_group_topk: 1, moe_router_topk_scaling_factor: 1.5"}) {
+      std::string model = small_qwen2_moe;
+      model.insert(model.size() - 1,
+                   ", moe_aux_loss_coeff: 0.3, moe_z_loss_coeff: 0.1, "
+                   "moe_router_load_balancing_type: " +
+                       balance + router);
+      require_same_learning("cpu", model, {}, tensor_parallel(ranks, true), 1e-5);
+      if (ranks >= 4)
+        require_same_learning(
+            "cpu", model, {},
+            tensor_parallel(2, true) + std::vector<std::string>{"distributed.context_parallel_size=2"}, 1e-5);
+    }
   if (ranks < 4) return;
   for (const std::string strategy : {"ddp", "optim", "optim_grads", "optim_grads_params"})
     for (const std::string other : {"data_parallel_size=auto", "context_parallel_size=2"})

@@ -118,6 +118,44 @@ TEST_CASE("the tensors of experts have the names of Hugging Face", "[experts]") 
   CHECK(qwen.contains("model.layers.2.mlp.up_proj.weight"));
 }
 
+TEST_CASE("a router that transformers does not have is written so that transformers refuses it",
+          "[experts]") {
+  const auto written = [](const std::string& more) {
+    const ModelSpec m =
+        parse_model_config(small("qwen3_moe", R"("num_experts":4,"num_experts_per_tok":2)" + more), "test");
+    return hugging_face_config(m, "float32");
+  };
+  CHECK(written("").find(R"("model_type": "qwen3_moe")") != std::string::npos);
+  CHECK(written(R"(,"moe_router_num_groups":2,"moe_router_group_topk":2)").find(R"("qwen3_moe")") !=
+        std::string::npos);
+  for (const char* key :
+       {R"("moe_router_score_function":"sigmoid")", R"("moe_router_topk_scaling_factor":2.5)",
+        R"("moe_router_num_groups":2,"moe_router_group_topk":1)",
+        R"("moe_router_score_function":"sigmoid","moe_router_enable_expert_bias":true)"}) {
+    const std::string text = written(std::string(",") + key);
+    CHECK(text.find(R"("model_type": "nrl_qwen3_moe")") != std::string::npos);
+    // It is read as it was.
+    const ModelSpec again = parse_model_config(text, "test");
+    CHECK(again.family == Family::qwen3_moe);
+    CHECK(hugging_face_config(again, "float32") == text);
+  }
+  const ModelSpec m = parse_model_config(
+      small("mixtral", R"("num_local_experts":8,"num_experts_per_tok":2,"moe_router_score_function":"sigmoid",
+                          "moe_router_enable_expert_bias":true,"moe_router_bias_update_rate":0.01,
+                          "moe_router_num_groups":4,"moe_router_group_topk":2,
+                          "moe_router_topk_scaling_factor":2.5)"),
+      "test");
+  CHECK(m.moe.rule.score == ops::RouterScore::sigmoid);
+  CHECK(m.moe.rule.scale == 2.5f);
+  CHECK(m.moe.rule.groups == 4);
+  CHECK(m.moe.rule.group_top_k == 2);
+  CHECK(m.moe.bias_rate == 0.01f);
+  const ParameterList list = make_parameters(m);
+  const Parameter& bias = list.all[static_cast<size_t>(list.layers[1].router_bias)];
+  CHECK(bias.parts[0].name == "model.layers.1.block_sparse_moe.gate.e_score_correction_bias");
+  CHECK((bias.numel() == 8 && !bias.trainable && bias.f32));
+}
+
 TEST_CASE("which layers have experts", "[experts]") {
   const auto layers = [](const std::string& more) {
     const ModelSpec m = parse_model_config(

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "core/ops/router.h"
+#include "core/ops/step.h"
 #include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
 
@@ -109,8 +110,12 @@ GradProblem gradient(DType t, const Setup& s, float aux, float z) {
     e.kernels->router_forward(e, forward_of(s, *r));
     e.kernels->router_counts(e, {.expert = r->expert, .segment = s.n / s.segments, .counts = r->counts});
     Buffer metrics(DType::f64, {3});
-    e.kernels->router_balance(e,
-                              {.rule = s.rule, .logits = r->logits, .counts = r->counts, .metrics = metrics});
+    e.kernels->router_balance(e, {.rule = s.rule,
+                                  .logits = r->logits,
+                                  .counts = r->counts,
+                                  .segment = s.n / s.segments,
+                                  .total = s.n,
+                                  .metrics = metrics});
     return dot(r->prob, r->dprob) + static_cast<double>(aux) * metrics.get(0) +
            static_cast<double>(z) * metrics.get(1);
   };
@@ -122,6 +127,8 @@ GradProblem gradient(DType t, const Setup& s, float aux, float z) {
                                    .expert = r->expert,
                                    .dprob = r->dprob,
                                    .counts = r->counts,
+                                   .segment = s.n / s.segments,
+                                   .total = s.n,
                                    .aux = aux,
                                    .z = z,
                                    .dlogits = r->dlogits});
@@ -147,6 +154,87 @@ void ties(Exec& e) {
     expect(std::fabs(prob.get(0) - (score == RouterScore::softmax ? 1.0 / experts : 0.5)) < 1e-6,
            "the bias changes the weight");
   }
+}
+
+/// Ranks with parts of the tokens, which sum their counts, have the losses and gradients of one with all.
+void parts(Exec& e) {
+  const Setup s{"parts", 12, 5, 3, {.top_k = 2, .score = RouterScore::sigmoid, .normalize = true}};
+  Router all(s);
+  std::vector<std::byte> memory(e.libraries ? 0 : router_workspace(e.partials()));
+  Exec exact = e;
+  if (!e.libraries) exact.workspace = {memory.data(), memory.size()};
+  const auto run = [&](const RouterBalance& balance, const RouterBackward& backward) {
+    router_balance(exact, balance);
+    router_backward(exact, backward);
+  };
+  router_forward(exact, forward_of(s, all));
+  Buffer sum(DType::i32, {s.experts}), metrics(DType::f64, {3});
+  router_counts(exact, {.expert = all.expert, .segment = 4, .counts = all.counts, .sum = sum});
+  const auto balance_of = [&](const Router& r, Buffer& out) {
+    return RouterBalance{.rule = s.rule, .logits = r.logits, .counts = all.counts, .metrics = out};
+  };
+  const auto backward_of = [&](const Router& r) {
+    return RouterBackward{.rule = s.rule,
+                          .logits = r.logits,
+                          .expert = r.expert,
+                          .dprob = r.dprob,
+                          .counts = all.counts,
+                          .aux = 2,
+                          .z = 0.5f,
+                          .dlogits = r.dlogits};
+  };
+  run(balance_of(all, metrics), backward_of(all));
+  synchronize(exact);
+  Buffer total(DType::f64, {3}), counted(DType::i32, {s.segments, s.experts});
+  std::vector<double> step(static_cast<size_t>(s.experts));
+  int64_t first = 0;
+  for (const int64_t n : {5, 1, 6}) {  // segments of 4 are cut
+    Setup part = s;
+    part.n = n;
+    Router r(part);
+    for (int64_t i = 0; i < n * s.experts; ++i) r.logits.set(i, all.logits.get(first * s.experts + i));
+    for (int64_t i = 0; i < n * 2; ++i) r.dprob.set(i, all.dprob.get(first * 2 + i));
+    router_forward(exact, forward_of(part, r));
+    Buffer own(DType::i32, {s.experts});
+    router_counts(exact, {.expert = r.expert, .segment = 4, .first = first, .counts = r.counts, .sum = own});
+    RouterBalance balance = balance_of(r, total);
+    balance.first = first, balance.segment = 4, balance.total = s.n, balance.load = first == 0;
+    RouterBackward backward = backward_of(r);
+    backward.first = first, backward.segment = 4, backward.total = s.n;
+    run(balance, backward);
+    synchronize(exact);
+    for (int64_t i = 0; i < s.segments * s.experts; ++i) counted.set(i, counted.get(i) + r.counts.get(i));
+    for (int64_t i = 0; i < s.experts; ++i) step[static_cast<size_t>(i)] += own.get(i);
+    for (int64_t i = 0; i < n * s.experts; ++i)
+      expect(std::fabs(r.dlogits.get(i) - all.dlogits.get(first * s.experts + i)) < 1e-6,
+             fmt::format("dlogits {} of token {}", i % s.experts, first + i / s.experts));
+    first += n;
+  }
+  for (int64_t i = 0; i < s.segments * s.experts; ++i)
+    expect(counted.get(i) == all.counts.get(i), "counts of segments");
+  for (int64_t i = 0; i < s.experts; ++i)
+    expect(step[static_cast<size_t>(i)] == sum.get(i), "counts of all segments");
+  for (int i = 0; i < 3; ++i)
+    expect(std::fabs(total.get(i) - metrics.get(i)) < 1e-6,
+           fmt::format("metric {}: {} and {}", i, total.get(i), metrics.get(i)));
+}
+
+/// Experts below the mean are raised, those above it lowered, others and skipped steps left alone.
+void moved_bias(Exec& e) {
+  Buffer counts(DType::i32, {4}), scalars(DType::f64, {StepScalar::count}), bias(DType::f32, {4});
+  const double given[] = {3, 5, 0, 4};
+  for (int64_t i = 0; i < 4; ++i) counts.set(i, given[i]);  // mean 3
+  for (int64_t i = 0; i < 4; ++i) bias.set(i, 0.5);
+  const RouterBias call{.counts = counts, .scalars = scalars, .rate = 0.25f, .bias = bias};
+  router_bias(e, call);
+  synchronize(e);
+  const double wanted[] = {0.5, 0.25, 0.75, 0.25};
+  for (int64_t i = 0; i < 4; ++i)
+    expect(bias.get(i) == wanted[i], fmt::format("bias {}: {}", i, bias.get(i)));
+  scalars.set(StepScalar::skip, 1);
+  router_bias(e, call);
+  synchronize(e);
+  for (int64_t i = 0; i < 4; ++i) expect(bias.get(i) == wanted[i], "a skipped step moved the bias");
 }
 
 /// Balanced tokens give the aux loss 1 for any E and k, and the load 1.
@@ -200,6 +288,8 @@ NRL_OP_CASES(router) {
   }
   registry.properties.push_back({"router.ties", ties});
   registry.properties.push_back({"router.balanced", balanced});
+  registry.properties.push_back({"router.parts", parts});
+  registry.properties.push_back({"router.moved bias", moved_bias});
   registry.properties.push_back({"router.refused", refused});
 }
 

@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "apps/model/moe.h"
 #include "apps/plan/run_plan.h"
 #include "tests/catch.h"
 
@@ -57,6 +58,8 @@ TEST_CASE("the groups of ranks that parameter groups use are created at start, t
         for (int rank = 0; rank < world; ++rank) {
           const GridPosition position = grid_position(config, world, rank);
           REQUIRE(needed_groups(config, position) == first);
+          for (const parallel::GroupId& id : {model::microbatch_ranks(2, 2), model::batch_ranks(2)})
+            REQUIRE(std::count(first.begin(), first.end(), id) == 1);
           for (const auto name : {model::group_name::dense, model::group_name::tensor_partial,
                                   model::group_name::tied, model::group_name::expert}) {
             const bool middle = position.at.pp == 1 && name == model::group_name::tied;

@@ -331,6 +331,42 @@ TEST_CASE("weights and every kind of optimizer state are restored") {
   }
 }
 
+TEST_CASE("biases of routers follow the load, evaluation does not move them, and a resume restores them") {
+  for (const std::string precision : {"float32", "bfloat16"}) {
+    CAPTURE(precision);
+    const Runs runs;
+    const std::vector<std::string> more{
+        "policy.precision=" + precision,
+        "policy.model={model_type: qwen3_moe, vocab_size: 61, hidden_size: 16, intermediate_size: 24, "
+        "num_hidden_layers: 2, num_attention_heads: 2, head_dim: 8, max_position_embeddings: 64, "
+        "num_experts: 4, "
+        "num_experts_per_tok: 2, moe_intermediate_size: 8, moe_router_score_function: sigmoid, "
+        "moe_router_enable_expert_bias: true, moe_router_bias_update_rate: 0.0078125, initializer_range: "
+        "0.2}"};
+    REQUIRE(runs.train("whole", more) == Exit::ok);
+    runs.copy("whole", "parts", 2);
+    REQUIRE(runs.train("parts", more) == Exit::ok);
+    auto unevaluated = more;
+    unevaluated.emplace_back("pretrain.val_period=0");
+    REQUIRE(runs.train("unevaluated", unevaluated) == Exit::ok);
+    for (const char* file : {"model.safetensors", optimizer_file}) {
+      CHECK(runs.same("parts", "whole", file));
+      CHECK(runs.same("unevaluated", "whole", file));
+    }
+    CheckpointReader reader(runs.step("whole", 4));
+    for (const char* layer : {"0", "1"}) {
+      const std::string name = fmt::format("model.layers.{}.mlp.gate.e_score_correction_bias", layer);
+      REQUIRE(reader.at(name).dtype == DType::f32);
+      float bias[4];
+      reader.read_logical(name, reinterpret_cast<char*>(bias), sizeof(bias));
+      // Four steps of the rate, up or down.
+      constexpr float rate = 0.0078125f;
+      CHECK(std::any_of(bias, bias + 4, [](float b) { return b != 0; }));
+      for (const float b : bias) CHECK((std::fabs(b) <= 4 * rate && b / rate == std::round(b / rate)));
+    }
+  }
+}
+
 TEST_CASE("one changed byte in any file of the newest checkpoint, and the one before is used") {
   const Runs runs;
   REQUIRE(runs.train("whole") == Exit::ok);

@@ -201,6 +201,16 @@ TEST_CASE("what belongs to experts is refused for models without them, and the o
   for (const std::string& ranks : {tensor, context})
     CHECK(shown(experts, {ranks, "policy.model.moe_expert_capacity_factor=1.0"})
               .find("moe_expert_capacity_factor drops tokens") != std::string::npos);
+  CHECK(shown(experts, {tensor, "policy.model.moe_aux_loss_coeff=0.1"}).empty());
+  const std::string bias = "policy.model.moe_router_enable_expert_bias=true";
+  CHECK(shown(experts, {bias}).find("needs moe_router_score_function: sigmoid") != std::string::npos);
+  CHECK(shown(experts, {bias, "policy.model.moe_router_score_function=sigmoid"}).empty());
+  CHECK(shown(experts, {"policy.model.moe_router_bias_update_rate=0.1"}).find("has no effect without") !=
+        std::string::npos);
+  CHECK(shown(experts, {"policy.model.moe_router_num_groups=2"}).find("moe_router_group_topk is missing") !=
+        std::string::npos);
+  CHECK(shown(experts, {"policy.model.moe_router_num_groups=3", "policy.model.moe_router_group_topk=1"})
+            .find("the experts must divide into the groups") != std::string::npos);
   // Columns of an MLP that no layer has need not divide; those of the shared expert must.
   const std::string qwen =
       "{model_type: qwen2_moe, vocab_size: 272, hidden_size: 48, intermediate_size: 81, num_hidden_layers: "

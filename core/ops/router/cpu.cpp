@@ -10,6 +10,7 @@
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/scratch.h"
+#include "core/ops/step.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {
@@ -109,20 +110,33 @@ void forward_kernel(Exec& exec, const RouterForward& a) {
 }
 
 void counts_kernel(Exec& exec, const RouterCounts& a) {
-  const int64_t segments = a.counts.dim(0), experts = a.counts.dim(1), entries = a.segment * a.expert.dim(1);
+  const int64_t segments = a.counts.dim(0), experts = a.counts.dim(1), k = a.expert.dim(1),
+                n = a.expert.dim(0);
   cpu::parallel_for(exec.threads, segments, 1, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       int32_t* counts = data_of<int32_t>(a.counts) + b * experts;
       std::fill_n(counts, experts, 0);
-      const int32_t* expert = data_of<const int32_t>(a.expert) + b * entries;
-      for (int64_t i = 0; i < entries; ++i) ++counts[expert[i]];
+      const int32_t* expert = data_of<const int32_t>(a.expert);
+      const int64_t from = std::max<int64_t>(b * a.segment - a.first, 0),
+                    to = std::min((b + 1) * a.segment - a.first, n);
+      for (int64_t i = from * k; i < to * k; ++i) ++counts[expert[i]];
     }
   });
+  if (!a.sum) return;
+  for (int64_t b = 0; b < segments; ++b)
+    for (int64_t e = 0; e < experts; ++e)
+      data_of<int32_t>(a.sum)[e] += data_of<const int32_t>(a.counts)[b * experts + e];
+}
+
+/// The reciprocal of all tokens of a segment.
+float inverse_count(const int32_t* counts, int64_t experts) {
+  int64_t sum = 0;
+  for (int64_t e = 0; e < experts; ++e) sum += counts[e];
+  return 1.0f / static_cast<float>(std::max<int64_t>(sum, 1));
 }
 
 void balance_kernel(Exec& exec, const RouterBalance& a) {
-  const int64_t n = a.logits.dim(0), experts = a.logits.dim(1), segments = a.counts.dim(0),
-                segment = n / segments, k = a.rule.top_k;
+  const int64_t n = a.logits.dim(0), experts = a.logits.dim(1), segments = a.counts.dim(0);
   const int32_t* counts = data_of<const int32_t>(a.counts);
   // Fixed pieces, so that the sums do not depend on the number of threads.
   constexpr int64_t pieces = 16;
@@ -135,10 +149,10 @@ void balance_kernel(Exec& exec, const RouterBalance& a) {
         const double lse = static_cast<double>(log_sum_exp(x, experts, s));
         z[p] += lse * lse;
         scores(a.rule.score, x, experts, s);
-        const int32_t* chosen = counts + t / segment * experts;
+        const int32_t* chosen = counts + (a.first + t) / a.segment * experts;
         float part = 0;
         for (int64_t e = 0; e < experts; ++e) part += s[e] * static_cast<float>(chosen[e]);
-        aux[p] += static_cast<double>(part / (sum_of(s, experts) + tiny));
+        aux[p] += static_cast<double>(part * inverse_count(chosen, experts) / (sum_of(s, experts) + tiny));
       }
   });
   double aux_sum = 0, z_sum = 0;
@@ -156,19 +170,18 @@ void balance_kernel(Exec& exec, const RouterBalance& a) {
   const auto count = [](int64_t x) { return static_cast<double>(x); };
   const double share = static_cast<double>(a.share);
   double* metrics = data_of<double>(a.metrics);
-  metrics[0] += share * aux_sum * count(experts) / (count(k) * count(segment) * count(n));
-  metrics[1] += share * z_sum / count(n);
+  metrics[0] += share * aux_sum * count(experts) / count(a.total);
+  metrics[1] += share * z_sum / count(a.total);
+  if (!a.load) return;
   metrics[2] += share * count(most) * count(experts) / count(std::max<int64_t>(all, 1));
 }
 
 template <class T>
 void backward(Exec& exec, const RouterBackward& a) {
   const int64_t n = a.logits.dim(0), experts = a.logits.dim(1), k = a.rule.top_k;
-  const int64_t segments = a.aux != 0 ? a.counts.dim(0) : 1, segment = n / segments;
-  // dLoss / dq of an expert, per count.
-  const float slope = a.aux * static_cast<float>(experts) /
-                      (static_cast<float>(k) * static_cast<float>(segment) * static_cast<float>(n));
-  const float z_slope = 2.0f * a.z / static_cast<float>(n);
+  // dLoss / dq of an expert, per share of the tokens.
+  const float slope = a.aux * static_cast<float>(experts) / static_cast<float>(a.total);
+  const float z_slope = 2.0f * a.z / static_cast<float>(a.total);
   cpu::parallel_for(exec.threads, n, row_grain(experts), [&](int64_t begin, int64_t end) {
     float s[max_experts], ds[max_experts], dx[max_experts];
     for (int64_t t = begin; t < end; ++t) {
@@ -178,11 +191,12 @@ void backward(Exec& exec, const RouterBackward& a) {
       scores(a.rule.score, x, experts, s);
       std::fill_n(ds, experts, 0.0f);
       if (a.aux != 0) {
-        const int32_t* counts = data_of<const int32_t>(a.counts) + t / segment * experts;
-        const float inverse = 1.0f / (sum_of(s, experts) + tiny);
+        const int32_t* counts = data_of<const int32_t>(a.counts) + (a.first + t) / a.segment * experts;
+        const float inverse = 1.0f / (sum_of(s, experts) + tiny),
+                    per_count = slope * inverse_count(counts, experts);
         float mean = 0;
         for (int64_t e = 0; e < experts; ++e) {
-          ds[e] = slope * static_cast<float>(counts[e]);
+          ds[e] = per_count * static_cast<float>(counts[e]);
           mean += s[e] * inverse * ds[e];
         }
         for (int64_t e = 0; e < experts; ++e) ds[e] = (ds[e] - mean) * inverse;
@@ -218,6 +232,19 @@ void backward_kernel(Exec& exec, const RouterBackward& a) {
   for_float_type(a.dlogits.dtype, [&]<class T>() { backward<T>(exec, a); });
 }
 
+void bias_kernel(Exec&, const RouterBias& a) {
+  if (data_of<const double>(a.scalars)[StepScalar::skip] != 0) return;
+  const int64_t experts = a.bias.dim(0);
+  const int32_t* counts = data_of<const int32_t>(a.counts);
+  float* bias = data_of<float>(a.bias);
+  int64_t sum = 0;
+  for (int64_t e = 0; e < experts; ++e) sum += counts[e];
+  for (int64_t e = 0; e < experts; ++e) {
+    const int64_t below = sum - experts * counts[e];
+    bias[e] += below > 0 ? a.rate : below < 0 ? -a.rate : 0.0f;
+  }
+}
+
 }  // namespace
 
 void fill_router(KernelTable& table) {
@@ -225,6 +252,7 @@ void fill_router(KernelTable& table) {
   table.router_counts = counts_kernel;
   table.router_balance = balance_kernel;
   table.router_backward = backward_kernel;
+  table.router_bias = bias_kernel;
 }
 
 }  // namespace nrl::ops::NRL_ISA

@@ -6,12 +6,14 @@
 // balance_kernel     a block per group of tokens; writes partial sums (=, workspace)
 // balance_sum_kernel one block; adds them to the metrics (+=)
 // backward_kernel    writes dlogits (=)
+// bias_kernel        one block; adds to bias (+=)
 
 #include "core/device/kernel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/gpu/rows.cuh"
 #include "core/ops/shared/scratch.h"
+#include "core/ops/step.h"
 
 namespace nrl::ops::NRL_GPU {
 namespace {
@@ -145,20 +147,24 @@ __global__ void __launch_bounds__(threads)
 }
 
 __global__ void __launch_bounds__(256)
-    counts_kernel(const int* __restrict__ expert, int64_t entries, int experts, int* __restrict__ counts) {
+    counts_kernel(const int* __restrict__ expert, int64_t n, int k, int64_t segment, int64_t first,
+                  int experts, int* __restrict__ counts, int* __restrict__ sum) {
   NRL_SHARED(int, count, [max_experts]);
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += blockDim.x) count[e] = 0;
   __syncthreads();
-  const int* own = expert + int64_t{blockIdx.x} * entries;
-  for (int64_t i = threadIdx.x; i < entries; i += blockDim.x) atomicAdd(&count[own[i]], 1);
+  const int64_t begin = int64_t{blockIdx.x} * segment - first, end = begin + segment;
+  const int64_t from = begin > 0 ? begin : 0, to = end < n ? end : n;
+  for (int64_t i = from * k + threadIdx.x; i < to * k; i += blockDim.x) atomicAdd(&count[expert[i]], 1);
   __syncthreads();
-  for (int e = static_cast<int>(threadIdx.x); e < experts; e += blockDim.x)
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += blockDim.x) {
     counts[int64_t{blockIdx.x} * experts + e] = count[e];
+    if (sum) atomicAdd(&sum[e], count[e]);
+  }
 }
 
 __global__ void __launch_bounds__(threads)
     balance_kernel(RouterScore kind, const float* __restrict__ logits, const int* __restrict__ counts,
-                   int64_t n, int64_t segment, int experts, double* __restrict__ aux_part,
+                   int64_t n, int64_t segment, int64_t first, int experts, double* __restrict__ aux_part,
                    double* __restrict__ z_part) {
   NRL_DYN_SHARED(float, shared);
   NRL_SHARED(double, sums, [warps][2]);
@@ -170,13 +176,14 @@ __global__ void __launch_bounds__(threads)
     const float* x = logits + t * experts;
     const float lse = log_sum_exp(x, experts, lane);
     scores(kind, x, experts, lane, s);
-    const int* chosen = counts + t / segment * experts;
-    float part = 0, sum = 0;
+    const int* chosen = counts + (first + t) / segment * experts;
+    float part = 0, sum = 0, counted = 0;
     for (int e = lane; e < experts; e += warp) {
       part += s[e] * static_cast<float>(chosen[e]);
       sum += s[e];
+      counted += static_cast<float>(chosen[e]);
     }
-    aux += static_cast<double>(warp_sum(part) / (warp_sum(sum) + tiny));
+    aux += static_cast<double>(warp_sum(part) / (warp_sum(sum) + tiny) / fmaxf(warp_sum(counted), 1.0f));
     z += static_cast<double>(lse) * static_cast<double>(lse);
     __syncwarp();
   }
@@ -199,16 +206,23 @@ __global__ void __launch_bounds__(256)
                        const int* __restrict__ counts, int64_t segments, int experts, double aux_factor,
                        double z_factor, double load_factor, double* __restrict__ metrics) {
   NRL_SHARED(int, most, [256]);
+  NRL_SHARED(double, all, [256]);
   int largest = 0;
+  double counted = 0;
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += 256) {
     int sum = 0;
     for (int64_t b = 0; b < segments; ++b) sum += counts[b * experts + e];
     largest = largest > sum ? largest : sum;
+    counted += static_cast<double>(sum);
   }
   most[threadIdx.x] = largest;
+  all[threadIdx.x] = counted;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int i = 1; i < 256; ++i) largest = largest > most[i] ? largest : most[i];
+  for (int i = 1; i < 256; ++i) {
+    largest = largest > most[i] ? largest : most[i];
+    counted += all[i];
+  }
   double aux = 0, z = 0;
   for (int i = 0; i < parts; ++i) {
     aux += aux_part[i];
@@ -216,14 +230,15 @@ __global__ void __launch_bounds__(256)
   }
   metrics[0] += aux_factor * aux;
   metrics[1] += z_factor * z;
-  metrics[2] += load_factor * static_cast<double>(largest);
+  metrics[2] += load_factor * static_cast<double>(largest) / (counted > 1 ? counted : 1.0);
 }
 
 template <class T>
 __global__ void __launch_bounds__(threads)
     backward_kernel(RouterRule rule, const float* __restrict__ logits, const int* __restrict__ expert,
                     const float* __restrict__ dprob, const int* __restrict__ counts, int64_t n,
-                    int64_t segment, int experts, float slope, float z_slope, T* __restrict__ dlogits) {
+                    int64_t segment, int64_t first, int experts, float slope, float z_slope,
+                    T* __restrict__ dlogits) {
   NRL_DYN_SHARED(float, shared);
   const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
   const int64_t t = int64_t{blockIdx.x} * warps + w;
@@ -233,10 +248,14 @@ __global__ void __launch_bounds__(threads)
   scores(rule.score, x, experts, lane, s);
   float inverse = 0, mean = 0;
   if (slope != 0) {
-    const int* chosen = counts + t / segment * experts;
-    float sum = 0;
-    for (int e = lane; e < experts; e += warp) sum += s[e];
+    const int* chosen = counts + (first + t) / segment * experts;
+    float sum = 0, counted = 0;
+    for (int e = lane; e < experts; e += warp) {
+      sum += s[e];
+      counted += static_cast<float>(chosen[e]);
+    }
     inverse = 1.0f / (warp_sum(sum) + tiny);
+    slope /= fmaxf(warp_sum(counted), 1.0f);
     for (int e = lane; e < experts; e += warp)
       mean += s[e] * inverse * (slope * static_cast<float>(chosen[e]));
     mean = warp_sum(mean);
@@ -265,6 +284,23 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+__global__ void __launch_bounds__(256)
+    bias_kernel(const int* __restrict__ counts, const double* __restrict__ scalars, int experts, float rate,
+                float* __restrict__ bias) {
+  NRL_SHARED(long long, sums, [256]);
+  if (scalars[StepScalar::skip] != 0) return;
+  long long sum = 0;
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += 256) sum += counts[e];
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int i = 0; i < 256; ++i) sum += sums[i];
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += 256) {
+    const long long below = sum - static_cast<long long>(experts) * counts[e];
+    bias[e] += below > 0 ? rate : below < 0 ? -rate : 0.0f;
+  }
+}
+
 template <class T>
 T* data_of(const Tensor& t) {
   return static_cast<T*>(t.data);
@@ -283,12 +319,12 @@ void forward_launch(Exec& exec, const RouterForward& a) {
 
 void counts_launch(Exec& exec, const RouterCounts& a) {
   NRL_LAUNCH(counts_kernel, static_cast<unsigned>(a.counts.dim(0)), 256, 0, exec.stream,
-             data_of<const int>(a.expert), a.segment * a.expert.dim(1), static_cast<int>(a.counts.dim(1)),
-             data_of<int>(a.counts));
+             data_of<const int>(a.expert), a.expert.dim(0), static_cast<int>(a.expert.dim(1)), a.segment,
+             a.first, static_cast<int>(a.counts.dim(1)), data_of<int>(a.counts), data_of<int>(a.sum));
 }
 
 void balance_launch(Exec& exec, const RouterBalance& a) {
-  const int64_t n = a.logits.dim(0), segments = a.counts.dim(0), segment = n / segments;
+  const int64_t n = a.logits.dim(0), segments = a.counts.dim(0);
   const int experts = static_cast<int>(a.logits.dim(1));
   const int parts = static_cast<int>(n < exec.partials() ? n : exec.partials());
   Scratch scratch("router_balance", exec.workspace);
@@ -297,26 +333,30 @@ void balance_launch(Exec& exec, const RouterBalance& a) {
   auto* z = reinterpret_cast<double*>(scratch.bytes(bytes));
   NRL_LAUNCH(balance_kernel, static_cast<unsigned>(parts), threads, sizeof(float) * warps * experts,
              exec.stream, a.rule.score, data_of<const float>(a.logits), data_of<const int>(a.counts), n,
-             segment, experts, aux, z);
+             a.segment, a.first, experts, aux, z);
   const auto d = [](int64_t v) { return static_cast<double>(v); };
   const double share = static_cast<double>(a.share);
   NRL_LAUNCH(balance_sum_kernel, 1, 256, 0, exec.stream, aux, z, parts, data_of<const int>(a.counts),
-             segments, experts, share * d(experts) / (d(a.rule.top_k) * d(segment) * d(n)), share / d(n),
-             share * d(experts) / (d(a.rule.top_k) * d(n)), data_of<double>(a.metrics));
+             segments, experts, share * d(experts) / d(a.total), share / d(a.total),
+             a.load ? share * d(experts) : 0.0, data_of<double>(a.metrics));
 }
 
 void backward_launch(Exec& exec, const RouterBackward& a) {
-  const int64_t n = a.logits.dim(0), segments = a.aux != 0 ? a.counts.dim(0) : 1, segment = n / segments;
+  const int64_t n = a.logits.dim(0);
   const int experts = static_cast<int>(a.logits.dim(1));
-  const float slope =
-      a.aux * static_cast<float>(experts) /
-      (static_cast<float>(a.rule.top_k) * static_cast<float>(segment) * static_cast<float>(n));
+  const float slope = a.aux * static_cast<float>(experts) / static_cast<float>(a.total);
   for_float_type(a.dlogits.dtype, [&]<class T>() {
     NRL_LAUNCH((backward_kernel<T>), blocks_for(n), threads, sizeof(float) * warps * 2 * experts, exec.stream,
                a.rule, data_of<const float>(a.logits), data_of<const int>(a.expert),
-               data_of<const float>(a.dprob), data_of<const int>(a.counts), n, segment, experts, slope,
-               2.0f * a.z / static_cast<float>(n), data_of<T>(a.dlogits));
+               data_of<const float>(a.dprob), data_of<const int>(a.counts), n, a.segment, a.first, experts,
+               slope, 2.0f * a.z / static_cast<float>(a.total), data_of<T>(a.dlogits));
   });
+}
+
+void bias_launch(Exec& exec, const RouterBias& a) {
+  NRL_LAUNCH(bias_kernel, 1, 256, 0, exec.stream, data_of<const int>(a.counts),
+             data_of<const double>(a.scalars), static_cast<int>(a.bias.dim(0)), a.rate,
+             data_of<float>(a.bias));
 }
 
 }  // namespace
@@ -326,6 +366,7 @@ void fill_router(KernelTable& table) {
   table.router_counts = counts_launch;
   table.router_balance = balance_launch;
   table.router_backward = backward_launch;
+  table.router_bias = bias_launch;
 }
 
 }  // namespace nrl::ops::NRL_GPU

@@ -72,8 +72,18 @@ void counts(Exec&, const RouterCounts& a) {
   auto* counts = static_cast<int32_t*>(a.counts.data);
   std::fill_n(counts, a.counts.numel(), 0);
   for (int64_t t = 0; t < a.expert.dim(0); ++t)
-    for (int64_t c = 0; c < a.expert.dim(1); ++c)
-      ++counts[t / a.segment * a.counts.dim(1) + static_cast<int64_t>(load(a.expert, t, c))];
+    for (int64_t c = 0; c < a.expert.dim(1); ++c) {
+      const auto e = static_cast<int64_t>(load(a.expert, t, c));
+      ++counts[(a.first + t) / a.segment * a.counts.dim(1) + e];
+      if (a.sum) ++static_cast<int32_t*>(a.sum.data)[e];
+    }
+}
+
+/// The tokens of all experts of a segment.
+double counted(const Tensor& counts, int64_t segment) {
+  double sum = 0;
+  for (int64_t e = 0; e < counts.dim(1); ++e) sum += load(counts, segment, e);
+  return std::max(sum, 1.0);
 }
 
 void balance(Exec&, const RouterBalance& a) {
@@ -85,9 +95,9 @@ void balance(Exec&, const RouterBalance& a) {
     double sum = 0, part = 0;
     for (size_t e = 0; e < s.size(); ++e) {
       sum += s[e];
-      part += s[e] * load(a.counts, t * segments / n, static_cast<int64_t>(e));
+      part += s[e] * load(a.counts, (a.first + t) / a.segment, static_cast<int64_t>(e));
     }
-    aux += part / sum;
+    aux += part / sum / counted(a.counts, (a.first + t) / a.segment);
     z += std::pow(log_sum_exp(x), 2);
   }
   for (int64_t e = 0; e < experts; ++e) {
@@ -98,8 +108,9 @@ void balance(Exec&, const RouterBalance& a) {
   }
   auto* metrics = static_cast<double*>(a.metrics.data);
   const auto share = static_cast<double>(a.share);
-  metrics[0] += share * aux * d(experts) * d(segments) / (d(a.rule.top_k) * d(n) * d(n));
-  metrics[1] += share * z / d(n);
+  metrics[0] += share * aux * d(experts) / static_cast<double>(a.total);
+  metrics[1] += share * z / static_cast<double>(a.total);
+  if (!a.load) return;
   metrics[2] += share * most / (all / d(experts));
 }
 
@@ -110,13 +121,14 @@ void backward(Exec&, const RouterBackward& a) {
     const std::vector<double> x = row_of(a.logits, t), s = scores(a.rule.score, x);
     std::vector<double> ds(s.size());
     if (a.aux != 0) {
-      const int64_t segments = a.counts.dim(0);
+      const int64_t segment = (a.first + t) / a.segment;
       double sum = 0, mean = 0;
       for (const double v : s) sum += v;
       std::vector<double> dq(s.size());
       for (size_t e = 0; e < s.size(); ++e) {
-        dq[e] = static_cast<double>(a.aux) * static_cast<double>(experts * segments) *
-                load(a.counts, t * segments / n, static_cast<int64_t>(e)) / static_cast<double>(k * n * n);
+        dq[e] = static_cast<double>(a.aux) * static_cast<double>(experts) *
+                load(a.counts, segment, static_cast<int64_t>(e)) /
+                (counted(a.counts, segment) * static_cast<double>(a.total));
         mean += dq[e] * s[e] / sum;
       }
       for (size_t e = 0; e < s.size(); ++e) ds[e] = (dq[e] - mean) / sum;
@@ -139,8 +151,20 @@ void backward(Exec&, const RouterBackward& a) {
       const double through =
           a.rule.score == RouterScore::sigmoid ? ds[e] * s[e] * (1 - s[e]) : s[e] * (ds[e] - mean);
       store(a.dlogits, t, static_cast<int64_t>(e),
-            through + z * 2 * lse / static_cast<double>(n) * std::exp(x[e] - lse));
+            through + z * 2 * lse / static_cast<double>(a.total) * std::exp(x[e] - lse));
     }
+  }
+}
+
+void bias(Exec&, const RouterBias& a) {
+  if (load(a.scalars, StepScalar::skip) != 0) return;
+  const int64_t experts = a.bias.dim(0);
+  double mean = 0;
+  for (int64_t e = 0; e < experts; ++e) mean += load(a.counts, e);
+  mean /= static_cast<double>(experts);
+  for (int64_t e = 0; e < experts; ++e) {
+    const double sign = load(a.counts, e) < mean ? 1 : load(a.counts, e) > mean ? -1 : 0;
+    store(a.bias, e, load(a.bias, e) + sign * static_cast<double>(a.rate));
   }
 }
 
@@ -151,6 +175,7 @@ void fill_router(KernelTable& table) {
   table.router_counts = counts;
   table.router_balance = balance;
   table.router_backward = backward;
+  table.router_bias = bias;
 }
 
 }  // namespace nrl::ops::reference

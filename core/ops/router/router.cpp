@@ -3,6 +3,7 @@
 #include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/scratch.h"
+#include "core/ops/step.h"
 #include "core/trace/trace.h"
 
 namespace nrl::ops {
@@ -26,11 +27,25 @@ void check_matrix(const char* op, const char* name, const Tensor& t, int64_t row
             describe(t), name_of(dtype), rows, columns);
 }
 
-/// Counts of segments that divide the n tokens.
-void check_counts(const char* op, const Tensor& counts, int64_t n, int64_t experts) {
-  NRL_CHECK(counts.rank == 2 && counts.dim(0) > 0 && n % counts.dim(0) == 0,
-            "{}: counts are {} for {} tokens", op, describe(counts), n);
+/// Counts of segments of `segment` tokens, which tokens [first, first + n) are among.
+void check_counts(const char* op, const Tensor& counts, int64_t segment, int64_t first, int64_t n,
+                  int64_t experts) {
+  NRL_CHECK(counts.rank == 2 && segment >= 0 && first >= 0 && first + n <= segment * counts.dim(0),
+            "{}: counts are {} of segments of {} for tokens {} to {}", op, describe(counts), segment, first,
+            first + n);
   check_matrix(op, "counts", counts, counts.dim(0), experts, DType::i32);
+}
+
+/// With the defaults of `segment` and `total`, which are those of a rank alone.
+template <class Args>
+Args with_tokens(const char* op, Args a) {
+  const int64_t n = a.logits.dim(0);
+  if (a.total == 0) a.total = n;
+  if (a.segment > 0 || !a.counts) return a;
+  NRL_CHECK(a.counts.rank == 2 && a.counts.dim(0) > 0 && n % a.counts.dim(0) == 0,
+            "{}: counts are {} for {} tokens", op, describe(a.counts), n);
+  a.segment = n / a.counts.dim(0);
+  return a;
 }
 
 }  // namespace
@@ -52,7 +67,7 @@ Cost cost(const Exec&, const RouterForward& a) {
 }
 
 Cost cost(const Exec&, const RouterCounts& a) {
-  return {.read = bytes_of(a.expert), .written = bytes_of(a.counts)};
+  return {.read = bytes_of(a.expert, a.sum), .written = bytes_of(a.counts, a.sum)};
 }
 
 Cost cost(const Exec& exec, const RouterBalance& a) {
@@ -64,6 +79,10 @@ Cost cost(const Exec& exec, const RouterBalance& a) {
 
 Cost cost(const Exec&, const RouterBackward& a) {
   return {.read = bytes_of(a.logits, a.expert, a.dprob, a.counts), .written = bytes_of(a.dlogits)};
+}
+
+Cost cost(const Exec&, const RouterBias& a) {
+  return {.read = bytes_of(a.counts, a.bias), .written = bytes_of(a.bias)};
 }
 
 size_t router_workspace(int partials) {
@@ -89,36 +108,49 @@ void router_counts(Exec& exec, const RouterCounts& a) {
   NRL_CHECK(a.expert.rank == 2 && a.counts.rank == 2, "{}: expert is {}, counts are {}", op,
             describe(a.expert), describe(a.counts));
   check_matrix(op, "expert", a.expert, a.expert.dim(0), a.expert.dim(1), DType::i32);
-  check_counts(op, a.counts, a.expert.dim(0), a.counts.dim(1));
-  NRL_CHECK(a.segment * a.counts.dim(0) == a.expert.dim(0) && a.counts.dim(1) <= max_experts,
-            "{}: counts are {} for segments of {} tokens of {}", op, describe(a.counts), a.segment,
-            a.expert.dim(0));
+  check_counts(op, a.counts, a.segment, a.first, a.expert.dim(0), a.counts.dim(1));
+  NRL_CHECK(a.counts.dim(1) <= max_experts, "{}: counts are {}", op, describe(a.counts));
+  NRL_CHECK(!a.sum || is_vector(a.sum, a.counts.dim(1), DType::i32), "{}: sum is {}", op, describe(a.sum));
   const trace::Range range("router_counts");
   exec.kernels->router_counts(exec, a);
 }
 
-void router_balance(Exec& exec, const RouterBalance& a) {
-  if (noted(exec, Kernel::router_balance, a)) return;
+void router_balance(Exec& exec, const RouterBalance& given) {
+  if (noted(exec, Kernel::router_balance, given)) return;
   constexpr const char* op = "router_balance";
-  check_logits(op, a.rule, a.logits);
-  check_counts(op, a.counts, a.logits.dim(0), a.logits.dim(1));
+  check_logits(op, given.rule, given.logits);
+  const RouterBalance a = with_tokens(op, given);
+  check_counts(op, a.counts, a.segment, a.first, a.logits.dim(0), a.logits.dim(1));
   NRL_CHECK(is_vector(a.metrics, 3, DType::f64), "{}: metrics are {}", op, describe(a.metrics));
   const trace::Range range("router_balance");
   if (a.logits.dim(0) > 0) exec.kernels->router_balance(exec, a);
 }
 
-void router_backward(Exec& exec, const RouterBackward& a) {
-  if (noted(exec, Kernel::router_backward, a)) return;
+void router_backward(Exec& exec, const RouterBackward& given) {
+  if (noted(exec, Kernel::router_backward, given)) return;
   constexpr const char* op = "router_backward";
-  check_logits(op, a.rule, a.logits);
+  check_logits(op, given.rule, given.logits);
+  const RouterBackward a = with_tokens(op, given);
   const int64_t n = a.logits.dim(0), experts = a.logits.dim(1);
   check_matrix(op, "expert", a.expert, n, a.rule.top_k, DType::i32);
   check_matrix(op, "dprob", a.dprob, n, a.rule.top_k, DType::f32);
-  if (a.aux != 0) check_counts(op, a.counts, n, experts);
+  if (a.aux != 0) check_counts(op, a.counts, a.segment, a.first, n, experts);
   NRL_CHECK(is_float(a.dlogits), "{}: dlogits is {}", op, describe(a.dlogits));
   check_matrix(op, "dlogits", a.dlogits, n, experts, a.dlogits.dtype);
   const trace::Range range("router_backward");
   if (n > 0) exec.kernels->router_backward(exec, a);
+}
+
+void router_bias(Exec& exec, const RouterBias& a) {
+  if (noted(exec, Kernel::router_bias, a)) return;
+  constexpr const char* op = "router_bias";
+  NRL_CHECK(a.bias.rank == 1 && is_vector(a.bias, a.bias.dim(0), DType::f32), "{}: bias is {}", op,
+            describe(a.bias));
+  NRL_CHECK(is_vector(a.counts, a.bias.dim(0), DType::i32), "{}: counts are {}", op, describe(a.counts));
+  NRL_CHECK(is_vector(a.scalars, StepScalar::count, DType::f64), "{}: scalars are {}", op,
+            describe(a.scalars));
+  const trace::Range range("router_bias");
+  exec.kernels->router_bias(exec, a);
 }
 
 }  // namespace nrl::ops
