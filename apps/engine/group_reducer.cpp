@@ -94,14 +94,14 @@ void GroupReducer::begin_layer() {
   for (const auto* list : {&t->gather, &t->prefetch})
     for (const plan::BucketRef& b : *list) of(b).gather->start(b.bucket);
   for (const plan::BucketRef& b : t->gather) of(b).gather->wait(b.bucket);
-  for (const plan::BucketRef& b : t->open) open(b, t->last);
+  for (const plan::OpenBucket& b : t->open) open(b);
 }
 
-// Clears the gradients that the microbatch adds to from its first contribution on.
-void GroupReducer::open(const plan::BucketRef& b, bool last) {
+// Clears the gradients that the microbatches add to from their first contribution on.
+void GroupReducer::open(const plan::OpenBucket& b) {
   Group& g = of(b);
   g.reducer->settle(b.bucket);
-  g.reducer->open(b.bucket, last);
+  g.reducer->open(b.bucket, b.last, b.microbatches);
   const trace::Range range("zero_gradients");
   const parallel::ElementRange bucket = g.tensors.group->layout.range(b.bucket);
   for (const parallel::ElementRange& r : g.tensors.group->zeroed)

@@ -58,7 +58,7 @@ class GroupReducer : public model::LayerWatch {
     int group = -1, index = 0;  // in the group
   };
   Group& of(const plan::BucketRef& b) { return groups_[static_cast<size_t>(b.group)]; }
-  void open(const plan::BucketRef& b, bool last);
+  void open(const plan::OpenBucket& b);
   const plan::LayerTraffic* current() const;
 
   std::vector<Group> groups_;

@@ -68,7 +68,7 @@ std::vector<model::ParameterView> parameter_views(const model::ParameterList& pa
       };
       views[p] = {.weight = of(t.weights, g.weights_sharded, t.gathered),
                   .grad = of(t.gradients, g.gradients_sharded, t.bucket_gradients),
-                  .overwrites_gradient = parameters.all[p].overwrites_gradient,
+                  .overwrites_gradient = parameters.all[p].overwrites_gradient && !g.adds_microbatches,
                   .grad_per_microbatch = g.gradients_sharded};
     }
   }

@@ -20,8 +20,8 @@ std::vector<LayerVisit> layer_visits(const pipeline::Schedule& schedule, const S
     for (size_t i = 0; i < layers.size(); ++i)
       visits.push_back({.layer = layers[backward ? layers.size() - 1 - i : i].get(),
                         .backward = backward,
-                        .whole = !backward || a.kind == ActionKind::backward,
-                        .last = a.last});
+                        .dgrad = a.kind != ActionKind::backward_weight,
+                        .wgrad = a.kind != ActionKind::backward_data});
   }
   return visits;
 }

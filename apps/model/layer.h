@@ -34,7 +34,7 @@ using memory::Slot;
 struct ParameterView {
   Tensor weight, grad;
   bool overwrites_gradient = false;  ///< see Parameter
-  /// `grad` holds one microbatch's gradient, which is complete, and reduced, at the end of its backward pass.
+  /// Each microbatch reports its part of the gradient: `grad` holds that of one or several of them.
   bool grad_per_microbatch = false;
 };
 

@@ -111,8 +111,8 @@ void Stage::visit(Run& r, int index, bool backward, const std::function<void(Lay
   r.context_ = &r.layer_->context();
   LayerVisit now{.layer = r.layer_,
                  .backward = backward,
-                 .whole = r.dgrad_ == r.wgrad_,
-                 .last = r.last_,
+                 .dgrad = !backward || r.dgrad_,
+                 .wgrad = !backward || r.wgrad_,
                  .first_tick = tick_ + 1};
   if (watch_ && !liveness_) watch_->begin_layer();
   work(*r.layer_);

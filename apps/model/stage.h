@@ -29,8 +29,7 @@ struct Frame {
 struct LayerVisit {
   const Layer* layer = nullptr;
   bool backward = false;
-  bool whole = true;  ///< backward: dgrad and wgrad steps, not one of them
-  bool last = false;  ///< of the optimizer step's microbatches
+  bool dgrad = true, wgrad = true;  ///< backward: the kinds of steps it has
   /// Dry run: the ticks of its steps. A layer without steps has the tick after it.
   int first_tick = 0, last_tick = 0;
 };

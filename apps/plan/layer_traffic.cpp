@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "core/base/error.h"
@@ -45,20 +46,19 @@ Buckets without(Buckets set, const Buckets& others) {
   return set;
 }
 
-/// A pass of a layer over any microbatch.
-using LayerPass = std::pair<const model::Layer*, bool>;
+/// A pass of a layer over any microbatch: forward, or backward with these kinds of steps.
+using LayerPass = std::tuple<const model::Layer*, bool, bool, bool>;
 LayerPass pass_of(const model::LayerVisit& v) {
-  return {v.layer, v.backward};
+  return {v.layer, v.backward, v.dgrad, v.wgrad};
 }
 
-/// By parameter: the pass of a microbatch that completes its gradient.
-std::map<int, LayerPass> completing_passes(std::span<const model::LayerVisit> visits) {
-  std::set<LayerPass> seen;
-  std::map<int, LayerPass> out;
-  // The first microbatch stands for all: each has the passes in the same order.
+/// The passes of a microbatch that contribute to each bucket. They are complete when there were as many of
+/// one as of every other.
+std::map<BucketRef, std::map<LayerPass, int>> contributing_passes(std::span<const model::LayerVisit> visits,
+                                                                  const BucketIndex& gradients) {
+  std::map<BucketRef, std::map<LayerPass, int>> out;
   for (const model::LayerVisit& v : visits)
-    if (seen.insert(pass_of(v)).second)
-      for (const int p : v.layer->parameters(v.backward).gradients) out[p] = pass_of(v);
+    for (const BucketRef& b : gradients.of(v.layer->parameters(v.backward).gradients)) out[b][pass_of(v)] = 0;
   return out;
 }
 
@@ -73,7 +73,6 @@ std::vector<LayerTraffic> layer_traffic(std::span<const model::LayerVisit> visit
     read.push_back(weights.of(v.layer->parameters(v.backward).weights));
   read.emplace_back();
   for (size_t i = 0; i < visits.size(); ++i) {
-    out[i].last = visits[i].last;
     out[i].gather = listed(read[i]);
     out[i].release = listed(without(read[i], read[i + 1]));
     if (options.prefetch) out[i].prefetch = listed(without(read[i + 1], read[i]));
@@ -81,49 +80,39 @@ std::vector<LayerTraffic> layer_traffic(std::span<const model::LayerVisit> visit
   if (!options.gradients) return out;
 
   const BucketIndex gradients(groups, &ParamGroup::gradients_sharded);
-  const auto completing = completing_passes(visits);
+  const auto passes = contributing_passes(visits, gradients);
   struct Open {
-    std::set<int> missing;       // parameters to be completed
-    std::set<LayerPass> passes;  // that have contributed
+    size_t visit, entry;  // where it was opened: out[visit].open[entry]
+    std::map<LayerPass, int> seen;
   };
   std::map<BucketRef, Open> open;
-  Buckets reducing;  // complete, but not settled
+  std::map<BucketRef, std::pair<size_t, size_t>> newest;  // the visit and entry that opened a bucket last
+  Buckets reducing;                                       // complete, but not settled
   for (size_t i = 0; i < visits.size(); ++i) {
     const model::LayerVisit& v = visits[i];
-    const std::vector<int> written = v.layer->parameters(v.backward).gradients;
-    const Buckets touched = gradients.of(written);
-    if (!touched.empty() && !v.whole)
-      fail(Exit::config,
-           "sharded gradients need the whole backward pass of a layer at once, but the pipeline schedule "
-           "defers weight gradients. Fix: use distributed.shard_strategy: optim, or another schedule");
     // The sums of earlier visits are waited for at the end of this one.
     Buckets done = std::exchange(reducing, {});
-    for (const BucketRef& b : touched) {
+    for (const BucketRef& b : gradients.of(v.layer->parameters(v.backward).gradients)) {
       if (!open.contains(b)) {
-        out[i].open.push_back(b);
+        newest[b] = {i, out[i].open.size()};
+        open[b] = {i, out[i].open.size(), passes.at(b)};
+        out[i].open.push_back({b});
         done.erase(b);  // waited for when it is opened
-        for (const auto& [p, bucket] : gradients.all())
-          if (bucket == b) open[b].missing.insert(p);
       }
-      if (!open[b].passes.insert(pass_of(v)).second)
-        fail(Exit::config,
-             "sharded gradients are those of one microbatch, but the pipeline schedule begins {} of another "
-             "one before they are reduced. Fix: use distributed.shard_strategy: optim, or another schedule",
-             v.layer->name());
-    }
-    for (const int p : written) {
-      const auto at = gradients.all().find(p);
-      if (at == gradients.all().end() || completing.at(p) != pass_of(v)) continue;
-      std::set<int>& missing = open.at(at->second).missing;
-      missing.erase(p);
-      if (!missing.empty()) continue;
-      open.erase(at->second);
-      (options.overlap_reduce ? reducing : done).insert(at->second);
+      Open& now = open.at(b);
+      const int microbatches = ++now.seen.at(pass_of(v));
+      if (!std::all_of(now.seen.begin(), now.seen.end(),
+                       [&](const auto& pass) { return pass.second == microbatches; }))
+        continue;
+      out[now.visit].open[now.entry].microbatches = microbatches;
+      open.erase(b);
+      (options.overlap_reduce ? reducing : done).insert(b);
     }
     out[i].settle = listed(done);
   }
   NRL_CHECK(open.empty(), "gradients of {} are incomplete at the end of the step",
             groups[static_cast<size_t>(open.begin()->first.group)].name);
+  for (const auto& [b, at] : newest) out[at.first].open[at.second].last = true;
   return out;
 }
 
@@ -188,6 +177,9 @@ StepTraffic plan_layer_traffic(const model::Decoder& decoder, std::span<ParamGro
     }
     return ids;
   };
+  for (const LayerTraffic& t : out.training)
+    for (const OpenBucket& b : t.open)
+      if (b.microbatches > 1) groups[static_cast<size_t>(b.group)].add_microbatches();
   for (size_t i = 0; i < groups.size(); ++i) {
     ParamGroup& g = groups[i];
     const auto group = static_cast<int>(i);

@@ -16,14 +16,20 @@ struct BucketRef {
   auto operator<=>(const BucketRef&) const = default;
 };
 
+/// A bucket whose gradients are written from a visit on: the sum over the microbatches that contribute until
+/// none of them has a part of its passes still to come.
+struct OpenBucket : BucketRef {
+  int microbatches = 1;
+  bool last = false;  ///< no more of the optimizer step follow
+};
+
 /// Around one visit (model::LayerVisit), in this order.
 struct LayerTraffic {
   std::vector<BucketRef> gather;    ///< gathers to start, unless started by a prefetch, and to wait for
   std::vector<BucketRef> prefetch;  ///< gathers to start, for the next visit
-  std::vector<BucketRef> open;      ///< buckets whose gradients the visit is the first to contribute to
+  std::vector<OpenBucket> open;     ///< buckets whose gradients the visit is the first to contribute to
   std::vector<BucketRef> release;   ///< after the layer: weights that the next visit does not read
   std::vector<BucketRef> settle;    ///< after that: reductions whose gradient buffers are needed no more
-  bool last = false;                ///< of the optimizer step's microbatches
 };
 
 struct TrafficOptions {
@@ -33,9 +39,7 @@ struct TrafficOptions {
   bool overlap_reduce = true;
 };
 
-/// One entry per visit. Gradients that are reduced in the last visit are left to the end of the step. Fails
-/// with Exit::config if microbatches overlap in a bucket whose gradients are sharded: its buffer holds those
-/// of one microbatch.
+/// One entry per visit. Gradients that are reduced in the last visit are left to the end of the step.
 std::vector<LayerTraffic> layer_traffic(std::span<const model::LayerVisit> visits,
                                         std::span<const ParamGroup> groups, const TrafficOptions& options);
 

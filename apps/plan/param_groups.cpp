@@ -1,6 +1,7 @@
 #include "apps/plan/param_groups.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/ops/optimizer.h"
@@ -186,6 +187,12 @@ parallel::ReduceOptions ParamGroup::reduce_options(bool overlap) const {
   options.strategy.parameters = weights_sharded;
   options.strategy.gradients = gradients_sharded;
   return options;
+}
+
+void ParamGroup::add_microbatches() {
+  if (std::exchange(adds_microbatches, true)) return;
+  zeroed.clear();
+  for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) zeroed.push_back(layout.range(b));
 }
 
 std::vector<ParamGroup> make_param_groups(

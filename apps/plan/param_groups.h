@@ -48,6 +48,9 @@ struct ParamGroup {
   /// Whether weights and gradients are kept in shards: the strategy's wish, if there are several shards to a
   /// trainable group. Layers then use buffers per bucket (plan_layer_traffic()).
   bool weights_sharded = false, gradients_sharded = false;
+  /// Sharded gradients: buckets may hold those of several microbatches, so that contributions are added to
+  /// zeros, also by parameters that could overwrite (model::Parameter::overwrites_gradient).
+  bool adds_microbatches = false;
   int replicas = 1;  ///< copies of all shards, over which the sums of shards are added up
   /// How gradients travel (parallel::ReduceOptions).
   DType wire = DType::f32;
@@ -81,6 +84,8 @@ struct ParamGroup {
   int64_t weight_elements() const { return weights_sharded ? layout.shard_total() : layout.total(); }
   int64_t gradient_elements() const { return gradients_sharded ? layout.shard_total() : layout.total(); }
   parallel::ReduceOptions reduce_options(bool overlap) const;
+  /// Sets adds_microbatches and what it needs to be zero.
+  void add_microbatches();
   /// The ranks that have one shard each; the ranks that have the same shard, if there are replicas; and those
   /// of shard_group() for gathers of sharded weights, on a lane of their own if gathers overlap.
   parallel::GroupId shard_group() const { return replicas > 1 ? reduce.inside(layout.shards()) : reduce; }

@@ -33,7 +33,7 @@ ReductionVisits visits_of(const RunPlan& plan, int group) {
         gathered[b] = true;
         ++out.gathers[b];
       }
-    for (const BucketRef& ref : visit.open)
+    for (const OpenBucket& ref : visit.open)
       if (ref.group == group) ++out.sums[static_cast<size_t>(ref.bucket)];
     for (const BucketRef& ref : visit.release)
       if (ref.group == group) gathered[static_cast<size_t>(ref.bucket)] = false;

@@ -22,7 +22,6 @@ class PipelineCheck {
     if (!c_.sound({stages_key, chunks_key})) return;
     check_schedule();
     check_messages();
-    check_sharding();
     check_split();
     const LoggerConfig& logger = c_.result.config.logger;
     if (logger.sample_period > 0 && d_.pipeline_parallel_size > 1)
@@ -66,21 +65,6 @@ class PipelineCheck {
     else if (group < stages)
       error(group_key, fmt::format("{}: {} is less than the pipeline stages", group_key, group),
             {at(stages_key, stages), fmt::format("set it to {} or more", stages)});
-  }
-
-  // Sharded gradients are those of one microbatch, reduced at the end of each backward pass: it must be
-  // whole, and another microbatch's must not begin before.
-  void check_sharding() {
-    const bool interleaved = d_.virtual_pipeline_size.value_or(1) > 1;
-    const bool sharded = d_.shard_strategy != ShardStrategy::ddp && d_.shard_strategy != ShardStrategy::optim;
-    if (!sharded || d_.pipeline_parallel_size == 1) return;
-    if (d_.pipeline_schedule != PipelineSchedule::zb_h1 && !interleaved) return;
-    error("distributed.shard_strategy",
-          fmt::format("distributed.shard_strategy: {} shards gradients, which needs the schedule 1f1b",
-                      name_of(d_.shard_strategy)),
-          {interleaved ? at(chunks_key, *d_.virtual_pipeline_size)
-                       : fmt::format("{}: zb_h1 is at {}", schedule_key, c_.where(schedule_key)),
-           "use optim, or 1f1b with one chunk per stage"});
   }
 
   void check_split() {

@@ -105,36 +105,39 @@ void GradReducer::start() {
   NRL_CHECK(!started_, "the gradient reducer was started twice in a step");
   started_ = true;
   next_ = 0;
-  seen_.assign(layout_.params().size(), false);
+  seen_.assign(layout_.params().size(), 0);
   for (size_t b = 0; b < states_.size(); ++b) {
     State& s = states_[b];
     s.missing = static_cast<int>(layout_.buckets()[b].params.size());
     s.open = s.accumulate = false;
     s.last = true;
+    s.microbatches = 1;
   }
 }
 
-void GradReducer::open(int bucket, bool last) {
+void GradReducer::open(int bucket, bool last, int microbatches) {
   State& s = of_bucket(bucket);
   NRL_CHECK(started_ && options_.strategy.gradients, "bucket {} is opened outside of a step", bucket);
   NRL_CHECK(!s.open && !s.in_flight, "bucket {} is opened while its gradients are in use", bucket);
   const std::vector<int>& params = layout_.buckets()[static_cast<size_t>(bucket)].params;
   s.open = true;
   s.last = last;
-  s.missing = static_cast<int>(params.size());
-  for (const int p : params) seen_[static_cast<size_t>(p)] = false;
+  s.microbatches = microbatches;
+  s.missing = static_cast<int>(params.size()) * microbatches;
+  for (const int p : params) seen_[static_cast<size_t>(p)] = 0;
 }
 
 void GradReducer::ready(int param) {
   NRL_CHECK(started_, "parameter {} is ready outside of a step", param);
   NRL_CHECK(param >= 0 && static_cast<size_t>(param) < seen_.size(), "no parameter {}", param);
   const std::string& name = layout_.params()[static_cast<size_t>(param)].name;
-  NRL_CHECK(!seen_[static_cast<size_t>(param)], "the gradient of {} was reported twice", name);
   const int bucket = layout_.place(param).bucket;
   State& s = of_bucket(bucket);
+  NRL_CHECK(seen_[static_cast<size_t>(param)] < s.microbatches, "the gradient of {} was reported twice",
+            name);
   NRL_CHECK(!options_.strategy.gradients || s.open,
             "the gradient of {} is reported, but its bucket is closed", name);
-  seen_[static_cast<size_t>(param)] = true;
+  ++seen_[static_cast<size_t>(param)];
   --s.missing;
   if (options_.strategy.gradients) {
     if (s.missing > 0) return;
@@ -288,7 +291,7 @@ void GradReducer::finish(int bucket) {
 void GradReducer::finish() {
   NRL_CHECK(started_, "the gradient reducer was not started");
   for (size_t p = 0; p < seen_.size(); ++p)
-    NRL_CHECK(seen_[p], "the gradient of {} was never reported", layout_.params()[p].name);
+    NRL_CHECK(seen_[p] > 0, "the gradient of {} was never reported", layout_.params()[p].name);
   if (!options_.strategy.gradients) launch_complete();
   for (size_t b = 0; b < states_.size(); ++b) finish(static_cast<int>(b));
   group_.shard->check();

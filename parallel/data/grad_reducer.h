@@ -46,8 +46,9 @@ struct ReduceOptions {
 struct GradMemory {
   /// (layout.total()), or with strategy.gradients this rank's shards (layout.shard_total()).
   Tensor gradients;
-  /// strategy.gradients: by bucket, (its size): where layers write the gradients of one microbatch. A buffer
-  /// is in use from open() to settle() and may share memory with others outside of that.
+  /// strategy.gradients: by bucket, (its size): where layers write the gradients of the microbatches for
+  /// which it was opened. A buffer is in use from open() to settle() and may share memory with others outside
+  /// of that.
   std::vector<Tensor> buckets = {};
   Tensor staging = {};  ///< (staging_elements()) bf16, or u8 with fp8
   /// Kept between steps, f32, zero before the first one: (error_elements()) what this rank's gradients lost,
@@ -67,10 +68,10 @@ struct GradMemory {
 /// all gradients on every rank (all_reduce), optim the sum of its shards (reduce_scatter; the rest is then
 /// stale).
 ///
-/// Gradients in shards (strategy.gradients). A step: start(), then for every microbatch and bucket open(), a
-/// ready() for each of its parameters, which issues the sum once the bucket is complete, and settle(); then
-/// finish(). The sums of the microbatches are added up in GradMemory::gradients. All ranks must complete
-/// buckets in the same order.
+/// Gradients in shards (strategy.gradients). A step: start(), then for every bucket and one or several
+/// microbatches at a time open(), a ready() for each of its parameters and microbatches, the last of which
+/// issues the sum, and settle(); then finish(). These sums are added up in GradMemory::gradients. All ranks
+/// must complete buckets in the same order.
 class GradReducer {
  public:
   GradReducer(const FlatBuckets& layout, const GradMemory& memory, const ReduceGroup& group,
@@ -81,15 +82,16 @@ class GradReducer {
 
   /// Begins the reduction of a step. Must precede ready() and open().
   void start();
-  /// The gradient of a parameter is complete. Must be called exactly once per parameter and step, or per
-  /// microbatch (strategy.gradients).
+  /// The gradient of a parameter is complete, or with strategy.gradients a microbatch's part of it. Must be
+  /// called exactly once per parameter and step, or per microbatch.
   void ready(int param);
   /// Waits for all sums; fails if the communicator has lost a rank.
   void finish();
 
   // strategy.gradients only.
-  /// A microbatch begins to write the bucket's gradients. `last`: of the step.
-  void open(int bucket, bool last);
+  /// The first of this many microbatches begins to write the bucket's gradients, which are those of all of
+  /// them together. `last`: they are the last ones of the step.
+  void open(int bucket, bool last, int microbatches = 1);
   /// Waits for the bucket's sum and adds it to this rank's shard; the buffer may then be reused. A no-op if
   /// it was settled.
   void settle(int bucket);
@@ -109,6 +111,7 @@ class GradReducer {
   struct State {
     int missing = 0;          // parameters not ready
     bool open = false;        // strategy.gradients
+    int microbatches = 1;     // that it was opened for
     bool last = true;         // of the step's microbatches
     bool accumulate = false;  // an earlier microbatch has filled the shard
     bool in_flight = false;   // summed within the shard group, and not settled
@@ -146,7 +149,7 @@ class GradReducer {
   int next_ = 0;  // whole gradients: first bucket not issued yet
   int slots_used_ = 0;
   int slots_[2] = {-1, -1};  // the bucket in each half of the staging buffer
-  std::vector<bool> seen_;   // by parameter
+  std::vector<int> seen_;    // reports by parameter, since start() or open()
   std::vector<State> states_;
 };
 

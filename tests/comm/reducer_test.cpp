@@ -261,6 +261,24 @@ TEST_CASE("a bucket of sharded gradients is written only while it is open", "[re
   REQUIRE(dp.outstanding() == 0);
 }
 
+TEST_CASE("a bucket of several microbatches is summed when all have reported", "[reducer]") {
+  auto& dp = test_world().comm();
+  const parallel::FlatBuckets layout({{"a", 10, 0}, {"b", 20, 0}}, 0, dp.size());
+  REQUIRE(layout.buckets().size() == 1);
+  Gradients gradients(layout, {&dp}, {.strategy = parallel::sharding::optim_grads});
+  GradReducer& reducer = *gradients.reducer;
+  reducer.start();
+  reducer.open(0, true, 2);
+  for (const int param : {1, 1, 0}) reducer.ready(param);
+  REQUIRE_THROWS_AS(reducer.ready(1), Error);
+  REQUIRE(reducer.is_open(0));
+  reducer.ready(0);
+  REQUIRE(!reducer.is_open(0));
+  reducer.settle(0);
+  reducer.finish();
+  REQUIRE(dp.outstanding() == 0);
+}
+
 TEST_CASE("gathered weights are there until they are released, and stale after an update", "[gather]") {
   auto& dp = test_world().comm();
   const int me = dp.rank();

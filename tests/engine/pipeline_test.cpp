@@ -245,6 +245,17 @@ TEST_CASE("pipelines with data parallelism, recomputation, clipping and uneven s
                .microbatches = 8,
                .more = {"distributed.shard_strategy=" + strategy}},
               false);
+  for (const std::string strategy : {"optim_grads", "optim_grads_params"})
+    for (const auto& [schedule, chunks] : {std::pair("zb_h1", 1), std::pair("interleaved", 2)})
+      for (const int microbatches : {6, 14})
+        compare({.stages = 2,
+                 .chunks = chunks,
+                 .schedule = schedule,
+                 .microbatches = microbatches,
+                 .more = {"distributed.shard_strategy=" + strategy,
+                          fmt::format("distributed.overlap_param_gather={}", strategy != "optim_grads"),
+                          fmt::format("distributed.overlap_p2p_comm={}", microbatches == 6)}},
+                false);
 }
 
 TEST_CASE("pipelines on simulated GPUs") {
