@@ -187,7 +187,8 @@ std::vector<std::string> allowed_values(std::string_view name) {
   const config_detail::Key* key = config_detail::Schema::get().find(name);
   if (!key) return {};
   if (key->kind == Kind::boolean) return {"false", "true"};
-  return {key->choices.names.begin(), key->choices.names.end()};
+  const auto& values = key->choices.built.empty() ? key->choices.names : key->choices.built;
+  return {values.begin(), values.end()};
 }
 
 std::string explain(std::string_view name, bool* known) {
