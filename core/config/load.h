@@ -28,8 +28,7 @@ std::string dump_resolved(const ConfigResult& result);
 /// of Config (not of policy.model).
 std::string value_text(const Config& config, std::string_view key);
 
-/// The values of a key that is a choice or a flag, also those that are not supported yet; empty for other and
-/// unknown keys.
+/// The supported values of a key that is a choice or a flag; empty for other and unknown keys.
 std::vector<std::string> allowed_values(std::string_view key);
 
 /// Meaning, type, default, allowed values, aliases and status of a key or of the keys of a section. Any other

@@ -11,6 +11,14 @@ namespace nrl::ops::fp8 {
 inline constexpr uint32_t infinity_bits = 0x7f800000u, magnitude_bits = 0x7fffffffu;
 inline constexpr uint32_t zero_scale = 0, bad_scale = 255;
 
+// No constant expressions: nvcc's front end cannot evaluate the casts.
+NRL_HOST_DEVICE inline __attribute__((always_inline)) float float_of(uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
+}
+NRL_HOST_DEVICE inline __attribute__((always_inline)) uint32_t bits_of(float x) {
+  return __builtin_bit_cast(uint32_t, x);
+}
+
 /// The fields of a format: bits of the mantissa, bias of the exponent, exponent of the largest number, which
 /// is 1.75 * 2^largest in both.
 template <DType format>
@@ -36,11 +44,11 @@ NRL_HOST_DEVICE inline __attribute__((always_inline)) uint32_t scale_of(uint32_t
 
 /// 2^(byte - 127), and its inverse for bytes that scale_of() gives: both are normal numbers.
 NRL_HOST_DEVICE inline __attribute__((always_inline)) float scale_value(uint32_t byte) {
-  return byte == bad_scale ? __builtin_bit_cast(float, 0x7fc00000u) : __builtin_bit_cast(float, byte << 23);
+  return byte == bad_scale ? float_of(0x7fc00000u) : float_of(byte << 23);
 }
 NRL_HOST_DEVICE inline __attribute__((always_inline)) float inverse_scale(uint32_t byte) {
   const bool special = byte == bad_scale || byte == zero_scale;
-  return special ? 0.0f : __builtin_bit_cast(float, (254u - byte) << 23);
+  return special ? 0.0f : float_of((254u - byte) << 23);
 }
 
 /// A finite number within the format's range, rounded to nearest even.
@@ -52,10 +60,9 @@ NRL_HOST_DEVICE inline __attribute__((always_inline)) uint32_t encode(float x) {
   constexpr uint32_t smallest_normal = rebias + (1u << 23);
   // Adding this rounds at the last place of the subnormal numbers.
   constexpr uint32_t magic = static_cast<uint32_t>(127 + 1 - F::bias + dropped) << 23;
-  const uint32_t bits = __builtin_bit_cast(uint32_t, x), u = bits & magnitude_bits;
+  const uint32_t bits = bits_of(x), u = bits & magnitude_bits;
   const uint32_t normal = (u - rebias + ((1u << (dropped - 1)) - 1) + ((u >> dropped) & 1u)) >> dropped;
-  const uint32_t subnormal =
-      __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, u) + __builtin_bit_cast(float, magic)) - magic;
+  const uint32_t subnormal = bits_of(float_of(u) + float_of(magic)) - magic;
   return (u < smallest_normal ? subnormal : normal) | (bits >> 24 & 0x80u);
 }
 
@@ -65,11 +72,10 @@ NRL_HOST_DEVICE inline __attribute__((always_inline)) float decode(uint32_t byte
   constexpr uint32_t rebias = static_cast<uint32_t>(127 - F::bias) << 23;
   constexpr uint32_t last_place = static_cast<uint32_t>(127 + 1 - F::bias - F::mantissa) << 23;
   const uint32_t magnitude = byte & 0x7fu, sign = (byte & 0x80u) << 24;
-  const float normal = __builtin_bit_cast(float, (magnitude << (23 - F::mantissa)) + rebias);
-  const float subnormal =
-      static_cast<float>(static_cast<int32_t>(magnitude)) * __builtin_bit_cast(float, last_place);
+  const float normal = float_of((magnitude << (23 - F::mantissa)) + rebias);
+  const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * float_of(last_place);
   const float value = magnitude < (1u << F::mantissa) ? subnormal : normal;
-  return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, value) | sign);
+  return float_of(bits_of(value) | sign);
 }
 
 }  // namespace nrl::ops::fp8
