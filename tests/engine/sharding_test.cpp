@@ -1,11 +1,13 @@
 // Every sharding strategy trains like ddp on the same ranks: losses, gradient norms, weights and optimizer
 // state.
+#include <filesystem>
 #include <map>
 
 #include "apps/train/checkpoint.h"
 #include "apps/train/rank_group.h"
 #include "apps/train/run_state.h"
 #include "core/ops/step.h"
+#include "parallel/comm/mpi/mpi_session.h"
 #include "tests/comm/world_fixture.h"
 #include "tests/engine/training.h"
 #include "tests/io/io_test_util.h"
@@ -28,28 +30,29 @@ struct Setup {
   bool tied = true;
   std::string device = "cpu";
   std::string precision = "float32";
+  std::vector<std::string> layout = {};  ///< overrides
 };
 
 ConfigResult config_of(const Setup& s, int ranks) {
   // Layers of several times FlatBuckets::shard_unit, so that every rank has a part of each.
-  return tiny_config(
-      s.device,
-      {"policy.model.hidden_size=128", "policy.model.intermediate_size=256",
-       "distributed.shard_strategy=" + s.strategy,
-       fmt::format("distributed.dp_replicate_size={}", s.replicas),
-       fmt::format("distributed.overlap_grad_reduce={}", s.overlap_reduce),
-       fmt::format("distributed.overlap_param_gather={}", s.overlap_gather),
-       "distributed.grad_reduce_dtype=" + s.wire,
-       fmt::format("distributed.grad_reduce_fp32_accumulation={}", s.fp32_sums),
-       fmt::format("distributed.grad_reduce_error_feedback={}", s.feedback),
-       // Smaller than a layer, so that layers have several buckets.
-       "distributed.bucket_size_mb=0.3", "policy.train_micro_batch_size=1",
-       fmt::format("policy.train_global_batch_size={}", ranks * s.microbatches),
-       "policy.precision=" + s.precision,
-       // Small gradients must not become steps of full size in a random direction.
-       "policy.optimizer.eps=1e-3", s.clip ? "policy.max_grad_norm=0.05" : "policy.max_grad_norm=null",
-       fmt::format("policy.model.tie_word_embeddings={}", s.tied),
-       "kernels.share_device=" + std::string(s.device == "cuda" ? "true" : "false")});
+  std::vector<std::string> overrides = {
+      "policy.model.hidden_size=128", "policy.model.intermediate_size=256",
+      "distributed.shard_strategy=" + s.strategy, fmt::format("distributed.dp_replicate_size={}", s.replicas),
+      fmt::format("distributed.overlap_grad_reduce={}", s.overlap_reduce),
+      fmt::format("distributed.overlap_param_gather={}", s.overlap_gather),
+      "distributed.grad_reduce_dtype=" + s.wire,
+      fmt::format("distributed.grad_reduce_fp32_accumulation={}", s.fp32_sums),
+      fmt::format("distributed.grad_reduce_error_feedback={}", s.feedback),
+      // Smaller than a layer, so that layers have several buckets.
+      "distributed.bucket_size_mb=0.3", "policy.train_micro_batch_size=1",
+      fmt::format("policy.train_global_batch_size={}", ranks * s.microbatches),
+      "policy.precision=" + s.precision,
+      // Small gradients must not become steps of full size in a random direction.
+      "policy.optimizer.eps=1e-3", s.clip ? "policy.max_grad_norm=0.05" : "policy.max_grad_norm=null",
+      fmt::format("policy.model.tie_word_embeddings={}", s.tied),
+      "kernels.share_device=" + std::string(s.device == "cuda" ? "true" : "false")};
+  overrides.insert(overrides.end(), s.layout.begin(), s.layout.end());
+  return tiny_config(s.device, overrides);
 }
 
 /// Numbers by logical tensor ("NAME" for weights, "exp_avg/NAME") and element; NaN where this rank has none.
@@ -100,6 +103,14 @@ class Rank {
     data::HostMicroBatch batch = random_batch(T, 999);
     out.evaluations.push_back(engine_->evaluate(2, [&]() -> const data::HostMicroBatch& { return batch; }));
     out.numbers = numbers();
+  }
+
+  /// A step of any layout.
+  void step() {
+    const int64_t count = engine_->plan().batch.accumulation;
+    for (int64_t m = 0; m < count; ++m) engine_->fill(m, random_batch(T, static_cast<uint64_t>(m)), 0);
+    engine_->step({.number = 1, .learning_rate = 1e-2, .loss_tokens = T * count}, objective_);
+    engine_->collect();
   }
 
   Numbers numbers() {
@@ -462,6 +473,64 @@ TEST_CASE("a run with gradients in fp8 resumes with what they lost", "[sharding]
     other.strategy = strategy == "ddp" ? "optim" : "ddp";
     REQUIRE(resumed(other).norms.size() == whole.norms.size());
     world.comm().barrier();
+  }
+}
+
+namespace {
+
+/// What a process holds of its system and of MPI.
+struct Holdings {
+  comm::MpiObjects mpi;
+  int64_t files = 0, threads = 0;
+  bool operator==(const Holdings&) const = default;
+
+  static Holdings now() {
+    const auto entries = [](const char* directory) {
+      return std::distance(std::filesystem::directory_iterator(directory),
+                           std::filesystem::directory_iterator());
+    };
+    return {comm::live_mpi_objects(), entries("/proc/self/fd"), entries("/proc/self/task")};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("engines and their groups leave nothing behind", "[sharding][leaks]") {
+  comm::World& world = test_world();
+  const std::string tp = "distributed.tensor_parallel_size=2", cp = "distributed.context_parallel_size=2",
+                    pp = "distributed.pipeline_parallel_size=2";
+  std::vector<Setup> all = {{}, {.strategy = "optim", .wire = "fp8"}, {.strategy = "optim_grads_params"}};
+  if (world.size() > 1)
+    for (const std::vector<std::string>& layout :
+         std::vector<std::vector<std::string>>{{tp}, {cp}, {cp, "distributed.cp_comm_type=a2a"}, {pp}})
+      all.push_back({.strategy = "optim", .layout = layout});
+  if (world.size() == 4)
+    for (const std::vector<std::string>& layout :
+         std::vector<std::vector<std::string>>{{tp, cp}, {tp, pp}, {cp, pp}})
+      all.push_back({.layout = layout});
+  if (world.size() == 4) all.push_back({.strategy = "hsdp", .replicas = 2});
+  const auto round = [&] {
+    for (const Setup& setup : all) {
+      Rank rank(setup);
+      rank.step();
+    }
+  };
+  round();  // what is made once: threads, tables
+  world.comm().barrier();
+  const Holdings before = Holdings::now();
+  if (world.size() > 1) REQUIRE(before.mpi.communicators > 0);
+  REQUIRE(before.mpi.requests == 0);
+  {
+    const Rank rank(all.back());
+    if (world.size() > 1) REQUIRE(comm::live_mpi_objects().communicators > before.mpi.communicators);
+  }
+  for (int i = 0; i < 12; ++i) {
+    round();
+    world.comm().barrier();
+    const Holdings now = Holdings::now();
+    CAPTURE(i, now.mpi.communicators, now.mpi.windows, now.mpi.requests, now.files, now.threads, before.files,
+            before.threads);
+    REQUIRE(now == before);
   }
 }
 

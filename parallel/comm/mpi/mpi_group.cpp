@@ -54,6 +54,7 @@ class MpiMessages final : public PendingMessages {
     mpi_check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &over, statuses_.data()),
               "a message between ranks");
     if (!over) return false;
+    mpi_counts().requests -= static_cast<int64_t>(requests_.size());
     for (size_t e = 0; e < expected_.size();) {  // the pieces of one message are adjacent
       int64_t got = 0;
       const auto [first, bytes, peer] = expected_[e];
@@ -87,6 +88,7 @@ Task MpiGroup::create(std::shared_ptr<MpiState> state, MPI_Comm comm, std::share
   const auto group = std::make_shared<MpiGroup>();
   group->state_ = std::move(state);
   group->comm_ = comm;
+  ++mpi_counts().communicators;
   mpi_check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   mpi_check(MPI_Comm_rank(comm, &group->rank_), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(comm, &group->size_), "MPI_Comm_size");
@@ -103,6 +105,7 @@ Task MpiGroup::create(std::shared_ptr<MpiState> state, MPI_Comm comm, std::share
 Task MpiGroup::free() {
   if (window_) co_await window_->free();
   mpi_check(MPI_Comm_free(&comm_), "MPI_Comm_free");
+  --mpi_counts().communicators;
 }
 
 std::byte* MpiGroup::scratch(int64_t bytes) {
@@ -121,9 +124,9 @@ Task MpiGroup::gather(const std::byte* in, std::byte* out, int64_t bytes) {
   if (bytes <= small_bytes) {
     MPI_Request request = MPI_REQUEST_NULL;
     const std::byte* own = out + rank_ * bytes;
-    mpi_check(MPI_Iallgather(in == own ? MPI_IN_PLACE : in, static_cast<int>(bytes), MPI_BYTE, out,
-                             static_cast<int>(bytes), MPI_BYTE, comm_, &request),
-              "MPI_Iallgather");
+    mpi_started(MPI_Iallgather(in == own ? MPI_IN_PLACE : in, static_cast<int>(bytes), MPI_BYTE, out,
+                               static_cast<int>(bytes), MPI_BYTE, comm_, &request),
+                "MPI_Iallgather");
     co_await until([&] { return test_all({&request, 1}, "MPI_Iallgather"); });
     co_return;
   }
@@ -217,9 +220,9 @@ Task MpiGroup::broadcast(std::byte* data, int64_t bytes, int root) {
   constexpr int64_t most = int64_t{1} << 30;
   for (int64_t begin = 0; begin < bytes; begin += most) {
     MPI_Request request = MPI_REQUEST_NULL;
-    mpi_check(MPI_Ibcast(data + begin, static_cast<int>(std::min(most, bytes - begin)), MPI_BYTE, root, comm_,
-                         &request),
-              "MPI_Ibcast");
+    mpi_started(MPI_Ibcast(data + begin, static_cast<int>(std::min(most, bytes - begin)), MPI_BYTE, root,
+                           comm_, &request),
+                "MPI_Ibcast");
     co_await until([&] { return test_all({&request, 1}, "MPI_Ibcast"); });
   }
 }

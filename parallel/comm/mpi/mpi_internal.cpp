@@ -31,16 +31,27 @@ void mpi_check(int rc, const char* what) {
   fail(kind == MPI_ERR_TRUNCATE ? Exit::internal : Exit::peer_lost, "{} failed: {}", what, text);
 }
 
+void mpi_started(int rc, const char* what) {
+  mpi_check(rc, what);
+  ++mpi_counts().requests;
+}
+
+MpiCounts& mpi_counts() {
+  static MpiCounts counts;
+  return counts;
+}
+
 bool test_all(std::span<MPI_Request> requests, const char* what) {
   int over = 0;
   mpi_check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &over, MPI_STATUSES_IGNORE),
             what);
+  if (over) mpi_counts().requests -= static_cast<int64_t>(requests.size());
   return over != 0;
 }
 
 Task mpi_barrier(MPI_Comm comm) {
   MPI_Request request = MPI_REQUEST_NULL;
-  mpi_check(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
+  mpi_started(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
   co_await until([&] { return test_all({&request, 1}, "MPI_Ibarrier"); });
 }
 
@@ -51,13 +62,13 @@ void run_now(Task task) {
 
 void post_send(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request>& requests) {
   post(part, requests, [&](std::byte* data, int n, MPI_Request* request) {
-    mpi_check(MPI_Isend(data, n, MPI_BYTE, part.peer, tag, comm, request), "MPI_Isend");
+    mpi_started(MPI_Isend(data, n, MPI_BYTE, part.peer, tag, comm, request), "MPI_Isend");
   });
 }
 
 void post_recv(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request>& requests) {
   post(part, requests, [&](std::byte* data, int n, MPI_Request* request) {
-    mpi_check(MPI_Irecv(data, n, MPI_BYTE, part.peer, tag, comm, request), "MPI_Irecv");
+    mpi_started(MPI_Irecv(data, n, MPI_BYTE, part.peer, tag, comm, request), "MPI_Irecv");
   });
 }
 

@@ -2,6 +2,7 @@
 // Private to the MPI backend: the only header that includes mpi.h. MPI is called by one thread at a time: by
 // the executor, or before its first operation and after its last one.
 
+#include <atomic>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -18,6 +19,14 @@ namespace nrl::comm {
 
 /// Throws with MPI's text unless rc is MPI_SUCCESS.
 void mpi_check(int rc, const char* what);
+/// mpi_check() of a call that made a request, which test_all() must complete.
+void mpi_started(int rc, const char* what);
+
+/// Live objects of this process (mpi_session.h).
+struct MpiCounts {
+  std::atomic<int64_t> communicators = 0, windows = 0, requests = 0;
+};
+MpiCounts& mpi_counts();
 
 /// What all communicators of the process share.
 struct MpiState {

@@ -138,6 +138,11 @@ std::unique_ptr<Communicator> MpiSession::make_world() {
   return make_mpi(state_, comm, "world");
 }
 
+MpiObjects live_mpi_objects() {
+  const MpiCounts& counts = mpi_counts();
+  return {counts.communicators, counts.windows, counts.requests};
+}
+
 void MpiSession::mark_failed() {
   state_->failed = true;
 }

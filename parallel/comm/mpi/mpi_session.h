@@ -53,6 +53,14 @@ class MpiSession {
   std::shared_ptr<MpiState> state_;
 };
 
+/// MPI objects of groups and of operations in flight that this process holds now. To be read while no
+/// operation is in flight.
+struct MpiObjects {
+  int64_t communicators = 0, windows = 0, requests = 0;
+  bool operator==(const MpiObjects&) const = default;
+};
+MpiObjects live_mpi_objects();
+
 /// The MPI library's own blocking all_reduce (in place in `out`), reduce_scatter or all_gather on the group
 /// of `communicator`, sums of f32 or bf16, for comparison in benchmarks; false when it is not an MPI group or
 /// for another operation. `in` must not overlap `out`. No other operation of the process may be in flight.

@@ -54,7 +54,7 @@ Task SharedWindow::create(MPI_Comm comm, int64_t slot_bytes, std::unique_ptr<Sha
   MPI_Info_free(&info);
   int good = rc == MPI_SUCCESS;
   MPI_Request request = MPI_REQUEST_NULL;
-  mpi_check(MPI_Iallreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, comm, &request), "MPI_Iallreduce");
+  mpi_started(MPI_Iallreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, comm, &request), "MPI_Iallreduce");
   co_await until([&] { return test_all({&request, 1}, "MPI_Iallreduce"); });
   if (!good) {
     if (rank == 0)
@@ -62,6 +62,7 @@ Task SharedWindow::create(MPI_Comm comm, int64_t slot_bytes, std::unique_ptr<Sha
                 bytes);
     co_return;
   }
+  ++mpi_counts().windows;
   mpi_check(MPI_Win_lock_all(MPI_MODE_NOCHECK, made->window_), "MPI_Win_lock_all");
   for (int r = 0; r < size; ++r) {
     MPI_Aint length = 0;
@@ -84,6 +85,7 @@ Task SharedWindow::free() {
   co_await mpi_barrier(comm_);
   mpi_check(MPI_Win_unlock_all(window_), "MPI_Win_unlock_all");
   mpi_check(MPI_Win_free(&window_), "MPI_Win_free");
+  --mpi_counts().windows;
 }
 
 int64_t SharedWindow::result_bytes() const {
