@@ -258,30 +258,34 @@ void Attention::attend_backward(Run& r) const {
 
 void Attention::attend_across_ranks(Run& r) const {
   const Heads h = heads(r);
-  context_->attention().forward(r.exec(), context_->groups(r),
-                                {.q = h.q,
-                                 .k = h.k,
-                                 .v = h.v,
-                                 .out = r[attn_].split_heads(spec_.heads, spec_.head_dim),
-                                 .saved = r[lse_],
-                                 .buffer = r[exchange_],
-                                 .bounds = context_->bounds(r.batch())});
+  context_->attention().forward(
+      r.exec(), context_->groups(r),
+      {.q = h.q,
+       .k = h.k,
+       .v = h.v,
+       .out = r[attn_].split_heads(spec_.heads, spec_.head_dim),
+       .saved = r[lse_],
+       .buffer = r[exchange_],
+       .bounds = context_->bounds(r.batch()),
+       .dropout = r.dropout(spec_.attention_dropout, layer_, DropoutSite::probabilities)});
 }
 
 void Attention::attend_across_ranks_backward(Run& r) const {
   const ModelSpec& m = spec_;
   const Tensor d_qkv = r[d_qkv_];
-  parallel::ContextAttention::Backward a{.dout = r[d_attn_].split_heads(m.heads, m.head_dim),
-                                         .q = {},
-                                         .k = {},
-                                         .v = {},
-                                         .out = {},
-                                         .dq = m.heads_of(d_qkv, 0, m.heads),
-                                         .dk = m.heads_of(d_qkv, m.q_width(), m.kv_heads),
-                                         .dv = m.heads_of(d_qkv, m.q_width() + m.kv_width(), m.kv_heads),
-                                         .saved = r[lse_],
-                                         .buffer = r[d_exchange_],
-                                         .bounds = context_->bounds(r.batch())};
+  parallel::ContextAttention::Backward a{
+      .dout = r[d_attn_].split_heads(m.heads, m.head_dim),
+      .q = {},
+      .k = {},
+      .v = {},
+      .out = {},
+      .dq = m.heads_of(d_qkv, 0, m.heads),
+      .dk = m.heads_of(d_qkv, m.q_width(), m.kv_heads),
+      .dv = m.heads_of(d_qkv, m.q_width() + m.kv_width(), m.kv_heads),
+      .saved = r[lse_],
+      .buffer = r[d_exchange_],
+      .bounds = context_->bounds(r.batch()),
+      .dropout = r.dropout(spec_.attention_dropout, layer_, DropoutSite::probabilities)};
   if (!context_->attention().saves_inputs()) {
     const Heads h = heads(r);
     a.q = h.q, a.k = h.k, a.v = h.v;

@@ -31,7 +31,9 @@ ContextParallel::ContextParallel(const LayerContext& c, int layer, DType dtype)
                   .d = c.spec->head_dim,
                   .dtype = dtype,
                   .window = c.spec->window,
-                  .scale = c.spec->attention_scale()}) {
+                  .scale = c.spec->attention_scale(),
+                  .slice = {.first = c.layout.tensor_rank * c.spec->heads,
+                            .all = c.layout.tensor * c.spec->heads}}) {
   const std::vector<parallel::ContextExchange> all = distinct_exchanges(c.layout);
   index_ = static_cast<size_t>(std::find(all.begin(), all.end(), exchange_) - all.begin());
 }

@@ -81,12 +81,16 @@ ops::FusedDropout Run::dropout(float p, int layer, DropoutSite site) const {
   const bool drops = (mode_ & (memory::evaluation | memory::generation)) == 0;
   // Masks are those of a rank alone, so a rank that has only some of the tokens begins further down.
   const bool some = layout().sequence_parallel && site != DropoutSite::probabilities;
-  const int64_t before = some ? batch_->ids.dim(0) / layout().tensor * layout().tensor_rank : 0;
+  const int64_t count = batch_->ids.dim(0) / (some ? layout().tensor : 1),
+                before = some ? count * layout().tensor_rank : 0;
+  // Those of attention's queries come with the calls' boundaries.
+  const bool listed = batch_->dropout_rows && site != DropoutSite::probabilities;
   return {.p = drops ? p : 0.0f,
           .seed = context_->seed,
           .stream = (static_cast<uint64_t>(layer + 1) << 4) | static_cast<uint64_t>(site),
-          .first_row = batch_->first_row + before,
-          .step = batch_->step};
+          .first_row = batch_->first_row + (listed ? 0 : before),
+          .step = batch_->step,
+          .rows = listed ? batch_->dropout_rows.rows(before, count) : Tensor{}};
 }
 
 void Run::drop(const Tensor& x, const Tensor& residual, const Tensor& out, float p, int layer,
@@ -99,7 +103,8 @@ void Run::drop(const Tensor& x, const Tensor& residual, const Tensor& out, float
                         .seed = d.seed,
                         .stream = d.stream,
                         .first_row = d.first_row,
-                        .step = d.step});
+                        .step = d.step,
+                        .rows = d.rows});
 }
 
 void Layer::describe() {

@@ -30,6 +30,9 @@ struct MicroBatch {
   Tensor loss_weight;     ///< (N) f32: dLoss/dlog_prob of each token; training only
   int64_t first_row = 0;  ///< index of token 0 in the global batch (dropout masks)
   Tensor step;            ///< (1) i64, number of the optimizer step (dropout masks)
+  /// (N) i32, with context parallelism and dropout: tokens behind first_row that each token is in the global
+  /// batch.
+  Tensor dropout_rows;
   ops::SequenceLengths lengths;
   const KeyValueCache* cache = nullptr;  ///< generation only
   /// With context parallelism, instead of cu_seqlens: of the attention calls of each exchange

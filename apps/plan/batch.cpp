@@ -46,13 +46,14 @@ BatchTensors::BatchTensors(memory::MemoryPlan& plan, const BatchShape& shape)
   if (shape.context > 1) {
     share_.emplace(shape.sequences, shape.length, shape.context, shape.context_rank);
     for (const parallel::ContextExchange& exchange : shape.exchanges)
-      context_bounds_.emplace_back(exchange, *share_, shape.window);
+      context_bounds_.emplace_back(exchange, *share_, shape.window, shape.dropout);
   }
   const int64_t n = shape.tokens();
   step_offset_ = aligned((shape.loss_weights ? shape.microbatches : 1) * n * 4);
   block_bytes_ = step_offset_ + aligned(8) + aligned(shape.microbatches * input_bytes());
   block_id_ = plan.add("loss weights, tokens and targets", Category::data, block_bytes_);
   if (!shape.positions) positions_id_ = plan.add("positions", Category::data, n * 4);
+  if (share_ && shape.dropout) rows_id_ = plan.add("rows of dropout masks", Category::data, n * 4);
   if (shape.staged)
     staging_id_ = plan.add("batch staging buffers", Category::data, 2 * block_bytes_, memory::Tier::pinned);
   if (!shape.bounds) bounds_id_ = plan.add("sequence bounds", Category::data, bounds_elements() * 4);
@@ -106,6 +107,13 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
           static_cast<int32_t>((share_ ? share_->global_row(i) : i) % shape_.length);
     common.positions = make_tensor(arenas.at(plan, positions_id_), DType::i32, {n});
     ops::upload(exec, common.positions, positions.data());
+  }
+  if (rows_id_ >= 0) {
+    std::vector<int32_t> rows(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i)
+      rows[static_cast<size_t>(i)] = static_cast<int32_t>(share_->global_row(i));
+    common.dropout_rows = make_tensor(arenas.at(plan, rows_id_), DType::i32, {n});
+    ops::upload(exec, common.dropout_rows, rows.data());
   }
   if (!shape_.bounds) {
     const Tensor bounds = make_tensor(arenas.at(plan, bounds_id_), DType::i32, {bounds_elements()});

@@ -28,6 +28,7 @@ struct BatchShape {
   int context = 1, context_rank = 0;
   std::vector<parallel::ContextExchange> exchanges = {};
   int64_t window = 0;
+  bool dropout = false;  ///< context parallelism: masks need the rows that this rank has
   /// Of a microbatch on this rank.
   int64_t tokens() const { return sequences * length / context; }
 };
@@ -82,7 +83,7 @@ class BatchTensors {
   BatchShape shape_;
   std::optional<parallel::ZigZag> share_;                // with context parallelism
   std::vector<parallel::ContextBounds> context_bounds_;  // of BatchShape::exchanges
-  memory::BufferId block_id_ = -1, positions_id_ = -1, bounds_id_ = -1, staging_id_ = -1;
+  memory::BufferId block_id_ = -1, positions_id_ = -1, bounds_id_ = -1, rows_id_ = -1, staging_id_ = -1;
   int64_t block_bytes_ = 0, step_offset_ = 0;  // size of the block; offset of the step number in it
   std::vector<model::MicroBatch> tensors_;
   std::byte* block_ = nullptr;  // in device memory: loss weights, step number, inputs of each microbatch

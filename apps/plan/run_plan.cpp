@@ -151,18 +151,20 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
   add_staging(p);
   if (const int64_t bytes = p.recipe.scales(static_cast<int>(p.spec.layers)).bytes(); bytes > 0)
     p.memory.add("scales", Category::optimizer, bytes);
-  p.tensors =
-      std::make_unique<BatchTensors>(p.memory, BatchShape{.microbatches = batch.accumulation,
-                                                          .sequences = batch.micro,
-                                                          .length = p.sequence_length,
-                                                          .positions = config.data.reset_position_ids,
-                                                          .bounds = config.data.reset_attention_mask,
-                                                          .loss_weights = own_loss_weights,
-                                                          .staged = gpu,
-                                                          .context = p.layout.context,
-                                                          .context_rank = p.layout.context_rank,
-                                                          .exchanges = model::distinct_exchanges(p.layout),
-                                                          .window = p.spec.window});
+  p.tensors = std::make_unique<BatchTensors>(
+      p.memory, BatchShape{.microbatches = batch.accumulation,
+                           .sequences = batch.micro,
+                           .length = p.sequence_length,
+                           .positions = config.data.reset_position_ids,
+                           .bounds = config.data.reset_attention_mask,
+                           .loss_weights = own_loss_weights,
+                           .staged = gpu,
+                           .context = p.layout.context,
+                           .context_rank = p.layout.context_rank,
+                           .exchanges = model::distinct_exchanges(p.layout),
+                           .window = p.spec.window,
+                           .dropout = p.spec.residual_dropout > 0 || p.spec.embedding_dropout > 0 ||
+                                      p.spec.attention_dropout > 0});
   const pipeline::ScheduleOptions schedule = schedule_options(config, p.layout, batch.accumulation);
   // The buffers of sharded parameters are planned for evaluation of one microbatch at a time.
   const bool sharded = std::any_of(p.groups.begin(), p.groups.end(), [](const ParamGroup& g) {

@@ -67,20 +67,6 @@ void check_context_parallel(const ConfigResult& result, const model::ModelSpec& 
                            "a ring attends to the keys of other ranks as a whole",
                            {"Fix: cp_comm_type all_gather or a2a"}));
   });
-  const std::pair<const char*, float> dropouts[] = {{"attention", spec.attention_dropout},
-                                                    {"residual", spec.residual_dropout},
-                                                    {"embedding", spec.embedding_dropout}};
-  for (const auto& [what, p] : dropouts)
-    if (p > 0) {
-      out.push_back(diagnose(result, size_key,
-                             fmt::format("{} is {}, but the model has {} dropout ({})", size_key,
-                                         d.context_parallel_size, what, p),
-                             "masks belong to rows that are consecutive in the batch; a rank's rows are not",
-                             {"Fix: policy.model.attn_pdrop, resid_pdrop and embd_pdrop 0 (attention_dropout "
-                              "for Llama-like models), or "
-                              "context_parallel_size 1"}));
-      return;
-    }
 }
 
 }  // namespace nrl::train

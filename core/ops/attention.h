@@ -29,7 +29,8 @@ struct HeadSlice {
 /// out = drop(softmax(scale * q k^T, masked)) v; lse = log-sum-exp of the scaled, masked scores (natural
 /// log). drop(P) is P / (1 - p) where the probability is kept and 0 elsewhere; the mask is a function of
 /// (seed, stream, step, first_row + row of q, head, key within its sequence), with p rounded to a
-/// multiple of 2^-16.
+/// multiple of 2^-16. With `dropout.rows` and `key_places`, both or none, the mask is that of these rows and
+/// places: a context-parallel rank has neither consecutive queries nor the first keys of its sequences.
 struct AttentionForward {
   Tensor q;         ///< (Nq, heads, D) f32 or bf16
   Tensor k;         ///< (Nk, kv_heads, D)
@@ -44,6 +45,7 @@ struct AttentionForward {
   SequenceLengths lengths = {};
   FusedDropout dropout = {};  ///< of the probabilities; first_row belongs to row 0 of q
   HeadSlice slice = {};
+  Tensor key_places = {};  ///< optional (Nk) i32
 };
 
 struct AttentionBackward {
@@ -59,6 +61,7 @@ struct AttentionBackward {
   SequenceLengths lengths = {};
   FusedDropout dropout = {};  ///< as in the forward pass
   HeadSlice slice = {};
+  Tensor key_places = {};  ///< as in the forward pass
 };
 
 void attention_forward(Exec& exec, const AttentionForward& a);

@@ -25,6 +25,9 @@ struct Dropout {
   uint64_t stream = 0;    ///< of the call site: (layer + 1) << 4 | site
   int64_t first_row = 0;  ///< global index of row 0
   Tensor step = {};       ///< optional (1) i64
+  /// optional (N) i32: row n counts as row rows[n] in the mask instead of n; context-parallel ranks do not
+  /// hold consecutive rows.
+  Tensor rows = {};
 };
 void dropout(Exec& exec, const Dropout& a);
 Cost cost(const Exec& exec, const Dropout& a);
@@ -35,8 +38,9 @@ struct FusedDropout {
   uint64_t seed = 0, stream = 0;
   int64_t first_row = 0;
   Tensor step = {};
+  Tensor rows = {};
 };
-/// Fails when a member is out of range.
-void check_dropout(const char* op, const FusedDropout& a);
+/// Fails when a member is out of range for an op of `rows` rows.
+void check_dropout(const char* op, const FusedDropout& a, int64_t rows);
 
 }  // namespace nrl::ops

@@ -127,6 +127,8 @@ ContextShape ContextAttention::core() const {
   core.heads /= a2a;
   core.kv_heads /= a2a;
   core.exchange.a2a = 1;
+  if (core.slice.all == 0) core.slice.all = shape_.heads;
+  core.slice.first += z.rank() % a2a * core.heads;
   return core;
 }
 
@@ -185,7 +187,8 @@ void ContextAttention::forward(ops::Exec& exec, const ContextGroups& groups, con
   check(shape_, a.saved, a.buffer, saved_width(), forward_width());
   if (saves_inputs()) return forward_all_to_all(exec, groups, a);
   const Saved saved(a.saved, shape_, shape_);
-  const ForwardPass pass{.q = a.q, .k = a.k, .v = a.v, .out = a.out, .lse = saved.lse, .bounds = a.bounds};
+  const ForwardPass pass{
+      .q = a.q, .k = a.k, .v = a.v, .out = a.out, .lse = saved.lse, .bounds = a.bounds, .dropout = a.dropout};
   if (shape_.exchange.gather)
     gather_forward(exec, groups.all, shape_, pass, Cutter(a.buffer));
   else
@@ -206,7 +209,8 @@ void ContextAttention::backward(ops::Exec& exec, const ContextGroups& groups, co
                           .dq = a.dq,
                           .dk = a.dk,
                           .dv = a.dv,
-                          .bounds = a.bounds};
+                          .bounds = a.bounds,
+                          .dropout = a.dropout};
   if (shape_.exchange.gather)
     gather_backward(exec, groups.all, shape_, pass, Cutter(a.buffer));
   else
@@ -233,7 +237,8 @@ void ContextAttention::forward_all_to_all(ops::Exec& exec, const ContextGroups& 
                 .v = in.v,
                 .out = saved.out.split_heads(c.heads, c.d),
                 .lse = saved.lse,
-                .bounds = a.bounds},
+                .bounds = a.bounds,
+                .dropout = a.dropout},
                buffer);
   x.to_blocks(saved.out, narrowed(send, q));
   x.exchange(narrowed(send, q), narrowed(received, q));
@@ -263,7 +268,8 @@ void ContextAttention::backward_all_to_all(ops::Exec& exec, const ContextGroups&
                  .dq = gradient.q,
                  .dk = gradient.k,
                  .dv = gradient.v,
-                 .bounds = a.bounds},
+                 .bounds = a.bounds,
+                 .dropout = a.dropout},
                 buffer);
   x.to_blocks(d_qkv, send);
   x.exchange(send, received);

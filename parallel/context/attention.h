@@ -57,6 +57,8 @@ class ContextAttention {
     Tensor saved;                        ///< (N, saved_width()) u8, written
     Tensor buffer;                       ///< (N, forward_width()) u8
     std::span<const CallBounds> bounds;  ///< of ContextBounds for the same exchange
+    ops::FusedDropout dropout =
+        {};  ///< of probabilities; first_row belongs to the first sample's first token
   };
   struct Backward {
     Tensor dout;          ///< (N, heads, d)
@@ -65,6 +67,7 @@ class ContextAttention {
     Tensor saved;         ///< as the forward pass left it
     Tensor buffer;        ///< (N, backward_width()) u8
     std::span<const CallBounds> bounds;
+    ops::FusedDropout dropout = {};  ///< as in the forward pass
   };
   /// Collective over the groups. While kernels are collected (Exec::needed) nothing is communicated, and
   /// `groups` may be empty.

@@ -68,6 +68,12 @@ class ContextBounds::Writer {
     write([](const Lengths& l) { return l.keys; });
     lengths_.clear();
   }
+  /// Appends an i32 per element to a table of the last call: value(0), value(1), ...
+  template <class Value>
+  void table(Tensor CallBounds::*which, int64_t count, const Value& value) {
+    views_[call_ - 1].*which = make_tensor(device_ + at_, DType::i32, {count});
+    for (int64_t i = 0; i < count; ++i) to_[at_++] = static_cast<int32_t>(value(i));
+  }
   int64_t sequences() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t written() const { return at_; }
 
@@ -90,8 +96,9 @@ class ContextBounds::Writer {
   std::vector<Lengths> lengths_;
 };
 
-ContextBounds::ContextBounds(const ContextExchange& exchange, const ZigZag& zigzag, int64_t window)
-    : exchange_(exchange), own_(joined(exchange, zigzag)), window_(window) {
+ContextBounds::ContextBounds(const ContextExchange& exchange, const ZigZag& zigzag, int64_t window,
+                             bool dropout)
+    : exchange_(exchange), own_(joined(exchange, zigzag)), window_(window), dropout_(dropout) {
   NRL_CHECK(window == 0 || exchange.gather || own_.size() == 1, "a window of {} in a ring of {} ranks",
             window, own_.size());
 }
@@ -103,8 +110,11 @@ int ContextBounds::calls() const {
 int64_t ContextBounds::capacity() const {
   // A ring's first step has at most one sequence per row, padded; the others five per sample. all_gather has
   // at most one per row and one of keys before them.
-  if (exchange_.gather) return calls() * 2 * (padded_count(own_.chunk() + 1) + 1);
-  return 2 * (padded_count(sequences_of_own()) + 1) + (own_.size() - 1) * 2 * (5 * own_.samples() + 1);
+  if (exchange_.gather)
+    return calls() *
+           (2 * (padded_count(own_.chunk() + 1) + 1) + (dropout_ ? own_.chunk() + own_.length() : 0));
+  return (dropout_ ? own_.size() * 2 * own_.rows() : 0) + 2 * (padded_count(sequences_of_own()) + 1) +
+         (own_.size() - 1) * 2 * (5 * own_.samples() + 1);
 }
 
 void ContextBounds::write(std::span<const int32_t> documents, bool padded, int32_t* to, int32_t* device,
@@ -118,16 +128,45 @@ void ContextBounds::write(std::span<const int32_t> documents, bool padded, int32
       for (int half = 0; half < 2; ++half) {
         write_prefix(documents, s, half, w);
         end_call();
+        const int64_t token = own_.first_token(half), key = first_key(token, window_);
+        write_rows(
+            documents, own_.chunk(), [&](int64_t i) { return s * own_.length() + token + i; },
+            token + own_.chunk() - key, [&](int64_t i) { return s * own_.length() + key + i; }, w);
       }
   } else {
     write_own(documents, w);
     end_call();
+    write_step_rows(documents, own_.rank(), w);
     for (int step = 1; step < own_.size(); ++step) {
-      write_step(documents, (own_.rank() - step + own_.size()) % own_.size(), w);
+      const int from = (own_.rank() - step + own_.size()) % own_.size();
+      write_step(documents, from, w);
       w.end_call();
+      write_step_rows(documents, from, w);
     }
   }
   NRL_CHECK(w.written() <= capacity());
+}
+
+template <class Query, class Key>
+void ContextBounds::write_rows(std::span<const int32_t> documents, int64_t queries, const Query& query,
+                               int64_t keys, const Key& key, Writer& w) const {
+  if (!dropout_) return;
+  w.table(&CallBounds::rows, queries, query);
+  // On one rank a sequence is a document.
+  w.table(&CallBounds::key_places, keys, [&](int64_t i) {
+    const int64_t row = key(i);
+    return row - document_at(documents, row).begin;
+  });
+}
+
+// With one sample only the halves that write_step() has.
+void ContextBounds::write_step_rows(std::span<const int32_t> documents, int from, Writer& w) const {
+  const ZigZag other(own_.samples(), own_.length(), own_.size(), from);
+  const bool cut = own_.samples() == 1 && from != own_.rank(), earlier = from < own_.rank();
+  const int64_t chunk = own_.chunk(), query = cut && !earlier ? chunk : 0;
+  write_rows(
+      documents, own_.rows() - query, [&](int64_t i) { return own_.global_row(query + i); },
+      cut && earlier ? chunk : own_.rows(), [&](int64_t i) { return other.global_row(i); }, w);
 }
 
 // The rank's own rows: a new sequence begins wherever a row belongs to another document than the row before.

@@ -30,17 +30,18 @@ struct ContextExchange {
 /// `inner`: ranks of the all-to-all of a2a+p2p.
 ContextExchange context_exchange(CpCommType type, int size, int inner);
 
-/// The boundaries of one call (AttentionForward::cu_q, cu_k).
+/// The boundaries of one call (AttentionForward::cu_q, cu_k), and with dropout the rows of its mask
+/// (dropout.rows, key_places).
 struct CallBounds {
-  Tensor cu_q, cu_k;
+  Tensor cu_q, cu_k, rows = {}, key_places = {};
 };
 
 /// The boundaries for one exchange on one rank.
 class ContextBounds {
  public:
   /// `zigzag`: the rank's share of a microbatch. `window` as in AttentionForward; only with all_gather and
-  /// where one rank of a ring has all tokens.
-  ContextBounds(const ContextExchange& exchange, const ZigZag& zigzag, int64_t window);
+  /// where one rank of a ring has all tokens. `dropout`: of probabilities, for which the calls have rows.
+  ContextBounds(const ContextExchange& exchange, const ZigZag& zigzag, int64_t window, bool dropout = false);
 
   /// Calls of a forward or backward pass: the steps of the ring, or (sample, half) with all_gather.
   int calls() const;
@@ -57,12 +58,18 @@ class ContextBounds {
   class Writer;
   void write_own(std::span<const int32_t> documents, Writer& w) const;
   void write_step(std::span<const int32_t> documents, int from, Writer& w) const;
+  /// The rows of the last call's queries and keys: row(i) among all samples' tokens.
+  template <class Query, class Key>
+  void write_rows(std::span<const int32_t> documents, int64_t queries, const Query& query, int64_t keys,
+                  const Key& key, Writer& w) const;
+  void write_step_rows(std::span<const int32_t> documents, int from, Writer& w) const;
   void write_prefix(std::span<const int32_t> documents, int64_t sample, int half, Writer& w) const;
   int64_t sequences_of_own() const { return own_.samples() * own_.sample_rows(); }
 
   ContextExchange exchange_;
   ZigZag own_;  ///< of the ring's rank, whose chunks are `a2a` times as long; of the group's with all_gather
   int64_t window_;
+  bool dropout_;
 };
 
 /// First key, in its sample, that all_gather passes for queries of a chunk that begins at `first`.

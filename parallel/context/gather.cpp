@@ -25,7 +25,9 @@ struct Prefix {
 };
 
 template <class Attention>
-void set_rules(Attention& a, const ContextShape& s, const CallBounds& b, const Prefix& p) {
+void set_rules(Attention& a, const ContextShape& s, const CallBounds& b, const Prefix& p,
+               const ops::FusedDropout& dropout) {
+  set_dropout(a, s, b, dropout);
   a.cu_q = b.cu_q;
   a.cu_k = b.cu_k;
   a.scale = s.scale;
@@ -97,7 +99,7 @@ void gather_forward(ops::Exec& exec, comm::Communicator* group, const ContextSha
                               .lse = a.lse.columns(p.row, p.rows),
                               .cu_q = {},
                               .cu_k = {}};
-      set_rules(f, s, a.bounds[p.call], p);
+      set_rules(f, s, a.bounds[p.call], p, a.dropout);
       ops::attention_forward(exec, f);
     }
 }
@@ -127,7 +129,7 @@ void gather_backward(ops::Exec& exec, comm::Communicator* group, const ContextSh
                                .dq = a.dq.rows(p.row, p.rows),
                                .dk = heads_of(d_kv, 0, s),
                                .dv = heads_of(d_kv, 1, s)};
-      set_rules(b, s, a.bounds[p.call], p);
+      set_rules(b, s, a.bounds[p.call], p, a.dropout);
       ops::attention_backward(exec, b);
       add_by_rank(exec, z, sample, p, d_kv, sums);
     }

@@ -72,11 +72,23 @@ class Traffic {
 struct ForwardPass {
   Tensor q, k, v, out, lse;  ///< lse (heads, rows) f32
   std::span<const CallBounds> bounds;
+  ops::FusedDropout dropout = {};  ///< its rows come with the bounds
 };
 struct BackwardPass {
   Tensor dout, q, k, v, out, lse, dq, dk, dv;
   std::span<const CallBounds> bounds;
+  ops::FusedDropout dropout = {};
 };
+
+/// The mask of a call with boundaries `b`.
+template <class Attention>
+void set_dropout(Attention& a, const ContextShape& s, const CallBounds& b, const ops::FusedDropout& dropout) {
+  a.slice = s.slice;
+  if (dropout.p == 0) return;
+  a.dropout = dropout;
+  a.dropout.rows = b.rows;
+  a.key_places = b.key_places;
+}
 
 // Widths of buffers are bytes per row of `shape`; the passes may run on the all-to-all's rows instead, of
 // which there are as many times more as there are fewer heads.

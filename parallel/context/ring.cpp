@@ -26,8 +26,10 @@ struct StepRows {
 
 /// One attention call. Step 0 is attention among the rank's own rows.
 template <class Attention>
-void set_rules(Attention& a, const ContextShape& s, std::span<const CallBounds> bounds, int step) {
+void set_rules(Attention& a, const ContextShape& s, std::span<const CallBounds> bounds, int step,
+               const ops::FusedDropout& dropout) {
   const CallBounds& b = bounds[static_cast<size_t>(step)];
+  set_dropout(a, s, b, dropout);
   a.cu_q = b.cu_q;
   a.cu_k = step == 0 ? b.cu_q : b.cu_k;
   a.scale = s.scale;
@@ -73,7 +75,7 @@ void ring_forward(ops::Exec& exec, comm::Communicator* group, const ContextShape
                   Cutter buffer) {
   const ZigZag& z = s.zigzag;
   ops::AttentionForward own{.q = a.q, .k = a.k, .v = a.v, .out = a.out, .lse = a.lse, .cu_q = {}, .cu_k = {}};
-  set_rules(own, s, a.bounds, 0);
+  set_rules(own, s, a.bounds, 0, a.dropout);
   if (z.size() == 1) return ops::attention_forward(exec, own);
 
   const Traffic traffic(exec, group);
@@ -100,7 +102,7 @@ void ring_forward(ops::Exec& exec, comm::Communicator* group, const ContextShape
                               .lse = part_lse.columns(r.query, r.queries),
                               .cu_q = {},
                               .cu_k = {}};
-      set_rules(f, s, a.bounds, step);
+      set_rules(f, s, a.bounds, step, a.dropout);
       ops::attention_forward(exec, f);
       ops::merge_attention(exec, {.part = f.out,
                                   .part_lse = f.lse,
@@ -126,7 +128,7 @@ void ring_backward(ops::Exec& exec, comm::Communicator* group, const ContextShap
                              .dq = a.dq,
                              .dk = a.dk,
                              .dv = a.dv};
-  set_rules(own, s, a.bounds, 0);
+  set_rules(own, s, a.bounds, 0, a.dropout);
   if (z.size() == 1) return ops::attention_backward(exec, own);
 
   const Traffic traffic(exec, group);
@@ -156,7 +158,7 @@ void ring_backward(ops::Exec& exec, comm::Communicator* group, const ContextShap
                              .dq = part_q.rows(r.query, r.queries),
                              .dk = to.k,
                              .dv = to.v};
-    set_rules(b, s, a.bounds, step);
+    set_rules(b, s, a.bounds, step, a.dropout);
     ops::attention_backward(exec, b);
     ops::add_rows(exec,
                   {.x = matrix(b.dq), .out = matrix(sum_q.rows(r.query, r.queries)), .accumulate = step > 0});

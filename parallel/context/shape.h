@@ -2,6 +2,7 @@
 // What context-parallel attention of a layer is on one rank.
 
 #include "core/base/dtype.h"
+#include "core/ops/attention.h"
 #include "parallel/context/bounds.h"
 
 namespace nrl::parallel {
@@ -14,6 +15,7 @@ struct ContextShape {
   DType dtype = DType::f32;    ///< f32 or bf16
   int64_t window = 0;          ///< as in ops::AttentionForward
   float scale = 1.0f;
+  ops::HeadSlice slice = {};  ///< of `heads` among those of all ranks (dropout masks)
 };
 
 }  // namespace nrl::parallel

@@ -115,6 +115,30 @@ case $case_name in
     expect 0 run 2 all-2.yaml "${gpt2[@]}" policy.train_micro_batch_size=4 distributed.shard_strategy=optim
     same all-1/logs/metrics.jsonl all-2/logs/metrics.jsonl 5e-6
     ;;
+  dropout_context)
+    # Context-parallel ranks have the masks of their tokens: verify compares losses, gradients and weights with one rank.
+    tiny=$source_dir/tests/verify/tiny_gpt2.yaml
+    cp=distributed.context_parallel_size
+    for type in p2p all_gather a2a; do
+      for micro in 1 2; do
+        expect 0 run 2 verify "$tiny" $cp=2 distributed.cp_comm_type=$type policy.train_micro_batch_size=$micro
+        grep -q '^verified: 2 ranks' out.txt || fail "$(cat out.txt)"
+      done
+      expect 0 run 4 verify "$tiny" $cp=4 distributed.cp_comm_type=$type
+      expect 0 run 4 verify "$tiny" $cp=2 distributed.cp_comm_type=$type distributed.tensor_parallel_size=2
+      expect 0 run 4 verify "$tiny" $cp=2 distributed.cp_comm_type=$type distributed.shard_strategy=optim
+      for kind in attn resid embd; do
+        expect 0 run 2 verify "$tiny" policy.model.attn_pdrop=0 policy.model.resid_pdrop=0 policy.model.embd_pdrop=0 \
+          policy.model.${kind}_pdrop=0.3 $cp=2 distributed.cp_comm_type=$type
+      done
+    done
+    expect 0 run 4 verify "$tiny" $cp=4 distributed.cp_comm_type=a2a+p2p \
+      'distributed.hierarchical_context_parallel_sizes=[2,2]'
+    # Documents, in the runs' own data, and dropout that does something.
+    corpus
+    expect 0 run 2 verify "$tiny" $cp=2 data.train.data_path=corpus policy.model.vocab_size=272 \
+      data.reset_attention_mask=true data.reset_position_ids=true
+    ;;
   # Of nrl-train-sim: the masks of a GPU are those of a CPU.
   sim_dropout)
     corpus

@@ -47,6 +47,7 @@ struct Problem {
   int64_t samples, length, heads, kv_heads, d;
   std::vector<int32_t> documents = {};  ///< empty: whole samples
   int64_t window = 0;
+  float dropout = 0;
 };
 
 /// Row-major (rows, width) values rounded to the type.
@@ -92,7 +93,8 @@ struct Case {
                             .cu_q = cu,
                             .cu_k = cu,
                             .scale = scale(),
-                            .window = p.window};
+                            .window = p.window,
+                            .dropout = dropout()};
     ops::attention_forward(exec, f);
     ops::attention_backward(exec, {.dout = heads(dout, p.heads),
                                    .q = f.q,
@@ -106,7 +108,11 @@ struct Case {
                                    .dk = heads(dk, p.kv_heads),
                                    .dv = heads(dv, p.kv_heads),
                                    .scale = scale(),
-                                   .window = p.window});
+                                   .window = p.window,
+                                   .dropout = dropout()});
+  }
+  ops::FusedDropout dropout() const {
+    return {.p = problem.dropout, .seed = 0x123456789abcdefull, .stream = 0x2f2, .first_row = 1000};
   }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(problem.d)); }
 };
@@ -127,7 +133,7 @@ class LocalRun {
                     .dtype = c.dtype,
                     .window = c.problem.window,
                     .scale = c.scale()}),
-        bounds_(exchange, zigzag_, c.problem.window) {
+        bounds_(exchange, zigzag_, c.problem.window, c.problem.dropout > 0) {
     const bool device = backend.on_device();
     exec_ = {.kernels = device ? &ops::sim_kernels() : &ops::cpu_kernels(cpu::best_isa()),
              .threads = 1,
@@ -234,7 +240,8 @@ class LocalRun {
                         .out = out,
                         .saved = saved,
                         .buffer = memory_.make(DType::u8, {rows, attention_.forward_width()}),
-                        .bounds = views});
+                        .bounds = views,
+                        .dropout = case_.dropout()});
     const bool kept = !attention_.saves_inputs();
     attention_.backward(exec_, made,
                         {.dout = dout,
@@ -247,7 +254,8 @@ class LocalRun {
                          .dv = dv,
                          .saved = saved,
                          .buffer = memory_.make(DType::u8, {rows, attention_.backward_width()}),
-                         .bounds = views});
+                         .bounds = views,
+                         .dropout = case_.dropout()});
   }
 
   Backend& backend_;
@@ -270,6 +278,13 @@ const std::vector<Problem>& problems() {
       {"documents at the cuts", 1, 32, 4, 4, 8, {0, 4, 8, 16, 24, 28, 32}},
       {"window", 1, 48, 4, 4, 16, {}, 7},
       {"window over documents", 2, 32, 4, 4, 8, {0, 9, 32, 50, 64}, 11},
+      {"dropout", 1, 48, 4, 4, 16, {}, 0, 0.3f},
+      {"dropout of grouped heads", 1, 80, 8, 4, 8, {}, 0, 0.5f},
+      {"dropout of three samples", 3, 16, 4, 4, 16, {}, 0, 0.3f},
+      {"dropout of documents", 1, 64, 4, 4, 16, {0, 5, 6, 30, 31, 50, 64}, 0, 0.3f},
+      {"dropout of documents in two samples", 2, 32, 8, 4, 8, {0, 20, 32, 33, 34, 64}, 0, 0.3f},
+      {"dropout in a window over documents", 2, 32, 4, 4, 8, {0, 9, 32, 50, 64}, 11, 0.3f},
+      {"dropout of long samples", 1, 480, 4, 4, 16, {}, 0, 0.2f},
   };
   return all;
 }

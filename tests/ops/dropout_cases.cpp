@@ -1,6 +1,8 @@
 #include <cmath>
 
 #include "core/ops/dropout.h"
+#include "core/ops/norm.h"
+#include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -28,6 +30,39 @@ void rows_can_be_split(Exec& e) {
   for (int64_t i = 0; i < whole.size(); ++i) kept += whole.get(i) != 0.0;
   const double rate = static_cast<double>(kept) / static_cast<double>(whole.size());
   expect(std::fabs(rate - 0.7) < 0.06, fmt::format("kept {} of all elements, wanted 0.7", rate));
+}
+
+/// Rows of a table have the masks of those rows.
+void rows_can_be_listed(Exec& e) {
+  const int64_t n = 23, h = 64;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Buffer x = Buffer(dtype, {n, h}).normal("x"), whole(dtype, {n, h}), some(dtype, {n, h});
+    Buffer rows(DType::i32, {n}), picked(dtype, {n, h}), residual(dtype, {n, h}), sum(dtype, {n, h}),
+        out(dtype, {n, h});
+    const Buffer weight = Buffer(dtype, {h}).fill(1.0);
+    Buffer rstd(DType::f32, {n});
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t row = i * 7 % n;
+      rows.set(i, static_cast<double>(row));
+      for (int64_t c = 0; c < h; ++c) picked.set(i * h + c, x.get(row * h + c));
+    }
+    Dropout a{.x = x, .out = whole, .p = 0.3f, .seed = seed, .stream = stream, .first_row = 1000};
+    dropout(e, a);
+    a.x = picked, a.out = some, a.rows = rows;
+    dropout(e, a);
+    norm_forward(e, {.x = picked,
+                     .residual = residual,
+                     .sum = sum,
+                     .weight = weight,
+                     .out = out,
+                     .rstd = rstd,
+                     .dropout = {a.p, a.seed, a.stream, a.first_row, {}, rows}});
+    synchronize(e);
+    for (int64_t i = 0; i < n * h; ++i) {
+      expect(some.get(i) == whole.get(i / h * 7 % n * h + i % h), "a row has another row's mask");
+      expect(sum.get(i) == some.get(i), "a norm has another mask than the op");
+    }
+  }
 }
 
 /// The step names another stream, read from memory.
@@ -86,6 +121,7 @@ NRL_OP_CASES(dropout) {
       }
     }
   }
+  registry.properties.push_back({"dropout.rows_can_be_listed", rows_can_be_listed});
   registry.properties.push_back({"dropout.rows", rows_can_be_split});
   registry.properties.push_back({"dropout.steps", steps_have_their_masks});
 }

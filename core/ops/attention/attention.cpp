@@ -40,7 +40,11 @@ void check(const char* op, const Exec& exec, const Arguments& a) {
   NRL_CHECK(!known.equal || (known.longest > 0 && a.q.dim(0) == rows && a.k.dim(0) == rows),
             "{}: {} sequences of equal length {} have not {} queries and {} keys", op, a.cu_q.dim(0) - 1,
             known.longest, a.q.dim(0), a.k.dim(0));
-  check_dropout(op, a.dropout);
+  check_dropout(op, a.dropout, a.q.dim(0));
+  NRL_CHECK((!a.dropout.rows && !a.key_places) ||
+                (a.dropout.rows && is_vector(a.key_places, a.k.dim(0), DType::i32)),
+            "{}: rows of dropout are {}, places of keys {}; k is {}", op, describe(a.dropout.rows),
+            describe(a.key_places), describe(a.k));
   const int64_t heads = a.slice.all > 0 ? a.slice.all : a.q.dim(1);
   NRL_CHECK(a.slice.first >= 0 && a.slice.first + a.q.dim(1) <= heads, "{}: {} heads from head {} of {}", op,
             a.q.dim(1), a.slice.first, heads);

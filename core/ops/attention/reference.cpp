@@ -19,13 +19,19 @@ void put(const Tensor& t, int64_t token, int64_t head, int64_t i, double value) 
 /// What dropout multiplies the probability of a query and a key of its sequence by.
 class Keep {
  public:
-  Keep(const FusedDropout& d, const HeadSlice& slice, int64_t heads)
-      : random_(d.seed, dropout_stream(d.stream, static_cast<const int64_t*>(d.step.data))),
-        first_row_(d.first_row),
-        first_head_(slice.first),
-        heads_(slice.all > 0 ? slice.all : heads),
-        below_(attention::drop_below(d.p)) {}
-  double operator()(int64_t row, int64_t head, int64_t key) const {
+  template <class Arguments>
+  explicit Keep(const Arguments& a)
+      : random_(a.dropout.seed,
+                dropout_stream(a.dropout.stream, static_cast<const int64_t*>(a.dropout.step.data))),
+        first_row_(a.dropout.first_row),
+        first_head_(a.slice.first),
+        heads_(a.slice.all > 0 ? a.slice.all : a.q.dim(1)),
+        below_(attention::drop_below(a.dropout.p)),
+        rows_(a.dropout.rows),
+        places_(a.key_places) {}
+  /// `key` of the sequence whose first key is `first`.
+  double operator()(int64_t row, int64_t head, int64_t key, int64_t first) const {
+    if (rows_) row = index(rows_, row), key = index(places_, first + key);
     const auto e = static_cast<size_t>(key % attention::keys_per_block);
     const PhiloxBlock words = random_.block(attention::philox_block_of(
         first_row_ + row, heads_, first_head_ + head, key / attention::keys_per_block));
@@ -37,6 +43,7 @@ class Keep {
   PhiloxStream random_;
   int64_t first_row_, first_head_, heads_;
   uint32_t below_;
+  Tensor rows_, places_;
 };
 
 /// Calls body(query row, head, key head, first key row of the sequence, first key row seen, end) for every
@@ -65,7 +72,7 @@ double score(const Arguments& a, int64_t i, int64_t h, int64_t j, int64_t g) {
 }
 
 void forward(Exec&, const AttentionForward& a) {
-  const Keep keep(a.dropout, a.slice, a.q.dim(1));
+  const Keep keep(a);
   for_each_query(a, [&](int64_t i, int64_t h, int64_t g, int64_t k0, int64_t begin, int64_t end) {
     std::vector<double> p;
     double top = -INFINITY, sum = 0;
@@ -74,7 +81,7 @@ void forward(Exec&, const AttentionForward& a) {
       top = std::max(top, p.back());
     }
     for (double& x : p) sum += x = std::exp(x - top);
-    for (int64_t j = begin; j < end; ++j) p[static_cast<size_t>(j - begin)] *= keep(i, h, j - k0);
+    for (int64_t j = begin; j < end; ++j) p[static_cast<size_t>(j - begin)] *= keep(i, h, j - k0, k0);
     for (int64_t c = 0; c < a.q.dim(2); ++c) {
       double o = 0;
       for (int64_t j = begin; j < end; ++j) o += p[static_cast<size_t>(j - begin)] * at(a.v, j, g, c);
@@ -89,13 +96,13 @@ void backward(Exec&, const AttentionBackward& a) {
   // Sums over queries and heads are kept in double, rounded once.
   const auto width = static_cast<size_t>(a.k.dim(1) * d);
   std::vector<double> dk(static_cast<size_t>(a.k.dim(0)) * width), dv(dk.size());
-  const Keep keep(a.dropout, a.slice, a.q.dim(1));
+  const Keep keep(a);
   for_each_query(a, [&](int64_t i, int64_t h, int64_t g, int64_t k0, int64_t begin, int64_t end) {
     double delta = 0;
     for (int64_t c = 0; c < d; ++c) delta += at(a.dout, i, h, c) * at(a.out, i, h, c);
     std::vector<double> dq(static_cast<size_t>(d));
     for (int64_t j = begin; j < end; ++j) {
-      const double p = std::exp(score(a, i, h, j, g) - load(a.lse, h, i)), kept = keep(i, h, j - k0);
+      const double p = std::exp(score(a, i, h, j, g) - load(a.lse, h, i)), kept = keep(i, h, j - k0, k0);
       double dp = 0;
       for (int64_t c = 0; c < d; ++c) dp += at(a.dout, i, h, c) * at(a.v, j, g, c);
       const double ds = p * (kept * dp - delta) * static_cast<double>(a.scale);

@@ -17,8 +17,9 @@ struct DropoutArguments {
   const T *x, *residual;  ///< residual may be null
   T* out;
   int64_t x_stride, residual_stride, out_stride, width;
-  int64_t first_element;  ///< global, of row 0
-  int64_t packs;          ///< of all rows
+  int64_t first_row;  ///< global, of row 0
+  const int* rows;    ///< instead of 0, 1, ...; may be null
+  int64_t packs;      ///< of all rows
   Divider packs_per_row;
   DropoutMask mask;
 };
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(threads) dropout_kernel(DropoutArguments<T> a)
       if (base + u * threads >= a.packs) break;
       float v[E];
       packs[u].get(v);
-      a.mask.apply(stream, a.first_element + row[u] * a.width + column[u], v);
+      a.mask.apply(stream, (a.first_row + (a.rows ? a.rows[row[u]] : row[u])) * a.width + column[u], v);
       if (a.residual) {
         float added[E];
         residuals[u].get(added);
@@ -71,7 +72,8 @@ void launch(Exec& exec, const Dropout& d) {
   a.x_stride = d.x.step(0);
   a.out_stride = d.out.step(0);
   a.width = d.x.dim(1);
-  a.first_element = d.first_row * a.width;
+  a.first_row = d.first_row;
+  a.rows = static_cast<const int*>(d.rows.data);
   a.packs_per_row = Divider(a.width / E);
   a.packs = d.x.dim(0) * (a.width / E);
   a.mask = DropoutMask(d.p, d.seed, d.stream, d.step);

@@ -7,7 +7,7 @@
 namespace nrl::ops {
 
 Cost cost(const Exec&, const Dropout& a) {
-  return {.read = bytes_of(a.x, a.residual), .written = bytes_of(a.out)};
+  return {.read = bytes_of(a.x, a.residual, a.rows), .written = bytes_of(a.out)};
 }
 
 void dropout(Exec& exec, const Dropout& a) {
@@ -25,15 +25,19 @@ void dropout(Exec& exec, const Dropout& a) {
   NRL_CHECK(a.p >= 0.0f && a.p < 1.0f && a.first_row >= 0, "dropout: p {}, first_row {}", a.p, a.first_row);
   NRL_CHECK(!a.step || is_vector(a.step, 1, DType::i64), "dropout: step is {}, wanted i64[1]",
             describe(a.step));
+  NRL_CHECK(!a.rows || is_vector(a.rows, a.x.dim(0), DType::i32), "dropout: rows are {}, x is {}",
+            describe(a.rows), describe(a.x));
   const trace::Range range("dropout");
   if (a.x.numel() > 0) exec.kernels->dropout(exec, a);
 }
 
-void check_dropout(const char* op, const FusedDropout& a) {
+void check_dropout(const char* op, const FusedDropout& a, int64_t rows) {
   NRL_CHECK(a.p >= 0.0f && a.p < 1.0f && a.first_row >= 0, "{}: dropout p {}, first_row {}", op, a.p,
             a.first_row);
   NRL_CHECK(!a.step || is_vector(a.step, 1, DType::i64), "{}: step is {}, wanted i64[1]", op,
             describe(a.step));
+  NRL_CHECK(!a.rows || is_vector(a.rows, rows, DType::i32), "{}: rows of dropout are {}, wanted i32[{}]", op,
+            describe(a.rows), rows);
 }
 
 }  // namespace nrl::ops

@@ -87,6 +87,7 @@ void forward(Exec& exec, const NormForward& a) {
   float* rstds = data_of<float>(a.rstd);
   const float inv_d = 1.0f / static_cast<float>(d), eps = a.eps;
   const FusedDropout& drop = a.dropout;
+  const auto* drop_rows = static_cast<const int32_t*>(drop.rows.data);
   const DropoutMask mask(drop.p, drop.seed, drop.stream, drop.step);
   cpu::parallel_for(
       exec.threads, rows, std::max<int64_t>(1, grain_elements / d), [&](int64_t begin, int64_t end) {
@@ -94,7 +95,8 @@ void forward(Exec& exec, const NormForward& a) {
         for (int64_t r = begin; r < end; ++r) {
           const T* in = x[r];
           if (residual.data) {
-            add_residual(in, residual[r], sum[r], d, drop.p > 0 ? &mask : nullptr, (drop.first_row + r) * d);
+            add_residual(in, residual[r], sum[r], d, drop.p > 0 ? &mask : nullptr,
+                         (drop.first_row + (drop_rows ? drop_rows[r] : r)) * d);
             in = sum[r];
           }
           const float mean = kind == NormKind::layer ? row_sum(in, d) * inv_d : 0.0f;

@@ -30,7 +30,13 @@ struct ForwardArguments {
   float eps, inverse_d;
   bool dropped;
   int64_t first_row;
+  const int* mask_rows;  ///< instead of 0, 1, ...; may be null
   DropoutMask mask;
+
+  /// The row of the dropout mask.
+  __device__ __forceinline__ int64_t mask_row(int64_t row) const {
+    return first_row + (mask_rows ? mask_rows[row] : row);
+  }
 };
 
 /// The larger of amax and |v|, as bits: NaN is above everything and stays.
@@ -97,7 +103,7 @@ __global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a
         float v[E], other[E];
         packs[k].get(v);
         others[k].get(other);
-        if constexpr (dropped) a.mask.apply(stream, (a.first_row + row) * a.d + c, v);
+        if constexpr (dropped) a.mask.apply(stream, a.mask_row(row) * a.d + c, v);
 #pragma unroll
         for (int i = 0; i < E; ++i) v[i] += other[i];
         packs[k].set(v);
@@ -180,7 +186,7 @@ __global__ void __launch_bounds__(512) norm_long_rows_kernel(ForwardArguments<T>
         other_pack.load(residual + c);
         pack.get(v);
         other_pack.get(other);
-        if (a.dropped) a.mask.apply(stream, (a.first_row + row) * a.d + c, v);
+        if (a.dropped) a.mask.apply(stream, a.mask_row(row) * a.d + c, v);
 #pragma unroll
         for (int i = 0; i < E; ++i) v[i] += other[i];
         pack.set(v);
@@ -252,6 +258,7 @@ void forward(Exec& exec, const NormForward& f) {
   a.dropped = f.dropout.p > 0;
   if (a.dropped) {
     a.first_row = f.dropout.first_row;
+    a.mask_rows = static_cast<const int*>(f.dropout.rows.data);
     a.mask = DropoutMask(f.dropout.p, f.dropout.seed, f.dropout.stream, f.dropout.step);
   }
 

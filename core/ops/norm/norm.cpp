@@ -59,7 +59,7 @@ void norm_forward(Exec& exec, const NormForward& a) {
   } else {
     NRL_CHECK(!a.sum, "{}: sum without residual", op);
   }
-  check_dropout(op, a.dropout);
+  check_dropout(op, a.dropout, rows);
   NRL_CHECK(a.dropout.p == 0.0f || (a.residual && a.x.rank == 2), "{}: dropout of x {} {} residual", op,
             describe(a.x), a.residual ? "with" : "without");
   check_weight(op, "weight", a.weight, a.x.dim(-1));

@@ -13,8 +13,9 @@ void forward(Exec&, const NormForward& a) {
   float amax = 0;
   for (int64_t r = 0; r < row_count(a.x); ++r) {
     const Tensor& in = a.residual ? a.sum : a.x;
+    const int64_t row = drop.first_row + (drop.rows ? index(drop.rows, r) : r);
     for (int64_t i = 0; a.residual && i < d; ++i) {
-      const bool keep = random.uniform(static_cast<uint64_t>((drop.first_row + r) * d + i)) >= drop.p;
+      const bool keep = random.uniform(static_cast<uint64_t>(row * d + i)) >= drop.p;
       const double x = keep ? load(a.x, r, i) / (1.0 - static_cast<double>(drop.p)) : 0.0;
       store(a.sum, r, i, x + load(a.residual, r, i));
     }

@@ -33,7 +33,7 @@ class Backward {
         dk_(a.dk),
         dv_(a.dv),
         threads_(exec.threads),
-        keep_(a.dropout, a.slice, tasks_.heads),
+        keep_(a),
         sizes_(tasks_.padded, tasks_.sequences.longest) {
     Scratch scratch("attention_backward", exec.workspace);
     memory_ = scratch.bytes(static_cast<size_t>(exec.threads) * sizes_.bytes());
@@ -180,7 +180,7 @@ class Backward {
     const int64_t d = tasks_.d, padded = tasks_.padded, at = (key - b.keys.begin) * padded;
     score_product(block, d, b.k_rows + at, padded, b.q_columns, b.p, prefetcher);
     score_product(block, d, b.v_rows + at, padded, b.dout_columns, b.ds, prefetcher);
-    const Place place{span.q0 + q.row, head, key};
+    const Place place{span.q0 + q.row, head, key, span.k0 + key};
     for (int64_t i = 0; i < block.queries; i += lanes) {
       if (keep_.drops())
         block.full ? gradient_step<false, true>(block, i, place, b.p, b.ds, b.lse, b.delta)
@@ -194,9 +194,10 @@ class Backward {
     by_query(block, padded, b.ds, b.k_rows + at, b.dq_rows, key > q.seen.begin, prefetcher);
   }
 
-  /// Where a block lies: its first query among all, the query head, its first key in the sequence.
+  /// Where a block lies: its first query among all, the query head, its first key in the sequence and among
+  /// all.
   struct Place {
-    int64_t row, head, key;
+    int64_t row, head, key, key_row;
   };
 
   /// P = exp(S - lse) and dS = P (drop(dP) - delta), then drop(P); the scales of scores and of what is kept
@@ -225,7 +226,7 @@ class Backward {
       micro::store(ds_at, y);
     };
     if constexpr (dropped) {
-      keep_.for_keys(place.row + i, place.head, place.key, keys, step);
+      keep_.for_keys(place.row + i, place.head, place.key, place.key_row, keys, step);
     } else {
 #pragma GCC unroll 4
       for (int64_t j = keys.begin; j < keys.end; ++j) step(j, micro::IntVec{});

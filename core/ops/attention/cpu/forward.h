@@ -28,7 +28,7 @@ class Forward {
         v_(a.v),
         out_(a.out),
         threads_(exec.threads),
-        keep_(a.dropout, a.slice, tasks_.heads),
+        keep_(a),
         sizes_(tasks_.padded, tasks_.sequences.longest),
         memory_(Scratch("attention_forward", exec.workspace)
                     .bytes(static_cast<size_t>(exec.threads) * sizes_.bytes())) {}
@@ -137,7 +137,7 @@ class Forward {
       const Block block = key_block_at(a_, span, q, key);
       const int64_t at = (key - b.packed.begin) * padded;
       score_product(block, d, b.k_rows + at, padded, b.q_columns, b.scores, prefetcher);
-      softmax(block, span.q0 + q.row, head, key, accumulate, b);
+      softmax(block, span.q0 + q.row, head, key, span.k0 + key, accumulate, b);
       by_query(block, padded, b.scores, b.v_rows + at, b.out_rows, accumulate, prefetcher);
       accumulate = true;
     }
@@ -146,7 +146,7 @@ class Forward {
 
   /// Scores of a block become probabilities; with `accumulate` the output so far is rescaled to
   /// the new maximum.
-  void softmax(const Block& block, int64_t row, int64_t head, int64_t key, bool accumulate,
+  void softmax(const Block& block, int64_t row, int64_t head, int64_t key, int64_t key_row, bool accumulate,
                const Buffers& b) const {
     const float factor = a_.scale * log2_e;
     for (int64_t i = 0; i < block.queries; i += lanes) {
@@ -155,7 +155,7 @@ class Forward {
       if (accumulate)
         rescale_rows(std::min<int64_t>(lanes, block.queries - i), rescale, b.out_rows + i * tasks_.padded);
       if (keep_.drops())
-        keep_.drop_block(row + i, head, key, block.keys_of(i, lanes), b.scores + i, query_block);
+        keep_.drop_block(row + i, head, key, key_row, block.keys_of(i, lanes), b.scores + i, query_block);
     }
   }
 

@@ -15,25 +15,30 @@ namespace nrl::ops::NRL_ISA {
 
 class KeepMask {
  public:
-  /// `heads`: of q, which `slice` may say is a part of all.
-  KeepMask(const FusedDropout& d, const HeadSlice& slice, int64_t heads)
-      : scale(attention::keep_scale(d.p)),
-        seed_(d.seed),
-        stream_(dropout_stream(d.stream, static_cast<const int64_t*>(d.step.data))),
-        first_row_(d.first_row),
-        first_head_(slice.first),
-        heads_(slice.all > 0 ? slice.all : heads),
-        below_(static_cast<int32_t>(attention::drop_below(d.p))) {}
+  /// Of an attention forward or backward pass.
+  template <class Arguments>
+  explicit KeepMask(const Arguments& a)
+      : scale(attention::keep_scale(a.dropout.p)),
+        seed_(a.dropout.seed),
+        stream_(dropout_stream(a.dropout.stream, static_cast<const int64_t*>(a.dropout.step.data))),
+        first_row_(a.dropout.first_row),
+        first_head_(a.slice.first),
+        heads_(a.slice.all > 0 ? a.slice.all : a.q.dim(1)),
+        below_(static_cast<int32_t>(attention::drop_below(a.dropout.p))),
+        rows_(static_cast<const int32_t*>(a.dropout.rows.data)),
+        places_(static_cast<const int32_t*>(a.key_places.data)),
+        queries_(a.q.dim(0)) {}
 
   float scale;  ///< of the kept probabilities
   bool drops() const { return below_ > 0; }
 
   /// Calls body(j, keep) for the keys [keys.begin, keys.end) of a block that begins at key `key` of the
-  /// sequence, a multiple of 8. Lane l of `keep` has all bits set when the probability of query `row` + l and
-  /// of this key stays.
+  /// sequence, a multiple of 8, in row `key_row` of k. Lane l of `keep` has all bits set when the probability
+  /// of query `row` + l and of this key stays.
   template <class Body>
-  NRL_ALWAYS void for_keys(int64_t row, int64_t head, int64_t key, const micro::Range& keys,
+  NRL_ALWAYS void for_keys(int64_t row, int64_t head, int64_t key, int64_t key_row, const micro::Range& keys,
                            const Body& body) const {
+    if (places_) return for_placed_keys(row, head, key_row, keys, body);
     constexpr int width = attention::keys_per_block;
     const uint64_t first =
         attention::philox_block_of(first_row_ + row, heads_, first_head_ + head, key / width);
@@ -60,10 +65,10 @@ class KeepMask {
   }
 
   /// Clears what is dropped of the probabilities p[j * step ...] of those keys and a vector of queries.
-  void drop_block(int64_t row, int64_t head, int64_t key, const micro::Range& keys, float* p,
+  void drop_block(int64_t row, int64_t head, int64_t key, int64_t key_row, const micro::Range& keys, float* p,
                   int64_t step) const {
     for_keys(
-        row, head, key, keys, [&](int64_t j, micro::IntVec keep) __attribute__((always_inline)) {
+        row, head, key, key_row, keys, [&](int64_t j, micro::IntVec keep) __attribute__((always_inline)) {
           float* at = p + j * step;
           micro::store(at, micro::select(keep, micro::load(at), micro::Vec{}));
         });
@@ -72,6 +77,31 @@ class KeepMask {
  private:
   /// 64-bit elements, of which there are half as many as lanes: those of the even or of the odd ones.
   typedef uint64_t WideVec __attribute__((vector_size(micro::lanes * 4), may_alias));
+
+  /// for_keys() with the rows and places of a table. Neighbors mostly share a Philox block here, too.
+  template <class Body>
+  NRL_ALWAYS void for_placed_keys(int64_t row, int64_t head, int64_t key_row, const micro::Range& keys,
+                                  const Body& body) const {
+    constexpr int width = attention::keys_per_block;
+    const micro::IntVec below = micro::splat_int(below_);
+    WideVec even, odd;
+    const auto first_of = [&](int64_t lane) {  // lanes behind the last query count for nothing
+      const int64_t at = std::min(row + lane, queries_ - 1);
+      return attention::philox_block_of(first_row_ + rows_[at], heads_, first_head_ + head, 0);
+    };
+    for (int l = 0; l < micro::lanes / 2; ++l) even[l] = first_of(2 * l), odd[l] = first_of(2 * l + 1);
+    micro::UintVec words[4] = {};
+    int64_t drawn = -1;
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      const int64_t place = places_[key_row + j], e = place % width;
+      if (place / width != drawn) {
+        drawn = place / width;
+        philox(even + static_cast<uint64_t>(drawn), odd + static_cast<uint64_t>(drawn), words);
+      }
+      const micro::UintVec bits = e % 2 ? words[e / 2] >> 16 : words[e / 2] & 0xffffu;
+      body(j, reinterpret_cast<micro::IntVec>(bits) >= below);
+    }
+  }
 
   /// The low halves of the elements times m, in 64 bits.
   NRL_ALWAYS static WideVec multiply_low(WideVec a, uint32_t m) {
@@ -124,6 +154,8 @@ class KeepMask {
   uint64_t seed_, stream_;
   int64_t first_row_, first_head_, heads_;
   int32_t below_;
+  const int32_t *rows_, *places_;  ///< null: consecutive
+  int64_t queries_;
 };
 
 }  // namespace nrl::ops::NRL_ISA

@@ -12,25 +12,31 @@ namespace nrl::ops::NRL_GPU {
 class KeepMask {
  public:
   KeepMask() = default;
-  /// `heads`: of q, which `slice` may say is a part of all.
-  KeepMask(const FusedDropout& d, const HeadSlice& slice, int64_t heads)
-      : scale(attention::keep_scale(d.p)),
-        seed_(d.seed),
-        stream_(d.stream),
-        step_(static_cast<const int64_t*>(d.step.data)),
-        first_row_(d.first_row),
-        first_head_(slice.first),
-        heads_(slice.all > 0 ? slice.all : heads),
-        below_(attention::drop_below(d.p)) {}
+  /// Of an attention forward or backward pass.
+  template <class Arguments>
+  explicit KeepMask(const Arguments& a)
+      : scale(attention::keep_scale(a.dropout.p)),
+        seed_(a.dropout.seed),
+        stream_(a.dropout.stream),
+        step_(static_cast<const int64_t*>(a.dropout.step.data)),
+        first_row_(a.dropout.first_row),
+        first_head_(a.slice.first),
+        heads_(a.slice.all > 0 ? a.slice.all : a.q.dim(1)),
+        below_(attention::drop_below(a.dropout.p)),
+        rows_(static_cast<const int*>(a.dropout.rows.data)),
+        places_(static_cast<const int*>(a.key_places.data)) {}
 
   float scale = 1;  ///< of the kept probabilities
   bool drops() const { return below_ > 0; }
 
-  /// Draws the mask of queries [row, row + Rows) of all, and keys [key, key + Keys) of the sequence, where
-  /// key and Keys are multiples of 8. A barrier must follow before it is read.
-  template <int Rows, int Keys>
-  __device__ __forceinline__ void draw(unsigned char* tile, int64_t row, int head, int key) const {
+  /// Draws the mask of queries [query, query + Rows) and keys [key, key + Keys) of sequence `s`, where key
+  /// and Keys are multiples of 8. A barrier must follow before it is read.
+  template <int Rows, int Keys, class Sequence>
+  __device__ __forceinline__ void draw(unsigned char* tile, const Sequence& s, int query, int head,
+                                       int key) const {
+    if (places_) return draw_placed<Rows, Keys>(tile, s, query, head, key);
     constexpr int bytes = Keys / attention::keys_per_block;
+    const int64_t row = s.q_begin + query;
     const uint64_t stream = dropout_stream(stream_, step_);
     for (int i = static_cast<int>(threadIdx.x); i < Rows * bytes; i += static_cast<int>(blockDim.x)) {
       const uint64_t block =
@@ -47,10 +53,42 @@ class KeepMask {
   }
 
  private:
+  /// draw() with the rows and places of a table. Rows and keys behind the sequence are not read.
+  template <int Rows, int Keys, class Sequence>
+  __device__ __forceinline__ void draw_placed(unsigned char* tile, const Sequence& s, int query, int head,
+                                              int key) const {
+    constexpr int bytes = Keys / attention::keys_per_block;
+    const uint64_t stream = dropout_stream(stream_, step_);
+    for (int i = static_cast<int>(threadIdx.x); i < Rows * bytes; i += static_cast<int>(blockDim.x)) {
+      const int at = query + i / bytes, first = key + i % bytes * attention::keys_per_block;
+      unsigned bits = 0;
+      if (at < s.queries) {
+        const int64_t row = first_row_ + rows_[s.q_begin + at];
+        int drawn = -1;
+        unsigned words[4] = {};
+        for (int e = 0; e < attention::keys_per_block && first + e < s.keys; ++e) {
+          const int place = places_[s.k_begin + first + e], block = place / attention::keys_per_block,
+                    lane = place % attention::keys_per_block;
+          if (block != drawn) {
+            drawn = block;
+            const uint4 w = philox4x32_words(
+                attention::philox_block_of(row, heads_, first_head_ + head, block), stream, seed_);
+            words[0] = w.x, words[1] = w.y, words[2] = w.z, words[3] = w.w;
+          }
+          const unsigned low = lane & 2 ? words[1] : words[0], high = lane & 2 ? words[3] : words[2];
+          const unsigned word = lane & 4 ? high : low;
+          bits |= static_cast<unsigned>((word >> 16 * (lane % 2) & 0xffffu) >= below_) << e;
+        }
+      }
+      tile[i] = static_cast<unsigned char>(bits);
+    }
+  }
+
   uint64_t seed_ = 0, stream_ = 0;
   const int64_t* step_ = nullptr;
   int64_t first_row_ = 0, first_head_ = 0, heads_ = 0;
   unsigned below_ = 0;
+  const int *rows_ = nullptr, *places_ = nullptr;  ///< null: consecutive
 };
 
 /// Whether the probability of query `i` and key `j` of a tile with `Keys` keys stays.

@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(BackwardTiles<D, Dropped>::threads)
     if (step + 1 < steps) copy_step(step + 1);
     nrl_cp_async_commit();
     if constexpr (Dropped) {
-      a.mask.template draw<tile_q, tile_k>(mask, s.q_begin + q0, head, k0);
+      a.mask.template draw<tile_q, tile_k>(mask, s, q0, head, k0);
       __syncthreads();
     }
     const bf16 *const q = stages + step % 2 * stage, *const dout = q + tile_q * D;

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(ForwardTiles<D, Dropped>::threads, ForwardTile
     __syncthreads();  // K is there, V and the mask are not read any more
     copy_tile<D, tile, Tiles::threads>(v, a.v, s.k_begin, head / a.group, k0, s.keys, a.d);
     nrl_cp_async_commit();
-    if constexpr (Dropped) a.mask.template draw<Tiles::rows, tile>(mask, s.q_begin + q0, head, k0);
+    if constexpr (Dropped) a.mask.template draw<Tiles::rows, tile>(mask, s, q0, head, k0);
     float score[row_tiles][2 * pairs][4] = {};
     if (seen)
       gemm<D, row_tiles, 1, pairs, 1>(score, Fragments<D, Operand::a, false>(q, warp_id() * row_tiles, 0),

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(flash_threads) flash_forward_kernel(FlashArgum
     __syncthreads();
     load_tile(k, a.k, s.k_begin, head / a.group, k0, block_n, s.keys, a.d);
     load_tile(v, a.v, s.k_begin, head / a.group, k0, block_n, s.keys, a.d);
-    if constexpr (Dropped) a.mask.template draw<block_m, block_n>(mask, s.q_begin + q0, head, k0);
+    if constexpr (Dropped) a.mask.template draw<block_m, block_n>(mask, s, q0, head, k0);
     __syncthreads();
     float score[scores_per_thread], tile_max = -INFINITY;
 #pragma unroll
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(flash_threads) flash_dq_kernel(FlashArguments<
     __syncthreads();
     load_tile(k, a.k, s.k_begin, head / a.group, k0, block_n, s.keys, a.d);
     load_tile(v, a.v, s.k_begin, head / a.group, k0, block_n, s.keys, a.d);
-    if constexpr (Dropped) a.mask.template draw<block_m, block_n>(mask, s.q_begin + q0, head, k0);
+    if constexpr (Dropped) a.mask.template draw<block_m, block_n>(mask, s, q0, head, k0);
     __syncthreads();
 #pragma unroll
     for (int c = 0; c < scores_per_thread; ++c) {
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(flash_threads) flash_dkv_kernel(FlashArguments
         lse[threadIdx.x] = a.lse[head * a.lse_step + at];
         delta[threadIdx.x] = a.delta[head * a.queries + at];
       }
-      if constexpr (Dropped) a.mask.template draw<block_n, block_m>(mask, s.q_begin + q0, head, k0);
+      if constexpr (Dropped) a.mask.template draw<block_n, block_m>(mask, s, q0, head, k0);
       __syncthreads();
 #pragma unroll
       for (int c = 0; c < scores_per_thread; ++c) {
@@ -358,7 +358,7 @@ FlashArguments<T> flash_arguments(const Attention& a) {
   f.d = static_cast<int>(a.q.dim(2));
   f.scale = a.scale;
   f.causal = a.causal;
-  f.mask = KeepMask(a.dropout, a.slice, a.q.dim(1));
+  f.mask = KeepMask(a);
   return f;
 }
 
