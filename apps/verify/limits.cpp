@@ -9,12 +9,12 @@ namespace {
 
 // e4m3 rounds an element by 2^-4 of it at most, by 2.6 % in the mean square. It does so up to four times in
 // what an update reads: a rank's gradient and the sum (ddp), and from the second step on what these lost in
-// the step before. The roundings are independent: 2 * 2.6 % = 5.2 % of a tensor's gradient. Three times as
+// the step before. The roundings are independent: 2 * 2.6 % = 5.2 % of a tensor's gradient. Five times as
 // much is allowed: the gradient of an expert with few tokens may be several times smaller than that of the
 // step before, whose errors it carries. The update is a smooth function of the gradient (`epsilon`) and
 // changes by no larger share. In a norm, rounding adds its square, 0.052^2 / 2 = 0.14 %. A loss differs with
 // the weights that the step before updated: by 32 times as much as with bf16, which rounds by 2^-9.
-constexpr Limits fp8_limits{.loss = 3e-4, .norm = 5e-3, .gradient = 1.6e-1, .weight = 1.6e-1};
+constexpr Limits fp8_limits{.loss = 3e-4, .norm = 5e-3, .gradient = 2.5e-1, .weight = 2.5e-1};
 
 }  // namespace
 
