@@ -147,7 +147,7 @@ TEST_CASE("context parallelism is checked against the model") {
 
 TEST_CASE("what belongs to experts is refused for models without them, and the other way round") {
   const auto shown = [](const std::string& model, std::vector<std::string> overrides) {
-    overrides.insert(overrides.end(), {"device=cpu", "policy.model=" + model});
+    overrides.insert(overrides.begin(), {"device=cpu", "policy.model=" + model});
     ConfigResult result = load_config_text(
         "policy: {train_global_batch_size: 8}\n"
         "pretrain: {max_num_steps: 10}\n"
@@ -184,9 +184,9 @@ TEST_CASE("what belongs to experts is refused for models without them, and the o
   CHECK(shown(experts, {split, gather, capacity}).find("allgather does not drop tokens") !=
         std::string::npos);
   CHECK(shown(experts, {gather, capacity}).empty());
-  CHECK(shown(experts, {split, "policy.cuda_graph=true"}).find("the host waits for the numbers of tokens") !=
-        std::string::npos);
-  CHECK(shown(experts, {split, gather, "policy.cuda_graph=true"}).find("the host waits") ==
+  CHECK(shown(experts, {split, "device=cuda", "policy.cuda_graph=true"})
+            .find("the host waits for the numbers of tokens") != std::string::npos);
+  CHECK(shown(experts, {split, gather, "device=cuda", "policy.cuda_graph=true"}).find("the host waits") ==
         std::string::npos);
 
   const std::string tensor = "distributed.tensor_parallel_size=2",
