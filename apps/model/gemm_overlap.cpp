@@ -12,12 +12,6 @@ bool divides_gemms(const CommOverlap& overlap) {
   return overlap.method == TpCommOverlap::pipelined || overlap.method == TpCommOverlap::ring;
 }
 
-/// Piece `i` of `pieces` of n rows; sizes differ by at most one.
-Slice piece_of(int64_t n, int64_t pieces, int64_t i) {
-  const int64_t begin = n * i / pieces;
-  return {begin, n * (i + 1) / pieces - begin};
-}
-
 int64_t piece_count(const CommOverlap& overlap, int64_t n) {
   return std::clamp<int64_t>(overlap.splits, 1, std::max<int64_t>(n, 1));
 }
@@ -40,7 +34,7 @@ std::vector<comm::Handle> send_pieces(const Run& r, const CommOverlap& overlap, 
   const int64_t pieces = piece_count(overlap, b.n);
   std::vector<comm::Handle> out;
   for (int64_t i = 0; i < pieces; ++i) {
-    const Slice rows = piece_of(b.n, pieces, i);
+    const Slice rows = even_part(b.n, pieces, i);
     std::vector<comm::Message> messages;
     for (int64_t step = 1; step < b.ranks; ++step) {
       const auto to = static_cast<int>(b.before(b.ranks - step)), from = static_cast<int>(b.before(step));
@@ -78,7 +72,7 @@ void sum_pieces(const Run& r, const CommOverlap& overlap, const Tensor& partial,
   const int64_t pieces = piece_count(overlap, b.n);
   std::vector<comm::Handle> in_flight;
   for (int64_t i = 0; i < pieces; ++i) {
-    const Slice rows = piece_of(b.n, pieces, i);
+    const Slice rows = even_part(b.n, pieces, i);
     const int64_t begin = rows.begin * b.ranks;
     for (int64_t rank = 0; rank < b.ranks; ++rank)
       gemm({.in = rank * b.n + rows.begin, .count = rows.count, .out = begin + rank * rows.count});
@@ -92,7 +86,7 @@ void all_reduce_pieces(const Run& r, const CommOverlap& overlap, const Tensor& o
   const int64_t n = out.dim(0), pieces = piece_count(overlap, n);
   std::vector<comm::Handle> in_flight;
   for (int64_t i = 0; i < pieces; ++i) {
-    const Slice rows = piece_of(n, pieces, i);
+    const Slice rows = even_part(n, pieces, i);
     gemm({.in = rows.begin, .count = rows.count, .out = rows.begin});
     in_flight.push_back(r.all_reduce_async(out.rows(rows.begin, rows.count)));
   }
@@ -164,7 +158,7 @@ void multiply_gathered(const Run& r, const CommOverlap& overlap, Slot all, const
     whole(b.own);
     const int64_t pieces = piece_count(overlap, b.n);
     for (int64_t i = 0; i < pieces; ++i) {
-      const Slice piece = piece_of(b.n, pieces, i);
+      const Slice piece = even_part(b.n, pieces, i);
       wait(i);
       for (int64_t step = 1; step < b.ranks; ++step) {
         const int64_t begin = b.before(step) * b.n + piece.begin;

@@ -8,18 +8,16 @@
 
 namespace nrl::model {
 
+Slice even_part(int64_t n, int64_t parts, int64_t i) {
+  const int64_t begin = n * i / parts;
+  return {begin, n * (i + 1) / parts - begin};
+}
+
 Slice tensor_slice(const ModelLayout& layout, int64_t n) {
-  const int64_t begin = n * layout.tensor_rank / layout.tensor,
-                end = n * (layout.tensor_rank + 1) / layout.tensor;
-  return {begin, end - begin};
+  return even_part(n, layout.tensor, layout.tensor_rank);
 }
 
 namespace {
-
-/// Part `i` of `n`, divided into `parts` whose sizes differ by at most one.
-int64_t even_part(int64_t n, int64_t parts, int64_t i) {
-  return n * (i + 1) / parts - n * i / parts;
-}
 
 /// Blocks per stage when those of the first or the last one are given.
 std::vector<int64_t> stage_sizes(const ModelLayout& layout, int64_t layers) {
@@ -34,7 +32,7 @@ std::vector<int64_t> stage_sizes(const ModelLayout& layout, int64_t layers) {
     else if (stage + 1 == layout.stages && split.last)
       sizes.push_back(*split.last);
     else
-      sizes.push_back(even_part(rest, others, next++));
+      sizes.push_back(even_part(rest, others, next++).count);
   }
   return sizes;
 }
@@ -49,11 +47,11 @@ std::vector<int64_t> chunk_sizes(const ModelLayout& layout, int64_t layers) {
     const std::vector<int64_t> stages = stage_sizes(layout, layers);
     for (int c = 0; c < chunks; ++c)
       sizes.push_back(
-          even_part(stages[static_cast<size_t>(c % layout.stages)], layout.chunks, c / layout.stages));
+          even_part(stages[static_cast<size_t>(c % layout.stages)], layout.chunks, c / layout.stages).count);
     return sizes;
   }
   const int64_t units = layers + (split.embedding ? 1 : 0) + (split.head ? 1 : 0);
-  for (int c = 0; c < chunks; ++c) sizes.push_back(even_part(units, chunks, c));
+  for (int c = 0; c < chunks; ++c) sizes.push_back(even_part(units, chunks, c).count);
   if (split.embedding) --sizes.front();
   if (split.head) --sizes.back();
   return sizes;

@@ -69,7 +69,9 @@ struct ModelLayout {
   bool reports_tokens() const { return last_stage() && tensor_rank == 0; }
 };
 
-/// The part of `n` rows, columns or heads of a tensor-parallel rank. Sizes differ by at most one.
+/// Part `i` of `n` things divided into `parts` whose sizes differ by at most one.
+Slice even_part(int64_t n, int64_t parts, int64_t i);
+/// The part of `n` rows, columns or heads of a tensor-parallel rank.
 Slice tensor_slice(const ModelLayout& layout, int64_t n);
 /// The blocks of a chunk of the model (0 to model_chunks() - 1).
 BlockRange chunk_blocks(const ModelLayout& layout, int64_t layers, int model_chunk);

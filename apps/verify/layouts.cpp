@@ -4,6 +4,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "apps/model/layout.h"
 #include "core/config/load.h"
 
 namespace nrl::verify {
@@ -86,7 +87,7 @@ std::string uneven_layout(int chunks, int64_t layers) {
   std::string sizes;
   for (int c = 0; c < chunks; ++c)
     sizes += fmt::format("{}{}", c > 0 ? "," : "",
-                         (c + 1) * layers / chunks - c * layers / chunks + (c + 1 == chunks) - (c == 0));
+                         model::even_part(layers, chunks, c).count + (c + 1 == chunks) - (c == 0));
   return "[" + sizes + "]";
 }
 
