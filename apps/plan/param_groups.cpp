@@ -21,52 +21,46 @@ bool counts_copy(const Parameter& p, const GroupOptions& o) {
   return p.copies == Copies::none || o.first_tp;
 }
 
-std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::ParameterList& list,
+/// All parameters, as they lie in the flat layout. `counted`: not by another tensor-parallel rank.
+std::vector<OwnedRange> whole_ranges(const ParamGroup& g, const model::ParameterList& list,
                                      const GroupOptions& o) {
-  std::vector<OwnedRange> owned;
-  if (g.sharded()) {
-    for (const parallel::ShardPiece& piece : g.layout.pieces(o.shard_rank)) {
-      const int p = g.parameters[static_cast<size_t>(piece.param)];
-      owned.push_back({.parameter = p,
-                       .offset = piece.in_param.begin,
-                       .count = piece.in_param.size(),
-                       .weight = g.weights_sharded ? piece.in_shard : piece.in_flat,
-                       .gradient = g.gradients_sharded ? piece.in_shard : piece.in_flat,
-                       .state = piece.in_shard,
-                       .counted = o.replica == 0 && counts_copy(at(list, p), o)});
-    }
-    return owned;
-  }
+  std::vector<OwnedRange> out;
   for (size_t i = 0; i < g.parameters.size(); ++i) {
     const Parameter& p = at(list, g.parameters[i]);
     const int64_t start = g.layout.place(static_cast<int>(i)).start;
-    owned.push_back({.parameter = g.parameters[i],
-                     .count = p.numel(),
-                     .weight = start,
-                     .gradient = start,
-                     .state = start,
-                     .counted = o.shard_rank == 0 && o.replica == 0 && counts_copy(p, o)});
+    out.push_back({.parameter = g.parameters[i],
+                   .count = p.numel(),
+                   .weight = start,
+                   .gradient = start,
+                   .state = start,
+                   .counted = counts_copy(p, o)});
   }
-  return owned;
+  return out;
 }
 
-void add_error_ranges(ParamGroup& g, const model::ParameterList& list, const GroupOptions& o) {
-  for (size_t i = 0; g.errors >= 0 && i < g.parameters.size(); ++i) {
-    const Parameter& p = at(list, g.parameters[i]);
-    g.error_ranges.push_back({.parameter = g.parameters[i],
-                              .count = p.numel(),
-                              .state = g.layout.place(static_cast<int>(i)).start,
-                              .counted = counts_copy(p, o)});
-  }
-  if (g.sum_errors < 0) return;
+/// What is in this rank's shards; `counted` as above.
+std::vector<OwnedRange> shard_ranges(const ParamGroup& g, const model::ParameterList& list,
+                                     const GroupOptions& o) {
+  std::vector<OwnedRange> out;
   for (const parallel::ShardPiece& piece : g.layout.pieces(o.shard_rank)) {
     const int p = g.parameters[static_cast<size_t>(piece.param)];
-    g.sum_error_ranges.push_back({.parameter = p,
-                                  .offset = piece.in_param.begin,
-                                  .count = piece.in_param.size(),
-                                  .state = piece.in_shard,
-                                  .counted = counts_copy(at(list, p), o)});
+    out.push_back({.parameter = p,
+                   .offset = piece.in_param.begin,
+                   .count = piece.in_param.size(),
+                   .weight = g.weights_sharded ? piece.in_shard : piece.in_flat,
+                   .gradient = g.gradients_sharded ? piece.in_shard : piece.in_flat,
+                   .state = piece.in_shard,
+                   .counted = counts_copy(at(list, p), o)});
   }
+  return out;
+}
+
+std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::ParameterList& list,
+                                     const GroupOptions& o) {
+  std::vector<OwnedRange> owned = g.sharded() ? shard_ranges(g, list, o) : whole_ranges(g, list, o);
+  const bool counts = o.replica == 0 && (g.sharded() || o.shard_rank == 0);
+  for (OwnedRange& r : owned) r.counted = r.counted && counts;
+  return owned;
 }
 
 // Whole shards including padding (which is zero), so that a sum takes few calls, minus the elements that
@@ -252,7 +246,8 @@ std::vector<ParamGroup> make_param_groups(
     const parallel::ReduceOptions reduction = g.reduce_options(true);
     g.errors = add_errors("gradient errors", reduction.error_elements(g.layout));
     g.sum_errors = add_errors("errors of gradient sums", reduction.sum_error_elements(g.layout));
-    add_error_ranges(g, parameters, o);
+    if (g.errors >= 0) g.error_ranges = whole_ranges(g, parameters, o);
+    if (g.sum_errors >= 0) g.sum_error_ranges = shard_ranges(g, parameters, o);
     const auto add_state = [&](const char* name, DType dtype) {
       g.state.push_back({name, dtype, add(name, Category::optimizer, g.state_elements() * size_of(dtype))});
     };
