@@ -31,7 +31,6 @@ class BucketIndex {
       if (const auto at = buckets_.find(p); at != buckets_.end()) out.insert(at->second);
     return out;
   }
-  const std::map<int, BucketRef>& all() const { return buckets_; }
 
  private:
   std::map<int, BucketRef> buckets_;  // by parameter

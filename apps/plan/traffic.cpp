@@ -41,29 +41,39 @@ ReductionVisits visits_of(const RunPlan& plan, int group) {
   return out;
 }
 
+using comm::Op;
+using Add =
+    std::function<void(const parallel::GroupId& id, Op op, int64_t count, int64_t bytes, bool balanced)>;
+
+/// Layers with experts on this rank.
+int64_t expert_layers(const RunPlan& plan) {
+  int64_t layers = 0;
+  for (int l = 0; plan.spec.moe.experts > 0 && l < static_cast<int>(plan.spec.layers); ++l)
+    layers += plan.spec.has_experts(l) && model::holds_block(plan.layout, plan.spec.layers, l) ? 1 : 0;
+  return layers;
+}
+
+bool recomputes(const RunPlan& plan, std::string_view module) {
+  return std::find(plan.recompute_modules.begin(), plan.recompute_modules.end(), module) !=
+         plan.recompute_modules.end();
+}
+
 /// What this rank's routers communicate: the counts of their experts (apps/model/moe.cpp).
-template <class Add>
 void add_routers(const RunPlan& plan, const Add& add) {
   const model::ModelLayout& layout = plan.layout;
   const model::MoeSpec& moe = plan.spec.moe;
-  int64_t layers = 0;
-  for (int l = 0; l < static_cast<int>(plan.spec.layers); ++l)
-    layers += moe.experts > 0 && plan.spec.has_experts(l) && model::holds_block(layout, plan.spec.layers, l);
+  const int64_t layers = expert_layers(plan);
   if (layers == 0) return;
   const bool global = moe.aux_tokens == model::AuxLoss::global;
   const int64_t segments = moe.aux_tokens == model::AuxLoss::sequence ? plan.batch.micro : 1,
                 calls = layers * plan.batch.accumulation, bytes = calls * segments * moe.experts * 4;
   const parallel::GroupId batch = model::batch_ranks(layout.tensor);
   if (global)
-    add(batch, comm::Op::all_reduce, calls, bytes);
+    add(batch, Op::all_reduce, calls, bytes, false);
   else if (layout.tensor * layout.context > 1)
-    add(model::microbatch_ranks(layout.tensor, layout.context), comm::Op::all_reduce, calls, bytes);
-  if (moe.expert_bias) add(batch, comm::Op::all_reduce, 1, plan.spec.layers * moe.experts * 4);
+    add(model::microbatch_ranks(layout.tensor, layout.context), Op::all_reduce, calls, bytes, false);
+  if (moe.expert_bias) add(batch, Op::all_reduce, 1, plan.spec.layers * moe.experts * 4, false);
 }
-
-using comm::Op;
-using Add =
-    std::function<void(const parallel::GroupId& id, Op op, int64_t count, int64_t bytes, bool balanced)>;
 
 /// What the attention of this rank's layers communicates among context-parallel ranks.
 void add_attention(const RunPlan& plan, const Add& add) {
@@ -102,8 +112,7 @@ void add_layers(const RunPlan& plan, const Add& add_one) {
   const auto add_calls = [&](const model::CommCalls& c) { add(c.op, c.count, c.bytes); };
   const auto bytes = [&](DType dtype) { return tokens * plan.spec.hidden * size_of(dtype); };
   const DType activations = recipe.activations(), gradients = recipe.gradients();
-  const bool gathers_again = std::find(plan.recompute_modules.begin(), plan.recompute_modules.end(),
-                                       model::gather_rule) != plan.recompute_modules.end();
+  const bool gathers_again = recomputes(plan, model::gather_rule);
   const model::CommOverlap alone;  // embedding and head do not overlap
   // Of matrices that read `input`; `again`: it is gathered again for the gradient of their weights.
   const auto column_input = [&](const model::CommOverlap& overlap, DType input, bool again) {
@@ -137,9 +146,7 @@ void add_layers(const RunPlan& plan, const Add& add_one) {
 void add_experts(const RunPlan& plan, const Add& add_one) {
   const model::ModelLayout& layout = plan.layout;
   if (!model::exchanges_tokens(layout)) return;
-  int64_t layers = 0;
-  for (int l = 0; l < static_cast<int>(plan.spec.layers); ++l)
-    layers += plan.spec.has_experts(l) && model::holds_block(layout, plan.spec.layers, l) ? 1 : 0;
+  const int64_t layers = expert_layers(plan);
   if (layers == 0) return;
   const model::MoeSpec& m = plan.spec.moe;
   const int64_t times = layers * plan.batch.accumulation;
@@ -151,8 +158,7 @@ void add_experts(const RunPlan& plan, const Add& add_one) {
   const int64_t activations = plan.spec.hidden * size_of(plan.recipe.activations()),
                 gradients = plan.spec.hidden * size_of(plan.recipe.gradients());
   constexpr int64_t word = 4;  // an index or a weight
-  const std::vector<std::string>& modules = plan.recompute_modules;
-  const int64_t dispatches = std::find(modules.begin(), modules.end(), "moe") == modules.end() ? 1 : 2;
+  const int64_t dispatches = recomputes(plan, "moe") ? 2 : 1;
   if (m.dispatcher == model::TokenDispatcher::allgather) {
     const int64_t all = ranks * tokens;
     add(Op::all_gather, 3 + dispatches, all * (2 * k * word + dispatches * activations + gradients));
@@ -205,7 +211,7 @@ std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGr
       const int64_t elements = g.layout.buckets()[b].size, weights = elements * size_of(g.weight);
       const int64_t sums = visits.sums[b],
                     summed = sums * options.wire_elements(g.layout, static_cast<int>(b)) * size_of(g.wire);
-      if (options.fp8() || (options.wire != DType::f32 && options.fp32_sums)) {
+      if (options.sums_parts()) {
         add(g.shard_group(), comm::Op::all_to_all, sums, summed);
         if (!g.strategy.optimizer_state) add(g.shard_group(), comm::Op::all_gather, sums, summed);
       } else {

@@ -222,16 +222,13 @@ void check_sharding(Checker& c, const Config& config) {
   check_param_gather(c, config);
   constexpr std::string_view key = "distributed.shard_strategy", copies = "distributed.dp_replicate_size";
   const DistributedConfig& d = config.distributed;
-  if (d.grad_reduce_fp32_accumulation && d.grad_reduce_dtype == ReduceDType::fp32 &&
-      c.sound({"distributed.grad_reduce_dtype"}))
-    c.error("distributed.grad_reduce_fp32_accumulation",
-            "distributed.grad_reduce_fp32_accumulation: true needs distributed.grad_reduce_dtype: bf16", "",
-            {"gradients communicated in fp32 are always added in fp32"});
-  const bool fp8 = d.grad_reduce_dtype == ReduceDType::fp8 && c.sound({"distributed.grad_reduce_dtype"});
-  if (fp8 && d.grad_reduce_fp32_accumulation)
-    c.error("distributed.grad_reduce_fp32_accumulation",
-            "distributed.grad_reduce_fp32_accumulation: true needs distributed.grad_reduce_dtype: bf16", "",
-            {"gradients communicated in fp8 are always added in fp32"});
+  const bool sound_type = c.sound({"distributed.grad_reduce_dtype"});
+  if (d.grad_reduce_fp32_accumulation && d.grad_reduce_dtype != ReduceDType::bf16 && sound_type)
+    c.error(
+        "distributed.grad_reduce_fp32_accumulation",
+        "distributed.grad_reduce_fp32_accumulation: true needs distributed.grad_reduce_dtype: bf16", "",
+        {fmt::format("gradients communicated in {} are always added in fp32", name_of(d.grad_reduce_dtype))});
+  const bool fp8 = d.grad_reduce_dtype == ReduceDType::fp8 && sound_type;
   if (fp8 && c.sound({key}) && d.shard_strategy != ShardStrategy::ddp &&
       d.shard_strategy != ShardStrategy::optim)
     c.error(

@@ -30,7 +30,7 @@ int64_t ReduceOptions::staging_elements(const FlatBuckets& layout) const {
   int64_t largest = 0;
   for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b)
     largest = std::max(largest, wire_elements(layout, b));
-  return 2 * largest * (fp32_sums || fp8() ? 2 : 1);
+  return 2 * largest * (sums_parts() ? 2 : 1);
 }
 
 int64_t ReduceOptions::error_elements(const FlatBuckets& layout) const {
@@ -95,7 +95,7 @@ Tensor GradReducer::shard(int bucket) const {
 }
 
 Tensor GradReducer::staged(int bucket, bool received) const {
-  const int64_t part = slot_elements_ / (options_.fp32_sums || options_.fp8() ? 2 : 1);
+  const int64_t part = slot_elements_ / (options_.sums_parts() ? 2 : 1);
   const Tensor t = memory_.staging.rows(of_bucket(bucket).slot * slot_elements_ + (received ? part : 0),
                                         options_.wire_elements(layout_, bucket));
   return options_.fp8() ? matrix(t, layout_.shards()) : t;

@@ -33,6 +33,8 @@ struct ReduceOptions {
   bool error_feedback = false;
 
   bool fp8() const { return wire == DType::e4m3 || wire == DType::e5m2; }
+  /// Whether ranks exchange their parts of a shard and each adds them up itself.
+  bool sums_parts() const { return fp8() || (wire != DType::f32 && fp32_sums); }
   /// Elements of a bucket as they travel: with fp8 bytes, scales and padding included.
   int64_t wire_elements(const FlatBuckets& layout, int bucket) const;
   /// Elements of the staging buffer (GradMemory::staging); 0: none.

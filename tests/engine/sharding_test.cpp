@@ -8,6 +8,7 @@
 #include "apps/train/run_state.h"
 #include "core/ops/step.h"
 #include "parallel/comm/mpi/mpi_session.h"
+#include "tests/comm/shared_directory.h"
 #include "tests/comm/world_fixture.h"
 #include "tests/engine/training.h"
 #include "tests/io/io_test_util.h"
@@ -388,13 +389,8 @@ TEST_CASE("a checkpoint of one strategy is the state of every other one", "[shar
   comm::World& world = test_world();
   std::vector<Setup> all = strategies();
   all.push_back({});
-  std::string dir;
-  std::unique_ptr<TemporaryDirectory> own;
-  if (world.rank() == 0) {
-    own = std::make_unique<TemporaryDirectory>(TemporaryDirectory::Where::memory);
-    dir = own->path();
-  }
-  world.comm().broadcast_text(dir, 0);
+  const SharedDirectory shared(world.comm());
+  const std::string& dir = shared.path;
   for (const std::string precision : {"float32", "bfloat16"})
     for (size_t i = 0; i < all.size(); ++i) {
       Setup saved = all[i];
@@ -432,13 +428,8 @@ TEST_CASE("a checkpoint of one strategy is the state of every other one", "[shar
 TEST_CASE("a run with gradients in fp8 resumes with what they lost", "[sharding][fp8]") {
   comm::World& world = test_world();
   if (world.size() == 1) return;
-  std::string dir;
-  std::unique_ptr<TemporaryDirectory> own;
-  if (world.rank() == 0) {
-    own = std::make_unique<TemporaryDirectory>(TemporaryDirectory::Where::memory);
-    dir = own->path();
-  }
-  world.comm().broadcast_text(dir, 0);
+  const SharedDirectory shared(world.comm());
+  const std::string& dir = shared.path;
   for (const std::string strategy : {"ddp", "optim"}) {
     const Setup setup{.strategy = strategy, .wire = "fp8"};
     Trained whole, first;

@@ -12,6 +12,7 @@
 #include "core/ops/kernel_table.h"
 #include "core/ops/step.h"
 #include "tests/catch.h"
+#include "tests/comm/shared_directory.h"
 #include "tests/comm/world_fixture.h"
 #include "tests/io/fake_staging.h"
 #include "tests/io/io_test_util.h"
@@ -269,17 +270,6 @@ struct Alone {
   explicit Alone(comm::Communicator& world) : comm(world.split(world.rank(), 0, "alone")) {}
   std::unique_ptr<comm::Communicator> comm;
   parallel::Groups groups = groups_of(*comm, {1, 1, 1});
-};
-
-// One directory for all ranks; rank 0 removes it.
-struct SharedDirectory {
-  explicit SharedDirectory(comm::Communicator& world) {
-    if (world.rank() == 0) own = std::make_unique<TemporaryDirectory>(TemporaryDirectory::Where::memory);
-    path = own ? own->path() : "";
-    world.broadcast_text(path, 0);
-  }
-  std::unique_ptr<TemporaryDirectory> own;
-  std::string path;
 };
 
 SaveOptions options(const std::string& store) {
