@@ -19,7 +19,7 @@ struct Args {
   std::string only;                    ///< substring of the names of the cases; empty: all
   int steps = 20;                      ///< step: number of timed steps
   int64_t tokens = 0;                  ///< ops: rows of activations; 0: the default of the device
-  std::string predict;                 ///< step: name of a GPU (gpu_models.h); empty: no prediction
+  std::string predict;                 ///< step: name of a GPU (device_models.h); empty: no prediction
   bool quick = false;                  ///< tiny sizes, executed once: a functional test
 };
 

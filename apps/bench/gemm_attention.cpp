@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "apps/bench/machine.h"
+#include "apps/plan/device_models.h"
 #include "core/base/log.h"
 #include "core/ops/attention_difference.h"
 #include "core/ops/attention_engine.h"
@@ -17,7 +18,7 @@ namespace {
 
 /// Peak FLOP/s: the data sheet of a GPU (bf16), or the measured FMA rate of a CPU (fp32).
 double peak_of(Machine& machine) {
-  return machine.gpu() ? train::peak_flops(machine.exec().device->properties())
+  return machine.gpu() ? plan::peak_flops(machine.exec().device->properties())
                        : ops::measure_fma_peak(machine.exec().threads) * 1e9;
 }
 

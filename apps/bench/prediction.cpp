@@ -94,7 +94,7 @@ std::string_view part_of(std::string_view op, std::string_view range) {
   return "";
 }
 
-Prediction::Prediction(const GpuModel& gpu, std::span<const ops::Call> calls, const StepFacts& facts)
+Prediction::Prediction(const plan::DeviceModel& gpu, std::span<const ops::Call> calls, const StepFacts& facts)
     : gpu_(gpu), facts_(facts) {
   for (const std::string_view name : order) parts_.push_back({.name = name});
   const auto part = [&](std::string_view name) -> PredictedPart& {
@@ -107,17 +107,17 @@ Prediction::Prediction(const GpuModel& gpu, std::span<const ops::Call> calls, co
     const std::string_view name = part_of(call.op, call.range);
     NRL_CHECK(!name.empty(), "op {} belongs to no part of a step", call.op);
     PredictedPart& p = part(name);
-    const CallTime time = estimate(gpu, call, likely);
+    const plan::CallTime time = estimate(gpu, call, plan::likely);
     ++p.calls;
     p.bytes += call.cost.bytes() + call.cost.scratch;
     p.flops += call.cost.flops;
     p.arithmetic += time.arithmetic;
     p.memory += time.memory;
     p.seconds += time.seconds();
-    poor_ += estimate(gpu, call, poor).seconds();
-    good_ += estimate(gpu, call, good).seconds();
+    poor_ += estimate(gpu, call, plan::poor).seconds();
+    good_ += estimate(gpu, call, plan::good).seconds();
     gaps.calls += call.cost.launches;
-    gaps.seconds += launch_gap * call.cost.launches;
+    gaps.seconds += plan::launch_gap * call.cost.launches;
   }
   poor_ += gaps.seconds;
   good_ += gaps.seconds;

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/bench/gpu_models.h"
+#include "apps/plan/device_models.h"
 #include "core/io/json.h"
 #include "core/trace/trace.h"
 
@@ -41,7 +41,7 @@ struct StepFacts {
 
 class Prediction {
  public:
-  Prediction(const GpuModel& gpu, std::span<const ops::Call> calls, const StepFacts& facts);
+  Prediction(const plan::DeviceModel& gpu, std::span<const ops::Call> calls, const StepFacts& facts);
   void add(const MeasuredStep& measured);
 
   /// In the order of the table, those without calls left out; the last one is the time between kernels.
@@ -54,7 +54,7 @@ class Prediction {
   JsonValue json() const;
 
  private:
-  const GpuModel& gpu_;
+  const plan::DeviceModel& gpu_;
   StepFacts facts_;
   std::vector<PredictedPart> parts_;
   double seconds_ = 0, poor_ = 0, good_ = 0;

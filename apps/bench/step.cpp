@@ -109,7 +109,7 @@ MeasuredStep measure_parts(nrl::comm::World& world, engine::Engine& engine, cons
   return measured;
 }
 
-Prediction predict(engine::Engine& engine, const GpuModel& gpu) {
+Prediction predict(engine::Engine& engine, const plan::DeviceModel& gpu) {
   engine::LanguageModeling objective;
   const plan::RunPlan& plan = engine.plan();
   return Prediction(gpu, engine.step_calls(objective),
@@ -120,7 +120,7 @@ Prediction predict(engine::Engine& engine, const GpuModel& gpu) {
 
 /// Why a step cannot be measured on that GPU here; empty where it can. A simulated device stands for all of
 /// them.
-std::string why_not_measured(const Args& args, const GpuModel& gpu) {
+std::string why_not_measured(const Args& args, const plan::DeviceModel& gpu) {
   if (args.device == "cpu") return "--device cpu";
   std::string why_not;
   const train::AcceleratorBackend& backend = train::accelerator_backend();
@@ -129,7 +129,7 @@ std::string why_not_measured(const Args& args, const GpuModel& gpu) {
   // The name alone is not enough: an H100 PCIe is slower, a GH200 has an H100.
   const bool same = found.name.find(gpu.product) != std::string::npos &&
                     found.name.find("G" + std::string(gpu.product)) == std::string::npos &&
-                    train::peak_flops(found) == gpu.bf16_flops();
+                    plan::peak_flops(found) == gpu.bf16_flops();
   return found.simulated || same ? "" : fmt::format("this machine has {}", found.name);
 }
 
@@ -143,8 +143,8 @@ std::string model_line(const plan::RunPlan& plan) {
 }
 
 /// Prints the prediction alone, which needs neither the GPU nor its memory.
-int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& config, const GpuModel& gpu,
-                 const std::string& why_not) {
+int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& config,
+                 const plan::DeviceModel& gpu, const std::string& why_not) {
   const Config& c = config.config;
   const std::unique_ptr<device::Runtime> runtime = device::open_dry_run(gpu.properties());
   ops::LibraryOptions options;
@@ -190,7 +190,8 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
         std::string("data.reset_position_ids=false"), std::string("data.reset_attention_mask=false"),
         std::string("data.eod_mask_loss=false")})
     overrides.push_back(ours);
-  const GpuModel* gpu_model = args.predict.empty() ? nullptr : &find_gpu_model(args.predict);
+  const plan::DeviceModel* gpu_model =
+      args.predict.empty() ? nullptr : &plan::find_device_model("--predict", args.predict);
   if (gpu_model || args.device != "auto")
     overrides.push_back("device=" + (gpu_model ? std::string("cuda") : args.device));
   train::RunSetting setting;

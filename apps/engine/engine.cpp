@@ -30,7 +30,14 @@ TrainingOptions training_options(const Config& config) {
 
 Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options,
                const parallel::Groups& ranks, const ops::Exec& exec)
-    : plan_(std::move(plan)), options_(options), ranks_(&ranks), exec_(exec) {
+    : Engine(std::move(plan), options, &ranks, exec) {}
+
+Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, const ops::Exec& exec)
+    : Engine(std::move(plan), options, nullptr, exec) {}
+
+Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options,
+               const parallel::Groups* ranks, const ops::Exec& exec)
+    : plan_(std::move(plan)), options_(options), ranks_(ranks), exec_(exec) {
   NRL_CHECK(!options.overlap_param_gather || !options.cuda_graph);
   allocate();
   step_scalars_ = make_tensor(arenas_.at(plan_->memory, plan_->scalars), DType::f64, {S::count});
@@ -38,14 +45,16 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   scalars_ = StepScalars(step_scalars_, static_cast<double*>(host), exec_);
   watch_ = StepWatch(options.limits);
   bind();
-  if (plan_->layout.stages > 1) {
-    messages_ = std::make_unique<pipeline::StageMessages>(ranks[parallel::group::pp], plan_->layout.chunks);
+  if (ranks && plan_->layout.stages > 1) {
+    messages_ = std::make_unique<pipeline::StageMessages>((*ranks)[parallel::group::pp], plan_->layout.chunks);
     plan_->decoder->connect(*messages_);
   }
   if (plan_->spec.moe.experts > 0) plan_->decoder->add_router_metrics(step_scalars_.rows(S::router, 3));
-  reducer_ =
-      std::make_unique<GroupReducer>(groups_, ranks, options.overlap_grad_reduce, exec_, &plan_->traffic);
-  plan_->decoder->watch_layers(reducer_.get());
+  if (ranks) {
+    reducer_ =
+        std::make_unique<GroupReducer>(groups_, *ranks, options.overlap_grad_reduce, exec_, &plan_->traffic);
+    plan_->decoder->watch_layers(reducer_.get());
+  }
   optimizer_ = std::make_unique<Optimizer>(options_.optimizer, options_.max_grad_norm,
                                            options_.max_nonfinite_steps, groups_, step_scalars_, exec_);
 }
@@ -94,7 +103,7 @@ class Collecting {
 }  // namespace
 
 ops::KernelSet Engine::kernels_needed(Objective& objective) {
-  NRL_CHECK(ranks_, "this engine runs forward passes only");
+  NRL_CHECK(optimizer_, "this engine runs forward passes only");
   ops::KernelSet needed;
   const Collecting collecting(exec_, needed);
   initialize_master_weights(exec_, groups_);
@@ -112,7 +121,7 @@ ops::KernelSet Engine::kernels_needed(Objective& objective) {
 }
 
 std::vector<ops::Call> Engine::step_calls(Objective& objective) {
-  NRL_CHECK(ranks_, "this engine runs forward passes only");
+  NRL_CHECK(optimizer_, "this engine runs forward passes only");
   ops::KernelSet needed;
   std::vector<ops::Call> calls;
   const Collecting collecting(exec_, needed, &calls);
@@ -180,7 +189,7 @@ void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t firs
 }
 
 void Engine::step(const StepInput& step, Objective& objective) {
-  NRL_CHECK(ranks_, "this engine runs forward passes only");
+  NRL_CHECK(ranks_, "this engine does not train");
   NRL_CHECK(objective.metrics().size() <= S::max_metrics);
   plan_->tensors->commit(step.number, step.loss_tokens);
   scalars_.begin(step.learning_rate, step.stop);

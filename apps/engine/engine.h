@@ -54,6 +54,8 @@ class Engine {
          const ops::Exec& exec);
   /// Forward passes only, for a plan made by make_forward_plan().
   Engine(std::unique_ptr<plan::RunPlan> plan, const ops::Exec& exec);
+  /// One rank of a layout, without the others: only for kernels_needed() and step_calls().
+  Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, const ops::Exec& exec);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -108,6 +110,8 @@ class Engine {
   void restore(int64_t updates, int64_t skipped_in_a_row);
 
  private:
+  Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, const parallel::Groups* ranks,
+         const ops::Exec& exec);
   void allocate();
   void bind();
   void run_schedule(Objective& objective, const std::function<void()>& gradients_reduced = {});
@@ -115,7 +119,7 @@ class Engine {
 
   std::unique_ptr<plan::RunPlan> plan_;
   TrainingOptions options_;
-  const parallel::Groups* ranks_ = nullptr;  // null: forward passes only
+  const parallel::Groups* ranks_ = nullptr;  // null: forward passes or dry runs only
   ops::Exec exec_;
   memory::Arenas arenas_;
   std::vector<GroupTensors> groups_;

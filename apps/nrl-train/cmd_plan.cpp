@@ -1,24 +1,83 @@
-// nrl-train plan: prints batch arithmetic and memory of a run without running it.
+// nrl-train plan: prints batch arithmetic and memory of a run without running it, or searches layouts.
 
 #include <cstdio>
 
 #include "apps/nrl-train/commands.h"
 #include "apps/plan/nodes.h"
+#include "apps/search/search.h"
 #include "apps/train/device_choice.h"
+#include "apps/train/model_source.h"
 #include "apps/train/plan_report.h"
 #include "apps/train/run_check.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
 
 namespace nrl::app {
+namespace {
+
+int report(const ConfigResult& result) {
+  std::fputs(render(result.diagnostics).c_str(), stderr);
+  return result.ok() ? 0 : static_cast<int>(result.exit_code());
+}
+
+int search(const PlanArgs& args, const std::vector<std::string>& overrides, const ConfigResult& config,
+           const plan::DeviceModel* gpu) {
+  const Config& c = config.config;
+  if (!gpu && train::choose_device(c.device).type == DeviceType::cuda)
+    fail(Exit::usage, "--search: the GPU is not known. Fix: add --device h200, h100, b200 or a100");
+  const std::vector<ClusterNode> nodes = plan::configured_nodes(c, args.world);
+  const int local = nodes.empty() ? args.world : nodes.front().ranks;
+  const int threads = train::threads_for(c.kernels, local);
+  const search::DryDevice device(gpu ? *gpu : plan::measure_cpu_model(local, threads), c.kernels.tf32,
+                                 threads);
+  const model::ModelSpec spec = train::load_model_spec(config);
+  const search::Result result =
+      search::search_layouts({.config = args.config.path,
+                              .overrides = overrides,
+                              .world = args.world,
+                              .capacity = plan::keep_all_share * device.model().memory},
+                             device);
+  log::info("model    {} parameters, sequences of {} tokens, {} per step",
+            grouped(static_cast<int64_t>(model::approximate_parameters(spec))),
+            c.policy.max_total_sequence_length, c.policy.train_global_batch_size);
+  const std::string ranks =
+      gpu ? counted(args.world, fmt::format("{} GPU", gpu->product).c_str())
+          : fmt::format("{} of {} on this CPU", counted(args.world, "rank"), counted(threads, "thread"));
+  log::info("device   {}: {} each, of which {:.0f} % are for the plan", ranks,
+            human_bytes(static_cast<uint64_t>(device.model().memory)), 100 * plan::keep_all_share);
+  if (result.found.empty()) {
+    if (result.tried == 0)
+      fail(Exit::config,
+           "--search: no layout of {} suits this model and batch. Fix: choose a number of ranks, or a "
+           "policy.train_global_batch_size, with more divisors",
+           counted(args.world, "rank"));
+    fail(Exit::out_of_memory,
+         "--search: none of {} fits: the smallest needs {} per rank. Fix: use more ranks",
+         counted(result.tried, "layout"), human_bytes(static_cast<uint64_t>(result.least_memory)));
+  }
+  log::info("{}", search::table(result, device, args.world,
+                                model::training_flops_per_token(spec, c.policy.max_total_sequence_length),
+                                static_cast<size_t>(args.search)));
+  return 0;
+}
+
+}  // namespace
 
 int run_plan(const PlanArgs& args) {
-  ConfigResult result = load_config(args.config.path, args.config.overrides);
-  train::check_run(result, {.world = args.world, .files = false, .memory = false});
-  if (result.ok())
-    result.add(plan::check_nodes(result, plan::configured_nodes(result.config, args.world),
-                                 train::choose_device(result.config.device).type));
-  std::fputs(render(result.diagnostics).c_str(), stderr);
-  if (!result.ok()) return static_cast<int>(result.exit_code());
-  train::print_plan(result, args.world, args.buffers);
+  std::vector<std::string> overrides = args.config.overrides;
+  const bool named = args.device != "auto" && args.device != "cpu" && args.device != "cuda";
+  const plan::DeviceModel* gpu = named ? &plan::find_device_model("--device", args.device) : nullptr;
+  if (args.device != "auto") overrides.push_back("device=" + (named ? std::string("cuda") : args.device));
+  ConfigResult result = load_config(args.config.path, overrides);
+  const bool layouts = args.search > 0;
+  train::check_run(result, {.world = layouts ? 0 : args.world, .files = false, .memory = false});
+  if (layouts) return result.ok() ? search(args, overrides, result, gpu) : report(result);
+  if (!result.ok()) return report(result);
+  train::DeviceChoice device = train::choose_device(result.config.device);
+  if (gpu) device.memory = gpu->properties().memory;
+  result.add(plan::check_nodes(result, plan::configured_nodes(result.config, args.world), device.type));
+  if (const int code = report(result)) return code;
+  train::print_plan(result, args.world, device, args.buffers);
   return 0;
 }
 

@@ -19,8 +19,10 @@ struct ConfigArgs {
 
 struct PlanArgs {
   ConfigArgs config;
-  int world = 1;         ///< ranks to plan for
-  bool buffers = false;  ///< list every buffer
+  int world = 1;                ///< ranks to plan for
+  std::string device = "auto";  ///< auto: as configured; cpu, cuda, or the name of a GPU (plan::DeviceModel)
+  bool buffers = false;         ///< list every buffer
+  int search = 0;               ///< number of layouts to show instead of the configured one
 };
 
 struct VerifyArgs {

@@ -14,7 +14,8 @@ std::string_view examples_of(std::string_view command) {
        "  mpirun -n 8 nrl-train configs/gpt2-124m.yaml distributed.shard_strategy=optim"},
       {"plan",
        "  nrl-train plan configs/gpt2-124m.yaml --world 8\n"
-       "  nrl-train plan configs/gpt2-124m.yaml device=cuda --buffers"},
+       "  nrl-train plan configs/gpt2-124m.yaml --device h100 --buffers\n"
+       "  nrl-train plan configs/gpt2-124m.yaml --world 8 --device h100 --search 5"},
       {"verify",
        "  mpirun -n 2 nrl-train verify configs/quickstart.yaml distributed.shard_strategy=optim\n"
        "  mpirun -n 4 nrl-train verify configs/gpt2-124m.yaml --layouts auto --random-tokens"},

@@ -84,7 +84,11 @@ int run(int argc, char** argv) {
   c = app.add_subcommand("plan", "Print batch arithmetic, grid and memory of a run without running it");
   add_config(c, plan.config);
   c->add_option("--world", plan.world, "Ranks to plan for")->check(CLI::Range(1, 1 << 20));
+  c->add_option("--device", plan.device,
+                "auto (as configured), cpu, cuda, or a GPU that need not be there: h200, h100, b200, a100");
   c->add_flag("--buffers", plan.buffers, "List every planned buffer");
+  c->add_option("--search", plan.search, "Show the N layouts of the ranks that are estimated to be the fastest")
+      ->check(CLI::Range(1, 1000));
   c->callback([&] { result = run_plan(plan); });
 
   VerifyArgs verify;

@@ -175,33 +175,20 @@ void add_experts(const RunPlan& plan, const Add& add_one) {
 
 }  // namespace
 
-std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGrid& grid,
-                                  std::span<const parallel::GroupId> groups) {
-  const std::vector<parallel::GroupAlias> aliases = group_aliases(grid, groups);
-  std::vector<Traffic> out;
-  const auto add = [&](const parallel::GroupId& id, comm::Op op, int64_t count, int64_t bytes,
-                       bool balanced = false) {
-    const auto alias = std::find_if(aliases.begin(), aliases.end(),
-                                    [&](const parallel::GroupAlias& a) { return a.id == id; });
-    NRL_CHECK(alias != aliases.end(), "group {} is not requested", name_of(id));
+std::vector<TrafficPart> traffic_parts(const RunPlan& plan, const parallel::ProcessGrid& grid) {
+  std::vector<TrafficPart> out;
+  Purpose purpose = Purpose::layers;
+  const Add add = [&](const parallel::GroupId& id, comm::Op op, int64_t count, int64_t bytes, bool balanced) {
     const auto ranks = static_cast<int>(grid.members(id).size());
-    if (ranks == 1) return;
-    const auto same = std::find_if(out.begin(), out.end(),
-                                   [&](const Traffic& t) { return t.group == alias->made && t.op == op; });
-    if (same == out.end()) {
-      out.push_back({alias->made, ranks, op, count, bytes, balanced});
-      return;
-    }
-    same->count += count;
-    same->bytes += bytes;
-    same->balanced = same->balanced || balanced;
+    if (ranks > 1) out.push_back({purpose, {id, ranks, op, count, bytes, balanced}});
   };
   add_layers(plan, add);
   add_attention(plan, add);
   add_routers(plan, add);
   add_experts(plan, add);
+  purpose = Purpose::messages;
   for (const model::Decoder::Message& m : plan.decoder->messages())
-    add(parallel::group::pp, m.sent ? Op::send : Op::recv, 1, m.bytes);
+    add(parallel::group::pp, m.sent ? Op::send : Op::recv, 1, m.bytes, false);
   for (size_t i = 0; i < plan.groups.size(); ++i) {
     const ParamGroup& g = plan.groups[i];
     if (!g.trainable) continue;
@@ -211,22 +198,48 @@ std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGr
       const int64_t elements = g.layout.buckets()[b].size, weights = elements * size_of(g.weight);
       const int64_t sums = visits.sums[b],
                     summed = sums * options.wire_elements(g.layout, static_cast<int>(b)) * size_of(g.wire);
+      purpose = Purpose::gradients;
       if (options.sums_parts()) {
-        add(g.shard_group(), comm::Op::all_to_all, sums, summed);
-        if (!g.strategy.optimizer_state) add(g.shard_group(), comm::Op::all_gather, sums, summed);
+        add(g.shard_group(), Op::all_to_all, sums, summed, false);
+        if (!g.strategy.optimizer_state) add(g.shard_group(), Op::all_gather, sums, summed, false);
       } else {
-        add(g.shard_group(), g.strategy.optimizer_state ? comm::Op::reduce_scatter : comm::Op::all_reduce,
-            sums, summed);
+        add(g.shard_group(), g.strategy.optimizer_state ? Op::reduce_scatter : Op::all_reduce, sums, summed,
+            false);
       }
       if (g.replicas > 1)
-        add(g.replica_group(), comm::Op::all_reduce, 1, elements / g.layout.shards() * size_of(DType::f32));
+        add(g.replica_group(), Op::all_reduce, 1, elements / g.layout.shards() * size_of(DType::f32), false);
+      purpose = Purpose::weights;
       if (g.weights_sharded)
-        add(g.gather_group(), comm::Op::all_gather, visits.gathers[b], visits.gathers[b] * weights);
+        add(g.gather_group(), Op::all_gather, visits.gathers[b], visits.gathers[b] * weights, false);
       else if (g.strategy.optimizer_state)
-        add(g.shard_group(), comm::Op::all_gather, 1, weights);
+        add(g.shard_group(), Op::all_gather, 1, weights, false);
     }
   }
-  add(parallel::group::all, comm::Op::all_reduce, 1, ops::StepScalar::sums * size_of(DType::f64));
+  purpose = Purpose::scalars;
+  add(parallel::group::all, Op::all_reduce, 1, ops::StepScalar::sums * size_of(DType::f64), false);
+  return out;
+}
+
+std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGrid& grid,
+                                  std::span<const parallel::GroupId> groups) {
+  const std::vector<parallel::GroupAlias> aliases = group_aliases(grid, groups);
+  std::vector<Traffic> out;
+  for (const auto& [purpose, part] : traffic_parts(plan, grid)) {
+    const auto alias = std::find_if(aliases.begin(), aliases.end(),
+                                    [&](const parallel::GroupAlias& a) { return a.id == part.group; });
+    NRL_CHECK(alias != aliases.end(), "group {} is not requested", name_of(part.group));
+    const auto same = std::find_if(out.begin(), out.end(), [&](const Traffic& t) {
+      return t.group == alias->made && t.op == part.op;
+    });
+    if (same == out.end()) {
+      out.push_back(part);
+      out.back().group = alias->made;
+      continue;
+    }
+    same->count += part.count;
+    same->bytes += part.bytes;
+    same->balanced = same->balanced || part.balanced;
+  }
   return out;
 }
 

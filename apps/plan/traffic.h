@@ -22,6 +22,17 @@ struct Traffic {
   double wire() const { return comm::wire_bytes(op, static_cast<double>(bytes), ranks); }
 };
 
+/// What communication is for.
+enum class Purpose : uint8_t { layers, messages, gradients, weights, scalars };
+
+/// One kind of operation for one purpose; `group` as the plan asks for it, of several ranks.
+struct TrafficPart {
+  Purpose purpose;
+  Traffic traffic;
+};
+/// The parts of step_traffic().
+std::vector<TrafficPart> traffic_parts(const RunPlan& plan, const parallel::ProcessGrid& grid);
+
 /// What a training step of this rank communicates in its layers (tensor, context and expert parallelism),
 /// with other pipeline stages, for its parameter groups (gradients, weights) and for the scalars of the step;
 /// groups of one rank are left out.

@@ -29,17 +29,4 @@ Accelerator open_accelerator(int ordinal, const ops::LibraryOptions& options) {
   return a;
 }
 
-double peak_flops(const device::Properties& device) {
-  // From data sheets, without sparsity. A name must precede its own prefixes.
-  static constexpr struct {
-    const char* name;
-    double teraflops;
-  } sheet[] = {{"GB300", 2500}, {"GB200", 2500}, {"B300", 2250}, {"B200", 2250},     {"GH200", 989},
-               {"H200", 989},   {"H20", 148},    {"H800", 989},  {"H100 PCIe", 756}, {"H100 NVL", 835},
-               {"H100", 989},   {"A100", 312},   {"A800", 312}};
-  for (const auto& entry : sheet)
-    if (device.name.find(entry.name) != std::string::npos) return entry.teraflops * 1e12;
-  return 0;
-}
-
 }  // namespace nrl::train

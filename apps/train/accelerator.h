@@ -39,7 +39,4 @@ struct Accelerator {
 };
 Accelerator open_accelerator(int ordinal, const ops::LibraryOptions& options);
 
-/// Dense bf16 FLOP/s by the data sheet; 0 for a device that is not in the table.
-double peak_flops(const device::Properties& device);
-
 }  // namespace nrl::train

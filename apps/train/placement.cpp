@@ -6,6 +6,7 @@
 #include <span>
 #include <sstream>
 
+#include "apps/plan/device_models.h"
 #include "apps/plan/nodes.h"
 #include "apps/train/launch.h"
 #include "core/base/output.h"
@@ -146,8 +147,9 @@ std::string Placement::describe(int kernels) const {
 }
 
 double peak_of(const Placement& placement) {
-  return placement.device() == DeviceType::cpu ? ops::measure_gemm_peak(placement.host_threads()) * 1e9
-                                               : peak_flops(placement.accelerator().runtime->properties());
+  return placement.device() == DeviceType::cpu
+             ? ops::measure_gemm_peak(placement.host_threads()) * 1e9
+             : plan::peak_flops(placement.accelerator().runtime->properties());
 }
 
 }  // namespace nrl::train

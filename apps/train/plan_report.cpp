@@ -8,7 +8,6 @@
 
 #include "apps/plan/pipeline.h"
 #include "apps/plan/run_plan.h"
-#include "apps/train/device_choice.h"
 #include "apps/train/model_source.h"
 #include "apps/train/placement.h"
 #include "apps/train/plan_grid.h"
@@ -108,9 +107,8 @@ data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t 
 
 }  // namespace
 
-void print_plan(const ConfigResult& result, int world, bool buffers) {
+void print_plan(const ConfigResult& result, int world, const DeviceChoice& choice, bool buffers) {
   const Config& c = result.config;
-  const DeviceChoice choice = choose_device(c.device);
   const DeviceType device = choice.type;
   const std::vector<EqualRanks> ranks = plan_ranks(result, world, choice);
   const plan::RunPlan& plan = *ranks.front().plan;
@@ -155,6 +153,12 @@ void print_plan(const ConfigResult& result, int world, bool buffers) {
         plan.memory.bytes(category) + (category == memory::Category::data ? counted_order : 0));
   }
   row("total", plan.memory.total_bytes() + counted_order);
+  if (choice.memory > 0) {
+    const double share = static_cast<double>(plan.memory.total_bytes()) / static_cast<double>(choice.memory);
+    log::info("  {} of the GPU's {}{}",
+              share < 10 ? fmt::format("{:.0f} %", share * 100) : fmt::format("{:.0f} times", share),
+              human_bytes(choice.memory), share > 1 ? ": does not fit" : "");
+  }
   if (const int64_t pinned = plan.memory.bytes(memory::Tier::pinned); pinned > 0) row("pinned host", pinned);
   constexpr size_t shown = 16;
   for (size_t i = 1; i < std::min(ranks.size(), shown); ++i) {

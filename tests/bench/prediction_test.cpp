@@ -19,8 +19,8 @@ using ops::Work;
 
 namespace {
 
-const bench::GpuModel& h200() {
-  return bench::find_gpu_model("h200");
+const plan::DeviceModel& h200() {
+  return plan::find_device_model("--predict", "h200");
 }
 
 /// An engine on a GPU that is not there.
@@ -180,15 +180,15 @@ TEST_CASE("arguments of ops show in the prediction", "[predict]") {
 
 TEST_CASE("an unknown GPU is refused with the names that there are", "[predict]") {
   try {
-    bench::find_gpu_model("v100");
+    plan::find_device_model("--predict", "v100");
     FAIL("accepted");
   } catch (const Error& e) {
     CHECK(e.code() == Exit::usage);
     CHECK(std::string(e.what()) == "--predict: unknown GPU 'v100'; expected one of: h200, h100, b200, a100");
   }
   for (const char* name : {"h200", "h100", "b200", "a100"}) {
-    CHECK(bench::find_gpu_model(name).bf16_flops() > 3e14);
-    CHECK(bench::find_gpu_model(name).properties().memory > size_t{70} << 30);
+    CHECK(plan::find_device_model("--predict", name).bf16_flops() > 3e14);
+    CHECK(plan::find_device_model("--predict", name).properties().memory > size_t{70} << 30);
   }
 }
 
@@ -202,7 +202,7 @@ TEST_CASE("a call takes the longer of its arithmetic and its memory traffic", "[
     return call;
   };
   const auto rate = [&](const Call& call) {
-    return call.cost.flops / bench::estimate(h200(), call, bench::likely).seconds() / h200().bf16_flops();
+    return call.cost.flops / plan::estimate(h200(), call, plan::likely).seconds() / h200().bf16_flops();
   };
   // Large GEMMs come near the assumed fraction, never above; a last wave with one tile halves it.
   CHECK(rate(gemm(132 * 128, 256 * 4, 1 << 20)) == Approx(h200().gemm).epsilon(1e-3));
@@ -212,27 +212,27 @@ TEST_CASE("a call takes the longer of its arithmetic and its memory traffic", "[
   CHECK(rate(gemm(128, 128, 1 << 20)) > 0.3 * h200().gemm);  // the inner dimension is split
   CHECK(rate(gemm(128, 128, 256)) < 0.02 * h200().gemm);
   Call traffic = gemm(8192, 8192, 8192);
-  const double alone = bench::estimate(h200(), traffic, bench::likely).seconds();
+  const double alone = plan::estimate(h200(), traffic, plan::likely).seconds();
   traffic.cost.epilogue = h200().copy * 1e-3;
-  CHECK(bench::estimate(h200(), traffic, bench::likely).seconds() - alone == Approx(0.6e-3));
+  CHECK(plan::estimate(h200(), traffic, plan::likely).seconds() - alone == Approx(0.6e-3));
   traffic.cost.read = h200().copy;
-  CHECK(bench::estimate(h200(), traffic, bench::likely).seconds() == Approx(1 / 0.85));
+  CHECK(plan::estimate(h200(), traffic, plan::likely).seconds() == Approx(1 / 0.85));
 
   Call norm{.op = "norm_forward"};
   norm.cost.read = 0.5 * h200().copy;
   norm.cost.written = 0.2 * h200().copy;
   norm.cost.scratch = 0.15 * h200().copy;
-  CHECK(bench::estimate(h200(), norm, bench::likely).seconds() == Approx(1));
-  CHECK(bench::estimate(h200(), norm, bench::poor).seconds() == Approx(1 / 0.88));
+  CHECK(plan::estimate(h200(), norm, plan::likely).seconds() == Approx(1));
+  CHECK(plan::estimate(h200(), norm, plan::poor).seconds() == Approx(1 / 0.88));
   norm.op = "norm_backward";
-  CHECK(bench::estimate(h200(), norm, bench::likely).seconds() > 1.1);
+  CHECK(plan::estimate(h200(), norm, plan::likely).seconds() > 1.1);
 
   // f32 operands do not run at the rate of bf16, TF32 between both.
   Call f32 = gemm(8192, 8192, 8192), tf32 = f32;
   f32.cost.operands = tf32.cost.operands = DType::f32;
   tf32.cost.tf32 = true;
-  const double slow = bench::estimate(h200(), f32, bench::likely).seconds(),
-               middle = bench::estimate(h200(), tf32, bench::likely).seconds();
+  const double slow = plan::estimate(h200(), f32, plan::likely).seconds(),
+               middle = plan::estimate(h200(), tf32, plan::likely).seconds();
   CHECK(slow / alone == Approx(989.0 / 67));
   CHECK(middle / alone == Approx(989.0 / 494));
 
@@ -243,12 +243,12 @@ TEST_CASE("a call takes the longer of its arithmetic and its memory traffic", "[
   attention.cost.head_dim = 128;
   attention.cost.keys = 256;
   attention.cost.library = true;
-  CHECK(bench::estimate(h200(), attention, bench::likely).seconds() ==
+  CHECK(plan::estimate(h200(), attention, plan::likely).seconds() ==
         Approx(1e15 / (989e12 * h200().forward.d128 / 2)));
   attention.cost.library = false;
-  const double own = bench::estimate(h200(), attention, bench::likely).seconds();
+  const double own = plan::estimate(h200(), attention, plan::likely).seconds();
   attention.cost.library = attention.cost.backward = true;
-  CHECK(own > bench::estimate(h200(), attention, bench::likely).seconds());
+  CHECK(own > plan::estimate(h200(), attention, plan::likely).seconds());
 }
 
 TEST_CASE("measured times stand beside the estimates of the same parts", "[predict]") {

@@ -88,6 +88,15 @@ RUN
     expect 0 "$nrl_train" bench step "$source_dir/configs/bench-llama-1b.yaml" --predict h200 --device cpu >out.txt 2>err.txt
     compare docs/gpu.md
     ;;
+  transcript_search)
+    awk '/^    device   16 / { on = 1 } on && !/^    / { exit } on { print substr($0, 5) }' "$source_dir/docs/parallel.md" >shown.txt
+    command=$(sed -nE '/^    nrl-train plan .* --search/ { N; s/\\\n//; s/^ +nrl-train //p }' "$source_dir/docs/parallel.md")
+    cd "$source_dir"
+    # shellcheck disable=SC2086  # its arguments
+    expect 0 "$nrl_train" $command >"$work/out.txt" 2>"$work/err.txt"
+    cd "$work"
+    compare docs/parallel.md
+    ;;
   transcript_verify)
     awk '/^    data  / { on = 1 } on && !/^    / { exit } on { print substr($0, 5) }' "$source_dir/docs/verify.md" >shown.txt
     command=$(sed -nE 's/^    mpirun -n 4 nrl-train (verify tests.*)/\1/p' "$source_dir/docs/verify.md")

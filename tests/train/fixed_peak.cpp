@@ -4,3 +4,7 @@
 double nrl::ops::measure_gemm_peak(int, double) {
   return 40;
 }
+
+double nrl::ops::measure_fma_peak(int threads) {
+  return 40.0 * threads;
+}

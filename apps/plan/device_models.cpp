@@ -1,12 +1,17 @@
-#include "apps/bench/gpu_models.h"
+#include "apps/plan/device_models.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstring>
 
-#include "apps/train/accelerator.h"
 #include "core/base/error.h"
+#include "core/device/cpu/features.h"
+#include "core/device/cpu/memory.h"
+#include "core/device/cpu/parallel.h"
+#include "core/ops/peak.h"
 
-namespace nrl::bench {
+namespace nrl::plan {
 namespace {
 
 // Multiprocessors, memory and FLOP/s are from data sheets. The rest is assumed:
@@ -15,8 +20,10 @@ namespace {
 //              near what llm.c and llmq publish for whole steps; A100: about 255 of 312
 //   attention  causal, long sequences: FlashAttention-3 (Shah et al. 2024) on an H100, as a measure of
 //              cuDNN 9; FlashAttention-2 (Dao 2023) on an A100
+//   node       80 % of NVLink's data sheet each way: NVLink 4 (450 GB/s), 5 (900), 3 (300)
+//   network    84 % of a 400 Gbit/s adapter for each GPU; A100: 200 Gbit/s
 // A B200's fractions are guesses near those of an H100.
-constexpr GpuModel models[] = {
+constexpr DeviceModel models[] = {
     {.name = "h200",
      .product = "H200",
      .major = 9,
@@ -27,7 +34,9 @@ constexpr GpuModel models[] = {
      .tf32_flops = 494e12,
      .gemm = 0.73,
      .forward = {.d64 = 0.49, .d128 = 0.645, .d256 = 0.55},
-     .backward = {.d64 = 0.39, .d128 = 0.515, .d256 = 0.42}},
+     .backward = {.d64 = 0.39, .d128 = 0.515, .d256 = 0.42},
+     .node = {3.6e11, 15e-6},
+     .network = {4.2e10, 30e-6}},
     {.name = "h100",
      .product = "H100",
      .major = 9,
@@ -38,7 +47,9 @@ constexpr GpuModel models[] = {
      .tf32_flops = 494e12,
      .gemm = 0.73,
      .forward = {.d64 = 0.49, .d128 = 0.645, .d256 = 0.55},
-     .backward = {.d64 = 0.39, .d128 = 0.515, .d256 = 0.42}},
+     .backward = {.d64 = 0.39, .d128 = 0.515, .d256 = 0.42},
+     .node = {3.6e11, 15e-6},
+     .network = {4.2e10, 30e-6}},
     {.name = "b200",
      .product = "B200",
      .major = 10,
@@ -49,7 +60,9 @@ constexpr GpuModel models[] = {
      .tf32_flops = 1125e12,
      .gemm = 0.70,
      .forward = {.d64 = 0.40, .d128 = 0.62, .d256 = 0.55},
-     .backward = {.d64 = 0.32, .d128 = 0.46, .d256 = 0.40}},
+     .backward = {.d64 = 0.32, .d128 = 0.46, .d256 = 0.40},
+     .node = {7.0e11, 15e-6},
+     .network = {4.2e10, 30e-6}},
     {.name = "a100",
      .product = "A100",
      .major = 8,
@@ -60,12 +73,17 @@ constexpr GpuModel models[] = {
      .tf32_flops = 156e12,
      .gemm = 0.82,
      .forward = {.d64 = 0.58, .d128 = 0.64, .d256 = 0.58},
-     .backward = {.d64 = 0.50, .d128 = 0.55, .d256 = 0.45}},
+     .backward = {.d64 = 0.50, .d128 = 0.55, .d256 = 0.45},
+     .node = {2.3e11, 15e-6},
+     .network = {2.1e10, 30e-6}},
 };
 
 /// Our own attention kernels, as fractions of the bf16 peak, or of the f32 peak for f32 tensors: what kernels
 /// on mma.sync reach on an H100 (FlashAttention-2), with a margin.
 constexpr double own_forward = 0.30, own_backward = 0.20, own_f32 = 0.30;
+/// Of a CPU: fractions of the peak of multiply-adds that `nrl-train bench gemm` and `bench attention` show on
+/// AVX-512 for large shapes.
+constexpr double cpu_gemm = 0.85, cpu_attention_forward = 0.40, cpu_attention_backward = 0.45;
 /// At this many keys per query fused attention reaches half of its rate on long sequences.
 constexpr double attention_half_keys = 256;
 /// A GEMM with this inner dimension spends half of its time before and behind the main loop.
@@ -89,7 +107,8 @@ double bandwidth_of(std::string_view op) {
 
 /// The fraction of the multiprocessors' time that the tiles of a result occupy: the last wave of tiles leaves
 /// some idle, tiles at the edges are partly empty. The inner dimension is split where tiles are few.
-double tile_utilization(const GpuModel& gpu, const std::array<int64_t, 3>& gemm) {
+double tile_utilization(const DeviceModel& gpu, const std::array<int64_t, 3>& gemm) {
+  if (!gpu.gpu()) return 1;
   struct Tile {
     int64_t rows, columns;
     double rate;  // of the main loop; smaller tiles load more per FLOP
@@ -114,25 +133,43 @@ double tile_utilization(const GpuModel& gpu, const std::array<int64_t, 3>& gemm)
   return best;
 }
 
-double peak_of(const GpuModel& gpu, const ops::Cost& cost) {
+double peak_of(const DeviceModel& gpu, const ops::Cost& cost) {
+  if (!gpu.gpu()) return gpu.f32_flops;
   if (cost.operands != DType::f32) return gpu.bf16_flops();
   return cost.tf32 ? gpu.tf32_flops : gpu.f32_flops;
 }
 
-double attention_fraction(const GpuModel& gpu, const ops::Cost& cost) {
-  if (!cost.library)
+double attention_fraction(const DeviceModel& gpu, const ops::Cost& cost) {
+  if (!cost.library && gpu.gpu())
     return cost.operands == DType::f32 ? own_f32 : cost.backward ? own_backward : own_forward;
   const AttentionRates& rates = cost.backward ? gpu.backward : gpu.forward;
   return cost.head_dim <= 64 ? rates.d64 : cost.head_dim <= 128 ? rates.d128 : rates.d256;
 }
 
-}  // namespace
-
-double GpuModel::bf16_flops() const {
-  return train::peak_flops(properties());
+/// Bytes/s that a copy larger than the caches reads and writes.
+double measure_copy(int threads) {
+  constexpr int64_t bytes = int64_t{48} << 20;
+  cpu::HostMemory memory(2 * bytes);
+  std::byte *from = memory.data(), *to = from + bytes;
+  double best = 0;
+  for (int i = 0; i < 3; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    cpu::parallel_for(threads, bytes, bytes / threads, [=](int64_t first, int64_t last) {
+      std::memcpy(to + first, from + first, static_cast<size_t>(last - first));
+    });
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    best = std::max(best, 2 * static_cast<double>(bytes) / seconds.count());
+  }
+  return best;
 }
 
-device::Properties GpuModel::properties() const {
+}  // namespace
+
+double DeviceModel::bf16_flops() const {
+  return gpu() ? peak_flops(properties()) : f32_flops;
+}
+
+device::Properties DeviceModel::properties() const {
   device::Properties p;
   p.name = std::string(product);
   p.major = major;
@@ -142,16 +179,46 @@ device::Properties GpuModel::properties() const {
   return p;
 }
 
-const GpuModel& find_gpu_model(const std::string& name) {
+const DeviceModel& find_device_model(std::string_view option, const std::string& name) {
   std::string names;
-  for (const GpuModel& gpu : models) {
+  for (const DeviceModel& gpu : models) {
     if (gpu.name == name) return gpu;
     names += (names.empty() ? "" : ", ") + std::string(gpu.name);
   }
-  fail(Exit::usage, "--predict: unknown GPU '{}'; expected one of: {}", name, names);
+  fail(Exit::usage, "{}: unknown GPU '{}'; expected one of: {}", option, name, names);
 }
 
-CallTime estimate(const GpuModel& gpu, const ops::Call& call, const Scenario& scenario) {
+DeviceModel measure_cpu_model(int ranks, int threads) {
+  // What the ranks share is measured with all of their threads and divided.
+  const int together = std::min(ranks * threads, cpu::available_cores());
+  DeviceModel m;
+  m.name = "cpu";
+  m.product = "CPU";
+  m.memory = static_cast<double>(cpu::machine_memory()) / ranks;
+  m.f32_flops = m.tf32_flops = ops::measure_fma_peak(together) * 1e9 / ranks;
+  m.copy = measure_copy(together) / ranks;
+  m.gemm = cpu_gemm;
+  m.forward = {cpu_attention_forward, cpu_attention_forward, cpu_attention_forward};
+  m.backward = {cpu_attention_backward, cpu_attention_backward, cpu_attention_backward};
+  m.node = {.bandwidth = m.copy / 4, .latency = 20e-6};
+  m.network = {.bandwidth = 1.1e9, .latency = 60e-6};
+  return m;
+}
+
+double peak_flops(const device::Properties& device) {
+  // From data sheets, without sparsity. A name must precede its own prefixes.
+  static constexpr struct {
+    const char* name;
+    double teraflops;
+  } sheet[] = {{"GB300", 2500}, {"GB200", 2500}, {"B300", 2250}, {"B200", 2250},     {"GH200", 989},
+               {"H200", 989},   {"H20", 148},    {"H800", 989},  {"H100 PCIe", 756}, {"H100 NVL", 835},
+               {"H100", 989},   {"A100", 312},   {"A800", 312}};
+  for (const auto& entry : sheet)
+    if (device.name.find(entry.name) != std::string::npos) return entry.teraflops * 1e12;
+  return 0;
+}
+
+CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario& scenario) {
   const ops::Cost& cost = call.cost;
   const double copy = gpu.copy * scenario.bandwidth;
   CallTime time;
@@ -179,7 +246,7 @@ CallTime estimate(const GpuModel& gpu, const ops::Call& call, const Scenario& sc
   return time;
 }
 
-std::string assumptions(const GpuModel& gpu) {
+std::string assumptions(const DeviceModel& gpu) {
   const auto percent = [](double x) { return std::lround(x * 100); };
   const auto attention = [&](const AttentionRates& r) {
     return fmt::format("{}, {}, {} %", percent(r.d64), percent(r.d128), percent(r.d256));
@@ -195,4 +262,4 @@ std::string assumptions(const GpuModel& gpu) {
       launch_gap * 1e6, poor.arithmetic, good.arithmetic, poor.bandwidth, good.bandwidth);
 }
 
-}  // namespace nrl::bench
+}  // namespace nrl::plan

@@ -1,0 +1,74 @@
+#pragma once
+// Devices that a step can be predicted for, with the rates that are assumed of them: GPUs by name, and the
+// CPU of this machine. device_models.cpp names the sources.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/device/runtime.h"
+#include "core/ops/cost.h"
+
+namespace nrl::plan {
+
+/// Fractions of the bf16 peak that fused attention reaches on long sequences, by head dimension.
+struct AttentionRates {
+  double d64, d128, d256;
+};
+
+/// A link between two ranks.
+struct LinkModel {
+  double bandwidth = 0;  ///< bytes/s of a large message, each way
+  double latency = 0;    ///< seconds of an operation without data
+};
+
+struct DeviceModel {
+  std::string_view name;     ///< of the options --predict and --device
+  std::string_view product;  ///< GPU: part of the driver's name; peak_flops() knows it
+  int major = 0;             ///< GPU: compute capability
+  int multiprocessors = 0;   ///< 0: a CPU
+  double memory = 0;         ///< bytes
+  double copy = 0;           ///< bytes/s read and written by a large copy
+  double f32_flops = 0;      ///< FLOP/s of f32; of a GPU on the data sheet, not on tensor cores
+  double tf32_flops = 0;     ///< dense, on the data sheet
+  double gemm = 0;           ///< fraction of the peak in the main loop of a large GEMM
+  AttentionRates forward = {}, backward = {};  ///< of cuDNN; of ours on a CPU
+  LinkModel node = {}, network = {};           ///< between ranks of a node, and of different nodes
+
+  bool gpu() const { return multiprocessors > 0; }
+  double bf16_flops() const;  ///< dense, on the data sheet; f32_flops of a CPU
+  /// For a dry run (device::open_dry_run).
+  device::Properties properties() const;
+};
+
+/// A GPU by its name in `option`. Fails with Exit::usage and the names that there are.
+const DeviceModel& find_device_model(std::string_view option, const std::string& name);
+/// One of `ranks` ranks with `threads` threads each on this machine's CPU. Takes about 50 ms: peak and
+/// bandwidth are measured.
+DeviceModel measure_cpu_model(int ranks, int threads);
+
+/// Dense bf16 FLOP/s of a GPU by the data sheet; 0 for a device that is not in the table.
+double peak_flops(const device::Properties& device);
+
+/// Factors on the assumed rates.
+struct Scenario {
+  double arithmetic = 1, bandwidth = 1;
+};
+inline constexpr Scenario likely{}, poor{.arithmetic = 0.90, .bandwidth = 0.88},
+    good{.arithmetic = 1.06, .bandwidth = 1.07};
+
+/// What limits a call; the larger one counts.
+struct CallTime {
+  double arithmetic = 0, memory = 0;  ///< seconds
+  double seconds() const { return arithmetic > memory ? arithmetic : memory; }
+};
+/// The estimated time of one call, without the gaps between kernels.
+CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario& scenario);
+
+/// Seconds between two kernels, and for the first and last blocks of one.
+inline constexpr double launch_gap = 2e-6;
+
+/// The assumptions in words, a line each.
+std::string assumptions(const DeviceModel& gpu);
+
+}  // namespace nrl::plan

@@ -1,0 +1,269 @@
+#include "apps/search/step_estimate.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <string_view>
+
+#include "apps/plan/pipeline.h"
+#include "apps/plan/traffic.h"
+#include "apps/train/device_choice.h"
+#include "apps/train/model_source.h"
+#include "core/base/error.h"
+#include "core/device/dry_run.h"
+#include "core/ops/libraries.h"
+#include "parallel/grid/nodes.h"
+#include "parallel/pipeline/simulate.h"
+
+namespace nrl::search {
+namespace {
+
+enum class Part : uint8_t { forward, data, weight, update };
+
+Part part_of(const ops::Call& call) {
+  const std::string_view op = call.op, range = call.range;
+  for (const char* update : {"adamw", "add_sum_of_squares", "decide_step", "router_bias"})
+    if (op == update) return Part::update;
+  // The head computes its gradients in the forward pass.
+  if (range == "loss_computation") return Part::forward;
+  if (range == "recompute") return Part::data;
+  if (op.ends_with("backward_weight") || op == "column_sums") return Part::weight;
+  return op.find("backward") != std::string_view::npos ? Part::data : Part::forward;
+}
+
+/// Seconds that a stage computes.
+struct StageSeconds {
+  std::vector<pipeline::ChunkCosts> chunks;  ///< of one microbatch
+  double update = 0;                         ///< once a step
+
+  double microbatch() const {
+    double sum = 0;
+    for (const pipeline::ChunkCosts& c : chunks) sum += c.forward + c.backward_data + c.backward_weight;
+    return sum;
+  }
+  double backward() const {
+    double sum = 0;
+    for (const pipeline::ChunkCosts& c : chunks) sum += c.backward_data + c.backward_weight;
+    return sum;
+  }
+};
+
+StageSeconds stage_seconds(std::span<const ops::Call> calls, const plan::DeviceModel& device,
+                           const model::ModelSpec& spec, const model::ModelLayout& layout,
+                           int64_t microbatches) {
+  StageSeconds out;
+  out.chunks.assign(static_cast<size_t>(layout.chunks),
+                    {.forward = 0, .backward_data = 0, .backward_weight = 0});
+  std::vector<size_t> chunk_of(static_cast<size_t>(spec.layers));
+  for (int c = 0; c < layout.chunks; ++c) {
+    const model::BlockRange blocks = chunk_blocks(layout, spec.layers, layout.model_chunk(c));
+    for (int l = blocks.begin; l < blocks.end; ++l) chunk_of[static_cast<size_t>(l)] = static_cast<size_t>(c);
+  }
+  size_t chunk = 0;
+  for (const ops::Call& call : calls) {
+    constexpr std::string_view layer = "layer_";
+    const std::string_view range = call.range;
+    size_t index = 0;
+    if (range.starts_with(layer) &&
+        std::from_chars(range.data() + layer.size(), range.data() + range.size(), index).ec == std::errc{})
+      chunk = chunk_of.at(index);
+    else if (range == "embedding")
+      chunk = 0;
+    else if (range == "loss_computation")
+      chunk = out.chunks.size() - 1;
+    const double seconds =
+        estimate(device, call, plan::likely).seconds() + plan::launch_gap * call.cost.launches;
+    pipeline::ChunkCosts& costs = out.chunks[chunk];
+    switch (part_of(call)) {
+      case Part::forward:
+        costs.forward += seconds;
+        break;
+      case Part::data:
+        costs.backward_data += seconds;
+        break;
+      case Part::weight:
+        costs.backward_weight += seconds;
+        break;
+      case Part::update:
+        out.update += seconds;
+        break;
+    }
+  }
+  const auto n = static_cast<double>(microbatches);
+  for (pipeline::ChunkCosts& c : out.chunks) {
+    c.forward /= n;
+    c.backward_data /= n;
+    c.backward_weight /= n;
+  }
+  return out;
+}
+
+/// Seconds of a step's communication by purpose.
+struct CommSeconds {
+  double layers = 0, message = 0, gradients = 0, weights = 0, scalars = 0;
+};
+
+/// What limits an operation of a group. Rings pass through all ranks of a node before they leave it, over the
+/// adapters of all of them; blocks for single ranks go through the sender's.
+plan::LinkModel link_of(const plan::DeviceModel& device, const parallel::ProcessGrid& grid,
+                        const plan::Traffic& traffic, std::span<const int> node_of) {
+  const parallel::GroupsOnNodes on = groups_on_nodes(grid, traffic.group, node_of);
+  if (on.spanning == 0) return device.node;
+  const bool ring = traffic.op == comm::Op::all_reduce || traffic.op == comm::Op::all_gather ||
+                    traffic.op == comm::Op::reduce_scatter;
+  const auto home = std::count_if(on.first.begin(), on.first.end(), [&](int rank) {
+    return node_of[static_cast<size_t>(rank)] == node_of[static_cast<size_t>(on.first.front())];
+  });
+  const double adapters = ring ? static_cast<double>(home) : 1;
+  return {std::min(device.node.bandwidth, adapters * device.network.bandwidth), device.network.latency};
+}
+
+CommSeconds comm_seconds(const plan::RunPlan& plan, const parallel::ProcessGrid& grid,
+                         const plan::DeviceModel& device, std::span<const int> node_of) {
+  CommSeconds out;
+  for (const auto& [purpose, t] : traffic_parts(plan, grid)) {
+    const plan::LinkModel link = link_of(device, grid, t, node_of);
+    const double seconds = static_cast<double>(t.count) * link.latency + t.wire() / link.bandwidth;
+    switch (purpose) {
+      case plan::Purpose::layers:
+        out.layers += seconds;
+        break;
+      case plan::Purpose::messages:
+        out.message = std::max(out.message, link.latency + static_cast<double>(t.bytes) /
+                                                               static_cast<double>(t.count) / link.bandwidth);
+        break;
+      case plan::Purpose::gradients:
+        out.gradients += seconds;
+        break;
+      case plan::Purpose::weights:
+        out.weights += seconds;
+        break;
+      case plan::Purpose::scalars:
+        out.scalars += seconds;
+        break;
+    }
+  }
+  return out;
+}
+
+/// What of `seconds` of communication in `pieces` remains visible behind `work` seconds of computation: at
+/// least the last piece, which nothing follows.
+double exposed(double seconds, double work, size_t pieces) {
+  return std::max(seconds - work, seconds / static_cast<double>(std::max<size_t>(pieces, 1)));
+}
+
+double exposed_data(const Config& config, const plan::RunPlan& plan, const StageSeconds& stage,
+                    const CommSeconds& comm) {
+  const DistributedConfig& d = config.distributed;
+  size_t buckets = 0;
+  bool gradients_sharded = false, weights_sharded = false;
+  for (const plan::ParamGroup& g : plan.groups) {
+    buckets += g.layout.buckets().size();
+    gradients_sharded = gradients_sharded || g.gradients_sharded;
+    weights_sharded = weights_sharded || g.weights_sharded;
+  }
+  const auto microbatches = static_cast<double>(plan.batch.accumulation);
+  // Whole gradients are final in the last microbatch; shards are summed in every one.
+  const double backward = stage.backward() * (gradients_sharded ? microbatches : 1);
+  const double passes = weights_sharded ? stage.microbatch() * microbatches : stage.microbatch();
+  return (d.overlap_grad_reduce ? exposed(comm.gradients, backward, buckets) : comm.gradients) +
+         (d.overlap_param_gather ? exposed(comm.weights, passes, buckets) : comm.weights);
+}
+
+}  // namespace
+
+DryDevice::DryDevice(const plan::DeviceModel& model, bool tf32, int threads)
+    : model_(model), no_kernels_(std::make_unique<ops::KernelTable>()) {
+  exec_.kernels = no_kernels_.get();
+  exec_.threads = threads;
+  if (!model.gpu()) return;
+  ops::LibraryOptions options;
+  options.tf32 = tf32;
+  runtime_ = device::open_dry_run(model.properties());
+  libraries_ = ops::open_dry_run_libraries(model.major, options);
+  exec_.reduction_blocks = ops::gpu_partials;
+  exec_.device = runtime_.get();
+  exec_.multiprocessors = model.multiprocessors;
+  exec_.libraries = libraries_.get();
+}
+
+DryDevice::~DryDevice() = default;
+
+int64_t StagePlans::memory() const {
+  int64_t most = 0;
+  for (const auto& plan : plans) most = std::max(most, plan->memory.total_bytes());
+  return most;
+}
+
+StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& device) {
+  const Config& c = config.config;
+  const model::ModelSpec spec = train::load_model_spec(config);
+  const BatchPlan batch = resolve_batch(c, world);
+  const auto stages = static_cast<int>(c.distributed.pipeline_parallel_size);
+  const size_t memory = device.model().gpu() ? device.model().properties().memory : 0;
+  StagePlans out;
+  for (const int stage : {0, 1, stages - 1}) {
+    if (stage >= stages || (!out.stages.empty() && stage <= out.stages.back())) continue;
+    out.stages.push_back(stage);
+    // Stages are the slowest axis.
+    out.positions.push_back(plan::grid_position(c, world, world / stages * stage));
+    out.plans.push_back(plan::make_run_plan(c, spec, batch, out.positions.back(), device.type(),
+                                            device.threads(), false,
+                                            train::memory_for_rank(c.kernels, memory)));
+  }
+  return out;
+}
+
+StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const DryDevice& device,
+                           std::span<const ClusterNode> nodes) {
+  const Config& c = config.config;
+  const std::vector<int> node_of = parallel::node_of_ranks(nodes);
+  const model::ModelLayout layout = plans.plans.front()->layout;
+  const int64_t microbatches = plans.plans.front()->batch.accumulation;
+  pipeline::Costs costs(static_cast<size_t>(layout.model_chunks()));
+  StepEstimate out;
+  double afterwards = 0;  // the longest update with its exposed communication
+  for (size_t i = 0; i < plans.stages.size(); ++i) {
+    const plan::RunPlan& plan = *plans.plans[i];
+    const plan::GridPosition& position = plans.positions[i];
+    const CommSeconds comm = comm_seconds(plan, position.grid, device.model(), node_of);
+    engine::Engine engine(std::move(plans.plans[i]), engine::training_options(c), device.exec());
+    engine::LanguageModeling objective;
+    StageSeconds stage = stage_seconds(engine.step_calls(objective), device.model(), engine.plan().spec,
+                                       engine.plan().layout, microbatches);
+    const double data = exposed_data(c, engine.plan(), stage, comm);
+    const double compute = stage.microbatch() * static_cast<double>(microbatches) + stage.update;
+    if (compute + comm.layers + data > out.compute + out.layers + out.data) {
+      out.compute = compute;
+      out.layers = comm.layers + comm.scalars;
+      out.data = data;
+    }
+    afterwards = std::max(afterwards, stage.update + data + comm.scalars);
+    // As much in the forward as in the backward pass, evenly over the chunks.
+    const double share =
+        comm.layers / static_cast<double>(microbatches) / static_cast<double>(stage.chunks.size());
+    for (pipeline::ChunkCosts& chunk : stage.chunks) {
+      chunk.forward += share / 2;
+      chunk.backward_data += share / 2;
+      chunk.message = comm.message;
+    }
+    const int until = i + 1 < plans.stages.size() ? plans.stages[i + 1] : layout.stages;
+    for (int s = plans.stages[i]; s < until; ++s)
+      for (int chunk = 0; chunk < layout.chunks; ++chunk)
+        costs[static_cast<size_t>(chunk * layout.stages + s)] = stage.chunks[static_cast<size_t>(chunk)];
+  }
+  if (layout.stages == 1) {
+    out.step = out.compute + out.layers + out.data;
+    return out;
+  }
+  const pipeline::ScheduleOptions options = plan::schedule_options(c, layout, microbatches);
+  std::vector<pipeline::Schedule> schedules;
+  for (int stage = 0; stage < layout.stages; ++stage) schedules.push_back(make_schedule(options, stage));
+  const pipeline::Simulation simulation = simulate(schedules, costs);
+  NRL_CHECK(simulation.deadlock.empty(), "{}", simulation.deadlock);
+  out.step = simulation.makespan + afterwards;
+  out.pipeline = std::max(0.0, out.step - out.compute - out.layers - out.data);
+  return out;
+}
+
+}  // namespace nrl::search

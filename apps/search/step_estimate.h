@@ -1,0 +1,65 @@
+#pragma once
+// The estimated time of a training step of a layout on many ranks, without them: the calls of a dry run of
+// its pipeline stages, the bytes of its plan, and the schedules run against each other, at the assumed rates
+// of a device (apps/plan/device_models.h).
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "apps/engine/engine.h"
+#include "apps/plan/device_models.h"
+#include "core/base/cluster_node.h"
+#include "core/config/load.h"
+
+namespace nrl::search {
+
+/// A device that computes nothing: what its ops would do is recorded.
+class DryDevice {
+ public:
+  /// `threads`: of a rank on a CPU.
+  DryDevice(const plan::DeviceModel& model, bool tf32, int threads);
+  ~DryDevice();
+  DryDevice(const DryDevice&) = delete;
+  DryDevice& operator=(const DryDevice&) = delete;
+
+  const plan::DeviceModel& model() const { return model_; }
+  DeviceType type() const { return model_.gpu() ? DeviceType::cuda : DeviceType::cpu; }
+  int threads() const { return exec_.threads; }
+  const ops::Exec& exec() const { return exec_; }
+
+ private:
+  plan::DeviceModel model_;
+  std::unique_ptr<device::Runtime> runtime_;
+  std::unique_ptr<ops::Libraries> libraries_;
+  std::unique_ptr<ops::KernelTable> no_kernels_;
+  ops::Exec exec_;
+};
+
+/// Seconds of a step. They add up to `step` on the rank that needs longest.
+struct StepEstimate {
+  double step = 0;
+  double compute = 0;   ///< of the busiest stage: passes, and update
+  double layers = 0;    ///< communication in its layers: tensor, context and expert parallelism
+  double pipeline = 0;  ///< waiting for other stages
+  double data = 0;      ///< reduction of gradients and gathering of weights that no computation hides
+};
+
+/// The plan of one rank of each kind of pipeline stage: the first, the second for those between, the last.
+struct StagePlans {
+  std::vector<int> stages;                            ///< ascending
+  std::vector<std::unique_ptr<plan::RunPlan>> plans;  ///< of these
+  std::vector<plan::GridPosition> positions;
+
+  /// Bytes of the rank that needs most.
+  int64_t memory() const;
+};
+/// `config` must have passed check_run() for `world` ranks.
+StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& device);
+
+/// Estimates the step of these plans and uses them up. `nodes`: of the ranks; empty: one node. Communication
+/// in layers counts in full: distributed.tp_comm_overlap may hide some of it.
+StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const DryDevice& device,
+                           std::span<const ClusterNode> nodes);
+
+}  // namespace nrl::search

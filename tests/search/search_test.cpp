@@ -1,0 +1,188 @@
+// The search for layouts: what it tries, and what the estimate of a step consists of.
+
+#include "apps/search/search.h"
+
+#include <set>
+
+#include "apps/train/model_source.h"
+#include "core/io/atomic_file.h"
+#include "tests/catch.h"
+#include "tests/io/io_test_util.h"
+
+using namespace nrl;
+using namespace nrl::search;
+using namespace nrl::test;
+
+namespace {
+
+// Large enough that its GEMMs fill a GPU.
+constexpr const char* model_yaml = R"(
+policy:
+  model: {model_type: llama, vocab_size: 32000, hidden_size: 2048, intermediate_size: 5632, num_hidden_layers: 8,
+          num_attention_heads: 16, num_key_value_heads: 8, max_position_embeddings: 8192}
+  train_global_batch_size: 32
+  max_total_sequence_length: 2048
+  optimizer: {lr: 1.0e-4}
+pretrain: {max_num_steps: 4}
+data: {train: {data_path: none}}
+device: cuda
+)";
+
+const plan::DeviceModel& h100() {
+  return plan::find_device_model("--device", "h100");
+}
+
+struct Estimated {
+  StepEstimate estimate = {};
+  int64_t memory = 0;
+};
+
+Estimated estimated(int world, std::vector<std::string> overrides,
+                    const std::vector<ClusterNode>& nodes = {}) {
+  overrides.emplace_back("policy.recompute.granularity=none");
+  const ConfigResult config = load_config_text(model_yaml, "model.yaml", overrides);
+  INFO(render(config.diagnostics));
+  REQUIRE(config.ok());
+  REQUIRE(validate_for_world(config, world).empty());
+  const DryDevice device(h100(), false, 1);
+  StagePlans plans = plan_stages(config, world, device);
+  Estimated out{.memory = plans.memory()};
+  out.estimate = estimate_step(config, std::move(plans), device, nodes);
+  const StepEstimate& e = out.estimate;
+  CHECK(e.step == Approx(e.compute + e.layers + e.pipeline + e.data));
+  return out;
+}
+
+Result searched(int world, double capacity, const std::vector<std::string>& overrides = {}) {
+  const TemporaryDirectory directory;
+  const std::string file = directory / "model.yaml";
+  write_file_atomic(file, model_yaml);
+  const DryDevice device(h100(), false, 1);
+  return search_layouts({.config = file, .overrides = overrides, .world = world, .capacity = capacity},
+                        device);
+}
+
+}  // namespace
+
+TEST_CASE("Data-parallel ranks share the computation and reduce gradients", "[search]") {
+  const std::string micro = "policy.train_micro_batch_size=4";
+  const Estimated one = estimated(1, {micro}),
+                  four = estimated(4, {micro, "distributed.shard_strategy=optim"});
+  CHECK(one.estimate.data == 0);
+  CHECK(four.estimate.compute == Approx(one.estimate.compute / 4).epsilon(0.05));
+  CHECK(four.estimate.data > 0);
+  CHECK(four.memory < one.memory);  // a quarter of the optimizer state
+
+  SECTION("over a network for longer") {
+    const std::vector<ClusterNode> nodes{{"a", 1}, {"b", 1}, {"c", 1}, {"d", 1}}, pairs{{"a", 2}, {"b", 2}};
+    const Estimated paired = estimated(4, {micro, "distributed.shard_strategy=optim"}, pairs);
+    const Estimated apart = estimated(4, {micro, "distributed.shard_strategy=optim"}, nodes);
+    CHECK(apart.estimate.data > 4 * four.estimate.data);
+    CHECK(paired.estimate.data < 0.6 * apart.estimate.data);  // two adapters
+    CHECK(apart.estimate.compute == four.estimate.compute);
+  }
+  SECTION("and hide what they can") {
+    const Estimated exposed =
+        estimated(4, {micro, "distributed.shard_strategy=optim", "distributed.overlap_grad_reduce=false"});
+    CHECK(exposed.estimate.data > four.estimate.data);
+  }
+}
+
+TEST_CASE("Tensor-parallel ranks communicate in every layer", "[search]") {
+  const std::string micro = "policy.train_micro_batch_size=4";
+  const Estimated one = estimated(1, {micro}),
+                  two = estimated(2, {micro, "distributed.tensor_parallel_size=2"});
+  CHECK(one.estimate.layers == 0);
+  CHECK(two.estimate.layers > 0);
+  CHECK(two.estimate.compute < 0.65 * one.estimate.compute);
+  const std::vector<ClusterNode> nodes{{"a", 1}, {"b", 1}};
+  CHECK(estimated(2, {micro, "distributed.tensor_parallel_size=2"}, nodes).estimate.layers >
+        4 * two.estimate.layers);
+}
+
+TEST_CASE("Pipeline stages wait for each other as their schedule says", "[search]") {
+  const auto stages = [](const char* schedule, int micro, const char* chunks) {
+    return estimated(4, {"distributed.pipeline_parallel_size=4",
+                         fmt::format("distributed.pipeline_schedule={}", schedule),
+                         fmt::format("distributed.virtual_pipeline_size={}", chunks),
+                         fmt::format("policy.train_micro_batch_size={}", micro)})
+        .estimate;
+  };
+  const StepEstimate few = stages("1f1b", 4, "null"), many = stages("1f1b", 1, "null");
+  // 8 microbatches: 3 of 11 parts of a step for equal stages; less for the last one, which has the head too.
+  CHECK(few.pipeline / few.step > 0.15);
+  CHECK(few.pipeline / few.step < 3.0 / 11);
+  CHECK(many.pipeline / many.step < 0.6 * few.pipeline / few.step);
+  CHECK(stages("zb_h1", 4, "null").pipeline < few.pipeline);
+  CHECK(stages("interleaved", 4, "2").pipeline < few.pipeline);
+}
+
+TEST_CASE("The search returns valid layouts, fastest first", "[search]") {
+  const Result result = searched(4, 70e9);
+  REQUIRE(result.found.size() > 10);
+  CHECK(result.too_large == 0);
+  CHECK(result.tried == static_cast<int>(result.found.size()));
+  std::set<std::string> names;
+  for (size_t i = 0; i < result.found.size(); ++i) {
+    const Found& f = result.found[i];
+    INFO(f.layout.name(4));
+    CHECK(names.insert(f.layout.name(4)).second);
+    CHECK(f.memory > 0);
+    CHECK(f.tokens == 32 * 2048);
+    CHECK(f.layout.recompute == "none");  // everything fits
+    if (i > 0) CHECK(f.estimate.step >= result.found[i - 1].estimate.step);
+    // The keys to copy stand for all overrides.
+    const ConfigResult config = load_config_text(model_yaml, "model.yaml", f.layout.keys());
+    REQUIRE(config.ok());
+    CHECK(validate_for_world(config, 4).empty());
+  }
+  CHECK(names.contains("dp 4  optim  micro 8"));
+  CHECK(names.contains("tp 2 x pp 2  zb_h1  ddp  micro 1"));
+  CHECK(names.contains("dp 2 x pp 2  2 chunks  optim  micro 4"));
+  const std::string text = table(result, DryDevice(h100(), false, 1), 4, 1e9, 3);
+  CHECK(text.find(result.found[0].layout.name(4)) != std::string::npos);
+  CHECK(text.find(result.found[3].layout.name(4) + " ") == std::string::npos);
+}
+
+TEST_CASE("The search recomputes and shards only what does not fit otherwise", "[search]") {
+  const Result roomy = searched(4, 70e9);
+  int64_t least = INT64_MAX, most = 0;
+  for (const Found& f : roomy.found) {
+    least = std::min(least, f.memory);
+    most = std::max(most, f.memory);
+  }
+  const Result tight = searched(4, static_cast<double>(least + most) / 2);
+  CHECK(tight.too_large > 0);
+  bool recomputed = false;
+  for (const Found& f : tight.found) {
+    CHECK(f.memory <= (least + most) / 2);
+    recomputed = recomputed || f.layout.recompute == "selective";
+  }
+  CHECK(recomputed);
+
+  // Four copies of the model need most: their optimizer state is already divided.
+  const auto copies = std::find_if(roomy.found.begin(), roomy.found.end(),
+                                   [](const Found& f) { return f.layout.name(4) == "dp 4  optim  micro 1"; });
+  REQUIRE(copies != roomy.found.end());
+  const Result small = searched(4, 0.75 * static_cast<double>(copies->memory));
+  bool sharded = false;
+  for (const Found& f : small.found) sharded = sharded || f.layout.strategy == "optim_grads_params";
+  CHECK(sharded);
+
+  const Result none = searched(4, 1e6);
+  CHECK(none.found.empty());
+  CHECK(none.tried == none.too_large);
+  CHECK(none.least_memory > 1'000'000);
+  CHECK(none.least_memory < least);
+}
+
+TEST_CASE("The search keeps what is configured", "[search]") {
+  for (const Found& f : searched(2, 70e9, {"policy.recompute.granularity=selective"}).found) {
+    CHECK(f.layout.recompute.empty());
+    for (const std::string& key : f.layout.keys()) CHECK(key.find("recompute") == std::string::npos);
+  }
+  // A layout that is configured does not stay: other grids need other keys.
+  const Result result =
+      searched(2, 70e9, {"distributed.pipeline_parallel_size=2", "distributed.pipeline_layout=[5,3]"});
+  CHECK(result.found.size() == searched(2, 70e9).found.size());
+}
