@@ -47,10 +47,31 @@ void LayerTable::add(const Step& step) {
 }
 
 SlotSet LayerTable::recomputable() const {
-  SlotSet able = 0;
+  SlotSet able = 0, once = 0;
+  for (const Step& step : steps_) {
+    if (recomputes(step)) able |= step.writes;
+    if (step.pass == Pass::forward && (step.modes & (training | recompute)) == training) once |= step.writes;
+  }
+  return able & ~once;
+}
+
+SlotSet LayerTable::inputs() const {
+  SlotSet alone = 0;
   for (const Step& step : steps_)
-    if (recomputes(step) && (step.reads & ports_) == 0) able |= step.writes;
-  return able;
+    if (recomputes(step) && (step.reads & ports_) == 0) alone |= step.writes;
+  return recomputable() & ~alone;
+}
+
+SlotSet LayerTable::reads_of(uint64_t steps) const {
+  SlotSet set = 0;
+  for (; steps != 0; steps &= steps - 1) set |= steps_[static_cast<size_t>(std::countr_zero(steps))].reads;
+  return set;
+}
+
+SlotSet LayerTable::writes_of(uint64_t steps) const {
+  SlotSet set = 0;
+  for (; steps != 0; steps &= steps - 1) set |= steps_[static_cast<size_t>(std::countr_zero(steps))].writes;
+  return set;
 }
 
 SlotSet LayerTable::with_rule(std::string_view rule) const {
@@ -65,6 +86,8 @@ LayerPolicy::LayerPolicy(const LayerTable& table, SlotSet recomputed)
   NRL_CHECK((recomputed & ~table.recomputable()) == 0,
             "the policy recomputes a slot that is not recomputable");
   producer_.fill(-1);
+  const SlotSet ports = table.ports();
+  const bool from_ports = (recomputed & table.inputs()) != 0;
   // If several steps write a slot: the last one whose inputs are all kept (a step written for recomputation
   // starts from the output of the one before it), else the first one.
   const auto& steps = table.steps();
@@ -73,8 +96,9 @@ LayerPolicy::LayerPolicy(const LayerTable& table, SlotSet recomputed)
     if ((recomputed & bit) == 0) continue;
     for (int i = 0; i < table.forward_steps(); ++i) {
       const Step& step = steps[static_cast<size_t>(i)];
-      if (!recomputes(step) || (step.writes & bit) == 0 || (step.reads & table.ports()) != 0) continue;
-      if (producer_[s] < 0 || (step.reads & recomputed) == 0) producer_[s] = static_cast<int8_t>(i);
+      if (!recomputes(step) || (step.writes & bit) == 0 || (!from_ports && (step.reads & ports) != 0))
+        continue;
+      if (producer_[s] < 0 || (step.reads & (recomputed | ports)) == 0) producer_[s] = static_cast<int8_t>(i);
     }
   }
 }

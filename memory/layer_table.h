@@ -80,11 +80,17 @@ class LayerTable {
   int forward_steps() const { return forward_steps_; }
   SlotSet ports() const { return ports_; }
 
-  /// Slots that forward steps can recompute in a backward pass from slots of the layer. Excludes slots
-  /// computed from ports: the previous layer may have freed them.
+  /// Slots that forward steps can recompute in a backward pass. Excludes slots that a step of the
+  /// training mode alone writes as well.
   SlotSet recomputable() const;
+  /// Recomputable slots that only steps which read ports write: the layer's input. If they are recomputed,
+  /// the ports must be as well, or kept.
+  SlotSet inputs() const;
   /// Recomputable slots with this rule.
   SlotSet with_rule(std::string_view rule) const;
+  /// What these steps, as bits, read and write together.
+  SlotSet reads_of(uint64_t steps) const;
+  SlotSet writes_of(uint64_t steps) const;
 
  private:
   std::vector<SlotSpec> slots_;
@@ -100,8 +106,8 @@ class LayerPolicy {
   LayerPolicy(const LayerTable& table, SlotSet recomputed);
 
   SlotSet recomputed() const { return recomputed_; }
-  /// The forward steps, as bits, that recompute `wanted` from slots that are kept or in `made`. Adds the
-  /// slots they write to `made`.
+  /// The forward steps, as bits, that recompute `wanted` from ports and from slots that are kept or in
+  /// `made`. Adds the slots they write to `made`. Reads no ports unless LayerTable::inputs() are recomputed.
   uint64_t steps_for(SlotSet wanted, SlotSet& made) const;
 
  private:

@@ -37,15 +37,16 @@ class AllGatherDispatch final : public ExpertDispatch {
   }
 
   void dispatch(Run& r) const override {
-    r.step("route", reads(slots_.choice, slots_.prob), writes(choice_, weights_, source_, offsets), [&] {
-      gather(r, first_half(r, slots_.choice), first_half(r, choice_));
-      gather(r, r[slots_.prob], first_half(r, weights_));
-      ops::dispatch_sort(r.exec(), {.expert = first_half(r, choice_),
-                                    .first = local_.begin,
-                                    .offsets = offsets_of(r),
-                                    .row = second_half(r, choice_),
-                                    .source = flat(r[source_])});
-    });
+    r.step(decide_once, "route", reads(slots_.choice, slots_.prob),
+           writes(choice_, weights_, source_, offsets), [&] {
+             gather(r, first_half(r, slots_.choice), first_half(r, choice_));
+             gather(r, r[slots_.prob], first_half(r, weights_));
+             ops::dispatch_sort(r.exec(), {.expert = first_half(r, choice_),
+                                           .first = local_.begin,
+                                           .offsets = offsets_of(r),
+                                           .row = second_half(r, choice_),
+                                           .source = flat(r[source_])});
+           });
     r.step("dispatch", reads(slots_.x, source_), writes(slots_.rows, tokens_),
            [&] { gather_rows(r, r[slots_.x], activation_, r[slots_.rows]); });
   }

@@ -44,7 +44,7 @@ class AllToAllDispatch final : public ExpertDispatch {
   int64_t host_values() const override { return offsets_at_ + offsets_count_; }
 
   void dispatch(Run& r) const override {
-    r.step("route", reads(slots_.choice, slots_.prob), writes(slots_.choice, source_, offsets),
+    r.step(decide_once, "route", reads(slots_.choice, slots_.prob), writes(slots_.choice, source_, offsets),
            [&] { route(r); });
     r.step("dispatch", reads(slots_.x, source_), writes(slots_.rows, transit_), [&] {
       const Tensor sent = in_transit(r, activation_, sent_of(r));

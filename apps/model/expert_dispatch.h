@@ -34,6 +34,9 @@ ExpertRows expert_rows(const ModelSpec& spec, const ModelLayout& layout, int64_t
 std::array<int64_t, row_domains> domain_rows(const ModelSpec& spec, const ModelLayout& layout, int64_t tokens,
                                              int64_t own, int64_t head_chunk, bool generation);
 
+/// Modes of the steps that route tokens.
+inline constexpr memory::Modes decide_once = memory::training | memory::evaluation | memory::generation;
+
 /// Whether a layer's tokens go to other ranks' experts.
 bool exchanges_tokens(const ModelLayout& layout);
 /// The ranks that exchange tokens, on a lane of their own: experts do not wait for gradients and weights that

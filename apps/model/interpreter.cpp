@@ -16,12 +16,15 @@ std::vector<LayerVisit> layer_visits(const pipeline::Schedule& schedule, const S
     const bool backward = a.kind == ActionKind::backward || a.kind == ActionKind::backward_data ||
                           a.kind == ActionKind::backward_weight;
     if (!backward && a.kind != ActionKind::forward) continue;
+    const bool dgrad = a.kind != ActionKind::backward_weight, wgrad = a.kind != ActionKind::backward_data;
     const Chunk& layers = stage.layers(a.chunk);
-    for (size_t i = 0; i < layers.size(); ++i)
-      visits.push_back({.layer = layers[backward ? layers.size() - 1 - i : i].get(),
-                        .backward = backward,
-                        .dgrad = a.kind != ActionKind::backward_weight,
-                        .wgrad = a.kind != ActionKind::backward_data});
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const size_t l = backward ? layers.size() - 1 - i : i;
+      if (backward && dgrad)
+        for (const Recomputation::Visit& again : stage.recomputation(a.chunk).before(l))
+          visits.push_back({.layer = layers[static_cast<size_t>(again.layer)].get()});
+      visits.push_back({.layer = layers[l].get(), .backward = backward, .dgrad = dgrad, .wgrad = wgrad});
+    }
   }
   return visits;
 }

@@ -127,7 +127,8 @@ void Moe::weight_gradient(const Run& r, Slot dout, Slot x, int parameter) const 
 void Moe::forward(Run& r) {
   const MoeSpec& m = spec_.moe;
   norm_.forward(r);
-  r.step("router", reads(norm_.out), writes(logits_, choice_, prob_), [&] {
+  // Where tokens go is decided once: it is small, and later steps add to it.
+  r.step(decide_once, "router", reads(norm_.out), writes(logits_, choice_, prob_), [&] {
     ops::linear_forward(r.exec(), {.x = r[norm_.out], .weight = r.weight(p_.router), .out = r[logits_]});
     ops::router_forward(r.exec(), {.rule = m.rule,
                                    .logits = r[logits_],

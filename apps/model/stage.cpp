@@ -16,6 +16,7 @@ using memory::SlotSet;
 Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows)
     : chunks_(std::move(chunks)), rows_(rows) {
   for (const Chunk& chunk : chunks_) {
+    recomputations_.emplace_back(chunk);
     auto& keys = buffer_keys_.emplace_back();
     auto& of_layers = forward_buffers_.emplace_back();
     auto& names = trace_names_.emplace_back();
@@ -139,12 +140,30 @@ void Stage::backward(int chunk, int stash, const MicroBatch& batch, Parts parts,
   r.dgrad_ = parts.dgrad;
   r.wgrad_ = parts.wgrad;
   const Chunk& layers = chunks_[static_cast<size_t>(chunk)];
-  for (size_t l = layers.size(); l-- > 0;)
+  for (size_t l = layers.size(); l-- > 0;) {
+    if (parts.dgrad)
+      for (const Recomputation::Visit& again : recomputation(chunk).before(l)) run_again(r, again);
     visit(r, static_cast<int>(l), true, [&](Layer& layer) {
       r.cursor_ = layer.table().forward_steps();
-      r.recomputed_ = layer.policy().recomputed();
+      r.recomputed_ = recomputation(chunk).recomputed(l);
       layer.backward(r);
     });
+  }
+}
+
+void Stage::run_again(const Run& backward, const Recomputation::Visit& again) {
+  Run r = backward;
+  r.mode_ = memory::recompute;
+  r.dgrad_ = r.wgrad_ = false;
+  r.recompute_steps_ = again.steps;
+  r.recomputed_ = recomputation(r.chunk_).recomputed(static_cast<size_t>(again.layer));
+  visit(r, again.layer, false, [&](Layer& layer) {
+    const trace::Range range("recompute");
+    r.frame_->made[static_cast<size_t>(again.layer)] |=
+        layer.table().writes_of(again.steps) & layer.policy().recomputed();
+    r.cursor_ = 0;
+    layer.forward(r);
+  });
 }
 
 void Stage::recompute(Run& r, SlotSet wanted) {

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "apps/model/chunks.h"
+#include "apps/model/recomputation.h"
 #include "memory/liveness.h"
 
 namespace nrl::model {
@@ -25,7 +25,8 @@ struct Frame {
   std::vector<std::vector<int32_t>> host = {};  ///< by layer: Run::host_values()
 };
 
-/// One pass of a layer over a microbatch.
+/// One pass of a layer over a microbatch. Forward steps that a layer runs again for the layers above it are
+/// a forward pass.
 struct LayerVisit {
   const Layer* layer = nullptr;
   bool backward = false;
@@ -100,6 +101,7 @@ class Stage {
     return programs_[static_cast<size_t>(program)].visits;
   }
   const Chunk& layers(int chunk) const { return chunks_[static_cast<size_t>(chunk)]; }
+  const Recomputation& recomputation(int chunk) const { return recomputations_[static_cast<size_t>(chunk)]; }
 
   /// For tests: called before each tick (the time unit of planned lifetimes).
   void watch_ticks(std::function<void(int tick)> at_tick) { at_tick_ = std::move(at_tick); }
@@ -116,6 +118,8 @@ class Stage {
   Run run_of(int chunk, int stash, const MicroBatch& batch, Order order);
   /// Calls `work` as a visit of the layer.
   void visit(Run& r, int index, bool backward, const std::function<void(Layer&)>& work);
+  /// Runs forward steps of a layer again for the layers above it.
+  void run_again(const Run& backward, const Recomputation::Visit& again);
   /// Recomputes those slots of `wanted` that are not kept and not recomputed yet.
   void recompute(Run& r, memory::SlotSet wanted);
   /// Those slots of `possible` that are not kept and not made yet, which counts as done: the step makes them.
@@ -145,6 +149,7 @@ class Stage {
   int next_tick();
 
   std::vector<Chunk> chunks_;
+  std::vector<Recomputation> recomputations_;  // by chunk
   std::array<int64_t, row_domains> rows_;
   struct BufferKey {
     int layer, slot;

@@ -20,12 +20,13 @@ struct Table : LayerTable {
   Slot d_act = add(SlotSpec{.name = "d_act", .width = 1});
   using LayerTable::add;
 
-  Table() {
+  explicit Table(bool backward = true) {
     step("norm", in.bit(), sum.bit() | norm.bit());
     step("norm again", sum.bit(), norm.bit(), recompute);
     step("up", norm.bit(), up.bit());
     step("act", up.bit(), act.bit());
     step("out", act.bit(), out.bit());
+    if (!backward) return;
     add(Step{.name = "d_out", .pass = Pass::data, .reads = d_out.bit() | act.bit(), .writes = d_act.bit()});
   }
   void step(const char* name, SlotSet reads, SlotSet writes, Modes modes = every_mode) {
@@ -41,10 +42,11 @@ constexpr uint64_t steps(std::initializer_list<int> list) {
 
 }  // namespace
 
-TEST_CASE("slots computed from ports cannot be recomputed", "[memory]") {
+TEST_CASE("the input of a layer is what only ports give", "[memory]") {
   const Table t;
-  CHECK(t.recomputable() == (t.norm.bit() | t.up.bit() | t.act.bit() | t.out.bit()));
-  CHECK_THROWS_AS(LayerPolicy(t, t.sum.bit()), nrl::Error);
+  CHECK(t.recomputable() == (t.sum.bit() | t.norm.bit() | t.up.bit() | t.act.bit() | t.out.bit()));
+  CHECK(t.inputs() == t.sum.bit());
+  CHECK_THROWS_AS(LayerPolicy(t, t.in.bit()), nrl::Error);
   CHECK(t.with_rule("norm") == t.norm.bit());
   CHECK(t.with_rule("all") == (t.norm.bit() | t.up.bit() | t.act.bit()));
   CHECK(t.with_rule("al") == 0);
@@ -63,6 +65,28 @@ TEST_CASE("a recomputation runs the steps it needs, once", "[memory]") {
   CHECK(chain.steps_for(t.up.bit(), made) == steps({1, 2}));
   CHECK(made == (t.norm.bit() | t.up.bit()));
   CHECK(chain.steps_for(t.act.bit(), made) == steps({3}));
+}
+
+TEST_CASE("ports are read again only where the input is recomputed", "[memory]") {
+  const Table t;
+  SlotSet made = 0;
+  const LayerPolicy kept(t, t.recomputable() & ~t.inputs());
+  CHECK(t.reads_of(kept.steps_for(t.out.bit(), made)) ==
+        (t.sum.bit() | t.norm.bit() | t.up.bit() | t.act.bit()));
+  made = 0;
+  const LayerPolicy all(t, t.recomputable());
+  CHECK(all.steps_for(t.norm.bit(), made) == steps({0}));  // not the norm of a sum that is missing
+  CHECK(made == (t.sum.bit() | t.norm.bit()));
+  CHECK(all.steps_for(t.out.bit(), made) == steps({2, 3, 4}));
+  CHECK(t.writes_of(steps({2, 4})) == (t.up.bit() | t.out.bit()));
+}
+
+TEST_CASE("a slot that a step changes which is not repeated cannot be recomputed", "[memory]") {
+  Table t(false);
+  t.step("change", t.act.bit(), t.act.bit(), training | evaluation);
+  CHECK((t.recomputable() & t.act.bit()) == 0);
+  t.step("cached", t.up.bit(), t.up.bit(), generation);
+  CHECK((t.recomputable() & t.up.bit()) != 0);
 }
 
 TEST_CASE("steps that do not fit the table are errors", "[memory]") {

@@ -36,6 +36,11 @@ const std::map<std::string, std::string>& models() {
       {"qwen3", R"({"model_type":"qwen3","vocab_size":67,"hidden_size":16,"intermediate_size":24,
                     "num_hidden_layers":4,"num_attention_heads":2,"num_key_value_heads":1,"head_dim":8,
                     "max_position_embeddings":64,"tie_word_embeddings":false})"},
+      {"qwen2_moe", R"({"model_type":"qwen2_moe","vocab_size":67,"hidden_size":16,"intermediate_size":24,
+                    "num_hidden_layers":4,"num_attention_heads":2,"num_key_value_heads":1,
+                    "max_position_embeddings":64,"num_experts":5,"num_experts_per_tok":2,
+                    "moe_intermediate_size":12,"shared_expert_intermediate_size":20,"mlp_only_layers":[2],
+                    "tie_word_embeddings":false,"moe_aux_loss_coeff":0.3,"moe_z_loss_coeff":0.05})"},
   };
   return all;
 }

@@ -1,0 +1,48 @@
+#include "apps/model/recomputation.h"
+
+namespace nrl::model {
+
+using memory::SlotSet;
+
+Recomputation::Recomputation(const Chunk& chunk) : layers_(chunk.size()) {
+  for (size_t l = 0; l < chunk.size(); ++l) {
+    const SlotSet own = chunk[l]->policy().recomputed();
+    layers_[l].recomputed = own;
+    if (l == 0) continue;
+    const Ports &ports = chunk[l]->ports(), &below = chunk[l - 1]->ports();
+    const SlotSet of_below = chunk[l - 1]->policy().recomputed();
+    if ((below.out.bit() & of_below) != 0) layers_[l].recomputed |= ports.x.bit();
+    if ((below.sum.bit() & of_below) != 0) layers_[l].recomputed |= ports.residual.bit();
+  }
+  for (size_t l = chunk.size(); l-- > 0;) {
+    const Layer& layer = *chunk[l];
+    SlotSet made = layers_[l].made;
+    uint64_t steps = 0;
+    for (size_t i = static_cast<size_t>(layer.table().forward_steps()); i < layer.table().steps().size();
+         ++i) {
+      const memory::Step& step = layer.table().steps()[i];
+      steps |= layer.policy().steps_for(step.reads, made);
+      made |= step.remakes & layer.policy().recomputed();
+    }
+    if (l > 0) make(chunk, l - 1, behind(chunk, l, layer.table().reads_of(steps)), l);
+    layers_[l].made = made;
+    layers_[l].steps |= steps;
+  }
+}
+
+SlotSet Recomputation::behind(const Chunk& chunk, size_t layer, SlotSet ports) {
+  const Ports &own = chunk[layer]->ports(), &below = chunk[layer - 1]->ports();
+  return ((ports & own.x.bit()) != 0 ? below.out.bit() : 0) |
+         ((ports & own.residual.bit()) != 0 ? below.sum.bit() : 0);
+}
+
+void Recomputation::make(const Chunk& chunk, size_t layer, SlotSet wanted, size_t top) {
+  const memory::LayerPolicy& policy = chunk[layer]->policy();
+  const uint64_t steps = policy.steps_for(wanted, layers_[layer].made);
+  if (steps == 0) return;
+  if (layer > 0) make(chunk, layer - 1, behind(chunk, layer, chunk[layer]->table().reads_of(steps)), top);
+  layers_[top].before.push_back({static_cast<int>(layer), steps});
+  layers_[layer].steps |= steps;
+}
+
+}  // namespace nrl::model

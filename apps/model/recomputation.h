@@ -1,0 +1,44 @@
+#pragma once
+// What the backward pass of a chunk recomputes, from the policies of its layers. Most is recomputed within
+// the backward visit of a layer, right before the step that reads it. A layer whose input is recomputed needs
+// the output of the layer below, and that one maybe of the next: those run forward steps again in visits of
+// their own before the backward visit, upwards from the first layer of the segment, whose input was kept.
+
+#include "apps/model/chunks.h"
+
+namespace nrl::model {
+
+class Recomputation {
+ public:
+  /// The layers' policies must not change any more.
+  explicit Recomputation(const Chunk& chunk);
+
+  /// Forward steps, as bits, that a layer runs again in a visit of its own.
+  struct Visit {
+    int layer = 0;
+    uint64_t steps = 0;
+  };
+  /// The visits of lower layers before the backward visit of this one, in order; with several parts, before
+  /// that of dgrad.
+  const std::vector<Visit>& before(size_t layer) const { return layers_[layer].before; }
+  /// All forward steps that a layer runs again for a microbatch, as bits; some of them if parts of the
+  /// backward pass are late.
+  uint64_t steps(size_t layer) const { return layers_[layer].steps; }
+  /// The slots that backward visits read from their recomputed buffers: those of the policy, and ports.
+  memory::SlotSet recomputed(size_t layer) const { return layers_[layer].recomputed; }
+
+ private:
+  struct OfLayer {
+    std::vector<Visit> before;
+    uint64_t steps = 0;
+    memory::SlotSet recomputed = 0, made = 0;
+  };
+  /// The slots of layer - 1 behind these ports of a layer.
+  static memory::SlotSet behind(const Chunk& chunk, size_t layer, memory::SlotSet ports);
+  /// Makes `wanted` of a layer for the backward visit of layer `top`.
+  void make(const Chunk& chunk, size_t layer, memory::SlotSet wanted, size_t top);
+
+  std::vector<OfLayer> layers_;
+};
+
+}  // namespace nrl::model
