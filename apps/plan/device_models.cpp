@@ -135,6 +135,7 @@ double tile_utilization(const DeviceModel& gpu, const std::array<int64_t, 3>& ge
 
 double peak_of(const DeviceModel& gpu, const ops::Cost& cost) {
   if (!gpu.gpu()) return gpu.f32_flops;
+  if (size_of(cost.operands) == 1) return 2 * gpu.bf16_flops();
   if (cost.operands != DType::f32) return gpu.bf16_flops();
   return cost.tf32 ? gpu.tf32_flops : gpu.f32_flops;
 }

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/base/dtype.h"
+#include "core/base/host_device.h"
 
 namespace nrl {
 
@@ -65,6 +66,22 @@ constexpr ScaleMatrix scale_matrix(Scaling s, int64_t rows, int64_t columns) {
   }
   if (s == Scaling::block128) across = padded(across);
   return {across * tile.bytes, tile.bytes, down * across * tile.bytes};
+}
+
+/// Bytes from a matrix's first scale to that of element (row, column).
+NRL_HOST_DEVICE inline int64_t scale_offset(Scaling s, int64_t row_step, int64_t column_step, int64_t row,
+                                            int64_t column) {
+  switch (s) {
+    case Scaling::row128:
+      return row * row_step + column / 128 * column_step;
+    case Scaling::block128:
+      return row / 128 * row_step + column / 128 * column_step;
+    case Scaling::mx32:  // in a tile the scales of rows 32 apart are neighbors
+      return row / 128 * row_step + column / 128 * column_step + row % 32 * 16 + row % 128 / 32 * 4 +
+             column % 128 / 32;
+    default:
+      return 0;
+  }
 }
 
 }  // namespace nrl

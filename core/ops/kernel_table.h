@@ -19,6 +19,7 @@
 #include "core/ops/norm.h"
 #include "core/ops/optimizer.h"
 #include "core/ops/qk_norm_rope.h"
+#include "core/ops/quantize.h"
 #include "core/ops/rope.h"
 #include "core/ops/router.h"
 #include "core/ops/step.h"
@@ -68,7 +69,10 @@ namespace nrl::ops {
   X(merge_attention, MergeAttention)                \
   X(sum_parts, SumParts)                            \
   X(fp8_encode, Fp8Encode)                          \
-  X(fp8_decode, Fp8Decode)
+  X(fp8_decode, Fp8Decode)                          \
+  X(quantize, Quantize)                             \
+  X(largest_magnitude, LargestMagnitude)            \
+  X(update_scales, UpdateScales)
 // clang-format on
 
 struct KernelTable {

@@ -4,6 +4,10 @@
 //
 // x (N, K), weight (M, K) = [out, in], y (N, M). Rows may be strided, columns are contiguous. x, weight, y
 // are f32 or bf16; bf16 is storage: sums are accumulated in f32 and rounded once at the end.
+//
+// Both operands may be FP8 with scales (quantize.h), each in the copy whose columns the GEMM sums over: the
+// row copies of x and weight forward; the row copy of dout and the column copy of weight for dx; the column
+// copies of dout and x for dweight. A CPU upcasts them to f32, scales included.
 
 #include "core/ops/activation.h"
 #include "core/ops/exec.h"
@@ -26,7 +30,7 @@ struct LinearForward {
 /// activation's input: (dout W) * act'(pre_activation).
 struct LinearBackwardData {
   Tensor dout;    ///< (N, M)
-  Tensor weight;  ///< (M, K)
+  Tensor weight;  ///< (M, K); in FP8 (K, M)
   Tensor dx;      ///< (N, K)
   bool accumulate = false;
   Activation activation = Activation::none;
@@ -35,10 +39,10 @@ struct LinearBackwardData {
 
 /// dweight = dout^T x (accumulate: +=), dbias = column sums of dout (accumulate: +=).
 struct LinearBackwardWeight {
-  Tensor dout;        ///< (N, M)
-  Tensor x;           ///< (N, K)
+  Tensor dout;        ///< (N, M); in FP8 (M, N)
+  Tensor x;           ///< (N, K); in FP8 (K, N)
   Tensor dweight;     ///< (M, K) f32
-  Tensor dbias = {};  ///< optional (M) f32
+  Tensor dbias = {};  ///< optional (M) f32; not with FP8, whose sums are those of the original (column_sums)
   bool accumulate = true;
 };
 
@@ -74,7 +78,8 @@ constexpr double linear_flops(int64_t n, int64_t m, int64_t k) {
 /// Scratch bytes of any of the three and of column_sums on a GPU, for matrices of at most `widest` columns.
 size_t gpu_linear_workspace(int64_t widest, int partials);
 
-/// Scratch bytes that any of the three needs for these sizes (f32 copies of bf16 operands included).
+/// Scratch bytes that any of the three needs for these sizes (f32 copies of bf16 and FP8 operands included).
+/// The gradients of FP8 operands are GEMMs like the forward one, of sizes (n, k, m) and (m, k, n).
 size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads);
 /// The same for any number of rows up to n, with LinearForward::varying_rows.
 size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype);

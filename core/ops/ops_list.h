@@ -10,7 +10,7 @@ namespace nrl::ops {
 #define NRL_OPS(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(optimizer) \
   X(linear) X(attention) X(qk_norm_rope) X(merge) X(router) X(dispatch) X(grouped_linear) \
-  X(fp8)
+  X(fp8) X(quantize)
 // clang-format on
 
 #define NRL_DECLARE_FILL(op) void fill_##op(KernelTable& table);

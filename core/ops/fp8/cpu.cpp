@@ -2,10 +2,10 @@
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/fp8.h"
-#include "core/ops/fp8/codec.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/cpu/simd.h"
+#include "core/ops/shared/fp8.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {

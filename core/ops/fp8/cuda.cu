@@ -5,7 +5,7 @@
 
 #include "core/device/kernel.h"
 #include "core/ops/fp8.h"
-#include "core/ops/fp8/codec.h"
+#include "core/ops/shared/fp8.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/gpu/rows.cuh"

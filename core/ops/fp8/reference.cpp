@@ -7,25 +7,8 @@
 namespace nrl::ops::reference {
 namespace {
 
-/// The format's numbers of codes 0, 1, ..., ascending.
-std::vector<double> numbers(DType format) {
-  const int mantissa = format == DType::e4m3 ? 3 : 2, bias = format == DType::e4m3 ? 7 : 15;
-  const double largest = format == DType::e4m3 ? 448 : 57344;
-  std::vector<double> out;
-  for (int code = 0; out.empty() || out.back() < largest; ++code) {
-    const int exponent = code >> mantissa, fraction = code & ((1 << mantissa) - 1);
-    const double unit = std::ldexp(1.0, (exponent == 0 ? 1 : exponent) - bias - mantissa);
-    out.push_back(unit * (fraction + (exponent == 0 ? 0 : 1 << mantissa)));
-  }
-  return out;
-}
-
-double value(uint8_t code, const std::vector<double>& all) {
-  return (code & 0x80 ? -1 : 1) * all.at(code & 0x7f);
-}
-
 void encode(Exec&, const Fp8Encode& a) {
-  const std::vector<double> all = numbers(a.format);
+  const std::vector<double> all = fp8_numbers(a.format);
   const int64_t width = a.x.dim(1), bytes = a.out.dim(1);
   for (int64_t row = 0; row < a.x.dim(0); ++row)
     for (int64_t at = 0; at < width; at += fp8_block) {
@@ -55,13 +38,13 @@ void encode(Exec&, const Fp8Encode& a) {
           if (nearer < 0 || (nearer == 0 && c % 2 == 0)) code = static_cast<uint8_t>(c);
         }
         if (std::signbit(x)) code |= 0x80;
-        if (a.error) store(a.error, first + i, x - std::ldexp(value(code, all), scale - 127));
+        if (a.error) store(a.error, first + i, x - std::ldexp(fp8_number(code, all), scale - 127));
       }
     }
 }
 
 void decode(Exec&, const Fp8Decode& a) {
-  const std::vector<double> all = numbers(a.format);
+  const std::vector<double> all = fp8_numbers(a.format);
   const int64_t width = a.out.dim(1), bytes = a.x.dim(1), parts = a.x.dim(0) / a.out.dim(0);
   for (int64_t g = 0; g < a.out.dim(0); ++g)
     for (int64_t i = 0; i < width; ++i) {
@@ -69,7 +52,7 @@ void decode(Exec&, const Fp8Decode& a) {
       for (int64_t p = 0; p < parts; ++p) {
         const auto* row = static_cast<const uint8_t*>(a.x.data) + (g * parts + p) * bytes;
         const uint8_t scale = row[width + i / fp8_block];
-        sum += scale == 255 ? NAN : scale == 0 ? 0 : std::ldexp(value(row[i], all), scale - 127);
+        sum += scale == 255 ? NAN : scale == 0 ? 0 : std::ldexp(fp8_number(row[i], all), scale - 127);
       }
       store(a.out, g * width + i, sum);
     }

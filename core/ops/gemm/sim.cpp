@@ -9,6 +9,7 @@
 #include "core/ops/gemm/engine.h"
 #include "core/ops/gemm/tuner.h"
 #include "core/ops/libraries.h"
+#include "core/ops/shared/fp8.h"
 #include "core/ops/shared/reference.h"
 
 namespace nrl::ops {
@@ -16,6 +17,8 @@ namespace gemm {
 namespace {
 
 float load(const void* p, DType t, int64_t i) {
+  if (t == DType::e4m3) return fp8::decode_any<DType::e4m3>(static_cast<const uint8_t*>(p)[i]);
+  if (t == DType::e5m2) return fp8::decode_any<DType::e5m2>(static_cast<const uint8_t*>(p)[i]);
   return t == DType::f32 ? static_cast<const float*>(p)[i]
                          : static_cast<float>(static_cast<const bf16*>(p)[i]);
 }
@@ -33,17 +36,37 @@ float gelu_slope(float x) {
   return static_cast<float>(reference::activation_slope(Activation::gelu_tanh, static_cast<double>(x)));
 }
 
+/// The scales of an FP8 operand as stored, (rows, columns); 1 for other operands.
+class OperandScales {
+ public:
+  OperandScales(const Operand& o, const void* data, int64_t rows, int64_t columns)
+      : kind_(o.scaling), data_(data), steps_(scale_matrix(o.scaling, rows, columns)) {}
+  float at(int64_t row, int64_t column) const {
+    return data_ ? fp8::scale_at(kind_, data_, steps_.row_step, steps_.column_step, row, column) : 1.0f;
+  }
+
+ private:
+  Scaling kind_;
+  const void* data_;
+  ScaleMatrix steps_;
+};
+
 constexpr int algorithms = 2;
 
+// A plan with FP8 has operands (rows, inner) and (cols, inner) as stored.
 void multiply(const GemmPlan& p, const GemmOperands& o, int algorithm) {
+  const OperandScales a_scales(p.a, o.scale_a, p.rows, p.inner), b_scales(p.b, o.scale_b, p.cols, p.inner);
+  const bool in_blocks = has_scale_blocks(p.a.scaling);
   for (int64_t r = 0; r < p.rows; ++r)
     for (int64_t c = 0; c < p.cols; ++c) {
       float sum = 0;
       for (int64_t step = 0; step < p.inner; ++step) {
         const int64_t i = algorithm == 0 ? step : p.inner - 1 - step;
-        sum += load(o.a, p.a.dtype, p.a.transposed ? i * p.a.ld + r : r * p.a.ld + i) *
-               load(o.b, p.b.dtype, p.b.transposed ? c * p.b.ld + i : i * p.b.ld + c);
+        const float product = load(o.a, p.a.dtype, p.a.transposed ? i * p.a.ld + r : r * p.a.ld + i) *
+                              load(o.b, p.b.dtype, p.b.transposed ? c * p.b.ld + i : i * p.b.ld + c);
+        sum += in_blocks ? product * a_scales.at(r, i) * b_scales.at(c, i) : product;
       }
+      if (!in_blocks) sum *= a_scales.at(r, 0) * b_scales.at(c, 0);
       if (p.accumulate) sum += load(o.d, p.d.dtype, r * p.d.ld + c);
       if (p.has_bias()) sum += load(o.bias, p.bias, c);
       if (p.epilogue == Epilogue::dgelu)
@@ -60,13 +83,11 @@ class SimEngine final : public Engine {
  public:
   SimEngine(device::Runtime& runtime, const LibraryOptions& options) : tuner_(runtime, options, "sim 1") {}
 
-  bool supports(const GemmPlan& plan) override {
-    return plan.validate(Architecture::sm90).empty() && !plan.fp8();
-  }
+  bool supports(const GemmPlan& plan) override { return plan.validate(Architecture::sm90).empty(); }
   void run(const GemmPlan& plan, const GemmOperands& operands, Workspace workspace,
            device::StreamHandle stream) override {
     const std::string wrong = plan.validate(Architecture::sm90);
-    NRL_CHECK(wrong.empty() && !plan.fp8(), "GEMM {}: {}", plan.key(), wrong);
+    NRL_CHECK(wrong.empty(), "GEMM {}: {}", plan.key(), wrong);
     NRL_CHECK(workspace.size >= workspace_bytes, "a GEMM has {} bytes of workspace, needs {}", workspace.size,
               workspace_bytes);
     launch(plan, operands, algorithm_of(plan), stream);

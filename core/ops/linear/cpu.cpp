@@ -4,9 +4,9 @@
 //   backward data   dx (=, +=) = dout W
 //   backward weight dweight (=, +=) = dout^T x, dbias (=, +=) = column sums of dout
 //
-// oneDNN multiplies in f32. bf16 operands are upcast to f32 in tiles of upcast_tile rows, and a bf16 result
-// is rounded once, after the last tile that adds to it. GEMMs of one row (generation) do not upcast the
-// weight.
+// oneDNN multiplies in f32. bf16 and FP8 operands are upcast to f32 in tiles of upcast_tile rows, and a bf16
+// result is rounded once, after the last tile that adds to it. GEMMs of one row (generation) do not upcast
+// the weight.
 
 #include <algorithm>
 #include <cstring>
@@ -15,6 +15,8 @@
 #include "core/ops/gemm/onednn.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
+#include "core/ops/shared/check.h"
+#include "core/ops/shared/cpu/fp8_rows.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/scratch.h"
 
@@ -57,6 +59,10 @@ Tensor block(const Tensor& t, int64_t row, int64_t rows, int64_t column, int64_t
 /// `t` as an f32 operand: itself, or upcast into `buffer`.
 Matrix upcast(Exec& exec, const Tensor& t, float* buffer) {
   if (t.dtype == DType::f32) return {data_of<float>(t), t.step(0)};
+  if (is_fp8(t)) {
+    decode_rows(exec.threads, t, buffer);
+    return {buffer, t.dim(1)};
+  }
   copy_rows(exec.threads, t.dim(0), t.dim(1), data_of<const bf16>(t), t.step(0), buffer, t.dim(1));
   return {buffer, t.dim(1)};
 }
@@ -77,8 +83,9 @@ int64_t tile(bool bf16_operands, int64_t n) {
   return bf16_operands ? std::min(n, upcast_tile) : n;
 }
 
+/// True if an operand is not f32 and must be upcast.
 bool any_bf16(const Tensor& a, const Tensor& b, const Tensor& c) {
-  return a.dtype == DType::bf16 || b.dtype == DType::bf16 || c.dtype == DType::bf16;
+  return a.dtype != DType::f32 || b.dtype != DType::f32 || c.dtype != DType::f32;
 }
 
 /// f32 copies of one tile of bf16 operands.
@@ -159,14 +166,15 @@ void forward_kernel(Exec& exec, const LinearForward& a) {
   for (int64_t j = 0; j < m; j += columns) {
     const int64_t width = std::min(columns, m - j);
     const Tensor weight = block(a.weight, j, width, 0, k);
-    const Matrix w = n == 1 ? Matrix{} : upcast(exec, weight, buffer.weight);
+    const bool one = n == 1 && !is_fp8(a.x);
+    const Matrix w = one ? Matrix{} : upcast(exec, weight, buffer.weight);
     for (int64_t i = 0; i < n; i += rows) {
       const int64_t height = std::min(rows, n - i);
       const Tensor out = block(a.out, i, height, j, width);
       const Matrix x = upcast(exec, block(a.x, i, height, 0, k), buffer.x);
       const Matrix y = destination(exec, out, buffer.y, a.accumulate);
       const float* b = bias ? bias + j : nullptr;
-      if (n == 1)
+      if (one)
         one_row(exec, x.data, weight, b, a.accumulate, y.data);
       else
         gemm_forward(height, width, k, x, w, y, b, a.accumulate, exec.threads,
@@ -178,6 +186,8 @@ void forward_kernel(Exec& exec, const LinearForward& a) {
 }
 
 void backward_data_kernel(Exec& exec, const LinearBackwardData& a) {
+  if (is_fp8(a.dout))
+    return forward_kernel(exec, {.x = a.dout, .weight = a.weight, .out = a.dx, .accumulate = a.accumulate});
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.weight.dim(1);
   const bool bf16_operands = any_bf16(a.dout, a.weight, a.dx);
   const int64_t rows = tile(bf16_operands, n), columns = tile(bf16_operands, m);
@@ -233,6 +243,8 @@ void column_sums_kernel(Exec& exec, const ColumnSums& a) {
 }
 
 void backward_weight_kernel(Exec& exec, const LinearBackwardWeight& a) {
+  if (is_fp8(a.dout))
+    return forward_kernel(exec, {.x = a.dout, .weight = a.x, .out = a.dweight, .accumulate = a.accumulate});
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);
   const bool bf16_operands = any_bf16(a.dout, a.x, a.dweight);
   const int64_t rows = tile(bf16_operands, n), columns = tile(bf16_operands, m);

@@ -4,6 +4,7 @@
 
 #include "core/ops/gemm/engine.h"
 #include "core/ops/libraries.h"
+#include "core/ops/shared/check.h"
 
 namespace nrl::ops {
 
@@ -54,23 +55,26 @@ void run(Exec& exec, const GemmPlan& plan, const GemmOperands& operands) {
 
 }  // namespace
 
-// Row-major: y = x W^T, dx = dy W, dW = dy^T x.
+// Row-major: y = x W^T, dx = dy W, dW = dy^T x. FP8 operands are the copies whose columns are summed over:
+// each GEMM is a (rows, inner) times the transpose of a (columns, inner).
 GemmPlan forward_plan(const LinearForward& a, gemm::Compute compute) {
   GemmPlan p = plan_of(a.out, a.x.dim(1), a.accumulate, compute, a.x.dtype);
   p.a = operand(a.x);
   p.b = operand(a.weight, true);
+  p.fast_accumulation = is_fp8(a.x) && a.x.scales.kind == Scaling::tensor;
   return p;
 }
 GemmPlan backward_data_plan(const LinearBackwardData& a, gemm::Compute compute) {
   GemmPlan p = plan_of(a.dx, a.dout.dim(1), a.accumulate, compute, a.dout.dtype);
   p.a = operand(a.dout);
-  p.b = operand(a.weight);
+  p.b = operand(a.weight, is_fp8(a.dout));
   return p;
 }
 GemmPlan backward_weight_plan(const LinearBackwardWeight& a, gemm::Compute compute) {
-  GemmPlan p = plan_of(a.dweight, a.dout.dim(0), a.accumulate, compute, a.dout.dtype);
-  p.a = operand(a.dout, true);
-  p.b = operand(a.x);
+  const bool fp8 = is_fp8(a.dout);
+  GemmPlan p = plan_of(a.dweight, a.dout.dim(fp8 ? 1 : 0), a.accumulate, compute, a.dout.dtype);
+  p.a = operand(a.dout, !fp8);
+  p.b = operand(a.x, fp8);
   return p;
 }
 

@@ -22,6 +22,15 @@ void check_matrix(const char* op, const char* name, const Tensor& t, int64_t row
             only_f32 ? "f32" : "f32 or bf16 ", rows, columns);
 }
 
+/// An operand of a GEMM, (rows, columns) as stored: FP8 if the first one is.
+void check_operand(const char* op, const char* name, const Tensor& t, int64_t rows, int64_t columns,
+                   bool fp8) {
+  if (!fp8) return check_matrix(op, name, t, rows, columns, false);
+  NRL_CHECK(t.data && is_fp8(t) && t.rank == 2 && t.dim(0) == rows && t.dim(1) == columns && dense_rows(t) &&
+                t.scales.kind != Scaling::none && t.scales.data,
+            "{}: {} is {}, wanted FP8 [{}, {}] with scales", op, name, describe(t), rows, columns);
+}
+
 /// True if the activation must run as its own kernel because no library fuses it into the GEMM. On a GPU the
 /// choice is noted.
 template <class Arguments>
@@ -88,7 +97,7 @@ Cost cost(const Exec& exec, const LinearBackwardData& a) {
 }
 
 Cost cost(const Exec& exec, const LinearBackwardWeight& a) {
-  return gemm_cost(exec, a.dout, a.x, a.dweight, a.dout.dim(0), a.accumulate);
+  return gemm_cost(exec, a.dout, a.x, a.dweight, a.dout.dim(is_fp8(a.dout) ? 1 : 0), a.accumulate);
 }
 
 Cost cost(const Exec& exec, const ColumnSums& a) {
@@ -111,8 +120,8 @@ void linear_forward(Exec& exec, const LinearForward& a) {
   NRL_CHECK(a.x.rank == 2 && a.weight.rank == 2, "{}: x is {}, weight is {}", op, describe(a.x),
             describe(a.weight));
   const int64_t n = a.x.dim(0), k = a.x.dim(1), m = a.weight.dim(0);
-  check_matrix(op, "x", a.x, n, k, false);
-  check_matrix(op, "weight", a.weight, m, k, false);
+  check_operand(op, "x", a.x, n, k, is_fp8(a.x));
+  check_operand(op, "weight", a.weight, m, k, is_fp8(a.x));
   check_matrix(op, "out", a.out, n, m, false);
   NRL_CHECK(!a.bias || (is_float(a.bias) && is_vector(a.bias, m, a.bias.dtype)),
             "{}: bias is {}, wanted [{}]", op, describe(a.bias), m);
@@ -143,9 +152,10 @@ void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   }
   NRL_CHECK(a.dout.rank == 2 && a.weight.rank == 2, "{}: dout is {}, weight is {}", op, describe(a.dout),
             describe(a.weight));
-  const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.weight.dim(1);
-  check_matrix(op, "dout", a.dout, n, m, false);
-  check_matrix(op, "weight", a.weight, m, k, false);
+  const bool fp8 = is_fp8(a.dout);
+  const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.weight.dim(fp8 ? 0 : 1);
+  check_operand(op, "dout", a.dout, n, m, fp8);
+  check_operand(op, "weight", a.weight, fp8 ? k : m, fp8 ? m : k, fp8);
   check_matrix(op, "dx", a.dx, n, k, false);
   NRL_CHECK((a.activation != Activation::none) == static_cast<bool>(a.pre_activation) &&
                 (!a.pre_activation || (!a.accumulate && a.pre_activation.dtype == a.dx.dtype)),
@@ -170,9 +180,11 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
   }
   NRL_CHECK(a.dout.rank == 2 && a.x.rank == 2, "{}: dout is {}, x is {}", op, describe(a.dout),
             describe(a.x));
-  const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);
-  check_matrix(op, "dout", a.dout, n, m, false);
-  check_matrix(op, "x", a.x, n, k, false);
+  const bool fp8 = is_fp8(a.dout);
+  const int64_t n = a.dout.dim(fp8 ? 1 : 0), m = a.dout.dim(fp8 ? 0 : 1), k = a.x.dim(fp8 ? 0 : 1);
+  check_operand(op, "dout", a.dout, fp8 ? m : n, fp8 ? n : m, fp8);
+  check_operand(op, "x", a.x, fp8 ? k : n, fp8 ? n : k, fp8);
+  NRL_CHECK(!fp8 || !a.dbias, "{}: dbias of FP8", op);
   check_matrix(op, "dweight", a.dweight, m, k, true);
   bias_gradient();
   const trace::Range range("linear_backward_weight");

@@ -1,9 +1,11 @@
 #include "core/ops/shared/reference.h"
 
+#include "core/ops/shared/check.h"
+
 namespace nrl::ops::reference {
 namespace {
 
-void forward(Exec&, const LinearForward& a) {
+void forward(const LinearForward& a) {
   for (int64_t i = 0; i < a.out.dim(0); ++i)
     for (int64_t j = 0; j < a.out.dim(1); ++j) {
       double sum = a.accumulate ? load(a.out, i, j) : 0.0;
@@ -13,7 +15,13 @@ void forward(Exec&, const LinearForward& a) {
     }
 }
 
+void forward_kernel(Exec&, const LinearForward& a) {
+  forward(a);
+}
+
 void backward_data(Exec&, const LinearBackwardData& a) {
+  if (is_fp8(a.dout))
+    return forward({.x = a.dout, .weight = a.weight, .out = a.dx, .accumulate = a.accumulate});
   for (int64_t i = 0; i < a.dx.dim(0); ++i)
     for (int64_t p = 0; p < a.dx.dim(1); ++p) {
       double sum = a.accumulate ? load(a.dx, i, p) : 0.0;
@@ -23,6 +31,8 @@ void backward_data(Exec&, const LinearBackwardData& a) {
 }
 
 void backward_weight(Exec&, const LinearBackwardWeight& a) {
+  if (is_fp8(a.dout))
+    return forward({.x = a.dout, .weight = a.x, .out = a.dweight, .accumulate = a.accumulate});
   for (int64_t j = 0; j < a.dweight.dim(0); ++j)
     for (int64_t p = 0; p < a.dweight.dim(1); ++p) {
       double sum = a.accumulate ? load(a.dweight, j, p) : 0.0;
@@ -42,7 +52,7 @@ void column_sums_of(Exec&, const ColumnSums& a) {
 }  // namespace
 
 void fill_linear(KernelTable& table) {
-  table.linear_forward = forward;
+  table.linear_forward = forward_kernel;
   table.linear_backward_data = backward_data;
   table.linear_backward_weight = backward_weight;
   table.column_sums = column_sums_of;

@@ -12,6 +12,11 @@ inline bool is_float(const Tensor& t) {
   return (t.dtype == DType::f32 || t.dtype == DType::bf16) && t.scales.kind == Scaling::none;
 }
 
+/// An FP8 operand of a GEMM (quantize.h).
+inline bool is_fp8(const Tensor& t) {
+  return t.dtype == DType::e4m3 || t.dtype == DType::e5m2;
+}
+
 /// True when the last dimension is contiguous; rows may be strided.
 inline bool dense_rows(const Tensor& t) {
   return t.rank >= 1 && (t.dim(-1) <= 1 || t.step(-1) == 1);

@@ -15,6 +15,37 @@ namespace nrl::ops::reference {
 
 inline constexpr double pi = 3.14159265358979323846, sqrt_2_over_pi = 0.7978845608028654;
 
+/// The numbers of codes 0, 1, ... of an FP8 format, ascending.
+inline std::vector<double> fp8_numbers(DType format) {
+  const int mantissa = format == DType::e4m3 ? 3 : 2, bias = format == DType::e4m3 ? 7 : 15;
+  const double largest = format == DType::e4m3 ? 448 : 57344;
+  std::vector<double> out;
+  for (int code = 0; out.empty() || out.back() < largest; ++code) {
+    const int exponent = code >> mantissa, fraction = code & ((1 << mantissa) - 1);
+    const double unit = std::ldexp(1.0, (exponent == 0 ? 1 : exponent) - bias - mantissa);
+    out.push_back(unit * (fraction + (exponent == 0 ? 0 : 1 << mantissa)));
+  }
+  return out;
+}
+/// The number of a code; NaN for those that are none.
+inline double fp8_number(uint8_t code, const std::vector<double>& all) {
+  const auto magnitude = static_cast<size_t>(code & 0x7f);
+  return magnitude < all.size() ? (code & 0x80 ? -1 : 1) * all[magnitude] : static_cast<double>(NAN);
+}
+
+/// Element (row, column) of a matrix in FP8, times its scale.
+inline double load_scaled(const Tensor& t, int64_t row, int64_t column) {
+  static const std::vector<double> e4m3 = fp8_numbers(DType::e4m3), e5m2 = fp8_numbers(DType::e5m2);
+  const auto code = static_cast<const uint8_t*>(t.data)[row * t.step(0) + column];
+  const Scales& s = t.scales;
+  const auto* at =
+      static_cast<const uint8_t*>(s.data) + scale_offset(s.kind, s.row_step, s.column_step, row, column);
+  const double scale = s.kind != Scaling::mx32 ? static_cast<double>(*reinterpret_cast<const float*>(at))
+                       : *at == 255            ? static_cast<double>(NAN)
+                                               : std::ldexp(1.0, *at - 127);
+  return fp8_number(code, t.dtype == DType::e4m3 ? e4m3 : e5m2) * scale;
+}
+
 inline double load_at(const Tensor& t, int64_t offset) {
   switch (t.dtype) {
     case DType::f64:
@@ -97,6 +128,7 @@ inline int64_t offset_of(const Tensor& t, int64_t row, int64_t i) {
 }
 
 inline double load(const Tensor& t, int64_t row, int64_t i) {
+  if (t.dtype == DType::e4m3 || t.dtype == DType::e5m2) return load_scaled(t, row, i);
   return load_at(t, offset_of(t, row, i));
 }
 inline void store(const Tensor& t, int64_t row, int64_t i, double value) {

@@ -5,6 +5,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/host_device.h"
+#include "core/base/scaling.h"
 
 namespace nrl::ops::fp8 {
 
@@ -76,6 +77,52 @@ NRL_HOST_DEVICE inline __attribute__((always_inline)) float decode(uint32_t byte
   const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * float_of(last_place);
   const float value = magnitude < (1u << F::mantissa) ? subnormal : normal;
   return float_of(bits_of(value) | sign);
+}
+
+/// NaN in both formats, and the largest number.
+inline constexpr uint32_t nan_code = 0x7f;
+template <DType format>
+inline constexpr uint32_t largest_code =
+    static_cast<uint32_t>(((Fields<format>::largest + Fields<format>::bias) << Fields<format>::mantissa) +
+                          (format == DType::e4m3 ? 6 : 3));
+template <DType format>
+inline constexpr float largest_number = format == DType::e4m3 ? 448.0f : 57344.0f;
+
+/// x * inverse, of a larger magnitude than the format has as its largest number. NaN and infinity are NaN.
+template <DType format>
+NRL_HOST_DEVICE inline __attribute__((always_inline)) uint32_t encode_saturating(float x, float inverse) {
+  constexpr float most = largest_number<format>;
+  float v = x * inverse;
+  v = v < most ? v : most;
+  v = v > -most ? v : -most;
+  return (bits_of(x) & magnitude_bits) < infinity_bits ? encode<format>(v) : nan_code;
+}
+
+/// Any code.
+template <DType format>
+NRL_HOST_DEVICE inline __attribute__((always_inline)) float decode_any(uint32_t byte) {
+  const float value = decode<format>(byte);
+  return (byte & 0x7fu) > largest_code<format> ? float_of(0x7fc00000u) : value;
+}
+
+/// The scale with which a tensor of this largest magnitude fits, 2^margin times over; `otherwise` if it is 0
+/// or not finite. Its inverse is finite.
+NRL_HOST_DEVICE inline float tensor_scale(float amax, DType format, int margin, float otherwise) {
+  if (!(amax > 0.0f) || bits_of(amax) >= infinity_bits) return otherwise;
+  const float most = format == DType::e4m3 ? largest_number<DType::e4m3> : largest_number<DType::e5m2>;
+  const float power = float_of(static_cast<uint32_t>(127 + margin) << 23), smallest = float_of(1u << 23),
+              largest = float_of(0x7f000000u);
+  const float scale = amax / most * power;
+  return scale < smallest ? smallest : scale > largest ? largest : scale;
+}
+
+/// The scale of element (row, column), of which `scales` are those of a matrix with such steps.
+NRL_HOST_DEVICE inline __attribute__((always_inline)) float scale_at(Scaling kind, const void* scales,
+                                                                     int64_t row_step, int64_t column_step,
+                                                                     int64_t row, int64_t column) {
+  const auto* at =
+      static_cast<const unsigned char*>(scales) + scale_offset(kind, row_step, column_step, row, column);
+  return kind == Scaling::mx32 ? scale_value(*at) : *reinterpret_cast<const float*>(at);
 }
 
 }  // namespace nrl::ops::fp8

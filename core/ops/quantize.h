@@ -1,0 +1,48 @@
+#pragma once
+// FP8 operands of GEMMs. Tensor cores of Hopper multiply row-major (rows, inner) operands only, so a matrix
+// that several GEMMs read has two copies: itself and its transpose, each rounded from the original values.
+//
+// A stored number is the real one divided by its scale (core/base/scaling.h), rounded to nearest even. Scales
+// of blocks (row128, block128, mx32) are found here: the smallest power of two, from 2^-126, for which the
+// block's largest number fits; a block with NaN or infinity has the scale NaN. The scale of a tensor is
+// given: larger numbers saturate, NaN and infinity become NaN.
+
+#include "core/ops/exec.h"
+
+namespace nrl::ops {
+
+/// row = x and column = x^T in FP8; one may be absent. Both have one type (e4m3 or e5m2) and one scaling.
+/// Scaling::tensor: they share `scales.data`, and `scales.amax`, if not null, becomes the maximum of itself
+/// and |x| (infinity or NaN if x has one).
+struct Quantize {
+  Tensor x;            ///< (N, K) contiguous f32 or bf16; multiples of 16, with `column` N as well
+  Tensor row = {};     ///< (N, K) contiguous, with dense scales
+  Tensor column = {};  ///< (K, N) the same
+};
+void quantize(Exec& exec, const Quantize& a);
+Cost cost(const Exec& exec, const Quantize& a);
+
+/// amax = max(amax, |x|), NaN or infinity if x has one.
+struct LargestMagnitude {
+  Tensor x;     ///< (N, K) contiguous f32 or bf16, K a multiple of 16
+  Tensor amax;  ///< (1) f32, not negative
+};
+void largest_magnitude(Exec& exec, const LargestMagnitude& a);
+Cost cost(const Exec& exec, const LargestMagnitude& a);
+
+/// Scales of n tensors from their largest magnitudes in the last L steps:
+/// scale[i] = amax * 2^margin / (largest number of the format), where amax is the maximum of a column, or its
+/// first row only. A magnitude of 0 (nothing was measured), NaN or infinity does not count; if none does,
+/// `keep` keeps the scale and otherwise it becomes 1. Then the rows move down by one, and the first is 0.
+struct UpdateScales {
+  Tensor amax;   ///< (L, n) f32; columns contiguous
+  Tensor scale;  ///< (n) f32
+  DType format = DType::e4m3;
+  int margin = 0;  ///< -64 to 64
+  bool most_recent = false;
+  bool keep = false;
+};
+void update_scales(Exec& exec, const UpdateScales& a);
+Cost cost(const Exec& exec, const UpdateScales& a);
+
+}  // namespace nrl::ops

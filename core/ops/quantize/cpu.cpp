@@ -1,0 +1,242 @@
+// FP8 operands on the CPU; formulas in core/ops/quantize.h. Tiles of 128 x 128, which hold whole blocks of
+// scales of both copies, are split over the threads. A tile is read once, and its codes are transposed 8 x 8
+// bytes at a time.
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/device/cpu/parallel.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
+#include "core/ops/quantize/update.h"
+#include "core/ops/shared/cpu/simd.h"
+#include "core/ops/shared/fp8.h"
+
+namespace nrl::ops::NRL_ISA {
+namespace {
+
+constexpr int64_t side = 128;
+
+/// *largest = max(*largest, value), of the bits of magnitudes, by any thread.
+void raise(float* largest, uint32_t value) {
+  auto* bits = reinterpret_cast<uint32_t*>(largest);
+  uint32_t old = __atomic_load_n(bits, __ATOMIC_RELAXED);
+  while (old < value &&
+         !__atomic_compare_exchange_n(bits, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
+NRL_INLINE uint32_t magnitude(float x) {
+  return __builtin_bit_cast(uint32_t, x) & fp8::magnitude_bits;
+}
+
+NRL_INLINE uint32_t largest_of(const float* x, int64_t n) {
+  uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (int64_t i = 0; i < n; ++i) largest = std::max(largest, magnitude(x[i]));
+  return largest;
+}
+
+/// Stores the scale of a block, which has the scale byte `byte`.
+NRL_INLINE void store_scale(const Tensor& t, int64_t row, int64_t column, uint32_t byte) {
+  auto* at = static_cast<uint8_t*>(t.scales.data) +
+             scale_offset(t.scales.kind, t.scales.row_step, t.scales.column_step, row, column);
+  if (t.scales.kind == Scaling::mx32) {
+    *at = static_cast<uint8_t>(byte);
+  } else {
+    const float scale = fp8::scale_value(byte);
+    std::memcpy(at, &scale, sizeof scale);
+  }
+}
+
+/// A tile: n x k values, and codes with `side` between rows.
+struct Tile {
+  int64_t row, column, n, k;
+  alignas(64) float x[side * side];
+  alignas(64) uint8_t codes[side * side];
+};
+
+template <class T>
+void load_tile(const Tensor& x, Tile& t) {
+  const T* from = data_of<const T>(x) + t.row * x.dim(1) + t.column;
+  for (int64_t r = 0; r < t.n; ++r) {
+    float* to = t.x + r * side;
+#pragma omp simd
+    for (int64_t c = 0; c < t.k; ++c) to[c] = static_cast<float>(from[r * x.dim(1) + c]);
+  }
+}
+
+template <DType format>
+NRL_INLINE void encode_group(const float* x, uint8_t* codes, int64_t n, uint32_t byte) {
+  const float inverse = fp8::inverse_scale(byte);
+  const uint32_t kept = byte == fp8::bad_scale ? 0 : 0xff;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<uint8_t>(fp8::encode<format>(x[i] * inverse) & kept);
+}
+
+/// Codes with scales of `group` neighbors in a row.
+template <DType format>
+void encode_rows(Tile& t, const Tensor& out, int64_t group) {
+  for (int64_t r = 0; r < t.n; ++r)
+    for (int64_t c = 0; c < t.k; c += group) {
+      const int64_t n = std::min(group, t.k - c);
+      const uint32_t byte = fp8::scale_of<format>(largest_of(t.x + r * side + c, n));
+      store_scale(out, t.row + r, t.column + c, byte);
+      encode_group<format>(t.x + r * side + c, t.codes + r * side + c, n, byte);
+    }
+}
+
+/// Codes with scales of `group` neighbors in a column: the rows of the transpose.
+template <DType format>
+void encode_columns(Tile& t, const Tensor& out, int64_t group) {
+  for (int64_t first = 0; first < t.n; first += group) {
+    const int64_t end = std::min(first + group, t.n);
+    uint32_t largest[side] = {}, kept[side];
+    float inverse[side];
+    for (int64_t r = first; r < end; ++r)
+#pragma omp simd
+      for (int64_t c = 0; c < t.k; ++c) largest[c] = std::max(largest[c], magnitude(t.x[r * side + c]));
+    for (int64_t c = 0; c < t.k; ++c) {
+      const uint32_t byte = fp8::scale_of<format>(largest[c]);
+      store_scale(out, t.column + c, t.row + first, byte);
+      inverse[c] = fp8::inverse_scale(byte);
+      kept[c] = byte == fp8::bad_scale ? 0 : 0xff;
+    }
+    for (int64_t r = first; r < end; ++r)
+#pragma omp simd
+      for (int64_t c = 0; c < t.k; ++c)
+        t.codes[r * side + c] =
+            static_cast<uint8_t>(fp8::encode<format>(t.x[r * side + c] * inverse[c]) & kept[c]);
+  }
+}
+
+template <DType format>
+void encode_tile(Tile& t, float scale) {
+  const float inverse = 1.0f / scale;
+  for (int64_t r = 0; r < t.n; ++r) {
+    const float* x = t.x + r * side;
+    uint8_t* codes = t.codes + r * side;
+#pragma omp simd
+    for (int64_t c = 0; c < t.k; ++c)
+      codes[c] = static_cast<uint8_t>(fp8::encode_saturating<format>(x[c], inverse));
+  }
+}
+
+void write_rows(const Tile& t, const Tensor& out) {
+  auto* to = static_cast<uint8_t*>(out.data) + t.row * out.dim(1) + t.column;
+  for (int64_t r = 0; r < t.n; ++r)
+    std::memcpy(to + r * out.dim(1), t.codes + r * side, static_cast<size_t>(t.k));
+}
+
+/// a[i] byte j becomes byte i of a[j].
+NRL_INLINE void transpose_8x8(uint64_t (&a)[8]) {
+  constexpr uint64_t masks[] = {0x00ff00ff00ff00ffull, 0x0000ffff0000ffffull, 0x00000000ffffffffull};
+  for (int step = 0; step < 3; ++step) {
+    const int distance = 1 << step, shift = 8 << step;
+    for (int i = 0; i < 8; ++i) {
+      if (i & distance) continue;
+      const uint64_t low = a[i], high = a[i + distance];
+      a[i] = (low & masks[step]) | (high & masks[step]) << shift;
+      a[i + distance] = (low >> shift & masks[step]) | (high & ~masks[step]);
+    }
+  }
+}
+
+void write_columns(const Tile& t, const Tensor& out) {
+  auto* to = static_cast<uint8_t*>(out.data) + t.column * out.dim(1) + t.row;
+  for (int64_t c = 0; c < t.k; c += 8)
+    for (int64_t r = 0; r < t.n; r += 8) {
+      uint64_t a[8];
+      for (int i = 0; i < 8; ++i) std::memcpy(&a[i], t.codes + (r + i) * side + c, 8);
+      transpose_8x8(a);
+      for (int i = 0; i < 8; ++i) std::memcpy(to + (c + i) * out.dim(1) + r, &a[i], 8);
+    }
+}
+
+template <DType format>
+void quantize_tile(const Quantize& a, Tile& t, uint32_t& largest) {
+  const Tensor& either = a.row ? a.row : a.column;
+  const Scaling kind = either.scales.kind;
+  if (kind == Scaling::row128 || kind == Scaling::mx32) {
+    const int64_t group = kind == Scaling::row128 ? 128 : 32;
+    if (a.row) {
+      encode_rows<format>(t, a.row, group);
+      write_rows(t, a.row);
+    }
+    if (a.column) {
+      encode_columns<format>(t, a.column, group);
+      write_columns(t, a.column);
+    }
+    return;
+  }
+  if (kind == Scaling::block128 || either.scales.amax)
+    for (int64_t r = 0; r < t.n; ++r) largest = std::max(largest, largest_of(t.x + r * side, t.k));
+  if (kind == Scaling::block128) {
+    const uint32_t byte = fp8::scale_of<format>(largest);
+    for (int64_t r = 0; r < t.n; ++r) encode_group<format>(t.x + r * side, t.codes + r * side, t.k, byte);
+    if (a.row) store_scale(a.row, t.row, t.column, byte);
+    if (a.column) store_scale(a.column, t.column, t.row, byte);
+    largest = 0;
+  } else {
+    encode_tile<format>(t, *static_cast<const float*>(either.scales.data));
+  }
+  if (a.row) write_rows(t, a.row);
+  if (a.column) write_columns(t, a.column);
+}
+
+template <DType format>
+void quantize_as(Exec& exec, const Quantize& a) {
+  const int64_t n = a.x.dim(0), k = a.x.dim(1), across = (k + side - 1) / side,
+                tiles = (n + side - 1) / side * across;
+  float* amax = (a.row ? a.row : a.column).scales.amax;
+  cpu::parallel_for(exec.threads, tiles, 1, [&](int64_t begin, int64_t end) {
+    Tile t;
+    uint32_t largest = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      t.row = i / across * side;
+      t.column = i % across * side;
+      t.n = std::min(side, n - t.row);
+      t.k = std::min(side, k - t.column);
+      for_float_type(a.x.dtype, [&]<class T>() { load_tile<T>(a.x, t); });
+      quantize_tile<format>(a, t, largest);
+    }
+    if (amax) raise(amax, largest);
+  });
+}
+
+void quantize_kernel(Exec& exec, const Quantize& a) {
+  const DType format = (a.row ? a.row : a.column).dtype;
+  format == DType::e4m3 ? quantize_as<DType::e4m3>(exec, a) : quantize_as<DType::e5m2>(exec, a);
+}
+
+void largest_magnitude_kernel(Exec& exec, const LargestMagnitude& a) {
+  constexpr int64_t piece = 4096;
+  const int64_t n = a.x.numel();
+  for_float_type(a.x.dtype, [&]<class T>() {
+    const T* x = data_of<const T>(a.x);
+    cpu::parallel_for(exec.threads, (n + piece - 1) / piece, 4, [=, &a](int64_t begin, int64_t end) {
+      uint32_t largest = 0;
+      const int64_t last = std::min(n, end * piece);
+#pragma omp simd reduction(max : largest)
+      for (int64_t i = begin * piece; i < last; ++i)
+        largest = std::max(largest, magnitude(static_cast<float>(x[i])));
+      raise(data_of<float>(a.amax), largest);
+    });
+  });
+}
+
+void update_scales_kernel(Exec&, const UpdateScales& a) {
+  for (int64_t i = 0; i < a.scale.dim(0); ++i)
+    fp8::update_scale(data_of<float>(a.amax) + i, a.amax.step(0), a.amax.dim(0), data_of<float>(a.scale) + i,
+                      a.format, a.margin, a.most_recent, a.keep);
+}
+
+}  // namespace
+
+void fill_quantize(KernelTable& table) {
+  table.quantize = quantize_kernel;
+  table.largest_magnitude = largest_magnitude_kernel;
+  table.update_scales = update_scales_kernel;
+}
+
+}  // namespace nrl::ops::NRL_ISA

@@ -1,0 +1,273 @@
+// FP8 operands on the GPU; formulas in core/ops/quantize.h.
+//
+// quantize_kernel: a block per tile of 128 x 128, which holds whole blocks of scales of both copies. Warp w
+// has rows 16 w to 16 w + 15, each lane 4 neighboring columns, in registers; writes (=) both copies and their
+// scales, and raises amax. The codes of the column copy are transposed in shared memory.
+// largest_magnitude_kernel: every thread reads 4 neighbors at a time; raises amax.
+// update_scales_kernel: a thread per tensor; writes (=) scale and amax.
+
+#include "core/device/kernel.h"
+#include "core/ops/kernel_table.h"
+#include "core/ops/ops_list.h"
+#include "core/ops/quantize.h"
+#include "core/ops/quantize/update.h"
+#include "core/ops/shared/fp8.h"
+#include "core/ops/shared/gpu/rows.cuh"
+
+namespace nrl::ops::NRL_GPU {
+namespace {
+
+using namespace kernel;
+
+constexpr int threads = 256, warps = threads / warp;
+constexpr int side = 128, rows_per_warp = side / warps, columns_per_lane = side / warp;
+
+/// A copy in memory; without data it is not wanted.
+struct Copy {
+  unsigned char* data = nullptr;
+  unsigned char* scales = nullptr;
+  int64_t row_step = 0, column_step = 0;
+
+  explicit Copy(const Tensor& t)
+      : data(static_cast<unsigned char*>(t.data)),
+        scales(static_cast<unsigned char*>(t.scales.data)),
+        row_step(t.scales.row_step),
+        column_step(t.scales.column_step) {}
+  template <Scaling scaling>
+  __device__ __forceinline__ void store_scale(int64_t row, int64_t column, unsigned byte) const {
+    unsigned char* at = scales + scale_offset(scaling, row_step, column_step, row, column);
+    if constexpr (scaling == Scaling::mx32)
+      *at = static_cast<unsigned char>(byte);
+    else
+      *reinterpret_cast<float*>(at) = fp8::scale_value(byte);
+  }
+};
+
+__device__ __forceinline__ unsigned magnitude(float x) {
+  return __float_as_uint(x) & fp8::magnitude_bits;
+}
+
+__device__ __forceinline__ unsigned lanes_max(unsigned v, int lanes) {
+  for (int o = lanes / 2; o; o >>= 1) v = max(v, __shfl_xor_sync(all_lanes, v, o));
+  return v;
+}
+
+template <DType format>
+__device__ __forceinline__ unsigned code_of(float x, unsigned byte, float inverse) {
+  return byte == fp8::bad_scale ? 0u : fp8::encode<format>(x * inverse);
+}
+
+template <class T, DType format, Scaling scaling>
+__global__ void __launch_bounds__(threads)
+    quantize_kernel(const T* __restrict__ x, Copy row_copy, Copy column_copy, float* amax, int64_t n,
+                    int64_t k) {
+  constexpr bool in_blocks = scaling != Scaling::tensor;
+  constexpr int group = scaling == Scaling::mx32 ? 32 : side;
+  NRL_SHARED(unsigned, tile, [side][side / 4 + 1]);  // codes of the column copy: 4 rows in a word
+  NRL_SHARED(unsigned, part, [warps][side]);
+  const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
+  const int64_t across = (k + side - 1) / side, tiles = (n + side - 1) / side * across;
+  const float given = in_blocks ? 1.0f
+                                : 1.0f / *reinterpret_cast<const float*>(row_copy.data ? row_copy.scales
+                                                                                       : column_copy.scales);
+  unsigned all = 0;
+  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+    const int64_t row0 = t / across * side, column0 = t % across * side, row = row0 + w * rows_per_warp,
+                  column = column0 + lane * columns_per_lane;
+    const bool inside = column < k;
+    float v[rows_per_warp][columns_per_lane];
+#pragma unroll
+    for (int r = 0; r < rows_per_warp; ++r) {
+      if (inside && row + r < n) {
+        load_floats(x + (row + r) * k + column, v[r]);
+      } else {
+#pragma unroll
+        for (int c = 0; c < columns_per_lane; ++c) v[r][c] = 0.0f;
+      }
+    }
+    // Of the lane's columns, over the warp's rows.
+    unsigned largest[columns_per_lane] = {};
+    if (in_blocks || amax) {
+#pragma unroll
+      for (int r = 0; r < rows_per_warp; ++r)
+#pragma unroll
+        for (int c = 0; c < columns_per_lane; ++c) largest[c] = max(largest[c], magnitude(v[r][c]));
+    }
+    if (scaling == Scaling::tensor && amax) {
+#pragma unroll
+      for (int c = 0; c < columns_per_lane; ++c) all = max(all, largest[c]);
+    }
+    unsigned block = 0;
+    if (in_blocks && (scaling == Scaling::block128 || column_copy.data)) {
+#pragma unroll
+      for (int c = 0; c < columns_per_lane; ++c) part[w][lane * columns_per_lane + c] = largest[c];
+      __syncthreads();
+    }
+    if (scaling == Scaling::block128) {
+      unsigned mine = 0;
+#pragma unroll
+      for (int i = 0; i < warps; ++i)
+#pragma unroll
+        for (int c = 0; c < columns_per_lane; ++c) mine = max(mine, part[i][lane * columns_per_lane + c]);
+      block = fp8::scale_of<format>(lanes_max(mine, warp));
+      if (threadIdx.x == 0) {
+        if (row_copy.data) row_copy.store_scale<scaling>(row0, column0, block);
+        if (column_copy.data) column_copy.store_scale<scaling>(column0, row0, block);
+      }
+    }
+    const float block_inverse = scaling == Scaling::tensor ? given : fp8::inverse_scale(block);
+    const auto encoded = [&](float value) {
+      return scaling == Scaling::tensor ? fp8::encode_saturating<format>(value, given)
+                                        : code_of<format>(value, block, block_inverse);
+    };
+    if (row_copy.data) {
+#pragma unroll
+      for (int r = 0; r < rows_per_warp; ++r) {
+        unsigned word = 0;
+        if constexpr (scaling == Scaling::row128 || scaling == Scaling::mx32) {
+          unsigned m = 0;
+#pragma unroll
+          for (int c = 0; c < columns_per_lane; ++c) m = max(m, magnitude(v[r][c]));
+          constexpr int lanes = group / columns_per_lane;
+          const unsigned byte = fp8::scale_of<format>(lanes_max(m, lanes));
+          const float inverse = fp8::inverse_scale(byte);
+#pragma unroll
+          for (int c = 0; c < columns_per_lane; ++c) word |= code_of<format>(v[r][c], byte, inverse) << 8 * c;
+          if (lane % lanes == 0 && inside && row + r < n)
+            row_copy.store_scale<scaling>(row + r, column, byte);
+        } else {
+#pragma unroll
+          for (int c = 0; c < columns_per_lane; ++c) word |= encoded(v[r][c]) << 8 * c;
+        }
+        if (inside && row + r < n)
+          *reinterpret_cast<unsigned*>(row_copy.data + (row + r) * k + column) = word;
+      }
+    }
+    if (column_copy.data) {
+#pragma unroll
+      for (int c = 0; c < columns_per_lane; ++c) {
+        const int j = lane * columns_per_lane + c;
+        unsigned byte = block;
+        float inverse = block_inverse;
+        if constexpr (scaling == Scaling::row128 || scaling == Scaling::mx32) {
+          constexpr int sharing = group / rows_per_warp;  // warps
+          unsigned m = 0;
+#pragma unroll
+          for (int i = 0; i < sharing; ++i) m = max(m, part[w / sharing * sharing + i][j]);
+          byte = fp8::scale_of<format>(m);
+          inverse = fp8::inverse_scale(byte);
+          if (w % sharing == 0 && inside && row < n) column_copy.store_scale<scaling>(column + c, row, byte);
+        }
+#pragma unroll
+        for (int q = 0; q < rows_per_warp / 4; ++q) {
+          unsigned word = 0;
+#pragma unroll
+          for (int r = 0; r < 4; ++r) {
+            const float value = v[4 * q + r][c];
+            word |= (scaling == Scaling::tensor ? encoded(value) : code_of<format>(value, byte, inverse))
+                    << 8 * r;
+          }
+          tile[j][w * (rows_per_warp / 4) + q] = word;
+        }
+      }
+      __syncthreads();
+      for (int j = w; j < side && column0 + j < k; j += warps)
+        if (row0 + lane * 4 < n)
+          *reinterpret_cast<unsigned*>(column_copy.data + (column0 + j) * n + row0 + lane * 4) =
+              tile[j][lane];
+    }
+    __syncthreads();
+  }
+  if (scaling == Scaling::tensor && amax) {
+    all = lanes_max(all, warp);
+    if (lane == 0) atomicMax(reinterpret_cast<unsigned*>(amax), all);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads)
+    largest_magnitude_kernel(const T* __restrict__ x, int64_t n, float* amax) {
+  constexpr int width = 4;
+  unsigned largest = 0;
+  const int64_t step = int64_t{gridDim.x} * threads * width;
+  for (int64_t i = (int64_t{blockIdx.x} * threads + threadIdx.x) * width; i < n; i += step) {
+    float v[width];
+    load_floats(x + i, v);
+#pragma unroll
+    for (int c = 0; c < width; ++c) largest = max(largest, magnitude(v[c]));
+  }
+  largest = lanes_max(largest, warp);
+  if (threadIdx.x % warp == 0) atomicMax(reinterpret_cast<unsigned*>(amax), largest);
+}
+
+struct Update {
+  int64_t step, rows, n;
+  DType format;
+  int margin;
+  bool most_recent, keep;
+};
+
+__global__ void __launch_bounds__(threads)
+    update_scales_kernel(float* __restrict__ amax, float* __restrict__ scale, Update u) {
+  const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x;
+  if (i < u.n)
+    fp8::update_scale(amax + i, u.step, u.rows, scale + i, u.format, u.margin, u.most_recent, u.keep);
+}
+
+template <class T, DType format, Scaling scaling>
+void launch(Exec& exec, const Quantize& a) {
+  const int64_t n = a.x.dim(0), k = a.x.dim(1), tiles = ((n + side - 1) / side) * ((k + side - 1) / side);
+  NRL_LAUNCH((quantize_kernel<T, format, scaling>), grid_for(tiles, 1, exec.multiprocessors, 3), threads, 0,
+             exec.stream, static_cast<const T*>(a.x.data), Copy(a.row), Copy(a.column),
+             (a.row ? a.row : a.column).scales.amax, n, k);
+}
+
+template <class T, DType format>
+void launch_scaling(Exec& exec, const Quantize& a) {
+  switch ((a.row ? a.row : a.column).scales.kind) {
+    case Scaling::row128:
+      return launch<T, format, Scaling::row128>(exec, a);
+    case Scaling::block128:
+      return launch<T, format, Scaling::block128>(exec, a);
+    case Scaling::mx32:
+      return launch<T, format, Scaling::mx32>(exec, a);
+    default:
+      return launch<T, format, Scaling::tensor>(exec, a);
+  }
+}
+
+void quantize_launch(Exec& exec, const Quantize& a) {
+  const bool e4m3 = (a.row ? a.row : a.column).dtype == DType::e4m3;
+  if (a.x.dtype == DType::bf16)
+    e4m3 ? launch_scaling<bf16, DType::e4m3>(exec, a) : launch_scaling<bf16, DType::e5m2>(exec, a);
+  else
+    e4m3 ? launch_scaling<float, DType::e4m3>(exec, a) : launch_scaling<float, DType::e5m2>(exec, a);
+}
+
+template <class T>
+void launch_largest(Exec& exec, const LargestMagnitude& a) {
+  NRL_LAUNCH(largest_magnitude_kernel<T>, grid_for(a.x.numel(), 16 * threads, exec.multiprocessors), threads,
+             0, exec.stream, static_cast<const T*>(a.x.data), a.x.numel(), static_cast<float*>(a.amax.data));
+}
+
+void largest_magnitude_launch(Exec& exec, const LargestMagnitude& a) {
+  a.x.dtype == DType::bf16 ? launch_largest<bf16>(exec, a) : launch_largest<float>(exec, a);
+}
+
+void update_scales_launch(Exec& exec, const UpdateScales& a) {
+  const int64_t n = a.scale.dim(0);
+  if (n == 0) return;
+  NRL_LAUNCH(update_scales_kernel, static_cast<unsigned>((n + threads - 1) / threads), threads, 0,
+             exec.stream, static_cast<float*>(a.amax.data), static_cast<float*>(a.scale.data),
+             (Update{a.amax.step(0), a.amax.dim(0), n, a.format, a.margin, a.most_recent, a.keep}));
+}
+
+}  // namespace
+
+void fill_quantize(KernelTable& table) {
+  table.quantize = quantize_launch;
+  table.largest_magnitude = largest_magnitude_launch;
+  table.update_scales = update_scales_launch;
+}
+
+}  // namespace nrl::ops::NRL_GPU

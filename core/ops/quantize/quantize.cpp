@@ -1,0 +1,78 @@
+#include "core/ops/quantize.h"
+
+#include "core/ops/kernel_table.h"
+#include "core/ops/shared/check.h"
+#include "core/trace/trace.h"
+
+namespace nrl::ops {
+namespace {
+
+double scale_bytes(const Tensor& t) {
+  return t ? static_cast<double>(scale_matrix(t.scales.kind, t.dim(0), t.dim(1)).bytes) : 0.0;
+}
+
+bool is_source(const Tensor& x) {
+  return x.data && x.rank == 2 && is_float(x) && x.contiguous() && x.dim(1) % 16 == 0;
+}
+
+void check_copy(const char* name, const Tensor& t, int64_t rows, int64_t columns) {
+  NRL_CHECK((t.dtype == DType::e4m3 || t.dtype == DType::e5m2) && t.rank == 2 && t.dim(0) == rows &&
+                t.dim(1) == columns && t.contiguous() && t.scales.kind != Scaling::none && t.scales.data &&
+                t.dense_scales(),
+            "quantize: {} is {}, wanted FP8 [{}, {}] with scales", name, describe(t), rows, columns);
+}
+
+}  // namespace
+
+Cost cost(const Exec&, const Quantize& a) {
+  return {.read = bytes_of(a.x),
+          .written = bytes_of(a.row, a.column) + scale_bytes(a.row) + scale_bytes(a.column)};
+}
+
+Cost cost(const Exec&, const LargestMagnitude& a) {
+  return {.read = bytes_of(a.x), .written = bytes_of(a.amax)};
+}
+
+Cost cost(const Exec&, const UpdateScales& a) {
+  return {.read = bytes_of(a.amax), .written = bytes_of(a.amax, a.scale)};
+}
+
+void quantize(Exec& exec, const Quantize& a) {
+  if (noted(exec, Kernel::quantize, a)) return;
+  NRL_CHECK(is_source(a.x) && (a.row || (a.column && a.x.dim(0) % 16 == 0)), "quantize: x is {}, row is {}",
+            describe(a.x), describe(a.row));
+  const int64_t n = a.x.dim(0), k = a.x.dim(1);
+  if (a.row) check_copy("row", a.row, n, k);
+  if (a.column) check_copy("column", a.column, k, n);
+  NRL_CHECK(!a.column || n % 16 == 0, "quantize: the column copy of {}", describe(a.x));
+  if (a.row && a.column) {
+    NRL_CHECK(a.row.dtype == a.column.dtype && a.row.scales.kind == a.column.scales.kind,
+              "quantize: row is {}, column is {}", describe(a.row), describe(a.column));
+    NRL_CHECK(has_scale_blocks(a.row.scales.kind) ||
+                  (a.row.scales.data == a.column.scales.data && a.row.scales.amax == a.column.scales.amax),
+              "quantize: the copies have scales of their own");
+  }
+  const trace::Range range("quantize");
+  exec.kernels->quantize(exec, a);
+}
+
+void largest_magnitude(Exec& exec, const LargestMagnitude& a) {
+  if (noted(exec, Kernel::largest_magnitude, a)) return;
+  NRL_CHECK(is_source(a.x) && is_vector(a.amax, 1, DType::f32), "largest_magnitude: x is {}, amax is {}",
+            describe(a.x), describe(a.amax));
+  const trace::Range range("largest_magnitude");
+  exec.kernels->largest_magnitude(exec, a);
+}
+
+void update_scales(Exec& exec, const UpdateScales& a) {
+  if (noted(exec, Kernel::update_scales, a)) return;
+  NRL_CHECK(a.amax.rank == 2 && a.amax.dtype == DType::f32 && a.amax.dim(0) > 0 && dense_rows(a.amax) &&
+                is_vector(a.scale, a.amax.dim(1), DType::f32) && (a.amax.data || a.amax.numel() == 0),
+            "update_scales: amax is {}, scale is {}", describe(a.amax), describe(a.scale));
+  NRL_CHECK((a.format == DType::e4m3 || a.format == DType::e5m2) && a.margin >= -64 && a.margin <= 64,
+            "update_scales: {} with margin {}", name_of(a.format), a.margin);
+  const trace::Range range("update_scales");
+  exec.kernels->update_scales(exec, a);
+}
+
+}  // namespace nrl::ops

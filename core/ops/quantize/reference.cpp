@@ -1,0 +1,120 @@
+// FP8 operands by search among all numbers of the format.
+
+#include "core/ops/shared/reference.h"
+
+#include "core/ops/quantize.h"
+
+namespace nrl::ops::reference {
+namespace {
+
+/// The number of the format that is nearest to x, even if two are; its code.
+uint8_t nearest(double x, const std::vector<double>& all) {
+  const double size = std::min(std::fabs(x), all.back());
+  const auto above = static_cast<size_t>(std::lower_bound(all.begin(), all.end(), size) - all.begin());
+  size_t code = above;
+  if (above > 0) {
+    const double farther = (all[above] - size) - (size - all[above - 1]);
+    if (farther > 0 || (farther == 0 && above % 2 != 0)) --code;
+  }
+  return static_cast<uint8_t>(std::signbit(x) ? code | 0x80 : code);
+}
+
+struct Block {
+  int64_t rows, columns;
+};
+Block block_of(Scaling s) {
+  return s == Scaling::row128 ? Block{1, 128} : s == Scaling::block128 ? Block{128, 128} : Block{1, 32};
+}
+
+/// One copy; element(i, j) is that of the matrix it stores.
+template <class Element>
+void quantize_copy(const Tensor& out, const Element& element) {
+  const std::vector<double> all = fp8_numbers(out.dtype);
+  auto* codes = static_cast<uint8_t*>(out.data);
+  const int64_t n = out.dim(0), k = out.dim(1);
+  const Scales& s = out.scales;
+  if (s.kind == Scaling::tensor) {
+    const float inverse = 1.0f / *static_cast<const float*>(s.data);
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j < k; ++j) {
+        const auto x = static_cast<float>(element(i, j));
+        codes[i * k + j] =
+            std::isfinite(x) ? nearest(static_cast<double>(x * inverse), all) : static_cast<uint8_t>(0x7f);
+        // Infinity and NaN compare as their bits do.
+        if (!s.amax) continue;
+        const float size = std::fabs(x);
+        if (std::isnan(x) || (size > *s.amax && !std::isnan(*s.amax))) *s.amax = size;
+      }
+    return;
+  }
+  const Block b = block_of(s.kind);
+  for (int64_t r = 0; r < n; r += b.rows)
+    for (int64_t c = 0; c < k; c += b.columns) {
+      const int64_t rows = std::min(n, r + b.rows), columns = std::min(k, c + b.columns);
+      double largest = 0;
+      bool finite = true;
+      for (int64_t i = r; i < rows; ++i)
+        for (int64_t j = c; j < columns; ++j) {
+          finite = finite && std::isfinite(element(i, j));
+          largest = std::max(largest, std::fabs(element(i, j)));
+        }
+      int byte = finite ? 0 : 255;
+      if (finite && largest > 0)
+        for (byte = 1; largest > std::ldexp(all.back(), byte - 127);) ++byte;
+      auto* at = static_cast<uint8_t*>(s.data) + scale_offset(s.kind, s.row_step, s.column_step, r, c);
+      if (s.kind == Scaling::mx32)
+        *at = static_cast<uint8_t>(byte);
+      else
+        *reinterpret_cast<float*>(at) = byte == 255 ? NAN
+                                        : byte == 0 ? 0.0f
+                                                    : static_cast<float>(std::ldexp(1.0, byte - 127));
+      for (int64_t i = r; i < rows; ++i)
+        for (int64_t j = c; j < columns; ++j)
+          codes[i * k + j] = finite ? nearest(std::ldexp(element(i, j), 127 - byte), all) : 0;
+    }
+}
+
+void quantize_both(Exec&, const Quantize& a) {
+  if (a.row) quantize_copy(a.row, [&](int64_t i, int64_t j) { return load(a.x, i, j); });
+  if (a.column) quantize_copy(a.column, [&](int64_t i, int64_t j) { return load(a.x, j, i); });
+}
+
+void largest(Exec&, const LargestMagnitude& a) {
+  double amax = load(a.amax, 0);
+  for (int64_t i = 0; i < a.x.dim(0); ++i)
+    for (int64_t j = 0; j < a.x.dim(1); ++j) {
+      const double size = std::fabs(load(a.x, i, j));
+      if (std::isnan(size) || size > amax) amax = size;
+    }
+  store(a.amax, 0, amax);
+}
+
+void update(Exec&, const UpdateScales& a) {
+  const double most = fp8_numbers(a.format).back();
+  for (int64_t i = 0; i < a.scale.dim(0); ++i) {
+    std::vector<double> history;
+    for (int64_t r = 0; r < a.amax.dim(0); ++r) {
+      const double v = load(a.amax, r, i);
+      history.push_back(std::isfinite(v) ? v : 0);
+    }
+    const double amax = a.most_recent ? history[0] : *std::max_element(history.begin(), history.end());
+    for (int64_t r = a.amax.dim(0) - 1; r > 0; --r) store(a.amax, r, i, history[static_cast<size_t>(r - 1)]);
+    store(a.amax, 0, i, 0);
+    if (amax > 0)
+      store(a.scale, i,
+            std::clamp(std::ldexp(static_cast<double>(static_cast<float>(amax / most)), a.margin), 0x1p-126,
+                       0x1p127));
+    else if (!a.keep)
+      store(a.scale, i, 1);
+  }
+}
+
+}  // namespace
+
+void fill_quantize(KernelTable& table) {
+  table.quantize = quantize_both;
+  table.largest_magnitude = largest;
+  table.update_scales = update;
+}
+
+}  // namespace nrl::ops::reference

@@ -1,0 +1,226 @@
+#include <cmath>
+#include <cstring>
+
+#include "core/ops/linear.h"
+#include "core/ops/quantize.h"
+#include "core/ops/transfer.h"
+#include "tests/ops/cases.h"
+
+namespace nrl::ops_test {
+namespace {
+
+using namespace nrl::ops;
+
+/// Bytes in the memory of a Buffer, every one an element of unpacked(), so that a wrong one is far off.
+struct Bytes {
+  explicit Bytes(int64_t count) : count(count), memory(DType::i32, {(count + 3) / 4}) {}
+  Buffer unpacked() const {
+    Buffer out(DType::i32, {count});
+    for (int64_t i = 0; i < count; ++i) {
+      const auto word = static_cast<uint32_t>(static_cast<int32_t>(memory.get(i / 4)));
+      out.set(i, word >> (8 * (i % 4)) & 0xff);
+    }
+    return out;
+  }
+  int64_t count;
+  Buffer memory;
+};
+
+/// A matrix in FP8 with its scales.
+struct Fp8Matrix {
+  Fp8Matrix(DType format, Scaling kind, int64_t rows, int64_t columns)
+      : codes(rows * columns), scales(scale_matrix(kind, rows, columns).bytes) {
+    tensor = make_tensor(codes.memory.tensor().data, format, {rows, columns}, codes.memory.tensor().device);
+    const ScaleMatrix steps = scale_matrix(kind, rows, columns);
+    tensor.scales = {.data = scales.memory.tensor().data,
+                     .kind = kind,
+                     .row_step = steps.row_step,
+                     .column_step = steps.column_step};
+  }
+  Bytes codes, scales;
+  Tensor tensor;
+};
+
+/// Both copies of a matrix.
+struct Copies {
+  Copies(DType format, Scaling kind, int64_t n, int64_t k)
+      : row(format, kind, n, k), column(format, kind, k, n), given(DType::f32, {1}), amax(DType::f32, {1}) {
+    if (kind != Scaling::tensor) return;
+    for (Tensor* t : {&row.tensor, &column.tensor}) {
+      t->scales.data = given.tensor().data;
+      t->scales.amax = amax.tensor().ptr<float>();
+    }
+  }
+  Fp8Matrix row, column;
+  Buffer given, amax;
+};
+
+/// Normal numbers with blocks of zeros, of tiny and huge numbers, one number that dwarfs the others, and one
+/// at the limit between two scales.
+Buffer values(DType type, int64_t n, int64_t k, const std::string& name) {
+  Buffer x = Buffer(type, {n, k}).normal(name);
+  for (int64_t i = 0; i < n * k; ++i) {
+    const int64_t block = i % k / 32 + 2 * (i / k / 32);
+    if (block % 11 == 1) x.set(i, i % 3 == 0 ? -0.0 : 0.0);
+    if (block % 11 == 2) x.set(i, x.get(i) * 1e-38);
+    if (block % 11 == 3) x.set(i, x.get(i) * 1e37);
+    if (block % 11 == 4 && i % 32 == 7) x.set(i, 1e4);
+    if (block % 11 == 5 && i % 2 == 0) x.set(i, 1.75 * (i % 4 == 0 ? 1 : -1));
+  }
+  return x;
+}
+
+Outputs copies(Exec& e, DType type, DType format, Scaling kind, int64_t n, int64_t k, bool row, bool column) {
+  const Buffer x = values(type, n, k, "x");
+  Copies c(format, kind, n, k);
+  c.given.set(0, 0.0123);
+  c.amax.set(0, 1e-3);
+  quantize(e, {.x = x, .row = row ? c.row.tensor : Tensor{}, .column = column ? c.column.tensor : Tensor{}});
+  synchronize(e);
+  return {{"row", c.row.codes.unpacked()},
+          {"row scales", c.row.scales.unpacked()},
+          {"column", c.column.codes.unpacked()},
+          {"column scales", c.column.scales.unpacked()},
+          {"amax", c.amax}};
+}
+
+/// Both gradients and the output of a linear layer with FP8 operands.
+Outputs linear(Exec& e, DType type, DType gradient, Scaling input, Scaling weight, int64_t n, int64_t m,
+               int64_t k, bool accumulate) {
+  Copies x(DType::e4m3, input, n, k), w(DType::e4m3, weight, m, k), dy(gradient, input, n, m);
+  for (Copies* c : {&x, &w, &dy}) c->given.set(0, 0.01);
+  const Buffer bias = Buffer(type, {m}).normal("bias");
+  Exec reference{.kernels = &reference_kernels()};
+  const auto fill = [&](Copies& c, const std::string& name, int64_t rows, int64_t columns) {
+    const Buffer source = Buffer(DType::f32, {rows, columns}).normal(name);
+    quantize(reference, {.x = source, .row = c.row.tensor, .column = c.column.tensor});
+  };
+  fill(x, "x", n, k);
+  fill(w, "w", m, k);
+  fill(dy, "dy", n, m);
+  Buffer y = Buffer(type, {n, m}).normal("y"), dx = Buffer(type, {n, k}).normal("dx"),
+         dw = Buffer(DType::f32, {m, k}).normal("dw");
+  std::vector<std::byte> memory;
+  // A Hopper, which the simulated GPU is, does not multiply mx32.
+  Exec exact = e.libraries && input == Scaling::mx32 ? reference : e;
+  if (!e.libraries) {
+    const auto bytes = [&](int64_t a, int64_t b, int64_t c) {
+      return linear_workspace(a, b, c, DType::e4m3, e.threads);
+    };
+    memory.resize(std::max({bytes(n, m, k), bytes(n, k, m), bytes(m, k, n)}));
+    exact.workspace = {memory.data(), memory.size()};
+  }
+  linear_forward(exact, {.x = x.row.tensor,
+                         .weight = w.row.tensor,
+                         .bias = accumulate ? Tensor{} : bias.tensor(),
+                         .out = y,
+                         .accumulate = accumulate});
+  linear_backward_data(exact, {dy.row.tensor, w.column.tensor, dx, accumulate});
+  linear_backward_weight(
+      exact, {.dout = dy.column.tensor, .x = x.column.tensor, .dweight = dw, .accumulate = accumulate});
+  synchronize(e);
+  return {{"y", y, k}, {"dx", dx, m}, {"dw", dw, n}};
+}
+
+Outputs scales(Exec& e, int64_t rows, int64_t n, DType format, bool most_recent, bool keep, int margin) {
+  Buffer amax = Buffer(DType::f32, {rows, n}, 3).normal("amax"),
+         scale = Buffer(DType::f32, {n}).normal("scale");
+  for (int64_t i = 0; i < rows * n; ++i) {
+    double v = std::fabs(amax.get(i));
+    if (i % n % 7 == 1) v = 0;
+    if (i % n % 7 == 2 && i / n == 0) v = i % 2 == 0 ? INFINITY : NAN;
+    if (i % n % 7 == 3) v *= 1e-38;
+    if (i % n % 7 == 4) v *= 1e38;
+    amax.set(i, v);
+  }
+  update_scales(e, {amax, scale, format, margin, most_recent, keep});
+  synchronize(e);
+  return {{"amax", amax}, {"scale", scale}};
+}
+
+Outputs largest(Exec& e, DType type, int64_t n, int64_t k) {
+  const Buffer x = values(type, n, k, "x");
+  Buffer amax = Buffer(DType::f32, {1}).fill(0.5);
+  largest_magnitude(e, {x, amax});
+  synchronize(e);
+  return {{"amax", amax}};
+}
+
+/// NaN and infinity spoil their block, or in a scaled tensor themselves, and are seen in amax.
+void non_finite(Exec& e) {
+  const int64_t n = 256, k = 256, at = 5 * k + 130;
+  for (const Scaling kind : {Scaling::tensor, Scaling::row128, Scaling::block128, Scaling::mx32})
+    for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+      Buffer x = Buffer(DType::f32, {n, k}).normal("x");
+      x.set(at, bad);
+      Copies c(DType::e4m3, kind, n, k);
+      c.given.set(0, 1.0);
+      quantize(e, {.x = x, .row = c.row.tensor, .column = c.column.tensor});
+      synchronize(e);
+      const Fp8Matrix& row = c.row;
+      const Buffer codes = row.codes.unpacked();
+      const auto* memory = static_cast<const unsigned char*>(row.tensor.scales.data);
+      for (int64_t i = 0; i < n * k; ++i) {
+        const int64_t r = i / k, j = i % k;
+        const Scales& s = row.tensor.scales;
+        float scale = 0;
+        const int64_t offset = scale_offset(kind, s.row_step, s.column_step, r, j);
+        if (kind != Scaling::mx32) std::memcpy(&scale, memory + offset, sizeof scale);
+        const bool nan = (static_cast<int>(codes.get(i)) & 0x7f) == 0x7f ||
+                         (kind == Scaling::mx32 ? memory[offset] == 255 : std::isnan(scale));
+        const bool spoiled = kind == Scaling::tensor     ? i == at
+                             : kind == Scaling::row128   ? r == 5 && j >= 128
+                             : kind == Scaling::block128 ? r < 128 && j >= 128
+                                                         : r == 5 && j >= 128 && j < 160;
+        expect(nan == spoiled, fmt::format("{} scales: element ({}, {})", name_of(kind), r, j));
+      }
+      if (kind == Scaling::tensor)
+        expect(std::isnan(bad) ? std::isnan(c.amax.get(0)) : std::isinf(c.amax.get(0)), "amax");
+    }
+}
+
+}  // namespace
+
+NRL_OP_CASES(quantize) {
+  for (const Scaling kind : {Scaling::tensor, Scaling::row128, Scaling::block128, Scaling::mx32})
+    for (const DType type : {DType::f32, DType::bf16})
+      for (const DType format : {DType::e4m3, DType::e5m2})
+        for (const auto& [n, k] : {std::pair<int64_t, int64_t>{16, 16}, {48, 160}, {272, 400}})
+          for (const auto& [row, column] : {std::pair{true, true}, {true, false}, {false, true}}) {
+            if (n > 48 && !(row && column)) continue;
+            registry.tests.push_back(
+                {fmt::format("quantize {} {} {} ({}, {}){}{}", name_of(type), name_of(format), name_of(kind),
+                             n, k, row ? " row" : "", column ? " column" : ""),
+                 [=](Exec& e) { return copies(e, type, format, kind, n, k, row, column); }, true});
+          }
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 16}, {33, 4112}})
+      registry.tests.push_back({fmt::format("largest_magnitude {} ({}, {})", name_of(type), n, k),
+                                [=](Exec& e) { return largest(e, type, n, k); }, true});
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const DType gradient : {DType::e4m3, DType::e5m2})
+      for (const bool accumulate : {false, true}) {
+        for (const auto& [input, weight] : {std::pair{Scaling::tensor, Scaling::tensor},
+                                            {Scaling::row128, Scaling::block128},
+                                            {Scaling::mx32, Scaling::mx32}})
+          registry.tests.push_back({fmt::format("linear fp8 {} dy {} {}{}", name_of(type), name_of(gradient),
+                                                name_of(input), accumulate ? " +=" : ""),
+                                    [=, in = input, w = weight](Exec& e) {
+                                      return linear(e, type, gradient, in, w, 128, 256, 384, accumulate);
+                                    },
+                                    true});
+      }
+  for (const bool most_recent : {false, true})
+    for (const bool keep : {false, true})
+      for (const int64_t rows : {1, 5})
+        registry.tests.push_back({fmt::format("update_scales ({}, 300){}{}", rows,
+                                              most_recent ? " most recent" : "", keep ? " keep" : ""),
+                                  [=](Exec& e) {
+                                    return scales(e, rows, 300, keep ? DType::e4m3 : DType::e5m2, most_recent,
+                                                  keep, keep ? 2 : 0);
+                                  },
+                                  true});
+  registry.properties.push_back({"quantize.non_finite", non_finite});
+}
+
+}  // namespace nrl::ops_test
