@@ -57,9 +57,11 @@ std::string unsupported_reason(const Recipe& recipe, int layers) {
     return fmt::format("logits in {}: the ops take f32, or bf16 with activations and their gradient in bf16",
                        name_of(recipe.logits()));
   for (const auto& [what, dtype] : {std::pair{"weight gradients", recipe.weight_gradients()},
-                                    {"optimizer state", recipe.optimizer_state()},
                                     {"master weights", recipe.master_weights().value_or(DType::f32)}})
     if (dtype != DType::f32) return fmt::format("{} in {}: the ops take f32", what, name_of(dtype));
+  for (const DType dtype : {recipe.optimizer().exp_avg, recipe.optimizer().exp_avg_sq})
+    if (!is_supported(dtype) && dtype != DType::f16 && dtype != DType::e4m3)
+      return fmt::format("optimizer state in {}: the ops take f32, bf16, f16 and e4m3", name_of(dtype));
   for (int layer = 0; layer < layers; ++layer)
     for (const Gemm gemm : layer_gemms)
       for (const Role role : all_roles) {

@@ -52,6 +52,14 @@ struct ScaleLayout {
   int64_t bytes() const { return int64_t{operands} * (1 + history) * 4; }
 };
 
+/// How the optimizer's state is kept between steps; updates are in f32 (ops::AdamW).
+struct OptimizerFormats {
+  DType exp_avg = DType::f32, exp_avg_sq = DType::f32;  ///< f32, bf16, f16 or e4m3
+  /// bf16 weights and the other 16 bits of the f32 numbers instead of f32 master weights.
+  bool remainders = false;
+  bool operator==(const OptimizerFormats&) const = default;
+};
+
 struct RecipeFormats {
   DType weights = DType::f32;           ///< what the layers read
   DType activations = DType::f32;       ///< outputs of forward ops
@@ -60,7 +68,7 @@ struct RecipeFormats {
   DType logits_gradient = DType::f32;   ///< overwrites the logits
   DType weight_gradients = DType::f32;  ///< accumulated over microbatches
   DType master_weights = DType::f32;    ///< what the optimizer updates
-  DType optimizer_state = DType::f32;
+  OptimizerFormats optimizer = {};
   QuantizedGemms quantized = {};
   bool operator==(const RecipeFormats&) const = default;
 };
@@ -77,7 +85,14 @@ class Recipe {
   constexpr DType gradients() const { return formats_.gradients; }
   constexpr DType logits() const { return formats_.logits; }
   constexpr DType weight_gradients() const { return formats_.weight_gradients; }
-  constexpr DType optimizer_state() const { return formats_.optimizer_state; }
+  constexpr const OptimizerFormats& optimizer() const { return formats_.optimizer; }
+  /// The same recipe with the optimizer's state in these formats; remainders only where weights are bf16.
+  constexpr Recipe with_optimizer(const OptimizerFormats& formats) const {
+    Recipe r = *this;
+    r.formats_.optimizer = formats;
+    r.formats_.optimizer.remainders &= formats_.weights == DType::bf16;
+    return r;
+  }
   /// The same recipe with logits and their gradient in bf16. The loss is still computed in f32.
   constexpr Recipe with_bf16_logits() const {
     Recipe r = *this;

@@ -14,6 +14,12 @@ Tensor GroupTensors::find(std::string_view name) const {
   return {};
 }
 
+Tensor GroupTensors::find_scales(std::string_view name) const {
+  for (size_t i = 0; i < scales.size(); ++i)
+    if (group->state[i].name == name) return scales[i];
+  return {};
+}
+
 std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
                                       const memory::MemoryPlan& plan, const memory::Arenas& arenas,
                                       ops::Exec& exec) {
@@ -41,7 +47,11 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
     if (g.errors >= 0) t.errors = view(g.errors, DType::f32, reduction.error_elements(g.layout));
     if (g.sum_errors >= 0)
       t.sum_errors = view(g.sum_errors, DType::f32, reduction.sum_error_elements(g.layout));
-    for (const plan::StateTensor& s : g.state) t.state.push_back(view(s.buffer, s.dtype, g.state_elements()));
+    for (const plan::StateTensor& s : g.state) {
+      t.state.push_back(view(s.buffer, s.dtype, g.state_elements()));
+      t.scales.push_back(s.scales < 0 ? Tensor{}
+                                      : view(s.scales, DType::u8, ops::moment_blocks(g.state_elements())));
+    }
     const auto chunks = static_cast<int64_t>(g.chunk_table.size()) / 4;
     t.chunks = make_tensor(arenas.at(plan, g.chunks), DType::i64, {chunks, 4});
     ops::upload(exec, t.chunks, g.chunk_table.data());
@@ -140,10 +150,16 @@ std::vector<WeightSlice> weight_slices(const model::ParameterList& parameters,
 }
 
 void initialize_master_weights(ops::Exec& exec, std::span<const GroupTensors> groups) {
-  for (const GroupTensors& t : groups)
-    if (const Tensor master = t.find("master"))
-      for (const plan::OwnedRange& r : t.group->owned)
-        ops::convert(exec, {.x = t.weights.rows(r.weight, r.count), .out = master.rows(r.state, r.count)});
+  for (const GroupTensors& t : groups) {
+    const Tensor master = t.find("master");
+    if (!master) continue;
+    if (master.dtype == DType::u16) {
+      ops::zero(exec, {.x = master});  // remainders
+      continue;
+    }
+    for (const plan::OwnedRange& r : t.group->owned)
+      ops::convert(exec, {.x = t.weights.rows(r.weight, r.count), .out = master.rows(r.state, r.count)});
+  }
 }
 
 }  // namespace nrl::engine

@@ -15,10 +15,11 @@ namespace nrl::engine {
 /// The flat tensors of a group, which must outlive them.
 struct GroupTensors {
   const plan::ParamGroup* group = nullptr;
-  Tensor weights;             ///< (weight_elements()); read by the layers if not sharded
-  Tensor gradients;           ///< (gradient_elements()) f32; empty if frozen
-  std::vector<Tensor> state;  ///< (state_elements()) each, in the order of ParamGroup::state
-  Tensor chunks;              ///< (C, 4) i64, the group's chunk_table; empty if frozen
+  Tensor weights;              ///< (weight_elements()); read by the layers if not sharded
+  Tensor gradients;            ///< (gradient_elements()) f32; empty if frozen
+  std::vector<Tensor> state;   ///< (state_elements()) each, in the order of ParamGroup::state
+  std::vector<Tensor> scales;  ///< of each of them, (ops::moment_blocks(state_elements())) u8 or empty
+  Tensor chunks;               ///< (C, 4) i64, the group's chunk_table; empty if frozen
   /// By bucket, (its size): what layers read and write of sharded weights and gradients.
   std::vector<Tensor> gathered, bucket_gradients;
   /// parallel::GradMemory::staging, errors and sum_errors; may be empty
@@ -26,6 +27,8 @@ struct GroupTensors {
 
   /// A tensor of the optimizer state by name; empty if the group has none of this name.
   Tensor find(std::string_view name) const;
+  /// Its scales; empty if it has none.
+  Tensor find_scales(std::string_view name) const;
 };
 
 /// The groups' tensors in the memory of a solved plan. Uploads the chunk tables.

@@ -39,14 +39,22 @@ void Optimizer::update(const GroupTensors& t) {
   a.rates[0].lr_scale = a.rates[1].lr_scale = t.group->lr_scale;
   a.rates[1].weight_decay = static_cast<float>(config_.weight_decay);
   a.scalars = scalars_;
+  const auto scales = [&](const char* name, const parallel::ElementRange& r) {
+    const Tensor all = t.find_scales(name);
+    return all ? all.rows(r.begin / ops::moment_block, ops::moment_blocks(r.size())) : Tensor{};
+  };
   const Tensor master = t.find("master");
+  const bool remainders = master && master.dtype == DType::u16;
   for (const plan::UpdateCall& call : t.group->updates) {
     const Tensor weights = part(t.weights, call.weights);
-    a.param = master ? part(master, call.state) : weights;
+    a.param = remainders ? Tensor{} : master ? part(master, call.state) : weights;
+    a.remainder = remainders ? part(master, call.state) : Tensor{};
     a.param_bf16 = master ? weights : Tensor{};
     a.grad = part(t.gradients, call.gradients);
     a.exp_avg = part(t.find("exp_avg"), call.state);
     a.exp_avg_sq = part(t.find("exp_avg_sq"), call.state);
+    a.exp_avg_scales = scales("exp_avg", call.state);
+    a.exp_avg_sq_scales = scales("exp_avg_sq", call.state);
     a.chunks = t.chunks.rows(call.first_chunk, call.chunks);
     ops::adamw(exec_, a);
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/base/text.h"
+#include "core/ops/optimizer.h"
 
 namespace nrl::plan {
 
@@ -98,9 +99,15 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   at(Category::weights) = kept(sharding.parameters) * static_cast<double>(size_of(recipe.weights()));
   at(Category::gradients) =
       kept(sharding.gradients) * static_cast<double>(size_of(recipe.weight_gradients()));
-  const int64_t master = recipe.master_weights() ? size_of(*recipe.master_weights()) : 0;
+  const precision::OptimizerFormats& formats = recipe.optimizer();
+  const int64_t master = !recipe.master_weights() ? 0
+                         : formats.remainders     ? size_of(DType::u16)
+                                                  : size_of(*recipe.master_weights());
+  const auto moment = [&](DType dtype) {
+    return n(size_of(dtype)) + (ops::has_moment_scales(dtype) ? 1 / n(ops::moment_block) : 0.0);
+  };
   at(Category::optimizer) =
-      kept(sharding.optimizer_state) * n(2 * size_of(recipe.optimizer_state()) + master);
+      kept(sharding.optimizer_state) * (moment(formats.exp_avg) + moment(formats.exp_avg_sq) + n(master));
   // Never recomputed: the residual stream, q, k and v, and the input of the activation (that of
   // experts may be).
   at(Category::activations) =

@@ -17,6 +17,13 @@ const Parameter& at(const model::ParameterList& list, int i) {
   return list.all[static_cast<size_t>(i)];
 }
 
+// Blocks that share a scale begin where parameters do, and must not be cut by a shard.
+int64_t shard_align(const precision::Recipe& recipe) {
+  static_assert(parallel::FlatBuckets::param_align % ops::moment_block == 0);
+  const precision::OptimizerFormats& o = recipe.optimizer();
+  return ops::has_moment_scales(o.exp_avg) || ops::has_moment_scales(o.exp_avg_sq) ? ops::moment_block : 1;
+}
+
 bool counts_copy(const Parameter& p, const GroupOptions& o) {
   return p.copies == Copies::none || o.first_tp;
 }
@@ -59,7 +66,10 @@ std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::Parameter
                                      const GroupOptions& o) {
   std::vector<OwnedRange> owned = g.sharded() ? shard_ranges(g, list, o) : whole_ranges(g, list, o);
   const bool counts = o.replica == 0 && (g.sharded() || o.shard_rank == 0);
-  for (OwnedRange& r : owned) r.counted = r.counted && counts;
+  for (OwnedRange& r : owned) {
+    r.counted = r.counted && counts;
+    NRL_CHECK(r.state % shard_align(o.recipe) == 0, "{}: a range begins at {} of the state", g.name, r.state);
+  }
   return owned;
 }
 
@@ -219,7 +229,7 @@ std::vector<ParamGroup> make_param_groups(
       specs.push_back({.name = at(parameters, p).name,
                        .numel = at(parameters, p).numel(),
                        .unit = g.gradients_sharded ? units[static_cast<size_t>(p)] : 0});
-    g.layout = parallel::FlatBuckets(std::move(specs), o.bucket_elements, o.shards);
+    g.layout = parallel::FlatBuckets(std::move(specs), o.bucket_elements, o.shards, shard_align(o.recipe));
     g.strategy = o.strategy;
     g.replicas = o.replicas;
     g.wire = o.wire;
@@ -248,11 +258,19 @@ std::vector<ParamGroup> make_param_groups(
     g.sum_errors = add_errors("errors of gradient sums", reduction.sum_error_elements(g.layout));
     if (g.errors >= 0) g.error_ranges = whole_ranges(g, parameters, o);
     if (g.sum_errors >= 0) g.sum_error_ranges = shard_ranges(g, parameters, o);
-    const auto add_state = [&](const char* name, DType dtype) {
-      g.state.push_back({name, dtype, add(name, Category::optimizer, g.state_elements() * size_of(dtype))});
+    const auto add_state = [&](const std::string& name, DType dtype) {
+      plan::StateTensor state{name, dtype};
+      const int64_t n = g.state_elements();
+      state.buffer = add(name.c_str(), Category::optimizer, n * size_of(dtype));
+      if (ops::has_moment_scales(dtype))
+        state.scales = add((name + " scales").c_str(), Category::optimizer, ops::moment_blocks(n));
+      g.state.push_back(std::move(state));
     };
-    for (const char* name : {"exp_avg", "exp_avg_sq"}) add_state(name, o.recipe.optimizer_state());
-    if (const auto master = o.recipe.master_weights()) add_state("master", *master);
+    const precision::OptimizerFormats& formats = o.recipe.optimizer();
+    add_state("exp_avg", formats.exp_avg);
+    add_state("exp_avg_sq", formats.exp_avg_sq);
+    const bool remainders = formats.remainders && g.weight == DType::bf16;
+    if (const auto master = o.recipe.master_weights()) add_state("master", remainders ? DType::u16 : *master);
     g.zeroed = g.gradients_sharded ? zeroed_in_buckets(g, parameters) : zeroed_ranges(g, parameters);
     add_updates(g, parameters, o.shard_rank);
     g.chunks = add("update chunks", Category::data, static_cast<int64_t>(g.chunk_table.size()) * 8);

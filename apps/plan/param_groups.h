@@ -24,11 +24,13 @@ struct OwnedRange {
   bool counted = true;
 };
 
-/// A tensor of the optimizer state: "exp_avg", "exp_avg_sq", and "master" if the layers read bf16.
+/// A tensor of the optimizer state: "exp_avg", "exp_avg_sq", and "master" if the layers read bf16, which as
+/// u16 has ops::AdamW::remainder.
 struct StateTensor {
   std::string name;
   DType dtype = DType::f32;
   memory::BufferId buffer = -1;
+  memory::BufferId scales = -1;  ///< -1: none (ops::has_moment_scales())
 };
 
 /// One call of the update.

@@ -45,6 +45,27 @@ DType wire_of(ReduceDType dtype) {
   return DType::e4m3;
 }
 
+DType dtype_of_state(StateDType type) {
+  switch (type) {
+    case StateDType::fp32:
+      return DType::f32;
+    case StateDType::bf16:
+      return DType::bf16;
+    case StateDType::fp16:
+      return DType::f16;
+    case StateDType::fp8:
+      break;
+  }
+  return DType::e4m3;
+}
+
+precision::OptimizerFormats optimizer_formats(const OptimizerConfig& o) {
+  if (!o.use_precision_aware_optimizer) return {};
+  return {.exp_avg = dtype_of_state(o.exp_avg_dtype),
+          .exp_avg_sq = dtype_of_state(o.exp_avg_sq_dtype),
+          .remainders = o.store_param_remainders};
+}
+
 precision::Recipe recipe_of_precision(const Config& config, DeviceType device) {
   const bool cpu = device == DeviceType::cpu;
   switch (config.policy.precision) {
@@ -63,7 +84,8 @@ precision::Recipe recipe_of_precision(const Config& config, DeviceType device) {
 }  // namespace
 
 precision::Recipe recipe_for(const Config& config, DeviceType device) {
-  const precision::Recipe recipe = recipe_of_precision(config, device);
+  const precision::Recipe recipe =
+      recipe_of_precision(config, device).with_optimizer(optimizer_formats(config.policy.optimizer));
   const LogitsDType logits = config.policy.logits_dtype;
   // A CPU, whose GEMMs upcast to f32, gains nothing from bf16 logits.
   const bool choose_bf16 = device == DeviceType::cuda && recipe.activations() == DType::bf16;

@@ -11,6 +11,24 @@ namespace nrl::train {
 
 namespace {
 
+std::string_view name_of_state(DType t) {
+  return t == DType::f32 ? "fp32" : t == DType::bf16 ? "bf16" : t == DType::f16 ? "fp16" : "fp8";
+}
+
+// Formats of weights, arithmetic and optimizer state.
+std::string precision_text(const plan::RunPlan& plan) {
+  const precision::OptimizerFormats& o = plan.recipe.optimizer();
+  const bool cpu = plan.device == DeviceType::cpu, remainders = o.remainders;
+  std::string text = !plan.recipe.master_weights() ? "fp32"
+                     : remainders ? (cpu ? "bf16 storage with 16-bit remainders, fp32 arithmetic"
+                                         : "bf16 with 16-bit remainders")
+                     : cpu        ? "bf16 storage, fp32 arithmetic and master weights"
+                                  : "bf16, fp32 master weights";
+  if (o.exp_avg != DType::f32 || o.exp_avg_sq != DType::f32)
+    text += fmt::format(", optimizer state {} and {}", name_of_state(o.exp_avg), name_of_state(o.exp_avg_sq));
+  return text;
+}
+
 // The nodes, if several, and which ranks the launcher numbers otherwise.
 std::string nodes_text(const comm::World& world) {
   const std::vector<ClusterNode> nodes = parallel::nodes_of(world.nodes(), world.hosts());
@@ -45,13 +63,10 @@ RunFacts describe_run(const Run& run, double peak_flops) {
     add("mfu", fmt::format("of {:.0f} GFLOP/s per rank: the best fp32 matmul rate measured so far",
                            peak_flops * 1e-9));
   for (const auto& [op, text] : run.library_choices) add(op.c_str(), text);
-  add("model",
-      fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
-                  name_of(spec.family), spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.vocab_size,
-                  human_count(static_cast<double>(plan.whole.total())), spec.tied ? " (tied)" : "",
-                  !plan.recipe.master_weights()    ? "fp32"
-                  : plan.device == DeviceType::cpu ? "bf16 storage, fp32 arithmetic and master weights"
-                                                   : "bf16, fp32 master weights"));
+  add("model", fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
+                           name_of(spec.family), spec.layers, spec.hidden, spec.heads, spec.kv_heads,
+                           spec.vocab_size, human_count(static_cast<double>(plan.whole.total())),
+                           spec.tied ? " (tied)" : "", precision_text(plan)));
   if (const std::string experts = model::experts_text(spec); !experts.empty()) add("experts", experts);
   add("batch",
       fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps", plan.batch.global,

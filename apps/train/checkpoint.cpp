@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "apps/train/state_pieces.h"
 #include "core/base/finite.h"
 #include "core/base/log.h"
 #include "core/io/json.h"
@@ -44,94 +45,62 @@ TensorSlice slice_of(const engine::WeightSlice& weight) {
   return s;
 }
 
-// Elements of a logical tensor of the optimizer state that are contiguous in this rank's memory: `count`
-// elements, in runs of `run` elements that are `stride` apart in the logical tensor.
-struct StatePiece {
-  std::string name;
-  std::vector<int64_t> shape;
-  DType dtype = DType::f32;
-  int64_t offset = 0, count = 0, run = 0, stride = 0;
-  char* data = nullptr;
-
-  bool flat() const { return run == count; }
-  ShardSpec shard() const {
-    if (count == *checked_product(shape)) return ShardSpec::whole(name, dtype, shape);
-    ShardSpec s = ShardSpec::flat(fmt::format("{}@{}", name, offset), name, dtype, shape, offset, count);
-    if (!flat()) s.run = run, s.stride = stride;
-    return s;
-  }
-};
-
-// Appends elements [begin, end) of a part as pieces: one flat range if the part has whole rows of the logical
-// tensor, else the rest of the first row, whole rows and the start of the last row.
-void add_pieces(const Part& part, int64_t begin, int64_t end, StatePiece piece,
-                std::vector<StatePiece>& out) {
-  const auto add = [&](int64_t to, int64_t run) {
-    piece.offset = part.element(begin);
-    piece.count = to - begin;
-    piece.run = run, piece.stride = part.width();
-    StatePiece* last = out.empty() ? nullptr : &out.back();
-    const bool follows = last && last->name == piece.name && last->flat() && piece.flat() &&
-                         last->offset + last->count == piece.offset &&
-                         last->data + last->count * size_of(piece.dtype) == piece.data;
-    if (follows)
-      last->run = last->stride = last->count += piece.count;
-    else
-      out.push_back(piece);
-    piece.data += (to - begin) * size_of(piece.dtype);
-    begin = to;
-  };
-  if (part.columns == part.width()) return add(end, end - begin);
-  part.for_each_rows(begin, end,
-                     [&](int64_t first, int64_t to) { add(to, std::min(to - first, part.columns)); });
-}
-
 constexpr std::string_view error_prefix = "grad_error.", sum_error_prefix = "grad_sum_error/";
 
 std::string error_name(int rank, std::string_view part) {
   return fmt::format("{}{}/{}", error_prefix, rank, part);
 }
 
-// Appends the elements of `ranges` that `data` has, as logical tensors name(part).
-template <class Name>
-void add_state(const TrainState& s, const Tensor& data, const std::vector<plan::OwnedRange>& ranges,
-               bool counted_only, const Name& name, std::vector<StatePiece>& pieces) {
-  for (const plan::OwnedRange& range : ranges) {
-    if (counted_only && !range.counted) continue;
-    s.parameters->all[static_cast<size_t>(range.parameter)].for_each_part(
-        range.offset, range.count, [&](const Part& part, int64_t begin, int64_t end) {
-          StatePiece piece{name(part), part.global, data.dtype};
-          piece.data = static_cast<char*>(data.data) +
-                       (range.state + part.offset + begin - range.offset) * size_of(data.dtype);
-          add_pieces(part, begin, end, std::move(piece), pieces);
-        });
+// A tensor of a group's state with what is needed to read and write it.
+struct GroupState {
+  const engine::GroupTensors* group = nullptr;
+  std::string name;
+  StateMemory memory;
+
+  auto named() const {
+    return [this](const Part& part) { return name + "/" + part.name; };
   }
+};
+
+// The tensors that pieces refer to: of the optimizer state, and what gradients and their sums lost by
+// rounding (no GroupState::name).
+std::vector<GroupState> state_tensors(const TrainState& s) {
+  std::vector<GroupState> out;
+  for (const engine::GroupTensors& t : s.groups)
+    for (size_t k = 0; k < t.state.size(); ++k) {
+      const plan::StateTensor& state = t.group->state[k];
+      StateMemory memory{.values = t.state[k], .scales = k < t.scales.size() ? t.scales[k] : Tensor{}};
+      if (state.dtype == DType::u16) memory.weights = t.weights;
+      out.push_back({&t, state.name, memory});
+    }
+  return out;
 }
 
-// The optimizer state on this rank: all of it, or only the ranges that this rank saves.
-std::vector<StatePiece> state_pieces(const TrainState& s, bool counted_only) {
-  std::vector<StatePiece> pieces;
-  for (const engine::GroupTensors& t : s.groups)
-    for (size_t k = 0; k < t.state.size(); ++k)
-      add_state(
-          s, t.state[k], t.group->owned, counted_only,
-          [&](const Part& part) { return t.group->state[k].name + "/" + part.name; }, pieces);
-  return pieces;
+struct ErrorTensors {
+  const engine::GroupTensors* group = nullptr;
+  StateMemory errors, sums;
+};
+std::vector<ErrorTensors> error_tensors(const TrainState& s) {
+  std::vector<ErrorTensors> out;
+  for (const engine::GroupTensors& t : s.groups) out.push_back({&t, {t.errors}, {t.sum_errors}});
+  return out;
 }
 
 // What this rank's gradients and sums lost by rounding. `stored`: only pieces of tensors for which it holds.
 template <class Stored>
-std::vector<StatePiece> error_pieces(const TrainState& s, bool counted_only, const Stored& stored) {
+std::vector<StatePiece> error_pieces(const TrainState& s, const std::vector<ErrorTensors>& tensors,
+                                     bool counted_only, const Stored& stored) {
   std::vector<StatePiece> pieces;
-  for (const engine::GroupTensors& t : s.groups) {
+  for (const ErrorTensors& e : tensors) {
+    const engine::GroupTensors& t = *e.group;
     const plan::ParamGroup& g = *t.group;
     const int ranks = g.layout.shards() * g.replicas;
     std::vector<StatePiece> own;
     add_state(
-        s, t.errors, g.error_ranges, counted_only,
+        *s.parameters, e.errors, g.error_ranges, counted_only,
         [&](const Part& part) { return error_name(g.reduce_rank, part.name); }, own);
     add_state(
-        s, t.sum_errors, g.sum_error_ranges, counted_only,
+        *s.parameters, e.sums, g.sum_error_ranges, counted_only,
         [](const Part& part) { return std::string(sum_error_prefix) + part.name; }, own);
     std::copy_if(own.begin(), own.end(), std::back_inserter(pieces),
                  [&](const StatePiece& piece) { return stored(piece.name, ranks); });
@@ -190,9 +159,12 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   std::vector<TensorSlice> slices;
   for (const engine::WeightSlice& weight : s.weights) slices.push_back(slice_of(weight));
   std::vector<StatePiece> pieces;
+  const std::vector<GroupState> state = state_tensors(s);
+  const std::vector<ErrorTensors> errors = error_tensors(s);
   if (options.optimizer) {
-    pieces = state_pieces(s, true);
-    for (StatePiece& piece : error_pieces(s, true, [](std::string_view, int) { return true; }))
+    for (const GroupState& t : state)
+      add_state(*s.parameters, t.memory, t.group->group->owned, true, t.named(), pieces);
+    for (StatePiece& piece : error_pieces(s, errors, true, [](std::string_view, int) { return true; }))
       pieces.push_back(std::move(piece));
   }
   // The counted elements, so that the sum over the ranks is the size of the checkpoint.
@@ -221,25 +193,18 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   std::vector<ShardSpec> shards;
   for (const StatePiece& piece : pieces) shards.push_back(piece.shard());
   writer.add_tensor_set("optimizer", shards, [&](SafetensorsWriter& file) {
-    const auto bytes_of = [](const StatePiece& piece) {
-      return static_cast<size_t>(piece.count * size_of(piece.dtype));
-    };
-    std::vector<MemoryRange> ranges;
-    if (s.staging) {
-      for (const StatePiece& piece : pieces) append_pieces(*s.staging, piece.data, bytes_of(piece), ranges);
-      s.staging->read_ahead(ranges);
-    }
-    size_t range = 0;
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      const size_t bytes = bytes_of(pieces[i]);
-      if (!s.staging) file.write(shards[i].key, pieces[i].data, bytes);
-      for (size_t at = 0; s.staging && at < bytes; at += ranges[range++].bytes)
-        file.write_slice(shards[i].key, at, s.staging->next(), ranges[range].bytes);
-    }
+    StateReader reader(pieces, s.staging);
+    for (size_t i = 0; i < pieces.size(); ++i)
+      for (int64_t at = 0; at < pieces[i].count;) {
+        const auto [data, count] = reader.next(pieces[i], at);
+        file.write_slice(shards[i].key, static_cast<uint64_t>(at * size_of(StatePiece::dtype)), data,
+                         static_cast<size_t>(count * size_of(StatePiece::dtype)));
+        at += count;
+      }
   });
-  JsonValue state = to_json(position);
-  state.set("run", options.run);
-  return writer.commit(state);
+  JsonValue saved = to_json(position);
+  saved.set("run", options.run);
+  return writer.commit(saved);
 }
 
 Position read_position(const CheckpointReader& reader) {
@@ -290,7 +255,7 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
       want(part.name, parameter.f32 ? DType::f32 : s.groups.front().group->weight, shape_on_disk(part));
       if (trained && parameter.trainable)
         for (const plan::StateTensor& state : trained->group->state)
-          want(state.name + "/" + part.name, state.dtype, part.global);
+          want(state.name + "/" + part.name, StatePiece::dtype, part.global);
     }
   // What rounding lost is of as many ranks as saved it: other runs begin without.
   for (const auto& [name, tensor] : reader.manifest().tensors)
@@ -301,9 +266,14 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   for (const engine::WeightSlice& weight : s.weights)
     load_slice(reader.path(), weight.part.name, slice_of(weight), s.staging,
                [&](const TensorSlice& slice) { reader.read_slice(slice); });
-  std::vector<StatePiece> pieces = state_pieces(s, false);
+  std::vector<StatePiece> pieces;
+  const std::vector<GroupState> state = state_tensors(s);
+  const std::vector<ErrorTensors> errors = error_tensors(s);
+  for (const GroupState& t : state)
+    if (!t.memory.encoded())
+      add_state(*s.parameters, t.memory, t.group->group->owned, false, t.named(), pieces);
   int64_t kept = 0;
-  for (StatePiece& piece : error_pieces(s, false, [&](std::string_view name, int ranks) {
+  for (StatePiece& piece : error_pieces(s, errors, false, [&](std::string_view name, int ranks) {
          const std::string_view part = name.substr(name.find('/') + 1);
          return reader.find(name) && reader.find(error_name(ranks - 1, part)) &&
                 !reader.find(error_name(ranks, part));
@@ -318,16 +288,35 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
     log::warn(
         "{}: has no rounding errors of fp8 gradients of as many ranks as this run has: they begin at zero",
         reader.path());
-  for (const StatePiece& piece : pieces) {
+  const auto load_piece = [&](const StatePiece& piece, Staging* staging) {
     // In elements if they are contiguous, else in runs.
     const int64_t unit = piece.flat() ? 1 : piece.run, stride = piece.flat() ? 1 : piece.stride;
-    load_finite(reader.path(), piece.name, piece.dtype, piece.data, piece.count / unit,
-                unit * size_of(piece.dtype), s.staging, [&](int64_t first, int64_t n, void* out) {
+    load_finite(reader.path(), piece.name, piece.dtype, piece.data(), piece.count / unit,
+                unit * size_of(piece.dtype), staging, [&](int64_t first, int64_t n, void* out) {
                   const int64_t reads = piece.flat() ? 1 : n, count = piece.flat() ? n : piece.run;
                   for (int64_t i = 0; i < reads; ++i)
                     reader.read_logical(piece.name, piece.offset + (first + i) * stride, count,
                                         static_cast<char*>(out) + i * count * size_of(piece.dtype));
                 });
+  };
+  for (const StatePiece& piece : pieces) load_piece(piece, s.staging);
+  // Through host memory, because the pieces of a block that shares a scale may be apart in the files.
+  std::vector<float> values;
+  for (const GroupState& t : state) {
+    if (!t.memory.encoded()) continue;
+    for (const plan::OwnedRange& range : t.group->group->owned)
+      for (int64_t at = 0; at < range.count; at += state_window) {
+        plan::OwnedRange part = range;
+        part.offset += at;
+        part.count = std::min(state_window, range.count - at);
+        part.state = part.weight = 0;
+        values.resize(static_cast<size_t>(part.count));
+        const StateMemory decoded{make_tensor(values.data(), DType::f32, {part.count})};
+        pieces.clear();
+        add_state(*s.parameters, decoded, std::span(&part, 1), false, t.named(), pieces);
+        for (const StatePiece& piece : pieces) load_piece(piece, nullptr);
+        write_encoded(t.memory, range.state + at, values, s.staging);
+      }
   }
 }
 

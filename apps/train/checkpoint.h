@@ -3,10 +3,10 @@
 // config.json, tokenizer files) plus optimizer state and the position of the run.
 //
 // Logical tensors: weights under their Hugging Face names and shapes; optimizer state as "<state>/<name>"
-// ("exp_avg/model.norm.weight") in [out, in] order, and, with gradients in fp8, what rounding them lost: of
-// every rank that sums them ("grad_error.3/NAME"), and of their sums ("grad_sum_error/NAME"). A rank stores
-// the ranges that are counted on it and reads the slices and ranges it needs, so that a checkpoint can be
-// loaded on any number of ranks.
+// ("exp_avg/model.norm.weight") in [out, in] order and fp32, whatever their format in memory, and, with
+// gradients in fp8, what rounding them lost: of every rank that sums them ("grad_error.3/NAME"), and of their
+// sums ("grad_sum_error/NAME"). A rank stores the ranges that are counted on it and reads the slices and
+// ranges it needs, so that a checkpoint can be loaded on any number of ranks.
 
 #include <cstdint>
 #include <string>

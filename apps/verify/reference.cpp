@@ -16,6 +16,8 @@ ConfigResult reference_config(const ConfigResult& config) {
   c.cluster = {};
   c.policy.recompute = {RecomputeGranularity::none, {}};
   c.policy.cuda_graph = false;
+  c.policy.optimizer.use_precision_aware_optimizer = false;
+  c.policy.optimizer.exp_avg_dtype = c.policy.optimizer.exp_avg_sq_dtype = StateDType::fp32;
   c.policy.gradient_accumulation_steps = std::nullopt;
   return out;
 }

@@ -101,6 +101,9 @@ struct OptimizerConfig {
   double weight_decay = 0.1;
   std::array<double, 2> betas = {0.9, 0.95};
   double eps = 1e-8;
+  bool use_precision_aware_optimizer = false;
+  StateDType exp_avg_dtype = StateDType::fp32, exp_avg_sq_dtype = StateDType::fp32;
+  bool store_param_remainders = true;  ///< without use_precision_aware_optimizer: no effect
   LrScalingConfig lr_scaling;
   bool operator==(const OptimizerConfig&) const = default;
 };

@@ -105,13 +105,34 @@ void add_optimizer(PolicyTable& t) {
       .alias("policy.optimizer.kwargs.eps")
       .alias("policy.megatron_cfg.optimizer.adam_eps")
       .help("Added to the denominator.");
-  t.planned("optimizer.use_precision_aware_optimizer", Kind::boolean, "false")
+  NRL_POLICY_KEY(t, optimizer.use_precision_aware_optimizer)
       .alias("policy.megatron_cfg.optimizer.use_precision_aware_optimizer")
-      .help("Optimizer state in other types than fp32.");
-  for (const char* state : {"exp_avg_dtype", "exp_avg_sq_dtype"})
-    t.planned(std::string("optimizer.") + state, Kind::choice, "fp32")
-        .one_of({"fp32", "fp16", "bf16", "fp8"})
-        .help("Type of this optimizer state.");
+      .help(
+          "Allows optimizer state in fewer bits than fp32: exp_avg_dtype, exp_avg_sq_dtype and "
+          "store_param_remainders. Updates are computed in fp32.");
+  NRL_POLICY_KEY(t, optimizer.exp_avg_dtype)
+      .alias("policy.megatron_cfg.optimizer.exp_avg_dtype")
+      .help(
+          "Type in which the running mean of the gradient is kept. fp16 and fp8 (E4M3) have a scale for "
+          "every "
+          "64 numbers. Rounded at random, so that small changes are not lost.");
+  NRL_POLICY_KEY(t, optimizer.exp_avg_sq_dtype)
+      .alias("policy.megatron_cfg.optimizer.exp_avg_sq_dtype")
+      .help("The same of the squared gradient.");
+  NRL_POLICY_KEY(t, optimizer.store_param_remainders)
+      .alias("policy.megatron_cfg.optimizer.store_param_remainders")
+      .help(
+          "With use_precision_aware_optimizer and precision bfloat16: keep the 16 bits that bf16 weights "
+          "lack "
+          "instead of fp32 master weights. The same numbers in 2 bytes less per parameter.");
+  t.planned("optimizer.main_grads_dtype", Kind::choice, "fp32")
+      .one_of({"fp32", "bf16"})
+      .alias("policy.megatron_cfg.optimizer.main_grads_dtype")
+      .help("Type in which gradients are accumulated.");
+  t.planned("optimizer.main_params_dtype", Kind::choice, "fp32")
+      .one_of({"fp32", "fp16"})
+      .alias("policy.megatron_cfg.optimizer.main_params_dtype")
+      .help("Type of the master weights.");
   NRL_POLICY_KEY(t, optimizer.lr_scaling.rule)
       .help("Scale lr with the global batch: linear lr x B/base, sqrt lr x sqrt(B/base), none.");
   NRL_POLICY_KEY(t, optimizer.lr_scaling.base_batch_size)

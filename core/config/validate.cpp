@@ -17,6 +17,18 @@ namespace {
 
 constexpr int64_t auto_micro_tokens = 8192;
 
+void check_optimizer_state(Checker& c, const OptimizerConfig& o) {
+  if (o.use_precision_aware_optimizer || !c.sound({"policy.optimizer.use_precision_aware_optimizer"})) return;
+  const std::string switch_on = "policy.optimizer.use_precision_aware_optimizer: true";
+  const auto refuse = [&](const char* leaf, std::string_view value) {
+    const std::string key = fmt::format("policy.optimizer.{}", leaf);
+    if (c.sound({key}))
+      c.error(key, fmt::format("{}: {} needs {}", key, value, switch_on), "", {"or leave it out"});
+  };
+  if (o.exp_avg_dtype != StateDType::fp32) refuse("exp_avg_dtype", name_of(o.exp_avg_dtype));
+  if (o.exp_avg_sq_dtype != StateDType::fp32) refuse("exp_avg_sq_dtype", name_of(o.exp_avg_sq_dtype));
+}
+
 void check_data(Checker& c, const Config& config) {
   if (config.data.train.data_path.empty())
     c.error("data.train.data_path", "data.train.data_path must be given", "",
@@ -399,6 +411,7 @@ Diagnostics validate(const ConfigResult& result) {
   const Config& config = result.config;
   check_model(c, config);
   check_data(c, config);
+  check_optimizer_state(c, config.policy.optimizer);
   check_optimizer(c, config.policy.optimizer);
   check_schedule(c, config);
   check_rest(c, config);

@@ -64,9 +64,10 @@ class FlatBuckets {
 
   FlatBuckets() = default;
   /// `bucket_elements`: a bucket is closed when it has at least this many (0: one bucket). `shards`: the
-  /// data-parallel size. Fails with Exit::config when the total overflows, and with Exit::internal for an
-  /// empty parameter or a duplicate name.
-  FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements, int shards);
+  /// data-parallel size. `shard_align`: shards start at multiples of it; with more than 1 the layout is the
+  /// same for sizes that divide shard_unit / shard_align. Fails with Exit::config when the total overflows,
+  /// and with Exit::internal for an empty parameter or a duplicate name.
+  FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements, int shards, int64_t shard_align = 1);
 
   const std::vector<ParamSpec>& params() const { return params_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }

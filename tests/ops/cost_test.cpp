@@ -349,6 +349,18 @@ TEST_CASE("the bytes of the optimizer and its companions are those that their ke
             .param_bf16 = c.random(DType::bf16, {9})};
     CHECK(cost(c.exec(), a).bytes() == 4 * (16 + 12 + 2));
   }
+  {  // reduced state and remainders, of another number of elements than the flat buffers
+    Counted c;
+    AdamW a{.param = {},
+            .grad = c.random(DType::f32, {128}),
+            .exp_avg = make_tensor(c.random(DType::f32, {64}).data, DType::e4m3, {64}),
+            .exp_avg_sq = make_tensor(c.random(DType::f32, {64}).data, DType::f16, {64}),
+            .param_bf16 = c.random(DType::bf16, {128}),
+            .remainder = make_tensor(c.random(DType::f32, {64}).data, DType::u16, {64}),
+            .exp_avg_scales = make_tensor(c.random(DType::f32, {64}).data, DType::u8, {1}),
+            .exp_avg_sq_scales = make_tensor(c.random(DType::f32, {64}).data, DType::u8, {1})};
+    CHECK(cost(c.exec(), a).bytes() == 64 * (4 + 2 * (1 + 2 + 2 + 2)) + 2 * 2);
+  }
   for (const bool accumulate : {false, true}) {
     Counted sums, columns;
     sums.check(add_sum_of_squares, SumOfSquares{.x = sums.random(DType::f32, {9}),

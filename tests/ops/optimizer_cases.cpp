@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "core/ops/optimizer.h"
 #include "core/ops/step.h"
@@ -89,6 +90,190 @@ Outputs chunked(Exec& e, bool aligned, bool low, From from) {
   adamw(e, a);
   return {
       {"param", param, 8}, {"grad", grad}, {"exp_avg", m, 8}, {"exp_avg_sq", v, 8}, {"param_bf16", copy, 8}};
+}
+
+/// State of n elements in a format, read and written as f32 on the host.
+class Moment {
+ public:
+  Moment(DType dtype, int64_t n)
+      : dtype_(dtype), values_(DType::i32, {n}), scales_(DType::i32, {moment_blocks(n)}), n_(n) {}
+  Tensor values() const { return make_tensor(values_.tensor().data, dtype_, {n_}); }
+  Tensor scales() const {
+    return has_moment_scales(dtype_) ? make_tensor(scales_.tensor().data, DType::u8, {moment_blocks(n_)})
+                                     : Tensor{};
+  }
+  void set(const std::vector<float>& x) {
+    encode_moments(dtype_, x.data(), n_, values().data, static_cast<uint8_t*>(scales_.tensor().data));
+  }
+  std::vector<float> get() const {
+    std::vector<float> x(static_cast<size_t>(n_));
+    decode_moments(dtype_, values().data, static_cast<uint8_t*>(scales_.tensor().data), 0, n_, x.data());
+    return x;
+  }
+  /// The distance of the format's numbers at element i.
+  double unit(int64_t i, double x) const {
+    const int bits = dtype_ == DType::bf16 ? 7 : dtype_ == DType::f16 ? 10 : 3;
+    const double spacing = std::ldexp(1.0, std::ilogb(x == 0 ? 1e-30 : x) - bits);
+    if (!has_moment_scales(dtype_)) return spacing;
+    const int scale = static_cast<uint8_t*>(scales_.tensor().data)[i / moment_block] - 127;
+    return std::max(spacing, std::ldexp(1.0, scale - (dtype_ == DType::f16 ? 24 : 9)));
+  }
+
+ private:
+  DType dtype_;
+  Buffer values_, scales_;
+  int64_t n_;
+};
+
+std::vector<float> values_of(const Buffer& b) {
+  const auto* x = static_cast<const float*>(b.tensor().data);
+  return {x, x + b.size()};
+}
+
+/// The weights after a step are those of fp32 state with the same numbers, and the new state is the fp32 one
+/// rounded to a neighbor, up as often as the dropped part says.
+void reduced_state(Exec& e, DType mean, DType square) {
+  constexpr int64_t flat = 41000, held = 34000;
+  const Buffer table = table_of(ranges(true)), grad = Buffer(DType::f32, {flat}).normal("grad");
+  Buffer param = Buffer(DType::f32, {held}).normal("param"), expected = param;
+  Buffer copy(DType::bf16, {flat}), expected_copy(DType::bf16, {flat}),
+      scalars(DType::f64, {StepScalar::count});
+  scalars.set(StepScalar::learning_rate, 3e-2);
+  scalars.set(StepScalar::grad_scale, 0.75);
+  scalars.set(StepScalar::correction1, 1 - std::pow(0.9, 7));
+  scalars.set(StepScalar::correction2, 1 - std::pow(0.95, 7));
+  Moment m(mean, held), v(square, held);
+  m.set(values_of(Buffer(DType::f32, {held}).normal("m", 0.1)));
+  std::vector<float> squares = values_of(Buffer(DType::f32, {held}).normal("v"));
+  for (float& x : squares) x *= x;
+  v.set(squares);
+  double bias = 0, units = 0;
+  int64_t lost = 0;
+  for (int step = 1; step <= 4; ++step) {
+    scalars.set(StepScalar::updates, step);
+    Buffer exact_m(DType::f32, {held}), exact_v(DType::f32, {held});
+    const std::vector<float> old_m = m.get(), old_v = v.get();
+    for (int64_t i = 0; i < held; ++i) {
+      exact_m.set(i, static_cast<double>(old_m[static_cast<size_t>(i)]));
+      exact_v.set(i, static_cast<double>(old_v[static_cast<size_t>(i)]));
+    }
+    AdamW a{.param = expected,
+            .grad = grad,
+            .exp_avg = exact_m,
+            .exp_avg_sq = exact_v,
+            .param_bf16 = expected_copy,
+            .beta2 = 0.95f,
+            .rates = {AdamWRates{}, {.weight_decay = 0.1f}, {.weight_decay = 0.2f, .lr_scale = 3}},
+            .chunks = table,
+            .scalars = scalars};
+    adamw(e, a);
+    a.param = param;
+    a.param_bf16 = copy;
+    a.exp_avg = m.values();
+    a.exp_avg_scales = m.scales();
+    a.exp_avg_sq = v.values();
+    a.exp_avg_sq_scales = v.scales();
+    adamw(e, a);
+    synchronize(e);
+    expect(same_bits(param, expected) && same_bits(copy, expected_copy),
+           "the weights are not those of fp32 state with the same numbers");
+    const std::vector<float> new_m = m.get(), new_v = v.get();
+    for (const AdamWRange& r : ranges(true))
+      for (int64_t i = r.state; i < r.state + r.count; ++i) {
+        const auto check = [&](const Moment& moment, double want, double got, const char* name) {
+          const double unit = moment.unit(i, want), error = (got - want) / unit;
+          expect(std::fabs(error) < 1 || want == 0, fmt::format("{} {}: {} became {}", name, i, want, got));
+          bias += error;
+          units += 1;
+        };
+        if (mean != DType::f32)
+          check(m, exact_m.get(i), static_cast<double>(new_m[static_cast<size_t>(i)]), "exp_avg");
+        const double want = exact_v.get(i), got = static_cast<double>(new_v[static_cast<size_t>(i)]);
+        if (square != DType::f32 && want > v.unit(i, 0)) check(v, want, got, "exp_avg_sq");
+        lost += want > 0 && got == 0;
+      }
+  }
+  expect(lost == 0, fmt::format("{} squares became zero", lost));
+  // Errors are within one unit; the mean of n has a standard deviation below 0.5 / sqrt(n).
+  expect(std::fabs(bias / units) < 2.5 / std::sqrt(units),
+         fmt::format("mean error of {} units", bias / units));
+  const std::vector<float> stored = m.get();
+  m.set(stored);
+  expect(m.get() == stored, "decoded state that is encoded again has other numbers");
+}
+
+/// Master weights as bf16 and remainders are updated as fp32 ones are, ties and signs included.
+void remainders(Exec& e) {
+  constexpr int64_t flat = 41000, held = 34000;
+  for (const bool aligned : {true, false}) {
+    const Buffer table = table_of(ranges(aligned)), grad = Buffer(DType::f32, {flat}).normal("grad");
+    Buffer param = Buffer(DType::f32, {held}).normal("param"), copy = Buffer(DType::bf16, {flat}),
+           high = Buffer(DType::bf16, {flat}), low(DType::i32, {held});
+    const Tensor remainder = make_tensor(low.tensor().data, DType::u16, {held});
+    auto* master = static_cast<uint32_t*>(param.tensor().data);
+    for (int64_t i = 0; i < held; i += 3) master[i] = (master[i] & 0xffff0000u) | 0x8000u;  // halfway
+    split_master(static_cast<const float*>(param.tensor().data), held,
+                 static_cast<uint16_t*>(remainder.data));
+    for (const AdamWRange& r : ranges(aligned))
+      for (int64_t i = 0; i < r.count; ++i)
+        static_cast<uint16_t*>(high.tensor().data)[r.flat + i] =
+            static_cast<uint16_t>((master[r.state + i] + 0x8000u) >> 16);
+    Buffer m = Buffer(DType::f32, {held}).normal("m"), v = Buffer(DType::f32, {held}).fill(0.25), m2 = m,
+           v2 = v;
+    for (int64_t step = 1; step <= 4; ++step) {
+      AdamW a{.param = param,
+              .grad = grad,
+              .exp_avg = m,
+              .exp_avg_sq = v,
+              .param_bf16 = copy,
+              .lr = step == 1 ? 0.0f : 1e-3f,  // keeps the ties
+              .rates = {AdamWRates{}, {.weight_decay = 0.1f}, {.weight_decay = 0.2f, .lr_scale = 3}},
+              .step = step,
+              .chunks = table};
+      adamw(e, a);
+      a.param = {};
+      a.remainder = remainder;
+      a.param_bf16 = high;
+      a.exp_avg = m2;
+      a.exp_avg_sq = v2;
+      adamw(e, a);
+      synchronize(e);
+      expect(same_bits(copy, high), fmt::format("step {}: other bf16 weights", step));
+      expect(same_bits(m, m2) && same_bits(v, v2), "other state");
+      for (const AdamWRange& r : ranges(aligned)) {
+        std::vector<float> joined(static_cast<size_t>(r.count));
+        join_master(static_cast<const bf16*>(high.tensor().data) + r.flat,
+                    static_cast<const uint16_t*>(remainder.data) + r.state, r.count, joined.data());
+        expect(std::memcmp(joined.data(), master + r.state, joined.size() * 4) == 0,
+               fmt::format("step {}: other master weights", step));
+      }
+    }
+  }
+}
+
+/// A running mean follows changes that are less than half a unit of its format.
+void small_changes(Exec& e, DType dtype) {
+  constexpr int64_t n = 2048;
+  Buffer param(DType::f32, {n}), grad = Buffer(DType::f32, {n}).fill(1);
+  Moment m(dtype, n), v(dtype, n);
+  v.set(std::vector<float>(n, 4.0f));
+  for (int64_t step = 1; step <= 300; ++step) {
+    const float t = static_cast<float>(step);
+    // Gradients differ from element to element and step to step, as in training.
+    for (int64_t i = 0; i < n; ++i)
+      static_cast<float*>(grad.tensor().data)[i] = 1.0f + 1e-3f * std::sin(t + static_cast<float>(i));
+    AdamW a{.param = param, .grad = grad, .exp_avg = m.values(), .exp_avg_sq = v.values()};
+    a.exp_avg_scales = m.scales();
+    a.exp_avg_sq_scales = v.scales();
+    a.beta2 = 0.998f;
+    a.step = step;
+    adamw(e, a);
+    synchronize(e);
+  }
+  const double want = 1 + 3 * std::pow(0.998, 300);  // 2.65
+  double mean = 0;
+  for (const float x : v.get()) mean += static_cast<double>(x) / n;
+  expect(std::fabs(mean - want) < 0.07 * want, fmt::format("exp_avg_sq came to {}, wanted {}", mean, want));
 }
 
 /// The chunks joined together are the ranges.
@@ -215,6 +400,16 @@ NRL_OP_CASES(optimizer) {
                          : from == From::device ? " scalars on the device"
                                                 : " skipped"),
              [=](Exec& e) { return chunked(e, aligned, low, from); }, true});
+  for (const DType mean : {DType::f32, DType::bf16, DType::f16, DType::e4m3})
+    for (const DType square : {DType::f32, DType::bf16, DType::f16, DType::e4m3})
+      if (mean != DType::f32 || square != DType::f32)
+        registry.properties.push_back(
+            {fmt::format("optimizer.reduced_state {} {}", name_of(mean), name_of(square)),
+             [=](Exec& e) { reduced_state(e, mean, square); }});
+  for (const DType dtype : {DType::bf16, DType::f16, DType::e4m3})
+    registry.properties.push_back({fmt::format("optimizer.small_changes {}", name_of(dtype)),
+                                   [=](Exec& e) { small_changes(e, dtype); }, true});
+  registry.properties.push_back({"optimizer.remainders", remainders});
   registry.properties.push_back({"optimizer.non_finite", non_finite});
   registry.properties.push_back({"optimizer.chunk_table", chunk_table});
   registry.properties.push_back({"optimizer.empty_sums", empty_sums});

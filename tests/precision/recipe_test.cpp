@@ -94,7 +94,11 @@ TEST_CASE("what the ops cannot do is refused by name", "[precision]") {
                       "logits in bf16"));
   REQUIRE(refused_for(Recipe({.logits = DType::f16}), "logits in f16"));
   REQUIRE(refused_for(Recipe({.weight_gradients = DType::bf16}), "weight gradients in bf16"));
-  REQUIRE(refused_for(Recipe({.optimizer_state = DType::bf16}), "optimizer state in bf16"));
+  REQUIRE(refused_for(Recipe({.optimizer = {.exp_avg_sq = DType::e5m2}}), "optimizer state in e5m2"));
+  REQUIRE(unsupported_reason(Recipe({.optimizer = {.exp_avg = DType::e4m3, .exp_avg_sq = DType::f16}}), 1)
+              .empty());
+  REQUIRE(bfloat16.with_optimizer({.remainders = true}).optimizer().remainders);
+  REQUIRE(!float32.with_optimizer({.remainders = true}).optimizer().remainders);
 }
 
 }  // namespace

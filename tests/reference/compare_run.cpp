@@ -19,10 +19,10 @@ struct Tolerances {
 };
 constexpr Tolerances bf16_tolerances{3e-3, 2e-2, 0.1, 0.1};
 
-// Rounds to the nearest bf16, half to even: what the layers read of f32 master weights.
+// Rounds to the nearest bf16, half away from zero: what the layers read of f32 master weights.
 double round_to_bf16(double x) {
   uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(x));
-  bits += 0x7fff + (bits >> 16 & 1);
+  bits += 0x8000;
   return static_cast<double>(std::bit_cast<float>(bits & 0xffff0000));
 }
 

@@ -9,6 +9,7 @@
 #include "core/io/indexed_dataset.h"
 #include "tests/catch.h"
 #include "tests/io/checkpoint_test_util.h"
+#include "tests/train/captured_output.h"
 #include "tests/train/json_lines.h"
 
 using namespace nrl;
@@ -306,8 +307,12 @@ TEST_CASE("skipped steps in a row are counted over a resume") {
 
 TEST_CASE("weights and every kind of optimizer state are restored") {
   const Runs runs;
-  for (const std::string precision : {"float32", "bfloat16"}) {
-    const std::vector<std::string> more{"policy.precision=" + precision};
+  for (const std::string precision : {"float32", "bfloat16", "reduced"}) {
+    std::vector<std::string> more{"policy.precision=" + (precision == "reduced" ? "bfloat16" : precision)};
+    if (precision == "reduced")
+      more.insert(more.end(),
+                  {"policy.optimizer.use_precision_aware_optimizer=true",
+                   "policy.optimizer.exp_avg_dtype=fp8", "policy.optimizer.exp_avg_sq_dtype=fp16"});
     REQUIRE(runs.train(precision, more) == Exit::ok);
     for (const std::string prefix : {"", "exp_avg/", "exp_avg_sq/", "master/"}) {
       if (prefix == "master/" && precision == "float32") continue;
@@ -328,6 +333,30 @@ TEST_CASE("weights and every kind of optimizer state are restored") {
       CHECK_FALSE((runs.same(name + "-edited", precision, "model.safetensors") &&
                    runs.same(name + "-edited", precision, optimizer_file)));
     }
+  }
+}
+
+TEST_CASE("optimizer state in fewer bits that is not finite is refused with its name") {
+  const Runs runs;
+  const std::vector<std::string> more{
+      "policy.precision=bfloat16", "policy.optimizer.use_precision_aware_optimizer=true",
+      "policy.optimizer.exp_avg_dtype=fp8", "policy.optimizer.exp_avg_sq_dtype=bf16"};
+  REQUIRE(runs.train("good", more) == Exit::ok);
+  for (const std::string prefix : {"exp_avg/", "exp_avg_sq/", "master/"}) {
+    CAPTURE(prefix);
+    const std::string name = "bad-" + prefix.substr(0, prefix.find('/')),
+                      tensor = prefix + "model.norm.weight";
+    runs.copy(
+        "good", name, 2, [](JsonValue&) {},
+        [&](const std::string& edited, DType, std::string& bytes) {
+          if (edited == tensor) std::memcpy(bytes.data() + 12, "\0\0\xc0\x7f", 4);
+        });
+    const TemporaryDirectory output(TemporaryDirectory::Where::memory);
+    const CapturedOutput captured(output / "out.txt", output / "err.txt");
+    const Exit code = runs.train(name, more);
+    captured.restore();
+    CHECK(code == Exit::data);
+    CHECK(contains(read_file(output / "err.txt", 1 << 16), tensor + "\" has 1 NaN"));
   }
 }
 

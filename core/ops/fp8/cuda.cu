@@ -5,9 +5,9 @@
 
 #include "core/device/kernel.h"
 #include "core/ops/fp8.h"
-#include "core/ops/shared/fp8.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
+#include "core/ops/shared/fp8.h"
 #include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {

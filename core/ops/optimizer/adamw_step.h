@@ -5,6 +5,7 @@
 
 #include "core/ops/optimizer.h"
 #include "core/ops/shared/element.h"
+#include "core/ops/shared/moments.h"
 #include "core/ops/step.h"
 
 namespace nrl::ops {
@@ -13,21 +14,25 @@ namespace nrl::ops {
 struct AdamWScalars {
   double learning_rate, grad_scale;
   double correction1, correction2;  ///< 1 - beta1^step, 1 - beta2^step
+  double step;
   bool skip;
 };
 
 /// From the members of a call without AdamW::scalars.
 inline AdamWScalars adamw_scalars(const AdamW& a) {
   const auto steps = static_cast<double>(a.step);
-  return {static_cast<double>(a.lr), static_cast<double>(a.grad_scale),
+  return {static_cast<double>(a.lr),
+          static_cast<double>(a.grad_scale),
           1.0 - std::pow(static_cast<double>(a.beta1), steps),
-          1.0 - std::pow(static_cast<double>(a.beta2), steps), false};
+          1.0 - std::pow(static_cast<double>(a.beta2), steps),
+          steps,
+          false};
 }
 
 /// From AdamW::scalars, in device memory (StepScalar).
 NRL_HOST_DEVICE inline AdamWScalars adamw_scalars(const double* s) {
   return {s[StepScalar::learning_rate], s[StepScalar::grad_scale], s[StepScalar::correction1],
-          s[StepScalar::correction2], s[StepScalar::skip] != 0.0};
+          s[StepScalar::correction2],   s[StepScalar::updates],    s[StepScalar::skip] != 0.0};
 }
 
 /// The same in all steps and for all elements.
@@ -48,6 +53,7 @@ NRL_HOST_DEVICE inline element::AdamWStep adamw_step(const AdamWScalars& s, cons
   k.inv_sqrt_correction2 = static_cast<float>(1.0 / sqrt(s.correction2));
   k.eps = r.eps;
   k.grad_scale = static_cast<float>(s.grad_scale);
+  k.seed = moments::mix(static_cast<uint32_t>(static_cast<int64_t>(s.step)));
   return k;
 }
 

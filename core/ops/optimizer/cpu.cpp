@@ -2,6 +2,7 @@
 // over the threads; sums are made of partial sums per norm_block elements, added in order.
 
 #include <cstring>
+#include <type_traits>
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
@@ -10,6 +11,7 @@
 #include "core/ops/optimizer/adamw_step.h"
 #include "core/ops/optimizer/decide_step.h"
 #include "core/ops/shared/cpu/simd.h"
+#include "core/ops/shared/moments.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {
@@ -25,12 +27,151 @@ void update(const element::AdamWStep s, float* __restrict p, const float* __rest
     p[i] = x.param;
     m[i] = x.exp_avg;
     v[i] = x.exp_avg_sq;
-    if constexpr (with_bf16) store(p_bf16[i], x.param);
+    if constexpr (with_bf16) p_bf16[i].bits = moments::split(x.param).high;
   }
+}
+
+// --- state in reduced formats
+// -------------------------------------------------------------------------------
+
+/// Elements that are converted at a time, in the L1 cache.
+constexpr int64_t window = 512;
+static_assert(window % moment_block == 0 && adamw_chunk % window == 0);
+
+template <DType format>
+using Code = std::conditional_t<format == DType::f16, uint16_t, uint8_t>;
+
+template <DType format>
+void decode(const void* from, const uint8_t* scales, float* __restrict out, int64_t n) {
+  for (int64_t at = 0; at < n; at += moment_block) {
+    const auto* codes = static_cast<const Code<format>*>(from) + at;
+    const float scale = fp8::scale_value(scales[at / moment_block]);
+    const int64_t count = std::min(moment_block, n - at);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) out[at + i] = moments::decode<format>(codes[i]) * scale;
+  }
+}
+
+template <DType format>
+void encode(const float* __restrict x, const uint32_t* __restrict random, void* to, uint8_t* scales,
+            bool nonzero, int64_t n) {
+  for (int64_t at = 0; at < n; at += moment_block) {
+    auto* codes = static_cast<Code<format>*>(to) + at;
+    const int64_t count = std::min(moment_block, n - at);
+    uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < count; ++i)
+      largest = std::max(largest, moments::bits_of(x[at + i]) & fp8::magnitude_bits);
+    const uint32_t byte = fp8::scale_of<format>(largest);
+    const float inverse = fp8::inverse_scale(byte);
+    scales[at / moment_block] = static_cast<uint8_t>(byte);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i)
+      codes[i] =
+          static_cast<Code<format>>(moments::encode<format>(x[at + i] * inverse, random[at + i], nonzero));
+  }
+}
+
+/// A moment's elements from `at` on. `x`: where they are in fp32, in the buffer or in place.
+struct Moment {
+  Moment(const Tensor& values, const Tensor& scales, int64_t at)
+      : dtype(values.dtype),
+        data(static_cast<char*>(values.data) + at * size_of(values.dtype)),
+        scales(scales ? data_of<uint8_t>(scales) + at / moment_block : nullptr) {}
+
+  float* read(float* __restrict buffer, int64_t n) const {
+    switch (dtype) {
+      case DType::f16:
+        decode<DType::f16>(data, scales, buffer, n);
+        return buffer;
+      case DType::e4m3:
+        decode<DType::e4m3>(data, scales, buffer, n);
+        return buffer;
+      case DType::bf16: {
+        const auto* from = static_cast<const uint16_t*>(data);
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i) buffer[i] = moments::float_of(static_cast<uint32_t>(from[i]) << 16);
+        return buffer;
+      }
+      default:
+        return static_cast<float*>(data);
+    }
+  }
+  void write(const float* __restrict x, const uint32_t* __restrict random, bool nonzero, int64_t n) const {
+    switch (dtype) {
+      case DType::f16:
+        return encode<DType::f16>(x, random, data, scales, nonzero, n);
+      case DType::e4m3:
+        return encode<DType::e4m3>(x, random, data, scales, nonzero, n);
+      case DType::bf16: {
+        auto* to = static_cast<uint16_t*>(data);
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i) to[i] = static_cast<uint16_t>(moments::encode_bf16(x[i], random[i]));
+        return;
+      }
+      default:
+        return;  // in place
+    }
+  }
+
+  DType dtype;
+  void* data;
+  uint8_t* scales;
+};
+
+/// Fewer than `window` elements, all at multiples of it from the beginning of a chunk.
+void update_window(const AdamW& a, const element::AdamWStep s, int64_t flat, int64_t state, int64_t n) {
+  alignas(64) float params[window], means[window], squares[window];
+  alignas(64) uint32_t random_mean[window], random_square[window];
+  const float* __restrict g = data_of<const float>(a.grad) + flat;
+  uint16_t* __restrict high = a.param_bf16 ? data_of<uint16_t>(a.param_bf16) + flat : nullptr;
+  uint16_t* __restrict low = a.remainder ? data_of<uint16_t>(a.remainder) + state : nullptr;
+  const Moment exp_avg(a.exp_avg, a.exp_avg_scales, state);
+  const Moment exp_avg_sq(a.exp_avg_sq, a.exp_avg_sq_scales, state);
+  float* __restrict m = exp_avg.read(means, n);
+  float* __restrict v = exp_avg_sq.read(squares, n);
+  float* __restrict p = params;
+  if (low) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) p[i] = moments::join({high[i], low[i]});
+  } else {
+    p = data_of<float>(a.param) + (high ? state : flat);
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const element::AdamWState x = element::adamw<SimdMath>(s, {p[i], m[i], v[i]}, g[i]);
+    p[i] = x.param;
+    m[i] = x.exp_avg;
+    v[i] = x.exp_avg_sq;
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    random_mean[i] = moments::random_bits(s.seed, g[i], m[i]);
+    random_square[i] = moments::random_bits(~s.seed, g[i], v[i]);
+  }
+  exp_avg.write(m, random_mean, false, n);
+  exp_avg_sq.write(v, random_square, true, n);
+  if (high) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) high[i] = moments::split(p[i]).high;
+  }
+  if (low) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) low[i] = moments::split(p[i]).low;
+  }
+}
+
+bool is_reduced(const AdamW& a) {
+  return a.remainder || a.exp_avg.dtype != DType::f32 || a.exp_avg_sq.dtype != DType::f32;
 }
 
 /// n elements, at `flat` of grad and param_bf16 and at `state` of the other buffers.
 void update_piece(const AdamW& a, const element::AdamWStep& s, int64_t flat, int64_t state, int64_t n) {
+  if (is_reduced(a)) {
+    for (int64_t at = 0; at < n; at += window)
+      update_window(a, s, flat + at, state + at, std::min(window, n - at));
+    return;
+  }
   const float* grad = data_of<const float>(a.grad) + flat;
   bf16* param_bf16 = a.param_bf16 ? data_of<bf16>(a.param_bf16) + flat : nullptr;
   auto* run = param_bf16 ? update<true> : update<false>;
@@ -45,8 +186,11 @@ void adamw_kernel(Exec& exec, const AdamW& a) {
   for (size_t i = 0; i < steps.size(); ++i)
     steps[i] = adamw_step(scalars, {a.beta1, a.beta2, a.eps}, a.rates[i]);
   if (!a.chunks) {
-    cpu::parallel_for(exec.threads, a.grad.numel(), grain_elements, [&](int64_t begin, int64_t end) {
-      update_piece(a, steps[0], begin, begin, end - begin);
+    const int64_t n = a.grad.numel(), blocks = moment_blocks(n);
+    constexpr int64_t grain = grain_elements / moment_block;
+    cpu::parallel_for(exec.threads, blocks, grain, [&](int64_t begin, int64_t end) {
+      const int64_t first = begin * moment_block;
+      update_piece(a, steps[0], first, first, std::min(end * moment_block, n) - first);
     });
     return;
   }

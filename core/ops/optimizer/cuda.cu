@@ -1,6 +1,7 @@
 // The optimizer and the reductions around it on the GPU; formulas in core/ops/optimizer.h.
 //
 // update_kernel: four blocks per chunk; writes (=) param, exp_avg, exp_avg_sq and param_bf16.
+// update_reduced_kernel: the same with state in formats of fewer bits and remainders.
 // squares_kernel, sum_kernel: sums in double; a partial sum per norm_block elements (=, workspace), which one
 // block adds up. convert_kernel: out = x. parts_kernel: out = or += the sum of parts. zero_kernel: clears
 // memory. decide_kernel: one thread.
@@ -11,6 +12,7 @@
 #include "core/ops/optimizer/adamw_step.h"
 #include "core/ops/optimizer/decide_step.h"
 #include "core/ops/shared/gpu/rows.cuh"
+#include "core/ops/shared/moments.h"
 #include "core/ops/shared/scratch.h"
 #include "core/ops/transfer.h"
 
@@ -27,10 +29,27 @@ constexpr int threads = 256;
 constexpr int64_t blocks_per_chunk = 4;
 constexpr int64_t elements_per_block = adamw_chunk / blocks_per_chunk;
 
+/// Four neighbors, accessed at once.
+template <class T>
+struct alignas(4 * sizeof(T)) Four {
+  T v[4];
+  __device__ __forceinline__ static Four load(const void* from) { return *static_cast<const Four*>(from); }
+  __device__ __forceinline__ void store(void* to) const { *static_cast<Four*>(to) = *this; }
+};
+
+/// exp_avg or exp_avg_sq in any of the formats.
+struct Moment {
+  void* values;
+  unsigned char* scales;
+  DType dtype;
+};
+
 struct UpdateArguments {
   float *param, *exp_avg, *exp_avg_sq;
   const float* grad;
   bf16* param_bf16;
+  unsigned short* remainder;
+  Moment mean, square;    ///< in update_reduced_kernel, instead of exp_avg and exp_avg_sq
   const int64_t* chunks;  ///< null: the whole buffers, in chunks of adamw_chunk elements
   int64_t n;
   const double* scalars;  ///< null: `host`
@@ -39,8 +58,14 @@ struct UpdateArguments {
   AdamWRates rates[adamw_rates];
 };
 
-template <bool with_bf16>
-__global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
+/// The elements of a block: the first one in the flat and in the state buffers, and how many; 0: none.
+struct BlockRange {
+  int64_t flat, state;
+  int n;
+};
+
+/// Finds the elements of this block and the constants of their update. All threads must call it.
+__device__ __forceinline__ BlockRange begin_update(const UpdateArguments& a, element::AdamWStep& step) {
   NRL_SHARED(element::AdamWStep, constants);
   NRL_SHARED(int, skipped);
   const int64_t chunk = blockIdx.x / blocks_per_chunk,
@@ -55,21 +80,29 @@ __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
     rates = row[3];
   }
   const int n = static_cast<int>(min(elements_per_block, count - begin));
-  if (n <= 0) return;
+  if (n <= 0) return {0, 0, 0};
   if (threadIdx.x == 0) {
     const AdamWScalars s = a.scalars ? adamw_scalars(a.scalars) : a.host;
     constants = adamw_step(s, a.constants, a.rates[rates]);
     skipped = s.skip;
   }
   __syncthreads();
-  const element::AdamWStep s = constants;
-  if (skipped != 0) return;
+  step = constants;
+  return {flat + begin, state + begin, skipped != 0 ? 0 : n};
+}
 
-  float* __restrict__ p = a.param + (with_bf16 ? state : flat) + begin;
-  const float* __restrict__ g = a.grad + flat + begin;
-  float* __restrict__ m = a.exp_avg + state + begin;
-  float* __restrict__ v = a.exp_avg_sq + state + begin;
-  bf16* __restrict__ p_bf16 = with_bf16 ? a.param_bf16 + flat + begin : nullptr;
+template <bool with_bf16>
+__global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
+  element::AdamWStep s;
+  const BlockRange range = begin_update(a, s);
+  const int n = range.n;
+  if (n == 0) return;
+
+  float* __restrict__ p = a.param + (with_bf16 ? range.state : range.flat);
+  const float* __restrict__ g = a.grad + range.flat;
+  float* __restrict__ m = a.exp_avg + range.state;
+  float* __restrict__ v = a.exp_avg_sq + range.state;
+  bf16* __restrict__ p_bf16 = with_bf16 ? a.param_bf16 + range.flat : nullptr;
 
   auto address = [](const void* x) { return reinterpret_cast<uintptr_t>(x); };
   const bool vectors = ((address(p) | address(g) | address(m) | address(v)) % 16 | address(p_bf16) % 8) == 0;
@@ -90,14 +123,163 @@ __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
     store_floats(p + i, p4);
     store_floats(m + i, m4);
     store_floats(v + i, v4);
-    if constexpr (with_bf16) store_floats(p_bf16 + i, p4);
+    if constexpr (with_bf16) {
+      Four<uint16_t> bits;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) bits.v[k] = moments::split(p4[k]).high;
+      bits.store(p_bf16 + i);
+    }
   }
   for (int i = whole + static_cast<int>(threadIdx.x); i < n; i += threads) {
     const element::AdamWState x = element::adamw<GpuMath>(s, {p[i], m[i], v[i]}, g[i]);
     p[i] = x.param;
     m[i] = x.exp_avg;
     v[i] = x.exp_avg_sq;
-    if constexpr (with_bf16) p_bf16[i] = bf16(x.param);
+    if constexpr (with_bf16) p_bf16[i].bits = moments::split(x.param).high;
+  }
+}
+
+/// The elements i .. i + 3 of a block's range, of which `count` exist.
+template <class T>
+__device__ __forceinline__ void load_four(const T* from, int count, bool vectors, T (&out)[4]) {
+  if (vectors && count >= 4) {
+    const Four<T> four = Four<T>::load(from);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) out[k] = four.v[k];
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) out[k] = k < count ? from[k] : T{};
+}
+
+template <class T>
+__device__ __forceinline__ void store_four(T* to, int count, bool vectors, const T (&x)[4]) {
+  if (vectors && count >= 4) {
+    Four<T> four;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) four.v[k] = x[k];
+    four.store(to);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    if (k < count) to[k] = x[k];
+}
+
+template <DType format, class Code>
+__device__ __forceinline__ void decode_four(const Moment& a, int64_t at, int count, bool vectors,
+                                            float (&x)[4]) {
+  Code codes[4];
+  load_four(static_cast<const Code*>(a.values) + at, count, vectors, codes);
+  const float scale = count > 0 ? fp8::scale_value(a.scales[at / moment_block]) : 0.0f;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) x[k] = moments::decode<format>(codes[k]) * scale;
+}
+
+/// Neighboring lanes with the elements of one block of the scales.
+constexpr int lanes_per_scale = static_cast<int>(moment_block) / 4;
+
+template <DType format, class Code>
+__device__ __forceinline__ void encode_four(const Moment& a, int64_t at, int count, bool vectors,
+                                            const float (&x)[4], const uint32_t (&random)[4], bool nonzero) {
+  unsigned largest = 0;
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    if (k < count)
+      largest = max(largest, static_cast<unsigned>(moments::bits_of(x[k]) & fp8::magnitude_bits));
+#pragma unroll
+  for (int o = lanes_per_scale / 2; o; o >>= 1)
+    largest = max(largest, __shfl_xor_sync(all_lanes, largest, o));
+  const unsigned byte = fp8::scale_of<format>(largest);
+  const float inverse = fp8::inverse_scale(byte);
+  if (count > 0 && at % moment_block == 0) a.scales[at / moment_block] = static_cast<unsigned char>(byte);
+  Code codes[4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    codes[k] = static_cast<Code>(moments::encode<format>(x[k] * inverse, random[k], nonzero));
+  store_four(static_cast<Code*>(a.values) + at, count, vectors, codes);
+}
+
+__device__ __forceinline__ void load_moment(const Moment& a, int64_t at, int count, bool vectors,
+                                            float (&x)[4]) {
+  if (a.dtype == DType::f32) {
+    load_four(static_cast<const float*>(a.values) + at, count, vectors, x);
+  } else if (a.dtype == DType::bf16) {
+    unsigned short bits[4];
+    load_four(static_cast<const unsigned short*>(a.values) + at, count, vectors, bits);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) x[k] = moments::float_of(static_cast<uint32_t>(bits[k]) << 16);
+  } else if (a.dtype == DType::f16) {
+    decode_four<DType::f16, unsigned short>(a, at, count, vectors, x);
+  } else {
+    decode_four<DType::e4m3, unsigned char>(a, at, count, vectors, x);
+  }
+}
+
+__device__ __forceinline__ void store_moment(const Moment& a, int64_t at, int count, bool vectors,
+                                             const float (&x)[4], const uint32_t (&random)[4], bool nonzero) {
+  if (a.dtype == DType::f32) {
+    store_four(static_cast<float*>(a.values) + at, count, vectors, x);
+  } else if (a.dtype == DType::bf16) {
+    unsigned short bits[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) bits[k] = static_cast<unsigned short>(moments::encode_bf16(x[k], random[k]));
+    store_four(static_cast<unsigned short*>(a.values) + at, count, vectors, bits);
+  } else if (a.dtype == DType::f16) {
+    encode_four<DType::f16, unsigned short>(a, at, count, vectors, x, random, nonzero);
+  } else {
+    encode_four<DType::e4m3, unsigned char>(a, at, count, vectors, x, random, nonzero);
+  }
+}
+
+/// The formats are runtime branches, the same for all threads. Four elements per thread, so that 16 lanes
+/// share a scale; all threads stay in the loop for their reductions.
+__global__ void __launch_bounds__(threads) update_reduced_kernel(UpdateArguments a) {
+  element::AdamWStep s;
+  const BlockRange range = begin_update(a, s);
+  auto unaligned = [](const void* x, int64_t size) {
+    return reinterpret_cast<uintptr_t>(x) % static_cast<uintptr_t>(4 * size) != 0;
+  };
+  const bool vectors = range.flat % 4 == 0 && range.state % 4 == 0 && !unaligned(a.grad, 4) &&
+                       !unaligned(a.param, 4) && !unaligned(a.param_bf16, 2) && !unaligned(a.remainder, 2) &&
+                       !unaligned(a.mean.values, 4) && !unaligned(a.square.values, 4);
+  unsigned short* const high = reinterpret_cast<unsigned short*>(a.param_bf16);
+  for (int base = 0; base < range.n; base += threads * 4) {
+    const int i = base + static_cast<int>(threadIdx.x) * 4, count = max(0, min(4, range.n - i));
+    const int64_t flat = range.flat + i, state = range.state + i, at = a.param_bf16 ? state : flat;
+    float p[4], m[4], v[4], g[4];
+    unsigned short bits[4], low[4];
+    uint32_t random_mean[4], random_square[4];
+    load_four(a.grad + flat, count, vectors, g);
+    load_moment(a.mean, state, count, vectors, m);
+    load_moment(a.square, state, count, vectors, v);
+    if (a.remainder) {
+      load_four(high + flat, count, vectors, bits);
+      load_four(a.remainder + state, count, vectors, low);
+    } else {
+      load_four(a.param + at, count, vectors, p);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (a.remainder) p[k] = moments::join({bits[k], low[k]});
+      const element::AdamWState x = element::adamw<GpuMath>(s, {p[k], m[k], v[k]}, g[k]);
+      p[k] = x.param;
+      m[k] = x.exp_avg;
+      v[k] = x.exp_avg_sq;
+      random_mean[k] = moments::random_bits(s.seed, g[k], m[k]);
+      random_square[k] = moments::random_bits(~s.seed, g[k], v[k]);
+      const moments::Split split = moments::split(p[k]);
+      bits[k] = split.high;
+      low[k] = split.low;
+    }
+    store_moment(a.mean, state, count, vectors, m, random_mean, false);
+    store_moment(a.square, state, count, vectors, v, random_square, true);
+    if (high) store_four(high + flat, count, vectors, bits);
+    if (a.remainder) {
+      store_four(a.remainder + state, count, vectors, low);
+    } else {
+      store_four(a.param + at, count, vectors, p);
+    }
   }
 }
 
@@ -116,7 +298,13 @@ void adamw_launch(Exec& exec, const AdamW& a) {
   std::copy(a.rates.begin(), a.rates.end(), u.rates);
   const int64_t chunks = a.chunks ? a.chunks.dim(0) : (u.n + adamw_chunk - 1) / adamw_chunk;
   const auto blocks = static_cast<unsigned>(chunks * blocks_per_chunk);
-  if (a.param_bf16) {
+  const bool reduced = a.remainder || a.exp_avg.dtype != DType::f32 || a.exp_avg_sq.dtype != DType::f32;
+  if (reduced) {
+    u.remainder = static_cast<unsigned short*>(a.remainder.data);
+    u.mean = {a.exp_avg.data, static_cast<unsigned char*>(a.exp_avg_scales.data), a.exp_avg.dtype};
+    u.square = {a.exp_avg_sq.data, static_cast<unsigned char*>(a.exp_avg_sq_scales.data), a.exp_avg_sq.dtype};
+    NRL_LAUNCH(update_reduced_kernel, blocks, threads, 0, exec.stream, u);
+  } else if (a.param_bf16) {
     NRL_LAUNCH((update_kernel<true>), blocks, threads, 0, exec.stream, u);
   } else {
     NRL_LAUNCH((update_kernel<false>), blocks, threads, 0, exec.stream, u);

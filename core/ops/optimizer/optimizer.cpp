@@ -5,6 +5,7 @@
 #include "core/device/runtime.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
+#include "core/ops/shared/moments.h"
 #include "core/ops/shared/scratch.h"
 #include "core/ops/step.h"
 #include "core/trace/trace.h"
@@ -21,9 +22,12 @@ void check_flat(const char* op, const char* name, const Tensor& t) {
 
 Cost cost(const Exec&, const AdamW& a) {
   // The elements of this call: with chunks those of the state, which may be a part of the flat buffers.
-  const double updated = bytes_of(a.exp_avg), state = 2 * updated;
-  const double copy = a.param_bf16 ? updated / 2 : 0;
-  return {.read = 2 * updated + state + bytes_of(a.chunks, a.scalars), .written = updated + state + copy};
+  const auto updated = static_cast<double>(a.exp_avg.numel());
+  const double state = bytes_of(a.exp_avg, a.exp_avg_sq, a.exp_avg_scales, a.exp_avg_sq_scales, a.remainder);
+  const double copy = a.param_bf16 ? 2 * updated : 0, param = a.remainder ? 0 : 4 * updated;
+  const double read_copy = a.remainder ? copy : 0;
+  return {.read = 4 * updated + param + read_copy + state + bytes_of(a.chunks, a.scalars),
+          .written = param + copy + state};
 }
 
 Cost cost(const Exec&, const SumOfSquares& a) {
@@ -63,10 +67,22 @@ void adamw(Exec& exec, const AdamW& a) {
               describe(t), name_of(dtype), n);
   };
   check("grad", a.grad, flat, DType::f32);
-  check("exp_avg", a.exp_avg, state, DType::f32);
-  check("exp_avg_sq", a.exp_avg_sq, state, DType::f32);
-  check("param", a.param, a.param_bf16 ? state : flat, DType::f32);
+  auto check_moment = [&](const char* name, const Tensor& t, const Tensor& scales) {
+    NRL_CHECK(t.dtype == DType::f32 || t.dtype == DType::bf16 || has_moment_scales(t.dtype),
+              "adamw: {} is {}, wanted f32, bf16, f16 or e4m3", name, describe(t));
+    check(name, t, state, t.dtype);
+    NRL_CHECK(has_moment_scales(t.dtype) ? is_vector(scales, moment_blocks(state), DType::u8) : !scales,
+              "adamw: {} is {}, its scales are {}", name, describe(t), describe(scales));
+  };
+  check_moment("exp_avg", a.exp_avg, a.exp_avg_scales);
+  check_moment("exp_avg_sq", a.exp_avg_sq, a.exp_avg_sq_scales);
   if (a.param_bf16) check("param_bf16", a.param_bf16, flat, DType::bf16);
+  if (a.remainder) {
+    check("remainder", a.remainder, state, DType::u16);
+    NRL_CHECK(!a.param && a.param_bf16, "adamw: a remainder needs param_bf16 and no param");
+  } else {
+    check("param", a.param, a.param_bf16 ? state : flat, DType::f32);
+  }
   NRL_CHECK(!a.chunks || (a.chunks.rank == 2 && a.chunks.dim(1) == 4 && a.chunks.dtype == DType::i64 &&
                           a.chunks.contiguous()),
             "adamw: chunks are {}, wanted i64 (C, 4)", describe(a.chunks));
@@ -90,6 +106,72 @@ std::vector<int64_t> adamw_chunks(std::span<const AdamWRange> ranges) {
     }
   }
   return table;
+}
+
+namespace {
+
+template <DType format, class Code>
+void decode_as(const Code* codes, const uint8_t* scales, int64_t skip, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; ++i)
+    out[i] = moments::decode<format>(codes[i]) * fp8::scale_value(scales[(skip + i) / moment_block]);
+}
+
+template <DType format, class Code>
+void encode_as(const float* x, int64_t n, Code* codes, uint8_t* scales) {
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t largest = 0;
+    const int64_t end = std::min(n, (i / moment_block + 1) * moment_block);
+    if (i % moment_block == 0) {
+      for (int64_t k = i; k < end; ++k)
+        largest = std::max(largest, moments::bits_of(x[k]) & fp8::magnitude_bits);
+      scales[i / moment_block] = static_cast<uint8_t>(fp8::scale_of<format>(largest));
+    }
+    const float scaled = x[i] * fp8::inverse_scale(scales[i / moment_block]);
+    codes[i] = static_cast<Code>(moments::encode<format>(scaled, moments::to_nearest, false));
+  }
+}
+
+}  // namespace
+
+void decode_moments(DType dtype, const void* values, const uint8_t* scales, int64_t skip, int64_t n,
+                    float* out) {
+  switch (dtype) {
+    case DType::f16:
+      return decode_as<DType::f16>(static_cast<const uint16_t*>(values), scales, skip, n, out);
+    case DType::e4m3:
+      return decode_as<DType::e4m3>(static_cast<const uint8_t*>(values), scales, skip, n, out);
+    case DType::bf16:
+      for (int64_t i = 0; i < n; ++i) out[i] = static_cast<const bf16*>(values)[i];
+      return;
+    default:
+      NRL_CHECK(dtype == DType::f32, "optimizer state in {}", name_of(dtype));
+      std::copy_n(static_cast<const float*>(values), n, out);
+  }
+}
+
+void encode_moments(DType dtype, const float* x, int64_t n, void* values, uint8_t* scales) {
+  switch (dtype) {
+    case DType::f16:
+      return encode_as<DType::f16>(x, n, static_cast<uint16_t*>(values), scales);
+    case DType::e4m3:
+      return encode_as<DType::e4m3>(x, n, static_cast<uint8_t*>(values), scales);
+    case DType::bf16:
+      for (int64_t i = 0; i < n; ++i)
+        static_cast<uint16_t*>(values)[i] =
+            static_cast<uint16_t>(moments::encode_bf16(x[i], moments::to_nearest));
+      return;
+    default:
+      NRL_CHECK(dtype == DType::f32, "optimizer state in {}", name_of(dtype));
+      std::copy_n(x, n, static_cast<float*>(values));
+  }
+}
+
+void join_master(const bf16* weights, const uint16_t* remainder, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = moments::join({weights[i].bits, remainder[i]});
+}
+
+void split_master(const float* master, int64_t n, uint16_t* remainder) {
+  for (int64_t i = 0; i < n; ++i) remainder[i] = moments::split(master[i]).low;
 }
 
 void add_sum_of_squares(Exec& exec, const SumOfSquares& a) {

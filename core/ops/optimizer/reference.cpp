@@ -3,9 +3,25 @@
 #include <cstring>
 
 #include "core/ops/optimizer/decide_step.h"
+#include "core/ops/shared/moments.h"
 
 namespace nrl::ops::reference {
 namespace {
+
+// A moment's block from `at` on as it is in memory, and back to nearest.
+std::vector<double> read_block(const Tensor& t, const Tensor& scales, int64_t at, int64_t n) {
+  std::vector<float> x(static_cast<size_t>(n));
+  decode_moments(t.dtype, static_cast<char*>(t.data) + at * size_of(t.dtype),
+                 scales ? static_cast<uint8_t*>(scales.data) + at / moment_block : nullptr, 0, n, x.data());
+  return {x.begin(), x.end()};
+}
+
+void write_block(const Tensor& t, const Tensor& scales, int64_t at, const std::vector<double>& values) {
+  const std::vector<float> x(values.begin(), values.end());
+  encode_moments(t.dtype, x.data(), static_cast<int64_t>(x.size()),
+                 static_cast<char*>(t.data) + at * size_of(t.dtype),
+                 scales ? static_cast<uint8_t*>(scales.data) + at / moment_block : nullptr);
+}
 
 void update_range(const AdamW& a, int64_t flat, int64_t state, int64_t count, const AdamWRates& rates) {
   const double b1 = static_cast<double>(a.beta1), b2 = static_cast<double>(a.beta2);
@@ -22,18 +38,31 @@ void update_range(const AdamW& a, int64_t flat, int64_t state, int64_t count, co
   }
   lr *= static_cast<double>(rates.lr_scale);
   if (skip) return;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t param_index = a.param_bf16 ? state + i : flat + i;
-    const double g = load(a.grad, flat + i) * grad_scale;
-    const double m = b1 * load(a.exp_avg, state + i) + (1.0 - b1) * g;
-    const double v = b2 * load(a.exp_avg_sq, state + i) + (1.0 - b2) * g * g;
-    double p = load(a.param, param_index);
-    p -= lr * static_cast<double>(rates.weight_decay) * p;
-    p -= lr * (m / correction1) / (std::sqrt(v / correction2) + static_cast<double>(a.eps));
-    store(a.param, param_index, p);
-    store(a.exp_avg, state + i, m);
-    store(a.exp_avg_sq, state + i, v);
-    if (a.param_bf16) store(a.param_bf16, flat + i, p);
+  for (int64_t at = 0; at < count; at += moment_block) {
+    const int64_t n = std::min(moment_block, count - at);
+    std::vector<double> means = read_block(a.exp_avg, a.exp_avg_scales, state + at, n);
+    std::vector<double> squares = read_block(a.exp_avg_sq, a.exp_avg_sq_scales, state + at, n);
+    for (int64_t k = 0; k < n; ++k) {
+      const int64_t i = at + k, param_index = a.param_bf16 ? state + i : flat + i;
+      const double g = load(a.grad, flat + i) * grad_scale;
+      double& m = means[static_cast<size_t>(k)];
+      double& v = squares[static_cast<size_t>(k)];
+      m = b1 * m + (1.0 - b1) * g;
+      v = b2 * v + (1.0 - b2) * g * g;
+      auto* high = a.param_bf16 ? static_cast<uint16_t*>(a.param_bf16.data) + flat + i : nullptr;
+      auto* low = a.remainder ? static_cast<uint16_t*>(a.remainder.data) + state + i : nullptr;
+      double p = low ? static_cast<double>(moments::join({*high, *low})) : load(a.param, param_index);
+      p -= lr * static_cast<double>(rates.weight_decay) * p;
+      p -= lr * (m / correction1) / (std::sqrt(v / correction2) + static_cast<double>(a.eps));
+      const moments::Split bits = moments::split(static_cast<float>(p));
+      if (low)
+        *low = bits.low;
+      else
+        store(a.param, param_index, p);
+      if (high) *high = bits.high;
+    }
+    write_block(a.exp_avg, a.exp_avg_scales, state + at, means);
+    write_block(a.exp_avg_sq, a.exp_avg_sq_scales, state + at, squares);
   }
 }
 

@@ -2,6 +2,8 @@
 // Bodies of element-wise ops, shared by all backends: plain inline functions of values. `Math` supplies exp,
 // erf, sqrt and reciprocal of the backend (SimdMath on the CPU).
 
+#include <cstdint>
+
 #include "core/base/host_device.h"
 #include "core/ops/activation.h"
 
@@ -58,6 +60,7 @@ struct AdamWStep {
   float step_size;             ///< lr / (1 - beta1^step)
   float inv_sqrt_correction2;  ///< 1 / sqrt(1 - beta2^step)
   float eps, grad_scale;
+  uint32_t seed;  ///< of the random bits that round reduced state
 };
 
 struct AdamWState {
