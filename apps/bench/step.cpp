@@ -159,10 +159,11 @@ int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& 
   exec.libraries = libraries.get();
   const plan::GridPosition position = plan::grid_position(c, 1, 0);
   const parallel::Groups ranks(position.grid, world.comm(), plan::needed_groups(c, position));
-  engine::Engine engine(plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1), position,
-                                            DeviceType::cuda, train::threads_for(c.kernels, 1), false,
-                                            train::memory_for_rank(c.kernels, gpu.properties().memory)),
-                        engine::training_options(c), ranks, exec);
+  engine::Engine engine(
+      plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1), position, DeviceType::cuda,
+                          train::threads_for(c.kernels, 1), false,
+                          train::memory_for_rank(c.kernels, DeviceType::cuda, gpu.properties().memory)),
+      engine::training_options(c), ranks, exec);
   const Prediction prediction = predict(engine, gpu);
   log::info("device      {}: estimated, not measured ({})", gpu.product, why_not);
   log::info("model       {}", model_line(engine.plan()));
@@ -212,9 +213,9 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   }
   phases.begin("plan", "");
   const size_t memory = gpu ? placement.exec().device->properties().memory : 0;
-  auto made = plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1),
-                                  placement.grid_position(), placement.device(), placement.host_threads(),
-                                  false, train::memory_for_rank(c.kernels, memory));
+  auto made =
+      plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1), placement.grid_position(),
+                          placement.device(), placement.host_threads(), false, placement.memory());
   if (gpu) plan::require_memory(config, *made, memory, "the GPU");
   phases.begin("memory", "");
   engine::Engine engine(std::move(made), engine::training_options(c), placement.groups(), placement.exec());

@@ -41,14 +41,18 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
   values_ = m.qk_norm ? qkv_ : keys_;
   attn_ = add({.name = "attention",
                .width = m.q_width(),
-               .dtype = recipe.of(layer, Gemm::o_proj, Role::input).dtype});
+               .dtype = recipe.of(layer, Gemm::o_proj, Role::input).dtype,
+               .rules = "core_attn"});
   if (context_) {
     const parallel::ContextAttention& a = context_->attention();
-    lse_ = add({.name = "exchanged for attention", .width = a.saved_width(), .dtype = DType::u8});
+    lse_ = add({.name = "exchanged for attention",
+                .width = a.saved_width(),
+                .dtype = DType::u8,
+                .rules = "core_attn"});
     exchange_ = add({.name = "attention exchange", .width = a.forward_width(), .dtype = DType::u8});
     d_exchange_ = add({.name = "d_attention exchange", .width = a.backward_width(), .dtype = DType::u8});
   } else {
-    lse_ = add({.name = "lse", .width = m.heads});
+    lse_ = add({.name = "lse", .width = m.heads, .rules = "core_attn"});
   }
   out_ = add({.name = "projection", .width = m.hidden, .dtype = dtype, .rows = sequence_rows});
   const DType d_proj_format = recipe.of(layer, Gemm::o_proj, Role::gradient).dtype;

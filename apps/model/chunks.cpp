@@ -20,19 +20,14 @@ std::unique_ptr<Layer> make_block(const LayerContext& context, int layer, const 
 }  // namespace
 
 RecomputePolicy recompute_modules(std::vector<std::string> modules) {
-  return [modules = std::move(modules)](int, const memory::LayerTable& table) {
-    memory::SlotSet recomputed = 0;
-    for (const std::string& module : modules) {
-      const memory::SlotSet slots = table.with_rule(module);
-      // A model with experts may have layers without.
-      if (slots == 0 && module != "moe")
-        fail(
-            Exit::config,
-            "policy.recompute.modules: '{}' matches no activation of this model; expected norm or activation",
-            module);
-      recomputed |= slots;
-    }
-    return recomputed;
+  return [rule = RecomputeRule{.modules = std::move(modules)}](int, const memory::LayerTable& table) {
+    return recomputed_slots(rule, table);
+  };
+}
+
+RecomputePolicy recompute_by_block(std::vector<RecomputeRule> rules) {
+  return [rules = std::move(rules)](int block, const memory::LayerTable& table) {
+    return recomputed_slots(rules.at(static_cast<size_t>(block)), table);
   };
 }
 

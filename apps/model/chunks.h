@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/model/layer.h"
+#include "apps/model/recompute_rule.h"
 #include "precision/recipe.h"
 
 namespace nrl::model {
@@ -15,8 +16,10 @@ using Chunk = std::vector<std::unique_ptr<Layer>>;
 
 /// The slots of block `block` that backward passes recompute.
 using RecomputePolicy = std::function<memory::SlotSet(int block, const memory::LayerTable&)>;
-/// All slots with one of these rules, in all blocks. Fails (78) when a rule matches no slot of the model.
+/// All slots with one of these rules, in all blocks.
 RecomputePolicy recompute_modules(std::vector<std::string> modules);
+/// A rule for every block of the model.
+RecomputePolicy recompute_by_block(std::vector<RecomputeRule> rules);
 
 struct ChunkOptions {
   precision::Recipe recipe;

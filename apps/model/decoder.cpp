@@ -169,6 +169,33 @@ std::vector<Decoder::Message> Decoder::messages() const {
   return out;
 }
 
+template <class F>
+void Decoder::for_each_block(F&& work) const {
+  const ModelLayout& layout = options_.layout;
+  for (int c = 0; c < layout.chunks; ++c) {
+    const BlockRange blocks = chunk_blocks(layout, part_.layers, layout.model_chunk(c));
+    for (int b = blocks.begin; b < blocks.end; ++b)  // after the embedding or what is received
+      work(b, c, static_cast<size_t>(b - blocks.begin + 1));
+  }
+}
+
+std::vector<Decoder::Repeated> Decoder::repeated() const {
+  std::vector<Repeated> out;
+  for_each_block([&](int block, int chunk, size_t layer) {
+    if (const uint64_t steps = stage_->recomputation(chunk).steps(layer); steps != 0)
+      out.push_back({block, &stage_->layers(chunk)[layer]->table(), steps});
+  });
+  return out;
+}
+
+std::vector<Decoder::BlockTable> Decoder::blocks() const {
+  std::vector<BlockTable> out;
+  for_each_block([&](int block, int chunk, size_t layer) {
+    out.push_back({block, &stage_->layers(chunk)[layer]->table()});
+  });
+  return out;
+}
+
 Decoder::Visits Decoder::visits(memory::Mode mode) const {
   const Program& program = mode == memory::evaluation ? evaluation_ : training_;
   if (program.id < 0) return {};

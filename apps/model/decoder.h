@@ -89,6 +89,26 @@ class Decoder {
     int64_t bytes = 0;
   };
   std::vector<Message> messages() const;
+  /// The forward steps, as bits, that the backward pass of a microbatch repeats in a block.
+  struct Repeated {
+    int block = 0;
+    const memory::LayerTable* table = nullptr;
+    uint64_t steps = 0;
+  };
+  std::vector<Repeated> repeated() const;
+  /// The table of every block of this rank.
+  struct BlockTable {
+    int block = 0;
+    const memory::LayerTable* table = nullptr;
+  };
+  std::vector<BlockTable> blocks() const;
+  /// Bytes of a slot for a microbatch.
+  int64_t bytes_of(const memory::SlotSpec& slot) const { return stage_->bytes_of(slot); }
+  /// `at_step` is called before every step while computing, also while kernels are collected
+  /// (ops::Exec::needed). Empty: no call.
+  void watch_steps(std::function<void(const memory::LayerTable& table, size_t step)> at_step) {
+    stage_->watch_steps(std::move(at_step));
+  }
   /// `watch` is told of the visits while computing, also while kernels are collected (ops::Exec::needed).
   /// Null: none.
   void watch_layers(LayerWatch* watch) { stage_->watch_layers(watch); }
@@ -110,6 +130,9 @@ class Decoder {
     pipeline::Schedule schedule;
     int id = -1;
   };
+  /// Calls `work(block, chunk, index of its layer in the chunk)` for the blocks of this rank.
+  template <class F>
+  void for_each_block(F&& work) const;
   void run(const Program& program, std::span<const MicroBatch> batches, const StepHooks& hooks);
 
   pipeline::StageMessages* messages_ = nullptr;

@@ -80,9 +80,9 @@ Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
       norm_(m, recipe, add, in, p.norm2, p.norm2_bias, recipe.of(layer, Gemm::mlp_in, Role::input)),
       d_out_(d_out),
       d_x_(d_x) {
-  in_ = add({.name = "mlp_in", .width = m.mlp_in_width(), .dtype = recipe.activations()});
+  in_ = add({.name = "mlp_in", .width = m.mlp_in_width(), .dtype = recipe.activations(), .rules = "mlp"});
   const DType activation = recipe.of(layer, Gemm::mlp_out, Role::input).dtype;
-  act_ = add({.name = "activation", .width = m.ffn, .dtype = activation, .rules = "activation"});
+  act_ = add({.name = "activation", .width = m.ffn, .dtype = activation, .rules = "activation mlp"});
   out_ = add({.name = "mlp_out", .width = m.hidden, .dtype = recipe.activations(), .rows = sequence_rows});
   const DType d_out_format = recipe.of(layer, Gemm::mlp_out, Role::gradient).dtype;
   if (m.residual_dropout > 0)

@@ -236,7 +236,11 @@ int Stage::next_tick() {
 
 bool Stage::tick(Run& r, const memory::Step& step, SlotSet remade) {
   const int now = next_tick();
-  if (!liveness_) return true;
+  if (!liveness_) {
+    const memory::LayerTable& table = r.layer_->table();
+    if (at_step_) at_step_(table, static_cast<size_t>(&step - table.steps().data()));
+    return true;
+  }
   const auto id_of = [&](int slot) {
     const int buffer = buffer_index(r, slot);
     return buffer < 0 ? -1 : liveness_id(r.chunk_, *r.frame_, buffer);

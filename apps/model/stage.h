@@ -103,6 +103,13 @@ class Stage {
   const Chunk& layers(int chunk) const { return chunks_[static_cast<size_t>(chunk)]; }
   const Recomputation& recomputation(int chunk) const { return recomputations_[static_cast<size_t>(chunk)]; }
 
+  /// Called before each step while computing. Empty: no call.
+  void watch_steps(std::function<void(const memory::LayerTable& table, size_t step)> at_step) {
+    at_step_ = std::move(at_step);
+  }
+  /// Bytes of a slot's buffer, of a microbatch of full size.
+  int64_t bytes_of(const memory::SlotSpec& slot) const;
+
   /// For tests: called before each tick (the time unit of planned lifetimes).
   void watch_ticks(std::function<void(int tick)> at_tick) { at_tick_ = std::move(at_tick); }
 
@@ -143,7 +150,6 @@ class Stage {
   BoundaryBuffer boundary(int chunk, int stash, Boundary which);
   int boundary_index(int chunk, Boundary which) const;
   const memory::SlotSpec& slot_of(int chunk, int buffer) const;
-  int64_t bytes_of(const memory::SlotSpec& slot) const;
   /// Copies a tensor between neighboring chunks.
   void copy_between(int from_chunk, int from_stash, Boundary from, int to_chunk, int to_stash, Boundary to);
   int next_tick();
@@ -165,6 +171,7 @@ class Stage {
   LayerWatch* watch_ = nullptr;
   InFlight in_flight_;  ///< of the layer that is visited
   std::function<void(int)> at_tick_;
+  std::function<void(const memory::LayerTable&, size_t)> at_step_;
   int tick_ = -1;
 };
 

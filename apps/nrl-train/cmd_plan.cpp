@@ -35,7 +35,7 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
       search::search_layouts({.config = args.config.path,
                               .overrides = overrides,
                               .world = args.world,
-                              .capacity = plan::keep_all_share * device.model().memory},
+                              .capacity = c.memory.max_memory * device.model().memory},
                              device);
   log::info("model    {} parameters, sequences of {} tokens, {} per step",
             grouped(static_cast<int64_t>(model::approximate_parameters(spec))),
@@ -44,7 +44,7 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
       gpu ? counted(args.world, fmt::format("{} GPU", gpu->product).c_str())
           : fmt::format("{} of {} on this CPU", counted(args.world, "rank"), counted(threads, "thread"));
   log::info("device   {}: {} each, of which {:.0f} % are for the plan", ranks,
-            human_bytes(static_cast<uint64_t>(device.model().memory)), 100 * plan::keep_all_share);
+            human_bytes(static_cast<uint64_t>(device.model().memory)), 100 * c.memory.max_memory);
   if (result.found.empty()) {
     if (result.tried == 0)
       fail(Exit::config,

@@ -1,6 +1,7 @@
 #include "apps/plan/memory_check.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -108,13 +109,25 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   };
   at(Category::optimizer) =
       kept(sharding.optimizer_state) * (moment(formats.exp_avg) + moment(formats.exp_avg_sq) + n(master));
-  // Never recomputed: the residual stream, q, k and v, and the input of the activation (that of
-  // experts may be).
-  at(Category::activations) =
-      tokens * element / (tensor * stages) *
-      (n(spec.layers) * ((config.distributed.splits_sequence() ? 1 : tensor) * n(spec.hidden) +
-                         (n(spec.heads) + 2 * n(spec.kv_heads)) * n(spec.head_dim)) +
-       n(spec.layers - spec.expert_layers()) * n(spec.mlp_in_width()));
+  // Never recomputed but with its layer: q, k and v. Of layers that are recomputed, one is there, and of the
+  // residual stream the inputs of segments.
+  const PolicyConfig& policy = config.policy;
+  const auto& modules = policy.recompute.modules;
+  const bool keeps_mlp = modules.is_auto() || std::find(modules.value().begin(), modules.value().end(),
+                                                        RecomputeModule::mlp) == modules.value().end();
+  const bool whole = may_recompute_layers(policy);
+  const double segment =
+      n(std::max(policy.checkpoint_every.value_or(1), policy.recompute.num_layers.value_or(1)));
+  const double inputs = std::ceil(n(spec.layers) / segment) / stages,
+               blocks = whole ? 1 : n(spec.layers) / stages,
+               dense_share = n(spec.layers - spec.expert_layers()) / n(spec.layers),
+               with_mlp = whole       ? std::floor(dense_share)
+                          : keeps_mlp ? blocks * dense_share
+                                      : 0;
+  at(Category::activations) = tokens * element / tensor *
+                              (inputs * (config.distributed.splits_sequence() ? 1 : tensor) * n(spec.hidden) +
+                               blocks * (n(spec.heads) + 2 * n(spec.kv_heads)) * n(spec.head_dim) +
+                               with_mlp * n(spec.mlp_in_width()));
   at(Category::data) =
       n(batch.accumulation) * tokens * 8 + (device == DeviceType::cpu ? prefetch_bytes(config, batch) : 0);
   return out;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "apps/plan/pipeline.h"
+#include "apps/plan/recompute_choice.h"
 #include "core/base/text.h"
 #include "core/ops/optimizer.h"
 #include "core/ops/step.h"
@@ -13,15 +14,6 @@ namespace nrl::plan {
 using memory::Category;
 
 namespace {
-
-std::vector<std::string> recompute_rules(const RecomputeConfig& config) {
-  if (config.granularity == RecomputeGranularity::none) return {};
-  // auto: memory-bound ops, which are cheap to recompute and free half of a block's activations.
-  if (config.modules.is_auto()) return {"norm", "activation"};
-  std::vector<std::string> rules;
-  for (RecomputeModule m : config.modules.value()) rules.emplace_back(name_of(m));
-  return rules;
-}
 
 std::string bytes_text(int64_t bytes) {
   return human_bytes(static_cast<uint64_t>(bytes));
@@ -140,7 +132,9 @@ void add_staging(RunPlan& p) {
 
 namespace {
 
-std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Config& config,
+using Rules = std::vector<model::RecomputeRule>;
+
+std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const Config& config,
                                    model::ModelSpec spec, const BatchPlan& batch,
                                    const GridPosition& position, DeviceType device, int threads,
                                    bool own_loss_weights) {
@@ -157,7 +151,7 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
   NRL_CHECK(!p.spec.learned_positions || p.sequence_length <= p.spec.max_positions,
             "the configuration was not checked");
   p.recipe = recipe_for(config, device);
-  p.recompute_modules = std::move(recompute);
+  p.recompute = recompute ? *recompute : configured_recompute(config.policy, p.layout, p.spec.layers);
   p.groups = make_param_groups(
       p.parameters,
       [&](const std::string& group) { return group_options(config, position, p.recipe, group); }, p.memory);
@@ -199,7 +193,7 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
       .batch_share =
           static_cast<float>(batch.micro) / static_cast<float>(config.policy.train_global_batch_size),
       .recipe = p.recipe,
-      .recompute = model::recompute_modules(p.recompute_modules),
+      .recompute = model::recompute_by_block(p.recompute),
       .partials = p.partials,
       .seed = static_cast<uint64_t>(resolved_loop(config).seed),
       .device = device,
@@ -219,40 +213,112 @@ std::unique_ptr<RunPlan> plan_with(std::vector<std::string> recompute, const Con
 
 }  // namespace
 
+namespace {
+
+/// The rank of the same pipeline stage that decides for all of them what is recomputed: what one of them
+/// communicates again, all must.
+GridPosition first_of_stage(const Config& config, const GridPosition& position) {
+  parallel::GridPoint at = position.at;
+  at.tp = at.cp = at.dp = 0;
+  if (at == position.at) return position;
+  return grid_position(config, position.ranks(), parallel::RankGrid(position.sizes).rank_at(at));
+}
+
+PlannedRank planned_rank(RunPlan& p) {
+  return {.decoder = *p.decoder,
+          .memory = p.memory,
+          .parameters = p.parameters,
+          .groups = p.groups,
+          .recipe = p.recipe,
+          .device = p.device,
+          .partials = p.partials,
+          .batch = {.sequences = p.batch.micro,
+                    .length = p.sequence_length,
+                    .context = p.layout.context,
+                    .context_rank = p.layout.context_rank,
+                    .exchanges = model::distinct_exchanges(p.layout),
+                    .window = p.spec.window,
+                    .dropout = p.spec.residual_dropout > 0 || p.spec.embedding_dropout > 0 ||
+                               p.spec.attention_dropout > 0}};
+}
+
+}  // namespace
+
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
                                        const GridPosition& position, DeviceType device, int threads,
-                                       bool own_loss_weights, size_t gpu_memory) {
-  const auto make = [&](std::vector<std::string> recompute) {
-    return plan_with(std::move(recompute), config, spec, batch, position, device, threads, own_loss_weights);
+                                       bool own_loss_weights, size_t memory) {
+  const auto make = [&](const GridPosition& at, const std::optional<Rules>& recompute) {
+    return plan_with(recompute, config, spec, batch, at, device, threads, own_loss_weights);
   };
-  const RecomputeConfig& recompute = config.policy.recompute;
-  const bool choose = recompute.granularity == RecomputeGranularity::automatic &&
-                      recompute.modules.is_auto() && device == DeviceType::cuda;
-  if (!choose) return make(recompute_rules(recompute));
-  auto keeping = make({});
-  const int64_t need = keeping->memory.total_bytes();
-  const auto percent = static_cast<int>(100 * keep_all_share);
-  if (static_cast<double>(need) <= keep_all_share * static_cast<double>(gpu_memory)) {
-    keeping->recompute_reason = fmt::format("within {} % of the GPU's {}", percent, human_bytes(gpu_memory));
-    return keeping;
+  const bool gpu = device == DeviceType::cuda;
+  if (!recompute_is_open(config.policy)) return make(position, {});
+  // Norms and activations cost a CPU next to nothing, and its memory is not the run's alone.
+  Rules rules = gpu ? Rules(static_cast<size_t>(spec.layers))
+                    : configured_recompute(config.policy, model::ModelLayout{}, spec.layers);
+  const double budget = config.memory.max_memory * static_cast<double>(memory);
+  const GridPosition decides = first_of_stage(config, position);
+  auto first = make(decides, rules);
+  const int64_t need = first->memory.total_bytes();
+  const auto fits = [&](const RunPlan& plan) {
+    return static_cast<double>(plan.memory.total_bytes()) <= budget;
+  };
+  const std::string limit = fmt::format("{:.3g} % of the {}'s {}", 100 * config.memory.max_memory,
+                                        gpu ? "GPU" : "rank", human_bytes(memory));
+  const auto finish = [&](std::unique_ptr<RunPlan> plan, std::string reason) {
+    if (!(decides.at == position.at)) plan = make(position, rules);
+    plan->recompute_reason = std::move(reason);
+    return plan;
+  };
+  const std::string otherwise =
+      fmt::format("keeping {} takes {}", gpu ? "everything" : "all else", bytes_text(need));
+  if (memory == 0) {
+    if (!gpu) return finish(std::move(first), "");
+    rules = configured_recompute(config.policy, first->layout, spec.layers);
+    return finish(make(decides, rules),
+                  config.kernels.share_device
+                      ? otherwise + ", and ranks may share the GPU"
+                      : fmt::format("{}, which a run does on a GPU of at least {}", otherwise,
+                                    bytes_text(static_cast<int64_t>(static_cast<double>(need) /
+                                                                    config.memory.max_memory))));
   }
-  auto plan = make(recompute_rules(recompute));
-  const std::string otherwise = fmt::format("keeping everything takes {}", bytes_text(need));
-  if (config.kernels.share_device)
-    plan->recompute_reason = otherwise + ", and ranks may share the GPU";
-  else if (gpu_memory == 0)
-    plan->recompute_reason =
-        fmt::format("{}, which a run does on a GPU of at least {}", otherwise,
-                    bytes_text(static_cast<int64_t>(static_cast<double>(need) / keep_all_share)));
-  else
-    plan->recompute_reason =
-        fmt::format("{}, more than {} % of the GPU's {}", otherwise, percent, human_bytes(gpu_memory));
-  return plan;
+  if (fits(*first)) return finish(std::move(first), gpu ? "within " + limit : "");
+
+  const StepTimes times = forward_step_times(planned_rank(*first));
+  const std::vector<RecomputeChoice> choices =
+      recompute_choices(*first->decoder, times, rules, config.policy.gradient_checkpointing.value_or(true));
+  const Rules base = rules;
+  const auto with = [&](size_t count) {
+    rules = base;
+    for (size_t i = 0; i < count; ++i) rules[static_cast<size_t>(choices[i].block)] = choices[i].rule;
+    return make(decides, rules);
+  };
+  size_t least = choices.empty() ? 0 : 1, most = choices.size();
+  while (least < most) {
+    const size_t middle = (least + most) / 2;
+    if (fits(*with(middle)))
+      most = middle;
+    else
+      least = middle + 1;
+  }
+  auto plan = with(least);
+  double again = 0;
+  for (size_t i = 0; i < least; ++i) again += choices[i].seconds;
+  std::string reason = fmt::format("{}, more than {}", otherwise, limit);
+  if (!fits(*plan))
+    reason +=
+        fmt::format("; so does recomputing everything, with {}", bytes_text(plan->memory.total_bytes()));
+  reason += fmt::format("; chosen by bytes saved per predicted time: {:.2g} % of a forward pass again",
+                        100 * again / forward_seconds(times));
+  return finish(std::move(plan), std::move(reason));
 }
 
 std::string recompute_text(const RunPlan& plan) {
-  std::string text = plan.recompute_modules.empty() && !plan.recompute_reason.empty() ? "nothing" : "";
-  for (const std::string& rule : plan.recompute_modules) text += (text.empty() ? "" : ", ") + rule;
+  std::vector<int> blocks;
+  for (int b = 0; b < static_cast<int>(plan.recompute.size()); ++b)
+    if (plan.recompute_reason.empty() || model::holds_block(plan.layout, plan.spec.layers, b))
+      blocks.push_back(b);
+  std::string text = model::recompute_text(plan.recompute, blocks);
+  if (text.empty() && !plan.recompute_reason.empty()) text = "nothing";
   return text + (plan.recompute_reason.empty() ? "" : ": " + plan.recompute_reason);
 }
 

@@ -11,6 +11,7 @@
 #include "apps/plan/grid_position.h"
 #include "apps/plan/layer_traffic.h"
 #include "apps/plan/param_groups.h"
+#include "apps/plan/recompute.h"
 #include "core/config/load.h"
 #include "memory/plan.h"
 
@@ -18,10 +19,6 @@ namespace nrl::plan {
 
 /// Steps of an engine whose results are not collected yet (engine::StepScalars).
 inline constexpr int max_steps_in_flight = 2;
-
-/// The share of a GPU's memory within which policy.recompute: auto keeps all activations. The rest is for the
-/// CUDA context, libraries and fragmentation.
-inline constexpr double keep_all_share = 0.85;
 
 struct RunPlan {
   model::ModelSpec spec;  ///< of the whole model
@@ -33,7 +30,7 @@ struct RunPlan {
   DeviceType device = DeviceType::cpu;
   int partials = 1;  ///< Exec::partials()
   precision::Recipe recipe;
-  std::vector<std::string> recompute_modules;
+  std::vector<model::RecomputeRule> recompute;  ///< by block of the model
   std::string recompute_reason;  ///< why policy.recompute: auto chose these; empty where it does not choose
 
   memory::MemoryPlan memory;
@@ -48,14 +45,14 @@ struct RunPlan {
 /// The solved plan of the rank at `position` with `threads` CPU threads. On the heap, because the decoder
 /// refers to its members. `config` must have passed validate_for_world(). Planning for a GPU does not need
 /// one. `own_loss_weights`: for objectives that compute loss weights (BatchShape::loss_weights).
-/// `gpu_memory`: bytes of the GPU if the rank has it to itself, which policy.recompute: auto needs to know;
-/// 0: unknown.
+/// `memory`: bytes of the GPU if the rank has it to itself, or the rank's share of the machine's, which
+/// policy.recompute: auto needs to know: it must be the same on all ranks. 0: unknown.
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
                                        const GridPosition& position, DeviceType device, int threads,
-                                       bool own_loss_weights = false, size_t gpu_memory = 0);
+                                       bool own_loss_weights = false, size_t memory = 0);
 
-/// What is recomputed, and for auto on a GPU why: "norm, activation: keeping everything takes ...". Empty if
-/// the configuration keeps everything.
+/// What is recomputed, and for auto why: "norm, activation: keeping everything takes ...". Of the blocks of
+/// this rank where it was chosen, else of all. Empty if the configuration keeps everything.
 std::string recompute_text(const RunPlan& plan);
 
 /// Declares the pinned buffers through which weights and optimizer state are saved and loaded: two, each of

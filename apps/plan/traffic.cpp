@@ -1,6 +1,7 @@
 #include "apps/plan/traffic.h"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 
 #include "apps/model/context_parallel.h"
@@ -53,11 +54,6 @@ int64_t expert_layers(const RunPlan& plan) {
   return layers;
 }
 
-bool recomputes(const RunPlan& plan, std::string_view module) {
-  return std::find(plan.recompute_modules.begin(), plan.recompute_modules.end(), module) !=
-         plan.recompute_modules.end();
-}
-
 /// What this rank's routers communicate: the counts of their experts (apps/model/moe.cpp).
 void add_routers(const RunPlan& plan, const Add& add) {
   const model::ModelLayout& layout = plan.layout;
@@ -75,25 +71,39 @@ void add_routers(const RunPlan& plan, const Add& add) {
   if (moe.expert_bias) add(batch, Op::all_reduce, 1, plan.spec.layers * moe.experts * 4, false);
 }
 
+/// The attention of a block among context-parallel ranks.
+parallel::ContextAttention attention_of(const RunPlan& plan, int block) {
+  const model::ModelLayout& layout = plan.layout;
+  const model::ModelSpec part = model::tensor_part(plan.spec, layout);
+  return parallel::ContextAttention(
+      {.exchange = layout.exchanges[static_cast<size_t>(block)],
+       .zigzag = {plan.batch.micro, plan.sequence_length, layout.context, layout.context_rank},
+       .heads = part.heads,
+       .kv_heads = part.kv_heads,
+       .d = part.head_dim,
+       .dtype = plan.recipe.activations(),
+       .window = part.window});
+}
+
+bool is_padded(const model::MoeSpec& m, int64_t tokens) {
+  return m.capacity(tokens, false) > 0 && m.pad_to_capacity;
+}
+
+/// The rows that the router sends for this many tokens, at most.
+int64_t rows_sent(const model::MoeSpec& m, int64_t tokens) {
+  const int64_t capacity = m.capacity(tokens, false);
+  return capacity > 0 ? std::min(m.rows(tokens, false), m.experts * capacity) : tokens * m.rule.top_k;
+}
+
 /// What the attention of this rank's layers communicates among context-parallel ranks.
 void add_attention(const RunPlan& plan, const Add& add) {
   const model::ModelLayout& layout = plan.layout;
   if (layout.context == 1) return;
-  const model::ModelSpec part = model::tensor_part(plan.spec, layout);
   for (int l = 0; l < static_cast<int>(plan.spec.layers); ++l) {
     if (!model::holds_block(layout, plan.spec.layers, l)) continue;
-    const parallel::ContextExchange& exchange = layout.exchanges[static_cast<size_t>(l)];
-    const parallel::ContextAttention attention(
-        {.exchange = exchange,
-         .zigzag = {plan.batch.micro, plan.sequence_length, layout.context, layout.context_rank},
-         .heads = part.heads,
-         .kv_heads = part.kv_heads,
-         .d = part.head_dim,
-         .dtype = plan.recipe.activations(),
-         .window = part.window});
-    for (const parallel::ContextTransfer& t : attention.transfers())
-      add(model::context_group(exchange, t.ranks), t.op, t.count * plan.batch.accumulation,
-          t.bytes * plan.batch.accumulation, false);
+    for (const parallel::ContextTransfer& t : attention_of(plan, l).transfers())
+      add(model::context_group(layout.exchanges[static_cast<size_t>(l)], t.ranks), t.op,
+          t.count * plan.batch.accumulation, t.bytes * plan.batch.accumulation, false);
   }
 }
 
@@ -112,12 +122,10 @@ void add_layers(const RunPlan& plan, const Add& add_one) {
   const auto add_calls = [&](const model::CommCalls& c) { add(c.op, c.count, c.bytes); };
   const auto bytes = [&](DType dtype) { return tokens * plan.spec.hidden * size_of(dtype); };
   const DType activations = recipe.activations(), gradients = recipe.gradients();
-  const bool gathers_again = recomputes(plan, model::gather_rule);
   const model::CommOverlap alone;  // embedding and head do not overlap
-  // Of matrices that read `input`; `again`: it is gathered again for the gradient of their weights.
-  const auto column_input = [&](const model::CommOverlap& overlap, DType input, bool again) {
+  // Of matrices that read `input`.
+  const auto column_input = [&](const model::CommOverlap& overlap, DType input) {
     if (sequence) add_calls(calls_of_gather(layout, overlap, tokens, bytes(input)));
-    if (sequence && again) add(Op::all_gather, 1, bytes(input));
     add_calls(calls_of_sum(layout, alone, tokens, bytes(gradients)));
   };
   const auto row_output = [&](const model::CommOverlap& overlap, DType d_out) {
@@ -128,16 +136,16 @@ void add_layers(const RunPlan& plan, const Add& add_one) {
   if (layout.first_stage()) row_output(alone, gradients);
   for (int l = 0; l < static_cast<int>(plan.spec.layers); ++l) {
     if (!model::holds_block(layout, plan.spec.layers, l)) continue;
-    column_input(layout.overlap, recipe.of(l, Gemm::qkv, Role::input).dtype, gathers_again);
+    column_input(layout.overlap, recipe.of(l, Gemm::qkv, Role::input).dtype);
     row_output(layout.overlap, dropout ? recipe.of(l, Gemm::o_proj, Role::gradient).dtype : gradients);
     const bool experts = plan.spec.has_experts(l);
     if (experts && plan.spec.moe.shared_ffn == 0) continue;
     const model::CommOverlap& overlap = experts ? alone : layout.overlap;  // a shared expert's is alone
-    column_input(overlap, recipe.of(l, Gemm::mlp_in, Role::input).dtype, gathers_again);
+    column_input(overlap, recipe.of(l, Gemm::mlp_in, Role::input).dtype);
     row_output(overlap, dropout && !experts ? recipe.of(l, Gemm::mlp_out, Role::gradient).dtype : gradients);
   }
   if (!layout.last_stage()) return;
-  column_input(alone, recipe.of(0, Gemm::lm_head, Role::input).dtype, false);
+  column_input(alone, recipe.of(0, Gemm::lm_head, Role::input).dtype);
   const int64_t chunk = plan.decoder->head_chunk();
   add(Op::all_gather, (tokens + chunk - 1) / chunk, layout.tensor * tokens * 3 * size_of(DType::f32));
 }
@@ -158,19 +166,64 @@ void add_experts(const RunPlan& plan, const Add& add_one) {
   const int64_t activations = plan.spec.hidden * size_of(plan.recipe.activations()),
                 gradients = plan.spec.hidden * size_of(plan.recipe.gradients());
   constexpr int64_t word = 4;  // an index or a weight
-  const int64_t dispatches = recomputes(plan, "moe") ? 2 : 1;
   if (m.dispatcher == model::TokenDispatcher::allgather) {
     const int64_t all = ranks * tokens;
-    add(Op::all_gather, 3 + dispatches, all * (2 * k * word + dispatches * activations + gradients));
+    add(Op::all_gather, 4, all * (2 * k * word + activations + gradients));
     add(Op::reduce_scatter, 3, all * (activations + gradients + k * word));
     return;
   }
-  const int64_t capacity = m.capacity(tokens, false);
-  const bool padded = capacity > 0 && m.pad_to_capacity;
-  const int64_t sent = capacity > 0 ? std::min(m.rows(tokens, false), m.experts * capacity) : tokens * k;
-  if (!padded) add(Op::all_gather, 1, ranks * (m.experts + 1) * word);
-  add(Op::exchange, 3 + dispatches,
-      sent * layout.expert_tensor * ((dispatches + 1) * activations + 2 * (gradients + word)), !padded);
+  if (!is_padded(m, tokens)) add(Op::all_gather, 1, ranks * (m.experts + 1) * word);
+  add(Op::exchange, 4,
+      rows_sent(m, tokens) * layout.expert_tensor * (2 * activations + 2 * (gradients + word)),
+      !is_padded(m, tokens));
+}
+
+/// What the forward steps communicate that the backward pass repeats.
+void add_repeated(const RunPlan& plan, const Add& add_one) {
+  const model::ModelLayout& layout = plan.layout;
+  const int64_t tokens = plan.decoder->options().tokens, microbatches = plan.batch.accumulation;
+  const DType activations = plan.recipe.activations();
+  const auto add = [&](const parallel::GroupId& id, Op op, int64_t count, int64_t bytes,
+                       bool balanced = false) {
+    add_one(id, op, count * microbatches, bytes * microbatches, balanced);
+  };
+  const auto of_tokens = [&](int64_t n, DType dtype) { return n * plan.spec.hidden * size_of(dtype); };
+  const auto row_output = [&](const model::CommOverlap& overlap) {
+    if (layout.tensor == 1) return;
+    const model::CommCalls c = calls_of_sum(layout, overlap, tokens, of_tokens(tokens, activations));
+    add(parallel::group::tp, c.op, c.count, c.bytes);
+  };
+  const auto experts = [&](Op of_all_gather) {
+    if (!model::exchanges_tokens(layout)) return;
+    const model::MoeSpec& m = plan.spec.moe;
+    const int64_t own = tokens / (layout.sequence_parallel ? layout.tensor : 1);
+    if (m.dispatcher == model::TokenDispatcher::allgather)
+      add(model::expert_exchange_group, of_all_gather, 1,
+          of_tokens(layout.expert_ranks() * own, activations));
+    else
+      add(model::expert_exchange_group, Op::exchange, 1,
+          of_tokens(rows_sent(m, own) * layout.expert_tensor, activations), !is_padded(m, own));
+  };
+  for (const model::Decoder::Repeated& r : plan.decoder->repeated())
+    for (uint64_t steps = r.steps; steps != 0; steps &= steps - 1) {
+      const memory::Step& step = r.table->steps()[static_cast<size_t>(std::countr_zero(steps))];
+      if (step.name == "gather") {
+        const memory::SlotSpec& x = r.table->slots()[static_cast<size_t>(std::countr_zero(step.writes))];
+        add(parallel::group::tp, Op::all_gather, 1, tokens * x.width * size_of(x.dtype));
+      } else if (step.name == "o_proj" || step.name == "mlp_out") {
+        row_output(layout.overlap);
+      } else if (step.name == "shared_out") {
+        row_output({});
+      } else if (step.name == "dispatch") {
+        experts(Op::all_gather);
+      } else if (step.name == "combine") {
+        experts(Op::reduce_scatter);
+      } else if (step.name == "attention" && layout.context > 1) {
+        for (const parallel::ContextTransfer& t : attention_of(plan, r.block).forward_transfers())
+          add(model::context_group(layout.exchanges[static_cast<size_t>(r.block)], t.ranks), t.op, t.count,
+              t.bytes);
+      }
+    }
 }
 
 }  // namespace
@@ -186,6 +239,7 @@ std::vector<TrafficPart> traffic_parts(const RunPlan& plan, const parallel::Proc
   add_attention(plan, add);
   add_routers(plan, add);
   add_experts(plan, add);
+  add_repeated(plan, add);
   purpose = Purpose::messages;
   for (const model::Decoder::Message& m : plan.decoder->messages())
     add(parallel::group::pp, m.sent ? Op::send : Op::recv, 1, m.bytes, false);
@@ -228,9 +282,8 @@ std::vector<Traffic> step_traffic(const RunPlan& plan, const parallel::ProcessGr
     const auto alias = std::find_if(aliases.begin(), aliases.end(),
                                     [&](const parallel::GroupAlias& a) { return a.id == part.group; });
     NRL_CHECK(alias != aliases.end(), "group {} is not requested", name_of(part.group));
-    const auto same = std::find_if(out.begin(), out.end(), [&](const Traffic& t) {
-      return t.group == alias->made && t.op == part.op;
-    });
+    const auto same = std::find_if(
+        out.begin(), out.end(), [&](const Traffic& t) { return t.group == alias->made && t.op == part.op; });
     if (same == out.end()) {
       out.push_back(part);
       out.back().group = alias->made;

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "apps/plan/nodes.h"
+#include "apps/plan/recompute.h"
 #include "apps/train/model_source.h"
 #include "apps/train/run_check.h"
 #include "core/base/text.h"
@@ -104,10 +105,9 @@ Result search_layouts(const Request& request, const DryDevice& device) {
   const model::ModelSpec spec = train::load_model_spec(given);
   const std::vector<ClusterNode> nodes = plan::configured_nodes(given.config, request.world);
   const int node = nodes.empty() ? request.world : nodes.front().ranks;
-  const bool recompute_given = given.origins.contains("policy.recompute.granularity") ||
-                               given.origins.contains("policy.recompute.modules");
-  const std::vector<std::string> recomputes =
-      recompute_given ? std::vector<std::string>{""} : std::vector<std::string>{"none", "selective"};
+  const std::vector<std::string> recomputes = plan::recompute_is_open(given.config.policy)
+                                                  ? std::vector<std::string>{"none", "auto"}
+                                                  : std::vector<std::string>{""};
   const auto attempt = [&](const Layout& layout) {
     std::vector<std::string> overrides = request.overrides;
     for (std::string& key : layout.overrides()) overrides.push_back(std::move(key));
@@ -116,7 +116,7 @@ Result search_layouts(const Request& request, const DryDevice& device) {
       train::check_run(config, {.world = request.world, .nodes = nodes, .files = false, .memory = false});
     if (!config.ok()) return false;
     ++out.tried;
-    StagePlans plans = plan_stages(config, request.world, device);
+    StagePlans plans = plan_stages(config, request.world, device, request.capacity);
     Found found{.layout = layout, .memory = plans.memory()};
     if (static_cast<double>(found.memory) > request.capacity) {
       ++out.too_large;

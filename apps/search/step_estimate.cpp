@@ -195,12 +195,12 @@ int64_t StagePlans::memory() const {
   return most;
 }
 
-StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& device) {
+StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& device, double capacity) {
   const Config& c = config.config;
   const model::ModelSpec spec = train::load_model_spec(config);
   const BatchPlan batch = resolve_batch(c, world);
   const auto stages = static_cast<int>(c.distributed.pipeline_parallel_size);
-  const size_t memory = device.model().gpu() ? device.model().properties().memory : 0;
+  const auto memory = static_cast<size_t>(capacity / c.memory.max_memory);
   StagePlans out;
   for (const int stage : {0, 1, stages - 1}) {
     if (stage >= stages || (!out.stages.empty() && stage <= out.stages.back())) continue;
@@ -208,8 +208,7 @@ StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& d
     // Stages are the slowest axis.
     out.positions.push_back(plan::grid_position(c, world, world / stages * stage));
     out.plans.push_back(plan::make_run_plan(c, spec, batch, out.positions.back(), device.type(),
-                                            device.threads(), false,
-                                            train::memory_for_rank(c.kernels, memory)));
+                                            device.threads(), false, memory));
   }
   return out;
 }

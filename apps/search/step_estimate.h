@@ -55,7 +55,7 @@ struct StagePlans {
   int64_t memory() const;
 };
 /// `config` must have passed check_run() for `world` ranks.
-StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& device);
+StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& device, double capacity);
 
 /// Estimates the step of these plans and uses them up. `nodes`: of the ranks; empty: one node. Communication
 /// in layers counts in full: distributed.tp_comm_overlap may hide some of it.

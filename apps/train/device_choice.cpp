@@ -6,6 +6,7 @@
 
 #include "apps/train/accelerator.h"
 #include "core/base/error.h"
+#include "core/device/cpu/memory.h"
 #include "core/device/cpu/threads.h"
 
 namespace nrl::train {
@@ -32,7 +33,8 @@ DeviceType device_of_option(std::string_view option) {
   return choice.type;
 }
 
-size_t memory_for_rank(const KernelsConfig& config, size_t memory) {
+size_t memory_for_rank(const KernelsConfig& config, DeviceType device, size_t memory, int local) {
+  if (device == DeviceType::cpu) return cpu::machine_memory() / static_cast<size_t>(local);
   return config.share_device ? 0 : memory;
 }
 

@@ -21,9 +21,9 @@ DeviceChoice choose_device(DeviceKind requested);
 /// cannot use a GPU.
 DeviceType device_of_option(std::string_view option);
 
-/// The bytes of a GPU's memory that policy.recompute: auto counts with (plan::make_run_plan): `memory`, or 0
-/// if ranks may share the GPU.
-size_t memory_for_rank(const KernelsConfig& config, size_t memory);
+/// The bytes of memory that policy.recompute: auto counts with (plan::make_run_plan). Of a GPU: `memory`, or
+/// 0 if ranks may share it; on a CPU the equal share of this machine's among `local` ranks.
+size_t memory_for_rank(const KernelsConfig& config, DeviceType device, size_t memory, int local = 1);
 
 /// CPU threads of a rank: kernels.num_threads; for auto OMP_NUM_THREADS, else the cores of its affinity mask
 /// divided by the ranks that share them.

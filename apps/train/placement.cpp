@@ -99,6 +99,11 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
     if (world.rank() == 0 && !found.empty()) output::write(output::Stream::err, render(found));
   });
   if (!facts_.gpu) device_ = open_rank_device(world, request_);
+  const size_t gpu_memory = facts_.gpu ? device_.exec.device->properties().memory : 0;
+  auto memory =
+      static_cast<double>(memory_for_rank(config.kernels, device_.type, gpu_memory, world.local_size()));
+  world.comm().all_reduce(std::span(&memory, 1), comm::Reduce::min);
+  memory_ = static_cast<size_t>(memory);
   run_collectively(world, [&] {  // fails on all ranks or on none
     groups_ = std::make_unique<parallel::Groups>(grid_position_.grid, world.comm(),
                                                  plan::needed_groups(config, grid_position_), devices);

@@ -50,6 +50,9 @@ class Placement {
   int host_threads() const { return host_threads_; }
   const plan::GridPosition& grid_position() const { return grid_position_; }
 
+  /// memory_for_rank(), the least of all ranks: they must choose the same.
+  size_t memory() const { return memory_; }
+
   /// The groups of ranks that the run communicates in (plan::needed_groups()).
   const parallel::Groups& groups() const { return *groups_; }
 
@@ -63,6 +66,7 @@ class Placement {
   DeviceFacts facts_;
   DeviceRequest request_;
   int host_threads_ = 1;
+  size_t memory_ = 0;
   std::string why_no_gpu_, comm_text_;
   RankDevice device_;
   std::unique_ptr<parallel::Groups> groups_;

@@ -43,6 +43,12 @@ Bytes parameter_bytes(const Config& config, const model::ModelSpec& spec, const 
   return bytes_of(memory);
 }
 
+// On a CPU they share its memory. All are on this machine unless the configuration has several nodes.
+int ranks_per_node(const Config& config, int world) {
+  const auto nodes = static_cast<int>(config.cluster.num_nodes.value_or(1));
+  return (world + nodes - 1) / nodes;
+}
+
 // Sorted by total memory, the largest first. Ranks that differ only in their data have equal plans, so that
 // the work does not grow with their number.
 std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const DeviceChoice& device) {
@@ -66,8 +72,9 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
   std::map<Bytes, EqualRanks> by_bytes;
   for (const auto& [need, ranks] : by_need) {
     const int first = *std::min_element(ranks.begin(), ranks.end());
-    auto plan = plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type,
-                                    threads, false, memory_for_rank(c.kernels, device.memory));
+    auto plan =
+        plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type, threads, false,
+                            memory_for_rank(c.kernels, device.type, device.memory, ranks_per_node(c, world)));
     EqualRanks& equal = by_bytes[bytes_of(plan->memory)];
     equal.ranks.insert(equal.ranks.end(), ranks.begin(), ranks.end());
     if (!equal.plan) equal.plan = std::move(plan);
@@ -105,6 +112,21 @@ data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t 
   }
 }
 
+/// What is kept of the layers and what is recomputed: once, or of each kind of ranks that chose for itself.
+void print_layers(const std::vector<EqualRanks>& ranks) {
+  std::map<std::string, std::vector<int>> by_text;
+  for (const EqualRanks& equal : ranks) {
+    std::vector<int>& same = by_text[plan::recompute_text(*equal.plan)];
+    same.insert(same.end(), equal.ranks.begin(), equal.ranks.end());
+  }
+  for (auto& [text, of] : by_text) {
+    std::sort(of.begin(), of.end());
+    log::info("layers   {}{}", by_text.size() == 1 ? "" : fmt::format("{}: ", rank_list(of)),
+              text.empty() ? "all activations are kept"
+                           : fmt::format("activations are kept, except recomputed ones: {}", text));
+  }
+}
+
 }  // namespace
 
 void print_plan(const ConfigResult& result, int world, const DeviceChoice& choice, bool buffers) {
@@ -133,10 +155,7 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
   }
   log::info("buckets  {} of up to {} MiB, {} elements with padding", buckets, c.distributed.bucket_size_mb,
             grouped(elements));
-  const std::string recomputed = plan::recompute_text(plan);
-  log::info("layers   {}", recomputed.empty()
-                               ? "all activations are kept"
-                               : fmt::format("activations are kept, except recomputed ones: {}", recomputed));
+  print_layers(ranks);
   log::info("memory   in bytes, {}",
             ranks.size() == 1 ? "per rank" : fmt::format("{} (largest)", rank_list(ranks.front().ranks)));
   const auto row = [](std::string_view name, int64_t bytes) {

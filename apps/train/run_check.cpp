@@ -163,6 +163,34 @@ void check_expert_ranks(const ConfigResult& result, const model::ModelSpec& spec
         ranks, {fmt::format("set {} to allgather, or {} to false", dispatcher, graph)}));
 }
 
+// What names layers or parts of them that the model has not.
+void check_recompute(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
+  const PolicyConfig& p = result.config.policy;
+  const auto add = [&](std::string_view key, std::string message) {
+    if (result.sound(key)) out.push_back(diagnose(result, key, std::move(message)));
+  };
+  const auto has = [&](RecomputeModule m) {
+    const auto& modules = p.recompute.modules;
+    return !modules.is_auto() &&
+           std::find(modules.value().begin(), modules.value().end(), m) != modules.value().end();
+  };
+  constexpr std::string_view modules = "policy.recompute.modules";
+  if (spec.moe.experts == 0 && has(RecomputeModule::moe))
+    add(modules,
+        fmt::format("{}: moe matches nothing: a {} model has no experts", modules, name_of(spec.family)));
+  if (spec.expert_layers() == spec.layers && has(RecomputeModule::mlp))
+    add(modules, fmt::format("{}: mlp matches nothing: all layers of the model have experts", modules));
+  for (const int64_t layer : p.checkpoint_layers.value_or(std::vector<int64_t>{}))
+    if (layer >= spec.layers)
+      add("policy.checkpoint_layers",
+          fmt::format("policy.checkpoint_layers has layer {}, but the model has {} layers: 0 to {}", layer,
+                      spec.layers, spec.layers - 1));
+  for (const auto& [key, count] : {std::pair("policy.checkpoint_every", p.checkpoint_every),
+                                   {"policy.recompute.num_layers", p.recompute.num_layers}})
+    if (count && *count > spec.layers)
+      add(key, fmt::format("{} is {}, but the model has {} layers", key, *count, spec.layers));
+}
+
 // Every rank routes tokens of its own.
 void check_experts(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
   if (spec.moe.experts == 0) {
@@ -175,14 +203,6 @@ void check_experts(const ConfigResult& result, const model::ModelSpec& spec, Dia
             diagnose(result, key,
                      fmt::format("{} is {}, but a {} model has no experts", key, size, name_of(spec.family)),
                      "", {"remove it"}));
-    constexpr std::string_view key = "policy.recompute.modules";
-    const AutoOr<std::vector<RecomputeModule>>& modules = result.config.policy.recompute.modules;
-    if (!modules.is_auto() && result.sound(key) &&
-        std::find(modules.value().begin(), modules.value().end(), RecomputeModule::moe) !=
-            modules.value().end())
-      out.push_back(diagnose(
-          result, key,
-          fmt::format("{}: moe matches nothing: a {} model has no experts", key, name_of(spec.family))));
     return;
   }
   const DistributedConfig& d = result.config.distributed;
@@ -245,7 +265,8 @@ void check_memory(const ConfigResult& result, const model::ModelSpec& spec, cons
                                         capacity, owner);
   if (!shortage && known) {
     const auto planned = plan::make_run_plan(c, spec, batch, plan::grid_position(c, setting.world, 0), device,
-                                             threads_for(c.kernels, setting.local));
+                                             threads_for(c.kernels, setting.local), false,
+                                             memory_for_rank(c.kernels, device, 0, setting.local));
     shortage = plan::memory_shortage(result, spec, batch, plan::planned_memory(c, *planned), capacity, owner);
   }
   if (shortage) out.push_back(std::move(*shortage));
@@ -267,6 +288,7 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   check_context_parallel(result, *model.spec, found);
   for (Diagnostic& d : plan::check_pipeline(result, model.spec->layers)) found.push_back(std::move(d));
   check_experts(result, *model.spec, found);
+  check_recompute(result, *model.spec, found);
   result.add(found);
   if (!result.ok() || setting.world == 0 || !setting.grid) return;
   found.clear();

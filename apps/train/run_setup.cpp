@@ -74,10 +74,9 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
   HfFiles hf;
   run_collectively(world, [&] {
     const BatchPlan batch = resolve_batch(c, world.size());
-    plan =
-        plan::make_run_plan(c, load_model_spec(run.config_result), batch, run.placement.grid_position(),
-                            run.placement.device(), run.placement.host_threads(), false,
-                            memory_for_rank(c.kernels, exec.device ? exec.device->properties().memory : 0));
+    plan = plan::make_run_plan(c, load_model_spec(run.config_result), batch, run.placement.grid_position(),
+                               run.placement.device(), run.placement.host_threads(), false,
+                               run.placement.memory());
     if (exec.device)
       plan::require_memory(run.config_result, *plan, exec.device->properties().memory, "the GPU");
     open_data(run, *plan, phases);

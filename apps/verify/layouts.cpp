@@ -120,6 +120,20 @@ Choice pipeline_options(int stages, int64_t layers) {
   return out;
 }
 
+// What is recomputed, instead of what the configuration says.
+Choice recompute_options() {
+  Choice out = values_of("policy.recompute.granularity");
+  out.push_back({"every 2", {"policy.recompute.granularity=auto", "policy.checkpoint_every=2"}});
+  for (Value& value : out) {
+    std::vector<std::string> all{"policy.gradient_checkpointing=auto", "policy.checkpoint_ratio=null",
+                                 "policy.checkpoint_every=null",       "policy.checkpoint_layers=null",
+                                 "policy.recompute.method=null",       "policy.recompute.num_layers=null"};
+    all.insert(all.end(), value.overrides.begin(), value.overrides.end());
+    value.overrides = std::move(all);
+  }
+  return out;
+}
+
 // Ranks that split the experts, and that split every expert: their product divides `ranks`.
 std::vector<std::pair<int, int>> expert_sizes(int ranks) {
   std::vector<std::pair<int, int>> out;
@@ -171,7 +185,7 @@ std::vector<Layout> all_layouts(const Config& config, int64_t layers, int ranks)
           if (ep * etp > 1) choices.push_back(values_of("policy.model.moe_token_dispatcher_type"));
           choices.push_back(micro);
           // What a layer recomputes does not depend on the ranks: the values take turns.
-          const Choice recompute = values_of("policy.recompute.granularity");
+          const Choice recompute = recompute_options();
           combine(choices, 0, grid, [&](Layout layout) {
             const Value& value = recompute[out.size() % recompute.size()];
             layout.name += "  recompute " + value.label;

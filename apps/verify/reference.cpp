@@ -14,7 +14,12 @@ ConfigResult reference_config(const ConfigResult& config) {
   c.distributed = DistributedConfig{};
   c.distributed.overlap_grad_reduce = false;
   c.cluster = {};
-  c.policy.recompute = {RecomputeGranularity::none, {}};
+  c.policy.recompute = {};
+  c.policy.recompute.granularity = RecomputeGranularity::none;
+  c.policy.gradient_checkpointing = {};
+  c.policy.checkpoint_ratio.reset();
+  c.policy.checkpoint_every.reset();
+  c.policy.checkpoint_layers.reset();
   c.policy.cuda_graph = false;
   c.policy.optimizer.use_precision_aware_optimizer = false;
   c.policy.optimizer.exp_avg_dtype = c.policy.optimizer.exp_avg_sq_dtype = StateDType::fp32;

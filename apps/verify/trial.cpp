@@ -107,7 +107,7 @@ class Trial {
       const size_t memory = exec.device ? exec.device->properties().memory : 0;
       plan = plan::make_run_plan(c, train::load_model_spec(config_), resolve_batch(c, world_.size()),
                                  placement_.grid_position(), placement_.device(), placement_.host_threads(),
-                                 false, train::memory_for_rank(c.kernels, memory));
+                                 false, placement_.memory());
       if (exec.device) plan::require_memory(config_, *plan, memory, "the GPU");
       if (world_.rank() == 0) alone = make_reference_plan(config_, *plan, placement_, world_.local_size());
     });

@@ -86,6 +86,8 @@ struct AttentionConfig {
 struct RecomputeConfig {
   RecomputeGranularity granularity = RecomputeGranularity::automatic;
   AutoOr<std::vector<RecomputeModule>> modules;  ///< of granularity selective; auto: norm and activation
+  std::optional<RecomputeMethod> method;         ///< of granularity full, with num_layers; unset: all layers
+  std::optional<int64_t> num_layers;
   bool operator==(const RecomputeConfig&) const = default;
 };
 
@@ -135,6 +137,10 @@ struct PolicyConfig {
   std::optional<double> max_grad_norm = 1.0;  ///< unset: no clipping
   AttentionConfig attention;
   bool cuda_graph = false;
+  AutoOr<bool> gradient_checkpointing;  ///< auto: where one of the next three is set
+  std::optional<double> checkpoint_ratio;
+  std::optional<int64_t> checkpoint_every;
+  std::optional<std::vector<int64_t>> checkpoint_layers;
   RecomputeConfig recompute;
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
@@ -205,6 +211,7 @@ struct LoggerConfig {
 
 struct MemoryConfig {
   OnOom on_oom = OnOom::fail;
+  double max_memory = 0.9;  ///< share of the device's memory that choices of `auto` count with
   bool operator==(const MemoryConfig&) const = default;
 };
 

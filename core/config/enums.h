@@ -54,6 +54,7 @@ NRL_ENUM(AttentionType, (automatic, flash_attention, cudnn, unfused),
          ("auto", "flash_attention", "cudnn", "unfused"),
          (, {"flash", "flash_attention"}, {"fused", "cudnn"}))
 NRL_ENUM(RecomputeGranularity, (automatic, none, selective, full), ("auto", "none", "selective", "full"), ())
+NRL_ENUM(RecomputeMethod, (uniform, block), ("uniform", "block"), ())
 NRL_ENUM(RecomputeModule, (norm, activation, gather, core_attn, mlp, moe),
          ("norm", "activation", "gather", "core_attn", "mlp", "moe"),
          (, {"layernorm", "norm"}, {"moe_act", "activation"}))

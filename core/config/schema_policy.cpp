@@ -12,49 +12,59 @@ constexpr double many_steps = 1e12;
       #member, [](auto& c) -> auto& { return c.member; })
 
 void add_recompute(PolicyTable& t) {
-  t.planned("gradient_checkpointing", Kind::boolean, "false")
+  NRL_POLICY_KEY(t, gradient_checkpointing)
       .alias("model.gradient_checkpointing")
       .alias("training.gradient_checkpointing")
       .alias("policy.activation_checkpointing")
       .alias("policy.dtensor_cfg.activation_checkpointing")
       .alias("policy.megatron_cfg.activation_checkpointing")
       .alias("distributed.fsdp_config.activation_checkpointing")
-      .help("Recompute whole layers in the backward pass; policy.recompute recomputes parts of them.");
-  t.planned("checkpoint_ratio", Kind::number, "null")
-      .nullable()
+      .help(
+          "Keep only the input of a layer and recompute the layer in the backward pass: all layers, or those "
+          "of "
+          "checkpoint_ratio, checkpoint_every or checkpoint_layers. auto: where one of them is set. "
+          "policy.recompute recomputes parts of layers.");
+  NRL_POLICY_KEY(t, checkpoint_ratio)
       .above(0)
       .at_most(1)
       .alias("model.checkpoint_ratio")
-      .help("Fraction of the layers that are recomputed, evenly spread.");
-  t.planned("checkpoint_every", Kind::integer, "null")
-      .nullable()
+      .help("Fraction of the layers that are recomputed, rounded up and evenly spread.");
+  NRL_POLICY_KEY(t, checkpoint_every)
       .at_least(1)
-      .help("Keep only the input of every N-th layer.");
-  t.planned("checkpoint_layers", Kind::integer, "null")
-      .nullable()
-      .list()
+      .help(
+          "Keep only the input of every N-th layer and recompute N layers at a time, like "
+          "torch.utils.checkpoint_sequential. Pipeline chunks are counted from their first layer.");
+  NRL_POLICY_KEY(t, checkpoint_layers)
       .at_least(0)
-      .help("Exactly these layers are recomputed.");
+      .help("Exactly these layers are recomputed, counted from 0.");
   t.section("recompute", "Activations that are recomputed in the backward pass instead of kept.");
   NRL_POLICY_KEY(t, recompute.granularity)
-      .built({"auto", "none", "selective"})
       .alias("policy.megatron_cfg.recompute_granularity")
       .help(
-          "selective: the activations named in modules; none: keep everything; auto: selective, or none on a "
-          "GPU if everything fits into 85 % of its memory and no modules are given.");
+          "full: whole layers; selective: the activations named in modules; none: keep everything; auto: "
+          "what "
+          "fits into memory.max_memory of the device, chosen by layer (docs/memory.md), or selective where "
+          "modules are given.");
   NRL_POLICY_KEY(t, recompute.modules)
-      .built({"norm", "activation", "gather", "moe"})
       .alias("policy.megatron_cfg.recompute_modules")
       .help(
-          "Activations to recompute. norm, activation: nearly free; gather: with sequence parallelism the "
-          "inputs "
-          "that a rank has of all tokens, communicated again; moe: those of experts, their first GEMM again. "
-          "auto: [norm, activation].");
-  t.planned("recompute.num_layers", Kind::integer, "null")
-      .nullable()
+          "Activations to recompute. norm, activation: nearly free; core_attn: the output of attention; mlp: "
+          "those between the matrices of the MLP, its first GEMM again; gather: with sequence parallelism "
+          "the "
+          "inputs that a rank has of all tokens, communicated again; moe: those of experts, their first GEMM "
+          "again. auto: [norm, activation].");
+  NRL_POLICY_KEY(t, recompute.method)
+      .alias("policy.megatron_cfg.recompute_method")
+      .help(
+          "Of granularity full, with num_layers: uniform keeps only the input of every num_layers-th layer "
+          "and "
+          "recomputes as many at a time; block recomputes the first num_layers layers one by one and keeps "
+          "the "
+          "others. Counted within each pipeline chunk. null: all layers one by one.");
+  NRL_POLICY_KEY(t, recompute.num_layers)
       .at_least(1)
       .alias("policy.megatron_cfg.recompute_num_layers")
-      .help("Layers that are recomputed.");
+      .help("The number of layers of recompute.method.");
   t.planned("offload_optimizer", Kind::boolean, "false")
       .words("0..1")
       .alias("policy.dtensor_cfg.cpu_offload")

@@ -147,10 +147,12 @@ void add_memory(Table& t) {
   NRL_KEY(t, memory.on_oom)
       .built({"fail"})
       .help("Out of memory: fail with a breakdown, or halve the microbatch and double the accumulation.");
-  t.planned("memory.max_memory", Kind::number, "0.9")
+  NRL_KEY(t, memory.max_memory)
       .above(0)
       .at_most(1)
-      .help("Fraction of the device's memory that an automatic batch size may use.");
+      .help(
+          "Fraction of the device's memory, on a CPU of the rank's share of the machine's, that "
+          "policy.recompute: auto may plan with.");
 }
 
 void add_monitoring(Table& t) {

@@ -297,11 +297,7 @@ void check_rest(Checker& c, const Config& config) {
       c.sound({"policy.logits_dtype", "policy.precision"}))
     c.error("policy.logits_dtype", "policy.logits_dtype: bfloat16 needs policy.precision: bfloat16", "",
             {fmt::format("policy.precision: float32 is at {}", c.where("policy.precision"))});
-  const RecomputeConfig& r = config.policy.recompute;
-  if (r.granularity == RecomputeGranularity::none && !r.modules.is_auto() && !r.modules.value().empty() &&
-      c.sound({"policy.recompute.granularity"}))
-    c.error("policy.recompute.modules", "policy.recompute.modules needs granularity: selective", "",
-            {fmt::format("granularity: none is at {}", c.where("policy.recompute.granularity"))});
+  config_detail::check_recompute(c);
   if (!parse_step_range(config.profiling.steps))
     c.error("profiling.steps", fmt::format("profiling.steps is \"{}\"", config.profiling.steps),
             "\"FIRST:END\", counted from 1, END greater than FIRST, for example \"3:5\"");

@@ -167,6 +167,18 @@ std::vector<ContextTransfer> ContextAttention::transfers() const {
   return out;
 }
 
+std::vector<ContextTransfer> ContextAttention::forward_transfers() const {
+  using Ranks = ContextTransfer::Ranks;
+  const int64_t rows = shape_.zigzag.rows(), size = size_of(shape_.dtype), q = rows * shape_.heads * shape_.d,
+                kv = 2 * rows * shape_.kv_heads * shape_.d, ranks = shape_.zigzag.size(),
+                ring = ranks / shape_.exchange.a2a;
+  if (shape_.exchange.gather) return {{Ranks::all, comm::Op::all_gather, 1, ranks * kv * size}};
+  std::vector<ContextTransfer> out;
+  if (saves_inputs()) out.push_back({Ranks::a2a, comm::Op::all_to_all, 2, (q + kv + q) * size});
+  if (ring > 1) out.push_back({Ranks::ring, comm::Op::exchange, ring - 1, (ring - 1) * kv * size});
+  return out;
+}
+
 int64_t ContextAttention::most_rows() const {
   return shape_.exchange.gather ? shape_.zigzag.length() : core().zigzag.rows();
 }

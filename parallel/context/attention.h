@@ -75,6 +75,8 @@ class ContextAttention {
   void backward(ops::Exec& exec, const ContextGroups& groups, const Backward& a) const;
 
   std::vector<ContextTransfer> transfers() const;
+  /// Of a forward pass alone.
+  std::vector<ContextTransfer> forward_transfers() const;
 
   /// Scratch bytes of the attention calls (Exec::workspace) on a CPU with `threads` threads, or on a GPU.
   size_t workspace(int threads) const;

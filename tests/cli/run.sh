@@ -170,6 +170,10 @@ case $case_name in
       done
       traffic_of tensor2-$precision-again 2 distributed.tensor_parallel_size=2 'policy.recompute.modules=[norm,gather]' \
         policy.precision=$precision
+      for sequence in true false; do
+        traffic_of tensor2-$precision-$sequence-layers 2 distributed.tensor_parallel_size=2 policy.checkpoint_every=2 \
+          distributed.sequence_parallel=$sequence policy.precision=$precision
+      done
       for overlap in bulk pipelined ring; do
         traffic_of tensor2-$precision-$overlap 2 distributed.tensor_parallel_size=2 distributed.tp_comm_overlap=$overlap \
           policy.precision=$precision
@@ -215,6 +219,15 @@ case $case_name in
         traffic_of "routed-$split-$module" 2 "$experts" distributed.$split=2 "policy.recompute.modules=[$module]"
       done
     done
+    traffic_of layers-allgather 2 "$experts" distributed.expert_parallel_size=2 policy.checkpoint_every=2 \
+      policy.model.moe_token_dispatcher_type=allgather
+    traffic_of layers-alltoall 2 "$experts" distributed.expert_parallel_size=2 policy.checkpoint_every=2 \
+      policy.model.moe_expert_capacity_factor=1.5 policy.model.moe_pad_expert_input_to_capacity=true
+    for exchange in p2p all_gather a2a; do
+      traffic_of "context-$exchange-layers" 2 distributed.context_parallel_size=2 distributed.cp_comm_type=$exchange \
+        policy.gradient_checkpointing=true
+    done
+    traffic_of sharded-layers 2 distributed.shard_strategy=optim_grads_params policy.checkpoint_every=2
     traffic_of experts4 4 "$experts" distributed.expert_parallel_size=2 distributed.tensor_parallel_size=2 \
       distributed.shard_strategy=optim policy.model.moe_token_dispatcher_type=allgather
     # Routers count the tokens of each expert over the ranks of a microbatch, and of the global batch.
@@ -483,21 +496,21 @@ case $case_name in
   # auto keeps all activations in a GPU with memory for them. The bits are the same.
   sim_recompute)
     corpus
-    for mebibytes in 4096 40; do
+    for mebibytes in 4096 36; do
       config m$mebibytes
       NRL_SIM_MEMORY=$mebibytes expect 0 run 1 m$mebibytes.yaml device=cuda "${short[@]}"
       tr -s ' \n' ' ' <out.txt >m$mebibytes.txt
       NRL_SIM_MEMORY=$mebibytes expect 0 run 1 plan m$mebibytes.yaml device=cuda "${short[@]}"
       grep '^layers' out.txt >>m$mebibytes.txt
     done
-    same m4096/logs/metrics.jsonl m40/logs/metrics.jsonl 0
-    grep -q "(recomputed: nothing: within 85 % of the GPU's 4.00 GiB)" m4096.txt || fail "banner: $(cat m4096.txt)"
-    grep -q "recomputed ones: nothing: within 85 % of the GPU's 4.00 GiB" m4096.txt || fail "plan: $(cat m4096.txt)"
+    same m4096/logs/metrics.jsonl m36/logs/metrics.jsonl 0
+    grep -q "(recomputed: nothing: within 90 % of the GPU's 4.00 GiB)" m4096.txt || fail "banner: $(cat m4096.txt)"
+    grep -q "recomputed ones: nothing: within 90 % of the GPU's 4.00 GiB" m4096.txt || fail "plan: $(cat m4096.txt)"
     for line in '(recomputed: ' 'recomputed ones: '; do
-      grep -q "${line}norm, activation: keeping everything takes .*, more than 85 % of the GPU's 40.0 MiB" m40.txt ||
-        fail "recomputation is not explained: $(cat m40.txt)"
+      grep -q "${line}.*: keeping everything takes .*, more than 90 % of the GPU's 36.0 MiB.*; chosen by bytes saved" m36.txt ||
+        fail "recomputation is not explained: $(cat m36.txt)"
     done
-    NRL_SIM_DEVICES=0 expect 0 run 1 plan m40.yaml device=cuda
+    NRL_SIM_DEVICES=0 expect 0 run 1 plan m36.yaml device=cuda
     grep -q 'norm, activation: keeping everything takes .*, which a run does on a GPU of at least ' out.txt || fail "no GPU: $(cat out.txt)"
     ;;
   # Documents kept apart: as on the CPU, on any number of ranks, and as a graph where the launches do not change.

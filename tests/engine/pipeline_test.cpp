@@ -224,8 +224,11 @@ TEST_CASE("a tied embedding on the first and the last stage is one parameter") {
 TEST_CASE("pipelines with data parallelism, recomputation, clipping and uneven stages") {
   const int n = test_world().size();
   if (n == 1) return;
-  for (const std::string recompute : {"none", "selective"})
-    compare({.stages = n, .more = {"policy.recompute.granularity=" + recompute}}, true);
+  for (const std::string recompute :
+       {"recompute.granularity=none", "recompute.granularity=selective", "recompute.granularity=full",
+        "checkpoint_ratio=0.5", "checkpoint_every=2"})
+    for (const std::string schedule : {"1f1b", "zb_h1"})
+      compare({.stages = n, .schedule = schedule, .more = {"policy." + recompute}}, true);
   compare({.stages = n, .more = {"policy.max_grad_norm=0.01"}}, false);
   if (n == 2)
     for (const std::string layout : {"[8,0]", "[1,7]", "[0,8]"})

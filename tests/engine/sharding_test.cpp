@@ -256,6 +256,34 @@ TEST_CASE("every strategy trains like ddp, with and without overlap", "[sharding
     }
 }
 
+// Every layer that is run again gathers its weights for it.
+TEST_CASE("recomputed layers and segments change no bit of a sharded run", "[sharding]") {
+  for (const char* strategy : {"ddp", "optim_grads", "optim_grads_params"})
+    for (const bool overlap : {false, true}) {
+      Setup s{.strategy = strategy, .microbatches = 2};
+      s.overlap_reduce = s.overlap_gather = overlap && s.strategy != "ddp";
+      s.layout = {"policy.recompute.granularity=none"};
+      const Trained kept = run(s);
+      for (const char* keys : {"policy.gradient_checkpointing=true", "policy.checkpoint_every=2"}) {
+        CAPTURE(strategy, overlap, keys);
+        s.layout = {keys};
+        const Trained again = run(s);
+        REQUIRE(again.losses == kept.losses);
+        REQUIRE(again.norms == kept.norms);
+        REQUIRE(difference(again.numbers, kept.numbers) == 0);
+        const auto gathered = [](const Trained& t) {
+          int64_t bytes = 0;
+          for (const auto& [key, n] : t.bytes) bytes += key.second == comm::Op::all_gather ? n : 0;
+          return bytes;
+        };
+        // A layer that is alone in its visit is gathered once for it and its recomputation.
+        const bool segments = std::string_view(keys).find("every") != std::string_view::npos;
+        if (s.strategy == "optim_grads_params" && test_world().size() > 1)
+          REQUIRE((gathered(again) > gathered(kept)) == segments);
+      }
+    }
+}
+
 TEST_CASE("clipping sees each gradient once, whatever is sharded", "[sharding]") {
   for (const std::string precision : {"float32", "bfloat16"}) {
     const Trained ddp = run({.microbatches = 2, .clip = true, .precision = precision});

@@ -36,9 +36,9 @@ TEST_CASE("tensor-parallel ranks learn what one rank learns", "[engine][tensor]"
   const int ranks = test_world().size();
   for (const bool sequence : {false, true})
     for (const std::string& model : {small_gpt2, small_llama, small_qwen3})
-      for (const std::string recompute : {"none", "selective"})
-        require_same_learning("cpu", model, {"policy.recompute.granularity=" + recompute},
-                              tensor_parallel(ranks, sequence), 1e-5);
+      for (const std::string recompute :
+           {"recompute.granularity=none", "recompute.granularity=selective", "checkpoint_every=2"})
+        require_same_learning("cpu", model, {"policy." + recompute}, tensor_parallel(ranks, sequence), 1e-5);
 }
 
 TEST_CASE("tensor-parallel ranks with tokens of their own share experts", "[engine][tensor][experts]") {
@@ -112,6 +112,8 @@ TEST_CASE("with communication beside GEMMs", "[engine][tensor]") {
         require_same_learning(
             "cpu", model, {},
             layout + std::vector<std::string>{"policy.recompute.modules=[norm,activation,gather]"}, 1e-5);
+      require_same_learning("cpu", model, {},
+                            layout + std::vector<std::string>{"policy.gradient_checkpointing=true"}, 1e-5);
       if (ranks < 4) continue;
       const std::vector<std::string> half = tensor_parallel(2, sequence) + overlap;
       require_same_learning("cpu", model, {},

@@ -206,20 +206,33 @@ TEST_CASE("every slot of every layer can be recomputed alone and together", "[mo
   }
 }
 
-TEST_CASE("all schedules give the same bits", "[model][memory]") {
-  const std::string& config = models().at("gpt2 with dropout");
-  const Backend b = cpu_backend(precision::float32);
-  const Result want = plain(config, b);
-  for (const auto& [kind, stages, chunks] : {std::tuple{ScheduleKind::single, 1, 2},
-                                             {ScheduleKind::single, 1, 4},
-                                             {ScheduleKind::one_f_one_b, 2, 1},
-                                             {ScheduleKind::one_f_one_b, 4, 1},
-                                             {ScheduleKind::interleaved, 2, 2},
-                                             {ScheduleKind::zb_h1, 2, 1},
-                                             {ScheduleKind::zb_h1, 4, 1}}) {
-    INFO(pipeline::name(kind) << " of " << stages << " stages and " << chunks << " chunks");
-    const pipeline::Schedule schedule =
-        merged({.kind = kind, .stages = stages, .chunks_per_stage = chunks, .microbatches = microbatches});
-    REQUIRE(run(config, b, schedule, model::recompute_modules({"norm", "activation"})) == want);
+TEST_CASE("all schedules give the same bits with every rule of recomputation", "[model][memory]") {
+  using Rules = std::vector<model::RecomputeRule>;
+  const model::RecomputeRule all{.all = true}, with_input{.all = true, .input = true};
+  const std::vector<Rules> every{{4, {.modules = {"norm", "activation"}}},
+                                 {4, {.modules = {"core_attn", "mlp", "moe"}}},
+                                 {4, all},
+                                 {all, {}, all, {}},
+                                 {all, with_input, all, with_input},
+                                 {all, with_input, with_input, with_input},
+                                 {{}, with_input, {.modules = {"norm"}}, with_input}};
+  for (const std::string name : {"gpt2 with dropout", "qwen2_moe"}) {
+    const std::string& config = models().at(name);
+    const Backend b = cpu_backend(precision::float32);
+    const Result want = plain(config, b);
+    for (const Rules& rules : every)
+      for (const auto& [kind, stages, chunks] : {std::tuple{ScheduleKind::single, 1, 2},
+                                                 {ScheduleKind::single, 1, 4},
+                                                 {ScheduleKind::one_f_one_b, 2, 1},
+                                                 {ScheduleKind::one_f_one_b, 4, 1},
+                                                 {ScheduleKind::interleaved, 2, 2},
+                                                 {ScheduleKind::zb_h1, 2, 1},
+                                                 {ScheduleKind::zb_h1, 4, 1}}) {
+        INFO(name << ", " << pipeline::name(kind) << " of " << stages << " stages and " << chunks
+                  << " chunks");
+        const pipeline::Schedule schedule = merged(
+            {.kind = kind, .stages = stages, .chunks_per_stage = chunks, .microbatches = microbatches});
+        REQUIRE(run(config, b, schedule, model::recompute_by_block(rules)) == want);
+      }
   }
 }

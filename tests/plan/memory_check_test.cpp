@@ -45,7 +45,7 @@ TEST_CASE("the bound that is made without a plan is below every plan", "[plan]")
   for (const std::string& model : {llama, gpt2})
     for (const DeviceType device : {DeviceType::cpu, DeviceType::cuda})
       for (const char* strategy : {"ddp", "optim", "optim_grads", "optim_grads_params"})
-        for (const char* recompute : {"auto", "none"})
+        for (const char* recompute : {"auto", "none", "full"})
           for (const char* precision : {"float32", "bfloat16"}) {
             const ConfigResult result = load_config_text(
                 yaml, "t.yaml",

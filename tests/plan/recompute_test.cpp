@@ -1,4 +1,4 @@
-// What policy.recompute: auto chooses.
+// What is recomputed: configured rules, the bytes that they leave, and what policy.recompute: auto chooses.
 #include "apps/model/hf_config.h"
 #include "apps/plan/run_plan.h"
 #include "tests/catch.h"
@@ -8,14 +8,15 @@ using namespace nrl::plan;
 
 namespace {
 
+constexpr int64_t layers = 8, hidden = 64, ffn = 256, heads = 2, tokens = 1024;
 const std::string llama =
     R"({"model_type":"llama","vocab_size":512,"hidden_size":64,"intermediate_size":256,
     "num_hidden_layers":8,"num_attention_heads":2,"max_position_embeddings":2048})";
 
-std::unique_ptr<RunPlan> plan_for(DeviceType device, size_t gpu_memory,
+std::unique_ptr<RunPlan> plan_for(DeviceType device, size_t memory,
                                   const std::vector<std::string>& overrides = {}) {
   const ConfigResult result = load_config_text(
-      "policy: {model: {model_type: llama}, train_global_batch_size: 8}\n"
+      "policy: {model: {model_type: llama}, train_global_batch_size: 8, train_micro_batch_size: 1}\n"
       "pretrain: {max_num_steps: 10}\n"
       "data: {train: {data_path: corpus}}\n",
       "t.yaml", overrides);
@@ -23,50 +24,182 @@ std::unique_ptr<RunPlan> plan_for(DeviceType device, size_t gpu_memory,
   REQUIRE(result.ok());
   const Config& c = result.config;
   return make_run_plan(c, model::parse_model_config(llama, "test"), resolve_batch(c, 1),
-                       grid_position(c, 1, 0), device, 2, false, gpu_memory);
+                       grid_position(c, 1, 0), device, 2, false, memory);
 }
 
-const std::vector<std::string> selective{"norm", "activation"};
 constexpr DeviceType host = DeviceType::cpu, gpu = DeviceType::cuda;
+
+std::string configured(const std::vector<std::string>& overrides) {
+  return recompute_text(*plan_for(host, 0, overrides));
+}
+
+/// Bytes of the blocks, and of the head's input, that are alive when the forward pass of training has reached
+/// the head.
+int64_t kept_bytes(const RunPlan& plan) {
+  int head = -1;
+  for (const auto& b : plan.memory.buffers())
+    if (head < 0 && b.name == "loss_computation logits of a chunk") head = b.lifetimes.front().first;
+  REQUIRE(head >= 0);
+  int64_t bytes = 0;
+  for (const auto& b : plan.memory.buffers())
+    for (const memory::Lifetime& life : b.lifetimes)
+      if ((b.name.starts_with("layer_") || b.name.starts_with("embedding")) && life.first <= head &&
+          head <= life.last)
+        bytes += b.bytes;
+  return bytes;
+}
 
 }  // namespace
 
-TEST_CASE("on a GPU auto recomputes only if keeping everything takes more than 85 % of its memory",
-          "[plan][recompute]") {
+TEST_CASE("the keys of recomputation say what is recomputed", "[plan][recompute]") {
+  CHECK(configured({}) == "norm, activation");
+  CHECK(configured({"policy.recompute.granularity=none"}).empty());
+  CHECK(configured({"policy.gradient_checkpointing=true"}) == "everything");
+  CHECK(configured({"policy.recompute.granularity=full"}) == "everything");
+  CHECK(configured({"policy.checkpoint_ratio=1"}) == "everything");
+  CHECK(configured({"policy.checkpoint_ratio=0.5"}) == "everything in layers 0, 2, 4, 6");
+  CHECK(configured({"policy.checkpoint_ratio=0.3"}) == "everything in layers 0, 3, 6");  // 2.4 layers
+  CHECK(configured({"policy.checkpoint_ratio=0.125"}) == "everything in layer 0");
+  CHECK(configured({"policy.checkpoint_ratio=0.126"}) == "everything in layers 0, 4");
+  CHECK(configured({"policy.checkpoint_layers=[0, 1, 5]"}) == "everything in layers 0-1, 5");
+  CHECK(configured({"policy.checkpoint_every=1"}) == "everything");
+  CHECK(configured({"policy.checkpoint_every=3"}) ==
+        "everything in layers 0-2 | 3-5 | 6-7, each from its first input");
+  CHECK(configured({"policy.recompute.granularity=full", "policy.recompute.method=uniform",
+                    "policy.recompute.num_layers=4"}) ==
+        "everything in layers 0-3 | 4-7, each from its first input");
+  CHECK(configured({"policy.recompute.granularity=full", "policy.recompute.method=block",
+                    "policy.recompute.num_layers=3"}) == "everything in layers 0-2");
+  CHECK(configured({"policy.recompute.modules=[layernorm, moe_act, core_attn, mlp]"}) ==
+        "norm, activation, core_attn, mlp");
+}
+
+// Megatron-LM counts within the chunks of a stage.
+TEST_CASE("uniform and block count within each chunk", "[plan][recompute]") {
+  const auto rules = [](const std::vector<std::string>& overrides, const model::ModelLayout& layout) {
+    const ConfigResult result = load_config_text("policy: {}\n", "t.yaml", overrides);
+    std::string text;
+    for (const model::RecomputeRule& rule : configured_recompute(result.config.policy, layout, layers))
+      text += rule.input ? 'i' : rule.all ? 'a' : '-';
+    return text;
+  };
+  const model::ModelLayout interleaved{.stages = 2, .chunks = 2}, two{.stages = 2};
+  const std::vector<std::string> uniform{"policy.recompute.granularity=full",
+                                         "policy.recompute.method=uniform", "policy.recompute.num_layers=3"},
+      block{"policy.recompute.granularity=full", "policy.recompute.method=block",
+            "policy.recompute.num_layers=1"};
+  CHECK(rules(uniform, {}) == "aiiaiiai");
+  CHECK(rules(uniform, two) == "aiiaaiia");
+  CHECK(rules(uniform, interleaved) == "aiaiaiai");
+  CHECK(rules({"policy.checkpoint_every=3"}, two) == rules(uniform, two));
+  CHECK(rules(block, {}) == "a-------");
+  CHECK(rules(block, two) == "a---a---");
+  CHECK(rules(block, interleaved) == "a-a-a-a-");
+}
+
+TEST_CASE("the activations that are kept are those of the formulas", "[plan][recompute]") {
+  // fp32 by token of a block: both norms' input, statistic and output; q, k and v after RoPE; the output of
+  // attention and its statistic by head; gate and up; the activation.
+  constexpr int64_t word = 4, norms = 2 * hidden, input = hidden;
+  constexpr int64_t all = 2 * (hidden + 1) + norms + 3 * hidden + hidden + heads + 2 * ffn + ffn;
+  const auto kept = [](const std::vector<std::string>& overrides) {
+    const int64_t bytes = kept_bytes(*plan_for(host, 0, overrides));
+    CHECK(bytes % (word * tokens) == 0);
+    return bytes / (word * tokens) - hidden;  // without the head's input
+  };
+  const auto modules = [&](const std::string& list) { return kept({"policy.recompute.modules=" + list}); };
+  CHECK(kept({"policy.recompute.granularity=none"}) == layers * all);
+  CHECK(kept({"policy.recompute.granularity=full"}) == layers * input);
+  CHECK(kept({"policy.checkpoint_ratio=0.5"}) == layers / 2 * (all + input));
+  CHECK(kept({"policy.checkpoint_layers=[1, 6, 7]"}) == (layers - 3) * all + 3 * input);
+  CHECK(kept({"policy.checkpoint_every=4"}) == layers / 4 * input);
+  CHECK(kept({"policy.checkpoint_every=8"}) == input);
+  CHECK(modules("[norm]") == layers * (all - norms));
+  CHECK(modules("[norm, activation]") == layers * (all - norms - ffn));
+  CHECK(modules("[core_attn]") == layers * (all - hidden - heads));
+  CHECK(modules("[mlp]") == layers * (all - 3 * ffn));
+}
+
+TEST_CASE("a plan that recomputes more is smaller", "[plan][recompute]") {
+  int64_t before = std::numeric_limits<int64_t>::max();
+  for (const std::string keys : {"policy.recompute.granularity=none", "policy.recompute.modules=[norm]",
+                                 "policy.recompute.modules=[norm, activation]", "policy.checkpoint_ratio=0.5",
+                                 "policy.recompute.granularity=full"}) {
+    CAPTURE(keys);
+    const int64_t bytes = plan_for(host, 0, {keys})->memory.total_bytes();
+    CHECK(bytes < before);
+    before = bytes;
+  }
+}
+
+TEST_CASE("auto keeps everything on a GPU with memory for it", "[plan][recompute]") {
   const auto none = plan_for(gpu, 0, {"policy.recompute.granularity=none"});
-  const auto some = plan_for(gpu, 0, {"policy.recompute.granularity=selective"});
   CHECK(recompute_text(*none).empty());
-  CHECK(recompute_text(*some) == "norm, activation");
-  const auto keeping = static_cast<size_t>(none->memory.total_bytes()),
-             recomputing = static_cast<size_t>(some->memory.total_bytes());
-  REQUIRE(recomputing < keeping);
-
-  // The smallest memory of which `keeping` is at most 85 %, and a byte less.
-  const size_t enough = (keeping * 100 + 84) / 85;
+  const auto keeping = static_cast<size_t>(none->memory.total_bytes());
+  // The smallest memory of which `keeping` is at most 90 %, and a byte less.
+  const size_t enough = (keeping * 100 + 89) / 90;
   const auto fits = plan_for(gpu, enough), fits_not = plan_for(gpu, enough - 1);
-  CHECK(fits->recompute_modules.empty());
   CHECK(static_cast<size_t>(fits->memory.total_bytes()) == keeping);
-  CHECK(fits_not->recompute_modules == selective);
-  CHECK(static_cast<size_t>(fits_not->memory.total_bytes()) == recomputing);
-  CHECK(recompute_text(*fits).starts_with("nothing: within 85 % of the GPU's "));
-  CHECK(recompute_text(*fits_not).starts_with("norm, activation: keeping everything takes "));
-  CHECK(recompute_text(*fits_not).find(", more than 85 % of the GPU's ") != std::string::npos);
+  CHECK(recompute_text(*fits).starts_with("nothing: within 90 % of the GPU's "));
+  CHECK(static_cast<size_t>(fits_not->memory.total_bytes()) < keeping);
+  CHECK(recompute_text(*fits_not).find("keeping everything takes ") != std::string::npos);
+  CHECK(recompute_text(*fits_not).find(", more than 90 % of the GPU's ") != std::string::npos);
+  const auto whole = plan_for(gpu, keeping, {"memory.max_memory=1"});
+  CHECK(recompute_text(*whole).starts_with("nothing: within 100 % of the GPU's "));
 
-  // Without a GPU the smaller plan, with the memory from which on a run keeps everything.
+  // Without a GPU norm and activation, with the memory from which on a run keeps everything.
   const auto unknown = plan_for(gpu, 0);
-  CHECK(unknown->recompute_modules == selective);
+  CHECK(recompute_text(*unknown).starts_with("norm, activation: keeping everything takes "));
   CHECK(recompute_text(*unknown).find(", which a run does on a GPU of at least ") != std::string::npos);
   const auto shared = plan_for(gpu, 0, {"kernels.share_device=true"});
-  CHECK(shared->recompute_modules == selective);
   CHECK(recompute_text(*shared).ends_with(", and ranks may share the GPU"));
 }
 
-TEST_CASE("auto recomputes on a CPU, and nothing is chosen where the configuration says it",
-          "[plan][recompute]") {
+TEST_CASE("auto recomputes as much as it takes to fit, the cheapest parts first", "[plan][recompute]") {
+  for (const DeviceType device : {host, gpu}) {
+    const std::vector<std::string> whole{"memory.max_memory=1"};
+    const auto total = [&](const std::string& keys) {
+      return static_cast<size_t>(plan_for(device, 0, {keys})->memory.total_bytes());
+    };
+    const size_t most = total(device == host ? "policy.recompute.granularity=selective"
+                                             : "policy.recompute.granularity=none"),
+                 least = total("policy.recompute.granularity=full");
+    size_t again = 0;  // slots recomputed with a little more memory
+    for (int i = 0; i <= 8; ++i) {
+      const size_t memory = least + (most - least) * static_cast<size_t>(i) / 8;
+      const auto plan = plan_for(device, memory, whole);
+      CAPTURE(i, memory, recompute_text(*plan));
+      CHECK(static_cast<size_t>(plan->memory.total_bytes()) <= memory);
+      size_t recomputed = 0, modules = 0;
+      for (const model::RecomputeRule& rule : plan->recompute) {
+        recomputed += rule.all ? 10 : rule.modules.size();
+        modules += rule.modules.size();
+      }
+      if (i > 0) CHECK(recomputed <= again);
+      again = recomputed;
+      if (i == 7) {  // little is missing: no matrix product is repeated
+        CHECK(std::none_of(plan->recompute.begin(), plan->recompute.end(),
+                           [](const model::RecomputeRule& r) { return r.all; }));
+        CHECK(modules > 0);
+      }
+    }
+    CHECK(again == (device == host ? 2 * layers : 0));
+    // Too small for anything: all is recomputed, and it is said.
+    const auto tiny = plan_for(device, 1000, whole);
+    CHECK(recompute_text(*tiny).starts_with("everything: keeping "));
+    CHECK(recompute_text(*tiny).find("so does recomputing everything") != std::string::npos);
+  }
+}
+
+TEST_CASE("nothing is chosen where the configuration says it", "[plan][recompute]") {
   constexpr size_t plenty = size_t{1} << 50;
-  CHECK(recompute_text(*plan_for(host, 0)) == "norm, activation");
+  CHECK(recompute_text(*plan_for(host, plenty)) == "norm, activation");
   CHECK(recompute_text(*plan_for(gpu, plenty, {"policy.recompute.granularity=selective"})) ==
         "norm, activation");
   CHECK(recompute_text(*plan_for(gpu, plenty, {"policy.recompute.modules=[norm]"})) == "norm");
+  CHECK(recompute_text(*plan_for(gpu, plenty, {"policy.gradient_checkpointing=true"})) == "everything");
   CHECK(recompute_text(*plan_for(gpu, 1, {"policy.recompute.granularity=none"})).empty());
+  // Whole layers are recomputed only if they may be.
+  const auto parts = plan_for(gpu, 1, {"policy.gradient_checkpointing=false"});
+  for (const model::RecomputeRule& rule : parts->recompute) CHECK(!rule.all);
 }

@@ -45,7 +45,7 @@ Estimated estimated(int world, std::vector<std::string> overrides,
   REQUIRE(config.ok());
   REQUIRE(validate_for_world(config, world).empty());
   const DryDevice device(h100(), false, 1);
-  StagePlans plans = plan_stages(config, world, device);
+  StagePlans plans = plan_stages(config, world, device, 70e9);
   Estimated out{.memory = plans.memory()};
   out.estimate = estimate_step(config, std::move(plans), device, nodes);
   const StepEstimate& e = out.estimate;
@@ -156,7 +156,7 @@ TEST_CASE("The search recomputes and shards only what does not fit otherwise", "
   bool recomputed = false;
   for (const Found& f : tight.found) {
     CHECK(f.memory <= (least + most) / 2);
-    recomputed = recomputed || f.layout.recompute == "selective";
+    recomputed = recomputed || f.layout.recompute == "auto";
   }
   CHECK(recomputed);
 

@@ -107,6 +107,9 @@ const std::vector<Layout>& layouts() {
       {4, "a2a+p2p", {"distributed.hierarchical_context_parallel_sizes=[2,2]"}},
       {4, "[a2a+p2p,all_gather]", {"distributed.hierarchical_context_parallel_sizes=[2,2]"}},
       {2, "p2p", {"policy.recompute.granularity=selective"}},
+      {2, "p2p", {"policy.checkpoint_every=2"}},
+      {2, "all_gather", {"policy.gradient_checkpointing=true"}},
+      {4, "a2a", {"policy.recompute.modules=[core_attn]"}},
   };
   return all;
 }

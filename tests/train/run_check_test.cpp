@@ -164,6 +164,16 @@ TEST_CASE("what belongs to experts is refused for models without them, and the o
   CHECK(shown(dense, {}).empty());
   CHECK(shown(experts, {recompute}).empty());
   CHECK(shown(dense, {recompute}).find("policy.recompute.modules: moe matches nothing") != std::string::npos);
+  CHECK(shown(experts, {"policy.recompute.modules=[mlp]"}).find("mlp matches nothing") != std::string::npos);
+  CHECK(shown(dense, {"policy.recompute.modules=[mlp, core_attn]"}).empty());
+  CHECK(shown(dense, {"policy.checkpoint_layers=[0, 2]"})
+            .find("policy.checkpoint_layers has layer 2, but the model has 2 layers: 0 to 1") !=
+        std::string::npos);
+  CHECK(shown(dense, {"policy.checkpoint_layers=[0, 1]"}).empty());
+  CHECK(shown(dense, {"policy.checkpoint_every=3"}).find("checkpoint_every is 3") != std::string::npos);
+  CHECK(shown(dense, {"policy.recompute.granularity=full", "policy.recompute.method=block",
+                      "policy.recompute.num_layers=3"})
+            .find("policy.recompute.num_layers is 3, but the model has 2 layers") != std::string::npos);
   CHECK(shown(dense, {"policy.model.moe_aux_loss_coeff=0.1"}).find("policy.model.moe_aux_loss_coeff") !=
         std::string::npos);
   const std::string split = "distributed.expert_parallel_size=2",

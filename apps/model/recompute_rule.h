@@ -1,0 +1,33 @@
+#pragma once
+// What the backward pass recomputes of a block, as the configuration says it: the rule is turned into the
+// slots of the block's table in one place.
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "memory/layer_table.h"
+
+namespace nrl::model {
+
+struct RecomputeRule {
+  /// The slots with one of these recompute rules (memory::SlotSpec::rules).
+  std::vector<std::string> modules = {};
+  /// All of the block but its input.
+  bool all = false;
+  /// With `all`: the input as well, from the block below. Not of the first block of a chunk.
+  bool input = false;
+  bool operator==(const RecomputeRule&) const = default;
+
+  bool keeps_all() const { return modules.empty() && !all; }
+};
+
+/// The slots of a block that the rule recomputes; those of modules that the block has not are none.
+memory::SlotSet recomputed_slots(const RecomputeRule& rule, const memory::LayerTable& table);
+
+/// "norm, activation", where blocks differ "norm in layers 0-3; everything in layers 4-7", where inputs are
+/// recomputed "everything in layers 0-3 | 4-7, each from its first input". `rules`: by block of the model;
+/// `blocks`: those that are described, ascending. Empty if nothing is recomputed.
+std::string recompute_text(std::span<const RecomputeRule> rules, std::span<const int> blocks);
+
+}  // namespace nrl::model

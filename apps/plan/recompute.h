@@ -1,0 +1,22 @@
+#pragma once
+// What the backward pass recomputes: the configured rule of every block.
+
+#include <vector>
+
+#include "apps/model/layout.h"
+#include "apps/model/recompute_rule.h"
+#include "core/config/config.h"
+
+namespace nrl::plan {
+
+/// Whether the configuration leaves open what is recomputed.
+bool recompute_is_open(const PolicyConfig& policy);
+/// Whether whole layers may be recomputed.
+bool may_recompute_layers(const PolicyConfig& policy);
+
+/// The rules of all blocks of the model. `layout`: for keys that count within the chunks of a pipeline.
+/// Where the configuration leaves it open, of norm and activation.
+std::vector<model::RecomputeRule> configured_recompute(const PolicyConfig& policy,
+                                                       const model::ModelLayout& layout, int64_t blocks);
+
+}  // namespace nrl::plan

@@ -1,0 +1,101 @@
+#include "apps/plan/recompute_choice.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace nrl::plan {
+namespace {
+
+using memory::SlotSet;
+
+/// What a microbatch keeps of a block, and the time that it recomputes, under a policy.
+struct Effect {
+  double bytes = 0, seconds = 0;
+};
+
+Effect effect_of(const model::Decoder& decoder, const memory::LayerTable& table,
+                 const std::vector<double>& times, const model::RecomputeRule& rule) {
+  const SlotSet recomputed = recomputed_slots(rule, table);
+  const memory::LayerPolicy policy(table, recomputed);
+  SlotSet made = 0, read = 0, forward = 0;
+  uint64_t again = 0;
+  for (const memory::Step& step : table.steps()) {
+    if (step.pass == memory::Pass::forward) {
+      if ((step.modes & memory::training) != 0) forward |= step.writes;
+      continue;
+    }
+    again |= policy.steps_for(step.reads, made);
+    made |= step.remakes & recomputed;
+    read |= step.reads;
+  }
+  Effect out;
+  const SlotSet kept = (read | table.reads_of(again)) & forward & ~recomputed;
+  for (SlotSet set = kept; set != 0; set &= set - 1)
+    out.bytes +=
+        static_cast<double>(decoder.bytes_of(table.slots()[static_cast<size_t>(std::countr_zero(set))]));
+  for (; again != 0; again &= again - 1)
+    out.seconds += times.at(static_cast<size_t>(std::countr_zero(again)));
+  return out;
+}
+
+std::vector<RecomputeChoice> choices_of(const model::Decoder& decoder,
+                                        const model::Decoder::BlockTable& block,
+                                        const std::vector<double>& times, const model::RecomputeRule& base,
+                                        bool whole) {
+  std::vector<RecomputeChoice> out;
+  model::RecomputeRule now = base;
+  Effect before = effect_of(decoder, *block.table, times, now);
+  for (;;) {
+    RecomputeChoice best;
+    Effect after;
+    const auto consider = [&](model::RecomputeRule rule) {
+      const Effect e = effect_of(decoder, *block.table, times, rule);
+      const double bytes = before.bytes - e.bytes, seconds = e.seconds - before.seconds;
+      if (bytes <= 0) return;
+      constexpr double least = 1e-9;
+      const double rate = bytes / std::max(seconds, least);
+      if (rate <= best.bytes_per_second) return;
+      best = {block.block, std::move(rule), bytes, seconds, rate};
+      after = e;
+    };
+    if (!now.all) {
+      for (const char* module : {"norm", "activation", "core_attn", "mlp", "moe"}) {
+        if (std::find(now.modules.begin(), now.modules.end(), module) != now.modules.end()) continue;
+        model::RecomputeRule more = now;
+        more.modules.emplace_back(module);
+        consider(std::move(more));
+      }
+      if (whole) consider({.all = true});
+    }
+    if (best.bytes <= 0) return out;
+    if (!out.empty()) best.bytes_per_second = std::min(best.bytes_per_second, out.back().bytes_per_second);
+    now = best.rule;
+    before = after;
+    out.push_back(std::move(best));
+  }
+}
+
+}  // namespace
+
+std::vector<RecomputeChoice> recompute_choices(const model::Decoder& decoder, const StepTimes& times,
+                                               const std::vector<model::RecomputeRule>& base, bool whole) {
+  std::vector<RecomputeChoice> all;
+  for (const model::Decoder::BlockTable& block : decoder.blocks()) {
+    auto of_block =
+        choices_of(decoder, block, times.at(block.table), base[static_cast<size_t>(block.block)], whole);
+    all.insert(all.end(), std::make_move_iterator(of_block.begin()), std::make_move_iterator(of_block.end()));
+  }
+  std::stable_sort(all.begin(), all.end(), [](const RecomputeChoice& a, const RecomputeChoice& b) {
+    return a.bytes_per_second > b.bytes_per_second;
+  });
+  return all;
+}
+
+double forward_seconds(const StepTimes& times) {
+  double sum = 0;
+  for (const auto& [table, seconds] : times)
+    for (const double s : seconds) sum += s;
+  return sum;
+}
+
+}  // namespace nrl::plan

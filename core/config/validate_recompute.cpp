@@ -1,0 +1,83 @@
+// The keys that say which activations are recomputed. Two that say it in different ways are a contradiction.
+#include <algorithm>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "core/config/validate.h"
+
+namespace nrl::config_detail {
+namespace {
+
+constexpr const char* checkpointing_key = "policy.gradient_checkpointing";
+constexpr const char* granularity_key = "policy.recompute.granularity";
+constexpr const char* modules_key = "policy.recompute.modules";
+constexpr const char* method_key = "policy.recompute.method";
+constexpr const char* layers_key = "policy.recompute.num_layers";
+
+/// The keys of policy.recompute that are set.
+std::vector<std::string_view> set_in_section(const RecomputeConfig& r) {
+  std::vector<std::string_view> out;
+  if (r.granularity != RecomputeGranularity::automatic) out.emplace_back(granularity_key);
+  if (!r.modules.is_auto()) out.emplace_back(modules_key);
+  if (r.method) out.emplace_back(method_key);
+  if (r.num_layers) out.emplace_back(layers_key);
+  return out;
+}
+
+void check_checkpointing(Checker& c, const PolicyConfig& p) {
+  std::vector<const char*> which;
+  if (p.checkpoint_ratio) which.push_back("policy.checkpoint_ratio");
+  if (p.checkpoint_every) which.push_back("policy.checkpoint_every");
+  if (p.checkpoint_layers) which.push_back("policy.checkpoint_layers");
+  if (which.size() > 1 && c.sound({which[0]}))
+    c.error(which[1], fmt::format("{} and {} both say which layers are recomputed", which[0], which[1]), "",
+            {fmt::format("{} is at {}", which[0], c.where(which[0])), "remove one of them"});
+  if (!p.gradient_checkpointing.value_or(true) && !which.empty() && c.sound({checkpointing_key}))
+    c.error(
+        which[0],
+        fmt::format("{} says which layers are recomputed, but {} is false", which[0], checkpointing_key), "",
+        {fmt::format("{} is at {}", checkpointing_key, c.where(checkpointing_key)), "remove one of them"});
+  if (p.checkpoint_layers) {
+    std::vector<int64_t> layers = *p.checkpoint_layers;
+    std::sort(layers.begin(), layers.end());
+    if (const auto twice = std::adjacent_find(layers.begin(), layers.end()); twice != layers.end())
+      c.error("policy.checkpoint_layers", fmt::format("policy.checkpoint_layers has layer {} twice", *twice));
+  }
+  const bool checkpoints = p.gradient_checkpointing.value_or(!which.empty());
+  if (!checkpoints) return;
+  const char* const key = which.empty() ? checkpointing_key : which[0];
+  for (const std::string_view other : set_in_section(p.recompute)) {
+    if (!c.sound({other, key})) continue;
+    c.error(key, fmt::format("{} and {} say in two ways what is recomputed", key, other), "",
+            {fmt::format("{} is at {}", other, c.where(other)),
+             "gradient_checkpointing is recompute.granularity: full; remove one of them"});
+    return;
+  }
+}
+
+}  // namespace
+
+void check_recompute(Checker c) {
+  const PolicyConfig& p = c.result.config.policy;
+  const RecomputeConfig& r = p.recompute;
+  check_checkpointing(c, p);
+  const std::string_view granularity = name_of(r.granularity);
+  const auto note = [&] {
+    return fmt::format("granularity: {} is at {}", granularity, c.where(granularity_key));
+  };
+  const bool full = r.granularity == RecomputeGranularity::full;
+  if ((full || r.granularity == RecomputeGranularity::none) && !r.modules.is_auto() &&
+      !r.modules.value().empty() && c.sound({granularity_key}))
+    c.error(modules_key, fmt::format("{} needs granularity: selective", modules_key), "", {note()});
+  for (const auto& [key, given] :
+       {std::pair(method_key, r.method.has_value()), {layers_key, r.num_layers.has_value()}})
+    if (given && !full && c.sound({granularity_key}))
+      c.error(key, fmt::format("{} needs granularity: full", key), "", {note()});
+  if (full && r.method.has_value() != r.num_layers.has_value() && c.sound({method_key, layers_key})) {
+    const char* const key = r.method ? method_key : layers_key;
+    c.error(key, fmt::format("{} needs {}", key, r.method ? layers_key : method_key), "",
+            {"without both, every layer is recomputed one by one"});
+  }
+}
+
+}  // namespace nrl::config_detail
