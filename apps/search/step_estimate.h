@@ -54,7 +54,8 @@ struct StagePlans {
   /// Bytes of the rank that needs most.
   int64_t memory() const;
 };
-/// `config` must have passed check_run() for `world` ranks.
+/// `config` must have passed check_run() for `world` ranks. `capacity`: bytes that a rank's plan may have,
+/// for policy.recompute: auto.
 StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& device, double capacity);
 
 /// Estimates the step of these plans and uses them up. `nodes`: of the ranks; empty: one node. Communication

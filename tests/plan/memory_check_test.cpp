@@ -62,7 +62,10 @@ TEST_CASE("the bound that is made without a plan is below every plan", "[plan]")
             for (size_t c = 0; c < least.size(); ++c) {
               CAPTURE(strategy, recompute, precision, name_of(static_cast<Category>(c)));
               CHECK(least[c] <= exact[c]);
-              if (least[c] > 0) CHECK(least[c] > exact[c] / 16);
+              // Of layers that may be recomputed it counts one, and not all of its gradients.
+              const bool one =
+                  std::string(recompute) != "none" && c == static_cast<size_t>(Category::activations);
+              if (least[c] > 0) CHECK(least[c] > exact[c] / (one ? 32 : 16));
             }
             // The whole of what lies in flat buffers, but for padding.
             for (const Category c : {Category::weights, Category::gradients, Category::optimizer})
