@@ -26,14 +26,17 @@ NRL_INLINE void forward_elements(const T* x, int64_t f, int64_t begin, int64_t c
 
 template <class T, Activation kind, bool gated>
 NRL_INLINE void backward_elements(const T* dout, const T* x, T* dx, int64_t f, int64_t begin, int64_t end) {
+  [[maybe_unused]] const T* const up = x + f;
+  [[maybe_unused]] T* const dup = dx + f;
 #pragma omp simd
   for (int64_t i = begin; i < end; ++i) {
     const float g = static_cast<float>(dout[i]), v = static_cast<float>(x[i]);
     const element::ValueAndSlope y = element::activation<SimdMath, kind>(v);
     if constexpr (gated) {
-      const element::GatedGradient d = element::gated_gradient(y, static_cast<float>(x[f + i]), g);
-      store(dx[i], d.dgate);
-      store(dx[f + i], d.dup);
+      const float dgate = element::gate_gradient(y.slope, static_cast<float>(up[i]), g),
+                  d = element::up_gradient(y.value, g);
+      store(dx[i], dgate);
+      store(dup[i], d);
     } else {
       store(dx[i], g * y.slope);
     }

@@ -107,10 +107,11 @@ __global__ void __launch_bounds__(threads) activation_backward_kernel(Activation
       for (int i = 0; i < E; ++i) {
         const element::ValueAndSlope y = element::activation<MathFor<T>, kind>(v[i]);
         if constexpr (gated) {
-          const element::GatedGradient d = element::gated_gradient(y, factor[i], g[i]);
+          const float dgate = element::gate_gradient(y.slope, factor[i], g[i]),
+                      dup = element::up_gradient(y.value, g[i]);
           g[i] = y.value * factor[i];
-          v[i] = d.dgate;
-          factor[i] = d.dup;
+          v[i] = dgate;
+          factor[i] = dup;
         } else {
           v[i] = g[i] * y.slope;
           g[i] = y.value;
