@@ -16,6 +16,7 @@
 #include "core/device/cpu/parallel.h"
 #include "core/device/cpu/threads.h"
 #include "core/io/atomic_file.h"
+#include "core/ops/cpu_choice.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::bench {
@@ -51,7 +52,8 @@ double median(std::vector<double> values) {
 }
 
 std::string processor_text(int threads) {
-  return fmt::format("{}, {} threads, {}", cpu::processor_name(), threads, cpu::name_of(cpu::best_isa()));
+  return fmt::format("{}, {} threads, {}", cpu::processor_name(), threads,
+                     cpu::name_of(ops::cpu_choice().isa));
 }
 
 }  // namespace
@@ -79,7 +81,7 @@ Machine::Machine(const std::string& device, bool quick) : quick_(quick) {
     fail(Exit::unavailable, "--device cuda: {}. Fix: use --device cpu or auto, or see nrl-train doctor",
          why_not);
   if (!found) {
-    exec_.kernels = &ops::cpu_kernels(cpu::best_isa());
+    exec_.kernels = &ops::cpu_kernels(ops::cpu_choice().isa);
     exec_.threads = cpu::available_cores();
     cpu::use_threads(exec_.threads);
     name_ = processor_text(exec_.threads);

@@ -24,6 +24,7 @@ class Machine {
   /// usable GPU. `quick`: every call is executed once.
   Machine(const std::string& device, bool quick);
 
+  bool quick() const { return quick_; }
   bool gpu() const { return accelerator_.runtime != nullptr; }
   nrl::ops::Exec& exec() { return exec_; }
   JsonValue describe() const { return describe_device(exec_); }

@@ -76,7 +76,8 @@ class OpCases {
                   ops::sum_of_squares_workspace(s_.parameters),
                   machine.gpu() ? std::max(ops::gpu_linear_workspace(s_.hidden, e_.partials()),
                                            ops::embedding_backward_workspace(s_.tokens, s_.hidden))
-                                : ops::linear_workspace(s_.tokens, s_.hidden, s_.hidden, a_, e_.threads)}));
+                                : ops::linear_workspace(s_.tokens, s_.hidden, s_.hidden, a_, e_.threads,
+                                                        e_.kernels->bf16_products)}));
     norms();
     heads();
     activations_();

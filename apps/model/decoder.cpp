@@ -124,6 +124,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                                  .recipe = options_.recipe,
                                  .device = options_.device,
                                  .partials = options_.partials,
+                                 .products = options_.products,
                                  .optimizer_workspace = options_.optimizer_workspace,
                                  .gemm_rows = gemm_row_counts(layout, n)});
   workspace_bytes_ = std::max(workspace_bytes_, context_workspace(context_, options_.recipe.activations(),

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "apps/model/interpreter.h"
+#include "core/ops/linear.h"
 #include "memory/plan.h"
 #include "precision/recipe.h"
 
@@ -19,9 +20,10 @@ struct DecoderOptions {
   int64_t sequences = 1;     ///< samples of equal length in N, where the router's losses are per sequence
   float batch_share = 1;     ///< N / tokens of the global batch, for the router's losses
   precision::Recipe recipe;
-  RecomputePolicy recompute = {};  ///< empty: all activations are kept
-  int partials = 1;                ///< of the future Exec: Exec::partials()
-  uint64_t seed = 0;               ///< of dropout
+  RecomputePolicy recompute = {};                          ///< empty: all activations are kept
+  int partials = 1;                                        ///< of the future Exec: Exec::partials()
+  ops::Bf16Products products = ops::Bf16Products::upcast;  ///< CPU: KernelTable::bf16_products of that Exec
+  uint64_t seed = 0;                                       ///< of dropout
   DeviceType device = DeviceType::cpu;
   int64_t head_chunk_tokens = 0;  ///< tokens whose logits exist at once; 0: head_chunk_tokens()
   size_t optimizer_workspace =

@@ -47,7 +47,8 @@ Inference::Inference(const ModelSpec& spec, const ParameterList& parameters, std
   const auto ids = add("ids", n * 4), positions = add("positions", n * 4), cu = add("sequence bounds", 8),
              cu_keys = add("key bounds", 8), logits = add("logits", spec.vocab_size * 4),
              rope = add("rope table", spec.use_rope ? max_tokens * spec.rope.rotary_dim * 4 : 0);
-  const size_t workspace = generation_workspace(spec, recipe, n, max_tokens, device, exec.partials());
+  const size_t workspace =
+      generation_workspace(spec, recipe, n, max_tokens, device, exec.partials(), exec.kernels->bf16_products);
   const auto scratch = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace));
   plan.solve();
   arenas_ = exec_.device ? memory::Arenas(plan, *exec_.device, exec_.stream) : memory::Arenas(plan);

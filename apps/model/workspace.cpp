@@ -14,13 +14,14 @@ int64_t widest_projection(const ModelSpec& m) {
 
 /// Of a layer with experts on a CPU, for `rows` dispatched rows of some of n tokens; the largest of a layer's
 /// GEMMs is the maximum of this and those of a dense layer.
-size_t experts_workspace(const ModelSpec& m, int64_t n, int64_t rows, DType dtype, int threads) {
+size_t experts_workspace(const ModelSpec& m, int64_t n, int64_t rows, DType dtype, int threads,
+                         ops::Bf16Products products) {
   if (m.moe.experts == 0) return 0;
   const auto linear = [&](int64_t out, int64_t in) {
-    return ops::linear_workspace(n, out, in, dtype, threads);
+    return ops::linear_workspace(n, out, in, dtype, threads, products);
   };
   const auto grouped = [&](int64_t out, int64_t in) {
-    return ops::grouped_linear_workspace(rows, out, in, dtype, threads);
+    return ops::grouped_linear_workspace(rows, out, in, dtype, threads, products);
   };
   size_t bytes = std::max({linear(m.moe.experts, m.hidden), grouped(2 * m.moe.ffn, m.hidden),
                            grouped(m.hidden, m.moe.ffn), ops::router_workspace(threads)});
@@ -45,9 +46,9 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
   const int64_t chunk = o.head_chunk;
   const DType dtype = o.recipe.activations();
   size_t bytes = std::max(ops::norm_backward_workspace(std::max(m.hidden, m.head_dim), o.partials),
-                          experts_workspace(m, o.tokens, o.routed, dtype, o.partials));
+                          experts_workspace(m, o.tokens, o.routed, dtype, o.partials, o.products));
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
-    bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, o.partials));
+    bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, o.partials, o.products));
   };
   for (const int64_t rows : o.gemm_rows) {
     linear(rows, m.qkv_width(), m.hidden);
@@ -62,15 +63,15 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
 }
 
 size_t generation_workspace(const ModelSpec& m, const precision::Recipe& recipe, int64_t tokens,
-                            int64_t max_tokens, DeviceType device, int partials) {
+                            int64_t max_tokens, DeviceType device, int partials, ops::Bf16Products products) {
   if (device == DeviceType::cuda)
     return std::max(ops::gpu_linear_workspace(widest_projection(m), partials),
                     ops::attention_gpu_workspace(max_tokens, m.heads, m.kv_heads, m.head_dim));
-  size_t bytes =
-      std::max(ops::attention_workspace(tokens, m.heads, m.kv_heads, m.head_dim, max_tokens, partials),
-               experts_workspace(m, tokens, m.moe.rows(tokens, true), recipe.activations(), partials));
+  size_t bytes = std::max(
+      ops::attention_workspace(tokens, m.heads, m.kv_heads, m.head_dim, max_tokens, partials),
+      experts_workspace(m, tokens, m.moe.rows(tokens, true), recipe.activations(), partials, products));
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
-    bytes = std::max(bytes, ops::linear_workspace(n, out, in, recipe.activations(), partials));
+    bytes = std::max(bytes, ops::linear_workspace(n, out, in, recipe.activations(), partials, products));
   };
   linear(tokens, m.qkv_width(), m.hidden);
   linear(tokens, m.hidden, m.q_width());

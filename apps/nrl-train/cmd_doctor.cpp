@@ -14,6 +14,7 @@
 #include "core/device/cpu/features.h"
 #include "core/device/cuda/devices.h"
 #include "core/device/cuda/nvml.h"
+#include "core/ops/cpu_choice.h"
 #include "core/ops/libraries.h"
 #include "core/ops/peak.h"
 #include "parallel/comm/device_options.h"
@@ -82,7 +83,11 @@ int run_doctor() {
   const int threads = cpu::available_cores();
   log::info("nrl-train {}", NRL_VERSION);
   log::info("processor    {}", cpu::processor_name());
-  log::info("kernels      {} ({} cores available to this process)", name_of(cpu::best_isa()), threads);
+  const ops::CpuChoice& choice = ops::cpu_choice();
+  log::info("kernels      {} ({} cores available to this process)", name_of(choice.isa), threads);
+  log::info("bf16         {}: {}",
+            choice.isa >= cpu::Isa::avx512_bf16 ? "native products" : "storage only, arithmetic in fp32",
+            ops::bf16_reason(choice));
   log::info("memory       {}", human_bytes(static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
                                            static_cast<uint64_t>(sysconf(_SC_PAGESIZE))));
   log::info("fp32 peak    {:.0f} GFLOP/s in register FMAs, {:.0f} GFLOP/s in matmuls (measured)",

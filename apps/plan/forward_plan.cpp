@@ -35,6 +35,7 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
   decoder.max_sequence = options.sequence_length;
   decoder.recipe = p.recipe;
   decoder.partials = p.partials;
+  decoder.products = options.products;
   decoder.device = options.device;
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, decoder, p.memory);
   p.memory.solve();

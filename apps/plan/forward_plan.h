@@ -2,6 +2,7 @@
 // The plan of a stored model that only runs forward passes: evaluation, reference models.
 
 #include "apps/plan/run_plan.h"
+#include "core/ops/linear.h"
 
 namespace nrl::plan {
 
@@ -10,7 +11,8 @@ struct ForwardPlanOptions {
   int64_t sequence_length = 0;  ///< tokens per sequence
   precision::Recipe recipe;
   DeviceType device = DeviceType::cpu;
-  int threads = 1;  ///< CPU threads
+  int threads = 1;                                         ///< CPU threads
+  ops::Bf16Products products = ops::Bf16Products::upcast;  ///< CPU: KernelTable::bf16_products
 };
 
 /// The solved plan: weights, one microbatch and its activations; no gradients and no optimizer state.

@@ -5,6 +5,8 @@
 #include "apps/plan/pipeline.h"
 #include "apps/plan/recompute_choice.h"
 #include "core/base/text.h"
+#include "core/ops/cpu_choice.h"
+#include "core/ops/kernel_table.h"
 #include "core/ops/optimizer.h"
 #include "core/ops/step.h"
 #include "parallel/pipeline/equivalent.h"
@@ -20,6 +22,12 @@ std::string bytes_text(int64_t bytes) {
 }
 
 }  // namespace
+
+cpu::Isa isa_for(const KernelsConfig& kernels) {
+  if (kernels.isa == IsaChoice::automatic) return ops::cpu_choice().isa;
+  static_assert(static_cast<int>(IsaChoice::baseline) == static_cast<int>(cpu::Isa::baseline) + 1);
+  return static_cast<cpu::Isa>(static_cast<int>(kernels.isa) - 1);
+}
 
 namespace {
 
@@ -58,13 +66,20 @@ precision::OptimizerFormats optimizer_formats(const OptimizerConfig& o) {
           .remainders = o.store_param_remainders};
 }
 
+ops::Bf16Products products_for(const Config& config) {
+  return ops::cpu_kernels(isa_for(config.kernels)).bf16_products;
+}
+
 precision::Recipe recipe_of_precision(const Config& config, DeviceType device) {
   const bool cpu = device == DeviceType::cpu;
+  const bool upcast = cpu && products_for(config) == ops::Bf16Products::upcast;
   switch (config.policy.precision) {
     case Precision::automatic:
       return cpu ? precision::float32 : precision::bfloat16;
     case Precision::bfloat16:
-      return cpu ? precision::bfloat16_storage : precision::bfloat16;
+      return upcast ? precision::bfloat16_storage : precision::bfloat16;
+    case Precision::fastest:
+      return upcast ? precision::float32 : precision::bfloat16;
     case Precision::float32:
       return precision::float32;
     case Precision::float16:
@@ -84,6 +99,19 @@ precision::Recipe recipe_for(const Config& config, DeviceType device) {
   return logits == LogitsDType::bfloat16 || (logits == LogitsDType::automatic && choose_bf16)
              ? recipe.with_bf16_logits()
              : recipe;
+}
+
+std::string precision_choice(const Config& config, DeviceType device) {
+  const bool fastest = config.policy.precision == Precision::fastest;
+  if (!fastest && config.policy.precision != Precision::bfloat16) return {};
+  if (device == DeviceType::cuda) return fastest ? "fastest: bfloat16 on a GPU" : "";
+  const bool native = products_for(config) == ops::Bf16Products::native;
+  const std::string why = config.kernels.isa == IsaChoice::automatic
+                              ? ops::bf16_reason(ops::cpu_choice())
+                              : fmt::format("kernels.isa is {}", name_of(config.kernels.isa));
+  if (fastest) return fmt::format("fastest: {}, {}", native ? "bfloat16" : "float32", why);
+  return fmt::format("bfloat16, {}: {}", native ? "multiplied natively" : "upcast to fp32 for arithmetic",
+                     why);
 }
 
 GroupOptions group_options(const Config& config, const GridPosition& position,
@@ -195,6 +223,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
       .recipe = p.recipe,
       .recompute = model::recompute_by_block(p.recompute),
       .partials = p.partials,
+      .products = device == DeviceType::cpu ? products_for(config) : ops::Bf16Products::upcast,
       .seed = static_cast<uint64_t>(resolved_loop(config).seed),
       .device = device,
       .optimizer_workspace = ops::sum_of_squares_workspace(largest),

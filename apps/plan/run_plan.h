@@ -13,6 +13,7 @@
 #include "apps/plan/param_groups.h"
 #include "apps/plan/recompute.h"
 #include "core/config/load.h"
+#include "core/device/cpu/features.h"
 #include "memory/plan.h"
 
 namespace nrl::plan {
@@ -63,9 +64,15 @@ void add_staging(RunPlan& plan);
 GroupOptions group_options(const Config& config, const GridPosition& position,
                            const precision::Recipe& recipe, std::string_view group);
 
-/// policy.precision and policy.logits_dtype for this device. auto is bf16 on a GPU and f32 on a CPU, where
-/// bf16 only saves memory.
+/// The CPU's kernels: kernels.isa, where auto is ops::cpu_choice().
+cpu::Isa isa_for(const KernelsConfig& kernels);
+
+/// policy.precision and policy.logits_dtype for this device. auto is bf16 on a GPU and f32 on a CPU; fastest
+/// is bf16 on a CPU that multiplies it natively.
 precision::Recipe recipe_for(const Config& config, DeviceType device);
+
+/// What recipe_for() chose and why, for the banner; empty where nothing was left to choose.
+std::string precision_choice(const Config& config, DeviceType device);
 
 /// Memory by category, for messages: "weights 475 MiB  gradients ...  = 2.31 GiB".
 std::string memory_line(const memory::MemoryPlan& plan);

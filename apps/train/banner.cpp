@@ -5,6 +5,7 @@
 
 #include "apps/plan/nodes.h"
 #include "core/base/text.h"
+#include "core/ops/kernel_table.h"
 #include "parallel/grid/nodes.h"
 
 namespace nrl::train {
@@ -16,13 +17,15 @@ std::string_view name_of_state(DType t) {
 }
 
 // Formats of weights, arithmetic and optimizer state.
-std::string precision_text(const plan::RunPlan& plan) {
+std::string precision_text(const plan::RunPlan& plan, const ops::Exec& exec) {
   const precision::OptimizerFormats& o = plan.recipe.optimizer();
-  const bool cpu = plan.device == DeviceType::cpu, remainders = o.remainders;
+  const bool upcast =
+      plan.device == DeviceType::cpu && exec.kernels->bf16_products == ops::Bf16Products::upcast;
+  const bool remainders = o.remainders;
   std::string text = !plan.recipe.master_weights() ? "fp32"
-                     : remainders ? (cpu ? "bf16 storage with 16-bit remainders, fp32 arithmetic"
-                                         : "bf16 with 16-bit remainders")
-                     : cpu        ? "bf16 storage, fp32 arithmetic and master weights"
+                     : remainders ? (upcast ? "bf16 storage with 16-bit remainders, fp32 arithmetic"
+                                            : "bf16 with 16-bit remainders")
+                     : upcast     ? "bf16 storage, fp32 arithmetic and master weights"
                                   : "bf16, fp32 master weights";
   if (o.exp_avg != DType::f32 || o.exp_avg_sq != DType::f32)
     text += fmt::format(", optimizer state {} and {}", name_of_state(o.exp_avg), name_of_state(o.exp_avg_sq));
@@ -60,19 +63,23 @@ RunFacts describe_run(const Run& run, double peak_flops) {
   if (const std::string nodes = nodes_text(run.world); !nodes.empty()) add("nodes", nodes);
   add("device", run.placement.describe(run.kernels) + (c.policy.cuda_graph ? ", steps as a CUDA graph" : ""));
   if (run.placement.device() == DeviceType::cpu)
-    add("mfu", fmt::format("of {:.0f} GFLOP/s per rank: the best fp32 matmul rate measured so far",
-                           peak_flops * 1e-9));
+    add("mfu", fmt::format("of {:.0f} GFLOP/s per rank: the best fp32 matmul rate measured so far{}",
+                           peak_flops * 1e-9,
+                           native_factor(run.engine->exec(), plan.recipe.activations()) > 1
+                               ? ", times the rate of bf16 dot products"
+                               : ""));
   for (const auto& [op, text] : run.library_choices) add(op.c_str(), text);
   add("model", fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
                            name_of(spec.family), spec.layers, spec.hidden, spec.heads, spec.kv_heads,
                            spec.vocab_size, human_count(static_cast<double>(plan.whole.total())),
-                           spec.tied ? " (tied)" : "", precision_text(plan)));
+                           spec.tied ? " (tied)" : "", precision_text(plan, run.engine->exec())));
   if (const std::string experts = model::experts_text(spec); !experts.empty()) add("experts", experts);
   add("batch",
       fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps", plan.batch.global,
                   plan.sequence_length, grouped(plan.batch.global * plan.sequence_length), plan.batch.micro,
                   plan.batch.accumulation, plan.batch.data_parallel, run.max_steps()));
   add("data", run.train.dataset->describe());
+  if (const std::string text = plan::precision_choice(c, plan.device); !text.empty()) add("precision", text);
   const std::string recomputed = plan::recompute_text(plan);
   add("memory", plan::memory_line(plan.memory) +
                     (recomputed.empty() ? "" : fmt::format("   (recomputed: {})", recomputed)));

@@ -8,6 +8,7 @@
 #include "apps/train/model_source.h"
 #include "apps/train/run_state.h"
 #include "core/device/cpu/features.h"
+#include "core/ops/cpu_choice.h"
 
 namespace nrl::train {
 namespace {
@@ -55,8 +56,8 @@ StoredModelEvaluator::StoredModelEvaluator(comm::World& world, const EvaluationO
   KernelsConfig kernels;
   if (options_.threads > 0) kernels.num_threads = options_.threads;
   options_.threads = threads_for(kernels, world.local_size());
-  device_ =
-      open_rank_device(world, {.type = options_.device, .isa = cpu::best_isa(), .threads = options_.threads});
+  device_ = open_rank_device(
+      world, {.type = options_.device, .isa = ops::cpu_choice().isa, .threads = options_.threads});
   run_collectively(world, [&] { load(); });
 }
 
@@ -75,7 +76,8 @@ void StoredModelEvaluator::load() {
                                                 .sequence_length = length,
                                                 .recipe = precision::recipe_for_weights(dtype),
                                                 .device = options_.device,
-                                                .threads = options_.threads}),
+                                                .threads = options_.threads,
+                                                .products = device_.exec.kernels->bf16_products}),
       device_.exec);
   const plan::RunPlan& plan = engine_->plan();
   with_state(*engine_, [&](const TrainState& state) {

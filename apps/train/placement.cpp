@@ -8,24 +8,20 @@
 
 #include "apps/plan/device_models.h"
 #include "apps/plan/nodes.h"
+#include "apps/plan/run_plan.h"
 #include "apps/train/launch.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
 #include "core/device/choose.h"
 #include "core/device/cpu/threads.h"
 #include "core/io/atomic_file.h"
+#include "core/ops/cpu_choice.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/peak.h"
 #include "parallel/grid/nodes.h"
 
 namespace nrl::train {
 namespace {
-
-cpu::Isa isa_for(IsaChoice wanted) {
-  if (wanted == IsaChoice::automatic) return cpu::best_isa();
-  static_assert(static_cast<int>(IsaChoice::baseline) == static_cast<int>(cpu::Isa::baseline) + 1);
-  return static_cast<cpu::Isa>(static_cast<int>(wanted) - 1);
-}
 
 // The visible devices of every rank of this node, by local rank; `mine`: the UUIDs of this rank's devices.
 std::vector<std::vector<std::string>> devices_of_node(comm::World& world,
@@ -117,6 +113,10 @@ void Placement::choose(comm::World& world, const Config& config) {
   double worst_isa = static_cast<double>(cpu::best_isa());
   world.comm().all_reduce(std::span(&worst_isa, 1), comm::Reduce::min);
   facts_.best_isa = static_cast<IsaChoice>(static_cast<int>(worst_isa) + 1);
+  const bool native = ops::cpu_choice().isa >= cpu::Isa::avx512_bf16;
+  double natives = native ? 1 : 0;
+  world.comm().all_reduce(std::span(&natives, 1), comm::Reduce::sum);
+  facts_.bf16_differs = natives > 0 && natives < world.size();
   facts_.gpu = config.device != DeviceKind::cpu;
   facts_.why = "every rank has a GPU";
   for (size_t r = whys.size(); r-- > 0;)
@@ -128,7 +128,7 @@ void Placement::choose(comm::World& world, const Config& config) {
 
   host_threads_ = threads_for(config.kernels, world.local_size());
   request_.type = facts_.gpu ? DeviceType::cuda : DeviceType::cpu;
-  request_.isa = isa_for(config.kernels.isa);
+  request_.isa = plan::isa_for(config.kernels);
   request_.threads = host_threads_;
   request_.share = config.kernels.share_device;
   request_.libraries.autotune = config.kernels.autotune;
@@ -151,10 +151,15 @@ std::string Placement::describe(int kernels) const {
                      human_bytes(d.memory), kernels, comm_text_.empty() ? "" : ", " + comm_text_);
 }
 
-double peak_of(const Placement& placement) {
-  return placement.device() == DeviceType::cpu
-             ? ops::measure_gemm_peak(placement.host_threads()) * 1e9
-             : plan::peak_flops(placement.accelerator().runtime->properties());
+double native_factor(const ops::Exec& exec, DType operands) {
+  const bool native = operands == DType::bf16 && exec.kernels->bf16_products == ops::Bf16Products::native;
+  return native ? std::max(ops::cpu_choice().bf16_rate, 1.0) : 1;
+}
+
+double peak_of(const Placement& placement, DType operands) {
+  if (placement.device() == DeviceType::cuda)
+    return plan::peak_flops(placement.accelerator().runtime->properties());
+  return ops::measure_gemm_peak(placement.host_threads()) * 1e9 * native_factor(placement.exec(), operands);
 }
 
 }  // namespace nrl::train

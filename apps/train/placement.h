@@ -72,8 +72,10 @@ class Placement {
   std::unique_ptr<parallel::Groups> groups_;
 };
 
-/// Peak FLOP/s of a rank, the denominator of MFU: the measured matmul rate of a CPU, the data sheet
-/// of a GPU; 0: unknown.
-double peak_of(const Placement& placement);
+/// Peak FLOP/s of a rank, the denominator of MFU: the measured fp32 matmul rate of a CPU, times
+/// native_factor(), or the data sheet of a GPU; 0: unknown.
+double peak_of(const Placement& placement, DType operands);
+/// How much faster than fp32 this CPU's kernels multiply operands of that type, by its registers' peaks.
+double native_factor(const ops::Exec& exec, DType operands);
 
 }  // namespace nrl::train

@@ -15,8 +15,9 @@ namespace {
 
 PeakEstimate peak_estimate(Run& run) {
   if (run.engine->exec().device) return PeakEstimate(run.peak);
-  return PeakEstimate(run.peak, [threads = run.engine->exec().threads] {
-    return ops::measure_gemm_peak(threads, 0.02) * 1e9;
+  const double factor = native_factor(run.engine->exec(), run.plan().recipe.activations());
+  return PeakEstimate(run.peak, [threads = run.engine->exec().threads, factor] {
+    return ops::measure_gemm_peak(threads, 0.02) * 1e9 * factor;
   });
 }
 

@@ -81,6 +81,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
       plan::require_memory(run.config_result, *plan, exec.device->properties().memory, "the GPU");
     open_data(run, *plan, phases);
     run.record = make_record(c, plan->spec, plan->recipe.weights(), world.size(), inputs);
+    if (plan->device == DeviceType::cpu) run.record["kernels.isa"] = cpu::name_of(plan::isa_for(c.kernels));
     if (world.rank() == 0 && c.checkpointing.enabled) {
       hf = collect_hf_files(c);
       const std::string warning = auto_tokenizer_warning(plan->spec, hf);
@@ -103,7 +104,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
     if (exec.libraries) run.library_choices = describe(exec.libraries->choices);
   });
   phases.begin("peak", "measuring the matmul peak");
-  run.peak = peak_of(run.placement);
+  run.peak = peak_of(run.placement, run.plan().recipe.activations());
   return owned;
 }
 

@@ -8,6 +8,7 @@
 #include "core/base/philox.h"
 #include "core/base/text.h"
 #include "core/device/cpu/features.h"
+#include "core/ops/cpu_choice.h"
 #include "core/ops/kernel_table.h"
 
 namespace nrl::train {
@@ -62,7 +63,7 @@ std::string TextStream::append(int32_t id) {
 
 ops::Exec cpu_exec(int threads) {
   ops::Exec exec;
-  exec.kernels = &ops::cpu_kernels(cpu::best_isa());
+  exec.kernels = &ops::cpu_kernels(ops::cpu_choice().isa);
   exec.threads = threads;
   return exec;
 }

@@ -46,7 +46,8 @@ NRL_ENUM(StateDType, (fp32, bf16, fp16, fp8), ("fp32", "bf16", "fp16", "fp8"),
          (, {"float32", "fp32"}, {"bfloat16", "bf16"}, {"float16", "fp16"}))
 NRL_ENUM(ReduceDType, (fp32, bf16, fp8), ("fp32", "bf16", "fp8"),
          (, {"float32", "fp32"}, {"bfloat16", "bf16"}))
-NRL_ENUM(Precision, (automatic, float32, bfloat16, float16), ("auto", "float32", "bfloat16", "float16"),
+NRL_ENUM(Precision, (automatic, float32, bfloat16, float16, fastest),
+         ("auto", "float32", "bfloat16", "float16", "fastest"),
          (, {"fp32", "float32"}, {"bf16", "bfloat16"}, {"fp16", "float16"}, {"32", "float32"}))
 NRL_ENUM(LogitsDType, (automatic, float32, bfloat16), ("auto", "float32", "bfloat16"),
          (, {"fp32", "float32"}, {"bf16", "bfloat16"}))
@@ -72,7 +73,8 @@ NRL_ENUM(ResumeChange, (data, seed, sequence_length, model), ("data", "seed", "s
 enum class ResumeMode { automatic, never, directory };
 NRL_ENUM(OnOom, (fail, reduce_batch), ("fail", "reduce_batch"), ())
 NRL_ENUM(Progress, (automatic, bar, plain, json), ("auto", "bar", "plain", "json"), ())
-NRL_ENUM(IsaChoice, (automatic, baseline, avx2, avx512), ("auto", "baseline", "avx2", "avx512"), ())
+NRL_ENUM(IsaChoice, (automatic, baseline, avx2, avx512, avx512_bf16),
+         ("auto", "baseline", "avx2", "avx512", "avx512_bf16"), ())
 
 #undef NRL_UNWRAP
 #undef NRL_ENUM

@@ -284,7 +284,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
           "none.");
   t.planned("tokenizer.chat_template", Kind::text, "default").help("Template of conversations.");
   NRL_POLICY_KEY(t, precision)
-      .built({"auto", "float32", "bfloat16"})
+      .built({"auto", "float32", "bfloat16", "fastest"})
       .alias("model.precision")
       .alias("model.torch_dtype")
       .alias("training.precision")
@@ -296,7 +296,8 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .on_off("policy.megatron_cfg.optimizer.fp16", "float16", "")
       .help(
           "Type of weights and activations (master weights and optimizer state are fp32). auto: float32 on "
-          "a CPU, bfloat16 on a GPU.");
+          "a CPU, bfloat16 on a GPU. fastest: bfloat16 on a GPU and on a CPU whose bf16 dot products are "
+          "faster than its fp32 arithmetic, else float32.");
   NRL_POLICY_KEY(t, logits_dtype)
       .help(
           "Type of the logits in training and its evaluations; the loss is computed from them in fp32. "

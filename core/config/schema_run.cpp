@@ -270,7 +270,11 @@ void add_run_keys(Table& t) {
       .help(
           "Threads per rank; auto: OMP_NUM_THREADS if set, else the cores that this rank may use, divided "
           "among the ranks of the node.");
-  NRL_KEY(t, kernels.isa).help("Instruction set of the CPU kernels; auto: the best that the CPU supports.");
+  NRL_KEY(t, kernels.isa)
+      .help(
+          "Instruction set of the CPU kernels. auto: the best that the CPU supports, where avx512_bf16 (bf16 "
+          "dot "
+          "products) only counts if they are faster than fp32 arithmetic, which is measured.");
   NRL_KEY(t, kernels.share_device)
       .help("Let several ranks of a node share one GPU; they take turns, so this is for testing.");
   NRL_KEY(t, kernels.autotune)

@@ -177,9 +177,12 @@ void check_device(Checker& c, const Config& config, bool gpu, const std::string&
   if (config.policy.cuda_graph)
     c.error("policy.cuda_graph", "policy.cuda_graph: true needs a GPU", "", {why});
   if (config.policy.logits_dtype == LogitsDType::bfloat16 &&
-      config.policy.precision == Precision::automatic && c.sound({"policy.logits_dtype"}))
+      (config.policy.precision == Precision::automatic || config.policy.precision == Precision::fastest) &&
+      c.sound({"policy.logits_dtype"}))
     c.error("policy.logits_dtype", "policy.logits_dtype: bfloat16 needs policy.precision: bfloat16", "",
-            {why, "policy.precision: auto is float32 on a CPU"});
+            {why, config.policy.precision == Precision::automatic
+                      ? "policy.precision: auto is float32 on a CPU"
+                      : "policy.precision: fastest is float32 on some CPUs"});
   // These do not change results: a configuration for either device may have them.
   const bool demanded = config.device == DeviceKind::cpu;
   const std::pair<bool, const char*> gpu_only[] = {{config.kernels.share_device, "kernels.share_device"},
@@ -509,6 +512,11 @@ Diagnostics validate_for_device(const ConfigResult& result, const DeviceFacts& f
                         name_of(config.kernels.isa)),
             "", {fmt::format("the best that all support is {}; use it or auto", name_of(facts.best_isa))});
   for (Diagnostic& d : out) d.exit = Exit::unavailable;
+  if (config.policy.precision == Precision::fastest && config.kernels.isa == IsaChoice::automatic &&
+      !facts.gpu && facts.bf16_differs)
+    c.error("policy.precision",
+            "policy.precision: fastest is bfloat16 on some ranks' processors and float32 on others", "",
+            {"use bfloat16 or float32, or one kernels.isa for all"});
   // With an explicit device, check_device() ran when the configuration was loaded.
   if (config.device == DeviceKind::automatic)
     check_device(c, config, facts.gpu, "device: auto: " + facts.why);

@@ -7,11 +7,22 @@ NRL_DEFINE_TABLE(baseline_kernels, baseline)
 NRL_DEFINE_TABLE(avx2_kernels, avx2)
 NRL_DEFINE_TABLE(avx512_kernels, avx512)
 
+/// The kernels of AVX-512 but for the linear layers, which multiply bf16 natively.
+const KernelTable& avx512_bf16_kernels() {
+  static const KernelTable filled = [] {
+    KernelTable table = avx512_kernels();
+    avx512_bf16::fill_linear(table);
+    return table;
+  }();
+  return filled;
+}
+
 }  // namespace
 
 const KernelTable& cpu_kernels(cpu::Isa isa) {
   NRL_CHECK(isa <= cpu::best_isa(), "this processor does not have {}", cpu::name_of(isa));
-  static const KernelTable* const tables[] = {&baseline_kernels(), &avx2_kernels(), &avx512_kernels()};
+  static const KernelTable* const tables[] = {&baseline_kernels(), &avx2_kernels(), &avx512_kernels(),
+                                              &avx512_bf16_kernels()};
   return *tables[static_cast<int>(isa)];
 }
 

@@ -7,6 +7,7 @@
 // dtype for all but dweight; bf16 is storage: sums are accumulated in f32 and rounded once at the end.
 
 #include "core/ops/exec.h"
+#include "core/ops/linear.h"
 
 namespace nrl::ops {
 
@@ -44,6 +45,7 @@ Cost cost(const Exec& exec, const GroupedLinearBackwardData& a);
 Cost cost(const Exec& exec, const GroupedLinearBackwardWeight& a);
 
 /// Scratch bytes of any of the three on a CPU for experts (m, k) and n rows.
-size_t grouped_linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads);
+size_t grouped_linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads,
+                                Bf16Products products);
 
 }  // namespace nrl::ops

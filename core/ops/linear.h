@@ -14,6 +14,12 @@
 
 namespace nrl::ops {
 
+/// How a CPU multiplies bf16 operands.
+enum class Bf16Products : uint8_t {
+  upcast,  ///< upcast to f32, f32 FMAs
+  native,  ///< instructions that multiply bf16 and add in f32
+};
+
 /// out = act(x W^T + bias), or out += x W^T (accumulate; then neither bias nor activation).
 struct LinearForward {
   Tensor x;                                  ///< (N, K)
@@ -78,10 +84,12 @@ constexpr double linear_flops(int64_t n, int64_t m, int64_t k) {
 /// Scratch bytes of any of the three and of column_sums on a GPU, for matrices of at most `widest` columns.
 size_t gpu_linear_workspace(int64_t widest, int partials);
 
-/// Scratch bytes that any of the three needs for these sizes (f32 copies of bf16 and FP8 operands included).
-/// The gradients of FP8 operands are GEMMs like the forward one, of sizes (n, k, m) and (m, k, n).
-size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads);
+/// Scratch bytes that any of the three needs for these sizes on a CPU (f32 copies of bf16 and FP8 operands
+/// included). The gradients of FP8 operands are GEMMs like the forward one, of sizes (n, k, m) and (m, k, n).
+/// `products`: KernelTable::bf16_products.
+size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads, Bf16Products products);
 /// The same for any number of rows up to n, with LinearForward::varying_rows.
-size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype);
+size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads,
+                                Bf16Products products);
 
 }  // namespace nrl::ops

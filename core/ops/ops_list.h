@@ -23,6 +23,9 @@ NRL_OPS(NRL_DECLARE_FILL)
 namespace avx512 {
 NRL_OPS(NRL_DECLARE_FILL)
 }
+namespace avx512_bf16 {
+NRL_DECLARE_FILL(linear)
+}
 namespace reference {
 NRL_OPS(NRL_DECLARE_FILL)
 }

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "core/device/cpu/features.h"
+
 namespace nrl::ops {
 
 /// GFLOP/s of f32 GEMMs (with the library of the linear layers) on `threads` threads: the best of those that
@@ -13,11 +15,16 @@ double measure_gemm_peak(int threads, double seconds = 0.045);
 /// `threads` threads at once. Takes about 10 ms.
 double measure_fma_peak(int threads);
 
-/// The probe of one instruction set (gemm/fma_probe.cpp).
+/// The probe of one instruction set (gemm/fma_probe.cpp). Both return the floating-point operations.
 struct FmaProbe {
-  double (*run)(int64_t rounds) = nullptr;  ///< returns the floating-point operations
+  double (*run)(int64_t rounds) = nullptr;
+  double (*run_bf16)(int64_t rounds) = nullptr;  ///< bf16 dot products; null where there are none
   int lanes = 0;
   bool fused = false;
 };
+
+FmaProbe fma_probe(cpu::Isa isa);
+/// A number of rounds of a probe's loop that takes at least `seconds`.
+int64_t rounds_that_last(double (*loop)(int64_t rounds), double seconds);
 
 }  // namespace nrl::ops

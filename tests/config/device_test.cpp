@@ -91,3 +91,20 @@ TEST_CASE("bf16 logits need bf16 activations, which auto has on a GPU only", "[c
   CHECK(validate_for_device(load_base({logits}), one_gpu).empty());
   CHECK(validate_for_device(load_base({logits, "policy.precision=bfloat16"}), no_gpu).empty());
 }
+
+TEST_CASE("fastest must mean one precision on all ranks", "[config]") {
+  DeviceFacts facts = no_gpu;
+  facts.bf16_differs = true;
+  const auto problems = [&](std::vector<std::string> keys, const DeviceFacts& of) {
+    return validate_for_device(load_base(std::move(keys)), of);
+  };
+  const Diagnostics refused = problems({"policy.precision=fastest"}, facts);
+  CHECK(exit_code(refused) == Exit::config);
+  CHECK(contains(render(refused),
+                 "policy.precision: fastest is bfloat16 on some ranks' processors and float32 on others"));
+  CHECK(problems({"policy.precision=bfloat16"}, facts).empty());
+  CHECK(problems({"policy.precision=fastest"}, no_gpu).empty());
+  CHECK(problems({"policy.precision=fastest", "kernels.isa=avx2"}, facts).empty());
+  CHECK(validate_for_device(load_base({"policy.precision=fastest", "policy.logits_dtype=bfloat16"}), no_gpu)
+            .size() == 1);
+}

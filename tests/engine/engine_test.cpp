@@ -142,12 +142,14 @@ TEST_CASE("an engine for forward passes only has the log-probabilities of one th
     train::Placement placement(*world, config);
     const auto training = make_engine(placement, config);
     const plan::RunPlan& p = training->plan();
-    engine::Engine forward(plan::make_forward_plan(p.spec, {.micro_batch = p.batch.micro,
-                                                            .sequence_length = p.sequence_length,
-                                                            .recipe = p.recipe,
-                                                            .device = p.device,
-                                                            .threads = 1}),
-                           placement.exec());
+    engine::Engine forward(
+        plan::make_forward_plan(p.spec, {.micro_batch = p.batch.micro,
+                                         .sequence_length = p.sequence_length,
+                                         .recipe = p.recipe,
+                                         .device = p.device,
+                                         .threads = 1,
+                                         .products = placement.exec().kernels->bf16_products}),
+        placement.exec());
     CHECK(forward.plan().memory.bytes(memory::Category::gradients) == 0);
     CHECK(forward.plan().memory.bytes(memory::Category::optimizer) == 0);
     for (size_t i = 0; i < training->weights().size(); ++i)

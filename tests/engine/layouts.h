@@ -58,7 +58,7 @@ class Trainee {
       exec_ = accelerator_.exec();
       devices = parallel::DeviceGroups{comm::DeviceCommKind::staged, accelerator_.runtime.get()};
     } else {
-      exec_.kernels = &ops::cpu_kernels(cpu::best_isa());
+      exec_.kernels = &ops::cpu_kernels(plan::isa_for(config_.kernels));
       exec_.threads = 1;
     }
     groups_ = std::make_unique<parallel::Groups>(position_.grid, ranks,

@@ -90,6 +90,7 @@ class TinyModel {
                   .recipe = options.recipe,
                   .recompute = std::move(options.recompute),
                   .partials = threads,
+                  .products = kernels.bf16_products,
                   .seed = 5,
                   .device = options.device,
                   .head_chunk_tokens = options.head_chunk_tokens,

@@ -38,7 +38,8 @@ struct Problem {
 struct ExactWorkspace {
   ExactWorkspace(Exec e, const Problem& p, const Setup& s, DType t) : exec(e) {
     if (e.libraries) return;
-    memory.resize(grouped_linear_workspace(p.x.tensor().dim(0), s.m, s.k, t, e.threads));
+    memory.resize(
+        grouped_linear_workspace(p.x.tensor().dim(0), s.m, s.k, t, e.threads, e.kernels->bf16_products));
     exec.workspace = {memory.data(), memory.size()};
   }
   std::vector<std::byte> memory;

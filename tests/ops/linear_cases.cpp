@@ -3,6 +3,7 @@
 
 #include "core/ops/gemm/onednn.h"
 #include "core/ops/peak.h"
+#include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -22,7 +23,7 @@ struct ExactWorkspace {
       exec.workspace.size = gpu_linear_workspace(s.m, e.partials());
       return;
     }
-    memory.resize(linear_workspace(s.n, s.m, s.k, t, e.threads));
+    memory.resize(linear_workspace(s.n, s.m, s.k, t, e.threads, e.kernels->bf16_products));
     exec.workspace = {memory.data(), memory.size()};
   }
   std::vector<std::byte> memory;
@@ -131,6 +132,86 @@ void mixed_types(Exec& e) {
   expect(error_of(dw, want_dw) <= tolerance(DType::f32, n), "dweight over several tiles");
 }
 
+/// Native bf16 products sum in the order of the inner dimension alone: threads, other rows and other columns
+/// change no bit.
+void native_bits(Exec& e) {
+  if (e.libraries || e.kernels->bf16_products != Bf16Products::native) return;
+  const Shape s{311, 2100, 2113, 5};
+  const Buffer x = Buffer(DType::bf16, {s.n, s.k}, s.gap).normal("x"),
+               w = Buffer(DType::bf16, {s.m, s.k}, s.gap).normal("w"),
+               dout = Buffer(DType::bf16, {s.n, s.m}, s.gap).normal("dout");
+  struct Results {
+    Buffer out, dx, dw;
+  };
+  const auto results = [&](int threads, int64_t first, int64_t rows) {
+    Results r{Buffer(DType::bf16, {rows, s.m}), Buffer(DType::bf16, {rows, s.k}),
+              Buffer(DType::f32, {s.m, s.k})};
+    Exec own = e;
+    own.threads = threads;
+    ExactWorkspace exact(own, s, DType::bf16);
+    const Tensor part = x.tensor().rows(first, rows), dpart = dout.tensor().rows(first, rows);
+    linear_forward(exact.exec, {.x = part, .weight = w, .out = r.out});
+    linear_backward_data(exact.exec, {.dout = dpart, .weight = w, .dx = r.dx});
+    linear_backward_weight(exact.exec, {.dout = dpart, .x = part, .dweight = r.dw, .accumulate = false});
+    return r;
+  };
+  const Results one = results(1, 0, s.n);
+  for (int threads : {2, 3, 5}) {
+    const Results many = results(threads, 0, s.n);
+    expect(same_bits(one.out, many.out) && same_bits(one.dx, many.dx) && same_bits(one.dw, many.dw),
+           fmt::format("{} threads give other bits", threads));
+  }
+  const int64_t first = 100, rows = 17;
+  const Results part = results(2, first, rows);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < s.m; ++j)
+      expect(part.out.get(i * s.m + j) == one.out.get((first + i) * s.m + j), "out of fewer rows");
+    for (int64_t j = 0; j < s.k; ++j)
+      expect(part.dx.get(i * s.k + j) == one.dx.get((first + i) * s.k + j), "dx of fewer rows");
+  }
+}
+
+/// Native bf16 products over several blocks of columns, rows and inner elements, against the reference.
+void native_blocks(Exec& e) {
+  if (e.libraries || e.kernels->bf16_products != Bf16Products::native) return;
+  Exec reference{.kernels = &reference_kernels(), .threads = 1};
+  for (const Shape& s : {Shape{3, 2090, 2055, 3}, Shape{2055, 5, 2051}, Shape{15, 33, 4099, 1}})
+    for (bool accumulate : {false, true})
+      for (const auto& run :
+           {forward(e, s, DType::bf16, Activation::none, false, accumulate),
+            backward_data(e, s, DType::bf16, accumulate), backward_weight(e, s, DType::bf16, accumulate)}) {
+        const Outputs want = run[0].name == "out"
+                                 ? forward(reference, s, DType::bf16, Activation::none, false, accumulate)
+                             : run[0].name == "dx" ? backward_data(reference, s, DType::bf16, accumulate)
+                                                   : backward_weight(reference, s, DType::bf16, accumulate);
+        for (size_t i = 0; i < run.size(); ++i)
+          expect(error_of(run[i].value, want[i].value) <=
+                     tolerance(run[i].value.tensor().dtype, run[i].reduction_length),
+                 fmt::format("{} of ({}, {}, {}){}", run[i].name, s.n, s.m, s.k, accumulate ? " +=" : ""));
+      }
+}
+
+/// Values that are not finite reach exactly the sums they are part of; the padding of an odd inner dimension
+/// makes no NaN of an infinity.
+void non_finite(Exec& e) {
+  const int64_t n = 5, m = 40, k = 3;
+  for (const DType t : {DType::f32, DType::bf16}) {
+    Buffer x = Buffer(t, {n, k}).fill(1), w = Buffer(t, {m, k}).fill(2), out(t, {n, m});
+    x.set(1 * k + 2, INFINITY);
+    x.set(3 * k + 0, NAN);
+    linear_forward(e, {.x = x, .weight = w, .out = out});
+    synchronize(e);
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j < m; ++j) {
+        const double v = out.get(i * m + j);
+        expect(i == 1   ? v == INFINITY
+               : i == 3 ? std::isnan(v)
+                        : v == 6,
+               fmt::format("{}: element ({}, {}) is {}", name_of(t), i, j, v));
+      }
+  }
+}
+
 void rates(Exec& e) {
   const double fma = measure_fma_peak(e.threads), gemm = measure_gemm_peak(e.threads);
   expect(fma > 0.5 && fma < 1e6, fmt::format("FMA peak of {} GFLOP/s", fma));
@@ -184,6 +265,9 @@ NRL_OP_CASES(linear) {
                                                 static_cast<int>(f), s.n, s.m, s.k, bias ? " bias" : ""),
                                     [=](Exec& e) { return fused_activation(e, s, t, f, bias); }});
   registry.properties.push_back({"linear of mixed types over tiles", mixed_types});
+  registry.properties.push_back({"linear sums native bf16 products in a fixed order", native_bits});
+  registry.properties.push_back({"linear in blocks of native bf16 products", native_blocks});
+  registry.properties.push_back({"linear passes on what is not finite", non_finite});
   registry.properties.push_back({"linear rates", rates});
   registry.properties.push_back({"linear refuses shapes", wrong_arguments});
   for (const Shape& s : {Shape{3, 5, 4}, Shape{1, 2, 7}, Shape{6, 1, 3}})

@@ -7,7 +7,7 @@ namespace nrl::ops_test {
 
 Program program() {
   Program program;
-  for (cpu::Isa isa : {cpu::Isa::baseline, cpu::Isa::avx2, cpu::Isa::avx512}) {
+  for (cpu::Isa isa : {cpu::Isa::baseline, cpu::Isa::avx2, cpu::Isa::avx512, cpu::Isa::avx512_bf16}) {
     if (isa > cpu::best_isa()) continue;
     Backend b;
     b.name = cpu::name_of(isa);

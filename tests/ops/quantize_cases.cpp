@@ -105,7 +105,7 @@ Outputs linear(Exec& e, DType type, DType gradient, Scaling input, Scaling weigh
   Exec exact = e.libraries && input == Scaling::mx32 ? reference : e;
   if (!e.libraries) {
     const auto bytes = [&](int64_t a, int64_t b, int64_t c) {
-      return linear_workspace(a, b, c, DType::e4m3, e.threads);
+      return linear_workspace(a, b, c, DType::e4m3, e.threads, e.kernels->bf16_products);
     };
     memory.resize(std::max({bytes(n, m, k), bytes(n, k, m), bytes(m, k, n)}));
     exact.workspace = {memory.data(), memory.size()};

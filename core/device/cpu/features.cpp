@@ -4,6 +4,9 @@
 #include <thread>
 
 #include <sched.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 namespace nrl::cpu {
 
@@ -12,10 +15,19 @@ Isa best_isa() {
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return Isa::avx512;
+    return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::avx2;
 #endif
   return Isa::baseline;
+}
+
+bool has_amx_bf16() {
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 22 & 1) != 0;
+#else
+  return false;
+#endif
 }
 
 std::string processor_name() {

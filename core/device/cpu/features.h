@@ -7,15 +7,19 @@
 namespace nrl::cpu {
 
 /// Instruction sets that the kernels are compiled for, weakest first.
-enum class Isa { baseline, avx2, avx512 };
+enum class Isa { baseline, avx2, avx512, avx512_bf16 };
 
 constexpr std::string_view name_of(Isa isa) {
-  constexpr std::string_view names[] = {"baseline", "avx2", "avx512"};
+  constexpr std::string_view names[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
   return names[static_cast<int>(isa)];
 }
 
-/// The best instruction set of this processor (AVX-512 means F, BW, DQ and VL).
+/// The best instruction set of this processor (AVX-512 means F, BW, DQ and VL). That it has bf16 dot products
+/// does not mean that they are fast: see ops::cpu_choice().
 Isa best_isa();
+
+/// AMX tiles of bf16 (CPUID).
+bool has_amx_bf16();
 
 /// Model name from /proc/cpuinfo, or the architecture.
 std::string processor_name();

@@ -11,16 +11,6 @@
 
 namespace nrl::ops {
 
-namespace baseline {
-void fill_fma_probe(FmaProbe& probe);
-}
-namespace avx2 {
-void fill_fma_probe(FmaProbe& probe);
-}
-namespace avx512 {
-void fill_fma_probe(FmaProbe& probe);
-}
-
 namespace {
 
 double seconds() {
@@ -49,27 +39,9 @@ double measure_gemm_peak(int threads, double budget) {
 }
 
 double measure_fma_peak(int threads) {
-  FmaProbe probe;
-  switch (cpu::best_isa()) {
-    case cpu::Isa::avx512:
-      avx512::fill_fma_probe(probe);
-      break;
-    case cpu::Isa::avx2:
-      avx2::fill_fma_probe(probe);
-      break;
-    case cpu::Isa::baseline:
-      baseline::fill_fma_probe(probe);
-      break;
-  }
+  const FmaProbe probe = fma_probe(cpu::best_isa());
   constexpr double budget = 0.010, slice = 0.001;
-  // How many rounds last about one slice.
-  int64_t rounds = 1000;
-  for (;;) {
-    const double begin = seconds();
-    probe.run(rounds);
-    if (seconds() - begin > slice / 2 || rounds > (int64_t{1} << 40)) break;
-    rounds *= 2;
-  }
+  const int64_t rounds = rounds_that_last(probe.run, slice / 2);
   double best = 0;
   const double start = seconds();
   while (best == 0 || seconds() - start < budget) {

@@ -7,12 +7,19 @@
 // oneDNN multiplies in f32. bf16 and FP8 operands are upcast to f32 in tiles of upcast_tile rows, and a bf16
 // result is rounded once, after the last tile that adds to it. GEMMs of one row (generation) do not upcast
 // the weight.
+//
+// With AVX512_BF16 bf16 operands are multiplied as they are (gemm/packed_avx512.h), and sums are in f32 as
+// before. vdpbf16ps treats subnormal operands as zero and flushes subnormal sums, and it rounds after each
+// product of a pair instead of fusing them: errors are those of f32 sums, on operands that are exact in both.
 
 #include <algorithm>
 #include <cstring>
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/gemm/onednn.h"
+#if defined(NRL_ISA_avx512_bf16)
+#include "core/ops/gemm/packed_avx512.h"
+#endif
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/check.h"
@@ -91,10 +98,10 @@ bool any_bf16(const Tensor& a, const Tensor& b, const Tensor& c) {
 /// f32 copies of one tile of bf16 operands.
 struct Buffers {
   float *x = nullptr, *weight = nullptr, *y = nullptr;  ///< (n, k), (m, k), (n, m)
-  Buffers(Scratch& scratch, bool bf16_operands, int64_t n, int64_t m, int64_t k) {
+  Buffers(Scratch& scratch, bool bf16_operands, int64_t n, int64_t m, int64_t k, bool upcast_weight = true) {
     if (!bf16_operands) return;
     x = scratch.floats(n * k);
-    weight = scratch.floats(m * k);
+    if (upcast_weight) weight = scratch.floats(m * k);
     y = scratch.floats(n * m);
   }
 };
@@ -155,18 +162,95 @@ void one_row(Exec& exec, const float* x, const Tensor& weight, const float* bias
   });
 }
 
+#if defined(NRL_ISA_avx512_bf16)
+constexpr auto products = Bf16Products::native;
+
+packed::Operand operand(const Tensor& t, bool transposed = false) {
+  return {t.data, t.dtype, t.step(0), transposed};
+}
+
+/// True for bf16 and f32 alone: FP8 operands are upcast, and oneDNN multiplies those of f32.
+bool multiplies(const Tensor& a, const Tensor& b, const Tensor& c) {
+  return !is_fp8(a) && !is_fp8(b) && any_bf16(a, b, c);
+}
+
+/// bf16 operands as they are, others in f32.
+void multiply(int threads, const packed::Product& p, Scratch& scratch) {
+  if (p.a.dtype == DType::bf16 && p.b.dtype == DType::bf16)
+    packed::multiply<bf16>(threads, p, scratch);
+  else
+    packed::multiply<float>(threads, p, scratch);
+}
+
+bool native_forward(Exec& exec, const LinearForward& a) {
+  const int64_t n = a.x.dim(0), k = a.x.dim(1), m = a.weight.dim(0);
+  if (n == 1 || !multiplies(a.x, a.weight, a.out)) return false;
+  Scratch scratch("linear_forward", exec.workspace);
+  packed::Product p{
+      .rows = n, .columns = m, .inner = k, .a = operand(a.x), .b = operand(a.weight), .c = a.out};
+  p.accumulate = a.accumulate;
+  if (a.bias) p.bias = upcast(exec, make_tensor(a.bias.data, a.bias.dtype, {1, m}), scratch.floats(m)).data;
+  multiply(exec.threads, p, scratch);
+  if (a.activation != Activation::none)
+    exec.kernels->activation_forward(exec, {.kind = a.activation, .x = a.out, .out = a.out});
+  return true;
+}
+
+bool native_backward_data(Exec& exec, const LinearBackwardData& a) {
+  if (!multiplies(a.dout, a.weight, a.dx)) return false;
+  Scratch scratch("linear_backward_data", exec.workspace);
+  multiply(exec.threads,
+           {.rows = a.dx.dim(0),
+            .columns = a.dx.dim(1),
+            .inner = a.dout.dim(1),
+            .a = operand(a.dout),
+            .b = operand(a.weight, true),
+            .c = a.dx,
+            .accumulate = a.accumulate},
+           scratch);
+  return true;
+}
+
+bool native_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
+  if (!multiplies(a.dout, a.x, a.dweight)) return false;
+  Scratch scratch("linear_backward_weight", exec.workspace);
+  multiply(exec.threads,
+           {.rows = a.dweight.dim(0),
+            .columns = a.dweight.dim(1),
+            .inner = a.dout.dim(0),
+            .a = operand(a.dout, true),
+            .b = operand(a.x, true),
+            .c = a.dweight,
+            .accumulate = a.accumulate},
+           scratch);
+  return true;
+}
+#else
+constexpr auto products = Bf16Products::upcast;
+bool native_forward(Exec&, const LinearForward&) {
+  return false;
+}
+bool native_backward_data(Exec&, const LinearBackwardData&) {
+  return false;
+}
+bool native_backward_weight(Exec&, const LinearBackwardWeight&) {
+  return false;
+}
+#endif
+
 void forward_kernel(Exec& exec, const LinearForward& a) {
+  if (native_forward(exec, a)) return;
   const int64_t n = a.x.dim(0), k = a.x.dim(1), m = a.weight.dim(0);
   const bool bf16_operands = any_bf16(a.x, a.weight, a.out);
   const int64_t rows = tile(bf16_operands, n), columns = tile(bf16_operands, m);
   Scratch scratch("linear_forward", exec.workspace);
-  const Buffers buffer(scratch, bf16_operands, rows, columns, k);
+  const bool one = n == 1 && !is_fp8(a.x);
+  const Buffers buffer(scratch, bf16_operands, rows, columns, k, !one);
   const float* bias = nullptr;
   if (a.bias) bias = upcast(exec, make_tensor(a.bias.data, a.bias.dtype, {1, m}), scratch.floats(m)).data;
   for (int64_t j = 0; j < m; j += columns) {
     const int64_t width = std::min(columns, m - j);
     const Tensor weight = block(a.weight, j, width, 0, k);
-    const bool one = n == 1 && !is_fp8(a.x);
     const Matrix w = one ? Matrix{} : upcast(exec, weight, buffer.weight);
     for (int64_t i = 0; i < n; i += rows) {
       const int64_t height = std::min(rows, n - i);
@@ -186,6 +270,7 @@ void forward_kernel(Exec& exec, const LinearForward& a) {
 }
 
 void backward_data_kernel(Exec& exec, const LinearBackwardData& a) {
+  if (native_backward_data(exec, a)) return;
   if (is_fp8(a.dout))
     return forward_kernel(exec, {.x = a.dout, .weight = a.weight, .out = a.dx, .accumulate = a.accumulate});
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.weight.dim(1);
@@ -243,6 +328,7 @@ void column_sums_kernel(Exec& exec, const ColumnSums& a) {
 }
 
 void backward_weight_kernel(Exec& exec, const LinearBackwardWeight& a) {
+  if (native_backward_weight(exec, a)) return;
   if (is_fp8(a.dout))
     return forward_kernel(exec, {.x = a.dout, .weight = a.x, .out = a.dweight, .accumulate = a.accumulate});
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);
@@ -270,6 +356,7 @@ void fill_linear(KernelTable& table) {
   table.linear_backward_data = backward_data_kernel;
   table.linear_backward_weight = backward_weight_kernel;
   table.column_sums = column_sums_kernel;
+  table.bf16_products = products;
 }
 
 }  // namespace nrl::ops::NRL_ISA

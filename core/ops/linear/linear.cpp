@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/ops/gemm/onednn.h"
+#include "core/ops/gemm/packed_sizes.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"
 #include "core/ops/linear/gpu.h"
@@ -197,16 +198,27 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
   }
 }
 
-size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype) {
+size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads,
+                                Bf16Products products) {
   const size_t bias = scratch_bytes(m) + scratch_alignment;
   if (dtype == DType::f32) return bias;
+  if (dtype == DType::bf16 && products == Bf16Products::native) {
+    const size_t one_row = scratch_bytes(k) + scratch_bytes(std::min(m, upcast_tile));
+    // One operand may be f32, as the gradient of a router's logits: then both are packed in f32.
+    const auto bytes = [&](int64_t rows, int64_t columns, int64_t inner, bool bf16_result) {
+      return std::max(packed::Blocks(rows, columns, inner, 2, bf16_result).bytes(threads),
+                      packed::Blocks(rows, columns, inner, 4, bf16_result).bytes(threads));
+    };
+    return std::max({one_row, bytes(n, m, k, true), bytes(n, k, m, true), bytes(m, k, n, false)}) + bias;
+  }
   const int64_t rows = std::min(n, upcast_tile), columns = std::min(m, upcast_tile);
   return scratch_bytes(rows * k) + scratch_bytes(columns * k) + scratch_bytes(rows * columns) + bias;
 }
 
-size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads) {
-  const size_t copies = linear_varying_workspace(n, m, k, dtype);
+size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads, Bf16Products products) {
+  const size_t copies = linear_varying_workspace(n, m, k, dtype, threads, products);
   if (dtype == DType::f32) return copies + gemm_scratch(n, m, k, threads);
+  if (dtype == DType::bf16 && products == Bf16Products::native) return copies;
   const int64_t rows = std::min(n, upcast_tile), columns = std::min(m, upcast_tile);
   // Tiles at the edges are other shapes to the library, with a scratch size of their own.
   size_t gemm = 0;
