@@ -111,6 +111,26 @@ TEST_CASE("a bucket holds parameters of one unit only, and is full or at the end
   }
 }
 
+TEST_CASE("shards begin at multiples of their alignment, and parameters stay where they are", "[buckets]") {
+  const std::vector<parallel::ParamSpec> params{{"a", 100000, 0}, {"b", 64, 0}, {"c", 70001, 1}};
+  for (const int shards : {1, 2, 3, 7, 64, 128, 1000}) {
+    CAPTURE(shards);
+    const parallel::FlatBuckets plain(params, 20000, 1), aligned(params, 20000, shards, 64);
+    for (int b = 0; b < static_cast<int>(aligned.buckets().size()); ++b)
+      for (int rank = 0; rank < shards; ++rank) {
+        REQUIRE(aligned.shard(b, rank).begin % 64 == 0);
+        REQUIRE(aligned.in_shards(b).begin % 64 == 0);
+      }
+    for (int p = 0; p < 3; ++p) {
+      REQUIRE(aligned.place(p).bucket == plain.place(p).bucket);
+      REQUIRE(aligned.place(p).offset == plain.place(p).offset);
+    }
+    for (const parallel::ShardPiece& piece : aligned.pieces(shards - 1)) REQUIRE(piece.in_shard % 64 == 0);
+  }
+  // Without, shards of some sizes begin elsewhere.
+  REQUIRE(parallel::FlatBuckets(params, 20000, 128).shard(0, 1).begin % 64 != 0);
+}
+
 TEST_CASE("a bad list of parameters is refused", "[buckets]") {
   REQUIRE_THROWS_AS(parallel::FlatBuckets({{"a", 3}, {"a", 4}}, 0, 1), Error);
   REQUIRE_THROWS_AS(parallel::FlatBuckets({{"a", 0}}, 0, 1), Error);

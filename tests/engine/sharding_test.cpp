@@ -295,7 +295,9 @@ TEST_CASE("clipping sees each gradient once, whatever is sharded", "[sharding]")
       s.overlap_gather = true;
       CAPTURE(s.strategy, s.replicas, precision);
       const Trained got = run(s);
-      REQUIRE(difference(got.norms, ddp.norms) < 1e-5);
+      // Masters that differ in their last bits round a few weights of 100,000 to the other neighbor.
+      REQUIRE(difference(got.norms, ddp.norms) < (precision == "float32" ? 1e-5 : 1e-4));
+      REQUIRE(difference({got.norms[0]}, {ddp.norms[0]}) < 1e-5);
       // A weight in bf16 may round to its neighbor, half an ulp (2^-8) of a value apart.
       REQUIRE(difference(got.numbers, ddp.numbers) < (precision == "float32" ? 1e-5 : 0x1p-7));
     }
