@@ -14,6 +14,20 @@ int64_t first_sample(const LoaderOptions& o, int64_t step, int64_t micro_batch) 
          o.data_parallel_rank * o.micro_batch;
 }
 
+int64_t loader_slots(const LoaderOptions& options) {
+  // One slot belongs to the caller of next(), the others are for prefetching.
+  return options.threads == 0 ? 1 : std::max(options.prefetch, options.threads) + 1;
+}
+
+int64_t loader_bytes(const LoaderOptions& options, const DocumentRules& rules, int64_t length) {
+  const int64_t rows = options.micro_batch * length;
+  int64_t words = 2 * rows;  // tokens and targets
+  if (rules.reset_position_ids) words += rows;
+  if (rules.reset_attention_mask) words += rows + 1 + length;
+  words += 4 * (length + 1);  // one sample: ids, and the inputs, targets and positions made from them
+  return loader_slots(options) * (4 * words + 8 * options.micro_batch);
+}
+
 BatchLoader::BatchLoader(const TokenDataset& dataset, const LoaderOptions& options)
     : dataset_(dataset), options_(options), total_(options.accumulation * options.steps) {
   NRL_CHECK(options.micro_batch > 0 && options.data_parallel_size > 0 && options.accumulation > 0 &&
@@ -27,9 +41,7 @@ BatchLoader::BatchLoader(const TokenDataset& dataset, const LoaderOptions& optio
          "{}",
          options.steps, options.global_batch(), options.consumed_samples, end, dataset.samples());
   const int64_t length = dataset.sequence_length();
-  // One slot belongs to the caller of next(), the others are for prefetching.
-  slots_.resize(options.threads == 0 ? 1
-                                     : static_cast<size_t>(std::max(options.prefetch, options.threads)) + 1);
+  slots_.resize(static_cast<size_t>(loader_slots(options)));
   for (Slot& slot : slots_) {
     slot.batch.samples.resize(static_cast<size_t>(options.micro_batch));
     slot.batch.tokens.resize(static_cast<size_t>(options.micro_batch * length));

@@ -44,6 +44,10 @@ struct HostMicroBatch {
   int64_t loss_tokens = 0;         ///< number of targets with a loss
 };
 
+/// Microbatches that a loader holds at once, and the bytes of their buffers for samples of `length` tokens.
+int64_t loader_slots(const LoaderOptions& options);
+int64_t loader_bytes(const LoaderOptions& options, const DocumentRules& rules, int64_t length);
+
 /// Delivers accumulation * steps microbatches in an order that does not depend on the number of threads.
 /// Buffers are allocated once. The dataset must outlive the loader.
 class BatchLoader {

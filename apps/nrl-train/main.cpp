@@ -14,6 +14,7 @@
 #include "core/base/text.h"
 #include "core/base/threads.h"
 #include "core/device/cpu/features.h"
+#include "core/device/cpu/memory.h"
 #include "core/device/cpu/threads.h"
 
 namespace nrl::app {
@@ -257,6 +258,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   nrl::cpu::silence_hwloc_without_sysfs();
   nrl::cpu::limit_openmp_spin(argv);
+  nrl::cpu::arrange_heap();
   try {
     return nrl::app::run(argc, argv);
   } catch (const std::exception& e) {

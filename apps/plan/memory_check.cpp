@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <vector>
 
@@ -71,6 +72,10 @@ std::vector<Candidate> candidates(const ConfigResult& result, const model::Model
 }
 
 }  // namespace
+
+double total(const CategoryBytes& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), 0.0);
+}
 
 CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
                              DeviceType device) {
@@ -145,8 +150,8 @@ CategoryBytes planned_memory(const Config& config, const RunPlan& plan) {
 std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const model::ModelSpec& spec,
                                           const BatchPlan& batch, const CategoryBytes& need, double capacity,
                                           std::string_view owner) {
-  const double total = std::accumulate(need.begin(), need.end(), 0.0);
-  if (total <= capacity) return std::nullopt;
+  const double sum = total(need);
+  if (sum <= capacity) return std::nullopt;
   const auto largest = static_cast<Category>(std::max_element(need.begin(), need.end()) - need.begin());
   std::vector<Candidate> keys = candidates(result, spec, batch, largest);
   std::stable_sort(keys.begin(), keys.end(),
@@ -158,7 +163,9 @@ std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const mode
                                 bytes_text(need[c]));
   for (const Candidate& k : keys)
     lower += (lower.empty() ? "" : ", ") + fmt::format("{} ({})", k.key, k.value);
-  std::vector<std::string> notes{"needed per rank: " + categories, "lower " + lower};
+  std::vector<std::string> notes{fmt::format("needed per rank: {} = {}; available: {}", categories,
+                                             bytes_text(sum), bytes_text(capacity)),
+                                 "lower " + lower};
   const parallel::ShardingStrategy sharding =
       *parallel::find_sharding(name_of(result.config.distributed.shard_strategy));
   const auto suggest = [&](Category category, bool sharded, std::string_view what,
@@ -173,11 +180,18 @@ std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const mode
   Diagnostic d = diagnose(
       result, keys.front().key,
       fmt::format("{}: {} is too large: a rank needs {} of memory, but {} has {} for it", keys.front().key,
-                  keys.front().value, bytes_text(total), owner, bytes_text(capacity)),
+                  keys.front().value, bytes_text(sum), owner, bytes_text(capacity)),
       fmt::format("{}: {}", name_of(largest), bytes_text(need[static_cast<size_t>(largest)])),
       std::move(notes));
   d.exit = Exit::out_of_memory;
   return d;
+}
+
+void add_changes(Diagnostic& shortage, std::vector<std::string> changes) {
+  if (changes.empty()) return;
+  shortage.notes.resize(1);
+  shortage.notes.insert(shortage.notes.end(), std::make_move_iterator(changes.begin()),
+                        std::make_move_iterator(changes.end()));
 }
 
 void require_memory(const ConfigResult& result, const RunPlan& plan, size_t capacity,

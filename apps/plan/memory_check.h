@@ -14,6 +14,8 @@ namespace nrl::plan {
 /// Bytes by memory::Category.
 using CategoryBytes = std::array<double, memory::category_count>;
 
+double total(const CategoryBytes& bytes);
+
 /// A lower bound of a rank's memory, computed from the sizes in floating point: for configurations that are
 /// too large to plan. Includes the batches that the data loader prefetches.
 CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
@@ -27,6 +29,9 @@ CategoryBytes planned_memory(const Config& config, const RunPlan& plan);
 std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const model::ModelSpec& spec,
                                           const BatchPlan& batch, const CategoryBytes& need, double capacity,
                                           std::string_view owner);
+
+/// Puts changes with which the run fits into that problem, in place of the keys to lower.
+void add_changes(Diagnostic& shortage, std::vector<std::string> changes);
 
 /// Fails with that problem if the plan does not fit.
 void require_memory(const ConfigResult& result, const RunPlan& plan, size_t capacity, std::string_view owner);

@@ -6,11 +6,13 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "apps/plan/host_memory.h"
 #include "apps/plan/pipeline.h"
 #include "apps/plan/run_plan.h"
 #include "apps/train/model_source.h"
 #include "apps/train/placement.h"
 #include "apps/train/plan_grid.h"
+#include "apps/train/program_size.h"
 #include "apps/train/run_data.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -127,6 +129,31 @@ void print_layers(const std::vector<EqualRanks>& ranks) {
   }
 }
 
+// The process around the planned memory.
+void print_host(const Config& config, const plan::RunPlan& plan, const plan::GridPosition& position,
+                const data::DatasetMemory& order) {
+  const bool on_host = plan.device == DeviceType::cpu;
+  const int threads = threads_for(config.kernels, 1);
+  data::DocumentRules rules;
+  rules.reset_position_ids = config.data.reset_position_ids;
+  rules.reset_attention_mask = config.data.reset_attention_mask;
+  const std::vector<plan::HostPart> parts = plan::host_memory(
+      config, plan, position,
+      {.program = measure_program(config, threads), .threads = threads, .documents = &rules});
+  const int64_t arena = plan.memory.bytes(on_host ? memory::Tier::device : memory::Tier::pinned);
+  log::info("process  host memory{}, in bytes", on_host ? "" : " without the GPU's driver and libraries");
+  const auto row = [](std::string_view name, int64_t bytes, std::string_view text) {
+    log::info("  {:<14} {:>14}   {:<9}  {}", name, grouped(bytes), human_bytes(static_cast<uint64_t>(bytes)),
+              text);
+  };
+  row("arena", arena, on_host ? "the buffers of the run" : "pinned buffers of the run");
+  if (order.order + order.files > 0) row("sample order", order.order + order.files, "and the file index");
+  for (const plan::HostPart& part : parts)
+    row(part.name, part.bytes,
+        part.formula + (part.passing ? " (at times; the largest such part counts)" : ""));
+  row("peak", arena + order.order + order.files + plan::sum_of(parts), "resident memory");
+}
+
 }  // namespace
 
 void print_plan(const ConfigResult& result, int world, const DeviceChoice& choice, bool buffers) {
@@ -185,6 +212,7 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
     log::info("  {}: {} less", rank_list(ranks[i].ranks), human_bytes(static_cast<uint64_t>(less)));
   }
   if (ranks.size() > shown) log::info("  {} more kinds of ranks need less", ranks.size() - shown);
+  print_host(c, plan, plan::grid_position(c, world, ranks.front().ranks.front()), order);
   if (unknown.empty())
     log::info("data     sample order {}, file index {} ({}); peak {} while the order is built",
               human_bytes(static_cast<uint64_t>(order.order)),

@@ -21,7 +21,7 @@ struct Run {
   Run& operator=(const Run&) = delete;
 
   comm::World& world;
-  const ConfigResult config_result;
+  ConfigResult config_result;  ///< changed by memory.on_oom: reduce_batch, before the first step
   const Config& config;
   Placement placement;  // must outlive everything that uses its device and groups
   std::unique_ptr<engine::Engine> engine;

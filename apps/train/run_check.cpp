@@ -9,6 +9,7 @@
 #include "apps/train/context_check.h"
 #include "apps/train/device_choice.h"
 #include "apps/train/document_rules.h"
+#include "apps/train/memory_fit.h"
 #include "apps/train/model_source.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
@@ -247,12 +248,51 @@ void check_documents(const ConfigResult& result, Diagnostics& out) {
   }
 }
 
+// What memory.on_oom: reduce_batch may do without changing the training.
+void check_on_oom(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
+  constexpr std::string_view key = "memory.on_oom";
+  if (result.config.memory.on_oom != OnOom::reduce_batch || !result.sound(key)) return;
+  if (const std::string why = microbatch_dependence(spec); !why.empty())
+    out.push_back(diagnose(
+        result, key, fmt::format("memory.on_oom: reduce_batch would change the training, because {}", why),
+        "",
+        {"use fail and choose train_micro_batch_size, or policy.model.moe_router_load_balancing_type: "
+         "seq_aux_loss without a capacity"}));
+}
+
+// Takes smaller microbatches until the run needs at most `limit`. False if none does. `chosen`: by auto.
+bool reduce_batch(ConfigResult& result, const model::ModelSpec& spec, const RunSetting& setting,
+                  DeviceType device, int threads, double limit, bool chosen) {
+  const BatchPlan before = resolve_batch(result.config, setting.world);
+  const auto need_of = [&](const Config& config, const BatchPlan& batch) {
+    return needed_memory(config, spec, batch, setting.world, device, threads, limit,
+                         memory_for_rank(config.kernels, device, 0, setting.local));
+  };
+  for (auto batch = smaller_microbatch(before); batch; batch = smaller_microbatch(*batch)) {
+    Config smaller = result.config;
+    set_microbatch(smaller, *batch);
+    const double need = need_of(smaller, *batch);
+    if (need > limit) continue;
+    result.add({diagnose(
+        result, chosen ? "policy.train_micro_batch_size" : "memory.on_oom",
+        microbatch_change(before, *batch, chosen), "",
+        {fmt::format("a rank needs {} instead of {} or more; the limit is {}{}",
+                     human_bytes(static_cast<uint64_t>(need)),
+                     human_bytes(static_cast<uint64_t>(need_of(result.config, before))),
+                     human_bytes(static_cast<uint64_t>(limit)), chosen ? " (memory.max_memory)" : "")},
+        Severity::warning)});
+    result.config = std::move(smaller);
+    return true;
+  }
+  return false;
+}
+
 // Makes the plan, so the configuration must have no other problems.
-void check_memory(const ConfigResult& result, const model::ModelSpec& spec, const RunSetting& setting,
-                  Diagnostics& out) {
+void check_memory(ConfigResult& result, const model::ModelSpec& spec, const RunSetting& setting) {
   const Config& c = result.config;
   const BatchPlan batch = resolve_batch(c, setting.world);
   const DeviceType device = choose_device(c.device).type;
+  const int threads = threads_for(c.kernels, setting.local);
   // The memory of a GPU is unknown until it is open; 1 PiB is more than any machine has.
   const bool known = device == DeviceType::cpu && setting.memory;
   const double capacity = known ? static_cast<double>(cpu::machine_memory()) / setting.local
@@ -261,15 +301,36 @@ void check_memory(const ConfigResult& result, const model::ModelSpec& spec, cons
                             : setting.local == 1
                                 ? "this machine"
                                 : fmt::format("this machine (shared by {} ranks)", setting.local);
-  auto shortage = plan::memory_shortage(result, spec, batch, plan::minimum_memory(c, spec, batch, device),
-                                        capacity, owner);
-  if (!shortage && known) {
+  const size_t memory = memory_for_rank(c.kernels, device, 0, setting.local);
+  const double budget = c.memory.max_memory * capacity;
+  if (known && chooses_microbatch(c) &&
+      needed_memory(c, spec, batch, setting.world, device, threads, budget, memory) > budget &&
+      reduce_batch(result, spec, setting, device, threads, budget, true))
+    return;
+  const plan::CategoryBytes least = plan::minimum_memory(c, spec, batch, device);
+  auto shortage = plan::memory_shortage(result, spec, batch, least, capacity, owner);
+  // A run that is a little too large is planned too, to show what it needs exactly.
+  constexpr double least_share = 1.0 / 16;
+  const bool little = shortage && batch.accumulation <= 1024 && plan::total(least) < capacity / least_share;
+  if (known && (!shortage || little)) {
     const auto planned = plan::make_run_plan(c, spec, batch, plan::grid_position(c, setting.world, 0), device,
-                                             threads_for(c.kernels, setting.local), false,
-                                             memory_for_rank(c.kernels, device, 0, setting.local));
+                                             threads, false, memory);
     shortage = plan::memory_shortage(result, spec, batch, plan::planned_memory(c, *planned), capacity, owner);
   }
-  if (shortage) out.push_back(std::move(*shortage));
+  if (!shortage) return;
+  if (known && c.memory.on_oom == OnOom::reduce_batch &&
+      reduce_batch(result, spec, setting, device, threads, capacity, false))
+    return;
+  const auto valid = [&](ConfigResult& changed) {
+    RunSetting other = setting;
+    other.files = other.memory = false;
+    check_run(changed, other);
+    return changed.ok();
+  };
+  if (known)
+    plan::add_changes(
+        *shortage, fitting_notes(changes_that_fit(result, setting.world, valid, device, threads, capacity)));
+  result.add({std::move(*shortage)});
 }
 
 }  // namespace
@@ -289,11 +350,10 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   for (Diagnostic& d : plan::check_pipeline(result, model.spec->layers)) found.push_back(std::move(d));
   check_experts(result, *model.spec, found);
   check_recompute(result, *model.spec, found);
+  check_on_oom(result, *model.spec, found);
   result.add(found);
   if (!result.ok() || setting.world == 0 || !setting.grid) return;
-  found.clear();
-  check_memory(result, *model.spec, setting, found);
-  result.add(found);
+  check_memory(result, *model.spec, setting);
 }
 
 }  // namespace nrl::train

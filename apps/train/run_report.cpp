@@ -5,6 +5,7 @@
 
 #include "apps/train/banner.h"
 #include "apps/train/report/communication.h"
+#include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "core/io/atomic_file.h"
@@ -30,6 +31,10 @@ RunReport::RunReport(Run& run, Terminal& terminal, StartPhases& phases, double s
       metrics_(run.config.logger.log_dir, run.position.step, run.world.rank() == 0),
       profile_(run),
       peak_(peak_estimate(run)),
+      memory_(
+          run.config.monitoring.memory_leak,
+          run.plan().memory.bytes(run.engine->exec().device ? memory::Tier::pinned : memory::Tier::device),
+          run.engine->exec().device),
       start_(start),
       first_step_(run.position.step) {
   if (first())
@@ -124,6 +129,12 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   }
   log_row([&] { metrics_.step(facts); });
   terminal_.step(facts);
+  for (const std::string& warning : memory_.after_step(step.step - first_step_)) {
+    if (first())
+      terminal_.warn(warning);
+    else
+      log::warn("rank {}: {}", run_.world.rank(), warning);
+  }
   if (step.step == first_step_ + 1 && first()) {
     constexpr double slow = 5;  // a slow start explains itself
     const double seconds = Timers::steady_seconds() - start_;
@@ -187,6 +198,21 @@ std::vector<CommFacts> RunReport::communication() const {
   return out;
 }
 
+void RunReport::write_memory() {
+  const std::string own = fmt::format("{} {}", run_.plan().memory.total_bytes(), cpu::peak_resident_bytes());
+  JsonValue ranks = JsonValue::array({});
+  for (const std::string& text : run_.world.comm().gather_texts(own)) {
+    const size_t space = text.find(' ');
+    ranks.push_back(JsonValue::object({{"arena_bytes", std::stoll(text.substr(0, space))},
+                                       {"peak_resident_bytes", std::stoll(text.substr(space + 1))}}));
+  }
+  if (!first()) return;
+  log_row([&] {
+    write_file_atomic(join_path(run_.config.logger.log_dir, "memory.json"),
+                      JsonValue::object({{"ranks", ranks}}).dump() + "\n");
+  });
+}
+
 void RunReport::summary(std::string outcome, Exit code) {
   const Position& at = run_.position;
   RunSummary s;
@@ -210,6 +236,7 @@ void RunReport::summary(std::string outcome, Exit code) {
       write_file_atomic(join_path(run_.config.logger.log_dir, communication_file),
                         to_json(Communication{s.steps, s.comm}).dump() + "\n");
     });
+  write_memory();
   s.checkpoint = checkpoint_;
   if (!checkpoint_.empty() && code == Exit::ok)
     s.next = {fmt::format("nrl-train generate {} --prompt \"...\"", checkpoint_)};

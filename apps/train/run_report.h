@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "apps/train/memory_watch.h"
 #include "apps/train/report/metrics.h"
 #include "apps/train/report/start_phases.h"
 #include "apps/train/report/statistics.h"
@@ -59,6 +60,8 @@ class RunReport {
   /// Model FLOP/s of a rank. `keys`: mean number of keys that a token attends to.
   double rank_flops(double tokens_per_s, double keys) const;
   std::optional<double> mfu(double tokens_per_s, double keys) const;
+  /// Collective. Writes memory.json: the arena and the peak resident memory of every rank.
+  void write_memory();
   template <class Write>
   void log_row(const Write& write);
 
@@ -69,6 +72,7 @@ class RunReport {
   StepProfile profile_;
   Timers timers_;
   PeakEstimate peak_;
+  MemoryWatch memory_;
   Histogram rates_, step_seconds_;
   double mean_keys_ = 0;  // over the steps in rates_
   double start_;

@@ -9,9 +9,11 @@
 #include "apps/train/initial_state.h"
 #include "apps/train/input_identity.h"
 #include "apps/train/launch.h"
+#include "apps/train/memory_fit.h"
 #include "apps/train/model_source.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
+#include "core/device/cpu/memory.h"
 #include "core/ops/libraries.h"
 #include "core/ops/peak.h"
 
@@ -53,6 +55,68 @@ void open_data(Run& run, const plan::RunPlan& plan, StartPhases& phases) {
   validation.dataset = data::open_token_dataset(validation.options);
 }
 
+// Takes a smaller microbatch after `vote`, in which a rank had too little memory, or ends the run. `chosen`:
+// the microbatch is auto.
+void reduce_batch(Run& run, const comm::ErrorConsensus& vote, bool chosen) {
+  Config& c = run.config_result.config;
+  const BatchPlan before = resolve_batch(c, run.world.size());
+  const bool wanted = vote.code == Exit::out_of_memory && (chosen || c.memory.on_oom == OnOom::reduce_batch);
+  const auto batch = smaller_microbatch(before);
+  if (wanted && batch) {
+    if (run.world.rank() == 0)
+      log::warn("{} (rank {}: {})", microbatch_change(before, *batch, chosen), vote.rank, vote.message);
+    set_microbatch(c, *batch);
+    return;
+  }
+  if (run.world.rank() == vote.rank)
+    log::error_text(vote.message + (wanted ? ". A microbatch of one sequence cannot be made smaller" : ""));
+  throw AgreedExit{vote.code};
+}
+
+// Collective. All ranks vote: if the plan of one does not fit, all plan smaller microbatches.
+std::unique_ptr<plan::RunPlan> make_plan(Run& run, bool chosen) {
+  const ops::Exec& exec = run.placement.exec();
+  const auto limit = [&](size_t memory) {
+    return chosen ? static_cast<size_t>(run.config.memory.max_memory * static_cast<double>(memory)) : memory;
+  };
+  for (;;) {
+    std::unique_ptr<plan::RunPlan> plan;
+    const comm::ErrorConsensus vote = attempt_collectively(run.world, [&] {
+      const Config& c = run.config;
+      plan = plan::make_run_plan(c, load_model_spec(run.config_result), resolve_batch(c, run.world.size()),
+                                 run.placement.grid_position(), run.placement.device(),
+                                 run.placement.host_threads(), false, run.placement.memory());
+      if (exec.device)
+        plan::require_memory(run.config_result, *plan, limit(exec.device->properties().memory), "the GPU");
+      else
+        plan::require_memory(run.config_result, *plan, limit(run.placement.memory()), "this machine");
+    });
+    if (vote.code == Exit::ok) return plan;
+    reduce_batch(run, vote, chosen);
+  }
+}
+
+// Collective. Allocates the memory of `plan`, or of a plan with a smaller microbatch.
+std::unique_ptr<engine::Engine> allocate(Run& run, std::unique_ptr<plan::RunPlan> plan, bool chosen) {
+  for (;;) {
+    std::unique_ptr<engine::Engine> engine;
+    const std::string needed = plan::memory_line(plan->memory);
+    const comm::ErrorConsensus vote = attempt_collectively(run.world, [&] {
+      try {
+        engine = std::make_unique<engine::Engine>(std::move(plan), engine::training_options(run.config),
+                                                  run.placement.groups(), run.placement.exec());
+      } catch (const Error& e) {
+        if (e.code() != Exit::out_of_memory) throw;
+        fail(e.code(), "{}: the plan of the rank needs {}", e.what(), needed);
+      }
+    });
+    if (vote.code == Exit::ok) return engine;
+    engine.reset();
+    reduce_batch(run, vote, chosen);
+    plan = make_plan(run, chosen);
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, StartPhases& phases) {
@@ -70,15 +134,10 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
   const std::vector<std::string> files_of_ranks = world.comm().gather_texts(to_text(inputs.files));
   run_collectively(world, [&] { require_same_files(files_of_ranks, world.hosts()); });
   phases.begin("plan", "planning the memory");
-  std::unique_ptr<plan::RunPlan> plan;
+  const bool chosen = chooses_microbatch(c);
+  std::unique_ptr<plan::RunPlan> plan = make_plan(run, chosen);
   HfFiles hf;
   run_collectively(world, [&] {
-    const BatchPlan batch = resolve_batch(c, world.size());
-    plan = plan::make_run_plan(c, load_model_spec(run.config_result), batch, run.placement.grid_position(),
-                               run.placement.device(), run.placement.host_threads(), false,
-                               run.placement.memory());
-    if (exec.device)
-      plan::require_memory(run.config_result, *plan, exec.device->properties().memory, "the GPU");
     open_data(run, *plan, phases);
     run.record = make_record(c, plan->spec, plan->recipe.weights(), world.size(), inputs);
     if (plan->device == DeviceType::cpu) run.record["kernels.isa"] = cpu::name_of(plan::isa_for(c.kernels));
@@ -88,14 +147,13 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
       if (!warning.empty()) log::warn("{}", warning);
     }
   });
+  phases.begin("memory",
+               fmt::format("allocating {}", human_bytes(static_cast<uint64_t>(plan->memory.total_bytes()))));
+  run.engine = allocate(run, std::move(plan), chosen);
   run_collectively(world, [&] {
     run.saver = std::make_unique<CheckpointSaver>(world, run.config_result, run.record, std::move(hf));
     if (const RunLocks* locks = run.saver->locks())
       for (const std::string& takeover : locks->takeovers()) run.warnings.push_back(takeover);
-    phases.begin("memory", fmt::format("allocating {}",
-                                       human_bytes(static_cast<uint64_t>(plan->memory.total_bytes()))));
-    run.engine = std::make_unique<engine::Engine>(std::move(plan), engine::training_options(c),
-                                                  run.placement.groups(), exec);
   });
   initialize(run, phases, [&] {
     phases.begin("kernels", "selecting the kernels");

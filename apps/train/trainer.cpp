@@ -7,6 +7,7 @@
 #include "apps/train/run_setup.h"
 #include "apps/train/step_loop.h"
 #include "apps/train/stop_signal.h"
+#include "core/device/cpu/memory.h"
 
 namespace nrl::train {
 
@@ -34,6 +35,8 @@ Exit train(comm::World& world, const ConfigResult& config) {
     report.emplace(*run, terminal, phases, start);
   });
   phases.end();
+  cpu::release_free_heap();  // of the set-up: the plan does not count it
+  cpu::arrange_heap();
   stop::handle_in_steps();
   return StepLoop(*run, *report, samples.get()).run();
 }

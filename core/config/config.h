@@ -215,8 +215,18 @@ struct MemoryConfig {
   bool operator==(const MemoryConfig&) const = default;
 };
 
+/// Growth of memory that counts as a leak; an unset limit is not tested.
+struct MemoryLeakConfig {
+  std::optional<double> slope_mb_per_step = 1;
+  std::optional<double> ratio = 1.5;  ///< of the last min_samples samples to the first ones
+  std::optional<double> step_increase_gb = 1;
+  int64_t min_samples = 10;
+  bool operator==(const MemoryLeakConfig&) const = default;
+};
+
 struct MonitoringConfig {
   bool enabled = false;
+  MemoryLeakConfig memory_leak;
   bool operator==(const MonitoringConfig&) const = default;
 };
 

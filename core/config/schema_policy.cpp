@@ -316,8 +316,9 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .help(
           "Sequences per forward pass and rank; auto: as given by gradient_accumulation_steps, else the "
           "largest that divides evenly with at most 8192 tokens and, with pipeline stages, four microbatches "
-          "per "
-          "stage.");
+          "per stage; less where that does not fit into memory.max_memory. nrl-train tune batch-size "
+          "measures "
+          "the fastest.");
   NRL_POLICY_KEY(t, gradient_accumulation_steps)
       .at_least(1)
       .alias("training.gradient_accumulation_steps")

@@ -145,14 +145,16 @@ void add_logger(Table& t) {
 void add_memory(Table& t) {
   t.section("memory", "Limits of memory.");
   NRL_KEY(t, memory.on_oom)
-      .built({"fail"})
-      .help("Out of memory: fail with a breakdown, or halve the microbatch and double the accumulation.");
+      .help(
+          "If the plan of a rank does not fit into its memory, or the memory cannot be allocated: fail with "
+          "the plan and changes that fit, or halve the microbatch and double the accumulation on all ranks, "
+          "which leaves the steps as they are.");
   NRL_KEY(t, memory.max_memory)
       .above(0)
       .at_most(1)
       .help(
           "Fraction of the device's memory, on a CPU of the rank's share of the machine's, that "
-          "policy.recompute: auto may plan with.");
+          "policy.recompute: auto and policy.train_micro_batch_size: auto may plan with.");
 }
 
 void add_monitoring(Table& t) {
@@ -186,21 +188,23 @@ void add_monitoring(Table& t) {
   t.planned("monitoring.stability.max_recoveries", Kind::integer, "3")
       .at_least(0)
       .help("Rollbacks before giving up.");
-  t.planned("monitoring.memory_leak.slope_mb_per_step", Kind::number, "null")
-      .nullable()
+  NRL_KEY(t, monitoring.memory_leak.slope_mb_per_step)
       .above(0)
-      .help("Growth that counts as a leak.");
-  t.planned("monitoring.memory_leak.ratio", Kind::number, "null")
-      .nullable()
+      .help(
+          "Growth of the resident memory of a process, or of a GPU's memory, that is a leak, in 1e6 bytes: "
+          "two thirds of the slopes between the last steps. A leak is a warning that names what grows; null: not tested.");
+  NRL_KEY(t, monitoring.memory_leak.ratio)
       .above(1)
-      .help("Late over early use.");
-  t.planned("monitoring.memory_leak.step_increase_gb", Kind::number, "null")
-      .nullable()
+      .help(
+          "Memory in the last min_samples samples, relative to the first ones, that is a leak; null: not "
+          "tested.");
+  NRL_KEY(t, monitoring.memory_leak.step_increase_gb)
       .above(0)
-      .help("Growth within one step.");
-  t.planned("monitoring.memory_leak.min_samples", Kind::integer, "10")
+      .help("Growth within one step that is a leak, in 1e9 bytes; null: not tested.");
+  NRL_KEY(t, monitoring.memory_leak.min_samples)
       .at_least(2)
-      .help("Minimum number of samples.");
+      .at_most(1000)
+      .help("Samples before memory is compared. There is a sample after every step, at most five a second.");
   for (const char* where : {"tensorboard", "dashboard", "prometheus", "grafana"})
     t.planned(std::string("monitoring.visualization.") + where, Kind::boolean, "false").help("A live view.");
   t.planned("monitoring.visualization.port", Kind::integer, "8000")

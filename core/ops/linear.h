@@ -92,4 +92,9 @@ size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int thread
 size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads,
                                 Bf16Products products);
 
+/// Bytes that oneDNN allocates for packed operands during a GEMM of f32 operands on a CPU whose output has
+/// `m` columns and that sums over `k` products, on `threads` threads: blocks of both operands, at most of the
+/// sizes of its AVX-512 kernels, which are larger than those of the others.
+int64_t gemm_packing_bytes(int64_t m, int64_t k, int threads);
+
 }  // namespace nrl::ops

@@ -1,8 +1,12 @@
 #include "core/device/cpu/memory.h"
 
+#include <array>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <utility>
 
+#include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,6 +14,26 @@
 #include "core/base/text.h"
 
 namespace nrl::cpu {
+
+namespace {
+
+// Fields of /proc/self/status that are given in kB, as bytes; 0 for those it lacks.
+template <size_t n>
+std::array<int64_t, n> status_bytes(const char* const (&names)[n]) {
+  std::array<int64_t, n> bytes{};
+  if (FILE* f = std::fopen("/proc/self/status", "r")) {
+    char line[256], name[64];
+    long long kib = 0;
+    while (std::fgets(line, sizeof line, f) != nullptr)
+      if (std::sscanf(line, "%63[^:]: %lld kB", name, &kib) == 2)
+        for (size_t i = 0; i < n; ++i)
+          if (std::strcmp(name, names[i]) == 0) bytes[i] = kib * 1024;
+    std::fclose(f);
+  }
+  return bytes;
+}
+
+}  // namespace
 
 HostMemory::HostMemory(size_t bytes) : size_(bytes) {
   if (bytes == 0) return;
@@ -48,14 +72,18 @@ void HostMemory::shrink(size_t bytes) {
 size_t peak_resident_bytes() {
   // Not getrusage(): its ru_maxrss lives through exec() and so begins with the peak of the program that
   // started this one.
-  size_t kib = 0;
-  if (FILE* f = std::fopen("/proc/self/status", "r")) {
-    char line[256];
-    while (kib == 0 && std::fgets(line, sizeof line, f) != nullptr)
-      if (std::sscanf(line, "VmHWM: %zu kB", &kib) != 1) kib = 0;
-    std::fclose(f);
-  }
-  return kib > 0 ? kib * 1024 : resident_bytes();
+  const int64_t bytes = status_bytes({"VmHWM"})[0];
+  return bytes > 0 ? static_cast<size_t>(bytes) : resident_bytes();
+}
+
+ResidentMemory resident_memory() {
+  const auto [anonymous, files, shared] = status_bytes({"RssAnon", "RssFile", "RssShmem"});
+  const struct mallinfo2 heap = mallinfo2();
+  return {.anonymous = anonymous,
+          .files = files,
+          .shared = shared,
+          .heap_used = static_cast<int64_t>(heap.uordblks + heap.hblkhd),
+          .heap_free = static_cast<int64_t>(heap.fordblks)};
 }
 
 size_t resident_bytes() {
@@ -65,6 +93,22 @@ size_t resident_bytes() {
     std::fclose(f);
   }
   return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+void arrange_heap() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 64 << 20);
+  // Small requests are taken from the smallest free block that they fit into: this one, as long as larger
+  // blocks are freed above the second one, which stays. Both are addresses only until they are written.
+  constexpr size_t block = size_t{4} << 20;
+  void* volatile free_block = std::malloc(block);
+  void* volatile above = std::malloc(block);
+  static_cast<void>(above);
+  std::free(free_block);
+}
+
+void release_free_heap() {
+  malloc_trim(0);
 }
 
 }  // namespace nrl::cpu

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/device/cpu/parallel.h"
+#include "core/ops/linear.h"
 #include "core/ops/shared/scratch.h"
 
 namespace nrl::ops {
@@ -162,6 +163,16 @@ void fill_rows(int64_t n, int64_t m, Matrix y, const float* row, int threads) {
 }
 
 }  // namespace
+
+// From allocations of oneDNN 2.6.3: on one thread all sizes agree with the formula to a page.
+int64_t gemm_packing_bytes(int64_t m, int64_t k, int threads) {
+  constexpr int64_t register_rows = 48, block_rows = 9984, block_columns = 384, block_depth = 384,
+                    margin = 18112;
+  const int64_t depth = std::min(k, block_depth);
+  const int64_t rows =
+      std::min((m + register_rows - 1) / register_rows * register_rows, threads * block_rows);
+  return rows * depth * 4 + threads * (block_columns * depth * 4 + margin);
+}
 
 void gemm_forward(int64_t n, int64_t m, int64_t k, Matrix x, Matrix w, Matrix y, const float* bias,
                   bool accumulate, int threads, Workspace scratch) {

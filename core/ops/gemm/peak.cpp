@@ -20,8 +20,8 @@ double seconds() {
 }  // namespace
 
 double measure_gemm_peak(int threads, double budget) {
-  constexpr int64_t size = 768;
-  cpu::HostMemory memory(3 * size * size * sizeof(float));
+  constexpr int64_t size = gemm_peak_size;
+  cpu::HostMemory memory(gemm_peak_bytes);
   float* a = reinterpret_cast<float*>(memory.data());
   // Small varied values: a GEMM of zeros draws less power and runs at a higher clock on some processors.
   for (int64_t i = 0; i < 3 * size * size; ++i) a[i] = static_cast<float>(i % 61) * 0.01f - 0.3f;

@@ -39,6 +39,29 @@ Span slice_of(int r, int size, int64_t n) {
 
 }  // namespace
 
+int64_t shared_window_bytes(const MpiOptions& options, Op op, int64_t bytes, int ranks) {
+  const int64_t slot = options.shared_slot_bytes;
+  const auto pages = [](int64_t n) { return (n + 4095) / 4096 * 4096; };
+  const int64_t arrivals = ranks * head;
+  switch (op) {
+    case Op::barrier:
+      return arrivals;
+    case Op::broadcast:  // of all slots only those of the root are used
+      return arrivals + 2 * pages(std::min(bytes, slot));
+    case Op::all_gather:  // own and all other slots; `bytes` are those of the result
+      return arrivals + 2 * ranks * pages(std::min(bytes / ranks, slot));
+    case Op::reduce_scatter:
+    case Op::all_reduce: {  // its own slots, and a slice of each of the others; results likewise
+      const int64_t used = std::min(bytes, slot), slice = pages(used / ranks);
+      if (op == Op::all_reduce && ranks <= direct_ranks) return arrivals + 2 * ranks * pages(used);
+      const int64_t results = op == Op::all_reduce ? 2 * ranks * slice : 0;
+      return arrivals + 2 * (pages(used) + (ranks - 1) * slice) + results;
+    }
+    default:
+      return 0;
+  }
+}
+
 Task SharedWindow::create(MPI_Comm comm, int64_t slot_bytes, std::unique_ptr<SharedWindow>& out) {
   int rank = 0, size = 0;
   mpi_check(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");

@@ -1,0 +1,127 @@
+#include "apps/plan/host_memory.h"
+
+#include <algorithm>
+#include <map>
+
+#include "apps/plan/nodes.h"
+#include "apps/plan/traffic.h"
+#include "core/base/text.h"
+#include "core/io/tensor_slice.h"
+#include "core/ops/linear.h"
+#include "core/ops/peak.h"
+#include "parallel/comm/mpi/mpi_options.h"
+#include "parallel/grid/groups.h"
+#include "parallel/grid/nodes.h"
+
+namespace nrl::plan {
+namespace {
+
+// Of the GEMMs of the layers, the one whose packed operands are largest. Every weight matrix is an operand of
+// one with its rows, and of one with its columns, as the width of the output.
+int64_t packing_bytes(const RunPlan& plan, int threads) {
+  int64_t most = 0;
+  const int64_t tokens = plan.decoder->options().tokens;
+  for (const model::Parameter& p : plan.parameters.all)
+    for (const model::Part& part : p.parts) {
+      if (part.global.size() < 2) continue;
+      const int64_t rows = part.rows, columns = part.columns;
+      most = std::max({most, ops::gemm_packing_bytes(rows, columns, threads),
+                       ops::gemm_packing_bytes(columns, rows, threads),
+                       ops::gemm_packing_bytes(columns, std::min<int64_t>(tokens, 512), threads)});
+    }
+  return most;
+}
+
+// Pages of the shared windows of this rank's groups that its collectives touch; several groups with the same
+// members have one window.
+struct Windows {
+  int64_t bytes = 0;
+  int count = 0;
+  bool messages = false;  // a group lies on several nodes and has a buffer for reductions instead
+};
+
+Windows windows_of(const Config& config, const RunPlan& plan, const GridPosition& position) {
+  const parallel::ProcessGrid& grid = position.grid;
+  const std::vector<parallel::GroupId> ids = needed_groups(config, position);
+  const std::vector<int> node_of = parallel::node_of_ranks(configured_nodes(config, grid.ranks()));
+  const comm::MpiOptions options;
+  std::map<std::vector<int>, int64_t> touched;
+  Windows out;
+  for (const Traffic& t : step_traffic(plan, grid, ids)) {
+    const std::vector<int> members = grid.members(t.group);
+    const auto other = [&](int r) {
+      return !node_of.empty() &&
+             node_of[static_cast<size_t>(r)] != node_of[static_cast<size_t>(members.front())];
+    };
+    if (std::any_of(members.begin(), members.end(), other)) {
+      out.messages = out.messages || t.op == comm::Op::all_reduce || t.op == comm::Op::reduce_scatter;
+      continue;
+    }
+    int64_t& most = touched[members];
+    most = std::max(most, comm::shared_window_bytes(options, t.op, t.bytes / std::max<int64_t>(t.count, 1),
+                                                    static_cast<int>(members.size())));
+  }
+  for (const auto& [members, bytes] : touched) {
+    out.bytes += bytes;
+    ++out.count;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, const GridPosition& position,
+                                  const HostFacts& facts) {
+  std::vector<HostPart> parts;
+  const auto add = [&](std::string name, int64_t bytes, std::string formula, bool passing = false) {
+    if (bytes > 0) parts.push_back({std::move(name), bytes, std::move(formula), passing});
+  };
+  const bool cpu_run = plan.device == DeviceType::cpu;
+  add("program", facts.program, "code, libraries, generated kernels, threads and plan, measured here");
+  if (position.grid.ranks() > 1) {
+    add("MPI library", comm::mpi_resident_bytes, "its components, measured with Open MPI 4.1");
+    if (cpu_run) {
+      const Windows windows = windows_of(config, plan, position);
+      add("shared windows", windows.bytes,
+          fmt::format("of {} that communicate inside a host", counted(windows.count, "group")));
+      if (windows.messages)
+        add("reductions", comm::MpiOptions().scratch_bytes, "buffer for messages to other hosts");
+    }
+  }
+  if (cpu_run)
+    add("GEMM packing", packing_bytes(plan, facts.threads), "operands as oneDNN packs them, largest GEMM");
+  const data::DocumentRules none, &rules = facts.documents ? *facts.documents : none;
+  data::LoaderOptions loading;
+  loading.micro_batch = plan.batch.micro;
+  loading.threads = static_cast<int>(config.data.num_workers);
+  loading.prefetch = static_cast<int>(config.data.prefetch_batches);
+  const auto loader = [&] {
+    return fmt::format("{} microbatches of {} x {} tokens", data::loader_slots(loading), loading.micro_batch,
+                       plan.sequence_length);
+  };
+  add("data loader", data::loader_bytes(loading, rules, plan.sequence_length), loader());
+  const LoopConfig& loop = resolved_loop(config);
+  if (loop.val_period > 0 || loop.val_at_start || loop.val_at_end) {
+    loading.prefetch = data::LoaderOptions{}.prefetch;
+    add("evaluation", data::loader_bytes(loading, rules, plan.sequence_length), loader(), true);
+  }
+  if (cpu_run && position.grid.rank() == 0)
+    add("GEMM probe", ops::gemm_peak_bytes, "operands of the GEMM that measures the peak", true);
+  if (config.checkpointing.enabled)
+    add("checkpoints", slice_block_bytes, "a block of a tensor that is converted or cut while it is saved",
+        true);
+  return parts;
+}
+
+int64_t sum_of(const std::vector<HostPart>& parts) {
+  int64_t sum = 0, passing = 0;
+  for (const HostPart& part : parts) {
+    if (part.passing)
+      passing = std::max(passing, part.bytes);
+    else
+      sum += part.bytes;
+  }
+  return sum + passing;
+}
+
+}  // namespace nrl::plan

@@ -1,0 +1,35 @@
+#pragma once
+// Host memory of a rank's process beside its arena: the program and its libraries, what they allocate
+// themselves, and the parts of a run around the engine. With the arena it is the peak resident memory of the
+// process (scripts/check-memory.sh compares both).
+
+#include <string>
+#include <vector>
+
+#include "apps/data/gpt_dataset.h"
+#include "apps/plan/run_plan.h"
+
+namespace nrl::plan {
+
+struct HostPart {
+  std::string name;
+  int64_t bytes = 0;
+  std::string formula;
+  /// Parts with this mark are in use at different times, so only the largest of them counts.
+  bool passing = false;
+};
+
+struct HostFacts {
+  int64_t program = 0;                             ///< train::measure_program()
+  int threads = 1;                                 ///< CPU threads of a rank
+  const data::DocumentRules* documents = nullptr;  ///< of the samples; null: none
+};
+
+/// The host memory of the rank at `position` beside its arena, in the order of a report.
+std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, const GridPosition& position,
+                                  const HostFacts& facts);
+
+/// Their sum; of passing parts the largest.
+int64_t sum_of(const std::vector<HostPart>& parts);
+
+}  // namespace nrl::plan

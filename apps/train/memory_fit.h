@@ -1,0 +1,53 @@
+#pragma once
+// Fits a run into the memory of a rank: smaller microbatches, and changes of the configuration that help.
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "apps/plan/memory_check.h"
+
+namespace nrl::train {
+
+/// The bytes that the largest rank of `config` needs (plan::planned_memory), from a plan of a rank of every
+/// pipeline stage; or more than `limit`, without a plan, if even plan::minimum_memory is larger.
+/// `memory`: as for plan::make_run_plan().
+double needed_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch, int world,
+                     DeviceType device, int threads, double limit, size_t memory = 0);
+
+/// Changes of keys with which a run fits.
+struct FittingChange {
+  std::vector<std::string> overrides;  ///< "policy.train_micro_batch_size=2"
+  double bytes = 0;                    ///< that the largest rank then needs
+};
+
+/// Up to `most` changes with which a rank of the run needs at most `capacity` bytes, each checked like a
+/// configuration and planned: a smaller microbatch, recomputation, sharding, bf16, more ranks for a model
+/// replica, then several of them together, and at last shorter samples, which change the training.
+/// `valid` checks a changed configuration for all but its memory (check_run()).
+std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int world,
+                                            const std::function<bool(ConfigResult&)>& valid,
+                                            DeviceType device, int threads, double capacity, size_t most = 3);
+
+/// The notes of a problem: "fits: policy.train_micro_batch_size: 2 (needs 1.3 GiB)".
+std::vector<std::string> fitting_notes(std::span<const FittingChange> changes);
+
+/// The same steps with microbatches that are smaller by the least factor that divides them (usually 2), and
+/// more accumulation. Unset for a microbatch of one sequence.
+std::optional<BatchPlan> smaller_microbatch(const BatchPlan& batch);
+
+/// Sets the microbatch and, where it is given, the accumulation.
+void set_microbatch(Config& config, const BatchPlan& batch);
+
+/// Whether the microbatch is auto and follows from no other key, so that it may be made smaller.
+bool chooses_microbatch(const Config& config);
+
+/// The announcement of a smaller microbatch, by memory.on_oom or by auto (`chosen`).
+std::string microbatch_change(const BatchPlan& before, const BatchPlan& after, bool chosen);
+
+/// Why memory.on_oom: reduce_batch would change the training of this model; empty where it does not.
+std::string microbatch_dependence(const model::ModelSpec& spec);
+
+}  // namespace nrl::train

@@ -1,0 +1,29 @@
+#pragma once
+// Samples the memory of a rank after its steps, for the leak detectors.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/train/report/leak_detector.h"
+#include "core/device/runtime.h"
+
+namespace nrl::train {
+
+class MemoryWatch {
+ public:
+  /// `arena`: bytes of the engine's host arena; `device`: the GPU, null on a CPU; must outlive the watch.
+  MemoryWatch(const MemoryLeakConfig& limits, int64_t arena, device::Runtime* device);
+
+  /// Call after every step, counted from 1 in this process: the first two, in which the arena becomes
+  /// resident, are not sampled. Takes 50 us at most five times a second. Returns warnings.
+  std::vector<std::string> after_step(int64_t step);
+
+ private:
+  int64_t arena_;
+  device::Runtime* device_;
+  LeakDetector host_, gpu_;
+  double next_ = 0;
+};
+
+}  // namespace nrl::train

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Runs that do not fit into memory: pressure.sh CASE NRL_TRAIN SOURCE_DIR
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
+
+# said FILE TEXT: the file holds that text.
+said() {
+  grep -qF -- "$2" "$1" || fail "'$2' is not in $1: $(cat "$1")"
+}
+
+# limited KIB ARGS...: two ranks, of which the second may have that much private memory.
+limited() {
+  local kib=$1
+  shift
+  # shellcheck disable=SC2016  # expanded by the ranks
+  mpirun --oversubscribe --bind-to none -n 2 bash -c \
+    '[[ $OMPI_COMM_WORLD_RANK == 0 ]] || ulimit -d "$0"; exec "$@"' "$kib" "$nrl_train" "$@" >out.txt 2>err.txt
+}
+
+# arena ARGS...: bytes of the arena of a rank.
+arena() {
+  "$nrl_train" plan "$@" --world 2 | awk '$1 == "arena" { gsub(/,/, "", $2); print $2; exit }'
+}
+
+# peak ARGS...: bytes of a process of one rank.
+peak() {
+  "$nrl_train" plan "$@" | awk '$1 == "peak" { gsub(/,/, "", $2); print $2; exit }'
+}
+
+wide=(policy.model.hidden_size=256 policy.model.num_hidden_layers=8 policy.train_global_batch_size=1024
+  pretrain.max_num_steps=3 checkpointing.enabled=false)
+case $case_name in
+  on_oom)
+    corpus
+    config large
+    large=$(arena large.yaml "${wide[@]}" policy.train_micro_batch_size=512)
+    small=$(arena large.yaml "${wide[@]}" policy.train_micro_batch_size=256)
+    ((large > small + 300000000)) || fail "arenas of $large and $small bytes are too similar for this test"
+    # The arena of small microbatches and 250 MB for everything else: that of large ones does not fit.
+    kib=$(((small + 250000000) / 1024))
+    expect 71 limited "$kib" large.yaml "${wide[@]}" policy.train_micro_batch_size=512
+    said err.txt 'the system refused'
+    said err.txt 'activations'
+    # The vote of one rank makes all ranks take smaller microbatches, once.
+    expect 0 limited "$kib" large.yaml "${wide[@]}" policy.train_micro_batch_size=512 memory.on_oom=reduce_batch \
+      logger.log_dir=reduced
+    [[ $(grep -c 'memory.on_oom: a microbatch of 512 does not fit; the run takes 256 sequences and accumulates 2 microbatches' err.txt) -eq 1 ]] ||
+      fail "not announced once: $(cat err.txt)"
+    said err.txt 'rank 1: the system refused'
+    said out.txt '256 micro x 2 accumulate x 2 dp'
+    # The same steps as those of a run that was configured so, to the last bit, and as with large microbatches but for
+    # the order of sums.
+    expect 0 run 2 large.yaml "${wide[@]}" policy.train_micro_batch_size=256 logger.log_dir=configured
+    same reduced/metrics.jsonl configured/metrics.jsonl 0
+    expect 0 run 2 large.yaml "${wide[@]}" policy.train_micro_batch_size=512 logger.log_dir=unlimited
+    same reduced/metrics.jsonl unlimited/metrics.jsonl 1e-5
+    # Nothing is left to halve.
+    expect 71 limited 150000 large.yaml "${wide[@]}" policy.train_global_batch_size=2 policy.train_micro_batch_size=1 \
+      policy.model.vocab_size=40000 memory.on_oom=reduce_batch
+    said err.txt 'A microbatch of one sequence cannot be made smaller'
+    ;;
+  tune)
+    config large
+    # A budget between the needs of 64 and 128 sequences: the plans say which, and the runs stay within it.
+    few=(policy.model.hidden_size=128 policy.model.num_hidden_layers=4 policy.train_global_batch_size=256)
+    expect 0 run 1 tune batch-size large.yaml "${few[@]}" --sizes 16,32,64,128,256 --steps 1
+    said out.txt 'largest   policy.train_micro_batch_size: 256'
+    said out.txt 'no larger size divides the batch'
+    [[ $(grep -c '%' out.txt) -eq 6 ]] || fail "not five sizes: $(cat out.txt)"
+    bytes=$(peak large.yaml "${few[@]}" policy.train_micro_batch_size=96 policy.train_global_batch_size=288)
+    share=$(awk -v bytes="$bytes" '/^MemTotal/ { printf "%.6f", bytes / 1024 / $2 }' /proc/meminfo)
+    limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
+    [[ $limit == max ]] || share=$(awk -v bytes="$bytes" -v limit="$limit" 'BEGIN { printf "%.6f", bytes / limit }')
+    expect 0 run 1 tune batch-size large.yaml "${few[@]}" --sizes 16,32,64,128,256 --steps 1 --max-memory "$share"
+    said out.txt 'largest   policy.train_micro_batch_size: 64'
+    said out.txt '128 sequences need'
+    said out.txt 'fastest   policy.train_micro_batch_size: '
+    # Several ranks agree, and nothing fits into nothing.
+    expect 0 run 2 tune batch-size large.yaml "${few[@]}" --sizes 8,16 --steps 1 distributed.shard_strategy=optim
+    said out.txt 'largest   policy.train_micro_batch_size: 16'
+    expect 71 run 2 tune batch-size large.yaml "${few[@]}" --max-memory 0.00001
+    said err.txt 'no microbatch fits: even 1 sequence per rank needs'
+    expect 64 run 1 tune batch-size large.yaml "${few[@]}" --sizes 3
+    said err.txt '--sizes: 3 does not divide the 256 sequences of a rank'
+    ;;
+  *) fail "unknown case $case_name" ;;
+esac

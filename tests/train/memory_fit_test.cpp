@@ -1,0 +1,182 @@
+// Changes and smaller microbatches with which a run fits into memory.
+
+#include "apps/train/memory_fit.h"
+
+#include <numeric>
+
+#include "apps/train/model_source.h"
+#include "apps/train/run_check.h"
+#include "core/base/text.h"
+#include "core/device/cpu/memory.h"
+#include "tests/catch.h"
+
+using namespace nrl;
+using namespace nrl::train;
+
+namespace {
+
+const std::string yaml =
+    "device: cpu\n"
+    "policy:\n"
+    "  model: {model_type: llama, vocab_size: 4096, hidden_size: 256, intermediate_size: 704,\n"
+    "          num_hidden_layers: 4, num_attention_heads: 4}\n"
+    "  train_global_batch_size: 64\n"
+    "  train_micro_batch_size: 16\n"
+    "  max_total_sequence_length: 256\n"
+    "pretrain: {max_num_steps: 10}\n"
+    "data: {train: {data_path: corpus}}\n";
+
+ConfigResult config(const std::vector<std::string>& overrides = {}) {
+  ConfigResult result = load_config_text(yaml, "t.yaml", overrides);
+  INFO(render(result.diagnostics));
+  REQUIRE(result.ok());
+  return result;
+}
+
+double need(const ConfigResult& result, int world) {
+  return needed_memory(result.config, load_model_spec(result), resolve_batch(result.config, world), world,
+                       DeviceType::cpu, 1, 1e18);
+}
+
+std::vector<FittingChange> changes(const ConfigResult& result, int world, double capacity) {
+  const auto valid = [&](ConfigResult& changed) {
+    check_run(changed, {.world = world, .local = world, .files = false, .memory = false});
+    return changed.ok();
+  };
+  return changes_that_fit(result, world, valid, DeviceType::cpu, 1, capacity);
+}
+
+}  // namespace
+
+TEST_CASE("changes that are said to fit do fit", "[fit]") {
+  for (const int world : {1, 2, 4}) {
+    const ConfigResult result = config();
+    const double all = need(result, world);
+    for (const double share : {0.9, 0.6, 0.3}) {
+      CAPTURE(world, share);
+      const auto found = changes(result, world, share * all);
+      if (share > 0.5) CHECK(found.size() == 3);
+      for (const FittingChange& change : found) {
+        const ConfigResult changed = config(change.overrides);
+        const double bytes = need(changed, world);
+        CAPTURE(change.overrides);
+        CHECK(bytes == change.bytes);
+        CHECK(bytes <= share * all);
+      }
+    }
+    // The largest microbatch that fits comes first, and the next larger one does not fit.
+    const auto first = changes(result, world, 0.7 * all).front();
+    REQUIRE(first.overrides.size() == 1);
+    CHECK(first.overrides.front() == "policy.train_micro_batch_size=8");
+  }
+  // Nothing makes a model fit into a kilobyte.
+  CHECK(changes(config(), 2, 1024).empty());
+}
+
+TEST_CASE("a problem with memory lists the plan, what is there and three changes", "[fit]") {
+  ConfigResult result = config();
+  const auto ranks = static_cast<int>(static_cast<double>(cpu::machine_memory()) / (0.65 * need(result, 4)));
+  check_run(result, {.world = 4, .local = ranks, .files = false});
+  CHECK(result.exit_code() == Exit::out_of_memory);
+  const std::string text = render(result.diagnostics);
+  INFO(text);
+  CHECK(text.find("needed per rank: weights 20.4 MiB, gradients 20.4 MiB, optimizer 40.8") !=
+        std::string::npos);
+  CHECK(text.find("; available: ") != std::string::npos);
+  size_t fits = 0;
+  for (size_t at = text.find("fits: "); at != std::string::npos; at = text.find("fits: ", at + 1)) ++fits;
+  CHECK(fits == 3);
+}
+
+TEST_CASE("reduce_batch takes the largest microbatch that fits", "[fit]") {
+  for (const char* accumulation : {"null", "4"}) {
+    ConfigResult result = config(
+        {"memory.on_oom=reduce_batch", std::string("policy.gradient_accumulation_steps=") + accumulation});
+    const auto ranks = static_cast<int>(static_cast<double>(cpu::machine_memory()) / (0.7 * need(result, 1)));
+    check_run(result, {.world = 1, .local = ranks, .files = false});
+    INFO(render(result.diagnostics));
+    REQUIRE(result.ok());
+    REQUIRE(result.diagnostics.size() == 1);
+    CHECK(result.diagnostics[0].message ==
+          "memory.on_oom: a microbatch of 16 does not fit; the run takes 8 sequences and accumulates 8 "
+          "microbatches instead of 4: steps have the same samples and tokens");
+    const BatchPlan batch = resolve_batch(result.config, 1);
+    CHECK(batch.micro == 8);
+    CHECK(batch.accumulation == 8);
+    CHECK(batch.global == 64);
+    // It is what all ranks read.
+    const ConfigResult again = load_config_text(dump_resolved(result), "t.yaml");
+    CHECK(resolve_batch(again.config, 1).micro == 8);
+  }
+  ConfigResult none = config({"memory.on_oom=reduce_batch"});
+  check_run(none, {.world = 1, .local = 1 << 20, .files = false});
+  CHECK(none.exit_code() == Exit::out_of_memory);
+}
+
+TEST_CASE("a microbatch of auto stays within memory.max_memory", "[fit]") {
+  const std::vector<std::string> automatic{"policy.train_micro_batch_size=auto"};
+  const double usual = need(config(automatic), 1);  // of 32 sequences, by the rule of 8192 tokens
+  const auto chosen = [&](double share, const std::string& max_memory) {
+    ConfigResult result = config({automatic[0], "memory.max_memory=" + max_memory});
+    const auto ranks = static_cast<int>(static_cast<double>(cpu::machine_memory()) / (share * usual));
+    check_run(result, {.world = 1, .local = ranks, .files = false});
+    INFO(render(result.diagnostics));
+    CHECK(result.ok());
+    const int64_t micro = resolve_batch(result.config, 1).micro;
+    CHECK(result.diagnostics.size() == (micro == 32 ? 0U : 1U));
+    if (micro == 32) return micro;
+    CHECK(result.diagnostics[0].key == "policy.train_micro_batch_size");
+    CHECK(
+        result.diagnostics[0].message ==
+        fmt::format("policy.train_micro_batch_size: auto takes {} sequences and accumulates {} microbatches, "
+                    "because 32 sequences do not fit",
+                    micro, 64 / micro));
+    // The next larger one is too large.
+    CHECK(need(config({fmt::format("policy.train_micro_batch_size={}", micro)}), 1) <= share * usual);
+    CHECK(need(config({fmt::format("policy.train_micro_batch_size={}", 2 * micro)}), 1) >
+          std::stod(max_memory) * share * usual * 0.99);
+    return micro;
+  };
+  CHECK(chosen(1.2, "1") == 32);
+  CHECK(chosen(1.2, "0.9") == 32);
+  CHECK(chosen(1.2, "0.75") == 16);
+  CHECK(chosen(0.7, "0.9") == 16);
+}
+
+TEST_CASE("microbatches shrink by their smallest factor", "[fit]") {
+  const auto next = [](int64_t micro) {
+    const auto batch = smaller_microbatch({.micro = micro, .global = 4 * micro, .accumulation = 4});
+    if (!batch) return int64_t{0};
+    CHECK(batch->micro * batch->accumulation == 4 * micro);
+    return batch->micro;
+  };
+  CHECK(next(8) == 4);
+  CHECK(next(6) == 3);
+  CHECK(next(3) == 1);
+  CHECK(next(15) == 5);
+  CHECK(next(1) == 0);
+}
+
+TEST_CASE("reduce_batch is refused where losses depend on the microbatch", "[fit]") {
+  const std::string experts =
+      "model_type=qwen3_moe num_experts=4 num_experts_per_tok=2 moe_intermediate_size=64";
+  const auto exit_code = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> overrides{"memory.on_oom=reduce_batch"};
+    for (size_t at = 0; at < experts.size();) {
+      const size_t end = std::min(experts.find(' ', at), experts.size());
+      overrides.push_back("policy.model." + experts.substr(at, end - at));
+      at = end + 1;
+    }
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    ConfigResult result = config(overrides);
+    check_run(result, {.world = 1, .files = false});
+    INFO(render(result.diagnostics));
+    return result.exit_code();
+  };
+  CHECK(exit_code({"policy.model.moe_aux_loss_coeff=0"}) == Exit::ok);
+  CHECK(exit_code({"policy.model.moe_aux_loss_coeff=0.01"}) == Exit::config);
+  CHECK(exit_code({"policy.model.moe_aux_loss_coeff=0.01",
+                   "policy.model.moe_router_load_balancing_type=seq_aux_loss"}) == Exit::ok);
+  CHECK(exit_code({"policy.model.moe_aux_loss_coeff=0", "policy.model.moe_expert_capacity_factor=1"}) ==
+        Exit::config);
+}
