@@ -4,6 +4,7 @@
 
 #include "apps/bench/machine.h"
 #include "apps/bench/prediction.h"
+#include "apps/bench/steps.h"
 #include "apps/engine/engine.h"
 #include "apps/model/hf_config.h"
 #include "apps/plan/memory_check.h"
@@ -14,7 +15,6 @@
 #include "apps/train/model_source.h"
 #include "apps/train/report/timers.h"
 #include "core/base/log.h"
-#include "core/base/philox.h"
 #include "core/base/text.h"
 #include "core/device/dry_run.h"
 #include "core/ops/transfer.h"
@@ -25,73 +25,6 @@ namespace {
 
 // Not timed: they include kernel selection and page faults, and the third one captures the CUDA graph.
 constexpr int warmup_steps = 4;
-
-/// Microbatches of random tokens.
-class RandomBatches {
- public:
-  RandomBatches(int64_t tokens, int64_t vocab_size) : vocab_size_(static_cast<uint64_t>(vocab_size)) {
-    batch_.tokens.resize(static_cast<size_t>(tokens));
-    batch_.targets.resize(static_cast<size_t>(tokens));
-  }
-  const data::HostMicroBatch& next() {
-    for (std::vector<int32_t>* ids : {&batch_.tokens, &batch_.targets})
-      for (size_t i = 0; i < ids->size(); i += 4) {
-        const PhiloxBlock four = stream_.block(block_++);
-        for (size_t k = 0; k < std::min<size_t>(4, ids->size() - i); ++k)
-          (*ids)[i + k] = static_cast<int32_t>(four[k] % vocab_size_);
-      }
-    return batch_;
-  }
-
- private:
-  uint64_t vocab_size_, block_ = 0;
-  PhiloxStream stream_{3, "bench tokens"};
-  data::HostMicroBatch batch_;
-};
-
-struct Step {
-  double ms = 0, time = 0, lr = 0;  ///< `time`: wall-clock time of the result
-  engine::StepResult result;
-};
-
-/// Runs `count` steps like training does: on a GPU results are collected one step late.
-std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases, engine::Engine& engine,
-                            const train::LrSchedule& schedule, int64_t count, bool eager = false) {
-  const plan::RunPlan& plan = engine.plan();
-  RandomBatches batches(plan.batch.micro * plan.sequence_length, plan.spec.vocab_size);
-  engine::LanguageModeling objective;
-  std::vector<Step> steps;
-  double last_result = train::Timers::steady_seconds();
-  for (int64_t made = 1; made <= count; ++made) {
-    for (int64_t m = 0; m < plan.batch.accumulation; ++m)
-      engine.fill(m, batches.next(), m * plan.batch.micro);
-    engine.step({.number = made,
-                 .learning_rate = learning_rate(schedule, made),
-                 .loss_tokens = plan.batch.tokens_per_step,
-                 .eager = eager},
-                objective);
-    const int64_t leave = engine.exec().device && made < count ? 1 : 0;
-    while (static_cast<int64_t>(steps.size()) < made - leave) {
-      Step s;
-      s.lr = learning_rate(schedule, static_cast<int64_t>(steps.size()) + 1);
-      s.result = train::collect_step(world, engine);
-      phases.end();
-      const double now = train::Timers::steady_seconds();
-      s.ms = (now - std::exchange(last_result, now)) * 1e3;
-      s.time = train::wall_seconds();
-      steps.push_back(s);
-    }
-  }
-  return steps;
-}
-
-double median_ms(const std::vector<Step>& steps) {
-  std::vector<double> ms;
-  for (size_t i = warmup_steps; i < steps.size(); ++i) ms.push_back(steps[i].ms);
-  std::sort(ms.begin(), ms.end());
-  const size_t n = ms.size();
-  return n % 2 ? ms[n / 2] : (ms[n / 2 - 1] + ms[n / 2]) / 2;
-}
 
 /// The device times of the parts of a step: the mean of `count` steps, which are not launched as graphs.
 MeasuredStep measure_parts(nrl::comm::World& world, engine::Engine& engine, const train::LrSchedule& schedule,
@@ -183,14 +116,7 @@ int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& 
 int step(nrl::comm::World& world, const Args& args, double process_start) {
   const int64_t timed = args.quick ? 2 : args.steps, count = warmup_steps + timed;
   std::vector<std::string> overrides = args.overrides;
-  for (const std::string& ours :
-       {std::string("data.train.data_path=random-tokens"), std::string("data.train.weights=null"),
-        std::string("data.split=null"), fmt::format("pretrain.max_num_steps={}", count),
-        std::string("pretrain.max_num_epochs=null"), std::string("pretrain.val_period=0"),
-        std::string("pretrain.val_at_start=false"), std::string("pretrain.val_at_end=false"),
-        std::string("data.reset_position_ids=false"), std::string("data.reset_attention_mask=false"),
-        std::string("data.eod_mask_loss=false")})
-    overrides.push_back(ours);
+  for (const std::string& ours : random_token_overrides(count)) overrides.push_back(ours);
   const plan::DeviceModel* gpu_model =
       args.predict.empty() ? nullptr : &plan::find_device_model("--predict", args.predict);
   if (gpu_model || args.device != "auto")
@@ -231,7 +157,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   const train::LrSchedule schedule = train::make_lr_schedule(c.policy, count, batch.global);
   const std::vector<Step> steps = run_steps(world, phases, engine, schedule, count);
 
-  const double step_ms = median_ms(steps), first = steps.front().time - process_start;
+  const double step_ms = median_ms(steps, warmup_steps), first = steps.front().time - process_start;
   const double tokens = static_cast<double>(batch.tokens_per_step), tokens_per_s = tokens / step_ms * 1e3;
   const double flops = model::training_flops_per_token(plan.spec, plan.sequence_length);
   double peak = train::peak_of(placement, plan.recipe.activations());

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/bench/batch_size.h"
 #include "apps/bench/bench.h"
 
 namespace nrl::app {
@@ -98,6 +99,7 @@ int run_explain(const std::string& key);
 int run_config_docs();
 int run_doctor();
 int run_report(const ReportArgs& args);
+int run_tune(const bench::TuneArgs& args);
 int run_bench(const bench::Args& args);
 int run_checkpoint_verify(const CheckpointArgs& args);
 

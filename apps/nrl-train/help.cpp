@@ -46,6 +46,12 @@ std::string_view examples_of(std::string_view command) {
       {"checkpoint verify",
        "  nrl-train checkpoint verify results/quickstart/checkpoints\n"
        "  nrl-train checkpoint verify results/quickstart/checkpoints/step-500"},
+      {"tune",
+       "  nrl-train tune batch-size configs/quickstart.yaml\n"
+       "  mpirun -n 4 nrl-train tune batch-size configs/gpt2-124m.yaml --max-memory 0.5"},
+      {"tune batch-size",
+       "  nrl-train tune batch-size configs/quickstart.yaml\n"
+       "  nrl-train tune batch-size configs/gpt2-124m.yaml --sizes 1,2,4,8 --steps 5"},
       {"bench",
        "  nrl-train bench gemm\n"
        "  nrl-train bench step configs/quickstart.yaml --steps 50\n"

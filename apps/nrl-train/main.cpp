@@ -20,8 +20,9 @@
 namespace nrl::app {
 namespace {
 
-constexpr std::string_view commands[] = {"train", "plan",   "verify",  "prepare",    "data",  "generate",
-                                         "eval",  "report", "explain", "checkpoint", "bench", "doctor"};
+constexpr std::string_view commands[] = {"train",      "plan",  "verify", "prepare", "data",
+                                         "generate",   "tune",  "eval",   "report",  "explain",
+                                         "checkpoint", "bench", "doctor"};
 
 // `nrl-train run.yaml ...` means `nrl-train train run.yaml ...`.
 std::vector<std::string> with_default_command(int argc, char** argv) {
@@ -229,6 +230,22 @@ int run(int argc, char** argv) {
       "Print the estimated time of every part of a step on this GPU (step): h200, h100, b200 or a100");
   c->add_flag("--quick", bench.quick, "Tiny sizes, executed once: a functional test without useful timings");
   c->callback([&] { result = run_bench(bench); });
+
+  bench::TuneArgs tune;
+  CLI::App* tuner = app.add_subcommand("tune", "Find the best value of a key by measuring");
+  tuner->require_subcommand(1);
+  c = tuner->add_subcommand("batch-size", "Find the largest and the fastest microbatch");
+  c->add_option("config", tune.config, "YAML file")->required();
+  c->add_option("overrides", tune.overrides, "key=value");
+  c->add_option("--max-memory", tune.max_memory,
+                "Fraction of the GPU's memory, or of the rank's share of the machine's (default: "
+                "memory.max_memory)")
+      ->check(finite_range(1e-6, 1));
+  c->add_option("--sizes", tune.sizes, "Sizes to try, e.g. 1,2,4,8 (default: all that divide the batch)")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  c->add_option("--steps", tune.steps, "Steps to time of each size (default 3)")->check(CLI::Range(1, 1000));
+  c->callback([&] { result = run_tune(tune); });
 
   c = app.add_subcommand("doctor", "Show the capabilities of this build and this machine");
   c->callback([&] { result = run_doctor(); });

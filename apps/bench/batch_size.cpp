@@ -1,0 +1,250 @@
+#include "apps/bench/batch_size.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "apps/bench/steps.h"
+#include "apps/plan/host_memory.h"
+#include "apps/plan/memory_check.h"
+#include "apps/train/device_choice.h"
+#include "apps/train/initial_state.h"
+#include "apps/train/launch.h"
+#include "apps/train/memory_fit.h"
+#include "apps/train/model_source.h"
+#include "apps/train/program_size.h"
+#include "apps/train/run_check.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/device/cpu/memory.h"
+#include "parallel/comm/mpi/mpi_options.h"
+
+namespace nrl::bench {
+namespace {
+
+constexpr int warmup_steps = 2;      // kernel selection and page faults
+constexpr size_t most_measured = 8;  // sizes
+
+struct Size {
+  BatchPlan batch;
+  double bytes = 0;    ///< that the plan of the largest rank needs
+  bool fits = false;   ///< on every rank
+  double used = 0;     ///< bytes of the largest rank while it trained; 0: not measured
+  double step_ms = 0;  ///< of the slowest rank
+  double tokens_per_s() const { return static_cast<double>(batch.tokens_per_step) / step_ms * 1e3; }
+};
+
+class Tuner {
+ public:
+  Tuner(nrl::comm::World& world, const TuneArgs& args, const ConfigResult& config)
+      : world_(world), args_(args), config_(config), placement_(world, config) {
+    const ops::Exec& exec = placement_.exec();
+    capacity_ = exec.device ? static_cast<double>(exec.device->properties().memory)
+                            : static_cast<double>(cpu::machine_memory()) / world.local_size();
+    // With several ranks the MPI library, which host_memory() adds, is in it already.
+    program_ = train::measure_program(config.config, placement_.host_threads()) -
+               (world.size() > 1 ? nrl::comm::mpi_resident_bytes : 0);
+    budget_ = args.max_memory.value_or(config.config.memory.max_memory) * capacity_;
+  }
+
+  int run() {
+    print_machine();
+    std::vector<Size> sizes = candidates();
+    const size_t count = fitting(sizes);
+    if (count == 0) {
+      if (first())
+        log::error_text(fmt::format(
+            "no microbatch fits: even {} sequence{} per rank need{} {}, more than the budget of {}. Fix: {}",
+            sizes.front().batch.micro, sizes.front().batch.micro == 1 ? "" : "s",
+            sizes.front().batch.micro == 1 ? "s" : "", text(sizes.front().bytes), text(budget_),
+            "recompute or shard more (nrl-train plan), or raise --max-memory"));
+      return static_cast<int>(Exit::out_of_memory);
+    }
+    if (first())
+      log::info("   micro  accumulate      planned   of budget         used     step ms    tokens/s");
+    std::vector<Size*> measured;
+    for (size_t i = count; i-- > 0 && measured.size() < most_measured;) measured.push_back(&sizes[i]);
+    std::reverse(measured.begin(), measured.end());
+    for (Size* size : measured) {
+      measure(*size);
+      if (first())
+        log::info("{:>8} {:>11} {:>12} {:>10.1f}% {:>12} {:>11.1f} {:>11}", size->batch.micro,
+                  size->batch.accumulation, text(size->bytes), 100 * size->bytes / budget_, text(size->used),
+                  size->step_ms, grouped(std::llround(size->tokens_per_s())));
+    }
+    report(sizes, count, measured);
+    const bool kept = measured.back()->used <= budget_;
+    return static_cast<int>(kept ? Exit::ok : Exit::out_of_memory);
+  }
+
+ private:
+  bool first() const { return world_.rank() == 0; }
+  static std::string text(double bytes) { return human_bytes(static_cast<uint64_t>(bytes)); }
+
+  double greatest(double value) const {
+    world_.comm().all_reduce(std::span(&value, 1), nrl::comm::Reduce::max);
+    return value;
+  }
+
+  void print_machine() const {
+    const double least = -greatest(-budget_);
+    if (first())
+      log::info("budget    {} per rank: {:.3g} % of {}", text(least), 100 * budget_ / capacity_,
+                placement_.exec().device ? "the GPU"
+                : world_.local_size() == 1
+                    ? "this machine"
+                    : fmt::format("its share of this machine ({} ranks)", world_.local_size()));
+  }
+
+  // Valid configurations, by size.
+  std::vector<Size> candidates() const {
+    const BatchPlan configured = resolve_batch(config_.config, world_.size());
+    const int64_t each = configured.global / configured.data_parallel;
+    std::vector<int64_t> micros = args_.sizes;
+    for (const int64_t micro : micros)
+      if (each % micro != 0)
+        fail(Exit::usage,
+             "--sizes: {} does not divide the {} sequences of a rank (train_global_batch_size {} / data "
+             "parallel {}). Fix: leave it out",
+             micro, each, configured.global, configured.data_parallel);
+    if (micros.empty())
+      for (int64_t d = 1; d * d <= each; ++d)
+        if (each % d == 0) micros.insert(micros.end(), {d, each / d});
+    std::sort(micros.begin(), micros.end());
+    micros.erase(std::unique(micros.begin(), micros.end()), micros.end());
+    std::vector<Size> sizes;
+    for (const int64_t micro : micros) {
+      Size size{.batch = configured};
+      size.batch.micro = micro;
+      size.batch.accumulation = each / micro;
+      ConfigResult changed = with(size.batch);
+      train::check_run(changed, {.world = world_.size(), .files = false, .memory = false});
+      if (changed.ok()) sizes.push_back(size);
+    }
+    if (sizes.empty())
+      fail(Exit::config, "no microbatch suits the configuration. Fix: see nrl-train plan with one of {}",
+           fmt::join(micros, ", "));
+    return sizes;
+  }
+
+  ConfigResult with(const BatchPlan& batch) const {
+    ConfigResult changed = config_;
+    train::set_microbatch(changed.config, batch);
+    return changed;
+  }
+
+  std::unique_ptr<plan::RunPlan> plan_of(const ConfigResult& config) const {
+    const Config& c = config.config;
+    const ops::Exec& exec = placement_.exec();
+    return plan::make_run_plan(
+        c, train::load_model_spec(config), resolve_batch(c, world_.size()), placement_.grid_position(),
+        placement_.device(), placement_.host_threads(), false,
+        train::memory_for_rank(c.kernels, exec.device ? exec.device->properties().memory : 0));
+  }
+
+  // Sets bytes and fits. Needs grow with the size, so that few sizes are planned. Returns how many fit.
+  size_t fitting(std::vector<Size>& sizes) const {
+    const auto fits = [&](Size& size) {
+      double share = 0;
+      train::run_collectively(world_, [&] {
+        const ConfigResult config = with(size.batch);
+        const plan::CategoryBytes least = plan::minimum_memory(config.config, train::load_model_spec(config),
+                                                               size.batch, placement_.device());
+        size.bytes = plan::total(least);
+        if (size.bytes <= budget_) {
+          const std::unique_ptr<plan::RunPlan> planned = plan_of(config);
+          const plan::CategoryBytes need = plan::planned_memory(config.config, *planned);
+          size.bytes = plan::total(need) + process_memory(config, *planned);
+        }
+        share = size.bytes / budget_;
+      });
+      size.bytes = greatest(size.bytes);
+      return size.fits = greatest(share) <= 1;
+    };
+    size_t low = 0, high = sizes.size();  // all below `low` fit, none from `high` on
+    while (low < high) {
+      const size_t middle = (low + high) / 2;
+      if (fits(sizes[middle]))
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    for (size_t i = 0; i < low; ++i)
+      if (!sizes[i].fits && low - i <= most_measured) fits(sizes[i]);
+    return low;
+  }
+
+  // Of the process on a CPU beside its arena.
+  double process_memory(const ConfigResult& config, const plan::RunPlan& planned) const {
+    if (placement_.exec().device) return 0;
+    plan::HostFacts facts;
+    facts.program = program_;
+    facts.threads = placement_.host_threads();
+    return static_cast<double>(
+        plan::sum_of(plan::host_memory(config.config, planned, placement_.grid_position(), facts)));
+  }
+
+  void measure(Size& size) {
+    const ConfigResult config = with(size.batch);
+    const Config& c = config.config;
+    const ops::Exec& exec = placement_.exec();
+    cpu::release_free_heap();
+    const size_t free_before = exec.device ? exec.device->free_memory() : 0;
+    std::unique_ptr<engine::Engine> engine;
+    train::StartPhases phases;
+    train::run_collectively(world_, [&] {
+      engine = std::make_unique<engine::Engine>(plan_of(config), engine::training_options(c),
+                                                placement_.groups(), exec);
+      engine::LanguageModeling objective;
+      train::load_initial_weights(c, *engine, false, placement_.host_threads(), phases, [&] {
+        engine->require_kernels(objective, exec.device ? "the GPU" : "the CPU");
+      });
+    });
+    const int64_t count = warmup_steps + args_.steps;
+    const std::vector<Step> steps = run_steps(
+        world_, phases, *engine, train::make_lr_schedule(c.policy, count, size.batch.global), count);
+    engine->finish_gathers();
+    size.step_ms = greatest(median_ms(steps, warmup_steps));
+    size.used = greatest(exec.device ? static_cast<double>(free_before - exec.device->free_memory())
+                                     : static_cast<double>(cpu::resident_bytes()));
+  }
+
+  void report(const std::vector<Size>& sizes, size_t count, const std::vector<Size*>& measured) const {
+    if (!first()) return;
+    const Size& largest = *measured.back();
+    const Size& fastest = **std::max_element(
+        measured.begin(), measured.end(),
+        [](const Size* a, const Size* b) { return a->tokens_per_s() < b->tokens_per_s(); });
+    const auto line = [](std::string_view name, const Size& size, const std::string& more) {
+      log::info("{:<9} policy.train_micro_batch_size: {:<8} # {}", name, size.batch.micro, more);
+    };
+    line("fastest", fastest, fmt::format("{} tokens/s", grouped(std::llround(fastest.tokens_per_s()))));
+    line("largest", largest,
+         count == sizes.size() ? fmt::format("{} tokens/s; no larger size divides the batch",
+                                             grouped(std::llround(largest.tokens_per_s())))
+                               : fmt::format("{} tokens/s; {} sequences need {}, which does not fit",
+                                             grouped(std::llround(largest.tokens_per_s())),
+                                             sizes[count].batch.micro, text(sizes[count].bytes)));
+    if (largest.used > budget_)
+      log::warn("the largest size took {} while it trained, more than the budget of {}", text(largest.used),
+                text(budget_));
+  }
+
+  nrl::comm::World& world_;
+  const TuneArgs& args_;
+  const ConfigResult& config_;
+  train::Placement placement_;
+  double capacity_ = 0, budget_ = 0;
+  int64_t program_ = 0;  // resident bytes before the first engine
+};
+
+}  // namespace
+
+int tune_batch_size(nrl::comm::World& world, const TuneArgs& args) {
+  std::vector<std::string> overrides = args.overrides;
+  for (const std::string& ours : random_token_overrides(warmup_steps + args.steps)) overrides.push_back(ours);
+  const ConfigResult config =
+      train::load_config_collectively(world, args.config, overrides, {.files = false, .memory = false});
+  return Tuner(world, args, config).run();
+}
+
+}  // namespace nrl::bench

@@ -1,0 +1,26 @@
+#pragma once
+// nrl-train tune batch-size: the largest and the fastest microbatch of a configuration.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "parallel/comm/world/world.h"
+
+namespace nrl::bench {
+
+struct TuneArgs {
+  std::string config;                  ///< a YAML file
+  std::vector<std::string> overrides;  ///< "key=value"
+  std::optional<double> max_memory;    ///< instead of memory.max_memory
+  std::vector<int64_t> sizes;          ///< microbatches to consider; empty: all that divide the batch
+  int steps = 3;                       ///< timed steps of each size
+};
+
+/// Collective. Finds the largest microbatch whose plan fits into the budget on every rank, without running,
+/// then trains a few steps on random tokens with that and smaller sizes, all with the same global batch, and
+/// prints memory and tokens/s of each and the line of YAML to use. Returns the exit code: 71 if not even one
+/// sequence fits.
+int tune_batch_size(nrl::comm::World& world, const TuneArgs& args);
+
+}  // namespace nrl::bench

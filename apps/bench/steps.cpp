@@ -1,0 +1,80 @@
+#include "apps/bench/steps.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "apps/engine/objective.h"
+#include "apps/train/launch.h"
+#include "apps/train/report/timers.h"
+
+namespace nrl::bench {
+
+RandomBatches::RandomBatches(int64_t tokens, int64_t vocab_size)
+    : vocab_size_(static_cast<uint64_t>(vocab_size)) {
+  batch_.tokens.resize(static_cast<size_t>(tokens));
+  batch_.targets.resize(static_cast<size_t>(tokens));
+}
+
+const data::HostMicroBatch& RandomBatches::next() {
+  for (std::vector<int32_t>* ids : {&batch_.tokens, &batch_.targets})
+    for (size_t i = 0; i < ids->size(); i += 4) {
+      const PhiloxBlock four = stream_.block(block_++);
+      for (size_t k = 0; k < std::min<size_t>(4, ids->size() - i); ++k)
+        (*ids)[i + k] = static_cast<int32_t>(four[k] % vocab_size_);
+    }
+  return batch_;
+}
+
+std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases, engine::Engine& engine,
+                            const train::LrSchedule& schedule, int64_t count, bool eager) {
+  const plan::RunPlan& plan = engine.plan();
+  RandomBatches batches(plan.batch.micro * plan.sequence_length, plan.spec.vocab_size);
+  engine::LanguageModeling objective;
+  std::vector<Step> steps;
+  double last_result = train::Timers::steady_seconds();
+  for (int64_t made = 1; made <= count; ++made) {
+    for (int64_t m = 0; m < plan.batch.accumulation; ++m)
+      engine.fill(m, batches.next(), m * plan.batch.micro);
+    engine.step({.number = made,
+                 .learning_rate = learning_rate(schedule, made),
+                 .loss_tokens = plan.batch.tokens_per_step,
+                 .eager = eager},
+                objective);
+    const int64_t leave = engine.exec().device && made < count ? 1 : 0;
+    while (static_cast<int64_t>(steps.size()) < made - leave) {
+      Step s;
+      s.lr = learning_rate(schedule, static_cast<int64_t>(steps.size()) + 1);
+      s.result = train::collect_step(world, engine);
+      phases.end();
+      const double now = train::Timers::steady_seconds();
+      s.ms = (now - std::exchange(last_result, now)) * 1e3;
+      s.time = train::wall_seconds();
+      steps.push_back(s);
+    }
+  }
+  return steps;
+}
+
+double median_ms(const std::vector<Step>& steps, size_t warmup) {
+  std::vector<double> ms;
+  for (size_t i = warmup; i < steps.size(); ++i) ms.push_back(steps[i].ms);
+  std::sort(ms.begin(), ms.end());
+  const size_t n = ms.size();
+  return n % 2 ? ms[n / 2] : (ms[n / 2 - 1] + ms[n / 2]) / 2;
+}
+
+std::vector<std::string> random_token_overrides(int64_t steps) {
+  return {"data.train.data_path=random-tokens",
+          "data.train.weights=null",
+          "data.split=null",
+          fmt::format("pretrain.max_num_steps={}", steps),
+          "pretrain.max_num_epochs=null",
+          "pretrain.val_period=0",
+          "pretrain.val_at_start=false",
+          "pretrain.val_at_end=false",
+          "data.reset_position_ids=false",
+          "data.reset_attention_mask=false",
+          "data.eod_mask_loss=false"};
+}
+
+}  // namespace nrl::bench
