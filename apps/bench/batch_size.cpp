@@ -43,7 +43,7 @@ class Tuner {
     // With several ranks the MPI library, which host_memory() adds, is in it already.
     program_ = train::measure_program(config.config, placement_.host_threads()) -
                (world.size() > 1 ? nrl::comm::mpi_resident_bytes : 0);
-    budget_ = args.max_memory.value_or(config.config.memory.max_memory) * capacity_;
+    budget_ = config.config.memory.max_memory * capacity_;
   }
 
   int run() {
@@ -134,11 +134,9 @@ class Tuner {
 
   std::unique_ptr<plan::RunPlan> plan_of(const ConfigResult& config) const {
     const Config& c = config.config;
-    const ops::Exec& exec = placement_.exec();
-    return plan::make_run_plan(
-        c, train::load_model_spec(config), resolve_batch(c, world_.size()), placement_.grid_position(),
-        placement_.device(), placement_.host_threads(), false,
-        train::memory_for_rank(c.kernels, exec.device ? exec.device->properties().memory : 0));
+    return plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, world_.size()),
+                               placement_.grid_position(), placement_.device(), placement_.host_threads(),
+                               false, placement_.memory());
   }
 
   // Sets bytes and fits. Needs grow with the size, so that few sizes are planned. Returns how many fit.
@@ -242,6 +240,7 @@ class Tuner {
 int tune_batch_size(nrl::comm::World& world, const TuneArgs& args) {
   std::vector<std::string> overrides = args.overrides;
   for (const std::string& ours : random_token_overrides(warmup_steps + args.steps)) overrides.push_back(ours);
+  if (args.max_memory) overrides.push_back(fmt::format("memory.max_memory={}", *args.max_memory));
   const ConfigResult config =
       train::load_config_collectively(world, args.config, overrides, {.files = false, .memory = false});
   return Tuner(world, args, config).run();
