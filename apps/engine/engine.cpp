@@ -22,6 +22,10 @@ TrainingOptions training_options(const Config& config) {
   options.max_grad_norm = config.policy.max_grad_norm.value_or(0);
   const LoopConfig& loop = resolved_loop(config);
   options.max_nonfinite_steps = loop.on_nonfinite == OnNonfinite::stop ? 1 : loop.max_nonfinite_steps;
+  if (const auto& scaling = config.policy.loss_scaling; !scaling.is_auto())
+    options.loss_scale = scaling.value().dynamic
+                             ? LossScale{.initial = ops::initial_loss_scale, .growth_interval = 2000}
+                             : LossScale{.initial = scaling.value().scale};
   options.overlap_grad_reduce = config.distributed.overlap_grad_reduce;
   options.overlap_param_gather = config.distributed.overlap_param_gather;
   options.cuda_graph = config.policy.cuda_graph;
@@ -42,7 +46,7 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   allocate();
   step_scalars_ = make_tensor(arenas_.at(plan_->memory, plan_->scalars), DType::f64, {S::count});
   void* host = exec_.device ? arenas_.at(plan_->memory, plan_->host_scalars) : nullptr;
-  scalars_ = StepScalars(step_scalars_, static_cast<double*>(host), exec_);
+  scalars_ = StepScalars(step_scalars_, static_cast<double*>(host), options.loss_scale, exec_);
   watch_ = StepWatch(options.limits);
   bind();
   if (ranks && plan_->layout.stages > 1) {
@@ -50,13 +54,15 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
     plan_->decoder->connect(*messages_);
   }
   if (plan_->spec.moe.experts > 0) plan_->decoder->add_router_metrics(step_scalars_.rows(S::router, 3));
+  if (options.loss_scale.active()) plan_->decoder->scale_loss(step_scalars_.rows(S::loss_scale, 1));
   if (ranks) {
     reducer_ =
         std::make_unique<GroupReducer>(groups_, *ranks, options.overlap_grad_reduce, exec_, &plan_->traffic);
     plan_->decoder->watch_layers(reducer_.get());
   }
-  optimizer_ = std::make_unique<Optimizer>(options_.optimizer, options_.max_grad_norm,
-                                           options_.max_nonfinite_steps, groups_, step_scalars_, exec_);
+  optimizer_ =
+      std::make_unique<Optimizer>(options_.optimizer, options_.max_grad_norm, options_.max_nonfinite_steps,
+                                  options_.loss_scale.growth_interval, groups_, step_scalars_, exec_);
 }
 
 Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const ops::Exec& exec)
@@ -178,10 +184,6 @@ std::unique_ptr<Staging> Engine::staging() {
 
 void Engine::weights_written() {
   initialize_master_weights(exec_, groups_);
-}
-
-void Engine::restore(int64_t updates, int64_t skipped_in_a_row) {
-  scalars_.restore(updates, skipped_in_a_row);
 }
 
 void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t first_sample) {

@@ -27,6 +27,7 @@ struct TrainingOptions {
   OptimizerConfig optimizer;
   double max_grad_norm = 0;         ///< 0: no clipping
   int64_t max_nonfinite_steps = 1;  ///< after this many consecutive skipped steps, updates stop for good
+  LossScale loss_scale;
   bool overlap_grad_reduce = true;
   bool overlap_param_gather = false;  ///< gather updated weights during the next forward pass; no graph
   bool cuda_graph = false;            ///< capture a step once and replay it
@@ -107,7 +108,7 @@ class Engine {
   /// weights, if any, from them.
   void weights_written();
   /// Restores the optimizer's counters from a checkpoint.
-  void restore(int64_t updates, int64_t skipped_in_a_row);
+  void restore(const StepCounters& counters) { scalars_.restore(counters); }
 
  private:
   Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, const parallel::Groups* ranks,

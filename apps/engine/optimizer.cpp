@@ -23,7 +23,8 @@ void Optimizer::step(comm::Communicator* all) {
                            .max_norm = max_norm_,
                            .beta1 = config_.betas[0],
                            .beta2 = config_.betas[1],
-                           .max_skipped = max_skipped_});
+                           .max_skipped = max_skipped_,
+                           .growth_interval = growth_interval_});
   for (const GroupTensors& t : groups_)
     if (t.group->trainable) update(t);
 }

@@ -11,13 +11,14 @@ namespace nrl::engine {
 
 class Optimizer {
  public:
-  /// `scalars`: (ops::StepScalar::count) f64. `max_norm`: 0 disables clipping. `max_skipped`: see
-  /// ops::DecideStep. The groups' memory and `exec` must outlive the optimizer.
-  Optimizer(const OptimizerConfig& config, double max_norm, int64_t max_skipped,
+  /// `scalars`: (ops::StepScalar::count) f64. `max_norm`: 0 disables clipping. `max_skipped`
+  /// and `growth_interval`: see ops::DecideStep. The groups' memory and `exec` must outlive the optimizer.
+  Optimizer(const OptimizerConfig& config, double max_norm, int64_t max_skipped, int64_t growth_interval,
             std::vector<GroupTensors> groups, const Tensor& scalars, ops::Exec& exec)
       : config_(config),
         max_norm_(max_norm),
         max_skipped_(max_skipped),
+        growth_interval_(growth_interval),
         groups_(std::move(groups)),
         scalars_(scalars),
         exec_(exec) {}
@@ -33,7 +34,7 @@ class Optimizer {
 
   OptimizerConfig config_;
   double max_norm_;
-  int64_t max_skipped_;
+  int64_t max_skipped_, growth_interval_;
   std::vector<GroupTensors> groups_;
   Tensor scalars_;
   ops::Exec& exec_;

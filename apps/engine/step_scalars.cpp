@@ -16,8 +16,9 @@ static_assert(S::learning_rate + 1 == S::updates);
 
 }  // namespace
 
-StepScalars::StepScalars(const Tensor& scalars, double* host, ops::Exec& exec)
-    : scalars_(scalars), exec_(&exec), host_(host) {
+StepScalars::StepScalars(const Tensor& scalars, double* host, const LossScale& loss_scale, ops::Exec& exec)
+    : scalars_(scalars), loss_scale_(loss_scale), exec_(&exec), host_(host) {
+  restore({});
   if (!exec.device) return;
   for (device::Event& event : copied_back_) event = device::Event(*exec.device);
 }
@@ -27,10 +28,13 @@ double* StepScalars::host_scalars(int64_t step) const {
   return host_ + step % buffers * S::count;
 }
 
-void StepScalars::restore(int64_t updates, int64_t skipped_in_a_row) {
+void StepScalars::restore(const StepCounters& c) {
   double values[S::count] = {};
-  values[S::updates] = static_cast<double>(updates);
-  values[S::skipped_in_a_row] = static_cast<double>(skipped_in_a_row);
+  values[S::updates] = static_cast<double>(c.updates);
+  values[S::skipped_in_a_row] = static_cast<double>(c.skipped_in_a_row);
+  const bool adapts = loss_scale_.growth_interval > 0 && c.loss_scale > 0;
+  values[S::loss_scale] = adapts ? c.loss_scale : loss_scale_.initial;
+  values[S::clean_steps] = adapts ? static_cast<double>(c.clean_steps) : 0;
   ops::upload(*exec_, scalars_, values);
 }
 
@@ -73,6 +77,10 @@ StepResult StepScalars::collect() {
   r.skipped_in_a_row = static_cast<int64_t>(v[S::skipped_in_a_row]);
   r.skipped = v[S::skip] != 0;
   r.stop = v[S::stop] > 0;
+  r.overflow = v[S::overflow] != 0;
+  r.used_loss_scale = v[S::used_loss_scale];
+  r.loss_scale = loss_scale_.active() ? v[S::loss_scale] : 0;
+  r.clean_steps = static_cast<int64_t>(v[S::clean_steps]);
   return r;
 }
 

@@ -12,11 +12,29 @@
 
 namespace nrl::engine {
 
+/// What the loss is multiplied by.
+struct LossScale {
+  double initial = 1;
+  int64_t growth_interval = 0;  ///< > 0: it adapts (ops::DecideStep)
+  bool active() const { return initial != 1 || growth_interval > 0; }
+};
+
+/// What a checkpoint has of the scalars of a step.
+struct StepCounters {
+  int64_t updates = 0, skipped_in_a_row = 0;
+  double loss_scale = 0;  ///< 0: none; only used where it adapts
+  int64_t clean_steps = 0;
+};
+
 /// The result of a step, identical on all ranks.
 struct StepResult {
   double grad_norm = 0;
   int64_t updates = 0, skipped_in_a_row = 0;
   bool skipped = false, stop = false;
+  bool overflow = false;  ///< the step was skipped because its loss scale was too large
+  double used_loss_scale = 1;
+  double loss_scale = 0;  ///< of the next step; 0: none
+  int64_t clean_steps = 0;
   std::array<double, ops::StepScalar::max_metrics> metrics{};  ///< in the order of Objective::metrics()
   /// Of models with experts: the means over layers and microbatches of aux loss, z loss, and the tokens of
   /// the busiest expert / the mean.
@@ -30,10 +48,10 @@ class StepScalars {
   StepScalars() = default;
   /// `scalars`: (ops::StepScalar::count) f64 in device memory. `host`: on a GPU, pinned memory for
   /// plan::max_steps_in_flight times as many; null on a CPU. All must outlive this object.
-  StepScalars(const Tensor& scalars, double* host, ops::Exec& exec);
+  StepScalars(const Tensor& scalars, double* host, const LossScale& loss_scale, ops::Exec& exec);
 
   /// Restores the counters from a checkpoint.
-  void restore(int64_t updates, int64_t skipped_in_a_row);
+  void restore(const StepCounters& counters);
   /// Zeroes the sums. `stop`: this rank requests a stop.
   void begin(double learning_rate, bool stop);
   /// Enqueues the copy back to the host.
@@ -48,6 +66,7 @@ class StepScalars {
   double* host_scalars(int64_t step) const;
 
   Tensor scalars_;
+  LossScale loss_scale_;
   ops::Exec* exec_ = nullptr;
   double* host_ = nullptr;
   device::Event copied_back_[buffers];

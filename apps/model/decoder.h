@@ -72,6 +72,8 @@ class Decoder {
   void evaluate(const MicroBatch& batch) { evaluate({&batch, 1}); }
   /// Training passes add the router's losses and load to `metrics`, (3) f64 (ops::RouterBalance).
   void add_router_metrics(const Tensor& metrics) { context_.router_metrics = metrics; }
+  /// Multiplies the gradients of all losses by `scale`, (1) f64, as it is when a step is executed.
+  void scale_loss(const Tensor& scale) { context_.loss_scale = scale; }
   /// To be called after the update of a step with its scalars (ops::StepScalar): moves the biases of routers
   /// by the tokens of all ranks in the step.
   void update_router_bias(const Tensor& scalars);

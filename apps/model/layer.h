@@ -73,6 +73,8 @@ struct LayerContext {
   /// (layers, E) i32: tokens of each expert in the step, of this rank (MoeSpec::counts_steps()); may be
   /// absent.
   Tensor router_counts;
+  /// (1) f64: what the gradients of all losses are multiplied by; may be absent.
+  Tensor loss_scale;
   /// Weight of a microbatch's router losses: its share of the tokens of the global batch.
   float batch_share = 1;
   int64_t sequences = 1;  ///< samples of equal length in a microbatch of training

@@ -228,6 +228,7 @@ void Head::chunks(Run& r, bool train) const {
     ops::cross_entropy(r.exec(), {.logits = logits,
                                   .target = target,
                                   .weight = train ? mb.loss_weight.rows(begin, count) : Tensor{},
+                                  .loss_scale = train ? r.context().loss_scale : Tensor{},
                                   .log_prob = r.context().log_prob.rows(begin, count),
                                   .dlogits = train && shorter ? d_logits : Tensor{},
                                   .first_column = statistics ? vocabulary_.begin : 0,

@@ -304,6 +304,7 @@ void Moe::backward(Run& r) {
                                             .total = t.total,
                                             .aux = m.aux_loss * share,
                                             .z = m.z_loss * share,
+                                            .loss_scale = r.context().loss_scale,
                                             .dlogits = r[d_logits_]});
             ops::linear_backward_data(
                 r.exec(),

@@ -8,6 +8,7 @@
 #include "core/base/finite.h"
 #include "core/base/log.h"
 #include "core/io/json.h"
+#include "core/ops/step.h"
 
 namespace nrl::train {
 namespace {
@@ -115,6 +116,8 @@ JsonValue to_json(const Position& p) {
                             {"tokens", p.tokens},
                             {"skipped", p.skipped},
                             {"skipped_in_a_row", p.skipped_in_a_row},
+                            {"loss_scale", p.loss_scale},
+                            {"clean_steps", p.clean_steps},
                             {"dataset_samples", p.dataset_samples},
                             {"global_batch", p.global_batch},
                             {"best_val_loss", p.best_val_loss},
@@ -224,6 +227,13 @@ Position read_position(const CheckpointReader& reader) {
   p.updates = counter("updates", p.step);
   p.skipped = counter("skipped", p.step - p.updates);
   p.skipped_in_a_row = counter("skipped_in_a_row", p.skipped);
+  if (json.find("loss_scale")) {
+    p.loss_scale = json.get_double("loss_scale");
+    p.clean_steps = counter("clean_steps", p.step);
+    if (!(p.loss_scale >= 0 && p.loss_scale <= ops::largest_loss_scale))
+      fail(Exit::data, "{}: loss_scale is {}; expected 0 to 2^60", join_path(reader.path(), manifest_name),
+           p.loss_scale);
+  }
   p.consumed_samples = counter("consumed_samples", max_samples);
   p.tokens = counter("tokens", max_tokens);
   p.dataset_samples = counter("dataset_samples", max_samples);

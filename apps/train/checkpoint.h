@@ -29,6 +29,8 @@ struct Position {
   int64_t tokens = 0;
   int64_t skipped = 0;  ///< steps skipped because of non-finite gradients
   int64_t skipped_in_a_row = 0;
+  double loss_scale = 0;        ///< of the next step; 0: none
+  int64_t clean_steps = 0;      ///< steps without overflow since it changed
   int64_t dataset_samples = 0;  ///< number of samples for which the data order was built
   int64_t global_batch = 0;
   double best_val_loss = 0;  ///< 0: none yet

@@ -116,7 +116,10 @@ void resume_from(Run& run, const std::string& path, StartPhases& phases, const W
                beside, [&](const TrainState& state) { load_checkpoint(reader, state); });
     run.resumed_from = path;
     restore_position(run, saved);
-    run.engine->restore(saved.updates, saved.skipped_in_a_row);
+    run.engine->restore({.updates = saved.updates,
+                         .skipped_in_a_row = saved.skipped_in_a_row,
+                         .loss_scale = saved.loss_scale,
+                         .clean_steps = saved.clean_steps});
   });
 }
 

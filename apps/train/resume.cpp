@@ -20,6 +20,7 @@ constexpr size_t max_listed = 10;
 constexpr std::string_view changeable_settings[] = {"policy.train_global_batch_size",
                                                     "policy.max_grad_norm",
                                                     "policy.logits_dtype",
+                                                    "policy.loss_scaling",
                                                     "policy.optimizer.name",
                                                     "policy.optimizer.lr",
                                                     "policy.optimizer.weight_decay",

@@ -115,6 +115,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   facts.gemm_ms = kernels.gemm * 1e3;
   facts.attention_ms = kernels.attention * 1e3;
   facts.skipped = result.skipped;
+  if (result.loss_scale > 0) facts.loss_scale = result.used_loss_scale;
   facts.world_size = run_.world.size();
   // The first step of a process includes page faults and kernel generation.
   if (step.step > first_step_ + 1) {

@@ -123,13 +123,15 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
     at.updates = result.updates;
     at.skipped_in_a_row = result.skipped_in_a_row;
     at.skipped += result.skipped ? 1 : 0;
+    at.loss_scale = result.loss_scale;
+    at.clean_steps = result.clean_steps;
     report_.step(step, result);
     if (const double now = Timers::steady_seconds(); now - last_heartbeat_ > 10) {
       run_.saver->heartbeat();
       last_heartbeat_ = now;
     }
     diverges = at.skipped_in_a_row >= c.max_nonfinite_steps ||
-               (result.skipped && c.on_nonfinite == OnNonfinite::stop);
+               (result.skipped && !result.overflow && c.on_nonfinite == OnNonfinite::stop);
     stops = stops || result.stop;
     if (diverges || stops) leave = 0;
   }

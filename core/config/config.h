@@ -130,6 +130,7 @@ struct PolicyConfig {
   TokenizerConfig tokenizer;
   Precision precision = Precision::automatic;
   LogitsDType logits_dtype = LogitsDType::automatic;
+  AutoOr<LossScaling> loss_scaling;
   int64_t train_global_batch_size = 32;                ///< sequences per optimizer step, over all ranks
   AutoOr<int64_t> train_micro_batch_size;              ///< sequences per forward pass and rank
   std::optional<int64_t> gradient_accumulation_steps;  ///< checked against global / (micro x dp)

@@ -69,6 +69,13 @@ NRL_ENUM(LrDecayStyle, (constant, linear, cosine, wsd, inverse_square_root),
 NRL_ENUM(ScheduleUnit, (optimizer_steps, samples), ("optimizer_steps", "samples"), ())
 NRL_ENUM(OnNonfinite, (skip, stop), ("skip", "stop"), ())
 NRL_ENUM(ResumeChange, (data, seed, sequence_length, model), ("data", "seed", "sequence_length", "model"), ())
+/// policy.loss_scaling: a number, or one that adapts.
+struct LossScaling {
+  bool dynamic = false;
+  double scale = 1;  ///< if it does not adapt
+  bool operator==(const LossScaling&) const = default;
+};
+
 /// checkpointing.resume: one of two words, or a directory.
 enum class ResumeMode { automatic, never, directory };
 NRL_ENUM(OnOom, (fail, reduce_batch), ("fail", "reduce_batch"), ())

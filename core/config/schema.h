@@ -220,6 +220,21 @@ struct Traits<ResumeFrom> {
   }
 };
 
+/// A number in YAML, or "dynamic".
+template <>
+struct Traits<LossScaling> {
+  static void describe(Key& key) {
+    key.kind = Kind::number;
+    key.words = "dynamic";
+    key.power_ok = true;
+  }
+  static LossScaling from(const Value& v) {
+    if (const auto* number = std::get_if<double>(&v.v)) return {.scale = *number};
+    return {.dynamic = true};
+  }
+  static Value to(const LossScaling& v) { return v.dynamic ? Value{std::string("dynamic")} : Value{v.scale}; }
+};
+
 template <class T>
 struct Traits<std::vector<T>> {
   static void describe(Key& key) {

@@ -193,14 +193,16 @@ void add_optimizer(PolicyTable& t) {
 }
 
 void add_planned_features(PolicyTable& t) {
-  t.planned("loss_scaling", Kind::number, "dynamic")
-      .words("dynamic")
-      .power()
+  NRL_POLICY_KEY(t, loss_scaling)
       .above(0)
+      .at_most(0x1p60)
       .alias("training.loss_scaling")
       .help(
-          "Loss scale with float16: dynamic, or a fixed number (2**15 is accepted). Other precisions need "
-          "none.");
+          "What the loss is multiplied by before the backward pass, so that small gradients are not lost; "
+          "the "
+          "optimizer divides by it. A number (2**15 is accepted), or dynamic: begins at 65536, doubles after "
+          "2000 steps without overflow, and halves at an overflow, whose step is skipped. auto: none, since "
+          "float32 and bfloat16 need none.");
   t.section("fp8_cfg", "FP8 GEMMs.");
   t.planned("fp8_cfg.enabled", Kind::boolean, "false")
       .alias("policy.megatron_cfg.fp8_cfg.enabled")

@@ -29,6 +29,17 @@ void check_optimizer_state(Checker& c, const OptimizerConfig& o) {
   if (o.exp_avg_sq_dtype != StateDType::fp32) refuse("exp_avg_sq_dtype", name_of(o.exp_avg_sq_dtype));
 }
 
+void check_loss_scaling(Checker& c, const Config& config) {
+  const auto& scaling = config.policy.loss_scaling;
+  const std::string key = "policy.loss_scaling", feedback = "distributed.grad_reduce_error_feedback";
+  if (scaling.is_auto() || !scaling.value().dynamic || !c.sound({key, feedback})) return;
+  if (config.distributed.grad_reduce_dtype == ReduceDType::fp8 &&
+      config.distributed.grad_reduce_error_feedback)
+    c.error(key, fmt::format("{}: dynamic with {}: true", key, feedback), "",
+            {"what rounding gradients to fp8 lost is kept for the next step, which may have another scale",
+             fmt::format("use a fixed number, or {}: false", feedback)});
+}
+
 void check_data(Checker& c, const Config& config) {
   if (config.data.train.data_path.empty())
     c.error("data.train.data_path", "data.train.data_path must be given", "",
@@ -411,6 +422,7 @@ Diagnostics validate(const ConfigResult& result) {
   check_model(c, config);
   check_data(c, config);
   check_optimizer_state(c, config.policy.optimizer);
+  check_loss_scaling(c, config);
   check_optimizer(c, config.policy.optimizer);
   check_schedule(c, config);
   check_rest(c, config);

@@ -12,11 +12,12 @@ namespace nrl::ops {
 /// 0, gradient 0. Arithmetic is in f32; a bf16 gradient is rounded once. Rows are independent, so results do
 /// not depend on the number of threads.
 struct CrossEntropy {
-  Tensor logits;       ///< (N, V) f32 or bf16; overwritten by the gradient if `weight` is given
-  Tensor target;       ///< (N) i32
-  Tensor weight = {};  ///< optional (N) f32: dLoss/dlog_prob
-  Tensor log_prob;     ///< (N) f32
-  Tensor lse = {};     ///< optional (N) f32
+  Tensor logits;           ///< (N, V) f32 or bf16; overwritten by the gradient if `weight` is given
+  Tensor target;           ///< (N) i32
+  Tensor weight = {};      ///< optional (N) f32: dLoss/dlog_prob
+  Tensor loss_scale = {};  ///< optional (1) f64: multiplies the weights
+  Tensor log_prob;         ///< (N) f32
+  Tensor lse = {};         ///< optional (N) f32
   /// Optional (N, V) bf16, requires `weight` and f32 logits: the gradient is written here, and the logits are
   /// overwritten with unspecified values. It may be the first half of each row of the logits' own memory
   /// (same address, row stride twice as many elements), which needs no second buffer.

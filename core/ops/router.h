@@ -69,7 +69,8 @@ struct RouterBalance {
   Tensor metrics;    ///< (3) f64
 };
 
-/// dlogits = gradient of dprob * prob + aux * (aux loss) + z * (z loss); the counts are constants.
+/// dlogits = gradient of dprob * prob + loss_scale * (aux * (aux loss) + z * (z loss)); the counts are
+/// constants.
 struct RouterBackward {
   RouterRule rule;
   Tensor logits;                              ///< (N, E) f32
@@ -78,7 +79,8 @@ struct RouterBackward {
   Tensor counts = {};                         ///< (B, E) i32, if aux is not 0
   int64_t first = 0, segment = 0, total = 0;  ///< as in RouterBalance
   float aux = 0, z = 0;
-  Tensor dlogits;  ///< (N, E) f32 or bf16
+  Tensor loss_scale = {};  ///< (1) f64; empty: 1
+  Tensor dlogits;          ///< (N, E) f32 or bf16
 };
 
 /// bias[e] += rate * sign(mean of the counts - counts[e]): experts with fewer tokens than the mean are chosen

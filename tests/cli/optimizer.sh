@@ -147,5 +147,39 @@ case $case_name in
       done
     done
     ;;
+  loss_scale)
+    # A loss scale adapts or is fixed; powers of two change no number, also with experts' own losses, and after a resume.
+    corpus
+    experts=('policy.model={model_type: mixtral, vocab_size: 272, hidden_size: 48, intermediate_size: 40, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 64, num_local_experts: 4, num_experts_per_tok: 2, moe_aux_loss_coeff: 0.1, moe_z_loss_coeff: 0.01}')
+    for model in dense experts; do
+      more=()
+      if [[ $model == experts ]]; then more=("${experts[@]}"); fi
+      config $model
+      expect 0 run 1 $model.yaml "${more[@]}"
+      for scaling in dynamic 2**15; do
+        name=$model-${scaling/\*\*/}
+        resumes "$name" 10 1 "${more[@]}" policy.loss_scaling="$scaling"
+        same $model/logs/metrics.jsonl "$name"/logs/metrics.jsonl 0
+        same_state $model "$name" 10
+        grep -q "\"loss_scale\":$([[ $scaling == dynamic ]] && echo 65536 || echo 32768)" "$name"/logs/metrics.jsonl ||
+          fail "no loss_scale in $(cat "$name"/logs/metrics.jsonl)"
+      done
+    done
+    ! grep -q loss_scale dense/logs/metrics.jsonl || fail "a loss scale without loss_scaling"
+    config two
+    expect 0 run 2 two.yaml
+    config two-dynamic
+    expect 0 run 2 two-dynamic.yaml policy.loss_scaling=dynamic distributed.shard_strategy=optim
+    same two/logs/metrics.jsonl two-dynamic/logs/metrics.jsonl 0
+    ;;
+  sim_loss_scale)
+    corpus
+    config plain
+    config dynamic
+    expect 0 run 1 plain.yaml "${sim[@]}"
+    expect 0 run 1 dynamic.yaml "${sim[@]}" policy.loss_scaling=dynamic
+    same plain/logs/metrics.jsonl dynamic/logs/metrics.jsonl 0
+    same_state plain dynamic 6
+    ;;
   *) fail "no case $case_name" ;;
 esac

@@ -479,7 +479,7 @@ TEST_CASE("a run with gradients in fp8 resumes with what they lost", "[sharding]
       Rank next(s);
       CheckpointReader reader(path);
       train::load_checkpoint(reader, train::state_of(next.engine(), nullptr));
-      next.engine().restore(2, 0);
+      next.engine().restore({.updates = 2});
       Trained out;
       next.train(2, 4, out);
       return out;

@@ -83,9 +83,64 @@ void halted(Exec& e) {
   expect_near(s, StepScalar::skipped_in_a_row, 5, "counted on");
 }
 
+void scaled(Exec& e) {
+  // Gradients of a loss that is multiplied by 1024.
+  Buffer s = scalars_of({.squared_norm = 4.0 * 1024 * 1024, .updates = 7});
+  s.set(StepScalar::loss_scale, 1024);
+  DecideStep a = decision(s, 0.5);
+  decide(e, a);
+  expect_near(s, StepScalar::grad_norm, 2, "norm");
+  expect_near(s, StepScalar::grad_scale, 0.5 / (2 + 1e-6) / 1024, "clip");
+  expect_near(s, StepScalar::loss_scale, 1024, "fixed scale");
+  a.growth_interval = 2;
+  decide(e, a);
+  expect_near(s, StepScalar::loss_scale, 1024, "scale after one step");
+  decide(e, a);
+  expect_near(s, StepScalar::used_loss_scale, 1024, "scale of the second step");
+  expect_near(s, StepScalar::loss_scale, 2048, "scale after two steps");
+  expect_near(s, StepScalar::clean_steps, 0, "steps since");
+  s.set(StepScalar::loss_scale, largest_loss_scale);
+  decide(e, a);
+  decide(e, a);
+  expect_near(s, StepScalar::loss_scale, largest_loss_scale, "largest scale");
+}
+
+void overflowed(Exec& e) {
+  Buffer s = scalars_of({.squared_norm = INFINITY, .updates = 7, .skipped = 1});
+  s.set(StepScalar::loss_scale, 4);
+  s.set(StepScalar::clean_steps, 5);
+  DecideStep a = decision(s, 0.5, 3);
+  a.growth_interval = 2000;
+  for (const double want : {2.0, 1.0}) {
+    decide(e, a);
+    expect_near(s, StepScalar::skip, 1, "skip");
+    expect_near(s, StepScalar::overflow, 1, "overflow");
+    expect_near(s, StepScalar::loss_scale, want, "scale");
+    expect_near(s, StepScalar::clean_steps, 0, "steps since");
+    expect_near(s, StepScalar::updates, 7, "updates");
+    expect_near(s, StepScalar::skipped_in_a_row, 1, "not counted");
+  }
+  decide(e, a);  // with the smallest scale
+  expect_near(s, StepScalar::overflow, 0, "no overflow");
+  expect_near(s, StepScalar::skipped_in_a_row, 2, "counted");
+  // A loss that is not finite is not the scale's fault, nor is any step after the run has ended.
+  for (const Given& given : {Given{.metric = NAN}, Given{.squared_norm = INFINITY, .skipped = 3}}) {
+    s = scalars_of(given);
+    s.set(StepScalar::loss_scale, 4);
+    a.scalars = s;
+    decide(e, a);
+    expect_near(s, StepScalar::skip, 1, "skip");
+    expect_near(s, StepScalar::overflow, 0, "no overflow");
+    expect_near(s, StepScalar::loss_scale, 4, "scale");
+    expect_near(s, StepScalar::skipped_in_a_row, given.skipped + 1, "counted");
+  }
+}
+
 }  // namespace
 
 NRL_OP_CASES(step) {
+  registry.properties.push_back({"step.scaled", scaled});
+  registry.properties.push_back({"step.overflowed", overflowed});
   registry.properties.push_back({"step.taken", taken});
   registry.properties.push_back({"step.skipped", skipped});
   registry.properties.push_back({"step.halted", halted});

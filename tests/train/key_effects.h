@@ -190,6 +190,7 @@ inline const Effect effects[] = {
     {"policy.tokenizer.name", Observed::exit, "null", "bytes", "llama logger.sample_period=1"},
     {"policy.precision", Observed::plan, "float32", "bfloat16"},
     {"policy.logits_dtype", Observed::rows, "float32", "bfloat16", "llama policy.precision=bfloat16"},
+    {"policy.loss_scaling", Observed::elsewhere, "a loss scale adapts", "tests/cli/optimizer.sh"},
     {"policy.train_global_batch_size", Observed::plan, "4", "8"},
     {"policy.train_micro_batch_size", Observed::plan, "1", "2"},
     {"policy.gradient_accumulation_steps", Observed::plan, "1", "2",

@@ -183,6 +183,8 @@ TEST_CASE("every counter of a checkpoint is restored") {
     state.set("updates", 1);
     state.set("skipped", 1);
     state.set("skipped_in_a_row", 1);
+    state.set("loss_scale", 256.0);
+    state.set("clean_steps", 1);
     state.set("consumed_samples", 12);
     state.set("tokens", 1000);
     state.set("dataset_samples", 999);
@@ -197,6 +199,8 @@ TEST_CASE("every counter of a checkpoint is restored") {
     CHECK(p.updates == 1);
     CHECK(p.skipped == 1);
     CHECK(p.skipped_in_a_row == 1);
+    CHECK(p.loss_scale == 256);
+    CHECK(p.clean_steps == 1);
     CHECK(p.consumed_samples == 12);
     CHECK(p.tokens == 1000);
     CHECK(p.best_val_loss == 0.5);

@@ -30,6 +30,7 @@ struct StepFacts {
   double gemm_ms = 0, attention_ms = 0;          ///< kernel time within the step
   double eta_s = -1;                             ///< negative: unknown
   bool skipped = false;                          ///< the update was not applied (non-finite gradients)
+  std::optional<double> loss_scale = {};         ///< that the step was computed with, if there is one
   int world_size = 1;
   /// Bytes by category ("params", "grads", ...), for the metrics file: mem_<category>_bytes.
   std::vector<std::pair<std::string, int64_t>> memory = {};

@@ -157,6 +157,7 @@ std::string step_line(const StepFacts& f, double time, const StepMarks& marks, c
   add(5, fmt::format("{:.3f}s", f.step_ms / 1e3));
   add(8, "data " + percent(fraction_of(f.data_ms, f.step_ms)));
   if (f.eta_s >= 0) add(0, "eta " + human_duration(f.eta_s));
+  if (f.loss_scale) add(6, fmt::format("scale {:g}", *f.loss_scale));
   if (f.skipped) fields.push_back({{paint("skipped", "33", style), 7}, 0});
   return fitted(std::move(fields), columns);
 }

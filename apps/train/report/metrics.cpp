@@ -47,6 +47,7 @@ JsonValue step_row(const StepFacts& f) {
                                      {"gemm_ms", f.gemm_ms},
                                      {"attention_ms", f.attention_ms},
                                      {"skipped", f.skipped}});
+  if (f.loss_scale) row.set("loss_scale", *f.loss_scale);
   if (f.router) {
     row.set("router_aux_loss", f.router->aux_loss);
     row.set("router_z_loss", f.router->z_loss);

@@ -141,6 +141,7 @@ void cross_entropy_rows(Exec& exec, const CrossEntropy& a) {
   const int64_t n = a.logits.dim(0), v = a.logits.dim(1);
   const int32_t* targets = data_of<const int32_t>(a.target);
   const float* weights = data_of<const float>(a.weight);
+  const float loss_scale = a.loss_scale ? static_cast<float>(*data_of<const double>(a.loss_scale)) : 1.0f;
   float* log_probs = data_of<float>(a.log_prob);
   float* lses = data_of<float>(a.lse);
   cpu::parallel_for(exec.threads, n, std::max<int64_t>(1, 8192 / v), [&](int64_t begin, int64_t end) {
@@ -148,7 +149,7 @@ void cross_entropy_rows(Exec& exec, const CrossEntropy& a) {
       T* x = data_of<T>(a.logits) + r * a.logits.stride[0];
       bf16* dlogits = a.dlogits ? data_of<bf16>(a.dlogits) + r * a.dlogits.stride[0] : nullptr;
       const int32_t target = targets[r];
-      const float weight = weights && target >= 0 ? weights[r] : 0.0f;
+      const float weight = weights && target >= 0 ? weights[r] * loss_scale : 0.0f;
       if (target < 0 && !lses) {
         log_probs[r] = 0.0f;
       } else {

@@ -14,7 +14,8 @@ Cost cost(const Exec&, const CrossEntropy& a) {
   const Tensor& gradient = a.dlogits ? a.dlogits : a.logits;
   // The gradient of a slice is one pass, its statistics were another one.
   const bool reads_logits = a.weight || !a.statistics;
-  return {.read = (reads_logits ? bytes_of(a.logits) : 0) + bytes_of(a.target, a.weight, a.statistics),
+  return {.read = (reads_logits ? bytes_of(a.logits) : 0) +
+                  bytes_of(a.target, a.weight, a.loss_scale, a.statistics),
           .written = (a.weight ? bytes_of(gradient) : 0) + bytes_of(a.log_prob, a.lse)};
 }
 
@@ -59,6 +60,8 @@ void cross_entropy(Exec& exec, const CrossEntropy& a) {
             "{}: statistics are {}, logits are {} from column {}", op, describe(a.statistics),
             describe(a.logits), a.first_column);
   NRL_CHECK(!a.weight || is_vector(a.weight, n, DType::f32), "{}: weight is {}", op, describe(a.weight));
+  NRL_CHECK(!a.loss_scale || (a.weight && is_vector(a.loss_scale, 1, DType::f64)), "{}: loss_scale is {}", op,
+            describe(a.loss_scale));
   NRL_CHECK(is_vector(a.log_prob, n, DType::f32), "{}: log_prob is {}", op, describe(a.log_prob));
   NRL_CHECK(!a.lse || is_vector(a.lse, n, DType::f32), "{}: lse is {}", op, describe(a.lse));
   if (a.dlogits) {

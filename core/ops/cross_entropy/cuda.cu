@@ -35,7 +35,8 @@ struct Arguments {
   int64_t dlogits_stride;
   int64_t v;
   const int32_t* target;
-  const float* weight;  ///< null: Gradient::none
+  const float* weight;       ///< null: Gradient::none
+  const double* loss_scale;  ///< null: 1
   float *log_prob, *lse;
   int kept;                 ///< chunks in shared memory
   int first_column;         ///< the token of column 0
@@ -170,7 +171,8 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
   const int first_kept = row.chunks - min(a.kept, row.chunks);
   auto slot = [&](int chunk, int k) { return row.vector(chunk - first_kept, k); };
   const int token = a.target[r], target = sliced ? column_of(token, a.first_column, a.v) : token;
-  const float weight = gradient != Gradient::none && token >= 0 ? a.weight[r] : 0.0f;
+  const float loss_scale = a.loss_scale ? static_cast<float>(*a.loss_scale) : 1.0f;
+  const float weight = gradient != Gradient::none && token >= 0 ? a.weight[r] * loss_scale : 0.0f;
   const bool leader = threadIdx.x == 0;
   const float x_target = leader && target >= 0 ? static_cast<float>(row.x[target]) : 0.0f;
   float edge = -INFINITY, row_max = 0.0f, sum = 1.0f;
@@ -291,6 +293,7 @@ void rows_launch(Exec& exec, const CrossEntropy& a) {
   args.v = v;
   args.target = static_cast<const int32_t*>(a.target.data);
   args.weight = static_cast<const float*>(a.weight.data);
+  args.loss_scale = static_cast<const double*>(a.loss_scale.data);
   args.log_prob = static_cast<float*>(a.log_prob.data);
   args.lse = static_cast<float*>(a.lse.data);
   args.kept = plan.kept;

@@ -51,7 +51,7 @@ void cross_entropy_rows(Exec&, const CrossEntropy& a) {
     store(a.log_prob, r, target < 0 ? 0.0 : s.at_target - lse);
     if (a.lse) store(a.lse, r, lse);
     if (!a.weight) continue;
-    const double weight = target < 0 ? 0.0 : load(a.weight, r);
+    const double weight = target < 0 ? 0.0 : load(a.weight, r) * (a.loss_scale ? load(a.loss_scale, 0) : 1.0);
     // The gradient may lie over the logits of its row.
     std::vector<double> gradient(static_cast<size_t>(v));
     for (int64_t i = 0; i < v; ++i) {

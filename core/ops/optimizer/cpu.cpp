@@ -311,7 +311,8 @@ void fill_optimizer(KernelTable& table) {
   table.sum_parts = sum_parts_kernel;
   table.zero = zero_kernel;
   table.decide_step = [](Exec&, const DecideStep& a) {
-    step::decide(static_cast<double*>(a.scalars.data), a.max_norm, a.beta1, a.beta2, a.max_skipped);
+    step::decide(static_cast<double*>(a.scalars.data), a.max_norm, a.beta1, a.beta2, a.max_skipped,
+                 a.growth_interval);
   };
 }
 

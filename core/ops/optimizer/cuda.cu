@@ -497,13 +497,13 @@ void zero_launch(Exec& exec, const Zero& a) {
 // --- The decision ----------------------------------------------------------------------------------------
 
 __global__ void decide_kernel(double* scalars, double max_norm, double beta1, double beta2,
-                              int64_t max_skipped) {
-  step::decide(scalars, max_norm, beta1, beta2, max_skipped);
+                              int64_t max_skipped, int64_t growth_interval) {
+  step::decide(scalars, max_norm, beta1, beta2, max_skipped, growth_interval);
 }
 
 void decide_launch(Exec& exec, const DecideStep& a) {
   NRL_LAUNCH(decide_kernel, 1, 1, 0, exec.stream, static_cast<double*>(a.scalars.data), a.max_norm, a.beta1,
-             a.beta2, a.max_skipped);
+             a.beta2, a.max_skipped, a.growth_interval);
 }
 
 }  // namespace

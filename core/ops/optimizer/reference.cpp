@@ -112,7 +112,8 @@ void fill_optimizer(KernelTable& table) {
   table.sum_parts = sum_parts_to;
   table.zero = clear;
   table.decide_step = [](Exec&, const DecideStep& a) {
-    step::decide(static_cast<double*>(a.scalars.data), a.max_norm, a.beta1, a.beta2, a.max_skipped);
+    step::decide(static_cast<double*>(a.scalars.data), a.max_norm, a.beta1, a.beta2, a.max_skipped,
+                 a.growth_interval);
   };
 }
 

@@ -180,8 +180,9 @@ template <class T>
 void backward(Exec& exec, const RouterBackward& a) {
   const int64_t n = a.logits.dim(0), experts = a.logits.dim(1), k = a.rule.top_k;
   // dLoss / dq of an expert, per share of the tokens.
-  const float slope = a.aux * static_cast<float>(experts) / static_cast<float>(a.total);
-  const float z_slope = 2.0f * a.z / static_cast<float>(a.total);
+  const float loss_scale = a.loss_scale ? static_cast<float>(*data_of<const double>(a.loss_scale)) : 1.0f;
+  const float slope = loss_scale * (a.aux * static_cast<float>(experts) / static_cast<float>(a.total));
+  const float z_slope = loss_scale * (2.0f * a.z / static_cast<float>(a.total));
   cpu::parallel_for(exec.threads, n, row_grain(experts), [&](int64_t begin, int64_t end) {
     float s[max_experts], ds[max_experts], dx[max_experts];
     for (int64_t t = begin; t < end; ++t) {

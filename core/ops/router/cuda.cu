@@ -238,11 +238,15 @@ __global__ void __launch_bounds__(threads)
     backward_kernel(RouterRule rule, const float* __restrict__ logits, const int* __restrict__ expert,
                     const float* __restrict__ dprob, const int* __restrict__ counts, int64_t n,
                     int64_t segment, int64_t first, int experts, float slope, float z_slope,
-                    T* __restrict__ dlogits) {
+                    const double* __restrict__ loss_scale, T* __restrict__ dlogits) {
   NRL_DYN_SHARED(float, shared);
   const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
   const int64_t t = int64_t{blockIdx.x} * warps + w;
   if (t >= n) return;
+  if (loss_scale) {
+    slope *= static_cast<float>(*loss_scale);
+    z_slope *= static_cast<float>(*loss_scale);
+  }
   float *s = shared + w * 2 * experts, *ds = s + experts;
   const float* x = logits + t * experts;
   scores(rule.score, x, experts, lane, s);
@@ -349,7 +353,8 @@ void backward_launch(Exec& exec, const RouterBackward& a) {
     NRL_LAUNCH((backward_kernel<T>), blocks_for(n), threads, sizeof(float) * warps * 2 * experts, exec.stream,
                a.rule, data_of<const float>(a.logits), data_of<const int>(a.expert),
                data_of<const float>(a.dprob), data_of<const int>(a.counts), n, a.segment, a.first, experts,
-               slope, 2.0f * a.z / static_cast<float>(a.total), data_of<T>(a.dlogits));
+               slope, 2.0f * a.z / static_cast<float>(a.total), data_of<const double>(a.loss_scale),
+               data_of<T>(a.dlogits));
   });
 }
 

@@ -116,7 +116,8 @@ void balance(Exec&, const RouterBalance& a) {
 
 void backward(Exec&, const RouterBackward& a) {
   const int64_t n = a.logits.dim(0), experts = a.logits.dim(1), k = a.rule.top_k;
-  const auto scale = static_cast<double>(a.rule.scale), z = static_cast<double>(a.z);
+  const double loss_scale = a.loss_scale ? load(a.loss_scale, 0) : 1.0;
+  const double scale = static_cast<double>(a.rule.scale), z = static_cast<double>(a.z) * loss_scale;
   for (int64_t t = 0; t < n; ++t) {
     const std::vector<double> x = row_of(a.logits, t), s = scores(a.rule.score, x);
     std::vector<double> ds(s.size());
@@ -126,7 +127,7 @@ void backward(Exec&, const RouterBackward& a) {
       for (const double v : s) sum += v;
       std::vector<double> dq(s.size());
       for (size_t e = 0; e < s.size(); ++e) {
-        dq[e] = static_cast<double>(a.aux) * static_cast<double>(experts) *
+        dq[e] = loss_scale * static_cast<double>(a.aux) * static_cast<double>(experts) *
                 load(a.counts, segment, static_cast<int64_t>(e)) /
                 (counted(a.counts, segment) * static_cast<double>(a.total));
         mean += dq[e] * s[e] / sum;

@@ -78,7 +78,8 @@ Cost cost(const Exec& exec, const RouterBalance& a) {
 }
 
 Cost cost(const Exec&, const RouterBackward& a) {
-  return {.read = bytes_of(a.logits, a.expert, a.dprob, a.counts), .written = bytes_of(a.dlogits)};
+  return {.read = bytes_of(a.logits, a.expert, a.dprob, a.counts, a.loss_scale),
+          .written = bytes_of(a.dlogits)};
 }
 
 Cost cost(const Exec&, const RouterBias& a) {
@@ -135,6 +136,8 @@ void router_backward(Exec& exec, const RouterBackward& given) {
   check_matrix(op, "expert", a.expert, n, a.rule.top_k, DType::i32);
   check_matrix(op, "dprob", a.dprob, n, a.rule.top_k, DType::f32);
   if (a.aux != 0) check_counts(op, a.counts, a.segment, a.first, n, experts);
+  NRL_CHECK(!a.loss_scale || is_vector(a.loss_scale, 1, DType::f64), "{}: loss_scale is {}", op,
+            describe(a.loss_scale));
   NRL_CHECK(is_float(a.dlogits), "{}: dlogits is {}", op, describe(a.dlogits));
   check_matrix(op, "dlogits", a.dlogits, n, experts, a.dlogits.dtype);
   const trace::Range range("router_backward");
