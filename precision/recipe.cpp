@@ -59,6 +59,8 @@ std::string unsupported_reason(const Recipe& recipe, int layers) {
   for (const auto& [what, dtype] : {std::pair{"weight gradients", recipe.weight_gradients()},
                                     {"master weights", recipe.master_weights().value_or(DType::f32)}})
     if (dtype != DType::f32) return fmt::format("{} in {}: the ops take f32", what, name_of(dtype));
+  if (const DType dtype = recipe.optimizer().main_gradients; !is_supported(dtype))
+    return fmt::format("main gradients in {}: the ops take f32 and bf16", name_of(dtype));
   for (const DType dtype : {recipe.optimizer().exp_avg, recipe.optimizer().exp_avg_sq})
     if (!is_supported(dtype) && dtype != DType::f16 && dtype != DType::e4m3)
       return fmt::format("optimizer state in {}: the ops take f32, bf16, f16 and e4m3", name_of(dtype));

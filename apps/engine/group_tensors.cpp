@@ -32,7 +32,7 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
     t.group = &g;
     t.weights = view(g.weights, g.weight, g.weight_elements());
     if (!g.trainable) continue;
-    t.gradients = view(g.gradients, g.gradient, g.gradient_elements());
+    t.gradients = view(g.gradients, g.main_gradient, g.gradient_elements());
     const auto by_bucket = [&](const std::vector<memory::BufferId>& ids, DType dtype) {
       std::vector<Tensor> buffers;
       for (size_t b = 0; b < ids.size(); ++b)

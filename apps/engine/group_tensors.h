@@ -16,7 +16,7 @@ namespace nrl::engine {
 struct GroupTensors {
   const plan::ParamGroup* group = nullptr;
   Tensor weights;              ///< (weight_elements()); read by the layers if not sharded
-  Tensor gradients;            ///< (gradient_elements()) f32; empty if frozen
+  Tensor gradients;            ///< (gradient_elements()) f32, or bf16 if sharded; empty if frozen
   std::vector<Tensor> state;   ///< (state_elements()) each, in the order of ParamGroup::state
   std::vector<Tensor> scales;  ///< of each of them, (ops::moment_blocks(state_elements())) u8 or empty
   Tensor chunks;               ///< (C, 4) i64, the group's chunk_table; empty if frozen

@@ -104,7 +104,8 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const auto at = [&](Category c) -> double& { return out[static_cast<size_t>(c)]; };
   at(Category::weights) = kept(sharding.parameters) * static_cast<double>(size_of(recipe.weights()));
   at(Category::gradients) =
-      kept(sharding.gradients) * static_cast<double>(size_of(recipe.weight_gradients()));
+      kept(sharding.gradients) *
+      n(size_of(sharding.gradients ? recipe.optimizer().main_gradients : recipe.weight_gradients()));
   const precision::OptimizerFormats& formats = recipe.optimizer();
   const int64_t master = !recipe.master_weights() ? 0
                          : formats.remainders     ? size_of(DType::u16)

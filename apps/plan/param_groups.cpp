@@ -239,6 +239,7 @@ std::vector<ParamGroup> make_param_groups(
     g.overlap_gather = o.overlap_gather;
     g.weight = at(parameters, g.parameters.front()).f32 ? DType::f32 : o.recipe.weights();
     g.gradient = o.recipe.weight_gradients();
+    g.main_gradient = g.gradients_sharded ? o.recipe.optimizer().main_gradients : g.gradient;
     g.lr_scale = o.lr_scale;
     g.owned = owned_ranges(g, parameters, o);
     const auto add = [&](const char* what, Category category, int64_t bytes) {
@@ -247,7 +248,7 @@ std::vector<ParamGroup> make_param_groups(
     g.weights = add("weights", Category::weights, g.weight_elements() * size_of(g.weight));
     if (!g.trainable) continue;
     g.counted = counted_ranges(g, o);
-    g.gradients = add("gradients", Category::gradients, g.gradient_elements() * size_of(g.gradient));
+    g.gradients = add("gradients", Category::gradients, g.gradient_elements() * size_of(g.main_gradient));
     if (const int64_t elements = g.reduce_options(true).staging_elements(g.layout); elements > 0)
       g.staging = add("gradient staging", Category::gradients, elements * size_of(g.wire));
     const auto add_errors = [&](const char* what, int64_t elements) {

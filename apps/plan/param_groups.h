@@ -59,8 +59,10 @@ struct ParamGroup {
   bool fp32_sums = false, error_feedback = false;
   int reduce_rank = 0;          ///< this rank's index among those of `reduce`
   bool overlap_gather = false;  ///< weights are gathered while gradients are reduced
-  DType weight = DType::f32, gradient = DType::f32;
-  float lr_scale = 1;  ///< multiplies the learning rate
+  DType weight = DType::f32;
+  DType gradient = DType::f32;       ///< that layers write
+  DType main_gradient = DType::f32;  ///< that this rank keeps; another type than `gradient` only in shards
+  float lr_scale = 1;                ///< multiplies the learning rate
   std::vector<StateTensor> state;
   std::vector<OwnedRange> owned;
   /// Ranges of this rank's gradients that it adds to the gradient norm.

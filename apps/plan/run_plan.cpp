@@ -63,6 +63,7 @@ precision::OptimizerFormats optimizer_formats(const OptimizerConfig& o) {
   if (!o.use_precision_aware_optimizer) return {};
   return {.exp_avg = dtype_of_state(o.exp_avg_dtype),
           .exp_avg_sq = dtype_of_state(o.exp_avg_sq_dtype),
+          .main_gradients = o.main_grads_dtype == MainGradsDType::bf16 ? DType::bf16 : DType::f32,
           .remainders = o.store_param_remainders};
 }
 
@@ -130,6 +131,12 @@ GroupOptions group_options(const Config& config, const GridPosition& position,
          "distributed.dp_replicate_size: {} does not divide the {} ranks of the {} parameters. Fix: use a "
          "divisor",
          replicas, ranks.size(), group);
+  if (recipe.optimizer().main_gradients != DType::f32 && static_cast<int>(ranks.size()) == replicas)
+    fail(Exit::config,
+         "policy.optimizer.main_grads_dtype: bf16: one rank has the gradients of the {} parameters, which "
+         "GEMMs "
+         "accumulate in fp32. Fix: leave it out, or use several data-parallel ranks per copy",
+         group);
   const int shards = static_cast<int>(ranks.size()) / replicas, rank = static_cast<int>(own - ranks.begin());
   return {.reduce = reduce,
           .strategy = group_sharding(*sharding, group),

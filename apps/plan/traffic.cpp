@@ -261,7 +261,8 @@ std::vector<TrafficPart> traffic_parts(const RunPlan& plan, const parallel::Proc
             false);
       }
       if (g.replicas > 1)
-        add(g.replica_group(), Op::all_reduce, 1, elements / g.layout.shards() * size_of(DType::f32), false);
+        add(g.replica_group(), Op::all_reduce, 1, elements / g.layout.shards() * size_of(g.main_gradient),
+            false);
       purpose = Purpose::weights;
       if (g.weights_sharded)
         add(g.gather_group(), Op::all_gather, visits.gathers[b], visits.gathers[b] * weights, false);

@@ -30,6 +30,7 @@ constexpr std::string_view changeable_settings[] = {"policy.train_global_batch_s
                                                     "policy.optimizer.exp_avg_dtype",
                                                     "policy.optimizer.exp_avg_sq_dtype",
                                                     "policy.optimizer.store_param_remainders",
+                                                    "policy.optimizer.main_grads_dtype",
                                                     "policy.optimizer.lr_scaling.rule",
                                                     "policy.optimizer.lr_scaling.base_batch_size",
                                                     "policy.scheduler.lr_decay_style",

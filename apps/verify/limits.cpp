@@ -47,7 +47,8 @@ Limits limits_of_arithmetic(const precision::Recipe& recipe, bool tf32, ReduceDT
   if (recipe.activations() == DType::bf16 || recipe.weights() == DType::bf16)
     return {.loss = 2e-3, .norm = 2e-2, .gradient = 5e-2, .weight = 6e-2};
   // Sharded gradients are rounded once per microbatch, whose gradients of a bias partly cancel.
-  if (wire == ReduceDType::bf16) return {.loss = 1e-5, .norm = 2e-3, .gradient = 5e-3, .weight = 1.5e-2};
+  if (wire == ReduceDType::bf16 || recipe.optimizer().main_gradients == DType::bf16)
+    return {.loss = 1e-5, .norm = 2e-3, .gradient = 5e-3, .weight = 1.5e-2};
   if (tf32) return {.loss = 2e-4, .norm = 2e-3, .gradient = 5e-3, .weight = 5e-3};
   return {.loss = 1e-6, .norm = 1e-5, .gradient = 1e-5, .weight = 1e-5};
 }

@@ -105,6 +105,7 @@ struct OptimizerConfig {
   double eps = 1e-8;
   bool use_precision_aware_optimizer = false;
   StateDType exp_avg_dtype = StateDType::fp32, exp_avg_sq_dtype = StateDType::fp32;
+  MainGradsDType main_grads_dtype = MainGradsDType::fp32;
   bool store_param_remainders = true;  ///< without use_precision_aware_optimizer: no effect
   LrScalingConfig lr_scaling;
   bool operator==(const OptimizerConfig&) const = default;

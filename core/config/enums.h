@@ -44,6 +44,7 @@ NRL_ENUM(PipelineSchedule, (automatic, one_f_one_b, interleaved, zb_h1),
          (, {"interleaved_1f1b", "interleaved"}, {"zb-h1", "zb_h1"}))
 NRL_ENUM(StateDType, (fp32, bf16, fp16, fp8), ("fp32", "bf16", "fp16", "fp8"),
          (, {"float32", "fp32"}, {"bfloat16", "bf16"}, {"float16", "fp16"}))
+NRL_ENUM(MainGradsDType, (fp32, bf16), ("fp32", "bf16"), (, {"float32", "fp32"}, {"bfloat16", "bf16"}))
 NRL_ENUM(ReduceDType, (fp32, bf16, fp8), ("fp32", "bf16", "fp8"),
          (, {"float32", "fp32"}, {"bfloat16", "bf16"}))
 NRL_ENUM(Precision, (automatic, float32, bfloat16, float16, fastest),

@@ -135,10 +135,11 @@ void add_optimizer(PolicyTable& t) {
           "With use_precision_aware_optimizer and precision bfloat16: keep the 16 bits that bf16 weights "
           "lack "
           "instead of fp32 master weights. The same numbers in 2 bytes less per parameter.");
-  t.planned("optimizer.main_grads_dtype", Kind::choice, "fp32")
-      .one_of({"fp32", "bf16"})
+  NRL_POLICY_KEY(t, optimizer.main_grads_dtype)
       .alias("policy.megatron_cfg.optimizer.main_grads_dtype")
-      .help("Type in which gradients are accumulated.");
+      .help(
+          "Type in which gradients are kept and added over microbatches. bf16 needs gradients in shards: "
+          "shard_strategy optim_grads, optim_grads_params or hsdp.");
   t.planned("optimizer.main_params_dtype", Kind::choice, "fp32")
       .one_of({"fp32", "fp16"})
       .alias("policy.megatron_cfg.optimizer.main_params_dtype")

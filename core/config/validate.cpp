@@ -17,7 +17,18 @@ namespace {
 
 constexpr int64_t auto_micro_tokens = 8192;
 
-void check_optimizer_state(Checker& c, const OptimizerConfig& o) {
+void check_optimizer_state(Checker& c, const Config& config) {
+  const OptimizerConfig& o = config.policy.optimizer;
+  const ShardStrategy s = config.distributed.shard_strategy;
+  const bool sharded = s != ShardStrategy::ddp && s != ShardStrategy::optim;
+  if (const std::string key = "policy.optimizer.main_grads_dtype";
+      o.main_grads_dtype != MainGradsDType::fp32 && !sharded && c.sound({key, "distributed.shard_strategy"}))
+    c.error(key,
+            fmt::format("{}: {} needs gradients in shards, but distributed.shard_strategy is {}", key,
+                        name_of(o.main_grads_dtype), name_of(s)),
+            "",
+            {"whole gradients are accumulated by GEMMs, in fp32",
+             "use distributed.shard_strategy: optim_grads, optim_grads_params or hsdp"});
   if (o.use_precision_aware_optimizer || !c.sound({"policy.optimizer.use_precision_aware_optimizer"})) return;
   const std::string switch_on = "policy.optimizer.use_precision_aware_optimizer: true";
   const auto refuse = [&](const char* leaf, std::string_view value) {
@@ -25,6 +36,7 @@ void check_optimizer_state(Checker& c, const OptimizerConfig& o) {
     if (c.sound({key}))
       c.error(key, fmt::format("{}: {} needs {}", key, value, switch_on), "", {"or leave it out"});
   };
+  if (o.main_grads_dtype != MainGradsDType::fp32) refuse("main_grads_dtype", name_of(o.main_grads_dtype));
   if (o.exp_avg_dtype != StateDType::fp32) refuse("exp_avg_dtype", name_of(o.exp_avg_dtype));
   if (o.exp_avg_sq_dtype != StateDType::fp32) refuse("exp_avg_sq_dtype", name_of(o.exp_avg_sq_dtype));
 }
@@ -421,7 +433,7 @@ Diagnostics validate(const ConfigResult& result) {
   const Config& config = result.config;
   check_model(c, config);
   check_data(c, config);
-  check_optimizer_state(c, config.policy.optimizer);
+  check_optimizer_state(c, config);
   check_loss_scaling(c, config);
   check_optimizer(c, config.policy.optimizer);
   check_schedule(c, config);

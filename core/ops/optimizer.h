@@ -41,7 +41,7 @@ inline constexpr int adamw_rates = 4;
 /// step.h), and a skipped step changes nothing.
 struct AdamW {
   Tensor param;                ///< (n) f32 master weights; empty with `remainder`
-  Tensor grad;                 ///< (n) f32, only read
+  Tensor grad;                 ///< (n) f32 or bf16, only read
   Tensor exp_avg, exp_avg_sq;  ///< (n) f32, bf16, f16 or e4m3
   Tensor param_bf16 = {};      ///< optional (n) bf16 copy of the updated weights
   Tensor remainder = {};       ///< optional (n) u16, of the elements of the state
@@ -122,10 +122,10 @@ void convert(Exec& exec, const Convert& a);
 Cost cost(const Exec& exec, const Convert& a);
 
 /// out = or += (accumulate) the sum of the parts of x, added in fp32 in the order of the parts: gradients of
-/// several ranks (communicated in bf16) or of one more microbatch.
+/// several ranks (communicated in bf16) or of one more microbatch. A bf16 result is rounded once.
 struct SumParts {
   Tensor x;    ///< (parts, n) contiguous f32 or bf16
-  Tensor out;  ///< (n) f32
+  Tensor out;  ///< (n) f32 or bf16
   bool accumulate = false;
 };
 void sum_parts(Exec& exec, const SumParts& a);

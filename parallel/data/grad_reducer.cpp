@@ -57,6 +57,8 @@ GradReducer::GradReducer(const FlatBuckets& layout, const GradMemory& memory, co
   NRL_CHECK(memory.gradients.numel() == (sharded ? layout.shard_total() : layout.total()),
             "{} gradients for a layout of {} in {} shards", memory.gradients.numel(), layout.total(),
             layout.shards());
+  NRL_CHECK(memory.gradients.dtype == DType::f32 || (sharded && memory.gradients.dtype == DType::bf16),
+            "gradients are {}", describe(memory.gradients));
   NRL_CHECK(!sharded || memory.buckets.size() == layout.buckets().size(), "{} buffers for {} buckets",
             memory.buckets.size(), layout.buckets().size());
   NRL_CHECK(options.wire == DType::f32 || options.wire == DType::bf16 || options.fp8(), "gradients in {}",
@@ -184,10 +186,12 @@ void GradReducer::launch(int bucket) {
     s.sum = group.all_reduce_async(view(whole(bucket)), comm::Reduce::sum, stream);
     return;
   }
-  const Tensor out = s.accumulate ? own_part(bucket) : shard(bucket);
+  // Sums are rounded to bf16 shards by settle().
+  const bool in_place = !s.accumulate && shard(bucket).dtype == whole(bucket).dtype;
+  const Tensor out = in_place ? shard(bucket) : own_part(bucket);
   s.sum = group.reduce_scatter_async(view(whole(bucket)), view(out), comm::Reduce::sum, stream);
   // Without an addition in between, the host need not wait for the first sum.
-  if (!s.accumulate && s.last) sum_replicas(bucket, {stream, s.sum});
+  if (in_place && s.last) sum_replicas(bucket, {stream, s.sum});
 }
 
 void GradReducer::send_encoded(int bucket) {
@@ -257,8 +261,9 @@ void GradReducer::settle(int bucket) {
                              .accumulate = s.accumulate});
     else
       ops::convert(exec_, {.x = sent, .out = whole(bucket)});
-  } else if (s.accumulate) {
-    ops::sum_parts(exec_, {.x = matrix(own_part(bucket), 1), .out = shard(bucket), .accumulate = true});
+  } else if (s.accumulate || shard(bucket).dtype != whole(bucket).dtype) {
+    ops::sum_parts(exec_,
+                   {.x = matrix(own_part(bucket), 1), .out = shard(bucket), .accumulate = s.accumulate});
   } else {
     changed = false;  // summed in place; launch() went on to the replicas
   }

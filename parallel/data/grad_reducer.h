@@ -46,7 +46,8 @@ struct ReduceOptions {
 
 /// The memory of the gradients of a layout, in the memory of the exec's device; f32.
 struct GradMemory {
-  /// (layout.total()), or with strategy.gradients this rank's shards (layout.shard_total()).
+  /// (layout.total()), or with strategy.gradients this rank's shards (layout.shard_total()),
+  /// which may be bf16: then the sum of each microbatch is added in fp32 and rounded.
   Tensor gradients;
   /// strategy.gradients: by bucket, (its size): where layers write the gradients of the microbatches for
   /// which it was opened. A buffer is in use from open() to settle() and may share memory with others outside

@@ -108,8 +108,16 @@ case $case_name in
       # Sharded gradients are added in another order.
       resumes $name-sharded 10 2 "${keys[@]}" distributed.shard_strategy=optim_grads_params
     done
-    # Bytes per parameter: 8 in fp32; two numbers, and a scale for every 64.
-    expect 0 run 1 fp8-fp8.yaml
+    # Formats change on a resume, and the run tells.
+    config changed
+    mkdir -p changed/checkpoints
+    cp -r bf16-bf16/checkpoints/step-5 changed/checkpoints
+    read -ra keys <<<"$(formats fp8-fp16)"
+    expect 0 run 1 changed.yaml "${keys[@]}"
+    grep -q 'policy.optimizer.exp_avg_dtype: bf16 -> fp8' out.txt err.txt || fail "the change is not told: $(cat out.txt err.txt)"
+    tail -5 bf16-bf16/logs/metrics.jsonl >same.jsonl
+    same same.jsonl changed/logs/metrics.jsonl 0.02
+    # Bytes per parameter: two numbers, and a scale for every 64.
     awk -v a="$(optimizer_bytes fp8-fp8-parts)" -v b="$(optimizer_bytes bf16-bf16)" -v c="$(optimizer_bytes fp16-fp16)" \
       'BEGIN { exit !(a / b > 0.5 && a / b < 0.52 && c / b > 1 && c / b < 1.02) }' ||
       fail "bytes: fp8 $(optimizer_bytes fp8-fp8-parts), bf16 $(optimizer_bytes bf16-bf16), fp16 $(optimizer_bytes fp16-fp16)"

@@ -323,6 +323,33 @@ TEST_CASE("gradients in bf16 change a step by their rounding", "[sharding]") {
     }
 }
 
+TEST_CASE("gradients that are kept in bf16 change a step by their rounding", "[sharding]") {
+  if (test_world().size() == 1) return;
+  for (const int microbatches : {1, 3}) {
+    const Trained ddp = run({.microbatches = microbatches});
+    for (Setup s : strategies()) {
+      if (s.strategy == "optim") continue;
+      s.microbatches = microbatches;
+      s.layout = {"policy.optimizer.use_precision_aware_optimizer=true",
+                  "policy.optimizer.main_grads_dtype=bf16"};
+      for (const std::string device : {"cpu", "cuda"}) {
+        s.device = device;
+        CAPTURE(s.strategy, s.replicas, microbatches, device);
+        const Rank rank(s);
+        for (const plan::ParamGroup& g : rank.plan().groups)
+          REQUIRE(rank.plan().memory.buffers()[static_cast<size_t>(g.gradients)].bytes ==
+                  2 * g.layout.shard_total());
+        const Trained got = run(s);
+        // 2^-8 relative per gradient and microbatch; the norm averages it away.
+        REQUIRE(difference({got.norms[0]}, {ddp.norms[0]}) < 1e-3);
+        REQUIRE(difference(got.norms, ddp.norms) < 1e-2);  // of other weights
+        REQUIRE(difference(got.norms, ddp.norms) > 0);
+        REQUIRE(difference(got.losses, ddp.losses) < 1e-4);
+      }
+    }
+  }
+}
+
 TEST_CASE("gradients in fp8 change a step by their rounding", "[sharding][fp8]") {
   if (test_world().size() == 1) return;
   const Trained exact = run({});

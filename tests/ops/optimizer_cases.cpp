@@ -50,9 +50,9 @@ Buffer table_of(const std::vector<AdamWRange>& covered) {
 }
 
 /// Parts after one another, fresh and added to.
-Outputs parts_added(Exec& e, int64_t parts, int64_t n, DType from) {
+Outputs parts_added(Exec& e, int64_t parts, int64_t n, DType from, DType to) {
   const Buffer x = Buffer(from, {parts, n}).normal("x");
-  Buffer fresh = Buffer(DType::f32, {n}).fill(NAN), added = Buffer(DType::f32, {n}).normal("added");
+  Buffer fresh = Buffer(to, {n}).fill(NAN), added = Buffer(to, {n}).normal("added");
   sum_parts(e, {.x = x, .out = fresh});
   sum_parts(e, {.x = x, .out = added, .accumulate = true});
   return {{"fresh", fresh}, {"added", added}};
@@ -251,6 +251,32 @@ void remainders(Exec& e) {
   }
 }
 
+/// bf16 gradients give what the same numbers in fp32 give.
+void low_gradients(Exec& e) {
+  constexpr int64_t flat = 41000, held = 34000;
+  for (const bool aligned : {true, false}) {
+    const Buffer table = table_of(ranges(aligned)), low = Buffer(DType::bf16, {flat}).normal("grad");
+    Buffer grad(DType::f32, {flat});
+    for (int64_t i = 0; i < flat; ++i) grad.set(i, low.get(i));
+    Buffer param = Buffer(DType::f32, {held}).normal("param"), other = param;
+    Buffer m = Buffer(DType::f32, {held}).normal("m"), v = Buffer(DType::f32, {held}).fill(0.25);
+    Buffer m2 = m, v2 = v, copy(DType::bf16, {flat}), copy2(DType::bf16, {flat});
+    AdamW a{.param = param, .grad = grad, .exp_avg = m, .exp_avg_sq = v, .param_bf16 = copy};
+    a.lr = 1e-2f;
+    a.chunks = table;
+    adamw(e, a);
+    a.param = other;
+    a.grad = low;
+    a.exp_avg = m2;
+    a.exp_avg_sq = v2;
+    a.param_bf16 = copy2;
+    adamw(e, a);
+    synchronize(e);
+    expect(same_bits(param, other) && same_bits(m, m2) && same_bits(v, v2) && same_bits(copy, copy2),
+           "other results");
+  }
+}
+
 /// A running mean follows changes that are less than half a unit of its format.
 void small_changes(Exec& e, DType dtype) {
   constexpr int64_t n = 2048;
@@ -376,8 +402,10 @@ NRL_OP_CASES(optimizer) {
         registry.tests.push_back({fmt::format("sums on the device.{} ({}) from {}", name_of(from), n, offset),
                                   [=](Exec& e) { return device_sums(e, n, from, offset); }, true});
       for (int64_t parts : {1, 2, 5})
-        registry.tests.push_back({fmt::format("sum of {} parts ({}) from {}", parts, n, name_of(from)),
-                                  [=](Exec& e) { return parts_added(e, parts, n, from); }, true});
+        for (DType to : {DType::f32, DType::bf16})
+          registry.tests.push_back(
+              {fmt::format("sum of {} parts ({}) from {} to {}", parts, n, name_of(from), name_of(to)),
+               [=](Exec& e) { return parts_added(e, parts, n, from, to); }, true});
       for (DType to : {DType::f32, DType::bf16}) {
         registry.tests.push_back({fmt::format("convert {} to {} ({})", name_of(from), name_of(to), n),
                                   [=](Exec& e) -> Outputs {
@@ -410,6 +438,7 @@ NRL_OP_CASES(optimizer) {
     registry.properties.push_back({fmt::format("optimizer.small_changes {}", name_of(dtype)),
                                    [=](Exec& e) { small_changes(e, dtype); }, true});
   registry.properties.push_back({"optimizer.remainders", remainders});
+  registry.properties.push_back({"optimizer.low_gradients", low_gradients});
   registry.properties.push_back({"optimizer.non_finite", non_finite});
   registry.properties.push_back({"optimizer.chunk_table", chunk_table});
   registry.properties.push_back({"optimizer.empty_sums", empty_sums});

@@ -119,11 +119,21 @@ struct Moment {
   uint8_t* scales;
 };
 
+/// n gradients in fp32, in the buffer or in place.
+const float* read_gradients(const Tensor& grad, int64_t at, float* __restrict buffer, int64_t n) {
+  if (grad.dtype == DType::f32) return data_of<const float>(grad) + at;
+  const auto* from = data_of<const uint16_t>(grad) + at;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) buffer[i] = moments::float_of(static_cast<uint32_t>(from[i]) << 16);
+  return buffer;
+}
+
 /// Fewer than `window` elements, all at multiples of it from the beginning of a chunk.
 void update_window(const AdamW& a, const element::AdamWStep s, int64_t flat, int64_t state, int64_t n) {
   alignas(64) float params[window], means[window], squares[window];
   alignas(64) uint32_t random_mean[window], random_square[window];
-  const float* __restrict g = data_of<const float>(a.grad) + flat;
+  alignas(64) float gradients[window];
+  const float* __restrict g = read_gradients(a.grad, flat, gradients, n);
   uint16_t* __restrict high = a.param_bf16 ? data_of<uint16_t>(a.param_bf16) + flat : nullptr;
   uint16_t* __restrict low = a.remainder ? data_of<uint16_t>(a.remainder) + state : nullptr;
   const Moment exp_avg(a.exp_avg, a.exp_avg_scales, state);
@@ -162,7 +172,8 @@ void update_window(const AdamW& a, const element::AdamWStep s, int64_t flat, int
 }
 
 bool is_reduced(const AdamW& a) {
-  return a.remainder || a.exp_avg.dtype != DType::f32 || a.exp_avg_sq.dtype != DType::f32;
+  return a.remainder || a.grad.dtype != DType::f32 || a.exp_avg.dtype != DType::f32 ||
+         a.exp_avg_sq.dtype != DType::f32;
 }
 
 /// n elements, at `flat` of grad and param_bf16 and at `state` of the other buffers.
@@ -272,22 +283,33 @@ void sum_parts_kernel(Exec& exec, const SumParts& a) {
   for_float_type(a.x.dtype, [&]<class X>() {
     const X* from = data_of<const X>(a.x);
     float* to = data_of<float>(a.out);
+    bf16* rounded = a.out.dtype == DType::bf16 ? data_of<bf16>(a.out) : nullptr;
     const int64_t parts = a.x.dim(0), n = a.x.dim(1);
     const bool accumulate = a.accumulate;
     cpu::parallel_for(exec.threads, n, grain_elements, [=](int64_t begin, int64_t end) {
       // In blocks that stay in the cache from part to part.
       constexpr int64_t block = 2048;
+      float sums[block];
       for (int64_t at = begin; at < end; at += block) {
-        const int64_t stop = std::min(at + block, end);
+        const int64_t count = std::min(block, end - at);
+        float* const sum = rounded ? sums : to + at;
+        if (rounded && accumulate) {
+#pragma omp simd
+          for (int64_t i = 0; i < count; ++i) sum[i] = static_cast<float>(rounded[at + i]);
+        }
         for (int64_t p = 0; p < parts; ++p) {
-          const X* part = from + p * n;
+          const X* part = from + p * n + at;
           if (p == 0 && !accumulate) {
 #pragma omp simd
-            for (int64_t i = at; i < stop; ++i) to[i] = static_cast<float>(part[i]);
+            for (int64_t i = 0; i < count; ++i) sum[i] = static_cast<float>(part[i]);
           } else {
 #pragma omp simd
-            for (int64_t i = at; i < stop; ++i) to[i] += static_cast<float>(part[i]);
+            for (int64_t i = 0; i < count; ++i) sum[i] += static_cast<float>(part[i]);
           }
+        }
+        if (rounded) {
+#pragma omp simd
+          for (int64_t i = 0; i < count; ++i) store(rounded[at + i], sum[i]);
         }
       }
     });

@@ -47,6 +47,7 @@ struct Moment {
 struct UpdateArguments {
   float *param, *exp_avg, *exp_avg_sq;
   const float* grad;
+  const unsigned short* grad_bf16;  ///< in update_reduced_kernel, instead of grad; null: grad
   bf16* param_bf16;
   unsigned short* remainder;
   Moment mean, square;    ///< in update_reduced_kernel, instead of exp_avg and exp_avg_sq
@@ -241,8 +242,9 @@ __global__ void __launch_bounds__(threads) update_reduced_kernel(UpdateArguments
     return reinterpret_cast<uintptr_t>(x) % static_cast<uintptr_t>(4 * size) != 0;
   };
   const bool vectors = range.flat % 4 == 0 && range.state % 4 == 0 && !unaligned(a.grad, 4) &&
-                       !unaligned(a.param, 4) && !unaligned(a.param_bf16, 2) && !unaligned(a.remainder, 2) &&
-                       !unaligned(a.mean.values, 4) && !unaligned(a.square.values, 4);
+                       !unaligned(a.grad_bf16, 2) && !unaligned(a.param, 4) && !unaligned(a.param_bf16, 2) &&
+                       !unaligned(a.remainder, 2) && !unaligned(a.mean.values, 4) &&
+                       !unaligned(a.square.values, 4);
   unsigned short* const high = reinterpret_cast<unsigned short*>(a.param_bf16);
   for (int base = 0; base < range.n; base += threads * 4) {
     const int i = base + static_cast<int>(threadIdx.x) * 4, count = max(0, min(4, range.n - i));
@@ -250,7 +252,13 @@ __global__ void __launch_bounds__(threads) update_reduced_kernel(UpdateArguments
     float p[4], m[4], v[4], g[4];
     unsigned short bits[4], low[4];
     uint32_t random_mean[4], random_square[4];
-    load_four(a.grad + flat, count, vectors, g);
+    if (a.grad_bf16) {
+      load_four(a.grad_bf16 + flat, count, vectors, bits);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) g[k] = moments::float_of(static_cast<uint32_t>(bits[k]) << 16);
+    } else {
+      load_four(a.grad + flat, count, vectors, g);
+    }
     load_moment(a.mean, state, count, vectors, m);
     load_moment(a.square, state, count, vectors, v);
     if (a.remainder) {
@@ -298,8 +306,13 @@ void adamw_launch(Exec& exec, const AdamW& a) {
   std::copy(a.rates.begin(), a.rates.end(), u.rates);
   const int64_t chunks = a.chunks ? a.chunks.dim(0) : (u.n + adamw_chunk - 1) / adamw_chunk;
   const auto blocks = static_cast<unsigned>(chunks * blocks_per_chunk);
-  const bool reduced = a.remainder || a.exp_avg.dtype != DType::f32 || a.exp_avg_sq.dtype != DType::f32;
+  const bool reduced = a.remainder || a.grad.dtype != DType::f32 || a.exp_avg.dtype != DType::f32 ||
+                       a.exp_avg_sq.dtype != DType::f32;
   if (reduced) {
+    if (a.grad.dtype == DType::bf16) {
+      u.grad = nullptr;
+      u.grad_bf16 = static_cast<const unsigned short*>(a.grad.data);
+    }
     u.remainder = static_cast<unsigned short*>(a.remainder.data);
     u.mean = {a.exp_avg.data, static_cast<unsigned char*>(a.exp_avg_scales.data), a.exp_avg.dtype};
     u.square = {a.exp_avg_sq.data, static_cast<unsigned char*>(a.exp_avg_sq_scales.data), a.exp_avg_sq.dtype};
@@ -441,9 +454,9 @@ void convert_launch(Exec& exec, const Convert& a) {
 }
 
 /// out = or += the sum of `parts` parts of n elements; parts are added in order.
-template <class X>
+template <class X, class O>
 __global__ void __launch_bounds__(threads)
-    parts_kernel(const X* __restrict__ x, float* __restrict__ out, int64_t parts, int64_t n, bool accumulate,
+    parts_kernel(const X* __restrict__ x, O* __restrict__ out, int64_t parts, int64_t n, bool accumulate,
                  bool vectors) {
   const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x, all = int64_t{gridDim.x} * threads;
   const int64_t units = vectors ? n / unit_elements : 0;
@@ -458,27 +471,29 @@ __global__ void __launch_bounds__(threads)
     store_floats(out + u * unit_elements, sum);
   }
   for (int64_t i = units * unit_elements + thread; i < n; i += all) {
-    float sum = accumulate ? out[i] : 0.0f;
+    float sum = accumulate ? static_cast<float>(out[i]) : 0.0f;
     for (int64_t p = 0; p < parts; ++p) {
       const auto v = static_cast<float>(x[p * n + i]);
       sum = p == 0 && !accumulate ? v : sum + v;
     }
-    out[i] = sum;
+    out[i] = O(sum);
   }
 }
 
-template <class X>
+template <class X, class O>
 void sum_parts_as(Exec& exec, const SumParts& a) {
   const int64_t n = a.x.dim(1);
   const bool vectors =
       aligned16(a.x.data) && aligned16(a.out.data) && (a.x.dim(0) == 1 || n % unit_elements == 0);
-  NRL_LAUNCH((parts_kernel<X>), grid_for(n, threads * unit_elements, exec.multiprocessors), threads, 0,
-             exec.stream, static_cast<const X*>(a.x.data), static_cast<float*>(a.out.data), a.x.dim(0), n,
+  NRL_LAUNCH((parts_kernel<X, O>), grid_for(n, threads * unit_elements, exec.multiprocessors), threads, 0,
+             exec.stream, static_cast<const X*>(a.x.data), static_cast<O*>(a.out.data), a.x.dim(0), n,
              a.accumulate, vectors);
 }
 
 void sum_parts_launch(Exec& exec, const SumParts& a) {
-  a.x.dtype == DType::bf16 ? sum_parts_as<bf16>(exec, a) : sum_parts_as<float>(exec, a);
+  for_float_type(a.x.dtype, [&]<class X>() {
+    for_float_type(a.out.dtype, [&]<class O>() { sum_parts_as<X, O>(exec, a); });
+  });
 }
 
 /// Used where there is no device::Runtime; ops::zero() has the device fill memory otherwise.

@@ -26,7 +26,8 @@ Cost cost(const Exec&, const AdamW& a) {
   const double state = bytes_of(a.exp_avg, a.exp_avg_sq, a.exp_avg_scales, a.exp_avg_sq_scales, a.remainder);
   const double copy = a.param_bf16 ? 2 * updated : 0, param = a.remainder ? 0 : 4 * updated;
   const double read_copy = a.remainder ? copy : 0;
-  return {.read = 4 * updated + param + read_copy + state + bytes_of(a.chunks, a.scalars),
+  const double gradients = static_cast<double>(size_of(a.grad.dtype)) * updated;
+  return {.read = gradients + param + read_copy + state + bytes_of(a.chunks, a.scalars),
           .written = param + copy + state};
 }
 
@@ -66,7 +67,8 @@ void adamw(Exec& exec, const AdamW& a) {
     NRL_CHECK(is_vector(t, n, dtype) || (n == 0 && t.numel() == 0), "adamw: {} is {}, wanted {}[{}]", name,
               describe(t), name_of(dtype), n);
   };
-  check("grad", a.grad, flat, DType::f32);
+  NRL_CHECK(is_float(a.grad), "adamw: grad is {}, wanted f32 or bf16", describe(a.grad));
+  check("grad", a.grad, flat, a.grad.dtype);
   auto check_moment = [&](const char* name, const Tensor& t, const Tensor& scales) {
     NRL_CHECK(t.dtype == DType::f32 || t.dtype == DType::bf16 || has_moment_scales(t.dtype),
               "adamw: {} is {}, wanted f32, bf16, f16 or e4m3", name, describe(t));
@@ -224,7 +226,7 @@ void sum_parts(Exec& exec, const SumParts& a) {
   if (noted(exec, Kernel::sum_parts, a)) return;
   check_flat("sum_parts", "x", a.x);
   check_flat("sum_parts", "out", a.out);
-  NRL_CHECK(a.x.rank == 2 && a.x.dim(0) > 0 && is_vector(a.out, a.x.dim(1), DType::f32),
+  NRL_CHECK(a.x.rank == 2 && a.x.dim(0) > 0 && is_vector(a.out, a.x.dim(1), a.out.dtype),
             "sum_parts: x is {}, out is {}", describe(a.x), describe(a.out));
   const trace::Range range("sum_parts");
   if (a.x.numel() > 0) exec.kernels->sum_parts(exec, a);
