@@ -251,28 +251,54 @@ class OpCases {
     });
   }
 
+  /// Zeros of any type.
+  static Tensor bytes_as(Tensors& m, DType dtype, int64_t n) {
+    const Tensor words = m.constant(DType::f32, {(n * size_of(dtype) + 3) / 4}, 0);
+    return make_tensor(words.data, dtype, {n});
+  }
+
+  /// An update without weights and state.
+  ops::AdamW update(Tensors& m) {
+    const int64_t n = s_.parameters;
+    ops::AdamW a;
+    a.grad = m.normal(DType::f32, {n}, 1e-3);
+    a.rates[0].weight_decay = 0.1f;
+    const ops::AdamWRange range{.count = n};
+    const auto chunks = ops::adamw_chunks(std::span(&range, 1));
+    a.chunks = m.copy_of(DType::i64, {static_cast<int64_t>(chunks.size()) / 4, 4}, chunks.data());
+    double scalars[ops::StepScalar::count] = {};
+    scalars[ops::StepScalar::learning_rate] = 1e-5;
+    scalars[ops::StepScalar::updates] = 100;
+    scalars[ops::StepScalar::grad_scale] = 1;
+    scalars[ops::StepScalar::correction1] = scalars[ops::StepScalar::correction2] = 0.9;
+    a.scalars = m.copy_of(DType::f64, {ops::StepScalar::count}, scalars);
+    return a;
+  }
+
   void optimizer() {
     const int64_t n = s_.parameters;
-    const bool bf16_copy = a_ == DType::bf16;
     add("adamw", true, k_.adamw, [=, this](Tensors& m) -> Run {
-      ops::AdamW a;
+      ops::AdamW a = update(m);
       a.param = m.normal(DType::f32, {n}, 0.02);
-      a.grad = m.normal(DType::f32, {n}, 1e-3);
       a.exp_avg = m.normal(DType::f32, {n}, 1e-3);
       a.exp_avg_sq = m.constant(DType::f32, {n}, 1e-6);
-      if (bf16_copy) a.param_bf16 = m.normal(DType::bf16, {n}, 0.02);
-      a.rates[0].weight_decay = 0.1f;
-      const ops::AdamWRange range{.count = n};
-      const auto chunks = ops::adamw_chunks(std::span(&range, 1));
-      a.chunks = m.copy_of(DType::i64, {static_cast<int64_t>(chunks.size()) / 4, 4}, chunks.data());
-      double scalars[ops::StepScalar::count] = {};
-      scalars[ops::StepScalar::learning_rate] = 1e-5;
-      scalars[ops::StepScalar::updates] = 100;
-      scalars[ops::StepScalar::grad_scale] = 1;
-      scalars[ops::StepScalar::correction1] = scalars[ops::StepScalar::correction2] = 0.9;
-      a.scalars = m.copy_of(DType::f64, {ops::StepScalar::count}, scalars);
+      if (a_ == DType::bf16) a.param_bf16 = m.normal(DType::bf16, {n}, 0.02);
       return [this, a] { ops::adamw(e_, a); };
     });
+    // bf16 weights with remainders, and state in fewer bits.
+    for (const DType moments : {DType::bf16, DType::e4m3})
+      add(fmt::format("adamw_remainder_{}", name_of(moments)), false, k_.adamw, [=, this](Tensors& m) -> Run {
+        ops::AdamW a = update(m);
+        a.param_bf16 = m.normal(DType::bf16, {n}, 0.02);
+        a.remainder = bytes_as(m, DType::u16, n);
+        a.exp_avg = bytes_as(m, moments, n);
+        a.exp_avg_sq = bytes_as(m, moments, n);
+        if (ops::has_moment_scales(moments)) {
+          a.exp_avg_scales = bytes_as(m, DType::u8, ops::moment_blocks(n));
+          a.exp_avg_sq_scales = bytes_as(m, DType::u8, ops::moment_blocks(n));
+        }
+        return [this, a] { ops::adamw(e_, a); };
+      });
     add("sum_of_squares", false, k_.add_sum_of_squares, [=, this](Tensors& m) -> Run {
       const double zero = 0;
       ops::SumOfSquares a;
