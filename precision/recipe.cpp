@@ -1,5 +1,6 @@
 #include "precision/recipe.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/error.h"
@@ -34,11 +35,43 @@ Format Recipe::of(int layer, Gemm gemm, Role role) const {
 }
 
 ScaleLayout Recipe::scales(int layers) const {
-  ScaleLayout layout{.history = formats_.quantized.amax_history};
-  for (int layer = 0; layer < layers; ++layer)
-    for (const Gemm gemm : layer_gemms)
-      for (const Role role : all_roles) layout.operands += of(layer, gemm, role).scaling == Scaling::tensor;
-  return layout;
+  const QuantizedGemms& q = formats_.quantized;
+  const bool kept = q.amax_history > 0 && q.begin < std::min(q.end, layers);
+  return {.layers = kept ? layers : 0, .history = kept ? q.amax_history : 0};
+}
+
+QuantizedGemms fp8_gemms(const Fp8Options& o) {
+  constexpr DType e4m3 = DType::e4m3;
+  QuantizedGemms q;
+  q.begin = o.begin;
+  q.end = o.end;
+  switch (o.scaling) {
+    case Fp8Scaling::delayed:
+      q.amax_history = o.amax_history;
+      q.most_recent = o.most_recent;
+      [[fallthrough]];
+    case Fp8Scaling::tensorwise:
+      q.margin = o.margin;
+      q.input = q.weight = {e4m3, Scaling::tensor};
+      q.gradient = {o.hybrid ? DType::e5m2 : e4m3, Scaling::tensor};
+      break;
+    case Fp8Scaling::blockwise:
+      q.input = q.gradient = {e4m3, Scaling::row128};
+      q.weight = {e4m3, Scaling::block128};
+      break;
+    case Fp8Scaling::mxfp8:
+      q.input = q.weight = q.gradient = {e4m3, Scaling::mx32};
+      break;
+  }
+  return q;
+}
+
+int64_t dimension_unit(Scaling scaling) {
+  return scaling == Scaling::mx32 ? 32 : has_scale_blocks(scaling) ? 128 : 16;
+}
+
+int64_t row_unit(Scaling scaling) {
+  return has_scale_blocks(scaling) ? 128 : 16;  // a tile of mx32 scales has 128 rows
 }
 
 std::string unsupported_reason(const Recipe& recipe, int layers) {
@@ -68,9 +101,13 @@ std::string unsupported_reason(const Recipe& recipe, int layers) {
     for (const Gemm gemm : layer_gemms)
       for (const Role role : all_roles) {
         const Format f = recipe.of(layer, gemm, role);
-        if (!is_supported(f.dtype) || f.scaling != Scaling::none)
+        const bool fp8 = f.dtype == DType::e4m3 || f.dtype == DType::e5m2;
+        if (fp8 ? f.scaling == Scaling::none : !is_supported(f.dtype) || f.scaling != Scaling::none)
           return fmt::format("layer {}: {} {} in {} with {} scales: no op quantizes", layer, name_of(gemm),
                              name_of(role), name_of(f.dtype), name_of(f.scaling));
+        if (fp8 != recipe.quantizes(layer, gemm))
+          return fmt::format("layer {}: {} {} in {}: a GEMM takes FP8 operands or none", layer, name_of(gemm),
+                             name_of(role), name_of(f.dtype));
       }
   return "";
 }

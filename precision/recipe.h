@@ -40,16 +40,24 @@ struct Format {
 struct QuantizedGemms {
   Format input, weight, gradient;
   int begin = 0, end = 0;
-  int amax_history = 0;  ///< tensor scales follow from the largest of so many steps; 0: from this one
+  int amax_history = 0;      ///< tensor scales follow from the largest of so many steps; 0: from this tensor
+  bool most_recent = false;  ///< with a history: of the last step only
+  int margin = 0;            ///< tensor scales leave room for numbers 2^margin times as large
   bool operator==(const QuantizedGemms&) const = default;
 };
 
 /// Scales of whole tensors that outlive a step, for the plan to allocate: one f32 scale and `history` f32
-/// amax values for each scaled operand, in the order of layers, GEMMs and roles.
+/// amax values for each operand of the GEMMs of `layers` layers, of roles, layers and GEMMs in this order.
 struct ScaleLayout {
-  int operands = 0;
+  int layers = 0;  ///< 0: nothing is kept
   int history = 0;
-  int64_t bytes() const { return int64_t{operands} * (1 + history) * 4; }
+  static constexpr int gemms = static_cast<int>(layer_gemms.size());
+  int of_role() const { return layers * gemms; }
+  int operands() const { return static_cast<int>(all_roles.size()) * of_role(); }
+  int index(int layer, Gemm gemm, Role role) const {
+    return (static_cast<int>(role) * layers + layer) * gemms + static_cast<int>(gemm);
+  }
+  int64_t bytes() const { return int64_t{operands()} * (1 + history) * 4; }
 };
 
 /// How the optimizer's state is kept between steps; updates are in f32 (ops::AdamW).
@@ -100,12 +108,26 @@ class Recipe {
     r.formats_.logits = r.formats_.logits_gradient = DType::bf16;
     return r;
   }
+  /// The same recipe with operands of GEMMs in formats of their own.
+  constexpr Recipe with_quantized(const QuantizedGemms& quantized) const {
+    Recipe r = *this;
+    r.formats_.quantized = quantized;
+    return r;
+  }
+  constexpr const QuantizedGemms& quantized() const { return formats_.quantized; }
   /// Of the optimizer's own copy of the weights; none where it updates those that the layers read.
   std::optional<DType> master_weights() const;
 
   /// The format in which a GEMM reads an operand. `layer` is ignored for the LM head.
   Format of(int layer, Gemm gemm, Role role) const;
-  /// The scales that the first `layers` layers keep between steps.
+  /// Whether a GEMM reads FP8 operands.
+  bool quantizes(int layer, Gemm gemm) const { return of(layer, gemm, Role::input).scaling != Scaling::none; }
+  /// Of any layer.
+  constexpr bool quantizes_any() const {
+    return formats_.quantized.input.scaling != Scaling::none &&
+           formats_.quantized.begin < formats_.quantized.end;
+  }
+  /// The scales that a model of `layers` layers keeps between steps.
   ScaleLayout scales(int layers) const;
 
  private:
@@ -130,6 +152,28 @@ inline constexpr Recipe bfloat16_storage{RecipeFormats{
     .gradients = DType::bf16,
     .logits_gradient = DType::f32,
 }};
+
+/// The granularity of FP8 scales. tensorwise: of a tensor, from its own values; delayed: of a tensor, from
+/// earlier steps; blockwise: 1 x 128 numbers of activations and gradients, 128 x 128 of weights, powers of
+/// two; mxfp8: 32 numbers, powers of two.
+enum class Fp8Scaling : uint8_t { tensorwise, delayed, blockwise, mxfp8 };
+struct Fp8Options {
+  Fp8Scaling scaling = Fp8Scaling::tensorwise;
+  /// Gradients in e5m2, which has less precision and more range; else everything in e4m3. Of blockwise and
+  /// mxfp8, whose scales give the range, always e4m3.
+  bool hybrid = true;
+  int begin = 0, end = 0;    ///< the layers
+  int amax_history = 1;      ///< of delayed
+  bool most_recent = false;  ///< of delayed
+  int margin = 0;            ///< of delayed and tensorwise
+};
+QuantizedGemms fp8_gemms(const Fp8Options& options);
+
+/// What a dimension of an operand must be a multiple of, given in its format: of tensors 16, with blocks the
+/// length of a block.
+int64_t dimension_unit(Scaling scaling);
+/// The same for the rows of a microbatch, which are a dimension of the transposed copies.
+int64_t row_unit(Scaling scaling);
 
 /// For forward passes with stored weights of this type, f32 or bf16.
 const Recipe& recipe_for_weights(DType weights);

@@ -241,6 +241,7 @@ void Engine::run_schedule(Objective& objective, const std::function<void()>& gra
     if (communicates) reducer_->wait_gathers();  // of weights that no pass has read
     optimizer_->step(communicates ? &(*ranks_)[parallel::group::all] : nullptr);
     decoder.update_router_bias(step_scalars_);
+    decoder.update_scales();
     if (!communicates) return;
     if (options_.overlap_param_gather)
       reducer_->start_gather();

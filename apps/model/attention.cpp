@@ -9,7 +9,6 @@ using memory::generation;
 using memory::recompute;
 using memory::training;
 using precision::Gemm;
-using precision::Role;
 
 namespace {
 
@@ -25,9 +24,12 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
     : spec_(m),
       p_(p),
       layer_(layer),
-      norm_(m, recipe, add, in, p.norm1, p.norm1_bias, recipe.of(layer, Gemm::qkv, Role::input)),
+      norm_(m, recipe, add, in, p.norm1, p.norm1_bias),
       d_out_(d_out),
       d_x_(d_x),
+      qkv_proj_(recipe, add, layer, Gemm::qkv, p.qkv, p.qkv_bias, m.hidden, m.qkv_width(), true,
+                layout.sequence_parallel ? gather_rule : "norm"),
+      o_proj_(recipe, add, layer, Gemm::o_proj, p.o, p.o_bias, m.q_width(), m.hidden, false, "core_attn"),
       context_(std::move(context)) {
   const DType dtype = recipe.activations();
   qkv_ = add({.name = "qkv", .width = m.qkv_width(), .dtype = dtype});
@@ -39,10 +41,7 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
   }
   keys_ = qk_ ? qk_ : qkv_;
   values_ = m.qk_norm ? qkv_ : keys_;
-  attn_ = add({.name = "attention",
-               .width = m.q_width(),
-               .dtype = recipe.of(layer, Gemm::o_proj, Role::input).dtype,
-               .rules = "core_attn"});
+  attn_ = add({.name = "attention", .width = m.q_width(), .dtype = dtype, .rules = "core_attn"});
   if (context_) {
     const parallel::ContextAttention& a = context_->attention();
     lse_ = add({.name = "exchanged for attention",
@@ -55,26 +54,24 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
     lse_ = add({.name = "lse", .width = m.heads, .rules = "core_attn"});
   }
   out_ = add({.name = "projection", .width = m.hidden, .dtype = dtype, .rows = sequence_rows});
-  const DType d_proj_format = recipe.of(layer, Gemm::o_proj, Role::gradient).dtype;
+  const DType gradients = recipe.gradients();
   if (m.residual_dropout > 0)
-    d_proj_ = add({.name = "d_projection", .width = m.hidden, .dtype = d_proj_format, .rows = sequence_rows});
-  d_attn_ = add({.name = "d_attention", .width = m.q_width(), .dtype = recipe.gradients()});
-  d_qkv_ = add(
-      {.name = "d_qkv", .width = m.qkv_width(), .dtype = recipe.of(layer, Gemm::qkv, Role::gradient).dtype});
-  d_norm_ = add({.name = "d_norm1", .width = m.hidden, .dtype = recipe.gradients(), .rows = sequence_rows});
-  input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden,
-                 recipe.of(layer, Gemm::qkv, Role::input).dtype, recipe.gradients());
-  output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype,
-                  d_proj_ ? d_proj_format : recipe.gradients());
+    d_proj_ = add({.name = "d_projection", .width = m.hidden, .dtype = gradients, .rows = sequence_rows});
+  d_attn_ = add({.name = "d_attention", .width = m.q_width(), .dtype = gradients});
+  d_qkv_ = add({.name = "d_qkv", .width = m.qkv_width(), .dtype = gradients});
+  d_norm_ = add({.name = "d_norm1", .width = m.hidden, .dtype = gradients, .rows = sequence_rows});
+  input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden, dtype, gradients);
+  output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype, gradients);
 }
 
 void Attention::forward(Run& r) {
   norm_.forward(r);
   input_->gather(r);
-  r.step("qkv", reads(input_->x), writes(qkv_), [&] {
-    input_->multiply(r, [&](const GemmRows& rows) {
-      ops::linear_forward(r.exec(), {.x = rows.input(r[input_->x]),
-                                     .weight = r.weight(p_.qkv),
+  qkv_proj_.quantize_input(r, {input_->x});
+  r.step("qkv", qkv_proj_.input_reads(input_->x), writes(qkv_), [&] {
+    input_->multiply(r, qkv_proj_.input(r, input_->x), [&](const GemmRows& rows) {
+      ops::linear_forward(r.exec(), {.x = rows.input(qkv_proj_.input(r, input_->x)),
+                                     .weight = qkv_proj_.weight(r),
                                      .bias = r.weight(p_.qkv_bias),
                                      .out = rows.output(r[qkv_])});
     });
@@ -86,10 +83,11 @@ void Attention::forward(Run& r) {
   r.step(training | evaluation | recompute, "attention", reads(keys_, values_),
          writes(attn_, lse_, exchange_), [&] { context_ ? attend_across_ranks(r) : attend(r); });
   r.step(generation, "cached_attention", reads(keys_, values_), writes(attn_), [&] { attend_to_cache(r); });
-  r.step("o_proj", reads(attn_), writes(output_->partial, out_), [&] {
+  o_proj_.quantize_input(r, {attn_});
+  r.step("o_proj", o_proj_.input_reads(attn_), writes(output_->partial, out_), [&] {
     output_->multiply(r, [&](const GemmRows& rows) {
-      ops::linear_forward(r.exec(), {.x = rows.input(r[attn_]),
-                                     .weight = r.weight(p_.o),
+      ops::linear_forward(r.exec(), {.x = rows.input(o_proj_.input(r, attn_)),
+                                     .weight = o_proj_.weight(r),
                                      .bias = RowOutput::bias(r, p_.o_bias),
                                      .out = rows.output(r[output_->partial])});
     });
@@ -103,20 +101,15 @@ void Attention::backward(Run& r) {
       r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::attention);
     });
   output_->gather(r);
-  r.dgrad("o_proj", reads(d_proj), writes(d_attn_), [&] {
-    output_->multiply_gradient(r, [&](const GemmRows& rows) {
-      ops::linear_backward_data(
-          r.exec(), {.dout = rows.input(r[d_proj]), .weight = r.weight(p_.o), .dx = rows.output(r[d_attn_])});
+  o_proj_.quantize_gradient(r, d_proj);
+  r.dgrad("o_proj", o_proj_.gradient_reads(d_proj), writes(d_attn_), [&] {
+    output_->multiply_gradient(r, o_proj_.gradient(r, d_proj), [&](const GemmRows& rows) {
+      ops::linear_backward_data(r.exec(), {.dout = rows.input(o_proj_.gradient(r, d_proj)),
+                                           .weight = o_proj_.weight_for_gradient(r),
+                                           .dx = rows.output(r[d_attn_])});
     });
   });
-  r.wgrad("o_proj", reads(d_proj, attn_), [&] {
-    ops::linear_backward_weight(r.exec(), {.dout = r[d_proj],
-                                           .x = r[attn_],
-                                           .dweight = r.grad(p_.o),
-                                           .dbias = r.grad(p_.o_bias),
-                                           .accumulate = r.accumulates(p_.o)});
-    r.gradient_ready({p_.o, p_.o_bias});
-  });
+  o_proj_.wgrad(r, "o_proj", d_proj, attn_);
   if (context_)
     r.dgrad("attention",
             context_->attention().saves_inputs() ? reads(d_attn_, lse_)
@@ -130,20 +123,14 @@ void Attention::backward(Run& r) {
   else if (spec_.use_rope)
     r.dgrad("rope", reads(d_qkv_), writes(d_qkv_), [&] { rotate_backward(r); });
   input_->gather_again(r);
-  r.dgrad("qkv", reads(d_qkv_), writes(input_->d_x, d_norm_), [&] {
-    ops::linear_backward_data(r.exec(),
-                              {.dout = r[d_qkv_], .weight = r.weight(p_.qkv), .dx = r[input_->d_x]});
+  qkv_proj_.quantize_gradient(r, d_qkv_);
+  r.dgrad("qkv", qkv_proj_.gradient_reads(d_qkv_), writes(input_->d_x, d_norm_), [&] {
+    ops::linear_backward_data(r.exec(), {.dout = qkv_proj_.gradient(r, d_qkv_),
+                                         .weight = qkv_proj_.weight_for_gradient(r),
+                                         .dx = r[input_->d_x]});
     input_->reduce(r);
   });
-  r.wgrad("qkv", reads(d_qkv_, input_->x), [&] {
-    input_->wait(r);
-    ops::linear_backward_weight(r.exec(), {.dout = r[d_qkv_],
-                                           .x = r[input_->x],
-                                           .dweight = r.grad(p_.qkv),
-                                           .dbias = r.grad(p_.qkv_bias),
-                                           .accumulate = r.accumulates(p_.qkv)});
-    r.gradient_ready({p_.qkv, p_.qkv_bias});
-  });
+  qkv_proj_.wgrad(r, "qkv", d_qkv_, input_->x, [&] { input_->wait(r); });
   input_->finish_reduce(r);
   norm_.backward(r, d_norm_, d_out_, d_x_);
 }

@@ -6,6 +6,7 @@
 #include "apps/model/expert_dispatch.h"
 #include "apps/model/gemm_overlap.h"
 #include "apps/model/moe.h"
+#include "apps/model/projection.h"
 #include "apps/model/workspace.h"
 #include "core/base/error.h"
 #include "core/ops/kernel_table.h"
@@ -127,6 +128,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                                  .products = options_.products,
                                  .optimizer_workspace = options_.optimizer_workspace,
                                  .gemm_rows = gemm_row_counts(layout, n)});
+  plan_quantized(parameters, plan);
   workspace_bytes_ = std::max(workspace_bytes_, context_workspace(context_, options_.recipe.activations(),
                                                                   options_.device, options_.partials));
   buffers_.workspace = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace_bytes_));
@@ -155,7 +157,90 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
         make_tensor(at(buffers_.rope), DType::f32, {options_.max_sequence, part_.rope.rotary_dim});
     ops::upload(exec, context_.rope_table, table.data());
   }
+  bind_quantized(plan, arenas, exec);
   stage_->bind(plan, slots_, arenas);
+}
+
+void Decoder::plan_quantized(const ParameterList& parameters, memory::MemoryPlan& plan) {
+  using precision::Gemm, precision::Role;
+  const precision::Recipe& recipe = options_.recipe;
+  const auto layers = static_cast<int>(part_.layers);
+  const precision::ScaleLayout scales = context_.scales.layout = recipe.scales(layers);
+  for (int l = 0; l < layers; ++l) {
+    const LayerParameters& p = parameters.layers[static_cast<size_t>(l)];
+    for (const auto& [gemm, parameter] : {std::pair{Gemm::qkv, p.qkv},
+                                          {Gemm::o_proj, p.o},
+                                          {Gemm::mlp_in, p.mlp_in},
+                                          {Gemm::mlp_out, p.mlp_out}}) {
+      const precision::Format format = recipe.of(l, gemm, Role::weight);
+      if (parameter < 0 || format.scaling == Scaling::none) continue;
+      const Parameter& weight = parameters.all[static_cast<size_t>(parameter)];
+      const int64_t rows = weight.shape[0], columns = weight.shape[1];
+      const auto add = [&](const char* what, int64_t m, int64_t k) {
+        return plan.add(weight.name + what, Category::weights, quantized_bytes(format.scaling, m, k));
+      };
+      quantized_.push_back({.parameter = parameter,
+                            .format = format,
+                            .rows = rows,
+                            .columns = columns,
+                            .scale = scales.layers > 0 ? scales.index(l, gemm, Role::weight) : -1,
+                            .row = add(" in FP8", rows, columns),
+                            .column = add(" in FP8, transposed", columns, rows)});
+    }
+  }
+  const auto own = static_cast<int64_t>(quantized_.size());
+  buffers_.weight_scales =
+      scales.layers == 0 && own > 0 && quantized_.front().format.scaling == Scaling::tensor
+          ? plan.add("scales of FP8 weights", Category::weights, own * 2 * 4)
+          : -1;
+  buffers_.scales = scales.layers > 0 ? plan.add("FP8 scales", Category::optimizer, scales.bytes()) : -1;
+}
+
+void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec) {
+  DelayedScales& scales = context_.scales;
+  if (buffers_.scales >= 0) {
+    auto* data = static_cast<float*>(arenas.at(plan, buffers_.scales));
+    const int64_t n = scales.layout.operands();
+    scales.scale = make_tensor(data, DType::f32, {n});
+    scales.amax = make_tensor(data + n, DType::f32, {scales.layout.history, n});
+    const std::vector<float> ones(static_cast<size_t>(n), 1.0f);
+    ops::upload(exec, scales.scale, ones.data());
+  }
+  auto* const own =
+      buffers_.weight_scales >= 0 ? static_cast<float*>(arenas.at(plan, buffers_.weight_scales)) : nullptr;
+  context_.quantized.assign(context_.parameters.size(), {});
+  for (size_t i = 0; i < quantized_.size(); ++i) {
+    const QuantizedBuffers& b = quantized_[i];
+    QuantizedWeight& w = context_.quantized[static_cast<size_t>(b.parameter)];
+    w.row = quantized_tensor(arenas.at(plan, b.row), b.format, b.rows, b.columns, {});
+    w.column = quantized_tensor(arenas.at(plan, b.column), b.format, b.columns, b.rows, {});
+    if (b.format.scaling != Scaling::tensor) continue;
+    float* const scale = own ? own + 2 * i : scales.scale.ptr<float>() + b.scale;
+    w.row.scales.data = w.column.scales.data = scale;
+    if (own) w.amax = make_tensor(scale + 1, DType::f32, {1});
+  }
+}
+
+void Decoder::update_scales() {
+  const DelayedScales& s = context_.scales;
+  if (!s.scale) return;
+  ops::Exec& exec = *context_.exec;
+  if (context_.groups && !exec.needed)
+    (*context_.groups)[parallel::group::all]
+        .all_reduce_async(view_of(s.amax.rows(0, 1)), comm::Reduce::max, comm::StreamRef{exec.stream})
+        .wait();
+  const precision::QuantizedGemms& q = options_.recipe.quantized();
+  const int64_t n = s.layout.of_role();
+  for (const precision::Role role : precision::all_roles) {
+    const int64_t first = static_cast<int64_t>(role) * n;
+    const DType format = (role == precision::Role::gradient ? q.gradient : q.input).dtype;
+    ops::update_scales(exec, {.amax = s.amax.columns(first, n),
+                              .scale = s.scale.rows(first, n),
+                              .format = format,
+                              .margin = q.margin,
+                              .most_recent = q.most_recent,
+                              .keep = true});
+  }
 }
 
 std::vector<Decoder::Message> Decoder::messages() const {

@@ -77,6 +77,10 @@ class Decoder {
   /// To be called after the update of a step with its scalars (ops::StepScalar): moves the biases of routers
   /// by the tokens of all ranks in the step.
   void update_router_bias(const Tensor& scalars);
+  /// To be called after the passes of a step: the scales of FP8 tensors for the next one, from what all ranks
+  /// have measured. Only with scales that outlive a step.
+  void update_scales();
+  const DelayedScales& scales() const { return context_.scales; }
   /// Log-probabilities (N) f32 of the targets of the last microbatch; 0 for tokens without a target. Of the
   /// last stage; others have none.
   const Tensor& log_prob() const { return context_.log_prob; }
@@ -144,8 +148,19 @@ class Decoder {
   Program evaluation_, evaluations_;     // of one microbatch, and of DecoderOptions::evaluated
   std::vector<memory::BufferId> slots_;  // by id in the Liveness
   struct {
-    memory::BufferId log_prob, rope, workspace, router_counts;
+    memory::BufferId log_prob, rope, workspace, router_counts, scales, weight_scales;
   } buffers_{};
+  void plan_quantized(const ParameterList& parameters, memory::MemoryPlan& plan);
+  void bind_quantized(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec);
+  /// A weight that GEMMs read in FP8.
+  struct QuantizedBuffers {
+    int parameter;
+    precision::Format format;
+    int64_t rows, columns;
+    int scale;                     ///< delayed scaling: index in DelayedScales
+    memory::BufferId row, column;  ///< the copies
+  };
+  std::vector<QuantizedBuffers> quantized_;
   size_t workspace_bytes_ = 0;
   int64_t head_chunk_ = 0;
 };

@@ -139,8 +139,8 @@ void wait_for(const Run& r, Slot slot) {
   for (comm::Handle& h : r.in_flight().take(slot)) h.wait();
 }
 
-void multiply_gathered(const Run& r, const CommOverlap& overlap, Slot all, const GemmOfRows& gemm) {
-  const Tensor rows = r[all];
+void multiply_gathered(const Run& r, const CommOverlap& overlap, Slot all, const Tensor& rows,
+                       const GemmOfRows& gemm) {
   const Blocks b(r, rows);
   const auto whole = [&](int64_t rank) { gemm({.in = rank * b.n, .count = b.n, .out = rank * b.n}); };
   // The pieces are the same when all rows are there: when they were gathered again for another GEMM.

@@ -34,8 +34,10 @@ using GemmOfRows = std::function<void(const GemmRows&)>;
 /// In the step that writes `all` (N, H): starts to gather the ranks' `own` (n, H). Without overlap it ends
 /// here.
 void start_gather(const Run& r, const CommOverlap& overlap, Slot own, Slot all);
-/// In the first step of a pass that reads `all`: calls `gemm` for all of its rows as they arrive.
-void multiply_gathered(const Run& r, const CommOverlap& overlap, Slot all, const GemmOfRows& gemm);
+/// In the first step of a pass that reads `all`: calls `gemm` for all of its `rows` as they arrive. They may
+/// be a copy of the slot's in another format, which was made when all had arrived.
+void multiply_gathered(const Run& r, const CommOverlap& overlap, Slot all, const Tensor& rows,
+                       const GemmOfRows& gemm);
 /// Waits for the operations that write the slot.
 void wait_for(const Run& r, Slot slot);
 /// Calls `gemm` for `rows` rows of its input, which it writes to `partial` (N, H), and sums over the ranks:

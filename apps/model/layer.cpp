@@ -64,10 +64,10 @@ comm::Handle Run::reduce_scatter_async(const Tensor& in, const Tensor& out) cons
                : comm::Handle{};
 }
 
-void Run::all_reduce(const Tensor& data, const parallel::GroupId& group) const {
+void Run::all_reduce(const Tensor& data, const parallel::GroupId& group, comm::Reduce operation) const {
   if (exec().needed || !context_->groups) return;
   (*context_->groups)[group]
-      .all_reduce_async(view_of(data), comm::Reduce::sum, comm::StreamRef{exec().stream})
+      .all_reduce_async(view_of(data), operation, comm::StreamRef{exec().stream})
       .wait();
 }
 

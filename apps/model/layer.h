@@ -25,6 +25,7 @@
 #include "core/ops/exec.h"
 #include "memory/layer_table.h"
 #include "parallel/grid/groups.h"
+#include "precision/recipe.h"
 
 namespace nrl::model {
 
@@ -36,6 +37,19 @@ struct ParameterView {
   bool overwrites_gradient = false;  ///< see Parameter
   /// Each microbatch reports its part of the gradient: `grad` holds that of one or several of them.
   bool grad_per_microbatch = false;
+};
+
+/// The FP8 copies of a weight (ops::Quantize), made in the first microbatch of a step or an evaluation.
+struct QuantizedWeight {
+  Tensor row, column;
+  Tensor amax;  ///< (1) f32: for a scale of the whole tensor that is computed from the weight itself
+};
+
+/// Scales of FP8 tensors that follow from earlier steps (precision::ScaleLayout); empty with other recipes.
+struct DelayedScales {
+  precision::ScaleLayout layout;
+  Tensor scale;  ///< (operands) f32
+  Tensor amax;   ///< (history, operands) f32: the first row is of this step
 };
 
 /// The meaning of a slot's rows (SlotSpec::rows).
@@ -59,9 +73,11 @@ struct LayerContext {
   ops::Exec* exec = nullptr;
   const ModelSpec* spec = nullptr;  ///< of the rank's part of the model (tensor_part())
   ModelLayout layout = {};
-  const parallel::Groups* groups = nullptr;    ///< null for a layout of one rank
-  std::optional<parallel::ZigZag> share = {};  ///< of a microbatch's tokens, with context parallelism
-  std::vector<ParameterView> parameters;       ///< indexed like ParameterList::all
+  const parallel::Groups* groups = nullptr;     ///< null for a layout of one rank
+  std::optional<parallel::ZigZag> share = {};   ///< of a microbatch's tokens, with context parallelism
+  std::vector<ParameterView> parameters;        ///< indexed like ParameterList::all
+  std::vector<QuantizedWeight> quantized = {};  ///< the same; empty where GEMMs read the weight itself
+  DelayedScales scales = {};
   /// Called before an op that reads the weights of a parameter is enqueued.
   std::function<void(int parameter)> weight_needed;
   Tensor rope_table;
@@ -210,7 +226,8 @@ class Run {
   /// Sums over the ranks, in place.
   comm::Handle all_reduce_async(const Tensor& data) const;
   /// The same over a group of other ranks, completed; nothing without groups.
-  void all_reduce(const Tensor& data, const parallel::GroupId& group) const;
+  void all_reduce(const Tensor& data, const parallel::GroupId& group,
+                  comm::Reduce operation = comm::Reduce::sum) const;
   /// `out` gets the ranks' `in`, in rank order. `in` may be this rank's part of `out`.
   comm::Handle all_gather_async(const Tensor& in, const Tensor& out) const;
   /// `out` gets this rank's part of the rows of the sum of the ranks' `in`.
@@ -222,6 +239,9 @@ class Run {
   /// Values that the host keeps of this layer and microbatch, Layer::host_values() of them.
   std::span<int32_t> host_values() const;
 
+  bool trains() const { return mode_ == memory::training; }
+  /// Forward passes: of the first microbatch of a step or an evaluation, since which no weight has changed.
+  bool first_microbatch() const { return first_; }
   bool recomputes() const { return mode_ == memory::recompute; }
   bool generates() const { return mode_ == memory::generation; }
   /// Dropout is off in evaluation and generation.

@@ -161,7 +161,7 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
                   .layer = static_cast<int>(m.layers) - 1,
                   .site = DropoutSite::mlp};
   const precision::Format format = recipe.of(0, Gemm::lm_head, Role::input);
-  norm_.emplace(m, recipe, add, in, parameters.final_norm, parameters.final_norm_bias, format);
+  norm_.emplace(m, recipe, add, in, parameters.final_norm, parameters.final_norm_bias);
   // GEMMs on bf16 rows that are not 16-byte aligned are slow.
   constexpr int64_t aligned = 8;
   const bool bf16_logits = recipe.logits() == DType::bf16;

@@ -5,16 +5,18 @@
 namespace nrl::model {
 
 using precision::Gemm;
-using precision::Role;
 
 PreNorm::PreNorm(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, Stream in,
-                 int weight, int bias, precision::Format format)
+                 int weight, int bias)
     : in_(in), weight_(weight), bias_(bias) {
   sum = add({.name = "residual", .width = m.hidden, .dtype = recipe.activations(), .rows = sequence_rows});
   stats_ = add(
       {.name = "norm statistics", .width = m.norm == ops::NormKind::layer ? 2 : 1, .rows = sequence_rows});
-  out =
-      add({.name = "norm", .width = m.hidden, .dtype = format.dtype, .rows = sequence_rows, .rules = "norm"});
+  out = add({.name = "norm",
+             .width = m.hidden,
+             .dtype = recipe.activations(),
+             .rows = sequence_rows,
+             .rules = "norm"});
 }
 
 PreNorm::Statistics PreNorm::statistics(const Run& r) const {
@@ -76,35 +78,37 @@ Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
     : spec_(m),
       p_(p),
       layer_(layer),
-      fuse_gelu_(fuse_gelu),
-      norm_(m, recipe, add, in, p.norm2, p.norm2_bias, recipe.of(layer, Gemm::mlp_in, Role::input)),
+      fuse_gelu_(fuse_gelu && !recipe.quantizes(layer, Gemm::mlp_in) &&
+                 !recipe.quantizes(layer, Gemm::mlp_out)),
+      norm_(m, recipe, add, in, p.norm2, p.norm2_bias),
       d_out_(d_out),
-      d_x_(d_x) {
-  in_ = add({.name = "mlp_in", .width = m.mlp_in_width(), .dtype = recipe.activations(), .rules = "mlp"});
-  const DType activation = recipe.of(layer, Gemm::mlp_out, Role::input).dtype;
-  act_ = add({.name = "activation", .width = m.ffn, .dtype = activation, .rules = "activation mlp"});
-  out_ = add({.name = "mlp_out", .width = m.hidden, .dtype = recipe.activations(), .rows = sequence_rows});
-  const DType d_out_format = recipe.of(layer, Gemm::mlp_out, Role::gradient).dtype;
+      d_x_(d_x),
+      in_proj_(recipe, add, layer, Gemm::mlp_in, p.mlp_in, p.mlp_in_bias, m.hidden, m.mlp_in_width(), true,
+               layout.sequence_parallel ? gather_rule : "norm"),
+      out_proj_(recipe, add, layer, Gemm::mlp_out, p.mlp_out, p.mlp_out_bias, m.ffn, m.hidden, false,
+                "activation mlp") {
+  const DType dtype = recipe.activations(), gradients = recipe.gradients();
+  in_ = add({.name = "mlp_in", .width = m.mlp_in_width(), .dtype = dtype, .rules = "mlp"});
+  if (!out_proj_.quantizes_input())
+    act_ = add({.name = "activation mlp", .width = m.ffn, .dtype = dtype, .rules = "activation mlp"});
+  out_ = add({.name = "mlp_out", .width = m.hidden, .dtype = dtype, .rows = sequence_rows});
   if (m.residual_dropout > 0)
-    d_proj_ = add({.name = "d_mlp_out", .width = m.hidden, .dtype = d_out_format, .rows = sequence_rows});
-  if (!fuse_gelu) d_act_ = add({.name = "d_activation", .width = m.ffn, .dtype = recipe.gradients()});
-  d_in_ = add({.name = "d_mlp_in",
-               .width = m.mlp_in_width(),
-               .dtype = recipe.of(layer, Gemm::mlp_in, Role::gradient).dtype});
-  d_norm_ = add({.name = "d_norm2", .width = m.hidden, .dtype = recipe.gradients(), .rows = sequence_rows});
-  input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden,
-                 recipe.of(layer, Gemm::mlp_in, Role::input).dtype, recipe.gradients());
-  output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden,
-                  recipe.activations(), d_proj_ ? d_out_format : recipe.gradients());
+    d_proj_ = add({.name = "d_mlp_out", .width = m.hidden, .dtype = gradients, .rows = sequence_rows});
+  if (!fuse_gelu_) d_act_ = add({.name = "d_activation", .width = m.ffn, .dtype = gradients});
+  d_in_ = add({.name = "d_mlp_in", .width = m.mlp_in_width(), .dtype = gradients});
+  d_norm_ = add({.name = "d_norm2", .width = m.hidden, .dtype = gradients, .rows = sequence_rows});
+  input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden, dtype, gradients);
+  output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype, gradients);
 }
 
 void Mlp::forward(Run& r) {
   norm_.forward(r);
   input_->gather(r);
+  in_proj_.quantize_input(r, {input_->x});
   const auto first = [&](const Tensor& out, ops::Activation activation, const Tensor& pre_activation) {
-    input_->multiply(r, [&](const GemmRows& rows) {
-      ops::linear_forward(r.exec(), {.x = rows.input(r[input_->x]),
-                                     .weight = r.weight(p_.mlp_in),
+    input_->multiply(r, in_proj_.input(r, input_->x), [&](const GemmRows& rows) {
+      ops::linear_forward(r.exec(), {.x = rows.input(in_proj_.input(r, input_->x)),
+                                     .weight = in_proj_.weight(r),
                                      .bias = r.weight(p_.mlp_in_bias),
                                      .out = rows.output(out),
                                      .activation = activation,
@@ -115,16 +119,19 @@ void Mlp::forward(Run& r) {
     r.step("mlp_in_gelu", reads(input_->x), writes(in_, act_),
            [&] { first(r[act_], spec_.activation, r[in_]); });
   } else {
-    r.step("mlp_in", reads(input_->x), writes(in_), [&] { first(r[in_], ops::Activation::none, {}); });
-    r.step("activation", reads(in_), writes(act_), [&] {
-      ops::activation_forward(r.exec(),
-                              {.kind = spec_.activation, .gated = spec_.gated, .x = r[in_], .out = r[act_]});
-    });
+    r.step("mlp_in", in_proj_.input_reads(input_->x), writes(in_),
+           [&] { first(r[in_], ops::Activation::none, {}); });
+    if (act_)
+      r.step("activation", reads(in_), writes(act_), [&] {
+        ops::activation_forward(
+            r.exec(), {.kind = spec_.activation, .gated = spec_.gated, .x = r[in_], .out = r[act_]});
+      });
   }
-  r.step("mlp_out", reads(act_), writes(output_->partial, out_), [&] {
+  out_proj_.quantize_input(r, {in_, spec_.activation, spec_.gated});
+  r.step("mlp_out", out_proj_.input_reads(act_), writes(output_->partial, out_), [&] {
     output_->multiply(r, [&](const GemmRows& rows) {
-      ops::linear_forward(r.exec(), {.x = rows.input(r[act_]),
-                                     .weight = r.weight(p_.mlp_out),
+      ops::linear_forward(r.exec(), {.x = rows.input(out_proj_.input(r, act_)),
+                                     .weight = out_proj_.weight(r),
                                      .bias = RowOutput::bias(r, p_.mlp_out_bias),
                                      .out = rows.output(r[output_->partial])});
     });
@@ -137,9 +144,10 @@ void Mlp::backward(Run& r) {
     r.dgrad("mlp_dropout", reads(d_out_), writes(d_proj_),
             [&] { r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::mlp); });
   output_->gather(r);
+  out_proj_.quantize_gradient(r, d_proj);
   if (fuse_gelu_) {
     r.dgrad("mlp_out_gelu", reads(d_proj, in_), writes(d_in_), [&] {
-      output_->multiply_gradient(r, [&](const GemmRows& rows) {
+      output_->multiply_gradient(r, r[d_proj], [&](const GemmRows& rows) {
         ops::linear_backward_data(r.exec(), {.dout = rows.input(r[d_proj]),
                                              .weight = r.weight(p_.mlp_out),
                                              .dx = rows.output(r[d_in_]),
@@ -148,13 +156,15 @@ void Mlp::backward(Run& r) {
       });
     });
   } else {
-    r.dgrad("mlp_out", reads(d_proj), writes(d_act_), [&] {
-      output_->multiply_gradient(r, [&](const GemmRows& rows) {
-        ops::linear_backward_data(
-            r.exec(),
-            {.dout = rows.input(r[d_proj]), .weight = r.weight(p_.mlp_out), .dx = rows.output(r[d_act_])});
+    r.dgrad("mlp_out", out_proj_.gradient_reads(d_proj), writes(d_act_), [&] {
+      output_->multiply_gradient(r, out_proj_.gradient(r, d_proj), [&](const GemmRows& rows) {
+        ops::linear_backward_data(r.exec(), {.dout = rows.input(out_proj_.gradient(r, d_proj)),
+                                             .weight = out_proj_.weight_for_gradient(r),
+                                             .dx = rows.output(r[d_act_])});
       });
     });
+    // Before the activation, whose gradient may take the memory of its input.
+    if (!act_) out_proj_.wgrad(r, "mlp_out", d_proj, act_);
     r.dgrad("activation", reads(d_act_, in_), writes(over(d_in_, in_), remade_over(act_, d_act_)), [&] {
       ops::activation_backward(r.exec(), {.kind = spec_.activation,
                                           .gated = spec_.gated,
@@ -165,29 +175,16 @@ void Mlp::backward(Run& r) {
     });
   }
   // After the activation, which writes act_ where it is recomputed.
-  r.wgrad("mlp_out", reads(d_proj, act_), [&] {
-    ops::linear_backward_weight(r.exec(), {.dout = r[d_proj],
-                                           .x = r[act_],
-                                           .dweight = r.grad(p_.mlp_out),
-                                           .dbias = r.grad(p_.mlp_out_bias),
-                                           .accumulate = r.accumulates(p_.mlp_out)});
-    r.gradient_ready({p_.mlp_out, p_.mlp_out_bias});
-  });
+  if (act_) out_proj_.wgrad(r, "mlp_out", d_proj, act_);
   input_->gather_again(r);
-  r.dgrad("mlp_in", reads(d_in_), writes(input_->d_x, d_norm_), [&] {
-    ops::linear_backward_data(r.exec(),
-                              {.dout = r[d_in_], .weight = r.weight(p_.mlp_in), .dx = r[input_->d_x]});
+  in_proj_.quantize_gradient(r, d_in_);
+  r.dgrad("mlp_in", in_proj_.gradient_reads(d_in_), writes(input_->d_x, d_norm_), [&] {
+    ops::linear_backward_data(r.exec(), {.dout = in_proj_.gradient(r, d_in_),
+                                         .weight = in_proj_.weight_for_gradient(r),
+                                         .dx = r[input_->d_x]});
     input_->reduce(r);
   });
-  r.wgrad("mlp_in", reads(d_in_, input_->x), [&] {
-    input_->wait(r);
-    ops::linear_backward_weight(r.exec(), {.dout = r[d_in_],
-                                           .x = r[input_->x],
-                                           .dweight = r.grad(p_.mlp_in),
-                                           .dbias = r.grad(p_.mlp_in_bias),
-                                           .accumulate = r.accumulates(p_.mlp_in)});
-    r.gradient_ready({p_.mlp_in, p_.mlp_in_bias});
-  });
+  in_proj_.wgrad(r, "mlp_in", d_in_, input_->x, [&] { input_->wait(r); });
   input_->finish_reduce(r);
   norm_.backward(r, d_norm_, d_out_, d_x_);
 }

@@ -16,11 +16,6 @@ constexpr ops::RouterRule gate_rule{.top_k = 1, .score = ops::RouterScore::sigmo
 
 }  // namespace
 
-parallel::GroupId microbatch_ranks(int tensor, int context) {
-  // The lane of attention's exchange: gradients may be summed over the same ranks at the same time.
-  return tensor > 1 && context == 1 ? parallel::group::tp : parallel::group::tp_cp.on_lane(2);
-}
-
 parallel::GroupId batch_ranks(int tensor) {
   return tensor > 1 ? parallel::group::tp_dp_cp : parallel::group::dp_cp;
 }
@@ -31,7 +26,7 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
       p_(p),
       layer_(layer),
       segments_(segments),
-      norm_(m, recipe, add, in, p.norm2, p.norm2_bias, recipe.of(layer, Gemm::mlp_in, Role::input)),
+      norm_(m, recipe, add, in, p.norm2, p.norm2_bias),
       d_out_(d_out),
       d_x_(d_x) {
   const MoeSpec& moe = m.moe;

@@ -19,9 +19,7 @@
 
 namespace nrl::model {
 
-/// The ranks that have parts of the tokens of a microbatch, of `tensor` x `context` ranks.
-parallel::GroupId microbatch_ranks(int tensor, int context);
-/// Those of the microbatches of all data-parallel ranks.
+/// microbatch_ranks() of all data-parallel ranks.
 parallel::GroupId batch_ranks(int tensor);
 
 class Moe {

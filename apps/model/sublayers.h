@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "apps/model/context_parallel.h"
-#include "apps/model/tensor_parallel.h"
+#include "apps/model/projection.h"
 #include "core/ops/norm.h"
 #include "precision/recipe.h"
 
@@ -25,9 +25,8 @@ struct Stream {
 /// sum = dropout(x) + residual; out = norm(sum). The first step of every sublayer and of the head.
 class PreNorm {
  public:
-  /// `format`: of `out`, the input format of the GEMM that reads it.
   PreNorm(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, Stream in, int weight,
-          int bias, precision::Format format);
+          int bias);
   void forward(Run& r);
   /// d_x = gradient of the norm (+ d_residual: the gradient of the skip connection).
   void backward(Run& r, Slot d_out, Slot d_residual, Slot d_x);
@@ -94,12 +93,14 @@ class Attention {
   Slot d_exchange_;                   ///< context parallelism: memory of its backward pass
   std::optional<ColumnInput> input_;  ///< of qkv
   std::optional<RowOutput> output_;   ///< of the projection
+  Projection qkv_proj_, o_proj_;
   std::optional<ContextParallel> context_;
 };
 
 class Mlp {
  public:
-  /// `fuse_gelu`: GELU is computed in the epilogue of the first GEMM, which changes the list of steps.
+  /// `fuse_gelu`: GELU is computed in the epilogue of the first GEMM, which changes the list of steps; not
+  /// where a GEMM reads FP8.
   Mlp(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe, const AddSlot& add,
       int layer, const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, Slot d_x);
   void forward(Run& r);
@@ -117,12 +118,13 @@ class Mlp {
   PreNorm norm_;
   Slot d_out_, d_x_;
   Slot in_;      ///< (N, mlp_in_width): [gate, up] when gated
-  Slot act_;     ///< (N, F)
+  Slot act_;     ///< (N, F); unset where it is rounded to FP8 when it is computed
   Slot out_;     ///< (n, H), not yet added to the residual stream
   Slot d_proj_;  ///< gradient of the dropout's input; unset without dropout
   Slot d_act_, d_in_, d_norm_;
   std::optional<ColumnInput> input_;  ///< of the first matrix
   std::optional<RowOutput> output_;   ///< of the second
+  Projection in_proj_, out_proj_;
 };
 
 }  // namespace nrl::model

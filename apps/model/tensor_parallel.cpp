@@ -4,12 +4,17 @@ namespace nrl::model {
 
 namespace {
 
-/// Calls `gemm` once, for all rows of a slot.
-void multiply_all(const Run& r, Slot slot, const GemmOfRows& gemm) {
-  gemm({.in = 0, .count = r[slot].dim(0), .out = 0});
+/// Calls `gemm` once, for all rows.
+void multiply_all(const Tensor& rows, const GemmOfRows& gemm) {
+  gemm({.in = 0, .count = rows.dim(0), .out = 0});
 }
 
 }  // namespace
+
+parallel::GroupId microbatch_ranks(int tensor, int context) {
+  // The lane of attention's exchange: gradients may be summed over the same ranks at the same time.
+  return tensor > 1 && context == 1 ? parallel::group::tp : parallel::group::tp_cp.on_lane(2);
+}
 
 ColumnInput::ColumnInput(const ModelLayout& layout, const CommOverlap& overlap, const AddSlot& add, Slot in,
                          Slot d_in, int64_t hidden, DType in_type, DType d_in_type)
@@ -23,11 +28,11 @@ void ColumnInput::gather(Run& r) const {
   if (gathers()) r.step("gather", reads(in_), writes(x), [&] { start_gather(r, overlap_, in_, x); });
 }
 
-void ColumnInput::multiply(const Run& r, const GemmOfRows& gemm) const {
+void ColumnInput::multiply(const Run& r, const Tensor& rows, const GemmOfRows& gemm) const {
   if (gathers())
-    multiply_gathered(r, overlap_, x, gemm);
+    multiply_gathered(r, overlap_, x, rows, gemm);
   else
-    multiply_all(r, x, gemm);
+    multiply_all(rows, gemm);
 }
 
 void ColumnInput::gather_again(Run& r) const {
@@ -64,11 +69,11 @@ void RowOutput::gather(Run& r) const {
     r.dgrad("gather", reads(d_out_), writes(d_full), [&] { start_gather(r, overlap_, d_out_, d_full); });
 }
 
-void RowOutput::multiply_gradient(const Run& r, const GemmOfRows& gemm) const {
+void RowOutput::multiply_gradient(const Run& r, const Tensor& rows, const GemmOfRows& gemm) const {
   if (d_full.id != d_out_.id)
-    multiply_gathered(r, overlap_, d_full, gemm);
+    multiply_gathered(r, overlap_, d_full, rows, gemm);
   else
-    multiply_all(r, d_full, gemm);
+    multiply_all(rows, gemm);
 }
 
 Tensor RowOutput::bias(const Run& r, int parameter) {

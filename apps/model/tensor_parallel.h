@@ -25,6 +25,9 @@ using AddSlot = std::function<Slot(const memory::SlotSpec&)>;
 /// The recompute rule of inputs that are gathered again in the backward pass.
 inline constexpr std::string_view gather_rule = "gather";
 
+/// The ranks that have parts of the tokens of a microbatch, of `tensor` x `context` ranks.
+parallel::GroupId microbatch_ranks(int tensor, int context);
+
 /// The input of matrices split by rows of outputs (columns of the product).
 class ColumnInput {
  public:
@@ -33,8 +36,8 @@ class ColumnInput {
               int64_t hidden, DType in_type, DType d_in_type);
   /// A forward step with sequence parallelism, else nothing.
   void gather(Run& r) const;
-  /// For the step after it, which reads x: calls `gemm` for all rows.
-  void multiply(const Run& r, const GemmOfRows& gemm) const;
+  /// For the step after it, which reads x or a copy of it in another format: calls `gemm` for all `rows`.
+  void multiply(const Run& r, const Tensor& rows, const GemmOfRows& gemm) const;
   /// Before dgrad: with overlap, a step that starts to gather x again if it was not kept.
   void gather_again(Run& r) const;
   /// For a wgrad step that reads x: waits until it is complete.
@@ -67,8 +70,8 @@ class RowOutput {
   void multiply(const Run& r, const GemmOfRows& gemm) const;
   /// A dgrad step with sequence parallelism, else nothing.
   void gather(Run& r) const;
-  /// For the step after it, which reads d_full: calls `gemm` for all rows.
-  void multiply_gradient(const Run& r, const GemmOfRows& gemm) const;
+  /// For the step after it, which reads d_full or a copy of it: calls `gemm` for all `rows`.
+  void multiply_gradient(const Run& r, const Tensor& rows, const GemmOfRows& gemm) const;
   /// The bias that this rank's part gets: one of the ranks adds it. Empty for parameter -1.
   static Tensor bias(const Run& r, int parameter);
 

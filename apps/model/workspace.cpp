@@ -1,6 +1,7 @@
 #include "apps/model/workspace.h"
 
 #include <algorithm>
+#include <array>
 
 #include "core/ops/kernel_table.h"
 
@@ -50,6 +51,16 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
   auto linear = [&](int64_t n, int64_t out, int64_t in) {
     bytes = std::max(bytes, ops::linear_workspace(n, out, in, dtype, o.partials, o.products));
   };
+  if (o.recipe.quantizes_any()) {
+    const auto fp8 = [&](int64_t out, int64_t in) {
+      for (const auto& [a, b, c] : {std::array{o.tokens, out, in}, {o.tokens, in, out}, {out, in, o.tokens}})
+        bytes = std::max(bytes, ops::linear_workspace(a, b, c, DType::e4m3, o.partials));
+    };
+    fp8(m.qkv_width(), m.hidden);
+    fp8(m.hidden, m.q_width());
+    fp8(m.mlp_in_width(), m.hidden);
+    fp8(m.hidden, m.ffn);
+  }
   for (const int64_t rows : o.gemm_rows) {
     linear(rows, m.qkv_width(), m.hidden);
     linear(rows, m.hidden, m.q_width());

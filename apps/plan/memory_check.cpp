@@ -79,7 +79,7 @@ double total(const CategoryBytes& bytes) {
 
 CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
                              DeviceType device) {
-  const precision::Recipe recipe = recipe_for(config, device);
+  const precision::Recipe recipe = recipe_for(config, device, spec.layers);
   const auto n = [](int64_t x) { return static_cast<double>(x); };
   const double tensor = n(config.distributed.tensor_parallel_size);
   const double stages = n(config.distributed.pipeline_parallel_size);  // of which one has at least the mean

@@ -89,11 +89,37 @@ precision::Recipe recipe_of_precision(const Config& config, DeviceType device) {
   NRL_CHECK(false, "policy.precision: {} passed the validator", name_of(config.policy.precision));
 }
 
+precision::Fp8Scaling scaling_of(Fp8Recipe recipe) {
+  switch (recipe) {
+    case Fp8Recipe::tensorwise:
+      return precision::Fp8Scaling::tensorwise;
+    case Fp8Recipe::delayed:
+      return precision::Fp8Scaling::delayed;
+    case Fp8Recipe::blockwise:
+      return precision::Fp8Scaling::blockwise;
+    case Fp8Recipe::mxfp8:
+      break;
+  }
+  return precision::Fp8Scaling::mxfp8;
+}
+
+precision::QuantizedGemms fp8_gemms(const Fp8Config& c, int layers) {
+  return precision::fp8_gemms({.scaling = scaling_of(c.fp8_recipe),
+                               .hybrid = c.fp8 == Fp8Format::hybrid,
+                               .begin = static_cast<int>(c.num_first_layers_in_bf16),
+                               .end = layers - static_cast<int>(c.num_last_layers_in_bf16),
+                               .amax_history = static_cast<int>(c.fp8_amax_history_len),
+                               .most_recent = c.fp8_amax_compute_algo == AmaxAlgorithm::most_recent,
+                               .margin = static_cast<int>(c.fp8_margin)});
+}
+
 }  // namespace
 
-precision::Recipe recipe_for(const Config& config, DeviceType device) {
-  const precision::Recipe recipe =
+precision::Recipe recipe_for(const Config& config, DeviceType device, int64_t layers) {
+  precision::Recipe recipe =
       recipe_of_precision(config, device).with_optimizer(optimizer_formats(config.policy.optimizer));
+  if (config.policy.fp8_cfg.enabled)
+    recipe = recipe.with_quantized(fp8_gemms(config.policy.fp8_cfg, static_cast<int>(layers)));
   const LogitsDType logits = config.policy.logits_dtype;
   // A CPU, whose GEMMs upcast to f32, gains nothing from bf16 logits.
   const bool choose_bf16 = device == DeviceType::cuda && recipe.activations() == DType::bf16;
@@ -185,7 +211,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   p.partials = device == DeviceType::cpu ? threads : ops::gpu_partials;
   NRL_CHECK(!p.spec.learned_positions || p.sequence_length <= p.spec.max_positions,
             "the configuration was not checked");
-  p.recipe = recipe_for(config, device);
+  p.recipe = recipe_for(config, device, p.spec.layers);
   p.recompute = recompute ? *recompute : configured_recompute(config.policy, p.layout, p.spec.layers);
   p.groups = make_param_groups(
       p.parameters,
@@ -200,8 +226,6 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
                                   max_steps_in_flight * ops::StepScalar::count * 8, memory::Tier::pinned);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
   add_staging(p);
-  if (const int64_t bytes = p.recipe.scales(static_cast<int>(p.spec.layers)).bytes(); bytes > 0)
-    p.memory.add("scales", Category::optimizer, bytes);
   p.tensors = std::make_unique<BatchTensors>(
       p.memory, BatchShape{.microbatches = batch.accumulation,
                            .sequences = batch.micro,

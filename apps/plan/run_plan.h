@@ -67,9 +67,10 @@ GroupOptions group_options(const Config& config, const GridPosition& position,
 /// The CPU's kernels: kernels.isa, where auto is ops::cpu_choice().
 cpu::Isa isa_for(const KernelsConfig& kernels);
 
-/// policy.precision and policy.logits_dtype for this device. auto is bf16 on a GPU and f32 on a CPU; fastest
-/// is bf16 on a CPU that multiplies it natively.
-precision::Recipe recipe_for(const Config& config, DeviceType device);
+/// policy.precision, policy.logits_dtype and policy.fp8_cfg of a model of `layers` layers for this device.
+/// auto is bf16 on a GPU and f32 on a CPU; fastest is bf16 on a CPU that multiplies it natively. FP8 operands
+/// are rounded from it.
+precision::Recipe recipe_for(const Config& config, DeviceType device, int64_t layers);
 
 /// What recipe_for() chose and why, for the banner; empty where nothing was left to choose.
 std::string precision_choice(const Config& config, DeviceType device);

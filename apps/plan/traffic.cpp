@@ -132,22 +132,44 @@ void add_layers(const RunPlan& plan, const Add& add_one) {
     add_calls(calls_of_sum(layout, overlap, tokens, bytes(activations)));
     if (sequence) add_calls(calls_of_gather(layout, overlap, tokens, bytes(d_out)));
   };
-  const bool dropout = plan.spec.residual_dropout > 0;
   if (layout.first_stage()) row_output(alone, gradients);
   for (int l = 0; l < static_cast<int>(plan.spec.layers); ++l) {
     if (!model::holds_block(layout, plan.spec.layers, l)) continue;
-    column_input(layout.overlap, recipe.of(l, Gemm::qkv, Role::input).dtype);
-    row_output(layout.overlap, dropout ? recipe.of(l, Gemm::o_proj, Role::gradient).dtype : gradients);
+    column_input(layout.overlap, activations);
+    row_output(layout.overlap, gradients);
     const bool experts = plan.spec.has_experts(l);
     if (experts && plan.spec.moe.shared_ffn == 0) continue;
     const model::CommOverlap& overlap = experts ? alone : layout.overlap;  // a shared expert's is alone
-    column_input(overlap, recipe.of(l, Gemm::mlp_in, Role::input).dtype);
-    row_output(overlap, dropout && !experts ? recipe.of(l, Gemm::mlp_out, Role::gradient).dtype : gradients);
+    column_input(overlap, activations);
+    row_output(overlap, gradients);
   }
   if (!layout.last_stage()) return;
   column_input(alone, recipe.of(0, Gemm::lm_head, Role::input).dtype);
   const int64_t chunk = plan.decoder->head_chunk();
   add(Op::all_gather, (tokens + chunk - 1) / chunk, layout.tensor * tokens * 3 * size_of(DType::f32));
+}
+
+/// The largest magnitudes of FP8 tensors that several ranks have parts of (apps/model/projection.h,
+/// Decoder::update_scales()).
+void add_scales(const RunPlan& plan, const Add& add) {
+  using precision::Gemm, precision::Role;
+  const model::ModelLayout& layout = plan.layout;
+  const precision::Recipe& recipe = plan.recipe;
+  const auto layers = static_cast<int>(plan.spec.layers);
+  if (const precision::ScaleLayout scales = recipe.scales(layers); scales.layers > 0)
+    return add(parallel::group::all, Op::all_reduce, 1, scales.operands() * size_of(DType::f32), false);
+  for (int l = 0; l < layers; ++l)
+    for (const Gemm gemm : precision::layer_gemms) {
+      if (recipe.of(l, gemm, Role::input).scaling != Scaling::tensor ||
+          !model::holds_block(layout, layers, l))
+        continue;
+      const bool column = gemm == Gemm::qkv || gemm == Gemm::mlp_in;
+      for (const bool divided : {!column, column})  // x, dy
+        if (layout.context > 1 || (layout.tensor > 1 && divided))
+          add(model::microbatch_ranks(layout.tensor, layout.context), Op::all_reduce, plan.batch.accumulation,
+              plan.batch.accumulation * size_of(DType::f32), false);
+      if (layout.tensor > 1) add(parallel::group::tp, Op::all_reduce, 1, size_of(DType::f32), false);
+    }
 }
 
 /// What goes to the experts of other ranks and back (apps/model/expert_dispatch.h).
@@ -238,6 +260,7 @@ std::vector<TrafficPart> traffic_parts(const RunPlan& plan, const parallel::Proc
   add_layers(plan, add);
   add_attention(plan, add);
   add_routers(plan, add);
+  add_scales(plan, add);
   add_experts(plan, add);
   add_repeated(plan, add);
   purpose = Purpose::messages;

@@ -109,6 +109,33 @@ std::vector<StatePiece> error_pieces(const TrainState& s, const std::vector<Erro
   return pieces;
 }
 
+constexpr std::string_view fp8_prefix = "fp8.";
+
+// The scales of FP8 operands that outlive a step. Pieces refer to them.
+struct ScaleTensor {
+  const char* name;
+  StateMemory memory;
+};
+std::vector<ScaleTensor> scale_tensors(const TrainState& s) {
+  std::vector<ScaleTensor> out;
+  for (const auto& [name, t] : {std::pair("fp8.scale", s.scales), std::pair("fp8.amax", s.amax)})
+    if (t) out.push_back({name, {t}});
+  return out;
+}
+
+std::vector<StatePiece> scale_pieces(const std::vector<ScaleTensor>& tensors) {
+  std::vector<StatePiece> pieces;
+  for (const ScaleTensor& s : tensors) {
+    const Tensor& t = s.memory.values;
+    StatePiece& piece = pieces.emplace_back();
+    piece.name = s.name;
+    for (int i = 0; i < t.rank; ++i) piece.shape.push_back(t.dim(i));
+    piece.count = piece.run = piece.stride = t.numel();
+    piece.memory = &s.memory;
+  }
+  return pieces;
+}
+
 JsonValue to_json(const Position& p) {
   return JsonValue::object({{"step", p.step},
                             {"updates", p.updates},
@@ -164,11 +191,14 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   std::vector<StatePiece> pieces;
   const std::vector<GroupState> state = state_tensors(s);
   const std::vector<ErrorTensors> errors = error_tensors(s);
+  const std::vector<ScaleTensor> scales = scale_tensors(s);
   if (options.optimizer) {
     for (const GroupState& t : state)
       add_state(*s.parameters, t.memory, t.group->group->owned, true, t.named(), pieces);
     for (StatePiece& piece : error_pieces(s, errors, true, [](std::string_view, int) { return true; }))
       pieces.push_back(std::move(piece));
+    if (group.rank == 0)
+      for (StatePiece& piece : scale_pieces(scales)) pieces.push_back(std::move(piece));
   }
   // The counted elements, so that the sum over the ranks is the size of the checkpoint.
   int64_t bytes = 0;
@@ -269,7 +299,7 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
     }
   // What rounding lost is of as many ranks as saved it: other runs begin without.
   for (const auto& [name, tensor] : reader.manifest().tensors)
-    if (name.starts_with(error_prefix) || name.starts_with(sum_error_prefix))
+    if (name.starts_with(error_prefix) || name.starts_with(sum_error_prefix) || name.starts_with(fp8_prefix))
       want(name, tensor.dtype, tensor.shape);
   reader.check_names(wanted);
 
@@ -298,6 +328,17 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
     log::warn(
         "{}: has no rounding errors of fp8 gradients of as many ranks as this run has: they begin at zero",
         reader.path());
+  // Of the same layers and as many steps; else the run measures anew.
+  const std::vector<ScaleTensor> scale_memory = scale_tensors(s);
+  const std::vector<StatePiece> scales = scale_pieces(scale_memory);
+  const bool same_scales = std::all_of(scales.begin(), scales.end(), [&](const StatePiece& piece) {
+    const auto* stored = reader.find(piece.name);
+    return stored && stored->shape == piece.shape;
+  });
+  if (same_scales)
+    pieces.insert(pieces.end(), scales.begin(), scales.end());
+  else
+    log::warn("{}: has no FP8 scales of this recipe: they begin at 1", reader.path());
   const auto load_piece = [&](const StatePiece& piece, Staging* staging) {
     // In elements if they are contiguous, else in runs.
     const int64_t unit = piece.flat() ? 1 : piece.run, stride = piece.flat() ? 1 : piece.stride;

@@ -5,8 +5,9 @@
 // Logical tensors: weights under their Hugging Face names and shapes; optimizer state as "<state>/<name>"
 // ("exp_avg/model.norm.weight") in [out, in] order and fp32, whatever their format in memory, and, with
 // gradients in fp8, what rounding them lost: of every rank that sums them ("grad_error.3/NAME"), and of their
-// sums ("grad_sum_error/NAME"). A rank stores the ranges that are counted on it and reads the slices and
-// ranges it needs, so that a checkpoint can be loaded on any number of ranks.
+// sums ("grad_sum_error/NAME"), and the delayed scales of FP8 operands ("fp8.scale", "fp8.amax"), which the
+// first rank stores. A rank stores the ranges that are counted on it and reads the slices and ranges it
+// needs, so that a checkpoint can be loaded on any number of ranks.
 
 #include <cstdint>
 #include <string>
@@ -44,6 +45,7 @@ struct TrainState {
   const model::ParameterList* whole = nullptr;       ///< of the whole model: the tensors of the checkpoint
   std::vector<engine::WeightSlice> weights;          ///< that this rank keeps
   std::vector<engine::GroupTensors> groups;          ///< only their optimizer state is used
+  Tensor scales, amax;                               ///< model::DelayedScales; equal on all ranks
   Staging* staging = nullptr;                        ///< null: host memory
 };
 

@@ -58,7 +58,7 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
   const model::ModelSpec spec = load_model_spec(result);
   const BatchPlan batch = resolve_batch(c, world);
   const int threads = threads_for(c.kernels, 1);
-  const precision::Recipe recipe = plan::recipe_for(c, device.type);
+  const precision::Recipe recipe = plan::recipe_for(c, device.type, spec.layers);
   std::map<std::pair<int, int>, std::vector<int>> by_part;  // of the model: tp and pp coordinates
   const parallel::RankGrid grid(plan::grid_position(c, world, 0).sizes);
   for (int rank = 0; rank < world; ++rank) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "apps/data/manifest.h"
 #include "apps/plan/memory_check.h"
@@ -192,6 +193,58 @@ void check_recompute(const ConfigResult& result, const model::ModelSpec& spec, D
       add(key, fmt::format("{} is {}, but the model has {} layers", key, *count, spec.layers));
 }
 
+// FP8 operands: the sizes of the matrices of a rank, and of a microbatch.
+void check_fp8(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
+  const Config& c = result.config;
+  const Fp8Config& fp8 = c.policy.fp8_cfg;
+  constexpr std::string_view enabled = "policy.fp8_cfg.enabled", recipe_key = "policy.fp8_cfg.fp8_recipe";
+  if (!fp8.enabled || !result.sound(enabled) || !result.sound(recipe_key) ||
+      !result.sound("distributed.tensor_parallel_size"))
+    return;
+  const auto add = [&](std::string_view key, std::string text, std::vector<std::string> notes) {
+    out.push_back(diagnose(result, key, std::move(text), "", std::move(notes)));
+  };
+  if (spec.expert_layers() > 0)
+    return add(enabled,
+               fmt::format("{}: true does not support models with experts, which {} has", enabled,
+                           name_of(spec.family)),
+               {"set it to false"});
+  if (fp8.num_first_layers_in_bf16 + fp8.num_last_layers_in_bf16 >= spec.layers)
+    return add(enabled,
+               fmt::format("no layer reads FP8: {} first and {} last of {} layers are excluded",
+                           fp8.num_first_layers_in_bf16, fp8.num_last_layers_in_bf16, spec.layers),
+               {"lower policy.fp8_cfg.num_first_layers_in_bf16 or num_last_layers_in_bf16, or set " +
+                std::string(enabled) + " to false"});
+  const precision::Recipe recipe = plan::recipe_for(c, DeviceType::cpu, spec.layers);
+  const Scaling scaling = recipe.quantized().input.scaling;
+  const int64_t unit = precision::dimension_unit(scaling), ranks = c.distributed.tensor_parallel_size;
+  const std::string split = ranks > 1 ? fmt::format(" on each of {} tensor-parallel ranks", ranks) : "";
+  for (const auto& [key, what, size] :
+       {std::tuple("policy.model.hidden_size", "columns of the residual stream", spec.hidden),
+        std::tuple("policy.model.num_attention_heads", "columns of the queries", spec.q_width() / ranks),
+        std::tuple("policy.model.num_key_value_heads", "columns of queries, keys and values",
+                   spec.qkv_width() / ranks),
+        std::tuple("policy.model.intermediate_size", "columns of the MLP", spec.ffn / ranks)})
+    if (size % unit != 0)
+      add(key,
+          fmt::format("{}: {} {}{} are not a multiple of {}, which FP8 with {} scales needs", key, size, what,
+                      split, unit, name_of(fp8.fp8_recipe)),
+          {fmt::format("use a model of other sizes, another {}, or {}: false", recipe_key, enabled)});
+  constexpr std::string_view length_key = "policy.max_total_sequence_length";
+  if (!result.sound(length_key) || !result.sound("distributed.context_parallel_size")) return;
+  // A microbatch has any number of such parts.
+  const int64_t rows = precision::row_unit(scaling),
+                length = c.policy.max_total_sequence_length / c.distributed.context_parallel_size,
+                micro =
+                    c.policy.train_micro_batch_size.is_auto() ? 1 : c.policy.train_micro_batch_size.value();
+  if (length * micro % rows != 0)
+    add(length_key,
+        fmt::format("{}: a microbatch of {} x {} tokens is not a multiple of {}, which FP8 with {} scales "
+                    "needs",
+                    length_key, micro, length, rows, name_of(fp8.fp8_recipe)),
+        {fmt::format("fits: a multiple of {} for each rank", rows / std::gcd(rows, micro))});
+}
+
 // Every rank routes tokens of its own.
 void check_experts(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
   if (spec.moe.experts == 0) {
@@ -351,6 +404,7 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   check_experts(result, *model.spec, found);
   check_recompute(result, *model.spec, found);
   check_on_oom(result, *model.spec, found);
+  check_fp8(result, *model.spec, found);
   result.add(found);
   if (!result.ok() || setting.world == 0 || !setting.grid) return;
   check_memory(result, *model.spec, setting);

@@ -91,6 +91,17 @@ struct RecomputeConfig {
   bool operator==(const RecomputeConfig&) const = default;
 };
 
+struct Fp8Config {
+  bool enabled = false;
+  Fp8Format fp8 = Fp8Format::hybrid;
+  Fp8Recipe fp8_recipe = Fp8Recipe::tensorwise;
+  int64_t num_first_layers_in_bf16 = 0, num_last_layers_in_bf16 = 0;
+  int64_t fp8_margin = 0;
+  int64_t fp8_amax_history_len = 1;
+  AmaxAlgorithm fp8_amax_compute_algo = AmaxAlgorithm::most_recent;
+  bool operator==(const Fp8Config&) const = default;
+};
+
 struct LrScalingConfig {
   LrScalingRule rule = LrScalingRule::none;
   int64_t base_batch_size = 32;
@@ -132,6 +143,7 @@ struct PolicyConfig {
   Precision precision = Precision::automatic;
   LogitsDType logits_dtype = LogitsDType::automatic;
   AutoOr<LossScaling> loss_scaling;
+  Fp8Config fp8_cfg;
   int64_t train_global_batch_size = 32;                ///< sequences per optimizer step, over all ranks
   AutoOr<int64_t> train_micro_batch_size;              ///< sequences per forward pass and rank
   std::optional<int64_t> gradient_accumulation_steps;  ///< checked against global / (micro x dp)

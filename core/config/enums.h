@@ -50,6 +50,10 @@ NRL_ENUM(ReduceDType, (fp32, bf16, fp8), ("fp32", "bf16", "fp8"),
 NRL_ENUM(Precision, (automatic, float32, bfloat16, float16, fastest),
          ("auto", "float32", "bfloat16", "float16", "fastest"),
          (, {"fp32", "float32"}, {"bf16", "bfloat16"}, {"fp16", "float16"}, {"32", "float32"}))
+NRL_ENUM(Fp8Format, (hybrid, e4m3), ("hybrid", "e4m3"), ())
+NRL_ENUM(Fp8Recipe, (tensorwise, delayed, blockwise, mxfp8), ("tensorwise", "delayed", "blockwise", "mxfp8"),
+         (, {"current", "tensorwise"}))
+NRL_ENUM(AmaxAlgorithm, (most_recent, max), ("most_recent", "max"), ())
 NRL_ENUM(LogitsDType, (automatic, float32, bfloat16), ("auto", "float32", "bfloat16"),
          (, {"fp32", "float32"}, {"bf16", "bfloat16"}))
 NRL_ENUM(AttentionType, (automatic, flash_attention, cudnn, unfused),

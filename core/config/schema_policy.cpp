@@ -79,6 +79,52 @@ void add_recompute(PolicyTable& t) {
       .help("Which activations are offloaded.");
 }
 
+void add_fp8(PolicyTable& t) {
+  t.section(
+      "fp8_cfg",
+      "FP8 operands of the GEMMs of attention and MLP (docs/precision.md). The rest, the LM head included, "
+      "stays in policy.precision.");
+  NRL_POLICY_KEY(t, fp8_cfg.enabled)
+      .alias("policy.megatron_cfg.fp8_cfg.enabled")
+      .help("Round the operands of GEMMs to FP8. A CPU rounds them and computes in fp32.");
+  NRL_POLICY_KEY(t, fp8_cfg.fp8)
+      .alias("policy.megatron_cfg.fp8_cfg.fp8")
+      .help(
+          "hybrid: values in e4m3, gradients in e5m2 (with blockwise and mxfp8 in e4m3 as well, whose scales "
+          "give the range); e4m3: everything in e4m3.");
+  NRL_POLICY_KEY(t, fp8_cfg.fp8_recipe)
+      .alias("policy.megatron_cfg.fp8_cfg.fp8_recipe")
+      .help(
+          "Scales. tensorwise: of a tensor, from its largest number; delayed: of a tensor, from earlier "
+          "steps; "
+          "blockwise: of 1 x 128 values, and 128 x 128 of weights, powers of two; mxfp8: of 32 values, "
+          "powers "
+          "of two (Blackwell GPUs and CPUs).");
+  NRL_POLICY_KEY(t, fp8_cfg.num_first_layers_in_bf16)
+      .at_least(0)
+      .help("This many first layers read policy.precision instead; not with delayed.");
+  NRL_POLICY_KEY(t, fp8_cfg.num_last_layers_in_bf16)
+      .at_least(0)
+      .help("This many last layers read policy.precision instead; not with delayed.");
+  NRL_POLICY_KEY(t, fp8_cfg.fp8_margin)
+      .at_least(0)
+      .at_most(16)
+      .alias("policy.megatron_cfg.fp8_cfg.fp8_margin")
+      .help("tensorwise, delayed: scales leave room for numbers 2^margin times as large.");
+  NRL_POLICY_KEY(t, fp8_cfg.fp8_amax_history_len)
+      .at_least(1)
+      .at_most(65536)
+      .alias("policy.megatron_cfg.fp8_cfg.fp8_amax_history_len")
+      .help("delayed: steps whose largest numbers are kept.");
+  NRL_POLICY_KEY(t, fp8_cfg.fp8_amax_compute_algo)
+      .alias("policy.megatron_cfg.fp8_cfg.fp8_amax_compute_algo")
+      .help(
+          "delayed: the scale follows from the last step (most_recent), or from the largest of the history.");
+  t.planned("fp8_cfg.fp8_param", Kind::boolean, "false")
+      .alias("policy.megatron_cfg.fp8_cfg.fp8_param")
+      .help("Keep parameters in FP8.");
+}
+
 void add_optimizer(PolicyTable& t) {
   t.section("optimizer", "The optimizer.");
   NRL_POLICY_KEY(t, optimizer.name)
@@ -204,25 +250,6 @@ void add_planned_features(PolicyTable& t) {
           "optimizer divides by it. A number (2**15 is accepted), or dynamic: begins at 65536, doubles after "
           "2000 steps without overflow, and halves at an overflow, whose step is skipped. auto: none, since "
           "float32 and bfloat16 need none.");
-  t.section("fp8_cfg", "FP8 GEMMs.");
-  t.planned("fp8_cfg.enabled", Kind::boolean, "false")
-      .alias("policy.megatron_cfg.fp8_cfg.enabled")
-      .help("Compute GEMMs in FP8.");
-  t.planned("fp8_cfg.fp8", Kind::choice, "hybrid")
-      .one_of({"hybrid", "e4m3"})
-      .alias("policy.megatron_cfg.fp8_cfg.fp8")
-      .help("Types of values and gradients.");
-  t.planned("fp8_cfg.fp8_recipe", Kind::choice, "tensorwise")
-      .one_of({"tensorwise", "delayed", "blockwise", "mxfp8"})
-      .alias("policy.megatron_cfg.fp8_cfg.fp8_recipe")
-      .help("Granularity of the scales.");
-  t.planned("fp8_cfg.fp8_param", Kind::boolean, "false")
-      .alias("policy.megatron_cfg.fp8_cfg.fp8_param")
-      .help("Keep parameters in FP8.");
-  for (const char* which : {"first", "last"})
-    t.planned(std::string("fp8_cfg.num_") + which + "_layers_in_bf16", Kind::integer, "0")
-        .at_least(0)
-        .help("Layers kept in bfloat16.");
   t.section("sequence_packing", "Packing of several sequences into one row.");
   t.planned("sequence_packing.enabled", Kind::boolean, "false").help("Pack sequences.");
   t.planned("sequence_packing.train_mb_tokens", Kind::integer, "null")
@@ -363,6 +390,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
           "GPU: capture a whole step once and launch it as one CUDA graph from then on, which saves host "
           "time when kernels are short. Not with distributed.backend staged on several ranks, nor with "
           "data.reset_attention_mask or distributed.overlap_param_gather.");
+  add_fp8(t);
   add_recompute(t);
   t.planned("pin_memory", Kind::boolean, "false").help("Page-locked host buffers for offloading.");
   add_optimizer(t);

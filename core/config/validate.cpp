@@ -439,6 +439,7 @@ Diagnostics validate(const ConfigResult& result) {
   check_schedule(c, config);
   check_rest(c, config);
   check_tensor_parallel(c);
+  check_fp8(c);
   check_pipeline(c);
   // With the number of replicas given, check the batch arithmetic; otherwise only what must divide
   // for any number.

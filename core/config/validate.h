@@ -15,6 +15,8 @@ Diagnostics validate(const ConfigResult& result);
 
 /// Tensor and sequence parallelism and what overlaps their communication.
 void check_tensor_parallel(Checker c);
+/// FP8 operands of GEMMs.
+void check_fp8(Checker c);
 /// The tokens that tensor-parallel ranks divide, once the batch fits the ranks.
 void check_sequence_parallel(Checker c, int world);
 /// The pipeline's keys.

@@ -7,24 +7,34 @@
 // block's largest number fits; a block with NaN or infinity has the scale NaN. The scale of a tensor is
 // given: larger numbers saturate, NaN and infinity become NaN.
 
+#include "core/ops/activation.h"
 #include "core/ops/exec.h"
 
 namespace nrl::ops {
 
-/// row = x and column = x^T in FP8; one may be absent. Both have one type (e4m3 or e5m2) and one scaling.
-/// Scaling::tensor: they share `scales.data`, and `scales.amax`, if not null, becomes the maximum of itself
-/// and |x| (infinity or NaN if x has one).
+/// What is rounded: x (N, K), or an activation of it, which is computed in f32 where x is read and needs no
+/// memory: f(x), or gated f(gate) * up of an x (N, 2K) as for activation_forward().
+struct QuantizeSource {
+  Tensor x;  ///< contiguous f32 or bf16; N and K are multiples of 16, N only for transposed copies
+  Activation activation = Activation::none;
+  bool gated = false;
+  int64_t columns() const { return gated ? x.dim(1) / 2 : x.dim(1); }  ///< K
+};
+
+/// row = x and column = x^T in FP8, x being the source; one may be absent. Both have one type (e4m3 or e5m2)
+/// and one scaling. Scaling::tensor: they share `scales.data`, and `scales.amax`, if not null, becomes the
+/// maximum of itself and |x| (infinity or NaN if x has one).
 struct Quantize {
-  Tensor x;            ///< (N, K) contiguous f32 or bf16; multiples of 16, with `column` N as well
+  QuantizeSource source;
   Tensor row = {};     ///< (N, K) contiguous, with dense scales
   Tensor column = {};  ///< (K, N) the same
 };
 void quantize(Exec& exec, const Quantize& a);
 Cost cost(const Exec& exec, const Quantize& a);
 
-/// amax = max(amax, |x|), NaN or infinity if x has one.
+/// amax = max(amax, |x|) of the source, NaN or infinity if it has one.
 struct LargestMagnitude {
-  Tensor x;     ///< (N, K) contiguous f32 or bf16, K a multiple of 16
+  QuantizeSource source;
   Tensor amax;  ///< (1) f32, not negative
 };
 void largest_magnitude(Exec& exec, const LargestMagnitude& a);

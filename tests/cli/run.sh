@@ -195,6 +195,18 @@ case $case_name in
     done
     traffic_of context4 4 distributed.context_parallel_size=4 'distributed.cp_comm_type=[a2a+p2p,p2p]' \
       'distributed.hierarchical_context_parallel_sizes=[2,2]'
+    # The largest numbers of FP8 operands.
+    fp8=('policy.model={model_type: llama, vocab_size: 272, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
+      num_attention_heads: 4, head_dim: 16}' policy.max_total_sequence_length=32 policy.fp8_cfg.enabled=true)
+    for recipe in tensorwise delayed; do
+      for keys in "distributed.tensor_parallel_size=2 distributed.sequence_parallel=false" "distributed.tensor_parallel_size=2" \
+        "distributed.context_parallel_size=2" "distributed.shard_strategy=optim"; do
+        # shellcheck disable=SC2086
+        traffic_of "fp8-$recipe" 2 "${fp8[@]}" policy.fp8_cfg.fp8_recipe=$recipe $keys
+      done
+    done
+    traffic_of fp8-tensorwise4 4 "${fp8[@]}" distributed.tensor_parallel_size=2 distributed.context_parallel_size=2 \
+      policy.fp8_cfg.num_first_layers_in_bf16=1
     # Messages between the stages of a pipeline, beside what stages communicate otherwise.
     # Rank 0, whose communication is logged, must be the one that plan shows: it gets most layers.
     pipeline=(policy.model.num_hidden_layers=4 distributed.num_layers_in_first_pipeline_stage=3)

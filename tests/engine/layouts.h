@@ -103,6 +103,7 @@ class Trainee {
   }
 
   const parallel::Groups& groups() const { return *groups_; }
+  engine::Engine& engine() { return *engine_; }
 
  private:
   data::HostMicroBatch samples(int64_t step, int64_t first) const {

@@ -35,8 +35,7 @@ class Adapter : public Layer {
     ports_.d_out = slot({.name = "d_out", .width = h, .dtype = dtype, .port = true});
     norm_.emplace(
         *c.spec, precision::recipe_for_weights(dtype), [this](const memory::SlotSpec& s) { return slot(s); },
-        Stream{.x = ports_.x, .residual = ports_.residual, .layer = 0, .site = DropoutSite::mlp}, p.norm, -1,
-        precision::Format{dtype});
+        Stream{.x = ports_.x, .residual = ports_.residual, .layer = 0, .site = DropoutSite::mlp}, p.norm, -1);
     ports_.sum = norm_->sum;
     down_ = slot({.name = "down", .width = narrow, .dtype = dtype, .rules = "adapter"});
     act_ = slot({.name = "activation", .width = narrow, .dtype = dtype, .rules = "activation adapter"});

@@ -75,7 +75,9 @@ Outputs copies(Exec& e, DType type, DType format, Scaling kind, int64_t n, int64
   Copies c(format, kind, n, k);
   c.given.set(0, 0.0123);
   c.amax.set(0, 1e-3);
-  quantize(e, {.x = x, .row = row ? c.row.tensor : Tensor{}, .column = column ? c.column.tensor : Tensor{}});
+  quantize(
+      e,
+      {.source = {x}, .row = row ? c.row.tensor : Tensor{}, .column = column ? c.column.tensor : Tensor{}});
   synchronize(e);
   return {{"row", c.row.codes.unpacked()},
           {"row scales", c.row.scales.unpacked()},
@@ -93,7 +95,7 @@ Outputs linear(Exec& e, DType type, DType gradient, Scaling input, Scaling weigh
   Exec reference{.kernels = &reference_kernels()};
   const auto fill = [&](Copies& c, const std::string& name, int64_t rows, int64_t columns) {
     const Buffer source = Buffer(DType::f32, {rows, columns}).normal(name);
-    quantize(reference, {.x = source, .row = c.row.tensor, .column = c.column.tensor});
+    quantize(reference, {.source = {source}, .row = c.row.tensor, .column = c.column.tensor});
   };
   fill(x, "x", n, k);
   fill(w, "w", m, k);
@@ -141,9 +143,43 @@ Outputs scales(Exec& e, int64_t rows, int64_t n, DType format, bool most_recent,
 Outputs largest(Exec& e, DType type, int64_t n, int64_t k) {
   const Buffer x = values(type, n, k, "x");
   Buffer amax = Buffer(DType::f32, {1}).fill(0.5);
-  largest_magnitude(e, {x, amax});
+  largest_magnitude(e, {{x}, amax});
   synchronize(e);
   return {{"amax", amax}};
+}
+
+/// An activation that is computed as it is rounded gives the codes of one that is stored in f32, but for
+/// numbers in the middle of two, where the last bit of the activation decides.
+void fused_activation(Exec& e) {
+  const int64_t n = 144, k = 272;
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const bool gated : {false, true})
+      for (const Activation kind : {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf})
+        for (const Scaling scaling : {Scaling::tensor, Scaling::row128, Scaling::mx32}) {
+          const Buffer x = Buffer(type, {n, gated ? 2 * k : k}).normal("x");
+          Buffer input(DType::f32, {n, gated ? 2 * k : k}), act(DType::f32, {n, k});
+          for (int64_t i = 0; i < x.size(); ++i) input.set(i, x.get(i));
+          Copies fused(DType::e4m3, scaling, n, k), apart(DType::e4m3, scaling, n, k);
+          Buffer amax(DType::f32, {1}), want_amax(DType::f32, {1});
+          for (Copies* c : {&fused, &apart}) c->given.set(0, 0.01);
+          activation_forward(e, {.kind = kind, .gated = gated, .x = input, .out = act});
+          quantize(e, {.source = {act}, .row = apart.row.tensor, .column = apart.column.tensor});
+          largest_magnitude(e, {{act}, want_amax});
+          const QuantizeSource source{.x = x, .activation = kind, .gated = gated};
+          quantize(e, {.source = source, .row = fused.row.tensor, .column = fused.column.tensor});
+          largest_magnitude(e, {source, amax});
+          synchronize(e);
+          int64_t different = 0;
+          for (const auto& [a, b] : {std::pair{fused.row.codes.unpacked(), apart.row.codes.unpacked()},
+                                     {fused.column.codes.unpacked(), apart.column.codes.unpacked()}})
+            for (int64_t i = 0; i < n * k; ++i) {
+              const double off = std::fabs(a.get(i) - b.get(i));
+              expect(off <= 1, fmt::format("code {}: {} and {}", i, a.get(i), b.get(i)));
+              different += off > 0;
+            }
+          expect(different <= n * k / 1000, fmt::format("{} codes differ", different));
+          expect(std::fabs(amax.get(0) - want_amax.get(0)) <= 1e-5 * want_amax.get(0), "amax");
+        }
 }
 
 /// NaN and infinity spoil their block, or in a scaled tensor themselves, and are seen in amax.
@@ -155,7 +191,7 @@ void non_finite(Exec& e) {
       x.set(at, bad);
       Copies c(DType::e4m3, kind, n, k);
       c.given.set(0, 1.0);
-      quantize(e, {.x = x, .row = c.row.tensor, .column = c.column.tensor});
+      quantize(e, {.source = {x}, .row = c.row.tensor, .column = c.column.tensor});
       synchronize(e);
       const Fp8Matrix& row = c.row;
       const Buffer codes = row.codes.unpacked();
@@ -221,6 +257,7 @@ NRL_OP_CASES(quantize) {
                                   },
                                   true});
   registry.properties.push_back({"quantize.non_finite", non_finite});
+  registry.properties.push_back({"quantize.fused_activation", fused_activation});
 }
 
 }  // namespace nrl::ops_test

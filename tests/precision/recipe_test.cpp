@@ -68,11 +68,34 @@ TEST_CASE("layers with quantized operands", "[precision]") {
 
 TEST_CASE("scales that outlive a step", "[precision]") {
   const ScaleLayout scales = hybrid.scales(4);
-  REQUIRE(scales.operands == 2 * 4 * 3);
+  REQUIRE(scales.operands() == 4 * 4 * 3);
   REQUIRE(scales.history == 16);
-  REQUIRE(scales.bytes() == 24 * 17 * 4);
-  REQUIRE(hybrid.scales(2).operands == 12);
+  REQUIRE(scales.bytes() == 48 * 17 * 4);
+  REQUIRE(scales.index(0, Gemm::qkv, Role::input) == 0);
+  REQUIRE(scales.index(3, Gemm::mlp_out, Role::weight) == 31);
+  REQUIRE(scales.index(0, Gemm::o_proj, Role::gradient) == 33);
+  REQUIRE(hybrid.scales(1).bytes() == 0);  // its only layer is not quantized
   REQUIRE(blockwise.scales(4).bytes() == 0);
+}
+
+TEST_CASE("FP8 recipes by name", "[precision]") {
+  const QuantizedGemms delayed = fp8_gemms(
+      {.scaling = Fp8Scaling::delayed, .end = 4, .amax_history = 8, .most_recent = true, .margin = 1});
+  REQUIRE(delayed.amax_history == 8);
+  REQUIRE(delayed.most_recent);
+  REQUIRE(delayed.margin == 1);
+  REQUIRE(delayed.gradient == Format{DType::e5m2, Scaling::tensor});
+  REQUIRE(delayed.weight == Format{DType::e4m3, Scaling::tensor});
+  const QuantizedGemms current = fp8_gemms({.hybrid = false, .end = 4, .amax_history = 8});
+  REQUIRE(current.amax_history == 0);
+  REQUIRE(current.gradient == Format{DType::e4m3, Scaling::tensor});
+  REQUIRE(fp8_gemms({.scaling = Fp8Scaling::blockwise, .end = 4}) == blockwise.quantized());
+  const Recipe mx = float32.with_quantized(fp8_gemms({.scaling = Fp8Scaling::mxfp8, .begin = 1, .end = 2}));
+  REQUIRE(mx.of(1, Gemm::qkv, Role::gradient) == Format{DType::e4m3, Scaling::mx32});
+  REQUIRE(mx.of(0, Gemm::qkv, Role::gradient) == Format{DType::f32, Scaling::none});
+  REQUIRE(mx.quantizes(1, Gemm::o_proj));
+  REQUIRE_FALSE(mx.quantizes(2, Gemm::o_proj));
+  for (const Recipe& recipe : {mx, hybrid, blockwise}) REQUIRE(unsupported_reason(recipe, 4).empty());
 }
 
 TEST_CASE("what the ops cannot do is refused by name", "[precision]") {
@@ -81,9 +104,13 @@ TEST_CASE("what the ops cannot do is refused by name", "[precision]") {
     INFO(reason);
     return reason.find(word) != std::string::npos;
   };
-  REQUIRE(refused_for(hybrid, "layer 1: qkv input in e4m3 with tensor scales"));
-  REQUIRE(unsupported_reason(hybrid, 1).empty());  // its only layer is not quantized
-  REQUIRE(refused_for(blockwise, "layer 0: qkv input in e4m3 with row128 scales"));
+  QuantizedGemms part = hybrid.quantized();
+  part.gradient = {DType::bf16};
+  REQUIRE(refused_for(hybrid.with_quantized(part), "layer 1: qkv gradient in bf16"));
+  REQUIRE(unsupported_reason(hybrid.with_quantized(part), 1).empty());  // its only layer is not quantized
+  part = blockwise.quantized();
+  part.input.scaling = Scaling::none;
+  REQUIRE(refused_for(blockwise.with_quantized(part), "layer 0: qkv input in e4m3 with none scales"));
   REQUIRE(refused_for(Recipe({.activations = DType::f16}), "activations in f16"));
   REQUIRE(refused_for(Recipe({.weights = DType::f16}), "weights in f16"));
   REQUIRE(refused_for(float32.with_bf16_logits(), "logits in bf16"));

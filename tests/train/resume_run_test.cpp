@@ -176,6 +176,38 @@ TEST_CASE("a resumed run makes the same steps as one that was not stopped") {
   }
 }
 
+TEST_CASE("scales of FP8 operands that follow from earlier steps are restored") {
+  const Runs runs;
+  const std::vector<std::string> more{"policy.fp8_cfg.enabled=true", "policy.fp8_cfg.fp8_recipe=delayed",
+                                      "policy.fp8_cfg.fp8_amax_history_len=3",
+                                      "policy.fp8_cfg.fp8_amax_compute_algo=max",
+                                      "policy.model.intermediate_size=32"};
+  REQUIRE(runs.train("whole", more) == Exit::ok);
+  runs.copy("whole", "parts", 2);
+  REQUIRE(runs.train("parts", more) == Exit::ok);
+  for (const char* file : {"model.safetensors", optimizer_file}) CHECK(runs.same("parts", "whole", file));
+  for (const std::string edited : {"fp8.scale", "fp8.amax"}) {
+    CAPTURE(edited);
+    int found = 0;
+    runs.copy(
+        "whole", edited, 2, [](JsonValue&) {},
+        [&](const std::string& tensor, DType, std::string& bytes) {
+          if (tensor == edited) ++found, scale(bytes, 3.0f);
+        });
+    CHECK(found == 1);
+    REQUIRE(runs.train(edited, more) == Exit::ok);
+    CHECK_FALSE(runs.same(edited, "whole", "model.safetensors"));
+  }
+  // Another history begins anew, and one without any leaves it out.
+  runs.copy("whole", "longer", 2);
+  auto longer = more;
+  longer[2] = "policy.fp8_cfg.fp8_amax_history_len=4";
+  CHECK(runs.train("longer", longer) == Exit::ok);
+  runs.copy("whole", "current", 2);
+  CHECK(runs.train("current", {"policy.fp8_cfg.enabled=true", "policy.model.intermediate_size=32"}) ==
+        Exit::ok);
+}
+
 TEST_CASE("every counter of a checkpoint is restored") {
   const Runs runs;
   REQUIRE(runs.train("whole") == Exit::ok);

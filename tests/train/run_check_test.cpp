@@ -228,3 +228,53 @@ TEST_CASE("what belongs to experts is refused for models without them, and the o
   CHECK(shown(qwen + "8, mlp_only_layers: [0]}", {tensor}).find("81 columns of the MLP") !=
         std::string::npos);
 }
+
+TEST_CASE("FP8 operands are checked against the model") {
+  const auto shown = [](const std::string& model, std::vector<std::string> overrides) {
+    overrides.insert(overrides.begin(),
+                     {"device=cpu", "policy.model=" + model, "policy.fp8_cfg.enabled=true"});
+    ConfigResult result = load_config_text(
+        "policy: {train_global_batch_size: 8, train_micro_batch_size: 1, max_total_sequence_length: 128}\n"
+        "pretrain: {max_num_steps: 10}\n"
+        "data: {train: {data_path: corpus}}\n",
+        "t.yaml", overrides);
+    train::check_run(result, {.world = 2, .files = false});
+    return render(result.diagnostics);
+  };
+  const auto refused = [&](const std::vector<std::string>& overrides, const std::string& message,
+                           const std::string& model) {
+    const std::string text = shown(model, overrides);
+    CAPTURE(text);
+    CHECK(text.find(message) != std::string::npos);
+  };
+  const std::string small =
+                        "{model_type: llama, vocab_size: 272, hidden_size: 32, intermediate_size: 96, "
+                        "num_hidden_layers: 2, num_attention_heads: 4, head_dim: 16}",
+                    wide =
+                        "{model_type: llama, vocab_size: 272, hidden_size: 128, intermediate_size: 256, "
+                        "num_hidden_layers: 2, num_attention_heads: 4, head_dim: 64}",
+                    experts =
+                        "{model_type: mixtral, vocab_size: 272, hidden_size: 32, intermediate_size: 32, "
+                        "num_hidden_layers: 2, num_attention_heads: 4, head_dim: 16}";
+  const std::string blockwise = "policy.fp8_cfg.fp8_recipe=blockwise",
+                    tensor = "distributed.tensor_parallel_size=2";
+  CHECK(shown(small, {}).empty());
+  CHECK(shown(small, {tensor}).empty());
+  CHECK(shown(wide, {blockwise}).empty());
+  CHECK(shown(wide, {blockwise, tensor}).empty());
+  CHECK(shown(wide, {"policy.fp8_cfg.fp8_recipe=mxfp8"}).empty());
+  refused({}, "does not support models with experts", experts);
+  refused({blockwise},
+          "policy.model.hidden_size: 32 columns of the residual stream are not a multiple of 128", small);
+  refused(
+      {tensor, "policy.model.intermediate_size=48"},
+      "policy.model.intermediate_size: 24 columns of the MLP on each of 2 tensor-parallel ranks are not a "
+      "multiple of 16",
+      small);
+  refused({"policy.max_total_sequence_length=24"}, "a microbatch of 1 x 24 tokens is not a multiple of 16",
+          small);
+  refused({blockwise, "policy.max_total_sequence_length=64"},
+          "a microbatch of 1 x 64 tokens is not a multiple of 128", wide);
+  refused({"policy.fp8_cfg.num_first_layers_in_bf16=1", "policy.fp8_cfg.num_last_layers_in_bf16=1"},
+          "no layer reads FP8", small);
+}

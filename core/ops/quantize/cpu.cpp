@@ -10,6 +10,7 @@
 #include "core/ops/ops_list.h"
 #include "core/ops/quantize/update.h"
 #include "core/ops/shared/cpu/simd.h"
+#include "core/ops/shared/element.h"
 #include "core/ops/shared/fp8.h"
 
 namespace nrl::ops::NRL_ISA {
@@ -56,14 +57,42 @@ struct Tile {
   alignas(64) uint8_t codes[side * side];
 };
 
-template <class T>
-void load_tile(const Tensor& x, Tile& t) {
-  const T* from = data_of<const T>(x) + t.row * x.dim(1) + t.column;
-  for (int64_t r = 0; r < t.n; ++r) {
-    float* to = t.x + r * side;
+/// `n` numbers of a row of the source from column `column` on.
+template <class T, Activation kind, bool gated>
+NRL_INLINE void load_row(const T* x, int64_t columns, float* to, int64_t n) {
 #pragma omp simd
-    for (int64_t c = 0; c < t.k; ++c) to[c] = static_cast<float>(from[r * x.dim(1) + c]);
+  for (int64_t i = 0; i < n; ++i) {
+    const float value = element::activation<SimdMath, kind>(static_cast<float>(x[i])).value;
+    to[i] = gated ? value * static_cast<float>(x[columns + i]) : value;
   }
+}
+
+/// Calls body.operator()<kind, gated>().
+template <class Body>
+void for_activation(const QuantizeSource& s, const Body& body) {
+  const auto with = [&]<Activation kind>() {
+    s.gated ? body.template operator()<kind, true>() : body.template operator()<kind, false>();
+  };
+  switch (s.activation) {
+    case Activation::silu:
+      return with.template operator()<Activation::silu>();
+    case Activation::gelu_tanh:
+      return with.template operator()<Activation::gelu_tanh>();
+    case Activation::gelu_erf:
+      return with.template operator()<Activation::gelu_erf>();
+    case Activation::none:
+      return body.template operator()<Activation::none, false>();
+  }
+}
+
+void load_tile(const QuantizeSource& s, Tile& t) {
+  const int64_t ld = s.x.dim(1), columns = s.columns();
+  for_float_type(s.x.dtype, [&]<class T>() {
+    const T* from = data_of<const T>(s.x) + t.row * ld + t.column;
+    for_activation(s, [&]<Activation kind, bool gated>() {
+      for (int64_t r = 0; r < t.n; ++r) load_row<T, kind, gated>(from + r * ld, columns, t.x + r * side, t.k);
+    });
+  });
 }
 
 template <DType format>
@@ -186,7 +215,7 @@ void quantize_tile(const Quantize& a, Tile& t, uint32_t& largest) {
 
 template <DType format>
 void quantize_as(Exec& exec, const Quantize& a) {
-  const int64_t n = a.x.dim(0), k = a.x.dim(1), across = (k + side - 1) / side,
+  const int64_t n = a.source.x.dim(0), k = a.source.columns(), across = (k + side - 1) / side,
                 tiles = (n + side - 1) / side * across;
   float* amax = (a.row ? a.row : a.column).scales.amax;
   cpu::parallel_for(exec.threads, tiles, 1, [&](int64_t begin, int64_t end) {
@@ -197,7 +226,7 @@ void quantize_as(Exec& exec, const Quantize& a) {
       t.column = i % across * side;
       t.n = std::min(side, n - t.row);
       t.k = std::min(side, k - t.column);
-      for_float_type(a.x.dtype, [&]<class T>() { load_tile<T>(a.x, t); });
+      load_tile(a.source, t);
       quantize_tile<format>(a, t, largest);
     }
     if (amax) raise(amax, largest);
@@ -210,18 +239,20 @@ void quantize_kernel(Exec& exec, const Quantize& a) {
 }
 
 void largest_magnitude_kernel(Exec& exec, const LargestMagnitude& a) {
-  constexpr int64_t piece = 4096;
-  const int64_t n = a.x.numel();
-  for_float_type(a.x.dtype, [&]<class T>() {
-    const T* x = data_of<const T>(a.x);
-    cpu::parallel_for(exec.threads, (n + piece - 1) / piece, 4, [=, &a](int64_t begin, int64_t end) {
-      uint32_t largest = 0;
-      const int64_t last = std::min(n, end * piece);
-#pragma omp simd reduction(max : largest)
-      for (int64_t i = begin * piece; i < last; ++i)
-        largest = std::max(largest, magnitude(static_cast<float>(x[i])));
-      raise(data_of<float>(a.amax), largest);
-    });
+  const int64_t n = a.source.x.dim(0), k = a.source.columns(), across = (k + side - 1) / side,
+                tiles = (n + side - 1) / side * across;
+  cpu::parallel_for(exec.threads, tiles, 1, [&](int64_t begin, int64_t end) {
+    Tile t;
+    uint32_t largest = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      t.row = i / across * side;
+      t.column = i % across * side;
+      t.n = std::min(side, n - t.row);
+      t.k = std::min(side, k - t.column);
+      load_tile(a.source, t);
+      for (int64_t r = 0; r < t.n; ++r) largest = std::max(largest, largest_of(t.x + r * side, t.k));
+    }
+    raise(data_of<float>(a.amax), largest);
   });
 }
 

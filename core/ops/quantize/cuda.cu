@@ -11,6 +11,7 @@
 #include "core/ops/ops_list.h"
 #include "core/ops/quantize.h"
 #include "core/ops/quantize/update.h"
+#include "core/ops/shared/element.h"
 #include "core/ops/shared/fp8.h"
 #include "core/ops/shared/gpu/rows.cuh"
 
@@ -57,10 +58,44 @@ __device__ __forceinline__ unsigned code_of(float x, unsigned byte, float invers
   return byte == fp8::bad_scale ? 0u : fp8::encode<format>(x * inverse);
 }
 
+/// The activation, at run time: the same for all threads, and beside the encoding it costs little.
+struct Source {
+  Activation activation;
+  bool gated;
+};
+
+__device__ __forceinline__ float activated(Activation kind, float x) {
+  switch (kind) {
+    case Activation::silu:
+      return element::activation<GpuMath, Activation::silu>(x).value;
+    case Activation::gelu_tanh:
+      return element::activation<GpuMath, Activation::gelu_tanh>(x).value;
+    case Activation::gelu_erf:
+      return element::activation<GpuMath, Activation::gelu_erf>(x).value;
+    default:
+      return x;
+  }
+}
+
+/// Four neighbors of a row of the source of `k` columns, which begins at `row`.
+template <class T>
+__device__ __forceinline__ void load_source(const T* row, int64_t column, int64_t k, Source s,
+                                            float (&v)[columns_per_lane]) {
+  load_floats(row + column, v);
+  if (s.activation == Activation::none) return;
+#pragma unroll
+  for (int c = 0; c < columns_per_lane; ++c) v[c] = activated(s.activation, v[c]);
+  if (!s.gated) return;
+  float up[columns_per_lane];
+  load_floats(row + k + column, up);
+#pragma unroll
+  for (int c = 0; c < columns_per_lane; ++c) v[c] *= up[c];
+}
+
 template <class T, DType format, Scaling scaling>
 __global__ void __launch_bounds__(threads)
-    quantize_kernel(const T* __restrict__ x, Copy row_copy, Copy column_copy, float* amax, int64_t n,
-                    int64_t k) {
+    quantize_kernel(const T* __restrict__ x, Source source, Copy row_copy, Copy column_copy, float* amax,
+                    int64_t n, int64_t k) {
   constexpr bool in_blocks = scaling != Scaling::tensor;
   constexpr int group = scaling == Scaling::mx32 ? 32 : side;
   NRL_SHARED(unsigned, tile, [side][side / 4 + 1]);  // codes of the column copy: 4 rows in a word
@@ -79,7 +114,7 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
     for (int r = 0; r < rows_per_warp; ++r) {
       if (inside && row + r < n) {
-        load_floats(x + (row + r) * k + column, v[r]);
+        load_source(x + (row + r) * (source.gated ? 2 * k : k), column, k, source, v[r]);
       } else {
 #pragma unroll
         for (int c = 0; c < columns_per_lane; ++c) v[r][c] = 0.0f;
@@ -186,13 +221,13 @@ __global__ void __launch_bounds__(threads)
 
 template <class T>
 __global__ void __launch_bounds__(threads)
-    largest_magnitude_kernel(const T* __restrict__ x, int64_t n, float* amax) {
-  constexpr int width = 4;
+    largest_magnitude_kernel(const T* __restrict__ x, Source source, int64_t n, int64_t k, float* amax) {
+  constexpr int width = columns_per_lane;
   unsigned largest = 0;
   const int64_t step = int64_t{gridDim.x} * threads * width;
-  for (int64_t i = (int64_t{blockIdx.x} * threads + threadIdx.x) * width; i < n; i += step) {
+  for (int64_t i = (int64_t{blockIdx.x} * threads + threadIdx.x) * width; i < n * k; i += step) {
     float v[width];
-    load_floats(x + i, v);
+    load_source(x + i / k * (source.gated ? 2 * k : k), i % k, k, source, v);
 #pragma unroll
     for (int c = 0; c < width; ++c) largest = max(largest, magnitude(v[c]));
   }
@@ -216,9 +251,11 @@ __global__ void __launch_bounds__(threads)
 
 template <class T, DType format, Scaling scaling>
 void launch(Exec& exec, const Quantize& a) {
-  const int64_t n = a.x.dim(0), k = a.x.dim(1), tiles = ((n + side - 1) / side) * ((k + side - 1) / side);
+  const int64_t n = a.source.x.dim(0), k = a.source.columns(),
+                tiles = ((n + side - 1) / side) * ((k + side - 1) / side);
   NRL_LAUNCH((quantize_kernel<T, format, scaling>), grid_for(tiles, 1, exec.multiprocessors, 3), threads, 0,
-             exec.stream, static_cast<const T*>(a.x.data), Copy(a.row), Copy(a.column),
+             exec.stream, static_cast<const T*>(a.source.x.data),
+             (Source{a.source.activation, a.source.gated}), Copy(a.row), Copy(a.column),
              (a.row ? a.row : a.column).scales.amax, n, k);
 }
 
@@ -238,7 +275,7 @@ void launch_scaling(Exec& exec, const Quantize& a) {
 
 void quantize_launch(Exec& exec, const Quantize& a) {
   const bool e4m3 = (a.row ? a.row : a.column).dtype == DType::e4m3;
-  if (a.x.dtype == DType::bf16)
+  if (a.source.x.dtype == DType::bf16)
     e4m3 ? launch_scaling<bf16, DType::e4m3>(exec, a) : launch_scaling<bf16, DType::e5m2>(exec, a);
   else
     e4m3 ? launch_scaling<float, DType::e4m3>(exec, a) : launch_scaling<float, DType::e5m2>(exec, a);
@@ -246,12 +283,14 @@ void quantize_launch(Exec& exec, const Quantize& a) {
 
 template <class T>
 void launch_largest(Exec& exec, const LargestMagnitude& a) {
-  NRL_LAUNCH(largest_magnitude_kernel<T>, grid_for(a.x.numel(), 16 * threads, exec.multiprocessors), threads,
-             0, exec.stream, static_cast<const T*>(a.x.data), a.x.numel(), static_cast<float*>(a.amax.data));
+  const int64_t n = a.source.x.dim(0), k = a.source.columns();
+  NRL_LAUNCH(largest_magnitude_kernel<T>, grid_for(n * k, 16 * threads, exec.multiprocessors), threads, 0,
+             exec.stream, static_cast<const T*>(a.source.x.data),
+             (Source{a.source.activation, a.source.gated}), n, k, static_cast<float*>(a.amax.data));
 }
 
 void largest_magnitude_launch(Exec& exec, const LargestMagnitude& a) {
-  a.x.dtype == DType::bf16 ? launch_largest<bf16>(exec, a) : launch_largest<float>(exec, a);
+  a.source.x.dtype == DType::bf16 ? launch_largest<bf16>(exec, a) : launch_largest<float>(exec, a);
 }
 
 void update_scales_launch(Exec& exec, const UpdateScales& a) {

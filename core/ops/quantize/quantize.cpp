@@ -11,8 +11,9 @@ double scale_bytes(const Tensor& t) {
   return t ? static_cast<double>(scale_matrix(t.scales.kind, t.dim(0), t.dim(1)).bytes) : 0.0;
 }
 
-bool is_source(const Tensor& x) {
-  return x.data && x.rank == 2 && is_float(x) && x.contiguous() && x.dim(1) % 16 == 0;
+bool is_source(const QuantizeSource& s) {
+  return s.x.data && s.x.rank == 2 && is_float(s.x) && s.x.contiguous() &&
+         s.x.dim(1) % (s.gated ? 32 : 16) == 0 && (!s.gated || s.activation != Activation::none);
 }
 
 void check_copy(const char* name, const Tensor& t, int64_t rows, int64_t columns) {
@@ -25,12 +26,12 @@ void check_copy(const char* name, const Tensor& t, int64_t rows, int64_t columns
 }  // namespace
 
 Cost cost(const Exec&, const Quantize& a) {
-  return {.read = bytes_of(a.x),
+  return {.read = bytes_of(a.source.x),
           .written = bytes_of(a.row, a.column) + scale_bytes(a.row) + scale_bytes(a.column)};
 }
 
 Cost cost(const Exec&, const LargestMagnitude& a) {
-  return {.read = bytes_of(a.x), .written = bytes_of(a.amax)};
+  return {.read = bytes_of(a.source.x), .written = bytes_of(a.amax)};
 }
 
 Cost cost(const Exec&, const UpdateScales& a) {
@@ -39,12 +40,12 @@ Cost cost(const Exec&, const UpdateScales& a) {
 
 void quantize(Exec& exec, const Quantize& a) {
   if (noted(exec, Kernel::quantize, a)) return;
-  NRL_CHECK(is_source(a.x) && (a.row || (a.column && a.x.dim(0) % 16 == 0)), "quantize: x is {}, row is {}",
-            describe(a.x), describe(a.row));
-  const int64_t n = a.x.dim(0), k = a.x.dim(1);
+  NRL_CHECK(is_source(a.source) && (a.row || a.column), "quantize: x is {}, row is {}", describe(a.source.x),
+            describe(a.row));
+  const int64_t n = a.source.x.dim(0), k = a.source.columns();
   if (a.row) check_copy("row", a.row, n, k);
   if (a.column) check_copy("column", a.column, k, n);
-  NRL_CHECK(!a.column || n % 16 == 0, "quantize: the column copy of {}", describe(a.x));
+  NRL_CHECK(!a.column || n % 16 == 0, "quantize: the column copy of {}", describe(a.source.x));
   if (a.row && a.column) {
     NRL_CHECK(a.row.dtype == a.column.dtype && a.row.scales.kind == a.column.scales.kind,
               "quantize: row is {}, column is {}", describe(a.row), describe(a.column));
@@ -58,8 +59,8 @@ void quantize(Exec& exec, const Quantize& a) {
 
 void largest_magnitude(Exec& exec, const LargestMagnitude& a) {
   if (noted(exec, Kernel::largest_magnitude, a)) return;
-  NRL_CHECK(is_source(a.x) && is_vector(a.amax, 1, DType::f32), "largest_magnitude: x is {}, amax is {}",
-            describe(a.x), describe(a.amax));
+  NRL_CHECK(is_source(a.source) && is_vector(a.amax, 1, DType::f32), "largest_magnitude: x is {}, amax is {}",
+            describe(a.source.x), describe(a.amax));
   const trace::Range range("largest_magnitude");
   exec.kernels->largest_magnitude(exec, a);
 }

@@ -74,16 +74,22 @@ void quantize_copy(const Tensor& out, const Element& element) {
     }
 }
 
+/// Rounded to f32, as kernels compute it.
+double source_value(const QuantizeSource& s, int64_t i, int64_t j) {
+  const double value = activation_value(s.activation, load(s.x, i, j));
+  return static_cast<double>(static_cast<float>(s.gated ? value * load(s.x, i, s.columns() + j) : value));
+}
+
 void quantize_both(Exec&, const Quantize& a) {
-  if (a.row) quantize_copy(a.row, [&](int64_t i, int64_t j) { return load(a.x, i, j); });
-  if (a.column) quantize_copy(a.column, [&](int64_t i, int64_t j) { return load(a.x, j, i); });
+  if (a.row) quantize_copy(a.row, [&](int64_t i, int64_t j) { return source_value(a.source, i, j); });
+  if (a.column) quantize_copy(a.column, [&](int64_t i, int64_t j) { return source_value(a.source, j, i); });
 }
 
 void largest(Exec&, const LargestMagnitude& a) {
   double amax = load(a.amax, 0);
-  for (int64_t i = 0; i < a.x.dim(0); ++i)
-    for (int64_t j = 0; j < a.x.dim(1); ++j) {
-      const double size = std::fabs(load(a.x, i, j));
+  for (int64_t i = 0; i < a.source.x.dim(0); ++i)
+    for (int64_t j = 0; j < a.source.columns(); ++j) {
+      const double size = std::fabs(source_value(a.source, i, j));
       if (std::isnan(size) || size > amax) amax = size;
     }
   store(a.amax, 0, amax);
