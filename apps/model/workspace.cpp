@@ -54,7 +54,7 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
   if (o.recipe.quantizes_any()) {
     const auto fp8 = [&](int64_t out, int64_t in) {
       for (const auto& [a, b, c] : {std::array{o.tokens, out, in}, {o.tokens, in, out}, {out, in, o.tokens}})
-        bytes = std::max(bytes, ops::linear_workspace(a, b, c, DType::e4m3, o.partials));
+        bytes = std::max(bytes, ops::linear_workspace(a, b, c, DType::e4m3, o.partials, o.products));
     };
     fp8(m.qkv_width(), m.hidden);
     fp8(m.hidden, m.q_width());

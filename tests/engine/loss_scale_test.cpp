@@ -35,17 +35,16 @@ class Rank {
     engine_->require_kernels(objective_, "the device");
   }
 
-  /// `poisoned`: a gradient of the last rank becomes infinite.
+  /// `poisoned`: a gradient of the first rank becomes infinite.
   engine::StepResult step(int64_t number, bool poisoned = false) {
     const int rank = test_world().rank(), ranks = test_world().size();
     engine_->fill(0, random_batch(T, static_cast<uint64_t>(100 * number + rank)), rank);
     engine::StepInput input{.number = number, .learning_rate = 1e-2, .loss_tokens = T * ranks};
-    if (poisoned && rank == ranks - 1)
+    if (poisoned && rank == 0)
       input.gradients_reduced = [&] {
-        const engine::GroupTensors& t = engine_->groups().front();
         const float infinity = std::numeric_limits<float>::infinity();
-        REQUIRE(!t.group->counted.empty());
-        ops::upload(engine_->exec(), t.gradients.rows(t.group->counted.front().begin, 1), &infinity);
+        const engine::GroupTensors& t = engine_->groups().front();
+        ops::upload(engine_->exec(), t.gradients.rows(t.group->owned.at(0).gradient, 1), &infinity);
       };
     engine_->step(input, objective_);
     const engine::StepResult result = engine_->collect();

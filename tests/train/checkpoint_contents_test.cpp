@@ -212,7 +212,7 @@ class FakeState {
   std::vector<float> kinds_[3];
 };
 
-const Position position{7, 5, 60, 1920, 2, 1, 96, 12, 3.25, 4};
+const Position position{7, 5, 60, 1920, 2, 1, 1024, 3, 96, 12, 3.25, 4};
 
 SaveOptions options(const std::string& store) {
   SaveOptions o;
@@ -345,7 +345,7 @@ TEST_CASE("position, configuration and tokenizer files are in the checkpoint as 
   CHECK(contains(
       manifest,
       R"("state":{"step":7,"updates":5,"consumed_samples":60,"tokens":1920,"skipped":2,"skipped_in_a_row":1,)"
-      R"("dataset_samples":96,"global_batch":12,"best_val_loss":3.25,"best_val_step":4,"run":{"version":1}})"));
+      R"("loss_scale":1024.0,"clean_steps":3,"dataset_samples":96,"global_batch":12,"best_val_loss":3.25,"best_val_step":4,"run":{"version":1}})"));
   // Every file with its size and checksum, and the manifest's own over all before its last line.
   for (const std::string& name : list_directory(step)) {
     const std::string bytes = read_file(step + "/" + name, 1 << 20);
@@ -362,6 +362,8 @@ TEST_CASE("position, configuration and tokenizer files are in the checkpoint as 
   CHECK(read.tokens == 1920);
   CHECK(read.skipped == 2);
   CHECK(read.skipped_in_a_row == 1);
+  CHECK(read.loss_scale == 1024);
+  CHECK(read.clean_steps == 3);
   CHECK(read.dataset_samples == 96);
   CHECK(read.global_batch == 12);
   CHECK(read.best_val_loss == 3.25);

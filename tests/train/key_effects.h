@@ -190,7 +190,7 @@ inline const Effect effects[] = {
     {"policy.tokenizer.name", Observed::exit, "null", "bytes", "llama logger.sample_period=1"},
     {"policy.precision", Observed::plan, "float32", "bfloat16"},
     {"policy.logits_dtype", Observed::rows, "float32", "bfloat16", "llama policy.precision=bfloat16"},
-    {"policy.loss_scaling", Observed::elsewhere, "a loss scale adapts", "tests/cli/optimizer.sh"},
+    {"policy.loss_scaling", Observed::elsewhere, "policy.loss_scaling=", "engine/loss_scale_test.cpp"},
     {"policy.fp8_cfg.enabled", Observed::elsewhere, "policy.fp8_cfg.enabled=true", "engine/fp8_test.cpp"},
     {"policy.fp8_cfg.fp8", Observed::elsewhere, "policy.fp8_cfg.fp8=", "engine/fp8_test.cpp"},
     {"policy.fp8_cfg.fp8_recipe", Observed::elsewhere, "policy.fp8_cfg.fp8_recipe=", "engine/fp8_test.cpp"},
@@ -294,8 +294,6 @@ inline const Effect effects[] = {
     {"logger.sample_temperature", Observed::rows, "0", "50",
      "llama policy.tokenizer.name=bytes logger.sample_period=4 logger.sample_prompt=a "
      "logger.sample_tokens=16"},
-    {"memory.max_memory", Observed::elsewhere, "a microbatch of auto stays within memory.max_memory",
-     "train/memory_fit_test.cpp"},
     {"memory.on_oom", Observed::elsewhere, "on_oom)", "cli/pressure.sh"},
     {"monitoring.memory_leak.slope_mb_per_step", Observed::elsewhere, "the slope decides at its limit",
      "report/leak_detector_test.cpp"},

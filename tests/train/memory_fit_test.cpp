@@ -23,6 +23,7 @@ const std::string yaml =
     "  train_global_batch_size: 64\n"
     "  train_micro_batch_size: 16\n"
     "  max_total_sequence_length: 256\n"
+    "  recompute: {granularity: selective}\n"
     "pretrain: {max_num_steps: 10}\n"
     "data: {train: {data_path: corpus}}\n";
 
@@ -116,8 +117,10 @@ TEST_CASE("reduce_batch takes the largest microbatch that fits", "[fit]") {
 TEST_CASE("a microbatch of auto stays within memory.max_memory", "[fit]") {
   const std::vector<std::string> automatic{"policy.train_micro_batch_size=auto"};
   const double usual = need(config(automatic), 1);  // of 32 sequences, by the rule of 8192 tokens
-  const auto chosen = [&](double share, const std::string& max_memory) {
-    ConfigResult result = config({automatic[0], "memory.max_memory=" + max_memory});
+  const auto chosen = [&](double share, const std::string& max_memory,
+                          const std::string& recompute = "selective") {
+    ConfigResult result = config(
+        {automatic[0], "memory.max_memory=" + max_memory, "policy.recompute.granularity=" + recompute});
     const auto ranks = static_cast<int>(static_cast<double>(cpu::machine_memory()) / (share * usual));
     check_run(result, {.world = 1, .local = ranks, .files = false});
     INFO(render(result.diagnostics));
@@ -141,6 +144,8 @@ TEST_CASE("a microbatch of auto stays within memory.max_memory", "[fit]") {
   CHECK(chosen(1.2, "0.9") == 32);
   CHECK(chosen(1.2, "0.75") == 16);
   CHECK(chosen(0.7, "0.9") == 16);
+  // What may be recomputed makes room first.
+  CHECK(chosen(0.7, "0.9", "auto") == 32);
 }
 
 TEST_CASE("microbatches shrink by their smallest factor", "[fit]") {

@@ -181,6 +181,7 @@ TEST_CASE("scales of FP8 operands that follow from earlier steps are restored") 
   const std::vector<std::string> more{"policy.fp8_cfg.enabled=true", "policy.fp8_cfg.fp8_recipe=delayed",
                                       "policy.fp8_cfg.fp8_amax_history_len=3",
                                       "policy.fp8_cfg.fp8_amax_compute_algo=max",
+                                      "policy.scheduler.lr_decay_style=constant",
                                       "policy.model.intermediate_size=32"};
   REQUIRE(runs.train("whole", more) == Exit::ok);
   runs.copy("whole", "parts", 2);
