@@ -50,7 +50,8 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   watch_ = StepWatch(options.limits);
   bind();
   if (ranks && plan_->layout.stages > 1) {
-    messages_ = std::make_unique<pipeline::StageMessages>((*ranks)[parallel::group::pp], plan_->layout.chunks);
+    messages_ =
+        std::make_unique<pipeline::StageMessages>((*ranks)[parallel::group::pp], plan_->layout.chunks);
     plan_->decoder->connect(*messages_);
   }
   if (plan_->spec.moe.experts > 0) plan_->decoder->add_router_metrics(step_scalars_.rows(S::router, 3));

@@ -89,7 +89,8 @@ int run(int argc, char** argv) {
   c->add_option("--device", plan.device,
                 "auto (as configured), cpu, cuda, or a GPU that need not be there: h200, h100, b200, a100");
   c->add_flag("--buffers", plan.buffers, "List every planned buffer");
-  c->add_option("--search", plan.search, "Show the N layouts of the ranks that are estimated to be the fastest")
+  c->add_option("--search", plan.search,
+                "Show the N layouts of the ranks that are estimated to be the fastest")
       ->check(CLI::Range(1, 1000));
   c->callback([&] { result = run_plan(plan); });
 

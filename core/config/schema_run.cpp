@@ -192,7 +192,8 @@ void add_monitoring(Table& t) {
       .above(0)
       .help(
           "Growth of the resident memory of a process, or of a GPU's memory, that is a leak, in 1e6 bytes: "
-          "two thirds of the slopes between the last steps. A leak is a warning that names what grows; null: not tested.");
+          "two thirds of the slopes between the last steps. A leak is a warning that names what grows; null: "
+          "not tested.");
   NRL_KEY(t, monitoring.memory_leak.ratio)
       .above(1)
       .help(

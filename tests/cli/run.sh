@@ -196,8 +196,7 @@ case $case_name in
     traffic_of context4 4 distributed.context_parallel_size=4 'distributed.cp_comm_type=[a2a+p2p,p2p]' \
       'distributed.hierarchical_context_parallel_sizes=[2,2]'
     # The largest numbers of FP8 operands.
-    fp8=('policy.model={model_type: llama, vocab_size: 272, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
-      num_attention_heads: 4, head_dim: 16}' policy.max_total_sequence_length=32 policy.fp8_cfg.enabled=true)
+    fp8=(policy.model.hidden_size=64 policy.model.intermediate_size=64 policy.fp8_cfg.enabled=true)
     for recipe in tensorwise delayed; do
       for keys in "distributed.tensor_parallel_size=2 distributed.sequence_parallel=false" "distributed.tensor_parallel_size=2" \
         "distributed.context_parallel_size=2" "distributed.shard_strategy=optim"; do

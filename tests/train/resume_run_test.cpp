@@ -178,7 +178,8 @@ TEST_CASE("a resumed run makes the same steps as one that was not stopped") {
 
 TEST_CASE("scales of FP8 operands that follow from earlier steps are restored") {
   const Runs runs;
-  const std::vector<std::string> more{"policy.fp8_cfg.enabled=true", "policy.fp8_cfg.fp8_recipe=delayed",
+  const std::vector<std::string> more{"policy.fp8_cfg.enabled=true",
+                                      "policy.fp8_cfg.fp8_recipe=delayed",
                                       "policy.fp8_cfg.fp8_amax_history_len=3",
                                       "policy.fp8_cfg.fp8_amax_compute_algo=max",
                                       "policy.scheduler.lr_decay_style=constant",
