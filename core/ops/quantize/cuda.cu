@@ -92,8 +92,9 @@ __device__ __forceinline__ void load_source(const T* row, int64_t column, int64_
   for (int c = 0; c < columns_per_lane; ++c) v[c] *= up[c];
 }
 
+// Scales of blocks take more registers than two blocks per multiprocessor have.
 template <class T, DType format, Scaling scaling>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
     quantize_kernel(const T* __restrict__ x, Source source, Copy row_copy, Copy column_copy, float* amax,
                     int64_t n, int64_t k) {
   constexpr bool in_blocks = scaling != Scaling::tensor;
