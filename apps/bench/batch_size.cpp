@@ -21,7 +21,6 @@
 namespace nrl::bench {
 namespace {
 
-constexpr int warmup_steps = 2;      // kernel selection and page faults
 constexpr size_t most_measured = 8;  // sizes
 
 struct Size {
@@ -183,27 +182,10 @@ class Tuner {
 
   void measure(Size& size) {
     const ConfigResult config = with(size.batch);
-    const Config& c = config.config;
-    const ops::Exec& exec = placement_.exec();
-    cpu::release_free_heap();
-    const size_t free_before = exec.device ? exec.device->free_memory() : 0;
-    std::unique_ptr<engine::Engine> engine;
-    train::StartPhases phases;
-    train::run_collectively(world_, [&] {
-      engine = std::make_unique<engine::Engine>(plan_of(config), engine::training_options(c),
-                                                placement_.groups(), exec);
-      engine::LanguageModeling objective;
-      train::load_initial_weights(c, *engine, false, placement_.host_threads(), phases, [&] {
-        engine->require_kernels(objective, exec.device ? "the GPU" : "the CPU");
-      });
-    });
-    const int64_t count = warmup_steps + args_.steps;
-    const std::vector<Step> steps = run_steps(
-        world_, phases, *engine, train::make_lr_schedule(c.policy, count, size.batch.global), count);
-    engine->finish_gathers();
-    size.step_ms = greatest(median_ms(steps, warmup_steps));
-    size.used = greatest(exec.device ? static_cast<double>(free_before - exec.device->free_memory())
-                                     : static_cast<double>(cpu::resident_bytes()));
+    const Trial trial = time_steps(
+        world_, placement_, config, [&] { return plan_of(config); }, args_.steps);
+    size.step_ms = trial.step_ms;
+    size.used = trial.used_bytes;
   }
 
   void report(const std::vector<Size>& sizes, size_t count, const std::vector<Size*>& measured) const {
@@ -239,7 +221,7 @@ class Tuner {
 
 int tune_batch_size(nrl::comm::World& world, const TuneArgs& args) {
   std::vector<std::string> overrides = args.overrides;
-  for (const std::string& ours : random_token_overrides(warmup_steps + args.steps)) overrides.push_back(ours);
+  for (const std::string& ours : random_token_overrides(trial_warmup + args.steps)) overrides.push_back(ours);
   if (args.max_memory) overrides.push_back(fmt::format("memory.max_memory={}", *args.max_memory));
   const ConfigResult config =
       train::load_config_collectively(world, args.config, overrides, {.files = false, .memory = false});

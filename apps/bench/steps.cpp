@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "apps/engine/objective.h"
+#include "apps/train/initial_state.h"
 #include "apps/train/launch.h"
 #include "apps/train/report/timers.h"
+#include "core/device/cpu/memory.h"
 
 namespace nrl::bench {
 
@@ -61,6 +63,33 @@ double median_ms(const std::vector<Step>& steps, size_t warmup) {
   std::sort(ms.begin(), ms.end());
   const size_t n = ms.size();
   return n % 2 ? ms[n / 2] : (ms[n / 2 - 1] + ms[n / 2]) / 2;
+}
+
+Trial time_steps(nrl::comm::World& world, const train::Placement& placement, const ConfigResult& config,
+                 const std::function<std::unique_ptr<plan::RunPlan>()>& make_plan, int64_t timed) {
+  const ops::Exec& exec = placement.exec();
+  cpu::release_free_heap();
+  const size_t free_before = exec.device ? exec.device->free_memory() : 0;
+  std::unique_ptr<engine::Engine> engine;
+  train::StartPhases phases;
+  train::run_collectively(world, [&] {
+    engine = std::make_unique<engine::Engine>(make_plan(), engine::training_options(config.config),
+                                              placement.groups(), exec);
+    engine::LanguageModeling objective;
+    train::load_initial_weights(config.config, *engine, false, placement.host_threads(), phases, [&] {
+      engine->require_kernels(objective, exec.device ? "the GPU" : "the CPU");
+    });
+  });
+  const int64_t count = trial_warmup + timed;
+  const std::vector<Step> steps =
+      run_steps(world, phases, *engine,
+                train::make_lr_schedule(config.config.policy, count, engine->plan().batch.global), count);
+  engine->finish_gathers();
+  double most[] = {median_ms(steps, trial_warmup),
+                   exec.device ? static_cast<double>(free_before - exec.device->free_memory())
+                               : static_cast<double>(cpu::resident_bytes())};
+  world.comm().all_reduce(std::span(most), nrl::comm::Reduce::max);
+  return {.step_ms = most[0], .used_bytes = most[1]};
 }
 
 std::vector<std::string> random_token_overrides(int64_t steps) {

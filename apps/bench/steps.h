@@ -1,11 +1,15 @@
 #pragma once
 // Steps of an engine on random tokens, timed.
 
+#include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "apps/data/loader.h"
 #include "apps/engine/engine.h"
 #include "apps/train/lr_schedule.h"
+#include "apps/train/placement.h"
 #include "apps/train/report/start_phases.h"
 #include "core/base/philox.h"
 #include "parallel/comm/world/world.h"
@@ -36,6 +40,18 @@ std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases,
 
 /// Of all steps but the first `warmup` ones.
 double median_ms(const std::vector<Step>& steps, size_t warmup);
+
+/// What steps of a configuration took, the most of all ranks.
+struct Trial {
+  double step_ms = 0;     ///< median
+  double used_bytes = 0;  ///< memory of the GPU, or resident memory of the process, while it trained
+};
+inline constexpr int trial_warmup = 2;  ///< steps: kernel selection and page faults
+
+/// Collective: trains `timed` steps after the warm-up ones in an engine of their own. `make_plan` runs on
+/// every rank, under run_collectively().
+Trial time_steps(nrl::comm::World& world, const train::Placement& placement, const ConfigResult& config,
+                 const std::function<std::unique_ptr<plan::RunPlan>()>& make_plan, int64_t timed);
 
 /// Overrides that make a configuration run `steps` steps on random tokens, without evaluations.
 std::vector<std::string> random_token_overrides(int64_t steps);

@@ -39,7 +39,8 @@ double process_start() {
 }  // namespace
 
 int run_bench(const bench::Args& args) {
-  if (args.benchmark != "step" && (!args.config.empty() || !args.overrides.empty()))
+  const bool claims = bench::is_claim_benchmark(args.benchmark);
+  if (args.benchmark != "step" && !claims && (!args.config.empty() || !args.overrides.empty()))
     fail(Exit::usage, "bench {} takes no configuration", args.benchmark);
   if (args.benchmark != "ops" && args.tokens > 0)
     fail(Exit::usage, "--tokens has no effect in bench {}; expected bench ops", args.benchmark);
@@ -51,7 +52,9 @@ int run_bench(const bench::Args& args) {
   if (args.benchmark == "comm")
     return train::run_in_world([&](comm::World& world) { return bench::comm(world, args); });
   if (args.config.empty())
-    fail(Exit::usage, "bench step needs a configuration, e.g. nrl-train bench step configs/bench-tiny.yaml");
+    fail(Exit::usage, "bench {0} needs a configuration, e.g. nrl-train bench {0} configs/bench-tiny.yaml",
+         args.benchmark);
+  if (claims) return train::run_in_world([&](comm::World& world) { return bench::claims(world, args); });
   if (comm::launched_with_peers())
     fail(Exit::usage,
          "bench step runs on one rank only. Fix: to measure several ranks, train and read "

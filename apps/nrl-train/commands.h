@@ -9,6 +9,7 @@
 
 #include "apps/bench/batch_size.h"
 #include "apps/bench/bench.h"
+#include "apps/bench/claims.h"
 
 namespace nrl::app {
 

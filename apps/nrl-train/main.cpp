@@ -206,14 +206,17 @@ int run(int argc, char** argv) {
   c->callback([&] { result = run_checkpoint_verify(checkpoint); });
 
   bench::Args bench;
+  std::vector<std::string> benchmarks{"ops", "gemm", "attention", "step", "comm"};
+  for (const std::string& name : bench::claim_benchmarks()) benchmarks.push_back(name);
   c = app.add_subcommand("bench", "Benchmark this machine relative to its limits");
   c->add_option("benchmark", bench.benchmark,
                 "ops: memory-bound kernels; gemm: matmuls; attention;\n"
-                "step: training steps of CONFIG on random tokens; comm: communication")
+                "step: training steps of CONFIG on random tokens; comm: communication;\n"
+                "recompute, precision, fp8, zero: CONFIG with and without, beside what guides promise")
       ->required()
-      ->check(CLI::IsMember({"ops", "gemm", "attention", "step", "comm"}));
-  c->add_option("config", bench.config, "YAML file, for step");
-  c->add_option("overrides", bench.overrides, "key=value, for step");
+      ->check(CLI::IsMember(benchmarks));
+  c->add_option("config", bench.config, "YAML file, for step and the last four");
+  c->add_option("overrides", bench.overrides, "key=value, for step and the last four");
   c->add_option("--device", bench.device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   c->add_option(
@@ -222,7 +225,8 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
   c->add_option("--json", bench.json, "Write the results to this file");
   c->add_option("--only", bench.only, "Only cases whose name contains this text (ops, gemm, attention)");
-  c->add_option("--steps", bench.steps, "Steps to time (step; default 20)")->check(CLI::Range(1, 100000));
+  c->add_option("--steps", bench.steps, "Steps to time (step and the last four; default 20)")
+      ->check(CLI::Range(1, 100000));
   c->add_option("--tokens", bench.tokens,
                 "Tokens of the activations (ops; default 8192 on a GPU, 2048 on a CPU)")
       ->check(CLI::Range(1, 1 << 20));

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Measures what guides for other trainers promise of memory and precision features, and writes docs/claims.md.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'TEXT'
+usage: scripts/bench-claims.sh [--config FILE] [--steps N] [--binary PATH] [--json DIRECTORY] [--page FILE] [KEY=VALUE...]
+  --config FILE     configuration that is trained on random tokens (configs/llama-17m.yaml)
+  --steps N         timed steps of each variant and round (5)
+  --binary PATH     nrl-train to measure (default: builds build/cpu/bin/nrl-train)
+  --json DIRECTORY  results of each benchmark (build/bench/claims)
+  --page FILE       the page to write (docs/claims.md)
+  KEY=VALUE         overrides of all runs
+TEXT
+}
+
+config=configs/llama-17m.yaml
+steps=5
+binary=
+json=build/bench/claims
+page=docs/claims.md
+keys=()
+while (($#)); do
+  case $1 in
+    --steps)
+      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die 64 "$1 takes a number of 1 or more"
+      steps=$2
+      shift
+      ;;
+    --config | --json | --page)
+      [[ -n ${2:-} ]] || die 64 "$1 takes a path"
+      printf -v "${1#--}" '%s' "$2"
+      shift
+      ;;
+    --binary)
+      binary=$(realpath -e "${2:-}") || die 66 "--binary: no such file"
+      shift
+      ;;
+    -h | --help)
+      usage
+      exit 0
+      ;;
+    *=*) keys+=("$1") ;;
+    *)
+      usage >&2
+      exit 64
+      ;;
+  esac
+  shift
+done
+command -v python3 >/dev/null || die 69 "scripts/bench-claims.sh needs python3"
+
+cd "$root_dir"
+if [[ -z $binary ]]; then
+  build cpu nrl-train
+  binary=$root_dir/build/cpu/bin/nrl-train
+fi
+mkdir -p "$json"
+results=()
+for name in recompute precision fp8 offload zero; do
+  "$binary" bench --help | grep -q "\b$name\b" || continue
+  launch=()
+  [[ $name != zero ]] || launch=(mpirun -n 2 --oversubscribe)
+  echo "==== $name"
+  "${launch[@]}" "$binary" bench "$name" "$config" --steps "$steps" --json "$json/$name.json" "${keys[@]}"
+  results+=("$json/$name.json")
+done
+python3 scripts/dev/claims_page.py "${results[@]}" >"$page.new"
+mv "$page.new" "$page"
+echo "written: $page"
