@@ -115,22 +115,45 @@ void MemoryPlan::place(Tier tier) {
   }
 }
 
-Arenas::Arenas(const MemoryPlan& plan) : host_(static_cast<size_t>(plan.bytes(Tier::device))) {
+Arenas::Arenas(const MemoryPlan& plan, const std::string& offload_directory)
+    : host_(static_cast<size_t>(plan.bytes(Tier::device))) {
   NRL_CHECK(plan.bytes(Tier::pinned) == 0, "a CPU run has pinned memory in its plan");
   blocks_[static_cast<size_t>(Tier::device)] = {host_.data(), plan.bytes(Tier::device)};
+  const int64_t offloaded = plan.bytes(Tier::host);
+  if (offload_directory.empty())
+    unreserved_ = cpu::HostMemory(static_cast<size_t>(offloaded));
+  else
+    file_ = cpu::FileMemory(offload_directory, static_cast<size_t>(offloaded));
+  blocks_[static_cast<size_t>(Tier::host)] = {file_.data() ? file_.data() : unreserved_.data(), offloaded};
 }
 
 Arenas::Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream) {
   using Kind = device::Memory::Kind;
-  for (const auto& [tier, kind] : {std::pair(Tier::device, Kind::device), {Tier::pinned, Kind::pinned}}) {
-    const auto t = static_cast<size_t>(tier);
-    device_[t] = device::Memory(device, kind, static_cast<size_t>(plan.bytes(tier)));
-    blocks_[t] = {device_[t].data(), plan.bytes(tier)};
+  for (int i = 0; i < tier_count; ++i) {
+    const auto t = static_cast<size_t>(i);
+    const auto tier = static_cast<Tier>(i);
+    const int64_t bytes = plan.bytes(tier);
+    device_[t] = device::Memory(device, tier == Tier::device ? Kind::device : Kind::pinned,
+                                static_cast<size_t>(bytes));
+    blocks_[t] = {device_[t].data(), bytes};
+    if (bytes == 0) continue;
+    if (tier == Tier::device)
+      device.fill(blocks_[t].data, 0, static_cast<size_t>(bytes), stream);
+    else
+      std::memset(blocks_[t].data, 0, static_cast<size_t>(bytes));
   }
-  const auto block = [this](Tier tier) { return blocks_[static_cast<size_t>(tier)]; };
-  if (const Block b = block(Tier::device); b.size > 0)
-    device.fill(b.data, 0, static_cast<size_t>(b.size), stream);
-  if (const Block b = block(Tier::pinned); b.size > 0) std::memset(b.data, 0, static_cast<size_t>(b.size));
+}
+
+void Arenas::prefetch(const void* begin, int64_t bytes) const {
+  if (file_.data()) file_.prefetch(begin, static_cast<size_t>(bytes));
+}
+
+void Arenas::evict(const void* begin, int64_t bytes) const {
+  if (file_.data()) file_.evict(begin, static_cast<size_t>(bytes));
+}
+
+void Arenas::evict() const {
+  evict(file_.data(), static_cast<int64_t>(file_.size()));
 }
 
 void* Arenas::at(const MemoryPlan& plan, BufferId id) const {

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/device/cpu/file_memory.h"
 #include "core/device/cpu/memory.h"
 #include "core/device/runtime.h"
 
@@ -25,8 +26,11 @@ namespace nrl::memory {
 enum class Tier : uint8_t {
   device,  ///< memory that ops compute on: a GPU's, or the host's in a CPU run
   pinned,  ///< page-locked host memory; GPU runs only
+  /// Host memory of what is offloaded: page-locked in a GPU run, an arena of its own; in a CPU run a file
+  /// that is mapped into memory (cpu::FileMemory).
+  host,
 };
-inline constexpr int tier_count = 2;
+inline constexpr int tier_count = 3;
 
 /// A label for reports; independent of the tier.
 enum class Category : uint8_t { weights, gradients, optimizer, activations, workspace, data };
@@ -77,7 +81,7 @@ class MemoryPlan {
   /// Bytes by label in Tier::device; they add up to its arena. Memory shared by buffers that are not always
   /// alive counts as activations.
   int64_t bytes(Category c) const { return labeled_[static_cast<size_t>(c)]; }
-  /// Bytes of Tier::device.
+  /// Bytes of Tier::device: what is offloaded does not count.
   int64_t total_bytes() const { return bytes(Tier::device); }
 
   const std::vector<Buffer>& buffers() const { return buffers_; }
@@ -95,13 +99,23 @@ class MemoryPlan {
 class Arenas {
  public:
   Arenas() = default;
-  /// In host memory. The plan must use Tier::device only.
-  explicit Arenas(const MemoryPlan& plan);
+  /// In host memory. The plan must not use Tier::pinned. `offload_directory`: where the file of Tier::host is
+  /// made and its space reserved; empty: in memory without a file, which nothing reserves before it is used,
+  /// for dry runs. Fails as cpu::FileMemory does.
+  explicit Arenas(const MemoryPlan& plan, const std::string& offload_directory = "");
   /// On a device, which must outlive the arenas; its memory is zeroed in the order of `stream`. Fails with
   /// Exit::out_of_memory and the planned size when the device has less.
   Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream);
   /// Address of a planned buffer.
   void* at(const MemoryPlan& plan, BufferId id) const;
+
+  /// Before and after a use of a part of Tier::host, which must lie in it: starts to read its pages, and
+  /// takes them out of the memory of the process without losing their contents. Nothing where it is not a
+  /// file.
+  void prefetch(const void* begin, int64_t bytes) const;
+  void evict(const void* begin, int64_t bytes) const;
+  /// All of Tier::host.
+  void evict() const;
 
  private:
   struct Block {
@@ -109,7 +123,8 @@ class Arenas {
     int64_t size = 0;
   };
   std::array<Block, tier_count> blocks_;
-  cpu::HostMemory host_;
+  cpu::HostMemory host_, unreserved_;
+  cpu::FileMemory file_;
   std::array<device::Memory, tier_count> device_;
 };
 

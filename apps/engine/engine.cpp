@@ -148,7 +148,12 @@ int Engine::require_kernels(Objective& objective, std::string_view device) {
 
 void Engine::allocate() {
   const memory::MemoryPlan& memory = plan_->memory;
-  arenas_ = exec_.device ? memory::Arenas(memory, *exec_.device, exec_.stream) : memory::Arenas(memory);
+  if (exec_.device)
+    arenas_ = memory::Arenas(memory, *exec_.device, exec_.stream);
+  else if (ranks_ && memory.bytes(memory::Tier::host) > 0)
+    arenas_ = memory::Arenas(memory, cpu::scratch_directory(plan_->offload_directory));
+  else
+    arenas_ = memory::Arenas(memory);
   groups_ = bind_groups(plan_->groups, memory, arenas_, exec_);
   evaluation_ = make_tensor(arenas_.at(memory, plan_->evaluation), DType::f64, {1});
 }

@@ -208,6 +208,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   p.batch = batch;
   p.sequence_length = config.policy.max_total_sequence_length;
   p.device = device;
+  p.offload_directory = config.memory.offload_dir.value_or("");
   p.partials = device == DeviceType::cpu ? threads : ops::gpu_partials;
   NRL_CHECK(!p.spec.learned_positions || p.sequence_length <= p.spec.max_positions,
             "the configuration was not checked");
@@ -390,7 +391,10 @@ std::string memory_line(const memory::MemoryPlan& plan) {
       text +=
           fmt::format("{} {}  ", name_of(category), human_bytes(static_cast<uint64_t>(plan.bytes(category))));
   }
-  return text + "= " + human_bytes(static_cast<uint64_t>(plan.total_bytes()));
+  text += "= " + human_bytes(static_cast<uint64_t>(plan.total_bytes()));
+  if (const int64_t offloaded = plan.bytes(memory::Tier::host); offloaded > 0)
+    text += fmt::format(", offloaded {}", human_bytes(static_cast<uint64_t>(offloaded)));
+  return text;
 }
 
 }  // namespace nrl::plan

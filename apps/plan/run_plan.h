@@ -35,6 +35,7 @@ struct RunPlan {
   std::string recompute_reason;  ///< why policy.recompute: auto chose these; empty where it does not choose
 
   memory::MemoryPlan memory;
+  std::string offload_directory;  ///< memory.offload_dir; empty: unset
   std::vector<ParamGroup> groups;
   StepTraffic traffic;
   memory::BufferId scalars = -1, host_scalars = -1, evaluation = -1;
@@ -75,7 +76,7 @@ precision::Recipe recipe_for(const Config& config, DeviceType device, int64_t la
 /// What recipe_for() chose and why, for the banner; empty where nothing was left to choose.
 std::string precision_choice(const Config& config, DeviceType device);
 
-/// Memory by category, for messages: "weights 475 MiB  gradients ...  = 2.31 GiB".
+/// Memory by category, for messages: "weights 475 MiB  gradients ...  = 2.31 GiB, offloaded 1.2 GiB".
 std::string memory_line(const memory::MemoryPlan& plan);
 
 }  // namespace nrl::plan

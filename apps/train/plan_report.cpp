@@ -140,7 +140,9 @@ void print_host(const Config& config, const plan::RunPlan& plan, const plan::Gri
   const std::vector<plan::HostPart> parts = plan::host_memory(
       config, plan, position,
       {.program = measure_program(config, threads), .threads = threads, .documents = &rules});
-  const int64_t arena = plan.memory.bytes(on_host ? memory::Tier::device : memory::Tier::pinned);
+  const int64_t arena = on_host
+                            ? plan.memory.bytes(memory::Tier::device)
+                            : plan.memory.bytes(memory::Tier::pinned) + plan.memory.bytes(memory::Tier::host);
   log::info("process  host memory{}, in bytes", on_host ? "" : " without the GPU's driver and libraries");
   const auto row = [](std::string_view name, int64_t bytes, std::string_view text) {
     log::info("  {:<14} {:>14}   {:<9}  {}", name, grouped(bytes), human_bytes(static_cast<uint64_t>(bytes)),
@@ -206,6 +208,10 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
               human_bytes(choice.memory), share > 1 ? ": does not fit" : "");
   }
   if (const int64_t pinned = plan.memory.bytes(memory::Tier::pinned); pinned > 0) row("pinned host", pinned);
+  if (const int64_t offloaded = plan.memory.bytes(memory::Tier::host); offloaded > 0)
+    log::info("  {:<12} {:>16}   {} {}", "offloaded", grouped(offloaded),
+              human_bytes(static_cast<uint64_t>(offloaded)),
+              on_host ? "in a file (memory.offload_dir)" : "in page-locked host memory");
   constexpr size_t shown = 16;
   for (size_t i = 1; i < std::min(ranks.size(), shown); ++i) {
     const int64_t less = plan.memory.total_bytes() - ranks[i].plan->memory.total_bytes();
@@ -226,7 +232,9 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
     if (buffer.bytes > 0)
       log::info("  {:<12} {:>14} at {:>14}  {}{}", memory::name_of(buffer.category), grouped(buffer.bytes),
                 grouped(buffer.offset), buffer.name,
-                buffer.tier == memory::Tier::pinned ? " (pinned host memory)" : "");
+                buffer.tier == memory::Tier::pinned ? " (pinned host memory)"
+                : buffer.tier == memory::Tier::host ? " (offloaded)"
+                                                    : "");
 }
 
 }  // namespace nrl::train

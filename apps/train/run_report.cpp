@@ -31,10 +31,11 @@ RunReport::RunReport(Run& run, Terminal& terminal, StartPhases& phases, double s
       metrics_(run.config.logger.log_dir, run.position.step, run.world.rank() == 0),
       profile_(run),
       peak_(peak_estimate(run)),
-      memory_(
-          run.config.monitoring.memory_leak,
-          run.plan().memory.bytes(run.engine->exec().device ? memory::Tier::pinned : memory::Tier::device),
-          run.engine->exec().device),
+      memory_(run.config.monitoring.memory_leak,
+              run.engine->exec().device ? run.plan().memory.bytes(memory::Tier::pinned) +
+                                              run.plan().memory.bytes(memory::Tier::host)
+                                        : run.plan().memory.bytes(memory::Tier::device),
+              run.engine->exec().device),
       start_(start),
       first_step_(run.position.step) {
   if (first())

@@ -226,6 +226,7 @@ struct LoggerConfig {
 struct MemoryConfig {
   OnOom on_oom = OnOom::fail;
   double max_memory = 0.9;  ///< share of the device's memory that choices of `auto` count with
+  std::optional<std::string> offload_dir;
   bool operator==(const MemoryConfig&) const = default;
 };
 

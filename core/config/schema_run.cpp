@@ -155,6 +155,11 @@ void add_memory(Table& t) {
       .help(
           "Fraction of the device's memory, on a CPU of the rank's share of the machine's, that "
           "policy.recompute: auto and policy.train_micro_batch_size: auto may plan with.");
+  NRL_KEY(t, memory.offload_dir)
+      .help(
+          "CPU runs: directory, on a disk of each host, of the files in which offloaded memory lies. Their "
+          "space is reserved at the start and free again when the run ends, however it ends. A directory in "
+          "memory (tmpfs) is refused. null: TMPDIR if it is set and on a disk, else /var/tmp.");
 }
 
 void add_monitoring(Table& t) {

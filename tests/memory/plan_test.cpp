@@ -35,7 +35,14 @@ TEST_CASE("buffers with disjoint lifetimes share memory", "[memory]") {
   const auto b = plan.add("b", Category::activations, 512, {{4, 7}});
   const auto c = plan.add("c", Category::activations, 512, {{3, 4}});
   const auto pinned = plan.add("pinned", Category::data, 300, Tier::pinned);
+  const auto state = plan.add("state", Category::optimizer, 700, Tier::host);
+  const auto d = plan.add("d", Category::activations, 256, {{0, 3}}, Tier::host);
+  const auto e = plan.add("e", Category::activations, 256, {{4, 5}}, Tier::host);
   plan.solve();
+  CHECK(plan.bytes(Tier::host) == 768 + 256);
+  CHECK(plan.offset(state) == 0);
+  CHECK(plan.offset(d) == plan.offset(e));
+  CHECK(plan.bytes(Category::optimizer) == 0);
   CHECK(plan.offset(weights) == 0);
   CHECK(plan.offset(a) == plan.offset(b));
   CHECK(plan.offset(c) == plan.offset(a) + 512);

@@ -263,6 +263,7 @@ inline const Effect effects[] = {
      "llama policy.tokenizer.name=bytes data.train.data_path=DIR/documents"},
     {"data.num_workers", Observed::nothing, "speed only", ""},
     {"memory.max_memory", Observed::elsewhere, "memory.max_memory=", "plan/recompute_test.cpp"},
+    {"memory.offload_dir", Observed::elsewhere, "scratch_directory(scratch.path)", "memory/arenas_test.cpp"},
     {"data.prefetch_batches", Observed::nothing, "speed and memory of the host only", ""},
     {"pretrain.max_num_steps", Observed::rows, "3", "4"},
     {"pretrain.max_num_epochs", Observed::rows, "1", "2",
