@@ -128,7 +128,7 @@ TEST_CASE("shards begin at multiples of their alignment, and parameters stay whe
     for (const parallel::ShardPiece& piece : aligned.pieces(shards - 1)) REQUIRE(piece.in_shard % 64 == 0);
   }
   // Without, shards of some sizes begin elsewhere.
-  REQUIRE(parallel::FlatBuckets(params, 20000, 128).shard(0, 1).begin % 64 != 0);
+  REQUIRE(parallel::FlatBuckets(params, 20000, 256).shard(0, 1).begin % 64 != 0);
 }
 
 TEST_CASE("a bad list of parameters is refused", "[buckets]") {
