@@ -32,6 +32,7 @@ struct VerifyArgs {
   int64_t steps = 2;
   bool random_tokens = false;
   std::string layouts = "configured";  ///< configured or auto
+  int64_t sample = 0;                  ///< of layouts auto; 0: all
 };
 
 struct PrepareArgs {

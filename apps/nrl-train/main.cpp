@@ -104,6 +104,8 @@ int run(int argc, char** argv) {
   c->add_option("--layouts", verify.layouts,
                 "configured (default), or auto: every valid layout of the launched ranks")
       ->check(CLI::IsMember({"configured", "auto"}));
+  c->add_option("--sample", verify.sample, "Only so many of the layouts of --layouts auto, spread over all")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   c->callback([&] { result = run_verify(verify); });
 
   PrepareArgs prepare;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "apps/verify/random_tokens.h"
 #include "apps/verify/report.h"
 #include "core/base/log.h"
+#include "core/base/philox.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
 #include "parallel/grid/nodes.h"
@@ -72,15 +74,25 @@ class Candidates {
   Candidates(const Options& options, std::vector<std::string> overrides, const train::RunSetting& setting)
       : path_(options.config), overrides_(std::move(overrides)), setting_(setting) {}
 
-  std::vector<Layout> valid(const std::vector<Layout>& all, Refused& refused) {
-    std::vector<Layout> out;
-    for (const Layout& layout : all) {
-      const std::string why = refusal(layout);
+  /// Indices into `all`, ascending. `sample`: the first so many of a random order that is always the same.
+  std::vector<size_t> valid(const std::vector<Layout>& all, int64_t sample, Refused& refused) {
+    std::vector<size_t> order(all.size()), out;
+    std::iota(order.begin(), order.end(), size_t{0});
+    if (sample > 0) {
+      const PhiloxStream random(0, "verified layouts");
+      std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+        return std::pair(random.bits(a), a) < std::pair(random.bits(b), b);
+      });
+    }
+    for (const size_t i : order) {
+      if (sample > 0 && static_cast<int64_t>(out.size()) == sample) break;
+      const std::string why = refusal(all[i]);
       if (why.empty())
-        out.push_back(layout);
+        out.push_back(i);
       else
         ++refused[why];
     }
+    std::sort(out.begin(), out.end());
     return out;
   }
 
@@ -132,9 +144,8 @@ int verify_layouts(comm::World& world, const Options& options, const std::vector
     train::RunSetting own = setting;
     own.world = world.size(), own.local = world.local_size();
     own.nodes = parallel::nodes_of(world.nodes(), world.hosts());
-    const std::vector<Layout> valid = Candidates(options, overrides, own).valid(all, refused);
-    for (size_t i = 0, next = 0; i < all.size() && next < valid.size(); ++i)
-      if (all[i].overrides == valid[next].overrides) chosen += fmt::format("{} ", i), ++next;
+    for (const size_t i : Candidates(options, overrides, own).valid(all, options.sample, refused))
+      chosen += fmt::format("{} ", i);
   });
   world.comm().broadcast_text(chosen, 0);
   log::info("{}", layout_header());
@@ -163,8 +174,9 @@ int verify_layouts(comm::World& world, const Options& options, const std::vector
     log::info("refused {:>6} x {}", count, reason);
     refusals += count;
   }
-  log::info("{}{} of {} valid layouts verified, {} refused", failed > 0 ? "MISMATCH: " : "", passed,
-            passed + failed, refusals);
+  const bool part = options.sample > 0 && passed + failed + refusals < static_cast<int64_t>(all.size());
+  log::info("{}{} of {} valid layouts verified, {} refused{}", failed > 0 ? "MISMATCH: " : "", passed,
+            passed + failed, refusals, part ? fmt::format(" (a sample of {} layouts)", all.size()) : "");
   return static_cast<int>(failed > 0 ? Exit::internal : Exit::ok);
 }
 

@@ -14,6 +14,7 @@ struct Options {
   int64_t steps = 2;
   bool random_tokens = false;  ///< also if the configured data exists
   bool all_layouts = false;    ///< every valid layout of the ranks instead of the configured one
+  int64_t sample = 0;          ///< of all layouts, so many valid ones, always the same; 0: all
 };
 
 /// Collective. Prints the comparison on rank 0. Returns Exit::ok, or Exit::internal if a layout differs, on
