@@ -74,17 +74,35 @@ SlotSet LayerTable::writes_of(uint64_t steps) const {
   return set;
 }
 
-SlotSet LayerTable::with_rule(std::string_view rule) const {
+SlotSet LayerTable::offloadable() const {
+  SlotSet set = 0;
+  for (const Step& step : steps_)
+    if (step.pass == Pass::forward && (step.modes & training) != 0) set |= step.writes;
+  return set;
+}
+
+SlotSet LayerTable::named(std::string_view rule) const {
   SlotSet set = 0;
   for (size_t s = 0; s < slots_.size(); ++s)
     if (has_word(slots_[s].rules, rule)) set |= SlotSet{1} << s;
-  return set & recomputable();
+  return set;
 }
 
-LayerPolicy::LayerPolicy(const LayerTable& table, SlotSet recomputed)
-    : table_(&table), recomputed_(recomputed) {
+SlotSet LayerTable::with_rule(std::string_view rule) const {
+  return named(rule) & recomputable();
+}
+
+SlotSet LayerTable::offloadable_with_rule(std::string_view rule) const {
+  return named(rule) & offloadable();
+}
+
+LayerPolicy::LayerPolicy(const LayerTable& table, SlotSet recomputed, SlotSet offloaded)
+    : table_(&table), recomputed_(recomputed), offloaded_(offloaded) {
   NRL_CHECK((recomputed & ~table.recomputable()) == 0,
             "the policy recomputes a slot that is not recomputable");
+  NRL_CHECK((offloaded & ~table.offloadable()) == 0,
+            "the policy offloads a slot that no forward step writes");
+  NRL_CHECK((offloaded & recomputed) == 0, "the policy offloads a slot that is recomputed");
   producer_.fill(-1);
   const SlotSet ports = table.ports();
   const bool from_ports = (recomputed & table.inputs()) != 0;

@@ -31,7 +31,8 @@ struct SlotSpec {
   DType dtype = DType::f32;
   int rows = 0;       ///< row domain: what a row is and how many there are
   bool port = false;  ///< belongs to the previous or next layer: must not be written here
-  /// Names of the recompute rules that select it ("norm", "activation"), separated by spaces.
+  /// Names of the rules of recomputation and offloading that select it ("norm", "activation"), separated by
+  /// spaces.
   std::string_view rules = "";
 };
 
@@ -86,8 +87,12 @@ class LayerTable {
   /// Recomputable slots that only steps which read ports write: the layer's input. If they are recomputed,
   /// the ports must be as well, or kept.
   SlotSet inputs() const;
+  /// Slots that forward steps of training write: those that can be moved to the host until the backward pass.
+  SlotSet offloadable() const;
   /// Recomputable slots with this rule.
   SlotSet with_rule(std::string_view rule) const;
+  /// The same among offloadable slots.
+  SlotSet offloadable_with_rule(std::string_view rule) const;
   /// What these steps, as bits, read and write together.
   SlotSet reads_of(uint64_t steps) const;
   SlotSet writes_of(uint64_t steps) const;
@@ -95,24 +100,29 @@ class LayerTable {
  private:
   std::vector<SlotSpec> slots_;
   std::vector<Step> steps_;
+  /// All slots with this rule.
+  SlotSet named(std::string_view rule) const;
   int forward_steps_ = 0;
   SlotSet ports_ = 0, written_ = 0;
 };
 
-/// Which slots of a layer are kept for the backward pass and which are recomputed.
+/// Which slots of a layer are kept for the backward pass, which are recomputed, and which are moved to the
+/// host in between.
 class LayerPolicy {
  public:
-  /// Fails (70) when `recomputed` has slots that are not recomputable.
-  LayerPolicy(const LayerTable& table, SlotSet recomputed);
+  /// Fails (70) when `recomputed` has slots that are not recomputable, `offloaded` has some that are not
+  /// offloadable, or both have one.
+  LayerPolicy(const LayerTable& table, SlotSet recomputed, SlotSet offloaded = 0);
 
   SlotSet recomputed() const { return recomputed_; }
+  SlotSet offloaded() const { return offloaded_; }
   /// The forward steps, as bits, that recompute `wanted` from ports and from slots that are kept or in
   /// `made`. Adds the slots they write to `made`. Reads no ports unless LayerTable::inputs() are recomputed.
   uint64_t steps_for(SlotSet wanted, SlotSet& made) const;
 
  private:
   const LayerTable* table_;
-  SlotSet recomputed_;
+  SlotSet recomputed_, offloaded_;
   std::array<int8_t, max_slots> producer_{};
 };
 

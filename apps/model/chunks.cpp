@@ -13,7 +13,9 @@ std::unique_ptr<Layer> make_block(const LayerContext& context, int layer, const 
   const bool fuse_gelu =
       options.device == DeviceType::cuda && !m.gated && m.activation == ops::Activation::gelu_tanh;
   auto block = std::make_unique<Block>(context, layer, parameters, options.recipe, fuse_gelu);
-  if (options.recompute) block->recompute(options.recompute(layer, block->table()));
+  const memory::SlotSet recomputed = options.recompute ? options.recompute(layer, block->table()) : 0;
+  const memory::SlotSet offloaded = options.offload ? options.offload(layer, block->table()) : 0;
+  block->recompute(recomputed, offloaded & ~recomputed);
   return block;
 }
 

@@ -16,6 +16,9 @@ using Chunk = std::vector<std::unique_ptr<Layer>>;
 
 /// The slots of block `block` that backward passes recompute.
 using RecomputePolicy = std::function<memory::SlotSet(int block, const memory::LayerTable&)>;
+/// The slots of block `block` that are moved to the host until the backward pass. Those that are recomputed
+/// are not.
+using OffloadPolicy = std::function<memory::SlotSet(int block, const memory::LayerTable&)>;
 /// All slots with one of these rules, in all blocks.
 RecomputePolicy recompute_modules(std::vector<std::string> modules);
 /// A rule for every block of the model.
@@ -27,6 +30,7 @@ struct ChunkOptions {
   int64_t head_chunk_tokens = 1;   ///< tokens per chunk of the head
   ModelLayout layout = {};         ///< whose stage has the chunks
   RecomputePolicy recompute = {};  ///< empty: all activations are kept
+  OffloadPolicy offload = {};      ///< empty: on the device
 };
 
 /// All chunks of a stage, in the order of the forward pass; `context` and `parameters` must outlive them.

@@ -80,7 +80,8 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                                                    .device = options_.device,
                                                    .head_chunk_tokens = chunk,
                                                    .layout = layout,
-                                                   .recompute = options_.recompute}),
+                                                   .recompute = options_.recompute,
+                                                   .offload = options_.offload}),
                                    domain_rows(part_, options_.layout, n, residual, chunk, false));
   memory::Liveness liveness;
   stage_->record(&liveness);

@@ -21,6 +21,7 @@ struct DecoderOptions {
   float batch_share = 1;     ///< N / tokens of the global batch, for the router's losses
   precision::Recipe recipe;
   RecomputePolicy recompute = {};                          ///< empty: all activations are kept
+  OffloadPolicy offload = {};                              ///< empty: kept activations stay on the device
   int partials = 1;                                        ///< of the future Exec: Exec::partials()
   ops::Bf16Products products = ops::Bf16Products::upcast;  ///< CPU: KernelTable::bf16_products of that Exec
   uint64_t seed = 0;                                       ///< of dropout

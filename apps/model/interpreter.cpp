@@ -10,6 +10,35 @@ namespace nrl::model {
 using pipeline::Action;
 using pipeline::ActionKind;
 
+namespace {
+
+/// The pass that an action executes, if any.
+std::optional<Stage::Pass> pass_of(const Action& a) {
+  switch (a.kind) {
+    case ActionKind::forward:
+      return Stage::Pass{.chunk = a.chunk, .stash = a.stash, .parts = {}};
+    case ActionKind::backward:
+    case ActionKind::backward_data:
+    case ActionKind::backward_weight:
+      return Stage::Pass{.backward = true,
+                         .chunk = a.chunk,
+                         .stash = a.stash,
+                         .parts = {.dgrad = a.kind != ActionKind::backward_weight,
+                                   .wgrad = a.kind != ActionKind::backward_data}};
+    default:
+      return {};
+  }
+}
+
+/// The first pass from this action on.
+std::optional<Stage::Pass> next_pass(const pipeline::Schedule& schedule, size_t action) {
+  for (; action < schedule.actions.size(); ++action)
+    if (const auto pass = pass_of(schedule.actions[action])) return pass;
+  return {};
+}
+
+}  // namespace
+
 std::vector<LayerVisit> layer_visits(const pipeline::Schedule& schedule, const Stage& stage) {
   std::vector<LayerVisit> visits;
   for (const Action& a : schedule.actions) {
@@ -126,7 +155,9 @@ void execute(const pipeline::Schedule& schedule, const Execution& on, std::span<
     if (hook && !stage.recording()) hook();
   };
   stage.begin(on.program);
-  for (const Action& a : schedule.actions) {
+  for (size_t i = 0; i < schedule.actions.size(); ++i) {
+    const Action& a = schedule.actions[i];
+    if (pass_of(a)) stage.expect(next_pass(schedule, i + 1));
     const auto batch = [&]() -> const MicroBatch& { return batches[static_cast<size_t>(a.microbatch)]; };
     // Passes of a chunk are in the order of microbatches.
     const Stage::Order order{.first = a.microbatch == 0, .last = a.last};
@@ -185,6 +216,7 @@ void execute(const pipeline::Schedule& schedule, const Execution& on, std::span<
       }
     }
   }
+  stage.end();
 }
 
 }  // namespace nrl::model

@@ -283,8 +283,9 @@ class Run {
   bool first_ = false;                  ///< this microbatch begins the weight gradients
   bool last_ = false;                   ///< this microbatch completes the weight gradients
   uint64_t recompute_steps_ = 0;        ///< recompute: the forward steps to execute, as bits
-  memory::SlotSet recomputed_ = 0;      ///< slots that this pass reads from their recomputed buffers
-  memory::SlotSet accessible_ = 0;      ///< slots that the current step has named
+  /// Slots that this pass reads from the buffers that they are recomputed in or fetched to.
+  memory::SlotSet restored_ = 0;
+  memory::SlotSet accessible_ = 0;  ///< slots that the current step has named
 };
 
 /// The slots through which layers pass the residual stream and its gradient. The input is the pair (x,
@@ -324,8 +325,11 @@ class Layer {
   const Ports& ports() const { return ports_; }
   const memory::LayerTable& table() const { return table_; }
   const memory::LayerPolicy& policy() const { return *policy_; }
-  /// The slots that backward passes recompute; all others are kept.
-  void recompute(memory::SlotSet slots) { policy_.emplace(table_, slots); }
+  /// The slots that backward passes recompute, and those that are moved to the host until the backward pass;
+  /// all others are kept.
+  void recompute(memory::SlotSet slots, memory::SlotSet offloaded = 0) {
+    policy_.emplace(table_, slots, offloaded);
+  }
 
  protected:
   Layer(std::string name, const LayerContext& context) : name_(std::move(name)), context_(context) {}

@@ -16,18 +16,26 @@ Recomputation::Recomputation(const Chunk& chunk) : layers_(chunk.size()) {
   }
   for (size_t l = chunk.size(); l-- > 0;) {
     const Layer& layer = *chunk[l];
-    SlotSet made = layers_[l].made;
-    uint64_t steps = 0;
-    for (size_t i = static_cast<size_t>(layer.table().forward_steps()); i < layer.table().steps().size();
-         ++i) {
-      const memory::Step& step = layer.table().steps()[i];
-      steps |= layer.policy().steps_for(step.reads, made);
-      made |= step.remakes & layer.policy().recomputed();
-    }
+    SlotSet made = layers_[l].made, made_apart = made;
+    auto& own = layers_[l].own;
+    own[1] = steps_of_visit(layer, true, false, made_apart);
+    own[2] = steps_of_visit(layer, false, true, made_apart);
+    const uint64_t steps = own[3] = steps_of_visit(layer, true, true, made);
     if (l > 0) make(chunk, l - 1, behind(chunk, l, layer.table().reads_of(steps)), l);
     layers_[l].made = made;
     layers_[l].steps |= steps;
   }
+}
+
+uint64_t Recomputation::steps_of_visit(const Layer& layer, bool dgrad, bool wgrad, SlotSet& made) {
+  uint64_t steps = 0;
+  for (const memory::Step& step : layer.table().steps()) {
+    if (!(step.pass == memory::Pass::data && dgrad) && !(step.pass == memory::Pass::weight && wgrad))
+      continue;
+    steps |= layer.policy().steps_for(step.reads, made);
+    made |= step.remakes & layer.policy().recomputed();
+  }
+  return steps;
 }
 
 SlotSet Recomputation::behind(const Chunk& chunk, size_t layer, SlotSet ports) {

@@ -4,6 +4,8 @@
 // the output of the layer below, and that one maybe of the next: those run forward steps again in visits of
 // their own before the backward visit, upwards from the first layer of the segment, whose input was kept.
 
+#include <array>
+
 #include "apps/model/chunks.h"
 
 namespace nrl::model {
@@ -24,17 +26,26 @@ class Recomputation {
   /// All forward steps that a layer runs again for a microbatch, as bits; some of them if parts of the
   /// backward pass are late.
   uint64_t steps(size_t layer) const { return layers_[layer].steps; }
+  /// Those that its own backward visit runs again, which has these parts; with one of them, the other has its
+  /// own visit, dgrad first.
+  uint64_t own_steps(size_t layer, bool dgrad, bool wgrad) const {
+    return layers_[layer].own[(dgrad ? 1 : 0) + (wgrad ? 2 : 0)];
+  }
   /// The slots that backward visits read from their recomputed buffers: those of the policy, and ports.
   memory::SlotSet recomputed(size_t layer) const { return layers_[layer].recomputed; }
+
+  /// The slots of layer - 1 behind these ports of a layer.
+  static memory::SlotSet behind(const Chunk& chunk, size_t layer, memory::SlotSet ports);
 
  private:
   struct OfLayer {
     std::vector<Visit> before;
     uint64_t steps = 0;
+    std::array<uint64_t, 4> own{};  // by part: dgrad + 2 wgrad
     memory::SlotSet recomputed = 0, made = 0;
   };
-  /// The slots of layer - 1 behind these ports of a layer.
-  static memory::SlotSet behind(const Chunk& chunk, size_t layer, memory::SlotSet ports);
+  /// The forward steps that a visit runs again; adds what they make to `made`.
+  static uint64_t steps_of_visit(const Layer& layer, bool dgrad, bool wgrad, memory::SlotSet& made);
   /// Makes `wanted` of a layer for the backward visit of layer `top`.
   void make(const Chunk& chunk, size_t layer, memory::SlotSet wanted, size_t top);
 

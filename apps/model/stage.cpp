@@ -16,7 +16,7 @@ using memory::SlotSet;
 Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows)
     : chunks_(std::move(chunks)), rows_(rows) {
   for (const Chunk& chunk : chunks_) {
-    recomputations_.emplace_back(chunk);
+    offloading_.emplace_back(chunk, recomputations_.emplace_back(chunk));
     auto& keys = buffer_keys_.emplace_back();
     auto& of_layers = forward_buffers_.emplace_back();
     auto& names = trace_names_.emplace_back();
@@ -27,9 +27,10 @@ Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows)
       for (size_t s = 0; s < slots.size(); ++s) {
         of_slots.push_back(slots[s].port ? -1 : static_cast<int>(keys.size()));
         if (slots[s].port) continue;
-        for (const bool recomputed : {false, true})
-          keys.push_back(
-              {.layer = static_cast<int>(l), .slot = static_cast<int>(s), .recomputed = recomputed});
+        for (int place = 0; place < places; ++place)
+          keys.push_back({.layer = static_cast<int>(l),
+                          .slot = static_cast<int>(s),
+                          .place = static_cast<Place>(place)});
       }
     }
     const auto link = [&](size_t layer, Slot port, size_t other, Slot slot) {
@@ -55,7 +56,9 @@ int Stage::add_program(memory::Mode mode, std::vector<int> stashes) {
   for (size_t c = 0; c < chunks_.size(); ++c)
     program.frames.emplace_back(static_cast<size_t>(stashes[c]),
                                 Frame{.buffers = std::vector<int>(buffer_keys_[c].size(), -1),
-                                      .made = std::vector<SlotSet>(chunks_[c].size())});
+                                      .made = std::vector<SlotSet>(chunks_[c].size()),
+                                      .offloaded = std::vector<SlotSet>(chunks_[c].size()),
+                                      .fetched = std::vector<SlotSet>(chunks_[c].size())});
   programs_.push_back(std::move(program));
   return static_cast<int>(programs_.size()) - 1;
 }
@@ -67,6 +70,7 @@ void Stage::begin(int program) {
     program_->first_tick = tick_ + 1;
   }
   tick_ = program_->first_tick - 1;
+  next_.reset();
   if (watch_ && !liveness_) watch_->begin_program(program_->mode);
 }
 
@@ -88,6 +92,8 @@ void Stage::bind(const memory::MemoryPlan& plan, const std::vector<memory::Buffe
         }
       }
   record(nullptr);
+  const ops::Exec& e = exec();
+  copies_ = memory::HostCopies(e.device, e.stream, e.threads);
 }
 
 Run Stage::run_of(int chunk, int stash, const MicroBatch& batch, Order order) {
@@ -127,12 +133,16 @@ void Stage::visit(Run& r, int index, bool backward, const std::function<void(Lay
 void Stage::forward(int chunk, int stash, const MicroBatch& batch, Order order) {
   Run r = run_of(chunk, stash, batch, order);
   const Chunk& layers = chunks_[static_cast<size_t>(chunk)];
-  for (size_t l = 0; l < layers.size(); ++l)
+  for (size_t l = 0; l < layers.size(); ++l) r.frame_->offloaded[l] = r.frame_->fetched[l] = 0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    prefetch(r, l, {.chunk = chunk, .stash = stash, .parts = {}});
     visit(r, static_cast<int>(l), false, [&](Layer& layer) {
       r.cursor_ = 0;
       r.frame_->made[l] = 0;
       layer.forward(r);
     });
+    offload(r, l, stash);
+  }
 }
 
 void Stage::backward(int chunk, int stash, const MicroBatch& batch, Parts parts, Order order) {
@@ -141,13 +151,16 @@ void Stage::backward(int chunk, int stash, const MicroBatch& batch, Parts parts,
   r.wgrad_ = parts.wgrad;
   const Chunk& layers = chunks_[static_cast<size_t>(chunk)];
   for (size_t l = layers.size(); l-- > 0;) {
+    fetch(r, l, parts);
+    prefetch(r, l, {.backward = true, .chunk = chunk, .stash = stash, .parts = parts});
     if (parts.dgrad)
       for (const Recomputation::Visit& again : recomputation(chunk).before(l)) run_again(r, again);
     visit(r, static_cast<int>(l), true, [&](Layer& layer) {
       r.cursor_ = layer.table().forward_steps();
-      r.recomputed_ = recomputation(chunk).recomputed(l);
+      r.restored_ = restored(chunk, *r.frame_, l);
       layer.backward(r);
     });
+    if (!brief(chunk, l)) finish_offloads();
   }
 }
 
@@ -156,7 +169,7 @@ void Stage::run_again(const Run& backward, const Recomputation::Visit& again) {
   r.mode_ = memory::recompute;
   r.dgrad_ = r.wgrad_ = false;
   r.recompute_steps_ = again.steps;
-  r.recomputed_ = recomputation(r.chunk_).recomputed(static_cast<size_t>(again.layer));
+  r.restored_ = restored(r.chunk_, *r.frame_, static_cast<size_t>(again.layer));
   visit(r, again.layer, false, [&](Layer& layer) {
     const trace::Range range("recompute");
     r.frame_->made[static_cast<size_t>(again.layer)] |=
@@ -168,7 +181,7 @@ void Stage::run_again(const Run& backward, const Recomputation::Visit& again) {
 
 void Stage::recompute(Run& r, SlotSet wanted) {
   SlotSet& made = r.frame_->made[static_cast<size_t>(r.index_)];
-  if ((wanted & r.recomputed_ & ~made) == 0) return;
+  if ((wanted & r.layer_->policy().recomputed() & ~made) == 0) return;
   const trace::Range range("recompute");
   Run again = r;
   again.mode_ = memory::recompute;
@@ -180,7 +193,7 @@ void Stage::recompute(Run& r, SlotSet wanted) {
 
 SlotSet Stage::remake(Run& r, SlotSet possible) {
   SlotSet& made = r.frame_->made[static_cast<size_t>(r.index_)];
-  const SlotSet remade = possible & r.recomputed_ & ~made;
+  const SlotSet remade = possible & r.layer_->policy().recomputed() & ~made;
   made |= remade;
   return remade;
 }
@@ -192,7 +205,7 @@ int Stage::forward_buffer(int chunk, int layer, Slot slot) const {
 
 int Stage::buffer_index(const Run& r, int slot) const {
   const int first = forward_buffer(r.chunk_, r.index_, Slot{static_cast<int8_t>(slot)});
-  return first >= 0 && ((r.recomputed_ >> slot) & 1) != 0 ? first + 1 : first;
+  return first >= 0 && ((r.restored_ >> slot) & 1) != 0 ? first + restored_to : first;
 }
 
 Tensor Stage::with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch& batch) const {
@@ -221,9 +234,14 @@ int Stage::liveness_id(int chunk, Frame& frame, int buffer) {
     const BufferKey& key = buffer_keys_[c][static_cast<size_t>(buffer)];
     const Layer& layer = *chunks_[c][static_cast<size_t>(key.layer)];
     const memory::SlotSpec& spec = layer.table().slots()[static_cast<size_t>(key.slot)];
-    id =
-        liveness_->add(fmt::format("{} {}{}", layer.name(), spec.name, key.recomputed ? " (recomputed)" : ""),
-                       bytes_of(spec), memory::Category::activations);
+    const bool recomputed = ((layer.policy().recomputed() >> key.slot) & 1) != 0;
+    const char* const place = key.place == written   ? ""
+                              : key.place == on_host ? " (offloaded)"
+                              : recomputed           ? " (recomputed)"
+                                                     : " (fetched)";
+    id = liveness_->add(fmt::format("{} {}{}", layer.name(), spec.name, place), bytes_of(spec),
+                        memory::Category::activations,
+                        key.place == on_host ? memory::Tier::host : memory::Tier::device);
   }
   return id;
 }
@@ -249,7 +267,8 @@ bool Stage::tick(Run& r, const memory::Step& step, SlotSet remade) {
     if (const int id = id_of(std::countr_zero(set)); id >= 0) liveness_->use(id, now, false);
   // A recomputed step also rewrites slots that were kept, with identical bits; those do not begin a lifetime.
   const SlotSet writes = step.writes | remade;
-  const SlotSet begins = writes & ~step.reads & (r.mode_ == memory::recompute ? r.recomputed_ : ~SlotSet{0});
+  const SlotSet begins =
+      writes & ~step.reads & (r.mode_ == memory::recompute ? r.layer_->policy().recomputed() : ~SlotSet{0});
   for (SlotSet set = writes; set != 0; set &= set - 1) {
     const int slot = std::countr_zero(set);
     if (const int id = id_of(slot); id >= 0) liveness_->use(id, now, ((begins >> slot) & 1) != 0);

@@ -9,20 +9,24 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "apps/model/recomputation.h"
+#include "apps/model/offloading.h"
+#include "memory/host_copies.h"
 #include "memory/liveness.h"
 
 namespace nrl::model {
 
-/// The buffers of one stash of a chunk, by buffer index (Stage::BufferKey). Every slot has two: one written
-/// by the forward pass, one for its recomputation during the backward pass.
+/// The buffers of one stash of a chunk, by buffer index (Stage::BufferKey). Every slot has three: one written
+/// by the forward pass, one that the backward pass recomputes it in or fetches it to, and one on the host.
 struct Frame {
   std::vector<int> buffers;                     ///< ids in the Liveness; -1: never used
   std::vector<Tensor> tensors = {};             ///< the same buffers after bind()
   std::vector<memory::SlotSet> made;            ///< by layer: slots already recomputed for this microbatch
   std::vector<std::vector<int32_t>> host = {};  ///< by layer: Run::host_values()
+  /// By layer: slots that were moved to the host in this microbatch, and those of them that were fetched.
+  std::vector<memory::SlotSet> offloaded, fetched;
 };
 
 /// One pass of a layer over a microbatch. Forward steps that a layer runs again for the layers above it are
@@ -83,6 +87,19 @@ class Stage {
     bool wgrad = true;  ///< gradients of weights; with `dgrad`, both layer by layer
   };
   void backward(int chunk, int stash, const MicroBatch& batch, Parts parts, Order order);
+  /// A forward or backward pass of a chunk.
+  struct Pass {
+    bool backward = false;
+    int chunk = 0, stash = 0;
+    Parts parts;
+  };
+  /// The pass that follows the next one that is executed, for offloaded slots that are needed then; none:
+  /// that is the last one.
+  void expect(std::optional<Pass> next) { next_ = next; }
+  /// Must be called after the last action of a schedule.
+  void end();
+  /// Bytes that were copied to and from the host since the last call, and on a CPU the time.
+  memory::HostCopyStatistics take_copy_statistics() { return copies_.take_statistics(); }
   /// Copies the output of the previous chunk of this rank (its stash `from_stash`) to this chunk's input.
   void receive_forward(int chunk, int stash, int from_stash);
   /// Copies the input gradient of the next chunk of this rank to this chunk's output gradient.
@@ -123,6 +140,35 @@ class Stage {
   };
 
   Run run_of(int chunk, int stash, const MicroBatch& batch, Order order);
+  // Offloaded slots (stage_offload.cpp). A slot is copied to the host after the visit of its layer, during
+  // the next one, and back during the visit before the first one that uses it.
+  struct Copies {
+    bool to_host = false;
+    int chunk = 0;
+    Frame* frame = nullptr;
+    int layer = 0;
+    memory::SlotSet slots = 0;
+    memory::HostCopies::Ticket ticket = -1;
+  };
+  /// The slots that a visit of the layer reads from their second buffers.
+  memory::SlotSet restored(int chunk, const Frame& frame, size_t layer) const;
+  /// Whether a visit takes no time worth mentioning beside a copy.
+  bool brief(int chunk, size_t layer) const;
+  /// After a forward visit.
+  void offload(const Run& r, size_t layer, int stash);
+  /// Before a backward visit: makes what it uses available.
+  void fetch(const Run& r, size_t layer, Parts parts);
+  /// Before any visit: starts to copy back what the next one uses, if that is a backward visit.
+  void prefetch(const Run& r, size_t layer, const Pass& pass);
+  void start_fetch(int chunk, Frame& frame, size_t layer, Parts parts);
+  void start(Copies copies);
+  void finish(const Copies& copies);
+  void finish_offloads();
+  /// Records a use of the buffers of `copies`, or calls work(from, to) for them.
+  template <class F>
+  void for_each_buffer(const Copies& copies, bool begins, F&& work);
+  Frame& frame_of(int chunk, int stash);
+
   /// Calls `work` as a visit of the layer.
   void visit(Run& r, int index, bool backward, const std::function<void(Layer&)>& work);
   /// Runs forward steps of a layer again for the layers above it.
@@ -157,19 +203,25 @@ class Stage {
   std::vector<Chunk> chunks_;
   std::vector<Recomputation> recomputations_;  // by chunk
   std::array<int64_t, row_domains> rows_;
+  enum Place : uint8_t { written, restored_to, on_host, places };
   struct BufferKey {
     int layer, slot;
-    bool recomputed;
+    Place place;
   };
   std::vector<std::vector<BufferKey>> buffer_keys_;  // by chunk and buffer index
-  // By chunk, layer and slot: index of the forward pass's buffer, followed by the recomputed one; -1: none.
+  // By chunk, layer and slot: index of the buffer of the first place; the others follow. -1: none.
   std::vector<std::vector<std::vector<int>>> forward_buffers_;
   std::vector<std::vector<const char*>> trace_names_;
   std::vector<Program> programs_;
   Program* program_ = nullptr;
   memory::Liveness* liveness_ = nullptr;
   LayerWatch* watch_ = nullptr;
-  InFlight in_flight_;  ///< of the layer that is visited
+  InFlight in_flight_;                  ///< of the layer that is visited
+  std::vector<Offloading> offloading_;  // by chunk
+  std::optional<Pass> next_;
+  std::vector<Copies> offloads_, fetches_;  // that are pending
+  memory::HostCopies copies_;
+  std::vector<memory::HostCopy> list_;  // of the copies that are started
   std::function<void(int)> at_tick_;
   std::function<void(const memory::LayerTable&, size_t)> at_step_;
   int tick_ = -1;

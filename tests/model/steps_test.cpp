@@ -1,6 +1,6 @@
-// Layers as steps: whatever is recomputed, however many microbatches are in flight, however late weight parts
-// run, and into however many chunks the model is cut, losses and gradients have the same bits. Memory outside
-// of planned lives is full of NaN in all of it.
+// Layers as steps: whatever is recomputed or offloaded, however many microbatches are in flight, however late
+// weight parts run, and into however many chunks the model is cut, losses and gradients have the same bits.
+// Memory outside of planned lives is full of NaN in all of it.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -65,10 +65,11 @@ struct Result {
 };
 
 Result run(const std::string& config, const Backend& b, pipeline::Schedule schedule,
-           model::RecomputePolicy recompute, int64_t head_chunk = 0, bool overwrite = true) {
-  TinyModel m(
-      config, b.kernels, b.threads,
-      TinyOptions{b.recipe, b.device, std::move(recompute), std::move(schedule), head_chunk, overwrite});
+           model::RecomputePolicy recompute, int64_t head_chunk = 0, bool overwrite = true,
+           model::OffloadPolicy offload = {}) {
+  TinyModel m(config, b.kernels, b.threads,
+              TinyOptions{b.recipe, b.device, std::move(recompute), std::move(schedule), head_chunk,
+                          overwrite, std::move(offload)});
   Poison poison(m.plan_, m.arenas_);
   m.decoder_.watch_ticks([&](int tick) { poison.enter(tick); });
   Result result;
@@ -88,6 +89,14 @@ Result plain(const std::string& config, const Backend& b) {
   REQUIRE(r.losses.size() == microbatches);
   REQUIRE(std::isfinite(r.losses.at(microbatches - 1)));
   return r;
+}
+
+/// Every slot of every block offloaded or not, at random.
+model::OffloadPolicy random_offload(std::mt19937& random) {
+  return [&random](int, const memory::LayerTable& table) {
+    const auto bits = (static_cast<memory::SlotSet>(random()) << 32) | random();
+    return table.offloadable() & bits;
+  };
 }
 
 /// Every slot of every block recomputed or not, at random.
@@ -135,6 +144,8 @@ void check_random(const std::string& config, const Backend& b, unsigned seed, in
     INFO("case " << i << ", " << chunks << " chunks, " << stashes << " stashes");
     const pipeline::Schedule schedule = random_schedule(random, chunks, stashes);
     REQUIRE(run(config, b, schedule, random_policy(random)) == want);
+    REQUIRE(run(config, b, schedule, random_policy(random), 0, true, random_offload(random)) == want);
+    REQUIRE(run(config, b, schedule, {}, 0, true, random_offload(random)) == want);
   }
 }
 

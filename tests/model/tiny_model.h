@@ -67,6 +67,7 @@ struct TinyOptions {
   pipeline::Schedule schedule = pipeline::make_schedule({}, 0);
   int64_t head_chunk_tokens = 0;  ///< see DecoderOptions
   bool overwrite = true;          ///< false: all gradients are zeroed and accumulated
+  model::OffloadPolicy offload = {};
 };
 
 /// Microbatches of two sequences of unequal length, 19 tokens together.
@@ -89,6 +90,7 @@ class TinyModel {
                   .max_sequence = 12,
                   .recipe = options.recipe,
                   .recompute = std::move(options.recompute),
+                  .offload = std::move(options.offload),
                   .partials = threads,
                   .products = kernels.bf16_products,
                   .seed = 5,

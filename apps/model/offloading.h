@@ -1,0 +1,45 @@
+#pragma once
+// Which slots of a chunk are moved to the host after the forward pass, and which of them every backward visit
+// needs back, from the policies of its layers. A recomputed step reads its inputs from the host like any
+// other.
+
+#include <array>
+#include <vector>
+
+#include "apps/model/recomputation.h"
+
+namespace nrl::model {
+
+class Offloading {
+ public:
+  /// The layers' policies must not change any more.
+  Offloading(const Chunk& chunk, const Recomputation& recomputation);
+
+  /// The slots of a layer that are moved after its forward visit: those of its policy that a backward visit
+  /// uses.
+  memory::SlotSet of(size_t layer) const { return layers_[layer].offloaded; }
+  /// Slots of a layer.
+  struct Use {
+    int layer = 0;
+    memory::SlotSet slots = 0;
+  };
+  /// The offloaded slots that a backward visit with these parts uses, and the visits of lower layers before
+  /// it (Recomputation::before()).
+  const std::vector<Use>& uses(size_t layer, bool dgrad, bool wgrad) const {
+    return layers_[layer].uses[(dgrad ? 1 : 0) + (wgrad ? 2 : 0)];
+  }
+  /// Those slots of a layer that the first visits of a backward pass with these parts use, up to the first
+  /// one that uses any: what is needed at once if the pass follows the forward pass.
+  memory::SlotSet first_used(size_t layer, bool dgrad, bool wgrad) const;
+  /// The ports of a layer behind which these slots of the layer below are.
+  static memory::SlotSet ports_of(const Chunk& chunk, size_t layer, memory::SlotSet below);
+
+ private:
+  struct OfLayer {
+    memory::SlotSet offloaded = 0;
+    std::array<std::vector<Use>, 4> uses;  // by part: dgrad + 2 wgrad
+  };
+  std::vector<OfLayer> layers_;
+};
+
+}  // namespace nrl::model

@@ -1,0 +1,69 @@
+#include "memory/host_copies.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "core/base/error.h"
+#include "core/device/cpu/parallel.h"
+
+namespace nrl::memory {
+
+using device::CopyKind;
+
+HostCopies::HostCopies(device::Runtime* device, device::StreamHandle compute, int threads)
+    : device_(device), compute_(compute), threads_(threads) {
+  if (!device) return;
+  to_host_ = device::Stream(*device);
+  from_host_ = device::Stream(*device);
+}
+
+std::vector<HostCopies::Pending>::iterator HostCopies::unused() {
+  const auto free = std::find_if(pending_.begin(), pending_.end(), [](const Pending& p) { return !p.used; });
+  if (free != pending_.end()) return free;
+  Pending more;
+  if (device_) {
+    more.begin = device::Event(*device_);
+    more.end = device::Event(*device_);
+  }
+  pending_.push_back(std::move(more));
+  return pending_.end() - 1;
+}
+
+HostCopies::Ticket HostCopies::start(std::span<const HostCopy> copies, CopyKind kind) {
+  const auto free = unused();
+  free->used = true;
+  int64_t& bytes = kind == CopyKind::device_to_host ? statistics_.to_host : statistics_.from_host;
+  for (const HostCopy& c : copies) bytes += static_cast<int64_t>(c.bytes);
+  if (device_) {
+    const device::Stream& stream = kind == CopyKind::device_to_host ? to_host_ : from_host_;
+    free->begin.record(compute_);
+    free->begin.wait_in(stream.get());
+    for (const HostCopy& c : copies) device_->copy(c.to, c.from, c.bytes, kind, stream.get());
+    free->end.record(stream.get());
+  } else {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point begin = Clock::now();
+    constexpr int64_t grain = 1 << 18;
+    for (const HostCopy& c : copies)
+      cpu::parallel_for(threads_, static_cast<int64_t>(c.bytes), grain, [&](int64_t first, int64_t last) {
+        std::memcpy(static_cast<std::byte*>(c.to) + first, static_cast<const std::byte*>(c.from) + first,
+                    static_cast<size_t>(last - first));
+      });
+    statistics_.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+  return static_cast<Ticket>(free - pending_.begin());
+}
+
+void HostCopies::finish(Ticket ticket) {
+  Pending& p = pending_.at(static_cast<size_t>(ticket));
+  NRL_CHECK(p.used, "copies are finished twice");
+  p.used = false;
+  if (device_) p.end.wait_in(compute_);
+}
+
+HostCopyStatistics HostCopies::take_statistics() {
+  return std::exchange(statistics_, {});
+}
+
+}  // namespace nrl::memory
