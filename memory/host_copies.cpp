@@ -11,8 +11,9 @@ namespace nrl::memory {
 
 using device::CopyKind;
 
-HostCopies::HostCopies(device::Runtime* device, device::StreamHandle compute, int threads)
-    : device_(device), compute_(compute), threads_(threads) {
+HostCopies::HostCopies(device::Runtime* device, device::StreamHandle compute, int threads,
+                       const Arenas& arenas)
+    : device_(device), arenas_(&arenas), compute_(compute), threads_(threads) {
   if (!device) return;
   to_host_ = device::Stream(*device);
   from_host_ = device::Stream(*device);
@@ -41,16 +42,12 @@ HostCopies::Ticket HostCopies::start(std::span<const HostCopy> copies, CopyKind 
     free->begin.wait_in(stream.get());
     for (const HostCopy& c : copies) device_->copy(c.to, c.from, c.bytes, kind, stream.get());
     free->end.record(stream.get());
+  } else if (kind == CopyKind::device_to_host) {
+    copy(copies);
+    for (const HostCopy& c : copies) arenas_->evict(c.to, static_cast<int64_t>(c.bytes));
   } else {
-    using Clock = std::chrono::steady_clock;
-    const Clock::time_point begin = Clock::now();
-    constexpr int64_t grain = 1 << 18;
-    for (const HostCopy& c : copies)
-      cpu::parallel_for(threads_, static_cast<int64_t>(c.bytes), grain, [&](int64_t first, int64_t last) {
-        std::memcpy(static_cast<std::byte*>(c.to) + first, static_cast<const std::byte*>(c.from) + first,
-                    static_cast<size_t>(last - first));
-      });
-    statistics_.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+    for (const HostCopy& c : copies) arenas_->prefetch(c.from, static_cast<int64_t>(c.bytes));
+    free->late.assign(copies.begin(), copies.end());
   }
   return static_cast<Ticket>(free - pending_.begin());
 }
@@ -59,7 +56,22 @@ void HostCopies::finish(Ticket ticket) {
   Pending& p = pending_.at(static_cast<size_t>(ticket));
   NRL_CHECK(p.used, "copies are finished twice");
   p.used = false;
-  if (device_) p.end.wait_in(compute_);
+  if (device_) return p.end.wait_in(compute_);
+  copy(p.late);
+  for (const HostCopy& c : p.late) arenas_->evict(c.from, static_cast<int64_t>(c.bytes));
+  p.late.clear();
+}
+
+void HostCopies::copy(std::span<const HostCopy> copies) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  constexpr int64_t grain = 1 << 18;
+  for (const HostCopy& c : copies)
+    cpu::parallel_for(threads_, static_cast<int64_t>(c.bytes), grain, [&](int64_t first, int64_t last) {
+      std::memcpy(static_cast<std::byte*>(c.to) + first, static_cast<const std::byte*>(c.from) + first,
+                  static_cast<size_t>(last - first));
+    });
+  statistics_.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 HostCopyStatistics HostCopies::take_statistics() {

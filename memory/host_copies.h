@@ -1,14 +1,15 @@
 #pragma once
-// Copies between the memory that ops compute on and the host's, beside the computation. On a GPU they run on
-// two streams of their own, one per direction; events order them and the stream of the ops. On a CPU they are
-// made at once, by the threads of the ops.
+// Copies between the memory that ops compute on and Tier::host, beside the computation. On a GPU they run on
+// two streams of their own, one per direction; events order them and the stream of the ops. On a CPU the
+// threads of the ops make them, and the system reads and writes the file behind Tier::host in the meantime:
+// what goes to the host is copied when it is started, what comes back when it is finished.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "core/device/runtime.h"
+#include "memory/plan.h"
 
 namespace nrl::memory {
 
@@ -27,9 +28,9 @@ struct HostCopyStatistics {
 class HostCopies {
  public:
   HostCopies() = default;
-  /// `device`: null on a CPU, which copies with `threads`. `compute`: the stream of the ops. The device must
-  /// outlive this object.
-  HostCopies(device::Runtime* device, device::StreamHandle compute, int threads);
+  /// `device`: null on a CPU, which copies with `threads`. `compute`: the stream of the ops. `arenas` have
+  /// the memory. The device and the arenas must outlive this object.
+  HostCopies(device::Runtime* device, device::StreamHandle compute, int threads, const Arenas& arenas);
 
   /// Copies started together.
   using Ticket = int;
@@ -43,11 +44,14 @@ class HostCopies {
  private:
   struct Pending {
     device::Event begin, end;
+    std::vector<HostCopy> late;  // CPU: to make in finish()
     bool used = false;
   };
   std::vector<Pending>::iterator unused();
+  void copy(std::span<const HostCopy> copies);
 
   device::Runtime* device_ = nullptr;
+  const Arenas* arenas_ = nullptr;
   device::StreamHandle compute_ = nullptr;
   int threads_ = 1;
   device::Stream to_host_, from_host_;

@@ -32,12 +32,12 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
       o_proj_(recipe, add, layer, Gemm::o_proj, p.o, p.o_bias, m.q_width(), m.hidden, false, "core_attn"),
       context_(std::move(context)) {
   const DType dtype = recipe.activations();
-  qkv_ = add({.name = "qkv", .width = m.qkv_width(), .dtype = dtype});
+  qkv_ = add({.name = "qkv", .width = m.qkv_width(), .dtype = dtype, .rules = "qkv"});
   if (m.qk_norm) {
-    qk_ = add({.name = "qk", .width = m.q_width() + m.kv_width(), .dtype = dtype});
-    qk_stats_ = add({.name = "qk statistics", .width = m.heads + m.kv_heads});
+    qk_ = add({.name = "qk", .width = m.q_width() + m.kv_width(), .dtype = dtype, .rules = "qkv"});
+    qk_stats_ = add({.name = "qk statistics", .width = m.heads + m.kv_heads, .rules = "qkv"});
   } else if (m.use_rope) {
-    qk_ = add({.name = "rotated qkv", .width = m.qkv_width(), .dtype = dtype});
+    qk_ = add({.name = "rotated qkv", .width = m.qkv_width(), .dtype = dtype, .rules = "qkv"});
   }
   keys_ = qk_ ? qk_ : qkv_;
   values_ = m.qk_norm ? qkv_ : keys_;

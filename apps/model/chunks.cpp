@@ -33,6 +33,12 @@ RecomputePolicy recompute_by_block(std::vector<RecomputeRule> rules) {
   };
 }
 
+OffloadPolicy offload_by_block(std::vector<OffloadRule> rules) {
+  return [rules = std::move(rules)](int block, const memory::LayerTable& table) {
+    return offloaded_slots(rules.at(static_cast<size_t>(block)), table);
+  };
+}
+
 std::vector<Chunk> decoder_chunks(const LayerContext& context, const ParameterList& parameters,
                                   const ChunkOptions& options) {
   const ModelLayout& layout = options.layout;

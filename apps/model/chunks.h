@@ -23,6 +23,7 @@ using OffloadPolicy = std::function<memory::SlotSet(int block, const memory::Lay
 RecomputePolicy recompute_modules(std::vector<std::string> modules);
 /// A rule for every block of the model.
 RecomputePolicy recompute_by_block(std::vector<RecomputeRule> rules);
+OffloadPolicy offload_by_block(std::vector<OffloadRule> rules);
 
 struct ChunkOptions {
   precision::Recipe recipe;

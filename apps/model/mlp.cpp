@@ -9,7 +9,11 @@ using precision::Gemm;
 PreNorm::PreNorm(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, Stream in,
                  int weight, int bias)
     : in_(in), weight_(weight), bias_(bias) {
-  sum = add({.name = "residual", .width = m.hidden, .dtype = recipe.activations(), .rows = sequence_rows});
+  sum = add({.name = "residual",
+             .width = m.hidden,
+             .dtype = recipe.activations(),
+             .rows = sequence_rows,
+             .rules = "input"});
   stats_ = add(
       {.name = "norm statistics", .width = m.norm == ops::NormKind::layer ? 2 : 1, .rows = sequence_rows});
   out = add({.name = "norm",

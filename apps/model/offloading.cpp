@@ -38,14 +38,11 @@ Offloading::Offloading(const Chunk& chunk, const Recomputation& recomputation) :
 }
 
 SlotSet Offloading::first_used(size_t layer, bool dgrad, bool wgrad) const {
-  for (size_t l = layers_.size(); l-- > 0;) {
-    const std::vector<Use>& used = uses(l, dgrad, wgrad);
-    if (used.empty()) continue;
-    for (const Use& use : used)
-      if (use.layer == static_cast<int>(layer)) return use.slots;
-    return 0;
-  }
-  return 0;
+  SlotSet slots = 0;
+  for (size_t l = layers_.size(); l > 0 && l + 2 > layers_.size(); --l)
+    for (const Use& use : uses(l - 1, dgrad, wgrad))
+      if (use.layer == static_cast<int>(layer)) slots |= use.slots;
+  return slots;
 }
 
 SlotSet Offloading::ports_of(const Chunk& chunk, size_t layer, SlotSet below) {

@@ -28,8 +28,8 @@ class Offloading {
   const std::vector<Use>& uses(size_t layer, bool dgrad, bool wgrad) const {
     return layers_[layer].uses[(dgrad ? 1 : 0) + (wgrad ? 2 : 0)];
   }
-  /// Those slots of a layer that the first visits of a backward pass with these parts use, up to the first
-  /// one that uses any: what is needed at once if the pass follows the forward pass.
+  /// Those slots of a layer that a backward pass with these parts uses in its first visits, of the head or
+  /// the end of the chunk and of the last block: what is needed at once if it follows the forward pass.
   memory::SlotSet first_used(size_t layer, bool dgrad, bool wgrad) const;
   /// The ports of a layer behind which these slots of the layer below are.
   static memory::SlotSet ports_of(const Chunk& chunk, size_t layer, memory::SlotSet below);

@@ -25,13 +25,31 @@ std::string numbers_text(const std::vector<int>& numbers) {
   return fmt::format("{}", fmt::join(ranges, ", "));
 }
 
-struct Group {
-  RecomputeRule rule;
-  std::vector<int> layers;
-};
-
-std::string what(const RecomputeRule& rule) {
-  return rule.all ? "everything" : fmt::format("{}", fmt::join(rule.modules, ", "));
+/// "norm in layers 0-3; everything in layers 4-7" of the rules of these blocks. `count`: of all that are
+/// described.
+template <class Rule>
+std::vector<std::string> by_rule(std::span<const Rule> rules, std::span<const int> blocks, size_t count) {
+  struct Group {
+    Rule rule;
+    std::vector<int> layers;
+  };
+  std::vector<Group> groups;
+  for (const int block : blocks) {
+    const Rule& rule = rules[static_cast<size_t>(block)];
+    if (rule.keeps_all()) continue;
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.rule == rule; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {.rule = rule, .layers = {}});
+    group->layers.push_back(block);
+  }
+  std::vector<std::string> parts;
+  for (const Group& g : groups) {
+    const std::string what = g.rule.all ? "everything" : fmt::format("{}", fmt::join(g.rule.modules, ", "));
+    parts.push_back(
+        g.layers.size() == count
+            ? what
+            : fmt::format("{} in layer{} {}", what, g.layers.size() == 1 ? "" : "s", numbers_text(g.layers)));
+  }
+  return parts;
 }
 
 /// Segments of several blocks, of which the first keeps its input; the other blocks are left in `rest`.
@@ -64,26 +82,26 @@ memory::SlotSet recomputed_slots(const RecomputeRule& rule, const memory::LayerT
   return slots;
 }
 
+memory::SlotSet offloaded_slots(const OffloadRule& rule, const memory::LayerTable& table) {
+  if (rule.all) return table.offloadable();
+  memory::SlotSet slots = 0;
+  for (const std::string& module : rule.modules) slots |= table.offloadable_with_rule(module);
+  return slots;
+}
+
+std::string offload_text(std::span<const OffloadRule> rules, std::span<const int> blocks) {
+  return fmt::format("{}", fmt::join(by_rule(rules, blocks, blocks.size()), "; "));
+}
+
 std::string recompute_text(std::span<const RecomputeRule> rules, std::span<const int> blocks) {
   std::vector<int> rest;
   const std::vector<std::string> segments = segments_of(rules, blocks, rest);
-  std::vector<Group> groups;
-  for (const int block : rest) {
-    const RecomputeRule& rule = rules[static_cast<size_t>(block)];
-    if (rule.keeps_all()) continue;
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.rule == rule; });
-    if (group == groups.end()) group = groups.insert(groups.end(), {.rule = rule, .layers = {}});
-    group->layers.push_back(block);
-  }
   std::vector<std::string> parts;
   if (!segments.empty())
     parts.push_back(
         fmt::format("everything in layers {}, each from its first input", fmt::join(segments, " | ")));
-  for (const Group& g : groups)
-    parts.push_back(g.layers.size() == blocks.size()
-                        ? what(g.rule)
-                        : fmt::format("{} in layer{} {}", what(g.rule), g.layers.size() == 1 ? "" : "s",
-                                      numbers_text(g.layers)));
+  for (std::string& part : by_rule(rules, std::span<const int>(rest), blocks.size()))
+    parts.push_back(std::move(part));
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 

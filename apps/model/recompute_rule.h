@@ -1,6 +1,6 @@
 #pragma once
-// What the backward pass recomputes of a block, as the configuration says it: the rule is turned into the
-// slots of the block's table in one place.
+// What the backward pass recomputes of a block, and what of the rest is moved to the host, as the
+// configuration says it: the rules are turned into the slots of the block's table in one place.
 
 #include <span>
 #include <string>
@@ -24,6 +24,22 @@ struct RecomputeRule {
 
 /// The slots of a block that the rule recomputes; those of modules that the block has not are none.
 memory::SlotSet recomputed_slots(const RecomputeRule& rule, const memory::LayerTable& table);
+
+/// What of the kept slots of a block is moved to the host between the passes.
+struct OffloadRule {
+  /// The slots with one of these rules.
+  std::vector<std::string> modules = {};
+  bool all = false;
+  bool operator==(const OffloadRule&) const = default;
+
+  bool keeps_all() const { return modules.empty() && !all; }
+};
+
+/// The slots of a block that the rule selects; those that are recomputed are not moved.
+memory::SlotSet offloaded_slots(const OffloadRule& rule, const memory::LayerTable& table);
+
+/// "everything", "input, mlp in layers 0-3"; as recompute_text().
+std::string offload_text(std::span<const OffloadRule> rules, std::span<const int> blocks);
 
 /// "norm, activation", where blocks differ "norm in layers 0-3; everything in layers 4-7", where inputs are
 /// recomputed "everything in layers 0-3 | 4-7, each from its first input". `rules`: by block of the model;

@@ -93,7 +93,7 @@ void Stage::bind(const memory::MemoryPlan& plan, const std::vector<memory::Buffe
       }
   record(nullptr);
   const ops::Exec& e = exec();
-  copies_ = memory::HostCopies(e.device, e.stream, e.threads);
+  copies_ = memory::HostCopies(e.device, e.stream, e.threads, arenas);
 }
 
 Run Stage::run_of(int chunk, int stash, const MicroBatch& batch, Order order) {

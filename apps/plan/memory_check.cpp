@@ -121,10 +121,11 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const auto& modules = policy.recompute.modules;
   const bool keeps_mlp = modules.is_auto() || std::find(modules.value().begin(), modules.value().end(),
                                                         RecomputeModule::mlp) == modules.value().end();
-  const bool whole = may_recompute_layers(policy);
+  const bool offloads = policy.offload_activations.value > 0;
+  const bool whole = may_recompute_layers(policy) || offloads;
   const double segment =
       n(std::max(policy.checkpoint_every.value_or(1), policy.recompute.num_layers.value_or(1)));
-  const double inputs = std::ceil(n(spec.layers) / segment) / stages,
+  const double inputs = offloads ? 0 : std::ceil(n(spec.layers) / segment) / stages,
                blocks = whole ? 1 : n(spec.layers) / stages,
                dense_share = n(spec.layers - spec.expert_layers()) / n(spec.layers),
                with_mlp = whole       ? std::floor(dense_share)

@@ -27,12 +27,13 @@ void add_segments(Rules& rules, const model::ModelLayout& layout, int64_t length
                      [&](size_t block, int at) { rules[block] = {.all = true, .input = at % length != 0}; });
 }
 
-/// `share` of the blocks, rounded up and evenly spread.
-void add_share(Rules& rules, double share) {
+/// Calls work(block) for `share` of the blocks, rounded up and evenly spread.
+template <class F>
+void for_each_in_share(double share, int64_t blocks, F&& work) {
   constexpr double rounding = 1e-9;  // 0.1 * 30 is 3
-  const auto n = static_cast<int64_t>(rules.size());
-  const auto count = static_cast<int64_t>(std::ceil(share * static_cast<double>(n) - rounding));
-  for (int64_t b = 0; b < n; ++b) rules[static_cast<size_t>(b)].all = b * count % n < count;
+  const auto count = static_cast<int64_t>(std::ceil(share * static_cast<double>(blocks) - rounding));
+  for (int64_t b = 0; b < blocks; ++b)
+    if (b * count % blocks < count) work(static_cast<size_t>(b));
 }
 
 }  // namespace
@@ -54,7 +55,7 @@ Rules configured_recompute(const PolicyConfig& p, const model::ModelLayout& layo
   if (p.checkpoint_layers && checkpoints(p)) {
     for (const int64_t block : *p.checkpoint_layers) rules.at(static_cast<size_t>(block)).all = true;
   } else if (p.checkpoint_ratio && checkpoints(p)) {
-    add_share(rules, *p.checkpoint_ratio);
+    for_each_in_share(*p.checkpoint_ratio, blocks, [&](size_t b) { rules[b].all = true; });
   } else if (p.checkpoint_every && checkpoints(p)) {
     add_segments(rules, layout, *p.checkpoint_every);
   } else if (full && r.method == RecomputeMethod::uniform) {
@@ -66,12 +67,28 @@ Rules configured_recompute(const PolicyConfig& p, const model::ModelLayout& layo
     for (model::RecomputeRule& rule : rules) rule.all = true;
   } else if (r.granularity != RecomputeGranularity::none) {
     std::vector<std::string> modules{"norm", "activation"};
+    if (recompute_is_open(p))
+      std::erase_if(modules, [&](const std::string& module) {
+        return std::any_of(p.offload_modules.begin(), p.offload_modules.end(),
+                           [&](OffloadModule m) { return name_of(m) == module; });
+      });
     if (!r.modules.is_auto()) {
       modules.clear();
       for (const RecomputeModule m : r.modules.value()) modules.emplace_back(name_of(m));
     }
     for (model::RecomputeRule& rule : rules) rule.modules = modules;
   }
+  return rules;
+}
+
+std::vector<model::OffloadRule> configured_offload(const PolicyConfig& p, int64_t blocks) {
+  std::vector<model::OffloadRule> rules(static_cast<size_t>(blocks));
+  model::OffloadRule rule{.all = p.offload_modules.empty()};
+  for (const OffloadModule m : p.offload_modules) rule.modules.emplace_back(name_of(m));
+  if (p.offload_layers)
+    for (const int64_t block : *p.offload_layers) rules.at(static_cast<size_t>(block)) = rule;
+  else if (p.offload_activations.value > 0)
+    for_each_in_share(p.offload_activations.value, blocks, [&](size_t b) { rules[b] = rule; });
   return rules;
 }
 

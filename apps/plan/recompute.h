@@ -1,5 +1,5 @@
 #pragma once
-// What the backward pass recomputes: the configured rule of every block.
+// What the backward pass recomputes, and what is moved to the host: the configured rules of every block.
 
 #include <vector>
 
@@ -18,5 +18,8 @@ bool may_recompute_layers(const PolicyConfig& policy);
 /// Where the configuration leaves it open, of norm and activation.
 std::vector<model::RecomputeRule> configured_recompute(const PolicyConfig& policy,
                                                        const model::ModelLayout& layout, int64_t blocks);
+
+/// What is moved of the slots that are kept, by block of the model.
+std::vector<model::OffloadRule> configured_offload(const PolicyConfig& policy, int64_t blocks);
 
 }  // namespace nrl::plan

@@ -14,7 +14,7 @@ struct Effect {
 };
 
 Effect effect_of(const model::Decoder& decoder, const memory::LayerTable& table,
-                 const std::vector<double>& times, const model::RecomputeRule& rule) {
+                 const std::vector<double>& times, const model::RecomputeRule& rule, SlotSet offloaded) {
   const SlotSet recomputed = recomputed_slots(rule, table);
   const memory::LayerPolicy policy(table, recomputed);
   SlotSet made = 0, read = 0, forward = 0;
@@ -29,7 +29,7 @@ Effect effect_of(const model::Decoder& decoder, const memory::LayerTable& table,
     read |= step.reads;
   }
   Effect out;
-  const SlotSet kept = (read | table.reads_of(again)) & forward & ~recomputed;
+  const SlotSet kept = (read | table.reads_of(again)) & forward & ~recomputed & ~offloaded;
   for (SlotSet set = kept; set != 0; set &= set - 1)
     out.bytes +=
         static_cast<double>(decoder.bytes_of(table.slots()[static_cast<size_t>(std::countr_zero(set))]));
@@ -41,15 +41,15 @@ Effect effect_of(const model::Decoder& decoder, const memory::LayerTable& table,
 std::vector<RecomputeChoice> choices_of(const model::Decoder& decoder,
                                         const model::Decoder::BlockTable& block,
                                         const std::vector<double>& times, const model::RecomputeRule& base,
-                                        bool whole) {
+                                        SlotSet offloaded, bool whole) {
   std::vector<RecomputeChoice> out;
   model::RecomputeRule now = base;
-  Effect before = effect_of(decoder, *block.table, times, now);
+  Effect before = effect_of(decoder, *block.table, times, now, offloaded);
   for (;;) {
     RecomputeChoice best;
     Effect after;
     const auto consider = [&](model::RecomputeRule rule) {
-      const Effect e = effect_of(decoder, *block.table, times, rule);
+      const Effect e = effect_of(decoder, *block.table, times, rule, offloaded);
       const double bytes = before.bytes - e.bytes, seconds = e.seconds - before.seconds;
       if (bytes <= 0) return;
       constexpr double least = 1e-9;
@@ -78,11 +78,13 @@ std::vector<RecomputeChoice> choices_of(const model::Decoder& decoder,
 }  // namespace
 
 std::vector<RecomputeChoice> recompute_choices(const model::Decoder& decoder, const StepTimes& times,
-                                               const std::vector<model::RecomputeRule>& base, bool whole) {
+                                               const std::vector<model::RecomputeRule>& base,
+                                               const std::vector<model::OffloadRule>& offload, bool whole) {
   std::vector<RecomputeChoice> all;
   for (const model::Decoder::BlockTable& block : decoder.blocks()) {
     auto of_block =
-        choices_of(decoder, block, times.at(block.table), base[static_cast<size_t>(block.block)], whole);
+        choices_of(decoder, block, times.at(block.table), base[static_cast<size_t>(block.block)],
+                   offloaded_slots(offload[static_cast<size_t>(block.block)], *block.table), whole);
     all.insert(all.end(), std::make_move_iterator(of_block.begin()), std::make_move_iterator(of_block.end()));
   }
   std::stable_sort(all.begin(), all.end(), [](const RecomputeChoice& a, const RecomputeChoice& b) {

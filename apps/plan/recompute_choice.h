@@ -15,9 +15,11 @@ struct RecomputeChoice {
 };
 
 /// All choices beyond `base` (by block of the model), the best first; of equal blocks, lower ones first,
-/// whose activations are kept the longest. `whole`: also of whole blocks. `times`: of the decoder's tables.
+/// whose activations are kept the longest. What is moved to the host takes no memory. `whole`: also of whole
+/// blocks. `times`: of the decoder's tables.
 std::vector<RecomputeChoice> recompute_choices(const model::Decoder& decoder, const StepTimes& times,
-                                               const std::vector<model::RecomputeRule>& base, bool whole);
+                                               const std::vector<model::RecomputeRule>& base,
+                                               const std::vector<model::OffloadRule>& offload, bool whole);
 
 /// Predicted seconds of the forward pass of the blocks.
 double forward_seconds(const StepTimes& times);

@@ -1,6 +1,7 @@
 #include "apps/plan/run_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "apps/plan/pipeline.h"
 #include "apps/plan/recompute_choice.h"
@@ -214,6 +215,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
             "the configuration was not checked");
   p.recipe = recipe_for(config, device, p.spec.layers);
   p.recompute = recompute ? *recompute : configured_recompute(config.policy, p.layout, p.spec.layers);
+  p.offload = configured_offload(config.policy, p.spec.layers);
   p.groups = make_param_groups(
       p.parameters,
       [&](const std::string& group) { return group_options(config, position, p.recipe, group); }, p.memory);
@@ -254,6 +256,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
           static_cast<float>(batch.micro) / static_cast<float>(config.policy.train_global_batch_size),
       .recipe = p.recipe,
       .recompute = model::recompute_by_block(p.recompute),
+      .offload = model::offload_by_block(p.offload),
       .partials = p.partials,
       .products = device == DeviceType::cpu ? products_for(config) : ops::Bf16Products::upcast,
       .seed = static_cast<uint64_t>(resolved_loop(config).seed),
@@ -345,8 +348,8 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   if (fits(*first)) return finish(std::move(first), gpu ? "within " + limit : "");
 
   const StepTimes times = forward_step_times(planned_rank(*first));
-  const std::vector<RecomputeChoice> choices =
-      recompute_choices(*first->decoder, times, rules, config.policy.gradient_checkpointing.value_or(true));
+  const std::vector<RecomputeChoice> choices = recompute_choices(
+      *first->decoder, times, rules, first->offload, config.policy.gradient_checkpointing.value_or(true));
   const Rules base = rules;
   const auto with = [&](size_t count) {
     rules = base;
@@ -381,6 +384,12 @@ std::string recompute_text(const RunPlan& plan) {
   std::string text = model::recompute_text(plan.recompute, blocks);
   if (text.empty() && !plan.recompute_reason.empty()) text = "nothing";
   return text + (plan.recompute_reason.empty() ? "" : ": " + plan.recompute_reason);
+}
+
+std::string offload_text(const RunPlan& plan) {
+  std::vector<int> blocks(plan.offload.size());
+  std::iota(blocks.begin(), blocks.end(), 0);
+  return model::offload_text(plan.offload, blocks);
 }
 
 std::string memory_line(const memory::MemoryPlan& plan) {

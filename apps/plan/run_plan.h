@@ -32,6 +32,7 @@ struct RunPlan {
   int partials = 1;  ///< Exec::partials()
   precision::Recipe recipe;
   std::vector<model::RecomputeRule> recompute;  ///< by block of the model
+  std::vector<model::OffloadRule> offload;      ///< the same
   std::string recompute_reason;  ///< why policy.recompute: auto chose these; empty where it does not choose
 
   memory::MemoryPlan memory;
@@ -56,6 +57,9 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
 /// What is recomputed, and for auto why: "norm, activation: keeping everything takes ...". Of the blocks of
 /// this rank where it was chosen, else of all. Empty if the configuration keeps everything.
 std::string recompute_text(const RunPlan& plan);
+
+/// What is moved to the host between the passes: "everything", "input in layers 0-3"; empty: nothing.
+std::string offload_text(const RunPlan& plan);
 
 /// Declares the pinned buffers through which weights and optimizer state are saved and loaded: two, each of
 /// 16 MiB, or less if all tensors are smaller. Nothing on a CPU.

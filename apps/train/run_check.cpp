@@ -187,6 +187,20 @@ void check_recompute(const ConfigResult& result, const model::ModelSpec& spec, D
       add("policy.checkpoint_layers",
           fmt::format("policy.checkpoint_layers has layer {}, but the model has {} layers: 0 to {}", layer,
                       spec.layers, spec.layers - 1));
+  constexpr std::string_view offloaded = "policy.offload_modules";
+  const auto offloads = [&](OffloadModule m) {
+    return std::find(p.offload_modules.begin(), p.offload_modules.end(), m) != p.offload_modules.end();
+  };
+  if (spec.moe.experts == 0 && offloads(OffloadModule::moe))
+    add(offloaded,
+        fmt::format("{}: moe matches nothing: a {} model has no experts", offloaded, name_of(spec.family)));
+  if (spec.expert_layers() == spec.layers && offloads(OffloadModule::mlp))
+    add(offloaded, fmt::format("{}: mlp matches nothing: all layers of the model have experts", offloaded));
+  for (const int64_t layer : p.offload_layers.value_or(std::vector<int64_t>{}))
+    if (layer >= spec.layers)
+      add("policy.offload_layers",
+          fmt::format("policy.offload_layers has layer {}, but the model has {} layers: 0 to {}", layer,
+                      spec.layers, spec.layers - 1));
   for (const auto& [key, count] : {std::pair("policy.checkpoint_every", p.checkpoint_every),
                                    {"policy.recompute.num_layers", p.recompute.num_layers}})
     if (count && *count > spec.layers)

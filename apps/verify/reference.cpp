@@ -20,6 +20,9 @@ ConfigResult reference_config(const ConfigResult& config) {
   c.policy.checkpoint_ratio.reset();
   c.policy.checkpoint_every.reset();
   c.policy.checkpoint_layers.reset();
+  c.policy.offload_activations = {};
+  c.policy.offload_layers.reset();
+  c.policy.offload_modules.clear();
   c.policy.cuda_graph = false;
   c.policy.optimizer.use_precision_aware_optimizer = false;
   c.policy.optimizer.exp_avg_dtype = c.policy.optimizer.exp_avg_sq_dtype = StateDType::fp32;

@@ -156,6 +156,9 @@ struct PolicyConfig {
   std::optional<int64_t> checkpoint_every;
   std::optional<std::vector<int64_t>> checkpoint_layers;
   RecomputeConfig recompute;
+  Share offload_activations;  ///< of the layers
+  std::optional<std::vector<int64_t>> offload_layers;
+  std::vector<OffloadModule> offload_modules;  ///< empty: all that is kept
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
   bool operator==(const PolicyConfig&) const = default;

@@ -245,11 +245,13 @@ class Converter {
   std::optional<Value> number(const Node& node) {
     if (node.text == key_.words && !key_.words.empty()) return Value{node.text};
     if (!node.quoted) {
+      if (const auto b = parse_boolean(node.text); b && key_.boolean_ok) return Value{*b};
       auto value = parse_number(node.text);
       if (!value && key_.power_ok && node.text.starts_with("2**"))
         if (const auto power = parse_integer(std::string_view(node.text).substr(3));
             power && *power >= 0 && *power < 64)
           value = std::ldexp(1.0, static_cast<int>(*power));
+      if (value && key_.boolean_ok && (*value == 0 || *value == 1)) return Value{*value == 1};
       if (value) return in_range(node, *value) ? std::optional(Value{*value}) : std::nullopt;
     }
     return not_numeric(node);

@@ -64,6 +64,9 @@ NRL_ENUM(RecomputeMethod, (uniform, block), ("uniform", "block"), ())
 NRL_ENUM(RecomputeModule, (norm, activation, gather, core_attn, mlp, moe),
          ("norm", "activation", "gather", "core_attn", "mlp", "moe"),
          (, {"layernorm", "norm"}, {"moe_act", "activation"}))
+NRL_ENUM(OffloadModule, (norm, activation, gather, core_attn, mlp, moe, qkv, input),
+         ("norm", "activation", "gather", "core_attn", "mlp", "moe", "qkv", "input"),
+         (, {"layernorm", "norm"}, {"moe_act", "activation"}))
 NRL_ENUM(OptimizerName, (adamw, adam_l2, sgd, muon), ("adamw", "adam_l2", "sgd", "muon"),
          (, {"torch.optim.AdamW", "adamw"}, {"AdamW", "adamw"}, {"adam", "adamw"},
           {"torch.optim.Adam", "adam_l2"}))
@@ -79,6 +82,12 @@ struct LossScaling {
   bool dynamic = false;
   double scale = 1;  ///< if it does not adapt
   bool operator==(const LossScaling&) const = default;
+};
+
+/// true (1), false (0) or a fraction.
+struct Share {
+  double value = 0;
+  bool operator==(const Share&) const = default;
 };
 
 /// checkpointing.resume: one of two words, or a directory.

@@ -55,7 +55,8 @@ std::string Key::type_text() const {
       break;
     case Kind::integer:
     case Kind::number: {
-      out = kind == Kind::integer ? "integer" : "number";
+      out = boolean_ok ? "true, false or a " : "";
+      out += kind == Kind::integer ? "integer" : "number";
       if (is_list) out += "s";
       const bool is_int = kind == Kind::integer;
       const double none_low =

@@ -40,10 +40,11 @@ struct Key {
   int list_length = 0;   ///< 0: any
   bool null_ok = false;
   bool auto_ok = false;
-  bool size_ok = false;    ///< integers with k, M, KiB, ...
-  bool comma_ok = false;   ///< "969,30,1" is accepted as a list
-  bool single_ok = false;  ///< a list key whose single value is distinct from a list of one (eos_token_id)
-  bool power_ok = false;   ///< 2**15
+  bool size_ok = false;     ///< integers with k, M, KiB, ...
+  bool comma_ok = false;    ///< "969,30,1" is accepted as a list
+  bool single_ok = false;   ///< a list key whose single value is distinct from a list of one (eos_token_id)
+  bool power_ok = false;    ///< 2**15
+  bool boolean_ok = false;  ///< numbers that may be true or false as well
   /// A text that a list of integers may be given as: returns what is wrong with it. And its name.
   std::function<std::string(std::string_view text, std::vector<int64_t>& values)> from_text;
   std::string text_name;
@@ -233,6 +234,24 @@ struct Traits<LossScaling> {
     return {.dynamic = true};
   }
   static Value to(const LossScaling& v) { return v.dynamic ? Value{std::string("dynamic")} : Value{v.scale}; }
+};
+
+/// true or false in YAML, or a fraction.
+template <>
+struct Traits<Share> {
+  static void describe(Key& key) {
+    key.kind = Kind::number;
+    key.boolean_ok = true;
+    key.min = 0;
+    key.max = 1;
+  }
+  static Share from(const Value& v) {
+    if (const auto* all = std::get_if<bool>(&v.v)) return {*all ? 1.0 : 0.0};
+    return {std::get<double>(v.v)};
+  }
+  static Value to(const Share& v) {
+    return v.value == 0 || v.value == 1 ? Value{v.value == 1} : Value{v.value};
+  }
 };
 
 template <class T>

@@ -70,13 +70,21 @@ void add_recompute(PolicyTable& t) {
       .alias("policy.dtensor_cfg.cpu_offload")
       .alias("policy.megatron_cfg.optimizer.optimizer_cpu_offload")
       .help("Keep the optimizer state in host memory.");
-  t.planned("offload_activations", Kind::boolean, "false")
+  NRL_POLICY_KEY(t, offload_activations)
       .alias("policy.megatron_cfg.fine_grained_activation_offloading")
-      .help("Keep activations in host memory until the backward pass.");
-  t.planned("offload_modules", Kind::text, "[]")
-      .list()
+      .help(
+          "Move activations that are kept to the host's memory (a CPU: to a file) between the passes: of all "
+          "layers, or of this fraction of them, rounded up and evenly spread, or of offload_layers "
+          "(docs/memory.md).");
+  NRL_POLICY_KEY(t, offload_layers)
+      .at_least(0)
+      .help("With offload_activations: true: exactly these layers, counted from 0.");
+  NRL_POLICY_KEY(t, offload_modules)
       .alias("policy.megatron_cfg.offload_modules")
-      .help("Which activations are offloaded.");
+      .help(
+          "Which activations of these layers are moved. input: the residual stream, which norms read; qkv: "
+          "what attention reads; core_attn: its output; the others as in recompute.modules. []: all that are "
+          "kept.");
 }
 
 void add_fp8(PolicyTable& t) {

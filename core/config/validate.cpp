@@ -324,6 +324,7 @@ void check_rest(Checker& c, const Config& config) {
     c.error("policy.logits_dtype", "policy.logits_dtype: bfloat16 needs policy.precision: bfloat16", "",
             {fmt::format("policy.precision: float32 is at {}", c.where("policy.precision"))});
   config_detail::check_recompute(c);
+  config_detail::check_offload(c);
   if (!parse_step_range(config.profiling.steps))
     c.error("profiling.steps", fmt::format("profiling.steps is \"{}\"", config.profiling.steps),
             "\"FIRST:END\", counted from 1, END greater than FIRST, for example \"3:5\"");

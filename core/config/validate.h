@@ -23,6 +23,7 @@ void check_sequence_parallel(Checker c, int world);
 void check_pipeline(Checker c);
 /// What is recomputed: the keys that say it, and contradictions between them.
 void check_recompute(Checker c);
+void check_offload(Checker c);
 /// Context parallelism: the length of samples, and the exchanges that are given.
 void check_context_parallel(Checker c);
 /// The section `cluster` against `world` ranks on `nodes`, in the launcher's order; empty: unknown.

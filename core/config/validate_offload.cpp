@@ -1,0 +1,95 @@
+// The keys that say which activations are moved to the host. What is recomputed instead of kept cannot be
+// moved.
+#include <algorithm>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "core/config/validate.h"
+
+namespace nrl::config_detail {
+namespace {
+
+constexpr const char* share_key = "policy.offload_activations";
+constexpr const char* layers_key = "policy.offload_layers";
+constexpr const char* modules_key = "policy.offload_modules";
+constexpr const char* recomputed_key = "policy.recompute.modules";
+
+void check_layers(Checker& c, const PolicyConfig& p) {
+  if (!p.offload_layers || !c.sound({share_key})) return;
+  const auto note = fmt::format("{} is at {}", share_key, c.where(share_key));
+  if (p.offload_activations.value == 0)
+    c.error(layers_key, fmt::format("{} needs {}: true", layers_key, share_key), "", {note});
+  else if (p.offload_activations.value < 1)
+    c.error(layers_key, fmt::format("{} and {} both say which layers are offloaded", share_key, layers_key),
+            "", {note, "with a list, the other must be true"});
+  std::vector<int64_t> layers = *p.offload_layers;
+  std::sort(layers.begin(), layers.end());
+  if (const auto twice = std::adjacent_find(layers.begin(), layers.end()); twice != layers.end())
+    c.error(layers_key, fmt::format("{} has layer {} twice", layers_key, *twice));
+  if (layers.empty()) c.error(layers_key, fmt::format("{} is an empty list", layers_key));
+}
+
+/// The configured module of recomputation whose activations contain those of `m`; null: none.
+const RecomputeModule* recomputed_with(const PolicyConfig& p, OffloadModule m) {
+  const auto& modules = p.recompute.modules;
+  if (modules.is_auto()) return nullptr;
+  const auto same = [&](const RecomputeModule& r) {
+    return name_of(r) == name_of(m) || (r == RecomputeModule::mlp && m == OffloadModule::activation);
+  };
+  const auto found = std::find_if(modules.value().begin(), modules.value().end(), same);
+  return found == modules.value().end() ? nullptr : &*found;
+}
+
+void check_module(Checker& c, const Config& config, OffloadModule m) {
+  const PolicyConfig& p = config.policy;
+  const std::string_view name = name_of(m);
+  if (const RecomputeModule* again = recomputed_with(p, m); again && c.sound({recomputed_key})) {
+    c.error(modules_key,
+            fmt::format("{}: {} is recomputed, so that there is nothing to offload", modules_key, name), "",
+            {fmt::format("{} has {} at {}", recomputed_key, name_of(*again), c.where(recomputed_key)),
+             "remove it from one of the lists"});
+    return;
+  }
+  constexpr const char* granularity_key = "policy.recompute.granularity";
+  const RecomputeConfig& r = p.recompute;
+  const bool automatic = r.granularity == RecomputeGranularity::selective && r.modules.is_auto();
+  if (automatic && (m == OffloadModule::norm || m == OffloadModule::activation) &&
+      c.sound({granularity_key, recomputed_key}))
+    c.error(modules_key,
+            fmt::format("{}: {} is recomputed, so that there is nothing to offload", modules_key, name), "",
+            {fmt::format("recompute.granularity: selective at {} recomputes norm and activation",
+                         c.where(granularity_key)),
+             fmt::format("name others in {}, or set granularity to none", recomputed_key)});
+  const bool layers = p.checkpoint_ratio.value_or(1) < 1 || p.checkpoint_layers || r.num_layers;
+  const bool whole = r.granularity == RecomputeGranularity::full ||
+                     p.gradient_checkpointing.value_or(p.checkpoint_ratio || p.checkpoint_every);
+  if (whole && !layers && m != OffloadModule::input &&
+      c.sound({granularity_key, "policy.gradient_checkpointing", "policy.checkpoint_ratio",
+               "policy.checkpoint_every"}))
+    c.error(modules_key,
+            fmt::format("{}: {} is recomputed in all layers, so that there is nothing to offload",
+                        modules_key, name),
+            "", {"whole layers are recomputed from their input: only that can be offloaded (input)"});
+  if (m == OffloadModule::gather && !config.distributed.splits_sequence() &&
+      c.sound({"distributed.sequence_parallel", "distributed.tensor_parallel_size"}))
+    c.error(modules_key,
+            fmt::format("{}: gather matches nothing: inputs are gathered with sequence parallelism only",
+                        modules_key));
+}
+
+}  // namespace
+
+void check_offload(Checker c) {
+  const Config& config = c.result.config;
+  const PolicyConfig& p = config.policy;
+  check_layers(c, p);
+  if (p.offload_modules.empty()) return;
+  if (p.offload_activations.value == 0 && c.sound({share_key})) {
+    c.error(modules_key, fmt::format("{} has no meaning without {}", modules_key, share_key), "",
+            {fmt::format("set {}: true, or a fraction of the layers", share_key)});
+    return;
+  }
+  for (const OffloadModule m : p.offload_modules) check_module(c, config, m);
+}
+
+}  // namespace nrl::config_detail
