@@ -1,5 +1,5 @@
 #pragma once
-// Element types, and bf16 as a storage-only type.
+// Element types, and bf16 and f16 as storage-only types.
 
 #include <bit>
 #include <cmath>
@@ -52,31 +52,35 @@ struct bf16 {
 };
 
 /// IEEE half precision as storage, like bf16: rounded to nearest even, overflow to infinity, NaN stays NaN.
+/// Conversions are branch-free, with selections by arithmetic, so that loops over them become vector code.
 struct f16 {
   uint16_t bits = 0;
   f16() = default;
-  NRL_HOST_DEVICE explicit f16(float f) {
-    const uint32_t all = __builtin_bit_cast(uint32_t, f), u = all & 0x7fffffffu;
-    uint32_t half;
-    if (u >= 0x47800000u) {  // 2^16 and more, infinity, NaN
-      half = u > 0x7f800000u ? 0x7e00u : 0x7c00u;
-    } else if (u < 0x38800000u) {  // below the normal numbers: the addition rounds at the last place of 2^-24
-      half = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, u) + 0.5f) - 0x3f000000u;
-    } else {
-      half = (u - 0x38000000u + 0xfffu + ((u >> 13) & 1u)) >> 13;
-    }
-    bits = static_cast<uint16_t>(half | (all >> 16 & 0x8000u));
-  }
+  NRL_HOST_DEVICE explicit f16(float f) : bits(round(f)) {}
   NRL_HOST_DEVICE operator float() const {
-    const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7fffu) << 13,
-                   exponent = magnitude & 0x0f800000u;
-    uint32_t u = magnitude + 0x38000000u;
-    if (exponent == 0x0f800000u) {
-      u += 0x38000000u;
-    } else if (exponent == 0) {  // subnormal: 2^-14 (1 + m) - 2^-14
-      u = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude + 0x38800000u) - 0x1p-14f);
-    }
-    return __builtin_bit_cast(float, u | static_cast<uint32_t>(bits & 0x8000u) << 16);
+    const int32_t magnitude = (bits & 0x7fff) << 13;
+    const int32_t normal = magnitude + select_below(magnitude, 0x0f800000, 0x38000000, 0x70000000);
+    // 2^-14 (1 + m) - 2^-14
+    const float subnormal = __builtin_bit_cast(float, magnitude + 0x38800000) - 0x1p-14f;
+    const int32_t u = select_below(magnitude, 0x00800000, __builtin_bit_cast(int32_t, subnormal), normal);
+    return __builtin_bit_cast(float, static_cast<uint32_t>(u) | static_cast<uint32_t>(bits & 0x8000u) << 16);
+  }
+  /// The bits of f16(f).
+  static NRL_HOST_DEVICE uint16_t round(float f) {
+    const int32_t all = __builtin_bit_cast(int32_t, f), u = all & 0x7fffffff;
+    // Below the normal numbers the addition rounds at the last place of 2^-24.
+    const int32_t subnormal = __builtin_bit_cast(int32_t, __builtin_bit_cast(float, u) + 0.5f) - 0x3f000000;
+    const int32_t normal = (u - 0x38000000 + 0xfff + ((u >> 13) & 1)) >> 13;
+    const int32_t special = select_below(u, 0x7f800001, 0x7c00, 0x7e00);  // 2^16 and more, infinity; NaN
+    const int32_t half = select_below(u, 0x38800000, subnormal, select_below(u, 0x47800000, normal, special));
+    return static_cast<uint16_t>(half | (all >> 16 & 0x8000));
+  }
+
+ private:
+  /// x < limit ? yes : no, for x >= 0 and limit > 0.
+  static NRL_HOST_DEVICE int32_t select_below(int32_t x, int32_t limit, int32_t yes, int32_t no) {
+    const int32_t below = (x - limit) >> 31;
+    return (yes & below) | (no & ~below);
   }
 };
 

@@ -137,9 +137,34 @@ __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
 #endif
 }
 
+/// The same in f16; beyond 65504 they become infinite.
+__device__ __forceinline__ unsigned pack_f16(float low, float high) {
+#if defined(__CUDACC__)
+  unsigned both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+#else
+  return f16(low).bits | (static_cast<unsigned>(f16(high).bits) << 16);
+#endif
+}
+__device__ __forceinline__ float2 unpack_f16(unsigned both) {
+  float2 v;
+#if defined(__CUDACC__)
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+      : "=f"(v.x), "=f"(v.y)
+      : "r"(both));
+#else
+  f16 low, high;
+  low.bits = static_cast<uint16_t>(both);
+  high.bits = static_cast<uint16_t>(both >> 16);
+  v.x = low, v.y = high;
+#endif
+  return v;
+}
+
 /// N consecutive elements of T in registers, zero at first: the vectorized load and store of all kernels.
 /// N is 1, or such that they take 8 bytes or a multiple of 16; the access width follows from it. Arithmetic
-/// is on floats: get() converts f32 or bf16 elements, set() rounds them once.
+/// is on floats: get() converts f32, bf16 or f16 elements, set() rounds them once.
 template <class T, int N = per_pack<T>>
 struct Pack {
   static constexpr int bytes = N * static_cast<int>(sizeof(T));
@@ -167,11 +192,16 @@ struct Pack {
     } else if constexpr (std::is_same_v<T, float>) {
       memcpy(v, raw, sizeof v);
     } else {
-      static_assert(std::is_same_v<T, bf16>);
+      static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, f16>);
       unsigned pairs[N / 2];
       memcpy(pairs, raw, sizeof pairs);
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) {
+        if constexpr (std::is_same_v<T, f16>) {
+          const float2 pair = unpack_f16(pairs[i]);
+          v[2 * i] = pair.x, v[2 * i + 1] = pair.y;
+          continue;
+        }
         v[2 * i] = __uint_as_float(pairs[i] << 16);
         v[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
       }
@@ -183,10 +213,12 @@ struct Pack {
     } else if constexpr (std::is_same_v<T, float>) {
       memcpy(raw, v, sizeof v);
     } else {
-      static_assert(std::is_same_v<T, bf16>);
+      static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, f16>);
       unsigned pairs[N / 2];
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) pairs[i] = pack_bf16(v[2 * i], v[2 * i + 1]);
+      for (int i = 0; i < N / 2; ++i)
+        pairs[i] =
+            std::is_same_v<T, f16> ? pack_f16(v[2 * i], v[2 * i + 1]) : pack_bf16(v[2 * i], v[2 * i + 1]);
       memcpy(raw, pairs, sizeof pairs);
     }
   }

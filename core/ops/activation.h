@@ -12,7 +12,7 @@ enum class Activation : uint8_t { none, silu, gelu_tanh, gelu_erf };
 struct ActivationForward {
   Activation kind = Activation::silu;
   bool gated = false;
-  Tensor x;    ///< (N, F) or (N, 2F); f32 or bf16
+  Tensor x;    ///< (N, F) or (N, 2F); f32, bf16 or f16
   Tensor out;  ///< (N, F), same dtype
 };
 

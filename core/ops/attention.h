@@ -32,7 +32,7 @@ struct HeadSlice {
 /// multiple of 2^-16. With `dropout.rows` and `key_places`, both or none, the mask is that of these rows and
 /// places: a context-parallel rank has neither consecutive queries nor the first keys of its sequences.
 struct AttentionForward {
-  Tensor q;         ///< (Nq, heads, D) f32 or bf16
+  Tensor q;         ///< (Nq, heads, D) f32, bf16 or f16
   Tensor k;         ///< (Nk, kv_heads, D)
   Tensor v;         ///< (Nk, kv_heads, D)
   Tensor out;       ///< (Nq, heads, D)

@@ -9,8 +9,8 @@ namespace nrl::ops {
 /// log_prob[n] = logits[n, target[n]] - lse[n], lse = log-sum-exp over the row (f32, max subtracted).
 /// With `weight` (w[n] = dLoss/dlog_prob[n]) the logits are overwritten by their gradient
 /// w[n] * (onehot(target[n]) - softmax(logits[n])) in the same pass. target < 0 means "no target": log_prob
-/// 0, gradient 0. Arithmetic is in f32; a bf16 gradient is rounded once. Rows are independent, so results do
-/// not depend on the number of threads.
+/// 0, gradient 0. Arithmetic is in f32; a bf16 or f16 gradient is rounded once. Rows are independent, so
+/// results do not depend on the number of threads.
 struct CrossEntropy {
   Tensor logits;           ///< (N, V) f32 or bf16; overwritten by the gradient if `weight` is given
   Tensor target;           ///< (N) i32
@@ -18,9 +18,9 @@ struct CrossEntropy {
   Tensor loss_scale = {};  ///< optional (1) f64: multiplies the weights
   Tensor log_prob;         ///< (N) f32
   Tensor lse = {};         ///< optional (N) f32
-  /// Optional (N, V) bf16, requires `weight` and f32 logits: the gradient is written here, and the logits are
-  /// overwritten with unspecified values. It may be the first half of each row of the logits' own memory
-  /// (same address, row stride twice as many elements), which needs no second buffer.
+  /// Optional (N, V) bf16 or f16, requires `weight` and f32 logits: the gradient is written here, and the
+  /// logits are overwritten with unspecified values. It may be the first half of each row of the logits' own
+  /// memory (same address, row stride twice as many elements), which needs no second buffer.
   Tensor dlogits = {};
   /// The logits are a slice of the columns: those of tokens [first_column, first_column + V). `statistics` of
   /// all slices, (slices, N, 3) f32 contiguous, then take the place of the maximum and the sum over a row.

@@ -17,7 +17,7 @@ NRL_HOST_DEVICE inline uint64_t dropout_stream(uint64_t stream, const int64_t* s
 /// read on the device, so that a captured graph makes new masks. The backward pass is the same op on the
 /// gradient. out may alias x or residual.
 struct Dropout {
-  Tensor x;              ///< (N, H) f32 or bf16
+  Tensor x;              ///< (N, H) f32, bf16 or f16
   Tensor residual = {};  ///< optional (N, H), added after dropping
   Tensor out;            ///< (N, H)
   float p = 0;

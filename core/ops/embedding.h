@@ -10,10 +10,10 @@ namespace nrl::ops {
 /// out[n] = table[ids[n]] (+ position_table[positions[n]]).
 struct EmbeddingForward {
   Tensor ids;                  ///< (N) i32, without first_id each must be in [0, V); not checked
-  Tensor table;                ///< (V, H) f32 or bf16
+  Tensor table;                ///< (V, H) f32 or bf16; f16 if `out` is
   Tensor position_table = {};  ///< optional (P, H)
   Tensor positions = {};       ///< (N) i32, with position_table
-  Tensor out;                  ///< (N, H) f32 or bf16
+  Tensor out;                  ///< (N, H) f32, bf16 or f16
   /// The table is a slice of a larger one: it has the rows of ids [first_id, first_id + V), and other ids
   /// select a row of zeros.
   std::optional<int64_t> first_id = {};

@@ -3,7 +3,7 @@
 // move the weight gradient away from the critical path.
 //
 // x (N, K), weight (M, K) = [out, in], y (N, M). Rows may be strided, columns are contiguous. x, weight, y
-// are f32 or bf16; bf16 is storage: sums are accumulated in f32 and rounded once at the end.
+// are f32, bf16 or f16; 16 bits are storage: sums are accumulated in f32 and rounded once at the end.
 //
 // Both operands may be FP8 with scales (quantize.h), each in the copy whose columns the GEMM sums over: the
 // row copies of x and weight forward; the row copy of dout and the column copy of weight for dx; the column
@@ -55,7 +55,7 @@ struct LinearBackwardWeight {
 /// out[m] = or += (accumulate) the sum over rows of x: the gradient of a bias. Rows of x may be strided. The
 /// order of additions depends on the shape, and on a GPU on Exec::reduction_blocks.
 struct ColumnSums {
-  Tensor x;    ///< (N, M) f32 or bf16
+  Tensor x;    ///< (N, M) f32, bf16 or f16
   Tensor out;  ///< (M) f32
   bool accumulate = true;
 };

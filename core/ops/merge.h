@@ -6,11 +6,11 @@
 
 namespace nrl::ops {
 
-/// out = x, or out += x (accumulate), converted between f32 and bf16; a sum is formed in f32 and rounded
+/// out = x, or out += x (accumulate), converted between f32, bf16 and f16; a sum is formed in f32 and rounded
 /// once.
 struct AddRows {
-  Tensor x;    ///< (N, W) f32 or bf16
-  Tensor out;  ///< (N, W) f32 or bf16; must not overlap x
+  Tensor x;    ///< (N, W) f32, bf16 or f16
+  Tensor out;  ///< (N, W) f32, bf16 or f16; must not overlap x
   bool accumulate = false;
 };
 void add_rows(Exec& exec, const AddRows& a);
@@ -23,7 +23,7 @@ Cost cost(const Exec& exec, const AddRows& a);
 ///
 /// An lse of minus infinity means a query that saw no key of its set; `out` or `part` must be finite there.
 struct MergeAttention {
-  Tensor part;      ///< (N, heads, D) f32 or bf16
+  Tensor part;      ///< (N, heads, D) f32, bf16 or f16
   Tensor part_lse;  ///< (heads, N) f32, as attention_forward writes it
   Tensor out;       ///< (N, heads, D) f32
   Tensor lse;       ///< (heads, N) f32

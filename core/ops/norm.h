@@ -2,8 +2,9 @@
 // RMSNorm (Zhang & Sennrich 2019) and LayerNorm (Ba et al. 2016), with the residual addition fused in.
 //
 // Rows are the product of all leading dimensions, the last dimension is normalized; tensors of rank 3 (N,
-// heads, D) may be strided views (QK-norm). Activations (x, out, residual, ...) share one dtype, f32 or bf16;
-// weight and bias are f32 or bf16; statistics and weight gradients are f32. Arithmetic is f32.
+// heads, D) may be strided views (QK-norm). Activations (x, out, residual, ...) share one dtype, f32, bf16 or
+// f16; weight and bias are f32 or bf16, f16 with f16 activations; statistics and weight gradients are f32.
+// Arithmetic is f32.
 
 #include "core/ops/dropout.h"
 #include "core/ops/exec.h"

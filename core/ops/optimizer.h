@@ -33,8 +33,9 @@ inline constexpr int adamw_rates = 4;
 ///   not zero never becomes zero, which would make the step of its weight as large as eps permits.
 ///
 /// With `remainder` there is no `param`: the master weight is param_bf16 and the lower half of the bits of
-/// the fp32 number, which give it back exactly. param_bf16 is rounded to nearest, halves away from zero, also
-/// without remainders, so that both are the same training.
+/// the fp32 number, which give it back exactly. A copy in bf16 is rounded to nearest, halves away from zero,
+/// also without remainders, so that both are the same training; one in f16 to nearest even, and it has no
+/// remainders.
 ///
 /// With `chunks` one call updates many tensors of flat buffers (multi-tensor): then n is a buffer's own
 /// length. With `scalars` the learning rate, grad_scale and step are read from the device (StepScalar,
@@ -43,7 +44,7 @@ struct AdamW {
   Tensor param;                ///< (n) f32 master weights; empty with `remainder`
   Tensor grad;                 ///< (n) f32 or bf16, only read
   Tensor exp_avg, exp_avg_sq;  ///< (n) f32, bf16, f16 or e4m3
-  Tensor param_bf16 = {};      ///< optional (n) bf16 copy of the updated weights
+  Tensor param_bf16 = {};      ///< optional (n) copy of the updated weights in bf16 or f16
   Tensor remainder = {};       ///< optional (n) u16, of the elements of the state
   /// (moment_blocks(n)) u8 for f16 and e4m3, else empty
   Tensor exp_avg_scales = {}, exp_avg_sq_scales = {};
@@ -114,9 +115,9 @@ struct AddSum {
 void add_sum(Exec& exec, const AddSum& a);
 Cost cost(const Exec& exec, const AddSum& a);
 
-/// out = x converted between f32 and bf16.
+/// out = x converted between f32, bf16 and f16.
 struct Convert {
-  Tensor x, out;  ///< (n) contiguous f32 or bf16
+  Tensor x, out;  ///< (n) contiguous f32, bf16 or f16
 };
 void convert(Exec& exec, const Convert& a);
 Cost cost(const Exec& exec, const Convert& a);

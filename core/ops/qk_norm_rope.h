@@ -9,9 +9,9 @@ namespace nrl::ops {
 /// out = rope(norm(x)) for every head of q and k. Without q_weight and k_weight there is no norm, and out
 /// must be x.
 struct QkNormRopeForward {
-  Tensor x;              ///< (N, heads + kv_heads, D) f32 or bf16: q's heads, then k's; rows may be strided
-  Tensor out;            ///< shape and dtype of x; must be disjoint from x with QK-norm, x itself without
-  int64_t heads = 0;     ///< of q
+  Tensor x;           ///< (N, heads + kv_heads, D) f32, bf16 or f16: q's heads, then k's; rows may be strided
+  Tensor out;         ///< shape and dtype of x; must be disjoint from x with QK-norm, x itself without
+  int64_t heads = 0;  ///< of q
   Tensor q_weight = {};  ///< (D), with QK-norm
   Tensor k_weight = {};  ///< (D), with QK-norm
   float eps = 1e-6f;

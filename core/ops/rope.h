@@ -31,7 +31,7 @@ std::vector<float> rope_table(const RopeSpec& spec, int64_t positions, int64_t s
 /// Rotates x in place: y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin. `inverse` applies the transpose, which is
 /// the backward pass (the table's scale factor included). Head dimensions beyond rotary_dim are not changed.
 struct Rope {
-  Tensor x;          ///< (N, heads, D), rows may be strided, in place; f32 or bf16
+  Tensor x;          ///< (N, heads, D), rows may be strided, in place; f32, bf16 or f16
   Tensor table;      ///< (positions, rotary_dim) f32, from rope_table
   Tensor positions;  ///< (N) i32, each < table rows
   bool inverse = false;

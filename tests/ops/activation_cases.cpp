@@ -41,7 +41,7 @@ GradProblem gradient(DType t, Activation kind, bool gated) {
 void backward_repeats_forward(Exec& e) {
   for (const auto& [kind, name] : kinds)
     for (const bool gated : {false, true})
-      for (const DType dtype : {DType::f32, DType::bf16})
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
         for (const int64_t f : {67, 4096}) {
           constexpr int64_t n = 9;
           const Buffer x = Buffer(dtype, {n, gated ? 2 * f : f}).normal("x", 4.0),
@@ -83,7 +83,7 @@ NRL_OP_CASES(activation) {
   for (const auto& [kind_value, kind_name] : kinds) {
     const Activation kind = kind_value;
     for (bool gated : {false, true}) {
-      for (DType dtype : {DType::f32, DType::bf16}) {
+      for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
         struct Shape {
           int64_t n, f, x_gap = 3, gap = 1;
         };

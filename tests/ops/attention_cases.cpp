@@ -423,7 +423,7 @@ NRL_OP_CASES(attention) {
       {{66}, {}, 2, 1, 256, 30, true, true, 8, 0, 0.2f},
       {{66}, {}, 1, 1, 192, 0, false, true, 0, 0, 0.1f},
   };
-  for (DType t : {DType::f32, DType::bf16})
+  for (DType t : {DType::f32, DType::bf16, DType::f16})
     for (const Shape& s : shapes) {
       const std::string name = fmt::format("attention.{} {}", name_of(t), s.name());
       registry.tests.push_back({name + " forward", [=](Exec& e) { return forward(e, s, t); }, true});

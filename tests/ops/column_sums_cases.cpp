@@ -53,7 +53,7 @@ NRL_OP_CASES(column_sums) {
                         {65, 300, 0, 3},
                         {5000, 40, 0, 0},
                         {4097, 7, 0, 1}})
-    for (DType dtype : {DType::f32, DType::bf16})
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16})
       for (bool accumulate : {false, true})
         registry.tests.push_back(
             {fmt::format("column_sums.{} ({}, {}) gap {} from {}{}", name_of(dtype), c.n, c.m, c.gap, c.first,

@@ -40,10 +40,11 @@ GradProblem gradient(DType t) {
 
 enum class Place : uint8_t { over_logits, apart, front_half };
 
-/// The gradient of (n, v) logits whose rows are `gap` longer, as a matrix of its own.
+/// The gradient of (n, v) logits whose rows are `gap` longer, as a matrix of its own, in the type of the
+/// logits over them, else in `rounded`.
 Outputs gradient_in(Exec& e, int64_t n, int64_t v, int64_t gap, Place place, DType dtype = DType::f32,
-                    double scale = 3.0) {
-  Buffer logits = Buffer(dtype, {n, v}, gap).normal("logits", scale), apart(DType::bf16, {n, v}, gap);
+                    double scale = 3.0, DType rounded = DType::bf16) {
+  Buffer logits = Buffer(dtype, {n, v}, gap).normal("logits", scale), apart(rounded, {n, v}, gap);
   Buffer target = Buffer(DType::i32, {n}).integers("target", 0, v),
          weight = Buffer(DType::f32, {n}).normal("weight");
   Buffer log_prob(DType::f32, {n}), lse(DType::f32, {n});
@@ -55,7 +56,7 @@ Outputs gradient_in(Exec& e, int64_t n, int64_t v, int64_t gap, Place place, DTy
   }
   CrossEntropy a{.logits = logits, .target = target, .weight = weight, .log_prob = log_prob, .lse = lse};
   Tensor front = logits;
-  front.dtype = DType::bf16;
+  front.dtype = rounded;
   front.stride[0] *= 2;
   if (place != Place::over_logits) a.dlogits = place == Place::apart ? apart.tensor() : front;
   cross_entropy(e, a);
@@ -64,11 +65,14 @@ Outputs gradient_in(Exec& e, int64_t n, int64_t v, int64_t gap, Place place, DTy
   if (place == Place::over_logits) outputs.push_back({"dlogits", logits, v});
   if (place == Place::apart) outputs.push_back({"dlogits", apart, v});
   if (place == Place::front_half) {
-    Buffer got(DType::bf16, {n, v});
+    Buffer got(rounded, {n, v});
     for (int64_t r = 0; r < n; ++r)
-      for (int64_t i = 0; i < v; ++i)
+      for (int64_t i = 0; i < v; ++i) {
+        const int64_t at = r * front.stride[0] + i;
         got.set(r * v + i,
-                static_cast<double>(static_cast<float>(front.ptr<bf16>()[r * front.stride[0] + i])));
+                static_cast<double>(rounded == DType::f16 ? static_cast<float>(front.ptr<f16>()[at])
+                                                          : static_cast<float>(front.ptr<bf16>()[at])));
+      }
     outputs.push_back({"dlogits", got, v});
     expect(logits.gap_intact(), "wrote behind the rows");
   }
@@ -332,6 +336,10 @@ NRL_OP_CASES(cross_entropy) {
                                                      : "front half";
       registry.tests.push_back({fmt::format("cross_entropy ({}, {}) gap {} gradient {}", n, v, gap, name),
                                 [=](Exec& e) { return gradient_in(e, n, v, gap, place); }, true});
+      if (place != Place::over_logits)
+        registry.tests.push_back(
+            {fmt::format("cross_entropy ({}, {}) gap {} gradient {} in f16", n, v, gap, name),
+             [=](Exec& e) { return gradient_in(e, n, v, gap, place, DType::f32, 3.0, DType::f16); }, true});
     }
   }
   // Longer than what a block keeps, at the size of a real vocabulary; rows at odd addresses.

@@ -35,7 +35,7 @@ void rows_can_be_split(Exec& e) {
 /// Rows of a table have the masks of those rows.
 void rows_can_be_listed(Exec& e) {
   const int64_t n = 23, h = 64;
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     Buffer x = Buffer(dtype, {n, h}).normal("x"), whole(dtype, {n, h}), some(dtype, {n, h});
     Buffer rows(DType::i32, {n}), picked(dtype, {n, h}), residual(dtype, {n, h}), sum(dtype, {n, h}),
         out(dtype, {n, h});
@@ -85,7 +85,7 @@ void steps_have_their_masks(Exec& e) {
 }  // namespace
 
 NRL_OP_CASES(dropout) {
-  for (DType dtype : {DType::f32, DType::bf16}) {
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     struct Shape {
       int64_t n, h, x_gap = 3, out_gap = 1;
     };

@@ -153,21 +153,22 @@ NRL_OP_CASES(embedding) {
                         {Ids::descending, 65, 3, 136, 8},
                         {Ids::distinct, 600, 1000, 4, 0},
                         {Ids::distinct, 33, 40, 7, 1}})
-    for (DType dtype : {DType::f32, DType::bf16})
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16})
       registry.tests.push_back(
           {fmt::format("embedding.{} ({}, {}) of {} ids {} gap {} backward", name_of(dtype), c.n, c.h,
                        c.vocabulary, static_cast<int>(c.kind), c.gap),
            [=](Exec& e) { return runs(e, c.kind, dtype, c.n, c.vocabulary, c.h, c.gap); }, true});
 
   constexpr int64_t vocabulary = 37, places = 11;
-  for (DType dtype : {DType::f32, DType::bf16}) {
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (auto [n, h] : {std::pair<int64_t, int64_t>{1, 1}, {7, 31}, {64, 61}, {301, 257}, {19, 1040}}) {
       for (bool positions : {false, true}) {
         const std::string name =
             fmt::format("embedding.{} ({}, {}) {}", name_of(dtype), n, h, positions ? "with positions" : "");
         auto ids = [=] { return Buffer(DType::i32, {n}).integers("ids", 0, vocabulary); };
         auto where = [=] { return Buffer(DType::i32, {n}).integers("positions", 0, places); };
-        for (DType out_type : {DType::f32, DType::bf16}) {
+        for (DType out_type : {DType::f32, DType::bf16, DType::f16}) {
+          if ((out_type == DType::f16) != (dtype == DType::f16)) continue;
           registry.tests.push_back({name + " forward to " + std::string(name_of(out_type)),
                                     [=](Exec& e) -> Outputs {
                                       const Buffer i = ids(), w = where();
@@ -205,7 +206,7 @@ NRL_OP_CASES(embedding) {
   for (const Sliced& s :
        {Sliced{9, 5, 4, {0, 2, 5}, true}, Sliced{1100, 600, 8, {0, 512, 600}, false},
         Sliced{513, 1030, 5, {0, 1, 6, 518, 1030}, true}, Sliced{40, 70000, 12, {0, 35000, 70000}, false}})
-    for (DType dtype : {DType::f32, DType::bf16}) {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       const std::string name = fmt::format("embedding.{} ({}, {}) of {} ids in {} slices", name_of(dtype),
                                            s.n, s.h, s.vocabulary, s.cuts.size() - 1);
       registry.tests.push_back({name, [=](Exec& e) { return sliced_forward(e, s, dtype); }, true});

@@ -195,7 +195,7 @@ void native_blocks(Exec& e) {
 /// makes no NaN of an infinity.
 void non_finite(Exec& e) {
   const int64_t n = 5, m = 40, k = 3;
-  for (const DType t : {DType::f32, DType::bf16}) {
+  for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
     Buffer x = Buffer(t, {n, k}).fill(1), w = Buffer(t, {m, k}).fill(2), out(t, {n, m});
     x.set(1 * k + 2, INFINITY);
     x.set(3 * k + 0, NAN);
@@ -236,7 +236,7 @@ NRL_OP_CASES(linear) {
       {1, 1, 1},          {1, 7, 33, 3}, {5, 64, 20},      {129, 48, 65, 16}, {61, 257, 31, 7},
       {513, 33, 24},      {8, 16, 1030}, {8, 16, 1030, 2}, {2, 300, 1100},    {1030, 17, 9, 1},
       {40, 300, 1056, 0}, {0, 5, 4},     {1, 2061, 301, 5}};
-  for (DType t : {DType::f32, DType::bf16}) {
+  for (DType t : {DType::f32, DType::bf16, DType::f16}) {
     for (const Shape& s : shapes) {
       const std::string name = fmt::format("linear.{} ({}, {}, {})+{}", name_of(t), s.n, s.m, s.k, s.gap);
       for (bool flag : {false, true}) {
@@ -257,7 +257,7 @@ NRL_OP_CASES(linear) {
                                                 static_cast<int>(f), s.k, bias ? " bias" : ""),
                                     [=](Exec& e) { return forward(e, s, t, f, bias, false); }});
   }
-  for (DType t : {DType::f32, DType::bf16})
+  for (DType t : {DType::f32, DType::bf16, DType::f16})
     for (Activation f : {Activation::silu, Activation::gelu_tanh})
       for (bool bias : {false, true})
         for (const Shape& s : {Shape{7, 33, 20, 3}, Shape{16, 32, 24}})

@@ -77,8 +77,8 @@ void parts_are_the_whole(Exec& e) {
 }  // namespace
 
 NRL_OP_CASES(merge) {
-  for (const DType x_type : {DType::f32, DType::bf16})
-    for (const DType out_type : {DType::f32, DType::bf16})
+  for (const DType x_type : {DType::f32, DType::bf16, DType::f16})
+    for (const DType out_type : {DType::f32, DType::bf16, DType::f16})
       for (const auto& [n, width, gap] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 0},
                                           {7, 31, 3},
                                           {5, 64, 8},
@@ -94,7 +94,7 @@ NRL_OP_CASES(merge) {
                                       return {{"out", out}};
                                     },
                                     true});
-  for (const DType dtype : {DType::f32, DType::bf16})
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
     for (const MergeShape& s :
          {MergeShape{1, 1, 1, 0}, {6, 2, 33, 3}, {70, 3, 64, 8}, {9, 1, 16, 0}, {33, 4, 8, 0}})
       registry.tests.push_back(

@@ -228,10 +228,10 @@ NRL_OP_CASES(norm) {
                                      {{2, 16400}}};
   for (NormKind kind : {NormKind::rms, NormKind::layer}) {
     const std::string kind_name = kind == NormKind::rms ? "rms" : "layer";
-    for (DType dtype : {DType::f32, DType::bf16}) {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (const Shape& shape : shapes) {
         for (bool extra : {false, true}) {
-          const Options o{kind, dtype, extra ? dtype : DType::f32, extra};
+          const Options o{kind, dtype, extra || dtype == DType::f16 ? dtype : DType::f32, extra};
           const std::string name = fmt::format("norm.{}.{} ({}) {}", kind_name, name_of(dtype),
                                                fmt::join(shape.x, ","), extra ? "fused" : "plain");
           registry.tests.push_back({name + " forward", [=](Exec& e) { return forward(e, shape, o); }, true});
@@ -242,7 +242,7 @@ NRL_OP_CASES(norm) {
         }
       }
     }
-    for (DType dtype : {DType::f32, DType::bf16}) {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (const Shape& shape :
            {Shape{{120, 8}}, {{70, 7}}, {{40, 1048}}, {{18, 9, 64}}, {{11, 4096}}, {{8, 8192}}}) {
         const Options o{kind, dtype, dtype, true};

@@ -67,17 +67,17 @@ TEST_CASE("exp and erf of the kernels are accurate to two units in the last plac
   CHECK(std::isnan(test_isa::erf_f32(NAN)));
 }
 
-TEST_CASE("the vector store of bf16 rounds like the element type") {
+TEMPLATE_TEST_CASE("the vector store of 16 bits rounds like the element type", "", bf16, f16) {
   for (uint64_t u = 0; u < (uint64_t{1} << 32); u += 65521) {
     const float f = std::bit_cast<float>(static_cast<uint32_t>(u));
-    bf16 stored;
+    TestType stored;
     test_isa::store(stored, f);
-    if (stored.bits != bf16(f).bits) FAIL("differs for bits " << u);
+    if (stored.bits != TestType(f).bits) FAIL("differs for bits " << u);
   }
   for (float f : {INFINITY, -INFINITY, NAN, std::numeric_limits<float>::max(), -0.0f}) {
-    bf16 stored;
+    TestType stored;
     test_isa::store(stored, f);
-    CHECK(stored.bits == bf16(f).bits);
+    CHECK(stored.bits == TestType(f).bits);
   }
 }
 

@@ -12,8 +12,10 @@ namespace {
 
 using namespace nrl::ops;
 
-Outputs steps(Exec& e, int64_t n, bool low) {
-  Buffer param = Buffer(DType::f32, {n}).normal("param"), copy(DType::bf16, {n});
+/// `read`: the type of the weights that layers read; f32: the master weights themselves.
+Outputs steps(Exec& e, int64_t n, DType read) {
+  const bool low = read != DType::f32;
+  Buffer param = Buffer(DType::f32, {n}).normal("param"), copy(low ? read : DType::bf16, {n});
   Buffer grad(DType::f32, {n}), m(DType::f32, {n}), v(DType::f32, {n});
   for (int64_t step = 1; step <= 3; ++step) {
     grad.normal("grad" + std::to_string(step), 100.0);
@@ -60,12 +62,13 @@ Outputs parts_added(Exec& e, int64_t parts, int64_t n, DType from, DType to) {
 
 enum class From : uint8_t { host, device, skipped };
 
-Outputs chunked(Exec& e, bool aligned, bool low, From from) {
+Outputs chunked(Exec& e, bool aligned, DType read, From from) {
+  const bool low = read != DType::f32;
   constexpr int64_t flat = 41000, held = 34000;
   const Buffer table = table_of(ranges(aligned));
   const int64_t state = low ? held : flat;
   Buffer param = Buffer(DType::f32, {state}).normal("param"),
-         copy = Buffer(DType::bf16, {flat}).normal("copy");
+         copy = Buffer(low ? read : DType::bf16, {flat}).normal("copy");
   Buffer grad = Buffer(DType::f32, {flat}).normal("grad"), scalars(DType::f64, {StepScalar::count});
   Buffer m = Buffer(DType::f32, {held}).normal("m"), v = Buffer(DType::f32, {held}).fill(0.25);
   AdamW a{.param = param,
@@ -132,12 +135,11 @@ std::vector<float> values_of(const Buffer& b) {
 
 /// The weights after a step are those of fp32 state with the same numbers, and the new state is the fp32 one
 /// rounded to a neighbor, up as often as the dropped part says.
-void reduced_state(Exec& e, DType mean, DType square) {
+void reduced_state(Exec& e, DType mean, DType square, DType read = DType::bf16) {
   constexpr int64_t flat = 41000, held = 34000;
   const Buffer table = table_of(ranges(true)), grad = Buffer(DType::f32, {flat}).normal("grad");
   Buffer param = Buffer(DType::f32, {held}).normal("param"), expected = param;
-  Buffer copy(DType::bf16, {flat}), expected_copy(DType::bf16, {flat}),
-      scalars(DType::f64, {StepScalar::count});
+  Buffer copy(read, {flat}), expected_copy(read, {flat}), scalars(DType::f64, {StepScalar::count});
   scalars.set(StepScalar::learning_rate, 3e-2);
   scalars.set(StepScalar::grad_scale, 0.75);
   scalars.set(StepScalar::correction1, 1 - std::pow(0.9, 7));
@@ -393,10 +395,9 @@ void non_finite(Exec& e) {
 
 NRL_OP_CASES(optimizer) {
   for (int64_t n : {1, 7, 64, 257, 40001}) {
-    for (bool low : {false, true}) {
-      registry.tests.push_back({fmt::format("adamw ({}) {}", n, low ? "bf16 copy" : ""),
-                                [=](Exec& e) { return steps(e, n, low); }, true});
-    }
+    for (const DType read : {DType::f32, DType::bf16, DType::f16})
+      registry.tests.push_back({fmt::format("adamw ({}) of {} weights", n, name_of(read)),
+                                [=](Exec& e) { return steps(e, n, read); }, true});
     for (DType from : {DType::f32, DType::bf16}) {
       for (int64_t offset : {0, 3})
         registry.tests.push_back({fmt::format("sums on the device.{} ({}) from {}", name_of(from), n, offset),
@@ -406,7 +407,9 @@ NRL_OP_CASES(optimizer) {
           registry.tests.push_back(
               {fmt::format("sum of {} parts ({}) from {} to {}", parts, n, name_of(from), name_of(to)),
                [=](Exec& e) { return parts_added(e, parts, n, from, to); }, true});
-      for (DType to : {DType::f32, DType::bf16}) {
+    }
+    for (DType from : {DType::f32, DType::bf16, DType::f16})
+      for (DType to : {DType::f32, DType::bf16, DType::f16}) {
         registry.tests.push_back({fmt::format("convert {} to {} ({})", name_of(from), name_of(to), n),
                                   [=](Exec& e) -> Outputs {
                                     const Buffer x = Buffer(from, {n}).normal("x");
@@ -417,23 +420,24 @@ NRL_OP_CASES(optimizer) {
                                   },
                                   true});
       }
-    }
   }
   for (bool aligned : {true, false})
-    for (bool low : {false, true})
+    for (const DType read : {DType::f32, DType::bf16, DType::f16})
       for (From from : {From::host, From::device, From::skipped})
         registry.tests.push_back(
-            {fmt::format("adamw chunks{}{}{}", aligned ? "" : " at odd places", low ? " bf16 copy" : "",
+            {fmt::format("adamw chunks{} of {} weights{}", aligned ? "" : " at odd places", name_of(read),
                          from == From::host     ? ""
                          : from == From::device ? " scalars on the device"
                                                 : " skipped"),
-             [=](Exec& e) { return chunked(e, aligned, low, from); }, true});
+             [=](Exec& e) { return chunked(e, aligned, read, from); }, true});
   for (const DType mean : {DType::f32, DType::bf16, DType::f16, DType::e4m3})
     for (const DType square : {DType::f32, DType::bf16, DType::f16, DType::e4m3})
       if (mean != DType::f32 || square != DType::f32)
         registry.properties.push_back(
             {fmt::format("optimizer.reduced_state {} {}", name_of(mean), name_of(square)),
              [=](Exec& e) { reduced_state(e, mean, square); }});
+  registry.properties.push_back({"optimizer.reduced_state of f16 weights",
+                                 [=](Exec& e) { reduced_state(e, DType::bf16, DType::bf16, DType::f16); }});
   for (const DType dtype : {DType::bf16, DType::f16, DType::e4m3})
     registry.properties.push_back({fmt::format("optimizer.small_changes {}", name_of(dtype)),
                                    [=](Exec& e) { small_changes(e, dtype); }, true});

@@ -134,9 +134,9 @@ NRL_OP_CASES(qk) {
                                      {9, 4, 2, 64, 48, 16, false}, {3, 2, 1, 15, 6, 0, false},
                                      {2, 2, 1, 16, 0, 0, false}};
   for (const Shape& s : shapes) {
-    for (DType t : {DType::f32, DType::bf16}) {
-      for (DType weight : {DType::f32, DType::bf16}) {
-        if (!s.norm && weight != t) continue;
+    for (DType t : {DType::f32, DType::bf16, DType::f16}) {
+      for (DType weight : {DType::f32, DType::bf16, DType::f16}) {
+        if (weight != t && (!s.norm || weight == DType::f16 || t == DType::f16)) continue;
         const std::string name = fmt::format("qk.{}.{} {}", name_of(t), name_of(weight), s.name());
         registry.tests.push_back(
             {name + " forward", [=](Exec& e) { return forward(e, s, t, weight); }, true});
@@ -147,7 +147,7 @@ NRL_OP_CASES(qk) {
     }
   }
   for (const Shape& s : {Shape{70, 5, 1, 256, 64, 0}, {30, 4, 2, 16, 16, 0}, {40, 3, 1, 9, 4, 0}}) {
-    for (DType t : {DType::f32, DType::bf16}) {
+    for (DType t : {DType::f32, DType::bf16, DType::f16}) {
       const std::string name = fmt::format("qk.{} {} few blocks", name_of(t), s.name());
       registry.tests.push_back({name + " forward", [=](Exec& e) {
                                   Exec few = few_blocks(e);

@@ -93,7 +93,7 @@ void check_kinds(Exec&) {
 }  // namespace
 
 NRL_OP_CASES(rope) {
-  for (DType dtype : {DType::f32, DType::bf16}) {
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     struct Head {
       int64_t d, rotary, gap = 5;
     };

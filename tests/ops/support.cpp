@@ -101,6 +101,8 @@ double Buffer::get(int64_t i) const {
       return static_cast<double>(tensor_.ptr<float>()[at]);
     case DType::bf16:
       return static_cast<double>(static_cast<float>(tensor_.ptr<bf16>()[at]));
+    case DType::f16:
+      return static_cast<double>(static_cast<float>(tensor_.ptr<f16>()[at]));
     case DType::f64:
       return tensor_.ptr<double>()[at];
     case DType::i32:
@@ -121,6 +123,9 @@ void Buffer::set(int64_t i, double value) {
       break;
     case DType::bf16:
       tensor_.ptr<bf16>()[at] = bf16(static_cast<float>(value));
+      break;
+    case DType::f16:
+      tensor_.ptr<f16>()[at] = f16(static_cast<float>(value));
       break;
     case DType::f64:
       tensor_.ptr<double>()[at] = value;
@@ -184,12 +189,14 @@ bool Buffer::gap_intact() const {
 }
 
 double tolerance(DType dtype, int64_t reduction_length, bool rounded_factors) {
-  // f32: a few roundings per element plus a random walk over the sum. bf16: one unit in the last place on
-  // top, because an f32 error may move a value over the boundary at which the two results are rounded apart.
+  // f32: a few roundings per element plus a random walk over the sum. bf16, f16: one unit in the last place
+  // on top, because an f32 error may move a value over the boundary at which the two results are rounded
+  // apart.
   const double f32 = 0x1.0p-24 * (16.0 + 4.0 * std::sqrt(static_cast<double>(reduction_length)));
-  if (dtype != DType::bf16) return f32;
+  if (dtype != DType::bf16 && dtype != DType::f16) return f32;
   // Rounded factors are off by up to half a unit each: a random walk of that beside the size of the sum.
-  return (rounded_factors ? 0x1.0p-6 : 0x1.0p-7) + f32;
+  const double unit = dtype == DType::bf16 ? 0x1.0p-7 : 0x1.0p-10;
+  return (rounded_factors ? 2 * unit : unit) + f32;
 }
 
 double exp_tolerance(const ops::Exec& exec) {

@@ -9,7 +9,7 @@ namespace {
 
 void check(const char* op, const Tensor& x, const Tensor& out_like, const Tensor& x_like, bool gated) {
   NRL_CHECK(x.data && x.rank == 2 && is_float(x) && dense_rows(x),
-            "{}: x is {}, wanted f32 or bf16 of rank 2", op, describe(x));
+            "{}: x is {}, wanted f32, bf16 or f16 of rank 2", op, describe(x));
   NRL_CHECK(out_like.data && out_like.rank == 2 && out_like.dtype == x.dtype && dense_rows(out_like) &&
                 out_like.dim(0) == x.dim(0) && x.dim(1) == out_like.dim(1) * (gated ? 2 : 1),
             "{}: out is {}, x is {}, {}", op, describe(out_like), describe(x), gated ? "gated" : "plain");

@@ -23,7 +23,7 @@ template <class Arguments>
 void check(const char* op, const Exec& exec, const Arguments& a) {
   NRL_CHECK((a.q.data || a.q.numel() == 0) && a.q.rank == 3 && is_float(a.q) && dense_rows(a.q) &&
                 a.q.dim(1) > 0 && a.q.dim(2) > 0,
-            "{}: q is {}, wanted f32 or bf16 [tokens, heads, D]", op, describe(a.q));
+            "{}: q is {}, wanted f32, bf16 or f16 [tokens, heads, D]", op, describe(a.q));
   NRL_CHECK((a.k.data || a.k.numel() == 0) && a.k.rank == 3 && a.k.dtype == a.q.dtype && dense_rows(a.k) &&
                 a.k.dim(2) == a.q.dim(2) && a.k.dim(1) > 0 && a.q.dim(1) % a.k.dim(1) == 0,
             "{}: k is {}, q is {}: D must agree and the heads divide", op, describe(a.k), describe(a.q));

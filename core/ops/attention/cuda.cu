@@ -6,6 +6,7 @@
 #include "core/ops/attention/flash/mma_forward.cuh"
 #include "core/ops/attention_engine.h"
 #include "core/ops/ops_list.h"
+#include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {
 namespace {
@@ -24,7 +25,7 @@ attention::Engine* engine_for(const Exec& exec, const Attention& a) {
 void forward(Exec& exec, const AttentionForward& a) {
   if (attention::Engine* engine = engine_for(exec, a)) return engine->forward(exec, a);
   if (a.scale > 0 && on_tensor_cores(a.q, a.k, a.v, a.out)) return mma_forward(exec, a);
-  a.q.dtype == DType::f32 ? flash_forward_of<float>(exec, a) : flash_forward_of<bf16>(exec, a);
+  for_float_type(a.q.dtype, [&]<class T>() { flash_forward_of<T>(exec, a); });
 }
 
 void backward(Exec& exec, const AttentionBackward& a) {
@@ -32,7 +33,7 @@ void backward(Exec& exec, const AttentionBackward& a) {
   if (a.scale > 0 && on_tensor_cores(a.q, a.k, a.v, a.out, a.dout, a.dq, a.dk, a.dv) &&
       mma_backward_fits(exec, a))
     return mma_backward(exec, a);
-  a.q.dtype == DType::f32 ? flash_backward_of<float>(exec, a) : flash_backward_of<bf16>(exec, a);
+  for_float_type(a.q.dtype, [&]<class T>() { flash_backward_of<T>(exec, a); });
 }
 
 }  // namespace

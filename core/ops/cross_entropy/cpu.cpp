@@ -47,29 +47,32 @@ double exponentials(T* x, int64_t n, float m) {
   return total;
 }
 
-/// out = bf16(x * scale). `out` may be the first half of x's memory: a block is read before it is written.
-void scale_to_bf16(const float* x, int64_t n, float scale, bf16* out) {
-  bf16 rounded[block];
+/// out = x * scale, rounded. `out` may be the first half of x's memory: a block is read before it is written.
+template <class T>
+void scale_to(T* out, const float* x, int64_t n, float scale) {
+  T rounded[block];
   for (int64_t begin = 0; begin < n; begin += block) {
     const int64_t count = std::min(n - begin, block);
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) store(rounded[i], x[begin + i] * scale);
-    std::memcpy(static_cast<void*>(out + begin), rounded, static_cast<size_t>(count) * sizeof(bf16));
+    std::memcpy(static_cast<void*>(out + begin), rounded, static_cast<size_t>(count) * sizeof(T));
   }
 }
 
-/// The gradient over f32 logits, which hold exp(x - row_max), or from them into dlogits. `target`: a column,
-/// or -1.
-void gradient(float* x, int64_t v, int64_t target, float weight, float scale, bf16* dlogits) {
+/// The gradient over f32 logits, which hold exp(x - row_max). `target`: a column, or -1.
+void gradient(float* x, int64_t v, int64_t target, float weight, float scale) {
   const float at_target = target >= 0 ? x[target] * scale + weight : 0.0f;
-  if (dlogits) {
-    scale_to_bf16(x, v, scale, dlogits);
-    if (target >= 0) store(dlogits[target], at_target);
-  } else {
 #pragma omp simd
-    for (int64_t i = 0; i < v; ++i) x[i] *= scale;
-    if (target >= 0) x[target] = at_target;
-  }
+  for (int64_t i = 0; i < v; ++i) x[i] *= scale;
+  if (target >= 0) x[target] = at_target;
+}
+
+/// The same from them into dlogits of bf16 or f16.
+template <class T>
+void gradient_into(T* dlogits, const float* x, int64_t v, int64_t target, float weight, float scale) {
+  const float at_target = target >= 0 ? x[target] * scale + weight : 0.0f;
+  scale_to(dlogits, x, v, scale);
+  if (target >= 0) store(dlogits[target], at_target);
 }
 
 /// The gradient over bf16 logits. Kept exponentials would be rounded, so they are computed again.
@@ -132,7 +135,7 @@ void statistics_rows(Exec& exec, const CrossEntropyStatistics& a) {
 }
 
 void statistics_kernel(Exec& exec, const CrossEntropyStatistics& a) {
-  for_float_type(a.logits.dtype, [&]<class T>() { statistics_rows<T>(exec, a); });
+  for_f32_or_bf16(a.logits.dtype, [&]<class T>() { statistics_rows<T>(exec, a); });
 }
 
 template <class T>
@@ -147,7 +150,7 @@ void cross_entropy_rows(Exec& exec, const CrossEntropy& a) {
   cpu::parallel_for(exec.threads, n, std::max<int64_t>(1, 8192 / v), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       T* x = data_of<T>(a.logits) + r * a.logits.stride[0];
-      bf16* dlogits = a.dlogits ? data_of<bf16>(a.dlogits) + r * a.dlogits.stride[0] : nullptr;
+      uint16_t* dlogits = a.dlogits ? data_of<uint16_t>(a.dlogits) + r * a.dlogits.stride[0] : nullptr;
       const int32_t target = targets[r];
       const float weight = weights && target >= 0 ? weights[r] * loss_scale : 0.0f;
       if (target < 0 && !lses) {
@@ -164,20 +167,24 @@ void cross_entropy_rows(Exec& exec, const CrossEntropy& a) {
         if (lses) lses[r] = static_cast<float>(lse);
         if (weight != 0.0f) {
           const float scale = static_cast<float>(-static_cast<double>(weight) / s.sum);
-          if constexpr (f32)
-            gradient(x, v, column, weight, scale, dlogits);
-          else
+          if constexpr (!f32)
             gradient(x, v, column, weight, scale, s.maximum);
+          else if (!dlogits)
+            gradient(x, v, column, weight, scale);
+          else if (a.dlogits.dtype == DType::f16)
+            gradient_into(reinterpret_cast<f16*>(dlogits), x, v, column, weight, scale);
+          else
+            gradient_into(reinterpret_cast<bf16*>(dlogits), x, v, column, weight, scale);
         }
       }
       if (weights && weight == 0.0f)
-        dlogits ? std::fill(dlogits, dlogits + v, bf16()) : std::fill(x, x + v, T());
+        dlogits ? std::fill(dlogits, dlogits + v, uint16_t{0}) : std::fill(x, x + v, T());
     }
   });
 }
 
 void cross_entropy_kernel(Exec& exec, const CrossEntropy& a) {
-  for_float_type(a.logits.dtype, [&]<class T>() { cross_entropy_rows<T>(exec, a); });
+  for_f32_or_bf16(a.logits.dtype, [&]<class T>() { cross_entropy_rows<T>(exec, a); });
 }
 
 }  // namespace

@@ -26,8 +26,9 @@ Cost cost(const Exec&, const CrossEntropyStatistics& a) {
 namespace {
 
 void check_logits(const char* op, const Tensor& logits, const Tensor& target, int64_t first_column) {
-  NRL_CHECK(logits.data && logits.rank == 2 && is_float(logits) && dense_rows(logits) && logits.dim(1) > 0,
-            "{}: logits are {}, wanted f32 or bf16 (N, V)", op, describe(logits));
+  NRL_CHECK(
+      logits.data && logits.rank == 2 && is_f32_or_bf16(logits) && dense_rows(logits) && logits.dim(1) > 0,
+      "{}: logits are {}, wanted f32 or bf16 (N, V)", op, describe(logits));
   NRL_CHECK(is_vector(target, logits.dim(0), DType::i32), "{}: target is {}, logits are {}", op,
             describe(target), describe(logits));
   NRL_CHECK(first_column >= 0 && first_column <= INT32_MAX - logits.dim(1), "{}: first_column {}", op,
@@ -67,9 +68,10 @@ void cross_entropy(Exec& exec, const CrossEntropy& a) {
   if (a.dlogits) {
     const Tensor& d = a.dlogits;
     const bool first_half = d.data == a.logits.data && (n <= 1 || d.step(0) == 2 * a.logits.step(0));
-    NRL_CHECK(a.weight && a.logits.dtype == DType::f32 && d.rank == 2 && d.dtype == DType::bf16 &&
-                  same_shape(d, a.logits) && dense_rows(d) && (first_half || same_or_disjoint(d, a.logits)),
-              "{}: dlogits are {}, logits are {}; expected with weight and f32 logits: a bf16 matrix, "
+    NRL_CHECK(a.weight && a.logits.dtype == DType::f32 && d.rank == 2 &&
+                  (d.dtype == DType::bf16 || d.dtype == DType::f16) && same_shape(d, a.logits) &&
+                  dense_rows(d) && (first_half || same_or_disjoint(d, a.logits)),
+              "{}: dlogits are {}, logits are {}; expected with weight and f32 logits: a bf16 or f16 matrix, "
               "separate or in "
               "the first half of each row of the logits",
               op, describe(d), describe(a.logits));

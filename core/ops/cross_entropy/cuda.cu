@@ -6,7 +6,7 @@
 // First pass, from the last chunk of the row to the first: maximum and sum by online softmax (Milakov &
 // Gimelshein 2018). Writes (=) log_prob and lse. Second pass, from the first chunk to the last, so that what
 // was read last comes from the L2 cache; the chunks read first are kept in shared memory (RowPlan). Writes
-// (=) the gradient over the logits, in their type, or that of f32 logits to dlogits in bf16.
+// (=) the gradient over the logits, in their type, or that of f32 logits to dlogits in bf16 or f16.
 //
 // Of a slice of the columns, statistics_kernel writes (=) maximum, sum and x[target] of each row. They take
 // the place of the first pass, which then keeps nothing.
@@ -26,12 +26,12 @@ constexpr int units = RowPlan::row_units;
 /// Initial maximum; finite, so that -inf - lowest is not NaN.
 constexpr float lowest = -3.4028234663852886e38f;
 
-enum class Gradient : uint8_t { none, over_logits, bf16_copy };
+enum class Gradient : uint8_t { none, over_logits, bf16_copy, f16_copy };
 
 struct Arguments {
   void* logits;
   int64_t stride;
-  bf16* dlogits;  ///< Gradient::bf16_copy
+  void* dlogits;  ///< Gradient::bf16_copy, f16_copy
   int64_t dlogits_stride;
   int64_t v;
   const int32_t* target;
@@ -118,13 +118,14 @@ struct Row {
   }
 };
 
-/// Rounds four elements to bf16; `p` is at an 8-byte boundary when `aligned`.
-__device__ __forceinline__ void store_bf16(bf16* p, const float (&g)[4], bool aligned) {
+/// Rounds four elements to bf16 or f16; `p` is at an 8-byte boundary when `aligned`.
+template <class T>
+__device__ __forceinline__ void store_rounded(T* p, const float (&g)[4], bool aligned) {
   if (aligned) {
     store_floats(p, g);
   } else {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) p[e] = bf16(g[e]);
+    for (int e = 0; e < 4; ++e) p[e] = T(g[e]);
   }
 }
 
@@ -163,7 +164,9 @@ __global__ void __launch_bounds__(1024)
 
 template <class T, Gradient gradient, bool sliced>
 __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
-  static_assert(gradient != Gradient::bf16_copy || std::is_same_v<T, float>);
+  constexpr bool copies = gradient == Gradient::bf16_copy || gradient == Gradient::f16_copy;
+  static_assert(!copies || std::is_same_v<T, float>);
+  using Copy = std::conditional_t<gradient == Gradient::f16_copy, f16, bf16>;
   using Vectors = typename Row<T>::Vectors;
   NRL_DYN_SHARED(Pack<T>, cache);
   const int64_t r = blockIdx.x;
@@ -218,13 +221,13 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
   // The leader has read x_target. (Without slices, the sums above have a barrier.)
   if constexpr (sliced) __syncthreads();
 
-  // Over the logits, a thread writes the vectors that it has read itself. A bf16 row in the first half of its
-  // own f32 logits has its chunk c over chunks up to c. The barrier in the loop ensures that all threads have
-  // read those before the chunk is written.
+  // Over the logits, a thread writes the vectors that it has read itself. A 16-bit row in the first half of
+  // its own f32 logits has its chunk c over chunks up to c. The barrier in the loop ensures that all threads
+  // have read those before the chunk is written.
   const float scale = -weight / sum;
   const bool clear = weight == 0.0f;
   auto gradient_of = [&](float x) { return clear ? 0.0f : GpuMath::exp(x - row_max) * scale; };
-  bf16* dlogits = gradient == Gradient::bf16_copy ? a.dlogits + r * a.dlogits_stride : nullptr;
+  Copy* dlogits = copies ? static_cast<Copy*>(a.dlogits) + r * a.dlogits_stride : nullptr;
   const bool aligned = reinterpret_cast<uintptr_t>(dlogits + row.front) % 8 == 0;
   auto fetch = [&](int chunk, Vectors& out) {
     if (clear) return;
@@ -237,7 +240,7 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
   for (int c = 0; c < row.chunks; ++c) {
     Vectors next;
     if (c + 1 < row.chunks) fetch(c + 1, next);
-    if constexpr (gradient == Gradient::bf16_copy) __syncthreads();
+    if constexpr (copies) __syncthreads();
 #pragma unroll
     for (int k = 0; k < units; ++k) {
       const int i = row.vector(c, k);
@@ -246,8 +249,8 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
 #pragma unroll
       for (float& e : g) e = gradient_of(e);
       if (i >= row.vectors) continue;
-      if constexpr (gradient == Gradient::bf16_copy) {
-        store_bf16(dlogits + row.front + int64_t{4} * i, g, aligned);
+      if constexpr (copies) {
+        store_rounded(dlogits + row.front + int64_t{4} * i, g, aligned);
       } else {
         store_floats(row.at(i), g);
       }
@@ -257,8 +260,8 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
   }
   __syncthreads();
   auto put = [&](int64_t i, float g) {
-    if constexpr (gradient == Gradient::bf16_copy) {
-      dlogits[i] = bf16(g);
+    if constexpr (copies) {
+      dlogits[i] = Copy(g);
     } else {
       row.x[i] = static_cast<T>(g);
     }
@@ -270,7 +273,7 @@ __global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
 
 void statistics_launch(Exec& exec, const CrossEntropyStatistics& a) {
   const int64_t v = a.logits.dim(1);
-  for_float_type(a.logits.dtype, [&]<class T>() {
+  for_f32_or_bf16(a.logits.dtype, [&]<class T>() {
     NRL_LAUNCH(statistics_kernel<T>, static_cast<unsigned>(a.logits.dim(0)),
                row_plan(exec, v, a.logits.dtype, false).threads, 0, exec.stream,
                static_cast<T*>(a.logits.data), a.logits.stride[0], v,
@@ -288,7 +291,7 @@ void rows_launch(Exec& exec, const CrossEntropy& a) {
   Arguments args{};
   args.logits = a.logits.data;
   args.stride = a.logits.stride[0];
-  args.dlogits = static_cast<bf16*>(a.dlogits.data);
+  args.dlogits = a.dlogits.data;
   args.dlogits_stride = a.dlogits.stride[0];
   args.v = v;
   args.target = static_cast<const int32_t*>(a.target.data);
@@ -304,11 +307,15 @@ void rows_launch(Exec& exec, const CrossEntropy& a) {
   const auto blocks = static_cast<unsigned>(n);
   const auto shared = static_cast<size_t>(plan.kept * plan.chunk_bytes());
   if (a.dlogits) {
-    NRL_LAUNCH((row_kernel<float, Gradient::bf16_copy, sliced>), blocks, plan.threads, shared, exec.stream,
-               args);
+    if (a.dlogits.dtype == DType::f16)
+      NRL_LAUNCH((row_kernel<float, Gradient::f16_copy, sliced>), blocks, plan.threads, shared, exec.stream,
+                 args);
+    else
+      NRL_LAUNCH((row_kernel<float, Gradient::bf16_copy, sliced>), blocks, plan.threads, shared, exec.stream,
+                 args);
     return;
   }
-  for_float_type(a.logits.dtype, [&]<class T>() {
+  for_f32_or_bf16(a.logits.dtype, [&]<class T>() {
     if (a.weight) {
       NRL_LAUNCH((row_kernel<T, Gradient::over_logits, sliced>), blocks, plan.threads, shared, exec.stream,
                  args);

@@ -13,7 +13,7 @@ Cost cost(const Exec&, const Dropout& a) {
 void dropout(Exec& exec, const Dropout& a) {
   if (noted(exec, Kernel::dropout, a)) return;
   NRL_CHECK(a.x.data && a.x.rank == 2 && is_float(a.x) && dense_rows(a.x),
-            "dropout: x is {}, wanted f32 or bf16 (N, H)", describe(a.x));
+            "dropout: x is {}, wanted f32, bf16 or f16 (N, H)", describe(a.x));
   NRL_CHECK(a.out.data && same_shape(a.out, a.x) && a.out.dtype == a.x.dtype && dense_rows(a.out),
             "dropout: out is {}, x is {}", describe(a.out), describe(a.x));
   NRL_CHECK(same_or_disjoint(a.out, a.x), "dropout: out overlaps x partly");

@@ -77,8 +77,7 @@ void backward(Exec& exec, const EmbeddingBackward& a) {
 }
 
 void embedding_forward_kernel(Exec& exec, const EmbeddingForward& a) {
-  for_float_type(a.table.dtype,
-                 [&]<class W>() { for_float_type(a.out.dtype, [&]<class T>() { forward<W, T>(exec, a); }); });
+  for_float_pair(a.table.dtype, a.out.dtype, [&]<class W, class T>() { forward<W, T>(exec, a); });
 }
 
 void embedding_backward_kernel(Exec& exec, const EmbeddingBackward& a) {

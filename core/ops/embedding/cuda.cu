@@ -111,9 +111,7 @@ void forward_as(Exec& exec, const EmbeddingForward& a) {
 }
 
 void forward_launch(Exec& exec, const EmbeddingForward& a) {
-  for_float_type(a.table.dtype, [&]<class W>() {
-    for_float_type(a.out.dtype, [&]<class T>() { forward_as<W, T>(exec, a); });
-  });
+  for_float_pair(a.table.dtype, a.out.dtype, [&]<class W, class T>() { forward_as<W, T>(exec, a); });
 }
 
 // --- backward: the tokens in the order of their ids ------------------------------------------------------

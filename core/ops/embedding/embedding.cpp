@@ -15,7 +15,7 @@ bool is_matrix(const Tensor& t) {
 
 /// One table (forward or gradient) and the indices that select its rows, against the (N, H) side.
 void check_table(const char* op, const Tensor& table, const Tensor& ids, const Tensor& rows) {
-  NRL_CHECK(is_matrix(rows), "{}: rows are {}, wanted f32 or bf16 (N, H)", op, describe(rows));
+  NRL_CHECK(is_matrix(rows), "{}: rows are {}, wanted f32, bf16 or f16 (N, H)", op, describe(rows));
   NRL_CHECK(is_matrix(table) && table.dim(1) == rows.dim(1), "{}: table is {}, rows are {}", op,
             describe(table), describe(rows));
   NRL_CHECK(is_vector(ids, rows.dim(0), DType::i32), "{}: ids are {}, rows are {}", op, describe(ids),
@@ -54,6 +54,8 @@ void embedding_forward(Exec& exec, const EmbeddingForward& a) {
   if (noted(exec, Kernel::embedding_forward, a)) return;
   constexpr const char* op = "embedding_forward";
   check_table(op, a.table, a.ids, a.out);
+  NRL_CHECK(are_float_pair(a.table, a.out), "{}: table is {}, rows are {}: wanted both in f16 or neither", op,
+            describe(a.table), describe(a.out));
   if (a.position_table) {
     check_table(op, a.position_table, a.positions, a.out);
     NRL_CHECK(a.position_table.dtype == a.table.dtype, "{}: table is {}, position_table is {}", op,

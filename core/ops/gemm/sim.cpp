@@ -19,12 +19,15 @@ namespace {
 float load(const void* p, DType t, int64_t i) {
   if (t == DType::e4m3) return fp8::decode_any<DType::e4m3>(static_cast<const uint8_t*>(p)[i]);
   if (t == DType::e5m2) return fp8::decode_any<DType::e5m2>(static_cast<const uint8_t*>(p)[i]);
+  if (t == DType::f16) return static_cast<const f16*>(p)[i];
   return t == DType::f32 ? static_cast<const float*>(p)[i]
                          : static_cast<float>(static_cast<const bf16*>(p)[i]);
 }
 void store(void* p, DType t, int64_t i, float v) {
   if (t == DType::f32)
     static_cast<float*>(p)[i] = v;
+  else if (t == DType::f16)
+    static_cast<f16*>(p)[i] = f16(v);
   else
     static_cast<bf16*>(p)[i] = bf16(v);
 }

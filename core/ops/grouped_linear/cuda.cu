@@ -289,19 +289,19 @@ void launch(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, const
 }
 
 void forward_launch(Exec& exec, const GroupedLinearForward& a) {
-  for_float_type(a.x.dtype, [&]<class T>() {
+  for_f32_or_bf16(a.x.dtype, [&]<class T>() {
     launch<Pass::forward, T, T>(exec, a.x, a.weight, a.out, a.offsets, a.out.dim(1), a.x.dim(1), false);
   });
 }
 
 void backward_data_launch(Exec& exec, const GroupedLinearBackwardData& a) {
-  for_float_type(a.dx.dtype, [&]<class T>() {
+  for_f32_or_bf16(a.dx.dtype, [&]<class T>() {
     launch<Pass::data, T, T>(exec, a.dout, a.weight, a.dx, a.offsets, a.dout.dim(1), a.dx.dim(1), false);
   });
 }
 
 void backward_weight_launch(Exec& exec, const GroupedLinearBackwardWeight& a) {
-  for_float_type(a.x.dtype, [&]<class T>() {
+  for_f32_or_bf16(a.x.dtype, [&]<class T>() {
     launch<Pass::weight, T, float>(exec, a.dout, a.x, a.dweight, a.offsets, a.dout.dim(1), a.x.dim(1),
                                    a.accumulate);
   });

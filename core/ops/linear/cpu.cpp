@@ -4,9 +4,9 @@
 //   backward data   dx (=, +=) = dout W
 //   backward weight dweight (=, +=) = dout^T x, dbias (=, +=) = column sums of dout
 //
-// oneDNN multiplies in f32. bf16 and FP8 operands are upcast to f32 in tiles of upcast_tile rows, and a bf16
-// result is rounded once, after the last tile that adds to it. GEMMs of one row (generation) do not upcast
-// the weight.
+// oneDNN multiplies in f32. bf16, f16 and FP8 operands are upcast to f32 in tiles of upcast_tile rows, and a
+// 16-bit result is rounded once, after the last tile that adds to it. GEMMs of one row (generation) do not
+// upcast the weight.
 //
 // With AVX512_BF16 bf16 operands are multiplied as they are (gemm/packed_avx512.h), and sums are in f32 as
 // before. vdpbf16ps treats subnormal operands as zero and flushes subnormal sums, and it rounds after each
@@ -45,17 +45,19 @@ int64_t row_grain(int64_t columns) {
   return std::max<int64_t>(1, grain_elements / std::max<int64_t>(columns, 1));
 }
 
+/// y = x, rounded once.
+template <class From, class To>
+NRL_INLINE void copy_row(const From* x, To* y, int64_t columns) {
+#pragma omp simd
+  for (int64_t i = 0; i < columns; ++i) store(y[i], static_cast<float>(x[i]));
+}
+
 /// to (dense, rows of `columns`) = from, or the other way round.
 template <class From, class To>
 void copy_rows(int threads, int64_t rows, int64_t columns, const From* from, int64_t from_ld, To* to,
                int64_t to_ld) {
   cpu::parallel_for(threads, rows, row_grain(columns), [=](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const From* x = from + r * from_ld;
-      To* y = to + r * to_ld;
-#pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) y[i] = static_cast<To>(static_cast<float>(x[i]));
-    }
+    for (int64_t r = begin; r < end; ++r) copy_row(from + r * from_ld, to + r * to_ld, columns);
   });
 }
 
@@ -70,7 +72,10 @@ Matrix upcast(Exec& exec, const Tensor& t, float* buffer) {
     decode_rows(exec.threads, t, buffer);
     return {buffer, t.dim(1)};
   }
-  copy_rows(exec.threads, t.dim(0), t.dim(1), data_of<const bf16>(t), t.step(0), buffer, t.dim(1));
+  if (t.dtype == DType::f16)
+    copy_rows(exec.threads, t.dim(0), t.dim(1), data_of<const f16>(t), t.step(0), buffer, t.dim(1));
+  else
+    copy_rows(exec.threads, t.dim(0), t.dim(1), data_of<const bf16>(t), t.step(0), buffer, t.dim(1));
   return {buffer, t.dim(1)};
 }
 
@@ -83,23 +88,25 @@ Matrix destination(Exec& exec, const Tensor& t, float* buffer, bool accumulate) 
 void round_result(Exec& exec, const Tensor& t, const float* buffer) {
   if (t.dtype == DType::bf16)
     copy_rows(exec.threads, t.dim(0), t.dim(1), buffer, t.dim(1), data_of<bf16>(t), t.step(0));
+  else if (t.dtype == DType::f16)
+    copy_rows(exec.threads, t.dim(0), t.dim(1), buffer, t.dim(1), data_of<f16>(t), t.step(0));
 }
 
-/// Tile lengths: everything at once in f32, bounded tiles where an operand is bf16.
-int64_t tile(bool bf16_operands, int64_t n) {
-  return bf16_operands ? std::min(n, upcast_tile) : n;
+/// Tile lengths: everything at once in f32, bounded tiles where an operand is upcast.
+int64_t tile(bool upcasts, int64_t n) {
+  return upcasts ? std::min(n, upcast_tile) : n;
 }
 
 /// True if an operand is not f32 and must be upcast.
-bool any_bf16(const Tensor& a, const Tensor& b, const Tensor& c) {
+bool any_upcast(const Tensor& a, const Tensor& b, const Tensor& c) {
   return a.dtype != DType::f32 || b.dtype != DType::f32 || c.dtype != DType::f32;
 }
 
-/// f32 copies of one tile of bf16 operands.
+/// f32 copies of one tile of the operands.
 struct Buffers {
   float *x = nullptr, *weight = nullptr, *y = nullptr;  ///< (n, k), (m, k), (n, m)
-  Buffers(Scratch& scratch, bool bf16_operands, int64_t n, int64_t m, int64_t k, bool upcast_weight = true) {
-    if (!bf16_operands) return;
+  Buffers(Scratch& scratch, bool upcasts, int64_t n, int64_t m, int64_t k, bool upcast_weight = true) {
+    if (!upcasts) return;
     x = scratch.floats(n * k);
     if (upcast_weight) weight = scratch.floats(m * k);
     y = scratch.floats(n * m);
@@ -124,6 +131,12 @@ NRL_INLINE Lanes load(const bf16* p) {
   Halves v;
   std::memcpy(&v, p, sizeof v);
   return reinterpret_cast<Lanes>(__builtin_convertvector(v, Words) << 16);
+}
+NRL_INLINE Lanes load(const f16* p) {
+  Lanes v;
+#pragma GCC unroll 16
+  for (int l = 0; l < lanes; ++l) v[l] = static_cast<float>(p[l]);
+  return v;
 }
 
 /// y[j] = (accumulate: +=) x . w[j] for `Rows` rows j of the weight.
@@ -169,9 +182,10 @@ packed::Operand operand(const Tensor& t, bool transposed = false) {
   return {t.data, t.dtype, t.step(0), transposed};
 }
 
-/// True for bf16 and f32 alone: FP8 operands are upcast, and oneDNN multiplies those of f32.
+/// True for bf16 and f32 alone: others are upcast, and oneDNN multiplies those of f32.
 bool multiplies(const Tensor& a, const Tensor& b, const Tensor& c) {
-  return !is_fp8(a) && !is_fp8(b) && any_bf16(a, b, c);
+  const bool any_f16 = a.dtype == DType::f16 || b.dtype == DType::f16 || c.dtype == DType::f16;
+  return !is_fp8(a) && !is_fp8(b) && !any_f16 && any_upcast(a, b, c);
 }
 
 /// bf16 operands as they are, others in f32.
@@ -241,11 +255,11 @@ bool native_backward_weight(Exec&, const LinearBackwardWeight&) {
 void forward_kernel(Exec& exec, const LinearForward& a) {
   if (native_forward(exec, a)) return;
   const int64_t n = a.x.dim(0), k = a.x.dim(1), m = a.weight.dim(0);
-  const bool bf16_operands = any_bf16(a.x, a.weight, a.out);
-  const int64_t rows = tile(bf16_operands, n), columns = tile(bf16_operands, m);
+  const bool upcasts = any_upcast(a.x, a.weight, a.out);
+  const int64_t rows = tile(upcasts, n), columns = tile(upcasts, m);
   Scratch scratch("linear_forward", exec.workspace);
   const bool one = n == 1 && !is_fp8(a.x);
-  const Buffers buffer(scratch, bf16_operands, rows, columns, k, !one);
+  const Buffers buffer(scratch, upcasts, rows, columns, k, !one);
   const float* bias = nullptr;
   if (a.bias) bias = upcast(exec, make_tensor(a.bias.data, a.bias.dtype, {1, m}), scratch.floats(m)).data;
   for (int64_t j = 0; j < m; j += columns) {
@@ -274,10 +288,10 @@ void backward_data_kernel(Exec& exec, const LinearBackwardData& a) {
   if (is_fp8(a.dout))
     return forward_kernel(exec, {.x = a.dout, .weight = a.weight, .out = a.dx, .accumulate = a.accumulate});
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.weight.dim(1);
-  const bool bf16_operands = any_bf16(a.dout, a.weight, a.dx);
-  const int64_t rows = tile(bf16_operands, n), columns = tile(bf16_operands, m);
+  const bool upcasts = any_upcast(a.dout, a.weight, a.dx);
+  const int64_t rows = tile(upcasts, n), columns = tile(upcasts, m);
   Scratch scratch("linear_backward_data", exec.workspace);
-  const Buffers buffer(scratch, bf16_operands, rows, columns, k);
+  const Buffers buffer(scratch, upcasts, rows, columns, k);
   for (int64_t i = 0; i < n; i += rows) {
     const int64_t height = std::min(rows, n - i);
     const Tensor out = block(a.dx, i, height, 0, k);
@@ -332,10 +346,10 @@ void backward_weight_kernel(Exec& exec, const LinearBackwardWeight& a) {
   if (is_fp8(a.dout))
     return forward_kernel(exec, {.x = a.dout, .weight = a.x, .out = a.dweight, .accumulate = a.accumulate});
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);
-  const bool bf16_operands = any_bf16(a.dout, a.x, a.dweight);
-  const int64_t rows = tile(bf16_operands, n), columns = tile(bf16_operands, m);
+  const bool upcasts = any_upcast(a.dout, a.x, a.dweight);
+  const int64_t rows = tile(upcasts, n), columns = tile(upcasts, m);
   Scratch scratch("linear_backward_weight", exec.workspace);
-  const Buffers buffer(scratch, bf16_operands, rows, columns, k);
+  const Buffers buffer(scratch, upcasts, rows, columns, k);
   for (int64_t i = 0; i < n; i += rows) {
     const int64_t height = std::min(rows, n - i);
     const Matrix x = upcast(exec, block(a.x, i, height, 0, k), buffer.x);

@@ -10,6 +10,7 @@
 #include "core/ops/kernel_table.h"
 #include "core/ops/linear/gpu.h"
 #include "core/ops/ops_list.h"
+#include "core/ops/shared/gpu/rows.cuh"
 #include "core/ops/shared/scratch.h"
 
 namespace nrl::ops::NRL_GPU {
@@ -97,13 +98,10 @@ void column_sums_launch(Exec& exec, const ColumnSums& a) {
   float* partial = scratch.floats(groups * m);
   const bool vectors = aligned16(a.x.data) && a.x.stride[0] * size_of(a.x.dtype) % 16 == 0;
   if (n > 0) {
-    if (a.x.dtype == DType::bf16) {
-      vectors ? column_partials<bf16, 8>(exec, a, groups, partial)
-              : column_partials<bf16, 1>(exec, a, groups, partial);
-    } else {
-      vectors ? column_partials<float, 4>(exec, a, groups, partial)
-              : column_partials<float, 1>(exec, a, groups, partial);
-    }
+    for_float_type(a.x.dtype, [&]<class T>() {
+      vectors ? column_partials<T, per_pack<T>>(exec, a, groups, partial)
+              : column_partials<T, 1>(exec, a, groups, partial);
+    });
   }
   NRL_LAUNCH(column_totals_kernel, static_cast<unsigned>((m + warp - 1) / warp), total_warps * warp, 0,
              exec.stream, partial, static_cast<int>(groups), m, static_cast<float*>(a.out.data),

@@ -20,7 +20,7 @@ void check_matrix(const char* op, const char* name, const Tensor& t, int64_t row
                 dense_rows(t) && (rows <= 1 || t.step(0) >= columns) &&
                 (only_f32 ? t.dtype == DType::f32 : is_float(t)),
             "{}: {} is {}, wanted {}[{}, {}] with contiguous columns", op, name, describe(t),
-            only_f32 ? "f32" : "f32 or bf16 ", rows, columns);
+            only_f32 ? "f32" : "f32, bf16 or f16 ", rows, columns);
 }
 
 /// An operand of a GEMM, (rows, columns) as stored: FP8 if the first one is.
@@ -230,7 +230,7 @@ size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int thread
 void column_sums(Exec& exec, const ColumnSums& a) {
   if (noted(exec, Kernel::column_sums, a)) return;
   NRL_CHECK(a.x.rank == 2 && (a.x.data || a.x.numel() == 0) && is_float(a.x) && dense_rows(a.x),
-            "column_sums: x is {}, wanted f32 or bf16 (N, M) with contiguous columns", describe(a.x));
+            "column_sums: x is {}, wanted f32, bf16 or f16 (N, M) with contiguous columns", describe(a.x));
   const int64_t n = a.x.dim(0), m = a.x.dim(1);
   NRL_CHECK(is_vector(a.out, m, DType::f32) || m == 0, "column_sums: out is {}, x is {}", describe(a.out),
             describe(a.x));

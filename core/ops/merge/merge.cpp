@@ -26,7 +26,7 @@ Cost cost(const Exec&, const MergeAttention& a) {
 void add_rows(Exec& exec, const AddRows& a) {
   if (noted(exec, Kernel::add_rows, a)) return;
   NRL_CHECK((a.x.data || a.x.numel() == 0) && a.x.rank == 2 && is_float(a.x) && dense_rows(a.x),
-            "add_rows: x is {}, wanted f32 or bf16 (N, W)", describe(a.x));
+            "add_rows: x is {}, wanted f32, bf16 or f16 (N, W)", describe(a.x));
   NRL_CHECK(
       (a.out.data || a.out.numel() == 0) && same_shape(a.out, a.x) && is_float(a.out) && dense_rows(a.out),
       "add_rows: out is {}, x is {}", describe(a.out), describe(a.x));
@@ -39,7 +39,7 @@ void merge_attention(Exec& exec, const MergeAttention& a) {
   if (noted(exec, Kernel::merge_attention, a)) return;
   NRL_CHECK(
       (a.part.data || a.part.numel() == 0) && a.part.rank == 3 && is_float(a.part) && dense_rows(a.part),
-      "merge_attention: part is {}, wanted f32 or bf16 (N, heads, D)", describe(a.part));
+      "merge_attention: part is {}, wanted f32, bf16 or f16 (N, heads, D)", describe(a.part));
   NRL_CHECK((a.out.data || a.out.numel() == 0) && same_shape(a.out, a.part) && a.out.dtype == DType::f32 &&
                 a.out.scales.kind == Scaling::none && dense_rows(a.out),
             "merge_attention: out is {}, part is {}, wanted f32", describe(a.out), describe(a.part));

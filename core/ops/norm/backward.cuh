@@ -26,7 +26,7 @@ template <class T>
 struct BackwardArguments {
   Rows<const T> dout, x, dresidual;
   Rows<T> dx;
-  FloatVector weight;
+  FloatVector<T> weight;
   const float *mean, *rstd;
   int64_t rows, d;
   float inverse_d;
@@ -274,7 +274,7 @@ void backward(Exec& exec, const NormBackward& b) {
   a.x = Rows<const T>(b.x);
   a.dresidual = Rows<const T>(b.dresidual);
   a.dx = Rows<T>(b.dx);
-  a.weight = FloatVector(b.weight);
+  a.weight = FloatVector<T>(b.weight);
   a.mean = static_cast<const float*>(b.mean.data);
   a.rstd = static_cast<const float*>(b.rstd.data);
   a.d = b.x.dim(-1);

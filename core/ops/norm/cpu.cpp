@@ -201,14 +201,12 @@ void backward(Exec& exec, const NormBackward& a) {
 /// Element types of activations and weights, and the kind, become template arguments.
 template <class Body>
 void with_types(DType x, DType weight, NormKind kind, const Body& body) {
-  for_float_type(x, [&]<class T>() {
-    for_float_type(weight, [&]<class W>() {
-      if (kind == NormKind::rms) {
-        body.template operator()<T, W, NormKind::rms>();
-      } else {
-        body.template operator()<T, W, NormKind::layer>();
-      }
-    });
+  for_float_pair(x, weight, [&]<class T, class W>() {
+    if (kind == NormKind::rms) {
+      body.template operator()<T, W, NormKind::rms>();
+    } else {
+      body.template operator()<T, W, NormKind::layer>();
+    }
   });
 }
 

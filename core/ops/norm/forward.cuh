@@ -23,7 +23,7 @@ template <class T>
 struct ForwardArguments {
   Rows<const T> x, residual;
   Rows<T> sum, out;
-  FloatVector weight, bias;
+  FloatVector<T> weight, bias;
   float *mean, *rstd;
   unsigned* amax;  ///< the bits of a float >= 0, which order as the floats do
   int64_t rows, d;
@@ -246,8 +246,8 @@ void forward(Exec& exec, const NormForward& f) {
   a.residual = Rows<const T>(f.residual);
   a.sum = Rows<T>(f.sum);
   a.out = Rows<T>(f.out);
-  a.weight = FloatVector(f.weight);
-  a.bias = FloatVector(f.bias);
+  a.weight = FloatVector<T>(f.weight);
+  a.bias = FloatVector<T>(f.bias);
   a.mean = static_cast<float*>(f.mean.data);
   a.rstd = static_cast<float*>(f.rstd.data);
   a.amax = reinterpret_cast<unsigned*>(f.out.scales.amax);

@@ -13,9 +13,9 @@ void check_operand(const char* op, const char* name, const Tensor& t, const Tens
   NRL_CHECK(same_or_disjoint(t, x), "{}: {} overlaps x partly", op, name);
 }
 
-void check_weight(const char* op, const char* name, const Tensor& t, int64_t d) {
-  NRL_CHECK(t.data && is_float(t) && is_vector(t, d, t.dtype), "{}: {} is {}, wanted a vector of {}", op,
-            name, describe(t), d);
+void check_weight(const char* op, const char* name, const Tensor& t, const Tensor& x) {
+  NRL_CHECK(t.data && are_float_pair(t, x) && is_vector(t, x.dim(-1), t.dtype),
+            "{}: {} is {}, x is {}: wanted a vector, in f16 if x is", op, name, describe(t), describe(x));
 }
 
 void check_statistic(const char* op, const char* name, const Tensor& t, int64_t rows) {
@@ -24,7 +24,8 @@ void check_statistic(const char* op, const char* name, const Tensor& t, int64_t 
 
 int64_t check_x(const char* op, const Tensor& x) {
   NRL_CHECK(x.data && is_float(x) && x.rank >= 1 && x.rank <= 3 && dense_rows(x) && x.dim(-1) > 0,
-            "{}: x is {}, wanted f32 or bf16 of rank 1 to 3 with contiguous last dimension", op, describe(x));
+            "{}: x is {}, wanted f32, bf16 or f16 of rank 1 to 3 with contiguous last dimension", op,
+            describe(x));
   return x.numel() / x.dim(-1);
 }
 
@@ -62,8 +63,8 @@ void norm_forward(Exec& exec, const NormForward& a) {
   check_dropout(op, a.dropout, rows);
   NRL_CHECK(a.dropout.p == 0.0f || (a.residual && a.x.rank == 2), "{}: dropout of x {} {} residual", op,
             describe(a.x), a.residual ? "with" : "without");
-  check_weight(op, "weight", a.weight, a.x.dim(-1));
-  if (a.bias) check_weight(op, "bias", a.bias, a.x.dim(-1));
+  check_weight(op, "weight", a.weight, a.x);
+  if (a.bias) check_weight(op, "bias", a.bias, a.x);
   NRL_CHECK(a.kind == NormKind::layer || (!a.bias && !a.mean), "{}: bias or mean with an RMS norm", op);
   NRL_CHECK(!a.bias || a.bias.dtype == a.weight.dtype, "{}: weight is {}, bias is {}", op, describe(a.weight),
             describe(a.bias));
@@ -82,7 +83,7 @@ void norm_backward(Exec& exec, const NormBackward& a) {
   if (a.dresidual) check_operand(op, "dresidual", a.dresidual, a.x);
   NRL_CHECK(same_or_disjoint(a.dx, a.dout) && same_or_disjoint(a.dx, a.dresidual),
             "{}: dx overlaps dout or dresidual partly", op);
-  check_weight(op, "weight", a.weight, d);
+  check_weight(op, "weight", a.weight, a.x);
   check_statistic(op, "rstd", a.rstd, rows);
   if (a.kind == NormKind::layer) {
     check_statistic(op, "mean", a.mean, rows);

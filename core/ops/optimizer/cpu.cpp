@@ -18,16 +18,23 @@ namespace {
 
 constexpr int64_t grain_elements = 16384;
 
-template <bool with_bf16>
+/// The bits of a weight in the type that the layers read, f16 or bf16.
+template <bool f16_copy>
+NRL_INLINE uint16_t copy_of(float x) {
+  return f16_copy ? f16::round(x) : moments::split(x).high;
+}
+
+/// `copy`: none, or weights in a type of 16 bits.
+template <bool with_copy, bool f16_copy>
 void update(const element::AdamWStep s, float* __restrict p, const float* __restrict g, float* __restrict m,
-            float* __restrict v, bf16* __restrict p_bf16, int64_t n) {
+            float* __restrict v, uint16_t* __restrict copy, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const element::AdamWState x = element::adamw<SimdMath>(s, {p[i], m[i], v[i]}, g[i]);
     p[i] = x.param;
     m[i] = x.exp_avg;
     v[i] = x.exp_avg_sq;
-    if constexpr (with_bf16) p_bf16[i].bits = moments::split(x.param).high;
+    if constexpr (with_copy) copy[i] = copy_of<f16_copy>(x.param);
   }
 }
 
@@ -161,9 +168,12 @@ void update_window(const AdamW& a, const element::AdamWStep s, int64_t flat, int
   }
   exp_avg.write(m, random_mean, false, n);
   exp_avg_sq.write(v, random_square, true, n);
-  if (high) {
+  if (high && a.param_bf16.dtype == DType::f16) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) high[i] = moments::split(p[i]).high;
+    for (int64_t i = 0; i < n; ++i) high[i] = copy_of<true>(p[i]);
+  } else if (high) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) high[i] = copy_of<false>(p[i]);
   }
   if (low) {
 #pragma omp simd
@@ -184,10 +194,12 @@ void update_piece(const AdamW& a, const element::AdamWStep& s, int64_t flat, int
     return;
   }
   const float* grad = data_of<const float>(a.grad) + flat;
-  bf16* param_bf16 = a.param_bf16 ? data_of<bf16>(a.param_bf16) + flat : nullptr;
-  auto* run = param_bf16 ? update<true> : update<false>;
-  run(s, data_of<float>(a.param) + (param_bf16 ? state : flat), grad, data_of<float>(a.exp_avg) + state,
-      data_of<float>(a.exp_avg_sq) + state, param_bf16, n);
+  uint16_t* copy = a.param_bf16 ? data_of<uint16_t>(a.param_bf16) + flat : nullptr;
+  auto* run = !copy                              ? update<false, false>
+              : a.param_bf16.dtype == DType::f16 ? update<true, true>
+                                                 : update<true, false>;
+  run(s, data_of<float>(a.param) + (copy ? state : flat), grad, data_of<float>(a.exp_avg) + state,
+      data_of<float>(a.exp_avg_sq) + state, copy, n);
 }
 
 void adamw_kernel(Exec& exec, const AdamW& a) {
@@ -280,7 +292,7 @@ void convert_kernel(Exec& exec, const Convert& a) {
 }
 
 void sum_parts_kernel(Exec& exec, const SumParts& a) {
-  for_float_type(a.x.dtype, [&]<class X>() {
+  for_f32_or_bf16(a.x.dtype, [&]<class X>() {
     const X* from = data_of<const X>(a.x);
     float* to = data_of<float>(a.out);
     bf16* rounded = a.out.dtype == DType::bf16 ? data_of<bf16>(a.out) : nullptr;

@@ -48,7 +48,8 @@ struct UpdateArguments {
   float *param, *exp_avg, *exp_avg_sq;
   const float* grad;
   const unsigned short* grad_bf16;  ///< in update_reduced_kernel, instead of grad; null: grad
-  bf16* param_bf16;
+  unsigned short* param_bf16;       ///< the bits, of f16 if `f16_copy`
+  bool f16_copy;
   unsigned short* remainder;
   Moment mean, square;    ///< in update_reduced_kernel, instead of exp_avg and exp_avg_sq
   const int64_t* chunks;  ///< null: the whole buffers, in chunks of adamw_chunk elements
@@ -92,21 +93,26 @@ __device__ __forceinline__ BlockRange begin_update(const UpdateArguments& a, ele
   return {flat + begin, state + begin, skipped != 0 ? 0 : n};
 }
 
-template <bool with_bf16>
+/// The bits of a weight in the type that the layers read, f16 or bf16.
+__device__ __forceinline__ unsigned short copy_of(float x, bool f16_copy) {
+  return f16_copy ? f16::round(x) : moments::split(x).high;
+}
+
+template <bool with_copy, bool f16_copy>
 __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
   element::AdamWStep s;
   const BlockRange range = begin_update(a, s);
   const int n = range.n;
   if (n == 0) return;
 
-  float* __restrict__ p = a.param + (with_bf16 ? range.state : range.flat);
+  float* __restrict__ p = a.param + (with_copy ? range.state : range.flat);
   const float* __restrict__ g = a.grad + range.flat;
   float* __restrict__ m = a.exp_avg + range.state;
   float* __restrict__ v = a.exp_avg_sq + range.state;
-  bf16* __restrict__ p_bf16 = with_bf16 ? a.param_bf16 + range.flat : nullptr;
+  unsigned short* __restrict__ copy = with_copy ? a.param_bf16 + range.flat : nullptr;
 
   auto address = [](const void* x) { return reinterpret_cast<uintptr_t>(x); };
-  const bool vectors = ((address(p) | address(g) | address(m) | address(v)) % 16 | address(p_bf16) % 8) == 0;
+  const bool vectors = ((address(p) | address(g) | address(m) | address(v)) % 16 | address(copy) % 8) == 0;
   const int whole = vectors ? n / 4 * 4 : 0;
   for (int i = static_cast<int>(threadIdx.x) * 4; i < whole; i += threads * 4) {
     float p4[4], m4[4], v4[4], g4[4];
@@ -124,11 +130,11 @@ __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
     store_floats(p + i, p4);
     store_floats(m + i, m4);
     store_floats(v + i, v4);
-    if constexpr (with_bf16) {
+    if constexpr (with_copy) {
       Four<uint16_t> bits;
 #pragma unroll
-      for (int k = 0; k < 4; ++k) bits.v[k] = moments::split(p4[k]).high;
-      bits.store(p_bf16 + i);
+      for (int k = 0; k < 4; ++k) bits.v[k] = copy_of(p4[k], f16_copy);
+      bits.store(copy + i);
     }
   }
   for (int i = whole + static_cast<int>(threadIdx.x); i < n; i += threads) {
@@ -136,7 +142,7 @@ __global__ void __launch_bounds__(threads) update_kernel(UpdateArguments a) {
     p[i] = x.param;
     m[i] = x.exp_avg;
     v[i] = x.exp_avg_sq;
-    if constexpr (with_bf16) p_bf16[i].bits = moments::split(x.param).high;
+    if constexpr (with_copy) copy[i] = copy_of(x.param, f16_copy);
   }
 }
 
@@ -245,7 +251,7 @@ __global__ void __launch_bounds__(threads) update_reduced_kernel(UpdateArguments
                        !unaligned(a.grad_bf16, 2) && !unaligned(a.param, 4) && !unaligned(a.param_bf16, 2) &&
                        !unaligned(a.remainder, 2) && !unaligned(a.mean.values, 4) &&
                        !unaligned(a.square.values, 4);
-  unsigned short* const high = reinterpret_cast<unsigned short*>(a.param_bf16);
+  unsigned short* const high = a.param_bf16;
   for (int base = 0; base < range.n; base += threads * 4) {
     const int i = base + static_cast<int>(threadIdx.x) * 4, count = max(0, min(4, range.n - i));
     const int64_t flat = range.flat + i, state = range.state + i, at = a.param_bf16 ? state : flat;
@@ -276,9 +282,8 @@ __global__ void __launch_bounds__(threads) update_reduced_kernel(UpdateArguments
       v[k] = x.exp_avg_sq;
       random_mean[k] = moments::random_bits(s.seed, g[k], m[k]);
       random_square[k] = moments::random_bits(~s.seed, g[k], v[k]);
-      const moments::Split split = moments::split(p[k]);
-      bits[k] = split.high;
-      low[k] = split.low;
+      bits[k] = copy_of(p[k], a.f16_copy);
+      low[k] = moments::split(p[k]).low;
     }
     store_moment(a.mean, state, count, vectors, m, random_mean, false);
     store_moment(a.square, state, count, vectors, v, random_square, true);
@@ -297,7 +302,8 @@ void adamw_launch(Exec& exec, const AdamW& a) {
   u.grad = static_cast<const float*>(a.grad.data);
   u.exp_avg = static_cast<float*>(a.exp_avg.data);
   u.exp_avg_sq = static_cast<float*>(a.exp_avg_sq.data);
-  u.param_bf16 = static_cast<bf16*>(a.param_bf16.data);
+  u.param_bf16 = static_cast<unsigned short*>(a.param_bf16.data);
+  u.f16_copy = a.param_bf16.dtype == DType::f16;
   u.chunks = static_cast<const int64_t*>(a.chunks.data);
   u.n = a.grad.numel();
   u.scalars = static_cast<const double*>(a.scalars.data);
@@ -318,9 +324,12 @@ void adamw_launch(Exec& exec, const AdamW& a) {
     u.square = {a.exp_avg_sq.data, static_cast<unsigned char*>(a.exp_avg_sq_scales.data), a.exp_avg_sq.dtype};
     NRL_LAUNCH(update_reduced_kernel, blocks, threads, 0, exec.stream, u);
   } else if (a.param_bf16) {
-    NRL_LAUNCH((update_kernel<true>), blocks, threads, 0, exec.stream, u);
+    if (u.f16_copy)
+      NRL_LAUNCH((update_kernel<true, true>), blocks, threads, 0, exec.stream, u);
+    else
+      NRL_LAUNCH((update_kernel<true, false>), blocks, threads, 0, exec.stream, u);
   } else {
-    NRL_LAUNCH((update_kernel<false>), blocks, threads, 0, exec.stream, u);
+    NRL_LAUNCH((update_kernel<false, false>), blocks, threads, 0, exec.stream, u);
   }
 }
 
@@ -445,12 +454,9 @@ void convert_as(Exec& exec, const Convert& a) {
 }
 
 void convert_launch(Exec& exec, const Convert& a) {
-  const bool to_bf16 = a.out.dtype == DType::bf16;
-  if (a.x.dtype == DType::bf16) {
-    to_bf16 ? convert_as<bf16, bf16>(exec, a) : convert_as<bf16, float>(exec, a);
-  } else {
-    to_bf16 ? convert_as<float, bf16>(exec, a) : convert_as<float, float>(exec, a);
-  }
+  for_float_type(a.x.dtype, [&]<class X>() {
+    for_float_type(a.out.dtype, [&]<class O>() { convert_as<X, O>(exec, a); });
+  });
 }
 
 /// out = or += the sum of `parts` parts of n elements; parts are added in order.
@@ -491,8 +497,8 @@ void sum_parts_as(Exec& exec, const SumParts& a) {
 }
 
 void sum_parts_launch(Exec& exec, const SumParts& a) {
-  for_float_type(a.x.dtype, [&]<class X>() {
-    for_float_type(a.out.dtype, [&]<class O>() { sum_parts_as<X, O>(exec, a); });
+  for_f32_or_bf16(a.x.dtype, [&]<class X>() {
+    for_f32_or_bf16(a.out.dtype, [&]<class O>() { sum_parts_as<X, O>(exec, a); });
   });
 }
 

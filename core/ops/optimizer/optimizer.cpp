@@ -14,7 +14,7 @@ namespace nrl::ops {
 namespace {
 
 void check_flat(const char* op, const char* name, const Tensor& t) {
-  NRL_CHECK((t.data || t.numel() == 0) && is_float(t) && t.contiguous(),
+  NRL_CHECK((t.data || t.numel() == 0) && is_f32_or_bf16(t) && t.contiguous(),
             "{}: {} is {}, wanted contiguous f32 or bf16", op, name, describe(t));
 }
 
@@ -67,7 +67,7 @@ void adamw(Exec& exec, const AdamW& a) {
     NRL_CHECK(is_vector(t, n, dtype) || (n == 0 && t.numel() == 0), "adamw: {} is {}, wanted {}[{}]", name,
               describe(t), name_of(dtype), n);
   };
-  NRL_CHECK(is_float(a.grad), "adamw: grad is {}, wanted f32 or bf16", describe(a.grad));
+  NRL_CHECK(is_f32_or_bf16(a.grad), "adamw: grad is {}, wanted f32 or bf16", describe(a.grad));
   check("grad", a.grad, flat, a.grad.dtype);
   auto check_moment = [&](const char* name, const Tensor& t, const Tensor& scales) {
     NRL_CHECK(t.dtype == DType::f32 || t.dtype == DType::bf16 || has_moment_scales(t.dtype),
@@ -78,10 +78,12 @@ void adamw(Exec& exec, const AdamW& a) {
   };
   check_moment("exp_avg", a.exp_avg, a.exp_avg_scales);
   check_moment("exp_avg_sq", a.exp_avg_sq, a.exp_avg_sq_scales);
-  if (a.param_bf16) check("param_bf16", a.param_bf16, flat, DType::bf16);
+  const bool f16_copy = a.param_bf16.dtype == DType::f16;
+  if (a.param_bf16) check("param_bf16", a.param_bf16, flat, f16_copy ? DType::f16 : DType::bf16);
   if (a.remainder) {
     check("remainder", a.remainder, state, DType::u16);
-    NRL_CHECK(!a.param && a.param_bf16, "adamw: a remainder needs param_bf16 and no param");
+    NRL_CHECK(!a.param && a.param_bf16 && !f16_copy,
+              "adamw: a remainder needs param_bf16 of bf16 and no param");
   } else {
     check("param", a.param, a.param_bf16 ? state : flat, DType::f32);
   }
@@ -214,8 +216,9 @@ void add_sum(Exec& exec, const AddSum& a) {
 
 void convert(Exec& exec, const Convert& a) {
   if (noted(exec, Kernel::convert, a)) return;
-  check_flat("convert", "x", a.x);
-  check_flat("convert", "out", a.out);
+  for (const Tensor* t : {&a.x, &a.out})
+    NRL_CHECK((t->data || t->numel() == 0) && is_float(*t) && t->contiguous(),
+              "convert: {}, wanted contiguous f32, bf16 or f16", describe(*t));
   NRL_CHECK(a.x.numel() == a.out.numel() && same_or_disjoint(a.x, a.out), "convert: x is {}, out is {}",
             describe(a.x), describe(a.out));
   const trace::Range range("convert");

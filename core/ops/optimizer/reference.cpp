@@ -59,7 +59,7 @@ void update_range(const AdamW& a, int64_t flat, int64_t state, int64_t count, co
         *low = bits.low;
       else
         store(a.param, param_index, p);
-      if (high) *high = bits.high;
+      if (high) *high = a.param_bf16.dtype == DType::f16 ? f16::round(static_cast<float>(p)) : bits.high;
     }
     write_block(a.exp_avg, a.exp_avg_scales, state + at, means);
     write_block(a.exp_avg_sq, a.exp_avg_sq_scales, state + at, squares);

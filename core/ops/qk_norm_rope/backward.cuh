@@ -29,7 +29,7 @@ struct QkBackwardArguments {
   int64_t tokens;
   int d;
   float inverse_d;
-  FloatVector q_weight, k_weight;
+  FloatVector<T> q_weight, k_weight;
   const float* rstd;
   Rotation rotation;  ///< the transpose
   bool with_weight;   ///< partial sums of dq_weight and dk_weight are wanted
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(backward_threads, backward_resident)
     const int64_t task_count = which == 0 ? tasks.q_tasks : tasks.k_tasks;
     const int64_t begin = task_count * blockIdx.x / gridDim.x,
                   end = task_count * (blockIdx.x + 1) / gridDim.x;
-    const FloatVector& weight = which == 0 ? a.q_weight : a.k_weight;
+    const FloatVector<T>& weight = which == 0 ? a.q_weight : a.k_weight;
     float first_sum[E] = {}, second_sum[E] = {};
     const int count = slot.valid ? static_cast<int>(end - begin) : 0;
     const auto task_of = [&](int index) {
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(backward_threads)
     const HeadTask<1> task = number < tasks.q_tasks ? tasks.q(number) : tasks.k(number - tasks.q_tasks);
     const T* x = a.x + task.token * a.x_token + task.head * a.x_head;
     T* dx = a.dx + task.token * a.dx_token + task.head * a.dx_head;
-    const FloatVector& weight = task.head < tasks.heads ? a.q_weight : a.k_weight;
+    const FloatVector<T>& weight = task.head < tasks.heads ? a.q_weight : a.k_weight;
     const float rstd = a.rstd[tasks.statistic(a.tokens, task.token, task.head)];
     auto weight_at = [&](int i) {
       float w[1];
@@ -219,8 +219,8 @@ void backward(Exec& exec, const QkNormRopeBackward& b) {
   a.tokens = b.dx.dim(0);
   a.d = static_cast<int>(b.dx.dim(2));
   a.inverse_d = 1.0f / static_cast<float>(a.d);
-  a.q_weight = FloatVector(b.q_weight);
-  a.k_weight = FloatVector(b.k_weight);
+  a.q_weight = FloatVector<T>(b.q_weight);
+  a.k_weight = FloatVector<T>(b.k_weight);
   a.rstd = static_cast<const float*>(b.rstd.data);
   a.rotation = Rotation(b.table, b.positions, true);
   auto *dq = static_cast<float*>(b.dq_weight.data), *dk = static_cast<float*>(b.dk_weight.data);

@@ -150,15 +150,11 @@ void backward(Exec& exec, const QkNormRopeBackward& a) {
 }
 
 void qk_forward_kernel(Exec& exec, const QkNormRopeForward& a) {
-  for_float_type(a.x.dtype, [&]<class T>() {
-    for_float_type(a.q_weight.dtype, [&]<class W>() { forward<T, W>(exec, a); });
-  });
+  for_float_pair(a.x.dtype, a.q_weight.dtype, [&]<class T, class W>() { forward<T, W>(exec, a); });
 }
 
 void qk_backward_kernel(Exec& exec, const QkNormRopeBackward& a) {
-  for_float_type(a.dx.dtype, [&]<class T>() {
-    for_float_type(a.q_weight.dtype, [&]<class W>() { backward<T, W>(exec, a); });
-  });
+  for_float_pair(a.dx.dtype, a.q_weight.dtype, [&]<class T, class W>() { backward<T, W>(exec, a); });
 }
 
 }  // namespace

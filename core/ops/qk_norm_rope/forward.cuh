@@ -24,7 +24,7 @@ struct QkForwardArguments {
   int64_t tokens;
   int d;
   float eps, inverse_d;
-  FloatVector q_weight, k_weight;
+  FloatVector<T> q_weight, k_weight;
   float* rstd;
   Rotation rotation;
 };
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(forward_threads, 2)
     float cosines[E], sines[E], first_weight[E], second_weight[E];
     if (task.valid > 0) {
       if (slot.rotated) a.rotation.angles(task.token, slot.first, cosines, sines);
-      const FloatVector& weight = task.head < tasks.heads ? a.q_weight : a.k_weight;
+      const FloatVector<T>& weight = task.head < tasks.heads ? a.q_weight : a.k_weight;
       weight.get(slot.first, first_weight);
       weight.get(slot.second, second_weight);
     }
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(forward_threads)
     const HeadTask<1> task = number < tasks.q_tasks ? tasks.q(number) : tasks.k(number - tasks.q_tasks);
     const T* x = a.x + task.token * a.x_token + task.head * a.x_head;
     T* out = a.out + task.token * a.out_token + task.head * a.out_head;
-    const FloatVector& weight = task.head < tasks.heads ? a.q_weight : a.k_weight;
+    const FloatVector<T>& weight = task.head < tasks.heads ? a.q_weight : a.k_weight;
     float squares = 0;
     for (int i = group.lane(); i < a.d; i += kernel::warp) {
       const auto v = static_cast<float>(x[i]);
@@ -130,8 +130,8 @@ void forward(Exec& exec, const QkNormRopeForward& f) {
   a.d = static_cast<int>(f.x.dim(2));
   a.eps = f.eps;
   a.inverse_d = 1.0f / static_cast<float>(a.d);
-  a.q_weight = FloatVector(f.q_weight);
-  a.k_weight = FloatVector(f.k_weight);
+  a.q_weight = FloatVector<T>(f.q_weight);
+  a.k_weight = FloatVector<T>(f.k_weight);
   a.rstd = static_cast<float*>(f.rstd.data);
   a.rotation = Rotation(f.table, f.positions, false);
   const bool packed = packed_heads(f.x, f.table) && packed_heads(f.out, f.table) &&

@@ -20,7 +20,8 @@ void check(const char* op, const Arguments& a, const Tensor& x, const Tensor& ou
     NRL_CHECK(x.data && same_shape(x, out) && x.dtype == out.dtype && dense_rows(x), "{}: x is {}, out is {}",
               op, describe(x), describe(out));
     for (const Tensor* w : {&a.q_weight, &a.k_weight})
-      NRL_CHECK(is_float(*w) && is_vector(*w, d, a.q_weight.dtype), "{}: weight is {}", op, describe(*w));
+      NRL_CHECK(are_float_pair(*w, out) && is_vector(*w, d, a.q_weight.dtype), "{}: weight is {}", op,
+                describe(*w));
     NRL_CHECK(is_vector(a.rstd, n * out.dim(1), DType::f32), "{}: rstd is {}", op, describe(a.rstd));
   }
   if (a.table) {

@@ -87,7 +87,7 @@ void for_activation(const QuantizeSource& s, const Body& body) {
 
 void load_tile(const QuantizeSource& s, Tile& t) {
   const int64_t ld = s.x.dim(1), columns = s.columns();
-  for_float_type(s.x.dtype, [&]<class T>() {
+  for_f32_or_bf16(s.x.dtype, [&]<class T>() {
     const T* from = data_of<const T>(s.x) + t.row * ld + t.column;
     for_activation(s, [&]<Activation kind, bool gated>() {
       for (int64_t r = 0; r < t.n; ++r) load_row<T, kind, gated>(from + r * ld, columns, t.x + r * side, t.k);

@@ -12,7 +12,7 @@ double scale_bytes(const Tensor& t) {
 }
 
 bool is_source(const QuantizeSource& s) {
-  return s.x.data && s.x.rank == 2 && is_float(s.x) && s.x.contiguous() &&
+  return s.x.data && s.x.rank == 2 && is_f32_or_bf16(s.x) && s.x.contiguous() &&
          s.x.dim(1) % (s.gated ? 32 : 16) == 0 && (!s.gated || s.activation != Activation::none);
 }
 

@@ -117,7 +117,8 @@ double rope_table_bytes(const Tensor& table, const Tensor& positions) {
 void rope(Exec& exec, const Rope& a) {
   if (noted(exec, Kernel::rope, a)) return;
   NRL_CHECK(a.x.data && a.x.rank == 3 && is_float(a.x) && dense_rows(a.x),
-            "rope: x is {}, wanted f32 or bf16 (N, heads, D) with contiguous last dimension", describe(a.x));
+            "rope: x is {}, wanted f32, bf16 or f16 (N, heads, D) with contiguous last dimension",
+            describe(a.x));
   NRL_CHECK(a.table.data && a.table.rank == 2 && a.table.dtype == DType::f32 && a.table.contiguous() &&
                 a.table.dim(1) % 2 == 0 && a.table.dim(1) <= a.x.dim(2),
             "rope: table is {}, x is {}", describe(a.table), describe(a.x));

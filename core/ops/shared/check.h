@@ -7,9 +7,17 @@
 
 namespace nrl::ops {
 
-/// f32 or bf16, as it stands: no kernel here reads f16 or scaled values.
-inline bool is_float(const Tensor& t) {
+/// f32 or bf16, without scales.
+inline bool is_f32_or_bf16(const Tensor& t) {
   return (t.dtype == DType::f32 || t.dtype == DType::bf16) && t.scales.kind == Scaling::none;
+}
+/// f32, bf16 or f16, without scales: the element types of activations.
+inline bool is_float(const Tensor& t) {
+  return is_f32_or_bf16(t) || (t.dtype == DType::f16 && t.scales.kind == Scaling::none);
+}
+/// Element types that ops take together: f32 and bf16 in any combination, f16 with f16.
+inline bool are_float_pair(const Tensor& a, const Tensor& b) {
+  return is_float(a) && is_float(b) && (a.dtype == DType::f16) == (b.dtype == DType::f16);
 }
 
 /// An FP8 operand of a GEMM (quantize.h).

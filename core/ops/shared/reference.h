@@ -54,6 +54,8 @@ inline double load_at(const Tensor& t, int64_t offset) {
       return static_cast<double>(static_cast<const float*>(t.data)[offset]);
     case DType::bf16:
       return static_cast<double>(static_cast<float>(static_cast<const bf16*>(t.data)[offset]));
+    case DType::f16:
+      return static_cast<double>(static_cast<float>(static_cast<const f16*>(t.data)[offset]));
     case DType::i32:
       return static_cast<double>(static_cast<const int32_t*>(t.data)[offset]);
     default:
@@ -72,6 +74,9 @@ inline void store_at(const Tensor& t, int64_t offset, double value) {
       break;
     case DType::bf16:
       static_cast<bf16*>(t.data)[offset] = bf16(static_cast<float>(value));
+      break;
+    case DType::f16:
+      static_cast<f16*>(t.data)[offset] = f16(static_cast<float>(value));
       break;
     default:
       NRL_CHECK(false, "reference kernels do not write {}", name_of(t.dtype));

@@ -61,6 +61,16 @@ NRL_ALWAYS void store_loose(bf16* p, Vec v) {
   const UintVec bits = (u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
   *reinterpret_cast<HalfVec*>(p) = __builtin_convertvector(bits, HalfVec);
 }
+NRL_ALWAYS Vec load_loose(const f16* p) {
+  Vec v;
+#pragma GCC unroll 16
+  for (int l = 0; l < lanes; ++l) v[l] = static_cast<float>(p[l]);
+  return v;
+}
+NRL_ALWAYS void store_loose(f16* p, Vec v) {
+#pragma GCC unroll 16
+  for (int l = 0; l < lanes; ++l) p[l].bits = f16::round(v[l]);
+}
 NRL_ALWAYS Vec select(IntVec mask, Vec a, Vec b) {
   return mask ? a : b;
 }

@@ -67,7 +67,8 @@ Problem problem_of(const AttentionBackward& a) {
 }
 
 std::string unsupported_reason(const Problem& p) {
-  if (p.dtype != DType::bf16) return fmt::format("{} tensors", nrl::name_of(p.dtype));
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16)
+    return fmt::format("{} tensors", nrl::name_of(p.dtype));
   if (p.d % d_multiple != 0)
     return fmt::format("a head dimension of {}, not a multiple of {}", p.d, d_multiple);
   if (p.d > largest_d) return fmt::format("a head dimension of {}, more than {}", p.d, largest_d);

@@ -116,7 +116,7 @@ class Builder {
   /// `capability` is 10 * major + minor: nodes ask for it when they are made.
   Builder(const Problem& p, int capability) : p_(p), layout_(p), graph_(std::make_unique<SizedGraph>()) {
     graph_->set_sm_version(capability);
-    graph_->set_io_data_type(fe::DataType_t::BFLOAT16)
+    graph_->set_io_data_type(p.dtype == DType::f16 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
     if (!layout_.ragged) return;

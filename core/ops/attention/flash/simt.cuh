@@ -1,6 +1,7 @@
 #pragma once
 // Blocked attention on a GPU without tensor cores (Dao et al. 2022), included by cuda.cu alone: the fallback
-// where cuDNN does not support the problem. Reads f32 or bf16, computes in f32, head dimensions up to 256.
+// where cuDNN does not support the problem. Reads f32, bf16 or f16, computes in f32, head dimensions up to
+// 256.
 //
 //   forward   s_ij = scale q_i . k_j, m_i = max_j s_ij, l_i = sum_j exp(s_ij - m_i),
 //             out_i = sum_j drop(exp(s_ij - m_i)) v_j / l_i, lse_i = m_i + log(l_i)

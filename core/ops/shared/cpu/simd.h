@@ -60,8 +60,8 @@ NRL_INLINE float erf_f32(float x) {
   return a < 0.9f ? x * p + x : large;
 }
 
-/// Writes one element with a single rounding. For bf16 the same value as bf16(float); loops that assign a
-/// whole bf16 object are not vectorized, loops that assign its bits are.
+/// Writes one element with a single rounding. The same value as bf16(float) and f16(float); loops that assign
+/// a whole object are not vectorized, loops that assign its bits are.
 NRL_INLINE void store(float& where, float value) {
   where = value;
 }
@@ -69,6 +69,9 @@ NRL_INLINE void store(bf16& where, float value) {
   const uint32_t u = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, quiet_nan = (u >> 16) | 0x40u;
   where.bits = static_cast<uint16_t>(value != value ? quiet_nan : rounded);
+}
+NRL_INLINE void store(f16& where, float value) {
+  where.bits = f16::round(value);
 }
 
 /// Mathematics of the element-wise bodies (element.h) on the CPU.
@@ -85,13 +88,33 @@ NRL_INLINE T* data_of(const Tensor& t) {
   return static_cast<T*>(t.data);
 }
 
-/// Calls body.operator()<T>() with the element type of an activation tensor.
+/// Calls body.operator()<T>() with an element type of f32 or bf16.
 template <class Body>
-NRL_INLINE void for_float_type(DType dtype, const Body& body) {
+NRL_INLINE void for_f32_or_bf16(DType dtype, const Body& body) {
   if (dtype == DType::bf16) {
     body.template operator()<bf16>();
   } else {
     body.template operator()<float>();
+  }
+}
+/// The same for the element type of an activation tensor: f32, bf16 or f16.
+template <class Body>
+NRL_INLINE void for_float_type(DType dtype, const Body& body) {
+  if (dtype == DType::f16) {
+    body.template operator()<f16>();
+  } else {
+    for_f32_or_bf16(dtype, body);
+  }
+}
+/// Calls body.operator()<T, W>() for two tensors: f16 comes with f16 only (are_float_pair()).
+template <class Body>
+NRL_INLINE void for_float_pair(DType first, DType second, const Body& body) {
+  if (first == DType::f16) {
+    body.template operator()<f16, f16>();
+  } else {
+    for_f32_or_bf16(first, [&]<class T>() {
+      for_f32_or_bf16(second, [&]<class W>() { body.template operator()<T, W>(); });
+    });
   }
 }
 

@@ -25,7 +25,7 @@ struct Rotation {
   template <int E>
   __device__ __forceinline__ void angles(int64_t token, int i, float (&cosines)[E], float (&sines)[E]) const {
     const float* row = table + static_cast<int64_t>(positions[token]) * 2 * half + i;
-    FloatVector at;
+    FloatVector<float> at;
     at.data = row;
     at.get(0, cosines);
     at.data = row + half;

@@ -25,8 +25,10 @@ inline bool packed_rows(const Tensor& t) {
   return true;
 }
 
-/// A vector of f32 or bf16 weights, read as float. The type is a runtime branch, the same for all threads, so
-/// that kernels are not compiled for both.
+/// A vector of weights beside activations of type T, read as float: f16 weights come with f16 activations
+/// only, f32 and bf16 ones are a runtime branch, the same for all threads, so that kernels are not compiled
+/// for both.
+template <class T>
 struct FloatVector {
   const void* data = nullptr;
   bool is_bf16 = false;
@@ -37,7 +39,9 @@ struct FloatVector {
   /// Elements i .. i + E - 1; with E > 1 the vector begins at a multiple of 16 bytes and E divides i.
   template <int E>
   __device__ __forceinline__ void get(int64_t i, float (&v)[E]) const {
-    if (is_bf16) {
+    if constexpr (std::is_same_v<T, f16>) {
+      load_floats(static_cast<const f16*>(data) + i, v);
+    } else if (is_bf16) {
       load_floats(static_cast<const bf16*>(data) + i, v);
     } else {
       load_floats(static_cast<const float*>(data) + i, v);
@@ -84,13 +88,33 @@ class RowGroup {
   int lanes_, index_, buffer_ = 0;
 };
 
-/// Calls body.operator()<T>() with the element type of an activation tensor.
+/// Calls body.operator()<T>() with an element type of f32 or bf16.
 template <class Body>
-void for_float_type(DType dtype, const Body& body) {
+void for_f32_or_bf16(DType dtype, const Body& body) {
   if (dtype == DType::bf16) {
     body.template operator()<bf16>();
   } else {
     body.template operator()<float>();
+  }
+}
+/// The same for the element type of an activation tensor: f32, bf16 or f16.
+template <class Body>
+void for_float_type(DType dtype, const Body& body) {
+  if (dtype == DType::f16) {
+    body.template operator()<f16>();
+  } else {
+    for_f32_or_bf16(dtype, body);
+  }
+}
+/// Calls body.operator()<T, W>() for two tensors: f16 comes with f16 only (are_float_pair()).
+template <class Body>
+void for_float_pair(DType first, DType second, const Body& body) {
+  if (first == DType::f16) {
+    body.template operator()<f16, f16>();
+  } else {
+    for_f32_or_bf16(first, [&]<class T>() {
+      for_f32_or_bf16(second, [&]<class W>() { body.template operator()<T, W>(); });
+    });
   }
 }
 
