@@ -13,11 +13,7 @@ using device::CopyKind;
 
 HostCopies::HostCopies(device::Runtime* device, device::StreamHandle compute, int threads,
                        const Arenas& arenas)
-    : device_(device), arenas_(&arenas), compute_(compute), threads_(threads) {
-  if (!device) return;
-  to_host_ = device::Stream(*device);
-  from_host_ = device::Stream(*device);
-}
+    : device_(device), arenas_(&arenas), compute_(compute), threads_(threads) {}
 
 std::vector<HostCopies::Pending>::iterator HostCopies::unused() {
   const auto free = std::find_if(pending_.begin(), pending_.end(), [](const Pending& p) { return !p.used; });
@@ -37,7 +33,8 @@ HostCopies::Ticket HostCopies::start(std::span<const HostCopy> copies, CopyKind 
   int64_t& bytes = kind == CopyKind::device_to_host ? statistics_.to_host : statistics_.from_host;
   for (const HostCopy& c : copies) bytes += static_cast<int64_t>(c.bytes);
   if (device_) {
-    const device::Stream& stream = kind == CopyKind::device_to_host ? to_host_ : from_host_;
+    device::Stream& stream = kind == CopyKind::device_to_host ? to_host_ : from_host_;
+    if (!stream.get()) stream = device::Stream(*device_);
     free->begin.record(compute_);
     free->begin.wait_in(stream.get());
     for (const HostCopy& c : copies) device_->copy(c.to, c.from, c.bytes, kind, stream.get());

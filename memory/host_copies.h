@@ -29,7 +29,7 @@ class HostCopies {
  public:
   HostCopies() = default;
   /// `device`: null on a CPU, which copies with `threads`. `compute`: the stream of the ops. `arenas` have
-  /// the memory. The device and the arenas must outlive this object.
+  /// the memory. The device and the arenas must outlive this object, if anything is copied.
   HostCopies(device::Runtime* device, device::StreamHandle compute, int threads, const Arenas& arenas);
 
   /// Copies started together.

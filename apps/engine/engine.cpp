@@ -212,6 +212,13 @@ void Engine::step(const StepInput& step, Objective& objective) {
   ++steps_;
 }
 
+memory::HostCopyStatistics Engine::take_copy_statistics() {
+  memory::HostCopyStatistics now = plan_->decoder->take_copy_statistics();
+  if (!graph_) return now;
+  if (now.to_host > 0) graph_copies_ = now;
+  return graph_copies_;
+}
+
 StepResult Engine::collect() {
   if (const device::Event* done = scalars_.oldest()) watch_.wait(*done, (*ranks_)[parallel::group::all]);
   return scalars_.collect();

@@ -1,6 +1,7 @@
 #include "apps/model/decoder.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "apps/model/context_parallel.h"
 #include "apps/model/expert_dispatch.h"
@@ -279,6 +280,27 @@ std::vector<Decoder::BlockTable> Decoder::blocks() const {
   std::vector<BlockTable> out;
   for_each_block([&](int block, int chunk, size_t layer) {
     out.push_back({block, &stage_->layers(chunk)[layer]->table()});
+  });
+  return out;
+}
+
+std::vector<Decoder::BlockBytes> Decoder::block_bytes() const {
+  std::vector<BlockBytes> out;
+  for_each_block([&](int block, int chunk, size_t layer) {
+    const Layer& l = *stage_->layers(chunk)[layer];
+    const memory::SlotSet recomputed = l.policy().recomputed(), offloaded = stage_->offloaded(chunk, layer);
+    memory::SlotSet read = l.table().reads_of(stage_->recomputation(chunk).steps(layer));
+    for (const memory::Step& step : l.table().steps())
+      if (step.pass != memory::Pass::forward) read |= step.reads;
+    BlockBytes bytes{.block = block};
+    for (memory::SlotSet set = read & l.table().offloadable(); set != 0; set &= set - 1) {
+      const memory::SlotSet bit = set & ~(set - 1);
+      const int64_t own = bytes_of(l.table().slots()[static_cast<size_t>(std::countr_zero(set))]);
+      ((bit & recomputed) != 0  ? bytes.recomputed
+       : (bit & offloaded) != 0 ? bytes.offloaded
+                                : bytes.kept) += own;
+    }
+    out.push_back(bytes);
   });
   return out;
 }

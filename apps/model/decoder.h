@@ -111,6 +111,14 @@ class Decoder {
     const memory::LayerTable* table = nullptr;
   };
   std::vector<BlockTable> blocks() const;
+  /// Bytes of a microbatch that backward passes read of a block, by what becomes of them in between.
+  struct BlockBytes {
+    int block = 0;
+    int64_t kept = 0, recomputed = 0, offloaded = 0;
+  };
+  std::vector<BlockBytes> block_bytes() const;
+  /// Of offloaded activations: what was copied since the last call.
+  memory::HostCopyStatistics take_copy_statistics() { return stage_->take_copy_statistics(); }
   /// Bytes of a slot for a microbatch.
   int64_t bytes_of(const memory::SlotSpec& slot) const { return stage_->bytes_of(slot); }
   /// `at_step` is called before every step while computing, also while kernels are collected

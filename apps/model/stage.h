@@ -98,6 +98,11 @@ class Stage {
   void expect(std::optional<Pass> next) { next_ = next; }
   /// Must be called after the last action of a schedule.
   void end();
+  /// The slots of a layer that are moved to the host, except in microbatches whose backward pass needs them
+  /// at once.
+  memory::SlotSet offloaded(int chunk, size_t layer) const {
+    return offloading_[static_cast<size_t>(chunk)].of(layer);
+  }
   /// Bytes that were copied to and from the host since the last call, and on a CPU the time.
   memory::HostCopyStatistics take_copy_statistics() { return copies_.take_statistics(); }
   /// Copies the output of the previous chunk of this rank (its stash `from_stash`) to this chunk's input.

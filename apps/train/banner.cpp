@@ -83,6 +83,7 @@ RunFacts describe_run(const Run& run, double peak_flops) {
   const std::string recomputed = plan::recompute_text(plan);
   add("memory", plan::memory_line(plan.memory) +
                     (recomputed.empty() ? "" : fmt::format("   (recomputed: {})", recomputed)));
+  if (const std::string text = plan::offload_text(plan); !text.empty()) add("offload", text);
   if (!run.resumed_from.empty())
     add("resume", fmt::format("{}, step {}", run.resumed_from, run.position.step));
   const char* label = "changed";

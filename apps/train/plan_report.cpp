@@ -129,6 +129,30 @@ void print_layers(const std::vector<EqualRanks>& ranks) {
   }
 }
 
+/// Where activations are between the passes, if some are moved to the host.
+void print_offloaded(const plan::RunPlan& plan) {
+  if (const std::string text = plan::offload_text(plan); !text.empty())
+    log::info("offload  to {} between the passes: {}",
+              plan.device == DeviceType::cpu ? "a file" : "page-locked host memory", text);
+  else
+    return;
+  const auto blocks = plan.decoder->block_bytes();
+  for (size_t i = 0; i < blocks.size();) {
+    size_t end = i + 1;
+    const auto same = [&](const model::Decoder::BlockBytes& b) {
+      return b.kept == blocks[i].kept && b.recomputed == blocks[i].recomputed &&
+             b.offloaded == blocks[i].offloaded;
+    };
+    while (end < blocks.size() && same(blocks[end])) ++end;
+    const int first = blocks[i].block, last = blocks[end - 1].block;
+    const auto size = [](int64_t bytes) { return human_bytes(static_cast<uint64_t>(bytes)); };
+    log::info("  layer{} {}: {} kept, {} recomputed, {} offloaded per microbatch", first == last ? "" : "s",
+              first == last ? std::to_string(first) : fmt::format("{}-{}", first, last), size(blocks[i].kept),
+              size(blocks[i].recomputed), size(blocks[i].offloaded));
+    i = end;
+  }
+}
+
 // The process around the planned memory.
 void print_host(const Config& config, const plan::RunPlan& plan, const plan::GridPosition& position,
                 const data::DatasetMemory& order) {
@@ -185,6 +209,7 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
   log::info("buckets  {} of up to {} MiB, {} elements with padding", buckets, c.distributed.bucket_size_mb,
             grouped(elements));
   print_layers(ranks);
+  print_offloaded(plan);
   log::info("memory   in bytes, {}",
             ranks.size() == 1 ? "per rank" : fmt::format("{} (largest)", rank_list(ranks.front().ranks)));
   const auto row = [](std::string_view name, int64_t bytes) {

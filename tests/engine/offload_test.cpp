@@ -67,12 +67,12 @@ TEST_CASE("offloading of FP8 operands changes no bit", "[engine][offload]") {
   // Wide and long enough for the blocks of all recipes.
   const std::string wide =
       "{model_type: llama, vocab_size: 61, hidden_size: 128, intermediate_size: 256, num_hidden_layers: 4, "
-      "num_attention_heads: 4, num_key_value_heads: 4, head_dim: 64, max_position_embeddings: 64, "
+      "num_attention_heads: 4, num_key_value_heads: 4, head_dim: 64, max_position_embeddings: 128, "
       "initializer_range: 0.1}";
   for (const std::string recipe : {"tensorwise", "delayed", "blockwise"})
     check("cpu", wide,
           {"policy.fp8_cfg.enabled=true", "policy.fp8_cfg.fp8_recipe=" + recipe,
-           "policy.max_total_sequence_length=64", "policy.recompute.granularity=none"},
+           "policy.max_total_sequence_length=128", "policy.recompute.granularity=none"},
           offload);
 }
 

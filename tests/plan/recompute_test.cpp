@@ -33,8 +33,8 @@ std::string configured(const std::vector<std::string>& overrides) {
   return recompute_text(*plan_for(host, 0, overrides));
 }
 
-/// Bytes of the blocks, and of the head's input, that are alive when the forward pass of training has reached
-/// the head.
+/// Bytes on the device of the blocks, and of the head's input, that are alive when the forward pass of
+/// training has reached the head.
 int64_t kept_bytes(const RunPlan& plan) {
   int head = -1;
   for (const auto& b : plan.memory.buffers())
@@ -43,7 +43,8 @@ int64_t kept_bytes(const RunPlan& plan) {
   int64_t bytes = 0;
   for (const auto& b : plan.memory.buffers())
     for (const memory::Lifetime& life : b.lifetimes)
-      if ((b.name.starts_with("layer_") || b.name.starts_with("embedding")) && life.first <= head &&
+      if (b.tier == memory::Tier::device &&
+          (b.name.starts_with("layer_") || b.name.starts_with("embedding")) && life.first <= head &&
           head <= life.last)
         bytes += b.bytes;
   return bytes;
@@ -118,6 +119,46 @@ TEST_CASE("the activations that are kept are those of the formulas", "[plan][rec
   CHECK(modules("[norm, activation]") == layers * (all - norms - ffn));
   CHECK(modules("[core_attn]") == layers * (all - hidden - heads));
   CHECK(modules("[mlp]") == layers * (all - 3 * ffn));
+}
+
+// One microbatch, whose backward pass follows its forward pass: the last block stays where it is.
+TEST_CASE("the activations that are moved to the host are those of the formulas", "[plan][recompute]") {
+  constexpr int64_t word = 4, input = hidden;
+  constexpr int64_t all = 2 * (hidden + 1) + 2 * hidden + 3 * hidden + hidden + heads + 2 * ffn + ffn;
+  struct Moved {
+    int64_t on_device, on_host;
+    bool operator==(const Moved&) const = default;
+  };
+  const auto moved = [](std::vector<std::string> overrides) {
+    overrides.emplace_back("policy.offload_activations=true");
+    std::rotate(overrides.begin(), overrides.end() - 1, overrides.end());
+    const auto plan = plan_for(host, 0, overrides);
+    return Moved{kept_bytes(*plan) / (word * tokens) - hidden,
+                 plan->memory.bytes(memory::Tier::host) / (word * tokens)};
+  };
+  const std::string none = "policy.recompute.granularity=none";
+  const auto modules = [&](const std::string& list) {
+    return moved({none, "policy.offload_modules=" + list});
+  };
+  CHECK(moved({none}) == Moved{all, (layers - 1) * all});
+  CHECK(moved({none, "policy.offload_activations=0.5"}) == Moved{layers / 2 * all, layers / 2 * all});
+  CHECK(moved({none, "policy.offload_layers=[1, 7]"}) == Moved{(layers - 1) * all, all});
+  CHECK(moved({"policy.recompute.granularity=full"}) == Moved{input, (layers - 1) * input});
+  CHECK(modules("[input]") == Moved{layers * all - (layers - 1) * 2 * hidden, (layers - 1) * 2 * hidden});
+  CHECK(modules("[qkv]") == Moved{layers * all - (layers - 1) * 3 * hidden, (layers - 1) * 3 * hidden});
+  CHECK(modules("[mlp]") == Moved{layers * all - (layers - 1) * 3 * ffn, (layers - 1) * 3 * ffn});
+  // Two blocks are on the device at a time, one of them on its way.
+  const auto total = [](const std::vector<std::string>& keys) {
+    return plan_for(host, 0, keys)->memory.total_bytes();
+  };
+  CHECK(total({none}) - total({none, "policy.offload_activations=true"}) >=
+        (layers - 3) * all * word * tokens);
+  CHECK(offload_text(*plan_for(host, 0, {"policy.offload_activations=true"})) == "everything");
+  CHECK(offload_text(
+            *plan_for(host, 0, {"policy.offload_activations=0.25", "policy.offload_modules=[input]"})) ==
+        "input in layers 0, 4");
+  CHECK(recompute_text(*plan_for(
+            host, 0, {"policy.offload_activations=true", "policy.offload_modules=[norm]"})) == "activation");
 }
 
 TEST_CASE("a plan that recomputes more is smaller", "[plan][recompute]") {

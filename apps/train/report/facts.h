@@ -31,6 +31,12 @@ struct StepFacts {
   double eta_s = -1;                             ///< negative: unknown
   bool skipped = false;                          ///< the update was not applied (non-finite gradients)
   std::optional<double> loss_scale = {};         ///< that the step was computed with, if there is one
+  /// Activations that rank 0 moved to the host and back, and on a CPU the time that took; absent without.
+  struct Offload {
+    int64_t bytes;  ///< both ways
+    std::optional<double> ms;
+  };
+  std::optional<Offload> offload = {};
   int world_size = 1;
   /// Bytes by category ("params", "grads", ...), for the metrics file: mem_<category>_bytes.
   std::vector<std::pair<std::string, int64_t>> memory = {};

@@ -53,6 +53,10 @@ JsonValue step_row(const StepFacts& f) {
     row.set("router_z_loss", f.router->z_loss);
     row.set("expert_load", f.router->load);
   }
+  if (f.offload) {
+    row.set("offload_bytes", f.offload->bytes);
+    if (f.offload->ms) row.set("offload_ms", *f.offload->ms);
+  }
   for (const auto& [category, bytes] : f.memory) row.set("mem_" + category + "_bytes", bytes);
   return row;
 }
