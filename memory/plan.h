@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -108,6 +109,12 @@ class Arenas {
   Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream);
   /// Address of a planned buffer.
   void* at(const MemoryPlan& plan, BufferId id) const;
+
+  /// The arena of a tier.
+  std::span<std::byte> memory(Tier tier) const {
+    const Block& block = blocks_[static_cast<size_t>(tier)];
+    return {block.data, static_cast<size_t>(block.size)};
+  }
 
   /// Before and after a use of a part of Tier::host, which must lie in it: starts to read its pages, and
   /// takes them out of the memory of the process without losing their contents. Nothing where it is not a

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "apps/engine/mapped_staging.h"
 #include "apps/engine/pinned_staging.h"
 #include "apps/model/decoder.h"
 #include "core/base/log.h"
@@ -61,9 +62,16 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
         std::make_unique<GroupReducer>(groups_, *ranks, options.overlap_grad_reduce, exec_, &plan_->traffic);
     plan_->decoder->watch_layers(reducer_.get());
   }
-  optimizer_ =
-      std::make_unique<Optimizer>(options_.optimizer, options_.max_grad_norm, options_.max_nonfinite_steps,
-                                  options_.loss_scale.growth_interval, groups_, step_scalars_, exec_);
+  OffloadedUpdate::Staging staging;
+  OffloadedUpdate::Host updates;
+  if (plan_->offload_staging >= 0) {
+    staging = {static_cast<std::byte*>(arenas_.at(plan_->memory, plan_->offload_staging)),
+               plan_->offload_slot_bytes};
+    updates = {&ops::cpu_kernels(plan_->host_isa), plan_->host_threads};
+  }
+  optimizer_ = std::make_unique<Optimizer>(options_.optimizer, options_.max_grad_norm,
+                                           options_.max_nonfinite_steps, options_.loss_scale.growth_interval,
+                                           groups_, step_scalars_, arenas_, staging, updates, exec_);
 }
 
 Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const ops::Exec& exec)
@@ -180,16 +188,21 @@ std::vector<WeightSlice> Engine::weight_slices() const {
 }
 
 std::unique_ptr<Staging> Engine::staging() {
-  if (!exec_.device) return nullptr;
   const memory::MemoryPlan& memory = plan_->memory;
+  if (!exec_.device) {
+    if (memory.bytes(memory::Tier::host) == 0) return nullptr;
+    return std::make_unique<MappedStaging>(arenas_);
+  }
   const auto bytes = static_cast<size_t>(memory.buffers()[static_cast<size_t>(plan_->staging)].bytes);
   return std::make_unique<PinnedStaging>(
       *exec_.device, exec_.stream,
-      std::span(static_cast<std::byte*>(arenas_.at(memory, plan_->staging)), bytes));
+      std::span(static_cast<std::byte*>(arenas_.at(memory, plan_->staging)), bytes),
+      arenas_.memory(memory::Tier::host));
 }
 
 void Engine::weights_written() {
   initialize_master_weights(exec_, groups_);
+  for (const GroupTensors& t : groups_) initialize_offloaded_master(exec_, t, arenas_);
 }
 
 void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t first_sample) {

@@ -105,7 +105,8 @@ class Engine {
   /// The weights that this rank keeps.
   std::vector<WeightSlice> weight_slices() const;
   /// Access to the memory of the tensors above through the plan's pinned buffers, after the work enqueued so
-  /// far; null on a CPU, whose memory needs none. One at a time; must not outlive the engine.
+  /// far; on a CPU null, or what keeps no more of offloaded memory resident than needed. One at a time; must
+  /// not outlive the engine.
   std::unique_ptr<Staging> staging();
   /// Must be called after writing the weights from outside: initializes the master
   /// weights, if any, from them.

@@ -8,16 +8,22 @@
 
 namespace nrl::engine {
 
-Tensor GroupTensors::find(std::string_view name) const {
-  for (size_t i = 0; i < state.size(); ++i)
-    if (group->state[i].name == name) return state[i];
+namespace {
+
+Tensor named(const GroupTensors& t, const std::vector<Tensor>& tensors, std::string_view name) {
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (t.group->state[i].name == name) return tensors[i];
   return {};
 }
 
-Tensor GroupTensors::find_scales(std::string_view name) const {
-  for (size_t i = 0; i < scales.size(); ++i)
-    if (group->state[i].name == name) return scales[i];
-  return {};
+}  // namespace
+
+Tensor GroupTensors::find(std::string_view name, bool of_offloaded) const {
+  return named(*this, of_offloaded ? offloaded : state, name);
+}
+
+Tensor GroupTensors::find_scales(std::string_view name, bool of_offloaded) const {
+  return named(*this, of_offloaded ? offloaded_scales : scales, name);
 }
 
 std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
@@ -48,9 +54,14 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
     if (g.sum_errors >= 0)
       t.sum_errors = view(g.sum_errors, DType::f32, reduction.sum_error_elements(g.layout));
     for (const plan::StateTensor& s : g.state) {
-      t.state.push_back(view(s.buffer, s.dtype, g.state_elements()));
-      t.scales.push_back(s.scales < 0 ? Tensor{}
-                                      : view(s.scales, DType::u8, ops::moment_blocks(g.state_elements())));
+      const auto add = [&](memory::BufferId values, memory::BufferId scales, int64_t n,
+                           std::vector<Tensor>& into, std::vector<Tensor>& scales_into) {
+        into.push_back(view(values, s.dtype, n));
+        scales_into.push_back(scales < 0 ? Tensor{} : view(scales, DType::u8, ops::moment_blocks(n)));
+      };
+      add(s.buffer, s.scales, g.resident_state_elements(), t.state, t.scales);
+      if (s.offloaded >= 0)
+        add(s.offloaded, s.offloaded_scales, g.offloaded_elements, t.offloaded, t.offloaded_scales);
     }
     const auto chunks = static_cast<int64_t>(g.chunk_table.size()) / 4;
     t.chunks = make_tensor(arenas.at(plan, g.chunks), DType::i64, {chunks, 4});
@@ -158,7 +169,8 @@ void initialize_master_weights(ops::Exec& exec, std::span<const GroupTensors> gr
       continue;
     }
     for (const plan::OwnedRange& r : t.group->owned)
-      ops::convert(exec, {.x = t.weights.rows(r.weight, r.count), .out = master.rows(r.state, r.count)});
+      if (!r.offloaded)
+        ops::convert(exec, {.x = t.weights.rows(r.weight, r.count), .out = master.rows(r.state, r.count)});
   }
 }
 

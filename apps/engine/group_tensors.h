@@ -15,20 +15,24 @@ namespace nrl::engine {
 /// The flat tensors of a group, which must outlive them.
 struct GroupTensors {
   const plan::ParamGroup* group = nullptr;
-  Tensor weights;              ///< (weight_elements()); read by the layers if not sharded
-  Tensor gradients;            ///< (gradient_elements()) f32, or bf16 if sharded; empty if frozen
-  std::vector<Tensor> state;   ///< (state_elements()) each, in the order of ParamGroup::state
-  std::vector<Tensor> scales;  ///< of each of them, (ops::moment_blocks(state_elements())) u8 or empty
-  Tensor chunks;               ///< (C, 4) i64, the group's chunk_table; empty if frozen
+  Tensor weights;    ///< (weight_elements()); read by the layers if not sharded
+  Tensor gradients;  ///< (gradient_elements()) f32, or bf16 if sharded; empty if frozen
+  /// (resident_state_elements()) each, in the order of ParamGroup::state, and the scales of each of them,
+  /// (ops::moment_blocks() of these) u8 or empty.
+  std::vector<Tensor> state, scales;
+  /// The same of (offloaded_elements) in memory::Tier::host; empty if nothing is offloaded.
+  std::vector<Tensor> offloaded, offloaded_scales;
+  Tensor chunks;  ///< (C, 4) i64, the group's chunk_table; empty if frozen
   /// By bucket, (its size): what layers read and write of sharded weights and gradients.
   std::vector<Tensor> gathered, bucket_gradients;
   /// parallel::GradMemory::staging, errors and sum_errors; may be empty
   Tensor staging, errors, sum_errors;
 
-  /// A tensor of the optimizer state by name; empty if the group has none of this name.
-  Tensor find(std::string_view name) const;
+  /// A tensor of the optimizer state by name, or its offloaded part; empty if the group has none of this
+  /// name.
+  Tensor find(std::string_view name, bool of_offloaded = false) const;
   /// Its scales; empty if it has none.
-  Tensor find_scales(std::string_view name) const;
+  Tensor find_scales(std::string_view name, bool of_offloaded = false) const;
 };
 
 /// The groups' tensors in the memory of a solved plan. Uploads the chunk tables.
@@ -59,7 +63,7 @@ std::vector<WeightSlice> whole_slices(const model::ParameterList& parameters,
                                       std::span<const Tensor> weights);
 
 /// Sets the master weights to the (rounded) weights that the layers read, so that both
-/// agree in the first step.
+/// agree in the first step; those in the memory of the device.
 void initialize_master_weights(ops::Exec& exec, std::span<const GroupTensors> groups);
 
 }  // namespace nrl::engine

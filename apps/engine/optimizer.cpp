@@ -6,6 +6,21 @@ namespace nrl::engine {
 
 using S = ops::StepScalar;
 
+Optimizer::Optimizer(const OptimizerConfig& config, double max_norm, int64_t max_skipped,
+                     int64_t growth_interval, std::vector<GroupTensors> groups, const Tensor& scalars,
+                     const memory::Arenas& arenas, const OffloadedUpdate::Staging& staging,
+                     const OffloadedUpdate::Host& host, ops::Exec& exec)
+    : config_(config),
+      max_norm_(max_norm),
+      max_skipped_(max_skipped),
+      growth_interval_(growth_interval),
+      groups_(std::move(groups)),
+      scalars_(scalars),
+      exec_(exec),
+      offloaded_(
+          groups_, [this](const GroupTensors& t, const plan::UpdateCall& call) { return arguments(t, call); },
+          arenas, staging, host, exec) {}
+
 void Optimizer::step(comm::Communicator* all) {
   // Every element counts on exactly one rank, so that the sum over all ranks is the norm of the whole model.
   const Tensor norm = scalars_.rows(S::squared_norm, 1);
@@ -25,13 +40,27 @@ void Optimizer::step(comm::Communicator* all) {
                            .beta2 = config_.betas[1],
                            .max_skipped = max_skipped_,
                            .growth_interval = growth_interval_});
+  offloaded_.start();
   for (const GroupTensors& t : groups_)
-    if (t.group->trainable) update(t);
+    for (const plan::UpdateCall& call : t.group->updates)
+      if (!call.offloaded) ops::adamw(exec_, arguments(t, call));
+  offloaded_.finish();
+  for (const GroupTensors& t : groups_) {
+    if (t.group->gradients_sharded) continue;  // zeroed by every microbatch
+    for (const parallel::ElementRange& r : t.group->zeroed)
+      ops::zero(exec_, {.x = t.gradients.rows(r.begin, r.size())});
+  }
 }
 
-void Optimizer::update(const GroupTensors& t) {
+ops::AdamW Optimizer::arguments(const GroupTensors& t, const plan::UpdateCall& call) const {
   const auto part = [](const Tensor& x, const parallel::ElementRange& r) {
     return x.rows(r.begin, r.size());
+  };
+  const auto state = [&](const char* name) { return part(t.find(name, call.offloaded), call.state); };
+  const auto scales = [&](const char* name) {
+    const Tensor all = t.find_scales(name, call.offloaded);
+    return all ? all.rows(call.state.begin / ops::moment_block, ops::moment_blocks(call.state.size()))
+               : Tensor{};
   };
   ops::AdamW a;
   a.beta1 = static_cast<float>(config_.betas[0]);
@@ -40,28 +69,19 @@ void Optimizer::update(const GroupTensors& t) {
   a.rates[0].lr_scale = a.rates[1].lr_scale = t.group->lr_scale;
   a.rates[1].weight_decay = static_cast<float>(config_.weight_decay);
   a.scalars = scalars_;
-  const auto scales = [&](const char* name, const parallel::ElementRange& r) {
-    const Tensor all = t.find_scales(name);
-    return all ? all.rows(r.begin / ops::moment_block, ops::moment_blocks(r.size())) : Tensor{};
-  };
-  const Tensor master = t.find("master");
+  const Tensor weights = part(t.weights, call.weights);
+  const Tensor master = t.find("master", call.offloaded) ? state("master") : Tensor{};
   const bool remainders = master && master.dtype == DType::u16;
-  for (const plan::UpdateCall& call : t.group->updates) {
-    const Tensor weights = part(t.weights, call.weights);
-    a.param = remainders ? Tensor{} : master ? part(master, call.state) : weights;
-    a.remainder = remainders ? part(master, call.state) : Tensor{};
-    a.param_bf16 = master ? weights : Tensor{};
-    a.grad = part(t.gradients, call.gradients);
-    a.exp_avg = part(t.find("exp_avg"), call.state);
-    a.exp_avg_sq = part(t.find("exp_avg_sq"), call.state);
-    a.exp_avg_scales = scales("exp_avg", call.state);
-    a.exp_avg_sq_scales = scales("exp_avg_sq", call.state);
-    a.chunks = t.chunks.rows(call.first_chunk, call.chunks);
-    ops::adamw(exec_, a);
-  }
-  if (t.group->gradients_sharded) return;  // zeroed by every microbatch
-  for (const parallel::ElementRange& r : t.group->zeroed)
-    ops::zero(exec_, {.x = t.gradients.rows(r.begin, r.size())});
+  a.param = remainders ? Tensor{} : master ? master : weights;
+  a.remainder = remainders ? master : Tensor{};
+  a.param_bf16 = master ? weights : Tensor{};
+  a.grad = part(t.gradients, call.gradients);
+  a.exp_avg = state("exp_avg");
+  a.exp_avg_sq = state("exp_avg_sq");
+  a.exp_avg_scales = scales("exp_avg");
+  a.exp_avg_sq_scales = scales("exp_avg_sq");
+  a.chunks = t.chunks.rows(call.first_chunk, call.chunks);
+  return a;
 }
 
 }  // namespace nrl::engine

@@ -3,6 +3,7 @@
 // ranges that this rank owns. All work is enqueued; the host waits for no value.
 
 #include "apps/engine/group_tensors.h"
+#include "apps/engine/offloaded_update.h"
 #include "core/config/config.h"
 #include "core/ops/exec.h"
 #include "parallel/comm/communicator.h"
@@ -12,16 +13,11 @@ namespace nrl::engine {
 class Optimizer {
  public:
   /// `scalars`: (ops::StepScalar::count) f64. `max_norm`: 0 disables clipping. `max_skipped`
-  /// and `growth_interval`: see ops::DecideStep. The groups' memory and `exec` must outlive the optimizer.
+  /// and `growth_interval`: see ops::DecideStep. `staging`, `host`: of offloaded state in a GPU run. The
+  /// memory and `exec` must outlive the optimizer.
   Optimizer(const OptimizerConfig& config, double max_norm, int64_t max_skipped, int64_t growth_interval,
-            std::vector<GroupTensors> groups, const Tensor& scalars, ops::Exec& exec)
-      : config_(config),
-        max_norm_(max_norm),
-        max_skipped_(max_skipped),
-        growth_interval_(growth_interval),
-        groups_(std::move(groups)),
-        scalars_(scalars),
-        exec_(exec) {}
+            std::vector<GroupTensors> groups, const Tensor& scalars, const memory::Arenas& arenas,
+            const OffloadedUpdate::Staging& staging, const OffloadedUpdate::Host& host, ops::Exec& exec);
 
   /// Must be called after the gradients are reduced. Sums the step scalars (ops::StepScalar) over `all`, the
   /// ranks of the run, decides on the device whether to skip the step, and updates. Zeroes the
@@ -30,7 +26,7 @@ class Optimizer {
   void step(comm::Communicator* all);
 
  private:
-  void update(const GroupTensors& group);
+  ops::AdamW arguments(const GroupTensors& group, const plan::UpdateCall& call) const;
 
   OptimizerConfig config_;
   double max_norm_;
@@ -38,6 +34,7 @@ class Optimizer {
   std::vector<GroupTensors> groups_;
   Tensor scalars_;
   ops::Exec& exec_;
+  OffloadedUpdate offloaded_;
 };
 
 }  // namespace nrl::engine

@@ -13,8 +13,10 @@ namespace nrl::engine {
 /// that uses what was written. Another thread than the constructor's may use it if bound to the device.
 class PinnedStaging final : public Staging {
  public:
-  /// `pinned`: two buffers of equal size, in page-locked memory. Everything must outlive this object.
-  PinnedStaging(device::Runtime& device, device::StreamHandle stream, std::span<std::byte> pinned);
+  /// `pinned`: two buffers of equal size, in page-locked memory. `host`: memory that the host can access
+  /// (memory::Tier::host), to and from which it copies itself. Everything must outlive this object.
+  PinnedStaging(device::Runtime& device, device::StreamHandle stream, std::span<std::byte> pinned,
+                std::span<const std::byte> host = {});
   /// Waits for the transfers.
   ~PinnedStaging() override;
 
@@ -28,11 +30,14 @@ class PinnedStaging final : public Staging {
  private:
   std::byte* buffer_of(size_t piece) const { return pinned_.data() + piece % 2 * piece_; }
   void fetch(size_t piece);
+  bool on_host(const void* p) const;
 
   device::Runtime& device_;
   std::span<std::byte> pinned_;
+  std::span<const std::byte> host_;
   size_t piece_;
   device::Stream stream_;
+  device::Event begun_;              // after the work before this object
   device::Event transferred_[2];     // by buffer
   std::vector<MemoryRange> ranges_;  // to be read
   size_t fetched_ = 0, read_ = 0;    // of ranges_

@@ -68,6 +68,17 @@ Windows windows_of(const Config& config, const RunPlan& plan, const GridPosition
   return out;
 }
 
+// Pages of offloaded optimizer state that are resident during an update.
+int64_t offload_window_bytes(const RunPlan& plan) {
+  int64_t most = 0;
+  for (const ParamGroup& g : plan.groups) {
+    int64_t per_element = 0;
+    for (const StateTensor& s : g.state) per_element += size_of(s.dtype);
+    most = std::max(most, per_element * std::min(offload_piece, g.offloaded_elements));
+  }
+  return most;
+}
+
 }  // namespace
 
 std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, const GridPosition& position,
@@ -90,6 +101,9 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
   }
   if (cpu_run)
     add("GEMM packing", packing_bytes(plan, facts.threads), "operands as oneDNN packs them, largest GEMM");
+  if (cpu_run)
+    add("offloaded state", offload_window_bytes(plan),
+        "optimizer state of the elements that are updated at a time");
   const data::DocumentRules none, &rules = facts.documents ? *facts.documents : none;
   data::LoaderOptions loading;
   loading.micro_batch = plan.batch.micro;

@@ -113,8 +113,8 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const auto moment = [&](DType dtype) {
     return n(size_of(dtype)) + (ops::has_moment_scales(dtype) ? 1 / n(ops::moment_block) : 0.0);
   };
-  at(Category::optimizer) =
-      kept(sharding.optimizer_state) * (moment(formats.exp_avg) + moment(formats.exp_avg_sq) + n(master));
+  at(Category::optimizer) = (1 - config.policy.offload_optimizer.value) * kept(sharding.optimizer_state) *
+                            (moment(formats.exp_avg) + moment(formats.exp_avg_sq) + n(master));
   // Never recomputed but with its layer: q, k and v. Of layers that are recomputed, one is there, and of the
   // residual stream the inputs of segments.
   const PolicyConfig& policy = config.policy;

@@ -73,6 +73,25 @@ std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::Parameter
   return owned;
 }
 
+/// Ranges of the state below `offloaded` lie in the offloaded tensors, the others follow from 0 on in those
+/// that remain. A range on both sides is cut.
+std::vector<OwnedRange> cut_at(int64_t offloaded, const std::vector<OwnedRange>& ranges) {
+  std::vector<OwnedRange> out;
+  for (OwnedRange r : ranges) {
+    const int64_t below = std::clamp<int64_t>(offloaded - r.state, 0, r.count);
+    if (below > 0) {
+      out.push_back(r);
+      out.back().count = below;
+      out.back().offloaded = true;
+    }
+    if (below == r.count) continue;
+    r.offset += below, r.weight += below, r.gradient += below, r.count -= below;
+    r.state += below - offloaded;
+    out.push_back(r);
+  }
+  return out;
+}
+
 // Whole shards including padding (which is zero), so that a sum takes few calls, minus the elements that
 // another rank counts.
 std::vector<parallel::ElementRange> counted_ranges(const ParamGroup& g, const GroupOptions& o) {
@@ -140,7 +159,7 @@ void add_update(ParamGroup& g, const model::ParameterList& list, UpdateCall call
   std::sort(owned.begin(), owned.end(), [](const auto& a, const auto& b) { return a.state < b.state; });
   std::vector<ops::AdamWRange> ranges;
   for (const OwnedRange& r : owned) {
-    if (r.state < call.state.begin || r.state >= call.state.end) continue;
+    if (r.offloaded != call.offloaded || r.state < call.state.begin || r.state >= call.state.end) continue;
     const int64_t flat = r.gradient - call.gradients.begin, state = r.state - call.state.begin;
     const int rates = at(list, r.parameter).decay ? 1 : 0;
     if (!ranges.empty()) {
@@ -163,21 +182,39 @@ void add_update(ParamGroup& g, const model::ParameterList& list, UpdateCall call
 }
 
 // Weights and gradients of one update are indexed alike: bucket by bucket where only the gradients are
-// shards.
+// shards. What is offloaded is updated apart.
 void add_updates(ParamGroup& g, const model::ParameterList& list, int shard_rank) {
+  const auto add = [&](UpdateCall call) {
+    const int64_t k = g.offloaded_elements;
+    const auto [begin, end] = call.state;
+    if (begin < k) {
+      call.state = {begin, std::min(end, k)};
+      call.offloaded = true;
+      add_update(g, list, call);
+    }
+    if (end <= k) return;
+    call.state = {std::max(begin, k) - k, end - k};
+    call.offloaded = false;
+    add_update(g, list, call);
+  };
   if (g.weights_sharded == g.gradients_sharded) {
-    add_update(g, list,
-               {.weights = {0, g.weight_elements()},
-                .gradients = {0, g.gradient_elements()},
-                .state = {0, g.state_elements()}});
+    add({.weights = {0, g.weight_elements()},
+         .gradients = {0, g.gradient_elements()},
+         .state = {0, g.state_elements()}});
     return;
   }
   NRL_CHECK(g.gradients_sharded);
   for (int b = 0; b < static_cast<int>(g.layout.buckets().size()); ++b)
-    add_update(g, list,
-               {.weights = g.layout.shard(b, shard_rank),
-                .gradients = g.layout.in_shards(b),
-                .state = g.layout.in_shards(b)});
+    add({.weights = g.layout.shard(b, shard_rank),
+         .gradients = g.layout.in_shards(b),
+         .state = g.layout.in_shards(b)});
+}
+
+/// The elements of a share of the state, rounded down, so that minimum_memory() is a lower bound.
+int64_t offloaded_elements(double share, int64_t elements) {
+  static_assert(offload_unit % ops::moment_block == 0);
+  if (share >= 1) return elements;
+  return static_cast<int64_t>(share * static_cast<double>(elements)) / offload_unit * offload_unit;
 }
 
 }  // namespace
@@ -241,7 +278,8 @@ std::vector<ParamGroup> make_param_groups(
     g.gradient = o.recipe.weight_gradients();
     g.main_gradient = g.gradients_sharded ? o.recipe.optimizer().main_gradients : g.gradient;
     g.lr_scale = o.lr_scale;
-    g.owned = owned_ranges(g, parameters, o);
+    if (g.trainable) g.offloaded_elements = offloaded_elements(o.offloaded, g.state_elements());
+    g.owned = cut_at(g.offloaded_elements, owned_ranges(g, parameters, o));
     const auto add = [&](const char* what, Category category, int64_t bytes) {
       return memory.add(g.name + " " + what, category, bytes);
     };
@@ -261,10 +299,15 @@ std::vector<ParamGroup> make_param_groups(
     if (g.sum_errors >= 0) g.sum_error_ranges = shard_ranges(g, parameters, o);
     const auto add_state = [&](const std::string& name, DType dtype) {
       plan::StateTensor state{name, dtype};
-      const int64_t n = g.state_elements();
+      const int64_t n = g.resident_state_elements(), k = g.offloaded_elements;
+      const bool scaled = ops::has_moment_scales(dtype);
       state.buffer = add(name.c_str(), Category::optimizer, n * size_of(dtype));
-      if (ops::has_moment_scales(dtype))
-        state.scales = add((name + " scales").c_str(), Category::optimizer, ops::moment_blocks(n));
+      if (scaled) state.scales = add((name + " scales").c_str(), Category::optimizer, ops::moment_blocks(n));
+      const auto offload = [&](const std::string& what, int64_t bytes) {
+        return memory.add(g.name + " " + what, Category::optimizer, bytes, memory::Tier::host);
+      };
+      if (k > 0) state.offloaded = offload(name, k * size_of(dtype));
+      if (k > 0 && scaled) state.offloaded_scales = offload(name + " scales", ops::moment_blocks(k));
       g.state.push_back(std::move(state));
     };
     const precision::OptimizerFormats& formats = o.recipe.optimizer();

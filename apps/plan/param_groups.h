@@ -17,11 +17,13 @@ namespace nrl::plan {
 struct OwnedRange {
   int parameter = 0;              ///< index into ParameterList::all
   int64_t offset = 0, count = 0;  ///< in the parameter
-  /// First element in the group's weights, gradients and state tensors.
+  /// First element in the group's weights, gradients and state tensors; of those, the offloaded ones if
+  /// `offloaded`.
   int64_t weight = 0, gradient = 0, state = 0;
   /// True on exactly one of the ranks that hold these elements: the one that adds them to the gradient norm
   /// and saves their state.
   bool counted = true;
+  bool offloaded = false;  ///< the state lies in memory::Tier::host
 };
 
 /// A tensor of the optimizer state: "exp_avg", "exp_avg_sq", and "master" if the layers read bf16, which as
@@ -31,11 +33,14 @@ struct StateTensor {
   DType dtype = DType::f32;
   memory::BufferId buffer = -1;
   memory::BufferId scales = -1;  ///< -1: none (ops::has_moment_scales())
+  /// The first elements of the state, in memory::Tier::host; -1: none.
+  memory::BufferId offloaded = -1, offloaded_scales = -1;
 };
 
 /// One call of the update.
 struct UpdateCall {
   parallel::ElementRange weights, gradients, state;  ///< ranges of the group's tensors
+  bool offloaded = false;                            ///< `state` is one of the offloaded tensors
   int64_t first_chunk = 0, chunks = 0;               ///< rows of the chunk table, relative to these ranges
 };
 
@@ -64,6 +69,7 @@ struct ParamGroup {
   DType main_gradient = DType::f32;  ///< that this rank keeps; another type than `gradient` only in shards
   float lr_scale = 1;                ///< multiplies the learning rate
   std::vector<StateTensor> state;
+  int64_t offloaded_elements = 0;  ///< the first of state_elements()
   std::vector<OwnedRange> owned;
   /// Ranges of this rank's gradients that it adds to the gradient norm.
   std::vector<parallel::ElementRange> counted;
@@ -83,8 +89,9 @@ struct ParamGroup {
 
   /// Whether the optimizer state is sharded over the ranks.
   bool sharded() const { return trainable && strategy.optimizer_state; }
-  /// Elements of each state tensor on this rank.
+  /// Elements of the optimizer state on this rank, offloaded ones included.
   int64_t state_elements() const { return sharded() ? layout.shard_total() : layout.total(); }
+  int64_t resident_state_elements() const { return state_elements() - offloaded_elements; }
   int64_t weight_elements() const { return weights_sharded ? layout.shard_total() : layout.total(); }
   int64_t gradient_elements() const { return gradients_sharded ? layout.shard_total() : layout.total(); }
   parallel::ReduceOptions reduce_options(bool overlap) const;
@@ -110,7 +117,16 @@ struct GroupOptions {
   precision::Recipe recipe;
   float lr_scale = 1;
   bool first_tp = true;  ///< whether this rank counts the elements of model::Copies::tp
+  double offloaded = 0;  ///< share of the optimizer state in memory::Tier::host
 };
+
+/// Offloaded elements of a group are a multiple of this, or all.
+inline constexpr int64_t offload_unit = 1024;
+/// Elements of weights and gradients, with the padding between them, that an offloaded update handles at a
+/// time, and the buffers through which a GPU's go: one is copied to the host while another is updated and a
+/// third copied back.
+inline constexpr int64_t offload_piece = int64_t{1} << 20;
+inline constexpr int offload_slots = 3;
 
 /// The groups of a parameter list, in an order that is the same on all ranks: by `reduce`, then by their
 /// first parameters. Declares all their buffers in `memory` (not yet solved).

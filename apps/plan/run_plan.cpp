@@ -177,7 +177,8 @@ GroupOptions group_options(const Config& config, const GridPosition& position,
           .overlap_gather = d.overlap_param_gather,
           .bucket_elements = static_cast<int64_t>(d.bucket_size_mb * (1 << 20) / 4),
           .recipe = recipe,
-          .first_tp = position.at.tp == 0};
+          .first_tp = position.at.tp == 0,
+          .offloaded = config.policy.offload_optimizer.value};
 }
 
 void add_staging(RunPlan& p) {
@@ -195,6 +196,24 @@ void add_staging(RunPlan& p) {
 namespace {
 
 using Rules = std::vector<model::RecomputeRule>;
+
+void add_offload_staging(RunPlan& p, const KernelsConfig& kernels, int threads) {
+  for (const ParamGroup& g : p.groups) {
+    if (g.offloaded_elements == 0) continue;
+    const int64_t elements = std::min(offload_piece, g.offloaded_elements);
+    const auto aligned = [&](DType dtype) {
+      constexpr int64_t unit = memory::MemoryPlan::alignment;
+      return (elements * size_of(dtype) + unit - 1) / unit * unit;
+    };
+    p.offload_slot_bytes = std::max(p.offload_slot_bytes, aligned(g.main_gradient) + aligned(g.weight));
+  }
+  if (p.offload_slot_bytes == 0) return;
+  p.offload_staging =
+      p.memory.add("offload staging buffers", Category::data,
+                   offload_slots * p.offload_slot_bytes + ops::StepScalar::count * 8, memory::Tier::pinned);
+  p.host_isa = isa_for(kernels);
+  p.host_threads = threads;
+}
 
 std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const Config& config,
                                    model::ModelSpec spec, const BatchPlan& batch,
@@ -228,6 +247,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
     p.host_scalars = p.memory.add("step scalars, host copies", Category::data,
                                   max_steps_in_flight * ops::StepScalar::count * 8, memory::Tier::pinned);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
+  if (gpu) add_offload_staging(p, config.kernels, threads);
   add_staging(p);
   p.tensors = std::make_unique<BatchTensors>(
       p.memory, BatchShape{.microbatches = batch.accumulation,

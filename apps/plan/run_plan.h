@@ -41,6 +41,12 @@ struct RunPlan {
   StepTraffic traffic;
   memory::BufferId scalars = -1, host_scalars = -1, evaluation = -1;
   memory::BufferId staging = -1;  ///< GPU: see add_staging()
+  /// GPU runs with offloaded optimizer state: page-locked memory of engine::OffloadedUpdate, offload_slots
+  /// buffers of `offload_slot_bytes` and a copy of the step's scalars; the CPU's kernels and threads.
+  memory::BufferId offload_staging = -1;
+  int64_t offload_slot_bytes = 0;
+  cpu::Isa host_isa = cpu::Isa::baseline;
+  int host_threads = 1;
   std::unique_ptr<BatchTensors> tensors;
   std::unique_ptr<model::Decoder> decoder;
 };

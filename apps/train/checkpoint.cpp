@@ -54,25 +54,33 @@ std::string error_name(int rank, std::string_view part) {
 
 // A tensor of a group's state with what is needed to read and write it.
 struct GroupState {
-  const engine::GroupTensors* group = nullptr;
   std::string name;
   StateMemory memory;
+  std::vector<plan::OwnedRange> owned;  ///< the ranges whose state is in this tensor
 
   auto named() const {
     return [this](const Part& part) { return name + "/" + part.name; };
   }
 };
 
-// The tensors that pieces refer to: of the optimizer state, and what gradients and their sums lost by
-// rounding (no GroupState::name).
+// The tensors of the optimizer state, to which pieces refer: what is in the memory of the device, and what is
+// offloaded.
 std::vector<GroupState> state_tensors(const TrainState& s) {
   std::vector<GroupState> out;
   for (const engine::GroupTensors& t : s.groups)
-    for (size_t k = 0; k < t.state.size(); ++k) {
-      const plan::StateTensor& state = t.group->state[k];
-      StateMemory memory{.values = t.state[k], .scales = k < t.scales.size() ? t.scales[k] : Tensor{}};
-      if (state.dtype == DType::u16) memory.weights = t.weights;
-      out.push_back({&t, state.name, memory});
+    for (const bool offloaded : {true, false}) {
+      const std::vector<Tensor>& tensors = offloaded ? t.offloaded : t.state;
+      const std::vector<Tensor>& scales = offloaded ? t.offloaded_scales : t.scales;
+      std::vector<plan::OwnedRange> owned;
+      std::copy_if(t.group->owned.begin(), t.group->owned.end(), std::back_inserter(owned),
+                   [&](const plan::OwnedRange& r) { return r.offloaded == offloaded; });
+      if (owned.empty()) continue;
+      for (size_t k = 0; k < tensors.size(); ++k) {
+        const plan::StateTensor& state = t.group->state[k];
+        StateMemory memory{.values = tensors[k], .scales = k < scales.size() ? scales[k] : Tensor{}};
+        if (state.dtype == DType::u16) memory.weights = t.weights;
+        out.push_back({state.name, memory, owned});
+      }
     }
   return out;
 }
@@ -193,8 +201,7 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   const std::vector<ErrorTensors> errors = error_tensors(s);
   const std::vector<ScaleTensor> scales = scale_tensors(s);
   if (options.optimizer) {
-    for (const GroupState& t : state)
-      add_state(*s.parameters, t.memory, t.group->group->owned, true, t.named(), pieces);
+    for (const GroupState& t : state) add_state(*s.parameters, t.memory, t.owned, true, t.named(), pieces);
     for (StatePiece& piece : error_pieces(s, errors, true, [](std::string_view, int) { return true; }))
       pieces.push_back(std::move(piece));
     if (group.rank == 0)
@@ -310,8 +317,7 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   const std::vector<GroupState> state = state_tensors(s);
   const std::vector<ErrorTensors> errors = error_tensors(s);
   for (const GroupState& t : state)
-    if (!t.memory.encoded())
-      add_state(*s.parameters, t.memory, t.group->group->owned, false, t.named(), pieces);
+    if (!t.memory.encoded()) add_state(*s.parameters, t.memory, t.owned, false, t.named(), pieces);
   int64_t kept = 0;
   for (StatePiece& piece : error_pieces(s, errors, false, [&](std::string_view name, int ranks) {
          const std::string_view part = name.substr(name.find('/') + 1);
@@ -355,7 +361,7 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   std::vector<float> values;
   for (const GroupState& t : state) {
     if (!t.memory.encoded()) continue;
-    for (const plan::OwnedRange& range : t.group->group->owned)
+    for (const plan::OwnedRange& range : t.owned)
       for (int64_t at = 0; at < range.count; at += state_window) {
         plan::OwnedRange part = range;
         part.offset += at;

@@ -21,6 +21,7 @@ constexpr std::string_view changeable_settings[] = {"policy.train_global_batch_s
                                                     "policy.max_grad_norm",
                                                     "policy.logits_dtype",
                                                     "policy.loss_scaling",
+                                                    "policy.offload_optimizer",
                                                     "policy.fp8_cfg.enabled",
                                                     "policy.fp8_cfg.fp8",
                                                     "policy.fp8_cfg.fp8_recipe",

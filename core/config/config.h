@@ -159,6 +159,7 @@ struct PolicyConfig {
   Share offload_activations;  ///< of the layers
   std::optional<std::vector<int64_t>> offload_layers;
   std::vector<OffloadModule> offload_modules;  ///< empty: all that is kept
+  Share offload_optimizer;
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
   bool operator==(const PolicyConfig&) const = default;

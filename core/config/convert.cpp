@@ -169,8 +169,6 @@ class Converter {
     switch (key_.kind) {
       case Kind::boolean:
         if (const auto b = node.quoted ? std::nullopt : parse_boolean(node.text)) return Value{*b};
-        if (!key_.words.empty() && !key_.built && parse_number(node.text))
-          return Value{*parse_number(node.text)};
         return wrong_type(node, node.quoted ? "remove the quotes" : "write true or false"), std::nullopt;
       case Kind::text:
         if (node.text == "???") return reject(node, key_.path + " must be given", "", {}), std::nullopt;

@@ -65,11 +65,14 @@ void add_recompute(PolicyTable& t) {
       .at_least(1)
       .alias("policy.megatron_cfg.recompute_num_layers")
       .help("The number of layers of recompute.method.");
-  t.planned("offload_optimizer", Kind::boolean, "false")
-      .words("0..1")
+  NRL_POLICY_KEY(t, offload_optimizer)
       .alias("policy.dtensor_cfg.cpu_offload")
       .alias("policy.megatron_cfg.optimizer.optimizer_cpu_offload")
-      .help("Keep the optimizer state in host memory.");
+      .help(
+          "Keep the optimizer state, or this fraction of each rank's, outside of the device: on a GPU in "
+          "page-locked host memory, where the CPU updates it, in a CPU run in a file (memory.offload_dir). "
+          "The "
+          "numbers stay the same (docs/memory.md).");
   NRL_POLICY_KEY(t, offload_activations)
       .alias("policy.megatron_cfg.fine_grained_activation_offloading")
       .help(

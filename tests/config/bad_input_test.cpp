@@ -178,6 +178,9 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
       {"pretrain: {qqqqqq: 1}", 1, 12, "keys here: max_num_steps, max_num_epochs"},
       {"training: {batch_size: 192}", 1, 12, "policy.train_global_batch_size"},
       {"include: a.yaml", 1, 1, "defaults"},
+      {"policy: {offload_optimizer: 1.5}", 1, 29, "out of range"},
+      {"policy: {offload_optimizer: all}", 1, 29, "true or false"},
+      {"policy: {offload_optimizer: \"true\"}", 1, 29, "true or false"},
       {"grpo: {num_prompts_per_step: 32}", 1, 1, "another algorithm"},
       {"dpo: {loss_type: sigmoid}", 1, 1, "algorithm dpo"},
   };
@@ -188,7 +191,6 @@ TEST_CASE("features that do not exist yet are refused, their defaults are not", 
   const Bad cases[] = {
       {"algorithm: dpo", 1, 12, "not supported yet"},
       {"policy: {precision: fp16}", 1, 21, "not supported yet"},
-      {"policy: {offload_optimizer: 0.5}", 1, 29, "remove it or set it to false"},
       {"policy: {lora: {enabled: true}}", 1, 26, "not supported yet"},
       {"policy: {sequence_packing: {enabled: true}}", 1, 38, "not supported yet"},
       {"policy: {fp8_cfg: {fp8_param: true}}", 1, 31, "remove it or set it to false"},

@@ -128,8 +128,8 @@ class Trainee {
     groups_->host(parallel::group::all).all_reduce(std::span(&sum, 1));
     return sum;
   }
-  std::vector<float> values_of(const Tensor& t) {
-    const std::vector<char> bytes = bytes_of(*engine_, t);
+  std::vector<float> values_of(const Tensor& t, bool on_host = false) {
+    const std::vector<char> bytes = bytes_of(*engine_, t, on_host);
     std::vector<float> out(static_cast<size_t>(t.numel()));
     for (size_t i = 0; i < out.size(); ++i)
       out[i] = t.dtype == DType::bf16 ? static_cast<float>(reinterpret_cast<const bf16*>(bytes.data())[i])
@@ -149,10 +149,14 @@ class Trainee {
   void add_state(const char* name, const char* prefix, Elements& out) {
     for (const engine::GroupTensors& t : engine_->groups()) {
       if (!t.group->trainable) continue;
-      const std::vector<float> values = values_of(t.find(name));
-      for (const plan::OwnedRange& r : t.group->owned)
+      const std::vector<float> resident = values_of(t.find(name));
+      const Tensor elsewhere = t.find(name, true);
+      const std::vector<float> offloaded = elsewhere ? values_of(elsewhere, true) : std::vector<float>();
+      for (const plan::OwnedRange& r : t.group->owned) {
+        const std::vector<float>& values = r.offloaded ? offloaded : resident;
         add(engine_->plan().parameters.all[static_cast<size_t>(r.parameter)], r.offset,
             {values.begin() + r.state, values.begin() + r.state + r.count}, prefix, out);
+      }
     }
   }
 

@@ -1,6 +1,7 @@
 #pragma once
 // Engines of tiny models with batches made by hand.
 
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -63,8 +64,14 @@ inline std::unique_ptr<engine::Engine> make_engine(
   return engine;
 }
 
-inline std::vector<char> bytes_of(engine::Engine& engine, const Tensor& tensor) {
+/// `on_host`: the tensor is offloaded.
+inline std::vector<char> bytes_of(engine::Engine& engine, const Tensor& tensor, bool on_host = false) {
   std::vector<char> bytes(static_cast<size_t>(tensor.bytes()));
+  if (on_host) {
+    ops::synchronize(engine.exec());
+    std::memcpy(bytes.data(), tensor.data, bytes.size());
+    return bytes;
+  }
   ops::download(engine.exec(), tensor, bytes.data());
   return bytes;
 }

@@ -217,6 +217,7 @@ inline const Effect effects[] = {
     {"policy.checkpoint_every", Observed::plan, "1", "2"},
     {"policy.checkpoint_layers", Observed::plan, "[0]", "[0, 1]"},
     {"policy.recompute.granularity", Observed::plan, "selective", "none"},
+    {"policy.offload_optimizer", Observed::plan, "0.25", "true"},
     {"policy.recompute.modules", Observed::plan, "[norm]", "[norm, activation]"},
     {"policy.recompute.method", Observed::plan, "uniform", "block",
      "llama policy.recompute.granularity=full policy.recompute.num_layers=1"},
