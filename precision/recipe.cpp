@@ -8,8 +8,11 @@
 namespace nrl::precision {
 namespace {
 
-bool is_supported(DType t) {
+bool is_f32_or_bf16(DType t) {
   return t == DType::f32 || t == DType::bf16;
+}
+bool is_supported(DType t) {
+  return is_f32_or_bf16(t) || t == DType::f16;
 }
 
 }  // namespace
@@ -78,12 +81,13 @@ std::string unsupported_reason(const Recipe& recipe, int layers) {
   for (const auto& [what, dtype] : {std::pair{"weights", recipe.weights()},
                                     {"activations", recipe.activations()},
                                     {"gradients", recipe.gradients()}})
-    if (!is_supported(dtype)) return fmt::format("{} in {}: the ops take f32 and bf16", what, name_of(dtype));
+    if (!is_supported(dtype))
+      return fmt::format("{} in {}: the ops take f32, bf16 and f16", what, name_of(dtype));
   if (recipe.weights() != recipe.activations() || recipe.weights() != recipe.gradients())
     return fmt::format("weights in {}, activations in {}, gradients in {}: the ops take one type",
                        name_of(recipe.weights()), name_of(recipe.activations()), name_of(recipe.gradients()));
   if (const DType logits = recipe.of(0, Gemm::lm_head, Role::gradient).dtype; !is_supported(logits))
-    return fmt::format("gradient of the logits in {}: the ops take f32 and bf16", name_of(logits));
+    return fmt::format("gradient of the logits in {}: the ops take f32, bf16 and f16", name_of(logits));
   if (recipe.logits() == DType::bf16 ? recipe.activations() != DType::bf16 ||
                                            recipe.of(0, Gemm::lm_head, Role::gradient).dtype != DType::bf16
                                      : recipe.logits() != DType::f32)
@@ -92,10 +96,10 @@ std::string unsupported_reason(const Recipe& recipe, int layers) {
   for (const auto& [what, dtype] : {std::pair{"weight gradients", recipe.weight_gradients()},
                                     {"master weights", recipe.master_weights().value_or(DType::f32)}})
     if (dtype != DType::f32) return fmt::format("{} in {}: the ops take f32", what, name_of(dtype));
-  if (const DType dtype = recipe.optimizer().main_gradients; !is_supported(dtype))
+  if (const DType dtype = recipe.optimizer().main_gradients; !is_f32_or_bf16(dtype))
     return fmt::format("main gradients in {}: the ops take f32 and bf16", name_of(dtype));
   for (const DType dtype : {recipe.optimizer().exp_avg, recipe.optimizer().exp_avg_sq})
-    if (!is_supported(dtype) && dtype != DType::f16 && dtype != DType::e4m3)
+    if (!is_supported(dtype) && dtype != DType::e4m3)
       return fmt::format("optimizer state in {}: the ops take f32, bf16, f16 and e4m3", name_of(dtype));
   for (int layer = 0; layer < layers; ++layer)
     for (const Gemm gemm : layer_gemms)
@@ -105,6 +109,9 @@ std::string unsupported_reason(const Recipe& recipe, int layers) {
         if (fp8 ? f.scaling == Scaling::none : !is_supported(f.dtype) || f.scaling != Scaling::none)
           return fmt::format("layer {}: {} {} in {} with {} scales: no op quantizes", layer, name_of(gemm),
                              name_of(role), name_of(f.dtype), name_of(f.scaling));
+        if (fp8 && recipe.activations() == DType::f16)
+          return fmt::format("layer {}: {} {} in FP8: no op quantizes f16", layer, name_of(gemm),
+                             name_of(role));
         if (fp8 != recipe.quantizes(layer, gemm))
           return fmt::format("layer {}: {} {} in {}: a GEMM takes FP8 operands or none", layer, name_of(gemm),
                              name_of(role), name_of(f.dtype));
@@ -113,7 +120,7 @@ std::string unsupported_reason(const Recipe& recipe, int layers) {
 }
 
 const Recipe& recipe_for_weights(DType weights) {
-  NRL_CHECK(is_supported(weights), "weights in {}: the ops take f32 and bf16", name_of(weights));
+  NRL_CHECK(is_f32_or_bf16(weights), "weights in {}: the ops take f32 and bf16", name_of(weights));
   return weights == DType::f32 ? float32 : bfloat16;
 }
 

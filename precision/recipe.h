@@ -153,6 +153,22 @@ inline constexpr Recipe bfloat16_storage{RecipeFormats{
     .logits_gradient = DType::f32,
 }};
 
+/// Weights and activations in f16, f32 accumulation and master weights; the loss is scaled, so that gradients
+/// stay within the range.
+inline constexpr Recipe float16{RecipeFormats{
+    .weights = DType::f16,
+    .activations = DType::f16,
+    .gradients = DType::f16,
+    .logits_gradient = DType::f16,
+}};
+/// The same on a CPU, whose GEMMs upcast each operand to f32: the gradient of the logits is not rounded.
+inline constexpr Recipe float16_storage{RecipeFormats{
+    .weights = DType::f16,
+    .activations = DType::f16,
+    .gradients = DType::f16,
+    .logits_gradient = DType::f32,
+}};
+
 /// The granularity of FP8 scales. tensorwise: of a tensor, from its own values; delayed: of a tensor, from
 /// earlier steps; blockwise: 1 x 128 numbers of activations and gradients, 128 x 128 of weights, powers of
 /// two; mxfp8: 32 numbers, powers of two.

@@ -67,7 +67,8 @@ std::string why_not_measured(const Args& args, const plan::DeviceModel& gpu) {
 }
 
 const char* precision_name(const plan::RunPlan& plan) {
-  return plan.recipe.activations() == DType::bf16 ? "bfloat16" : "float32";
+  const DType t = plan.recipe.activations();
+  return t == DType::bf16 ? "bfloat16" : t == DType::f16 ? "float16" : "float32";
 }
 
 std::string model_line(const plan::RunPlan& plan) {

@@ -23,10 +23,10 @@ TrainingOptions training_options(const Config& config) {
   options.max_grad_norm = config.policy.max_grad_norm.value_or(0);
   const LoopConfig& loop = resolved_loop(config);
   options.max_nonfinite_steps = loop.on_nonfinite == OnNonfinite::stop ? 1 : loop.max_nonfinite_steps;
-  if (const auto& scaling = config.policy.loss_scaling; !scaling.is_auto())
-    options.loss_scale = scaling.value().dynamic
+  if (const auto scaling = resolved_loss_scaling(config.policy))
+    options.loss_scale = scaling->dynamic
                              ? LossScale{.initial = ops::initial_loss_scale, .growth_interval = 2000}
-                             : LossScale{.initial = scaling.value().scale};
+                             : LossScale{.initial = scaling->scale};
   options.overlap_grad_reduce = config.distributed.overlap_grad_reduce;
   options.overlap_param_gather = config.distributed.overlap_param_gather;
   options.cuda_graph = config.policy.cuda_graph;

@@ -87,7 +87,7 @@ precision::Recipe recipe_of_precision(const Config& config, DeviceType device) {
     case Precision::float16:
       break;
   }
-  NRL_CHECK(false, "policy.precision: {} passed the validator", name_of(config.policy.precision));
+  return cpu ? precision::float16_storage : precision::float16;
 }
 
 precision::Fp8Scaling scaling_of(Fp8Recipe recipe) {
@@ -131,6 +131,8 @@ precision::Recipe recipe_for(const Config& config, DeviceType device, int64_t la
 
 std::string precision_choice(const Config& config, DeviceType device) {
   const bool fastest = config.policy.precision == Precision::fastest;
+  if (device == DeviceType::cpu && config.policy.precision == Precision::float16)
+    return "float16, upcast to fp32 for arithmetic: a CPU multiplies none natively";
   if (!fastest && config.policy.precision != Precision::bfloat16) return {};
   if (device == DeviceType::cuda) return fastest ? "fastest: bfloat16 on a GPU" : "";
   const bool native = products_for(config) == ops::Bf16Products::native;

@@ -21,12 +21,15 @@ std::string precision_text(const plan::RunPlan& plan, const ops::Exec& exec) {
   const precision::OptimizerFormats& o = plan.recipe.optimizer();
   const bool upcast =
       plan.device == DeviceType::cpu && exec.kernels->bf16_products == ops::Bf16Products::upcast;
-  const bool remainders = o.remainders;
-  std::string text = !plan.recipe.master_weights() ? "fp32"
-                     : remainders ? (upcast ? "bf16 storage with 16-bit remainders, fp32 arithmetic"
-                                            : "bf16 with 16-bit remainders")
-                     : upcast     ? "bf16 storage, fp32 arithmetic and master weights"
-                                  : "bf16, fp32 master weights";
+  const bool remainders = o.remainders, half = plan.recipe.weights() == DType::f16;
+  std::string text =
+      !plan.recipe.master_weights() ? "fp32"
+      : half ? (plan.device == DeviceType::cpu ? "fp16 storage, fp32 arithmetic and master weights"
+                                               : "fp16, fp32 master weights")
+      : remainders
+          ? (upcast ? "bf16 storage with 16-bit remainders, fp32 arithmetic" : "bf16 with 16-bit remainders")
+      : upcast ? "bf16 storage, fp32 arithmetic and master weights"
+               : "bf16, fp32 master weights";
   if (o.exp_avg != DType::f32 || o.exp_avg_sq != DType::f32)
     text += fmt::format(", optimizer state {} and {}", name_of_state(o.exp_avg), name_of_state(o.exp_avg_sq));
   return text;

@@ -18,7 +18,7 @@ using model::Parameter;
 using model::Part;
 
 constexpr std::string_view dtype_text(DType t) {
-  return t == DType::bf16 ? "bfloat16" : "float32";
+  return t == DType::bf16 ? "bfloat16" : t == DType::f16 ? "float16" : "float32";
 }
 
 // The shape of the logical tensor in the file.

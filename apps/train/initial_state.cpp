@@ -32,9 +32,12 @@ void make_initial_weights(const plan::RunPlan& p, uint64_t seed, int threads, co
                   }
                   values.resize(static_cast<size_t>(rows.numel()));
                   initial_values(p.spec, parameter, rows, seed, values.data(), threads);
-                  auto* const rounded = static_cast<bf16*>(out);
                   cpu::parallel_for(threads, rows.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
-                    for (int64_t e = begin; e < end; ++e) rounded[e] = bf16(values[static_cast<size_t>(e)]);
+                    for (int64_t e = begin; e < end; ++e) {
+                      const float value = values[static_cast<size_t>(e)];
+                      static_cast<uint16_t*>(out)[e] =
+                          dtype == DType::f16 ? f16(value).bits : bf16(value).bits;
+                    }
                   });
                 });
   }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t block_elements = (int64_t{16} << 20) / 4;
 
-// Elements [first, first + count) of a tensor as f32, which represents every value of bf16.
+// Elements [first, first + count) of a tensor as f32, which represents every value of bf16 and f16.
 void read(ops::Exec& exec, const Tensor& tensor, int64_t first, int64_t count, std::vector<float>& out) {
   out.resize(static_cast<size_t>(count));
   if (count == 0) return;
@@ -25,10 +25,13 @@ void read(ops::Exec& exec, const Tensor& tensor, int64_t first, int64_t count, s
     ops::download(exec, part, out.data());
     return;
   }
-  NRL_CHECK(tensor.dtype == DType::bf16, "tensor of {}", name_of(tensor.dtype));
-  std::vector<bf16> rounded(out.size());
-  ops::download(exec, part, rounded.data());
-  std::transform(rounded.begin(), rounded.end(), out.begin(), [](bf16 v) { return static_cast<float>(v); });
+  const auto upcast = [&](auto type) {
+    std::vector<decltype(type)> rounded(out.size());
+    ops::download(exec, part, rounded.data());
+    std::transform(rounded.begin(), rounded.end(), out.begin(), [](auto v) { return static_cast<float>(v); });
+  };
+  NRL_CHECK(tensor.dtype == DType::bf16 || tensor.dtype == DType::f16, "tensor of {}", name_of(tensor.dtype));
+  tensor.dtype == DType::bf16 ? upcast(bf16()) : upcast(f16());
 }
 
 // Rows [row, row + rows) of a logical tensor, all columns.

@@ -53,6 +53,9 @@ Limits limits_of_arithmetic(const precision::Recipe& recipe, bool tf32, ReduceDT
   if (wire == ReduceDType::fp8) return fp8_limits;
   if (recipe.activations() == DType::bf16 || recipe.weights() == DType::bf16)
     return {.loss = 2e-3, .norm = 2e-2, .gradient = 5e-2, .weight = 6e-2};
+  // f16 rounds by 2^-11, an eighth of bf16.
+  if (recipe.activations() == DType::f16 || recipe.weights() == DType::f16)
+    return {.loss = 5e-4, .norm = 5e-3, .gradient = 2e-2, .weight = 2e-2};
   // Sharded gradients are rounded once per microbatch, whose gradients of a bias partly cancel.
   if (wire == ReduceDType::bf16 || recipe.optimizer().main_gradients == DType::bf16)
     return {.loss = 1e-5, .norm = 2e-3, .gradient = 5e-3, .weight = 1.5e-2};

@@ -18,6 +18,12 @@ const LoopConfig& resolved_loop(const Config& config) {
   fail(Exit::internal, "algorithm {} has no training loop", name_of(config.algorithm));
 }
 
+std::optional<LossScaling> resolved_loss_scaling(const PolicyConfig& policy) {
+  if (!policy.loss_scaling.is_auto()) return policy.loss_scaling.value();
+  if (policy.precision == Precision::float16) return LossScaling{.dynamic = true};
+  return std::nullopt;
+}
+
 std::string loop_key(const Config& config, std::string_view name) {
   return fmt::format("{}.{}", name_of(config.algorithm), name);
 }

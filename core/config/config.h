@@ -285,6 +285,8 @@ struct Config {
 
 /// The loop of the configured algorithm.
 const LoopConfig& resolved_loop(const Config& config);
+/// What the loss is multiplied by; none with `auto`, unless the precision is float16.
+std::optional<LossScaling> resolved_loss_scaling(const PolicyConfig& policy);
 
 /// The full name of one of its keys, for messages: "pretrain.max_num_steps" for "max_num_steps".
 std::string loop_key(const Config& config, std::string_view name);

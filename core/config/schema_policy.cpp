@@ -259,8 +259,8 @@ void add_planned_features(PolicyTable& t) {
           "What the loss is multiplied by before the backward pass, so that small gradients are not lost; "
           "the "
           "optimizer divides by it. A number (2**15 is accepted), or dynamic: begins at 65536, doubles after "
-          "2000 steps without overflow, and halves at an overflow, whose step is skipped. auto: none, since "
-          "float32 and bfloat16 need none.");
+          "2000 steps without overflow, and halves at an overflow, whose step is skipped. auto: dynamic with "
+          "precision float16, else none.");
   t.section("sequence_packing", "Packing of several sequences into one row.");
   t.planned("sequence_packing.enabled", Kind::boolean, "false").help("Pack sequences.");
   t.planned("sequence_packing.train_mb_tokens", Kind::integer, "null")
@@ -325,7 +325,6 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
           "none.");
   t.planned("tokenizer.chat_template", Kind::text, "default").help("Template of conversations.");
   NRL_POLICY_KEY(t, precision)
-      .built({"auto", "float32", "bfloat16", "fastest"})
       .alias("model.precision")
       .alias("model.torch_dtype")
       .alias("training.precision")
@@ -338,7 +337,8 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .help(
           "Type of weights and activations (master weights and optimizer state are fp32). auto: float32 on "
           "a CPU, bfloat16 on a GPU. fastest: bfloat16 on a GPU and on a CPU whose bf16 dot products are "
-          "faster than its fp32 arithmetic, else float32.");
+          "faster than its fp32 arithmetic, else float32. float16: with loss_scaling, not for models with "
+          "experts or FP8.");
   NRL_POLICY_KEY(t, logits_dtype)
       .help(
           "Type of the logits in training and its evaluations; the loss is computed from them in fp32. "

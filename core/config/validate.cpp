@@ -17,41 +17,6 @@ namespace {
 
 constexpr int64_t auto_micro_tokens = 8192;
 
-void check_optimizer_state(Checker& c, const Config& config) {
-  const OptimizerConfig& o = config.policy.optimizer;
-  const ShardStrategy s = config.distributed.shard_strategy;
-  const bool sharded = s != ShardStrategy::ddp && s != ShardStrategy::optim;
-  if (const std::string key = "policy.optimizer.main_grads_dtype";
-      o.main_grads_dtype != MainGradsDType::fp32 && !sharded && c.sound({key, "distributed.shard_strategy"}))
-    c.error(key,
-            fmt::format("{}: {} needs gradients in shards, but distributed.shard_strategy is {}", key,
-                        name_of(o.main_grads_dtype), name_of(s)),
-            "",
-            {"whole gradients are accumulated by GEMMs, in fp32",
-             "use distributed.shard_strategy: optim_grads, optim_grads_params or hsdp"});
-  if (o.use_precision_aware_optimizer || !c.sound({"policy.optimizer.use_precision_aware_optimizer"})) return;
-  const std::string switch_on = "policy.optimizer.use_precision_aware_optimizer: true";
-  const auto refuse = [&](const char* leaf, std::string_view value) {
-    const std::string key = fmt::format("policy.optimizer.{}", leaf);
-    if (c.sound({key}))
-      c.error(key, fmt::format("{}: {} needs {}", key, value, switch_on), "", {"or leave it out"});
-  };
-  if (o.main_grads_dtype != MainGradsDType::fp32) refuse("main_grads_dtype", name_of(o.main_grads_dtype));
-  if (o.exp_avg_dtype != StateDType::fp32) refuse("exp_avg_dtype", name_of(o.exp_avg_dtype));
-  if (o.exp_avg_sq_dtype != StateDType::fp32) refuse("exp_avg_sq_dtype", name_of(o.exp_avg_sq_dtype));
-}
-
-void check_loss_scaling(Checker& c, const Config& config) {
-  const auto& scaling = config.policy.loss_scaling;
-  const std::string key = "policy.loss_scaling", feedback = "distributed.grad_reduce_error_feedback";
-  if (scaling.is_auto() || !scaling.value().dynamic || !c.sound({key, feedback})) return;
-  if (config.distributed.grad_reduce_dtype == ReduceDType::fp8 &&
-      config.distributed.grad_reduce_error_feedback)
-    c.error(key, fmt::format("{}: dynamic with {}: true", key, feedback), "",
-            {"what rounding gradients to fp8 lost is kept for the next step, which may have another scale",
-             fmt::format("use a fixed number, or {}: false", feedback)});
-}
-
 void check_data(Checker& c, const Config& config) {
   if (config.data.train.data_path.empty())
     c.error("data.train.data_path", "data.train.data_path must be given", "",
@@ -434,8 +399,7 @@ Diagnostics validate(const ConfigResult& result) {
   const Config& config = result.config;
   check_model(c, config);
   check_data(c, config);
-  check_optimizer_state(c, config);
-  check_loss_scaling(c, config);
+  check_precision(c);
   check_optimizer(c, config.policy.optimizer);
   check_schedule(c, config);
   check_rest(c, config);

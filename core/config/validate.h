@@ -15,6 +15,8 @@ Diagnostics validate(const ConfigResult& result);
 
 /// Tensor and sequence parallelism and what overlaps their communication.
 void check_tensor_parallel(Checker c);
+/// The number formats of weights, gradients and optimizer state, and the loss scale.
+void check_precision(Checker c);
 /// FP8 operands of GEMMs.
 void check_fp8(Checker c);
 /// The tokens that tensor-parallel ranks divide, once the batch fits the ranks.

@@ -69,8 +69,10 @@ void convert(DType from, const char* in, DType to, char* out, int64_t count) {
     const float value = value_of(from, in, i);
     if (to == DType::f32)
       reinterpret_cast<float*>(out)[i] = value;
-    else
+    else if (to == DType::bf16)
       reinterpret_cast<bf16*>(out)[i] = bf16(value);
+    else
+      reinterpret_cast<f16*>(out)[i] = f16(value);
   }
 }
 
@@ -103,8 +105,8 @@ void read_slice(const TensorSlice& s, DType stored,
   char* const data = static_cast<char*>(s.data);
   if (stored == s.dtype && !s.transposed) return read_rows(0, s.rows, data);
   const auto is_float = [](DType t) { return t == DType::f32 || t == DType::bf16 || t == DType::f16; };
-  NRL_CHECK(stored == s.dtype || (is_float(stored) && (s.dtype == DType::f32 || s.dtype == DType::bf16)),
-            "{} cannot be read as {}", name_of(stored), name_of(s.dtype));
+  NRL_CHECK(stored == s.dtype || (is_float(stored) && is_float(s.dtype)), "{} cannot be read as {}",
+            name_of(stored), name_of(s.dtype));
   const int64_t block = std::min(s.rows, slice_block_rows(s.columns * std::max(unit, stored_unit)));
   std::vector<char> raw(static_cast<size_t>(block * s.columns * stored_unit));
   std::vector<char> converted(stored == s.dtype ? 0 : static_cast<size_t>(block * s.columns * unit));

@@ -37,7 +37,7 @@ int64_t slice_block_rows(int64_t row_bytes);
 void copy_rows(const TensorSlice& slice, int64_t row, int64_t rows, void* out, int64_t stride);
 
 /// Fills slice.data. `read(offset, count, out)` must supply `count` elements of the stored tensor, of type
-/// `stored`, from element `offset` in row-major order. Converts f32, bf16 and f16 to f32 or bf16.
+/// `stored`, from element `offset` in row-major order. Converts between f32, bf16 and f16.
 void read_slice(const TensorSlice& slice, DType stored,
                 const std::function<void(int64_t offset, int64_t count, void* out)>& read);
 

@@ -112,7 +112,7 @@ ContextAttention::ContextAttention(const ContextShape& shape) : shape_(shape) {
   NRL_CHECK(a2a >= 1 && shape.zigzag.size() % a2a == 0 && (a2a == 1 || !shape.exchange.gather) &&
                 shape.heads % a2a == 0 && shape.kv_heads % a2a == 0 && shape.kv_heads > 0 &&
                 shape.heads % shape.kv_heads == 0 &&
-                (shape.dtype == DType::f32 || shape.dtype == DType::bf16),
+                (shape.dtype == DType::f32 || shape.dtype == DType::bf16 || shape.dtype == DType::f16),
             "context-parallel attention of {} heads and {} key heads with an all-to-all among {} of {} ranks",
             shape.heads, shape.kv_heads, a2a, shape.zigzag.size());
   NRL_CHECK(shape.window == 0 || shape.exchange.gather || a2a == shape.zigzag.size(),

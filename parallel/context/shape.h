@@ -12,7 +12,7 @@ struct ContextShape {
   ContextExchange exchange;
   ZigZag zigzag;               ///< the rank's share of a microbatch
   int64_t heads, kv_heads, d;  ///< of this rank's queries, keys and values; multiples of exchange.a2a
-  DType dtype = DType::f32;    ///< f32 or bf16
+  DType dtype = DType::f32;    ///< f32, bf16 or f16
   int64_t window = 0;          ///< as in ops::AttentionForward
   float scale = 1.0f;
   ops::HeadSlice slice = {};  ///< of `heads` among those of all ranks (dropout masks)

@@ -180,6 +180,64 @@ case $case_name in
     expect 0 run 2 two-dynamic.yaml policy.loss_scaling=dynamic distributed.shard_strategy=optim
     same two/logs/metrics.jsonl two-dynamic/logs/metrics.jsonl 0
     ;;
+  float16)
+    # float16 with a scale that adapts, 150 steps: as float32 and bfloat16.
+    corpus
+    long=(pretrain.max_num_steps=150 policy.scheduler.lr_decay_iters=150 checkpointing.save_period=75)
+    # last_loss NAME: the mean of the last 30 steps.
+    last_loss() {
+      field "$1/logs/metrics.jsonl" loss | tail -30 | awk '{ sum += $1 } END { print sum / NR }'
+    }
+    for precision in float32 bfloat16; do
+      config $precision
+      expect 0 run 1 $precision.yaml "${long[@]}" policy.precision=$precision
+    done
+    resumes float16 150 1 "${long[@]}" policy.precision=float16
+    for precision in float32 bfloat16; do
+      echo "loss in float16 $(last_loss float16), in $precision $(last_loss $precision)"
+      awk -v a="$(last_loss float16)" -v b="$(last_loss $precision)" 'BEGIN { d = a / b - 1; exit !(d < 0.01 && d > -0.01) }' ||
+        fail "loss in float16 $(last_loss float16), in $precision $(last_loss $precision)"
+    done
+    # What is stored are the numbers that the layers read.
+    grep -q '"torch_dtype": *"float16"' float16/checkpoints/step-150/config.json || fail "$(cat float16/checkpoints/step-150/config.json)"
+    # A fixed scale that is too large overflows in every step.
+    config large
+    mkdir -p large/checkpoints
+    cp -r float16/checkpoints/step-75 large/checkpoints
+    expect 0 run 1 large.yaml "${long[@]}" policy.precision=float16 policy.loss_scaling=2**40 pretrain.max_num_steps=77 \
+      pretrain.max_nonfinite_steps=5
+    [[ $(grep -c '"skipped":true' large/logs/metrics.jsonl) -eq 2 ]] || fail "no overflow at 2^40: $(cat large/logs/metrics.jsonl)"
+    # On several ranks: sharded as unsharded, to the bit; otherwise up to the order of sums.
+    config two
+    expect 0 run 2 two.yaml policy.precision=float16
+    config two-optim
+    expect 0 run 2 two-optim.yaml policy.precision=float16 distributed.shard_strategy=optim
+    same two/logs/metrics.jsonl two-optim/logs/metrics.jsonl 0
+    cmp two/checkpoints/step-10/model.safetensors two-optim/checkpoints/step-10/model.safetensors || fail "shards make other weights"
+    config one
+    expect 0 run 1 one.yaml policy.precision=float16
+    same one/logs/metrics.jsonl two/logs/metrics.jsonl 2e-3
+    for keys in distributed.tensor_parallel_size=2 distributed.context_parallel_size=2 distributed.pipeline_parallel_size=2 \
+      distributed.shard_strategy=optim_grads_params; do
+      config "$keys"
+      expect 0 run 2 "$keys.yaml" policy.precision=float16 "$keys"
+      same one/logs/metrics.jsonl "$keys/logs/metrics.jsonl" 5e-3
+    done
+    # Reduced optimizer state, without remainders.
+    resumes reduced 10 1 policy.precision=float16 $aware policy.optimizer.exp_avg_dtype=fp8 policy.optimizer.exp_avg_sq_dtype=fp16
+    # Weights of float16 files are read exactly.
+    expect 0 run 1 generate float16/checkpoints/step-150 --prompt "the of" --max-tokens 4 --temperature 0
+    ;;
+  sim_float16)
+    corpus
+    config cpu
+    config sim
+    expect 0 run 1 cpu.yaml "${sim[@]}" device=cpu policy.precision=float16
+    resumes sim 6 1 "${sim[@]}" policy.precision=float16
+    # The same roundings, but of sums in another order.
+    same cpu/logs/metrics.jsonl sim/logs/metrics.jsonl 5e-3
+    grep -q '"loss_scale":65536' sim/logs/metrics.jsonl || fail "no loss scale: $(cat sim/logs/metrics.jsonl)"
+    ;;
   sim_loss_scale)
     corpus
     config plain

@@ -190,7 +190,6 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
 TEST_CASE("features that do not exist yet are refused, their defaults are not", "[config]") {
   const Bad cases[] = {
       {"algorithm: dpo", 1, 12, "not supported yet"},
-      {"policy: {precision: fp16}", 1, 21, "not supported yet"},
       {"policy: {lora: {enabled: true}}", 1, 26, "not supported yet"},
       {"policy: {sequence_packing: {enabled: true}}", 1, 38, "not supported yet"},
       {"policy: {fp8_cfg: {fp8_param: true}}", 1, 31, "remove it or set it to false"},
@@ -223,6 +222,15 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
        "needs policy.optimizer.use_precision_aware_optimizer: true"},
       {{"policy.loss_scaling=dynamic", "distributed.grad_reduce_dtype=fp8"},
        "policy.loss_scaling: dynamic with distributed.grad_reduce_error_feedback: true"},
+      {{"policy.precision=float16", "distributed.grad_reduce_dtype=fp8"},
+       "policy.loss_scaling: auto is dynamic in float16 with distributed.grad_reduce_error_feedback: true"},
+      {{"policy.precision=float16", "policy.logits_dtype=bfloat16"},
+       "policy.logits_dtype: bfloat16 does not go with policy.precision: float16"},
+      {{"policy.precision=fp16", "policy.fp8_cfg.enabled=true"},
+       "policy.fp8_cfg.enabled: true does not go with policy.precision: float16"},
+      {{"policy.precision=float16", "policy.optimizer.use_precision_aware_optimizer=true",
+        "policy.optimizer.store_param_remainders=true"},
+       "policy.optimizer.store_param_remainders: true does not go with policy.precision: float16"},
       {{"policy.optimizer.use_precision_aware_optimizer=true", "policy.optimizer.main_grads_dtype=bf16"},
        "needs gradients in shards"},
       {{"distributed.shard_strategy=optim_grads", "policy.optimizer.main_grads_dtype=bf16"},

@@ -1,4 +1,5 @@
 // Loss scales that adapt: overflows of one rank, growth, and resuming.
+#include <cmath>
 #include <limits>
 
 #include "core/ops/step.h"
@@ -12,17 +13,19 @@ using namespace nrl::test;
 namespace {
 
 // Shards, so that every rank judges gradients of its own.
-ConfigResult config_on(const std::string& device, const std::string& scaling) {
-  return tiny_config(device, {"distributed.shard_strategy=optim", "policy.train_micro_batch_size=1",
-                              fmt::format("policy.train_global_batch_size={}", test_world().size()),
-                              "policy.max_grad_norm=0.05", "policy.loss_scaling=" + scaling,
-                              "kernels.share_device=" + std::string(device == "cuda" ? "true" : "false")});
+ConfigResult config_on(const std::string& device, const std::string& scaling, const std::string& precision) {
+  return tiny_config(
+      device, {"distributed.shard_strategy=optim", "policy.train_micro_batch_size=1",
+               fmt::format("policy.train_global_batch_size={}", test_world().size()),
+               "policy.max_grad_norm=0.05", "policy.loss_scaling=" + scaling, "policy.precision=" + precision,
+               "kernels.share_device=" + std::string(device == "cuda" ? "true" : "false")});
 }
 
 class Rank {
  public:
-  explicit Rank(const std::string& device, const std::string& scaling = "auto", int64_t growth_interval = 3)
-      : config_(config_on(device, scaling)), placement_(test_world(), config_) {
+  explicit Rank(const std::string& device, const std::string& scaling = "auto", int64_t growth_interval = 3,
+                const std::string& precision = "auto")
+      : config_(config_on(device, scaling, precision)), placement_(test_world(), config_) {
     const Config& c = config_.config;
     auto plan = plan::make_run_plan(c, train::load_model_spec(config_), resolve_batch(c, test_world().size()),
                                     placement_.grid_position(), placement_.device(), 1);
@@ -113,6 +116,36 @@ TEST_CASE("a loss scale is restored from its counters, and only where it adapts"
   REQUIRE(other.used_loss_scale == 1024);
   REQUIRE(other.loss_scale == 1024);
   REQUIRE(result.grad_norm == other.grad_norm);
+}
+
+TEST_CASE("float16 finds the scale at which its gradients do not overflow", "[loss_scale]") {
+  for (const std::string device : {"cpu", "cuda"}) {
+    CAPTURE(device);
+    Rank half(device, "auto", 1000, "float16"), full(device, "auto", 3, "float32");
+    // Far beyond what gradients in float16 can be multiplied by; the weights stay as they are until one fits.
+    double scale = 0x1p40;
+    half.engine().restore({.loss_scale = scale});
+    const std::vector<char> before = half.weights();
+    int64_t overflows = 0;
+    engine::StepResult result;
+    for (;; ++overflows, scale /= 2) {
+      REQUIRE(overflows < 40);
+      result = half.step(1);
+      REQUIRE(result.used_loss_scale == scale);
+      REQUIRE(std::isfinite(result.metrics[0]));
+      if (!result.overflow) break;
+      REQUIRE(result.skipped);
+      REQUIRE(result.skipped_in_a_row == 0);
+      REQUIRE(result.loss_scale == scale / 2);
+      REQUIRE(half.weights() == before);
+    }
+    REQUIRE(overflows > 8);
+    REQUIRE(scale >= 1024);
+    REQUIRE(half.weights() != before);
+    const engine::StepResult exact = full.step(1);
+    REQUIRE(std::fabs(result.metrics[0] / exact.metrics[0] - 1) < 1e-3);
+    REQUIRE(std::fabs(result.grad_norm / exact.grad_norm - 1) < 5e-3);
+  }
 }
 
 TEST_CASE("a fixed scale, and the smallest one, do not excuse gradients that are not finite",

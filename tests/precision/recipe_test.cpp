@@ -49,7 +49,11 @@ TEST_CASE("recipes of one format", "[precision]") {
   REQUIRE(low.logits() == DType::bf16);
   REQUIRE(low.of(0, Gemm::lm_head, Role::gradient).dtype == DType::bf16);
   REQUIRE(unsupported_reason(low, 32).empty());
-  for (const Recipe& recipe : {float32, bfloat16, bfloat16_storage})
+  REQUIRE(float16.master_weights() == DType::f32);
+  REQUIRE(float16.of(0, Gemm::lm_head, Role::gradient).dtype == DType::f16);
+  REQUIRE(float16_storage.of(0, Gemm::lm_head, Role::gradient).dtype == DType::f32);
+  REQUIRE(float16.logits() == DType::f32);
+  for (const Recipe& recipe : {float32, bfloat16, bfloat16_storage, float16, float16_storage})
     REQUIRE(unsupported_reason(recipe, 32).empty());
   REQUIRE(recipe_for_weights(DType::f32) == float32);
   REQUIRE(recipe_for_weights(DType::bf16) == bfloat16);
@@ -120,12 +124,16 @@ TEST_CASE("what the ops cannot do is refused by name", "[precision]") {
                               .logits = DType::bf16}),
                       "logits in bf16"));
   REQUIRE(refused_for(Recipe({.logits = DType::f16}), "logits in f16"));
+  REQUIRE(refused_for(float16.with_bf16_logits(), "logits in bf16"));
+  REQUIRE(refused_for(float16.with_quantized(hybrid.quantized()), "no op quantizes f16"));
+  REQUIRE(refused_for(float16.with_optimizer({.main_gradients = DType::f16}), "main gradients in f16"));
   REQUIRE(refused_for(Recipe({.weight_gradients = DType::bf16}), "weight gradients in bf16"));
   REQUIRE(refused_for(Recipe({.optimizer = {.exp_avg_sq = DType::e5m2}}), "optimizer state in e5m2"));
   REQUIRE(unsupported_reason(Recipe({.optimizer = {.exp_avg = DType::e4m3, .exp_avg_sq = DType::f16}}), 1)
               .empty());
   REQUIRE(bfloat16.with_optimizer({.remainders = true}).optimizer().remainders);
-  REQUIRE(!float32.with_optimizer({.remainders = true}).optimizer().remainders);
+  for (const Recipe& recipe : {float32, float16})
+    REQUIRE(!recipe.with_optimizer({.remainders = true}).optimizer().remainders);
 }
 
 }  // namespace

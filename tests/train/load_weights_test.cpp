@@ -213,6 +213,15 @@ TEST_CASE("half precision is read exactly, and rounded to nearest even where it 
     std::memcpy(&bits, static_cast<const char*>(bf.at("embedding.weight").data) + 2 * i, 2);
     CHECK(bits == wanted[i]);
   }
+  // f16 as it is, and f32 to f16: to the even neighbor.
+  Model f16_model(config, DType::f16);
+  f16_model.load(directory(dir, half));
+  CHECK(std::memcmp(f16_model.at("embedding.weight").data, half.bytes.data(), half.bytes.size()) == 0);
+  const float exact[] = {1.0f + 0x1p-11f, 1.0f + 0x1.8p-10f, 65519.0f, -65519.0f, 0x1p-25f, 0x1.8p-24f};
+  const uint16_t rounded[] = {0x3c00, 0x3c02, 0x7bff, 0xfbff, 0x0000, 0x0002};
+  std::memcpy(single.bytes.data(), exact, sizeof exact);
+  f16_model.load(directory(dir, single));
+  CHECK(std::memcmp(f16_model.at("embedding.weight").data, rounded, sizeof rounded) == 0);
   // bf16 to f32 is exact: the upper half of the bits.
   Written brain{"BF16", {4096, 16}, std::string(4096 * 16 * 2, '\0')};
   const uint16_t low[] = {0x3f81, 0xc2f7, 0x0001};

@@ -191,6 +191,9 @@ TEST_CASE("what belongs to experts is refused for models without them, and the o
   const std::string gather = "policy.model.moe_token_dispatcher_type=allgather",
                     capacity = "policy.model.moe_expert_capacity_factor=1.0";
   CHECK(shown(experts, {split, capacity}).empty());
+  CHECK(shown(dense, {"policy.precision=float16"}).empty());
+  CHECK(shown(experts, {"policy.precision=float16"}).find("float16 does not support models with experts") !=
+        std::string::npos);
   CHECK(shown(experts, {split, gather, capacity}).find("allgather does not drop tokens") !=
         std::string::npos);
   CHECK(shown(experts, {gather, capacity}).empty());
