@@ -57,7 +57,7 @@ struct f16 {
   uint16_t bits = 0;
   f16() = default;
   NRL_HOST_DEVICE explicit f16(float f) : bits(round(f)) {}
-  NRL_HOST_DEVICE operator float() const {
+  NRL_HOST_DEVICE __attribute__((always_inline)) operator float() const {
     const int32_t magnitude = (bits & 0x7fff) << 13;
     const int32_t normal = magnitude + select_below(magnitude, 0x0f800000, 0x38000000, 0x70000000);
     // 2^-14 (1 + m) - 2^-14
@@ -66,7 +66,7 @@ struct f16 {
     return __builtin_bit_cast(float, static_cast<uint32_t>(u) | static_cast<uint32_t>(bits & 0x8000u) << 16);
   }
   /// The bits of f16(f).
-  static NRL_HOST_DEVICE uint16_t round(float f) {
+  static NRL_HOST_DEVICE __attribute__((always_inline)) uint16_t round(float f) {
     const int32_t all = __builtin_bit_cast(int32_t, f), u = all & 0x7fffffff;
     // Below the normal numbers the addition rounds at the last place of 2^-24.
     const int32_t subnormal = __builtin_bit_cast(int32_t, __builtin_bit_cast(float, u) + 0.5f) - 0x3f000000;
@@ -78,7 +78,8 @@ struct f16 {
 
  private:
   /// x < limit ? yes : no, for x >= 0 and limit > 0.
-  static NRL_HOST_DEVICE int32_t select_below(int32_t x, int32_t limit, int32_t yes, int32_t no) {
+  static NRL_HOST_DEVICE __attribute__((always_inline)) int32_t select_below(int32_t x, int32_t limit,
+                                                                             int32_t yes, int32_t no) {
     const int32_t below = (x - limit) >> 31;
     return (yes & below) | (no & ~below);
   }

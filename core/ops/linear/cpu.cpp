@@ -24,6 +24,7 @@
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/cpu/fp8_rows.h"
+#include "core/ops/shared/cpu/half.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/scratch.h"
 
@@ -50,6 +51,24 @@ template <class From, class To>
 NRL_INLINE void copy_row(const From* x, To* y, int64_t columns) {
 #pragma omp simd
   for (int64_t i = 0; i < columns; ++i) store(y[i], static_cast<float>(x[i]));
+}
+
+NRL_INLINE void copy_row(const f16* x, float* y, int64_t columns) {
+  int64_t i = 0;
+  for (; i + lanes <= columns; i += lanes) {
+    const HalfLanes v = load_f16(x + i);
+    std::memcpy(y + i, &v, sizeof v);
+  }
+  for (; i < columns; ++i) y[i] = static_cast<float>(x[i]);
+}
+NRL_INLINE void copy_row(const float* x, f16* y, int64_t columns) {
+  int64_t i = 0;
+  for (; i + lanes <= columns; i += lanes) {
+    HalfLanes v;
+    std::memcpy(&v, x + i, sizeof v);
+    store_f16(y + i, v);
+  }
+  for (; i < columns; ++i) store(y[i], x[i]);
 }
 
 /// to (dense, rows of `columns`) = from, or the other way round.
@@ -132,11 +151,9 @@ NRL_INLINE Lanes load(const bf16* p) {
   std::memcpy(&v, p, sizeof v);
   return reinterpret_cast<Lanes>(__builtin_convertvector(v, Words) << 16);
 }
+static_assert(half_lanes == lanes);
 NRL_INLINE Lanes load(const f16* p) {
-  Lanes v;
-#pragma GCC unroll 16
-  for (int l = 0; l < lanes; ++l) v[l] = static_cast<float>(p[l]);
-  return v;
+  return load_f16(p);
 }
 
 /// y[j] = (accumulate: +=) x . w[j] for `Rows` rows j of the weight.

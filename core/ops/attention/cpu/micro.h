@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "core/base/dtype.h"
+#include "core/ops/shared/cpu/half.h"
 
 namespace nrl::ops::NRL_ISA::micro {
 
@@ -61,15 +62,12 @@ NRL_ALWAYS void store_loose(bf16* p, Vec v) {
   const UintVec bits = (u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
   *reinterpret_cast<HalfVec*>(p) = __builtin_convertvector(bits, HalfVec);
 }
+static_assert(half_lanes == lanes);
 NRL_ALWAYS Vec load_loose(const f16* p) {
-  Vec v;
-#pragma GCC unroll 16
-  for (int l = 0; l < lanes; ++l) v[l] = static_cast<float>(p[l]);
-  return v;
+  return load_f16(p);
 }
 NRL_ALWAYS void store_loose(f16* p, Vec v) {
-#pragma GCC unroll 16
-  for (int l = 0; l < lanes; ++l) p[l].bits = f16::round(v[l]);
+  store_f16(p, v);
 }
 NRL_ALWAYS Vec select(IntVec mask, Vec a, Vec b) {
   return mask ? a : b;
