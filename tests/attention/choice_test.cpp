@@ -70,8 +70,10 @@ TEST_CASE("The choice names its reason") {
   Libraries none;
   none.why_no_attention = "cuDNN cannot be loaded";
   CHECK(text_of(none, p, 0) == "our own kernels (cuDNN cannot be loaded)");
-  p.dtype = DType::bf16;
-  CHECK(unsupported_reason(p).empty());
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    p.dtype = dtype;
+    CHECK(unsupported_reason(p).empty());
+  }
   p.self = false;
   CHECK_FALSE(unsupported_reason(p).empty());
   p.self = true;

@@ -34,7 +34,7 @@ class Buffer {
  public:
   Buffer() = default;
   ~Buffer();
-  /// Zeroed; f32, bf16, f64, i32 or i64.
+  /// Zeroed; f32, bf16, f16, f64, i32 or i64.
   Buffer(DType dtype, std::vector<int64_t> shape, int64_t row_gap = 0);
   Buffer(const Buffer& other);
   Buffer& operator=(const Buffer& other);
