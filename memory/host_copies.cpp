@@ -40,8 +40,7 @@ HostCopies::Ticket HostCopies::start(std::span<const HostCopy> copies, CopyKind 
     for (const HostCopy& c : copies) device_->copy(c.to, c.from, c.bytes, kind, stream.get());
     free->end.record(stream.get());
   } else if (kind == CopyKind::device_to_host) {
-    copy(copies);
-    for (const HostCopy& c : copies) arenas_->evict(c.to, static_cast<int64_t>(c.bytes));
+    copy(copies, kind);
   } else {
     for (const HostCopy& c : copies) arenas_->prefetch(c.from, static_cast<int64_t>(c.bytes));
     free->late.assign(copies.begin(), copies.end());
@@ -54,20 +53,24 @@ void HostCopies::finish(Ticket ticket) {
   NRL_CHECK(p.used, "copies are finished twice");
   p.used = false;
   if (device_) return p.end.wait_in(compute_);
-  copy(p.late);
-  for (const HostCopy& c : p.late) arenas_->evict(c.from, static_cast<int64_t>(c.bytes));
+  copy(p.late, CopyKind::host_to_device);
   p.late.clear();
 }
 
-void HostCopies::copy(std::span<const HostCopy> copies) {
+void HostCopies::copy(std::span<const HostCopy> copies, CopyKind kind) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point begin = Clock::now();
-  constexpr int64_t grain = 1 << 18;
+  constexpr int64_t grain = 1 << 18, piece = 4 << 20;  // of the file, a piece is resident at a time
   for (const HostCopy& c : copies)
-    cpu::parallel_for(threads_, static_cast<int64_t>(c.bytes), grain, [&](int64_t first, int64_t last) {
-      std::memcpy(static_cast<std::byte*>(c.to) + first, static_cast<const std::byte*>(c.from) + first,
-                  static_cast<size_t>(last - first));
-    });
+    for (int64_t at = 0; at < static_cast<int64_t>(c.bytes); at += piece) {
+      auto* const to = static_cast<std::byte*>(c.to) + at;
+      const auto* const from = static_cast<const std::byte*>(c.from) + at;
+      const int64_t bytes = std::min(piece, static_cast<int64_t>(c.bytes) - at);
+      cpu::parallel_for(threads_, bytes, grain, [&](int64_t first, int64_t last) {
+        std::memcpy(to + first, from + first, static_cast<size_t>(last - first));
+      });
+      arenas_->evict(kind == CopyKind::device_to_host ? to : from, bytes);
+    }
   statistics_.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
 }
 

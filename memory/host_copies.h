@@ -48,7 +48,7 @@ class HostCopies {
     bool used = false;
   };
   std::vector<Pending>::iterator unused();
-  void copy(std::span<const HostCopy> copies);
+  void copy(std::span<const HostCopy> copies, device::CopyKind kind);
 
   device::Runtime* device_ = nullptr;
   const Arenas* arenas_ = nullptr;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs small training runs of 20 configurations and compares what `nrl-train plan` prints with what the runs used: the
+# Runs small training runs of 23 configurations and compares what `nrl-train plan` prints with what the runs used: the
 # arena of every rank to the byte, and the peak resident memory of the process within 5 %. Exits with 1 if one differs.
 # usage: scripts/check-memory.sh [BINARY [NAME]...]      default: all configurations
 set -euo pipefail
@@ -71,6 +71,8 @@ check tied 1 "$grouped" policy.max_total_sequence_length=512 policy.train_micro_
 check long 1 "$llama" policy.max_total_sequence_length=2048 policy.train_global_batch_size=2 policy.train_micro_batch_size=1
 check no_recompute 1 "$llama" policy.recompute.granularity=none
 check recompute 1 "$llama" policy.recompute.granularity=selective 'policy.recompute.modules=[norm,activation]'
+check offload 1 "$llama" policy.offload_activations=true policy.recompute.granularity=none
+check offload_half 1 "$llama" policy.offload_activations=0.5
 check threads 1 "$llama" kernels.num_threads=2
 check bf16 1 "$llama" policy.precision=bfloat16 policy.train_micro_batch_size=8
 check experts 1 "$experts"
