@@ -79,6 +79,8 @@ check experts 1 "$experts"
 check order 1 "$llama" "${evaluates[@]}" pretrain.val_period=1000 pretrain.val_batches=200000
 check evaluates 1 "$llama" "${evaluates[@]}"
 check checkpoints 1 "$llama" checkpointing.enabled=true "checkpointing.checkpoint_dir=checkpoints"
+check offload 1 "$llama" policy.offload_optimizer=true
+check offload_half 1 "$llama" policy.offload_optimizer=0.5 policy.precision=bfloat16
 check ddp 2 "$llama" policy.train_micro_batch_size=2
 check optim 2 "$llama" distributed.shard_strategy=optim
 check gradients 2 "$llama" distributed.shard_strategy=optim_grads

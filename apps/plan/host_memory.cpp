@@ -103,7 +103,7 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
     add("GEMM packing", packing_bytes(plan, facts.threads), "operands as oneDNN packs them, largest GEMM");
   if (cpu_run)
     add("offloaded state", offload_window_bytes(plan),
-        "optimizer state of the elements that are updated at a time");
+        "optimizer state of the elements that are updated at a time", true);
   const data::DocumentRules none, &rules = facts.documents ? *facts.documents : none;
   data::LoaderOptions loading;
   loading.micro_batch = plan.batch.micro;
