@@ -179,8 +179,8 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
       {"training: {batch_size: 192}", 1, 12, "policy.train_global_batch_size"},
       {"include: a.yaml", 1, 1, "defaults"},
       {"policy: {offload_optimizer: 1.5}", 1, 29, "out of range"},
-      {"policy: {offload_optimizer: all}", 1, 29, "true or false"},
-      {"policy: {offload_optimizer: \"true\"}", 1, 29, "true or false"},
+      {"policy: {offload_optimizer: all}", 1, 29, "expected true, false or a number from 0 to 1"},
+      {"policy: {offload_optimizer: \"true\"}", 1, 29, "expected true, false or a number from 0 to 1"},
       {"grpo: {num_prompts_per_step: 32}", 1, 1, "another algorithm"},
       {"dpo: {loss_type: sigmoid}", 1, 1, "algorithm dpo"},
   };

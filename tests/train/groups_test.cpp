@@ -110,7 +110,7 @@ class Toy {
     scalars_.ptr<double>()[S::updates] = first;
     GroupReducer reducer(tensors_, ranks, overlap, exec_);
     const OptimizerConfig config{};
-    Optimizer optimizer(config, 1.0, 1, 0, tensors_, scalars_, exec_);
+    Optimizer optimizer(config, 1.0, 1, 0, tensors_, scalars_, arenas_, {}, {}, exec_);
     for (int step = first; step < last; ++step) {
       std::fill_n(scalars_.ptr<double>(), static_cast<int>(S::sums), 0.0);
       scalars_.ptr<double>()[S::learning_rate] = 1e-2;
@@ -445,7 +445,7 @@ TEST_CASE("the learning rate of a group is scaled by its own factor") {
   const Alone alone(test_world().comm());
   for (const GroupTensors& t : tensors) std::fill_n(t.gradients.ptr<float>(), 6, 1.0f);
   Optimizer optimizer({}, 0, 1, 0, tensors, make_tensor(values.data(), DType::f64, {ops::StepScalar::count}),
-                      exec);
+                      arenas, {}, {}, exec);
   optimizer.step(alone.comm.get());
   // The first step of Adam is the learning rate.
   REQUIRE(tensors[0].weights.ptr<float>()[5] == Approx(-0.5));
