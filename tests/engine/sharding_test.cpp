@@ -298,8 +298,9 @@ TEST_CASE("clipping sees each gradient once, whatever is sharded", "[sharding]")
       // Masters that differ in their last bits round a few weights of 100,000 to the other neighbor.
       REQUIRE(difference(got.norms, ddp.norms) < (precision == "float32" ? 1e-5 : 1e-4));
       REQUIRE(difference({got.norms[0]}, {ddp.norms[0]}) < 1e-5);
-      // A weight in bf16 may round to its neighbor, half an ulp (2^-8) of a value apart.
-      REQUIRE(difference(got.numbers, ddp.numbers) < (precision == "float32" ? 1e-5 : 0x1p-7));
+      // A weight in bf16 may round to its neighbor, an ulp (2^-7) of a value apart, and the gradients of
+      // later steps follow.
+      REQUIRE(difference(got.numbers, ddp.numbers) < (precision == "float32" ? 1e-5 : 0x1p-6));
     }
   }
 }

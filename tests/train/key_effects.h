@@ -224,7 +224,7 @@ inline const Effect effects[] = {
     {"policy.recompute.num_layers", Observed::plan, "1", "2",
      "llama policy.recompute.granularity=full policy.recompute.method=block"},
     {"policy.offload_activations", Observed::plan, "false", "0.5"},
-    {"policy.offload_layers", Observed::plan, "[0]", "[0, 1]", "llama policy.offload_activations=true"},
+    {"policy.offload_layers", Observed::plan, "[0]", "[1]", "llama policy.offload_activations=true"},
     {"policy.offload_modules", Observed::plan, "[input]", "[input, qkv]",
      "llama policy.offload_activations=true"},
     {"policy.optimizer.lr", Observed::rows, "1e-3", "1e-2"},
