@@ -121,6 +121,7 @@ std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int worl
       above = above || value == now;
     }
   }
+  if (c.policy.offload_optimizer.value < 1) try_change({"policy.offload_optimizer=true"});
   if (plan::recipe_for(c, device, load_model_spec(result).layers).weights() == DType::f32) {
     bf16 = {"policy.precision=bfloat16"};
     try_change(bf16);

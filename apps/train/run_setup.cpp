@@ -73,6 +73,18 @@ void reduce_batch(Run& run, const comm::ErrorConsensus& vote, bool chosen) {
   throw AgreedExit{vote.code};
 }
 
+// Page-locked memory cannot be swapped out: asking for too much ends processes of the host, not the run.
+void require_host_memory(const plan::RunPlan& plan, size_t share) {
+  const auto offloaded = static_cast<size_t>(plan.memory.bytes(memory::Tier::host)),
+             pinned = static_cast<size_t>(plan.memory.bytes(memory::Tier::pinned));
+  if (offloaded == 0 || offloaded + pinned <= share) return;
+  fail(Exit::out_of_memory,
+       "a rank offloads {} and needs {} of page-locked buffers, but its share of the host's memory is {}. "
+       "Fix: "
+       "a smaller policy.offload_optimizer or policy.offload_activations, or fewer ranks per host",
+       human_bytes(offloaded), human_bytes(pinned), human_bytes(share));
+}
+
 // Collective. All ranks vote: if the plan of one does not fit, all plan smaller microbatches.
 std::unique_ptr<plan::RunPlan> make_plan(Run& run, bool chosen) {
   const ops::Exec& exec = run.placement.exec();
@@ -86,10 +98,12 @@ std::unique_ptr<plan::RunPlan> make_plan(Run& run, bool chosen) {
       plan = plan::make_run_plan(c, load_model_spec(run.config_result), resolve_batch(c, run.world.size()),
                                  run.placement.grid_position(), run.placement.device(),
                                  run.placement.host_threads(), false, run.placement.memory());
-      if (exec.device)
+      if (exec.device) {
         plan::require_memory(run.config_result, *plan, limit(exec.device->properties().memory), "the GPU");
-      else
+        require_host_memory(*plan, cpu::machine_memory() / static_cast<size_t>(run.world.local_size()));
+      } else {
         plan::require_memory(run.config_result, *plan, limit(run.placement.memory()), "this machine");
+      }
     });
     if (vote.code == Exit::ok) return plan;
     reduce_batch(run, vote, chosen);
