@@ -8,7 +8,7 @@
 
 namespace nrl::bench {
 
-/// Names for Args::benchmark: recompute, precision, fp8, zero.
+/// Names for Args::benchmark: recompute, precision, fp8, offload, zero.
 std::vector<std::string> claim_benchmarks();
 bool is_claim_benchmark(const std::string& name);
 

@@ -214,11 +214,12 @@ int run(int argc, char** argv) {
   c->add_option("benchmark", bench.benchmark,
                 "ops: memory-bound kernels; gemm: matmuls; attention;\n"
                 "step: training steps of CONFIG on random tokens; comm: communication;\n"
-                "recompute, precision, fp8, zero: CONFIG with and without, beside what guides promise")
+                "recompute, precision, fp8, offload, zero: CONFIG with and without, beside what guides\n"
+                "promise")
       ->required()
       ->check(CLI::IsMember(benchmarks));
-  c->add_option("config", bench.config, "YAML file, for step and the last four");
-  c->add_option("overrides", bench.overrides, "key=value, for step and the last four");
+  c->add_option("config", bench.config, "YAML file, for step and the last five");
+  c->add_option("overrides", bench.overrides, "key=value, for step and the last five");
   c->add_option("--device", bench.device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   c->add_option(
@@ -227,7 +228,7 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
   c->add_option("--json", bench.json, "Write the results to this file");
   c->add_option("--only", bench.only, "Only cases whose name contains this text (ops, gemm, attention)");
-  c->add_option("--steps", bench.steps, "Steps to time (step and the last four; default 20)")
+  c->add_option("--steps", bench.steps, "Steps to time (step and the last five; default 20)")
       ->check(CLI::Range(1, 100000));
   c->add_option("--tokens", bench.tokens,
                 "Tokens of the activations (ops; default 8192 on a GPU, 2048 on a CPU)")

@@ -94,13 +94,15 @@ case $case_name in
     tiny+=(policy.train_global_batch_size=4)
     ratio() { awk -v name="\"claim\":\"$1" 'index($0, name) { match($0, /"ratio":[0-9.e+-]*/); print substr($0, RSTART + 8, RLENGTH - 8) }' "$2"; }
     between() { awk -v x="$1" -v low="$2" -v high="$3" 'BEGIN { exit !(x >= low && x <= high) }' || fail "$1 is not in $2 to $3: $(cat out.txt)"; }
-    for what in recompute precision fp8 zero; do
+    for what in recompute precision fp8 offload zero; do
       launch=()
       [[ $what != zero ]] || launch=(mpirun -n 2 --oversubscribe)
       expect 0 "${launch[@]}" "$nrl_train" bench $what "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --device cpu --json $what.json
       [[ $(grep -c '^claim ' out.txt) -gt 1 ]] || fail "no claims: $(cat out.txt)"
     done
     between "$(ratio 'gradient checkpointing saves memory' recompute.json)" 0.1 0.999
+    between "$(ratio 'offloading the optimizer' offload.json)" 0.1 0.999
+    between "$(ratio 'offloading activations' offload.json)" 0.1 1
     between "$(ratio 'fewer bits of optimizer state' precision.json)" 0.1 0.9
     between "$(ratio 'a distributed optimizer divides' zero.json)" 0.4 0.6
     between "$(ratio 'a distributed optimizer sends' zero.json)" 0.99 1.01
