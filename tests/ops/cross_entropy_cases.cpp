@@ -369,7 +369,7 @@ NRL_OP_CASES(cross_entropy) {
                                     [=](Exec& e) { return sliced(e, 5, cuts, dtype, place, weighted); },
                                     true});
         }
-  registry.properties.push_back({"cross_entropy.slices_are_the_whole", slices_are_the_whole});
+  registry.properties.push_back({"cross_entropy.slices_are_the_whole", slices_are_the_whole, true});
   registry.properties.push_back({"cross_entropy.non_finite_slices", non_finite_slices});
   registry.grads.push_back({"cross_entropy of slices", sliced_gradient});
   for (auto [n, v, dtype] : {std::tuple<int64_t, int64_t, DType>{1, 1, DType::f32},

@@ -435,7 +435,7 @@ NRL_OP_CASES(optimizer) {
       if (mean != DType::f32 || square != DType::f32)
         registry.properties.push_back(
             {fmt::format("optimizer.reduced_state {} {}", name_of(mean), name_of(square)),
-             [=](Exec& e) { reduced_state(e, mean, square); }});
+             [=](Exec& e) { reduced_state(e, mean, square); }, mean != square});
   registry.properties.push_back({"optimizer.reduced_state of f16 weights",
                                  [=](Exec& e) { reduced_state(e, DType::bf16, DType::bf16, DType::f16); }});
   for (const DType dtype : {DType::bf16, DType::f16, DType::e4m3})
