@@ -134,6 +134,26 @@ Choice recompute_options() {
   return out;
 }
 
+// What is moved to the host's memory, instead of what the configuration says. An odd number of values, so
+// that they meet all values of the choices that they take turns with.
+Choice offload_options() {
+  const auto value = [](const std::string& label, const char* optimizer, const char* activations,
+                        const char* layers = "null", const char* modules = "[]") {
+    return Value{
+        label,
+        {fmt::format("policy.offload_optimizer={}", optimizer),
+         fmt::format("policy.offload_activations={}", activations),
+         fmt::format("policy.offload_layers={}", layers), fmt::format("policy.offload_modules={}", modules)}};
+  };
+  return {value("", "false", "false"),
+          value("offload optimizer", "true", "false"),
+          value("offload half of the optimizer", "0.5", "false"),
+          value("offload activations", "false", "true"),
+          value("offload optimizer and activations", "true", "true"),
+          value("offload half of the layers", "false", "0.5"),
+          value("offload input of layer 0", "0.5", "true", "[0]", "[input]")};
+}
+
 // Ranks that split the experts, and that split every expert: their product divides `ranks`.
 std::vector<std::pair<int, int>> expert_sizes(int ranks) {
   std::vector<std::pair<int, int>> out;
@@ -184,12 +204,15 @@ std::vector<Layout> all_layouts(const Config& config, int64_t layers, int ranks)
           if (dp * cp > 1) choices.push_back(data_parallel_options(dp * cp));
           if (ep * etp > 1) choices.push_back(values_of("policy.model.moe_token_dispatcher_type"));
           choices.push_back(micro);
-          // What a layer recomputes does not depend on the ranks: the values take turns.
-          const Choice recompute = recompute_options();
+          // What a layer recomputes and moves does not depend on the ranks: the values take turns.
+          const Choice recompute = recompute_options(), offload = offload_options();
           combine(choices, 0, grid, [&](Layout layout) {
-            const Value& value = recompute[out.size() % recompute.size()];
-            layout.name += "  recompute " + value.label;
-            layout.overrides.insert(layout.overrides.end(), value.overrides.begin(), value.overrides.end());
+            const auto take = [&](const std::string& label, const Value& value) {
+              if (!value.label.empty()) layout.name += "  " + label + value.label;
+              layout.overrides.insert(layout.overrides.end(), value.overrides.begin(), value.overrides.end());
+            };
+            take("recompute ", recompute[out.size() % recompute.size()]);
+            take("", offload[out.size() / recompute.size() % offload.size()]);
             out.push_back(std::move(layout));
           });
         }

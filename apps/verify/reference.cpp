@@ -20,6 +20,7 @@ ConfigResult reference_config(const ConfigResult& config) {
   c.policy.checkpoint_ratio.reset();
   c.policy.checkpoint_every.reset();
   c.policy.checkpoint_layers.reset();
+  c.policy.offload_optimizer = {};
   c.policy.offload_activations = {};
   c.policy.offload_layers.reset();
   c.policy.offload_modules.clear();
