@@ -24,17 +24,15 @@ keys=()
 while (($#)); do
   case $1 in
     --steps)
-      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die 64 "$1 takes a number of 1 or more"
-      steps=$2
+      take_number "$@"
       shift
       ;;
     --config | --json | --page)
-      [[ -n ${2:-} ]] || die 64 "$1 takes a path"
-      printf -v "${1#--}" '%s' "$2"
+      take_path "$@"
       shift
       ;;
     --binary)
-      binary=$(realpath -e "${2:-}") || die 66 "--binary: no such file"
+      take_program "$@"
       shift
       ;;
     -h | --help)
@@ -52,10 +50,7 @@ done
 command -v python3 >/dev/null || die 69 "scripts/bench-claims.sh needs python3"
 
 cd "$root_dir"
-if [[ -z $binary ]]; then
-  build cpu nrl-train
-  binary=$root_dir/build/cpu/bin/nrl-train
-fi
+[[ -n $binary ]] || build_binary
 mkdir -p "$json"
 results=()
 for name in recompute precision fp8 offload zero; do

@@ -24,8 +24,7 @@ torch=true
 while (($#)); do
   case $1 in
     --rounds | --steps)
-      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die 64 "$1 takes a number of 1 or more"
-      printf -v "${1#--}" '%s' "$2"
+      take_number "$@"
       shift
       ;;
     --case)
@@ -34,7 +33,7 @@ while (($#)); do
       shift
       ;;
     --binary)
-      binary=$(realpath -e "${2:-}") || die 66 "--binary: no such file"
+      take_program "$@"
       shift
       ;;
     --no-torch) torch=false ;;
@@ -52,10 +51,7 @@ done
 ((${#cases[@]})) || cases=(gpt2-124m-b4-t64 gpt2-124m-b4-t256 gpt2-124m-b1-t1024 llama-17m-b16-t256)
 
 cd "$root_dir"
-if [[ -z $binary ]]; then
-  build cpu nrl-train
-  binary=$root_dir/build/cpu/bin/nrl-train
-fi
+[[ -n $binary ]] || build_binary
 out=build/bench
 work=$out/work
 rm -rf "$work"

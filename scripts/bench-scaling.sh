@@ -38,8 +38,7 @@ common=()
 while (($#)); do
   case $1 in
     --rounds | --steps)
-      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die 64 "$1 takes a number of 1 or more"
-      printf -v "${1#--}" '%s' "$2"
+      take_number "$@"
       shift
       ;;
     --common)
@@ -68,10 +67,7 @@ case=${1:-}
 }
 shift
 (($(cores) >= 2)) || die 69 "two cores are required; this process may use $(cores)"
-if [[ -z $binary ]]; then
-  build cpu nrl-train
-  binary=$root_dir/build/cpu/bin/nrl-train
-fi
+[[ -n $binary ]] || build_binary
 binary=$(readlink -f "$binary")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -34,6 +34,28 @@ build() {
   (cd "$root_dir" && cmake --build --preset "$preset" -j "$jobs" ${1:+--target "$@"})
 }
 
+# Sets `binary` to nrl-train of the preset cpu, built now.
+build_binary() {
+  build cpu nrl-train
+  # shellcheck disable=SC2034  # used by the scripts that source this
+  binary=$root_dir/build/cpu/bin/nrl-train
+}
+
+# take_KIND --NAME [VALUE]...: checks the value of an option and sets the variable NAME to it.
+take_number() {
+  [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die 64 "$1 takes a number of 1 or more"
+  printf -v "${1#--}" '%s' "$2"
+}
+take_path() {
+  [[ -n ${2:-} ]] || die 64 "$1 takes a path"
+  printf -v "${1#--}" '%s' "$2"
+}
+take_program() {
+  local path
+  path=$(realpath -e "${2:-}") || die 66 "$1: no such file"
+  printf -v "${1#--}" '%s' "$path"
+}
+
 # Sets the array mpi_run and the environment that mpirun needs. --oversubscribe: mpirun counts cores, not hardware
 # threads. Root must be allowed explicitly.
 mpi_setup() {

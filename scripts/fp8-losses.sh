@@ -28,8 +28,7 @@ keys=()
 while (($#)); do
   case $1 in
     --steps)
-      [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die 64 "$1 takes a number of 1 or more"
-      steps=$2
+      take_number "$@"
       shift
       ;;
     --allowed)
@@ -38,8 +37,7 @@ while (($#)); do
       shift
       ;;
     --config | --data)
-      [[ -n ${2:-} ]] || die 64 "$1 takes a path"
-      printf -v "${1#--}" '%s' "$2"
+      take_path "$@"
       shift
       ;;
     --recipe)
@@ -48,7 +46,7 @@ while (($#)); do
       shift
       ;;
     --binary)
-      binary=$(realpath -e "${2:-}") || die 66 "--binary: no such file"
+      take_program "$@"
       shift
       ;;
     -h | --help)
@@ -67,10 +65,7 @@ done
 [[ -z $data ]] || keys+=("data.train.data_path=$(realpath -m "$data")")
 
 cd "$root_dir"
-if [[ -z $binary ]]; then
-  build cpu nrl-train
-  binary=$root_dir/build/cpu/bin/nrl-train
-fi
+[[ -n $binary ]] || build_binary
 work=build/bench/fp8-losses
 rm -rf "$work"
 mkdir -p "$work"
