@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "apps/nrl-train/commands.h"
+#include "apps/plan/fp8_check.h"
 #include "apps/plan/nodes.h"
 #include "apps/search/search.h"
 #include "apps/train/device_choice.h"
@@ -58,6 +59,8 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
   log::info("{}", search::table(result, device, args.world,
                                 model::training_flops_per_token(spec, c.policy.max_total_sequence_length),
                                 static_cast<size_t>(args.search)));
+  if (c.policy.offload_optimizer.value > 0 || c.policy.offload_activations.value > 0)
+    log::warn("the times do not contain copies to and from the host (policy.offload_*)");
   return 0;
 }
 
@@ -71,6 +74,7 @@ int run_plan(const PlanArgs& args) {
   ConfigResult result = load_config(args.config.path, overrides);
   const bool layouts = args.search > 0;
   train::check_run(result, {.world = layouts ? 0 : args.world, .files = false, .memory = false});
+  if (gpu && result.ok()) result.add(plan::check_fp8(result, train::load_model_spec(result), *gpu));
   if (layouts) return result.ok() ? search(args, overrides, result, gpu) : report(result);
   if (!result.ok()) return report(result);
   train::DeviceChoice device = train::choose_device(result.config.device);

@@ -204,6 +204,11 @@ class CublasLt final : public Engine {
       set(p.matmul.value, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(plan.fast_accumulation));
       if (plan.b.scaling != Scaling::tensor) set(p.matmul.value, a_scale_mode, scale_mode_of(plan.b.scaling));
       if (plan.a.scaling != Scaling::tensor) set(p.matmul.value, b_scale_mode, scale_mode_of(plan.a.scaling));
+      // The library chooses algorithms for scaled operands only if it sees scales; launch() sets the true
+      // ones.
+      const void* const any = this;
+      set(p.matmul.value, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, any);
+      set(p.matmul.value, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, any);
     }
     make_layout(p.a, plan.b.dtype, c.a_rows, c.a_cols, plan.b.ld);
     make_layout(p.b, plan.a.dtype, c.b_rows, c.b_cols, plan.a.ld);

@@ -103,7 +103,7 @@ std::string GemmPlan::validate(Architecture architecture) const {
   if (std::string wrong = check_operand("d", d, cols, false); !wrong.empty()) return wrong;
   if (compute == Compute::tf32 && a.dtype != DType::f32) return "tf32 is arithmetic of f32 operands";
   if (fp8()) {
-    if (architecture == Architecture::sm80) return "FP8 needs compute capability 8.9 or later";
+    if (architecture == Architecture::sm80) return "FP8 needs compute capability 9.0 or later";
     // TN in column-major terms: a of the library transposed, b not.
     if (architecture == Architecture::sm90 && !(c.transpose_a && !c.transpose_b))
       return "FP8 on Hopper takes a (rows, inner) and b stored as (cols, inner) only: keep transposed copies";
@@ -112,6 +112,7 @@ std::string GemmPlan::validate(Architecture architecture) const {
           "FP8 needs an inner size and a number of columns in multiples of 16, these are {} and {}", inner,
           cols);
     if (has_aux()) return "FP8 GEMMs have no auxiliary matrix here";
+    if (has_bias() && !is_half(bias)) return fmt::format("FP8 GEMMs add no bias in {}", name_of(bias));
   } else if (fast_accumulation) {
     return "fast accumulation is an option of FP8 GEMMs";
   }

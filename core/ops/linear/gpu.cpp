@@ -115,13 +115,13 @@ void prepare_plan(const Exec& exec, const Arguments& a) {
   const GemmPlan plan = whole_plan(exec, a);
   if (plan.rows == 0 || plan.cols == 0 || plan.inner == 0) return;
   const bool supported = exec.libraries->gemm->supports(plan);
-  if (plan.fp8() && !supported)
-    fail(
-        Exit::unavailable,
-        "policy.fp8_cfg.fp8_recipe: this GPU or its cuBLASLt has no FP8 GEMM {}. tensorwise and delayed need "
-        "compute capability 8.9, blockwise 9.0 (Hopper) and cuBLASLt 12.9, mxfp8 10.0 (Blackwell). Fix: use "
-        "another recipe, or policy.fp8_cfg.enabled: false",
-        plan.key());
+  if (!plan.fp8() || supported) return;
+  const std::string why = plan.validate(gemm::architecture_of(exec.device->properties().major));
+  fail(Exit::unavailable,
+       "policy.fp8_cfg.fp8_recipe: this GPU or its cuBLASLt has no FP8 GEMM {}{}{}. tensorwise and delayed "
+       "need compute capability 9.0, blockwise 9.0 (Hopper) and cuBLASLt 12.9, mxfp8 10.0 (Blackwell). Fix: "
+       "use another recipe, or policy.fp8_cfg.enabled: false",
+       plan.key(), why.empty() ? "" : ": ", why);
 }
 
 }  // namespace

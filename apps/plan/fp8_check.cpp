@@ -1,0 +1,33 @@
+#include "apps/plan/fp8_check.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "apps/plan/run_plan.h"
+#include "core/ops/gemm/plan.h"
+
+namespace nrl::plan {
+
+Diagnostics check_fp8(const ConfigResult& result, const model::ModelSpec& spec, const DeviceModel& gpu) {
+  constexpr const char* key = "policy.fp8_cfg.fp8_recipe";
+  const precision::Recipe recipe = recipe_for(result.config, DeviceType::cuda, spec.layers);
+  if (!recipe.quantizes_any() || !result.sound(key)) return {};
+  // Of a size that suits every recipe.
+  constexpr int64_t size = 256;
+  const precision::QuantizedGemms& formats = recipe.quantized();
+  ops::gemm::GemmPlan plan;
+  plan.rows = plan.cols = plan.inner = size;
+  plan.a = {.dtype = formats.input.dtype, .ld = size, .scaling = formats.input.scaling};
+  plan.b = {.dtype = formats.weight.dtype, .ld = size, .transposed = true, .scaling = formats.weight.scaling};
+  plan.d = {.dtype = recipe.activations(), .ld = size};
+  if (spec.qkv_bias || spec.o_bias || spec.mlp_bias) {
+    plan.epilogue = ops::gemm::Epilogue::bias;
+    plan.bias = recipe.weights();
+  }
+  const std::string why = plan.validate(ops::gemm::architecture_of(gpu.major));
+  if (why.empty()) return {};
+  return {diagnose(result, key,
+                   fmt::format("the GEMMs of this recipe do not run on {}: {}", gpu.product, why), "",
+                   {"another recipe, another policy.precision or policy.fp8_cfg.enabled: false may"})};
+}
+
+}  // namespace nrl::plan

@@ -1,0 +1,13 @@
+#pragma once
+// Whether a GPU multiplies the FP8 operands of a configuration.
+
+#include "apps/model/spec.h"
+#include "apps/plan/device_models.h"
+#include "core/config/result.h"
+
+namespace nrl::plan {
+
+/// An error if the tensor cores of `gpu` cannot run the GEMMs of policy.fp8_cfg.fp8_recipe in this model.
+Diagnostics check_fp8(const ConfigResult& result, const model::ModelSpec& spec, const DeviceModel& gpu);
+
+}  // namespace nrl::plan
