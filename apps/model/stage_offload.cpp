@@ -27,13 +27,14 @@ bool Stage::brief(int chunk, size_t layer) const {
 }
 
 void Stage::offload(const Run& r, size_t layer, int stash) {
-  if (!brief(r.chunk_, layer)) finish_offloads();
   if (program_->mode != memory::training) return;
   const Offloading& offloading = offloading_[static_cast<size_t>(r.chunk_)];
   SlotSet slots = offloading.of(layer);
   if (next_ && next_->backward && next_->chunk == r.chunk_ && next_->stash == stash)
     slots &= ~offloading.first_used(layer, next_->parts.dgrad, next_->parts.wgrad);
   if (slots == 0) return;
+  // Until the next copy, so that layers that move nothing hide it as well.
+  if (!brief(r.chunk_, layer)) finish_offloads();
   r.frame_->offloaded[layer] = slots;
   start({.to_host = true,
          .chunk = r.chunk_,
@@ -51,14 +52,12 @@ void Stage::fetch(const Run& r, size_t layer, Parts parts) {
 }
 
 void Stage::prefetch(const Run& r, size_t layer, const Pass& pass) {
-  if (program_->mode != memory::training) return;
+  if (program_->mode != memory::training || !fetches_.empty()) return;
+  // The next layer that needs something, which may be far below.
   const auto from = [&](const Pass& p, size_t layers) {
-    for (size_t l = layers; l-- > 0;) {
-      if (brief(p.chunk, l)) continue;
-      start_fetch(p.chunk, frame_of(p.chunk, p.stash), l, p.parts);
-      return true;
-    }
-    return false;
+    for (size_t l = layers; l-- > 0 && fetches_.empty();)
+      if (!brief(p.chunk, l)) start_fetch(p.chunk, frame_of(p.chunk, p.stash), l, p.parts);
+    return !fetches_.empty();
   };
   if (pass.backward) {
     if (from(pass, layer)) return;
