@@ -2,6 +2,7 @@
 // A model on one rank with its memory, parameters, gradients and optimizer. It owns no files, locks, terminal
 // or datasets, so that one process can have any number of engines.
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <span>
@@ -77,9 +78,6 @@ class Engine {
   /// Enqueues an optimizer step on all filled microbatches. The host does not wait for the device; at most
   /// two steps may be in flight. With TrainingOptions::cuda_graph all steps must have the same objective.
   void step(const StepInput& step, Objective& objective);
-  /// What steps copied of offloaded activations since the last call, on this rank. A step that is launched as
-  /// a graph copies as much as the one before.
-  memory::HostCopyStatistics take_copy_statistics();
   /// Waits for the oldest step in flight and returns its result. Fails with StepStuck if a device does not
   /// finish it within the limit, and with the error of the group if that has lost a rank.
   StepResult collect();
@@ -136,8 +134,8 @@ class Engine {
   std::unique_ptr<GroupReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
   device::Graph graph_;
-  memory::HostCopyStatistics graph_copies_;  // of a step
-  int64_t steps_ = 0;                        // executed by this engine
+  std::array<memory::HostCopyStatistics, plan::max_steps_in_flight> copies_;  // of steps in flight
+  int64_t steps_ = 0, collected_ = 0;  // enqueued by this engine, and of those collected
 };
 
 }  // namespace nrl::engine

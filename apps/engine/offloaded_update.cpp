@@ -124,7 +124,9 @@ void OffloadedUpdate::copy(const Piece& piece, bool to_host, device::StreamHandl
 OffloadedUpdate::~OffloadedUpdate() {
   if (!host_.get()) return;
   try {
-    host_.synchronize();               // host functions refer to the pieces
+    // Host functions refer to the pieces; those of a replayed graph run in the stream of the step.
+    exec_.device->synchronize(exec_.stream);
+    host_.synchronize();
   } catch (const std::exception& e) {  // of the device: the next call reports it too
     log::warn("updating offloaded optimizer state: {}", e.what());
   }

@@ -9,6 +9,7 @@
 #include "core/device/runtime.h"
 #include "core/ops/exec.h"
 #include "core/ops/step.h"
+#include "memory/host_copies.h"
 
 namespace nrl::engine {
 
@@ -39,6 +40,7 @@ struct StepResult {
   /// Of models with experts: the means over layers and microbatches of aux loss, z loss, and the tokens of
   /// the busiest expert / the mean.
   std::array<double, 3> router{};
+  memory::HostCopyStatistics copies;  ///< of offloaded activations, on this rank
 };
 
 /// Protocol of a step: begin(), enqueue its work, finish(), later collect(). At most two
