@@ -1,7 +1,6 @@
 #include "memory/plan.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <queue>
 
@@ -136,11 +135,8 @@ Arenas::Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHa
     device_[t] = device::Memory(device, tier == Tier::device ? Kind::device : Kind::pinned,
                                 static_cast<size_t>(bytes));
     blocks_[t] = {device_[t].data(), bytes};
-    if (bytes == 0) continue;
-    if (tier == Tier::device)
+    if (bytes > 0 && tier == Tier::device)
       device.fill(blocks_[t].data, 0, static_cast<size_t>(bytes), stream);
-    else
-      std::memset(blocks_[t].data, 0, static_cast<size_t>(bytes));
   }
 }
 

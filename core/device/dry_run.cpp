@@ -21,14 +21,7 @@ class DryRun final : public Runtime {
 
   void bind_thread() override {}
 
-  void* allocate(size_t bytes) override {
-    void* p = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED)
-      fail(Exit::out_of_memory, "the system refused {} of address space for a dry run", human_bytes(bytes));
-    const std::lock_guard lock(mutex_);
-    reserved_[p] = bytes;
-    return p;
-  }
+  void* allocate(size_t bytes) override { return reserve(bytes, PROT_NONE); }
   void release(void* p) noexcept override {
     const std::lock_guard lock(mutex_);
     const auto block = reserved_.find(p);
@@ -37,11 +30,9 @@ class DryRun final : public Runtime {
     reserved_.erase(block);
   }
   void* allocate_pinned(size_t bytes) override {
-    void* p = std::calloc(1, bytes);
-    if (!p) fail(Exit::out_of_memory, "the system refused {} of memory", human_bytes(bytes));
-    return p;
+    return reserve(bytes, PROT_READ | PROT_WRITE);  // takes no memory where nothing is written
   }
-  void release_pinned(void* p) noexcept override { std::free(p); }
+  void release_pinned(void* p) noexcept override { release(p); }
   size_t free_memory() override { return properties_.memory; }
 
   StreamHandle create_stream(Priority) override { return this; }
@@ -70,6 +61,15 @@ class DryRun final : public Runtime {
   void destroy_graph(GraphHandle) noexcept override {}
 
  private:
+  void* reserve(size_t bytes, int protection) {
+    void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+      fail(Exit::out_of_memory, "the system refused {} of address space for a dry run", human_bytes(bytes));
+    const std::lock_guard lock(mutex_);
+    reserved_[p] = bytes;
+    return p;
+  }
+
   [[noreturn]] static void refuse(const char* call) { fail(Exit::internal, "{} in a dry run", call); }
 
   std::mutex mutex_;

@@ -55,7 +55,7 @@ class Runtime {
   /// Device memory, 256-byte aligned, contents undefined.
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* p) noexcept = 0;
-  /// Page-locked host memory: copies to and from it run asynchronously.
+  /// Page-locked host memory, zeroed: copies to and from it run asynchronously.
   virtual void* allocate_pinned(size_t bytes) = 0;
   virtual void release_pinned(void* p) noexcept = 0;
   /// Free device memory in bytes, as the driver tells it.

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstring>
+
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/device/cuda/devices.h"
@@ -100,7 +102,7 @@ class Cuda final : public Runtime {
            human_bytes(bytes));
     }
     check(error, "cudaHostAlloc");
-    return p;
+    return std::memset(p, 0, bytes);
   }
   void release_pinned(void* p) noexcept override { ignore(cudaFreeHost(p)); }
   size_t free_memory() override {

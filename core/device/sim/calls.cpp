@@ -86,7 +86,7 @@ void* Device::allocate_pinned(size_t bytes) {
   Lock lock = enter("allocate_pinned");
   check_bound("allocate_pinned");
   no_capture_here("allocate_pinned");
-  return pinned_.allocate(bytes);
+  return std::memset(pinned_.allocate(bytes), 0, bytes);
 }
 
 // As cudaFree and cudaFreeHost: after everything in flight.
