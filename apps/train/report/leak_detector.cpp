@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <spdlog/fmt/fmt.h>
+
 #include "core/base/text.h"
 
 namespace nrl::train {
