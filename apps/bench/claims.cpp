@@ -22,7 +22,7 @@ struct Variant {
   std::vector<std::string> overrides;
 };
 
-/// What a claim is about: a ratio of a variant to the first one.
+/// What a claim is about: a ratio of two variants.
 enum class Quantity : uint8_t { time, speed, memory, activations, optimizer, sent };
 
 struct Claim {
@@ -31,6 +31,7 @@ struct Claim {
   const char* promised;
   const char* variant;
   Quantity quantity;
+  const char* than = nullptr;  ///< a variant; null: the first
 };
 
 struct Benchmark {
@@ -44,7 +45,7 @@ constexpr const char* framework_guide = "NeMo Framework, performance guide";
 constexpr const char* memory_guide = "NeMo RL, memory optimization";
 
 const std::vector<Benchmark>& benchmarks() {
-  static const std::string fp8 = "policy.fp8_cfg.enabled=true",
+  static const std::string bf16 = "policy.precision=bfloat16", fp8 = "policy.fp8_cfg.enabled=true",
                            aware = "policy.optimizer.use_precision_aware_optimizer=true";
   static const std::vector<Benchmark> all{
       {.name = "recompute",
@@ -80,16 +81,16 @@ const std::vector<Benchmark>& benchmarks() {
                   {"fewer bits of optimizer state save memory", framework_guide, "no figure",
                    "bfloat16, bf16 moments", Quantity::memory}}},
       {.name = "fp8",
-       .variants = {{"policy.precision", {}},
-                    {"tensorwise", {fp8, "policy.fp8_cfg.fp8_recipe=tensorwise"}},
-                    {"delayed", {fp8, "policy.fp8_cfg.fp8_recipe=delayed"}},
-                    {"blockwise", {fp8, "policy.fp8_cfg.fp8_recipe=blockwise"}},
-                    {"mxfp8", {fp8, "policy.fp8_cfg.fp8_recipe=mxfp8"}}},
+       .variants = {{"bfloat16", {bf16}},
+                    {"tensorwise", {bf16, fp8, "policy.fp8_cfg.fp8_recipe=tensorwise"}},
+                    {"delayed", {bf16, fp8, "policy.fp8_cfg.fp8_recipe=delayed"}},
+                    {"blockwise", {bf16, fp8, "policy.fp8_cfg.fp8_recipe=blockwise"}},
+                    {"mxfp8", {bf16, fp8, "policy.fp8_cfg.fp8_recipe=mxfp8"}}},
        .claims = {{"FP8 is faster than bfloat16", framework_guide, "1.2 to 1.5 times, on a GPU", "tensorwise",
                    Quantity::speed},
                   {"scales of tensors are faster than those of small blocks", framework_guide, "no figure",
-                   "blockwise", Quantity::speed}},
-       .note = "A CPU emulates FP8, which is slower than fp32."},
+                   "tensorwise", Quantity::speed, "blockwise"}},
+       .note = "A CPU emulates FP8 in fp32, which is slower than bfloat16."},
       {.name = "offload",
        .variants = {{"on the device", {"policy.offload_optimizer=false", "policy.offload_activations=false"}},
                     {"half of the optimizer", {"policy.offload_optimizer=0.5"}},
@@ -210,7 +211,7 @@ class Comparison {
   static std::string percent(double ratio) { return fmt::format("{:+.1f} %", 100 * (ratio - 1)); }
 
   std::string measured_text(const Claim& claim, const Row& row) const {
-    if (!row.refused.empty()) return "refused";
+    if (!row.refused.empty() || !other_of(claim).refused.empty()) return "refused";
     const double ratio = ratio_of(claim, row);
     switch (claim.quantity) {
       case Quantity::time:
@@ -224,13 +225,15 @@ class Comparison {
     }
   }
   double ratio_of(const Claim& claim, const Row& row) const {
-    const double base = rows_[0].of(claim.quantity);
+    const double base = other_of(claim).of(claim.quantity);
     return base > 0 ? row.of(claim.quantity) / base : 1;
   }
 
-  const Row& row_of(const Claim& claim) const {
-    return *std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.name == claim.variant; });
+  const Row& row_named(const char* name) const {
+    return *std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.name == name; });
   }
+  const Row& row_of(const Claim& claim) const { return row_named(claim.variant); }
+  const Row& other_of(const Claim& claim) const { return claim.than ? row_named(claim.than) : rows_[0]; }
 
   int report() const {
     const auto text = [](double bytes) { return human_bytes(static_cast<uint64_t>(bytes)); };
@@ -277,7 +280,7 @@ class Comparison {
                                           {"promised", claim.promised},
                                           {"variant", claim.variant},
                                           {"measured", measured_text(claim, row)}});
-      if (row.refused.empty()) json.set("ratio", ratio_of(claim, row));
+      if (row.refused.empty() && other_of(claim).refused.empty()) json.set("ratio", ratio_of(claim, row));
       out.add(std::move(json));
     }
     return out.finish();
