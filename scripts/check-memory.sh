@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs small training runs of 23 configurations and compares what `nrl-train plan` prints with what the runs used: the
+# Runs small training runs of 26 configurations and compares what `nrl-train plan` prints with what the runs used: the
 # arena of every rank to the byte, and the peak resident memory of the process within 5 %. Exits with 1 if one differs.
 # usage: scripts/check-memory.sh [BINARY [NAME]...]      default: all configurations
 set -euo pipefail
@@ -45,14 +45,17 @@ YAML
   local command=("$binary")
   ((ranks == 1)) || command=("${mpi_run[@]}" "$binary")
   timeout 300 "${command[@]}" "$name.yaml" "$@" >run.txt 2>&1 || { tail -20 run.txt; die 1 "$name: the run failed"; }
-  # The plan is that of the ranks with the largest arena.
+  # The plan is that of the ranks with the largest arena, and of those with it the largest peak counts.
   awk -v name="$name" -v ranks="$ranks" '
     function number(text) { gsub(/,/, "", text); return text + 0 }
     FILENAME == "plan.txt" && $1 == "arena" && !arena { arena = number($2) }
     FILENAME == "plan.txt" && $1 == "peak" && !peak { peak = number($2) }
     FILENAME != "plan.txt" {
       n = split($0, parts, /[^0-9]+/)
-      for (i = 2; i + 1 <= n; i += 2) if (parts[i] + 0 == arena && parts[i + 1] + 0 > used) { found = arena; used = parts[i + 1] + 0 }
+      for (i = 2; i + 1 <= n; i += 2) {
+        if (parts[i] + 0 > found) { found = parts[i] + 0; used = 0 }
+        if (parts[i] + 0 == found && parts[i + 1] + 0 > used) used = parts[i + 1] + 0
+      }
     }
     END {
       ratio = peak ? used / peak : 0
@@ -79,12 +82,13 @@ check experts 1 "$experts"
 check order 1 "$llama" "${evaluates[@]}" pretrain.val_period=1000 pretrain.val_batches=200000
 check evaluates 1 "$llama" "${evaluates[@]}"
 check checkpoints 1 "$llama" checkpointing.enabled=true "checkpointing.checkpoint_dir=checkpoints"
-check offload 1 "$llama" policy.offload_optimizer=true
-check offload_half 1 "$llama" policy.offload_optimizer=0.5 policy.precision=bfloat16
+check optimizer 1 "$llama" policy.offload_optimizer=true
+check optimizer_half 1 "$llama" policy.offload_optimizer=0.5 policy.precision=bfloat16
 check ddp 2 "$llama" policy.train_micro_batch_size=2
 check optim 2 "$llama" distributed.shard_strategy=optim
 check gradients 2 "$llama" distributed.shard_strategy=optim_grads
 check parameters 2 "$llama" distributed.shard_strategy=optim_grads_params
+check parameters_4 4 "$llama" distributed.shard_strategy=optim_grads_params policy.train_micro_batch_size=1
 check tensor 2 "$llama" distributed.tensor_parallel_size=2
 check context 2 "$llama" distributed.context_parallel_size=2 policy.max_total_sequence_length=512 policy.train_micro_batch_size=2
 check pipeline 2 "$llama" distributed.pipeline_parallel_size=2 policy.train_micro_batch_size=2

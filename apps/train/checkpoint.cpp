@@ -308,6 +308,17 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   for (const auto& [name, tensor] : reader.manifest().tensors)
     if (name.starts_with(error_prefix) || name.starts_with(sum_error_prefix) || name.starts_with(fp8_prefix))
       want(name, tensor.dtype, tensor.shape);
+  const auto has_any = [&](const plan::StateTensor& state) {
+    const std::string prefix = state.name + "/";
+    const auto found = reader.manifest().tensors.lower_bound(prefix);
+    return found != reader.manifest().tensors.end() && found->first.starts_with(prefix);
+  };
+  if (trained && std::none_of(trained->group->state.begin(), trained->group->state.end(), has_any))
+    fail(
+        Exit::data,
+        "{}: has no optimizer state (checkpointing.save_optimizer: false saves none), so that the run cannot "
+        "go on. Fix: start a new one from its weights: policy.model_name: {}, checkpointing.resume: never",
+        reader.path(), reader.path());
   reader.check_names(wanted);
 
   for (const engine::WeightSlice& weight : s.weights)

@@ -51,14 +51,18 @@ int ranks_per_node(const Config& config, int world) {
   return (world + nodes - 1) / nodes;
 }
 
-// Sorted by total memory, the largest first. Ranks that differ only in their data have equal plans, so that
-// the work does not grow with their number.
+// Sorted by total memory, the largest first. Ranks that differ only in their data have equal plans, except
+// that shards of parameters have ends of different sizes: of the first `most_shards` ranks each counts, so
+// that the work does not grow with their number.
 std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const DeviceChoice& device) {
   const Config& c = result.config;
   const model::ModelSpec spec = load_model_spec(result);
   const BatchPlan batch = resolve_batch(c, world);
   const int threads = threads_for(c.kernels, 1);
   const precision::Recipe recipe = plan::recipe_for(c, device.type, spec.layers);
+  constexpr size_t most_shards = 64;
+  const bool shards = c.distributed.shard_strategy == ShardStrategy::optim_grads_params ||
+                      c.distributed.shard_strategy == ShardStrategy::hsdp;
   std::map<std::pair<int, int>, std::vector<int>> by_part;  // of the model: tp and pp coordinates
   const parallel::RankGrid grid(plan::grid_position(c, world, 0).sizes);
   for (int rank = 0; rank < world; ++rank) {
@@ -67,9 +71,14 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
   }
   std::map<std::pair<int, Bytes>, std::vector<int>> by_need;  // of a stage: bytes of the parameters
   for (const auto& [part, ranks] : by_part) {
-    const plan::GridPosition position = plan::grid_position(c, world, ranks.front());
-    std::vector<int>& equal = by_need[{part.second, parameter_bytes(c, spec, position, recipe)}];
-    equal.insert(equal.end(), ranks.begin(), ranks.end());
+    std::vector<int>* equal = nullptr;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      if (i == 0 || (shards && i < most_shards)) {
+        const plan::GridPosition position = plan::grid_position(c, world, ranks[i]);
+        equal = &by_need[{part.second, parameter_bytes(c, spec, position, recipe)}];
+      }
+      equal->push_back(ranks[i]);
+    }
   }
   std::map<Bytes, EqualRanks> by_bytes;
   for (const auto& [need, ranks] : by_need) {

@@ -140,14 +140,25 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
   return stops && at.step < run_.max_steps() ? stopped() : std::nullopt;
 }
 
+// What may be too large for the numbers of float16, or for a loss scale that stays.
+std::string StepLoop::precision_advice() const {
+  std::string advice;
+  const auto scaling = resolved_loss_scaling(run_.config.policy);
+  if (scaling && !scaling->dynamic && scaling->scale != 1)
+    advice = fmt::format("set policy.loss_scaling: dynamic (now {:g}), ", scaling->scale);
+  if (run_.engine->plan().recipe.activations() == DType::f16)
+    advice += "set policy.precision: bfloat16 (float16 ends at 65504), ";
+  return advice;
+}
+
 Exit StepLoop::diverged() {
   const Position& at = run_.position;
   if (run_.world.rank() == 0)
     log::error_text(fmt::format(
         "non-finite gradients in {} consecutive steps (last: {}); the weights are from step {}. {}. "
-        "Fix: lower policy.optimizer.lr, or inspect the data of these steps with nrl-train data show",
-        at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row,
-        report_.divergence_hint(first_updates_)));
+        "Fix: {}lower policy.optimizer.lr, or inspect the data of these steps with nrl-train data show",
+        at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row, report_.divergence_hint(first_updates_),
+        precision_advice()));
   return finish("diverged", Exit::diverged);
 }
 

@@ -24,6 +24,7 @@ class StepLoop {
   void begin_step(data::BatchLoader& loader, const data::LoaderOptions& loading);
   std::optional<Exit> finish_steps(int leave);
   Exit diverged();
+  std::string precision_advice() const;
   std::optional<Exit> stopped();
   void evaluate();
   /// `stopping`: the run ends afterwards.

@@ -80,6 +80,10 @@ FileMemory::FileMemory(const std::string& directory, size_t bytes) : size_(bytes
          human_bytes(bytes), std::strerror(error), human_bytes(available), fix);
   }
   void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (p == MAP_FAILED && errno == ENOMEM)
+    fail(Exit::out_of_memory,
+         "the system refused {} of address space for offloaded memory. Fix: raise ulimit -v, or offload less",
+         human_bytes(bytes));
   if (p == MAP_FAILED)
     fail(Exit::io, "{}: a file of {} for offloaded memory cannot be mapped: {}. {}", directory,
          human_bytes(bytes), std::strerror(errno), fix);
