@@ -524,6 +524,17 @@ case $case_name in
     NRL_SIM_DEVICES=0 expect 0 run 1 plan m36.yaml device=cuda
     grep -q 'norm, activation: keeping everything takes .*, which a run does on a GPU of at least ' out.txt || fail "no GPU: $(cat out.txt)"
     ;;
+  # The CPU updates offloaded state for a graph that is in flight when the run fails.
+  sim_graph_error)
+    { for i in {1..140}; do printf 'all is well'; done; printf 'z'; for i in {1..40}; do printf 'all is well'; done; } >text.txt
+    expect 0 run 1 prepare --input text.txt --tokenizer bytes --output corpus
+    rm corpus.dataset.json
+    config run
+    expect 65 run 1 run.yaml device=cuda policy.offload_optimizer=true policy.cuda_graph=true policy.precision=bfloat16 \
+      policy.model.vocab_size=122 policy.train_global_batch_size=2 pretrain.max_num_steps=40 checkpointing.enabled=false
+    grep -q 'step  3/40' out.txt || fail "the graph did not run: $(cat out.txt)"
+    grep -q 'error: corpus.bin: token 122 at position [0-9]* (document 0) is not below vocab_size 122' err.txt || fail "message: $(cat err.txt)"
+    ;;
   # Documents kept apart: as on the CPU, on any number of ranks, and as a graph where the launches do not change.
   sim_documents)
     for i in {1..300}; do echo "{\"text\": \"$((i * i)) is the square of $i$(printf '%*s' $((i % 13)) '')\"}"; done >lines.jsonl
