@@ -54,6 +54,7 @@ constexpr PartRule rules[] = {
     {"fp8_encode", "optimizer", ""},
     {"fp8_decode", "optimizer", ""},
     {"quantize", "quantization", ""},
+    {"transpose", "quantization", ""},
     {"largest_magnitude", "quantization", ""},
     {"update_scales", "quantization", ""},
     {"decide_step", "optimizer", ""},

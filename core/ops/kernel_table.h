@@ -71,6 +71,7 @@ namespace nrl::ops {
   X(fp8_encode, Fp8Encode)                          \
   X(fp8_decode, Fp8Decode)                          \
   X(quantize, Quantize)                             \
+  X(transpose, Transpose)                           \
   X(largest_magnitude, LargestMagnitude)            \
   X(update_scales, UpdateScales)
 // clang-format on

@@ -32,6 +32,15 @@ struct Quantize {
 void quantize(Exec& exec, const Quantize& a);
 Cost cost(const Exec& exec, const Quantize& a);
 
+/// out = x^T, of the codes of an FP8 matrix with the scale of a tensor: with its scale the column copy of
+/// what x is the row copy of.
+struct Transpose {
+  Tensor x;    ///< (N, K) contiguous e4m3 or e5m2; N and K are multiples of 16
+  Tensor out;  ///< (K, N) the same type
+};
+void transpose(Exec& exec, const Transpose& a);
+Cost cost(const Exec& exec, const Transpose& a);
+
 /// amax = max(amax, |x|) of the source, NaN or infinity if it has one.
 struct LargestMagnitude {
   QuantizeSource source;

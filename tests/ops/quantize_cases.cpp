@@ -148,6 +148,20 @@ Outputs largest(Exec& e, DType type, int64_t n, int64_t k) {
   return {{"amax", amax}};
 }
 
+/// The transposed copy of a row copy is the column copy.
+Outputs transposed(Exec& e, DType format, int64_t n, int64_t k) {
+  const Buffer x = values(DType::bf16, n, k, "x");
+  Copies c(format, Scaling::tensor, n, k);
+  c.given.set(0, 0.0123);
+  Fp8Matrix out(format, Scaling::tensor, k, n);
+  quantize(e, {.source = {x}, .row = c.row.tensor, .column = c.column.tensor});
+  transpose(e, {.x = c.row.tensor, .out = out.tensor});
+  synchronize(e);
+  const Buffer got = out.codes.unpacked(), want = c.column.codes.unpacked();
+  for (int64_t i = 0; i < n * k; ++i) expect(got.get(i) == want.get(i), fmt::format("code {}", i));
+  return {{"out", got}};
+}
+
 /// An activation that is computed as it is rounded gives the codes of one that is stored in f32, but for
 /// numbers in the middle of two, where the last bit of the activation decides.
 void fused_activation(Exec& e, DType type, Activation kind, bool gated, Scaling scaling) {
@@ -224,6 +238,10 @@ NRL_OP_CASES(quantize) {
                              n, k, row ? " row" : "", column ? " column" : ""),
                  [=](Exec& e) { return copies(e, type, format, kind, n, k, row, column); }, true});
           }
+  for (const DType format : {DType::e4m3, DType::e5m2})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{16, 16}, {48, 160}, {272, 400}})
+      registry.tests.push_back({fmt::format("transpose {} ({}, {})", name_of(format), n, k),
+                                [=, n = n, k = k](Exec& e) { return transposed(e, format, n, k); }, true});
   for (const DType type : {DType::f32, DType::bf16})
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 16}, {33, 4112}})
       registry.tests.push_back({fmt::format("largest_magnitude {} ({}, {})", name_of(type), n, k),

@@ -171,15 +171,21 @@ NRL_INLINE void transpose_8x8(uint64_t (&a)[8]) {
   }
 }
 
-void write_columns(const Tile& t, const Tensor& out) {
-  auto* to = static_cast<uint8_t*>(out.data) + t.column * out.dim(1) + t.row;
-  for (int64_t c = 0; c < t.k; c += 8)
-    for (int64_t r = 0; r < t.n; r += 8) {
+/// `from` (n, k) becomes `to` (k, n); bytes between rows.
+NRL_INLINE void transpose_tile(const uint8_t* from, int64_t from_step, int64_t n, int64_t k, uint8_t* to,
+                               int64_t to_step) {
+  for (int64_t c = 0; c < k; c += 8)
+    for (int64_t r = 0; r < n; r += 8) {
       uint64_t a[8];
-      for (int i = 0; i < 8; ++i) std::memcpy(&a[i], t.codes + (r + i) * side + c, 8);
+      for (int i = 0; i < 8; ++i) std::memcpy(&a[i], from + (r + i) * from_step + c, 8);
       transpose_8x8(a);
-      for (int i = 0; i < 8; ++i) std::memcpy(to + (c + i) * out.dim(1) + r, &a[i], 8);
+      for (int i = 0; i < 8; ++i) std::memcpy(to + (c + i) * to_step + r, &a[i], 8);
     }
+}
+
+void write_columns(const Tile& t, const Tensor& out) {
+  transpose_tile(t.codes, side, t.n, t.k, static_cast<uint8_t*>(out.data) + t.column * out.dim(1) + t.row,
+                 out.dim(1));
 }
 
 template <DType format>
@@ -238,6 +244,18 @@ void quantize_kernel(Exec& exec, const Quantize& a) {
   format == DType::e4m3 ? quantize_as<DType::e4m3>(exec, a) : quantize_as<DType::e5m2>(exec, a);
 }
 
+void transpose_kernel(Exec& exec, const Transpose& a) {
+  const int64_t n = a.x.dim(0), k = a.x.dim(1), across = (k + side - 1) / side,
+                tiles = (n + side - 1) / side * across;
+  cpu::parallel_for(exec.threads, tiles, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i / across * side, column = i % across * side;
+      transpose_tile(static_cast<const uint8_t*>(a.x.data) + row * k + column, k, std::min(side, n - row),
+                     std::min(side, k - column), static_cast<uint8_t*>(a.out.data) + column * n + row, n);
+    }
+  });
+}
+
 void largest_magnitude_kernel(Exec& exec, const LargestMagnitude& a) {
   const int64_t n = a.source.x.dim(0), k = a.source.columns(), across = (k + side - 1) / side,
                 tiles = (n + side - 1) / side * across;
@@ -266,6 +284,7 @@ void update_scales_kernel(Exec&, const UpdateScales& a) {
 
 void fill_quantize(KernelTable& table) {
   table.quantize = quantize_kernel;
+  table.transpose = transpose_kernel;
   table.largest_magnitude = largest_magnitude_kernel;
   table.update_scales = update_scales_kernel;
 }

@@ -3,6 +3,7 @@
 // quantize_kernel: a block per tile of 128 x 128, which holds whole blocks of scales of both copies. Warp w
 // has rows 16 w to 16 w + 15, each lane 4 neighboring columns, in registers; writes (=) both copies and their
 // scales, and raises amax. The codes of the column copy are transposed in shared memory.
+// transpose_kernel: the same tiles; each lane has 4 neighboring codes of a row in a word; writes (=) out.
 // largest_magnitude_kernel: every thread reads 4 neighbors at a time; raises amax.
 // update_scales_kernel: a thread per tensor; writes (=) scale and amax.
 
@@ -220,6 +221,37 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
   }
 }
 
+__global__ void __launch_bounds__(threads)
+    transpose_kernel(const unsigned char* __restrict__ x, unsigned char* __restrict__ out, int64_t n,
+                     int64_t k) {
+  NRL_SHARED(unsigned, tile, [side][side / 4 + 1]);  // of the transpose: 4 rows of x in a word
+  const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
+  const int64_t across = (k + side - 1) / side, tiles = (n + side - 1) / side * across;
+  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+    const int64_t row0 = t / across * side, column0 = t % across * side, row = row0 + w * rows_per_warp,
+                  column = column0 + lane * columns_per_lane;
+    unsigned words[rows_per_warp];
+#pragma unroll
+    for (int r = 0; r < rows_per_warp; ++r)
+      words[r] =
+          column < k && row + r < n ? *reinterpret_cast<const unsigned*>(x + (row + r) * k + column) : 0;
+#pragma unroll
+    for (int c = 0; c < columns_per_lane; ++c)
+#pragma unroll
+      for (int q = 0; q < rows_per_warp / 4; ++q) {
+        unsigned word = 0;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) word |= (words[4 * q + r] >> 8 * c & 0xffu) << 8 * r;
+        tile[lane * columns_per_lane + c][w * (rows_per_warp / 4) + q] = word;
+      }
+    __syncthreads();
+    for (int j = w; j < side && column0 + j < k; j += warps)
+      if (row0 + lane * 4 < n)
+        *reinterpret_cast<unsigned*>(out + (column0 + j) * n + row0 + lane * 4) = tile[j][lane];
+    __syncthreads();
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(threads)
     largest_magnitude_kernel(const T* __restrict__ x, Source source, int64_t n, int64_t k, float* amax) {
@@ -282,6 +314,12 @@ void quantize_launch(Exec& exec, const Quantize& a) {
     e4m3 ? launch_scaling<float, DType::e4m3>(exec, a) : launch_scaling<float, DType::e5m2>(exec, a);
 }
 
+void transpose_launch(Exec& exec, const Transpose& a) {
+  const int64_t n = a.x.dim(0), k = a.x.dim(1), tiles = ((n + side - 1) / side) * ((k + side - 1) / side);
+  NRL_LAUNCH(transpose_kernel, grid_for(tiles, 1, exec.multiprocessors, 3), threads, 0, exec.stream,
+             static_cast<const unsigned char*>(a.x.data), static_cast<unsigned char*>(a.out.data), n, k);
+}
+
 template <class T>
 void launch_largest(Exec& exec, const LargestMagnitude& a) {
   const int64_t n = a.source.x.dim(0), k = a.source.columns();
@@ -306,6 +344,7 @@ void update_scales_launch(Exec& exec, const UpdateScales& a) {
 
 void fill_quantize(KernelTable& table) {
   table.quantize = quantize_launch;
+  table.transpose = transpose_launch;
   table.largest_magnitude = largest_magnitude_launch;
   table.update_scales = update_scales_launch;
 }

@@ -30,6 +30,10 @@ Cost cost(const Exec&, const Quantize& a) {
           .written = bytes_of(a.row, a.column) + scale_bytes(a.row) + scale_bytes(a.column)};
 }
 
+Cost cost(const Exec&, const Transpose& a) {
+  return {.read = bytes_of(a.x), .written = bytes_of(a.out)};
+}
+
 Cost cost(const Exec&, const LargestMagnitude& a) {
   return {.read = bytes_of(a.source.x), .written = bytes_of(a.amax)};
 }
@@ -55,6 +59,19 @@ void quantize(Exec& exec, const Quantize& a) {
   }
   const trace::Range range("quantize");
   exec.kernels->quantize(exec, a);
+}
+
+void transpose(Exec& exec, const Transpose& a) {
+  if (noted(exec, Kernel::transpose, a)) return;
+  const auto is_codes = [](const Tensor& t) {
+    return t.data && t.rank == 2 && (t.dtype == DType::e4m3 || t.dtype == DType::e5m2) && t.contiguous() &&
+           t.dim(0) % 16 == 0 && t.dim(1) % 16 == 0;
+  };
+  NRL_CHECK(is_codes(a.x) && is_codes(a.out) && a.x.dtype == a.out.dtype && a.x.dim(0) == a.out.dim(1) &&
+                a.x.dim(1) == a.out.dim(0),
+            "transpose: x is {}, out is {}", describe(a.x), describe(a.out));
+  const trace::Range range("transpose");
+  exec.kernels->transpose(exec, a);
 }
 
 void largest_magnitude(Exec& exec, const LargestMagnitude& a) {

@@ -85,6 +85,13 @@ void quantize_both(Exec&, const Quantize& a) {
   if (a.column) quantize_copy(a.column, [&](int64_t i, int64_t j) { return source_value(a.source, j, i); });
 }
 
+void transposed(Exec&, const Transpose& a) {
+  const int64_t n = a.x.dim(0), k = a.x.dim(1);
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0; j < k; ++j)
+      static_cast<uint8_t*>(a.out.data)[j * n + i] = static_cast<const uint8_t*>(a.x.data)[i * k + j];
+}
+
 void largest(Exec&, const LargestMagnitude& a) {
   double amax = load(a.amax, 0);
   for (int64_t i = 0; i < a.source.x.dim(0); ++i)
@@ -119,6 +126,7 @@ void update(Exec&, const UpdateScales& a) {
 
 void fill_quantize(KernelTable& table) {
   table.quantize = quantize_both;
+  table.transpose = transposed;
   table.largest_magnitude = largest;
   table.update_scales = update;
 }
