@@ -48,6 +48,7 @@ QuantizedGemms fp8_gemms(const Fp8Options& o) {
   QuantizedGemms q;
   q.begin = o.begin;
   q.end = o.end;
+  q.primary = o.primary;
   switch (o.scaling) {
     case Fp8Scaling::delayed:
       q.amax_history = o.amax_history;
@@ -101,6 +102,9 @@ std::string unsupported_reason(const Recipe& recipe, int layers) {
   for (const DType dtype : {recipe.optimizer().exp_avg, recipe.optimizer().exp_avg_sq})
     if (!is_supported(dtype) && dtype != DType::e4m3)
       return fmt::format("optimizer state in {}: the ops take f32, bf16, f16 and e4m3", name_of(dtype));
+  if (const QuantizedGemms& q = recipe.quantized(); q.primary && q.weight.scaling != Scaling::tensor)
+    return fmt::format("weights kept in FP8 with {} scales: only scales of tensors are built",
+                       name_of(q.weight.scaling));
   for (int layer = 0; layer < layers; ++layer)
     for (const Gemm gemm : layer_gemms)
       for (const Role role : all_roles) {

@@ -43,6 +43,9 @@ struct QuantizedGemms {
   int amax_history = 0;      ///< tensor scales follow from the largest of so many steps; 0: from this tensor
   bool most_recent = false;  ///< with a history: of the last step only
   int margin = 0;            ///< tensor scales leave room for numbers 2^margin times as large
+  /// Weights are kept in FP8 between steps: the optimizer, which has them in more bits, writes them. Only
+  /// with scales of tensors.
+  bool primary = false;
   bool operator==(const QuantizedGemms&) const = default;
 };
 
@@ -122,6 +125,8 @@ class Recipe {
   Format of(int layer, Gemm gemm, Role role) const;
   /// Whether a GEMM reads FP8 operands.
   bool quantizes(int layer, Gemm gemm) const { return of(layer, gemm, Role::input).scaling != Scaling::none; }
+  /// Whether a GEMM's weight is kept in FP8 (QuantizedGemms::primary).
+  bool keeps_fp8(int layer, Gemm gemm) const { return formats_.quantized.primary && quantizes(layer, gemm); }
   /// Of any layer.
   constexpr bool quantizes_any() const {
     return formats_.quantized.input.scaling != Scaling::none &&
@@ -182,6 +187,7 @@ struct Fp8Options {
   int amax_history = 1;      ///< of delayed
   bool most_recent = false;  ///< of delayed
   int margin = 0;            ///< of delayed and tensorwise
+  bool primary = false;      ///< QuantizedGemms::primary; of delayed and tensorwise
 };
 QuantizedGemms fp8_gemms(const Fp8Options& options);
 

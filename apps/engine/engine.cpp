@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "apps/engine/mapped_staging.h"
 #include "apps/engine/pinned_staging.h"
@@ -69,6 +70,9 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
                plan_->offload_slot_bytes};
     updates = {&ops::cpu_kernels(plan_->host_isa), plan_->host_threads};
   }
+  if (std::any_of(groups_.begin(), groups_.end(), [](const GroupTensors& t) { return t.group->fp8; }))
+    fp8_weights_ = std::make_unique<Fp8Weights>(groups_, plan_->parameters, plan_->decoder->weight_scales(),
+                                                plan_->layout.tensor, ranks, exec_);
   optimizer_ = std::make_unique<Optimizer>(options_.optimizer, options_.max_grad_norm,
                                            options_.max_nonfinite_steps, options_.loss_scale.growth_interval,
                                            groups_, step_scalars_, arenas_, staging, updates, exec_);
@@ -203,6 +207,19 @@ std::unique_ptr<Staging> Engine::staging() {
 void Engine::weights_written() {
   initialize_master_weights(exec_, groups_);
   for (const GroupTensors& t : groups_) initialize_offloaded_master(exec_, t, arenas_);
+  fp8_stale_ = true;
+}
+
+void Engine::restore(const StepCounters& counters) {
+  scalars_.restore(counters);
+  fp8_stale_ = true;
+}
+
+void Engine::refresh_fp8_weights() {
+  if (!fp8_weights_ || !std::exchange(fp8_stale_, false)) return;
+  finish_gathers();
+  fp8_weights_->write();
+  reducer_->gather_fp8();
 }
 
 void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t first_sample) {
@@ -212,6 +229,7 @@ void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t firs
 void Engine::step(const StepInput& step, Objective& objective) {
   NRL_CHECK(ranks_, "this engine does not train");
   NRL_CHECK(objective.metrics().size() <= S::max_metrics);
+  refresh_fp8_weights();
   plan_->tensors->commit(step.number, step.loss_tokens);
   scalars_.begin(step.learning_rate, step.stop);
   const bool graph = options_.cuda_graph && !step.eager;
@@ -268,6 +286,7 @@ void Engine::run_schedule(Objective& objective, const std::function<void()>& gra
     optimizer_->step(communicates ? &(*ranks_)[parallel::group::all] : nullptr);
     decoder.update_router_bias(step_scalars_);
     decoder.update_scales();
+    if (fp8_weights_) fp8_weights_->write();
     if (!communicates) return;
     if (options_.overlap_param_gather)
       reducer_->start_gather();
@@ -294,6 +313,7 @@ void Engine::run_graph(Objective& objective) {
 }
 
 Tensor Engine::log_probs(const data::HostMicroBatch& batch) {
+  refresh_fp8_weights();
   plan_->tensors->fill(0, batch, 0);
   plan_->tensors->commit(0, 0);
   plan_->decoder->evaluate(plan_->tensors->microbatches().front());
@@ -302,6 +322,7 @@ Tensor Engine::log_probs(const data::HostMicroBatch& batch) {
 
 double Engine::evaluate(int64_t count, const std::function<const data::HostMicroBatch&()>& next) {
   double sum = 0;
+  refresh_fp8_weights();
   ops::upload(exec_, evaluation_, &sum);
   const plan::RunPlan& p = *plan_;
   const auto at_once = static_cast<int64_t>(p.decoder->options().evaluated);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/data/loader.h"
+#include "apps/engine/fp8_weights.h"
 #include "apps/engine/group_reducer.h"
 #include "apps/engine/objective.h"
 #include "apps/engine/optimizer.h"
@@ -106,17 +107,20 @@ class Engine {
   /// far; on a CPU null, or what keeps no more of offloaded memory resident than needed. One at a time; must
   /// not outlive the engine.
   std::unique_ptr<Staging> staging();
-  /// Must be called after writing the weights from outside: initializes the master
-  /// weights, if any, from them.
+  /// Must be called after writing the weights from outside: initializes the master weights, if any, from
+  /// them. The next pass begins with writing those that are kept in FP8.
   void weights_written();
-  /// Restores the optimizer's counters from a checkpoint.
-  void restore(const StepCounters& counters) { scalars_.restore(counters); }
+  /// Must be called when a checkpoint is loaded: restores the optimizer's counters. The same for weights in
+  /// FP8.
+  void restore(const StepCounters& counters);
 
  private:
   Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, const parallel::Groups* ranks,
          const ops::Exec& exec);
   void allocate();
   void bind();
+  /// Before a pass: writes and gathers the weights that are kept in FP8 if others were loaded.
+  void refresh_fp8_weights();
   void run_schedule(Objective& objective, const std::function<void()>& gradients_reduced = {});
   void run_graph(Objective& objective);
 
@@ -133,6 +137,8 @@ class Engine {
   std::unique_ptr<pipeline::StageMessages> messages_;  // with several stages
   std::unique_ptr<GroupReducer> reducer_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Fp8Weights> fp8_weights_;
+  bool fp8_stale_ = true;
   device::Graph graph_;
   std::array<memory::HostCopyStatistics, plan::max_steps_in_flight> copies_;  // of steps in flight
   int64_t steps_ = 0, collected_ = 0;  // enqueued by this engine, and of those collected

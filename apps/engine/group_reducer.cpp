@@ -5,6 +5,19 @@
 #include "core/trace/trace.h"
 
 namespace nrl::engine {
+namespace {
+
+/// What the layers read, of this rank.
+const Tensor& read_weights(const GroupTensors& t) {
+  return t.group->fp8 ? t.codes : t.weights;
+}
+
+/// FP8 travels as bytes.
+comm::View bytes_or_numbers(const Tensor& t) {
+  return {t.data, t.numel(), t.dtype == DType::e4m3 ? DType::u8 : t.dtype};
+}
+
+}  // namespace
 
 GroupReducer::GroupReducer(std::span<const GroupTensors> groups, const parallel::Groups& ranks, bool overlap,
                            ops::Exec& exec, const plan::StepTraffic* traffic)
@@ -25,12 +38,12 @@ GroupReducer::GroupReducer(std::span<const GroupTensors> groups, const parallel:
         parallel::ReduceGroup{&ranks[g.shard_group()], g.replicas > 1 ? &ranks[g.replica_group()] : nullptr},
         // The copies of a tied embedding are complete at different times: their sums are issued in finish().
         g.reduce_options(overlap && !g.reduce.ends), exec);
-    if (!g.weights_sharded) continue;
+    if (!g.weights_gathered) continue;
     std::vector<comm::View> buckets;
-    for (const Tensor& b : t.gathered) buckets.emplace_back(b.data, b.numel(), b.dtype);
-    group.gather = std::make_unique<parallel::WeightGather>(
-        g.layout, comm::ConstView(t.weights.data, t.weights.numel(), t.weights.dtype), std::move(buckets),
-        ranks[g.gather_group()], comm::StreamRef{exec.stream});
+    for (const Tensor& b : t.gathered) buckets.push_back(bytes_or_numbers(b));
+    group.gather = std::make_unique<parallel::WeightGather>(g.layout, bytes_or_numbers(read_weights(t)),
+                                                            std::move(buckets), ranks[g.gather_group()],
+                                                            comm::StreamRef{exec.stream});
   }
 }
 
@@ -50,15 +63,22 @@ void GroupReducer::finish() {
     if (g.reducer) g.reducer->finish();
 }
 
+void GroupReducer::start_gather(Group& g) {
+  if (!g.reducer) return;
+  if (g.gather)
+    g.gather->updated();
+  else
+    g.reducer->start_gather(bytes_or_numbers(read_weights(g.tensors)));
+}
+
 void GroupReducer::start_gather() {
-  for (Group& g : groups_) {
-    if (!g.reducer) continue;
-    const Tensor& w = g.tensors.weights;
-    if (g.gather)
-      g.gather->updated();
-    else
-      g.reducer->start_gather(comm::View(w.data, w.numel(), w.dtype));
-  }
+  for (Group& g : groups_) start_gather(g);
+}
+
+void GroupReducer::gather_fp8() {
+  for (Group& g : groups_)
+    if (g.reducer && g.tensors.group->fp8) start_gather(g);
+  wait_gathers();
 }
 
 void GroupReducer::wait_gather(int parameter) {

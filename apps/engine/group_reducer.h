@@ -44,6 +44,9 @@ class GroupReducer : public model::LayerWatch {
     wait_gathers();
   }
 
+  /// The same for the groups that are kept in FP8 only.
+  void gather_fp8();
+
   void begin_program(memory::Mode mode) override;
   void begin_layer() override;
   void end_layer() override;
@@ -58,6 +61,7 @@ class GroupReducer : public model::LayerWatch {
     int group = -1, index = 0;  // in the group
   };
   Group& of(const plan::BucketRef& b) { return groups_[static_cast<size_t>(b.group)]; }
+  void start_gather(Group& g);
   void open(const plan::OpenBucket& b);
   const plan::LayerTraffic* current() const;
 

@@ -37,6 +37,7 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
     GroupTensors& t = out.emplace_back();
     t.group = &g;
     t.weights = view(g.weights, g.weight, g.weight_elements());
+    if (g.fp8) t.codes = view(g.codes, g.read_type(), g.code_elements());
     if (!g.trainable) continue;
     t.gradients = view(g.gradients, g.main_gradient, g.gradient_elements());
     const auto by_bucket = [&](const std::vector<memory::BufferId>& ids, DType dtype) {
@@ -45,7 +46,7 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
         buffers.push_back(view(ids[b], dtype, g.layout.buckets()[b].size));
       return buffers;
     };
-    t.gathered = by_bucket(g.gathered, g.weight);
+    t.gathered = by_bucket(g.gathered, g.read_type());
     t.bucket_gradients = by_bucket(g.bucket_gradients, g.gradient);
     const parallel::ReduceOptions reduction = g.reduce_options(true);
     if (g.staging >= 0)
@@ -70,6 +71,18 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
   return out;
 }
 
+namespace {
+
+/// A parameter of a group, the `index`-th, in a flat buffer from `start` on.
+Tensor parameter_in(const model::ParameterList& parameters, const plan::ParamGroup& g, size_t index,
+                    const Tensor& buffer, int64_t start) {
+  if (!buffer) return {};
+  return parameters.all[static_cast<size_t>(g.parameters[index])].view(
+      static_cast<char*>(buffer.data) + start * size_of(buffer.dtype), buffer.dtype);
+}
+
+}  // namespace
+
 std::vector<model::ParameterView> parameter_views(const model::ParameterList& parameters,
                                                   std::span<const GroupTensors> groups) {
   std::vector<model::ParameterView> views(parameters.all.size());
@@ -78,16 +91,12 @@ std::vector<model::ParameterView> parameter_views(const model::ParameterList& pa
     for (size_t i = 0; i < g.parameters.size(); ++i) {
       const auto p = static_cast<size_t>(g.parameters[i]);
       const parallel::ParamPlace& place = g.layout.place(static_cast<int>(i));
-      const auto in = [&](const Tensor& buffer, int64_t start) {
-        if (!buffer) return Tensor{};
-        return parameters.all[p].view(static_cast<char*>(buffer.data) + start * size_of(buffer.dtype),
-                                      buffer.dtype);
-      };
       const auto bucket = static_cast<size_t>(place.bucket);
-      const auto of = [&](const Tensor& flat, bool sharded, const std::vector<Tensor>& buckets) {
-        return sharded ? in(buckets.at(bucket), place.offset) : in(flat, place.start);
+      const auto of = [&](const Tensor& flat, bool by_bucket, const std::vector<Tensor>& buckets) {
+        return by_bucket ? parameter_in(parameters, g, i, buckets.at(bucket), place.offset)
+                         : parameter_in(parameters, g, i, flat, place.start);
       };
-      views[p] = {.weight = of(t.weights, g.weights_sharded, t.gathered),
+      views[p] = {.weight = of(g.fp8 ? t.codes : t.weights, g.weights_gathered, t.gathered),
                   .grad = of(t.gradients, g.gradients_sharded, t.bucket_gradients),
                   .overwrites_gradient = parameters.all[p].overwrites_gradient && !g.adds_microbatches,
                   .grad_per_microbatch = g.gradients_sharded};
@@ -98,10 +107,14 @@ std::vector<model::ParameterView> parameter_views(const model::ParameterList& pa
 
 std::vector<Tensor> parameter_weights(const model::ParameterList& parameters,
                                       std::span<const GroupTensors> groups) {
-  for (const GroupTensors& t : groups)
-    NRL_CHECK(!t.group->weights_sharded, "{}: the weights are sharded", t.group->name);
-  std::vector<Tensor> out;
-  for (const model::ParameterView& view : parameter_views(parameters, groups)) out.push_back(view.weight);
+  std::vector<Tensor> out(parameters.all.size());
+  for (const GroupTensors& t : groups) {
+    const plan::ParamGroup& g = *t.group;
+    NRL_CHECK(!g.weights_sharded, "{}: the weights are sharded", g.name);
+    for (size_t i = 0; i < g.parameters.size(); ++i)
+      out[static_cast<size_t>(g.parameters[i])] =
+          parameter_in(parameters, g, i, t.weights, g.layout.place(static_cast<int>(i)).start);
+  }
   return out;
 }
 

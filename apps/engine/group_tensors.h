@@ -15,7 +15,8 @@ namespace nrl::engine {
 /// The flat tensors of a group, which must outlive them.
 struct GroupTensors {
   const plan::ParamGroup* group = nullptr;
-  Tensor weights;    ///< (weight_elements()); read by the layers if not sharded
+  Tensor weights;    ///< (weight_elements()); read by the layers if neither gathered nor FP8
+  Tensor codes;      ///< (code_elements()) e4m3: what the layers read of FP8 groups; else empty
   Tensor gradients;  ///< (gradient_elements()) f32, or bf16 if sharded; empty if frozen
   /// (resident_state_elements()) each, in the order of ParamGroup::state, and the scales of each of them,
   /// (ops::moment_blocks() of these) u8 or empty.
@@ -23,7 +24,8 @@ struct GroupTensors {
   /// The same of (offloaded_elements) in memory::Tier::host; empty if nothing is offloaded.
   std::vector<Tensor> offloaded, offloaded_scales;
   Tensor chunks;  ///< (C, 4) i64, the group's chunk_table; empty if frozen
-  /// By bucket, (its size): what layers read and write of sharded weights and gradients.
+  /// By bucket, (its size): what layers read of gathered weights, in ParamGroup::read_type(), and write of
+  /// sharded gradients.
   std::vector<Tensor> gathered, bucket_gradients;
   /// parallel::GradMemory::staging, errors and sum_errors; may be empty
   Tensor staging, errors, sum_errors;
@@ -44,7 +46,7 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
 /// Gradients of frozen parameters are empty.
 std::vector<model::ParameterView> parameter_views(const model::ParameterList& parameters,
                                                   std::span<const GroupTensors> groups);
-/// The weights of parameter_views(); no group may be sharded.
+/// The weights, which no group may keep in shards.
 std::vector<Tensor> parameter_weights(const model::ParameterList& parameters,
                                       std::span<const GroupTensors> groups);
 

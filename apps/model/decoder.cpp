@@ -164,22 +164,20 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
 }
 
 void Decoder::plan_quantized(const ParameterList& parameters, memory::MemoryPlan& plan) {
-  using precision::Gemm, precision::Role;
+  using precision::Role;
   const precision::Recipe& recipe = options_.recipe;
   const auto layers = static_cast<int>(part_.layers);
   const precision::ScaleLayout scales = context_.scales.layout = recipe.scales(layers);
-  for (int l = 0; l < layers; ++l) {
-    const LayerParameters& p = parameters.layers[static_cast<size_t>(l)];
-    for (const auto& [gemm, parameter] : {std::pair{Gemm::qkv, p.qkv},
-                                          {Gemm::o_proj, p.o},
-                                          {Gemm::mlp_in, p.mlp_in},
-                                          {Gemm::mlp_out, p.mlp_out}}) {
+  for (int l = 0; l < layers; ++l)
+    for (const auto& [gemm, parameter] : gemm_weights(parameters.layers[static_cast<size_t>(l)])) {
       const precision::Format format = recipe.of(l, gemm, Role::weight);
-      if (parameter < 0 || format.scaling == Scaling::none) continue;
+      if (format.scaling == Scaling::none) continue;
       const Parameter& weight = parameters.all[static_cast<size_t>(parameter)];
       const int64_t rows = weight.shape[0], columns = weight.shape[1];
       const auto add = [&](const char* what, int64_t m, int64_t k) {
-        return plan.add(weight.name + what, Category::weights, quantized_bytes(format.scaling, m, k));
+        return recipe.keeps_fp8(l, gemm)
+                   ? -1
+                   : plan.add(weight.name + what, Category::weights, quantized_bytes(format.scaling, m, k));
       };
       quantized_.push_back({.parameter = parameter,
                             .format = format,
@@ -189,12 +187,12 @@ void Decoder::plan_quantized(const ParameterList& parameters, memory::MemoryPlan
                             .row = add(" in FP8", rows, columns),
                             .column = add(" in FP8, transposed", columns, rows)});
     }
-  }
   const auto own = static_cast<int64_t>(quantized_.size());
+  const bool of_tensors = own > 0 && quantized_.front().format.scaling == Scaling::tensor;
+  // Delayed scales of weights that are kept in FP8: the magnitudes that the next update_scales() takes.
+  const int64_t numbers = scales.layers == 0 ? 2 * own : recipe.quantized().primary ? scales.of_role() : 0;
   buffers_.weight_scales =
-      scales.layers == 0 && own > 0 && quantized_.front().format.scaling == Scaling::tensor
-          ? plan.add("scales of FP8 weights", Category::weights, own * 2 * 4)
-          : -1;
+      of_tensors && numbers > 0 ? plan.add("scales of FP8 weights", Category::weights, numbers * 4) : -1;
   buffers_.scales = scales.layers > 0 ? plan.add("FP8 scales", Category::optimizer, scales.bytes()) : -1;
 }
 
@@ -208,18 +206,39 @@ void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arena
     const std::vector<float> ones(static_cast<size_t>(n), 1.0f);
     ops::upload(exec, scales.scale, ones.data());
   }
-  auto* const own =
-      buffers_.weight_scales >= 0 ? static_cast<float*>(arenas.at(plan, buffers_.weight_scales)) : nullptr;
+  const bool delayed = scales.layout.layers > 0;
+  const int64_t first = int64_t{scales.layout.of_role()} * static_cast<int64_t>(precision::Role::weight);
+  WeightScales& of_weights = weight_scales_;
+  if (buffers_.weight_scales >= 0) {
+    auto* data = static_cast<float*>(arenas.at(plan, buffers_.weight_scales));
+    const int64_t n = delayed ? scales.layout.of_role() : std::ssize(quantized_);
+    of_weights.scale = delayed ? scales.scale.rows(first, n) : make_tensor(data, DType::f32, {n});
+    of_weights.amax = make_tensor(delayed ? data : data + n, DType::f32, {n});
+  }
+  of_weights.index.assign(context_.parameters.size(), -1);
+  of_weights.delayed = delayed;
+  of_weights.margin = options_.recipe.quantized().margin;
   context_.quantized.assign(context_.parameters.size(), {});
   for (size_t i = 0; i < quantized_.size(); ++i) {
     const QuantizedBuffers& b = quantized_[i];
-    QuantizedWeight& w = context_.quantized[static_cast<size_t>(b.parameter)];
-    w.row = quantized_tensor(arenas.at(plan, b.row), b.format, b.rows, b.columns, {});
-    w.column = quantized_tensor(arenas.at(plan, b.column), b.format, b.columns, b.rows, {});
+    const auto p = static_cast<size_t>(b.parameter);
+    QuantizedWeight& w = context_.quantized[p];
+    const bool kept = b.row < 0;
+    if (kept) {
+      w.row = context_.parameters[p].weight;
+      w.row.scales.kind = b.format.scaling;
+    } else {
+      w.row = quantized_tensor(arenas.at(plan, b.row), b.format, b.rows, b.columns, {});
+      w.column = quantized_tensor(arenas.at(plan, b.column), b.format, b.columns, b.rows, {});
+    }
     if (b.format.scaling != Scaling::tensor) continue;
-    float* const scale = own ? own + 2 * i : scales.scale.ptr<float>() + b.scale;
-    w.row.scales.data = w.column.scales.data = scale;
-    if (own) w.amax = make_tensor(scale + 1, DType::f32, {1});
+    const auto index = delayed ? b.scale - first : static_cast<int64_t>(i);
+    w.row.scales.data = w.column.scales.data =
+        delayed ? scales.scale.ptr<float>() + b.scale : of_weights.scale.ptr<float>() + index;
+    if (kept)
+      of_weights.index[p] = static_cast<int>(index);
+    else if (!delayed)
+      w.amax = of_weights.amax.rows(index, 1);
   }
 }
 
@@ -227,12 +246,17 @@ void Decoder::update_scales() {
   const DelayedScales& s = context_.scales;
   if (!s.scale) return;
   ops::Exec& exec = *context_.exec;
+  const int64_t n = s.layout.of_role();
+  if (const Tensor& of_weights = weight_scales_.amax) {  // that this step has read
+    float* const measured = s.amax.ptr<float>() + static_cast<int64_t>(precision::Role::weight) * n;
+    ops::copy(exec, make_tensor(of_weights.data, DType::f32, {1, n}),
+              make_tensor(measured, DType::f32, {1, n}));
+  }
   if (context_.groups && !exec.needed)
     (*context_.groups)[parallel::group::all]
         .all_reduce_async(view_of(s.amax.rows(0, 1)), comm::Reduce::max, comm::StreamRef{exec.stream})
         .wait();
   const precision::QuantizedGemms& q = options_.recipe.quantized();
-  const int64_t n = s.layout.of_role();
   for (const precision::Role role : precision::all_roles) {
     const int64_t first = static_cast<int64_t>(role) * n;
     const DType format = (role == precision::Role::gradient ? q.gradient : q.input).dtype;

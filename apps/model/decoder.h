@@ -82,6 +82,8 @@ class Decoder {
   /// have measured. Only with scales that outlive a step.
   void update_scales();
   const DelayedScales& scales() const { return context_.scales; }
+  /// Of the weights that are kept in FP8; none without.
+  const WeightScales& weight_scales() const { return weight_scales_; }
   /// Log-probabilities (N) f32 of the targets of the last microbatch; 0 for tokens without a target. Of the
   /// last stage; others have none.
   const Tensor& log_prob() const { return context_.log_prob; }
@@ -167,9 +169,10 @@ class Decoder {
     precision::Format format;
     int64_t rows, columns;
     int scale;                     ///< delayed scaling: index in DelayedScales
-    memory::BufferId row, column;  ///< the copies
+    memory::BufferId row, column;  ///< the copies; -1: the weight is kept in FP8
   };
   std::vector<QuantizedBuffers> quantized_;
+  WeightScales weight_scales_;
   size_t workspace_bytes_ = 0;
   int64_t head_chunk_ = 0;
 };

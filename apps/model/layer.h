@@ -39,10 +39,23 @@ struct ParameterView {
   bool grad_per_microbatch = false;
 };
 
-/// The FP8 copies of a weight (ops::Quantize), made in the first microbatch of a step or an evaluation.
+/// The FP8 copies of a weight (ops::Quantize), made in the first microbatch of a step or an evaluation. Of a
+/// weight that is kept in FP8 the row copy is the weight itself; the column copy, which is then empty, is a
+/// slot of the layer.
 struct QuantizedWeight {
   Tensor row, column;
   Tensor amax;  ///< (1) f32: for a scale of the whole tensor that is computed from the weight itself
+};
+
+/// Scales of the weights that are kept in FP8 (precision::QuantizedGemms::primary), for the update that
+/// writes them.
+struct WeightScales {
+  std::vector<int> index;  ///< by parameter: in the tensors; -1: is not kept in FP8
+  /// (n) f32. `amax` gets the weights' largest magnitudes: delayed, for the scales of later steps; else the
+  /// scales follow from them, and it is left 0.
+  Tensor scale, amax;
+  bool delayed = false;
+  int margin = 0;
 };
 
 /// Scales of FP8 tensors that follow from earlier steps (precision::ScaleLayout); empty with other recipes.

@@ -277,6 +277,26 @@ ParameterList make_parameters(const ModelSpec& spec, const ModelLayout& layout) 
   return Builder(spec, layout).build();
 }
 
+std::vector<std::pair<precision::Gemm, int>> gemm_weights(const LayerParameters& layer) {
+  using precision::Gemm;
+  std::vector<std::pair<Gemm, int>> out{{Gemm::qkv, layer.qkv},
+                                        {Gemm::o_proj, layer.o},
+                                        {Gemm::mlp_in, layer.mlp_in},
+                                        {Gemm::mlp_out, layer.mlp_out}};
+  std::erase_if(out, [](const auto& weight) { return weight.second < 0; });
+  return out;
+}
+
+void keep_in_fp8(const precision::Recipe& recipe, ParameterList& parameters) {
+  for (size_t l = 0; l < parameters.layers.size(); ++l)
+    for (const auto& [gemm, weight] : gemm_weights(parameters.layers[l])) {
+      if (!recipe.keeps_fp8(static_cast<int>(l), gemm)) continue;
+      Parameter& p = parameters.all[static_cast<size_t>(weight)];
+      p.group = group_name::fp8;
+      p.fp8 = true;
+    }
+}
+
 void initial_values(const ModelSpec& spec, const Parameter& parameter, const Part& part, uint64_t seed,
                     float* out, int threads) {
   const int64_t count = part.numel();

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/model/layout.h"
 #include "core/tensor/tensor.h"
+#include "precision/recipe.h"
 
 namespace nrl::model {
 
@@ -55,6 +57,8 @@ inline constexpr const char* tied = "tied";
 /// The matrices of experts, each of which is on one rank of the expert grid's tensor- and expert-parallel
 /// axes.
 inline constexpr const char* expert = "expert";
+/// Weights of GEMMs that are kept in FP8.
+inline constexpr const char* fp8 = "fp8";
 /// Biases of routers: no gradient; a step updates them from the load of the experts.
 inline constexpr const char* router_bias = "router_bias";
 }  // namespace group_name
@@ -69,6 +73,7 @@ struct Parameter {
   std::string group = group_name::dense;  ///< one flat layout and one optimizer call
   bool trainable = true;                  ///< equal within a group; false: no gradient, no optimizer state
   bool f32 = false;                       ///< stored in f32 with any recipe; equal within a group
+  bool fp8 = false;                       ///< layers read it in FP8 only; equal within a group
   Copies copies = Copies::none;
   /// The weight (or bias) of a GEMM, whose first contribution to the gradient of a step overwrites it. All
   /// other gradients are zeroed after the update, and every contribution is added.
@@ -116,6 +121,11 @@ struct ParameterList {
 
 /// The parameters of a rank; by default of the whole model. The blocks of other stages have no parameters.
 ParameterList make_parameters(const ModelSpec& spec, const ModelLayout& layout = {});
+
+/// The weights of a layer's GEMMs, those that it has.
+std::vector<std::pair<precision::Gemm, int>> gemm_weights(const LayerParameters& layer);
+/// Puts the weights that the recipe keeps in FP8 (Recipe::keeps_fp8()) in a group of their own.
+void keep_in_fp8(const precision::Recipe& recipe, ParameterList& parameters);
 
 /// Initial values of a part, in [out, in] order: a pure function of (seed, name, element of the logical
 /// tensor), so that any rank can initialize any slice. Matrices and embeddings are normal(0,

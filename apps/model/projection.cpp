@@ -144,8 +144,14 @@ Projection::Projection(const precision::Recipe& recipe, const AddSlot& add, int 
       margin_(recipe.quantized().margin),
       weight_(weight),
       bias_(bias),
+      in_(in),
+      out_(out),
       input_(recipe, add, layer, gemm, Role::input, in, !column, rules),
-      gradient_(recipe, add, layer, gemm, Role::gradient, out, column, "") {}
+      gradient_(recipe, add, layer, gemm, Role::gradient, out, column, "") {
+  if (!recipe.keeps_fp8(layer, gemm)) return;
+  transpose_ = trace::intern(fmt::format("{} weight transposed", name_of(gemm)));
+  transposed_ = add({.name = transpose_, .width = in * out, .dtype = DType::u8, .rows = one_row});
+}
 
 void Projection::quantize_input(Run& r, const Source& x) const {
   if (input_) input_.forward_steps(r, x);
@@ -153,16 +159,27 @@ void Projection::quantize_input(Run& r, const Source& x) const {
 
 void Projection::quantize_gradient(Run& r, Slot dy) const {
   if (gradient_) gradient_.backward_step(r, {dy});
+  if (transposed_)
+    r.dgrad(transpose_, reads(), writes(transposed_),
+            [&] { ops::transpose(r.exec(), {.x = weight(r), .out = weight_for_gradient(r)}); });
 }
 
 Tensor Projection::weight(Run& r) const {
   if (!input_) return r.weight(weight_);
-  if (r.first_microbatch() && !r.recomputes()) quantize_weight(r);
+  if (transposed_)
+    r.weight(weight_);  // which may be gathered
+  else if (r.first_microbatch() && !r.recomputes())
+    quantize_weight(r);
   return r.context().quantized[static_cast<size_t>(weight_)].row;
 }
 
 Tensor Projection::weight_for_gradient(const Run& r) const {
-  return gradient_ ? r.context().quantized[static_cast<size_t>(weight_)].column : r.weight(weight_);
+  if (!gradient_) return r.weight(weight_);
+  const QuantizedWeight& w = r.context().quantized[static_cast<size_t>(weight_)];
+  if (!transposed_) return w.column;
+  Tensor t = make_tensor(r[transposed_].data, w.row.dtype, {in_, out_}, w.row.device);
+  t.scales = w.row.scales;
+  return t;
 }
 
 void Projection::quantize_weight(Run& r) const {

@@ -7,6 +7,8 @@
 //   dgrad    dy row copy, W column copy
 //   wgrad    dy column copy, x column copy
 //
+// A weight that is kept in FP8 is its row copy; a dgrad step transposes it for dgrad.
+//
 // Scales of whole tensors are found here: from the values (the ranks that share a tensor agree on them), or
 // from earlier steps (DelayedScales). Recomputation rounds with the scales of the forward pass.
 
@@ -75,10 +77,12 @@ class Projection {
   /// The weight as fprop reads it. Its FP8 copies are made here.
   Tensor weight(Run& r) const;
 
-  /// A dgrad step between those that write and read dy; none if dy is read as it is.
+  /// Dgrad steps between those that write and read dy; none if dy is read as it is.
   void quantize_gradient(Run& r, Slot dy) const;
   /// What dgrad reads of dy and of the weight.
-  Reads gradient_reads(Slot dy) const { return gradient_ ? gradient_.row_reads() : reads(dy); }
+  Reads gradient_reads(Slot dy) const {
+    return gradient_ ? gradient_.row_reads() | reads(transposed_) : reads(dy);
+  }
   Tensor gradient(const Run& r, Slot dy) const { return gradient_ ? gradient_.row(r) : r[dy]; }
   Tensor weight_for_gradient(const Run& r) const;
 
@@ -93,7 +97,10 @@ class Projection {
   precision::Format format_;  ///< of the weight
   int margin_;
   int weight_, bias_;
+  int64_t in_, out_;
   QuantizedOperand input_, gradient_;
+  const char* transpose_ = "";
+  Slot transposed_;  ///< (1, in * out): the column copy of a weight that is kept in FP8
 };
 
 /// Bytes of one FP8 copy (rows, columns): codes, then scales of blocks.

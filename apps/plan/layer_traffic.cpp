@@ -66,7 +66,7 @@ std::map<BucketRef, std::map<LayerPass, int>> contributing_passes(std::span<cons
 std::vector<LayerTraffic> layer_traffic(std::span<const model::LayerVisit> visits,
                                         std::span<const ParamGroup> groups, const TrafficOptions& options) {
   std::vector<LayerTraffic> out(visits.size());
-  const BucketIndex weights(groups, &ParamGroup::weights_sharded);
+  const BucketIndex weights(groups, &ParamGroup::weights_gathered);
   std::vector<Buckets> read;
   for (const model::LayerVisit& v : visits)
     read.push_back(weights.of(v.layer->parameters(v.backward).weights));
@@ -154,7 +154,7 @@ StepTraffic plan_layer_traffic(const model::Decoder& decoder, std::span<ParamGro
                                const TrafficOptions& options, memory::MemoryPlan& memory) {
   StepTraffic out;
   const bool sharded = std::any_of(groups.begin(), groups.end(), [](const ParamGroup& g) {
-    return g.weights_sharded || g.gradients_sharded;
+    return g.weights_gathered || g.gradients_sharded;
   });
   if (!sharded) return out;
   Lifetimes weights, gradients;
@@ -182,8 +182,8 @@ StepTraffic plan_layer_traffic(const model::Decoder& decoder, std::span<ParamGro
   for (size_t i = 0; i < groups.size(); ++i) {
     ParamGroup& g = groups[i];
     const auto group = static_cast<int>(i);
-    if (g.weights_sharded)
-      g.gathered = declare(g, group, "gathered weights", memory::Category::weights, weights, g.weight);
+    if (g.weights_gathered)
+      g.gathered = declare(g, group, "gathered weights", memory::Category::weights, weights, g.read_type());
     if (g.gradients_sharded)
       g.bucket_gradients = declare(g, group, "gradients", memory::Category::gradients, gradients, g.gradient);
   }

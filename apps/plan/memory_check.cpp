@@ -102,14 +102,19 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   };
   CategoryBytes out{};
   const auto at = [&](Category c) -> double& { return out[static_cast<size_t>(c)]; };
-  at(Category::weights) = kept(sharding.parameters) * static_cast<double>(size_of(recipe.weights()));
+  const double weight = n(size_of(recipe.weights()));
+  at(Category::weights) = kept(sharding.parameters) * weight;
+  const bool primary = recipe.quantized().primary;
+  if (primary)  // layers read one byte, and the optimizer keeps the weights
+    at(Category::weights) =
+        std::min(at(Category::weights), kept(sharding.parameters) + kept(sharding.optimizer_state) * weight);
   at(Category::gradients) =
       kept(sharding.gradients) *
       n(size_of(sharding.gradients ? recipe.optimizer().main_gradients : recipe.weight_gradients()));
   const precision::OptimizerFormats& formats = recipe.optimizer();
-  const int64_t master = !recipe.master_weights() ? 0
-                         : formats.remainders     ? size_of(DType::u16)
-                                                  : size_of(*recipe.master_weights());
+  const int64_t master = !recipe.master_weights()        ? 0
+                         : formats.remainders || primary ? size_of(DType::u16)
+                                                         : size_of(*recipe.master_weights());
   const auto moment = [&](DType dtype) {
     return n(size_of(dtype)) + (ops::has_moment_scales(dtype) ? 1 / n(ops::moment_block) : 0.0);
   };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/model/moe.h"
 #include "core/base/error.h"
 #include "core/ops/optimizer.h"
 
@@ -17,11 +18,13 @@ const Parameter& at(const model::ParameterList& list, int i) {
   return list.all[static_cast<size_t>(i)];
 }
 
-// Blocks that share a scale begin where parameters do, and must not be cut by a shard.
-int64_t shard_align(const precision::Recipe& recipe) {
+// Blocks that share a scale begin where parameters do, and must not be cut by a shard. A part that is rounded
+// to FP8 is a matrix of rows of so many elements.
+int64_t shard_align(const ParamGroup& g, const precision::Recipe& recipe) {
   static_assert(parallel::FlatBuckets::param_align % ops::moment_block == 0);
   const precision::OptimizerFormats& o = recipe.optimizer();
-  return ops::has_moment_scales(o.exp_avg) || ops::has_moment_scales(o.exp_avg_sq) ? ops::moment_block : 1;
+  const bool scaled = ops::has_moment_scales(o.exp_avg) || ops::has_moment_scales(o.exp_avg_sq);
+  return scaled || g.fp8 ? ops::moment_block : 1;
 }
 
 bool counts_copy(const Parameter& p, const GroupOptions& o) {
@@ -68,7 +71,8 @@ std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::Parameter
   const bool counts = o.replica == 0 && (g.sharded() || o.shard_rank == 0);
   for (OwnedRange& r : owned) {
     r.counted = r.counted && counts;
-    NRL_CHECK(r.state % shard_align(o.recipe) == 0, "{}: a range begins at {} of the state", g.name, r.state);
+    NRL_CHECK(r.state % shard_align(g, o.recipe) == 0, "{}: a range begins at {} of the state", g.name,
+              r.state);
   }
   return owned;
 }
@@ -181,7 +185,7 @@ void add_update(ParamGroup& g, const model::ParameterList& list, UpdateCall call
   g.updates.push_back(call);
 }
 
-// Weights and gradients of one update are indexed alike: bucket by bucket where only the gradients are
+// Weights and gradients of one update are indexed alike: bucket by bucket where only one of them is in
 // shards. What is offloaded is updated apart.
 void add_updates(ParamGroup& g, const model::ParameterList& list, int shard_rank) {
   const auto add = [&](UpdateCall call) {
@@ -203,11 +207,12 @@ void add_updates(ParamGroup& g, const model::ParameterList& list, int shard_rank
          .state = {0, g.state_elements()}});
     return;
   }
-  NRL_CHECK(g.gradients_sharded);
-  for (int b = 0; b < static_cast<int>(g.layout.buckets().size()); ++b)
-    add({.weights = g.layout.shard(b, shard_rank),
-         .gradients = g.layout.in_shards(b),
-         .state = g.layout.in_shards(b)});
+  for (int b = 0; b < static_cast<int>(g.layout.buckets().size()); ++b) {
+    const parallel::ElementRange whole = g.layout.shard(b, shard_rank), own = g.layout.in_shards(b);
+    add({.weights = g.weights_sharded ? own : whole,
+         .gradients = g.gradients_sharded ? own : whole,
+         .state = own});
+  }
 }
 
 /// The elements of a share of the state, rounded down, so that minimum_memory() is a lower bound.
@@ -225,7 +230,7 @@ parallel::ReduceOptions ParamGroup::reduce_options(bool overlap) const {
                                   .wire = wire,
                                   .fp32_sums = fp32_sums,
                                   .error_feedback = error_feedback};
-  options.strategy.parameters = weights_sharded;
+  options.strategy.parameters = weights_gathered;
   options.strategy.gradients = gradients_sharded;
   return options;
 }
@@ -234,6 +239,12 @@ void ParamGroup::add_microbatches() {
   if (std::exchange(adds_microbatches, true)) return;
   zeroed.clear();
   for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) zeroed.push_back(layout.range(b));
+}
+
+std::optional<parallel::GroupId> ParamGroup::scale_group(int tensor) const {
+  if (weights_sharded) return model::batch_ranks(tensor);
+  if (tensor > 1) return parallel::group::tp;
+  return std::nullopt;
 }
 
 std::vector<ParamGroup> make_param_groups(
@@ -259,14 +270,16 @@ std::vector<ParamGroup> make_param_groups(
   });
   for (ParamGroup& g : groups) {
     const GroupOptions o = options(g.name);
-    g.weights_sharded = g.trainable && o.strategy.parameters && o.shards > 1;
+    g.fp8 = at(parameters, g.parameters.front()).fp8;
+    g.weights_gathered = g.trainable && o.strategy.parameters && o.shards > 1;
+    g.weights_sharded = g.weights_gathered || (g.fp8 && o.strategy.optimizer_state && o.shards > 1);
     g.gradients_sharded = g.trainable && o.strategy.gradients && o.shards > 1;
     std::vector<parallel::ParamSpec> specs;
     for (const int p : g.parameters)
       specs.push_back({.name = at(parameters, p).name,
                        .numel = at(parameters, p).numel(),
                        .unit = g.gradients_sharded ? units[static_cast<size_t>(p)] : 0});
-    g.layout = parallel::FlatBuckets(std::move(specs), o.bucket_elements, o.shards, shard_align(o.recipe));
+    g.layout = parallel::FlatBuckets(std::move(specs), o.bucket_elements, o.shards, shard_align(g, o.recipe));
     g.strategy = o.strategy;
     g.replicas = o.replicas;
     g.wire = o.wire;
@@ -283,7 +296,9 @@ std::vector<ParamGroup> make_param_groups(
     const auto add = [&](const char* what, Category category, int64_t bytes) {
       return memory.add(g.name + " " + what, category, bytes);
     };
-    g.weights = add("weights", Category::weights, g.weight_elements() * size_of(g.weight));
+    g.weights = add(g.fp8 ? "weights, of the optimizer" : "weights", Category::weights,
+                    g.weight_elements() * size_of(g.weight));
+    if (g.fp8) g.codes = add("weights in FP8", Category::weights, g.code_elements() * size_of(g.read_type()));
     if (!g.trainable) continue;
     g.counted = counted_ranges(g, o);
     g.gradients = add("gradients", Category::gradients, g.gradient_elements() * size_of(g.main_gradient));
@@ -313,7 +328,8 @@ std::vector<ParamGroup> make_param_groups(
     const precision::OptimizerFormats& formats = o.recipe.optimizer();
     add_state("exp_avg", formats.exp_avg);
     add_state("exp_avg_sq", formats.exp_avg_sq);
-    const bool remainders = formats.remainders && g.weight == DType::bf16;
+    // In FP8 groups nobody else reads the bf16 weights, so that beside them remainders do with fewer bytes.
+    const bool remainders = (formats.remainders || g.fp8) && g.weight == DType::bf16;
     if (const auto master = o.recipe.master_weights()) add_state("master", remainders ? DType::u16 : *master);
     g.zeroed = g.gradients_sharded ? zeroed_in_buckets(g, parameters) : zeroed_ranges(g, parameters);
     add_updates(g, parameters, o.shard_rank);

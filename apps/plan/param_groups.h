@@ -2,6 +2,7 @@
 // Parameter groups: parameters with a common flat layout, sharding strategy and optimizer call.
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,8 +54,13 @@ struct ParamGroup {
   parallel::FlatBuckets layout;
   parallel::ShardingStrategy strategy;
   /// Whether weights and gradients are kept in shards: the strategy's wish, if there are several shards to a
-  /// trainable group. Layers then use buffers per bucket (plan_layer_traffic()).
+  /// trainable group.
   bool weights_sharded = false, gradients_sharded = false;
+  /// Layers read the weights from buffers per bucket, like sharded gradients (plan_layer_traffic()).
+  bool weights_gathered = false;
+  /// Layers read the weights in FP8 only (ParamGroup::codes). `weights` are then what the optimizer updates,
+  /// kept in shards as its state is.
+  bool fp8 = false;
   /// Sharded gradients: buckets may hold those of several microbatches, so that contributions are added to
   /// zeros, also by parameters that could overwrite (model::Parameter::overwrites_gradient).
   bool adds_microbatches = false;
@@ -80,6 +86,7 @@ struct ParamGroup {
   std::vector<int64_t> chunk_table;  ///< ops::AdamW::chunks; rates 0: without weight decay, 1: with
   std::vector<UpdateCall> updates;
   memory::BufferId weights = -1, gradients = -1, chunks = -1;  ///< -1: none (frozen)
+  memory::BufferId codes = -1;                                 ///< code_elements() in FP8; -1: none
   memory::BufferId staging = -1;                               ///< GradMemory::staging; -1: none
   memory::BufferId errors = -1, sum_errors = -1;               ///< GradMemory's; -1: none
   /// Where parameters lie in these (OwnedRange::state); `counted`: this rank saves them.
@@ -93,6 +100,10 @@ struct ParamGroup {
   int64_t state_elements() const { return sharded() ? layout.shard_total() : layout.total(); }
   int64_t resident_state_elements() const { return state_elements() - offloaded_elements; }
   int64_t weight_elements() const { return weights_sharded ? layout.shard_total() : layout.total(); }
+  /// Elements of `codes`: sharded only where layers read buffers per bucket.
+  int64_t code_elements() const { return weights_gathered ? layout.shard_total() : layout.total(); }
+  /// What layers read and ranks gather.
+  DType read_type() const { return fp8 ? DType::e4m3 : weight; }
   int64_t gradient_elements() const { return gradients_sharded ? layout.shard_total() : layout.total(); }
   parallel::ReduceOptions reduce_options(bool overlap) const;
   /// Sets adds_microbatches and what it needs to be zero.
@@ -101,6 +112,9 @@ struct ParamGroup {
   /// of shard_group() for gathers of sharded weights, on a lane of their own if gathers overlap.
   parallel::GroupId shard_group() const { return replicas > 1 ? reduce.inside(layout.shards()) : reduce; }
   parallel::GroupId replica_group() const { return reduce.across_slices(layout.shards()); }
+  /// FP8 groups: the ranks that have parts of its weights and agree on their scales, with `tensor`
+  /// tensor-parallel ranks; none: each has all.
+  std::optional<parallel::GroupId> scale_group(int tensor) const;
   parallel::GroupId gather_group() const { return shard_group().on_lane(overlap_gather ? 1 : 0); }
 };
 

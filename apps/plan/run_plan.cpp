@@ -111,7 +111,8 @@ precision::QuantizedGemms fp8_gemms(const Fp8Config& c, int layers) {
                                .end = layers - static_cast<int>(c.num_last_layers_in_bf16),
                                .amax_history = static_cast<int>(c.fp8_amax_history_len),
                                .most_recent = c.fp8_amax_compute_algo == AmaxAlgorithm::most_recent,
-                               .margin = static_cast<int>(c.fp8_margin)});
+                               .margin = static_cast<int>(c.fp8_margin),
+                               .primary = c.fp8_param});
 }
 
 }  // namespace
@@ -235,6 +236,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   NRL_CHECK(!p.spec.learned_positions || p.sequence_length <= p.spec.max_positions,
             "the configuration was not checked");
   p.recipe = recipe_for(config, device, p.spec.layers);
+  model::keep_in_fp8(p.recipe, p.parameters);
   p.recompute = recompute ? *recompute : configured_recompute(config.policy, p.layout, p.spec.layers);
   p.offload = configured_offload(config.policy, p.spec.layers);
   p.groups = make_param_groups(
@@ -268,7 +270,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   const pipeline::ScheduleOptions schedule = schedule_options(config, p.layout, batch.accumulation);
   // The buffers of sharded parameters are planned for evaluation of one microbatch at a time.
   const bool sharded = std::any_of(p.groups.begin(), p.groups.end(), [](const ParamGroup& g) {
-    return g.weights_sharded || g.gradients_sharded;
+    return g.weights_gathered || g.gradients_sharded;
   });
   const model::DecoderOptions options{
       .tokens = batch.micro * p.sequence_length / p.layout.context,

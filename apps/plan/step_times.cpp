@@ -32,7 +32,7 @@ std::vector<model::ParameterView> views_of(const PlannedRank& rank, std::byte* n
   for (const ParamGroup& g : rank.groups)
     for (const int p : g.parameters) {
       const model::Parameter& parameter = rank.parameters.all[static_cast<size_t>(p)];
-      views[static_cast<size_t>(p)] = {.weight = parameter.view(nowhere, g.weight),
+      views[static_cast<size_t>(p)] = {.weight = parameter.view(nowhere, g.read_type()),
                                        .grad = parameter.view(nowhere, g.gradient)};
     }
   return views;

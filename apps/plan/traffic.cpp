@@ -158,6 +158,7 @@ void add_scales(const RunPlan& plan, const Add& add) {
   const auto layers = static_cast<int>(plan.spec.layers);
   if (const precision::ScaleLayout scales = recipe.scales(layers); scales.layers > 0)
     return add(parallel::group::all, Op::all_reduce, 1, scales.operands() * size_of(DType::f32), false);
+  int64_t kept = 0;  // weights
   for (int l = 0; l < layers; ++l)
     for (const Gemm gemm : precision::layer_gemms) {
       if (recipe.of(l, gemm, Role::input).scaling != Scaling::tensor ||
@@ -168,8 +169,15 @@ void add_scales(const RunPlan& plan, const Add& add) {
         if (layout.context > 1 || (layout.tensor > 1 && divided))
           add(model::microbatch_ranks(layout.tensor, layout.context), Op::all_reduce, plan.batch.accumulation,
               plan.batch.accumulation * size_of(DType::f32), false);
-      if (layout.tensor > 1) add(parallel::group::tp, Op::all_reduce, 1, size_of(DType::f32), false);
+      if (recipe.keeps_fp8(l, gemm))
+        ++kept;
+      else if (layout.tensor > 1)
+        add(parallel::group::tp, Op::all_reduce, 1, size_of(DType::f32), false);
     }
+  for (const ParamGroup& g : plan.groups)
+    if (g.fp8)
+      if (const auto ranks = g.scale_group(layout.tensor))
+        add(*ranks, Op::all_reduce, 1, kept * size_of(DType::f32), false);
 }
 
 /// What goes to the experts of other ranks and back (apps/model/expert_dispatch.h).
@@ -272,7 +280,7 @@ std::vector<TrafficPart> traffic_parts(const RunPlan& plan, const parallel::Proc
     const ReductionVisits visits = visits_of(plan, static_cast<int>(i));
     const parallel::ReduceOptions options = g.reduce_options(true);
     for (size_t b = 0; b < g.layout.buckets().size(); ++b) {
-      const int64_t elements = g.layout.buckets()[b].size, weights = elements * size_of(g.weight);
+      const int64_t elements = g.layout.buckets()[b].size, weights = elements * size_of(g.read_type());
       const int64_t sums = visits.sums[b],
                     summed = sums * options.wire_elements(g.layout, static_cast<int>(b)) * size_of(g.wire);
       purpose = Purpose::gradients;
@@ -287,7 +295,7 @@ std::vector<TrafficPart> traffic_parts(const RunPlan& plan, const parallel::Proc
         add(g.replica_group(), Op::all_reduce, 1, elements / g.layout.shards() * size_of(g.main_gradient),
             false);
       purpose = Purpose::weights;
-      if (g.weights_sharded)
+      if (g.weights_gathered)
         add(g.gather_group(), Op::all_gather, visits.gathers[b], visits.gathers[b] * weights, false);
       else if (g.strategy.optimizer_state)
         add(g.shard_group(), Op::all_gather, 1, weights, false);

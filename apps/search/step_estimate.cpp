@@ -156,16 +156,16 @@ double exposed_data(const Config& config, const plan::RunPlan& plan, const Stage
                     const CommSeconds& comm) {
   const DistributedConfig& d = config.distributed;
   size_t buckets = 0;
-  bool gradients_sharded = false, weights_sharded = false;
+  bool gradients_sharded = false, weights_gathered = false;
   for (const plan::ParamGroup& g : plan.groups) {
     buckets += g.layout.buckets().size();
     gradients_sharded = gradients_sharded || g.gradients_sharded;
-    weights_sharded = weights_sharded || g.weights_sharded;
+    weights_gathered = weights_gathered || g.weights_gathered;
   }
   const auto microbatches = static_cast<double>(plan.batch.accumulation);
   // Whole gradients are final in the last microbatch; shards are summed in every one.
   const double backward = stage.backward() * (gradients_sharded ? microbatches : 1);
-  const double passes = weights_sharded ? stage.microbatch() * microbatches : stage.microbatch();
+  const double passes = weights_gathered ? stage.microbatch() * microbatches : stage.microbatch();
   return (d.overlap_grad_reduce ? exposed(comm.gradients, backward, buckets) : comm.gradients) +
          (d.overlap_param_gather ? exposed(comm.weights, passes, buckets) : comm.weights);
 }

@@ -131,9 +131,12 @@ void add_fp8(PolicyTable& t) {
       .alias("policy.megatron_cfg.fp8_cfg.fp8_amax_compute_algo")
       .help(
           "delayed: the scale follows from the last step (most_recent), or from the largest of the history.");
-  t.planned("fp8_cfg.fp8_param", Kind::boolean, "false")
+  NRL_POLICY_KEY(t, fp8_cfg.fp8_param)
       .alias("policy.megatron_cfg.fp8_cfg.fp8_param")
-      .help("Keep parameters in FP8.");
+      .help(
+          "tensorwise, delayed: keep the weights of these GEMMs in FP8 between steps. The optimizer, which "
+          "has them in policy.precision in its shards, writes them, and ranks gather FP8. The numbers are "
+          "those of false.");
 }
 
 void add_optimizer(PolicyTable& t) {

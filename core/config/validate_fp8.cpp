@@ -8,6 +8,10 @@ void check_fp8(Checker c) {
   const Config& config = c.result.config;
   const Fp8Config& fp8 = config.policy.fp8_cfg;
   constexpr std::string_view enabled = "policy.fp8_cfg.enabled", recipe = "policy.fp8_cfg.fp8_recipe";
+  constexpr const char* param = "policy.fp8_cfg.fp8_param";
+  if (fp8.fp8_param && c.sound({enabled, param}) && !fp8.enabled)
+    c.error(param, fmt::format("{}: true has no meaning without FP8 GEMMs, which read these weights", param),
+            "", {fmt::format("{} is false", enabled), fmt::format("set {} to true, or remove it", enabled)});
   if (!fp8.enabled || !c.sound({enabled, recipe})) return;
   const bool delayed = fp8.fp8_recipe == Fp8Recipe::delayed;
   const std::string chosen = fmt::format("{} is {}", recipe, name_of(fp8.fp8_recipe));
@@ -29,6 +33,26 @@ void check_fp8(Checker c) {
   if (constexpr const char* key = "policy.fp8_cfg.fp8_margin"; blocks && fp8.fp8_margin > 0 && c.sound({key}))
     c.error(key, fmt::format("{}: {} has no meaning with scales of blocks", key, fp8.fp8_margin), "",
             {chosen, "set it to 0"});
+  if (blocks && fp8.fp8_param && c.sound({param}))
+    c.error(param,
+            fmt::format("{}: true needs scales of whole tensors: blocks of {} cross the borders of optimizer "
+                        "shards, {}",
+                        param, name_of(fp8.fp8_recipe),
+                        fp8.fp8_recipe == Fp8Recipe::mxfp8
+                            ? "and the transposed copy has scales of its own, which FP8 numbers do not give"
+                            : "which are parts of rows"),
+            "", {chosen, "use tensorwise or delayed, or set it to false"});
+  const ShardStrategy strategy = config.distributed.shard_strategy;
+  // The other strategies with shards refuse it with any weights.
+  const bool shards = strategy == ShardStrategy::optim || strategy == ShardStrategy::optim_grads;
+  if (constexpr const char* key = "logger.sample_period";
+      fp8.fp8_param && shards && config.logger.sample_period > 0 && c.sound({key, param}))
+    c.error(
+        key,
+        fmt::format("{}: {} needs all parameters on rank 0, which has them in FP8 and a shard of others", key,
+                    config.logger.sample_period),
+        "",
+        {fmt::format("set it to 0 and use nrl-train generate with a checkpoint, or set {} to false", param)});
   if (constexpr const char* key = "distributed.tp_comm_overlap";
       config.distributed.tp_comm_overlap != TpCommOverlap::none && c.sound({key}))
     c.error(key,

@@ -102,6 +102,9 @@ class Trainee {
     return engine_->collect();
   }
 
+  /// The data of the next step are those after this many more.
+  void skip_steps(int64_t count) { step_ += count; }
+
   const parallel::Groups& groups() const { return *groups_; }
   engine::Engine& engine() { return *engine_; }
 

@@ -1,0 +1,74 @@
+#include "apps/engine/fp8_weights.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/base/error.h"
+#include "core/ops/optimizer.h"
+#include "core/ops/quantize.h"
+#include "core/trace/trace.h"
+
+namespace nrl::engine {
+
+Fp8Weights::Fp8Weights(std::span<const GroupTensors> groups, const model::ParameterList& parameters,
+                       const model::WeightScales& scales, int tensor, const parallel::Groups* ranks,
+                       ops::Exec& exec)
+    : scales_(scales), exec_(exec) {
+  for (const GroupTensors& t : groups) {
+    const plan::ParamGroup& g = *t.group;
+    if (!g.fp8) continue;
+    NRL_CHECK(!group_, "{} and {} are both in FP8", group_->name, g.name);
+    group_ = &g;
+    for (const plan::OwnedRange& r : g.owned) {
+      const auto p = static_cast<size_t>(r.parameter);
+      const auto place = std::find(g.parameters.begin(), g.parameters.end(), r.parameter);
+      const int64_t codes =
+          g.weights_gathered
+              ? r.weight
+              : g.layout.place(static_cast<int>(place - g.parameters.begin())).start + r.offset;
+      const int index = scales.index[p];
+      // Rows that several threads share; shards begin at multiples of 64 elements.
+      const int64_t columns = std::gcd(r.count, int64_t{1024});
+      NRL_CHECK(index >= 0 && columns % 16 == 0, "{}: {} elements from {} in FP8", parameters.all[p].name,
+                r.count, r.offset);
+      const auto matrix = [&](const Tensor& flat, int64_t first) {
+        const Tensor part = flat.rows(first, r.count);
+        return make_tensor(part.data, part.dtype, {r.count / columns, columns}, part.device);
+      };
+      pieces_.push_back({matrix(t.weights, r.weight), matrix(t.codes, codes), index});
+    }
+  }
+  // Delayed scales are agreed on in Decoder::update_scales().
+  if (const auto agree = group_ && ranks && !scales.delayed ? group_->scale_group(tensor) : std::nullopt)
+    ranks_ = &(*ranks)[*agree];
+}
+
+void Fp8Weights::write() {
+  if (!group_) return;
+  const trace::Range range("fp8_weights");
+  const Tensor& amax = scales_.amax;
+  const int64_t n = amax.dim(0);
+  if (scales_.delayed) {
+    ops::zero(exec_, {.x = amax});
+  } else {
+    for (const Piece& p : pieces_)
+      ops::largest_magnitude(exec_, {.source = {p.weights}, .amax = amax.rows(p.scale, 1)});
+    if (ranks_ && !exec_.needed)
+      ranks_
+          ->all_reduce_async(comm::View(amax.data, n, amax.dtype), comm::Reduce::max,
+                             comm::StreamRef{exec_.stream})
+          .wait();
+    ops::update_scales(exec_, {.amax = make_tensor(amax.data, DType::f32, {1, n}, amax.device),
+                               .scale = scales_.scale,
+                               .format = group_->read_type(),
+                               .margin = scales_.margin});
+  }
+  for (const Piece& p : pieces_) {
+    Tensor codes = p.codes;
+    codes.scales = {.data = scales_.scale.ptr<float>() + p.scale, .kind = Scaling::tensor};
+    if (scales_.delayed) codes.scales.amax = amax.ptr<float>() + p.scale;
+    ops::quantize(exec_, {.source = {p.weights}, .row = codes});
+  }
+}
+
+}  // namespace nrl::engine

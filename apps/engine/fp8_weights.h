@@ -1,0 +1,39 @@
+#pragma once
+// Writes the weights that are kept in FP8 (ParamGroup::fp8) from those that the optimizer updates.
+
+#include <span>
+#include <vector>
+
+#include "apps/engine/group_tensors.h"
+#include "parallel/grid/groups.h"
+
+namespace nrl::engine {
+
+/// A rank rounds the parts of the weights that it updates, with the scales of whole tensors: the ranks that
+/// have parts of them agree on the largest magnitudes first. All work is enqueued. The memory, the groups of
+/// ranks and `exec` must outlive this object.
+class Fp8Weights {
+ public:
+  /// `ranks`: null while kernels are collected only; `tensor`: tensor-parallel ranks.
+  Fp8Weights(std::span<const GroupTensors> groups, const model::ParameterList& parameters,
+             const model::WeightScales& scales, int tensor, const parallel::Groups* ranks, ops::Exec& exec);
+
+  /// Must be called when this rank's weights have changed and the scales of the next step are known
+  /// (delayed), before the codes are gathered or read. Collective. A no-op without such weights.
+  void write();
+
+ private:
+  /// Consecutive elements of a weight.
+  struct Piece {
+    Tensor weights, codes;  ///< (rows, columns), as a matrix of any shape
+    int64_t scale;          ///< index
+  };
+
+  const plan::ParamGroup* group_ = nullptr;  // null: none is in FP8
+  model::WeightScales scales_;
+  comm::Communicator* ranks_ = nullptr;  // null: the scales need none
+  ops::Exec& exec_;
+  std::vector<Piece> pieces_;
+};
+
+}  // namespace nrl::engine

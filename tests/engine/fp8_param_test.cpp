@@ -1,0 +1,234 @@
+// Weights that are kept in FP8 (policy.fp8_cfg.fp8_param): training is that of weights which are gathered in
+// policy.precision and rounded in every step, bit by bit, with less memory and communication.
+#include <cstring>
+#include <filesystem>
+
+#include "apps/plan/traffic.h"
+#include "apps/train/checkpoint.h"
+#include "apps/train/rank_group.h"
+#include "apps/train/run_state.h"
+#include "tests/catch.h"
+#include "tests/comm/shared_directory.h"
+#include "tests/engine/layouts.h"
+#include "tests/io/io_test_util.h"
+
+using namespace nrl;
+using namespace nrl::test;
+
+namespace {
+
+using Keys = std::vector<std::string>;
+
+Keys operator+(Keys a, const Keys& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+const Keys kept{"policy.fp8_cfg.fp8_param=true"};
+
+/// Layers of several times FlatBuckets::shard_unit, so that shards cut matrices.
+const std::string model =
+    "{model_type: llama, vocab_size: 61, hidden_size: 128, intermediate_size: 256, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 32, max_position_embeddings: 64, "
+    "initializer_range: 0.1, attention_bias: true}";
+/// Padding is small beside these.
+const std::string large =
+    "{model_type: llama, vocab_size: 61, hidden_size: 256, intermediate_size: 1024, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 4, max_position_embeddings: 64}";
+/// For the simulated device.
+const std::string small =
+    "{model_type: llama, vocab_size: 61, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 4, head_dim: 16, max_position_embeddings: 64, "
+    "initializer_range: 0.2}";
+
+Keys recipe(const std::string& name) {
+  Keys keys{"policy.fp8_cfg.enabled=true",         "policy.fp8_cfg.fp8_recipe=" + name,
+            "policy.max_total_sequence_length=16", "policy.train_micro_batch_size=1",
+            "policy.train_global_batch_size=8",    "distributed.bucket_size_mb=0.3"};
+  if (name == "delayed") keys.push_back("policy.fp8_cfg.fp8_amax_history_len=2");
+  return keys;
+}
+const std::vector<std::string> recipes{"tensorwise", "delayed"};
+
+/// Of all ranks of the test.
+struct Group {
+  comm::Communicator& ranks = test_world().comm();
+  std::string device = "cpu", shape = model;
+
+  Trainee trainee(const Keys& keys) const { return {ranks, device, tiny_config(device, keys, shape)}; }
+  Learned learn(const Keys& keys, int steps = 3) const { return trainee(keys).learn(steps); }
+};
+
+/// The numbers, and the elements that this rank has in both. Norms are sums in fp64 whose order depends on
+/// the parameter groups.
+void require_same(const Learned& got, const Learned& want) {
+  REQUIRE(got.numbers.size() == want.numbers.size());
+  for (size_t i = 0; i < got.numbers.size(); ++i) {
+    const bool norm = i % 5 == 1 && i + 1 < got.numbers.size();
+    CAPTURE(i, got.numbers[i] - want.numbers[i]);
+    CHECK(std::fabs(got.numbers[i] - want.numbers[i]) <= (norm ? 1e-14 * want.numbers[i] : 0));
+  }
+  std::string different;
+  double compared = 0;
+  for (const auto& [name, elements] : got.elements)
+    for (const auto& [element, value] : elements) {
+      const auto tensor = want.elements.find(name);
+      if (tensor == want.elements.end()) continue;
+      const auto expected = tensor->second.find(element);
+      if (expected == tensor->second.end()) continue;
+      ++compared;
+      if (std::memcmp(&value, &expected->second, sizeof value) != 0) different = name;
+    }
+  CHECK(different == "");
+  test_world().comm().all_reduce(std::span(&compared, 1));  // a rank's shards may be padding
+  CHECK(compared > 0);
+}
+
+Keys strategy(const std::string& name) {
+  return {"distributed.shard_strategy=" + name};
+}
+
+}  // namespace
+
+TEST_CASE("weights kept in FP8 are those that each step rounds", "[engine][fp8]") {
+  const Group group;
+  for (const std::string& name : recipes)
+    for (const std::string precision : {"float32", "bfloat16"})
+      for (const std::string shards : {"ddp", "optim", "optim_grads", "optim_grads_params"}) {
+        CAPTURE(name, precision, shards);
+        Keys keys = recipe(name) + strategy(shards) +
+                    Keys{"policy.precision=" + precision, "policy.max_grad_norm=0.05"};
+        const int steps = precision == "float32" ? 2 : 3;
+        const Learned want = group.learn(keys, steps);
+        require_same(group.learn(keys + kept, steps), want);
+        if (shards == "ddp" || precision == "float32") continue;
+        keys.push_back("distributed.overlap_param_gather=true");
+        require_same(group.learn(keys + kept, steps), want);
+      }
+}
+
+TEST_CASE("weights are kept in FP8 in every layout", "[engine][fp8]") {
+  const int ranks = test_world().size();
+  const Group group;
+  std::vector<Keys> layouts{
+      {"policy.recompute.granularity=full"},
+      {"policy.offload_optimizer=true"},
+      {"policy.offload_optimizer=0.5", "distributed.shard_strategy=optim"},
+      {"policy.optimizer.use_precision_aware_optimizer=true", "policy.optimizer.exp_avg_sq_dtype=fp8",
+       "policy.precision=bfloat16", "distributed.shard_strategy=optim"}};
+  if (ranks > 1)
+    for (const std::string shards : {"ddp", "optim", "optim_grads_params"})
+      for (const std::string axis : {"tensor", "pipeline", "context"})
+        layouts.push_back(strategy(shards) + Keys{"distributed." + axis + "_parallel_size=2"});
+  if (ranks == 4) layouts.push_back(strategy("hsdp") + Keys{"distributed.dp_replicate_size=2"});
+  for (const std::string& name : recipes)
+    for (const Keys& layout : layouts) {
+      CAPTURE(name, layout);
+      Keys keys = recipe(name) + Keys{"policy.max_total_sequence_length=32"} + layout;
+      if (name == "tensorwise") keys.push_back("policy.fp8_cfg.num_first_layers_in_bf16=1");
+      require_same(group.learn(keys + kept, 2), group.learn(keys, 2));
+    }
+}
+
+TEST_CASE("a GPU keeps weights in FP8", "[engine][fp8]") {
+  if (test_world().size() > 2) return;
+  const Group group{.device = "cuda", .shape = small};
+  for (const auto& [name, shards] : {std::pair{"tensorwise", "optim"}, {"delayed", "optim_grads_params"}}) {
+    CAPTURE(name, shards);
+    const Keys keys = recipe(name) + strategy(shards) + Keys{"kernels.share_device=true"};
+    require_same(group.learn(keys + kept, 2), group.learn(keys, 2));
+  }
+}
+
+namespace {
+
+/// Bytes by operation, planned and measured, of the second step.
+using Bytes = std::map<comm::Op, std::pair<int64_t, int64_t>>;
+Bytes traffic(const Keys& keys) {
+  comm::World& world = test_world();
+  const Group group{.shape = large};
+  Trainee trainee = group.trainee(keys);
+  trainee.train_step();
+  trainee.engine().finish_gathers();
+  world.comm().collective_log()->reset_totals();
+  trainee.train_step();
+  trainee.engine().finish_gathers();
+  Bytes out;
+  for (const comm::LogTotal& total : world.comm().collective_log()->totals())
+    out[total.op].second += total.bytes;
+  const ConfigResult config = tiny_config("cpu", keys, large);
+  const plan::GridPosition position = plan::grid_position(config.config, world.size(), world.rank());
+  const std::vector<parallel::GroupId> groups = plan::needed_groups(config.config, position);
+  for (const plan::Traffic& t : plan::step_traffic(trainee.engine().plan(), position.grid, groups))
+    out[t.op].first += t.bytes;
+  return out;
+}
+
+/// Of the weights, and of everything. The arenas have exactly the planned size.
+std::pair<int64_t, int64_t> planned_bytes(const Keys& keys) {
+  const Group group{.shape = large};
+  Trainee trainee = group.trainee(keys);
+  const memory::MemoryPlan& plan = trainee.engine().plan().memory;
+  return {plan.bytes(memory::Category::weights), plan.total_bytes()};
+}
+
+}  // namespace
+
+TEST_CASE("weights in FP8 take the planned memory and communication, and less of both", "[engine][fp8]") {
+  if (test_world().size() == 1) return;
+  for (const std::string& name : recipes)
+    for (const std::string shards : {"ddp", "optim", "optim_grads", "optim_grads_params"}) {
+      CAPTURE(name, shards);
+      const Keys keys = recipe(name) + strategy(shards) + Keys{"policy.precision=bfloat16"};
+      Bytes with = traffic(keys + kept), without = traffic(keys);
+      for (const auto& [op, bytes] : with) {
+        CAPTURE(comm::name_of(op));
+        CHECK(bytes.first == bytes.second);
+      }
+      if (shards == "ddp") continue;
+      const auto [gathered, gathered_before] =
+          std::pair(with[comm::Op::all_gather].second, without[comm::Op::all_gather].second);
+      CHECK(gathered < gathered_before * 2 / 3);
+      // Weights of 2 bytes and two copies in FP8 become one copy and, where they are updated, 2 bytes.
+      const auto [weights, total] = planned_bytes(keys + kept);
+      const auto [weights_before, total_before] = planned_bytes(keys);
+      CHECK(weights < weights_before * 2 / 3);
+      CHECK(total < total_before);
+    }
+}
+
+TEST_CASE("a checkpoint of weights in FP8 resumes bit by bit, with and without", "[engine][fp8]") {
+  comm::World& world = test_world();
+  const SharedDirectory shared(world.comm());
+  const Group group;
+  int number = 0;
+  for (const std::string& name : recipes)
+    for (const std::string precision : {"float32", "bfloat16"})
+      for (const bool saved : {true, false}) {
+        CAPTURE(name, precision, saved);
+        const Keys keys = recipe(name) + strategy("optim") + Keys{"policy.precision=" + precision};
+        Trainee first = group.trainee(saved ? keys + kept : keys);
+        first.train_step();
+        first.train_step();
+        train::SaveOptions options;
+        options.store = fmt::format("{}/{}", shared.path, number++);
+        options.resolved_config = "a: b\n";
+        options.run = JsonValue::object({});
+        const std::string path =
+            train::save_checkpoint(train::state_of(first.engine(), nullptr),
+                                   {.step = 2, .updates = 2, .consumed_samples = 16, .tokens = 256}, options,
+                                   train::rank_group(world.comm()));
+        REQUIRE(validate_checkpoint(path, Validation::full).empty());
+        const Learned want = first.learn(2);
+        for (const bool resumed : {true, false}) {
+          CAPTURE(resumed);
+          Trainee next = group.trainee((resumed ? keys + kept : keys));
+          CheckpointReader reader(path);
+          train::load_checkpoint(reader, train::state_of(next.engine(), nullptr));
+          next.engine().restore({.updates = 2});
+          next.skip_steps(2);
+          require_same(next.learn(2), want);
+        }
+        world.comm().barrier();
+      }
+}
