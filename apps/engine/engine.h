@@ -110,8 +110,8 @@ class Engine {
   /// Must be called after writing the weights from outside: initializes the master weights, if any, from
   /// them. The next pass begins with writing those that are kept in FP8.
   void weights_written();
-  /// Must be called when a checkpoint is loaded: restores the optimizer's counters. The same for weights in
-  /// FP8.
+  /// Must be called when a checkpoint is loaded: restores the optimizer's counters. Weights in FP8 are
+  /// written before the next pass, too.
   void restore(const StepCounters& counters);
 
  private:

@@ -138,6 +138,9 @@ TEST_CASE("a GPU keeps weights in FP8", "[engine][fp8]") {
     const Keys keys = recipe(name) + strategy(shards) + Keys{"kernels.share_device=true"};
     require_same(group.learn(keys + kept, 2), group.learn(keys, 2));
   }
+  if (test_world().size() > 1) return;
+  const Keys graph = recipe("tensorwise") + Keys{"policy.cuda_graph=true"};
+  require_same(group.learn(graph + kept, 4), group.learn(graph, 4));
 }
 
 namespace {

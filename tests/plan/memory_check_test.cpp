@@ -73,6 +73,29 @@ TEST_CASE("the bound that is made without a plan is below every plan", "[plan]")
           }
 }
 
+TEST_CASE("the bound is below plans of weights in FP8", "[plan]") {
+  for (const DeviceType device : {DeviceType::cpu, DeviceType::cuda})
+    for (const char* strategy : {"ddp", "optim", "optim_grads", "optim_grads_params"})
+      for (const char* precision : {"float32", "bfloat16"}) {
+        const ConfigResult result = load_config_text(
+            yaml, "t.yaml",
+            std::vector<std::string>{std::string("distributed.shard_strategy=") + strategy,
+                                     std::string("policy.precision=") + precision,
+                                     "policy.fp8_cfg.enabled=true", "policy.fp8_cfg.fp8_param=true"});
+        REQUIRE(result.ok());
+        const model::ModelSpec spec = model::parse_model_config(llama, "test");
+        const BatchPlan batch = resolve_batch(result.config, 4);
+        const auto planned =
+            make_run_plan(result.config, spec, batch, grid_position(result.config, 4, 0), device, 2);
+        const CategoryBytes least = minimum_memory(result.config, spec, batch, device),
+                            exact = planned_memory(result.config, *planned);
+        for (size_t c = 0; c < least.size(); ++c) {
+          CAPTURE(strategy, precision, name_of(static_cast<Category>(c)));
+          CHECK(least[c] <= exact[c]);
+        }
+      }
+}
+
 TEST_CASE("a run that does not fit reports the key with the largest demand", "[plan]") {
   CHECK(short_of_a_byte(llama, {"policy.train_global_batch_size=2147483647"}).key ==
         "policy.train_global_batch_size");

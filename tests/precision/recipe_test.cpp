@@ -99,7 +99,12 @@ TEST_CASE("FP8 recipes by name", "[precision]") {
   REQUIRE(mx.of(0, Gemm::qkv, Role::gradient) == Format{DType::f32, Scaling::none});
   REQUIRE(mx.quantizes(1, Gemm::o_proj));
   REQUIRE_FALSE(mx.quantizes(2, Gemm::o_proj));
-  for (const Recipe& recipe : {mx, hybrid, blockwise}) REQUIRE(unsupported_reason(recipe, 4).empty());
+  const Recipe kept = bfloat16.with_quantized(fp8_gemms({.begin = 1, .end = 3, .primary = true}));
+  for (const int layer : {0, 1, 2, 3})
+    REQUIRE(kept.keeps_fp8(layer, Gemm::mlp_out) == (layer == 1 || layer == 2));
+  REQUIRE_FALSE(kept.keeps_fp8(1, Gemm::lm_head));
+  REQUIRE_FALSE(hybrid.keeps_fp8(1, Gemm::mlp_out));
+  for (const Recipe& recipe : {mx, hybrid, blockwise, kept}) REQUIRE(unsupported_reason(recipe, 4).empty());
 }
 
 TEST_CASE("what the ops cannot do is refused by name", "[precision]") {
@@ -112,6 +117,9 @@ TEST_CASE("what the ops cannot do is refused by name", "[precision]") {
   part.gradient = {DType::bf16};
   REQUIRE(refused_for(hybrid.with_quantized(part), "layer 1: qkv gradient in bf16"));
   REQUIRE(unsupported_reason(hybrid.with_quantized(part), 1).empty());  // its only layer is not quantized
+  REQUIRE(refused_for(
+      float32.with_quantized(fp8_gemms({.scaling = Fp8Scaling::blockwise, .end = 4, .primary = true})),
+      "weights kept in FP8 with block128 scales"));
   part = blockwise.quantized();
   part.input.scaling = Scaling::none;
   REQUIRE(refused_for(blockwise.with_quantized(part), "layer 0: qkv input in e4m3 with none scales"));
