@@ -177,6 +177,7 @@ void combine(const std::vector<Choice>& choices, size_t from, const Layout& layo
 }  // namespace
 
 std::vector<Layout> all_layouts(const Config& config, int64_t layers, int ranks) {
+  const Fp8Config& fp8 = config.policy.fp8_cfg;
   Choice micro{{"", {}}};
   if (config.policy.train_micro_batch_size.is_auto() || config.policy.train_micro_batch_size.value() != 1)
     micro.push_back({"micro 1", {"policy.train_micro_batch_size=1"}});
@@ -203,6 +204,10 @@ std::vector<Layout> all_layouts(const Config& config, int64_t layers, int ranks)
           if (cp > 1) choices.push_back(context_options(cp));
           if (dp * cp > 1) choices.push_back(data_parallel_options(dp * cp));
           if (ep * etp > 1) choices.push_back(values_of("policy.model.moe_token_dispatcher_type"));
+          if (fp8.enabled &&
+              (fp8.fp8_recipe == Fp8Recipe::tensorwise || fp8.fp8_recipe == Fp8Recipe::delayed))
+            choices.push_back({{"", {"policy.fp8_cfg.fp8_param=false"}},
+                               {"weights in FP8", {"policy.fp8_cfg.fp8_param=true"}}});
           choices.push_back(micro);
           // What a layer recomputes and moves does not depend on the ranks: the values take turns.
           const Choice recompute = recompute_options(), offload = offload_options();

@@ -226,10 +226,11 @@ TEST_CASE("a checkpoint of weights in FP8 resumes bit by bit, with and without",
         for (const bool resumed : {true, false}) {
           CAPTURE(resumed);
           Trainee next = group.trainee((resumed ? keys + kept : keys));
+          next.train_step();  // of other weights
           CheckpointReader reader(path);
           train::load_checkpoint(reader, train::state_of(next.engine(), nullptr));
           next.engine().restore({.updates = 2});
-          next.skip_steps(2);
+          next.skip_steps(1);
           require_same(next.learn(2), want);
         }
         world.comm().barrier();
