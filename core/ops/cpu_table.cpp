@@ -7,11 +7,12 @@ NRL_DEFINE_TABLE(baseline_kernels, baseline)
 NRL_DEFINE_TABLE(avx2_kernels, avx2)
 NRL_DEFINE_TABLE(avx512_kernels, avx512)
 
-/// The kernels of AVX-512 but for the linear layers, which multiply bf16 natively.
+/// The kernels of AVX-512, and of NRL_BF16_OPS those that multiply bf16 and round to it natively.
 const KernelTable& avx512_bf16_kernels() {
   static const KernelTable filled = [] {
     KernelTable table = avx512_kernels();
-    avx512_bf16::fill_linear(table);
+    using namespace avx512_bf16;
+    NRL_BF16_OPS(NRL_FILL)
     return table;
   }();
   return filled;

@@ -1,6 +1,7 @@
 #pragma once
 // The backends that the op cases run on.
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,7 +21,12 @@ struct Backend {
   std::shared_ptr<ops::Libraries> libraries;
   std::shared_ptr<device::Memory> scratch;  ///< workspace on the device; null: in host memory
   bool deterministic = true;                ///< two runs give the same bits
-  std::string only;                         ///< runs the cases with this in their names
+  std::vector<std::string> only;            ///< not empty: runs the cases with one of these in their names
+  bool runs(const std::string& name) const {
+    return only.empty() || std::any_of(only.begin(), only.end(), [&](const std::string& part) {
+             return name.find(part) != std::string::npos;
+           });
+  }
 };
 
 /// A kernel that the backend's table does not have.

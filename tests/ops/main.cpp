@@ -175,7 +175,7 @@ void run_tests(const Registry& registry, std::string_view filter) {
         return;
       }
       for (const Backend& backend : all) {
-        if (test.name.find(backend.only) == std::string::npos) continue;
+        if (!backend.runs(test.name)) continue;
         guarded(fmt::format("{} [{}]", test.name, backend.name),
                 [&] { run_test(test, backend, want, worst, worst_name); });
         ++count;
@@ -189,7 +189,7 @@ void run_tests(const Registry& registry, std::string_view filter) {
       continue;
     }
     for (const Backend& backend : all) {
-      if (property.name.find(backend.only) == std::string::npos) continue;
+      if (!backend.runs(property.name)) continue;
       guarded(fmt::format("{} [{}]", property.name, backend.name), [&] {
         Context two(backend, 2);
         property.body(two.exec);
@@ -243,7 +243,7 @@ void run_grads(const Registry& registry, std::string_view filter) {
         }
       }
       for (const Backend& backend : all) {
-        if (grad.name.find(backend.only) == std::string::npos) continue;
+        if (!backend.runs(grad.name)) continue;
         Context two(backend, 2);
         const GradProblem single = grad.make(DType::f32);
         single.loss(two.exec);

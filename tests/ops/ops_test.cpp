@@ -59,12 +59,12 @@ TEST_CASE("exp and erf of the kernels are accurate to two units in the last plac
   CHECK(std::isinf(test_isa::exp_f32(89.0f)));
   CHECK(std::isnan(test_isa::exp_f32(NAN)));
 
-  auto erf = [](float x) { return test_isa::erf_f32(x); };
+  auto erf = [](float x) { return test_isa::erf_with<test_isa::SimdMath>(x); };
   CHECK(worst_ulps(-6.0, 6.0, 200000, erf, [](double x) { return std::erf(x); }) < 2.0);
   CHECK(worst_ulps(-1e-3, 1e-3, 10000, erf, [](double x) { return std::erf(x); }) < 2.0);
-  CHECK(test_isa::erf_f32(INFINITY) == 1.0f);
-  CHECK(test_isa::erf_f32(-INFINITY) == -1.0f);
-  CHECK(std::isnan(test_isa::erf_f32(NAN)));
+  CHECK(test_isa::erf_with<test_isa::SimdMath>(INFINITY) == 1.0f);
+  CHECK(test_isa::erf_with<test_isa::SimdMath>(-INFINITY) == -1.0f);
+  CHECK(std::isnan(test_isa::erf_with<test_isa::SimdMath>(NAN)));
 }
 
 TEMPLATE_TEST_CASE("the vector store of 16 bits rounds like the element type", "", bf16, f16) {
@@ -79,6 +79,41 @@ TEMPLATE_TEST_CASE("the vector store of 16 bits rounds like the element type", "
     test_isa::store(stored, f);
     CHECK(stored.bits == TestType(f).bits);
   }
+}
+
+TEST_CASE("the exponential for 16-bit results is accurate to 2^-17") {
+  const auto error = [](float x) {
+    const double want = std::exp(static_cast<double>(x));
+    return std::fabs(static_cast<double>(test_isa::fast_exp(x)) - want) / want;
+  };
+  double worst = 0;
+  for (int i = 0; i <= 200000; ++i)
+    worst = std::max(worst, error(-87.0f + 174.0f * static_cast<float>(i) / 2e5f));
+  CHECK(worst < 0x1p-17);
+  CHECK(test_isa::fast_exp(-INFINITY) < 1e-44f);
+  CHECK(test_isa::fast_exp(INFINITY) == test_isa::fast_exp(87.0f));
+  CHECK(std::isnan(test_isa::fast_exp(NAN)));
+}
+
+TEMPLATE_TEST_CASE("vectors are loaded and stored as single elements", "", float, bf16, f16) {
+  using test_isa::lanes;
+  constexpr int n = 3 * lanes - 1;
+  TestType x[n], y[n + 1];
+  for (int i = 0; i < n; ++i) x[i] = TestType(static_cast<float>(i) * 1.37f - 3.0f);
+  std::fill(std::begin(y), std::end(y), TestType(7.0f));
+  double sum = 0;
+  test_isa::for_lanes(n, [&](int64_t i, auto part) {
+    const test_isa::Lanes v = part.load(x + i) * 3.0f;
+    for (int l = 0; l < lanes; ++l) sum += static_cast<double>(part.existing(v + 1.0f)[l]);
+    part.store(y + i, v);
+  });
+  double want = 0;
+  for (int i = 0; i < n; ++i) {
+    CHECK(static_cast<float>(y[i]) == static_cast<float>(TestType(static_cast<float>(x[i]) * 3.0f)));
+    want += static_cast<double>(static_cast<float>(x[i]) * 3.0f + 1.0f);
+  }
+  CHECK(sum == want);
+  CHECK(static_cast<float>(y[n]) == 7.0f);
 }
 
 TEST_CASE("missing kernels are found before a run") {

@@ -21,7 +21,7 @@ Program program() {
     program.backends.push_back(backend("cuda", true));
     // As training runs; only the gradients of attention depend on it.
     program.backends.push_back(backend("cuda, not deterministic", false));
-    program.backends.back().only = "attention";
+    program.backends.back().only = {"attention"};
   } catch (const Error& e) {
     if (e.code() != Exit::unavailable) throw;
     program.skipped = e.what();

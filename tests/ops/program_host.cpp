@@ -1,6 +1,7 @@
 // op_tests: every instruction set of this processor, and the GPU's kernels on the CPU.
 
 #include "core/device/cpu/features.h"
+#include "core/ops/ops_list.h"
 #include "tests/ops/backend.h"
 
 namespace nrl::ops_test {
@@ -13,7 +14,9 @@ Program program() {
     b.name = cpu::name_of(isa);
     b.kernels = complete(ops::cpu_kernels(isa));
     // All other kernels are those of avx512 (core/ops/cpu_table.cpp).
-    if (isa == cpu::Isa::avx512_bf16) b.only = "linear";
+#define NRL_NAME(op) #op,
+    if (isa == cpu::Isa::avx512_bf16) b.only = {NRL_BF16_OPS(NRL_NAME)};
+#undef NRL_NAME
     program.backends.push_back(std::move(b));
   }
   program.backends.push_back(sim_backend());

@@ -16,31 +16,28 @@ constexpr int64_t grain_elements = 8192;
 /// Elements [begin, begin + count) of a row of x (f, or 2 f when gated), to out[0], out[1], ...
 template <class T, Activation kind, bool gated>
 NRL_INLINE void forward_elements(const T* x, int64_t f, int64_t begin, int64_t count, T* out) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) {
-    float y = element::activation<SimdMath, kind>(static_cast<float>(x[begin + i])).value;
-    if constexpr (gated) y *= static_cast<float>(x[f + begin + i]);
-    store(out[i], y);
-  }
+  x += begin;
+  for_lanes(count, [=](int64_t i, auto part) {
+    Lanes y = element::activation<MathFor<T>, kind>(part.load(x + i)).value;
+    if constexpr (gated) y *= part.load(x + f + i);
+    part.store(out + i, y);
+  });
 }
 
 template <class T, Activation kind, bool gated>
 NRL_INLINE void backward_elements(const T* dout, const T* x, T* dx, int64_t f, int64_t begin, int64_t end) {
-  [[maybe_unused]] const T* const up = x + f;
-  [[maybe_unused]] T* const dup = dx + f;
-#pragma omp simd
-  for (int64_t i = begin; i < end; ++i) {
-    const float g = static_cast<float>(dout[i]), v = static_cast<float>(x[i]);
-    const element::ValueAndSlope y = element::activation<SimdMath, kind>(v);
+  dout += begin, x += begin, dx += begin;
+  for_lanes(end - begin, [=](int64_t i, auto part) {
+    const Lanes g = part.load(dout + i);
+    const auto y = element::activation<MathFor<T>, kind>(part.load(x + i));
     if constexpr (gated) {
-      const float dgate = element::gate_gradient(y.slope, static_cast<float>(up[i]), g),
-                  d = element::up_gradient(y.value, g);
-      store(dx[i], dgate);
-      store(dup[i], d);
+      const Lanes dgate = element::gate_gradient(y.slope, part.load(x + f + i), g);
+      part.store(dx + i, dgate);
+      part.store(dx + f + i, element::up_gradient(y.value, g));
     } else {
-      store(dx[i], g * y.slope);
+      part.store(dx + i, g * y.slope);
     }
-  }
+  });
 }
 
 template <class T, Activation kind, bool gated>

@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(threads) activation_backward_kernel(Activation
       if constexpr (gated) up[u].get(factor);
 #pragma unroll
       for (int i = 0; i < E; ++i) {
-        const element::ValueAndSlope y = element::activation<MathFor<T>, kind>(v[i]);
+        const element::ValueAndSlope<float> y = element::activation<MathFor<T>, kind>(v[i]);
         if constexpr (gated) {
           const float dgate = element::gate_gradient(y.slope, factor[i], g[i]),
                       dup = element::up_gradient(y.value, g[i]);

@@ -3,7 +3,6 @@
 //   gradient: weight * (onehot(target) - softmax(x)), written (=) over the logits or to dlogits
 // Of a slice of the columns, row_max, the sum and x[target] come from the statistics of all slices.
 
-#include <cstring>
 #include <limits>
 
 #include "core/device/cpu/parallel.h"
@@ -20,12 +19,12 @@ constexpr int64_t block = 2048;
 
 template <class T>
 float maximum(const T* x, int64_t n) {
-  auto m = static_cast<float>(x[0]);
-#pragma omp simd reduction(max : m)
-  for (int64_t i = 0; i < n; ++i) {
-    const auto v = static_cast<float>(x[i]);
-    m = v > m ? v : m;
-  }
+  Lanes most = Lanes{} + static_cast<float>(x[0]);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) most = max(load(x + i), most);
+  float m = most[0];
+  for (int l = 1; l < lanes; ++l) m = most[l] > m ? most[l] : m;
+  for (; i < n; ++i) m = static_cast<float>(x[i]) > m ? static_cast<float>(x[i]) : m;
   return m;
 }
 
@@ -34,44 +33,24 @@ template <bool keep, class T>
 double exponentials(T* x, int64_t n, float m) {
   double total = 0;
   for (int64_t begin = 0; begin < n; begin += block) {
-    const int64_t end = std::min(n, begin + block);
-    float s = 0;
-#pragma omp simd reduction(+ : s)
-    for (int64_t i = begin; i < end; ++i) {
-      const float e = exp_f32(static_cast<float>(x[i]) - m);
-      if constexpr (keep) x[i] = e;
-      s += e;
-    }
-    total += static_cast<double>(s);
+    T* const from = x + begin;
+    Lanes s = {};
+    for_lanes(std::min(n - begin, block), [&](int64_t i, auto part) {
+      const Lanes e = exp_f32(part.load(from + i) - m);
+      if constexpr (keep) part.store(from + i, e);
+      s += part.existing(e);
+    });
+    total += static_cast<double>(sum_lanes(s));
   }
   return total;
 }
 
-/// out = x * scale, rounded. `out` may be the first half of x's memory: a block is read before it is written.
+/// The gradient over f32 logits, which hold exp(x - row_max), into dlogits, which may be their memory.
+/// `target`: a column, or -1.
 template <class T>
-void scale_to(T* out, const float* x, int64_t n, float scale) {
-  T rounded[block];
-  for (int64_t begin = 0; begin < n; begin += block) {
-    const int64_t count = std::min(n - begin, block);
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) store(rounded[i], x[begin + i] * scale);
-    std::memcpy(static_cast<void*>(out + begin), rounded, static_cast<size_t>(count) * sizeof(T));
-  }
-}
-
-/// The gradient over f32 logits, which hold exp(x - row_max). `target`: a column, or -1.
-void gradient(float* x, int64_t v, int64_t target, float weight, float scale) {
+void gradient(const float* x, T* dlogits, int64_t v, int64_t target, float weight, float scale) {
   const float at_target = target >= 0 ? x[target] * scale + weight : 0.0f;
-#pragma omp simd
-  for (int64_t i = 0; i < v; ++i) x[i] *= scale;
-  if (target >= 0) x[target] = at_target;
-}
-
-/// The same from them into dlogits of bf16 or f16.
-template <class T>
-void gradient_into(T* dlogits, const float* x, int64_t v, int64_t target, float weight, float scale) {
-  const float at_target = target >= 0 ? x[target] * scale + weight : 0.0f;
-  scale_to(dlogits, x, v, scale);
+  for_lanes(v, [=](int64_t i, auto part) { part.store(dlogits + i, part.load(x + i) * scale); });
   if (target >= 0) store(dlogits[target], at_target);
 }
 
@@ -79,8 +58,8 @@ void gradient_into(T* dlogits, const float* x, int64_t v, int64_t target, float 
 void gradient(bf16* x, int64_t v, int64_t target, float weight, float scale, float row_max) {
   const float at_target =
       target >= 0 ? exp_f32(static_cast<float>(x[target]) - row_max) * scale + weight : 0.0f;
-#pragma omp simd
-  for (int64_t i = 0; i < v; ++i) store(x[i], exp_f32(static_cast<float>(x[i]) - row_max) * scale);
+  for_lanes(v,
+            [=](int64_t i, auto part) { part.store(x + i, fast_exp(part.load(x + i) - row_max) * scale); });
   if (target >= 0) store(x[target], at_target);
 }
 
@@ -170,11 +149,11 @@ void cross_entropy_rows(Exec& exec, const CrossEntropy& a) {
           if constexpr (!f32)
             gradient(x, v, column, weight, scale, s.maximum);
           else if (!dlogits)
-            gradient(x, v, column, weight, scale);
+            gradient(x, x, v, column, weight, scale);
           else if (a.dlogits.dtype == DType::f16)
-            gradient_into(reinterpret_cast<f16*>(dlogits), x, v, column, weight, scale);
+            gradient(x, reinterpret_cast<f16*>(dlogits), v, column, weight, scale);
           else
-            gradient_into(reinterpret_cast<bf16*>(dlogits), x, v, column, weight, scale);
+            gradient(x, reinterpret_cast<bf16*>(dlogits), v, column, weight, scale);
         }
       }
       if (weights && weight == 0.0f)

@@ -13,15 +13,15 @@ template <class T>
 void mask_chunk(const T* x, const T* residual, T* out, const uint32_t* words, int64_t n, float p,
                 float scale) {
   if (!residual) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i)
-      store(out[i], DropoutMask::apply(static_cast<float>(x[i]), words[i], p, scale));
+    for_lanes(n, [=](int64_t i, auto part) {
+      part.store(out + i, DropoutMask::apply(part.load(x + i), part.load(words + i), p, scale));
+    });
     return;
   }
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i)
-    store(out[i],
-          DropoutMask::apply(static_cast<float>(x[i]), words[i], p, scale) + static_cast<float>(residual[i]));
+  for_lanes(n, [=](int64_t i, auto part) {
+    part.store(out + i, DropoutMask::apply(part.load(x + i), part.load(words + i), p, scale) +
+                            part.load(residual + i));
+  });
 }
 
 template <class T>

@@ -27,27 +27,25 @@ void forward(Exec& exec, const EmbeddingForward& a) {
   const int64_t n = a.out.dim(0), h = a.out.dim(1);
   const int32_t* ids = data_of<const int32_t>(a.ids);
   const int32_t* positions = data_of<const int32_t>(a.positions);
-  cpu::parallel_for(exec.threads, n, std::max<int64_t>(1, grain_elements / h),
-                    [&](int64_t begin, int64_t end) {
-                      for (int64_t r = begin; r < end; ++r) {
-                        T* out = data_of<T>(a.out) + r * a.out.stride[0];
-                        const W* row = row_of<const W>(a.table, ids, r, a.first_id);
-                        const W* position_row =
-                            a.position_table ? row_of<const W>(a.position_table, positions, r, {}) : nullptr;
-                        if (!row) std::swap(row, position_row);
-                        if (!row) {
-                          std::fill(out, out + h, T());
-                        } else if (position_row) {
-#pragma omp simd
-                          for (int64_t i = 0; i < h; ++i) {
-                            store(out[i], static_cast<float>(row[i]) + static_cast<float>(position_row[i]));
-                          }
-                        } else {
-#pragma omp simd
-                          for (int64_t i = 0; i < h; ++i) store(out[i], static_cast<float>(row[i]));
-                        }
-                      }
-                    });
+  cpu::parallel_for(
+      exec.threads, n, std::max<int64_t>(1, grain_elements / h), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          T* out = data_of<T>(a.out) + r * a.out.stride[0];
+          const W* row = row_of<const W>(a.table, ids, r, a.first_id);
+          const W* position_row =
+              a.position_table ? row_of<const W>(a.position_table, positions, r, {}) : nullptr;
+          if (!row) std::swap(row, position_row);
+          if (!row) {
+            std::fill(out, out + h, T());
+          } else if (position_row) {
+            for_lanes(h, [=](int64_t i, auto part) {
+              part.store(out + i, part.load(row + i) + part.load(position_row + i));
+            });
+          } else {
+            for_lanes(h, [=](int64_t i, auto part) { part.store(out + i, part.load(row + i)); });
+          }
+        }
+      });
 }
 
 /// table[index[r], begin..end) += dout[r, begin..end) for all rows in order.

@@ -24,7 +24,6 @@
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/cpu/fp8_rows.h"
-#include "core/ops/shared/cpu/half.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/scratch.h"
 
@@ -33,15 +32,6 @@ namespace {
 
 constexpr int64_t grain_elements = 16384;
 
-#if defined(NRL_ISA_avx512)
-constexpr int lanes = 16;
-#elif defined(NRL_ISA_avx2)
-constexpr int lanes = 8;
-#else
-constexpr int lanes = 4;
-#endif
-typedef float Lanes __attribute__((vector_size(lanes * sizeof(float))));
-
 int64_t row_grain(int64_t columns) {
   return std::max<int64_t>(1, grain_elements / std::max<int64_t>(columns, 1));
 }
@@ -49,26 +39,7 @@ int64_t row_grain(int64_t columns) {
 /// y = x, rounded once.
 template <class From, class To>
 NRL_INLINE void copy_row(const From* x, To* y, int64_t columns) {
-#pragma omp simd
-  for (int64_t i = 0; i < columns; ++i) store(y[i], static_cast<float>(x[i]));
-}
-
-NRL_INLINE void copy_row(const f16* x, float* y, int64_t columns) {
-  int64_t i = 0;
-  for (; i + lanes <= columns; i += lanes) {
-    const HalfLanes v = load_f16(x + i);
-    std::memcpy(y + i, &v, sizeof v);
-  }
-  for (; i < columns; ++i) y[i] = static_cast<float>(x[i]);
-}
-NRL_INLINE void copy_row(const float* x, f16* y, int64_t columns) {
-  int64_t i = 0;
-  for (; i + lanes <= columns; i += lanes) {
-    HalfLanes v;
-    std::memcpy(&v, x + i, sizeof v);
-    store_f16(y + i, v);
-  }
-  for (; i < columns; ++i) store(y[i], x[i]);
+  for_lanes(columns, [=](int64_t i, auto part) { part.store(y + i, part.load(x + i)); });
 }
 
 /// to (dense, rows of `columns`) = from, or the other way round.
@@ -137,23 +108,6 @@ void activate(Exec& exec, Activation kind, Matrix y, int64_t rows, int64_t colum
   Tensor t = make_tensor(y.data, DType::f32, {rows, columns});
   t.stride[0] = y.ld;
   exec.kernels->activation_forward(exec, {.kind = kind, .x = t, .out = t});
-}
-
-NRL_INLINE Lanes load(const float* p) {
-  Lanes v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-NRL_INLINE Lanes load(const bf16* p) {
-  typedef uint16_t Halves __attribute__((vector_size(lanes * sizeof(uint16_t))));
-  typedef uint32_t Words __attribute__((vector_size(lanes * sizeof(uint32_t))));
-  Halves v;
-  std::memcpy(&v, p, sizeof v);
-  return reinterpret_cast<Lanes>(__builtin_convertvector(v, Words) << 16);
-}
-static_assert(half_lanes == lanes);
-NRL_INLINE Lanes load(const f16* p) {
-  return load_f16(p);
 }
 
 /// y[j] = (accumulate: +=) x . w[j] for `Rows` rows j of the weight.

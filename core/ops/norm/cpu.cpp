@@ -41,19 +41,18 @@ float sum_of_squares(const T* x, int64_t d, float mean) {
 template <class T>
 void add_residual(const T* x, const T* residual, T* sum, int64_t d, const DropoutMask* mask, int64_t first) {
   if (!mask) {
-#pragma omp simd
-    for (int64_t i = 0; i < d; ++i) store(sum[i], static_cast<float>(x[i]) + static_cast<float>(residual[i]));
+    for_lanes(d,
+              [=](int64_t i, auto part) { part.store(sum + i, part.load(x + i) + part.load(residual + i)); });
     return;
   }
   const float p = mask->p, scale = mask->scale;
   mask->for_words(first, d, [=](int64_t begin, const uint32_t* words, int64_t count) {
     const T *in = x + begin, *added = residual + begin;
     T* out = sum + begin;
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      store(out[i],
-            DropoutMask::apply(static_cast<float>(in[i]), words[i], p, scale) + static_cast<float>(added[i]));
-    }
+    for_lanes(count, [=](int64_t i, auto part) {
+      part.store(out + i, DropoutMask::apply(part.load(in + i), part.load(words + i), p, scale) +
+                              part.load(added + i));
+    });
   });
 }
 
@@ -103,16 +102,14 @@ void forward(Exec& exec, const NormForward& a) {
           const float rstd = 1.0f / std::sqrt(sum_of_squares(in, d, mean) * inv_d + eps);
           T* o = out[r];
           if (kind == NormKind::layer && bias) {
-#pragma omp simd
-            for (int64_t i = 0; i < d; ++i) {
-              store(o[i], (static_cast<float>(in[i]) - mean) * rstd * static_cast<float>(weight[i]) +
-                              static_cast<float>(bias[i]));
-            }
+            for_lanes(d, [=](int64_t i, auto part) {
+              part.store(o + i,
+                         (part.load(in + i) - mean) * rstd * part.load(weight + i) + part.load(bias + i));
+            });
           } else {
-#pragma omp simd
-            for (int64_t i = 0; i < d; ++i) {
-              store(o[i], (static_cast<float>(in[i]) - mean) * rstd * static_cast<float>(weight[i]));
-            }
+            for_lanes(d, [=](int64_t i, auto part) {
+              part.store(o + i, (part.load(in + i) - mean) * rstd * part.load(weight + i));
+            });
           }
           if (means) means[r] = mean;
           if (rstds) rstds[r] = rstd;
@@ -137,19 +134,15 @@ void backward_row(const T* dout, const T* x, const W* weight, const T* dresidual
   }
   const float inv_d = 1.0f / static_cast<float>(d);
   const float mean_dy_xhat = sum_dy_centered * rstd * inv_d, mean_dy = sum_dy * inv_d;
-  auto gradient = [=](float g, float xhat, float w) {
-    return rstd * (g * w - mean_dy - xhat * mean_dy_xhat);
-  };
   auto sweep = [=](auto with_dweight, auto with_dbias, auto with_dresidual) {
-#pragma omp simd
-    for (int64_t i = 0; i < d; ++i) {
-      const float g = static_cast<float>(dout[i]), xhat = (static_cast<float>(x[i]) - mean) * rstd;
-      if constexpr (with_dweight) dweight[i] += g * xhat;
-      if constexpr (with_dbias) dbias[i] += g;
-      float value = gradient(g, xhat, static_cast<float>(weight[i]));
-      if constexpr (with_dresidual) value += static_cast<float>(dresidual[i]);
-      store(dx[i], value);
-    }
+    for_lanes(d, [=](int64_t i, auto part) {
+      const Lanes g = part.load(dout + i), xhat = (part.load(x + i) - mean) * rstd;
+      if constexpr (with_dweight) part.store(dweight + i, part.load(dweight + i) + g * xhat);
+      if constexpr (with_dbias) part.store(dbias + i, part.load(dbias + i) + g);
+      Lanes value = rstd * (g * part.load(weight + i) - mean_dy - xhat * mean_dy_xhat);
+      if constexpr (with_dresidual) value += part.load(dresidual + i);
+      part.store(dx + i, value);
+    });
   };
   constexpr std::true_type yes;
   constexpr std::false_type no;

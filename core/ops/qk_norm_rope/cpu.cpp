@@ -39,18 +39,17 @@ template <class T, class W>
 void forward_head(const T* x, const W* weight, const float* cosines, int64_t half, T* out, int64_t d,
                   float rstd) {
   const float* sines = cosines + half;
-#pragma omp simd
-  for (int64_t i = 0; i < half; ++i) {
-    const element::Pair y =
-        element::rope_pair(static_cast<float>(x[i]) * (rstd * static_cast<float>(weight[i])),
-                           static_cast<float>(x[half + i]) * (rstd * static_cast<float>(weight[half + i])),
-                           cosines[i], sines[i]);
-    store(out[i], y.first);
-    store(out[half + i], y.second);
-  }
-#pragma omp simd
-  for (int64_t i = 2 * half; i < d; ++i)
-    store(out[i], static_cast<float>(x[i]) * (rstd * static_cast<float>(weight[i])));
+  for_lanes(half, [=](int64_t i, auto part) {
+    const auto y = element::rope_pair(part.load(x + i) * (rstd * part.load(weight + i)),
+                                      part.load(x + half + i) * (rstd * part.load(weight + half + i)),
+                                      part.load(cosines + i), part.load(sines + i));
+    part.store(out + i, y.first);
+    part.store(out + half + i, y.second);
+  });
+  x += 2 * half, weight += 2 * half, out += 2 * half;
+  for_lanes(d - 2 * half, [=](int64_t i, auto part) {
+    part.store(out + i, part.load(x + i) * (rstd * part.load(weight + i)));
+  });
 }
 
 template <class T, class W>
@@ -89,7 +88,7 @@ void backward_head(T* dx, const T* x, const W* weight, const float* cosines, int
 #pragma omp simd reduction(+ : sum_dy_xhat)
   for (int64_t i = 0; i < half; ++i) {
     const int64_t j = half + i;
-    const element::Pair dy =
+    const auto dy =
         element::rope_pair(static_cast<float>(dx[i]), static_cast<float>(dx[j]), cosines[i], -sines[i]);
     const float u = dy.first * (static_cast<float>(x[i]) * rstd),
                 v = dy.second * (static_cast<float>(x[j]) * rstd);
@@ -104,18 +103,19 @@ void backward_head(T* dx, const T* x, const W* weight, const float* cosines, int
     sum_dy_xhat += u * static_cast<float>(weight[i]);
   }
   const float mean_dy_xhat = sum_dy_xhat / static_cast<float>(d);
-  auto gradient = [=](float dy, int64_t i) {
-    return rstd * (dy * static_cast<float>(weight[i]) - static_cast<float>(x[i]) * rstd * mean_dy_xhat);
+  const auto gradient = [=](auto part, Lanes dy, int64_t i) {
+    return rstd * (dy * part.load(weight + i) - part.load(x + i) * rstd * mean_dy_xhat);
   };
-#pragma omp simd
-  for (int64_t i = 0; i < half; ++i) {
-    const element::Pair dy = element::rope_pair(static_cast<float>(dx[i]), static_cast<float>(dx[half + i]),
-                                                cosines[i], -sines[i]);
-    store(dx[i], gradient(dy.first, i));
-    store(dx[half + i], gradient(dy.second, half + i));
-  }
-#pragma omp simd
-  for (int64_t i = 2 * half; i < d; ++i) store(dx[i], gradient(static_cast<float>(dx[i]), i));
+  for_lanes(half, [=](int64_t i, auto part) {
+    const auto dy = element::rope_pair(part.load(dx + i), part.load(dx + half + i), part.load(cosines + i),
+                                       -part.load(sines + i));
+    part.store(dx + i, gradient(part, dy.first, i));
+    part.store(dx + half + i, gradient(part, dy.second, half + i));
+  });
+  for_lanes(d - 2 * half, [=](int64_t i, auto part) {
+    const int64_t at = 2 * half + i;
+    part.store(dx + at, gradient(part, part.load(dx + at), at));
+  });
 }
 
 template <class T, class W>

@@ -24,13 +24,12 @@ void rotate(Exec& exec, const Rope& a) {
       for (int64_t h = 0; h < heads; ++h) {
         T* x1 = data_of<T>(a.x) + t * a.x.stride[0] + h * a.x.stride[1];
         T* x2 = x1 + half;
-#pragma omp simd
-        for (int64_t i = 0; i < half; ++i) {
-          const element::Pair y = element::rope_pair(static_cast<float>(x1[i]), static_cast<float>(x2[i]),
-                                                     cosines[i], sign * sines[i]);
-          store(x1[i], y.first);
-          store(x2[i], y.second);
-        }
+        for_lanes(half, [=](int64_t i, auto part) {
+          const auto y = element::rope_pair(part.load(x1 + i), part.load(x2 + i), part.load(cosines + i),
+                                            sign * part.load(sines + i));
+          part.store(x1 + i, y.first);
+          part.store(x2 + i, y.second);
+        });
       }
     }
   });

@@ -1,6 +1,7 @@
 #pragma once
-// Bodies of element-wise ops, shared by all backends: plain inline functions of values. `Math` supplies exp,
-// erf, sqrt and reciprocal of the backend (SimdMath on the CPU).
+// Bodies of element-wise ops, shared by all backends: plain inline functions of values V, which are floats or
+// the CPU's vectors of them. `Math` supplies exp, erf, sqrt and reciprocal of the backend (SimdMath on the
+// CPU).
 
 #include <cstdint>
 
@@ -9,46 +10,49 @@
 
 namespace nrl::ops::element {
 
+template <class V>
 struct ValueAndSlope {
-  float value, slope;
+  V value, slope;
 };
 
 /// f(x) and f'(x).
-template <class Math, Activation kind>
-NRL_HOST_DEVICE inline __attribute__((always_inline)) ValueAndSlope activation(float x) {
+template <class Math, Activation kind, class V>
+NRL_HOST_DEVICE inline __attribute__((always_inline)) ValueAndSlope<V> activation(V x) {
   if constexpr (kind == Activation::silu) {
-    const float s = Math::reciprocal(1.0f + Math::exp(-x));
+    const V s = Math::reciprocal(1.0f + Math::exp(-x));
     return {x * s, s + x * s * (1.0f - s)};
   } else if constexpr (kind == Activation::gelu_tanh) {
     // (1 + tanh u) / 2 = sigmoid(2u), which does not cancel for negative x.
     constexpr float c = 1.5957691216057308f;  // 2 sqrt(2 / pi)
-    const float x2 = x * x;
-    const float s = Math::reciprocal(1.0f + Math::exp(-c * x * (1.0f + 0.044715f * x2)));
+    const V x2 = x * x;
+    const V s = Math::reciprocal(1.0f + Math::exp(-c * x * (1.0f + 0.044715f * x2)));
     return {x * s, s + x * s * (1.0f - s) * (c * (1.0f + 3.0f * 0.044715f * x2))};
   } else if constexpr (kind == Activation::gelu_erf) {
-    const float cdf = 0.5f * (1.0f + Math::erf(x * 0.70710678f));
+    const V cdf = 0.5f * (1.0f + Math::erf(x * 0.70710678f));
     return {x * cdf, cdf + x * 0.39894228f * Math::exp(-0.5f * x * x)};
   } else {
-    return {x, 1.0f};
+    return {x, V{} + 1.0f};
   }
 }
 
-/// Gradients of f(gate) * up by gate and up. Not one struct: GCC would not vectorize loops that store its
-/// members.
-NRL_HOST_DEVICE inline __attribute__((always_inline)) float gate_gradient(float slope, float up, float dout) {
+/// Gradients of f(gate) * up by gate and up.
+template <class V>
+NRL_HOST_DEVICE inline __attribute__((always_inline)) V gate_gradient(V slope, V up, V dout) {
   return dout * up * slope;
 }
-NRL_HOST_DEVICE inline __attribute__((always_inline)) float up_gradient(float value, float dout) {
+template <class V>
+NRL_HOST_DEVICE inline __attribute__((always_inline)) V up_gradient(V value, V dout) {
   return dout * value;
 }
 
+template <class V>
 struct Pair {
-  float first, second;
+  V first, second;
 };
 
 /// Rotates (x1, x2) by the angle with this cosine and sine; for the transpose pass -sin.
-NRL_HOST_DEVICE inline __attribute__((always_inline)) Pair rope_pair(float x1, float x2, float cos,
-                                                                     float sin) {
+template <class V>
+NRL_HOST_DEVICE inline __attribute__((always_inline)) Pair<V> rope_pair(V x1, V x2, V cos, V sin) {
   return {x1 * cos - x2 * sin, x2 * cos + x1 * sin};
 }
 

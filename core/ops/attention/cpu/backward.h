@@ -250,10 +250,10 @@ class Backward {
       const float* g = dout_rows + r * tasks_.padded;
       Vec sum{};
       int64_t c = 0;
-      for (; c + lanes <= tasks_.d; c += lanes) sum += micro::load(g + c) * micro::load_loose(o + c);
+      for (; c + lanes <= tasks_.d; c += lanes) sum += micro::load(g + c) * load(o + c);
       float rest = 0;
       for (; c < tasks_.d; ++c) rest += g[c] * static_cast<float>(o[c]);
-      delta[r] = micro::sum_lanes(sum) + rest;
+      delta[r] = sum_lanes(sum) + rest;
     }
   }
 

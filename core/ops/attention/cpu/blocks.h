@@ -12,7 +12,6 @@
 namespace nrl::ops::NRL_ISA {
 
 using namespace attention;
-using micro::lanes;
 using micro::Range;
 using micro::Vec;
 
@@ -24,7 +23,7 @@ template <class T>
 void pack_rows(int64_t rows, int64_t d, int64_t padded, const T* from, int64_t step, float* to) {
   for (int64_t r = 0; r < rows; ++r, from += step, to += padded) {
     int64_t i = 0;
-    for (; i + lanes <= d; i += lanes) micro::store(to + i, micro::load_loose(from + i));
+    for (; i + lanes <= d; i += lanes) micro::store(to + i, load(from + i));
     for (; i < d; ++i) to[i] = static_cast<float>(from[i]);
     for (; i < padded; ++i) to[i] = 0;
   }
@@ -36,7 +35,7 @@ void unpack_rows(int64_t rows, int64_t d, int64_t padded, const float* from, flo
                  int64_t step) {
   for (int64_t r = 0; r < rows; ++r, from += padded, to += step) {
     int64_t i = 0;
-    for (; i + lanes <= d; i += lanes) micro::store_loose(to + i, micro::load(from + i) * factor);
+    for (; i + lanes <= d; i += lanes) store(to + i, micro::load(from + i) * factor);
     for (; i < d; ++i) to[i] = static_cast<T>(from[i] * factor);
   }
 }
@@ -60,7 +59,7 @@ void pack_block(int64_t count, int64_t d, int64_t padded, const T* from, int64_t
       const T* at = from + i * step;
       if (i + lanes <= count && c + lanes <= d) {
 #pragma GCC unroll 16
-        for (int l = 0; l < lanes; ++l) v[l] = micro::load_loose(at + l * step + c);
+        for (int l = 0; l < lanes; ++l) v[l] = load(at + l * step + c);
       } else {
         for (int l = 0; l < lanes; ++l) v[l] = i + l < count ? load_edge(at + l * step, c, d) : Vec{};
       }
@@ -211,10 +210,9 @@ Vec softmax_step(const Block& b, int64_t i, float factor, float* scores, float* 
   };
   for (; j + 4 <= keys.end; j += 4)
 #pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) partial_max[u] = micro::max(partial_max[u], score(j + u));
-  for (; j < keys.end; ++j) partial_max[0] = micro::max(partial_max[0], score(j));
-  const Vec new_max =
-      micro::max(micro::max(partial_max[0], partial_max[1]), micro::max(partial_max[2], partial_max[3]));
+    for (int u = 0; u < 4; ++u) partial_max[u] = max(partial_max[u], score(j + u));
+  for (; j < keys.end; ++j) partial_max[0] = max(partial_max[0], score(j));
+  const Vec new_max = max(max(partial_max[0], partial_max[1]), max(partial_max[2], partial_max[3]));
   Vec partial_sum[2] = {};
   const auto probability = [&](int64_t key) {
     float* at = s + key * query_block;

@@ -45,7 +45,7 @@ class KeepMask {
     const uint64_t lane = static_cast<uint64_t>(heads_) << attention::key_block_bits;
     const micro::IntVec below = micro::splat_int(below_);
     WideVec even;
-    for (int l = 0; l < micro::lanes / 2; ++l) even[l] = first + 2 * static_cast<uint64_t>(l) * lane;
+    for (int l = 0; l < lanes / 2; ++l) even[l] = first + 2 * static_cast<uint64_t>(l) * lane;
     for (int64_t j = keys.begin / width * width; j < keys.end; j += width) {
       const WideVec counter = even + static_cast<uint64_t>(j / width);
       micro::UintVec words[4];
@@ -76,7 +76,7 @@ class KeepMask {
 
  private:
   /// 64-bit elements, of which there are half as many as lanes: those of the even or of the odd ones.
-  typedef uint64_t WideVec __attribute__((vector_size(micro::lanes * 4), may_alias));
+  typedef uint64_t WideVec __attribute__((vector_size(lanes * 4), may_alias));
 
   /// for_keys() with the rows and places of a table. Neighbors mostly share a Philox block here, too.
   template <class Body>
@@ -89,7 +89,7 @@ class KeepMask {
       const int64_t at = std::min(row + lane, queries_ - 1);
       return attention::philox_block_of(first_row_ + rows_[at], heads_, first_head_ + head, 0);
     };
-    for (int l = 0; l < micro::lanes / 2; ++l) even[l] = first_of(2 * l), odd[l] = first_of(2 * l + 1);
+    for (int l = 0; l < lanes / 2; ++l) even[l] = first_of(2 * l), odd[l] = first_of(2 * l + 1);
     micro::UintVec words[4] = {};
     int64_t drawn = -1;
     for (int64_t j = keys.begin; j < keys.end; ++j) {

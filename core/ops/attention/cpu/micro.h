@@ -5,33 +5,25 @@
 // Layouts are chosen so that no product needs a transposed copy inside the loop and softmax runs along vector
 // lanes: a block of scores is kept as S^T, [key][query], with queries in lanes.
 
-#if defined(NRL_ISA_avx512)
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <cstdint>
 
 #include "core/base/dtype.h"
-#include "core/ops/shared/cpu/half.h"
+#include "core/ops/shared/cpu/lanes.h"
 
 namespace nrl::ops::NRL_ISA::micro {
 
 #if defined(NRL_ISA_avx512)
-inline constexpr int lanes = 16, max_vectors = 4;
-#elif defined(NRL_ISA_avx2)
-inline constexpr int lanes = 8, max_vectors = 2;
+inline constexpr int max_vectors = 4;
 #else
-inline constexpr int lanes = 4, max_vectors = 2;
+inline constexpr int max_vectors = 2;
 #endif
 
 #define NRL_ALWAYS inline __attribute__((always_inline))
 
-typedef float Vec __attribute__((vector_size(lanes * 4), may_alias));
-typedef float LooseVec __attribute__((vector_size(lanes * 4), may_alias, aligned(4)));
-typedef int32_t IntVec __attribute__((vector_size(lanes * 4), may_alias));
-typedef uint16_t HalfVec __attribute__((vector_size(lanes * 2), may_alias, aligned(2)));
-typedef uint32_t UintVec __attribute__((vector_size(lanes * 4), may_alias));
+using Vec = Lanes;
+using IntVec = IntLanes;
+using UintVec = WordLanes;
 
 NRL_ALWAYS Vec splat(float x) {
   return x - Vec{};
@@ -39,48 +31,15 @@ NRL_ALWAYS Vec splat(float x) {
 NRL_ALWAYS IntVec splat_int(int32_t x) {
   return x - IntVec{};
 }
+/// Aligned, as store().
 NRL_ALWAYS Vec load(const float* p) {
   return *reinterpret_cast<const Vec*>(p);
 }
 NRL_ALWAYS void store(float* p, Vec v) {
   *reinterpret_cast<Vec*>(p) = v;
 }
-NRL_ALWAYS Vec load_loose(const float* p) {
-  return *reinterpret_cast<const LooseVec*>(p);
-}
-NRL_ALWAYS void store_loose(float* p, Vec v) {
-  *reinterpret_cast<LooseVec*>(p) = v;
-}
-NRL_ALWAYS Vec load_loose(const bf16* p) {
-  return reinterpret_cast<Vec>(__builtin_convertvector(*reinterpret_cast<const HalfVec*>(p), UintVec) << 16);
-}
-/// As bf16(float): to nearest even, NaN stays NaN.
-NRL_ALWAYS void store_loose(bf16* p, Vec v) {
-  const UintVec u = reinterpret_cast<UintVec>(v);
-  const UintVec rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const UintVec quiet = (u >> 16) | 0x40u;
-  const UintVec bits = (u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
-  *reinterpret_cast<HalfVec*>(p) = __builtin_convertvector(bits, HalfVec);
-}
-static_assert(half_lanes == lanes);
-NRL_ALWAYS Vec load_loose(const f16* p) {
-  return load_f16(p);
-}
-NRL_ALWAYS void store_loose(f16* p, Vec v) {
-  store_f16(p, v);
-}
 NRL_ALWAYS Vec select(IntVec mask, Vec a, Vec b) {
   return mask ? a : b;
-}
-NRL_ALWAYS Vec max(Vec a, Vec b) {
-  return a > b ? a : b;
-}
-
-NRL_ALWAYS float sum_lanes(Vec v) {
-  float s = 0;
-#pragma GCC unroll 16
-  for (int i = 0; i < lanes; ++i) s += v[i];
-  return s;
 }
 
 NRL_ALWAYS IntVec iota() {

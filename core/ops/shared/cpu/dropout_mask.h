@@ -51,11 +51,11 @@ struct DropoutMask {
         seed(seed_),
         stream(dropout_stream(stream_, static_cast<const int64_t*>(step.data))) {}
 
-  /// x (a value whose random word is `word`) dropped or scaled.
-  NRL_INLINE float apply(float x, uint32_t word, float p, float scale) {
-    const float uniform = static_cast<float>(static_cast<int32_t>(word >> 8)) * 0x1.0p-24f;
-    const float scaled = x * scale;
-    return uniform >= p ? scaled : 0.0f;
+  /// x (values whose random words are `words`) dropped or scaled.
+  NRL_INLINE Lanes apply(Lanes x, WordLanes words, float p, float scale) {
+    const Lanes uniform = __builtin_convertvector(reinterpret_cast<IntLanes>(words >> 8), Lanes) * 0x1.0p-24f;
+    const Lanes scaled = x * scale;
+    return uniform >= p ? scaled : Lanes{};
   }
 
   /// Calls body(i, words, count) for pieces of the row whose global elements are [first, first + n): words[k]

@@ -40,7 +40,7 @@ __device__ __forceinline__ void rotate(float (&first)[E], float (&second)[E], co
                                        const float (&sines)[E]) {
 #pragma unroll
   for (int k = 0; k < E; ++k) {
-    const element::Pair y = element::rope_pair(first[k], second[k], cosines[k], sines[k]);
+    const element::Pair<float> y = element::rope_pair(first[k], second[k], cosines[k], sines[k]);
     first[k] = y.first;
     second[k] = y.second;
   }
