@@ -207,16 +207,6 @@ void check_recompute(const ConfigResult& result, const model::ModelSpec& spec, D
       add(key, fmt::format("{} is {}, but the model has {} layers", key, *count, spec.layers));
 }
 
-void check_float16(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
-  constexpr std::string_view key = "policy.precision";
-  if (result.config.policy.precision != Precision::float16 || !result.sound(key) || spec.expert_layers() == 0)
-    return;
-  out.push_back(diagnose(result, key,
-                         fmt::format("{}: float16 does not support models with experts, which {} has", key,
-                                     name_of(spec.family)),
-                         "", {"use bfloat16 or float32"}));
-}
-
 // FP8 operands: the sizes of the matrices of a rank, and of a microbatch.
 void check_fp8(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
   const Config& c = result.config;
@@ -428,7 +418,6 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   check_experts(result, *model.spec, found);
   check_recompute(result, *model.spec, found);
   check_on_oom(result, *model.spec, found);
-  check_float16(result, *model.spec, found);
   check_fp8(result, *model.spec, found);
   result.add(found);
   if (!result.ok() || setting.world == 0 || !setting.grid) return;

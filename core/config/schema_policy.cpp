@@ -340,8 +340,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .help(
           "Type of weights and activations (master weights and optimizer state are fp32). auto: float32 on "
           "a CPU, bfloat16 on a GPU. fastest: bfloat16 on a GPU and on a CPU whose bf16 dot products are "
-          "faster than its fp32 arithmetic, else float32. float16: with loss_scaling, not for models with "
-          "experts or FP8.");
+          "faster than its fp32 arithmetic, else float32. float16: with loss_scaling, not with FP8.");
   NRL_POLICY_KEY(t, logits_dtype)
       .help(
           "Type of the logits in training and its evaluations; the loss is computed from them in fp32. "

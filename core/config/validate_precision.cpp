@@ -46,7 +46,7 @@ void check_loss_scaling(Checker& c, const Config& config) {
              fmt::format("use a fixed number, or {}: false", feedback)});
 }
 
-// What float16 does not go with, besides models with experts (apps/train).
+// What float16 does not go with.
 void check_float16(Checker& c, const Config& config) {
   constexpr std::string_view key = "policy.precision";
   if (config.policy.precision != Precision::float16 || !c.sound({key})) return;

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/base/dtype.h"
+
 #if defined(__CUDACC__)
 
 namespace nrl::device {
@@ -31,18 +33,25 @@ void allow_shared_memory(const void* kernel, size_t bytes);
   extern __shared__ __align__(128) unsigned char nrl_dyn_smem_raw[]; \
   type* name = reinterpret_cast<type*>(nrl_dyn_smem_raw)
 
-/// d[n] += a b[n] for N tiles that share the 16 x 16 operand, which PTX does one by one.
-template <int N>
-__device__ __forceinline__ void nrl_mma_m16n8k16_bf16(float (*d)[4], const unsigned* a,
-                                                      const unsigned (*b)[2]) {
+#define NRL_MMA(types)                                                      \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." types               \
+               ".f32 "                                                      \
+               "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"         \
+               : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3]) \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[n][0]), "r"(b[n][1]))
+/// d[n] += a b[n] for N tiles that share the 16 x 16 operand, which PTX does one by one. T: bf16 or f16.
+template <class T, int N>
+__device__ __forceinline__ void nrl_mma_m16n8k16(float (*d)[4], const unsigned* a, const unsigned (*b)[2]) {
+  static_assert(std::is_same_v<T, nrl::bf16> || std::is_same_v<T, nrl::f16>);
 #pragma unroll
   for (int n = 0; n < N; ++n)
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-        : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[n][0]), "r"(b[n][1]));
+    if constexpr (std::is_same_v<T, nrl::f16>) {
+      NRL_MMA("f16.f16");
+    } else {
+      NRL_MMA("bf16.bf16");
+    }
 }
+#undef NRL_MMA
 /// Four 8 x 8 matrices of 2-byte elements; lane 8 i + r gives the address of row r of matrix i, 16 bytes of
 /// shared memory, `offset` bytes behind `base`: what the lanes have in common is not computed by each. f[i]
 /// are elements (l / 4, 2 (l % 4)) and the one right of it, of the transpose if asked.
@@ -110,8 +119,6 @@ __device__ __forceinline__ void nrl_wait_for_signal(const unsigned* flag, unsign
 #include "core/device/sim/engine/fiber.h"
 #endif
 
-#include "core/base/dtype.h"
-
 namespace nrl::kernel {
 
 inline constexpr int warp = 32;
@@ -146,6 +153,13 @@ __device__ __forceinline__ unsigned pack_f16(float low, float high) {
 #else
   return f16(low).bits | (static_cast<unsigned>(f16(high).bits) << 16);
 #endif
+}
+/// The same in T.
+template <class T>
+__device__ __forceinline__ unsigned pack_low(float low, float high) {
+  static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, f16>);
+  if constexpr (std::is_same_v<T, f16>) return pack_f16(low, high);
+  return pack_bf16(low, high);
 }
 __device__ __forceinline__ float2 unpack_f16(unsigned both) {
   float2 v;
@@ -213,12 +227,9 @@ struct Pack {
     } else if constexpr (std::is_same_v<T, float>) {
       memcpy(raw, v, sizeof v);
     } else {
-      static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, f16>);
       unsigned pairs[N / 2];
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i)
-        pairs[i] =
-            std::is_same_v<T, f16> ? pack_f16(v[2 * i], v[2 * i + 1]) : pack_bf16(v[2 * i], v[2 * i + 1]);
+      for (int i = 0; i < N / 2; ++i) pairs[i] = pack_low<T>(v[2 * i], v[2 * i + 1]);
       memcpy(raw, pairs, sizeof pairs);
     }
   }

@@ -24,7 +24,7 @@ struct DispatchSort {
 
 /// out[r] = x[source[r] / k], or 0 where the row has no entry.
 struct Permute {
-  Tensor x;       ///< (N, H) f32 or bf16
+  Tensor x;       ///< (N, H) f32, bf16 or f16
   Tensor source;  ///< (R) i32
   int64_t top_k;  ///< k
   Tensor out;     ///< (R, H)
@@ -33,7 +33,7 @@ struct Permute {
 /// out[t] = (addend[t] +) sum over c of prob[t, c] * x[row[t, c]], in f32 in the order of c. Without prob the
 /// weights are 1: the gradient of Permute.
 struct Unpermute {
-  Tensor x;            ///< (R, H) f32 or bf16
+  Tensor x;            ///< (R, H) f32, bf16 or f16
   Tensor row = {};     ///< (N, k) i32; absent: entry i has row i
   Tensor prob = {};    ///< optional (N, k) f32; required without row
   Tensor addend = {};  ///< optional (N, H); may be out
@@ -47,7 +47,7 @@ struct Unpermute {
 ///   act_out[row] = prob[entry] * act[row], the input of the weight gradient dy^T act_out
 /// so that y need not be kept. Rows without an entry are not written.
 struct GateBackward {
-  Tensor dact;      ///< (R, F) f32 or bf16
+  Tensor dact;      ///< (R, F) f32, bf16 or f16
   Tensor act;       ///< (R, F)
   Tensor prob;      ///< (N, k) f32
   Tensor row = {};  ///< (N, k) i32; absent: entry i has row i

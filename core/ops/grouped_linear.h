@@ -3,8 +3,9 @@
 // offsets[e + 1]) of x and out; rows behind offsets[E] are neither read nor written. The offsets are read on
 // the device, so that the host need not wait for them.
 //
-// x (R, K), weight (E M, K): the experts' matrices [out, in] below each other, out (R, M). f32 or bf16, one
-// dtype for all but dweight; bf16 is storage: sums are accumulated in f32 and rounded once at the end.
+// x (R, K), weight (E M, K): the experts' matrices [out, in] below each other, out (R, M). f32, bf16
+// or f16, one dtype for all but dweight; bf16 and f16 are storage: sums are accumulated in f32 and rounded
+// once at the end.
 
 #include "core/ops/exec.h"
 #include "core/ops/linear.h"

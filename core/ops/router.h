@@ -80,7 +80,7 @@ struct RouterBackward {
   int64_t first = 0, segment = 0, total = 0;  ///< as in RouterBalance
   float aux = 0, z = 0;
   Tensor loss_scale = {};  ///< (1) f64; empty: 1
-  Tensor dlogits;          ///< (N, E) f32 or bf16
+  Tensor dlogits;          ///< (N, E) f32, bf16 or f16
 };
 
 /// bias[e] += rate * sign(mean of the counts - counts[e]): experts with fewer tokens than the mean are chosen

@@ -7,6 +7,9 @@ aware=policy.optimizer.use_precision_aware_optimizer=true
 sim=(device=cuda pretrain.max_num_steps=6 policy.train_global_batch_size=2 policy.train_micro_batch_size=1
   checkpointing.save_period=3 policy.max_total_sequence_length=16)
 
+# A model with experts.
+experts='{model_type: mixtral, vocab_size: 272, hidden_size: 48, intermediate_size: 40, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 64, num_local_experts: 4, num_experts_per_tok: 2, moe_aux_loss_coeff: 0.1, moe_z_loss_coeff: 0.01}'
+
 # same_state A B STEP: two runs have the same checkpoint, weights and optimizer state.
 same_state() {
   local a=$1/checkpoints/step-$3 b=$2/checkpoints/step-$3 file
@@ -158,10 +161,9 @@ case $case_name in
   loss_scale)
     # A loss scale adapts or is fixed; powers of two change no number, also with experts' own losses, and after a resume.
     corpus
-    experts=('policy.model={model_type: mixtral, vocab_size: 272, hidden_size: 48, intermediate_size: 40, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 64, num_local_experts: 4, num_experts_per_tok: 2, moe_aux_loss_coeff: 0.1, moe_z_loss_coeff: 0.01}')
     for model in dense experts; do
       more=()
-      if [[ $model == experts ]]; then more=("${experts[@]}"); fi
+      if [[ $model == experts ]]; then more=("policy.model=$experts"); fi
       config $model
       expect 0 run 1 $model.yaml "${more[@]}"
       for scaling in dynamic 2**15; do
@@ -227,6 +229,49 @@ case $case_name in
     resumes reduced 10 1 policy.precision=float16 $aware policy.optimizer.exp_avg_dtype=fp8 policy.optimizer.exp_avg_sq_dtype=fp16
     # Weights of float16 files are read exactly.
     expect 0 run 1 generate float16/checkpoints/step-150 --prompt "the of" --max-tokens 4 --temperature 0
+    ;;
+  float16_experts)
+    # Models with experts in float16: 100 steps as float32, a resume to the bit, and ranks that divide the experts.
+    corpus
+    model=("policy.model=$experts")
+    long=("${model[@]}" pretrain.max_num_steps=100 policy.scheduler.lr_decay_iters=100 checkpointing.save_period=50)
+    config float32
+    expect 0 run 1 float32.yaml "${long[@]}"
+    resumes float16 100 1 "${long[@]}" policy.precision=float16
+    losses=$(for name in float16 float32; do field $name/logs/metrics.jsonl loss | tail -20 | awk '{ sum += $1 } END { print sum / NR }'; done | xargs)
+    echo "loss in float16 and float32: $losses"
+    awk '{ d = $1 / $2 - 1; exit !(d < 0.01 && d > -0.01) }' <<<"$losses" || fail "loss in float16 and float32: $losses"
+    ! grep -q '"skipped":true' float16/logs/metrics.jsonl || fail "overflows: $(cat float16/logs/metrics.jsonl)"
+    config one
+    expect 0 run 1 one.yaml "${model[@]}" policy.precision=float16
+    # LAYOUT RANKS: up to the order of sums.
+    while read -r ranks layout; do
+      read -ra keys <<<"$layout"
+      config "$ranks"
+      rm -rf "$ranks"
+      expect 0 run "$ranks" "$ranks.yaml" "${model[@]}" policy.precision=float16 "${keys[@]}"
+      same one/logs/metrics.jsonl "$ranks/logs/metrics.jsonl" 5e-3
+    done <<'LAYOUTS'
+2 distributed.expert_parallel_size=2
+2 distributed.expert_parallel_size=2 policy.model.moe_token_dispatcher_type=allgather
+2 distributed.expert_tensor_parallel_size=2
+2 distributed.tensor_parallel_size=2
+2 distributed.expert_parallel_size=2 distributed.shard_strategy=optim_grads_params
+4 distributed.expert_parallel_size=2 distributed.expert_tensor_parallel_size=2
+4 distributed.tensor_parallel_size=2 distributed.expert_parallel_size=4
+LAYOUTS
+    ;;
+  sim_float16_experts)
+    corpus
+    model=("policy.model=$experts")
+    config cpu
+    config sim
+    expect 0 run 1 cpu.yaml "${sim[@]}" device=cpu "${model[@]}" policy.precision=float16
+    expect 0 run 1 sim.yaml "${sim[@]}" "${model[@]}" policy.precision=float16
+    same cpu/logs/metrics.jsonl sim/logs/metrics.jsonl 5e-3
+    config two
+    expect 0 run 2 two.yaml "${sim[@]}" "${model[@]}" policy.precision=float16 distributed.expert_parallel_size=2
+    same cpu/logs/metrics.jsonl two/logs/metrics.jsonl 5e-3
     ;;
   sim_float16)
     corpus

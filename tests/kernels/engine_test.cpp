@@ -249,7 +249,7 @@ __global__ void half_a_warp(float* out) {
   float d[1][4] = {};
   const unsigned a[4] = {}, b[1][2] = {};
   if (threadIdx.x < 16) return;
-  nrl_mma_m16n8k16_bf16<1>(d, a, b);
+  nrl_mma_m16n8k16<bf16, 1>(d, a, b);
   out[threadIdx.x] = d[0][0];
 }
 

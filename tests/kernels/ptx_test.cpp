@@ -15,7 +15,8 @@ using namespace nrl::kernel_test;
 
 // --- matrix tile and asynchronous copies ---------------------------------------------------------
 
-__global__ void tile_product(const bf16* a, const bf16* b, float* d) {
+template <class T>
+__global__ void tile_product(const T* a, const T* b, float* d) {
   // Through shared memory, as a GEMM would: A is 16 x 16 and B 16 x 16, column by column.
   NRL_SHARED(uint4, sa, [32]);
   NRL_SHARED(uint4, sb, [32]);
@@ -35,20 +36,21 @@ __global__ void tile_product(const bf16* a, const bf16* b, float* d) {
   for (int n = 0; n < 2; ++n)
     for (int half = 0; half < 2; ++half) fb[n][half] = wb[(n * 8 + group) * 8 + pair + half * 4];
   float c[2][4] = {{1, 1, 1, 1}, {1, 1, 1, 1}};
-  nrl_mma_m16n8k16_bf16<2>(c, fa, fb);
+  nrl_mma_m16n8k16<T, 2>(c, fa, fb);
   for (int n = 0; n < 2; ++n)
     for (int i = 0; i < 4; ++i) d[(group + i / 2 * 8) * 16 + n * 8 + pair * 2 + i % 2] = c[n][i];
 }
 
-TEST_CASE("tiles of mma.sync after cp.async equal the product in double precision", "[kernels]") {
+template <class T>
+void check_tile_product() {
   const PhiloxStream random(7, "tile");
-  std::array<bf16, 256> a;
-  std::array<bf16, 256> b;
-  for (size_t i = 0; i < a.size(); ++i) a[i] = bf16(random.uniform(i) - 0.5f);
-  for (size_t i = 0; i < b.size(); ++i) b[i] = bf16(random.uniform(1000 + i) - 0.5f);
+  std::array<T, 256> a;
+  std::array<T, 256> b;
+  for (size_t i = 0; i < a.size(); ++i) a[i] = T(random.uniform(i) - 0.5f);
+  for (size_t i = 0; i < b.size(); ++i) b[i] = T(random.uniform(1000 + i) - 0.5f);
   in_every_order([&] {
     std::array<float, 256> d{};
-    NRL_LAUNCH((tile_product), 1, 32, 0, nullptr, a.data(), b.data(), d.data());
+    NRL_LAUNCH((tile_product<T>), 1, 32, 0, nullptr, a.data(), b.data(), d.data());
     for (size_t m = 0; m < 16; ++m) {
       for (size_t n = 0; n < 16; ++n) {
         double want = 1;
@@ -58,6 +60,11 @@ TEST_CASE("tiles of mma.sync after cp.async equal the product in double precisio
       }
     }
   });
+}
+
+TEST_CASE("tiles of mma.sync after cp.async equal the product in double precision", "[kernels]") {
+  check_tile_product<bf16>();
+  check_tile_product<f16>();
 }
 
 /// f: (2, 4, 32), plain and transposed. Row r of matrix i is at (8 i + r) * 11 % 32 of shared memory.

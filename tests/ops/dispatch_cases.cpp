@@ -165,7 +165,7 @@ NRL_OP_CASES(dispatch) {
                                          s.capacity, s.pad ? " padded" : "", s.by_prob ? " by prob" : "") +
                              (s.first > 0 ? fmt::format(" from {}", s.first) : "");
     registry.tests.push_back({name + " sort", [=](Exec& e) { return sort(e, s); }, true});
-    for (const DType t : {DType::f32, DType::bf16})
+    for (const DType t : {DType::f32, DType::bf16, DType::f16})
       for (const auto& [h, gap] : {std::pair<int64_t, int64_t>{1, 0}, {33, 1}, {64, 8}, {1040, 0}}) {
         registry.tests.push_back({fmt::format("{} {} rows of {} gap {}", name, name_of(t), h, gap),
                                   [=](Exec& e) { return moved(e, s, t, h, gap); }, true});
@@ -175,7 +175,7 @@ NRL_OP_CASES(dispatch) {
                                     [=](Exec& e) { return gate(e, s, t, h, gap, in_place); }, true});
       }
   }
-  for (const DType t : {DType::f32, DType::bf16})
+  for (const DType t : {DType::f32, DType::bf16, DType::f16})
     registry.tests.push_back({fmt::format("dispatch.{} without rows", name_of(t)),
                               [=](Exec& e) { return in_place_rows(e, t, 37, 72); }, true});
   registry.grads.push_back({"dispatch", [](DType t) { return gradient(t, {.n = 5, .k = 2, .experts = 3}); }});

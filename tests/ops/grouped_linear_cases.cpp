@@ -95,7 +95,7 @@ NRL_OP_CASES(grouped_linear) {
                           {{0, 0}, 8, 8, 0, 4}};
   int index = 0;
   for (const Setup& s : setups) {
-    for (const DType t : {DType::f32, DType::bf16})
+    for (const DType t : {DType::f32, DType::bf16, DType::f16})
       for (const bool accumulate : {false, true})
         registry.tests.push_back({fmt::format("grouped_linear.{} {} ({}, {}) gap {}{}", index, name_of(t),
                                               s.m, s.k, s.gap, accumulate ? " accumulate" : ""),

@@ -275,7 +275,7 @@ NRL_OP_CASES(router) {
         {fmt::format("router.{} forward", s.name), [=](Exec& e) { return forward(e, s); }, true});
     registry.tests.push_back(
         {fmt::format("router.{} balance", s.name), [=](Exec& e) { return balance(e, s); }, true});
-    for (const DType t : {DType::f32, DType::bf16})
+    for (const DType t : {DType::f32, DType::bf16, DType::f16})
       for (const auto& [aux, z] : {std::pair{0.0f, 0.0f}, {0.7f, 0.0f}, {0.0f, 0.3f}, {3.0f, 2.0f}})
         registry.tests.push_back(
             {fmt::format("router.{} backward {} aux {} z {}", s.name, name_of(t), aux, z),

@@ -144,13 +144,13 @@ void gate_rows(Exec& exec, const GateBackward& a) {
 }
 
 void permute_kernel(Exec& exec, const Permute& a) {
-  for_f32_or_bf16(a.x.dtype, [&]<class T>() { permute_rows<T>(exec, a); });
+  for_float_type(a.x.dtype, [&]<class T>() { permute_rows<T>(exec, a); });
 }
 void unpermute_kernel(Exec& exec, const Unpermute& a) {
-  for_f32_or_bf16(a.x.dtype, [&]<class T>() { unpermute_rows<T>(exec, a); });
+  for_float_type(a.x.dtype, [&]<class T>() { unpermute_rows<T>(exec, a); });
 }
 void gate_kernel(Exec& exec, const GateBackward& a) {
-  for_f32_or_bf16(a.dact.dtype, [&]<class T>() { gate_rows<T>(exec, a); });
+  for_float_type(a.dact.dtype, [&]<class T>() { gate_rows<T>(exec, a); });
 }
 
 }  // namespace

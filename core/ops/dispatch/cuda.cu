@@ -188,7 +188,7 @@ void permute_as(Exec& exec, const Permute& a) {
 
 void permute_launch(Exec& exec, const Permute& a) {
   const bool packed = packed_rows(a.x) && packed_rows(a.out);
-  for_f32_or_bf16(a.x.dtype, [&]<class T>() {
+  for_float_type(a.x.dtype, [&]<class T>() {
     packed ? permute_as<T, per_pack<T>>(exec, a) : permute_as<T, 1>(exec, a);
   });
 }
@@ -203,7 +203,7 @@ void unpermute_as(Exec& exec, const Unpermute& a) {
 
 void unpermute_launch(Exec& exec, const Unpermute& a) {
   const bool packed = packed_rows(a.x) && packed_rows(a.out) && packed_rows(a.addend);
-  for_f32_or_bf16(a.x.dtype, [&]<class T>() {
+  for_float_type(a.x.dtype, [&]<class T>() {
     packed ? unpermute_as<T, per_pack<T>>(exec, a) : unpermute_as<T, 1>(exec, a);
   });
 }
@@ -220,8 +220,8 @@ void gate_as(Exec& exec, const GateBackward& a) {
 void gate_launch(Exec& exec, const GateBackward& a) {
   const bool packed =
       packed_rows(a.dact) && packed_rows(a.act) && packed_rows(a.dact_out) && packed_rows(a.act_out);
-  for_f32_or_bf16(a.dact.dtype,
-                  [&]<class T>() { packed ? gate_as<T, per_pack<T>>(exec, a) : gate_as<T, 1>(exec, a); });
+  for_float_type(a.dact.dtype,
+                 [&]<class T>() { packed ? gate_as<T, per_pack<T>>(exec, a) : gate_as<T, 1>(exec, a); });
 }
 
 }  // namespace

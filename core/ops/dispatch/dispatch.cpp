@@ -22,7 +22,7 @@ void check_entries(const char* op, const char* name, const Tensor& t, int64_t n,
 
 void check_rows(const char* op, const char* name, const Tensor& t, int64_t rows, int64_t columns,
                 DType dtype) {
-  NRL_CHECK(is_matrix(t, rows, columns, dtype) && is_f32_or_bf16(t) && dense_rows(t),
+  NRL_CHECK(is_matrix(t, rows, columns, dtype) && is_float(t) && dense_rows(t),
             "{}: {} is {}, wanted {}[{}, {}] with contiguous columns", op, name, describe(t), name_of(dtype),
             rows, columns);
 }

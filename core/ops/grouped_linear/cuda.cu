@@ -9,8 +9,9 @@
 // worst case, and blocks without rows leave. Each block computes a tile of one expert's result, c[m, n] = sum
 // over k of a[m, k] b[n, k], where a and b lie with k or with m (n) contiguous.
 //
-// bf16 with 16-byte aligned rows: tensor_kernel, 128 x 128 tiles, mma.m16n8k16, three stages of cp.async.
-// Else: simt_kernel, 64 x 64 tiles. Both add in f32, in an order that depends on the number of rows alone.
+// bf16 and f16 with 16-byte aligned rows: tensor_kernel, 128 x 128 tiles, mma.m16n8k16, three stages of
+// cp.async. Else: simt_kernel, 64 x 64 tiles. Both add in f32, in an order that depends on the number of rows
+// alone.
 
 #include "core/device/kernel.h"
 #include "core/ops/kernel_table.h"
@@ -107,9 +108,9 @@ template <bool k_contiguous>
 constexpr int stage_elements = k_contiguous ? tile_rows* k_pitch : tile_depth* m_pitch;
 
 /// Starts copying depth [k, k + tile_depth) of the rows (columns) [first, first + tile_rows); zeros beyond.
-template <bool k_contiguous>
-__device__ __forceinline__ void copy_stage(bf16* to, const bf16* from, int64_t stride, int64_t first,
-                                           int64_t end, int64_t k, int64_t inner) {
+template <bool k_contiguous, class T>
+__device__ __forceinline__ void copy_stage(T* to, const T* from, int64_t stride, int64_t first, int64_t end,
+                                           int64_t k, int64_t inner) {
   constexpr int units = (k_contiguous ? tile_depth : tile_rows) / 8;
   constexpr int lines = k_contiguous ? tile_rows : tile_depth;
   constexpr int pitch = k_contiguous ? k_pitch : m_pitch;
@@ -123,8 +124,8 @@ __device__ __forceinline__ void copy_stage(bf16* to, const bf16* from, int64_t s
 }
 
 /// The 16 x 16 fragment of a at (m, k), or two neighboring 16 x 8 fragments of b at (n, k).
-template <bool k_contiguous, bool is_a>
-__device__ __forceinline__ void load_fragment(unsigned* f, const bf16* tile, int m, int k) {
+template <bool k_contiguous, bool is_a, class T>
+__device__ __forceinline__ void load_fragment(unsigned* f, const T* tile, int m, int k) {
   const int lane = static_cast<int>(threadIdx.x) % warp, matrix = lane / 8, r = lane % 8;
   // a has its matrices in the order (m, k), (m + 8, k), (m, k + 8), ...; b with k first.
   const int dm = (is_a ? matrix & 1 : matrix >> 1) * 8, dk = (is_a ? matrix >> 1 : matrix & 1) * 8;
@@ -132,13 +133,13 @@ __device__ __forceinline__ void load_fragment(unsigned* f, const bf16* tile, int
   nrl_ldmatrix_x4<!k_contiguous>(f, tile, element * 2);
 }
 
-template <Pass pass, class C>
-__global__ void __launch_bounds__(tensor_threads) tensor_kernel(Problem<bf16, C> p) {
+template <Pass pass, class T, class C>
+__global__ void __launch_bounds__(tensor_threads) tensor_kernel(Problem<T, C> p) {
   constexpr bool a_k = pass != Pass::weight, b_k = pass == Pass::forward;
   constexpr int a_stage = stage_elements<a_k>, b_stage = stage_elements<b_k>;
-  NRL_DYN_SHARED(bf16, shared);
-  bf16 *as = shared, *bs = shared + stages * a_stage;
-  const Tile<bf16, C> t = tile_of<pass>(p, tile_rows);
+  NRL_DYN_SHARED(T, shared);
+  T *as = shared, *bs = shared + stages * a_stage;
+  const Tile<T, C> t = tile_of<pass>(p, tile_rows);
   if (t.row >= t.rows || t.column >= t.columns) return;
   const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
   const int m0 = w / 4 * warp_rows, n0 = w % 4 * warp_columns;
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(tensor_threads) tensor_kernel(Problem<bf16, C>
     nrl_cp_async_wait<stages - 2>();
     __syncthreads();
     copy(step + stages - 1);
-    const bf16 *a = as + step % stages * a_stage, *b = bs + step % stages * b_stage;
+    const T *a = as + step % stages * a_stage, *b = bs + step % stages * b_stage;
 #pragma unroll
     for (int k = 0; k < tile_depth; k += 16) {
       unsigned fb[warp_columns / 8][2];
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(tensor_threads) tensor_kernel(Problem<bf16, C>
       for (int m = 0; m < warp_rows; m += 16) {
         unsigned fa[4];
         load_fragment<a_k, true>(fa, a, m0 + m, k);
-        nrl_mma_m16n8k16_bf16<warp_columns / 8>(sum[m / 16], fa, fb);
+        nrl_mma_m16n8k16<T, warp_columns / 8>(sum[m / 16], fa, fb);
       }
     }
   }
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(tensor_threads) tensor_kernel(Problem<bf16, C>
         if (column >= t.columns) continue;
         const float low = sum[m][n][2 * half], high = sum[m][n][2 * half + 1];
         if constexpr (sizeof(C) == 2) {
-          *reinterpret_cast<unsigned*>(out + column) = pack_bf16(low, high);
+          *reinterpret_cast<unsigned*>(out + column) = pack_low<T>(low, high);
         } else {
           out[column] = p.accumulate ? out[column] + low : low;
           out[column + 1] = p.accumulate ? out[column + 1] + high : high;
@@ -277,10 +278,9 @@ void launch(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, const
   if constexpr (sizeof(T) == 2) {
     if (packed_rows(a) && packed_rows(b) && packed_rows(c)) {
       constexpr size_t shared =
-          sizeof(bf16) * stages *
-          (stage_elements<pass != Pass::weight> + stage_elements<pass == Pass::forward>);
+          sizeof(T) * stages * (stage_elements<pass != Pass::weight> + stage_elements<pass == Pass::forward>);
       const dim3 grid = grid_of<pass>(a.dim(0), m, columns, p.experts, tile_rows);
-      NRL_LAUNCH((tensor_kernel<pass, C>), grid, tensor_threads, shared, exec.stream, p);
+      NRL_LAUNCH((tensor_kernel<pass, T, C>), grid, tensor_threads, shared, exec.stream, p);
       return;
     }
   }
@@ -289,19 +289,19 @@ void launch(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, const
 }
 
 void forward_launch(Exec& exec, const GroupedLinearForward& a) {
-  for_f32_or_bf16(a.x.dtype, [&]<class T>() {
+  for_float_type(a.x.dtype, [&]<class T>() {
     launch<Pass::forward, T, T>(exec, a.x, a.weight, a.out, a.offsets, a.out.dim(1), a.x.dim(1), false);
   });
 }
 
 void backward_data_launch(Exec& exec, const GroupedLinearBackwardData& a) {
-  for_f32_or_bf16(a.dx.dtype, [&]<class T>() {
+  for_float_type(a.dx.dtype, [&]<class T>() {
     launch<Pass::data, T, T>(exec, a.dout, a.weight, a.dx, a.offsets, a.dout.dim(1), a.dx.dim(1), false);
   });
 }
 
 void backward_weight_launch(Exec& exec, const GroupedLinearBackwardWeight& a) {
-  for_f32_or_bf16(a.x.dtype, [&]<class T>() {
+  for_float_type(a.x.dtype, [&]<class T>() {
     launch<Pass::weight, T, float>(exec, a.dout, a.x, a.dweight, a.offsets, a.dout.dim(1), a.x.dim(1),
                                    a.accumulate);
   });

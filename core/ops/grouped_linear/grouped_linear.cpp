@@ -14,10 +14,10 @@ namespace {
 void check(const char* op, const Tensor& wide, const Tensor& x, const Tensor& offsets, const Tensor& weight,
            DType weight_type) {
   const auto is_rows = [](const Tensor& t) {
-    return t.rank == 2 && (t.data || t.numel() == 0) && is_f32_or_bf16(t) && dense_rows(t);
+    return t.rank == 2 && (t.data || t.numel() == 0) && is_float(t) && dense_rows(t);
   };
   NRL_CHECK(is_rows(wide) && is_rows(x) && wide.dim(0) == x.dim(0) && wide.dtype == x.dtype,
-            "{}: rows are {} and {}, wanted one f32 or bf16 dtype with contiguous columns", op,
+            "{}: rows are {} and {}, wanted one of f32, bf16 and f16 with contiguous columns", op,
             describe(wide), describe(x));
   NRL_CHECK(offsets.rank == 1 && offsets.dim(0) >= 2 && is_vector(offsets, offsets.dim(0), DType::i32),
             "{}: offsets are {}", op, describe(offsets));

@@ -230,7 +230,7 @@ void backward(Exec& exec, const RouterBackward& a) {
 }
 
 void backward_kernel(Exec& exec, const RouterBackward& a) {
-  for_f32_or_bf16(a.dlogits.dtype, [&]<class T>() { backward<T>(exec, a); });
+  for_float_type(a.dlogits.dtype, [&]<class T>() { backward<T>(exec, a); });
 }
 
 void bias_kernel(Exec&, const RouterBias& a) {

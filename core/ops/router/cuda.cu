@@ -349,7 +349,7 @@ void backward_launch(Exec& exec, const RouterBackward& a) {
   const int64_t n = a.logits.dim(0);
   const int experts = static_cast<int>(a.logits.dim(1));
   const float slope = a.aux * static_cast<float>(experts) / static_cast<float>(a.total);
-  for_f32_or_bf16(a.dlogits.dtype, [&]<class T>() {
+  for_float_type(a.dlogits.dtype, [&]<class T>() {
     NRL_LAUNCH((backward_kernel<T>), blocks_for(n), threads, sizeof(float) * warps * 2 * experts, exec.stream,
                a.rule, data_of<const float>(a.logits), data_of<const int>(a.expert),
                data_of<const float>(a.dprob), data_of<const int>(a.counts), n, a.segment, a.first, experts,

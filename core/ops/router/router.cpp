@@ -138,7 +138,7 @@ void router_backward(Exec& exec, const RouterBackward& given) {
   if (a.aux != 0) check_counts(op, a.counts, a.segment, a.first, n, experts);
   NRL_CHECK(!a.loss_scale || is_vector(a.loss_scale, 1, DType::f64), "{}: loss_scale is {}", op,
             describe(a.loss_scale));
-  NRL_CHECK(is_f32_or_bf16(a.dlogits), "{}: dlogits is {}", op, describe(a.dlogits));
+  NRL_CHECK(is_float(a.dlogits), "{}: dlogits is {}", op, describe(a.dlogits));
   check_matrix(op, "dlogits", a.dlogits, n, experts, a.dlogits.dtype);
   const trace::Range range("router_backward");
   if (n > 0) exec.kernels->router_backward(exec, a);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "core/base/dtype.h"
 #include "core/device/sim/engine/engine.h"
 
 #define NRL_LAUNCH(kernel, grid, block, smem, stream, ...) \
@@ -109,17 +110,19 @@ struct SyncWarp {
   static constexpr WarpOp op{"__syncwarp", &apply};
 };
 
-/// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 with the fragments of the PTX manual: lane l holds
-/// rows l/4 and l/4 + 8 of A and of C, and column l/4 of B; pairs of columns (of A, C) or rows (of B) are at
-/// 2 * (l % 4) and, in A and B, 8 further.
-template <int N>
+/// mma.sync.aligned.m16n8k16.row.col.f32.T.T.f32, T bf16 or f16, with the fragments of the PTX manual: lane l
+/// holds rows l/4 and l/4 + 8 of A and of C, and column l/4 of B; pairs of columns (of A, C) or rows (of B)
+/// are at 2 * (l % 4) and, in A and B, 8 further.
+template <class T, int N>
 struct MatrixTile {
   const unsigned* a;
   const unsigned (*b)[2];
   float (*d)[4];
 
   static float element(unsigned pair, int half) {
-    return std::bit_cast<float>(half ? pair & 0xffff0000u : pair << 16);
+    T v;
+    v.bits = static_cast<uint16_t>(half ? pair >> 16 : pair);
+    return v;
   }
   static void apply(void* const* payloads, unsigned) {
     float a[16][16], b[16][8 * N], d[16][8 * N];
@@ -242,10 +245,10 @@ T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, NRL_SITE) {
 }
 
 // --- kernel.h's wrappers of PTX ------------------------------------------------------------------
-template <int N>
-void nrl_mma_m16n8k16_bf16(float (*d)[4], const unsigned* a, const unsigned (*b)[2], NRL_SITE) {
-  nrl::sim::MatrixTile<N> tile{a, b, d};
-  nrl::sim::collective(0xffffffffu, nrl::sim::MatrixTile<N>::op, &tile, at);
+template <class T, int N>
+void nrl_mma_m16n8k16(float (*d)[4], const unsigned* a, const unsigned (*b)[2], NRL_SITE) {
+  nrl::sim::MatrixTile<T, N> tile{a, b, d};
+  nrl::sim::collective(0xffffffffu, nrl::sim::MatrixTile<T, N>::op, &tile, at);
 }
 template <bool Transposed>
 void nrl_ldmatrix_x4(unsigned* f, const void* base, int offset, NRL_SITE) {

@@ -100,7 +100,7 @@ __device__ __forceinline__ void gemm(float (*sum)[2 * Pairs][4],
       unsigned fb[2][2];
       b.load(fb[0], TransposedB ? k : n * PairStep, TransposedB ? n * PairStep : k);
 #pragma unroll
-      for (int m = 0; m < RowTiles; ++m) nrl_mma_m16n8k16_bf16<2>(sum[m] + 2 * n, fa[m], fb);
+      for (int m = 0; m < RowTiles; ++m) nrl_mma_m16n8k16<bf16, 2>(sum[m] + 2 * n, fa[m], fb);
     }
   }
 }

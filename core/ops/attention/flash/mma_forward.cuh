@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(ForwardTiles<D, Dropped>::threads, ForwardTile
         unsigned fv[2][2];
         v_rows.load(fv[0], i, n);
 #pragma unroll
-        for (int m = 0; m < row_tiles; ++m) nrl_mma_m16n8k16_bf16<2>(out[m] + 2 * n, p[m], fv);
+        for (int m = 0; m < row_tiles; ++m) nrl_mma_m16n8k16<bf16, 2>(out[m] + 2 * n, p[m], fv);
       }
     }
   }

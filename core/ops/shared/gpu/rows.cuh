@@ -12,6 +12,7 @@ namespace nrl::ops::NRL_GPU {
 using kernel::load_floats;
 using kernel::Pack;
 using kernel::pack_bf16;
+using kernel::pack_low;
 using kernel::per_pack;
 using kernel::store_floats;
 
