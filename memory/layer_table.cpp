@@ -38,6 +38,7 @@ void LayerTable::add(const Step& step) {
   NRL_CHECK((step.remakes & ~recomputable()) == 0, "step {} remakes a slot that no forward step recomputes",
             step.name);
   if (step.pass == Pass::forward) {
+    NRL_CHECK(steps_.size() < max_forward_steps, "a layer has more than {} forward steps", max_forward_steps);
     NRL_CHECK(forward_steps_ == static_cast<int>(steps_.size()), "forward step {} follows backward steps",
               step.name);
     ++forward_steps_;
@@ -47,12 +48,16 @@ void LayerTable::add(const Step& step) {
 }
 
 SlotSet LayerTable::recomputable() const {
-  SlotSet able = 0, once = 0;
+  SlotSet able = 0, once = 0, changed = 0, again = 0;
   for (const Step& step : steps_) {
+    if (step.pass != Pass::forward) continue;
     if (recomputes(step)) able |= step.writes;
-    if (step.pass == Pass::forward && (step.modes & (training | recompute)) == training) once |= step.writes;
+    if (step.modes == recompute) again |= step.writes;
+    if ((step.modes & (training | recompute)) != training) continue;
+    changed |= step.writes & step.reads;
+    once |= step.writes & ~step.reads;
   }
-  return able & ~once;
+  return able & ~changed & ~(once & ~again);
 }
 
 SlotSet LayerTable::inputs() const {
@@ -125,7 +130,7 @@ uint64_t LayerPolicy::steps_for(SlotSet wanted, SlotSet& made) const {
   uint64_t chosen = 0;
   SlotSet todo = wanted & recomputed_ & ~made;
   while (todo != 0) {
-    const auto slot = static_cast<size_t>(std::countr_zero(todo));
+    const auto slot = static_cast<size_t>(first_slot(todo));
     const auto index = static_cast<size_t>(producer_[slot]);
     const Step& step = table_->steps()[index];
     chosen |= uint64_t{1} << index;

@@ -5,6 +5,7 @@
 // in the memory plan are derived from it.
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -14,9 +15,16 @@
 
 namespace nrl::memory {
 
-/// A set of a layer's slots, one bit each.
-using SlotSet = uint64_t;
-inline constexpr size_t max_slots = 64, max_steps = 64;
+/// A set of a layer's slots, one bit each. Integers of 128 bits are an extension of compilers.
+__extension__ using SlotSet = unsigned __int128;
+inline constexpr size_t max_slots = 128;
+/// Of a layer; forward steps fit into the bits of a uint64_t.
+inline constexpr size_t max_steps = 128, max_forward_steps = 64;
+/// The index of the first slot of a set, which must not be empty.
+constexpr int first_slot(SlotSet set) {
+  const auto low = static_cast<uint64_t>(set);
+  return low != 0 ? std::countr_zero(low) : 64 + std::countr_zero(static_cast<uint64_t>(set >> 64));
+}
 
 /// Index of a slot in its layer; -1: the layer has no such slot, and steps that name it ignore it.
 struct Slot {
@@ -72,8 +80,8 @@ class LayerTable {
  public:
   /// Fails (70) beyond max_slots.
   Slot add(const SlotSpec& spec);
-  /// Forward steps must come first. Fails (70) when a step reads a slot that is neither a port nor written
-  /// before, or writes a port.
+  /// Forward steps must come first. Fails (70) beyond max_steps or max_forward_steps, or when a step reads a
+  /// slot that is neither a port nor written before, or writes a port.
   void add(const Step& step);
 
   const std::vector<SlotSpec>& slots() const { return slots_; }
@@ -82,7 +90,7 @@ class LayerTable {
   SlotSet ports() const { return ports_; }
 
   /// Slots that forward steps can recompute in a backward pass. Excludes slots that a step of the
-  /// training mode alone writes as well.
+  /// training mode alone changes, or writes without a step for recomputation alone that does so as well.
   SlotSet recomputable() const;
   /// Recomputable slots that only steps which read ports write: the layer's input. If they are recomputed,
   /// the ports must be as well, or kept.

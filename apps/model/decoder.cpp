@@ -1,7 +1,6 @@
 #include "apps/model/decoder.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "apps/model/context_parallel.h"
 #include "apps/model/expert_dispatch.h"
@@ -319,7 +318,7 @@ std::vector<Decoder::BlockBytes> Decoder::block_bytes() const {
     BlockBytes bytes{.block = block};
     for (memory::SlotSet set = read & l.table().offloadable(); set != 0; set &= set - 1) {
       const memory::SlotSet bit = set & ~(set - 1);
-      const int64_t own = bytes_of(l.table().slots()[static_cast<size_t>(std::countr_zero(set))]);
+      const int64_t own = bytes_of(l.table().slots()[static_cast<size_t>(memory::first_slot(set))]);
       ((bit & recomputed) != 0  ? bytes.recomputed
        : (bit & offloaded) != 0 ? bytes.offloaded
                                 : bytes.kept) += own;

@@ -1,7 +1,6 @@
 #include "apps/model/stage.h"
 
 #include <algorithm>
-#include <bit>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -264,13 +263,13 @@ bool Stage::tick(Run& r, const memory::Step& step, SlotSet remade) {
     return buffer < 0 ? -1 : liveness_id(r.chunk_, *r.frame_, buffer);
   };
   for (SlotSet set = step.reads; set != 0; set &= set - 1)
-    if (const int id = id_of(std::countr_zero(set)); id >= 0) liveness_->use(id, now, false);
+    if (const int id = id_of(memory::first_slot(set)); id >= 0) liveness_->use(id, now, false);
   // A recomputed step also rewrites slots that were kept, with identical bits; those do not begin a lifetime.
   const SlotSet writes = step.writes | remade;
   const SlotSet begins =
       writes & ~step.reads & (r.mode_ == memory::recompute ? r.layer_->policy().recomputed() : ~SlotSet{0});
   for (SlotSet set = writes; set != 0; set &= set - 1) {
-    const int slot = std::countr_zero(set);
+    const int slot = memory::first_slot(set);
     if (const int id = id_of(slot); id >= 0) liveness_->use(id, now, ((begins >> slot) & 1) != 0);
   }
   for (const memory::TakeOver& t : step.take_over) {

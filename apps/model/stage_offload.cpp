@@ -1,7 +1,6 @@
 // Offloaded slots of a stage. Every step of their way has a tick, so that the dry run plans the buffers with
 // what the copies need, and the run makes the same copies.
 #include <algorithm>
-#include <bit>
 
 #include "apps/model/stage.h"
 #include "core/trace/trace.h"
@@ -87,7 +86,7 @@ template <class F>
 void Stage::for_each_buffer(const Copies& c, bool begins, F&& work) {
   const int now = next_tick();
   for (SlotSet set = c.slots; set != 0; set &= set - 1) {
-    const int first = forward_buffer(c.chunk, c.layer, Slot{static_cast<int8_t>(std::countr_zero(set))});
+    const int first = forward_buffer(c.chunk, c.layer, Slot{static_cast<int8_t>(memory::first_slot(set))});
     const int on_device = first + (c.to_host ? written : restored_to), host = first + on_host;
     const int from = c.to_host ? on_device : host, to = c.to_host ? host : on_device;
     if (liveness_) {

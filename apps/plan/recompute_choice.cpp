@@ -32,7 +32,7 @@ Effect effect_of(const model::Decoder& decoder, const memory::LayerTable& table,
   const SlotSet kept = (read | table.reads_of(again)) & forward & ~recomputed & ~offloaded;
   for (SlotSet set = kept; set != 0; set &= set - 1)
     out.bytes +=
-        static_cast<double>(decoder.bytes_of(table.slots()[static_cast<size_t>(std::countr_zero(set))]));
+        static_cast<double>(decoder.bytes_of(table.slots()[static_cast<size_t>(memory::first_slot(set))]));
   for (; again != 0; again &= again - 1)
     out.seconds += times.at(static_cast<size_t>(std::countr_zero(again)));
   return out;

@@ -238,7 +238,7 @@ void add_repeated(const RunPlan& plan, const Add& add_one) {
     for (uint64_t steps = r.steps; steps != 0; steps &= steps - 1) {
       const memory::Step& step = r.table->steps()[static_cast<size_t>(std::countr_zero(steps))];
       if (step.name == "gather") {
-        const memory::SlotSpec& x = r.table->slots()[static_cast<size_t>(std::countr_zero(step.writes))];
+        const memory::SlotSpec& x = r.table->slots()[static_cast<size_t>(memory::first_slot(step.writes))];
         add(parallel::group::tp, Op::all_gather, 1, tokens * x.width * size_of(x.dtype));
       } else if (step.name == "o_proj" || step.name == "mlp_out") {
         row_output(layout.overlap);

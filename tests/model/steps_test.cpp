@@ -91,10 +91,16 @@ Result plain(const std::string& config, const Backend& b) {
   return r;
 }
 
+memory::SlotSet random_bits(std::mt19937& random) {
+  memory::SlotSet bits = 0;
+  for (size_t i = 0; i < memory::max_slots; i += 32) bits = bits << 32 | random();
+  return bits;
+}
+
 /// Every slot of every block offloaded or not, at random.
 model::OffloadPolicy random_offload(std::mt19937& random) {
   return [&random](int, const memory::LayerTable& table) {
-    const auto bits = (static_cast<memory::SlotSet>(random()) << 32) | random();
+    const memory::SlotSet bits = random_bits(random);
     return table.offloadable() & bits;
   };
 }
@@ -102,7 +108,7 @@ model::OffloadPolicy random_offload(std::mt19937& random) {
 /// Every slot of every block recomputed or not, at random.
 model::RecomputePolicy random_policy(std::mt19937& random) {
   return [&random](int, const memory::LayerTable& table) {
-    const auto bits = (static_cast<memory::SlotSet>(random()) << 32) | random();
+    const memory::SlotSet bits = random_bits(random);
     return table.recomputable() & bits;
   };
 }
