@@ -114,7 +114,7 @@ class Trial {
     engine::TrainingOptions options = engine::training_options(c);
     options.optimizer.eps = epsilon(plan->whole.total());
     limits_ = limits_for(plan->recipe, placement_.device() == DeviceType::cuda && c.kernels.tf32,
-                         c.distributed.grad_reduce_dtype);
+                         c.distributed.grad_reduce_dtype, plan->spec.expert_layers() > 0);
     train::run_collectively(world_, [&] {
       engine_ =
           std::make_unique<engine::Engine>(std::move(plan), options, placement_.groups(), placement_.exec());
