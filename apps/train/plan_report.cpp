@@ -38,8 +38,10 @@ Bytes bytes_of(const memory::MemoryPlan& memory) {
 Bytes parameter_bytes(const Config& config, const model::ModelSpec& spec, const plan::GridPosition& position,
                       const precision::Recipe& recipe) {
   memory::MemoryPlan memory;
+  model::ParameterList parameters = model::make_parameters(spec, plan::model_layout(config, spec, position));
+  model::keep_in_fp8(recipe, parameters);
   plan::make_param_groups(
-      model::make_parameters(spec, plan::model_layout(config, spec, position)),
+      parameters,
       [&](const std::string& group) { return plan::group_options(config, position, recipe, group); }, memory);
   memory.solve();
   return bytes_of(memory);
