@@ -36,7 +36,7 @@ double exponentials(T* x, int64_t n, float m) {
     T* const from = x + begin;
     Lanes s = {};
     for_lanes(std::min(n - begin, block), [&](int64_t i, auto part) {
-      const Lanes e = exp_f32(part.load(from + i) - m);
+      const Lanes e = MathFor<T>::exp(part.load(from + i) - m);
       if constexpr (keep) part.store(from + i, e);
       s += part.existing(e);
     });
@@ -58,8 +58,9 @@ void gradient(const float* x, T* dlogits, int64_t v, int64_t target, float weigh
 void gradient(bf16* x, int64_t v, int64_t target, float weight, float scale, float row_max) {
   const float at_target =
       target >= 0 ? exp_f32(static_cast<float>(x[target]) - row_max) * scale + weight : 0.0f;
-  for_lanes(v,
-            [=](int64_t i, auto part) { part.store(x + i, fast_exp(part.load(x + i) - row_max) * scale); });
+  for_lanes(v, [=](int64_t i, auto part) {
+    part.store(x + i, RoundedMath::exp(part.load(x + i) - row_max) * scale);
+  });
   if (target >= 0) store(x[target], at_target);
 }
 

@@ -6,7 +6,8 @@
 // for f32 operands with FMAs, and for bf16 operands with vdpbf16ps, which multiplies pairs of bf16 and adds
 // both products to an f32 sum. Operands are copied into panels of 32-bit words [word of the inner
 // dimension][row of a or column of b]; a word is an f32 or two neighboring bf16 of the inner dimension. The
-// panels of a block are packed once by all threads, which then share its tiles.
+// panels of a block are packed once by all threads, which then share its tiles. For few columns tiles read
+// the rows of a in place.
 //
 // An element of c is summed in the order of the inner dimension, whatever the other dimensions and the
 // threads: results depend on neither.
@@ -113,9 +114,17 @@ NRL_INLINE void finish(__m512 sum, const Result& c, int64_t row, int64_t column,
   _mm256_mask_storeu_epi16(c.rounded + at, valid, round_bf16(sum));
 }
 
-/// One tile: `rows` rows of a against 32 columns of b.
-template <class T, int rows>
-void tile(int64_t words, const float* a, const float* b, const Result& c, int64_t columns) {
+/// A word in all lanes.
+NRL_INLINE __m512 word(const std::byte* p) {
+  float x;
+  std::memcpy(&x, p, sizeof x);
+  return _mm512_set1_ps(x);
+}
+
+/// One tile: `rows` rows of a against 32 columns of b. The words of a are in a panel, or in rows `ld` bytes
+/// apart.
+template <class T, int rows, bool packed>
+void tile(int64_t words, const std::byte* a, int64_t ld, const float* b, const Result& c, int64_t columns) {
   const __mmask16 left = first(columns), right = first(columns - 16);
   __m512 sum[rows][2];
 #pragma GCC unroll 14
@@ -132,7 +141,7 @@ void tile(int64_t words, const float* a, const float* b, const Result& c, int64_
     const __m512 b0 = _mm512_load_ps(b + w * tile_columns), b1 = _mm512_load_ps(b + w * tile_columns + 16);
 #pragma GCC unroll 14
     for (int i = 0; i < rows; ++i) {
-      const __m512 x = _mm512_set1_ps(a[w * rows + i]);
+      const __m512 x = word(a + (packed ? (w * rows + i) * 4 : w * 4 + i * ld));
       sum[i][0] = multiply_add<T>(x, b0, sum[i][0]);
       sum[i][1] = multiply_add<T>(x, b1, sum[i][1]);
     }
@@ -144,14 +153,14 @@ void tile(int64_t words, const float* a, const float* b, const Result& c, int64_
   }
 }
 
-using Tile = void (*)(int64_t, const float*, const float*, const Result&, int64_t);
-template <class T, size_t... rows>
+using Tile = void (*)(int64_t, const std::byte*, int64_t, const float*, const Result&, int64_t);
+template <class T, bool packed, size_t... rows>
 constexpr std::array<Tile, sizeof...(rows)> tiles_of(std::index_sequence<rows...>) {
-  return {tile<T, static_cast<int>(rows) + 1>...};
+  return {tile<T, static_cast<int>(rows) + 1, packed>...};
 }
 /// By rows - 1.
-template <class T>
-inline constexpr auto tiles = tiles_of<T>(std::make_index_sequence<tile_rows>());
+template <class T, bool packed>
+inline constexpr auto tiles = tiles_of<T, packed>(std::make_index_sequence<tile_rows>());
 
 /// 16 x 16 words, transposed.
 NRL_INLINE void transpose(__m512i r[16]) {
@@ -202,23 +211,30 @@ NRL_INLINE __m512i load_outer(const float* x, int64_t, __mmask16 valid, bool) {
 }
 template <class T>
 NRL_INLINE __m512i load_outer(const bf16* x, int64_t ld, __mmask16 valid, bool pair) {
-  const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(valid, x));
-  if constexpr (std::is_same_v<T, float>) return _mm512_slli_epi32(low, 16);
-  if (!pair) return low;
-  const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(valid, x + ld));
-  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  const __m256i low = _mm256_maskz_loadu_epi16(valid, x);
+  if constexpr (std::is_same_v<T, float>) return _mm512_castps_si512(upcast(low));
+  const __m256i high = pair ? _mm256_maskz_loadu_epi16(valid, x + ld) : _mm256_setzero_si256();
+  // Elements of `low` and `high` (32 and on) in turn.
+  const __m512i in_turn = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39,
+                                           7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  return _mm512_permutex2var_epi16(_mm512_castsi256_si512(low), in_turn, _mm512_castsi256_si512(high));
 }
 
 /// The words [begin, end) of a panel of `width` rows of a transposed operand; rows from `outer` on are zero.
 template <class T, class S>
 NRL_INLINE void pack_transposed(const Part<S>& x, int64_t outer, int64_t width, int64_t inner, int64_t begin,
                                 int64_t end, float* panel) {
+  static_assert(tile_columns <= 32);
   constexpr int64_t per = per_word<T>;
-  for (int64_t w = begin; w < end; ++w)
-    for (int64_t o = 0; o < width; o += 16)
-      _mm512_mask_storeu_epi32(
-          panel + w * width + o, first(width - o),
-          load_outer<T>(x.data + w * per * x.ld + o, x.ld, first(outer - o), w * per + 1 < inner));
+  const int64_t whole = std::min(end, inner / per);
+  const __mmask16 valid[] = {first(outer), first(outer - 16)}, stored[] = {first(width), first(width - 16)};
+  const S* from = x.data + begin * per * x.ld;
+  float* to = panel + begin * width;
+  for (int64_t w = begin; w < end; ++w, from += per * x.ld, to += width) {
+    _mm512_mask_storeu_epi32(to, stored[0], load_outer<T>(from, x.ld, valid[0], w < whole));
+    if (width > 16)
+      _mm512_mask_storeu_epi32(to + 16, stored[1], load_outer<T>(from + 16, x.ld, valid[1], w < whole));
+  }
 }
 
 /// A panel of `width` rows of `inner` elements; rows from `outer` on are zero.
@@ -303,6 +319,16 @@ struct Product {
   const float* bias = nullptr;  ///< optional (columns)
 };
 
+/// True if tiles read the rows of `a` where they are: whole words of rows that do not compete for the same
+/// sets of the first-level cache, for so few columns that panels would not pay.
+template <class T>
+bool reads_in_place(const Product& p) {
+  constexpr int64_t few_columns = 1024, cache_way = 4096;
+  const int64_t row_bytes = p.a.ld * static_cast<int64_t>(sizeof(T));
+  return p.columns <= few_columns && p.a.dtype == dtype_of<T>::value && !p.a.transposed &&
+         p.inner % per_word<T> == 0 && row_bytes % cache_way != 0;
+}
+
 /// One block: the rows of `a` from `row`, the columns of `b` from `column`, the inner elements from `k`.
 struct Range {
   int64_t row, rows, column, columns, k, inner;
@@ -323,18 +349,23 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
     pack_stripe<T>(p.b, r.column + column, std::min(r.columns - column, tile_columns), r.k, r.inner,
                    b_panels + column * words);
   };
+  const bool in_place = reads_in_place<T>(p);
+  const int64_t row_bytes = p.a.ld * static_cast<int64_t>(sizeof(T));
   // Units are pairs of a group and a stripe; `packed` is the group that `panels` hold.
   const auto work = [&](int64_t unit, int64_t& packed, float* panels) {
     const int64_t g = unit / stripes, column = unit % stripes * tile_columns;
     const int64_t from = tiling.count * g / groups, to = tiling.count * (g + 1) / groups;
-    if (packed != g) pack_group<T>(p.a, r.row, tiling, from, to, r.k, r.inner, panels);
+    if (packed != g && !in_place) pack_group<T>(p.a, r.row, tiling, from, to, r.k, r.inner, panels);
     packed = g;
-    const float* panel = panels;
+    const auto* a =
+        in_place ? reinterpret_cast<const std::byte*>(Part<T>(p.a, r.row + tiling.begin(from), r.k).data)
+                 : reinterpret_cast<const std::byte*>(panels);
     for (int64_t i = from; i < to; ++i) {
       const int64_t height = tiling.height(i);
-      tiles<T>[static_cast<size_t>(height - 1)](words, panel, b_panels + column * words,
-                                                c.at(tiling.begin(i), column), r.columns - column);
-      panel += height * words;
+      const auto& run = in_place ? tiles<T, false> : tiles<T, true>;
+      run[static_cast<size_t>(height - 1)](words, a, row_bytes, b_panels + column * words,
+                                           c.at(tiling.begin(i), column), r.columns - column);
+      a += height * (in_place ? row_bytes : words * 4);
     }
   };
   const int64_t units = groups * stripes;

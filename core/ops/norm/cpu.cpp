@@ -10,6 +10,7 @@
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/cpu/dropout_mask.h"
 #include "core/ops/shared/cpu/simd.h"
+#include "core/ops/shared/cpu/sums.h"
 #include "core/ops/shared/rows.h"
 
 namespace nrl::ops::NRL_ISA {
@@ -19,22 +20,18 @@ constexpr int64_t grain_elements = 16384;
 
 template <class T>
 float row_sum(const T* x, int64_t d) {
-  float s = 0;
-#pragma omp simd reduction(+ : s)
-  for (int64_t i = 0; i < d; ++i) s += static_cast<float>(x[i]);
-  return s;
+  return sum_lanes_of(
+      d, [=](int64_t i, auto part) __attribute__((always_inline)) { return part.load(x + i); });
 }
 
 /// Sum of (x - mean)^2.
 template <class T>
 float sum_of_squares(const T* x, int64_t d, float mean) {
-  float s = 0;
-#pragma omp simd reduction(+ : s)
-  for (int64_t i = 0; i < d; ++i) {
-    const float c = static_cast<float>(x[i]) - mean;
-    s += c * c;
-  }
-  return s;
+  return sum_lanes_of(
+      d, [=](int64_t i, auto part) __attribute__((always_inline)) {
+        const Lanes c = part.load(x + i) - mean;
+        return c * c;
+      });
 }
 
 /// sum = dropout(x) + residual, without dropout when `mask` is null; `first` is the global element at x[0].
@@ -125,13 +122,14 @@ void forward(Exec& exec, const NormForward& a) {
 template <class T, class W, NormKind kind>
 void backward_row(const T* dout, const T* x, const W* weight, const T* dresidual, T* dx, float* dweight,
                   float* dbias, int64_t d, float mean, float rstd) {
-  float sum_dy_centered = 0, sum_dy = 0;  // of dy * (x - mean) and of dy
-#pragma omp simd reduction(+ : sum_dy_centered, sum_dy)
-  for (int64_t i = 0; i < d; ++i) {
-    const float dy = static_cast<float>(dout[i]) * static_cast<float>(weight[i]);
-    sum_dy_centered += dy * (static_cast<float>(x[i]) - mean);
-    if constexpr (kind == NormKind::layer) sum_dy += dy;
-  }
+  const auto dy = [=](int64_t i, auto part) __attribute__((always_inline)) {
+    return part.load(dout + i) * part.load(weight + i);
+  };
+  const auto dy_centered = [=](int64_t i, auto part) __attribute__((always_inline)) {
+    return dy(i, part) * (part.load(x + i) - mean);
+  };
+  const float sum_dy_centered = sum_lanes_of(d, dy_centered),
+              sum_dy = kind == NormKind::layer ? sum_lanes_of(d, dy) : 0.0f;
   const float inv_d = 1.0f / static_cast<float>(d);
   const float mean_dy_xhat = sum_dy_centered * rstd * inv_d, mean_dy = sum_dy * inv_d;
   auto sweep = [=](auto with_dweight, auto with_dbias, auto with_dresidual) {

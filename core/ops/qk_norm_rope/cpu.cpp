@@ -6,6 +6,7 @@
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/cpu/simd.h"
+#include "core/ops/shared/cpu/sums.h"
 #include "core/ops/shared/element.h"
 #include "core/ops/shared/rows.h"
 
@@ -66,9 +67,11 @@ void forward(Exec& exec, const QkNormRopeForward& a) {
   cpu::parallel_for(exec.threads, rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const T* in = x[r];
-      float squares = 0;
-#pragma omp simd reduction(+ : squares)
-      for (int64_t i = 0; i < d; ++i) squares += static_cast<float>(in[i]) * static_cast<float>(in[i]);
+      const float squares = sum_lanes_of(
+          d, [=](int64_t i, auto part) __attribute__((always_inline)) {
+            const Lanes v = part.load(in + i);
+            return v * v;
+          });
       const float rstd = 1.0f / std::sqrt(squares * inv_d + eps);
       forward_head(in, heads.is_q(r) ? q_weight : k_weight, angles.of(r / heads.all), angles.half, out[r], d,
                    rstd);
@@ -84,26 +87,26 @@ template <class T, class W>
 void backward_head(T* dx, const T* x, const W* weight, const float* cosines, int64_t half, float* dweight,
                    int64_t d, float rstd) {
   const float* sines = cosines + half;
-  float sum_dy_xhat = 0;
-#pragma omp simd reduction(+ : sum_dy_xhat)
-  for (int64_t i = 0; i < half; ++i) {
-    const int64_t j = half + i;
-    const auto dy =
-        element::rope_pair(static_cast<float>(dx[i]), static_cast<float>(dx[j]), cosines[i], -sines[i]);
-    const float u = dy.first * (static_cast<float>(x[i]) * rstd),
-                v = dy.second * (static_cast<float>(x[j]) * rstd);
-    dweight[i] += u;
-    dweight[j] += v;
-    sum_dy_xhat += u * static_cast<float>(weight[i]) + v * static_cast<float>(weight[j]);
-  }
-#pragma omp simd reduction(+ : sum_dy_xhat)
-  for (int64_t i = 2 * half; i < d; ++i) {
-    const float u = static_cast<float>(dx[i]) * (static_cast<float>(x[i]) * rstd);
-    dweight[i] += u;
-    sum_dy_xhat += u * static_cast<float>(weight[i]);
-  }
+  // Of one element: adds to dweight, and returns what sum_dy_xhat gets.
+  const auto add_element = [=](auto part, Lanes dy, int64_t i) __attribute__((always_inline)) {
+    const Lanes u = dy * (part.load(x + i) * rstd);
+    part.store(dweight + i, part.load(dweight + i) + u);
+    return u * part.load(weight + i);
+  };
+  const float sum_dy_xhat =
+      sum_lanes_of(
+          half,
+          [=](int64_t i, auto part) __attribute__((always_inline)) {
+            const auto dy = element::rope_pair(part.load(dx + i), part.load(dx + half + i),
+                                               part.load(cosines + i), -part.load(sines + i));
+            return add_element(part, dy.first, i) + add_element(part, dy.second, half + i);
+          }) +
+      sum_lanes_of(
+          d - 2 * half, [=](int64_t i, auto part) __attribute__((always_inline)) {
+            return add_element(part, part.load(dx + 2 * half + i), 2 * half + i);
+          });
   const float mean_dy_xhat = sum_dy_xhat / static_cast<float>(d);
-  const auto gradient = [=](auto part, Lanes dy, int64_t i) {
+  const auto gradient = [=](auto part, Lanes dy, int64_t i) __attribute__((always_inline)) {
     return rstd * (dy * part.load(weight + i) - part.load(x + i) * rstd * mean_dy_xhat);
   };
   for_lanes(half, [=](int64_t i, auto part) {

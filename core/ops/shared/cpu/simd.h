@@ -66,7 +66,7 @@ NRL_INLINE V exp_f32(V x) {
   q = q * r + 0.5f;
   return scale_by_power((q * (r * r) + r) + 1.0f, shifted);
 }
-/// The same within 2^-17, and e^87 above 87, whose reciprocal is a normal number.
+/// The same within 2^-16, and e^87 above 87, whose reciprocal is a normal number.
 template <class V>
 NRL_INLINE V fast_exp(V x) {
   x = clamp(x, -104.0f, 87.0f);
