@@ -37,10 +37,12 @@ Format Recipe::of(int layer, Gemm gemm, Role role) const {
   return {gemm == Gemm::lm_head ? formats_.logits_gradient : formats_.gradients};
 }
 
-ScaleLayout Recipe::scales(int layers) const {
+ScaleLayout Recipe::scales(int layers, bool experts) const {
   const QuantizedGemms& q = formats_.quantized;
   const bool kept = q.amax_history > 0 && q.begin < std::min(q.end, layers);
-  return {.layers = kept ? layers : 0, .history = kept ? q.amax_history : 0};
+  const size_t gemms = layer_gemms.size() + (experts ? expert_gemms.size() : 0);
+  return {
+      .layers = kept ? layers : 0, .history = kept ? q.amax_history : 0, .gemms = static_cast<int>(gemms)};
 }
 
 QuantizedGemms fp8_gemms(const Fp8Options& o) {
@@ -75,7 +77,7 @@ int64_t dimension_unit(Scaling scaling) {
 }
 
 int64_t row_unit(Scaling scaling) {
-  return has_scale_blocks(scaling) ? 128 : 16;  // a tile of mx32 scales has 128 rows
+  return scale_row_unit(scaling);
 }
 
 std::string unsupported_reason(const Recipe& recipe, int layers) {

@@ -13,11 +13,25 @@
 
 namespace nrl::precision {
 
-/// The GEMMs of a decoder by their weight: four in a layer, and the LM head.
-enum class Gemm : uint8_t { qkv, o_proj, mlp_in, mlp_out, lm_head };
+/// The GEMMs of a decoder by their weight: four in a layer, or with experts in place of an MLP theirs (a
+/// grouped GEMM each) and those of the shared expert, and the LM head.
+enum class Gemm : uint8_t {
+  qkv,
+  o_proj,
+  mlp_in,
+  mlp_out,
+  experts_in,
+  experts_out,
+  shared_in,
+  shared_out,
+  lm_head,
+};
 inline constexpr std::array layer_gemms{Gemm::qkv, Gemm::o_proj, Gemm::mlp_in, Gemm::mlp_out};
+inline constexpr std::array expert_gemms{Gemm::experts_in, Gemm::experts_out, Gemm::shared_in,
+                                         Gemm::shared_out};
 constexpr std::string_view name_of(Gemm gemm) {
-  constexpr std::string_view names[] = {"qkv", "o_proj", "mlp_in", "mlp_out", "lm_head"};
+  constexpr std::string_view names[] = {"qkv",         "o_proj",    "mlp_in",     "mlp_out", "experts_in",
+                                        "experts_out", "shared_in", "shared_out", "lm_head"};
   return names[static_cast<int>(gemm)];
 }
 
@@ -50,11 +64,12 @@ struct QuantizedGemms {
 };
 
 /// Scales of whole tensors that outlive a step, for the plan to allocate: one f32 scale and `history` f32
-/// amax values for each operand of the GEMMs of `layers` layers, of roles, layers and GEMMs in this order.
+/// amax values for each operand of the GEMMs of `layers` layers, of roles, layers and GEMMs in this order. In
+/// models with experts all layers have those of experts as well.
 struct ScaleLayout {
   int layers = 0;  ///< 0: nothing is kept
   int history = 0;
-  static constexpr int gemms = static_cast<int>(layer_gemms.size());
+  int gemms = static_cast<int>(layer_gemms.size());
   int of_role() const { return layers * gemms; }
   int operands() const { return static_cast<int>(all_roles.size()) * of_role(); }
   int index(int layer, Gemm gemm, Role role) const {
@@ -132,8 +147,8 @@ class Recipe {
     return formats_.quantized.input.scaling != Scaling::none &&
            formats_.quantized.begin < formats_.quantized.end;
   }
-  /// The scales that a model of `layers` layers keeps between steps.
-  ScaleLayout scales(int layers) const;
+  /// The scales that a model of `layers` layers, some of them with experts, keeps between steps.
+  ScaleLayout scales(int layers, bool experts = false) const;
 
  private:
   RecipeFormats formats_;

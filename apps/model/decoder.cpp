@@ -166,12 +166,15 @@ void Decoder::plan_quantized(const ParameterList& parameters, memory::MemoryPlan
   using precision::Role;
   const precision::Recipe& recipe = options_.recipe;
   const auto layers = static_cast<int>(part_.layers);
-  const precision::ScaleLayout scales = context_.scales.layout = recipe.scales(layers);
+  const precision::ScaleLayout scales = context_.scales.layout =
+      recipe.scales(layers, part_.expert_layers() > 0);
   for (int l = 0; l < layers; ++l)
     for (const auto& [gemm, parameter] : gemm_weights(parameters.layers[static_cast<size_t>(l)])) {
       const precision::Format format = recipe.of(l, gemm, Role::weight);
       if (format.scaling == Scaling::none) continue;
       const Parameter& weight = parameters.all[static_cast<size_t>(parameter)];
+      const bool grouped = gemm == precision::Gemm::experts_in || gemm == precision::Gemm::experts_out;
+      const int64_t experts = grouped ? expert_shape(part_, options_.layout).local() : 1;
       const int64_t rows = weight.shape[0], columns = weight.shape[1];
       const auto add = [&](const char* what, int64_t m, int64_t k) {
         return recipe.keeps_fp8(l, gemm)
@@ -182,9 +185,10 @@ void Decoder::plan_quantized(const ParameterList& parameters, memory::MemoryPlan
                             .format = format,
                             .rows = rows,
                             .columns = columns,
+                            .experts = experts,
                             .scale = scales.layers > 0 ? scales.index(l, gemm, Role::weight) : -1,
                             .row = add(" in FP8", rows, columns),
-                            .column = add(" in FP8, transposed", columns, rows)});
+                            .column = add(" in FP8, transposed", columns * experts, rows / experts)});
     }
   const auto own = static_cast<int64_t>(quantized_.size());
   const bool of_tensors = own > 0 && quantized_.front().format.scaling == Scaling::tensor;
@@ -228,7 +232,8 @@ void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arena
       w.row.scales.kind = b.format.scaling;
     } else {
       w.row = quantized_tensor(arenas.at(plan, b.row), b.format, b.rows, b.columns, {});
-      w.column = quantized_tensor(arenas.at(plan, b.column), b.format, b.columns, b.rows, {});
+      w.column = quantized_tensor(arenas.at(plan, b.column), b.format, b.columns * b.experts,
+                                  b.rows / b.experts, {});
     }
     if (b.format.scaling != Scaling::tensor) continue;
     const auto index = delayed ? b.scale - first : static_cast<int64_t>(i);

@@ -168,6 +168,7 @@ class Decoder {
     int parameter;
     precision::Format format;
     int64_t rows, columns;
+    int64_t experts;               ///< matrices below each other in the weight and in both copies
     int scale;                     ///< delayed scaling: index in DelayedScales
     memory::BufferId row, column;  ///< the copies; -1: the weight is kept in FP8
   };

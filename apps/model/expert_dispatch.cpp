@@ -14,6 +14,10 @@ int64_t ExpertRows::of(RowDomain domain) const {
       return returned;
     case expert_group_rows:
       return group;
+    case dispatched_rows_by_16:
+      return grouped_rows(dispatched, experts, 16);
+    case dispatched_rows_by_128:
+      return grouped_rows(dispatched, experts, 128);
     default:
       NRL_CHECK(false, "row domain {} is not of experts", static_cast<int>(domain));
   }
@@ -32,6 +36,7 @@ ExpertRows expert_rows(const ModelSpec& spec, const ModelLayout& layout, int64_t
   if (m.experts == 0) return {};
   ExpertRows rows{.sent = m.rows(tokens, generation)};
   rows.dispatched = rows.sent;
+  rows.experts = expert_shape(spec, layout).local();
   if (!exchanges_tokens(layout)) return rows;
   const int64_t capacity = m.capacity(tokens, generation);
   rows.dispatched = most_received(expert_shape(spec, layout), tokens, m.rule.top_k,
@@ -48,7 +53,8 @@ std::array<int64_t, row_domains> domain_rows(const ModelSpec& spec, const ModelL
   rows[sequence_rows] = own;
   rows[head_chunk_rows] = head_chunk;
   const ExpertRows experts = expert_rows(spec, layout, own, generation);
-  for (const RowDomain d : {sent_rows, dispatched_rows, returned_rows, expert_group_rows})
+  for (const RowDomain d : {sent_rows, dispatched_rows, returned_rows, expert_group_rows,
+                            dispatched_rows_by_16, dispatched_rows_by_128})
     rows[d] = experts.of(d);
   rows[one_row] = 1;
   return rows;

@@ -26,6 +26,7 @@ namespace nrl::model {
 /// Row counts of a layer with experts, at most: the row domains of the same names.
 struct ExpertRows {
   int64_t sent = 0, dispatched = 0, returned = 0, group = 0;
+  int64_t experts = 0;  ///< of this rank
   int64_t of(RowDomain domain) const;
 };
 /// For `tokens` tokens on every rank. `generation`: no token is dropped.
@@ -86,6 +87,7 @@ class ExpertDispatch {
   virtual Tensor rows(const Run& r, Slot slot) const { return r[slot]; }
   /// (L + 1) i32: the rows of local expert l are [offsets[l], offsets[l + 1]).
   Tensor offsets_of(const Run& r) const { return values(r, offsets, offsets_at_, offsets_count_); }
+  int64_t own_experts() const { return offsets_count_ - 1; }  ///< L
   /// Run::host_values() that it uses.
   virtual int64_t host_values() const { return 0; }
 

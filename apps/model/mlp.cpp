@@ -87,10 +87,23 @@ Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
       norm_(m, recipe, add, in, p.norm2, p.norm2_bias),
       d_out_(d_out),
       d_x_(d_x),
-      in_proj_(recipe, add, layer, Gemm::mlp_in, p.mlp_in, p.mlp_in_bias, m.hidden, m.mlp_in_width(), true,
-               layout.sequence_parallel ? gather_rule : "norm"),
-      out_proj_(recipe, add, layer, Gemm::mlp_out, p.mlp_out, p.mlp_out_bias, m.ffn, m.hidden, false,
-                "activation mlp") {
+      in_proj_(recipe, add,
+               {.layer = layer,
+                .gemm = Gemm::mlp_in,
+                .weight = p.mlp_in,
+                .bias = p.mlp_in_bias,
+                .in = m.hidden,
+                .out = m.mlp_in_width(),
+                .column = true,
+                .rules = layout.sequence_parallel ? gather_rule : "norm"}),
+      out_proj_(recipe, add,
+                {.layer = layer,
+                 .gemm = Gemm::mlp_out,
+                 .weight = p.mlp_out,
+                 .bias = p.mlp_out_bias,
+                 .in = m.ffn,
+                 .out = m.hidden,
+                 .rules = "activation mlp"}) {
   const DType dtype = recipe.activations(), gradients = recipe.gradients();
   in_ = add({.name = "mlp_in", .width = m.mlp_in_width(), .dtype = dtype, .rules = "mlp"});
   if (!out_proj_.quantizes_input())

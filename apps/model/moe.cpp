@@ -46,7 +46,8 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
       add({.name = "expert counts", .width = segments * moe.experts, .dtype = DType::i32, .rows = one_row});
   rows_ = dispatched("dispatched", m.hidden, activations, dispatch_rules(layout));
   in_ = dispatched("experts_in", 2 * moe.ffn, activations, "moe");
-  act_ = dispatched("expert activation", moe.ffn, activations, "activation moe");
+  const bool keeps_act = !recipe.quantizes(layer, Gemm::experts_out);
+  if (keeps_act) act_ = dispatched("expert activation", moe.ffn, activations, "activation moe");
   y_ = dispatched("experts_out", m.hidden, activations);
   out_ = own("moe", m.hidden, activations);
   if (m.residual_dropout > 0) d_proj_ = own("d_moe", m.hidden, gradients);
@@ -68,6 +69,23 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
                                .y = y_,
                                .d_y = d_y_,
                                .d_rows = d_rows_});
+  in_proj_ = Projection(recipe, add,
+                        {.layer = layer,
+                         .gemm = Gemm::experts_in,
+                         .weight = p.experts_in,
+                         .in = m.hidden,
+                         .out = 2 * moe.ffn,
+                         .column = true,
+                         .rules = dispatch_rules(layout),
+                         .experts = dispatch_.get()});
+  out_proj_ = Projection(recipe, add,
+                         {.layer = layer,
+                          .gemm = Gemm::experts_out,
+                          .weight = p.experts_out,
+                          .in = moe.ffn,
+                          .out = m.hidden,
+                          .experts = dispatch_.get(),
+                          .weighted = true});
   if (moe.shared_ffn == 0) return;
   // All tokens of the microbatch.
   const auto tokens = [&](std::string_view name, int64_t width, DType dtype, std::string_view rules = "") {
@@ -75,14 +93,30 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
   };
   Shared& s = shared_;
   s.in = tokens("shared_in", 2 * moe.shared_ffn, activations, "moe");
-  s.act = tokens("shared activation", moe.shared_ffn, activations, "activation moe");
+  if (!recipe.quantizes(layer, Gemm::shared_out))
+    s.act = tokens("shared activation", moe.shared_ffn, activations, "activation moe");
   s.out = own("shared_out", m.hidden, activations);
   s.d_act = tokens("d_shared_activation", moe.shared_ffn, gradients);
   s.d_in = tokens("d_shared_in", 2 * moe.shared_ffn, gradients);
-  s.input.emplace(layout, CommOverlap{}, add, norm_.out, d_norm_, m.hidden,
-                  recipe.of(layer, Gemm::mlp_in, Role::input).dtype, gradients);
+  s.input.emplace(layout, CommOverlap{}, add, norm_.out, d_norm_, m.hidden, activations, gradients);
   s.output.emplace(layout, CommOverlap{}, add, s.out, d_proj_ ? d_proj_ : d_out_, m.hidden, activations,
                    gradients);
+  s.in_proj = Projection(recipe, add,
+                         {.layer = layer,
+                          .gemm = Gemm::shared_in,
+                          .weight = p.shared_in,
+                          .in = m.hidden,
+                          .out = 2 * moe.shared_ffn,
+                          .column = true,
+                          .rules = layout.sequence_parallel ? gather_rule : "norm"});
+  s.out_proj = Projection(recipe, add,
+                          {.layer = layer,
+                           .gemm = Gemm::shared_out,
+                           .weight = p.shared_out,
+                           .in = moe.shared_ffn,
+                           .out = m.hidden,
+                           .rules = moe.shared_gate ? "" : "activation moe",
+                           .weighted = moe.shared_gate});
   if (!moe.shared_gate) return;
   s.logit = tokens("shared gate", 1, DType::f32);
   s.expert = tokens("shared gate's choice", 1, DType::i32);
@@ -148,17 +182,14 @@ void Moe::forward(Run& r) {
                            .metrics = metrics});
   });
   dispatch_->dispatch(r);
-  r.step("experts_in", reads(rows_, dispatch_->offsets), writes(in_), [&] {
-    ops::grouped_linear_forward(
-        r.exec(),
-        {.x = rows(r, rows_), .weight = r.weight(p_.experts_in), .offsets = offsets(r), .out = rows(r, in_)});
-  });
-  r.step("expert_activation", reads(in_), writes(act_), [&] { activate(r, rows(r, in_), rows(r, act_)); });
-  r.step("experts_out", reads(act_, dispatch_->offsets), writes(y_), [&] {
-    ops::grouped_linear_forward(
-        r.exec(),
-        {.x = rows(r, act_), .weight = r.weight(p_.experts_out), .offsets = offsets(r), .out = rows(r, y_)});
-  });
+  in_proj_.quantize_input(r, {rows_});
+  r.step("experts_in", in_proj_.input_reads(rows_), writes(in_),
+         [&] { in_proj_.multiply(r, rows_, rows(r, in_)); });
+  if (act_)
+    r.step("expert_activation", reads(in_), writes(act_), [&] { activate(r, rows(r, in_), rows(r, act_)); });
+  out_proj_.quantize_input(r, {in_, spec_.activation, true});
+  r.step("experts_out", out_proj_.input_reads(act_), writes(y_),
+         [&] { out_proj_.multiply(r, act_, rows(r, y_)); });
   if (shared_.in) shared_forward(r);
   const ExpertDispatch::Uses& uses = dispatch_->combine_uses;
   r.step("combine", reads(y_, shared_.out, shared_.prob) | uses.reads, writes(out_).with(uses.writes), [&] {
@@ -210,15 +241,15 @@ void Moe::shared_forward(Run& r) {
   const Shared& s = shared_;
   const Slot x = s.input->x, partial = s.output->partial;
   s.input->gather(r);
-  r.step("shared_in", reads(x), writes(s.in), [&] {
-    ops::linear_forward(r.exec(), {.x = r[x], .weight = r.weight(p_.shared_in), .out = r[s.in]});
-  });
-  r.step("shared_activation", reads(s.in), writes(s.act), [&] { activate(r, r[s.in], r[s.act]); });
-  r.step("shared_out", reads(s.act), writes(partial, s.out), [&] {
+  s.in_proj.quantize_input(r, {x});
+  r.step("shared_in", s.in_proj.input_reads(x), writes(s.in), [&] { s.in_proj.multiply(r, x, r[s.in]); });
+  if (s.act) r.step("shared_activation", reads(s.in), writes(s.act), [&] { activate(r, r[s.in], r[s.act]); });
+  s.out_proj.quantize_input(r, {s.in, spec_.activation, true});
+  r.step("shared_out", s.out_proj.input_reads(s.act), writes(partial, s.out), [&] {
     s.output->multiply(r, [&](const GemmRows& rows) {
-      ops::linear_forward(
-          r.exec(),
-          {.x = rows.input(r[s.act]), .weight = r.weight(p_.shared_out), .out = rows.output(r[partial])});
+      ops::linear_forward(r.exec(), {.x = rows.input(s.out_proj.input(r, s.act)),
+                                     .weight = s.out_proj.weight(r),
+                                     .out = rows.output(r[partial])});
     });
   });
   if (!s.prob) return;
@@ -239,48 +270,34 @@ void Moe::backward(Run& r) {
   const ExpertDispatch& d = *dispatch_;
   r.dgrad("combine", reads(d_proj) | d.combine_backward_uses.reads,
           writes(d_y_).with(d.combine_backward_uses.writes), [&] { d.combine_backward(r, r[d_proj]); });
-  r.dgrad("experts_out", reads(d_y_, d.offsets), writes(d_act_), [&] {
-    ops::grouped_linear_backward_data(r.exec(), {.dout = rows(r, d_y_),
-                                                 .weight = r.weight(p_.experts_out),
-                                                 .offsets = offsets(r),
-                                                 .dx = rows(r, d_act_)});
-  });
-  // The weights of the router, applied at the input of the GEMM: its output was not kept.
-  r.dgrad("router_weights", reads(d_act_, act_) | d.gate_uses.reads,
-          writes(over(d_gated_, d_act_), over(gated_, act_)).with(d.gate_uses.writes), [&] {
+  out_proj_.quantize_gradient(r, d_y_);
+  r.dgrad("experts_out", out_proj_.gradient_reads(d_y_), writes(d_act_),
+          [&] { out_proj_.multiply_gradient(r, d_y_, rows(r, d_act_)); });
+  // The weights of the router, applied at the input of the GEMM: its output was not kept. Nor is the
+  // activation where the GEMM reads it in FP8.
+  const Reads activation = act_ ? reads(act_) : reads(in_);
+  const Writes weighted =
+      act_ ? writes(over(d_gated_, d_act_), over(gated_, act_)) : writes(over(d_gated_, d_act_), gated_);
+  r.dgrad("router_weights", reads(d_act_) | activation | d.gate_uses.reads, weighted.with(d.gate_uses.writes),
+          [&] {
             const ExpertDispatch::Gate gate = d.gate(r);
+            if (!act_) activate(r, rows(r, in_), rows(r, gated_));
             ops::gate_backward(r.exec(), {.dact = rows(r, d_act_),
-                                          .act = rows(r, act_),
+                                          .act = rows(r, act_ ? act_ : gated_),
                                           .prob = gate.prob,
                                           .row = gate.row,
                                           .dprob = gate.d_prob,
                                           .dact_out = rows(r, d_gated_),
                                           .act_out = rows(r, gated_)});
           });
-  r.wgrad("experts_out", reads(d_y_, gated_, d.offsets), [&] {
-    ops::grouped_linear_backward_weight(r.exec(), {.dout = rows(r, d_y_),
-                                                   .x = rows(r, gated_),
-                                                   .offsets = offsets(r),
-                                                   .dweight = r.grad(p_.experts_out),
-                                                   .accumulate = r.accumulates(p_.experts_out)});
-    r.gradient_ready({p_.experts_out});
-  });
+  out_proj_.quantize_weighted(r, gated_);
+  out_proj_.wgrad(r, "experts_out", d_y_, gated_);
   r.dgrad("expert_activation", reads(d_gated_, in_), writes(over(d_in_, in_)),
           [&] { activate_backward(r, rows(r, d_gated_), rows(r, in_), rows(r, d_in_)); });
-  r.dgrad("experts_in", reads(d_in_, d.offsets), writes(d_rows_), [&] {
-    ops::grouped_linear_backward_data(r.exec(), {.dout = rows(r, d_in_),
-                                                 .weight = r.weight(p_.experts_in),
-                                                 .offsets = offsets(r),
-                                                 .dx = rows(r, d_rows_)});
-  });
-  r.wgrad("experts_in", reads(d_in_, rows_, d.offsets), [&] {
-    ops::grouped_linear_backward_weight(r.exec(), {.dout = rows(r, d_in_),
-                                                   .x = rows(r, rows_),
-                                                   .offsets = offsets(r),
-                                                   .dweight = r.grad(p_.experts_in),
-                                                   .accumulate = r.accumulates(p_.experts_in)});
-    r.gradient_ready({p_.experts_in});
-  });
+  in_proj_.quantize_gradient(r, d_in_);
+  r.dgrad("experts_in", in_proj_.gradient_reads(d_in_), writes(d_rows_),
+          [&] { in_proj_.multiply_gradient(r, d_in_, rows(r, d_rows_)); });
+  in_proj_.wgrad(r, "experts_in", d_in_, rows_);
   if (shared_.in) shared_backward(r);
   // Adds to the gradient of the shared expert's input.
   const Slot d_shared = shared_.in ? d_norm_ : Slot{};
@@ -314,15 +331,17 @@ void Moe::shared_backward(Run& r) {
   const Shared& s = shared_;
   const Slot x = s.input->x, d_x = s.input->d_x, d_proj = s.output->d_full;
   s.output->gather(r);
-  r.dgrad("shared_out", reads(d_proj), writes(s.d_act), [&] {
-    ops::linear_backward_data(r.exec(),
-                              {.dout = r[d_proj], .weight = r.weight(p_.shared_out), .dx = r[s.d_act]});
-  });
-  if (s.prob)
-    r.dgrad("shared_weight", reads(s.d_act, s.act, s.prob, s.logit, s.expert),
-            writes(s.d_prob, s.d_logit, over(s.d_gated, s.d_act), over(s.gated, s.act)), [&] {
+  s.out_proj.quantize_gradient(r, d_proj);
+  r.dgrad("shared_out", s.out_proj.gradient_reads(d_proj), writes(s.d_act),
+          [&] { s.out_proj.multiply_gradient(r, d_proj, r[s.d_act]); });
+  if (s.prob) {
+    const Writes weighted = s.act ? writes(over(s.d_gated, s.d_act), over(s.gated, s.act))
+                                  : writes(over(s.d_gated, s.d_act), s.gated);
+    r.dgrad("shared_weight", reads(s.d_act, s.act ? s.act : s.in, s.prob, s.logit, s.expert),
+            weighted.with(s.d_prob.bit() | s.d_logit.bit()), [&] {
+              if (!s.act) activate(r, r[s.in], r[s.gated]);
               ops::gate_backward(r.exec(), {.dact = r[s.d_act],
-                                            .act = r[s.act],
+                                            .act = r[s.act ? s.act : s.gated],
                                             .prob = r[s.prob],
                                             .dprob = r[s.d_prob],
                                             .dact_out = r[s.d_gated],
@@ -333,19 +352,22 @@ void Moe::shared_backward(Run& r) {
                                               .dprob = r[s.d_prob],
                                               .dlogits = r[s.d_logit]});
             });
+    s.out_proj.quantize_weighted(r, s.gated);
+  }
   const Slot d_act = s.prob ? s.d_gated : s.d_act, act = s.prob ? s.gated : s.act;
-  r.wgrad("shared_out", reads(d_proj, act), [&] { weight_gradient(r, d_proj, act, p_.shared_out); });
+  s.out_proj.wgrad(r, "shared_out", d_proj, act);
   r.dgrad("shared_activation", reads(d_act, s.in), writes(over(s.d_in, s.in)),
           [&] { activate_backward(r, r[d_act], r[s.in], r[s.d_in]); });
-  r.dgrad("shared_in", reads(s.d_in, s.d_logit), writes(d_x, d_norm_), [&] {
-    ops::linear_backward_data(r.exec(), {.dout = r[s.d_in], .weight = r.weight(p_.shared_in), .dx = r[d_x]});
+  s.in_proj.quantize_gradient(r, s.d_in);
+  r.dgrad("shared_in", s.in_proj.gradient_reads(s.d_in) | reads(s.d_logit), writes(d_x, d_norm_), [&] {
+    s.in_proj.multiply_gradient(r, s.d_in, r[d_x]);
     if (s.prob)
       ops::linear_backward_data(
           r.exec(),
           {.dout = r[s.d_logit], .weight = r.weight(p_.shared_gate), .dx = r[d_x], .accumulate = true});
     s.input->reduce(r);
   });
-  r.wgrad("shared_in", reads(s.d_in, x), [&] { weight_gradient(r, s.d_in, x, p_.shared_in); });
+  s.in_proj.wgrad(r, "shared_in", s.d_in, x);
   if (s.prob)
     r.wgrad("shared_gate", reads(s.d_logit, x), [&] { weight_gradient(r, s.d_logit, x, p_.shared_gate); });
 }

@@ -15,6 +15,7 @@
 #include <memory>
 
 #include "apps/model/expert_dispatch.h"
+#include "apps/model/projection.h"
 #include "apps/model/sublayers.h"
 
 namespace nrl::model {
@@ -39,7 +40,7 @@ class Moe {
   /// An MLP for every token, weighted by a router of one expert where it has a gate.
   struct Shared {
     Slot in;                   ///< (N, 2S): [gate, up]
-    Slot act;                  ///< (N, S)
+    Slot act;                  ///< (N, S); unset where it is rounded to FP8 when it is computed
     Slot out;                  ///< (n, H), not yet weighted
     Slot logit, expert, prob;  ///< (N, 1) of the gate: f32, i32 (zeros), f32
     Slot d_act;                ///< (N, S), of the unweighted output
@@ -48,11 +49,11 @@ class Moe {
     Slot d_in, d_prob, d_logit;
     std::optional<ColumnInput> input;
     std::optional<RowOutput> output;
+    Projection in_proj, out_proj;
   };
   Tensor expert(const Run& r) const;
-  /// The rows of a slot (R, ...) that are in use; the offsets of experts in them.
+  /// The rows of a slot (R, ...) that are in use.
   Tensor rows(const Run& r, Slot slot) const { return dispatch_->rows(r, slot); }
-  Tensor offsets(const Run& r) const { return dispatch_->offsets_of(r); }
   Tensor counts(const Run& r) const;
   /// This rank's tokens among those that the router's losses are computed over (ops::RouterBalance).
   struct Tokens {
@@ -81,16 +82,17 @@ class Moe {
   Slot counts_;           ///< (1, segments E) i32: tokens of each expert by segment, of all ranks; training
   Slot rows_;             ///< (R, H): the normalized tokens
   Slot in_;               ///< (R, 2F): [gate, up]
-  Slot act_;              ///< (R, F)
+  Slot act_;              ///< (R, F); unset where it is rounded to FP8 when it is computed
   Slot y_;                ///< (R, H), not yet weighted
   Slot out_;              ///< (n, H), not yet added to the residual stream
   Slot d_proj_;           ///< gradient of the dropout's input; unset without dropout
   Slot d_y_;              ///< (R, H): gradient of the token's output at each of its rows
   Slot d_act_;            ///< (R, F), of the unweighted output
-  Slot d_gated_, gated_;  ///< d_act_ and act_, weighted
+  Slot d_gated_, gated_;  ///< d_act_ and the activation, weighted
   Slot d_prob_, d_logits_, d_in_, d_rows_, d_norm_;
   Shared shared_;
   std::unique_ptr<ExpertDispatch> dispatch_;
+  Projection in_proj_, out_proj_;
 };
 
 }  // namespace nrl::model

@@ -282,7 +282,11 @@ std::vector<std::pair<precision::Gemm, int>> gemm_weights(const LayerParameters&
   std::vector<std::pair<Gemm, int>> out{{Gemm::qkv, layer.qkv},
                                         {Gemm::o_proj, layer.o},
                                         {Gemm::mlp_in, layer.mlp_in},
-                                        {Gemm::mlp_out, layer.mlp_out}};
+                                        {Gemm::mlp_out, layer.mlp_out},
+                                        {Gemm::experts_in, layer.experts_in},
+                                        {Gemm::experts_out, layer.experts_out},
+                                        {Gemm::shared_in, layer.shared_in},
+                                        {Gemm::shared_out, layer.shared_out}};
   std::erase_if(out, [](const auto& weight) { return weight.second < 0; });
   return out;
 }

@@ -30,6 +30,23 @@ Tensor amax_of(const Tensor& both) {
 
 }  // namespace
 
+std::array<std::optional<parallel::GroupId>, 2> ranks_of_scale(const ModelLayout& layout, bool divided,
+                                                               bool experts) {
+  const int of_microbatch = layout.tensor * layout.context, of_experts = layout.expert_ranks();
+  std::array<std::optional<parallel::GroupId>, 2> out;
+  if (experts ? of_microbatch > 1 : layout.context > 1 || (layout.tensor > 1 && divided))
+    out[0] = microbatch_ranks(layout.tensor, layout.context);
+  // Neighbors exchange tokens, so that they are among those ranks where they divide them.
+  if (experts && of_experts > 1 && of_microbatch % of_experts != 0) out[1] = expert_exchange_group;
+  return out;
+}
+
+std::optional<parallel::GroupId> ranks_of_weight_scale(const ModelLayout& layout, bool experts) {
+  if (experts && exchanges_tokens(layout)) return expert_exchange_group;
+  if (!experts && layout.tensor > 1) return parallel::group::tp;
+  return std::nullopt;
+}
+
 int64_t quantized_bytes(Scaling scaling, int64_t rows, int64_t columns) {
   return rows * columns + (has_scale_blocks(scaling) ? scale_matrix(scaling, rows, columns).bytes : 0);
 }
@@ -43,24 +60,29 @@ Tensor quantized_tensor(void* data, const precision::Format& format, int64_t row
   return t;
 }
 
-QuantizedOperand::QuantizedOperand(const precision::Recipe& recipe, const AddSlot& add, int layer, Gemm gemm,
-                                   Role role, int64_t width, bool divided, std::string_view rules)
-    : format_(recipe.of(layer, gemm, role)),
-      layer_(layer),
+QuantizedOperand::QuantizedOperand(const precision::Recipe& recipe, const AddSlot& add,
+                                   const OperandSpec& operand)
+    : spec_(operand),
+      format_(recipe.of(operand.layer, operand.gemm, operand.role)),
       margin_(recipe.quantized().margin),
-      gemm_(gemm),
-      role_(role),
-      delayed_(recipe.quantized().amax_history > 0),
-      divided_(divided),
-      width_(width) {
+      delayed_(recipe.quantized().amax_history > 0) {
   if (format_.scaling == Scaling::none) return;
   const auto name = [&](const char* what) {
-    return trace::intern(fmt::format("{} {} {}", name_of(gemm), name_of(role), what));
+    return trace::intern(fmt::format("{} {}{} {}", name_of(operand.gemm), operand.row ? "" : "weighted ",
+                                     name_of(operand.role), what));
   };
   step_ = name("to FP8");
-  const int64_t bytes = slot_width(format_.scaling, width);
-  row_ = add({.name = name("FP8"), .width = bytes, .dtype = DType::u8});
-  column_ = add({.name = name("FP8 transposed"), .width = bytes, .dtype = DType::u8, .rules = rules});
+  const int64_t bytes = slot_width(format_.scaling, operand.width);
+  const RowDomain rows = !operand.experts                        ? token_rows
+                         : scale_row_unit(format_.scaling) == 16 ? dispatched_rows_by_16
+                                                                 : dispatched_rows_by_128;
+  if (operand.row) row_ = add({.name = name("FP8"), .width = bytes, .dtype = DType::u8, .rows = rows});
+  if (operand.column)
+    column_ = add({.name = name("FP8 transposed"),
+                   .width = bytes,
+                   .dtype = DType::u8,
+                   .rows = rows,
+                   .rules = operand.rules});
   if (format_.scaling == Scaling::tensor && !delayed_)
     scale_ = add({.name = name("scale"), .width = 2, .rows = one_row});
 }
@@ -72,7 +94,7 @@ Tensor QuantizedOperand::with_scales(const Run& r, Tensor t) const {
     return t;
   }
   const DelayedScales& s = r.context().scales;
-  const int index = s.layout.index(layer_, gemm_, role_);
+  const int index = s.layout.index(spec_.layer, spec_.gemm, spec_.role);
   t.scales.data = s.scale.ptr<float>() + index;
   // Evaluation leaves the state of training alone; what is recomputed has been measured.
   if (r.trains()) t.scales.amax = s.amax.ptr<float>() + index;
@@ -81,26 +103,35 @@ Tensor QuantizedOperand::with_scales(const Run& r, Tensor t) const {
 
 Tensor QuantizedOperand::row(const Run& r) const {
   const Tensor t = r[row_];
-  return with_scales(r, quantized_tensor(t.data, format_, t.dim(0), width_, t.device));
+  return with_scales(r, quantized_tensor(t.data, format_, t.dim(0), spec_.width, t.device));
 }
 
 Tensor QuantizedOperand::column(const Run& r) const {
   const Tensor t = r[column_];
-  return with_scales(r, quantized_tensor(t.data, format_, width_, t.dim(0), t.device));
+  return with_scales(r, quantized_tensor(t.data, format_, spec_.width, t.dim(0), t.device));
 }
 
-ops::QuantizeSource QuantizedOperand::source_of(const Run& r, const Source& s) {
-  return {.x = r[s.slot], .activation = s.activation, .gated = s.gated};
+ops::QuantizeSource QuantizedOperand::source_of(const Run& r, const Source& s) const {
+  return {.x = spec_.experts ? spec_.experts->rows(r, s.slot) : r[s.slot],
+          .activation = s.activation,
+          .gated = s.gated};
+}
+
+Tensor QuantizedOperand::offsets_of(const Run& r) const {
+  return spec_.experts ? spec_.experts->offsets_of(r) : Tensor{};
+}
+
+Reads QuantizedOperand::group_reads() const {
+  return spec_.experts ? reads(spec_.experts->offsets) : Reads{};
 }
 
 void QuantizedOperand::measure(Run& r, const Source& source) const {
   if (!scale_) return;
   const Tensor both = r[scale_], amax = amax_of(both);
   ops::zero(r.exec(), {.x = amax});
-  ops::largest_magnitude(r.exec(), {.source = source_of(r, source), .amax = amax});
-  const ModelLayout& layout = r.layout();
-  if (layout.context > 1 || (layout.tensor > 1 && divided_))
-    r.all_reduce(amax, microbatch_ranks(layout.tensor, layout.context), comm::Reduce::max);
+  ops::largest_magnitude(r.exec(), {.source = source_of(r, source), .amax = amax, .offsets = offsets_of(r)});
+  for (const auto& ranks : ranks_of_scale(r.layout(), spec_.divided, spec_.experts != nullptr))
+    if (ranks) r.all_reduce(amax, *ranks, comm::Reduce::max);
   ops::update_scales(r.exec(), {.amax = make_tensor(amax.data, DType::f32, {1, 1}, amax.device),
                                 .scale = scale_of(both),
                                 .format = format_.dtype,
@@ -109,48 +140,74 @@ void QuantizedOperand::measure(Run& r, const Source& source) const {
 
 void QuantizedOperand::quantize(Run& r, const Source& source, bool with_row, bool with_column) const {
   ops::quantize(r.exec(), {.source = source_of(r, source),
-                           .row = with_row ? row(r) : Tensor{},
-                           .column = with_column ? column(r) : Tensor{}});
+                           .row = with_row && row_ ? row(r) : Tensor{},
+                           .column = with_column && column_ ? column(r) : Tensor{},
+                           .offsets = offsets_of(r)});
 }
 
 void QuantizedOperand::forward_steps(Run& r, const Source& source) const {
-  r.step(memory::training, step_, reads(source.slot), writes(row_, column_, scale_), [&] {
+  const Reads from = reads(source.slot) | group_reads();
+  r.step(memory::training, step_, from, writes(row_, column_, scale_), [&] {
     measure(r, source);
     quantize(r, source, true, true);
   });
-  r.step(memory::evaluation | memory::generation, step_, reads(source.slot), writes(row_, scale_), [&] {
+  r.step(memory::evaluation | memory::generation, step_, from, writes(row_, scale_), [&] {
     measure(r, source);
     quantize(r, source, true, false);
   });
   // A step each, so that only what is read is recomputed.
-  r.step(memory::recompute, step_, reads(source.slot, scale_), writes(row_),
+  r.step(memory::recompute, step_, from | reads(scale_), writes(row_),
          [&] { quantize(r, source, true, false); });
-  r.step(memory::recompute, step_, reads(source.slot, scale_), writes(column_),
-         [&] { quantize(r, source, false, true); });
+  if (column_)
+    r.step(memory::recompute, step_, from | reads(scale_), writes(column_),
+           [&] { quantize(r, source, false, true); });
 }
 
 void QuantizedOperand::backward_step(Run& r, const Source& source) const {
-  r.dgrad(step_, reads(source.slot), writes(row_, column_, scale_), [&] {
+  r.dgrad(step_, reads(source.slot) | group_reads(), writes(row_, column_, scale_), [&] {
     measure(r, source);
     quantize(r, source, true, true);
   });
 }
 
-Projection::Projection(const precision::Recipe& recipe, const AddSlot& add, int layer, Gemm gemm, int weight,
-                       int bias, int64_t in, int64_t out, bool column, std::string_view rules)
-    : layer_(layer),
-      gemm_(gemm),
-      format_(recipe.of(layer, gemm, Role::weight)),
-      margin_(recipe.quantized().margin),
-      weight_(weight),
-      bias_(bias),
-      in_(in),
-      out_(out),
-      input_(recipe, add, layer, gemm, Role::input, in, !column, rules),
-      gradient_(recipe, add, layer, gemm, Role::gradient, out, column, "") {
-  if (!recipe.keeps_fp8(layer, gemm)) return;
-  transpose_ = trace::intern(fmt::format("{} weight transposed", name_of(gemm)));
-  transposed_ = add({.name = transpose_, .width = in * out, .dtype = DType::u8, .rows = one_row});
+Projection::Projection(const precision::Recipe& recipe, const AddSlot& add, const ProjectionSpec& spec)
+    : spec_(spec),
+      format_(recipe.of(spec.layer, spec.gemm, Role::weight)),
+      margin_(recipe.quantized().margin) {
+  const OperandSpec x{.layer = spec.layer,
+                      .gemm = spec.gemm,
+                      .role = Role::input,
+                      .width = spec.in,
+                      .divided = !spec.column,
+                      .rules = spec.rules,
+                      .column = !spec.weighted,
+                      .experts = spec.experts};
+  input_ = QuantizedOperand(recipe, add, x);
+  if (spec.weighted) {
+    OperandSpec weighted = x;
+    weighted.rules = "";
+    weighted.row = false;
+    weighted.column = true;
+    weighted_ = QuantizedOperand(recipe, add, weighted);
+  }
+  gradient_ = QuantizedOperand(recipe, add,
+                               {.layer = spec.layer,
+                                .gemm = spec.gemm,
+                                .role = Role::gradient,
+                                .width = spec.out,
+                                .divided = spec.column,
+                                .experts = spec.experts});
+  if (!recipe.keeps_fp8(spec.layer, spec.gemm)) return;
+  transpose_ = trace::intern(fmt::format("{} weight transposed", name_of(spec.gemm)));
+  transposed_ = add({.name = transpose_, .width = spec.in * spec.out, .dtype = DType::u8, .rows = one_row});
+}
+
+Reads Projection::groups() const {
+  return spec_.experts ? reads(spec_.experts->offsets) : Reads{};
+}
+
+Tensor Projection::rows(const Run& r, Slot slot) const {
+  return spec_.experts ? spec_.experts->rows(r, slot) : r[slot];
 }
 
 void Projection::quantize_input(Run& r, const Source& x) const {
@@ -164,58 +221,105 @@ void Projection::quantize_gradient(Run& r, Slot dy) const {
             [&] { ops::transpose(r.exec(), {.x = weight(r), .out = weight_for_gradient(r)}); });
 }
 
+void Projection::quantize_weighted(Run& r, Slot x) const {
+  if (weighted_) weighted_.backward_step(r, {x});
+}
+
 Tensor Projection::weight(Run& r) const {
-  if (!input_) return r.weight(weight_);
+  if (!input_) return r.weight(spec_.weight);
   if (transposed_)
-    r.weight(weight_);  // which may be gathered
+    r.weight(spec_.weight);  // which may be gathered
   else if (r.first_microbatch() && !r.recomputes())
     quantize_weight(r);
-  return r.context().quantized[static_cast<size_t>(weight_)].row;
+  return r.context().quantized[static_cast<size_t>(spec_.weight)].row;
+}
+
+void Projection::multiply(Run& r, Slot x, const Tensor& out) const {
+  if (spec_.experts)
+    ops::grouped_linear_forward(
+        r.exec(),
+        {.x = input(r, x), .weight = weight(r), .offsets = spec_.experts->offsets_of(r), .out = out});
+  else
+    ops::linear_forward(r.exec(), {.x = input(r, x), .weight = weight(r), .out = out});
+}
+
+void Projection::multiply_gradient(const Run& r, Slot dy, const Tensor& dx) const {
+  if (spec_.experts)
+    ops::grouped_linear_backward_data(r.exec(), {.dout = gradient(r, dy),
+                                                 .weight = weight_for_gradient(r),
+                                                 .offsets = spec_.experts->offsets_of(r),
+                                                 .dx = dx});
+  else
+    ops::linear_backward_data(r.exec(),
+                              {.dout = gradient(r, dy), .weight = weight_for_gradient(r), .dx = dx});
 }
 
 Tensor Projection::weight_for_gradient(const Run& r) const {
-  if (!gradient_) return r.weight(weight_);
-  const QuantizedWeight& w = r.context().quantized[static_cast<size_t>(weight_)];
+  if (!gradient_) return r.weight(spec_.weight);
+  const QuantizedWeight& w = r.context().quantized[static_cast<size_t>(spec_.weight)];
   if (!transposed_) return w.column;
-  Tensor t = make_tensor(r[transposed_].data, w.row.dtype, {in_, out_}, w.row.device);
+  Tensor t = make_tensor(r[transposed_].data, w.row.dtype, {spec_.in, spec_.out}, w.row.device);
   t.scales = w.row.scales;
   return t;
 }
 
 void Projection::quantize_weight(Run& r) const {
-  const QuantizedWeight& w = r.context().quantized[static_cast<size_t>(weight_)];
-  const Tensor weight = r.weight(weight_);
+  const QuantizedWeight& w = r.context().quantized[static_cast<size_t>(spec_.weight)];
+  const Tensor weight = r.weight(spec_.weight);
   Tensor row = w.row, column = w.column;
   if (w.amax) {
     ops::largest_magnitude(r.exec(), {.source = {weight}, .amax = w.amax});
-    if (r.layout().tensor > 1) r.all_reduce(w.amax, parallel::group::tp, comm::Reduce::max);
+    if (const auto ranks = ranks_of_weight_scale(r.layout(), spec_.experts != nullptr))
+      r.all_reduce(w.amax, *ranks, comm::Reduce::max);
     ops::update_scales(r.exec(), {.amax = make_tensor(w.amax.data, DType::f32, {1, 1}, w.amax.device),
                                   .scale = make_tensor(row.scales.data, DType::f32, {1}, w.amax.device),
                                   .format = format_.dtype,
                                   .margin = margin_});
   } else if (format_.scaling == Scaling::tensor && r.trains()) {
     const DelayedScales& s = r.context().scales;
-    row.scales.amax = column.scales.amax = s.amax.ptr<float>() + s.layout.index(layer_, gemm_, Role::weight);
+    row.scales.amax = column.scales.amax =
+        s.amax.ptr<float>() + s.layout.index(spec_.layer, spec_.gemm, Role::weight);
   }
-  ops::quantize(r.exec(), {.source = {weight}, .row = row, .column = column});
+  // Experts lie below each other, also in the transposed copy.
+  const int64_t parts = spec_.experts ? spec_.experts->own_experts() : 1;
+  for (int64_t e = 0; e < parts; ++e)
+    ops::quantize(r.exec(), {.source = {part_of(weight, e, parts)},
+                             .row = part_of(row, e, parts),
+                             .column = part_of(column, e, parts)});
+}
+
+Tensor Projection::part_of(const Tensor& all, int64_t part, int64_t parts) const {
+  const int64_t rows = all.dim(0) / parts;
+  return all.rows(part * rows, rows);
 }
 
 void Projection::wgrad(Run& r, std::string_view name, Slot dy, Slot x,
                        const std::function<void()>& before) const {
-  const Reads read = !input_     ? reads(dy, x)
-                     : bias_ < 0 ? input_.column_reads() | gradient_.column_reads()
-                                 : input_.column_reads() | gradient_.column_reads() | reads(dy);
+  const QuantizedOperand& input = spec_.weighted ? weighted_ : input_;
+  const int bias = spec_.bias;
+  const Reads read = !input     ? reads(dy, x) | groups()
+                     : bias < 0 ? input.column_reads() | gradient_.column_reads()
+                                : input.column_reads() | gradient_.column_reads() | reads(dy);
   r.wgrad(name, read, [&] {
     if (before) before();
-    const bool accumulate = r.accumulates(weight_);
-    if (input_ && bias_ >= 0)
-      ops::column_sums(r.exec(), {.x = r[dy], .out = r.grad(bias_), .accumulate = accumulate});
-    ops::linear_backward_weight(r.exec(), {.dout = input_ ? gradient_.column(r) : r[dy],
-                                           .x = input_ ? input_.column(r) : r[x],
-                                           .dweight = r.grad(weight_),
-                                           .dbias = input_ ? Tensor{} : r.grad(bias_),
-                                           .accumulate = accumulate});
-    r.gradient_ready({weight_, bias_});
+    const bool accumulate = r.accumulates(spec_.weight);
+    const Tensor dout = input ? gradient_.column(r) : rows(r, dy), in = input ? input.column(r) : rows(r, x);
+    if (spec_.experts) {
+      ops::grouped_linear_backward_weight(r.exec(), {.dout = dout,
+                                                     .x = in,
+                                                     .offsets = spec_.experts->offsets_of(r),
+                                                     .dweight = r.grad(spec_.weight),
+                                                     .accumulate = accumulate});
+    } else {
+      if (input && bias >= 0)
+        ops::column_sums(r.exec(), {.x = r[dy], .out = r.grad(bias), .accumulate = accumulate});
+      ops::linear_backward_weight(r.exec(), {.dout = dout,
+                                             .x = in,
+                                             .dweight = r.grad(spec_.weight),
+                                             .dbias = input ? Tensor{} : r.grad(bias),
+                                             .accumulate = accumulate});
+    }
+    r.gradient_ready({spec_.weight, bias});
   });
 }
 

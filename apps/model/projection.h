@@ -11,8 +11,12 @@
 //
 // Scales of whole tensors are found here: from the values (the ranks that share a tensor agree on them), or
 // from earlier steps (DelayedScales). Recomputation rounds with the scales of the forward pass.
+//
+// The weight may be that of a layer's experts, of which each is applied to its rows
+// (core/ops/grouped_linear.h). They are one tensor: of one parameter, of the rows of all experts, and with
+// one scale if it is of a tensor.
 
-#include "apps/model/tensor_parallel.h"
+#include "apps/model/expert_dispatch.h"
 #include "core/ops/quantize.h"
 
 namespace nrl::model {
@@ -24,84 +28,124 @@ struct Source {
   bool gated = false;
 };
 
+/// Which operand, and of what its copies are.
+struct OperandSpec {
+  int layer = 0;
+  precision::Gemm gemm{};
+  precision::Role role{};
+  int64_t width = 0;
+  bool divided = false;         ///< tensor-parallel ranks have different columns
+  std::string_view rules = "";  ///< recompute rules of the column copy
+  bool row = true, column = true;
+  /// Of the rows of experts, which it names; it must outlive the operand. Null: of tokens.
+  const ExpertDispatch* experts = nullptr;
+};
+
 /// The FP8 copies of x or dy.
 class QuantizedOperand {
  public:
   QuantizedOperand() = default;  ///< read as it is
-  /// `divided`: tensor-parallel ranks have different columns. `rules`: recompute rules of the column copy.
-  QuantizedOperand(const precision::Recipe& recipe, const AddSlot& add, int layer, precision::Gemm gemm,
-                   precision::Role role, int64_t width, bool divided, std::string_view rules);
-  explicit operator bool() const { return static_cast<bool>(row_); }
+  QuantizedOperand(const precision::Recipe& recipe, const AddSlot& add, const OperandSpec& operand);
+  explicit operator bool() const { return row_ || column_; }
 
   /// The steps that write the copies of `source`.
   void forward_steps(Run& r, const Source& source) const;
   void backward_step(Run& r, const Source& source) const;
-  Reads row_reads() const { return reads(row_, scale_); }
-  Reads column_reads() const { return reads(column_, scale_); }
+  Reads row_reads() const { return reads(row_, scale_) | group_reads(); }
+  Reads column_reads() const { return reads(column_, scale_) | group_reads(); }
   /// (N, width), and (width, N).
   Tensor row(const Run& r) const;
   Tensor column(const Run& r) const;
 
  private:
-  static ops::QuantizeSource source_of(const Run& r, const Source& s);
+  ops::QuantizeSource source_of(const Run& r, const Source& s) const;
+  Tensor offsets_of(const Run& r) const;
+  Reads group_reads() const;
   Tensor with_scales(const Run& r, Tensor t) const;
   /// Finds the scale of `source`.
   void measure(Run& r, const Source& source) const;
   void quantize(Run& r, const Source& source, bool row, bool column) const;
 
+  OperandSpec spec_;
   precision::Format format_;
-  int layer_ = 0, margin_ = 0;
-  precision::Gemm gemm_{};
-  precision::Role role_{};
-  bool delayed_ = false, divided_ = false;
+  int margin_ = 0;
+  bool delayed_ = false;
   const char* step_ = "";
   Slot row_, column_;  ///< (N, width and its share of scales): codes, then scales of blocks
-  int64_t width_ = 0;
-  Slot scale_;  ///< (1, 2) f32: scale and amax of a tensor, if found from its own values
+  Slot scale_;         ///< (1, 2) f32: scale and amax of a tensor, if found from its own values
+};
+
+/// A weight of a layer and its GEMMs.
+struct ProjectionSpec {
+  int layer = 0;
+  precision::Gemm gemm{};
+  int weight = -1, bias = -1;   ///< parameters
+  int64_t in = 0, out = 0;      ///< columns of x and y on this rank
+  bool column = false;          ///< split by rows (ColumnInput), else by columns (RowOutput)
+  std::string_view rules = "";  ///< recompute rules of x
+  /// The weight of experts, whose rows these are; must outlive the projection.
+  const ExpertDispatch* experts = nullptr;
+  /// wgrad reads x times weights of a router, which backward steps make (quantize_weighted()).
+  bool weighted = false;
 };
 
 class Projection {
  public:
-  /// `in`, `out`: columns of x and y on this rank. `column`: the weight is split by rows (ColumnInput), else
-  /// by columns (RowOutput). `rules`: recompute rules of x.
-  Projection(const precision::Recipe& recipe, const AddSlot& add, int layer, precision::Gemm gemm, int weight,
-             int bias, int64_t in, int64_t out, bool column, std::string_view rules);
+  Projection() = default;
+  Projection(const precision::Recipe& recipe, const AddSlot& add, const ProjectionSpec& spec);
 
   /// Forward steps between those that write and read x; none if x is read as it is.
   void quantize_input(Run& r, const Source& x) const;
   /// Whether x itself is read by these steps only.
   bool quantizes_input() const { return static_cast<bool>(input_); }
   /// What fprop reads of x.
-  Reads input_reads(Slot x) const { return input_ ? input_.row_reads() : reads(x); }
-  Tensor input(const Run& r, Slot x) const { return input_ ? input_.row(r) : r[x]; }
+  Reads input_reads(Slot x) const { return input_ ? input_.row_reads() : reads(x) | groups(); }
+  Tensor input(const Run& r, Slot x) const { return input_ ? input_.row(r) : rows(r, x); }
   /// The weight as fprop reads it. Its FP8 copies are made here.
   Tensor weight(Run& r) const;
+  /// The fprop GEMM without a bias, in a step with input_reads(x).
+  void multiply(Run& r, Slot x, const Tensor& out) const;
 
   /// Dgrad steps between those that write and read dy; none if dy is read as it is.
   void quantize_gradient(Run& r, Slot dy) const;
+  /// The same for x times weights, which wgrad reads.
+  void quantize_weighted(Run& r, Slot x) const;
   /// What dgrad reads of dy and of the weight.
   Reads gradient_reads(Slot dy) const {
-    return gradient_ ? gradient_.row_reads() | reads(transposed_) : reads(dy);
+    return gradient_ ? gradient_.row_reads() | reads(transposed_) : reads(dy) | groups();
   }
-  Tensor gradient(const Run& r, Slot dy) const { return gradient_ ? gradient_.row(r) : r[dy]; }
+  Tensor gradient(const Run& r, Slot dy) const { return gradient_ ? gradient_.row(r) : rows(r, dy); }
   Tensor weight_for_gradient(const Run& r) const;
+  /// The dgrad GEMM, in a step with gradient_reads(dy).
+  void multiply_gradient(const Run& r, Slot dy, const Tensor& dx) const;
 
-  /// The wgrad step, with the gradient of the bias; `before` is called first in it.
+  /// The wgrad step, with the gradient of the bias; `before` is called first in it. `x`: the weighted one if
+  /// there is one.
   void wgrad(Run& r, std::string_view name, Slot dy, Slot x, const std::function<void()>& before = {}) const;
 
  private:
+  Reads groups() const;
+  /// The rows of a slot that are in use.
+  Tensor rows(const Run& r, Slot slot) const;
   void quantize_weight(Run& r) const;
+  /// The copies of one expert in those of all (of the weight itself without experts), or of the weight.
+  Tensor part_of(const Tensor& all, int64_t part, int64_t parts) const;
 
-  int layer_;
-  precision::Gemm gemm_;
+  ProjectionSpec spec_;
   precision::Format format_;  ///< of the weight
-  int margin_;
-  int weight_, bias_;
-  int64_t in_, out_;
-  QuantizedOperand input_, gradient_;
+  int margin_ = 0;
+  QuantizedOperand input_, weighted_, gradient_;
   const char* transpose_ = "";
   Slot transposed_;  ///< (1, in * out): the column copy of a weight that is kept in FP8
 };
+
+/// The groups of ranks that agree, one after the other, on the scale of x or dy found from its values: those
+/// that have parts of a microbatch, and of experts' rows those that exchange tokens. `divided`: as in
+/// OperandSpec.
+std::array<std::optional<parallel::GroupId>, 2> ranks_of_scale(const ModelLayout& layout, bool divided,
+                                                               bool experts);
+/// The same for a weight, of which they have parts.
+std::optional<parallel::GroupId> ranks_of_weight_scale(const ModelLayout& layout, bool experts);
 
 /// Bytes of one FP8 copy (rows, columns): codes, then scales of blocks.
 int64_t quantized_bytes(Scaling scaling, int64_t rows, int64_t columns);

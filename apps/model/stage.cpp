@@ -212,7 +212,7 @@ Tensor Stage::with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch
   const int64_t own = tokens * rows_[sequence_rows] / rows_[token_rows];
   if (slot.rows == token_rows) t.shape[0] = tokens;
   if (slot.rows == sequence_rows) t.shape[0] = own;
-  if (slot.rows < sent_rows || slot.rows > expert_group_rows) return t;
+  if (slot.rows < sent_rows || slot.rows > dispatched_rows_by_128) return t;
   const LayerContext& context = chunks_.front().front()->context();
   t.shape[0] = expert_rows(*context.spec, context.layout, own, program_->mode == memory::generation)
                    .of(static_cast<RowDomain>(slot.rows));

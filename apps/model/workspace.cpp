@@ -56,10 +56,24 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
       for (const auto& [a, b, c] : {std::array{o.tokens, out, in}, {o.tokens, in, out}, {out, in, o.tokens}})
         bytes = std::max(bytes, ops::linear_workspace(a, b, c, DType::e4m3, o.partials, o.products));
     };
+    const auto fp8_experts = [&](int64_t out, int64_t in) {
+      // Zeros may lie behind the rows of an expert.
+      const int64_t rows = o.routed + scale_row_unit(o.recipe.quantized().input.scaling);
+      for (const auto& [a, b, c] : {std::array{rows, out, in}, {rows, in, out}, {out, in, rows}})
+        bytes = std::max(bytes, ops::grouped_linear_workspace(a, b, c, DType::e4m3, o.partials, o.products));
+    };
     fp8(m.qkv_width(), m.hidden);
     fp8(m.hidden, m.q_width());
     fp8(m.mlp_in_width(), m.hidden);
     fp8(m.hidden, m.ffn);
+    if (m.moe.experts > 0) {
+      fp8_experts(2 * m.moe.ffn, m.hidden);
+      fp8_experts(m.hidden, m.moe.ffn);
+    }
+    if (m.moe.shared_ffn > 0) {
+      fp8(2 * m.moe.shared_ffn, m.hidden);
+      fp8(m.hidden, m.moe.shared_ffn);
+    }
   }
   for (const int64_t rows : o.gemm_rows) {
     linear(rows, m.qkv_width(), m.hidden);

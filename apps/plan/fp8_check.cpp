@@ -11,6 +11,10 @@ Diagnostics check_fp8(const ConfigResult& result, const model::ModelSpec& spec, 
   constexpr const char* key = "policy.fp8_cfg.fp8_recipe";
   const precision::Recipe recipe = recipe_for(result.config, DeviceType::cuda, spec.layers);
   if (!recipe.quantizes_any() || !result.sound(key)) return {};
+  if (constexpr const char* enabled = "policy.fp8_cfg.enabled"; spec.expert_layers() > 0)
+    return {diagnose(
+        result, enabled, fmt::format("{}: true does not support models with experts on a GPU", enabled), "",
+        {"cuBLASLt's FP8 GEMMs need the rows of every expert, which only the GPU knows", "set it to false"})};
   // Of a size that suits every recipe.
   constexpr int64_t size = 256;
   const precision::QuantizedGemms& formats = recipe.quantized();

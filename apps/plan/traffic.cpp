@@ -7,6 +7,7 @@
 #include "apps/model/context_parallel.h"
 #include "apps/model/expert_dispatch.h"
 #include "apps/model/moe.h"
+#include "apps/model/projection.h"
 #include "apps/model/tensor_parallel.h"
 #include "core/base/error.h"
 #include "core/ops/step.h"
@@ -156,24 +157,43 @@ void add_scales(const RunPlan& plan, const Add& add) {
   const model::ModelLayout& layout = plan.layout;
   const precision::Recipe& recipe = plan.recipe;
   const auto layers = static_cast<int>(plan.spec.layers);
-  if (const precision::ScaleLayout scales = recipe.scales(layers); scales.layers > 0)
+  if (const precision::ScaleLayout scales = recipe.scales(layers, plan.spec.expert_layers() > 0);
+      scales.layers > 0)
     return add(parallel::group::all, Op::all_reduce, 1, scales.operands() * size_of(DType::f32), false);
+  const auto amax = [&](const parallel::GroupId& ranks, int64_t times) {
+    add(ranks, Op::all_reduce, times, times * size_of(DType::f32), false);
+  };
   int64_t kept = 0;  // weights
-  for (int l = 0; l < layers; ++l)
-    for (const Gemm gemm : precision::layer_gemms) {
-      if (recipe.of(l, gemm, Role::input).scaling != Scaling::tensor ||
-          !model::holds_block(layout, layers, l))
-        continue;
-      const bool column = gemm == Gemm::qkv || gemm == Gemm::mlp_in;
-      for (const bool divided : {!column, column})  // x, dy
-        if (layout.context > 1 || (layout.tensor > 1 && divided))
-          add(model::microbatch_ranks(layout.tensor, layout.context), Op::all_reduce, plan.batch.accumulation,
-              plan.batch.accumulation * size_of(DType::f32), false);
-      if (recipe.keeps_fp8(l, gemm))
-        ++kept;
-      else if (layout.tensor > 1)
-        add(parallel::group::tp, Op::all_reduce, 1, size_of(DType::f32), false);
+  const auto of_weight = [&](int layer, Gemm gemm, int64_t times_input, int64_t times_gradient) {
+    const bool column = gemm == Gemm::qkv || gemm == Gemm::mlp_in || gemm == Gemm::shared_in,
+               experts = gemm == Gemm::experts_in || gemm == Gemm::experts_out;
+    for (const auto& [divided, times] : {std::pair(!column, times_input), {column, times_gradient}})
+      for (const auto& ranks : model::ranks_of_scale(layout, divided, experts))
+        if (ranks) amax(*ranks, times * plan.batch.accumulation);
+    if (recipe.keeps_fp8(layer, gemm))
+      ++kept;
+    else if (const auto ranks = model::ranks_of_weight_scale(layout, experts))
+      amax(*ranks, 1);
+  };
+  const model::MoeSpec& moe = plan.spec.moe;
+  for (int l = 0; l < layers; ++l) {
+    if (recipe.of(l, Gemm::qkv, Role::input).scaling != Scaling::tensor ||
+        !model::holds_block(layout, layers, l))
+      continue;
+    of_weight(l, Gemm::qkv, 1, 1);
+    of_weight(l, Gemm::o_proj, 1, 1);
+    if (!plan.spec.has_experts(l)) {
+      of_weight(l, Gemm::mlp_in, 1, 1);
+      of_weight(l, Gemm::mlp_out, 1, 1);
+      continue;
     }
+    // x and x times the weights of the router.
+    of_weight(l, Gemm::experts_in, 1, 1);
+    of_weight(l, Gemm::experts_out, 2, 1);
+    if (moe.shared_ffn == 0) continue;
+    of_weight(l, Gemm::shared_in, 1, 1);
+    of_weight(l, Gemm::shared_out, moe.shared_gate ? 2 : 1, 1);
+  }
   for (const ParamGroup& g : plan.groups)
     if (g.fp8)
       if (const auto ranks = g.scale_group(layout.tensor))

@@ -218,32 +218,55 @@ void check_fp8(const ConfigResult& result, const model::ModelSpec& spec, Diagnos
   const auto add = [&](std::string_view key, std::string text, std::vector<std::string> notes) {
     out.push_back(diagnose(result, key, std::move(text), "", std::move(notes)));
   };
-  if (spec.expert_layers() > 0)
-    return add(enabled,
-               fmt::format("{}: true does not support models with experts, which {} has", enabled,
-                           name_of(spec.family)),
-               {"set it to false"});
   if (fp8.num_first_layers_in_bf16 + fp8.num_last_layers_in_bf16 >= spec.layers)
     return add(enabled,
                fmt::format("no layer reads FP8: {} first and {} last of {} layers are excluded",
                            fp8.num_first_layers_in_bf16, fp8.num_last_layers_in_bf16, spec.layers),
                {"lower policy.fp8_cfg.num_first_layers_in_bf16 or num_last_layers_in_bf16, or set " +
                 std::string(enabled) + " to false"});
+  const bool experts = spec.expert_layers() > 0;
+  if (experts && result.sound("device") && choose_device(c.device).type == DeviceType::cuda)
+    return add(enabled,
+               fmt::format("{}: true does not support models with experts on a GPU, and {} has some", enabled,
+                           name_of(spec.family)),
+               {"cuBLASLt's FP8 GEMMs need the rows of every expert, which only the GPU knows",
+                "set it to false, or use device: cpu, which emulates FP8"});
+  if (constexpr std::string_view param = "policy.fp8_cfg.fp8_param";
+      experts && fp8.fp8_param && result.sound(param))
+    return add(param,
+               fmt::format("{}: true does not support models with experts, and {} has some", param,
+                           name_of(spec.family)),
+               {"set it to false"});
   const precision::Recipe recipe = plan::recipe_for(c, DeviceType::cpu, spec.layers);
   const Scaling scaling = recipe.quantized().input.scaling;
   const int64_t unit = precision::dimension_unit(scaling), ranks = c.distributed.tensor_parallel_size;
-  const std::string split = ranks > 1 ? fmt::format(" on each of {} tensor-parallel ranks", ranks) : "";
-  for (const auto& [key, what, size] :
-       {std::tuple("policy.model.hidden_size", "columns of the residual stream", spec.hidden),
-        std::tuple("policy.model.num_attention_heads", "columns of the queries", spec.q_width() / ranks),
-        std::tuple("policy.model.num_key_value_heads", "columns of queries, keys and values",
-                   spec.qkv_width() / ranks),
-        std::tuple("policy.model.intermediate_size", "columns of the MLP", spec.ffn / ranks)})
-    if (size % unit != 0)
-      add(key,
-          fmt::format("{}: {} {}{} are not a multiple of {}, which FP8 with {} scales needs", key, size, what,
-                      split, unit, name_of(fp8.fp8_recipe)),
-          {fmt::format("use a model of other sizes, another {}, or {}: false", recipe_key, enabled)});
+  const auto divides = [&](std::string_view key, std::string_view what, int64_t size, int64_t parts,
+                           std::string_view of_ranks, int64_t multiple) {
+    if (size / parts % multiple == 0) return;
+    const std::string split = parts > 1 ? fmt::format(" on each of {} {} ranks", parts, of_ranks) : "";
+    add(key,
+        fmt::format("{}: {} {}{} are not a multiple of {}, which FP8 with {} scales needs", key, size / parts,
+                    what, split, multiple, name_of(fp8.fp8_recipe)),
+        {fmt::format("use a model of other sizes, another {}, or {}: false", recipe_key, enabled)});
+  };
+  constexpr std::string_view tensor = "tensor-parallel";
+  // The matrices of experts lie below each other, and no block of scales has parts of two.
+  const int64_t of_experts = scale_row_unit(scaling);
+  divides("policy.model.hidden_size", "columns of the residual stream", spec.hidden, 1, tensor,
+          experts ? of_experts : unit);
+  divides("policy.model.num_attention_heads", "columns of the queries", spec.q_width(), ranks, tensor, unit);
+  divides("policy.model.num_key_value_heads", "columns of queries, keys and values", spec.qkv_width(), ranks,
+          tensor, unit);
+  if (spec.expert_layers() < spec.layers)
+    divides("policy.model.intermediate_size", "columns of the MLP", spec.ffn, ranks, tensor, unit);
+  if (experts && result.sound("distributed.expert_tensor_parallel_size"))
+    divides(spec.family == model::Family::mixtral ? "policy.model.intermediate_size"
+                                                  : "policy.model.moe_intermediate_size",
+            "columns of an expert", spec.moe.ffn, c.distributed.expert_tensor_parallel_size,
+            "expert-tensor-parallel", of_experts);
+  if (spec.moe.shared_ffn > 0)
+    divides("policy.model.shared_expert_intermediate_size", "columns of the shared expert",
+            spec.moe.shared_ffn, ranks, tensor, unit);
   constexpr std::string_view length_key = "policy.max_total_sequence_length";
   if (!result.sound(length_key) || !result.sound("distributed.context_parallel_size")) return;
   // A microbatch has any number of such parts.

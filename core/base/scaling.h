@@ -50,6 +50,21 @@ constexpr bool has_scale_blocks(Scaling s) {
   return scale_tile(s).rows > 0;
 }
 
+/// What rows must be a multiple of where they are a dimension of the transposed copy: of tensors 16, with
+/// blocks a tile of scales.
+constexpr int64_t scale_row_unit(Scaling s) {
+  return has_scale_blocks(s) ? 128 : 16;
+}
+/// Groups of rows in a copy of a matrix: each begins at a multiple of the unit, so that groups share no
+/// block, and has zeros behind its rows up to the next multiple. Group `group` of a matrix begins at row
+/// `offset` there and here in the copy, which has grouped_rows() rows.
+NRL_HOST_DEVICE constexpr int64_t group_begin(int64_t offset, int64_t group, int64_t unit) {
+  return (offset / unit + group) * unit;
+}
+constexpr int64_t grouped_rows(int64_t rows, int64_t groups, int64_t unit) {
+  return group_begin(rows, groups, unit);
+}
+
 /// Where the scales of a (rows, columns) matrix lie: bytes between the tiles below and beside each other, and
 /// of all of them. The layout that cuBLASLt reads, padding included.
 struct ScaleMatrix {

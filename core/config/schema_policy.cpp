@@ -93,11 +93,14 @@ void add_recompute(PolicyTable& t) {
 void add_fp8(PolicyTable& t) {
   t.section(
       "fp8_cfg",
-      "FP8 operands of the GEMMs of attention and MLP (docs/precision.md). The rest, the LM head included, "
-      "stays in policy.precision.");
+      "FP8 operands of the GEMMs of attention, MLP and experts (docs/precision.md). The rest, the LM head "
+      "included, stays in policy.precision.");
   NRL_POLICY_KEY(t, fp8_cfg.enabled)
       .alias("policy.megatron_cfg.fp8_cfg.enabled")
-      .help("Round the operands of GEMMs to FP8. A CPU rounds them and computes in fp32.");
+      .help(
+          "Round the operands of GEMMs to FP8. A CPU rounds them and computes in fp32; a GPU does not "
+          "support "
+          "it in models with experts.");
   NRL_POLICY_KEY(t, fp8_cfg.fp8)
       .alias("policy.megatron_cfg.fp8_cfg.fp8")
       .help(

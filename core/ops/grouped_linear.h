@@ -6,6 +6,11 @@
 // x (R, K), weight (E M, K): the experts' matrices [out, in] below each other, out (R, M). f32, bf16
 // or f16, one dtype for all but dweight; bf16 and f16 are storage: sums are accumulated in f32 and rounded
 // once at the end.
+//
+// Both operands may be FP8, in the copies that linear.h names and by groups as quantize() makes them: x (P,
+// K) and dout (P, M), transposed (K, P) and (M, P), P >= grouped_rows(R, E, unit). The weight's copies are
+// those of the experts below each other: (E M, K), transposed (E K, M). out and dx have R rows in f32 or
+// bf16. On the CPU only, which upcasts them to f32.
 
 #include "core/ops/exec.h"
 #include "core/ops/linear.h"
@@ -14,7 +19,7 @@ namespace nrl::ops {
 
 /// out = x W_e^T.
 struct GroupedLinearForward {
-  Tensor x;        ///< (R, K)
+  Tensor x;        ///< (R, K); in FP8 (P, K)
   Tensor weight;   ///< (E M, K)
   Tensor offsets;  ///< (E + 1) i32, ascending from 0
   Tensor out;      ///< (R, M)
@@ -22,16 +27,16 @@ struct GroupedLinearForward {
 
 /// dx = dout W_e.
 struct GroupedLinearBackwardData {
-  Tensor dout;     ///< (R, M)
-  Tensor weight;   ///< (E M, K)
+  Tensor dout;     ///< (R, M); in FP8 (P, M)
+  Tensor weight;   ///< (E M, K); in FP8 (E K, M)
   Tensor offsets;  ///< (E + 1) i32
   Tensor dx;       ///< (R, K)
 };
 
 /// dweight_e = dout_e^T x_e (accumulate: +=). Experts without rows get 0.
 struct GroupedLinearBackwardWeight {
-  Tensor dout;     ///< (R, M)
-  Tensor x;        ///< (R, K)
+  Tensor dout;     ///< (R, M); in FP8 (M, P)
+  Tensor x;        ///< (R, K); in FP8 (K, P)
   Tensor offsets;  ///< (E + 1) i32
   Tensor dweight;  ///< (E M, K) f32, contiguous
   bool accumulate = true;

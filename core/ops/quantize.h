@@ -15,7 +15,8 @@ namespace nrl::ops {
 /// What is rounded: x (N, K), or an activation of it, which is computed in f32 where x is read and needs no
 /// memory: f(x), or gated f(gate) * up of an x (N, 2K) as for activation_forward().
 struct QuantizeSource {
-  Tensor x;  ///< contiguous f32 or bf16; N and K are multiples of 16, N only for transposed copies
+  Tensor x;  ///< contiguous f32 or bf16; N and K are multiples of 16, N only for transposed copies without
+             ///< groups
   Activation activation = Activation::none;
   bool gated = false;
   int64_t columns() const { return gated ? x.dim(1) / 2 : x.dim(1); }  ///< K
@@ -24,10 +25,16 @@ struct QuantizeSource {
 /// row = x and column = x^T in FP8, x being the source; one may be absent. Both have one type (e4m3 or e5m2)
 /// and one scaling. Scaling::tensor: they share `scales.data`, and `scales.amax`, if not null, becomes the
 /// maximum of itself and |x| (infinity or NaN if x has one).
+///
+/// With `offsets` the rows are those of G groups (the experts of grouped_linear.h), [offsets[g], offsets[g +
+/// 1]) of the source. The copies have P >= grouped_rows(N, G, scale_row_unit()) rows, or columns of the
+/// transpose, and groups begin at group_begin() (core/base/scaling.h): what lies between is 0 up to the next
+/// multiple of the unit, and unwritten beyond. On the CPU only.
 struct Quantize {
   QuantizeSource source;
-  Tensor row = {};     ///< (N, K) contiguous, with dense scales
-  Tensor column = {};  ///< (K, N) the same
+  Tensor row = {};      ///< (N, K), or (P, K), contiguous, with dense scales
+  Tensor column = {};   ///< (K, N), or (K, P), the same
+  Tensor offsets = {};  ///< optional (G + 1) i32, ascending from 0
 };
 void quantize(Exec& exec, const Quantize& a);
 Cost cost(const Exec& exec, const Quantize& a);
@@ -41,10 +48,12 @@ struct Transpose {
 void transpose(Exec& exec, const Transpose& a);
 Cost cost(const Exec& exec, const Transpose& a);
 
-/// amax = max(amax, |x|) of the source, NaN or infinity if it has one.
+/// amax = max(amax, |x|) of the source, NaN or infinity if it has one. With `offsets` (as in Quantize) of
+/// the rows of groups only.
 struct LargestMagnitude {
   QuantizeSource source;
-  Tensor amax;  ///< (1) f32, not negative
+  Tensor amax;          ///< (1) f32, not negative
+  Tensor offsets = {};  ///< optional (G + 1) i32
 };
 void largest_magnitude(Exec& exec, const LargestMagnitude& a);
 Cost cost(const Exec& exec, const LargestMagnitude& a);

@@ -272,6 +272,9 @@ LAYOUTS
     config two
     expect 0 run 2 two.yaml "${sim[@]}" "${model[@]}" policy.precision=float16 distributed.expert_parallel_size=2
     same cpu/logs/metrics.jsonl two/logs/metrics.jsonl 5e-3
+    # Their FP8 is for CPUs.
+    expect 78 run 1 sim.yaml "${sim[@]}" "${model[@]}" policy.fp8_cfg.enabled=true
+    grep -q 'does not support models with experts on a GPU' err.txt out.txt || fail "$(cat out.txt err.txt)"
     ;;
   sim_float16)
     corpus

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/ops/grouped_linear.h"
 #include "core/ops/linear.h"
 #include "core/ops/quantize.h"
 #include "core/ops/transfer.h"
@@ -162,6 +163,104 @@ Outputs transposed(Exec& e, DType format, int64_t n, int64_t k) {
   return {{"out", got}};
 }
 
+std::string list(const std::vector<int64_t>& numbers) {
+  std::string out;
+  for (const int64_t n : numbers) out += fmt::format("{}{}", out.empty() ? "" : "+", n);
+  return out;
+}
+
+/// Rows of experts, of which the last ones belong to none.
+struct Groups {
+  explicit Groups(std::vector<int64_t> rows) : offsets(DType::i32, {static_cast<int64_t>(rows.size()) + 1}) {
+    for (size_t g = 0; g < rows.size(); ++g)
+      offsets.set(static_cast<int64_t>(g) + 1, static_cast<double>(used += rows[g]));
+    total = used + 5;
+  }
+  int64_t count() const { return offsets.size() - 1; }
+  /// Rows of a copy, which may have more than it needs.
+  int64_t copied(Scaling kind) const {
+    return grouped_rows(total, count(), scale_row_unit(kind)) + 2 * scale_row_unit(kind);
+  }
+  Buffer offsets;
+  int64_t used = 0, total = 0;
+};
+
+/// The CPU's kernels, or the reference where a GPU refuses.
+Exec without_gpu(const Exec& e) {
+  return e.libraries ? Exec{.kernels = &reference_kernels()} : e;
+}
+
+Outputs grouped_copies(Exec& device, DType format, Scaling kind, const std::vector<int64_t>& rows, int64_t k,
+                       bool gated, bool row, bool column) {
+  Exec e = without_gpu(device);
+  const Groups groups(rows);
+  Buffer x = values(DType::f32, groups.total, gated ? 2 * k : k, "x");
+  // What belongs to no expert is not read.
+  for (int64_t i = groups.used * x.tensor().dim(1); i < x.size(); ++i) x.set(i, NAN);
+  Copies c(format, kind, groups.copied(kind), k);
+  Buffer largest(DType::f32, {1});
+  c.given.set(0, 0.0123);
+  const QuantizeSource source{
+      .x = x, .activation = gated ? Activation::silu : Activation::none, .gated = gated};
+  quantize(e, {.source = source,
+               .row = row ? c.row.tensor : Tensor{},
+               .column = column ? c.column.tensor : Tensor{},
+               .offsets = groups.offsets});
+  largest_magnitude(e, {.source = source, .amax = largest, .offsets = groups.offsets});
+  expect(kind != Scaling::tensor || c.amax.get(0) == largest.get(0), "amax of groups");
+  return {{"row", c.row.codes.unpacked()},
+          {"row scales", c.row.scales.unpacked()},
+          {"column", c.column.codes.unpacked()},
+          {"column scales", c.column.scales.unpacked()},
+          {"amax", largest}};
+}
+
+/// Experts with FP8 operands.
+Outputs grouped(Exec& device, DType type, Scaling input, Scaling weight, const std::vector<int64_t>& rows,
+                int64_t m, int64_t k, bool accumulate) {
+  Exec exact = without_gpu(device);
+  Exec reference{.kernels = &reference_kernels()};
+  const Groups groups(rows);
+  const int64_t n = groups.total, experts = groups.count(), copied = groups.copied(input);
+  Copies x(DType::e4m3, input, copied, k), dy(DType::e5m2, input, copied, m);
+  Fp8Matrix w(DType::e4m3, weight, experts * m, k), wt(DType::e4m3, weight, experts * k, m);
+  Buffer scale = Buffer(DType::f32, {1}).fill(0.01);
+  for (Copies* c : {&x, &dy}) c->given.set(0, 0.01);
+  if (weight == Scaling::tensor) w.tensor.scales.data = wt.tensor.scales.data = scale.tensor().data;
+  const auto normal = [](int64_t count, int64_t columns, const std::string& name) {
+    return Buffer(DType::f32, {count, columns}).normal(name);
+  };
+  const Buffer xs = normal(n, k, "x"), dys = normal(n, m, "dy"), ws = normal(experts * m, k, "w");
+  quantize(reference,
+           {.source = {xs}, .row = x.row.tensor, .column = x.column.tensor, .offsets = groups.offsets});
+  quantize(reference,
+           {.source = {dys}, .row = dy.row.tensor, .column = dy.column.tensor, .offsets = groups.offsets});
+  for (int64_t e = 0; e < experts; ++e)
+    quantize(reference, {.source = {ws.tensor().rows(e * m, m)},
+                         .row = w.tensor.rows(e * m, m),
+                         .column = wt.tensor.rows(e * k, k)});
+  Buffer y = Buffer(type, {n, m}).fill(3), dx = Buffer(type, {n, k}).fill(3),
+         dw = Buffer(DType::f32, {experts * m, k}).normal("dw");
+  std::vector<std::byte> memory;
+  if (!device.libraries) {
+    const auto bytes = [&](int64_t a, int64_t b, int64_t c) {
+      return grouped_linear_workspace(a, b, c, DType::e4m3, exact.threads, exact.kernels->bf16_products);
+    };
+    const int64_t inner = n + scale_row_unit(input);
+    memory.resize(std::max({bytes(n, m, k), bytes(n, k, m), bytes(m, k, inner)}));
+    exact.workspace = {memory.data(), memory.size()};
+  }
+  grouped_linear_forward(exact, {.x = x.row.tensor, .weight = w.tensor, .offsets = groups.offsets, .out = y});
+  grouped_linear_backward_data(
+      exact, {.dout = dy.row.tensor, .weight = wt.tensor, .offsets = groups.offsets, .dx = dx});
+  grouped_linear_backward_weight(exact, {.dout = dy.column.tensor,
+                                         .x = x.column.tensor,
+                                         .offsets = groups.offsets,
+                                         .dweight = dw,
+                                         .accumulate = accumulate});
+  return {{"y", y, k}, {"dx", dx, m}, {"dw", dw, n}};
+}
+
 /// An activation that is computed as it is rounded gives the codes of one that is stored in f32, but for
 /// numbers in the middle of two, where the last bit of the activation decides.
 void fused_activation(Exec& e, DType type, Activation kind, bool gated, Scaling scaling) {
@@ -259,6 +358,28 @@ NRL_OP_CASES(quantize) {
                                     return linear(e, type, gradient, in, w, 128, 256, 384, accumulate);
                                   },
                                   true});
+    }
+  for (const Scaling kind : {Scaling::tensor, Scaling::row128, Scaling::mx32})
+    for (const std::vector<int64_t>& rows :
+         {std::vector<int64_t>{7}, {0, 33, 0, 1, 130}, {16, 128, 3}, {140, 140}}) {
+      for (const bool gated : {false, true})
+        for (const auto& [row, column] : {std::pair{true, true}, {true, false}, {false, true}})
+          registry.tests.push_back(
+              {fmt::format("quantize groups {} of {}{}{}{}", name_of(kind), list(rows), gated ? " gated" : "",
+                           row ? " row" : "", column ? " column" : ""),
+               [=, r = row, c = column](Exec& e) {
+                 return grouped_copies(e, gated ? DType::e5m2 : DType::e4m3, kind, rows, 144, gated, r, c);
+               },
+               true});
+      for (const DType type : {DType::f32, DType::bf16})
+        registry.tests.push_back(
+            {fmt::format("grouped_linear fp8 {} {} of {}", name_of(type), name_of(kind), list(rows)),
+             [=](Exec& e) {
+               return grouped(e, type, kind, kind == Scaling::row128 ? Scaling::block128 : kind, rows,
+                              kind == Scaling::tensor ? 48 : 128, kind == Scaling::tensor ? 80 : 256,
+                              type == DType::f32);
+             },
+             true});
     }
   for (const bool most_recent : {false, true})
     for (const bool keep : {false, true})

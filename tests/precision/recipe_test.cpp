@@ -78,6 +78,10 @@ TEST_CASE("scales that outlive a step", "[precision]") {
   REQUIRE(scales.index(0, Gemm::qkv, Role::input) == 0);
   REQUIRE(scales.index(3, Gemm::mlp_out, Role::weight) == 31);
   REQUIRE(scales.index(0, Gemm::o_proj, Role::gradient) == 33);
+  const ScaleLayout experts = hybrid.scales(4, true);
+  REQUIRE(experts.operands() == 4 * 8 * 3);
+  REQUIRE(experts.index(3, Gemm::shared_out, Role::weight) == 63);
+  REQUIRE(hybrid.of(1, Gemm::experts_out, Role::input) == Format{DType::e4m3, Scaling::tensor});
   REQUIRE(hybrid.scales(1).bytes() == 0);  // its only layer is not quantized
   REQUIRE(blockwise.scales(4).bytes() == 0);
 }

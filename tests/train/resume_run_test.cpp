@@ -188,6 +188,15 @@ TEST_CASE("scales of FP8 operands that follow from earlier steps are restored") 
   runs.copy("whole", "parts", 2);
   REQUIRE(runs.train("parts", more) == Exit::ok);
   for (const char* file : {"model.safetensors", optimizer_file}) CHECK(runs.same("parts", "whole", file));
+  auto experts = more;
+  experts.back() =
+      "policy.model={model_type: mixtral, vocab_size: 61, hidden_size: 16, intermediate_size: 16, "
+      "num_hidden_layers: 1, num_attention_heads: 4, num_local_experts: 4, num_experts_per_tok: 2}";
+  REQUIRE(runs.train("whole experts", experts) == Exit::ok);
+  runs.copy("whole experts", "parts of experts", 2);
+  REQUIRE(runs.train("parts of experts", experts) == Exit::ok);
+  for (const char* file : {"model.safetensors", optimizer_file})
+    CHECK(runs.same("parts of experts", "whole experts", file));
   for (const std::string edited : {"fp8.scale", "fp8.amax"}) {
     CAPTURE(edited);
     int found = 0;

@@ -265,7 +265,23 @@ TEST_CASE("FP8 operands are checked against the model") {
   CHECK(shown(wide, {blockwise}).empty());
   CHECK(shown(wide, {blockwise, tensor}).empty());
   CHECK(shown(wide, {"policy.fp8_cfg.fp8_recipe=mxfp8"}).empty());
-  refused({}, "does not support models with experts", experts);
+  CHECK(shown(experts, {}).empty());
+  refused({"policy.fp8_cfg.fp8_param=true"}, "fp8_param: true does not support models with experts", experts);
+  refused({"policy.model.intermediate_size=48", "distributed.expert_tensor_parallel_size=2"},
+          "policy.model.intermediate_size: 24 columns of an expert on each of 2 expert-tensor-parallel ranks "
+          "are not a multiple of 16",
+          experts);
+  const std::string qwen =
+      "{model_type: qwen2_moe, vocab_size: 272, hidden_size: 128, num_hidden_layers: 2, num_attention_heads: "
+      "4, head_dim: 32, num_key_value_heads: 4, num_experts: 4, intermediate_size: 50, "
+      "moe_intermediate_size: 128, shared_expert_intermediate_size: 96}";
+  CHECK(shown(qwen, {"policy.fp8_cfg.fp8_recipe=mxfp8"}).empty());
+  refused({blockwise},
+          "policy.model.shared_expert_intermediate_size: 96 columns of the shared expert are not a multiple "
+          "of 128",
+          qwen);
+  refused({"policy.fp8_cfg.fp8_recipe=mxfp8", "policy.model.moe_intermediate_size=96"},
+          "policy.model.moe_intermediate_size: 96 columns of an expert are not a multiple of 128", qwen);
   refused({blockwise},
           "policy.model.hidden_size: 32 columns of the residual stream are not a multiple of 128", small);
   refused(

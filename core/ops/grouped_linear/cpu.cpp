@@ -7,6 +7,7 @@
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
+#include "core/ops/shared/check.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/scratch.h"
 
@@ -36,11 +37,26 @@ void for_experts(Exec& exec, const Tensor& offsets, const Body& body) {
   });
 }
 
+/// Expert e's rows [row, row + rows) of `t`. In FP8 they are where quantize() puts them.
+Tensor rows_of(const Tensor& t, int64_t e, int64_t row, int64_t rows) {
+  if (!is_fp8(t)) return t.rows(row, rows);
+  const int64_t unit = scale_row_unit(t.scales.kind);
+  Tensor part = t.rows(group_begin(row, e, unit), (rows + unit - 1) / unit * unit);
+  part.shape[0] = rows;
+  return part;
+}
+
+/// The same of a transposed FP8 copy, with the zeros behind them.
+Tensor columns_of(const Tensor& t, int64_t e, int64_t row, int64_t rows) {
+  const int64_t unit = scale_row_unit(t.scales.kind);
+  return t.columns(group_begin(row, e, unit), (rows + unit - 1) / unit * unit);
+}
+
 void forward_kernel(Exec& exec, const GroupedLinearForward& a) {
   const int64_t m = a.out.dim(1);
   for_experts(exec, a.offsets, [&](Exec& own, int64_t e, int64_t row, int64_t rows) {
     if (rows > 0)
-      own.kernels->linear_forward(own, {.x = a.x.rows(row, rows),
+      own.kernels->linear_forward(own, {.x = rows_of(a.x, e, row, rows),
                                         .weight = a.weight.rows(e * m, m),
                                         .out = a.out.rows(row, rows),
                                         .varying_rows = true});
@@ -48,9 +64,14 @@ void forward_kernel(Exec& exec, const GroupedLinearForward& a) {
 }
 
 void backward_data_kernel(Exec& exec, const GroupedLinearBackwardData& a) {
-  const int64_t m = a.dout.dim(1);
+  const int64_t m = a.dout.dim(1), k = a.dx.dim(1);
   for_experts(exec, a.offsets, [&](Exec& own, int64_t e, int64_t row, int64_t rows) {
-    if (rows > 0)
+    if (rows > 0 && is_fp8(a.dout))
+      own.kernels->linear_forward(own, {.x = rows_of(a.dout, e, row, rows),
+                                        .weight = a.weight.rows(e * k, k),
+                                        .out = a.dx.rows(row, rows),
+                                        .varying_rows = true});
+    else if (rows > 0)
       own.kernels->linear_backward_data(
           own,
           {.dout = a.dout.rows(row, rows), .weight = a.weight.rows(e * m, m), .dx = a.dx.rows(row, rows)});
@@ -58,10 +79,16 @@ void backward_data_kernel(Exec& exec, const GroupedLinearBackwardData& a) {
 }
 
 void backward_weight_kernel(Exec& exec, const GroupedLinearBackwardWeight& a) {
-  const int64_t m = a.dout.dim(1), k = a.x.dim(1);
+  const int64_t m = a.dweight.dim(0) / (a.offsets.dim(0) - 1), k = a.dweight.dim(1);
   for_experts(exec, a.offsets, [&](Exec& own, int64_t e, int64_t row, int64_t rows) {
     const Tensor dweight = a.dweight.rows(e * m, m);
-    if (rows > 0)
+    if (rows > 0 && is_fp8(a.dout))
+      own.kernels->linear_forward(own, {.x = columns_of(a.dout, e, row, rows),
+                                        .weight = columns_of(a.x, e, row, rows),
+                                        .out = dweight,
+                                        .accumulate = a.accumulate,
+                                        .varying_rows = true});
+    else if (rows > 0)
       own.kernels->linear_backward_weight(own, {.dout = a.dout.rows(row, rows),
                                                 .x = a.x.rows(row, rows),
                                                 .dweight = dweight,

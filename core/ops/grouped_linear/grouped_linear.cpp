@@ -28,9 +28,44 @@ void check(const char* op, const Tensor& wide, const Tensor& x, const Tensor& of
             name_of(weight_type), experts, wide.dim(1), x.dim(1));
 }
 
-Cost grouped_cost(const Tensor& left, const Tensor& right, const Tensor& result, int64_t m, int64_t k,
-                  bool accumulate) {
-  const int64_t rows = left.dim(0);
+/// Fails before a run begins, when kernels are collected.
+void refuse_on_gpu(const Exec& exec, const Tensor& operand) {
+  if (exec.libraries && is_fp8(operand))
+    fail(Exit::unavailable,
+         "policy.fp8_cfg.enabled: FP8 GEMMs of experts run on a CPU only: cuBLASLt multiplies matrices whose "
+         "rows the host knows, but those of an expert are known to the GPU. Fix: set it to false, or device: "
+         "cpu");
+}
+
+/// FP8 operands `a` and `b`, of which `a` has the stored shape (a_rows, a_columns) and so on.
+void check_fp8(const char* op, const Tensor& offsets, const Tensor& a, int64_t a_rows, int64_t a_columns,
+               const Tensor& b, int64_t b_rows, int64_t b_columns) {
+  const auto is_operand = [](const Tensor& t, int64_t rows, int64_t columns) {
+    return t.data && is_fp8(t) && t.rank == 2 && t.dim(0) == rows && t.dim(1) == columns && dense_rows(t) &&
+           t.scales.kind != Scaling::none && t.scales.data;
+  };
+  NRL_CHECK(is_operand(a, a_rows, a_columns) && is_operand(b, b_rows, b_columns),
+            "{}: operands are {} and {}, wanted FP8 [{}, {}] and [{}, {}] with scales", op, describe(a),
+            describe(b), a_rows, a_columns, b_rows, b_columns);
+  NRL_CHECK(offsets.rank == 1 && offsets.dim(0) >= 2 && is_vector(offsets, offsets.dim(0), DType::i32),
+            "{}: offsets are {}", op, describe(offsets));
+}
+
+/// Rows of a copy of R rows by groups, which has at least grouped_rows() (quantize.h).
+int64_t copied_rows(const char* op, const Tensor& copy, const Tensor& offsets, int64_t rows) {
+  const int64_t least = grouped_rows(rows, offsets.dim(0) - 1, scale_row_unit(copy.scales.kind));
+  NRL_CHECK(copy.dim(0) >= least, "{}: an FP8 copy of {} rows for {} rows", op, copy.dim(0), rows);
+  return copy.dim(0);
+}
+
+void check_result(const char* op, const Tensor& t, bool only_f32) {
+  NRL_CHECK(t.rank == 2 && (t.data || t.numel() == 0) && dense_rows(t) &&
+                (only_f32 ? t.dtype == DType::f32 && t.contiguous() : is_f32_or_bf16(t)),
+            "{}: the result is {}", op, describe(t));
+}
+
+Cost grouped_cost(const Tensor& left, const Tensor& right, const Tensor& result, int64_t rows, int64_t m,
+                  int64_t k, bool accumulate) {
   const double accumulated = accumulate ? bytes_of(result) : 0;
   return {.work = Work::gemm,
           .read = bytes_of(left, right) + accumulated,
@@ -44,33 +79,59 @@ Cost grouped_cost(const Tensor& left, const Tensor& right, const Tensor& result,
 }  // namespace
 
 Cost cost(const Exec&, const GroupedLinearForward& a) {
-  return grouped_cost(a.x, a.weight, a.out, a.out.dim(1), a.x.dim(1), false);
+  return grouped_cost(a.x, a.weight, a.out, a.out.dim(0), a.out.dim(1), a.x.dim(1), false);
 }
 Cost cost(const Exec&, const GroupedLinearBackwardData& a) {
-  return grouped_cost(a.dout, a.weight, a.dx, a.dx.dim(1), a.dout.dim(1), false);
+  return grouped_cost(a.dout, a.weight, a.dx, a.dx.dim(0), a.dx.dim(1), a.dout.dim(1), false);
 }
 Cost cost(const Exec&, const GroupedLinearBackwardWeight& a) {
-  return grouped_cost(a.dout, a.x, a.dweight, a.dout.dim(1), a.x.dim(1), a.accumulate);
+  const int rows = is_fp8(a.x) ? 1 : 0;
+  return grouped_cost(a.dout, a.x, a.dweight, a.x.dim(rows), a.dout.dim(1 - rows), a.x.dim(1 - rows),
+                      a.accumulate);
 }
 
 void grouped_linear_forward(Exec& exec, const GroupedLinearForward& a) {
+  refuse_on_gpu(exec, a.x);
   if (noted(exec, Kernel::grouped_linear_forward, a)) return;
-  check("grouped_linear_forward", a.out, a.x, a.offsets, a.weight, a.x.dtype);
-  const trace::Range range("grouped_linear_forward");
+  constexpr const char* op = "grouped_linear_forward";
+  if (is_fp8(a.x)) {
+    check_result(op, a.out, false);
+    check_fp8(op, a.offsets, a.x, copied_rows(op, a.x, a.offsets, a.out.dim(0)), a.x.dim(1), a.weight,
+              (a.offsets.dim(0) - 1) * a.out.dim(1), a.x.dim(1));
+  } else {
+    check(op, a.out, a.x, a.offsets, a.weight, a.x.dtype);
+  }
+  const trace::Range range(op);
   if (a.out.numel() > 0) exec.kernels->grouped_linear_forward(exec, a);
 }
 
 void grouped_linear_backward_data(Exec& exec, const GroupedLinearBackwardData& a) {
+  refuse_on_gpu(exec, a.dout);
   if (noted(exec, Kernel::grouped_linear_backward_data, a)) return;
-  check("grouped_linear_backward_data", a.dout, a.dx, a.offsets, a.weight, a.dx.dtype);
-  const trace::Range range("grouped_linear_backward_data");
+  constexpr const char* op = "grouped_linear_backward_data";
+  if (is_fp8(a.dout)) {
+    check_result(op, a.dx, false);
+    check_fp8(op, a.offsets, a.dout, copied_rows(op, a.dout, a.offsets, a.dx.dim(0)), a.dout.dim(1), a.weight,
+              (a.offsets.dim(0) - 1) * a.dx.dim(1), a.dout.dim(1));
+  } else {
+    check(op, a.dout, a.dx, a.offsets, a.weight, a.dx.dtype);
+  }
+  const trace::Range range(op);
   if (a.dx.numel() > 0) exec.kernels->grouped_linear_backward_data(exec, a);
 }
 
 void grouped_linear_backward_weight(Exec& exec, const GroupedLinearBackwardWeight& a) {
+  refuse_on_gpu(exec, a.dout);
   if (noted(exec, Kernel::grouped_linear_backward_weight, a)) return;
-  check("grouped_linear_backward_weight", a.dout, a.x, a.offsets, a.dweight, DType::f32);
-  const trace::Range range("grouped_linear_backward_weight");
+  constexpr const char* op = "grouped_linear_backward_weight";
+  if (is_fp8(a.dout)) {
+    check_result(op, a.dweight, true);
+    const int64_t m = a.dweight.dim(0) / (a.offsets.dim(0) - 1), rows = a.x.dim(1);
+    check_fp8(op, a.offsets, a.dout, m, rows, a.x, a.dweight.dim(1), rows);
+  } else {
+    check(op, a.dout, a.x, a.offsets, a.dweight, DType::f32);
+  }
+  const trace::Range range(op);
   exec.kernels->grouped_linear_backward_weight(exec, a);
 }
 

@@ -50,9 +50,10 @@ NRL_INLINE void store_scale(const Tensor& t, int64_t row, int64_t column, uint32
   }
 }
 
-/// A tile: n x k values, and codes with `side` between rows.
+/// A tile: n x k values of the source from (row, column) on, of whose rows those behind `real` are zeros, and
+/// codes with `side` between rows, which begin at row `to` of the copies.
 struct Tile {
-  int64_t row, column, n, k;
+  int64_t row, to, column, n, real, k;
   alignas(64) float x[side * side];
   alignas(64) uint8_t codes[side * side];
 };
@@ -90,7 +91,63 @@ void load_tile(const QuantizeSource& s, Tile& t) {
   for_f32_or_bf16(s.x.dtype, [&]<class T>() {
     const T* from = data_of<const T>(s.x) + t.row * ld + t.column;
     for_activation(s, [&]<Activation kind, bool gated>() {
-      for (int64_t r = 0; r < t.n; ++r) load_row<T, kind, gated>(from + r * ld, columns, t.x + r * side, t.k);
+      for (int64_t r = 0; r < t.real; ++r)
+        load_row<T, kind, gated>(from + r * ld, columns, t.x + r * side, t.k);
+    });
+  });
+  for (int64_t r = t.real; r < t.n; ++r) std::fill_n(t.x + r * side, t.k, 0.0f);
+}
+
+/// Rows of the source, and where they are in the copies, with zeros up to `padded` rows.
+struct RowGroup {
+  int64_t row, rows, to, padded;
+  int64_t tiles(int64_t across) const { return (padded + side - 1) / side * across; }
+};
+class RowGroups {
+ public:
+  RowGroups(const Tensor& offsets, int64_t rows, Scaling kind)
+      : offsets_(data_of<const int32_t>(offsets)),
+        count_(offsets_ ? offsets.dim(0) - 1 : 1),
+        rows_(rows),
+        unit_(scale_row_unit(kind)) {}
+  int64_t count() const { return count_; }
+  RowGroup operator[](int64_t g) const {
+    if (!offsets_) return {0, rows_, 0, rows_};
+    const int64_t row = offsets_[g], rows = offsets_[g + 1] - row;
+    return {row, rows, group_begin(row, g, unit_), (rows + unit_ - 1) / unit_ * unit_};
+  }
+
+ private:
+  const int32_t* offsets_;
+  int64_t count_, rows_, unit_;
+};
+
+/// Splits the tiles of all groups over the threads. Each calls start(tile, each), in which each(body) calls
+/// body() for the tiles of the thread; the place of the tile is set then.
+template <class Start>
+void for_tiles(int threads, const RowGroups& groups, int64_t k, const Start& start) {
+  const int64_t across = (k + side - 1) / side;
+  int64_t tiles = 0;
+  for (int64_t g = 0; g < groups.count(); ++g) tiles += groups[g].tiles(across);
+  cpu::parallel_for(threads, tiles, 1, [&](int64_t begin, int64_t end) {
+    Tile t;
+    start(t, [&](const auto& body) {
+      int64_t first = 0;  // tile of the group
+      for (int64_t g = 0; g < groups.count() && first < end; ++g) {
+        const RowGroup group = groups[g];
+        const int64_t count = group.tiles(across);
+        for (int64_t i = std::max<int64_t>(begin - first, 0); i < std::min(end - first, count); ++i) {
+          const int64_t down = i / across * side;
+          t.row = group.row + down;
+          t.to = group.to + down;
+          t.column = i % across * side;
+          t.n = std::min(side, group.padded - down);
+          t.real = std::clamp<int64_t>(group.rows - down, 0, t.n);
+          t.k = std::min(side, k - t.column);
+          body();
+        }
+        first += count;
+      }
     });
   });
 }
@@ -110,7 +167,7 @@ void encode_rows(Tile& t, const Tensor& out, int64_t group) {
     for (int64_t c = 0; c < t.k; c += group) {
       const int64_t n = std::min(group, t.k - c);
       const uint32_t byte = fp8::scale_of<format>(largest_of(t.x + r * side + c, n));
-      store_scale(out, t.row + r, t.column + c, byte);
+      store_scale(out, t.to + r, t.column + c, byte);
       encode_group<format>(t.x + r * side + c, t.codes + r * side + c, n, byte);
     }
 }
@@ -127,7 +184,7 @@ void encode_columns(Tile& t, const Tensor& out, int64_t group) {
       for (int64_t c = 0; c < t.k; ++c) largest[c] = std::max(largest[c], magnitude(t.x[r * side + c]));
     for (int64_t c = 0; c < t.k; ++c) {
       const uint32_t byte = fp8::scale_of<format>(largest[c]);
-      store_scale(out, t.column + c, t.row + first, byte);
+      store_scale(out, t.column + c, t.to + first, byte);
       inverse[c] = fp8::inverse_scale(byte);
       kept[c] = byte == fp8::bad_scale ? 0 : 0xff;
     }
@@ -152,7 +209,7 @@ void encode_tile(Tile& t, float scale) {
 }
 
 void write_rows(const Tile& t, const Tensor& out) {
-  auto* to = static_cast<uint8_t*>(out.data) + t.row * out.dim(1) + t.column;
+  auto* to = static_cast<uint8_t*>(out.data) + t.to * out.dim(1) + t.column;
   for (int64_t r = 0; r < t.n; ++r)
     std::memcpy(to + r * out.dim(1), t.codes + r * side, static_cast<size_t>(t.k));
 }
@@ -184,7 +241,7 @@ NRL_INLINE void transpose_tile(const uint8_t* from, int64_t from_step, int64_t n
 }
 
 void write_columns(const Tile& t, const Tensor& out) {
-  transpose_tile(t.codes, side, t.n, t.k, static_cast<uint8_t*>(out.data) + t.column * out.dim(1) + t.row,
+  transpose_tile(t.codes, side, t.n, t.k, static_cast<uint8_t*>(out.data) + t.column * out.dim(1) + t.to,
                  out.dim(1));
 }
 
@@ -209,8 +266,8 @@ void quantize_tile(const Quantize& a, Tile& t, uint32_t& largest) {
   if (kind == Scaling::block128) {
     const uint32_t byte = fp8::scale_of<format>(largest);
     for (int64_t r = 0; r < t.n; ++r) encode_group<format>(t.x + r * side, t.codes + r * side, t.k, byte);
-    if (a.row) store_scale(a.row, t.row, t.column, byte);
-    if (a.column) store_scale(a.column, t.column, t.row, byte);
+    if (a.row) store_scale(a.row, t.to, t.column, byte);
+    if (a.column) store_scale(a.column, t.column, t.to, byte);
     largest = 0;
   } else {
     encode_tile<format>(t, *static_cast<const float*>(either.scales.data));
@@ -221,21 +278,15 @@ void quantize_tile(const Quantize& a, Tile& t, uint32_t& largest) {
 
 template <DType format>
 void quantize_as(Exec& exec, const Quantize& a) {
-  const int64_t n = a.source.x.dim(0), k = a.source.columns(), across = (k + side - 1) / side,
-                tiles = (n + side - 1) / side * across;
-  float* amax = (a.row ? a.row : a.column).scales.amax;
-  cpu::parallel_for(exec.threads, tiles, 1, [&](int64_t begin, int64_t end) {
-    Tile t;
+  const Scales& scales = (a.row ? a.row : a.column).scales;
+  const RowGroups groups(a.offsets, a.source.x.dim(0), scales.kind);
+  for_tiles(exec.threads, groups, a.source.columns(), [&](Tile& t, const auto& each) {
     uint32_t largest = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      t.row = i / across * side;
-      t.column = i % across * side;
-      t.n = std::min(side, n - t.row);
-      t.k = std::min(side, k - t.column);
+    each([&] {
       load_tile(a.source, t);
       quantize_tile<format>(a, t, largest);
-    }
-    if (amax) raise(amax, largest);
+    });
+    if (scales.amax) raise(scales.amax, largest);
   });
 }
 
@@ -257,21 +308,17 @@ void transpose_kernel(Exec& exec, const Transpose& a) {
 }
 
 void largest_magnitude_kernel(Exec& exec, const LargestMagnitude& a) {
-  const int64_t n = a.source.x.dim(0), k = a.source.columns(), across = (k + side - 1) / side,
-                tiles = (n + side - 1) / side * across;
-  cpu::parallel_for(exec.threads, tiles, 1, [&](int64_t begin, int64_t end) {
-    Tile t;
-    uint32_t largest = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      t.row = i / across * side;
-      t.column = i % across * side;
-      t.n = std::min(side, n - t.row);
-      t.k = std::min(side, k - t.column);
-      load_tile(a.source, t);
-      for (int64_t r = 0; r < t.n; ++r) largest = std::max(largest, largest_of(t.x + r * side, t.k));
-    }
-    raise(data_of<float>(a.amax), largest);
-  });
+  const int64_t n = a.offsets ? data_of<const int32_t>(a.offsets)[a.offsets.dim(0) - 1] : a.source.x.dim(0);
+  for_tiles(exec.threads, RowGroups({}, n, Scaling::tensor), a.source.columns(),
+            [&](Tile& t, const auto& each) {
+              uint32_t largest = 0;
+              each([&] {
+                load_tile(a.source, t);
+                for (int64_t r = 0; r < t.n; ++r)
+                  largest = std::max(largest, largest_of(t.x + r * side, t.k));
+              });
+              raise(data_of<float>(a.amax), largest);
+            });
 }
 
 void update_scales_kernel(Exec&, const UpdateScales& a) {

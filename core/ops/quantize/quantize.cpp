@@ -16,6 +16,11 @@ bool is_source(const QuantizeSource& s) {
          s.x.dim(1) % (s.gated ? 32 : 16) == 0 && (!s.gated || s.activation != Activation::none);
 }
 
+bool is_groups(const Exec& exec, const Tensor& offsets) {
+  return !exec.libraries && offsets.rank == 1 && offsets.dim(0) >= 2 &&
+         is_vector(offsets, offsets.dim(0), DType::i32);
+}
+
 void check_copy(const char* name, const Tensor& t, int64_t rows, int64_t columns) {
   NRL_CHECK((t.dtype == DType::e4m3 || t.dtype == DType::e5m2) && t.rank == 2 && t.dim(0) == rows &&
                 t.dim(1) == columns && t.contiguous() && t.scales.kind != Scaling::none && t.scales.data &&
@@ -46,7 +51,12 @@ void quantize(Exec& exec, const Quantize& a) {
   if (noted(exec, Kernel::quantize, a)) return;
   NRL_CHECK(is_source(a.source) && (a.row || a.column), "quantize: x is {}, row is {}", describe(a.source.x),
             describe(a.row));
-  const int64_t n = a.source.x.dim(0), k = a.source.columns();
+  NRL_CHECK(!a.offsets || is_groups(exec, a.offsets), "quantize: offsets are {}", describe(a.offsets));
+  const int64_t k = a.source.columns(), rows = a.source.x.dim(0);
+  const Tensor& either = a.row ? a.row : a.column;
+  const int64_t n = !a.offsets ? rows : a.row ? a.row.dim(0) : a.column.dim(1);
+  NRL_CHECK(!a.offsets || n >= grouped_rows(rows, a.offsets.dim(0) - 1, scale_row_unit(either.scales.kind)),
+            "quantize: a copy of {} rows for {} rows of groups", n, rows);
   if (a.row) check_copy("row", a.row, n, k);
   if (a.column) check_copy("column", a.column, k, n);
   NRL_CHECK(!a.column || n % 16 == 0, "quantize: the column copy of {}", describe(a.source.x));
@@ -76,6 +86,8 @@ void transpose(Exec& exec, const Transpose& a) {
 
 void largest_magnitude(Exec& exec, const LargestMagnitude& a) {
   if (noted(exec, Kernel::largest_magnitude, a)) return;
+  NRL_CHECK(!a.offsets || is_groups(exec, a.offsets), "largest_magnitude: offsets are {}",
+            describe(a.offsets));
   NRL_CHECK(is_source(a.source) && is_vector(a.amax, 1, DType::f32), "largest_magnitude: x is {}, amax is {}",
             describe(a.source.x), describe(a.amax));
   const trace::Range range("largest_magnitude");

@@ -80,9 +80,30 @@ double source_value(const QuantizeSource& s, int64_t i, int64_t j) {
   return static_cast<double>(static_cast<float>(s.gated ? value * load(s.x, i, s.columns() + j) : value));
 }
 
+/// The source's row of each row of a copy; -1: zeros.
+std::vector<int64_t> rows_of_copies(const Quantize& a) {
+  std::vector<int64_t> rows;
+  if (!a.offsets) {
+    for (int64_t i = 0; i < a.source.x.dim(0); ++i) rows.push_back(i);
+    return rows;
+  }
+  const int64_t unit = has_scale_blocks((a.row ? a.row : a.column).scales.kind) ? 128 : 16;
+  for (int64_t g = 0; g + 1 < a.offsets.dim(0); ++g) {
+    rows.resize(static_cast<size_t>((index(a.offsets, g) / unit + g) * unit), -1);
+    for (int64_t i = index(a.offsets, g); i < index(a.offsets, g + 1); ++i) rows.push_back(i);
+  }
+  rows.resize(static_cast<size_t>(a.row ? a.row.dim(0) : a.column.dim(1)), -1);
+  return rows;
+}
+
 void quantize_both(Exec&, const Quantize& a) {
-  if (a.row) quantize_copy(a.row, [&](int64_t i, int64_t j) { return source_value(a.source, i, j); });
-  if (a.column) quantize_copy(a.column, [&](int64_t i, int64_t j) { return source_value(a.source, j, i); });
+  const std::vector<int64_t> rows = rows_of_copies(a);
+  const auto value = [&](int64_t row, int64_t column) {
+    const int64_t from = rows[static_cast<size_t>(row)];
+    return from < 0 ? 0.0 : source_value(a.source, from, column);
+  };
+  if (a.row) quantize_copy(a.row, [&](int64_t i, int64_t j) { return value(i, j); });
+  if (a.column) quantize_copy(a.column, [&](int64_t i, int64_t j) { return value(j, i); });
 }
 
 void transposed(Exec&, const Transpose& a) {
@@ -94,7 +115,8 @@ void transposed(Exec&, const Transpose& a) {
 
 void largest(Exec&, const LargestMagnitude& a) {
   double amax = load(a.amax, 0);
-  for (int64_t i = 0; i < a.source.x.dim(0); ++i)
+  const int64_t n = a.offsets ? index(a.offsets, a.offsets.dim(0) - 1) : a.source.x.dim(0);
+  for (int64_t i = 0; i < n; ++i)
     for (int64_t j = 0; j < a.source.columns(); ++j) {
       const double size = std::fabs(source_value(a.source, i, j));
       if (std::isnan(size) || size > amax) amax = size;
