@@ -76,10 +76,6 @@ int64_t dimension_unit(Scaling scaling) {
   return scaling == Scaling::mx32 ? 32 : has_scale_blocks(scaling) ? 128 : 16;
 }
 
-int64_t row_unit(Scaling scaling) {
-  return scale_row_unit(scaling);
-}
-
 std::string unsupported_reason(const Recipe& recipe, int layers) {
   for (const auto& [what, dtype] : {std::pair{"weights", recipe.weights()},
                                     {"activations", recipe.activations()},

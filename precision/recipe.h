@@ -209,8 +209,6 @@ QuantizedGemms fp8_gemms(const Fp8Options& options);
 /// What a dimension of an operand must be a multiple of, given in its format: of tensors 16, with blocks the
 /// length of a block.
 int64_t dimension_unit(Scaling scaling);
-/// The same for the rows of a microbatch, which are a dimension of the transposed copies.
-int64_t row_unit(Scaling scaling);
 
 /// For forward passes with stored weights of this type, f32 or bf16.
 const Recipe& recipe_for_weights(DType weights);

@@ -11,7 +11,7 @@ using precision::Role;
 namespace {
 
 /// Bytes of a row of a copy's slot: codes and a share of the scales. Rows are multiples of
-/// precision::row_unit(), so that the scales of both copies fit.
+/// row_unit(), so that the scales of both copies fit.
 int64_t slot_width(Scaling scaling, int64_t columns) {
   const ScaleTile tile = scale_tile(scaling);
   if (!has_scale_blocks(scaling)) return columns;
@@ -74,7 +74,7 @@ QuantizedOperand::QuantizedOperand(const precision::Recipe& recipe, const AddSlo
   step_ = name("to FP8");
   const int64_t bytes = slot_width(format_.scaling, operand.width);
   const RowDomain rows = !operand.experts                        ? token_rows
-                         : scale_row_unit(format_.scaling) == 16 ? dispatched_rows_by_16
+                         : row_unit(format_.scaling) == 16 ? dispatched_rows_by_16
                                                                  : dispatched_rows_by_128;
   if (operand.row) row_ = add({.name = name("FP8"), .width = bytes, .dtype = DType::u8, .rows = rows});
   if (operand.column)

@@ -58,7 +58,7 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
     };
     const auto fp8_experts = [&](int64_t out, int64_t in) {
       // Zeros may lie behind the rows of an expert.
-      const int64_t rows = o.routed + scale_row_unit(o.recipe.quantized().input.scaling);
+      const int64_t rows = o.routed + row_unit(o.recipe.quantized().input.scaling);
       for (const auto& [a, b, c] : {std::array{rows, out, in}, {rows, in, out}, {out, in, rows}})
         bytes = std::max(bytes, ops::grouped_linear_workspace(a, b, c, DType::e4m3, o.partials, o.products));
     };

@@ -237,6 +237,11 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
             "the configuration was not checked");
   p.recipe = recipe_for(config, device, p.spec.layers);
   model::keep_in_fp8(p.recipe, p.parameters);
+  if (p.recipe.quantizes_any()) {
+    const int64_t rows = batch.micro * p.sequence_length / p.layout.context;
+    NRL_CHECK(rows % row_unit(p.recipe.quantized().input.scaling) == 0,
+              "a microbatch of {} tokens was not checked against the scales of FP8", rows);
+  }
   p.recompute = recompute ? *recompute : configured_recompute(config.policy, p.layout, p.spec.layers);
   p.offload = configured_offload(config.policy, p.spec.layers);
   p.groups = make_param_groups(

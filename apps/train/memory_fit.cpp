@@ -171,9 +171,10 @@ std::vector<std::string> fitting_notes(std::span<const FittingChange> changes) {
 }
 
 std::optional<BatchPlan> smaller_microbatch(const BatchPlan& batch) {
-  if (batch.micro == 1) return std::nullopt;
+  if (batch.micro <= batch.unit || batch.micro % batch.unit != 0) return std::nullopt;
+  const int64_t units = batch.micro / batch.unit;
   int64_t factor = 2;
-  while (batch.micro % factor != 0) ++factor;
+  while (units % factor != 0) ++factor;
   BatchPlan out = batch;
   out.micro /= factor;
   out.accumulation *= factor;

@@ -34,8 +34,8 @@ std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int worl
 /// The notes of a problem: "fits: policy.train_micro_batch_size: 2 (needs 1.3 GiB)".
 std::vector<std::string> fitting_notes(std::span<const FittingChange> changes);
 
-/// The same steps with microbatches that are smaller by the least factor that divides them (usually 2), and
-/// more accumulation. Unset for a microbatch of one sequence.
+/// The same steps with microbatches that are smaller by the least factor (usually 2) with which they remain a
+/// multiple of BatchPlan::unit, and more accumulation. Unset if there is none, as for one sequence.
 std::optional<BatchPlan> smaller_microbatch(const BatchPlan& batch);
 
 /// Sets the microbatch and, where it is given, the accumulation.

@@ -208,7 +208,7 @@ void check_recompute(const ConfigResult& result, const model::ModelSpec& spec, D
 }
 
 // FP8 operands: the sizes of the matrices of a rank, and of a microbatch.
-void check_fp8(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
+void check_fp8(const ConfigResult& result, const model::ModelSpec& spec, int world, Diagnostics& out) {
   const Config& c = result.config;
   const Fp8Config& fp8 = c.policy.fp8_cfg;
   constexpr std::string_view enabled = "policy.fp8_cfg.enabled", recipe_key = "policy.fp8_cfg.fp8_recipe";
@@ -251,7 +251,7 @@ void check_fp8(const ConfigResult& result, const model::ModelSpec& spec, Diagnos
   };
   constexpr std::string_view tensor = "tensor-parallel";
   // The matrices of experts lie below each other, and no block of scales has parts of two.
-  const int64_t of_experts = scale_row_unit(scaling);
+  const int64_t of_experts = row_unit(scaling);
   divides("policy.model.hidden_size", "columns of the residual stream", spec.hidden, 1, tensor,
           experts ? of_experts : unit);
   divides("policy.model.num_attention_heads", "columns of the queries", spec.q_width(), ranks, tensor, unit);
@@ -269,17 +269,19 @@ void check_fp8(const ConfigResult& result, const model::ModelSpec& spec, Diagnos
             spec.moe.shared_ffn, ranks, tensor, unit);
   constexpr std::string_view length_key = "policy.max_total_sequence_length";
   if (!result.sound(length_key) || !result.sound("distributed.context_parallel_size")) return;
-  // A microbatch has any number of such parts.
-  const int64_t rows = precision::row_unit(scaling),
+  // A microbatch of auto is known with the ranks, which must suit the rest of the configuration.
+  const bool chosen = c.policy.train_micro_batch_size.is_auto();
+  if (chosen && (world == 0 || !result.ok())) return;
+  const int64_t rows = row_unit(scaling),
                 length = c.policy.max_total_sequence_length / c.distributed.context_parallel_size,
-                micro =
-                    c.policy.train_micro_batch_size.is_auto() ? 1 : c.policy.train_micro_batch_size.value();
+                micro = chosen ? resolve_batch(c, world).micro : c.policy.train_micro_batch_size.value();
   if (length * micro % rows != 0)
     add(length_key,
         fmt::format("{}: a microbatch of {} x {} tokens is not a multiple of {}, which FP8 with {} scales "
                     "needs",
                     length_key, micro, length, rows, name_of(fp8.fp8_recipe)),
-        {fmt::format("fits: a multiple of {} for each rank", rows / std::gcd(rows, micro))});
+        {fmt::format("fits: a multiple of {} for each rank", rows / std::gcd(rows, micro)),
+         fmt::format("or microbatches of a multiple of {} sequences", rows / std::gcd(rows, length))});
 }
 
 // Every rank routes tokens of its own.
@@ -441,7 +443,7 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   check_experts(result, *model.spec, found);
   check_recompute(result, *model.spec, found);
   check_on_oom(result, *model.spec, found);
-  check_fp8(result, *model.spec, found);
+  check_fp8(result, *model.spec, setting.grid ? setting.world : 0, found);
   result.add(found);
   if (!result.ok() || setting.world == 0 || !setting.grid) return;
   check_memory(result, *model.spec, setting);

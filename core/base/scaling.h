@@ -50,9 +50,9 @@ constexpr bool has_scale_blocks(Scaling s) {
   return scale_tile(s).rows > 0;
 }
 
-/// What rows must be a multiple of where they are a dimension of the transposed copy: of tensors 16, with
-/// blocks a tile of scales.
-constexpr int64_t scale_row_unit(Scaling s) {
+/// Rows of a matrix must be a multiple of this: they are a dimension of the transposed copy. Of tensors 16;
+/// with blocks 128, the length of a block or of a tile of mx32 scales.
+constexpr int64_t row_unit(Scaling s) {
   return has_scale_blocks(s) ? 128 : 16;
 }
 /// Groups of rows in a copy of a matrix: each begins at a multiple of the unit, so that groups share no

@@ -47,6 +47,9 @@ struct BatchPlan {
   /// Forward passes per step and rank: global = micro x accumulation x data_parallel.
   int64_t accumulation = 1;
   int64_t tokens_per_step = 0;
+  /// Sequences that a microbatch must be a multiple of: what FP8 scales and ranks that split the sequence
+  /// need.
+  int64_t unit = 1;
 };
 
 /// The warning for a learning-rate schedule that is longer than a run of `steps`; empty when it fits.
@@ -79,7 +82,9 @@ Diagnostics validate_for_device(const ConfigResult& result, const DeviceFacts& f
 
 /// The batch arithmetic. validate_for_world() must have found no errors. A microbatch of `auto` becomes
 /// global / (dp x gradient_accumulation_steps) if the steps are given, else the largest divisor of global /
-/// dp with at most 8192 tokens per forward pass (at least one sequence).
+/// dp with at most 8192 tokens per forward pass (at least one sequence) that BatchPlan::unit divides; if
+/// there is none, the least that it divides. Where it divides none, and for other microbatches, the checks
+/// refuse the run.
 BatchPlan resolve_batch(const Config& config, int world_size);
 
 }  // namespace nrl

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <numeric>
 
+#include "core/base/scaling.h"
 #include "core/base/text.h"
 #include "core/config/checker.h"
 #include "core/config/load.h"
@@ -514,8 +515,36 @@ Diagnostics validate_for_device(const ConfigResult& result, const DeviceFacts& f
   return out;
 }
 
+namespace {
+
+int64_t microbatch_unit(const Config& config) {
+  const DistributedConfig& d = config.distributed;
+  const Fp8Config& fp8 = config.policy.fp8_cfg;
+  const bool blocks = fp8.fp8_recipe == Fp8Recipe::blockwise || fp8.fp8_recipe == Fp8Recipe::mxfp8;
+  const int64_t rows = std::lcm(fp8.enabled ? row_unit(blocks ? Scaling::row128 : Scaling::tensor) : 1,
+                                d.splits_sequence() ? d.tensor_parallel_size : 1);
+  return rows / std::gcd(rows, config.policy.max_total_sequence_length / d.context_parallel_size);
+}
+
+// The largest divisor of `all` up to `most` that is a multiple of `unit`; else the least such one, else the
+// largest up to `most`.
+int64_t choose_microbatch(int64_t all, int64_t most, int64_t unit) {
+  int64_t divisor = most;
+  if (all % unit == 0) {
+    const int64_t units = all / unit;
+    divisor = std::max<int64_t>(most / unit, 1);
+    while (units % divisor != 0) --divisor;
+    return divisor * unit;
+  }
+  while (all % divisor != 0) --divisor;
+  return divisor;
+}
+
+}  // namespace
+
 BatchPlan resolve_batch(const Config& config, int world_size) {
   BatchPlan plan;
+  plan.unit = microbatch_unit(config);
   plan.data_parallel = world_size / model_ranks(config);
   plan.global = config.policy.train_global_batch_size;
   const int64_t per_replica = plan.global / plan.data_parallel;
@@ -528,8 +557,8 @@ BatchPlan resolve_batch(const Config& config, int world_size) {
     // Four microbatches per stage leave a bubble of less than a fifth.
     const int64_t stages = config.distributed.pipeline_parallel_size;
     const int64_t most = stages == 1 ? per_replica : std::max<int64_t>(per_replica / (4 * stages), 1);
-    plan.micro = std::clamp<int64_t>(auto_micro_tokens / sequence, 1, most);
-    while (per_replica % plan.micro != 0) --plan.micro;
+    plan.micro =
+        choose_microbatch(per_replica, std::clamp<int64_t>(auto_micro_tokens / sequence, 1, most), plan.unit);
   }
   plan.accumulation = per_replica / plan.micro;
   plan.tokens_per_step = plan.global * sequence;

@@ -117,3 +117,32 @@ TEST_CASE("the batch is resolved", "[config]") {
   CHECK(plan({"distributed.pipeline_parallel_size=2"}, 2).accumulation == 8);  // four per stage
   CHECK(plan({"distributed.pipeline_parallel_size=4", "policy.train_global_batch_size=4"}, 4).micro == 1);
 }
+
+TEST_CASE("auto takes microbatches of whole blocks of FP8 scales and of all ranks of a sequence",
+          "[config]") {
+  const auto plan = [](const std::string& recipe, int64_t length, int64_t global,
+                       std::vector<std::string> more = {}, int world = 1) {
+    more.insert(more.end(), {"policy.fp8_cfg.enabled=true", "policy.fp8_cfg.fp8_recipe=" + recipe,
+                             fmt::format("policy.max_total_sequence_length={}", length),
+                             fmt::format("policy.train_global_batch_size={}", global)});
+    const ConfigResult result = load_base(std::move(more));
+    INFO(render(result.diagnostics));
+    REQUIRE(validate_for_world(result, world).empty());
+    return resolve_batch(result.config, world);
+  };
+  CHECK(plan("tensorwise", 8, 12).unit == 2);
+  CHECK(plan("tensorwise", 8, 12).micro == 12);
+  CHECK(plan("delayed", 4, 12).unit == 4);
+  CHECK(plan("mxfp8", 32, 24).unit == 4);
+  CHECK(plan("blockwise", 32, 24).unit == 4);
+  CHECK(plan("blockwise", 1024, 24).unit == 1);
+  CHECK(plan("mxfp8", 1088, 60).unit == 2);
+  CHECK(plan("mxfp8", 1088, 60).micro == 6);   // 7 sequences have 8192 tokens at most
+  CHECK(plan("mxfp8", 8200, 48).micro == 16);  // more than the usual tokens, because less has no whole blocks
+  CHECK(plan("mxfp8", 32, 6).micro == 6);      // no multiple divides the batch: refused with the model
+  // A share of a sequence is a multiple of less.
+  CHECK(plan("mxfp8", 128, 12, {"distributed.context_parallel_size=2"}, 2).unit == 2);
+  const std::vector<std::string> tensor{"distributed.tensor_parallel_size=4"};
+  CHECK(plan("tensorwise", 1022, 24, tensor, 4).unit == 8);
+  CHECK(plan("tensorwise", 1022, 24, tensor, 4).micro == 8);
+}

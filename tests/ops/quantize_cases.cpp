@@ -179,7 +179,7 @@ struct Groups {
   int64_t count() const { return offsets.size() - 1; }
   /// Rows of a copy, which may have more than it needs.
   int64_t copied(Scaling kind) const {
-    return grouped_rows(total, count(), scale_row_unit(kind)) + 2 * scale_row_unit(kind);
+    return grouped_rows(total, count(), row_unit(kind)) + 2 * row_unit(kind);
   }
   Buffer offsets;
   int64_t used = 0, total = 0;
@@ -246,7 +246,7 @@ Outputs grouped(Exec& device, DType type, Scaling input, Scaling weight, const s
     const auto bytes = [&](int64_t a, int64_t b, int64_t c) {
       return grouped_linear_workspace(a, b, c, DType::e4m3, exact.threads, exact.kernels->bf16_products);
     };
-    const int64_t inner = n + scale_row_unit(input);
+    const int64_t inner = n + row_unit(input);
     memory.resize(std::max({bytes(n, m, k), bytes(n, k, m), bytes(m, k, inner)}));
     exact.workspace = {memory.data(), memory.size()};
   }

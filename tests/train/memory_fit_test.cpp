@@ -160,6 +160,46 @@ TEST_CASE("microbatches shrink by their smallest factor", "[fit]") {
   CHECK(next(3) == 1);
   CHECK(next(15) == 5);
   CHECK(next(1) == 0);
+  // To multiples of the unit.
+  const auto next_of_4 = [](int64_t micro) {
+    const auto batch =
+        smaller_microbatch({.micro = micro, .global = 4 * micro, .accumulation = 4, .unit = 4});
+    if (batch) CHECK(batch->micro * batch->accumulation == 4 * micro);
+    return batch ? batch->micro : 0;
+  };
+  CHECK(next_of_4(16) == 8);
+  CHECK(next_of_4(12) == 4);
+  CHECK(next_of_4(20) == 4);
+  CHECK(next_of_4(4) == 0);
+  CHECK(next_of_4(6) == 0);
+}
+
+TEST_CASE("microbatches of FP8 shrink to whole blocks of scales", "[fit]") {
+  for (const bool chosen : {false, true}) {
+    const auto reduced = [&](int64_t length, double share) {
+      const std::vector<std::string> overrides{
+          "policy.fp8_cfg.enabled=true",
+          "policy.fp8_cfg.fp8_recipe=mxfp8",
+          "policy.model.intermediate_size=768",
+          fmt::format("policy.max_total_sequence_length={}", length),
+          chosen ? "policy.train_micro_batch_size=auto" : "memory.on_oom=reduce_batch",
+          "memory.max_memory=1"};
+      ConfigResult result = config(overrides);
+      const auto ranks =
+          static_cast<int>(static_cast<double>(cpu::machine_memory()) / (share * need(result, 1)));
+      check_run(result, {.world = 1, .local = ranks, .files = false});
+      INFO(render(result.diagnostics));
+      if (result.ok())
+        CHECK(resolve_batch(result.config, 1).micro * length % 128 == 0);
+      else
+        CHECK(result.exit_code() == Exit::out_of_memory);
+      return result.ok() ? resolve_batch(result.config, 1).micro : 0;
+    };
+    CAPTURE(chosen);
+    CHECK(reduced(32, 0.99) == (chosen ? 32 : 8));
+    CHECK(reduced(64, 0.8) < (chosen ? 64 : 16));
+    CHECK(reduced(32, 0.1) == 0);  // four sequences are the least
+  }
 }
 
 TEST_CASE("reduce_batch is refused where losses depend on the microbatch", "[fit]") {

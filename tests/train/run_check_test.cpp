@@ -293,6 +293,16 @@ TEST_CASE("FP8 operands are checked against the model") {
           small);
   refused({blockwise, "policy.max_total_sequence_length=64"},
           "a microbatch of 1 x 64 tokens is not a multiple of 128", wide);
+  // auto is judged by what it takes: of four sequences per rank.
+  const std::string automatic = "policy.train_micro_batch_size=auto",
+                    length = "policy.max_total_sequence_length=";
+  CHECK(shown(wide, {blockwise, automatic, length + "64"}).empty());
+  CHECK(shown(wide, {blockwise, automatic, length + "32"}).empty());
+  refused({blockwise, automatic, length + "16"}, "a microbatch of 4 x 16 tokens is not a multiple of 128",
+          wide);
+  refused({blockwise, automatic, length + "16"}, "or microbatches of a multiple of 8 sequences", wide);
+  refused({blockwise, automatic, "policy.gradient_accumulation_steps=4", length + "64"},
+          "a microbatch of 1 x 64 tokens", wide);
   refused({"policy.fp8_cfg.num_first_layers_in_bf16=1", "policy.fp8_cfg.num_last_layers_in_bf16=1"},
           "no layer reads FP8", small);
 }

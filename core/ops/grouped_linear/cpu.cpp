@@ -40,7 +40,7 @@ void for_experts(Exec& exec, const Tensor& offsets, const Body& body) {
 /// Expert e's rows [row, row + rows) of `t`. In FP8 they are where quantize() puts them.
 Tensor rows_of(const Tensor& t, int64_t e, int64_t row, int64_t rows) {
   if (!is_fp8(t)) return t.rows(row, rows);
-  const int64_t unit = scale_row_unit(t.scales.kind);
+  const int64_t unit = row_unit(t.scales.kind);
   Tensor part = t.rows(group_begin(row, e, unit), (rows + unit - 1) / unit * unit);
   part.shape[0] = rows;
   return part;
@@ -48,7 +48,7 @@ Tensor rows_of(const Tensor& t, int64_t e, int64_t row, int64_t rows) {
 
 /// The same of a transposed FP8 copy, with the zeros behind them.
 Tensor columns_of(const Tensor& t, int64_t e, int64_t row, int64_t rows) {
-  const int64_t unit = scale_row_unit(t.scales.kind);
+  const int64_t unit = row_unit(t.scales.kind);
   return t.columns(group_begin(row, e, unit), (rows + unit - 1) / unit * unit);
 }
 

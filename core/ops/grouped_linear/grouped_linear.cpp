@@ -53,7 +53,7 @@ void check_fp8(const char* op, const Tensor& offsets, const Tensor& a, int64_t a
 
 /// Rows of a copy of R rows by groups, which has at least grouped_rows() (quantize.h).
 int64_t copied_rows(const char* op, const Tensor& copy, const Tensor& offsets, int64_t rows) {
-  const int64_t least = grouped_rows(rows, offsets.dim(0) - 1, scale_row_unit(copy.scales.kind));
+  const int64_t least = grouped_rows(rows, offsets.dim(0) - 1, row_unit(copy.scales.kind));
   NRL_CHECK(copy.dim(0) >= least, "{}: an FP8 copy of {} rows for {} rows", op, copy.dim(0), rows);
   return copy.dim(0);
 }

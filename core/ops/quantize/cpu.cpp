@@ -109,7 +109,7 @@ class RowGroups {
       : offsets_(data_of<const int32_t>(offsets)),
         count_(offsets_ ? offsets.dim(0) - 1 : 1),
         rows_(rows),
-        unit_(scale_row_unit(kind)) {}
+        unit_(row_unit(kind)) {}
   int64_t count() const { return count_; }
   RowGroup operator[](int64_t g) const {
     if (!offsets_) return {0, rows_, 0, rows_};

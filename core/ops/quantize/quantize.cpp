@@ -55,7 +55,7 @@ void quantize(Exec& exec, const Quantize& a) {
   const int64_t k = a.source.columns(), rows = a.source.x.dim(0);
   const Tensor& either = a.row ? a.row : a.column;
   const int64_t n = !a.offsets ? rows : a.row ? a.row.dim(0) : a.column.dim(1);
-  NRL_CHECK(!a.offsets || n >= grouped_rows(rows, a.offsets.dim(0) - 1, scale_row_unit(either.scales.kind)),
+  NRL_CHECK(!a.offsets || n >= grouped_rows(rows, a.offsets.dim(0) - 1, row_unit(either.scales.kind)),
             "quantize: a copy of {} rows for {} rows of groups", n, rows);
   if (a.row) check_copy("row", a.row, n, k);
   if (a.column) check_copy("column", a.column, k, n);
