@@ -159,6 +159,8 @@ class Stage {
   memory::SlotSet restored(int chunk, const Frame& frame, size_t layer) const;
   /// Whether a visit takes no time worth mentioning beside a copy.
   bool brief(int chunk, size_t layer) const;
+  /// The last layer that passes something on and is not brief.
+  size_t last_block(int chunk) const;
   /// After a forward visit.
   void offload(const Run& r, size_t layer, int stash);
   /// Before a backward visit: makes what it uses available.

@@ -25,15 +25,22 @@ bool Stage::brief(int chunk, size_t layer) const {
   return layer == 0 || (layer + 1 == layers.size() && layers[layer]->ports().out);
 }
 
+size_t Stage::last_block(int chunk) const {
+  size_t layer = layers(chunk).size() - 1;
+  while (layer > 0 && (brief(chunk, layer) || !layers(chunk)[layer]->ports().out)) --layer;
+  return layer;
+}
+
 void Stage::offload(const Run& r, size_t layer, int stash) {
+  // Layers that move nothing hide copies as well, but for the last one, after which most is kept.
+  const bool moves = offloading_[static_cast<size_t>(r.chunk_)].of(layer) != 0;
+  if (!brief(r.chunk_, layer) && (moves || layer + 1 >= last_block(r.chunk_))) finish_offloads();
   if (program_->mode != memory::training) return;
   const Offloading& offloading = offloading_[static_cast<size_t>(r.chunk_)];
   SlotSet slots = offloading.of(layer);
   if (next_ && next_->backward && next_->chunk == r.chunk_ && next_->stash == stash)
     slots &= ~offloading.first_used(layer, next_->parts.dgrad, next_->parts.wgrad);
   if (slots == 0) return;
-  // Until the next copy, so that layers that move nothing hide it as well.
-  if (!brief(r.chunk_, layer)) finish_offloads();
   r.frame_->offloaded[layer] = slots;
   start({.to_host = true,
          .chunk = r.chunk_,
@@ -52,19 +59,26 @@ void Stage::fetch(const Run& r, size_t layer, Parts parts) {
 
 void Stage::prefetch(const Run& r, size_t layer, const Pass& pass) {
   if (program_->mode != memory::training || !fetches_.empty()) return;
-  // The next layer that needs something, which may be far below.
-  const auto from = [&](const Pass& p, size_t layers) {
-    for (size_t l = layers; l-- > 0 && fetches_.empty();)
-      if (!brief(p.chunk, l)) start_fetch(p.chunk, frame_of(p.chunk, p.stash), l, p.parts);
-    return !fetches_.empty();
+  // For the next layer or, if it needs nothing and `far`, the one below that does. Whether there is a next
+  // one.
+  const auto from = [&](const Pass& p, size_t layers, bool far) {
+    bool any = false;
+    for (size_t l = layers; l-- > 0;) {
+      if (brief(p.chunk, l)) continue;
+      any = true;
+      start_fetch(p.chunk, frame_of(p.chunk, p.stash), l, p.parts);
+      if (!far || !fetches_.empty()) break;
+    }
+    return any;
   };
   if (pass.backward) {
-    if (from(pass, layer)) return;
+    // What comes early takes the place of the blocks above.
+    if (from(pass, layer, layer < last_block(r.chunk_))) return;
   } else {
     for (size_t l = layer + 1; l < layers(r.chunk_).size(); ++l)
       if (!brief(r.chunk_, l)) return;
   }
-  if (next_ && next_->backward) from(*next_, layers(next_->chunk).size());
+  if (next_ && next_->backward) from(*next_, layers(next_->chunk).size(), false);
 }
 
 void Stage::start_fetch(int chunk, Frame& frame, size_t layer, Parts parts) {

@@ -3,7 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "apps/plan/run_plan.h"
-#include "core/ops/gemm/plan.h"
+#include "core/ops/libraries.h"
 
 namespace nrl::plan {
 
@@ -15,19 +15,10 @@ Diagnostics check_fp8(const ConfigResult& result, const model::ModelSpec& spec, 
     return {diagnose(
         result, enabled, fmt::format("{}: true does not support models with experts on a GPU", enabled), "",
         {"cuBLASLt's FP8 GEMMs need the rows of every expert, which only the GPU knows", "set it to false"})};
-  // Of a size that suits every recipe.
-  constexpr int64_t size = 256;
   const precision::QuantizedGemms& formats = recipe.quantized();
-  ops::gemm::GemmPlan plan;
-  plan.rows = plan.cols = plan.inner = size;
-  plan.a = {.dtype = formats.input.dtype, .ld = size, .scaling = formats.input.scaling};
-  plan.b = {.dtype = formats.weight.dtype, .ld = size, .transposed = true, .scaling = formats.weight.scaling};
-  plan.d = {.dtype = recipe.activations(), .ld = size};
-  if (spec.qkv_bias || spec.o_bias || spec.mlp_bias) {
-    plan.epilogue = ops::gemm::Epilogue::bias;
-    plan.bias = recipe.weights();
-  }
-  const std::string why = plan.validate(ops::gemm::architecture_of(gpu.major));
+  const bool biases = spec.qkv_bias || spec.o_bias || spec.mlp_bias;
+  const std::string why = ops::fp8_gemm_refusal(gpu.major, formats.input.scaling, formats.weight.scaling,
+                                                recipe.activations(), biases);
   if (why.empty()) return {};
   return {diagnose(result, key,
                    fmt::format("the GEMMs of this recipe do not run on {}: {}", gpu.product, why), "",

@@ -57,6 +57,9 @@ std::vector<std::string> cuda_library_versions();
 /// For a dry run on a device with this major number of its compute capability: answers what the rules of the
 /// libraries allow (GemmPlan::validate, attention::unsupported_reason) and computes nothing.
 std::unique_ptr<Libraries> open_dry_run_libraries(int major, const LibraryOptions& options);
+/// Why a device with this major number does not multiply FP8 inputs and weights with these scales into `out`,
+/// with a bias of its type; empty if it does.
+std::string fp8_gemm_refusal(int major, Scaling input, Scaling weight, DType out, bool bias);
 
 /// For the simulated device: GEMMs in host code in stream order. Linked by tests only.
 std::unique_ptr<Libraries> open_sim_libraries(device::Runtime& runtime, const LibraryOptions& options);

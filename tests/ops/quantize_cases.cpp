@@ -92,7 +92,7 @@ Outputs linear(Exec& e, DType type, DType gradient, Scaling input, Scaling weigh
                int64_t k, bool accumulate) {
   Copies x(DType::e4m3, input, n, k), w(DType::e4m3, weight, m, k), dy(gradient, input, n, m);
   for (Copies* c : {&x, &w, &dy}) c->given.set(0, 0.01);
-  const Buffer bias = Buffer(type, {m}).normal("bias");
+  const Buffer bias = Buffer(DType::bf16, {m}).normal("bias");
   Exec reference{.kernels = &reference_kernels()};
   const auto fill = [&](Copies& c, const std::string& name, int64_t rows, int64_t columns) {
     const Buffer source = Buffer(DType::f32, {rows, columns}).normal(name);
