@@ -251,6 +251,7 @@ int run(int argc, char** argv) {
       ->check(finite_range(1e-6, 1));
   c->add_option("--sizes", tune.sizes, "Sizes to try, e.g. 1,2,4,8 (default: all that divide the batch)")
       ->delimiter(',')
+      ->allow_extra_args(false)  // overrides may follow
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   c->add_option("--steps", tune.steps, "Steps to time of each size (default 3)")->check(CLI::Range(1, 1000));
   c->callback([&] { result = run_tune(tune); });

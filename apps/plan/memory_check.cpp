@@ -194,6 +194,25 @@ std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const mode
   return d;
 }
 
+std::optional<Diagnostic> share_shortage(const ConfigResult& result, const model::ModelSpec& spec,
+                                         const BatchPlan& batch, const CategoryBytes& need, double memory,
+                                         std::string_view owner) {
+  constexpr std::string_view key = "memory.max_memory";
+  const double share = result.config.memory.max_memory;
+  const auto shortage = memory_shortage(result, spec, batch, need, share * memory, owner);
+  if (!shortage) return std::nullopt;
+  Diagnostic d = diagnose(
+      result, key,
+      fmt::format(
+          "{}: {:.3g} leaves a rank {} of the {} that {} has for it, but it needs {} for a microbatch of {} "
+          "sequence{}, the least that policy.train_micro_batch_size: auto may take",
+          key, share, bytes_text(share * memory), bytes_text(memory), owner, bytes_text(total(need)),
+          batch.micro, batch.micro == 1 ? "" : "s"),
+      "", {shortage->notes.front(), fmt::format("raise {}, or see nrl-train plan", key)});
+  d.exit = shortage->exit;
+  return d;
+}
+
 void add_changes(Diagnostic& shortage, std::vector<std::string> changes) {
   if (changes.empty()) return;
   shortage.notes.resize(1);

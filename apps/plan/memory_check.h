@@ -30,6 +30,12 @@ std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const mode
                                           const BatchPlan& batch, const CategoryBytes& need, double capacity,
                                           std::string_view owner);
 
+/// The same of a microbatch that auto chose, which memory.max_memory of `memory` bytes limits: names that
+/// key.
+std::optional<Diagnostic> share_shortage(const ConfigResult& result, const model::ModelSpec& spec,
+                                         const BatchPlan& batch, const CategoryBytes& need, double memory,
+                                         std::string_view owner);
+
 /// Puts changes with which the run fits into that problem, in place of the keys to lower.
 void add_changes(Diagnostic& shortage, std::vector<std::string> changes);
 

@@ -181,6 +181,11 @@ std::optional<BatchPlan> smaller_microbatch(const BatchPlan& batch) {
   return out;
 }
 
+BatchPlan least_microbatch(BatchPlan batch) {
+  while (const auto smaller = smaller_microbatch(batch)) batch = *smaller;
+  return batch;
+}
+
 void set_microbatch(Config& config, const BatchPlan& batch) {
   config.policy.train_micro_batch_size = batch.micro;
   if (config.policy.gradient_accumulation_steps)

@@ -38,6 +38,9 @@ std::vector<std::string> fitting_notes(std::span<const FittingChange> changes);
 /// multiple of BatchPlan::unit, and more accumulation. Unset if there is none, as for one sequence.
 std::optional<BatchPlan> smaller_microbatch(const BatchPlan& batch);
 
+/// The last of them: those of the smallest microbatch.
+BatchPlan least_microbatch(BatchPlan batch);
+
 /// Sets the microbatch and, where it is given, the accumulation.
 void set_microbatch(Config& config, const BatchPlan& batch);
 

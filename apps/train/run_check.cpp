@@ -395,10 +395,30 @@ void check_memory(ConfigResult& result, const model::ModelSpec& spec, const RunS
                                 : fmt::format("this machine (shared by {} ranks)", setting.local);
   const size_t memory = memory_for_rank(c.kernels, device, 0, setting.local);
   const double budget = c.memory.max_memory * capacity;
+  const auto valid = [&](ConfigResult& changed) {
+    RunSetting other = setting;
+    other.files = other.memory = false;
+    check_run(changed, other);
+    return changed.ok();
+  };
   if (known && chooses_microbatch(c) &&
-      needed_memory(c, spec, batch, setting.world, device, threads, budget, memory) > budget &&
-      reduce_batch(result, spec, setting, device, threads, budget, true))
+      needed_memory(c, spec, batch, setting.world, device, threads, budget, memory) > budget) {
+    if (reduce_batch(result, spec, setting, device, threads, budget, true)) return;
+    ConfigResult least = result;
+    const BatchPlan smallest = least_microbatch(batch);
+    set_microbatch(least.config, smallest);
+    plan::CategoryBytes need = plan::minimum_memory(c, spec, smallest, device);
+    if (plan::total(need) <= budget)
+      need = plan::planned_memory(
+          c, *plan::make_run_plan(least.config, spec, smallest, plan::grid_position(c, setting.world, 0),
+                                  device, threads, false, memory));
+    if (auto shortage = plan::share_shortage(result, spec, smallest, need, capacity, owner)) {
+      plan::add_changes(
+          *shortage, fitting_notes(changes_that_fit(least, setting.world, valid, device, threads, budget)));
+      result.add({std::move(*shortage)});
+    }
     return;
+  }
   const plan::CategoryBytes least = plan::minimum_memory(c, spec, batch, device);
   auto shortage = plan::memory_shortage(result, spec, batch, least, capacity, owner);
   // A run that is a little too large is planned too, to show what it needs exactly.
@@ -413,12 +433,6 @@ void check_memory(ConfigResult& result, const model::ModelSpec& spec, const RunS
   if (known && c.memory.on_oom == OnOom::reduce_batch &&
       reduce_batch(result, spec, setting, device, threads, capacity, false))
     return;
-  const auto valid = [&](ConfigResult& changed) {
-    RunSetting other = setting;
-    other.files = other.memory = false;
-    check_run(changed, other);
-    return changed.ok();
-  };
   if (known)
     plan::add_changes(
         *shortage, fitting_notes(changes_that_fit(result, setting.world, valid, device, threads, capacity)));

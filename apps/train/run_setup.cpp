@@ -1,6 +1,8 @@
 #include "apps/train/run_setup.h"
 
 #include <algorithm>
+#include <functional>
+#include <optional>
 #include <utility>
 
 #include "apps/plan/memory_check.h"
@@ -11,6 +13,7 @@
 #include "apps/train/launch.h"
 #include "apps/train/memory_fit.h"
 #include "apps/train/model_source.h"
+#include "apps/train/run_check.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
@@ -55,22 +58,60 @@ void open_data(Run& run, const plan::RunPlan& plan, StartPhases& phases) {
   validation.dataset = data::open_token_dataset(validation.options);
 }
 
-// Takes a smaller microbatch after `vote`, in which a rank had too little memory, or ends the run. `chosen`:
-// the microbatch is auto.
-void reduce_batch(Run& run, const comm::ErrorConsensus& vote, bool chosen) {
+/// How a run came to smaller microbatches: at first, and why.
+struct Fitting {
+  bool chosen = false;  ///< the microbatch is auto
+  std::optional<BatchPlan> before = {};
+  comm::ErrorConsensus why = {};
+};
+
+// Collective. Takes a smaller microbatch after `vote`, in which a rank had too little memory, or ends the
+// run. `explain` may fail with more than the message of the vote, on the rank that it names.
+void reduce_batch(Run& run, Fitting& fitting, const comm::ErrorConsensus& vote,
+                  const std::function<void()>& explain) {
   Config& c = run.config_result.config;
-  const BatchPlan before = resolve_batch(c, run.world.size());
-  const bool wanted = vote.code == Exit::out_of_memory && (chosen || c.memory.on_oom == OnOom::reduce_batch);
-  const auto batch = smaller_microbatch(before);
-  if (wanted && batch) {
-    if (run.world.rank() == 0)
-      log::warn("{} (rank {}: {})", microbatch_change(before, *batch, chosen), vote.rank, vote.message);
-    set_microbatch(c, *batch);
+  const bool wanted =
+      vote.code == Exit::out_of_memory && (fitting.chosen || c.memory.on_oom == OnOom::reduce_batch);
+  const BatchPlan batch = resolve_batch(c, run.world.size());
+  if (const auto smaller = smaller_microbatch(batch); wanted && smaller) {
+    if (!fitting.before) {
+      fitting.before = batch;
+      fitting.why = vote;
+    }
+    set_microbatch(c, *smaller);
     return;
   }
-  if (run.world.rank() == vote.rank)
-    log::error_text(vote.message + (wanted ? ". A microbatch of one sequence cannot be made smaller" : ""));
+  const comm::ErrorConsensus last = attempt_collectively(run.world, [&] {
+    if (run.world.rank() != vote.rank) return;
+    if (vote.code == Exit::out_of_memory) explain();
+    fail(vote.code, "{}", vote.message);
+  });
+  if (run.world.rank() == last.rank)
+    log::error_text(
+        last.message +
+        (wanted ? fmt::format(". A microbatch of {} cannot be made smaller",
+                              batch.micro == 1 ? "one sequence" : fmt::format("{} sequences", batch.micro))
+                : ""));
   throw AgreedExit{vote.code};
+}
+
+void announce(const Run& run, const Fitting& fitting) {
+  if (!fitting.before || run.world.rank() != 0) return;
+  log::warn("{} (rank {}: {})",
+            microbatch_change(*fitting.before, resolve_batch(run.config, run.world.size()), fitting.chosen),
+            fitting.why.rank, fitting.why.message);
+}
+
+// What makes the run fit into `capacity` bytes of a rank.
+std::vector<std::string> changes_for(const Run& run, double capacity) {
+  const ops::Exec& exec = run.placement.exec();
+  const auto valid = [&](ConfigResult& changed) {
+    check_run(changed, {.world = run.world.size(), .files = false, .memory = false});
+    return changed.ok();
+  };
+  return fitting_notes(changes_that_fit(run.config_result, run.world.size(), valid,
+                                        exec.device ? DeviceType::cuda : DeviceType::cpu,
+                                        run.placement.host_threads(), capacity));
 }
 
 // Page-locked memory cannot be swapped out: asking for too much ends processes of the host, not the run.
@@ -86,35 +127,47 @@ void require_host_memory(const plan::RunPlan& plan, size_t share) {
 }
 
 // Collective. All ranks vote: if the plan of one does not fit, all plan smaller microbatches.
-std::unique_ptr<plan::RunPlan> make_plan(Run& run, bool chosen) {
+std::unique_ptr<plan::RunPlan> make_plan(Run& run, Fitting& fitting) {
   const ops::Exec& exec = run.placement.exec();
-  const auto limit = [&](size_t memory) {
-    return chosen ? static_cast<size_t>(run.config.memory.max_memory * static_cast<double>(memory)) : memory;
-  };
+  const auto memory =
+      static_cast<double>(exec.device ? exec.device->properties().memory : run.placement.memory());
+  const std::string_view owner = exec.device ? "the GPU" : "this machine";
+  const double capacity = fitting.chosen ? run.config.memory.max_memory * memory : memory;
   for (;;) {
     std::unique_ptr<plan::RunPlan> plan;
+    std::optional<Diagnostic> shortage;
     const comm::ErrorConsensus vote = attempt_collectively(run.world, [&] {
       const Config& c = run.config;
       plan = plan::make_run_plan(c, load_model_spec(run.config_result), resolve_batch(c, run.world.size()),
                                  run.placement.grid_position(), run.placement.device(),
                                  run.placement.host_threads(), false, run.placement.memory());
-      if (exec.device) {
-        plan::require_memory(run.config_result, *plan, limit(exec.device->properties().memory), "the GPU");
+      const plan::CategoryBytes need = plan::planned_memory(c, *plan);
+      shortage = fitting.chosen
+                     ? plan::share_shortage(run.config_result, plan->spec, plan->batch, need, memory, owner)
+                     : plan::memory_shortage(run.config_result, plan->spec, plan->batch, need, memory, owner);
+      if (shortage)
+        fail(Exit::out_of_memory, "a rank needs {} of memory, but {} has {} for it{}",
+             human_bytes(static_cast<uint64_t>(plan::total(need))), owner,
+             human_bytes(static_cast<uint64_t>(capacity)), fitting.chosen ? " (memory.max_memory)" : "");
+      if (exec.device)
         require_host_memory(*plan, cpu::machine_memory() / static_cast<size_t>(run.world.local_size()));
-      } else {
-        plan::require_memory(run.config_result, *plan, limit(run.placement.memory()), "this machine");
-      }
     });
     if (vote.code == Exit::ok) return plan;
-    reduce_batch(run, vote, chosen);
+    reduce_batch(run, fitting, vote, [&] {
+      if (!shortage) return;
+      plan::add_changes(*shortage, changes_for(run, capacity));
+      raise({*shortage});
+    });
   }
 }
 
 // Collective. Allocates the memory of `plan`, or of a plan with a smaller microbatch.
-std::unique_ptr<engine::Engine> allocate(Run& run, std::unique_ptr<plan::RunPlan> plan, bool chosen) {
+std::unique_ptr<engine::Engine> allocate(Run& run, std::unique_ptr<plan::RunPlan> plan, Fitting& fitting) {
+  device::Runtime* device = run.placement.exec().device;
   for (;;) {
     std::unique_ptr<engine::Engine> engine;
     const std::string needed = plan::memory_line(plan->memory);
+    const double total = plan::total(plan::planned_memory(run.config, *plan));
     const comm::ErrorConsensus vote = attempt_collectively(run.world, [&] {
       try {
         engine = std::make_unique<engine::Engine>(std::move(plan), engine::training_options(run.config),
@@ -126,8 +179,18 @@ std::unique_ptr<engine::Engine> allocate(Run& run, std::unique_ptr<plan::RunPlan
     });
     if (vote.code == Exit::ok) return engine;
     engine.reset();
-    reduce_batch(run, vote, chosen);
-    plan = make_plan(run, chosen);
+    reduce_batch(run, fitting, vote, [&] {
+      const size_t free = device ? device->free_memory() : cpu::obtainable_memory(),
+                   used = device ? device->properties().memory - free : cpu::resident_bytes();
+      std::string text = vote.message;
+      const auto note = [&](const std::string& line) { text += "\n  = " + line; };
+      note(fmt::format("in use without it: {} {}; to be had: {}", human_bytes(used),
+                       device ? "of the GPU" : "by this process", human_bytes(free)));
+      for (const std::string& line : changes_for(run, std::min(static_cast<double>(free), total - 1)))
+        note(line);
+      fail(vote.code, "{}", text);
+    });
+    plan = make_plan(run, fitting);
   }
 }
 
@@ -148,8 +211,8 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
   const std::vector<std::string> files_of_ranks = world.comm().gather_texts(to_text(inputs.files));
   run_collectively(world, [&] { require_same_files(files_of_ranks, world.hosts()); });
   phases.begin("plan", "planning the memory");
-  const bool chosen = chooses_microbatch(c);
-  std::unique_ptr<plan::RunPlan> plan = make_plan(run, chosen);
+  Fitting fitting{.chosen = chooses_microbatch(c)};
+  std::unique_ptr<plan::RunPlan> plan = make_plan(run, fitting);
   HfFiles hf;
   run_collectively(world, [&] {
     open_data(run, *plan, phases);
@@ -163,7 +226,8 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
   });
   phases.begin("memory",
                fmt::format("allocating {}", human_bytes(static_cast<uint64_t>(plan->memory.total_bytes()))));
-  run.engine = allocate(run, std::move(plan), chosen);
+  run.engine = allocate(run, std::move(plan), fitting);
+  announce(run, fitting);
   run_collectively(world, [&] {
     run.saver = std::make_unique<CheckpointSaver>(world, run.config_result, run.record, std::move(hf));
     if (const RunLocks* locks = run.saver->locks())

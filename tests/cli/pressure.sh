@@ -40,6 +40,11 @@ case $case_name in
     expect 71 limited "$kib" large.yaml "${wide[@]}" policy.train_micro_batch_size=512
     said err.txt 'the system refused'
     said err.txt 'activations'
+    said err.txt 'in use without it: '
+    # The first of the changes that are said to fit into what was left does.
+    fits=$(sed -n 's/.*= fits: \(.*\) (a rank needs .*/\1/p' err.txt | head -1)
+    [[ $fits == 'policy.train_micro_batch_size: 256'* ]] || fail "not said to fit: $(cat err.txt)"
+    expect 0 limited "$kib" large.yaml "${wide[@]}" policy.train_micro_batch_size=256 logger.log_dir=fits
     # The vote of one rank makes all ranks take smaller microbatches, once.
     expect 0 limited "$kib" large.yaml "${wide[@]}" policy.train_micro_batch_size=512 memory.on_oom=reduce_batch \
       logger.log_dir=reduced
@@ -75,7 +80,7 @@ case $case_name in
     said out.txt '128 sequences need'
     said out.txt 'fastest   policy.train_micro_batch_size: '
     # Several ranks agree, and nothing fits into nothing.
-    expect 0 run 2 tune batch-size large.yaml "${few[@]}" --sizes 8,16 --steps 1 distributed.shard_strategy=optim
+    expect 0 run 2 tune batch-size large.yaml --sizes 8,16 "${few[@]}" --steps 1 distributed.shard_strategy=optim
     said out.txt 'largest   policy.train_micro_batch_size: 16'
     expect 71 run 2 tune batch-size large.yaml "${few[@]}" --max-memory 0.00001
     said err.txt 'no microbatch fits: even 1 sequence per rank needs'

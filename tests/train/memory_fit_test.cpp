@@ -148,6 +148,57 @@ TEST_CASE("a microbatch of auto stays within memory.max_memory", "[fit]") {
   CHECK(chosen(0.7, "0.9", "auto") == 32);
 }
 
+TEST_CASE("auto that does not fit names memory.max_memory and what fits into it", "[fit]") {
+  const std::vector<std::string> overrides{"policy.train_micro_batch_size=auto", "memory.max_memory=0.5",
+                                           "policy.recompute.granularity=selective"};
+  const ConfigResult least = config({"policy.train_micro_batch_size=1"});
+  ConfigResult result = config(overrides);
+  // A share of 1.6 times what one sequence needs, of which half is allowed.
+  const auto ranks = static_cast<int>(static_cast<double>(cpu::machine_memory()) / (1.6 * need(least, 1)));
+  check_run(result, {.world = 1, .local = ranks, .files = false});
+  const std::string text = render(result.diagnostics);
+  INFO(text);
+  CHECK(result.exit_code() == Exit::out_of_memory);
+  REQUIRE(result.diagnostics.size() == 1);
+  CHECK(result.diagnostics[0].key == "memory.max_memory");
+  CHECK(result.diagnostics[0].file == "command line: memory.max_memory=0.5");
+  CHECK(text.find("memory.max_memory: 0.5 leaves a rank ") != std::string::npos);
+  CHECK(text.find("for a microbatch of 1 sequence, the least that policy.train_micro_batch_size: auto") !=
+        std::string::npos);
+  CHECK(text.find("num_attention_heads") == std::string::npos);
+  const size_t at = text.find("fits: policy.");
+  REQUIRE(at != std::string::npos);
+  // With the first change the same configuration runs.
+  std::string key = text.substr(at + 6, text.find(" (a rank", at) - at - 6);
+  std::vector<std::string> changed = overrides;
+  for (size_t begin = 0; begin < key.size();) {
+    const size_t end = std::min(key.find(", ", begin), key.size());
+    std::string one = key.substr(begin, end - begin);
+    one.replace(one.find(": "), 2, "=");
+    changed.push_back(one);
+    begin = end + 2;
+  }
+  ConfigResult again = config(changed);
+  check_run(again, {.world = 1, .local = ranks, .files = false});
+  INFO(render(again.diagnostics));
+  CHECK(again.ok());
+}
+
+TEST_CASE("a plan of microbatches that FP8 scales do not suit is a bug", "[fit]") {
+  const ConfigResult result =
+      config({"policy.fp8_cfg.enabled=true", "policy.fp8_cfg.fp8_recipe=mxfp8",
+              "policy.model.intermediate_size=768", "policy.max_total_sequence_length=32"});
+  const auto planned = [&](int64_t micro) {
+    BatchPlan batch = resolve_batch(result.config, 1);
+    batch.accumulation = batch.global / micro;
+    batch.micro = micro;
+    return plan::make_run_plan(result.config, load_model_spec(result), batch,
+                               plan::grid_position(result.config, 1, 0), DeviceType::cpu, 1);
+  };
+  CHECK(planned(4));
+  CHECK_THROWS(planned(2));
+}
+
 TEST_CASE("microbatches shrink by their smallest factor", "[fit]") {
   const auto next = [](int64_t micro) {
     const auto batch = smaller_microbatch({.micro = micro, .global = 4 * micro, .accumulation = 4});

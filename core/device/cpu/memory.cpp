@@ -1,5 +1,6 @@
 #include "core/device/cpu/memory.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -8,6 +9,7 @@
 
 #include <malloc.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "core/base/error.h"
@@ -17,11 +19,11 @@ namespace nrl::cpu {
 
 namespace {
 
-// Fields of /proc/self/status that are given in kB, as bytes; 0 for those it lacks.
+// Fields of a file like /proc/self/status that are given in kB, as bytes; 0 for those it lacks.
 template <size_t n>
-std::array<int64_t, n> status_bytes(const char* const (&names)[n]) {
+std::array<int64_t, n> file_bytes(const char* path, const char* const (&names)[n]) {
   std::array<int64_t, n> bytes{};
-  if (FILE* f = std::fopen("/proc/self/status", "r")) {
+  if (FILE* f = std::fopen(path, "r")) {
     char line[256], name[64];
     long long kib = 0;
     while (std::fgets(line, sizeof line, f) != nullptr)
@@ -31,6 +33,11 @@ std::array<int64_t, n> status_bytes(const char* const (&names)[n]) {
     std::fclose(f);
   }
   return bytes;
+}
+
+template <size_t n>
+std::array<int64_t, n> status_bytes(const char* const (&names)[n]) {
+  return file_bytes("/proc/self/status", names);
 }
 
 }  // namespace
@@ -67,6 +74,20 @@ void HostMemory::shrink(size_t bytes) {
     if (keep < size_) munmap(data_ + keep, size_ - keep);
     size_ = bytes;
   }
+}
+
+size_t obtainable_memory() {
+  size_t least = machine_memory();
+  if (const int64_t available = file_bytes("/proc/meminfo", {"MemAvailable"})[0]; available > 0)
+    least = std::min(least, static_cast<size_t>(available));
+  const auto [data, mapped] = status_bytes({"VmData", "VmSize"});
+  for (const auto& [resource, used] : {std::pair(RLIMIT_DATA, data), std::pair(RLIMIT_AS, mapped)}) {
+    rlimit limit{};
+    if (getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+      least = std::min<size_t>(least,
+                               limit.rlim_cur - std::min<size_t>(limit.rlim_cur, static_cast<size_t>(used)));
+  }
+  return least;
 }
 
 size_t peak_resident_bytes() {

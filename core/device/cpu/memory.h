@@ -33,6 +33,10 @@ class HostMemory {
 /// the control group (container, batch job) where that is lower.
 size_t machine_memory();
 
+/// Bytes that this process could still get: what is available on the machine, or what the limits of the
+/// process (ulimit -d and -v) leave where that is less.
+size_t obtainable_memory();
+
 /// The lowest memory limit of the control groups that `membership` (the text of /proc/self/cgroup) names
 /// below `root` (/sys/fs/cgroup), of version 1 or 2; SIZE_MAX without one.
 size_t control_group_limit(std::string_view membership, const std::string& root);
