@@ -287,7 +287,7 @@ Position read_position(const CheckpointReader& reader) {
   return p;
 }
 
-void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
+std::string load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   // The tensors of the whole model, of which this rank may hold a part.
   std::vector<TensorSpec> wanted;
   std::set<std::string> names;
@@ -348,6 +348,7 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   // Of the same layers and as many steps; else the run measures anew.
   const std::vector<ScaleTensor> scale_memory = scale_tensors(s);
   const std::vector<StatePiece> scales = scale_pieces(scale_memory);
+  std::string warning;
   const bool same_scales = std::all_of(scales.begin(), scales.end(), [&](const StatePiece& piece) {
     const auto* stored = reader.find(piece.name);
     return stored && stored->shape == piece.shape;
@@ -355,7 +356,7 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   if (same_scales)
     pieces.insert(pieces.end(), scales.begin(), scales.end());
   else
-    log::warn("{}: has no FP8 scales of this recipe: they begin at 1", reader.path());
+    warning = fmt::format("{}: has no FP8 scales of this recipe: they begin at 1", reader.path());
   const auto load_piece = [&](const StatePiece& piece, Staging* staging) {
     // In elements if they are contiguous, else in runs.
     const int64_t unit = piece.flat() ? 1 : piece.run, stride = piece.flat() ? 1 : piece.stride;
@@ -386,6 +387,7 @@ void load_checkpoint(CheckpointReader& reader, const TrainState& s) {
         write_encoded(t.memory, range.state + at, values, s.staging);
       }
   }
+  return warning;
 }
 
 DType stored_dtype(const std::string& directory) {

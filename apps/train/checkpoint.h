@@ -65,8 +65,9 @@ std::string save_checkpoint(const TrainState& state, const Position& position, c
 Position read_position(const CheckpointReader& reader);
 
 /// Reads the weights and this rank's optimizer state; not collective. Fails (65) if the checkpoint belongs to
-/// another model, has no optimizer state, or contains NaN or infinity (naming tensor and count).
-void load_checkpoint(CheckpointReader& reader, const TrainState& state);
+/// another model, has no optimizer state, or contains NaN or infinity (naming tensor and count). Returns a
+/// warning, the same on all ranks, of state that begins anew; empty: none does.
+std::string load_checkpoint(CheckpointReader& reader, const TrainState& state);
 
 /// The smallest dtype that represents a directory's weights exactly: bf16 if all are stored as
 /// bf16, else f32.

@@ -116,7 +116,10 @@ void resume_from(Run& run, const std::string& path, StartPhases& phases, const W
     if (!before.incomplete.empty()) run.warnings.push_back(before.incomplete);
     run.changes = compare_records(before.record, run.record, run.config.checkpointing.allow_changes, path);
     load_state(*run.engine, run.config.kernels.autotune, phases, fmt::format("loading checkpoint {}", path),
-               beside, [&](const TrainState& state) { load_checkpoint(reader, state); });
+               beside, [&](const TrainState& state) {
+                 const std::string warning = load_checkpoint(reader, state);
+                 if (!warning.empty()) run.warnings.push_back(warning);
+               });
     run.resumed_from = path;
     restore_position(run, saved);
     run.engine->restore({.updates = saved.updates,

@@ -89,6 +89,12 @@ void check_offload(Checker c) {
             {fmt::format("set {}: true, or a fraction of the layers", share_key)});
     return;
   }
+  std::vector<OffloadModule> modules = p.offload_modules;
+  std::sort(modules.begin(), modules.end());
+  if (const auto twice = std::adjacent_find(modules.begin(), modules.end()); twice != modules.end()) {
+    c.error(modules_key, fmt::format("{} has {} twice", modules_key, name_of(*twice)));
+    return;
+  }
   for (const OffloadModule m : p.offload_modules) check_module(c, config, m);
 }
 

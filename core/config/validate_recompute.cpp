@@ -42,6 +42,7 @@ void check_checkpointing(Checker& c, const PolicyConfig& p) {
     std::sort(layers.begin(), layers.end());
     if (const auto twice = std::adjacent_find(layers.begin(), layers.end()); twice != layers.end())
       c.error("policy.checkpoint_layers", fmt::format("policy.checkpoint_layers has layer {} twice", *twice));
+    if (layers.empty()) c.error("policy.checkpoint_layers", "policy.checkpoint_layers is an empty list");
   }
   const bool checkpoints = p.gradient_checkpointing.value_or(!which.empty());
   if (!checkpoints) return;
