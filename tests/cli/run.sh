@@ -279,6 +279,13 @@ case $case_name in
     expect 0 run 2 sharded_parts.yaml distributed.shard_strategy=optim pretrain.max_num_steps=5
     expect 0 run 2 sharded_parts.yaml distributed.shard_strategy=optim
     same sharded/logs/metrics.jsonl sharded_parts/logs/metrics.jsonl 0
+    # Scales that the checkpoint lacks are told of once.
+    config scales
+    fp8=(policy.model.hidden_size=64 policy.model.intermediate_size=64 policy.fp8_cfg.enabled=true)
+    expect 0 run 2 scales.yaml "${fp8[@]}" pretrain.max_num_steps=5
+    expect 0 run 2 scales.yaml "${fp8[@]}" policy.fp8_cfg.fp8_recipe=delayed
+    [[ $(grep -c 'has no FP8 scales of this recipe' out.txt err.txt | awk -F: '{ n += $2 } END { print n }') -eq 1 ]] ||
+      fail "not told of once: $(cat out.txt err.txt)"
     ;;
   ranks)
     corpus
