@@ -27,13 +27,14 @@ using Overrides = std::vector<std::string>;
 class Search {
  public:
   Search(const ConfigResult& result, int world, const std::function<bool(ConfigResult&)>& valid,
-         DeviceType device, int threads, double capacity)
+         DeviceType device, int threads, double capacity, size_t memory)
       : text_(dump_resolved(result)),
         world_(world),
         valid_(valid),
         device_(device),
         threads_(threads),
-        capacity_(capacity) {}
+        capacity_(capacity),
+        memory_(memory) {}
 
   /// The bytes that the run needs with these changes; unset if it is refused or does not fit.
   std::optional<double> fits(const Overrides& overrides) const {
@@ -41,7 +42,7 @@ class Search {
     if (!changed.ok() || !valid_(changed)) return std::nullopt;
     const double need =
         needed_memory(changed.config, load_model_spec(changed), resolve_batch(changed.config, world_), world_,
-                      device_, threads_, capacity_, static_cast<size_t>(capacity_));
+                      device_, threads_, capacity_, memory_);
     return need <= capacity_ ? std::optional(need) : std::nullopt;
   }
 
@@ -52,6 +53,7 @@ class Search {
   DeviceType device_;
   int threads_;
   double capacity_;
+  size_t memory_;
 };
 
 Overrides operator+(Overrides a, const Overrides& b) {
@@ -76,9 +78,10 @@ double needed_memory(const Config& config, const model::ModelSpec& spec, const B
 
 std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int world,
                                             const std::function<bool(ConfigResult&)>& valid,
-                                            DeviceType device, int threads, double capacity, size_t most) {
+                                            DeviceType device, int threads, double capacity, size_t memory,
+                                            size_t most) {
   const Config& c = result.config;
-  const Search search(result, world, valid, device, threads, capacity);
+  const Search search(result, world, valid, device, threads, capacity, memory);
   std::vector<FittingChange> found;
   const auto try_change = [&](const Overrides& change) {
     if (found.size() >= most) return true;

@@ -26,10 +26,12 @@ struct FittingChange {
 /// Up to `most` changes with which a rank of the run needs at most `capacity` bytes, each checked like a
 /// configuration and planned: a smaller microbatch, recomputation, sharding, bf16, more ranks for a model
 /// replica, then several of them together, and at last shorter samples, which change the training.
+/// `memory`: as for plan::make_run_plan(), by which auto chooses what to recompute.
 /// `valid` checks a changed configuration for all but its memory (check_run()).
 std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int world,
                                             const std::function<bool(ConfigResult&)>& valid,
-                                            DeviceType device, int threads, double capacity, size_t most = 3);
+                                            DeviceType device, int threads, double capacity, size_t memory,
+                                            size_t most = 3);
 
 /// The notes of a problem: "fits: policy.train_micro_batch_size: 2 (needs 1.3 GiB)".
 std::vector<std::string> fitting_notes(std::span<const FittingChange> changes);

@@ -413,8 +413,8 @@ void check_memory(ConfigResult& result, const model::ModelSpec& spec, const RunS
           c, *plan::make_run_plan(least.config, spec, smallest, plan::grid_position(c, setting.world, 0),
                                   device, threads, false, memory));
     if (auto shortage = plan::share_shortage(result, spec, smallest, need, capacity, owner)) {
-      plan::add_changes(
-          *shortage, fitting_notes(changes_that_fit(least, setting.world, valid, device, threads, budget)));
+      plan::add_changes(*shortage, fitting_notes(changes_that_fit(least, setting.world, valid, device,
+                                                                  threads, budget, memory)));
       result.add({std::move(*shortage)});
     }
     return;
@@ -434,8 +434,8 @@ void check_memory(ConfigResult& result, const model::ModelSpec& spec, const RunS
       reduce_batch(result, spec, setting, device, threads, capacity, false))
     return;
   if (known)
-    plan::add_changes(
-        *shortage, fitting_notes(changes_that_fit(result, setting.world, valid, device, threads, capacity)));
+    plan::add_changes(*shortage, fitting_notes(changes_that_fit(result, setting.world, valid, device, threads,
+                                                                capacity, memory)));
   result.add({std::move(*shortage)});
 }
 

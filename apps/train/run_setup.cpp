@@ -111,7 +111,7 @@ std::vector<std::string> changes_for(const Run& run, double capacity) {
   };
   return fitting_notes(changes_that_fit(run.config_result, run.world.size(), valid,
                                         exec.device ? DeviceType::cuda : DeviceType::cpu,
-                                        run.placement.host_threads(), capacity));
+                                        run.placement.host_threads(), capacity, run.placement.memory()));
 }
 
 // Page-locked memory cannot be swapped out: asking for too much ends processes of the host, not the run.

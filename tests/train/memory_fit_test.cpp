@@ -44,7 +44,7 @@ std::vector<FittingChange> changes(const ConfigResult& result, int world, double
     check_run(changed, {.world = world, .local = world, .files = false, .memory = false});
     return changed.ok();
   };
-  return changes_that_fit(result, world, valid, DeviceType::cpu, 1, capacity);
+  return changes_that_fit(result, world, valid, DeviceType::cpu, 1, capacity, static_cast<size_t>(capacity));
 }
 
 }  // namespace
