@@ -194,8 +194,10 @@ class Tuner {
     const Size& fastest = **std::max_element(
         measured.begin(), measured.end(),
         [](const Size* a, const Size* b) { return a->tokens_per_s() < b->tokens_per_s(); });
-    const auto line = [](std::string_view name, const Size& size, const std::string& more) {
+    const auto line = [this](std::string_view name, const Size& size, const std::string& more) {
       log::info("{:<9} policy.train_micro_batch_size: {:<8} # {}", name, size.batch.micro, more);
+      if (config_.config.policy.gradient_accumulation_steps)  // given too, so that both must change
+        log::info("{:<9} policy.gradient_accumulation_steps: {}", "", size.batch.accumulation);
     };
     line("fastest", fastest, fmt::format("{} tokens/s", grouped(std::llround(fastest.tokens_per_s()))));
     line("largest", largest,

@@ -88,6 +88,10 @@ case $case_name in
     said out.txt 'largest   policy.train_micro_batch_size: 16'
     expect 71 run 2 tune batch-size large.yaml "${few[@]}" --max-memory 0.00001
     said err.txt 'no microbatch fits: even 1 sequence per rank needs'
+    # Where the accumulation is given too, both keys are named, and the run takes them.
+    expect 0 run 1 tune batch-size large.yaml "${few[@]}" --sizes 32 --steps 1 policy.gradient_accumulation_steps=16 \
+      policy.train_micro_batch_size=16
+    said out.txt 'policy.gradient_accumulation_steps: 8'
     expect 64 run 1 tune batch-size large.yaml "${few[@]}" --sizes 3
     said err.txt '--sizes: 3 does not divide the 256 sequences of a rank'
     ;;
