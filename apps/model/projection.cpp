@@ -73,9 +73,9 @@ QuantizedOperand::QuantizedOperand(const precision::Recipe& recipe, const AddSlo
   };
   step_ = name("to FP8");
   const int64_t bytes = slot_width(format_.scaling, operand.width);
-  const RowDomain rows = !operand.experts                        ? token_rows
+  const RowDomain rows = !operand.experts                  ? token_rows
                          : row_unit(format_.scaling) == 16 ? dispatched_rows_by_16
-                                                                 : dispatched_rows_by_128;
+                                                           : dispatched_rows_by_128;
   if (operand.row) row_ = add({.name = name("FP8"), .width = bytes, .dtype = DType::u8, .rows = rows});
   if (operand.column)
     column_ = add({.name = name("FP8 transposed"),

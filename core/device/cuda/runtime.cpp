@@ -2,9 +2,9 @@
 
 #include "core/device/runtime.h"
 
-#include <cuda_runtime_api.h>
-
 #include <cstring>
+
+#include <cuda_runtime_api.h>
 
 #include "core/base/error.h"
 #include "core/base/text.h"
