@@ -214,7 +214,7 @@ __device__ __forceinline__ void load_tile(float (*to)[simt_tile], const T* from,
 }
 
 template <Pass pass, class T, class C>
-__global__ void __launch_bounds__(simt_threads) simt_kernel(Problem<T, C> p) {
+__global__ void __launch_bounds__(simt_threads, 4) simt_kernel(Problem<T, C> p) {
   NRL_SHARED(float, a, [simt_depth][simt_tile]);
   NRL_SHARED(float, b, [simt_depth][simt_tile]);
   const Tile<T, C> t = tile_of<pass>(p, simt_tile);
