@@ -9,8 +9,8 @@ using namespace nrl::test;
 
 namespace {
 
-/// fp32: the order of sums differs, and the optimizer amplifies that over the steps.
-constexpr double tolerance = 1e-5;
+/// fp32: the order of sums differs. Four updates amplify that in weights: AdamW divides a gradient by its size.
+constexpr double tolerance = 1e-5, weight_tolerance = 3e-5;
 
 class ContextBench : public Workbench {
  public:
@@ -85,7 +85,7 @@ class ContextBench : public Workbench {
         error += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
         norm += std::pow(static_cast<double>(b[i]), 2);
       }
-      CHECK(std::sqrt(error) <= tolerance * std::sqrt(norm));
+      CHECK(std::sqrt(error) <= weight_tolerance * std::sqrt(norm));
     }
   }
 };
