@@ -281,6 +281,8 @@ TEST_CASE("FP8 experts that get tokens of several microbatches make nearly the s
   if (world.size() == 1) return;
   for (const Recipe& r : of_experts)
     for (const std::string axis : {"expert_parallel_size", "expert_tensor_parallel_size"}) {
+      // The configuration refuses parts of experts that are smaller than a block of scales.
+      if (axis == "expert_tensor_parallel_size" && r.model == wide_experts && world.size() > 2) continue;
       const Keys keys = fp8(r.name, r.length) + Keys{"policy.train_global_batch_size=8"};
       const Learned want = learn("cpu", r.model, keys, 1);
       const Keys layout{fmt::format("distributed.{}={}", axis, world.size())};

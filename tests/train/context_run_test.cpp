@@ -9,7 +9,8 @@ using namespace nrl::test;
 
 namespace {
 
-/// fp32: the order of sums differs. Four updates amplify that in weights: AdamW divides a gradient by its size.
+/// fp32: the order of sums differs. Four updates amplify that in weights: AdamW divides a gradient by its
+/// size.
 constexpr double tolerance = 1e-5, weight_tolerance = 3e-5;
 
 class ContextBench : public Workbench {
