@@ -1,7 +1,5 @@
 #include "apps/verify/layouts.h"
 
-#include <functional>
-
 #include <spdlog/fmt/fmt.h>
 
 #include "apps/model/layout.h"
@@ -10,10 +8,7 @@
 namespace nrl::verify {
 namespace {
 
-struct Value {
-  std::string label;  ///< in the layout's name; empty: not named
-  std::vector<std::string> overrides;
-};
+using Value = Layouts::Value;
 using Choice = std::vector<Value>;  // one of these
 
 std::vector<int> divisors(int n) {
@@ -125,6 +120,7 @@ Choice recompute_options() {
   Choice out = values_of("policy.recompute.granularity");
   out.push_back({"every 2", {"policy.recompute.granularity=auto", "policy.checkpoint_every=2"}});
   for (Value& value : out) {
+    value.label = "recompute " + value.label;
     std::vector<std::string> all{"policy.gradient_checkpointing=auto", "policy.checkpoint_ratio=null",
                                  "policy.checkpoint_every=null",       "policy.checkpoint_layers=null",
                                  "policy.recompute.method=null",       "policy.recompute.num_layers=null"};
@@ -162,64 +158,97 @@ std::vector<std::pair<int, int>> expert_sizes(int ranks) {
   return out;
 }
 
-// Calls visit() with every combination of one value of each choice.
-void combine(const std::vector<Choice>& choices, size_t from, const Layout& layout,
-             const std::function<void(const Layout&)>& visit) {
-  if (from == choices.size()) return visit(layout);
-  for (const Value& value : choices[from]) {
-    Layout next = layout;
-    if (!value.label.empty()) next.name += (next.name.empty() ? "" : "  ") + value.label;
-    next.overrides.insert(next.overrides.end(), value.overrides.begin(), value.overrides.end());
-    combine(choices, from + 1, next, visit);
+Choice grid_value(int tp, int cp, int dp, int pp, int ep, int etp) {
+  Value grid;
+  for (const auto& [axis, key, size] :
+       {std::tuple("tp", "distributed.tensor_parallel_size", tp),
+        std::tuple("cp", "distributed.context_parallel_size", cp), std::tuple("dp", "", dp),
+        std::tuple("pp", "distributed.pipeline_parallel_size", pp),
+        std::tuple("ep", "distributed.expert_parallel_size", ep),
+        std::tuple("etp", "distributed.expert_tensor_parallel_size", etp)}) {
+    if (size > 1) grid.label += fmt::format("{}{} {}", grid.label.empty() ? "" : " x ", axis, size);
+    if (*key) grid.overrides.push_back(fmt::format("{}={}", key, size));
   }
+  grid.overrides.emplace_back("distributed.data_parallel_size=auto");
+  return {grid};
 }
 
 }  // namespace
 
-std::vector<Layout> all_layouts(const Config& config, int64_t layers, int ranks) {
+std::string Layouts::name(size_t i) const {
+  std::string out;
+  for (const int v : values(i))
+    if (const std::string& label = values_[static_cast<size_t>(v)].label; !label.empty())
+      out += (out.empty() ? "" : "  ") + label;
+  return out;
+}
+
+std::vector<std::string> Layouts::overrides(size_t i) const {
+  std::vector<std::string> out;
+  for (const int v : values(i)) {
+    const auto& own = values_[static_cast<size_t>(v)].overrides;
+    out.insert(out.end(), own.begin(), own.end());
+  }
+  return out;
+}
+
+void Layouts::add(const std::vector<Choice>& choices, const std::vector<Choice>& turns) {
+  const auto numbers = [&](const std::vector<Choice>& of) {
+    std::vector<std::vector<int>> out;
+    for (const Choice& choice : of) {
+      auto& own = out.emplace_back();
+      for (const Value& value : choice) {
+        const auto [at, added] = numbers_.try_emplace({value.label, value.overrides}, std::ssize(values_));
+        if (added) values_.push_back(value);
+        own.push_back(at->second);
+      }
+    }
+    return out;
+  };
+  // One value of each, for every `i`.
+  const auto take = [](const std::vector<std::vector<int>>& from, size_t i, std::vector<int>& layout) {
+    for (const std::vector<int>& choice : from) {
+      layout.push_back(choice[i % choice.size()]);
+      i /= choice.size();
+    }
+  };
+  std::vector<std::vector<int>> all = numbers(choices);
+  const std::vector<std::vector<int>> in_turn = numbers(turns);
+  size_t combinations = 1;
+  for (const auto& choice : all) combinations *= choice.size();
+  for (size_t i = 0; i < combinations; ++i) {
+    std::vector<int> layout;
+    take(all, i, layout);
+    take(in_turn, layouts_.size(), layout);
+    layouts_.push_back(std::move(layout));
+  }
+}
+
+Layouts all_layouts(const Config& config, int64_t layers, int ranks) {
   const Fp8Config& fp8 = config.policy.fp8_cfg;
-  Choice micro{{"", {}}};
-  if (config.policy.train_micro_batch_size.is_auto() || config.policy.train_micro_batch_size.value() != 1)
-    micro.push_back({"micro 1", {"policy.train_micro_batch_size=1"}});
-  std::vector<Layout> out;
+  const bool whole_tensors =
+      fp8.enabled && (fp8.fp8_recipe == Fp8Recipe::tensorwise || fp8.fp8_recipe == Fp8Recipe::delayed);
+  const auto& micro = config.policy.train_micro_batch_size;
+  // What a layer recomputes and moves does not depend on the ranks.
+  const std::vector<Choice> turns{recompute_options(), offload_options()};
+  Layouts out;
   for (const int tp : divisors(ranks))
     for (const int pp : divisors(ranks / tp))
       for (const int cp : divisors(ranks / tp / pp))
         for (const auto& [ep, etp] : expert_sizes(ranks / pp)) {
           const int dp = ranks / tp / pp / cp;
-          Layout grid;
-          for (const auto& [axis, key, size] :
-               {std::tuple("tp", "distributed.tensor_parallel_size", tp),
-                std::tuple("cp", "distributed.context_parallel_size", cp), std::tuple("dp", "", dp),
-                std::tuple("pp", "distributed.pipeline_parallel_size", pp),
-                std::tuple("ep", "distributed.expert_parallel_size", ep),
-                std::tuple("etp", "distributed.expert_tensor_parallel_size", etp)}) {
-            if (size > 1) grid.name += fmt::format("{}{} {}", grid.name.empty() ? "" : " x ", axis, size);
-            if (*key) grid.overrides.push_back(fmt::format("{}={}", key, size));
-          }
-          grid.overrides.emplace_back("distributed.data_parallel_size=auto");
-          std::vector<Choice> choices;
+          std::vector<Choice> choices{grid_value(tp, cp, dp, pp, ep, etp)};
           if (tp > 1) choices.push_back(tensor_options());
           if (pp > 1) choices.push_back(pipeline_options(pp, layers));
           if (cp > 1) choices.push_back(context_options(cp));
           if (dp * cp > 1) choices.push_back(data_parallel_options(dp * cp));
           if (ep * etp > 1) choices.push_back(values_of("policy.model.moe_token_dispatcher_type"));
-          if (fp8.enabled &&
-              (fp8.fp8_recipe == Fp8Recipe::tensorwise || fp8.fp8_recipe == Fp8Recipe::delayed))
+          if (whole_tensors)
             choices.push_back({{"", {"policy.fp8_cfg.fp8_param=false"}},
                                {"weights in FP8", {"policy.fp8_cfg.fp8_param=true"}}});
-          choices.push_back(micro);
-          // What a layer recomputes and moves does not depend on the ranks: the values take turns.
-          const Choice recompute = recompute_options(), offload = offload_options();
-          combine(choices, 0, grid, [&](Layout layout) {
-            const auto take = [&](const std::string& label, const Value& value) {
-              if (!value.label.empty()) layout.name += "  " + label + value.label;
-              layout.overrides.insert(layout.overrides.end(), value.overrides.begin(), value.overrides.end());
-            };
-            take("recompute ", recompute[out.size() % recompute.size()]);
-            take("", offload[out.size() / recompute.size() % offload.size()]);
-            out.push_back(std::move(layout));
-          });
+          if (micro.is_auto() || micro.value() != 1)
+            choices.push_back({{"", {}}, {"micro 1", {"policy.train_micro_batch_size=1"}}});
+          out.add(choices, turns);
         }
   return out;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <sstream>
 #include <utility>
 
@@ -14,7 +13,6 @@
 #include "apps/verify/random_tokens.h"
 #include "apps/verify/report.h"
 #include "core/base/log.h"
-#include "core/base/philox.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
 #include "parallel/grid/nodes.h"
@@ -74,26 +72,18 @@ class Candidates {
   Candidates(const Options& options, std::vector<std::string> overrides, const train::RunSetting& setting)
       : path_(options.config), overrides_(std::move(overrides)), setting_(setting) {}
 
-  /// Indices into `all`, ascending. `sample`: the first so many of a random order that is always the same.
-  std::vector<size_t> valid(const std::vector<Layout>& all, int64_t sample, Refused& refused) {
-    std::vector<size_t> order(all.size()), out;
-    std::iota(order.begin(), order.end(), size_t{0});
-    if (sample > 0) {
-      const PhiloxStream random(0, "verified layouts");
-      std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-        return std::pair(random.bits(a), a) < std::pair(random.bits(b), b);
-      });
-    }
-    for (const size_t i : order) {
-      if (sample > 0 && static_cast<int64_t>(out.size()) == sample) break;
-      const std::string why = refusal(all[i]);
-      if (why.empty())
-        out.push_back(i);
-      else
-        ++refused[why];
-    }
-    std::sort(out.begin(), out.end());
-    return out;
+  /// Why it is not allowed; empty if it is.
+  std::string refusal(const std::vector<std::string>& layout) {
+    for (const std::string& value : layout)
+      if (const auto at = never_.find(value); at != never_.end()) return at->second;
+    const Diagnostics found = problems(layout);
+    const Diagnostic* error = first_error(found);
+    if (!error) return {};
+    const auto says = [&](const char* text) { return error->message.find(text) != std::string::npos; };
+    if (says("not supported yet") || says("has no experts"))
+      for (const std::string& value : layout)
+        if (value.starts_with(error->key + "=")) never_[value] = error->message;
+    return error->message;
   }
 
  private:
@@ -113,19 +103,6 @@ class Candidates {
     return result.diagnostics;
   }
 
-  std::string refusal(const Layout& layout) {
-    for (const std::string& value : layout.overrides)
-      if (const auto at = never_.find(value); at != never_.end()) return at->second;
-    const Diagnostics found = problems(layout.overrides);
-    const Diagnostic* error = first_error(found);
-    if (!error) return {};
-    const auto says = [&](const char* text) { return error->message.find(text) != std::string::npos; };
-    if (says("not supported yet") || says("has no experts"))
-      for (const std::string& value : layout.overrides)
-        if (value.starts_with(error->key + "=")) never_[value] = error->message;
-    return error->message;
-  }
-
   const std::string path_;
   const std::vector<std::string> overrides_;
   const train::RunSetting setting_;
@@ -136,30 +113,41 @@ int verify_layouts(comm::World& world, const Options& options, const std::vector
                    const ConfigResult& config, const data::TokenDataset& data,
                    const train::RunSetting& setting) {
   Refused refused;
-  const std::vector<Layout> all =
-      all_layouts(config.config, train::load_model_spec(config).layers, world.size());
+  const Layouts all = all_layouts(config.config, train::load_model_spec(config).layers, world.size());
   std::string chosen;  // by rank 0: "0 3 4"
+  Sample sample;
   train::run_collectively(world, [&] {
     if (world.rank() != 0) return;
     train::RunSetting own = setting;
     own.world = world.size(), own.local = world.local_size();
     own.nodes = parallel::nodes_of(world.nodes(), world.hosts());
-    for (const size_t i : Candidates(options, overrides, own).valid(all, options.sample, refused))
-      chosen += fmt::format("{} ", i);
+    Candidates candidates(options, overrides, own);
+    const auto valid = [&](size_t i) {
+      const std::string why = candidates.refusal(all.overrides(i));
+      if (!why.empty()) ++refused[why];
+      return why.empty();
+    };
+    if (options.sample > 0) {
+      sample = take_sample(all, options.sample, valid);
+    } else {
+      for (size_t i = 0; i < all.size(); ++i)
+        if (valid(i)) sample.layouts.push_back(i);
+    }
+    for (const size_t i : sample.layouts) chosen += fmt::format("{} ", i);
   });
   world.comm().broadcast_text(chosen, 0);
   log::info("{}", layout_header());
   int64_t passed = 0, failed = 0;
   std::istringstream indices(chosen);
   for (size_t i = 0; indices >> i;) {
-    const Layout& layout = all[i];
     std::vector<std::string> own = overrides;
-    own.insert(own.end(), layout.overrides.begin(), layout.overrides.end());
+    const std::vector<std::string> values = all.overrides(i);
+    own.insert(own.end(), values.begin(), values.end());
     Diagnostics found;
     try {
       if (const auto result = train::try_config_collectively(world, options.config, own, setting, found)) {
         const TrialResult trial = run_trial(world, *result, data, options.steps);
-        log::info("{}", layout_row(layout.name, trial));
+        log::info("{}", layout_row(all.name(i), trial));
         ++(trial.passed() ? passed : failed);
       } else {
         ++refused[found.empty() ? "" : first_error(found)->message];
@@ -174,9 +162,12 @@ int verify_layouts(comm::World& world, const Options& options, const std::vector
     log::info("refused {:>6} x {}", count, reason);
     refusals += count;
   }
-  const bool part = options.sample > 0 && passed + failed + refusals < static_cast<int64_t>(all.size());
+  std::string part;
+  if (passed + failed + refusals < static_cast<int64_t>(all.size()))
+    part = fmt::format(" (a sample of {} layouts, with {} of {} pairs of their values)", all.size(),
+                       sample.pairs, sample.pairs + sample.missing_pairs);
   log::info("{}{} of {} valid layouts verified, {} refused{}", failed > 0 ? "MISMATCH: " : "", passed,
-            passed + failed, refusals, part ? fmt::format(" (a sample of {} layouts)", all.size()) : "");
+            passed + failed, refusals, part);
   return static_cast<int>(failed > 0 ? Exit::internal : Exit::ok);
 }
 
