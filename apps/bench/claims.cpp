@@ -5,6 +5,7 @@
 
 #include "apps/bench/machine.h"
 #include "apps/bench/steps.h"
+#include "apps/plan/recompute.h"
 #include "apps/plan/traffic.h"
 #include "apps/train/launch.h"
 #include "apps/train/model_source.h"
@@ -36,7 +37,8 @@ struct Claim {
 
 struct Benchmark {
   std::string name;
-  std::vector<Variant> variants;  ///< the first is what the others are compared with
+  std::vector<std::string_view> keys;  ///< and sections that have their default unless a variant sets them
+  std::vector<Variant> variants;       ///< the first is what the others are compared with
   std::vector<Claim> claims;
   const char* note = "";
 };
@@ -49,6 +51,7 @@ const std::vector<Benchmark>& benchmarks() {
                            aware = "policy.optimizer.use_precision_aware_optimizer=true";
   static const std::vector<Benchmark> all{
       {.name = "recompute",
+       .keys = {plan::recompute_keys.begin(), plan::recompute_keys.end()},
        .variants = {{"keep everything", {"policy.recompute.granularity=none"}},
                     {"norm, activation", {"policy.recompute.modules=[norm,activation]"}},
                     {"core_attn", {"policy.recompute.modules=[core_attn]"}},
@@ -69,6 +72,9 @@ const std::vector<Benchmark>& benchmarks() {
                    Quantity::time}},
        .note = "All give the same bits."},
       {.name = "precision",
+       .keys = {"policy.fp8_cfg.enabled", "policy.optimizer.use_precision_aware_optimizer",
+                "policy.optimizer.exp_avg_dtype", "policy.optimizer.exp_avg_sq_dtype",
+                "policy.optimizer.main_grads_dtype"},
        .variants = {{"float32", {"policy.precision=float32"}},
                     {"bfloat16", {"policy.precision=bfloat16"}},
                     {"float16", {"policy.precision=float16"}},
@@ -81,6 +87,7 @@ const std::vector<Benchmark>& benchmarks() {
                   {"fewer bits of optimizer state save memory", framework_guide, "no figure",
                    "bfloat16, bf16 moments", Quantity::memory}}},
       {.name = "fp8",
+       .keys = {"policy.fp8_cfg.enabled", "policy.fp8_cfg.fp8_recipe", "policy.fp8_cfg.fp8_param"},
        .variants = {{"bfloat16", {bf16}},
                     {"tensorwise", {bf16, fp8, "policy.fp8_cfg.fp8_recipe=tensorwise"}},
                     {"delayed", {bf16, fp8, "policy.fp8_cfg.fp8_recipe=delayed"}},
@@ -92,7 +99,8 @@ const std::vector<Benchmark>& benchmarks() {
                    "tensorwise", Quantity::speed, "blockwise"}},
        .note = "A CPU emulates FP8 in fp32, which is slower than bfloat16."},
       {.name = "offload",
-       .variants = {{"on the device", {"policy.offload_optimizer=false", "policy.offload_activations=false"}},
+       .keys = {plan::offload_keys.begin(), plan::offload_keys.end()},
+       .variants = {{"on the device", {}},
                     {"half of the optimizer", {"policy.offload_optimizer=0.5"}},
                     {"optimizer", {"policy.offload_optimizer=true"}},
                     {"activations", {"policy.offload_activations=true"}},
@@ -107,6 +115,7 @@ const std::vector<Benchmark>& benchmarks() {
                    Quantity::time}},
        .note = "All give the same bits. A CPU moves them to a file."},
       {.name = "zero",
+       .keys = {"distributed.dp_replicate_size"},
        .variants = {{"ddp", {"distributed.shard_strategy=ddp"}},
                     {"optim", {"distributed.shard_strategy=optim"}},
                     {"optim_grads", {"distributed.shard_strategy=optim_grads"}},
@@ -171,6 +180,7 @@ class Comparison {
   void measure(size_t i) {
     Row& row = rows_[i];
     std::vector<std::string> overrides = args_.overrides;
+    for (const std::string& ours : default_overrides(benchmark_.keys)) overrides.push_back(ours);
     for (const std::string& ours : benchmark_.variants[i].overrides) overrides.push_back(ours);
     for (const std::string& ours : random_token_overrides(trial_warmup + timed_)) overrides.push_back(ours);
     if (args_.device != "auto") overrides.push_back("device=" + args_.device);

@@ -1,6 +1,8 @@
 #pragma once
 // What the backward pass recomputes, and what is moved to the host: the configured rules of every block.
 
+#include <array>
+#include <string_view>
 #include <vector>
 
 #include "apps/model/layout.h"
@@ -8,6 +10,14 @@
 #include "core/config/config.h"
 
 namespace nrl::plan {
+
+/// The keys and sections that say what is recomputed, and what is moved.
+inline constexpr std::array<std::string_view, 5> recompute_keys{
+    "policy.recompute", "policy.gradient_checkpointing", "policy.checkpoint_ratio", "policy.checkpoint_every",
+    "policy.checkpoint_layers"};
+inline constexpr std::array<std::string_view, 4> offload_keys{
+    "policy.offload_optimizer", "policy.offload_activations", "policy.offload_layers",
+    "policy.offload_modules"};
 
 /// Whether the configuration leaves open what is recomputed.
 bool recompute_is_open(const PolicyConfig& policy);

@@ -13,6 +13,7 @@
 #include "apps/train/memory_fit.h"
 #include "apps/train/model_source.h"
 #include "core/base/text.h"
+#include "core/device/cpu/file_memory.h"
 #include "core/device/cpu/memory.h"
 #include "core/io/atomic_file.h"
 
@@ -67,6 +68,13 @@ void check_files(const ConfigResult& result, Diagnostics& found) {
         missing(result, "checkpointing.resume",
                 fmt::format("checkpointing.resume: there is no directory '{}'", clipped(directory)),
                 {"give a checkpoint directory (.../step-N), auto or never"}));
+  constexpr std::string_view offload = "memory.offload_dir";
+  if (c.memory.offload_dir && result.sound(offload) && choose_device(c.device).type == DeviceType::cpu) try {
+      const cpu::FileMemory smallest(cpu::scratch_directory(*c.memory.offload_dir), 1);
+    } catch (const Error& e) {
+      found.push_back(diagnose(result, offload, e.what()));
+      found.back().exit = e.code();
+    }
 }
 
 // What tensor-parallel ranks divide evenly.

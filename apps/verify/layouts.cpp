@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "apps/model/layout.h"
+#include "apps/plan/recompute.h"
 #include "core/config/load.h"
 
 namespace nrl::verify {
@@ -115,39 +116,40 @@ Choice pipeline_options(int stages, int64_t layers) {
   return out;
 }
 
-// What is recomputed, instead of what the configuration says.
-Choice recompute_options() {
-  Choice out = values_of("policy.recompute.granularity");
-  out.push_back({"every 2", {"policy.recompute.granularity=auto", "policy.checkpoint_every=2"}});
-  for (Value& value : out) {
-    value.label = "recompute " + value.label;
-    std::vector<std::string> all{"policy.gradient_checkpointing=auto", "policy.checkpoint_ratio=null",
-                                 "policy.checkpoint_every=null",       "policy.checkpoint_layers=null",
-                                 "policy.recompute.method=null",       "policy.recompute.num_layers=null"};
+// The values, in place of what the configuration says about the keys.
+Choice instead_of(std::span<const std::string_view> keys, Choice values) {
+  for (Value& value : values) {
+    std::vector<std::string> all = default_overrides(keys);
     all.insert(all.end(), value.overrides.begin(), value.overrides.end());
     value.overrides = std::move(all);
   }
-  return out;
+  return values;
 }
 
-// What is moved to the host's memory, instead of what the configuration says. An odd number of values, so
-// that they meet all values of the choices that they take turns with.
+Choice recompute_options() {
+  Choice out = values_of("policy.recompute.granularity");
+  out.push_back({"core_attn, mlp", {"policy.recompute.modules=[core_attn,mlp]"}});
+  out.push_back({"every 2", {"policy.checkpoint_every=2"}});
+  out.push_back({"block of 1",
+                 {"policy.recompute.granularity=full", "policy.recompute.method=block",
+                  "policy.recompute.num_layers=1"}});
+  for (Value& value : out) value.label = "recompute " + value.label;
+  return instead_of(plan::recompute_keys, std::move(out));
+}
+
+// What is moved to the host's memory.
 Choice offload_options() {
-  const auto value = [](const std::string& label, const char* optimizer, const char* activations,
-                        const char* layers = "null", const char* modules = "[]") {
-    return Value{
-        label,
-        {fmt::format("policy.offload_optimizer={}", optimizer),
-         fmt::format("policy.offload_activations={}", activations),
-         fmt::format("policy.offload_layers={}", layers), fmt::format("policy.offload_modules={}", modules)}};
-  };
-  return {value("", "false", "false"),
-          value("offload optimizer", "true", "false"),
-          value("offload half of the optimizer", "0.5", "false"),
-          value("offload activations", "false", "true"),
-          value("offload optimizer and activations", "true", "true"),
-          value("offload half of the layers", "false", "0.5"),
-          value("offload input of layer 0", "0.5", "true", "[0]", "[input]")};
+  const std::string optimizer = "policy.offload_optimizer=", activations = "policy.offload_activations=";
+  return instead_of(plan::offload_keys,
+                    {{"", {}},
+                     {"offload optimizer", {optimizer + "true"}},
+                     {"offload half of the optimizer", {optimizer + "0.5"}},
+                     {"offload activations", {activations + "true"}},
+                     {"offload optimizer and activations", {optimizer + "true", activations + "true"}},
+                     {"offload half of the layers", {activations + "0.5"}},
+                     {"offload input of layer 0",
+                      {optimizer + "0.5", activations + "true", "policy.offload_layers=[0]",
+                       "policy.offload_modules=[input]"}}});
 }
 
 // Ranks that split the experts, and that split every expert: their product divides `ranks`.
@@ -229,7 +231,8 @@ Layouts all_layouts(const Config& config, int64_t layers, int ranks) {
   const bool whole_tensors =
       fp8.enabled && (fp8.fp8_recipe == Fp8Recipe::tensorwise || fp8.fp8_recipe == Fp8Recipe::delayed);
   const auto& micro = config.policy.train_micro_batch_size;
-  // What a layer recomputes and moves does not depend on the ranks.
+  // What a layer recomputes and moves does not depend on the ranks. There are seven values of each, so that
+  // they meet all values of the choices, whose numbers are not multiples of seven.
   const std::vector<Choice> turns{recompute_options(), offload_options()};
   Layouts out;
   for (const int tp : divisors(ranks))

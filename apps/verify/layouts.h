@@ -43,13 +43,13 @@ Layouts all_layouts(const Config& config, int64_t layers, int ranks);
 
 struct Sample {
   std::vector<size_t> layouts;  ///< ascending
-  int64_t pairs = 0;            ///< pairs of values that it has
-  int64_t missing_pairs = 0;    ///< that occur in `all`, but in none of its valid layouts that were tried
+  /// 2 if it has every pair of values that valid layouts have, 3 if every triple, otherwise 0. Values that
+  /// are refused together 16 times count as never allowed.
+  int strength = 0;
 };
 
 /// `count` valid layouts: in a random order that is always the same, first those with a pair of values that
-/// none before has, then with a new triple, then any. Values that are refused together 16 times are not tried
-/// again for their own sake.
+/// none before has, then with a new triple, then any.
 Sample take_sample(const Layouts& all, int64_t count, const std::function<bool(size_t)>& valid);
 
 }  // namespace nrl::verify

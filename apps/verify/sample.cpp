@@ -35,10 +35,6 @@ class Coverage {
     });
   }
 
-  int64_t count() const {
-    return std::count_if(tries_.begin(), tries_.end(), [](const auto& set) { return set.second == covered; });
-  }
-
  private:
   template <class Visit>
   void each(std::span<const int> values, const Visit& visit) const {
@@ -66,29 +62,24 @@ Sample take_sample(const Layouts& all, int64_t count, const std::function<bool(s
             [&](size_t a, size_t b) { return std::pair(random.bits(a), a) < std::pair(random.bits(b), b); });
   Sample out;
   std::vector<bool> tried(all.size());
-  const auto full = [&] { return std::ssize(out.layouts) >= count; };
+  // Whether it went through all layouts.
   const auto pass = [&](Coverage* coverage) {
     for (const size_t i : order) {
-      if (full()) return;
+      if (std::ssize(out.layouts) >= count) return false;
       if (tried[i] || (coverage && !coverage->adds(all.values(i)))) continue;
       tried[i] = true;
       const bool ok = valid(i);
       if (ok) out.layouts.push_back(i);
       if (coverage) coverage->add(all.values(i), ok);
     }
+    return true;
   };
   Coverage pairs(2), triples(3);
-  pass(&pairs);
+  if (pass(&pairs)) out.strength = 2;
   for (const size_t i : out.layouts) triples.add(all.values(i), true);
-  pass(&triples);
+  if (pass(&triples)) out.strength = 3;
   pass(nullptr);
-
   std::sort(out.layouts.begin(), out.layouts.end());
-  Coverage possible(2), had(2);
-  for (size_t i = 0; i < all.size(); ++i) possible.add(all.values(i), true);
-  for (const size_t i : out.layouts) had.add(all.values(i), true);
-  out.pairs = had.count();
-  out.missing_pairs = possible.count() - out.pairs;
   return out;
 }
 

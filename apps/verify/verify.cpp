@@ -164,8 +164,10 @@ int verify_layouts(comm::World& world, const Options& options, const std::vector
   }
   std::string part;
   if (passed + failed + refusals < static_cast<int64_t>(all.size()))
-    part = fmt::format(" (a sample of {} layouts, with {} of {} pairs of their values)", all.size(),
-                       sample.pairs, sample.pairs + sample.missing_pairs);
+    part = fmt::format(" (a sample of {} layouts{})", all.size(),
+                       sample.strength == 0 ? ""
+                                            : fmt::format(", with every {} of values that is allowed",
+                                                          sample.strength == 2 ? "pair" : "triple"));
   log::info("{}{} of {} valid layouts verified, {} refused{}", failed > 0 ? "MISMATCH: " : "", passed,
             passed + failed, refusals, part);
   return static_cast<int>(failed > 0 ? Exit::internal : Exit::ok);

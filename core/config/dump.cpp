@@ -191,6 +191,15 @@ std::vector<std::string> allowed_values(std::string_view name) {
   return {values.begin(), values.end()};
 }
 
+std::vector<std::string> default_overrides(std::span<const std::string_view> names) {
+  std::vector<std::string> out;
+  for (const config_detail::Key& key : config_detail::Schema::get().keys())
+    if (std::any_of(names.begin(), names.end(),
+                    [&](std::string_view name) { return key.path == name || key.section() == name; }))
+      out.push_back(key.path + "=" + key.default_yaml());
+  return out;
+}
+
 std::string explain(std::string_view name, bool* known) {
   using namespace config_detail;
   const Schema& schema = Schema::get();

@@ -46,7 +46,9 @@ void GivenKeys::walk(int where, const Node& map, const std::string& section, int
     const Key* key = schema_.find(path);
     const Schema::Aliased alias = schema_.find_alias(path);
     const bool is_section = schema_.is_section(path);
-    if (is_section && (is_map || (entry.value.kind == Node::Kind::null && !key && !alias))) {
+    // A section that is also an alias of one of its keys (recompute: auto) is empty when it is null.
+    const bool null_is_empty = !key && (!alias || alias.key->section() == path);
+    if (is_section && (is_map || (entry.value.kind == Node::Kind::null && null_is_empty))) {
       enter(where, entry, path, parent_line);
     } else if (key) {
       if (is_section &&

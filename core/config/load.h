@@ -31,6 +31,9 @@ std::string value_text(const Config& config, std::string_view key);
 /// The supported values of a key that is a choice or a flag; empty for other and unknown keys.
 std::vector<std::string> allowed_values(std::string_view key);
 
+/// "key=default" of the keys named and of the keys of sections named.
+std::vector<std::string> default_overrides(std::span<const std::string_view> names);
+
 /// Meaning, type, default, allowed values, aliases and status of a key or of the keys of a section. Any other
 /// text is searched for in keys, aliases and meanings: a single match is explained, several are listed. Sets
 /// `*known` to false when there is none (the text then suggests the nearest).

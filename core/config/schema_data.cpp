@@ -89,6 +89,8 @@ void add_foreign_keys(Table& t) {
   t.foreign("policy.megatron_cfg.enabled", "remove it; there is one implementation");
   t.foreign("policy.megatron_cfg.optimizer.adam_beta1", "write policy.optimizer.betas: [beta1, beta2]");
   t.foreign("policy.megatron_cfg.optimizer.adam_beta2", "write policy.optimizer.betas: [beta1, beta2]");
+  t.foreign("policy.megatron_cfg.optimizer.optimizer_offload_fraction",
+            "write the fraction as policy.offload_optimizer: 0.5 (0: false)");
   t.foreign("policy.megatron_cfg.scheduler.lr_warmup_init", "the warm-up starts at 0; remove it");
   t.foreign("policy.optimizer.kwargs.foreach", "a switch of PyTorch; remove it");
   t.foreign("policy.optimizer.kwargs.fused", "a switch of PyTorch; remove it");

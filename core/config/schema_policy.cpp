@@ -39,6 +39,7 @@ void add_recompute(PolicyTable& t) {
       .help("Exactly these layers are recomputed, counted from 0.");
   t.section("recompute", "Activations that are recomputed in the backward pass instead of kept.");
   NRL_POLICY_KEY(t, recompute.granularity)
+      .alias("policy.recompute")
       .alias("policy.megatron_cfg.recompute_granularity")
       .help(
           "full: whole layers; selective: the activations named in modules; none: keep everything; auto: "

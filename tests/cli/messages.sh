@@ -36,7 +36,12 @@ case $case_name in
     expect 78 run 1 gone.yaml
     said err.txt 'data.train.data_path must be given'
     said err.txt 'gone.yaml:1:1'
-    [[ ! -e bad && ! -e gone ]] || fail "a refused run left something behind"
+    config scratch
+    printf 'memory: {offload_dir: nowhere}\n' >>scratch.yaml
+    expect 73 run 2 scratch.yaml
+    said err.txt 'scratch.yaml:15:23'
+    said err.txt 'nowhere: a file for offloaded memory cannot be created: No such file or directory'
+    [[ ! -e bad && ! -e gone && ! -e scratch ]] || fail "a refused run left something behind"
     ;;
   too_large)
     corpus

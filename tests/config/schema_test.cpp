@@ -51,6 +51,19 @@ TEST_CASE("every alias leads to its key", "[config]") {
     }
 }
 
+TEST_CASE("a section is also an alias of its first key", "[config]") {
+  const auto granularity = [](const std::string& value) {
+    const ConfigResult result = load_base({"policy.recompute=" + value});
+    CHECK(result.ok());
+    return result.config.policy.recompute.granularity;
+  };
+  CHECK(granularity("full") == RecomputeGranularity::full);
+  CHECK(granularity("auto") == RecomputeGranularity::automatic);
+  CHECK(granularity("null") == Config{}.policy.recompute.granularity);
+  CHECK(granularity("{granularity: full}") == RecomputeGranularity::full);
+  CHECK(!load_base({"policy.recompute=3"}).ok());
+}
+
 TEST_CASE("explain describes a key, and suggests one for an unknown name", "[config]") {
   bool known = false;
   const std::string lr = explain("policy.optimizer.lr", &known);

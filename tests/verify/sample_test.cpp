@@ -27,13 +27,14 @@ bool has(const Layouts& all, size_t i, const std::string& value) {
   return std::find(overrides.begin(), overrides.end(), value) != overrides.end();
 }
 
-std::set<std::pair<int, int>> pairs(const Layouts& all, const std::vector<size_t>& of) {
+// Pairs of values, each in both orders.
+size_t pairs(const Layouts& all, const std::vector<size_t>& of) {
   std::set<std::pair<int, int>> out;
   for (const size_t i : of)
     for (const int a : all.values(i))
       for (const int b : all.values(i))
         if (a != b) out.emplace(a, b);
-  return out;
+  return out.size();
 }
 
 }  // namespace
@@ -62,15 +63,14 @@ TEST_CASE("a sample has every pair of values before it has anything else") {
   const Sample sample = take_sample(all, 100, any);
   REQUIRE(sample.layouts.size() == 100);
   CHECK(std::is_sorted(sample.layouts.begin(), sample.layouts.end()));
-  CHECK(sample.pairs == 7 * 6 + 7 * 5 + 7 * 4 + 6 * 5 + 6 * 4 + 5 * 4);
-  CHECK(sample.missing_pairs == 0);
-  CHECK(pairs(all, sample.layouts).size() == 2 * static_cast<size_t>(sample.pairs));
+  CHECK(sample.strength == 2);
+  CHECK(pairs(all, sample.layouts) == 2 * (7 * 6 + 7 * 5 + 7 * 4 + 6 * 5 + 6 * 4 + 5 * 4));
   CHECK(take_sample(all, 100, any).layouts == sample.layouts);
 
   const Sample few = take_sample(all, 10, any);
   CHECK(few.layouts.size() == 10);
-  CHECK(few.pairs + few.missing_pairs == sample.pairs);
-  CHECK(few.missing_pairs > 0);
+  CHECK(few.strength == 0);
+  CHECK(take_sample(all, 700, any).strength == 3);
   CHECK(take_sample(all, 2000, any).layouts.size() == all.size());
 }
 
@@ -85,10 +85,10 @@ TEST_CASE("a sample has valid layouts only and gives up pairs that are refused")
   const Sample sample = take_sample(all, 600, valid);
   REQUIRE(sample.layouts.size() == 600);
   for (const size_t i : sample.layouts) CHECK(valid(i));
-  // a, b and c each with c=9: 30 pairs; and a=3 with b=4.
-  CHECK(sample.missing_pairs == 31);
+  CHECK(sample.strength == 2);
+  // All but a, b and d each with c=9, and a=3 with b=4.
+  CHECK(pairs(all, sample.layouts) == 2 * (6 * 100 - 3 * 10 - 1));
   tries = 0;
-  const Sample rest = take_sample(all, 20'000, valid);
-  CHECK(rest.layouts.size() == (100 - 1) * 9 * 10);
+  CHECK(take_sample(all, 20'000, valid).layouts.size() == (100 - 1) * 9 * 10);
   CHECK(tries == all.size());
 }
