@@ -63,8 +63,7 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
   const int threads = threads_for(c.kernels, 1);
   const precision::Recipe recipe = plan::recipe_for(c, device.type, spec.layers);
   constexpr size_t most_shards = 64;
-  const bool shards = c.distributed.shard_strategy == ShardStrategy::optim_grads_params ||
-                      c.distributed.shard_strategy == ShardStrategy::hsdp;
+  const bool shards = c.distributed.shard_strategy != ShardStrategy::ddp;
   std::map<std::pair<int, int>, std::vector<int>> by_part;  // of the model: tp and pp coordinates
   const parallel::RankGrid grid(plan::grid_position(c, world, 0).sizes);
   for (int rank = 0; rank < world; ++rank) {

@@ -26,15 +26,28 @@ gathers_change_nothing() {
   done
 }
 
+# as_planned RANKS NAME OVERRIDE...: runs NAME.yaml; the largest arena is what the plan says.
+as_planned() {
+  local ranks=$1 name=$2 planned largest
+  shift 2
+  expect 0 run "$ranks" "$name.yaml" "$@"
+  planned=$("$nrl_train" plan "$name.yaml" --world "$ranks" "$@" | awk '$1 == "arena" { gsub(/,/, "", $2); print $2; exit }')
+  largest=$(grep -o '"arena_bytes":[0-9]*' "$name/logs/memory.json" | cut -d: -f2 | sort -n | tail -n 1)
+  [[ $planned == "$largest" ]] || fail "$* on $ranks ranks: $planned bytes are planned, $largest used"
+}
+
 case $case_name in
   strategies) # a run that resumes under other strategies and numbers of ranks
     corpus
     config whole
     config parts
     expect 0 run 1 whole.yaml
-    expect 0 run 4 parts.yaml distributed.shard_strategy=hsdp distributed.dp_replicate_size=2 pretrain.max_num_steps=3
-    expect 0 run 2 parts.yaml distributed.shard_strategy=fsdp distributed.overlap_param_gather=true pretrain.max_num_steps=6
-    expect 0 run 2 parts.yaml distributed.shard_strategy=optim_grads pretrain.max_num_steps=8
+    as_planned 4 parts distributed.shard_strategy=hsdp distributed.dp_replicate_size=2 pretrain.max_num_steps=3
+    as_planned 2 parts distributed.shard_strategy=fsdp distributed.overlap_param_gather=true pretrain.max_num_steps=6
+    as_planned 2 parts distributed.shard_strategy=optim_grads pretrain.max_num_steps=8
+    # Rank 0 does not have the largest shards.
+    config uneven
+    as_planned 8 uneven distributed.shard_strategy=optim_grads policy.train_micro_batch_size=1 pretrain.max_num_steps=1
     expect 0 run 1 parts.yaml
     same whole/logs/metrics.jsonl parts/logs/metrics.jsonl 1e-5
     # Evaluations gather weights as well.
