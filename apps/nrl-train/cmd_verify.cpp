@@ -7,14 +7,17 @@
 namespace nrl::app {
 
 int run_verify(const VerifyArgs& args) {
-  if (args.sample > 0 && args.layouts != "auto")
-    fail(Exit::usage, "--sample has no effect without --layouts auto. Fix: add it");
+  const auto layouts = args.layouts == "auto"   ? verify::Which::all
+                       : args.layouts == "list" ? verify::Which::list
+                                                : verify::Which::configured;
+  if (args.sample > 0 && layouts == verify::Which::configured)
+    fail(Exit::usage, "--sample has no effect without --layouts auto or list. Fix: add it");
   return train::run_in_world([&](comm::World& world) {
     return verify::verify(world, {.config = args.config.path,
                                   .overrides = args.config.overrides,
                                   .steps = args.steps,
                                   .random_tokens = args.random_tokens,
-                                  .all_layouts = args.layouts == "auto",
+                                  .layouts = layouts,
                                   .sample = args.sample});
   });
 }

@@ -101,10 +101,14 @@ int run(int argc, char** argv) {
   c->add_option("--steps", verify.steps, "Steps to compare (default 2)")->check(CLI::Range(1, 1000));
   c->add_flag("--random-tokens", verify.random_tokens,
               "Train on random tokens; without it only if the configured data does not exist");
-  c->add_option("--layouts", verify.layouts,
-                "configured (default), or auto: every valid layout of the launched ranks")
-      ->check(CLI::IsMember({"configured", "auto"}));
-  c->add_option("--sample", verify.sample, "Only so many of the layouts of --layouts auto, spread over all")
+  c->add_option(
+       "--layouts", verify.layouts,
+       "configured (default), auto: every valid layout of the launched ranks, or list: their names only")
+      ->check(CLI::IsMember({"configured", "auto", "list"}));
+  c->add_option(
+       "--sample", verify.sample,
+       "Only so many of the layouts of --layouts, with as many pairs and triples of options as they can "
+       "have")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   c->callback([&] { result = run_verify(verify); });
 

@@ -136,10 +136,16 @@ int verify_layouts(comm::World& world, const Options& options, const std::vector
     for (const size_t i : sample.layouts) chosen += fmt::format("{} ", i);
   });
   world.comm().broadcast_text(chosen, 0);
-  log::info("{}", layout_header());
-  int64_t passed = 0, failed = 0;
+  const bool list = options.layouts == Which::list;
+  if (!list) log::info("{}", layout_header());
+  int64_t passed = 0, failed = 0, listed = 0;
   std::istringstream indices(chosen);
   for (size_t i = 0; indices >> i;) {
+    if (list) {
+      log::info("{}", all.name(i));
+      ++listed;
+      continue;
+    }
     std::vector<std::string> own = overrides;
     const std::vector<std::string> values = all.overrides(i);
     own.insert(own.end(), values.begin(), values.end());
@@ -163,13 +169,16 @@ int verify_layouts(comm::World& world, const Options& options, const std::vector
     refusals += count;
   }
   std::string part;
-  if (passed + failed + refusals < static_cast<int64_t>(all.size()))
+  if (passed + failed + listed + refusals < static_cast<int64_t>(all.size()))
     part = fmt::format(" (a sample of {} layouts{})", all.size(),
                        sample.strength == 0 ? ""
                                             : fmt::format(", with every {} of values that is allowed",
                                                           sample.strength == 2 ? "pair" : "triple"));
-  log::info("{}{} of {} valid layouts verified, {} refused{}", failed > 0 ? "MISMATCH: " : "", passed,
-            passed + failed, refusals, part);
+  if (list)
+    log::info("{} valid layouts, {} refused{}", listed, refusals, part);
+  else
+    log::info("{}{} of {} valid layouts verified, {} refused{}", failed > 0 ? "MISMATCH: " : "", passed,
+              passed + failed, refusals, part);
   return static_cast<int>(failed > 0 ? Exit::internal : Exit::ok);
 }
 
@@ -188,11 +197,12 @@ int verify(comm::World& world, const Options& options) {
   train::RunSetting setting;
   setting.files = false;
   train::RunSetting first = setting;
-  first.grid = !options.all_layouts;
+  first.grid = options.layouts == Which::configured;
   const ConfigResult config = train::load_config_collectively(world, options.config, overrides, first);
   const auto data = open_data(world, config, options.steps, !random.empty());
   log::info("data        {}", data->describe());
-  if (options.all_layouts) return verify_layouts(world, options, overrides, config, *data, setting);
+  if (options.layouts != Which::configured)
+    return verify_layouts(world, options, overrides, config, *data, setting);
   const TrialResult result = run_trial(world, config, *data, options.steps);
   print_trial(result);
   log::info("{}", verdict(result));

@@ -88,6 +88,8 @@ case $case_name in
     grep -qE '^refused +[0-9]+ x distributed.shard_strategy: hsdp needs' out.txt || fail "no reason: $(cat out.txt)"
     expect 0 run 2 verify "$source_dir/tests/verify/tiny.yaml" --layouts auto --sample 7
     grep -qE '^7 of 7 valid layouts verified, [0-9]+ refused \(a sample of [0-9]+ layouts\)$' out.txt || fail "$(cat out.txt)"
+    expect 0 run 2 verify "$source_dir/tests/verify/tiny.yaml" --layouts list
+    grep -qE "^$verified valid layouts, [0-9]+ refused$" out.txt || fail "$(cat out.txt)"
     expect 64 run 1 verify "$source_dir/tests/verify/tiny.yaml" --sample 7
     ;;
   *) fail "no case $case_name" ;;
