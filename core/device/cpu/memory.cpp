@@ -118,14 +118,14 @@ size_t resident_bytes() {
 
 void arrange_heap() {
   // Once: the second block is never freed.
-  static const void* const above = [] {
+  static void* volatile above = [] {
     mallopt(M_MMAP_THRESHOLD, 32 << 20);
     mallopt(M_TRIM_THRESHOLD, 64 << 20);
     // Small requests are taken from the smallest free block that they fit into: this one, as long as larger
     // blocks are freed above the second one. Both are addresses only until they are written.
     constexpr size_t block = size_t{4} << 20;
     void* volatile free_block = std::malloc(block);
-    void* const stays = std::malloc(block);
+    void* stays = std::malloc(block);
     std::free(free_block);
     return stays;
   }();
