@@ -3,7 +3,12 @@
 // two streams of their own, one per direction; events order them and the stream of the ops. On a CPU the
 // threads of the ops make them, and the system reads and writes the file behind Tier::host in the meantime:
 // what goes to the host is copied when it is started, what comes back when it is finished.
+//
+// Copies are timed: by events in the streams, which are read when the step is over, so that nothing waits for
+// them. Those of a graph are not: its events would be recorded again before they are read.
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,10 +24,20 @@ struct HostCopy {
   size_t bytes = 0;
 };
 
-/// What was copied since HostCopies::take_statistics().
+/// What was copied in a step.
 struct HostCopyStatistics {
-  int64_t to_host = 0, from_host = 0;  ///< bytes
-  double seconds = 0;                  ///< CPU: that copies took
+  struct Direction {
+    int64_t bytes = 0;
+    double seconds = 0;  ///< between begin and end of copies; 0: they were not timed, in a graph
+  };
+  Direction to_host, from_host;
+  double exposed_seconds = 0;  ///< that ops waited for copies; on a CPU all of the time
+
+  HostCopyStatistics& operator+=(const HostCopyStatistics& o);
+  int64_t bytes() const { return to_host.bytes + from_host.bytes; }
+  double seconds() const { return to_host.seconds + from_host.seconds; }
+  /// The fraction of the time of copies in which ops ran.
+  double hidden() const { return seconds() > 0 ? 1 - std::min(exposed_seconds / seconds(), 1.0) : 0; }
 };
 
 class HostCopies {
@@ -39,15 +54,26 @@ class HostCopies {
   /// Work enqueued for the ops from now on starts after these copies. Does not block the host.
   void finish(Ticket ticket);
 
-  HostCopyStatistics take_statistics();
+  /// Copies since the last call were those of one step. A step that started none is a graph that was captured
+  /// before, and copied as much as the last one.
+  void end_step();
+  /// The copies of the oldest step that ended and was not collected. On a GPU its work must be done. At most
+  /// max_steps may wait for that.
+  HostCopyStatistics collect();
+  static constexpr int64_t max_steps = 4;
 
  private:
   struct Pending {
-    device::Event begin, end;
-    std::vector<HostCopy> late;  // CPU: to make in finish()
-    bool used = false;
+    device::Event ready, begin, end, waited;  // all but the first are timed
+    std::vector<HostCopy> late;               // CPU: to make in finish()
+    bool to_host = false, captured = false, used = false;
   };
-  std::vector<Pending>::iterator unused();
+  struct Step {
+    HostCopyStatistics copied;
+    std::vector<Ticket> timed;  // GPU: their times are read when the step is collected
+  };
+  Ticket unused();
+  Step& current() { return steps_[static_cast<size_t>(ended_ % max_steps)]; }
   void copy(std::span<const HostCopy> copies, device::CopyKind kind);
 
   device::Runtime* device_ = nullptr;
@@ -56,7 +82,10 @@ class HostCopies {
   int threads_ = 1;
   device::Stream to_host_, from_host_;
   std::vector<Pending> pending_;
-  HostCopyStatistics statistics_;
+  std::vector<Ticket> unused_;
+  std::array<Step, max_steps> steps_;
+  HostCopyStatistics last_;  // of the step that ended last
+  int64_t ended_ = 0, collected_ = 0;
 };
 
 }  // namespace nrl::memory

@@ -278,8 +278,11 @@ class Comparison {
                                           {"sent_bytes", row.sent}});
       for (int k = 0; k < memory::category_count; ++k)
         json.set(std::string(memory::name_of(static_cast<Category>(k))), row.bytes[static_cast<size_t>(k)]);
+      if (row.trial.copies) json.set("offload", row.trial.copies.json());
       out.add(std::move(json));
     }
+    for (const Row& row : rows_)
+      if (row.trial.copies) log::info("{:<{}} moves {}", row.name, width, row.trial.copies.text());
     if (*benchmark_.note) log::info("{}", benchmark_.note);
     for (const Claim& claim : benchmark_.claims) {
       const Row& row = row_of(claim);

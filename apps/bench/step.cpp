@@ -192,6 +192,8 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   JsonValue parts = JsonValue::object({});
   for (const auto& [part, seconds] : phases.parts()) parts.set(part, seconds);
   report.set("start_s", std::move(parts));
+  const CopySpeed copies(steps, warmup_steps);
+  if (copies) report.set("offload", copies.json());
   report.set("loss_first", loss(steps.front()));
   report.set("loss_last", loss(steps.back()));
   report.set("model", parse_json(model::hugging_face_config(plan.spec, precision), "model"));
@@ -212,6 +214,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
             mfu > 0 ? fmt::format(", mfu {:.1f} %", mfu * 100) : "");
   log::info("memory      {} planned{}", human_bytes(static_cast<uint64_t>(plan.memory.total_bytes())),
             gpu ? "" : fmt::format(", {} resident", human_bytes(cpu::peak_resident_bytes())));
+  if (copies) log::info("offload     {}", copies.text());
   log::info("first step  finished {:.2f} s after exec", first);
   log::info("start       {}", phases.text());
   if (gpu_model) {

@@ -7,6 +7,7 @@
 #include "apps/train/initial_state.h"
 #include "apps/train/launch.h"
 #include "apps/train/report/timers.h"
+#include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 
 namespace nrl::bench {
@@ -65,6 +66,37 @@ double median_ms(const std::vector<Step>& steps, size_t warmup) {
   return n % 2 ? ms[n / 2] : (ms[n / 2 - 1] + ms[n / 2]) / 2;
 }
 
+CopySpeed::CopySpeed(const std::vector<Step>& of, size_t warmup) {
+  for (size_t i = warmup; i < of.size(); ++i, ++steps) sum += of[i].result.copies;
+}
+
+std::string CopySpeed::text() const {
+  const auto count = static_cast<double>(steps);
+  std::string out;
+  for (const auto& [d, where] : {std::pair{sum.to_host, "to the host"}, {sum.from_host, "back"}}) {
+    const double bytes = static_cast<double>(d.bytes);
+    out += fmt::format("{:.3f} GB {}", bytes / count * 1e-9, where);
+    if (d.seconds > 0) out += fmt::format(" at {:.1f} GB/s", bytes / d.seconds * 1e-9);
+    out += ", ";
+  }
+  if (sum.seconds() == 0) return out + "not timed in a CUDA graph";
+  return out + fmt::format("{:.2f} ms of copies, {:.2f} ms exposed ({:.1f} % hidden)",
+                           sum.seconds() / count * 1e3, sum.exposed_seconds / count * 1e3,
+                           100 * sum.hidden());
+}
+
+JsonValue CopySpeed::json() const {
+  const auto count = static_cast<double>(steps);
+  JsonValue out = JsonValue::object({{"to_host_bytes", static_cast<double>(sum.to_host.bytes) / count},
+                                     {"from_host_bytes", static_cast<double>(sum.from_host.bytes) / count}});
+  if (sum.seconds() == 0) return out;
+  out.set("to_host_ms", sum.to_host.seconds / count * 1e3);
+  out.set("from_host_ms", sum.from_host.seconds / count * 1e3);
+  out.set("exposed_ms", sum.exposed_seconds / count * 1e3);
+  out.set("hidden", sum.hidden());
+  return out;
+}
+
 Trial time_steps(nrl::comm::World& world, const train::Placement& placement, const ConfigResult& config,
                  const std::function<std::unique_ptr<plan::RunPlan>()>& make_plan, int64_t timed) {
   const ops::Exec& exec = placement.exec();
@@ -89,7 +121,7 @@ Trial time_steps(nrl::comm::World& world, const train::Placement& placement, con
                    exec.device ? static_cast<double>(free_before - exec.device->free_memory())
                                : static_cast<double>(cpu::resident_bytes())};
   world.comm().all_reduce(std::span(most), nrl::comm::Reduce::max);
-  return {.step_ms = most[0], .used_bytes = most[1]};
+  return {.step_ms = most[0], .used_bytes = most[1], .copies = {steps, trial_warmup}};
 }
 
 std::vector<std::string> random_token_overrides(int64_t steps) {

@@ -12,6 +12,8 @@
 #include "apps/train/placement.h"
 #include "apps/train/report/start_phases.h"
 #include "core/base/philox.h"
+#include "core/io/json.h"
+#include "memory/host_copies.h"
 #include "parallel/comm/world/world.h"
 
 namespace nrl::bench {
@@ -41,10 +43,23 @@ std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases,
 /// Of all steps but the first `warmup` ones.
 double median_ms(const std::vector<Step>& steps, size_t warmup);
 
+/// Copies of offloaded activations in all steps but the first `warmup` ones.
+struct CopySpeed {
+  CopySpeed(const std::vector<Step>& steps, size_t warmup);
+  int64_t steps = 0;
+  memory::HostCopyStatistics sum;
+
+  explicit operator bool() const { return sum.bytes() > 0; }
+  /// Bytes and GB/s per direction, the time of copies and how much of it was exposed, per step.
+  std::string text() const;
+  JsonValue json() const;
+};
+
 /// What steps of a configuration took, the most of all ranks.
 struct Trial {
-  double step_ms = 0;     ///< median
-  double used_bytes = 0;  ///< memory of the GPU, or resident memory of the process, while it trained
+  double step_ms = 0;       ///< median
+  double used_bytes = 0;    ///< memory of the GPU, or resident memory of the process, while it trained
+  CopySpeed copies{{}, 0};  ///< of this rank
 };
 inline constexpr int trial_warmup = 2;  ///< steps: kernel selection and page faults
 

@@ -240,18 +240,14 @@ void Engine::step(const StepInput& step, Objective& objective) {
   else
     run_schedule(objective, step.gradients_reduced);
   scalars_.finish();
-  memory::HostCopyStatistics& copies = copies_[static_cast<size_t>(steps_) % copies_.size()];
-  const memory::HostCopyStatistics now = plan_->decoder->take_copy_statistics();
-  // A graph that is launched again copies as much as before.
-  const size_t before = static_cast<size_t>(steps_ + std::ssize(copies_) - 1) % copies_.size();
-  copies = graph && now.to_host == 0 ? copies_[before] : now;
+  plan_->decoder->copies().end_step();
   ++steps_;
 }
 
 StepResult Engine::collect() {
   if (const device::Event* done = scalars_.oldest()) watch_.wait(*done, (*ranks_)[parallel::group::all]);
   StepResult result = scalars_.collect();
-  result.copies = copies_[static_cast<size_t>(collected_++) % copies_.size()];
+  result.copies = plan_->decoder->copies().collect();
   return result;
 }
 

@@ -2,7 +2,6 @@
 // A model on one rank with its memory, parameters, gradients and optimizer. It owns no files, locks, terminal
 // or datasets, so that one process can have any number of engines.
 
-#include <array>
 #include <functional>
 #include <memory>
 #include <span>
@@ -140,8 +139,7 @@ class Engine {
   std::unique_ptr<Fp8Weights> fp8_weights_;
   bool fp8_stale_ = true;
   device::Graph graph_;
-  std::array<memory::HostCopyStatistics, plan::max_steps_in_flight> copies_;  // of steps in flight
-  int64_t steps_ = 0, collected_ = 0;  // enqueued by this engine, and of those collected
+  int64_t steps_ = 0;  // enqueued by this engine
 };
 
 }  // namespace nrl::engine

@@ -119,8 +119,8 @@ class Decoder {
     int64_t kept = 0, recomputed = 0, offloaded = 0;
   };
   std::vector<BlockBytes> block_bytes() const;
-  /// Of offloaded activations: what was copied since the last call.
-  memory::HostCopyStatistics take_copy_statistics() { return stage_->take_copy_statistics(); }
+  /// Of offloaded activations, by step.
+  memory::HostCopies& copies() { return stage_->copies(); }
   /// Bytes of a slot for a microbatch.
   int64_t bytes_of(const memory::SlotSpec& slot) const { return stage_->bytes_of(slot); }
   /// `at_step` is called before every step while computing, also while kernels are collected

@@ -103,8 +103,8 @@ class Stage {
   memory::SlotSet offloaded(int chunk, size_t layer) const {
     return offloading_[static_cast<size_t>(chunk)].of(layer);
   }
-  /// Bytes that were copied to and from the host since the last call, and on a CPU the time.
-  memory::HostCopyStatistics take_copy_statistics() { return copies_.take_statistics(); }
+  /// The copies of offloaded slots, by step.
+  memory::HostCopies& copies() { return copies_; }
   /// Copies the output of the previous chunk of this rank (its stash `from_stash`) to this chunk's input.
   void receive_forward(int chunk, int stash, int from_stash);
   /// Copies the input gradient of the next chunk of this rank to this chunk's output gradient.

@@ -115,9 +115,9 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   const StepProfile::KernelSeconds kernels = profile_.take();
   facts.gemm_ms = kernels.gemm * 1e3;
   facts.attention_ms = kernels.attention * 1e3;
-  if (const memory::HostCopyStatistics& copies = result.copies; copies.to_host > 0)
-    facts.offload = {.bytes = copies.to_host + copies.from_host,
-                     .ms = run_.engine->exec().device ? std::nullopt : std::optional(copies.seconds * 1e3)};
+  if (const memory::HostCopyStatistics& copies = result.copies; copies.bytes() > 0)
+    facts.offload = {
+        .bytes = copies.bytes(), .ms = copies.seconds() * 1e3, .exposed_ms = copies.exposed_seconds * 1e3};
   facts.skipped = result.skipped;
   if (result.loss_scale > 0) facts.loss_scale = result.used_loss_scale;
   facts.world_size = run_.world.size();

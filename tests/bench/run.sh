@@ -91,7 +91,7 @@ case $case_name in
     ;;
   claims)
     # What the plan says of a feature is in the table: fewer bytes, and the same bytes sent.
-    tiny+=(policy.train_global_batch_size=4)
+    tiny+=(policy.train_global_batch_size=4 policy.model.num_hidden_layers=3)
     ratio() { awk -v name="\"claim\":\"$1" 'index($0, name) { match($0, /"ratio":[0-9.e+-]*/); print substr($0, RSTART + 8, RLENGTH - 8) }' "$2"; }
     between() { awk -v x="$1" -v low="$2" -v high="$3" 'BEGIN { exit !(x >= low && x <= high) }' || fail "$1 is not in $2 to $3: $(cat out.txt)"; }
     for what in recompute precision fp8 offload zero; do
@@ -99,10 +99,14 @@ case $case_name in
       [[ $what != zero ]] || launch=(mpirun -n 2 --oversubscribe)
       expect 0 "${launch[@]}" "$nrl_train" bench $what "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --device cpu --json $what.json
       [[ $(grep -c '^claim ' out.txt) -gt 1 ]] || fail "no claims: $(cat out.txt)"
+      cp out.txt $what.txt
     done
     between "$(ratio 'gradient checkpointing saves memory' recompute.json)" 0.1 0.999
     between "$(ratio 'offloading the optimizer' offload.json)" 0.1 0.999
     between "$(ratio 'offloading activations' offload.json)" 0.1 1
+    grep -qE '^activations +moves [0-9.]+ GB to the host at [0-9.]+ GB/s, [0-9.]+ GB back .* ms exposed \(0\.0 % hidden\)$' offload.txt ||
+      fail "no copies: $(cat offload.txt)"
+    positive offload.json to_host_ms
     between "$(ratio 'fewer bits of optimizer state' precision.json)" 0.1 0.9
     between "$(ratio 'a distributed optimizer divides' zero.json)" 0.4 0.6
     between "$(ratio 'a distributed optimizer sends' zero.json)" 0.99 1.01
@@ -127,6 +131,18 @@ case $case_name in
       done
       grep -qE '^step +[0-9.]+ ms \(median of 2\)$' out.txt || fail "no measurement: $(cat out.txt)"
       positive predicted.json measured_s
+    done
+    # Copies of offloaded activations have device times, except in graphs.
+    for graph in false true; do
+      expect 0 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" policy.model.num_hidden_layers=3 --quick \
+        policy.offload_activations=true policy.cuda_graph=$graph --json offload.json
+      positive offload.json to_host_bytes
+      if [[ $graph == true ]]; then
+        grep -q '^offload .* not timed in a CUDA graph$' out.txt || fail "no bytes: $(cat out.txt)"
+      else
+        grep -qE '^offload .* ms exposed \([0-9.]+ % hidden\)$' out.txt || fail "no times: $(cat out.txt)"
+        positive offload.json from_host_ms
+      fi
     done
     NRL_SIM_DEVICES=0 expect 0 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" --predict h100
     grep -q '^device  *H100: estimated, not measured' out.txt || fail "measured without a device: $(cat out.txt)"

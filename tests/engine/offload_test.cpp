@@ -62,6 +62,29 @@ TEST_CASE("offloading works in a CUDA graph", "[engine][offload]") {
   check("cuda", llama, {"policy.cuda_graph=true"}, offload);
 }
 
+TEST_CASE("the copies of offloaded activations are timed, but not in a graph", "[engine][offload]") {
+  if (test_world().size() > 1) return;
+  for (const std::string device : {"cpu", "cuda", "graph"}) {
+    CAPTURE(device);
+    const bool graph = device == "graph";
+    const std::string on = graph ? "cuda" : device;
+    Trainee trainee(test_world().comm(), on,
+                    tiny_config(on, offload + Keys{fmt::format("policy.cuda_graph={}", graph)}, llama));
+    int64_t bytes = 0;
+    for (int step = 0; step < 4; ++step) {
+      const memory::HostCopyStatistics copies = trainee.train_step().copies;
+      CHECK(copies.to_host.bytes > 0);
+      CHECK(copies.from_host.bytes == copies.to_host.bytes);
+      CHECK((step == 0 || copies.bytes() == bytes));
+      bytes = copies.bytes();
+      const bool timed = !graph || step < 2;  // the first steps are no graphs
+      CHECK((copies.to_host.seconds > 0) == timed);
+      CHECK((copies.from_host.seconds > 0) == timed);
+      if (on == "cpu") CHECK(copies.exposed_seconds == Approx(copies.seconds()));
+    }
+  }
+}
+
 TEST_CASE("offloading of FP8 operands changes no bit", "[engine][offload]") {
   if (test_world().size() > 1) return;
   // Wide and long enough for the blocks of all recipes.

@@ -31,10 +31,11 @@ struct StepFacts {
   double eta_s = -1;                             ///< negative: unknown
   bool skipped = false;                          ///< the update was not applied (non-finite gradients)
   std::optional<double> loss_scale = {};         ///< that the step was computed with, if there is one
-  /// Activations that rank 0 moved to the host and back, and on a CPU the time that took; absent without.
+  /// Activations that rank 0 moved to the host and back; absent without.
   struct Offload {
-    int64_t bytes;  ///< both ways
-    std::optional<double> ms;
+    int64_t bytes;      ///< both ways
+    double ms;          ///< of the copies; 0: not timed
+    double exposed_ms;  ///< of it, in which ops waited
   };
   std::optional<Offload> offload = {};
   int world_size = 1;

@@ -55,7 +55,10 @@ JsonValue step_row(const StepFacts& f) {
   }
   if (f.offload) {
     row.set("offload_bytes", f.offload->bytes);
-    if (f.offload->ms) row.set("offload_ms", *f.offload->ms);
+    if (f.offload->ms > 0) {
+      row.set("offload_ms", f.offload->ms);
+      row.set("offload_exposed_ms", f.offload->exposed_ms);
+    }
   }
   for (const auto& [category, bytes] : f.memory) row.set("mem_" + category + "_bytes", bytes);
   return row;
