@@ -326,9 +326,13 @@ double Engine::evaluate(int64_t count, const std::function<const data::HostMicro
     const int64_t n = std::min(at_once, count - i);
     for (int64_t m = 0; m < n; ++m) p.tensors->fill(m, next(), 0);
     p.tensors->commit(0, 0);
-    p.decoder->evaluate(std::span(p.tensors->microbatches()).first(static_cast<size_t>(n)), [&](int) {
-      if (p.layout.reports_tokens()) ops::add_sum(exec_, {.x = p.decoder->log_prob(), .out = evaluation_});
-    });
+    p.decoder->evaluate(
+        std::span(p.tensors->microbatches()).first(static_cast<size_t>(n)),
+        [&](int) {
+          if (p.layout.reports_tokens())
+            ops::add_sum(exec_, {.x = p.decoder->log_prob(), .out = evaluation_});
+        },
+        i == 0);
   }
   ops::download(exec_, evaluation_, &sum);
   return sum;

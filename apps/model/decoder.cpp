@@ -339,11 +339,12 @@ Decoder::Visits Decoder::visits(memory::Mode mode) const {
   return {stage_->recorded_visits(program.id), layer_visits(program.schedule, *stage_)};
 }
 
-void Decoder::run(const Program& program, std::span<const MicroBatch> batches, const StepHooks& hooks) {
+void Decoder::run(const Program& program, std::span<const MicroBatch> batches, const StepHooks& hooks,
+                  bool first) {
   const bool alone = options_.layout.stages == 1;
   NRL_CHECK(alone || messages_ || context_.exec->needed, "the stages are not connected");
   pipeline::StageMessages* const messages = context_.exec->needed ? nullptr : messages_;
-  execute(program.schedule, {*stage_, program.id, options_.layout, messages}, batches, hooks);
+  execute(program.schedule, {*stage_, program.id, options_.layout, messages, first}, batches, hooks);
 }
 
 void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks) {
@@ -371,15 +372,19 @@ void Decoder::update_router_bias(const Tensor& scalars) {
                             .bias = context_.parameters[static_cast<size_t>(parameter)].weight});
 }
 
-void Decoder::evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready) {
+void Decoder::evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready,
+                       bool first) {
   if (evaluations_.id >= 0 && static_cast<int>(batches.size()) == options_.evaluated) {
-    run(evaluations_, batches, {.log_probs_ready = log_probs_ready});
+    run(evaluations_, batches, {.log_probs_ready = log_probs_ready}, first);
     return;
   }
   for (size_t i = 0; i < batches.size(); ++i)
-    run(evaluation_, batches.subspan(i, 1), {.log_probs_ready = [&](int) {
-          if (log_probs_ready) log_probs_ready(static_cast<int>(i));
-        }});
+    run(evaluation_, batches.subspan(i, 1),
+        {.log_probs_ready =
+             [&](int) {
+               if (log_probs_ready) log_probs_ready(static_cast<int>(i));
+             }},
+        first && i == 0);
 }
 
 }  // namespace nrl::model

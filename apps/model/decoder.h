@@ -68,8 +68,10 @@ class Decoder {
   /// needs the same ones.
   void train(std::span<const MicroBatch> batches, const StepHooks& hooks);
   /// Forward passes without dropout. `log_probs_ready`: see StepHooks. All stages must have the same number
-  /// of batches.
-  void evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready = {});
+  /// of batches. `first`: false if nothing but evaluations came since a call with true, so that weights that
+  /// it rounded to FP8 can be used again.
+  void evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready = {},
+                bool first = true);
   void evaluate(const MicroBatch& batch) { evaluate({&batch, 1}); }
   /// Training passes add the router's losses and load to `metrics`, (3) f64 (ops::RouterBalance).
   void add_router_metrics(const Tensor& metrics) { context_.router_metrics = metrics; }
@@ -152,7 +154,8 @@ class Decoder {
   /// Calls `work(block, chunk, index of its layer in the chunk)` for the blocks of this rank.
   template <class F>
   void for_each_block(F&& work) const;
-  void run(const Program& program, std::span<const MicroBatch> batches, const StepHooks& hooks);
+  void run(const Program& program, std::span<const MicroBatch> batches, const StepHooks& hooks,
+           bool first = true);
 
   pipeline::StageMessages* messages_ = nullptr;
   Program training_;

@@ -160,7 +160,7 @@ void execute(const pipeline::Schedule& schedule, const Execution& on, std::span<
     if (pass_of(a)) stage.expect(next_pass(schedule, i + 1));
     const auto batch = [&]() -> const MicroBatch& { return batches[static_cast<size_t>(a.microbatch)]; };
     // Passes of a chunk are in the order of microbatches.
-    const Stage::Order order{.first = a.microbatch == 0, .last = a.last};
+    const Stage::Order order{.first = on.first && a.microbatch == 0, .last = a.last};
     const auto backward = [&](bool dgrad, bool wgrad) {
       const trace::Range range("backward_pass");
       stage.backward(a.chunk, a.stash, batch(), {.dgrad = dgrad, .wgrad = wgrad}, order);

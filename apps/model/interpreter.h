@@ -34,6 +34,8 @@ struct Execution {
   ModelLayout layout;  ///< with several stages neighboring chunks are on other ranks, else on this one
   /// Null: nothing is sent or received, because nothing is computed (dry runs, ops::Exec::needed).
   pipeline::StageMessages* messages = nullptr;
+  /// False: executions of other microbatches with the same weights came before, without an update.
+  bool first = true;
 };
 
 /// Executes the actions of a rank, or records them (Stage::record). `batches`: by microbatch; must outlive

@@ -8,6 +8,8 @@
 // those the layout must agree. Scales on which ranks do not agree change every number with any weights.
 #include <cstring>
 
+#include "core/ops/kernel_table.h"
+#include "core/ops/quantize.h"
 #include "tests/catch.h"
 #include "tests/engine/layouts.h"
 
@@ -145,6 +147,47 @@ TEST_CASE("FP8 copies of experts are recomputed bit by bit", "[engine][fp8][expe
     };
     CHECK(bytes("[norm]") > 0);
     CHECK(bytes("[moe]") > bytes("[activation]"));
+  }
+}
+
+namespace {
+
+int64_t roundings = 0;
+const ops::KernelTable* counted = nullptr;
+
+}  // namespace
+
+TEST_CASE("an evaluation rounds the weights to FP8 once", "[engine][fp8]") {
+  if (test_world().size() > 1) return;
+  for (const Recipe& r : recipes) {
+    CAPTURE(r.name);
+    const auto alone = test_world().comm().split(test_world().rank(), 0, "alone");
+    Trainee trainee(*alone, "cpu", tiny_config("cpu", fp8(r.name, r.length), r.model));
+    engine::Engine& engine = trainee.engine();
+    counted = engine.exec().kernels;
+    ops::KernelTable counting = *counted;
+    counting.quantize = [](ops::Exec& e, const ops::Quantize& q) {
+      ++roundings;
+      counted->quantize(e, q);
+    };
+    engine.exec().kernels = &counting;
+    const data::HostMicroBatch batch =
+        random_batch(engine.plan().batch.micro * engine.plan().sequence_length, 5);
+    const auto evaluate = [&](int64_t count) {
+      roundings = 0;
+      return engine.evaluate(count, [&]() -> const data::HostMicroBatch& { return batch; });
+    };
+    const double one = evaluate(1);
+    const int64_t of_one = roundings;
+    CHECK(evaluate(3) == one + one + one);
+    // The weights and inputs of the four GEMMs of two layers.
+    CHECK(of_one == 8 + 8);
+    CHECK(roundings == 8 + 3 * 8);
+    // What an update changes is rounded again.
+    trainee.train_step();
+    CHECK(evaluate(1) != one);
+    CHECK(roundings == of_one);
+    engine.exec().kernels = counted;
   }
 }
 
