@@ -5,7 +5,7 @@
 // A stored number is the real one divided by its scale (core/base/scaling.h), rounded to nearest even. Scales
 // of blocks (row128, block128, mx32) are found here: the smallest power of two, from 2^-126, for which the
 // block's largest number fits; a block with NaN or infinity has the scale NaN. The scale of a tensor is
-// given: larger numbers saturate, NaN and infinity become NaN.
+// given: larger numbers saturate, NaN and infinity become NaN. The padding of tiles of mx32 scales is 0.
 
 #include "core/ops/activation.h"
 #include "core/ops/exec.h"

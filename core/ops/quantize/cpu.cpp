@@ -50,6 +50,14 @@ NRL_INLINE void store_scale(const Tensor& t, int64_t row, int64_t column, uint32
   }
 }
 
+/// Zeroes a tile of mx32 scales, of which some belong to no element.
+void clear_scales(const Tensor& t, int64_t row, int64_t column) {
+  if (t)
+    std::memset(static_cast<char*>(t.scales.data) +
+                    scale_offset(Scaling::mx32, t.scales.row_step, t.scales.column_step, row, column),
+                0, static_cast<size_t>(scale_tile(Scaling::mx32).bytes));
+}
+
 /// A tile: n x k values of the source from (row, column) on, of whose rows those behind `real` are zeros, and
 /// codes with `side` between rows, which begin at row `to` of the copies.
 struct Tile {
@@ -251,6 +259,10 @@ void quantize_tile(const Quantize& a, Tile& t, uint32_t& largest) {
   const Scaling kind = either.scales.kind;
   if (kind == Scaling::row128 || kind == Scaling::mx32) {
     const int64_t group = kind == Scaling::row128 ? 128 : 32;
+    if (kind == Scaling::mx32 && (t.n < side || t.k < side)) {
+      clear_scales(a.row, t.to, t.column);
+      clear_scales(a.column, t.column, t.to);
+    }
     if (a.row) {
       encode_rows<format>(t, a.row, group);
       write_rows(t, a.row);

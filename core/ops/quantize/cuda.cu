@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
     quantize_kernel(const T* __restrict__ x, Source source, Copy row_copy, Copy column_copy, float* amax,
                     int64_t n, int64_t k) {
   constexpr bool in_blocks = scaling != Scaling::tensor;
-  constexpr int group = scaling == Scaling::mx32 ? 32 : side;
+  constexpr bool whole_tile = scaling == Scaling::mx32;  // scales beyond the matrix are written
+  constexpr int group = whole_tile ? 32 : side;
   NRL_SHARED(unsigned, tile, [side][side / 4 + 1]);  // codes of the column copy: 4 rows in a word
   NRL_SHARED(unsigned, part, [warps][side]);
   const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
           const float inverse = fp8::inverse_scale(byte);
 #pragma unroll
           for (int c = 0; c < columns_per_lane; ++c) word |= code_of<format>(v[r][c], byte, inverse) << 8 * c;
-          if (lane % lanes == 0 && inside && row + r < n)
+          if (lane % lanes == 0 && (whole_tile || (inside && row + r < n)))
             row_copy.store_scale<scaling>(row + r, column, byte);
         } else {
 #pragma unroll
@@ -193,7 +194,8 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
           for (int i = 0; i < sharing; ++i) m = max(m, part[w / sharing * sharing + i][j]);
           byte = fp8::scale_of<format>(m);
           inverse = fp8::inverse_scale(byte);
-          if (w % sharing == 0 && inside && row < n) column_copy.store_scale<scaling>(column + c, row, byte);
+          if (w % sharing == 0 && (whole_tile || (inside && row < n)))
+            column_copy.store_scale<scaling>(column + c, row, byte);
         }
 #pragma unroll
         for (int q = 0; q < rows_per_warp / 4; ++q) {

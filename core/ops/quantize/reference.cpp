@@ -2,6 +2,8 @@
 
 #include "core/ops/shared/reference.h"
 
+#include <cstring>
+
 #include "core/ops/quantize.h"
 
 namespace nrl::ops::reference {
@@ -47,6 +49,7 @@ void quantize_copy(const Tensor& out, const Element& element) {
       }
     return;
   }
+  if (s.kind == Scaling::mx32) std::memset(s.data, 0, static_cast<size_t>(scale_matrix(s.kind, n, k).bytes));
   const Block b = block_of(s.kind);
   for (int64_t r = 0; r < n; r += b.rows)
     for (int64_t c = 0; c < k; c += b.columns) {
