@@ -14,7 +14,7 @@ struct Args {
   std::string config;                  ///< step only: a YAML file
   std::vector<std::string> overrides;  ///< step only: "key=value"
   std::string device = "auto";         ///< auto, cpu or cuda
-  std::string precision = "auto";      ///< of activations, not for step: auto, float32 or bfloat16
+  std::string precision = "auto";      ///< of activations, not for step: auto, float32, bfloat16, float16
   std::string json;                    ///< file to write; empty: none
   std::string only;                    ///< substring of the names of the cases; empty: all
   int steps = 20;                      ///< step: number of timed steps

@@ -28,9 +28,9 @@ std::string peak_text(const Machine& machine, double peak) {
                        : fmt::format("fp32 peak {:.0f} GFLOP/s (register FMAs)", peak * 1e-9);
 }
 
-/// On a CPU bf16 GEMMs are compared with those of f32, in turn: the processor's clock and load drift.
+/// On a CPU 16-bit GEMMs are compared with those of f32, in turn: the processor's clock and load drift.
 bool compares_with_f32(const Machine& machine, DType dtype) {
-  return !machine.gpu() && dtype == DType::bf16;
+  return !machine.gpu() && dtype != DType::f32;
 }
 
 // "  612 (62 %)", in TFLOP/s on a GPU and GFLOP/s on a CPU.
@@ -366,9 +366,11 @@ std::vector<float> values_of(ops::Exec& e, const Tensor& t) {
     ops::download(e, t, values.data());
     return values;
   }
-  std::vector<bf16> narrow(values.size());
-  ops::download(e, t, narrow.data());
-  std::transform(narrow.begin(), narrow.end(), values.begin(), [](bf16 v) { return static_cast<float>(v); });
+  const auto upcast = [&]<class T>(std::vector<T> narrow) {
+    ops::download(e, t, narrow.data());
+    std::transform(narrow.begin(), narrow.end(), values.begin(), [](T v) { return static_cast<float>(v); });
+  };
+  t.dtype == DType::f16 ? upcast(std::vector<f16>(values.size())) : upcast(std::vector<bf16>(values.size()));
   return values;
 }
 

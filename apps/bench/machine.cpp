@@ -210,17 +210,22 @@ Tensor Tensors::filled(DType dtype, std::initializer_list<int64_t> shape, const 
   return t;
 }
 
+template <class Value>
+Tensor Tensors::filled_with(DType dtype, std::initializer_list<int64_t> shape, const Value& value) {
+  const auto as = [&]<class T>(T) {
+    std::vector<T> values(pattern_elements);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = T(value(i));
+    return filled(dtype, shape, values.data(), values.size() * sizeof(T));
+  };
+  if (dtype == DType::bf16) return as(bf16());
+  if (dtype == DType::f16) return as(f16());
+  NRL_CHECK(dtype == DType::f32);
+  return as(0.0f);
+}
+
 Tensor Tensors::normal(DType dtype, std::initializer_list<int64_t> shape, double scale) {
   const std::vector<float>& normals = normal_pattern();
-  if (dtype == DType::bf16) {
-    std::vector<bf16> values(normals.size());
-    for (size_t i = 0; i < values.size(); ++i) values[i] = bf16(normals[i] * static_cast<float>(scale));
-    return filled(dtype, shape, values.data(), values.size() * sizeof(bf16));
-  }
-  NRL_CHECK(dtype == DType::f32);
-  std::vector<float> values(normals.size());
-  for (size_t i = 0; i < values.size(); ++i) values[i] = normals[i] * static_cast<float>(scale);
-  return filled(dtype, shape, values.data(), values.size() * sizeof(float));
+  return filled_with(dtype, shape, [&](size_t i) { return normals[i] * static_cast<float>(scale); });
 }
 
 Tensor Tensors::integers(std::initializer_list<int64_t> shape, int64_t below) {
@@ -238,13 +243,7 @@ Tensor Tensors::arithmetic(int64_t n, int64_t first, int64_t step) {
 }
 
 Tensor Tensors::constant(DType dtype, std::initializer_list<int64_t> shape, double value) {
-  if (dtype == DType::f32) {
-    const std::vector<float> values(pattern_elements, static_cast<float>(value));
-    return filled(dtype, shape, values.data(), values.size() * sizeof(float));
-  }
-  NRL_CHECK(dtype == DType::bf16);
-  const std::vector<bf16> values(pattern_elements, bf16(static_cast<float>(value)));
-  return filled(dtype, shape, values.data(), values.size() * sizeof(bf16));
+  return filled_with(dtype, shape, [&](size_t) { return static_cast<float>(value); });
 }
 
 Tensor Tensors::copy_of(DType dtype, std::initializer_list<int64_t> shape, const void* values) {

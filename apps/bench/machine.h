@@ -61,7 +61,7 @@ class Tensors {
  public:
   explicit Tensors(Machine& machine) : machine_(machine) {}
 
-  /// scale * standard normal; f32 or bf16. Values repeat after 2^18 elements.
+  /// scale * standard normal; f32, bf16 or f16. Values repeat after 2^18 elements.
   Tensor normal(DType dtype, std::initializer_list<int64_t> shape, double scale = 1);
   /// i32, random in [0, below).
   Tensor integers(std::initializer_list<int64_t> shape, int64_t below);
@@ -73,6 +73,9 @@ class Tensors {
 
  private:
   Tensor allocate(DType dtype, std::initializer_list<int64_t> shape);
+  /// Repeats value(0), value(1), ..., f32, rounded to the type.
+  template <class Value>
+  Tensor filled_with(DType dtype, std::initializer_list<int64_t> shape, const Value& value);
   /// Repeats the pattern to fill the tensor.
   Tensor filled(DType dtype, std::initializer_list<int64_t> shape, const void* pattern, size_t pattern_bytes);
 
@@ -102,7 +105,7 @@ class Report {
 /// The dtype of activations to measure.
 inline DType precision_of(const Args& args, const Machine& machine) {
   if (args.precision == "auto") return machine.gpu() ? DType::bf16 : DType::f32;
-  return args.precision == "bfloat16" ? DType::bf16 : DType::f32;
+  return args.precision == "bfloat16" ? DType::bf16 : args.precision == "float16" ? DType::f16 : DType::f32;
 }
 
 /// Whether --only selects a case.

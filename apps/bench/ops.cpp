@@ -234,7 +234,7 @@ class OpCases {
     const int64_t n = s_.logit_rows, v = s_.vocab;
     auto arguments = [=, this](Tensors& m) {
       ops::CrossEntropy c;
-      c.logits = m.normal(a_, {n, v});
+      c.logits = m.normal(a_ == DType::f16 ? DType::f32 : a_, {n, v});  // no logits are f16
       c.target = m.integers({n}, v);
       c.log_prob = m.constant(DType::f32, {n}, 0);
       return c;
@@ -282,7 +282,7 @@ class OpCases {
       a.param = m.normal(DType::f32, {n}, 0.02);
       a.exp_avg = m.normal(DType::f32, {n}, 1e-3);
       a.exp_avg_sq = m.constant(DType::f32, {n}, 1e-6);
-      if (a_ == DType::bf16) a.param_bf16 = m.normal(DType::bf16, {n}, 0.02);
+      if (a_ != DType::f32) a.param_bf16 = m.normal(a_, {n}, 0.02);
       return [this, a] { ops::adamw(e_, a); };
     });
     // bf16 weights with remainders, and state in fewer bits.

@@ -228,8 +228,9 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   c->add_option(
        "--precision", bench.precision,
-       "Of ops, gemm and attention: auto (default: bfloat16 on a GPU, else float32), float32 or bfloat16")
-      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}));
+       "Of ops, gemm and attention: auto (default: bfloat16 on a GPU, else float32), float32, bfloat16 or\n"
+       "float16")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}));
   c->add_option("--json", bench.json, "Write the results to this file");
   c->add_option("--only", bench.only, "Only cases whose name contains this text (ops, gemm, attention)");
   c->add_option("--steps", bench.steps, "Steps to time (step and the last five; default 20)")

@@ -41,9 +41,12 @@ all() {
     ! grep -q '"error"' $what.json || fail "$what.json has errors: $(cat err.txt)"
     positive $what.json seconds
   done
-  for what in float32 bfloat16; do
-    expect 0 "$nrl_train" bench gemm --quick --device "$1" --precision $what --json one.json
-    ! grep -q '"error"' one.json || fail "bench gemm in $what has errors: $(cat err.txt)"
+  local precision
+  for precision in float32 bfloat16 float16; do
+    for what in ops gemm attention; do
+      expect 0 "$nrl_train" bench $what --quick --device "$1" --precision $precision --json one.json
+      ! grep -q '"error"' one.json || fail "bench $what in $precision has errors: $(cat err.txt)"
+    done
   done
   [[ $(grep -c '"gated":true' ops.json) -gt 10 ]] || fail "ops.json lacks kernels"
   expect 0 "$nrl_train" bench ops --quick --device "$1" --only rope --json one.json
