@@ -29,7 +29,7 @@ Problem make(Direction direction, const Lengths& l, const Heads& h, int64_t d, b
 }
 
 std::string text_of(const Problem& p) {
-  return fmt::format("{} {}x{}{} heads {}/{} D{}{}{}",
+  return fmt::format("{} {} {}x{}{} heads {}/{} D{}{}{}", name_of(p.dtype),
                      p.direction == Direction::forward ? "forward" : "backward", p.sequences, p.longest,
                      p.equal ? "" : " ragged", p.heads, p.kv_heads, p.d, p.causal ? " causal" : " full",
                      p.window > 0 ? fmt::format(" window {}", p.window) : "");
@@ -107,12 +107,31 @@ TEST_CASE("cuDNN has a plan for the models that are trained") {
                                      {8, 2048, false},
                                      {64, 777, false}}) {
         Problem p = make(direction, lengths, m.heads, m.d, true, m.window, m.columns);
-        check_plan(p);
         const auto matrix = static_cast<size_t>(plan_matrix_bytes(p));
-        if (direction == Direction::backward) check_plan(p, usual_workspace(p) + matrix, true);
-        p.lse_row = 0;  // evaluation
-        if (direction == Direction::forward) check_plan(p);
+        for (const DType dtype : {DType::bf16, DType::f16}) {
+          p.dtype = dtype;
+          check_plan(p);
+          if (direction == Direction::backward) check_plan(p, usual_workspace(p) + matrix, true);
+          if (direction == Direction::backward) continue;
+          Problem evaluation = p;
+          evaluation.lse_row = 0;
+          check_plan(evaluation);
+        }
       }
+}
+
+TEST_CASE("cuDNN has the plans for float16 that it has for bfloat16") {
+  for (const Direction direction : directions)
+    for (const Lengths& lengths : {Lengths{2, 4096, true}, {3, 100, true}, {37, 300, false}})
+      for (const int64_t d : {64, 80, 128, 256})
+        for (const Mask& mask : {Mask{true, 0}, {false, 0}, {true, 512}}) {
+          Problem p = make(direction, lengths, {32, 8}, d, mask.causal, mask.window);
+          p.dtype = DType::f16;
+          check_plan(p);
+          Problem bf16 = p;
+          bf16.dtype = DType::bf16;
+          CHECK(ask(p, usual_workspace(p)).plans == ask(bf16, usual_workspace(bf16)).plans);
+        }
 }
 
 TEST_CASE("cuDNN has a plan whatever the window, the length and the number of heads") {
