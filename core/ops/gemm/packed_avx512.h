@@ -3,11 +3,11 @@
 //
 //   c (rows, columns) = or += a b + bias
 //
-// for f32 operands with FMAs, and for bf16 operands with vdpbf16ps, which multiplies pairs of bf16 and adds
-// both products to an f32 sum. Operands are copied into panels of 32-bit words [word of the inner
-// dimension][row of a or column of b]; a word is an f32 or two neighboring bf16 of the inner dimension. The
-// panels of a block are packed once by all threads, which then share its tiles. For few columns tiles read
-// the rows of a in place.
+// for f32 operands with FMAs, and with AVX512_BF16 for bf16 operands with vdpbf16ps, which multiplies pairs
+// of bf16 and adds both products to an f32 sum. Operands are copied into panels of 32-bit words [word of the
+// inner dimension][row of a or column of b]; a word is an f32 or two neighboring bf16 of the inner dimension.
+// The panels of a block are packed once by all threads, which then share its tiles. For few columns tiles
+// read the rows of a in place.
 //
 // An element of c is summed in the order of the inner dimension, whatever the other dimensions and the
 // threads: results depend on neither.
@@ -220,6 +220,10 @@ NRL_INLINE __m512i load_outer(const bf16* x, int64_t ld, __mmask16 valid, bool p
   return _mm512_permutex2var_epi16(_mm512_castsi256_si512(low), in_turn, _mm512_castsi256_si512(high));
 }
 
+/// What packing reads is prefetched: words of a transposed operand, whose rows may be pages apart, and bytes
+/// of each of 16 rows, more than the processor follows by itself.
+inline constexpr int64_t words_ahead = 32, bytes_ahead = 256;
+
 /// The words [begin, end) of a panel of `width` rows of a transposed operand; rows from `outer` on are zero.
 template <class T, class S>
 NRL_INLINE void pack_transposed(const Part<S>& x, int64_t outer, int64_t width, int64_t inner, int64_t begin,
@@ -231,6 +235,11 @@ NRL_INLINE void pack_transposed(const Part<S>& x, int64_t outer, int64_t width, 
   const S* from = x.data + begin * per * x.ld;
   float* to = panel + begin * width;
   for (int64_t w = begin; w < end; ++w, from += per * x.ld, to += width) {
+#pragma GCC unroll 2
+    for (int64_t row = words_ahead * per; row < (words_ahead + 1) * per; ++row) {
+      _mm_prefetch(from + row * x.ld, _MM_HINT_T0);
+      if (width > 16) _mm_prefetch(from + row * x.ld + 16, _MM_HINT_T0);
+    }
     _mm512_mask_storeu_epi32(to, stored[0], load_outer<T>(from, x.ld, valid[0], w < whole));
     if (width > 16)
       _mm512_mask_storeu_epi32(to + 16, stored[1], load_outer<T>(from + 16, x.ld, valid[1], w < whole));
@@ -245,7 +254,10 @@ void pack_rows(const Part<S>& x, int64_t outer, int64_t width, int64_t inner, fl
   for (int64_t o = 0; o < width; o += 16) {
     const __mmask16 stored = first(width - o);
     for (int64_t w = 0; w < words; w += 16) {
+      constexpr int64_t ahead = bytes_ahead / static_cast<int64_t>(sizeof(S));
       __m512i r[16];
+      for (int64_t i = o; i < std::min(o + 16, outer); ++i)
+        _mm_prefetch(x.data + i * x.ld + w * per + ahead, _MM_HINT_T0);
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i)
         r[i] = o + i < outer ? load_words<T>(x.data + (o + i) * x.ld + w * per, inner - w * per)
