@@ -64,7 +64,7 @@ constexpr GemmCase cpu_gemms[] = {{"124m qkv", 1024, 2304, 768},  {"124m o", 102
                                   {"124m up", 1024, 3072, 768},   {"124m down", 1024, 768, 3072},
                                   {"124m head", 256, 50304, 768}, {"17m qkv", 4096, 1152, 384},
                                   {"17m o", 4096, 384, 384},      {"17m gate+up", 4096, 2048, 384},
-                                  {"17m down", 4096, 384, 1024},  {"17m head", 1366, 8192, 384}};
+                                  {"17m down", 4096, 384, 1024},  {"17m head", 256, 8192, 384}};
 constexpr GemmCase quick_gemms[] = {{"quick", 48, 32, 64, true}, {"quick odd", 40, 24, 16}};
 
 /// Sequences of `length` tokens.

@@ -99,7 +99,7 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
         add("reductions", comm::MpiOptions().scratch_bytes, "buffer for messages to other hosts");
     }
   }
-  if (cpu_run)
+  if (cpu_run && plan.decoder->options().products == ops::Bf16Products::upcast)
     add("GEMM packing", packing_bytes(plan, facts.threads), "operands as oneDNN packs them, largest GEMM");
   if (cpu_run)
     add("offloaded state", offload_window_bytes(plan),
@@ -120,7 +120,7 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
     add("evaluation", data::loader_bytes(loading, rules, plan.sequence_length), loader(), true);
   }
   if (cpu_run && position.grid.rank() == 0)
-    add("GEMM probe", ops::gemm_peak_bytes, "operands of the GEMM that measures the peak", true);
+    add("GEMM probe", ops::gemm_peak_bytes(facts.threads), "the GEMM that measures the peak", true);
   if (config.checkpointing.enabled)
     add("checkpoints", slice_block_bytes, "a block of a tensor that is converted or cut while it is saved",
         true);

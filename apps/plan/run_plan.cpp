@@ -74,7 +74,7 @@ ops::Bf16Products products_for(const Config& config) {
 
 precision::Recipe recipe_of_precision(const Config& config, DeviceType device) {
   const bool cpu = device == DeviceType::cpu;
-  const bool upcast = cpu && products_for(config) == ops::Bf16Products::upcast;
+  const bool upcast = cpu && products_for(config) != ops::Bf16Products::native;
   switch (config.policy.precision) {
     case Precision::automatic:
       return cpu ? precision::float32 : precision::bfloat16;

@@ -20,7 +20,7 @@ std::string_view name_of_state(DType t) {
 std::string precision_text(const plan::RunPlan& plan, const ops::Exec& exec) {
   const precision::OptimizerFormats& o = plan.recipe.optimizer();
   const bool upcast =
-      plan.device == DeviceType::cpu && exec.kernels->bf16_products == ops::Bf16Products::upcast;
+      plan.device == DeviceType::cpu && exec.kernels->bf16_products != ops::Bf16Products::native;
   const bool remainders = o.remainders, half = plan.recipe.weights() == DType::f16;
   std::string text =
       !plan.recipe.master_weights() ? "fp32"

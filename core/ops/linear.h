@@ -14,10 +14,11 @@
 
 namespace nrl::ops {
 
-/// How a CPU multiplies bf16 operands.
+/// How a CPU multiplies bf16 operands, and with it whose GEMM of f32 operands it has.
 enum class Bf16Products : uint8_t {
-  upcast,  ///< upcast to f32, f32 FMAs
-  native,  ///< instructions that multiply bf16 and add in f32
+  upcast,  ///< upcast to f32 in tiles; f32 GEMMs of oneDNN
+  packed,  ///< upcast to f32 while operands are packed; own f32 GEMMs (gemm/packed_avx512.h)
+  native,  ///< instructions that multiply bf16 and add in f32; own f32 GEMMs
 };
 
 /// out = act(x W^T + bias), or out += x W^T (accumulate; then neither bias nor activation).
@@ -92,9 +93,9 @@ size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int thread
 size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads,
                                 Bf16Products products);
 
-/// Bytes that oneDNN allocates for packed operands during a GEMM of f32 operands on a CPU whose output has
-/// `m` columns and that sums over `k` products, on `threads` threads: blocks of both operands, at most of the
-/// sizes of its AVX-512 kernels, which are larger than those of the others.
+/// With Bf16Products::upcast: bytes that oneDNN allocates for packed operands during a GEMM of f32 operands
+/// on a CPU whose output has `m` columns and that sums over `k` products, on `threads` threads: blocks of
+/// both operands, at most of the sizes of its AVX-512 kernels, which are larger than those of the others.
 int64_t gemm_packing_bytes(int64_t m, int64_t k, int threads);
 
 }  // namespace nrl::ops

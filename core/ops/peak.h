@@ -7,11 +7,10 @@
 
 namespace nrl::ops {
 
-/// Memory of measure_gemm_peak() while it runs: the operands of a GEMM of 768 x 768 x 768.
-inline constexpr int64_t gemm_peak_size = 768, gemm_peak_bytes = 3 * gemm_peak_size * gemm_peak_size * 4;
-
-/// GFLOP/s of f32 GEMMs (with the library of the linear layers) on `threads` threads: the best of those that
-/// fit into `seconds`, at least three. Allocates and frees gemm_peak_bytes.
+/// Memory of measure_gemm_peak() while it runs: operands and scratch memory.
+int64_t gemm_peak_bytes(int threads);
+/// GFLOP/s of f32 GEMMs of 768 x 768 x 768 (forward passes of linear layers) on `threads` threads: the best
+/// of those that fit into `seconds`, at least three. Allocates and frees gemm_peak_bytes().
 double measure_gemm_peak(int threads, double seconds = 0.045);
 
 /// f32 peak: GFLOP/s of multiply-adds on registers with the best instruction set of this processor, on

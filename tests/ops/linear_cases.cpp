@@ -132,23 +132,20 @@ void mixed_types(Exec& e) {
   expect(error_of(dw, want_dw) <= tolerance(DType::f32, n), "dweight over several tiles");
 }
 
-/// Native bf16 products sum in the order of the inner dimension alone: threads, other rows and other columns
-/// change no bit.
-void native_bits(Exec& e) {
-  if (e.libraries || e.kernels->bf16_products != Bf16Products::native) return;
+/// Packed GEMMs sum in the order of the inner dimension alone: threads, other rows and other columns change
+/// no bit.
+void packed_bits_of(Exec& e, DType t) {
   const Shape s{311, 2100, 2113, 5};
-  const Buffer x = Buffer(DType::bf16, {s.n, s.k}, s.gap).normal("x"),
-               w = Buffer(DType::bf16, {s.m, s.k}, s.gap).normal("w"),
-               dout = Buffer(DType::bf16, {s.n, s.m}, s.gap).normal("dout");
+  const Buffer x = Buffer(t, {s.n, s.k}, s.gap).normal("x"), w = Buffer(t, {s.m, s.k}, s.gap).normal("w"),
+               dout = Buffer(t, {s.n, s.m}, s.gap).normal("dout");
   struct Results {
     Buffer out, dx, dw;
   };
   const auto results = [&](int threads, int64_t first, int64_t rows) {
-    Results r{Buffer(DType::bf16, {rows, s.m}), Buffer(DType::bf16, {rows, s.k}),
-              Buffer(DType::f32, {s.m, s.k})};
+    Results r{Buffer(t, {rows, s.m}), Buffer(t, {rows, s.k}), Buffer(DType::f32, {s.m, s.k})};
     Exec own = e;
     own.threads = threads;
-    ExactWorkspace exact(own, s, DType::bf16);
+    ExactWorkspace exact(own, s, t);
     const Tensor part = x.tensor().rows(first, rows), dpart = dout.tensor().rows(first, rows);
     linear_forward(exact.exec, {.x = part, .weight = w, .out = r.out});
     linear_backward_data(exact.exec, {.dout = dpart, .weight = w, .dx = r.dx});
@@ -159,7 +156,7 @@ void native_bits(Exec& e) {
   for (int threads : {2, 3, 5}) {
     const Results many = results(threads, 0, s.n);
     expect(same_bits(one.out, many.out) && same_bits(one.dx, many.dx) && same_bits(one.dw, many.dw),
-           fmt::format("{} threads give other bits", threads));
+           fmt::format("{}: {} threads give other bits", name_of(t), threads));
   }
   const int64_t first = 100, rows = 17;
   const Results part = results(2, first, rows);
@@ -171,24 +168,33 @@ void native_bits(Exec& e) {
   }
 }
 
-/// Native bf16 products over several blocks of columns, rows and inner elements, against the reference.
-void native_blocks(Exec& e) {
-  if (e.libraries || e.kernels->bf16_products != Bf16Products::native) return;
+void packed_bits(Exec& e) {
+  if (e.libraries || e.kernels->bf16_products == Bf16Products::upcast) return;
+  for (const DType t : {DType::f32, DType::bf16}) packed_bits_of(e, t);
+}
+
+/// Packed GEMMs over several blocks of columns, rows and inner elements, against the reference.
+void packed_blocks_of(Exec& e, DType t) {
   Exec reference{.kernels = &reference_kernels(), .threads = 1};
   for (const Shape& s : {Shape{3, 2090, 2055, 3}, Shape{2055, 5, 2051}, Shape{15, 33, 4099, 1}})
     for (bool accumulate : {false, true})
-      for (const auto& run :
-           {forward(e, s, DType::bf16, Activation::none, false, accumulate),
-            backward_data(e, s, DType::bf16, accumulate), backward_weight(e, s, DType::bf16, accumulate)}) {
+      for (const auto& run : {forward(e, s, t, Activation::none, false, accumulate),
+                              backward_data(e, s, t, accumulate), backward_weight(e, s, t, accumulate)}) {
         const Outputs want = run[0].name == "out"
-                                 ? forward(reference, s, DType::bf16, Activation::none, false, accumulate)
-                             : run[0].name == "dx" ? backward_data(reference, s, DType::bf16, accumulate)
-                                                   : backward_weight(reference, s, DType::bf16, accumulate);
+                                 ? forward(reference, s, t, Activation::none, false, accumulate)
+                             : run[0].name == "dx" ? backward_data(reference, s, t, accumulate)
+                                                   : backward_weight(reference, s, t, accumulate);
         for (size_t i = 0; i < run.size(); ++i)
           expect(error_of(run[i].value, want[i].value) <=
                      tolerance(run[i].value.tensor().dtype, run[i].reduction_length),
-                 fmt::format("{} of ({}, {}, {}){}", run[i].name, s.n, s.m, s.k, accumulate ? " +=" : ""));
+                 fmt::format("{}: {} of ({}, {}, {}){}", name_of(t), run[i].name, s.n, s.m, s.k,
+                             accumulate ? " +=" : ""));
       }
+}
+
+void packed_blocks(Exec& e) {
+  if (e.libraries || e.kernels->bf16_products == Bf16Products::upcast) return;
+  for (const DType t : {DType::f32, DType::bf16}) packed_blocks_of(e, t);
 }
 
 /// Values that are not finite reach exactly the sums they are part of; the padding of an odd inner dimension
@@ -265,8 +271,8 @@ NRL_OP_CASES(linear) {
                                                 static_cast<int>(f), s.n, s.m, s.k, bias ? " bias" : ""),
                                     [=](Exec& e) { return fused_activation(e, s, t, f, bias); }});
   registry.properties.push_back({"linear of mixed types over tiles", mixed_types});
-  registry.properties.push_back({"linear sums native bf16 products in a fixed order", native_bits});
-  registry.properties.push_back({"linear in blocks of native bf16 products", native_blocks});
+  registry.properties.push_back({"linear sums in a fixed order when it packs", packed_bits});
+  registry.properties.push_back({"linear in blocks of packed operands", packed_blocks});
   registry.properties.push_back({"linear passes on what is not finite", non_finite});
   registry.properties.push_back({"linear rates", rates});
   registry.properties.push_back({"linear refuses shapes", wrong_arguments});

@@ -4,20 +4,21 @@
 //   backward data   dx (=, +=) = dout W
 //   backward weight dweight (=, +=) = dout^T x, dbias (=, +=) = column sums of dout
 //
-// oneDNN multiplies in f32. bf16, f16 and FP8 operands are upcast to f32 in tiles of upcast_tile rows, and a
-// 16-bit result is rounded once, after the last tile that adds to it. GEMMs of one row (generation) do not
-// upcast the weight.
+// oneDNN multiplies in f32, or with AVX-512 the kernels of gemm/packed_avx512.h. Other operands are upcast to
+// f32 in tiles of upcast_tile rows, and a 16-bit result is rounded once, after the last tile that adds to it.
+// GEMMs of one row (generation) do not upcast the weight.
 //
-// With AVX512_BF16 bf16 operands are multiplied as they are (gemm/packed_avx512.h), and sums are in f32 as
-// before. vdpbf16ps treats subnormal operands as zero and flushes subnormal sums, and it rounds after each
-// product of a pair instead of fusing them: errors are those of f32 sums, on operands that are exact in both.
+// With AVX-512 bf16 operands are upcast while they are packed, and with AVX512_BF16 multiplied as they are;
+// sums are in f32 as before. vdpbf16ps treats subnormal operands as zero and flushes subnormal sums, and it
+// rounds after each product of a pair instead of fusing them: errors are those of f32 sums, on operands that
+// are exact in both.
 
 #include <algorithm>
 #include <cstring>
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/gemm/onednn.h"
-#if defined(NRL_ISA_avx512_bf16)
+#if defined(NRL_ISA_avx512)
 #include "core/ops/gemm/packed_avx512.h"
 #endif
 #include "core/ops/kernel_table.h"
@@ -146,30 +147,35 @@ void one_row(Exec& exec, const float* x, const Tensor& weight, const float* bias
   });
 }
 
+#if defined(NRL_ISA_avx512)
 #if defined(NRL_ISA_avx512_bf16)
 constexpr auto products = Bf16Products::native;
+#else
+constexpr auto products = Bf16Products::packed;
+#endif
 
 packed::Operand operand(const Tensor& t, bool transposed = false) {
   return {t.data, t.dtype, t.step(0), transposed};
 }
 
-/// True for bf16 and f32 alone: others are upcast, and oneDNN multiplies those of f32.
-bool multiplies(const Tensor& a, const Tensor& b, const Tensor& c) {
-  const bool any_f16 = a.dtype == DType::f16 || b.dtype == DType::f16 || c.dtype == DType::f16;
-  return !is_fp8(a) && !is_fp8(b) && !any_f16 && any_upcast(a, b, c);
+/// True for f32 and bf16, which are packed as they are; others are upcast before.
+bool packs(const Tensor& a, const Tensor& b, const Tensor& c) {
+  const auto packed = [](const Tensor& t) { return t.dtype == DType::f32 || t.dtype == DType::bf16; };
+  return packed(a) && packed(b) && packed(c);
 }
 
-/// bf16 operands as they are, others in f32.
+/// Pairs of bf16 where both operands are bf16 and the processor multiplies them, else f32.
 void multiply(int threads, const packed::Product& p, Scratch& scratch) {
+#if defined(NRL_ISA_avx512_bf16)
   if (p.a.dtype == DType::bf16 && p.b.dtype == DType::bf16)
-    packed::multiply<bf16>(threads, p, scratch);
-  else
-    packed::multiply<float>(threads, p, scratch);
+    return packed::multiply<bf16>(threads, p, scratch);
+#endif
+  packed::multiply<float>(threads, p, scratch);
 }
 
-bool native_forward(Exec& exec, const LinearForward& a) {
+bool packed_forward(Exec& exec, const LinearForward& a) {
   const int64_t n = a.x.dim(0), k = a.x.dim(1), m = a.weight.dim(0);
-  if (n == 1 || !multiplies(a.x, a.weight, a.out)) return false;
+  if (n == 1 || !packs(a.x, a.weight, a.out)) return false;
   Scratch scratch("linear_forward", exec.workspace);
   packed::Product p{
       .rows = n, .columns = m, .inner = k, .a = operand(a.x), .b = operand(a.weight), .c = a.out};
@@ -181,8 +187,8 @@ bool native_forward(Exec& exec, const LinearForward& a) {
   return true;
 }
 
-bool native_backward_data(Exec& exec, const LinearBackwardData& a) {
-  if (!multiplies(a.dout, a.weight, a.dx)) return false;
+bool packed_backward_data(Exec& exec, const LinearBackwardData& a) {
+  if (!packs(a.dout, a.weight, a.dx)) return false;
   Scratch scratch("linear_backward_data", exec.workspace);
   multiply(exec.threads,
            {.rows = a.dx.dim(0),
@@ -196,8 +202,8 @@ bool native_backward_data(Exec& exec, const LinearBackwardData& a) {
   return true;
 }
 
-bool native_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
-  if (!multiplies(a.dout, a.x, a.dweight)) return false;
+bool packed_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
+  if (!packs(a.dout, a.x, a.dweight)) return false;
   Scratch scratch("linear_backward_weight", exec.workspace);
   multiply(exec.threads,
            {.rows = a.dweight.dim(0),
@@ -210,21 +216,69 @@ bool native_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
            scratch);
   return true;
 }
+
+// GEMMs of f32 tiles.
+
+void multiply_tile(Exec& exec, int64_t rows, int64_t columns, int64_t inner, packed::Operand a,
+                   packed::Operand b, Matrix c, const float* bias, bool accumulate, const Workspace& rest) {
+  Tensor out = make_tensor(c.data, DType::f32, {rows, columns});
+  out.stride[0] = c.ld;
+  Scratch scratch("linear", rest);
+  packed::multiply<float>(exec.threads,
+                          {.rows = rows,
+                           .columns = columns,
+                           .inner = inner,
+                           .a = a,
+                           .b = b,
+                           .c = out,
+                           .accumulate = accumulate,
+                           .bias = bias},
+                          scratch);
+}
+packed::Operand operand(Matrix t, bool transposed = false) {
+  return {t.data, DType::f32, t.ld, transposed};
+}
+
+void tile_forward(Exec& exec, int64_t n, int64_t m, int64_t k, Matrix x, Matrix w, Matrix y,
+                  const float* bias, bool accumulate, bool, const Workspace& rest) {
+  multiply_tile(exec, n, m, k, operand(x), operand(w), y, bias, accumulate, rest);
+}
+void tile_backward_data(Exec& exec, int64_t n, int64_t m, int64_t k, Matrix dy, Matrix w, Matrix dx,
+                        bool accumulate, const Workspace& rest) {
+  multiply_tile(exec, n, k, m, operand(dy), operand(w, true), dx, nullptr, accumulate, rest);
+}
+void tile_backward_weight(Exec& exec, int64_t n, int64_t m, int64_t k, Matrix dy, Matrix x, Matrix dw,
+                          bool accumulate, const Workspace& rest) {
+  multiply_tile(exec, m, k, n, operand(dy, true), operand(x, true), dw, nullptr, accumulate, rest);
+}
 #else
 constexpr auto products = Bf16Products::upcast;
-bool native_forward(Exec&, const LinearForward&) {
+bool packed_forward(Exec&, const LinearForward&) {
   return false;
 }
-bool native_backward_data(Exec&, const LinearBackwardData&) {
+bool packed_backward_data(Exec&, const LinearBackwardData&) {
   return false;
 }
-bool native_backward_weight(Exec&, const LinearBackwardWeight&) {
+bool packed_backward_weight(Exec&, const LinearBackwardWeight&) {
   return false;
+}
+
+void tile_forward(Exec& exec, int64_t n, int64_t m, int64_t k, Matrix x, Matrix w, Matrix y,
+                  const float* bias, bool accumulate, bool varying_rows, const Workspace& rest) {
+  gemm_forward(n, m, k, x, w, y, bias, accumulate, exec.threads, varying_rows ? Workspace{} : rest);
+}
+void tile_backward_data(Exec& exec, int64_t n, int64_t m, int64_t k, Matrix dy, Matrix w, Matrix dx,
+                        bool accumulate, const Workspace&) {
+  gemm_backward_data(n, m, k, dy, w, dx, accumulate, exec.threads);
+}
+void tile_backward_weight(Exec& exec, int64_t n, int64_t m, int64_t k, Matrix dy, Matrix x, Matrix dw,
+                          bool accumulate, const Workspace&) {
+  gemm_backward_weight(n, m, k, dy, x, dw, accumulate, exec.threads);
 }
 #endif
 
 void forward_kernel(Exec& exec, const LinearForward& a) {
-  if (native_forward(exec, a)) return;
+  if (packed_forward(exec, a)) return;
   const int64_t n = a.x.dim(0), k = a.x.dim(1), m = a.weight.dim(0);
   const bool upcasts = any_upcast(a.x, a.weight, a.out);
   const int64_t rows = tile(upcasts, n), columns = tile(upcasts, m);
@@ -246,8 +300,7 @@ void forward_kernel(Exec& exec, const LinearForward& a) {
       if (one)
         one_row(exec, x.data, weight, b, a.accumulate, y.data);
       else
-        gemm_forward(height, width, k, x, w, y, b, a.accumulate, exec.threads,
-                     a.varying_rows ? Workspace{} : scratch.rest());
+        tile_forward(exec, height, width, k, x, w, y, b, a.accumulate, a.varying_rows, scratch.rest());
       activate(exec, a.activation, y, height, width);
       round_result(exec, out, buffer.y);
     }
@@ -255,7 +308,7 @@ void forward_kernel(Exec& exec, const LinearForward& a) {
 }
 
 void backward_data_kernel(Exec& exec, const LinearBackwardData& a) {
-  if (native_backward_data(exec, a)) return;
+  if (packed_backward_data(exec, a)) return;
   if (is_fp8(a.dout))
     return forward_kernel(exec, {.x = a.dout, .weight = a.weight, .out = a.dx, .accumulate = a.accumulate});
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.weight.dim(1);
@@ -273,7 +326,7 @@ void backward_data_kernel(Exec& exec, const LinearBackwardData& a) {
       const int64_t width = std::min(columns, m - j);
       const Matrix dy = upcast(exec, block(a.dout, i, height, j, width), buffer.y);
       const Matrix w = upcast(exec, block(a.weight, j, width, 0, k), buffer.weight);
-      gemm_backward_data(height, width, k, dy, w, dx, a.accumulate || j > 0, exec.threads);
+      tile_backward_data(exec, height, width, k, dy, w, dx, a.accumulate || j > 0, scratch.rest());
     }
     round_result(exec, out, buffer.x);
   }
@@ -313,7 +366,7 @@ void column_sums_kernel(Exec& exec, const ColumnSums& a) {
 }
 
 void backward_weight_kernel(Exec& exec, const LinearBackwardWeight& a) {
-  if (native_backward_weight(exec, a)) return;
+  if (packed_backward_weight(exec, a)) return;
   if (is_fp8(a.dout))
     return forward_kernel(exec, {.x = a.dout, .weight = a.x, .out = a.dweight, .accumulate = a.accumulate});
   const int64_t n = a.dout.dim(0), m = a.dout.dim(1), k = a.x.dim(1);
@@ -328,8 +381,8 @@ void backward_weight_kernel(Exec& exec, const LinearBackwardWeight& a) {
       const int64_t width = std::min(columns, m - j);
       const Matrix dy = upcast(exec, block(a.dout, i, height, j, width), buffer.y);
       const Tensor dw = a.dweight.rows(j, width);
-      gemm_backward_weight(height, width, k, dy, x, {data_of<float>(dw), dw.step(0)}, a.accumulate || i > 0,
-                           exec.threads);
+      tile_backward_weight(exec, height, width, k, dy, x, {data_of<float>(dw), dw.step(0)},
+                           a.accumulate || i > 0, scratch.rest());
     }
   }
 }

@@ -198,33 +198,47 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
   }
 }
 
+namespace {
+
+/// Scratch bytes of the packed GEMMs of a layer whose operands have `element` bytes when packed.
+size_t packed_workspace(int64_t n, int64_t m, int64_t k, int64_t element, bool bf16_results, int threads) {
+  const auto bytes = [&](int64_t rows, int64_t columns, int64_t inner, bool bf16_result) {
+    return packed::Blocks(rows, columns, inner, element, bf16_result).bytes(threads);
+  };
+  return std::max({bytes(n, m, k, bf16_results), bytes(n, k, m, bf16_results), bytes(m, k, n, false)});
+}
+
+}  // namespace
+
 size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads,
                                 Bf16Products products) {
+  const bool packs = products != Bf16Products::upcast;
   const size_t bias = scratch_bytes(m) + scratch_alignment;
-  if (dtype == DType::f32) return bias;
-  if (dtype == DType::bf16 && products == Bf16Products::native) {
-    const size_t one_row = scratch_bytes(k) + scratch_bytes(std::min(m, upcast_tile));
-    // One operand may be f32, as the gradient of a router's logits: then both are packed in f32.
-    const auto bytes = [&](int64_t rows, int64_t columns, int64_t inner, bool bf16_result) {
-      return std::max(packed::Blocks(rows, columns, inner, 2, bf16_result).bytes(threads),
-                      packed::Blocks(rows, columns, inner, 4, bf16_result).bytes(threads));
-    };
-    return std::max({one_row, bytes(n, m, k, true), bytes(n, k, m, true), bytes(m, k, n, false)}) + bias;
-  }
+  if (dtype == DType::f32) return bias + (packs ? packed_workspace(n, m, k, 4, false, threads) : 0);
   const int64_t rows = std::min(n, upcast_tile), columns = std::min(m, upcast_tile);
-  return scratch_bytes(rows * k) + scratch_bytes(columns * k) + scratch_bytes(rows * columns) + bias;
+  if (dtype == DType::bf16 && packs) {
+    const size_t one_row = scratch_bytes(k) + scratch_bytes(columns);
+    // One operand may be f32, as the gradient of a router's logits: then both are packed in f32.
+    size_t bytes = std::max(one_row, packed_workspace(n, m, k, 4, true, threads));
+    if (products == Bf16Products::native)
+      bytes = std::max(bytes, packed_workspace(n, m, k, 2, true, threads));
+    return bytes + bias;
+  }
+  const size_t copies =
+      scratch_bytes(rows * k) + scratch_bytes(columns * k) + scratch_bytes(rows * columns) + bias;
+  return copies + (packs ? packed_workspace(rows, columns, k, 4, false, threads) : 0);
 }
 
 size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads, Bf16Products products) {
-  const size_t copies = linear_varying_workspace(n, m, k, dtype, threads, products);
-  if (dtype == DType::f32) return copies + gemm_scratch(n, m, k, threads);
-  if (dtype == DType::bf16 && products == Bf16Products::native) return copies;
+  const size_t varying = linear_varying_workspace(n, m, k, dtype, threads, products);
+  if (products != Bf16Products::upcast) return varying;
+  if (dtype == DType::f32) return varying + gemm_scratch(n, m, k, threads);
   const int64_t rows = std::min(n, upcast_tile), columns = std::min(m, upcast_tile);
   // Tiles at the edges are other shapes to the library, with a scratch size of their own.
   size_t gemm = 0;
   for (const int64_t r : {rows, n % upcast_tile})
     for (const int64_t c : {columns, m % upcast_tile}) gemm = std::max(gemm, gemm_scratch(r, c, k, threads));
-  return copies + gemm;
+  return varying + gemm;
 }
 
 void column_sums(Exec& exec, const ColumnSums& a) {
