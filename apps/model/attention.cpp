@@ -24,7 +24,7 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
     : spec_(m),
       p_(p),
       layer_(layer),
-      norm_(m, recipe, add, in, p.norm1, p.norm1_bias),
+      norm_(m, recipe, add, in, p.norm1, p.norm1_bias, stores_norm(layout, recipe, layer, Gemm::qkv)),
       d_out_(d_out),
       d_x_(d_x),
       qkv_proj_(recipe, add,
@@ -79,9 +79,9 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
 }
 
 void Attention::forward(Run& r) {
-  norm_.forward(r);
+  norm_.forward(r, qkv_proj_.input_amax());
   input_->gather(r);
-  qkv_proj_.quantize_input(r, {input_->x});
+  qkv_proj_.quantize_input(r, source_of(norm_, input_->x));
   r.step("qkv", qkv_proj_.input_reads(input_->x), writes(qkv_), [&] {
     input_->multiply(r, qkv_proj_.input(r, input_->x), [&](const GemmRows& rows) {
       ops::linear_forward(r.exec(), {.x = rows.input(qkv_proj_.input(r, input_->x)),

@@ -1,81 +1,9 @@
 #include "apps/model/sublayers.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/transfer.h"
 
 namespace nrl::model {
 
 using precision::Gemm;
-
-PreNorm::PreNorm(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, Stream in,
-                 int weight, int bias)
-    : in_(in), weight_(weight), bias_(bias) {
-  sum = add({.name = "residual",
-             .width = m.hidden,
-             .dtype = recipe.activations(),
-             .rows = sequence_rows,
-             .rules = "input"});
-  stats_ = add(
-      {.name = "norm statistics", .width = m.norm == ops::NormKind::layer ? 2 : 1, .rows = sequence_rows});
-  out = add({.name = "norm",
-             .width = m.hidden,
-             .dtype = recipe.activations(),
-             .rows = sequence_rows,
-             .rules = "norm"});
-}
-
-PreNorm::Statistics PreNorm::statistics(const Run& r) const {
-  const Tensor t = r[stats_];
-  const int64_t n = t.dim(0);
-  float* p = t.ptr<float>();
-  if (t.dim(1) == 1) return {{}, make_tensor(p, DType::f32, {n})};
-  return {make_tensor(p, DType::f32, {n}), make_tensor(p + n, DType::f32, {n})};
-}
-
-void PreNorm::forward(Run& r) {
-  const ModelSpec& m = r.spec();
-  const auto norm = [&](const Tensor& x, const Tensor& residual, const ops::FusedDropout& dropout) {
-    const Statistics s = statistics(r);
-    ops::norm_forward(r.exec(), {.kind = m.norm,
-                                 .eps = m.norm_eps,
-                                 .x = x,
-                                 .residual = residual,
-                                 .sum = residual ? r[sum] : Tensor{},
-                                 .weight = r.weight(weight_),
-                                 .bias = r.weight(bias_),
-                                 .out = r[out],
-                                 .mean = s.mean,
-                                 .rstd = s.rstd,
-                                 .dropout = dropout});
-  };
-  r.step("norm", reads(in_.x, in_.residual), writes(over(sum, in_.x), stats_, out), [&] {
-    if (r[in_.residual]) {
-      norm(r[in_.x], r[in_.residual], r.dropout(m.residual_dropout, in_.layer, in_.site));
-      return;
-    }
-    if (r[sum].data != r[in_.x].data) ops::copy(r.exec(), r[in_.x], r[sum]);
-    norm(r[sum], {}, {});
-  });
-  // Recomputed from the sum, which is always kept.
-  r.step(memory::recompute, "norm", reads(sum), writes(stats_, out), [&] { norm(r[sum], {}, {}); });
-}
-
-void PreNorm::backward(Run& r, Slot d_out, Slot d_residual, Slot d_x) {
-  r.dgrad("norm", reads(d_out, sum, stats_, d_residual), writes(over(d_x, d_residual ? d_residual : d_out)),
-          [&] {
-            const Statistics s = statistics(r);
-            ops::norm_backward(r.exec(), {.kind = r.spec().norm,
-                                          .dout = r[d_out],
-                                          .x = r[sum],
-                                          .weight = r.weight(weight_),
-                                          .mean = s.mean,
-                                          .rstd = s.rstd,
-                                          .dresidual = r[d_residual],
-                                          .dx = r[d_x],
-                                          .dweight = r.grad(weight_),
-                                          .dbias = r.grad(bias_)});
-            r.gradient_ready({weight_, bias_});
-          });
-}
 
 Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe& recipe, const AddSlot& add,
          int layer, const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, Slot d_x)
@@ -84,7 +12,7 @@ Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
       layer_(layer),
       fuse_gelu_(fuse_gelu && !recipe.quantizes(layer, Gemm::mlp_in) &&
                  !recipe.quantizes(layer, Gemm::mlp_out)),
-      norm_(m, recipe, add, in, p.norm2, p.norm2_bias),
+      norm_(m, recipe, add, in, p.norm2, p.norm2_bias, stores_norm(layout, recipe, layer, Gemm::mlp_in)),
       d_out_(d_out),
       d_x_(d_x),
       in_proj_(recipe, add,
@@ -119,9 +47,9 @@ Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
 }
 
 void Mlp::forward(Run& r) {
-  norm_.forward(r);
+  norm_.forward(r, in_proj_.input_amax());
   input_->gather(r);
-  in_proj_.quantize_input(r, {input_->x});
+  in_proj_.quantize_input(r, source_of(norm_, input_->x));
   const auto first = [&](const Tensor& out, ops::Activation activation, const Tensor& pre_activation) {
     input_->multiply(r, in_proj_.input(r, input_->x), [&](const GemmRows& rows) {
       ops::linear_forward(r.exec(), {.x = rows.input(in_proj_.input(r, input_->x)),

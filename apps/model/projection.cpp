@@ -20,12 +20,9 @@ int64_t slot_width(Scaling scaling, int64_t columns) {
   return columns + (columns + tile.columns - 1) / tile.columns * 4;
 }
 
-Tensor scale_of(const Tensor& both) {
-  return make_tensor(both.data, DType::f32, {1}, both.device);
-}
-
-Tensor amax_of(const Tensor& both) {
-  return make_tensor(both.ptr<float>() + 1, DType::f32, {1}, both.device);
+/// A slot of one number.
+Tensor number(const Tensor& slot) {
+  return make_tensor(slot.data, DType::f32, {1}, slot.device);
 }
 
 }  // namespace
@@ -83,8 +80,9 @@ QuantizedOperand::QuantizedOperand(const precision::Recipe& recipe, const AddSlo
                    .dtype = DType::u8,
                    .rows = rows,
                    .rules = operand.rules});
-  if (format_.scaling == Scaling::tensor && !delayed_)
-    scale_ = add({.name = name("scale"), .width = 2, .rows = one_row});
+  if (format_.scaling != Scaling::tensor || delayed_) return;
+  scale_ = add({.name = name("scale"), .width = 1, .rows = one_row});
+  amax_ = add({.name = name("amax"), .width = 1, .rows = one_row});
 }
 
 Tensor QuantizedOperand::with_scales(const Run& r, Tensor t) const {
@@ -111,7 +109,8 @@ Tensor QuantizedOperand::column(const Run& r) const {
   return with_scales(r, quantized_tensor(t.data, format_, spec_.width, t.dim(0), t.device));
 }
 
-ops::QuantizeSource QuantizedOperand::source_of(const Run& r, const Source& s) const {
+ops::QuantizeSource QuantizedOperand::values_of(const Run& r, const Source& s) const {
+  if (s.norm) return s.norm->source(r);
   return {.x = spec_.experts ? spec_.experts->rows(r, s.slot) : r[s.slot],
           .activation = s.activation,
           .gated = s.gated};
@@ -125,33 +124,40 @@ Reads QuantizedOperand::group_reads() const {
   return spec_.experts ? reads(spec_.experts->offsets) : Reads{};
 }
 
+Reads QuantizedOperand::reads_of(const Source& source) const {
+  return (source.norm ? source.norm->reads_of_source() : reads(source.slot)) | group_reads();
+}
+
 void QuantizedOperand::measure(Run& r, const Source& source) const {
   if (!scale_) return;
-  const Tensor both = r[scale_], amax = amax_of(both);
-  ops::zero(r.exec(), {.x = amax});
-  ops::largest_magnitude(r.exec(), {.source = source_of(r, source), .amax = amax, .offsets = offsets_of(r)});
+  const Tensor scale = number(r[scale_]), amax = number(r[amax_]);
+  if (!source.norm) {
+    ops::zero(r.exec(), {.x = amax});
+    ops::largest_magnitude(r.exec(),
+                           {.source = values_of(r, source), .amax = amax, .offsets = offsets_of(r)});
+  }
   for (const auto& ranks : ranks_of_scale(r.layout(), spec_.divided, spec_.experts != nullptr))
     if (ranks) r.all_reduce(amax, *ranks, comm::Reduce::max);
   ops::update_scales(r.exec(), {.amax = make_tensor(amax.data, DType::f32, {1, 1}, amax.device),
-                                .scale = scale_of(both),
+                                .scale = scale,
                                 .format = format_.dtype,
                                 .margin = margin_});
 }
 
 void QuantizedOperand::quantize(Run& r, const Source& source, bool with_row, bool with_column) const {
-  ops::quantize(r.exec(), {.source = source_of(r, source),
+  ops::quantize(r.exec(), {.source = values_of(r, source),
                            .row = with_row && row_ ? row(r) : Tensor{},
                            .column = with_column && column_ ? column(r) : Tensor{},
                            .offsets = offsets_of(r)});
 }
 
 void QuantizedOperand::forward_steps(Run& r, const Source& source) const {
-  const Reads from = reads(source.slot) | group_reads();
-  r.step(memory::training, step_, from, writes(row_, column_, scale_), [&] {
+  const Reads from = reads_of(source), measured = source.norm ? from | reads(amax_) : from;
+  r.step(memory::training, step_, measured, writes(row_, column_, scale_, amax_), [&] {
     measure(r, source);
     quantize(r, source, true, true);
   });
-  r.step(memory::evaluation | memory::generation, step_, from, writes(row_, scale_), [&] {
+  r.step(memory::evaluation | memory::generation, step_, measured, writes(row_, scale_, amax_), [&] {
     measure(r, source);
     quantize(r, source, true, false);
   });
@@ -164,7 +170,7 @@ void QuantizedOperand::forward_steps(Run& r, const Source& source) const {
 }
 
 void QuantizedOperand::backward_step(Run& r, const Source& source) const {
-  r.dgrad(step_, reads(source.slot) | group_reads(), writes(row_, column_, scale_), [&] {
+  r.dgrad(step_, reads_of(source), writes(row_, column_, scale_, amax_), [&] {
     measure(r, source);
     quantize(r, source, true, true);
   });

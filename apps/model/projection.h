@@ -17,16 +17,22 @@
 // one scale if it is of a tensor.
 
 #include "apps/model/expert_dispatch.h"
-#include "core/ops/quantize.h"
+#include "apps/model/pre_norm.h"
 
 namespace nrl::model {
 
-/// What FP8 copies are made of: a slot, or an activation of it that has no slot (ops::QuantizeSource).
+/// What FP8 copies are made of: a slot, or an activation of it or the output of a norm, which have no slot
+/// (ops::QuantizeSource).
 struct Source {
-  Slot slot;
+  Slot slot = {};
   ops::Activation activation = ops::Activation::none;
   bool gated = false;
+  const PreNorm* norm = nullptr;  ///< instead of the slot
 };
+/// What the matrices behind a norm read: `x`, or what the norm does not store.
+inline Source source_of(const PreNorm& norm, Slot x) {
+  return norm.out ? Source{x} : Source{.norm = &norm};
+}
 
 /// Which operand, and of what its copies are.
 struct OperandSpec {
@@ -51,6 +57,9 @@ class QuantizedOperand {
   /// The steps that write the copies of `source`.
   void forward_steps(Run& r, const Source& source) const;
   void backward_step(Run& r, const Source& source) const;
+  /// (1) f32: the largest magnitude, of which the scale is found; the norm that is the source writes it.
+  /// Unset if the scale is found otherwise.
+  Slot amax() const { return amax_; }
   Reads row_reads() const { return reads(row_, scale_) | group_reads(); }
   Reads column_reads() const { return reads(column_, scale_) | group_reads(); }
   /// (N, width), and (width, N).
@@ -58,11 +67,12 @@ class QuantizedOperand {
   Tensor column(const Run& r) const;
 
  private:
-  ops::QuantizeSource source_of(const Run& r, const Source& s) const;
+  ops::QuantizeSource values_of(const Run& r, const Source& s) const;
   Tensor offsets_of(const Run& r) const;
   Reads group_reads() const;
   Tensor with_scales(const Run& r, Tensor t) const;
-  /// Finds the scale of `source`.
+  Reads reads_of(const Source& source) const;
+  /// Finds the scale of `source`, in a step that writes it.
   void measure(Run& r, const Source& source) const;
   void quantize(Run& r, const Source& source, bool row, bool column) const;
 
@@ -72,7 +82,7 @@ class QuantizedOperand {
   bool delayed_ = false;
   const char* step_ = "";
   Slot row_, column_;  ///< (N, width and its share of scales): codes, then scales of blocks
-  Slot scale_;         ///< (1, 2) f32: scale and amax of a tensor, if found from its own values
+  Slot scale_, amax_;  ///< (1, 1) f32: of a tensor, if found from its own values
 };
 
 /// A weight of a layer and its GEMMs.
@@ -98,6 +108,8 @@ class Projection {
   void quantize_input(Run& r, const Source& x) const;
   /// Whether x itself is read by these steps only.
   bool quantizes_input() const { return static_cast<bool>(input_); }
+  /// QuantizedOperand::amax() of x.
+  Slot input_amax() const { return input_.amax(); }
   /// What fprop reads of x.
   Reads input_reads(Slot x) const { return input_ ? input_.row_reads() : reads(x) | groups(); }
   Tensor input(const Run& r, Slot x) const { return input_ ? input_.row(r) : rows(r, x); }

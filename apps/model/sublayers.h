@@ -8,41 +8,11 @@
 #include <optional>
 
 #include "apps/model/context_parallel.h"
+#include "apps/model/pre_norm.h"
 #include "apps/model/projection.h"
-#include "core/ops/norm.h"
 #include "precision/recipe.h"
 
 namespace nrl::model {
-
-/// The residual stream between sublayers: `x` (n, H), still to be added to `residual` (n, H) with the dropout
-/// of (layer, site). Without residual, x is the whole stream.
-struct Stream {
-  Slot x, residual;
-  int layer;
-  DropoutSite site;
-};
-
-/// sum = dropout(x) + residual; out = norm(sum). The first step of every sublayer and of the head.
-class PreNorm {
- public:
-  PreNorm(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, Stream in, int weight,
-          int bias);
-  void forward(Run& r);
-  /// d_x = gradient of the norm (+ d_residual: the gradient of the skip connection).
-  void backward(Run& r, Slot d_out, Slot d_residual, Slot d_x);
-
-  Slot sum, out;  ///< (n, H)
-
- private:
-  struct Statistics {
-    Tensor mean, rstd;  ///< (N) f32; mean of LayerNorm only
-  };
-  Statistics statistics(const Run& r) const;
-
-  Stream in_;
-  int weight_, bias_;
-  Slot stats_;  ///< saved statistics (n, 1 or 2) f32: mean (LayerNorm), then rstd, each contiguous
-};
 
 class Attention {
  public:

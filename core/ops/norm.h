@@ -17,9 +17,10 @@ enum class NormKind : uint8_t { rms, layer };
 /// rms:   out = sum * rstd * weight,                rstd = 1 / sqrt(mean(sum^2) + eps)
 /// layer: out = (sum - mean) * rstd * weight + bias, rstd = 1 / sqrt(var(sum) + eps), var with divisor D.
 /// `sum` may alias x or residual. Without residual, x itself is normalized and `sum` must be absent. mean and
-/// rstd may be absent (inference). out may alias x only when neither x nor sum is read later. When
-/// out.scales.amax is set, *amax = max(*amax, max(|out|)), where NaN stays and *amax must be >= 0: for
-/// recipes that quantize the output.
+/// rstd may be absent (inference). out may alias x only when neither x nor sum is read later. amax =
+/// max(amax, |out|), where NaN stays and amax must be >= 0.
+///
+/// out may be absent where its readers compute it from the sum and rstd (QuantizeNorm in quantize.h).
 struct NormForward {
   NormKind kind = NormKind::rms;
   float eps = 1e-5f;
@@ -28,9 +29,10 @@ struct NormForward {
   Tensor sum = {};            ///< (..., D), required with residual
   Tensor weight;              ///< (D)
   Tensor bias = {};           ///< (D), layer only, optional
-  Tensor out;                 ///< (..., D)
+  Tensor out = {};            ///< (..., D), optional with rstd
   Tensor mean = {};           ///< (rows) f32, layer only, optional
   Tensor rstd = {};           ///< (rows) f32, optional
+  Tensor amax = {};           ///< (1) f32, optional; of out as it is stored, or would be
   FusedDropout dropout = {};  ///< of x before the addition, with the mask of ops::dropout;
                               ///< p > 0 requires residual and x of rank 2
 };

@@ -9,16 +9,28 @@
 
 #include "core/ops/activation.h"
 #include "core/ops/exec.h"
+#include "core/ops/norm.h"
 
 namespace nrl::ops {
 
-/// What is rounded: x (N, K), or an activation of it, which is computed in f32 where x is read and needs no
-/// memory: f(x), or gated f(gate) * up of an x (N, 2K) as for activation_forward().
+/// A norm of x by rows, with the statistics that norm_forward() has written.
+struct QuantizeNorm {
+  Tensor weight = {};  ///< (K), as in NormForward; empty: there is no norm
+  Tensor bias = {};    ///< optional (K)
+  Tensor mean = {};    ///< (N) f32, of layer norms only
+  Tensor rstd = {};    ///< (N) f32
+  explicit operator bool() const { return static_cast<bool>(weight); }
+};
+
+/// What is rounded: x (N, K), or what is computed from it in f32 where x is read and needs no memory: an
+/// activation, f(x) or gated f(gate) * up of an x (N, 2K) as for activation_forward(); or a norm, with the
+/// bits of NormForward::out (it is rounded to x's type first).
 struct QuantizeSource {
   Tensor x;  ///< contiguous f32 or bf16; N and K are multiples of 16, N only for transposed copies without
              ///< groups
   Activation activation = Activation::none;
   bool gated = false;
+  QuantizeNorm norm = {};  ///< without an activation, and in quantize() without groups only
   int64_t columns() const { return gated ? x.dim(1) / 2 : x.dim(1); }  ///< K
 };
 

@@ -111,6 +111,40 @@ TEST_CASE("every recipe learns nearly what fp32 learns", "[engine][fp8]") {
   }
 }
 
+namespace {
+
+/// Blocks with a slot for the output of a norm.
+int stored_norms(Trainee& trainee) {
+  int count = 0;
+  for (const auto& block : trainee.engine().plan().decoder->blocks())
+    for (const memory::SlotSpec& slot : block.table->slots()) count += slot.name == "norm";
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("a norm that is rounded as it is computed gives the numbers of one that is stored",
+          "[engine][fp8]") {
+  // With sequence parallelism ranks gather what norms have stored.
+  if (test_world().size() != 2) return;
+  for (const Recipe& r : {recipes[0], recipes[1], recipes[2], recipes[3], Recipe{"tensorwise", gpt2, "16"}})
+    for (const std::string precision : {"float32", "bfloat16"}) {
+      CAPTURE(r.name, precision);
+      const Keys keys =
+          fp8(r.name, r.length) + Keys{"policy.precision=" + precision, "distributed.tensor_parallel_size=2",
+                                       "distributed.sequence_parallel="};
+      const auto trainee = [&](const std::string& sequence_parallel) {
+        Keys layout = keys;
+        layout.back() += sequence_parallel;
+        return Trainee(test_world().comm(), "cpu", tiny_config("cpu", layout, r.model));
+      };
+      Trainee stored = trainee("true"), computed = trainee("false");
+      CHECK(stored_norms(stored) == 4);
+      CHECK(stored_norms(computed) == 0);
+      CHECK(stored.learn(1).numbers[0] == computed.learn(1).numbers[0]);
+    }
+}
+
 TEST_CASE("experts learn with every recipe nearly what they learn in fp32", "[engine][fp8][experts]") {
   if (test_world().size() > 1) return;
   for (const Recipe& r : of_experts) {

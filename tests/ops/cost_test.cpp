@@ -4,6 +4,7 @@
 #include "core/ops/cost.h"
 
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -144,6 +145,9 @@ TEST_CASE("the bytes of the norms are those that their kernels touch", "[cost]")
           a.out = c.random(dtype, {n, d});
           if (residual) a.rstd = c.random(DType::f32, {n});
           c.check(norm_forward, a);
+          if (!residual) continue;
+          a.out = {};
+          c.check(norm_forward, a);
         }
         Counted c;
         NormBackward a{.kind = kind,
@@ -157,6 +161,33 @@ TEST_CASE("the bytes of the norms are those that their kernels touch", "[cost]")
         a.dweight = c.random(DType::f32, {d});
         c.check(norm_backward, a);
       }
+}
+
+TEST_CASE("FP8 copies of a norm that is not stored take fewer bytes", "[cost]") {
+  const int64_t n = 1024, k = 4096;
+  std::byte some{};  // not accessed
+  const auto tensor = [&](DType dtype, std::initializer_list<int64_t> shape) {
+    return make_tensor(&some, dtype, shape);
+  };
+  Exec exec;
+  const auto bytes = [&](Scaling scaling, bool stored) {
+    const Tensor stream = tensor(DType::bf16, {n, k}), rstd = tensor(DType::f32, {n}),
+                 amax = tensor(DType::f32, {1}), weight = tensor(DType::bf16, {k});
+    NormForward norm{.x = stream, .residual = stream, .sum = stream, .weight = weight, .rstd = rstd};
+    if (stored) norm.out = stream;
+    Quantize copies{
+        .source = {.x = stream}, .row = tensor(DType::e4m3, {n, k}), .column = tensor(DType::e4m3, {k, n})};
+    if (!stored) copies.source.norm = {.weight = weight, .rstd = rstd};
+    copies.row.scales.kind = copies.column.scales.kind = scaling;
+    double sum = cost(exec, copies).bytes();
+    if (scaling == Scaling::tensor && stored) sum += cost(exec, LargestMagnitude{{stream}, amax}).bytes();
+    if (scaling == Scaling::tensor && !stored) norm.amax = amax;
+    return (sum + cost(exec, norm).bytes()) / static_cast<double>(n * k);
+  };
+  CHECK(std::fabs(bytes(Scaling::tensor, true) - 14) < 0.05);
+  CHECK(std::fabs(bytes(Scaling::tensor, false) - 10) < 0.05);
+  CHECK(std::fabs(bytes(Scaling::row128, true) - 12) < 0.1);
+  CHECK(std::fabs(bytes(Scaling::row128, false) - 10) < 0.1);
 }
 
 TEST_CASE("the bytes of rope, QK norm, sums of parts and activations are those that their kernels touch",

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -76,15 +77,14 @@ Outputs dropped(Exec& e, const Shape& s, const Options& o, float p, bool with_st
   const Buffer step = Buffer(DType::i64, {1}).fill(77);
   Buffer amax = Buffer(DType::f32, {1}).fill(0.25), rstd(DType::f32, {s.rows()});
   Buffer& sum = where == Sum::own ? own : where == Sum::x ? x : residual;
-  Tensor measured = out;
-  measured.scales.amax = amax.tensor().ptr<float>();
   NormForward a{.kind = o.kind,
                 .x = x,
                 .residual = residual,
                 .sum = sum,
                 .weight = weight,
-                .out = measured,
-                .rstd = rstd};
+                .out = out,
+                .rstd = rstd,
+                .amax = amax};
   a.dropout = {.p = p, .seed = 11, .stream = 0x1234, .first_row = (int64_t{1} << 33) + 5};
   if (with_step) a.dropout.step = step;
   norm_forward(e, a);
@@ -110,18 +110,55 @@ void largest_output(Exec& e) {
   Buffer x = Buffer(DType::bf16, {n, d}).normal("x"), out(DType::bf16, {n, d});
   const Buffer weight = Buffer(DType::bf16, {d}).fill(1.0);
   Buffer amax = Buffer(DType::f32, {1}).fill(100.0);
-  Tensor measured = out;
-  measured.scales.amax = amax.tensor().ptr<float>();
-  norm_forward(e, {.x = x, .weight = weight, .out = measured});
+  norm_forward(e, {.x = x, .weight = weight, .out = out, .amax = amax});
   expect(amax.get(0) == 100.0, "a larger value is overwritten");
   amax.fill(0);
-  norm_forward(e, {.x = x, .weight = weight, .out = measured});
+  norm_forward(e, {.x = x, .weight = weight, .out = out, .amax = amax});
   double peak = 0;
   for (int64_t i = 0; i < out.size(); ++i) peak = std::max(peak, std::fabs(out.get(i)));
   expect(amax.get(0) == peak, fmt::format("the largest output is {}, not {}", peak, amax.get(0)));
   x.set(17, NAN);
-  norm_forward(e, {.x = x, .weight = weight, .out = measured});
+  norm_forward(e, {.x = x, .weight = weight, .out = out, .amax = amax});
   expect(std::isnan(amax.get(0)), "a NaN is lost");
+}
+
+/// Without its output a norm gives the same sums, statistics and largest magnitude.
+void not_stored(Exec& e) {
+  for (const NormKind kind : {NormKind::rms, NormKind::layer})
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const int64_t d : {int64_t{31}, int64_t{520}, int64_t{4096}, int64_t{16400}}) {
+        const bool layer = kind == NormKind::layer;
+        const Buffer x = Buffer(dtype, {5, d}).normal("x", 2.0, 0.5),
+                     residual = Buffer(dtype, {5, d}).normal("residual"),
+                     weight = Buffer(dtype, {d}).normal("weight", 0.3, 1.0),
+                     bias = Buffer(dtype, {d}).normal("bias");
+        std::vector<std::vector<Buffer>> results;
+        for (const bool stored : {true, false})
+          for (const bool measured : {true, false}) {
+            Buffer sum(dtype, {5, d}), out(dtype, {5, d}), mean(DType::f32, {5}), rstd(DType::f32, {5}),
+                amax(DType::f32, {1});
+            norm_forward(e, {.kind = kind,
+                             .x = x,
+                             .residual = residual,
+                             .sum = sum,
+                             .weight = weight,
+                             .bias = layer ? bias.tensor() : Tensor{},
+                             .out = stored ? out.tensor() : Tensor{},
+                             .mean = layer ? mean.tensor() : Tensor{},
+                             .rstd = rstd,
+                             .amax = measured ? amax.tensor() : Tensor{}});
+            synchronize(e);
+            double largest = 0;
+            for (int64_t i = 0; i < out.size(); ++i) largest = std::max(largest, std::fabs(out.get(i)));
+            if (stored && measured) expect(amax.get(0) == largest, "largest magnitude");
+            results.push_back({sum, mean, rstd});
+            if (measured) results.back().push_back(amax);
+            for (size_t i = 0; i < results.back().size(); ++i)
+              expect(same_bits(results.back()[i], results.front()[i]),
+                     fmt::format("{} of {}{} columns, result {}", name_of(dtype), d,
+                                 stored ? "" : " not stored", i));
+          }
+      }
 }
 
 /// Gradients of the weight have the same bits on GPUs of other sizes, and in every run.
@@ -205,6 +242,7 @@ GradProblem gradient(DType t, NormKind kind, std::vector<int64_t> shape) {
 NRL_OP_CASES(norm) {
   registry.properties.push_back({"norm.same_mask", same_mask});
   registry.properties.push_back({"norm.largest_output", largest_output});
+  registry.properties.push_back({"norm.not_stored", not_stored});
   registry.properties.push_back({"norm.same_sums", same_sums});
   const std::vector<Shape> shapes = {{{1, 1}},
                                      {{3, 7}},

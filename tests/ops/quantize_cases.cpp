@@ -291,6 +291,48 @@ void fused_activation(Exec& e, DType type, Activation kind, bool gated, Scaling 
   expect(std::fabs(amax.get(0) - want_amax.get(0)) <= 1e-5 * want_amax.get(0), "amax");
 }
 
+/// A norm that is computed as it is rounded gives the codes and scales of one that is stored; those of the
+/// reference but for numbers in the middle of two, where the last bit of the norm decides.
+void fused_norm(Exec& e, DType type, DType weights, NormKind kind, bool with_bias, Scaling scaling) {
+  const int64_t n = 144, k = 272;
+  const bool layer = kind == NormKind::layer;
+  const Buffer x = Buffer(type, {n, k}).normal("x", 2.0, 0.5),
+               weight = Buffer(weights, {k}).normal("weight", 0.3, 1.0),
+               bias = Buffer(weights, {k}).normal("bias");
+  const auto rounded = [&](Exec& exec, bool fused) {
+    Buffer out(type, {n, k}), mean(DType::f32, {n}), rstd(DType::f32, {n});
+    Copies c(DType::e4m3, scaling, n, k);
+    c.given.set(0, 0.01);
+    const Tensor biases = with_bias ? bias.tensor() : Tensor{}, means = layer ? mean.tensor() : Tensor{};
+    norm_forward(exec, {.kind = kind,
+                        .x = x,
+                        .weight = weight,
+                        .bias = biases,
+                        .out = fused ? Tensor{} : out.tensor(),
+                        .mean = means,
+                        .rstd = rstd});
+    QuantizeSource source{.x = fused ? x : out};
+    if (fused) source.norm = {.weight = weight, .bias = biases, .mean = means, .rstd = rstd};
+    quantize(exec, {.source = source, .row = c.row.tensor, .column = c.column.tensor});
+    synchronize(exec);
+    return std::vector<Buffer>{c.row.codes.unpacked(), c.column.codes.unpacked(), c.row.scales.unpacked(),
+                               c.column.scales.unpacked(), c.amax};
+  };
+  Exec reference{.kernels = &reference_kernels()};
+  const std::vector<Buffer> apart = rounded(e, false), fused = rounded(e, true),
+                            want = rounded(reference, true);
+  for (size_t i = 0; i < fused.size(); ++i)
+    expect(same_bits(fused[i], apart[i]), fmt::format("result {} differs from the stored one's", i));
+  int64_t different = 0;
+  for (size_t copy = 0; copy < 2; ++copy)
+    for (int64_t i = 0; i < n * k; ++i) {
+      const double off = std::fabs(fused[copy].get(i) - want[copy].get(i));
+      expect(off <= 1 || off == 128, fmt::format("code {}", i));  // +0 and -0
+      different += off > 0;
+    }
+  expect(different <= n * k / 200, fmt::format("{} codes differ", different));
+}
+
 /// NaN and infinity spoil their block, or in a scaled tensor themselves, and are seen in amax.
 void non_finite(Exec& e) {
   const int64_t n = 256, k = 256, at = 5 * k + 130;
@@ -393,6 +435,17 @@ NRL_OP_CASES(quantize) {
                                   },
                                   true});
   registry.properties.push_back({"quantize.non_finite", non_finite});
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const NormKind kind : {NormKind::rms, NormKind::layer})
+      for (const bool bias : {false, true}) {
+        if (bias && kind == NormKind::rms) continue;
+        for (const Scaling scaling : {Scaling::tensor, Scaling::row128, Scaling::mx32})
+          registry.properties.push_back(
+              {fmt::format("quantize.fused_norm {} {}{} {}", name_of(type),
+                           kind == NormKind::rms ? "rms" : "layer", bias ? " bias" : "", name_of(scaling)),
+               [=](Exec& e) { fused_norm(e, type, bias ? DType::f32 : type, kind, bias, scaling); },
+               !(type == DType::bf16 && kind == NormKind::rms)});
+      }
   for (const DType type : {DType::f32, DType::bf16})
     for (const bool gated : {false, true})
       for (const auto& [kind, activation] : {std::pair{Activation::silu, "silu"},

@@ -9,6 +9,7 @@
 #include "core/ops/norm.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/cpu/dropout_mask.h"
+#include "core/ops/shared/cpu/normalize_row.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/cpu/sums.h"
 #include "core/ops/shared/rows.h"
@@ -63,6 +64,20 @@ uint32_t max_magnitude(const T* x, int64_t d) {
   return amax;
 }
 
+/// The same of a normed row that is not stored.
+template <class T, class W>
+uint32_t max_normalized(const T* in, float mean, float rstd, const W* weight, const W* bias, int64_t d) {
+  constexpr int64_t part = 512;
+  T values[part];
+  uint32_t amax = 0;
+  for (int64_t c = 0; c < d; c += part) {
+    const int64_t n = std::min(part, d - c);
+    normalize_row(in + c, mean, rstd, weight + c, bias ? bias + c : nullptr, values, n);
+    amax = std::max(amax, max_magnitude(values, n));
+  }
+  return amax;
+}
+
 /// *shared_amax = max(*shared_amax, amax); several threads may call it at once.
 void combine_amax(float* shared_amax, uint32_t amax) {
   std::atomic_ref<float> shared(*shared_amax);
@@ -85,35 +100,30 @@ void forward(Exec& exec, const NormForward& a) {
   const FusedDropout& drop = a.dropout;
   const auto* drop_rows = static_cast<const int32_t*>(drop.rows.data);
   const DropoutMask mask(drop.p, drop.seed, drop.stream, drop.step);
-  cpu::parallel_for(
-      exec.threads, rows, std::max<int64_t>(1, grain_elements / d), [&](int64_t begin, int64_t end) {
-        uint32_t amax = 0;
-        for (int64_t r = begin; r < end; ++r) {
-          const T* in = x[r];
-          if (residual.data) {
-            add_residual(in, residual[r], sum[r], d, drop.p > 0 ? &mask : nullptr,
-                         (drop.first_row + (drop_rows ? drop_rows[r] : r)) * d);
-            in = sum[r];
-          }
-          const float mean = kind == NormKind::layer ? row_sum(in, d) * inv_d : 0.0f;
-          const float rstd = 1.0f / std::sqrt(sum_of_squares(in, d, mean) * inv_d + eps);
-          T* o = out[r];
-          if (kind == NormKind::layer && bias) {
-            for_lanes(d, [=](int64_t i, auto part) {
-              part.store(o + i,
-                         (part.load(in + i) - mean) * rstd * part.load(weight + i) + part.load(bias + i));
-            });
-          } else {
-            for_lanes(d, [=](int64_t i, auto part) {
-              part.store(o + i, (part.load(in + i) - mean) * rstd * part.load(weight + i));
-            });
-          }
-          if (means) means[r] = mean;
-          if (rstds) rstds[r] = rstd;
-          if (a.out.scales.amax) amax = std::max(amax, max_magnitude(o, d));
-        }
-        if (a.out.scales.amax) combine_amax(a.out.scales.amax, amax);
-      });
+  const int64_t grain = std::max<int64_t>(1, grain_elements / d);
+  cpu::parallel_for(exec.threads, rows, grain, [&](int64_t begin, int64_t end) {
+    uint32_t amax = 0;
+    for (int64_t r = begin; r < end; ++r) {
+      const T* in = x[r];
+      if (residual.data) {
+        add_residual(in, residual[r], sum[r], d, drop.p > 0 ? &mask : nullptr,
+                     (drop.first_row + (drop_rows ? drop_rows[r] : r)) * d);
+        in = sum[r];
+      }
+      const float mean = kind == NormKind::layer ? row_sum(in, d) * inv_d : 0.0f;
+      const float rstd = 1.0f / std::sqrt(sum_of_squares(in, d, mean) * inv_d + eps);
+      if (out.data) {
+        T* o = out[r];
+        normalize_row(in, mean, rstd, weight, bias, o, d);
+        if (a.amax) amax = std::max(amax, max_magnitude(o, d));
+      } else if (a.amax) {
+        amax = std::max(amax, max_normalized(in, mean, rstd, weight, bias, d));
+      }
+      if (means) means[r] = mean;
+      if (rstds) rstds[r] = rstd;
+    }
+    if (a.amax) combine_amax(data_of<float>(a.amax), amax);
+  });
 }
 
 /// One row, with dy = dout * weight and xhat = (x - mean) * rstd:

@@ -5,14 +5,15 @@
 //   rms:    rstd = 1 / sqrt(mean(sum^2) + eps)   out = sum * rstd * weight
 //   layer:  rstd = 1 / sqrt(var(sum) + eps)      out = (sum - mean) * rstd * weight + bias
 //
-// Reads x, residual, weight, bias. Writes (=) sum, out, mean and rstd; amax = max(amax, |out|). The sum is
-// rounded to T before it is normalized.
+// Reads x, residual, weight, bias. Writes (=) sum, mean and rstd, and if they are wanted out and amax =
+// max(amax, |out|). The sum is rounded to T before it is normalized.
 //
 // norm_rows_kernel: `threads_per_row` neighboring threads hold a row in registers, N packs of E elements (16
 // bytes) each; a block has several rows at a time, and the grid strides over the rows.
 // norm_long_rows_kernel: a block per row, which reads the row again in every pass.
 
 #include "core/ops/kernel_table.h"
+#include "core/ops/shared/element.h"
 #include "core/ops/shared/gpu/dropout_mask.cuh"
 #include "core/ops/shared/gpu/rows.cuh"
 
@@ -32,6 +33,9 @@ struct ForwardArguments {
   int64_t first_row;
   const int* mask_rows;  ///< instead of 0, 1, ...; may be null
   DropoutMask mask;
+
+  /// Whether the output is computed.
+  __device__ __forceinline__ bool normalizes() const { return out.data || amax; }
 
   /// The row of the dropout mask.
   __device__ __forceinline__ int64_t mask_row(int64_t row) const {
@@ -133,22 +137,22 @@ __global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a
       for (int i = 0; i < E; ++i) squares += (v[i] - mean) * (v[i] - mean);
     }
     const float rstd = rsqrtf(group.sum(squares) * a.inverse_d + a.eps);
-    T* out = a.out[row];
+    const int computed = a.normalizes() ? end : 0;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       const int c = (group.lane() + k * threads_per_row) * E;
-      if (c >= end) continue;
+      if (c >= computed) continue;
       float v[E], weight[E], bias[E] = {};
       packs[k].get(v);
       a.weight.get(c, weight);
       if (layer && a.bias.data) a.bias.get(c, bias);
 #pragma unroll
       for (int i = 0; i < E; ++i) {
-        v[i] = (v[i] - mean) * rstd * weight[i] + bias[i];
+        v[i] = element::normalized(v[i], mean, rstd, weight[i]) + bias[i];
         amax = max_magnitude(amax, v[i]);
       }
       packs[k].set(v);
-      packs[k].store(out + c);
+      if (a.out.data) packs[k].store(a.out[row] + c);
     }
     if (group.lane() == 0 && end > 0) {
       if (a.mean) a.mean[row] = mean;
@@ -215,8 +219,7 @@ __global__ void __launch_bounds__(512) norm_long_rows_kernel(ForwardArguments<T>
       for (int i = 0; i < E; ++i) squares += (v[i] - mean) * (v[i] - mean);
     }
     const float rstd = rsqrtf(block.sum(squares) * a.inverse_d + a.eps);
-    T* out = a.out[row];
-    for (int64_t c = start; c < a.d; c += stride) {
+    for (int64_t c = a.normalizes() ? start : a.d; c < a.d; c += stride) {
       Pack<T, E> pack;
       float v[E], weight[E], bias[E] = {};
       pack.load(x + c);
@@ -225,11 +228,11 @@ __global__ void __launch_bounds__(512) norm_long_rows_kernel(ForwardArguments<T>
       if (layer && a.bias.data) a.bias.get(c, bias);
 #pragma unroll
       for (int i = 0; i < E; ++i) {
-        v[i] = (v[i] - mean) * rstd * weight[i] + bias[i];
+        v[i] = element::normalized(v[i], mean, rstd, weight[i]) + bias[i];
         amax = max_magnitude(amax, v[i]);
       }
       pack.set(v);
-      pack.store(out + c);
+      if (a.out.data) pack.store(a.out[row] + c);
     }
     if (threadIdx.x == 0) {
       if (a.mean) a.mean[row] = mean;
@@ -250,7 +253,7 @@ void forward(Exec& exec, const NormForward& f) {
   a.bias = FloatVector<T>(f.bias);
   a.mean = static_cast<float*>(f.mean.data);
   a.rstd = static_cast<float*>(f.rstd.data);
-  a.amax = reinterpret_cast<unsigned*>(f.out.scales.amax);
+  a.amax = static_cast<unsigned*>(f.amax.data);
   a.d = f.x.dim(-1);
   a.rows = f.x.numel() / a.d;
   a.eps = f.eps;

@@ -36,7 +36,8 @@ size_t norm_backward_workspace(int64_t d, int partials) {
 }
 
 Cost cost(const Exec&, const NormForward& a) {
-  return {.read = bytes_of(a.x, a.residual, a.weight, a.bias),
+  const bool normalizes = a.out || a.amax;
+  return {.read = bytes_of(a.x, a.residual) + (normalizes ? bytes_of(a.weight, a.bias) : 0.0),
           .written = bytes_of(a.sum, a.out, a.mean, a.rstd)};
 }
 
@@ -52,7 +53,10 @@ void norm_forward(Exec& exec, const NormForward& a) {
   if (noted(exec, Kernel::norm_forward, a)) return;
   constexpr const char* op = "norm_forward";
   const int64_t rows = check_x(op, a.x);
-  check_operand(op, "out", a.out, a.x);
+  if (a.out)
+    check_operand(op, "out", a.out, a.x);
+  else
+    NRL_CHECK(a.rstd, "{}: neither out nor rstd", op);
   if (a.residual) {
     check_operand(op, "residual", a.residual, a.x);
     check_operand(op, "sum", a.sum, a.x);
@@ -70,6 +74,7 @@ void norm_forward(Exec& exec, const NormForward& a) {
             describe(a.bias));
   if (a.mean) check_statistic(op, "mean", a.mean, rows);
   if (a.rstd) check_statistic(op, "rstd", a.rstd, rows);
+  if (a.amax) check_statistic(op, "amax", a.amax, 1);
   const trace::Range range("norm_forward");
   if (rows > 0) exec.kernels->norm_forward(exec, a);
 }

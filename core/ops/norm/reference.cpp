@@ -25,15 +25,16 @@ void forward(Exec&, const NormForward& a) {
     for (int64_t i = 0; i < d; ++i) variance += std::pow(load(in, r, i) - mean, 2) / static_cast<double>(d);
     const double rstd = 1.0 / std::sqrt(variance + static_cast<double>(a.eps));
     for (int64_t i = 0; i < d; ++i) {
-      store(a.out, r, i,
-            (load(in, r, i) - mean) * rstd * load(a.weight, i) + (a.bias ? load(a.bias, i) : 0.0));
-      const auto out = static_cast<float>(std::fabs(load(a.out, r, i)));
-      if (!(out <= amax)) amax = out;
+      const double out = rounded(
+          in.dtype, (load(in, r, i) - mean) * rstd * load(a.weight, i) + (a.bias ? load(a.bias, i) : 0.0));
+      if (a.out) store(a.out, r, i, out);
+      const auto size = static_cast<float>(std::fabs(out));
+      if (!(size <= amax)) amax = size;
     }
     if (a.mean) store(a.mean, r, mean);
     if (a.rstd) store(a.rstd, r, rstd);
   }
-  if (a.out.scales.amax && !(amax <= *a.out.scales.amax)) *a.out.scales.amax = amax;
+  if (a.amax && !(static_cast<double>(amax) <= load(a.amax, 0))) store(a.amax, 0, static_cast<double>(amax));
 }
 
 void backward(Exec&, const NormBackward& a) {

@@ -9,6 +9,7 @@
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/quantize/update.h"
+#include "core/ops/shared/cpu/normalize_row.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/element.h"
 #include "core/ops/shared/fp8.h"
@@ -94,8 +95,29 @@ void for_activation(const QuantizeSource& s, const Body& body) {
   }
 }
 
+/// The tile of a norm of the source.
+template <class T, class W>
+void load_normalized(const QuantizeSource& s, Tile& t) {
+  const int64_t ld = s.x.dim(1);
+  const T* from = data_of<const T>(s.x) + t.row * ld + t.column;
+  const W* weight = data_of<const W>(s.norm.weight) + t.column;
+  const W* bias = s.norm.bias ? data_of<const W>(s.norm.bias) + t.column : nullptr;
+  const float* means = data_of<const float>(s.norm.mean);
+  const float* rstds = data_of<const float>(s.norm.rstd);
+  for (int64_t r = 0; r < t.real; ++r) {
+    T values[side];
+    normalize_row(from + r * ld, means ? means[t.row + r] : 0.0f, rstds[t.row + r], weight, bias, values,
+                  t.k);
+    load_row<T, Activation::none, false>(values, side, t.x + r * side, t.k);
+  }
+}
+
 void load_tile(const QuantizeSource& s, Tile& t) {
   const int64_t ld = s.x.dim(1), columns = s.columns();
+  if (s.norm)
+    return for_f32_or_bf16(s.x.dtype, [&]<class T>() {
+      for_f32_or_bf16(s.norm.weight.dtype, [&]<class W>() { load_normalized<T, W>(s, t); });
+    });
   for_f32_or_bf16(s.x.dtype, [&]<class T>() {
     const T* from = data_of<const T>(s.x) + t.row * ld + t.column;
     for_activation(s, [&]<Activation kind, bool gated>() {

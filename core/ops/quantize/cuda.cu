@@ -59,10 +59,22 @@ __device__ __forceinline__ unsigned code_of(float x, unsigned byte, float invers
   return byte == fp8::bad_scale ? 0u : fp8::encode<format>(x * inverse);
 }
 
-/// The activation, at run time: the same for all threads, and beside the encoding it costs little.
+/// What is computed from x, at run time: the same for all threads, and beside the encoding it costs little.
 struct Source {
   Activation activation;
   bool gated;
+};
+template <class T>
+struct Norm {
+  FloatVector<T> weight, bias;
+  const float *mean, *rstd;
+
+  explicit Norm(const QuantizeNorm& a)
+      : weight(a.weight),
+        bias(a.bias),
+        mean(static_cast<const float*>(a.mean.data)),
+        rstd(static_cast<const float*>(a.rstd.data)) {}
+  __device__ __forceinline__ explicit operator bool() const { return weight.data != nullptr; }
 };
 
 __device__ __forceinline__ float activated(Activation kind, float x) {
@@ -96,8 +108,8 @@ __device__ __forceinline__ void load_source(const T* row, int64_t column, int64_
 // Scales of blocks take more registers than two blocks per multiprocessor have.
 template <class T, DType format, Scaling scaling>
 __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
-    quantize_kernel(const T* __restrict__ x, Source source, Copy row_copy, Copy column_copy, float* amax,
-                    int64_t n, int64_t k) {
+    quantize_kernel(const T* __restrict__ x, Source source, Norm<T> norm, Copy row_copy, Copy column_copy,
+                    float* amax, int64_t n, int64_t k) {
   constexpr bool in_blocks = scaling != Scaling::tensor;
   constexpr bool whole_tile = scaling == Scaling::mx32;  // scales beyond the matrix are written
   constexpr int group = whole_tile ? 32 : side;
@@ -121,6 +133,19 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
       } else {
 #pragma unroll
         for (int c = 0; c < columns_per_lane; ++c) v[r][c] = 0.0f;
+      }
+    }
+    if (norm && inside) {
+      float weight[columns_per_lane], bias[columns_per_lane] = {};
+      norm.weight.get(column, weight);
+      if (norm.bias.data) norm.bias.get(column, bias);
+#pragma unroll
+      for (int r = 0; r < rows_per_warp; ++r) {
+        if (row + r >= n) continue;
+        const float mean = norm.mean ? norm.mean[row + r] : 0.0f, rstd = norm.rstd[row + r];
+#pragma unroll
+        for (int c = 0; c < columns_per_lane; ++c)
+          v[r][c] = static_cast<float>(T(element::normalized(v[r][c], mean, rstd, weight[c]) + bias[c]));
       }
     }
     // Of the lane's columns, over the warp's rows.
@@ -290,8 +315,8 @@ void launch(Exec& exec, const Quantize& a) {
                 tiles = ((n + side - 1) / side) * ((k + side - 1) / side);
   NRL_LAUNCH((quantize_kernel<T, format, scaling>), grid_for(tiles, 1, exec.multiprocessors, 3), threads, 0,
              exec.stream, static_cast<const T*>(a.source.x.data),
-             (Source{a.source.activation, a.source.gated}), Copy(a.row), Copy(a.column),
-             (a.row ? a.row : a.column).scales.amax, n, k);
+             (Source{a.source.activation, a.source.gated}), Norm<T>(a.source.norm), Copy(a.row),
+             Copy(a.column), (a.row ? a.row : a.column).scales.amax, n, k);
 }
 
 template <class T, DType format>

@@ -16,6 +16,18 @@ bool is_source(const QuantizeSource& s) {
          s.x.dim(1) % (s.gated ? 32 : 16) == 0 && (!s.gated || s.activation != Activation::none);
 }
 
+void check_norm(const QuantizeSource& s) {
+  const QuantizeNorm& a = s.norm;
+  const int64_t n = s.x.dim(0), k = s.x.dim(1);
+  const auto is_weight = [&](const Tensor& t) {
+    return t.data && is_f32_or_bf16(t) && t.dtype == a.weight.dtype && is_vector(t, k, t.dtype);
+  };
+  NRL_CHECK(s.activation == Activation::none && is_weight(a.weight) && (!a.bias || is_weight(a.bias)) &&
+                is_vector(a.rstd, n, DType::f32) && (!a.mean || is_vector(a.mean, n, DType::f32)),
+            "quantize: a norm of {} with weight {}, bias {}, rstd {}, mean {}", describe(s.x),
+            describe(a.weight), describe(a.bias), describe(a.rstd), describe(a.mean));
+}
+
 bool is_groups(const Exec& exec, const Tensor& offsets) {
   return !exec.libraries && offsets.rank == 1 && offsets.dim(0) >= 2 &&
          is_vector(offsets, offsets.dim(0), DType::i32);
@@ -31,7 +43,8 @@ void check_copy(const char* name, const Tensor& t, int64_t rows, int64_t columns
 }  // namespace
 
 Cost cost(const Exec&, const Quantize& a) {
-  return {.read = bytes_of(a.source.x),
+  const QuantizeNorm& norm = a.source.norm;
+  return {.read = bytes_of(a.source.x, norm.weight, norm.bias, norm.mean, norm.rstd),
           .written = bytes_of(a.row, a.column) + scale_bytes(a.row) + scale_bytes(a.column)};
 }
 
@@ -51,7 +64,9 @@ void quantize(Exec& exec, const Quantize& a) {
   if (noted(exec, Kernel::quantize, a)) return;
   NRL_CHECK(is_source(a.source) && (a.row || a.column), "quantize: x is {}, row is {}", describe(a.source.x),
             describe(a.row));
-  NRL_CHECK(!a.offsets || is_groups(exec, a.offsets), "quantize: offsets are {}", describe(a.offsets));
+  NRL_CHECK(!a.offsets || (is_groups(exec, a.offsets) && !a.source.norm), "quantize: offsets are {}",
+            describe(a.offsets));
+  if (a.source.norm) check_norm(a.source);
   const int64_t k = a.source.columns(), rows = a.source.x.dim(0);
   const Tensor& either = a.row ? a.row : a.column;
   const int64_t n = !a.offsets ? rows : a.row ? a.row.dim(0) : a.column.dim(1);
@@ -88,8 +103,8 @@ void largest_magnitude(Exec& exec, const LargestMagnitude& a) {
   if (noted(exec, Kernel::largest_magnitude, a)) return;
   NRL_CHECK(!a.offsets || is_groups(exec, a.offsets), "largest_magnitude: offsets are {}",
             describe(a.offsets));
-  NRL_CHECK(is_source(a.source) && is_vector(a.amax, 1, DType::f32), "largest_magnitude: x is {}, amax is {}",
-            describe(a.source.x), describe(a.amax));
+  NRL_CHECK(is_source(a.source) && !a.source.norm && is_vector(a.amax, 1, DType::f32),
+            "largest_magnitude: x is {}, amax is {}", describe(a.source.x), describe(a.amax));
   const trace::Range range("largest_magnitude");
   exec.kernels->largest_magnitude(exec, a);
 }

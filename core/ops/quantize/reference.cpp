@@ -79,6 +79,10 @@ void quantize_copy(const Tensor& out, const Element& element) {
 
 /// Rounded to f32, as kernels compute it.
 double source_value(const QuantizeSource& s, int64_t i, int64_t j) {
+  if (const QuantizeNorm& norm = s.norm)
+    return rounded(s.x.dtype, (load(s.x, i, j) - (norm.mean ? load(norm.mean, i) : 0.0)) *
+                                      load(norm.rstd, i) * load(norm.weight, j) +
+                                  (norm.bias ? load(norm.bias, j) : 0.0));
   const double value = activation_value(s.activation, load(s.x, i, j));
   return static_cast<double>(static_cast<float>(s.gated ? value * load(s.x, i, s.columns() + j) : value));
 }

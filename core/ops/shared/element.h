@@ -45,6 +45,12 @@ NRL_HOST_DEVICE inline __attribute__((always_inline)) V up_gradient(V value, V d
   return dout * value;
 }
 
+/// An element of a normed row, before the bias.
+template <class V>
+NRL_HOST_DEVICE inline __attribute__((always_inline)) V normalized(V x, float mean, float rstd, V weight) {
+  return (x - mean) * rstd * weight;
+}
+
 template <class V>
 struct Pair {
   V first, second;

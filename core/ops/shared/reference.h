@@ -83,6 +83,14 @@ inline void store_at(const Tensor& t, int64_t offset, double value) {
   }
 }
 
+/// `value` as an element of this type.
+inline double rounded(DType dtype, double value) {
+  double memory = 0;
+  const Tensor one = make_tensor(&memory, dtype, {1});
+  store_at(one, 0, value);
+  return load_at(one, 0);
+}
+
 /// f(x) of an activation.
 inline double activation_value(Activation kind, double x) {
   switch (kind) {

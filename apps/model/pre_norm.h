@@ -1,0 +1,56 @@
+#pragma once
+// The norm before a sublayer, with the addition of the residual stream fused in. Where only GEMMs of this
+// rank read its output, and in FP8, the output is not stored: it is computed again where it is rounded, from
+// the residual stream and the norm's statistics, which the backward pass keeps anyway.
+//
+// Shapes: n tokens of this rank (sequence_rows), H hidden size.
+
+#include "apps/model/tensor_parallel.h"
+#include "core/ops/quantize.h"
+#include "precision/recipe.h"
+
+namespace nrl::model {
+
+/// The residual stream between sublayers: `x` (n, H), still to be added to `residual` (n, H) with the dropout
+/// of (layer, site). Without residual, x is the whole stream.
+struct Stream {
+  Slot x, residual;
+  int layer;
+  DropoutSite site;
+};
+
+/// Whether the norm before a GEMM must store its output: it need not if it is read on this rank and in FP8
+/// only.
+bool stores_norm(const ModelLayout& layout, const precision::Recipe& recipe, int layer, precision::Gemm gemm);
+
+/// sum = dropout(x) + residual; out = norm(sum). The first step of every sublayer and of the head.
+class PreNorm {
+ public:
+  /// `stored`: whether out is a slot. Else its reader computes it from source().
+  PreNorm(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, Stream in, int weight,
+          int bias, bool stored = true);
+  /// The forward steps. `amax`: a slot of one f32 or none, which gets the largest magnitude of an output that
+  /// is not stored.
+  void forward(Run& r, Slot amax = {});
+  /// d_x = gradient of the norm (+ d_residual: the gradient of the skip connection).
+  void backward(Run& r, Slot d_out, Slot d_residual, Slot d_x);
+
+  Reads reads_of_source() const { return reads(sum, stats_); }
+  /// out, for a step with reads_of_source().
+  ops::QuantizeSource source(const Run& r) const;
+
+  Slot sum;  ///< (n, H)
+  Slot out;  ///< (n, H); unset if it is not stored
+
+ private:
+  struct Statistics {
+    Tensor mean, rstd;  ///< (N) f32; mean of LayerNorm only
+  };
+  Statistics statistics(const Run& r) const;
+
+  Stream in_;
+  int weight_, bias_;
+  Slot stats_;  ///< saved statistics (n, 1 or 2) f32: mean (LayerNorm), then rstd, each contiguous
+};
+
+}  // namespace nrl::model
