@@ -156,7 +156,7 @@ finish() {
   local took=$((SECONDS - $5))
   mv "$out/running.log" "$work/stages/$1.log"
   printf '%s\t%s\t%d\t%d\t%s\t%s\n' "$1" "$3" "$took" "$2" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "${4//$'\t'/ }" >>"$work/done"
-  printf '%-20s %-4s %4d s  %s\n' "$1" "$3" "$took" "$4"
+  printf '%-21s %-4s %4d s  %s\n' "$1" "$3" "$took" "$4"
   [[ $3 != fail ]] || failed=$((failed + 1))
   report write
 }
@@ -181,7 +181,7 @@ while IFS='|' read -r name number limit _ <&3; do
   elif [[ -n $call && $number != "$call" ]]; then
     continue
   elif [[ $passed == *,$name,* ]]; then
-    printf '%-20s passed in an earlier call\n' "$name"
+    printf '%-21s passed in an earlier call\n' "$name"
     continue
   fi
   began=$SECONDS code=0

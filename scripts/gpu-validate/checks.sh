@@ -11,6 +11,13 @@ other_device() { if on_gpu; then echo device=cpu; else echo device=cpu kernels.i
 # rsqrt. The fp32 tolerance is far below the effect of any wrong formula; that of bf16 is about the difference between
 # bf16 and fp32 on the CPU (9e-4 and 7e-3).
 loss32=1e-5 norm32=1e-4 loss16=1e-3 norm16=1e-2
+# The first 5 steps in other formats, by three seeds on two instruction sets: at most 3e-6 and 5e-5 in fp16, and in FP8,
+# where a number at the middle of two moves by up to 2^-3, 1.2e-4 and 3e-3. The formats themselves differ more: the
+# losses of two recipes by 6e-4 to 1.6e-3, bf16 and fp16 by 2.4e-3. A GPU also rounds to 16 bits in other places.
+loss_fp16=3e-4 norm_fp16=3e-3 loss_fp8=1e-3 norm_fp8=2e-2
+# Percent between the last 10 losses of 100 steps in bf16 and in another format. On a CPU, by two seeds: -0.16 and -0.08 in
+# fp16, -0.06 (blockwise), +0.19 and +0.35 (tensorwise), +0.24 (delayed).
+near_percent=1
 
 stage_doctor() {
   run "$bin/nrl-train" doctor
@@ -78,6 +85,51 @@ stage_losses-bf16() {
   # shellcheck disable=SC2046
   quickstart other-bf16 1 $(other_device) policy.precision=bfloat16 policy.logits_dtype=bfloat16
   same "$device-bf16" other-bf16 $loss16 $norm16
+}
+# low_precision NAME LOSS NORM key=value...: 100 steps in another format. The last losses are compared with those in bf16; the
+# first steps with the CPU, which computes in the same format, within the tolerances LOSS and NORM.
+low_precision() {
+  local steps=100 name=$1 first=5 model ends begins code=0
+  if on_gpu; then # sizes that all recipes take
+    model=(policy.model.hidden_size=256 policy.model.num_attention_heads=4)
+  else
+    model=(policy.model.hidden_size=128 policy.model.intermediate_size=256 policy.model.num_attention_heads=2
+      policy.model.num_key_value_heads=1 policy.train_micro_batch_size=4)
+  fi
+  model+=(policy.precision=bfloat16)
+  reference "$device-bf16-$steps" "device=$device" "${model[@]}"
+  quickstart "$name" 1 "device=$device" "${model[@]}" "${@:4}"
+  # shellcheck disable=SC2046
+  quickstart "other-$name" 1 $(other_device) "${model[@]}" "${@:4}" pretrain.max_num_steps=$first
+  ends=$(near "$device-bf16-$steps" "$name" $near_percent) || code=1
+  begins=$(compare <(head -n $first "$work/$name/metrics.jsonl") "$work/other-$name/metrics.jsonl" "$2" "$3") || code=1
+  note "bf16 and $name, $ends; other-$name: $begins"
+  return $code
+}
+stage_losses-float16() { low_precision float16 $loss_fp16 $norm_fp16 policy.precision=float16; }
+# Sets the array fp8 to the keys of a recipe.
+fp8_recipe() {
+  fp8=(policy.fp8_cfg.enabled=true "policy.fp8_cfg.fp8_recipe=$1")
+  [[ $1 != delayed ]] || fp8+=(policy.fp8_cfg.fp8_amax_history_len=16 policy.fp8_cfg.fp8_amax_compute_algo=max)
+}
+fp8_losses() {
+  local fp8
+  fp8_recipe "$1"
+  low_precision "fp8-$1" $loss_fp8 $norm_fp8 "${fp8[@]}"
+}
+stage_losses-fp8-tensorwise() { fp8_losses tensorwise; }
+stage_losses-fp8-delayed() { fp8_losses delayed; }
+stage_losses-fp8-blockwise() { fp8_losses blockwise; }
+
+stage_offload() {
+  local keys=("device=$device" policy.precision=bfloat16 policy.logits_dtype=bfloat16 kernels.deterministic=true
+    policy.offload_activations=true policy.offload_optimizer=true)
+  reference_bf16
+  quickstart offload 1 "${keys[@]}"
+  same "$device-bf16" offload 0
+  on_gpu || return 0
+  quickstart offload-graph 1 "${keys[@]}" policy.cuda_graph=true
+  same "$device-bf16" offload-graph 0
 }
 stage_graph() {
   on_gpu || skip "needs a GPU"

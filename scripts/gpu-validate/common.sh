@@ -36,16 +36,17 @@ train() {
   run "${launch[@]}" "$bin/nrl-train" "$config" "data.train.data_path=$work/corpus" data.split=null pretrain.val_period=0 \
     checkpointing.enabled=false logger.log_interval=1 logger.progress=plain "logger.log_dir=$work/$name" "${small[@]}" "$@"
 }
-# quickstart NAME RANKS key=value...: 20 steps of the quickstart.
+# quickstart NAME RANKS key=value...: 20 steps of the quickstart; the caller's $steps, if set.
 quickstart() {
-  train "$1" "$2" configs/quickstart.yaml pretrain.max_num_steps=20 policy.optimizer.lr=5e-4 policy.scheduler.lr_decay_iters=20 \
-    policy.scheduler.lr_warmup_iters=5 "${@:3}"
+  local count=${steps:-20}
+  train "$1" "$2" configs/quickstart.yaml "pretrain.max_num_steps=$count" policy.optimizer.lr=5e-4 \
+    "policy.scheduler.lr_decay_iters=$count" policy.scheduler.lr_warmup_iters=5 "${@:3}"
 }
 # reference NAME key=value...: a run of quickstart() that several stages compare with. Its metrics are kept in $out, for
 # later calls with the same programs.
 reference() {
   local kept=$out/reference-$1.jsonl key
-  key="{\"reference\":\"$programs ${*:2}\"}"
+  key="{\"reference\":\"$programs ${steps:-20} ${*:2}\"}"
   if [[ $(head -n 1 "$kept" 2>/dev/null) != "$key" ]]; then
     rm -rf "${work:?}/$1"
     quickstart "$1" 1 "${@:2}"
@@ -57,11 +58,24 @@ reference() {
     cp "$kept" "$work/$1/metrics.jsonl"
   fi
 }
+# compare A B TOLERANCE [NORM_TOLERANCE]: compares two files of metrics step by step and prints the result.
+compare() { awk -v "tolerance=$3" -v "norm_tolerance=${4:-}" -f scripts/compare-losses.awk "$1" "$2"; }
 # same A B TOLERANCE [NORM_TOLERANCE]: compares the losses of two runs.
 same() {
   local result code=0
-  result=$(awk -v "tolerance=$3" -v "norm_tolerance=${4:-}" -f scripts/compare-losses.awk "$work/$1/metrics.jsonl" \
-    "$work/$2/metrics.jsonl") || code=$?
+  result=$(compare "$work/$1/metrics.jsonl" "$work/$2/metrics.jsonl" "${@:3}") || code=$?
   note "$1 and $2: $result"
   return $code
+}
+# near A B PERCENT: compares the means of the last 10 losses of two runs and prints the result.
+near() {
+  local run means=()
+  for run in "$1" "$2"; do
+    means+=("$(awk -v key=loss -f scripts/metrics.awk "$work/$run/metrics.jsonl" | tail -n 10 | awk '{ sum += $1 } END { print sum / NR }')")
+  done
+  awk -v a="${means[0]}" -v b="${means[1]}" -v allowed="$3" 'BEGIN {
+    d = 100 * (b / a - 1)
+    printf "last 10 losses %.4f and %.4f: %+.2f %%, allowed %s %%", a, b, d, allowed
+    exit !(d <= allowed && d >= -allowed)
+  }'
 }

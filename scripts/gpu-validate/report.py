@@ -114,12 +114,24 @@ def targets_of(stages):
         return found if isinstance(found, (int, float)) else None
 
     def best(stage, key):
-        found = [v for v in (value(s, key) for s in results if s == stage or s.startswith(stage + "-")) if v is not None]
+        bf16 = (s for s in results if (s == stage or s.startswith(stage + "-")) and "-fp8" not in s)
+        found = [v for v in (value(s, key) for s in bf16) if v is not None]
         return max(found) if found else None
 
     def target(name, relation, minimum, stretch, measured):
         met = None if measured is None else measured >= minimum if relation == ">=" else measured <= minimum
         return {"target": name, "relation": relation, "minimum": minimum, "stretch": stretch, "value": measured, "met": met}
+
+    def fp8_speed(stage):
+        bf16, fp8 = value("step-8b", "tokens_per_s"), value(stage, "tokens_per_s")
+        return fp8 / bf16 if bf16 and fp8 else None
+
+    def quantization(stage):
+        """Measured time of quantization, of that of the layers' GEMMs."""
+        prediction = results.get(stage, {}).get("prediction") or {}
+        times = {p["name"]: p["measured_s"] for p in prediction.get("parts", []) if p.get("measured_s") is not None}
+        gemms = sum(s for name, s in times.items() if name.startswith("layer GEMMs"))
+        return times.get("quantization", 0) / gemms if gemms else None
 
     rows = [
         target("MFU, Llama 1B at 4096 tokens", ">=", 0.48, 0.53, value("step-1b", "mfu")),
@@ -130,6 +142,11 @@ def targets_of(stages):
     for row in results.get("ops", {}).get("rows", []):
         if row.get("gated"):
             rows.append(target(f"{row['name']}, fraction of the copy bandwidth", ">=", 0.85, None, row.get("fraction_of_copy")))
+    for stage, scales in (("step-8b-fp8", "tensorwise"), ("step-8b-fp8-delayed", "delayed")):
+        rows.append(target(f"speed of FP8 ({scales}) relative to bf16, layers of Llama 8B", ">=", 1.25, None, fp8_speed(stage)))
+        rows.append(target(f"quantization ({scales}) relative to the layers' GEMMs", "<=", 0.08, None, quantization(stage)))
+    hidden = (results.get("step-8b-offload", {}).get("offload") or {}).get("hidden")
+    rows.append(target("copies of offloaded activations that are hidden, 8192 tokens", ">=", 0.8, None, hidden))
     rows.append(target("speed relative to torch.compile, 1.9 B parameters", ">=", 1.10, None, value("torch", "speed_ratio_compiled")))
     rows.append(target("memory relative to torch.compile, 1.9 B parameters, with recomputation", "<=", 0.7, None, value("torch-recompute", "memory_ratio_compiled")))
     return rows

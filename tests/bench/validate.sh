@@ -37,26 +37,25 @@ for s in json.load(open("results/gpu-validate.json"))["stages"]:
 }
 status() { field "$1" status; }
 
-# program FILE: an nrl-train that does what files in this directory say. A benchmark whose name is in the file `hangs` does
-# not end; one in `fails` fails.
+# program FILE: an nrl-train that does what files in this directory say. A command that contains the text in the file
+# `hangs` does not end; one with that in `fails` fails.
 program() {
   mkdir -p "$(dirname "$1")"
   cat >"$1" <<SCRIPT
 #!/bin/bash
 if [[ \$1 == doctor && -n \${NRL_VALIDATE_WORK:-} && -e "$work/slow-doctor" ]]; then exec sleep 100; fi
 case " \$* " in
-  *" bench \$(cat "$work/hangs" 2>/dev/null || echo -) "*) echo hanging; echo \$\$ >"$work/pid"; exec sleep 1000 ;;
-  *" bench \$(cat "$work/fails" 2>/dev/null || echo -) "*) echo seeded failure >&2; exit 3 ;;
+  *" \$(cat "$work/hangs" 2>/dev/null || echo none) "*) echo hanging; echo \$\$ >"$work/pid"; exec sleep 1000 ;;
+  *" \$(cat "$work/fails" 2>/dev/null || echo none) "*) echo seeded failure >&2; exit 3 ;;
 esac
 exec "$nrl_train" "\$@"
 SCRIPT
   chmod +x "$1"
 }
-# start_until STAGE [ARGUMENT...]: starts the script and waits until this stage hangs.
+# start_until TEXT [ARGUMENT...]: starts the script and waits until the command with this text hangs.
 start_until() {
-  local stage=$1
+  echo "$1" >hangs
   shift
-  echo "$stage" >hangs
   rm -f pid
   bash "$script" --device cpu --out results --commit test --bin bin "$@" >out.txt 2>err.txt &
   child=$!
@@ -64,6 +63,23 @@ start_until() {
     kill -0 "$child" 2>/dev/null || fail "it ended early: $(cat out.txt err.txt)"
     sleep 0.05
   done
+}
+# killed_in TEXT AT STAGE...: kills it where TEXT hangs, in the stage with index AT.
+killed_in() {
+  local text=$1 at=$2 i want
+  shift 2
+  local stages=("$@")
+  start_until "$text" --stages "$(IFS=, && echo "$*")"
+  kill -KILL "$child"
+  wait "$child" 2>/dev/null || true
+  kill "$(cat pid)"
+  for ((i = 0; i < ${#stages[@]}; ++i)); do
+    want=pass
+    if ((i == at)); then want=running; elif ((i > at)); then want=''; fi
+    [[ $(status "${stages[i]}") == "$want" ]] || fail "killed in ${stages[at]}: ${stages[i]}: $(status "${stages[i]}")"
+  done
+  grep -q '^hanging' results/running.log || fail "the output of the stage is lost"
+  grep -q 'not finished' results/gpu-validate.md || fail "the stage that was killed is not named"
 }
 
 case $case_name in
@@ -85,8 +101,9 @@ case $case_name in
     while read -r number stage _; do
       [[ $(field "$stage" call) == "$number" && $(status "$stage") =~ ^(pass|skip)$ ]] || fail "$stage: $(status "$stage")"
     done < <("$script" --stages list)
-    for stage in doctor smoke attention-ops kernels gradients losses-fp32 losses-bf16 resume step-8b step-1b-micro4 gemm attention ops \
-      profile-8b big; do
+    for stage in doctor smoke attention-ops kernels gradients losses-fp32 losses-bf16 losses-float16 losses-fp8-tensorwise \
+      losses-fp8-delayed losses-fp8-blockwise offload resume step-8b step-8b-fp8 step-8b-fp8-delayed step-8b-offload step-1b-micro4 \
+      gemm attention ops profile-8b big; do
       [[ $(status $stage) == pass ]] || fail "$stage: $(status $stage)"
     done
     for stage in graph ranks-nccl ncu-norm racecheck-rest; do
@@ -118,7 +135,7 @@ case $case_name in
   stopped)
     # Failing stages are reported and do not stop the run; hanging ones are stopped.
     program bin/nrl-train
-    echo attention >fails
+    echo bench attention >fails
     expect 1 validate --bin bin --stages doctor,gemm,attention
     [[ $(status attention) == fail && $(status gemm) == pass ]] || fail "the failure is not what it should be"
     grep -q 'seeded failure' results/gpu-validate.md || fail "the end of the log is not shown"
@@ -130,20 +147,11 @@ case $case_name in
     rm slow-doctor
     # Killed at any stage, the results of the finished ones are there.
     stages=(doctor gemm attention ops)
-    for at in 1 2 3; do
-      start_until "${stages[at]}" --stages doctor,gemm,attention,ops
-      kill -KILL "$child"
-      wait "$child" 2>/dev/null || true
-      kill "$(cat pid)"
-      for ((i = 0; i < ${#stages[@]}; ++i)); do
-        want=pass
-        if ((i == at)); then want=running; elif ((i > at)); then want=''; fi
-        [[ $(status "${stages[i]}") == "$want" ]] || fail "killed in ${stages[at]}: ${stages[i]}: $(status "${stages[i]}")"
-      done
-      grep -q '^hanging' results/running.log || fail "the output of the stage is lost"
-      grep -q 'not finished' results/gpu-validate.md || fail "the stage that was killed is not named"
-    done
-    start_until attention --stages doctor,gemm,attention
+    for at in 1 2 3; do killed_in "bench ${stages[at]}" "$at" "${stages[@]}"; done
+    killed_in policy.fp8_cfg.fp8_recipe=delayed 1 losses-fp8-tensorwise losses-fp8-delayed offload
+    killed_in policy.offload_optimizer=true 0 offload step-8b-fp8
+    killed_in 'policy.offload_modules=[input,qkv,core_attn]' 1 step-8b-fp8-delayed step-8b-offload
+    start_until 'bench attention' --stages doctor,gemm,attention
     kill -TERM "$child"
     code=0
     wait "$child" || code=$?
@@ -232,7 +240,7 @@ CHECK
 case " \$* " in
   *" --only nothing "*) sleep "\$(cat "$work/probe" 2>/dev/null || echo 0)" ;;
   *" bench "*) sleep 2; exit 0 ;;
-  *quickstart*) exec "$nrl_train" "\$@" policy.model.hidden_size=32 policy.model.intermediate_size=48 policy.model.num_hidden_layers=1 \
+  *quickstart*) exec "$nrl_train" "\$@" policy.model.hidden_size=32 policy.model.intermediate_size=48 policy.model.num_hidden_layers=2 \
     policy.model.num_attention_heads=2 policy.model.num_key_value_heads=1 policy.train_global_batch_size=2 policy.max_total_sequence_length=16 ;;
 esac
 exec "$nrl_train" "\$@"
@@ -263,8 +271,26 @@ SCRIPT
     while read -r kernel; do
       grep -rqE "\b${kernel}[a-z_]*\(" "$source_dir/core/ops" --include='*.cu' --include='*.cuh' || fail "there is no kernel $kernel"
     done < <(grep -oE 'kernel=[a-z_]+' "$source_dir/scripts/gpu-validate/benches.sh" | cut -d= -f2)
-    expect 0 validate --stages smoke,gemm,ncu-norm,memcheck-norm,racecheck-rest
+    # Targets that are ratios of results: of two stages, or of parts of a step.
+    mkdir results-of-stages
+    cd results-of-stages
+    "$script" --stages list | awk '{ print $2 "|" $1 "|60|" }' >table
+    for stage in step-8b step-8b-fp8 step-8b-offload; do printf '%s\tpass\t1\t60\tdate\t\n' "$stage"; done >./done
+    echo '{"tokens_per_s":1000,"mfu":0.6}' >bench-step-8b.json
+    echo '{"tokens_per_s":1300,"mfu":0.8,"prediction":{"parts":[{"name":"layer GEMMs, forward","measured_s":1},
+      {"name":"layer GEMMs, wgrad","measured_s":2},{"name":"head GEMM, wgrad","measured_s":4},{"name":"quantization","measured_s":0.3}]}}' \
+      >bench-step-8b-fp8.json
+    echo '{"tokens_per_s":900,"mfu":0.5,"offload":{"hidden":0.9}}' >bench-step-8b-offload.json
+    expect 0 python3 "$source_dir/scripts/gpu-validate/report.py" targets --work . --out . --device cuda --commit c --date d \
+      --programs p-cuda --call 0 --seconds 1
+    for row in '8B at 8192 tokens, best variant | >= 0.55 (stretch 0.61) | 0.600 | yes' 'FP8 (tensorwise) .* | >= 1.25 | 1.300 | yes' \
+      'quantization (tensorwise) .* | <= 0.08 | 0.100 | NO' 'FP8 (delayed) .* | not measured | ' 'hidden, 8192 tokens | >= 0.8 | 0.900 | yes'; do
+      grep -q "$row" out.txt || fail "no row $row: $(cat out.txt)"
+    done
+    cd ..
+    expect 0 validate --stages smoke,offload,gemm,ncu-norm,memcheck-norm,racecheck-rest
     [[ $(status smoke) == pass && $(field smoke note) == *'attention: forward: our own kernels'* ]] || fail "smoke: $(field smoke note)"
+    [[ $(status offload) == pass && $(field offload commands) == *policy.cuda_graph=true* ]] || fail "offload: $(field offload note)"
     [[ $(field memcheck-norm commands) == *'--tool memcheck --kernel-name kernel_substring=nrl '*'/gpu_tests test norm'* ]] ||
       fail "memcheck: $(field memcheck-norm commands)"
     [[ $(field racecheck-rest commands) == *'--tool racecheck '*' test -attention'* ]] || fail "racecheck: $(field racecheck-rest commands)"
