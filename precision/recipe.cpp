@@ -100,9 +100,8 @@ std::string unsupported_reason(const Recipe& recipe, int layers) {
   for (const DType dtype : {recipe.optimizer().exp_avg, recipe.optimizer().exp_avg_sq})
     if (!is_supported(dtype) && dtype != DType::e4m3)
       return fmt::format("optimizer state in {}: the ops take f32, bf16, f16 and e4m3", name_of(dtype));
-  if (const QuantizedGemms& q = recipe.quantized(); q.primary && q.weight.scaling != Scaling::tensor)
-    return fmt::format("weights kept in FP8 with {} scales: only scales of tensors are built",
-                       name_of(q.weight.scaling));
+  if (const QuantizedGemms& q = recipe.quantized(); q.primary && q.weight.scaling == Scaling::mx32)
+    return "weights kept in FP8 with mx32 scales: the transposed copy has others";
   for (int layer = 0; layer < layers; ++layer)
     for (const Gemm gemm : layer_gemms)
       for (const Role role : all_roles) {

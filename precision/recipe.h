@@ -58,7 +58,7 @@ struct QuantizedGemms {
   bool most_recent = false;  ///< with a history: of the last step only
   int margin = 0;            ///< tensor scales leave room for numbers 2^margin times as large
   /// Weights are kept in FP8 between steps: the optimizer, which has them in more bits, writes them. Only
-  /// with scales of tensors.
+  /// with scales that are those of the transposed weight as well: not with mx32.
   bool primary = false;
   bool operator==(const QuantizedGemms&) const = default;
 };
@@ -202,7 +202,7 @@ struct Fp8Options {
   int amax_history = 1;      ///< of delayed
   bool most_recent = false;  ///< of delayed
   int margin = 0;            ///< of delayed and tensorwise
-  bool primary = false;      ///< QuantizedGemms::primary; of delayed and tensorwise
+  bool primary = false;      ///< QuantizedGemms::primary; not of mxfp8
 };
 QuantizedGemms fp8_gemms(const Fp8Options& options);
 

@@ -56,6 +56,8 @@ constexpr PartRule rules[] = {
     {"quantize", "quantization", ""},
     {"transpose", "quantization", ""},
     {"largest_magnitude", "quantization", ""},
+    {"block_magnitudes", "quantization", ""},
+    {"quantize_part", "quantization", ""},
     {"update_scales", "quantization", ""},
     {"decide_step", "optimizer", ""},
     {"add_sum", other, ""},

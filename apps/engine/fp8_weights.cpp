@@ -26,21 +26,49 @@ Fp8Weights::Fp8Weights(std::span<const GroupTensors> groups, const model::Parame
           g.weights_gathered
               ? r.weight
               : g.layout.place(static_cast<int>(place - g.parameters.begin())).start + r.offset;
-      const int index = scales.index[p];
+      const int64_t index = scales.index[p];
+      const std::vector<int64_t>& shape = parameters.all[p].shape;
       // Rows that several threads share; shards begin at multiples of 64 elements.
       const int64_t columns = std::gcd(r.count, int64_t{1024});
-      NRL_CHECK(index >= 0 && columns % 16 == 0, "{}: {} elements from {} in FP8", parameters.all[p].name,
-                r.count, r.offset);
-      const auto matrix = [&](const Tensor& flat, int64_t first) {
-        const Tensor part = flat.rows(first, r.count);
-        return make_tensor(part.data, part.dtype, {r.count / columns, columns}, part.device);
+      NRL_CHECK(index >= 0 && columns % 16 == 0 && r.offset % 16 == 0, "{}: {} elements from {} in FP8",
+                parameters.all[p].name, r.count, r.offset);
+      const auto part = [&](const Tensor& flat, int64_t first) {
+        const Tensor elements = flat.rows(first, r.count);
+        if (has_scale_blocks(scales.scaling)) return elements;
+        return make_tensor(elements.data, elements.dtype, {r.count / columns, columns}, elements.device);
       };
-      pieces_.push_back({matrix(t.weights, r.weight), matrix(t.codes, codes), index});
+      pieces_.push_back({.weights = part(t.weights, r.weight),
+                         .codes = part(t.codes, codes),
+                         .first = r.offset,
+                         .columns = shape[1],
+                         .scale = index,
+                         .scales = scale_matrix(scales.scaling, shape[0], shape[1]).bytes / 4});
     }
   }
   // Delayed scales are agreed on in Decoder::update_scales().
-  if (const auto agree = group_ && ranks && !scales.delayed ? group_->scale_group(tensor) : std::nullopt)
+  if (const auto agree =
+          group_ && ranks && !scales.delayed ? group_->scale_group(tensor, scales.scaling) : std::nullopt)
     ranks_ = &(*ranks)[*agree];
+}
+
+void Fp8Weights::measure(const Piece& p) const {
+  const Tensor amax = scales_.amax.rows(p.scale, p.scales);
+  if (has_scale_blocks(scales_.scaling))
+    ops::block_magnitudes(exec_, {.part = {p.weights, p.first, p.columns}, .amax = amax});
+  else
+    ops::largest_magnitude(exec_, {.source = {p.weights}, .amax = amax});
+}
+
+void Fp8Weights::round(const Piece& p) const {
+  const Tensor scale = scales_.scale.rows(p.scale, p.scales);
+  if (has_scale_blocks(scales_.scaling)) {
+    ops::quantize_part(exec_, {.part = {p.weights, p.first, p.columns}, .scale = scale, .out = p.codes});
+    return;
+  }
+  Tensor codes = p.codes;
+  codes.scales = {.data = scale.data, .kind = Scaling::tensor};
+  if (scales_.delayed) codes.scales.amax = scales_.amax.ptr<float>() + p.scale;
+  ops::quantize(exec_, {.source = {p.weights}, .row = codes});
 }
 
 void Fp8Weights::write() {
@@ -51,8 +79,7 @@ void Fp8Weights::write() {
   if (scales_.delayed) {
     ops::zero(exec_, {.x = amax});
   } else {
-    for (const Piece& p : pieces_)
-      ops::largest_magnitude(exec_, {.source = {p.weights}, .amax = amax.rows(p.scale, 1)});
+    for (const Piece& p : pieces_) measure(p);
     if (ranks_ && !exec_.needed)
       ranks_
           ->all_reduce_async(comm::View(amax.data, n, amax.dtype), comm::Reduce::max,
@@ -61,14 +88,10 @@ void Fp8Weights::write() {
     ops::update_scales(exec_, {.amax = make_tensor(amax.data, DType::f32, {1, n}, amax.device),
                                .scale = scales_.scale,
                                .format = group_->read_type(),
-                               .margin = scales_.margin});
+                               .margin = scales_.margin,
+                               .blocks = has_scale_blocks(scales_.scaling)});
   }
-  for (const Piece& p : pieces_) {
-    Tensor codes = p.codes;
-    codes.scales = {.data = scales_.scale.ptr<float>() + p.scale, .kind = Scaling::tensor};
-    if (scales_.delayed) codes.scales.amax = amax.ptr<float>() + p.scale;
-    ops::quantize(exec_, {.source = {p.weights}, .row = codes});
-  }
+  for (const Piece& p : pieces_) round(p);
 }
 
 }  // namespace nrl::engine

@@ -9,9 +9,9 @@
 
 namespace nrl::engine {
 
-/// A rank rounds the parts of the weights that it updates, with the scales of whole tensors: the ranks that
-/// have parts of them agree on the largest magnitudes first. All work is enqueued. The memory, the groups of
-/// ranks and `exec` must outlive this object.
+/// A rank rounds the parts of the weights that it updates, with the scales of whole tensors or blocks: the
+/// ranks that have parts of them agree on the largest magnitudes first. All work is enqueued. The memory, the
+/// groups of ranks and `exec` must outlive this object.
 class Fp8Weights {
  public:
   /// `ranks`: null while kernels are collected only; `tensor`: tensor-parallel ranks.
@@ -25,9 +25,12 @@ class Fp8Weights {
  private:
   /// Consecutive elements of a weight.
   struct Piece {
-    Tensor weights, codes;  ///< (rows, columns), as a matrix of any shape
-    int64_t scale;          ///< index
+    Tensor weights, codes;   ///< flat, or with scales of tensors (rows, columns) as a matrix of any shape
+    int64_t first, columns;  ///< ops::MatrixPart
+    int64_t scale, scales;   ///< index, number
   };
+  void measure(const Piece& p) const;
+  void round(const Piece& p) const;
 
   const plan::ParamGroup* group_ = nullptr;  // null: none is in FP8
   model::WeightScales scales_;

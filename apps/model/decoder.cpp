@@ -190,13 +190,20 @@ void Decoder::plan_quantized(const ParameterList& parameters, memory::MemoryPlan
                             .row = add(" in FP8", rows, columns),
                             .column = add(" in FP8, transposed", columns * experts, rows / experts)});
     }
-  const auto own = static_cast<int64_t>(quantized_.size());
-  const bool of_tensors = own > 0 && quantized_.front().format.scaling == Scaling::tensor;
-  // Delayed scales of weights that are kept in FP8: the magnitudes that the next update_scales() takes.
-  const int64_t numbers = scales.layers == 0 ? 2 * own : recipe.quantized().primary ? scales.of_role() : 0;
+  // Scales and magnitudes of tensors, or of the blocks of weights that are kept in FP8. Delayed scales of
+  // those: the magnitudes that the next update_scales() takes.
+  const int64_t numbers = scales.layers == 0           ? 2 * own_scales()
+                          : recipe.quantized().primary ? scales.of_role()
+                                                       : 0;
   buffers_.weight_scales =
-      of_tensors && numbers > 0 ? plan.add("scales of FP8 weights", Category::weights, numbers * 4) : -1;
+      numbers > 0 ? plan.add("scales of FP8 weights", Category::weights, numbers * 4) : -1;
   buffers_.scales = scales.layers > 0 ? plan.add("FP8 scales", Category::optimizer, scales.bytes()) : -1;
+}
+
+int64_t Decoder::own_scales() const {
+  int64_t sum = 0;
+  for (const QuantizedBuffers& b : quantized_) sum += b.scales();
+  return sum;
 }
 
 void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec) {
@@ -214,33 +221,34 @@ void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arena
   WeightScales& of_weights = weight_scales_;
   if (buffers_.weight_scales >= 0) {
     auto* data = static_cast<float*>(arenas.at(plan, buffers_.weight_scales));
-    const int64_t n = delayed ? scales.layout.of_role() : std::ssize(quantized_);
+    const int64_t n = delayed ? scales.layout.of_role() : own_scales();
     of_weights.scale = delayed ? scales.scale.rows(first, n) : make_tensor(data, DType::f32, {n});
     of_weights.amax = make_tensor(delayed ? data : data + n, DType::f32, {n});
   }
   of_weights.index.assign(context_.parameters.size(), -1);
   of_weights.delayed = delayed;
   of_weights.margin = options_.recipe.quantized().margin;
+  of_weights.scaling = options_.recipe.quantized().weight.scaling;
   context_.quantized.assign(context_.parameters.size(), {});
-  for (size_t i = 0; i < quantized_.size(); ++i) {
-    const QuantizedBuffers& b = quantized_[i];
+  int64_t next = 0;
+  for (const QuantizedBuffers& b : quantized_) {
     const auto p = static_cast<size_t>(b.parameter);
     QuantizedWeight& w = context_.quantized[p];
-    const bool kept = b.row < 0;
-    if (kept) {
-      w.row = context_.parameters[p].weight;
-      w.row.scales.kind = b.format.scaling;
+    if (b.kept()) {
+      const Tensor& weight = context_.parameters[p].weight;
+      w.row = quantized_tensor(weight.data, b.format, b.rows, b.columns, weight.device);
     } else {
       w.row = quantized_tensor(arenas.at(plan, b.row), b.format, b.rows, b.columns, {});
       w.column = quantized_tensor(arenas.at(plan, b.column), b.format, b.columns * b.experts,
                                   b.rows / b.experts, {});
     }
-    if (b.format.scaling != Scaling::tensor) continue;
-    const auto index = delayed ? b.scale - first : static_cast<int64_t>(i);
+    if (b.scales() == 0) continue;
+    const int64_t index = delayed ? b.scale - first : next;
+    next += b.scales();
     w.row.scales.data = w.column.scales.data =
         delayed ? scales.scale.ptr<float>() + b.scale : of_weights.scale.ptr<float>() + index;
-    if (kept)
-      of_weights.index[p] = static_cast<int>(index);
+    if (b.kept())
+      of_weights.index[p] = index;
     else if (!delayed)
       w.amax = of_weights.amax.rows(index, 1);
   }

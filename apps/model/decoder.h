@@ -174,8 +174,17 @@ class Decoder {
     int64_t experts;               ///< matrices below each other in the weight and in both copies
     int scale;                     ///< delayed scaling: index in DelayedScales
     memory::BufferId row, column;  ///< the copies; -1: the weight is kept in FP8
+    bool kept() const { return row < 0; }
+    /// Scales that lie in WeightScales: one of a tensor, or those of the blocks of a weight that is kept.
+    int64_t scales() const {
+      return format.scaling == Scaling::tensor || kept()
+                 ? scale_matrix(format.scaling, rows, columns).bytes / 4
+                 : 0;
+    }
   };
   std::vector<QuantizedBuffers> quantized_;
+  /// Sum of QuantizedBuffers::scales().
+  int64_t own_scales() const;
   WeightScales weight_scales_;
   size_t workspace_bytes_ = 0;
   int64_t head_chunk_ = 0;

@@ -50,7 +50,10 @@ struct QuantizedWeight {
 /// Scales of the weights that are kept in FP8 (precision::QuantizedGemms::primary), for the update that
 /// writes them.
 struct WeightScales {
-  std::vector<int> index;  ///< by parameter: in the tensors; -1: is not kept in FP8
+  /// By parameter: of its scale in the tensors, or of the first of its blocks' (ops::MatrixPart); -1: is not
+  /// kept in FP8.
+  std::vector<int64_t> index;
+  Scaling scaling = Scaling::tensor;  ///< or block128
   /// (n) f32. `amax` gets the weights' largest magnitudes: delayed, for the scales of later steps; else the
   /// scales follow from them, and it is left 0.
   Tensor scale, amax;

@@ -205,7 +205,10 @@ Projection::Projection(const precision::Recipe& recipe, const AddSlot& add, cons
                                 .experts = spec.experts});
   if (!recipe.keeps_fp8(spec.layer, spec.gemm)) return;
   transpose_ = trace::intern(fmt::format("{} weight transposed", name_of(spec.gemm)));
-  transposed_ = add({.name = transpose_, .width = spec.in * spec.out, .dtype = DType::u8, .rows = one_row});
+  transposed_ = add({.name = transpose_,
+                     .width = quantized_bytes(format_.scaling, spec.in, spec.out),
+                     .dtype = DType::u8,
+                     .rows = one_row});
 }
 
 Reads Projection::groups() const {
@@ -264,8 +267,8 @@ Tensor Projection::weight_for_gradient(const Run& r) const {
   if (!gradient_) return r.weight(spec_.weight);
   const QuantizedWeight& w = r.context().quantized[static_cast<size_t>(spec_.weight)];
   if (!transposed_) return w.column;
-  Tensor t = make_tensor(r[transposed_].data, w.row.dtype, {spec_.in, spec_.out}, w.row.device);
-  t.scales = w.row.scales;
+  Tensor t = quantized_tensor(r[transposed_].data, format_, spec_.in, spec_.out, w.row.device);
+  if (format_.scaling == Scaling::tensor) t.scales.data = w.row.scales.data;
   return t;
 }
 

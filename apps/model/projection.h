@@ -148,7 +148,7 @@ class Projection {
   int margin_ = 0;
   QuantizedOperand input_, weighted_, gradient_;
   const char* transpose_ = "";
-  Slot transposed_;  ///< (1, in * out): the column copy of a weight that is kept in FP8
+  Slot transposed_;  ///< (1, quantized_bytes()): the column copy of a weight that is kept in FP8
 };
 
 /// The groups of ranks that agree, one after the other, on the scale of x or dy found from its values: those

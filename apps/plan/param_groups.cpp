@@ -241,7 +241,8 @@ void ParamGroup::add_microbatches() {
   for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) zeroed.push_back(layout.range(b));
 }
 
-std::optional<parallel::GroupId> ParamGroup::scale_group(int tensor) const {
+std::optional<parallel::GroupId> ParamGroup::scale_group(int tensor, Scaling scaling) const {
+  if (has_scale_blocks(scaling)) tensor = 1;
   if (weights_sharded) return model::batch_ranks(tensor);
   if (tensor > 1) return parallel::group::tp;
   return std::nullopt;

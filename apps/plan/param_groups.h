@@ -113,8 +113,8 @@ struct ParamGroup {
   parallel::GroupId shard_group() const { return replicas > 1 ? reduce.inside(layout.shards()) : reduce; }
   parallel::GroupId replica_group() const { return reduce.across_slices(layout.shards()); }
   /// FP8 groups: the ranks that have parts of its weights and agree on their scales, with `tensor`
-  /// tensor-parallel ranks; none: each has all.
-  std::optional<parallel::GroupId> scale_group(int tensor) const;
+  /// tensor-parallel ranks, which share no blocks; none: each has all.
+  std::optional<parallel::GroupId> scale_group(int tensor, Scaling scaling) const;
   parallel::GroupId gather_group() const { return shard_group().on_lane(overlap_gather ? 1 : 0); }
 };
 

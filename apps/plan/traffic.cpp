@@ -163,17 +163,15 @@ void add_scales(const RunPlan& plan, const Add& add) {
   const auto amax = [&](const parallel::GroupId& ranks, int64_t times) {
     add(ranks, Op::all_reduce, times, times * size_of(DType::f32), false);
   };
-  int64_t kept = 0;  // weights
+  const Scaling of_weights = recipe.quantized().weight.scaling;
   const auto of_weight = [&](int layer, Gemm gemm, int64_t times_input, int64_t times_gradient) {
     const bool column = gemm == Gemm::qkv || gemm == Gemm::mlp_in || gemm == Gemm::shared_in,
                experts = gemm == Gemm::experts_in || gemm == Gemm::experts_out;
     for (const auto& [divided, times] : {std::pair(!column, times_input), {column, times_gradient}})
       for (const auto& ranks : model::ranks_of_scale(layout, divided, experts))
         if (ranks) amax(*ranks, times * plan.batch.accumulation);
-    if (recipe.keeps_fp8(layer, gemm))
-      ++kept;
-    else if (const auto ranks = model::ranks_of_weight_scale(layout, experts))
-      amax(*ranks, 1);
+    if (recipe.keeps_fp8(layer, gemm)) return;
+    if (const auto ranks = model::ranks_of_weight_scale(layout, experts)) amax(*ranks, 1);
   };
   const model::MoeSpec& moe = plan.spec.moe;
   for (int l = 0; l < layers; ++l) {
@@ -194,10 +192,16 @@ void add_scales(const RunPlan& plan, const Add& add) {
     of_weight(l, Gemm::shared_in, 1, 1);
     of_weight(l, Gemm::shared_out, moe.shared_gate ? 2 : 1, 1);
   }
-  for (const ParamGroup& g : plan.groups)
-    if (g.fp8)
-      if (const auto ranks = g.scale_group(layout.tensor))
-        add(*ranks, Op::all_reduce, 1, kept * size_of(DType::f32), false);
+  for (const ParamGroup& g : plan.groups) {
+    if (!g.fp8) continue;
+    int64_t bytes = 0;  // of scales
+    for (const int p : g.parameters) {
+      const std::vector<int64_t>& shape = plan.parameters.all[static_cast<size_t>(p)].shape;
+      bytes += scale_matrix(of_weights, shape[0], shape[1]).bytes;
+    }
+    if (const auto ranks = g.scale_group(layout.tensor, of_weights))
+      add(*ranks, Op::all_reduce, 1, bytes, false);
+  }
 }
 
 /// What goes to the experts of other ranks and back (apps/model/expert_dispatch.h).

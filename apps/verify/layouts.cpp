@@ -228,8 +228,7 @@ void Layouts::add(const std::vector<Choice>& choices, const std::vector<Choice>&
 
 Layouts all_layouts(const Config& config, int64_t layers, int ranks) {
   const Fp8Config& fp8 = config.policy.fp8_cfg;
-  const bool whole_tensors =
-      fp8.enabled && (fp8.fp8_recipe == Fp8Recipe::tensorwise || fp8.fp8_recipe == Fp8Recipe::delayed);
+  const bool keeps_fp8 = fp8.enabled && fp8.fp8_recipe != Fp8Recipe::mxfp8;
   const auto& micro = config.policy.train_micro_batch_size;
   // What a layer recomputes and moves does not depend on the ranks. There are seven values of each, so that
   // they meet all values of the choices, whose numbers are not multiples of seven.
@@ -246,7 +245,7 @@ Layouts all_layouts(const Config& config, int64_t layers, int ranks) {
           if (cp > 1) choices.push_back(context_options(cp));
           if (dp * cp > 1) choices.push_back(data_parallel_options(dp * cp));
           if (ep * etp > 1) choices.push_back(values_of("policy.model.moe_token_dispatcher_type"));
-          if (whole_tensors)
+          if (keeps_fp8)
             choices.push_back({{"", {"policy.fp8_cfg.fp8_param=false"}},
                                {"weights in FP8", {"policy.fp8_cfg.fp8_param=true"}}});
           if (micro.is_auto() || micro.value() != 1)

@@ -138,9 +138,10 @@ void add_fp8(PolicyTable& t) {
   NRL_POLICY_KEY(t, fp8_cfg.fp8_param)
       .alias("policy.megatron_cfg.fp8_cfg.fp8_param")
       .help(
-          "tensorwise, delayed: keep the weights of these GEMMs in FP8 between steps. The optimizer, which "
-          "has them in policy.precision in its shards, writes them, and ranks gather FP8. The numbers are "
-          "those of false.");
+          "Not with mxfp8: keep the weights of these GEMMs in FP8 between steps. The optimizer, which has "
+          "them "
+          "in policy.precision in its shards, writes them, and ranks gather FP8. The numbers are those of "
+          "false.");
 }
 
 void add_optimizer(PolicyTable& t) {

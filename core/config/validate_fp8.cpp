@@ -33,15 +33,13 @@ void check_fp8(Checker c) {
   if (constexpr const char* key = "policy.fp8_cfg.fp8_margin"; blocks && fp8.fp8_margin > 0 && c.sound({key}))
     c.error(key, fmt::format("{}: {} has no meaning with scales of blocks", key, fp8.fp8_margin), "",
             {chosen, "set it to 0"});
-  if (blocks && fp8.fp8_param && c.sound({param}))
-    c.error(param,
-            fmt::format("{}: true needs scales of whole tensors: blocks of {} cross the borders of optimizer "
-                        "shards, {}",
-                        param, name_of(fp8.fp8_recipe),
-                        fp8.fp8_recipe == Fp8Recipe::mxfp8
-                            ? "and the transposed copy has scales of its own, which FP8 numbers do not give"
-                            : "which are parts of rows"),
-            "", {chosen, "use tensorwise or delayed, or set it to false"});
+  if (fp8.fp8_recipe == Fp8Recipe::mxfp8 && fp8.fp8_param && c.sound({param}))
+    c.error(
+        param,
+        fmt::format("{}: true is not supported with mxfp8: the transposed copy has scales of its own, which "
+                    "FP8 numbers do not give",
+                    param),
+        "", {chosen, "use another recipe, or set it to false"});
   const ShardStrategy strategy = config.distributed.shard_strategy;
   // The other strategies with shards refuse it with any weights.
   const bool shards = strategy == ShardStrategy::optim || strategy == ShardStrategy::optim_grads;

@@ -73,6 +73,8 @@ namespace nrl::ops {
   X(quantize, Quantize)                             \
   X(transpose, Transpose)                           \
   X(largest_magnitude, LargestMagnitude)            \
+  X(block_magnitudes, BlockMagnitudes)              \
+  X(quantize_part, QuantizePart)                    \
   X(update_scales, UpdateScales)
 // clang-format on
 

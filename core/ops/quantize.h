@@ -51,11 +51,11 @@ struct Quantize {
 void quantize(Exec& exec, const Quantize& a);
 Cost cost(const Exec& exec, const Quantize& a);
 
-/// out = x^T, of the codes of an FP8 matrix with the scale of a tensor: with its scale the column copy of
-/// what x is the row copy of.
+/// out = x^T of an FP8 matrix: the column copy of what x is the row copy of. Scales of block128 are
+/// transposed as well; one of a tensor is that of both.
 struct Transpose {
-  Tensor x;    ///< (N, K) contiguous e4m3 or e5m2; N and K are multiples of 16
-  Tensor out;  ///< (K, N) the same type
+  Tensor x;    ///< (N, K) contiguous e4m3 or e5m2; N and K are multiples of 16; dense scales
+  Tensor out;  ///< (K, N) the same type and scaling
 };
 void transpose(Exec& exec, const Transpose& a);
 Cost cost(const Exec& exec, const Transpose& a);
@@ -70,10 +70,38 @@ struct LargestMagnitude {
 void largest_magnitude(Exec& exec, const LargestMagnitude& a);
 Cost cost(const Exec& exec, const LargestMagnitude& a);
 
+/// A part of a matrix (R, K) in row-major order, elements [first, first + n), of which other ranks have the
+/// rest. Its blocks of 128 x 128 are (ceil(R / 128), B), B being K / 128 rounded up to a multiple of 4: their
+/// scales as scale_matrix(Scaling::block128) says.
+struct MatrixPart {
+  Tensor x;             ///< (n) contiguous f32 or bf16; n is a multiple of 16
+  int64_t first = 0;    ///< a multiple of 16
+  int64_t columns = 0;  ///< K, a multiple of 128
+};
+
+/// Of every block: amax = max(amax, |x|) of its elements in the part, NaN or infinity if it has one.
+struct BlockMagnitudes {
+  MatrixPart part;
+  Tensor amax;  ///< (blocks) contiguous f32, not negative
+};
+void block_magnitudes(Exec& exec, const BlockMagnitudes& a);
+Cost cost(const Exec& exec, const BlockMagnitudes& a);
+
+/// The codes that quantize() writes of the part, with these scales of the blocks.
+struct QuantizePart {
+  MatrixPart part;
+  Tensor scale;  ///< (blocks) contiguous f32, as update_scales() finds them
+  Tensor out;    ///< (n) contiguous e4m3 or e5m2
+};
+void quantize_part(Exec& exec, const QuantizePart& a);
+Cost cost(const Exec& exec, const QuantizePart& a);
+
 /// Scales of n tensors from their largest magnitudes in the last L steps:
 /// scale[i] = amax * 2^margin / (largest number of the format), where amax is the maximum of a column, or its
 /// first row only. A magnitude of 0 (nothing was measured), NaN or infinity does not count; if none does,
 /// `keep` keeps the scale and otherwise it becomes 1. Then the rows move down by one, and the first is 0.
+///
+/// `blocks`: scales of n blocks instead, from magnitudes of this step (L = 1): those of quantize().
 struct UpdateScales {
   Tensor amax;   ///< (L, n) f32; columns contiguous
   Tensor scale;  ///< (n) f32
@@ -81,6 +109,7 @@ struct UpdateScales {
   int margin = 0;  ///< -64 to 64
   bool most_recent = false;
   bool keep = false;
+  bool blocks = false;  ///< margin, most_recent and keep have no meaning
 };
 void update_scales(Exec& exec, const UpdateScales& a);
 Cost cost(const Exec& exec, const UpdateScales& a);

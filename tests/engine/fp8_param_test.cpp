@@ -29,26 +29,43 @@ const Keys kept{"policy.fp8_cfg.fp8_param=true"};
 /// Layers of several times FlatBuckets::shard_unit, so that shards cut matrices.
 const std::string model =
     "{model_type: llama, vocab_size: 61, hidden_size: 128, intermediate_size: 256, num_hidden_layers: 2, "
-    "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 32, max_position_embeddings: 64, "
+    "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 32, max_position_embeddings: 256, "
     "initializer_range: 0.1, attention_bias: true}";
 /// Padding is small beside these.
 const std::string large =
     "{model_type: llama, vocab_size: 61, hidden_size: 256, intermediate_size: 1024, num_hidden_layers: 2, "
-    "num_attention_heads: 4, num_key_value_heads: 4, max_position_embeddings: 64}";
+    "num_attention_heads: 4, num_key_value_heads: 4, max_position_embeddings: 256}";
+/// Blocks of 128 x 128 that two tensor-parallel ranks do not share.
+const std::string divisible =
+    "{model_type: llama, vocab_size: 61, hidden_size: 128, intermediate_size: 256, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 4, head_dim: 64, max_position_embeddings: 256, "
+    "initializer_range: 0.1}";
 /// For the simulated device.
 const std::string small =
     "{model_type: llama, vocab_size: 61, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
     "num_attention_heads: 4, num_key_value_heads: 4, head_dim: 16, max_position_embeddings: 64, "
     "initializer_range: 0.2}";
 
+/// Blocks of 128 tokens of a microbatch have scales.
+std::string length(const std::string& name, int tokens) {
+  return fmt::format("policy.max_total_sequence_length={}", name == "blockwise" ? 8 * tokens : tokens);
+}
 Keys recipe(const std::string& name) {
-  Keys keys{"policy.fp8_cfg.enabled=true",         "policy.fp8_cfg.fp8_recipe=" + name,
-            "policy.max_total_sequence_length=16", "policy.train_micro_batch_size=1",
-            "policy.train_global_batch_size=8",    "distributed.bucket_size_mb=0.3"};
+  Keys keys{"policy.fp8_cfg.enabled=true",
+            "policy.fp8_cfg.fp8_recipe=" + name,
+            length(name, 16),
+            "policy.train_micro_batch_size=1",
+            "policy.train_global_batch_size=8",
+            "distributed.bucket_size_mb=0.3"};
   if (name == "delayed") keys.push_back("policy.fp8_cfg.fp8_amax_history_len=2");
   return keys;
 }
-const std::vector<std::string> recipes{"tensorwise", "delayed"};
+const std::vector<std::string> recipes{"tensorwise", "delayed", "blockwise"};
+
+/// A model that tensor-parallel ranks can divide.
+const std::string& divided_shape(const std::string& recipe) {
+  return recipe == "blockwise" ? divisible : model;
+}
 
 /// Of all ranks of the test.
 struct Group {
@@ -109,7 +126,6 @@ TEST_CASE("weights kept in FP8 are those that each step rounds", "[engine][fp8]"
 
 TEST_CASE("weights are kept in FP8 in every layout", "[engine][fp8]") {
   const int ranks = test_world().size();
-  const Group group;
   std::vector<Keys> layouts{
       {"policy.recompute.granularity=full"},
       {"policy.offload_optimizer=true"},
@@ -126,21 +142,24 @@ TEST_CASE("weights are kept in FP8 in every layout", "[engine][fp8]") {
       if (name == "delayed" && i % 2 == 0) continue;  // its ranks communicate nothing of their own
       const Keys& layout = layouts[i];
       CAPTURE(name, layout);
-      Keys keys = recipe(name) + Keys{"policy.max_total_sequence_length=32"} + layout;
-      if (name == "tensorwise") keys.push_back("policy.fp8_cfg.num_first_layers_in_bf16=1");
+      Keys keys = recipe(name) + Keys{length(name, 32)} + layout;
+      if (name != "delayed") keys.push_back("policy.fp8_cfg.num_first_layers_in_bf16=1");
+      const Group group{.shape = divided_shape(name)};
       require_same(group.learn(keys + kept, 2), group.learn(keys, 2));
     }
 }
 
 TEST_CASE("a GPU keeps weights in FP8", "[engine][fp8]") {
   if (test_world().size() > 2) return;
-  const Group group{.device = "cuda", .shape = small};
-  for (const auto& [name, shards] : {std::pair{"tensorwise", "optim"}, {"delayed", "optim_grads_params"}}) {
+  for (const auto& [name, shards] :
+       {std::pair{"tensorwise", "optim"}, {"delayed", "optim_grads_params"}, {"blockwise", "optim"}}) {
     CAPTURE(name, shards);
+    const Group group{.device = "cuda", .shape = name == std::string("blockwise") ? divisible : small};
     const Keys keys = recipe(name) + strategy(shards) + Keys{"kernels.share_device=true"};
     require_same(group.learn(keys + kept, 2), group.learn(keys, 2));
   }
   if (test_world().size() > 1) return;
+  const Group group{.device = "cuda", .shape = small};
   const Keys graph = recipe("tensorwise") + Keys{"policy.cuda_graph=true"};
   require_same(group.learn(graph + kept, 4), group.learn(graph, 4));
 }

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <cstring>
+#include <tuple>
 
 #include "core/ops/grouped_linear.h"
 #include "core/ops/linear.h"
@@ -162,6 +163,68 @@ Outputs transposed(Exec& e, DType format, int64_t n, int64_t k) {
   const Buffer got = out.codes.unpacked(), want = c.column.codes.unpacked();
   for (int64_t i = 0; i < n * k; ++i) expect(got.get(i) == want.get(i), fmt::format("code {}", i));
   return {{"out", got}};
+}
+
+int64_t blocks_of(int64_t rows, int64_t columns) {
+  return scale_matrix(Scaling::block128, rows, columns).bytes / 4;
+}
+
+/// A part of a matrix of `rows` rows of k, from element `first` on.
+Outputs part(Exec& e, DType type, DType format, int64_t rows, int64_t k, int64_t first, int64_t n) {
+  const Buffer x = values(type, n / 16, 16, "x");
+  const MatrixPart part{.x = make_tensor(x.tensor().data, type, {n}), .first = first, .columns = k};
+  const int64_t blocks = blocks_of(rows, k);
+  Buffer amax = Buffer(DType::f32, {blocks}).fill(0.5), scale(DType::f32, {blocks});
+  for (int64_t i = 0; i < blocks; ++i)
+    scale.set(i, i % 5 == 0 ? 0.0 : i % 5 == 1 ? NAN : std::ldexp(1.0, 118));
+  Bytes codes(n);
+  block_magnitudes(e, {part, amax});
+  quantize_part(e, {part, scale, make_tensor(codes.memory.tensor().data, format, {n})});
+  synchronize(e);
+  return {{"amax", amax}, {"codes", codes.unpacked()}};
+}
+
+/// A matrix that is rounded part by part has the codes and scales of one that is rounded whole, and so has
+/// its transpose.
+void in_parts(Exec& e, DType type, DType format, bool finite) {
+  const int64_t n = 272, k = 640, blocks = blocks_of(n, k);
+  Buffer x = values(type, n, k, "x");
+  if (!finite) x.set(5 * k + 130, NAN), x.set(200 * k + 600, INFINITY);
+  Copies whole(format, Scaling::block128, n, k);
+  Fp8Matrix row(format, Scaling::block128, n, k), column(format, Scaling::block128, k, n);
+  quantize(e, {.source = {x}, .row = whole.row.tensor, .column = whole.column.tensor});
+  const Tensor flat = make_tensor(x.tensor().data, type, {n * k}),
+               codes = make_tensor(row.tensor.data, format, {n * k}),
+               scale = make_tensor(row.tensor.scales.data, DType::f32, {blocks});
+  Buffer amax(DType::f32, {1, blocks});
+  const Tensor magnitudes = make_tensor(amax.tensor().data, DType::f32, {blocks});
+  const int64_t cuts[] = {0, 64, 576, 5 * k + 192, 128 * k, 130 * k - 64, n * k};
+  const auto each = [&](const auto& work) {
+    for (size_t i = 0; i + 1 < std::size(cuts); ++i) {
+      const int64_t first = cuts[i], count = cuts[i + 1] - first;
+      work(MatrixPart{.x = flat.rows(first, count), .first = first, .columns = k}, codes.rows(first, count));
+    }
+  };
+  each([&](const MatrixPart& part, const Tensor&) { block_magnitudes(e, {part, magnitudes}); });
+  update_scales(e, {.amax = amax, .scale = scale, .format = format, .blocks = true});
+  each([&](const MatrixPart& part, const Tensor& out) { quantize_part(e, {part, scale, out}); });
+  transpose(e, {.x = row.tensor, .out = column.tensor});
+  synchronize(e);
+  for (const auto& [what, got, want] :
+       {std::tuple("row", &row, &whole.row), {"column", &column, &whole.column}}) {
+    expect(same_bits(got->codes.unpacked(), want->codes.unpacked()),
+           fmt::format("codes of the {} copy", what));
+    const bool rows = got == &row;
+    for (int64_t i = 0; i < n; i += 128)
+      for (int64_t j = 0; j < k; j += 128) {
+        const Scales& s = got->tensor.scales;
+        const auto at = [&](const Fp8Matrix& m) {
+          return static_cast<const unsigned char*>(m.tensor.scales.data) +
+                 scale_offset(s.kind, s.row_step, s.column_step, rows ? i : j, rows ? j : i);
+        };
+        expect(std::memcmp(at(*got), at(*want), 4) == 0, fmt::format("scale of the {} copy", what));
+      }
+  }
 }
 
 std::string list(const std::vector<int64_t>& numbers) {
@@ -434,6 +497,22 @@ NRL_OP_CASES(quantize) {
                                                   keep, keep ? 2 : 0);
                                   },
                                   true});
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const DType format : {DType::e4m3, DType::e5m2}) {
+      for (const auto& [rows, k, first, n] :
+           {std::tuple<int64_t, int64_t, int64_t, int64_t>{1, 128, 16, 32}, {130, 384, 64, 384 * 129 + 192}})
+        registry.tests.push_back(
+            {fmt::format("quantize part {} {} of ({}, {})", name_of(type), name_of(format), rows, k),
+             [=, rows = rows, k = k, first = first, n = n](Exec& e) {
+               return part(e, type, format, rows, k, first, n);
+             },
+             true});
+      for (const bool finite : {true, false})
+        registry.properties.push_back({fmt::format("quantize.in_parts {} {}{}", name_of(type),
+                                                   name_of(format), finite ? "" : " not finite"),
+                                       [=](Exec& e) { in_parts(e, type, format, finite); },
+                                       !(type == DType::bf16 && format == DType::e4m3)});
+    }
   registry.properties.push_back({"quantize.non_finite", non_finite});
   for (const DType type : {DType::f32, DType::bf16})
     for (const NormKind kind : {NormKind::rms, NormKind::layer})

@@ -122,8 +122,8 @@ TEST_CASE("what the ops cannot do is refused by name", "[precision]") {
   REQUIRE(refused_for(hybrid.with_quantized(part), "layer 1: qkv gradient in bf16"));
   REQUIRE(unsupported_reason(hybrid.with_quantized(part), 1).empty());  // its only layer is not quantized
   REQUIRE(refused_for(
-      float32.with_quantized(fp8_gemms({.scaling = Fp8Scaling::blockwise, .end = 4, .primary = true})),
-      "weights kept in FP8 with block128 scales"));
+      float32.with_quantized(fp8_gemms({.scaling = Fp8Scaling::mxfp8, .end = 4, .primary = true})),
+      "weights kept in FP8 with mx32 scales"));
   part = blockwise.quantized();
   part.input.scaling = Scaling::none;
   REQUIRE(refused_for(blockwise.with_quantized(part), "layer 0: qkv input in e4m3 with none scales"));

@@ -337,6 +337,10 @@ void transpose_kernel(Exec& exec, const Transpose& a) {
       const int64_t row = i / across * side, column = i % across * side;
       transpose_tile(static_cast<const uint8_t*>(a.x.data) + row * k + column, k, std::min(side, n - row),
                      std::min(side, k - column), static_cast<uint8_t*>(a.out.data) + column * n + row, n);
+      if (a.x.scales.kind == Scaling::block128)
+        store_scale(a.out, column, row,
+                    fp8::scale_byte(fp8::scale_at(Scaling::block128, a.x.scales.data, a.x.scales.row_step,
+                                                  a.x.scales.column_step, row, column)));
     }
   });
 }
@@ -355,8 +359,55 @@ void largest_magnitude_kernel(Exec& exec, const LargestMagnitude& a) {
             });
 }
 
+/// Calls body(block, begin, count) for the parts of rows that lie in a block, all of a block on one thread;
+/// `block` is its place among the scales.
+template <class Body>
+void for_blocks(int threads, const MatrixPart& p, const Body& body) {
+  const int64_t n = p.x.dim(0), k = p.columns, end = p.first + n, across = k / side,
+                per_row = scale_matrix(Scaling::block128, 1, k).bytes / 4, top = p.first / k / side;
+  const int64_t down = n == 0 ? 0 : (end - 1) / k / side - top + 1;
+  cpu::parallel_for(threads, down * across, 1, [&](int64_t first_block, int64_t last_block) {
+    for (int64_t b = first_block; b < last_block; ++b) {
+      const int64_t row0 = (top + b / across) * side, column = b % across * side;
+      for (int64_t row = row0; row < row0 + side; ++row) {
+        const int64_t from = std::max(p.first, row * k + column), to = std::min(end, row * k + column + side);
+        if (from < to) body((top + b / across) * per_row + b % across, from - p.first, to - from);
+      }
+    }
+  });
+}
+
+void block_magnitudes_kernel(Exec& exec, const BlockMagnitudes& a) {
+  for_f32_or_bf16(a.part.x.dtype, [&]<class T>() {
+    const T* x = data_of<const T>(a.part.x);
+    auto* amax = data_of<uint32_t>(a.amax);
+    for_blocks(exec.threads, a.part, [&](int64_t block, int64_t begin, int64_t count) {
+      float values[side];
+      load_row<T, Activation::none, false>(x + begin, side, values, count);
+      amax[block] = std::max(amax[block], largest_of(values, count));
+    });
+  });
+}
+
+void quantize_part_kernel(Exec& exec, const QuantizePart& a) {
+  for_f32_or_bf16(a.part.x.dtype, [&]<class T>() {
+    const T* x = data_of<const T>(a.part.x);
+    const float* scale = data_of<const float>(a.scale);
+    auto* out = data_of<uint8_t>(a.out);
+    for_blocks(exec.threads, a.part, [&](int64_t block, int64_t begin, int64_t count) {
+      float values[side];
+      load_row<T, Activation::none, false>(x + begin, side, values, count);
+      const uint32_t byte = fp8::scale_byte(scale[block]);
+      a.out.dtype == DType::e4m3 ? encode_group<DType::e4m3>(values, out + begin, count, byte)
+                                 : encode_group<DType::e5m2>(values, out + begin, count, byte);
+    });
+  });
+}
+
 void update_scales_kernel(Exec&, const UpdateScales& a) {
-  for (int64_t i = 0; i < a.scale.dim(0); ++i)
+  for (int64_t i = 0; a.blocks && i < a.scale.dim(0); ++i)
+    fp8::update_block_scale(data_of<float>(a.amax) + i, data_of<float>(a.scale) + i, a.format);
+  for (int64_t i = 0; !a.blocks && i < a.scale.dim(0); ++i)
     fp8::update_scale(data_of<float>(a.amax) + i, a.amax.step(0), a.amax.dim(0), data_of<float>(a.scale) + i,
                       a.format, a.margin, a.most_recent, a.keep);
 }
@@ -367,6 +418,8 @@ void fill_quantize(KernelTable& table) {
   table.quantize = quantize_kernel;
   table.transpose = transpose_kernel;
   table.largest_magnitude = largest_magnitude_kernel;
+  table.block_magnitudes = block_magnitudes_kernel;
+  table.quantize_part = quantize_part_kernel;
   table.update_scales = update_scales_kernel;
 }
 

@@ -3,8 +3,11 @@
 // quantize_kernel: a block per tile of 128 x 128, which holds whole blocks of scales of both copies. Warp w
 // has rows 16 w to 16 w + 15, each lane 4 neighboring columns, in registers; writes (=) both copies and their
 // scales, and raises amax. The codes of the column copy are transposed in shared memory.
-// transpose_kernel: the same tiles; each lane has 4 neighboring codes of a row in a word; writes (=) out.
+// transpose_kernel: the same tiles; each lane has 4 neighboring codes of a row in a word; writes (=) out and
+// its scales of blocks.
 // largest_magnitude_kernel: every thread reads 4 neighbors at a time; raises amax.
+// block_magnitudes_kernel, quantize_part_kernel: a block per tile of 128 x 128 of the matrix, which reads
+// what the part has of it, a warp per row, 4 neighbors per lane; raises amax, or writes (=) out.
 // update_scales_kernel: a thread per tensor; writes (=) scale and amax.
 
 #include "core/device/kernel.h"
@@ -250,7 +253,7 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
 
 __global__ void __launch_bounds__(threads)
     transpose_kernel(const unsigned char* __restrict__ x, unsigned char* __restrict__ out, int64_t n,
-                     int64_t k) {
+                     int64_t k, Copy x_scales, Copy out_scales) {
   NRL_SHARED(unsigned, tile, [side][side / 4 + 1]);  // of the transpose: 4 rows of x in a word
   const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
   const int64_t across = (k + side - 1) / side, tiles = (n + side - 1) / side * across;
@@ -275,7 +278,87 @@ __global__ void __launch_bounds__(threads)
     for (int j = w; j < side && column0 + j < k; j += warps)
       if (row0 + lane * 4 < n)
         *reinterpret_cast<unsigned*>(out + (column0 + j) * n + row0 + lane * 4) = tile[j][lane];
+    if (threadIdx.x == 0 && x_scales.data)
+      out_scales.store_scale<Scaling::block128>(
+          column0, row0,
+          fp8::scale_byte(fp8::scale_at(Scaling::block128, x_scales.scales, x_scales.row_step,
+                                        x_scales.column_step, row0, column0)));
     __syncthreads();
+  }
+}
+
+/// A part of a matrix (ops::MatrixPart).
+template <class T>
+struct Part {
+  const T* x;
+  int64_t first, end, columns, top, across, tiles, scales_per_row;
+
+  explicit Part(const MatrixPart& p)
+      : x(static_cast<const T*>(p.x.data)),
+        first(p.first),
+        end(p.first + p.x.dim(0)),
+        columns(p.columns),
+        top(p.first / p.columns / side),
+        across(p.columns / side),
+        tiles(p.x.dim(0) == 0 ? 0 : ((end - 1) / columns / side - top + 1) * across),
+        scales_per_row(scale_matrix(Scaling::block128, 1, p.columns).bytes / 4) {}
+  /// The place of a tile's scale.
+  __device__ __forceinline__ int64_t scale(int64_t tile) const {
+    return (top + tile / across) * scales_per_row + tile % across;
+  }
+  /// The first of the lane's 4 neighbors in a row of a tile, an element of the matrix. They are all in the
+  /// part or none.
+  __device__ __forceinline__ int64_t element(int64_t tile, int row) const {
+    return ((top + tile / across) * side + row) * columns + tile % across * side +
+           static_cast<int>(threadIdx.x) % warp * columns_per_lane;
+  }
+  __device__ __forceinline__ bool has(int64_t element) const { return element >= first && element < end; }
+};
+
+template <class T>
+__global__ void __launch_bounds__(threads) block_magnitudes_kernel(Part<T> p, unsigned* amax) {
+  NRL_SHARED(unsigned, part, [warps]);
+  const int w = static_cast<int>(threadIdx.x) / warp;
+  for (int64_t t = blockIdx.x; t < p.tiles; t += gridDim.x) {
+    unsigned largest = 0;
+#pragma unroll
+    for (int r = w; r < side; r += warps) {
+      const int64_t at = p.element(t, r);
+      float v[columns_per_lane] = {};
+      if (p.has(at)) load_floats(p.x + (at - p.first), v);
+#pragma unroll
+      for (int c = 0; c < columns_per_lane; ++c) largest = max(largest, magnitude(v[c]));
+    }
+    largest = lanes_max(largest, warp);
+    if (threadIdx.x % warp == 0) part[w] = largest;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      unsigned* const of_block = amax + p.scale(t);
+      for (int i = 0; i < warps; ++i) largest = max(largest, part[i]);
+      *of_block = max(*of_block, largest);
+    }
+    __syncthreads();
+  }
+}
+
+template <class T, DType format>
+__global__ void __launch_bounds__(threads)
+    quantize_part_kernel(Part<T> p, const float* __restrict__ scale, unsigned char* __restrict__ out) {
+  const int w = static_cast<int>(threadIdx.x) / warp;
+  for (int64_t t = blockIdx.x; t < p.tiles; t += gridDim.x) {
+    const unsigned byte = fp8::scale_byte(scale[p.scale(t)]);
+    const float inverse = fp8::inverse_scale(byte);
+#pragma unroll
+    for (int r = w; r < side; r += warps) {
+      const int64_t at = p.element(t, r);
+      if (!p.has(at)) continue;
+      float v[columns_per_lane];
+      load_floats(p.x + (at - p.first), v);
+      unsigned word = 0;
+#pragma unroll
+      for (int c = 0; c < columns_per_lane; ++c) word |= code_of<format>(v[c], byte, inverse) << 8 * c;
+      *reinterpret_cast<unsigned*>(out + (at - p.first)) = word;
+    }
   }
 }
 
@@ -299,13 +382,16 @@ struct Update {
   int64_t step, rows, n;
   DType format;
   int margin;
-  bool most_recent, keep;
+  bool most_recent, keep, blocks;
 };
 
 __global__ void __launch_bounds__(threads)
     update_scales_kernel(float* __restrict__ amax, float* __restrict__ scale, Update u) {
   const int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x;
-  if (i < u.n)
+  if (i >= u.n) return;
+  if (u.blocks)
+    fp8::update_block_scale(amax + i, scale + i, u.format);
+  else
     fp8::update_scale(amax + i, u.step, u.rows, scale + i, u.format, u.margin, u.most_recent, u.keep);
 }
 
@@ -343,8 +429,33 @@ void quantize_launch(Exec& exec, const Quantize& a) {
 
 void transpose_launch(Exec& exec, const Transpose& a) {
   const int64_t n = a.x.dim(0), k = a.x.dim(1), tiles = ((n + side - 1) / side) * ((k + side - 1) / side);
+  const bool blocks = a.x.scales.kind == Scaling::block128;
   NRL_LAUNCH(transpose_kernel, grid_for(tiles, 1, exec.multiprocessors, 3), threads, 0, exec.stream,
-             static_cast<const unsigned char*>(a.x.data), static_cast<unsigned char*>(a.out.data), n, k);
+             static_cast<const unsigned char*>(a.x.data), static_cast<unsigned char*>(a.out.data), n, k,
+             blocks ? Copy(a.x) : Copy(Tensor{}), blocks ? Copy(a.out) : Copy(Tensor{}));
+}
+
+void block_magnitudes_launch(Exec& exec, const BlockMagnitudes& a) {
+  for_f32_or_bf16(a.part.x.dtype, [&]<class T>() {
+    const Part<T> part(a.part);
+    if (part.tiles > 0)
+      NRL_LAUNCH(block_magnitudes_kernel<T>, grid_for(part.tiles, 1, exec.multiprocessors, 4), threads, 0,
+                 exec.stream, part, static_cast<unsigned*>(a.amax.data));
+  });
+}
+
+void quantize_part_launch(Exec& exec, const QuantizePart& a) {
+  for_f32_or_bf16(a.part.x.dtype, [&]<class T>() {
+    const Part<T> part(a.part);
+    if (part.tiles == 0) return;
+    const auto launch = [&]<DType format>() {
+      NRL_LAUNCH((quantize_part_kernel<T, format>), grid_for(part.tiles, 1, exec.multiprocessors, 4), threads,
+                 0, exec.stream, part, static_cast<const float*>(a.scale.data),
+                 static_cast<unsigned char*>(a.out.data));
+    };
+    a.out.dtype == DType::e4m3 ? launch.template operator()<DType::e4m3>()
+                               : launch.template operator()<DType::e5m2>();
+  });
 }
 
 template <class T>
@@ -364,7 +475,7 @@ void update_scales_launch(Exec& exec, const UpdateScales& a) {
   if (n == 0) return;
   NRL_LAUNCH(update_scales_kernel, static_cast<unsigned>((n + threads - 1) / threads), threads, 0,
              exec.stream, static_cast<float*>(a.amax.data), static_cast<float*>(a.scale.data),
-             (Update{a.amax.step(0), a.amax.dim(0), n, a.format, a.margin, a.most_recent, a.keep}));
+             (Update{a.amax.step(0), a.amax.dim(0), n, a.format, a.margin, a.most_recent, a.keep, a.blocks}));
 }
 
 }  // namespace
@@ -373,6 +484,8 @@ void fill_quantize(KernelTable& table) {
   table.quantize = quantize_launch;
   table.transpose = transpose_launch;
   table.largest_magnitude = largest_magnitude_launch;
+  table.block_magnitudes = block_magnitudes_launch;
+  table.quantize_part = quantize_part_launch;
   table.update_scales = update_scales_launch;
 }
 

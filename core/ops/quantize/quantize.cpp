@@ -11,6 +11,10 @@ double scale_bytes(const Tensor& t) {
   return t ? static_cast<double>(scale_matrix(t.scales.kind, t.dim(0), t.dim(1)).bytes) : 0.0;
 }
 
+double block_scale_bytes(const Tensor& t) {
+  return t.scales.kind == Scaling::block128 ? scale_bytes(t) : 0.0;
+}
+
 bool is_source(const QuantizeSource& s) {
   return s.x.data && s.x.rank == 2 && is_f32_or_bf16(s.x) && s.x.contiguous() &&
          s.x.dim(1) % (s.gated ? 32 : 16) == 0 && (!s.gated || s.activation != Activation::none);
@@ -33,6 +37,18 @@ bool is_groups(const Exec& exec, const Tensor& offsets) {
          is_vector(offsets, offsets.dim(0), DType::i32);
 }
 
+void check_part(const char* op, const MatrixPart& p, const Tensor& blocks) {
+  constexpr int64_t side = 128;
+  const int64_t n = p.x.dim(0), per_row = scale_matrix(Scaling::block128, 1, p.columns).bytes / 4;
+  NRL_CHECK(is_f32_or_bf16(p.x) && is_vector(p.x, n, p.x.dtype) && n % 16 == 0 && p.first >= 0 &&
+                p.first % 16 == 0 && p.columns > 0 && p.columns % side == 0,
+            "{}: x is {}, from element {} of rows of {}", op, describe(p.x), p.first, p.columns);
+  NRL_CHECK(is_vector(blocks, blocks.dim(0), DType::f32) &&
+                blocks.dim(0) >= ((p.first + n - 1) / p.columns / side + 1) * per_row,
+            "{}: {} of blocks of {} elements from {} of rows of {}", op, describe(blocks), n, p.first,
+            p.columns);
+}
+
 void check_copy(const char* name, const Tensor& t, int64_t rows, int64_t columns) {
   NRL_CHECK((t.dtype == DType::e4m3 || t.dtype == DType::e5m2) && t.rank == 2 && t.dim(0) == rows &&
                 t.dim(1) == columns && t.contiguous() && t.scales.kind != Scaling::none && t.scales.data &&
@@ -49,11 +65,20 @@ Cost cost(const Exec&, const Quantize& a) {
 }
 
 Cost cost(const Exec&, const Transpose& a) {
-  return {.read = bytes_of(a.x), .written = bytes_of(a.out)};
+  return {.read = bytes_of(a.x) + block_scale_bytes(a.x),
+          .written = bytes_of(a.out) + block_scale_bytes(a.out)};
 }
 
 Cost cost(const Exec&, const LargestMagnitude& a) {
   return {.read = bytes_of(a.source.x), .written = bytes_of(a.amax)};
+}
+
+Cost cost(const Exec&, const BlockMagnitudes& a) {
+  return {.read = bytes_of(a.part.x, a.amax), .written = bytes_of(a.amax)};
+}
+
+Cost cost(const Exec&, const QuantizePart& a) {
+  return {.read = bytes_of(a.part.x, a.scale), .written = bytes_of(a.out)};
 }
 
 Cost cost(const Exec&, const UpdateScales& a) {
@@ -95,6 +120,11 @@ void transpose(Exec& exec, const Transpose& a) {
   NRL_CHECK(is_codes(a.x) && is_codes(a.out) && a.x.dtype == a.out.dtype && a.x.dim(0) == a.out.dim(1) &&
                 a.x.dim(1) == a.out.dim(0),
             "transpose: x is {}, out is {}", describe(a.x), describe(a.out));
+  const auto blocks = [](const Tensor& t) { return t.scales.data && t.dense_scales(); };
+  NRL_CHECK(a.x.scales.kind == a.out.scales.kind &&
+                (!has_scale_blocks(a.x.scales.kind) ||
+                 (a.x.scales.kind == Scaling::block128 && blocks(a.x) && blocks(a.out))),
+            "transpose: scales of x are {}, of out {}", name_of(a.x.scales.kind), name_of(a.out.scales.kind));
   const trace::Range range("transpose");
   exec.kernels->transpose(exec, a);
 }
@@ -109,6 +139,23 @@ void largest_magnitude(Exec& exec, const LargestMagnitude& a) {
   exec.kernels->largest_magnitude(exec, a);
 }
 
+void block_magnitudes(Exec& exec, const BlockMagnitudes& a) {
+  if (noted(exec, Kernel::block_magnitudes, a)) return;
+  check_part("block_magnitudes", a.part, a.amax);
+  const trace::Range range("block_magnitudes");
+  exec.kernels->block_magnitudes(exec, a);
+}
+
+void quantize_part(Exec& exec, const QuantizePart& a) {
+  if (noted(exec, Kernel::quantize_part, a)) return;
+  check_part("quantize_part", a.part, a.scale);
+  NRL_CHECK((a.out.dtype == DType::e4m3 || a.out.dtype == DType::e5m2) &&
+                is_vector(a.out, a.part.x.dim(0), a.out.dtype),
+            "quantize_part: x is {}, out is {}", describe(a.part.x), describe(a.out));
+  const trace::Range range("quantize_part");
+  exec.kernels->quantize_part(exec, a);
+}
+
 void update_scales(Exec& exec, const UpdateScales& a) {
   if (noted(exec, Kernel::update_scales, a)) return;
   NRL_CHECK(a.amax.rank == 2 && a.amax.dtype == DType::f32 && a.amax.dim(0) > 0 && dense_rows(a.amax) &&
@@ -116,6 +163,7 @@ void update_scales(Exec& exec, const UpdateScales& a) {
             "update_scales: amax is {}, scale is {}", describe(a.amax), describe(a.scale));
   NRL_CHECK((a.format == DType::e4m3 || a.format == DType::e5m2) && a.margin >= -64 && a.margin <= 64,
             "update_scales: {} with margin {}", name_of(a.format), a.margin);
+  NRL_CHECK(!a.blocks || a.amax.dim(0) == 1, "update_scales: {} of blocks", describe(a.amax));
   const trace::Range range("update_scales");
   exec.kernels->update_scales(exec, a);
 }

@@ -118,6 +118,38 @@ void transposed(Exec&, const Transpose& a) {
   for (int64_t i = 0; i < n; ++i)
     for (int64_t j = 0; j < k; ++j)
       static_cast<uint8_t*>(a.out.data)[j * n + i] = static_cast<const uint8_t*>(a.x.data)[i * k + j];
+  const auto scale = [](const Tensor& t, int64_t i, int64_t j) {
+    const Scales& s = t.scales;
+    return reinterpret_cast<float*>(static_cast<uint8_t*>(s.data) +
+                                    scale_offset(s.kind, s.row_step, s.column_step, i, j));
+  };
+  if (a.x.scales.kind != Scaling::block128) return;
+  for (int64_t i = 0; i < n; i += 128)
+    for (int64_t j = 0; j < k; j += 128) *scale(a.out, j, i) = *scale(a.x, i, j);
+}
+
+/// The place of an element's block among the scales.
+int64_t block_of(const MatrixPart& p, int64_t i) {
+  const int64_t row = (p.first + i) / p.columns, column = (p.first + i) % p.columns;
+  return row / 128 * ((p.columns / 128 + 3) / 4 * 4) + column / 128;
+}
+
+void block_magnitudes_of(Exec&, const BlockMagnitudes& a) {
+  for (int64_t i = 0; i < a.part.x.dim(0); ++i) {
+    const double size = std::fabs(load(a.part.x, i)), amax = load(a.amax, block_of(a.part, i));
+    if (std::isnan(size) || size > amax) store(a.amax, block_of(a.part, i), size);
+  }
+}
+
+void quantize_part_of(Exec&, const QuantizePart& a) {
+  const std::vector<double> all = fp8_numbers(a.out.dtype);
+  for (int64_t i = 0; i < a.part.x.dim(0); ++i) {
+    const double scale = load(a.scale, block_of(a.part, i));
+    static_cast<uint8_t*>(a.out.data)[i] =
+        std::isnan(scale)
+            ? uint8_t{0}
+            : nearest(scale > 0 ? load(a.part.x, i) / scale : std::copysign(0.0, load(a.part.x, i)), all);
+  }
 }
 
 void largest(Exec&, const LargestMagnitude& a) {
@@ -133,6 +165,16 @@ void largest(Exec&, const LargestMagnitude& a) {
 
 void update(Exec&, const UpdateScales& a) {
   const double most = fp8_numbers(a.format).back();
+  if (a.blocks) {
+    for (int64_t i = 0; i < a.scale.dim(0); ++i) {
+      const double amax = load(a.amax, 0, i);
+      double scale = amax > 0 ? 0x1p-126 : 0;
+      while (std::isfinite(amax) && amax > scale * most) scale *= 2;
+      store(a.scale, i, std::isfinite(amax) ? scale : static_cast<double>(NAN));
+      store(a.amax, 0, i, 0);
+    }
+    return;
+  }
   for (int64_t i = 0; i < a.scale.dim(0); ++i) {
     std::vector<double> history;
     for (int64_t r = 0; r < a.amax.dim(0); ++r) {
@@ -157,6 +199,8 @@ void fill_quantize(KernelTable& table) {
   table.quantize = quantize_both;
   table.transpose = transposed;
   table.largest_magnitude = largest;
+  table.block_magnitudes = block_magnitudes_of;
+  table.quantize_part = quantize_part_of;
   table.update_scales = update;
 }
 

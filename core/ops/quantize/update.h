@@ -21,4 +21,12 @@ NRL_HOST_DEVICE inline void update_scale(float* amax, int64_t step, int64_t rows
   *scale = tensor_scale(largest, format, margin, keep ? *scale : 1.0f);
 }
 
+/// The same of a block.
+NRL_HOST_DEVICE inline void update_block_scale(float* amax, float* scale, DType format) {
+  const uint32_t largest = bits_of(*amax);
+  *scale =
+      scale_value(format == DType::e4m3 ? scale_of<DType::e4m3>(largest) : scale_of<DType::e5m2>(largest));
+  *amax = 0.0f;
+}
+
 }  // namespace nrl::ops::fp8

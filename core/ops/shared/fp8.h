@@ -52,6 +52,11 @@ NRL_HOST_DEVICE inline __attribute__((always_inline)) float inverse_scale(uint32
   return special ? 0.0f : float_of((254u - byte) << 23);
 }
 
+/// The byte of such a scale.
+NRL_HOST_DEVICE inline __attribute__((always_inline)) uint32_t scale_byte(float scale) {
+  return bits_of(scale) >> 23 & 0xffu;
+}
+
 /// A finite number within the format's range, rounded to nearest even.
 template <DType format>
 NRL_HOST_DEVICE inline __attribute__((always_inline)) uint32_t encode(float x) {
