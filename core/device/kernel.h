@@ -52,6 +52,35 @@ __device__ __forceinline__ void nrl_mma_m16n8k16(float (*d)[4], const unsigned* 
     }
 }
 #undef NRL_MMA
+#define NRL_MMA_FP8(types)                                                  \
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.f32." types               \
+               ".f32 "                                                      \
+               "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"         \
+               : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3]) \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[n][0]), "r"(b[n][1]))
+/// The same of 16 x 32 FP8 operands. A and B are types of one number (8 bits, which convert to float) whose
+/// `format` is e4m3 or e5m2. Needs compute capability 8.9; below it stops the kernel.
+template <class A, class B, int N>
+__device__ __forceinline__ void nrl_mma_m16n8k32(float (*d)[4], const unsigned* a, const unsigned (*b)[2]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+  __trap();
+#else
+  constexpr bool a_e4m3 = A::format == nrl::DType::e4m3, b_e4m3 = B::format == nrl::DType::e4m3;
+  static_assert((a_e4m3 || A::format == nrl::DType::e5m2) && (b_e4m3 || B::format == nrl::DType::e5m2));
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+    if constexpr (a_e4m3 && b_e4m3) {
+      NRL_MMA_FP8("e4m3.e4m3");
+    } else if constexpr (a_e4m3) {
+      NRL_MMA_FP8("e4m3.e5m2");
+    } else if constexpr (b_e4m3) {
+      NRL_MMA_FP8("e5m2.e4m3");
+    } else {
+      NRL_MMA_FP8("e5m2.e5m2");
+    }
+#endif
+}
+#undef NRL_MMA_FP8
 /// Four 8 x 8 matrices of 2-byte elements; lane 8 i + r gives the address of row r of matrix i, 16 bytes of
 /// shared memory, `offset` bytes behind `base`: what the lanes have in common is not computed by each. f[i]
 /// are elements (l / 4, 2 (l % 4)) and the one right of it, of the transpose if asked.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/philox.h"
+#include "core/ops/shared/fp8.h"
 #include "tests/kernels/orders.h"
 
 namespace {
@@ -15,15 +16,16 @@ using namespace nrl::kernel_test;
 
 // --- matrix tile and asynchronous copies ---------------------------------------------------------
 
-template <class T>
-__global__ void tile_product(const T* a, const T* b, float* d) {
-  // Through shared memory, as a GEMM would: A is 16 x 16 and B 16 x 16, column by column.
+/// Of 16 rows of A and 16 columns of B, both of 32 bytes.
+template <class A, class B>
+__global__ void tile_product(const A* a, const B* b, float* d) {
+  // Through shared memory, as a GEMM would.
   NRL_SHARED(uint4, sa, [32]);
   NRL_SHARED(uint4, sb, [32]);
   const int lane = static_cast<int>(threadIdx.x), group = lane / 4, pair = lane % 4;
-  nrl_cp_async16(&sa[lane], a + lane * 8);
+  nrl_cp_async16(&sa[lane], a + lane * 16 / sizeof(A));
   nrl_cp_async_commit();
-  nrl_cp_async16(&sb[lane], b + lane * 8);
+  nrl_cp_async16(&sb[lane], b + lane * 16 / sizeof(B));
   nrl_cp_async_commit();
   nrl_cp_async_wait<1>();
   nrl_cp_async_wait<0>();
@@ -36,26 +38,39 @@ __global__ void tile_product(const T* a, const T* b, float* d) {
   for (int n = 0; n < 2; ++n)
     for (int half = 0; half < 2; ++half) fb[n][half] = wb[(n * 8 + group) * 8 + pair + half * 4];
   float c[2][4] = {{1, 1, 1, 1}, {1, 1, 1, 1}};
-  nrl_mma_m16n8k16<T, 2>(c, fa, fb);
+  if constexpr (sizeof(A) == 2)
+    nrl_mma_m16n8k16<A, 2>(c, fa, fb);
+  else
+    nrl_mma_m16n8k32<A, B, 2>(c, fa, fb);
   for (int n = 0; n < 2; ++n)
     for (int i = 0; i < 4; ++i) d[(group + i / 2 * 8) * 16 + n * 8 + pair * 2 + i % 2] = c[n][i];
 }
 
+/// `random`: from -0.5 to 0.5.
 template <class T>
+T rounded(float random) {
+  if constexpr (sizeof(T) == 2)
+    return T(random);
+  else
+    return {static_cast<uint8_t>(ops::fp8::encode<T::format>(random))};
+}
+
+template <class A, class B>
 void check_tile_product() {
+  constexpr size_t depth = 32 / sizeof(A);
   const PhiloxStream random(7, "tile");
-  std::array<T, 256> a;
-  std::array<T, 256> b;
-  for (size_t i = 0; i < a.size(); ++i) a[i] = T(random.uniform(i) - 0.5f);
-  for (size_t i = 0; i < b.size(); ++i) b[i] = T(random.uniform(1000 + i) - 0.5f);
+  std::array<A, 16 * depth> a;
+  std::array<B, 16 * depth> b;
+  for (size_t i = 0; i < a.size(); ++i) a[i] = rounded<A>(random.uniform(i) - 0.5f);
+  for (size_t i = 0; i < b.size(); ++i) b[i] = rounded<B>(random.uniform(1000 + i) - 0.5f);
   in_every_order([&] {
     std::array<float, 256> d{};
-    NRL_LAUNCH((tile_product<T>), 1, 32, 0, nullptr, a.data(), b.data(), d.data());
+    NRL_LAUNCH((tile_product<A, B>), 1, 32, 0, nullptr, a.data(), b.data(), d.data());
     for (size_t m = 0; m < 16; ++m) {
       for (size_t n = 0; n < 16; ++n) {
         double want = 1;
-        for (size_t k = 0; k < 16; ++k)
-          want += static_cast<double>(float(a[m * 16 + k])) * float(b[n * 16 + k]);
+        for (size_t k = 0; k < depth; ++k)
+          want += static_cast<double>(float(a[m * depth + k])) * float(b[n * depth + k]);
         REQUIRE(d[m * 16 + n] == Approx(want).epsilon(1e-6));
       }
     }
@@ -63,8 +78,14 @@ void check_tile_product() {
 }
 
 TEST_CASE("tiles of mma.sync after cp.async equal the product in double precision", "[kernels]") {
-  check_tile_product<bf16>();
-  check_tile_product<f16>();
+  using E4m3 = ops::fp8::Number<DType::e4m3>;
+  using E5m2 = ops::fp8::Number<DType::e5m2>;
+  check_tile_product<bf16, bf16>();
+  check_tile_product<f16, f16>();
+  check_tile_product<E4m3, E4m3>();
+  check_tile_product<E4m3, E5m2>();
+  check_tile_product<E5m2, E4m3>();
+  check_tile_product<E5m2, E5m2>();
 }
 
 /// f: (2, 4, 32), plain and transposed. Row r of matrix i is at (8 i + r) * 11 % 32 of shared memory.

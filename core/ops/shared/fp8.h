@@ -110,6 +110,14 @@ NRL_HOST_DEVICE inline __attribute__((always_inline)) float decode_any(uint32_t 
   return (byte & 0x7fu) > largest_code<format> ? float_of(0x7fc00000u) : value;
 }
 
+/// A number of tensor cores (nrl_mma_m16n8k32).
+template <DType of>
+struct Number {
+  static constexpr DType format = of;
+  uint8_t bits = 0;
+  NRL_HOST_DEVICE operator float() const { return decode_any<of>(bits); }
+};
+
 /// The scale with which a tensor of this largest magnitude fits, 2^margin times over; `otherwise` if it is 0
 /// or not finite. Its inverse is finite.
 NRL_HOST_DEVICE inline float tensor_scale(float amax, DType format, int margin, float otherwise) {

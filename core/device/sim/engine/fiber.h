@@ -110,35 +110,41 @@ struct SyncWarp {
   static constexpr WarpOp op{"__syncwarp", &apply};
 };
 
-/// mma.sync.aligned.m16n8k16.row.col.f32.T.T.f32, T bf16 or f16, with the fragments of the PTX manual: lane l
-/// holds rows l/4 and l/4 + 8 of A and of C, and column l/4 of B; pairs of columns (of A, C) or rows (of B)
-/// are at 2 * (l % 4) and, in A and B, 8 further.
-template <class T, int N>
+/// mma.sync.aligned.row.col of operands of 16 bits (m16n8k16: bf16 or f16) or 8 (m16n8k32: FP8), with the
+/// fragments of the PTX manual: lane l holds rows l/4 and l/4 + 8 of A and of C, and column l/4 of B; the
+/// elements in a word are neighboring columns (of A) or rows (of B), of word l % 4 of half of them and of the
+/// other half; pairs of columns of C are at 2 * (l % 4).
+template <class A, class B, int N>
 struct MatrixTile {
+  static_assert(sizeof(A) == sizeof(B));
+  static constexpr int in_word = 4 / sizeof(A), depth = 8 * in_word;
   const unsigned* a;
   const unsigned (*b)[2];
   float (*d)[4];
 
-  static float element(unsigned pair, int half) {
+  template <class T>
+  static float element(unsigned word, int i) {
     T v;
-    v.bits = static_cast<uint16_t>(half ? pair >> 16 : pair);
+    v.bits = static_cast<decltype(v.bits)>(word >> (32 / in_word * i));
     return v;
   }
   static void apply(void* const* payloads, unsigned) {
-    float a[16][16], b[16][8 * N], d[16][8 * N];
+    float a[16][depth], b[depth][8 * N], d[16][8 * N];
     for (int lane = 0; lane < warp_size; ++lane) {
       const auto* tile = static_cast<const MatrixTile*>(payloads[lane]);
-      const int group = lane / 4, pair = lane % 4 * 2;
-      for (int half = 0; half < 2; ++half) {
-        for (int r = 0; r < 4; ++r) a[group + r % 2 * 8][pair + half + r / 2 * 8] = element(tile->a[r], half);
+      const int group = lane / 4, word = lane % 4 * in_word, pair = lane % 4 * 2;
+      for (int i = 0; i < in_word; ++i) {
+        for (int r = 0; r < 4; ++r)
+          a[group + r % 2 * 8][word + i + r / 2 * depth / 2] = element<A>(tile->a[r], i);
         for (int n = 0; n < N; ++n)
-          for (int r = 0; r < 2; ++r) b[pair + half + r * 8][n * 8 + group] = element(tile->b[n][r], half);
+          for (int r = 0; r < 2; ++r)
+            b[word + i + r * depth / 2][n * 8 + group] = element<B>(tile->b[n][r], i);
       }
       for (int n = 0; n < N; ++n)
         for (int i = 0; i < 4; ++i) d[group + i / 2 * 8][n * 8 + pair + i % 2] = tile->d[n][i];
     }
     for (int m = 0; m < 16; ++m)
-      for (int k = 0; k < 16; ++k)
+      for (int k = 0; k < depth; ++k)
         for (int n = 0; n < 8 * N; ++n) d[m][n] += a[m][k] * b[k][n];
     for (int lane = 0; lane < warp_size; ++lane) {
       auto* tile = static_cast<MatrixTile*>(payloads[lane]);
@@ -247,8 +253,13 @@ T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, NRL_SITE) {
 // --- kernel.h's wrappers of PTX ------------------------------------------------------------------
 template <class T, int N>
 void nrl_mma_m16n8k16(float (*d)[4], const unsigned* a, const unsigned (*b)[2], NRL_SITE) {
-  nrl::sim::MatrixTile<T, N> tile{a, b, d};
-  nrl::sim::collective(0xffffffffu, nrl::sim::MatrixTile<T, N>::op, &tile, at);
+  nrl::sim::MatrixTile<T, T, N> tile{a, b, d};
+  nrl::sim::collective(0xffffffffu, nrl::sim::MatrixTile<T, T, N>::op, &tile, at);
+}
+template <class A, class B, int N>
+void nrl_mma_m16n8k32(float (*d)[4], const unsigned* a, const unsigned (*b)[2], NRL_SITE) {
+  nrl::sim::MatrixTile<A, B, N> tile{a, b, d};
+  nrl::sim::collective(0xffffffffu, nrl::sim::MatrixTile<A, B, N>::op, &tile, at);
 }
 template <bool Transposed>
 void nrl_ldmatrix_x4(unsigned* f, const void* base, int offset, NRL_SITE) {
