@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "apps/data/manifest.h"
+#include "apps/plan/fp8_check.h"
 #include "apps/plan/memory_check.h"
 #include "apps/plan/pipeline.h"
 #include "apps/train/context_check.h"
@@ -233,12 +234,11 @@ void check_fp8(const ConfigResult& result, const model::ModelSpec& spec, int wor
                {"lower policy.fp8_cfg.num_first_layers_in_bf16 or num_last_layers_in_bf16, or set " +
                 std::string(enabled) + " to false"});
   const bool experts = spec.expert_layers() > 0;
-  if (experts && result.sound("device") && choose_device(c.device).type == DeviceType::cuda)
-    return add(enabled,
-               fmt::format("{}: true does not support models with experts on a GPU, and {} has some", enabled,
-                           name_of(spec.family)),
-               {"cuBLASLt's FP8 GEMMs need the rows of every expert, which only the GPU knows",
-                "set it to false, or use device: cpu, which emulates FP8"});
+  if (result.sound("device") && choose_device(c.device).type == DeviceType::cuda)
+    if (Diagnostics found = plan::check_fp8_experts(result, spec); !found.empty()) {
+      out.insert(out.end(), found.begin(), found.end());
+      return;
+    }
   if (constexpr std::string_view param = "policy.fp8_cfg.fp8_param";
       experts && fp8.fp8_param && result.sound(param))
     return add(param,

@@ -41,7 +41,7 @@ struct QuantizeSource {
 /// With `offsets` the rows are those of G groups (the experts of grouped_linear.h), [offsets[g], offsets[g +
 /// 1]) of the source. The copies have P >= grouped_rows(N, G, row_unit()) rows, or columns of the
 /// transpose, and groups begin at group_begin() (core/base/scaling.h): what lies between is 0 up to the next
-/// multiple of the unit, and unwritten beyond. On the CPU only.
+/// multiple of the unit, and unwritten beyond.
 struct Quantize {
   QuantizeSource source;
   Tensor row = {};      ///< (N, K), or (P, K), contiguous, with dense scales

@@ -272,9 +272,23 @@ LAYOUTS
     config two
     expect 0 run 2 two.yaml "${sim[@]}" "${model[@]}" policy.precision=float16 distributed.expert_parallel_size=2
     same cpu/logs/metrics.jsonl two/logs/metrics.jsonl 5e-3
-    # Their FP8 is for CPUs.
-    expect 78 run 1 sim.yaml "${sim[@]}" "${model[@]}" policy.fp8_cfg.enabled=true
-    grep -q 'does not support models with experts on a GPU' err.txt out.txt || fail "$(cat out.txt err.txt)"
+    ;;
+  sim_fp8_experts)
+    corpus
+    model=("policy.model=${experts/intermediate_size: 40/intermediate_size: 48}" policy.fp8_cfg.enabled=true)
+    config cpu
+    config sim
+    config bf16
+    expect 0 run 1 cpu.yaml "${sim[@]}" device=cpu "${model[@]}" policy.precision=float32
+    expect 0 run 1 sim.yaml "${sim[@]}" "${model[@]}" policy.precision=float32
+    # The same numbers are rounded to FP8, but for one in about a million, which sums in another order move.
+    same cpu/logs/metrics.jsonl sim/logs/metrics.jsonl 1e-3
+    # In bf16 far more numbers are at such a border.
+    expect 0 run 1 bf16.yaml "${sim[@]}" "${model[@]}" policy.precision=bfloat16
+    same cpu/logs/metrics.jsonl bf16/logs/metrics.jsonl 3e-2
+    # Scales of 32 numbers are for CPUs and models without experts.
+    expect 78 run 1 sim.yaml "${sim[@]}" "${model[@]}" policy.fp8_cfg.fp8_recipe=mxfp8
+    grep -q 'mxfp8 does not support models with experts on a GPU' err.txt out.txt || fail "$(cat out.txt err.txt)"
     ;;
   sim_float16)
     corpus

@@ -249,14 +249,8 @@ struct Groups {
   int64_t used = 0, total = 0;
 };
 
-/// The CPU's kernels, or the reference where a GPU refuses.
-Exec without_gpu(const Exec& e) {
-  return e.libraries ? Exec{.kernels = &reference_kernels()} : e;
-}
-
-Outputs grouped_copies(Exec& device, DType format, Scaling kind, const std::vector<int64_t>& rows, int64_t k,
+Outputs grouped_copies(Exec& e, DType format, Scaling kind, const std::vector<int64_t>& rows, int64_t k,
                        bool gated, bool row, bool column) {
-  Exec e = without_gpu(device);
   const Groups groups(rows);
   Buffer x = values(DType::f32, groups.total, gated ? 2 * k : k, "x");
   // What belongs to no expert is not read.
@@ -271,6 +265,7 @@ Outputs grouped_copies(Exec& device, DType format, Scaling kind, const std::vect
                .column = column ? c.column.tensor : Tensor{},
                .offsets = groups.offsets});
   largest_magnitude(e, {.source = source, .amax = largest, .offsets = groups.offsets});
+  synchronize(e);
   expect(kind != Scaling::tensor || c.amax.get(0) == largest.get(0), "amax of groups");
   return {{"row", c.row.codes.unpacked()},
           {"row scales", c.row.scales.unpacked()},
@@ -282,8 +277,9 @@ Outputs grouped_copies(Exec& device, DType format, Scaling kind, const std::vect
 /// Experts with FP8 operands.
 Outputs grouped(Exec& device, DType type, Scaling input, Scaling weight, const std::vector<int64_t>& rows,
                 int64_t m, int64_t k, bool accumulate) {
-  Exec exact = without_gpu(device);
   Exec reference{.kernels = &reference_kernels()};
+  // A GPU does not multiply mx32 of experts.
+  Exec exact = device.libraries && input == Scaling::mx32 ? reference : device;
   const Groups groups(rows);
   const int64_t n = groups.total, experts = groups.count(), copied = groups.copied(input);
   Copies x(DType::e4m3, input, copied, k), dy(DType::e5m2, input, copied, m);
@@ -322,7 +318,28 @@ Outputs grouped(Exec& device, DType type, Scaling input, Scaling weight, const s
                                          .offsets = groups.offsets,
                                          .dweight = dw,
                                          .accumulate = accumulate});
+  synchronize(device);
   return {{"y", y, k}, {"dx", dx, m}, {"dw", dw, n}};
+}
+
+/// A GPU says before a run that it has no kernel for mx32 scales of experts.
+void refused_experts(Exec& e) {
+  if (!e.libraries) return;
+  const Groups groups({128});
+  const Fp8Matrix x(DType::e4m3, Scaling::mx32, groups.copied(Scaling::mx32), 128),
+      w(DType::e4m3, Scaling::mx32, 128, 128);
+  const Buffer out(DType::f32, {groups.total, 128});
+  KernelSet needed;
+  Exec dry = e;
+  dry.needed = &needed;
+  std::string message;
+  try {
+    grouped_linear_forward(dry, {.x = x.tensor, .weight = w.tensor, .offsets = groups.offsets, .out = out});
+  } catch (const Error& refused) {
+    expect(refused.code() == Exit::unavailable, "exit code of a refusal");
+    message = refused.what();
+  }
+  expect(message.find("no kernel for mx32 scales") != std::string::npos, "refusal: " + message);
 }
 
 /// An activation that is computed as it is rounded gives the codes of one that is stored in f32, but for
@@ -514,6 +531,7 @@ NRL_OP_CASES(quantize) {
                                        !(type == DType::bf16 && format == DType::e4m3)});
     }
   registry.properties.push_back({"quantize.non_finite", non_finite});
+  registry.properties.push_back({"grouped_linear.refused_fp8", refused_experts});
   for (const DType type : {DType::f32, DType::bf16})
     for (const NormKind kind : {NormKind::rms, NormKind::layer})
       for (const bool bias : {false, true}) {

@@ -10,20 +10,21 @@
 // over k of a[m, k] b[n, k], where a and b lie with k or with m (n) contiguous.
 //
 // bf16 and f16 with 16-byte aligned rows: tensor_kernel, 128 x 128 tiles, mma.m16n8k16, three stages of
-// cp.async. Else: simt_kernel, 64 x 64 tiles. Both add in f32, in an order that depends on the number of rows
-// alone.
+// cp.async. FP8: fp8.cuh. Else: simt_kernel, 64 x 64 tiles. All add in f32, in an order that depends on the
+// number of rows alone.
 
 #include "core/device/kernel.h"
+#include "core/ops/grouped_linear/fp8.cuh"
+#include "core/ops/grouped_linear/tiles.cuh"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
+#include "core/ops/shared/check.h"
 #include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {
 namespace {
 
 using namespace kernel;
-
-enum class Pass : uint8_t { forward, data, weight };
 
 /// Operands of all experts. forward: a = x, b = weight; data: a = dout, b = weight; weight: a = dout, b = x.
 template <class T, class C>
@@ -61,77 +62,21 @@ __device__ __forceinline__ Tile<T, C> tile_of(const Problem<T, C>& p, int size) 
     t.columns = p.k;
     t.inner = p.offsets[e + 1] - begin;
     t.row = int64_t{blockIdx.y} * size;
-    return t;
-  }
-  // Tiles are numbered expert by expert. A warp's lanes look at 32 experts at a time.
-  const int lane = static_cast<int>(threadIdx.x) % warp;
-  int64_t first = 0;  // tile of expert `base`
-  for (int base = 0; base < p.experts; base += warp) {
-    const int e = base + lane;
-    const int begin = e < p.experts ? p.offsets[e] : 0, end = e < p.experts ? p.offsets[e + 1] : 0;
-    const int tiles = (end - begin + size - 1) / size;
-    int sum = tiles;
-#pragma unroll
-    for (int o = 1; o < warp; o <<= 1) {
-      const int below = __shfl_up_sync(all_lanes, sum, o);
-      if (lane >= o) sum += below;
-    }
-    const int64_t mine = int64_t{blockIdx.y} - (first + sum - tiles);
-    const unsigned found = __ballot_sync(all_lanes, mine >= 0 && mine < tiles);
-    if (found != 0) {
-      const int owner = __ffs(static_cast<int>(found)) - 1;
-      const int64_t start = __shfl_sync(all_lanes, begin, owner);
-      t.rows = __shfl_sync(all_lanes, end, owner) - start;
-      t.row = int64_t{__shfl_sync(all_lanes, static_cast<int>(mine), owner)} * size;
-      t.a = p.a + start * p.a_stride;
-      t.b = p.b + (base + owner) * p.m * p.b_stride;
-      t.c = p.c + start * p.c_stride;
-      t.columns = pass == Pass::forward ? p.m : p.k;
-      t.inner = pass == Pass::forward ? p.k : p.m;
-      return t;
-    }
-    first += __shfl_sync(all_lanes, sum, warp - 1);
+  } else {
+    t.columns = pass == Pass::forward ? p.m : p.k;
+    t.inner = pass == Pass::forward ? p.k : p.m;
+    with_tile(p.offsets, p.experts, size, blockIdx.y, [&](const GroupTile& g) {
+      t.rows = g.rows;
+      t.row = int64_t{g.tile} * size;
+      t.a = p.a + g.begin * p.a_stride;
+      t.b = p.b + g.group * p.m * p.b_stride;
+      t.c = p.c + g.begin * p.c_stride;
+    });
   }
   return t;
 }
 
 // --- tensor cores ------------------------------------------------------------------------------------------
-
-constexpr int tile_rows = 128, tile_depth = 32, stages = 3, tensor_threads = 256;
-/// Warps in a grid of 2 x 4, each with 64 x 32 elements.
-constexpr int warp_rows = 64, warp_columns = 32;
-/// Elements between the rows of a stage in shared memory: 16-byte units of 8 rows are in different banks.
-constexpr int k_pitch = tile_depth + 8, m_pitch = tile_rows + 8;
-
-/// Elements of an operand in one stage.
-template <bool k_contiguous>
-constexpr int stage_elements = k_contiguous ? tile_rows* k_pitch : tile_depth* m_pitch;
-
-/// Starts copying depth [k, k + tile_depth) of the rows (columns) [first, first + tile_rows); zeros beyond.
-template <bool k_contiguous, class T>
-__device__ __forceinline__ void copy_stage(T* to, const T* from, int64_t stride, int64_t first, int64_t end,
-                                           int64_t k, int64_t inner) {
-  constexpr int units = (k_contiguous ? tile_depth : tile_rows) / 8;
-  constexpr int lines = k_contiguous ? tile_rows : tile_depth;
-  constexpr int pitch = k_contiguous ? k_pitch : m_pitch;
-#pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < lines * units; i += tensor_threads) {
-    const int line = i / units, unit = i % units * 8;
-    const int64_t row = k_contiguous ? first + line : k + line, column = (k_contiguous ? k : first) + unit;
-    const bool real = k_contiguous ? row < end && column < inner : row < inner && column < end;
-    nrl_cp_async16(to + line * pitch + unit, from + (real ? row * stride + column : 0), real);
-  }
-}
-
-/// The 16 x 16 fragment of a at (m, k), or two neighboring 16 x 8 fragments of b at (n, k).
-template <bool k_contiguous, bool is_a, class T>
-__device__ __forceinline__ void load_fragment(unsigned* f, const T* tile, int m, int k) {
-  const int lane = static_cast<int>(threadIdx.x) % warp, matrix = lane / 8, r = lane % 8;
-  // a has its matrices in the order (m, k), (m + 8, k), (m, k + 8), ...; b with k first.
-  const int dm = (is_a ? matrix & 1 : matrix >> 1) * 8, dk = (is_a ? matrix >> 1 : matrix & 1) * 8;
-  const int element = k_contiguous ? (m + dm + r) * k_pitch + k + dk : (k + dk + r) * m_pitch + m + dm;
-  nrl_ldmatrix_x4<!k_contiguous>(f, tile, element * 2);
-}
 
 template <Pass pass, class T, class C>
 __global__ void __launch_bounds__(tensor_threads) tensor_kernel(Problem<T, C> p) {
@@ -141,7 +86,7 @@ __global__ void __launch_bounds__(tensor_threads) tensor_kernel(Problem<T, C> p)
   T *as = shared, *bs = shared + stages * a_stage;
   const Tile<T, C> t = tile_of<pass>(p, tile_rows);
   if (t.row >= t.rows || t.column >= t.columns) return;
-  const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
+  const int w = static_cast<int>(threadIdx.x) / warp;
   const int m0 = w / 4 * warp_rows, n0 = w % 4 * warp_columns;
   const int64_t steps = (t.inner + tile_depth - 1) / tile_depth;
   const auto copy = [&](int64_t step) {
@@ -173,26 +118,7 @@ __global__ void __launch_bounds__(tensor_threads) tensor_kernel(Problem<T, C> p)
     }
   }
   nrl_cp_async_wait<0>();
-#pragma unroll
-  for (int m = 0; m < warp_rows / 16; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t row = t.row + m0 + m * 16 + half * 8 + lane / 4;
-      if (row >= t.rows) continue;
-      C* out = t.c + row * p.c_stride;
-#pragma unroll
-      for (int n = 0; n < warp_columns / 8; ++n) {
-        const int64_t column = t.column + n0 + n * 8 + lane % 4 * 2;
-        if (column >= t.columns) continue;
-        const float low = sum[m][n][2 * half], high = sum[m][n][2 * half + 1];
-        if constexpr (sizeof(C) == 2) {
-          *reinterpret_cast<unsigned*>(out + column) = pack_low<T>(low, high);
-        } else {
-          out[column] = p.accumulate ? out[column] + low : low;
-          out[column + 1] = p.accumulate ? out[column + 1] + high : high;
-        }
-      }
-    }
+  store_tile(sum, t.c, p.c_stride, t.row + m0, t.rows, t.column + n0, t.columns, p.accumulate);
 }
 
 // --- any shape ---------------------------------------------------------------------------------------------
@@ -213,8 +139,10 @@ __device__ __forceinline__ void load_tile(float (*to)[simt_tile], const T* from,
   }
 }
 
+// Gradients of 16-bit rows take a register more than four blocks have.
 template <Pass pass, class T, class C>
-__global__ void __launch_bounds__(simt_threads, 4) simt_kernel(Problem<T, C> p) {
+__global__ void __launch_bounds__(simt_threads, pass == Pass::data && sizeof(T) == 2 ? 3 : 4)
+    simt_kernel(Problem<T, C> p) {
   NRL_SHARED(float, a, [simt_depth][simt_tile]);
   NRL_SHARED(float, b, [simt_depth][simt_tile]);
   const Tile<T, C> t = tile_of<pass>(p, simt_tile);
@@ -246,19 +174,6 @@ __global__ void __launch_bounds__(simt_threads, 4) simt_kernel(Problem<T, C> p) 
 
 // --- launches ----------------------------------------------------------------------------------------------
 
-unsigned tiles(int64_t n, int64_t size) {
-  return static_cast<unsigned>((n + size - 1) / size);
-}
-
-/// `r`: rows of all experts at most; `columns`, `m`: of an expert's result.
-template <Pass pass>
-dim3 grid_of(int64_t r, int64_t m, int64_t columns, int experts, int size) {
-  if (pass == Pass::weight) return dim3(tiles(columns, size), tiles(m, size), static_cast<unsigned>(experts));
-  // Each expert may have a tile that is not full.
-  const int64_t most = r < experts ? r : r / size + experts;
-  return dim3(tiles(columns, size), static_cast<unsigned>(most < 1 ? 1 : most));
-}
-
 template <Pass pass, class T, class C>
 void launch(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& offsets, int64_t m,
             int64_t k, bool accumulate) {
@@ -289,18 +204,21 @@ void launch(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, const
 }
 
 void forward_launch(Exec& exec, const GroupedLinearForward& a) {
+  if (is_fp8(a.x)) return launch_fp8<Pass::forward>(exec, a.x, a.weight, a.out, a.offsets, false);
   for_float_type(a.x.dtype, [&]<class T>() {
     launch<Pass::forward, T, T>(exec, a.x, a.weight, a.out, a.offsets, a.out.dim(1), a.x.dim(1), false);
   });
 }
 
 void backward_data_launch(Exec& exec, const GroupedLinearBackwardData& a) {
+  if (is_fp8(a.dout)) return launch_fp8<Pass::data>(exec, a.dout, a.weight, a.dx, a.offsets, false);
   for_float_type(a.dx.dtype, [&]<class T>() {
     launch<Pass::data, T, T>(exec, a.dout, a.weight, a.dx, a.offsets, a.dout.dim(1), a.dx.dim(1), false);
   });
 }
 
 void backward_weight_launch(Exec& exec, const GroupedLinearBackwardWeight& a) {
+  if (is_fp8(a.dout)) return launch_fp8<Pass::weight>(exec, a.dout, a.x, a.dweight, a.offsets, a.accumulate);
   for_float_type(a.x.dtype, [&]<class T>() {
     launch<Pass::weight, T, float>(exec, a.dout, a.x, a.dweight, a.offsets, a.dout.dim(1), a.x.dim(1),
                                    a.accumulate);

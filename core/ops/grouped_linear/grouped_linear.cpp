@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "core/device/runtime.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/libraries.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/scratch.h"
 #include "core/trace/trace.h"
@@ -28,13 +30,20 @@ void check(const char* op, const Tensor& wide, const Tensor& x, const Tensor& of
             name_of(weight_type), experts, wide.dim(1), x.dim(1));
 }
 
-/// Fails before a run begins, when kernels are collected.
-void refuse_on_gpu(const Exec& exec, const Tensor& operand) {
-  if (exec.libraries && is_fp8(operand))
+/// What the tensor cores of a GPU do not multiply. Fails before a run begins, when kernels are collected.
+void refuse_on_gpu(const Exec& exec, const Tensor& a, const Tensor& b, const Tensor& result) {
+  if (!exec.libraries || !is_fp8(a)) return;
+  std::string why;
+  if (a.scales.kind == Scaling::mx32)
+    why = "no kernel for mx32 scales";
+  else if (exec.device)  // else a dry run without one, whose configuration was checked
+    why =
+        fp8_gemm_refusal(exec.device->properties().major, a.scales.kind, b.scales.kind, result.dtype, false);
+  if (!why.empty())
     fail(Exit::unavailable,
-         "policy.fp8_cfg.enabled: FP8 GEMMs of experts run on a CPU only: cuBLASLt multiplies matrices whose "
-         "rows the host knows, but those of an expert are known to the GPU. Fix: set it to false, or device: "
-         "cpu");
+         "policy.fp8_cfg.fp8_recipe: this GPU has no FP8 GEMM of experts of {} x {}: {}. Fix: use another "
+         "recipe, or policy.fp8_cfg.enabled: false",
+         describe(a), describe(b), why);
 }
 
 /// FP8 operands `a` and `b`, of which `a` has the stored shape (a_rows, a_columns) and so on.
@@ -47,6 +56,7 @@ void check_fp8(const char* op, const Tensor& offsets, const Tensor& a, int64_t a
   NRL_CHECK(is_operand(a, a_rows, a_columns) && is_operand(b, b_rows, b_columns),
             "{}: operands are {} and {}, wanted FP8 [{}, {}] and [{}, {}] with scales", op, describe(a),
             describe(b), a_rows, a_columns, b_rows, b_columns);
+  NRL_CHECK(b.dtype == DType::e4m3, "{}: {} x {}, wanted e4m3 on the right", op, describe(a), describe(b));
   NRL_CHECK(offsets.rank == 1 && offsets.dim(0) >= 2 && is_vector(offsets, offsets.dim(0), DType::i32),
             "{}: offsets are {}", op, describe(offsets));
 }
@@ -64,34 +74,35 @@ void check_result(const char* op, const Tensor& t, bool only_f32) {
             "{}: the result is {}", op, describe(t));
 }
 
-Cost grouped_cost(const Tensor& left, const Tensor& right, const Tensor& result, int64_t rows, int64_t m,
-                  int64_t k, bool accumulate) {
+/// On a GPU FP8 operands are multiplied as f16 (cuda.cu).
+Cost grouped_cost(const Exec& exec, const Tensor& left, const Tensor& right, const Tensor& result,
+                  int64_t rows, int64_t m, int64_t k, bool accumulate) {
   const double accumulated = accumulate ? bytes_of(result) : 0;
   return {.work = Work::gemm,
           .read = bytes_of(left, right) + accumulated,
           .written = bytes_of(result),
           .flops = linear_flops(rows, m, k),
-          .operands = left.dtype,
+          .operands = exec.libraries && is_fp8(left) ? DType::f16 : left.dtype,
           .gemm = {rows, m, k},
           .epilogue = accumulated + bytes_of(result)};
 }
 
 }  // namespace
 
-Cost cost(const Exec&, const GroupedLinearForward& a) {
-  return grouped_cost(a.x, a.weight, a.out, a.out.dim(0), a.out.dim(1), a.x.dim(1), false);
+Cost cost(const Exec& exec, const GroupedLinearForward& a) {
+  return grouped_cost(exec, a.x, a.weight, a.out, a.out.dim(0), a.out.dim(1), a.x.dim(1), false);
 }
-Cost cost(const Exec&, const GroupedLinearBackwardData& a) {
-  return grouped_cost(a.dout, a.weight, a.dx, a.dx.dim(0), a.dx.dim(1), a.dout.dim(1), false);
+Cost cost(const Exec& exec, const GroupedLinearBackwardData& a) {
+  return grouped_cost(exec, a.dout, a.weight, a.dx, a.dx.dim(0), a.dx.dim(1), a.dout.dim(1), false);
 }
-Cost cost(const Exec&, const GroupedLinearBackwardWeight& a) {
+Cost cost(const Exec& exec, const GroupedLinearBackwardWeight& a) {
   const int rows = is_fp8(a.x) ? 1 : 0;
-  return grouped_cost(a.dout, a.x, a.dweight, a.x.dim(rows), a.dout.dim(1 - rows), a.x.dim(1 - rows),
+  return grouped_cost(exec, a.dout, a.x, a.dweight, a.x.dim(rows), a.dout.dim(1 - rows), a.x.dim(1 - rows),
                       a.accumulate);
 }
 
 void grouped_linear_forward(Exec& exec, const GroupedLinearForward& a) {
-  refuse_on_gpu(exec, a.x);
+  refuse_on_gpu(exec, a.x, a.weight, a.out);
   if (noted(exec, Kernel::grouped_linear_forward, a)) return;
   constexpr const char* op = "grouped_linear_forward";
   if (is_fp8(a.x)) {
@@ -106,7 +117,7 @@ void grouped_linear_forward(Exec& exec, const GroupedLinearForward& a) {
 }
 
 void grouped_linear_backward_data(Exec& exec, const GroupedLinearBackwardData& a) {
-  refuse_on_gpu(exec, a.dout);
+  refuse_on_gpu(exec, a.dout, a.weight, a.dx);
   if (noted(exec, Kernel::grouped_linear_backward_data, a)) return;
   constexpr const char* op = "grouped_linear_backward_data";
   if (is_fp8(a.dout)) {
@@ -121,7 +132,7 @@ void grouped_linear_backward_data(Exec& exec, const GroupedLinearBackwardData& a
 }
 
 void grouped_linear_backward_weight(Exec& exec, const GroupedLinearBackwardWeight& a) {
-  refuse_on_gpu(exec, a.dout);
+  refuse_on_gpu(exec, a.dout, a.x, a.dweight);
   if (noted(exec, Kernel::grouped_linear_backward_weight, a)) return;
   constexpr const char* op = "grouped_linear_backward_weight";
   if (is_fp8(a.dout)) {

@@ -3,6 +3,8 @@
 // quantize_kernel: a block per tile of 128 x 128, which holds whole blocks of scales of both copies. Warp w
 // has rows 16 w to 16 w + 15, each lane 4 neighboring columns, in registers; writes (=) both copies and their
 // scales, and raises amax. The codes of the column copy are transposed in shared memory.
+// With groups a block finds its tile's group and rows in the offsets (shared/gpu/groups.cuh), in the order of
+// groups; behind the last one it leaves.
 // transpose_kernel: the same tiles; each lane has 4 neighboring codes of a row in a word; writes (=) out and
 // its scales of blocks.
 // largest_magnitude_kernel: every thread reads 4 neighbors at a time; raises amax.
@@ -17,6 +19,7 @@
 #include "core/ops/quantize/update.h"
 #include "core/ops/shared/element.h"
 #include "core/ops/shared/fp8.h"
+#include "core/ops/shared/gpu/groups.cuh"
 #include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {
@@ -108,31 +111,64 @@ __device__ __forceinline__ void load_source(const T* row, int64_t column, int64_
   for (int c = 0; c < columns_per_lane; ++c) v[c] *= up[c];
 }
 
+/// Rows of the source and of the copies, which are in groups where there are offsets.
+struct Rows {
+  const int* offsets = nullptr;
+  int groups = 1, unit = 1;
+  int64_t source = 0, copies = 0;
+  int64_t tiles = 0;  ///< at most: rows of tiles
+
+  explicit Rows(const Quantize& a)
+      : source(a.source.x.dim(0)), copies(a.row ? a.row.dim(0) : a.column.dim(1)) {
+    if (a.offsets) {
+      offsets = static_cast<const int*>(a.offsets.data);
+      groups = static_cast<int>(a.offsets.dim(0)) - 1;
+      unit = static_cast<int>(row_unit((a.row ? a.row : a.column).scales.kind));
+    }
+    tiles = a.offsets ? most_tiles(source, groups, side) : (source + side - 1) / side;
+  }
+};
+/// Rows of a tile in the copies, from `first` to `end`; row i is row i - shift of the source, or zeros from
+/// `zeros` on. Nothing: there is no such tile.
+struct TileRows {
+  int64_t first = 0, end = 0, zeros = 0, shift = 0;
+};
+__device__ __forceinline__ TileRows tile_rows(const Rows& rows, int64_t tile) {
+  if (!rows.offsets) return {tile * side, rows.source, rows.source, 0};
+  const GroupTile t = find_tile(rows.offsets, rows.groups, side, tile);
+  const int64_t begin = group_begin(t.begin, t.group, rows.unit);
+  return {begin + int64_t{t.tile} * side, begin + (t.rows + rows.unit - 1) / rows.unit * rows.unit,
+          begin + t.rows, begin - t.begin};
+}
+
 // Scales of blocks take more registers than two blocks per multiprocessor have.
 template <class T, DType format, Scaling scaling>
 __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
     quantize_kernel(const T* __restrict__ x, Source source, Norm<T> norm, Copy row_copy, Copy column_copy,
-                    float* amax, int64_t n, int64_t k) {
+                    float* amax, Rows rows, int64_t k) {
   constexpr bool in_blocks = scaling != Scaling::tensor;
   constexpr bool whole_tile = scaling == Scaling::mx32;  // scales beyond the matrix are written
   constexpr int group = whole_tile ? 32 : side;
   NRL_SHARED(unsigned, tile, [side][side / 4 + 1]);  // codes of the column copy: 4 rows in a word
   NRL_SHARED(unsigned, part, [warps][side]);
   const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
-  const int64_t across = (k + side - 1) / side, tiles = (n + side - 1) / side * across;
+  const int64_t across = (k + side - 1) / side, tiles = rows.tiles * across;
   const float given = in_blocks ? 1.0f
                                 : 1.0f / *reinterpret_cast<const float*>(row_copy.data ? row_copy.scales
                                                                                        : column_copy.scales);
   unsigned all = 0;
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-    const int64_t row0 = t / across * side, column0 = t % across * side, row = row0 + w * rows_per_warp,
+    const TileRows at = tile_rows(rows, t / across);
+    if (at.first >= at.end) break;
+    const int64_t row0 = at.first, n = at.end, column0 = t % across * side, row = row0 + w * rows_per_warp,
                   column = column0 + lane * columns_per_lane;
+    const T* from = x + (row - at.shift) * (source.gated ? 2 * k : k);
     const bool inside = column < k;
     float v[rows_per_warp][columns_per_lane];
 #pragma unroll
     for (int r = 0; r < rows_per_warp; ++r) {
-      if (inside && row + r < n) {
-        load_source(x + (row + r) * (source.gated ? 2 * k : k), column, k, source, v[r]);
+      if (inside && row + r < at.zeros) {
+        load_source(from + r * (source.gated ? 2 * k : k), column, k, source, v[r]);
       } else {
 #pragma unroll
         for (int c = 0; c < columns_per_lane; ++c) v[r][c] = 0.0f;
@@ -240,7 +276,7 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
       __syncthreads();
       for (int j = w; j < side && column0 + j < k; j += warps)
         if (row0 + lane * 4 < n)
-          *reinterpret_cast<unsigned*>(column_copy.data + (column0 + j) * n + row0 + lane * 4) =
+          *reinterpret_cast<unsigned*>(column_copy.data + (column0 + j) * rows.copies + row0 + lane * 4) =
               tile[j][lane];
     }
     __syncthreads();
@@ -364,9 +400,11 @@ __global__ void __launch_bounds__(threads)
 
 template <class T>
 __global__ void __launch_bounds__(threads)
-    largest_magnitude_kernel(const T* __restrict__ x, Source source, int64_t n, int64_t k, float* amax) {
+    largest_magnitude_kernel(const T* __restrict__ x, Source source, const int* rows_of_groups, int64_t n,
+                             int64_t k, float* amax) {
   constexpr int width = columns_per_lane;
   unsigned largest = 0;
+  if (rows_of_groups) n = *rows_of_groups;
   const int64_t step = int64_t{gridDim.x} * threads * width;
   for (int64_t i = (int64_t{blockIdx.x} * threads + threadIdx.x) * width; i < n * k; i += step) {
     float v[width];
@@ -397,12 +435,13 @@ __global__ void __launch_bounds__(threads)
 
 template <class T, DType format, Scaling scaling>
 void launch(Exec& exec, const Quantize& a) {
-  const int64_t n = a.source.x.dim(0), k = a.source.columns(),
-                tiles = ((n + side - 1) / side) * ((k + side - 1) / side);
+  const int64_t k = a.source.columns();
+  const Rows rows(a);
+  const int64_t tiles = rows.tiles * ((k + side - 1) / side);
   NRL_LAUNCH((quantize_kernel<T, format, scaling>), grid_for(tiles, 1, exec.multiprocessors, 3), threads, 0,
              exec.stream, static_cast<const T*>(a.source.x.data),
              (Source{a.source.activation, a.source.gated}), Norm<T>(a.source.norm), Copy(a.row),
-             Copy(a.column), (a.row ? a.row : a.column).scales.amax, n, k);
+             Copy(a.column), (a.row ? a.row : a.column).scales.amax, rows, k);
 }
 
 template <class T, DType format>
@@ -463,7 +502,9 @@ void launch_largest(Exec& exec, const LargestMagnitude& a) {
   const int64_t n = a.source.x.dim(0), k = a.source.columns();
   NRL_LAUNCH(largest_magnitude_kernel<T>, grid_for(n * k, 16 * threads, exec.multiprocessors), threads, 0,
              exec.stream, static_cast<const T*>(a.source.x.data),
-             (Source{a.source.activation, a.source.gated}), n, k, static_cast<float*>(a.amax.data));
+             (Source{a.source.activation, a.source.gated}),
+             a.offsets ? static_cast<const int*>(a.offsets.data) + a.offsets.dim(0) - 1 : nullptr, n, k,
+             static_cast<float*>(a.amax.data));
 }
 
 void largest_magnitude_launch(Exec& exec, const LargestMagnitude& a) {

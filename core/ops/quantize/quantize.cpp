@@ -32,9 +32,8 @@ void check_norm(const QuantizeSource& s) {
             describe(a.weight), describe(a.bias), describe(a.rstd), describe(a.mean));
 }
 
-bool is_groups(const Exec& exec, const Tensor& offsets) {
-  return !exec.libraries && offsets.rank == 1 && offsets.dim(0) >= 2 &&
-         is_vector(offsets, offsets.dim(0), DType::i32);
+bool is_groups(const Tensor& offsets) {
+  return offsets.rank == 1 && offsets.dim(0) >= 2 && is_vector(offsets, offsets.dim(0), DType::i32);
 }
 
 void check_part(const char* op, const MatrixPart& p, const Tensor& blocks) {
@@ -89,7 +88,7 @@ void quantize(Exec& exec, const Quantize& a) {
   if (noted(exec, Kernel::quantize, a)) return;
   NRL_CHECK(is_source(a.source) && (a.row || a.column), "quantize: x is {}, row is {}", describe(a.source.x),
             describe(a.row));
-  NRL_CHECK(!a.offsets || (is_groups(exec, a.offsets) && !a.source.norm), "quantize: offsets are {}",
+  NRL_CHECK(!a.offsets || (is_groups(a.offsets) && !a.source.norm), "quantize: offsets are {}",
             describe(a.offsets));
   if (a.source.norm) check_norm(a.source);
   const int64_t k = a.source.columns(), rows = a.source.x.dim(0);
@@ -131,8 +130,7 @@ void transpose(Exec& exec, const Transpose& a) {
 
 void largest_magnitude(Exec& exec, const LargestMagnitude& a) {
   if (noted(exec, Kernel::largest_magnitude, a)) return;
-  NRL_CHECK(!a.offsets || is_groups(exec, a.offsets), "largest_magnitude: offsets are {}",
-            describe(a.offsets));
+  NRL_CHECK(!a.offsets || is_groups(a.offsets), "largest_magnitude: offsets are {}", describe(a.offsets));
   NRL_CHECK(is_source(a.source) && !a.source.norm && is_vector(a.amax, 1, DType::f32),
             "largest_magnitude: x is {}, amax is {}", describe(a.source.x), describe(a.amax));
   const trace::Range range("largest_magnitude");
