@@ -10,31 +10,45 @@ namespace {
 
 constexpr const char* key = "policy.fp8_cfg.fp8_recipe";
 
+// Why GPUs with this major number of their compute capability do not run the GEMMs; empty if they do.
+std::string refusal(const Config& config, const model::ModelSpec& spec, int major) {
+  const precision::Recipe recipe = recipe_for(config, DeviceType::cuda, spec.layers);
+  if (!recipe.quantizes_any()) return {};
+  const precision::QuantizedGemms& formats = recipe.quantized();
+  return ops::fp8_gemm_refusal(major, formats.input.scaling, formats.weight.scaling, recipe.activations(),
+                               spec.qkv_bias || spec.o_bias || spec.mlp_bias);
+}
+
+Diagnostic refused(const ConfigResult& result, std::string_view gpu, const std::string& why) {
+  return diagnose(result, key, fmt::format("the GEMMs of this recipe do not run on {}: {}", gpu, why), "",
+                  {"another recipe, another policy.precision or policy.fp8_cfg.enabled: false may"});
+}
+
 }  // namespace
 
-Diagnostics check_fp8_experts(const ConfigResult& result, const model::ModelSpec& spec) {
+Diagnostics check_fp8_on_gpus(const ConfigResult& result, const model::ModelSpec& spec) {
   const Fp8Config& fp8 = result.config.policy.fp8_cfg;
-  if (spec.expert_layers() == 0 || !fp8.enabled || fp8.fp8_recipe != Fp8Recipe::mxfp8 || !result.sound(key))
-    return {};
-  return {diagnose(result, key,
-                   fmt::format("{}: mxfp8 does not support models with experts on a GPU, and {} has some",
-                               key, name_of(spec.family)),
-                   "the GPU's kernel for experts has no scales of 32 numbers",
-                   {"use another recipe, or device: cpu, which emulates FP8"})};
+  if (!fp8.enabled || !result.sound(key)) return {};
+  if (spec.expert_layers() > 0 && fp8.fp8_recipe == Fp8Recipe::mxfp8)
+    return {diagnose(result, key,
+                     fmt::format("{}: mxfp8 does not support models with experts on a GPU, and {} has some",
+                                 key, name_of(spec.family)),
+                     "the GPU's kernel for experts has no scales of 32 numbers",
+                     {"use another recipe, or device: cpu, which emulates FP8"})};
+  std::string why;
+  for (const int major : {12, 10, 9}) {
+    why = refusal(result.config, spec, major);
+    if (why.empty()) return {};
+  }
+  return {refused(result, "a GPU", why)};
 }
 
 Diagnostics check_fp8(const ConfigResult& result, const model::ModelSpec& spec, const DeviceModel& gpu) {
-  const precision::Recipe recipe = recipe_for(result.config, DeviceType::cuda, spec.layers);
-  if (!recipe.quantizes_any() || !result.sound(key)) return {};
-  if (Diagnostics experts = check_fp8_experts(result, spec); !experts.empty()) return experts;
-  const precision::QuantizedGemms& formats = recipe.quantized();
-  const bool biases = spec.qkv_bias || spec.o_bias || spec.mlp_bias;
-  const std::string why = ops::fp8_gemm_refusal(gpu.major, formats.input.scaling, formats.weight.scaling,
-                                                recipe.activations(), biases);
+  if (!result.sound(key)) return {};
+  if (Diagnostics any = check_fp8_on_gpus(result, spec); !any.empty()) return any;
+  const std::string why = refusal(result.config, spec, gpu.major);
   if (why.empty()) return {};
-  return {diagnose(result, key,
-                   fmt::format("the GEMMs of this recipe do not run on {}: {}", gpu.product, why), "",
-                   {"another recipe, another policy.precision or policy.fp8_cfg.enabled: false may"})};
+  return {refused(result, gpu.product, why)};
 }
 
 }  // namespace nrl::plan

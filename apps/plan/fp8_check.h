@@ -7,8 +7,8 @@
 
 namespace nrl::plan {
 
-/// An error if the model has experts and no GPU multiplies theirs with policy.fp8_cfg.fp8_recipe.
-Diagnostics check_fp8_experts(const ConfigResult& result, const model::ModelSpec& spec);
+/// An error if no GPU runs the GEMMs of policy.fp8_cfg.fp8_recipe in this model.
+Diagnostics check_fp8_on_gpus(const ConfigResult& result, const model::ModelSpec& spec);
 
 /// An error if the tensor cores of `gpu` cannot run the GEMMs of policy.fp8_cfg.fp8_recipe in this model.
 Diagnostics check_fp8(const ConfigResult& result, const model::ModelSpec& spec, const DeviceModel& gpu);

@@ -235,7 +235,7 @@ void check_fp8(const ConfigResult& result, const model::ModelSpec& spec, int wor
                 std::string(enabled) + " to false"});
   const bool experts = spec.expert_layers() > 0;
   if (result.sound("device") && choose_device(c.device).type == DeviceType::cuda)
-    if (Diagnostics found = plan::check_fp8_experts(result, spec); !found.empty()) {
+    if (Diagnostics found = plan::check_fp8_on_gpus(result, spec); !found.empty()) {
       out.insert(out.end(), found.begin(), found.end());
       return;
     }

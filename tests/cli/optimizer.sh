@@ -289,6 +289,9 @@ LAYOUTS
     # Scales of 32 numbers are for CPUs and models without experts.
     expect 78 run 1 sim.yaml "${sim[@]}" "${model[@]}" policy.fp8_cfg.fp8_recipe=mxfp8
     grep -q 'mxfp8 does not support models with experts on a GPU' err.txt out.txt || fail "$(cat out.txt err.txt)"
+    # No GPU adds a bias to this GEMM.
+    expect 78 run 1 sim.yaml "${sim[@]}" policy.fp8_cfg.enabled=true policy.precision=float32 policy.model.attention_bias=true
+    grep -q 'FP8 GEMMs add no bias in f32' err.txt || fail "$(cat out.txt err.txt)"
     ;;
   sim_float16)
     corpus
