@@ -59,6 +59,19 @@ void check_data(const ConfigResult& result, const DatasetConfig& set, const std:
   }
 }
 
+// Makes a file where a CPU run keeps offloaded memory, and drops it.
+void check_offload_directory(const ConfigResult& result, Diagnostics& found) {
+  constexpr std::string_view key = "memory.offload_dir";
+  const Config& c = result.config;
+  if (!c.memory.offload_dir || !result.sound(key) || choose_device(c.device).type != DeviceType::cpu) return;
+  try {
+    const cpu::FileMemory smallest(cpu::scratch_directory(*c.memory.offload_dir), 1);
+  } catch (const Error& e) {
+    found.push_back(diagnose(result, key, e.what()));
+    found.back().exit = e.code();
+  }
+}
+
 void check_files(const ConfigResult& result, Diagnostics& found) {
   const Config& c = result.config;
   check_data(result, c.data.train, "data.train.data_path", found);
@@ -69,13 +82,7 @@ void check_files(const ConfigResult& result, Diagnostics& found) {
         missing(result, "checkpointing.resume",
                 fmt::format("checkpointing.resume: there is no directory '{}'", clipped(directory)),
                 {"give a checkpoint directory (.../step-N), auto or never"}));
-  constexpr std::string_view offload = "memory.offload_dir";
-  if (c.memory.offload_dir && result.sound(offload) && choose_device(c.device).type == DeviceType::cpu) try {
-      const cpu::FileMemory smallest(cpu::scratch_directory(*c.memory.offload_dir), 1);
-    } catch (const Error& e) {
-      found.push_back(diagnose(result, offload, e.what()));
-      found.back().exit = e.code();
-    }
+  check_offload_directory(result, found);
 }
 
 // What tensor-parallel ranks divide evenly.

@@ -118,11 +118,9 @@ Choice pipeline_options(int stages, int64_t layers) {
 
 // The values, in place of what the configuration says about the keys.
 Choice instead_of(std::span<const std::string_view> keys, Choice values) {
-  for (Value& value : values) {
-    std::vector<std::string> all = default_overrides(keys);
-    all.insert(all.end(), value.overrides.begin(), value.overrides.end());
-    value.overrides = std::move(all);
-  }
+  const std::vector<std::string> defaults = default_overrides(keys);
+  for (Value& value : values)
+    value.overrides.insert(value.overrides.begin(), defaults.begin(), defaults.end());
   return values;
 }
 
@@ -214,8 +212,7 @@ void Layouts::add(const std::vector<Choice>& choices, const std::vector<Choice>&
       i /= choice.size();
     }
   };
-  std::vector<std::vector<int>> all = numbers(choices);
-  const std::vector<std::vector<int>> in_turn = numbers(turns);
+  const std::vector<std::vector<int>> all = numbers(choices), in_turn = numbers(turns);
   size_t combinations = 1;
   for (const auto& choice : all) combinations *= choice.size();
   for (size_t i = 0; i < combinations; ++i) {

@@ -405,11 +405,14 @@ void quantize_part_kernel(Exec& exec, const QuantizePart& a) {
 }
 
 void update_scales_kernel(Exec&, const UpdateScales& a) {
-  for (int64_t i = 0; a.blocks && i < a.scale.dim(0); ++i)
-    fp8::update_block_scale(data_of<float>(a.amax) + i, data_of<float>(a.scale) + i, a.format);
-  for (int64_t i = 0; !a.blocks && i < a.scale.dim(0); ++i)
-    fp8::update_scale(data_of<float>(a.amax) + i, a.amax.step(0), a.amax.dim(0), data_of<float>(a.scale) + i,
-                      a.format, a.margin, a.most_recent, a.keep);
+  for (int64_t i = 0; i < a.scale.dim(0); ++i) {
+    float *amax = data_of<float>(a.amax) + i, *scale = data_of<float>(a.scale) + i;
+    if (a.blocks)
+      fp8::update_block_scale(amax, scale, a.format);
+    else
+      fp8::update_scale(amax, a.amax.step(0), a.amax.dim(0), scale, a.format, a.margin, a.most_recent,
+                        a.keep);
+  }
 }
 
 }  // namespace
