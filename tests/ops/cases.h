@@ -54,11 +54,14 @@ class Buffer {
   /// Element i in row-major order.
   double get(int64_t i) const;
   void set(int64_t i, double value);
+  std::vector<double> values() const;  ///< all elements in row-major order
   /// The canaries between the rows and behind the last are as they were.
   bool gap_intact() const;
 
  private:
   int64_t offset(int64_t i) const;
+  template <class Value>
+  Buffer& set_all(const Value& value);  // element i to value(i)
   void allocate(size_t bytes);
   std::byte* tail() const;
   Tensor tensor_;     ///< its data is what this object owns

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 #include "core/base/philox.h"
@@ -15,6 +16,45 @@ namespace {
 constexpr size_t alignment = 64;
 constexpr size_t tail_bytes = 128;
 constexpr uint8_t canary = 0xA5;
+
+// Calls `visit` with the data as what they are.
+template <class Visit>
+auto typed(const Tensor& tensor, const Visit& visit) {
+  switch (tensor.dtype) {
+    case DType::bf16:
+      return visit(tensor.ptr<bf16>());
+    case DType::f16:
+      return visit(tensor.ptr<f16>());
+    case DType::f64:
+      return visit(tensor.ptr<double>());
+    case DType::i32:
+      return visit(tensor.ptr<int32_t>());
+    case DType::i64:
+      return visit(tensor.ptr<int64_t>());
+    default:
+      NRL_CHECK(tensor.dtype == DType::f32, "Buffer of {}", name_of(tensor.dtype));
+      return visit(tensor.ptr<float>());
+  }
+}
+
+template <class T>
+constexpr bool is_half = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
+
+template <class T>
+double as_double(T value) {
+  if constexpr (is_half<T>)
+    return static_cast<double>(static_cast<float>(value));
+  else
+    return static_cast<double>(value);
+}
+
+template <class T>
+T from_double(double value) {
+  if constexpr (is_half<T>)
+    return T(static_cast<float>(value));
+  else
+    return static_cast<T>(value);
+}
 
 }  // namespace
 
@@ -96,49 +136,28 @@ int64_t Buffer::offset(int64_t i) const {
 
 double Buffer::get(int64_t i) const {
   const int64_t at = offset(i);
-  switch (tensor_.dtype) {
-    case DType::f32:
-      return static_cast<double>(tensor_.ptr<float>()[at]);
-    case DType::bf16:
-      return static_cast<double>(static_cast<float>(tensor_.ptr<bf16>()[at]));
-    case DType::f16:
-      return static_cast<double>(static_cast<float>(tensor_.ptr<f16>()[at]));
-    case DType::f64:
-      return tensor_.ptr<double>()[at];
-    case DType::i32:
-      return static_cast<double>(tensor_.ptr<int32_t>()[at]);
-    case DType::i64:
-      return static_cast<double>(tensor_.ptr<int64_t>()[at]);
-    default:
-      NRL_CHECK(false, "Buffer of {}", name_of(tensor_.dtype));
-      return 0;
-  }
+  return typed(tensor_, [&](const auto* data) { return as_double(data[at]); });
 }
 
 void Buffer::set(int64_t i, double value) {
   const int64_t at = offset(i);
-  switch (tensor_.dtype) {
-    case DType::f32:
-      tensor_.ptr<float>()[at] = static_cast<float>(value);
-      break;
-    case DType::bf16:
-      tensor_.ptr<bf16>()[at] = bf16(static_cast<float>(value));
-      break;
-    case DType::f16:
-      tensor_.ptr<f16>()[at] = f16(static_cast<float>(value));
-      break;
-    case DType::f64:
-      tensor_.ptr<double>()[at] = value;
-      break;
-    case DType::i32:
-      tensor_.ptr<int32_t>()[at] = static_cast<int32_t>(value);
-      break;
-    case DType::i64:
-      tensor_.ptr<int64_t>()[at] = static_cast<int64_t>(value);
-      break;
-    default:
-      NRL_CHECK(false, "Buffer of {}", name_of(tensor_.dtype));
-  }
+  typed(tensor_, [&]<class T>(T* data) { data[at] = from_double<T>(value); });
+}
+
+template <class Value>
+Buffer& Buffer::set_all(const Value& value) {
+  typed(tensor_, [&]<class T>(T* data) {
+    for (int64_t i = 0; i < size(); ++i) data[offset(i)] = from_double<T>(value(i));
+  });
+  return *this;
+}
+
+std::vector<double> Buffer::values() const {
+  std::vector<double> out(static_cast<size_t>(size()));
+  typed(tensor_, [&](const auto* data) {
+    for (int64_t i = 0; i < size(); ++i) out[static_cast<size_t>(i)] = as_double(data[offset(i)]);
+  });
+  return out;
 }
 
 Buffer& Buffer::normal(std::string_view name, double scale, double mean) {
@@ -151,22 +170,19 @@ Buffer& Buffer::normal(std::string_view name, double scale, double mean) {
   for (auto i = static_cast<int64_t>(drawn.size()); i < size(); ++i) {
     drawn.push_back(random.normal(static_cast<uint64_t>(i)));
   }
-  for (int64_t i = 0; i < size(); ++i) set(i, mean + scale * drawn[static_cast<size_t>(i)]);
-  return *this;
+  return set_all([&](int64_t i) { return mean + scale * drawn[static_cast<size_t>(i)]; });
 }
 
 Buffer& Buffer::integers(std::string_view name, int64_t low, int64_t high) {
   const PhiloxStream random(1234, name);
-  for (int64_t i = 0; i < size(); ++i) {
+  return set_all([&](int64_t i) {
     const auto draw = static_cast<int64_t>(random.bits(static_cast<uint64_t>(i)));
-    set(i, static_cast<double>(low + draw % (high - low)));
-  }
-  return *this;
+    return static_cast<double>(low + draw % (high - low));
+  });
 }
 
 Buffer& Buffer::fill(double value) {
-  for (int64_t i = 0; i < size(); ++i) set(i, value);
-  return *this;
+  return set_all([&](int64_t) { return value; });
 }
 
 bool Buffer::gap_intact() const {
@@ -204,16 +220,14 @@ double exp_tolerance(const ops::Exec& exec) {
 }
 
 double error_of(const Buffer& got, const Buffer& want) {
-  const int64_t n = want.size();
+  const std::vector<double> g_values = got.values(), w_values = want.values();
+  const size_t n = w_values.size();
   double squares = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const double w = want.get(i);
-    squares += std::isfinite(w) ? w * w : 0.0;
-  }
+  for (const double w : w_values) squares += std::isfinite(w) ? w * w : 0.0;
   const double rms = n > 0 ? std::sqrt(squares / static_cast<double>(n)) : 0.0;
   double worst = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const double g = got.get(i), w = want.get(i);
+  for (size_t i = 0; i < n; ++i) {
+    const double g = g_values[i], w = w_values[i];
     if (std::isnan(g) != std::isnan(w) || std::isinf(g) != std::isinf(w)) return INFINITY;
     if (!std::isfinite(w) || g == w) continue;
     worst = std::max(worst, std::fabs(g - w) / (std::fabs(w) + rms));
@@ -223,11 +237,8 @@ double error_of(const Buffer& got, const Buffer& want) {
 
 bool same_bits(const Buffer& a, const Buffer& b) {
   if (a.size() != b.size() || a.tensor().dtype != b.tensor().dtype) return false;
-  for (int64_t i = 0; i < a.size(); ++i) {
-    const double x = a.get(i), y = b.get(i);
-    if (std::memcmp(&x, &y, sizeof x) != 0) return false;
-  }
-  return true;
+  const std::vector<double> x = a.values(), y = b.values();
+  return x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(double)) == 0;
 }
 
 double dot(const Buffer& a, const Buffer& b) {
