@@ -1,6 +1,7 @@
 #include "apps/data/manifest.h"
 
 #include "core/base/error.h"
+#include "core/base/text.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"
 
@@ -91,6 +92,28 @@ std::unique_ptr<Tokenizer> tokenizer_of_dataset(const std::string& prefix) {
     fail(Exit::data, "{}: not the tokenizer of the dataset: it has {} tokens; expected {}", file,
          tokenizer->vocab_size(), manifest->vocab_size);
   return tokenizer;
+}
+
+std::string other_tokenizer_warning(const std::string& prefix, const std::string& spec) {
+  const auto manifest = read_manifest(prefix);
+  if (!manifest) return {};
+  try {
+    // The common case, without reading vocabularies: the dataset has a copy of the file.
+    constexpr uint64_t largest = 1 << 30;
+    const std::string ours = join_path(parent_path(prefix), manifest->tokenizer_file);
+    for (const char* name : {"tokenizer.json", "tokenizer.model"})
+      if (const std::string theirs = join_path(spec, name);
+          !manifest->tokenizer_file.empty() && path_exists(theirs))
+        if (read_file(ours, largest) == read_file(theirs, largest)) return {};
+    const auto of_data = tokenizer_of_dataset(prefix), given = make_tokenizer(spec);
+    constexpr std::string_view probe =
+        "The quick brown fox jumps over 13 lazy dogs: int main() { return 0; }";
+    if (of_data->encode(probe) == given->encode(probe)) return {};
+  } catch (const Error&) {
+    return {};  // reported where it is needed
+  }
+  return fmt::format("{} was made with another tokenizer than {} has: its token ids mean other text there",
+                     clipped(prefix), clipped(spec));
 }
 
 }  // namespace nrl::data

@@ -32,4 +32,8 @@ std::optional<DatasetManifest> read_manifest(const std::string& prefix);
 /// does not match the manifest.
 std::unique_ptr<Tokenizer> tokenizer_of_dataset(const std::string& prefix);
 
+/// A warning if the tokenizer of the dataset gives other ids than `spec` (make_tokenizer()) does, which then
+/// mean other text. Empty if they give the same, or if one of them is unknown.
+std::string other_tokenizer_warning(const std::string& prefix, const std::string& spec);
+
 }  // namespace nrl::data

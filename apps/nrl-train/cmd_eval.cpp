@@ -45,7 +45,12 @@ int evaluate(comm::World& world, const EvalArgs& args) {
     options.directory = train::find_model_directory(args.directory, note);
     if (!note.empty() && world.rank() == 0) log::warn_text(note);
     options.device = train::device_of_option(args.device);
-    for (const std::string& prefix : args.data) sets.push_back(std::make_unique<IndexedDataset>(prefix));
+    options.tokens = 0;
+    for (const std::string& prefix : args.data) {
+      sets.push_back(std::make_unique<IndexedDataset>(prefix));
+      options.tokens = std::max(options.tokens, sets.back()->tokens());
+    }
+    if (args.max_tokens > 0) options.tokens = std::min(options.tokens, args.max_tokens);
   });
   train::StoredModelEvaluator evaluator(world, options);
   if (!args.json)
@@ -53,6 +58,10 @@ int evaluate(comm::World& world, const EvalArgs& args) {
               human_count(static_cast<double>(evaluator.parameters())), name_of(evaluator.dtype()),
               evaluator.sequence_length());
   for (const auto& data : sets) {
+    if (world.rank() == 0)
+      if (const std::string text = data::other_tokenizer_warning(data->prefix(), options.directory);
+          !text.empty())
+        log::warn_text(text);
     const auto begin = std::chrono::steady_clock::now();
     const train::EvaluationSums sums = evaluator.run(*data, args.max_tokens);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -70,6 +70,8 @@ void StoredModelEvaluator::load() {
     length = std::min(longest_default, spec.max_positions > 0 ? spec.max_positions : longest_default);
   if (spec.learned_positions && length > spec.max_positions)
     fail(Exit::usage, "--sequence-length {}: the model has {} positions", length, spec.max_positions);
+  const int64_t windows = std::max<int64_t>(1, (options_.tokens - 2) / length + 1);
+  options_.micro_batch = std::min(options_.micro_batch, windows);
   const DType dtype = stored_dtype(directory);
   engine_ = std::make_unique<engine::Engine>(
       plan::make_forward_plan(std::move(spec), {.micro_batch = options_.micro_batch,

@@ -17,7 +17,8 @@ namespace nrl::train {
 struct EvaluationOptions {
   std::string directory;        ///< checkpoint (step-N) or Hugging Face directory
   int64_t sequence_length = 0;  ///< of a window; 0: as in training, else the model's maximum up to 1024
-  int64_t micro_batch = 4;      ///< windows per forward pass
+  int64_t micro_batch = 4;      ///< windows per forward pass, or fewer if the data have fewer
+  int64_t tokens = INT64_MAX;   ///< most tokens of a dataset that is evaluated
   DeviceType device = DeviceType::cpu;
   int threads = 0;  ///< 0: this rank's share of the cores
 };

@@ -22,6 +22,8 @@ case $case_name in
       awk -v a="$loss" -v b="$(number out.txt loss)" 'BEGIN { d = a - b; exit !(d < 1e-6 && d > -1e-6) }' ||
         fail "the loss is $loss on one rank and $(number out.txt loss) on $ranks"
     done
+    # No more windows are computed than the data have.
+    expect 0 run 1 eval $model --data corpus --max-tokens 3001 --json --micro-batch 65536
     # Bits per byte by hand, from the size of the text.
     head -c 5000 "$source_dir/README.md" | iconv -c -t ascii >text.txt
     expect 0 run 1 prepare --input text.txt --tokenizer bytes --output small
@@ -37,6 +39,7 @@ case $case_name in
     awk -v a="$loss" -v b="$(number out.txt loss)" 'BEGIN { exit !(a < b - 0.5 && b > 5.4 && b < 6.0) }' ||
       fail "loss $loss after training, $(number out.txt loss) before; log(272) is 5.61"
     expect 0 run 1 eval $model --data corpus corpus --max-tokens 200
+    grep -q 'made with another tokenizer' err.txt && fail "a warning about its own data: $(cat err.txt)"
     [[ $(grep -c '^perplexity' out.txt) -eq 2 ]] || fail "two datasets were named: $(cat out.txt)"
     for ranks in 1 2; do
       expect 66 run $ranks eval $model --data missing

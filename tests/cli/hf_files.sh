@@ -34,6 +34,14 @@ case $case_name in
     step=b/checkpoints/step-1
     has $step/config.json '"eos_token_id":7'
     has $step/config.json '"bos_token_id":null'
+    # The data are bytes now.
+    expect 0 run 1 eval a/checkpoints/step-1 --data corpus --max-tokens 200
+    grep -q 'corpus was made with another tokenizer than a/checkpoints/step-1 has' err.txt || fail "$(cat err.txt)"
+    expect 0 run 1 eval $step --data corpus --max-tokens 200
+    [[ ! -s err.txt ]] || fail "a warning about its own tokenizer: $(cat err.txt)"
+    expect 0 run 1 b.yaml policy.model.vocab_size=512 pretrain.max_num_steps=0 policy.tokenizer.name=a/checkpoints/step-1 \
+      checkpointing.checkpoint_dir=t/checkpoints logger.log_dir=t/logs
+    grep -q 'corpus was made with another tokenizer' err.txt || fail "$(cat err.txt)"
     train_with "hf:$source_dir/tests/data/fixtures/llama3.json" c
     has c/checkpoints/step-1/tokenizer_config.json '"tokenizer_class":"PreTrainedTokenizerFast"'
     # Without a tokenizer.
