@@ -2,12 +2,15 @@
 // Benchmarks of this machine, relative to its limits (`nrl-train bench`). Every function returns the exit
 // code of the process; errors are thrown as nrl::Error.
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "parallel/comm/world/world.h"
 
 namespace nrl::bench {
+
+constexpr int default_steps = 20;  ///< timed without Args::steps
 
 struct Args {
   std::string benchmark;               ///< ops, gemm, attention, step, comm
@@ -17,7 +20,7 @@ struct Args {
   std::string precision = "auto";      ///< of activations, not for step: auto, float32, bfloat16, float16
   std::string json;                    ///< file to write; empty: none
   std::string only;                    ///< substring of the names of the cases; empty: all
-  int steps = 20;                      ///< step: number of timed steps
+  std::optional<int> steps;            ///< step: number of timed steps
   int64_t tokens = 0;                  ///< ops: rows of activations; 0: the default of the device
   std::string predict;                 ///< step: name of a GPU (device_models.h); empty: no prediction
   bool quick = false;                  ///< tiny sizes, executed once: a functional test

@@ -163,7 +163,10 @@ double median(std::vector<double> v) {
 class Comparison {
  public:
   Comparison(nrl::comm::World& world, const Args& args, const Benchmark& benchmark)
-      : world_(world), args_(args), benchmark_(benchmark), timed_(args.quick ? 1 : args.steps) {}
+      : world_(world),
+        args_(args),
+        benchmark_(benchmark),
+        timed_(args.quick ? 1 : args.steps.value_or(default_steps)) {}
 
   int run() {
     const int rounds = args_.quick ? 1 : 3;

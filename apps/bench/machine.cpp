@@ -252,7 +252,7 @@ Tensor Tensors::copy_of(DType dtype, std::initializer_list<int64_t> shape, const
   return t;
 }
 
-Report::Report(const Args& args, JsonValue device) : path_(args.json) {
+Report::Report(const Args& args, JsonValue device) : path_(args.json), only_(args.only) {
   head_ = JsonValue::object({{"bench", args.benchmark},
                              {"program", std::string("nrl-train ") + NRL_VERSION},
                              {"quick", args.quick},
@@ -266,6 +266,7 @@ void Report::add_failure(const std::string& name, const std::string& why) {
 }
 
 int Report::finish() {
+  if (rows_.empty() && !only_.empty()) log::warn("--only {}: there is no such case", only_);
   if (!path_.empty()) {
     std::string text = head_.dump();
     text.pop_back();

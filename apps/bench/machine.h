@@ -96,7 +96,7 @@ class Report {
   int finish();
 
  private:
-  std::string path_;
+  std::string path_, only_;
   JsonValue head_;
   std::vector<JsonValue> rows_;
   bool failed_ = false;

@@ -115,7 +115,7 @@ int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& 
 }  // namespace
 
 int step(nrl::comm::World& world, const Args& args, double process_start) {
-  const int64_t timed = args.quick ? 2 : args.steps, count = warmup_steps + timed;
+  const int64_t timed = args.quick ? 2 : args.steps.value_or(default_steps), count = warmup_steps + timed;
   std::vector<std::string> overrides = args.overrides;
   for (const std::string& ours : random_token_overrides(count)) overrides.push_back(ours);
   const plan::DeviceModel* gpu_model =

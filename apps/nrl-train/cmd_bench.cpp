@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <sstream>
+#include <string_view>
+#include <tuple>
 
 #include <time.h>
 #include <unistd.h>
@@ -40,12 +43,24 @@ double process_start() {
 
 int run_bench(const bench::Args& args) {
   const bool claims = bench::is_claim_benchmark(args.benchmark);
+  const auto one_of = [&](std::initializer_list<std::string_view> names) {
+    return std::find(names.begin(), names.end(), args.benchmark) != names.end();
+  };
+  // {option, whether it is given, whether the benchmark has it, which do}
+  const bool kernels = one_of({"ops", "gemm", "attention"}), steps = claims || args.benchmark == "step";
+  const std::tuple<const char*, bool, bool, const char*> options[] = {
+      {"--tokens", args.tokens > 0, one_of({"ops"}), "bench ops"},
+      {"--predict", !args.predict.empty(), one_of({"step"}), "bench step"},
+      {"--only", !args.only.empty(), kernels, "bench ops, gemm or attention"},
+      {"--precision", args.precision != "auto", kernels,
+       steps ? "the configuration's policy.precision" : "bench ops, gemm or attention"},
+      {"--steps", args.steps.has_value(), steps && !args.quick,
+       steps ? "no --quick, which times as few as it can" : "bench step, or one with a configuration"}};
+  for (const auto& [option, given, has, expected] : options)
+    if (given && !has)
+      fail(Exit::usage, "{} has no effect in bench {}; expected {}", option, args.benchmark, expected);
   if (args.benchmark != "step" && !claims && (!args.config.empty() || !args.overrides.empty()))
     fail(Exit::usage, "bench {} takes no configuration", args.benchmark);
-  if (args.benchmark != "ops" && args.tokens > 0)
-    fail(Exit::usage, "--tokens has no effect in bench {}; expected bench ops", args.benchmark);
-  if (args.benchmark != "step" && !args.predict.empty())
-    fail(Exit::usage, "--predict has no effect in bench {}; expected bench step", args.benchmark);
   if (args.benchmark == "ops") return bench::ops(args);
   if (args.benchmark == "gemm") return bench::gemm(args);
   if (args.benchmark == "attention") return bench::attention(args);

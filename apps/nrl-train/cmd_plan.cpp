@@ -67,6 +67,8 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
 }  // namespace
 
 int run_plan(const PlanArgs& args) {
+  if (comm::launched_with_peers())
+    fail(Exit::usage, "plan is one process. Fix: start it without a launcher, for N ranks with --world N");
   std::vector<std::string> overrides = args.config.overrides;
   const bool named = args.device != "auto" && args.device != "cpu" && args.device != "cuda";
   const plan::DeviceModel* gpu = named ? &plan::find_device_model("--device", args.device) : nullptr;

@@ -276,6 +276,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     std::ostringstream out, problem;  // the message quotes the command line
     const int code = app.exit(e, out, problem);
+    // Every rank has the same command line.
+    if (comm::launched_rank() > 0) return code == 0 ? 0 : static_cast<int>(Exit::usage);
     std::fputs(out.str().c_str(), stdout);
     std::fputs(message_text(problem.str()).c_str(), stderr);
     return code == 0 ? 0 : static_cast<int>(Exit::usage);
@@ -294,7 +296,9 @@ int main(int argc, char** argv) {
     return nrl::app::run(argc, argv);
   } catch (const std::exception& e) {
     const nrl::Error error = nrl::error_from(e);
-    nrl::log::error_text(error.what());
+    // Every rank has the same command line.
+    if (error.code() != nrl::Exit::usage || nrl::comm::launched_rank() == 0)
+      nrl::log::error_text(error.what());
     return static_cast<int>(error.code());
   }
 }

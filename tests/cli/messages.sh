@@ -194,6 +194,21 @@ checkpoint verify"
     expect 0 run 1 explain warmup
     said out.txt 'policy.scheduler.lr_warmup_iters'
     expect 64 run 1 explain leaning_rat
+    # Options of other benchmarks.
+    corpus
+    config c
+    for options in "step c.yaml --precision bfloat16" "recompute c.yaml --only x" "comm --only x" "ops --steps 3" \
+      "step c.yaml --quick --steps 3" "gemm --tokens 4" "attention --predict h200"; do
+      # shellcheck disable=SC2086  # several arguments
+      expect 64 run 1 bench $options
+      said err.txt "has no effect in bench ${options%% *}; expected"
+    done
+    # Once, not by every rank.
+    for arguments in "plan c.yaml" "verify c.yaml --sample 3"; do
+      # shellcheck disable=SC2086  # several arguments
+      expect 64 run 2 $arguments || true
+      [[ $(grep -c 'error: \|Fix: \|--sample' err.txt) -le 2 ]] || fail "said by every rank: $(cat err.txt)"
+    done
     ;;
   *) fail "no such case: $case_name" ;;
 esac

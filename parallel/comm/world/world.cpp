@@ -34,6 +34,13 @@ bool launched_with_peers() {
   return std::getenv("PMIX_RANK") != nullptr || std::getenv("PMI_RANK") != nullptr;
 }
 
+int launched_rank() {
+  if (!launched_with_peers()) return 0;
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"})
+    if (const long rank = env_number(name); rank >= 0) return static_cast<int>(rank);
+  return 0;
+}
+
 std::unique_ptr<World> World::init(const WorldOptions& options) {
   std::unique_ptr<World> w(new World);
   w->log_ = std::make_unique<CollectiveLog>();

@@ -20,6 +20,8 @@ struct WorldOptions {
 
 /// True when a launcher (mpirun, srun with PMIx or PMI) started more than one process of this run.
 bool launched_with_peers();
+/// The rank that the launcher gave this process; 0 without one.
+int launched_rank();
 
 /// One per process; must outlive all communication. Does not set up the log: call log::init(rank, size).
 class World {
