@@ -18,9 +18,11 @@ constexpr Limits fp8_limits{.loss = 3e-4, .norm = 5e-3, .gradient = 2.5e-1, .wei
 
 // A token that chooses an expert by less than 16 bits tell apart goes to another one when sums are rounded in
 // another order. Of an expert with few tokens that is up to a third of the gradient, and with FP8 operands,
-// which move such choices more often, up to two thirds (tests/verify/tiny_moe.yaml).
+// which move such choices more often, up to two thirds (tests/verify/tiny_moe.yaml). Ranks that exchange
+// tokens round them with one scale where one rank has a scale for each microbatch, which moves the loss more
+// than other choices do.
 Limits other_choices(bool fp8) {
-  if (fp8) return {.loss = 2e-3, .norm = 5e-2, .gradient = 8e-1, .weight = 8e-1};
+  if (fp8) return {.loss = 5e-3, .norm = 5e-2, .gradient = 8e-1, .weight = 8e-1};
   return {.loss = 2e-3, .norm = 2e-2, .gradient = 5e-1, .weight = 5e-1};
 }
 
