@@ -10,6 +10,11 @@
 #include "core/trace/device_timeline.h"
 
 namespace nrl::train {
+namespace {
+
+constexpr int failed_saves_to_end = 3;  // in a row
+
+}  // namespace
 
 StepLoop::StepLoop(Run& run, RunReport& report, TextSamples* samples)
     : run_(run),
@@ -189,11 +194,13 @@ void StepLoop::save(bool stopping) {
     report_.checkpoint(path, Timers::steady_seconds() - begin);
     failed_saves_ = 0;
   } catch (const Error& e) {
-    // The same error on all ranks. The run tolerates two failed saves in a row, except at its end.
+    // The same error on all ranks. The run ends when it could not save at its end, or several times in a row.
     const int64_t step = run_.position.step;
-    if (++failed_saves_ >= 3 || step == run_.max_steps() || stopping) throw;
+    if (++failed_saves_ >= failed_saves_to_end || step == run_.max_steps() || stopping) throw;
     if (run_.world.rank() == 0)
-      report_.warn(fmt::format("checkpoint at step {} not saved: {}; training continues", step, e.what()));
+      report_.warn(
+          fmt::format("checkpoint at step {} not saved: {}; training continues until {} in a row fail", step,
+                      e.what(), failed_saves_to_end));
   }
 }
 

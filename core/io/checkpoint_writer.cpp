@@ -51,8 +51,8 @@ void check_space(const std::string& store, uint64_t wanted, uint64_t reserve) {
   const uint64_t have = uint64_t{fs.f_bavail} * fs.f_frsize;
   const uint64_t need = wanted + wanted / 20 + reserve;
   if (have < need) {
-    fail(Exit::io, "{}: No space left on device for a checkpoint: need {}, have {}", store, human_bytes(need),
-         human_bytes(have));
+    fail(Exit::io, "{}: No space left on device for a checkpoint: need {}, {} of it to remain free; have {}",
+         store, human_bytes(need), human_bytes(reserve), human_bytes(have));
   }
 }
 
