@@ -65,7 +65,7 @@ precision::OptimizerFormats optimizer_formats(const OptimizerConfig& o) {
   return {.exp_avg = dtype_of_state(o.exp_avg_dtype),
           .exp_avg_sq = dtype_of_state(o.exp_avg_sq_dtype),
           .main_gradients = o.main_grads_dtype == MainGradsDType::bf16 ? DType::bf16 : DType::f32,
-          .remainders = o.store_param_remainders};
+          .remainders = o.store_param_remainders.value_or(true)};
 }
 
 ops::Bf16Products products_for(const Config& config) {

@@ -59,6 +59,28 @@ void check_data(const ConfigResult& result, const DatasetConfig& set, const std:
   }
 }
 
+// Warns if the data were made with another tokenizer than the one that goes into checkpoints.
+void check_tokenizer(const ConfigResult& result, const DatasetConfig& set, const std::string& key,
+                     Diagnostics& out) {
+  const PolicyConfig& p = result.config.policy;
+  const auto& tokenizer = p.tokenizer.name ? p.tokenizer.name : p.model_name;
+  const char* const tokenizer_key = p.tokenizer.name ? "policy.tokenizer.name" : "policy.model_name";
+  if (!tokenizer || !result.sound(key) || !result.sound(tokenizer_key)) return;
+  for (const std::string& prefix : set.data_path) {
+    std::string text;
+    try {
+      text = data::other_tokenizer_warning(prefix, *tokenizer);
+    } catch (const Error&) {
+      continue;  // a manifest that cannot be read is an error of check_against_model()
+    }
+    if (text.empty()) continue;
+    out.push_back(diagnose(
+        result, key, text, "",
+        {fmt::format("{} is {}; prepare the data with its tokenizer", tokenizer_key, clipped(*tokenizer))},
+        Severity::warning));
+  }
+}
+
 // Makes a file where a CPU run keeps offloaded memory, and drops it.
 void check_offload_directory(const ConfigResult& result, Diagnostics& found) {
   constexpr std::string_view key = "memory.offload_dir";
@@ -76,6 +98,8 @@ void check_files(const ConfigResult& result, Diagnostics& found) {
   const Config& c = result.config;
   check_data(result, c.data.train, "data.train.data_path", found);
   check_data(result, c.data.validation, "data.validation.data_path", found);
+  check_tokenizer(result, c.data.train, "data.train.data_path", found);
+  check_tokenizer(result, c.data.validation, "data.validation.data_path", found);
   const auto& [resume, directory] = c.checkpointing.resume;
   if (resume == ResumeMode::directory && result.sound("checkpointing.resume") && !is_directory(directory))
     found.push_back(
@@ -355,6 +379,18 @@ void check_documents(const ConfigResult& result, Diagnostics& out) {
   }
 }
 
+// bf16 logits on a CPU, for which no memory can be planned. The ranks check what depends on their devices
+// later (placement.cpp), in the same words.
+void check_logits(const ConfigResult& result, Diagnostics& out) {
+  if (result.config.policy.logits_dtype != LogitsDType::bfloat16 ||
+      result.config.device != DeviceKind::automatic)
+    return;
+  const DeviceChoice device = choose_device(result.config.device);
+  for (Diagnostic& d :
+       validate_for_device(result, {.gpu = device.type == DeviceType::cuda, .why = device.why_no_gpu}))
+    if (d.key == "policy.logits_dtype") out.push_back(std::move(d));
+}
+
 // What memory.on_oom: reduce_batch may do without changing the training.
 void check_on_oom(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {
   constexpr std::string_view key = "memory.on_oom";
@@ -380,14 +416,15 @@ bool reduce_batch(ConfigResult& result, const model::ModelSpec& spec, const RunS
     set_microbatch(smaller, *batch);
     const double need = need_of(smaller, *batch);
     if (need > limit) continue;
-    result.add({diagnose(
-        result, chosen ? "policy.train_micro_batch_size" : "memory.on_oom",
-        microbatch_change(before, *batch, chosen), "",
-        {fmt::format("a rank needs {} instead of {} or more; the limit is {}{}",
-                     human_bytes(static_cast<uint64_t>(need)),
-                     human_bytes(static_cast<uint64_t>(need_of(result.config, before))),
-                     human_bytes(static_cast<uint64_t>(limit)), chosen ? " (memory.max_memory)" : "")},
-        Severity::warning)});
+    std::vector<std::string> notes{fmt::format(
+        "a rank needs {} instead of {} or more; the limit is {}{}", human_bytes(static_cast<uint64_t>(need)),
+        human_bytes(static_cast<uint64_t>(need_of(result.config, before))),
+        human_bytes(static_cast<uint64_t>(limit)), chosen ? " (memory.max_memory)" : "")};
+    if (const std::string why = microbatch_dependence(spec); !why.empty())
+      notes.push_back(fmt::format("this changes the training, because {}: give a number to fix it", why));
+    result.add(
+        {diagnose(result, chosen ? "policy.train_micro_batch_size" : "memory.on_oom",
+                  microbatch_change(before, *batch, chosen), "", std::move(notes), Severity::warning)});
     result.config = std::move(smaller);
     return true;
   }
@@ -471,6 +508,7 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   for (Diagnostic& d : plan::check_pipeline(result, model.spec->layers)) found.push_back(std::move(d));
   check_experts(result, *model.spec, found);
   check_recompute(result, *model.spec, found);
+  check_logits(result, found);
   check_on_oom(result, *model.spec, found);
   check_fp8(result, *model.spec, setting.grid ? setting.world : 0, found);
   result.add(found);

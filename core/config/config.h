@@ -118,7 +118,8 @@ struct OptimizerConfig {
   bool use_precision_aware_optimizer = false;
   StateDType exp_avg_dtype = StateDType::fp32, exp_avg_sq_dtype = StateDType::fp32;
   MainGradsDType main_grads_dtype = MainGradsDType::fp32;
-  bool store_param_remainders = true;  ///< without use_precision_aware_optimizer: no effect
+  AutoOr<bool> store_param_remainders;  ///< auto: where weights are bf16; without
+                                        ///< use_precision_aware_optimizer: no effect
   LrScalingConfig lr_scaling;
   bool operator==(const OptimizerConfig&) const = default;
 };

@@ -196,9 +196,9 @@ void add_optimizer(PolicyTable& t) {
   NRL_POLICY_KEY(t, optimizer.store_param_remainders)
       .alias("policy.megatron_cfg.optimizer.store_param_remainders")
       .help(
-          "With use_precision_aware_optimizer and precision bfloat16: keep the 16 bits that bf16 weights "
-          "lack "
-          "instead of fp32 master weights. The same numbers in 2 bytes less per parameter.");
+          "With use_precision_aware_optimizer and precision bfloat16, unless false: keep the 16 bits that "
+          "bf16 "
+          "weights lack instead of fp32 master weights. The same numbers in 2 bytes less per parameter.");
   NRL_POLICY_KEY(t, optimizer.main_grads_dtype)
       .alias("policy.megatron_cfg.optimizer.main_grads_dtype")
       .help(
@@ -353,7 +353,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
           "precision is bfloat16, as under torch.autocast; else float32.");
   NRL_POLICY_KEY(t, train_global_batch_size)
       .at_least(1)
-      .at_most(1LL << 40)
+      .at_most(1LL << 30)
       .size()
       .alias("data.train_batch_size")
       .help("Sequences per optimizer step, over all ranks.");

@@ -103,7 +103,8 @@ void check_schedule(Checker& c, const Config& config) {
   constexpr std::string_view style_key = "policy.scheduler.lr_decay_style",
                              warmup_key = "policy.scheduler.lr_warmup_iters",
                              decay_key = "policy.scheduler.lr_decay_iters",
-                             wsd_key = "policy.scheduler.lr_wsd_decay_iters";
+                             wsd_key = "policy.scheduler.lr_wsd_decay_iters",
+                             min_key = "policy.scheduler.min_lr";
   const std::string steps_key = loop_key(config, "max_num_steps"),
                     epochs_key = loop_key(config, "max_num_epochs");
   if (!p.max_num_steps && !p.max_num_epochs && c.sound({epochs_key}))
@@ -128,6 +129,16 @@ void check_schedule(Checker& c, const Config& config) {
   if (s.lr_decay_style != LrDecayStyle::wsd && s.lr_wsd_decay_iters && c.sound({style_key}))
     c.error(wsd_key, fmt::format("lr_wsd_decay_iters has no meaning with lr_decay_style {}",
                                  name_of(s.lr_decay_style)));
+  // Not an error: configurations for Megatron have them with every style.
+  if (s.lr_decay_style == LrDecayStyle::constant && c.sound({style_key}))
+    for (const auto& [key, given] :
+         {std::pair(min_key, s.min_lr > 0), {decay_key, s.lr_decay_iters.has_value()}})
+      if (given && c.sound({key}))
+        c.warning(key, fmt::format("{} has no effect with lr_decay_style constant", key));
+  if (p.max_num_steps == 1 && s.lr_decay_style != LrDecayStyle::constant && !s.lr_decay_iters &&
+      s.min_lr == 0 && c.sound({style_key, decay_key, min_key}))
+    c.warning(steps_key, "the only step has a learning rate of 0: the schedule ends there",
+              {fmt::format("use {}: constant, or {} of 2 or more", style_key, decay_key)});
   if (s.warmup_ratio == 1.0 && final_decay(s) > 0 && c.sound({style_key, wsd_key}))
     c.error("policy.scheduler.warmup_ratio", "warmup_ratio 1 leaves no steps for the final decay of WSD");
   if (!c.sound({style_key, warmup_key, decay_key, wsd_key, steps_key, "policy.scheduler.warmup_ratio"}))
@@ -322,7 +333,9 @@ std::string divisors_near(int64_t n, int64_t near, size_t count = 6) {
 }
 
 /// The batch keys against a known number of model replicas.
-void check_batch(Checker& c, const Config& config, int64_t dp) {
+// `replicas`: unset where the number of ranks is unknown; then only what must divide for any number.
+void check_batch(Checker& c, const Config& config, std::optional<int64_t> replicas) {
+  const int64_t dp = replicas.value_or(1);
   const int64_t global = config.policy.train_global_batch_size;
   const auto& micro = config.policy.train_micro_batch_size;
   const auto& steps = config.policy.gradient_accumulation_steps;
@@ -342,7 +355,7 @@ void check_batch(Checker& c, const Config& config, int64_t dp) {
                               below > 0 ? fmt::format("{} or ", below) : "", above));
   if (global % dp == 0 && !micro.is_auto() && !steps)
     notes.push_back(fmt::format("or train_micro_batch_size {}", divisors_near(global / dp, factor)));
-  if (steps && !micro.is_auto()) {
+  if (steps && !micro.is_auto() && replicas) {
     if (product != global)
       c.error(
           culprit,
@@ -352,10 +365,13 @@ void check_batch(Checker& c, const Config& config, int64_t dp) {
           {fmt::format("fits: train_global_batch_size {}", product),
            "or remove gradient_accumulation_steps"});
   } else if (global % product != 0) {
+    std::vector<std::string> factors;
+    if (!micro.is_auto()) factors.push_back(fmt::format("micro {}", factor));
+    if (replicas) factors.push_back(fmt::format("data parallel {}", dp));
+    if (steps) factors.push_back(fmt::format("accumulation {}", *steps));
     c.error(culprit,
-            fmt::format("train_global_batch_size {} is not a multiple of {}data parallel {}{} = {}", global,
-                        micro.is_auto() ? "" : fmt::format("micro {} x ", factor), dp,
-                        steps ? fmt::format(" x accumulation {}", *steps) : "", product),
+            fmt::format("train_global_batch_size {} is not a multiple of {} = {}", global,
+                        fmt::join(factors, " x "), product),
             "", std::move(notes));
   }
 }
@@ -407,10 +423,9 @@ Diagnostics validate(const ConfigResult& result) {
   check_tensor_parallel(c);
   check_fp8(c);
   check_pipeline(c);
-  // With the number of replicas given, check the batch arithmetic; otherwise only what must divide
-  // for any number.
-  if (c.sound({"distributed.data_parallel_size"}))
-    check_batch(c, config, config.distributed.data_parallel_size.value_or(1));
+  if (const auto& replicas = config.distributed.data_parallel_size;
+      c.sound({"distributed.data_parallel_size"}))
+    check_batch(c, config, replicas.is_auto() ? std::nullopt : std::optional(replicas.value()));
   return out;
 }
 

@@ -40,6 +40,15 @@ const RecomputeModule* recomputed_with(const PolicyConfig& p, OffloadModule m) {
   return found == modules.value().end() ? nullptr : &*found;
 }
 
+/// Whether every layer of offload_layers is recomputed.
+bool only_recomputed_layers(const PolicyConfig& p) {
+  if (!p.offload_layers || !p.checkpoint_layers) return false;
+  const auto& again = *p.checkpoint_layers;
+  return std::all_of(p.offload_layers->begin(), p.offload_layers->end(), [&](int64_t layer) {
+    return std::find(again.begin(), again.end(), layer) != again.end();
+  });
+}
+
 void check_module(Checker& c, const Config& config, OffloadModule m) {
   const PolicyConfig& p = config.policy;
   const std::string_view name = name_of(m);
@@ -63,12 +72,12 @@ void check_module(Checker& c, const Config& config, OffloadModule m) {
   const bool layers = p.checkpoint_ratio.value_or(1) < 1 || p.checkpoint_layers || r.num_layers;
   const bool whole = r.granularity == RecomputeGranularity::full ||
                      p.gradient_checkpointing.value_or(p.checkpoint_ratio || p.checkpoint_every);
-  if (whole && !layers && m != OffloadModule::input &&
+  if (((whole && !layers) || only_recomputed_layers(p)) && m != OffloadModule::input &&
       c.sound({granularity_key, "policy.gradient_checkpointing", "policy.checkpoint_ratio",
-               "policy.checkpoint_every"}))
+               "policy.checkpoint_every", "policy.checkpoint_layers", "policy.offload_layers"}))
     c.error(modules_key,
-            fmt::format("{}: {} is recomputed in all layers, so that there is nothing to offload",
-                        modules_key, name),
+            fmt::format("{}: {} is recomputed in all layers{}, so that there is nothing to offload",
+                        modules_key, name, p.offload_layers ? fmt::format(" of {}", layers_key) : ""),
             "", {"whole layers are recomputed from their input: only that can be offloaded (input)"});
   if (m == OffloadModule::gather && !config.distributed.splits_sequence() &&
       c.sound({"distributed.sequence_parallel", "distributed.tensor_parallel_size"}))

@@ -59,14 +59,17 @@ void check_float16(Checker& c, const Config& config) {
   if (config.policy.logits_dtype == LogitsDType::bfloat16)
     refuse("policy.logits_dtype", "bfloat16", "the logits of float16 weights are fp32",
            "set it to float32 or auto");
+  if (config.logger.sample_period > 0)
+    refuse("logger.sample_period", std::to_string(config.logger.sample_period),
+           "text is generated in float32 or bfloat16",
+           "set it to 0 and use nrl-train generate with a checkpoint, which computes in fp32");
   if (config.policy.fp8_cfg.enabled)
     refuse("policy.fp8_cfg.enabled", "true", "operands are rounded to FP8 from bfloat16 or float32",
            "use policy.precision: bfloat16");
   const OptimizerConfig& o = config.policy.optimizer;
-  if (const std::string remainders = "policy.optimizer.store_param_remainders";
-      o.use_precision_aware_optimizer && o.store_param_remainders && c.given(remainders))
-    refuse(remainders, "true", "float16 is not the upper half of an fp32 number: master weights are fp32",
-           "leave it out");
+  if (o.use_precision_aware_optimizer && o.store_param_remainders.value_or(false))
+    refuse("policy.optimizer.store_param_remainders", "true",
+           "float16 is not the upper half of an fp32 number: master weights are fp32", "leave it out");
 }
 
 }  // namespace

@@ -44,6 +44,13 @@ void check_checkpointing(Checker& c, const PolicyConfig& p) {
       c.error("policy.checkpoint_layers", fmt::format("policy.checkpoint_layers has layer {} twice", *twice));
     if (layers.empty()) c.error("policy.checkpoint_layers", "policy.checkpoint_layers is an empty list");
   }
+  if (!p.gradient_checkpointing.value_or(true) && p.recompute.granularity == RecomputeGranularity::full &&
+      c.sound({checkpointing_key, granularity_key}))
+    c.error(checkpointing_key,
+            fmt::format("{} is false, but {} is full, which recomputes whole layers", checkpointing_key,
+                        granularity_key),
+            "",
+            {fmt::format("{} is at {}", granularity_key, c.where(granularity_key)), "remove one of them"});
   const bool checkpoints = p.gradient_checkpointing.value_or(!which.empty());
   if (!checkpoints) return;
   const char* const key = which.empty() ? checkpointing_key : which[0];
@@ -70,6 +77,12 @@ void check_recompute(Checker c) {
   if ((full || r.granularity == RecomputeGranularity::none) && !r.modules.is_auto() &&
       !r.modules.value().empty() && c.sound({granularity_key}))
     c.error(modules_key, fmt::format("{} needs granularity: selective", modules_key), "", {note()});
+  if (!r.modules.is_auto()) {
+    std::vector<RecomputeModule> modules = r.modules.value();
+    std::sort(modules.begin(), modules.end());
+    if (const auto twice = std::adjacent_find(modules.begin(), modules.end()); twice != modules.end())
+      c.error(modules_key, fmt::format("{} has {} twice", modules_key, name_of(*twice)));
+  }
   for (const auto& [key, given] :
        {std::pair(method_key, r.method.has_value()), {layers_key, r.num_layers.has_value()}})
     if (given && !full && c.sound({granularity_key}))

@@ -1,6 +1,7 @@
 // Keys of tensor and sequence parallelism against each other.
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "core/config/load.h"
 #include "core/config/validate.h"
@@ -53,14 +54,18 @@ void check_tensor_parallel(Checker c) {
             fmt::format("{}: gather matches nothing: inputs are gathered with sequence parallelism only",
                         modules_key),
             "", {"remove it, or set distributed.tensor_parallel_size above 1 and sequence_parallel: true"});
-  if (d.tensor_parallel_size > 1 && config.logger.sample_period > 0 &&
-      c.sound({"distributed.tensor_parallel_size"}))
-    c.error(
-        "logger.sample_period",
-        "logger.sample_period needs the whole model on one rank, which has a part of every matrix", "",
-        {fmt::format("distributed.tensor_parallel_size is at {}; set sample_period to 0 and use nrl-train "
-                     "generate with a checkpoint",
-                     c.where("distributed.tensor_parallel_size"))});
+  for (const auto& [key, ranks, part] :
+       {std::tuple("distributed.tensor_parallel_size", d.tensor_parallel_size, "a part of every matrix"),
+        std::tuple("distributed.expert_parallel_size", d.expert_parallel_size, "a part of the experts"),
+        std::tuple("distributed.expert_tensor_parallel_size", d.expert_tensor_parallel_size,
+                   "a part of every expert")})
+    if (ranks > 1 && config.logger.sample_period > 0 && c.sound({key})) {
+      c.error("logger.sample_period",
+              fmt::format("logger.sample_period needs the whole model on one rank, which has {}", part), "",
+              {fmt::format("{} is at {}; set sample_period to 0 and use nrl-train generate with a checkpoint",
+                           key, c.where(key))});
+      break;
+    }
 }
 
 void check_sequence_parallel(Checker c, int world) {

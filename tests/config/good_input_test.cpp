@@ -324,6 +324,39 @@ TEST_CASE("warnings do not stop", "[config]") {
   CHECK(!contains(render(result.diagnostics), "nothing was started"));
 }
 
+TEST_CASE("keys of the schedule without an effect are named", "[config]") {
+  const auto warned = [](std::vector<std::string> keys) {
+    const ConfigResult result = load_base(std::move(keys));
+    CHECK(result.ok());
+    return render(result.diagnostics);
+  };
+  const std::string constant = "policy.scheduler.lr_decay_style=constant";
+  CHECK(contains(warned({constant, "policy.scheduler.min_lr=1e-5"}),
+                 "policy.scheduler.min_lr has no effect with lr_decay_style constant"));
+  CHECK(contains(warned({constant, "policy.scheduler.lr_decay_iters=10"}),
+                 "policy.scheduler.lr_decay_iters has no effect with lr_decay_style constant"));
+  CHECK(contains(warned({"pretrain.max_num_steps=1"}), "the only step has a learning rate of 0"));
+  CHECK(warned({constant, "pretrain.max_num_steps=1"}).empty());
+  CHECK(warned({"pretrain.max_num_steps=1", "policy.scheduler.min_lr=1e-5"}).empty());
+}
+
+TEST_CASE("microbatch and accumulation leave the number of replicas open", "[config]") {
+  const ConfigResult result =
+      load_base({"policy.train_global_batch_size=8", "policy.train_micro_batch_size=2",
+                 "policy.gradient_accumulation_steps=1"});
+  CHECK(result.ok());
+  CHECK(validate_for_world(result, 4).empty());
+  CHECK(resolve_batch(result.config, 4).data_parallel == 4);
+  CHECK(contains(render(validate_for_world(result, 2)),
+                 "train_global_batch_size 8 is not micro 2 x data parallel 2"));
+}
+
+TEST_CASE("what a precision chooses by itself reads back", "[config]") {
+  for (const char* precision : {"float32", "bfloat16", "float16", "fastest"})
+    require_round_trip(load_base({std::string("policy.precision=") + precision,
+                                  "policy.optimizer.use_precision_aware_optimizer=true"}));
+}
+
 TEST_CASE("texts of every shape survive the round trip", "[config]") {
   for (const char* text :
        {"auto", "null", "true",  "010", "1e5", "a: b",  "# x",    "- x",

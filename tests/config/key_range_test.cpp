@@ -99,12 +99,10 @@ TEST_CASE("every key rejects values outside of its range, with its name and posi
 }
 
 TEST_CASE("upper limits that the reference page does not print", "[config][ranges]") {
-  // 2^40 sequences, 10^12 steps, 2^31 - 1 for other counts.
+  // 10^12 steps, 2^31 - 1 for other counts.
   const auto code = [](const std::string& assignment) {
     return static_cast<int>(load_base({assignment, "policy.max_total_sequence_length=1"}).exit_code());
   };
-  CHECK(code("policy.train_global_batch_size=1099511627776") == 0);
-  CHECK(code("policy.train_global_batch_size=1099511627777") == 78);
   CHECK(code("pretrain.max_num_steps=1000000000000") == 0);
   CHECK(code("pretrain.max_num_steps=1000000000001") == 78);
   CHECK(code("checkpointing.save_period=1000000000000") == 0);
