@@ -305,6 +305,10 @@ void check_rest(Checker& c, const Config& config) {
   if (!parse_step_range(config.profiling.steps))
     c.error("profiling.steps", fmt::format("profiling.steps is \"{}\"", config.profiling.steps),
             "\"FIRST:END\", counted from 1, END greater than FIRST, for example \"3:5\"");
+  else if (const auto& steps = resolved_loop(config).max_num_steps;
+           config.profiling.enabled && steps && parse_step_range(config.profiling.steps)->first > *steps)
+    c.warning("profiling.steps",
+              fmt::format("profiling.steps: the run has only {} steps, so none is traced", *steps));
   if (config.checkpointing.checkpoint_dir.empty())
     c.error("checkpointing.checkpoint_dir", "checkpointing.checkpoint_dir is empty");
   if (const ResumeFrom& from = config.checkpointing.resume;

@@ -324,7 +324,7 @@ TEST_CASE("warnings do not stop", "[config]") {
   CHECK(!contains(render(result.diagnostics), "nothing was started"));
 }
 
-TEST_CASE("keys of the schedule without an effect are named", "[config]") {
+TEST_CASE("keys without an effect are named", "[config]") {
   const auto warned = [](std::vector<std::string> keys) {
     const ConfigResult result = load_base(std::move(keys));
     CHECK(result.ok());
@@ -337,6 +337,8 @@ TEST_CASE("keys of the schedule without an effect are named", "[config]") {
                  "policy.scheduler.lr_decay_iters has no effect with lr_decay_style constant"));
   CHECK(contains(warned({"pretrain.max_num_steps=1"}), "the only step has a learning rate of 0"));
   CHECK(warned({constant, "pretrain.max_num_steps=1"}).empty());
+  CHECK(contains(warned({"profiling.enabled=true", "profiling.steps=11:12"}), "the run has only 10 steps"));
+  CHECK(warned({"profiling.enabled=true", "profiling.steps=10:12"}).empty());
   CHECK(warned({"pretrain.max_num_steps=1", "policy.scheduler.min_lr=1e-5"}).empty());
 }
 
