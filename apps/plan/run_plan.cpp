@@ -74,7 +74,7 @@ ops::Bf16Products products_for(const Config& config) {
 
 precision::Recipe recipe_of_precision(const Config& config, DeviceType device) {
   const bool cpu = device == DeviceType::cpu;
-  const bool upcast = cpu && products_for(config) != ops::Bf16Products::native;
+  const bool upcast = cpu && !ops::multiplies_bf16(products_for(config));
   switch (config.policy.precision) {
     case Precision::automatic:
       return cpu ? precision::float32 : precision::bfloat16;
@@ -136,7 +136,7 @@ std::string precision_choice(const Config& config, DeviceType device) {
     return "float16, upcast to fp32 for arithmetic: a CPU multiplies none natively";
   if (!fastest && config.policy.precision != Precision::bfloat16) return {};
   if (device == DeviceType::cuda) return fastest ? "fastest: bfloat16 on a GPU" : "";
-  const bool native = products_for(config) == ops::Bf16Products::native;
+  const bool native = ops::multiplies_bf16(products_for(config));
   const std::string why = config.kernels.isa == IsaChoice::automatic
                               ? ops::bf16_reason(ops::cpu_choice())
                               : fmt::format("kernels.isa is {}", name_of(config.kernels.isa));

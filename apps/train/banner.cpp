@@ -19,8 +19,7 @@ std::string_view name_of_state(DType t) {
 // Formats of weights, arithmetic and optimizer state.
 std::string precision_text(const plan::RunPlan& plan, const ops::Exec& exec) {
   const precision::OptimizerFormats& o = plan.recipe.optimizer();
-  const bool upcast =
-      plan.device == DeviceType::cpu && exec.kernels->bf16_products != ops::Bf16Products::native;
+  const bool upcast = plan.device == DeviceType::cpu && !ops::multiplies_bf16(exec.kernels->bf16_products);
   const bool remainders = o.remainders, half = plan.recipe.weights() == DType::f16;
   std::string text =
       !plan.recipe.master_weights() ? "fp32"
@@ -69,7 +68,7 @@ RunFacts describe_run(const Run& run, double peak_flops) {
     add("mfu", fmt::format("of {:.0f} GFLOP/s per rank: the best fp32 matmul rate measured so far{}",
                            peak_flops * 1e-9,
                            native_factor(run.engine->exec(), plan.recipe.activations()) > 1
-                               ? ", times the rate of bf16 dot products"
+                               ? ", times the rate of bf16 products"
                                : ""));
   for (const auto& [op, text] : run.library_choices) add(op.c_str(), text);
   add("model", fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",

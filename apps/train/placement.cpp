@@ -110,7 +110,7 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
 void Placement::choose(comm::World& world, const Config& config) {
   const DeviceChoice choice = choose_device(config.device);
   const std::vector<std::string> whys = world.comm().gather_texts(choice.why_no_gpu);
-  double worst_isa = static_cast<double>(cpu::best_isa());
+  double worst_isa = static_cast<double>(ops::cpu_choice().usable);
   world.comm().all_reduce(std::span(&worst_isa, 1), comm::Reduce::min);
   facts_.best_isa = static_cast<IsaChoice>(static_cast<int>(worst_isa) + 1);
   const bool native = ops::cpu_choice().isa >= cpu::Isa::avx512_bf16;
@@ -152,8 +152,7 @@ std::string Placement::describe(int kernels) const {
 }
 
 double native_factor(const ops::Exec& exec, DType operands) {
-  const bool native = operands == DType::bf16 && exec.kernels->bf16_products == ops::Bf16Products::native;
-  return native ? std::max(ops::cpu_choice().bf16_rate, 1.0) : 1;
+  return operands == DType::bf16 ? ops::bf16_rate(exec.kernels->bf16_products) : 1;
 }
 
 double peak_of(const Placement& placement, DType operands) {

@@ -94,8 +94,8 @@ struct Share {
 enum class ResumeMode { automatic, never, directory };
 NRL_ENUM(OnOom, (fail, reduce_batch), ("fail", "reduce_batch"), ())
 NRL_ENUM(Progress, (automatic, bar, plain, json), ("auto", "bar", "plain", "json"), ())
-NRL_ENUM(IsaChoice, (automatic, baseline, avx2, avx512, avx512_bf16),
-         ("auto", "baseline", "avx2", "avx512", "avx512_bf16"), ())
+NRL_ENUM(IsaChoice, (automatic, baseline, avx2, avx512, avx512_bf16, avx512_amx),
+         ("auto", "baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"), ())
 
 #undef NRL_UNWRAP
 #undef NRL_ENUM

@@ -283,8 +283,8 @@ void add_run_keys(Table& t) {
   NRL_KEY(t, kernels.isa)
       .help(
           "Instruction set of the CPU kernels. auto: the best that the CPU supports, where avx512_bf16 (bf16 "
-          "dot "
-          "products) only counts if they are faster than fp32 arithmetic, which is measured.");
+          "dot products) and avx512_amx (bf16 tiles) only count if they are faster than fp32 arithmetic, "
+          "which is measured.");
   NRL_KEY(t, kernels.share_device)
       .help("Let several ranks of a node share one GPU; they take turns, so this is for testing.");
   NRL_KEY(t, kernels.autotune)

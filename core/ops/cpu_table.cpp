@@ -18,12 +18,23 @@ const KernelTable& avx512_bf16_kernels() {
   return filled;
 }
 
+/// The kernels of AVX512_BF16, and of NRL_AMX_OPS those that multiply bf16 on tiles.
+const KernelTable& avx512_amx_kernels() {
+  static const KernelTable filled = [] {
+    KernelTable table = avx512_bf16_kernels();
+    using namespace avx512_amx;
+    NRL_AMX_OPS(NRL_FILL)
+    return table;
+  }();
+  return filled;
+}
+
 }  // namespace
 
 const KernelTable& cpu_kernels(cpu::Isa isa) {
   NRL_CHECK(isa <= cpu::best_isa(), "this processor does not have {}", cpu::name_of(isa));
   static const KernelTable* const tables[] = {&baseline_kernels(), &avx2_kernels(), &avx512_kernels(),
-                                              &avx512_bf16_kernels()};
+                                              &avx512_bf16_kernels(), &avx512_amx_kernels()};
   return *tables[static_cast<int>(isa)];
 }
 

@@ -18,8 +18,13 @@ namespace nrl::ops {
 enum class Bf16Products : uint8_t {
   upcast,  ///< upcast to f32 in tiles; f32 GEMMs of oneDNN
   packed,  ///< upcast to f32 while operands are packed; own f32 GEMMs (gemm/packed_avx512.h)
-  native,  ///< instructions that multiply bf16 and add in f32; own f32 GEMMs
+  native,  ///< dot products of bf16 that are added in f32 (AVX512_BF16); own f32 GEMMs
+  amx,     ///< products of tiles of bf16 that are added in f32 (gemm/packed_amx.h); own f32 GEMMs
 };
+/// True if bf16 operands are multiplied as they are.
+constexpr bool multiplies_bf16(Bf16Products products) {
+  return products >= Bf16Products::native;
+}
 
 /// out = act(x W^T + bias), or out += x W^T (accumulate; then neither bias nor activation).
 struct LinearForward {

@@ -15,6 +15,8 @@ namespace nrl::ops {
 /// Those with kernels that AVX512_BF16 makes faster: they multiply bf16, or round to it.
 #define NRL_BF16_OPS(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(linear) X(qk_norm_rope)
+/// Those with kernels that AMX makes faster than AVX512_BF16.
+#define NRL_AMX_OPS(X) X(linear)
 
 #define NRL_DECLARE_FILL(op) void fill_##op(KernelTable& table);
 namespace baseline {
@@ -28,6 +30,9 @@ NRL_OPS(NRL_DECLARE_FILL)
 }
 namespace avx512_bf16 {
 NRL_BF16_OPS(NRL_DECLARE_FILL)
+}
+namespace avx512_amx {
+NRL_AMX_OPS(NRL_DECLARE_FILL)
 }
 namespace reference {
 NRL_OPS(NRL_DECLARE_FILL)

@@ -17,10 +17,11 @@ double measure_gemm_peak(int threads, double seconds = 0.045);
 /// `threads` threads at once. Takes about 10 ms.
 double measure_fma_peak(int threads);
 
-/// The probe of one instruction set (gemm/fma_probe.cpp). Both return the floating-point operations.
+/// The probe of one instruction set (gemm/fma_probe.cpp). The loops return the floating-point operations.
 struct FmaProbe {
   double (*run)(int64_t rounds) = nullptr;
-  double (*run_bf16)(int64_t rounds) = nullptr;  ///< bf16 dot products; null where there are none
+  double (*run_bf16)(int64_t rounds) = nullptr;  ///< products of bf16; null where there are none
+  bool (*exact)() = nullptr;  ///< those of AMX: true if small integers are multiplied exactly
   int lanes = 0;
   bool fused = false;
 };

@@ -23,7 +23,8 @@ struct ExactWorkspace {
       exec.workspace.size = gpu_linear_workspace(s.m, e.partials());
       return;
     }
-    memory.resize(linear_workspace(s.n, s.m, s.k, t, e.threads, e.kernels->bf16_products));
+    // NaN: what panels are not filled with must not be multiplied.
+    memory.assign(linear_workspace(s.n, s.m, s.k, t, e.threads, e.kernels->bf16_products), std::byte{0xff});
     exec.workspace = {memory.data(), memory.size()};
   }
   std::vector<std::byte> memory;
@@ -218,6 +219,34 @@ void non_finite(Exec& e) {
   }
 }
 
+/// What lies behind the rows and columns of an operand is not multiplied, not even with zeros.
+void parts_of_matrices(Exec& e) {
+  if (e.libraries) return;  // a GPU's rows are aligned
+  const Shape s{3, 37, 35};
+  for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
+    std::vector<Buffer> buffers;
+    const auto ones = [&](int64_t rows, int64_t columns) {
+      Buffer& b = buffers.emplace_back(Buffer(t, {rows + 1, columns + 1}).fill(NAN));
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < columns; ++j) b.set(i * (columns + 1) + j, 1);
+      return b.tensor().rows(0, rows).columns(0, columns);
+    };
+    const Tensor x = ones(s.n, s.k), w = ones(s.m, s.k), dout = ones(s.n, s.m);
+    Buffer out(t, {s.n, s.m}), dx(t, {s.n, s.k}), dw(DType::f32, {s.m, s.k});
+    ExactWorkspace exact(e, s, t);
+    linear_forward(exact.exec, {.x = x, .weight = w, .out = out});
+    linear_backward_data(exact.exec, {.dout = dout, .weight = w, .dx = dx});
+    linear_backward_weight(exact.exec, {.dout = dout, .x = x, .dweight = dw, .accumulate = false});
+    const auto all_are = [&](const Buffer& b, int64_t sum) {
+      for (int64_t i = 0; i < b.tensor().numel(); ++i)
+        expect(b.get(i) == static_cast<double>(sum), fmt::format("{}: {} of {}", name_of(t), b.get(i), sum));
+    };
+    all_are(out, s.k);
+    all_are(dx, s.m);
+    all_are(dw, s.n);
+  }
+}
+
 void rates(Exec& e) {
   const double fma = measure_fma_peak(e.threads), gemm = measure_gemm_peak(e.threads);
   expect(fma > 0.5 && fma < 1e6, fmt::format("FMA peak of {} GFLOP/s", fma));
@@ -274,6 +303,7 @@ NRL_OP_CASES(linear) {
   registry.properties.push_back({"linear sums in a fixed order when it packs", packed_bits});
   registry.properties.push_back({"linear in blocks of packed operands", packed_blocks});
   registry.properties.push_back({"linear passes on what is not finite", non_finite});
+  registry.properties.push_back({"linear of parts of matrices", parts_of_matrices});
   registry.properties.push_back({"linear rates", rates});
   registry.properties.push_back({"linear refuses shapes", wrong_arguments});
   for (const Shape& s : {Shape{3, 5, 4}, Shape{1, 2, 7}, Shape{6, 1, 3}})

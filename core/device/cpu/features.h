@@ -7,19 +7,26 @@
 namespace nrl::cpu {
 
 /// Instruction sets that the kernels are compiled for, weakest first.
-enum class Isa { baseline, avx2, avx512, avx512_bf16 };
+enum class Isa { baseline, avx2, avx512, avx512_bf16, avx512_amx };
 
 constexpr std::string_view name_of(Isa isa) {
-  constexpr std::string_view names[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
+  constexpr std::string_view names[] = {"baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"};
   return names[static_cast<int>(isa)];
 }
 
-/// The best instruction set of this processor (AVX-512 means F, BW, DQ and VL). That it has bf16 dot products
-/// does not mean that they are fast: see ops::cpu_choice().
+/// The best instruction set of this processor (AVX-512 means F, BW, DQ and VL; avx512_amx is AVX512_BF16 and
+/// an AMX that may be used). That it multiplies bf16 does not mean that it does so fast: see
+/// ops::cpu_choice().
 Isa best_isa();
 
-/// AMX tiles of bf16 (CPUID).
-bool has_amx_bf16();
+/// AMX tiles of bf16. Its 8 KiB of registers per thread are saved for processes that have asked for it.
+struct Amx {
+  bool present = false;      ///< CPUID
+  std::string problem = {};  ///< why it must not be used although it is present
+};
+/// Asks the operating system for the permission to use AMX where it is present, once per process. It holds
+/// for all threads; a thread's tiles are its own to configure and to release.
+const Amx& amx();
 
 /// Model name from /proc/cpuinfo, or the architecture.
 std::string processor_name();

@@ -21,6 +21,9 @@ void fill_fma_probe(FmaProbe& probe);
 namespace avx512_bf16 {
 void fill_fma_probe(FmaProbe& probe);
 }
+namespace avx512_amx {
+void fill_fma_probe(FmaProbe& probe);
+}
 
 namespace {
 
@@ -48,6 +51,9 @@ double measure_bf16_rate(const FmaProbe& probe) {
 FmaProbe fma_probe(cpu::Isa isa) {
   FmaProbe probe;
   switch (isa) {
+    case cpu::Isa::avx512_amx:
+      avx512_amx::fill_fma_probe(probe);
+      break;
     case cpu::Isa::avx512_bf16:
       avx512_bf16::fill_fma_probe(probe);
       break;
@@ -72,23 +78,45 @@ int64_t rounds_that_last(double (*loop)(int64_t rounds), double wanted) {
   }
 }
 
+cpu::Isa fastest_isa(cpu::Isa usable, double bf16_rate, double amx_rate) {
+  using enum cpu::Isa;
+  if (usable >= avx512_amx && amx_rate >= std::max(native_rate, bf16_rate)) return avx512_amx;
+  if (usable >= avx512_bf16 && bf16_rate >= native_rate) return avx512_bf16;
+  return std::min(usable, avx512);
+}
+
 const CpuChoice& cpu_choice() {
   static const CpuChoice chosen = [] {
-    CpuChoice choice{.isa = cpu::best_isa(), .amx = cpu::has_amx_bf16()};
-    if (choice.isa < cpu::Isa::avx512_bf16) return choice;
-    choice.bf16_rate = measure_bf16_rate(fma_probe(choice.isa));
-    if (choice.bf16_rate < native_rate) choice.isa = cpu::Isa::avx512;
+    CpuChoice choice{.usable = cpu::best_isa(), .amx_problem = cpu::amx().problem};
+    if (choice.usable == cpu::Isa::avx512_amx && !fma_probe(choice.usable).exact()) {
+      choice.usable = cpu::Isa::avx512_bf16;
+      choice.amx_problem = "it multiplies small integers wrongly";
+    }
+    if (choice.usable >= cpu::Isa::avx512_bf16)
+      choice.bf16_rate = measure_bf16_rate(fma_probe(cpu::Isa::avx512_bf16));
+    if (choice.usable >= cpu::Isa::avx512_amx)
+      choice.amx_rate = measure_bf16_rate(fma_probe(cpu::Isa::avx512_amx));
+    choice.isa = fastest_isa(choice.usable, choice.bf16_rate, choice.amx_rate);
     return choice;
   }();
   return chosen;
 }
 
+double bf16_rate(Bf16Products products) {
+  const double rate = products == Bf16Products::amx      ? cpu_choice().amx_rate
+                      : products == Bf16Products::native ? cpu_choice().bf16_rate
+                                                         : 1;
+  return std::max(rate, 1.0);
+}
+
 std::string bf16_reason(const CpuChoice& choice) {
-  const char* const amx = choice.amx ? "; AMX is not used" : "";
-  if (choice.bf16_rate == 0)
-    return fmt::format("the processor has no bf16 dot products (AVX512_BF16){}", amx);
-  return fmt::format("bf16 dot products run at {:.1f} times the rate of fp32 FMAs (measured){}",
-                     choice.bf16_rate, amx);
+  std::string text = choice.bf16_rate == 0
+                         ? "the processor has no bf16 dot products (AVX512_BF16)"
+                         : fmt::format("bf16 dot products run at {:.1f} times the rate of fp32 FMAs{}",
+                                       choice.bf16_rate, choice.amx_rate == 0 ? " (measured)" : "");
+  if (choice.amx_rate > 0) text += fmt::format(", AMX at {:.1f} times (measured)", choice.amx_rate);
+  if (!choice.amx_problem.empty()) text += "; AMX is not used: " + choice.amx_problem;
+  return text;
 }
 
 }  // namespace nrl::ops

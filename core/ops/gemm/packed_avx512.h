@@ -4,10 +4,10 @@
 //   c (rows, columns) = or += a b + bias
 //
 // for f32 operands with FMAs, and with AVX512_BF16 for bf16 operands with vdpbf16ps, which multiplies pairs
-// of bf16 and adds both products to an f32 sum. Operands are copied into panels of 32-bit words [word of the
-// inner dimension][row of a or column of b]; a word is an f32 or two neighboring bf16 of the inner dimension.
-// The panels of a block are packed once by all threads, which then share its tiles. For few columns tiles
-// read the rows of a in place.
+// of bf16 and adds both products to an f32 sum (with AMX: packed_amx.h). Operands are copied into panels of
+// 32-bit words [word of the inner dimension][row of a or column of b]; a word is an f32 or two neighboring
+// bf16 of the inner dimension. The panels of a block are packed once by all threads, which then share its
+// tiles. For few columns tiles read the rows of a in place.
 //
 // An element of c is summed in the order of the inner dimension, whatever the other dimensions and the
 // threads: results depend on neither.
@@ -160,7 +160,7 @@ constexpr std::array<Tile, sizeof...(rows)> tiles_of(std::index_sequence<rows...
 }
 /// By rows - 1.
 template <class T, bool packed>
-inline constexpr auto tiles = tiles_of<T, packed>(std::make_index_sequence<tile_rows>());
+inline constexpr auto tiles = tiles_of<T, packed>(std::make_index_sequence<vector_tile.rows>());
 
 /// 16 x 16 words, transposed.
 NRL_INLINE void transpose(__m512i r[16]) {
@@ -289,11 +289,14 @@ void pack_stripe(const Operand& b, int64_t column, int64_t columns, int64_t k, i
   });
 }
 
-/// `n` rows in tiles of at most tile_rows, of nearly equal heights.
+/// `n` rows in tiles of at most `size.rows`: of nearly equal heights, or where rows are padded all but the
+/// last of full height.
 struct Tiling {
+  TileSize size;
   int64_t n = 0, count = 0;
-  explicit Tiling(int64_t rows) : n(rows), count((rows + tile_rows - 1) / tile_rows) {}
-  int64_t begin(int64_t i) const { return n * i / count; }
+  Tiling(int64_t rows, const TileSize& tile)
+      : size(tile), n(rows), count((rows + tile.rows - 1) / tile.rows) {}
+  int64_t begin(int64_t i) const { return size.row_unit == 1 ? n * i / count : std::min(n, i * size.rows); }
   int64_t height(int64_t i) const { return begin(i + 1) - begin(i); }
 };
 
@@ -341,6 +344,21 @@ bool reads_in_place(const Product& p) {
          p.inner % per_word<T> == 0 && row_bytes % cache_way != 0;
 }
 
+/// How multiply() packs rows of `a` and multiplies: on vector registers.
+template <class T>
+struct VectorKernel {
+  using Element = T;
+  static constexpr TileSize size = vector_tile;
+  struct Thread {};  ///< exists on a thread while it multiplies
+  static bool in_place(const Product& p) { return reads_in_place<T>(p); }
+  static constexpr auto pack = pack_group<T>;
+  static void multiply(int64_t height, bool in_place, int64_t words, const std::byte* a, int64_t ld,
+                       const float* b, const Result& c, int64_t columns) {
+    const auto& run = in_place ? tiles<T, false> : tiles<T, true>;
+    run[static_cast<size_t>(height - 1)](words, a, ld, b, c, columns);
+  }
+};
+
 /// One block: the rows of `a` from `row`, the columns of `b` from `column`, the inner elements from `k`.
 struct Range {
   int64_t row, rows, column, columns, k, inner;
@@ -349,34 +367,35 @@ struct Range {
 /// Packs the columns of b and multiplies them with all rows of a. Each thread packs the rows of a that it
 /// works on, a group of tiles at a time, which then stays in its second-level cache while the columns of b
 /// pass by.
-template <class T>
+template <class Kernel>
 void multiply_block(int threads, const Product& p, const Range& r, const Blocks& blocks, float* a_panels,
                     float* b_panels, const Result& c) {
-  const int64_t words = (r.inner + per_word<T> - 1) / per_word<T>;
+  using T = typename Kernel::Element;
+  const int64_t filled = (r.inner + per_word<T> - 1) / per_word<T>, words = Kernel::size.padded_words(filled);
   const int64_t stripes = (r.columns + tile_columns - 1) / tile_columns;
-  const Tiling tiling(r.rows);
+  const Tiling tiling(r.rows, Kernel::size);
   const int64_t groups = (tiling.count + blocks.group - 1) / blocks.group;
   const auto pack_b = [&](int64_t s) {
     const int64_t column = s * tile_columns;
-    pack_stripe<T>(p.b, r.column + column, std::min(r.columns - column, tile_columns), r.k, r.inner,
-                   b_panels + column * words);
+    float* const panel = b_panels + column * words;
+    pack_stripe<T>(p.b, r.column + column, std::min(r.columns - column, tile_columns), r.k, r.inner, panel);
+    std::fill(panel + filled * tile_columns, panel + words * tile_columns, 0.0f);
   };
-  const bool in_place = reads_in_place<T>(p);
+  const bool in_place = Kernel::in_place(p);
   const int64_t row_bytes = p.a.ld * static_cast<int64_t>(sizeof(T));
   // Units are pairs of a group and a stripe; `packed` is the group that `panels` hold.
   const auto work = [&](int64_t unit, int64_t& packed, float* panels) {
     const int64_t g = unit / stripes, column = unit % stripes * tile_columns;
     const int64_t from = tiling.count * g / groups, to = tiling.count * (g + 1) / groups;
-    if (packed != g && !in_place) pack_group<T>(p.a, r.row, tiling, from, to, r.k, r.inner, panels);
+    if (packed != g && !in_place) Kernel::pack(p.a, r.row, tiling, from, to, r.k, r.inner, panels);
     packed = g;
     const auto* a =
         in_place ? reinterpret_cast<const std::byte*>(Part<T>(p.a, r.row + tiling.begin(from), r.k).data)
                  : reinterpret_cast<const std::byte*>(panels);
     for (int64_t i = from; i < to; ++i) {
       const int64_t height = tiling.height(i);
-      const auto& run = in_place ? tiles<T, false> : tiles<T, true>;
-      run[static_cast<size_t>(height - 1)](words, a, row_bytes, b_panels + column * words,
-                                           c.at(tiling.begin(i), column), r.columns - column);
+      Kernel::multiply(height, in_place, words, a, row_bytes, b_panels + column * words,
+                       c.at(tiling.begin(i), column), r.columns - column);
       a += height * (in_place ? row_bytes : words * 4);
     }
   };
@@ -384,6 +403,7 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
   constexpr int64_t too_little = 32768;  // a thread team would cost more than it saves
   const int64_t team = r.rows * r.columns * r.inner < too_little ? 1 : std::min<int64_t>(threads, units);
   if (team <= 1) {
+    [[maybe_unused]] const typename Kernel::Thread thread;
     int64_t packed = -1;
     for (int64_t s = 0; s < stripes; ++s) pack_b(s);
     for (int64_t u = 0; u < units; ++u) work(u, packed, a_panels);
@@ -391,6 +411,7 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
   }
 #pragma omp parallel num_threads(static_cast <int>(team))
   {
+    [[maybe_unused]] const typename Kernel::Thread thread;
     int64_t packed = -1;
     float* const panels = a_panels + omp_get_thread_num() * blocks.a_size();
 #pragma omp for schedule(static)
@@ -400,12 +421,12 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
   }
 }
 
-/// The whole product, with scratch of Blocks::bytes(). T: f32, or bf16 where both operands are.
-template <class T>
+/// The whole product, with scratch of Blocks::bytes(). A kernel of bf16 multiplies operands that both are.
+template <class Kernel>
 void multiply(int threads, const Product& p, Scratch& scratch) {
   if (p.rows == 0 || p.columns == 0) return;
   const bool rounded = p.c.dtype == DType::bf16;
-  const Blocks blocks(p.rows, p.columns, p.inner, sizeof(T), rounded);
+  const Blocks blocks(p.rows, p.columns, p.inner, sizeof(typename Kernel::Element), rounded, Kernel::size);
   float* const a_panels = scratch.floats(threads * blocks.a_size());
   float* const b_panels = scratch.floats(blocks.b_size());
   float* const sums = scratch.floats(blocks.sums_size());
@@ -435,7 +456,7 @@ void multiply(int threads, const Product& p, Scratch& scratch) {
           c.add = rounded ? sums : c.f32;
           c.add_ld = rounded ? r.columns : ld;
         }
-        multiply_block<T>(threads, p, r, blocks, a_panels, b_panels, c);
+        multiply_block<Kernel>(threads, p, r, blocks, a_panels, b_panels, c);
       }
 }
 

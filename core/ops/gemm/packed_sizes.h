@@ -1,6 +1,6 @@
 #pragma once
-// Blocking of the packed GEMM (packed_avx512.h) and the scratch memory that follows from it. Needs no
-// instruction set: a plan is made on any machine.
+// Blocking of the packed GEMM (packed_avx512.h, packed_amx.h) and the scratch memory that follows from it.
+// Needs no instruction set: a plan is made on any machine.
 
 #include <algorithm>
 #include <cstdint>
@@ -9,35 +9,46 @@
 
 namespace nrl::ops::packed {
 
-/// The result is computed in tiles of this many elements, in registers.
-inline constexpr int64_t tile_rows = 14, tile_columns = 32;
+/// The result is computed in tiles of this many columns, in registers.
+inline constexpr int64_t tile_columns = 32;
+/// Their rows, and the units to which rows of `a` and words of both operands are padded with zeros.
+struct TileSize {
+  int64_t rows = 0, row_unit = 1, word_unit = 1;
+  constexpr int64_t padded_rows(int64_t n) const { return (n + row_unit - 1) / row_unit * row_unit; }
+  constexpr int64_t padded_words(int64_t n) const { return (n + word_unit - 1) / word_unit * word_unit; }
+};
+/// Of vector registers, and of AMX: 2 x 2 tiles of 16 x 16 sums, which 16 rows and columns of 16 words add
+/// to.
+inline constexpr TileSize vector_tile{.rows = 14}, amx_tile{.rows = 32, .row_unit = 16, .word_unit = 16};
 /// The inner dimension is cut into pieces of this many packed bytes per row.
 inline constexpr int64_t piece_bytes = 4096;
 /// Rows of `a` that a thread packs at a time: half of a second-level cache of 1 MiB.
 inline constexpr int64_t group_bytes = 512 << 10;
-static_assert(group_bytes >= tile_rows * piece_bytes);
+static_assert(group_bytes >= std::max(vector_tile.rows, amx_tile.rows) * piece_bytes);
 /// Columns of `b` that are packed at a time, and rows whose f32 sums a bf16 result needs at a time.
 inline constexpr int64_t block_columns = 2048, block_rows = 2048;
 
 /// How a result (rows, columns) of sums over `inner` is cut. `element`: bytes of a packed element.
 struct Blocks {
   int64_t rows = 0, columns = 0, inner = 0;  ///< of a block, at most
-  int64_t words = 0;                         ///< 32-bit words of a packed row
+  int64_t packed_rows = 0;                   ///< `rows` with padding
+  int64_t words = 0;                         ///< 32-bit words of a packed row, with padding
   int64_t group = 0;                         ///< tiles of rows of `a` that a thread packs at a time
   bool sums = false;                         ///< a bf16 result of several pieces needs f32 sums
 
   constexpr Blocks(int64_t all_rows, int64_t all_columns, int64_t all_inner, int64_t element,
-                   bool bf16_result)
+                   bool bf16_result, const TileSize& tile = vector_tile)
       : inner(piece_bytes / element),
-        words((std::min(all_inner, inner) * element + 3) / 4),
+        words(tile.padded_words((std::min(all_inner, inner) * element + 3) / 4)),
         sums(bf16_result && all_inner > inner) {
     rows = sums ? std::min(all_rows, block_rows) : all_rows;
     columns = std::min((all_columns + tile_columns - 1) / tile_columns * tile_columns, block_columns);
-    group = group_bytes / 4 / std::max<int64_t>(words, 1) / tile_rows;
+    packed_rows = tile.padded_rows(rows);
+    group = group_bytes / 4 / std::max<int64_t>(words, 1) / tile.rows;
   }
   /// Words of the packed rows of one thread, the packed columns and the sums. They do not fall when a
   /// dimension grows.
-  constexpr int64_t a_size() const { return std::min(rows * words, group_bytes / 4); }
+  constexpr int64_t a_size() const { return std::min(packed_rows * words, group_bytes / 4); }
   constexpr int64_t b_size() const { return columns * words; }
   constexpr int64_t sums_size() const { return sums ? rows * columns : 0; }
   constexpr size_t bytes(int threads) const {

@@ -8,10 +8,11 @@
 // f32 in tiles of upcast_tile rows, and a 16-bit result is rounded once, after the last tile that adds to it.
 // GEMMs of one row (generation) do not upcast the weight.
 //
-// With AVX-512 bf16 operands are upcast while they are packed, and with AVX512_BF16 multiplied as they are;
-// sums are in f32 as before. vdpbf16ps treats subnormal operands as zero and flushes subnormal sums, and it
-// rounds after each product of a pair instead of fusing them: errors are those of f32 sums, on operands that
-// are exact in both.
+// With AVX-512 bf16 operands are upcast while they are packed, and with AVX512_BF16 or AMX multiplied as they
+// are; sums are in f32 as before. vdpbf16ps and tdpbf16ps treat subnormal operands as zero and flush
+// subnormal sums; the first rounds after each product of a pair instead of fusing them, the second sums the
+// products of even and odd elements apart, 16 of each. Errors are those of f32 sums, on operands that are
+// exact in both.
 
 #include <algorithm>
 #include <cstring>
@@ -20,6 +21,13 @@
 #include "core/ops/gemm/onednn.h"
 #if defined(NRL_ISA_avx512)
 #include "core/ops/gemm/packed_avx512.h"
+#endif
+#if defined(NRL_ISA_avx512_amx)
+#include "core/ops/gemm/packed_amx.h"
+#include "core/ops/gemm/tiles_amx.h"
+#elif defined(NRL_ISA_amx_emulated)
+#include "core/ops/gemm/packed_amx.h"
+#include "core/ops/gemm/tiles_emulated.h"
 #endif
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
@@ -148,10 +156,19 @@ void one_row(Exec& exec, const float* x, const Tensor& weight, const float* bias
 }
 
 #if defined(NRL_ISA_avx512)
-#if defined(NRL_ISA_avx512_bf16)
+// The kernel of GEMMs whose operands are both bf16.
+#if defined(NRL_ISA_avx512_amx)
+constexpr auto products = Bf16Products::amx;
+using Bf16Kernel = packed::TileKernel<Tiles>;
+#elif defined(NRL_ISA_amx_emulated)
+constexpr auto products = Bf16Products::amx;
+using Bf16Kernel = packed::TileKernel<EmulatedTiles>;
+#elif defined(NRL_ISA_avx512_bf16)
 constexpr auto products = Bf16Products::native;
+using Bf16Kernel = packed::VectorKernel<bf16>;
 #else
 constexpr auto products = Bf16Products::packed;
+using Bf16Kernel = packed::VectorKernel<float>;
 #endif
 
 packed::Operand operand(const Tensor& t, bool transposed = false) {
@@ -164,13 +181,11 @@ bool packs(const Tensor& a, const Tensor& b, const Tensor& c) {
   return packed(a) && packed(b) && packed(c);
 }
 
-/// Pairs of bf16 where both operands are bf16 and the processor multiplies them, else f32.
 void multiply(int threads, const packed::Product& p, Scratch& scratch) {
-#if defined(NRL_ISA_avx512_bf16)
   if (p.a.dtype == DType::bf16 && p.b.dtype == DType::bf16)
-    return packed::multiply<bf16>(threads, p, scratch);
-#endif
-  packed::multiply<float>(threads, p, scratch);
+    packed::multiply<Bf16Kernel>(threads, p, scratch);
+  else
+    packed::multiply<packed::VectorKernel<float>>(threads, p, scratch);
 }
 
 bool packed_forward(Exec& exec, const LinearForward& a) {
@@ -224,16 +239,16 @@ void multiply_tile(Exec& exec, int64_t rows, int64_t columns, int64_t inner, pac
   Tensor out = make_tensor(c.data, DType::f32, {rows, columns});
   out.stride[0] = c.ld;
   Scratch scratch("linear", rest);
-  packed::multiply<float>(exec.threads,
-                          {.rows = rows,
-                           .columns = columns,
-                           .inner = inner,
-                           .a = a,
-                           .b = b,
-                           .c = out,
-                           .accumulate = accumulate,
-                           .bias = bias},
-                          scratch);
+  packed::multiply<packed::VectorKernel<float>>(exec.threads,
+                                                {.rows = rows,
+                                                 .columns = columns,
+                                                 .inner = inner,
+                                                 .a = a,
+                                                 .b = b,
+                                                 .c = out,
+                                                 .accumulate = accumulate,
+                                                 .bias = bias},
+                                                scratch);
 }
 packed::Operand operand(Matrix t, bool transposed = false) {
   return {t.data, DType::f32, t.ld, transposed};

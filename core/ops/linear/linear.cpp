@@ -201,9 +201,10 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
 namespace {
 
 /// Scratch bytes of the packed GEMMs of a layer whose operands have `element` bytes when packed.
-size_t packed_workspace(int64_t n, int64_t m, int64_t k, int64_t element, bool bf16_results, int threads) {
+size_t packed_workspace(int64_t n, int64_t m, int64_t k, int64_t element, bool bf16_results, int threads,
+                        const packed::TileSize& tile = packed::vector_tile) {
   const auto bytes = [&](int64_t rows, int64_t columns, int64_t inner, bool bf16_result) {
-    return packed::Blocks(rows, columns, inner, element, bf16_result).bytes(threads);
+    return packed::Blocks(rows, columns, inner, element, bf16_result, tile).bytes(threads);
   };
   return std::max({bytes(n, m, k, bf16_results), bytes(n, k, m, bf16_results), bytes(m, k, n, false)});
 }
@@ -220,8 +221,10 @@ size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype, in
     const size_t one_row = scratch_bytes(k) + scratch_bytes(columns);
     // One operand may be f32, as the gradient of a router's logits: then both are packed in f32.
     size_t bytes = std::max(one_row, packed_workspace(n, m, k, 4, true, threads));
-    if (products == Bf16Products::native)
-      bytes = std::max(bytes, packed_workspace(n, m, k, 2, true, threads));
+    if (multiplies_bf16(products))
+      bytes = std::max(
+          bytes, packed_workspace(n, m, k, 2, true, threads,
+                                  products == Bf16Products::amx ? packed::amx_tile : packed::vector_tile));
     return bytes + bias;
   }
   const size_t copies =

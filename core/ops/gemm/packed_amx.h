@@ -1,0 +1,133 @@
+#pragma once
+// The kernel of packed_avx512.h that multiplies bf16 on AMX tiles: 2 x 2 tiles of 16 x 16 f32 sums, to which
+// tdpbf16ps adds the products of 32 elements of the inner dimension. Panels of b are those of the vector
+// kernels: 16 of its words [word][column] are a tile. A tile of a is [row][word]: rows of a are copied, and
+// columns transposed. Rows and words are padded with zeros.
+//
+// An element of c is the sum over pieces of 32 elements of the inner dimension in their order.
+
+#include "core/ops/gemm/packed_avx512.h"
+
+namespace nrl::ops::NRL_ISA::packed {
+
+/// Words in a row of a tile, and its rows.
+inline constexpr int64_t tile_words = 16, tile_height = 16;
+static_assert(amx_tile.rows == 2 * tile_height && tile_columns == 2 * tile_words &&
+              amx_tile.row_unit == tile_height && amx_tile.word_unit == tile_words);
+
+/// The tiles [16 words][16 rows] from word `w` on of `height` rows of a, padded to whole tiles.
+NRL_INLINE void pack_tiles(const Part<bf16>& x, int64_t height, int64_t inner, int64_t w, float* tile) {
+  const int64_t words = (inner + 1) / 2;
+  for (int64_t o = 0; o < height; o += tile_height, tile += tile_height * tile_words) {
+    __m512i r[tile_height];
+    if (x.transposed) {
+      const __mmask16 valid = first(height - o);
+      const bf16* const from = x.data + 2 * w * x.ld + o;
+      for (int64_t row = 2 * words_ahead; row < 2 * (words_ahead + tile_words) && o == 0; ++row)
+        _mm_prefetch(from + row * x.ld, _MM_HINT_T0);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < tile_words; ++i)
+        r[i] = w + i < words ? load_outer<bf16>(from + 2 * i * x.ld, x.ld, valid, 2 * (w + i) + 1 < inner)
+                             : _mm512_setzero_si512();
+      transpose(r);
+    } else {
+      const bf16* const from = x.data + o * x.ld + 2 * w;
+      for (int64_t i = 0; i < std::min(tile_height, height - o); ++i)
+        _mm_prefetch(from + i * x.ld + bytes_ahead / 2, _MM_HINT_T0);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < tile_height; ++i)
+        r[i] = o + i < height ? load_words<bf16>(from + i * x.ld, inner - 2 * w) : _mm512_setzero_si512();
+    }
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < tile_height; ++i) _mm512_store_si512(tile + i * tile_words, r[i]);
+  }
+}
+
+/// `Tiles`: the operations of tiles_amx.h or of tiles_emulated.h.
+template <class Tiles>
+struct TileKernel {
+  using Element = bf16;
+  static constexpr TileSize size = amx_tile;
+  /// Its tiles belong to the thread as long as it multiplies.
+  struct Thread {
+    Thread() { Tiles::configure(); }
+    ~Thread() { Tiles::release(); }
+    Thread(const Thread&) = delete;
+    Thread& operator=(const Thread&) = delete;
+  };
+
+  /// Rows of a matrix are seldom whole tiles.
+  static constexpr bool in_place(const Product&) { return false; }
+
+  /// As pack_group(), in panels [16 words][padded rows][words].
+  static void pack(const Operand& a, int64_t row, const Tiling& tiling, int64_t from, int64_t to, int64_t k,
+                   int64_t inner, float* panels) {
+    const int64_t words = size.padded_words((inner + 1) / 2), origin = tiling.begin(from);
+    const auto pack_words = [&](int64_t i, int64_t w) {
+      pack_tiles(Part<bf16>(a, row + tiling.begin(i), k), tiling.height(i), inner, w,
+                 panels + (tiling.begin(i) - origin) * words + w * size.padded_rows(tiling.height(i)));
+    };
+    // Along the rows of the memory.
+    if (a.transposed)
+      for (int64_t w = 0; w < words; w += tile_words)
+        for (int64_t i = from; i < to; ++i) pack_words(i, w);
+    else
+      for (int64_t i = from; i < to; ++i)
+        for (int64_t w = 0; w < words; w += tile_words) pack_words(i, w);
+  }
+
+  static void multiply(int64_t height, bool, int64_t words, const std::byte* a, int64_t, const float* b,
+                       const Result& c, int64_t columns) {
+    const auto* const rows = reinterpret_cast<const float*>(a);
+    height > tile_height ? multiply<true>(height, words, rows, b, c, columns)
+                         : multiply<false>(height, words, rows, b, c, columns);
+  }
+
+ private:
+  /// Two tiles of rows, or one.
+  template <bool two>
+  static void multiply(int64_t height, int64_t words, const float* a, const float* b, const Result& c,
+                       int64_t columns) {
+    for (int64_t i = 0; i < height; ++i) {
+      if (c.f32) {
+        _mm_prefetch(c.f32 + i * c.ld, _MM_HINT_T0);
+        _mm_prefetch(c.f32 + i * c.ld + 16, _MM_HINT_T0);
+      } else {
+        _mm_prefetch(c.rounded + i * c.ld, _MM_HINT_T0);
+      }
+    }
+    Tiles::template zero<0>();
+    Tiles::template zero<1>();
+    Tiles::template zero<2>();
+    Tiles::template zero<3>();
+    constexpr int64_t a_tile = tile_height * tile_words;
+    for (int64_t w = 0; w < words; w += tile_words) {
+      Tiles::template load<4>(a, tile_words);
+      Tiles::template load<6>(b, tile_columns);
+      Tiles::template multiply_add<0, 4, 6>();
+      Tiles::template load<7>(b + tile_words, tile_columns);
+      Tiles::template multiply_add<1, 4, 7>();
+      if constexpr (two) {
+        Tiles::template load<5>(a + a_tile, tile_words);
+        Tiles::template multiply_add<2, 5, 6>();
+        Tiles::template multiply_add<3, 5, 7>();
+      }
+      a += two ? 2 * a_tile : a_tile;
+      b += tile_words * tile_columns;
+    }
+    alignas(64) float sums[size.rows][tile_columns];
+    Tiles::template store<0>(sums[0], tile_columns);
+    Tiles::template store<1>(sums[0] + tile_words, tile_columns);
+    if constexpr (two) {
+      Tiles::template store<2>(sums[tile_height], tile_columns);
+      Tiles::template store<3>(sums[tile_height] + tile_words, tile_columns);
+    }
+    const __mmask16 left = first(columns), right = first(columns - 16);
+    for (int64_t i = 0; i < height; ++i) {
+      finish(_mm512_load_ps(sums[i]), c, i, 0, left);
+      finish(_mm512_load_ps(sums[i] + 16), c, i, 16, right);
+    }
+  }
+};
+
+}  // namespace nrl::ops::NRL_ISA::packed
