@@ -69,7 +69,7 @@ precision::OptimizerFormats optimizer_formats(const OptimizerConfig& o) {
 }
 
 ops::Bf16Products products_for(const Config& config) {
-  return ops::cpu_kernels(isa_for(config.kernels)).bf16_products;
+  return ops::bf16_products(isa_for(config.kernels));
 }
 
 precision::Recipe recipe_of_precision(const Config& config, DeviceType device) {

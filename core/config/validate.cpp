@@ -520,7 +520,9 @@ Diagnostics validate_for_device(const ConfigResult& result, const DeviceFacts& f
     c.error("kernels.isa",
             fmt::format("kernels.isa: {} is not supported by the processor of every rank",
                         name_of(config.kernels.isa)),
-            "", {fmt::format("the best that all support is {}; use it or auto", name_of(facts.best_isa))});
+            "",
+            {fmt::format("the best that all support is {}; use it or auto, or see nrl-train doctor",
+                         name_of(facts.best_isa))});
   for (Diagnostic& d : out) d.exit = Exit::unavailable;
   if (config.policy.precision == Precision::fastest && config.kernels.isa == IsaChoice::automatic &&
       !facts.gpu && facts.bf16_differs)

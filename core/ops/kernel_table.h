@@ -121,6 +121,14 @@ bool noted(Exec& exec, Kernel kernel, const Arguments& a) {
 /// The CPU's kernels for an instruction set (which the processor must have).
 const KernelTable& cpu_kernels(cpu::Isa isa);
 
+/// Their bf16_products, also where the processor does not have them: a plan is made on any machine.
+constexpr Bf16Products bf16_products(cpu::Isa isa) {
+  return isa == cpu::Isa::avx512_amx    ? Bf16Products::amx
+         : isa == cpu::Isa::avx512_bf16 ? Bf16Products::native
+         : isa == cpu::Isa::avx512      ? Bf16Products::packed
+                                        : Bf16Products::upcast;
+}
+
 /// The GPU's kernels (tables of core/ops/<op>/cuda.cu): on CUDA, and the same files compiled for the
 /// simulated device, which tests link. Without CUDA in the build cuda_kernels() is Exit::unavailable.
 const KernelTable& cuda_kernels();

@@ -206,6 +206,13 @@ TEST_CASE("dispatch functions refuse arguments that the kernels do not support")
   CHECK(refuses([&] { convert(exec, {.x = f32(0, {8}), .out = f32(1, {8})}); }, "convert"));
 }
 
+TEST_CASE("how kernels multiply bf16 is known without them") {
+  using enum cpu::Isa;
+  for (cpu::Isa isa : {baseline, avx2, avx512, avx512_bf16, avx512_amx})
+    if (isa <= cpu::best_isa()) CHECK(cpu_kernels(isa).bf16_products == bf16_products(isa));
+  CHECK(bf16_products(avx512_amx) == Bf16Products::amx);
+}
+
 TEST_CASE("an instruction set that the processor lacks is refused") {
   if (cpu::best_isa() == cpu::Isa::avx512_amx) return;
   CHECK(refuses([] { cpu_kernels(cpu::Isa::avx512_amx); }, "avx512_amx"));
