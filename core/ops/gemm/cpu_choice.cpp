@@ -88,6 +88,8 @@ cpu::Isa fastest_isa(cpu::Isa usable, double bf16_rate, double amx_rate) {
 const CpuChoice& cpu_choice() {
   static const CpuChoice chosen = [] {
     CpuChoice choice{.usable = cpu::best_isa(), .amx_problem = cpu::amx().problem};
+    if (cpu::amx().present && choice.amx_problem.empty() && choice.usable < cpu::Isa::avx512_amx)
+      choice.amx_problem = "its kernels need AVX512_BF16, too";
     if (choice.usable == cpu::Isa::avx512_amx && !fma_probe(choice.usable).exact()) {
       choice.usable = cpu::Isa::avx512_bf16;
       choice.amx_problem = "it multiplies small integers wrongly";
