@@ -26,8 +26,7 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
   const Config& c = config.config;
   if (!gpu && train::choose_device(c.device).type == DeviceType::cuda)
     fail(Exit::usage, "--search: the GPU is not known. Fix: add --device h200, h100, b200 or a100");
-  const std::vector<ClusterNode> nodes = plan::configured_nodes(c, args.world);
-  const int local = nodes.empty() ? args.world : nodes.front().ranks;
+  const int local = plan::local_sizes(c, args.world).front();
   const int threads = train::threads_for(c.kernels, local);
   const search::DryDevice device(gpu ? *gpu : plan::measure_cpu_model(local, threads), c.kernels.tf32,
                                  threads);

@@ -63,6 +63,13 @@ std::vector<ClusterNode> configured_nodes(const Config& config, int world) {
   return ordered;
 }
 
+std::vector<int> local_sizes(const Config& config, int world) {
+  std::vector<int> sizes;
+  for (const ClusterNode& node : configured_nodes(config, world))
+    sizes.insert(sizes.end(), static_cast<size_t>(node.ranks), node.ranks);
+  return sizes.empty() ? std::vector<int>(static_cast<size_t>(world), world) : sizes;
+}
+
 Diagnostics check_nodes(const ConfigResult& result, std::span<const ClusterNode> nodes, DeviceType device) {
   Diagnostics out;
   if (nodes.size() < 2) return out;

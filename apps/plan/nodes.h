@@ -19,6 +19,10 @@ std::vector<int> node_order(const Config& config, std::span<const ClusterNode> n
 /// say. The configuration must have passed validate_for_world().
 std::vector<ClusterNode> configured_nodes(const Config& config, int world);
 
+/// The number of ranks on the node of every rank, itself included: of configured_nodes(); all of them if the
+/// section does not say.
+std::vector<int> local_sizes(const Config& config, int world);
+
 /// How the groups of the grid lie on the nodes, in the order of the ranks. A tensor-parallel group on several
 /// nodes (of several NVLink domains, cluster.segment_size) is an error on GPUs and a warning on CPUs, since
 /// every layer would wait for the network; an expert group on several domains is an error. Other groups that

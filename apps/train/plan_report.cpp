@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <tuple>
 
 #include <spdlog/fmt/fmt.h>
 
 #include "apps/plan/host_memory.h"
+#include "apps/plan/nodes.h"
 #include "apps/plan/pipeline.h"
 #include "apps/plan/run_plan.h"
 #include "apps/train/model_source.h"
@@ -23,6 +25,7 @@ namespace {
 /// Ranks that need the same memory in every category.
 struct EqualRanks {
   std::vector<int> ranks;
+  int threads = 1;                      ///< of a rank
   std::unique_ptr<plan::RunPlan> plan;  ///< of the first of these ranks
 };
 
@@ -47,11 +50,8 @@ Bytes parameter_bytes(const Config& config, const model::ModelSpec& spec, const 
   return bytes_of(memory);
 }
 
-// On a CPU they share its memory. All are on this machine unless the configuration has several nodes.
-int ranks_per_node(const Config& config, int world) {
-  const auto nodes = static_cast<int>(config.cluster.num_nodes.value_or(1));
-  return (world + nodes - 1) / nodes;
-}
+/// What the memory of a rank depends on.
+using Need = std::tuple<int, int, Bytes>;  // pipeline stage, threads, bytes of the parameters
 
 // Sorted by total memory, the largest first. Ranks that differ only in their data have equal plans, except
 // that shards of parameters have ends of different sizes: of the first `most_shards` ranks each counts, so
@@ -60,36 +60,41 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
   const Config& c = result.config;
   const model::ModelSpec spec = load_model_spec(result);
   const BatchPlan batch = resolve_batch(c, world);
-  const int threads = threads_for(c.kernels, 1);
+  const std::vector<int> local = plan::local_sizes(c, world);
+  const int most_local = *std::max_element(local.begin(), local.end());
   const precision::Recipe recipe = plan::recipe_for(c, device.type, spec.layers);
   constexpr size_t most_shards = 64;
   const bool shards = c.distributed.shard_strategy != ShardStrategy::ddp;
-  std::map<std::pair<int, int>, std::vector<int>> by_part;  // of the model: tp and pp coordinates
+  std::map<std::tuple<int, int, int>, std::vector<int>> by_part;  // of the model: tp, pp; ranks on the node
   const parallel::RankGrid grid(plan::grid_position(c, world, 0).sizes);
   for (int rank = 0; rank < world; ++rank) {
     const parallel::GridPoint at = grid.coordinates(rank);
-    by_part[{at.tp, at.pp}].push_back(rank);
+    by_part[{at.tp, at.pp, local[static_cast<size_t>(rank)]}].push_back(rank);
   }
-  std::map<std::pair<int, Bytes>, std::vector<int>> by_need;  // of a stage: bytes of the parameters
+  std::map<Need, std::vector<int>> by_need;
   for (const auto& [part, ranks] : by_part) {
+    const auto& [tp, stage, ranks_on_node] = part;
     std::vector<int>* equal = nullptr;
     for (size_t i = 0; i < ranks.size(); ++i) {
       if (i == 0 || (shards && i < most_shards)) {
         const plan::GridPosition position = plan::grid_position(c, world, ranks[i]);
-        equal = &by_need[{part.second, parameter_bytes(c, spec, position, recipe)}];
+        equal = &by_need[{stage, threads_for(c.kernels, ranks_on_node),
+                          parameter_bytes(c, spec, position, recipe)}];
       }
       equal->push_back(ranks[i]);
     }
   }
   std::map<Bytes, EqualRanks> by_bytes;
   for (const auto& [need, ranks] : by_need) {
-    const int first = *std::min_element(ranks.begin(), ranks.end());
+    const int first = *std::min_element(ranks.begin(), ranks.end()), threads = std::get<1>(need);
     auto plan =
         plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type, threads, false,
-                            memory_for_rank(c.kernels, device.type, device.memory, ranks_per_node(c, world)));
+                            memory_for_rank(c.kernels, device.type, device.memory, most_local));
     EqualRanks& equal = by_bytes[bytes_of(plan->memory)];
     equal.ranks.insert(equal.ranks.end(), ranks.begin(), ranks.end());
-    if (!equal.plan) equal.plan = std::move(plan);
+    if (equal.plan) continue;
+    equal.threads = threads;
+    equal.plan = std::move(plan);
   }
   std::vector<EqualRanks> out;
   for (auto& [bytes, equal] : by_bytes) {
@@ -165,9 +170,8 @@ void print_offloaded(const plan::RunPlan& plan) {
 
 // The process around the planned memory.
 void print_host(const Config& config, const plan::RunPlan& plan, const plan::GridPosition& position,
-                const data::DatasetMemory& order) {
+                int threads, const data::DatasetMemory& order) {
   const bool on_host = plan.device == DeviceType::cpu;
-  const int threads = threads_for(config.kernels, 1);
   data::DocumentRules rules;
   rules.reset_position_ids = config.data.reset_position_ids;
   rules.reset_attention_mask = config.data.reset_attention_mask;
@@ -203,7 +207,8 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
             training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
   if (const std::string experts = model::experts_text(plan.spec); !experts.empty())
     log::info("experts  {}", experts);
-  log::info("device   {}, weights and activations in {}", device == DeviceType::cuda ? "cuda" : "cpu",
+  log::info("device   {}, {} per rank, weights and activations in {}",
+            device == DeviceType::cuda ? "cuda" : "cpu", counted(ranks.front().threads, "thread"),
             name_of(plan.recipe.activations()));
   print_grid(c, plan, plan::grid_position(c, world, ranks.front().ranks.front()));
   if (const std::string line = plan::pipeline_line(c, plan.spec.layers, batch.accumulation); !line.empty())
@@ -253,7 +258,8 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
     log::info("  {}: {} less", rank_list(ranks[i].ranks), human_bytes(static_cast<uint64_t>(less)));
   }
   if (ranks.size() > shown) log::info("  {} more kinds of ranks need less", ranks.size() - shown);
-  print_host(c, plan, plan::grid_position(c, world, ranks.front().ranks.front()), order);
+  print_host(c, plan, plan::grid_position(c, world, ranks.front().ranks.front()), ranks.front().threads,
+             order);
   if (unknown.empty())
     log::info("data     sample order {}, file index {} ({}); peak {} while the order is built",
               human_bytes(static_cast<uint64_t>(order.order)),

@@ -63,6 +63,22 @@ case $case_name in
     expect 78 run 2 parts.yaml distributed.shard_strategy=hsdp distributed.dp_replicate_size=2
     grep -q 'into slices of 2 or more' err.txt || fail "no reason in $(cat err.txt)"
     ;;
+  # What the plan of another process knows of the ranks of a run.
+  planned)
+    corpus
+    config threads
+    as_planned 1 threads kernels.num_threads=auto
+    as_planned 2 threads kernels.num_threads=auto checkpointing.resume=never
+    grep -q '^device .* [0-9]* threads\? per rank' out.txt || fail "no threads: $(cat out.txt)"
+    ranks=$(sed -nE 's/^device .* ([0-9]+) threads? per rank.*/\1/p' out.txt)
+    expect 0 run 1 plan threads.yaml --world 2 kernels.num_threads=auto
+    grep -q "^device   cpu, $ranks threads\? per rank" out.txt || fail "not the $ranks threads of a rank: $(cat out.txt)"
+    # On nodes of their own ranks have all threads.
+    expect 0 run 1 plan threads.yaml kernels.num_threads=auto
+    grep '^device' out.txt >one.txt
+    expect 0 run 1 plan threads.yaml --world 2 kernels.num_threads=auto cluster.gpus_per_node=1
+    grep -qxf one.txt out.txt || fail "not $(cat one.txt): $(cat out.txt)"
+    ;;
   gathers)
     corpus
     for ranks in 2 4; do

@@ -55,6 +55,14 @@ TEST_CASE("a tensor-parallel group on several nodes is refused on GPUs", "[plan]
                  "NVLink domain node0+node1 has 12 ranks"));
 }
 
+TEST_CASE("ranks share the nodes of the configuration", "[plan]") {
+  CHECK(plan::local_sizes(config_of({}).config, 4) == std::vector{4, 4, 4, 4});
+  CHECK(plan::local_sizes(config_of({}, {"cluster.gpus_per_node=2"}).config, 4) == std::vector{2, 2, 2, 2});
+  CHECK(plan::local_sizes(config_of({}, {"cluster.num_nodes=4"}).config, 4) == std::vector{1, 1, 1, 1});
+  CHECK(plan::local_sizes(config_of({}, {"cluster.gpus_per_node=[1,3]"}).config, 4) ==
+        std::vector{1, 3, 3, 3});
+}
+
 TEST_CASE("expert groups stay inside NVLink domains", "[plan]") {
   const ConfigResult result = config_of({.ep = 8}, {"cluster.segment_size=2"});
   CHECK(complaints(result, {4, 4, 4, 4}, DeviceType::cuda, Exit::ok).empty());
