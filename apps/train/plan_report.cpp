@@ -37,9 +37,18 @@ Bytes bytes_of(const memory::MemoryPlan& memory) {
   return bytes;
 }
 
-// Bytes of the parameter groups of a rank; all other buffers are the same on all ranks of a pipeline stage.
-Bytes parameter_bytes(const Config& config, const model::ModelSpec& spec, const plan::GridPosition& position,
-                      const precision::Recipe& recipe) {
+/// What the memory of a rank depends on.
+struct Need {
+  int stage = 0, threads = 1;
+  /// Of the parameters, in their order. They differ where the vocabulary is not a multiple of the
+  /// tensor-parallel ranks, and buffers beside the parameters differ with them.
+  std::vector<int64_t> elements;
+  Bytes groups;  ///< of the parameter groups
+  auto operator<=>(const Need&) const = default;
+};
+
+Need need_of(const Config& config, const model::ModelSpec& spec, const plan::GridPosition& position,
+             const precision::Recipe& recipe, int threads) {
   memory::MemoryPlan memory;
   model::ParameterList parameters = model::make_parameters(spec, plan::model_layout(config, spec, position));
   model::keep_in_fp8(recipe, parameters);
@@ -47,11 +56,10 @@ Bytes parameter_bytes(const Config& config, const model::ModelSpec& spec, const 
       parameters,
       [&](const std::string& group) { return plan::group_options(config, position, recipe, group); }, memory);
   memory.solve();
-  return bytes_of(memory);
+  Need need{.stage = position.at.pp, .threads = threads, .elements = {}, .groups = bytes_of(memory)};
+  for (const model::Parameter& p : parameters.all) need.elements.push_back(p.numel());
+  return need;
 }
-
-/// What the memory of a rank depends on.
-using Need = std::tuple<int, int, Bytes>;  // pipeline stage, threads, bytes of the parameters
 
 // Sorted by total memory, the largest first. Ranks that differ only in their data have equal plans, except
 // that shards of parameters have ends of different sizes: of the first `most_shards` ranks each counts, so
@@ -73,20 +81,19 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
   }
   std::map<Need, std::vector<int>> by_need;
   for (const auto& [part, ranks] : by_part) {
-    const auto& [tp, stage, ranks_on_node] = part;
+    const int threads = threads_for(c.kernels, std::get<2>(part));
     std::vector<int>* equal = nullptr;
     for (size_t i = 0; i < ranks.size(); ++i) {
       if (i == 0 || (shards && i < most_shards)) {
         const plan::GridPosition position = plan::grid_position(c, world, ranks[i]);
-        equal = &by_need[{stage, threads_for(c.kernels, ranks_on_node),
-                          parameter_bytes(c, spec, position, recipe)}];
+        equal = &by_need[need_of(c, spec, position, recipe, threads)];
       }
       equal->push_back(ranks[i]);
     }
   }
   std::map<Bytes, EqualRanks> by_bytes;
   for (const auto& [need, ranks] : by_need) {
-    const int first = *std::min_element(ranks.begin(), ranks.end()), threads = std::get<1>(need);
+    const int first = *std::min_element(ranks.begin(), ranks.end()), threads = need.threads;
     auto plan =
         plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type, threads, false,
                             memory_for_rank(c.kernels, device.type, device.memory, most_local));

@@ -73,6 +73,12 @@ case $case_name in
     ranks=$(sed -nE 's/^device .* ([0-9]+) threads? per rank.*/\1/p' out.txt)
     expect 0 run 1 plan threads.yaml --world 2 kernels.num_threads=auto
     grep -q "^device   cpu, $ranks threads\? per rank" out.txt || fail "not the $ranks threads of a rank: $(cat out.txt)"
+    # Ranks have slices of 257 and 256 rows of the vocabulary.
+    config vocabulary
+    for strategy in ddp optim; do
+      as_planned 4 vocabulary policy.model.vocab_size=513 distributed.tensor_parallel_size=2 \
+        distributed.sequence_parallel=false distributed.shard_strategy=$strategy checkpointing.resume=never
+    done
     # On nodes of their own ranks have all threads.
     expect 0 run 1 plan threads.yaml kernels.num_threads=auto
     grep '^device' out.txt >one.txt
