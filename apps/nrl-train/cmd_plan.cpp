@@ -38,8 +38,8 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
                               .capacity = c.memory.max_memory * device.model().memory},
                              device);
   log::info("model    {} parameters, sequences of {} tokens, {} per step",
-            grouped(static_cast<int64_t>(model::approximate_parameters(spec))),
-            c.policy.max_total_sequence_length, c.policy.train_global_batch_size);
+            grouped(model::make_parameters(spec).total()), c.policy.max_total_sequence_length,
+            c.policy.train_global_batch_size);
   const std::string ranks =
       gpu ? counted(args.world, fmt::format("{} GPU", gpu->product).c_str())
           : fmt::format("{} of {} on this CPU", counted(args.world, "rank"), counted(threads, "thread"));
@@ -74,6 +74,8 @@ int run_plan(const PlanArgs& args) {
   if (args.device != "auto") overrides.push_back("device=" + (named ? std::string("cuda") : args.device));
   ConfigResult result = load_config(args.config.path, overrides);
   const bool layouts = args.search > 0;
+  if (layouts && args.buffers)
+    fail(Exit::usage, "--buffers has no effect with --search, which plans many layouts. Fix: leave one out");
   train::check_run(result, {.world = layouts ? 0 : args.world, .files = false, .memory = false});
   if (gpu && result.ok()) result.add(plan::check_fp8(result, train::load_model_spec(result), *gpu));
   if (layouts) return result.ok() ? search(args, overrides, result, gpu) : report(result);

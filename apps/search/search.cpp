@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
+#include <set>
 
 #include "apps/plan/nodes.h"
 #include "apps/plan/recompute.h"
@@ -65,37 +67,60 @@ std::string Layout::name(int world) const {
                      recompute.empty() || recompute == "none" ? "" : "  recompute " + recompute);
 }
 
-std::vector<std::string> Layout::keys() const {
+namespace {
+
+// The keys that a layout sets.
+std::vector<std::string> settings(const Layout& l) {
   std::vector<std::string> out;
   const auto set = [&](const char* key, const auto& value) {
     out.push_back(fmt::format("{}={}", key, value));
   };
-  set("distributed.tensor_parallel_size", tp);
-  set("distributed.pipeline_parallel_size", pp);
-  if (cp > 1) set("distributed.context_parallel_size", cp);
-  if (ep > 1) set("distributed.expert_parallel_size", ep);
-  if (schedule != "auto") set("distributed.pipeline_schedule", schedule);
-  if (chunks > 1) set("distributed.virtual_pipeline_size", chunks);
-  set("distributed.shard_strategy", strategy);
-  set("policy.train_micro_batch_size", micro);
-  if (!recompute.empty()) set("policy.recompute.granularity", recompute);
+  set("distributed.tensor_parallel_size", l.tp);
+  set("distributed.pipeline_parallel_size", l.pp);
+  if (l.cp > 1) set("distributed.context_parallel_size", l.cp);
+  if (l.ep > 1) set("distributed.expert_parallel_size", l.ep);
+  if (l.schedule != "auto") set("distributed.pipeline_schedule", l.schedule);
+  if (l.chunks > 1) set("distributed.virtual_pipeline_size", l.chunks);
+  set("distributed.shard_strategy", l.strategy);
+  set("policy.train_micro_batch_size", l.micro);
+  if (!l.recompute.empty()) set("policy.recompute.granularity", l.recompute);
+  return out;
+}
+
+// Undo what is configured for another layout.
+constexpr const char* resets[] = {"distributed.context_parallel_size=1",
+                                  "distributed.expert_parallel_size=1",
+                                  "distributed.pipeline_schedule=auto",
+                                  "distributed.virtual_pipeline_size=null",
+                                  "distributed.data_parallel_size=auto",
+                                  "distributed.dp_replicate_size=1",
+                                  "distributed.pipeline_layout=null",
+                                  "distributed.num_layers_in_first_pipeline_stage=null",
+                                  "distributed.num_layers_in_last_pipeline_stage=null",
+                                  "distributed.microbatch_group_size_per_vp_stage=null",
+                                  "distributed.hierarchical_context_parallel_sizes=null",
+                                  "policy.gradient_accumulation_steps=null"};
+
+std::string key_of(std::string_view setting) {
+  return std::string(setting.substr(0, setting.find('=')));
+}
+
+}  // namespace
+
+std::vector<std::string> Layout::keys(const Config& given, const Config& config) const {
+  std::vector<std::string> out = settings(*this);
+  std::set<std::string> set;
+  for (const std::string& setting : out) set.insert(key_of(setting));
+  for (const char* reset : resets)
+    if (const std::string key = key_of(reset);
+        !set.contains(key) && value_text(given, key) != value_text(config, key))
+      out.emplace_back(reset);
   return out;
 }
 
 std::vector<std::string> Layout::overrides() const {
-  std::vector<std::string> out{"distributed.context_parallel_size=1",
-                               "distributed.expert_parallel_size=1",
-                               "distributed.pipeline_schedule=auto",
-                               "distributed.virtual_pipeline_size=null",
-                               "distributed.data_parallel_size=auto",
-                               "distributed.dp_replicate_size=1",
-                               "distributed.pipeline_layout=null",
-                               "distributed.num_layers_in_first_pipeline_stage=null",
-                               "distributed.num_layers_in_last_pipeline_stage=null",
-                               "distributed.microbatch_group_size_per_vp_stage=null",
-                               "distributed.hierarchical_context_parallel_sizes=null",
-                               "policy.gradient_accumulation_steps=null"};
-  for (std::string& key : keys()) out.push_back(std::move(key));
+  std::vector<std::string> out(std::begin(resets), std::end(resets));
+  for (std::string& setting : settings(*this)) out.push_back(std::move(setting));
   return out;
 }
 
@@ -117,7 +142,7 @@ Result search_layouts(const Request& request, const DryDevice& device) {
     if (!config.ok()) return false;
     ++out.tried;
     StagePlans plans = plan_stages(config, request.world, device, request.capacity);
-    Found found{.layout = layout, .memory = plans.memory()};
+    Found found{.layout = layout, .keys = layout.keys(given.config, config.config), .memory = plans.memory()};
     if (static_cast<double>(found.memory) > request.capacity) {
       ++out.too_large;
       out.least_memory = std::min(out.least_memory, found.memory);
@@ -166,7 +191,7 @@ std::string table(const Result& result, const DryDevice& device, int world, doub
                         share(f.estimate.compute), share(f.estimate.layers), share(f.estimate.pipeline),
                         share(f.estimate.data));
   }
-  text += "use      " + fmt::format("{}", fmt::join(result.found.front().layout.keys(), " "));
+  text += "use      " + fmt::format("{}", fmt::join(result.found.front().keys, " "));
   return text;
 }
 

@@ -23,14 +23,16 @@ struct Layout {
   std::string name(int world) const;
   /// "key=value" of all of these, and of keys that only suit the configured layout.
   std::vector<std::string> overrides() const;
-  /// The keys to write into a configuration: those of overrides() that matter for this layout.
-  std::vector<std::string> keys() const;
+  /// The keys to add to the configuration `given`: those of overrides() that this layout needs, or that
+  /// `given` has otherwise than `config`, which is `given` with overrides().
+  std::vector<std::string> keys(const Config& given, const Config& config) const;
 };
 
 struct Found {
   Layout layout;
-  int64_t memory = 0;  ///< bytes of the rank that needs most
-  int64_t tokens = 0;  ///< of a step
+  std::vector<std::string> keys = {};  ///< Layout::keys()
+  int64_t memory = 0;                  ///< bytes of the rank that needs most
+  int64_t tokens = 0;                  ///< of a step
   StepEstimate estimate = {};
 };
 

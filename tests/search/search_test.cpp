@@ -132,7 +132,7 @@ TEST_CASE("The search returns valid layouts, fastest first", "[search]") {
     CHECK(f.layout.recompute == "none");  // everything fits
     if (i > 0) CHECK(f.estimate.step >= result.found[i - 1].estimate.step);
     // The keys to copy stand for all overrides.
-    const ConfigResult config = load_config_text(model_yaml, "model.yaml", f.layout.keys());
+    const ConfigResult config = load_config_text(model_yaml, "model.yaml", f.keys);
     REQUIRE(config.ok());
     CHECK(validate_for_world(config, 4).empty());
   }
@@ -179,10 +179,38 @@ TEST_CASE("The search recomputes and shards only what does not fit otherwise", "
 TEST_CASE("The search keeps what is configured", "[search]") {
   for (const Found& f : searched(2, 70e9, {"policy.recompute.granularity=selective"}).found) {
     CHECK(f.layout.recompute.empty());
-    for (const std::string& key : f.layout.keys()) CHECK(key.find("recompute") == std::string::npos);
+    for (const std::string& key : f.keys) CHECK(key.find("recompute") == std::string::npos);
   }
   // A layout that is configured does not stay: other grids need other keys.
   const Result result =
       searched(2, 70e9, {"distributed.pipeline_parallel_size=2", "distributed.pipeline_layout=[5,3]"});
   CHECK(result.found.size() == searched(2, 70e9).found.size());
+}
+
+TEST_CASE("The keys of a layout, added to any configuration, give it", "[search]") {
+  const std::string few = "policy.model.num_hidden_layers=4";
+  for (std::vector<std::string> given : std::vector<std::vector<std::string>>{
+           {"distributed.context_parallel_size=2"},
+           {"distributed.pipeline_parallel_size=2", "distributed.pipeline_schedule=zb_h1"},
+           {"distributed.pipeline_parallel_size=2", "distributed.virtual_pipeline_size=2"},
+           {"distributed.pipeline_parallel_size=2", "distributed.pipeline_layout=[1,3]"},
+           {"distributed.pipeline_parallel_size=2", "distributed.num_layers_in_first_pipeline_stage=1"},
+           {"distributed.shard_strategy=hsdp", "distributed.dp_replicate_size=2"},
+           {"distributed.data_parallel_size=4", "policy.gradient_accumulation_steps=2"}}) {
+    given.push_back(few);
+    for (const Found& f : searched(4, 70e9, given).found) {
+      std::vector<std::string> all = given, whole = given;
+      all.insert(all.end(), f.keys.begin(), f.keys.end());
+      for (std::string& key : f.layout.overrides()) whole.push_back(std::move(key));
+      INFO(fmt::format("{}", fmt::join(all, " ")));
+      const ConfigResult used = load_config_text(model_yaml, "model.yaml", all),
+                         wanted = load_config_text(model_yaml, "model.yaml", whole);
+      REQUIRE(used.ok());
+      CHECK(validate_for_world(used, 4).empty());
+      for (const std::string& setting : f.layout.overrides()) {
+        const std::string key = setting.substr(0, setting.find('='));
+        CHECK(value_text(used.config, key) == value_text(wanted.config, key));
+      }
+    }
+  }
 }
