@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs small training runs of 26 configurations and compares what `nrl-train plan` prints with what the runs used: the
+# Runs small training runs of 27 configurations and compares what `nrl-train plan` prints with what the runs used: the
 # arena of every rank to the byte, and the peak resident memory of the process within 5 %. Exits with 1 if one differs.
 # usage: scripts/check-memory.sh [BINARY [NAME]...]      default: all configurations
 set -euo pipefail
@@ -90,6 +90,7 @@ check gradients 2 "$llama" distributed.shard_strategy=optim_grads
 check parameters 2 "$llama" distributed.shard_strategy=optim_grads_params
 check parameters_4 4 "$llama" distributed.shard_strategy=optim_grads_params policy.train_micro_batch_size=1
 check tensor 2 "$llama" distributed.tensor_parallel_size=2
+check vocabulary 2 "${llama/4096/4097}" distributed.tensor_parallel_size=2
 check context 2 "$llama" distributed.context_parallel_size=2 policy.max_total_sequence_length=512 policy.train_micro_batch_size=2
 check pipeline 2 "$llama" distributed.pipeline_parallel_size=2 policy.train_micro_batch_size=2
 check expert_ranks 2 "$experts" distributed.expert_parallel_size=2

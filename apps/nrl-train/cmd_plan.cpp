@@ -1,5 +1,6 @@
 // nrl-train plan: prints batch arithmetic and memory of a run without running it, or searches layouts.
 
+#include <algorithm>
 #include <cstdio>
 
 #include "apps/nrl-train/commands.h"
@@ -83,9 +84,17 @@ int run_plan(const PlanArgs& args) {
   train::DeviceChoice device = train::choose_device(result.config.device);
   if (gpu) device.memory = gpu->properties().memory;
   result.add(plan::check_nodes(result, plan::configured_nodes(result.config, args.world), device.type));
-  if (const int code = report(result)) return code;
+  if (!result.ok()) return report(result);
+  if (train::knows_memory(result.config, args.world, device)) {
+    const std::vector<int> local = plan::local_sizes(result.config, args.world);
+    train::fit_memory(result, train::load_model_spec(result),
+                      {.world = args.world,
+                       .local = *std::max_element(local.begin(), local.end()),
+                       .gpu_memory = device.memory});
+  }
+  const int code = report(result);  // a run that is too large is shown as well
   train::print_plan(result, args.world, device, args.buffers);
-  return 0;
+  return code;
 }
 
 }  // namespace nrl::app

@@ -63,17 +63,23 @@ Overrides operator+(Overrides a, const Overrides& b) {
 
 }  // namespace
 
+plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
+                                 int world, DeviceType device, int threads, size_t memory) {
+  plan::CategoryBytes most = {};
+  for (const int rank : typical_ranks(config, world)) {
+    const plan::CategoryBytes need = plan::planned_memory(
+        config, *plan::make_run_plan(config, spec, batch, plan::grid_position(config, world, rank), device,
+                                     threads, false, memory));
+    if (plan::total(need) > plan::total(most)) most = need;
+  }
+  return most;
+}
+
 double needed_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch, int world,
                      DeviceType device, int threads, double limit, size_t memory) {
   const double least = plan::total(plan::minimum_memory(config, spec, batch, device));
   if (least > limit) return least;
-  double most = 0;
-  for (const int rank : typical_ranks(config, world))
-    most = std::max(
-        most, plan::total(plan::planned_memory(
-                  config, *plan::make_run_plan(config, spec, batch, plan::grid_position(config, world, rank),
-                                               device, threads, false, memory))));
-  return most;
+  return plan::total(largest_need(config, spec, batch, world, device, threads, memory));
 }
 
 std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int world,

@@ -11,9 +11,12 @@
 
 namespace nrl::train {
 
-/// The bytes that the largest rank of `config` needs (plan::planned_memory), from a plan of a rank of every
-/// pipeline stage; or more than `limit`, without a plan, if even plan::minimum_memory is larger.
-/// `memory`: as for plan::make_run_plan().
+/// What the rank of `config` that needs most needs (plan::planned_memory), from a plan of a rank of the
+/// first, the second and the last pipeline stage. `memory`: as for plan::make_run_plan().
+plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
+                                 int world, DeviceType device, int threads, size_t memory = 0);
+
+/// The bytes of largest_need(); or more than `limit`, without a plan, if even plan::minimum_memory is larger.
 double needed_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch, int world,
                      DeviceType device, int threads, double limit, size_t memory = 0);
 

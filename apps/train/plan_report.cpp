@@ -11,6 +11,7 @@
 #include "apps/plan/nodes.h"
 #include "apps/plan/pipeline.h"
 #include "apps/plan/run_plan.h"
+#include "apps/train/memory_fit.h"
 #include "apps/train/model_source.h"
 #include "apps/train/placement.h"
 #include "apps/train/plan_grid.h"
@@ -203,6 +204,11 @@ void print_host(const Config& config, const plan::RunPlan& plan, const plan::Gri
 
 }  // namespace
 
+bool knows_memory(const Config& config, int world, const DeviceChoice& device) {
+  if (device.type == DeviceType::cuda) return device.memory > 0;
+  return plan::configured_nodes(config, world).size() <= 1;
+}
+
 void print_plan(const ConfigResult& result, int world, const DeviceChoice& choice, bool buffers) {
   const Config& c = result.config;
   const DeviceType device = choice.type;
@@ -222,6 +228,11 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
     log::info("pipeline {}", line);
   log::info("batch    {} sequences = {} micro x {} accumulate x {} dp = {} tokens per step", batch.global,
             batch.micro, batch.accumulation, batch.data_parallel, grouped(batch.tokens_per_step));
+  if (const bool chosen = chooses_microbatch(c);
+      !knows_memory(c, world, choice) && (chosen || c.memory.on_oom == OnOom::reduce_batch))
+    log::info(
+        "         a run takes a smaller microbatch if this does not fit into its memory, unknown here ({})",
+        chosen ? "policy.train_micro_batch_size: auto" : "memory.on_oom: reduce_batch");
   size_t buckets = 0;
   int64_t elements = 0;
   for (const plan::ParamGroup& group : plan.groups) {

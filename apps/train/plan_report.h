@@ -6,9 +6,13 @@
 
 namespace nrl::train {
 
+/// Whether plan and run know the same memory, so that they take the same microbatch: that of the GPU, or of
+/// CPU ranks on this machine alone.
+bool knows_memory(const Config& config, int world, const DeviceChoice& device);
+
 /// Prints batch arithmetic, grid and memory of a run on `world` ranks, for which the configuration must have
-/// passed all checks. If ranks need different amounts of memory, the table is for those that need most.
-/// `device`: to plan for; a GPU need not be there. `buffers`: also list every buffer.
+/// passed all checks but that of the memory. If ranks need different amounts of memory, the table is for
+/// those that need most. `device`: to plan for; a GPU need not be there. `buffers`: also list every buffer.
 void print_plan(const ConfigResult& result, int world, const DeviceChoice& device, bool buffers);
 
 }  // namespace nrl::train

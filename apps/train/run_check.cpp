@@ -409,7 +409,7 @@ bool reduce_batch(ConfigResult& result, const model::ModelSpec& spec, const RunS
   const BatchPlan before = resolve_batch(result.config, setting.world);
   const auto need_of = [&](const Config& config, const BatchPlan& batch) {
     return needed_memory(config, spec, batch, setting.world, device, threads, limit,
-                         memory_for_rank(config.kernels, device, 0, setting.local));
+                         memory_for_rank(config.kernels, device, setting.gpu_memory, setting.local));
   };
   for (auto batch = smaller_microbatch(before); batch; batch = smaller_microbatch(*batch)) {
     Config smaller = result.config;
@@ -431,21 +431,24 @@ bool reduce_batch(ConfigResult& result, const model::ModelSpec& spec, const RunS
   return false;
 }
 
-// Makes the plan, so the configuration must have no other problems.
-void check_memory(ConfigResult& result, const model::ModelSpec& spec, const RunSetting& setting) {
+}  // namespace
+
+void fit_memory(ConfigResult& result, const model::ModelSpec& spec, const RunSetting& setting) {
   const Config& c = result.config;
   const BatchPlan batch = resolve_batch(c, setting.world);
   const DeviceType device = choose_device(c.device).type;
   const int threads = threads_for(c.kernels, setting.local);
-  // The memory of a GPU is unknown until it is open; 1 PiB is more than any machine has.
-  const bool known = device == DeviceType::cpu && setting.memory;
-  const double capacity = known ? static_cast<double>(cpu::machine_memory()) / setting.local
-                                : static_cast<double>(int64_t{1} << 50);
-  const std::string owner = !known ? "any machine"
+  const bool on_cpu = device == DeviceType::cpu, known = setting.memory && (on_cpu || setting.gpu_memory > 0);
+  // 1 PiB is more than any machine has.
+  const double capacity = !known   ? static_cast<double>(int64_t{1} << 50)
+                          : on_cpu ? static_cast<double>(cpu::machine_memory()) / setting.local
+                                   : static_cast<double>(setting.gpu_memory);
+  const std::string owner = !known    ? "any machine"
+                            : !on_cpu ? "the GPU"
                             : setting.local == 1
                                 ? "this machine"
                                 : fmt::format("this machine (shared by {} ranks)", setting.local);
-  const size_t memory = memory_for_rank(c.kernels, device, 0, setting.local);
+  const size_t memory = memory_for_rank(c.kernels, device, setting.gpu_memory, setting.local);
   const double budget = c.memory.max_memory * capacity;
   const auto valid = [&](ConfigResult& changed) {
     RunSetting other = setting;
@@ -461,9 +464,7 @@ void check_memory(ConfigResult& result, const model::ModelSpec& spec, const RunS
     set_microbatch(least.config, smallest);
     plan::CategoryBytes need = plan::minimum_memory(c, spec, smallest, device);
     if (plan::total(need) <= budget)
-      need = plan::planned_memory(
-          c, *plan::make_run_plan(least.config, spec, smallest, plan::grid_position(c, setting.world, 0),
-                                  device, threads, false, memory));
+      need = largest_need(least.config, spec, smallest, setting.world, device, threads, memory);
     if (auto shortage = plan::share_shortage(result, spec, smallest, need, capacity, owner)) {
       plan::add_changes(*shortage, fitting_notes(changes_that_fit(least, setting.world, valid, device,
                                                                   threads, budget, memory)));
@@ -477,9 +478,8 @@ void check_memory(ConfigResult& result, const model::ModelSpec& spec, const RunS
   constexpr double least_share = 1.0 / 16;
   const bool little = shortage && batch.accumulation <= 1024 && plan::total(least) < capacity / least_share;
   if (known && (!shortage || little)) {
-    const auto planned = plan::make_run_plan(c, spec, batch, plan::grid_position(c, setting.world, 0), device,
-                                             threads, false, memory);
-    shortage = plan::memory_shortage(result, spec, batch, plan::planned_memory(c, *planned), capacity, owner);
+    const plan::CategoryBytes need = largest_need(c, spec, batch, setting.world, device, threads, memory);
+    shortage = plan::memory_shortage(result, spec, batch, need, capacity, owner);
   }
   if (!shortage) return;
   if (known && c.memory.on_oom == OnOom::reduce_batch &&
@@ -490,8 +490,6 @@ void check_memory(ConfigResult& result, const model::ModelSpec& spec, const RunS
                                                                 capacity, memory)));
   result.add({std::move(*shortage)});
 }
-
-}  // namespace
 
 void check_run(ConfigResult& result, const RunSetting& setting) {
   if (setting.grid && setting.world > 0) result.add(validate_for_world(result, setting.world, setting.nodes));
@@ -513,7 +511,7 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   check_fp8(result, *model.spec, setting.grid ? setting.world : 0, found);
   result.add(found);
   if (!result.ok() || setting.world == 0 || !setting.grid) return;
-  check_memory(result, *model.spec, setting);
+  fit_memory(result, *model.spec, setting);
 }
 
 }  // namespace nrl::train

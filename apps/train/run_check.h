@@ -2,6 +2,7 @@
 // Checks a configuration before the run is set up, reporting all problems at once: against the ranks, the
 // model, the input files and the memory.
 
+#include "apps/model/spec.h"
 #include "core/config/load.h"
 
 namespace nrl::train {
@@ -13,11 +14,16 @@ struct RunSetting {
   int local = 1;                        ///< ranks that share this machine's memory
   bool grid = true;                     ///< must suit the number of ranks; false: as if it were unknown
   bool files = true;                    ///< data and checkpoints must exist; false for a plan
-  bool memory = true;                   ///< the run must fit into this machine; false for a plan
+  bool memory = true;                   ///< the run must fit into its memory; false: as if it were unknown
+  size_t gpu_memory = 0;                ///< bytes of a rank's GPU; 0: unknown, as it is before it is open
 };
 
 /// Adds all problems to `result`. Reads the model's config.json and the data's manifests; does not allocate
 /// the run's memory.
 void check_run(ConfigResult& result, const RunSetting& setting);
+
+/// The last part of check_run(), for a configuration without other problems: takes smaller microbatches in
+/// `result`, with a warning, where they may be chosen and the run does not fit, or adds a problem (exit 71).
+void fit_memory(ConfigResult& result, const model::ModelSpec& spec, const RunSetting& setting);
 
 }  // namespace nrl::train

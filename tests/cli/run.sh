@@ -79,6 +79,26 @@ case $case_name in
       as_planned 4 vocabulary policy.model.vocab_size=513 distributed.tensor_parallel_size=2 \
         distributed.sequence_parallel=false distributed.shard_strategy=$strategy checkpointing.resume=never
     done
+    # The microbatch that auto takes for less and less memory, until nothing fits.
+    config memory
+    reduced=0
+    for ((part = 64; ; part *= 2)); do
+      fitted=(policy.train_micro_batch_size=auto policy.train_global_batch_size=64 policy.recompute=none pretrain.max_num_steps=1
+        checkpointing.enabled=false memory.max_memory="$(awk "BEGIN { printf \"%.12f\", 1 / $part }")")
+      code=0
+      run 1 plan memory.yaml --world 2 "${fitted[@]}" || code=$?
+      grep '^batch' out.txt | grep -oE '[0-9]+ micro x [0-9]+ accumulate x 2 dp' >planned.txt || fail "no batch: $(cat err.txt)"
+      ((code == 0)) || break
+      grep -q 'policy.train_micro_batch_size: auto takes' err.txt || continue
+      reduced=$((reduced + 1))
+      as_planned 2 memory "${fitted[@]}"
+      grep -qf planned.txt out.txt || fail "not $(cat planned.txt): $(cat out.txt)"
+    done
+    ((code == 71 && reduced > 0)) || fail "exit code $code after $reduced smaller microbatches: $(cat err.txt)"
+    expect 71 run 2 memory.yaml "${fitted[@]}"
+    # The memory of other nodes is not known.
+    expect 0 run 1 plan memory.yaml --world 2 "${fitted[@]}" cluster.gpus_per_node=1
+    grep -q 'a run takes a smaller microbatch if this does not fit into its memory, unknown here' out.txt || fail "no word: $(cat out.txt)"
     # On nodes of their own ranks have all threads.
     expect 0 run 1 plan threads.yaml kernels.num_threads=auto
     grep '^device' out.txt >one.txt

@@ -2,6 +2,7 @@
 
 #include "apps/train/memory_fit.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "apps/train/model_source.h"
@@ -275,4 +276,49 @@ TEST_CASE("reduce_batch is refused where losses depend on the microbatch", "[fit
                    "policy.model.moe_router_load_balancing_type=seq_aux_loss"}) == Exit::ok);
   CHECK(exit_code({"policy.model.moe_aux_loss_coeff=0", "policy.model.moe_expert_capacity_factor=1"}) ==
         Exit::config);
+}
+
+TEST_CASE("a plan takes the microbatch that a run takes on a GPU of known memory", "[fit]") {
+  for (const char* key : {"policy.train_micro_batch_size=auto", "memory.on_oom=reduce_batch"}) {
+    CAPTURE(key);
+    const ConfigResult given = config({"device=cuda", key});
+    const model::ModelSpec spec = load_model_spec(given);
+    const auto need = [&](const Config& c) {
+      return needed_memory(c, spec, resolve_batch(c, 1), 1, DeviceType::cuda, 1, 1e18);
+    };
+    const auto fitted = [&](size_t memory) {
+      ConfigResult result = given;
+      fit_memory(result, spec, {.world = 1, .gpu_memory = memory});
+      return result;
+    };
+    const ConfigResult unknown = fitted(0);
+    CHECK(unknown.diagnostics.empty());
+    CHECK(resolve_batch(unknown.config, 1).micro == resolve_batch(given.config, 1).micro);
+    const auto memory = static_cast<size_t>(0.8 * need(given.config));
+    const ConfigResult smaller = fitted(memory);
+    CHECK(smaller.ok());
+    CHECK(smaller.diagnostics.size() == 1);
+    CHECK(resolve_batch(smaller.config, 1).micro < resolve_batch(given.config, 1).micro);
+    CHECK(need(smaller.config) <= static_cast<double>(memory));
+    const ConfigResult refused = fitted(1 << 20);
+    CHECK(refused.exit_code() == Exit::out_of_memory);
+    CHECK(render(refused.diagnostics).find("the GPU has") != std::string::npos);
+    CHECK(resolve_batch(refused.config, 1).micro == resolve_batch(given.config, 1).micro);
+  }
+}
+
+TEST_CASE("a run needs what its largest pipeline stage needs", "[fit]") {
+  for (const char* layers : {"[3,1]", "[1,3]"}) {
+    const ConfigResult result = config(
+        {"distributed.pipeline_parallel_size=2", fmt::format("distributed.pipeline_layout={}", layers)});
+    const Config& c = result.config;
+    const model::ModelSpec spec = load_model_spec(result);
+    double most = 0;
+    for (const int rank : {0, 1}) {
+      const auto plan = plan::make_run_plan(c, spec, resolve_batch(c, 2), plan::grid_position(c, 2, rank),
+                                            DeviceType::cpu, 1);
+      most = std::max(most, plan::total(plan::planned_memory(c, *plan)));
+    }
+    CHECK(need(result, 2) == most);
+  }
 }
