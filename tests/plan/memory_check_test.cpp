@@ -97,7 +97,7 @@ TEST_CASE("the bound is below plans of weights in FP8", "[plan]") {
 }
 
 TEST_CASE("a run that does not fit reports the key with the largest demand", "[plan]") {
-  CHECK(short_of_a_byte(llama, {"policy.train_global_batch_size=2147483647"}).key ==
+  CHECK(short_of_a_byte(llama, {"policy.train_global_batch_size=1073741824"}).key ==
         "policy.train_global_batch_size");
   CHECK(short_of_a_byte(llama, {"policy.max_total_sequence_length=16777216"}).key ==
         "policy.max_total_sequence_length");
