@@ -26,8 +26,8 @@ struct QuantizeNorm {
 /// activation, f(x) or gated f(gate) * up of an x (N, 2K) as for activation_forward(); or a norm, with the
 /// bits of NormForward::out (it is rounded to x's type first).
 struct QuantizeSource {
-  Tensor x;  ///< contiguous f32 or bf16; N and K are multiples of 16, N only for transposed copies without
-             ///< groups
+  Tensor x;  ///< f32 or bf16 with contiguous rows, whose step is a multiple of 16, and contiguous with a
+             ///< norm; N and K are multiples of 16, N only for transposed copies without groups
   Activation activation = Activation::none;
   bool gated = false;
   QuantizeNorm norm = {};  ///< without an activation, and in quantize() without groups only

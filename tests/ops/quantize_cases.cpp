@@ -151,6 +151,24 @@ Outputs largest(Exec& e, DType type, int64_t n, int64_t k) {
   return {{"amax", amax}};
 }
 
+/// Columns of a wider matrix, as attention has q, k and v; what lies beside them is larger.
+Outputs part_of_columns(Exec& e, DType type, int64_t n, int64_t k) {
+  Buffer wide = Buffer(type, {n, 3 * k}).fill(1e6);
+  const Buffer x = Buffer(type, {n, k}).normal("x");
+  for (int64_t i = 0; i < n * k; ++i) wide.set(i / k * 3 * k + k + i % k, x.get(i));
+  const QuantizeSource source{wide.tensor().columns(k, k)};
+  Copies c(DType::e4m3, Scaling::tensor, n, k), dense(DType::e4m3, Scaling::tensor, n, k);
+  Buffer amax(DType::f32, {1});
+  for (Copies* copies : {&c, &dense}) copies->given.set(0, 0.0123);
+  quantize(e, {.source = source, .row = c.row.tensor});
+  quantize(e, {.source = {x}, .row = dense.row.tensor});
+  largest_magnitude(e, {source, amax});
+  synchronize(e);
+  const Buffer got = c.row.codes.unpacked(), want = dense.row.codes.unpacked();
+  expect(same_bits(got, want), "codes of columns of a wider matrix");
+  return {{"row", got}, {"amax of codes", c.amax}, {"amax", amax}};
+}
+
 /// The transposed copy of a row copy is the column copy.
 Outputs transposed(Exec& e, DType format, int64_t n, int64_t k) {
   const Buffer x = values(DType::bf16, n, k, "x");
@@ -464,6 +482,10 @@ NRL_OP_CASES(quantize) {
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{16, 16}, {48, 160}, {272, 400}})
       registry.tests.push_back({fmt::format("transpose {} ({}, {})", name_of(format), n, k),
                                 [=, n = n, k = k](Exec& e) { return transposed(e, format, n, k); }, true});
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{16, 16}, {37, 160}})
+      registry.tests.push_back({fmt::format("quantize columns {} ({}, {})", name_of(type), n, k),
+                                [=](Exec& e) { return part_of_columns(e, type, n, k); }, true});
   for (const DType type : {DType::f32, DType::bf16})
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 16}, {33, 4112}})
       registry.tests.push_back({fmt::format("largest_magnitude {} ({}, {})", name_of(type), n, k),

@@ -113,7 +113,7 @@ void load_normalized(const QuantizeSource& s, Tile& t) {
 }
 
 void load_tile(const QuantizeSource& s, Tile& t) {
-  const int64_t ld = s.x.dim(1), columns = s.columns();
+  const int64_t ld = s.x.step(0), columns = s.columns();
   if (s.norm)
     return for_f32_or_bf16(s.x.dtype, [&]<class T>() {
       for_f32_or_bf16(s.norm.weight.dtype, [&]<class W>() { load_normalized<T, W>(s, t); });

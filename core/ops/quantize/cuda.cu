@@ -145,7 +145,7 @@ __device__ __forceinline__ TileRows tile_rows(const Rows& rows, int64_t tile) {
 template <class T, DType format, Scaling scaling>
 __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
     quantize_kernel(const T* __restrict__ x, Source source, Norm<T> norm, Copy row_copy, Copy column_copy,
-                    float* amax, Rows rows, int64_t k) {
+                    float* amax, Rows rows, int64_t k, int64_t x_step) {
   constexpr bool in_blocks = scaling != Scaling::tensor;
   constexpr bool whole_tile = scaling == Scaling::mx32;  // scales beyond the matrix are written
   constexpr int group = whole_tile ? 32 : side;
@@ -162,13 +162,13 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
     if (at.first >= at.end) break;
     const int64_t row0 = at.first, n = at.end, column0 = t % across * side, row = row0 + w * rows_per_warp,
                   column = column0 + lane * columns_per_lane;
-    const T* from = x + (row - at.shift) * (source.gated ? 2 * k : k);
+    const T* from = x + (row - at.shift) * x_step;
     const bool inside = column < k;
     float v[rows_per_warp][columns_per_lane];
 #pragma unroll
     for (int r = 0; r < rows_per_warp; ++r) {
       if (inside && row + r < at.zeros) {
-        load_source(from + r * (source.gated ? 2 * k : k), column, k, source, v[r]);
+        load_source(from + r * x_step, column, k, source, v[r]);
       } else {
 #pragma unroll
         for (int c = 0; c < columns_per_lane; ++c) v[r][c] = 0.0f;
@@ -401,14 +401,14 @@ __global__ void __launch_bounds__(threads)
 template <class T>
 __global__ void __launch_bounds__(threads)
     largest_magnitude_kernel(const T* __restrict__ x, Source source, const int* rows_of_groups, int64_t n,
-                             int64_t k, float* amax) {
+                             int64_t k, int64_t x_step, float* amax) {
   constexpr int width = columns_per_lane;
   unsigned largest = 0;
   if (rows_of_groups) n = *rows_of_groups;
   const int64_t step = int64_t{gridDim.x} * threads * width;
   for (int64_t i = (int64_t{blockIdx.x} * threads + threadIdx.x) * width; i < n * k; i += step) {
     float v[width];
-    load_source(x + i / k * (source.gated ? 2 * k : k), i % k, k, source, v);
+    load_source(x + i / k * x_step, i % k, k, source, v);
 #pragma unroll
     for (int c = 0; c < width; ++c) largest = max(largest, magnitude(v[c]));
   }
@@ -441,7 +441,7 @@ void launch(Exec& exec, const Quantize& a) {
   NRL_LAUNCH((quantize_kernel<T, format, scaling>), grid_for(tiles, 1, exec.multiprocessors, 3), threads, 0,
              exec.stream, static_cast<const T*>(a.source.x.data),
              (Source{a.source.activation, a.source.gated}), Norm<T>(a.source.norm), Copy(a.row),
-             Copy(a.column), (a.row ? a.row : a.column).scales.amax, rows, k);
+             Copy(a.column), (a.row ? a.row : a.column).scales.amax, rows, k, a.source.x.step(0));
 }
 
 template <class T, DType format>
@@ -504,7 +504,7 @@ void launch_largest(Exec& exec, const LargestMagnitude& a) {
              exec.stream, static_cast<const T*>(a.source.x.data),
              (Source{a.source.activation, a.source.gated}),
              a.offsets ? static_cast<const int*>(a.offsets.data) + a.offsets.dim(0) - 1 : nullptr, n, k,
-             static_cast<float*>(a.amax.data));
+             a.source.x.step(0), static_cast<float*>(a.amax.data));
 }
 
 void largest_magnitude_launch(Exec& exec, const LargestMagnitude& a) {

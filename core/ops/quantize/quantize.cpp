@@ -16,8 +16,9 @@ double block_scale_bytes(const Tensor& t) {
 }
 
 bool is_source(const QuantizeSource& s) {
-  return s.x.data && s.x.rank == 2 && is_f32_or_bf16(s.x) && s.x.contiguous() &&
-         s.x.dim(1) % (s.gated ? 32 : 16) == 0 && (!s.gated || s.activation != Activation::none);
+  return s.x.data && s.x.rank == 2 && is_f32_or_bf16(s.x) && dense_rows(s.x) && s.x.step(0) % 16 == 0 &&
+         (!s.norm || s.x.contiguous()) && s.x.dim(1) % (s.gated ? 32 : 16) == 0 &&
+         (!s.gated || s.activation != Activation::none);
 }
 
 void check_norm(const QuantizeSource& s) {

@@ -9,18 +9,6 @@
 namespace nrl::ops::reference {
 namespace {
 
-/// The number of the format that is nearest to x, even if two are; its code.
-uint8_t nearest(double x, const std::vector<double>& all) {
-  const double size = std::min(std::fabs(x), all.back());
-  const auto above = static_cast<size_t>(std::lower_bound(all.begin(), all.end(), size) - all.begin());
-  size_t code = above;
-  if (above > 0) {
-    const double farther = (all[above] - size) - (size - all[above - 1]);
-    if (farther > 0 || (farther == 0 && above % 2 != 0)) --code;
-  }
-  return static_cast<uint8_t>(std::signbit(x) ? code | 0x80 : code);
-}
-
 struct Block {
   int64_t rows, columns;
 };
@@ -40,8 +28,8 @@ void quantize_copy(const Tensor& out, const Element& element) {
     for (int64_t i = 0; i < n; ++i)
       for (int64_t j = 0; j < k; ++j) {
         const auto x = static_cast<float>(element(i, j));
-        codes[i * k + j] =
-            std::isfinite(x) ? nearest(static_cast<double>(x * inverse), all) : static_cast<uint8_t>(0x7f);
+        codes[i * k + j] = std::isfinite(x) ? nearest_fp8(static_cast<double>(x * inverse), all)
+                                            : static_cast<uint8_t>(0x7f);
         // Infinity and NaN compare as their bits do.
         if (!s.amax) continue;
         const float size = std::fabs(x);
@@ -73,7 +61,7 @@ void quantize_copy(const Tensor& out, const Element& element) {
                                                     : static_cast<float>(std::ldexp(1.0, byte - 127));
       for (int64_t i = r; i < rows; ++i)
         for (int64_t j = c; j < columns; ++j)
-          codes[i * k + j] = finite ? nearest(std::ldexp(element(i, j), 127 - byte), all) : 0;
+          codes[i * k + j] = finite ? nearest_fp8(std::ldexp(element(i, j), 127 - byte), all) : 0;
     }
 }
 
@@ -148,7 +136,7 @@ void quantize_part_of(Exec&, const QuantizePart& a) {
     static_cast<uint8_t*>(a.out.data)[i] =
         std::isnan(scale)
             ? uint8_t{0}
-            : nearest(scale > 0 ? load(a.part.x, i) / scale : std::copysign(0.0, load(a.part.x, i)), all);
+            : nearest_fp8(scale > 0 ? load(a.part.x, i) / scale : std::copysign(0.0, load(a.part.x, i)), all);
   }
 }
 

@@ -33,6 +33,18 @@ inline double fp8_number(uint8_t code, const std::vector<double>& all) {
   return magnitude < all.size() ? (code & 0x80 ? -1 : 1) * all[magnitude] : static_cast<double>(NAN);
 }
 
+/// The code of the format's number that is nearest to x, even if two are.
+inline uint8_t nearest_fp8(double x, const std::vector<double>& all) {
+  const double size = std::min(std::fabs(x), all.back());
+  const auto above = static_cast<size_t>(std::lower_bound(all.begin(), all.end(), size) - all.begin());
+  size_t code = above;
+  if (above > 0) {
+    const double farther = (all[above] - size) - (size - all[above - 1]);
+    if (farther > 0 || (farther == 0 && above % 2 != 0)) --code;
+  }
+  return static_cast<uint8_t>(std::signbit(x) ? code | 0x80 : code);
+}
+
 /// Element (row, column) of a matrix in FP8, times its scale.
 inline double load_scaled(const Tensor& t, int64_t row, int64_t column) {
   static const std::vector<double> e4m3 = fp8_numbers(DType::e4m3), e5m2 = fp8_numbers(DType::e5m2);
