@@ -7,6 +7,7 @@
 // / (heads / kv_heads). D is independent of the hidden size. When a sequence has more keys than queries
 // (decoding), the queries are its last rows: query i of the sequence sees keys up to i + (keys - queries).
 
+#include "core/base/host_device.h"
 #include "core/ops/dropout.h"
 #include "core/ops/exec.h"
 
@@ -26,13 +27,27 @@ struct HeadSlice {
   int64_t all = 0;  ///< 0: q has all heads
 };
 
+/// FP8: q, k and v are e4m3 and dout is e5m2, each with a scale of the tensor; out and the gradients are f32
+/// or bf16, and there is no dropout. Probabilities are rounded to e4m3 where they multiply v and dout, the
+/// gradients of scores to e5m2, both with scales that need no pass over them. A probability is at most 1:
+inline constexpr float probability_code_scale = 256;  ///< its code is this times as large
+
+/// Of the gradients of scores, scale * P (dP - delta), of which dP = dout . v of d products. P (dP - delta)
+/// is at most half the largest dP: dP - delta is (1 - P) times a difference of two dP, and P (1 - P) <= 1/4.
+NRL_HOST_DEVICE inline float score_gradient_scale(float scale, int64_t d, float dout_scale, float v_scale) {
+  constexpr float largest_v = 448, smallest = 0x1p-120f, largest = 0x1p+120f;
+  // dout reaches the largest number of its format, to which the gradients of scores are rounded as well.
+  const float s = 0.5f * scale * static_cast<float>(d) * largest_v * (dout_scale * v_scale);
+  return s < smallest ? smallest : s > largest ? largest : s;
+}
+
 /// out = drop(softmax(scale * q k^T, masked)) v; lse = log-sum-exp of the scaled, masked scores (natural
 /// log). drop(P) is P / (1 - p) where the probability is kept and 0 elsewhere; the mask is a function of
 /// (seed, stream, step, first_row + row of q, head, key within its sequence), with p rounded to a
 /// multiple of 2^-16. With `dropout.rows` and `key_places`, both or none, the mask is that of these rows and
 /// places: a context-parallel rank has neither consecutive queries nor the first keys of its sequences.
 struct AttentionForward {
-  Tensor q;         ///< (Nq, heads, D) f32, bf16 or f16
+  Tensor q;         ///< (Nq, heads, D) f32, bf16, f16 or FP8
   Tensor k;         ///< (Nk, kv_heads, D)
   Tensor v;         ///< (Nk, kv_heads, D)
   Tensor out;       ///< (Nq, heads, D)
@@ -75,8 +90,8 @@ size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int6
                            int threads);
 
 /// Scratch bytes of forward and backward on any GPU, for our own kernels and for cuDNN: training steps on
-/// columns of a fused qkv buffer, without the deterministic option.
-size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d);
+/// columns of a fused qkv buffer, without the deterministic option. `fp8`: also with operands in FP8.
+size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, bool fp8 = false);
 
 /// (query, key) pairs that causal attention sees in one sequence of `keys` keys, of which the last `queries`
 /// are queries as well, exact. `window` as in AttentionForward.

@@ -25,7 +25,8 @@ struct HeadSteps {
 /// Everything that a library's plan depends on; nothing in it is read from device memory.
 struct Problem {
   Direction direction = Direction::forward;
-  DType dtype = DType::bf16;
+  DType dtype = DType::bf16;      ///< of q, k and v; e4m3: dout is e5m2
+  DType result = DType::bf16;     ///< of out and the gradients
   int64_t queries = 0, keys = 0;  ///< rows of all sequences together
   int64_t sequences = 0;          ///< room in cu_q and cu_k
   int64_t longest = 0;            ///< SequenceLengths

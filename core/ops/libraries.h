@@ -61,6 +61,11 @@ std::unique_ptr<Libraries> open_dry_run_libraries(int major, const LibraryOption
 /// with a bias of its type; empty if it does.
 std::string fp8_gemm_refusal(int major, Scaling input, Scaling weight, DType out, bool bias);
 
+/// The same of attention with FP8 operands, results in `out` and heads of d columns, which devices with this
+/// major number run.
+inline constexpr int fp8_attention_major = 10;
+std::string fp8_attention_refusal(int major, DType out, int64_t d);
+
 /// For the simulated device: GEMMs in host code in stream order. Linked by tests only.
 std::unique_ptr<Libraries> open_sim_libraries(device::Runtime& runtime, const LibraryOptions& options);
 

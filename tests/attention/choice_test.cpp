@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/ops/kernel_table.h"
+#include "core/ops/libraries.h"
 #include "tests/attention/problem.h"
 #include "tests/catch.h"
 
@@ -82,6 +83,41 @@ TEST_CASE("The choice names its reason") {
   p.aligned = true;
   p.longest = 1;
   CHECK_FALSE(unsupported_reason(p).empty());
+}
+
+TEST_CASE("FP8 operands run on a library or not at all") {
+  Problem p = small_problem();
+  p.dtype = DType::e4m3;
+  CHECK(unsupported_reason(p).empty());
+  const auto refused = [&](const auto& change) {
+    Problem other = p;
+    change(other);
+    return !unsupported_reason(other).empty();
+  };
+  CHECK(refused([](Problem& o) { o.result = DType::f32; }));
+  CHECK(refused([](Problem& o) { o.equal = false; }));
+  CHECK(refused([](Problem& o) { o.d = 72; }));
+  CHECK(refused([](Problem& o) { o.d = 144; }));
+  CHECK(refused([](Problem& o) { o.dropout = true; }));
+  CHECK(refused([](Problem& o) { o.aligned = false; }));
+  for (const int major : {8, 9, 12}) CHECK_FALSE(fp8_attention_refusal(major, DType::bf16, 64).empty());
+  Libraries libraries;
+  libraries.attention = std::make_shared<FakeEngine>();
+  KernelSet needed;
+  Exec exec;
+  exec.libraries = &libraries;
+  exec.workspace.size = 1000;
+  exec.needed = &needed;
+  foresee(exec, p);
+  CHECK(libraries.choices.size() == 1);
+  p.window = 7;
+  try {
+    foresee(exec, p);
+    FAIL("not refused");
+  } catch (const Error& error) {
+    CHECK(error.code() == Exit::config);
+    CHECK(std::string(error.what()).find("does not run the forward pass: a reason") != std::string::npos);
+  }
 }
 
 TEST_CASE("A dry run notes each choice once, and what cannot be captured") {

@@ -6,6 +6,7 @@
 
 #include "core/device/sim/sim.h"
 #include "core/ops/attention/cudnn/support.h"
+#include "core/ops/libraries.h"
 #include "tests/attention/h200.h"
 #include "tests/attention/problem.h"
 #include "tests/catch.h"
@@ -36,7 +37,7 @@ std::string text_of(const Problem& p) {
 }
 
 size_t usual_workspace(const Problem& p) {
-  return attention_gpu_workspace(p.queries, p.heads, p.kv_heads, p.d);
+  return attention_gpu_workspace(p.queries, p.heads, p.kv_heads, p.d, p.dtype == DType::e4m3);
 }
 
 CudnnSupport ask(const Problem& p, size_t workspace, bool deterministic = false) {
@@ -132,6 +133,66 @@ TEST_CASE("cuDNN has the plans for float16 that it has for bfloat16") {
           bf16.dtype = DType::bf16;
           CHECK(ask(p, usual_workspace(p)).plans == ask(bf16, usual_workspace(bf16)).plans);
         }
+}
+
+/// With operands in FP8 as the model has them: q, k, v and dout are matrices of their own.
+Problem in_fp8(Problem p) {
+  p.dtype = DType::e4m3;
+  p.q = {p.heads * p.d, p.d};
+  p.k = p.v = {p.kv_heads * p.d, p.d};
+  return p;
+}
+CudnnSupport ask_b200(const Problem& p, bool deterministic = false) {
+  return cudnn_support(p, {deterministic}, usual_workspace(p), b200_json, b200_capability);
+}
+
+TEST_CASE("cuDNN has a plan on Blackwell for every FP8 attention that it gets") {
+  for (const Direction direction : directions)
+    for (const Lengths& lengths : {Lengths{2, 4096, true},
+                                   {8, 1024, true},
+                                   {1, 2048, true},
+                                   {1, 8192, true},
+                                   {3, 100, true},
+                                   {5, 1000, true}})
+      for (const Heads& heads : {Heads{32, 32}, {32, 8}, {8, 1}, {14, 2}})
+        for (const int64_t d : {16, 64, 80, 128})
+          for (const Mask& mask : {Mask{true, 0}, {true, 512}}) {
+            const Problem p = in_fp8(make(direction, lengths, heads, d, mask.causal, mask.window));
+            REQUIRE(unsupported_reason(p).empty());
+            for (const bool deterministic : {false, true}) {
+              const CudnnSupport s = ask_b200(p, deterministic);
+              INFO(text_of(p) << ": " << s.reason << "; " << s.own_bytes << " of " << usual_workspace(p));
+              CHECK(s.reason.empty());
+              CHECK(s.plans > 0);
+            }
+            Problem evaluation = p;
+            evaluation.lse_row = 0;
+            if (direction == Direction::forward) CHECK(ask_b200(evaluation).reason.empty());
+          }
+}
+
+TEST_CASE("FP8 attention is refused where cuDNN has no plan for it") {
+  const Lengths lengths{2, 1024, true};
+  for (const Direction direction : directions) {
+    const Problem p = in_fp8(make(direction, lengths, {8, 2}, 128, true, 0));
+    CHECK(fp8_attention_refusal(10, DType::bf16, 128).empty());
+    CHECK(ask_b200(p).reason.empty());
+    CHECK_FALSE(fp8_attention_refusal(9, DType::bf16, 128).empty());
+    CHECK_FALSE(ask(p, usual_workspace(p)).reason.empty());
+    for (const int64_t d : {8, 72, 144, 256}) {
+      const Problem other = in_fp8(make(direction, lengths, {8, 2}, d, true, 0));
+      CAPTURE(d);
+      CHECK_FALSE(unsupported_reason(other).empty());
+      CHECK_FALSE(ask_b200(other).reason.empty());
+    }
+    Problem wide = p;
+    wide.result = DType::f32;
+    CHECK_FALSE(unsupported_reason(wide).empty());
+    Problem dropped = p;
+    dropped.dropout = true;
+    CHECK_FALSE(unsupported_reason(dropped).empty());
+    CHECK_FALSE(unsupported_reason(in_fp8(make(direction, {2, 1024, false}, {8, 2}, 128, true, 0))).empty());
+  }
 }
 
 TEST_CASE("cuDNN has a plan whatever the window, the length and the number of heads") {

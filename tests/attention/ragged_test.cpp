@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "core/ops/attention.h"
 #include "tests/catch.h"
 
 namespace nrl::ops {
@@ -26,6 +27,21 @@ TEST_CASE("Sequences of unequal length are described with empty ones behind them
     CHECK(offsets[static_cast<size_t>(s)] == 3 * begin);
     CHECK(offsets[static_cast<size_t>(room + 1 + s)] == begin << 33);
   }
+}
+
+TEST_CASE("Scales of FP8 factors follow from those of the operands") {
+  using namespace attention;
+  const float dout = 1e-5f, v = 3e-3f;
+  std::vector<float> n(fp8_numbers, -1.0f);
+  sim::write_fp8_numbers(nullptr, 0.125f, 64, &dout, &v, n.data());
+  CHECK(n[one] == 1.0f);
+  CHECK(n[p_scale] * n[p_code_scale] == 1.0f);
+  CHECK(n[p_code_scale] == 256.0f);
+  CHECK(n[ds_scale] == score_gradient_scale(0.125f, 64, dout, v));
+  CHECK(n[ds_code_scale] == 1.0f / n[ds_scale]);
+  CHECK(n[first_amax] == -1.0f);
+  sim::write_fp8_numbers(nullptr, 0.125f, 64, nullptr, &v, n.data());  // of a forward pass
+  CHECK(n[p_code_scale] == 256.0f);
 }
 
 TEST_CASE("Statistics are transposed between row steps") {

@@ -18,17 +18,34 @@ void check_heads(const char* op, const char* name, const Tensor& t, const Tensor
             "{}: {} is {}, wanted {} with contiguous heads", op, name, describe(t), describe(like));
 }
 
+bool has_format(const Tensor& t, DType format) {
+  return t.dtype == format && t.scales.kind == Scaling::tensor && t.scales.data;
+}
+
+/// As `like`, a result: f32 or bf16 where that is in FP8.
+void check_result(const char* op, const char* name, const Tensor& t, Tensor like, DType out) {
+  if (is_fp8(like)) like.dtype = out, like.scales = {};
+  check_heads(op, name, t, like);
+}
+
 /// What forward and backward have in common.
 template <class Arguments>
 void check(const char* op, const Exec& exec, const Arguments& a) {
-  NRL_CHECK((a.q.data || a.q.numel() == 0) && a.q.rank == 3 && is_float(a.q) && dense_rows(a.q) &&
-                a.q.dim(1) > 0 && a.q.dim(2) > 0,
-            "{}: q is {}, wanted f32, bf16 or f16 [tokens, heads, D]", op, describe(a.q));
+  const bool fp8 = is_fp8(a.q);
+  NRL_CHECK((a.q.data || a.q.numel() == 0) && a.q.rank == 3 &&
+                (fp8 ? has_format(a.q, DType::e4m3) : is_float(a.q)) && dense_rows(a.q) && a.q.dim(1) > 0 &&
+                a.q.dim(2) > 0,
+            "{}: q is {}, wanted f32, bf16, f16 or e4m3 with a scale [tokens, heads, D]", op, describe(a.q));
   NRL_CHECK((a.k.data || a.k.numel() == 0) && a.k.rank == 3 && a.k.dtype == a.q.dtype && dense_rows(a.k) &&
                 a.k.dim(2) == a.q.dim(2) && a.k.dim(1) > 0 && a.q.dim(1) % a.k.dim(1) == 0,
             "{}: k is {}, q is {}: D must agree and the heads divide", op, describe(a.k), describe(a.q));
   check_heads(op, "v", a.v, a.k);
-  check_heads(op, "out", a.out, a.q);
+  check_result(op, "out", a.out, a.q, a.out.dtype);
+  NRL_CHECK(!fp8 || (has_format(a.k, DType::e4m3) && has_format(a.v, DType::e4m3) && is_f32_or_bf16(a.out) &&
+                     a.dropout.p == 0.0f),
+            "{}: k is {}, v is {}, out is {}, dropout {}: FP8 wants scales of tensors, f32 or bf16 and no "
+            "dropout",
+            op, describe(a.k), describe(a.v), describe(a.out), a.dropout.p);
   for (const Tensor* cu : {&a.cu_q, &a.cu_k})
     NRL_CHECK(cu->data && cu->rank == 1 && cu->dtype == DType::i32 && cu->contiguous() && cu->dim(0) >= 1 &&
                   cu->dim(0) == a.cu_q.dim(0),
@@ -115,11 +132,15 @@ void attention_backward(Exec& exec, const AttentionBackward& a) {
   if (noted(exec, Kernel::attention_backward, a)) return attention::foresee(exec, attention::problem_of(a));
   constexpr const char* op = "attention_backward";
   check(op, exec, a);
-  check_heads(op, "dout", a.dout, a.q);
+  const bool fp8 = is_fp8(a.q);
+  Tensor dout = a.q;
+  if (fp8) dout.dtype = DType::e5m2;
+  check_heads(op, "dout", a.dout, dout);
+  NRL_CHECK(!fp8 || has_format(a.dout, DType::e5m2), "{}: dout is {} without a scale", op, describe(a.dout));
   check_lse(op, a.lse, a.q);
-  check_heads(op, "dq", a.dq, a.q);
-  check_heads(op, "dk", a.dk, a.k);
-  check_heads(op, "dv", a.dv, a.v);
+  check_result(op, "dq", a.dq, a.q, a.out.dtype);
+  check_result(op, "dk", a.dk, a.k, a.out.dtype);
+  check_result(op, "dv", a.dv, a.v, a.out.dtype);
   const trace::Range range("attention_backward");
   if (a.q.numel() > 0 || a.k.numel() > 0) exec.kernels->attention_backward(exec, a);
 }
@@ -129,13 +150,16 @@ size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int6
   return attention::workspace_bytes(tokens, heads, kv_heads, d, max_sequence, threads);
 }
 
-size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d) {
+size_t attention_gpu_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, bool fp8) {
   // Row sums, and statistics in another order; f32 gradients of q with the row steps of the fused buffer;
   // with grouped heads f32 gradients of k and v for each query head, and their sums before they are moved.
   const int64_t sums = 3 * heads, dq = (heads + 2 * kv_heads) * d,
                 per_head = heads != kv_heads ? 2 * heads * d + kv_heads * d : 0;
+  // In FP8 with grouped heads twice the gradients of k and v for each query head, and none of q.
+  const int64_t in_fp8 = fp8 && heads != kv_heads ? 4 * heads * d : 0;
   constexpr size_t descriptions = size_t{1} << 20;
-  return static_cast<size_t>(tokens * (sums + dq + per_head)) * sizeof(float) + descriptions;
+  return static_cast<size_t>(tokens * (sums + std::max(dq + per_head, in_fp8))) * sizeof(float) +
+         descriptions;
 }
 
 }  // namespace nrl::ops

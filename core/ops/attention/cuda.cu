@@ -6,6 +6,7 @@
 #include "core/ops/attention/flash/mma_forward.cuh"
 #include "core/ops/attention_engine.h"
 #include "core/ops/ops_list.h"
+#include "core/ops/shared/check.h"
 #include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {
@@ -14,10 +15,14 @@ namespace {
 /// The library, or null. A problem that it does not take is noted.
 template <class Attention>
 attention::Engine* engine_for(const Exec& exec, const Attention& a) {
-  if (!exec.libraries || !exec.libraries->attention) return nullptr;
+  if (!exec.libraries || !exec.libraries->attention) {
+    NRL_CHECK(!is_fp8(a.q), "attention in FP8 without cuDNN");
+    return nullptr;
+  }
   const attention::Problem problem = attention::problem_of(a);
   const attention::Choice choice = attention::choose(*exec.libraries, problem, exec.workspace.size);
   if (choice.engine) return choice.engine;
+  NRL_CHECK(!is_fp8(a.q), "attention in FP8: {}", choice.reason);
   note_choice(exec, describe(choice, problem.direction));
   return nullptr;
 }

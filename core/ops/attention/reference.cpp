@@ -1,5 +1,5 @@
 // Attention in scalar double precision, for tests: softmax over the keys that a query sees, one query
-// at a time.
+// at a time. In FP8 all but the rounded factors of sums is in double precision.
 
 #include "core/ops/shared/reference.h"
 
@@ -10,6 +10,7 @@ namespace nrl::ops::reference {
 namespace {
 
 double at(const Tensor& t, int64_t token, int64_t head, int64_t i) {
+  if (t.scales.kind == Scaling::tensor) return load_scaled(t, token, head * t.step(1) + i * t.step(2));
   return load_at(t, token * t.step(0) + head * t.step(1) + i * t.step(2));
 }
 void put(const Tensor& t, int64_t token, int64_t head, int64_t i, double value) {
@@ -71,8 +72,22 @@ double score(const Arguments& a, int64_t i, int64_t h, int64_t j, int64_t g) {
   return sum * static_cast<double>(a.scale);
 }
 
+/// The multiple of 1 / `inverse` by a number of the format that is nearest to x, even if two are.
+double rounded_to(DType format, double x, double inverse) {
+  if (std::isnan(x)) return x;
+  static const std::vector<double> e4m3 = fp8_numbers(DType::e4m3), e5m2 = fp8_numbers(DType::e5m2);
+  return fp8_number(nearest_fp8(x * inverse, format == DType::e4m3 ? e4m3 : e5m2),
+                    format == DType::e4m3 ? e4m3 : e5m2) /
+         inverse;
+}
+
+double scale_of(const Tensor& t) {
+  return static_cast<double>(*static_cast<const float*>(t.scales.data));
+}
+
 void forward(Exec&, const AttentionForward& a) {
   const Keep keep(a);
+  const bool fp8 = a.q.dtype == DType::e4m3;
   for_each_query(a, [&](int64_t i, int64_t h, int64_t g, int64_t k0, int64_t begin, int64_t end) {
     std::vector<double> p;
     double top = -INFINITY, sum = 0;
@@ -80,7 +95,11 @@ void forward(Exec&, const AttentionForward& a) {
       p.push_back(score(a, i, h, j, g));
       top = std::max(top, p.back());
     }
+    // A probability is rounded relative to the power of two from the largest on.
+    if (fp8 && !p.empty()) top = std::ceil(top / std::log(2.0)) * std::log(2.0);
     for (double& x : p) sum += x = std::exp(x - top);
+    if (fp8)
+      for (double& x : p) x = rounded_to(DType::e4m3, x, static_cast<double>(probability_code_scale));
     for (int64_t j = begin; j < end; ++j) p[static_cast<size_t>(j - begin)] *= keep(i, h, j - k0, k0);
     for (int64_t c = 0; c < a.q.dim(2); ++c) {
       double o = 0;
@@ -97,6 +116,10 @@ void backward(Exec&, const AttentionBackward& a) {
   const auto width = static_cast<size_t>(a.k.dim(1) * d);
   std::vector<double> dk(static_cast<size_t>(a.k.dim(0)) * width), dv(dk.size());
   const Keep keep(a);
+  const bool fp8 = a.q.dtype == DType::e4m3;
+  const double ds_scale = fp8 ? 0.5 * static_cast<double>(a.scale) * static_cast<double>(d) * 448 *
+                                    scale_of(a.dout) * scale_of(a.v)
+                              : 1.0;
   for_each_query(a, [&](int64_t i, int64_t h, int64_t g, int64_t k0, int64_t begin, int64_t end) {
     double delta = 0;
     for (int64_t c = 0; c < d; ++c) delta += at(a.dout, i, h, c) * at(a.out, i, h, c);
@@ -105,12 +128,15 @@ void backward(Exec&, const AttentionBackward& a) {
       const double p = std::exp(score(a, i, h, j, g) - load(a.lse, h, i)), kept = keep(i, h, j - k0, k0);
       double dp = 0;
       for (int64_t c = 0; c < d; ++c) dp += at(a.dout, i, h, c) * at(a.v, j, g, c);
-      const double ds = p * (kept * dp - delta) * static_cast<double>(a.scale);
+      const double exact = p * (kept * dp - delta) * static_cast<double>(a.scale),
+                   ds = fp8 ? rounded_to(DType::e5m2, exact, 1 / ds_scale) : exact,
+                   p_factor =
+                       fp8 ? rounded_to(DType::e4m3, p, static_cast<double>(probability_code_scale)) : p;
       for (int64_t c = 0; c < d; ++c) {
         const size_t e = static_cast<size_t>(j) * width + static_cast<size_t>(g * d + c);
         dq[static_cast<size_t>(c)] += ds * at(a.k, j, g, c);
         dk[e] += ds * at(a.q, i, h, c);
-        dv[e] += kept * p * at(a.dout, i, h, c);
+        dv[e] += kept * p_factor * at(a.dout, i, h, c);
       }
     }
     for (int64_t c = 0; c < d; ++c) put(a.dq, i, h, c, dq[static_cast<size_t>(c)]);

@@ -21,13 +21,18 @@ class DryGemm final : public gemm::Engine {
 
 class DryAttention final : public attention::Engine {
  public:
+  explicit DryAttention(int major) : major_(major) {}
   std::string name() const override { return "cuDNN, assumed"; }
-  const std::string& no_plan_reason(const attention::Problem&, size_t) override {
-    static const std::string none;
-    return none;
+  const std::string& no_plan_reason(const attention::Problem& p, size_t) override {
+    reason_ = p.dtype == DType::e4m3 ? fp8_attention_refusal(major_, p.result, p.d) : "";
+    return reason_;
   }
   void forward(Exec&, const AttentionForward&) override { NRL_CHECK(false, "attention in a dry run"); }
   void backward(Exec&, const AttentionBackward&) override { NRL_CHECK(false, "attention in a dry run"); }
+
+ private:
+  int major_;
+  std::string reason_;
 };
 
 }  // namespace
@@ -36,7 +41,7 @@ std::unique_ptr<Libraries> open_dry_run_libraries(int major, const LibraryOption
   auto libraries = std::make_unique<Libraries>();
   libraries->tf32 = options.tf32;
   libraries->gemm = std::make_shared<DryGemm>(gemm::architecture_of(major));
-  libraries->attention = std::make_shared<DryAttention>();
+  libraries->attention = std::make_shared<DryAttention>(major);
   return libraries;
 }
 

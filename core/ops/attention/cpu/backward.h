@@ -5,12 +5,16 @@
 //   dv_j = sum_i drop(P_ij) dout_i,  dS_ij = P_ij (drop(dout_i . v_j) - delta_i)
 //   dq_i = scale sum_j dS_ij k_j,    dk_j = scale sum_i dS_ij q_i
 //
+// In FP8 the numbers of q, k, v and dout are codes times a scale, P_ij is rounded to E4M3 for dv and dS_ij to
+// E5M2 (attention.h).
+//
 // Reads dout, q, k, v, out, lse; writes (=) dq, dk, dv. A task owns the keys of its part: it sums their dk
 // and dv over all queries of the group in ascending order. dq of a query needs all parts: with more than one,
 // each leaves its share in f32 and add_parts() adds the shares in order.
 
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/attention/cpu/keep.h"
@@ -18,7 +22,8 @@
 
 namespace nrl::ops::NRL_ISA {
 
-template <class T>
+/// T: of q, k and v, and G: of dout, both in FP8 or as Out.
+template <class T, class G, class Out>
 class Backward {
  public:
   Backward(Exec& exec, const AttentionBackward& a)
@@ -34,6 +39,7 @@ class Backward {
         dv_(a.dv),
         threads_(exec.threads),
         keep_(a),
+        scales_(a, keep_.scale),
         sizes_(tasks_.padded, tasks_.sequences.longest) {
     Scratch scratch("attention_backward", exec.workspace);
     memory_ = scratch.bytes(static_cast<size_t>(exec.threads) * sizes_.bytes());
@@ -52,6 +58,27 @@ class Backward {
   }
 
  private:
+  static constexpr bool fp8 = !std::is_same_v<T, Out>;
+
+  /// What sums are multiplied by. In FP8 all but `delta` are of codes.
+  struct SumScales {
+    float score, dprobability, delta, ds_code, dq, dk, dv;
+    SumScales(const AttentionBackward& a, float keep)
+        : score(a.scale), dprobability(1), delta(1), ds_code(1), dq(a.scale), dk(a.scale), dv(keep) {
+      if constexpr (fp8) {
+        const float q = tensor_scale(a.q), k = tensor_scale(a.k), v = tensor_scale(a.v),
+                    dout = tensor_scale(a.dout), ds = score_gradient_scale(a.scale, a.q.dim(2), dout, v);
+        score = a.scale * q * k;
+        dprobability = dout * v;
+        delta = dout;
+        ds_code = a.scale / ds;
+        dq = ds * k;
+        dk = ds * q;
+        dv = dout / probability_code_scale;
+      }
+    }
+  };
+
   /// Scratch memory of a task.
   struct Buffers {
     float *k_rows, *v_rows, *dk_rows, *dv_rows;  ///< of the keys [keys.begin, packed_end)
@@ -205,7 +232,7 @@ class Backward {
   template <bool masked, bool dropped>
   void gradient_step(const Block& b, int64_t i, [[maybe_unused]] const Place& place, float* p, float* ds,
                      const float* lse, const float* delta) const {
-    const float factor = a_.scale * log2_e;
+    const float factor = scales_.score * log2_e;
     const Vec l = micro::load(lse + i), shift = micro::load(delta + i);
     Range keys{0, b.keys};
     [[maybe_unused]] const LaneMask visible(b, i);
@@ -214,6 +241,7 @@ class Backward {
       float* p_at = p + j * query_block + i;
       float* ds_at = ds + j * query_block + i;
       Vec x = micro::exp2(micro::load(p_at) * factor - l), dp = micro::load(ds_at);
+      if constexpr (fp8) dp = dp * scales_.dprobability;
       if constexpr (dropped) dp = micro::select(keep, dp * keep_.scale, Vec{});
       Vec y = x * (dp - shift);
       if constexpr (masked) {
@@ -222,8 +250,8 @@ class Backward {
         y = micro::select(seen, y, Vec{});
       }
       if constexpr (dropped) x = micro::select(keep, x, Vec{});
-      micro::store(p_at, x);
-      micro::store(ds_at, y);
+      micro::store(p_at, fp8 ? probability_code(x) : x);
+      micro::store(ds_at, fp8 ? rounded_to<DType::e5m2>(y * scales_.ds_code) : y);
     };
     if constexpr (dropped) {
       keep_.for_keys(place.row + i, place.head, place.key, place.key_row, keys, step);
@@ -246,14 +274,14 @@ class Backward {
     for (int64_t r = 0; r < count; ++r) {
       // A query that sees no key has lse = -infinity; its probabilities are masked and must only stay finite.
       lse[r] = from[r] == -std::numeric_limits<float>::infinity() ? -lowest : from[r] * log2_e;
-      const T* o = out_.at(row + r, head);
+      const Out* o = out_.at(row + r, head);
       const float* g = dout_rows + r * tasks_.padded;
       Vec sum{};
       int64_t c = 0;
       for (; c + lanes <= tasks_.d; c += lanes) sum += micro::load(g + c) * load(o + c);
       float rest = 0;
       for (; c < tasks_.d; ++c) rest += g[c] * static_cast<float>(o[c]);
-      delta[r] = sum_lanes(sum) + rest;
+      delta[r] = (sum_lanes(sum) + rest) * scales_.delta;
     }
   }
 
@@ -261,7 +289,7 @@ class Backward {
   void write_dq(int64_t row, int64_t count, int64_t head, int64_t part, const Buffers& b) const {
     const int64_t padded = tasks_.padded;
     if (tasks_.part_count == 1)
-      return unpack_rows(count, tasks_.d, padded, b.dq_rows, a_.scale, dq_.at(row, head), dq_.row_step);
+      return unpack_rows(count, tasks_.d, padded, b.dq_rows, scales_.dq, dq_.at(row, head), dq_.row_step);
     for (int64_t r = 0; r < count; ++r)
       std::memcpy(dq_part(part, row + r, head), b.dq_rows + r * padded,
                   static_cast<size_t>(padded) * sizeof(float));
@@ -269,12 +297,12 @@ class Backward {
 
   void write_dk_dv(const Span& span, int64_t kv_head, const Buffers& b) const {
     const int64_t row = span.k0 + b.keys.begin, count = b.keys.end - b.keys.begin;
-    unpack_rows(count, tasks_.d, tasks_.padded, b.dk_rows, a_.scale, dk_.at(row, kv_head), dk_.row_step);
-    unpack_rows(count, tasks_.d, tasks_.padded, b.dv_rows, keep_.scale, dv_.at(row, kv_head), dv_.row_step);
+    unpack_rows(count, tasks_.d, tasks_.padded, b.dk_rows, scales_.dk, dk_.at(row, kv_head), dk_.row_step);
+    unpack_rows(count, tasks_.d, tasks_.padded, b.dv_rows, scales_.dv, dv_.at(row, kv_head), dv_.row_step);
   }
 
   void clear_dq(int64_t row, int64_t count, int64_t head) const {
-    for (int64_t r = 0; r < count; ++r) std::fill_n(dq_.at(row + r, head), tasks_.d, T{});
+    for (int64_t r = 0; r < count; ++r) std::fill_n(dq_.at(row + r, head), tasks_.d, Out{});
   }
 
   float* dq_part(int64_t part, int64_t row, int64_t head) const {
@@ -306,16 +334,19 @@ class Backward {
         continue;
       }
       for (int64_t r = 0; r < count; ++r)
-        unpack_rows(1, tasks_.d, padded, total + r * step, a_.scale, dq_.at(span.q0 + row + r, head), 0);
+        unpack_rows(1, tasks_.d, padded, total + r * step, scales_.dq, dq_.at(span.q0 + row + r, head), 0);
     }
   }
 
   const AttentionBackward& a_;
   Tasks tasks_;
-  HeadRows<const T> dout_, q_, k_, v_, out_;
-  HeadRows<T> dq_, dk_, dv_;
+  HeadRows<const G> dout_;
+  HeadRows<const T> q_, k_, v_;
+  HeadRows<const Out> out_;
+  HeadRows<Out> dq_, dk_, dv_;
   int64_t threads_;
   KeepMask keep_;
+  SumScales scales_;
   BackwardBuffers sizes_;
   std::byte* memory_;          ///< Buffers of each thread
   float* dq_parts_ = nullptr;  ///< (part, token, head, padded) when there are several parts

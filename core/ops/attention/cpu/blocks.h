@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/ops/attention/cpu/fp8.h"
 #include "core/ops/attention/cpu/micro.h"
 #include "core/ops/attention/cpu/plan.h"
 
@@ -191,10 +192,16 @@ inline void clear_margins(const Block& b, const Range& keys, float* s) {
   for (int64_t j = std::max(keys.begin, keys.end); j < end; ++j) micro::store(s + j * query_block, Vec{});
 }
 
+/// Probabilities as they are multiplied in FP8: numbers of E4M3.
+NRL_ALWAYS Vec probability_code(Vec p) {
+  return rounded_to<DType::e4m3>(p * probability_code_scale);
+}
+
 /// One step of the online softmax for the lanes from query i on: p = exp2(factor * s - m) with the new row
 /// maximum m replaces the scores, and row_max and row_sum are updated. Returns the factor exp2(old m - m) for
-/// sums over earlier keys.
-template <bool masked>
+/// sums over earlier keys. `fp8`: p becomes probability_code_scale * p in E4M3 after it has been summed, and
+/// m is rounded up to an integer, so that what rounding loses does not depend on the order of the keys.
+template <bool masked, bool fp8>
 Vec softmax_step(const Block& b, int64_t i, float factor, float* scores, float* row_max, float* row_sum) {
   float* s = scores + i;
   Range keys{0, b.keys};
@@ -212,13 +219,14 @@ Vec softmax_step(const Block& b, int64_t i, float factor, float* scores, float* 
 #pragma GCC unroll 4
     for (int u = 0; u < 4; ++u) partial_max[u] = max(partial_max[u], score(j + u));
   for (; j < keys.end; ++j) partial_max[0] = max(partial_max[0], score(j));
-  const Vec new_max = max(max(partial_max[0], partial_max[1]), max(partial_max[2], partial_max[3]));
+  Vec new_max = max(max(partial_max[0], partial_max[1]), max(partial_max[2], partial_max[3]));
+  if constexpr (fp8) new_max = micro::ceil(new_max);
   Vec partial_sum[2] = {};
   const auto probability = [&](int64_t key) {
     float* at = s + key * query_block;
     Vec p = micro::exp2(micro::load(at) * factor - new_max);
     if constexpr (masked) p = micro::select(visible(key), p, Vec{});
-    micro::store(at, p);
+    micro::store(at, fp8 ? probability_code(p) : p);
     return p;
   };
   j = keys.begin;

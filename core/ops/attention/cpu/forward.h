@@ -4,12 +4,16 @@
 //   s_ij = scale q_i . k_j,  m_i = max_j s_ij,  l_i = sum_j exp(s_ij - m_i)
 //   out_i = sum_j drop(exp(s_ij - m_i)) v_j / l_i,  lse_i = m_i + log(l_i)
 //
+// In FP8 the numbers of q, k and v are codes times a scale, which is applied to s and out, and exp(s_ij -
+// m_i) is rounded to E4M3 for the sum over v_j (attention.h).
+//
 // Reads q, k, v; writes (=) out and, where wanted, lse. m and l are kept for the keys seen so far, and out is
 // rescaled when m grows (online softmax). A task packs keys and values of its key head once and runs through
 // its queries in blocks of 64, each for all query heads of the group.
 
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/attention/cpu/keep.h"
@@ -17,7 +21,8 @@
 
 namespace nrl::ops::NRL_ISA {
 
-template <class T>
+/// T: of q, k and v, in FP8 or as Out.
+template <class T, class Out>
 class Forward {
  public:
   Forward(Exec& exec, const AttentionForward& a)
@@ -29,6 +34,8 @@ class Forward {
         out_(a.out),
         threads_(exec.threads),
         keep_(a),
+        score_scale_(fp8 ? a.scale * tensor_scale(a.q) * tensor_scale(a.k) : a.scale),
+        out_scale_(fp8 ? tensor_scale(a.v) / probability_code_scale : keep_.scale),
         sizes_(tasks_.padded, tasks_.sequences.longest),
         memory_(Scratch("attention_forward", exec.workspace)
                     .bytes(static_cast<size_t>(exec.threads) * sizes_.bytes())) {}
@@ -39,6 +46,8 @@ class Forward {
   }
 
  private:
+  static constexpr bool fp8 = !std::is_same_v<T, Out>;
+
   /// Scratch memory of a task.
   struct Buffers {
     float *k_rows, *v_rows;       ///< of the keys [packed.begin, packed.end)
@@ -148,10 +157,11 @@ class Forward {
   /// the new maximum.
   void softmax(const Block& block, int64_t row, int64_t head, int64_t key, int64_t key_row, bool accumulate,
                const Buffers& b) const {
-    const float factor = a_.scale * log2_e;
+    const float factor = score_scale_ * log2_e;
     for (int64_t i = 0; i < block.queries; i += lanes) {
-      const Vec rescale = block.full ? softmax_step<false>(block, i, factor, b.scores, b.row_max, b.row_sum)
-                                     : softmax_step<true>(block, i, factor, b.scores, b.row_max, b.row_sum);
+      const Vec rescale = block.full
+                              ? softmax_step<false, fp8>(block, i, factor, b.scores, b.row_max, b.row_sum)
+                              : softmax_step<true, fp8>(block, i, factor, b.scores, b.row_max, b.row_sum);
       if (accumulate)
         rescale_rows(std::min<int64_t>(lanes, block.queries - i), rescale, b.out_rows + i * tasks_.padded);
       if (keep_.drops())
@@ -184,15 +194,16 @@ class Forward {
     }
     for (int64_t r = 0; r < count; ++r)
       unpack_rows(1, tasks_.d, tasks_.padded, b.out_rows + r * tasks_.padded,
-                  b.row_sum[r] == 0.0f ? 0.0f : keep_.scale / b.row_sum[r], out_.at(row + r, head), 0);
+                  b.row_sum[r] == 0.0f ? 0.0f : out_scale_ / b.row_sum[r], out_.at(row + r, head), 0);
   }
 
   const AttentionForward& a_;
   Tasks tasks_;
   HeadRows<const T> q_, k_, v_;
-  HeadRows<T> out_;
+  HeadRows<Out> out_;
   int64_t threads_;
   KeepMask keep_;
+  float score_scale_, out_scale_;  ///< of the scores, and of the sums of probabilities times values
   ForwardBuffers sizes_;
   std::byte* memory_;  ///< Buffers of each thread
 };

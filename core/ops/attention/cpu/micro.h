@@ -48,6 +48,13 @@ NRL_ALWAYS IntVec iota() {
   return v;
 }
 
+/// The smallest integer that is not less than x; magnitudes from 2^22 on within 1.
+NRL_ALWAYS Vec ceil(Vec x) {
+  constexpr float magic = 12582912.0f;
+  const Vec nearest = (x + magic) - magic;
+  return nearest < x ? nearest + 1.0f : nearest;
+}
+
 /// 2^x within 1 ulp for x in [-126, 127]; 2^-126 below that (masked elements are cleared by the caller), NaN
 /// stays NaN. Minimax polynomial of 2^f on |f| <= 1/2, relative error 2.6e-9.
 NRL_ALWAYS Vec exp2(Vec x) {

@@ -18,6 +18,11 @@ struct HeadRows {
   T* at(int64_t row, int64_t head) const { return data + row * row_step + head * head_step; }
 };
 
+/// Of a tensor in FP8.
+inline float tensor_scale(const Tensor& t) {
+  return *static_cast<const float*>(t.scales.data);
+}
+
 /// Rows of one sequence.
 struct Span {
   int64_t q0, queries, k0, keys, offset;

@@ -8,6 +8,7 @@ namespace {
 constexpr int64_t vector_bytes = 16;
 constexpr int64_t largest_d = 256;  ///< on Hopper, limited by the backward pass; training needs both
 constexpr int64_t d_multiple = 8;
+constexpr int64_t largest_fp8_d = 128, fp8_d_multiple = 16;
 
 HeadSteps steps_of(const Tensor& t) {
   return {t.stride[0], t.stride[1]};
@@ -24,6 +25,7 @@ Problem common(Direction direction, const Attention& a) {
   Problem p;
   p.direction = direction;
   p.dtype = a.q.dtype;
+  p.result = a.out.dtype;
   p.queries = a.q.dim(0);
   p.keys = a.k.dim(0);
   p.sequences = a.cu_q.dim(0) - 1;
@@ -67,8 +69,14 @@ Problem problem_of(const AttentionBackward& a) {
 }
 
 std::string unsupported_reason(const Problem& p) {
-  if (p.dtype != DType::bf16 && p.dtype != DType::f16)
+  const bool fp8 = p.dtype == DType::e4m3;
+  if (fp8) {
+    if (std::string reason = fp8_attention_refusal(fp8_attention_major, p.result, p.d); !reason.empty())
+      return reason;
+    if (!p.equal) return "FP8 operands of sequences of different lengths";
+  } else if (p.dtype != DType::bf16 && p.dtype != DType::f16) {
     return fmt::format("{} tensors", nrl::name_of(p.dtype));
+  }
   if (p.d % d_multiple != 0)
     return fmt::format("a head dimension of {}, not a multiple of {}", p.d, d_multiple);
   if (p.d > largest_d) return fmt::format("a head dimension of {}, more than {}", p.d, largest_d);
@@ -96,9 +104,33 @@ LibraryChoice describe(const Choice& choice, Direction direction) {
 void foresee(const Exec& exec, const Problem& p) {
   if (!exec.libraries) return;
   const Choice choice = choose(*exec.libraries, p, exec.workspace.size);
+  if (p.dtype == DType::e4m3 && !choice.engine)
+    fail(Exit::config,
+         "policy.fp8_cfg.fp8_dot_product_attention: true needs cuDNN on a GPU, which does not run the {} "
+         "pass: "
+         "{}. Fix: set it to false",
+         name_of(p.direction), choice.reason);
   note_choice(exec, describe(choice, p.direction));
   std::string& obstacle = exec.libraries->not_capturable;
   if (choice.engine && obstacle.empty()) obstacle = choice.engine->not_capturable_reason(p);
 }
 
 }  // namespace nrl::ops::attention
+
+namespace nrl::ops {
+
+std::string fp8_attention_refusal(int major, DType out, int64_t d) {
+  using namespace attention;
+  if (major != fp8_attention_major)
+    return fmt::format(
+        "it takes compute capability {}.x, where cuDNN writes results in bf16: on 9.0 it rounds them to FP8 "
+        "with scales that must be known before, and on 12.0 it has no backward pass",
+        fp8_attention_major);
+  if (out != DType::bf16) return fmt::format("FP8 operands with results in {}, not bf16", name_of(out));
+  if (d % fp8_d_multiple != 0 || d > largest_fp8_d)
+    return fmt::format("FP8 operands with a head dimension of {}, not a multiple of {} up to {}", d,
+                       fp8_d_multiple, largest_fp8_d);
+  return "";
+}
+
+}  // namespace nrl::ops

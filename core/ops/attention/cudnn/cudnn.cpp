@@ -74,6 +74,7 @@ class Cudnn final : public Engine {
     Pointers pointers = {{uid_q, a.q.data}, {uid_k, a.k.data}, {uid_v, a.v.data}, {uid_out, a.out.data}};
     if (a.lse) pointers[uid_lse] = at.reorders_lse ? memory + at.lse : a.lse.data;
     describe_sequences(exec, plan, a.cu_q, problem.sequences, pointers);
+    describe_scales(exec, plan, a, {}, pointers);
     run(exec, plan, pointers);
     if (!at.reorders_lse) return;
     const auto* const lse = reinterpret_cast<const float*>(memory + at.lse);
@@ -109,6 +110,7 @@ class Cudnn final : public Engine {
                          {uid_dk, at.spread ? memory + at.dk : a.dk.data},
                          {uid_dv, at.spread ? memory + at.dv : a.dv.data}};
     describe_sequences(exec, plan, a.cu_q, problem.sequences, pointers);
+    describe_scales(exec, plan, a, a.dout.scales, pointers);
     run(exec, plan, pointers);
     if (!at.spread) return;
     for (const auto& [from, to] : {std::pair{at.dk, &a.dk}, {at.dv, &a.dv}})
@@ -167,6 +169,24 @@ class Cudnn final : public Engine {
                              at.steps, reinterpret_cast<int32_t*>(memory + at.lengths), offsets);
     pointers[uid_lengths] = memory + at.lengths;
     for (int i = 0; i < at.steps.count; ++i) pointers[uid_offsets + i] = offsets + i * (plan.sequences + 1);
+  }
+
+  template <class Attention>
+  static void describe_scales(const Exec& exec, const Plan& plan, const Attention& a, const Scales& dout,
+                              Pointers& pointers) {
+    if (!plan.layout.fp8) return;
+    auto* const numbers = reinterpret_cast<float*>(exec.workspace.data + plan.layout.numbers);
+    cuda::write_fp8_numbers(exec.stream, a.scale, a.q.dim(2), static_cast<const float*>(dout.data),
+                            static_cast<const float*>(a.v.scales.data), numbers);
+    constexpr int of_forward[] = {one, p_scale, p_code_scale, first_amax, first_amax + 1};
+    if (dout.data)
+      for (int i = 0; i < fp8_numbers; ++i) pointers[uid_numbers + i] = numbers + i;
+    else
+      for (const int i : of_forward) pointers[uid_numbers + i] = numbers + i;
+    pointers[uid_q_scale] = a.q.scales.data;
+    pointers[uid_k_scale] = a.k.scales.data;
+    pointers[uid_v_scale] = a.v.scales.data;
+    if (dout.data) pointers[uid_dout_scale] = dout.data;
   }
 
   void run(const Exec& exec, const Plan& plan, Pointers& pointers) const {

@@ -9,6 +9,9 @@
 // The softmax statistics are ours as (H, tokens). cuDNN gets them packed, (B, H, S): before 9.26 its backward
 // pass reads any other strides as if they were these, without a word, and before 9.12 the forward pass writes
 // so. Ragged statistics are (tokens, H). Both are reordered in our part of the workspace.
+//
+// FP8: cuDNN calls scales that multiply codes "descale" and those that make codes "scale", P "S" and the
+// gradient of the scores "dP". Results are in bf16, so that only P and dP are rounded there.
 
 #include <algorithm>
 #include <bit>
@@ -32,7 +35,7 @@ using TensorPointer = std::shared_ptr<TensorAttributes>;
 
 constexpr size_t alignment = 256;
 
-/// Tensors of a graph. Offsets follow, one for each distinct step between rows.
+/// Tensors of a graph. The numbers of Fp8Number follow, and offsets, one for each distinct step between rows.
 enum Uid : int64_t {
   uid_q = 1,
   uid_k,
@@ -43,9 +46,14 @@ enum Uid : int64_t {
   uid_dq,
   uid_dk,
   uid_dv,
-  uid_lengths
+  uid_lengths,
+  uid_q_scale,
+  uid_k_scale,
+  uid_v_scale,
+  uid_dout_scale
 };
-constexpr int64_t uid_offsets = 32;
+constexpr int64_t uid_numbers = uid_dout_scale + 1, uid_offsets = 32;
+static_assert(uid_numbers + fp8_numbers <= uid_offsets);
 
 int64_t round_up(int64_t n, int64_t to) {
   return (n + to - 1) / to * to;
@@ -69,9 +77,12 @@ struct Layout {
   bool reorders_lse = false;  ///< the statistics are cuDNN's at `lse`
   RowSteps steps;             ///< ragged: step 1 (of the statistics) included
   bool spread = false;        ///< ragged: dk and dv are made dense and then copied to where they belong
+  bool fp8 = false;
+  size_t numbers = 0;  ///< fp8: those of Fp8Number
   size_t lengths = 0, offsets = 0, lse = 0, dk = 0, dv = 0, bytes = 0;
 
-  explicit Layout(const Problem& p) : ragged(!p.equal) {
+  explicit Layout(const Problem& p) : ragged(!p.equal), fp8(p.dtype == DType::e4m3) {
+    if (fp8) numbers = take(sizeof(float) * fp8_numbers);
     reorders_lse = p.lse_row > 0 && (ragged || p.sequences > 1 || p.lse_row != p.longest);
     if (reorders_lse) lse = take(sizeof(float) * static_cast<size_t>(p.queries * p.heads));
     if (!ragged) return;
@@ -116,7 +127,8 @@ class Builder {
   /// `capability` is 10 * major + minor: nodes ask for it when they are made.
   Builder(const Problem& p, int capability) : p_(p), layout_(p), graph_(std::make_unique<SizedGraph>()) {
     graph_->set_sm_version(capability);
-    graph_->set_io_data_type(p.dtype == DType::f16 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16)
+    const DType results = layout_.fp8 ? p.result : p.dtype;
+    graph_->set_io_data_type(results == DType::f16 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
     if (!layout_.ragged) return;
@@ -130,7 +142,17 @@ class Builder {
     describe(options);
     auto q = input(uid_q, p_.heads, p_.q), k = input(uid_k, p_.kv_heads, p_.k),
          v = input(uid_v, p_.kv_heads, p_.v);
-    auto [out, stats] = graph_->sdpa(q, k, v, options);
+    TensorPointer out, stats;
+    if (layout_.fp8) {
+      const auto results =
+          graph_->sdpa_fp8(q, k, v, scalar(uid_q_scale), scalar(uid_k_scale), scalar(uid_v_scale),
+                           number(p_scale), number(p_code_scale), number(one), options);
+      out = results[0], stats = results[1];
+      for (size_t i = 2; i < results.size(); ++i) unused(results[i], i - 2);
+    } else {
+      const auto results = graph_->sdpa(q, k, v, options);
+      out = results[0], stats = results[1];
+    }
     output(out, uid_out, p_.heads, p_.out);
     if (stats) {
       stats->set_output(true);
@@ -140,19 +162,34 @@ class Builder {
   }
 
   std::unique_ptr<SizedGraph> backward(bool deterministic) {
-    auto options = fe::graph::SDPA_backward_attributes().set_name("attention_backward");
-    options.set_deterministic_algorithm(deterministic);
-    describe(options);
-    if (layout_.ragged) {
-      options.set_max_total_seq_len_q(p_.queries);
-      options.set_max_total_seq_len_kv(p_.keys);
-    }
     auto q = input(uid_q, p_.heads, p_.q), k = input(uid_k, p_.kv_heads, p_.k),
          v = input(uid_v, p_.kv_heads, p_.v), out = input(uid_out, p_.heads, p_.out),
          dout = input(uid_dout, p_.heads, p_.dout);
     auto stats = graph_->tensor(TensorAttributes());
     place_statistics(stats);
-    auto [dq, dk, dv] = graph_->sdpa_backward(q, k, v, out, dout, stats, options);
+    TensorPointer dq, dk, dv;
+    const auto describe_backward = [&](auto options) {
+      options.set_name("attention_backward").set_deterministic_algorithm(deterministic);
+      describe(options);
+      return options;
+    };
+    if (layout_.fp8) {
+      const TensorPointer exact = number(one);
+      const auto results = graph_->sdpa_fp8_backward(
+          q, k, v, out, dout, stats, scalar(uid_q_scale), scalar(uid_k_scale), scalar(uid_v_scale), exact,
+          scalar(uid_dout_scale), number(p_scale), number(ds_scale), number(p_code_scale), exact, exact,
+          exact, number(ds_code_scale), describe_backward(fe::graph::SDPA_fp8_backward_attributes()));
+      dq = results[0], dk = results[1], dv = results[2];
+      for (size_t i = 3; i < results.size(); ++i) unused(results[i], i - 3);
+    } else {
+      auto options = describe_backward(fe::graph::SDPA_backward_attributes());
+      if (layout_.ragged) {
+        options.set_max_total_seq_len_q(p_.queries);
+        options.set_max_total_seq_len_kv(p_.keys);
+      }
+      const auto results = graph_->sdpa_backward(q, k, v, out, dout, stats, options);
+      dq = results[0], dk = results[1], dv = results[2];
+    }
     const HeadSteps dense{p_.kv_heads * p_.d, p_.d};
     output(dq, uid_dq, p_.heads, p_.dq);
     output(dk, uid_dk, p_.kv_heads, layout_.spread ? dense : p_.dk);
@@ -161,6 +198,16 @@ class Builder {
   }
 
  private:
+  TensorPointer scalar(int64_t uid) { return side_input(uid, 1, fe::DataType_t::FLOAT); }
+  TensorPointer number(Fp8Number which) { return scalar(uid_numbers + which); }
+  /// Of results whose scales are not wanted.
+  static void unused(const TensorPointer& amax, size_t which) {
+    amax->set_uid(uid_numbers + first_amax + static_cast<int64_t>(which))
+        .set_output(true)
+        .set_dim({1, 1, 1, 1})
+        .set_stride({1, 1, 1, 1})
+        .set_data_type(fe::DataType_t::FLOAT);
+  }
   TensorPointer side_input(int64_t uid, int64_t n, fe::DataType_t type) {
     return graph_->tensor(
         TensorAttributes().set_uid(uid).set_dim({n, 1, 1, 1}).set_stride({1, 1, 1, 1}).set_data_type(type));
@@ -173,6 +220,8 @@ class Builder {
   TensorPointer input(Uid uid, int64_t heads, const HeadSteps& steps) {
     TensorAttributes t;
     t.set_uid(uid);
+    if (layout_.fp8 && uid != uid_out)
+      t.set_data_type(uid == uid_dout ? fe::DataType_t::FP8_E5M2 : fe::DataType_t::FP8_E4M3);
     place(t, heads, p_.d, steps.row, steps.head);
     return graph_->tensor(t);
   }

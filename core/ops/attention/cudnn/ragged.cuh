@@ -4,6 +4,7 @@
 // copied row.
 
 #include "core/device/kernel.h"
+#include "core/ops/attention.h"
 #include "core/ops/attention/cudnn/ragged.h"
 
 namespace nrl::ops::NRL_GPU {
@@ -67,6 +68,16 @@ __global__ void __launch_bounds__(side_threads)
   }
 }
 
+__global__ void fp8_numbers_kernel(float scale, int64_t d, const float* dout_scale, const float* v_scale,
+                                   float* numbers) {
+  numbers[attention::one] = 1.0f;
+  numbers[attention::p_scale] = 1.0f / probability_code_scale;
+  numbers[attention::p_code_scale] = probability_code_scale;
+  const float ds = dout_scale ? score_gradient_scale(scale, d, *dout_scale, *v_scale) : 1.0f;
+  numbers[attention::ds_scale] = ds;
+  numbers[attention::ds_code_scale] = 1.0f / ds;
+}
+
 unsigned blocks_of(int64_t n, int64_t per_block) {
   return static_cast<unsigned>((n + per_block - 1) / per_block);
 }
@@ -85,6 +96,11 @@ void ragged_description(void* stream, const int32_t* cu, int64_t sequences, int6
                         const attention::RowSteps& steps, int32_t* lengths, int64_t* offsets) {
   NRL_LAUNCH((ragged_description_kernel), blocks_of(room + 1, side_threads), side_threads, 0, stream, cu,
              sequences, room, steps, lengths, offsets);
+}
+
+void write_fp8_numbers(void* stream, float scale, int64_t d, const float* dout_scale, const float* v_scale,
+                       float* numbers) {
+  NRL_LAUNCH((fp8_numbers_kernel), 1, 1, 0, stream, scale, d, dout_scale, v_scale, numbers);
 }
 
 void transpose_f32(void* stream, const float* from, int64_t from_step, int64_t rows, int64_t columns,

@@ -1,6 +1,6 @@
 #pragma once
 // Small kernels around cuDNN attention: offsets and lengths of ragged sequences, and statistics and gradients
-// in the layouts that cuDNN reads and writes. Launchers, defined in ragged.cuh.
+// in the layouts that cuDNN reads and writes, and scales. Launchers, defined in ragged.cuh.
 
 #include <cstdint>
 
@@ -15,9 +15,27 @@ struct RowSteps {
   int count = 0;
 };
 
+/// What FP8 attention reads and writes on the device beside tensors and their scales: the scales of
+/// probabilities and of the gradients of scores, their inverses ("code scale"), 1, and largest numbers of
+/// results, which nobody reads.
+enum Fp8Number : int {
+  one,
+  p_scale,
+  p_code_scale,
+  ds_scale,
+  ds_code_scale,
+  first_amax,
+  fp8_numbers = first_amax + 4
+};
+
 }  // namespace nrl::ops::attention
 
 namespace nrl::ops::NRL_GPU {
+
+/// The first of `numbers`, up to first_amax. `dout_scale` and `v_scale` on the device; a forward pass has no
+/// dout_scale (null) and needs none of ds.
+void write_fp8_numbers(void* stream, float scale, int64_t d, const float* dout_scale, const float* v_scale,
+                       float* numbers);
 
 /// From the boundaries `cu` (sequences + 1) on the device, for `room` >= sequences sequences, the last ones
 /// empty: lengths[s] in rows, (room) i32, and for each of `steps` the first element of each sequence and of
