@@ -24,7 +24,8 @@ std::optional<DType> Recipe::master_weights() const {
 
 Format Recipe::of(int layer, Gemm gemm, Role role) const {
   const QuantizedGemms& q = formats_.quantized;
-  const bool quantized = gemm != Gemm::lm_head && layer >= q.begin && layer < q.end;
+  const bool has_formats = gemm < Gemm::attention_q || (gemm < Gemm::lm_head && q.attention);
+  const bool quantized = has_formats && layer >= q.begin && layer < q.end;
   switch (role) {
     case Role::input:
       return quantized ? q.input : Format{formats_.activations};
@@ -41,8 +42,10 @@ ScaleLayout Recipe::scales(int layers, bool experts) const {
   const QuantizedGemms& q = formats_.quantized;
   const bool kept = q.amax_history > 0 && q.begin < std::min(q.end, layers);
   const size_t gemms = layer_gemms.size() + (experts ? expert_gemms.size() : 0);
-  return {
-      .layers = kept ? layers : 0, .history = kept ? q.amax_history : 0, .gemms = static_cast<int>(gemms)};
+  return {.layers = kept ? layers : 0,
+          .history = kept ? q.amax_history : 0,
+          .gemms = static_cast<int>(gemms + (q.attention ? attention_operands.size() : 0)),
+          .first_of_attention = static_cast<int>(gemms)};
 }
 
 QuantizedGemms fp8_gemms(const Fp8Options& o) {
@@ -51,6 +54,7 @@ QuantizedGemms fp8_gemms(const Fp8Options& o) {
   q.begin = o.begin;
   q.end = o.end;
   q.primary = o.primary;
+  q.attention = o.attention;
   switch (o.scaling) {
     case Fp8Scaling::delayed:
       q.amax_history = o.amax_history;
@@ -102,6 +106,13 @@ std::string unsupported_reason(const Recipe& recipe, int layers) {
       return fmt::format("optimizer state in {}: the ops take f32, bf16, f16 and e4m3", name_of(dtype));
   if (const QuantizedGemms& q = recipe.quantized(); q.primary && q.weight.scaling == Scaling::mx32)
     return "weights kept in FP8 with mx32 scales: the transposed copy has others";
+  if (const QuantizedGemms& q = recipe.quantized();
+      q.attention &&
+      (q.input != Format{DType::e4m3, Scaling::tensor} || q.gradient != Format{DType::e5m2, Scaling::tensor}))
+    return fmt::format(
+        "attention with inputs in {} and gradients in {} with {} scales: the op takes e4m3 and "
+        "e5m2 with scales of tensors",
+        name_of(q.input.dtype), name_of(q.gradient.dtype), name_of(q.input.scaling));
   for (int layer = 0; layer < layers; ++layer)
     for (const Gemm gemm : layer_gemms)
       for (const Role role : all_roles) {

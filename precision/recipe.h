@@ -14,7 +14,8 @@
 namespace nrl::precision {
 
 /// The GEMMs of a decoder by their weight: four in a layer, or with experts in place of an MLP theirs (a
-/// grouped GEMM each) and those of the shared expert, and the LM head.
+/// grouped GEMM each) and those of the shared expert, and the LM head. Operands of attention are counted as
+/// GEMMs: q, k and v as inputs of theirs, and the gradient of its output as that of the last.
 enum class Gemm : uint8_t {
   qkv,
   o_proj,
@@ -24,14 +25,21 @@ enum class Gemm : uint8_t {
   experts_out,
   shared_in,
   shared_out,
+  attention_q,
+  attention_k,
+  attention_v,
+  attention_out,
   lm_head,
 };
 inline constexpr std::array layer_gemms{Gemm::qkv, Gemm::o_proj, Gemm::mlp_in, Gemm::mlp_out};
 inline constexpr std::array expert_gemms{Gemm::experts_in, Gemm::experts_out, Gemm::shared_in,
                                          Gemm::shared_out};
+inline constexpr std::array attention_operands{Gemm::attention_q, Gemm::attention_k, Gemm::attention_v,
+                                               Gemm::attention_out};
 constexpr std::string_view name_of(Gemm gemm) {
-  constexpr std::string_view names[] = {"qkv",         "o_proj",    "mlp_in",     "mlp_out", "experts_in",
-                                        "experts_out", "shared_in", "shared_out", "lm_head"};
+  constexpr std::string_view names[] = {
+      "qkv",        "o_proj",      "mlp_in",      "mlp_out",     "experts_in",    "experts_out", "shared_in",
+      "shared_out", "attention q", "attention k", "attention v", "attention out", "lm_head"};
   return names[static_cast<int>(gemm)];
 }
 
@@ -60,20 +68,25 @@ struct QuantizedGemms {
   /// Weights are kept in FP8 between steps: the optimizer, which has them in more bits, writes them. Only
   /// with scales that are those of the transposed weight as well: not with mx32.
   bool primary = false;
+  bool attention = false;  ///< attention has operands in these formats as well
   bool operator==(const QuantizedGemms&) const = default;
 };
 
 /// Scales of whole tensors that outlive a step, for the plan to allocate: one f32 scale and `history` f32
 /// amax values for each operand of the GEMMs of `layers` layers, of roles, layers and GEMMs in this order. In
-/// models with experts all layers have those of experts as well.
+/// models with experts all layers have those of experts as well, and then those of attention, if it has FP8
+/// operands.
 struct ScaleLayout {
   int layers = 0;  ///< 0: nothing is kept
   int history = 0;
   int gemms = static_cast<int>(layer_gemms.size());
+  int first_of_attention = gemms;
   int of_role() const { return layers * gemms; }
   int operands() const { return static_cast<int>(all_roles.size()) * of_role(); }
   int index(int layer, Gemm gemm, Role role) const {
-    return (static_cast<int>(role) * layers + layer) * gemms + static_cast<int>(gemm);
+    const bool attention = gemm >= Gemm::attention_q;
+    return (static_cast<int>(role) * layers + layer) * gemms + static_cast<int>(gemm) -
+           (attention ? static_cast<int>(Gemm::attention_q) - first_of_attention : 0);
   }
   int64_t bytes() const { return int64_t{operands()} * (1 + history) * 4; }
 };
@@ -140,6 +153,8 @@ class Recipe {
   Format of(int layer, Gemm gemm, Role role) const;
   /// Whether a GEMM reads FP8 operands.
   bool quantizes(int layer, Gemm gemm) const { return of(layer, gemm, Role::input).scaling != Scaling::none; }
+  /// Whether attention reads FP8 operands.
+  bool quantizes_attention(int layer) const { return quantizes(layer, Gemm::attention_q); }
   /// Whether a GEMM's weight is kept in FP8 (QuantizedGemms::primary).
   bool keeps_fp8(int layer, Gemm gemm) const { return formats_.quantized.primary && quantizes(layer, gemm); }
   /// Of any layer.
@@ -203,6 +218,7 @@ struct Fp8Options {
   bool most_recent = false;  ///< of delayed
   int margin = 0;            ///< of delayed and tensorwise
   bool primary = false;      ///< QuantizedGemms::primary; not of mxfp8
+  bool attention = false;    ///< of tensorwise and delayed, with gradients in e5m2
 };
 QuantizedGemms fp8_gemms(const Fp8Options& options);
 

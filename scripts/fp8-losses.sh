@@ -12,7 +12,8 @@ usage: scripts/fp8-losses.sh [--config FILE] [--data PREFIX] [--steps N] [--allo
   --data PREFIX      token files of `nrl-train prepare` (default: the one of the configuration)
   --steps N          optimizer steps (300); the schedule is as long
   --allowed PERCENT  largest difference of the loss, the mean of the last tenth of the steps (1)
-  --recipe NAME      tensorwise, delayed, blockwise, mxfp8 (default: all)
+  --recipe NAME      tensorwise, delayed, blockwise, mxfp8; tensorwise+attention, delayed+attention: with FP8
+                     attention (default: all)
   --binary PATH      nrl-train to run (default: builds build/cpu/bin/nrl-train)
   KEY=VALUE          overrides of all runs
 TEXT
@@ -41,7 +42,7 @@ while (($#)); do
       shift
       ;;
     --recipe)
-      [[ ${2:-} =~ ^(tensorwise|delayed|blockwise|mxfp8)$ ]] || die 64 "--recipe: found '${2:-}'"
+      [[ ${2:-} =~ ^(tensorwise|delayed|blockwise|mxfp8|tensorwise\+attention|delayed\+attention)$ ]] || die 64 "--recipe: found '${2:-}'"
       recipes+=("$2")
       shift
       ;;
@@ -61,7 +62,7 @@ while (($#)); do
   esac
   shift
 done
-((${#recipes[@]})) || recipes=(tensorwise delayed blockwise mxfp8)
+((${#recipes[@]})) || recipes=(tensorwise delayed blockwise mxfp8 tensorwise+attention delayed+attention)
 [[ -z $data ]] || keys+=("data.train.data_path=$(realpath -m "$data")")
 
 cd "$root_dir"
@@ -88,8 +89,9 @@ base=$(run base)
 } | tee "$work.md"
 failed=0
 for recipe in "${recipes[@]}"; do
-  options=("policy.fp8_cfg.enabled=true" "policy.fp8_cfg.fp8_recipe=$recipe")
-  [[ $recipe != delayed ]] || options+=("policy.fp8_cfg.fp8_amax_history_len=16" "policy.fp8_cfg.fp8_amax_compute_algo=max")
+  options=("policy.fp8_cfg.enabled=true" "policy.fp8_cfg.fp8_recipe=${recipe%+attention}")
+  [[ $recipe != *+attention ]] || options+=("policy.fp8_cfg.fp8_dot_product_attention=true")
+  [[ $recipe != delayed* ]] || options+=("policy.fp8_cfg.fp8_amax_history_len=16" "policy.fp8_cfg.fp8_amax_compute_algo=max")
   loss=$(run "$recipe" "${options[@]}")
   awk -v name="$recipe" -v loss="$loss" -v base="$base" -v allowed="$allowed" 'BEGIN {
       d = 100 * (loss / base - 1)

@@ -55,6 +55,22 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
   }
   keys_ = qk_ ? qk_ : qkv_;
   values_ = m.qk_norm ? qkv_ : keys_;
+  NRL_CHECK(!context_ || !recipe.quantizes_attention(layer), "FP8 attention with context parallelism");
+  const auto operand = [&](Gemm gemm, precision::Role role, int64_t width) {
+    return QuantizedOperand(recipe, add,
+                            {.layer = layer,
+                             .gemm = gemm,
+                             .role = role,
+                             .width = width,
+                             .divided = true,
+                             .row_rules = role == precision::Role::input ? "qkv" : "",
+                             .column = false,
+                             .generation = false});
+  };
+  q_ = operand(Gemm::attention_q, precision::Role::input, m.q_width());
+  k_ = operand(Gemm::attention_k, precision::Role::input, m.kv_width());
+  v_ = operand(Gemm::attention_v, precision::Role::input, m.kv_width());
+  d_out_heads_ = operand(Gemm::attention_out, precision::Role::gradient, m.q_width());
   attn_ = add({.name = "attention", .width = m.q_width(), .dtype = dtype, .rules = "core_attn"});
   if (context_) {
     const parallel::ContextAttention& a = context_->attention();
@@ -94,8 +110,9 @@ void Attention::forward(Run& r) {
     r.step("qk_norm_rope", reads(qkv_), writes(qk_, qk_stats_), [&] { rotate(r); });
   else if (spec_.use_rope)
     r.step("rope", reads(qkv_), writes(over(qk_, qkv_)), [&] { rotate(r); });
-  r.step(training | evaluation | recompute, "attention", reads(keys_, values_),
-         writes(attn_, lse_, exchange_), [&] { context_ ? attend_across_ranks(r) : attend(r); });
+  quantize_operands(r);
+  r.step(training | evaluation | recompute, "attention", operand_reads(), writes(attn_, lse_, exchange_),
+         [&] { context_ ? attend_across_ranks(r) : attend(r); });
   r.step(generation, "cached_attention", reads(keys_, values_), writes(attn_), [&] { attend_to_cache(r); });
   o_proj_.quantize_input(r, {attn_});
   r.step("o_proj", o_proj_.input_reads(attn_), writes(output_->partial, out_), [&] {
@@ -130,8 +147,7 @@ void Attention::backward(Run& r) {
                                                  : reads(d_attn_, keys_, values_, attn_, lse_),
             writes(d_qkv_, d_exchange_), [&] { attend_across_ranks_backward(r); });
   else
-    r.dgrad("attention", reads(d_attn_, keys_, values_, attn_, lse_), writes(d_qkv_),
-            [&] { attend_backward(r); });
+    dgrad(r);
   if (spec_.qk_norm)
     r.dgrad("qk_norm_rope", reads(d_qkv_, qkv_, qk_stats_), writes(d_qkv_), [&] { rotate_backward(r); });
   else if (spec_.use_rope)
@@ -190,6 +206,33 @@ Attention::Heads Attention::heads(const Run& r) const {
           .v = m.heads_of(r[values_], m.q_width() + m.kv_width(), m.kv_heads)};
 }
 
+void Attention::dgrad(Run& r) {
+  if (d_out_heads_) d_out_heads_.backward_step(r, {.slot = d_attn_});
+  const Reads d_out = d_out_heads_ ? d_out_heads_.row_reads() : reads(d_attn_);
+  r.dgrad("attention", d_out | operand_reads() | reads(attn_, lse_), writes(d_qkv_),
+          [&] { attend_backward(r); });
+}
+
+void Attention::quantize_operands(Run& r) {
+  if (!q_) return;
+  const int64_t q = spec_.q_width(), kv = spec_.kv_width();
+  q_.forward_steps(r, {.slot = keys_, .column = 0, .columns = q});
+  k_.forward_steps(r, {.slot = keys_, .column = q, .columns = kv});
+  v_.forward_steps(r, {.slot = values_, .column = q + kv, .columns = kv});
+}
+
+Attention::Heads Attention::operands(const Run& r) const {
+  if (!q_) return heads(r);
+  const ModelSpec& m = spec_;
+  return {.q = q_.row(r).split_heads(m.heads, m.head_dim),
+          .k = k_.row(r).split_heads(m.kv_heads, m.head_dim),
+          .v = v_.row(r).split_heads(m.kv_heads, m.head_dim)};
+}
+
+Reads Attention::operand_reads() const {
+  return q_ ? q_.row_reads() | k_.row_reads() | v_.row_reads() : reads(keys_, values_);
+}
+
 ops::HeadSlice Attention::slice(const Run& r) const {
   const ModelLayout& layout = r.layout();
   return {.first = layout.tensor_rank * spec_.heads, .all = layout.tensor * spec_.heads};
@@ -201,7 +244,7 @@ Tensor Attention::lse(const Run& r) const {
 }
 
 void Attention::attend(Run& r) const {
-  const Heads h = heads(r);
+  const Heads h = operands(r);
   const MicroBatch& mb = r.batch();
   ops::attention_forward(r.exec(),
                          {.q = h.q,
@@ -239,11 +282,12 @@ void Attention::attend_to_cache(Run& r) const {
 
 void Attention::attend_backward(Run& r) const {
   const ModelSpec& m = spec_;
-  const Heads h = heads(r);
+  const Heads h = operands(r);
   const MicroBatch& mb = r.batch();
   const Tensor d_qkv = r[d_qkv_];
+  const Tensor d_out = d_out_heads_ ? d_out_heads_.row(r) : r[d_attn_];
   ops::attention_backward(r.exec(),
-                          {.dout = r[d_attn_].split_heads(m.heads, m.head_dim),
+                          {.dout = d_out.split_heads(m.heads, m.head_dim),
                            .q = h.q,
                            .k = h.k,
                            .v = h.v,

@@ -73,7 +73,9 @@ QuantizedOperand::QuantizedOperand(const precision::Recipe& recipe, const AddSlo
   const RowDomain rows = !operand.experts                  ? token_rows
                          : row_unit(format_.scaling) == 16 ? dispatched_rows_by_16
                                                            : dispatched_rows_by_128;
-  if (operand.row) row_ = add({.name = name("FP8"), .width = bytes, .dtype = DType::u8, .rows = rows});
+  if (operand.row)
+    row_ = add(
+        {.name = name("FP8"), .width = bytes, .dtype = DType::u8, .rows = rows, .rules = operand.row_rules});
   if (operand.column)
     column_ = add({.name = name("FP8 transposed"),
                    .width = bytes,
@@ -111,9 +113,9 @@ Tensor QuantizedOperand::column(const Run& r) const {
 
 ops::QuantizeSource QuantizedOperand::values_of(const Run& r, const Source& s) const {
   if (s.norm) return s.norm->source(r);
-  return {.x = spec_.experts ? spec_.experts->rows(r, s.slot) : r[s.slot],
-          .activation = s.activation,
-          .gated = s.gated};
+  const Tensor x = spec_.experts ? spec_.experts->rows(r, s.slot) : r[s.slot];
+  return {
+      .x = s.columns > 0 ? x.columns(s.column, s.columns) : x, .activation = s.activation, .gated = s.gated};
 }
 
 Tensor QuantizedOperand::offsets_of(const Run& r) const {
@@ -157,7 +159,8 @@ void QuantizedOperand::forward_steps(Run& r, const Source& source) const {
     measure(r, source);
     quantize(r, source, true, true);
   });
-  r.step(memory::evaluation | memory::generation, step_, measured, writes(row_, scale_, amax_), [&] {
+  const auto inference = memory::evaluation | (spec_.generation ? memory::generation : 0);
+  r.step(inference, step_, measured, writes(row_, scale_, amax_), [&] {
     measure(r, source);
     quantize(r, source, true, false);
   });

@@ -27,14 +27,16 @@ struct Source {
   Slot slot = {};
   ops::Activation activation = ops::Activation::none;
   bool gated = false;
-  const PreNorm* norm = nullptr;  ///< instead of the slot
+  const PreNorm* norm = nullptr;    ///< instead of the slot
+  int64_t column = 0, columns = 0;  ///< the part of the slot's columns; 0 columns: all
 };
 /// What the matrices behind a norm read: `x`, or what the norm does not store.
 inline Source source_of(const PreNorm& norm, Slot x) {
   return norm.out ? Source{x} : Source{.norm = &norm};
 }
 
-/// Which operand, and of what its copies are.
+/// Which operand, and of what its copies are. Those of attention are row copies, which its backward pass
+/// reads as well.
 struct OperandSpec {
   int layer = 0;
   precision::Gemm gemm{};
@@ -42,7 +44,9 @@ struct OperandSpec {
   int64_t width = 0;
   bool divided = false;         ///< tensor-parallel ranks have different columns
   std::string_view rules = "";  ///< recompute rules of the column copy
+  std::string_view row_rules = "";
   bool row = true, column = true;
+  bool generation = true;  ///< generation reads it
   /// Of the rows of experts, which it names; it must outlive the operand. Null: of tokens.
   const ExpertDispatch* experts = nullptr;
 };

@@ -34,6 +34,13 @@ class Attention {
     Tensor q, k, v;
   };
   Heads heads(const Run& r) const;
+  /// The steps that round what attention reads to FP8, if it does.
+  void quantize_operands(Run& r);
+  /// As attention reads them in training and evaluation: in FP8, if the recipe says so.
+  Heads operands(const Run& r) const;
+  Reads operand_reads() const;
+  /// The steps of the gradients of q, k and v.
+  void dgrad(Run& r);
   Tensor lse(const Run& r) const;
   /// The rank's heads among all.
   ops::HeadSlice slice(const Run& r) const;
@@ -64,6 +71,7 @@ class Attention {
   std::optional<ColumnInput> input_;  ///< of qkv
   std::optional<RowOutput> output_;   ///< of the projection
   Projection qkv_proj_, o_proj_;
+  QuantizedOperand q_, k_, v_, d_out_heads_;  ///< what attention reads in FP8, if it does
   std::optional<ContextParallel> context_;
 };
 

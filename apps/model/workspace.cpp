@@ -37,7 +37,8 @@ size_t needed_gpu_workspace(const ModelSpec& m, const TrainingSizes& o) {
                    ops::qk_norm_rope_workspace(m.head_dim, o.partials),
                    ops::gpu_linear_workspace(widest_projection(m), o.partials),
                    ops::embedding_backward_workspace(o.tokens, m.hidden), ops::router_workspace(o.partials),
-                   ops::attention_gpu_workspace(o.tokens, m.heads, m.kv_heads, m.head_dim)});
+                   ops::attention_gpu_workspace(o.tokens, m.heads, m.kv_heads, m.head_dim,
+                                                o.recipe.quantized().attention)});
 }
 
 }  // namespace

@@ -135,7 +135,8 @@ double tile_utilization(const DeviceModel& gpu, const std::array<int64_t, 3>& ge
 
 double peak_of(const DeviceModel& gpu, const ops::Cost& cost) {
   if (!gpu.gpu()) return gpu.f32_flops;
-  if (size_of(cost.operands) == 1) return 2 * gpu.bf16_flops();
+  // Of attention the fractions below are those of bf16, and exponentials do not get faster with FP8.
+  if (size_of(cost.operands) == 1) return (cost.work == ops::Work::attention ? 1 : 2) * gpu.bf16_flops();
   if (cost.operands != DType::f32) return gpu.bf16_flops();
   return cost.tf32 ? gpu.tf32_flops : gpu.f32_flops;
 }

@@ -120,8 +120,8 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   };
   at(Category::optimizer) = (1 - config.policy.offload_optimizer.value) * kept(sharding.optimizer_state) *
                             (moment(formats.exp_avg) + moment(formats.exp_avg_sq) + n(master));
-  // Never recomputed but with its layer: q, k and v. Of layers that are recomputed, one is there, and of the
-  // residual stream the inputs of segments.
+  // Never recomputed but with its layer: q, k and v, in FP8 for attention that has them so. Of layers that
+  // are recomputed, one is there, and of the residual stream the inputs of segments.
   const PolicyConfig& policy = config.policy;
   const auto& modules = policy.recompute.modules;
   const bool keeps_mlp = modules.is_auto() || std::find(modules.value().begin(), modules.value().end(),
@@ -136,10 +136,12 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
                with_mlp = whole       ? std::floor(dense_share)
                           : keeps_mlp ? blocks * dense_share
                                       : 0;
-  at(Category::activations) = tokens * element / tensor *
-                              (inputs * (config.distributed.splits_sequence() ? 1 : tensor) * n(spec.hidden) +
-                               blocks * (n(spec.heads) + 2 * n(spec.kv_heads)) * n(spec.head_dim) +
-                               with_mlp * n(spec.mlp_in_width()));
+  const double of_attention = recipe.quantized().attention ? 1 / element : 1;
+  at(Category::activations) =
+      tokens * element / tensor *
+      (inputs * (config.distributed.splits_sequence() ? 1 : tensor) * n(spec.hidden) +
+       blocks * of_attention * (n(spec.heads) + 2 * n(spec.kv_heads)) * n(spec.head_dim) +
+       with_mlp * n(spec.mlp_in_width()));
   at(Category::data) =
       n(batch.accumulation) * tokens * 8 + (device == DeviceType::cpu ? prefetch_bytes(config, batch) : 0);
   return out;

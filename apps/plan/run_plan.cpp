@@ -112,7 +112,8 @@ precision::QuantizedGemms fp8_gemms(const Fp8Config& c, int layers) {
                                .amax_history = static_cast<int>(c.fp8_amax_history_len),
                                .most_recent = c.fp8_amax_compute_algo == AmaxAlgorithm::most_recent,
                                .margin = static_cast<int>(c.fp8_margin),
-                               .primary = c.fp8_param});
+                               .primary = c.fp8_param,
+                               .attention = c.fp8_dot_product_attention});
 }
 
 }  // namespace

@@ -180,6 +180,10 @@ void add_scales(const RunPlan& plan, const Add& add) {
       continue;
     of_weight(l, Gemm::qkv, 1, 1);
     of_weight(l, Gemm::o_proj, 1, 1);
+    if (recipe.quantizes_attention(l))
+      for (const auto& ranks : model::ranks_of_scale(layout, true, false))
+        if (ranks)
+          amax(*ranks, static_cast<int64_t>(precision::attention_operands.size()) * plan.batch.accumulation);
     if (!plan.spec.has_experts(l)) {
       of_weight(l, Gemm::mlp_in, 1, 1);
       of_weight(l, Gemm::mlp_out, 1, 1);

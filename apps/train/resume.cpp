@@ -31,6 +31,7 @@ constexpr std::string_view changeable_settings[] = {"policy.train_global_batch_s
                                                     "policy.fp8_cfg.fp8_amax_history_len",
                                                     "policy.fp8_cfg.fp8_amax_compute_algo",
                                                     "policy.fp8_cfg.fp8_param",
+                                                    "policy.fp8_cfg.fp8_dot_product_attention",
                                                     "policy.optimizer.name",
                                                     "policy.optimizer.lr",
                                                     "policy.optimizer.weight_decay",

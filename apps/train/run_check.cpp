@@ -296,6 +296,15 @@ void check_fp8(const ConfigResult& result, const model::ModelSpec& spec, int wor
   divides("policy.model.num_attention_heads", "columns of the queries", spec.q_width(), ranks, tensor, unit);
   divides("policy.model.num_key_value_heads", "columns of queries, keys and values", spec.qkv_width(), ranks,
           tensor, unit);
+  if (fp8.fp8_dot_product_attention) {
+    constexpr std::string_view attention = "policy.fp8_cfg.fp8_dot_product_attention";
+    divides("policy.model.num_key_value_heads", "columns of the keys", spec.kv_width(), ranks, tensor, unit);
+    if (spec.attention_dropout > 0)
+      add(attention,
+          fmt::format("{}: true is not supported with dropout of probabilities, which is {}", attention,
+                      spec.attention_dropout),
+          {"set policy.model.attention_dropout (attn_pdrop) to 0, or it to false"});
+  }
   if (spec.expert_layers() < spec.layers)
     divides("policy.model.intermediate_size", "columns of the MLP", spec.ffn, ranks, tensor, unit);
   if (experts && result.sound("distributed.expert_tensor_parallel_size"))

@@ -92,10 +92,9 @@ void add_recompute(PolicyTable& t) {
 }
 
 void add_fp8(PolicyTable& t) {
-  t.section(
-      "fp8_cfg",
-      "FP8 operands of the GEMMs of attention, MLP and experts (docs/precision.md). The rest, the LM head "
-      "included, stays in policy.precision.");
+  t.section("fp8_cfg",
+            "FP8 operands of the GEMMs of attention, MLP and experts, and if wanted of attention itself "
+            "(docs/precision.md). The rest, the LM head included, stays in policy.precision.");
   NRL_POLICY_KEY(t, fp8_cfg.enabled)
       .alias("policy.megatron_cfg.fp8_cfg.enabled")
       .help(
@@ -141,6 +140,12 @@ void add_fp8(PolicyTable& t) {
           "them "
           "in policy.precision in its shards, writes them, and ranks gather FP8. The numbers are those of "
           "false.");
+  NRL_POLICY_KEY(t, fp8_cfg.fp8_dot_product_attention)
+      .alias("policy.megatron_cfg.fp8_cfg.fp8_dot_product_attention")
+      .help(
+          "With tensorwise and delayed, and fp8: hybrid: the products of attention have FP8 operands as "
+          "well. "
+          "On a GPU cuDNN must run it (compute capability 10.x, sequences of equal length).");
 }
 
 void add_optimizer(PolicyTable& t) {

@@ -9,9 +9,13 @@ void check_fp8(Checker c) {
   const Fp8Config& fp8 = config.policy.fp8_cfg;
   constexpr std::string_view enabled = "policy.fp8_cfg.enabled", recipe = "policy.fp8_cfg.fp8_recipe";
   constexpr const char* param = "policy.fp8_cfg.fp8_param";
-  if (fp8.fp8_param && c.sound({enabled, param}) && !fp8.enabled)
-    c.error(param, fmt::format("{}: true has no meaning without FP8 GEMMs, which read these weights", param),
-            "", {fmt::format("{} is false", enabled), fmt::format("set {} to true, or remove it", enabled)});
+  const auto needs_fp8 = [&](const char* key, bool chosen, std::string_view why) {
+    if (chosen && c.sound({enabled, key}) && !fp8.enabled)
+      c.error(key, fmt::format("{}: true has no meaning without FP8 GEMMs{}", key, why), "",
+              {fmt::format("{} is false", enabled), fmt::format("set {} to true, or remove it", enabled)});
+  };
+  needs_fp8(param, fp8.fp8_param, ", which read these weights");
+  needs_fp8("policy.fp8_cfg.fp8_dot_product_attention", fp8.fp8_dot_product_attention, "");
   if (!fp8.enabled || !c.sound({enabled, recipe})) return;
   const bool delayed = fp8.fp8_recipe == Fp8Recipe::delayed;
   const std::string chosen = fmt::format("{} is {}", recipe, name_of(fp8.fp8_recipe));
@@ -40,6 +44,28 @@ void check_fp8(Checker c) {
                     "FP8 numbers do not give",
                     param),
         "", {chosen, "use another recipe, or set it to false"});
+  if (constexpr const char* key = "policy.fp8_cfg.fp8_dot_product_attention";
+      fp8.fp8_dot_product_attention && c.sound({key})) {
+    if (blocks)
+      c.error(key,
+              fmt::format("{}: true is not supported with {}: attention takes scales of tensors", key,
+                          name_of(fp8.fp8_recipe)),
+              "", {chosen, "use tensorwise or delayed, or set it to false"});
+    else if (constexpr const char* format = "policy.fp8_cfg.fp8";
+             fp8.fp8 != Fp8Format::hybrid && c.sound({format}))
+      c.error(
+          key,
+          fmt::format("{}: true is not supported with {}: {}: gradients of scores span more than e4m3 does",
+                      key, format, name_of(fp8.fp8)),
+          "", {fmt::format("set {} to hybrid, or {} to false", format, key)});
+    if (constexpr const char* context = "distributed.context_parallel_size";
+        config.distributed.context_parallel_size > 1 && c.sound({context}))
+      c.error(key,
+              fmt::format("{}: true is not supported with {}: {}: ranks exchange keys and values in "
+                          "policy.precision",
+                          key, context, config.distributed.context_parallel_size),
+              "", {fmt::format("set {} to 1, or {} to false", context, key)});
+  }
   const ShardStrategy strategy = config.distributed.shard_strategy;
   // The other strategies with shards refuse it with any weights.
   const bool shards = strategy == ShardStrategy::optim || strategy == ShardStrategy::optim_grads;

@@ -25,7 +25,9 @@ const plan::DeviceModel& h200() {
 
 /// An engine on a GPU that is not there.
 struct DryEngine {
-  explicit DryEngine(const ConfigResult& result) : runtime(device::open_dry_run(h200().properties())) {
+  explicit DryEngine(const ConfigResult& result, int major = 9)
+      : libraries(ops::open_dry_run_libraries(major, {})),
+        runtime(device::open_dry_run(h200().properties())) {
     const Config& c = result.config;
     ops::Exec exec;
     exec.kernels = &no_kernels;
@@ -49,8 +51,8 @@ struct DryEngine {
 
   std::unique_ptr<comm::World> world = comm::World::init();
   std::optional<parallel::Groups> ranks;
+  std::unique_ptr<ops::Libraries> libraries;
   std::unique_ptr<device::Runtime> runtime;
-  std::unique_ptr<ops::Libraries> libraries = ops::open_dry_run_libraries(9, {});
   ops::KernelTable no_kernels;
   engine::LanguageModeling objective;
   std::optional<engine::Engine> engine;
@@ -106,6 +108,45 @@ TEST_CASE("the FLOPs of a dry run are those of the model's formula", "[predict]"
         CHECK(backward == Approx(2.5 * attention).epsilon(1e-12));
         CHECK(attention > 0);
       }
+}
+
+TEST_CASE("attention with FP8 operands runs where the library takes it, and is refused elsewhere",
+          "[predict]") {
+  const auto config = [](const std::string& attention) {
+    return tiny_config(
+        "cuda",
+        {"policy.precision=bfloat16", "policy.fp8_cfg.enabled=true", "policy.max_total_sequence_length=32",
+         "policy.fp8_cfg.fp8_dot_product_attention=" + attention},
+        "{model_type: qwen3, vocab_size: 61, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
+        "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 16, max_position_embeddings: 64}");
+  };
+  const DryEngine dry(config("true"), 10), bf16(config("false"), 10);
+  const auto attention = [](const DryEngine& e) {
+    std::vector<Call> calls;
+    for (const Call& call : e.calls)
+      if (call.cost.work == Work::attention) calls.push_back(call);
+    return calls;
+  };
+  const std::vector<Call> fp8 = attention(dry), other = attention(bf16);
+  REQUIRE(fp8.size() == other.size());
+  REQUIRE_FALSE(fp8.empty());
+  for (size_t i = 0; i < fp8.size(); ++i) {
+    CHECK(fp8[i].cost.operands == DType::e4m3);
+    CHECK(other[i].cost.operands == DType::bf16);
+    CHECK(fp8[i].cost.library);
+    CHECK(fp8[i].cost.flops == other[i].cost.flops);
+    CHECK(fp8[i].cost.read < other[i].cost.read);
+    CHECK(fp8[i].cost.written == other[i].cost.written);
+    // There is no rate of FP8 attention.
+    CHECK(plan::estimate(h200(), fp8[i], {}).arithmetic == plan::estimate(h200(), other[i], {}).arithmetic);
+  }
+  for (const int major : {9, 12}) try {
+      const DryEngine refused(config("true"), major);
+      FAIL("not refused");
+    } catch (const Error& error) {
+      CHECK(error.code() == Exit::config);
+      CHECK(std::string(error.what()).find("compute capability 10.x") != std::string::npos);
+    }
 }
 
 TEST_CASE("a dry run finds the calls that a step makes", "[predict]") {

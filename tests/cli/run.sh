@@ -261,6 +261,10 @@ case $case_name in
     done
     traffic_of fp8-tensorwise4 4 "${fp8[@]}" distributed.tensor_parallel_size=2 distributed.context_parallel_size=2 \
       policy.fp8_cfg.num_first_layers_in_bf16=1
+    for recipe in tensorwise delayed; do
+      traffic_of "fp8-attention-$recipe" 2 "${fp8[@]}" policy.fp8_cfg.fp8_recipe=$recipe distributed.tensor_parallel_size=2 \
+        policy.fp8_cfg.fp8_dot_product_attention=true
+    done
     fp8=('policy.model={model_type: qwen2_moe, vocab_size: 272, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 32, shared_expert_intermediate_size: 32, mlp_only_layers: [0]}'
       policy.fp8_cfg.enabled=true)
     for recipe in tensorwise delayed; do

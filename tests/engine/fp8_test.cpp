@@ -283,6 +283,115 @@ TEST_CASE("the options of recipes matter", "[engine][fp8]") {
          {"policy.fp8_cfg.fp8_amax_history_len=1"}, {"policy.fp8_cfg.fp8_amax_history_len=3"});
 }
 
+namespace {
+
+const Keys attention{"policy.fp8_cfg.fp8_dot_product_attention=true"};
+/// QK norm writes q and k beside v, and heads share keys.
+const std::string qwen3 =
+    "{model_type: qwen3, vocab_size: 61, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 16, max_position_embeddings: 64, "
+    "initializer_range: 0.2}";
+
+}  // namespace
+
+TEST_CASE("attention with FP8 operands learns nearly what fp32 learns", "[engine][fp8]") {
+  if (test_world().size() > 1) return;
+  for (const std::string recipe : {"tensorwise", "delayed"})
+    for (const std::string& model : {llama, qwen3, experts}) {
+      const Learned exact = learn("cpu", model, {"policy.max_total_sequence_length=16"});
+      const Learned gemms = learn("cpu", model, fp8(recipe, "16"));
+      const Learned got = learn("cpu", model, fp8(recipe, "16") + attention);
+      const double limit = recipe == "delayed" ? 0.3 : model == experts ? 0.2 : 0.1;
+      CAPTURE(recipe, model, farthest(got, exact));
+      CHECK_FALSE(same(got, gemms));
+      CHECK(farthest(got, exact) < limit);
+      const Keys bf16 = fp8(recipe, "16") + attention + Keys{"policy.precision=bfloat16"};
+      CHECK(farthest(learn("cpu", model, bf16), exact) < limit);
+    }
+}
+
+TEST_CASE("attention with FP8 operands keeps FP8 for the backward pass and recomputes it bit by bit",
+          "[engine][fp8]") {
+  if (test_world().size() > 1) return;
+  for (const std::string recipe : {"tensorwise", "delayed"})
+    for (const std::string& model : {llama, qwen3}) {
+      CAPTURE(recipe, model);
+      const Keys keys = fp8(recipe, "16") + attention;
+      const Learned kept = learn("cpu", model, keys + Keys{"policy.recompute.granularity=none"}, 2);
+      for (const std::string modules : {"[norm]", "[core_attn]", "[norm, activation, core_attn]"})
+        CHECK(same(learn("cpu", model,
+                         keys + Keys{"policy.recompute.granularity=selective",
+                                     "policy.recompute.modules=" + modules},
+                         2),
+                   kept));
+      CHECK(same(learn("cpu", model, keys + Keys{"policy.checkpoint_every=1"}, 2), kept));
+      CHECK(same(learn("cpu", model,
+                       keys + Keys{"policy.offload_activations=true", "policy.offload_modules=[qkv]"}, 2),
+                 kept));
+      const auto saved = [&](const Keys& with) {
+        const auto alone = test_world().comm().split(test_world().rank(), 0, "alone");
+        Trainee trainee(*alone, "cpu", tiny_config("cpu", with, model));
+        int64_t bytes = 0;
+        for (const auto& block : trainee.engine().plan().decoder->block_bytes()) bytes += block.kept;
+        return bytes;
+      };
+      // One byte for each number of q, k and v in place of 4; with QK norm these are read behind it as well.
+      const Keys none = fp8(recipe, "16") + Keys{"policy.recompute.granularity=none"};
+      if (model == llama) CHECK(saved(none + attention) < saved(none));
+    }
+}
+
+TEST_CASE("attention with FP8 operands leaves layers out, and evaluation leaves its scales alone",
+          "[engine][fp8]") {
+  if (test_world().size() > 1) return;
+  const Keys tensorwise = fp8("tensorwise", "16") + attention;
+  CHECK_FALSE(same(learn("cpu", llama, tensorwise),
+                   learn("cpu", llama, tensorwise + Keys{"policy.fp8_cfg.num_first_layers_in_bf16=1"})));
+  const auto alone = test_world().comm().split(0, 0, "alone");
+  Trainee trainee(*alone, "cpu", tiny_config("cpu", fp8("delayed", "16") + attention, llama));
+  engine::Engine& e = trainee.engine();
+  const model::DelayedScales& s = e.plan().decoder->scales();
+  const auto scale = [&](precision::Gemm gemm, precision::Role role) {
+    return s.scale.ptr<float>()[s.layout.index(1, gemm, role)];
+  };
+  using precision::Gemm, precision::Role;
+  trainee.train_step();
+  const std::vector<std::pair<Gemm, Role>> operands{{Gemm::attention_q, Role::input},
+                                                    {Gemm::attention_k, Role::input},
+                                                    {Gemm::attention_v, Role::input},
+                                                    {Gemm::attention_out, Role::gradient}};
+  std::vector<float> after;
+  for (const auto& [gemm, role] : operands) {
+    after.push_back(scale(gemm, role));
+    CHECK(after.back() > 0);
+    CHECK(after.back() < 0.1f);  // from 1
+    for (size_t i = 0; i + 1 < after.size(); ++i) CHECK(after[i] != after.back());
+  }
+  const data::HostMicroBatch batch = random_batch(e.plan().batch.micro * e.plan().sequence_length, 5);
+  e.evaluate(1, [&]() -> const data::HostMicroBatch& { return batch; });
+  for (size_t i = 0; i < operands.size(); ++i)
+    CHECK(scale(operands[i].first, operands[i].second) == after[i]);
+}
+
+TEST_CASE("attention with FP8 operands is refused on a GPU without a library for it", "[engine][fp8]") {
+  if (test_world().size() > 1) return;
+  const Keys keys = fp8("tensorwise", "16") + attention + Keys{"policy.precision=bfloat16"};
+  const std::string no_bias =
+      "{model_type: llama, vocab_size: 61, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, "
+      "num_attention_heads: 2, head_dim: 16, max_position_embeddings: 64}";
+  const auto alone = test_world().comm().split(0, 0, "alone");
+  Trainee trainee(*alone, "cuda", tiny_config("cuda", keys, no_bias));
+  engine::LanguageModeling objective;
+  try {
+    trainee.engine().require_kernels(objective, "the GPU");
+    FAIL("not refused");
+  } catch (const Error& error) {
+    CAPTURE(std::string(error.what()));
+    CHECK(error.code() == Exit::config);
+    CHECK(std::string(error.what()).find("fp8_dot_product_attention: true needs cuDNN") != std::string::npos);
+  }
+}
+
 TEST_CASE("FP8 activations are recomputed bit by bit", "[engine][fp8]") {
   if (test_world().size() > 1) return;
   for (const std::string device : {"cpu", "cuda"})
@@ -363,6 +472,11 @@ TEST_CASE("FP8 layouts make the step of one rank", "[engine][fp8]") {
   for (const std::string recipe : {"tensorwise", "delayed"})
     for (const Keys& layout : layouts)
       require_same_step(llama, fp8(recipe, "32") + Keys{"policy.train_micro_batch_size=1"}, layout);
+  for (const std::string recipe : {"tensorwise", "delayed"})
+    for (const Keys& layout : {tensor, sequence, Keys{"distributed.shard_strategy=optim"},
+                               Keys{"distributed.pipeline_parallel_size=2"}})
+      require_same_step(llama, fp8(recipe, "32") + attention + Keys{"policy.train_micro_batch_size=1"},
+                        layout);
   if (ranks > 2) return;
   for (const std::string recipe : {"blockwise", "mxfp8"})
     for (const Keys& layout : {tensor, sequence, Keys{"distributed.shard_strategy=optim_grads_params"}})

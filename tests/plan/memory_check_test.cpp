@@ -1,5 +1,7 @@
 #include "apps/plan/memory_check.h"
 
+#include <map>
+
 #include "apps/model/hf_config.h"
 #include "tests/catch.h"
 
@@ -94,6 +96,33 @@ TEST_CASE("the bound is below plans of weights in FP8", "[plan]") {
           CHECK(least[c] <= exact[c]);
         }
       }
+}
+
+TEST_CASE("the bound is below plans of attention with FP8 operands", "[plan]") {
+  // Of which q, k and v are most that is kept.
+  const char* heads =
+      R"({"model_type":"llama","vocab_size":61,"hidden_size":16,"intermediate_size":16,"num_hidden_layers":8,
+      "num_attention_heads":16,"num_key_value_heads":16,"head_dim":64,"max_position_embeddings":4096})";
+  std::map<bool, double> least_of;
+  for (const bool attention : {false, true}) {
+    const ConfigResult result = load_config_text(
+        yaml, "t.yaml",
+        std::vector<std::string>{"policy.precision=bfloat16", "policy.recompute.granularity=none",
+                                 "policy.fp8_cfg.enabled=true",
+                                 fmt::format("policy.fp8_cfg.fp8_dot_product_attention={}", attention)});
+    REQUIRE(result.ok());
+    const model::ModelSpec spec = model::parse_model_config(heads, "test");
+    const BatchPlan batch = resolve_batch(result.config, 4);
+    const auto planned =
+        make_run_plan(result.config, spec, batch, grid_position(result.config, 4, 0), DeviceType::cpu, 2);
+    constexpr auto activations = static_cast<size_t>(Category::activations);
+    const double least = minimum_memory(result.config, spec, batch, DeviceType::cpu)[activations],
+                 exact = planned_memory(result.config, *planned)[activations];
+    CAPTURE(attention, least, exact);
+    CHECK(least <= exact);
+    least_of[attention] = least;
+  }
+  CHECK(least_of[true] < 0.6 * least_of[false]);
 }
 
 TEST_CASE("a run that does not fit reports the key with the largest demand", "[plan]") {

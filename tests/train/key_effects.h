@@ -201,6 +201,8 @@ inline const Effect effects[] = {
     {"policy.fp8_cfg.fp8_margin", Observed::elsewhere, "policy.fp8_cfg.fp8_margin=", "engine/fp8_test.cpp"},
     {"policy.fp8_cfg.fp8_param", Observed::elsewhere, "policy.fp8_cfg.fp8_param=true",
      "engine/fp8_param_test.cpp"},
+    {"policy.fp8_cfg.fp8_dot_product_attention", Observed::elsewhere,
+     "policy.fp8_cfg.fp8_dot_product_attention=true", "engine/fp8_test.cpp"},
     {"policy.fp8_cfg.fp8_amax_history_len", Observed::elsewhere,
      "policy.fp8_cfg.fp8_amax_history_len=", "engine/fp8_test.cpp"},
     {"policy.fp8_cfg.fp8_amax_compute_algo", Observed::elsewhere,

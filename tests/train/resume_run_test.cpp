@@ -188,6 +188,14 @@ TEST_CASE("scales of FP8 operands that follow from earlier steps are restored") 
   runs.copy("whole", "parts", 2);
   REQUIRE(runs.train("parts", more) == Exit::ok);
   for (const char* file : {"model.safetensors", optimizer_file}) CHECK(runs.same("parts", "whole", file));
+  auto attention = more;
+  attention.push_back("policy.fp8_cfg.fp8_dot_product_attention=true");
+  attention.push_back("policy.model.num_key_value_heads=2");
+  REQUIRE(runs.train("whole attention", attention) == Exit::ok);
+  runs.copy("whole attention", "parts of attention", 2);
+  REQUIRE(runs.train("parts of attention", attention) == Exit::ok);
+  for (const char* file : {"model.safetensors", optimizer_file})
+    CHECK(runs.same("parts of attention", "whole attention", file));
   auto experts = more;
   experts.back() =
       "policy.model={model_type: mixtral, vocab_size: 61, hidden_size: 16, intermediate_size: 16, "

@@ -308,4 +308,12 @@ TEST_CASE("FP8 operands are checked against the model") {
           "a microbatch of 1 x 64 tokens", wide);
   refused({"policy.fp8_cfg.num_first_layers_in_bf16=1", "policy.fp8_cfg.num_last_layers_in_bf16=1"},
           "no layer reads FP8", small);
+  const std::string attention = "policy.fp8_cfg.fp8_dot_product_attention=true";
+  CHECK(shown(small, {attention}).empty());
+  CHECK(shown(small, {attention, tensor}).empty());
+  refused({attention, "policy.model.head_dim=8", "policy.model.num_key_value_heads=1"},
+          "policy.model.num_key_value_heads: 8 columns of the keys are not a multiple of 16", small);
+  refused({attention, "policy.model.attention_dropout=0.1"},
+          "fp8_dot_product_attention: true is not supported with dropout of probabilities, which is 0.1",
+          small);
 }
