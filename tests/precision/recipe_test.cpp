@@ -2,6 +2,9 @@
 
 #include "precision/recipe.h"
 
+#include <set>
+#include <vector>
+
 #include "core/base/error.h"
 #include "tests/catch.h"
 
@@ -68,6 +71,42 @@ TEST_CASE("layers with quantized operands", "[precision]") {
   REQUIRE(hybrid.of(2, Gemm::lm_head, Role::weight) == Format{DType::bf16, Scaling::none});
   REQUIRE(hybrid.weights() == DType::bf16);
   REQUIRE(blockwise.of(3, Gemm::o_proj, Role::weight) == Format{DType::e4m3, Scaling::block128});
+}
+
+TEST_CASE("operands of attention", "[precision]") {
+  QuantizedGemms q = hybrid.quantized();
+  q.attention = true;
+  const Recipe recipe = bfloat16.with_quantized(q);
+  REQUIRE(unsupported_reason(recipe, 4).empty());
+  REQUIRE(recipe.of(1, Gemm::attention_k, Role::input) == Format{DType::e4m3, Scaling::tensor});
+  REQUIRE(recipe.of(2, Gemm::attention_out, Role::gradient) == Format{DType::e5m2, Scaling::tensor});
+  REQUIRE(recipe.quantizes_attention(1));
+  REQUIRE_FALSE(recipe.quantizes_attention(0));
+  REQUIRE_FALSE(hybrid.quantizes_attention(1));
+  REQUIRE(recipe.of(1, Gemm::lm_head, Role::input).scaling == Scaling::none);
+  // Every operand of a layer has a place of its own.
+  for (const bool experts : {false, true}) {
+    const ScaleLayout scales = recipe.scales(4, experts);
+    REQUIRE(scales.operands() == hybrid.scales(4, experts).operands() + 3 * 4 * 4);
+    std::vector<Gemm> gemms(layer_gemms.begin(), layer_gemms.end());
+    if (experts) gemms.insert(gemms.end(), expert_gemms.begin(), expert_gemms.end());
+    gemms.insert(gemms.end(), attention_operands.begin(), attention_operands.end());
+    std::set<int> places;
+    for (int layer = 0; layer < 4; ++layer)
+      for (const Gemm gemm : gemms)
+        for (const Role role : all_roles) {
+          const int place = scales.index(layer, gemm, role);
+          REQUIRE(place >= 0);
+          REQUIRE(place < scales.operands());
+          REQUIRE(places.insert(place).second);
+        }
+  }
+  q.gradient.dtype = DType::e4m3;
+  REQUIRE_FALSE(unsupported_reason(bfloat16.with_quantized(q), 4).empty());
+  q = blockwise.quantized();
+  q.attention = true;
+  REQUIRE_FALSE(unsupported_reason(bfloat16.with_quantized(q), 4).empty());
+  REQUIRE(fp8_gemms({.end = 2, .attention = true}).attention);
 }
 
 TEST_CASE("scales that outlive a step", "[precision]") {
