@@ -17,7 +17,7 @@ TEST_CASE("the ranks of a machine share its memory") {
         "policy:\n"
         "  model: {model_type: llama, vocab_size: 272, hidden_size: 48, intermediate_size: 80,\n"
         "          num_hidden_layers: 2, num_attention_heads: 4}\n"
-        "  train_global_batch_size: 2147483640\n"
+        "  train_global_batch_size: 1073741824\n"
         "pretrain: {max_num_steps: 10}\n"
         "data: {train: {data_path: corpus}}\n",
         "t.yaml", std::vector<std::string>{"device=cpu"});
