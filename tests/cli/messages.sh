@@ -46,7 +46,7 @@ case $case_name in
   too_large)
     corpus
     config big
-    for refused in policy.train_global_batch_size=2147483640 policy.max_total_sequence_length=16777216 \
+    for refused in policy.train_global_batch_size=1073741824 policy.max_total_sequence_length=16777216 \
       'policy.model.intermediate_size=16777216 policy.model.num_hidden_layers=64' \
       'policy.model.num_hidden_layers=4096 policy.model.hidden_size=16384'; do
       # shellcheck disable=SC2086  # several overrides
@@ -61,10 +61,10 @@ case $case_name in
     expect 78 run 1 big.yaml policy.model.num_attention_heads=16777216 policy.model.head_dim=16777216 \
       policy.model.num_key_value_heads=16777216 policy.model.hidden_size=1048576 policy.model.num_hidden_layers=4096
     said err.txt 'command line: policy.model.num_attention_heads'
-    expect 78 run 1 big.yaml pretrain.max_num_steps=1000000000000 policy.train_global_batch_size=2147483640
+    expect 78 run 1 big.yaml pretrain.max_num_steps=1000000000000 policy.train_global_batch_size=1073741824
     said err.txt 'command line: pretrain.max_num_steps'
     # The ranks of a machine share its memory.
-    expect 71 run 2 big.yaml policy.train_global_batch_size=2147483640
+    expect 71 run 2 big.yaml policy.train_global_batch_size=1073741824
     said err.txt 'this machine (shared by 2 ranks) has'
     [[ ! -e big ]] || fail "a refused run left something behind"
     ;;
