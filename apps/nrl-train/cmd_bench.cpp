@@ -54,8 +54,7 @@ int run_bench(const bench::Args& args) {
       {"--only", !args.only.empty(), kernels, "bench ops, gemm or attention"},
       {"--precision", args.precision != "auto", kernels,
        steps ? "the configuration's policy.precision" : "bench ops, gemm or attention"},
-      {"--steps", args.steps.has_value(), steps && !args.quick,
-       steps ? "no --quick, which times as few as it can" : "bench step, or one with a configuration"}};
+      {"--steps", args.steps.has_value(), steps, "bench step, or one with a configuration"}};
   for (const auto& [option, given, has, expected] : options)
     if (given && !has)
       fail(Exit::usage, "{} has no effect in bench {}; expected {}", option, args.benchmark, expected);

@@ -241,7 +241,8 @@ int run(int argc, char** argv) {
   c->add_option(
       "--predict", bench.predict,
       "Print the estimated time of every part of a step on this GPU (step): h200, h100, b200 or a100");
-  c->add_flag("--quick", bench.quick, "Tiny sizes, executed once: a functional test without useful timings");
+  c->add_flag("--quick", bench.quick,
+              "Tiny sizes, executed once, whatever --steps says: a functional test without useful timings");
   c->callback([&] { result = run_bench(bench); });
 
   bench::TuneArgs tune;

@@ -198,7 +198,7 @@ checkpoint verify"
     corpus
     config c
     for options in "step c.yaml --precision bfloat16" "recompute c.yaml --only x" "comm --only x" "ops --steps 3" \
-      "step c.yaml --quick --steps 3" "gemm --tokens 4" "attention --predict h200"; do
+      "gemm --tokens 4" "attention --predict h200"; do
       # shellcheck disable=SC2086  # several arguments
       expect 64 run 1 bench $options
       said err.txt "has no effect in bench ${options%% *}; expected"
