@@ -66,9 +66,10 @@ Limits limits_of_arithmetic(const precision::Recipe& recipe, bool tf32, ReduceDT
   // f16 rounds by 2^-11, an eighth of bf16.
   if (recipe.activations() == DType::f16 || recipe.weights() == DType::f16)
     return {.loss = 5e-4, .norm = 5e-3, .gradient = 2e-2, .weight = 2e-2};
-  // Sharded gradients are rounded once per microbatch, whose gradients of a bias partly cancel.
+  // Sharded gradients are rounded once per microbatch and rank, whose gradients of a bias partly cancel: 5e-3
+  // of a bias of keys on 8 ranks, where the same layouts differ by 1.4e-6 with gradients in fp32.
   if (wire == ReduceDType::bf16 || recipe.optimizer().main_gradients == DType::bf16)
-    return {.loss = 1e-5, .norm = 2e-3, .gradient = 5e-3, .weight = 1.5e-2};
+    return {.loss = 1e-5, .norm = 2e-3, .gradient = 1e-2, .weight = 1.5e-2};
   if (tf32) return {.loss = 2e-4, .norm = 2e-3, .gradient = 5e-3, .weight = 5e-3};
   return {.loss = 1e-6, .norm = 1e-5, .gradient = 1e-5, .weight = 1e-5};
 }
