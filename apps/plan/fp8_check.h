@@ -7,10 +7,10 @@
 
 namespace nrl::plan {
 
-/// An error if no GPU runs the GEMMs of policy.fp8_cfg.fp8_recipe in this model.
+/// An error if no GPU runs what policy.fp8_cfg gives FP8 operands in this model.
 Diagnostics check_fp8_on_gpus(const ConfigResult& result, const model::ModelSpec& spec);
 
-/// An error if the tensor cores of `gpu` cannot run the GEMMs of policy.fp8_cfg.fp8_recipe in this model.
+/// The same of `gpu`.
 Diagnostics check_fp8(const ConfigResult& result, const model::ModelSpec& spec, const DeviceModel& gpu);
 
 }  // namespace nrl::plan

@@ -15,6 +15,11 @@ namespace {
 
 constexpr int64_t longest_default = 1024;  // tokens, for models of other programs
 
+// Windows that predict `tokens` tokens, of which there are at least 2, but for the first one.
+int64_t windows_of(int64_t tokens, int64_t length) {
+  return (tokens - 2) / length + 1;
+}
+
 // The sequence length of the training run of one of our checkpoints; 0 for other directories.
 int64_t training_length(const std::string& directory) {
   const std::string path = join_path(directory, "nrl-train.yaml");
@@ -70,8 +75,8 @@ void StoredModelEvaluator::load() {
     length = std::min(longest_default, spec.max_positions > 0 ? spec.max_positions : longest_default);
   if (spec.learned_positions && length > spec.max_positions)
     fail(Exit::usage, "--sequence-length {}: the model has {} positions", length, spec.max_positions);
-  const int64_t windows = std::max<int64_t>(1, (options_.tokens - 2) / length + 1);
-  options_.micro_batch = std::min(options_.micro_batch, windows);
+  options_.micro_batch =
+      std::min(options_.micro_batch, windows_of(std::max<int64_t>(options_.tokens, 2), length));
   const DType dtype = stored_dtype(directory);
   engine_ = std::make_unique<engine::Engine>(
       plan::make_forward_plan(std::move(spec), {.micro_batch = options_.micro_batch,
@@ -94,7 +99,7 @@ EvaluationSums StoredModelEvaluator::run(const IndexedDataset& data, int64_t max
   run_collectively(world_, [&] {
     if (total < 2) fail(Exit::data, "{}: {} tokens; expected at least 2", data.prefix(), total);
     const TokenStream stream(data, spec().vocab_size);
-    const int64_t windows = (total - 1 + length - 1) / length, stride = world_.size() * micro;
+    const int64_t windows = windows_of(total, length), stride = world_.size() * micro;
     int64_t first = world_.rank() * micro;
     std::vector<int32_t> window(static_cast<size_t>(length + 1));
     data::HostMicroBatch batch;

@@ -336,8 +336,8 @@ std::string divisors_near(int64_t n, int64_t near, size_t count = 6) {
   return out;
 }
 
-/// The batch keys against a known number of model replicas.
-// `replicas`: unset where the number of ranks is unknown; then only what must divide for any number.
+/// The batch keys against the number of model replicas. Unset: it is unknown; then only what must divide for
+/// any number.
 void check_batch(Checker& c, const Config& config, std::optional<int64_t> replicas) {
   const int64_t dp = replicas.value_or(1);
   const int64_t global = config.policy.train_global_batch_size;

@@ -22,11 +22,8 @@ void check_layers(Checker& c, const PolicyConfig& p) {
   else if (p.offload_activations.value < 1)
     c.error(layers_key, fmt::format("{} and {} both say which layers are offloaded", share_key, layers_key),
             "", {note, "with a list, the other must be true"});
-  std::vector<int64_t> layers = *p.offload_layers;
-  std::sort(layers.begin(), layers.end());
-  if (const auto twice = std::adjacent_find(layers.begin(), layers.end()); twice != layers.end())
-    c.error(layers_key, fmt::format("{} has layer {} twice", layers_key, *twice));
-  if (layers.empty()) c.error(layers_key, fmt::format("{} is an empty list", layers_key));
+  c.unique(layers_key, *p.offload_layers, "layer ");
+  if (p.offload_layers->empty()) c.error(layers_key, fmt::format("{} is an empty list", layers_key));
 }
 
 /// The configured module of recomputation whose activations contain those of `m`; null: none.
@@ -98,12 +95,7 @@ void check_offload(Checker c) {
             {fmt::format("set {}: true, or a fraction of the layers", share_key)});
     return;
   }
-  std::vector<OffloadModule> modules = p.offload_modules;
-  std::sort(modules.begin(), modules.end());
-  if (const auto twice = std::adjacent_find(modules.begin(), modules.end()); twice != modules.end()) {
-    c.error(modules_key, fmt::format("{} has {} twice", modules_key, name_of(*twice)));
-    return;
-  }
+  if (!c.unique(modules_key, p.offload_modules)) return;
   for (const OffloadModule m : p.offload_modules) check_module(c, config, m);
 }
 

@@ -1,6 +1,4 @@
 // The keys that say which activations are recomputed. Two that say it in different ways are a contradiction.
-#include <algorithm>
-
 #include <spdlog/fmt/fmt.h>
 
 #include "core/config/validate.h"
@@ -38,11 +36,9 @@ void check_checkpointing(Checker& c, const PolicyConfig& p) {
         fmt::format("{} says which layers are recomputed, but {} is false", which[0], checkpointing_key), "",
         {fmt::format("{} is at {}", checkpointing_key, c.where(checkpointing_key)), "remove one of them"});
   if (p.checkpoint_layers) {
-    std::vector<int64_t> layers = *p.checkpoint_layers;
-    std::sort(layers.begin(), layers.end());
-    if (const auto twice = std::adjacent_find(layers.begin(), layers.end()); twice != layers.end())
-      c.error("policy.checkpoint_layers", fmt::format("policy.checkpoint_layers has layer {} twice", *twice));
-    if (layers.empty()) c.error("policy.checkpoint_layers", "policy.checkpoint_layers is an empty list");
+    c.unique("policy.checkpoint_layers", *p.checkpoint_layers, "layer ");
+    if (p.checkpoint_layers->empty())
+      c.error("policy.checkpoint_layers", "policy.checkpoint_layers is an empty list");
   }
   if (!p.gradient_checkpointing.value_or(true) && p.recompute.granularity == RecomputeGranularity::full &&
       c.sound({checkpointing_key, granularity_key}))
@@ -77,12 +73,7 @@ void check_recompute(Checker c) {
   if ((full || r.granularity == RecomputeGranularity::none) && !r.modules.is_auto() &&
       !r.modules.value().empty() && c.sound({granularity_key}))
     c.error(modules_key, fmt::format("{} needs granularity: selective", modules_key), "", {note()});
-  if (!r.modules.is_auto()) {
-    std::vector<RecomputeModule> modules = r.modules.value();
-    std::sort(modules.begin(), modules.end());
-    if (const auto twice = std::adjacent_find(modules.begin(), modules.end()); twice != modules.end())
-      c.error(modules_key, fmt::format("{} has {} twice", modules_key, name_of(*twice)));
-  }
+  if (!r.modules.is_auto()) c.unique(modules_key, r.modules.value());
   for (const auto& [key, given] :
        {std::pair(method_key, r.method.has_value()), {layers_key, r.num_layers.has_value()}})
     if (given && !full && c.sound({granularity_key}))
