@@ -59,7 +59,10 @@ class Buffer {
   bool gap_intact() const;
 
  private:
+  int64_t row_size() const;
   int64_t offset(int64_t i) const;
+  template <class Body>
+  void for_rows(const Body& body) const;  // body(offset, first element, elements) of parts without gaps
   template <class Value>
   Buffer& set_all(const Value& value);  // element i to value(i)
   void allocate(size_t bytes);

@@ -79,7 +79,10 @@ Buffer::Buffer(DType dtype, std::vector<int64_t> shape, int64_t row_gap) : gap_(
   }
   const int64_t elements = tensor_.rank > 0 ? tensor_.shape[0] * tensor_.stride[0] : 1;
   allocate(static_cast<size_t>(elements * size_of(dtype)));
-  fill(0);
+  for_rows([&](int64_t at, int64_t, int64_t n) {  // all bytes of a zero are 0, in every type
+    std::memset(static_cast<std::byte*>(tensor_.data) + at * size_of(dtype), 0,
+                static_cast<size_t>(n * size_of(dtype)));
+  });
 }
 
 Buffer::~Buffer() {
@@ -123,15 +126,19 @@ std::byte* Buffer::tail() const {
   return static_cast<std::byte*>(tensor_.data) + bytes_;
 }
 
+int64_t Buffer::row_size() const {
+  return tensor_.rank > 0 && tensor_.shape[0] > 0 ? size() / tensor_.shape[0] : size();
+}
+
+// Only rows of the first dimension have gaps.
 int64_t Buffer::offset(int64_t i) const {
-  if (gap_ == 0) return i;
-  int64_t at = 0;
-  for (int k = tensor_.rank - 1; k >= 0; --k) {
-    const auto u = static_cast<size_t>(k);
-    at += i % tensor_.shape[u] * tensor_.stride[u];
-    i /= tensor_.shape[u];
-  }
-  return at;
+  return gap_ == 0 ? i : i / row_size() * tensor_.stride[0] + i % row_size();
+}
+
+template <class Body>
+void Buffer::for_rows(const Body& body) const {
+  const int64_t n = gap_ == 0 ? size() : row_size();
+  for (int64_t first = 0; first < size(); first += n) body(offset(first), first, n);
 }
 
 double Buffer::get(int64_t i) const {
@@ -147,7 +154,9 @@ void Buffer::set(int64_t i, double value) {
 template <class Value>
 Buffer& Buffer::set_all(const Value& value) {
   typed(tensor_, [&]<class T>(T* data) {
-    for (int64_t i = 0; i < size(); ++i) data[offset(i)] = from_double<T>(value(i));
+    for_rows([&](int64_t at, int64_t first, int64_t n) {
+      for (int64_t i = 0; i < n; ++i) data[at + i] = from_double<T>(value(first + i));
+    });
   });
   return *this;
 }
@@ -155,7 +164,9 @@ Buffer& Buffer::set_all(const Value& value) {
 std::vector<double> Buffer::values() const {
   std::vector<double> out(static_cast<size_t>(size()));
   typed(tensor_, [&](const auto* data) {
-    for (int64_t i = 0; i < size(); ++i) out[static_cast<size_t>(i)] = as_double(data[offset(i)]);
+    for_rows([&](int64_t at, int64_t first, int64_t n) {
+      for (int64_t i = 0; i < n; ++i) out[static_cast<size_t>(first + i)] = as_double(data[at + i]);
+    });
   });
   return out;
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <vector>
 
 #include "core/ops/gemm/engine.h"
 #include "core/ops/gemm/tuner.h"
@@ -56,19 +57,39 @@ class OperandScales {
 
 constexpr int algorithms = 2;
 
+/// Elements of an operand times their scales, which are powers of two where they belong to blocks: (outer,
+/// inner), or (inner, outer) if `inner_first`. `inner_step`, `outer_step`: elements in memory from one to the
+/// next.
+std::vector<float> elements(const Operand& o, const void* data, const OperandScales& scales, int64_t outer,
+                            int64_t outer_step, int64_t inner, int64_t inner_step, bool inner_first) {
+  const bool in_blocks = has_scale_blocks(o.scaling);
+  std::vector<float> out(static_cast<size_t>(outer * inner));
+  for (int64_t j = 0; j < outer; ++j)
+    for (int64_t i = 0; i < inner; ++i)
+      out[static_cast<size_t>(inner_first ? i * outer + j : j * inner + i)] =
+          load(data, o.dtype, j * outer_step + i * inner_step) * (in_blocks ? scales.at(j, i) : 1.0f);
+  return out;
+}
+
 // A plan with FP8 has operands (rows, inner) and (cols, inner) as stored.
 void multiply(const GemmPlan& p, const GemmOperands& o, int algorithm) {
   const OperandScales a_scales(p.a, o.scale_a, p.rows, p.inner), b_scales(p.b, o.scale_b, p.cols, p.inner);
   const bool in_blocks = has_scale_blocks(p.a.scaling);
-  for (int64_t r = 0; r < p.rows; ++r)
+  const std::vector<float> a = elements(p.a, o.a, a_scales, p.rows, p.a.transposed ? 1 : p.a.ld, p.inner,
+                                        p.a.transposed ? p.a.ld : 1, false);
+  const std::vector<float> b = elements(p.b, o.b, b_scales, p.cols, p.b.transposed ? p.b.ld : 1, p.inner,
+                                        p.b.transposed ? 1 : p.b.ld, true);
+  std::vector<float> sums(static_cast<size_t>(p.cols));
+  for (int64_t r = 0; r < p.rows; ++r) {
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    for (int64_t step = 0; step < p.inner; ++step) {
+      const int64_t i = algorithm == 0 ? step : p.inner - 1 - step;
+      const float x = a[static_cast<size_t>(r * p.inner + i)];
+      const float* y = b.data() + i * p.cols;
+      for (size_t c = 0; c < sums.size(); ++c) sums[c] += x * y[c];
+    }
     for (int64_t c = 0; c < p.cols; ++c) {
-      float sum = 0;
-      for (int64_t step = 0; step < p.inner; ++step) {
-        const int64_t i = algorithm == 0 ? step : p.inner - 1 - step;
-        const float product = load(o.a, p.a.dtype, p.a.transposed ? i * p.a.ld + r : r * p.a.ld + i) *
-                              load(o.b, p.b.dtype, p.b.transposed ? c * p.b.ld + i : i * p.b.ld + c);
-        sum += in_blocks ? product * a_scales.at(r, i) * b_scales.at(c, i) : product;
-      }
+      float sum = sums[static_cast<size_t>(c)];
       if (!in_blocks) sum *= a_scales.at(r, 0) * b_scales.at(c, 0);
       if (p.accumulate) sum += load(o.d, p.d.dtype, r * p.d.ld + c);
       if (p.has_bias()) sum += load(o.bias, p.bias, c);
@@ -80,6 +101,7 @@ void multiply(const GemmPlan& p, const GemmOperands& o, int algorithm) {
         sum = gelu(sum);
       store(o.d, p.d.dtype, r * p.d.ld + c, sum);
     }
+  }
 }
 
 class SimEngine final : public Engine {

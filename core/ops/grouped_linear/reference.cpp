@@ -14,51 +14,49 @@ int64_t place_of(const Tensor& t, const Tensor& offsets, int64_t e, int64_t r) {
   return (begin / unit + e) * unit + r - begin;
 }
 
-/// Calls body(e, row) for each row of each expert.
-template <class Body>
-void for_rows(const Tensor& offsets, const Body& body) {
-  for (int64_t e = 0; e + 1 < offsets.dim(0); ++e)
-    for (int64_t r = index(offsets, e); r < index(offsets, e + 1); ++r) body(e, r);
+/// out(r, j) = sum over p of x(r, p) * w(p, j) for the rows of each expert, whose matrix is w(expert).
+template <class Weight>
+void multiply(const Tensor& x, const Tensor& offsets, const Tensor& out, const Weight& w) {
+  const Matrix rows(x);
+  for (int64_t e = 0; e + 1 < offsets.dim(0); ++e) {
+    const Matrix weight = w(e);
+    for (int64_t r = index(offsets, e); r < index(offsets, e + 1); ++r) {
+      std::vector<double> sums(static_cast<size_t>(weight.cols));
+      add_products(sums, rows.at(place_of(x, offsets, e, r)), weight);
+      for (int64_t j = 0; j < weight.cols; ++j) store(out, r, j, sums[static_cast<size_t>(j)]);
+    }
+  }
 }
 
 void forward(Exec&, const GroupedLinearForward& a) {
   const int64_t m = a.out.dim(1);
-  for_rows(a.offsets, [&](int64_t e, int64_t r) {
-    for (int64_t j = 0; j < m; ++j) {
-      double sum = 0;
-      for (int64_t p = 0; p < a.x.dim(1); ++p)
-        sum += load(a.x, place_of(a.x, a.offsets, e, r), p) * load(a.weight, e * m + j, p);
-      store(a.out, r, j, sum);
-    }
-  });
+  multiply(a.x, a.offsets, a.out, [&](int64_t e) { return Matrix(a.weight, e * m, m).transposed(); });
 }
 
 void backward_data(Exec&, const GroupedLinearBackwardData& a) {
   const int64_t m = a.dout.dim(1), k = a.dx.dim(1);
-  for_rows(a.offsets, [&](int64_t e, int64_t r) {
-    for (int64_t p = 0; p < a.dx.dim(1); ++p) {
-      double sum = 0;
-      for (int64_t j = 0; j < m; ++j)
-        sum += load(a.dout, place_of(a.dout, a.offsets, e, r), j) *
-               (is_fp8(a.dout) ? load(a.weight, e * k + p, j) : load(a.weight, e * m + j, p));
-      store(a.dx, r, p, sum);
-    }
+  multiply(a.dout, a.offsets, a.dx, [&](int64_t e) {
+    return is_fp8(a.dout) ? Matrix(a.weight, e * k, k).transposed() : Matrix(a.weight, e * m, m);
   });
 }
 
 void backward_weight(Exec&, const GroupedLinearBackwardWeight& a) {
-  const int64_t m = a.dweight.dim(0) / (a.offsets.dim(0) - 1);
-  for (int64_t e = 0; e + 1 < a.offsets.dim(0); ++e)
+  const int64_t m = a.dweight.dim(0) / (a.offsets.dim(0) - 1), k = a.dweight.dim(1);
+  // FP8 operands are stored with the rows last.
+  const Matrix dout = is_fp8(a.x) ? Matrix(a.dout).transposed() : Matrix(a.dout),
+               x = is_fp8(a.x) ? Matrix(a.x).transposed() : Matrix(a.x);
+  for (int64_t e = 0; e + 1 < a.offsets.dim(0); ++e) {
+    Matrix sums(m, k);
+    for (int64_t j = 0; a.accumulate && j < m; ++j)
+      for (int64_t p = 0; p < k; ++p) sums.at(j)[p] = load(a.dweight, e * m + j, p);
+    for (int64_t r = index(a.offsets, e); r < index(a.offsets, e + 1); ++r) {
+      const int64_t at = place_of(a.x, a.offsets, e, r);
+      for (int64_t j = 0; j < m; ++j)
+        for (int64_t p = 0; p < k; ++p) sums.at(j)[p] += dout.at(at)[j] * x.at(at)[p];
+    }
     for (int64_t j = 0; j < m; ++j)
-      for (int64_t p = 0; p < a.dweight.dim(1); ++p) {
-        double sum = a.accumulate ? load(a.dweight, e * m + j, p) : 0.0;
-        for (int64_t r = index(a.offsets, e); r < index(a.offsets, e + 1); ++r)
-          if (const int64_t at = place_of(a.x, a.offsets, e, r); is_fp8(a.x))
-            sum += load(a.dout, j, at) * load(a.x, p, at);
-          else
-            sum += load(a.dout, r, j) * load(a.x, r, p);
-        store(a.dweight, e * m + j, p, sum);
-      }
+      for (int64_t p = 0; p < k; ++p) store(a.dweight, e * m + j, p, sums.at(j)[p]);
+  }
 }
 
 }  // namespace

@@ -5,40 +5,35 @@
 namespace nrl::ops::reference {
 namespace {
 
-void forward(const LinearForward& a) {
-  for (int64_t i = 0; i < a.out.dim(0); ++i)
-    for (int64_t j = 0; j < a.out.dim(1); ++j) {
-      double sum = a.accumulate ? load(a.out, i, j) : 0.0;
-      if (a.bias) sum += load(a.bias, j);
-      for (int64_t p = 0; p < a.x.dim(1); ++p) sum += load(a.x, i, p) * load(a.weight, j, p);
-      store(a.out, i, j, activation_value(a.activation, sum));
-    }
+/// out(i, j) = f(sum over p of x(i, p) * y(p, j) + bias(j)), or added to out.
+void multiply(const Matrix& x, const Matrix& y, const Tensor& out, bool accumulate, const Tensor& bias = {},
+              Activation activation = Activation::none) {
+  std::vector<double> sums(static_cast<size_t>(y.cols));
+  for (int64_t i = 0; i < x.rows; ++i) {
+    for (int64_t j = 0; j < y.cols; ++j)
+      sums[static_cast<size_t>(j)] = (accumulate ? load(out, i, j) : 0.0) + (bias ? load(bias, j) : 0.0);
+    add_products(sums, x.at(i), y);
+    for (int64_t j = 0; j < y.cols; ++j)
+      store(out, i, j, activation_value(activation, sums[static_cast<size_t>(j)]));
+  }
 }
 
-void forward_kernel(Exec&, const LinearForward& a) {
-  forward(a);
+void forward(Exec&, const LinearForward& a) {
+  multiply(Matrix(a.x), Matrix(a.weight).transposed(), a.out, a.accumulate, a.bias, a.activation);
 }
 
+// FP8 operands are stored with the summed dimension last.
 void backward_data(Exec&, const LinearBackwardData& a) {
-  if (is_fp8(a.dout))
-    return forward({.x = a.dout, .weight = a.weight, .out = a.dx, .accumulate = a.accumulate});
-  for (int64_t i = 0; i < a.dx.dim(0); ++i)
-    for (int64_t p = 0; p < a.dx.dim(1); ++p) {
-      double sum = a.accumulate ? load(a.dx, i, p) : 0.0;
-      for (int64_t j = 0; j < a.dout.dim(1); ++j) sum += load(a.dout, i, j) * load(a.weight, j, p);
-      store(a.dx, i, p, sum);
-    }
+  const Matrix weight(a.weight);
+  multiply(Matrix(a.dout), is_fp8(a.dout) ? weight.transposed() : weight, a.dx, a.accumulate);
 }
 
 void backward_weight(Exec&, const LinearBackwardWeight& a) {
+  const Matrix dout(a.dout), x(a.x);
   if (is_fp8(a.dout))
-    return forward({.x = a.dout, .weight = a.x, .out = a.dweight, .accumulate = a.accumulate});
-  for (int64_t j = 0; j < a.dweight.dim(0); ++j)
-    for (int64_t p = 0; p < a.dweight.dim(1); ++p) {
-      double sum = a.accumulate ? load(a.dweight, j, p) : 0.0;
-      for (int64_t i = 0; i < a.dout.dim(0); ++i) sum += load(a.dout, i, j) * load(a.x, i, p);
-      store(a.dweight, j, p, sum);
-    }
+    multiply(dout, x.transposed(), a.dweight, a.accumulate);
+  else
+    multiply(dout.transposed(), x, a.dweight, a.accumulate);
 }
 
 void column_sums_of(Exec&, const ColumnSums& a) {
@@ -52,7 +47,7 @@ void column_sums_of(Exec&, const ColumnSums& a) {
 }  // namespace
 
 void fill_linear(KernelTable& table) {
-  table.linear_forward = forward_kernel;
+  table.linear_forward = forward;
   table.linear_backward_data = backward_data;
   table.linear_backward_weight = backward_weight;
   table.column_sums = column_sums_of;

@@ -170,4 +170,35 @@ inline int64_t index(const Tensor& t, int64_t i) {
   return static_cast<int64_t>(load(t, i));
 }
 
+/// Rows of a matrix read once, for GEMMs.
+struct Matrix {
+  int64_t rows = 0, cols = 0;
+  std::vector<double> values;
+
+  Matrix(int64_t r, int64_t c) : rows(r), cols(c), values(static_cast<size_t>(r * c)) {}
+  /// `r` rows of t from row `first` on.
+  Matrix(const Tensor& t, int64_t first, int64_t r) : Matrix(r, t.dim(-1)) {
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < cols; ++j) at(i)[j] = load(t, first + i, j);
+  }
+  explicit Matrix(const Tensor& t) : Matrix(t, 0, row_count(t)) {}
+
+  double* at(int64_t row) { return values.data() + row * cols; }
+  const double* at(int64_t row) const { return values.data() + row * cols; }
+  Matrix transposed() const {
+    Matrix out(cols, rows);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < cols; ++j) out.at(j)[i] = at(i)[j];
+    return out;
+  }
+};
+
+/// sums[j] += sum over i of row[i] * b(i, j), in the order of i.
+inline void add_products(std::vector<double>& sums, const double* row, const Matrix& b) {
+  for (int64_t i = 0; i < b.rows; ++i) {
+    const double x = row[i], *y = b.at(i);
+    for (size_t j = 0; j < sums.size(); ++j) sums[j] += x * y[j];
+  }
+}
+
 }  // namespace nrl::ops::reference
