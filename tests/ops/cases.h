@@ -28,13 +28,18 @@ struct BufferMemory {
 };
 BufferMemory& buffer_memory();
 
+/// Thrown where a Buffer would have more elements than largest_buffer(), which tests set to leave out large
+/// cases.
+struct TooLarge {};
+int64_t& largest_buffer();
+
 /// A tensor with its memory, 64-byte aligned. `row_gap` > 0 makes the rows of the first dimension that many
 /// elements longer than the shape says; the gap holds a canary.
 class Buffer {
  public:
   Buffer() = default;
   ~Buffer();
-  /// Zeroed; f32, bf16, f16, f64, i32 or i64.
+  /// Zeroed; f32, bf16, f16, f64, i32 or i64. TooLarge.
   Buffer(DType dtype, std::vector<int64_t> shape, int64_t row_gap = 0);
   Buffer(const Buffer& other);
   Buffer& operator=(const Buffer& other);
@@ -120,7 +125,7 @@ inline ops::Exec few_blocks(const ops::Exec& e) {
 struct PropertyCase {
   std::string name;
   std::function<void(ops::Exec& cpu)> body;
-  bool large = false;  ///< left out with NRL_TEST_SMALL
+  bool large = false;  ///< left out with NRL_TEST_SMALL, whatever its tensors
 };
 struct Failure {
   std::string text;

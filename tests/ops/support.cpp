@@ -66,6 +66,11 @@ BufferMemory& buffer_memory() {
   return memory;
 }
 
+int64_t& largest_buffer() {
+  static int64_t elements = INT64_MAX;
+  return elements;
+}
+
 Buffer::Buffer(DType dtype, std::vector<int64_t> shape, int64_t row_gap) : gap_(row_gap) {
   tensor_.dtype = dtype;
   tensor_.rank = static_cast<int8_t>(shape.size());
@@ -78,6 +83,7 @@ Buffer::Buffer(DType dtype, std::vector<int64_t> shape, int64_t row_gap) : gap_(
     step *= shape[u];
   }
   const int64_t elements = tensor_.rank > 0 ? tensor_.shape[0] * tensor_.stride[0] : 1;
+  if (elements > largest_buffer()) throw TooLarge{};
   allocate(static_cast<size_t>(elements * size_of(dtype)));
   for_rows([&](int64_t at, int64_t, int64_t n) {  // all bytes of a zero are 0, in every type
     std::memset(static_cast<std::byte*>(tensor_.data) + at * size_of(dtype), 0,
