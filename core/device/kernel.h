@@ -18,7 +18,7 @@
 namespace nrl::device {
 /// Fails (Exit::internal) naming the kernel when the launch was refused.
 void check_launch(const char* kernel);
-/// Lets a kernel have more than 48 KiB of dynamic shared memory.
+/// Asks for a kernel's dynamic shared memory where that is needed (core/base/shared_memory.h).
 void allow_shared_memory(const void* kernel, size_t bytes);
 }  // namespace nrl::device
 

@@ -399,6 +399,12 @@ const Bug bugs[] = {
      },
      "of dynamic shared memory are more", "of dynamic shared memory are more",
      "of dynamic shared memory are more"},
+    {"much_unasked",  // together more than a GPU gives to a launch that does not ask for dynamic memory
+     [](Memory& m, bool fixed) {
+       NRL_LAUNCH((much_static), 1, threads, (fixed ? 16 : 20) * 1024, nullptr, m.out.data(), true);
+     },
+     "of dynamic shared memory are more", "of dynamic shared memory are more",
+     "of dynamic shared memory are more"},
     {"much_dynamic",
      [](Memory& m, bool fixed) {
        NRL_LAUNCH((nothing), 1, threads, (fixed ? 227 : 228) * 1024, nullptr, m.out.data());

@@ -350,6 +350,10 @@ NRL_OP_CASES(cross_entropy) {
     registry.tests.push_back({fmt::format("cross_entropy (2, {}) gap {} gradient front half", v, gap),
                               [=](Exec& e) { return gradient_in(e, 2, v, gap, Place::front_half); }, true});
   }
+  // A block keeps 48 KiB, as much dynamic shared memory as a GPU gives unasked beside no static memory.
+  registry.tests.push_back(
+      {"cross_entropy (2, 24000) gradient over bf16 logits",
+       [](Exec& e) { return gradient_in(e, 2, 24000, 0, Place::over_logits, DType::bf16); }, true});
   registry.properties.push_back({"cross_entropy.same_everywhere", same_everywhere});
   registry.properties.push_back(
       {"cross_entropy.bf16_logits_lose_only_the_rounding", bf16_logits_lose_only_the_rounding});

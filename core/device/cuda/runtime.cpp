@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include "core/base/error.h"
+#include "core/base/shared_memory.h"
 #include "core/base/text.h"
 #include "core/device/cuda/devices.h"
 #include "core/device/cuda/nvml.h"
@@ -247,7 +248,7 @@ void check_launch(const char* kernel) {
 }
 
 void allow_shared_memory(const void* kernel, size_t bytes) {
-  if (bytes > size_t{48} << 10)
+  if (bytes > dynamic_shared_unasked)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
           "cudaFuncSetAttribute of a kernel's shared memory");
 }

@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/shared_memory.h"
 #include "core/device/sim/engine/cuda_names.h"
 #include "core/device/sim/engine/enqueue.h"
 
@@ -33,8 +34,8 @@ using Site = std::source_location;
 inline constexpr int warp_size = 32;
 inline constexpr int max_threads = 1024;                  ///< of a block
 inline constexpr size_t max_shared = size_t{227} * 1024;  ///< static and dynamic, bytes of a block (sm_90)
-inline constexpr size_t max_static_shared = 48 * 1024;    ///< bytes
-inline constexpr size_t max_arguments = 4096;             ///< bytes of a kernel's arguments
+inline constexpr size_t max_static_shared = shared_memory_unasked;
+inline constexpr size_t max_arguments = 4096;  ///< bytes of a kernel's arguments
 
 /// A kernel did what CUDA forbids. The text names kernel, block, thread and source line.
 class KernelError : public Error {

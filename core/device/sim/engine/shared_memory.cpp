@@ -73,9 +73,10 @@ std::byte* SharedMemory::array(const void* key, size_t bytes, size_t align, std:
                          static_bytes_, arrays_.size() + 1, max_static_shared, max_arrays);
     return nullptr;
   }
-  if (static_bytes_ + dynamic_bytes_ > max_shared) {
+  const size_t limit = dynamic_bytes_ > dynamic_shared_unasked ? max_shared : shared_memory_unasked;
+  if (static_bytes_ + dynamic_bytes_ > limit) {
     reason = fmt::format("{} bytes of static and {} of dynamic shared memory are more than {}", static_bytes_,
-                         dynamic_bytes_, max_shared);
+                         dynamic_bytes_, limit);
     return nullptr;
   }
   // An array whose type does not ask for 16 bytes of alignment never has them: the GPU does not promise them.
