@@ -155,7 +155,7 @@ NRL_OP_CASES(dispatch) {
                           {257, 8, 128},
                           {30, 2, 4, 10},
                           {300, 2, 5, 90, true},
-                          {300, 2, 5, 90, false, true},
+                          {300, 2, 5, 110, false, true},
                           {40, 3, 7, 12, true, true},
                           {20, 2, 3, 100, true, true},
                           {.n = 300, .k = 2, .experts = 5, .first = 4},

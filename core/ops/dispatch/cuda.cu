@@ -1,8 +1,9 @@
 // Token dispatch on the GPU; contracts in core/ops/dispatch.h.
 //
 // offsets_kernel    one block; counts the entries of each expert and writes offsets (=)
-// place_kernel      a block per expert, which goes through all entries in order; writes row, source (=). The
-//                   result does not depend on the order in which blocks or threads run.
+// place_kernel      a block per expert, which goes through all entries in order, after four times to find the
+//                   limit if it keeps the most probable; writes row, source (=). The result does not depend
+//                   on the order in which blocks or threads run.
 // permute_kernel    a warp per row; writes out (=)
 // unpermute_kernel  a warp per token; writes out (=), added in the order of the choices
 // gate_kernel       a warp per entry; writes dprob, dact_out, act_out (=)
@@ -17,7 +18,7 @@ namespace {
 
 using namespace kernel;
 
-constexpr int max_bins = 1024, place_threads = 256, row_warps = 8;
+constexpr int max_bins = 1024, place_threads = 512, row_warps = 8;
 
 __global__ void __launch_bounds__(1024)
     offsets_kernel(const int* __restrict__ expert, int64_t entries, int first, int experts, int capacity,
@@ -41,49 +42,92 @@ __global__ void __launch_bounds__(1024)
   }
 }
 
-/// Whether the entry is among the `capacity` most probable of its expert; of equals the first are.
-__device__ __forceinline__ bool is_kept(const int* __restrict__ expert, const float* __restrict__ prob,
-                                        int64_t entries, int64_t entry, int capacity) {
-  int better = 0;
-  const int e = expert[entry];
-  const float p = prob[entry];
-  for (int64_t i = 0; i < entries && better < capacity; ++i)
-    if (expert[i] == e && (prob[i] > p || (prob[i] == p && i < entry))) ++better;
-  return better < capacity;
+/// Orders as the probabilities do.
+__device__ __forceinline__ unsigned order_of(float prob) {
+  const unsigned bits = __float_as_uint(prob + 0.0f);  // -0 as 0
+  return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+}
+
+/// Which entries of an expert fit: those above `order`, and of those at it the first `equals`.
+struct Limit {
+  unsigned order;
+  int equals;
+};
+
+/// The limit of an expert that keeps the `capacity` most probable entries. Finds the order of the last one
+/// digit by digit, from counts of the entries that agree in the digits before. All threads must call it.
+__device__ __forceinline__ Limit limit_of(const int* __restrict__ expert, const float* __restrict__ prob,
+                                          int64_t entries, int own, int capacity) {
+  constexpr int digit_bits = 8, digits = 1 << digit_bits;
+  NRL_SHARED(int, count, [digits]);
+  NRL_SHARED(int, found, [2]);  // the digit, and how many entries with it fit
+  const int thread = static_cast<int>(threadIdx.x);
+  Limit limit{0, capacity};
+  unsigned known = 0;  // bits of the digits before
+  for (int shift = 32 - digit_bits; shift >= 0; shift -= digit_bits) {
+    for (int d = thread; d < digits; d += place_threads) count[d] = 0;
+    __syncthreads();
+    for (int64_t i = thread; i < entries; i += place_threads) {
+      if (expert[i] != own) continue;
+      const unsigned order = order_of(prob[i]);
+      if ((order & known) == limit.order) atomicAdd(&count[order >> shift & (digits - 1)], 1);
+    }
+    __syncthreads();
+    if (thread == 0) {
+      int d = digits - 1, left = limit.equals;
+      for (; d > 0 && count[d] < left; --d) left -= count[d];
+      found[0] = d;
+      found[1] = left;
+    }
+    __syncthreads();
+    limit.order |= static_cast<unsigned>(found[0]) << shift;
+    limit.equals = found[1];
+    known |= static_cast<unsigned>(digits - 1) << shift;
+  }
+  return limit;
 }
 
 __global__ void __launch_bounds__(place_threads)
     place_kernel(const int* __restrict__ expert, const float* __restrict__ prob, int64_t entries, int first,
                  int experts, int capacity, const int* __restrict__ offsets, int64_t rows,
                  int* __restrict__ row, int* __restrict__ source) {
-  NRL_SHARED(int, warp_counts, [place_threads / warp]);
+  constexpr int warps = place_threads / warp;
+  NRL_SHARED(int, votes_of_warps, [2][2][warps]);  // in turn, so that one barrier per count suffices
   const int e = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % warp, w = thread / warp;
+  const int lane = thread % warp, w = thread / warp, own = first + e;
   const int begin = offsets[e];
-  int placed = 0;
-  for (int64_t base = 0; base < entries; base += place_threads) {
+  const bool by_prob = capacity > 0 && prob;
+  const Limit limit = by_prob ? limit_of(expert, prob, entries, own, capacity) : Limit{0, 0};
+  int placed = 0, equals = 0, turn = 0;
+  // The votes of the threads before this one and earlier ones, `total`, to which those of all are added.
+  const auto votes_before = [&](bool vote, int(&of_warps)[warps], int& total) {
+    const unsigned votes = __ballot_sync(all_lanes, vote);
+    if (lane == 0) of_warps[w] = __popc(votes);
+    __syncthreads();
+    int before = total + __popc(votes & ((1u << lane) - 1));
+    for (int j = 0; j < warps; ++j) {
+      if (j < w) before += of_warps[j];
+      total += of_warps[j];
+    }
+    return before;
+  };
+  for (int64_t base = 0; base < entries; base += place_threads, turn ^= 1) {
     const int64_t i = base + thread;
-    const int own = i < entries ? expert[i] - first : -1;
-    if (i < entries && e == 0 && (own < 0 || own >= experts)) row[i] = -1;
-    bool mine = own == e;
-    if (mine && capacity > 0 && prob && !is_kept(expert, prob, entries, i, capacity)) {
-      mine = false;
-      row[i] = -1;
+    const int of = i < entries ? expert[i] - first : -1;
+    if (i < entries && e == 0 && (of < 0 || of >= experts)) row[i] = -1;
+    const bool mine = of == e;
+    bool fits = mine;
+    if (by_prob) {
+      const unsigned order = mine ? order_of(prob[i]) : 0;
+      const bool equal = mine && order == limit.order;
+      const int before = votes_before(equal, votes_of_warps[0][turn], equals);
+      fits = mine && (order > limit.order || (equal && before < limit.equals));
     }
-    const unsigned votes = __ballot_sync(all_lanes, mine);
-    if (lane == 0) warp_counts[w] = __popc(votes);
-    __syncthreads();
-    int before = placed + __popc(votes & ((1u << lane) - 1));
-    for (int j = 0; j < place_threads / warp; ++j) {
-      if (j < w) before += warp_counts[j];
-      placed += warp_counts[j];
-    }
-    if (mine) {
-      const bool kept = capacity == 0 || before < capacity;
-      row[i] = kept ? begin + before : -1;
-      if (kept) source[begin + before] = static_cast<int>(i);
-    }
-    __syncthreads();
+    const int before = votes_before(fits, votes_of_warps[1][turn], placed);
+    if (!mine) continue;
+    const bool kept = fits && (capacity == 0 || before < capacity);
+    row[i] = kept ? begin + before : -1;
+    if (kept) source[begin + before] = static_cast<int>(i);
   }
   if (capacity > 0 && placed > capacity) placed = capacity;
   const int64_t end = e + 1 == experts ? rows : offsets[e + 1];
