@@ -87,6 +87,10 @@ double tolerance(DType dtype, int64_t reduction_length, bool rounded_factors = f
 /// denominator and lse.
 double exp_tolerance(const ops::Exec& exec);
 
+/// Added to tolerances of FP8 GEMMs of a library on a GPU, 0 elsewhere. Hopper's tensor cores cut the terms
+/// of a sum off 13 bits below the largest one: of 400 products of normal numbers some 1e-3 of their size.
+double fp8_sum_tolerance(const ops::Exec& exec);
+
 /// max over i of |got - want| / (|want[i]| + rms(want)): elements that nearly cancel are judged by the
 /// tensor's size. Infinite when one is finite or NaN where the other is not.
 double error_of(const Buffer& got, const Buffer& want);

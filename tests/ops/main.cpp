@@ -111,6 +111,12 @@ bool has_exponentials(const std::string& name) {
   return is("attention") || is("cross_entropy") || is("activation") || is("router");
 }
 
+/// What a GPU's arithmetic adds to the tolerance of a case.
+double more_on_gpu(const std::string& name, const ops::Exec& exec) {
+  return (has_exponentials(name) ? exp_tolerance(exec) : 0) +
+         (name.starts_with("linear fp8") ? fp8_sum_tolerance(exec) : 0);
+}
+
 /// Compares one run with the reference; returns the largest error / tolerance.
 double compare(const std::string& where, const Outputs& got, const Outputs& want, double more) {
   expect(got.size() == want.size(), "another number of outputs than the reference");
@@ -133,7 +139,7 @@ void run_test(const TestCase& test, const Backend& backend, const Outputs& want,
   const std::string where = fmt::format("{} [{}]", test.name, backend.name);
   Context two(backend, 2);
   const Outputs got = test.body(two.exec);
-  const double more = has_exponentials(test.name) ? exp_tolerance(two.exec) : 0;
+  const double more = more_on_gpu(test.name, two.exec);
   const double relative = compare(where, got, want, more);
   if (relative > worst) {
     worst = relative;
@@ -237,8 +243,8 @@ void run_grads(const Registry& registry, std::string_view filter) {
         single.backward(two.exec);
         for (size_t k = 0; k < analytic.size(); ++k) {
           const double error = error_of(*single.gradients[k], analytic[k]);
-          const double tol = tolerance(DType::f32, single.reduction_length) +
-                             (has_exponentials(grad.name) ? exp_tolerance(two.exec) : 0);
+          const double tol =
+              tolerance(DType::f32, single.reduction_length) + more_on_gpu(grad.name, two.exec);
           if (!(error <= tol)) {
             report(
                 fmt::format("{} [{}]", grad.name, backend.name),

@@ -232,8 +232,20 @@ double tolerance(DType dtype, int64_t reduction_length, bool rounded_factors) {
   return (rounded_factors ? 2 * unit : unit) + f32;
 }
 
+namespace {
+
+bool on_gpu(const ops::Exec& exec) {
+  return exec.device && !exec.device->properties().simulated;
+}
+
+}  // namespace
+
 double exp_tolerance(const ops::Exec& exec) {
-  return exec.device && !exec.device->properties().simulated ? 1e-5 : 0.0;
+  return on_gpu(exec) ? 1e-5 : 0.0;
+}
+
+double fp8_sum_tolerance(const ops::Exec& exec) {
+  return on_gpu(exec) ? 1e-2 : 0.0;
 }
 
 double error_of(const Buffer& got, const Buffer& want) {
