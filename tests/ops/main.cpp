@@ -12,7 +12,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 
+#include "core/device/runtime.h"
 #include "tests/kernels/uncovered.h"
 #include "tests/ops/backend.h"
 #include "tests/ops/big.h"
@@ -28,11 +30,16 @@ void report(const std::string& where, const std::string& what) {
   std::printf("FAILED %s: %s\n", where.c_str(), what.c_str());
 }
 
-/// Runs `body`; an exception is a failure of `where`.
+/// A kernel of this case has made the device unusable for the rest of the process.
+struct Lost {
+  std::string where;
+};
+
+/// Runs `body`; an exception is a failure of `where`. Then tries the devices of `on`.
 template <class Body>
-void guarded(const std::string& where, const Body& body) {
+void guarded(const std::string& where, const Body& body, std::span<const Backend> on = {}) {
   try {
-    body();
+    return body();
   } catch (const Failure& f) {
     report(where, f.text);
   } catch (const MissingKernel& m) {
@@ -41,6 +48,13 @@ void guarded(const std::string& where, const Body& body) {
     ++large;
   } catch (const std::exception& e) {
     report(where, e.what());
+  }
+  for (const Backend& backend : on) {
+    try {
+      if (backend.device) backend.device->synchronize();
+    } catch (const Error&) {
+      throw Lost{where};
+    }
   }
 }
 
@@ -170,7 +184,7 @@ void run_tests(const Registry& registry, std::string_view filter) {
       for (const Backend& backend : all) {
         if (!backend.runs(test.name)) continue;
         guarded(fmt::format("{} [{}]", test.name, backend.name),
-                [&] { run_test(test, backend, want, worst, worst_name); });
+                [&] { run_test(test, backend, want, worst, worst_name); }, {&backend, 1});
         ++count;
       }
     });
@@ -183,11 +197,13 @@ void run_tests(const Registry& registry, std::string_view filter) {
     }
     for (const Backend& backend : all) {
       if (!backend.runs(property.name)) continue;
-      guarded(fmt::format("{} [{}]", property.name, backend.name), [&] {
-        Context two(backend, 2);
-        property.body(two.exec);
-        ++count;
-      });
+      guarded(fmt::format("{} [{}]", property.name, backend.name),
+              [&] {
+                Context two(backend, 2);
+                property.body(two.exec);
+                ++count;
+              },
+              {&backend, 1});
     }
   }
   std::printf("test: %d runs, worst error / tolerance %.2f (%s)\n", count, worst, worst_name.c_str());
@@ -214,7 +230,7 @@ void run_grads(const Registry& registry, std::string_view filter) {
   double worst = 0;
   for (const GradCase& grad : registry.grads) {
     if (!selected(grad.name, filter)) continue;
-    guarded(grad.name, [&] {
+    const auto check = [&] {
       Context reference(ops::reference_kernels(), 1);
       const GradProblem exact = grad.make(DType::f64);
       expect(!exact.inputs.empty() && exact.inputs.size() == exact.gradients.size(),
@@ -253,7 +269,8 @@ void run_grads(const Registry& registry, std::string_view filter) {
         }
       }
       ++count;
-    });
+    };
+    guarded(grad.name, check, all);
   }
   std::printf("grad: %d problems, worst difference %.2g\n", count, worst);
   if (count == 0) report("grad", "no case has that name");
@@ -273,11 +290,13 @@ void run_big(std::string_view filter) {
         std::printf("left out: %s needs %zu MiB of free memory\n", where.c_str(), needed >> 20);
         continue;
       }
-      guarded(where, [&] {
-        Context two(backend, 2);
-        const std::string differs = big.run(two.exec, elements);
-        if (!differs.empty()) report(where, differs);
-      });
+      guarded(where,
+              [&] {
+                Context two(backend, 2);
+                const std::string differs = big.run(two.exec, elements);
+                if (!differs.empty()) report(where, differs);
+              },
+              {&backend, 1});
       ++count;
     }
   }
@@ -304,6 +323,8 @@ int run(const Mode& mode) {
   } catch (const Skipped& s) {
     std::printf("skipped: %s\n%s", s.why.c_str(), uncovered_without_gpu);
     return exit_skipped;
+  } catch (const Lost& lost) {
+    std::printf("lost: %s: the device is unusable, later cases did not run\n", lost.where.c_str());
   }
   if (failures > 0) std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
