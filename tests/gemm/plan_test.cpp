@@ -194,6 +194,24 @@ TEST_CASE("epilogues", "[gemm]") {
   p.aux = p.d;
   p.bias = DType::f32;
   REQUIRE(refused_for(p, hopper, "bias"));
+  // A bias has the result's type; the f32 results of FP8 operands have one of bf16.
+  p = plan_of(DType::bf16, DType::f32);
+  p.epilogue = Epilogue::bias;
+  REQUIRE(refused_for(p, hopper, "a bias of bf16 with a result of f32"));
+  p.bias = DType::f32;
+  REQUIRE(p.validate(hopper).empty());
+  p = plan_of(DType::e4m3, DType::f32);
+  p.epilogue = Epilogue::bias;
+  REQUIRE(p.validate(hopper).empty());
+  p.bias = DType::f16;
+  REQUIRE(refused_for(p, hopper, "no bias in f16 to f32"));
+  p.bias = DType::f32;
+  REQUIRE(refused_for(p, hopper, "no bias in f32 to f32"));
+  p = plan_of(DType::e4m3, DType::bf16);
+  p.epilogue = Epilogue::bias;
+  REQUIRE(p.validate(hopper).empty());
+  p.bias = DType::f16;
+  REQUIRE(refused_for(p, hopper, "no bias in f16 to bf16"));
   p = plan_of(DType::f32, DType::f32);
   p.epilogue = Epilogue::dgelu;
   p.aux = p.d;

@@ -112,7 +112,8 @@ std::string GemmPlan::validate(Architecture architecture) const {
           "FP8 needs an inner size and a number of columns in multiples of 16, these are {} and {}", inner,
           cols);
     if (has_aux()) return "FP8 GEMMs have no auxiliary matrix here";
-    if (has_bias() && !is_half(bias)) return fmt::format("FP8 GEMMs add no bias in {}", name_of(bias));
+    if (has_bias() && (d.dtype == DType::f32 ? bias != DType::bf16 : bias != d.dtype))
+      return fmt::format("FP8 GEMMs add no bias in {} to {}", name_of(bias), name_of(d.dtype));
   } else if (fast_accumulation) {
     return "fast accumulation is an option of FP8 GEMMs";
   }
@@ -126,7 +127,7 @@ std::string GemmPlan::validate(Architecture architecture) const {
     if (aux.ld * size_of(aux.dtype) % 16 != 0 || aux.alignment < 16)
       return "the auxiliary matrix must be aligned to 16 bytes, and its rows multiples of 16 bytes apart";
   }
-  if (has_bias() && bias != d.dtype && !(d.dtype == DType::f32 && is_half(bias)))
+  if (has_bias() && !fp8() && bias != d.dtype)
     return fmt::format("a bias of {} with a result of {}", name_of(bias), name_of(d.dtype));
   return "";
 }
