@@ -61,7 +61,7 @@ class CountingGemms final : public ops::gemm::Engine {
   explicit CountingGemms(std::shared_ptr<ops::gemm::Engine> engine) : engine_(std::move(engine)) {}
   bool supports(const ops::gemm::GemmPlan& plan) override {
     known_.insert(plan.key());
-    return engine_->supports(plan);
+    return !lacks_all && engine_->supports(plan);
   }
   void run(const ops::gemm::GemmPlan& plan, const ops::gemm::GemmOperands& operands, ops::Workspace workspace,
            device::StreamHandle stream) override {
@@ -71,6 +71,7 @@ class CountingGemms final : public ops::gemm::Engine {
   }
 
   int runs = 0;
+  bool lacks_all = false;
   std::set<std::string> unknown;
 
  private:
@@ -154,6 +155,22 @@ TEST_CASE("a step runs no GEMM whose algorithm the dry run has not chosen", "[en
       CHECK(counting->runs > 0);
       CHECK(counting->unknown == std::set<std::string>());
     }
+}
+
+TEST_CASE("GEMMs for which the library has no algorithm are refused before the first step", "[engine]") {
+  Training t(tiny_llama, {});
+  auto& gemm = t.placement.exec().libraries->gemm;
+  const auto none = std::make_shared<CountingGemms>(gemm);
+  none->lacks_all = true;
+  gemm = none;
+  std::string refusal;
+  try {
+    t.engine->require_kernels(t.objective, "the GPU");
+  } catch (const Error& e) {
+    CHECK(e.code() == Exit::unavailable);
+    refusal = e.what();
+  }
+  CHECK(refusal.starts_with("this GPU's cuBLASLt has no GEMM "));
 }
 
 TEST_CASE("the dry run notes whether GELU is fused into the GEMM", "[engine]") {

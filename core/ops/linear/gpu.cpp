@@ -114,14 +114,18 @@ template <class Arguments>
 void prepare_plan(const Exec& exec, const Arguments& a) {
   const GemmPlan plan = whole_plan(exec, a);
   if (plan.rows == 0 || plan.cols == 0 || plan.inner == 0) return;
-  const bool supported = exec.libraries->gemm->supports(plan);
-  if (!plan.fp8() || supported) return;
-  const std::string why = plan.validate(gemm::architecture_of(exec.device->properties().major));
+  if (exec.libraries->gemm->supports(plan)) return;
+  std::string why = plan.validate(gemm::architecture_of(exec.device->properties().major));
+  if (!why.empty()) why.insert(0, ": ");
+  if (!plan.fp8())
+    fail(Exit::unavailable,
+         "this GPU's cuBLASLt has no GEMM {}{}. Fix: use another policy.precision or another cuBLASLt",
+         plan.key(), why);
   fail(Exit::unavailable,
-       "policy.fp8_cfg.fp8_recipe: this GPU or its cuBLASLt has no FP8 GEMM {}{}{}. tensorwise and delayed "
+       "policy.fp8_cfg.fp8_recipe: this GPU or its cuBLASLt has no FP8 GEMM {}{}. tensorwise and delayed "
        "need compute capability 9.0, blockwise 9.0 (Hopper) and cuBLASLt 12.9, mxfp8 10.0 (Blackwell). Fix: "
        "use another recipe, or policy.fp8_cfg.enabled: false",
-       plan.key(), why.empty() ? "" : ": ", why);
+       plan.key(), why);
 }
 
 }  // namespace
