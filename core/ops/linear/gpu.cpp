@@ -82,7 +82,12 @@ namespace {
 
 GemmPlan whole_plan(const Exec& exec, const LinearForward& a) {
   GemmPlan p = forward_plan(a, compute_of(exec));
-  if (a.bias) p.bias = a.bias.dtype;
+  if (a.bias) {
+    p.bias = a.bias.dtype;
+    // Epilogues read the bias in vectors as wide as those of the result; the library asks for no alignment
+    // of it.
+    p.d.alignment = std::min(p.d.alignment, alignment_of(a.bias.data));
+  }
   if (a.activation == Activation::none) {
     p.epilogue = a.bias ? Epilogue::bias : Epilogue::none;
   } else if (a.pre_activation) {
