@@ -235,10 +235,11 @@ class CublasLt final : public Engine {
             "cublasLtMatmulPreferenceSetAttribute", plan);
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{workspace_bytes});
-    // Excludes atomic split-K reductions, whose order of additions varies between runs.
+    // Excludes atomic split-K reductions, whose order of additions varies between runs, and those that round
+    // partial sums to a result of 16 bits.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
            static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
-                                 CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE));
+                                 (plan.d.dtype == DType::f32 ? CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE : 0)));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(plan.b.alignment));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(plan.a.alignment));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(plan.d.alignment));
