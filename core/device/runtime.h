@@ -80,7 +80,8 @@ class Runtime {
 
   /// Asynchronous; `host` memory must be pinned to be so and stay untouched until the stream has passed.
   virtual void copy(void* to, const void* from, size_t bytes, CopyKind kind, StreamHandle stream) = 0;
-  /// Rows of `bytes` each on the device, whose starts are the pitches (in bytes) apart.
+  /// Several rows of `bytes` each on the device, whose starts are the pitches (in bytes) apart: at least
+  /// `bytes`, and less than 2 GiB.
   virtual void copy_rows(void* to, int64_t to_pitch, const void* from, int64_t from_pitch, size_t bytes,
                          int64_t rows, StreamHandle stream) {
     for (int64_t r = 0; r < rows; ++r)

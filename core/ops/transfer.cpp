@@ -43,8 +43,12 @@ void copy(Exec& exec, const Tensor& from, const Tensor& to) {
   if (rows == 0 || bytes == 0) return;
   const trace::Range range("copy");
   if (exec.device) {
-    exec.device->copy_rows(to.data, to.step(0) * size, from.data, from.step(0) * size, bytes, rows,
-                           exec.stream);
+    if (rows == 1 || (from.contiguous() && to.contiguous()))
+      exec.device->copy(to.data, from.data, bytes * static_cast<size_t>(rows),
+                        device::CopyKind::device_to_device, exec.stream);
+    else
+      exec.device->copy_rows(to.data, to.step(0) * size, from.data, from.step(0) * size, bytes, rows,
+                             exec.stream);
     return;
   }
   for (int64_t r = 0; r < rows; ++r)

@@ -316,6 +316,15 @@ TEST_CASE("calls that CUDA forbids are errors", "[sim]") {
   REQUIRE(contains(error_of([&] { runtime->synchronize(nullptr); }), "no stream was given"));
   REQUIRE(contains(error_of([&] { other->record(event.get(), foreign.get()); }), "no event of this device"));
 
+  const Ints rows(*runtime, 64);
+  const auto copy_rows = [&](int64_t to, int64_t from) {
+    return error_of([&] { runtime->copy_rows(rows.get() + 32, to, rows.get(), from, 8, 2, stream.get()); });
+  };
+  REQUIRE(copy_rows(8, 16).empty());
+  REQUIRE(contains(copy_rows(4, 16), "copy_rows of 8 bytes with a pitch of 4"));
+  REQUIRE(contains(copy_rows(16, 0), "with a pitch of 0"));
+  REQUIRE(contains(copy_rows(16, int64_t{1} << 31), "with a pitch of 2147483648"));
+
   std::string unbound, bound;
   std::thread([&] {
     unbound = error_of([&] { device::sim_enqueue(stream.get(), [] {}); });

@@ -55,6 +55,15 @@ void Device::copy(void* to, const void* from, size_t bytes, CopyKind kind, Strea
       reach);
 }
 
+void Device::copy_rows(void* to, int64_t to_pitch, const void* from, int64_t from_pitch, size_t bytes,
+                       int64_t rows, StreamHandle handle) {
+  constexpr int64_t max_pitch = INT32_MAX;  // cudaDevAttrMaxPitch
+  for (const int64_t pitch : {to_pitch, from_pitch})
+    if (pitch < static_cast<int64_t>(bytes) || pitch > max_pitch)
+      fail(Exit::internal, "simulated device: copy_rows of {} bytes with a pitch of {}", bytes, pitch);
+  Runtime::copy_rows(to, to_pitch, from, from_pitch, bytes, rows, handle);
+}
+
 void Device::fill(void* p, uint8_t value, size_t bytes, StreamHandle handle) {
   Lock lock = enter("fill");
   Stream& stream = stream_of(handle, "fill");

@@ -50,6 +50,8 @@ class Device final : public device::Runtime {
   double elapsed_ms(device::EventHandle begin, device::EventHandle end) override;
   void copy(void* to, const void* from, size_t bytes, device::CopyKind kind,
             device::StreamHandle stream) override;
+  void copy_rows(void* to, int64_t to_pitch, const void* from, int64_t from_pitch, size_t bytes, int64_t rows,
+                 device::StreamHandle stream) override;
   void fill(void* p, uint8_t value, size_t bytes, device::StreamHandle stream) override;
   void call_host(void (*function)(void*), void* argument, device::StreamHandle stream) override;
   void begin_capture(device::StreamHandle stream) override;
