@@ -16,6 +16,7 @@
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/quantize.h"
+#include "core/ops/quantize/codes.cuh"
 #include "core/ops/quantize/update.h"
 #include "core/ops/shared/element.h"
 #include "core/ops/shared/fp8.h"
@@ -58,11 +59,6 @@ __device__ __forceinline__ unsigned magnitude(float x) {
 __device__ __forceinline__ unsigned lanes_max(unsigned v, int lanes) {
   for (int o = lanes / 2; o; o >>= 1) v = max(v, __shfl_xor_sync(all_lanes, v, o));
   return v;
-}
-
-template <DType format>
-__device__ __forceinline__ unsigned code_of(float x, unsigned byte, float inverse) {
-  return byte == fp8::bad_scale ? 0u : fp8::encode<format>(x * inverse);
 }
 
 /// What is computed from x, at run time: the same for all threads, and beside the encoding it costs little.
@@ -218,31 +214,26 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
       }
     }
     const float block_inverse = scaling == Scaling::tensor ? given : fp8::inverse_scale(block);
-    const auto encoded = [&](float value) {
-      return scaling == Scaling::tensor ? fp8::encode_saturating<format>(value, given)
-                                        : code_of<format>(value, block, block_inverse);
+    const auto encoded = [](const float(&values)[4], unsigned byte, float inverse) {
+      return in_blocks ? block_codes<format>(values, byte, inverse) : tensor_codes<format>(values, inverse);
     };
     if (row_copy.data) {
 #pragma unroll
       for (int r = 0; r < rows_per_warp; ++r) {
-        unsigned word = 0;
+        unsigned byte = block;
+        float inverse = block_inverse;
         if constexpr (scaling == Scaling::row128 || scaling == Scaling::mx32) {
           unsigned m = 0;
 #pragma unroll
           for (int c = 0; c < columns_per_lane; ++c) m = max(m, magnitude(v[r][c]));
           constexpr int lanes = group / columns_per_lane;
-          const unsigned byte = fp8::scale_of<format>(lanes_max(m, lanes));
-          const float inverse = fp8::inverse_scale(byte);
-#pragma unroll
-          for (int c = 0; c < columns_per_lane; ++c) word |= code_of<format>(v[r][c], byte, inverse) << 8 * c;
+          byte = fp8::scale_of<format>(lanes_max(m, lanes));
+          inverse = fp8::inverse_scale(byte);
           if (lane % lanes == 0 && (whole_tile || (inside && row + r < n)))
             row_copy.store_scale<scaling>(row + r, column, byte);
-        } else {
-#pragma unroll
-          for (int c = 0; c < columns_per_lane; ++c) word |= encoded(v[r][c]) << 8 * c;
         }
         if (inside && row + r < n)
-          *reinterpret_cast<unsigned*>(row_copy.data + (row + r) * k + column) = word;
+          *reinterpret_cast<unsigned*>(row_copy.data + (row + r) * k + column) = encoded(v[r], byte, inverse);
       }
     }
     if (column_copy.data) {
@@ -263,14 +254,8 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
         }
 #pragma unroll
         for (int q = 0; q < rows_per_warp / 4; ++q) {
-          unsigned word = 0;
-#pragma unroll
-          for (int r = 0; r < 4; ++r) {
-            const float value = v[4 * q + r][c];
-            word |= (scaling == Scaling::tensor ? encoded(value) : code_of<format>(value, byte, inverse))
-                    << 8 * r;
-          }
-          tile[j][w * (rows_per_warp / 4) + q] = word;
+          const float values[4] = {v[4 * q][c], v[4 * q + 1][c], v[4 * q + 2][c], v[4 * q + 3][c]};
+          tile[j][w * (rows_per_warp / 4) + q] = encoded(values, byte, inverse);
         }
       }
       __syncthreads();
@@ -390,10 +375,7 @@ __global__ void __launch_bounds__(threads)
       if (!p.has(at)) continue;
       float v[columns_per_lane];
       load_floats(p.x + (at - p.first), v);
-      unsigned word = 0;
-#pragma unroll
-      for (int c = 0; c < columns_per_lane; ++c) word |= code_of<format>(v[c], byte, inverse) << 8 * c;
-      *reinterpret_cast<unsigned*>(out + (at - p.first)) = word;
+      *reinterpret_cast<unsigned*>(out + (at - p.first)) = block_codes<format>(v, byte, inverse);
     }
   }
 }
