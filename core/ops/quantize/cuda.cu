@@ -383,14 +383,15 @@ __global__ void __launch_bounds__(threads)
 template <class T>
 __global__ void __launch_bounds__(threads)
     largest_magnitude_kernel(const T* __restrict__ x, Source source, const int* rows_of_groups, int64_t n,
-                             int64_t k, int64_t x_step, float* amax) {
+                             Divider packs_per_row, int64_t x_step, float* amax) {
   constexpr int width = columns_per_lane;
   unsigned largest = 0;
   if (rows_of_groups) n = *rows_of_groups;
-  const int64_t step = int64_t{gridDim.x} * threads * width;
-  for (int64_t i = (int64_t{blockIdx.x} * threads + threadIdx.x) * width; i < n * k; i += step) {
+  const int64_t packs = n * packs_per_row.divisor(), step = int64_t{gridDim.x} * threads;
+  for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < packs; i += step) {
+    const int64_t row = packs_per_row.quotient(i), pack = i - row * packs_per_row.divisor();
     float v[width];
-    load_source(x + i / k * x_step, i % k, k, source, v);
+    load_source(x + row * x_step, pack * width, packs_per_row.divisor() * width, source, v);
 #pragma unroll
     for (int c = 0; c < width; ++c) largest = max(largest, magnitude(v[c]));
   }
@@ -485,8 +486,8 @@ void launch_largest(Exec& exec, const LargestMagnitude& a) {
   NRL_LAUNCH(largest_magnitude_kernel<T>, grid_for(n * k, 16 * threads, exec.multiprocessors), threads, 0,
              exec.stream, static_cast<const T*>(a.source.x.data),
              (Source{a.source.activation, a.source.gated}),
-             a.offsets ? static_cast<const int*>(a.offsets.data) + a.offsets.dim(0) - 1 : nullptr, n, k,
-             a.source.x.step(0), static_cast<float*>(a.amax.data));
+             a.offsets ? static_cast<const int*>(a.offsets.data) + a.offsets.dim(0) - 1 : nullptr, n,
+             Divider(k / columns_per_lane), a.source.x.step(0), static_cast<float*>(a.amax.data));
 }
 
 void largest_magnitude_launch(Exec& exec, const LargestMagnitude& a) {
