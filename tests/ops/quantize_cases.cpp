@@ -528,7 +528,7 @@ NRL_OP_CASES(quantize) {
     }
   for (const bool most_recent : {false, true})
     for (const bool keep : {false, true})
-      for (const int64_t rows : {1, 5})
+      for (const int64_t rows : {1, 5, 37})
         registry.tests.push_back({fmt::format("update_scales ({}, 300){}{}", rows,
                                               most_recent ? " most recent" : "", keep ? " keep" : ""),
                                   [=](Exec& e) {

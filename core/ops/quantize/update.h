@@ -10,12 +10,19 @@ namespace nrl::ops::fp8 {
 NRL_HOST_DEVICE inline void update_scale(float* amax, int64_t step, int64_t rows, float* scale, DType format,
                                          int margin, bool most_recent, bool keep) {
   float largest = 0.0f;
-  for (int64_t i = rows - 1; i >= 0; --i) {
-    const float measured = amax[i * step];
-    const float value = bits_of(measured) < infinity_bits ? measured : 0.0f;
-    if (i == 0 && most_recent) largest = 0.0f;
-    largest = value > largest ? value : largest;
-    if (i + 1 < rows) amax[(i + 1) * step] = value;
+  // Several rows are read before they move, so that a GPU does not wait for each.
+  constexpr int together = 16;
+  for (int64_t last = rows - 1; last >= 0; last -= together) {
+    float measured[together];
+    for (int j = 0; j < together; ++j) measured[j] = j <= last ? amax[(last - j) * step] : 0.0f;
+    for (int j = 0; j < together; ++j) {
+      const int64_t i = last - j;
+      if (i < 0) break;
+      const float value = bits_of(measured[j]) < infinity_bits ? measured[j] : 0.0f;
+      if (i == 0 && most_recent) largest = 0.0f;
+      largest = value > largest ? value : largest;
+      if (i + 1 < rows) amax[(i + 1) * step] = value;
+    }
   }
   amax[0] = 0.0f;
   *scale = tensor_scale(largest, format, margin, keep ? *scale : 1.0f);
