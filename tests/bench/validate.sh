@@ -251,7 +251,8 @@ SCRIPT
 [[ $1 == dmon ]] || { echo "NVIDIA A, 1.2"; exit; }
 printf '# gpu    pwr  gtemp  mtemp   mclk   pclk\n# Idx      W      C      C    MHz    MHz\n'
 printf '    0    %s     30     40   3201   %s\n' 80 345 650 1500 700 1980
-sleep 1000
+echo $$ >"$TMPDIR/dmon-pid"
+exec sleep 1000 # not a child, which would outlive this process
 SCRIPT
     cat >tools/compute-sanitizer <<'SCRIPT'
 #!/bin/sh
@@ -298,7 +299,7 @@ SCRIPT
     [[ $(field memcheck-norm note) == 'ERROR SUMMARY: 0 errors' ]] || fail "memcheck: $(field memcheck-norm note)"
     [[ $(field ncu-norm commands) == *'--clock-control none --kernel-name regex:norm_rows_backward '* ]] || fail "ncu: $(field ncu-norm commands)"
     [[ $(field gemm text) == *'SM 1500 to 1980 MHz, power 675 W (largest 700 W), 2 samples under load'* ]] || fail "dmon: $(field gemm text)"
-    ! pgrep -f "$work/tools/nvidia-smi" >/dev/null || fail "nvidia-smi dmon still runs"
+    ! kill -0 "$(cat dmon-pid)" 2>/dev/null || fail "nvidia-smi dmon still runs"
     # Kernels of two ops make the device unusable: the others run nevertheless.
     cat >bin/gpu_tests <<'SCRIPT'
 #!/bin/bash
