@@ -47,10 +47,9 @@ gpu_model() {
     *A100*) echo a100 ;;
   esac
 }
-# step STAGE: `bench step` of step-MODEL or step-MODEL-VARIANT.
-step() {
-  local config model='' overrides=()
-  config=$(model_of "$1")
+# variant_of STAGE: sets the array overrides to the keys of step-MODEL-VARIANT.
+variant_of() {
+  overrides=()
   case $1 in
     *-autotune) overrides=(kernels.autotune=true "kernels.gemm_tuning=$out/gemm-tuning") ;;
     *-fp8 | *-fp8-delayed)
@@ -68,6 +67,12 @@ step() {
     *-8b-micro4) overrides=(policy.train_global_batch_size=16) ;;
     *-1b-micro4) overrides=(policy.train_global_batch_size=32) ;;
   esac
+}
+# step STAGE: `bench step` of step-MODEL or step-MODEL-VARIANT.
+step() {
+  local config model='' overrides
+  config=$(model_of "$1")
+  variant_of "$1"
   if ! on_gpu; then
     [[ $1 == *-recompute || $1 == *-micro4 || $1 == *-fp8* || $1 == *-offload ]] || overrides=() # the others are of GPUs only
     config=configs/bench-tiny.yaml overrides=("${small[@]}" "${overrides[@]}")

@@ -93,17 +93,21 @@ stage_losses-bf16() {
   quickstart other-bf16 1 $(other_device) policy.precision=bfloat16 policy.logits_dtype=bfloat16
   same "$device-bf16" other-bf16 $loss16 $norm16
 }
-# low_precision NAME LOSS NORM key=value...: 100 steps in another format. The last losses are compared with those in bf16; the
-# first steps with the CPU, which computes in the same format, within the tolerances LOSS and NORM.
-low_precision() {
-  local steps=100 name=$1 first=5 model ends begins code=0
-  if on_gpu; then # sizes that all recipes take
+# Sets the array model to sizes that all recipes take.
+low_precision_model() {
+  if on_gpu; then
     model=(policy.model.hidden_size=256 policy.model.num_attention_heads=4)
   else
     model=(policy.model.hidden_size=128 policy.model.intermediate_size=256 policy.model.num_attention_heads=2
       policy.model.num_key_value_heads=1 policy.train_micro_batch_size=4)
   fi
   model+=(policy.precision=bfloat16)
+}
+# low_precision NAME LOSS NORM key=value...: 100 steps in another format. The last losses are compared with those in bf16; the
+# first steps with the CPU, which computes in the same format, within the tolerances LOSS and NORM.
+low_precision() {
+  local steps=100 name=$1 first=5 model ends begins code=0
+  low_precision_model
   reference "$device-bf16-$steps" "device=$device" "${model[@]}"
   quickstart "$name" 1 "device=$device" "${model[@]}" "${@:4}"
   # shellcheck disable=SC2046

@@ -184,6 +184,30 @@ case $case_name in
       [[ $(nccl_version <doctor.txt) =~ ^[0-9]+\.[0-9]+$ ]] || fail "no version in: $(grep '^nccl' doctor.txt)"
     fi
     ;;
+  plans)
+    # The configurations that the stages run on a GPU only are valid there and fit into its memory.
+    for part in table common checks benches; do
+      # shellcheck source=/dev/null
+      source "$source_dir/scripts/gpu-validate/$part.sh"
+    done
+    # shellcheck disable=SC2034  # used by the stages
+    device=cuda out=results overrides=()
+    cd "$source_dir"
+    while IFS='|' read -r stage _; do
+      [[ $stage == step-* ]] || continue
+      variant_of "$stage"
+      "$nrl_train" bench step "$(model_of "$stage")" "${overrides[@]}" --predict h100 --device cpu >"$work/out.txt" 2>&1 ||
+        fail "$stage: $(cat "$work/out.txt")"
+      awk '$1 == "memory" { found = 1; bad = $3 != "GiB" || $2 >= $6 } END { exit !found || bad }' "$work/out.txt" ||
+        fail "$stage: $(grep '^memory' "$work/out.txt")"
+    done < <(stage_table)
+    low_precision_model
+    for recipe in none tensorwise delayed blockwise; do
+      fp8=()
+      [[ $recipe == none ]] || fp8_recipe "$recipe"
+      "$nrl_train" plan configs/quickstart.yaml device=cuda "${model[@]}" "${fp8[@]}" >"$work/out.txt" 2>&1 || fail "$recipe: $(cat "$work/out.txt")"
+    done
+    ;;
   torch)
     # Runs the comparison with a stand-in for PyTorch that has memory for one sequence.
     cat >python <<'SCRIPT'
