@@ -292,17 +292,10 @@ void Projection::quantize_weight(Run& r) const {
     row.scales.amax = column.scales.amax =
         s.amax.ptr<float>() + s.layout.index(spec_.layer, spec_.gemm, Role::weight);
   }
-  // Experts lie below each other, also in the transposed copy.
-  const int64_t parts = spec_.experts ? spec_.experts->own_experts() : 1;
-  for (int64_t e = 0; e < parts; ++e)
-    ops::quantize(r.exec(), {.source = {part_of(weight, e, parts)},
-                             .row = part_of(row, e, parts),
-                             .column = part_of(column, e, parts)});
-}
-
-Tensor Projection::part_of(const Tensor& all, int64_t part, int64_t parts) const {
-  const int64_t rows = all.dim(0) / parts;
-  return all.rows(part * rows, rows);
+  ops::quantize(r.exec(), {.source = {weight},
+                           .row = row,
+                           .column = column,
+                           .parts = spec_.experts ? spec_.experts->own_experts() : 1});
 }
 
 void Projection::wgrad(Run& r, std::string_view name, Slot dy, Slot x,

@@ -144,8 +144,6 @@ class Projection {
   /// The rows of a slot that are in use.
   Tensor rows(const Run& r, Slot slot) const;
   void quantize_weight(Run& r) const;
-  /// The copies of one expert in those of all (of the weight itself without experts), or of the weight.
-  Tensor part_of(const Tensor& all, int64_t part, int64_t parts) const;
 
   ProjectionSpec spec_;
   precision::Format format_;  ///< of the weight

@@ -42,13 +42,26 @@ struct QuantizeSource {
 /// 1]) of the source. The copies have P >= grouped_rows(N, G, row_unit()) rows, or columns of the
 /// transpose, and groups begin at group_begin() (core/base/scaling.h): what lies between is 0 up to the next
 /// multiple of the unit, and unwritten beyond.
+///
+/// With `parts` the rows are those of equal matrices below each other, as the weights of experts are, and so
+/// are their transposes. N / parts and K are multiples of row_unit() then.
 struct Quantize {
   QuantizeSource source;
   Tensor row = {};      ///< (N, K), or (P, K), contiguous, with dense scales
-  Tensor column = {};   ///< (K, N), or (K, P), the same
+  Tensor column = {};   ///< (K, N), or (K, P), or (parts K, N / parts), the same
   Tensor offsets = {};  ///< optional (G + 1) i32, ascending from 0
+  int64_t parts = 1;    ///< without offsets and a norm
 };
 void quantize(Exec& exec, const Quantize& a);
+/// One of the parts of a call.
+inline Quantize part_of(Quantize a, int64_t part) {
+  for (Tensor* t : {&a.source.x, &a.row, &a.column}) {
+    const int64_t rows = *t ? t->dim(0) / a.parts : 0;
+    if (*t) *t = t->rows(part * rows, rows);
+  }
+  a.parts = 1;
+  return a;
+}
 Cost cost(const Exec& exec, const Quantize& a);
 
 /// out = x^T of an FP8 matrix: the column copy of what x is the row copy of. Scales of block128 are

@@ -43,10 +43,13 @@ struct Fp8Matrix {
   Tensor tensor;
 };
 
-/// Both copies of a matrix.
+/// Both copies of a matrix, or of several below each other.
 struct Copies {
-  Copies(DType format, Scaling kind, int64_t n, int64_t k)
-      : row(format, kind, n, k), column(format, kind, k, n), given(DType::f32, {1}), amax(DType::f32, {1}) {
+  Copies(DType format, Scaling kind, int64_t n, int64_t k, int64_t parts = 1)
+      : row(format, kind, parts * n, k),
+        column(format, kind, parts * k, n),
+        given(DType::f32, {1}),
+        amax(DType::f32, {1}) {
     if (kind != Scaling::tensor) return;
     for (Tensor* t : {&row.tensor, &column.tensor}) {
       t->scales.data = given.tensor().data;
@@ -72,15 +75,17 @@ Buffer values(DType type, int64_t n, int64_t k, const std::string& name) {
   return x;
 }
 
-Outputs copies(Exec& e, DType type, DType format, Scaling kind, int64_t n, int64_t k, bool row, bool column) {
-  const Buffer x = values(type, n, k, "x");
-  Copies c(format, kind, n, k);
+Outputs copies(Exec& e, DType type, DType format, Scaling kind, int64_t n, int64_t k, bool row, bool column,
+               int64_t parts = 1) {
+  const Buffer x = values(type, parts * n, k, "x");
+  Copies c(format, kind, n, k, parts);
   for (Fp8Matrix* m : {&c.row, &c.column}) m->scales.memory.fill(0x5a5a5a5a);  // what is padding is written
   c.given.set(0, 0.0123);
   c.amax.set(0, 1e-3);
-  quantize(
-      e,
-      {.source = {x}, .row = row ? c.row.tensor : Tensor{}, .column = column ? c.column.tensor : Tensor{}});
+  quantize(e, {.source = {x},
+               .row = row ? c.row.tensor : Tensor{},
+               .column = column ? c.column.tensor : Tensor{},
+               .parts = parts});
   synchronize(e);
   return {{"row", c.row.codes.unpacked()},
           {"row scales", c.row.scales.unpacked()},
@@ -478,6 +483,13 @@ NRL_OP_CASES(quantize) {
                              n, k, row ? " row" : "", column ? " column" : ""),
                  [=](Exec& e) { return copies(e, type, format, kind, n, k, row, column); }, true});
           }
+  for (const Scaling kind : {Scaling::tensor, Scaling::row128, Scaling::block128, Scaling::mx32})
+    for (const bool row : {false, true}) {
+      const int64_t n = kind == Scaling::tensor ? 144 : 256, k = kind == Scaling::tensor ? 48 : 128;
+      registry.tests.push_back(
+          {fmt::format("quantize parts {}{}", name_of(kind), row ? "" : " column"),
+           [=](Exec& e) { return copies(e, DType::bf16, DType::e4m3, kind, n, k, row, true, 3); }, true});
+    }
   for (const DType format : {DType::e4m3, DType::e5m2})
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{16, 16}, {48, 160}, {272, 400}})
       registry.tests.push_back({fmt::format("transpose {} ({}, {})", name_of(format), n, k),

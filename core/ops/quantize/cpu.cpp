@@ -326,7 +326,10 @@ void quantize_as(Exec& exec, const Quantize& a) {
 
 void quantize_kernel(Exec& exec, const Quantize& a) {
   const DType format = (a.row ? a.row : a.column).dtype;
-  format == DType::e4m3 ? quantize_as<DType::e4m3>(exec, a) : quantize_as<DType::e5m2>(exec, a);
+  for (int64_t p = 0; p < a.parts; ++p) {
+    const Quantize part = part_of(a, p);
+    format == DType::e4m3 ? quantize_as<DType::e4m3>(exec, part) : quantize_as<DType::e5m2>(exec, part);
+  }
 }
 
 void transpose_kernel(Exec& exec, const Transpose& a) {

@@ -107,15 +107,16 @@ __device__ __forceinline__ void load_source(const T* row, int64_t column, int64_
   for (int c = 0; c < columns_per_lane; ++c) v[c] *= up[c];
 }
 
-/// Rows of the source and of the copies, which are in groups where there are offsets.
+/// Rows of the source and of the copies, which are in groups where there are offsets, else in equal parts:
+/// part y is that of blocks (., y).
 struct Rows {
   const int* offsets = nullptr;
   int groups = 1, unit = 1;
-  int64_t source = 0, copies = 0;
-  int64_t tiles = 0;  ///< at most: rows of tiles
+  int64_t source = 0, copies = 0;  ///< of a part
+  int64_t tiles = 0;               ///< of a part, or of all groups at most: rows of tiles
 
   explicit Rows(const Quantize& a)
-      : source(a.source.x.dim(0)), copies(a.row ? a.row.dim(0) : a.column.dim(1)) {
+      : source(a.source.x.dim(0) / a.parts), copies(a.row ? a.row.dim(0) / a.parts : a.column.dim(1)) {
     if (a.offsets) {
       offsets = static_cast<const int*>(a.offsets.data);
       groups = static_cast<int>(a.offsets.dim(0)) - 1;
@@ -130,7 +131,10 @@ struct TileRows {
   int64_t first = 0, end = 0, zeros = 0, shift = 0;
 };
 __device__ __forceinline__ TileRows tile_rows(const Rows& rows, int64_t tile) {
-  if (!rows.offsets) return {tile * side, rows.source, rows.source, 0};
+  if (!rows.offsets) {
+    const int64_t begin = blockIdx.y * rows.source, end = begin + rows.source;
+    return {begin + tile * side, end, end, 0};
+  }
   const GroupTile t = find_tile(rows.offsets, rows.groups, side, tile);
   const int64_t begin = group_begin(t.begin, t.group, rows.unit);
   return {begin + int64_t{t.tile} * side, begin + (t.rows + rows.unit - 1) / rows.unit * rows.unit,
@@ -152,6 +156,8 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
   const float given = in_blocks ? 1.0f
                                 : 1.0f / *reinterpret_cast<const float*>(row_copy.data ? row_copy.scales
                                                                                        : column_copy.scales);
+  // Of the part: its first row in the source and the row copy, and in the column copy.
+  const int64_t part_row = blockIdx.y * rows.source, part_column = blockIdx.y * k;
   unsigned all = 0;
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     const TileRows at = tile_rows(rows, t / across);
@@ -210,7 +216,7 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
       block = fp8::scale_of<format>(lanes_max(mine, warp));
       if (threadIdx.x == 0) {
         if (row_copy.data) row_copy.store_scale<scaling>(row0, column0, block);
-        if (column_copy.data) column_copy.store_scale<scaling>(column0, row0, block);
+        if (column_copy.data) column_copy.store_scale<scaling>(part_column + column0, row0 - part_row, block);
       }
     }
     const float block_inverse = scaling == Scaling::tensor ? given : fp8::inverse_scale(block);
@@ -250,7 +256,7 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
           byte = fp8::scale_of<format>(m);
           inverse = fp8::inverse_scale(byte);
           if (w % sharing == 0 && (whole_tile || (inside && row < n)))
-            column_copy.store_scale<scaling>(column + c, row, byte);
+            column_copy.store_scale<scaling>(part_column + column + c, row - part_row, byte);
         }
 #pragma unroll
         for (int q = 0; q < rows_per_warp / 4; ++q) {
@@ -261,8 +267,8 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
       __syncthreads();
       for (int j = w; j < side && column0 + j < k; j += warps)
         if (row0 + lane * 4 < n)
-          *reinterpret_cast<unsigned*>(column_copy.data + (column0 + j) * rows.copies + row0 + lane * 4) =
-              tile[j][lane];
+          *reinterpret_cast<unsigned*>(column_copy.data + (part_column + column0 + j) * rows.copies + row0 -
+                                       part_row + lane * 4) = tile[j][lane];
     }
     __syncthreads();
   }
@@ -421,10 +427,11 @@ void launch(Exec& exec, const Quantize& a) {
   const int64_t k = a.source.columns();
   const Rows rows(a);
   const int64_t tiles = rows.tiles * ((k + side - 1) / side);
-  NRL_LAUNCH((quantize_kernel<T, format, scaling>), grid_for(tiles, 1, exec.multiprocessors, 3), threads, 0,
-             exec.stream, static_cast<const T*>(a.source.x.data),
-             (Source{a.source.activation, a.source.gated}), Norm<T>(a.source.norm), Copy(a.row),
-             Copy(a.column), (a.row ? a.row : a.column).scales.amax, rows, k, a.source.x.step(0));
+  const dim3 grid(grid_for(tiles, 1, exec.multiprocessors, 3), static_cast<unsigned>(a.parts));
+  NRL_LAUNCH((quantize_kernel<T, format, scaling>), grid, threads, 0, exec.stream,
+             static_cast<const T*>(a.source.x.data), (Source{a.source.activation, a.source.gated}),
+             Norm<T>(a.source.norm), Copy(a.row), Copy(a.column), (a.row ? a.row : a.column).scales.amax,
+             rows, k, a.source.x.step(0));
 }
 
 template <class T, DType format>

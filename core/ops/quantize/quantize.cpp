@@ -97,9 +97,13 @@ void quantize(Exec& exec, const Quantize& a) {
   const int64_t n = !a.offsets ? rows : a.row ? a.row.dim(0) : a.column.dim(1);
   NRL_CHECK(!a.offsets || n >= grouped_rows(rows, a.offsets.dim(0) - 1, row_unit(either.scales.kind)),
             "quantize: a copy of {} rows for {} rows of groups", n, rows);
+  const int64_t unit = row_unit(either.scales.kind);
+  NRL_CHECK(a.parts == 1 || (a.parts > 1 && !a.offsets && !a.source.norm && rows % (a.parts * unit) == 0 &&
+                             k % unit == 0),
+            "quantize: {} in {} parts", describe(a.source.x), a.parts);
   if (a.row) check_copy("row", a.row, n, k);
-  if (a.column) check_copy("column", a.column, k, n);
-  NRL_CHECK(!a.column || n % 16 == 0, "quantize: the column copy of {}", describe(a.source.x));
+  if (a.column) check_copy("column", a.column, a.parts * k, n / a.parts);
+  NRL_CHECK(!a.column || n / a.parts % 16 == 0, "quantize: the column copy of {}", describe(a.source.x));
   if (a.row && a.column) {
     NRL_CHECK(a.row.dtype == a.column.dtype && a.row.scales.kind == a.column.scales.kind,
               "quantize: row is {}, column is {}", describe(a.row), describe(a.column));

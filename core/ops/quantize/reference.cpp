@@ -91,7 +91,9 @@ std::vector<int64_t> rows_of_copies(const Quantize& a) {
   return rows;
 }
 
-void quantize_both(Exec&, const Quantize& a) {
+void quantize_both(Exec& exec, const Quantize& a) {
+  for (int64_t p = 0; a.parts > 1 && p < a.parts; ++p) quantize_both(exec, part_of(a, p));
+  if (a.parts > 1) return;
   const std::vector<int64_t> rows = rows_of_copies(a);
   const auto value = [&](int64_t row, int64_t column) {
     const int64_t from = rows[static_cast<size_t>(row)];
