@@ -40,7 +40,7 @@ size_t memory_for_rank(const KernelsConfig& config, DeviceType device, size_t me
 
 int threads_for(const KernelsConfig& config, int local_size) {
   if (!config.num_threads.is_auto()) return static_cast<int>(config.num_threads.value());
-  if (const int asked = cpu::omp_num_threads(); asked > 0) return asked;
+  if (const int asked = cpu::omp_num_threads().threads; asked > 0) return asked;
   const int mask = cpu::available_cpus(), online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   // A mask that is a rank's share of the machine was set for this rank (mpirun binds to cores); otherwise all
   // local ranks share the mask.

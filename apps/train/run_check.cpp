@@ -11,6 +11,7 @@
 #include "apps/train/context_check.h"
 #include "apps/train/device_choice.h"
 #include "apps/train/document_rules.h"
+#include "apps/train/effect_check.h"
 #include "apps/train/memory_fit.h"
 #include "apps/train/model_source.h"
 #include "core/base/text.h"
@@ -506,6 +507,7 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   result.add(model.problems);
   Diagnostics found;
   if (setting.files) check_files(result, found);
+  if (setting.world > 0) check_threads_variable(result, found);
   check_documents(result, found);
   result.add(found);
   if (!model.spec) return;

@@ -12,6 +12,9 @@
 
 namespace nrl {
 
+/// Most threads of a rank.
+inline constexpr int max_threads = 4096;
+
 /// Limits on the number of processes and threads.
 struct ThreadLimits {
   std::optional<int64_t> user;            ///< RLIMIT_NPROC (soft), over all processes of this user

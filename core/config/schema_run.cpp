@@ -1,4 +1,5 @@
 // Keys of the run: algorithm, pretrain, checkpointing, logger, memory, monitoring, profiling, kernels.
+#include "core/base/threads.h"
 #include "core/config/schema.h"
 
 namespace nrl::config_detail {
@@ -276,10 +277,10 @@ void add_run_keys(Table& t) {
   t.section("kernels", "Kernels of the CPU and the GPU.");
   NRL_KEY(t, kernels.num_threads)
       .at_least(1)
-      .at_most(4096)
+      .at_most(max_threads)
       .help(
-          "Threads per rank; auto: OMP_NUM_THREADS if set, else the cores that this rank may use, divided "
-          "among the ranks of the node.");
+          "Threads per rank; auto: OMP_NUM_THREADS (of a list the first number) if set, else the cores that "
+          "this rank may use, divided among the ranks of the node.");
   NRL_KEY(t, kernels.isa)
       .help(
           "Instruction set of the CPU kernels. auto: the best that the CPU supports, where avx512_bf16 (bf16 "

@@ -2,9 +2,11 @@
 
 #include "apps/train/run_check.h"
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "apps/train/device_choice.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "tests/catch.h"
@@ -232,6 +234,48 @@ TEST_CASE("what belongs to experts is refused for models without them, and the o
   CHECK(shown(qwen + "9}", {tensor}).find("9 columns of the shared expert") != std::string::npos);
   CHECK(shown(qwen + "8, mlp_only_layers: [0]}", {tensor}).find("81 columns of the MLP") !=
         std::string::npos);
+}
+
+TEST_CASE("what has no effect in a run is said", "[effect]") {
+  const auto shown = [](std::vector<std::string> overrides, const std::string& file = "") {
+    ConfigResult result = load_config_text(
+        "policy:\n"
+        "  model: {model_type: llama, vocab_size: 272, hidden_size: 48, intermediate_size: 80,\n"
+        "          num_hidden_layers: 2, num_attention_heads: 4}\n"
+        "  train_global_batch_size: 8\n"
+        "  recompute: none\n"
+        "pretrain: {max_num_steps: 10}\n"
+        "data: {train: {data_path: corpus}}\n"
+        "device: cpu\n" +
+            file,
+        "t.yaml", overrides);
+    const train::RunSetting setting{.world = 2, .local = 2, .files = false};
+    train::check_run(result, setting);
+    if (result.ok()) {  // and is not said again of the resolved configuration
+      ConfigResult again = load_config_text(dump_resolved(result), "config.yaml", {});
+      train::check_run(again, setting);
+      CHECK(render(again.diagnostics).find("has no effect") == std::string::npos);
+    }
+    return render(result.diagnostics);
+  };
+  const char* const before = std::getenv("OMP_NUM_THREADS");
+  const std::string saved = before ? before : "";
+  for (const char* valid : {"1", " 3 ", "2,1", "4 , 2"}) {
+    setenv("OMP_NUM_THREADS", valid, 1);
+    CAPTURE(valid);
+    CHECK(shown({}).empty());
+    CHECK(train::threads_for({}, 1) == std::atoi(valid));
+  }
+  for (const char* invalid : {"", "0", "-1", "abc", "2x", "2,", ",2", "2,x", "4097", "99999999999", "1e3"}) {
+    setenv("OMP_NUM_THREADS", invalid, 1);
+    CAPTURE(invalid);
+    CHECK(
+        shown({}).starts_with(fmt::format("warning: OMP_NUM_THREADS is \"{}\", which is ignored", invalid)));
+    CHECK(shown({"kernels.num_threads=1"}).empty());
+  }
+  unsetenv("OMP_NUM_THREADS");
+  CHECK(shown({}).empty());
+  if (before) setenv("OMP_NUM_THREADS", saved.c_str(), 1);
 }
 
 TEST_CASE("FP8 operands are checked against the model") {

@@ -1,6 +1,7 @@
 #pragma once
 // Features of the processor, found by CPUID at run time.
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -34,8 +35,12 @@ std::string processor_name();
 /// CPUs in this process's affinity mask.
 int available_cpus();
 
-/// The number of threads in OMP_NUM_THREADS (the first of a list); 0 when it has none.
-int omp_num_threads();
+/// OMP_NUM_THREADS: a positive integer, or a list of them ("4,2"), of which the first counts, as in OpenMP.
+struct OmpThreads {
+  int threads = 0;                          ///< 0: the variable is not set, or not valid
+  std::optional<std::string> invalid = {};  ///< its text, if that is no such list, or above max_threads
+};
+OmpThreads omp_num_threads();
 
 /// Physical cores among them (hwloc): the default number of compute threads, since two threads of one core
 /// share its vector units. available_cpus() where hwloc does not know the cores.

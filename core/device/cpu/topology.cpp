@@ -7,20 +7,29 @@
 
 #include <hwloc.h>
 
+#include "core/base/threads.h"
 #include "core/device/cpu/features.h"
 
 namespace nrl::cpu {
 
-int omp_num_threads() {
-  const char* value = std::getenv("OMP_NUM_THREADS");
-  if (value == nullptr) return 0;
-  std::string_view text(value);
-  text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
-  int threads = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), threads);
-  text.remove_prefix(static_cast<size_t>(end - text.data()));
-  text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
-  return error == std::errc() && threads > 0 && (text.empty() || text.front() == ',') ? threads : 0;
+OmpThreads omp_num_threads() {
+  const char* const value = std::getenv("OMP_NUM_THREADS");
+  if (value == nullptr) return {};
+  const std::string_view all(value);
+  OmpThreads out;
+  for (size_t begin = 0; begin <= all.size();) {
+    const size_t comma = std::min(all.find(',', begin), all.size());
+    std::string_view text = all.substr(begin, comma - begin);
+    text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+    text.remove_suffix(text.size() - std::min(text.find_last_not_of(" \t") + 1, text.size()));
+    int threads = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), threads);
+    if (error != std::errc() || end != text.data() + text.size() || threads < 1 || threads > max_threads)
+      return {.invalid = std::string(all)};
+    if (begin == 0) out.threads = threads;
+    begin = comma + 1;
+  }
+  return out;
 }
 
 int available_cores() {

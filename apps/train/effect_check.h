@@ -1,0 +1,11 @@
+#pragma once
+// Keys and variables that have no effect in a run: what the option table cannot know.
+
+#include "core/config/load.h"
+
+namespace nrl::train {
+
+/// A warning if OMP_NUM_THREADS would give the threads, but is no number of threads.
+void check_threads_variable(const ConfigResult& result, Diagnostics& out);
+
+}  // namespace nrl::train
